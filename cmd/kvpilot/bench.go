@@ -1,0 +1,11 @@
+package main
+
+import "github.com/spf13/cobra"
+
+// newBenchCommand joins the benchmarks: each measures one promise of docs/performance.md.
+func newBenchCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "bench",
+		Short: "Measure kvpilot on this machine",
+	}
+}

@@ -1,0 +1,28 @@
+// Command kvpilot is the router and its tools in one binary.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kvpilot:", err)
+		os.Exit(1)
+	}
+}
+
+// run is the whole program with its surroundings passed in, so that tests can start it.
+func run(ctx context.Context, args, env []string, out, errOut io.Writer) error {
+	root := newRootCommand(env, out, errOut)
+	root.SetArgs(args)
+	return root.ExecuteContext(ctx)
+}

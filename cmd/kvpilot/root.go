@@ -1,0 +1,23 @@
+package main
+
+import (
+	"io"
+
+	"github.com/spf13/cobra"
+)
+
+// newRootCommand joins the subcommands. Each lives in a file of its own and reads the
+// environment only through env.
+func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "kvpilot",
+		Short:         "A KV-cache-aware inference router for vLLM",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetOut(out)
+	root.SetErr(errOut)
+	root.AddCommand(newBenchCommand())
+	_ = env // handed to the subcommands that read configuration
+	return root
+}

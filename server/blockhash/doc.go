@@ -1,0 +1,8 @@
+// Package blockhash turns token ids into the router's own names for KV cache blocks.
+//
+// A block's Hash stands for its tokens and everything before them, so two ranks hold the same
+// prefix if and only if they hold the same hashes (up to 64-bit collisions). The scheme is the
+// one that Dynamo's router publishes: XXH3-64 over the block's token ids as uint32
+// little-endian with a seed of 1337 plus terms for the adapter and the cache salt, chained as
+// XXH3-64(previous, current) with seed 1337. All functions are pure and safe for concurrent use.
+package blockhash
