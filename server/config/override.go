@@ -1,0 +1,185 @@
+package config
+
+import (
+	"encoding"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const envPrefix = "KVPILOT_"
+
+// serviceLink matches the variables that Kubernetes injects beside a Service called kvpilot:
+// KVPILOT_SERVICE_HOST, KVPILOT_SERVICE_PORT_HTTP, KVPILOT_PORT, KVPILOT_PORT_8080_TCP_ADDR.
+var serviceLink = regexp.MustCompile(`^KVPILOT_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
+
+// applyEnv overrides c from the environment. Variables with our prefix that name no setting are
+// errors, except those that Kubernetes makes for a Service of our name.
+func applyEnv(c *Config, env []string) error {
+	byName := map[string]field{}
+	for _, f := range fields(reflect.ValueOf(c).Elem(), nil) {
+		byName[f.env()] = f
+	}
+	var errs []error
+	for _, entry := range env {
+		name, value, _ := strings.Cut(entry, "=")
+		if !strings.HasPrefix(name, envPrefix) {
+			continue
+		}
+		f, known := byName[name]
+		switch {
+		case known:
+			if err := f.set(value); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			}
+		case serviceLink.MatchString(name):
+		default:
+			errs = append(errs, fmt.Errorf("%s: no such setting", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// applySet overrides c from "path.to.key=value" flags.
+func applySet(c *Config, flags []string) error {
+	byPath := map[string]field{}
+	for _, f := range fields(reflect.ValueOf(c).Elem(), nil) {
+		byPath[f.path()] = f
+	}
+	var errs []error
+	for _, flag := range flags {
+		path, value, found := strings.Cut(flag, "=")
+		f, known := byPath[path]
+		switch {
+		case !found:
+			errs = append(errs, fmt.Errorf("--set %s: want key=value", flag))
+		case !known:
+			errs = append(errs, fmt.Errorf("--set %s: no such setting", path))
+		default:
+			if err := f.set(value); err != nil {
+				errs = append(errs, fmt.Errorf("--set %s: %w", path, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Paths lists every setting that a variable or flag can override, sorted.
+func Paths() []string {
+	c := Default()
+	list := map[string]bool{}
+	for _, f := range fields(reflect.ValueOf(&c).Elem(), nil) {
+		list[f.path()] = true
+	}
+	return slices.Sorted(maps.Keys(list))
+}
+
+// field is one setting that holds a single value or a list of strings.
+type field struct {
+	names []string
+	value reflect.Value
+}
+
+func (f field) path() string { return strings.Join(f.names, ".") }
+
+func (f field) env() string { return envPrefix + strings.ToUpper(strings.Join(f.names, "_")) }
+
+// fields lists the settings below v: structs are walked, maps and lists of structs are left to the file.
+func fields(v reflect.Value, names []string) []field {
+	var list []field
+	for i := range v.NumField() {
+		tag, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
+		if tag == "" || tag == "-" {
+			continue
+		}
+		at := append(slices.Clone(names), tag)
+		f := v.Field(i)
+		switch {
+		case scalar(f):
+			list = append(list, field{names: at, value: f})
+		case f.Kind() == reflect.Struct:
+			list = append(list, fields(f, at)...)
+		}
+	}
+	return list
+}
+
+var durationType = reflect.TypeFor[time.Duration]()
+
+func scalar(v reflect.Value) bool {
+	if v.CanAddr() {
+		if _, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
+			return true
+		}
+	}
+	switch v.Kind() {
+	case reflect.Bool, reflect.Int, reflect.Int64, reflect.Uint64, reflect.Uint32, reflect.Int32, reflect.Float64, reflect.String:
+		return true
+	case reflect.Slice:
+		return v.Type().Elem().Kind() == reflect.String
+	}
+	return false
+}
+
+func (f field) set(text string) error {
+	v := f.value
+	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		return u.UnmarshalText([]byte(text))
+	}
+	if v.Type() == durationType {
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf("%q is no duration such as 500ms, 30s or 5m", text)
+		}
+		v.SetInt(int64(d))
+		return nil
+	}
+	switch v.Kind() {
+	case reflect.Bool:
+		b, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("%q is neither true nor false", text)
+		}
+		v.SetBool(b)
+	case reflect.Int, reflect.Int64, reflect.Int32:
+		n, err := strconv.ParseInt(text, 10, v.Type().Bits())
+		if err != nil {
+			return fmt.Errorf("%q is no whole number in range", text)
+		}
+		v.SetInt(n)
+	case reflect.Uint64, reflect.Uint32:
+		n, err := strconv.ParseUint(text, 10, v.Type().Bits())
+		if err != nil {
+			return fmt.Errorf("%q is no positive whole number in range", text)
+		}
+		v.SetUint(n)
+	case reflect.Float64:
+		x, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return fmt.Errorf("%q is no number", text)
+		}
+		v.SetFloat(x)
+	case reflect.String:
+		v.SetString(text)
+	case reflect.Slice:
+		setStrings(v, text)
+	}
+	return nil
+}
+
+// setStrings splits text at commas; an empty text is the empty list.
+func setStrings(v reflect.Value, text string) {
+	list := reflect.MakeSlice(v.Type(), 0, 4)
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			list = reflect.Append(list, reflect.ValueOf(part).Convert(v.Type().Elem()))
+		}
+	}
+	v.Set(list)
+}
