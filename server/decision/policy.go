@@ -1,0 +1,54 @@
+package decision
+
+import "slices"
+
+// Policy names a rule of choice.
+type Policy string
+
+// The policies. PredictedTTFT is the default.
+const (
+	PredictedTTFT   Policy = "predicted-ttft"
+	OverlapLoad     Policy = "overlap-load"
+	WeightedScorers Policy = "weighted-scorers"
+	PrefixAffinity  Policy = "prefix-affinity"
+	ConsistentHash  Policy = "consistent-hash"
+	LeastTokens     Policy = "least-tokens"
+	LeastRequests   Policy = "least-requests"
+	PowerOfTwo      Policy = "power-of-two"
+	RoundRobin      Policy = "round-robin"
+	Random          Policy = "random"
+)
+
+// Policies lists all policies, the default first.
+func Policies() []Policy {
+	return []Policy{
+		PredictedTTFT, OverlapLoad, WeightedScorers, PrefixAffinity, ConsistentHash,
+		LeastTokens, LeastRequests, PowerOfTwo, RoundRobin, Random,
+	}
+}
+
+// Known reports whether p is one of the policies.
+func (p Policy) Known() bool { return slices.Contains(Policies(), p) }
+
+// Reason says in one word why a decision fell as it did.
+type Reason string
+
+// The reasons.
+const (
+	// ReasonCost: the lowest cost under the policy.
+	ReasonCost Reason = "cost"
+	// ReasonTie: several candidates cost the same, the dice chose.
+	ReasonTie Reason = "tie"
+	// ReasonOnly: one candidate was left after the filters.
+	ReasonOnly Reason = "only"
+	// ReasonPinned: the request named its replica.
+	ReasonPinned Reason = "pinned"
+	// ReasonDice: the policy or the temperature drew it.
+	ReasonDice Reason = "dice"
+	// ReasonNoKey: the policy needs a key (ids, text, session) that the request lacks; load decided.
+	ReasonNoKey Reason = "no_key"
+	// ReasonImbalance: the policy's own load guard overrode affinity.
+	ReasonImbalance Reason = "imbalance"
+	// ReasonNone: no candidate was left.
+	ReasonNone Reason = "none"
+)

@@ -1,0 +1,68 @@
+package decision
+
+import "fmt"
+
+// Veto says why a candidate could not be chosen; VetoNone means it could.
+type Veto uint8
+
+// The vetoes, in the order in which they are tried.
+const (
+	VetoNone Veto = iota
+	// VetoState: starting, draining or unhealthy.
+	VetoState
+	// VetoModel: does not serve the model or the adapter.
+	VetoModel
+	// VetoExcluded: already tried by this request, or its breaker is open.
+	VetoExcluded
+	// VetoDenied: the request forbids it.
+	VetoDenied
+	// VetoNotAllowed: the request names others.
+	VetoNotAllowed
+	// VetoPinned: the request is pinned elsewhere.
+	VetoPinned
+	// VetoRank: outside the request's rank bounds.
+	VetoRank
+	// VetoCap: at its limit of requests.
+	VetoCap
+	// VetoContext: the prompt exceeds the replica's context length.
+	VetoContext
+	vetoes
+)
+
+// vetoNames are the forms that metrics and JSON use.
+func vetoNames() [vetoes]string {
+	return [vetoes]string{
+		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context",
+	}
+}
+
+// Vetoes lists all vetoes but VetoNone.
+func Vetoes() []Veto {
+	all := make([]Veto, 0, vetoes-1)
+	for v := VetoState; v < vetoes; v++ {
+		all = append(all, v)
+	}
+	return all
+}
+
+// String gives the veto in the form that metrics and JSON use; empty for VetoNone.
+func (v Veto) String() string {
+	if v < vetoes {
+		return vetoNames()[v]
+	}
+	return "unknown"
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (v Veto) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (v *Veto) UnmarshalText(text []byte) error {
+	for i, name := range vetoNames() {
+		if name == string(text) {
+			*v = Veto(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("unknown veto %q", text)
+}
