@@ -1,0 +1,136 @@
+package load
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+)
+
+// Key names one attempt of one reservation, as lifecycle calls from outside do.
+type Key struct {
+	ID      string
+	Attempt uint32
+}
+
+// sweepEvery is how often leases are looked at: a lease ends at most so much late.
+const sweepEvery = time.Second
+
+// Find returns the live reservation with this id, of whatever attempt.
+func (b *Book) Find(id string) (*Reservation, bool) {
+	sh := b.shard(id)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	r, ok := sh.live[id]
+	return r, ok
+}
+
+// PrefillDone is Reservation.PrefillDone by key.
+func (b *Book) PrefillDone(key Key) Outcome {
+	_, out := b.call(callPrefill, key, (*Reservation).prefillDone)
+	return out
+}
+
+// Progress is Reservation.Progress by key.
+func (b *Book) Progress(key Key, outputTokens int) Outcome {
+	_, out := b.call(callProgress, key, func(r *Reservation) Outcome { return r.progress(outputTokens) })
+	return out
+}
+
+// Renew is Reservation.Renew by key.
+func (b *Book) Renew(key Key) Outcome {
+	_, out := b.call(callRenew, key, (*Reservation).renewed)
+	return out
+}
+
+// Release is Reservation.Release by key. It also ends a reservation that is Lost.
+func (b *Book) Release(key Key) Outcome {
+	r, out := b.call(callRelease, key, (*Reservation).release)
+	if out == Applied {
+		b.gone(r, &b.counts.released)
+	}
+	return out
+}
+
+// gone finishes the end of a reservation that release ended.
+func (b *Book) gone(r *Reservation, counter *atomic.Int64) {
+	r.shard.bury(r)
+	b.live.Add(-1)
+	counter.Add(1)
+}
+
+// call finds the reservation, checks the attempt and runs do under the reservation's lock.
+func (b *Book) call(c call, key Key, do func(*Reservation) Outcome) (*Reservation, Outcome) {
+	sh := b.shard(key.ID)
+	sh.mu.Lock()
+	r := sh.live[key.ID]
+	attempt, remembered := sh.ended[key.ID]
+	sh.mu.Unlock()
+	out := Unknown
+	switch {
+	case r != nil:
+		r.mu.Lock()
+		switch {
+		case key.Attempt == r.attempt:
+			out = do(r)
+		case key.Attempt < r.attempt:
+			out = Stale
+		}
+		r.mu.Unlock()
+	case remembered && key.Attempt <= attempt:
+		out = Ended
+	}
+	b.counts.calls[c][out].Add(1)
+	return r, out
+}
+
+// Run ends leases that nobody renewed, until ctx ends.
+func (b *Book) Run(ctx context.Context) error {
+	ticker := time.NewTicker(sweepEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			b.sweep(b.now())
+		}
+	}
+}
+
+// sweep releases the reservations whose lease ended before now and returns how many.
+func (b *Book) sweep(now int64) int {
+	expired := 0
+	var due []*Reservation
+	for i := range b.shards {
+		sh := &b.shards[i]
+		due = due[:0]
+		sh.mu.Lock()
+		for _, r := range sh.live {
+			if d := r.deadline.Load(); d != 0 && d <= now {
+				due = append(due, r)
+			}
+		}
+		sh.mu.Unlock()
+		for _, r := range due {
+			if b.expire(r, now) {
+				expired++
+			}
+		}
+	}
+	if expired > 0 {
+		b.log.Info("leases expired", "count", expired)
+	}
+	return expired
+}
+
+// expire ends r unless it was renewed meanwhile.
+func (b *Book) expire(r *Reservation, now int64) bool {
+	r.mu.Lock()
+	d := r.deadline.Load()
+	over := d != 0 && d <= now && r.release() == Applied
+	r.mu.Unlock()
+	if over {
+		b.gone(r, &b.counts.expired)
+	}
+	return over
+}

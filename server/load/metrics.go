@@ -1,0 +1,76 @@
+package load
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+)
+
+// call is a lifecycle call.
+type call uint8
+
+const (
+	callPrefill call = iota
+	callProgress
+	callRenew
+	callRelease
+	calls = 4
+)
+
+func (c call) String() string {
+	return [calls]string{"prefill_done", "progress", "renew", "release"}[c]
+}
+
+// counts are the book's counters. They are plain atomics, read when metrics are collected,
+// because every chunk of every stream passes here.
+type counts struct {
+	calls                                           [calls][Outcomes]atomic.Int64
+	released, expired, lost, moved, conflicts, full atomic.Int64
+}
+
+// newMetrics registers the book's metrics; a nil provider registers none.
+func newMetrics(provider metric.MeterProvider, b *Book) error {
+	if provider == nil {
+		provider = noop.NewMeterProvider()
+	}
+	meter := provider.Meter("github.com/kvpilot/kvpilot/server/load")
+	live, err1 := meter.Int64ObservableGauge("kvpilot.load.reservations",
+		metric.WithUnit("{reservation}"), metric.WithDescription("Reservations that have not ended."))
+	ends, err2 := meter.Int64ObservableCounter("kvpilot.load.ended",
+		metric.WithUnit("{reservation}"), metric.WithDescription("Bookings that ended, by reason: released, expired (lease), lost (rank gone), moved."))
+	refused, err3 := meter.Int64ObservableCounter("kvpilot.load.refused",
+		metric.WithUnit("{reservation}"), metric.WithDescription("Bookings that were not made, by reason: conflict (booked since the look), full."))
+	reports, err4 := meter.Int64ObservableCounter("kvpilot.load.reports",
+		metric.WithUnit("{report}"), metric.WithDescription("Lifecycle reports, by call and outcome."))
+	for _, err := range []error{err1, err2, err3, err4} {
+		if err != nil {
+			return fmt.Errorf("register load metrics: %w", err)
+		}
+	}
+	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		c := &b.counts
+		o.ObserveInt64(live, b.live.Load())
+		for reason, n := range map[string]int64{
+			"released": c.released.Load(), "expired": c.expired.Load(), "lost": c.lost.Load(), "moved": c.moved.Load(),
+		} {
+			o.ObserveInt64(ends, n, metric.WithAttributes(attribute.String("reason", reason)))
+		}
+		o.ObserveInt64(refused, c.conflicts.Load(), metric.WithAttributes(attribute.String("reason", "conflict")))
+		o.ObserveInt64(refused, c.full.Load(), metric.WithAttributes(attribute.String("reason", "full")))
+		for name := range calls {
+			for out := range Outcomes {
+				o.ObserveInt64(reports, c.calls[name][out].Load(), metric.WithAttributes(
+					attribute.String("call", call(name).String()), attribute.String("outcome", Outcome(out).String())))
+			}
+		}
+		return nil
+	}, live, ends, refused, reports)
+	if err != nil {
+		return fmt.Errorf("register load metrics: %w", err)
+	}
+	return nil
+}

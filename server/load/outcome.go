@@ -1,0 +1,62 @@
+package load
+
+import "errors"
+
+// Outcome says what a lifecycle call did.
+type Outcome uint8
+
+// The outcomes. Only Applied changed the booked load.
+const (
+	// Applied: the call was the first of its kind and took effect.
+	Applied Outcome = iota
+	// Duplicate: the same was reported before. A lease is renewed nevertheless.
+	Duplicate
+	// Stale: the call is overtaken: it names an attempt that was replaced by a later one, or fewer
+	// output tokens than were already reported.
+	Stale
+	// Unknown: no such reservation or attempt is or was known here, as far as the book remembers.
+	Unknown
+	// Ended: the reservation was released or its lease ran out.
+	Ended
+	// Lost: the rank that the reservation was booked on is gone, so nothing is booked any more. The
+	// request may be booked again under its next attempt, or released.
+	Lost
+)
+
+// Outcomes is the number of outcomes.
+const Outcomes = 6
+
+// String gives the outcome in the form that metrics, logs and JSON use.
+func (o Outcome) String() string {
+	switch o {
+	case Applied:
+		return "applied"
+	case Duplicate:
+		return "duplicate"
+	case Stale:
+		return "stale"
+	case Unknown:
+		return "unknown"
+	case Ended:
+		return "ended"
+	case Lost:
+		return "lost"
+	}
+	return "invalid"
+}
+
+// What Reserve and ReserveIf may answer instead of a reservation.
+var (
+	// ErrConflict: the rank was booked by somebody else since its version was read. Look again and choose again.
+	ErrConflict = errors.New("the rank's load changed since it was read")
+	// ErrNoRank: no rank has this slot (any more).
+	ErrNoRank = errors.New("no rank has this slot")
+	// ErrEnded: this attempt, or a later one, of this id has already ended.
+	ErrEnded = errors.New("the reservation has already ended")
+	// ErrStale: a later attempt of this id is booked.
+	ErrStale = errors.New("a later attempt is booked")
+	// ErrFull: the book holds Config.MaxReservations reservations.
+	ErrFull = errors.New("too many reservations")
+	// ErrInvalid: the request cannot be booked as it stands.
+	ErrInvalid = errors.New("invalid reservation")
+)

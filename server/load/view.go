@@ -1,0 +1,90 @@
+package load
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// published is the copy of a rank's sums that readers see whole: seq is odd while a writer, who
+// holds the rank's mu, changes it.
+type published struct {
+	seq                         atomic.Uint64
+	version                     atomic.Uint64
+	inFlight, peers, prefilling atomic.Int64
+	tokens, nanos, prompt       atomic.Int64
+	blocks                      atomic.Int64 // weighted, in units of whole
+	headTokens, headNanos       atomic.Int64
+	anchor                      atomic.Int64
+	headUnstreamed              atomic.Bool
+}
+
+// publish makes the sums visible. rk.mu is held.
+func (rk *rank) publish() {
+	p, s := &rk.pub, &rk.sums
+	p.seq.Add(1)
+	p.version.Store(rk.version.Load())
+	p.inFlight.Store(s.inFlight)
+	p.peers.Store(s.peers)
+	p.prefilling.Store(s.prefilling)
+	p.tokens.Store(s.tokens)
+	p.nanos.Store(s.nanos)
+	p.prompt.Store(s.prompt)
+	p.blocks.Store(s.own + whole*rk.tree.shared)
+	head := rk.queue.first
+	if head == nil {
+		head = &noStay
+	}
+	p.headTokens.Store(head.prefillTokens)
+	p.headNanos.Store(head.prefillNanos)
+	p.headUnstreamed.Store(head.unstreamed)
+	p.anchor.Store(rk.anchor)
+	p.seq.Add(1)
+}
+
+// noStay stands for the head of an empty queue; nobody changes it.
+var noStay stay
+
+// view is the published load as it stands at now.
+func (rk *rank) view(now int64) RankLoad {
+	p := &rk.pub
+	for {
+		seq := p.seq.Load()
+		if seq&1 != 0 {
+			runtime.Gosched()
+			continue
+		}
+		load := RankLoad{
+			Version: p.version.Load(), InFlight: int(p.inFlight.Load()), Peers: int(p.peers.Load()),
+			Prefilling: int(p.prefilling.Load()), OutputTokens: int(rk.output.Load()),
+			ContextTokens: int(p.prompt.Load()), DecodeBlocks: float64(p.blocks.Load()) / whole,
+		}
+		tokens, nanos, anchor := p.tokens.Load(), p.nanos.Load(), p.anchor.Load()
+		headTokens, headNanos, unstreamed := p.headTokens.Load(), p.headNanos.Load(), p.headUnstreamed.Load()
+		if p.seq.Load() != seq {
+			continue
+		}
+		load.ContextTokens += load.OutputTokens
+		if load.Prefilling == 0 {
+			return load
+		}
+		served := max(0, now-anchor)
+		if unstreamed && served >= headNanos {
+			rk.settle(now)
+			continue
+		}
+		load.drain(tokens, nanos, headTokens, headNanos, served)
+		return load
+	}
+}
+
+// drain fills in the prefill work, less what the first in line got done in the time it was served.
+func (l *RankLoad) drain(tokens, nanos, headTokens, headNanos, served int64) {
+	done := 0.0
+	if headNanos > 0 {
+		done = float64(min(served, headNanos)) / float64(headNanos)
+	}
+	l.PrefillTokens = float64(tokens) - done*float64(headTokens)
+	l.PrefillTime = time.Duration(nanos - min(served, headNanos))
+	l.Overdue = time.Duration(max(0, served-headNanos))
+}
