@@ -9,3 +9,31 @@ build: ## build the static binary into bin/
 
 test: ## run all tests with the race detector
 	$(GO) test -race -timeout 600s ./...
+
+# The contract. buf lives in a module of its own, and the .proto files that ours import come from the module cache.
+BUF  := $(GO) tool -modfile=proto/tools/go.mod buf
+BASE ?= main
+GOOGLEAPIS    := github.com/grpc-ecosystem/grpc-gateway@v1.16.0
+PROTOVALIDATE := github.com/bufbuild/protovalidate@v1.2.2
+moddir = $$($(GO) mod download -json $(1) | sed -n 's/^\t"Dir": "\(.*\)",*$$/\1/p')
+
+.deps: proto/tools/go.mod
+	rm -rf $@ && mkdir -p $@/googleapis/google/api $@/protovalidate/buf/validate
+	for f in annotations http httpbody; do install -m 644 "$(call moddir,$(GOOGLEAPIS))/third_party/googleapis/google/api/$$f.proto" $@/googleapis/google/api/ || exit 1; done
+	install -m 644 "$(call moddir,$(PROTOVALIDATE))/proto/protovalidate/buf/validate/validate.proto" $@/protovalidate/buf/validate/
+
+.PHONY: generate generate-check lint-proto breaking
+generate: .deps ## generate gen/ from proto/ (needs the Go module proxy only; the first run builds buf, 4 minutes)
+	$(BUF) generate
+
+generate-check: generate ## fail when gen/ differs from what proto/ gives
+	@test -z "$$(git status --porcelain -- gen)" || { git status --porcelain -- gen; echo "gen/ differs: run make generate and commit it"; exit 1; }
+
+lint-proto: .deps ## check the contract's style
+	$(BUF) lint
+	$(BUF) format --diff --exit-code proto
+
+breaking: .deps ## fail when the contract breaks callers of the branch BASE (main)
+	rm -rf .deps-base && mkdir .deps-base
+	git archive $(BASE) proto buf.yaml | tar -x -C .deps-base && cp -r .deps .deps-base/
+	$(BUF) breaking --against .deps-base; s=$$?; rm -rf .deps-base; exit $$s

@@ -1,0 +1,139 @@
+package apierror
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+)
+
+// Domain is the ErrorInfo domain of every fault that kvpilot names.
+const Domain = "kvpilot"
+
+// Error is a public fault.
+type Error struct {
+	// Reason names the fault.
+	Reason Reason
+	// Message is shown to callers: no addresses, no texts of other libraries.
+	Message string
+	// Param is the request field that is at fault, as OpenAI's "param"; empty for none.
+	Param string
+	// RetryAfter is how long a caller should wait before it tries again; zero says nothing.
+	RetryAfter time.Duration
+	// Answer is an engine's own answer that is passed on as it is; nil when the fault is ours.
+	Answer *Answer
+
+	cause error
+}
+
+// Answer is a replica's own answer about the client's request.
+type Answer struct {
+	Status      int
+	ContentType string
+	// Body is not copied and must not be changed.
+	Body []byte
+}
+
+// Option sets what few faults have.
+type Option func(*Error)
+
+// WithParam names the request field at fault.
+func WithParam(name string) Option {
+	return func(e *Error) { e.Param = strings.ToValidUTF8(name, "�") }
+}
+
+// WithRetryAfter tells callers when to come back.
+func WithRetryAfter(d time.Duration) Option { return func(e *Error) { e.RetryAfter = d } }
+
+// New makes a fault. The message is shown, the cause (which may be nil) is only logged.
+func New(reason Reason, message string, cause error, options ...Option) *Error {
+	e := &Error{Reason: reason, Message: strings.ToValidUTF8(message, "�"), cause: cause}
+	for _, set := range options {
+		set(e)
+	}
+	return e
+}
+
+// Upstream makes an Error of an engine's own refusal (a 4xx): every surface passes status,
+// content type and body on byte for byte. Body is kept, not copied.
+func Upstream(status int, contentType string, body []byte) *Error {
+	return &Error{
+		Reason:  upstreamReason(status),
+		Message: engineMessage(body),
+		Answer:  &Answer{Status: status, ContentType: contentType, Body: body},
+	}
+}
+
+// Error is for logs: the reason, the message and the cause.
+func (e *Error) Error() string {
+	text := Name(e.Reason) + ": " + e.Message
+	if e.cause != nil {
+		text += ": " + e.cause.Error()
+	}
+	return text
+}
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.cause }
+
+// Is reports whether target is an *Error with the same reason.
+func (e *Error) Is(target error) bool {
+	other, ok := target.(*Error)
+	return ok && other.Reason == e.Reason
+}
+
+// HTTPStatus is the status that a REST caller sees.
+func (e *Error) HTTPStatus() int {
+	if e.Answer != nil {
+		return e.Answer.Status
+	}
+	_, status, _ := Codes(e.Reason)
+	return status
+}
+
+// Fault says who is to blame, for the choice of a log level.
+type Fault uint8
+
+// The faults.
+const (
+	// FaultCaller: the request was wrong.
+	FaultCaller Fault = iota
+	// FaultGone: the caller cancelled or went away.
+	FaultGone
+	// FaultOurs: the router or a replica failed.
+	FaultOurs
+)
+
+// Fault tells who is to blame.
+func (e *Error) Fault() Fault {
+	status := e.HTTPStatus()
+	switch {
+	case status == StatusClientClosed:
+		return FaultGone
+	case status < 500:
+		return FaultCaller
+	}
+	return FaultOurs
+}
+
+// From gives the public form of any error. An *Error anywhere in the chain is returned as it is,
+// a cancelled or expired context becomes Cancelled or DeadlineExceeded, everything else an
+// Internal fault that hides err. From(nil) is nil.
+func From(err error) *Error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return New(Cancelled, "the request was cancelled", err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return New(DeadlineExceeded, "the deadline passed", err)
+	}
+	if e := fromStatus(err); e != nil {
+		return e
+	}
+	return New(Internal, "internal error", err)
+}
