@@ -37,3 +37,22 @@ breaking: .deps ## fail when the contract breaks callers of the branch BASE (mai
 	rm -rf .deps-base && mkdir .deps-base
 	git archive $(BASE) proto buf.yaml | tar -x -C .deps-base && cp -r .deps .deps-base/
 	$(BUF) breaking --against .deps-base; s=$$?; rm -rf .deps-base; exit $$s
+
+LINT := $(GO) tool -modfile=tools/lint/go.mod
+
+.PHONY: lint vulncheck bench-smoke check
+lint: ## run the linters
+	$(LINT) golangci-lint run ./...
+
+vulncheck: ## look for known vulnerabilities in what the binary really calls
+	@$(LINT) govulncheck ./... > .vulncheck.out 2>&1; status=$$?; cat .vulncheck.out; \
+	if [ $$status -ne 0 ] && grep -qE 'fetching vulnerabilities|no such host|connection refused|forbidden|Forbidden|403' .vulncheck.out && ! grep -q '^Vulnerability #' .vulncheck.out; then \
+		echo 'SKIPPED: the vulnerability database cannot be reached from here'; status=0; fi; \
+	rm -f .vulncheck.out; exit $$status
+
+bench-smoke: ## run every Go benchmark once, to see that it still works
+	@$(GO) test -short -run '^$$' -bench . -benchtime 1x -timeout 300s ./... > .bench.out 2>&1; status=$$?; \
+	grep -vE '^(ok|\?|PASS|goos|goarch|pkg|cpu)' .bench.out; rm -f .bench.out; exit $$status
+
+check: ## everything that must pass before a change lands
+	.ci/run
