@@ -15,6 +15,8 @@ type Request struct {
 	// tries from zero: a retry on another replica is the same ID with the next attempt.
 	ID      string
 	Attempt int
+	// RequestID is the client's name for the request, for the record; it need not be unique.
+	RequestID string
 	// Model is the name the client used (policies are configured by it), Served the name the
 	// replicas know (empty: the same), Adapter the LoRA adapter's name or "".
 	Model   string

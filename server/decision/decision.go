@@ -10,9 +10,11 @@ import (
 // Decision is one choice with everything it was made from.
 type Decision struct {
 	// ID names the request (and its reservation), Attempt counts its tries from zero.
-	ID      string    `json:"id"`
-	Attempt int       `json:"attempt"`
-	At      time.Time `json:"at"`
+	ID      string `json:"id"`
+	Attempt int    `json:"attempt"`
+	// RequestID is the client's X-Request-Id, or the one made for it; not necessarily unique.
+	RequestID string    `json:"request_id,omitempty"`
+	At        time.Time `json:"at"`
 	// Model is the name the client used, Adapter the LoRA adapter behind it or "".
 	Model   string `json:"model"`
 	Adapter string `json:"adapter,omitempty"`

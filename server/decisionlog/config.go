@@ -1,0 +1,23 @@
+package decisionlog
+
+import "errors"
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// Size is how many decisions are remembered; each takes about 250 bytes per candidate.
+	Size int `yaml:"size"`
+	// File receives one JSON line per ended decision; empty writes none. It is opened for append
+	// and reopened when it was moved away, so that logrotate needs no signal.
+	File string `yaml:"file"`
+}
+
+// DefaultConfig remembers 2,000 decisions and writes no file.
+func DefaultConfig() Config { return Config{Size: 2000} }
+
+// Validate reports every bad field at once.
+func (c Config) Validate() error {
+	if c.Size < 1 || c.Size > 1_000_000 {
+		return errors.New("size: must be between 1 and 1000000")
+	}
+	return nil
+}
