@@ -21,6 +21,7 @@ const (
 type Book struct {
 	config Config
 	log    *slog.Logger
+	clock  func() time.Time
 	start  time.Time
 	seed   maphash.Seed
 	counts counts
@@ -41,7 +42,11 @@ func New(config Config, params Params) (*Book, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	b := &Book{config: config, log: log, start: time.Now(), seed: maphash.MakeSeed()}
+	clock := params.Now
+	if clock == nil {
+		clock = time.Now
+	}
+	b := &Book{config: config, log: log, clock: clock, start: clock(), seed: maphash.MakeSeed()}
 	for i := range b.shards {
 		b.shards[i].open(share(config.Remembered, i))
 	}
@@ -278,8 +283,8 @@ func (b *Book) shard(id string) *shard {
 	return &b.shards[maphash.String(b.seed, id)%shardCount]
 }
 
-// now is the time since the book was made, from the monotonic clock.
-func (b *Book) now() int64 { return b.since(time.Now()) }
+// now is the time since the book was made, from a clock that does not go back.
+func (b *Book) now() int64 { return b.since(b.clock()) }
 
 func (b *Book) since(t time.Time) int64 { return int64(t.Sub(b.start)) }
 

@@ -50,4 +50,6 @@ func (c Config) Validate() error {
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
+	// Now is the clock; nil takes the system's. Its readings must not go back.
+	Now func() time.Time
 }
