@@ -23,6 +23,8 @@ type Decision struct {
 	// PromptTokens is the prompt's length; an estimate when Estimated.
 	PromptTokens int  `json:"prompt_tokens"`
 	Estimated    bool `json:"estimated,omitempty"`
+	// Keyless says that no token ids were known, so nothing is known of the caches.
+	Keyless bool `json:"keyless,omitempty"`
 	// PromptChars is the length of the text key in characters; 0 when the policy reads none.
 	PromptChars int `json:"prompt_chars,omitempty"`
 	// ExpectedOutput is the expected number of output tokens; 0 when unknown.
@@ -131,6 +133,9 @@ type Candidate struct {
 	Bend      float64 `json:"bend_tokens"`
 	StepTime  float64 `json:"step_s"`
 	Slowdown  float64 `json:"slowdown"`
+
+	// Crowding is the predicted time in seconds until KV memory is free that is promised to others.
+	Crowding float64 `json:"crowding_s,omitempty"`
 
 	// Uncached are the prompt tokens this rank would have to prefill, lower tiers credited.
 	Uncached uint32 `json:"uncached_tokens"`

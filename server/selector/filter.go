@@ -1,0 +1,60 @@
+package selector
+
+import (
+	"slices"
+
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// Filter is what a candidate must pass. Its zero value lets every ready replica pass.
+type Filter struct {
+	// Model is the name the replicas must serve; empty skips the check. A LoRA adapter is a model.
+	Model string
+	// PromptTokens must fit the model's context length, where that is known. An estimate must not be given.
+	PromptTokens int
+	// Excluded, Denied and Allowed are lists of replicas; an empty Allowed allows all.
+	Excluded, Denied, Allowed []replica.ID
+	// Pinned names the only replica; PinnedRank its rank, below zero for any.
+	Pinned     replica.ID
+	PinnedRank int
+	// MinRank and MaxRank bound the rank index, inclusive; MaxRank 0 is no bound.
+	MinRank, MaxRank int
+}
+
+// Replica returns the veto that holds for all ranks of r.
+func (f *Filter) Replica(r *replica.Replica) decision.Veto {
+	switch {
+	case r.State != replica.StateReady:
+		return decision.VetoState
+	case len(f.Excluded) > 0 && slices.Contains(f.Excluded, r.ID):
+		return decision.VetoExcluded
+	case len(f.Denied) > 0 && slices.Contains(f.Denied, r.ID):
+		return decision.VetoDenied
+	case len(f.Allowed) > 0 && !slices.Contains(f.Allowed, r.ID):
+		return decision.VetoNotAllowed
+	case f.Pinned != "" && f.Pinned != r.ID:
+		return decision.VetoPinned
+	}
+	if f.Model != "" {
+		m, ok := r.Serves(f.Model)
+		if !ok {
+			return decision.VetoModel
+		}
+		if m.MaxLen > 0 && f.PromptTokens > m.MaxLen {
+			return decision.VetoContext
+		}
+	}
+	return decision.VetoNone
+}
+
+// Rank returns the veto for rank index of a replica that passed Replica.
+func (f *Filter) Rank(index int) decision.Veto {
+	switch {
+	case f.Pinned != "" && f.PinnedRank >= 0 && index != f.PinnedRank:
+		return decision.VetoPinned
+	case index < f.MinRank, f.MaxRank > 0 && index > f.MaxRank:
+		return decision.VetoRank
+	}
+	return decision.VetoNone
+}
