@@ -78,6 +78,25 @@ type Prompt struct {
 	Fields []Field
 	// Truncate is truncate_prompt_tokens: 0 when absent, -1 for the model's limit.
 	Truncate int
+	// Partial is set when only a prefix of the body was at hand: Text, IDs and Messages hold what
+	// came before the cut, and the true prompt is longer.
+	Partial bool
+}
+
+// String gives the format's name in the form that metrics and JSON use.
+func (a API) String() string {
+	switch a {
+	case APIChat:
+		return "chat"
+	case APICompletions:
+		return "completions"
+	case APIResponses:
+		return "responses"
+	case APIMessages:
+		return "messages"
+	case APIOther:
+	}
+	return "other"
 }
 
 // Field is one top-level member of a body.

@@ -1,0 +1,197 @@
+package upstream
+
+import (
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// Breaker watches what becomes of requests, replica by replica, and says which replicas to
+// leave alone. It is safe for concurrent use. Every request that Allow let through must be
+// reported, once.
+type Breaker struct {
+	cfg BreakerConfig
+	now func() time.Time
+
+	mu       sync.Mutex
+	circuits map[replica.ID]*circuit // guarded by mu
+}
+
+// BreakerState says whether requests may go to a replica.
+type BreakerState uint8
+
+// The states.
+const (
+	// BreakerClosed: all requests.
+	BreakerClosed BreakerState = iota
+	// BreakerTrial: one trial request at a time.
+	BreakerTrial
+	// BreakerOpen: none.
+	BreakerOpen
+)
+
+// String gives the state in the form that metrics and JSON use.
+func (s BreakerState) String() string {
+	switch s {
+	case BreakerClosed:
+		return "closed"
+	case BreakerTrial:
+		return "trial"
+	case BreakerOpen:
+		return "open"
+	}
+	return "unknown"
+}
+
+// circuit is one replica's record.
+type circuit struct {
+	inRow     int // failures in a row
+	requests  int // within the window that began at since
+	failures  int
+	since     time.Time
+	open      bool          // or on trial, once until has passed
+	until     time.Time     // no request before this
+	openFor   time.Duration // the last time it was open
+	trial     time.Time     // when the running trial began; zero when none is running
+	successes int           // of trials
+}
+
+// trialLease is how long a trial that nobody reports keeps others waiting.
+const trialLease = time.Minute
+
+// NewBreaker makes a breaker with all circuits closed. A nil now is time.Now.
+func NewBreaker(cfg BreakerConfig, now func() time.Time) *Breaker {
+	if now == nil {
+		now = time.Now
+	}
+	return &Breaker{cfg: cfg, now: now, circuits: map[replica.ID]*circuit{}}
+}
+
+// State says whether requests may go to the replica, without taking a trial.
+func (b *Breaker) State(id replica.ID) BreakerState {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.circuits[id]
+	if c == nil {
+		return BreakerClosed
+	}
+	return c.state(b.now())
+}
+
+func (c *circuit) state(now time.Time) BreakerState {
+	switch {
+	case now.Before(c.until):
+		return BreakerOpen
+	case !c.open:
+		return BreakerClosed
+	case !c.trial.IsZero() && now.Sub(c.trial) < trialLease:
+		return BreakerOpen
+	}
+	return BreakerTrial
+}
+
+// Allow asks to send one request to the replica; on a half-open circuit it takes the trial.
+func (b *Breaker) Allow(id replica.ID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.circuits[id]
+	if c == nil {
+		return true
+	}
+	now := b.now()
+	switch c.state(now) {
+	case BreakerClosed:
+		return true
+	case BreakerTrial:
+		c.trial = now
+		return true
+	case BreakerOpen:
+	}
+	return false
+}
+
+// Report tells what became of a request that Allow let through.
+func (b *Breaker) Report(id replica.ID, outcome Outcome) {
+	if b.cfg.Failures == 0 {
+		return
+	}
+	fault := outcome.Fault()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.circuits[id]
+	if c == nil {
+		if !fault {
+			return // the record begins with the first failure
+		}
+		c = &circuit{}
+		b.circuits[id] = c
+	}
+	now := b.now()
+	if c.open {
+		b.reportTrial(c, outcome, now)
+		return
+	}
+	if outcome == OutcomeCanceled {
+		return
+	}
+	if now.Sub(c.since) > b.cfg.Window {
+		c.requests, c.failures, c.since = 0, 0, now
+	}
+	c.requests++
+	if !fault {
+		c.inRow = 0
+		return
+	}
+	c.inRow++
+	c.failures++
+	tooMany := c.requests >= b.cfg.MinRequests && float64(c.failures) >= b.cfg.Rate*float64(c.requests)
+	if c.inRow >= b.cfg.Failures || tooMany {
+		c.trip(now, b.cfg.OpenFor)
+	}
+}
+
+// reportTrial ends a trial, or takes note of a request from before the circuit opened.
+func (b *Breaker) reportTrial(c *circuit, outcome Outcome, now time.Time) {
+	if c.trial.IsZero() {
+		return
+	}
+	c.trial = time.Time{}
+	switch {
+	case outcome == OutcomeCanceled || outcome == OutcomeRefused:
+	case outcome.Fault():
+		c.trip(now, min(2*c.openFor, b.cfg.MaxOpenFor))
+	default:
+		if c.successes++; c.successes >= b.cfg.Trials {
+			*c = circuit{until: c.until}
+		}
+	}
+}
+
+func (c *circuit) trip(now time.Time, openFor time.Duration) {
+	*c = circuit{open: true, openFor: openFor, until: now.Add(openFor)}
+}
+
+// Pause keeps requests away from the replica for a while, as its Retry-After asks.
+func (b *Breaker) Pause(id replica.ID, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.circuits[id]
+	if c == nil {
+		c = &circuit{}
+		b.circuits[id] = c
+	}
+	if until := b.now().Add(min(d, b.cfg.MaxOpenFor)); until.After(c.until) {
+		c.until = until
+	}
+}
+
+// Forget drops the record of a replica that is gone.
+func (b *Breaker) Forget(id replica.ID) {
+	b.mu.Lock()
+	delete(b.circuits, id)
+	b.mu.Unlock()
+}

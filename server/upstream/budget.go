@@ -1,0 +1,53 @@
+package upstream
+
+import (
+	"sync"
+	"time"
+)
+
+// Budget bounds retries to a share of the requests, so that a fleet in trouble is not hit
+// with a multiple of its load. It is safe for concurrent use.
+type Budget struct {
+	cfg RetryConfig
+	now func() time.Time
+
+	mu     sync.Mutex
+	tokens float64   // guarded by mu
+	last   time.Time // guarded by mu
+}
+
+// budgetSeconds is how many seconds of MinPerSecond may be saved up.
+const budgetSeconds = 10
+
+// NewBudget makes a budget that is full. A nil now is time.Now.
+func NewBudget(cfg RetryConfig, now func() time.Time) *Budget {
+	if now == nil {
+		now = time.Now
+	}
+	return &Budget{cfg: cfg, now: now, tokens: capacity(cfg), last: now()}
+}
+
+func capacity(cfg RetryConfig) float64 {
+	return max(cfg.MinPerSecond*budgetSeconds, cfg.Ratio*100, 1)
+}
+
+// Deposit counts a request's first attempt, which earns Ratio of a retry.
+func (b *Budget) Deposit() {
+	b.mu.Lock()
+	b.tokens = min(b.tokens+b.cfg.Ratio, capacity(b.cfg))
+	b.mu.Unlock()
+}
+
+// Withdraw asks for one retry.
+func (b *Budget) Withdraw() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.now()
+	b.tokens = min(b.tokens+b.cfg.MinPerSecond*max(now.Sub(b.last).Seconds(), 0), capacity(b.cfg))
+	b.last = now
+	if b.tokens < 1 {
+		return false
+	}
+	b.tokens--
+	return true
+}

@@ -1,0 +1,103 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+)
+
+// Params are what a Client is made of.
+type Params struct {
+	Log   *slog.Logger
+	Meter metric.MeterProvider
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+}
+
+// Client sends requests to replicas. It is safe for concurrent use.
+type Client struct {
+	cfg       Config
+	log       *slog.Logger
+	now       func() time.Time
+	metrics   *metrics
+	transport transport
+}
+
+// transport is one way to speak HTTP/1.1.
+type transport interface {
+	do(ctx context.Context, t Target, r *Request) (*Response, error)
+	// prune closes connections that have been idle for too long.
+	prune(now time.Time)
+	// shut closes all idle connections, and every other one when its request ends.
+	shut()
+}
+
+// New makes a client; it opens nothing. cfg must be valid.
+func New(cfg Config, p Params) *Client {
+	c := &Client{cfg: cfg, log: p.Log, now: p.Now, metrics: newMetrics(p.Meter)}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	if c.now == nil {
+		c.now = time.Now
+	}
+	c.transport = newStd(cfg)
+	return c
+}
+
+// Run closes idle connections, until ctx ends; then it closes all of them.
+func (c *Client) Run(ctx context.Context) error {
+	tick := time.NewTicker(max(c.cfg.IdleTimeout/4, 100*time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			c.transport.shut()
+			return nil
+		case <-tick.C:
+			c.transport.prune(c.now())
+		}
+	}
+}
+
+// Do sends the request and returns when the head of the answer is there. When ctx ends, the
+// request is aborted, also while its answer is being read. The error is an *Error or, for a
+// request that cannot be sent, another one.
+//
+// A connection that the replica closed while it was idle is replaced without anybody noticing.
+func (c *Client) Do(ctx context.Context, t Target, r *Request) (*Response, error) {
+	if err := checkRequest(t, r); err != nil {
+		return nil, err
+	}
+	began := c.now()
+	resp, err := c.transport.do(ctx, t, r)
+	c.metrics.answered(ctx, Classify(resp, err), c.now().Sub(began))
+	return resp, err
+}
+
+func checkRequest(t Target, r *Request) error {
+	switch {
+	case t.Replica == nil:
+		return errors.New("no replica to send to")
+	case !validName(r.Method):
+		return errors.New("invalid method")
+	case len(r.Path) == 0 || r.Path[0] != '/' || !validTarget(r.Path) || !validTarget(r.Query):
+		return errors.New("invalid path or query")
+	case r.Stream == nil && r.StreamSize != 0:
+		return errors.New("stream size without a stream")
+	}
+	return nil
+}
+
+// validTarget reports whether s can stand in a request line.
+func validTarget(s string) bool {
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] == 0x7f {
+			return false
+		}
+	}
+	return true
+}

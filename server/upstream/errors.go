@@ -1,0 +1,53 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// Phase is how far a request had come when it failed.
+type Phase string
+
+// The phases.
+const (
+	PhaseDial  Phase = "dial"
+	PhaseWrite Phase = "write"
+	PhaseHead  Phase = "head"
+	PhaseBody  Phase = "body"
+)
+
+// Error is a failure between kvpilot and a replica. Its text may hold addresses and is not
+// for clients.
+type Error struct {
+	Replica replica.ID
+	Phase   Phase
+	Err     error
+}
+
+// Error implements error.
+func (e *Error) Error() string { return fmt.Sprintf("replica %s: %s: %v", e.Replica, e.Phase, e.Err) }
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Timeout reports whether a time limit ended the request.
+func (e *Error) Timeout() bool {
+	var timeout net.Error
+	return errors.Is(e.Err, os.ErrDeadlineExceeded) || errors.As(e.Err, &timeout) && timeout.Timeout()
+}
+
+// errMalformed is the root of every error about bytes that are no proper HTTP.
+var errMalformed = errors.New("malformed HTTP answer")
+
+// failed wraps err; when the caller's own context ended, that is the error.
+func failed(ctx context.Context, id replica.ID, phase Phase, err error) error {
+	if cause := ctx.Err(); cause != nil {
+		err = cause
+	}
+	return &Error{Replica: id, Phase: phase, Err: err}
+}

@@ -1,0 +1,142 @@
+package upstream
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"go.opentelemetry.io/otel/trace"
+)
+
+// withheld names the client's headers that do not go to a replica: those about the hop to
+// kvpilot, those that kvpilot writes itself, and the client's credentials, which are for
+// kvpilot. Names are in canonical form.
+func withheld(name string) bool {
+	switch name {
+	case "Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings",
+		"Proxy-Authenticate", "Proxy-Authorization", "Authorization", "X-Api-Key", "Cookie",
+		"Host", "Content-Length", "Expect", "Accept-Encoding", "User-Agent",
+		"X-Request-Id", "X-Body-Truncated", "X-Data-Parallel-Rank":
+		return true
+	}
+	return strings.HasPrefix(name, "Grpc-") || strings.HasPrefix(name, "X-Kvpilot-") || strings.HasPrefix(name, ":")
+}
+
+// withheldFromClient names the headers of an answer that end here. Names are in canonical form.
+func withheldFromClient(name string) bool {
+	switch name {
+	case "Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+		"Proxy-Authenticate", "Proxy-Authorization", "Content-Length", "Set-Cookie", "Date", "Server", "Alt-Svc":
+		return true
+	}
+	return false
+}
+
+// forwarded calls add for each header that goes to the replica. Values with bytes that would
+// end a header are left out; the framing headers are the transport's.
+func forwarded(ctx context.Context, t Target, r *Request, add func(name, value string)) {
+	spanned := trace.SpanContextFromContext(ctx)
+	listed := r.Header["Connection"]
+	for name, values := range r.Header {
+		canonical := http.CanonicalHeaderKey(name)
+		if withheld(canonical) || nominated(listed, canonical) {
+			continue
+		}
+		if canonical == "Content-Type" && r.ContentType != "" {
+			continue
+		}
+		if spanned.IsValid() && (canonical == "Traceparent" || canonical == "Tracestate") {
+			continue
+		}
+		if !validName(canonical) {
+			continue
+		}
+		for _, v := range values {
+			if validValue(v) {
+				add(canonical, v)
+			}
+		}
+	}
+	if r.ContentType != "" && validValue(r.ContentType) {
+		add("Content-Type", r.ContentType)
+	}
+	if r.RequestID != "" && validValue(r.RequestID) {
+		add("X-Request-Id", r.RequestID)
+	}
+	if spanned.IsValid() {
+		addTrace(spanned, add)
+	}
+	if !t.Replica.APIKey.IsEmpty() && validValue(t.Replica.APIKey.Reveal()) {
+		add("Authorization", "Bearer "+t.Replica.APIKey.Reveal())
+	}
+	switch rank := r.Header["X-Data-Parallel-Rank"]; {
+	case len(t.Replica.Slots) > 1:
+		add("X-Data-Parallel-Rank", strconv.Itoa(t.Rank))
+	case len(rank) > 0 && validValue(rank[0]):
+		add("X-Data-Parallel-Rank", rank[0])
+	}
+}
+
+// addTrace injects the span of ctx, in W3C's form.
+func addTrace(sc trace.SpanContext, add func(name, value string)) {
+	const hex = "0123456789abcdef"
+	b := make([]byte, 0, 55)
+	b = append(b, "00-"...)
+	traceID, spanID := sc.TraceID(), sc.SpanID()
+	for _, x := range traceID {
+		b = append(b, hex[x>>4], hex[x&15])
+	}
+	b = append(b, '-')
+	for _, x := range spanID {
+		b = append(b, hex[x>>4], hex[x&15])
+	}
+	b = append(b, '-', '0', '0'+byte(sc.TraceFlags()&trace.FlagsSampled))
+	add("Traceparent", string(b))
+	if state := sc.TraceState().String(); state != "" {
+		add("Tracestate", state)
+	}
+}
+
+// nominated reports whether a Connection header names the header as hop-by-hop.
+func nominated(connection []string, name string) bool {
+	for _, line := range connection {
+		for token := range strings.SplitSeq(line, ",") {
+			if strings.EqualFold(strings.TrimSpace(token), name) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// validName reports whether s is a token as HTTP defines it.
+func validName(s string) bool {
+	if s == "" {
+		return false
+	}
+	for i := range len(s) {
+		if !tokenByte(s[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func tokenByte(c byte) bool {
+	switch {
+	case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
+		return true
+	}
+	return strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
+}
+
+// validValue reports whether s can be a header's value.
+func validValue(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,75 @@
+package upstream
+
+import (
+	"container/list"
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// Pins remembers which replica stores a response, because an engine's store is in its own
+// process. It is bounded; the least recently used goes first. Safe for concurrent use.
+type Pins struct {
+	cfg PinsConfig
+	now func() time.Time
+
+	mu    sync.Mutex
+	byID  map[string]*list.Element // guarded by mu; the values are pin
+	order *list.List               // guarded by mu; most recently used first
+}
+
+type pin struct {
+	response string
+	replica  replica.ID
+	at       time.Time
+}
+
+// NewPins makes an empty memory. A nil now is time.Now.
+func NewPins(cfg PinsConfig, now func() time.Time) *Pins {
+	if now == nil {
+		now = time.Now
+	}
+	return &Pins{cfg: cfg, now: now, byID: map[string]*list.Element{}, order: list.New()}
+}
+
+// Put remembers that the replica stores the response; an empty response is ignored.
+func (p *Pins) Put(response string, id replica.ID) {
+	if response == "" {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	value := pin{response: response, replica: id, at: p.now()}
+	if e, ok := p.byID[response]; ok {
+		e.Value = value
+		p.order.MoveToFront(e)
+		return
+	}
+	p.byID[response] = p.order.PushFront(value)
+	for len(p.byID) > p.cfg.Max {
+		p.drop(p.order.Back())
+	}
+}
+
+// Get names the replica that stores the response.
+func (p *Pins) Get(response string) (replica.ID, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, ok := p.byID[response]
+	if !ok {
+		return "", false
+	}
+	found := e.Value.(pin) //nolint:forcetypeassert // the list holds nothing else
+	if p.now().Sub(found.at) > p.cfg.TTL {
+		p.drop(e)
+		return "", false
+	}
+	p.order.MoveToFront(e)
+	return found.replica, true
+}
+
+// drop forgets one response. The caller holds mu.
+func (p *Pins) drop(e *list.Element) {
+	delete(p.byID, p.order.Remove(e).(pin).response) //nolint:forcetypeassert // the list holds nothing else
+}

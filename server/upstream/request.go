@@ -1,0 +1,94 @@
+package upstream
+
+import (
+	"io"
+	"net/http"
+
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// Target is where a request goes.
+type Target struct {
+	Replica *replica.Replica
+	// Rank is the data-parallel rank; it matters only when the replica has several.
+	Rank int
+}
+
+// Request is what to send. It may be sent again as it is, unless it has a Stream.
+type Request struct {
+	Method string
+	// Path begins with a slash; Query has no question mark.
+	Path, Query string
+	// Header holds the client's headers. It is not changed; those that must not or need not
+	// reach a replica are left out, whatever is in it.
+	Header http.Header
+	// ContentType is sent instead of Header's, when it is set.
+	ContentType string
+	// RequestID becomes X-Request-Id, when it is set.
+	RequestID string
+	// Body is sent without being copied and must not change until the Response is closed.
+	Body []byte
+	// Stream is sent after Body. StreamSize is its size, -1 when unknown.
+	Stream     io.Reader
+	StreamSize int64
+}
+
+// size is the length of the body, -1 when unknown.
+func (r *Request) size() int64 {
+	switch {
+	case r.Stream == nil:
+		return int64(len(r.Body))
+	case r.StreamSize < 0:
+		return -1
+	}
+	return int64(len(r.Body)) + r.StreamSize
+}
+
+// Response is a replica's answer. It belongs to one goroutine, but Close may be called from any.
+type Response struct {
+	Status int
+	// Header has no hop-by-hop headers, no cookies and no Content-Length.
+	Header http.Header
+	// ContentLength is the size of the body, -1 when it is not known beforehand.
+	ContentLength int64
+
+	body answer
+}
+
+// answer is the rest of an answer, as a transport reads it.
+type answer interface {
+	// next returns what one read returned, valid until the next call; io.EOF at the end.
+	next() ([]byte, error)
+	// close gives the connection back after the end, and closes it before.
+	close()
+}
+
+// Next returns the next bytes of the body, as one read returned them. They are valid until
+// the following call. At the end of the body the error is io.EOF; bytes and an error do not
+// come together.
+func (r *Response) Next() ([]byte, error) { return r.body.next() }
+
+// Close ends the request: before the end of the body it closes the connection, which makes
+// the engine stop. It may be called more than once.
+func (r *Response) Close() { r.body.close() }
+
+// ReadAll reads the rest of the body, and at most limit bytes of it. It does not close the response.
+func (r *Response) ReadAll(limit int) ([]byte, error) {
+	var all []byte
+	if r.ContentLength > 0 {
+		all = make([]byte, 0, min(r.ContentLength, int64(limit)))
+	}
+	for {
+		b, err := r.Next()
+		if err == io.EOF {
+			return all, nil
+		}
+		if err != nil {
+			return all, err
+		}
+		if len(all)+len(b) > limit {
+			return append(all, b[:limit-len(all)]...), io.ErrShortBuffer
+		}
+		all = append(all, b...)
+	}
+}

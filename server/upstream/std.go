@@ -1,0 +1,155 @@
+package upstream
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// std is the transport made of net/http's.
+type std struct {
+	cfg   Config
+	inner *http.Transport
+}
+
+func newStd(cfg Config) *std {
+	dialer := &net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: keepAlivePeriod}
+	return &std{cfg: cfg, inner: &http.Transport{
+		DialContext:            dialer.DialContext,
+		TLSHandshakeTimeout:    cfg.DialTimeout,
+		ResponseHeaderTimeout:  cfg.ResponseHeaderTimeout,
+		IdleConnTimeout:        cfg.IdleTimeout,
+		MaxIdleConnsPerHost:    cfg.MaxIdlePerReplica,
+		MaxResponseHeaderBytes: int64(cfg.MaxHeaderBytes),
+		DisableCompression:     true,
+	}}
+}
+
+// keepAlivePeriod is how soon TCP notices that a silent host is gone.
+const keepAlivePeriod = 15 * time.Second
+
+func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
+	url := t.Replica.URL + r.Path
+	if r.Query != "" {
+		url += "?" + r.Query
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	req, err := http.NewRequestWithContext(ctx, r.Method, url, nil)
+	if err != nil {
+		cancel()
+		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+	}
+	s.setBody(req, r)
+	forwarded(ctx, t, r, req.Header.Add)
+	if req.Header.Get("User-Agent") == "" {
+		req.Header.Set("User-Agent", userAgent)
+	}
+	resp, err := s.inner.RoundTrip(req)
+	if err != nil {
+		failure := failed(ctx, t.Replica.ID, phaseOf(err), err)
+		cancel()
+		return nil, failure
+	}
+	for name := range resp.Header {
+		if withheldFromClient(name) {
+			delete(resp.Header, name)
+		}
+	}
+	return &Response{Status: resp.StatusCode, Header: resp.Header, ContentLength: resp.ContentLength,
+		body: &stdAnswer{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: s.cfg.StallTimeout}}, nil
+}
+
+func (s *std) setBody(req *http.Request, r *Request) {
+	req.ContentLength = r.size()
+	switch {
+	case r.Stream != nil:
+		req.Body = io.NopCloser(io.MultiReader(bytes.NewReader(r.Body), r.Stream))
+	case len(r.Body) > 0:
+		req.Body = io.NopCloser(bytes.NewReader(r.Body))
+		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(r.Body)), nil }
+	default:
+		req.Body = http.NoBody
+	}
+}
+
+func phaseOf(err error) Phase {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return PhaseDial
+	}
+	return PhaseHead
+}
+
+func (s *std) prune(time.Time) {} // net/http does it by itself
+
+func (s *std) shut() { s.inner.CloseIdleConnections() }
+
+// stdAnswer reads an answer of net/http.
+type stdAnswer struct {
+	ctx    context.Context //nolint:containedctx // it is the life of the answer, as in http.Request
+	cancel context.CancelFunc
+	target Target
+	body   io.ReadCloser
+	buf    []byte
+	stall  time.Duration
+	ended  error
+	closed atomic.Bool
+}
+
+// stdBuffer is the size of a read.
+const stdBuffer = 8 << 10
+
+func (a *stdAnswer) next() ([]byte, error) {
+	if a.ended != nil {
+		return nil, a.ended
+	}
+	if a.buf == nil {
+		a.buf = make([]byte, stdBuffer)
+	}
+	var stalled atomic.Bool
+	if a.stall > 0 {
+		timer := time.AfterFunc(a.stall, func() { stalled.Store(true); a.cancel() })
+		defer timer.Stop()
+	}
+	for {
+		n, err := a.body.Read(a.buf)
+		if err != nil {
+			a.end(err, stalled.Load())
+		}
+		if n > 0 {
+			return a.buf[:n], nil
+		}
+		if err != nil {
+			return nil, a.ended
+		}
+	}
+}
+
+func (a *stdAnswer) end(err error, stalled bool) {
+	switch {
+	case err == io.EOF:
+		a.ended = io.EOF
+	case stalled:
+		a.ended = &Error{Replica: a.target.Replica.ID, Phase: PhaseBody, Err: errStalled}
+	default:
+		a.ended = failed(a.ctx, a.target.Replica.ID, PhaseBody, err)
+	}
+}
+
+func (a *stdAnswer) close() {
+	if a.closed.CompareAndSwap(false, true) {
+		a.cancel()
+		a.body.Close() //nolint:errcheck // there is nobody left to tell
+	}
+}
+
+// errStalled ends an answer of which nothing came for too long.
+var errStalled = errors.New("no bytes within the stall timeout")
+
+// userAgent names kvpilot to replicas.
+const userAgent = "kvpilot"

@@ -1,0 +1,79 @@
+package upstream
+
+import "bytes"
+
+// Usage is what an engine says that a request has cost. A count it does not give is -1.
+type Usage struct {
+	PromptTokens     int
+	CompletionTokens int
+	// CachedTokens is the part of the prompt that came from the KV cache.
+	CachedTokens int
+}
+
+// capture holds the object that began at a usage member.
+type capture struct {
+	buf   [captureSize]byte
+	n     int
+	depth int
+	whole bool
+}
+
+// captureSize is more than twice of what engines send today; a longer object is given up.
+const captureSize = 768
+
+// fill takes the object's next bytes, and says how many and whether it is over.
+func (c *capture) fill(b []byte) (used int, over bool) {
+	for i, x := range b {
+		if c.n == len(c.buf) {
+			return i, true
+		}
+		c.buf[c.n] = x
+		c.n++
+		switch x {
+		case '{':
+			c.depth++
+		case '}':
+			c.depth--
+			if c.depth == 0 {
+				c.whole = true
+				return i + 1, true
+			}
+		}
+	}
+	return len(b), false
+}
+
+// read puts the counts that the object gives into u.
+func (c *capture) read(u *Usage) {
+	if !c.whole {
+		return
+	}
+	b := c.buf[:c.n]
+	count(b, &u.PromptTokens, `"prompt_tokens"`, `"input_tokens"`)
+	count(b, &u.CompletionTokens, `"completion_tokens"`, `"output_tokens"`)
+	count(b, &u.CachedTokens, `"cached_tokens"`, `"cache_read_input_tokens"`)
+}
+
+// count reads the first of the named members that is a number.
+func count(b []byte, dst *int, names ...string) {
+	for _, name := range names {
+		i := bytes.Index(b, []byte(name))
+		if i < 0 {
+			continue
+		}
+		rest := bytes.TrimLeft(b[i+len(name):], " \t\r\n")
+		if len(rest) == 0 || rest[0] != ':' {
+			continue
+		}
+		rest = bytes.TrimLeft(rest[1:], " \t\r\n")
+		n, digits := 0, 0
+		for digits < len(rest) && rest[digits]-'0' <= 9 && digits < 12 {
+			n = n*10 + int(rest[digits]-'0')
+			digits++
+		}
+		if digits > 0 {
+			*dst = n
+			return
+		}
+	}
+}
