@@ -27,9 +27,54 @@ func (n Namespace) Seed() uint64 {
 		seed += xxh3.HashString(n.Adapter)
 	}
 	if n.Salt != "" {
-		seed += xxh3.HashStringSeed(n.Salt, 1)
+		seed += SaltTerm(n.Salt)
 	}
 	return seed
+}
+
+// SaltTerm is what a cache salt that is not empty adds to the namespace's seed.
+func SaltTerm(salt string) uint64 { return xxh3.HashStringSeed(salt, 1) }
+
+// Item is a multimodal item of a prompt: its tokens are those from Start up to, not including, End.
+type Item struct {
+	// ID is the engine's identifier of the item (its content hash or the client's uuid).
+	ID         string
+	Start, End int
+}
+
+// ChainItems is Chain for a prompt with multimodal items, which are in order of Start: a block's
+// hash includes the identifiers of the items that overlap it.
+func ChainItems(dst []Hash, tokens []uint32, blockSize int, ns Namespace, items []Item) []Hash {
+	if len(items) == 0 {
+		return Chain(dst, tokens, blockSize, ns)
+	}
+	seed := ns.Seed()
+	var parent Hash
+	var ids []string
+	for from := 0; from+blockSize <= len(tokens); from += blockSize {
+		ids = ids[:0]
+		for _, item := range items {
+			if item.Start < from+blockSize && item.End > from {
+				ids = append(ids, item.ID)
+			}
+		}
+		parent = Next(parent, LocalWith(tokens[from:from+blockSize], seed, ids))
+		dst = append(dst, parent)
+	}
+	return dst
+}
+
+// LocalWith is Local for a block that the items named ids overlap, in order of their places:
+// the XXH3-64 (seed 0) of each identifier follows the tokens as uint64 little-endian.
+func LocalWith(tokens []uint32, seed uint64, ids []string) uint64 {
+	if len(ids) == 0 {
+		return Local(tokens, seed)
+	}
+	b := append(make([]byte, 0, 4*len(tokens)+8*len(ids)), littleEndian(tokens)...)
+	for _, id := range ids {
+		b = binary.LittleEndian.AppendUint64(b, xxh3.HashString(id))
+	}
+	return xxh3.HashSeed(b, seed)
 }
 
 // Chain appends to dst the hashes of the complete blocks of tokens, blockSize tokens each, and

@@ -1,0 +1,54 @@
+package kvindex
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// BlockCost is the memory in bytes that one held block costs at most: the lookup slot, the
+// engine's name for it with its reference count, and their tables' free room.
+const BlockCost = 48
+
+// MaxRanks is the largest Config.MaxRanks.
+const MaxRanks = 4096
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// MaxBytes bounds the index's memory at BlockCost per block. When it is reached, new blocks
+	// of ranks that have their share are not indexed until engines evict others, and the ranks'
+	// state says so.
+	MaxBytes int64 `yaml:"max_bytes"`
+	// MaxRanks is the largest number of ranks at one time; every 64 cost 8 bytes per distinct
+	// set of ranks.
+	MaxRanks int `yaml:"max_ranks"`
+	// BeliefTTL is how long a routed prompt is believed to be in its rank's cache when neither
+	// an event nor a first token has confirmed it.
+	BeliefTTL time.Duration `yaml:"belief_ttl"`
+	// DefaultCapacity is the number of blocks that a rank without events is taken to hold when
+	// its replica does not report a number.
+	DefaultCapacity int `yaml:"default_capacity"`
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{MaxBytes: 2 << 30, MaxRanks: 512, BeliefTTL: 10 * time.Second, DefaultCapacity: 16384}
+}
+
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	if c.MaxBytes < 1<<20 {
+		errs = append(errs, fmt.Errorf("max_bytes: %d is less than one MiB", c.MaxBytes))
+	}
+	if c.MaxRanks < 1 || c.MaxRanks > MaxRanks {
+		errs = append(errs, fmt.Errorf("max_ranks: %d is not in 1..%d", c.MaxRanks, MaxRanks))
+	}
+	if c.BeliefTTL <= 0 {
+		errs = append(errs, fmt.Errorf("belief_ttl: %v is not positive", c.BeliefTTL))
+	}
+	if c.DefaultCapacity < 1 {
+		errs = append(errs, fmt.Errorf("default_capacity: %d is not positive", c.DefaultCapacity))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,258 @@
+package kvindex
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/kvblock"
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// Params is what code passes to New.
+type Params struct {
+	Log   *slog.Logger         // nil: none
+	Meter metric.MeterProvider // nil: none
+}
+
+// RankInfo describes a rank to AddRank. Unknown numbers are 0 and learned from events.
+type RankInfo struct {
+	// Rank names the rank across processes; snapshots use it. A rank without a name is left out of them.
+	Rank replica.Rank
+	// BlockSize is the size in tokens that the rank's replica reports.
+	BlockSize int
+	// Capacity is the number of blocks of the rank's GPU cache.
+	Capacity int
+}
+
+// Index holds which rank holds which block.
+type Index struct {
+	config Config
+	log    *slog.Logger
+	sets   *setTable
+	// tiers are facts, one plane per tier; the GPU plane also has the guesses of ranks without
+	// events and, under keys of their own, the blocks of limiting groups. beliefs is apart.
+	tiers   [kvblock.Tiers]*plane
+	beliefs *plane
+	// ranks by slot; replaced as a whole under mu.
+	ranks atomic.Pointer[[]*rank]
+	// limited counts the ranks whose matches are cut by limiting groups.
+	limited atomic.Int32
+	// entries counts reverse entries of all ranks; it is what the budget bounds.
+	entries atomic.Int64
+	metrics *metrics
+	unknown atomic.Int64 // calls for slots that do not exist
+	retries atomic.Int64 // lookups started over
+
+	mu     sync.Mutex
+	parked map[replica.Rank]*rank // loaded from a snapshot, not yet added; guarded by mu
+}
+
+// New returns an empty index.
+func New(config Config, params Params) (*Index, error) {
+	if err := config.Validate(); err != nil {
+		return nil, fmt.Errorf("kvindex: %w", err)
+	}
+	ix := &Index{config: config, log: params.Log, sets: newSetTable(config.MaxRanks)}
+	if ix.log == nil {
+		ix.log = slog.New(slog.DiscardHandler)
+	}
+	for t := range ix.tiers {
+		ix.tiers[t] = &plane{sets: ix.sets}
+	}
+	ix.beliefs = &plane{sets: ix.sets}
+	ix.ranks.Store(&[]*rank{})
+	m, err := newMetrics(params.Meter, ix)
+	if err != nil {
+		return nil, err
+	}
+	ix.metrics = m
+	return ix, nil
+}
+
+// Run ends beliefs whose time is over until ctx ends.
+func (ix *Index) Run(ctx context.Context) error {
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-tick.C:
+			ix.Expire(now)
+		}
+	}
+}
+
+// AddRank makes slot known. A rank that a snapshot brought is taken over with its content; its
+// state is then what the feed says next. It is an error when the slot is in use or above max_ranks.
+func (ix *Index) AddRank(slot replica.Slot, info RankInfo) error {
+	if int(slot) >= ix.config.MaxRanks {
+		return fmt.Errorf("kvindex: rank slot %d is above max_ranks (%d): its cache is not indexed", slot, ix.config.MaxRanks)
+	}
+	ix.mu.Lock()
+	defer ix.mu.Unlock()
+	if ix.rank(slot) != nil {
+		return fmt.Errorf("kvindex: rank slot %d was added twice", slot)
+	}
+	r := ix.parked[info.Rank]
+	if r != nil && info.Rank != (replica.Rank{}) {
+		delete(ix.parked, info.Rank)
+	} else {
+		r = &rank{}
+	}
+	r.mu.Lock()
+	r.ix, r.info = ix, info
+	r.writer.slot = slot
+	r.publishAll()
+	r.mu.Unlock()
+	list := slices.Clone(*ix.ranks.Load())
+	for len(list) <= int(slot) {
+		list = append(list, nil)
+	}
+	list[slot] = r
+	ix.ranks.Store(&list)
+	return nil
+}
+
+// RemoveRank forgets the rank and everything it held.
+func (ix *Index) RemoveRank(slot replica.Slot) {
+	ix.mu.Lock()
+	defer ix.mu.Unlock()
+	r := ix.rank(slot)
+	if r == nil {
+		return
+	}
+	list := slices.Clone(*ix.ranks.Load())
+	list[slot] = nil
+	ix.ranks.Store(&list)
+	r.mu.Lock()
+	r.reset()
+	r.writer.forget(ix.sets)
+	r.gone = true
+	r.mu.Unlock()
+}
+
+// UpdateRank tells what is newly known about a rank. Zero fields change nothing.
+func (ix *Index) UpdateRank(slot replica.Slot, info RankInfo) {
+	ix.locked(slot, func(r *rank) {
+		if info.BlockSize > 0 {
+			r.info.BlockSize = info.BlockSize
+		}
+		if info.Capacity > 0 {
+			r.info.Capacity = info.Capacity
+		}
+	})
+}
+
+// rank returns the rank of slot, or nil.
+func (ix *Index) rank(slot replica.Slot) *rank {
+	list := *ix.ranks.Load()
+	if int(slot) >= len(list) {
+		return nil
+	}
+	return list[slot]
+}
+
+// locked calls f with the rank of slot under its lock; an unknown slot is counted.
+func (ix *Index) locked(slot replica.Slot, f func(*rank)) {
+	r := ix.rank(slot)
+	if r == nil {
+		ix.unknown.Add(1)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.gone {
+		ix.unknown.Add(1)
+		return
+	}
+	f(r)
+}
+
+// Store applies a stored event.
+func (ix *Index) Store(slot replica.Slot, ev *kvblock.Stored) {
+	ix.locked(slot, func(r *rank) { r.store(ev) })
+}
+
+// Remove applies a removed event.
+func (ix *Index) Remove(slot replica.Slot, ev *kvblock.Removed) {
+	ix.locked(slot, func(r *rank) { r.remove(ev) })
+}
+
+// Clear forgets what the rank holds in a tier, or in all of them.
+func (ix *Index) Clear(slot replica.Slot, tier kvblock.Tier, all bool) {
+	ix.locked(slot, func(r *rank) {
+		for _, p := range r.parts {
+			if all || p.tier == tier {
+				r.drop(p)
+			}
+		}
+	})
+}
+
+// Reset forgets everything that the rank held: a new engine life, or events were lost.
+func (ix *Index) Reset(slot replica.Slot) {
+	ix.locked(slot, func(r *rank) { r.resets++; r.reset() })
+}
+
+// SetState records how far the rank may be trusted. A rank that begins or ceases to publish
+// events loses what it held: guesses are not facts.
+func (ix *Index) SetState(slot replica.Slot, s kvblock.FeedState) {
+	ix.locked(slot, func(r *rank) {
+		if (s == kvblock.FeedNone) != (r.state == kvblock.FeedNone) && !r.loaded {
+			r.reset()
+		}
+		if s == kvblock.FeedExact || s == kvblock.FeedNone {
+			r.loaded = false
+		}
+		r.state = s
+	})
+}
+
+// BlockSize returns the rank's block size in tokens: learned from events, else as reported,
+// else 0.
+func (ix *Index) BlockSize(slot replica.Slot) int {
+	n := 0
+	if r := ix.rank(slot); r != nil {
+		n = int(r.blockSize.Load())
+		if n == 0 {
+			r.mu.Lock()
+			n = r.info.BlockSize
+			r.mu.Unlock()
+		}
+	}
+	return n
+}
+
+// BlockSizes returns the distinct block sizes of all ranks in ascending order. Ranks match
+// only hashes of their own size: a caller with several sizes asks once for each.
+func (ix *Index) BlockSizes() []int {
+	var sizes []int
+	for slot, r := range *ix.ranks.Load() {
+		if r == nil {
+			continue
+		}
+		if n := ix.BlockSize(replica.Slot(slot)); n > 0 && !slices.Contains(sizes, n) {
+			sizes = append(sizes, n)
+		}
+	}
+	slices.Sort(sizes)
+	return sizes
+}
+
+// LastTokenRule returns how many tokens an engine takes from its cache when it holds the
+// first blocks of a prompt: whole blocks, and at most all tokens but one, because the last
+// token is always computed.
+func LastTokenRule(blocks, blockSize, promptTokens int) int {
+	if blockSize <= 0 || promptTokens <= 0 {
+		return 0
+	}
+	return min(blocks, (promptTokens-1)/blockSize) * blockSize
+}

@@ -1,0 +1,318 @@
+package kvindex
+
+import (
+	"github.com/kvpilot/kvpilot/server/blockhash"
+	"github.com/kvpilot/kvpilot/server/kvblock"
+)
+
+// store applies a stored event: count the copies, key what can be keyed, publish what is new.
+func (r *rank) store(ev *kvblock.Stored) {
+	if ev.Remote {
+		r.counts.remote += int64(len(ev.Hashes))
+		return
+	}
+	if r.approx != nil {
+		r.dropApprox()
+	}
+	n := len(ev.Hashes)
+	r.counts.stored += int64(n)
+	if n == 0 {
+		return
+	}
+	p := r.part(ev)
+	salt := r.key(p, ev)
+	if r.ix.over(r, n) {
+		r.storeKnown(p, ev, salt)
+	} else {
+		r.storeAll(p, ev, salt)
+	}
+	if p == r.chains[kvblock.TierGPU] {
+		r.nameWaiting(p, ev, salt)
+	}
+	if len(r.beliefs) > 0 && p == r.chains[kvblock.TierGPU] {
+		r.confirm(r.keys[n-1])
+	}
+}
+
+// storeAll applies the event with room for all its blocks.
+func (r *rank) storeAll(p *part, ev *kvblock.Stored, salt uint64) {
+	n := len(ev.Hashes)
+	p.rev.room(n)
+	before := p.rev.live
+	if n > 1 {
+		plane := r.plane(p)
+		for i, h := range ev.Hashes {
+			p.rev.touch(revID(h))
+			plane.touch(p.cell(r.keys[i]))
+		}
+	}
+	for i, h := range ev.Hashes {
+		r.storeOne(p, revID(h), r.keys[i], salt)
+	}
+	r.ix.entries.Add(int64(p.rev.live - before))
+}
+
+// storeKnown applies the event when the budget is used up: further copies of known blocks are
+// counted, and new blocks are left out.
+func (r *rank) storeKnown(p *part, ev *kvblock.Stored, salt uint64) {
+	for i, h := range ev.Hashes {
+		if _, known := p.rev.get(revID(h)); known {
+			r.storeOne(p, revID(h), r.keys[i], salt)
+		} else {
+			r.counts.cut++
+		}
+	}
+}
+
+func (r *rank) storeOne(p *part, id uint64, key blockhash.Hash, salt uint64) {
+	at, fresh := p.rev.add(id, key)
+	switch {
+	case fresh && key != 0:
+		r.hold(p, key, salt)
+	case fresh:
+		p.unkeyed++
+	case key != 0 && p.rev.words[2*at+1] == 0:
+		p.rev.words[2*at+1] = uint64(key)
+		p.unkeyed--
+		r.hold(p, key, salt)
+	}
+}
+
+// nameWaiting gives their keys to blocks of other parts that were announced before the chain
+// told what they are: offloaded copies and limiting groups name blocks by hash only.
+func (r *rank) nameWaiting(chain *part, ev *kvblock.Stored, salt uint64) {
+	for _, p := range r.parts {
+		if p == chain || p.unkeyed == 0 {
+			continue
+		}
+		for i, h := range ev.Hashes {
+			if r.keys[i] == 0 {
+				continue
+			}
+			id := revID(h)
+			if at, ok := p.rev.find(id); ok && p.rev.words[2*at+1] == 0 {
+				p.rev.words[2*at+1] = uint64(r.keys[i])
+				p.unkeyed--
+				r.hold(p, r.keys[i], salt)
+			}
+		}
+	}
+}
+
+// key fills r.keys with the event's keys, zero where a block cannot be keyed, and returns the
+// salt's seed term.
+func (r *rank) key(p *part, ev *kvblock.Stored) (salt uint64) {
+	n := len(ev.Hashes)
+	r.keys = r.keys[:0]
+	whole := ev.BlockSize > 0 && len(ev.Tokens) == n*ev.BlockSize
+	partial := whole && r.learnSize(p, ev)
+	switch {
+	case ev.Ambiguous || ev.AdapterID != 0 && ev.Adapter == "":
+		r.counts.ambiguous += int64(n)
+		r.keys = append(r.keys, make([]blockhash.Hash, n)...)
+		return 0
+	case partial:
+		r.counts.partial += int64(n)
+		r.keys = append(r.keys, make([]blockhash.Hash, n)...)
+		return 0
+	}
+	if unit := r.unit(ev); whole && unit > 0 && ev.BlockSize%unit == 0 {
+		if parent, ok := r.parent(p, ev); ok {
+			if salt = r.saltOf(parent, ev); ev.BlockSize == unit {
+				r.extend(parent, ev, salt)
+			} else {
+				r.extendCoarse(parent, ev, unit, salt)
+			}
+			return salt
+		}
+		r.counts.orphans += int64(n)
+	} else if whole || len(ev.Tokens) > 0 {
+		r.counts.misshapen += int64(n)
+	}
+	for _, h := range ev.Hashes {
+		r.keys = append(r.keys, r.named(p, h))
+	}
+	if last := r.keys[n-1]; last != 0 && r.salts.live > 0 {
+		term, _ := r.salts.get(revID(kvblock.EngineHash(last)))
+		salt = uint64(term)
+	}
+	return salt
+}
+
+// learnSize learns the part's block size and reports whether the event is a partial block: a
+// prefix that ends inside one.
+func (r *rank) learnSize(p *part, ev *kvblock.Stored) bool {
+	switch {
+	case ev.BlockSize == p.blockSize:
+		return false
+	case ev.BlockSize < p.blockSize:
+		return true
+	case p.blockSize > 0:
+		r.counts.resized++ // the first one was partial, or the engine changed without a reset
+	}
+	p.blockSize = ev.BlockSize
+	switch {
+	case p.role == roleLimit:
+		r.setLimits()
+	case p.role == roleChain && p.tier == kvblock.TierGPU:
+		r.blockSize.Store(int32(ev.BlockSize))
+		r.setLimits()
+	case p.role == roleChain:
+		if unit := r.unit(ev); ev.BlockSize%unit == 0 {
+			r.strides[p.tier].Store(int32(ev.BlockSize / unit))
+		}
+	}
+	return false
+}
+
+// unit is the size of the blocks that keys are chained over.
+func (r *rank) unit(ev *kvblock.Stored) int {
+	if n := int(r.blockSize.Load()); n > 0 {
+		return n
+	}
+	if n := r.info.BlockSize; n > 0 && ev.BlockSize%n == 0 {
+		return n
+	}
+	return ev.BlockSize
+}
+
+// parent returns the key that the event's first block continues, zero for a root, and false
+// when that is not known.
+func (r *rank) parent(p *part, ev *kvblock.Stored) (blockhash.Hash, bool) {
+	if !ev.HasParent {
+		return 0, true
+	}
+	key, _ := p.rev.get(revID(ev.Parent))
+	if key == 0 {
+		key = r.named(p, ev.Parent)
+	}
+	return key, key != 0
+}
+
+// named returns the key under which another part's chain knows the block, or zero.
+func (r *rank) named(p *part, h kvblock.EngineHash) blockhash.Hash {
+	for _, c := range r.chains {
+		if c == nil || c == p {
+			continue
+		}
+		if key, _ := c.rev.get(revID(h)); key != 0 {
+			return key
+		}
+	}
+	return 0
+}
+
+// saltOf returns the salt's seed term: a root names its salt, others inherit it.
+func (r *rank) saltOf(parent blockhash.Hash, ev *kvblock.Stored) uint64 {
+	if ev.Salt != "" {
+		return blockhash.SaltTerm(ev.Salt)
+	}
+	if parent == 0 || r.salts.live == 0 {
+		return 0
+	}
+	term, _ := r.salts.get(revID(kvblock.EngineHash(parent)))
+	return uint64(term)
+}
+
+// extend appends the keys of the event's blocks.
+func (r *rank) extend(parent blockhash.Hash, ev *kvblock.Stored, salt uint64) {
+	seed := blockhash.Namespace{Adapter: ev.Adapter}.Seed() + salt
+	if ev.Items == nil {
+		r.keys = blockhash.Extend(r.keys, parent, ev.Tokens, ev.BlockSize, seed)
+		return
+	}
+	for i := range ev.Hashes {
+		r.ids = r.ids[:0]
+		if i < len(ev.Items) {
+			for _, item := range ev.Items[i] {
+				r.ids = append(r.ids, item.ID)
+			}
+		}
+		tokens := ev.Tokens[i*ev.BlockSize : (i+1)*ev.BlockSize]
+		parent = blockhash.Next(parent, blockhash.LocalWith(tokens, seed, r.ids))
+		r.keys = append(r.keys, parent)
+	}
+}
+
+// extendCoarse appends the keys at the ends of blocks that are several chain blocks long. With
+// multimodal items the chain blocks' own items are not told, so that such blocks stay unkeyed
+// unless the chain names them.
+func (r *rank) extendCoarse(parent blockhash.Hash, ev *kvblock.Stored, unit int, salt uint64) {
+	seed := blockhash.Namespace{Adapter: ev.Adapter}.Seed() + salt
+	if ev.Items != nil {
+		for _, h := range ev.Hashes {
+			r.keys = append(r.keys, r.named(nil, h))
+		}
+		return
+	}
+	var fine [1]blockhash.Hash
+	for i := range ev.Hashes {
+		tokens := ev.Tokens[i*ev.BlockSize : (i+1)*ev.BlockSize]
+		for len(tokens) > 0 {
+			parent = blockhash.Extend(fine[:0], parent, tokens[:unit], unit, seed)[0]
+			tokens = tokens[unit:]
+		}
+		r.keys = append(r.keys, parent)
+	}
+}
+
+// remove applies a removed event: one copy less of each block.
+func (r *rank) remove(ev *kvblock.Removed) {
+	if ev.Remote {
+		r.counts.remote += int64(len(ev.Hashes))
+		return
+	}
+	r.counts.removed += int64(len(ev.Hashes))
+	p := r.find(ev.Tier, ev.Group)
+	if p == nil {
+		r.counts.unknownRemoved += int64(len(ev.Hashes))
+		return
+	}
+	if len(ev.Hashes) > 1 {
+		r.touchRemoved(p, ev)
+	}
+	before := p.rev.live
+	for _, h := range ev.Hashes {
+		key, last, known := p.rev.drop(revID(h))
+		switch {
+		case !known:
+			r.counts.unknownRemoved++
+		case last && key != 0:
+			r.unhold(p, key)
+		case last:
+			p.unkeyed--
+		}
+	}
+	r.ix.entries.Add(int64(p.rev.live - before))
+}
+
+// touchRemoved loads what the removals will need, all at once.
+func (r *rank) touchRemoved(p *part, ev *kvblock.Removed) {
+	plane := r.plane(p)
+	for _, h := range ev.Hashes {
+		p.rev.touch(revID(h))
+	}
+	for _, h := range ev.Hashes {
+		if key, ok := p.rev.get(revID(h)); ok && key != 0 {
+			plane.touch(p.cell(key))
+		}
+	}
+}
+
+// over reports whether n more blocks of r would break the budget. The last tenth is kept for
+// ranks below their fair share, so that a late rank is indexed too.
+func (ix *Index) over(r *rank, n int) bool {
+	budget := ix.config.MaxBytes / BlockCost
+	held := ix.entries.Load() + int64(n)
+	if held <= budget-budget/10 {
+		return false
+	}
+	if held > budget {
+		return true
+	}
+	own := 0
+	for _, p := range r.parts {
+		own += p.rev.live
+	}
+	return int64(own) > budget/int64(max(len(*ix.ranks.Load()), 1))
+}
