@@ -1,0 +1,50 @@
+package inproc
+
+import (
+	"context"
+	"net/http"
+	"time"
+)
+
+// Exchange is the HTTP request that a call was made from. It rides beside the call's messages, so
+// that the handler sees the client's path, query and headers as they came, and can answer with an
+// exact status and headers of its own.
+type Exchange struct {
+	// Method, Path (still escaped) and RawQuery are the client's own.
+	Method   string
+	Path     string
+	RawQuery string
+	// Header holds the client's headers. It is read, never changed.
+	Header http.Header
+	// RequestID is the client's X-Request-Id or one that was made for it.
+	RequestID string
+	// RemoteAddr is the client's address and port.
+	RemoteAddr string
+	// Received is when the request's header had been read.
+	Received time.Time
+	// Answer takes what goes back.
+	Answer Answer
+}
+
+// Answer takes a streamed answer. It is used by one goroutine at a time.
+type Answer interface {
+	// Begin sets the status and the headers, once, before the first message. The header belongs to
+	// the Answer from then on.
+	Begin(status int, header http.Header) error
+	// Message delivers one message of the stream. It does not keep msg: the handler may use it, and
+	// the bytes in it, again as soon as Message returns. An error means that the client is gone.
+	Message(msg any) error
+}
+
+type exchangeKey struct{}
+
+// WithExchange attaches e to calls that are made with the returned context.
+func WithExchange(ctx context.Context, e *Exchange) context.Context {
+	return context.WithValue(ctx, exchangeKey{}, e)
+}
+
+// FromContext returns the Exchange of a handler's call, or nil when the call came another way.
+func FromContext(ctx context.Context) *Exchange {
+	e, _ := ctx.Value(exchangeKey{}).(*Exchange)
+	return e
+}
