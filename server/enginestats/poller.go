@@ -1,0 +1,361 @@
+package enginestats
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// Poller asks replicas for their load. Make one with New and give it life with Run.
+type Poller struct {
+	config  Config
+	params  Params
+	log     *slog.Logger
+	metrics *metrics
+	asking  chan struct{} // one token per look under way
+	wake    chan struct{}
+
+	mu      sync.Mutex
+	targets map[replica.ID]*target   // guarded by mu
+	bySlot  map[replica.Slot]*target // guarded by mu
+
+	table atomic.Pointer[[]*account]
+}
+
+// account holds the newest statistics of one slot.
+type account struct{ stats atomic.Pointer[Stats] }
+
+// target is one replica with the slots of its ranks.
+type target struct {
+	replica *replica.Replica
+	slots   map[int]replica.Slot // by rank; guarded by the poller's mu
+	cancel  context.CancelFunc   // nil until its goroutine runs; guarded by the poller's mu
+
+	// What follows belongs to the goroutine that asks.
+	learned Learned
+	began   time.Time
+	counted uint64 // tokens counted by the engine, to notice that it began anew
+	own     map[replica.Slot]int
+	last    map[replica.Slot]time.Time
+}
+
+// New returns a poller without replicas.
+func New(config Config, params Params) (*Poller, error) {
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	if params.Log == nil {
+		params.Log = slog.New(slog.DiscardHandler)
+	}
+	if params.Client == nil {
+		params.Client = newClient()
+	}
+	if params.InFlight == nil {
+		params.InFlight = func(replica.Slot) int { return 0 }
+	}
+	m, err := newMetrics(params.Meter)
+	if err != nil {
+		return nil, err
+	}
+	p := &Poller{
+		config: config, params: params, log: params.Log, metrics: m,
+		asking: make(chan struct{}, config.Concurrency), wake: make(chan struct{}, 1),
+		targets: map[replica.ID]*target{}, bySlot: map[replica.Slot]*target{},
+	}
+	p.table.Store(&[]*account{})
+	return p, nil
+}
+
+// Add starts to poll for a rank. It fits registry.Params.OnRankAdded.
+func (p *Poller) Add(slot replica.Slot, r *replica.Replica, rank int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.targets[r.ID]
+	if t == nil || t.replica.URL != r.URL || t.slots[rank] != slot && t.has(rank) {
+		t = &target{
+			replica: r, slots: map[int]replica.Slot{},
+			own: map[replica.Slot]int{}, last: map[replica.Slot]time.Time{},
+		}
+		if old := p.targets[r.ID]; old != nil && old.cancel != nil {
+			old.cancel()
+		}
+		p.targets[r.ID] = t
+	}
+	t.slots[rank] = slot
+	p.bySlot[slot] = t
+	p.setAccount(slot, new(account))
+	p.nudge()
+}
+
+func (t *target) has(rank int) bool {
+	_, ok := t.slots[rank]
+	return ok
+}
+
+// Remove stops polling for a rank.
+func (p *Poller) Remove(slot replica.Slot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.bySlot[slot]
+	if t == nil {
+		return
+	}
+	delete(p.bySlot, slot)
+	p.setAccount(slot, nil)
+	maps.DeleteFunc(t.slots, func(_ int, s replica.Slot) bool { return s == slot })
+	if len(t.slots) > 0 {
+		return
+	}
+	if t.cancel != nil {
+		t.cancel()
+	}
+	if p.targets[t.replica.ID] == t {
+		delete(p.targets, t.replica.ID)
+	}
+}
+
+// setAccount replaces the account of slot in a copy of the table. p.mu is held.
+func (p *Poller) setAccount(slot replica.Slot, a *account) {
+	old := *p.table.Load()
+	table := make([]*account, max(len(old), int(slot)+1))
+	copy(table, old)
+	table[slot] = a
+	p.table.Store(&table)
+}
+
+func (p *Poller) account(slot replica.Slot) *account {
+	table := *p.table.Load()
+	if int(slot) >= len(table) {
+		return nil
+	}
+	return table[slot]
+}
+
+// Stats returns what the rank's engine reported last; not ok when it has not reported yet.
+func (p *Poller) Stats(slot replica.Slot) (Stats, bool) {
+	if a := p.account(slot); a != nil {
+		if s := a.stats.Load(); s != nil {
+			return *s, true
+		}
+	}
+	return Stats{}, false
+}
+
+// Observe takes in what a reply's ORCA header said of a rank.
+func (p *Poller) Observe(slot replica.Slot, o ORCA) {
+	a := p.account(slot)
+	if a == nil {
+		return
+	}
+	for {
+		old := a.stats.Load()
+		if old == nil {
+			return // a header alone does not make statistics
+		}
+		s := *old
+		s.KVUsage, s.Waiting = o.KVUsage, o.Waiting
+		if a.stats.CompareAndSwap(old, &s) {
+			return
+		}
+	}
+}
+
+func (p *Poller) nudge() {
+	select {
+	case p.wake <- struct{}{}:
+	default: // it is awake already
+	}
+}
+
+// Run polls until ctx ends.
+func (p *Poller) Run(ctx context.Context) error {
+	var asking sync.WaitGroup
+	for {
+		p.start(ctx, &asking)
+		select {
+		case <-ctx.Done():
+			asking.Wait()
+			p.params.Client.CloseIdleConnections()
+			return nil
+		case <-p.wake:
+		}
+	}
+}
+
+// start gives a goroutine to each target that has none.
+func (p *Poller) start(ctx context.Context, asking *sync.WaitGroup) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, t := range p.targets {
+		if t.cancel != nil {
+			continue
+		}
+		own, cancel := context.WithCancel(ctx)
+		t.cancel = cancel
+		asking.Go(func() { p.poll(own, t) })
+	}
+}
+
+// poll asks one replica until ctx ends, less often while it does not answer.
+func (p *Poller) poll(ctx context.Context, t *target) {
+	wait := time.Duration(rand.Int64N(int64(min(p.config.Interval, 100*time.Millisecond)) + 1))
+	failed := 0
+	for {
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		select {
+		case p.asking <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		err := p.ask(ctx, t)
+		<-p.asking
+		if ctx.Err() != nil {
+			return
+		}
+		p.metrics.polled(ctx, err)
+		if err == nil {
+			failed = 0
+		} else {
+			failed++
+			p.log.Debug("engine statistics not read", "replica", t.replica.ID, "error", err)
+		}
+		wait = p.config.Interval << min(failed, 4)
+		wait += time.Duration(rand.Int64N(int64(wait/5)+1)) - wait/10
+	}
+}
+
+// ask makes one look.
+func (p *Poller) ask(ctx context.Context, t *target) error {
+	ctx, cancel := context.WithTimeout(ctx, p.config.Timeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.replica.URL+p.config.Path, nil)
+	if err != nil {
+		return fmt.Errorf("poll: %w", err)
+	}
+	if !t.replica.APIKey.IsEmpty() {
+		req.Header.Set("Authorization", "Bearer "+t.replica.APIKey.Reveal())
+	}
+	p.noteOwn(t)
+	resp, err := p.params.Client.Do(req)
+	if err != nil {
+		return fmt.Errorf("poll: %w", err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("poll: status %d", resp.StatusCode)
+	}
+	body := &io.LimitedReader{R: resp.Body, N: p.config.MaxBytes + 1}
+	page, err := scan(body)
+	if body.N <= 0 {
+		return fmt.Errorf("poll: the answer is above %d bytes", p.config.MaxBytes)
+	}
+	if err != nil {
+		return err
+	}
+	p.apply(t, page, time.Now())
+	return nil
+}
+
+// ranks returns the target's slots by rank.
+func (p *Poller) ranks(t *target) map[int]replica.Slot {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(t.slots)
+}
+
+// noteOwn remembers the most requests that we had on each rank since the last report: those that
+// ended meanwhile may still show in the engine's gauges.
+func (p *Poller) noteOwn(t *target) {
+	for _, slot := range p.ranks(t) {
+		t.own[slot] = max(t.own[slot], p.params.InFlight(slot))
+	}
+}
+
+// apply takes over a page.
+func (p *Poller) apply(t *target, pg *page, now time.Time) {
+	slots := p.ranks(t)
+	engines := slices.Sorted(maps.Keys(pg.engines))
+	counted := uint64(0)
+	for place, index := range engines {
+		e := pg.engines[index]
+		counted += uint64(e.prompt + e.output)
+		slot, ok := pick(slots, index, place, len(engines))
+		a := p.account(slot)
+		if !ok || a == nil {
+			continue
+		}
+		s := e.stats(now, pg.adapters)
+		s.stale = p.config.Stale
+		s.foreign = p.foreign(t, a, slot, s, now)
+		a.stats.Store(&s)
+	}
+	p.tell(t, pg, counted, now)
+}
+
+// pick finds the slot of an engine. Its label is the rank's index, or, when a replica shows the
+// ranks of a larger group, the label's place among the others.
+func pick(slots map[int]replica.Slot, index, place, engines int) (replica.Slot, bool) {
+	if engines == len(slots) {
+		index = place
+	}
+	slot, ok := slots[max(index, 0)]
+	return slot, ok
+}
+
+func (e *engine) stats(now time.Time, adapters []string) Stats {
+	return Stats{
+		At: now, Running: int(e.running), Waiting: int(e.waiting), KVUsage: min(max(e.usage, 0), 1),
+		QueryTokens: uint64(max(e.queries, 0)), HitTokens: uint64(max(e.hits, 0)),
+		PromptTokens: uint64(max(e.prompt, 0)), OutputTokens: uint64(max(e.output, 0)),
+		Preemptions: uint64(max(e.preemptions, 0)), Asleep: e.asleep, Adapters: adapters,
+	}
+}
+
+// foreign is the new estimate of what others sent to the rank.
+func (p *Poller) foreign(t *target, a *account, slot replica.Slot, s Stats, now time.Time) float64 {
+	own := max(t.own[slot], p.params.InFlight(slot))
+	t.own[slot] = p.params.InFlight(slot)
+	seen := float64(max(0, s.Running+s.Waiting-own))
+	last, known := t.last[slot]
+	t.last[slot] = now
+	old := a.stats.Load()
+	if !known || old == nil {
+		return seen
+	}
+	return damp(old.foreign, seen, now.Sub(last))
+}
+
+// tell hands on what is news about the engine itself.
+func (p *Poller) tell(t *target, pg *page, counted uint64, now time.Time) {
+	began := pg.began
+	restarted := !began.IsZero() && !t.began.IsZero() && began.Sub(t.began) > time.Second
+	if began.IsZero() && counted < t.counted {
+		began, restarted = now, true
+	}
+	t.began, t.counted = began, counted
+	if restarted && p.params.OnRestart != nil {
+		p.params.OnRestart(t.replica.ID, began)
+	}
+	if pg.learned != t.learned && pg.learned != (Learned{}) {
+		t.learned = pg.learned
+		if p.params.OnLearned != nil {
+			p.params.OnLearned(t.replica.ID, pg.learned)
+		}
+	}
+}

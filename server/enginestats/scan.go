@@ -1,0 +1,188 @@
+package enginestats
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// page is what one answer of /metrics says.
+type page struct {
+	engines map[int]*engine // by the engine label; -1: no label
+	learned Learned
+	tokens  int // kv_cache_size_tokens
+	began   time.Time
+
+	adapters   []string
+	adaptersAt float64
+}
+
+type engine struct {
+	running, waiting, usage float64
+	queries, hits           float64
+	prompt, output          float64
+	preemptions             float64
+	asleep                  bool
+	seen                    bool // a gauge of requests was there
+}
+
+const (
+	maxEngines  = 4096
+	maxLine     = 64 << 10
+	maxAdapters = 1024
+)
+
+var errNoEngine = errors.New("no vLLM metrics in the answer")
+
+// scan reads Prometheus text 0.0.4 or OpenMetrics text, line by line, for the few names that
+// matter. Lines it does not understand are skipped.
+func scan(r io.Reader) (*page, error) {
+	p := &page{engines: map[int]*engine{}}
+	lines := bufio.NewReaderSize(r, maxLine)
+	for {
+		line, err := lines.ReadSlice('\n')
+		switch {
+		case errors.Is(err, bufio.ErrBufferFull): // no line of ours is that long
+			for errors.Is(err, bufio.ErrBufferFull) {
+				_, err = lines.ReadSlice('\n')
+			}
+		case len(line) > 0:
+			p.line(bytes.TrimRight(line, "\r\n"))
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			if errors.Is(err, io.EOF) {
+				return p, p.finish()
+			}
+			return nil, fmt.Errorf("read metrics: %w", err)
+		}
+	}
+}
+
+func (p *page) finish() error {
+	for _, e := range p.engines {
+		if e.seen {
+			if p.tokens > 0 && p.learned.BlockSize > 0 {
+				p.learned.Blocks = p.tokens / p.learned.BlockSize
+			}
+			return nil
+		}
+	}
+	return errNoEngine
+}
+
+// line takes in one sample.
+func (p *page) line(line []byte) {
+	name, labels, value, ok := sample(line)
+	if !ok {
+		return
+	}
+	if string(name) == "process_start_time_seconds" {
+		if value > 0 && value < 1e11 {
+			p.began = time.UnixMilli(int64(value * 1000))
+		}
+		return
+	}
+	name, ours := bytes.CutPrefix(name, []byte("vllm:"))
+	if !ours {
+		return
+	}
+	switch string(name) {
+	case "lora_requests_info":
+		p.lora(labels, value)
+		return
+	case "cache_config_info":
+		p.cacheConfig(labels)
+		return
+	}
+	set, known := setters[string(name)]
+	if !known {
+		return
+	}
+	if e := p.engine(labels); e != nil {
+		set(e, value, labels)
+	}
+}
+
+// setters take a sample into its engine. Samples of one name and engine add up (several served
+// models), except for shares and states.
+var setters = map[string]func(e *engine, v float64, labels []byte){
+	"num_requests_running":           func(e *engine, v float64, _ []byte) { e.running += v; e.seen = true },
+	"num_requests_waiting":           func(e *engine, v float64, _ []byte) { e.waiting += v; e.seen = true },
+	"kv_cache_usage_perc":            func(e *engine, v float64, _ []byte) { e.usage = max(e.usage, v) },
+	"gpu_cache_usage_perc":           func(e *engine, v float64, _ []byte) { e.usage = max(e.usage, v) },
+	"prefix_cache_queries_total":     func(e *engine, v float64, _ []byte) { e.queries += v },
+	"prefix_cache_hits_total":        func(e *engine, v float64, _ []byte) { e.hits += v },
+	"gpu_prefix_cache_queries_total": func(e *engine, v float64, _ []byte) { e.queries += v },
+	"gpu_prefix_cache_hits_total":    func(e *engine, v float64, _ []byte) { e.hits += v },
+	"prompt_tokens_total":            func(e *engine, v float64, _ []byte) { e.prompt += v },
+	"generation_tokens_total":        func(e *engine, v float64, _ []byte) { e.output += v },
+	"num_preemptions_total":          func(e *engine, v float64, _ []byte) { e.preemptions += v },
+	"engine_sleep_state": func(e *engine, v float64, labels []byte) {
+		if state, ok := label(labels, "sleep_state"); ok && string(state) != "awake" && v > 0 {
+			e.asleep = true
+		}
+	},
+}
+
+func (p *page) engine(labels []byte) *engine {
+	index := -1
+	if text, ok := label(labels, "engine"); ok {
+		n, err := strconv.Atoi(string(text))
+		if err != nil || n < 0 {
+			return nil
+		}
+		index = n
+	}
+	e := p.engines[index]
+	if e == nil && len(p.engines) < maxEngines {
+		e = new(engine)
+		p.engines[index] = e
+	}
+	return e
+}
+
+func (p *page) cacheConfig(labels []byte) {
+	p.learned.BlockSize = orElse(intLabel(labels, "block_size"), p.learned.BlockSize)
+	p.learned.Blocks = orElse(intLabel(labels, "num_gpu_blocks"), p.learned.Blocks)
+	p.tokens = orElse(intLabel(labels, "kv_cache_size_tokens"), p.tokens)
+}
+
+func orElse(a, b int) int {
+	if a > 0 {
+		return a
+	}
+	return b
+}
+
+// intLabel is 0 when the label is missing, "None" or no positive whole number.
+func intLabel(labels []byte, name string) int {
+	text, _ := label(labels, name)
+	n, err := strconv.Atoi(string(text))
+	if err != nil || n < 0 || n > math.MaxInt32 {
+		return 0
+	}
+	return n
+}
+
+// lora takes the adapters of the newest sample: its value is the time it was made.
+func (p *page) lora(labels []byte, at float64) {
+	if at < p.adaptersAt {
+		return
+	}
+	p.adaptersAt, p.adapters = at, nil
+	for _, name := range []string{"running_lora_adapters", "waiting_lora_adapters"} {
+		names, _ := label(labels, name)
+		for adapter := range bytes.SplitSeq(names, []byte(",")) {
+			if text := string(bytes.TrimSpace(adapter)); text != "" && len(p.adapters) < maxAdapters &&
+				!slices.Contains(p.adapters, text) {
+				p.adapters = append(p.adapters, text)
+			}
+		}
+	}
+}

@@ -1,0 +1,59 @@
+package enginestats
+
+import (
+	"math"
+	"time"
+)
+
+// Stats is what a rank's engine reported last.
+type Stats struct {
+	// At is when the report was received; zero: never.
+	At time.Time
+	// Running and Waiting count the engine's requests.
+	Running, Waiting int
+	// KVUsage is the used share of the KV cache, 0 to 1.
+	KVUsage float64
+	// QueryTokens and HitTokens count the prompt tokens looked up in the prefix cache since the engine
+	// began, and those found.
+	QueryTokens, HitTokens uint64
+	// PromptTokens and OutputTokens count the tokens computed since the engine began.
+	PromptTokens, OutputTokens uint64
+	// Preemptions counts the requests that the engine had to push back since it began.
+	Preemptions uint64
+	// Asleep tells that the engine's weights are offloaded.
+	Asleep bool
+	// Adapters are the LoRA adapters that the replica's requests use now.
+	Adapters []string
+
+	foreign float64
+	stale   time.Duration
+}
+
+// Fresh reports whether the statistics are recent enough to be used.
+func (s Stats) Fresh(now time.Time) bool {
+	return !s.At.IsZero() && now.Sub(s.At) <= s.stale
+}
+
+// Foreign estimates how many of the engine's requests somebody else sent. It fades to zero while
+// the statistics grow stale.
+func (s Stats) Foreign(now time.Time) float64 {
+	if s.foreign == 0 || !s.Fresh(now) {
+		return 0
+	}
+	left := 1 - float64(now.Sub(s.At))/float64(s.stale)
+	return s.foreign * math.Min(1, 2*left) // in full for the first half of the time
+}
+
+// riseTime is how long a foreign load must last to count for about two thirds. It is longer than
+// the usual delay between a request's end here and in the engine's gauges.
+const riseTime = 2 * time.Second
+
+// damp moves the estimate towards what the newest report says: slowly up, because our own
+// requests show for a moment as foreign when they end, and quickly down.
+func damp(before, seen float64, passed time.Duration) float64 {
+	if seen <= before {
+		return seen + (before-seen)/4
+	}
+	part := 1 - math.Exp(-float64(passed)/float64(riseTime))
+	return before + (seen-before)*part
+}

@@ -1,0 +1,192 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// Replicas is the fixed list.
+	Replicas []Spec `yaml:"replicas"`
+	// File names a YAML file with a list "replicas" of the same form; it is watched.
+	File string `yaml:"file"`
+	// DNS lists names whose addresses are replicas.
+	DNS []DNSConfig `yaml:"dns"`
+	// Aliases maps names that clients may use to names that replicas serve.
+	Aliases map[string]string `yaml:"aliases"`
+	// Events is the default for replicas that say nothing about events.
+	Events EventsSpec `yaml:"events"`
+	// Probe says how health is watched.
+	Probe ProbeConfig `yaml:"probe"`
+	// Registration bounds registration by RPC.
+	Registration RegistrationConfig `yaml:"registration"`
+}
+
+// ProbeConfig says how each replica's health is watched.
+type ProbeConfig struct {
+	// Path is asked for health: 200 is healthy.
+	Path string `yaml:"path"`
+	// Interval is the time between probes of a replica; each is moved by up to a tenth.
+	Interval time.Duration `yaml:"interval"`
+	// MaxInterval is the longest time between probes of a replica that stays down.
+	MaxInterval time.Duration `yaml:"max_interval"`
+	// Timeout bounds each request of a probe.
+	Timeout time.Duration `yaml:"timeout"`
+	// Up is how many probes in a row must succeed before a replica that was down takes requests again.
+	Up int `yaml:"up"`
+	// Down is how many probes in a row must fail before a replica takes no more. A refused connection
+	// counts as that many.
+	Down int `yaml:"down"`
+	// ModelsInterval is the time between looks at /v1/models, where adapters come and go.
+	ModelsInterval time.Duration `yaml:"models_interval"`
+	// Concurrency bounds the probes under way at once.
+	Concurrency int `yaml:"concurrency"`
+}
+
+// RegistrationConfig bounds registration by RPC.
+type RegistrationConfig struct {
+	// Lease is the time a registration lives when the caller asks for no other.
+	Lease time.Duration `yaml:"lease"`
+	// MaxLease caps what a caller may ask for.
+	MaxLease time.Duration `yaml:"max_lease"`
+	// Max bounds the registered replicas.
+	Max int `yaml:"max"`
+}
+
+// DNSConfig makes replicas of a name's addresses.
+type DNSConfig struct {
+	// Name is looked up. Host records (A and AAAA) need Port; with SRV records it is the full
+	// record name, for example "_http._tcp.vllm.default.svc.cluster.local".
+	Name string `yaml:"name"`
+	// SRV looks up SRV records, which bring their own ports.
+	SRV bool `yaml:"srv"`
+	// Port is the port of every address; unused with SRV.
+	Port int `yaml:"port"`
+	// Interval is the time between look-ups.
+	Interval time.Duration `yaml:"interval"`
+	// Template gives the other fields of each replica; its id and URL must be empty.
+	Template Spec `yaml:"template"`
+	// TLS makes the URLs https.
+	TLS bool `yaml:"tls"`
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{
+		Probe: ProbeConfig{
+			Path: "/health", Interval: 3 * time.Second, MaxInterval: 30 * time.Second, Timeout: 2 * time.Second,
+			Up: 2, Down: 2, ModelsInterval: 10 * time.Second, Concurrency: 64,
+		},
+		Registration: RegistrationConfig{Lease: 30 * time.Second, MaxLease: time.Hour, Max: 10_000},
+	}
+}
+
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	seen := map[replica.ID]bool{}
+	for i, s := range c.Replicas {
+		done, err := s.complete(c.Events)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("replicas[%d]: %w", i, err))
+		} else if seen[done.ID] {
+			errs = append(errs, fmt.Errorf("replicas[%d]: id %q is there twice", i, done.ID))
+		}
+		seen[done.ID] = true
+	}
+	for i, d := range c.DNS {
+		if err := d.validate(); err != nil {
+			errs = append(errs, fmt.Errorf("dns[%d]: %w", i, err))
+		}
+	}
+	for alias, served := range c.Aliases {
+		if alias == "" || served == "" {
+			errs = append(errs, fmt.Errorf("aliases: %q: %q: neither may be empty", alias, served))
+		}
+	}
+	if err := c.Probe.validate(); err != nil {
+		errs = append(errs, fmt.Errorf("probe: %w", err))
+	}
+	if r := c.Registration; r.Lease < time.Second || r.MaxLease < r.Lease || r.Max < 0 {
+		errs = append(errs, errors.New("registration: lease must be at least 1s, max_lease at least lease, max not negative"))
+	}
+	return errors.Join(errs...)
+}
+
+func (p ProbeConfig) validate() error {
+	var errs []error
+	if p.Path == "" || p.Path[0] != '/' {
+		errs = append(errs, fmt.Errorf("path: %q does not start with a slash", p.Path))
+	}
+	for name, d := range map[string]time.Duration{"interval": p.Interval, "timeout": p.Timeout, "models_interval": p.ModelsInterval} {
+		if d < time.Millisecond {
+			errs = append(errs, fmt.Errorf("%s: %s is below 1ms", name, d))
+		}
+	}
+	if p.MaxInterval < p.Interval {
+		errs = append(errs, fmt.Errorf("max_interval: %s is below interval, %s", p.MaxInterval, p.Interval))
+	}
+	if p.Up < 1 || p.Down < 1 || p.Concurrency < 1 {
+		errs = append(errs, errors.New("up, down, concurrency: must be at least 1"))
+	}
+	return errors.Join(errs...)
+}
+
+func (d DNSConfig) validate() error {
+	var errs []error
+	if d.Name == "" {
+		errs = append(errs, errors.New("name: is empty"))
+	}
+	if !d.SRV && (d.Port < 1 || d.Port > 65535) {
+		errs = append(errs, fmt.Errorf("port: %d is not within 1 to 65535", d.Port))
+	}
+	if d.Interval != 0 && d.Interval < time.Second {
+		errs = append(errs, fmt.Errorf("interval: %s is below 1s", d.Interval))
+	}
+	if d.Template.ID != "" || d.Template.URL != "" {
+		errs = append(errs, errors.New("template: id and url come from the look-up"))
+	}
+	return errors.Join(errs...)
+}
+
+// Params is what the code passes in. Its zero value is valid.
+type Params struct {
+	Log   *slog.Logger
+	Meter metric.MeterProvider
+	// Client makes the probes' requests; nil makes one that suits vLLM.
+	Client *http.Client
+	// Resolver looks up DNS names; nil takes the system's.
+	Resolver Resolver
+
+	// OnRankAdded is told of each new rank before a snapshot shows it.
+	OnRankAdded func(slot replica.Slot, r *replica.Replica, rank int)
+	// OnRankRemoved is told of each rank that no snapshot shows any more. Its slot may be used again
+	// after the call returned.
+	OnRankRemoved func(slot replica.Slot)
+	// OnRestarted is told that the engine behind a replica is a new process, which began at the given
+	// moment or a little earlier. The replica keeps its slots.
+	OnRestarted func(r *replica.Replica, began time.Time)
+	// OnChanged is told of each new snapshot after it was published.
+	OnChanged func(*Snapshot)
+}
+
+// newClient suits vLLM: its keep-alive is 5 s, and a probe must not wait for a dead peer.
+func newClient() *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{
+			DialContext:         (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
+			MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, DisableCompression: true,
+			TLSHandshakeTimeout: 2 * time.Second,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}

@@ -1,0 +1,15 @@
+package registry
+
+import "errors"
+
+// What the methods that change the registry may answer.
+var (
+	// ErrUnknownReplica: no replica has this id.
+	ErrUnknownReplica = errors.New("no such replica")
+	// ErrTaken: the id belongs to a replica that was not registered but configured or discovered.
+	ErrTaken = errors.New("the replica id is configured or discovered, not registered")
+	// ErrFull: as many replicas are registered as Config allows.
+	ErrFull = errors.New("too many registered replicas")
+	// ErrClosed: the registry's Run has ended.
+	ErrClosed = errors.New("the registry is closed")
+)

@@ -1,0 +1,226 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// Registry knows the replicas. Make one with New and give it life with Run.
+type Registry struct {
+	config  Config
+	params  Params
+	log     *slog.Logger
+	metrics *metrics
+
+	snapshot atomic.Pointer[Snapshot]
+	inbox    inbox
+	done     chan struct{} // closed when Run has ended
+	probing  chan struct{} // one token per probe under way
+
+	changedMu sync.Mutex
+	changed   chan struct{} // closed and replaced with each snapshot; guarded by changedMu
+}
+
+// New checks the configuration and returns a registry without replicas. Those of the
+// configuration appear when Run begins.
+func New(config Config, params Params) (*Registry, error) {
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	if params.Log == nil {
+		params.Log = slog.New(slog.DiscardHandler)
+	}
+	if params.Client == nil {
+		params.Client = newClient()
+	}
+	if params.Resolver == nil {
+		params.Resolver = net.DefaultResolver
+	}
+	r := &Registry{
+		config: config, params: params, log: params.Log,
+		inbox: newInbox(), done: make(chan struct{}),
+		probing: make(chan struct{}, config.Probe.Concurrency),
+		changed: make(chan struct{}),
+	}
+	r.snapshot.Store(newSnapshot(nil, nil))
+	m, err := newMetrics(params.Meter, r)
+	if err != nil {
+		return nil, err
+	}
+	r.metrics = m
+	return r, nil
+}
+
+// Snapshot returns what is known now. It is never nil.
+func (r *Registry) Snapshot() *Snapshot { return r.snapshot.Load() }
+
+// Run discovers, probes and publishes until ctx ends. It may be called once.
+func (r *Registry) Run(ctx context.Context) error {
+	defer close(r.done)
+	static, err := r.staticSpecs()
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	c := newCore(ctx, r)
+	c.setSource(sourceStatic, static)
+	group.Go(func() error { c.run(ctx); return nil })
+	if r.config.File != "" {
+		group.Go(func() error { return r.watchFile(ctx, r.config.File) })
+	}
+	for _, d := range r.config.DNS {
+		group.Go(func() error { return r.watchDNS(ctx, d) })
+	}
+	err = group.Wait()
+	c.probers.Wait()
+	r.params.Client.CloseIdleConnections()
+	return err
+}
+
+func (r *Registry) staticSpecs() ([]Spec, error) {
+	specs := make([]Spec, 0, len(r.config.Replicas))
+	for _, s := range r.config.Replicas {
+		s, err := s.complete(r.config.Events)
+		if err != nil {
+			return nil, err
+		}
+		if s, err = s.withKey(); err != nil {
+			return nil, err
+		}
+		specs = append(specs, s)
+	}
+	return specs, nil
+}
+
+// publish makes s the snapshot and wakes those who watch.
+func (r *Registry) publish(s *Snapshot) {
+	r.snapshot.Store(s)
+	r.changedMu.Lock()
+	defer r.changedMu.Unlock()
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// next returns a channel that is closed with the next snapshot.
+func (r *Registry) next() <-chan struct{} {
+	r.changedMu.Lock()
+	defer r.changedMu.Unlock()
+	return r.changed
+}
+
+// ReportFailure tells that a request to a replica failed in a way that is the replica's fault. It
+// is probed at once.
+func (r *Registry) ReportFailure(id replica.ID, err error) {
+	s := r.Snapshot()
+	rep, ok := s.byID[id]
+	if !ok || rep.State == replica.StateUnhealthy {
+		return
+	}
+	r.metrics.passive.Add(context.Background(), 1)
+	r.log.Debug("replica failed a request", "replica", id, "error", err)
+	s.probers[id].wake()
+}
+
+// ReportSuccess tells that a replica answered a request. One that is held for unhealthy is probed
+// at once; otherwise this costs a look at the snapshot.
+func (r *Registry) ReportSuccess(id replica.ID) {
+	s := r.Snapshot()
+	if rep, ok := s.byID[id]; ok && rep.State == replica.StateUnhealthy {
+		s.probers[id].wake()
+	}
+}
+
+// Learned is what other parts find out about an engine. Zero fields are not known.
+type Learned struct {
+	BlockSize        int
+	Blocks           int
+	MaxBatchedTokens int
+}
+
+// Learn adds what another part found out about a replica. A block size that differs from the one
+// known before makes the replica's ranks new ones: what was cached under the old size is worthless.
+func (r *Registry) Learn(id replica.ID, l Learned) {
+	rep, ok := r.Snapshot().Replica(id)
+	if !ok || !l.newsFor(rep) {
+		return
+	}
+	r.inbox.put(func(c *core) { c.learn(id, l) })
+}
+
+// SetBlockSize is Learn for the replica of a rank whose events tell the block size.
+func (r *Registry) SetBlockSize(slot replica.Slot, blockSize int) {
+	if rep, _, ok := r.Snapshot().BySlot(slot); ok {
+		r.Learn(rep.ID, Learned{BlockSize: blockSize})
+	}
+}
+
+// NoteRestart tells that the engine behind a replica is a process that began at the given moment.
+func (r *Registry) NoteRestart(id replica.ID, began time.Time) {
+	r.inbox.put(func(c *core) {
+		if e := c.entries[id]; e != nil {
+			c.restarted(e, began)
+		}
+	})
+}
+
+func (l Learned) newsFor(r *replica.Replica) bool {
+	return l.BlockSize > 0 && l.BlockSize != r.BlockSize || l.Blocks > 0 && l.Blocks != r.Blocks ||
+		l.MaxBatchedTokens > 0 && l.MaxBatchedTokens != r.MaxBatchedTokens
+}
+
+// inbox is the queue of wishes for the core. It holds at most one for each caller that waits and
+// a few for each replica.
+type inbox struct {
+	mu     sync.Mutex
+	wishes []func(*core) // guarded by mu
+	wake   chan struct{}
+}
+
+func newInbox() inbox { return inbox{wake: make(chan struct{}, 1)} }
+
+func (b *inbox) put(wish func(*core)) {
+	b.mu.Lock()
+	b.wishes = append(b.wishes, wish)
+	b.mu.Unlock()
+	select {
+	case b.wake <- struct{}{}:
+	default: // it is awake already
+	}
+}
+
+func (b *inbox) take() []func(*core) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	wishes := b.wishes
+	b.wishes = nil
+	return wishes
+}
+
+// do runs wish in the core and returns its error once the snapshot shows what it did.
+func (r *Registry) do(ctx context.Context, wish func(*core) error) error {
+	answer := make(chan error, 1)
+	r.inbox.put(func(c *core) {
+		if ctx.Err() != nil {
+			return // nobody waits for it any more
+		}
+		err := wish(c)
+		c.afterCommit = append(c.afterCommit, func() { answer <- err })
+	})
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("registry: %w", ctx.Err())
+	case <-r.done:
+		return ErrClosed
+	}
+}
