@@ -1,0 +1,2 @@
+// Package kvevents follows the KV cache event feeds of engines.
+package kvevents
