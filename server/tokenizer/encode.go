@@ -1,0 +1,232 @@
+package tokenizer
+
+import (
+	"context"
+	"errors"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sync/errgroup"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvpilot/kvpilot/server/prompt"
+	"github.com/kvpilot/kvpilot/server/span"
+	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
+	"github.com/kvpilot/kvpilot/server/tokenizer/remote"
+)
+
+// Encode returns the ids of the prompt, or what is known of them. The error is nil, or a
+// *ClientFault to be returned to the client; all else is an Encoding with SourceNone and a Reason.
+func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
+	start := time.Now()
+	ctx, sp := p.tracer.Start(ctx, span.Tokenize, trace.WithSpanKind(trace.SpanKindInternal))
+	defer sp.End()
+	enc, err := p.encode(ctx, req)
+	if err != nil {
+		sp.SetAttributes(span.TokenizerSource.String("client_fault"))
+		p.metrics.encoded(ctx, req.Pool, "client_fault", "", time.Since(start))
+		return nil, err
+	}
+	sp.SetAttributes(span.TokenizerSource.String(string(enc.Source)), span.PromptTokens.Int(enc.Tokens),
+		span.KnownTokens.Int(len(enc.IDs)), span.PromptKind.String(req.Prompt.Kind.String()))
+	if enc.Reason != "" {
+		sp.SetAttributes(span.Reason.String(enc.Reason))
+	}
+	p.metrics.encoded(ctx, req.Pool, string(enc.Source), enc.Reason, time.Since(start))
+	return enc, nil
+}
+
+func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
+	m := p.model(req.Pool)
+	pr := req.Prompt
+	switch pr.Kind {
+	case prompt.KindNone:
+		return none(pr, ReasonNoPrompt, m.estimate(len(pr.Body))), nil
+	case prompt.KindIDs, prompt.KindBatchIDs:
+		return fromBody(pr), nil
+	case prompt.KindText, prompt.KindBatch, prompt.KindChat:
+	}
+	if !p.cfg.Enabled {
+		return none(pr, ReasonDisabled, m.estimate(textSize(pr))), nil
+	}
+	scratch := p.scratch.Get().(*[]cache.Key)
+	defer p.scratch.Put(scratch)
+	ks := p.keyer.of(pr, req.Replicas, *scratch)
+	*scratch = ks.upTo
+	if e := p.cache.Get(ks.exact); e != nil {
+		return fromEntry(pr, e, SourceExactCache, m), nil
+	}
+	e, source, shared, err := p.flights.wait(ctx, ks.exact, func(ctx context.Context) (*entry, Source, error) {
+		return p.full(ctx, req, m, ks.exact)
+	})
+	if shared {
+		p.metrics.shared.Add(ctx, 1)
+	}
+	if err != nil {
+		return p.failed(pr, m, err)
+	}
+	return fromEntry(pr, e, source, m), nil
+}
+
+// failed turns an error of the way to the ids into an answer.
+func (p *Pool) failed(pr *prompt.Prompt, m *model, err error) (*Encoding, error) {
+	var refusal *ClientFault
+	if errors.As(err, &refusal) {
+		return nil, refusal
+	}
+	reason := string(remote.KindOf(err))
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		reason = string(remote.KindTimeout)
+	case errors.Is(err, context.Canceled):
+		reason = string(remote.KindCancelled)
+	}
+	return none(pr, reason, m.estimate(textSize(pr))), nil
+}
+
+// full asks a replica for all ids and remembers them.
+func (p *Pool) full(ctx context.Context, req Request, m *model, key cache.Key) (*entry, Source, error) {
+	pr := req.Prompt
+	job := &remote.Job{
+		Op: remote.OpPrompt, Model: pr.Model, Prompt: pr, NeedMedia: pr.HasMedia,
+		TemplateDefaults: []byte(m.set.TemplateDefaults), DropToolsOnNone: m.set.DropToolsOnNone,
+	}
+	a, err := p.remote.Do(ctx, req.Replicas, job)
+	if err != nil {
+		return nil, "", err
+	}
+	e := &entry{ids: a.IDs[0], media: a.Media, maxLen: a.MaxLen, rendered: a.Rendered}
+	if pr.Kind == prompt.KindBatch {
+		if e.batch, err = p.batch(ctx, req, a); err != nil {
+			return nil, "", err
+		}
+	}
+	m.learnRatio(len(pr.Text)+messagesSize(pr), len(e.ids))
+	if err := truncate(pr, e); err != nil {
+		return nil, "", err
+	}
+	source := SourceTokenize
+	if a.Rendered {
+		source = SourceRender
+	}
+	if cacheable(pr) {
+		p.cache.Put(key, e, e.bytes())
+	}
+	return e, source, nil
+}
+
+const (
+	// batchCalls bounds the calls made for the prompts of a batch behind the first one, and
+	// batchAtOnce how many of them run side by side.
+	batchCalls  = 16
+	batchAtOnce = 4
+)
+
+// batch gives the ids of all prompts of a batch; nil when that would cost too many calls.
+func (p *Pool) batch(ctx context.Context, req Request, a *remote.Answer) ([][]uint32, error) {
+	texts := req.Prompt.Texts
+	if len(a.IDs) == len(texts) {
+		return a.IDs, nil
+	}
+	if len(texts) > batchCalls {
+		return nil, nil
+	}
+	all := make([][]uint32, len(texts))
+	all[0] = a.IDs[0]
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(batchAtOnce)
+	for i := 1; i < len(texts); i++ {
+		g.Go(func() error {
+			job := &remote.Job{Op: remote.OpText, Model: req.Prompt.Model, Text: texts[i]}
+			if raw := req.Prompt.Field("add_special_tokens"); string(raw) == "false" {
+				job.Special = new(bool)
+			}
+			one, err := p.remote.Do(ctx, req.Replicas, job)
+			if err == nil {
+				all[i] = one.IDs[0]
+			}
+			return err
+		})
+	}
+	var refusal *ClientFault
+	if err := g.Wait(); errors.As(err, &refusal) {
+		return nil, err
+	} else if err != nil {
+		return nil, nil // the first prompt's ids are enough to route by
+	}
+	return all, nil
+}
+
+func fromBody(pr *prompt.Prompt) *Encoding {
+	enc := &Encoding{IDs: pr.IDs, Batch: pr.Batch, Source: SourceBody, Tokens: len(pr.IDs), Exact: true, prompt: pr}
+	if pr.Kind == prompt.KindBatchIDs && len(pr.Batch) > 0 {
+		enc.IDs, enc.Tokens = pr.Batch[0], 0
+		for _, ids := range pr.Batch {
+			enc.Tokens += len(ids)
+		}
+	}
+	if n := pr.Truncate; n > 0 && len(enc.IDs) > n {
+		enc.IDs, enc.Tokens = keep(enc.IDs, n, pr), n
+	}
+	if len(enc.IDs) == 0 {
+		return none(pr, ReasonEmpty, 0)
+	}
+	return enc
+}
+
+func fromEntry(pr *prompt.Prompt, e *entry, source Source, m *model) *Encoding {
+	if len(e.ids) == 0 {
+		return none(pr, ReasonEmpty, 0)
+	}
+	enc := &Encoding{
+		IDs: e.ids, Batch: e.batch, Media: e.media, Source: source, Tokens: len(e.ids), Exact: true,
+		MaxLen: e.maxLen, entry: e, prompt: pr,
+	}
+	if pr.Kind == prompt.KindBatch {
+		if enc.Tokens, enc.Exact = 0, e.batch != nil; enc.Exact {
+			for _, ids := range e.batch {
+				enc.Tokens += len(ids)
+			}
+		} else {
+			enc.Tokens = m.estimate(textSize(pr))
+		}
+	}
+	return enc
+}
+
+func none(pr *prompt.Prompt, reason string, estimate int) *Encoding {
+	return &Encoding{Source: SourceNone, Reason: reason, Tokens: estimate, prompt: pr}
+}
+
+func messagesSize(pr *prompt.Prompt) int {
+	n := 0
+	for _, m := range pr.Messages {
+		n += len(m)
+	}
+	return n
+}
+
+// textSize is the size of everything that becomes tokens.
+func textSize(pr *prompt.Prompt) int {
+	switch pr.Kind {
+	case prompt.KindBatch:
+		n := 0
+		for _, t := range pr.Texts {
+			n += len(t)
+		}
+		return n
+	case prompt.KindChat:
+		return messagesSize(pr) + len(pr.Field("tools"))
+	case prompt.KindText, prompt.KindNone, prompt.KindIDs, prompt.KindBatchIDs:
+	}
+	return len(pr.Text)
+}
+
+// idBytes looks at ids as bytes without a copy; only for hashes that stay in the process.
+func idBytes(ids []uint32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(ids))), 4*len(ids))
+}
+
+// bytesOf looks at a string's bytes without a copy.
+func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }

@@ -1,0 +1,200 @@
+package tokenizer
+
+import (
+	"sync"
+
+	"github.com/kvpilot/kvpilot/server/blockhash"
+	"github.com/kvpilot/kvpilot/server/prompt"
+	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tokenizer/remote"
+)
+
+// Source says where ids came from.
+type Source string
+
+// The sources, cheapest first.
+const (
+	SourceBody         Source = "body"
+	SourceExactCache   Source = "exact_cache"
+	SourceConversation Source = "conversation"
+	SourceRender       Source = "render"
+	SourceTokenize     Source = "tokenize"
+	// SourceNone: there are no ids; Reason says why, ApproximateHashes is what is left.
+	SourceNone Source = "none"
+)
+
+// Reasons for SourceNone besides the kinds of remote.Fault.
+const (
+	ReasonNoPrompt   = "no_prompt"
+	ReasonDisabled   = "disabled"
+	ReasonEmpty      = "empty"
+	ReasonUnmappable = "unmappable"
+)
+
+// ClientFault is the engine's refusal of the client's request: status and body go to the client.
+type ClientFault = remote.ClientFault
+
+// MediaItem is an image, clip or video among the ids.
+type MediaItem = remote.Media
+
+// Request is what Encode works on.
+type Request struct {
+	Prompt *prompt.Prompt
+	// Replicas is the pool: all replicas that serve the model.
+	Replicas []*replica.Replica
+	// Pool is the model's name as clients use it; settings and learned facts go by it.
+	Pool string
+	// NeedFull waits for all ids; without it the known beginning of a conversation is enough.
+	NeedFull bool
+}
+
+// Encoding is what is known about a prompt's ids.
+type Encoding struct {
+	// IDs are the ids of the prompt, or of the first one of a batch: the routing key. When
+	// Partial they are only the beginning. Read-only.
+	IDs []uint32
+	// Batch has the ids of all prompts of a batch; nil for a single prompt or when only the
+	// first one's are known.
+	Batch [][]uint32
+	// Media are the multimodal items among IDs, in order.
+	Media   []MediaItem
+	Source  Source
+	Partial bool
+	// Tokens is the length of the whole prompt, of all prompts of a batch: counted when
+	// Exact, estimated from the text otherwise.
+	Tokens int
+	Exact  bool
+	// MaxLen is the model's context length as the tokenizer told it; 0 when unknown.
+	MaxLen int
+	// Reason says why Source is none; empty otherwise.
+	Reason string
+
+	entry  *entry
+	prompt *prompt.Prompt
+}
+
+// Hashes returns the names of the complete blocks of enc.IDs in the namespace. They are
+// computed once per encoding, block size and namespace and then shared: read-only.
+func (enc *Encoding) Hashes(blockSize int, ns blockhash.Namespace) []blockhash.Hash {
+	if blockSize <= 0 || len(enc.IDs) < blockSize {
+		return nil
+	}
+	if enc.entry == nil {
+		return chain(nil, 0, enc.IDs, 0, enc.Media, blockSize, ns)
+	}
+	return enc.entry.hashesFor(len(enc.IDs), blockSize, ns)
+}
+
+// Hashes is Encoding.Hashes as a function.
+func Hashes(enc *Encoding, blockSize int, ns blockhash.Namespace) []blockhash.Hash {
+	return enc.Hashes(blockSize, ns)
+}
+
+// chain appends the hashes of the complete blocks of ids that follow the block parent, ids[0]
+// being token number start of the prompt. A block that a media item overlaps is named by the
+// item's content too.
+func chain(dst []blockhash.Hash, parent blockhash.Hash, ids []uint32, start int, media []MediaItem, blockSize int, ns blockhash.Namespace) []blockhash.Hash {
+	if len(media) == 0 {
+		return blockhash.Extend(dst, parent, ids, blockSize, ns.Seed())
+	}
+	seed := ns.Seed()
+	for at := start; len(ids) >= blockSize; at, ids = at+blockSize, ids[blockSize:] {
+		local := blockhash.Local(ids[:blockSize], seed)
+		for _, m := range media {
+			if m.Offset < at+blockSize && m.Offset+m.Length > at {
+				local = blockhash.WithItem(local, m.Hash)
+			}
+		}
+		parent = blockhash.Next(parent, local)
+		dst = append(dst, parent)
+	}
+	return dst
+}
+
+// entry is what the cache keeps of one prompt: its full ids and the hashes computed from them.
+type entry struct {
+	ids      []uint32
+	batch    [][]uint32
+	media    []MediaItem
+	maxLen   int
+	rendered bool
+	// derived is set when the ids were joined from a known beginning and a delta instead of
+	// coming from one answer.
+	derived bool
+
+	mu     sync.Mutex
+	hashes []hashes // guarded by mu; newest last, few
+}
+
+// hashes are the block hashes of an entry's ids for one block size and namespace.
+type hashes struct {
+	blockSize int
+	ns        blockhash.Namespace
+	list      []blockhash.Hash
+}
+
+// maxHashLists bounds the lists kept per entry; replicas of a pool rarely differ.
+const maxHashLists = 3
+
+// hashesFor returns the hashes of the complete blocks among the first n ids.
+func (e *entry) hashesFor(n, blockSize int, ns blockhash.Namespace) []blockhash.Hash {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := range e.hashes {
+		if h := &e.hashes[i]; h.blockSize == blockSize && h.ns == ns {
+			return h.upTo(e, n)
+		}
+	}
+	if len(e.hashes) == maxHashLists {
+		e.hashes = append(e.hashes[:0], e.hashes[1:]...)
+	}
+	e.hashes = append(e.hashes, hashes{blockSize: blockSize, ns: ns})
+	return e.hashes[len(e.hashes)-1].upTo(e, n)
+}
+
+// upTo extends the list so that it covers the first n ids and returns that part. Earlier
+// results keep their elements: the list only grows.
+func (h *hashes) upTo(e *entry, n int) []blockhash.Hash {
+	want := n / h.blockSize
+	if have := len(h.list); have < want {
+		if cap(h.list) < want {
+			grown := make([]blockhash.Hash, have, len(e.ids)/h.blockSize)
+			copy(grown, h.list)
+			h.list = grown
+		}
+		var parent blockhash.Hash
+		if have > 0 {
+			parent = h.list[have-1]
+		}
+		h.list = chain(h.list, parent, e.ids[have*h.blockSize:want*h.blockSize], have*h.blockSize, e.media, h.blockSize, h.ns)
+	}
+	return h.list[:want:want]
+}
+
+// inherit takes over the hashes of the first n ids from an older entry that shares them.
+func (e *entry) inherit(old *entry, n int) {
+	old.mu.Lock()
+	lists := make([]hashes, 0, len(old.hashes))
+	for _, h := range old.hashes {
+		keep := min(n/h.blockSize, len(h.list))
+		list := make([]blockhash.Hash, keep, len(e.ids)/h.blockSize)
+		copy(list, h.list[:keep])
+		lists = append(lists, hashes{blockSize: h.blockSize, ns: h.ns, list: list})
+	}
+	old.mu.Unlock()
+	e.mu.Lock()
+	e.hashes = lists
+	e.mu.Unlock()
+}
+
+// bytes is what the entry costs in memory, with one list of hashes at the smallest usual block.
+func (e *entry) bytes() int {
+	n := 4*len(e.ids) + len(e.ids)/2 + 200
+	for _, ids := range e.batch {
+		n += 4*len(ids) + 24
+	}
+	for _, m := range e.media {
+		n += len(m.Hash) + 64
+	}
+	return n
+}

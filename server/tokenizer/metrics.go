@@ -1,0 +1,67 @@
+package tokenizer
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
+)
+
+type metrics struct {
+	stage  metric.Float64Histogram
+	result metric.Int64Counter
+	shared metric.Int64Counter
+	gave   metric.Int64Counter
+	differ metric.Int64Counter
+}
+
+func newMetrics(provider metric.MeterProvider, stats func() cache.Stats) *metrics {
+	if provider == nil {
+		provider = noop.NewMeterProvider()
+	}
+	meter := provider.Meter("github.com/kvpilot/kvpilot/server/tokenizer")
+	m := &metrics{}
+	// An instrument with a constant, valid name cannot fail to be made.
+	m.stage, _ = meter.Float64Histogram("kvpilot.tokenizer.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time that a request waited for its ids, by source"),
+		metric.WithExplicitBucketBoundaries(.00001, .00005, .0001, .0005, .001, .005, .01, .025, .05, .1, .25, .5, 1, 5))
+	m.result, _ = meter.Int64Counter("kvpilot.tokenizer.encodings",
+		metric.WithDescription("Prompts by the source of their ids, and the reason when there are none"))
+	m.shared, _ = meter.Int64Counter("kvpilot.tokenizer.shared",
+		metric.WithDescription("Prompts that shared a call under way"))
+	m.shared.Add(context.Background(), 0)
+	m.gave, _ = meter.Int64Counter("kvpilot.tokenizer.handoffs",
+		metric.WithDescription("Decisions about giving ids to the engine, by form and reason"))
+	m.differ, _ = meter.Int64Counter("kvpilot.tokenizer.parity.mismatches",
+		metric.WithDescription("Prompts whose ids differ from the engine's"))
+	bytes, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.size", metric.WithUnit("By"), metric.WithDescription("Memory of the cache of encodings"))
+	items, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.items", metric.WithDescription("Encodings in the cache"))
+	evicted, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.cache.evictions", metric.WithDescription("Encodings that gave up their place"))
+	_, _ = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		s := stats()
+		o.ObserveInt64(bytes, s.Bytes)
+		o.ObserveInt64(items, int64(s.Items))
+		o.ObserveInt64(evicted, s.Evictions)
+		return nil
+	}, bytes, items, evicted)
+	return m
+}
+
+func (m *metrics) encoded(ctx context.Context, model, source, reason string, took time.Duration) {
+	m.stage.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("model", model), attribute.String("source", source)))
+	m.result.Add(ctx, 1, metric.WithAttributes(
+		attribute.String("model", model), attribute.String("source", source), attribute.String("reason", reason)))
+}
+
+func (m *metrics) handoff(ctx context.Context, model string, h Handoff) {
+	m.gave.Add(ctx, 1, metric.WithAttributes(
+		attribute.String("model", model), attribute.String("form", string(h.Form)), attribute.String("reason", h.Reason)))
+}
+
+func (m *metrics) mismatch(ctx context.Context, model string) {
+	m.differ.Add(ctx, 1, metric.WithAttributes(attribute.String("model", model)))
+}

@@ -1,0 +1,59 @@
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config is what an operator may set.
+type Config struct {
+	// Timeout caps one question including its retries; the caller's deadline may be sooner.
+	Timeout time.Duration `yaml:"timeout"`
+	// HealthPeriod is the time between probes of endpoints that were not used or failed. Zero: no probes.
+	HealthPeriod time.Duration `yaml:"health_period"`
+	// TTL forgets an endpoint that was not used for this long. Zero: never.
+	TTL time.Duration `yaml:"ttl"`
+	// MaxEndpoints bounds the endpoints known at once; an idle or unhealthy one gives up its place.
+	MaxEndpoints int `yaml:"max_endpoints"`
+	// Concurrency bounds the questions that one replica works on at once; others wait their turn.
+	Concurrency int `yaml:"concurrency"`
+	// MaxAnswerBytes bounds one answer.
+	MaxAnswerBytes int64 `yaml:"max_answer_bytes"`
+}
+
+// DefaultConfig has the defaults.
+func DefaultConfig() Config {
+	return Config{
+		Timeout:        5 * time.Second,
+		HealthPeriod:   30 * time.Second,
+		TTL:            5 * time.Minute,
+		MaxEndpoints:   100,
+		Concurrency:    8,
+		MaxAnswerBytes: 64 << 20,
+	}
+}
+
+// Validate reports every bad field, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Timeout <= 0 || c.Timeout > 5*time.Minute {
+		errs = append(errs, fmt.Errorf("timeout: %v is not in (0, 5m]", c.Timeout))
+	}
+	if c.HealthPeriod < 0 {
+		errs = append(errs, fmt.Errorf("health_period: %v is negative", c.HealthPeriod))
+	}
+	if c.TTL < 0 {
+		errs = append(errs, fmt.Errorf("ttl: %v is negative", c.TTL))
+	}
+	if c.MaxEndpoints < 1 {
+		errs = append(errs, fmt.Errorf("max_endpoints: %d is less than 1", c.MaxEndpoints))
+	}
+	if c.Concurrency < 1 || c.Concurrency > 1024 {
+		errs = append(errs, fmt.Errorf("concurrency: %d is not in 1..1024", c.Concurrency))
+	}
+	if c.MaxAnswerBytes < 1<<10 {
+		errs = append(errs, fmt.Errorf("max_answer_bytes: %d is less than 1024", c.MaxAnswerBytes))
+	}
+	return errors.Join(errs...)
+}

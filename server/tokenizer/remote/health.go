@@ -1,0 +1,84 @@
+package remote
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// probesAtOnce bounds the probes that run side by side.
+const probesAtOnce = 8
+
+// Run probes endpoints and forgets unused ones until ctx ends; then it waits for what is under way.
+func (p *Pool) Run(ctx context.Context) error {
+	defer p.idle()
+	defer p.wg.Wait()
+	period := p.cfg.HealthPeriod
+	if period <= 0 {
+		period = max(p.cfg.TTL/4, time.Second)
+	}
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			p.metrics.expired.add(ctx, int64(p.table.expire(time.Now())))
+			if p.cfg.HealthPeriod > 0 {
+				p.probe(ctx)
+			}
+		}
+	}
+}
+
+// probe asks every endpoint that was not used since the last round, or whose breaker is open,
+// for the ids of an empty text. A probe is no use: it does not keep an endpoint from expiring.
+func (p *Pool) probe(ctx context.Context) {
+	now := time.Now()
+	var wg sync.WaitGroup
+	turns := make(chan struct{}, probesAtOnce)
+	for _, e := range *p.table.live.Load() {
+		if !e.breaker.isOpen() && now.UnixNano()-e.lastUsed.Load() < int64(p.cfg.HealthPeriod) {
+			continue
+		}
+		turns <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-turns }()
+			asked, cancel := context.WithTimeout(ctx, min(p.cfg.Timeout, 2*time.Second))
+			defer cancel()
+			start := time.Now()
+			ok, trial := e.breaker.begin(start)
+			if !ok {
+				return
+			}
+			_, err := p.client.ask(asked, e, &Job{Op: opProbe}, false)
+			p.judge(ctx, e, err, trial, time.Since(start))
+			p.metrics.observeCall(ctx, "", "probe", outcomeOf(err), time.Since(start))
+		})
+	}
+	wg.Wait()
+}
+
+// EndpointStatus is what is known about one endpoint.
+type EndpointStatus struct {
+	Replica  string    `json:"replica"`
+	Open     bool      `json:"breaker_open"`
+	Inflight int       `json:"inflight"`
+	LastUsed time.Time `json:"last_used"`
+	// Render is yes, no or unknown.
+	Render string `json:"render"`
+}
+
+// Status lists the known endpoints.
+func (p *Pool) Status() []EndpointStatus {
+	var list []EndpointStatus
+	for _, e := range *p.table.live.Load() {
+		list = append(list, EndpointStatus{
+			Replica: string(e.id), Open: e.breaker.isOpen(), Inflight: int(e.inflight.Load()),
+			LastUsed: time.Unix(0, e.lastUsed.Load()),
+			Render:   [...]string{"unknown", "yes", "no"}[e.render.Load()],
+		})
+	}
+	return list
+}
