@@ -1,7 +1,11 @@
 package chooser
 
 import (
+	"sync"
+	"time"
+
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/replica"
 )
 
@@ -12,14 +16,114 @@ type Choice struct {
 	Replica  *replica.Replica
 	Rank     int
 	Slot     replica.Slot
+
+	chooser     *Chooser
+	line        *line
+	rank        *rank
+	reservation *load.Reservation
+	at          time.Time
+	streamed    bool
+	leased      bool
+
+	mu     sync.Mutex
+	first  time.Time // of the first token; guarded by mu
+	output int       // tokens so far; guarded by mu
+	ended  bool      // guarded by mu
 }
 
 // FirstToken says that the engine has prefilled the prompt: its prefill load is given back and
 // the rank's rates learn from the time it took.
-func (c *Choice) FirstToken() {}
+func (c *Choice) FirstToken() {
+	if c.reservation == nil || c.firstToken(true) != load.Applied {
+		return
+	}
+	c.chooser.freed()
+}
 
-// Progress says how many output tokens the request has produced in all so far.
-func (c *Choice) Progress(outputTokens int) {}
+func (c *Choice) firstToken(teach bool) load.Outcome {
+	out := c.reservation.PrefillDone()
+	if out != load.Applied {
+		return out
+	}
+	now := c.chooser.clock()
+	c.mu.Lock()
+	c.first = now
+	c.mu.Unlock()
+	if c.rank != nil {
+		cand := c.Decision.Pick()
+		n := float64(cand.Uncached)
+		c.rank.firstToken(now, c.at, float64(c.Decision.PromptTokens)-n, n, cand.Slowdown, teach && c.streamed && !c.Decision.Estimated && !c.Decision.Keyless)
+	}
+	return out
+}
+
+// Progress says how many output tokens the request has produced in all so far; it implies
+// FirstToken.
+func (c *Choice) Progress(outputTokens int) {
+	if c.reservation == nil {
+		return
+	}
+	c.progress(outputTokens)
+}
+
+func (c *Choice) progress(outputTokens int) load.Outcome {
+	c.mu.Lock()
+	unseen := c.first.IsZero() && !c.ended
+	c.output = max(c.output, outputTokens)
+	c.mu.Unlock()
+	if unseen && c.firstToken(true) == load.Applied {
+		c.chooser.freed()
+	}
+	return c.reservation.Progress(outputTokens)
+}
 
 // Release ends the reservation. The first call counts and returns true.
-func (c *Choice) Release(result Result) bool { return false }
+func (c *Choice) Release(result Result) bool {
+	if c.reservation == nil {
+		return false
+	}
+	c.mu.Lock()
+	if c.ended {
+		c.mu.Unlock()
+		return false
+	}
+	c.ended = true
+	first, output := c.first, c.output
+	c.mu.Unlock()
+	c.reservation.Release()
+	if c.leased {
+		c.chooser.booked.CompareAndDelete(c.Decision.ID, c)
+	}
+	if result.OutputTokens > output {
+		output = result.OutputTokens
+	}
+	now := c.chooser.clock()
+	if !first.IsZero() && result.End == decision.EndCompleted {
+		decoding := now.Sub(first).Seconds()
+		r := c.chooser.residence.get()
+		c.chooser.residence.set(r + (decoding-r)/64)
+		if c.rank != nil && output > 16 {
+			c.rank.step(decoding / float64(output-1))
+		}
+	}
+	c.report(result, first, now)
+	c.chooser.freed()
+	return true
+}
+
+func (c *Choice) report(result Result, first, now time.Time) {
+	if c.chooser.params.OnOutcome == nil {
+		return
+	}
+	cand := c.Decision.Pick()
+	o := decision.Outcome{
+		ID: c.Decision.ID, Attempt: c.Decision.Attempt, Replica: cand.Replica, Rank: cand.Rank, Slot: cand.Slot, End: result.End,
+		Predicted: duration(cand.TTFT), Duration: now.Sub(c.at),
+		PromptTokens: result.PromptTokens, OutputTokens: result.OutputTokens, CachedTokens: result.CachedTokens,
+		PredictedCached: c.Decision.PromptTokens - int(cand.Uncached),
+	}
+	if !first.IsZero() && c.streamed {
+		o.TTFT = first.Sub(c.at)
+	}
+	c.chooser.params.OnOutcome(o)
+}

@@ -2,49 +2,241 @@ package chooser
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
 
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/admission"
+	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/kvblock"
+	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/replica"
 )
 
 // Chooser decides and books. Make one with New and give it life with Run.
-type Chooser struct{}
+type Chooser struct {
+	config  Config
+	params  Params
+	log     *slog.Logger
+	clock   func() time.Time
+	start   time.Time
+	queue   *admission.Queue
+	metrics *metrics
 
-// Params are what a Chooser works with.
+	ranks    atomic.Pointer[[]*rank]
+	ranksMu  sync.Mutex // serialises AddRank and RemoveRank
+	lines    sync.Map   // model name to *line
+	lineList atomic.Pointer[[]*line]
+	linesMu  sync.Mutex // serialises new lines
+	sessions *sessions
+	seed     atomic.Uint64
+	scratch  sync.Pool
+	// residence is the mean time in seconds that a request decodes.
+	residence number
+	booked    sync.Map // reservation id to *Choice, for callers outside the process
+	wake      chan struct{}
+}
+
+// Index is what the chooser asks of the block index.
+type Index interface {
+	// Match appends the ranks that hold a beginning of hashes.
+	Match(dst []Overlap, hashes []blockhash.Hash) []Overlap
+	// Routed tells that hashes were sent to slot and may be believed to be there soon.
+	Routed(slot replica.Slot, hashes []blockhash.Hash, now time.Time)
+	// BlockSize is the rank's block size in tokens, 0 when unknown.
+	BlockSize(slot replica.Slot) int
+	// State is the state of the rank's feed.
+	State(slot replica.Slot) kvblock.FeedState
+}
+
+// Overlap is what one rank holds of a prompt, in blocks: GPU leading ones, and those that
+// continue them in the lower tiers.
+type Overlap struct {
+	Slot           replica.Slot
+	GPU, CPU, Disk uint32
+}
+
+// Report is what a rank's engine says about itself.
+type Report struct {
+	Waiting int
+	// KVUsage is the share of KV blocks in use, 0 to 1; below zero when unknown.
+	KVUsage float64
+	// Blocks is the number of KV blocks; 0 when unknown.
+	Blocks int
+}
+
+// Params are what a Chooser works with. Index and Book are needed, the rest may be zero.
 type Params struct {
+	Index Index
+	Book  *load.Book
+	// Engine returns the engine's recent own report; nil or false when there is none.
+	Engine func(replica.Slot) (Report, bool)
+	// Allow reports whether a replica's breaker lets requests through; nil lets all through.
+	Allow func(replica.ID) bool
 	// OnDecision, when set, receives each decision that was made (dry runs included) and must not
 	// block; OnOutcome receives what became of each that was booked.
 	OnDecision func(*decision.Decision)
 	OnOutcome  func(decision.Outcome)
+	Log        *slog.Logger
+	Meter      metric.MeterProvider
+	// Now is the clock; nil takes the system's.
+	Now func() time.Time
+	// Seed starts the dice; 0 takes one from the clock.
+	Seed uint64
+	// PaceBias multiplies what was learned about prefill times, to see what wrong rates cost; 0 is 1.
+	PaceBias float64
 }
 
-// New returns a Chooser.
-func New(cfg Config, params Params) (*Chooser, error) { return &Chooser{}, nil }
-
-// Run keeps time for the hold queue and the load estimate until ctx ends.
-func (c *Chooser) Run(ctx context.Context) error { <-ctx.Done(); return nil }
-
-// Choose decides which rank serves req and books it there. It waits in the hold queue while no
-// suitable rank has room, at most until ctx ends. It returns *NoReplica, *Refused, an ErrInvalid,
-// an ErrDuplicate or the context's error.
-func (c *Chooser) Choose(ctx context.Context, req *Request) (*Choice, error) {
-	return nil, errors.ErrUnsupported
+// New returns a Chooser. It starts nothing.
+func New(cfg Config, params Params) (*Chooser, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("chooser: %w", err)
+	}
+	queue, err := admission.New(cfg.Queue, admission.Params{Meter: params.Meter})
+	if err != nil {
+		return nil, fmt.Errorf("chooser: %w", err)
+	}
+	c := &Chooser{config: cfg, params: params, log: params.Log, clock: params.Now, queue: queue, sessions: newSessions(), wake: make(chan struct{}, 1)}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	if c.clock == nil {
+		c.clock = time.Now
+	}
+	if c.params.PaceBias == 0 {
+		c.params.PaceBias = 1
+	}
+	c.start = c.clock()
+	c.ranks.Store(&[]*rank{})
+	c.lineList.Store(&[]*line{})
+	c.residence.set(10)
+	c.scratch.New = func() any { return new(scratch) }
+	seed := params.Seed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	c.seed.Store(seed)
+	if c.metrics, err = newMetrics(params.Meter, c); err != nil {
+		return nil, fmt.Errorf("chooser: %w", err)
+	}
+	return c, nil
 }
 
-// AddRank tells that rank index of r exists at slot; RemoveRank that it is gone, which frees its load.
-func (c *Chooser) AddRank(slot replica.Slot, r *replica.Replica, rank int) {}
+// Run keeps time for the hold queue until ctx ends; then it refuses everybody who still waits.
+func (c *Chooser) Run(ctx context.Context) error {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		pause := time.Hour
+		if at, ok := c.Tick(); ok {
+			pause = max(time.Millisecond, at.Sub(c.clock()))
+		}
+		timer.Reset(pause)
+		select {
+		case <-ctx.Done():
+			c.shutDown()
+			return nil
+		case <-timer.C:
+		case <-c.wake:
+		}
+	}
+}
 
-// RemoveRank forgets a rank.
-func (c *Chooser) RemoveRank(slot replica.Slot) {}
+// AddRank tells that rank index of r exists at slot. A slot that is known keeps what was learned.
+func (c *Chooser) AddRank(slot replica.Slot, r *replica.Replica, index int) {
+	c.ranksMu.Lock()
+	defer c.ranksMu.Unlock()
+	old := *c.ranks.Load()
+	if int(slot) < len(old) && old[slot] != nil {
+		return
+	}
+	table := make([]*rank, max(len(old), int(slot)+1))
+	copy(table, old)
+	table[slot] = newRank(slot, r.ID, index)
+	c.ranks.Store(&table)
+}
 
-// PrefillCompleted, Progress and Finish are Choice's FirstToken, Progress and Release for callers
-// outside this process, by reservation id and attempt. They return ErrUnknown for ids that do not
-// exist or have ended; repeating a call changes nothing.
-func (c *Chooser) PrefillCompleted(id string, attempt int) error { return ErrUnknown }
+// RemoveRank forgets a rank: its rates, sessions and text. The load book is told by others.
+func (c *Chooser) RemoveRank(slot replica.Slot) {
+	c.ranksMu.Lock()
+	old := *c.ranks.Load()
+	if int(slot) < len(old) && old[slot] != nil {
+		table := append([]*rank(nil), old...)
+		table[slot] = nil
+		c.ranks.Store(&table)
+	}
+	c.ranksMu.Unlock()
+	for _, ln := range *c.lineList.Load() {
+		if t := ln.tree.Load(); t != nil {
+			t.Remove(slot)
+		}
+	}
+	c.sessions.forget(slot)
+	c.nudge()
+}
 
-// Progress reports the output tokens so far and renews the lease.
-func (c *Chooser) Progress(id string, attempt, outputTokens int) error { return ErrUnknown }
+// Changed tells that the fleet changed (a replica became ready, say): those who wait are looked
+// at again.
+func (c *Chooser) Changed() { c.nudge() }
 
-// Finish ends the reservation.
-func (c *Chooser) Finish(id string, attempt int, result Result) error { return ErrUnknown }
+// Waiting is the number of requests in the hold queue.
+func (c *Chooser) Waiting() int { return c.queue.Len() }
+
+func (c *Chooser) rank(slot replica.Slot) *rank {
+	table := *c.ranks.Load()
+	if int(slot) >= len(table) {
+		return nil
+	}
+	return table[slot]
+}
+
+// since is now on the chooser's own scale, which the load estimate uses.
+func (c *Chooser) since(now time.Time) int64 { return int64(now.Sub(c.start)) }
+
+// nudge has Run look at the queue.
+func (c *Chooser) nudge() {
+	if c.queue.Len() == 0 {
+		return
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Rate is what was learned about a rank.
+type Rate struct {
+	Slot    replica.Slot `json:"slot"`
+	Replica replica.ID   `json:"replica"`
+	Rank    int          `json:"rank"`
+	// TokensPerSecond is the prefill rate at no context, Bend the context at which it halves.
+	TokensPerSecond float64 `json:"tokens_per_second"`
+	Bend            float64 `json:"bend_tokens"`
+	// StepTime is the time of a decode step in seconds.
+	StepTime float64 `json:"step_s"`
+	// Samples counts the first tokens that taught this; 0 means that it is the prior.
+	Samples int `json:"samples"`
+	// Busy is the share of the last minute's time taken by the prefill routed there.
+	Busy float64 `json:"busy"`
+}
+
+// Rates lists what was learned about all ranks.
+func (c *Chooser) Rates() []Rate {
+	now := c.since(c.clock())
+	var rates []Rate
+	for _, r := range *c.ranks.Load() {
+		if r == nil {
+			continue
+		}
+		rates = append(rates, Rate{
+			Slot: r.slot, Replica: r.replica, Rank: r.index, TokensPerSecond: 1 / r.tokenTime.get(), Bend: r.bend.get(),
+			StepTime: r.stepTime.get(), Samples: int(r.samples.Load()), Busy: r.load(now),
+		})
+	}
+	return rates
+}

@@ -1,10 +1,93 @@
 package chooser
 
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/admission"
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/selector"
+)
+
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
-type Config struct{}
+type Config struct {
+	// Policy is the rule of choice for models that set none: predicted-ttft, overlap-load,
+	// weighted-scorers, prefix-affinity, consistent-hash, least-tokens, least-requests,
+	// power-of-two, round-robin or random. docs/policies.md says when to use which.
+	Policy decision.Policy `yaml:"policy"`
+	// Weights overrides the policies' numbers by name, for example overlap_credit.
+	Weights map[string]float64 `yaml:"weights"`
+	// Shadow names a policy that decides beside the serving one; its choices are recorded and
+	// never served. Empty runs none.
+	Shadow decision.Policy `yaml:"shadow"`
+	// Models overrides the three for single models, by the name that clients use.
+	Models map[string]ModelConfig `yaml:"models"`
+	// HoldAbove is the predicted prefill time that a rank may have ahead before requests wait in
+	// the router instead (predicted-ttft only). Zero turns the hold queue off.
+	HoldAbove time.Duration `yaml:"hold_above"`
+	// MaxRequestsPerRank vetoes ranks with that many requests in flight. Zero sets no limit.
+	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`
+	// Queue bounds the hold queue.
+	Queue admission.Config `yaml:"queue"`
+	// Ring configures consistent-hash.
+	Ring selector.RingConfig `yaml:"ring"`
+	// Tree configures prefix-affinity's text tree.
+	Tree selector.TreeConfig `yaml:"tree"`
+}
+
+// ModelConfig is one model's own choice of policy; empty fields keep the common ones.
+type ModelConfig struct {
+	Policy  decision.Policy    `yaml:"policy"`
+	Weights map[string]float64 `yaml:"weights"`
+	Shadow  decision.Policy    `yaml:"shadow"`
+}
 
 // DefaultConfig returns the defaults.
-func DefaultConfig() Config { return Config{} }
+func DefaultConfig() Config {
+	return Config{
+		Policy:    decision.PredictedTTFT,
+		HoldAbove: 500 * time.Millisecond,
+		Queue:     admission.DefaultConfig(),
+		Ring:      selector.DefaultRingConfig(),
+		Tree:      selector.DefaultTreeConfig(),
+	}
+}
 
-// Validate reports every bad field at once.
-func (c Config) Validate() error { return nil }
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	check := func(name string, p, shadow decision.Policy, weights map[string]float64) {
+		if p != "" && !p.Known() {
+			errs = append(errs, fmt.Errorf("%spolicy: unknown policy %q; known are %v", name, p, decision.Policies()))
+		}
+		if shadow != "" && !shadow.Known() {
+			errs = append(errs, fmt.Errorf("%sshadow: unknown policy %q; known are %v", name, shadow, decision.Policies()))
+		}
+		if _, err := selector.Apply(selector.DefaultParams(), weights); err != nil {
+			errs = append(errs, fmt.Errorf("%sweights: %w", name, err))
+		}
+	}
+	check("", c.Policy, c.Shadow, c.Weights)
+	if c.Policy == "" {
+		errs = append(errs, errors.New("policy: empty"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Models)) {
+		m := c.Models[name]
+		check("models."+name+".", m.Policy, m.Shadow, m.Weights)
+	}
+	if c.HoldAbove < 0 {
+		errs = append(errs, fmt.Errorf("hold_above: %s is negative", c.HoldAbove))
+	}
+	if c.MaxRequestsPerRank < 0 {
+		errs = append(errs, fmt.Errorf("max_requests_per_rank: %d is negative", c.MaxRequestsPerRank))
+	}
+	for name, err := range map[string]error{"queue": c.Queue.Validate(), "ring": c.Ring.Validate(), "tree": c.Tree.Validate()} {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -126,6 +126,9 @@ type Candidate struct {
 
 	// Backlog is the predicted time in seconds until the rank has prefilled all that is booked.
 	Backlog float64 `json:"backlog_s"`
+	// Planned is the predicted work in seconds of requests that wait in the router for this rank and
+	// go first.
+	Planned float64 `json:"planned_s,omitempty"`
 	// TokenTime is the learned prefill time per token in seconds for a short prompt, Bend the
 	// context length at which attention has doubled it, StepTime the time of a decode step and
 	// Slowdown the share by which its decodes slow a prefill down.

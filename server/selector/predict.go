@@ -13,7 +13,7 @@ func predict(d *decision.Decision, c *decision.Candidate) {
 	uncached := min(prompt, max(prompt-cached, 1))
 	c.Uncached = uint32(uncached)
 	c.Prefill = PrefillTime(c.TokenTime, c.Bend, prompt-uncached, uncached)
-	c.TTFT = (c.Backlog+c.Prefill)*(1+c.Slowdown) + c.StepTime
+	c.TTFT = (c.Backlog+c.Planned+c.Prefill)*(1+c.Slowdown) + c.StepTime
 }
 
 // PrefillTime is the time to prefill n tokens after context tokens that are already there:
@@ -31,7 +31,7 @@ func PrefillTime(perToken, bend, context, n float64) float64 {
 // weighted by Omega because on a full fleet everybody else waits for it too, and how long the
 // rank would make it wait for KV memory that is already promised to others.
 func predicted(d *decision.Decision, c *decision.Candidate) float64 {
-	cost := (c.Backlog+d.Omega*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Crowding
+	cost := (c.Backlog+c.Planned+d.Omega*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Crowding
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {

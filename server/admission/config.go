@@ -1,0 +1,44 @@
+package admission
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+)
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// MaxRequests bounds the requests that wait, over all models; further ones are refused.
+	MaxRequests int `yaml:"max_requests"`
+	// MaxBytes bounds the bodies of the requests that wait.
+	MaxBytes int `yaml:"max_bytes"`
+	// MaxWait is the longest time a request waits; zero leaves it to the caller's deadline.
+	MaxWait time.Duration `yaml:"max_wait"`
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{MaxRequests: 16384, MaxBytes: 1 << 30, MaxWait: 10 * time.Minute}
+}
+
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	if c.MaxRequests < 1 {
+		errs = append(errs, fmt.Errorf("max_requests: %d is below 1", c.MaxRequests))
+	}
+	if c.MaxBytes < 1 {
+		errs = append(errs, fmt.Errorf("max_bytes: %d is below 1", c.MaxBytes))
+	}
+	if c.MaxWait < 0 {
+		errs = append(errs, fmt.Errorf("max_wait: %s is negative", c.MaxWait))
+	}
+	return errors.Join(errs...)
+}
+
+// Params is what the code passes in. Its zero value is valid.
+type Params struct {
+	Meter metric.MeterProvider
+}

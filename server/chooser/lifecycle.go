@@ -1,0 +1,61 @@
+package chooser
+
+import (
+	"github.com/kvpilot/kvpilot/server/load"
+)
+
+// Report is for callers outside this process: PrefillCompleted, ReportProgress, Renew and Finish
+// are Choice's FirstToken, Progress and Release by reservation id and attempt. They answer as the
+// load book does: only load.Applied changed something, and repeating a call never does.
+
+// PrefillCompleted reports the first token.
+func (c *Chooser) PrefillCompleted(id string, attempt int) load.Outcome {
+	choice, out := c.find(id, attempt)
+	if choice == nil {
+		return out
+	}
+	if out = choice.firstToken(true); out == load.Applied {
+		c.freed()
+	}
+	return out
+}
+
+// ReportProgress reports the output tokens so far and renews the lease.
+func (c *Chooser) ReportProgress(id string, attempt, outputTokens int) load.Outcome {
+	choice, out := c.find(id, attempt)
+	if choice == nil {
+		return out
+	}
+	return choice.progress(outputTokens)
+}
+
+// Renew keeps the reservation for another lease.
+func (c *Chooser) Renew(id string, attempt int) load.Outcome {
+	return c.params.Book.Renew(load.Key{ID: id, Attempt: uint32(attempt)})
+}
+
+// Finish ends the reservation.
+func (c *Chooser) Finish(id string, attempt int, result Result) load.Outcome {
+	choice, out := c.find(id, attempt)
+	if choice == nil {
+		return out
+	}
+	if !choice.Release(result) {
+		return load.Ended
+	}
+	return load.Applied
+}
+
+// find returns the choice that id and attempt name, or what is known of them instead.
+func (c *Chooser) find(id string, attempt int) (*Choice, load.Outcome) {
+	if v, ok := c.booked.Load(id); ok {
+		switch choice := v.(*Choice); {
+		case choice.Decision.Attempt == attempt:
+			return choice, load.Applied
+		case choice.Decision.Attempt > attempt:
+			return nil, load.Stale
+		}
+		return nil, load.Unknown
+	}
+	return nil, c.params.Book.Renew(load.Key{ID: id, Attempt: uint32(attempt)})
+}

@@ -1,0 +1,153 @@
+package chooser
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/admission"
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/selector"
+)
+
+// line is what the chooser keeps per model: its policy, the memory of policies that need some,
+// and its part of the hold queue.
+type line struct {
+	model  string
+	policy decision.Policy
+	shadow decision.Policy
+	params decision.Params
+	cursor atomic.Uint32
+	ring   atomic.Pointer[ringOf]
+	tree   atomic.Pointer[selector.Tree]
+	hold   *admission.Line
+
+	pumping sync.Mutex               // held by the one who visits the waiting
+	again   atomic.Bool              // somebody wanted a visit meanwhile
+	wakeAt  atomic.Int64             // when the next visit may find room, on the chooser's scale; 0: never
+	planned map[replica.Slot]float64 // of the visit under way; guarded by pumping
+}
+
+// ringOf is the ring of one state of the pool.
+type ringOf struct {
+	sum  uint64
+	ring *selector.Ring
+}
+
+// lineFor returns the line of a model, made at first use.
+func (c *Chooser) lineFor(model string) (*line, error) {
+	if ln, ok := c.lines.Load(model); ok {
+		return ln.(*line), nil
+	}
+	c.linesMu.Lock()
+	defer c.linesMu.Unlock()
+	if ln, ok := c.lines.Load(model); ok {
+		return ln.(*line), nil
+	}
+	own := c.config.Models[model]
+	ln := &line{model: model, policy: c.config.Policy, shadow: c.config.Shadow, hold: c.queue.NewLine(), planned: map[replica.Slot]float64{}}
+	if own.Policy != "" {
+		ln.policy = own.Policy
+	}
+	if own.Shadow != "" {
+		ln.shadow = own.Shadow
+	}
+	params, err := selector.Apply(selector.DefaultParams(), c.config.Weights)
+	if err == nil {
+		params, err = selector.Apply(params, own.Weights)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	ln.params = params
+	ln.cursor.Store(rand.New(rand.NewPCG(c.seed.Load(), uint64(len(model)))).Uint32() >> 1)
+	c.lines.Store(model, ln)
+	list := append(append([]*line(nil), *c.lineList.Load()...), ln)
+	c.lineList.Store(&list)
+	return ln, nil
+}
+
+// ringFor returns the ring of the pool as it is.
+func (c *Chooser) ringFor(ln *line, replicas []*replica.Replica) *selector.Ring {
+	sum := uint64(14695981039346656037)
+	for _, r := range replicas {
+		for i := range len(r.ID) {
+			sum = (sum ^ uint64(r.ID[i])) * 1099511628211
+		}
+		for _, s := range r.Slots {
+			sum = (sum ^ uint64(s) ^ 1<<40) * 1099511628211
+		}
+	}
+	if r := ln.ring.Load(); r != nil && r.sum == sum {
+		return r.ring
+	}
+	r := &ringOf{sum: sum, ring: selector.NewRing(c.config.Ring, replicas)}
+	ln.ring.Store(r)
+	c.metrics.rings.Add(1)
+	return r.ring
+}
+
+// treeFor returns the line's text tree, made at first use.
+func (c *Chooser) treeFor(ln *line) *selector.Tree {
+	if t := ln.tree.Load(); t != nil {
+		return t
+	}
+	ln.tree.CompareAndSwap(nil, selector.NewTree(c.config.Tree))
+	return ln.tree.Load()
+}
+
+// sessions remembers the rank that served each session last. It is bounded: the older half is
+// forgotten when it is full.
+type sessions struct {
+	mu    sync.Mutex
+	young map[sessionKey]replica.Slot // guarded by mu
+	old   map[sessionKey]replica.Slot // guarded by mu
+}
+
+type sessionKey struct {
+	line    *line
+	session string
+}
+
+// maxSessions bounds each of the two generations.
+const maxSessions = 1 << 16
+
+func newSessions() *sessions { return &sessions{young: map[sessionKey]replica.Slot{}} }
+
+func (s *sessions) get(k sessionKey) (replica.Slot, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slot, ok := s.young[k]; ok {
+		return slot, true
+	}
+	slot, ok := s.old[k]
+	return slot, ok
+}
+
+func (s *sessions) put(k sessionKey, slot replica.Slot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.young) >= maxSessions {
+		s.old, s.young = s.young, map[sessionKey]replica.Slot{}
+	}
+	s.young[k] = slot
+}
+
+func (s *sessions) forget(slot replica.Slot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range []map[sessionKey]replica.Slot{s.young, s.old} {
+		for k, v := range m {
+			if v == slot {
+				delete(m, k)
+			}
+		}
+	}
+}
+
+func seconds(d time.Duration) float64 { return d.Seconds() }
+
+func duration(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -1,0 +1,288 @@
+package chooser
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/blockhash"
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/selector"
+)
+
+// scratch is the memory of one look, reused.
+type scratch struct {
+	d        decision.Decision
+	versions []uint64 // of each candidate's load when it was read
+	owner    []int32  // each candidate's replica in the request's pool
+	bySlot   []int32  // candidate by slot, -1 for none
+	overlaps []Overlap
+	slots    []replica.Slot
+	sizes    []int // distinct block sizes of the pool
+}
+
+const (
+	// defaultBlock is a rank's block size until it is known.
+	defaultBlock = 16
+	// omegaCap bounds ω: a nearly full fleet must still be able to spread a prefix.
+	omegaCap = 10
+)
+
+// look fills s.d with all that is known for req at now: one candidate per rank. planned is
+// predicted work that waits in the router for each rank; it may be nil.
+func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planned map[replica.Slot]float64) error {
+	d := &s.d
+	*d = decision.Decision{
+		ID: req.ID, Attempt: req.Attempt, At: now, Model: req.Model, Adapter: req.Adapter, Policy: ln.policy,
+		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil, ExpectedOutput: req.ExpectedOutput,
+		DryRun: req.DryRun, Candidates: d.Candidates[:0], Chosen: -1, Params: ln.params,
+		Seed: c.seed.Add(0x9e3779b97f4a7c15),
+	}
+	if p := req.Options.Policy; p != "" {
+		d.Policy = p
+	}
+	if len(req.Options.Weights) > 0 {
+		params, err := selector.Apply(ln.params, req.Options.Weights)
+		if err != nil {
+			return err
+		}
+		d.Params = params
+	}
+	c.candidates(s, req)
+	c.overlap(s, req)
+	c.affinity(s, req, ln)
+	c.loads(s, req, now, planned)
+	return nil
+}
+
+// candidates lists the ranks with their vetoes.
+func (c *Chooser) candidates(s *scratch, req *Request) {
+	o := &req.Options
+	f := selector.Filter{
+		Model: req.Served, Excluded: req.Exclude, Denied: o.Denied, Allowed: o.Allowed,
+		Pinned: o.Pinned, PinnedRank: o.PinnedRank, MinRank: o.MinRank, MaxRank: o.MaxRank,
+	}
+	if f.Model == "" {
+		f.Model = req.Model
+	}
+	if !req.Estimated {
+		f.PromptTokens = req.PromptTokens
+	}
+	d := &s.d
+	s.owner = s.owner[:0]
+	for i, r := range req.Replicas {
+		veto := f.Replica(r)
+		if veto == decision.VetoNone && c.params.Allow != nil && !c.params.Allow(r.ID) {
+			veto = decision.VetoExcluded
+		}
+		for index, slot := range r.Slots {
+			d.Candidates = append(d.Candidates, decision.Candidate{})
+			cand := &d.Candidates[len(d.Candidates)-1]
+			cand.Replica, cand.Slot, cand.Rank, cand.Veto = r.ID, slot, uint16(index), veto
+			if veto == decision.VetoNone {
+				cand.Veto = f.Rank(index)
+			}
+			cand.Feed = c.params.Index.State(slot)
+			block := c.params.Index.BlockSize(slot)
+			if block == 0 {
+				block = r.BlockSize
+			}
+			if block == 0 {
+				block = defaultBlock
+			}
+			cand.BlockSize = uint32(block)
+			cand.Blocks = uint32(max(0, r.Blocks))
+			s.owner = append(s.owner, int32(i))
+		}
+	}
+}
+
+// overlap asks the index what each rank holds of the prompt.
+func (c *Chooser) overlap(s *scratch, req *Request) {
+	if req.Hashes == nil {
+		return
+	}
+	d := &s.d
+	s.sizes = s.sizes[:0]
+	top := replica.Slot(0)
+	for i := range d.Candidates {
+		cand := &d.Candidates[i]
+		top = max(top, cand.Slot)
+		if size := int(cand.BlockSize); !contains(s.sizes, size) {
+			s.sizes = append(s.sizes, size)
+		}
+	}
+	s.bySlot = s.bySlot[:0]
+	for range int(top) + 1 {
+		s.bySlot = append(s.bySlot, -1)
+	}
+	for i := range d.Candidates {
+		s.bySlot[d.Candidates[i].Slot] = int32(i)
+	}
+	for _, size := range s.sizes {
+		s.overlaps = c.params.Index.Match(s.overlaps[:0], req.Hashes(size))
+		for _, o := range s.overlaps {
+			if int(o.Slot) >= len(s.bySlot) || s.bySlot[o.Slot] < 0 {
+				continue
+			}
+			cand := &d.Candidates[s.bySlot[o.Slot]]
+			if int(cand.BlockSize) != size {
+				continue
+			}
+			cand.GPU, cand.CPU, cand.Disk = o.GPU*uint32(size), o.CPU*uint32(size), o.Disk*uint32(size)
+		}
+	}
+}
+
+func contains(list []int, n int) bool {
+	for _, v := range list {
+		if v == n {
+			return true
+		}
+	}
+	return false
+}
+
+// affinity fills what the policies with a memory of their own need.
+func (c *Chooser) affinity(s *scratch, req *Request, ln *line) {
+	d := &s.d
+	switch d.Policy {
+	case decision.RoundRobin:
+		d.Cursor = ln.cursor.Add(1) - 1
+	case decision.ConsistentHash:
+		key := req.Session
+		if key == "" {
+			key = req.ID + "/" + strconv.Itoa(req.Attempt)
+		}
+		s.slots = c.ringFor(ln, req.Replicas).Walk(s.slots[:0], key)
+		for place, slot := range s.slots {
+			for i := range d.Candidates {
+				if d.Candidates[i].Slot == slot {
+					d.Candidates[i].Place = uint32(place + 1)
+				}
+			}
+		}
+	case decision.PrefixAffinity:
+		if d.PromptChars = len(req.Text); d.PromptChars == 0 {
+			break
+		}
+		tree := c.treeFor(ln)
+		tree.Match(req.Text, func(slot replica.Slot, chars int) {
+			for i := range d.Candidates {
+				if d.Candidates[i].Slot == slot {
+					d.Candidates[i].Chars = uint32(chars)
+				}
+			}
+		})
+		for i := range d.Candidates {
+			d.Candidates[i].Held = uint32(tree.Size(d.Candidates[i].Slot))
+		}
+	default:
+		if req.Session == "" {
+			break
+		}
+		if slot, ok := c.sessions.get(sessionKey{ln, req.Session}); ok {
+			for i := range d.Candidates {
+				d.Candidates[i].Session = d.Candidates[i].Slot == slot
+			}
+		}
+	}
+}
+
+// loads reads what is booked on each rank, and how fast it is. It may be called again for the
+// same candidates when a booking lost a race.
+func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[replica.Slot]float64) {
+	d := &s.d
+	limit := c.config.MaxRequestsPerRank
+	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
+		limit = o
+	}
+	scale := c.since(now)
+	var busy float64
+	usable := 0
+	s.versions = s.versions[:0]
+	for i := range d.Candidates {
+		cand := &d.Candidates[i]
+		l := c.params.Book.View(cand.Slot, now)
+		s.versions = append(s.versions, l.Version)
+		cand.Requests, cand.Waiting = uint32(l.InFlight), uint32(l.Prefilling)
+		cand.QueuedTokens = uint32(max(0, l.PrefillTokens))
+		cand.DecodeBlocks = l.DecodeBlocks
+		cand.EngineWaiting, cand.KVUsage = -1, -1
+		if cand.Veto == decision.VetoCap {
+			cand.Veto = decision.VetoNone
+		}
+		if cand.Veto == decision.VetoNone && limit > 0 && l.InFlight >= limit {
+			cand.Veto = decision.VetoCap
+		}
+		rk := c.rank(cand.Slot)
+		if rk == nil {
+			continue
+		}
+		cand.TokenTime, cand.Bend, cand.StepTime = rk.tokenTime.get()*c.params.PaceBias, rk.bend.get(), rk.stepTime.get()
+		cand.Backlog = seconds(l.PrefillTime) + seconds(min(l.Overdue, maxOverdue))/2
+		cand.Planned = planned[cand.Slot]
+		c.reported(cand, rk)
+		budget := float64(defaultBudget)
+		if b := req.Replicas[s.owner[i]].MaxBatchedTokens; b > 0 {
+			budget = float64(b)
+		}
+		decode := (priorStepTime + priorReadTime*float64(l.ContextTokens)) / priorTokenTime // in tokens' time
+		cand.Slowdown = decode / budget
+		cand.Crowding = c.crowding(cand, d)
+		if cand.Veto == decision.VetoNone {
+			busy += rk.load(scale)
+			usable++
+		}
+	}
+	d.Load, d.Omega = 0, 1
+	if usable > 0 {
+		d.Load = busy / float64(usable)
+		d.Omega = 1 / (1 - min(d.Load, 1-1.0/omegaCap))
+	}
+}
+
+// maxOverdue bounds how much a first token that does not come counts as backlog.
+const maxOverdue = time.Minute
+
+// reported blends in what the engine says: requests that it has queued and we have not sent are
+// work too (another router's, say).
+func (c *Chooser) reported(cand *decision.Candidate, rk *rank) {
+	if c.params.Engine == nil {
+		return
+	}
+	rep, ok := c.params.Engine(cand.Slot)
+	if !ok {
+		return
+	}
+	cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
+	if rep.Blocks > 0 {
+		cand.Blocks = uint32(rep.Blocks)
+	}
+	if extra := rep.Waiting - int(cand.Waiting); extra > 0 {
+		cand.Backlog += float64(extra) * rk.work.get()
+	}
+}
+
+// crowding is the predicted wait for KV memory: blocks beyond the rank's capacity become free at
+// the rate at which requests leave.
+func (c *Chooser) crowding(cand *decision.Candidate, d *decision.Decision) float64 {
+	if cand.Blocks == 0 {
+		return 0
+	}
+	tokens := d.PromptTokens - int(cand.GPU) + d.ExpectedOutput
+	need := cand.DecodeBlocks + float64(tokens)/float64(cand.BlockSize)
+	excess := need - float64(cand.Blocks)
+	if excess <= 0 {
+		return 0
+	}
+	return excess / float64(cand.Blocks) * c.residence.get()
+}
+
+// hashesFor returns the prompt's hashes in the chosen rank's block size.
+func hashesFor(req *Request, cand *decision.Candidate) []blockhash.Hash {
+	if req.Hashes == nil {
+		return nil
+	}
+	return req.Hashes(int(cand.BlockSize))
+}

@@ -1,0 +1,95 @@
+package chooser
+
+import (
+	"math"
+
+	"github.com/kvpilot/kvpilot/server/selector"
+)
+
+// What a replica is taken to do before it was measured: a 70B model on four GPUs. Only the ratio
+// to reality matters, and a few first tokens correct it.
+const (
+	priorTokenTime = 1.0 / 8000 // seconds per prompt token at no context
+	priorBend      = 50000      // tokens of context at which a prompt token costs twice that
+	priorStepTime  = 0.010      // seconds of a decode step with nothing to read
+	priorReadTime  = 2e-8       // seconds per token of context that a decode step reads
+	defaultBudget  = 2048       // tokens per step when the engine does not say
+
+	// A rate is never believed to be further than this from the prior.
+	paceBound = 40
+	// A sample of fewer uncached tokens says more about overhead than about the rate.
+	minSample = 512
+	// forget is the weight that older samples keep with each new one.
+	forget = 0.985
+	// priorWeight is how many samples the prior counts for.
+	priorWeight = 2
+	// outlier bounds what one sample may claim: the time is cut to this many times the expected.
+	outlier = 3
+)
+
+// pace learns how fast a rank prefills: the time per token and, where prompts differ enough in
+// length, how attention bends it. It fits t = a·n + b·n·(context + n/2) by weighted least squares
+// with a fading memory, pulled towards the prior; a is the token time and a/b the bend.
+type pace struct {
+	aa, ab, bb, at, bt float64 // sums of the normal equations
+	a, b               float64
+	samples            int
+}
+
+func newPace() pace {
+	return pace{a: priorTokenTime, b: priorTokenTime / priorBend}
+}
+
+func (p *pace) bend() float64 { return p.a / p.b }
+
+func (p *pace) predict(context, n float64) float64 {
+	return selector.PrefillTime(p.a, p.bend(), context, n)
+}
+
+// learn takes a sample: n uncached tokens after context cached ones took elapsed seconds of an
+// otherwise idle prefill.
+func (p *pace) learn(context, n, elapsed float64) {
+	if n < minSample || elapsed <= 0 {
+		return
+	}
+	expect := p.predict(context, n)
+	elapsed = min(max(elapsed, expect/outlier), expect*outlier)
+	x, y := n, n*(context+n/2)
+	w := 1 / (expect * expect) // relative errors count
+	p.aa = forget*p.aa + w*x*x
+	p.ab = forget*p.ab + w*x*y
+	p.bb = forget*p.bb + w*y*y
+	p.at = forget*p.at + w*x*elapsed
+	p.bt = forget*p.bt + w*y*elapsed
+	p.samples++
+	p.solve()
+}
+
+// solve minimises the squared relative error with the prior as extra samples: the scale is free
+// to move after a few, the bend only when the data insist.
+func (p *pace) solve() {
+	// First the scale alone, the bend as it is.
+	den := p.aa + 2*p.ab/p.bend() + p.bb/(p.bend()*p.bend())
+	num := p.at + p.bt/p.bend()
+	a0 := (num + priorWeight/p.a*p.pull()) / (den + priorWeight/(p.a*p.a)*p.pull())
+	// Then both, pulled to that scale and the prior's bend.
+	b0 := a0 / priorBend
+	const wa, wb = 4, 8
+	aa, bb := p.aa+wa/(a0*a0), p.bb+wb/(b0*b0)
+	at, bt := p.at+wa/a0, p.bt+wb/b0
+	det := aa*bb - p.ab*p.ab
+	if det <= 0 || math.IsNaN(det) {
+		p.a, p.b = bounded(a0), bounded(a0)/priorBend
+		return
+	}
+	a := bounded((at*bb - bt*p.ab) / det)
+	b := (bt*aa - at*p.ab) / det
+	p.a, p.b = a, min(max(b, a/1e6), a/4000)
+}
+
+// pull is how much of the prior is left: it fades as samples come in.
+func (p *pace) pull() float64 { return 1 / float64(1+p.samples) }
+
+func bounded(a float64) float64 {
+	return min(max(a, priorTokenTime/paceBound), priorTokenTime*paceBound)
+}

@@ -1,0 +1,100 @@
+package chooser
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// busyMemory is the time constant of the load estimate ρ.
+const busyMemory = 60 * time.Second
+
+// rank is what the chooser itself remembers of one slot: how fast it is and how much prefill was
+// sent to it lately. Readers take no lock.
+type rank struct {
+	slot    replica.Slot
+	replica replica.ID
+	index   int
+
+	tokenTime, bend, stepTime, work number
+	samples                         atomic.Int64
+	busy                            number       // prefill seconds routed per second, fading
+	busyAt                          atomic.Int64 // nanoseconds of the chooser's clock
+
+	mu    sync.Mutex
+	pace  pace      // guarded by mu
+	first time.Time // of the last first token; guarded by mu
+	line  uint64    // bookings so far; guarded by mu
+}
+
+// number is a float64 that may be read and replaced at once.
+type number struct{ bits atomic.Uint64 }
+
+func (n *number) get() float64  { return math.Float64frombits(n.bits.Load()) }
+func (n *number) set(v float64) { n.bits.Store(math.Float64bits(v)) }
+
+func newRank(slot replica.Slot, id replica.ID, index int) *rank {
+	r := &rank{slot: slot, replica: id, index: index, pace: newPace()}
+	r.tokenTime.set(priorTokenTime)
+	r.bend.set(priorBend)
+	r.stepTime.set(priorStepTime)
+	return r
+}
+
+// route counts seconds of predicted prefill sent to the rank at now.
+func (r *rank) route(seconds float64, now int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.busy.set(r.load(now) + seconds/busyMemory.Seconds())
+	r.busyAt.Store(now)
+	if w := r.work.get(); w == 0 {
+		r.work.set(seconds)
+	} else {
+		r.work.set(w + (seconds-w)/16)
+	}
+}
+
+// load is the share of the rank's time that the prefill routed to it lately takes.
+func (r *rank) load(now int64) float64 {
+	b := r.busy.get()
+	if b == 0 {
+		return 0
+	}
+	return b * math.Exp(-float64(now-r.busyAt.Load())/float64(busyMemory))
+}
+
+// firstToken learns from a first token seen at now: a request of n uncached tokens after context
+// cached ones, booked at booked. alone says that it was the only one waiting when it was booked
+// or that those before it are done, slowdown how much decodes were expected to slow it.
+func (r *rank) firstToken(now, booked time.Time, context, n, slowdown float64, teach bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	began := booked
+	if r.first.After(began) {
+		began = r.first
+	}
+	r.first = now
+	if !teach {
+		return
+	}
+	r.pace.learn(context, n, now.Sub(began).Seconds()/(1+slowdown))
+	r.tokenTime.set(r.pace.a)
+	r.bend.set(r.pace.bend())
+	r.samples.Store(int64(r.pace.samples))
+}
+
+// step learns the time of a decode step from a finished stream.
+func (r *rank) step(seconds float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// Steps that carried another request's prefill are longer: lean towards the short ones.
+	s := r.stepTime.get()
+	gain := 0.02
+	if seconds < s {
+		gain = 0.1
+	}
+	r.stepTime.set(min(max(s+gain*(seconds-s), 1e-4), 1))
+}
