@@ -7,6 +7,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 )
 
 // The spans of one request, in the order in which they begin. The server span above them is
@@ -75,6 +76,16 @@ const (
 	FinishedBy      = attribute.Key("kvpilot.finished_by")
 )
 
+// Start begins a child of the span in ctx. Below a span that nobody records it makes none, so
+// that a request outside the sample pays nothing for its steps.
+func Start(ctx context.Context, t trace.Tracer, name string, options ...trace.SpanStartOption) (context.Context, trace.Span) {
+	parent := trace.SpanFromContext(ctx)
+	if parent.SpanContext().IsValid() && !parent.IsRecording() {
+		return ctx, noop.Span{}
+	}
+	return t.Start(ctx, name, options...)
+}
+
 // Fail marks the span in ctx as failed with a public description and an error type of few values.
 func Fail(s trace.Span, errorType, description string) {
 	if !s.IsRecording() {
@@ -82,6 +93,16 @@ func Fail(s trace.Span, errorType, description string) {
 	}
 	s.SetStatus(codes.Error, description)
 	s.SetAttributes(ErrorType.String(errorType))
+}
+
+// KeyValue is one attribute.
+type KeyValue = attribute.KeyValue
+
+// Note leaves an event on the span in ctx.
+func Note(ctx context.Context, event string, attrs ...KeyValue) {
+	if s := trace.SpanFromContext(ctx); s.IsRecording() {
+		s.AddEvent(event, trace.WithAttributes(attrs...))
+	}
 }
 
 // Fallback notes on the span in ctx that something was done in a lesser way, and why.

@@ -1,0 +1,148 @@
+package router
+
+import (
+	"context"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/span"
+	"github.com/kvpilot/kvpilot/server/upstream"
+)
+
+// maxErrorBody bounds an engine's refusal that is read to be passed on.
+const maxErrorBody = 1 << 20
+
+// attempt sends the request to the chosen replica and passes the answer on. Every way out ends
+// the reservation. It returns nil when the client has the whole answer.
+func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
+	result := chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+	choice := j.choice
+	defer func() { choice.Release(result) }()
+	ctx, s := span.Start(ctx, r.tracer, span.Proxy, trace.WithSpanKind(trace.SpanKindClient))
+	defer s.End()
+	describeAttempt(s, j)
+
+	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: choice.Replica, Rank: choice.Rank}, &upstream.Request{
+		Method: j.method(), Path: j.path(), Query: j.call.RawQuery,
+		Header: j.call.Header, RequestID: j.call.RequestID, ContentType: j.call.ContentType, Body: r.outgoing(ctx, j),
+	})
+	outcome := upstream.Classify(resp, err)
+	if err != nil || outcome != upstream.OutcomeOK {
+		f := r.refusal(ctx, j, resp, err, outcome)
+		r.settle(choice.Replica.ID, outcome)
+		result.End = endOf(outcome)
+		span.Fail(s, outcome.String(), f.public.Message)
+		return f
+	}
+	defer resp.Close()
+	err = r.relay(ctx, j, s, resp, to)
+	r.usage(ctx, j, &result)
+	if err == nil {
+		result.End = decision.EndCompleted
+		r.settle(choice.Replica.ID, upstream.OutcomeOK)
+		return nil
+	}
+	f := r.broken(ctx, j, err)
+	r.settle(choice.Replica.ID, f.outcome)
+	result.End = endOf(f.outcome)
+	span.Fail(s, f.outcome.String(), f.public.Message)
+	return f
+}
+
+// settle tells those who judge replicas how an attempt went.
+func (r *Router) settle(id replica.ID, outcome upstream.Outcome) {
+	r.Breaker.Report(id, outcome)
+	switch {
+	case outcome == upstream.OutcomeUnreachable || outcome == upstream.OutcomeBroken || outcome == upstream.OutcomeMalformed:
+		r.Registry.ReportFailure(id, errAnswer)
+	case outcome == upstream.OutcomeOK:
+		r.Registry.ReportSuccess(id)
+	}
+}
+
+// relay passes the answer on, piece by piece as it comes. The Sink is begun with the first
+// piece, not with the head, so that a replica that dies between the two costs nothing.
+func (r *Router) relay(ctx context.Context, j *job, s trace.Span, resp *upstream.Response, to Sink) error {
+	streamed := isEventStream(resp.Header)
+	j.scan.Reset(j.req.Prompt.API, streamed)
+	for {
+		piece, err := resp.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if j.scan.Feed(piece) && streamed {
+			r.sawFirstToken(j, s)
+		}
+		if !j.begun {
+			if err := r.begin(j, resp, to); err != nil {
+				return gone(err)
+			}
+		}
+		if err := to.Write(piece); err != nil {
+			return gone(err)
+		}
+		if streamed {
+			j.choice.Progress(j.scan.ContentEvents())
+		}
+	}
+	if streamed && j.scan.Events() > 0 && !j.scan.Done() {
+		return io.ErrUnexpectedEOF // every engine says when its stream is complete
+	}
+	if !j.begun {
+		if err := r.begin(j, resp, to); err != nil {
+			return gone(err)
+		}
+	}
+	return nil
+}
+
+// begin hands the head of the answer to the client's surface.
+func (r *Router) begin(j *job, resp *upstream.Response, to Sink) error {
+	j.begun, j.status = true, resp.Status
+	h := resp.Header
+	if resp.ContentLength >= 0 {
+		h.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
+	}
+	r.explain(j, h)
+	return to.Begin(resp.Status, h)
+}
+
+// sawFirstToken marks the end of the prompt's prefill.
+func (r *Router) sawFirstToken(j *job, s trace.Span) {
+	j.firstToken = time.Now()
+	j.choice.FirstToken()
+	if s.IsRecording() {
+		s.AddEvent(span.EventFirstToken)
+		s.SetAttributes(span.TTFT.Float64(j.firstToken.Sub(j.received).Seconds()))
+	}
+}
+
+// usage takes over what the engine said that the request has cost.
+func (r *Router) usage(ctx context.Context, j *job, to *chooser.Result) {
+	if u, ok := j.scan.Usage(); ok {
+		to.PromptTokens, to.OutputTokens, to.CachedTokens = u.PromptTokens, u.CompletionTokens, u.CachedTokens
+	} else if n := j.scan.ContentEvents(); n > 0 && !j.firstToken.IsZero() {
+		to.OutputTokens = n
+	}
+	r.observe(ctx, j, to)
+	if j.call.Route == openai.RouteResponses {
+		r.Pins.Put(j.scan.ResponseID(), j.choice.Replica.ID)
+	}
+}
+
+func isEventStream(h http.Header) bool {
+	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+	return err == nil && kind == "text/event-stream"
+}

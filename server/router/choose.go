@@ -1,0 +1,161 @@
+package router
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/prompt"
+	"github.com/kvpilot/kvpilot/server/tokenizer"
+)
+
+// Question asks for a replica without having the request sent there.
+type Question struct {
+	// Model names the pool; empty takes the body's, or the only model there is.
+	Model string
+	// Exactly one of Body, IDs and Text is the prompt; none asks for a replica by load.
+	// Body is a client's request, or a prefix of it when Truncated.
+	Body      []byte
+	Route     openai.Route
+	Truncated bool
+	IDs       []uint32
+	Text      string
+
+	Header    map[string][]string
+	RequestID string
+	Tenant    string
+	Adapter   string
+	Salt      string
+	Session   string
+	Priority  int
+	// ExpectedOutput is in tokens; 0 takes the body's limit.
+	ExpectedOutput int
+	Options        chooser.Options
+	// Reserve books the choice for Lease (zero: the configured one). DryRun neither books nor waits.
+	Reserve bool
+	Lease   time.Duration
+	DryRun  bool
+	// Received is when the question was seen.
+	Received time.Time
+}
+
+// Answer is a choice handed to the caller.
+type Answer struct {
+	*chooser.Choice
+	// Host and Port are the replica's, for callers who open their own connection.
+	Host string
+	Port int
+	// Served is the model's name on the replica, Encoding what is known of the prompt.
+	Served   string
+	Encoding *tokenizer.Encoding
+	Lease    time.Duration
+}
+
+// Choose decides, and reserves when asked to, without sending anything. The caller reports the
+// rest through the lifecycle methods of the chooser. An error is an *apierror.Error.
+func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
+	j, err := r.question(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.tokenize(ctx, j); err != nil {
+		return nil, err
+	}
+	ask := j.ask(r)
+	ask.DryRun = q.DryRun || !q.Reserve
+	ask.Unstreamed = false
+	if ask.ExpectedOutput == 0 {
+		ask.ExpectedOutput = q.ExpectedOutput
+	}
+	if q.Reserve {
+		if ask.Lease = q.Lease; ask.Lease <= 0 {
+			ask.Lease = r.config.Lease
+		}
+	}
+	choice, err := r.Chooser.Choose(ctx, ask)
+	if err != nil {
+		return nil, r.undecided(ctx, j, err)
+	}
+	j.chose(choice)
+	host, port := hostPort(choice.Replica.URL)
+	r.metrics.decided(j)
+	return &Answer{Choice: choice, Host: host, Port: port, Served: j.pool.Served, Encoding: j.enc, Lease: ask.Lease}, nil
+}
+
+// question makes a job of a question.
+func (r *Router) question(ctx context.Context, q *Question) (*job, error) {
+	call := &Call{
+		Route: q.Route, Header: q.Header, Body: q.Body, RequestID: q.RequestID,
+		Tenant: q.Tenant, Options: q.Options, Received: q.Received,
+	}
+	j := newJob(call)
+	if err := r.readQuestion(ctx, j, q); err != nil {
+		return nil, err
+	}
+	if q.Model != "" {
+		j.req.Model = q.Model
+	}
+	if q.Session != "" {
+		j.req.Session = q.Session
+	}
+	if q.Salt != "" {
+		j.req.Salt, j.req.Prompt.Salt = q.Salt, q.Salt
+	}
+	if q.Priority != 0 {
+		j.req.Priority = -q.Priority
+	}
+	if err := r.findPool(j); err != nil {
+		return nil, err
+	}
+	if q.Adapter != "" {
+		j.req.Prompt.Adapter, j.adapter = q.Adapter, q.Adapter
+	}
+	return j, nil
+}
+
+// readQuestion finds the prompt in whatever form it came.
+func (r *Router) readQuestion(ctx context.Context, j *job, q *Question) error {
+	switch {
+	case len(q.Body) > 0:
+		j.truncated = q.Truncated
+		if err := r.read(ctx, j); err != nil {
+			return err
+		}
+		j.call.Route = j.req.Route
+	default:
+		j.call.Route = openai.RouteCompletions
+		j.req = &openai.Request{Route: openai.RouteCompletions, N: 1, Stream: true}
+		p := &j.req.Prompt
+		p.API = prompt.APICompletions
+		switch {
+		case len(q.IDs) > 0:
+			p.Kind, p.IDs = prompt.KindIDs, q.IDs
+		case q.Text != "":
+			p.Kind, p.Text = prompt.KindText, q.Text
+		}
+		j.req.Session = openai.SessionFrom(q.Header, r.config.SessionHeader)
+	}
+	if !j.call.Route.Generates() {
+		return apierror.New(apierror.NotSupported, "the body is of a kind whose place in a cache does not matter", nil)
+	}
+	return nil
+}
+
+// Encode gives the token ids of a question's prompt, whole, and how they were found. It chooses
+// nothing.
+func (r *Router) Encode(ctx context.Context, q *Question) (*Answer, error) {
+	j, err := r.question(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	j.needFull = true
+	if err := r.tokenize(ctx, j); err != nil {
+		return nil, err
+	}
+	if len(j.enc.IDs) == 0 && j.enc.Source == tokenizer.SourceNone {
+		return nil, apierror.New(apierror.UpstreamError, "no replica could tokenize the prompt: "+j.enc.Reason, nil, apierror.WithRetryAfter(time.Second))
+	}
+	return &Answer{Served: j.pool.Served, Encoding: j.enc}, nil
+}

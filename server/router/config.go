@@ -1,0 +1,64 @@
+package router
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// SessionHeader names the header that carries a session; case and the difference between - and
+	// _ do not matter. Empty turns it off.
+	SessionHeader string `yaml:"session_header"`
+	// TokenizeTimeout bounds the wait for token ids; a request without them is routed by what is known.
+	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"`
+	// UnknownRoutes proxies paths that kvpilot does not know to the pool that the body's model names.
+	UnknownRoutes bool `yaml:"unknown_routes"`
+	// Headers says what answers tell about the choice.
+	Headers Headers `yaml:"headers"`
+	// Lease is the life of a reservation handed to an external caller who names none.
+	Lease time.Duration `yaml:"lease"`
+}
+
+// Headers switches the response headers that explain a choice.
+type Headers struct {
+	// Replica tells the replica's name.
+	Replica bool `yaml:"replica"`
+	// Address tells the replica's address also.
+	Address bool `yaml:"address"`
+	// Overlap tells how many prompt tokens were expected in the replica's cache.
+	Overlap bool `yaml:"overlap"`
+	// Policy tells the policy that chose.
+	Policy bool `yaml:"policy"`
+	// Decision tells the decision's id, for ExplainDecision.
+	Decision bool `yaml:"decision"`
+	// Overhead tells kvpilot's own time before the request left for the replica, in microseconds.
+	Overhead bool `yaml:"overhead"`
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{
+		SessionHeader:   "x-session-id",
+		TokenizeTimeout: 5 * time.Second,
+		Headers:         Headers{Replica: true, Overlap: true, Policy: true, Decision: true, Overhead: true},
+		Lease:           30 * time.Second,
+	}
+}
+
+// Validate reports every bad field at once.
+func (c Config) Validate() error {
+	var errs []error
+	if strings.ContainsAny(c.SessionHeader, " :\t\r\n") {
+		errs = append(errs, fmt.Errorf("session_header: %q is no header name", c.SessionHeader))
+	}
+	if c.TokenizeTimeout <= 0 {
+		errs = append(errs, errors.New("tokenize_timeout: must be positive"))
+	}
+	if c.Lease <= 0 {
+		errs = append(errs, errors.New("lease: must be positive"))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,178 @@
+package router
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/span"
+)
+
+// The response headers that explain a choice.
+const (
+	HeaderRequestID = "X-Request-Id"
+	HeaderReplica   = "X-Kvpilot-Replica"
+	HeaderAddress   = "X-Kvpilot-Address"
+	HeaderOverlap   = "X-Kvpilot-Overlap-Tokens"
+	HeaderPolicy    = "X-Kvpilot-Policy"
+	HeaderDecision  = "X-Kvpilot-Decision"
+	HeaderOverhead  = "X-Kvpilot-Overhead-Us"
+)
+
+// explain puts into h what the operator lets clients know about the choice.
+func (r *Router) explain(j *job, h http.Header) {
+	if j.call.RequestID != "" {
+		h[HeaderRequestID] = []string{j.call.RequestID}
+	}
+	show := r.config.Headers
+	c := j.choice
+	if show.Replica {
+		h[HeaderReplica] = []string{string(c.Replica.ID)}
+	}
+	if show.Address {
+		h[HeaderAddress] = []string{c.Replica.URL}
+	}
+	if show.Overlap {
+		h[HeaderOverlap] = []string{strconv.Itoa(overlap(c.Decision))}
+	}
+	if show.Policy {
+		h[HeaderPolicy] = []string{string(c.Decision.Policy)}
+	}
+	if show.Decision {
+		h[HeaderDecision] = []string{j.id}
+	}
+	if show.Overhead {
+		h[HeaderOverhead] = []string{strconv.FormatInt(j.overhead.Microseconds(), 10)}
+	}
+}
+
+// overlap is how many of the prompt's tokens the chosen rank was believed to hold, in all tiers.
+func overlap(d *decision.Decision) int {
+	if pick := d.Pick(); pick != nil {
+		return int(pick.GPU + pick.CPU + pick.Disk)
+	}
+	return 0
+}
+
+// bestOverlap is the longest overlap of any candidate.
+func bestOverlap(d *decision.Decision) int {
+	best := uint32(0)
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		best = max(best, c.GPU+c.CPU+c.Disk)
+	}
+	return int(best)
+}
+
+// describeAttempt puts the decision on the span of its attempt.
+func describeAttempt(s trace.Span, j *job) {
+	if !s.IsRecording() {
+		return
+	}
+	d := j.choice.Decision
+	attrs := append(make([]span.KeyValue, 0, 10),
+		span.DecisionID.String(d.ID), span.Attempt.Int(d.Attempt),
+		span.Replica.String(string(j.choice.Replica.ID)), span.Rank.Int(j.choice.Rank),
+		span.OverlapTokens.Int(overlap(d)), span.Overhead.Float64(j.overhead.Seconds()))
+	if u, err := url.Parse(j.choice.Replica.URL); err == nil {
+		attrs = append(attrs, span.ServerAddress.String(u.Hostname()))
+		if port, err := strconv.Atoi(u.Port()); err == nil {
+			attrs = append(attrs, span.ServerPort.Int(port))
+		}
+	}
+	s.SetAttributes(attrs...)
+}
+
+// finish is the one place where a request's end is counted, logged and put on its span.
+func (r *Router) finish(ctx context.Context, j *job, err error) {
+	took := time.Since(j.received)
+	public := apierror.From(err)
+	r.metrics.end(j, public, took)
+	if s := trace.SpanFromContext(ctx); s.IsRecording() {
+		r.describeRequest(s, j, public)
+	}
+	level := slog.LevelInfo
+	if public != nil {
+		switch public.Fault() {
+		case apierror.FaultGone:
+			level = slog.LevelDebug
+		case apierror.FaultOurs:
+			level = slog.LevelError
+		case apierror.FaultCaller:
+		}
+	}
+	if !r.Log.Enabled(ctx, level) {
+		return
+	}
+	r.Log.LogAttrs(ctx, level, "request", r.logLine(j, public, took)...)
+}
+
+func (r *Router) describeRequest(s trace.Span, j *job, public *apierror.Error) {
+	attrs := append(make([]span.KeyValue, 0, 16), span.RequestID.String(j.call.RequestID), span.DecisionID.String(j.id))
+	if j.req != nil {
+		attrs = append(attrs, span.Model.String(j.req.Model), span.Streamed.Bool(j.req.Stream), span.Operation.String(j.call.Route.String()))
+		if j.req.MaxTokens > 0 {
+			attrs = append(attrs, span.MaxTokens.Int(j.req.MaxTokens))
+		}
+		if j.req.Session != "" {
+			attrs = append(attrs, span.Conversation.String(j.req.Session))
+		}
+	}
+	if c := j.choice; c != nil {
+		attrs = append(attrs, span.Replica.String(string(c.Replica.ID)), span.Policy.String(string(c.Decision.Policy)),
+			span.OverlapTokens.Int(overlap(c.Decision)), span.BestOverlap.Int(bestOverlap(c.Decision)), span.Candidates.Int(len(c.Decision.Candidates)))
+	}
+	if u, ok := j.scan.Usage(); ok {
+		attrs = append(attrs, span.InputTokens.Int(u.PromptTokens), span.OutputTokens.Int(u.CompletionTokens))
+		if u.CachedTokens >= 0 {
+			attrs = append(attrs, span.CachedTokens.Int(u.CachedTokens))
+		}
+	}
+	s.SetAttributes(attrs...)
+	if public != nil && public.Fault() == apierror.FaultOurs {
+		span.Fail(s, apierror.Name(public.Reason), public.Message)
+	}
+}
+
+// logLine is the one line that a request leaves; nothing of its prompt or answer is in it.
+func (r *Router) logLine(j *job, public *apierror.Error, took time.Duration) []slog.Attr {
+	line := append(make([]slog.Attr, 0, 16),
+		slog.String("id", j.call.RequestID), slog.String("decision", j.id), slog.String("route", j.call.Route.String()))
+	if j.req != nil {
+		line = append(line, slog.String("model", clip(j.req.Model, 128)), slog.Bool("stream", j.req.Stream))
+	}
+	if c := j.choice; c != nil {
+		line = append(line, slog.String("replica", string(c.Replica.ID)), slog.Int("prompt_tokens", c.Decision.PromptTokens), slog.Int("overlap_tokens", overlap(c.Decision)))
+	}
+	if !j.firstToken.IsZero() {
+		line = append(line, slog.Duration("ttft", j.firstToken.Sub(j.received).Round(time.Microsecond)))
+	}
+	line = append(line, slog.Duration("took", took.Round(time.Microsecond)), slog.Int("attempts", j.attempt+1))
+	if public == nil {
+		return append(line, slog.Int("status", j.status))
+	}
+	return append(line, slog.Int("status", public.HTTPStatus()), slog.String("reason", apierror.Name(public.Reason)), slog.Any("error", public))
+}
+
+// hostPort splits a replica's base URL for callers who open their own connections.
+func hostPort(base string) (host string, port int) {
+	u, err := url.Parse(base)
+	if err != nil {
+		return "", 0
+	}
+	if p, err := strconv.Atoi(u.Port()); err == nil {
+		return u.Hostname(), p
+	}
+	if p, err := net.LookupPort("tcp", u.Scheme); err == nil {
+		return u.Hostname(), p
+	}
+	return u.Hostname(), 0
+}

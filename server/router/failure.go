@@ -1,0 +1,119 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/span"
+	"github.com/kvpilot/kvpilot/server/upstream"
+)
+
+// failure is an attempt that did not end well.
+type failure struct {
+	outcome upstream.Outcome
+	// public is what the client is told when nothing better comes.
+	public *apierror.Error
+}
+
+// errClientGone is why a Sink refused bytes.
+var errClientGone = errors.New("the client is gone")
+
+// errAnswer is why the registry is asked to look at a replica again.
+var errAnswer = errors.New("a request to the replica failed")
+
+// gone marks an error of the Sink, so that it is not taken for the replica's.
+func gone(err error) error { return errors.Join(errClientGone, err) }
+
+// refusal is an attempt that ended before its answer began. resp is closed.
+func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, err error, outcome upstream.Outcome) *failure {
+	f := &failure{outcome: outcome}
+	if err != nil {
+		f.public = r.unanswered(ctx, outcome, err)
+		return f
+	}
+	defer resp.Close()
+	body, readErr := resp.ReadAll(maxErrorBody)
+	if readErr != nil && ctx.Err() != nil {
+		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(cause(ctx, readErr))}
+	}
+	wait, told := upstream.RetryAfter(resp.Header, time.Now())
+	if told {
+		r.Breaker.Pause(j.choice.Replica.ID, wait)
+	}
+	switch outcome {
+	case upstream.OutcomeRefused:
+		f.public = apierror.New(apierror.Overloaded, "every replica that was tried refuses more requests", nil, apierror.WithRetryAfter(max(wait, time.Second)))
+	case upstream.OutcomeUnavailable, upstream.OutcomeGateway:
+		f.public = apierror.New(apierror.UpstreamError, "the replica is not available", nil, apierror.WithRetryAfter(max(wait, time.Second)))
+		if resp.Status == http.StatusServiceUnavailable {
+			f.public = apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(max(wait, time.Second)))
+		}
+	default: // the engine's own words about this request: 4xx, and what it failed at (500, 501)
+		f.public = apierror.Upstream(resp.Status, resp.Header.Get("Content-Type"), body)
+	}
+	return f
+}
+
+// unanswered names a failure without an answer; no address is in its text.
+func (r *Router) unanswered(ctx context.Context, outcome upstream.Outcome, err error) *apierror.Error {
+	switch outcome {
+	case upstream.OutcomeCanceled:
+		return apierror.From(cause(ctx, err))
+	case upstream.OutcomeTimeout:
+		return apierror.New(apierror.UpstreamError, "the replica did not answer in time", err)
+	case upstream.OutcomeMalformed:
+		return apierror.New(apierror.UpstreamError, "the replica's answer was malformed", err)
+	}
+	return apierror.New(apierror.UpstreamUnreachable, "the replica could not be reached", err)
+}
+
+// broken is an answer that ended before it was complete.
+func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
+	switch {
+	case errors.Is(err, errClientGone), ctx.Err() != nil:
+		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(cause(ctx, context.Canceled))}
+	case !j.begun:
+		return &failure{outcome: upstream.OutcomeBroken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica's answer broke off before it began", err)}
+	}
+	return &failure{outcome: upstream.OutcomeBroken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica's answer broke off", err)}
+}
+
+// mayRetry decides whether another replica is tried after f: only before the client's first byte,
+// only after faults that another replica may not have, within the attempts and the budget.
+func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
+	if j.begun || !f.outcome.Retryable() || j.attempt+1 >= r.Attempts || ctx.Err() != nil {
+		return false
+	}
+	if j.call.Options.Pinned != "" || !r.Budget.Withdraw() {
+		return false
+	}
+	r.metrics.retried(f.outcome)
+	noteRetry(ctx, f.outcome)
+	r.Log.Info("trying another replica", "request", j.call.RequestID, "replica", string(j.choice.Replica.ID), "outcome", f.outcome.String(), "error", f.public)
+	return true
+}
+
+// endOf says how the decision ended for the record.
+func endOf(o upstream.Outcome) decision.End {
+	switch o {
+	case upstream.OutcomeOK:
+		return decision.EndCompleted
+	case upstream.OutcomeCanceled:
+		return decision.EndCanceled
+	case upstream.OutcomeClientFault:
+		return decision.EndRejected
+	}
+	if o.Retryable() {
+		return decision.EndMoved
+	}
+	return decision.EndFailed
+}
+
+// noteRetry leaves the retry on the request's own span.
+func noteRetry(ctx context.Context, o upstream.Outcome) {
+	span.Note(ctx, span.EventRetry, span.Reason.String(o.String()))
+}

@@ -1,0 +1,156 @@
+package router
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"net/http"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/blockhash"
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/registry"
+	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tokenizer"
+	"github.com/kvpilot/kvpilot/server/upstream"
+)
+
+// job is one call on its way through the steps. It belongs to one goroutine.
+type job struct {
+	call *Call
+	// id names the decision and the reservation. It is ours: a client's id may come twice.
+	id   string
+	req  *openai.Request
+	pool *registry.Pool
+	// enc is what is known of the prompt's ids; nil on routes whose prompts have no place in a cache.
+	enc *tokenizer.Encoding
+	// handedOff says that the engine is given the ids instead of the text.
+	handedOff bool
+	// adapter is the LoRA adapter whose blocks are meant; empty for the base model.
+	adapter string
+	// truncated says that the body is a prefix; needFull that a known beginning is not enough.
+	truncated, needFull bool
+	// body is what replicas receive: the client's bytes, or those with the model's name or the
+	// prompt's ids put in.
+	body []byte
+
+	asked   chooser.Request
+	choice  *chooser.Choice
+	attempt int
+	failed  *failure // the last attempt's
+	begun   bool     // the client was given something
+	scan    upstream.Scanner
+	status  int
+
+	received   time.Time
+	chosen     time.Time
+	firstToken time.Time
+	tokenizing time.Duration
+	held       time.Duration
+	overhead   time.Duration
+}
+
+func newJob(call *Call) *job {
+	j := &job{call: call, id: newID(), received: call.Received}
+	if j.received.IsZero() {
+		j.received = time.Now()
+	}
+	return j
+}
+
+// newID makes a name that no other request of any router has.
+func newID() string {
+	var b [12]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// usePool fixes which engine model the request is for.
+func (j *job) usePool(p *registry.Pool) {
+	j.pool, j.adapter = p, p.Adapter
+	j.req.Prompt.Model = p.Served
+	j.req.Prompt.Adapter = p.Adapter
+	if j.req.Model != "" {
+		j.body = j.req.WithModel(p.Served)
+	}
+}
+
+// ask is the question to the chooser for the next attempt.
+func (j *job) ask(r *Router) *chooser.Request {
+	a := &j.asked
+	if a.ID == "" {
+		*a = chooser.Request{
+			ID: j.id, RequestID: j.call.RequestID,
+			Model: j.pool.Model, Served: j.pool.Served, Adapter: j.adapter,
+			Session: j.req.Session, Tenant: j.call.Tenant,
+			Priority: -j.req.Priority, ExpectedOutput: j.req.MaxTokens,
+			Unstreamed: !j.req.Stream, Bytes: len(j.body),
+			Options: j.call.Options,
+		}
+		j.prompt(a)
+	}
+	// The registry may have changed since the last attempt.
+	if pool, ok := r.Registry.Snapshot().Pool(j.pool.Model); ok {
+		j.pool = pool
+	}
+	a.Replicas = j.pool.Replicas
+	a.Attempt = j.attempt
+	return a
+}
+
+// prompt fills in what is known of the prompt's place in a cache.
+func (j *job) prompt(a *chooser.Request) {
+	a.Text = j.req.Prompt.Text
+	if j.enc == nil {
+		return
+	}
+	a.PromptTokens, a.Estimated = j.enc.Tokens, !j.enc.Exact
+	ns := blockhash.Namespace{Adapter: j.adapter, Salt: j.req.Salt}
+	switch {
+	case len(j.enc.IDs) > 0:
+		a.Hashes = func(blockSize int) []blockhash.Hash { return j.enc.Hashes(blockSize, ns) }
+	case j.enc.Tokens > 0: // no ids: keys made of the text keep conversations together
+		a.Hashes = func(blockSize int) []blockhash.Hash {
+			return tokenizer.ApproximateHashes(nil, &j.req.Prompt, blockSize, ns)
+		}
+	}
+}
+
+func (j *job) chose(c *chooser.Choice) {
+	j.choice = c
+	j.chosen = time.Now()
+	j.held = c.Decision.Held
+	j.overhead = j.chosen.Sub(j.received) - j.tokenizing - j.held
+}
+
+// retry prepares the next attempt on another replica.
+func (j *job) retry(f *failure) {
+	j.failed = f
+	j.asked.Exclude = append(j.asked.Exclude, j.choice.Replica.ID)
+	j.choice = nil
+	j.attempt++
+}
+
+// replicaID names the replica that was last chosen; empty when none was.
+func (j *job) replicaID() replica.ID {
+	if j.choice == nil {
+		return ""
+	}
+	return j.choice.Replica.ID
+}
+
+// path is where the engine serves the call.
+func (j *job) path() string {
+	if j.call.Path != "" {
+		return j.call.Path
+	}
+	return j.call.Route.Path()
+}
+
+// method is POST unless the client said otherwise.
+func (j *job) method() string {
+	if j.call.Method != "" {
+		return j.call.Method
+	}
+	return http.MethodPost
+}

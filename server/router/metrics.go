@@ -1,0 +1,163 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/upstream"
+)
+
+const ns = "kvpilot.router."
+
+// metrics counts requests. Attribute sets are made once: a request adds no garbage.
+type metrics struct {
+	inFlight metric.Int64UpDownCounter
+	duration metric.Float64Histogram
+	ttft     metric.Float64Histogram
+	perToken metric.Float64Histogram
+	overhead metric.Float64Histogram
+	held     metric.Float64Histogram
+	encode   metric.Float64Histogram
+	tokens   metric.Int64Counter
+	retries  metric.Int64Counter
+	requests metric.Int64Counter
+
+	routes  map[openai.Route]metric.MeasurementOption
+	results map[result]metric.MeasurementOption
+	kinds   [4]metric.MeasurementOption
+	again   map[upstream.Outcome]metric.MeasurementOption
+}
+
+// result is how a request ended, as metrics tell it apart.
+type result struct {
+	route  openai.Route
+	status int
+	reason apierror.Reason
+}
+
+func newMetrics(p metric.MeterProvider) (*metrics, error) {
+	if p == nil {
+		p = noop.NewMeterProvider()
+	}
+	meter := p.Meter("github.com/kvpilot/kvpilot/server/router")
+	m := &metrics{routes: map[openai.Route]metric.MeasurementOption{}, results: map[result]metric.MeasurementOption{}, again: map[upstream.Outcome]metric.MeasurementOption{}}
+	var errs []error
+	histogram := func(name, unit, text string, bounds ...float64) metric.Float64Histogram {
+		h, err := meter.Float64Histogram(ns+name, metric.WithUnit(unit), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(bounds...))
+		errs = append(errs, err)
+		return h
+	}
+	counter := func(name, unit, text string) metric.Int64Counter {
+		c, err := meter.Int64Counter(ns+name, metric.WithUnit(unit), metric.WithDescription(text))
+		errs = append(errs, err)
+		return c
+	}
+	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
+	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
+	var err error
+	m.inFlight, err = meter.Int64UpDownCounter(ns+"requests.in_flight", metric.WithUnit("{request}"), metric.WithDescription("Requests that have been read and not answered to the end."))
+	errs = append(errs, err)
+	m.requests = counter("requests", "{request}", "Ended requests by route, HTTP status and error reason.")
+	m.duration = histogram("request.duration", "s", "Time from a request's first byte to its answer's last.", slow...)
+	m.ttft = histogram("ttft", "s", "Time from a request's first byte to the first content of its streamed answer.", slow...)
+	m.perToken = histogram("time_per_output_token", "s", "Mean time between the output tokens of a streamed answer.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
+	m.overhead = histogram("overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
+	m.held = histogram("held", "s", "Time in the hold queue.", fast...)
+	m.encode = histogram("tokenize", "s", "Time until the prompt's token ids were known, or given up.", fast...)
+	m.tokens = counter("tokens", "{token}", "Tokens by kind: prompt, cached and output as engines reported them, overlap as predicted.")
+	m.retries = counter("retries", "{attempt}", "Attempts on another replica, by what the one before met.")
+	for kind, name := range tokenKinds() {
+		m.kinds[kind] = labelled(attribute.String("kind", name))
+	}
+	for route := openai.RouteAny; route <= openai.RouteOther; route++ {
+		m.routes[route] = labelled(attribute.String("route", route.String()))
+	}
+	for o := upstream.OutcomeOK; o <= upstream.OutcomeCanceled; o++ {
+		if o.Retryable() {
+			m.again[o] = labelled(attribute.String("outcome", o.String()))
+			m.retries.Add(context.Background(), 0, m.again[o])
+		}
+	}
+	ok := result{route: openai.RouteChat, status: http.StatusOK}
+	m.requests.Add(context.Background(), 0, ok.option())
+	return m, errors.Join(errs...)
+}
+
+// The kinds of token that are counted.
+const (
+	tokensPrompt = iota
+	tokensCached
+	tokensOutput
+	tokensOverlap
+)
+
+func tokenKinds() [4]string { return [4]string{"prompt", "cached", "output", "overlap"} }
+
+func labelled(attrs ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(attrs...))
+}
+
+func (res result) option() metric.MeasurementOption {
+	reason := ""
+	if res.reason != apierror.Unspecified {
+		reason = apierror.Name(res.reason)
+	}
+	return labelled(attribute.String("route", res.route.String()), attribute.Int("status", res.status), attribute.String("reason", reason))
+}
+
+func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
+
+func (m *metrics) retried(o upstream.Outcome) { m.retries.Add(context.Background(), 1, m.again[o]) }
+
+// end counts one request. The engine's own statuses are few, so the label's values are too.
+func (m *metrics) end(j *job, public *apierror.Error, took time.Duration) {
+	ctx := context.Background()
+	route := m.routes[j.call.Route]
+	m.inFlight.Add(ctx, -1)
+	res := result{route: j.call.Route, status: j.status}
+	if public != nil {
+		res.status, res.reason = public.HTTPStatus(), public.Reason
+	}
+	m.requests.Add(ctx, 1, res.option())
+	m.duration.Record(ctx, took.Seconds(), route)
+	if j.tokenizing > 0 {
+		m.encode.Record(ctx, j.tokenizing.Seconds(), route)
+	}
+	if j.choice == nil {
+		return
+	}
+	m.overhead.Record(ctx, j.overhead.Seconds(), route)
+	m.held.Record(ctx, j.held.Seconds(), route)
+	m.tokens.Add(ctx, int64(overlap(j.choice.Decision)), m.kinds[tokensOverlap])
+	if !j.firstToken.IsZero() {
+		m.ttft.Record(ctx, j.firstToken.Sub(j.received).Seconds(), route)
+	}
+	u, ok := j.scan.Usage()
+	if !ok {
+		return
+	}
+	m.tokens.Add(ctx, int64(max(0, u.PromptTokens)), m.kinds[tokensPrompt])
+	m.tokens.Add(ctx, int64(max(0, u.CachedTokens)), m.kinds[tokensCached])
+	m.tokens.Add(ctx, int64(max(0, u.CompletionTokens)), m.kinds[tokensOutput])
+	if n := u.CompletionTokens; n > 1 && !j.firstToken.IsZero() {
+		m.perToken.Record(ctx, time.Since(j.firstToken).Seconds()/float64(n-1), route)
+	}
+}
+
+// decided counts a choice that was handed to the caller.
+func (m *metrics) decided(j *job) {
+	route := m.routes[j.call.Route]
+	m.overhead.Record(context.Background(), j.overhead.Seconds(), route)
+	m.held.Record(context.Background(), j.held.Seconds(), route)
+	if j.tokenizing > 0 {
+		m.encode.Record(context.Background(), j.tokenizing.Seconds(), route)
+	}
+}

@@ -1,0 +1,231 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/blockhash"
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/registry"
+	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/span"
+	"github.com/kvpilot/kvpilot/server/tokenizer"
+	"github.com/kvpilot/kvpilot/server/upstream"
+)
+
+// Params are the parts that a Router joins. All but the last four are required.
+type Params struct {
+	Registry *registry.Registry
+	Tokens   *tokenizer.Pool
+	Chooser  *chooser.Chooser
+	Upstream *upstream.Client
+	Breaker  *upstream.Breaker
+	Budget   *upstream.Budget
+	Pins     *upstream.Pins
+	// Attempts bounds the replicas that one request is tried on.
+	Attempts int
+	// Believe notes that a rank was sent a prompt which is known by its text only, so that the rest
+	// of the conversation follows it; nil notes nothing.
+	Believe func(slot replica.Slot, hashes []blockhash.Hash)
+
+	Log    *slog.Logger
+	Meter  metric.MeterProvider
+	Tracer trace.TracerProvider
+}
+
+// Router answers calls. It is safe for concurrent use.
+type Router struct {
+	config Config
+	Params
+	tracer  trace.Tracer
+	metrics *metrics
+}
+
+// New makes a Router.
+func New(c Config, p Params) (*Router, error) {
+	if p.Log == nil {
+		p.Log = slog.New(slog.DiscardHandler)
+	}
+	if p.Tracer == nil {
+		p.Tracer = noop.NewTracerProvider()
+	}
+	m, err := newMetrics(p.Meter)
+	if err != nil {
+		return nil, err
+	}
+	return &Router{config: c, Params: p, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/router"), metrics: m}, nil
+}
+
+// Serve answers one call through to. An error is an *apierror.Error; it means that the Sink was
+// given nothing, or that the answer broke after its first byte.
+func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
+	j := newJob(call)
+	r.metrics.begin()
+	err := r.serve(ctx, j, to)
+	r.finish(ctx, j, err)
+	return err
+}
+
+func (r *Router) serve(ctx context.Context, j *job, to Sink) error {
+	if err := r.read(ctx, j); err != nil {
+		return err
+	}
+	if err := r.findPool(j); err != nil {
+		return err
+	}
+	if err := r.tokenize(ctx, j); err != nil {
+		return err
+	}
+	return r.answer(ctx, j, to)
+}
+
+// answer tries replicas, one after the other, until one has answered or the request must end.
+func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
+	r.Budget.Deposit()
+	for {
+		choice, err := r.Chooser.Choose(ctx, j.ask(r))
+		if err != nil {
+			return r.undecided(ctx, j, err)
+		}
+		j.chose(choice)
+		r.routed(j)
+		f := r.attempt(ctx, j, to)
+		if f == nil {
+			return nil
+		}
+		if !r.mayRetry(ctx, j, f) {
+			return f.public
+		}
+		j.retry(f)
+	}
+}
+
+// routed tells those who learn from where prompts went.
+func (r *Router) routed(j *job) {
+	pick := j.choice.Decision.Pick()
+	if pick == nil || j.enc == nil {
+		return
+	}
+	r.Tokens.Routed(j.pool.Served, j.enc, pick.Slot, j.adapter, overlap(j.choice.Decision))
+	if len(j.enc.IDs) == 0 && j.asked.Hashes != nil && r.Believe != nil {
+		r.Believe(pick.Slot, j.asked.Hashes(int(pick.BlockSize)))
+	}
+}
+
+// read takes from the body what routing needs.
+func (r *Router) read(ctx context.Context, j *job) error {
+	_, s := span.Start(ctx, r.tracer, span.Read)
+	defer s.End()
+	req, err := openai.Read(openai.Params{
+		Route: j.call.Route, Header: j.call.Header, SessionHeader: r.config.SessionHeader,
+		Body: j.call.Body, Truncated: j.truncated,
+	})
+	if err != nil {
+		refused := badRequest(err)
+		span.Fail(s, apierror.Name(refused.Reason), refused.Message)
+		return refused
+	}
+	j.req, j.body = req, req.Body
+	if s.IsRecording() {
+		s.SetAttributes(span.Model.String(req.Model), span.Streamed.Bool(req.Stream), span.PromptKind.String(req.Prompt.Kind.String()))
+	}
+	return nil
+}
+
+// findPool finds the replicas that serve the model. A body without a model means the only one
+// there is.
+func (r *Router) findPool(j *job) error {
+	snapshot := r.Registry.Snapshot()
+	name := j.req.Model
+	if name == "" {
+		if models := snapshot.Models(); len(models) == 1 {
+			name = models[0].Model
+		} else {
+			return apierror.New(apierror.InvalidBody, "the field \"model\" is missing and there is not just one model to choose", nil, apierror.WithParam("model"))
+		}
+	}
+	pool, ok := snapshot.Pool(name)
+	if !ok {
+		return unknownModel(name, snapshot)
+	}
+	j.usePool(pool)
+	return nil
+}
+
+// unknownModel is a 404, unless a replica that could serve the model has not reported yet.
+func unknownModel(name string, s *registry.Snapshot) error {
+	if s.Silent() > 0 && len(s.Models()) == 0 || len(s.Replicas) == 0 {
+		return apierror.New(apierror.NoReplica, "no replica has reported its models yet", nil, apierror.WithRetryAfter(time.Second))
+	}
+	return apierror.New(apierror.ModelNotFound, "The model `"+clip(name, 128)+"` does not exist.", nil, apierror.WithParam("model"))
+}
+
+// clip shortens text that a caller sent before it is shown again.
+func clip(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	return text[:limit] + "…"
+}
+
+// undecided turns the chooser's refusal into the caller's error. After a failed attempt, an empty
+// pool means that every replica was tried: the attempt's own fault is the truer answer.
+func (r *Router) undecided(ctx context.Context, j *job, err error) error {
+	var none *chooser.NoReplica
+	var refused *chooser.Refused
+	switch {
+	case errors.As(err, &none):
+		if j.failed != nil {
+			return j.failed.public
+		}
+		return apierror.New(apierror.NoReplica, "no replica of the model `"+clip(j.pool.Model, 128)+"` can take a request now", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
+	case errors.As(err, &refused):
+		reason, message := apierror.Overloaded, "the router's queue is full"
+		switch refused.Cause {
+		case "deadline":
+			reason, message = apierror.DeadlineUnreachable, "no replica can answer within the deadline"
+		case "timeout":
+			message = "no replica became free in time"
+		case "shutdown":
+			reason, message = apierror.ShuttingDown, "the router is stopping"
+		}
+		return apierror.New(reason, message, err, apierror.WithRetryAfter(max(refused.RetryAfter, time.Second)))
+	case errors.Is(err, chooser.ErrInvalid):
+		return apierror.New(apierror.InvalidBody, err.Error(), err)
+	case errors.Is(err, chooser.ErrDuplicate):
+		return apierror.New(apierror.Conflict, "a reservation with this id exists", err)
+	}
+	return apierror.From(cause(ctx, err))
+}
+
+// cause prefers the reason why the context ended.
+func cause(ctx context.Context, err error) error {
+	if c := context.Cause(ctx); c != nil {
+		return c
+	}
+	return err
+}
+
+// badRequest is the public form of what openai.Read says.
+func badRequest(err error) *apierror.Error {
+	var bad *openai.BadRequest
+	if !errors.As(err, &bad) {
+		return apierror.From(err)
+	}
+	reason := apierror.InvalidBody
+	switch bad.Code {
+	case openai.CodeTooLarge:
+		reason = apierror.BodyTooLarge
+	case openai.CodeMediaType:
+		reason = apierror.UnsupportedMediaType
+	}
+	return apierror.New(reason, bad.Message, nil, apierror.WithParam(bad.Param))
+}

@@ -1,0 +1,82 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/prompt"
+	"github.com/kvpilot/kvpilot/server/span"
+	"github.com/kvpilot/kvpilot/server/tokenizer"
+)
+
+// tokenize gets the prompt's token ids. Only the client's own fault is an error: a tokenizer that
+// is down, slow or wrong leaves the request without ids, and says why.
+func (r *Router) tokenize(ctx context.Context, j *job) error {
+	if !j.call.Route.Generates() || j.req.Prompt.Kind == prompt.KindNone {
+		return nil
+	}
+	began := time.Now()
+	sctx, s := span.Start(ctx, r.tracer, span.Tokenize)
+	defer s.End()
+	tctx, cancel := context.WithTimeout(sctx, r.config.TokenizeTimeout)
+	defer cancel()
+	enc, err := r.Tokens.Encode(tctx, j.encodeRequest())
+	j.tokenizing = time.Since(began)
+	if err != nil {
+		if ctx.Err() != nil {
+			return apierror.From(cause(ctx, err))
+		}
+		var fault *tokenizer.ClientFault
+		if errors.As(err, &fault) {
+			span.Fail(s, apierror.Name(apierror.TokenizeRefused), "refused by the tokenizer")
+			return apierror.Upstream(fault.Status, fault.ContentType, fault.Body)
+		}
+		return apierror.From(err)
+	}
+	j.enc = enc
+	if s.IsRecording() {
+		s.SetAttributes(span.TokenizerSource.String(string(enc.Source)), span.PromptTokens.Int(enc.Tokens), span.KnownTokens.Int(len(enc.IDs)))
+		if len(enc.IDs) == 0 {
+			span.Fallback(sctx, "tokenize", enc.Reason)
+		}
+	}
+	return nil
+}
+
+// encodeRequest is the question to the tokenizer.
+func (j *job) encodeRequest() tokenizer.Request {
+	return tokenizer.Request{Prompt: &j.req.Prompt, Pool: j.pool.Served, Replicas: j.pool.Replicas, NeedFull: j.needFull}
+}
+
+// outgoing is the body for the chosen replica: the client's, or the one that hands the ids over.
+func (r *Router) outgoing(ctx context.Context, j *job) []byte {
+	j.handedOff = false
+	if j.enc == nil || len(j.enc.IDs) == 0 {
+		return j.body
+	}
+	h := r.Tokens.Handoff(ctx, j.encodeRequest(), j.enc, j.choice.Replica)
+	if h.Form == tokenizer.HandoffNone {
+		return j.body
+	}
+	edit, ok := j.req.PromptIDsEdit(h.IDs)
+	if !ok {
+		return j.body
+	}
+	j.handedOff = true
+	return j.req.Edit(openai.ModelEdit(j.pool.Served), edit)
+}
+
+// observe lets the parity guard compare what was predicted with what the engine counted.
+func (r *Router) observe(ctx context.Context, j *job, res *chooser.Result) {
+	if j.enc == nil || res.PromptTokens < 0 {
+		return
+	}
+	r.Tokens.Observe(ctx, tokenizer.Observation{
+		Pool: j.pool.Served, Encoding: j.enc, PromptTokens: res.PromptTokens, CachedTokens: res.CachedTokens,
+		PredictedOverlap: overlap(j.choice.Decision), HandedOff: j.handedOff,
+	})
+}
