@@ -56,3 +56,7 @@ bench-smoke: ## run every Go benchmark once, to see that it still works
 
 check: ## everything that must pass before a change lands
 	.ci/run
+
+.PHONY: docs
+docs: ## write the generated references in docs/
+	$(GO) test ./server/config -run TestTheReferenceIsUpToDate -update

@@ -1,0 +1,72 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"time"
+)
+
+// Listen says where the router is reached and how it leaves.
+type Listen struct {
+	// HTTP is the address of the OpenAI-style REST surface; empty opens none.
+	HTTP string `yaml:"http"`
+	// GRPC is the address of the gRPC services; empty opens none.
+	GRPC string `yaml:"grpc"`
+	// Admin is the address of health, metrics, profiles and the console; empty opens none.
+	Admin string `yaml:"admin"`
+	// TLSCert and TLSKey name PEM files; with both, HTTP and GRPC speak TLS. They are read again when
+	// they change.
+	TLSCert string `yaml:"tls_cert"`
+	TLSKey  string `yaml:"tls_key"`
+	// ReadHeaderTimeout bounds the wait for a request's head, IdleTimeout the life of a connection
+	// without a request.
+	ReadHeaderTimeout time.Duration `yaml:"read_header_timeout"`
+	IdleTimeout       time.Duration `yaml:"idle_timeout"`
+	// MaxHeaderBytes bounds a request's head.
+	MaxHeaderBytes int `yaml:"max_header_bytes"`
+	// DrainDelay is the time between saying not ready and not accepting, so that balancers notice.
+	DrainDelay time.Duration `yaml:"drain_delay"`
+	// DrainTimeout bounds how long streams may go on after that.
+	DrainTimeout time.Duration `yaml:"drain_timeout"`
+}
+
+// DefaultListen serves REST on 8080, gRPC on 9090 and the admin surface on 9091 of the loopback.
+func DefaultListen() Listen {
+	return Listen{
+		HTTP: "127.0.0.1:8080", GRPC: "127.0.0.1:9090", Admin: "127.0.0.1:9091",
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		DrainTimeout: 30 * time.Second,
+	}
+}
+
+// Validate reports every bad field at once.
+func (l Listen) Validate() error {
+	var errs []error
+	for name, address := range map[string]string{"http": l.HTTP, "grpc": l.GRPC, "admin": l.Admin} {
+		if address == "" {
+			continue
+		}
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %q is not of the form host:port", name, address))
+		}
+	}
+	if l.HTTP == "" && l.GRPC == "" {
+		errs = append(errs, errors.New("http: http and grpc must not both be empty"))
+	}
+	if (l.TLSCert == "") != (l.TLSKey == "") {
+		errs = append(errs, errors.New("tls_cert: tls_cert and tls_key go together"))
+	}
+	for name, d := range map[string]time.Duration{"read_header_timeout": l.ReadHeaderTimeout, "idle_timeout": l.IdleTimeout} {
+		if d <= 0 {
+			errs = append(errs, fmt.Errorf("%s: must be positive", name))
+		}
+	}
+	if l.DrainDelay < 0 || l.DrainTimeout < 0 {
+		errs = append(errs, errors.New("drain_timeout: drain_delay and drain_timeout must not be negative"))
+	}
+	if l.MaxHeaderBytes < 4<<10 {
+		errs = append(errs, errors.New("max_header_bytes: must be at least 4096"))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,222 @@
+package config
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path"
+	"reflect"
+	"strings"
+	"time"
+)
+
+// Reference writes docs/config.md from the defaults and the field comments in the sources, which
+// are read from the module's root.
+func Reference(root fs.FS) (string, error) {
+	r := &reference{root: root, comments: map[string]map[string]string{}}
+	r.line("# Settings")
+	r.line("")
+	r.line("Generated from the sources by `make docs`; do not edit.")
+	r.line("")
+	r.line("Order, later wins: the defaults below, the YAML file of `--config`, environment variables, `--set path=value` and the other flags.")
+	r.line("A variable's name is the path in capitals with underscores: `listen.http` is `KVPILOT_LISTEN_HTTP`. Lists of texts are separated by commas there;")
+	r.line("lists of objects and maps can only be written in the file. Unknown keys and variables are errors.")
+	r.line("`kvpilot serve --print-config` prints what is in force, secrets starred; `--check-config` only checks.")
+	if err := r.structure(reflect.ValueOf(Default()), nil); err != nil {
+		return "", err
+	}
+	return r.text.String(), nil
+}
+
+type reference struct {
+	root     fs.FS
+	text     strings.Builder
+	comments map[string]map[string]string // package path and type name, then field name
+}
+
+func (r *reference) line(format string, args ...any) { fmt.Fprintf(&r.text, format+"\n", args...) }
+
+// structure writes the fields of a struct: single values as a table, structs below as sections.
+func (r *reference) structure(v reflect.Value, names []string) error {
+	docs, err := r.fieldComments(v.Type())
+	if err != nil {
+		return err
+	}
+	type nested struct {
+		names []string
+		doc   string
+		value reflect.Value
+	}
+	var below []nested
+	rows := 0
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		tag, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if tag == "" || tag == "-" {
+			continue
+		}
+		at := append(append([]string(nil), names...), tag)
+		value := reflect.New(f.Type).Elem()
+		value.Set(v.Field(i))
+		if !scalar(value) && value.Kind() == reflect.Struct {
+			below = append(below, nested{at, docs[f.Name], value})
+			continue
+		}
+		if rows++; rows == 1 {
+			r.line("\n| setting | default | meaning |\n|---|---|---|")
+		}
+		r.line("| `%s` | %s | %s |", strings.Join(at, "."), shown(value), oneLine(docs[f.Name]))
+		if element, ok := elementStruct(f.Type); ok {
+			if err := r.elements(element, strings.Join(at, ".")+pathSuffix(f.Type)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, n := range below {
+		r.line("\n%s %s\n\n%s", strings.Repeat("#", min(4, len(n.names)+1)), strings.Join(n.names, "."), n.doc)
+		if err := r.structure(n.value, n.names); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// elements writes the fields of a list's or map's objects into the same table.
+func (r *reference) elements(t reflect.Type, at string) error {
+	docs, err := r.fieldComments(t)
+	if err != nil {
+		return err
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		tag, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if tag == "" || tag == "-" {
+			continue
+		}
+		r.line("| `%s.%s` | | %s |", at, tag, oneLine(docs[f.Name]))
+		if f.Type.Kind() == reflect.Struct && !scalar(reflect.New(f.Type).Elem()) {
+			if err := r.elements(f.Type, at+"."+tag); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func elementStruct(t reflect.Type) (reflect.Type, bool) {
+	if t.Kind() != reflect.Slice && t.Kind() != reflect.Map {
+		return nil, false
+	}
+	return t.Elem(), t.Elem().Kind() == reflect.Struct
+}
+
+func pathSuffix(t reflect.Type) string {
+	if t.Kind() == reflect.Map {
+		return ".NAME"
+	}
+	return "[]"
+}
+
+// shown is a default as an operator would write it.
+func shown(v reflect.Value) string {
+	switch x := v.Interface().(type) {
+	case time.Duration:
+		return "`" + x.String() + "`"
+	case fmt.Stringer:
+		if s := x.String(); s != "" {
+			return "`" + s + "`"
+		}
+		return ""
+	}
+	switch v.Kind() {
+	case reflect.Slice, reflect.Map:
+		if v.Len() == 0 {
+			return ""
+		}
+	case reflect.String:
+		if v.Len() == 0 {
+			return ""
+		}
+	}
+	return fmt.Sprintf("`%v`", v.Interface())
+}
+
+func oneLine(text string) string {
+	return strings.ReplaceAll(strings.Join(strings.Fields(text), " "), "|", `\|`)
+}
+
+const modulePath = "github.com/kvpilot/kvpilot/"
+
+// fieldComments reads the comments of a struct's fields from the source of its package.
+func (r *reference) fieldComments(t reflect.Type) (map[string]string, error) {
+	key := t.PkgPath() + "." + t.Name()
+	if docs, ok := r.comments[key]; ok {
+		return docs, nil
+	}
+	dir := strings.TrimPrefix(t.PkgPath(), modulePath)
+	files, err := fs.Glob(r.root, path.Join(dir, "*.go"))
+	if err != nil {
+		return nil, fmt.Errorf("sources of %s: %w", dir, err)
+	}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		src, err := fs.ReadFile(r.root, file)
+		if err != nil {
+			return nil, fmt.Errorf("read source: %w", err)
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, src, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return nil, fmt.Errorf("parse source: %w", err)
+		}
+		r.collect(t.PkgPath(), parsed)
+	}
+	docs, ok := r.comments[key]
+	if !ok {
+		return nil, fmt.Errorf("no source for %s", key)
+	}
+	return docs, nil
+}
+
+func (r *reference) collect(pkg string, file *ast.File) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.TypeSpec)
+		if !ok {
+			return true
+		}
+		s, ok := spec.Type.(*ast.StructType)
+		if !ok {
+			return true
+		}
+		docs := map[string]string{}
+		last := ""
+		for _, f := range s.Fields.List {
+			text := f.Doc.Text()
+			if text == "" { // fields that stand together share the comment above them
+				text = last
+			}
+			last = text
+			for _, name := range f.Names {
+				docs[name.Name] = forOperators(name.Name, text)
+			}
+		}
+		r.comments[pkg+"."+spec.Name.Name] = docs
+		return true
+	})
+}
+
+// forOperators takes the field's Go name from the beginning of its comment: operators know the
+// setting by its path.
+func forOperators(name, text string) string {
+	rest, begins := strings.CutPrefix(text, name+" ")
+	if !begins {
+		return text
+	}
+	for _, verb := range []string{"is ", "are "} {
+		rest = strings.TrimPrefix(rest, verb)
+	}
+	return strings.ToUpper(rest[:1]) + rest[1:]
+}
