@@ -136,13 +136,3 @@ func littleEndian(tokens []uint32) []byte {
 	}
 	return b
 }
-
-// WithItem folds the identifier of a multimodal item into the hash of a block's own tokens: a
-// block that an item overlaps is named by the item too, one call per item in the order of their
-// offsets. The item's place needs no term of its own: the chain of hashes fixes it.
-func WithItem(local uint64, id string) uint64 {
-	var pair [16]byte
-	binary.LittleEndian.PutUint64(pair[:8], local)
-	binary.LittleEndian.PutUint64(pair[8:], xxh3.HashStringSeed(id, 2))
-	return xxh3.HashSeed(pair[:], baseSeed)
-}

@@ -98,13 +98,15 @@ func chain(dst []blockhash.Hash, parent blockhash.Hash, ids []uint32, start int,
 		return blockhash.Extend(dst, parent, ids, blockSize, ns.Seed())
 	}
 	seed := ns.Seed()
+	var items []string
 	for at := start; len(ids) >= blockSize; at, ids = at+blockSize, ids[blockSize:] {
-		local := blockhash.Local(ids[:blockSize], seed)
+		items = items[:0]
 		for _, m := range media {
 			if m.Offset < at+blockSize && m.Offset+m.Length > at {
-				local = blockhash.WithItem(local, m.Hash)
+				items = append(items, m.Hash)
 			}
 		}
+		local := blockhash.LocalWith(ids[:blockSize], seed, items)
 		parent = blockhash.Next(parent, local)
 		dst = append(dst, parent)
 	}
