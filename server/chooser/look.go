@@ -33,7 +33,7 @@ const (
 func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planned map[replica.Slot]float64) error {
 	d := &s.d
 	*d = decision.Decision{
-		ID: req.ID, Attempt: req.Attempt, At: now, Model: req.Model, Adapter: req.Adapter, Policy: ln.policy,
+		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, At: now, Model: req.Model, Adapter: req.Adapter, Policy: ln.policy,
 		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil, ExpectedOutput: req.ExpectedOutput,
 		DryRun: req.DryRun, Candidates: d.Candidates[:0], Chosen: -1, Params: ln.params,
 		Seed: c.seed.Add(0x9e3779b97f4a7c15),
@@ -70,9 +70,10 @@ func (c *Chooser) candidates(s *scratch, req *Request) {
 	}
 	d := &s.d
 	s.owner = s.owner[:0]
+	careful := c.params.Allow != nil && c.anyAllowed(&f, req.Replicas)
 	for i, r := range req.Replicas {
 		veto := f.Replica(r)
-		if veto == decision.VetoNone && c.params.Allow != nil && !c.params.Allow(r.ID) {
+		if veto == decision.VetoNone && careful && !c.params.Allow(r.ID) {
 			veto = decision.VetoExcluded
 		}
 		for index, slot := range r.Slots {
@@ -95,6 +96,17 @@ func (c *Chooser) candidates(s *scratch, req *Request) {
 			s.owner = append(s.owner, int32(i))
 		}
 	}
+}
+
+// anyAllowed reports whether some replica that passes the filter has a closed breaker. When none
+// has, breakers are not heeded: trying is better than refusing everybody.
+func (c *Chooser) anyAllowed(f *selector.Filter, replicas []*replica.Replica) bool {
+	for _, r := range replicas {
+		if f.Replica(r) == decision.VetoNone && c.params.Allow(r.ID) {
+			return true
+		}
+	}
+	return false
 }
 
 // overlap asks the index what each rank holds of the prompt.

@@ -213,7 +213,17 @@ func (ix *Index) SetState(slot replica.Slot, s kvblock.FeedState) {
 			r.loaded = false
 		}
 		r.state = s
+		r.feed.Store(uint32(s))
 	})
+}
+
+// State returns the state of the rank's feed; FeedNone for slots that do not exist.
+func (ix *Index) State(slot replica.Slot) kvblock.FeedState {
+	r := ix.rank(slot)
+	if r == nil {
+		return kvblock.FeedNone
+	}
+	return kvblock.FeedState(r.feed.Load())
 }
 
 // BlockSize returns the rank's block size in tokens: learned from events, else as reported,

@@ -30,6 +30,7 @@ type rank struct {
 	keys     []blockhash.Hash // scratch; guarded by mu
 	ids      []string         // scratch; guarded by mu
 
+	feed      atomic.Uint32 // state, for readers without the lock
 	blockSize atomic.Int32
 	strides   [kvblock.Tiers]atomic.Int32 // blocks per chunk of a lower tier, 0: one
 	limits    atomic.Pointer[[]limit]

@@ -30,6 +30,10 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	ctx, s := span.Start(ctx, r.tracer, span.Proxy, trace.WithSpanKind(trace.SpanKindClient))
 	defer s.End()
 	describeAttempt(s, j)
+	if !r.Breaker.Allow(choice.Replica.ID) && hasOther(choice.Decision) {
+		result.End = decision.EndMoved
+		return &failure{outcome: upstream.OutcomeUnavailable, public: errOnTrial()}
+	}
 
 	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: choice.Replica, Rank: choice.Rank}, &upstream.Request{
 		Method: j.method(), Path: j.path(), Query: j.call.RawQuery,

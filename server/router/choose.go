@@ -71,7 +71,7 @@ func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
 	}
 	if q.Reserve {
 		if ask.Lease = q.Lease; ask.Lease <= 0 {
-			ask.Lease = r.config.Lease
+			ask.Lease = r.Lease
 		}
 	}
 	choice, err := r.Chooser.Choose(ctx, ask)

@@ -18,8 +18,6 @@ type Config struct {
 	UnknownRoutes bool `yaml:"unknown_routes"`
 	// Headers says what answers tell about the choice.
 	Headers Headers `yaml:"headers"`
-	// Lease is the life of a reservation handed to an external caller who names none.
-	Lease time.Duration `yaml:"lease"`
 }
 
 // Headers switches the response headers that explain a choice.
@@ -44,7 +42,6 @@ func DefaultConfig() Config {
 		SessionHeader:   "x-session-id",
 		TokenizeTimeout: 5 * time.Second,
 		Headers:         Headers{Replica: true, Overlap: true, Policy: true, Decision: true, Overhead: true},
-		Lease:           30 * time.Second,
 	}
 }
 
@@ -56,9 +53,6 @@ func (c Config) Validate() error {
 	}
 	if c.TokenizeTimeout <= 0 {
 		errs = append(errs, errors.New("tokenize_timeout: must be positive"))
-	}
-	if c.Lease <= 0 {
-		errs = append(errs, errors.New("lease: must be positive"))
 	}
 	return errors.Join(errs...)
 }

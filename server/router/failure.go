@@ -28,6 +28,22 @@ var errAnswer = errors.New("a request to the replica failed")
 // gone marks an error of the Sink, so that it is not taken for the replica's.
 func gone(err error) error { return errors.Join(errClientGone, err) }
 
+// errOnTrial is what a request meets whose replica is being tried by another request just now.
+func errOnTrial() *apierror.Error {
+	return apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))
+}
+
+// hasOther reports whether another replica could have been chosen.
+func hasOther(d *decision.Decision) bool {
+	pick := d.Pick()
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && pick != nil && c.Replica != pick.Replica {
+			return true
+		}
+	}
+	return false
+}
+
 // refusal is an attempt that ended before its answer began. resp is closed.
 func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, err error, outcome upstream.Outcome) *failure {
 	f := &failure{outcome: outcome}

@@ -32,6 +32,8 @@ type Params struct {
 	Pins     *upstream.Pins
 	// Attempts bounds the replicas that one request is tried on.
 	Attempts int
+	// Lease is the life of a reservation handed to an external caller who names none.
+	Lease time.Duration
 	// Believe notes that a rank was sent a prompt which is known by its text only, so that the rest
 	// of the conversation follows it; nil notes nothing.
 	Believe func(slot replica.Slot, hashes []blockhash.Hash)
