@@ -1,0 +1,87 @@
+package enginesim
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+)
+
+// relay accepts from one listener for the whole time and hands connections to the present
+// engine life; between lives it closes them at once, as a host without the process would.
+type relay struct {
+	ln net.Listener
+
+	mu  sync.Mutex
+	now *port // guarded by mu; nil between lives
+}
+
+// port is the listener that one life sees.
+type port struct {
+	addr   net.Addr
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+var errClosed = errors.New("the simulated engine's port is closed")
+
+// run accepts until ctx ends.
+func (r *relay) run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { r.ln.Close() })
+	defer stop()
+	defer r.ln.Close()
+	for {
+		conn, err := r.ln.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		r.mu.Lock()
+		p := r.now
+		r.mu.Unlock()
+		if p == nil || !p.give(ctx, conn) {
+			conn.Close()
+		}
+	}
+}
+
+// open returns the listener of a new life.
+func (r *relay) open() *port {
+	p := &port{addr: r.ln.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})}
+	r.mu.Lock()
+	r.now = p
+	r.mu.Unlock()
+	return p
+}
+
+func (p *port) give(ctx context.Context, c net.Conn) bool {
+	select {
+	case p.conns <- c:
+		return true
+	case <-p.closed:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// Accept implements net.Listener.
+func (p *port) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, errClosed
+	}
+}
+
+// Close implements net.Listener; the listener behind it stays open.
+func (p *port) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (p *port) Addr() net.Addr { return p.addr }

@@ -1,0 +1,80 @@
+package enginesim
+
+import (
+	"net/http"
+)
+
+func (l *life) health(c *call) { c.send(http.StatusOK, "", nil) }
+
+func (l *life) versionReply(c *call) {
+	v := map[string]string{"version": l.features.name}
+	if l.cfg.Rust {
+		v["rust_frontend_version"] = l.features.name
+	}
+	c.reply(http.StatusOK, v)
+}
+
+func (l *life) serverLoad(c *call) {
+	n := int64(0) // Python counts only with --enable-server-load-tracking
+	if l.cfg.Rust {
+		n = l.load.Load()
+	}
+	c.reply(http.StatusOK, map[string]int64{"server_load": n})
+}
+
+func (l *life) resetPrefixCache(c *call) {
+	ok := l.ResetPrefixCache()
+	if !l.features.resetReply {
+		c.send(http.StatusOK, "", nil)
+		return
+	}
+	c.reply(http.StatusOK, map[string]bool{"success": ok})
+}
+
+type modelCard struct {
+	ID          string       `json:"id"`
+	Object      string       `json:"object"`
+	Created     int64        `json:"created"`
+	OwnedBy     string       `json:"owned_by"`
+	Root        string       `json:"root"`
+	Parent      *string      `json:"parent"`
+	MaxModelLen *int         `json:"max_model_len"`
+	Permission  []permission `json:"permission"`
+}
+
+type permission struct {
+	ID            string  `json:"id"`
+	Object        string  `json:"object"`
+	Created       int64   `json:"created"`
+	AllowSampling bool    `json:"allow_sampling"`
+	AllowLogprobs bool    `json:"allow_logprobs"`
+	AllowView     bool    `json:"allow_view"`
+	Organization  string  `json:"organization"`
+	Group         *string `json:"group"`
+	IsBlocking    bool    `json:"is_blocking"`
+}
+
+func (l *life) models(c *call) {
+	now := l.started.Unix()
+	card := func(id string) modelCard {
+		return modelCard{ID: id, Object: "model", Created: now, OwnedBy: "vllm", Root: id, Permission: []permission{{
+			ID: "modelperm-" + l.newID(), Object: "model_permission", Created: now,
+			AllowSampling: true, AllowLogprobs: true, AllowView: true, Organization: "*",
+		}}}
+	}
+	var list []modelCard
+	for _, name := range l.cfg.Models {
+		m := card(name)
+		m.Root, m.MaxModelLen = l.cfg.Models[0], &l.cfg.Core.MaxModelLen
+		list = append(list, m)
+	}
+	for _, name := range l.cfg.Adapters {
+		m := card(name)
+		m.Parent = &l.cfg.Models[0]
+		list = append(list, m)
+	}
+	c.replyNulls(struct {
+		Object string      `json:"object"`
+		Data   []modelCard `json:"data"`
+	}{"list", list})
+}
