@@ -140,16 +140,20 @@ func (t *toolCall) delta(ch *choice, d delta) []byte {
 	if len(p.text) < head {
 		return nil
 	}
-	if !p.named {
-		p.named = true
-		return []byte(`"content":null,"tool_calls":[{"id":"` + p.id + `","type":"function","index":0,"function":{"name":` + string(quote(nil, t.name)) + `}}]`)
-	}
 	args := p.text[head:min(len(p.text), head+len(t.arguments))]
-	if len(args) <= p.sent {
-		return nil
-	}
 	more := args[p.sent:]
 	p.sent = len(args)
+	if !p.named {
+		p.named = true
+		b := `"content":null,"tool_calls":[{"id":"` + p.id + `","type":"function","index":0,"function":{"name":` + string(quote(nil, t.name))
+		if more != "" { // several tokens at once: the reader was late
+			b += `,"arguments":` + string(quote(nil, more))
+		}
+		return []byte(b + `}}]`)
+	}
+	if more == "" {
+		return nil
+	}
 	return []byte(`"tool_calls":[{"index":0,"function":{"arguments":` + string(quote(nil, more)) + `}}]`)
 }
 
