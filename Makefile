@@ -25,6 +25,7 @@ moddir = $$($(GO) mod download -json $(1) | sed -n 's/^\t"Dir": "\(.*\)",*$$/\1/
 .PHONY: generate generate-check lint-proto breaking
 generate: .deps ## generate gen/ from proto/ (needs the Go module proxy only; the first run builds buf, 4 minutes)
 	$(BUF) generate
+	$(GO) run ./tools/openapi
 
 generate-check: generate ## fail when gen/ differs from what proto/ gives
 	@test -z "$$(git status --porcelain -- gen)" || { git status --porcelain -- gen; echo "gen/ differs: run make generate and commit it"; exit 1; }

@@ -40,6 +40,7 @@ const (
 	PermissionDenied     = kvpilotv1.ErrorReason_ERROR_REASON_PERMISSION_DENIED
 	Conflict             = kvpilotv1.ErrorReason_ERROR_REASON_CONFLICT
 	UnsupportedMediaType = kvpilotv1.ErrorReason_ERROR_REASON_UNSUPPORTED_MEDIA_TYPE
+	BodyTimeout          = kvpilotv1.ErrorReason_ERROR_REASON_BODY_TIMEOUT
 )
 
 // StatusClientClosed is the HTTP status of a request whose client went away; no client sees it.
@@ -89,6 +90,8 @@ func Codes(r Reason) (rpc codes.Code, httpStatus int, openAIType string) {
 		return codes.Unavailable, http.StatusBadGateway, typeServer
 	case Cancelled:
 		return codes.Canceled, StatusClientClosed, typeInvalid
+	case BodyTimeout:
+		return codes.DeadlineExceeded, http.StatusRequestTimeout, typeInvalid
 	case DeadlineExceeded:
 		return codes.DeadlineExceeded, http.StatusGatewayTimeout, typeServer
 	case Internal, Unspecified:

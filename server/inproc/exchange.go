@@ -20,6 +20,9 @@ type Exchange struct {
 	RequestID string
 	// RemoteAddr is the client's address and port.
 	RemoteAddr string
+	// Tenant names whose key the request came with, once Authenticated says that it was checked.
+	Tenant        string
+	Authenticated bool
 	// Received is when the request's header had been read.
 	Received time.Time
 	// Answer takes what goes back.

@@ -79,6 +79,8 @@ const (
 	ErrorReason_ERROR_REASON_CONFLICT ErrorReason = 24
 	// The body's content type or content encoding is not accepted.
 	ErrorReason_ERROR_REASON_UNSUPPORTED_MEDIA_TYPE ErrorReason = 25
+	// The client took too long to send its body.
+	ErrorReason_ERROR_REASON_BODY_TIMEOUT ErrorReason = 26
 )
 
 // Enum value maps for ErrorReason.
@@ -110,6 +112,7 @@ var (
 		23: "ERROR_REASON_PERMISSION_DENIED",
 		24: "ERROR_REASON_CONFLICT",
 		25: "ERROR_REASON_UNSUPPORTED_MEDIA_TYPE",
+		26: "ERROR_REASON_BODY_TIMEOUT",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -138,6 +141,7 @@ var (
 		"ERROR_REASON_PERMISSION_DENIED":      23,
 		"ERROR_REASON_CONFLICT":               24,
 		"ERROR_REASON_UNSUPPORTED_MEDIA_TYPE": 25,
+		"ERROR_REASON_BODY_TIMEOUT":           26,
 	}
 )
 
@@ -173,7 +177,7 @@ var File_kvpilot_v1_errors_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17kvpilot/v1/errors.proto\x12\n" +
-	"kvpilot.v1*\x83\a\n" +
+	"kvpilot.v1*\xa2\a\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19ERROR_REASON_INVALID_BODY\x10\x01\x12 \n" +
@@ -201,7 +205,8 @@ const file_kvpilot_v1_errors_proto_rawDesc = "" +
 	"\x1fERROR_REASON_METHOD_NOT_ALLOWED\x10\x16\x12\"\n" +
 	"\x1eERROR_REASON_PERMISSION_DENIED\x10\x17\x12\x19\n" +
 	"\x15ERROR_REASON_CONFLICT\x10\x18\x12'\n" +
-	"#ERROR_REASON_UNSUPPORTED_MEDIA_TYPE\x10\x19B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"#ERROR_REASON_UNSUPPORTED_MEDIA_TYPE\x10\x19\x12\x1d\n" +
+	"\x19ERROR_REASON_BODY_TIMEOUT\x10\x1aB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_errors_proto_rawDescOnce sync.Once

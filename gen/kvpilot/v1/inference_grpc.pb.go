@@ -85,10 +85,9 @@ type InferenceServiceClient interface {
 	Classify(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// Pooling returns a pooling model's raw output.
 	Pooling(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
-	// AudioTranscriptions returns the text of an audio file. The body is multipart/form-data and is not held in memory.
+	// AudioTranscriptions returns the text of an audio file. The body is multipart/form-data.
 	AudioTranscriptions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
-	// AudioTranslations returns the English text of an audio file. The body is multipart/form-data and is not held in
-	// memory.
+	// AudioTranslations returns the English text of an audio file. The body is multipart/form-data.
 	AudioTranslations(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// RenderChatCompletions returns the token ids that the engine would use for a chat, in vLLM's format.
 	RenderChatCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
@@ -636,10 +635,9 @@ type InferenceServiceServer interface {
 	Classify(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// Pooling returns a pooling model's raw output.
 	Pooling(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
-	// AudioTranscriptions returns the text of an audio file. The body is multipart/form-data and is not held in memory.
+	// AudioTranscriptions returns the text of an audio file. The body is multipart/form-data.
 	AudioTranscriptions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
-	// AudioTranslations returns the English text of an audio file. The body is multipart/form-data and is not held in
-	// memory.
+	// AudioTranslations returns the English text of an audio file. The body is multipart/form-data.
 	AudioTranslations(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// RenderChatCompletions returns the token ids that the engine would use for a chat, in vLLM's format.
 	RenderChatCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error

@@ -1,0 +1,113 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+)
+
+// firstPiece is read before memory is taken for the rest of a body: a client that announces
+// much must also send something.
+const firstPiece = 1 << 20
+
+// body is a request body that was read whole. As a reader it is at its end: the codec takes the
+// bytes themselves.
+type body struct {
+	data        []byte
+	contentType string
+}
+
+func (*body) Read([]byte) (int, error) { return 0, io.EOF }
+func (*body) Close() error             { return nil }
+
+// readBody reads a request's body, within the limit and the time that the configuration sets.
+func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (data []byte, err error) {
+	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
+		return nil, nil
+	}
+	limit := g.config.MaxBodyBytes
+	if r.ContentLength > limit {
+		return nil, tooLarge(limit)
+	}
+	control := http.NewResponseController(w)
+	// Test writers have no deadlines; a connection's failure shows when it is read.
+	_ = control.SetReadDeadline(time.Now().Add(g.config.BodyTimeout))
+	defer func() { _ = control.SetReadDeadline(time.Time{}) }() // else it would end the answer
+	if r.ContentLength > 0 {
+		data, err = readExactly(r.Body, r.ContentLength)
+	} else {
+		data, err = readChunked(http.MaxBytesReader(w, r.Body, limit))
+	}
+	return data, bodyError(err, limit)
+}
+
+func readExactly(from io.Reader, n int64) ([]byte, error) {
+	data := make([]byte, min(n, firstPiece))
+	if _, err := io.ReadFull(from, data); err != nil {
+		return nil, err
+	}
+	if n > firstPiece {
+		whole := make([]byte, n)
+		copy(whole, data)
+		if _, err := io.ReadFull(from, whole[firstPiece:]); err != nil {
+			return nil, err
+		}
+		data = whole
+	}
+	return data, nil
+}
+
+func readChunked(from io.Reader) ([]byte, error) {
+	var buf bytes.Buffer
+	if _, err := buf.ReadFrom(from); err != nil {
+		return nil, err
+	}
+	return buf.Bytes(), nil
+}
+
+func bodyError(err error, limit int64) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return tooLarge(limit)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return apierror.New(apierror.BodyTimeout, "the request body did not arrive in time", err)
+	}
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
+		return apierror.New(apierror.Cancelled, "the request body ended early", err)
+	}
+	return apierror.New(apierror.InvalidBody, "the request body could not be read", err)
+}
+
+func tooLarge(limit int64) error {
+	return apierror.New(apierror.BodyTooLarge, fmt.Sprintf("the request body is larger than the %d bytes that this router accepts", limit), nil)
+}
+
+// acceptable refuses bodies in a form that the route cannot read. Compressed bodies are refused:
+// engines do not take them, and a small one may hide a huge one.
+func acceptable(r *http.Request, raw bool) error {
+	if coding := r.Header.Get("Content-Encoding"); coding != "" && !strings.EqualFold(coding, "identity") {
+		return apierror.New(apierror.UnsupportedMediaType, "compressed request bodies are not accepted", nil)
+	}
+	if raw || r.ContentLength == 0 {
+		return nil // the engine judges the type of its own bodies
+	}
+	kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	switch strings.ToLower(strings.TrimSpace(kind)) {
+	case "", typeJSON, typeLines:
+		return nil
+	}
+	return apierror.New(apierror.UnsupportedMediaType, "the content type must be application/json", nil)
+}
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }

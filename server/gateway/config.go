@@ -1,0 +1,53 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+)
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// MaxBodyBytes bounds a request body; larger ones are refused with 413.
+	MaxBodyBytes int64 `yaml:"max_body_bytes"`
+	// BodyTimeout is how long a client may take to send its body.
+	BodyTimeout time.Duration `yaml:"body_timeout"`
+	// StallTimeout ends an answer whose client takes nothing for this long. Zero: never.
+	StallTimeout time.Duration `yaml:"stall_timeout"`
+	// AllowOrigins lists the web origins whose pages may call the router (CORS), for example
+	// "https://chat.example.com"; "*" allows all. Empty allows none.
+	AllowOrigins []string `yaml:"allow_origins"`
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{
+		MaxBodyBytes: 64 << 20,
+		BodyTimeout:  2 * time.Minute,
+		StallTimeout: 2 * time.Minute,
+	}
+}
+
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	if c.MaxBodyBytes < 1 {
+		errs = append(errs, fmt.Errorf("max_body_bytes: %d is not positive", c.MaxBodyBytes))
+	}
+	if c.BodyTimeout <= 0 {
+		errs = append(errs, errors.New("body_timeout: must be positive"))
+	}
+	if c.StallTimeout < 0 {
+		errs = append(errs, errors.New("stall_timeout: must not be negative"))
+	}
+	for i, origin := range c.AllowOrigins {
+		if origin == "*" {
+			continue
+		}
+		if u, err := url.Parse(origin); err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
+			errs = append(errs, fmt.Errorf("allow_origins[%d]: %q is no origin such as https://chat.example.com", i, origin))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,107 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+	"google.golang.org/grpc"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+)
+
+// Params are what a Gateway works with. Conn is required.
+type Params struct {
+	// Conn reaches the three services; the in-process hop in production.
+	Conn grpc.ClientConnInterface
+	// Authorize names the caller of a request by its headers, before its body is read. Nil lets
+	// everybody in. Its errors are shown as package apierror says.
+	Authorize func(http.Header) (tenant string, err error)
+	// Forward passes paths without a route on to InferenceService.Forward instead of answering 404.
+	Forward bool
+
+	Log        *slog.Logger
+	Meter      metric.MeterProvider
+	Tracer     trace.TracerProvider
+	Propagator propagation.TextMapPropagator
+}
+
+// Gateway answers HTTP requests. Make one with New.
+type Gateway struct {
+	config     Config
+	mux        *runtime.ServeMux
+	routes     *routes
+	inference  kvpilotv1.InferenceServiceClient
+	authorize  func(http.Header) (string, error)
+	forward    bool
+	cors       *cors
+	log        *slog.Logger
+	metrics    *metrics
+	tracer     trace.Tracer
+	propagator propagation.TextMapPropagator
+}
+
+// New makes a Gateway with the routes of the contract.
+func New(c Config, p Params) (*Gateway, error) {
+	g := &Gateway{
+		config: c, authorize: p.Authorize, forward: p.Forward, cors: newCORS(c.AllowOrigins),
+		log: p.Log, propagator: p.Propagator, inference: kvpilotv1.NewInferenceServiceClient(p.Conn),
+	}
+	if g.log == nil {
+		g.log = slog.New(slog.DiscardHandler)
+	}
+	if g.propagator == nil {
+		g.propagator = propagation.TraceContext{}
+	}
+	if p.Tracer == nil {
+		p.Tracer = noop.NewTracerProvider()
+	}
+	g.tracer = p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/gateway")
+	var err error
+	if g.metrics, err = newMetrics(p.Meter); err != nil {
+		return nil, err
+	}
+	if g.routes, err = readRoutes(); err != nil {
+		return nil, err
+	}
+	g.mux = runtime.NewServeMux(
+		runtime.WithMarshalerOption(runtime.MIMEWildcard, codec{}),
+		runtime.WithMiddlewares(g.routes.capture),
+		runtime.WithIncomingHeaderMatcher(noHeader),
+		runtime.WithOutgoingHeaderMatcher(noHeader),
+		runtime.WithOutgoingTrailerMatcher(noHeader),
+		runtime.WithDisableHTTPMethodOverride(),
+		runtime.WithDisablePathLengthFallback(),
+		runtime.WithDisableChunkedEncoding(),
+		runtime.WithWriteContentLength(),
+		runtime.WithErrorHandler(g.onError),
+		runtime.WithStreamErrorHandler(g.onStreamError),
+		runtime.WithRoutingErrorHandler(g.onRoutingError),
+	)
+	if err := g.register(p.Conn); err != nil {
+		return nil, fmt.Errorf("register the contract's routes: %w", err)
+	}
+	return g, g.routes.resolve(g.mux)
+}
+
+// register mounts the generated handlers. They start nothing: the context is not kept.
+func (g *Gateway) register(conn grpc.ClientConnInterface) error {
+	ctx := context.Background()
+	if err := kvpilotv1.RegisterInferenceServiceHandlerClient(ctx, g.mux, g.inference); err != nil {
+		return err
+	}
+	if err := kvpilotv1.RegisterRoutingServiceHandlerClient(ctx, g.mux, kvpilotv1.NewRoutingServiceClient(conn)); err != nil {
+		return err
+	}
+	return kvpilotv1.RegisterReplicaServiceHandlerClient(ctx, g.mux, kvpilotv1.NewReplicaServiceClient(conn))
+}
+
+// noHeader passes no header as metadata, in either direction: requests carry theirs in the
+// Exchange, and answers set theirs themselves.
+func noHeader(string) (string, bool) { return "", false }

@@ -1,0 +1,203 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/api/httpbody"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/inproc"
+)
+
+// request is one HTTP request on its way. It is the ResponseWriter that the generated handlers
+// see and the Answer that raw routes write to; one goroutine uses it at a time.
+type request struct {
+	g        *Gateway
+	w        http.ResponseWriter
+	control  *http.ResponseController
+	exchange inproc.Exchange
+	body     body
+	pattern  string // the route as metrics name it; empty when there is none
+
+	status  int  // as sent; 0 while nothing was
+	events  bool // the answer is a stream of server-sent events
+	lines   bool // the answer is a stream of JSON lines
+	pushed  bool // every write goes out at once
+	failed  *apierror.Error
+	aborted bool // the connection must not look as if the answer were whole
+	stallBy time.Time
+}
+
+var (
+	_ http.ResponseWriter = (*request)(nil)
+	_ inproc.Answer       = (*request)(nil)
+)
+
+type requestKey struct{}
+
+func requestFrom(ctx context.Context) *request {
+	rq, _ := ctx.Value(requestKey{}).(*request)
+	return rq
+}
+
+// matched tells which route was found.
+func (rq *request) matched(r *route) {
+	if r == nil {
+		return
+	}
+	rq.pattern = r.pattern
+	if r.raw {
+		rq.exchange.Answer = rq
+	}
+}
+
+// Begin implements inproc.Answer.
+func (rq *request) Begin(status int, header http.Header) error {
+	if rq.status != 0 {
+		return errors.New("the answer has begun")
+	}
+	h := rq.w.Header()
+	for name, values := range header {
+		if !hopByHop(name) {
+			h[name] = values
+		}
+	}
+	rq.start(status)
+	return nil
+}
+
+// Message implements inproc.Answer.
+func (rq *request) Message(msg any) error {
+	m, ok := msg.(*httpbody.HttpBody)
+	if !ok {
+		return errors.New("a raw route answers with HttpBody")
+	}
+	if rq.status == 0 {
+		rq.w.Header().Set("Content-Type", codec{}.ContentType(m))
+		rq.start(http.StatusOK)
+	}
+	return rq.write(m.Data)
+}
+
+// start sends the status and the headers, with the first bytes of the body.
+func (rq *request) start(status int) {
+	h := rq.w.Header()
+	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	rq.events, rq.lines = kind == "text/event-stream", kind == typeLines
+	rq.pushed = h.Get("Content-Length") == ""
+	rq.status = status
+	rq.w.WriteHeader(status)
+}
+
+// write sends bytes of the body; those of a stream leave at once. A client that takes nothing for
+// the stall timeout loses its connection: a reader that is merely slow holds the engine back.
+func (rq *request) write(p []byte) error {
+	if stall := rq.g.config.StallTimeout; stall > 0 {
+		if now := time.Now(); now.Add(stall * 3 / 4).After(rq.stallBy) {
+			rq.stallBy = now.Add(stall)
+			_ = rq.control.SetWriteDeadline(rq.stallBy) // unsupported by test writers only
+		}
+	}
+	if _, err := rq.w.Write(p); err != nil {
+		return err
+	}
+	if rq.pushed {
+		return rq.control.Flush()
+	}
+	return nil
+}
+
+// Header, WriteHeader and Write are for the generated handlers. They do nothing once an error was
+// written: grpc-gateway then writes one of its own.
+func (rq *request) Header() http.Header {
+	if rq.failed != nil {
+		return http.Header{}
+	}
+	return rq.w.Header()
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (rq *request) WriteHeader(status int) {
+	if rq.status == 0 && rq.failed == nil {
+		rq.start(status)
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (rq *request) Write(p []byte) (int, error) {
+	if rq.failed != nil {
+		return len(p), nil
+	}
+	if rq.status == 0 {
+		rq.start(http.StatusOK)
+	}
+	if _, err := rq.w.Write(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// FlushError is for streams of messages.
+func (rq *request) FlushError() error { return rq.control.Flush() }
+
+// fail answers with an error. The first one counts.
+func (rq *request) fail(e *apierror.Error) {
+	if rq.failed != nil {
+		return
+	}
+	rq.failed = e
+	dialect := dialectOf(rq.exchange.Path)
+	switch {
+	case rq.status == 0:
+		contentType, text := e.Body(dialect)
+		h := rq.w.Header()
+		setErrorHeaders(h, e)
+		h.Set("Content-Type", contentType)
+		h.Set("Content-Length", itoa(int64(len(text))))
+		rq.start(e.HTTPStatus())
+		_ = rq.write(text) // the client may be gone; there is nobody left to tell
+	case rq.events:
+		_ = rq.write(e.Events(dialect)) // as above
+		rq.g.metrics.brokenStream(e)
+	case rq.lines:
+		_ = rq.write(append(e.JSON(dialect), '\n')) // as above
+		rq.g.metrics.brokenStream(e)
+	default:
+		rq.aborted = true
+		rq.g.metrics.brokenStream(e)
+	}
+}
+
+// setErrorHeaders puts beside a body what HTTP has headers for.
+func setErrorHeaders(h http.Header, e *apierror.Error) {
+	h.Set("X-Kvpilot-Reason", apierror.Name(e.Reason))
+	if after := e.RetryAfterHeader(); after != "" {
+		h.Set("Retry-After", after)
+	}
+	if e.Reason == apierror.Unauthenticated {
+		h.Set("Www-Authenticate", "Bearer")
+	}
+	h.Del("Cache-Control")
+}
+
+// dialectOf is Anthropic's below /v1/messages, OpenAI's elsewhere.
+func dialectOf(path string) apierror.Dialect {
+	if rest, ok := strings.CutPrefix(path, "/v1/messages"); ok && (rest == "" || rest[0] == '/') {
+		return apierror.Anthropic
+	}
+	return apierror.OpenAI
+}
+
+// hopByHop reports headers that belong to one connection only.
+func hopByHop(name string) bool {
+	switch name {
+	case "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection",
+		"Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return true
+	}
+	return false
+}

@@ -1,0 +1,166 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	"google.golang.org/genproto/googleapis/api/annotations"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+)
+
+// route is one binding of an RPC to a method and a path.
+type route struct {
+	method string
+	// pattern is the path as the contract writes it: "/v1/models/{model=**}".
+	pattern string
+	// raw routes stream an engine's answer; others marshal messages of ours.
+	raw bool
+	// live routes read their body while they answer.
+	live bool
+	// handler is the generated one, for routes whose path has no variable.
+	handler runtime.HandlerFunc
+}
+
+// routes is the contract's table of routes, and a short way past the mux for those that have no
+// variable in their path: the mux tries its patterns one by one.
+type routes struct {
+	exact   map[string][]*route // by path
+	pattern map[string][]*route // by pattern, those with variables
+}
+
+const httpBodyName = "google.api.HttpBody"
+
+// readRoutes reads the contract's annotations.
+func readRoutes() (*routes, error) {
+	t := &routes{exact: map[string][]*route{}, pattern: map[string][]*route{}}
+	for _, file := range []protoreflect.FileDescriptor{
+		kvpilotv1.File_kvpilot_v1_inference_proto, kvpilotv1.File_kvpilot_v1_routing_proto, kvpilotv1.File_kvpilot_v1_replica_proto,
+	} {
+		for i := range file.Services().Len() {
+			methods := file.Services().Get(i).Methods()
+			for j := range methods.Len() {
+				if err := t.add(methods.Get(j)); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return t, nil
+}
+
+func (t *routes) add(rpc protoreflect.MethodDescriptor) error {
+	rule, _ := proto.GetExtension(rpc.Options(), annotations.E_Http).(*annotations.HttpRule)
+	if rule == nil {
+		return nil
+	}
+	for _, binding := range append([]*annotations.HttpRule{rule}, rule.GetAdditionalBindings()...) {
+		method, pattern := verbOf(binding)
+		if method == "" {
+			return fmt.Errorf("%s: a binding without a known method", rpc.FullName())
+		}
+		r := &route{
+			method: method, pattern: pattern,
+			raw:  rpc.Output().FullName() == httpBodyName && rpc.IsStreamingServer(),
+			live: rpc.IsStreamingClient(),
+		}
+		if strings.Contains(pattern, "{") {
+			t.pattern[pattern] = append(t.pattern[pattern], r)
+		} else {
+			t.exact[pattern] = append(t.exact[pattern], r)
+		}
+	}
+	return nil
+}
+
+func verbOf(rule *annotations.HttpRule) (method, pattern string) {
+	switch p := rule.GetPattern().(type) {
+	case *annotations.HttpRule_Get:
+		return http.MethodGet, p.Get
+	case *annotations.HttpRule_Post:
+		return http.MethodPost, p.Post
+	case *annotations.HttpRule_Put:
+		return http.MethodPut, p.Put
+	case *annotations.HttpRule_Patch:
+		return http.MethodPatch, p.Patch
+	case *annotations.HttpRule_Delete:
+		return http.MethodDelete, p.Delete
+	}
+	return "", ""
+}
+
+// find returns the route of a path without variables, or nil.
+func (t *routes) find(method, path string) *route {
+	for _, r := range t.exact[path] {
+		if r.method == method {
+			return r
+		}
+	}
+	return nil
+}
+
+// allowed lists the methods that a path without variables has.
+func (t *routes) allowed(path string) []string {
+	var list []string
+	for _, r := range t.exact[path] {
+		list = append(list, r.method)
+		if r.method == http.MethodGet {
+			list = append(list, http.MethodHead)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+type probeKey struct{}
+
+// capture stands between the mux and every generated handler. It catches the handler when resolve
+// asks for it; on a real request it tells which route with variables was found.
+func (t *routes) capture(next runtime.HandlerFunc) runtime.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
+		if found, ok := r.Context().Value(probeKey{}).(*route); ok {
+			found.handler = next
+			return
+		}
+		if rq := requestFrom(r.Context()); rq != nil {
+			if pattern, ok := runtime.HTTPPattern(r.Context()); ok {
+				rq.matched(t.named(r.Method, pattern.String()))
+			}
+		}
+		next(w, r, params)
+	}
+}
+
+// named finds a route with variables by its pattern as the mux prints it.
+func (t *routes) named(method, printed string) *route {
+	for _, r := range t.pattern[strings.ReplaceAll(printed, "=*}", "}")] {
+		if r.method == method {
+			return r
+		}
+	}
+	return nil
+}
+
+// resolve finds the generated handler of each route without variables, by asking the mux once.
+func (t *routes) resolve(mux *runtime.ServeMux) error {
+	var errs []error
+	for path, list := range t.exact {
+		for _, r := range list {
+			ctx := context.WithValue(context.Background(), probeKey{}, r)
+			probe := (&http.Request{Method: r.method, URL: &url.URL{Path: path}, Header: http.Header{}}).WithContext(ctx)
+			mux.ServeHTTP(nil, probe)
+			if r.handler == nil {
+				errs = append(errs, fmt.Errorf("%s %s is in the contract but not in the mux", r.method, path))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

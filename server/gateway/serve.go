@@ -1,0 +1,191 @@
+package gateway
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/inproc"
+	"github.com/kvpilot/kvpilot/server/span"
+)
+
+const headerRequestID = "X-Request-Id"
+
+// ServeHTTP answers one request.
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	rq := &request{g: g, w: w, control: http.NewResponseController(w)}
+	rq.exchange = inproc.Exchange{
+		Method: r.Method, Path: r.URL.EscapedPath(), RawQuery: r.URL.RawQuery,
+		Header: r.Header, RequestID: requestID(r.Header), RemoteAddr: r.RemoteAddr, Received: time.Now(),
+	}
+	h := w.Header()
+	h[headerRequestID] = []string{rq.exchange.RequestID}
+	if r.ProtoMajor == 1 && len(r.TransferEncoding) > 0 {
+		// net/http drops a Content-Length beside a Transfer-Encoding without a word, and what a proxy
+		// before us made of the pair we cannot know: such a connection is not used again.
+		h.Set("Connection", "close")
+	}
+	found := g.routes.find(readMethod(r.Method), r.URL.Path)
+	rq.matched(found)
+
+	ctx, s := g.startSpan(r, rq)
+	g.metrics.begin(ctx)
+	defer g.finish(ctx, rq, s)
+	if r.URL.Path == openapiPath && readMethod(r.Method) == http.MethodGet {
+		rq.pattern = openapiPath
+		serveOpenAPI(rq)
+		return
+	}
+	if g.cors.answer(h, r) || g.answerOptions(rq, r) {
+		rq.status = http.StatusNoContent
+		w.WriteHeader(rq.status)
+		return
+	}
+	g.route(ctx, rq, r, found)
+	if rq.status == 0 && rq.failed == nil {
+		rq.fail(apierror.New(apierror.Internal, "internal error", errNoAnswer))
+	}
+}
+
+// route lets the caller in, reads the body and calls the generated handler.
+func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found *route) {
+	if g.authorize != nil {
+		tenant, err := g.authorize(r.Header)
+		if err != nil {
+			rq.fail(apierror.From(err))
+			return
+		}
+		rq.exchange.Tenant, rq.exchange.Authenticated = tenant, true
+	}
+	ctx = inproc.WithExchange(context.WithValue(ctx, requestKey{}, rq), &rq.exchange)
+	inner := r.WithContext(ctx)
+	inner.Method = readMethod(r.Method)
+	// The generated code would copy headers into metadata, one by one; they ride in the Exchange.
+	inner.Header, inner.Host, inner.RemoteAddr = nil, "", ""
+	switch {
+	case inner.Method == http.MethodGet:
+		inner.Body = http.NoBody // the generated code would read it to its end, however long
+	case found != nil && found.live:
+		if err := acceptable(r, false); err != nil {
+			rq.fail(apierror.From(err))
+			return
+		}
+		_ = rq.control.EnableFullDuplex() // HTTP/2 needs no asking
+	default:
+		if !g.takeBody(rq, r, inner, found) {
+			return
+		}
+	}
+	if found != nil {
+		found.handler(rq, inner, nil)
+		return
+	}
+	g.mux.ServeHTTP(rq, inner)
+}
+
+// takeBody reads the body and leaves it where the codec finds it.
+func (g *Gateway) takeBody(rq *request, r, inner *http.Request, found *route) bool {
+	if err := acceptable(r, found == nil || found.raw); err != nil {
+		rq.fail(apierror.From(err))
+		return false
+	}
+	data, err := g.readBody(rq.w, r)
+	if err != nil {
+		rq.fail(apierror.From(err))
+		return false
+	}
+	rq.body = body{data: data, contentType: r.Header.Get("Content-Type")}
+	inner.Body = &rq.body
+	return true
+}
+
+// startSpan begins the server span, as a child of the client's when it sent one.
+func (g *Gateway) startSpan(r *http.Request, rq *request) (context.Context, trace.Span) {
+	ctx := g.propagator.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
+	name := r.Method
+	if rq.pattern != "" {
+		name += " " + rq.pattern
+	}
+	return g.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer))
+}
+
+// finish leaves the record of a request, and breaks the connection of an answer that is not whole.
+func (g *Gateway) finish(ctx context.Context, rq *request, s trace.Span) {
+	v := recover()
+	if v != nil && rq.status == 0 {
+		rq.status = http.StatusInternalServerError
+	}
+	g.metrics.end(ctx, rq)
+	if s.IsRecording() {
+		g.describe(rq, s)
+	}
+	s.End()
+	if v != nil {
+		panic(v) // net/http knows what to do; only the record is ours
+	}
+	if rq.aborted {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// describe puts the outcome on the server span.
+func (g *Gateway) describe(rq *request, s trace.Span) {
+	method := knownMethod(rq.exchange.Method)
+	s.SetAttributes(span.HTTPMethod.String(method), span.URLPath.String(rq.exchange.Path),
+		span.HTTPStatus.Int(rq.outcome()), span.RequestID.String(rq.exchange.RequestID))
+	if rq.pattern != "" {
+		s.SetName(method + " " + rq.pattern)
+		s.SetAttributes(span.HTTPRoute.String(rq.pattern))
+	}
+	if e := rq.failed; e != nil && e.Fault() == apierror.FaultOurs {
+		span.Fail(s, apierror.Name(e.Reason), e.Message)
+	}
+}
+
+// outcome is the status for the record: 499 for a client that left, whatever was sent before.
+func (rq *request) outcome() int {
+	if rq.failed != nil && rq.failed.Reason == apierror.Cancelled {
+		return apierror.StatusClientClosed
+	}
+	return rq.status
+}
+
+// readMethod treats HEAD as GET: net/http leaves the body out.
+func readMethod(method string) string {
+	if method == http.MethodHead {
+		return http.MethodGet
+	}
+	return method
+}
+
+// requestID takes the client's id when it is fit for logs and headers, else makes one.
+func requestID(h http.Header) string {
+	if v := h[headerRequestID]; len(v) == 1 && fit(v[0]) {
+		return v[0]
+	}
+	const digits = "0123456789abcdef"
+	var id [32]byte
+	for i := 0; i < len(id); i += 16 {
+		for j, bits := 0, rand.Uint64(); j < 16; j, bits = j+1, bits>>4 {
+			id[i+j] = digits[bits&15]
+		}
+	}
+	return string(id[:])
+}
+
+func fit(id string) bool {
+	if id == "" || len(id) > 256 {
+		return false
+	}
+	for i := range len(id) {
+		if id[i] <= ' ' || id[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
