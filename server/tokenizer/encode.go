@@ -52,14 +52,25 @@ func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
 	}
 	scratch := p.scratch.Get().(*[]cache.Key)
 	defer p.scratch.Put(scratch)
-	ks := p.keyer.of(pr, req.Replicas, *scratch)
+	ks := p.keyer.of(pr, req.Replicas, m.generation.Load(), *scratch)
 	*scratch = ks.upTo
-	if e := p.cache.Get(ks.exact); e != nil {
+	if e := p.lookup(ks.exact, m); e != nil && !(e.derived && req.NeedFull) {
 		return fromEntry(pr, e, SourceExactCache, m), nil
 	}
-	e, source, shared, err := p.flights.wait(ctx, ks.exact, func(ctx context.Context) (*entry, Source, error) {
-		return p.full(ctx, req, m, ks.exact)
-	})
+	var k *known
+	if p.conversational(pr) {
+		k = p.recall(pr, ks, m)
+	}
+	all := func(ctx context.Context) (*entry, Source, error) { return p.complete(ctx, req, m, ks.exact, k) }
+	if k != nil && k.stable > 0 && !req.NeedFull {
+		p.behind(ctx, ks.exact, all)
+		return k.begun(pr, m), nil
+	}
+	way := ks.exact
+	if req.NeedFull {
+		way = p.keyer.mix(way, cache.Key{Hi: 4}) // a flight without NeedFull may end with derived ids
+	}
+	e, source, shared, err := p.flights.wait(ctx, way, all)
 	if shared {
 		p.metrics.shared.Add(ctx, 1)
 	}
@@ -85,14 +96,10 @@ func (p *Pool) failed(pr *prompt.Prompt, m *model, err error) (*Encoding, error)
 	return none(pr, reason, m.estimate(textSize(pr))), nil
 }
 
-// full asks a replica for all ids and remembers them.
-func (p *Pool) full(ctx context.Context, req Request, m *model, key cache.Key) (*entry, Source, error) {
+// full asks a replica for all ids and remembers them; k is the known beginning or nil.
+func (p *Pool) full(ctx context.Context, req Request, m *model, key cache.Key, k *known) (*entry, Source, error) {
 	pr := req.Prompt
-	job := &remote.Job{
-		Op: remote.OpPrompt, Model: pr.Model, Prompt: pr, NeedMedia: pr.HasMedia,
-		TemplateDefaults: []byte(m.set.TemplateDefaults), DropToolsOnNone: m.set.DropToolsOnNone,
-	}
-	a, err := p.remote.Do(ctx, req.Replicas, job)
+	a, err := p.remote.Do(ctx, req.Replicas, p.job(pr, m))
 	if err != nil {
 		return nil, "", err
 	}
@@ -105,6 +112,10 @@ func (p *Pool) full(ctx context.Context, req Request, m *model, key cache.Key) (
 	m.learnRatio(len(pr.Text)+messagesSize(pr), len(e.ids))
 	if err := truncate(pr, e); err != nil {
 		return nil, "", err
+	}
+	if k != nil {
+		e.inherit(k.entry, commonPrefix(k.entry.ids, e.ids))
+		e.prev = k.key
 	}
 	source := SourceTokenize
 	if a.Rendered {

@@ -2,10 +2,12 @@ package tokenizer
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
 	"github.com/kvpilot/kvpilot/server/tokenizer/remote"
 )
 
@@ -123,6 +125,12 @@ type entry struct {
 	// derived is set when the ids were joined from a known beginning and a delta instead of
 	// coming from one answer.
 	derived bool
+	epoch   uint64
+
+	// prev is the key of the entry that this one extends; zero when there is none.
+	prev cache.Key
+	// children counts the entries that extend this one.
+	children atomic.Int32
 
 	mu     sync.Mutex
 	hashes []hashes // guarded by mu; newest last, few

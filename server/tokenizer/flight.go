@@ -53,6 +53,15 @@ func (f *flights) join(ctx context.Context, key cache.Key, do work) (fl *flight,
 	return fl, false
 }
 
+// detached starts a flight that nobody needs to wait for; refused is called when there is one
+// for the key already.
+func (f *flights) detached(ctx context.Context, key cache.Key, do work, refused func()) {
+	if fl, shared := f.join(ctx, key, do); shared {
+		f.leave(key, fl)
+		refused()
+	}
+}
+
 // leave says that one caller no longer waits.
 func (f *flights) leave(key cache.Key, fl *flight) {
 	f.mu.Lock()

@@ -62,6 +62,8 @@ func (p *Pool) handoff(ctx context.Context, req Request, enc *Encoding, to *repl
 		return no("media")
 	case pr.Truncate != 0:
 		return no("truncated")
+	case enc.entry != nil && enc.entry.derived:
+		return no("derived") // sure enough to route by, not to generate from
 	case m.parity.suspect():
 		return no("suspect")
 	}

@@ -39,8 +39,8 @@ func (k keyer) mix(a, b cache.Key) cache.Key {
 }
 
 // of computes the prompt's keys; the messages' keys are appended to upTo.
-func (k keyer) of(p *prompt.Prompt, replicas []*replica.Replica, upTo []cache.Key) keys {
-	ks := keys{base: k.base(p, replicas), upTo: upTo[:0]}
+func (k keyer) of(p *prompt.Prompt, replicas []*replica.Replica, generation uint64, upTo []cache.Key) keys {
+	ks := keys{base: k.base(p, replicas, generation), upTo: upTo[:0]}
 	at := ks.base
 	switch p.Kind {
 	case prompt.KindChat:
@@ -56,12 +56,17 @@ func (k keyer) of(p *prompt.Prompt, replicas []*replica.Replica, upTo []cache.Ke
 		at = k.mix(at, k.sum(bytesOf(p.Text)))
 	case prompt.KindNone, prompt.KindIDs, prompt.KindBatchIDs:
 	}
-	ks.exact = k.mix(at, cache.Key{Hi: 1, Lo: uint64(p.Kind)})
+	ks.exact = k.exactOf(at, p.Kind)
 	return ks
 }
 
+// exactOf turns the key of a prompt's parts into the key of a prompt that has no more.
+func (k keyer) exactOf(parts cache.Key, kind prompt.Kind) cache.Key {
+	return k.mix(parts, cache.Key{Hi: 1, Lo: uint64(kind)})
+}
+
 // base covers the model, its weights, and every field that may change the ids.
-func (k keyer) base(p *prompt.Prompt, replicas []*replica.Replica) cache.Key {
+func (k keyer) base(p *prompt.Prompt, replicas []*replica.Replica, generation uint64) cache.Key {
 	var buf [512]byte
 	b := buf[:0]
 	str := func(s string) {
@@ -70,6 +75,7 @@ func (k keyer) base(p *prompt.Prompt, replicas []*replica.Replica) cache.Key {
 	}
 	b = append(b, byte(p.Kind), byte(p.API))
 	b = binary.AppendVarint(b, int64(p.Truncate))
+	b = binary.AppendUvarint(b, generation)
 	str(p.Model)
 	for _, r := range replicas {
 		if m, ok := r.Serves(p.Model); ok {

@@ -17,6 +17,9 @@ type metrics struct {
 	shared metric.Int64Counter
 	gave   metric.Int64Counter
 	differ metric.Int64Counter
+	// skipped counts background work left out, broken the rules about conversations that failed.
+	skipped metric.Int64Counter
+	broken  metric.Int64Counter
 }
 
 func newMetrics(provider metric.MeterProvider, stats func() cache.Stats) *metrics {
@@ -38,6 +41,12 @@ func newMetrics(provider metric.MeterProvider, stats func() cache.Stats) *metric
 		metric.WithDescription("Decisions about giving ids to the engine, by form and reason"))
 	m.differ, _ = meter.Int64Counter("kvpilot.tokenizer.parity.mismatches",
 		metric.WithDescription("Prompts whose ids differ from the engine's"))
+	m.skipped, _ = meter.Int64Counter("kvpilot.tokenizer.background.skipped",
+		metric.WithDescription("Encodings not completed behind an early answer because too many waited"))
+	m.broken, _ = meter.Int64Counter("kvpilot.tokenizer.conversation.broken",
+		metric.WithDescription("Turns whose known beginning turned out not to be the beginning of the whole"))
+	m.skipped.Add(context.Background(), 0)
+	m.broken.Add(context.Background(), 0)
 	bytes, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.size", metric.WithUnit("By"), metric.WithDescription("Memory of the cache of encodings"))
 	items, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.items", metric.WithDescription("Encodings in the cache"))
 	evicted, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.cache.evictions", metric.WithDescription("Encodings that gave up their place"))

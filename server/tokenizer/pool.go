@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -38,6 +39,8 @@ type Pool struct {
 	flights flights
 	models  sync.Map // pool name -> *model
 	scratch sync.Pool
+	turns   chan struct{} // one token per running background work
+	queued  atomic.Int64  // waiting and running background work
 }
 
 // New makes a pool; it opens and starts nothing.
@@ -48,6 +51,7 @@ func New(cfg Config, params Params) *Pool {
 		cache:   cache.New[entry](cfg.CacheBytes),
 		texts:   cache.New[string](cfg.CacheBytes / 16),
 		flights: flights{open: map[cache.Key]*flight{}},
+		turns:   make(chan struct{}, max(1, cfg.Background)),
 		scratch: sync.Pool{New: func() any { return new([]cache.Key) }},
 	}
 	if p.log == nil {
@@ -75,9 +79,12 @@ func (p *Pool) CacheStats() cache.Stats { return p.cache.Stats() }
 
 // model is what was learned about one model.
 type model struct {
-	name   string
-	set    ModelConfig
-	parity parity
+	name    string
+	set     ModelConfig
+	parity  parity
+	learned learned
+	// generation counts how often all that is cached of the model was given up.
+	generation atomic.Uint64
 
 	mu    sync.Mutex
 	ratio float64 // guarded by mu; tokens per byte of raw prompt

@@ -1,0 +1,21 @@
+package tokenizer
+
+// Settle waits until the background has nothing left to do.
+func (p *Pool) Settle() { p.flights.wg.Wait() }
+
+// Broken counts the classes of turns that broke their rule.
+func (p *Pool) Broken() int {
+	n := 0
+	p.models.Range(func(_, v any) bool {
+		l := &v.(*model).learned
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, c := range l.classes {
+			if !c.badUntil.IsZero() || c.noDeltas {
+				n++
+			}
+		}
+		return true
+	})
+	return n
+}
