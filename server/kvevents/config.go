@@ -1,0 +1,63 @@
+package kvevents
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// Workers is how many goroutines decode and apply events. Zero: half of the processors, at least two.
+	Workers int `yaml:"workers"`
+	// QueueBytes bounds the memory of batches that have arrived and are not applied, over all
+	// ranks. What arrives beyond it is dropped, counted, and fetched again by a replay.
+	QueueBytes int64 `yaml:"queue_bytes"`
+	// MaxMessageBytes bounds one batch on the wire; a larger one ends the connection.
+	MaxMessageBytes int `yaml:"max_message_bytes"`
+	// Heartbeat is how long a connection may be quiet before the engine's socket is asked for a
+	// sign of life; after three the connection is given up. Zero asks never.
+	Heartbeat time.Duration `yaml:"heartbeat"`
+	// Probe is how long a feed may be quiet before a replay from its last batch looks for events
+	// that were lost on the way. Zero looks never.
+	Probe time.Duration `yaml:"probe"`
+	// ReplayTimeout is how long a replay may make no progress.
+	ReplayTimeout time.Duration `yaml:"replay_timeout"`
+	// ForgetAfter is how long a rank's blocks are kept while its feed cannot be reached. Zero keeps them.
+	ForgetAfter time.Duration `yaml:"forget_after"`
+	// ReconnectMax bounds the growing pause between attempts to connect.
+	ReconnectMax time.Duration `yaml:"reconnect_max"`
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{
+		QueueBytes:      256 << 20,
+		MaxMessageBytes: 32 << 20,
+		Heartbeat:       10 * time.Second,
+		Probe:           15 * time.Second,
+		ReplayTimeout:   5 * time.Second,
+		ForgetAfter:     2 * time.Minute,
+		ReconnectMax:    5 * time.Second,
+	}
+}
+
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(wrong bool, format string, args ...any) {
+		if wrong {
+			errs = append(errs, fmt.Errorf("kvevents."+format, args...))
+		}
+	}
+	bad(c.Workers < 0 || c.Workers > 1024, "workers: %d is not between 0 and 1024", c.Workers)
+	bad(c.QueueBytes < 1<<20, "queue_bytes: %d is less than 1 MiB", c.QueueBytes)
+	bad(c.MaxMessageBytes < 64<<10, "max_message_bytes: %d is less than 64 KiB", c.MaxMessageBytes)
+	bad(int64(c.MaxMessageBytes) > c.QueueBytes, "max_message_bytes: %d is more than queue_bytes", c.MaxMessageBytes)
+	bad(c.Heartbeat < 0, "heartbeat: %v is negative", c.Heartbeat)
+	bad(c.Probe < 0, "probe: %v is negative", c.Probe)
+	bad(c.ReplayTimeout <= 0, "replay_timeout: %v is not positive", c.ReplayTimeout)
+	bad(c.ForgetAfter < 0, "forget_after: %v is negative", c.ForgetAfter)
+	bad(c.ReconnectMax <= 0, "reconnect_max: %v is not positive", c.ReconnectMax)
+	return errors.Join(errs...)
+}

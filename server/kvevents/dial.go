@@ -1,0 +1,135 @@
+package kvevents
+
+import (
+	"context"
+	"encoding/binary"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/zmtp"
+)
+
+const (
+	reconnectMin  = 50 * time.Millisecond
+	stable        = 10 * time.Second // a connection that lived so long ends the back-off
+	keepMessage   = 64 << 10         // larger buffers are not reused
+	largeReply    = 256 << 10
+	maxReplies    = 64
+	sequenceBytes = 8
+)
+
+// dialLoop keeps a connection to the engine's event socket until ctx ends.
+func (f *feed) dialLoop(ctx context.Context) {
+	params := f.plane.socket(zmtp.SUB)
+	pause := reconnectMin
+	for ctx.Err() == nil {
+		began := time.Now()
+		conn, err := zmtp.Dial(ctx, f.events.Endpoint, params)
+		if err == nil {
+			err = f.follow(ctx, conn)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > stable {
+			pause = reconnectMin
+		}
+		f.note(err.Error())
+		sleep(ctx, pause/2+rand.N(pause))
+		pause = min(2*pause, max(f.plane.config.ReconnectMax, reconnectMin))
+	}
+}
+
+// follow subscribes and queues what comes until the connection ends.
+func (f *feed) follow(ctx context.Context, conn *zmtp.Conn) error {
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	if err := conn.Subscribe(f.events.Topic); err != nil {
+		return err
+	}
+	epoch := f.connected()
+	err := f.plane.receive(conn, func(m *zmtp.Message, seq uint64) { f.deliver(epoch, seq, m) })
+	f.disconnected(epoch, err)
+	return err
+}
+
+// receive reads batches from conn until it fails. deliver owns the message.
+func (p *Plane) receive(conn *zmtp.Conn, deliver func(m *zmtp.Message, seq uint64)) error {
+	for {
+		m := p.getMessage()
+		if err := conn.Recv(m); err != nil {
+			p.putMessage(m)
+			return err
+		}
+		seq, ok := sequence(m)
+		if !ok || seq == zmtp.EndOfReplay {
+			p.metrics.malformed.Add(background, 1)
+			p.putMessage(m)
+			continue
+		}
+		deliver(m, seq)
+	}
+}
+
+// sequence reads the number of a batch: the frame before the last, whatever comes before it.
+func sequence(m *zmtp.Message) (uint64, bool) {
+	n := len(m.Frames)
+	if n < 2 || len(m.Frames[n-2]) != sequenceBytes {
+		return 0, false
+	}
+	return binary.BigEndian.Uint64(m.Frames[n-2]), true
+}
+
+// connected tells the feed about a new connection and numbers it.
+func (f *feed) connected() (epoch uint64) {
+	epoch = f.epochs.Add(1)
+	f.queue.push(item{kind: itemUp, epoch: epoch, at: time.Now()}, 0)
+	f.schedule()
+	return epoch
+}
+
+func (f *feed) disconnected(epoch uint64, err error) {
+	f.queue.push(item{kind: itemDown, epoch: epoch, at: time.Now(), err: err}, 0)
+	f.schedule()
+}
+
+// deliver queues a batch, or drops it where there is no room: the gap brings it back.
+func (f *feed) deliver(epoch, seq uint64, m *zmtp.Message) {
+	it := item{kind: itemLive, epoch: epoch, seq: seq, msg: m, at: time.Now()}
+	size := it.bytes()
+	if f.plane.queued.Add(size) > f.plane.config.QueueBytes || !f.queue.push(it, f.plane.perFeed) {
+		f.plane.queued.Add(-size)
+		f.plane.putMessage(m)
+		f.dropped.Add(1)
+		f.plane.metrics.dropped.Add(background, 1)
+	}
+	if !f.waiting.Load() {
+		f.schedule()
+	}
+}
+
+// socket gives the parameters of an outgoing connection.
+func (p *Plane) socket(t zmtp.SocketType) zmtp.Params {
+	return zmtp.Params{Type: t, MaxMessage: p.config.MaxMessageBytes, Heartbeat: p.config.Heartbeat}
+}
+
+func (p *Plane) getMessage() *zmtp.Message { return p.messages.Get().(*zmtp.Message) }
+
+func (p *Plane) putMessage(m *zmtp.Message) {
+	if m != nil && m.Cap() <= keepMessage {
+		p.messages.Put(m)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}

@@ -1,0 +1,173 @@
+package kvevents
+
+import (
+	"time"
+
+	"github.com/zeebo/xxh3"
+)
+
+// gap is the last gap that a replay was asked to fill, so that the same one is not asked for again.
+type gap struct {
+	tried     bool
+	seq, next uint64
+}
+
+// onUp: a connection was made. Whatever happened while there was none shows in a replay.
+func (f *feed) onUp(it item) {
+	f.conn = connection{up: true, epoch: it.epoch, heard: it.at}
+	f.conn.trusted = !f.pos.known
+	f.count(func(s *Status) { s.Connects++ })
+	f.plane.metrics.connects.Add(background, 1)
+	f.nextProbe(f.plane.config.Probe)
+	if f.canReplay() {
+		if f.pos.known {
+			f.recover(whyResume)
+		} else {
+			f.recover(whyFirst)
+		}
+	}
+}
+
+// onDown: the connection ended. What is known stays, marked as doubtful.
+func (f *feed) onDown(it item) {
+	if it.epoch != f.conn.epoch || !f.conn.up {
+		return // an older connection, replaced by now
+	}
+	f.conn.up = false
+	f.conn.downAt = it.at
+	f.complain("disconnected: %v", it.err)
+}
+
+// onLive deals with a batch and reports whether it is done; otherwise it waits for a replay.
+func (f *feed) onLive(it item) (done bool) {
+	if it.epoch != f.conn.epoch {
+		return true
+	}
+	if f.conn.hasLive && it.seq <= f.conn.live {
+		if it.seq+1 == f.pos.next && f.samePrint(it.payload()) {
+			return true // delivered twice
+		}
+		f.newLife("the numbering went back from %d to %d", f.conn.live, it.seq)
+		return f.rec == nil && f.onLive(it)
+	}
+	switch {
+	case !f.pos.known:
+		if it.seq != 0 && f.canReplay() && !f.tried(it.seq) {
+			f.gap = gap{tried: true, seq: it.seq, next: f.pos.next}
+			f.recover(whyFirst)
+			return false
+		}
+		f.base(it.seq)
+	case it.seq < f.pos.next:
+		if !f.conn.trusted {
+			f.newLife("the numbering went back from %d to %d", f.pos.next-1, it.seq)
+			return f.rec == nil && f.onLive(it)
+		}
+		f.sawLive(it) // a replay was ahead of it
+		return true
+	case it.seq > f.pos.next:
+		if !f.fillGap(it.seq) {
+			return false
+		}
+		f.base(it.seq)
+	}
+	if !f.apply(it.seq, it.payload(), it.at, false) {
+		return f.unreadable(it)
+	}
+	f.sawLive(it)
+	return true
+}
+
+func (f *feed) sawLive(it item) {
+	f.conn.live, f.conn.hasLive, f.conn.trusted, f.conn.heard = it.seq, true, true, it.at
+	f.nextProbe(f.plane.config.Probe)
+}
+
+// fillGap asks for a replay of what is missing before seq and returns false while it runs. It
+// returns true when there is no more hope, and everything known is forgotten.
+func (f *feed) fillGap(seq uint64) (lost bool) {
+	if !f.tried(seq) {
+		f.count(func(s *Status) { s.Gaps++ })
+		f.plane.metrics.gaps.Add(background, 1)
+		if f.canReplay() {
+			f.gap = gap{tried: true, seq: seq, next: f.pos.next}
+			f.recover(whyGap)
+			return false
+		}
+	}
+	f.complain("batches %d to %d are lost", f.pos.next, seq-1)
+	f.reset("gap")
+	return true
+}
+
+// tried reports whether a replay was asked for to reach seq and got no further than we are now.
+func (f *feed) tried(seq uint64) bool {
+	return f.gap.tried && f.gap.seq == seq && f.gap.next == f.pos.next
+}
+
+// unreadable deals with a live batch that was not understood. It counts as lost; the ring of the
+// engine may hold it in a better shape.
+func (f *feed) unreadable(it item) (done bool) {
+	f.sawLive(it)
+	if f.canReplay() && time.Since(f.rereadAt) > rereadEvery {
+		f.rereadAt = time.Now()
+		f.recover(whyGap)
+		return true
+	}
+	f.damaged(it.seq, it.payload())
+	return true
+}
+
+// base starts a stretch of the numbering at seq with nothing known before it.
+func (f *feed) base(seq uint64) {
+	f.pos.known, f.pos.next, f.pos.hasPrint = true, seq, false
+	f.pos.exact = seq == 0
+	f.gap = gap{}
+}
+
+// newLife: the engine process is another one; all that was known about it is void.
+func (f *feed) newLife(format string, args ...any) {
+	f.complain(format, args...)
+	f.reset("restart")
+	f.count(func(s *Status) { s.Restarts++ })
+	f.pos = position{}
+	f.gap = gap{}
+	f.rec = nil
+	f.lives.begin(time.Now())
+	f.conn.hasLive, f.conn.trusted = false, true
+	if f.canReplay() && f.conn.up {
+		f.recover(whyFirst)
+	}
+}
+
+// canReplay reports whether asking for a replay makes sense. It does not while engine lives follow each
+// other too fast: then two engines share these sockets, and replays would be read forever.
+func (f *feed) canReplay() bool {
+	return f.events.Replay != "" && !f.pos.barren && !f.lives.tooFast(time.Now())
+}
+
+// lives tells restarts from two engines that publish under one numbering.
+type lives struct {
+	since time.Time
+	count int
+}
+
+const (
+	livesPeriod = time.Minute
+	livesMax    = 8 // in one period
+)
+
+func (l *lives) begin(now time.Time) {
+	if now.Sub(l.since) > livesPeriod {
+		l.since, l.count = now, 0
+	}
+	l.count++
+}
+
+func (l *lives) tooFast(now time.Time) bool {
+	return l.count > livesMax && now.Sub(l.since) <= livesPeriod
+}
+
+func (f *feed) samePrint(payload []byte) bool {
+	return f.pos.hasPrint && f.pos.print == xxh3.Hash(payload)
+}

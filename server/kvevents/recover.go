@@ -1,0 +1,227 @@
+package kvevents
+
+import (
+	"errors"
+	"time"
+)
+
+// why a replay is asked for.
+type why uint8
+
+const (
+	whyFirst   why = iota // nothing is known: read all that the ring holds
+	whyResume             // a new connection: is it the same engine, and what was missed?
+	whyGap                // live batches are missing
+	whyProbe              // the feed is quiet: was something lost?
+	whyRebuild            // an earlier replay failed: read all again
+)
+
+func (w why) String() string {
+	switch w {
+	case whyFirst:
+		return "first"
+	case whyResume:
+		return "resume"
+	case whyGap:
+		return "gap"
+	case whyProbe:
+		return "probe"
+	case whyRebuild:
+		return "rebuild"
+	}
+	return "unknown"
+}
+
+const (
+	maxAttempts = 64              // requests in one recovery, when each makes some progress
+	maxFailures = 3               // requests in a row that make none
+	maxUseless  = 1 << 16         // replies that are no news, before the peer is taken for mad
+	settle      = 2 * time.Second // after a recovery, to find what fell between replay and subscription
+	rereadEvery = 30 * time.Second
+)
+
+// recovery is a replay in progress, over all its attempts.
+type recovery struct {
+	why      why
+	job      uint64 // of the present attempt; replies to others are stale
+	from     uint64 // asked for
+	check    bool   // the reply must start with our last batch, to show that the engine is the same
+	verified bool   // it did
+	any      bool   // there was a reply in this attempt
+	progress int    // batches applied in this attempt
+	useless  int
+	attempts int
+	failures int
+}
+
+// recover begins a recovery. Live batches wait until it ends.
+func (f *feed) recover(w why) {
+	f.rec = &recovery{why: w}
+	f.count(func(s *Status) { s.Replays++ })
+	f.plane.metrics.replay(w)
+	f.ask(0)
+}
+
+// ask sends the request for what is missing now.
+func (f *feed) ask(delay time.Duration) {
+	r := f.rec
+	r.attempts++
+	r.any, r.verified, r.progress = false, false, 0
+	r.from, r.check = 0, false
+	if f.pos.known && r.why != whyRebuild {
+		r.from = f.pos.next
+		if f.pos.hasPrint && f.pos.next > 0 {
+			r.from, r.check = f.pos.next-1, true
+		}
+	}
+	f.jobs++
+	r.job = f.jobs
+	f.replay(r.job, r.from, delay)
+}
+
+// onReply deals with one message of a replay.
+func (f *feed) onReply(m reply) {
+	if f.rec == nil || m.job != f.rec.job {
+		f.plane.putMessage(m.msg)
+		return
+	}
+	if m.end {
+		f.onReplayEnd(m.err)
+		return
+	}
+	f.rec.any = true
+	f.pos.replayed = true
+	f.conn.heard = time.Now()
+	f.onReplayed(m)
+	f.plane.putMessage(m.msg)
+}
+
+func (f *feed) onReplayed(m reply) {
+	r, payload := f.rec, m.payload()
+	if r.why == whyRebuild && r.progress == 0 {
+		f.reset("rebuild")
+		f.pos = position{replayed: true, lower: f.pos.lower}
+		r.why = whyFirst
+	}
+	switch {
+	case r.check && !r.verified:
+		f.verify(m)
+	case !f.pos.known:
+		f.base(m.seq)
+		f.take(m.seq, payload)
+	case m.seq < f.pos.next:
+		f.uselessReply()
+	case m.seq == f.pos.next:
+		f.take(m.seq, payload)
+	case r.progress > 0 && r.attempts < maxAttempts:
+		f.ask(0) // a hole; the engine's socket drops replies that it cannot send at once
+	default:
+		f.hole(m)
+	}
+}
+
+// verify looks at the first reply of a request that starts with our last batch.
+func (f *feed) verify(m reply) {
+	switch {
+	case m.seq < f.rec.from:
+		f.uselessReply()
+	case m.seq > f.rec.from:
+		f.rec.verified = true // the ring no longer holds our last batch
+		f.conn.trusted = true
+		if m.seq == f.pos.next {
+			f.complain("the replay left out batch %d", f.rec.from)
+			f.reset("gap")
+			f.base(m.seq)
+			f.take(m.seq, m.payload())
+			return
+		}
+		f.hole(m)
+	case f.samePrint(m.payload()):
+		f.rec.verified = true
+		f.conn.trusted = true
+	default:
+		f.newLife("batch %d is not the one seen before: the engine is a new one", m.seq)
+	}
+}
+
+// hole steps over batches that no replay holds.
+func (f *feed) hole(m reply) {
+	f.complain("batches %d to %d are in no replay", f.pos.next, m.seq-1)
+	f.reset("gap")
+	f.base(m.seq)
+	f.take(m.seq, m.payload())
+}
+
+// take applies a replayed batch.
+func (f *feed) take(seq uint64, payload []byte) {
+	f.rec.progress++
+	f.rec.failures = 0
+	if !f.apply(seq, payload, time.Now(), true) {
+		f.damaged(seq, payload)
+	}
+}
+
+func (f *feed) uselessReply() {
+	f.rec.useless++
+	if f.rec.useless > maxUseless {
+		f.onReplayEnd(errUseless)
+	}
+}
+
+var errUseless = errors.New("the replay repeats itself")
+
+// onReplayEnd: the end marker came, or the attempt failed.
+func (f *feed) onReplayEnd(err error) {
+	r := f.rec
+	if err != nil {
+		r.failures++
+		f.complain("replay (%s) from %d: %v", r.why, r.from, err)
+		f.plane.metrics.replayFailed(r.why)
+		if r.failures < maxFailures && r.attempts < maxAttempts && !errors.Is(err, errUseless) {
+			f.ask(time.Duration(r.failures) * 100 * time.Millisecond)
+			return
+		}
+		f.giveUp()
+		return
+	}
+	f.rec = nil
+	f.nextProbe(settle)
+	switch {
+	case r.check && !r.verified:
+		f.missing(r)
+	case !f.pos.known:
+		f.base(0) // the engine has published nothing yet
+	case r.why == whyGap && !r.any && !f.pos.replayed:
+		f.barren()
+	}
+	f.conn.trusted = true
+	if r.why == whyProbe && r.progress == 0 {
+		f.nextProbe(f.plane.config.Probe)
+	}
+	if r.why == whyProbe && r.progress > 0 {
+		f.count(func(s *Status) { s.Gaps++ })
+		f.plane.metrics.gaps.Add(background, 1)
+	}
+}
+
+// missing: the replay ended without our last batch.
+func (f *feed) missing(r *recovery) {
+	if f.conn.hasLive && !f.pos.replayed {
+		f.barren()
+		return
+	}
+	f.newLife("the replay does not hold batch %d: the engine is a new one", r.from)
+}
+
+// barren: the engine has published on this connection and its replays are empty: a ring of no size.
+func (f *feed) barren() {
+	f.pos.barren = true
+	f.complain("replays of this engine hold nothing")
+}
+
+// giveUp ends a recovery that failed. Live batches go on from where they are.
+func (f *feed) giveUp() {
+	f.rec = nil
+	f.pos.partial = f.pos.partial || !f.pos.exact || !f.conn.trusted
+	f.nextProbe(f.plane.config.Probe)
+}
