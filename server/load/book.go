@@ -173,9 +173,9 @@ func (b *Book) reserve(req Request, version uint64) (*Reservation, error) {
 		b.counts.conflicts.Add(1)
 		return nil, ErrConflict
 	}
-	sh := b.shard(req.ID)
+	sh, hash := b.shard(req.ID)
 	for {
-		r, fresh, err := b.claim(sh, &req)
+		r, fresh, err := b.claim(sh, hash, &req)
 		if err != nil {
 			return nil, err
 		}
@@ -221,14 +221,17 @@ func (b *Book) settle(r *Reservation, fresh bool, rk *rank, req *Request, versio
 }
 
 // claim finds the live reservation of req.ID or makes it, and returns it with its mu held.
-func (b *Book) claim(sh *shard, req *Request) (r *Reservation, fresh bool, err error) {
+func (b *Book) claim(sh *shard, hash uint64, req *Request) (r *Reservation, fresh bool, err error) {
 	sh.mu.Lock()
-	if r = sh.live[req.ID]; r != nil {
+	if r = sh.live[hash]; r != nil {
 		sh.mu.Unlock()
+		if r.id != req.ID {
+			return nil, false, fmt.Errorf("%w: the id's hash is another one's, take a new id", ErrInvalid)
+		}
 		r.mu.Lock()
 		return r, false, nil
 	}
-	if attempt, known := sh.ended[req.ID]; known && req.Attempt <= attempt {
+	if attempt, known := sh.ended.find(hash); known && req.Attempt <= attempt {
 		sh.mu.Unlock()
 		return nil, false, ErrEnded
 	}
@@ -238,9 +241,9 @@ func (b *Book) claim(sh *shard, req *Request) (r *Reservation, fresh bool, err e
 		b.counts.full.Add(1)
 		return nil, false, ErrFull
 	}
-	r = &Reservation{book: b, shard: sh, id: req.ID, lease: b.leaseFor(req.Lease)}
+	r = &Reservation{book: b, shard: sh, id: req.ID, hash: hash, lease: b.leaseFor(req.Lease)}
 	r.mu.Lock()
-	sh.live[req.ID] = r
+	sh.live[hash] = r
 	sh.mu.Unlock()
 	return r, true, nil
 }
@@ -279,8 +282,10 @@ func (b *Book) rank(slot replica.Slot) *rank {
 	return table[slot]
 }
 
-func (b *Book) shard(id string) *shard {
-	return &b.shards[maphash.String(b.seed, id)%shardCount]
+// shard returns the part of the id map that an id belongs to, and the id's hash, which is not 0.
+func (b *Book) shard(id string) (*shard, uint64) {
+	hash := maphash.String(b.seed, id) | 1<<63
+	return &b.shards[hash%shardCount], hash
 }
 
 // now is the time since the book was made, from a clock that does not go back.

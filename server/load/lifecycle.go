@@ -17,11 +17,11 @@ const sweepEvery = time.Second
 
 // Find returns the live reservation with this id, of whatever attempt.
 func (b *Book) Find(id string) (*Reservation, bool) {
-	sh := b.shard(id)
+	sh, hash := b.shard(id)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	r, ok := sh.live[id]
-	return r, ok
+	r := sh.find(hash, id)
+	return r, r != nil
 }
 
 // PrefillDone is Reservation.PrefillDone by key.
@@ -60,10 +60,10 @@ func (b *Book) gone(r *Reservation, counter *atomic.Int64) {
 
 // call finds the reservation, checks the attempt and runs do under the reservation's lock.
 func (b *Book) call(c call, key Key, do func(*Reservation) Outcome) (*Reservation, Outcome) {
-	sh := b.shard(key.ID)
+	sh, hash := b.shard(key.ID)
 	sh.mu.Lock()
-	r := sh.live[key.ID]
-	attempt, remembered := sh.ended[key.ID]
+	r := sh.find(hash, key.ID)
+	attempt, remembered := sh.ended.find(hash)
 	sh.mu.Unlock()
 	out := Unknown
 	switch {

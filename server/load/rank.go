@@ -107,13 +107,14 @@ func (rk *rank) add(s *stay, hashes []blockhash.Hash, version uint64) error {
 
 // remove takes s off; a second time does nothing.
 func (rk *rank) remove(s *stay) {
-	now := s.owner.book.now()
 	rk.mu.Lock()
 	defer rk.mu.Unlock()
 	if !s.booked {
 		return
 	}
-	rk.leaveQueue(s, now)
+	if s.queued {
+		rk.leaveQueue(s, s.owner.book.now())
+	}
 	rk.stays.drop(s)
 	rk.sums.own -= s.weight * s.own()
 	rk.tree.remove(s, rk)
@@ -136,12 +137,9 @@ func (rk *rank) prefilled(s *stay, now int64) {
 	}
 }
 
-// leaveQueue takes s off the prefill queue if it is there. When it was the first, the next one is
-// being served from now on. rk.mu is held.
+// leaveQueue takes s off the prefill queue, where it is. When it was the first, the next one is
+// served from now on. rk.mu is held.
 func (rk *rank) leaveQueue(s *stay, now int64) {
-	if !s.queued {
-		return
-	}
 	if rk.queue.first == s {
 		rk.anchor = now
 	}

@@ -46,6 +46,7 @@ type Reservation struct {
 	book  *Book
 	shard *shard
 	id    string
+	hash  uint64
 
 	deadline    atomic.Int64  // when the lease ends, in the book's time; 0: never
 	lastAttempt atomic.Uint32 // set when it ended
