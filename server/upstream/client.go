@@ -44,7 +44,11 @@ func New(cfg Config, p Params) *Client {
 	if c.now == nil {
 		c.now = time.Now
 	}
-	c.transport = newStd(cfg)
+	if cfg.Transport == TransportStd {
+		c.transport = newStd(cfg)
+	} else {
+		c.transport = newLean(cfg, c.now, c.metrics)
+	}
 	return c
 }
 

@@ -51,3 +51,9 @@ func failed(ctx context.Context, id replica.ID, phase Phase, err error) error {
 	}
 	return &Error{Replica: id, Phase: phase, Err: err}
 }
+
+// sourceError is a failure to read the body that was to be sent: the replica has no part in it.
+type sourceError struct{ err error }
+
+func (e *sourceError) Error() string { return "read the request's body: " + e.err.Error() }
+func (e *sourceError) Unwrap() error { return e.err }

@@ -117,12 +117,20 @@ func Classify(resp *Response, err error) Outcome {
 }
 
 func classifyError(err error) Outcome {
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	var source *sourceError
+	if errors.As(err, &source) {
 		return OutcomeCanceled
 	}
 	var failure *Error
 	if !errors.As(err, &failure) {
+		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+			return OutcomeCanceled
+		}
 		return OutcomeUnreachable
+	}
+	// Timeouts of package net pass for context.DeadlineExceeded; the caller's own end is the value itself.
+	if failure.Err == context.Canceled || failure.Err == context.DeadlineExceeded { //nolint:errorlint // see above
+		return OutcomeCanceled
 	}
 	switch {
 	case errors.Is(failure.Err, errMalformed):

@@ -44,7 +44,8 @@ func (r *Request) size() int64 {
 	return int64(len(r.Body)) + r.StreamSize
 }
 
-// Response is a replica's answer. It belongs to one goroutine, but Close may be called from any.
+// Response is a replica's answer. It belongs to one goroutine; to abort it from another one,
+// end the context that Do was called with.
 type Response struct {
 	Status int
 	// Header has no hop-by-hop headers, no cookies and no Content-Length.

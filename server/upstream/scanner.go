@@ -240,6 +240,8 @@ func (s *Scanner) isContent() bool {
 // classifyName reads an event's name as the Responses API and Anthropic's format use them.
 func classifyName(name []byte) eventName {
 	switch {
+	case len(name) == 0:
+		return nameNone
 	case string(name) == "error", string(name) == "response.failed":
 		return nameError
 	case string(name) == "message_stop", string(name) == "response.completed", string(name) == "response.incomplete":

@@ -68,7 +68,7 @@ func (s *std) setBody(req *http.Request, r *Request) {
 	req.ContentLength = r.size()
 	switch {
 	case r.Stream != nil:
-		req.Body = io.NopCloser(io.MultiReader(bytes.NewReader(r.Body), r.Stream))
+		req.Body = io.NopCloser(io.MultiReader(bytes.NewReader(r.Body), sourceReader{r.Stream}))
 	case len(r.Body) > 0:
 		req.Body = io.NopCloser(bytes.NewReader(r.Body))
 		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(r.Body)), nil }
@@ -153,3 +153,14 @@ var errStalled = errors.New("no bytes within the stall timeout")
 
 // userAgent names kvpilot to replicas.
 const userAgent = "kvpilot"
+
+// sourceReader marks the errors of a request's own stream.
+type sourceReader struct{ io.Reader }
+
+func (s sourceReader) Read(b []byte) (int, error) {
+	n, err := s.Reader.Read(b)
+	if err != nil && err != io.EOF {
+		err = &sourceError{err}
+	}
+	return n, err
+}

@@ -1,0 +1,21 @@
+//go:build unix
+
+package upstream
+
+import "syscall"
+
+// alive reports whether an idle connection can take a request: the replica has neither
+// closed it nor sent anything that nobody asked for.
+func (c *conn) alive() bool {
+	if c.raw == nil {
+		return true
+	}
+	quiet := false
+	err := c.raw.Read(func(fd uintptr) bool {
+		var one [1]byte
+		_, _, err := syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		quiet = err == syscall.EAGAIN
+		return true
+	})
+	return err == nil && quiet
+}

@@ -1,0 +1,122 @@
+package upstream
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+)
+
+// next implements answer.
+func (a *leanAnswer) next() ([]byte, error) {
+	if a.ended != nil {
+		return nil, a.ended
+	}
+	for {
+		if a.r < a.w {
+			body, err := a.decode()
+			if body != nil || err != nil {
+				return body, err
+			}
+		}
+		if err := a.fill(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// fill reads once into the empty buffer.
+func (a *leanAnswer) fill() error {
+	if a.w == len(a.buf.b) && len(a.buf.b) == smallBuffer { // the last read filled it
+		putBuffer(a.buf)
+		a.buf = getBuffer(largeBuffer)
+	}
+	a.r, a.w = 0, 0
+	if a.lean.cfg.StallTimeout > 0 {
+		a.conn.limit(a.lean.cfg.StallTimeout)
+	}
+	n, err := a.conn.stream.Read(a.buf.b)
+	if n > 0 {
+		a.w = n
+		return nil
+	}
+	if err == nil {
+		return nil
+	}
+	if err == io.EOF && a.frame.kind == framingClose {
+		a.finish(true)
+		return a.ended
+	}
+	switch {
+	case err == io.EOF:
+		err = io.ErrUnexpectedEOF
+	case isTimeout(err) && a.ctx.Err() == nil:
+		err = errStalled
+	}
+	a.ended = failed(a.ctx, a.id, PhaseBody, err)
+	a.abort()
+	return a.ended
+}
+
+// decode takes the framing out of what was read. No bytes and no error mean: read on.
+func (a *leanAnswer) decode() ([]byte, error) {
+	from := a.r
+	n, used, err := a.frame.decode(a.buf.b[a.r:a.w])
+	a.r += used
+	if err != nil {
+		a.ended = &Error{Replica: a.id, Phase: PhaseBody, Err: err}
+		a.abort()
+		return nil, a.ended
+	}
+	if a.frame.over() {
+		a.finish(a.r < a.w)
+	}
+	if n > 0 {
+		return a.buf.b[from : from+n], nil
+	}
+	return nil, a.ended
+}
+
+// finish ends an answer that is complete. The connection goes on to the next request, unless
+// the replica sent more than the answer or asked to close.
+func (a *leanAnswer) finish(extra bool) {
+	a.ended = io.EOF
+	c := a.conn
+	a.conn = nil
+	aborted := !a.stop()
+	if extra || a.broken || aborted {
+		c.shut()
+		return
+	}
+	c.limit(0)
+	c.host.give(c, a.lean.now(), a.lean.cfg.MaxIdlePerReplica)
+}
+
+// abort closes the connection of an answer that is not complete.
+func (a *leanAnswer) abort() {
+	if a.conn == nil {
+		return
+	}
+	a.stop()
+	a.conn.shut()
+	a.conn = nil
+}
+
+// close implements answer.
+func (a *leanAnswer) close() {
+	a.abort()
+	if a.ended == nil || a.ended == io.EOF {
+		a.ended = errClosed
+	}
+	if a.buf != nil {
+		putBuffer(a.buf)
+		a.buf = nil
+	}
+}
+
+var errClosed = errors.New("the response is closed")
+
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
+}

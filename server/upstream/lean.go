@@ -1,0 +1,302 @@
+package upstream
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// lean is kvpilot's own transport: connections without goroutines, whose reads go straight
+// from the socket to the caller.
+type lean struct {
+	cfg     Config
+	now     func() time.Time
+	metrics *metrics
+	dialer  net.Dialer
+
+	mu    sync.RWMutex
+	hosts map[string]*host // guarded by mu; by base URL
+	ended bool             // guarded by mu
+}
+
+// host is one base URL and the idle connections to it.
+type host struct {
+	address string // to dial
+	name    string // of the Host header
+	prefix  string // of every path
+	secure  *tls.Config
+
+	mu   sync.Mutex
+	idle []*conn // guarded by mu; the last one was used last
+	gone bool    // guarded by mu: pruned, keeps nothing any more
+}
+
+func newLean(cfg Config, now func() time.Time, m *metrics) *lean {
+	return &lean{
+		cfg: cfg, now: now, metrics: m, hosts: map[string]*host{},
+		dialer: net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
+			Enable: true, Idle: keepAlivePeriod, Interval: keepAlivePeriod, Count: 3}},
+	}
+}
+
+// host finds or makes the host of a base URL.
+func (l *lean) host(base string) (*host, error) {
+	l.mu.RLock()
+	h, ended := l.hosts[base], l.ended
+	l.mu.RUnlock()
+	switch {
+	case ended:
+		return nil, errShut
+	case h != nil:
+		return h, nil
+	}
+	h, err := parseHost(base)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if known := l.hosts[base]; known != nil {
+		return known, nil
+	}
+	l.hosts[base] = h
+	return h, nil
+}
+
+var errShut = errors.New("the client is shut")
+
+func parseHost(base string) (*host, error) {
+	u, err := url.Parse(base)
+	if err != nil {
+		return nil, fmt.Errorf("replica URL: %w", err)
+	}
+	h := &host{name: u.Host, prefix: u.EscapedPath()}
+	port := u.Port()
+	switch u.Scheme {
+	case "http":
+		port = orDefault(port, "80")
+	case "https":
+		port = orDefault(port, "443")
+		h.secure = &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
+	default:
+		return nil, fmt.Errorf("replica URL: scheme %q is neither http nor https", u.Scheme)
+	}
+	if u.Hostname() == "" || !validTarget(h.name) || !validTarget(h.prefix) {
+		return nil, errors.New("replica URL: no valid host")
+	}
+	h.address = net.JoinHostPort(u.Hostname(), port)
+	return h, nil
+}
+
+func orDefault(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// do implements transport.
+func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) {
+	h, err := l.host(t.Replica.URL)
+	if err != nil {
+		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+	}
+	c := h.take(l.now(), l.cfg.IdleTimeout)
+	for {
+		reused := c != nil
+		if !reused {
+			if c, err = l.dial(ctx, h); err != nil {
+				return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+			}
+		}
+		resp, err := l.exchange(ctx, c, t, r)
+		if err == nil {
+			return resp, nil
+		}
+		// The replica may have closed the connection just before the request came: then
+		// nothing of an answer was read, and a fresh connection settles it.
+		if !reused || !err.unanswered || r.Stream != nil || ctx.Err() != nil {
+			return nil, failed(ctx, t.Replica.ID, err.phase, err.cause)
+		}
+		l.metrics.redials.Add(ctx, 1)
+		c = nil
+	}
+}
+
+// dial opens a connection.
+func (l *lean) dial(ctx context.Context, h *host) (*conn, error) {
+	l.metrics.dials.Add(ctx, 1)
+	base, err := l.dialer.DialContext(ctx, "tcp", h.address)
+	if err != nil {
+		return nil, err
+	}
+	c := newConn(h, base)
+	if h.secure == nil {
+		return c, nil
+	}
+	secured := tls.Client(base, h.secure)
+	limit, cancel := context.WithTimeout(ctx, l.cfg.DialTimeout)
+	defer cancel()
+	if err := secured.HandshakeContext(limit); err != nil {
+		c.shut()
+		return nil, fmt.Errorf("TLS handshake: %w", err)
+	}
+	c.stream = secured
+	return c, nil
+}
+
+// take returns the idle connection that was used last and still lives, nil when there is none.
+func (h *host) take(now time.Time, idleTimeout time.Duration) *conn {
+	for {
+		h.mu.Lock()
+		n := len(h.idle)
+		if n == 0 {
+			h.mu.Unlock()
+			return nil
+		}
+		c := h.idle[n-1]
+		h.idle[n-1] = nil
+		h.idle = h.idle[:n-1]
+		h.mu.Unlock()
+		if now.Sub(c.idleSince) < idleTimeout && c.alive() {
+			return c
+		}
+		c.shut()
+	}
+}
+
+// give keeps a connection for the next request.
+func (h *host) give(c *conn, now time.Time, most int) {
+	c.idleSince = now
+	h.mu.Lock()
+	keep := !h.gone && len(h.idle) < most
+	if keep {
+		h.idle = append(h.idle, c)
+	}
+	h.mu.Unlock()
+	if !keep {
+		c.shut()
+	}
+}
+
+// prune implements transport. A host without connections is dropped, so that replicas that
+// are gone leave nothing behind.
+func (l *lean) prune(now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for base, h := range l.hosts {
+		if h.prune(now, l.cfg.IdleTimeout) {
+			delete(l.hosts, base)
+		}
+	}
+}
+
+// prune closes what was idle for too long, and reports whether nothing is left.
+func (h *host) prune(now time.Time, idleTimeout time.Duration) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	stale := 0 // the idle ones are in the order of their last use
+	for stale < len(h.idle) && now.Sub(h.idle[stale].idleSince) >= idleTimeout {
+		h.idle[stale].shut()
+		stale++
+	}
+	h.idle = append(h.idle[:0], h.idle[stale:]...)
+	clear(h.idle[len(h.idle):cap(h.idle)])
+	h.gone = len(h.idle) == 0
+	return h.gone
+}
+
+// shut implements transport.
+func (l *lean) shut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = true
+	for base, h := range l.hosts {
+		h.mu.Lock()
+		h.gone = true
+		for _, c := range h.idle {
+			c.shut()
+		}
+		h.idle = nil
+		h.mu.Unlock()
+		delete(l.hosts, base)
+	}
+}
+
+// exchangeError is why an exchange failed.
+type exchangeError struct {
+	phase Phase
+	cause error
+	// unanswered: the connection ended before the first byte of an answer.
+	unanswered bool
+}
+
+// exchange sends the request on c and reads the head of the answer. On an error c is closed.
+func (l *lean) exchange(ctx context.Context, c *conn, t Target, r *Request) (*Response, *exchangeError) {
+	stop := func() bool { return true }
+	if ctx.Done() != nil {
+		stop = context.AfterFunc(ctx, c.shut)
+	}
+	a := &leanAnswer{ctx: ctx, lean: l, conn: c, stop: stop, id: t.Replica.ID}
+	sent := l.send(ctx, c, t, r)
+	var source *sourceError
+	if errors.As(sent, &source) {
+		a.abort()
+		return nil, &exchangeError{phase: PhaseWrite, cause: sent}
+	}
+	if sent != nil { // the replica may have refused before all of it was read
+		c.limit(earlyAnswerWait)
+	} else {
+		c.limit(l.cfg.ResponseHeaderTimeout)
+	}
+	err := a.readHead(r.Method)
+	if err == nil && sent != nil && a.resp.Status < 400 {
+		err = &exchangeError{phase: PhaseWrite, cause: sent}
+	}
+	if err != nil {
+		if sent != nil {
+			err.phase, err.cause = PhaseWrite, sent
+		}
+		a.abort()
+		return nil, err
+	}
+	a.broken = sent != nil
+	return &a.resp, nil
+}
+
+// earlyAnswerWait is how long an answer is waited for after a request could not be written.
+const earlyAnswerWait = 200 * time.Millisecond
+
+// send writes the request.
+func (l *lean) send(ctx context.Context, c *conn, t Target, r *Request) error {
+	head := getBuffer(smallBuffer)
+	defer putBuffer(head)
+	return c.write(appendHead(ctx, head.b[:0], c.host, t, r), r)
+}
+
+// leanAnswer is one answer as it is read.
+type leanAnswer struct {
+	resp Response
+	ctx  context.Context //nolint:containedctx // it is the life of the answer, as in http.Request
+	lean *lean
+	conn *conn // nil once it was given back or closed
+	stop func() bool
+	id   replica.ID
+
+	buf   *buffer
+	r, w  int // buf.b[r:w] was read from the connection and not yet decoded
+	frame framing
+	ended error
+	// broken: the connection is not fit for another request.
+	broken bool
+}
