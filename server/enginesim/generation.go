@@ -21,6 +21,8 @@ type generation struct {
 	choices []*choice
 	// promptTokens counts each prompt once, as usage does.
 	promptTokens int
+	// dead: the engine ended before its answer did.
+	dead bool
 }
 
 // start checks the request, queues its sequences and returns them; nil: an error was answered.
@@ -128,6 +130,7 @@ func (g *generation) each(on func(*choice, delta) bool) bool {
 			}
 			d := ch.poll()
 			if ch.finish == core.FinishAbort.String() {
+				g.dead = true
 				return false
 			}
 			if (len(d.ids) > 0 || d.done) && !on(ch, d) {
@@ -148,8 +151,15 @@ func (g *generation) abort() {
 	}
 }
 
-// end books the finished request.
+// end books the finished request, and cuts the connection when the engine has died.
 func (g *generation) end(ok bool) {
+	g.book(ok)
+	if g.dead {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func (g *generation) book(ok bool) {
 	g.l.load.Add(-1)
 	if !ok {
 		g.abort()

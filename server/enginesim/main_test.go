@@ -174,3 +174,16 @@ func cachedOf(t *testing.T, body []byte) int {
 	n, _ := at(decode(t, body), "usage", "prompt_tokens_details", "cached_tokens").(float64)
 	return int(n)
 }
+
+// idleConn makes one request on a connection of its own and leaves it open.
+func (r *replica) idleConn(t *testing.T) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(conn, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}

@@ -208,7 +208,7 @@ func (l *life) responsesBackground(c *call, a *responseAnswer, s *sampling, p pr
 	l.work.Go(func() {
 		defer cancel()
 		ok := g.each(func(*choice, delta) bool { return true })
-		g.end(ok)
+		g.book(ok)
 		if ok {
 			a.finish("")
 		} else {

@@ -157,8 +157,8 @@ func (c *Core) Run(ctx context.Context) {
 				return
 			}
 		}
+		c.publish() // before the answers, as vLLM does
 		c.complete(batch)
-		c.publish()
 	}
 }
 

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/spf13/cobra"
+
+	"github.com/kvpilot/kvpilot/server/enginesim"
+)
+
+// simFlags are the flags of kvpilot sim.
+type simFlags struct {
+	cfg    enginesim.Config
+	ports  simPorts
+	count  int
+	faults string
+	// noEvents and noReplay switch the ZMQ sockets off.
+	noEvents, noReplay bool
+}
+
+// newSimCommand serves simulated replicas until it is stopped.
+func newSimCommand() *cobra.Command {
+	f := simFlags{cfg: enginesim.DefaultConfig(), ports: simPorts{replicaShift: 1}}
+	cmd := &cobra.Command{
+		Use:   "sim",
+		Short: "Serve simulated vLLM replicas",
+		Long: `Serve simulated vLLM replicas: real HTTP, real KV events over ZMQ, a real block cache, modelled time.
+
+Requests go to http://HOST:PORT as to vLLM. /sim/state, /sim/faults, /sim/restart and /sim/requests are the
+simulator's own; docs/simulator.md describes them.`,
+		Example: `  kvpilot sim --port 8000
+  kvpilot sim --count 4 --speed 10 --version 0.12.0
+  kvpilot sim --faults '{"die_after":5,"times":1}'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runSim(cmd.Context(), f, cmd.OutOrStdout())
+		},
+	}
+	c, flags := &f.cfg, cmd.Flags()
+	flags.StringVar(&f.ports.host, "host", "127.0.0.1", "address to listen on")
+	flags.IntVar(&f.ports.http, "port", 8000, "HTTP port; each further replica takes the next one")
+	flags.IntVar(&f.ports.events, "events-port", 5557, "ZMQ port of the KV events; each further rank takes the next one")
+	flags.IntVar(&f.ports.replay, "replay-port", 5657, "ZMQ port of the replays; each further rank takes the next one")
+	flags.BoolVar(&f.noEvents, "no-events", false, "publish no KV events")
+	flags.BoolVar(&f.noReplay, "no-replay", false, "answer no replay requests")
+	flags.IntVar(&f.count, "count", 1, "how many replicas")
+	flags.StringSliceVar(&c.Models, "model", c.Models, "served model names")
+	flags.StringSliceVar(&c.Adapters, "adapter", nil, "LoRA adapters, as further model names")
+	flags.StringVar(&c.Version, "version", c.Version, "vLLM version to imitate")
+	flags.BoolVar(&c.Rust, "rust", false, "imitate the Rust front end")
+	flags.IntVar(&c.Ranks, "ranks", c.Ranks, "data-parallel ranks of each replica")
+	flags.IntVar(&c.Core.BlockSize, "block-size", c.Core.BlockSize, "tokens per KV block")
+	flags.IntVar(&c.Core.Blocks, "blocks", c.Core.Blocks, "KV blocks of each rank")
+	flags.IntVar(&c.Core.MaxModelLen, "max-model-len", c.Core.MaxModelLen, "context length in tokens")
+	flags.IntVar(&c.Core.MaxBatchedTokens, "max-batched-tokens", c.Core.MaxBatchedTokens, "token budget of a step")
+	flags.IntVar(&c.Core.MaxSeqs, "max-seqs", c.Core.MaxSeqs, "sequences that run at once")
+	flags.BoolVar(&c.Core.PrefixCaching, "prefix-caching", c.Core.PrefixCaching, "keep the blocks of finished requests")
+	flags.Float64Var(&c.Core.Timing.PrefillRate, "prefill-rate", c.Core.Timing.PrefillRate, "prompt tokens per second at short context")
+	flags.Float64Var(&c.Core.Timing.HalfContext, "half-context", c.Core.Timing.HalfContext, "context in tokens at which a prompt token costs twice as much")
+	flags.DurationVar(&c.Core.Timing.Base, "step-time", c.Core.Timing.Base, "time of an empty step")
+	flags.DurationVar(&c.Core.Timing.PerSequence, "sequence-time", c.Core.Timing.PerSequence, "time that each decoding sequence adds to a step")
+	flags.DurationVar(&c.Core.Timing.PerContextToken, "context-time", c.Core.Timing.PerContextToken, "time that each cached token of a decoding sequence adds to a step")
+	flags.Float64Var(&c.Core.Timing.Speed, "speed", c.Core.Timing.Speed, "how many times faster than the model of time")
+	flags.IntVar(&c.MeanAnswer, "mean-answer", c.MeanAnswer, "mean tokens of an answer that nothing cuts short")
+	flags.BoolVar(&c.TokenDetails, "prompt-tokens-details", c.TokenDetails, "report cached_tokens")
+	flags.BoolVar(&c.ScaleOut, "scale-out", c.ScaleOut, "serve /render where the version asks for --enable-scale-out")
+	flags.BoolVar(&c.RequestIDHeader, "request-id-headers", false, "answer X-Request-Id")
+	flags.BoolVar(&c.BytesHashes, "bytes-hashes", false, "write event hashes as byte strings")
+	flags.StringVar(&c.Topic, "topic", "", "topic of the KV events")
+	flags.IntVar(&c.ReplayBuffer, "replay-buffer", c.ReplayBuffer, "event batches kept for replays")
+	flags.DurationVar(&c.KeepAlive, "keep-alive", c.KeepAlive, "how long idle connections stay open; 0 closes each after its answer")
+	flags.StringVar(&c.APIKey, "api-key", "", "key that /v1 asks for")
+	flags.StringVar(&f.faults, "faults", "", "faults to begin with, as JSON; see docs/simulator.md")
+	return cmd
+}
+
+func runSim(ctx context.Context, f simFlags, out io.Writer) error {
+	var faults enginesim.Faults
+	if f.faults != "" {
+		if err := json.Unmarshal([]byte(f.faults), &faults, json.RejectUnknownMembers(true)); err != nil {
+			return fmt.Errorf("--faults: %w", err)
+		}
+	}
+	if f.noEvents {
+		f.ports.events = -1
+	}
+	if f.noReplay {
+		f.ports.replay = -1
+	}
+	var list []*simReplica
+	for n := range f.count {
+		cfg := f.cfg
+		cfg.Core.Seed = uint64(time.Now().UnixNano()) + uint64(n)
+		r, err := newSimReplica(ctx, cfg, f.ports, n, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		r.engine.SetFaults(faults)
+		list = append(list, r)
+		fmt.Fprintf(out, "%s  model %s, as vLLM %s", r.url, strings.Join(cfg.Models, ", "), cfg.Version)
+		if len(r.events) > 0 {
+			fmt.Fprintf(out, ", events %s", strings.Join(r.events, " "))
+		}
+		if len(r.replays) > 0 {
+			fmt.Fprintf(out, ", replays %s", strings.Join(r.replays, " "))
+		}
+		fmt.Fprintln(out)
+	}
+	return runSims(ctx, list)
+}
