@@ -3,16 +3,20 @@ package tokenizer
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sync/errgroup"
 
+	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/prompt"
+	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
+	"github.com/kvpilot/kvpilot/server/tokenizer/convert"
 	"github.com/kvpilot/kvpilot/server/tokenizer/remote"
 )
 
@@ -20,18 +24,10 @@ import (
 // *ClientFault to be returned to the client; all else is an Encoding with SourceNone and a Reason.
 func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
 	start := time.Now()
-	ctx, sp := p.tracer.Start(ctx, span.Tokenize, trace.WithSpanKind(trace.SpanKindInternal))
-	defer sp.End()
 	enc, err := p.encode(ctx, req)
 	if err != nil {
-		sp.SetAttributes(span.TokenizerSource.String("client_fault"))
 		p.metrics.encoded(ctx, req.Pool, "client_fault", "", time.Since(start))
 		return nil, err
-	}
-	sp.SetAttributes(span.TokenizerSource.String(string(enc.Source)), span.PromptTokens.Int(enc.Tokens),
-		span.KnownTokens.Int(len(enc.IDs)), span.PromptKind.String(req.Prompt.Kind.String()))
-	if enc.Reason != "" {
-		sp.SetAttributes(span.Reason.String(enc.Reason))
 	}
 	p.metrics.encoded(ctx, req.Pool, string(enc.Source), enc.Reason, time.Since(start))
 	return enc, nil
@@ -50,6 +46,37 @@ func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
 	if !p.cfg.Enabled {
 		return none(pr, ReasonDisabled, m.estimate(textSize(pr))), nil
 	}
+	pr, ok := prepared(pr)
+	if !ok {
+		return none(req.Prompt, ReasonUnmappable, m.estimate(textSize(req.Prompt))), nil
+	}
+	req.Prompt = pr
+	enc, err := p.text(ctx, req, m)
+	if err == nil && pr.Partial {
+		enc.cutShort()
+	}
+	return enc, err
+}
+
+// prepared gives the form of the prompt that the tokenizer's routes take, or false when there is
+// no exact one.
+func prepared(pr *prompt.Prompt) (*prompt.Prompt, bool) {
+	pr, ok := convert.Chat(pr)
+	if !ok || !pr.Partial && pr.API != prompt.APIOther {
+		return pr, ok
+	}
+	// The body is cut, or is that of another route: what was read of it stands for itself.
+	alone := *pr
+	alone.Body = nil
+	if pr.Partial && pr.Kind == prompt.KindChat {
+		alone.Fields = append(slices.Clip(pr.Fields), prompt.Field{Name: "add_generation_prompt", Value: []byte("false")})
+	}
+	return &alone, true
+}
+
+// text encodes a prompt that is text.
+func (p *Pool) text(ctx context.Context, req Request, m *model) (*Encoding, error) {
+	pr := req.Prompt
 	scratch := p.scratch.Get().(*[]cache.Key)
 	defer p.scratch.Put(scratch)
 	ks := p.keyer.of(pr, req.Replicas, m.generation.Load(), *scratch)
@@ -99,7 +126,7 @@ func (p *Pool) failed(pr *prompt.Prompt, m *model, err error) (*Encoding, error)
 // full asks a replica for all ids and remembers them; k is the known beginning or nil.
 func (p *Pool) full(ctx context.Context, req Request, m *model, key cache.Key, k *known) (*entry, Source, error) {
 	pr := req.Prompt
-	a, err := p.remote.Do(ctx, req.Replicas, p.job(pr, m))
+	a, err := p.ask(ctx, req.Replicas, p.job(pr, m))
 	if err != nil {
 		return nil, "", err
 	}
@@ -133,6 +160,21 @@ const (
 	batchCalls  = 16
 	batchAtOnce = 4
 )
+
+// ask puts one question to the replicas, under a span of its own.
+func (p *Pool) ask(ctx context.Context, replicas []*replica.Replica, j *remote.Job) (*remote.Answer, error) {
+	ctx, sp := p.tracer.Start(ctx, span.TokenizeRPC, trace.WithSpanKind(trace.SpanKindClient))
+	defer sp.End()
+	a, err := p.remote.Do(ctx, replicas, j)
+	if err != nil {
+		sp.SetStatus(codes.Error, string(remote.KindOf(err)))
+		return nil, err
+	}
+	if sp.IsRecording() && len(a.IDs) > 0 {
+		sp.SetAttributes(span.Replica.String(string(a.Replica)), span.PromptTokens.Int(len(a.IDs[0])))
+	}
+	return a, nil
+}
 
 // batch gives the ids of all prompts of a batch; nil when that would cost too many calls.
 func (p *Pool) batch(ctx context.Context, req Request, a *remote.Answer) ([][]uint32, error) {
@@ -183,6 +225,7 @@ func fromBody(pr *prompt.Prompt) *Encoding {
 	if len(enc.IDs) == 0 {
 		return none(pr, ReasonEmpty, 0)
 	}
+	enc.Partial, enc.Exact = pr.Partial, !pr.Partial
 	return enc
 }
 

@@ -87,6 +87,21 @@ func (enc *Encoding) Hashes(blockSize int, ns blockhash.Namespace) []blockhash.H
 	return enc.entry.hashesFor(len(enc.IDs), blockSize, ns)
 }
 
+// cutMargin is given away where the text was cut: more than the longest word's tokens.
+const cutMargin = 32
+
+// cutShort makes a full encoding of a cut text the beginning of the whole.
+func (enc *Encoding) cutShort() {
+	if enc.Source == SourceNone {
+		return
+	}
+	n := max(0, len(enc.IDs)-cutMargin)
+	enc.IDs, enc.Batch, enc.Partial, enc.Exact = enc.IDs[:n:n], nil, true, false
+	if n == 0 {
+		enc.Source, enc.Reason = SourceNone, ReasonEmpty
+	}
+}
+
 // Hashes is Encoding.Hashes as a function.
 func Hashes(enc *Encoding, blockSize int, ns blockhash.Namespace) []blockhash.Hash {
 	return enc.Hashes(blockSize, ns)

@@ -19,3 +19,6 @@ func (p *Pool) Broken() int {
 	})
 	return n
 }
+
+// Derived reports whether the ids were joined from a known beginning and a delta.
+func Derived(enc *Encoding) bool { return enc.entry != nil && enc.entry.derived }

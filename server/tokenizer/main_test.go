@@ -124,3 +124,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		time.Sleep(2 * time.Millisecond) // polling a real socket's effects
 	}
 }
+
+// request asks for a prompt's encoding by the replicas.
+func request(p *prompt.Prompt, rs ...*replica.Replica) tokenizer.Request {
+	return tokenizer.Request{Prompt: p, Replicas: rs, Pool: model}
+}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
@@ -14,6 +15,7 @@ type BPE struct {
 	pieces   []string             // id -> bytes
 	specials []string
 	special  map[string]uint32
+	words    sync.Map // word -> []uint32, so that a word is merged once
 }
 
 // Train learns up to merges merges from text. Specials are tokens that text is split at first.
@@ -92,12 +94,7 @@ func merge(ids []uint32, pair [2]uint32, id uint32) []uint32 {
 func (t *BPE) Encode(text string) []uint32 {
 	var ids []uint32
 	for text != "" {
-		at, which := len(text), ""
-		for _, s := range t.specials {
-			if i := strings.Index(text, s); i >= 0 && i < at {
-				at, which = i, s
-			}
-		}
+		at, which := t.nextSpecial(text)
 		for _, w := range split(text[:at]) {
 			ids = append(ids, t.word(w)...)
 		}
@@ -109,8 +106,32 @@ func (t *BPE) Encode(text string) []uint32 {
 	return ids
 }
 
+// nextSpecial finds the first special token, or the end.
+func (t *BPE) nextSpecial(text string) (int, string) {
+	for at := 0; at < len(text); at++ {
+		if c := text[at]; c != '<' && c != '[' {
+			continue
+		}
+		for _, s := range t.specials {
+			if strings.HasPrefix(text[at:], s) {
+				return at, s
+			}
+		}
+	}
+	return len(text), ""
+}
+
 // word merges the bytes of one word, earliest learned pair first.
 func (t *BPE) word(w string) []uint32 {
+	if ids, ok := t.words.Load(w); ok {
+		return ids.([]uint32)
+	}
+	ids := t.merged(w)
+	t.words.Store(w, ids)
+	return ids
+}
+
+func (t *BPE) merged(w string) []uint32 {
 	ids := t.bytes(w)
 	for {
 		var best [2]uint32
