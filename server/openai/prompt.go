@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"math"
 
 	"github.com/kvpilot/kvpilot/server/prompt"
@@ -149,27 +150,46 @@ func (r *reader) idLists(f *found) bool {
 func (r *reader) ids() (ids []uint32, ok, pure bool) {
 	s := &r.s
 	pure = true
+	if end := bytes.IndexByte(s.data[s.pos:], ']'); end > 1 {
+		ids = make([]uint32, 0, 1+bytes.Count(s.data[s.pos:s.pos+end], []byte{','}))
+	}
 	ok = s.elements(func(int) bool {
-		d, start := s.data, s.pos
-		var n uint64
-		i := start
-		for i < len(d) && d[i]-'0' <= 9 && i-start < 11 {
-			n = n*10 + uint64(d[i]-'0')
-			i++
-		}
-		plain := i > start && i < len(d) && (d[i] == ',' || d[i] == ']' || d[i] == ' ' || d[i] == '\n' || d[i] == '\r' || d[i] == '\t') &&
-			(d[start] != '0' || i == start+1)
-		if plain && n <= math.MaxUint32 {
-			s.pos = i
-			if pure {
-				ids = append(ids, uint32(n))
+		for { // plain "123,456," without leaving the loop
+			id, next, plain := plainID(s.data, s.pos)
+			if !plain {
+				break
 			}
-			return true
+			if pure {
+				ids = append(ids, id)
+			}
+			s.pos = next
+			if s.data[next] != ',' || next+1 >= len(s.data) || s.data[next+1]-'0' > 9 {
+				return true
+			}
+			s.pos = next + 1
 		}
-		if i < len(d) { // not a number that the end of the text may have cut
+		if start := s.pos; digits(s.data, start) < len(s.data) { // not a number that the end of the text may have cut
 			pure = false
 		}
 		return s.skip()
 	})
 	return ids, ok, pure
+}
+
+// plainID reads an id in its simplest form that a byte follows; next is that byte's offset.
+func plainID(d []byte, i int) (id uint32, next int, ok bool) {
+	start := i
+	var n uint64
+	for i < len(d) && d[i]-'0' <= 9 && i-start < 11 {
+		n = n*10 + uint64(d[i]-'0')
+		i++
+	}
+	if i == start || i == len(d) || n > math.MaxUint32 || d[start] == '0' && i > start+1 {
+		return 0, 0, false
+	}
+	switch d[i] {
+	case ',', ']', ' ', '\n', '\r', '\t':
+		return uint32(n), i, true
+	}
+	return 0, 0, false
 }

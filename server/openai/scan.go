@@ -3,6 +3,7 @@ package openai
 import (
 	"bytes"
 	"encoding/binary"
+	"math/bits"
 	"unicode/utf8"
 )
 
@@ -81,41 +82,64 @@ type text struct {
 // str reads a string. On a text that ends inside it, the part that is there is returned with false.
 func (s *scanner) str() (text, bool) {
 	start := s.pos + 1
-	from, at := start, start // no quote before from, no backslash before at, is unread
-	escaped := false
-	for {
-		n := bytes.IndexByte(s.data[from:], '"')
-		quote := from + n
-		if n < 0 {
-			quote = len(s.data)
-		}
-		for at < quote {
-			b := bytes.IndexByte(s.data[at:quote], '\\')
-			if b < 0 {
-				at = quote
-				break
-			}
-			escaped = true
-			size, ok := s.escape(at + b)
-			if !ok {
-				return text{raw: s.data[start:min(at+b, len(s.data))], escaped: true, open: true}, false
-			}
-			at += b + size
-		}
-		if n < 0 {
-			return text{raw: s.data[start:], escaped: escaped, open: true}, s.end("the end of a string")
-		}
-		if at > quote { // the quote was escaped
-			from = at
-			continue
-		}
-		raw := s.data[start:quote]
-		if bad := badByte(raw); bad >= 0 {
-			return text{}, s.failByte(start + bad)
-		}
-		s.pos = quote + 1
-		return text{raw: raw, escaped: escaped}, true
+	end := bytes.IndexByte(s.data[start:], '"')
+	if end < 0 {
+		end = len(s.data) - start
 	}
+	end += start
+	escaped := false
+	if b := bytes.IndexByte(s.data[start:end], '\\'); b >= 0 {
+		var ok bool
+		escaped = true
+		if end, ok = s.escapes(start + b); !ok {
+			return text{raw: s.data[start:end], escaped: true, open: true}, false
+		}
+	}
+	if end == len(s.data) {
+		return text{raw: s.data[start:], escaped: escaped, open: true}, s.end("the end of a string")
+	}
+	raw := s.data[start:end]
+	if bad := badByte(raw); bad >= 0 {
+		return text{}, s.failByte(start + bad)
+	}
+	s.pos = end + 1
+	return text{raw: raw, escaped: escaped}, true
+}
+
+// escapes checks the escape sequences from i on, up to the string's closing quote, whose
+// offset it returns; it is the end of the text when there is none. When a sequence is wrong
+// or cut off, its offset is returned with false.
+func (s *scanner) escapes(i int) (int, bool) {
+	for {
+		i = quoteOrEscape(s.data, i)
+		if i == len(s.data) || s.data[i] == '"' {
+			return i, true
+		}
+		size, ok := s.escape(i)
+		if !ok {
+			return i, false
+		}
+		i += size
+	}
+}
+
+// quoteOrEscape finds the first quote or backslash from i on; it is len(b) when there is none.
+func quoteOrEscape(b []byte, i int) int {
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	for ; i+8 <= len(b); i += 8 {
+		w := binary.LittleEndian.Uint64(b[i:])
+		q, e := w^('"'*ones), w^('\\'*ones)
+		// The lowest bit that is set here belongs to the first byte that is zero in q or e.
+		if hit := ((q-ones)&^q | (e-ones)&^e) & highs; hit != 0 {
+			return i + bits.TrailingZeros64(hit)/8
+		}
+	}
+	for ; i < len(b); i++ {
+		if b[i] == '"' || b[i] == '\\' {
+			return i
+		}
+	}
+	return i
 }
 
 func (s *scanner) failByte(offset int) bool {
@@ -157,17 +181,36 @@ func badByte(b []byte) int {
 		w2, w3 := binary.LittleEndian.Uint64(b[i+16:]), binary.LittleEndian.Uint64(b[i+24:])
 		// A byte below 0x20 borrows into its top bit; one from 0x80 on has it already.
 		if ((w0-lows)|w0|(w1-lows)|w1|(w2-lows)|w2|(w3-lows)|w3)&highs != 0 {
-			return badByteSlow(b, i)
+			return badByteBeyondASCII(b, i)
 		}
 	}
 	for ; i < len(b); i++ {
 		if b[i] < 0x20 || b[i] >= utf8.RuneSelf {
-			return badByteSlow(b, i)
+			return badByteBeyondASCII(b, i)
 		}
 	}
 	return -1
 }
 
+// badByteBeyondASCII goes on at i, from where text may be anything.
+func badByteBeyondASCII(b []byte, i int) int {
+	const lows, highs = 0x2020202020202020, 0x8080808080808080
+	control := false
+	j := i
+	for ; j+8 <= len(b) && !control; j += 8 {
+		w := binary.LittleEndian.Uint64(b[j:])
+		control = (w-lows)&^w&highs != 0
+	}
+	for ; j < len(b) && !control; j++ {
+		control = b[j] < 0x20
+	}
+	if !control && utf8.Valid(b[i:]) {
+		return -1
+	}
+	return badByteSlow(b, i)
+}
+
+// badByteSlow goes on at i, character by character.
 func badByteSlow(b []byte, i int) int {
 	for i < len(b) {
 		if b[i] < 0x20 {
