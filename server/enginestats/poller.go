@@ -294,7 +294,7 @@ func (p *Poller) apply(t *target, pg *page, now time.Time) {
 	counted := uint64(0)
 	for place, index := range engines {
 		e := pg.engines[index]
-		counted += uint64(e.prompt + e.output)
+		counted += count(e.prompt + e.output)
 		slot, ok := pick(slots, index, place, len(engines))
 		a := p.account(slot)
 		if !ok || a == nil {
@@ -320,12 +320,15 @@ func pick(slots map[int]replica.Slot, index, place, engines int) (replica.Slot, 
 
 func (e *engine) stats(now time.Time, adapters []string) Stats {
 	return Stats{
-		At: now, Running: int(e.running), Waiting: int(e.waiting), KVUsage: min(max(e.usage, 0), 1),
-		QueryTokens: uint64(max(e.queries, 0)), HitTokens: uint64(max(e.hits, 0)),
-		PromptTokens: uint64(max(e.prompt, 0)), OutputTokens: uint64(max(e.output, 0)),
-		Preemptions: uint64(max(e.preemptions, 0)), Asleep: e.asleep, Adapters: adapters,
+		At: now, Running: int(count(e.running)), Waiting: int(count(e.waiting)), KVUsage: min(max(e.usage, 0), 1),
+		QueryTokens: count(max(e.queries, e.oldQueries)), HitTokens: count(max(e.hits, e.oldHits)),
+		PromptTokens: count(e.prompt), OutputTokens: count(e.output),
+		Preemptions: count(e.preemptions), Asleep: e.asleep, Adapters: adapters,
 	}
 }
+
+// count makes a sample a count, within what fits.
+func count(v float64) uint64 { return uint64(min(max(v, 0), 1<<62)) }
 
 // foreign is the new estimate of what others sent to the rank.
 func (p *Poller) foreign(t *target, a *account, slot replica.Slot, s Stats, now time.Time) float64 {

@@ -26,6 +26,7 @@ type page struct {
 type engine struct {
 	running, waiting, usage float64
 	queries, hits           float64
+	oldQueries, oldHits     float64 // the same under the old names; engines of 0.9.2 and 0.10 report both
 	prompt, output          float64
 	preemptions             float64
 	asleep                  bool
@@ -100,34 +101,57 @@ func (p *page) line(line []byte) {
 		p.cacheConfig(labels)
 		return
 	}
-	set, known := setters[string(name)]
-	if !known {
+	if !wanted(name) {
 		return
 	}
 	if e := p.engine(labels); e != nil {
-		set(e, value, labels)
+		e.set(name, labels, value)
 	}
 }
 
-// setters take a sample into its engine. Samples of one name and engine add up (several served
-// models), except for shares and states.
-var setters = map[string]func(e *engine, v float64, labels []byte){
-	"num_requests_running":           func(e *engine, v float64, _ []byte) { e.running += v; e.seen = true },
-	"num_requests_waiting":           func(e *engine, v float64, _ []byte) { e.waiting += v; e.seen = true },
-	"kv_cache_usage_perc":            func(e *engine, v float64, _ []byte) { e.usage = max(e.usage, v) },
-	"gpu_cache_usage_perc":           func(e *engine, v float64, _ []byte) { e.usage = max(e.usage, v) },
-	"prefix_cache_queries_total":     func(e *engine, v float64, _ []byte) { e.queries += v },
-	"prefix_cache_hits_total":        func(e *engine, v float64, _ []byte) { e.hits += v },
-	"gpu_prefix_cache_queries_total": func(e *engine, v float64, _ []byte) { e.queries += v },
-	"gpu_prefix_cache_hits_total":    func(e *engine, v float64, _ []byte) { e.hits += v },
-	"prompt_tokens_total":            func(e *engine, v float64, _ []byte) { e.prompt += v },
-	"generation_tokens_total":        func(e *engine, v float64, _ []byte) { e.output += v },
-	"num_preemptions_total":          func(e *engine, v float64, _ []byte) { e.preemptions += v },
-	"engine_sleep_state": func(e *engine, v float64, labels []byte) {
+// wanted keeps the label search away from the many lines that nobody needs.
+func wanted(name []byte) bool {
+	switch string(name) {
+	case "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc",
+		"prefix_cache_queries_total", "gpu_prefix_cache_queries_total", "prefix_cache_hits_total",
+		"gpu_prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total",
+		"num_preemptions_total", "engine_sleep_state":
+		return true
+	}
+	return false
+}
+
+// set takes in a sample. Samples of one name add up (several served models), except for shares
+// and states. The gpu_ names are those of engines before 0.11.
+func (e *engine) set(name, labels []byte, v float64) {
+	switch string(name) {
+	case "num_requests_running":
+		e.running += v
+		e.seen = true
+	case "num_requests_waiting":
+		e.waiting += v
+		e.seen = true
+	case "kv_cache_usage_perc", "gpu_cache_usage_perc":
+		e.usage = max(e.usage, v)
+	case "prefix_cache_queries_total":
+		e.queries += v
+	case "prefix_cache_hits_total":
+		e.hits += v
+	case "gpu_prefix_cache_queries_total":
+		e.oldQueries += v
+	case "gpu_prefix_cache_hits_total":
+		e.oldHits += v
+	case "prompt_tokens_total":
+		e.prompt += v
+	case "generation_tokens_total":
+		e.output += v
+	case "num_preemptions_total":
+		e.preemptions += v
+	case "engine_sleep_state":
 		if state, ok := label(labels, "sleep_state"); ok && string(state) != "awake" && v > 0 {
 			e.asleep = true
 		}
-	},
+	}
 }
 
 func (p *page) engine(labels []byte) *engine {

@@ -1,0 +1,186 @@
+package enginestats
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const python = `# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="Qwen/Qwen3-0.6B"} 3.0
+vllm:num_requests_running{engine="1",model_name="Qwen/Qwen3-0.6B"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="Qwen/Qwen3-0.6B"} 2.0
+vllm:num_requests_waiting{engine="1",model_name="Qwen/Qwen3-0.6B"} 0.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 99.0
+vllm:kv_cache_usage_perc{engine="0",model_name="Qwen/Qwen3-0.6B"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="Qwen/Qwen3-0.6B"} 1.5
+vllm:prefix_cache_queries_total{engine="0",model_name="Qwen/Qwen3-0.6B"} 1.2e+06
+vllm:prefix_cache_hits_total{engine="0",model_name="Qwen/Qwen3-0.6B"} 600000.0
+vllm:prefix_cache_queries_created{engine="0",model_name="Qwen/Qwen3-0.6B"} 1.7e+09
+vllm:prompt_tokens_total{engine="0",model_name="Qwen/Qwen3-0.6B"} 10.0
+vllm:generation_tokens_total{engine="0",model_name="Qwen/Qwen3-0.6B"} 20.0
+vllm:num_preemptions_total{engine="0",model_name="Qwen/Qwen3-0.6B"} 4.0
+vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0
+vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 0.0
+vllm:engine_sleep_state{engine="1",sleep_state="awake"} 0.0
+vllm:engine_sleep_state{engine="1",sleep_state="weights_offloaded"} 1.0
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="old",waiting_lora_adapters=""} 1.0
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="sql, chat",waiting_lora_adapters="sql,code"} 2.0
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="2048",sliding_window="None"} 1.0
+process_start_time_seconds 1.75e+09
+`
+
+// The Rust front end writes OpenMetrics.
+const rust = `# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="a \"b\" \\ c},{",engine="0"} 7 1755000000.1
+vllm:num_requests_waiting{model_name="x",engine="0"} 1
+vllm:gpu_cache_usage_perc{model_name="x",engine="0"} 0.5
+vllm:gpu_prefix_cache_hits_total{model_name="x",engine="0"} 5 # {trace_id="z"} 1 2
+# EOF
+`
+
+func TestScanReadsBothFormats(t *testing.T) {
+	p, err := scan(strings.NewReader(python))
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	first, second := p.engines[0].stats(now, nil), p.engines[1].stats(now, nil)
+	if first.Running != 3 || first.Waiting != 2 || first.KVUsage != 0.25 || first.QueryTokens != 1_200_000 || first.HitTokens != 600_000 ||
+		first.PromptTokens != 10 || first.OutputTokens != 20 || first.Preemptions != 4 || first.Asleep {
+		t.Errorf("engine 0: %+v", first)
+	}
+	if second.Running != 1 || second.KVUsage != 1 || !second.Asleep {
+		t.Errorf("engine 1: %+v, want 1 running, usage capped at 1, asleep", second)
+	}
+	if p.learned != (Learned{BlockSize: 16, Blocks: 2048}) {
+		t.Errorf("learned %+v", p.learned)
+	}
+	if !slices.Equal(p.adapters, []string{"sql", "chat", "code"}) {
+		t.Errorf("adapters %v, want those of the newest sample, once each", p.adapters)
+	}
+	if p.began.Unix() != 1_750_000_000 {
+		t.Errorf("began %s", p.began)
+	}
+
+	p, err = scan(strings.NewReader(rust))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := p.engines[0].stats(now, nil); s.Running != 7 || s.Waiting != 1 || s.KVUsage != 0.5 || s.HitTokens != 5 {
+		t.Errorf("OpenMetrics: %+v", s)
+	}
+}
+
+func TestScanHybridModelsUseTheTokenCount(t *testing.T) {
+	p, err := scan(strings.NewReader(`vllm:num_requests_running 1
+vllm:cache_config_info{block_size="16",num_gpu_blocks="None",kv_cache_size_tokens="32000"} 1.0`))
+	if err != nil || p.learned.Blocks != 2000 {
+		t.Errorf("learned %+v, %v, want 2000 blocks", p.learned, err)
+	}
+}
+
+func TestScanSkipsWhatItDoesNotUnderstand(t *testing.T) {
+	long := `vllm:other{x="` + strings.Repeat("y", 3*maxLine) + `"} 1` + "\n"
+	for name, text := range map[string]string{
+		"empty": "", "not metrics": "<html></html>", "another server": "up 1\n", "no value": `vllm:num_requests_running{engine="0"}`,
+		"open label": `vllm:num_requests_running{engine="0 1`, "not finite": `vllm:num_requests_running{engine="0"} NaN`,
+		"odd engine": `vllm:num_requests_running{engine="-4"} 1`, "long line": long,
+	} {
+		if _, err := scan(strings.NewReader(text)); !errors.Is(err, errNoEngine) {
+			t.Errorf("%s: %v, want errNoEngine", name, err)
+		}
+	}
+	p, err := scan(strings.NewReader(long + "junk{\nvllm:num_requests_running 2"))
+	if err != nil || p.engines[-1].running != 2 {
+		t.Errorf("a good line after bad ones: %v", err)
+	}
+	huge := &engine{running: 1e300, waiting: -5, queries: 1e300, usage: -1}
+	if s := huge.stats(time.Now(), nil); s.Running < 0 || s.Waiting != 0 || s.KVUsage != 0 {
+		t.Errorf("absurd values: %+v", s)
+	}
+}
+
+func TestLabels(t *testing.T) {
+	list := []byte(`a="x", b="y\"\\\nz",engine="12",`)
+	for name, want := range map[string]string{"a": "x", "b": "y\"\\\nz", "engine": "12"} {
+		if got, ok := label(list, name); !ok || string(got) != want {
+			t.Errorf("label %s: %q, %v, want %q", name, got, ok, want)
+		}
+	}
+	if got, ok := label(list, "c"); ok {
+		t.Errorf("label c: %q, want none", got)
+	}
+}
+
+func TestORCA(t *testing.T) {
+	cases := []struct {
+		header string
+		want   ORCA
+		ok     bool
+	}{
+		{`JSON {"named_metrics": {"kv_cache_usage_perc": 0.4, "num_requests_waiting": 3.0}}`, ORCA{0.4, 3}, true},
+		{`TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=3.0`, ORCA{0.4, 3}, true},
+		{`TEXT named_metrics.kv_cache_usage_perc=0.4`, ORCA{}, false},
+		{`JSON {"named_metrics": {"kv_cache_usage_perc": 4, "num_requests_waiting": 3}}`, ORCA{}, false},
+		{`TEXT named_metrics.kv_cache_usage_perc=NaN,named_metrics.num_requests_waiting=1`, ORCA{}, false},
+		{`BIN xyz`, ORCA{}, false}, {`JSON nonsense`, ORCA{}, false}, {``, ORCA{}, false},
+	}
+	for _, c := range cases {
+		if got, ok := ParseORCA(c.header); got != c.want || ok != c.ok {
+			t.Errorf("ParseORCA(%q) = %+v, %v, want %+v, %v", c.header, got, ok, c.want, c.ok)
+		}
+	}
+}
+
+func FuzzScan(f *testing.F) {
+	for _, seed := range []string{python[:600], rust, `vllm:num_requests_running{engine="0"} 1e400`, "vllm:cache_config_info{block_size=\"\\", "{} 1\n \n#"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		p, err := scan(strings.NewReader(string(text)))
+		if err != nil {
+			return
+		}
+		for index, e := range p.engines {
+			s := e.stats(time.Now(), p.adapters)
+			if index < -1 || s.Running < 0 || s.Waiting < 0 || s.KVUsage < 0 || s.KVUsage > 1 || math.IsNaN(s.KVUsage) {
+				t.Errorf("engine %d: %+v", index, s)
+			}
+		}
+		if p.learned.BlockSize < 0 || p.learned.Blocks < 0 {
+			t.Errorf("learned %+v", p.learned)
+		}
+	})
+}
+
+func FuzzORCA(f *testing.F) {
+	f.Add(`JSON {"named_metrics": {"kv_cache_usage_perc": 0.4, "num_requests_waiting": 3.0}}`)
+	f.Add(`TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=3.0`)
+	f.Fuzz(func(t *testing.T, header string) {
+		if o, ok := ParseORCA(header); ok && (o.Waiting < 0 || o.KVUsage < 0 || o.KVUsage > 1) {
+			t.Errorf("%+v", o)
+		}
+	})
+}
+
+func BenchmarkScan(b *testing.B) {
+	var page strings.Builder
+	page.WriteString(python)
+	for i := range 2000 { // histograms make up most of a real page
+		fmt.Fprintf(&page, "vllm:time_to_first_token_seconds_bucket{engine=\"0\",le=\"%d\",model_name=\"Qwen/Qwen3-0.6B\"} %d.0\n", i, i)
+	}
+	text := page.String()
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := scan(strings.NewReader(text)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
