@@ -24,6 +24,7 @@ func TestFollowsAnEngineFromItsStart(t *testing.T) {
 			p, sink := startPlane(t, quick())
 			p.Add(slot, e.events(), "a/0")
 			expect(t, p, sink, slot, e, kvblock.FeedExact) // nothing published is exact too
+			eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
 			for range 20 {
 				e.publish(8, 2)
 			}

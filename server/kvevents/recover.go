@@ -33,10 +33,10 @@ func (w why) String() string {
 }
 
 const (
-	maxAttempts = 64              // requests in one recovery, when each makes some progress
-	maxFailures = 3               // requests in a row that make none
-	maxUseless  = 1 << 16         // replies that are no news, before the peer is taken for mad
-	settle      = 2 * time.Second // after a recovery, to find what fell between replay and subscription
+	maxAttempts = 64                     // requests in one recovery, when each makes some progress
+	maxFailures = 3                      // requests in a row that make none
+	maxUseless  = 1 << 16                // replies that are no news, before the peer is taken for mad
+	settle      = 500 * time.Millisecond // after a recovery, to find what fell between replay and subscription
 	rereadEvery = 30 * time.Second
 )
 
