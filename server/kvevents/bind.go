@@ -22,7 +22,7 @@ type binder struct {
 }
 
 // bind makes f a user of its endpoint's binder, which begins with its first user.
-func (p *Plane) bind(ctx context.Context, f *feed) {
+func (p *Plane) bind(f *feed) {
 	p.mu.Lock()
 	b := p.binders[f.events.Endpoint]
 	fresh := b == nil
@@ -30,7 +30,6 @@ func (p *Plane) bind(ctx context.Context, f *feed) {
 		b = &binder{plane: p, endpoint: f.events.Endpoint, conns: map[*zmtp.Conn]struct{}{}}
 		p.binders[f.events.Endpoint] = b
 	}
-	parent := p.run
 	p.mu.Unlock()
 
 	b.mu.Lock()
@@ -50,7 +49,7 @@ func (p *Plane) bind(ctx context.Context, f *feed) {
 		}
 	}
 	if fresh {
-		ctx, cancel := context.WithCancel(parent)
+		ctx, cancel := p.life()
 		b.cancel = cancel
 		p.running.Go(func() { b.run(ctx) })
 	}
@@ -121,7 +120,7 @@ func (b *binder) follow(_ context.Context, conn *zmtp.Conn) {
 	if len(users) == 1 {
 		epochs[users[0]] = users[0].connected() // nobody else can be meant
 	}
-	err := b.plane.receive(conn, func(m *zmtp.Message, seq uint64) {
+	err := b.plane.receive(conn, func(m *zmtp.Message, seq uint64) { //nolint:contextcheck // only metrics take one, and nothing is in it
 		f := b.route(m)
 		if f == nil {
 			b.plane.putMessage(m)

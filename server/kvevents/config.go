@@ -47,7 +47,7 @@ func (c Config) Validate() error {
 	var errs []error
 	bad := func(wrong bool, format string, args ...any) {
 		if wrong {
-			errs = append(errs, fmt.Errorf("kvevents."+format, args...))
+			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
 	bad(c.Workers < 0 || c.Workers > 1024, "workers: %d is not between 0 and 1024", c.Workers)

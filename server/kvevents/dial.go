@@ -43,13 +43,13 @@ func (f *feed) dialLoop(ctx context.Context) {
 // follow subscribes and queues what comes until the connection ends.
 func (f *feed) follow(ctx context.Context, conn *zmtp.Conn) error {
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	stop := context.AfterFunc(ctx, conn.Close)
 	defer stop()
 	if err := conn.Subscribe(f.events.Topic); err != nil {
 		return err
 	}
 	epoch := f.connected()
-	err := f.plane.receive(conn, func(m *zmtp.Message, seq uint64) { f.deliver(epoch, seq, m) })
+	err := f.plane.receive(conn, func(m *zmtp.Message, seq uint64) { f.deliver(epoch, seq, m) }) //nolint:contextcheck // only metrics take one, and nothing is in it
 	f.disconnected(epoch, err)
 	return err
 }

@@ -117,6 +117,8 @@ type engine struct {
 	live    string // endpoints; fixed over restarts
 	replays string
 
+	single bool // each block is a prompt of its own
+
 	pub  *zmtp.Publisher
 	stop func()
 	held map[place]int
@@ -186,13 +188,17 @@ func (e *engine) change(n, remove int) []byte {
 		var ids []uint32
 		for range n {
 			hashes = append(hashes, e.next)
-			for j := range 4 {
-				ids = append(ids, uint32(e.next)*4+uint32(j))
-			}
+			ids = append(ids, blockTokens(e.next)...)
 			e.held[place{kvblock.TierGPU, kvblock.EngineHash(e.next)}]++
 			e.next++
+			if e.single {
+				events = append(events, vllmtest.Stored(hashes, nil, ids, 4))
+				hashes, ids = nil, nil
+			}
 		}
-		events = append(events, vllmtest.Stored(hashes, nil, ids, 4))
+		if !e.single {
+			events = append(events, vllmtest.Stored(hashes, nil, ids, 4))
+		}
 	}
 	for p := range e.held {
 		if remove == 0 {
@@ -205,6 +211,12 @@ func (e *engine) change(n, remove int) []byte {
 		events = append(events, vllmtest.Removed(uint64(p.hash)))
 	}
 	return e.batch(events...)
+}
+
+// blockTokens are the tokens of the block that engines name h.
+func blockTokens(h uint64) []uint32 {
+	first := uint32(h) * 4
+	return []uint32{first, first + 1, first + 2, first + 3}
 }
 
 func (e *engine) batch(events ...vllmtest.Event) []byte {
@@ -232,7 +244,13 @@ func quick() kvevents.Config {
 func startPlane(t *testing.T, c kvevents.Config) (*kvevents.Plane, *mapSink) {
 	t.Helper()
 	sink := newSink()
-	p := kvevents.New(c, kvevents.Params{Sink: sink})
+	return startPlaneWith(t, c, sink, sink), sink
+}
+
+// startPlaneWith runs a Plane with a sink around the simplest one.
+func startPlaneWith(t *testing.T, c kvevents.Config, outer kvevents.Sink, sink *mapSink) *kvevents.Plane {
+	t.Helper()
+	p := kvevents.New(c, kvevents.Params{Sink: outer})
 	ctx, cancel := context.WithCancel(t.Context())
 	var run sync.WaitGroup
 	run.Go(func() {
@@ -247,7 +265,7 @@ func startPlane(t *testing.T, c kvevents.Config) (*kvevents.Plane, *mapSink) {
 			t.Error(sink.fault)
 		}
 	})
-	return p, sink
+	return p
 }
 
 // eventually polls what real sockets need a moment for.

@@ -22,11 +22,11 @@ type metrics struct {
 	lag                                                       metric.Float64Histogram
 	registration                                              metric.Registration
 
-	stored, removed, cleared    metric.MeasurementOption
-	fields, tags, misfits       metric.MeasurementOption
-	storedBlocks, removedBlocks metric.MeasurementOption
-	reasons                     map[string]metric.MeasurementOption
-	whys                        [whyRebuild + 1]metric.MeasurementOption
+	stored, removed, cleared    []metric.AddOption
+	fields, tags, misfits       []metric.AddOption
+	storedBlocks, removedBlocks []metric.AddOption
+	reasons                     map[string][]metric.AddOption
+	whys                        [whyRebuild + 1][]metric.AddOption
 }
 
 func newMetrics(provider metric.MeterProvider, p *Plane) *metrics {
@@ -64,29 +64,29 @@ func newMetrics(provider metric.MeterProvider, p *Plane) *metrics {
 
 // attributes prepares every attribute set and starts its series at zero.
 func (m *metrics) attributes() {
-	with := func(key, value string) metric.MeasurementOption {
-		return metric.WithAttributeSet(attribute.NewSet(attribute.String(key, value)))
+	with := func(key, value string) []metric.AddOption {
+		return []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(attribute.String(key, value)))}
 	}
 	m.stored, m.removed, m.cleared = with("kind", "stored"), with("kind", "removed"), with("kind", "cleared")
 	m.storedBlocks, m.removedBlocks = with("op", "stored"), with("op", "removed")
 	m.fields, m.tags, m.misfits = with("what", "field"), with("what", "tag"), with("what", "misfit")
-	m.reasons = map[string]metric.MeasurementOption{}
+	m.reasons = map[string][]metric.AddOption{}
 	for _, reason := range []string{"gap", "restart", "unreadable", "unreachable", "rebuild", "no feed"} {
 		m.reasons[reason] = with("reason", reason)
-		m.resets.Add(background, 0, m.reasons[reason])
+		m.resets.Add(background, 0, m.reasons[reason]...)
 	}
 	for w := range m.whys {
 		m.whys[w] = with("why", why(w).String())
-		m.replays.Add(background, 0, m.whys[w])
-		m.replayFailures.Add(background, 0, m.whys[w])
+		m.replays.Add(background, 0, m.whys[w]...)
+		m.replayFailures.Add(background, 0, m.whys[w]...)
 	}
-	for _, kind := range []metric.MeasurementOption{m.stored, m.removed, m.cleared} {
-		m.events.Add(background, 0, kind)
+	for _, kind := range [][]metric.AddOption{m.stored, m.removed, m.cleared} {
+		m.events.Add(background, 0, kind...)
 	}
-	m.blocks.Add(background, 0, m.storedBlocks)
-	m.blocks.Add(background, 0, m.removedBlocks)
-	for _, what := range []metric.MeasurementOption{m.fields, m.tags, m.misfits} {
-		m.unknown.Add(background, 0, what)
+	m.blocks.Add(background, 0, m.storedBlocks...)
+	m.blocks.Add(background, 0, m.removedBlocks...)
+	for _, what := range [][]metric.AddOption{m.fields, m.tags, m.misfits} {
+		m.unknown.Add(background, 0, what...)
 	}
 	for _, c := range []metric.Int64Counter{m.batches, m.connects, m.gaps, m.decodeErrors, m.malformed, m.dropped} {
 		c.Add(background, 0)
@@ -100,9 +100,9 @@ func (m *metrics) batch(b *vllm.Batch, stored, removed int, lag time.Duration) {
 	for i := range b.Events {
 		kinds[b.Events[i].Op]++
 	}
-	add := func(c metric.Int64Counter, n int, o metric.MeasurementOption) {
+	add := func(c metric.Int64Counter, n int, o []metric.AddOption) {
 		if n > 0 {
-			c.Add(background, int64(n), o)
+			c.Add(background, int64(n), o...)
 		}
 	}
 	add(m.events, int(kinds[vllm.OpStored]), m.stored)
@@ -115,9 +115,9 @@ func (m *metrics) batch(b *vllm.Batch, stored, removed int, lag time.Duration) {
 	add(m.unknown, b.Misfits, m.misfits)
 }
 
-func (m *metrics) reset(reason string) { m.resets.Add(background, 1, m.reasons[reason]) }
-func (m *metrics) replay(w why)        { m.replays.Add(background, 1, m.whys[w]) }
-func (m *metrics) replayFailed(w why)  { m.replayFailures.Add(background, 1, m.whys[w]) }
+func (m *metrics) reset(reason string) { m.resets.Add(background, 1, m.reasons[reason]...) }
+func (m *metrics) replay(w why)        { m.replays.Add(background, 1, m.whys[w]...) }
+func (m *metrics) replayFailed(w why)  { m.replayFailures.Add(background, 1, m.whys[w]...) }
 
 func (m *metrics) close() {
 	if m.registration != nil {

@@ -60,9 +60,9 @@ type Plane struct {
 	slotsTurn sync.Mutex    // one Add, Remove or Run at a time
 
 	mu      sync.Mutex
-	feeds   map[replica.Slot]*feed // guarded by mu
-	binders map[string]*binder     // guarded by mu
-	run     context.Context        // guarded by mu; nil before Run: the parent of what Add starts
+	feeds   map[replica.Slot]*feed                       // guarded by mu
+	binders map[string]*binder                           // guarded by mu
+	live    func() (context.Context, context.CancelFunc) // guarded by mu; nil before and after Run: gives what is started a life
 	running sync.WaitGroup
 }
 
@@ -93,14 +93,14 @@ func (p *Plane) Run(ctx context.Context) error {
 	defer cancel()
 	p.slotsTurn.Lock()
 	p.mu.Lock()
-	p.run = ctx
+	p.live = func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) }
 	waiting := make([]*feed, 0, len(p.feeds))
 	for _, f := range p.feeds {
 		waiting = append(waiting, f)
 	}
 	p.mu.Unlock()
 	for _, f := range waiting {
-		p.start(f)
+		p.start(f) //nolint:contextcheck // it lives as long as Run or until its Remove
 	}
 	p.slotsTurn.Unlock()
 
@@ -111,7 +111,7 @@ func (p *Plane) Run(ctx context.Context) error {
 
 	p.slotsTurn.Lock() // no Add is halfway through starting something
 	p.mu.Lock()
-	p.run = nil
+	p.live = nil
 	p.mu.Unlock()
 	p.slotsTurn.Unlock()
 	p.running.Wait()
@@ -150,7 +150,7 @@ func (p *Plane) Add(slot replica.Slot, events replica.Events, label string) {
 	}
 	p.mu.Lock()
 	p.feeds[slot] = f
-	started := p.run != nil
+	started := p.live != nil
 	p.mu.Unlock()
 	if started {
 		p.start(f)
@@ -211,10 +211,7 @@ func (p *Plane) Statuses() []Status {
 
 // start gives f its goroutines. The caller holds slotsTurn, and Run has begun.
 func (p *Plane) start(f *feed) {
-	p.mu.Lock()
-	parent := p.run
-	p.mu.Unlock()
-	ctx, cancel := context.WithCancel(parent)
+	ctx, cancel := p.life()
 	f.cancel = cancel
 	f.spawn = func(job func(context.Context)) { p.running.Go(func() { job(ctx) }) }
 	f.started.Store(true)
@@ -222,10 +219,17 @@ func (p *Plane) start(f *feed) {
 	switch {
 	case f.events.Endpoint == "":
 	case f.events.Bind:
-		p.bind(ctx, f)
+		p.bind(f)
 	default:
 		p.running.Go(func() { f.dialLoop(ctx) })
 	}
+}
+
+// life gives a goroutine its context. The caller holds slotsTurn, and Run has begun.
+func (p *Plane) life() (context.Context, context.CancelFunc) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.live()
 }
 
 // stop ends f and waits until it makes no more calls. The caller holds slotsTurn.
@@ -250,7 +254,7 @@ func (p *Plane) work(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case f := <-p.runnable:
-			f.takeTurn(&d)
+			f.takeTurn(&d) //nolint:contextcheck // only metrics take one, and nothing is in it
 		}
 	}
 }

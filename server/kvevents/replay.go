@@ -47,7 +47,7 @@ func (f *feed) fetch(ctx context.Context, job, from uint64) error {
 		return err
 	}
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	stop := context.AfterFunc(ctx, conn.Close)
 	defer stop()
 	if err := conn.Send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
 		return err

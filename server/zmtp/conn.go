@@ -37,7 +37,10 @@ func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
 // Close ends the connection; a Recv in progress returns an error. It may be called often and
 // from any goroutine.
-func (c *Conn) Close() error { return c.nc.Close() }
+func (c *Conn) Close() { hangUp(c.nc) }
+
+// hangUp closes what nobody will use again; there is nothing to do about a failure.
+func hangUp(c io.Closer) { _ = c.Close() }
 
 // SetDeadline bounds the following calls of Recv; zero removes the bound. Only the goroutine that
 // calls Recv may call it.

@@ -62,7 +62,7 @@ func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	}
 	config := net.ListenConfig{KeepAliveConfig: keepAlive}
 	ln, err := config.Listen(ctx, network, address)
-	if err != nil && network == "unix" && abandoned(address) {
+	if err != nil && network == "unix" && abandoned(ctx, address) {
 		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
 		}
@@ -75,15 +75,16 @@ func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
 }
 
 // abandoned reports whether path is a socket that nobody listens on.
-func abandoned(path string) bool {
+func abandoned(ctx context.Context, path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode()&os.ModeSocket == 0 {
 		return false
 	}
-	nc, err := net.DialTimeout("unix", path, time.Second)
+	dialer := net.Dialer{Timeout: time.Second}
+	nc, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
-		nc.Close()
+		hangUp(nc)
 		return false
 	}
-	return true
+	return ctx.Err() == nil
 }

@@ -87,13 +87,13 @@ func (p Params) withDefaults() Params {
 // from the call on and closes it when it fails.
 func Handshake(ctx context.Context, nc net.Conn, p Params) (*Conn, error) {
 	p = p.withDefaults()
-	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	stop := context.AfterFunc(ctx, func() { hangUp(nc) })
 	c, err := handshake(nc, p)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
-		nc.Close()
+		hangUp(nc)
 		return nil, fmt.Errorf("handshake with %s: %w", nc.RemoteAddr(), err)
 	}
 	return c, nil

@@ -47,7 +47,7 @@ func (p *Pub) Dial(ctx context.Context, endpoint string) error {
 		return err
 	}
 	defer c.Close()
-	stop := context.AfterFunc(ctx, func() { c.Close() })
+	stop := context.AfterFunc(ctx, c.Close)
 	defer stop()
 	p.handle(ctx, c)
 	return nil

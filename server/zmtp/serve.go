@@ -21,9 +21,9 @@ func Serve(ctx context.Context, ln net.Listener, p Params, handle func(context.C
 	var peers sync.WaitGroup
 	defer peers.Wait()
 	defer cancel() // before Wait: handles end with the context
-	stop := context.AfterFunc(ctx, func() { ln.Close() })
+	stop := context.AfterFunc(ctx, func() { hangUp(ln) })
 	defer stop()
-	defer ln.Close()
+	defer hangUp(ln)
 
 	room := make(chan struct{}, maxPeers)
 	for {
@@ -41,7 +41,7 @@ func Serve(ctx context.Context, ln net.Listener, p Params, handle func(context.C
 		select {
 		case room <- struct{}{}:
 		default:
-			nc.Close()
+			hangUp(nc)
 			continue
 		}
 		peers.Go(func() {
@@ -51,7 +51,7 @@ func Serve(ctx context.Context, ln net.Listener, p Params, handle func(context.C
 				return // a port scan, a wrong socket type: nothing that the owner of ln can mend
 			}
 			defer c.Close()
-			stop := context.AfterFunc(ctx, func() { c.Close() })
+			stop := context.AfterFunc(ctx, c.Close)
 			defer stop()
 			handle(ctx, c)
 		})

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -203,7 +204,7 @@ func hello(socketType string, minor byte) []byte {
 	copy(g[12:], "NULL")
 	body := append([]byte("\x05READY\x0bSocket-Type\x00\x00\x00"), byte(len(socketType)))
 	body = append(body, socketType...)
-	return append(append(g, 4, byte(len(body))), body...)
+	return slices.Concat(g, []byte{4, byte(len(body))}, body)
 }
 
 func TestHandshakeRefuses(t *testing.T) {

@@ -94,7 +94,7 @@ func (d *Decoder) readString(b []byte, i, j, n int) ([]byte, int, error) {
 		d.items = append(d.items, kvblock.Item{ID: d.intern(s), Offset: offset, HasOffset: true})
 		return b, j + 1, err
 	case j == 0 && e.Adapter != "" && string(s) == e.Adapter:
-	case i == 0 && !e.HasParent && j == n-1 && !(d.itemsMayBeStrings() && isDigest(s)):
+	case i == 0 && !e.HasParent && j == n-1 && (!d.itemsMayBeStrings() || !isDigest(s)):
 		e.Salt = d.intern(s)
 	default:
 		if !d.itemsMayBeStrings() {
@@ -147,7 +147,8 @@ func isDigest(s []byte) bool {
 		return false
 	}
 	for _, c := range s {
-		if !('0' <= c && c <= '9' || 'a' <= c && c <= 'f') {
+		digit := '0' <= c && c <= '9' || 'a' <= c && c <= 'f'
+		if !digit {
 			return false
 		}
 	}

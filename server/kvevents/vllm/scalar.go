@@ -89,9 +89,10 @@ func seconds(b []byte) (float64, []byte, error) {
 	case msgp.Float32Type:
 		f, rest, err := msgp.ReadFloat32Bytes(b)
 		return float64(f), rest, err
+	default:
+		n, _, rest, err := number(b, "ts")
+		return float64(n), rest, err
 	}
-	n, _, rest, err := number(b, "ts")
-	return float64(n), rest, err
 }
 
 func skip(b []byte, what string) ([]byte, error) {
@@ -137,8 +138,9 @@ func hash(b []byte) (h kvblock.EngineHash, present bool, rest []byte, err error)
 			return 0, false, b, wrap("block hash", err)
 		}
 		return kvblock.EngineHash(xxh3.Hash(raw)), true, rest, nil // no known engine does; a name all the same
+	default:
+		return 0, false, b, refuse("block hash of type %s", msgp.NextType(b))
 	}
-	return 0, false, b, refuse("block hash of type %s", msgp.NextType(b))
 }
 
 // lastEight is vLLM's own integer form of a digest, and of concatenated digests the last one's.
