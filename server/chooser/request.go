@@ -71,7 +71,7 @@ type Options struct {
 	// it is read only when Pinned is set.
 	Pinned     replica.ID
 	PinnedRank int
-	// MinRank and MaxRank bound the rank index, inclusive; MaxRank 0 means no bound.
+	// MinRank and MaxRank bound the rank index, inclusive; MaxRank 0 means no bound, below zero rank 0 only.
 	MinRank int
 	MaxRank int
 	// MaxRequests, above zero, vetoes ranks with that many requests in flight.

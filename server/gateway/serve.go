@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"math/rand/v2"
 	"net/http"
 	"time"
 
@@ -14,17 +13,15 @@ import (
 	"github.com/kvpilot/kvpilot/server/span"
 )
 
-const headerRequestID = "X-Request-Id"
-
 // ServeHTTP answers one request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rq := &request{g: g, w: w, control: http.NewResponseController(w)}
 	rq.exchange = inproc.Exchange{
 		Method: r.Method, Path: r.URL.EscapedPath(), RawQuery: r.URL.RawQuery,
-		Header: r.Header, RequestID: requestID(r.Header), RemoteAddr: r.RemoteAddr, Received: time.Now(),
+		Header: r.Header, RequestID: inproc.RequestID(r.Header), RemoteAddr: r.RemoteAddr, Received: time.Now(),
 	}
 	h := w.Header()
-	h[headerRequestID] = []string{rq.exchange.RequestID}
+	h[inproc.HeaderRequestID] = []string{rq.exchange.RequestID}
 	if r.ProtoMajor == 1 && len(r.TransferEncoding) > 0 {
 		// net/http drops a Content-Length beside a Transfer-Encoding without a word, and what a proxy
 		// before us made of the pair we cannot know: such a connection is not used again.
@@ -161,31 +158,4 @@ func readMethod(method string) string {
 		return http.MethodGet
 	}
 	return method
-}
-
-// requestID takes the client's id when it is fit for logs and headers, else makes one.
-func requestID(h http.Header) string {
-	if v := h[headerRequestID]; len(v) == 1 && fit(v[0]) {
-		return v[0]
-	}
-	const digits = "0123456789abcdef"
-	var id [32]byte
-	for i := 0; i < len(id); i += 16 {
-		for j, bits := 0, rand.Uint64(); j < 16; j, bits = j+1, bits>>4 {
-			id[i+j] = digits[bits&15]
-		}
-	}
-	return string(id[:])
-}
-
-func fit(id string) bool {
-	if id == "" || len(id) > 256 {
-		return false
-	}
-	for i := range len(id) {
-		if id[i] <= ' ' || id[i] > '~' {
-			return false
-		}
-	}
-	return true
 }

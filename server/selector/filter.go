@@ -18,7 +18,7 @@ type Filter struct {
 	// Pinned names the only replica; PinnedRank its rank, below zero for any.
 	Pinned     replica.ID
 	PinnedRank int
-	// MinRank and MaxRank bound the rank index, inclusive; MaxRank 0 is no bound.
+	// MinRank and MaxRank bound the rank index, inclusive; MaxRank 0 is no bound, below zero only rank 0 passes.
 	MinRank, MaxRank int
 }
 
@@ -53,7 +53,7 @@ func (f *Filter) Rank(index int) decision.Veto {
 	switch {
 	case f.Pinned != "" && f.PinnedRank >= 0 && index != f.PinnedRank:
 		return decision.VetoPinned
-	case index < f.MinRank, f.MaxRank > 0 && index > f.MaxRank:
+	case index < f.MinRank, f.MaxRank != 0 && index > max(f.MaxRank, 0):
 		return decision.VetoRank
 	}
 	return decision.VetoNone

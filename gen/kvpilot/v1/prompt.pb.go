@@ -209,8 +209,6 @@ type TokenizeRequest struct {
 	Input isTokenizeRequest_Input `protobuf_oneof:"input"`
 	// Whether special tokens are added. Absent: as the engine does for this kind of input (true for a prompt, false for chat).
 	AddSpecialTokens *bool `protobuf:"varint,5,opt,name=add_special_tokens,json=addSpecialTokens,proto3,oneof" json:"add_special_tokens,omitempty"`
-	// Also return the text of each token, where the engine can.
-	ReturnTokenTexts bool `protobuf:"varint,6,opt,name=return_token_texts,json=returnTokenTexts,proto3" json:"return_token_texts,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -289,13 +287,6 @@ func (x *TokenizeRequest) GetTexts() *TextBatch {
 func (x *TokenizeRequest) GetAddSpecialTokens() bool {
 	if x != nil && x.AddSpecialTokens != nil {
 		return *x.AddSpecialTokens
-	}
-	return false
-}
-
-func (x *TokenizeRequest) GetReturnTokenTexts() bool {
-	if x != nil {
-		return x.ReturnTokenTexts
 	}
 	return false
 }
@@ -441,9 +432,7 @@ type TokenSequence struct {
 	// The ids.
 	TokenIds *TokenIds `protobuf:"bytes,1,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// How many ids there are.
-	Count uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
-	// The text of each token, when it was asked for and the engine told it.
-	TokenTexts    []string `protobuf:"bytes,3,rep,name=token_texts,json=tokenTexts,proto3" json:"token_texts,omitempty"`
+	Count         uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -490,13 +479,6 @@ func (x *TokenSequence) GetCount() uint32 {
 		return x.Count
 	}
 	return 0
-}
-
-func (x *TokenSequence) GetTokenTexts() []string {
-	if x != nil {
-		return x.TokenTexts
-	}
-	return nil
 }
 
 // DetokenizeRequest asks for the text of token ids.
@@ -611,14 +593,13 @@ const file_kvpilot_v1_prompt_proto_rawDesc = "" +
 	"\vRequestBody\x12\x1b\n" +
 	"\x04json\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x10\x01R\x04json\x12/\n" +
 	"\x03api\x18\x02 \x01(\x0e2\x13.kvpilot.v1.ApiKindB\b\xbaH\x05\x82\x01\x02\x10\x01R\x03api\x12\x1c\n" +
-	"\ttruncated\x18\x03 \x01(\bR\ttruncated\"\xad\x02\n" +
+	"\ttruncated\x18\x03 \x01(\bR\ttruncated\"\xff\x01\n" +
 	"\x0fTokenizeRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x12-\n" +
 	"\x04body\x18\x03 \x01(\v2\x17.kvpilot.v1.RequestBodyH\x00R\x04body\x12-\n" +
 	"\x05texts\x18\x04 \x01(\v2\x15.kvpilot.v1.TextBatchH\x00R\x05texts\x121\n" +
-	"\x12add_special_tokens\x18\x05 \x01(\bH\x01R\x10addSpecialTokens\x88\x01\x01\x12,\n" +
-	"\x12return_token_texts\x18\x06 \x01(\bR\x10returnTokenTextsB\x0e\n" +
+	"\x12add_special_tokens\x18\x05 \x01(\bH\x01R\x10addSpecialTokens\x88\x01\x01B\x0e\n" +
 	"\x05input\x12\x05\xbaH\x02\b\x01B\x15\n" +
 	"\x13_add_special_tokens\".\n" +
 	"\tTextBatch\x12!\n" +
@@ -626,12 +607,10 @@ const file_kvpilot_v1_prompt_proto_rawDesc = "" +
 	"\x10TokenizeResponse\x127\n" +
 	"\tsequences\x18\x01 \x03(\v2\x19.kvpilot.v1.TokenSequenceR\tsequences\x12\"\n" +
 	"\rmax_model_len\x18\x02 \x01(\rR\vmaxModelLen\x12\x16\n" +
-	"\x06source\x18\x03 \x01(\tR\x06source\"y\n" +
+	"\x06source\x18\x03 \x01(\tR\x06source\"X\n" +
 	"\rTokenSequence\x121\n" +
 	"\ttoken_ids\x18\x01 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\rR\x05count\x12\x1f\n" +
-	"\vtoken_texts\x18\x03 \x03(\tR\n" +
-	"tokenTexts\"t\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"t\n" +
 	"\x11DetokenizeRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12?\n" +
 	"\tsequences\x18\x02 \x03(\v2\x14.kvpilot.v1.TokenIdsB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\bR\tsequences\"*\n" +

@@ -10,7 +10,6 @@ import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -23,74 +22,72 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ReservationState is how far a reservation has come.
-type ReservationState int32
+// Effect is what a lifecycle call did. Calls may come late, twice or out of order.
+type Effect int32
 
 const (
 	// Not told.
-	ReservationState_RESERVATION_STATE_UNSPECIFIED ReservationState = 0
-	// Booked: its prompt counts as queued or running prefill work.
-	ReservationState_RESERVATION_STATE_PREFILL ReservationState = 1
-	// Its first token was produced: it counts as decode work only.
-	ReservationState_RESERVATION_STATE_DECODE ReservationState = 2
-	// It counts no more.
-	ReservationState_RESERVATION_STATE_ENDED ReservationState = 3
+	Effect_EFFECT_UNSPECIFIED Effect = 0
+	// The call was the first of its kind and took effect.
+	Effect_EFFECT_APPLIED Effect = 1
+	// The same was reported before; nothing changed but the lease.
+	Effect_EFFECT_DUPLICATE Effect = 2
+	// The call was overtaken by a later attempt or a later report; nothing changed.
+	Effect_EFFECT_STALE Effect = 3
 )
 
-// Enum value maps for ReservationState.
+// Enum value maps for Effect.
 var (
-	ReservationState_name = map[int32]string{
-		0: "RESERVATION_STATE_UNSPECIFIED",
-		1: "RESERVATION_STATE_PREFILL",
-		2: "RESERVATION_STATE_DECODE",
-		3: "RESERVATION_STATE_ENDED",
+	Effect_name = map[int32]string{
+		0: "EFFECT_UNSPECIFIED",
+		1: "EFFECT_APPLIED",
+		2: "EFFECT_DUPLICATE",
+		3: "EFFECT_STALE",
 	}
-	ReservationState_value = map[string]int32{
-		"RESERVATION_STATE_UNSPECIFIED": 0,
-		"RESERVATION_STATE_PREFILL":     1,
-		"RESERVATION_STATE_DECODE":      2,
-		"RESERVATION_STATE_ENDED":       3,
+	Effect_value = map[string]int32{
+		"EFFECT_UNSPECIFIED": 0,
+		"EFFECT_APPLIED":     1,
+		"EFFECT_DUPLICATE":   2,
+		"EFFECT_STALE":       3,
 	}
 )
 
-func (x ReservationState) Enum() *ReservationState {
-	p := new(ReservationState)
+func (x Effect) Enum() *Effect {
+	p := new(Effect)
 	*p = x
 	return p
 }
 
-func (x ReservationState) String() string {
+func (x Effect) String() string {
 	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
 }
 
-func (ReservationState) Descriptor() protoreflect.EnumDescriptor {
+func (Effect) Descriptor() protoreflect.EnumDescriptor {
 	return file_kvpilot_v1_reservation_proto_enumTypes[0].Descriptor()
 }
 
-func (ReservationState) Type() protoreflect.EnumType {
+func (Effect) Type() protoreflect.EnumType {
 	return &file_kvpilot_v1_reservation_proto_enumTypes[0]
 }
 
-func (x ReservationState) Number() protoreflect.EnumNumber {
+func (x Effect) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-// Deprecated: Use ReservationState.Descriptor instead.
-func (ReservationState) EnumDescriptor() ([]byte, []int) {
+// Deprecated: Use Effect.Descriptor instead.
+func (Effect) EnumDescriptor() ([]byte, []int) {
 	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{0}
 }
 
-// Reservation is a reservation's state after a lifecycle call.
+// Reservation is the answer to a lifecycle call that found its reservation.
 type Reservation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The reservation.
 	ReservationId string `protobuf:"bytes,1,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
-	// The attempt that the state is of; the first is 0.
+	// The attempt that the call was about; the first is 0.
 	Attempt uint32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// How far it has come.
-	State ReservationState `protobuf:"varint,3,opt,name=state,proto3,enum=kvpilot.v1.ReservationState" json:"state,omitempty"`
-	// What is left of its lease; zero when it has ended.
-	LeaseLeft     *durationpb.Duration `protobuf:"bytes,4,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
+	// What the call did.
+	Effect        Effect `protobuf:"varint,3,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -139,18 +136,11 @@ func (x *Reservation) GetAttempt() uint32 {
 	return 0
 }
 
-func (x *Reservation) GetState() ReservationState {
+func (x *Reservation) GetEffect() Effect {
 	if x != nil {
-		return x.State
+		return x.Effect
 	}
-	return ReservationState_RESERVATION_STATE_UNSPECIFIED
-}
-
-func (x *Reservation) GetLeaseLeft() *durationpb.Duration {
-	if x != nil {
-		return x.LeaseLeft
-	}
-	return nil
+	return Effect_EFFECT_UNSPECIFIED
 }
 
 // ReportPrefillCompletedRequest says that the first token of a reservation's request was produced.
@@ -363,15 +353,13 @@ func (x *ReleaseReservationRequest) GetCachedTokens() uint32 {
 	return 0
 }
 
-// RenewReservationRequest extends a lease without reporting progress, for a request that still waits for its first token.
+// RenewReservationRequest begins a lease anew without reporting progress, for a request that still waits for its first token.
 type RenewReservationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The reservation.
 	ReservationId string `protobuf:"bytes,1,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
 	// The attempt that ChooseReplica returned. Absent: the latest.
-	Attempt *uint32 `protobuf:"varint,2,opt,name=attempt,proto3,oneof" json:"attempt,omitempty"`
-	// The lease from now on; absent means as long as before. 100 ms to 1 h.
-	Lease         *durationpb.Duration `protobuf:"bytes,3,opt,name=lease,proto3" json:"lease,omitempty"`
+	Attempt       *uint32 `protobuf:"varint,2,opt,name=attempt,proto3,oneof" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -418,13 +406,6 @@ func (x *RenewReservationRequest) GetAttempt() uint32 {
 		return *x.Attempt
 	}
 	return 0
-}
-
-func (x *RenewReservationRequest) GetLease() *durationpb.Duration {
-	if x != nil {
-		return x.Lease
-	}
-	return nil
 }
 
 // TrackReservationRequest is one lifecycle report on a stream that carries those of many reservations.
@@ -634,7 +615,7 @@ type TrackReservationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The report's own number.
 	Sequence uint64 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// The state after the report; absent when it failed.
+	// What the report did; absent when it failed.
 	Reservation *Reservation `protobuf:"bytes,2,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	// Why the report failed; unspecified when it did not.
 	Reason ErrorReason `protobuf:"varint,3,opt,name=reason,proto3,enum=kvpilot.v1.ErrorReason" json:"reason,omitempty"`
@@ -707,13 +688,11 @@ var File_kvpilot_v1_reservation_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_reservation_proto_rawDesc = "" +
 	"\n" +
 	"\x1ckvpilot/v1/reservation.proto\x12\n" +
-	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x19kvpilot/v1/decision.proto\x1a\x17kvpilot/v1/errors.proto\"\xbc\x01\n" +
+	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x19kvpilot/v1/decision.proto\x1a\x17kvpilot/v1/errors.proto\"z\n" +
 	"\vReservation\x12%\n" +
 	"\x0ereservation_id\x18\x01 \x01(\tR\rreservationId\x12\x18\n" +
-	"\aattempt\x18\x02 \x01(\rR\aattempt\x122\n" +
-	"\x05state\x18\x03 \x01(\x0e2\x1c.kvpilot.v1.ReservationStateR\x05state\x128\n" +
-	"\n" +
-	"lease_left\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tleaseLeft\"}\n" +
+	"\aattempt\x18\x02 \x01(\rR\aattempt\x12*\n" +
+	"\x06effect\x18\x03 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\"}\n" +
 	"\x1dReportPrefillCompletedRequest\x121\n" +
 	"\x0ereservation_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\rreservationId\x12\x1d\n" +
@@ -738,12 +717,11 @@ const file_kvpilot_v1_reservation_proto_rawDesc = "" +
 	"\n" +
 	"\b_attemptB\x10\n" +
 	"\x0e_output_tokensB\x10\n" +
-	"\x0e_cached_tokens\"\xbc\x01\n" +
+	"\x0e_cached_tokens\"w\n" +
 	"\x17RenewReservationRequest\x121\n" +
 	"\x0ereservation_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\rreservationId\x12\x1d\n" +
-	"\aattempt\x18\x02 \x01(\rH\x00R\aattempt\x88\x01\x01\x12C\n" +
-	"\x05lease\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\x12\xbaH\x0f\xaa\x01\f\"\x03\b\x90\x1c2\x05\x10\x80\xc2\xd7/R\x05leaseB\n" +
+	"\aattempt\x18\x02 \x01(\rH\x00R\aattempt\x88\x01\x01B\n" +
 	"\n" +
 	"\b_attempt\"\xa7\x03\n" +
 	"\x17TrackReservationRequest\x12\x1a\n" +
@@ -764,12 +742,12 @@ const file_kvpilot_v1_reservation_proto_rawDesc = "" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x129\n" +
 	"\vreservation\x18\x02 \x01(\v2\x17.kvpilot.v1.ReservationR\vreservation\x12/\n" +
 	"\x06reason\x18\x03 \x01(\x0e2\x17.kvpilot.v1.ErrorReasonR\x06reason\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\tR\amessage*\x8f\x01\n" +
-	"\x10ReservationState\x12!\n" +
-	"\x1dRESERVATION_STATE_UNSPECIFIED\x10\x00\x12\x1d\n" +
-	"\x19RESERVATION_STATE_PREFILL\x10\x01\x12\x1c\n" +
-	"\x18RESERVATION_STATE_DECODE\x10\x02\x12\x1b\n" +
-	"\x17RESERVATION_STATE_ENDED\x10\x03B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\amessage\x18\x04 \x01(\tR\amessage*\\\n" +
+	"\x06Effect\x12\x16\n" +
+	"\x12EFFECT_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eEFFECT_APPLIED\x10\x01\x12\x14\n" +
+	"\x10EFFECT_DUPLICATE\x10\x02\x12\x10\n" +
+	"\fEFFECT_STALE\x10\x03B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_reservation_proto_rawDescOnce sync.Once
@@ -786,7 +764,7 @@ func file_kvpilot_v1_reservation_proto_rawDescGZIP() []byte {
 var file_kvpilot_v1_reservation_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_kvpilot_v1_reservation_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_kvpilot_v1_reservation_proto_goTypes = []any{
-	(ReservationState)(0),                 // 0: kvpilot.v1.ReservationState
+	(Effect)(0),                           // 0: kvpilot.v1.Effect
 	(*Reservation)(nil),                   // 1: kvpilot.v1.Reservation
 	(*ReportPrefillCompletedRequest)(nil), // 2: kvpilot.v1.ReportPrefillCompletedRequest
 	(*ReportDecodeProgressRequest)(nil),   // 3: kvpilot.v1.ReportDecodeProgressRequest
@@ -795,27 +773,24 @@ var file_kvpilot_v1_reservation_proto_goTypes = []any{
 	(*TrackReservationRequest)(nil),       // 6: kvpilot.v1.TrackReservationRequest
 	(*BindReservation)(nil),               // 7: kvpilot.v1.BindReservation
 	(*TrackReservationResponse)(nil),      // 8: kvpilot.v1.TrackReservationResponse
-	(*durationpb.Duration)(nil),           // 9: google.protobuf.Duration
-	(End)(0),                              // 10: kvpilot.v1.End
-	(ErrorReason)(0),                      // 11: kvpilot.v1.ErrorReason
+	(End)(0),                              // 9: kvpilot.v1.End
+	(ErrorReason)(0),                      // 10: kvpilot.v1.ErrorReason
 }
 var file_kvpilot_v1_reservation_proto_depIdxs = []int32{
-	0,  // 0: kvpilot.v1.Reservation.state:type_name -> kvpilot.v1.ReservationState
-	9,  // 1: kvpilot.v1.Reservation.lease_left:type_name -> google.protobuf.Duration
-	10, // 2: kvpilot.v1.ReleaseReservationRequest.end:type_name -> kvpilot.v1.End
-	9,  // 3: kvpilot.v1.RenewReservationRequest.lease:type_name -> google.protobuf.Duration
-	2,  // 4: kvpilot.v1.TrackReservationRequest.prefill_completed:type_name -> kvpilot.v1.ReportPrefillCompletedRequest
-	3,  // 5: kvpilot.v1.TrackReservationRequest.decode_progress:type_name -> kvpilot.v1.ReportDecodeProgressRequest
-	4,  // 6: kvpilot.v1.TrackReservationRequest.release:type_name -> kvpilot.v1.ReleaseReservationRequest
-	5,  // 7: kvpilot.v1.TrackReservationRequest.renew:type_name -> kvpilot.v1.RenewReservationRequest
-	7,  // 8: kvpilot.v1.TrackReservationRequest.bind:type_name -> kvpilot.v1.BindReservation
-	1,  // 9: kvpilot.v1.TrackReservationResponse.reservation:type_name -> kvpilot.v1.Reservation
-	11, // 10: kvpilot.v1.TrackReservationResponse.reason:type_name -> kvpilot.v1.ErrorReason
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	0,  // 0: kvpilot.v1.Reservation.effect:type_name -> kvpilot.v1.Effect
+	9,  // 1: kvpilot.v1.ReleaseReservationRequest.end:type_name -> kvpilot.v1.End
+	2,  // 2: kvpilot.v1.TrackReservationRequest.prefill_completed:type_name -> kvpilot.v1.ReportPrefillCompletedRequest
+	3,  // 3: kvpilot.v1.TrackReservationRequest.decode_progress:type_name -> kvpilot.v1.ReportDecodeProgressRequest
+	4,  // 4: kvpilot.v1.TrackReservationRequest.release:type_name -> kvpilot.v1.ReleaseReservationRequest
+	5,  // 5: kvpilot.v1.TrackReservationRequest.renew:type_name -> kvpilot.v1.RenewReservationRequest
+	7,  // 6: kvpilot.v1.TrackReservationRequest.bind:type_name -> kvpilot.v1.BindReservation
+	1,  // 7: kvpilot.v1.TrackReservationResponse.reservation:type_name -> kvpilot.v1.Reservation
+	10, // 8: kvpilot.v1.TrackReservationResponse.reason:type_name -> kvpilot.v1.ErrorReason
+	9,  // [9:9] is the sub-list for method output_type
+	9,  // [9:9] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_reservation_proto_init() }

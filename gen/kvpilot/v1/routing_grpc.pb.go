@@ -53,7 +53,7 @@ type RoutingServiceClient interface {
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
 	// x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-	// x-kvpilot-reserve and x-kvpilot-dry-run.
+	// x-kvpilot-reserve and x-kvpilot-dry-run (docs/api.md).
 	RouteBody(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (*ChooseReplicaResponse, error)
 	// ReportPrefillCompleted says that the first token of a reservation's request was produced, and renews the lease.
 	ReportPrefillCompleted(ctx context.Context, in *ReportPrefillCompletedRequest, opts ...grpc.CallOption) (*Reservation, error)
@@ -61,7 +61,7 @@ type RoutingServiceClient interface {
 	ReportDecodeProgress(ctx context.Context, in *ReportDecodeProgressRequest, opts ...grpc.CallOption) (*Reservation, error)
 	// ReleaseReservation ends a reservation. Ending one that has ended already succeeds and changes nothing.
 	ReleaseReservation(ctx context.Context, in *ReleaseReservationRequest, opts ...grpc.CallOption) (*Reservation, error)
-	// RenewReservation extends a lease without reporting progress.
+	// RenewReservation begins a lease anew without reporting progress.
 	RenewReservation(ctx context.Context, in *RenewReservationRequest, opts ...grpc.CallOption) (*Reservation, error)
 	// TrackReservation carries the lifecycle reports of many reservations on one stream, one answer per report. Over REST
 	// both directions are JSON objects, one per line.
@@ -267,7 +267,7 @@ type RoutingServiceServer interface {
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
 	// x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-	// x-kvpilot-reserve and x-kvpilot-dry-run.
+	// x-kvpilot-reserve and x-kvpilot-dry-run (docs/api.md).
 	RouteBody(context.Context, *httpbody.HttpBody) (*ChooseReplicaResponse, error)
 	// ReportPrefillCompleted says that the first token of a reservation's request was produced, and renews the lease.
 	ReportPrefillCompleted(context.Context, *ReportPrefillCompletedRequest) (*Reservation, error)
@@ -275,7 +275,7 @@ type RoutingServiceServer interface {
 	ReportDecodeProgress(context.Context, *ReportDecodeProgressRequest) (*Reservation, error)
 	// ReleaseReservation ends a reservation. Ending one that has ended already succeeds and changes nothing.
 	ReleaseReservation(context.Context, *ReleaseReservationRequest) (*Reservation, error)
-	// RenewReservation extends a lease without reporting progress.
+	// RenewReservation begins a lease anew without reporting progress.
 	RenewReservation(context.Context, *RenewReservationRequest) (*Reservation, error)
 	// TrackReservation carries the lifecycle reports of many reservations on one stream, one answer per report. Over REST
 	// both directions are JSON objects, one per line.

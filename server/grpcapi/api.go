@@ -1,0 +1,151 @@
+package grpcapi
+
+import (
+	"context"
+	"log/slog"
+
+	"buf.build/go/protovalidate"
+	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/decisionlog"
+	"github.com/kvpilot/kvpilot/server/enginestats"
+	"github.com/kvpilot/kvpilot/server/kvblock"
+	"github.com/kvpilot/kvpilot/server/load"
+	"github.com/kvpilot/kvpilot/server/registry"
+	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/router"
+	"github.com/kvpilot/kvpilot/server/tokenizer"
+)
+
+// Router answers inference calls; *router.Router does.
+type Router interface {
+	Serve(ctx context.Context, call *router.Call, to router.Sink) error
+	Stored(ctx context.Context, call *router.Call, id string, to router.Sink) error
+	Models() []byte
+	Model(id string) ([]byte, error)
+	Choose(ctx context.Context, q *router.Question) (*router.Answer, error)
+	Encode(ctx context.Context, q *router.Question) (*router.Answer, error)
+}
+
+// Lifecycle takes the reports about a reservation; *chooser.Chooser does.
+type Lifecycle interface {
+	PrefillCompleted(id string, attempt int) load.Outcome
+	ReportProgress(id string, attempt, outputTokens int) load.Outcome
+	Renew(id string, attempt int) load.Outcome
+	Finish(id string, attempt int, result chooser.Result) load.Outcome
+}
+
+// Params are the parts that the services speak for. All but the last four are required.
+type Params struct {
+	Router    Router
+	Lifecycle Lifecycle
+	Book      *load.Book
+	Registry  *registry.Registry
+	Decisions *decisionlog.Log
+	Tokens    *tokenizer.Pool
+	// Choice is the configuration that ListPolicies shows.
+	Choice chooser.Config
+
+	// Stats gives what a rank's engine reported last; nil when engines are not asked.
+	Stats func(replica.Slot) (enginestats.Stats, bool)
+	// Feed gives the state of a rank's event feed; nil means none publishes events.
+	Feed func(replica.Slot) kvblock.FeedState
+	// Forward lets InferenceService.Forward pass on paths that the router does not know.
+	Forward bool
+	Log     *slog.Logger
+	Meter   metric.MeterProvider
+}
+
+// API is the services. Make one with New.
+type API struct {
+	Params
+	config  Config
+	keys    *Keys
+	rules   protovalidate.Validator
+	metrics *metrics
+	methods map[string]*methodInfo
+}
+
+// New makes an API. c must be valid.
+func New(c Config, p Params) (*API, error) {
+	if p.Log == nil {
+		p.Log = slog.New(slog.DiscardHandler)
+	}
+	if p.Stats == nil {
+		p.Stats = func(replica.Slot) (enginestats.Stats, bool) { return enginestats.Stats{}, false }
+	}
+	if p.Feed == nil {
+		p.Feed = func(replica.Slot) kvblock.FeedState { return kvblock.FeedNone }
+	}
+	keys, err := NewKeys(c)
+	if err != nil {
+		return nil, err
+	}
+	m, err := newMetrics(p.Meter)
+	if err != nil {
+		return nil, err
+	}
+	a := &API{Params: p, config: c, keys: keys, metrics: m, methods: readMethods()}
+	if a.rules, err = protovalidate.New(protovalidate.WithMessageDescriptors(a.inputs()...)); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Keys are the API keys in use, for the REST surface to ask before it reads a body; nil when none are.
+func (a *API) Keys() *Keys { return a.keys }
+
+// Register adds the services to a grpc.Server or to the in-process hop.
+func (a *API) Register(to grpc.ServiceRegistrar) {
+	kvpilotv1.RegisterInferenceServiceServer(to, &inference{api: a})
+	kvpilotv1.RegisterRoutingServiceServer(to, &routing{api: a})
+	kvpilotv1.RegisterReplicaServiceServer(to, &replicas{api: a})
+}
+
+// methodInfo is what the interceptor needs to know of an RPC.
+type methodInfo struct {
+	input protoreflect.MessageDescriptor
+	// raw requests are HttpBody: no rules apply, and the router logs the call.
+	raw bool
+	// admin calls change the fleet.
+	admin bool
+}
+
+// readMethods lists the contract's RPCs by full name.
+func readMethods() map[string]*methodInfo {
+	list := map[string]*methodInfo{}
+	for _, file := range []protoreflect.FileDescriptor{
+		kvpilotv1.File_kvpilot_v1_inference_proto, kvpilotv1.File_kvpilot_v1_routing_proto, kvpilotv1.File_kvpilot_v1_replica_proto,
+	} {
+		for i := range file.Services().Len() {
+			service := file.Services().Get(i)
+			for j := range service.Methods().Len() {
+				rpc := service.Methods().Get(j)
+				list["/"+string(service.FullName())+"/"+string(rpc.Name())] = &methodInfo{
+					input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody",
+				}
+			}
+		}
+	}
+	for _, name := range []string{
+		kvpilotv1.ReplicaService_Register_FullMethodName, kvpilotv1.ReplicaService_Deregister_FullMethodName, kvpilotv1.ReplicaService_Drain_FullMethodName,
+	} {
+		list[name].admin = true
+	}
+	return list
+}
+
+// inputs are the messages whose rules are read at start, so that no request waits for it.
+func (a *API) inputs() []protoreflect.MessageDescriptor {
+	var list []protoreflect.MessageDescriptor
+	for _, m := range a.methods {
+		if !m.raw {
+			list = append(list, m.input)
+		}
+	}
+	return list
+}

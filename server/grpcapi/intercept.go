@@ -1,0 +1,177 @@
+package grpcapi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"buf.build/go/protovalidate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/inproc"
+)
+
+// errPanic is the hidden cause of a call that ended in a bug.
+var errPanic = errors.New("panic")
+
+type tenantKey struct{}
+
+// tenantFrom names the caller whose key a call came with; empty when keys are not in use.
+func tenantFrom(ctx context.Context) string {
+	if e := inproc.FromContext(ctx); e != nil {
+		return e.Tenant
+	}
+	tenant, _ := ctx.Value(tenantKey{}).(string)
+	return tenant
+}
+
+// Unary runs around every unary call of both doors.
+func (a *API) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
+	m := a.methods[info.FullMethod]
+	if m == nil {
+		return next(ctx, req) // health and reflection
+	}
+	began := time.Now()
+	defer func() { err = a.end(ctx, info.FullMethod, m, began, recover(), err) }()
+	if ctx, err = a.enter(ctx, m); err != nil {
+		return nil, err
+	}
+	if err := a.check(m, req); err != nil {
+		return nil, err
+	}
+	return next(ctx, req)
+}
+
+// Stream runs around every streaming call of both doors.
+func (a *API) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
+	m := a.methods[info.FullMethod]
+	if m == nil {
+		return next(srv, ss)
+	}
+	began := time.Now()
+	defer func() { err = a.end(ss.Context(), info.FullMethod, m, began, recover(), err) }()
+	ctx, err := a.enter(ss.Context(), m)
+	if err != nil {
+		return err
+	}
+	if !m.raw || ctx != ss.Context() {
+		ss = &checkedStream{ServerStream: ss, api: a, method: m, ctx: ctx}
+	}
+	return next(srv, ss)
+}
+
+// enter lets the caller in.
+func (a *API) enter(ctx context.Context, m *methodInfo) (context.Context, error) {
+	e := inproc.FromContext(ctx)
+	if a.keys == nil || e != nil && e.Authenticated && !m.admin {
+		return ctx, nil
+	}
+	who, err := a.keys.find(headers(ctx))
+	if err != nil {
+		a.metrics.refused.Add(ctx, 1, a.metrics.unknownKey)
+		return nil, err
+	}
+	if m.admin && !who.admin {
+		a.metrics.refused.Add(ctx, 1, a.metrics.notAllowed)
+		return nil, apierror.New(apierror.PermissionDenied, "the API key may not change the fleet", nil)
+	}
+	if e == nil {
+		ctx = context.WithValue(ctx, tenantKey{}, who.tenant)
+	}
+	return ctx, nil
+}
+
+// check applies the contract's rules.
+func (a *API) check(m *methodInfo, req any) error {
+	msg, ok := req.(proto.Message)
+	if m.raw || !ok {
+		return nil
+	}
+	err := a.rules.Validate(msg)
+	if err == nil {
+		return nil
+	}
+	a.metrics.refused.Add(context.Background(), 1, a.metrics.brokenRules)
+	broken, ok := errors.AsType[*protovalidate.ValidationError](err)
+	if !ok || len(broken.Violations) == 0 {
+		return err
+	}
+	first := broken.Violations[0].Proto
+	field := protovalidate.FieldPathString(first.GetField())
+	message := first.GetMessage()
+	if field != "" {
+		message = field + ": " + message
+	}
+	return apierror.New(apierror.InvalidBody, message, err, apierror.WithParam(field))
+}
+
+// end gives every error its public form, and records what the caller must not see.
+func (a *API) end(ctx context.Context, name string, m *methodInfo, began time.Time, panicked any, err error) error {
+	if panicked != nil {
+		a.metrics.panics.Add(ctx, 1)
+		a.Log.Error("a call ended in a bug", "method", name, "panic", panicked, "stack", string(debug.Stack()))
+		return apierror.New(apierror.Internal, "internal error", errPanic)
+	}
+	if err == nil {
+		return nil
+	}
+	public := apierror.From(err)
+	if !m.raw { // the router has logged the others
+		level := slog.LevelDebug
+		if public.Fault() == apierror.FaultOurs {
+			level = slog.LevelError
+		}
+		a.Log.Log(ctx, level, "call failed", "method", name, "reason", apierror.Name(public.Reason), "error", public, "took", time.Since(began))
+	}
+	// The value itself, never a wrapped one: grpc-go would send the wrapper's text.
+	return public
+}
+
+// checkedStream applies the rules to each message that comes in.
+type checkedStream struct {
+	grpc.ServerStream
+	api    *API
+	method *methodInfo
+	ctx    context.Context // gRPC's interface asks for it by method
+}
+
+func (s *checkedStream) Context() context.Context { return s.ctx }
+
+func (s *checkedStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	return s.api.check(s.method, m)
+}
+
+// headers are a REST client's headers, or a gRPC client's metadata in the same form.
+func headers(ctx context.Context) http.Header {
+	if e := inproc.FromContext(ctx); e != nil {
+		return e.Header
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	h := make(http.Header, len(md))
+	for key, values := range md {
+		if key == "" || key[0] == ':' || transportKey(key) {
+			continue
+		}
+		h[http.CanonicalHeaderKey(key)] = values
+	}
+	return h
+}
+
+// transportKey reports metadata that belongs to gRPC itself.
+func transportKey(key string) bool {
+	switch key {
+	case "content-type", "te", "user-agent", "host", "connection":
+		return true
+	}
+	return strings.HasPrefix(key, "grpc-") || strings.HasSuffix(key, "-bin")
+}

@@ -1,0 +1,181 @@
+package grpcapi
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"google.golang.org/grpc"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/load"
+)
+
+func (s *routing) ReportPrefillCompleted(_ context.Context, in *kvpilotv1.ReportPrefillCompletedRequest) (*kvpilotv1.Reservation, error) {
+	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
+	return reported(id, attempt, s.api.Lifecycle.PrefillCompleted(id, attempt))
+}
+
+func (s *routing) ReportDecodeProgress(_ context.Context, in *kvpilotv1.ReportDecodeProgressRequest) (*kvpilotv1.Reservation, error) {
+	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
+	return reported(id, attempt, s.api.Lifecycle.ReportProgress(id, attempt, int(in.GetOutputTokens())))
+}
+
+func (s *routing) RenewReservation(_ context.Context, in *kvpilotv1.RenewReservationRequest) (*kvpilotv1.Reservation, error) {
+	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
+	return reported(id, attempt, s.api.Lifecycle.Renew(id, attempt))
+}
+
+func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseReservationRequest) (*kvpilotv1.Reservation, error) {
+	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
+	result := chooser.Result{End: endFrom(in.GetEnd()), PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+	if in.OutputTokens != nil {
+		result.OutputTokens = int(in.GetOutputTokens())
+	}
+	if in.CachedTokens != nil {
+		result.CachedTokens = int(in.GetCachedTokens())
+	}
+	s.noteServer(ctx, id, attempt, in.GetServedBy())
+	outcome := s.api.Lifecycle.Finish(id, attempt, result)
+	if outcome == load.Ended {
+		outcome = load.Duplicate // what the caller wanted is so
+	}
+	return reported(id, attempt, outcome)
+}
+
+// noteServer counts requests that did not go where they were sent.
+func (s *routing) noteServer(ctx context.Context, id string, attempt int, servedBy string) {
+	if servedBy == "" {
+		return
+	}
+	for _, e := range s.api.Decisions.Find(id) {
+		if pick := e.Decision.Pick(); e.Decision.Attempt == attempt && pick != nil && string(pick.Replica) != servedBy {
+			s.api.metrics.elsewhere.Add(ctx, 1)
+			return
+		}
+	}
+}
+
+// attempt is the one that a call names, or the latest.
+func (s *routing) attempt(id string, named *uint32) int {
+	if named != nil {
+		return int(*named)
+	}
+	if r, ok := s.api.Book.Find(id); ok {
+		return int(r.Attempt())
+	}
+	return 0
+}
+
+// reported is the answer to a report.
+func reported(id string, attempt int, outcome load.Outcome) (*kvpilotv1.Reservation, error) {
+	out := &kvpilotv1.Reservation{ReservationId: id, Attempt: uint32(attempt)}
+	switch outcome {
+	case load.Applied:
+		out.Effect = kvpilotv1.Effect_EFFECT_APPLIED
+	case load.Duplicate:
+		out.Effect = kvpilotv1.Effect_EFFECT_DUPLICATE
+	case load.Stale:
+		out.Effect = kvpilotv1.Effect_EFFECT_STALE
+	case load.Ended:
+		return nil, apierror.New(apierror.ReservationEnded, "the reservation has ended", nil, apierror.WithParam("reservation_id"))
+	case load.Lost:
+		return nil, apierror.New(apierror.ReservationEnded, "the replica that the reservation was booked on is gone", nil, apierror.WithParam("reservation_id"))
+	case load.Unknown:
+		return nil, apierror.New(apierror.ReservationNotFound, "there is no such reservation", nil, apierror.WithParam("reservation_id"))
+	}
+	return out, nil
+}
+
+// maxBound is how many reservations one stream may be bound to.
+const maxBound = 65536
+
+// TrackReservation answers each report on the stream, and ends what was bound to it when it ends.
+func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
+	bound := map[string]int{}
+	defer func() { s.releaseAll(ss.Context(), bound) }()
+	for {
+		in, err := ss.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		out := &kvpilotv1.TrackReservationResponse{Sequence: in.GetSequence()}
+		if out.Reservation, err = s.report(ss.Context(), in, bound); err != nil {
+			public := apierror.From(err)
+			out.Reason, out.Message = public.Reason, public.Message
+		}
+		if err := ss.Send(out); err != nil {
+			return err
+		}
+	}
+}
+
+// report applies one report of a stream.
+func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequest, bound map[string]int) (*kvpilotv1.Reservation, error) {
+	switch r := in.GetReport().(type) {
+	case *kvpilotv1.TrackReservationRequest_PrefillCompleted:
+		return s.ReportPrefillCompleted(ctx, r.PrefillCompleted)
+	case *kvpilotv1.TrackReservationRequest_DecodeProgress:
+		return s.ReportDecodeProgress(ctx, r.DecodeProgress)
+	case *kvpilotv1.TrackReservationRequest_Renew:
+		return s.RenewReservation(ctx, r.Renew)
+	case *kvpilotv1.TrackReservationRequest_Release:
+		out, err := s.ReleaseReservation(ctx, r.Release)
+		if err == nil && bound[out.GetReservationId()] == int(out.GetAttempt()) {
+			delete(bound, out.GetReservationId())
+		}
+		return out, err
+	case *kvpilotv1.TrackReservationRequest_Bind:
+		return s.bind(r.Bind, bound)
+	}
+	return nil, invalid("report", "a report is missing")
+}
+
+// bind ties a reservation to the stream. Its lease goes on: a stream that is open but silent for
+// longer is taken for dead.
+func (s *routing) bind(in *kvpilotv1.BindReservation, bound map[string]int) (*kvpilotv1.Reservation, error) {
+	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
+	if _, again := bound[id]; !again && len(bound) >= maxBound {
+		return nil, apierror.New(apierror.Overloaded, "too many reservations are bound to this stream", nil)
+	}
+	out, err := reported(id, attempt, s.api.Lifecycle.Renew(id, attempt))
+	if err == nil {
+		bound[id] = attempt
+	}
+	return out, err
+}
+
+// releaseAll ends what was still bound to a stream that has ended.
+func (s *routing) releaseAll(ctx context.Context, bound map[string]int) {
+	for id, attempt := range bound {
+		result := chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+		if s.api.Lifecycle.Finish(id, attempt, result) == load.Applied {
+			s.api.metrics.released.Add(ctx, 1)
+		}
+	}
+}
+
+func endFrom(e kvpilotv1.End) decision.End {
+	switch e {
+	case kvpilotv1.End_END_CANCELED:
+		return decision.EndCanceled
+	case kvpilotv1.End_END_REJECTED:
+		return decision.EndRejected
+	case kvpilotv1.End_END_FAILED:
+		return decision.EndFailed
+	case kvpilotv1.End_END_MOVED:
+		return decision.EndMoved
+	case kvpilotv1.End_END_EXPIRED:
+		return decision.EndExpired
+	case kvpilotv1.End_END_REMOVED:
+		return decision.EndRemoved
+	case kvpilotv1.End_END_UNSPECIFIED, kvpilotv1.End_END_COMPLETED:
+	}
+	return decision.EndCompleted
+}

@@ -1,0 +1,186 @@
+package grpcapi
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"google.golang.org/genproto/googleapis/api/httpbody"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/inproc"
+	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/router"
+)
+
+// routing decides without answering.
+type routing struct {
+	kvpilotv1.UnimplementedRoutingServiceServer
+	api *API
+}
+
+func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+	o, err := s.api.overrides(in.GetCandidates(), in.GetPolicy())
+	if err != nil {
+		return nil, err
+	}
+	q := s.api.question(ctx)
+	q.Options = o
+	q.Model, q.Adapter, q.Salt, q.Session = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), in.GetSessionId()
+	q.Priority, q.ExpectedOutput = int(in.GetPriority()), int(in.GetExpectedOutputTokens())
+	q.DryRun, q.Reserve = in.GetDryRun(), in.Reserve == nil && !in.GetDryRun() || in.GetReserve()
+	q.Lease = in.GetLease().AsDuration()
+	if in.GetRequestId() != "" {
+		q.RequestID = in.GetRequestId()
+	}
+	switch p := in.GetPrompt().(type) {
+	case *kvpilotv1.ChooseReplicaRequest_TokenIds:
+		q.IDs = p.TokenIds.GetIds()
+	case *kvpilotv1.ChooseReplicaRequest_Text:
+		q.Text = p.Text
+	case *kvpilotv1.ChooseReplicaRequest_Body:
+		setBody(q, p.Body)
+	}
+	if q.DryRun && q.Reserve {
+		return nil, invalid("reserve", "a dry run books nothing")
+	}
+	a, err := s.choose(ctx, q, in.GetTtftDeadline().AsDuration())
+	if err != nil {
+		return nil, err
+	}
+	out := chosen(a, q)
+	if in.GetExplain() {
+		out.Decision = decisionProto(a.Decision, nil)
+	}
+	if in.GetReturnTokenIds() && a.Encoding != nil && !a.Encoding.Partial && len(a.Encoding.IDs) > 0 {
+		out.TokenIds = &kvpilotv1.TokenIds{Ids: a.Encoding.IDs}
+	}
+	return out, nil
+}
+
+func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilotv1.ChooseReplicaResponse, error) {
+	h := headers(ctx)
+	o, err := s.api.options(h)
+	if err != nil {
+		return nil, err
+	}
+	q := s.api.question(ctx)
+	q.Options, q.Body = o, in.GetData()
+	_, q.Truncated = h[headerTruncated] // its presence counts, whatever it says
+	if path := first(h, headerPath); path != "" {
+		if q.Route = openai.RouteOf(path); !q.Route.Generates() {
+			q.Route = openai.RouteAny
+		}
+	}
+	if q.DryRun, err = flag(h, headerDryRun, false); err != nil {
+		return nil, err
+	}
+	if q.Reserve, err = flag(h, headerReserve, !q.DryRun); err != nil {
+		return nil, err
+	}
+	explain, err := flag(h, headerExplain, false)
+	if err != nil {
+		return nil, err
+	}
+	if q.Lease, err = lease(h); err != nil {
+		return nil, err
+	}
+	a, err := s.choose(ctx, q, 0)
+	if err != nil {
+		return nil, err
+	}
+	out := chosen(a, q)
+	if explain {
+		out.Decision = decisionProto(a.Decision, nil)
+	}
+	return out, nil
+}
+
+// question is what every call of this service begins with.
+func (a *API) question(ctx context.Context) *router.Question {
+	h := headers(ctx)
+	q := &router.Question{Header: h, Tenant: tenantFrom(ctx), Options: chooser.Options{PinnedRank: -1}}
+	if e := inproc.FromContext(ctx); e != nil {
+		q.RequestID, q.Received = e.RequestID, e.Received
+	} else {
+		q.RequestID, q.Received = inproc.RequestID(h), time.Now()
+	}
+	return q
+}
+
+func setBody(q *router.Question, b *kvpilotv1.RequestBody) {
+	q.Body, q.Truncated = b.GetJson(), b.GetTruncated()
+	switch b.GetApi() {
+	case kvpilotv1.ApiKind_API_KIND_CHAT_COMPLETIONS:
+		q.Route = openai.RouteChat
+	case kvpilotv1.ApiKind_API_KIND_COMPLETIONS:
+		q.Route = openai.RouteCompletions
+	case kvpilotv1.ApiKind_API_KIND_RESPONSES:
+		q.Route = openai.RouteResponses
+	case kvpilotv1.ApiKind_API_KIND_MESSAGES:
+		q.Route = openai.RouteMessages
+	case kvpilotv1.ApiKind_API_KIND_UNSPECIFIED:
+		q.Route = openai.RouteAny
+	}
+}
+
+// choose asks the router; a choice that cannot make the caller's deadline is given up for the
+// fastest candidate, and refused when that one cannot make it either.
+func (s *routing) choose(ctx context.Context, q *router.Question, deadline time.Duration) (*router.Answer, error) {
+	a, err := s.api.Router.Choose(ctx, q)
+	if err != nil || deadline <= 0 {
+		return a, err
+	}
+	limit := deadline.Seconds()
+	pick := a.Decision.Pick()
+	if pick == nil || pick.TTFT <= limit {
+		return a, nil // policies that predict nothing leave zero
+	}
+	a.Release(chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+	fastest := fastest(a.Decision)
+	if fastest == nil || fastest.TTFT > limit {
+		wait := time.Duration((pick.TTFT - limit) * float64(time.Second))
+		return nil, apierror.New(apierror.DeadlineUnreachable, "no replica can give the first token in time", nil, apierror.WithRetryAfter(max(wait, time.Second)))
+	}
+	q.Options.Pinned, q.Options.PinnedRank = fastest.Replica, int(fastest.Rank)
+	return s.api.Router.Choose(ctx, q)
+}
+
+func fastest(d *decision.Decision) *decision.Candidate {
+	var best *decision.Candidate
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		if c.Veto == decision.VetoNone && c.TTFT > 0 && (best == nil || c.TTFT < best.TTFT) {
+			best = c
+		}
+	}
+	return best
+}
+
+// chosen is the flat answer.
+func chosen(a *router.Answer, q *router.Question) *kvpilotv1.ChooseReplicaResponse {
+	d := a.Decision
+	out := &kvpilotv1.ChooseReplicaResponse{
+		Host: a.Host, Port: uint32(a.Port), Url: a.Replica.URL,
+		ReplicaId: string(a.Replica.ID), Rank: uint32(a.Rank), Model: a.Served,
+		DecisionId: d.ID, Policy: string(d.Policy), Reason: string(d.Reason),
+		PromptTokens: uint32(d.PromptTokens), RequestHeaders: map[string]string{},
+	}
+	if q.RequestID != "" {
+		out.RequestHeaders["x-request-id"] = q.RequestID
+	}
+	if len(a.Replica.Slots) > 1 {
+		out.RequestHeaders["x-data-parallel-rank"] = strconv.Itoa(a.Rank)
+	}
+	if pick := d.Pick(); pick != nil {
+		out.OverlapGpuTokens, out.OverlapCpuTokens, out.OverlapDiskTokens = pick.GPU, pick.CPU, pick.Disk
+		out.PredictedTtftMs = pick.TTFT * 1000
+	}
+	if q.Reserve && !q.DryRun {
+		out.ReservationId, out.Attempt, out.LeaseMs = d.ID, uint32(d.Attempt), uint32(a.Lease.Milliseconds())
+	}
+	return out
+}
