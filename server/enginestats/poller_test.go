@@ -38,6 +38,12 @@ func (e *engine) set(change func(*engine)) {
 	change(e)
 }
 
+func (e *engine) seen() (asked int, auth string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.asked, e.auth
+}
+
 func (e *engine) RoundTrip(req *http.Request) (*http.Response, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -96,8 +102,8 @@ func TestStatsArriveAndGrowStale(t *testing.T) {
 		if !ok || s.Running != 3 || s.Waiting != 1 || !s.Fresh(time.Now()) {
 			t.Errorf("first report: %+v, %v", s, ok)
 		}
-		if e.auth != "Bearer k" {
-			t.Errorf("authorization %q", e.auth)
+		if _, auth := e.seen(); auth != "Bearer k" {
+			t.Errorf("authorization %q", auth)
 		}
 		p.Observe(0, enginestats.ORCA{KVUsage: 0.75, Waiting: 9})
 		p.Observe(77, enginestats.ORCA{})
@@ -111,10 +117,10 @@ func TestStatsArriveAndGrowStale(t *testing.T) {
 		if !ok || s.At.Sub(before) > 2*time.Second || s.Fresh(time.Now()) {
 			t.Errorf("a minute of failures: %+v, %v, want the old report, not fresh", s, ok)
 		}
-		asked := e.asked
+		before10, _ := e.seen()
 		pass(10 * time.Minute)
-		if n := e.asked - asked; n > 50 {
-			t.Errorf("%d looks at a failing replica in 10 minutes, want at most 50", n)
+		if after10, _ := e.seen(); after10-before10 > 50 {
+			t.Errorf("%d looks at a failing replica in 10 minutes, want at most 50", after10-before10)
 		}
 		e.set(func(e *engine) { e.status, e.page = 200, load(5, 0) })
 		pass(30 * time.Second)
@@ -122,10 +128,13 @@ func TestStatsArriveAndGrowStale(t *testing.T) {
 			t.Errorf("after it came back: %+v", s)
 		}
 		p.Remove(0)
-		asked = e.asked
+		asked, _ := e.seen()
 		pass(time.Minute)
-		if _, ok := p.Stats(0); ok || e.asked != asked {
+		if again, _ := e.seen(); again != asked {
 			t.Error("a removed rank is still polled")
+		}
+		if _, ok := p.Stats(0); ok {
+			t.Error("a removed rank still has statistics")
 		}
 	})
 }
@@ -217,12 +226,23 @@ func TestForeignLoad(t *testing.T) {
 }
 
 func TestNewsAboutTheEngine(t *testing.T) {
-	var news []string
+	var mu sync.Mutex
+	var told []string
+	tell := func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		told = append(told, text)
+	}
+	take := func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		news := told
+		told = nil
+		return news
+	}
 	params := enginestats.Params{
-		OnLearned: func(id replica.ID, l enginestats.Learned) { news = append(news, fmt.Sprintf("%s %+v", id, l)) },
-		OnRestart: func(id replica.ID, began time.Time) {
-			news = append(news, fmt.Sprintf("%s began %d", id, began.Unix()))
-		},
+		OnLearned: func(id replica.ID, l enginestats.Learned) { tell(fmt.Sprintf("%s %+v", id, l)) },
+		OnRestart: func(id replica.ID, began time.Time) { tell(fmt.Sprintf("%s began %d", id, began.Unix())) },
 	}
 	info := func(size int) string {
 		return load(0, 0) + fmt.Sprintf("vllm:cache_config_info{block_size=\"%d\",num_gpu_blocks=\"100\"} 1\n", size)
@@ -232,10 +252,9 @@ func TestNewsAboutTheEngine(t *testing.T) {
 		expect := func(want ...string) {
 			t.Helper()
 			pass(5 * time.Second)
-			if got := fmt.Sprint(news); got != fmt.Sprint(want) {
-				t.Errorf("news %s, want %v", got, want)
+			if got := take(); fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("news %v, want %v", got, want)
 			}
-			news = nil
 		}
 		p.Add(0, node(0), 0)
 		expect("a {BlockSize:16 Blocks:100}")
@@ -247,7 +266,7 @@ func TestNewsAboutTheEngine(t *testing.T) {
 		expect()
 		e.set(func(e *engine) { e.page = info(32) + "vllm:prompt_tokens_total{engine=\"0\"} 3\n" })
 		pass(5 * time.Second)
-		if len(news) != 1 || !strings.HasPrefix(news[0], "a began 9466") {
+		if news := take(); len(news) != 1 || !strings.HasPrefix(news[0], "a began 9466") {
 			t.Errorf("after the counter fell: %v, want one restart now", news)
 		}
 	})

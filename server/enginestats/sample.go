@@ -6,11 +6,14 @@ import (
 	"strconv"
 )
 
-// sample splits a line `name{labels} value ...` without allocating. Comments, empty lines and
-// values that are not finite are not ok.
-func sample(line []byte) (name, labels []byte, value float64, ok bool) {
-	end := bytes.IndexAny(line, "{ \t")
-	if end <= 0 || line[0] == '#' {
+// sample splits a line `name{labels} value ...` without allocating. It is not ok for comments,
+// empty lines, values that are not finite, and names that keep does not want.
+func sample(line []byte, keep func(name []byte) bool) (name, labels []byte, value float64, ok bool) {
+	end := 0
+	for end < len(line) && line[end] != '{' && line[end] != ' ' && line[end] != '\t' {
+		end++
+	}
+	if end == 0 || end == len(line) || !keep(line[:end]) {
 		return nil, nil, 0, false
 	}
 	name, rest := line[:end], line[end:]

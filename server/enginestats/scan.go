@@ -79,43 +79,34 @@ func (p *page) finish() error {
 
 // line takes in one sample.
 func (p *page) line(line []byte) {
-	name, labels, value, ok := sample(line)
+	name, labels, value, ok := sample(line, wanted)
 	if !ok {
 		return
 	}
-	if string(name) == "process_start_time_seconds" {
+	switch string(name) {
+	case "process_start_time_seconds":
 		if value > 0 && value < 1e11 {
 			p.began = time.UnixMilli(int64(value * 1000))
 		}
-		return
-	}
-	name, ours := bytes.CutPrefix(name, []byte("vllm:"))
-	if !ours {
-		return
-	}
-	switch string(name) {
-	case "lora_requests_info":
+	case "vllm:lora_requests_info":
 		p.lora(labels, value)
-		return
-	case "cache_config_info":
+	case "vllm:cache_config_info":
 		p.cacheConfig(labels)
-		return
-	}
-	if !wanted(name) {
-		return
-	}
-	if e := p.engine(labels); e != nil {
-		e.set(name, labels, value)
+	default:
+		if e := p.engine(labels); e != nil {
+			e.set(name, labels, value)
+		}
 	}
 }
 
-// wanted keeps the label search away from the many lines that nobody needs.
+// wanted picks the few lines that matter from the thousands of a page.
 func wanted(name []byte) bool {
 	switch string(name) {
-	case "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc",
-		"prefix_cache_queries_total", "gpu_prefix_cache_queries_total", "prefix_cache_hits_total",
-		"gpu_prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total",
-		"num_preemptions_total", "engine_sleep_state":
+	case "process_start_time_seconds", "vllm:lora_requests_info", "vllm:cache_config_info",
+		"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
+		"vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
+		"vllm:gpu_prefix_cache_hits_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+		"vllm:num_preemptions_total", "vllm:engine_sleep_state":
 		return true
 	}
 	return false
@@ -125,29 +116,29 @@ func wanted(name []byte) bool {
 // and states. The gpu_ names are those of engines before 0.11.
 func (e *engine) set(name, labels []byte, v float64) {
 	switch string(name) {
-	case "num_requests_running":
+	case "vllm:num_requests_running":
 		e.running += v
 		e.seen = true
-	case "num_requests_waiting":
+	case "vllm:num_requests_waiting":
 		e.waiting += v
 		e.seen = true
-	case "kv_cache_usage_perc", "gpu_cache_usage_perc":
+	case "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc":
 		e.usage = max(e.usage, v)
-	case "prefix_cache_queries_total":
+	case "vllm:prefix_cache_queries_total":
 		e.queries += v
-	case "prefix_cache_hits_total":
+	case "vllm:prefix_cache_hits_total":
 		e.hits += v
-	case "gpu_prefix_cache_queries_total":
+	case "vllm:gpu_prefix_cache_queries_total":
 		e.oldQueries += v
-	case "gpu_prefix_cache_hits_total":
+	case "vllm:gpu_prefix_cache_hits_total":
 		e.oldHits += v
-	case "prompt_tokens_total":
+	case "vllm:prompt_tokens_total":
 		e.prompt += v
-	case "generation_tokens_total":
+	case "vllm:generation_tokens_total":
 		e.output += v
-	case "num_preemptions_total":
+	case "vllm:num_preemptions_total":
 		e.preemptions += v
-	case "engine_sleep_state":
+	case "vllm:engine_sleep_state":
 		if state, ok := label(labels, "sleep_state"); ok && string(state) != "awake" && v > 0 {
 			e.asleep = true
 		}
