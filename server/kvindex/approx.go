@@ -81,8 +81,8 @@ func (l *lru) len() int { return l.index.live }
 func (l *lru) refresh(key blockhash.Hash) bool {
 	l.index.room(1)
 	id := revID(kvblock.EngineHash(key))
-	if at, ok := l.index.find(id); ok {
-		n := uint32(l.index.words[2*at+1])
+	if _, at := l.index.find(id); at != nil {
+		n := uint32(*at)
 		l.unlink(n)
 		l.append(n)
 		return false

@@ -203,14 +203,17 @@ func (ix *Index) Reset(slot replica.Slot) {
 }
 
 // SetState records how far the rank may be trusted. A rank that begins or ceases to publish
-// events loses what it held: guesses are not facts.
+// events loses what it held: guesses are not facts. When it becomes exact, what a snapshot
+// brought and no event has named is forgotten.
 func (ix *Index) SetState(slot replica.Slot, s kvblock.FeedState) {
 	ix.locked(slot, func(r *rank) {
-		if (s == kvblock.FeedNone) != (r.state == kvblock.FeedNone) && !r.loaded {
+		if s == kvblock.FeedNone && r.state != s {
 			r.reset()
+		} else if s != kvblock.FeedNone {
+			r.dropApprox()
 		}
-		if s == kvblock.FeedExact || s == kvblock.FeedNone {
-			r.loaded = false
+		if s == kvblock.FeedExact && r.loaded {
+			r.dropGuesses()
 		}
 		r.state = s
 		r.feed.Store(uint32(s))

@@ -21,7 +21,7 @@ type Overlap struct {
 
 // fan is the number of parts that the search splits a range of positions into: the probes of
 // one round wait for memory together, so that a round costs little more than one probe.
-const fan = 6
+const fan = 4
 
 // tries bounds how often a lookup starts over because set ids were reused under it.
 const tries = 8
@@ -53,12 +53,11 @@ func (ix *Index) Match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 
 func (ix *Index) match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 	base := len(dst)
-	var room [MaxRanks / 64]uint64
-	s := search{plane: ix.tiers[kvblock.TierGPU], hashes: hashes, active: room[:ix.sets.words], dst: dst}
-	if s.plane.held.Load() > 0 {
+	if gpu := ix.tiers[kvblock.TierGPU]; gpu.held.Load() > 0 {
+		s := search{plane: gpu, hashes: hashes, words: ix.sets.words, dst: dst}
 		s.run()
+		dst = s.dst
 	}
-	dst = s.dst
 	if ix.limited.Load() > 0 {
 		dst = ix.applyLimits(dst, base, hashes)
 	}
@@ -78,9 +77,11 @@ func (ix *Index) match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 type search struct {
 	plane  *plane
 	hashes []blockhash.Hash
-	active []uint64 // ranks that hold everything up to the position reached
-	left   int      // how many are active
 	dst    []Overlap
+	left   int // how many are active
+	words  int // of active that are used
+	// active are the ranks that hold everything up to the position reached.
+	active [MaxRanks / 64]uint64
 }
 
 // run appends the leads of all ranks that hold the first block.
@@ -93,8 +94,8 @@ func (s *search) run() {
 		return
 	}
 	sets := s.plane.sets
-	sets.load(first, s.active)
-	for _, w := range s.active {
+	sets.load(first, s.active[:s.words])
+	for _, w := range s.active[:s.words] {
 		s.left += bits.OnesCount64(w)
 	}
 	if last > 0 {
@@ -146,7 +147,7 @@ func (s *search) ends(set uint32) bool {
 		return s.left > 1 || s.active[slot/64]>>(slot%64)&1 == 0
 	}
 	words := s.plane.sets.members(set)
-	for i, w := range s.active {
+	for i, w := range s.active[:s.words] {
 		if w != 0 && w&^atomic.LoadUint64(&words[i]) != 0 {
 			return true
 		}
@@ -160,7 +161,7 @@ func (s *search) emit(set uint32, blocks int) {
 	if set >= singles {
 		words = s.plane.sets.members(set)
 	}
-	for i, w := range s.active {
+	for i, w := range s.active[:s.words] {
 		keep := uint64(0)
 		switch {
 		case words != nil:
@@ -210,10 +211,10 @@ func (ix *Index) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *pla
 	ix.sets.load(first, fresh)
 	for i, w := range fresh {
 		for w &^= seen[i]; w != 0; w &= w - 1 {
-			o := Overlap{Slot: replica.Slot(i*64 + bits.TrailingZeros64(w))}
-			if n := ix.run(p, o.Slot, hashes); n > 0 {
-				put(&o, uint32(n))
-				dst = append(dst, o)
+			slot := replica.Slot(i*64 + bits.TrailingZeros64(w))
+			if n := ix.run(p, slot, hashes); n > 0 {
+				dst = append(dst, Overlap{Slot: slot})
+				put(&dst[len(dst)-1], uint32(n))
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 type rank struct {
 	mu     sync.Mutex
 	ix     *Index
-	info   RankInfo
+	info   RankInfo // the name never changes; the rest is guarded by mu
 	writer writer
 	state  kvblock.FeedState
 	gone   bool // removed; guarded by mu
@@ -112,12 +112,25 @@ func (r *rank) part(ev *kvblock.Stored) *part {
 	return p
 }
 
-// hold records that the rank has the block key in p.
+// hold records that the rank has the block key in p. A salt of zero means none, or that the
+// block is known with its salt already.
 func (r *rank) hold(p *part, key blockhash.Hash, salt uint64) {
-	if salt != 0 {
-		r.salts.room(1)
-		r.salts.add(revID(kvblock.EngineHash(key)), blockhash.Hash(salt))
+	if salt != 0 || r.salts.live > 0 {
+		id := revID(kvblock.EngineHash(key))
+		term := blockhash.Hash(salt)
+		if term == 0 {
+			term, _ = r.salts.get(id)
+		}
+		if term != 0 {
+			r.salts.room(1)
+			r.salts.add(id, term)
+		}
 	}
+	r.publish(p, key)
+}
+
+// publish makes the rank a holder of the block in the lookup table.
+func (r *rank) publish(p *part, key blockhash.Hash) {
 	if p.role == roleAside {
 		return
 	}
@@ -170,46 +183,70 @@ func (r *rank) reset() {
 	r.loaded = false
 }
 
-// drop forgets what p holds. Its keys are read in runs, so that the searches in the lookup
-// table wait for memory together.
-func (r *rank) drop(p *part) {
+// runKeys is how many searches wait for memory together.
+const runKeys = 16
+
+// eachKey calls f for each keyed entry of p after its place in the lookup table was touched.
+func (r *rank) eachKey(p *part, f func(key blockhash.Hash)) {
 	plane := r.plane(p)
-	var run [16]blockhash.Hash
+	var run [runKeys]blockhash.Hash
 	n := 0
 	flush := func() {
 		for _, key := range run[:n] {
 			plane.touch(p.cell(key))
 		}
 		for _, key := range run[:n] {
-			r.unhold(p, key)
+			f(key)
 		}
 		n = 0
 	}
-	for i := 0; i < len(p.rev.words); i += 2 {
-		if p.rev.words[i] == 0 || p.rev.words[i+1] == 0 {
-			continue
+	p.rev.each(func(_, key *uint64) {
+		if *key == 0 {
+			return
 		}
-		run[n] = blockhash.Hash(p.rev.words[i+1])
-		if n++; n == len(run) {
+		run[n] = blockhash.Hash(*key)
+		if n++; n == runKeys {
 			flush()
 		}
-	}
+	})
 	flush()
+}
+
+// drop forgets what p holds.
+func (r *rank) drop(p *part) {
+	r.eachKey(p, func(key blockhash.Hash) { r.unhold(p, key) })
 	r.ix.entries.Add(int64(-p.rev.live))
 	p.rev, p.unkeyed, p.dups = revmap{}, 0, nil
 }
 
-// publishAll puts what a parked rank holds into the planes and refreshes what lookups read.
+// publishAll puts what a loaded rank holds into the planes and refreshes what lookups read.
 func (r *rank) publishAll() {
 	for _, p := range r.parts {
-		for i := 0; i < len(p.rev.words); i += 2 {
-			if p.rev.words[i] != 0 && p.rev.words[i+1] != 0 {
-				r.hold(p, blockhash.Hash(p.rev.words[i+1]), 0)
-			}
-		}
+		r.eachKey(p, func(key blockhash.Hash) { r.publish(p, key) })
 	}
 	if c := r.chains[kvblock.TierGPU]; c != nil {
 		r.blockSize.Store(int32(c.blockSize))
 	}
 	r.setLimits()
+}
+
+// dropGuesses forgets the blocks that a snapshot brought and no event has named since.
+func (r *rank) dropGuesses() {
+	r.loaded = false
+	for _, p := range r.parts {
+		before := p.rev.live
+		p.rev.each(func(name, key *uint64) {
+			if *name&refGuess == 0 {
+				return
+			}
+			delete(p.rev.more, *name&^refMask)
+			p.rev.free(name)
+			if *key != 0 {
+				r.unhold(p, blockhash.Hash(*key))
+			} else {
+				p.unkeyed--
+			}
+		})
+		r.ix.entries.Add(int64(p.rev.live - before))
+	}
 }

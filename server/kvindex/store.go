@@ -71,8 +71,8 @@ func (r *rank) storeOne(p *part, id uint64, key blockhash.Hash, salt uint64) {
 		r.hold(p, key, salt)
 	case fresh:
 		p.unkeyed++
-	case key != 0 && p.rev.words[2*at+1] == 0:
-		p.rev.words[2*at+1] = uint64(key)
+	case key != 0 && *at == 0:
+		*at = uint64(key)
 		p.unkeyed--
 		r.hold(p, key, salt)
 	}
@@ -89,9 +89,8 @@ func (r *rank) nameWaiting(chain *part, ev *kvblock.Stored, salt uint64) {
 			if r.keys[i] == 0 {
 				continue
 			}
-			id := revID(h)
-			if at, ok := p.rev.find(id); ok && p.rev.words[2*at+1] == 0 {
-				p.rev.words[2*at+1] = uint64(r.keys[i])
+			if _, at := p.rev.find(revID(h)); at != nil && *at == 0 {
+				*at = uint64(r.keys[i])
 				p.unkeyed--
 				r.hold(p, r.keys[i], salt)
 			}
@@ -100,7 +99,7 @@ func (r *rank) nameWaiting(chain *part, ev *kvblock.Stored, salt uint64) {
 }
 
 // key fills r.keys with the event's keys, zero where a block cannot be keyed, and returns the
-// salt's seed term.
+// salt's seed term; it is zero when there is none or the blocks are known already.
 func (r *rank) key(p *part, ev *kvblock.Stored) (salt uint64) {
 	n := len(ev.Hashes)
 	r.keys = r.keys[:0]
@@ -132,11 +131,7 @@ func (r *rank) key(p *part, ev *kvblock.Stored) (salt uint64) {
 	for _, h := range ev.Hashes {
 		r.keys = append(r.keys, r.named(p, h))
 	}
-	if last := r.keys[n-1]; last != 0 && r.salts.live > 0 {
-		term, _ := r.salts.get(revID(kvblock.EngineHash(last)))
-		salt = uint64(term)
-	}
-	return salt
+	return 0
 }
 
 // learnSize learns the part's block size and reports whether the event is a partial block: a

@@ -8,26 +8,39 @@ import (
 	"github.com/kvpilot/kvpilot/server/blockhash"
 )
 
-// A slot word names a block and who holds it: the tag above (with the shard's number 49 bits
-// of the spread hash), the set id below. Zero is an empty slot; a tag with set id zero is a block that nobody holds
-// any more, kept so that blocks which were placed past it are still found.
+// A slot word names a block and who holds it. From the top: the tag (with the shard's number 49
+// bits of the spread hash), the bucket's passed mark, and the set id; a slot with set id zero is
+// free, whatever its tag. Blocks of tags are of eight classes; the passed mark of a bucket's i-th
+// slot says that a block of class i may lie past this bucket, which was full once. Marks are
+// only taken back when the table is rebuilt.
 const (
 	shardBits   = 8
 	shards      = 1 << shardBits
 	idBits      = 22
 	idMask      = 1<<idBits - 1
+	passed      = 1 << idBits
+	tagShift    = idBits + 1
 	bucketSlots = 8 // a cache line
 	minBuckets  = 2
-	maxLoad     = 0.75
-	newLoad     = 0.60
+	// Loads after which a table grows, and with which it begins, in percent.
+	fullLoad  = 75
+	freshLoad = 60
+	// maxPassed is how many marks a table has per 8 buckets before it is rebuilt without.
+	maxPassed = 8
 )
 
 // spread moves the entropy of h into its upper bits. Block hashes are well mixed already; the
 // multiplication keeps the table sound when somebody's are not.
 func spread(h blockhash.Hash) uint64 { return uint64(h) * 0x9E3779B97F4A7C15 }
 
-// tagOf returns the slot word of a spread hash with set id zero; it is never the empty word.
-func tagOf(m uint64) uint64 { return (m<<shardBits | 1<<idBits) &^ idMask }
+// tagOf returns the slot word of a spread hash with no mark and set id zero.
+func tagOf(m uint64) uint64 { return m << shardBits &^ (1<<tagShift - 1) }
+
+// classOf returns the class of a tag.
+func classOf(tag uint64) uint64 { return tag >> tagShift % bucketSlots }
+
+// tagged reports whether the slot word w holds the block of tag.
+func tagged(w, tag uint64) bool { return (w^tag)>>tagShift == 0 && w&idMask != 0 }
 
 // plane maps blocks to the set of ranks that hold them. Writers lock one shard; readers
 // take the shard's table from an atomic pointer and read slots atomically.
@@ -41,10 +54,11 @@ type plane struct {
 }
 
 type shard struct {
-	mu   sync.Mutex
-	live int // slots with a set; guarded by mu
-	used int // slots that are not empty; guarded by mu
-	_    [40]byte
+	mu    sync.Mutex
+	live  int // slots in use; guarded by mu
+	limit int // live slots after which the table grows; guarded by mu
+	marks int // passed marks; guarded by mu
+	_     [32]byte
 }
 
 // table is one shard's slots. A block lies in its home bucket or, when that is full, in the
@@ -68,21 +82,24 @@ func (t *table) bucket(b uint64) *[bucketSlots]uint64 {
 func (t *table) get(tag uint64) uint32 {
 	for b := t.home(tag); ; {
 		line := t.bucket(b)
-		open := false
 		for i := range line {
-			w := atomic.LoadUint64(&line[i])
-			if w&^idMask == tag {
+			if w := atomic.LoadUint64(&line[i]); tagged(w, tag) {
 				return uint32(w & idMask)
 			}
-			open = open || w == 0
 		}
-		if open {
+		if atomic.LoadUint64(&line[classOf(tag)])&passed == 0 {
 			return 0
 		}
-		if b++; b == t.buckets {
-			b = 0
-		}
+		b = t.after(b)
 	}
+}
+
+// after returns the bucket that follows b.
+func (t *table) after(b uint64) uint64 {
+	if b++; b == t.buckets {
+		return 0
+	}
+	return b
 }
 
 // touch loads the cache line where the search for m begins, so that several searches can wait
@@ -104,36 +121,37 @@ func (p *plane) get(m uint64) uint32 {
 	return t.get(tagOf(m))
 }
 
-// place is where a tag lies or may be put.
-type place struct {
-	slot  *uint64
-	word  uint64
-	found bool
-}
-
-// find looks for tag and, when it is absent, for the first slot that may take it. Only the
-// shard's writer calls it.
-func (t *table) find(tag uint64) place {
-	var free place
+// find returns the slot of tag, or nil. Only the shard's writer calls it.
+func (t *table) find(tag uint64) *uint64 {
 	for b := t.home(tag); ; {
 		line := t.bucket(b)
-		open := false
 		for i := range line {
-			w := line[i]
-			if w&^idMask == tag {
-				return place{&line[i], w, true}
+			if tagged(line[i], tag) {
+				return &line[i]
 			}
-			if w&idMask == 0 && free.slot == nil {
-				free = place{&line[i], w, false}
+		}
+		if line[classOf(tag)]&passed == 0 {
+			return nil
+		}
+		b = t.after(b)
+	}
+}
+
+// free returns a free slot for tag, which is not in the table, and the number of marks that
+// were set on the way to it.
+func (t *table) free(tag uint64) (slot *uint64, marks int) {
+	for b := t.home(tag); ; {
+		line := t.bucket(b)
+		for i := range line {
+			if line[i]&idMask == 0 {
+				return &line[i], marks
 			}
-			open = open || w == 0
 		}
-		if open {
-			return free
+		if at := &line[classOf(tag)]; *at&passed == 0 {
+			atomic.StoreUint64(at, *at|passed)
+			marks++
 		}
-		if b++; b == t.buckets {
-			b = 0
-		}
+		b = t.after(b)
 	}
 }
 
@@ -153,99 +171,79 @@ func (p *plane) add(m uint64, w *writer) added {
 	tag := tagOf(m)
 	s.mu.Lock()
 	t := p.tabs[n].Load()
-	if t == nil || float64(s.used+1) > maxLoad*float64(len(t.slots)) {
+	if t == nil {
 		t = p.rebuild(n, t, s)
 	}
-	at := t.find(tag)
-	from := uint32(at.word & idMask)
-	if !at.found {
-		from = 0
-	}
-	to := w.with(p.sets, from)
-	if to == 0 {
-		s.mu.Unlock()
-		return addFull
-	}
-	if to == from {
-		s.mu.Unlock()
-		return addDup
-	}
-	if from == 0 {
-		s.live++
-		if at.word == 0 {
-			s.used++
+	if slot := t.find(tag); slot != nil {
+		from := uint32(*slot & idMask)
+		to := w.with(p.sets, from)
+		if to != from && to != 0 {
+			atomic.StoreUint64(slot, *slot&^idMask|uint64(to))
 		}
+		s.mu.Unlock()
+		switch to {
+		case 0:
+			return addFull
+		case from:
+			return addDup
+		}
+		return addNew
 	}
-	atomic.StoreUint64(at.slot, tag|uint64(to))
+	if s.live >= s.limit {
+		t = p.rebuild(n, t, s)
+	}
+	slot, marks := t.free(tag)
+	atomic.StoreUint64(slot, tag|*slot&passed|uint64(single(w.slot)))
+	s.live++
+	if s.marks += marks; s.marks*8 > int(t.buckets)*maxPassed {
+		p.rebuild(n, t, s)
+	}
 	s.mu.Unlock()
 	return addNew
 }
 
-// remove ends the writer's hold of the block; it reports whether it was a holder.
+// remove ends the writer's rank's hold of the block; it reports whether it was a holder.
 func (p *plane) remove(m uint64, w *writer) bool {
 	n := m >> (64 - shardBits)
 	s := &p.parts[n]
-	tag := tagOf(m)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	t := p.tabs[n].Load()
 	if t == nil {
+		s.mu.Unlock()
 		return false
 	}
-	at := t.find(tag)
-	if !at.found || at.word&idMask == 0 {
+	slot := t.find(tagOf(m))
+	if slot == nil {
+		s.mu.Unlock()
 		return false
 	}
-	from := uint32(at.word & idMask)
-	to, ok := w.without(p.sets, from)
-	if !ok {
-		return false
-	}
-	word := tag | uint64(to)
-	if to == 0 {
-		s.live--
-		if t.mayEmpty(tag, at.slot) {
-			s.used--
-			word = 0
+	to, ok := w.without(p.sets, uint32(*slot&idMask))
+	if ok {
+		atomic.StoreUint64(slot, *slot&^idMask|uint64(to))
+		if to == 0 {
+			s.live--
 		}
 	}
-	atomic.StoreUint64(at.slot, word)
-	return true
-}
-
-// mayEmpty reports whether the slot's bucket has an empty slot already: then no search goes
-// past it and the slot may become empty too.
-func (t *table) mayEmpty(tag uint64, slot *uint64) bool {
-	for b := t.home(tag); ; {
-		line := t.bucket(b)
-		here, open := false, false
-		for i := range line {
-			here = here || &line[i] == slot
-			open = open || line[i] == 0
-		}
-		if here || open {
-			return here && open
-		}
-		if b++; b == t.buckets {
-			b = 0
-		}
-	}
+	s.mu.Unlock()
+	return ok
 }
 
 // rebuild gives the shard a table with room for what lives in it and publishes that.
 func (p *plane) rebuild(n uint64, old *table, s *shard) *table {
-	want := uint64(float64(s.live+1)/(newLoad*bucketSlots)) + 1
+	want := uint64((s.live+1)*100/(freshLoad*bucketSlots)) + 1
 	t := &table{buckets: max(want, minBuckets)}
 	t.slots = hugeSlice(int(t.buckets) * bucketSlots)
+	s.limit, s.marks = len(t.slots)*fullLoad/100, 0
 	if old != nil {
 		for _, w := range old.slots {
 			if w&idMask != 0 {
-				*t.find(w &^ idMask).slot = w
+				slot, marks := t.free(w &^ (1<<tagShift - 1))
+				*slot = *slot&passed | w&^passed
+				s.marks += marks
 			}
 		}
 		p.bytes.Add(-8 * int64(len(old.slots)))
 	}
-	s.used = s.live
 	p.bytes.Add(8 * int64(len(t.slots)))
 	p.tabs[n].Store(t)
 	return t
