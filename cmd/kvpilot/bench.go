@@ -4,8 +4,10 @@ import "github.com/spf13/cobra"
 
 // newBenchCommand joins the benchmarks: each measures one promise of docs/performance.md.
 func newBenchCommand() *cobra.Command {
-	return &cobra.Command{
+	bench := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure kvpilot on this machine",
 	}
+	bench.AddCommand(newBenchIndexCommand())
+	return bench
 }

@@ -164,7 +164,7 @@ const holdOut = 4
 
 // fill plays rounds of the trace until all caches are full, and a round more.
 func (b *bench) fill(ctx context.Context) error {
-	requests := SyntheticTrace(12_000, b.Seed)
+	requests := SyntheticTrace(min(max(b.Blocks/200, 300), 12_000), b.Seed)
 	if b.Trace != "" {
 		var err error
 		if requests, err = ReadTrace(b.Trace); err != nil {

@@ -2,6 +2,7 @@ package indexbench
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -104,6 +105,8 @@ func waitUntil(at time.Time) {
 			return
 		case d > 300*time.Microsecond:
 			time.Sleep(d - 200*time.Microsecond)
+		default:
+			runtime.Gosched()
 		}
 	}
 }
