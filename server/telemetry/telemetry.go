@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/exemplar"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
@@ -32,6 +33,9 @@ type Params struct {
 	Instance string
 	// Exporters receive every finished span that is kept, beside the configured endpoint.
 	Exporters []sdktrace.SpanExporter
+	// Recent is shown the spans of every trace when its first span ends, kept or not. It must not
+	// block, and nil shows nobody.
+	Recent func([]sdktrace.ReadOnlySpan)
 }
 
 // Telemetry holds what the parts are handed. Its methods are safe for concurrent use.
@@ -40,9 +44,10 @@ type Telemetry struct {
 	meters   *sdkmetric.MeterProvider
 	tracers  *sdktrace.TracerProvider
 	registry *prometheus.Registry
+	batcher  *batcher // nil when nothing is recorded
 }
 
-// New builds the providers. It connects to nothing: exporters dial in the background.
+// New builds the providers. Exporters dial in the background; Close ends what New started.
 func New(ctx context.Context, c Config, p Params) (*Telemetry, error) {
 	res := resource.NewSchemaless(
 		semconv.ServiceName(c.ServiceName),
@@ -54,27 +59,42 @@ func New(ctx context.Context, c Config, p Params) (*Telemetry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prometheus exporter: %w", err)
 	}
-	options := []sdktrace.TracerProviderOption{
-		sdktrace.WithResource(res),
-		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(c.Traces.Ratio))),
+	t := &Telemetry{
+		log:      newLogger(c, p.LogTo),
+		meters:   sdkmetric.NewMeterProvider(sdkmetric.WithResource(res), sdkmetric.WithReader(reader), sdkmetric.WithExemplarFilter(exemplar.TraceBasedFilter)),
+		registry: registry,
 	}
+	return t, t.startTracing(ctx, c.Traces, res, p)
+}
+
+// startTracing makes the tracer. With nobody to send spans to, none are recorded.
+func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Resource, p Params) error {
 	exporters := p.Exporters
-	if c.Traces.Endpoint != "" {
-		exporter, err := newExporter(ctx, c.Traces)
+	if c.Endpoint != "" {
+		exporter, err := newExporter(ctx, c)
 		if err != nil {
-			return nil, err
+			return fmt.Errorf("trace exporter: %w", err)
 		}
 		exporters = append(exporters, exporter)
 	}
-	for _, e := range exporters {
-		options = append(options, sdktrace.WithBatcher(e))
+	if len(exporters) == 0 && p.Recent == nil || c.Ratio == 0 {
+		t.tracers = sdktrace.NewTracerProvider(sdktrace.WithResource(res), sdktrace.WithSampler(sdktrace.NeverSample()))
+		return nil
 	}
-	return &Telemetry{
-		log:      newLogger(c, p.LogTo),
-		meters:   sdkmetric.NewMeterProvider(sdkmetric.WithResource(res), sdkmetric.WithReader(reader)),
-		tracers:  sdktrace.NewTracerProvider(options...),
-		registry: registry,
-	}, nil
+	drops, err := t.meters.Meter("github.com/kvpilot/kvpilot/server/telemetry").Int64Counter("kvpilot.telemetry.spans.dropped",
+		metric.WithUnit("{span}"), metric.WithDescription("Spans that were to be kept and could not be: the exporter is too slow or fails."))
+	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	dropped := func(n int) { drops.Add(context.Background(), int64(n)) }
+	dropped(0)
+	t.batcher = startBatcher(exporters, t.log, dropped)
+	t.tracers = sdktrace.NewTracerProvider(
+		sdktrace.WithResource(res),
+		sdktrace.WithSampler(recorder{sdktrace.ParentBased(sdktrace.TraceIDRatioBased(c.Ratio))}),
+		sdktrace.WithSpanProcessor(newTail(c.Slow, t.batcher.offer, p.Recent, dropped)),
+	)
+	return nil
 }
 
 func newExporter(ctx context.Context, c Traces) (sdktrace.SpanExporter, error) {
@@ -132,5 +152,9 @@ func (t *Telemetry) MetricsHandler() http.Handler {
 
 // Close flushes what is buffered and stops the exporters, at most until ctx ends.
 func (t *Telemetry) Close(ctx context.Context) error {
-	return errors.Join(t.tracers.Shutdown(ctx), t.meters.Shutdown(ctx))
+	err := errors.Join(t.tracers.Shutdown(ctx), t.meters.Shutdown(ctx))
+	if t.batcher != nil {
+		err = errors.Join(err, t.batcher.close(ctx))
+	}
+	return err
 }
