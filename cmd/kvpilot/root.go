@@ -17,8 +17,8 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	}
 	root.SetOut(out)
 	root.SetErr(errOut)
+	root.AddCommand(newServeCommand(env, out, errOut))
 	root.AddCommand(newBenchCommand())
 	root.AddCommand(newSimCommand())
-	_ = env // handed to the subcommands that read configuration
 	return root
 }

@@ -3,27 +3,95 @@ package config
 import (
 	"errors"
 	"fmt"
-	"strings"
 
+	"github.com/kvpilot/kvpilot/server/admin"
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/decisionlog"
+	"github.com/kvpilot/kvpilot/server/enginestats"
+	"github.com/kvpilot/kvpilot/server/gateway"
+	"github.com/kvpilot/kvpilot/server/grpcapi"
+	"github.com/kvpilot/kvpilot/server/kvevents"
+	"github.com/kvpilot/kvpilot/server/kvindex"
+	"github.com/kvpilot/kvpilot/server/load"
+	"github.com/kvpilot/kvpilot/server/registry"
+	"github.com/kvpilot/kvpilot/server/router"
 	"github.com/kvpilot/kvpilot/server/telemetry"
+	"github.com/kvpilot/kvpilot/server/tokenizer"
+	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
 // Config is the tree of all settings: a struct of the parts' own structs.
 type Config struct {
-	// Telemetry: logs, metrics and traces.
+	// Where the router is reached, and how it leaves.
+	Listen Listen `yaml:"listen"`
+	// Which replicas exist.
+	Registry registry.Config `yaml:"registry"`
+	// How a request is read and sent.
+	Router router.Config `yaml:"router"`
+	// How a replica is chosen, and how requests wait.
+	Chooser chooser.Config `yaml:"chooser"`
+	// How prompts become token ids.
+	Tokenizer tokenizer.Config `yaml:"tokenizer"`
+	// The index of which rank holds which KV block.
+	KVIndex kvindex.Config `yaml:"kvindex"`
+	// The engines' KV cache events.
+	KVEvents kvevents.Config `yaml:"kvevents"`
+	// Reservations.
+	Load load.Config `yaml:"load"`
+	// What engines report of their load.
+	EngineStats enginestats.Config `yaml:"enginestats"`
+	// Connections to replicas, retries, breakers.
+	Upstream upstream.Config `yaml:"upstream"`
+	// The memory of decisions.
+	Decisions decisionlog.Config `yaml:"decisions"`
+	// Who may call, and what callers may ask for.
+	API grpcapi.Config `yaml:"api"`
+	// The REST surface.
+	Gateway gateway.Config `yaml:"gateway"`
+	// The operators' surface.
+	Admin admin.Config `yaml:"admin"`
+	// Logs, metrics and traces.
 	Telemetry telemetry.Config `yaml:"telemetry"`
 }
 
 // Default returns the defaults of every part.
 func Default() Config {
 	return Config{
-		Telemetry: telemetry.DefaultConfig(),
+		Listen:      DefaultListen(),
+		Registry:    registry.DefaultConfig(),
+		Router:      router.DefaultConfig(),
+		Chooser:     chooser.DefaultConfig(),
+		Tokenizer:   tokenizer.DefaultConfig(),
+		KVIndex:     kvindex.DefaultConfig(),
+		KVEvents:    kvevents.DefaultConfig(),
+		Load:        load.DefaultConfig(),
+		EngineStats: enginestats.DefaultConfig(),
+		Upstream:    upstream.DefaultConfig(),
+		Decisions:   decisionlog.DefaultConfig(),
+		API:         grpcapi.DefaultConfig(),
+		Gateway:     gateway.DefaultConfig(),
+		Admin:       admin.DefaultConfig(),
+		Telemetry:   telemetry.DefaultConfig(),
 	}
 }
 
 // Validate reports every bad field at once, named as the operator wrote it.
 func (c Config) Validate() error {
 	return errors.Join(
+		within("listen", c.Listen.Validate()),
+		within("registry", c.Registry.Validate()),
+		within("router", c.Router.Validate()),
+		within("chooser", c.Chooser.Validate()),
+		within("tokenizer", c.Tokenizer.Validate()),
+		within("kvindex", c.KVIndex.Validate()),
+		within("kvevents", c.KVEvents.Validate()),
+		within("load", c.Load.Validate()),
+		within("enginestats", c.EngineStats.Validate()),
+		within("upstream", c.Upstream.Validate()),
+		within("decisions", c.Decisions.Validate()),
+		within("api", c.API.Validate()),
+		within("gateway", c.Gateway.Validate()),
+		within("admin", c.Admin.Validate()),
 		within("telemetry", c.Telemetry.Validate()),
 	)
 }
@@ -42,9 +110,4 @@ func within(section string, err error) error {
 		errs = append(errs, within(section, e))
 	}
 	return errors.Join(errs...)
-}
-
-// EnvName is the environment variable of a setting's path.
-func EnvName(path string) string {
-	return envPrefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
 }

@@ -1,0 +1,283 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvpilot/kvpilot/server/enginesim"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fleet is a router, started as main starts it, before simulated replicas.
+type fleet struct {
+	t       *testing.T
+	engines []*enginesim.Engine
+	urls    []string
+	http    string
+	grpc    string
+	admin   string
+	log     *logBuffer
+	stop    func()
+}
+
+// fleetOptions change what startFleet makes.
+type fleetOptions struct {
+	replicas int
+	engine   func(i int, c *enginesim.Config)
+	noEvents bool
+	yaml     string
+	args     []string
+}
+
+// startFleet starts replicas and router and waits until the router takes requests.
+func startFleet(t *testing.T, o fleetOptions) *fleet {
+	t.Helper()
+	f := &fleet{t: t, log: &logBuffer{}}
+	if o.replicas == 0 {
+		o.replicas = 2
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	var list strings.Builder
+	for i := range o.replicas {
+		c := enginesim.DefaultConfig()
+		c.Core.Timing.Speed = 20
+		c.MeanAnswer = 8
+		if o.engine != nil {
+			o.engine(i, &c)
+		}
+		p := enginesim.Params{HTTP: listen(t)}
+		events, replays := []net.Listener{}, []net.Listener{}
+		if !o.noEvents {
+			for range c.Ranks {
+				events, replays = append(events, listen(t)), append(replays, listen(t))
+			}
+			p.Events, p.Replays = events, replays
+		}
+		engine, err := enginesim.New(c, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			if err := engine.Run(ctx); err != nil {
+				t.Errorf("replica %d: %v", i, err)
+			}
+		})
+		f.engines = append(f.engines, engine)
+		url := "http://" + p.HTTP.Addr().String()
+		f.urls = append(f.urls, url)
+		fmt.Fprintf(&list, "  - id: r%d\n    url: %s\n    ranks: %d\n", i, url, c.Ranks)
+		if !o.noEvents {
+			fmt.Fprintf(&list, "    events: {endpoint: \"tcp://%s\", replay: \"tcp://%s\"}\n", events[0].Addr(), replays[0].Addr())
+		}
+	}
+	file := filepath.Join(t.TempDir(), "kvpilot.yaml")
+	text := "registry:\n  probe: {interval: 200ms, max_interval: 1s, up: 1}\n  replicas:\n" + indent(list.String()) + o.yaml
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"serve", "--config", file, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, o.args...)
+	served := make(chan error, 1)
+	serveCtx, stopServe := context.WithCancel(context.Background())
+	go func() { served <- run(serveCtx, args, nil, io.Discard, f.log) }()
+	var once sync.Once
+	f.stop = func() {
+		once.Do(func() {
+			stopServe()
+			if err := <-served; err != nil {
+				t.Errorf("serve: %v", err)
+			}
+			cancel()
+			wg.Wait()
+			http.DefaultClient.CloseIdleConnections()
+			if t.Failed() {
+				t.Logf("router's log:\n%s", f.log)
+			}
+		})
+	}
+	t.Cleanup(f.stop)
+	f.http, f.grpc, f.admin = f.addresses(served)
+	f.eventually("the router is ready", func() bool {
+		resp, err := http.Get("http://" + f.admin + "/readyz")
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+	return f
+}
+
+func indent(text string) string {
+	return "  " + strings.TrimSuffix(strings.ReplaceAll(text, "\n", "\n  "), "  ")
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+var serving = regexp.MustCompile(`msg=serving http=(\S+) grpc=(\S+) admin=(\S+)`)
+
+// addresses reads from the log where the doors are.
+func (f *fleet) addresses(served chan error) (string, string, string) {
+	f.t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for time.Now().Before(deadline) {
+		if m := serving.FindStringSubmatch(f.log.String()); m != nil {
+			return m[1], m[2], m[3]
+		}
+		select {
+		case err := <-served:
+			served <- err
+			f.t.Fatalf("serve ended: %v\n%s", err, f.log)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	f.t.Fatalf("the router did not say where it serves:\n%s", f.log)
+	return "", "", ""
+}
+
+// eventually waits for something that real sockets bring about.
+func (f *fleet) eventually(what string, done func() bool) {
+	f.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if done() {
+			return
+		}
+	}
+	f.t.Fatalf("%s: not within 20s\n%s", what, f.log)
+}
+
+// logBuffer is a log that may be read while it is written.
+type logBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// answer is what a client saw.
+type answer struct {
+	status int
+	header http.Header
+	body   []byte
+	err    error
+}
+
+// post sends a JSON body through the REST surface.
+func (f *fleet) post(path, body string, header ...string) answer {
+	f.t.Helper()
+	return postTo(f.t, "http://"+f.http+path, body, header...)
+}
+
+func postTo(t *testing.T, url, body string, header ...string) answer {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return answer{err: err}
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return answer{status: resp.StatusCode, header: resp.Header, body: text, err: err}
+}
+
+// events splits a stream into its data lines.
+func (a answer) events() []string {
+	var list []string
+	for s := bufio.NewScanner(bytes.NewReader(a.body)); s.Scan(); {
+		if data, ok := strings.CutPrefix(s.Text(), "data: "); ok {
+			list = append(list, data)
+		}
+	}
+	return list
+}
+
+// openAIError is the error in an answer's body.
+func (a answer) openAIError(t *testing.T) (message, kind, param, code string) {
+	t.Helper()
+	var body struct {
+		Error struct {
+			Message string  `json:"message"`
+			Type    string  `json:"type"`
+			Param   *string `json:"param"`
+			Code    any     `json:"code"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(a.body, &body); err != nil || body.Error.Message == "" {
+		t.Fatalf("status %d, body %q is no error in OpenAI's shape: %v", a.status, a.body, err)
+	}
+	if body.Error.Param != nil {
+		param = *body.Error.Param
+	}
+	return body.Error.Message, body.Error.Type, param, fmt.Sprint(body.Error.Code)
+}
+
+// metric sums the samples of a metric whose labels contain all of the given texts.
+func (f *fleet) metric(name string, labels ...string) float64 {
+	f.t.Helper()
+	resp, err := http.Get("http://" + f.admin + "/metrics")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	sum := 0.0
+	s := bufio.NewScanner(resp.Body)
+	s.Buffer(nil, 1<<20)
+next:
+	for s.Scan() {
+		line := s.Text()
+		rest, ok := strings.CutPrefix(line, name)
+		if !ok || rest == "" || rest[0] != '{' && rest[0] != ' ' {
+			continue
+		}
+		for _, l := range labels {
+			if !strings.Contains(rest, l) {
+				continue next
+			}
+		}
+		var v float64
+		if _, err := fmt.Sscan(rest[strings.LastIndexByte(rest, ' ')+1:], &v); err == nil {
+			sum += v
+		}
+	}
+	return sum
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvpilot/kvpilot/server"
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/registry"
+)
+
+// serveFlags are the few settings that are worth a flag of their own.
+type serveFlags struct {
+	file     string
+	set      []string
+	replicas []string
+	http     string
+	grpc     string
+	admin    string
+	check    bool
+	print    bool
+}
+
+// newServeCommand runs the router.
+func newServeCommand(env []string, out, errOut io.Writer) *cobra.Command {
+	var f serveFlags
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the router",
+		Long: "Run the router.\n\nSettings come from --config, then from environment variables (KVPILOT_LISTEN_HTTP for listen.http),\n" +
+			"then from --set and the flags below; docs/config.md lists them all.",
+		Example: "  kvpilot serve --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000\n  kvpilot serve --config kvpilot.yaml --set telemetry.log_level=debug",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := f.load(env)
+			if err != nil {
+				return err
+			}
+			switch {
+			case f.print:
+				return config.Print(out, c)
+			case f.check:
+				fmt.Fprintln(out, "the settings are good")
+				return nil
+			}
+			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Version: version()})
+			if err != nil {
+				return err
+			}
+			return s.Run(cmd.Context())
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.file, "config", "", "YAML file with settings")
+	flags.StringArrayVar(&f.set, "set", nil, "override one setting: path.to.key=value")
+	flags.StringArrayVar(&f.replicas, "replica", nil, "base URL of a replica; may be given again")
+	flags.StringVar(&f.http, "http", "", "address of the REST surface (listen.http)")
+	flags.StringVar(&f.grpc, "grpc", "", "address of the gRPC services (listen.grpc)")
+	flags.StringVar(&f.admin, "admin", "", "address of health, metrics and console (listen.admin)")
+	flags.BoolVar(&f.check, "check-config", false, "check the settings and exit")
+	flags.BoolVar(&f.print, "print-config", false, "print the settings, secrets starred, and exit")
+	return cmd
+}
+
+func (f serveFlags) load(env []string) (config.Config, error) {
+	set := f.set
+	for path, value := range map[string]string{"listen.http": f.http, "listen.grpc": f.grpc, "listen.admin": f.admin} {
+		if value != "" {
+			set = append(set, path+"="+value)
+		}
+	}
+	c, err := config.Load(config.Source{File: f.file, Env: env, Set: set})
+	if err != nil {
+		return c, err
+	}
+	for _, url := range f.replicas {
+		c.Registry.Replicas = append(c.Registry.Replicas, registry.Spec{URL: url})
+	}
+	return c, c.Validate()
+}

@@ -1,0 +1,137 @@
+package server
+
+import (
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/enginestats"
+	"github.com/kvpilot/kvpilot/server/kvblock"
+	"github.com/kvpilot/kvpilot/server/kvindex"
+	"github.com/kvpilot/kvpilot/server/registry"
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// The methods below carry news of the fleet from the registry to everybody who keeps state per
+// rank. They are called in order, before a snapshot shows an addition and after one stopped
+// showing a removal.
+
+func (p *parts) rankAdded(slot replica.Slot, r *replica.Replica, rank int) {
+	p.book.AddRank(slot)
+	p.chooser.AddRank(slot, r, rank)
+	info := kvindex.RankInfo{Rank: replica.Rank{Replica: r.ID, Index: rank}, BlockSize: r.BlockSize, Capacity: r.Blocks}
+	if err := p.index.AddRank(slot, info); err != nil {
+		p.log.Error("a rank is not indexed", "replica", string(r.ID), "rank", rank, "error", err)
+	}
+	if rank < len(r.Events) && r.Events[rank].Endpoint != "" {
+		p.events.Add(slot, r.Events[rank], string(r.ID))
+	} else {
+		p.index.SetState(slot, kvblock.FeedNone)
+	}
+	p.stats.Add(slot, r, rank)
+}
+
+func (p *parts) rankRemoved(slot replica.Slot) {
+	p.stats.Remove(slot)
+	p.events.Remove(slot)
+	p.index.RemoveRank(slot)
+	p.chooser.RemoveRank(slot)
+	if lost := p.book.RemoveRank(slot); lost > 0 {
+		p.log.Warn("requests were in flight on a rank that is gone", "slot", slot, "requests", lost)
+	}
+}
+
+// restarted drops what was believed of a former engine process. Ranks with events learn of it
+// from their sequence numbers too; whoever notices first wins.
+func (p *parts) restarted(r *replica.Replica, began time.Time) {
+	for rank, slot := range r.Slots {
+		p.book.Forget(slot, began)
+		if rank >= len(r.Events) || r.Events[rank].Endpoint == "" {
+			p.index.Reset(slot)
+		}
+	}
+}
+
+// changed follows each new view of the fleet.
+func (p *parts) changed(s *registry.Snapshot) {
+	for _, r := range s.Replicas {
+		for rank, slot := range r.Slots {
+			p.index.UpdateRank(slot, kvindex.RankInfo{Rank: replica.Rank{Replica: r.ID, Index: rank}, BlockSize: r.BlockSize, Capacity: r.Blocks})
+		}
+	}
+	p.chooser.Changed()
+	select {
+	case p.changedFleet <- struct{}{}:
+	default:
+	}
+}
+
+func (p *parts) learned(id replica.ID, l enginestats.Learned) {
+	p.registry.Learn(id, registry.Learned{BlockSize: l.BlockSize, Blocks: l.Blocks})
+}
+
+// ready says why the router should get no requests now.
+func (p *parts) ready() error {
+	for _, r := range p.registry.Snapshot().Replicas {
+		if r.State == replica.StateReady && len(r.Models) > 0 {
+			return nil
+		}
+	}
+	return errNoReplicaYet
+}
+
+// background lists the parts with work of their own.
+func (p *parts) background() []component {
+	return []component{
+		{"registry", p.registry.Run},
+		{"kvindex", p.kvindex.Run},
+		{"kvevents", p.events.Run},
+		{"enginestats", p.stats.Run},
+		{"load", p.book.Run},
+		{"chooser", p.chooser.Run},
+		{"tokenizer", p.tokens.Run},
+		{"upstream", p.upstream.Run},
+		{"decisionlog", p.decisions.Run},
+	}
+}
+
+// sink takes the events of all ranks into the index, and lets the tokenizer's parity guard see
+// the blocks that engines store.
+type sink struct{ p *parts }
+
+func (s sink) Store(slot replica.Slot, ev *kvblock.Stored) {
+	s.p.kvindex.Store(slot, ev)
+	if ev.HasParent || ev.BlockSize <= 0 {
+		return // only the beginnings of prompts are compared
+	}
+	if r, _, ok := s.p.registry.Snapshot().BySlot(slot); ok && len(r.Models) > 0 {
+		s.p.tokens.ObserveStored(r.Models[0].ID, slot, ev)
+	}
+}
+
+func (s sink) Remove(slot replica.Slot, ev *kvblock.Removed) { s.p.kvindex.Remove(slot, ev) }
+
+func (s sink) Clear(slot replica.Slot, tier kvblock.Tier, all bool) {
+	s.p.kvindex.Clear(slot, tier, all)
+}
+
+func (s sink) Reset(slot replica.Slot) { s.p.kvindex.Reset(slot) }
+
+func (s sink) SetState(slot replica.Slot, state kvblock.FeedState) {
+	s.p.kvindex.SetState(slot, state)
+}
+
+// report is what a rank's engine says of itself, as the chooser asks it.
+func (p *parts) report(slot replica.Slot) (chooser.Report, bool) {
+	now := time.Now()
+	s, ok := p.stats.Stats(slot)
+	if !ok || !s.Fresh(now) {
+		return chooser.Report{}, false
+	}
+	waiting := s.Waiting
+	if s.Foreign(now) < 1 {
+		// A report is older than our own last booking: without anybody else's requests, what waits
+		// there beyond ours has left the queue since.
+		waiting = min(waiting, p.book.View(slot, now).Prefilling)
+	}
+	return chooser.Report{Waiting: waiting, KVUsage: s.KVUsage}, true
+}

@@ -1,0 +1,120 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// component is a part with work of its own: run blocks until ctx ends and returns nil then.
+type component struct {
+	name string
+	run  func(ctx context.Context) error
+}
+
+// crew runs components and reports the first one that ends before it was told to.
+type crew struct {
+	wg     sync.WaitGroup
+	failed chan error
+}
+
+func newCrew(size int) *crew { return &crew{failed: make(chan error, size)} }
+
+// start runs each component on a goroutine of its own until ctx ends.
+func (c *crew) start(ctx context.Context, parts ...component) {
+	for _, p := range parts {
+		c.wg.Go(func() {
+			err := p.run(ctx)
+			switch {
+			case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)):
+			case err == nil:
+				c.failed <- fmt.Errorf("%s ended by itself", p.name)
+			default:
+				c.failed <- fmt.Errorf("%s: %w", p.name, err)
+			}
+		})
+	}
+}
+
+// wait returns when every component has ended.
+func (c *crew) wait() { c.wg.Wait() }
+
+// door is a listening surface: serve blocks until the door is shut, shut lets what is under way
+// finish until ctx ends and then cuts it off.
+type door struct {
+	name  string
+	serve func() error
+	shut  func(ctx context.Context) error
+}
+
+// httpDoor serves HTTP on l.
+func httpDoor(name string, l net.Listener, s *http.Server) door {
+	return door{
+		name: name,
+		serve: func() error {
+			if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				return err
+			}
+			return nil
+		},
+		shut: func(ctx context.Context) error {
+			if err := s.Shutdown(ctx); err != nil {
+				return errors.Join(fmt.Errorf("%s: streams were cut off: %w", name, err), s.Close())
+			}
+			return nil
+		},
+	}
+}
+
+// grpcDoor serves gRPC on l.
+func grpcDoor(name string, l net.Listener, s *grpc.Server) door {
+	return door{
+		name:  name,
+		serve: func() error { return s.Serve(l) },
+		shut: func(ctx context.Context) error {
+			done := make(chan struct{})
+			go func() {
+				s.GracefulStop()
+				close(done)
+			}()
+			select {
+			case <-done:
+				return nil
+			case <-ctx.Done():
+				s.Stop()
+				<-done
+				return fmt.Errorf("%s: streams were cut off: %w", name, ctx.Err())
+			}
+		},
+	}
+}
+
+// shutAll shuts the doors side by side.
+func shutAll(ctx context.Context, doors []door) error {
+	errs := make([]error, len(doors))
+	var wg sync.WaitGroup
+	for i, d := range doors {
+		wg.Go(func() { errs[i] = d.shut(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// pause waits for d, or until hurry is closed.
+func pause(d time.Duration, hurry <-chan error) {
+	if d <= 0 {
+		return
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-hurry:
+	}
+}

@@ -1,0 +1,115 @@
+package server
+
+import (
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/decisionlog"
+	"github.com/kvpilot/kvpilot/server/enginestats"
+	"github.com/kvpilot/kvpilot/server/kvevents"
+	"github.com/kvpilot/kvpilot/server/kvindex"
+	"github.com/kvpilot/kvpilot/server/load"
+	"github.com/kvpilot/kvpilot/server/registry"
+	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/router"
+	"github.com/kvpilot/kvpilot/server/telemetry"
+	"github.com/kvpilot/kvpilot/server/tokenizer"
+	"github.com/kvpilot/kvpilot/server/upstream"
+)
+
+// errNoReplicaYet is why a router without replicas is not ready.
+var errNoReplicaYet = errors.New("no replica takes requests yet")
+
+// parts are everything below the surfaces.
+type parts struct {
+	log       *slog.Logger
+	registry  *registry.Registry
+	kvindex   *kvindex.Index
+	index     *index
+	events    *kvevents.Plane
+	stats     *enginestats.Poller
+	book      *load.Book
+	chooser   *chooser.Chooser
+	tokens    *tokenizer.Pool
+	upstream  *upstream.Client
+	breaker   *upstream.Breaker
+	decisions *decisionlog.Log
+	router    *router.Router
+	// changedFleet holds one token when the fleet has changed since somebody looked.
+	changedFleet chan struct{}
+}
+
+// newParts builds the parts, lower ones first.
+func newParts(c config.Config, t *telemetry.Telemetry) (*parts, error) {
+	p := &parts{log: t.Log(), changedFleet: make(chan struct{}, 1)}
+	for _, build := range []func(config.Config, *telemetry.Telemetry) error{
+		p.buildIndex, p.buildLoad, p.buildRegistry, p.buildChoice, p.buildRouter,
+	} {
+		if err := build(c, t); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// part names a part in its log lines.
+func (p *parts) part(name string) *slog.Logger { return p.log.With("part", name) }
+
+func (p *parts) buildIndex(c config.Config, t *telemetry.Telemetry) (err error) {
+	if p.kvindex, err = kvindex.New(c.KVIndex, kvindex.Params{Log: p.part("kvindex"), Meter: t.Meters()}); err != nil {
+		return err
+	}
+	p.index = newIndex(p.kvindex)
+	p.events = kvevents.New(c.KVEvents, kvevents.Params{Sink: sink{p}, Log: p.part("kvevents"), Meter: t.Meters()})
+	return nil
+}
+
+func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) (err error) {
+	if p.book, err = load.New(c.Load, load.Params{Log: p.part("load"), Meter: t.Meters()}); err != nil {
+		return err
+	}
+	p.stats, err = enginestats.New(c.EngineStats, enginestats.Params{
+		Log: p.part("enginestats"), Meter: t.Meters(),
+		InFlight:  func(slot replica.Slot) int { return p.book.View(slot, time.Now()).InFlight },
+		OnLearned: p.learned,
+		OnRestart: func(id replica.ID, began time.Time) { p.registry.NoteRestart(id, began) },
+	})
+	return err
+}
+
+func (p *parts) buildRegistry(c config.Config, t *telemetry.Telemetry) (err error) {
+	p.registry, err = registry.New(c.Registry, registry.Params{
+		Log: p.part("registry"), Meter: t.Meters(),
+		OnRankAdded: p.rankAdded, OnRankRemoved: p.rankRemoved, OnRestarted: p.restarted, OnChanged: p.changed,
+	})
+	return err
+}
+
+func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error) {
+	if p.decisions, err = decisionlog.New(c.Decisions, decisionlog.Params{Log: p.part("decisionlog"), Meter: t.Meters()}); err != nil {
+		return err
+	}
+	p.breaker = upstream.NewBreaker(c.Upstream.Breaker, nil)
+	closed := func(id replica.ID) bool { return p.breaker.State(id) != upstream.BreakerOpen }
+	p.chooser, err = chooser.New(c.Chooser, chooser.Params{
+		Index: p.index, Book: p.book, Engine: p.report, Allow: closed,
+		OnDecision: p.decisions.Add, OnOutcome: p.decisions.Finish,
+		Log: p.part("chooser"), Meter: t.Meters(),
+	})
+	return err
+}
+
+func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
+	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters()})
+	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokenizer")})
+	p.router, err = router.New(c.Router, router.Params{
+		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser,
+		Upstream: p.upstream, Breaker: p.breaker, Budget: upstream.NewBudget(c.Upstream.Retry, nil), Pins: upstream.NewPins(c.Upstream.Pins, nil),
+		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.index.believeText,
+		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),
+	})
+	return err
+}

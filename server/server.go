@@ -1,0 +1,179 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/telemetry"
+)
+
+// Listeners are the sockets to serve on; a nil one is opened from the configuration.
+type Listeners struct {
+	HTTP, GRPC, Admin net.Listener
+}
+
+// Params is what the process hands in beside the Config.
+type Params struct {
+	// LogTo receives the log.
+	LogTo io.Writer
+	// Version is shown to operators and put on spans.
+	Version string
+	// Listeners replace the configured addresses, for tests and demos.
+	Listeners Listeners
+	// OnServing is told the addresses once every door is open.
+	OnServing func(Addresses)
+}
+
+// Addresses are where the doors are open; empty for those that are not.
+type Addresses struct {
+	HTTP, GRPC, Admin string
+}
+
+// Server is a whole router. Make one with New and run it once.
+type Server struct {
+	config    config.Config
+	params    Params
+	telemetry *telemetry.Telemetry
+	parts     *parts
+	surfaces  *surfaces
+	leaving   atomic.Bool
+}
+
+// errLeaving is why a router that is shutting down is not ready.
+var errLeaving = errors.New("the router is shutting down")
+
+// New builds a router. It opens no socket and starts nothing. c must be valid.
+func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown" // a name for spans; nothing depends on it
+	}
+	t, err := telemetry.New(ctx, c.Telemetry, telemetry.Params{LogTo: p.LogTo, Version: p.Version, Instance: fmt.Sprintf("%s/%d", host, os.Getpid())})
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{config: c, params: p, telemetry: t}
+	if s.parts, err = newParts(c, t); err != nil {
+		return nil, err
+	}
+	if s.surfaces, err = newSurfaces(c, t, s.parts, s.ready); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// ready says why the router should get no requests now.
+func (s *Server) ready() error {
+	if s.leaving.Load() {
+		return errLeaving
+	}
+	return s.parts.ready()
+}
+
+// Run serves until ctx ends, drains, and returns nil; or it returns the first error of any part.
+func (s *Server) Run(ctx context.Context) error {
+	doors, addresses, err := s.open(ctx)
+	if err != nil {
+		return err
+	}
+	// Background work outlives ctx: streams that are being drained still need it.
+	working, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	background := append(s.parts.background(), component{"health", func(ctx context.Context) error {
+		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
+	}})
+	crew := newCrew(len(background) + len(doors))
+	crew.start(working, background...)
+	serving, shut := context.WithCancel(working)
+	defer shut()
+	for _, d := range doors {
+		crew.start(serving, component{d.name, func(context.Context) error { return d.serve() }})
+	}
+	s.parts.log.Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "version", s.params.Version)
+	if s.params.OnServing != nil {
+		s.params.OnServing(addresses)
+	}
+
+	var failure error
+	select {
+	case <-ctx.Done():
+	case failure = <-crew.failed:
+		s.parts.log.Error("a part failed, shutting down", "error", failure)
+	}
+	shut() // from here on, doors that end have ended as they should
+	return errors.Join(failure, s.leave(doors, stop, crew))
+}
+
+// leave is the order of shutdown: not ready, stop accepting, drain, stop background work, flush.
+func (s *Server) leave(doors []door, stop context.CancelFunc, crew *crew) error {
+	began := time.Now()
+	s.leaving.Store(true)
+	s.surfaces.leave()
+	pause(s.config.Listen.DrainDelay, crew.failed)
+	drain, cancel := context.WithTimeout(context.Background(), s.config.Listen.DrainTimeout)
+	defer cancel()
+	if err := shutAll(drain, doors); err != nil {
+		s.parts.log.Warn("not everything was finished in time", "error", err)
+	}
+	stop()
+	crew.wait()
+	flush, cancelFlush := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancelFlush()
+	if err := s.telemetry.Close(flush); err != nil {
+		s.parts.log.Warn("telemetry was not flushed", "error", err)
+	}
+	s.parts.log.Info("stopped", "took", time.Since(began).Round(time.Millisecond))
+	return nil
+}
+
+// open opens the doors that the configuration names.
+func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
+	l := s.params.Listeners
+	var at Addresses
+	var doors []door
+	secure, err := serverTLS(s.config.Listen)
+	if err != nil {
+		return nil, at, err
+	}
+	for _, d := range []struct {
+		given   net.Listener
+		address string
+		secure  *tls.Config
+		at      *string
+		open    func(net.Listener) door
+	}{
+		{l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) door { return httpDoor("http", l, s.surfaces.http) }},
+		{l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) door { return grpcDoor("grpc", l, s.surfaces.grpc) }},
+		{l.Admin, s.config.Listen.Admin, nil, &at.Admin, func(l net.Listener) door { return httpDoor("admin", l, s.surfaces.admin) }},
+	} {
+		listener := d.given
+		if listener == nil {
+			if d.address == "" {
+				continue
+			}
+			if listener, err = new(net.ListenConfig).Listen(ctx, "tcp", d.address); err != nil {
+				for _, open := range doors {
+					err = errors.Join(err, open.shut(ctx))
+				}
+				return nil, at, fmt.Errorf("listen: %w", err)
+			}
+		}
+		*d.at = listener.Addr().String()
+		if d.secure != nil {
+			listener = tls.NewListener(listener, d.secure)
+		}
+		doors = append(doors, d.open(listener))
+	}
+	return doors, at, nil
+}

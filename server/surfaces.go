@@ -1,0 +1,129 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/kvpilot/kvpilot/server/admin"
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/gateway"
+	"github.com/kvpilot/kvpilot/server/grpcapi"
+	"github.com/kvpilot/kvpilot/server/inproc"
+	"github.com/kvpilot/kvpilot/server/telemetry"
+)
+
+// maxGRPCMessage bounds a message in either direction: a prompt of images is large.
+const maxGRPCMessage = 64 << 20
+
+// surfaces are the doors' servers: one implementation of the services behind REST and gRPC.
+type surfaces struct {
+	http   *http.Server
+	grpc   *grpc.Server
+	admin  *http.Server
+	health *health.Server
+}
+
+func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, ready func() error) (*surfaces, error) {
+	api, err := grpcapi.New(c.API, grpcapi.Params{
+		Router: p.router, Lifecycle: p.chooser, Book: p.book, Registry: p.registry, Decisions: p.decisions, Tokens: p.tokens,
+		Choice: c.Chooser, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
+		Log: p.part("grpcapi"), Meter: t.Meters(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &surfaces{health: health.NewServer()}
+	if err := s.openREST(c, t, p, api); err != nil {
+		return nil, err
+	}
+	if err := s.openGRPC(c, t, api); err != nil {
+		return nil, err
+	}
+	s.admin = httpServer(c.Listen, admin.Handler(c.Admin, admin.Params{
+		Ready: ready, Metrics: t.MetricsHandler(),
+		Authorized: func(r *http.Request) bool { _, err := api.Keys().Authorize(r.Header); return err == nil },
+	}), p.part("admin"))
+	return s, nil
+}
+
+// openREST makes the REST surface: grpc-gateway over the in-process hop.
+func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API) error {
+	hop := inproc.New(inproc.Params{
+		Unary: []grpc.UnaryServerInterceptor{api.Unary}, Stream: []grpc.StreamServerInterceptor{api.Stream},
+		OnPanic: func(method string, value any, stack []byte) {
+			p.log.Error("a handler panicked", "method", method, "panic", value, "stack", string(stack))
+		},
+	})
+	api.Register(hop)
+	params := gateway.Params{Conn: hop, Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator()}
+	if api.Keys() != nil {
+		params.Authorize = api.Keys().Authorize
+	}
+	g, err := gateway.New(c.Gateway, params)
+	if err != nil {
+		return err
+	}
+	s.http = httpServer(c.Listen, g, p.part("http"))
+	return nil
+}
+
+// openGRPC makes the gRPC surface, with health and reflection.
+func (s *surfaces) openGRPC(c config.Config, t *telemetry.Telemetry, api *grpcapi.API) error {
+	options := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxGRPCMessage), grpc.MaxSendMsgSize(maxGRPCMessage),
+		grpc.ChainUnaryInterceptor(api.Unary), grpc.ChainStreamInterceptor(api.Stream),
+		grpc.StatsHandler(otelgrpc.NewServerHandler(
+			otelgrpc.WithTracerProvider(t.Tracers()), otelgrpc.WithMeterProvider(t.Meters()), otelgrpc.WithPropagators(t.Propagator()),
+		)),
+	}
+	secure, err := grpcCredentials(c.Listen)
+	if err != nil {
+		return err
+	}
+	s.grpc = grpc.NewServer(append(options, secure...)...)
+	api.Register(s.grpc)
+	healthpb.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	return nil
+}
+
+// leave tells those who ask for health that the router is going.
+func (s *surfaces) leave() { s.health.Shutdown() }
+
+// watchHealth keeps gRPC's health in step with readiness until ctx ends.
+func (s *surfaces) watchHealth(ctx context.Context, changed <-chan struct{}, ready func() error) error {
+	for {
+		state := healthpb.HealthCheckResponse_SERVING
+		if ready() != nil {
+			state = healthpb.HealthCheckResponse_NOT_SERVING
+		}
+		for _, service := range []string{"", "kvpilot.v1.InferenceService", "kvpilot.v1.RoutingService", "kvpilot.v1.ReplicaService"} {
+			s.health.SetServingStatus(service, state)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// httpServer bounds what a slow or hostile client may hold; answers have no time limit of their own.
+func httpServer(l config.Listen, h http.Handler, log *slog.Logger) *http.Server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler: h, Protocols: protocols,
+		ReadHeaderTimeout: l.ReadHeaderTimeout, IdleTimeout: l.IdleTimeout, MaxHeaderBytes: l.MaxHeaderBytes,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}
