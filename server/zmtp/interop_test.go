@@ -14,13 +14,22 @@ import (
 	"github.com/kvpilot/kvpilot/server/zmtp"
 )
 
+// python finds an interpreter with libzmq: the first in PATH, or Debian's own.
+func python(t *testing.T) string {
+	t.Helper()
+	for _, name := range []string{"python3", "/usr/bin/python3"} {
+		if exec.Command(name, "-c", "import zmq").Run() == nil {
+			return name
+		}
+	}
+	t.Skip("no libzmq for Python here (Debian: apt-get install python3-zmq)")
+	return ""
+}
+
 // libzmq starts testdata/peer.py and returns its output; the test is skipped where python3-zmq is missing.
 func libzmq(t *testing.T, args ...string) *bufio.Scanner {
 	t.Helper()
-	if err := exec.Command("python3", "-c", "import zmq").Run(); err != nil {
-		t.Skip("no libzmq for Python here (Debian: apt-get install python3-zmq)")
-	}
-	cmd := exec.Command("python3", append([]string{"testdata/peer.py"}, args...)...)
+	cmd := exec.Command(python(t), append([]string{"testdata/peer.py"}, args...)...)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
