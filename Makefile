@@ -61,3 +61,9 @@ check: ## everything that must pass before a change lands
 .PHONY: docs
 docs: ## write the generated references in docs/
 	$(GO) test ./server/config -run TestTheReferenceIsUpToDate -update
+
+SOAK ?= 10m
+
+.PHONY: soak
+soak: ## run feeds and index under faults for SOAK (10m) and check that memory is flat
+	KVPILOT_SOAK=$(SOAK) $(GO) test -run TestSoak -v -timeout 0 ./server/kvevents
