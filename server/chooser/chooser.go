@@ -124,6 +124,7 @@ func New(cfg Config, params Params) (*Chooser, error) {
 	if c.metrics, err = newMetrics(params.Meter, c); err != nil {
 		return nil, fmt.Errorf("chooser: %w", err)
 	}
+	params.Book.OnExpired(c.expired)
 	return c, nil
 }
 

@@ -1,6 +1,7 @@
 package chooser
 
 import (
+	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/load"
 )
 
@@ -58,4 +59,13 @@ func (c *Chooser) find(id string, attempt int) (*Choice, load.Outcome) {
 		return nil, load.Unknown
 	}
 	return nil, c.params.Book.Renew(load.Key{ID: id, Attempt: uint32(attempt)})
+}
+
+// expired ends the choice of a lease that ran out.
+func (c *Chooser) expired(key load.Key) {
+	if v, ok := c.booked.Load(key.ID); ok {
+		if choice := v.(*Choice); choice.Decision.Attempt == int(key.Attempt) {
+			choice.Release(Result{End: decision.EndExpired, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		}
+	}
 }

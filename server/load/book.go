@@ -26,7 +26,9 @@ type Book struct {
 	seed   maphash.Seed
 	counts counts
 
-	live   atomic.Int64
+	live      atomic.Int64
+	onExpired atomic.Pointer[func(Key)]
+
 	shards [shardCount]shard
 
 	ranksMu sync.Mutex // serialises AddRank and RemoveRank

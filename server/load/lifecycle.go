@@ -97,6 +97,10 @@ func (b *Book) Run(ctx context.Context) error {
 	}
 }
 
+// OnExpired makes f hear of each reservation whose lease ran out, after it ended. f is called
+// without a lock, from Run; it replaces the one before it.
+func (b *Book) OnExpired(f func(Key)) { b.onExpired.Store(&f) }
+
 // sweep releases the reservations whose lease ended before now and returns how many.
 func (b *Book) sweep(now int64) int {
 	expired := 0
@@ -128,9 +132,14 @@ func (b *Book) expire(r *Reservation, now int64) bool {
 	r.mu.Lock()
 	d := r.deadline.Load()
 	over := d != 0 && d <= now && r.release() == Applied
+	key := Key{r.id, r.attempt}
 	r.mu.Unlock()
-	if over {
-		b.gone(r, &b.counts.expired)
+	if !over {
+		return false
 	}
-	return over
+	b.gone(r, &b.counts.expired)
+	if f := b.onExpired.Load(); f != nil {
+		(*f)(key)
+	}
+	return true
 }

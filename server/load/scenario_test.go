@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -239,6 +240,8 @@ func TestS25LeasesEndOnTheWallClock(t *testing.T) {
 func TestS25LeasesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBook(t, 1)
+		var told atomic.Int64
+		b.OnExpired(func(load.Key) { told.Add(1) })
 		running(t, b)
 		mustReserve(t, b, load.Request{ID: "greedy", Lease: 1000 * time.Hour})
 		mustReserve(t, b, load.Request{ID: "default", Lease: -1})
@@ -249,6 +252,9 @@ func TestS25LeasesAreBounded(t *testing.T) {
 		time.Sleep(load.DefaultConfig().MaxLease)
 		if _, ok := b.Find("greedy"); ok {
 			t.Error("a lease outlives Config.MaxLease")
+		}
+		if n := told.Load(); n != 2 {
+			t.Errorf("%d expired leases told, want 2", n)
 		}
 	})
 }

@@ -59,7 +59,7 @@ type EventsSpec struct {
 const (
 	none      = "none"
 	maxRanks  = 1024
-	maxIDLen  = 128
+	maxIDLen  = 256
 	maxLabels = 64
 )
 
