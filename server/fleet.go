@@ -1,6 +1,7 @@
 package server
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/chooser"
@@ -23,11 +24,19 @@ func (p *parts) rankAdded(slot replica.Slot, r *replica.Replica, rank int) {
 		p.log.Error("a rank is not indexed", "replica", string(r.ID), "rank", rank, "error", err)
 	}
 	if rank < len(r.Events) && r.Events[rank].Endpoint != "" {
-		p.events.Add(slot, r.Events[rank], string(r.ID))
+		p.events.Add(slot, r.Events[rank], rankName(r, rank))
 	} else {
 		p.index.SetState(slot, kvblock.FeedNone)
 	}
 	p.stats.Add(slot, r, rank)
+}
+
+// rankName names a rank in logs and metrics: as its replica, with a number where there are several.
+func rankName(r *replica.Replica, rank int) string {
+	if len(r.Slots) < 2 {
+		return string(r.ID)
+	}
+	return string(r.ID) + "/" + strconv.Itoa(rank)
 }
 
 func (p *parts) rankRemoved(slot replica.Slot) {
@@ -48,6 +57,7 @@ func (p *parts) restarted(r *replica.Replica, began time.Time) {
 		if rank >= len(r.Events) || r.Events[rank].Endpoint == "" {
 			p.index.Reset(slot)
 		}
+		p.events.Restarted(slot, began)
 	}
 }
 

@@ -29,7 +29,7 @@ type feed struct {
 	scheduled atomic.Bool   // in Plane.runnable, or having its turn
 	started   atomic.Bool   // cancel and spawn are set
 	closed    atomic.Bool
-	restarted atomic.Bool // somebody else saw a new engine process
+	restarted atomic.Int64 // when a new engine process began, as somebody else saw; 0: none
 	tickDue   atomic.Bool
 	waiting   atomic.Bool // live batches wait for a replay
 	dropped   atomic.Uint64
@@ -132,7 +132,7 @@ func (f *feed) takeTurn(d *vllm.Decoder) {
 }
 
 func (f *feed) hasWork() bool {
-	if f.restarted.Load() || f.tickDue.Load() || len(f.replies) > 0 {
+	if f.restarted.Load() != 0 || f.tickDue.Load() || len(f.replies) > 0 {
 		return true
 	}
 	n, _ := f.queue.size()
@@ -145,7 +145,7 @@ func (f *feed) run() {
 		f.reset("no feed")
 		f.pos = position{}
 	}
-	if f.restarted.Swap(false) {
+	if began := f.restarted.Swap(0); began != 0 && f.pos.known && f.lives.latest.UnixNano() < began {
 		f.newLife("the engine process is a new one")
 	}
 	if f.tickDue.Swap(false) {

@@ -194,7 +194,12 @@ func TestRestartSeenByOthers(t *testing.T) {
 	eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
 	e.publish(4, 0)
 	expect(t, p, sink, slot, e, kvblock.FeedExact)
-	p.Restarted(slot)
+	p.Restarted(slot, time.Now().Add(-time.Hour)) // the present process: no news
+	e.publish(1, 0)
+	if s := expect(t, p, sink, slot, e, kvblock.FeedExact); s.Restarts != 0 {
+		t.Errorf("status = %s", dump(s))
+	}
+	p.Restarted(slot, time.Now())
 	eventually(t, "the reset", func() bool { return len(sink.content(slot)) == 0 && sink.state(slot) == kvblock.FeedCold })
 }
 

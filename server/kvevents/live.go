@@ -16,6 +16,9 @@ type gap struct {
 func (f *feed) onUp(it item) {
 	f.conn = connection{up: true, epoch: it.epoch, heard: it.at}
 	f.conn.trusted = !f.pos.known
+	if !f.pos.known {
+		f.lives.latest = it.at
+	}
 	f.count(func(s *Status) { s.Connects++ })
 	f.plane.metrics.connects.Add(background, 1)
 	f.nextProbe(f.plane.config.Probe)
@@ -148,8 +151,9 @@ func (f *feed) canReplay() bool {
 
 // lives tells restarts from two engines that publish under one numbering.
 type lives struct {
-	since time.Time
-	count int
+	since  time.Time // when the period began
+	count  int       // in the period
+	latest time.Time // when the present life was first seen
 }
 
 const (
@@ -162,6 +166,7 @@ func (l *lives) begin(now time.Time) {
 		l.since, l.count = now, 0
 	}
 	l.count++
+	l.latest = now
 }
 
 func (l *lives) tooFast(now time.Time) bool {

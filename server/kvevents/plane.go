@@ -170,14 +170,14 @@ func (p *Plane) Remove(slot replica.Slot) {
 	}
 }
 
-// Restarted says that the engine process of slot was seen to be a new one: its blocks are forgotten
-// at once, without waiting for the feed to show it.
-func (p *Plane) Restarted(slot replica.Slot) {
+// Restarted says that the engine process of slot is a new one, which began at the given moment. Unless
+// the feed has found out itself since, its blocks are forgotten at once and read again.
+func (p *Plane) Restarted(slot replica.Slot, began time.Time) {
 	p.mu.Lock()
 	f := p.feeds[slot]
 	p.mu.Unlock()
 	if f != nil {
-		f.restarted.Store(true)
+		f.restarted.Store(began.UnixNano())
 		f.schedule()
 	}
 }
