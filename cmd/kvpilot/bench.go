@@ -9,5 +9,6 @@ func newBenchCommand() *cobra.Command {
 		Short: "Measure kvpilot on this machine",
 	}
 	bench.AddCommand(newBenchIndexCommand())
+	bench.AddCommand(newBenchTokenizeCommand())
 	return bench
 }

@@ -51,6 +51,17 @@ type learned struct {
 	mu      sync.Mutex
 	classes map[uint64]*class // guarded by mu
 	epoch   uint64            // guarded by mu; entries derived in an older epoch are not used
+	news    chan struct{}     // guarded by mu; closed when a class becomes trusted
+}
+
+// watch returns a channel that is closed when the next class becomes trusted.
+func (l *learned) watch() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.news == nil {
+		l.news = make(chan struct{})
+	}
+	return l.news
 }
 
 func (l *learned) class(name uint64) *class {
@@ -167,6 +178,10 @@ func (l *learned) observe(k *known, ids []uint32) (broke bool, position int) {
 		c.loss = max(c.loss, loss)
 		for i, n := range k.steps[0].tail {
 			c.sizes[i] = max(c.sizes[i], n)
+		}
+		if c.seen >= trustAfter && l.news != nil {
+			close(l.news)
+			l.news = nil
 		}
 	}
 	return false, same

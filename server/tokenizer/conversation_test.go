@@ -123,7 +123,7 @@ func converse(t *testing.T, template tokenizertest.Template, loop, odd bool) (ea
 					t.Fatal("hashes kept beside the ids are not those of the ids")
 				}
 			}
-			pool.Settle()
+			pool.WaitIdle()
 		}
 	}
 	return early
@@ -154,7 +154,7 @@ func TestLongerMessagesAreNotTrusted(t *testing.T) {
 		if len(got.IDs) > len(want) || !slices.Equal(got.IDs, want[:len(got.IDs)]) {
 			wrong++
 		}
-		pool.Settle()
+		pool.WaitIdle()
 	}
 	if wrong != 0 {
 		t.Errorf("%d answers were wrong", wrong)
@@ -176,7 +176,7 @@ func TestDeltasFollowTheNewText(t *testing.T) {
 			k.turn()
 			before := r.Tokens.Load()
 			encode(t, pool, k.body(), rep)
-			pool.Settle()
+			pool.WaitIdle()
 			last = r.Tokens.Load() - before
 		}
 	}
@@ -197,7 +197,7 @@ func TestKnownBeginningsSurviveAnOutage(t *testing.T) {
 	for range 8 {
 		k.turn()
 		encode(t, pool, k.body(), rep)
-		pool.Settle()
+		pool.WaitIdle()
 	}
 	r.Fail(tokenizertest.Fault500)
 	for i := range 4 {
@@ -206,7 +206,7 @@ func TestKnownBeginningsSurviveAnOutage(t *testing.T) {
 		if enc.Source != tokenizer.SourceConversation || !enc.Partial || len(enc.IDs) < 100 {
 			t.Errorf("turn %d of the outage: %d ids from %s (%q)", i, len(enc.IDs), enc.Source, enc.Reason)
 		}
-		pool.Settle()
+		pool.WaitIdle()
 	}
 }
 
@@ -218,7 +218,7 @@ func TestNeedFullIsOneAnswersIDs(t *testing.T) {
 	for range 12 {
 		k.turn()
 		encode(t, pool, k.body(), rep)
-		pool.Settle()
+		pool.WaitIdle()
 	}
 	enc, err := pool.Encode(context.Background(), tokenizer.Request{Prompt: read(t, k.body()), Replicas: []*replica.Replica{rep}, Pool: model, NeedFull: true})
 	if err != nil || enc.Partial || tokenizer.Derived(enc) {

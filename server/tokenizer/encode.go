@@ -93,6 +93,9 @@ func (p *Pool) text(ctx context.Context, req Request, m *model) (*Encoding, erro
 		p.behind(ctx, ks.exact, all)
 		return k.begun(pr, m), nil
 	}
+	if k != nil && !req.NeedFull {
+		return p.waitOrBegin(ctx, req, m, ks.exact, k, all)
+	}
 	way := ks.exact
 	if req.NeedFull {
 		way = p.keyer.mix(way, cache.Key{Hi: 4}) // a flight without NeedFull may end with derived ids
@@ -105,6 +108,26 @@ func (p *Pool) text(ctx context.Context, req Request, m *model) (*Encoding, erro
 		return p.failed(pr, m, err)
 	}
 	return fromEntry(pr, e, source, m), nil
+}
+
+// waitOrBegin waits for all ids of a prompt whose beginning is known but not trusted, unless
+// other conversations teach meanwhile that it may be.
+func (p *Pool) waitOrBegin(ctx context.Context, req Request, m *model, key cache.Key, k *known, all work) (*Encoding, error) {
+	trusted := *k // the flight reads k
+	e, source, shared, err := p.flights.waitOr(ctx, key, all, m.learned.watch, func() bool {
+		trusted.stable, trusted.delta = m.learned.judge(k.entry, k.steps)
+		return trusted.stable > 0
+	})
+	if shared {
+		p.metrics.shared.Add(ctx, 1)
+	}
+	switch {
+	case err != nil:
+		return p.failed(req.Prompt, m, err)
+	case e == nil:
+		return trusted.begun(req.Prompt, m), nil
+	}
+	return fromEntry(req.Prompt, e, source, m), nil
 }
 
 // failed turns an error of the way to the ids into an answer.

@@ -1,8 +1,5 @@
 package tokenizer
 
-// Settle waits until the background has nothing left to do.
-func (p *Pool) Settle() { p.flights.wg.Wait() }
-
 // Broken counts the classes of turns that broke their rule.
 func (p *Pool) Broken() int {
 	n := 0

@@ -87,6 +87,27 @@ func (f *flights) wait(ctx context.Context, key cache.Key, do work) (e *entry, s
 	}
 }
 
+// waitOr is wait that ends early, with neither entry nor error, once enough says so after a
+// signal from news. The flight goes on without the caller.
+func (f *flights) waitOr(ctx context.Context, key cache.Key, do work, news func() <-chan struct{}, enough func() bool) (e *entry, s Source, shared bool, err error) {
+	fl, shared := f.join(ctx, key, do)
+	for {
+		changed := news()
+		if enough() {
+			return nil, "", shared, nil // still counted as waiting, so that nobody cancels it
+		}
+		select {
+		case <-fl.done:
+			f.leave(key, fl)
+			return fl.entry, fl.source, shared, fl.err
+		case <-ctx.Done():
+			f.leave(key, fl)
+			return nil, "", shared, ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
 // close cancels what is under way and waits for its end.
 func (f *flights) close() {
 	f.mu.Lock()

@@ -71,6 +71,9 @@ func (p *Pool) Run(ctx context.Context) error {
 	return p.remote.Run(ctx)
 }
 
+// WaitIdle waits until nothing is under way in the background.
+func (p *Pool) WaitIdle() { p.flights.wg.Wait() }
+
 // Endpoints lists the replicas known as tokenizers.
 func (p *Pool) Endpoints() []remote.EndpointStatus { return p.remote.Status() }
 

@@ -16,11 +16,13 @@ import (
 // of its text.
 type signature uint64
 
-// shape is a message's signature, role and length.
+// shape is a message's signature, role and length. The ends of a message that is new do not
+// matter to what was rendered before it, so added leaves them out.
 type shape struct {
-	sig  signature
-	role string
-	size int
+	sig   signature
+	added signature
+	role  string
+	size  int
 }
 
 // sizes are the lengths of the longest messages of users, of assistants and of all others.
@@ -55,7 +57,7 @@ func shapeOf(message []byte) shape {
 	keys := names[:0]
 	s := shape{size: len(message)}
 	content := byte('-')
-	var flags byte
+	var ends, flags byte
 	err := rawjson.Members(message, func(key string, value []byte) bool {
 		if rawjson.IsNull(value) || string(value) == "[]" {
 			return true
@@ -66,15 +68,15 @@ func shapeOf(message []byte) shape {
 			s.role, _ = rawjson.Unquote(value) // a role that is no string stays empty
 		case "content":
 			content = value[0]
-			flags = spaceAtEnds(value)
+			ends = spaceAtEnds(value)
 		}
 		return true
 	})
 	if err != nil {
-		return shape{sig: 1, size: len(message)}
+		return shape{sig: 1, added: 1, size: len(message)}
 	}
 	if bytes.Contains(message, []byte("think")) {
-		flags |= 4
+		flags = 1
 	}
 	slices.Sort(keys)
 	var buf [256]byte
@@ -83,7 +85,8 @@ func shapeOf(message []byte) shape {
 		b = binary.AppendUvarint(b, uint64(len(part)))
 		b = append(b, part...)
 	}
-	s.sig = signature(xxh3.Hash(b))
+	s.added = signature(xxh3.Hash(b))
+	s.sig = signature(xxh3.HashSeed(b, uint64(ends)))
 	return s
 }
 
@@ -187,10 +190,10 @@ func className(head uint64, tail, added []shape) uint64 {
 	}
 	b = append(b, '|')
 	for i, s := range added {
-		if i > 0 && s.sig == added[i-1].sig {
+		if i > 0 && s.added == added[i-1].added {
 			continue
 		}
-		b = binary.LittleEndian.AppendUint64(b, uint64(s.sig))
+		b = binary.LittleEndian.AppendUint64(b, uint64(s.added))
 	}
 	return xxh3.Hash(b)
 }

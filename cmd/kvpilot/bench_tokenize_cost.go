@@ -1,0 +1,209 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tokenizer"
+)
+
+// cpuTime is the processor time that this process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// cpu measures the processor time per request turn by turn: all conversations take a turn, and
+// what they leave in the background is waited for.
+func (b tokenizeBench) cpu(ctx context.Context, r *tokenizeReport) error {
+	fleet, err := startFakeFleet(ctx, b.replicas)
+	defer fleet.kill()
+	if err != nil {
+		return err
+	}
+	pool, stop := runPool(ctx, tokenizer.DefaultConfig())
+	defer stop()
+	talks := make([]*talk, b.clients)
+	perTurn := make([]time.Duration, b.turns)
+	// the first conversations teach the pool; the measured ones start fresh
+	for lap := range 2 {
+		for i := range talks {
+			talks[i] = b.talk(1000*(lap+1) + i)
+		}
+		for t := range b.turns {
+			bodies := make([][]byte, len(talks))
+			for i, k := range talks {
+				k.turn()
+				bodies[i] = k.body()
+			}
+			runtime.GC()
+			before := cpuTime()
+			if err := b.step(ctx, pool, fleet, bodies); err != nil {
+				return err
+			}
+			perTurn[t] = (cpuTime() - before) / time.Duration(len(talks))
+		}
+	}
+	last := len(perTurn) - 1
+	r.Turn1CPUMicros = float64(perTurn[0]) / 1e3
+	// the mean of the last turns: every sixteenth delta is checked in full
+	ends := perTurn[max(1, last-4):]
+	var sum time.Duration
+	for _, d := range ends {
+		sum += d
+	}
+	r.Turn40CPUMicros = float64(sum) / float64(len(ends)) / 1e3
+	r.Turn40OverTurn1 = r.Turn40CPUMicros / max(r.Turn1CPUMicros, 1)
+	return nil
+}
+
+// step sends one request of each conversation, eight at a time, and waits for the background.
+func (b tokenizeBench) step(ctx context.Context, pool *tokenizer.Pool, fleet *fakeFleet, bodies [][]byte) error {
+	var wg sync.WaitGroup
+	turns := make(chan struct{}, 8)
+	errs := make(chan error, len(bodies))
+	for _, body := range bodies {
+		turns <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-turns }()
+			_, _, _, err := tokenizeStage(ctx, pool, fleet, body)
+			errs <- err
+		})
+	}
+	wg.Wait()
+	pool.WaitIdle()
+	for range bodies {
+		if err := <-errs; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// exact measures a hit in the exact cache with the body of a conversation's last turn.
+func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
+	cfg := tokenizer.DefaultConfig()
+	pool := tokenizer.New(cfg, tokenizer.Params{Transport: inProcess{}})
+	fleet := &fakeFleet{replicas: []*replica.Replica{{ID: "x", URL: "http://x", State: replica.StateReady, Version: "0.17.0"}}}
+	k := b.talk(1)
+	for range b.turns {
+		k.turn()
+	}
+	body := k.body()
+	req, enc, _, err := tokenizeStage(ctx, pool, fleet, body)
+	if err != nil || len(enc.IDs) == 0 {
+		return fmt.Errorf("warm the exact cache: %w", err)
+	}
+	ask := tokenizer.Request{Prompt: &req.Prompt, Replicas: fleet.replicas, Pool: benchModel}
+	var hits, reads []time.Duration
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const rounds = 2000
+	for range rounds {
+		began := time.Now()
+		if enc, err = pool.Encode(ctx, ask); err != nil || enc.Source != tokenizer.SourceExactCache {
+			return fmt.Errorf("not an exact hit: %s, %w", enc.Source, err)
+		}
+		hits = append(hits, time.Since(began))
+	}
+	runtime.ReadMemStats(&after)
+	for range rounds / 4 {
+		began := time.Now()
+		if _, err := openai.Read(openai.Params{Route: openai.RouteChat, Body: body}); err != nil {
+			return err
+		}
+		if _, err := pool.Encode(ctx, ask); err != nil {
+			return err
+		}
+		reads = append(reads, time.Since(began))
+	}
+	r.ExactHitMicros = float64(median(hits)) / 1e3
+	r.ExactHitReadMicros = float64(median(reads)) / 1e3
+	r.ExactHitAllocs = float64(after.Mallocs-before.Mallocs) / rounds
+	return nil
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+// inProcess answers as the fake replica, at once and without a network.
+type inProcess struct{}
+
+// RoundTrip implements http.RoundTripper.
+func (inProcess) RoundTrip(req *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return nil, err
+	}
+	answer := fakeTokenize(body, 0)
+	return &http.Response{
+		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(bytes.NewReader(answer)), ContentLength: int64(len(answer)), Request: req,
+	}, nil
+}
+
+// soakRun sends distinct prompts past a small cache and looks at the memory.
+func (b tokenizeBench) soakRun(ctx context.Context, r *tokenizeReport) error {
+	cfg := tokenizer.DefaultConfig()
+	cfg.CacheBytes = 64 << 20
+	pool := tokenizer.New(cfg, tokenizer.Params{Transport: inProcess{}})
+	fleet := &fakeFleet{replicas: []*replica.Replica{{ID: "x", URL: "http://x", State: replica.StateReady, Version: "0.17.0"}}}
+	runtime.GC()
+	r.RSSBeforeSoak = residentBytes()
+	tail := strings.Repeat("all work and no play makes a dull day ", 20)
+	var wg sync.WaitGroup
+	workers := runtime.GOMAXPROCS(0)
+	errs := make(chan error, workers)
+	for w := range workers {
+		wg.Go(func() {
+			for i := w; i < b.soak; i += workers {
+				body := fmt.Appendf(nil, `{"model":"bench","messages":[{"role":"user","content":"%d %s"}]}`, i, tail)
+				if _, _, _, err := tokenizeStage(ctx, pool, fleet, body); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	select {
+	case err := <-errs:
+		return err
+	default:
+	}
+	r.CacheLimit, r.CacheBytes, r.RSS = cfg.CacheBytes, pool.CacheStats().Bytes, residentBytes()
+	return nil
+}
+
+// residentBytes is the process's resident memory, 0 where /proc does not tell.
+func residentBytes() int64 {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(status)) {
+		if kb, found := strings.CutPrefix(line, "VmRSS:"); found {
+			n, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kb), "kB")), 10, 64) // 0 when unreadable
+			return n << 10
+		}
+	}
+	return 0
+}

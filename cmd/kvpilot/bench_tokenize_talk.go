@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/blockhash"
+	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/tokenizer"
+)
+
+const benchBlock = 16
+
+// talk is one growing conversation as its client writes it.
+type talk struct {
+	dice     *rand.Rand
+	messages []byte // the list's inside
+	count    int
+	perTurn  int // bytes of text per turn
+}
+
+func (b tokenizeBench) talk(seed int) *talk {
+	return &talk{dice: rand.New(rand.NewPCG(uint64(seed), 42)), perTurn: b.tokens / b.turns * fakeToken}
+}
+
+func (k *talk) say(role string, size int) {
+	if k.count > 0 {
+		k.messages = append(k.messages, ',')
+	}
+	k.count++
+	k.messages = fmt.Appendf(k.messages, `{"role":%q,"content":"`, role)
+	const letters = "abcdefghijklmnopqrstuvwxyz     "
+	for range size {
+		k.messages = append(k.messages, letters[k.dice.IntN(len(letters))])
+	}
+	k.messages = append(k.messages, `"}`...)
+}
+
+// turn adds what came since the last request.
+func (k *talk) turn() {
+	if k.count == 0 {
+		k.say("system", k.perTurn/3)
+		k.say("user", k.perTurn*2/3)
+		return
+	}
+	k.say("assistant", k.perTurn/2)
+	k.say("user", k.perTurn/2)
+}
+
+func (k *talk) body() []byte {
+	b := make([]byte, 0, len(k.messages)+64)
+	b = append(b, `{"model":"`+benchModel+`","stream":true,"max_tokens":256,"messages":[`...)
+	return append(append(b, k.messages...), `],"temperature":0.7}`...)
+}
+
+// tokenizeStage is the router's work on a body up to its block hashes.
+func tokenizeStage(ctx context.Context, pool *tokenizer.Pool, fleet *fakeFleet, body []byte) (*openai.Request, *tokenizer.Encoding, time.Duration, error) {
+	req, err := openai.Read(openai.Params{Route: openai.RouteChat, Body: body})
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	req.Prompt.Model = benchModel
+	began := time.Now()
+	enc, err := pool.Encode(ctx, tokenizer.Request{Prompt: &req.Prompt, Replicas: fleet.replicas, Pool: benchModel})
+	if err != nil {
+		return req, nil, 0, err
+	}
+	took := time.Since(began)
+	enc.Hashes(benchBlock, blockhash.Namespace{})
+	return req, enc, took, nil
+}
+
+// runPool makes a pool and gives it life until the returned function is called.
+func runPool(ctx context.Context, cfg tokenizer.Config) (*tokenizer.Pool, func()) {
+	pool := tokenizer.New(cfg, tokenizer.Params{})
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = pool.Run(ctx) // ends with ctx, without an error
+	}()
+	return pool, func() {
+		cancel()
+		<-done
+	}
+}
+
+// held is the outcome of holding conversations.
+type held struct {
+	stages []time.Duration
+	early  int
+	tokens int
+}
+
+func (h *held) mean() time.Duration {
+	var sum time.Duration
+	for _, d := range h.stages {
+		sum += d
+	}
+	return sum / time.Duration(max(1, len(h.stages)))
+}
+
+func (h *held) quantile(q float64) time.Duration {
+	s := slices.Sorted(slices.Values(h.stages))
+	return s[int(q*float64(len(s)-1))]
+}
+
+// hold lets all clients talk at once.
+func (b tokenizeBench) hold(ctx context.Context, cfg tokenizer.Config, fleet *fakeFleet, pause time.Duration) (*held, error) {
+	pool, stop := runPool(ctx, cfg)
+	defer stop()
+	var (
+		mu   sync.Mutex
+		all  held
+		fail error
+		wg   sync.WaitGroup
+	)
+	for c := range b.clients {
+		wg.Go(func() {
+			k := b.talk(c)
+			for range b.turns {
+				k.turn()
+				_, enc, took, err := tokenizeStage(ctx, pool, fleet, k.body())
+				mu.Lock()
+				if err == nil && enc.Source == tokenizer.SourceNone {
+					err = fmt.Errorf("no ids: %s", enc.Reason)
+				}
+				if err != nil {
+					fail = err
+					mu.Unlock()
+					return
+				}
+				all.stages = append(all.stages, took)
+				if enc.Partial {
+					all.early++
+				}
+				all.tokens = max(all.tokens, enc.Tokens)
+				mu.Unlock()
+				time.Sleep(pause)
+			}
+		})
+	}
+	wg.Wait()
+	return &all, fail
+}
+
+// conversations compares the stage with calling /tokenize in full each turn.
+func (b tokenizeBench) conversations(ctx context.Context, r *tokenizeReport) error {
+	fleet, err := startFakeFleet(ctx, b.replicas)
+	defer fleet.kill()
+	if err != nil {
+		return err
+	}
+	plain := tokenizer.DefaultConfig()
+	plain.CacheBytes, plain.Conversations = 0, false
+	full, err := b.hold(ctx, plain, fleet, 0)
+	if err != nil {
+		return err
+	}
+	ours, err := b.hold(ctx, tokenizer.DefaultConfig(), fleet, 0)
+	if err != nil {
+		return err
+	}
+	paused, err := b.hold(ctx, tokenizer.DefaultConfig(), fleet, b.pause)
+	if err != nil {
+		return err
+	}
+	unloaded := fakeBase + time.Duration(b.tokens/2)*fakePerToken
+	r.Tokens = full.tokens
+	r.FullMeanMillis, r.StageMeanMillis, r.StageP99Millis = millis(full.mean()), millis(ours.mean()), millis(ours.quantile(0.99))
+	r.StageShareOfFull = float64(ours.mean()) / float64(full.mean())
+	r.StageShareOfModel = float64(ours.mean()) / float64(unloaded)
+	r.ShareWithPause = float64(paused.mean()) / float64(full.mean())
+	r.EarlyShare = float64(ours.early) / float64(len(ours.stages))
+	return nil
+}
