@@ -28,25 +28,41 @@ type body struct {
 func (*body) Read([]byte) (int, error) { return 0, io.EOF }
 func (*body) Close() error             { return nil }
 
+// expectBody starts the clock for a body that is still to come. It runs on while the body is
+// refused and net/http reads what is left of it, and ends when the whole body was read.
+func (g *Gateway) expectBody(rq *request, r *http.Request) {
+	if hasBody(r) {
+		// Test writers have no deadlines; a connection's failure shows when it is read.
+		_ = rq.control.SetReadDeadline(time.Now().Add(g.config.BodyTimeout))
+	}
+}
+
+func hasBody(r *http.Request) bool {
+	return r.Body != nil && r.Body != http.NoBody && r.ContentLength != 0
+}
+
 // readBody reads a request's body, within the limit and the time that the configuration sets.
-func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (data []byte, err error) {
-	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
+func (g *Gateway) readBody(rq *request, r *http.Request) (data []byte, err error) {
+	if !hasBody(r) {
 		return nil, nil
 	}
 	limit := g.config.MaxBodyBytes
 	if r.ContentLength > limit {
 		return nil, tooLarge(limit)
 	}
-	control := http.NewResponseController(w)
-	// Test writers have no deadlines; a connection's failure shows when it is read.
-	_ = control.SetReadDeadline(time.Now().Add(g.config.BodyTimeout))
-	defer func() { _ = control.SetReadDeadline(time.Time{}) }() // else it would end the answer
 	if r.ContentLength > 0 {
 		data, err = readExactly(r.Body, r.ContentLength)
 	} else {
-		data, err = readChunked(http.MaxBytesReader(w, r.Body, limit))
+		data, err = readChunked(http.MaxBytesReader(rq.w, r.Body, limit))
 	}
-	return data, bodyError(err, limit)
+	if err != nil {
+		if r.ProtoMajor == 1 {
+			rq.w.Header().Set("Connection", "close") // what is left of the body cannot be told from a request
+		}
+		return nil, bodyError(err, limit)
+	}
+	_ = rq.control.SetReadDeadline(time.Time{}) // else it would end the answer
+	return data, nil
 }
 
 func readExactly(from io.Reader, n int64) ([]byte, error) {
@@ -74,9 +90,6 @@ func readChunked(from io.Reader) ([]byte, error) {
 }
 
 func bodyError(err error, limit int64) error {
-	if err == nil {
-		return nil
-	}
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return tooLarge(limit)
 	}

@@ -67,6 +67,9 @@ func (s *services) GetModel(_ context.Context, in *kvpilotv1.GetModelRequest) (*
 }
 
 func (s *services) ChooseReplica(_ context.Context, in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+	if s.choose == nil {
+		return &kvpilotv1.ChooseReplicaResponse{}, nil
+	}
 	return s.choose(in)
 }
 
@@ -101,8 +104,8 @@ func (s *services) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackR
 
 type option func(*gateway.Config, *gateway.Params)
 
-// start serves a Gateway on the loopback and returns its URL.
-func start(t testing.TB, s *services, options ...option) string {
+// newHandler makes a Gateway over services.
+func newHandler(t testing.TB, s *services, options ...option) http.Handler {
 	t.Helper()
 	channel := inproc.New(inproc.Params{})
 	kvpilotv1.RegisterInferenceServiceServer(channel, s)
@@ -119,7 +122,13 @@ func start(t testing.TB, s *services, options ...option) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer(g)
+	return g
+}
+
+// start serves a Gateway on the loopback and returns its URL.
+func start(t testing.TB, s *services, options ...option) string {
+	t.Helper()
+	server := httptest.NewServer(newHandler(t, s, options...))
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()

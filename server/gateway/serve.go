@@ -51,6 +51,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // route lets the caller in, reads the body and calls the generated handler.
 func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found *route) {
+	g.expectBody(rq, r)
 	if g.authorize != nil {
 		tenant, err := g.authorize(r.Header)
 		if err != nil {
@@ -72,7 +73,8 @@ func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found
 			rq.fail(apierror.From(err))
 			return
 		}
-		_ = rq.control.EnableFullDuplex() // HTTP/2 needs no asking
+		_ = rq.control.SetReadDeadline(time.Time{}) // it lasts as long as the answer
+		_ = rq.control.EnableFullDuplex()           // HTTP/2 needs no asking
 	default:
 		if !g.takeBody(rq, r, inner, found) {
 			return
@@ -91,7 +93,7 @@ func (g *Gateway) takeBody(rq *request, r, inner *http.Request, found *route) bo
 		rq.fail(apierror.From(err))
 		return false
 	}
-	data, err := g.readBody(rq.w, r)
+	data, err := g.readBody(rq, r)
 	if err != nil {
 		rq.fail(apierror.From(err))
 		return false

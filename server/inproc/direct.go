@@ -57,9 +57,8 @@ func (s *clientEnd) RecvMsg(any) error {
 		return io.EOF
 	}
 	s.started = true
-	ctx, cancel := context.WithCancel(s.ctx)
-	defer cancel()
-	s.server = serverContext(ctx, &s.t)
+	// The handler's context is the caller's own: it ends with the caller's call, right after the handler.
+	s.server = serverContext(s.ctx, &s.t)
 	err := s.channel.callStream(s.method, (*serverEnd)(s))
 	deliver(s.opts, &s.t)
 	if err != nil {
