@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/replica"
 )
@@ -21,12 +22,14 @@ type Choice struct {
 	line        *line
 	rank        *rank
 	reservation *load.Reservation
+	belief      *kvindex.Belief
 	at          time.Time
 	streamed    bool
 	leased      bool
 
 	mu     sync.Mutex
 	first  time.Time // of the first token; guarded by mu
+	quiet  uint64    // the rank's bookings at that time when nobody else was prefilling, else 0; guarded by mu
 	output int       // tokens so far; guarded by mu
 	ended  bool      // guarded by mu
 }
@@ -37,7 +40,7 @@ func (c *Choice) FirstToken() {
 	if c.reservation == nil || c.firstToken(true) != load.Applied {
 		return
 	}
-	c.chooser.freed()
+	c.chooser.freed(c.Slot)
 }
 
 func (c *Choice) firstToken(teach bool) load.Outcome {
@@ -48,6 +51,9 @@ func (c *Choice) firstToken(teach bool) load.Outcome {
 	now := c.chooser.clock()
 	c.mu.Lock()
 	c.first = now
+	if l := c.chooser.params.Book.View(c.Slot, now); l.Prefilling == 0 {
+		c.quiet = l.Version
+	}
 	c.mu.Unlock()
 	if c.rank != nil {
 		cand := c.Decision.Pick()
@@ -72,7 +78,7 @@ func (c *Choice) progress(outputTokens int) load.Outcome {
 	c.output = max(c.output, outputTokens)
 	c.mu.Unlock()
 	if unseen && c.firstToken(true) == load.Applied {
-		c.chooser.freed()
+		c.chooser.freed(c.Slot)
 	}
 	return c.reservation.Progress(outputTokens)
 }
@@ -88,9 +94,12 @@ func (c *Choice) Release(result Result) bool {
 		return false
 	}
 	c.ended = true
-	first, output := c.first, c.output
+	first, output, quiet := c.first, c.output, c.quiet
 	c.mu.Unlock()
 	c.reservation.Release()
+	if first.IsZero() {
+		c.belief.End() // it never got as far as the cache
+	}
 	if c.leased {
 		c.chooser.booked.CompareAndDelete(c.Decision.ID, c)
 	}
@@ -102,12 +111,13 @@ func (c *Choice) Release(result Result) bool {
 		decoding := now.Sub(first).Seconds()
 		r := c.chooser.residence.get()
 		c.chooser.residence.set(r + (decoding-r)/64)
-		if c.rank != nil && output > 16 {
-			c.rank.step(decoding / float64(output-1))
+		// Steps that carried a prefill are longer: only a stream that none disturbed teaches.
+		if l := c.chooser.params.Book.View(c.Slot, now); c.rank != nil && output > 16 && l.Version == quiet {
+			c.rank.decoded(decoding/float64(output-1), l.ContextTokens+c.Decision.PromptTokens+output)
 		}
 	}
 	c.report(result, first, now)
-	c.chooser.freed()
+	c.chooser.freed(c.Slot)
 	return true
 }
 

@@ -9,9 +9,15 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/admission"
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/kvblock"
+	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/selector"
 )
+
+// beliefSlack is how long after twice the predicted first token a prompt is believed to be in
+// the cache of its rank when no event says so.
+const beliefSlack = 10 * time.Second
 
 // maxRaces is how often a choice is made again because its rank was booked meanwhile; after that
 // it is booked as it is.
@@ -62,6 +68,9 @@ type waiter struct {
 	ticket  *admission.Ticket
 	answer  chan answer          // of Choose
 	deliver func(*Choice, error) // of Submit
+	// overlaps is what the index said at matched.
+	overlaps []kvindex.Overlap
+	matched  time.Time
 }
 
 type answer struct {
@@ -200,7 +209,11 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		choice.rank = rk
 	}
 	if len(booking.Hashes) > 0 {
-		c.params.Index.Routed(cand.Slot, booking.Hashes, now)
+		if cand.Feed == kvblock.FeedNone {
+			c.params.Index.Routed(cand.Slot, booking.Hashes)
+		} else {
+			choice.belief = c.params.Index.Predict(cand.Slot, booking.Hashes, now.Add(2*duration(cand.TTFT)+beliefSlack))
+		}
 	}
 	if req.Session != "" {
 		c.sessions.put(sessionKey{ln, req.Session}, cand.Slot)

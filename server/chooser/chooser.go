@@ -11,22 +11,23 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/admission"
-	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/decision"
-	"github.com/kvpilot/kvpilot/server/kvblock"
+	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/replica"
 )
 
 // Chooser decides and books. Make one with New and give it life with Run.
 type Chooser struct {
-	config  Config
-	params  Params
-	log     *slog.Logger
-	clock   func() time.Time
-	start   time.Time
-	queue   *admission.Queue
-	metrics *metrics
+	config Config
+	// holdAbove is Config.HoldAbove in seconds.
+	holdAbove float64
+	params    Params
+	log       *slog.Logger
+	clock     func() time.Time
+	start     time.Time
+	queue     *admission.Queue
+	metrics   *metrics
 
 	ranks    atomic.Pointer[[]*rank]
 	ranksMu  sync.Mutex // serialises AddRank and RemoveRank
@@ -42,25 +43,6 @@ type Chooser struct {
 	wake      chan struct{}
 }
 
-// Index is what the chooser asks of the block index.
-type Index interface {
-	// Match appends the ranks that hold a beginning of hashes.
-	Match(dst []Overlap, hashes []blockhash.Hash) []Overlap
-	// Routed tells that hashes were sent to slot and may be believed to be there soon.
-	Routed(slot replica.Slot, hashes []blockhash.Hash, now time.Time)
-	// BlockSize is the rank's block size in tokens, 0 when unknown.
-	BlockSize(slot replica.Slot) int
-	// State is the state of the rank's feed.
-	State(slot replica.Slot) kvblock.FeedState
-}
-
-// Overlap is what one rank holds of a prompt, in blocks: GPU leading ones, and those that
-// continue them in the lower tiers.
-type Overlap struct {
-	Slot           replica.Slot
-	GPU, CPU, Disk uint32
-}
-
 // Report is what a rank's engine says about itself.
 type Report struct {
 	Waiting int
@@ -72,7 +54,7 @@ type Report struct {
 
 // Params are what a Chooser works with. Index and Book are needed, the rest may be zero.
 type Params struct {
-	Index Index
+	Index *kvindex.Index
 	Book  *load.Book
 	// Engine returns the engine's recent own report; nil or false when there is none.
 	Engine func(replica.Slot) (Report, bool)
@@ -112,6 +94,7 @@ func New(cfg Config, params Params) (*Chooser, error) {
 		c.params.PaceBias = 1
 	}
 	c.start = c.clock()
+	c.holdAbove = cfg.HoldAbove.Seconds()
 	c.ranks.Store(&[]*rank{})
 	c.lineList.Store(&[]*line{})
 	c.residence.set(10)
@@ -218,7 +201,7 @@ type Rate struct {
 	// TokensPerSecond is the prefill rate at no context, Bend the context at which it halves.
 	TokensPerSecond float64 `json:"tokens_per_second"`
 	Bend            float64 `json:"bend_tokens"`
-	// StepTime is the time of a decode step in seconds.
+	// StepTime is the time of a decode step with nothing to read, in seconds.
 	StepTime float64 `json:"step_s"`
 	// Samples counts the first tokens that taught this; 0 means that it is the prior.
 	Samples int `json:"samples"`
@@ -236,7 +219,7 @@ func (c *Chooser) Rates() []Rate {
 		}
 		rates = append(rates, Rate{
 			Slot: r.slot, Replica: r.replica, Rank: r.index, TokensPerSecond: 1 / r.tokenTime.get(), Bend: r.bend.get(),
-			StepTime: r.stepTime.get(), Samples: int(r.samples.Load()), Busy: r.load(now),
+			StepTime: r.step(0), Samples: int(r.samples.Load()), Busy: r.load(now),
 		})
 	}
 	return rates

@@ -10,11 +10,11 @@ import (
 )
 
 // mostVisited bounds the requests that one visit looks at.
-const mostVisited = 256
+const mostVisited = 128
 
 // hasRoom reports whether a request may go to the candidate now.
 func (c *Chooser) hasRoom(cand *decision.Candidate) bool {
-	return cand.Backlog+cand.Planned < c.config.HoldAbove.Seconds()
+	return cand.Backlog+cand.Planned < c.holdAbove
 }
 
 // room counts the ranks that may serve and says in how long the first of them has room.
@@ -30,7 +30,7 @@ func (c *Chooser) room(d *decision.Decision) (servers int, soonest time.Duration
 			least = cand.Backlog
 		}
 	}
-	return servers, duration(max(0, least-c.config.HoldAbove.Seconds()))
+	return servers, duration(max(0, least-c.holdAbove))
 }
 
 // pump offers room to those who wait. One visit runs at a time; who comes meanwhile leaves word.
@@ -53,16 +53,53 @@ func (c *Chooser) visit(ln *line) {
 		t.Owner.(*waiter).end(nil, &Refused{Cause: admission.Cause(admission.ErrTimeout), RetryAfter: time.Second})
 	}
 	ln.wakeAt.Store(0)
+	ln.visited.Store(c.since(now))
 	if ln.hold.Len() == 0 {
 		return
 	}
 	s := c.scratch.Get().(*scratch)
 	defer c.scratch.Put(s)
-	clear(ln.planned)
-	limit := c.config.HoldAbove.Seconds()
-	wake := -1.0
+	ln.planned = make(map[replica.Slot]float64, 16)
+	soonest := maxWake.Seconds()
 	ln.hold.Visit(now, mostVisited, func(t *admission.Ticket) admission.Verdict {
 		w := t.Owner.(*waiter)
+		verdict := c.offer(s, w, now)
+		if verdict != admission.Keep {
+			return verdict
+		}
+		open := false
+		for i := range s.d.Candidates {
+			o := &s.d.Candidates[i]
+			if o.Veto != decision.VetoNone {
+				continue
+			}
+			if over := o.Backlog - c.holdAbove; over >= 0 {
+				soonest = min(soonest, over)
+			} else if o.Backlog+ln.planned[o.Slot] < c.holdAbove {
+				open = true
+			}
+		}
+		if !open {
+			return admission.Stop
+		}
+		return admission.Keep
+	})
+	ln.wanted.Store(&ln.planned)
+	if ln.hold.Len() > 0 {
+		ln.wakeAt.Store(c.since(now) + int64(max(minWake, duration(soonest))))
+	}
+}
+
+// offer decides about one that waits. What the index said of its prompt may be a moment old while
+// it stays; before it goes, the index is asked again.
+func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict {
+	ln := w.line
+	s.known = nil
+	if now.Sub(w.matched) < matchLife {
+		s.known = w.overlaps
+	}
+	stale := s.known != nil
+	for {
 		if err := c.look(s, w.req, ln, now, ln.planned); err != nil {
 			w.end(nil, err)
 			return admission.Drop
@@ -73,40 +110,38 @@ func (c *Chooser) visit(ln *line) {
 			w.end(choice, err)
 			return admission.Drop
 		}
-		cand := s.d.Pick()
-		t.Work = cand.Prefill
-		if c.hasRoom(cand) {
-			choice, err := c.commit(s, w.req, ln, now, w)
-			w.end(choice, err)
-			if err != nil {
-				return admission.Drop
-			}
-			return admission.Release
+		if !stale {
+			w.overlaps, w.matched = append(w.overlaps[:0], s.overlaps...), now
 		}
-		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
-		open := false
-		for i := range s.d.Candidates {
-			o := &s.d.Candidates[i]
-			if o.Veto != decision.VetoNone {
-				continue
-			}
-			if over := o.Backlog - limit; over >= 0 && (wake < 0 || over < wake) {
-				wake = over
-			}
-			open = open || o.Backlog < limit && o.Backlog+ln.planned[o.Slot] < limit
+		if !c.hasRoom(s.d.Pick()) || !stale {
+			break
 		}
-		if !open {
-			return admission.Stop
-		}
-		return admission.Keep
-	})
-	if ln.hold.Len() > 0 {
-		ln.wakeAt.Store(c.since(now) + int64(duration(max(wake, minWake.Seconds()))))
+		stale, s.known = false, nil
 	}
+	s.known = nil
+	cand := s.d.Pick()
+	w.ticket.Work = cand.Prefill
+	if !c.hasRoom(cand) {
+		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
+		return admission.Keep
+	}
+	choice, err := c.commit(s, w.req, ln, now, w)
+	w.end(choice, err)
+	if err != nil {
+		return admission.Drop
+	}
+	return admission.Release
 }
 
-// minWake keeps visits that nothing but time brings about apart.
-const minWake = 5 * time.Millisecond
+const (
+	// matchLife is how long a waiting request's overlap is believed before the index is asked again.
+	matchLife = 250 * time.Millisecond
+	// minWake and maxWake bound the time between visits that nothing but time brings about;
+	// quietly is the time that must pass before a visit for a rank that nobody waits for.
+	minWake = 5 * time.Millisecond
+	maxWake = 50 * time.Millisecond
+	quietly = 20 * time.Millisecond
+)
 
 // Tick visits the lines whose time has come and says when to call it next; false when nobody
 // waits. Run calls it; a player of traces calls it in virtual time.
@@ -143,15 +178,22 @@ func (c *Chooser) NextWake() (next time.Time, ok bool) {
 	return c.start.Add(time.Duration(soonest)), true
 }
 
-// freed tells that a rank has less to do than before: those who wait are looked at.
-func (c *Chooser) freed() {
+// freed tells that the rank at slot has less to do than before: those who wait for it are looked
+// at now, others soon.
+func (c *Chooser) freed(slot replica.Slot) {
 	if c.queue.Len() == 0 {
 		return
 	}
 	for _, ln := range *c.lineList.Load() {
-		if ln.hold.Len() > 0 {
-			c.pump(ln)
+		if ln.hold.Len() == 0 {
+			continue
 		}
+		if wanted := ln.wanted.Load(); wanted != nil {
+			if _, ok := (*wanted)[slot]; !ok && c.since(c.clock())-ln.visited.Load() < int64(quietly) {
+				continue
+			}
+		}
+		c.pump(ln)
 	}
 }
 

@@ -16,7 +16,7 @@ func (c *Chooser) PrefillCompleted(id string, attempt int) load.Outcome {
 		return out
 	}
 	if out = choice.firstToken(true); out == load.Applied {
-		c.freed()
+		c.freed(choice.Slot)
 	}
 	return out
 }

@@ -29,6 +29,10 @@ type line struct {
 	again   atomic.Bool              // somebody wanted a visit meanwhile
 	wakeAt  atomic.Int64             // when the next visit may find room, on the chooser's scale; 0: never
 	planned map[replica.Slot]float64 // of the visit under way; guarded by pumping
+	// visited is when the last visit was, on the chooser's scale; wanted the ranks that those who
+	// then stayed wait for.
+	visited atomic.Int64
+	wanted  atomic.Pointer[map[replica.Slot]float64]
 }
 
 // ringOf is the ring of one state of the pool.
@@ -147,7 +151,5 @@ func (s *sessions) forget(slot replica.Slot) {
 		}
 	}
 }
-
-func seconds(d time.Duration) float64 { return d.Seconds() }
 
 func duration(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

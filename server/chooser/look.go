@@ -1,11 +1,13 @@
 package chooser
 
 import (
+	"math"
 	"strconv"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/selector"
 )
@@ -16,7 +18,8 @@ type scratch struct {
 	versions []uint64 // of each candidate's load when it was read
 	owner    []int32  // each candidate's replica in the request's pool
 	bySlot   []int32  // candidate by slot, -1 for none
-	overlaps []Overlap
+	overlaps []kvindex.Overlap
+	known    []kvindex.Overlap // used instead of asking the index, when not nil
 	slots    []replica.Slot
 	sizes    []int // distinct block sizes of the pool
 }
@@ -24,8 +27,8 @@ type scratch struct {
 const (
 	// defaultBlock is a rank's block size until it is known.
 	defaultBlock = 16
-	// omegaCap bounds ω: a nearly full fleet must still be able to spread a prefix.
-	omegaCap = 10
+	// rhoCap bounds ω: a full fleet must still be able to spread a prefix.
+	rhoCap = 0.9
 )
 
 // look fills s.d with all that is known for req at now: one candidate per rank. planned is
@@ -132,7 +135,11 @@ func (c *Chooser) overlap(s *scratch, req *Request) {
 		s.bySlot[d.Candidates[i].Slot] = int32(i)
 	}
 	for _, size := range s.sizes {
-		s.overlaps = c.params.Index.Match(s.overlaps[:0], req.Hashes(size))
+		if s.known != nil && len(s.sizes) == 1 {
+			s.overlaps = append(s.overlaps[:0], s.known...)
+		} else {
+			s.overlaps = c.params.Index.Match(s.overlaps[:0], req.Hashes(size))
+		}
 		for _, o := range s.overlaps {
 			if int(o.Slot) >= len(s.bySlot) || s.bySlot[o.Slot] < 0 {
 				continue
@@ -231,27 +238,40 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		if rk == nil {
 			continue
 		}
-		cand.TokenTime, cand.Bend, cand.StepTime = rk.tokenTime.get()*c.params.PaceBias, rk.bend.get(), rk.stepTime.get()
-		cand.Backlog = seconds(l.PrefillTime) + seconds(min(l.Overdue, maxOverdue))/2
-		cand.Planned = planned[cand.Slot]
+		cand.TokenTime, cand.Bend = rk.tokenTime.get()*c.params.PaceBias, rk.bend.get()
+		cand.StepTime = rk.step(l.ContextTokens)
+		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
+		if planned != nil {
+			cand.Planned = planned[cand.Slot]
+		}
 		c.reported(cand, rk)
 		budget := float64(defaultBudget)
 		if b := req.Replicas[s.owner[i]].MaxBatchedTokens; b > 0 {
 			budget = float64(b)
 		}
-		decode := (priorStepTime + priorReadTime*float64(l.ContextTokens)) / priorTokenTime // in tokens' time
-		cand.Slowdown = decode / budget
+		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.Crowding = c.crowding(cand, d)
 		if cand.Veto == decision.VetoNone {
-			busy += rk.load(scale)
+			cand.Busy = rk.load(scale)
+			busy += cand.Busy
 			usable++
 		}
 	}
 	d.Load, d.Omega = 0, 1
 	if usable > 0 {
 		d.Load = busy / float64(usable)
-		d.Omega = 1 / (1 - min(d.Load, 1-1.0/omegaCap))
+		d.Omega = omega(d.Load, usable)
 	}
+}
+
+// omega is the weight of uncached work: a second of it costs others nothing while ranks are idle,
+// and many seconds when all are busy. How often that is at load rho falls with the number of
+// ranks; this is Sakasegawa's approximation of the queue before n servers.
+func omega(rho float64, n int) float64 {
+	if rho = min(rho, rhoCap); rho <= 0 {
+		return 1
+	}
+	return 1 + math.Pow(rho, math.Sqrt(2*float64(n+1)))/(1-rho)
 }
 
 // maxOverdue bounds how much a first token that does not come counts as backlog.

@@ -19,15 +19,14 @@ type rank struct {
 	replica replica.ID
 	index   int
 
-	tokenTime, bend, stepTime, work number
-	samples                         atomic.Int64
-	busy                            number       // prefill seconds routed per second, fading
-	busyAt                          atomic.Int64 // nanoseconds of the chooser's clock
+	tokenTime, bend, stepScale, work number
+	samples                          atomic.Int64
+	busy                             number       // prefill seconds routed per second, fading
+	busyAt                           atomic.Int64 // nanoseconds of the chooser's clock
 
 	mu    sync.Mutex
 	pace  pace      // guarded by mu
 	first time.Time // of the last first token; guarded by mu
-	line  uint64    // bookings so far; guarded by mu
 }
 
 // number is a float64 that may be read and replaced at once.
@@ -40,7 +39,7 @@ func newRank(slot replica.Slot, id replica.ID, index int) *rank {
 	r := &rank{slot: slot, replica: id, index: index, pace: newPace()}
 	r.tokenTime.set(priorTokenTime)
 	r.bend.set(priorBend)
-	r.stepTime.set(priorStepTime)
+	r.stepScale.set(1)
 	return r
 }
 
@@ -86,15 +85,15 @@ func (r *rank) firstToken(now, booked time.Time, context, n, slowdown float64, t
 	r.samples.Store(int64(r.pace.samples))
 }
 
-// step learns the time of a decode step from a finished stream.
-func (r *rank) step(seconds float64) {
+// step predicts the time of a decode step while context tokens are being read.
+func (r *rank) step(context int) float64 {
+	return r.stepScale.get() * (priorStepTime + priorReadTime*float64(context))
+}
+
+// decoded learns from a finished stream whose steps took seconds each and read context tokens.
+func (r *rank) decoded(seconds float64, context int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// Steps that carried another request's prefill are longer: lean towards the short ones.
-	s := r.stepTime.get()
-	gain := 0.02
-	if seconds < s {
-		gain = 0.1
-	}
-	r.stepTime.set(min(max(s+gain*(seconds-s), 1e-4), 1))
+	scale, ratio := r.stepScale.get(), seconds/(priorStepTime+priorReadTime*float64(context))
+	r.stepScale.set(min(max(scale+0.1*(min(ratio, outlier*scale)-scale), 1.0/paceBound), paceBound))
 }

@@ -137,6 +137,8 @@ type Candidate struct {
 	StepTime  float64 `json:"step_s"`
 	Slowdown  float64 `json:"slowdown"`
 
+	// Busy is the share of the rank's recent time that the prefill routed to it takes.
+	Busy float64 `json:"busy"`
 	// Crowding is the predicted time in seconds until KV memory is free that is promised to others.
 	Crowding float64 `json:"crowding_s,omitempty"`
 

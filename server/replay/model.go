@@ -67,7 +67,7 @@ type engine struct {
 	gen            uint32
 	busy           float64 // seconds spent in steps with prefill
 	first, done    []*sequence
-	stored         func(e *engine, keys []blockhash.Hash, from, to int)
+	stored         func(call, from, to int)
 }
 
 type chunk struct {
@@ -225,12 +225,20 @@ func (e *engine) end() {
 // named publishes the keys of s's blocks up to n.
 func (e *engine) named(s *sequence, n int) {
 	n = min(n, len(s.keys), len(s.held))
-	from := s.named
+	from := s.named // of the run of blocks that nobody else has named
 	for ; s.named < n; s.named++ {
-		e.cache.name(s.held[s.named], s.keys[s.named])
+		if e.cache.name(s.held[s.named], s.keys[s.named]) {
+			continue
+		}
+		e.publish(s, from, s.named)
+		from = s.named + 1
 	}
-	if e.stored != nil && n > from {
-		e.stored(e, s.keys, from, n)
+	e.publish(s, from, s.named)
+}
+
+func (e *engine) publish(s *sequence, from, to int) {
+	if e.stored != nil && to > from {
+		e.stored(s.call, from, to)
 	}
 }
 

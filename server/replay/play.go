@@ -6,29 +6,49 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/decision"
 )
 
-// Ready makes a trace ready for engines with blocks of block tokens.
-func ready(t *Trace, block int) *workload {
+// newWorkload makes a trace ready for engines with blocks of block tokens.
+func newWorkload(t *Trace, block int) *workload {
 	w := &workload{Trace: t, block: block, hashes: make([][]blockhash.Hash, len(t.Calls))}
-	per := t.Chunk / block
-	tokens := make([]uint32, block)
+	seed := blockhash.Namespace{}.Seed()
+	var tokens []uint32
 	for i := range t.Calls {
 		c := &t.Calls[i]
-		n := min((c.In+c.Out)/block, len(c.IDs)*per)
+		n := min((c.In+c.Out)/block, len(c.IDs)*(t.Chunk/block))
 		list := make([]blockhash.Hash, n)
 		var parent blockhash.Hash
 		for j := range list {
-			id := c.IDs[j/per]
-			for k := range tokens {
-				tokens[k] = uint32(id*2654435761) + uint32(j%per*block+k)
-			}
-			parent = blockhash.Next(parent, blockhash.Local(tokens, 1337))
+			tokens = w.appendBlock(tokens[:0], i, j)
+			parent = blockhash.Next(parent, blockhash.Local(tokens, seed))
 			list[j] = parent
 		}
 		w.hashes[i] = list
 	}
 	return w
+}
+
+// appendBlock appends the token ids that stand for block j of a call: a trace has none, so they
+// are made from the chunk's id and the block's place in it.
+func (w *workload) appendBlock(dst []uint32, call, j int) []uint32 {
+	per := w.Chunk / w.block
+	first := uint32(w.Calls[call].IDs[j/per]*2654435761) + uint32(j%per*w.block)
+	for k := range w.block {
+		dst = append(dst, first+uint32(k))
+	}
+	return dst
+}
+
+// rate is the trace's own arrival rate in calls per second.
+func (w *workload) rate() float64 {
+	last := 0.0
+	for i := range w.Calls {
+		if w.Calls[i].Prev < 0 {
+			last = max(last, w.Calls[i].At)
+		}
+	}
+	return float64(len(w.Calls)) / max(last, 1e-3)
 }
 
 func newEngines(p *Profile, n, block int) []*engine {
@@ -39,45 +59,69 @@ func newEngines(p *Profile, n, block int) []*engine {
 	return list
 }
 
-type numbers struct {
-	Mean, P50, P90, P99, Hit, T98, Finish float64
-	Imbalance                             float64
+// Numbers are what one run, or several with different seeds, came to.
+type Numbers struct {
+	Mean float64 `json:"ttft_mean_s"`
+	P50  float64 `json:"ttft_p50_s"`
+	P90  float64 `json:"ttft_p90_s"`
+	P99  float64 `json:"ttft_p99_s"`
+	// HitRate is the share of prompt tokens found in a cache.
+	HitRate float64 `json:"hit_rate"`
+	// Imbalance is the busiest replica's prefill time over the mean.
+	Imbalance float64 `json:"imbalance"`
+	// rate is the calls per second while the fleet was full.
+	rate float64
 }
 
-func (s *sim) numbers() numbers {
-	ttft := make([]float64, 0, len(s.first))
-	type ft struct {
-		at float64
-		in int
+// numbers reads the result of a run.
+func (s *sim) numbers() Numbers {
+	var n Numbers
+	var in, cached float64
+	type moment struct {
+		at, tokens float64
 	}
-	var firsts []ft
-	var sum float64
-	var in, cached int
+	ttft := make([]float64, 0, len(s.first))
+	firsts := make([]moment, 0, len(s.first))
 	for i, f := range s.first {
 		if math.IsNaN(f) {
 			continue
 		}
+		tokens := float64(s.trace.Calls[i].In)
 		ttft = append(ttft, f-s.arrived[i])
-		sum += f - s.arrived[i]
-		in += s.trace.Calls[i].In
-		cached += s.cached[i]
-		firsts = append(firsts, ft{f, s.trace.Calls[i].In})
+		n.Mean += f - s.arrived[i]
+		in += tokens
+		cached += float64(s.cached[i])
+		firsts = append(firsts, moment{f, tokens})
+	}
+	if len(ttft) == 0 {
+		return n
 	}
 	slices.Sort(ttft)
-	slices.SortFunc(firsts, func(a, b ft) int {
+	quantile := func(q float64) float64 { return ttft[min(len(ttft)-1, int(q*float64(len(ttft))))] }
+	n.Mean /= float64(len(ttft))
+	n.P50, n.P90, n.P99, n.HitRate = quantile(0.5), quantile(0.9), quantile(0.99), cached/in
+	// The rate is that of prompt tokens between a tenth and nineteen twentieths of them, so that
+	// filling and draining the fleet do not count.
+	const from, to = 0.10, 0.95
+	slices.SortFunc(firsts, func(a, b moment) int {
 		if a.at < b.at {
 			return -1
 		}
 		return 1
 	})
-	q := func(p float64) float64 { return ttft[min(len(ttft)-1, int(p*float64(len(ttft))))] }
-	n := numbers{Mean: sum / float64(len(ttft)), P50: q(.5), P90: q(.9), P99: q(.99), Hit: float64(cached) / float64(in), Finish: s.finish}
-	seen := 0
+	var seen, began, ended float64
 	for _, f := range firsts {
-		if seen += f.in; float64(seen) >= 0.98*float64(in) {
-			n.T98 = f.at
-			break
+		before := seen
+		seen += f.tokens
+		if before < from*in && seen >= from*in {
+			began = f.at
 		}
+		if before < to*in && seen >= to*in {
+			ended = f.at
+		}
+	}
+	if ended > began {
+		n.rate = (to - from) * float64(len(ttft)) / (ended - began)
 	}
 	var most, all float64
 	for _, e := range s.engines {
@@ -90,53 +134,75 @@ func (s *sim) numbers() numbers {
 	return n
 }
 
-func playRouter(w *workload, p *Profile, n int, speed float64, cfg chooser.Config, seed uint64) (numbers, error) {
-	s := newSim(w, newEngines(p, n, w.block), speed, seed)
-	r, err := newRouter(s, cfg, seed, 1)
+// play runs one policy. An empty policy is the oracle: all replicas share one cache, and each
+// call goes to the replica with the least prefill left, first come first served.
+func (j *job) play() (Numbers, error) {
+	engines := newEngines(j.profile, j.replicas, j.work.block)
+	if j.policy == "" {
+		pool := newBlockCache(j.profile.CacheTokens / j.work.block * j.replicas)
+		for _, e := range engines {
+			e.cache = pool
+		}
+	}
+	s := newSim(j.work, engines, j.speed, j.seed)
+	if j.policy == "" {
+		s.router = &oracle{sim: s, left: make([]float64, j.replicas), work: make([]float64, len(j.work.Calls))}
+		s.run(j.tick)
+		return s.numbers(), nil
+	}
+	cfg := chooser.DefaultConfig()
+	cfg.Policy = j.policy
+	// The player measures the choice, so nobody is refused.
+	cfg.Queue.MaxWait, cfg.Queue.MaxRequests = 0, math.MaxInt32
+	// The text that stands for a chunk is short: the tree's bounds shrink with it.
+	cfg.Tree.EvictAbove, cfg.Tree.EvictTo = cfg.Tree.EvictAbove/256, cfg.Tree.EvictTo/256
+	r, err := newRouter(s, cfg, j)
 	if err != nil {
-		return numbers{}, err
+		return Numbers{}, err
 	}
 	s.router = r
-	s.run(nil)
-	return s.numbers(), nil
+	s.run(j.tick)
+	return s.numbers(), r.err
 }
 
-// oracle shares one cache among all engines and sends each call to the one with the least prefill left.
+// job is one run.
+type job struct {
+	work     *workload
+	profile  *Profile
+	replicas int
+	speed    float64
+	seed     uint64
+	policy   decision.Policy
+	// bias, loss and delay worsen what the router knows: learned rates times bias, the share of
+	// events lost, and their delay in seconds.
+	bias, loss, delay float64
+	tick              func()
+}
+
+// oracle is the dispatcher of the pooled cache.
 type oracle struct {
-	sim *sim
-}
-
-func playOracle(w *workload, p *Profile, n int, speed float64, seed uint64) numbers {
-	es := newEngines(p, n, w.block)
-	pool := newBlockCache(p.CacheTokens / w.block * n)
-	for _, e := range es {
-		e.cache = pool
-	}
-	s := newSim(w, es, speed, seed)
-	s.router = &oracle{sim: s}
-	s.run(nil)
-	return s.numbers()
+	sim  *sim
+	left []float64 // predicted prefill per engine
+	work []float64 // and per call
 }
 
 func (o *oracle) arrive(call int) {
+	e := o.sim.engines[0]
+	c := &o.sim.trace.Calls[call]
+	keys := o.sim.trace.hashes[call]
+	hit := e.cache.match(keys[:min(len(keys), c.In/e.block)]) * e.block
+	o.work[call] = e.profile.prefill(float64(hit), float64(c.In-hit))
 	best, least := 0, math.Inf(1)
 	for i, e := range o.sim.engines {
-		var left float64
-		for _, q := range e.filling {
-			left += e.profile.prefill(float64(q.computed), float64(q.in-q.computed))
-		}
-		for _, q := range e.waiting {
-			hit := e.cache.match(q.keys[:min(len(q.keys), q.in/e.block)]) * e.block
-			left += e.profile.prefill(float64(hit), float64(q.in-hit))
-		}
-		left += 1e-6 * float64(len(e.decoding))
-		if left < least {
+		if left := o.left[i] + 1e-6*float64(len(e.decoding)); left < least {
 			best, least = i, left
 		}
 	}
+	o.left[best] += o.work[call]
 	o.sim.send(call, best)
 }
-func (o *oracle) firstToken(int, int)                    {}
-func (o *oracle) finished(int, int)                      {}
-func (o *oracle) stored(int, []blockhash.Hash, int, int) {}
-func (o *oracle) removed(int, []blockhash.Hash)          {}
+
+func (o *oracle) firstToken(call, e int)        { o.left[e] -= o.work[call] }
+func (o *oracle) finished(int, int)             {}
+func (o *oracle) stored(int, int, int, int)     {}
+func (o *oracle) removed(int, []blockhash.Hash) {}

@@ -1,7 +1,10 @@
 package replay
 
 import (
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -9,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/kvblock"
+	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/replica"
 )
@@ -17,18 +21,23 @@ import (
 type router struct {
 	sim      *sim
 	chooser  *chooser.Chooser
-	index    *mapIndex
+	index    *kvindex.Index
 	replicas []*replica.Replica
 	choices  []*chooser.Choice
 	requests []chooser.Request
 	epoch    time.Time
 	wake     float64
 	texts    bool
-	refused  int
+	// loss is the share of events that get lost, delay how late in seconds the others are.
+	loss, delay float64
+	dice        *rand.Rand
+	err         error
+	tokens      []uint32
+	names       []kvblock.EngineHash
 }
 
-func newRouter(s *sim, cfg chooser.Config, seed uint64, bias float64) (*router, error) {
-	r := &router{sim: s, epoch: time.Unix(1_000_000_000, 0), choices: make([]*chooser.Choice, len(s.trace.Calls)), requests: make([]chooser.Request, len(s.trace.Calls))}
+func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
+	r := &router{sim: s, dice: rand.New(rand.NewPCG(j.seed, 3)), loss: j.loss, delay: j.delay, epoch: time.Unix(1_000_000_000, 0), choices: make([]*chooser.Choice, len(s.trace.Calls)), requests: make([]chooser.Request, len(s.trace.Calls))}
 	now := func() time.Time { return r.epoch.Add(time.Duration(s.now * float64(time.Second))) }
 	bcfg := load.DefaultConfig()
 	bcfg.Remembered = 16
@@ -36,8 +45,13 @@ func newRouter(s *sim, cfg chooser.Config, seed uint64, bias float64) (*router, 
 	if err != nil {
 		return nil, err
 	}
-	r.index = newMapIndex(s.trace.block)
-	r.chooser, err = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: seed, PaceBias: bias})
+	icfg := kvindex.DefaultConfig()
+	icfg.MaxBytes = 1 << 40
+	icfg.MaxRanks = max(icfg.MaxRanks, len(s.engines))
+	if r.index, err = kvindex.New(icfg, kvindex.Params{}); err != nil {
+		return nil, err
+	}
+	r.chooser, err = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.bias})
 	if err != nil {
 		return nil, err
 	}
@@ -48,6 +62,10 @@ func newRouter(s *sim, cfg chooser.Config, seed uint64, bias float64) (*router, 
 		}
 		r.replicas = append(r.replicas, rep)
 		book.AddRank(replica.Slot(i))
+		if err := r.index.AddRank(replica.Slot(i), kvindex.RankInfo{BlockSize: s.trace.block, Capacity: rep.Blocks}); err != nil {
+			return nil, err
+		}
+		r.index.SetState(replica.Slot(i), kvblock.FeedExact)
 		r.chooser.AddRank(replica.Slot(i), rep, 0)
 	}
 	r.texts = cfg.Policy == decision.PrefixAffinity
@@ -68,7 +86,8 @@ func (r *router) arrive(call int) {
 	}
 	r.chooser.Submit(req, time.Time{}, func(choice *chooser.Choice, err error) {
 		if err != nil {
-			panic(fmt.Sprintf("call %d: %v", call, err))
+			r.err = errors.Join(r.err, fmt.Errorf("call %d: %w", call, err))
+			return
 		}
 		r.choices[call] = choice
 		r.sim.send(call, int(choice.Slot))
@@ -109,8 +128,46 @@ func (r *router) finished(call, _ int) {
 	r.plan()
 }
 
-func (r *router) stored(e int, keys []blockhash.Hash, from, to int) { r.index.store(e, keys[from:to]) }
-func (r *router) removed(e int, keys []blockhash.Hash)              { r.index.remove(e, keys) }
+func (r *router) stored(e, call, from, to int) {
+	keys := r.sim.trace.hashes[call]
+	ev := kvblock.Stored{BlockSize: r.sim.trace.block, HasParent: from > 0}
+	if from > 0 {
+		ev.Parent = kvblock.EngineHash(keys[from-1])
+	}
+	r.tokens, r.names = r.tokens[:0], r.names[:0]
+	for j := from; j < to; j++ {
+		r.tokens = r.sim.trace.appendBlock(r.tokens, call, j)
+		r.names = append(r.names, kvblock.EngineHash(keys[j]))
+	}
+	ev.Tokens, ev.Hashes = r.tokens, r.names
+	if r.delay > 0 {
+		ev.Tokens, ev.Hashes = slices.Clone(ev.Tokens), slices.Clone(ev.Hashes)
+	}
+	r.publish(func() { r.index.Store(replica.Slot(e), &ev) })
+}
+
+func (r *router) removed(e int, keys []blockhash.Hash) {
+	r.names = r.names[:0]
+	for _, k := range keys {
+		r.names = append(r.names, kvblock.EngineHash(k))
+	}
+	ev := kvblock.Removed{Hashes: r.names}
+	if r.delay > 0 {
+		ev.Hashes = slices.Clone(ev.Hashes)
+	}
+	r.publish(func() { r.index.Remove(replica.Slot(e), &ev) })
+}
+
+// publish delivers an event, late or never where the run asks for that.
+func (r *router) publish(deliver func()) {
+	switch {
+	case r.loss > 0 && r.dice.Float64() < r.loss:
+	case r.delay > 0:
+		r.sim.after(r.delay, deliver)
+	default:
+		deliver()
+	}
+}
 
 // textOf writes the chunks' ids as the text that stands for them.
 func textOf(ids []uint64) string {
@@ -121,88 +178,3 @@ func textOf(ids []uint64) string {
 	}
 	return string(b)
 }
-
-// mapIndex is a stand-in
-type mapIndex struct {
-	block  int
-	held   map[blockhash.Hash][]uint64
-	belief map[blockhash.Hash][]belief
-}
-
-type belief struct {
-	slot replica.Slot
-	till time.Time
-}
-
-func newMapIndex(block int) *mapIndex {
-	return &mapIndex{block: block, held: map[blockhash.Hash][]uint64{}}
-}
-
-func (m *mapIndex) store(e int, keys []blockhash.Hash) {
-	for _, k := range keys {
-		w := m.held[k]
-		for len(w) <= e/64 {
-			w = append(w, 0)
-		}
-		w[e/64] |= 1 << (e % 64)
-		m.held[k] = w
-	}
-}
-
-func (m *mapIndex) remove(e int, keys []blockhash.Hash) {
-	for _, k := range keys {
-		if w := m.held[k]; len(w) > e/64 {
-			w[e/64] &^= 1 << (e % 64)
-			any := uint64(0)
-			for _, x := range w {
-				any |= x
-			}
-			if any == 0 {
-				delete(m.held, k)
-			}
-		}
-	}
-}
-
-func (m *mapIndex) Match(dst []chooser.Overlap, hashes []blockhash.Hash) []chooser.Overlap {
-	if len(hashes) == 0 {
-		return dst
-	}
-	alive := append([]uint64(nil), m.held[hashes[0]]...)
-	depth := map[int]int{}
-	for i := 1; i <= len(hashes); i++ {
-		var w []uint64
-		if i < len(hashes) {
-			w = m.held[hashes[i]]
-		}
-		any := uint64(0)
-		for j := range alive {
-			var x uint64
-			if j < len(w) {
-				x = w[j]
-			}
-			gone := alive[j] &^ x
-			for b := 0; gone != 0; b++ {
-				if gone&(1<<b) != 0 {
-					depth[j*64+b] = i
-					gone &^= 1 << b
-				}
-			}
-			alive[j] &= x
-			any |= alive[j]
-		}
-		if any == 0 {
-			break
-		}
-	}
-	for s, d := range depth {
-		dst = append(dst, chooser.Overlap{Slot: replica.Slot(s), GPU: uint32(d)})
-	}
-	return dst
-}
-
-func (m *mapIndex) Routed(slot replica.Slot, hashes []blockhash.Hash, _ time.Time) {
-	m.store(int(slot), hashes)
-}
-func (m *mapIndex) BlockSize(replica.Slot) int           { return m.block }
-func (m *mapIndex) State(replica.Slot) kvblock.FeedState { return kvblock.FeedExact }

@@ -49,7 +49,7 @@ type dispatcher interface {
 	firstToken(call, e int)
 	finished(call, e int)
 	// stored and removed are engine e's KV events.
-	stored(e int, keys []blockhash.Hash, from, to int)
+	stored(e, call, from, to int)
 	removed(e int, keys []blockhash.Hash)
 }
 
@@ -67,7 +67,6 @@ type sim struct {
 	cached  []int
 	where   []int32
 	next    [][]int32 // calls that follow a call in its session
-	finish  float64
 	steps   int
 }
 
@@ -96,7 +95,7 @@ func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 	}
 	for i, e := range engines {
 		e.slot = i
-		e.stored = func(e *engine, keys []blockhash.Hash, from, to int) { s.router.stored(e.slot, keys, from, to) }
+		e.stored = func(call, from, to int) { s.router.stored(i, call, from, to) }
 	}
 	return s
 }
@@ -138,7 +137,7 @@ func (s *sim) after(delay float64, do func()) {
 }
 
 // run plays until nothing is left to happen.
-func (s *sim) run(progress func(done int)) {
+func (s *sim) run(tick func()) {
 	for len(s.events) > 0 {
 		ev := heap.Pop(&s.events).(event)
 		s.now = ev.at
@@ -153,8 +152,8 @@ func (s *sim) run(progress func(done int)) {
 		case eventDo:
 			ev.do()
 		}
-		if s.steps++; progress != nil && s.steps&4095 == 0 {
-			progress(s.steps)
+		if s.steps++; tick != nil && s.steps&4095 == 0 {
+			tick()
 		}
 	}
 }
@@ -191,7 +190,6 @@ func (s *sim) step(e *engine) {
 		s.router.firstToken(q.call, e.slot)
 	}
 	for _, q := range done {
-		s.finish = s.now
 		for _, n := range s.next[q.call] {
 			s.schedule(event{at: s.now + s.trace.Calls[n].At, kind: eventArrival, n: int(n)})
 		}

@@ -28,10 +28,11 @@ func PrefillTime(perToken, bend, context, n float64) float64 {
 }
 
 // predicted prices a candidate by time: how long until the first token, its own uncached work
-// weighted by Omega because on a full fleet everybody else waits for it too, and how long the
-// rank would make it wait for KV memory that is already promised to others.
+// weighted because others wait for it too, and how long the rank would make it wait for KV memory
+// that is already promised to others. The weight is Omega, for the fleet, plus the rank's own
+// Busy, for those who will come back to what this rank holds and find it prefilling.
 func predicted(d *decision.Decision, c *decision.Candidate) float64 {
-	cost := (c.Backlog+c.Planned+d.Omega*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Crowding
+	cost := (c.Backlog+c.Planned+(d.Omega+c.Busy)*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Crowding
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/replay"
+)
+
+// replayFlags are the command's arguments.
+type replayFlags struct {
+	trace, generate, policies, loads, profile, plot string
+	requests, replicas, seeds, block, workers       int
+	bias, loss, delay                               float64
+	asJSON, noSaturation, quiet                     bool
+}
+
+// newReplayCommand plays a trace over modelled replicas.
+func newReplayCommand() *cobra.Command {
+	var f replayFlags
+	cmd := &cobra.Command{
+		Use:   "replay",
+		Short: "Play a trace over modelled replicas under any policies, and compare them",
+		Long: `Replay plays a trace of requests (Mooncake's jsonl, plain or gzipped, or closed-loop sessions) over
+modelled vLLM replicas, with this program's own choice, load book and index in virtual time. The load
+is given as a share of what an oracle with one pooled cache can complete.`,
+		Example: `  kvpilot replay --trace conversation_trace.jsonl.gz --replicas 8 --load 0.7,0.95 --policies all --seeds 3
+  kvpilot replay --generate hotdoc --replicas 8 --load 0.95 --policies predicted-ttft,overlap-load --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.trace, "trace", "", "trace file to play")
+	flags.StringVar(&f.generate, "generate", "", "make a trace instead: "+strings.Join(replay.Generators(), ", "))
+	flags.IntVar(&f.requests, "requests", 12000, "requests of a generated trace")
+	flags.IntVar(&f.replicas, "replicas", 8, "modelled replicas")
+	flags.StringVar(&f.loads, "load", "0.7", "arrival rate as a share of the oracle's saturation; several with commas")
+	flags.StringVar(&f.policies, "policies", "all", "policies with commas, or all")
+	flags.IntVar(&f.seeds, "seeds", 3, "runs per policy")
+	flags.StringVar(&f.profile, "profile", "70b", "modelled engine: 70b or 8b")
+	flags.IntVar(&f.block, "block", 128, "block size in tokens; results do not depend on it, the time to play does")
+	flags.IntVar(&f.workers, "workers", 0, "runs at once; 0 takes the number of cores")
+	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
+	flags.StringVar(&f.plot, "plot", "", "write a page of bar charts (HTML) to this file")
+	flags.BoolVar(&f.noSaturation, "no-saturation", false, "leave out the runs that measure saturation")
+	flags.BoolVar(&f.quiet, "quiet", false, "show no progress")
+	flags.Float64Var(&f.bias, "rate-bias", 1, "what the router believes of prefill times, as a multiple of what it learned")
+	flags.Float64Var(&f.loss, "event-loss", 0, "share of KV events that get lost")
+	flags.Float64Var(&f.delay, "event-delay", 0, "delay of KV events in seconds")
+	return cmd
+}
+
+func (f *replayFlags) run(out, errOut io.Writer) error {
+	options, loads, err := f.options()
+	if err != nil {
+		return err
+	}
+	var reports []*replay.Report
+	for i, load := range loads {
+		options.Load = load
+		if !f.quiet {
+			options.Progress = func(done, all int) {
+				fmt.Fprintf(errOut, "\rload %.2f (%d of %d): run %d of %d ", load, i+1, len(loads), done, all)
+			}
+		}
+		r, err := replay.Play(options)
+		if err != nil {
+			return err
+		}
+		reports = append(reports, r)
+	}
+	if !f.quiet {
+		fmt.Fprint(errOut, "\r\033[K")
+	}
+	if f.plot != "" {
+		if err := writePlot(f.plot, reports); err != nil {
+			return err
+		}
+	}
+	if !f.asJSON {
+		for _, r := range reports {
+			if err := r.Table(out); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", "  ")
+	if len(reports) == 1 {
+		return enc.Encode(reports[0])
+	}
+	return enc.Encode(map[string]any{"cells": reports})
+}
+
+func (f *replayFlags) options() (replay.Options, []float64, error) {
+	o := replay.Options{
+		Replicas: f.replicas, Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
+		PaceBias: f.bias, EventLoss: f.loss, EventDelay: f.delay,
+	}
+	var err error
+	switch {
+	case (f.trace == "") == (f.generate == ""):
+		return o, nil, errors.New("give either --trace or --generate")
+	case f.trace != "":
+		o.Trace, err = replay.ReadTrace(f.trace)
+	default:
+		o.Trace, err = replay.Generate(f.generate, f.requests, 1)
+	}
+	if err != nil {
+		return o, nil, err
+	}
+	var names []string
+	for _, p := range replay.Profiles() {
+		names = append(names, p.Name)
+		if p.Name == f.profile {
+			o.Profile = p
+		}
+	}
+	if o.Profile.Name == "" {
+		return o, nil, fmt.Errorf("unknown profile %q; known are %v", f.profile, names)
+	}
+	if f.policies == "all" {
+		o.Policies = decision.Policies()
+	} else {
+		for _, p := range strings.Split(f.policies, ",") {
+			o.Policies = append(o.Policies, decision.Policy(strings.TrimSpace(p)))
+		}
+	}
+	var loads []float64
+	for _, text := range strings.Split(f.loads, ",") {
+		load, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+		if err != nil {
+			return o, nil, fmt.Errorf("--load %q: %w", text, err)
+		}
+		loads = append(loads, load)
+	}
+	return o, loads, nil
+}
+
+func writePlot(path string, reports []*replay.Report) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("write plot: %w", err)
+	}
+	return errors.Join(replay.Plot(file, reports), file.Close())
+}

@@ -1,0 +1,156 @@
+package replay
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// Generators lists the names that Generate knows.
+func Generators() []string { return []string{"conv", "hotdoc", "onedoc", "agent", "synth"} }
+
+// Generate makes a trace of about n calls: conv, many-turn conversations of 12k tokens as in
+// Mooncake's trace; hotdoc, questions about 300 documents of 20k tokens of which few are hot;
+// agent, closed-loop sessions that grow to more than 100k tokens; synth, short prompts on a few
+// shared system prompts beside long ones without any.
+func Generate(name string, n int, seed uint64) (*Trace, error) {
+	g := &generator{dice: rand.New(rand.NewPCG(seed, 7)), trace: &Trace{Name: name, Chunk: chunkTokens}}
+	switch name {
+	case "conv":
+		g.conv(n)
+	case "hotdoc", "onedoc":
+		g.hotdoc(n)
+	case "agent":
+		g.agent(n)
+	case "synth":
+		g.synth(n)
+	default:
+		return nil, fmt.Errorf("no generator %q; there are %v", name, Generators())
+	}
+	if !g.trace.Closed {
+		slices.SortStableFunc(g.trace.Calls, func(a, b Call) int {
+			switch {
+			case a.At < b.At:
+				return -1
+			case a.At > b.At:
+				return 1
+			}
+			return 0
+		})
+	}
+	return g.trace, nil
+}
+
+type generator struct {
+	dice  *rand.Rand
+	trace *Trace
+	id    uint64
+}
+
+// fresh appends ids of chunks that occur nowhere else, for tokens tokens.
+func (g *generator) fresh(ids []uint64, tokens int) []uint64 {
+	for n := (tokens + chunkTokens - 1) / chunkTokens; n > 0; n-- {
+		g.id++
+		ids = append(ids, g.id)
+	}
+	return ids
+}
+
+func (g *generator) logNormal(median, sigma float64) float64 {
+	return median * math.Exp(sigma*g.dice.NormFloat64())
+}
+
+func (g *generator) clamped(median, sigma float64, low, high int) int {
+	return min(max(int(g.logNormal(median, sigma)), low), high)
+}
+
+// conv: sessions of a few turns, each prompt the one before with its answer and a new question.
+func (g *generator) conv(n int) {
+	var at float64
+	for session := 0; len(g.trace.Calls) < n; session++ {
+		at += g.dice.ExpFloat64() * 0.8
+		turns := 1 + int(g.dice.ExpFloat64()*1.9)
+		ids := g.fresh([]uint64{0}, g.clamped(6000, 1.1, 600, 100_000))
+		t := at
+		for range turns {
+			in, out := len(ids)*chunkTokens-g.dice.IntN(chunkTokens), g.clamped(280, 0.6, 10, 2000)
+			g.trace.Calls = append(g.trace.Calls, Call{At: t, In: in, Out: out, IDs: slices.Clone(ids), Session: session, Prev: -1})
+			ids = g.fresh(ids, out+g.clamped(1500, 1.2, 50, 20_000))
+			if len(ids)*chunkTokens > 120_000 {
+				break
+			}
+			t += 20 + g.logNormal(60, 0.8)
+		}
+	}
+}
+
+// hotdoc: each call asks about one of 300 documents (onedoc: all about the same); how often a document is asked for falls with
+// the power 1.2 of its rank.
+func (g *generator) hotdoc(n int) {
+	documents := 300
+	if g.trace.Name == "onedoc" {
+		documents = 1
+	}
+	docs := make([][]uint64, documents)
+	weights := make([]float64, documents)
+	var sum float64
+	for i := range docs {
+		docs[i] = g.fresh(nil, 20_000)
+		sum += math.Pow(float64(i+1), -1.2)
+		weights[i] = sum
+	}
+	var at float64
+	for i := range n {
+		at += g.dice.ExpFloat64() * 0.1
+		d, _ := slices.BinarySearch(weights, g.dice.Float64()*sum)
+		question := g.clamped(300, 0.7, 30, 2000)
+		ids := g.fresh(slices.Clone(docs[d]), question)
+		g.trace.Calls = append(g.trace.Calls, Call{At: at, In: len(docs[d])*chunkTokens + question, Out: g.clamped(200, 0.6, 10, 1000), IDs: ids, Session: i, Prev: -1})
+	}
+}
+
+// agent: a session's turns follow each other after a short think time, and their context grows.
+func (g *generator) agent(n int) {
+	g.trace.Closed = true
+	system := g.fresh(nil, 8000)
+	for session := 0; len(g.trace.Calls) < n; session++ {
+		ids := g.fresh(slices.Clone(system), g.clamped(20_000, 0.8, 2000, 80_000))
+		prev := -1
+		for turn := range 8 + g.dice.IntN(40) {
+			in, out := len(ids)*chunkTokens, g.clamped(300, 0.8, 20, 3000)
+			if in > 200_000 {
+				break
+			}
+			think := g.logNormal(4, 1)
+			if turn == 0 {
+				think = float64(session) * 4
+			}
+			next := g.fresh(slices.Clone(ids), out+g.clamped(3000, 1, 100, 30_000))
+			g.trace.Calls = append(g.trace.Calls, Call{
+				At: think, In: in, Out: out, IDs: next[:len(ids)+out/chunkTokens], Session: session, Prev: prev,
+			})
+			prev = len(g.trace.Calls) - 1
+			ids = next
+		}
+	}
+}
+
+// synth: 40 shared system prompts of differing length and popularity, with short or long tails.
+func (g *generator) synth(n int) {
+	var roots [][]uint64
+	for range 40 {
+		roots = append(roots, g.fresh(nil, g.clamped(8000, 0.8, 1000, 40_000)))
+	}
+	var at float64
+	for i := range n {
+		at += g.dice.ExpFloat64() * 0.2
+		var ids []uint64
+		tail := g.clamped(2000, 1.3, 50, 60_000)
+		if g.dice.Float64() < 0.8 {
+			ids = slices.Clone(roots[int(math.Pow(g.dice.Float64(), 2.5)*float64(len(roots)))])
+		}
+		in := len(ids)*chunkTokens + tail
+		g.trace.Calls = append(g.trace.Calls, Call{At: at, In: in, Out: g.clamped(250, 0.7, 10, 2000), IDs: g.fresh(ids, tail), Session: i, Prev: -1})
+	}
+}

@@ -1,0 +1,215 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvpilot/kvpilot/server/decision"
+)
+
+// Options say what to play.
+type Options struct {
+	Trace    *Trace
+	Replicas int
+	// Load is the arrival rate as a share of the pooled-cache oracle's saturation rate.
+	Load     float64
+	Policies []decision.Policy
+	// Seeds is the number of runs per policy; their numbers are averaged.
+	Seeds   int
+	Profile Profile
+	// Block is the block size in tokens; the trace's chunks must be a multiple.
+	Block int
+	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost,
+	// EventDelay their delay in seconds.
+	PaceBias, EventLoss, EventDelay float64
+	// NoSaturation leaves the saturation runs out.
+	NoSaturation bool
+	// Workers bounds the runs at once; 0 takes the number of cores.
+	Workers int
+	// Progress, when set, is told how many of all runs are done.
+	Progress func(done, all int)
+}
+
+// overload is the arrival rate of saturation runs as a share of the oracle's own.
+const overload = 1.15
+
+// Report is the outcome of Play.
+type Report struct {
+	Trace    string  `json:"trace"`
+	Calls    int     `json:"requests"`
+	Replicas int     `json:"replicas"`
+	Load     float64 `json:"load"`
+	Profile  string  `json:"profile"`
+	Seeds    int     `json:"seeds"`
+	// RPS is the arrival rate that Load came to.
+	RPS      float64                          `json:"rps"`
+	Oracle   PolicyReport                     `json:"oracle"`
+	Policies map[decision.Policy]PolicyReport `json:"policies"`
+	order    []decision.Policy
+}
+
+// PolicyReport is how one policy did.
+type PolicyReport struct {
+	Numbers
+	// SaturationRPS is the rate of requests that a full fleet completes.
+	SaturationRPS float64 `json:"saturation_rps,omitempty"`
+	// VsOracle is the mean time to the first token over the oracle's; SaturationVsOracle the
+	// saturation rate over the oracle's.
+	VsOracle           float64 `json:"vs_oracle"`
+	SaturationVsOracle float64 `json:"saturation_vs_oracle,omitempty"`
+}
+
+func (o *Options) check() error {
+	var errs []error
+	if o.Trace == nil || len(o.Trace.Calls) == 0 {
+		errs = append(errs, errors.New("no trace"))
+	} else if o.Block < 1 || o.Trace.Chunk%o.Block != 0 {
+		errs = append(errs, fmt.Errorf("block size %d does not divide the trace's chunks of %d tokens", o.Block, o.Trace.Chunk))
+	}
+	if o.Replicas < 1 || o.Replicas > 4096 {
+		errs = append(errs, fmt.Errorf("%d replicas: 1 to 4096 are possible", o.Replicas))
+	}
+	if o.Load <= 0 || o.Load > 10 {
+		errs = append(errs, fmt.Errorf("load %v: above 0, and 1 is the oracle's saturation", o.Load))
+	}
+	if o.Seeds < 1 {
+		errs = append(errs, fmt.Errorf("%d seeds: at least one is needed", o.Seeds))
+	}
+	for _, p := range o.Policies {
+		if !p.Known() {
+			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v", p, decision.Policies()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Play plays a trace under each policy and the oracle.
+func Play(o Options) (*Report, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	if o.Trace.longest() > o.Profile.CacheTokens {
+		return nil, fmt.Errorf("a request of %d tokens does not fit the replica's cache of %d", o.Trace.longest(), o.Profile.CacheTokens)
+	}
+	if o.PaceBias == 0 {
+		o.PaceBias = 1
+	}
+	w := newWorkload(o.Trace, o.Block)
+	p := player{options: o, work: w}
+	p.all.Store(int64(2 + (1+len(o.Policies))*o.Seeds))
+	if !o.NoSaturation {
+		p.all.Add(int64(len(o.Policies)))
+	}
+	// How fast the pooled cache is at most: first roughly with everything at once, then at an
+	// arrival rate just above that.
+	base := w.rate()
+	rough, err := p.run(&job{speed: 1e6, seed: 1})
+	if err != nil {
+		return nil, err
+	}
+	full, err := p.run(&job{speed: overload * rough.rate / base, seed: 1})
+	if err != nil {
+		return nil, err
+	}
+	capacity := full.rate
+	r := &Report{
+		Trace: o.Trace.Name, Calls: len(w.Calls), Replicas: o.Replicas, Load: o.Load, Profile: o.Profile.Name, Seeds: o.Seeds,
+		RPS: o.Load * capacity, Policies: map[decision.Policy]PolicyReport{}, order: o.Policies,
+	}
+	var jobs []*job
+	for _, policy := range append([]decision.Policy{""}, o.Policies...) {
+		for seed := range o.Seeds {
+			jobs = append(jobs, &job{policy: policy, speed: r.RPS / base, seed: uint64(seed + 1)})
+		}
+		if policy != "" && !o.NoSaturation {
+			jobs = append(jobs, &job{policy: policy, speed: overload * capacity / base})
+		}
+	}
+	results, err := p.runAll(jobs)
+	if err != nil {
+		return nil, err
+	}
+	r.fill(jobs, results, capacity)
+	return r, nil
+}
+
+// fill averages the runs of each policy.
+func (r *Report) fill(jobs []*job, results []Numbers, capacity float64) {
+	sums := map[decision.Policy]PolicyReport{}
+	for i, j := range jobs {
+		s := sums[j.policy]
+		if j.seed == 0 {
+			s.SaturationRPS = results[i].rate
+			s.SaturationVsOracle = results[i].rate / capacity
+		} else {
+			s.add(results[i], 1/float64(r.Seeds))
+		}
+		sums[j.policy] = s
+	}
+	r.Oracle = sums[""]
+	r.Oracle.SaturationRPS, r.Oracle.SaturationVsOracle, r.Oracle.VsOracle = capacity, 1, 1
+	for _, p := range r.order {
+		s := sums[p]
+		s.VsOracle = s.Mean / r.Oracle.Mean
+		r.Policies[p] = s
+	}
+}
+
+func (n *Numbers) add(o Numbers, share float64) {
+	n.Mean += share * o.Mean
+	n.P50 += share * o.P50
+	n.P90 += share * o.P90
+	n.P99 += share * o.P99
+	n.HitRate += share * o.HitRate
+	n.Imbalance += share * o.Imbalance
+}
+
+// player runs jobs and counts them.
+type player struct {
+	options Options
+	work    *workload
+	done    atomic.Int64
+	all     atomic.Int64
+}
+
+func (p *player) run(j *job) (Numbers, error) {
+	o := &p.options
+	j.work, j.profile, j.replicas = p.work, &o.Profile, o.Replicas
+	j.bias, j.loss, j.delay = o.PaceBias, o.EventLoss, o.EventDelay
+	n, err := j.play()
+	if done := p.done.Add(1); o.Progress != nil {
+		o.Progress(int(done), int(p.all.Load()))
+	}
+	return n, err
+}
+
+func (p *player) runAll(jobs []*job) ([]Numbers, error) {
+	workers := p.options.Workers
+	if workers < 1 {
+		workers = runtime.NumCPU()
+	}
+	results := make([]Numbers, len(jobs))
+	errs := make([]error, len(jobs))
+	var next atomic.Int64
+	var wait sync.WaitGroup
+	for range min(workers, len(jobs)) {
+		wait.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(jobs); i = int(next.Add(1)) - 1 {
+				results[i], errs[i] = p.run(jobs[i])
+			}
+		})
+	}
+	wait.Wait()
+	return results, errors.Join(errs...)
+}
+
+func (t *Trace) longest() int {
+	n := 0
+	for i := range t.Calls {
+		n = max(n, t.Calls[i].In+t.Calls[i].Out)
+	}
+	return n
+}
