@@ -95,7 +95,7 @@ func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error)
 	p.breaker = upstream.NewBreaker(c.Upstream.Breaker, nil)
 	closed := func(id replica.ID) bool { return p.breaker.State(id) != upstream.BreakerOpen }
 	p.chooser, err = chooser.New(c.Chooser, chooser.Params{
-		Index: p.index, Book: p.book, Engine: p.report, Allow: closed,
+		Index: p.kvindex, Book: p.book, Engine: p.report, Allow: closed,
 		OnDecision: p.decisions.Add, OnOutcome: p.decisions.Finish,
 		Log: p.part("chooser"), Meter: t.Meters(),
 	})

@@ -19,6 +19,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root.SetErr(errOut)
 	root.AddCommand(newServeCommand(env, out, errOut))
 	root.AddCommand(newBenchCommand())
+	root.AddCommand(newReplayCommand())
 	root.AddCommand(newSimCommand())
 	return root
 }
