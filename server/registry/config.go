@@ -21,6 +21,8 @@ type Config struct {
 	File string `yaml:"file"`
 	// DNS lists names whose addresses are replicas.
 	DNS []DNSConfig `yaml:"dns"`
+	// Kubernetes lists Services whose pods are replicas.
+	Kubernetes []KubernetesConfig `yaml:"kubernetes"`
 	// Aliases maps names that clients may use to names that replicas serve.
 	Aliases map[string]string `yaml:"aliases"`
 	// Events is the default for replicas that say nothing about events.
@@ -64,7 +66,7 @@ type RegistrationConfig struct {
 
 // DNSConfig makes replicas of a name's addresses.
 type DNSConfig struct {
-	// Name is looked up. Host records (A and AAAA) need Port; with SRV records it is the full
+	// Name is looked up. Host records (A and AAAA) need a port; with SRV records it is the full
 	// record name, for example "_http._tcp.vllm.default.svc.cluster.local".
 	Name string `yaml:"name"`
 	// SRV looks up SRV records, which bring their own ports.
@@ -106,6 +108,11 @@ func (c Config) Validate() error {
 	for i, d := range c.DNS {
 		if err := d.validate(); err != nil {
 			errs = append(errs, fmt.Errorf("dns[%d]: %w", i, err))
+		}
+	}
+	for i, k := range c.Kubernetes {
+		if err := k.validate(); err != nil {
+			errs = append(errs, fmt.Errorf("kubernetes[%d]: %w", i, err))
 		}
 	}
 	for alias, served := range c.Aliases {

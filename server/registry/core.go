@@ -11,7 +11,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/replica"
 )
 
-// The names of sources. DNS sources are named "dns:" and the name looked up.
+// The names of sources. DNS sources are named "dns:" and the name looked up, Kubernetes sources
+// "kubernetes:", the namespace, "/" and the Service.
 const (
 	sourceStatic     = "static"
 	sourceFile       = "file"
@@ -88,7 +89,7 @@ func sourceOrder(name string) int {
 		return 1
 	case strings.HasPrefix(name, sourceDNS):
 		return 2
-	case name == sourceKubernetes:
+	case strings.HasPrefix(name, sourceKubernetes):
 		return 3
 	}
 	return 4

@@ -86,7 +86,7 @@ func (e *entry) update(want listing, c *core) {
 func (s Spec) equal(o Spec) bool {
 	return s.ID == o.ID && s.URL == o.URL && s.APIKey == o.APIKey && slices.Equal(s.Models, o.Models) &&
 		s.Ranks == o.Ranks && s.Events == o.Events && s.BlockSize == o.BlockSize && s.Blocks == o.Blocks &&
-		s.MaxBatchedTokens == o.MaxBatchedTokens && maps.Equal(s.Labels, o.Labels)
+		s.MaxBatchedTokens == o.MaxBatchedTokens && s.leaving == o.leaving && maps.Equal(s.Labels, o.Labels)
 }
 
 // took takes in the result of a probe.
@@ -146,7 +146,7 @@ func (e *entry) failed(res result, c *core) {
 // rebuild makes a new view and reports whether the state is another one.
 func (e *entry) rebuild(drained bool) (changed bool) {
 	state := e.health
-	if drained {
+	if drained || e.spec.leaving {
 		state = replica.StateDraining
 	}
 	changed = state != e.state || e.view == nil

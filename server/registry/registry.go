@@ -80,6 +80,9 @@ func (r *Registry) Run(ctx context.Context) error {
 	for _, d := range r.config.DNS {
 		group.Go(func() error { return r.watchDNS(ctx, d) })
 	}
+	for _, k := range r.config.Kubernetes {
+		group.Go(func() error { return r.watchKubernetes(ctx, k) })
+	}
 	err = group.Wait()
 	c.probers.Wait()
 	r.params.Client.CloseIdleConnections()

@@ -54,9 +54,10 @@ func (p *Pool) Ready() int {
 
 // Details is what operators may want to know of a replica beside its view.
 type Details struct {
-	// Source is where the replica comes from: static, file, dns:NAME, kubernetes or registered.
+	// Source is where the replica comes from: static, file, dns:NAME,
+	// kubernetes:NAMESPACE/SERVICE or registered.
 	Source string
-	// Drained tells that an operator drains it; a replica that comes back stays drained.
+	// Drained tells that an operator drains it, or that its source is about to remove it.
 	Drained bool
 	// LastError is why the last probe failed; empty when it did not.
 	LastError string

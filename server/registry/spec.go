@@ -30,7 +30,7 @@ type Spec struct {
 	Models []string `yaml:"models"`
 	// Ranks is the number of data-parallel ranks behind the URL. Zero means one.
 	Ranks int `yaml:"ranks"`
-	// Events says where the ranks publish KV cache events. Unset fields come from Config.Events.
+	// Events says where the ranks publish KV cache events. Unset fields come from registry.events.
 	Events EventsSpec `yaml:"events"`
 	// BlockSize overrides the KV block size in tokens that the replica reports.
 	BlockSize int `yaml:"block_size"`
@@ -40,6 +40,8 @@ type Spec struct {
 	MaxBatchedTokens int `yaml:"max_batched_tokens"`
 	// Labels are free key-value pairs (zone, tier, ...).
 	Labels map[string]string `yaml:"labels"`
+
+	leaving bool // its source says that it is about to go: it drains
 }
 
 // EventsSpec says where the ranks of a replica publish KV cache events. In both addresses
