@@ -1,5 +1,7 @@
 package tokenizer
 
+import "time"
+
 // Broken counts the classes of turns that broke their rule.
 func (p *Pool) Broken() int {
 	n := 0
@@ -19,3 +21,15 @@ func (p *Pool) Broken() int {
 
 // Derived reports whether the ids were joined from a known beginning and a delta.
 func Derived(enc *Encoding) bool { return enc.entry != nil && enc.entry.derived }
+
+// Expire lets the time run out in which first blocks are expected.
+func (p *Pool) Expire(pool string) {
+	x := &p.model(pool).parity
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, list := range x.expects {
+		for _, e := range list {
+			e.until = time.Now().Add(-time.Second)
+		}
+	}
+}

@@ -52,13 +52,14 @@ func (l *latency) p95(size int) time.Duration {
 	return l.classes[classOf(size)].p95
 }
 
-// hedgeDelay is when to ask a second endpoint.
+// hedgeDelay is when to ask a second endpoint: later than nearly all answers came, with some
+// room so that answers of steady speed are not raced.
 func (l *latency) hedgeDelay(size int) time.Duration {
 	p := l.p95(size)
 	if p == 0 {
 		return hedgeUnknown
 	}
-	return max(p, hedgeLeast)
+	return max(p+p/4, hedgeLeast)
 }
 
 // attemptLimit is when one attempt counts as hung: far beyond what is usual for the size.

@@ -46,12 +46,15 @@ type Replica struct {
 	Models []string
 	// TrustTemplate accepts chat_template in requests.
 	TrustTemplate bool
+	// TakesIDs uses the ids in kv_transfer_params on the chat route.
+	TakesIDs bool
 	// Base and PerToken are the time that an answer takes.
 	Base     time.Duration
 	PerToken time.Duration
 
-	Calls  atomic.Int64
-	Tokens atomic.Int64
+	Calls     atomic.Int64
+	Tokens    atomic.Int64
+	Generated atomic.Int64 // answers of the chat route
 
 	mu    sync.Mutex
 	fault Fault                      // guarded by mu
@@ -75,19 +78,21 @@ func (r *Replica) Last() (string, map[string]json.RawMessage) {
 
 // request has the fields that the routes read.
 type request struct {
-	Model      string         `json:"model"`
-	Prompt     any            `json:"prompt"`
-	Messages   []Message      `json:"messages"`
-	Tools      any            `json:"tools"`
-	Special    *bool          `json:"add_special_tokens"`
-	Generate   *bool          `json:"add_generation_prompt"`
-	Continue   bool           `json:"continue_final_message"`
-	Template   *string        `json:"chat_template"`
-	Kwargs     map[string]any `json:"chat_template_kwargs"`
-	Documents  any            `json:"documents"`
-	Effort     any            `json:"reasoning_effort"`
-	IDs        []uint32       `json:"tokens"`
-	ToolChoice any            `json:"tool_choice"`
+	Model     string         `json:"model"`
+	Prompt    any            `json:"prompt"`
+	Messages  []Message      `json:"messages"`
+	Tools     any            `json:"tools"`
+	Special   *bool          `json:"add_special_tokens"`
+	Generate  *bool          `json:"add_generation_prompt"`
+	Continue  bool           `json:"continue_final_message"`
+	Template  *string        `json:"chat_template"`
+	Kwargs    map[string]any `json:"chat_template_kwargs"`
+	Documents any            `json:"documents"`
+	Effort    any            `json:"reasoning_effort"`
+	IDs       []uint32       `json:"tokens"`
+	Transfer  struct {
+		IDs []uint32 `json:"prompt_token_ids"`
+	} `json:"kv_transfer_params"`
 }
 
 // ServeHTTP implements http.Handler.
@@ -153,9 +158,22 @@ func (r *Replica) answer(w http.ResponseWriter, req *http.Request, in *request) 
 			return
 		}
 		r.renderTexts(w, req, in)
+	case "/v1/chat/completions":
+		r.generate(w, in)
 	default:
 		fail(w, http.StatusNotFound, "Not Found", "Not Found")
 	}
+}
+
+// generate answers a chat request with the count of its prompt.
+func (r *Replica) generate(w http.ResponseWriter, in *request) {
+	text, _ := r.render(in, in.Kwargs) // the tests' requests are right
+	ids := r.BPE.Encode(text)
+	if r.TakesIDs && in.Transfer.IDs != nil {
+		ids = in.Transfer.IDs
+	}
+	reply(w, fmt.Sprintf(`{"choices":[{"message":{"role":"assistant","content":"ok"}}],"usage":{"prompt_tokens":%d,"completion_tokens":1}}`, len(ids)))
+	r.Generated.Add(1)
 }
 
 func (r *Replica) renderChat(w http.ResponseWriter, req *http.Request, in *request) {
