@@ -5,8 +5,10 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/admin/console"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/decisionlog"
 	"github.com/kvpilot/kvpilot/server/enginestats"
 	"github.com/kvpilot/kvpilot/server/kvevents"
@@ -38,13 +40,14 @@ type parts struct {
 	breaker   *upstream.Breaker
 	decisions *decisionlog.Log
 	router    *router.Router
+	history   *console.History
 	// changedFleet holds one token when the fleet has changed since somebody looked.
 	changedFleet chan struct{}
 }
 
 // newParts builds the parts, lower ones first.
 func newParts(c config.Config, t *telemetry.Telemetry) (*parts, error) {
-	p := &parts{log: t.Log(), changedFleet: make(chan struct{}, 1)}
+	p := &parts{log: t.Log(), history: &console.History{}, changedFleet: make(chan struct{}, 1)}
 	for _, build := range []func(config.Config, *telemetry.Telemetry) error{
 		p.buildIndex, p.buildLoad, p.buildRegistry, p.buildChoice, p.buildRouter,
 	} {
@@ -96,7 +99,7 @@ func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error)
 	closed := func(id replica.ID) bool { return p.breaker.State(id) != upstream.BreakerOpen }
 	p.chooser, err = chooser.New(c.Chooser, chooser.Params{
 		Index: p.kvindex, Book: p.book, Engine: p.report, Allow: closed,
-		OnDecision: p.decisions.Add, OnOutcome: p.decisions.Finish,
+		OnDecision: p.decided, OnOutcome: p.ended,
 		Log: p.part("chooser"), Meter: t.Meters(),
 	})
 	return err
@@ -112,4 +115,16 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),
 	})
 	return err
+}
+
+// decided and ended carry the chooser's news to those who keep a record.
+
+func (p *parts) decided(d *decision.Decision) {
+	p.decisions.Add(d)
+	p.history.Decision(d)
+}
+
+func (p *parts) ended(o decision.Outcome) {
+	p.decisions.Finish(o)
+	p.history.Outcome(o)
 }

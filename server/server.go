@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/admin/console"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/telemetry"
 )
@@ -59,7 +60,12 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	if err != nil {
 		host = "unknown" // a name for spans; nothing depends on it
 	}
-	t, err := telemetry.New(ctx, c.Telemetry, telemetry.Params{LogTo: p.LogTo, Version: p.Version, Instance: fmt.Sprintf("%s/%d", host, os.Getpid())})
+	traces := &traceRing{}
+	tp := telemetry.Params{LogTo: p.LogTo, Version: p.Version, Instance: fmt.Sprintf("%s/%d", host, os.Getpid())}
+	if c.Admin.Console {
+		tp.Recent = traces.add
+	}
+	t, err := telemetry.New(ctx, c.Telemetry, tp)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +73,11 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	if s.parts, err = newParts(c, t); err != nil {
 		return nil, err
 	}
-	if s.surfaces, err = newSurfaces(c, t, s.parts, s.ready); err != nil {
+	source := &consoleSource{
+		parts: s.parts, version: p.Version, began: time.Now(), ready: s.ready, traces: traces,
+		policy: console.Policy{Name: string(c.Chooser.Policy), Shadow: string(c.Chooser.Shadow)},
+	}
+	if s.surfaces, err = newSurfaces(c, t, s.parts, source); err != nil {
 		return nil, err
 	}
 	return s, nil

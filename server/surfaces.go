@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	"github.com/kvpilot/kvpilot/server/admin"
+	"github.com/kvpilot/kvpilot/server/admin/console"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/gateway"
 	"github.com/kvpilot/kvpilot/server/grpcapi"
@@ -30,7 +31,7 @@ type surfaces struct {
 	health *health.Server
 }
 
-func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, ready func() error) (*surfaces, error) {
+func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource) (*surfaces, error) {
 	api, err := grpcapi.New(c.API, grpcapi.Params{
 		Router: p.router, Lifecycle: p.chooser, Book: p.book, Registry: p.registry, Decisions: p.decisions, Tokens: p.tokens,
 		Choice: c.Chooser, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
@@ -46,11 +47,26 @@ func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, ready func()
 	if err := s.openGRPC(c, t, api); err != nil {
 		return nil, err
 	}
+	page, err := console.New(source, p.history).Handler()
+	if err != nil {
+		return nil, err
+	}
 	s.admin = httpServer(c.Listen, admin.Handler(c.Admin, admin.Params{
-		Ready: ready, Metrics: t.MetricsHandler(),
-		Authorized: func(r *http.Request) bool { _, err := api.Keys().Authorize(r.Header); return err == nil },
+		Ready: source.ready, Metrics: t.MetricsHandler(), Console: page,
+		Authorized: func(r *http.Request) bool { return authorized(api.Keys(), r) },
 	}), p.part("admin"))
 	return s, nil
+}
+
+// authorized reports whether a request shows an API key: as API callers send it, or as a browser
+// does, as the password of basic authentication.
+func authorized(keys *grpcapi.Keys, r *http.Request) bool {
+	h := r.Header
+	if _, password, ok := r.BasicAuth(); ok {
+		h = http.Header{"X-Api-Key": {password}}
+	}
+	_, err := keys.Authorize(h)
+	return err == nil
 }
 
 // openREST makes the REST surface: grpc-gateway over the in-process hop.

@@ -12,6 +12,8 @@ type Params struct {
 	Ready func() error
 	// Metrics serves the metrics.
 	Metrics http.Handler
+	// Console serves /console; nil serves none.
+	Console http.Handler
 	// Authorized says whether a request may see more than health and metrics; nil lets all.
 	Authorized func(*http.Request) bool
 }
@@ -30,6 +32,11 @@ func Handler(c Config, p Params) http.Handler {
 		answer(w, http.StatusOK, "ready", "")
 	})
 	mux.Handle("GET /metrics", p.Metrics)
+	if c.Console && p.Console != nil {
+		mux.Handle("/console", p.guard(p.Console))
+		mux.Handle("/console/", p.guard(p.Console))
+		mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusFound))
+	}
 	if c.Profiles {
 		inner := http.NewServeMux()
 		inner.HandleFunc("/debug/pprof/", pprof.Index)
@@ -46,7 +53,7 @@ func Handler(c Config, p Params) http.Handler {
 func (p Params) guard(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if p.Authorized != nil && !p.Authorized(r) {
-			w.Header().Set("WWW-Authenticate", "Bearer")
+			w.Header().Set("WWW-Authenticate", `Basic realm="kvpilot", charset="UTF-8"`)
 			answer(w, http.StatusUnauthorized, "unauthorized", "an API key is needed")
 			return
 		}
