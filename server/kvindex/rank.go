@@ -29,6 +29,7 @@ type rank struct {
 	beliefs  []*Belief
 	keys     []blockhash.Hash // scratch; guarded by mu
 	ids      []string         // scratch; guarded by mu
+	warm     uint64           // keeps loads that only warm caches from being optimised away; guarded by mu
 
 	feed      atomic.Uint32 // state, for readers without the lock
 	blockSize atomic.Int32
@@ -184,7 +185,7 @@ func (r *rank) reset() {
 }
 
 // runKeys is how many searches wait for memory together.
-const runKeys = 16
+const runKeys = 32
 
 // eachKey calls f for each keyed entry of p after its place in the lookup table was touched.
 func (r *rank) eachKey(p *part, f func(key blockhash.Hash)) {
@@ -193,7 +194,7 @@ func (r *rank) eachKey(p *part, f func(key blockhash.Hash)) {
 	n := 0
 	flush := func() {
 		for _, key := range run[:n] {
-			plane.touch(p.cell(key))
+			r.warm += plane.touch(p.cell(key))
 		}
 		for _, key := range run[:n] {
 			f(key)

@@ -39,15 +39,15 @@ func (r *rank) storeAll(p *part, ev *kvblock.Stored, salt uint64) {
 	n := len(ev.Hashes)
 	p.rev.room(n)
 	before := p.rev.live
-	if n > 1 {
-		plane := r.plane(p)
-		for i, h := range ev.Hashes {
-			p.rev.touch(revID(h))
-			plane.touch(p.cell(r.keys[i]))
+	plane := r.plane(p)
+	for from := 0; from < n; from += runKeys {
+		run := ev.Hashes[from:min(from+runKeys, n)]
+		for i, h := range run {
+			r.warm += p.rev.touch(revID(h)) + plane.touch(p.cell(r.keys[from+i]))
 		}
-	}
-	for i, h := range ev.Hashes {
-		r.storeOne(p, revID(h), r.keys[i], salt)
+		for i, h := range run {
+			r.storeOne(p, revID(h), r.keys[from+i], salt)
+		}
 	}
 	r.ix.entries.Add(int64(p.rev.live - before))
 }
@@ -263,34 +263,40 @@ func (r *rank) remove(ev *kvblock.Removed) {
 		r.counts.unknownRemoved += int64(len(ev.Hashes))
 		return
 	}
-	if len(ev.Hashes) > 1 {
-		r.touchRemoved(p, ev)
-	}
 	before := p.rev.live
-	for _, h := range ev.Hashes {
+	for hashes := ev.Hashes; len(hashes) > 0; {
+		run := hashes[:min(runKeys, len(hashes))]
+		r.removeRun(p, run)
+		hashes = hashes[len(run):]
+	}
+	r.ix.entries.Add(int64(p.rev.live - before))
+}
+
+// removeRun takes a copy of each block. The searches in each table wait for memory together.
+func (r *rank) removeRun(p *part, run []kvblock.EngineHash) {
+	if len(run) > 1 {
+		for _, h := range run {
+			r.warm += p.rev.touch(revID(h))
+		}
+	}
+	var gone [runKeys]blockhash.Hash
+	n := 0
+	plane := r.plane(p)
+	for _, h := range run {
 		key, last, known := p.rev.drop(revID(h))
 		switch {
 		case !known:
 			r.counts.unknownRemoved++
 		case last && key != 0:
-			r.unhold(p, key)
+			gone[n] = key
+			n++
+			r.warm += plane.touch(p.cell(key))
 		case last:
 			p.unkeyed--
 		}
 	}
-	r.ix.entries.Add(int64(p.rev.live - before))
-}
-
-// touchRemoved loads what the removals will need, all at once.
-func (r *rank) touchRemoved(p *part, ev *kvblock.Removed) {
-	plane := r.plane(p)
-	for _, h := range ev.Hashes {
-		p.rev.touch(revID(h))
-	}
-	for _, h := range ev.Hashes {
-		if key, ok := p.rev.get(revID(h)); ok && key != 0 {
-			plane.touch(p.cell(key))
-		}
+	for _, key := range gone[:n] {
+		r.unhold(p, key)
 	}
 }
 
