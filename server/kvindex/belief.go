@@ -27,7 +27,7 @@ func (ix *Index) Predict(slot replica.Slot, hashes []blockhash.Hash, until time.
 		until = time.Now().Add(ix.config.BeliefTTL)
 	}
 	gpu := ix.tiers[kvblock.TierGPU]
-	hashes = hashes[ix.run(gpu, slot, hashes):]
+	hashes = hashes[ix.run(gpu, kvblock.TierGPU, slot, hashes, 0):]
 	if len(hashes) == 0 {
 		return nil
 	}
@@ -60,8 +60,19 @@ func (b *Belief) End() {
 	}
 }
 
-// Expire ends the beliefs whose time is over. Run calls it four times a second.
+// Expire ends what has had its time: beliefs, and a snapshot's ranks that nobody added. Run
+// calls it four times a second.
 func (ix *Index) Expire(now time.Time) {
+	ix.mu.Lock()
+	for name, p := range ix.parked {
+		if !p.until.After(now) {
+			for _, part := range p.rank.parts {
+				ix.entries.Add(int64(-part.rev.live))
+			}
+			delete(ix.parked, name)
+		}
+	}
+	ix.mu.Unlock()
 	for _, r := range *ix.ranks.Load() {
 		if r == nil {
 			continue

@@ -44,6 +44,8 @@ type Index struct {
 	ranks atomic.Pointer[[]*rank]
 	// limited counts the ranks whose matches are cut by limiting groups.
 	limited atomic.Int32
+	// strides has bit k set when a rank's tier ever held chunks of k > 1 blocks.
+	strides [kvblock.Tiers]atomic.Uint64
 	// entries counts reverse entries of all ranks; it is what the budget bounds.
 	entries atomic.Int64
 	metrics *metrics
@@ -51,8 +53,18 @@ type Index struct {
 	retries atomic.Int64 // lookups started over
 
 	mu     sync.Mutex
-	parked map[replica.Rank]*rank // loaded from a snapshot, not yet added; guarded by mu
+	parked map[replica.Rank]parked // loaded from a snapshot, not yet added; guarded by mu
+	past   Totals                  // of ranks that are gone; guarded by mu
 }
+
+// parked is a snapshot's rank that waits for AddRank.
+type parked struct {
+	rank  *rank
+	until time.Time
+}
+
+// parkFor is how long such a rank is kept: replicas are found within minutes of a start.
+const parkFor = 15 * time.Minute
 
 // New returns an empty index.
 func New(config Config, params Params) (*Index, error) {
@@ -101,13 +113,16 @@ func (ix *Index) AddRank(slot replica.Slot, info RankInfo) error {
 	if ix.rank(slot) != nil {
 		return fmt.Errorf("kvindex: rank slot %d was added twice", slot)
 	}
-	r := ix.parked[info.Rank]
+	r := ix.parked[info.Rank].rank
 	if r != nil && info.Rank != (replica.Rank{}) {
 		delete(ix.parked, info.Rank)
 	} else {
 		r = &rank{}
 	}
 	r.mu.Lock()
+	if info.BlockSize == 0 {
+		info.BlockSize = r.info.BlockSize // a snapshot's
+	}
 	r.ix, r.info = ix, info
 	r.writer.slot = slot
 	r.publishAll()
@@ -136,6 +151,7 @@ func (ix *Index) RemoveRank(slot replica.Slot) {
 	r.reset()
 	r.writer.forget(ix.sets)
 	r.gone = true
+	ix.past.add(r.totals)
 	r.mu.Unlock()
 }
 
@@ -199,7 +215,7 @@ func (ix *Index) Clear(slot replica.Slot, tier kvblock.Tier, all bool) {
 
 // Reset forgets everything that the rank held: a new engine life, or events were lost.
 func (ix *Index) Reset(slot replica.Slot) {
-	ix.locked(slot, func(r *rank) { r.resets++; r.reset() })
+	ix.locked(slot, func(r *rank) { r.totals.Resets++; r.reset() })
 }
 
 // SetState records how far the rank may be trusted. A rank that begins or ceases to publish

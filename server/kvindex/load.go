@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/zeebo/xxh3"
 
@@ -195,7 +196,7 @@ func (d *draft) build(ix *Index) *rank {
 		pairs := d.items[i]
 		if over := ix.entries.Load() + int64(len(pairs)/2) - ix.config.MaxBytes/BlockCost; over > 0 {
 			keep := max(int64(len(pairs)/2)-over, 0)
-			r.counts.cut += int64(len(pairs)/2) - keep
+			r.totals.Cut += int64(len(pairs)/2) - keep
 			pairs = pairs[:2*keep]
 		}
 		p.rev.fill(pairs, refGuess)
@@ -240,13 +241,13 @@ func (ix *Index) adopt(from *rank) (n Loaded) {
 	}
 	if to == nil {
 		if ix.parked == nil {
-			ix.parked = map[replica.Rank]*rank{}
+			ix.parked = map[replica.Rank]parked{}
 		}
-		if ix.parked[from.info.Rank] != nil {
+		if ix.parked[from.info.Rank].rank != nil {
 			ix.entries.Add(int64(-blocks))
 			n = Loaded{Skipped: 1}
 		} else {
-			ix.parked[from.info.Rank] = from
+			ix.parked[from.info.Rank] = parked{from, time.Now().Add(parkFor)}
 			n = Loaded{Ranks: 1, Parked: 1, Blocks: int64(blocks)}
 		}
 		ix.mu.Unlock()
@@ -264,7 +265,7 @@ func (ix *Index) adopt(from *rank) (n Loaded) {
 	if to.info.BlockSize == 0 {
 		to.info.BlockSize = from.info.BlockSize
 	}
-	to.counts.cut += from.counts.cut
+	to.totals.Cut += from.totals.Cut
 	to.publishAll()
 	return Loaded{Ranks: 1, Blocks: int64(blocks)}
 }

@@ -62,13 +62,12 @@ func (ix *Index) match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 		dst = ix.applyLimits(dst, base, hashes)
 	}
 	if ix.beliefs.held.Load() > 0 {
-		dst = ix.extend(dst, base, hashes, ix.beliefs, func(o *Overlap, n uint32) { o.GPU += n; o.Believed = n })
+		dst = ix.extend(dst, base, hashes, ix.beliefs, kvblock.TierGPU)
 	}
-	if p := ix.tiers[kvblock.TierCPU]; p.held.Load() > 0 {
-		dst = ix.extend(dst, base, hashes, p, func(o *Overlap, n uint32) { o.CPU = n })
-	}
-	if p := ix.tiers[kvblock.TierDisk]; p.held.Load() > 0 {
-		dst = ix.extend(dst, base, hashes, p, func(o *Overlap, n uint32) { o.Disk = n })
+	for t := kvblock.TierCPU; t <= kvblock.TierDisk; t++ {
+		if p := ix.tiers[t]; p.held.Load() > 0 {
+			dst = ix.extend(dst, base, hashes, p, t)
+		}
 	}
 	return dst
 }
@@ -190,49 +189,64 @@ func (ix *Index) applyLimits(dst []Overlap, base int, hashes []blockhash.Hash) [
 }
 
 // extend adds to each overlap from base on what the plane continues it by, and appends the ranks
-// that hold the first block there only.
-func (ix *Index) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *plane, put func(*Overlap, uint32)) []Overlap {
-	var room [MaxRanks / 64]uint64
-	seen := room[:ix.sets.words]
+// that hold the beginning there only. In the GPU tier it counts beliefs.
+func (ix *Index) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *plane, tier kvblock.Tier) []Overlap {
+	var room, more [MaxRanks / 64]uint64
+	seen, fresh := room[:ix.sets.words], more[:ix.sets.words]
 	for i := range dst[base:] {
 		o := &dst[base+i]
 		seen[o.Slot/64] |= 1 << (o.Slot % 64)
-		from := int(o.GPU + o.CPU)
-		if n := ix.run(p, o.Slot, hashes[min(from, len(hashes)):]); n > 0 {
-			put(o, uint32(n))
+		o.add(tier, ix.run(p, tier, o.Slot, hashes, int(o.GPU+o.CPU)))
+	}
+	// Ranks whose lower tier holds chunks of k blocks have the end of the first chunk there.
+	for strides := ix.strides[tier].Load() | 1<<1; strides != 0; strides &= strides - 1 {
+		k := bits.TrailingZeros64(strides)
+		if k > len(hashes) {
+			break
 		}
-	}
-	first := p.get(spread(hashes[0]))
-	if first == 0 {
-		return dst
-	}
-	var more [MaxRanks / 64]uint64
-	fresh := more[:ix.sets.words]
-	ix.sets.load(first, fresh)
-	for i, w := range fresh {
-		for w &^= seen[i]; w != 0; w &= w - 1 {
-			slot := replica.Slot(i*64 + bits.TrailingZeros64(w))
-			if n := ix.run(p, slot, hashes); n > 0 {
-				dst = append(dst, Overlap{Slot: slot})
-				put(&dst[len(dst)-1], uint32(n))
+		ix.sets.load(p.get(spread(hashes[k-1])), fresh)
+		for i, w := range fresh {
+			for w &^= seen[i]; w != 0; w &= w - 1 {
+				slot := replica.Slot(i*64 + bits.TrailingZeros64(w))
+				if n := ix.run(p, tier, slot, hashes, 0); n > 0 {
+					seen[i] |= w & -w
+					dst = append(dst, Overlap{Slot: slot})
+					dst[len(dst)-1].add(tier, n)
+				}
 			}
 		}
 	}
 	return dst
 }
 
-// run returns how many of the hashes, leading, the rank holds in p.
-func (ix *Index) run(p *plane, slot replica.Slot, hashes []blockhash.Hash) int {
-	holds := func(i int) bool { return ix.sets.has(p.get(spread(hashes[i])), slot) }
-	if len(hashes) == 0 || !holds(0) {
+// add counts blocks of a tier; in the GPU tier they are believed ones.
+func (o *Overlap) add(tier kvblock.Tier, n int) {
+	switch tier {
+	case kvblock.TierGPU:
+		o.GPU += uint32(n)
+		o.Believed = uint32(n)
+	case kvblock.TierCPU:
+		o.CPU = uint32(n)
+	case kvblock.TierDisk:
+		o.Disk = uint32(n)
+	}
+}
+
+// run returns how many of the hashes from position from on the rank holds in p without a gap.
+// Where the tier holds chunks of several blocks, the last block of each stands for it.
+func (ix *Index) run(p *plane, tier kvblock.Tier, slot replica.Slot, hashes []blockhash.Hash, from int) int {
+	k := ix.stride(slot, tier)
+	first, end := from/k, len(hashes)/k // in chunks
+	holds := func(chunk int) bool { return ix.sets.has(p.get(spread(hashes[(chunk+1)*k-1])), slot) }
+	if first >= end || !holds(first) {
 		return 0
 	}
-	lo, step := 0, 1
-	for lo+step < len(hashes) && holds(lo+step) {
+	lo, step := first, 1
+	for lo+step < end && holds(lo+step) {
 		lo += step
 		step *= 2
 	}
-	hi := min(lo+step, len(hashes)) // lo is held, hi is not or is the end
+	hi := min(lo+step, end) // lo is held, hi is not or is the end
 	for hi-lo > 1 {
 		if mid := (lo + hi) / 2; holds(mid) {
 			lo = mid
@@ -240,5 +254,16 @@ func (ix *Index) run(p *plane, slot replica.Slot, hashes []blockhash.Hash) int {
 			hi = mid
 		}
 	}
-	return lo + 1
+	return (lo+1)*k - from
+}
+
+// stride is how many blocks a chunk of the rank's tier has; the GPU's have one.
+func (ix *Index) stride(slot replica.Slot, tier kvblock.Tier) int {
+	if tier == kvblock.TierGPU || ix.strides[tier].Load() == 0 {
+		return 1
+	}
+	if r := ix.rank(slot); r != nil {
+		return max(int(r.strides[tier].Load()), 1)
+	}
+	return 1
 }

@@ -52,17 +52,14 @@ func newMetrics(provider metric.MeterProvider, ix *Index) (*metrics, error) {
 		o.ObserveInt64(sets, int64(s.Sets))
 		o.ObserveInt64(beliefs, s.Believed)
 		o.ObserveInt64(retries, s.Retries)
-		var t RankStats
 		states := map[kvblock.FeedState]int64{}
 		for _, r := range s.Ranks {
 			states[r.State]++
-			t.Stored, t.Removed, t.UnknownRemoved = t.Stored+r.Stored, t.Removed+r.Removed, t.UnknownRemoved+r.UnknownRemoved
-			t.Orphans, t.Ambiguous, t.Partial = t.Orphans+r.Orphans, t.Ambiguous+r.Ambiguous, t.Partial+r.Partial
-			t.Misshapen, t.Remote, t.Cut = t.Misshapen+r.Misshapen, t.Remote+r.Remote, t.Cut+r.Cut
 		}
 		for state := kvblock.FeedNone; state <= kvblock.FeedDegraded; state++ {
 			o.ObserveInt64(ranks, states[state], label("state", state.String()))
 		}
+		t := s.Total
 		o.ObserveInt64(stored, t.Stored)
 		o.ObserveInt64(removed, t.Removed)
 		o.ObserveInt64(unknown, t.UnknownRemoved)

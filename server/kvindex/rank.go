@@ -35,19 +35,7 @@ type rank struct {
 	blockSize atomic.Int32
 	strides   [kvblock.Tiers]atomic.Int32 // blocks per chunk of a lower tier, 0: one
 	limits    atomic.Pointer[[]limit]
-	counts    counts // guarded by mu
-	resets    int64  // guarded by mu
-}
-
-// counts are a rank's totals since it was added.
-type counts struct {
-	stored, removed               int64 // blocks named by events
-	orphans                       int64 // blocks whose parent was not known
-	ambiguous, partial, misshapen int64 // blocks that cannot be keyed, by reason
-	unknownRemoved                int64 // removals of blocks that were not known
-	cut                           int64 // blocks not indexed because of the budget
-	remote                        int64 // blocks on another rank's memory, ignored
-	resized                       int64 // changes of the block size without a reset
+	totals    Totals // guarded by mu
 }
 
 // role is what a part's blocks mean for matching.
@@ -144,7 +132,7 @@ func (r *rank) publish(p *part, key blockhash.Hash) {
 		}
 		p.dups[key]++
 	case addFull:
-		r.counts.cut++
+		r.totals.Cut++
 	}
 }
 
@@ -227,6 +215,11 @@ func (r *rank) publishAll() {
 	}
 	if c := r.chains[kvblock.TierGPU]; c != nil {
 		r.blockSize.Store(int32(c.blockSize))
+	}
+	for _, c := range r.chains[kvblock.TierCPU:] {
+		if c != nil {
+			r.learnStride(c)
+		}
 	}
 	r.setLimits()
 }

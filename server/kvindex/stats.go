@@ -23,9 +23,12 @@ type Stats struct {
 	Unknown, Retries int64
 	// Cut is set when the budget left out any block of a present rank.
 	Cut bool
+	// Parked counts ranks that a snapshot brought and nobody has added yet.
+	Parked int
+	Total  Totals
 }
 
-// RankStats is one rank at one moment. The counters run since the rank was added.
+// RankStats is one rank at one moment.
 type RankStats struct {
 	Slot      replica.Slot
 	Rank      replica.Rank
@@ -41,13 +44,33 @@ type RankStats struct {
 	Groups           []GroupStats
 	// FromSnapshot is set while the content is a snapshot's that no full replay has confirmed.
 	FromSnapshot bool
-	// Stored and Removed count blocks named by events; UnknownRemoved removals of unknown blocks.
+	Totals
+}
+
+// Totals count since a rank was added; those of the index include ranks that are gone.
+type Totals struct {
+	// Stored and Removed count blocks named by events, UnknownRemoved removals of unknown blocks.
 	Stored, Removed, UnknownRemoved int64
-	// Orphans counts blocks that continue an unknown one; Ambiguous, Partial and Misshapen those
-	// that cannot be keyed for other reasons; Remote those in another rank's memory.
+	// Orphans counts blocks that continue an unknown one, Ambiguous, Partial and Misshapen those
+	// that cannot be keyed for other reasons, Remote those in another rank's memory.
 	Orphans, Ambiguous, Partial, Misshapen, Remote int64
-	// Cut counts blocks left out because of the budget; Resized changes of the block size; Resets resets.
+	// Cut counts blocks left out because of the budget, Resized changes of the block size
+	// without a reset, Resets resets.
 	Cut, Resized, Resets int64
+}
+
+func (t *Totals) add(o Totals) {
+	t.Stored += o.Stored
+	t.Removed += o.Removed
+	t.UnknownRemoved += o.UnknownRemoved
+	t.Orphans += o.Orphans
+	t.Ambiguous += o.Ambiguous
+	t.Partial += o.Partial
+	t.Misshapen += o.Misshapen
+	t.Remote += o.Remote
+	t.Cut += o.Cut
+	t.Resized += o.Resized
+	t.Resets += o.Resets
 }
 
 // GroupStats is one attention group of a rank in one tier.
@@ -71,10 +94,18 @@ func (ix *Index) Stats() Stats {
 		s.Held[t] = p.held.Load()
 		s.LookupBytes += p.bytes.Load()
 	}
+	s.Bytes = s.LookupBytes
 	ix.sets.mu.Lock()
 	s.Sets = ix.sets.live
 	ix.sets.mu.Unlock()
-	s.Bytes = s.LookupBytes
+	ix.mu.Lock()
+	s.Parked, s.Total = len(ix.parked), ix.past
+	for _, p := range ix.parked {
+		for _, part := range p.rank.parts {
+			s.Bytes += part.rev.bytes()
+		}
+	}
+	ix.mu.Unlock()
 	for slot, r := range *ix.ranks.Load() {
 		if r == nil {
 			continue
@@ -83,6 +114,7 @@ func (ix *Index) Stats() Stats {
 		rs.Slot = replica.Slot(slot)
 		s.Bytes += rs.Bytes
 		s.Cut = s.Cut || rs.Cut > 0
+		s.Total.add(rs.Totals)
 		s.Ranks = append(s.Ranks, rs)
 	}
 	return s
@@ -91,14 +123,11 @@ func (ix *Index) Stats() Stats {
 func (r *rank) stats() RankStats {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	c := r.counts
 	s := RankStats{
 		Rank: r.info.Rank, State: r.state, BlockSize: int(r.blockSize.Load()), Capacity: r.info.Capacity,
 		Beliefs: len(r.beliefs), FromSnapshot: r.loaded,
-		Stored: c.stored, Removed: c.removed, UnknownRemoved: c.unknownRemoved, Orphans: c.orphans,
-		Ambiguous: c.ambiguous, Partial: c.partial, Misshapen: c.misshapen, Remote: c.remote,
-		Cut: c.cut, Resized: c.resized, Resets: r.resets,
-		Bytes: r.salts.bytes() + r.believed.bytes(),
+		Totals: r.totals,
+		Bytes:  r.salts.bytes() + r.believed.bytes(),
 	}
 	if r.approx != nil {
 		s.Guessed = r.approx.len()

@@ -8,14 +8,14 @@ import (
 // store applies a stored event: count the copies, key what can be keyed, publish what is new.
 func (r *rank) store(ev *kvblock.Stored) {
 	if ev.Remote {
-		r.counts.remote += int64(len(ev.Hashes))
+		r.totals.Remote += int64(len(ev.Hashes))
 		return
 	}
 	if r.approx != nil {
 		r.dropApprox()
 	}
 	n := len(ev.Hashes)
-	r.counts.stored += int64(n)
+	r.totals.Stored += int64(n)
 	if n == 0 {
 		return
 	}
@@ -59,7 +59,7 @@ func (r *rank) storeKnown(p *part, ev *kvblock.Stored, salt uint64) {
 		if _, known := p.rev.get(revID(h)); known {
 			r.storeOne(p, revID(h), r.keys[i], salt)
 		} else {
-			r.counts.cut++
+			r.totals.Cut++
 		}
 	}
 }
@@ -107,15 +107,15 @@ func (r *rank) key(p *part, ev *kvblock.Stored) (salt uint64) {
 	partial := whole && r.learnSize(p, ev)
 	switch {
 	case ev.Ambiguous || ev.AdapterID != 0 && ev.Adapter == "":
-		r.counts.ambiguous += int64(n)
+		r.totals.Ambiguous += int64(n)
 		r.keys = append(r.keys, make([]blockhash.Hash, n)...)
 		return 0
 	case partial:
-		r.counts.partial += int64(n)
+		r.totals.Partial += int64(n)
 		r.keys = append(r.keys, make([]blockhash.Hash, n)...)
 		return 0
 	}
-	if unit := r.unit(ev); whole && unit > 0 && ev.BlockSize%unit == 0 {
+	if unit := r.unit(p, ev); whole && unit > 0 && ev.BlockSize%unit == 0 {
 		if parent, ok := r.parent(p, ev); ok {
 			if salt = r.saltOf(parent, ev); ev.BlockSize == unit {
 				r.extend(parent, ev, salt)
@@ -124,9 +124,9 @@ func (r *rank) key(p *part, ev *kvblock.Stored) (salt uint64) {
 			}
 			return salt
 		}
-		r.counts.orphans += int64(n)
-	} else if whole || len(ev.Tokens) > 0 {
-		r.counts.misshapen += int64(n)
+		r.totals.Orphans += int64(n)
+	} else if p.role == roleChain && len(ev.Tokens) > 0 {
+		r.totals.Misshapen += int64(n)
 	}
 	for _, h := range ev.Hashes {
 		r.keys = append(r.keys, r.named(p, h))
@@ -143,7 +143,7 @@ func (r *rank) learnSize(p *part, ev *kvblock.Stored) bool {
 	case ev.BlockSize < p.blockSize:
 		return true
 	case p.blockSize > 0:
-		r.counts.resized++ // the first one was partial, or the engine changed without a reset
+		r.totals.Resized++ // the first one was partial, or the engine changed without a reset
 	}
 	p.blockSize = ev.BlockSize
 	switch {
@@ -153,20 +153,39 @@ func (r *rank) learnSize(p *part, ev *kvblock.Stored) bool {
 		r.blockSize.Store(int32(ev.BlockSize))
 		r.setLimits()
 	case p.role == roleChain:
-		if unit := r.unit(ev); ev.BlockSize%unit == 0 {
-			r.strides[p.tier].Store(int32(ev.BlockSize / unit))
-		}
+		r.learnStride(p)
 	}
 	return false
 }
 
-// unit is the size of the blocks that keys are chained over.
-func (r *rank) unit(ev *kvblock.Stored) int {
+// learnStride learns how many blocks a lower tier's chunks have. Chunks of 64 and more are
+// taken for single blocks: their ends are found, what lies between is not.
+func (r *rank) learnStride(p *part) {
+	unit := int(r.blockSize.Load())
+	if unit == 0 {
+		unit = r.info.BlockSize
+	}
+	if unit == 0 || p.blockSize%unit != 0 || p.blockSize/unit >= 64 {
+		return
+	}
+	k := p.blockSize / unit
+	r.strides[p.tier].Store(int32(k))
+	if k > 1 {
+		r.ix.strides[p.tier].Or(1 << k)
+	}
+}
+
+// unit is the size of the blocks that keys are chained over: the GPU chain's. It is zero, so
+// that blocks wait for their names, while a limiting group is all that is known.
+func (r *rank) unit(p *part, ev *kvblock.Stored) int {
 	if n := int(r.blockSize.Load()); n > 0 {
 		return n
 	}
 	if n := r.info.BlockSize; n > 0 && ev.BlockSize%n == 0 {
 		return n
+	}
+	if p.role != roleChain {
+		return 0
 	}
 	return ev.BlockSize
 }
@@ -254,13 +273,13 @@ func (r *rank) extendCoarse(parent blockhash.Hash, ev *kvblock.Stored, unit int,
 // remove applies a removed event: one copy less of each block.
 func (r *rank) remove(ev *kvblock.Removed) {
 	if ev.Remote {
-		r.counts.remote += int64(len(ev.Hashes))
+		r.totals.Remote += int64(len(ev.Hashes))
 		return
 	}
-	r.counts.removed += int64(len(ev.Hashes))
+	r.totals.Removed += int64(len(ev.Hashes))
 	p := r.find(ev.Tier, ev.Group)
 	if p == nil {
-		r.counts.unknownRemoved += int64(len(ev.Hashes))
+		r.totals.UnknownRemoved += int64(len(ev.Hashes))
 		return
 	}
 	before := p.rev.live
@@ -286,7 +305,7 @@ func (r *rank) removeRun(p *part, run []kvblock.EngineHash) {
 		key, last, known := p.rev.drop(revID(h))
 		switch {
 		case !known:
-			r.counts.unknownRemoved++
+			r.totals.UnknownRemoved++
 		case last && key != 0:
 			gone[n] = key
 			n++
