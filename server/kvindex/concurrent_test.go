@@ -32,7 +32,7 @@ func TestReadersNeverSeeARankThatHoldsNothing(t *testing.T) {
 	}
 	rounds := 60_000
 	if testing.Short() {
-		rounds = 12_000
+		rounds = 4_000
 	}
 	var writers, readers sync.WaitGroup
 	var done atomic.Bool
@@ -49,7 +49,7 @@ func TestReadersNeverSeeARankThatHoldsNothing(t *testing.T) {
 					ix.Store(slot, ev)
 				}
 				held[n] = !held[n]
-				if i%5000 == 4999 {
+				if i%1500 == 1499 {
 					ix.Reset(slot)
 					clear(held)
 				}
@@ -93,7 +93,7 @@ func TestEverythingAtOnce(t *testing.T) {
 		info := kvindex.RankInfo{Rank: replica.Rank{Replica: "x", Index: int(slot)}, Capacity: 30}
 		wg.Go(func() {
 			dice := rand.New(rand.NewPCG(uint64(slot), 8))
-			for range 300 {
+			for range 100 {
 				if err := ix.AddRank(slot, info); err != nil {
 					t.Error(err)
 					return

@@ -133,7 +133,7 @@ func TestParkedRanksAreForgotten(t *testing.T) {
 func TestBrokenSnapshotsGiveWhatIsWhole(t *testing.T) {
 	file := write(t, named(t, 3, true))
 	for cut := range len(file) {
-		if cut%7 != 0 && cut > 64 {
+		if cut%41 != 0 && cut > 64 {
 			continue
 		}
 		ix := named(t, 3, false)
@@ -141,7 +141,7 @@ func TestBrokenSnapshotsGiveWhatIsWhole(t *testing.T) {
 		if !errors.Is(err, kvindex.ErrSnapshot) {
 			t.Fatalf("cut at %d: error %v, want ErrSnapshot", cut, err)
 		}
-		if got := ix.Stats().Blocks; got != l.Blocks || got%1 != 0 {
+		if got := ix.Stats().Blocks; got != l.Blocks {
 			t.Fatalf("cut at %d: %d blocks, said %d", cut, got, l.Blocks)
 		}
 		for _, r := range ix.Stats().Ranks {
@@ -150,7 +150,7 @@ func TestBrokenSnapshotsGiveWhatIsWhole(t *testing.T) {
 			}
 		}
 	}
-	for at := 0; at < len(file); at += 11 {
+	for at := 0; at < len(file); at += 61 {
 		broken := bytes.Clone(file)
 		broken[at] ^= 0x10
 		ix := named(t, 3, false)
