@@ -198,9 +198,14 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res *load.Reservation, booking load.Request) *Choice {
 	d := &s.d
 	c.shade(d, ln)
-	d = c.record(s, now)
+	both := new(struct {
+		choice   Choice
+		decision decision.Decision
+	})
+	d = c.recordIn(&both.decision, s, now)
 	cand := d.Pick()
-	choice := &Choice{
+	choice := &both.choice
+	*choice = Choice{
 		Decision: d, Replica: req.Replicas[s.owner[d.Chosen]], Rank: int(cand.Rank), Slot: cand.Slot,
 		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0,
 	}
@@ -233,7 +238,10 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 
 // record copies the decision out of the scratch memory.
 func (c *Chooser) record(s *scratch, now time.Time) *decision.Decision {
-	d := new(decision.Decision)
+	return c.recordIn(new(decision.Decision), s, now)
+}
+
+func (c *Chooser) recordIn(d *decision.Decision, s *scratch, now time.Time) *decision.Decision {
 	*d = s.d
 	d.Candidates = slices.Clone(s.d.Candidates)
 	d.Took = c.clock().Sub(now)
