@@ -118,7 +118,7 @@ func (b *binder) follow(_ context.Context, conn *zmtp.Conn) {
 		}
 	}
 	if len(users) == 1 {
-		epochs[users[0]] = users[0].connected() // nobody else can be meant
+		epochs[users[0]] = users[0].connected(users[0].events, "") // nobody else can be meant
 	}
 	err := b.plane.receive(conn, func(m *zmtp.Message, seq uint64) { //nolint:contextcheck // only metrics take one, and nothing is in it
 		f := b.route(m)
@@ -128,7 +128,7 @@ func (b *binder) follow(_ context.Context, conn *zmtp.Conn) {
 		}
 		epoch, known := epochs[f]
 		if !known {
-			epoch = f.connected()
+			epoch = f.connected(f.events, "")
 			epochs[f] = epoch
 		}
 		f.deliver(epoch, seq, m)

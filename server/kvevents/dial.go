@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/zmtp"
 )
 
@@ -24,10 +25,7 @@ func (f *feed) dialLoop(ctx context.Context) {
 	pause := reconnectMin
 	for ctx.Err() == nil {
 		began := time.Now()
-		conn, err := zmtp.Dial(ctx, f.events.Endpoint, params)
-		if err == nil {
-			err = f.follow(ctx, conn)
-		}
+		err := f.connect(ctx, params)
 		if ctx.Err() != nil {
 			return
 		}
@@ -40,15 +38,43 @@ func (f *feed) dialLoop(ctx context.Context) {
 	}
 }
 
+// connect finds the event socket, dials it and follows it until the connection ends.
+func (f *feed) connect(ctx context.Context, params zmtp.Params) error {
+	if !viaControl(f.events.Endpoint) {
+		conn, err := zmtp.Dial(ctx, f.events.Endpoint, params)
+		if err != nil {
+			return err
+		}
+		return f.follow(ctx, conn, f.events, "")
+	}
+	c, err := dialControl(f.events.Endpoint)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	sockets, err := c.sockets(ctx, f.events.Rank, f.events.Topic)
+	if err != nil {
+		return err
+	}
+	if sockets.Replay == "" {
+		sockets.Replay = f.events.Replay
+	}
+	conn, err := zmtp.Dial(ctx, sockets.Endpoint, params)
+	if err != nil {
+		return err
+	}
+	return f.follow(ctx, conn, sockets, c.instance(ctx))
+}
+
 // follow subscribes and queues what comes until the connection ends.
-func (f *feed) follow(ctx context.Context, conn *zmtp.Conn) error {
+func (f *feed) follow(ctx context.Context, conn *zmtp.Conn, sockets replica.Events, instance string) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, conn.Close)
 	defer stop()
-	if err := conn.Subscribe(f.events.Topic); err != nil {
+	if err := conn.Subscribe(sockets.Topic); err != nil {
 		return err
 	}
-	epoch := f.connected()
+	epoch := f.connected(sockets, instance)
 	err := f.plane.receive(conn, func(m *zmtp.Message, seq uint64) { f.deliver(epoch, seq, m) }) //nolint:contextcheck // only metrics take one, and nothing is in it
 	f.disconnected(epoch, err)
 	return err
@@ -82,9 +108,9 @@ func sequence(m *zmtp.Message) (uint64, bool) {
 }
 
 // connected tells the feed about a new connection and numbers it.
-func (f *feed) connected() (epoch uint64) {
+func (f *feed) connected(sockets replica.Events, instance string) (epoch uint64) {
 	epoch = f.epochs.Add(1)
-	f.queue.push(item{kind: itemUp, epoch: epoch, at: time.Now()}, 0)
+	f.queue.push(item{kind: itemUp, epoch: epoch, at: time.Now(), sockets: sockets, instance: instance}, 0)
 	f.schedule()
 	return epoch
 }

@@ -50,6 +50,8 @@ type feed struct {
 	// rereadAt is when a replay was last asked for a batch that could not be read.
 	rereadAt time.Time
 	told     tellings
+	// replayAt is where replays are asked for; instance the name of the engine process, if it has one.
+	replayAt, instance string
 
 	reportMu sync.Mutex
 	status   Status // guarded by reportMu
@@ -100,7 +102,7 @@ func newFeed(p *Plane, slot replica.Slot, events replica.Events, label string) *
 
 // inherit takes over what old knew, so that the same engine behind new sockets goes on.
 func (f *feed) inherit(old *feed) {
-	f.pos, f.told, f.lives = old.pos, old.told, old.lives
+	f.pos, f.told, f.lives, f.instance = old.pos, old.told, old.lives, old.instance
 	s := old.report()
 	s.Label, s.Endpoint, s.Replay = f.label, f.events.Endpoint, f.events.Replay
 	f.status = s

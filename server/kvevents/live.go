@@ -19,9 +19,24 @@ func (f *feed) onUp(it item) {
 	if !f.pos.known {
 		f.lives.latest = it.at
 	}
-	f.count(func(s *Status) { s.Connects++ })
+	f.replayAt = it.sockets.Replay
+	f.count(func(s *Status) {
+		s.Connects++
+		s.Endpoint, s.Replay = it.sockets.Endpoint, it.sockets.Replay
+	})
 	f.plane.metrics.connects.Add(background, 1)
 	f.nextProbe(f.plane.config.Probe)
+	named := it.instance != "" && f.instance != ""
+	same := named && it.instance == f.instance
+	f.instance = it.instance
+	switch {
+	case !f.pos.known:
+	case same:
+		f.conn.trusted = true
+	case named:
+		f.newLife("the engine names itself anew")
+		return
+	}
 	if f.canReplay() {
 		if f.pos.known {
 			f.recover(whyResume)
@@ -146,7 +161,7 @@ func (f *feed) newLife(format string, args ...any) {
 // canReplay reports whether asking for a replay makes sense. It does not while engine lives follow each
 // other too fast: then two engines share these sockets, and replays would be read forever.
 func (f *feed) canReplay() bool {
-	return f.events.Replay != "" && !f.pos.barren && !f.lives.tooFast(time.Now())
+	return f.replayAt != "" && !f.pos.barren && !f.lives.tooFast(time.Now())
 }
 
 // lives tells restarts from two engines that publish under one numbering.

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/zmtp"
 )
 
@@ -23,6 +24,9 @@ type item struct {
 	msg   *zmtp.Message
 	at    time.Time
 	err   error
+	// of itemUp: where the connection leads, and the name of the engine process when it is known
+	sockets  replica.Events
+	instance string
 }
 
 func (it *item) payload() []byte { return it.msg.Frames[len(it.msg.Frames)-1] }

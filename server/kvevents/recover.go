@@ -76,7 +76,7 @@ func (f *feed) ask(delay time.Duration) {
 	}
 	f.jobs++
 	r.job = f.jobs
-	f.replay(r.job, r.from, delay)
+	f.replay(f.replayAt, r.job, r.from, delay)
 }
 
 // onReply deals with one message of a replay.

@@ -23,7 +23,7 @@ type reply struct {
 func (r *reply) payload() []byte { return r.msg.Frames[len(r.msg.Frames)-1] }
 
 // replay starts reading all batches from number from on, after a delay. Its replies carry job.
-func (f *feed) replay(job, from uint64, delay time.Duration) {
+func (f *feed) replay(endpoint string, job, from uint64, delay time.Duration) {
 	f.spawn(func(ctx context.Context) {
 		sleep(ctx, delay)
 		select {
@@ -32,17 +32,17 @@ func (f *feed) replay(job, from uint64, delay time.Duration) {
 		case <-ctx.Done():
 			return
 		}
-		err := f.fetch(ctx, job, from)
+		err := f.fetch(ctx, endpoint, job, from)
 		f.reply(ctx, reply{job: job, end: true, err: err})
 	})
 }
 
 // fetch asks once and passes on what comes until the end marker.
-func (f *feed) fetch(ctx context.Context, job, from uint64) error {
+func (f *feed) fetch(ctx context.Context, endpoint string, job, from uint64) error {
 	timeout := f.plane.config.ReplayTimeout
 	params := f.plane.socket(zmtp.DEALER)
 	params.HandshakeTimeout, params.Heartbeat = timeout, 0
-	conn, err := zmtp.Dial(ctx, f.events.Replay, params)
+	conn, err := zmtp.Dial(ctx, endpoint, params)
 	if err != nil {
 		return err
 	}

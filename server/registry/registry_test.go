@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -94,6 +96,22 @@ func state(r *registry.Registry, id replica.ID) replica.State {
 		return rep.State
 	}
 	return 255
+}
+
+func TestAControlServiceIsOneAddressForAllRanks(t *testing.T) {
+	f := newFakeReplica(t)
+	r := start(t, fast(registry.Spec{ID: "a", URL: f.URL, Ranks: 2, Events: registry.EventsSpec{Endpoint: "grpc://{host}:50051"}}), registry.Params{})
+	eventually(t, "known", func() bool { _, ok := r.Snapshot().Replica("a"); return ok })
+	rep, _ := r.Snapshot().Replica("a")
+	want := []replica.Events{{Endpoint: "grpc://127.0.0.1:50051"}, {Endpoint: "grpc://127.0.0.1:50051", Rank: 1}}
+	if !slices.Equal(rep.Events, want) {
+		t.Errorf("events: %+v, want %+v", rep.Events, want)
+	}
+	bad := registry.DefaultConfig()
+	bad.Replicas = []registry.Spec{{ID: "a", URL: f.URL, Events: registry.EventsSpec{Endpoint: "grpc://{host}:50051", Bind: true}}}
+	if err := bad.Validate(); err == nil || !strings.Contains(err.Error(), "cannot be bound") {
+		t.Errorf("Validate() of a service to bind = %v", err)
+	}
 }
 
 func TestAReplicaBecomesReadyAndIsFoundByModel(t *testing.T) {

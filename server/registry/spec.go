@@ -48,7 +48,8 @@ type Spec struct {
 // "{host}" and a wildcard ("*", "0.0.0.0") stand for the replica's host and "{rank}" for the
 // rank's index; where no "{rank}" is, the port grows by the rank's index, as vLLM does it.
 type EventsSpec struct {
-	// Endpoint is the engine's PUB address, for example "tcp://{host}:5557"; "none" for no events.
+	// Endpoint is the engine's PUB address, for example "tcp://{host}:5557"; "none" for no events. With
+	// "grpc://{host}:port" the router asks vLLM's Control service there for the addresses of every rank.
 	Endpoint string `yaml:"endpoint"`
 	// Replay is the engine's ROUTER address for replays; "none" for none.
 	Replay string `yaml:"replay"`
@@ -156,7 +157,7 @@ func (s Spec) events() ([]replica.Events, error) {
 	host := base.Hostname()
 	list := make([]replica.Events, s.Ranks)
 	for rank := range list {
-		list[rank] = replica.Events{Bind: s.Events.Bind, Topic: s.Events.Topic}
+		list[rank] = replica.Events{Bind: s.Events.Bind, Topic: s.Events.Topic, Rank: rank}
 		if list[rank].Endpoint, err = rankAddress(s.Events.Endpoint, host, rank, !s.Events.Bind); err != nil {
 			return nil, fmt.Errorf("events.endpoint: %w", err)
 		}
@@ -186,6 +187,12 @@ func rankAddress(template, host string, rank int, dialled bool) (string, error) 
 	switch scheme {
 	case "tcp":
 		return tcpAddress(rest, host, rank, numbered, dialled)
+	case "grpc", "grpcs": // vLLM's Control service: one address for all ranks, which it tells apart
+		if !dialled {
+			return "", fmt.Errorf("%q is a service to ask and cannot be bound", template)
+		}
+		address, err := tcpAddress(rest, host, 0, true, dialled)
+		return scheme + strings.TrimPrefix(address, "tcp"), err
 	case "ipc":
 		if rank > 0 && !numbered {
 			return "", fmt.Errorf("%q has one socket for several ranks: write {rank} into it", template)
@@ -195,7 +202,7 @@ func rankAddress(template, host string, rank int, dialled bool) (string, error) 
 			rest += "_dp" + strconv.Itoa(rank)
 		}
 	default:
-		return "", fmt.Errorf("%q: only tcp, ipc and inproc are known", template)
+		return "", fmt.Errorf("%q: only tcp, ipc, inproc, grpc and grpcs are known", template)
 	}
 	return scheme + "://" + rest, nil
 }

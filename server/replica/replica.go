@@ -68,7 +68,10 @@ type Model struct {
 // Events says where a rank publishes its KV cache events.
 type Events struct {
 	// Endpoint is the ZMQ PUB address, for example "tcp://10.0.0.7:5557"; empty when the rank publishes none.
+	// "grpc://host:port" is vLLM's Control service, which tells the addresses of its rank number Rank.
 	Endpoint string
+	// Rank is the data-parallel rank that Endpoint is asked for.
+	Rank int
 	// Bind makes the router bind Endpoint and the engine dial it.
 	Bind bool
 	// Replay is the ZMQ ROUTER address for replays; empty when there is none.
