@@ -78,7 +78,8 @@ func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) (err error) {
 		Log: p.part("enginestats"), Meter: t.Meters(),
 		InFlight:  func(slot replica.Slot) int { return p.book.View(slot, time.Now()).InFlight },
 		OnLearned: p.learned,
-		OnRestart: func(id replica.ID, began time.Time) { p.registry.NoteRestart(id, began) },
+		OnStart:   func(id replica.ID, began time.Time) { p.registry.NoteStart(id, began) },
+		OnRestart: func(id replica.ID, noticed time.Time) { p.registry.NoteRestart(id, noticed) },
 	})
 	return err
 }

@@ -76,8 +76,12 @@ type Params struct {
 	InFlight func(replica.Slot) int
 	// OnLearned is told when a replica's cache configuration is seen or changes.
 	OnLearned func(replica.ID, Learned)
-	// OnRestart is told when a replica's engine turns out to be a new process, with the moment it began.
-	OnRestart func(id replica.ID, began time.Time)
+	// OnStart is told the moment at which a replica's engine process began, by this machine's clock:
+	// when it is first seen, and whenever it is another process.
+	OnStart func(id replica.ID, began time.Time)
+	// OnRestart is told when an engine that does not say when it began turns out to be a new process,
+	// because its counters fell.
+	OnRestart func(id replica.ID, noticed time.Time)
 }
 
 // newClient suits vLLM, whose keep-alive is 5 s.

@@ -2,7 +2,7 @@
 //
 // A Poller asks each replica at a jittered interval and keeps the newest Stats of each rank's
 // slot, to be read without a lock. It also tells what only /metrics shows: the block size, the
-// number of blocks, and that the engine process is a new one.
+// number of blocks, and when the engine process began.
 //
 // The engines' numbers are late: gauges change when a step ends and are seen when they are
 // polled. So the main signal of load is what this router has in flight, which package load knows

@@ -268,7 +268,9 @@ func (p *Poller) ask(ctx context.Context, t *target) error {
 	if err != nil {
 		return err
 	}
-	p.apply(t, page, time.Now())
+	now := time.Now()
+	page.ahead = ahead(resp, now)
+	p.apply(t, page, now)
 	return nil
 }
 
@@ -346,19 +348,32 @@ func (p *Poller) foreign(t *target, a *account, slot replica.Slot, s Stats, now 
 
 // tell hands on what is news about the engine itself.
 func (p *Poller) tell(t *target, pg *page, counted uint64, now time.Time) {
-	began := pg.began
-	restarted := !began.IsZero() && !t.began.IsZero() && began.Sub(t.began) > time.Second
-	if began.IsZero() && counted < t.counted {
-		began, restarted = now, true
+	switch {
+	case !pg.began.IsZero():
+		if !pg.began.Equal(t.began) && p.params.OnStart != nil {
+			p.params.OnStart(t.replica.ID, pg.began.Add(pg.ahead))
+		}
+		t.began = pg.began
+	case counted < t.counted && p.params.OnRestart != nil:
+		p.params.OnRestart(t.replica.ID, now)
 	}
-	t.began, t.counted = began, counted
-	if restarted && p.params.OnRestart != nil {
-		p.params.OnRestart(t.replica.ID, began)
-	}
+	t.counted = counted
 	if pg.learned != t.learned && pg.learned != (Learned{}) {
 		t.learned = pg.learned
 		if p.params.OnLearned != nil {
 			p.params.OnLearned(t.replica.ID, pg.learned)
 		}
 	}
+}
+
+// ahead is how far this machine's clock is ahead of the one that made the answer, to a second.
+func ahead(resp *http.Response, now time.Time) time.Duration {
+	date, err := http.ParseTime(resp.Header.Get("Date"))
+	if err != nil {
+		return 0
+	}
+	if d := now.Sub(date).Truncate(time.Second); d > time.Second || d < -time.Second {
+		return d
+	}
+	return 0 // what rounding makes of clocks that agree
 }

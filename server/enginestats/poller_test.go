@@ -30,6 +30,7 @@ type engine struct {
 	asked  int
 	hangs  bool
 	auth   string
+	date   time.Time
 }
 
 func (e *engine) set(change func(*engine)) {
@@ -55,7 +56,11 @@ func (e *engine) RoundTrip(req *http.Request) (*http.Response, error) {
 		e.mu.Lock()
 		return nil, req.Context().Err()
 	}
-	return &http.Response{StatusCode: e.status, Body: io.NopCloser(strings.NewReader(e.page)), Request: req}, nil
+	resp := &http.Response{StatusCode: e.status, Body: io.NopCloser(strings.NewReader(e.page)), Request: req, Header: http.Header{}}
+	if !e.date.IsZero() {
+		resp.Header.Set("Date", e.date.UTC().Format(http.TimeFormat))
+	}
+	return resp, nil
 }
 
 func load(running, waiting int) string {
@@ -242,7 +247,8 @@ func TestNewsAboutTheEngine(t *testing.T) {
 	}
 	params := enginestats.Params{
 		OnLearned: func(id replica.ID, l enginestats.Learned) { tell(fmt.Sprintf("%s %+v", id, l)) },
-		OnRestart: func(id replica.ID, began time.Time) { tell(fmt.Sprintf("%s began %d", id, began.Unix())) },
+		OnStart:   func(id replica.ID, began time.Time) { tell(fmt.Sprintf("%s began %d", id, began.Unix())) },
+		OnRestart: func(id replica.ID, noticed time.Time) { tell(fmt.Sprintf("%s restarted %d", id, noticed.Unix())) },
 	}
 	info := func(size int) string {
 		return load(0, 0) + fmt.Sprintf("vllm:cache_config_info{block_size=\"%d\",num_gpu_blocks=\"100\"} 1\n", size)
@@ -257,16 +263,25 @@ func TestNewsAboutTheEngine(t *testing.T) {
 			}
 		}
 		p.Add(0, node(0), 0)
-		expect("a {BlockSize:16 Blocks:100}")
+		expect("a began 1000", "a {BlockSize:16 Blocks:100}")
 		expect()
 		e.set(func(e *engine) { e.page = info(32) + "process_start_time_seconds 2000\n" })
 		expect("a began 2000", "a {BlockSize:32 Blocks:100}")
+		// an engine whose clock is 1 h behind: its start is told by this machine's clock
+		e.set(func(e *engine) {
+			e.page = info(32) + "process_start_time_seconds 3000\n"
+			e.date = time.Now().Add(-time.Hour)
+		})
+		pass(5 * time.Second)
+		if news := take(); len(news) != 1 || !strings.HasPrefix(news[0], "a began 660") {
+			t.Errorf("an engine with another clock: %v, want it to have begun at about 6600", news)
+		}
 		// without a start time a counter that falls tells the same
 		e.set(func(e *engine) { e.page = info(32) + "vllm:prompt_tokens_total{engine=\"0\"} 500\n" })
 		expect()
 		e.set(func(e *engine) { e.page = info(32) + "vllm:prompt_tokens_total{engine=\"0\"} 3\n" })
 		pass(5 * time.Second)
-		if news := take(); len(news) != 1 || !strings.HasPrefix(news[0], "a began 9466") {
+		if news := take(); len(news) != 1 || !strings.HasPrefix(news[0], "a restarted 9466") {
 			t.Errorf("after the counter fell: %v, want one restart now", news)
 		}
 	})

@@ -16,8 +16,9 @@ import (
 type page struct {
 	engines map[int]*engine // by the engine label; -1: no label
 	learned Learned
-	tokens  int // kv_cache_size_tokens
-	began   time.Time
+	tokens  int           // kv_cache_size_tokens
+	began   time.Time     // by the engine's clock
+	ahead   time.Duration // of this machine's clock over the engine's
 
 	adapters   []string
 	adaptersAt float64

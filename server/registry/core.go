@@ -260,9 +260,25 @@ func (c *core) learn(id replica.ID, l Learned) {
 	e.learned.BlockSize = l.BlockSize
 }
 
-// restarted notes a new engine life, unless it was noted before.
+const (
+	// sameStart is how far apart two readings of one engine's start may be.
+	sameStart = 3 * time.Second
+	// sameRestart is how far apart two signs of one restart may be seen.
+	sameRestart = 10 * time.Second
+)
+
+// started notes when an engine began.
+func (c *core) started(e *entry, began time.Time) {
+	old := e.began
+	e.began = began
+	if !old.IsZero() && began.Sub(old).Abs() > sameStart {
+		c.restarted(e, began)
+	}
+}
+
+// restarted notes a new engine life.
 func (c *core) restarted(e *entry, began time.Time) {
-	if e.life == 0 || !began.After(e.lifeSeen) {
+	if e.life == 0 {
 		return
 	}
 	e.life++

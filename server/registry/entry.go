@@ -21,7 +21,8 @@ type entry struct {
 	ups      int           // probes in a row that succeeded
 	downs    int           // probes in a row that failed
 	life     uint64
-	lifeSeen time.Time // when the present life was first noticed; an earlier process start is old news
+	lifeSeen time.Time // when the present life was first noticed
+	began    time.Time // when the engine process began, by its own word; zero: it does not say
 	gone     bool      // its port was closed since it last answered
 
 	models  []replica.Model
@@ -75,7 +76,7 @@ func (e *entry) update(want listing, c *core) {
 		c.r.log.Info("replica registered anew, its metadata changed", "replica", e.id, "url", want.spec.URL)
 	}
 	if moved {
-		e.health, e.ups, e.downs, e.models, e.learned = replica.StateStarting, 0, 0, nil, Learned{}
+		e.health, e.ups, e.downs, e.models, e.learned, e.began = replica.StateStarting, 0, 0, nil, Learned{}, time.Time{}
 	}
 	if moved || old.APIKey != want.spec.APIKey || !slices.Equal(old.Models, want.spec.Models) {
 		e.prober.stop()
@@ -103,7 +104,9 @@ func (e *entry) took(res result, c *core) {
 	}
 	if e.gone {
 		e.gone = false
-		c.restarted(e, res.at)
+		if e.began.IsZero() { // else its own word counts
+			c.restarted(e, res.at)
+		}
 	}
 	e.downs = 0
 	e.ups++

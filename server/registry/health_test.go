@@ -59,12 +59,41 @@ func TestARefusedConnectionIsDownAtOnceAndThenARestart(t *testing.T) {
 		if log := w.take(); len(log) != 0 {
 			t.Errorf("a restart changed the ranks: %v", log)
 		}
-		r.NoteRestart("a", time.Now().Add(-time.Minute)) // the same restart, told by its process start
-		pass(time.Second)
+		r.NoteRestart("a", time.Now()) // the same restart, seen by its counters
+		pass(20 * time.Second)
 		r.NoteRestart("a", time.Now()) // another one, too quick for the probes
 		pass(time.Second)
 		if !slices.Equal(began, []uint64{2, 3}) {
 			t.Errorf("restarts told: %v, want lives 2 and 3", began)
+		}
+	})
+}
+
+func TestAnEnginesOwnStartIsBelieved(t *testing.T) {
+	f := newFleet("a")
+	var lives []uint64
+	params := registry.Params{OnRestarted: func(r *replica.Replica, _ time.Time) { lives = append(lives, r.Life) }}
+	virtual(t, f, listed(spec("a")), params, func(t *testing.T, r *registry.Registry, _ *watcher) {
+		r.NoteStart("nobody", time.Now())
+		pass(time.Second)
+		start := time.Now().Add(-time.Hour)
+		r.NoteStart("a", start)
+		r.NoteStart("a", start.Add(time.Second)) // read again, a rounding apart
+		f.set("a", func(h *host) { h.status = 0 })
+		pass(5 * time.Second)
+		wantState(t, r, "a", replica.StateUnhealthy)
+		f.set("a", func(h *host) { h.status = 200 })
+		pass(time.Minute)
+		wantState(t, r, "a", replica.StateReady)
+		r.NoteRestart("a", time.Now())
+		pass(time.Second)
+		if len(lives) != 0 {
+			t.Errorf("a port that was closed for a while made lives %v; the engine is the same", lives)
+		}
+		r.NoteStart("a", start.Add(30*time.Minute))
+		pass(time.Second)
+		if !slices.Equal(lives, []uint64{2}) {
+			t.Errorf("another start made lives %v, want 2", lives)
 		}
 	})
 }

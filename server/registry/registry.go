@@ -166,11 +166,23 @@ func (r *Registry) SetBlockSize(slot replica.Slot, blockSize int) {
 	}
 }
 
-// NoteRestart tells that the engine behind a replica is a process that began at the given moment.
-func (r *Registry) NoteRestart(id replica.ID, began time.Time) {
+// NoteStart tells when the engine process behind a replica began. When that is another moment
+// than before, the engine restarted. An engine whose start is known is believed: a port that was
+// closed for a while is then no restart by itself.
+func (r *Registry) NoteStart(id replica.ID, began time.Time) {
 	r.inbox.put(func(c *core) {
 		if e := c.entries[id]; e != nil {
-			c.restarted(e, began)
+			c.started(e, began)
+		}
+	})
+}
+
+// NoteRestart tells that the engine behind a replica turned out to be a new process just now. It is
+// for engines whose start is not known; the same restart may be told more than once.
+func (r *Registry) NoteRestart(id replica.ID, noticed time.Time) {
+	r.inbox.put(func(c *core) {
+		if e := c.entries[id]; e != nil && e.began.IsZero() && noticed.Sub(e.lifeSeen) > sameRestart {
+			c.restarted(e, noticed)
 		}
 	})
 }
