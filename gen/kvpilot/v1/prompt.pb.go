@@ -83,7 +83,7 @@ func (ApiKind) EnumDescriptor() ([]byte, []int) {
 	return file_kvpilot_v1_prompt_proto_rawDescGZIP(), []int{0}
 }
 
-// TokenIds is a sequence of token ids. fixed32, because a packed varint list of 131,072 ids takes about ten times as
+// TokenIds is a sequence of token ids. fixed32, because a packed varint list of 131,072 ids takes about five times as
 // long to decode (docs/adr/002). There are no rules per id: they would cost more than routing does.
 type TokenIds struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
