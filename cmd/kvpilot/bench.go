@@ -11,5 +11,6 @@ func newBenchCommand() *cobra.Command {
 	bench.AddCommand(newBenchIndexCommand())
 	bench.AddCommand(newBenchChooseCommand())
 	bench.AddCommand(newBenchTokenizeCommand())
+	bench.AddCommand(newBenchStreamCommand())
 	return bench
 }

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvpilot/kvpilot/cmd/kvpilot/internal/streambench"
+	"github.com/kvpilot/kvpilot/server/upstream"
+)
+
+// newBenchStreamCommand measures the way of streams and requests through kvpilot.
+func newBenchStreamCommand() *cobra.Command {
+	var o streambench.Options
+	cmd := &cobra.Command{
+		Use:   "stream",
+		Short: "Compare kvpilot with httputil.ReverseProxy and other proxies, as processes of their own",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			o.Self = []string{self, "bench", "stream", "role"}
+			o.Serve = []string{self, "serve"}
+			return streambench.Run(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	cmd.Flags().BoolVar(&o.JSON, "json", false, "write JSON instead of a table")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "rounds of each timed case; the median counts")
+	cmd.Flags().Float64Var(&o.Scale, "scale", 1, "share of the full number of streams and requests")
+	cmd.Flags().StringSliceVar(&o.Subjects, "subjects", []string{streambench.ReverseProxy, streambench.Kvpilot}, "who takes part: direct, reverseproxy, kvpilot, relay-lean, relay-std, nginx, haproxy")
+	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which cases (default all): stream-64, stream-512, small-request, large-request, idle, aborted")
+	cmd.AddCommand(newBenchRoleCommand())
+	return cmd
+}
+
+// newBenchRoleCommand is what the benchmark starts as processes of their own.
+func newBenchRoleCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "role NAME [UPSTREAM]",
+		Hidden: true,
+		Args:   cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, out := cmd.Context(), cmd.OutOrStdout()
+			target := ""
+			if len(args) > 1 {
+				target = args[1]
+			}
+			switch args[0] {
+			case "upstream":
+				return streambench.ServeUpstream(ctx, out)
+			case streambench.ReverseProxy:
+				return streambench.ServeReverseProxy(ctx, target, out)
+			case streambench.RelayLean:
+				return streambench.ServeRelay(ctx, target, upstream.TransportLean, out)
+			case streambench.RelayStd:
+				return streambench.ServeRelay(ctx, target, upstream.TransportStd, out)
+			}
+			return fmt.Errorf("no role %q", args[0])
+		},
+	}
+}

@@ -1,0 +1,269 @@
+package streambench
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Result is one case for one subject. Fields that a case does not measure are absent.
+type Result struct {
+	Case    string `json:"case"`
+	Subject string `json:"subject"`
+
+	CPUPerUnit       float64 `json:"cpu_us,omitempty"` // per chunk or request
+	P50              float64 `json:"p50_us,omitempty"` // of chunks or requests
+	P99              float64 `json:"p99_us,omitempty"` // of chunks or requests
+	PerSecond        float64 `json:"per_s,omitempty"`  // requests
+	CPUVsReverse     float64 `json:"cpu_vs_reverseproxy,omitempty"`
+	P50VsReverse     float64 `json:"p50_vs_reverseproxy,omitempty"`
+	P99VsReverse     float64 `json:"p99_vs_reverseproxy,omitempty"`
+	AllocsPerChunk   float64 `json:"allocs_per_chunk,omitempty"`
+	RequestOverhead  float64 `json:"request_overhead_us,omitempty"` // CPU beyond the reverse proxy's
+	BytesPerIdle     int64   `json:"bytes_per_idle_stream,omitempty"`
+	Leaked           *int    `json:"leaked,omitempty"` // goroutines and upstream connections left
+	LeakedGoroutines *int    `json:"leaked_goroutines,omitempty"`
+}
+
+// round is what one turn of one subject gave.
+type round struct {
+	units     int
+	cpu       time.Duration
+	mallocs   int64
+	wall      time.Duration
+	latencies []time.Duration
+}
+
+func (b *bench) streamCase(ctx context.Context, name string, n, chunks int, every time.Duration, rounds int) error {
+	if err := b.setUpstream(ctx, chunks, every, false); err != nil {
+		return err
+	}
+	return b.turns(ctx, name, rounds, true, func(ctx context.Context, p *process) ([]time.Duration, int, error) {
+		latencies, err := streams(ctx, p.address, n, every)
+		return latencies, n * chunks, err
+	})
+}
+
+func (b *bench) unaryCase(ctx context.Context, name string, workers, total, size, rounds int) error {
+	return b.turns(ctx, name, rounds, false, func(ctx context.Context, p *process) ([]time.Duration, int, error) {
+		latencies, err := unary(ctx, p.address, workers, total, size)
+		return latencies, len(latencies), err
+	})
+}
+
+// turns runs the load against each subject in turn, rounds times, and adds up.
+func (b *bench) turns(ctx context.Context, name string, rounds int, chunks bool, load func(context.Context, *process) ([]time.Duration, int, error)) error {
+	all := make([][]round, len(b.subjects))
+	for i := range rounds + 1 {
+		for s, p := range b.subjects {
+			one, err := b.turn(ctx, p, load)
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w", name, p.name, err)
+			}
+			if i > 0 { // the first turn opens connections and fills caches
+				all[s] = append(all[s], one)
+			}
+		}
+	}
+	var yardstick *Result
+	for s, p := range b.subjects {
+		r := summarize(name, p.name, all[s], chunks && p.debug != "")
+		if p.name == ReverseProxy {
+			yardstick = &r
+		} else if yardstick != nil {
+			r.CPUVsReverse = round2(ratio(r.CPUPerUnit, yardstick.CPUPerUnit))
+			r.P50VsReverse = round2(ratio(r.P50, yardstick.P50))
+			r.P99VsReverse = round2(ratio(r.P99, yardstick.P99))
+			if !chunks {
+				r.RequestOverhead = round2(r.CPUPerUnit - yardstick.CPUPerUnit)
+			}
+		}
+		b.add(r)
+	}
+	return nil
+}
+
+func (b *bench) turn(ctx context.Context, p *process, load func(context.Context, *process) ([]time.Duration, int, error)) (round, error) {
+	var one round
+	var err error
+	before, err := b.spent(ctx, p)
+	if err != nil {
+		return one, err
+	}
+	began := time.Now()
+	if one.latencies, one.units, err = load(ctx, p); err != nil {
+		return one, err
+	}
+	one.wall = time.Since(began)
+	after, err := b.spent(ctx, p)
+	one.cpu, one.mallocs = after.cpu-before.cpu, after.mallocs-before.mallocs
+	return one, err
+}
+
+func (b *bench) spent(ctx context.Context, p *process) (s round, err error) {
+	if p.debug != "" {
+		if s.mallocs, err = p.memory(ctx, false); err != nil {
+			return s, err
+		}
+	}
+	s.cpu, err = p.cpu()
+	return s, err
+}
+
+// summarize takes the median of the rounds, so that one disturbed round does not count.
+func summarize(name, subject string, rounds []round, allocs bool) Result {
+	r := Result{Case: name, Subject: subject}
+	median := func(value func(round) float64) float64 {
+		values := make([]float64, len(rounds))
+		for i, one := range rounds {
+			values[i] = value(one)
+		}
+		slices.Sort(values)
+		return round2(values[len(values)/2])
+	}
+	micros := func(d time.Duration) float64 { return float64(d) / 1e3 }
+	r.CPUPerUnit = median(func(o round) float64 { return micros(o.cpu) / float64(o.units) })
+	r.P50 = median(func(o round) float64 { return micros(quantile(o.latencies, 0.5)) })
+	r.P99 = median(func(o round) float64 { return micros(quantile(o.latencies, 0.99)) })
+	r.PerSecond = median(func(o round) float64 { return float64(o.units) / o.wall.Seconds() })
+	if allocs {
+		r.AllocsPerChunk = median(func(o round) float64 { return float64(o.mallocs) / float64(o.units) })
+	}
+	return r
+}
+
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return a / b
+}
+
+func round2(v float64) float64 {
+	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'f', 2, 64), 64) // it was just formatted
+	return rounded
+}
+
+// idleCase opens n streams that wait after their first chunk, and weighs them.
+func (b *bench) idleCase(ctx context.Context, n int) error {
+	if err := b.setUpstream(ctx, 2, time.Hour, true); err != nil {
+		return err
+	}
+	for _, p := range b.subjects {
+		before, err := p.rss(ctx)
+		if err != nil {
+			return err
+		}
+		conns, err := openMany(ctx, p.address, n)
+		if err == nil {
+			var after int64
+			after, err = p.rss(ctx)
+			b.add(Result{Case: fmt.Sprintf("idle-%d", n), Subject: p.name, BytesPerIdle: (after - before) / int64(n)})
+		}
+		for _, c := range conns {
+			c.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("idle, %s: %w", p.name, err)
+		}
+		if _, err := b.quiet(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func openMany(ctx context.Context, address string, n int) ([]net.Conn, error) {
+	payload := request(address, true, 200)
+	var mu sync.Mutex
+	var conns []net.Conn
+	var first error
+	var group sync.WaitGroup
+	for w := range 64 {
+		group.Go(func() {
+			for i := w; i < n; i += 64 {
+				c, err := openHeld(ctx, address, payload)
+				mu.Lock()
+				if err == nil {
+					conns = append(conns, c)
+				} else if first == nil {
+					first = err
+				}
+				stop := first != nil
+				mu.Unlock()
+				if stop {
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	return conns, first
+}
+
+// abortCase opens and leaves n streams, and counts what stays behind.
+func (b *bench) abortCase(ctx context.Context, n int) error {
+	if err := b.setUpstream(ctx, 2, time.Hour, true); err != nil {
+		return err
+	}
+	for _, p := range b.subjects {
+		if p.debug == "" {
+			continue
+		}
+		before, err := b.settled(ctx, p, 0)
+		if err != nil {
+			return err
+		}
+		for done := 0; done < n; done += 500 {
+			conns, err := openMany(ctx, p.address, min(500, n-done))
+			for _, c := range conns {
+				c.Close()
+			}
+			if err != nil {
+				return fmt.Errorf("aborts, %s: %w", p.name, err)
+			}
+		}
+		active, err := b.quiet(ctx)
+		if err != nil {
+			return err
+		}
+		after, err := b.settled(ctx, p, before)
+		if err != nil {
+			return err
+		}
+		goroutines := max(after-before, 0)
+		leaked := goroutines + active
+		b.add(Result{Case: fmt.Sprintf("aborted-%d", n), Subject: p.name, Leaked: &leaked, LeakedGoroutines: &goroutines})
+	}
+	return nil
+}
+
+// settled waits until the number of goroutines is at most want, or does not fall any more.
+func (b *bench) settled(ctx context.Context, p *process, want int) (int, error) {
+	last := 1 << 30
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(500 * time.Millisecond) {
+		n, err := p.goroutines(ctx)
+		if err != nil || n <= want || time.Now().After(deadline) || n == last && want == 0 {
+			return n, err
+		}
+		last = n
+	}
+}
+
+// quiet waits until the upstream has no stream left, and returns the number of those that stay.
+func (b *bench) quiet(ctx context.Context) (int, error) {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		text, err := get(ctx, b.upstream.address, "/bench/active")
+		if err != nil {
+			return 0, err
+		}
+		n, err := strconv.Atoi(text)
+		if err != nil || n == 0 || time.Now().After(deadline) {
+			return n, err
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package streambench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// process is a child process that serves.
+type process struct {
+	name string
+	cmd  *exec.Cmd
+	// address takes the load; debug serves /debug/pprof, and is empty for processes not written in Go.
+	address, debug string
+	// pids are those whose CPU counts.
+	pids []int
+}
+
+// start runs the command; its first line of output is its address.
+func start(ctx context.Context, name string, args ...string) (*process, error) {
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Stderr = os.Stderr
+	cmd.Env = append(os.Environ(), "GODEBUG=")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 5 * time.Second
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start %s: no address: %w", name, err), cmd.Wait())
+	}
+	address := strings.TrimSpace(line)
+	return &process{name: name, cmd: cmd, address: address, debug: address, pids: []int{cmd.Process.Pid}}, nil
+}
+
+// stop ends the process and waits for it.
+func (p *process) stop() {
+	if p.cmd == nil {
+		return
+	}
+	p.cmd.Process.Signal(os.Interrupt) //nolint:errcheck // it may have ended
+	p.cmd.Wait()                       //nolint:errcheck // ended by a signal
+}
+
+// cpu is the user and system time so far, of all its threads.
+func (p *process) cpu() (time.Duration, error) {
+	var total time.Duration
+	for _, pid := range p.pids {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return 0, fmt.Errorf("read CPU time (Linux only): %w", err)
+		}
+		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+		for _, i := range []int{11, 12} { // utime and stime, in hundredths of a second
+			ticks, err := strconv.ParseInt(fields[i], 10, 64)
+			if err != nil {
+				return 0, err
+			}
+			total += time.Duration(ticks) * 10 * time.Millisecond
+		}
+	}
+	return total, nil
+}
+
+// rss is the memory in use, in bytes, after a garbage collection.
+func (p *process) rss(ctx context.Context) (int64, error) {
+	if p.debug != "" {
+		if _, err := p.memory(ctx, true); err != nil {
+			return 0, err
+		}
+	}
+	var total int64
+	for _, pid := range p.pids {
+		statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+		if err != nil {
+			return 0, err
+		}
+		pages, err := strconv.ParseInt(strings.Fields(string(statm))[1], 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		total += pages * int64(os.Getpagesize())
+	}
+	return total, nil
+}
+
+// memory reads the number of allocations so far from the heap profile's text.
+func (p *process) memory(ctx context.Context, collect bool) (mallocs int64, err error) {
+	path := "/debug/pprof/heap?debug=1"
+	if collect {
+		path += "&gc=1"
+	}
+	text, err := get(ctx, p.debug, path)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, "# Mallocs = "); ok {
+			return strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+		}
+	}
+	return 0, errors.New("the heap profile does not tell the number of allocations")
+}
+
+// goroutines counts them.
+func (p *process) goroutines(ctx context.Context) (int, error) {
+	text, err := get(ctx, p.debug, "/debug/pprof/goroutine?debug=1")
+	if err != nil {
+		return 0, err
+	}
+	line, _, _ := strings.Cut(text, "\n")
+	_, count, found := strings.Cut(line, "total ")
+	if !found {
+		return 0, fmt.Errorf("unexpected goroutine profile %q", line)
+	}
+	return strconv.Atoi(strings.TrimSpace(count))
+}
+
+// get reads a page of a control surface.
+func get(ctx context.Context, address, path string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: %s", path, resp.Status)
+	}
+	return string(b), err
+}

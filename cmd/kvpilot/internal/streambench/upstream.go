@@ -1,0 +1,142 @@
+package streambench
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+)
+
+// Model is the name that the fake upstream serves.
+const Model = "bench"
+
+// fake is the upstream of all subjects: it speaks as much of vLLM as a router needs.
+type fake struct {
+	chunks atomic.Int64
+	every  atomic.Int64 // nanoseconds
+	hold   atomic.Bool  // after the first chunk, wait for the client to go
+	active atomic.Int64
+}
+
+// ServeUpstream is the main function of the upstream's process.
+func ServeUpstream(ctx context.Context, out io.Writer) error {
+	f := &fake{}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/bench/set", f.set)
+	mux.HandleFunc("/bench/active", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, f.active.Load()) })
+	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /version", constant(`{"version":"0.24.0"}`))
+	mux.HandleFunc("GET /v1/models", constant(`{"object":"list","data":[{"id":"`+Model+`","object":"model","created":1,"owned_by":"vllm","root":"`+Model+`","parent":null,"max_model_len":1048576}]}`))
+	mux.HandleFunc("GET /metrics", constant("vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100000\"} 1\n"))
+	mux.HandleFunc("POST /v1/chat/completions/render", f.render)
+	mux.HandleFunc("POST /tokenize", f.tokenize)
+	mux.HandleFunc("POST /v1/chat/completions", f.chat)
+	return serveLoopback(ctx, mux, out)
+}
+
+// serveLoopback serves on a free port, and writes its address as the first line of out.
+func serveLoopback(ctx context.Context, h http.Handler, out io.Writer) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { s.Close() })
+	defer stop()
+	fmt.Fprintln(out, l.Addr())
+	if err := s.Serve(l); err != http.ErrServerClosed {
+		return err
+	}
+	return nil
+}
+
+func constant(body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) } //nolint:errcheck // the reader is gone then
+}
+
+func (f *fake) set(_ http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	number := func(name string) int64 {
+		n, _ := strconv.ParseInt(q.Get(name), 10, 64) // absent is zero
+		return n
+	}
+	f.chunks.Store(number("chunks"))
+	f.every.Store(number("every"))
+	f.hold.Store(q.Get("hold") == "1")
+}
+
+// ids is a number of token ids that grows with the text, as a tokenizer's does.
+func ids(size int) []byte {
+	b := []byte{'['}
+	for i := range size/4 + 1 {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, int64(i%50000), 10)
+	}
+	return append(b, ']')
+}
+
+func (f *fake) render(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	fmt.Fprintf(w, `{"request_id":"r","model":%q,"token_ids":%s,"features":null,"sampling_params":{}}`, Model, ids(len(body)))
+}
+
+func (f *fake) tokenize(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	list := ids(len(body))
+	fmt.Fprintf(w, `{"count":%d,"max_model_len":1048576,"tokens":%s,"token_strs":null}`, bytes.Count(list, []byte{','})+1, list)
+}
+
+// answer is what an unstreamed request gets: a kilobyte, as a short chat answer is.
+var answer = []byte(`{"id":"chatcmpl-bench","object":"chat.completion","created":1760000000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"` +
+	string(bytes.Repeat([]byte("lorem ipsum dolor sit amet, "), 28)) + `"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":20,"total_tokens":220,"completion_tokens":200}}`)
+
+func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
+	f.active.Add(1)
+	defer f.active.Add(-1)
+	head := make([]byte, 4096)
+	n, _ := io.ReadFull(r.Body, head)
+	io.Copy(io.Discard, r.Body) //nolint:errcheck // a short body is the proxy's fault, and shows elsewhere
+	if !bytes.Contains(head[:n], []byte(`"stream":true`)) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+		w.Write(answer) //nolint:errcheck // the reader is gone then
+		return
+	}
+	f.stream(w, r)
+}
+
+// stream sends chunks of about 220 bytes, each with the time of its writing.
+func (f *fake) stream(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	out := http.NewResponseController(w)
+	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1760000000,"model":"bench","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}],` + stamp)
+	size := len(chunk)
+	tick := time.NewTicker(max(time.Duration(f.every.Load()), time.Microsecond))
+	defer tick.Stop()
+	for range f.chunks.Load() {
+		chunk = append(strconv.AppendInt(chunk[:size], time.Now().UnixNano(), 10), "}\n\n"...)
+		if _, err := w.Write(chunk); err != nil || out.Flush() != nil {
+			return
+		}
+		if f.hold.Load() {
+			<-r.Context().Done()
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-r.Context().Done():
+			return
+		}
+	}
+	io.WriteString(w, "data: "+`{"id":"chatcmpl-0123456789abcdef0123456789abcdef","choices":[],"usage":{"prompt_tokens":20,"total_tokens":220,"completion_tokens":200}}`+"\n\ndata: [DONE]\n\n") //nolint:errcheck // the reader is gone then
+}
+
+// stamp precedes the time of a chunk's writing, in nanoseconds.
+const stamp = `"stamp":`
