@@ -2,10 +2,41 @@ package streambench
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
 )
 
+// startKvpilot starts the whole router as an operator would, with its defaults.
 func (b *bench) startKvpilot(ctx context.Context) (*process, error) {
-	_ = ctx
-	return nil, errors.New("not wired yet")
+	var addresses [3]string
+	for i := range addresses {
+		var err error
+		if addresses[i], err = freeAddress(); err != nil {
+			return nil, err
+		}
+	}
+	args := append(slices.Clone(b.options.Serve), "--replica", "http://"+b.upstream.address, "--http", addresses[0], "--grpc", addresses[1],
+		"--admin", addresses[2], "--set", "admin.profiles=true", "--set", "telemetry.log_level=error")
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Stderr = os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	p := &process{name: Kvpilot, cmd: cmd, address: addresses[0], debug: addresses[2], pids: []int{cmd.Process.Pid}}
+	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		models, err := get(ctx, p.address, "/v1/models")
+		if err == nil && strings.Contains(models, Model) {
+			return p, nil
+		}
+		if time.Now().After(deadline) {
+			p.stop()
+			return nil, fmt.Errorf("does not list the upstream's model: %w", err)
+		}
+	}
 }
