@@ -39,6 +39,8 @@ type Options struct {
 	Rounds int
 	// Scale shrinks the numbers of streams and requests of every case; 1 is full size.
 	Scale float64
+	// Profiles is a folder for a CPU profile of kvpilot per case, taken in an additional round; empty takes none.
+	Profiles string
 	// JSON writes the results as JSON, else as a table.
 	JSON bool
 }

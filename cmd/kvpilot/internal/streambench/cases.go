@@ -2,8 +2,11 @@ package streambench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -69,6 +72,9 @@ func (b *bench) turns(ctx context.Context, name string, rounds int, chunks bool,
 			}
 		}
 	}
+	if err := b.profile(ctx, name, load); err != nil {
+		return err
+	}
 	var yardstick *Result
 	for s, p := range b.subjects {
 		r := summarize(name, p.name, all[s], chunks && p.debug != "")
@@ -83,6 +89,31 @@ func (b *bench) turns(ctx context.Context, name string, rounds int, chunks bool,
 			}
 		}
 		b.add(r)
+	}
+	return nil
+}
+
+// profile takes a CPU profile of kvpilot during one more turn.
+func (b *bench) profile(ctx context.Context, name string, load func(context.Context, *process) ([]time.Duration, int, error)) error {
+	for _, p := range b.subjects {
+		if b.options.Profiles == "" || p.name != Kvpilot {
+			continue
+		}
+		profile := make(chan error, 1)
+		go func() {
+			text, err := get(ctx, p.debug, "/debug/pprof/profile?seconds=2")
+			if err == nil {
+				err = os.WriteFile(filepath.Join(b.options.Profiles, name+".pprof"), []byte(text), 0o600)
+			}
+			profile <- err
+		}()
+		var err error
+		for began := time.Now(); err == nil && time.Since(began) < 2*time.Second; {
+			_, _, err = load(ctx, p)
+		}
+		if err := errors.Join(err, <-profile); err != nil {
+			return err
+		}
 	}
 	return nil
 }
