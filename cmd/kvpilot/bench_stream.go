@@ -31,7 +31,7 @@ func newBenchStreamCommand() *cobra.Command {
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "rounds of each timed case; the median counts")
 	cmd.Flags().Float64Var(&o.Scale, "scale", 1, "share of the full number of streams and requests")
 	cmd.Flags().StringSliceVar(&o.Subjects, "subjects", []string{streambench.ReverseProxy, streambench.Kvpilot}, "who takes part: direct, reverseproxy, kvpilot, relay-lean, relay-std, nginx, haproxy")
-	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which cases (default all): stream-64, stream-512, small-request, large-request, idle, aborted")
+	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which cases (default all): stream-64, stream-512, allocs, small-request, large-request, idle, aborted")
 	cmd.Flags().StringVar(&o.Profiles, "profiles", "", "folder for CPU profiles of kvpilot, one per timed case")
 	cmd.AddCommand(newBenchRoleCommand())
 	return cmd

@@ -14,9 +14,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/apierror"
 )
 
-// firstPiece is read before memory is taken for the rest of a body: a client that announces
-// much must also send something.
-const firstPiece = 1 << 20
+// firstPiece is read before memory is taken for more of a body, and pieceGrowth is how much
+// larger the next piece may be: a client that announces much must also send something. What is
+// copied from piece to piece is small beside the whole.
+const (
+	firstPiece  = 128 << 10
+	pieceGrowth = 64
+)
 
 // body is a request body that was read whole. As a reader it is at its end: the codec takes the
 // bytes themselves.
@@ -67,18 +71,18 @@ func (g *Gateway) readBody(rq *request, r *http.Request) (data []byte, err error
 
 func readExactly(from io.Reader, n int64) ([]byte, error) {
 	data := make([]byte, min(n, firstPiece))
-	if _, err := io.ReadFull(from, data); err != nil {
-		return nil, err
-	}
-	if n > firstPiece {
-		whole := make([]byte, n)
-		copy(whole, data)
-		if _, err := io.ReadFull(from, whole[firstPiece:]); err != nil {
+	for read := 0; ; {
+		if _, err := io.ReadFull(from, data[read:]); err != nil {
 			return nil, err
 		}
-		data = whole
+		read = len(data)
+		if int64(read) == n {
+			return data, nil
+		}
+		more := make([]byte, min(n, int64(read)*pieceGrowth))
+		copy(more, data)
+		data = more
 	}
-	return data, nil
 }
 
 func readChunked(from io.Reader) ([]byte, error) {

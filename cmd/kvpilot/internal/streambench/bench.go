@@ -143,6 +143,7 @@ func (b *bench) cases(ctx context.Context) error {
 		{"stream-512", func() error {
 			return b.streamCase(ctx, "stream-512", b.scaled(512), 60, 50*time.Millisecond, b.options.Rounds)
 		}},
+		{"allocs", func() error { return b.allocCase(ctx, b.scaled(64)) }},
 		{"small-request", func() error { return b.unaryCase(ctx, "small-request", 4, b.scaled(4000), 200, b.options.Rounds) }},
 		{"large-request", func() error { return b.unaryCase(ctx, "large-request", 2, b.scaled(200), 1<<20, b.options.Rounds) }},
 		{"idle", func() error { return b.idleCase(ctx, b.scaled(5000)) }},
@@ -186,8 +187,12 @@ func (b *bench) table(out io.Writer) error {
 		if r.Leaked != nil {
 			leaked = fmt.Sprint(*r.Leaked)
 		}
+		var allocs float64
+		if r.AllocsPerChunk != nil {
+			allocs = *r.AllocsPerChunk
+		}
 		fmt.Fprintf(&text, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", r.Case, r.Subject, cell(r.CPUPerUnit), cell(r.CPUVsReverse),
-			cell(r.P50), cell(r.P50VsReverse), cell(r.P99), cell(r.P99VsReverse), cell(r.AllocsPerChunk), cell(r.PerSecond), cell(float64(r.BytesPerIdle)), leaked)
+			cell(r.P50), cell(r.P50VsReverse), cell(r.P99), cell(r.P99VsReverse), cell(allocs), cell(r.PerSecond), cell(float64(r.BytesPerIdle)), leaked)
 	}
 	_, err := io.WriteString(out, text.String())
 	return err

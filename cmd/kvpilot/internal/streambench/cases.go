@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -18,18 +19,18 @@ type Result struct {
 	Case    string `json:"case"`
 	Subject string `json:"subject"`
 
-	CPUPerUnit       float64 `json:"cpu_us,omitempty"` // per chunk or request
-	P50              float64 `json:"p50_us,omitempty"` // of chunks or requests
-	P99              float64 `json:"p99_us,omitempty"` // of chunks or requests
-	PerSecond        float64 `json:"per_s,omitempty"`  // requests
-	CPUVsReverse     float64 `json:"cpu_vs_reverseproxy,omitempty"`
-	P50VsReverse     float64 `json:"p50_vs_reverseproxy,omitempty"`
-	P99VsReverse     float64 `json:"p99_vs_reverseproxy,omitempty"`
-	AllocsPerChunk   float64 `json:"allocs_per_chunk,omitempty"`
-	RequestOverhead  float64 `json:"request_overhead_us,omitempty"` // CPU beyond the reverse proxy's
-	BytesPerIdle     int64   `json:"bytes_per_idle_stream,omitempty"`
-	Leaked           *int    `json:"leaked,omitempty"` // goroutines and upstream connections left
-	LeakedGoroutines *int    `json:"leaked_goroutines,omitempty"`
+	CPUPerUnit       float64  `json:"cpu_us,omitempty"` // per chunk or request
+	P50              float64  `json:"p50_us,omitempty"` // of chunks or requests
+	P99              float64  `json:"p99_us,omitempty"` // of chunks or requests
+	PerSecond        float64  `json:"per_s,omitempty"`  // requests
+	CPUVsReverse     float64  `json:"cpu_vs_reverseproxy,omitempty"`
+	P50VsReverse     float64  `json:"p50_vs_reverseproxy,omitempty"`
+	P99VsReverse     float64  `json:"p99_vs_reverseproxy,omitempty"`
+	AllocsPerChunk   *float64 `json:"allocs_per_chunk,omitempty"`
+	RequestOverhead  float64  `json:"request_overhead_us,omitempty"` // CPU beyond the reverse proxy's
+	BytesPerIdle     int64    `json:"bytes_per_idle_stream,omitempty"`
+	Leaked           *int     `json:"leaked,omitempty"` // goroutines and upstream connections left
+	LeakedGoroutines *int     `json:"leaked_goroutines,omitempty"`
 }
 
 // round is what one turn of one subject gave.
@@ -45,21 +46,52 @@ func (b *bench) streamCase(ctx context.Context, name string, n, chunks int, ever
 	if err := b.setUpstream(ctx, chunks, every, false); err != nil {
 		return err
 	}
-	return b.turns(ctx, name, rounds, true, func(ctx context.Context, p *process) ([]time.Duration, int, error) {
+	return b.turns(ctx, name, rounds, func(ctx context.Context, p *process) ([]time.Duration, int, error) {
 		latencies, err := streams(ctx, p.address, n, every)
 		return latencies, n * chunks, err
 	})
 }
 
+// allocCase counts the allocations of one more chunk: those of long streams less those of
+// short ones, so that what a stream costs as such does not count.
+func (b *bench) allocCase(ctx context.Context, n int) error {
+	const short, long = 20, 320
+	for _, p := range b.subjects {
+		if p.debug == "" {
+			continue
+		}
+		var mallocs [2]int64
+		for i, chunks := range []int{short, short, long} {
+			if err := b.setUpstream(ctx, chunks, 5*time.Millisecond, false); err != nil {
+				return err
+			}
+			one, err := b.turn(ctx, p, func(ctx context.Context, p *process) ([]time.Duration, int, error) {
+				latencies, err := streams(ctx, p.address, n, 5*time.Millisecond)
+				return latencies, n, err
+			})
+			if err != nil {
+				return fmt.Errorf("allocs, %s: %w", p.name, err)
+			}
+			if i > 0 { // the first turn opens connections and fills caches
+				mallocs[i-1] = one.mallocs
+			}
+		}
+		perChunk := round2(max(float64(mallocs[1]-mallocs[0]), 0) / float64(n*(long-short)))
+		b.add(Result{Case: "allocs", Subject: p.name, AllocsPerChunk: &perChunk})
+	}
+	return nil
+}
+
 func (b *bench) unaryCase(ctx context.Context, name string, workers, total, size, rounds int) error {
-	return b.turns(ctx, name, rounds, false, func(ctx context.Context, p *process) ([]time.Duration, int, error) {
+	return b.turns(ctx, name, rounds, func(ctx context.Context, p *process) ([]time.Duration, int, error) {
 		latencies, err := unary(ctx, p.address, workers, total, size)
 		return latencies, len(latencies), err
 	})
 }
 
 // turns runs the load against each subject in turn, rounds times, and adds up.
-func (b *bench) turns(ctx context.Context, name string, rounds int, chunks bool, load func(context.Context, *process) ([]time.Duration, int, error)) error {
+func (b *bench) turns(ctx context.Context, name string, rounds int, load func(context.Context, *process) ([]time.Duration, int, error)) error {
+	unary := strings.HasSuffix(name, "-request")
 	all := make([][]round, len(b.subjects))
 	for i := range rounds + 1 {
 		for s, p := range b.subjects {
@@ -77,14 +109,14 @@ func (b *bench) turns(ctx context.Context, name string, rounds int, chunks bool,
 	}
 	var yardstick *Result
 	for s, p := range b.subjects {
-		r := summarize(name, p.name, all[s], chunks && p.debug != "")
+		r := summarize(name, p.name, all[s])
 		if p.name == ReverseProxy {
 			yardstick = &r
 		} else if yardstick != nil {
 			r.CPUVsReverse = round2(ratio(r.CPUPerUnit, yardstick.CPUPerUnit))
 			r.P50VsReverse = round2(ratio(r.P50, yardstick.P50))
 			r.P99VsReverse = round2(ratio(r.P99, yardstick.P99))
-			if !chunks {
+			if unary {
 				r.RequestOverhead = round2(r.CPUPerUnit - yardstick.CPUPerUnit)
 			}
 		}
@@ -146,7 +178,7 @@ func (b *bench) spent(ctx context.Context, p *process) (s round, err error) {
 }
 
 // summarize takes the median of the rounds, so that one disturbed round does not count.
-func summarize(name, subject string, rounds []round, allocs bool) Result {
+func summarize(name, subject string, rounds []round) Result {
 	r := Result{Case: name, Subject: subject}
 	median := func(value func(round) float64) float64 {
 		values := make([]float64, len(rounds))
@@ -161,9 +193,6 @@ func summarize(name, subject string, rounds []round, allocs bool) Result {
 	r.P50 = median(func(o round) float64 { return micros(quantile(o.latencies, 0.5)) })
 	r.P99 = median(func(o round) float64 { return micros(quantile(o.latencies, 0.99)) })
 	r.PerSecond = median(func(o round) float64 { return float64(o.units) / o.wall.Seconds() })
-	if allocs {
-		r.AllocsPerChunk = median(func(o round) float64 { return float64(o.mallocs) / float64(o.units) })
-	}
 	return r
 }
 

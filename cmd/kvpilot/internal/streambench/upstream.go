@@ -70,10 +70,10 @@ func (f *fake) set(_ http.ResponseWriter, r *http.Request) {
 	f.hold.Store(q.Get("hold") == "1")
 }
 
-// ids is a number of token ids that grows with the text, as a tokenizer's does.
+// ids is a number of token ids that grows with the text: a megabyte makes 100,000.
 func ids(size int) []byte {
 	b := []byte{'['}
-	for i := range size/4 + 1 {
+	for i := range size/10 + 1 {
 		if i > 0 {
 			b = append(b, ',')
 		}
