@@ -223,6 +223,7 @@ func (b *bench) idleCase(ctx context.Context, n int) error {
 			var after int64
 			after, err = p.rss(ctx)
 			b.add(Result{Case: fmt.Sprintf("idle-%d", n), Subject: p.name, BytesPerIdle: (after - before) / int64(n)})
+			err = errors.Join(err, b.heapProfile(ctx, p))
 		}
 		for _, c := range conns {
 			c.Close()
@@ -231,6 +232,23 @@ func (b *bench) idleCase(ctx context.Context, n int) error {
 			return fmt.Errorf("idle, %s: %w", p.name, err)
 		}
 		if _, err := b.quiet(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// heapProfile saves what kvpilot holds in memory.
+func (b *bench) heapProfile(ctx context.Context, p *process) error {
+	if b.options.Profiles == "" || p.name != Kvpilot {
+		return nil
+	}
+	for name, path := range map[string]string{"idle-heap.pprof": "/debug/pprof/heap", "idle-memstats.txt": "/debug/pprof/heap?debug=1"} {
+		text, err := get(ctx, p.debug, path)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(b.options.Profiles, name), []byte(text), 0o600); err != nil {
 			return err
 		}
 	}
