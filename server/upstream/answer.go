@@ -27,15 +27,16 @@ func (a *leanAnswer) next() ([]byte, error) {
 
 // fill reads once into the empty buffer.
 func (a *leanAnswer) fill() error {
-	if a.w == len(a.buf.b) && len(a.buf.b) == smallBuffer { // the last read filled it
+	if a.w == smallBuffer { // the last read filled it
+		a.large = true
 		putBuffer(a.buf)
-		a.buf = getBuffer(largeBuffer)
+		a.buf = nil
 	}
 	a.r, a.w = 0, 0
 	if a.lean.cfg.StallTimeout > 0 {
 		a.conn.limit(a.lean.cfg.StallTimeout)
 	}
-	n, err := a.conn.stream.Read(a.buf.b)
+	n, err := a.read()
 	if n > 0 {
 		a.w = n
 		return nil
@@ -56,6 +57,18 @@ func (a *leanAnswer) fill() error {
 	a.ended = failed(a.ctx, a.id, PhaseBody, err)
 	a.abort()
 	return a.ended
+}
+
+// room is the buffer to read into.
+func (a *leanAnswer) room() []byte {
+	if a.buf == nil {
+		size := smallBuffer
+		if a.large {
+			size = largeBuffer
+		}
+		a.buf = getBuffer(size)
+	}
+	return a.buf.b
 }
 
 // decode takes the framing out of what was read. No bytes and no error mean: read on.

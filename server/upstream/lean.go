@@ -293,8 +293,14 @@ type leanAnswer struct {
 	stop func() bool
 	id   replica.ID
 
-	buf   *buffer
-	r, w  int // buf.b[r:w] was read from the connection and not yet decoded
+	buf   *buffer // nil while nothing is read
+	large bool    // reads go on with a large buffer
+	r, w  int     // buf.b[r:w] was read from the connection and not yet decoded
+	try   func(fd uintptr) bool
+	got   struct { // what try read
+		n   int
+		err error
+	}
 	frame framing
 	ended error
 	// broken: the connection is not fit for another request.
