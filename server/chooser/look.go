@@ -52,7 +52,9 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 		d.Params = params
 	}
 	c.candidates(s, req)
+	matching := c.clock()
 	c.overlap(s, req)
+	d.Scored = c.clock().Sub(matching)
 	c.affinity(s, req, ln)
 	c.loads(s, req, now, planned)
 	return nil

@@ -52,6 +52,8 @@ type Decision struct {
 	Held time.Duration `json:"held_ns,omitempty"`
 	// Took is the time the choice itself took.
 	Took time.Duration `json:"took_ns"`
+	// Scored is the part of it that finding the overlaps took.
+	Scored time.Duration `json:"scored_ns"`
 	// Tries counts how often the pick lost a race against other requests and was made again.
 	Tries int `json:"tries,omitempty"`
 	// Shadow is what another policy would have done; nil when none runs.

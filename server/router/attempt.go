@@ -26,7 +26,8 @@ const maxErrorBody = 1 << 20
 func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	result := chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 	choice := j.choice
-	defer func() { choice.Release(result) }()
+	outer := ctx
+	defer func() { r.release(outer, choice, result) }()
 	ctx, s := span.Start(ctx, r.tracer, span.Proxy, trace.WithSpanKind(trace.SpanKindClient))
 	defer s.End()
 	describeAttempt(s, j)
@@ -60,6 +61,16 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	result.End = endOf(f.outcome)
 	span.Fail(s, f.outcome.String(), f.public.Message)
 	return f
+}
+
+// release ends the reservation.
+func (r *Router) release(ctx context.Context, choice *chooser.Choice, result chooser.Result) {
+	_, s := span.Start(ctx, r.tracer, span.Release)
+	choice.Release(result)
+	if s.IsRecording() {
+		s.SetAttributes(span.FinishedBy.String(result.End.String()))
+	}
+	s.End()
 }
 
 // settle tells those who judge replicas how an attempt went.

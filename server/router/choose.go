@@ -74,9 +74,9 @@ func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
 			ask.Lease = r.Lease
 		}
 	}
-	choice, err := r.Chooser.Choose(ctx, ask)
+	choice, err := r.choose(ctx, j, ask)
 	if err != nil {
-		return nil, r.undecided(ctx, j, err)
+		return nil, err
 	}
 	j.chose(choice)
 	host, port := hostPort(choice.Replica.URL)

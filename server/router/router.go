@@ -70,6 +70,7 @@ func New(c Config, p Params) (*Router, error) {
 // given nothing, or that the answer broke after its first byte.
 func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
 	j := newJob(call)
+	r.drawAdmission(ctx, j)
 	r.metrics.begin()
 	err := r.serve(ctx, j, to)
 	r.finish(ctx, j, err)
@@ -93,9 +94,9 @@ func (r *Router) serve(ctx context.Context, j *job, to Sink) error {
 func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 	r.Budget.Deposit()
 	for {
-		choice, err := r.Chooser.Choose(ctx, j.ask(r))
+		choice, err := r.choose(ctx, j, j.ask(r))
 		if err != nil {
-			return r.undecided(ctx, j, err)
+			return err
 		}
 		j.chose(choice)
 		r.routed(j)
@@ -108,6 +109,20 @@ func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 		}
 		j.retry(f)
 	}
+}
+
+// choose has the request decided and booked, and draws the steps of that as spans: their times are
+// only known afterwards, and a request outside the sample pays nothing for them.
+func (r *Router) choose(ctx context.Context, j *job, ask *chooser.Request) (*chooser.Choice, error) {
+	began := time.Now()
+	choice, err := r.Chooser.Choose(ctx, ask)
+	if s := trace.SpanFromContext(ctx); s.IsRecording() {
+		r.drawChoice(ctx, began, choice, err)
+	}
+	if err != nil {
+		return nil, r.undecided(ctx, j, err)
+	}
+	return choice, nil
 }
 
 // routed tells those who learn from where prompts went.

@@ -1,0 +1,69 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/span"
+)
+
+// drawAdmission draws what the surface did before the router was asked: letting the caller in and
+// reading the body.
+func (r *Router) drawAdmission(ctx context.Context, j *job) {
+	if !trace.SpanFromContext(ctx).IsRecording() || j.call.Received.IsZero() {
+		return
+	}
+	_, s := r.tracer.Start(ctx, span.Admit, trace.WithTimestamp(j.received))
+	s.End()
+}
+
+// drawChoice draws a choice that was begun at began and has just ended: the wait in the queue, the
+// look at the index, the choice itself.
+func (r *Router) drawChoice(ctx context.Context, began time.Time, choice *chooser.Choice, err error) {
+	ended := time.Now()
+	d := decided(choice, err)
+	if d == nil {
+		_, s := r.tracer.Start(ctx, span.Choose, trace.WithTimestamp(began))
+		span.Fail(s, "refused", "no decision")
+		s.End(trace.WithTimestamp(ended))
+		return
+	}
+	if d.Held > 0 {
+		_, s := r.tracer.Start(ctx, span.Hold, trace.WithTimestamp(began))
+		s.SetAttributes(span.HeldFor.Float64(d.Held.Seconds()))
+		s.End(trace.WithTimestamp(began.Add(d.Held)))
+	}
+	looked := ended.Add(-d.Took)
+	_, s := r.tracer.Start(ctx, span.Score, trace.WithTimestamp(looked))
+	s.SetAttributes(span.PromptTokens.Int(d.PromptTokens), span.BestOverlap.Int(bestOverlap(d)), span.Candidates.Int(len(d.Candidates)))
+	s.End(trace.WithTimestamp(looked.Add(d.Scored)))
+
+	_, s = r.tracer.Start(ctx, span.Choose, trace.WithTimestamp(looked.Add(d.Scored)))
+	s.SetAttributes(span.DecisionID.String(d.ID), span.Policy.String(string(d.Policy)), span.Reason.String(string(d.Reason)),
+		span.Candidates.Int(len(d.Candidates)), span.Margin.Float64(d.Margin))
+	if pick := d.Pick(); pick != nil {
+		s.SetAttributes(span.Replica.String(string(pick.Replica)), span.Rank.Int(int(pick.Rank)),
+			span.OverlapTokens.Int(overlap(d)), span.PredictedTTFT.Float64(pick.TTFT))
+	}
+	if err != nil {
+		span.Fail(s, apierror.Name(apierror.NoReplica), "every candidate is vetoed")
+	}
+	s.End(trace.WithTimestamp(ended))
+}
+
+// decided is the decision behind a choice, or behind its refusal; nil when none was made.
+func decided(choice *chooser.Choice, err error) *decision.Decision {
+	if choice != nil {
+		return choice.Decision
+	}
+	if none, ok := errors.AsType[*chooser.NoReplica](err); ok {
+		return none.Decision
+	}
+	return nil
+}
