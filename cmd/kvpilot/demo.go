@@ -1,0 +1,265 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvpilot/kvpilot/internal/loadgen"
+	"github.com/kvpilot/kvpilot/server"
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/server/registry"
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// demoFlags are the flags of kvpilot demo.
+type demoFlags struct {
+	replicas      []string
+	events        []string
+	replays       []string
+	count         int
+	speed         float64
+	serve         bool
+	verbose       bool
+	conversations int
+	turns         int
+	concurrency   int
+	model         string
+	http          string
+	grpc          string
+	admin         string
+}
+
+// newDemoCommand shows what KV-aware routing is worth, on one machine.
+func newDemoCommand(env []string, out, errOut io.Writer) *cobra.Command {
+	var f demoFlags
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show KV-aware routing against round robin, with simulated replicas",
+		Long: `Start simulated replicas and the router in this process, play the same kind of multi-turn load twice through
+the REST surface, first round robin and then KV-aware, and print what users would have felt.`,
+		Example: `  kvpilot demo
+  kvpilot demo --serve
+  kvpilot demo --replicas http://10.0.0.7:8000,http://10.0.0.8:8000`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			d := &demo{demoFlags: f, env: env, out: out, log: io.Discard}
+			if f.verbose {
+				d.log = errOut
+			}
+			return d.run(cmd.Context())
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringSliceVar(&f.replicas, "replicas", nil, "base URLs of real replicas to use instead of simulated ones")
+	flags.StringSliceVar(&f.events, "events", []string{"tcp://{host}:5557"}, "where --replicas publish KV events: one address for all, or one for each")
+	flags.StringSliceVar(&f.replays, "replays", nil, "where --replicas replay KV events, in the same way")
+	flags.IntVar(&f.count, "count", 4, "how many simulated replicas")
+	flags.Float64Var(&f.speed, "speed", 5, "how many times faster than a 70B model on four GPUs")
+	flags.BoolVar(&f.serve, "serve", false, "keep everything running afterwards, until stopped")
+	flags.BoolVar(&f.verbose, "verbose", false, "write the router's log")
+	flags.IntVar(&f.conversations, "conversations", 24, "conversations to play")
+	flags.IntVar(&f.turns, "turns", 6, "turns of each conversation")
+	flags.IntVar(&f.concurrency, "concurrency", 12, "conversations at once")
+	flags.StringVar(&f.model, "model", "", "model to ask for; empty takes the first one")
+	flags.StringVar(&f.http, "http", "", "address of the REST surface; empty takes any free port")
+	flags.StringVar(&f.grpc, "grpc", "", "address of the gRPC services; empty takes any free port")
+	flags.StringVar(&f.admin, "admin", "", "address of health, metrics and console; empty takes any free port")
+	return cmd
+}
+
+// demo is one run of the command.
+type demo struct {
+	demoFlags
+	env  []string
+	out  io.Writer
+	log  io.Writer
+	sims []*simReplica
+}
+
+func (d *demo) run(ctx context.Context) error {
+	began := time.Now()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	specs, err := d.fleet(ctx)
+	if err != nil {
+		return err
+	}
+	c, err := d.config(specs)
+	if err != nil {
+		return err
+	}
+	serving := make(chan server.Addresses, 1)
+	s, err := server.New(ctx, c, server.Params{LogTo: d.log, Version: version(), OnServing: func(a server.Addresses) { serving <- a }})
+	if err != nil {
+		return err
+	}
+	group, inner := errgroup.WithContext(ctx)
+	routerDown := make(chan struct{})
+	simCtx, stopSims := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopSims()
+	group.Go(func() error { return runSims(simCtx, d.sims) })
+	group.Go(func() error { defer close(routerDown); return s.Run(inner) })
+	group.Go(func() error { <-routerDown; stopSims(); return nil }) // streams in flight end properly
+	group.Go(func() error {
+		err := d.play(inner, serving, began)
+		stop()
+		return err
+	})
+	err = group.Wait()
+	if errors.Is(err, context.Canceled) {
+		return nil // stopped by the user
+	}
+	return err
+}
+
+// fleet opens the simulated replicas, or describes the real ones.
+func (d *demo) fleet(ctx context.Context) ([]registry.Spec, error) {
+	var specs []registry.Spec
+	nth := func(list []string, n int) string {
+		if len(list) == 0 {
+			return ""
+		}
+		return list[min(n, len(list)-1)]
+	}
+	for n, url := range d.replicas {
+		spec := registry.Spec{URL: strings.TrimRight(url, "/")}
+		spec.Events.Endpoint, spec.Events.Replay = nth(d.events, n), nth(d.replays, n)
+		specs = append(specs, spec)
+	}
+	if len(specs) > 0 {
+		return specs, nil
+	}
+	cfg := enginesim.DefaultConfig()
+	cfg.Models = []string{"demo-70b"}
+	cfg.Core.Timing.Speed = d.speed
+	cfg.Core.Blocks = 2561 // 40k tokens: about a third of what the demo's conversations need
+	cfg.Core.MaxModelLen = 32768
+	for n := range d.count {
+		cfg.Core.Seed = uint64(time.Now().UnixNano()) + uint64(n)
+		r, err := newSimReplica(ctx, cfg, simPorts{host: "127.0.0.1"}, n, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return nil, err
+		}
+		d.sims = append(d.sims, r)
+		spec := registry.Spec{ID: replica.ID(fmt.Sprintf("sim-%d", n)), URL: r.url}
+		spec.Events.Endpoint, spec.Events.Replay = r.events[0], r.replays[0]
+		specs = append(specs, spec)
+	}
+	return specs, nil
+}
+
+// config is the router's configuration: the defaults and the demo's fleet.
+func (d *demo) config(specs []registry.Spec) (config.Config, error) {
+	free := func(address string) string {
+		if address == "" {
+			return "127.0.0.1:0"
+		}
+		return address
+	}
+	c, err := config.Load(config.Source{Env: d.env, Set: []string{
+		"listen.http=" + free(d.http), "listen.grpc=" + free(d.grpc), "listen.admin=" + free(d.admin),
+	}})
+	if err != nil {
+		return c, err
+	}
+	c.Registry.Replicas = specs
+	c.API.Overrides = true
+	return c, c.Validate()
+}
+
+// phase is one of the two rounds.
+type phase struct {
+	title  string
+	policy decision.Policy
+	loadgen.Summary
+}
+
+// play waits for the fleet, plays both rounds and prints the table.
+func (d *demo) play(ctx context.Context, serving <-chan server.Addresses, began time.Time) error {
+	var at server.Addresses
+	select {
+	case at = <-serving:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	d.welcome(at)
+	base := "http://" + dialableString(at.HTTP)
+	model, err := d.waitForModels(ctx, base)
+	if err != nil {
+		return err
+	}
+	phases := []*phase{
+		{title: "round robin", policy: decision.RoundRobin},
+		{title: "KV-aware", policy: decision.PredictedTTFT},
+	}
+	for i, p := range phases {
+		for _, r := range d.sims {
+			r.engine.ResetPrefixCache()
+		}
+		if err := d.round(ctx, p, base, model, uint64(i)); err != nil {
+			return err
+		}
+	}
+	d.table(phases, time.Since(began))
+	if !d.serve {
+		return nil
+	}
+	fmt.Fprintf(d.out, "\nstill serving model %s; stop with Ctrl-C. Try:\n  curl -N %s/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{\"model\":\"%s\",\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n", model, base, model)
+	<-ctx.Done()
+	return nil
+}
+
+func (d *demo) welcome(at server.Addresses) {
+	if len(d.sims) > 0 {
+		fmt.Fprintf(d.out, "%d simulated replicas, each like a 70B model on four GPUs, %g times as fast:", len(d.sims), d.speed)
+		for _, r := range d.sims {
+			fmt.Fprintf(d.out, " %s", r.url)
+		}
+		fmt.Fprintln(d.out)
+	}
+	fmt.Fprintf(d.out, "router: REST http://%s, gRPC %s, console http://%s/\n\n", dialableString(at.HTTP), dialableString(at.GRPC), dialableString(at.Admin))
+}
+
+// round plays one round and shows its progress.
+func (d *demo) round(ctx context.Context, p *phase, base, model string, n uint64) error {
+	load := loadgen.Config{
+		URL: base, Model: model, Header: http.Header{"X-Kvpilot-Policy": {string(p.policy)}},
+		Conversations: d.conversations, Turns: d.turns, Concurrency: d.concurrency,
+		Tenants: 4, SystemWords: 900, UserWords: 220, MaxTokens: 60,
+		Seed: uint64(time.Now().UnixNano())<<1 + n,
+	}
+	if len(d.sims) == 0 { // unknown engines: short prompts, short answers
+		load.SystemWords, load.UserWords, load.MaxTokens = 200, 60, 32
+	}
+	began := time.Now()
+	total := load.Requests()
+	shown := 0
+	fmt.Fprintf(d.out, "%-12s ", p.title)
+	err := loadgen.Run(ctx, load, func(r loadgen.Result) {
+		p.Add(r)
+		for ; shown < p.Requests*40/total; shown++ {
+			fmt.Fprint(d.out, ".")
+		}
+	})
+	p.Elapsed = time.Since(began)
+	if err != nil {
+		fmt.Fprintln(d.out)
+		return err
+	}
+	fmt.Fprintf(d.out, " %d requests in %.1f s\n", p.Requests, p.Elapsed.Seconds())
+	if p.Failed > 0 {
+		return fmt.Errorf("%d of %d requests failed, the first one with: %w", p.Failed, p.Requests, p.FirstError)
+	}
+	return nil
+}

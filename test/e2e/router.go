@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/kvpilot/kvpilot/client"
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+)
+
+// routerProcess is a running kvpilot.
+type routerProcess struct {
+	http, grpc, admin string
+	api               *client.Client
+	cmd               *exec.Cmd
+	gone              chan struct{}
+}
+
+// startRouter builds kvpilot and starts it in front of the fleet.
+func (r *run) startRouter(ctx context.Context) error {
+	binary := filepath.Join(r.logs, "kvpilot")
+	if err := r.logged(ctx, "build.log", "go", "build", "-o", binary, "./cmd/kvpilot"); err != nil {
+		return err
+	}
+	ports, err := freePorts(3)
+	if err != nil {
+		return err
+	}
+	p := &routerProcess{
+		http: fmt.Sprintf("127.0.0.1:%d", ports[0]), grpc: fmt.Sprintf("127.0.0.1:%d", ports[1]),
+		admin: fmt.Sprintf("127.0.0.1:%d", ports[2]), gone: make(chan struct{}),
+	}
+	file := filepath.Join(r.logs, "kvpilot.yaml")
+	if err := os.WriteFile(file, []byte(r.settings(p)), 0o644); err != nil {
+		return err
+	}
+	log, err := os.Create(filepath.Join(r.logs, "kvpilot.log"))
+	if err != nil {
+		return err
+	}
+	p.cmd = exec.Command(binary, "serve", "--config", file)
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	r.router = p
+	go func() {
+		_ = p.cmd.Wait() // how it ended is in its log
+		log.Close()      //nolint:errcheck // a log
+		close(p.gone)
+	}()
+	if p.api, err = client.Dial(p.grpc); err != nil {
+		return err
+	}
+	return r.waitExact(ctx, len(r.fleet), time.Minute)
+}
+
+// settings is the router's configuration file.
+func (r *run) settings(p *routerProcess) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "listen: {http: %q, grpc: %q, admin: %q}\n", p.http, p.grpc, p.admin)
+	b.WriteString("registry:\n  probe: {interval: 1s, max_interval: 2s, models_interval: 2s}\n  replicas:\n")
+	for _, e := range r.fleet {
+		fmt.Fprintf(&b, "  - id: %s\n    url: %s\n    events: {endpoint: \"tcp://127.0.0.1:%d\", replay: \"tcp://127.0.0.1:%d\"}\n", e.id, e.url(), e.events, e.replay)
+	}
+	b.WriteString("tokenizer: {handoff: all}\n")
+	fmt.Fprintf(&b, "telemetry: {traces: {endpoint: %q, ratio: 1}}\n", r.spans.address)
+	return b.String()
+}
+
+// waitExact waits until n replicas are ready and their events are followed exactly.
+func (r *run) waitExact(ctx context.Context, n int, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	state := "no answer"
+	for {
+		list, err := r.router.api.ListReplicas(ctx, "")
+		exact := 0
+		if err == nil {
+			state = ""
+			for _, rep := range list {
+				feed := rep.GetRanks()[0].GetFeed()
+				state += fmt.Sprintf(" %s=%v/%v", rep.GetReplicaId(), rep.GetState(), feed)
+				if rep.GetState() == kvpilotv1.ReplicaState_REPLICA_STATE_READY && feed == kvpilotv1.FeedState_FEED_STATE_EXACT {
+					exact++
+				}
+			}
+		}
+		if exact >= n {
+			return nil
+		}
+		select {
+		case <-r.router.gone:
+			return fmt.Errorf("kvpilot ended; see %s", filepath.Join(r.logs, "kvpilot.log"))
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d replicas are ready and exact:%s", exact, n, state)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func (p *routerProcess) url() string { return "http://" + p.http }
+
+func (p *routerProcess) stop() {
+	if p.api != nil {
+		p.api.Close() //nolint:errcheck // nothing is in flight
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err == nil {
+		select {
+		case <-p.gone:
+			return
+		case <-time.After(20 * time.Second):
+		}
+	}
+	_ = p.cmd.Process.Kill() // it may have ended just now
+	<-p.gone
+}
