@@ -67,3 +67,11 @@ SOAK ?= 10m
 .PHONY: soak
 soak: ## run feeds and index under faults for SOAK (10m) and check that memory is flat
 	KVPILOT_SOAK=$(SOAK) $(GO) test -run TestSoak -v -timeout 0 ./server/kvevents
+
+.PHONY: demo e2e-vllm
+demo: ## show KV-aware routing against round robin, with simulated replicas
+	$(GO) run ./cmd/kvpilot demo
+
+VLLM ?= 0.32.0
+e2e-vllm: ## run against real vLLM on the CPU: VLLM=version (gigabytes, minutes)
+	$(GO) run ./test/e2e -vllm $(VLLM)

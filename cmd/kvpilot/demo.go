@@ -65,12 +65,12 @@ the REST surface, first round robin and then KV-aware, and print what users woul
 	flags.StringSliceVar(&f.events, "events", []string{"tcp://{host}:5557"}, "where --replicas publish KV events: one address for all, or one for each")
 	flags.StringSliceVar(&f.replays, "replays", nil, "where --replicas replay KV events, in the same way")
 	flags.IntVar(&f.count, "count", 4, "how many simulated replicas")
-	flags.Float64Var(&f.speed, "speed", 5, "how many times faster than a 70B model on four GPUs")
+	flags.Float64Var(&f.speed, "speed", 3, "how many times faster than a 70B model on four GPUs")
 	flags.BoolVar(&f.serve, "serve", false, "keep everything running afterwards, until stopped")
 	flags.BoolVar(&f.verbose, "verbose", false, "write the router's log")
-	flags.IntVar(&f.conversations, "conversations", 24, "conversations to play")
+	flags.IntVar(&f.conversations, "conversations", 40, "conversations to play")
 	flags.IntVar(&f.turns, "turns", 6, "turns of each conversation")
-	flags.IntVar(&f.concurrency, "concurrency", 12, "conversations at once")
+	flags.IntVar(&f.concurrency, "concurrency", 20, "conversations at once")
 	flags.StringVar(&f.model, "model", "", "model to ask for; empty takes the first one")
 	flags.StringVar(&f.http, "http", "", "address of the REST surface; empty takes any free port")
 	flags.StringVar(&f.grpc, "grpc", "", "address of the gRPC services; empty takes any free port")
@@ -236,7 +236,7 @@ func (d *demo) round(ctx context.Context, p *phase, base, model string, n uint64
 	load := loadgen.Config{
 		URL: base, Model: model, Header: http.Header{"X-Kvpilot-Policy": {string(p.policy)}},
 		Conversations: d.conversations, Turns: d.turns, Concurrency: d.concurrency,
-		Tenants: 4, SystemWords: 900, UserWords: 220, MaxTokens: 60,
+		Tenants: 10, SystemWords: 1500, UserWords: 250, MaxTokens: 60,
 		Seed: uint64(time.Now().UnixNano())<<1 + n,
 	}
 	if len(d.sims) == 0 { // unknown engines: short prompts, short answers

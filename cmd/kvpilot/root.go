@@ -21,5 +21,6 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root.AddCommand(newBenchCommand())
 	root.AddCommand(newReplayCommand())
 	root.AddCommand(newSimCommand())
+	root.AddCommand(newDemoCommand(env, out, errOut))
 	return root
 }

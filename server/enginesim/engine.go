@@ -58,16 +58,16 @@ func New(cfg Config, p Params) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, features: featuresOf(v, cfg.Version), log: p.Log,
-		http: &relay{ln: p.HTTP}, restarts: make(chan time.Duration, 1),
+		http: newRelay(p.HTTP), restarts: make(chan time.Duration, 1),
 	}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}
 	for _, ln := range p.Events {
-		e.events = append(e.events, &relay{ln: ln})
+		e.events = append(e.events, newRelay(ln))
 	}
 	for _, ln := range p.Replays {
-		e.replays = append(e.replays, &relay{ln: ln})
+		e.replays = append(e.replays, newRelay(ln))
 	}
 	return e, nil
 }

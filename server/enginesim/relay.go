@@ -10,11 +10,14 @@ import (
 // relay accepts from one listener for the whole time and hands connections to the present
 // engine life; between lives it closes them at once, as a host without the process would.
 type relay struct {
-	ln net.Listener
+	ln    net.Listener
+	begun chan struct{} // closed when the first life opens; connections wait until then
 
 	mu  sync.Mutex
 	now *port // guarded by mu; nil between lives
 }
+
+func newRelay(ln net.Listener) *relay { return &relay{ln: ln, begun: make(chan struct{})} }
 
 // port is the listener that one life sees.
 type port struct {
@@ -31,6 +34,11 @@ func (r *relay) run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { r.ln.Close() })
 	defer stop()
 	defer r.ln.Close()
+	select {
+	case <-r.begun:
+	case <-ctx.Done():
+		return nil
+	}
 	for {
 		conn, err := r.ln.Accept()
 		if err != nil {
@@ -53,6 +61,11 @@ func (r *relay) open() *port {
 	p := &port{addr: r.ln.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})}
 	r.mu.Lock()
 	r.now = p
+	select {
+	case <-r.begun:
+	default:
+		close(r.begun)
+	}
 	r.mu.Unlock()
 	return p
 }

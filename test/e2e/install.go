@@ -53,9 +53,9 @@ func (r *run) install(ctx context.Context) error {
 	return r.imports(ctx)
 }
 
-// imports tells whether the environment works.
+// imports tells whether the environment is whole, without the long import of torch.
 func (r *run) imports(ctx context.Context) error {
-	return r.logged(ctx, "install.log", r.python, "-c", "import vllm, importlib.metadata as m; m.version('vllm'); print(vllm.__version__)")
+	return r.logged(ctx, "install.log", r.python, "-c", "import importlib.metadata as m, importlib.util as u, sys; print(m.version('vllm')); sys.exit(not (u.find_spec('vllm') and u.find_spec('torch')))")
 }
 
 // nameItself adds the package metadata that vLLM looks up under its own name: the community
