@@ -24,7 +24,7 @@ func (d *demo) table(phases []*phase, took time.Duration) {
 		for _, id := range slices.Sorted(maps.Keys(p.PerReplica)) {
 			counts = append(counts, fmt.Sprintf("%s %d", id, p.PerReplica[id]))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%.1f %%\t%s\n", p.title, millis(p.TTFT(0.5)), millis(p.TTFT(0.99)), 100*p.CachedShare(), strings.Join(counts, ", "))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%.1f %%\t%s\n", p.title, ttftText(p.TTFT(0.5)), ttftText(p.TTFT(0.99)), 100*p.CachedShare(), strings.Join(counts, ", "))
 	}
 	w.Flush() //nolint:errcheck // a terminal that went away gets no table
 	fmt.Fprintf(d.out, "\nthe whole demo took %.0f s", took.Seconds())
@@ -34,7 +34,7 @@ func (d *demo) table(phases []*phase, took time.Duration) {
 	fmt.Fprintln(d.out)
 }
 
-func millis(t time.Duration) string {
+func ttftText(t time.Duration) string {
 	return fmt.Sprintf("%.0f ms", float64(t)/float64(time.Millisecond))
 }
 
