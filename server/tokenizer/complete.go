@@ -33,9 +33,14 @@ func (p *Pool) behind(ctx context.Context, key cache.Key, do work) {
 }
 
 // complete gets all ids of a prompt whose beginning may be known, and learns from them.
-func (p *Pool) complete(ctx context.Context, req Request, m *model, key cache.Key, k *known) (*entry, Source, error) {
+func (p *Pool) complete(ctx context.Context, req Request, m *model, ks keys, k *known) (*entry, Source, error) {
+	key := ks.exact
 	if k == nil {
-		return p.full(ctx, req, m, key, nil)
+		e, source, err := p.full(ctx, req, m, key, nil)
+		if err == nil {
+			p.sprout(ctx, req, m, ks, e)
+		}
+		return e, source, err
 	}
 	if k.delta && !req.NeedFull {
 		e, err := p.delta(ctx, req, m, k)
@@ -81,7 +86,7 @@ func (p *Pool) succeed(k *known) {
 	if k.entry.prev == (cache.Key{}) {
 		return
 	}
-	if before := p.cache.Get(k.entry.prev); before != nil && before.children.Load() <= 1 {
+	if before := p.cache.Get(k.entry.prev); before != nil && !before.root && before.children.Load() <= 1 {
 		p.cache.Delete(k.entry.prev)
 	}
 }

@@ -110,7 +110,7 @@ func (p *Pool) recall(pr *prompt.Prompt, ks keys, m *model) *known {
 		k.stable, k.delta = m.learned.judge(e, k.steps)
 		return k
 	}
-	return nil
+	return p.recallRoot(pr, ks, m)
 }
 
 // lookup gets an entry that is still believed.
@@ -206,12 +206,13 @@ func (l *learned) compared(k *known, equal bool) {
 	}
 }
 
-// noDelta notes that the steps cannot be joined from a delta.
+// noDelta notes that the step cannot be joined from a delta. Of several steps, which one cannot
+// is not known.
 func (l *learned) noDelta(k *known) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, s := range k.steps {
-		l.class(s.class).noDeltas = true
+	if len(k.steps) == 1 {
+		l.class(k.steps[0].class).noDeltas = true
 	}
 }
 

@@ -40,15 +40,14 @@ func anchor(messages [][]byte) [][]byte {
 
 // excerpt is a chat of other messages under the same fields, tools shortened to a stand-in.
 func excerpt(pr *prompt.Prompt, messages [][]byte) *prompt.Prompt {
-	short := *pr
-	short.API, short.Body, short.Messages = prompt.APIChat, nil, messages
+	short := excerptOf(pr, messages)
 	short.Fields = slices.Clone(pr.Fields)
 	for i, f := range short.Fields {
 		if f.Name == "tools" && !rawjson.IsNull(f.Value) {
 			short.Fields[i].Value = []byte(standInTools)
 		}
 	}
-	return &short
+	return short
 }
 
 // delta asks a replica for the new messages only, behind stand-ins for the known ones, and

@@ -88,7 +88,11 @@ func (p *Pool) text(ctx context.Context, req Request, m *model) (*Encoding, erro
 	if p.conversational(pr) {
 		k = p.recall(pr, ks, m)
 	}
-	all := func(ctx context.Context) (*entry, Source, error) { return p.complete(ctx, req, m, ks.exact, k) }
+	mine := keys{base: ks.base, exact: ks.exact}
+	if len(ks.upTo) > 0 {
+		mine.upTo = []cache.Key{ks.upTo[0]} // what work behind the answer needs; the rest is reused
+	}
+	all := func(ctx context.Context) (*entry, Source, error) { return p.complete(ctx, req, m, mine, k) }
 	if k != nil && k.stable > 0 && !req.NeedFull {
 		p.behind(ctx, ks.exact, all)
 		return k.begun(pr, m), nil

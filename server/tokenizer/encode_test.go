@@ -169,6 +169,7 @@ func TestTokenizerFaultsNeverFailARequest(t *testing.T) {
 		tokenizertest.FaultNoRoute: "unsupported",
 	} {
 		t.Run(string(fault), func(t *testing.T) {
+			cfg := cfg
 			bad := &tokenizertest.Replica{}
 			bad.Fail(fault)
 			badRep := serve(t, "bad", bad)
@@ -176,6 +177,7 @@ func TestTokenizerFaultsNeverFailARequest(t *testing.T) {
 			if enc.Source != tokenizer.SourceNone || enc.Reason != reason {
 				t.Errorf("alone: source %s (%q), want none (%q)", enc.Source, enc.Reason, reason)
 			}
+			cfg.Remote.Timeout = 5 * time.Second
 			good := serve(t, "good", &tokenizertest.Replica{})
 			pool := start(t, cfg)
 			for _, text := range []string{"a", "b", "c", "d"} {

@@ -142,6 +142,8 @@ type entry struct {
 	derived bool
 	epoch   uint64
 
+	// root is set when the ids are those of a root and not of a whole prompt.
+	root bool
 	// prev is the key of the entry that this one extends; zero when there is none.
 	prev cache.Key
 	// children counts the entries that extend this one.
