@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/kvblock"
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/replica"
@@ -131,7 +132,9 @@ func (r *Router) routed(j *job) {
 	if pick == nil || j.enc == nil {
 		return
 	}
-	r.Tokens.Routed(j.pool.Served, j.enc, pick.Slot, j.adapter, overlap(j.choice.Decision))
+	if pick.Feed == kvblock.FeedExact { // of other ranks it is not known what they hold
+		r.Tokens.Routed(j.pool.Served, j.enc, pick.Slot, j.adapter, overlap(j.choice.Decision))
+	}
 	if len(j.enc.IDs) == 0 && j.asked.Hashes != nil && r.Believe != nil {
 		r.Believe(pick.Slot, j.asked.Hashes(int(pick.BlockSize)))
 	}

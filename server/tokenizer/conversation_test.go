@@ -71,16 +71,13 @@ func TestKnownBeginningsAreTrue(t *testing.T) {
 	early := map[string]int{}
 	for name, template := range tokenizertest.Templates {
 		for _, loop := range []bool{false, true} {
-			for _, odd := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s loop=%v odd=%v", name, loop, odd), func(t *testing.T) {
-					early[name] += converse(t, template, loop, odd)
-				})
-			}
+			t.Run(fmt.Sprintf("%s loop=%v", name, loop), func(t *testing.T) {
+				early[name] += converse(t, template, loop)
+			})
 		}
 	}
-	t.Logf("early answers of %d turns each: %v", 4*4*14, early)
 	for _, name := range []string{"chatml", "llama3", "think", "plain", "trimmed", "merged"} {
-		if early[name] < 30 {
+		if early[name] < 20 {
 			t.Errorf("%s: only %d early answers", name, early[name])
 		}
 	}
@@ -90,17 +87,17 @@ func TestKnownBeginningsAreTrue(t *testing.T) {
 }
 
 // converse holds conversations and returns how many turns were answered early.
-func converse(t *testing.T, template tokenizertest.Template, loop, odd bool) (early int) {
+func converse(t *testing.T, template tokenizertest.Template, loop bool) (early int) {
 	t.Helper()
 	truth := tokenizertest.Replica{BPE: bpe, Template: template}
-	rep := serve(t, "a", &tokenizertest.Replica{Template: template, Render: odd})
+	rep := serve(t, "a", &tokenizertest.Replica{Template: template, Render: loop})
 	truthRep := serve(t, "truth", &truth)
 	pool := start(t, tokenizer.DefaultConfig())
 	fresh := tokenizer.DefaultConfig()
 	fresh.CacheBytes = 0
 	oracle := start(t, fresh)
 	for c := range 4 {
-		k := &talker{dice: rand.New(rand.NewPCG(uint64(c), 7)), loop: loop, odd: odd, tools: c%2 == 1}
+		k := &talker{dice: rand.New(rand.NewPCG(uint64(c), 7)), loop: loop, odd: c < 3, tools: c%2 == 1}
 		for range 14 {
 			k.turn()
 			want := encode(t, oracle, k.body(), truthRep).IDs
@@ -143,7 +140,7 @@ func TestSharedBeginnings(t *testing.T) {
 				fresh.CacheBytes = 0
 				oracle := start(t, fresh)
 				early := 0
-				for c := range 12 {
+				for c := range 9 {
 					k := &talker{dice: rand.New(rand.NewPCG(uint64(c), 5)), tools: tools, odd: c%2 == 0}
 					k.messages = []string{`{"role":"system","content":` + quoted(system) + `}`}
 					k.say("user", "", 10)
@@ -161,7 +158,7 @@ func TestSharedBeginnings(t *testing.T) {
 					}
 				}
 				if known := name != "counted" && name != "mistral"; known && early < 3 {
-					t.Errorf("%d of 12 first turns were answered early", early)
+					t.Errorf("%d of 9 first turns were answered early", early)
 				}
 			})
 		}

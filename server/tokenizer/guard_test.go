@@ -73,7 +73,7 @@ func TestParityByStoredBlocks(t *testing.T) {
 	})
 	t.Run("another template", func(t *testing.T) {
 		pool := start(t, tokenizer.DefaultConfig())
-		for i := range 6 {
+		for i := range 10 {
 			enc := encode(t, pool, `{"prompt":`+quoted(strings.Repeat("The quick brown fox. ", 30+i))+`}`, rep)
 			pool.Routed(model, enc, 3, "", 0)
 			theirs := slices.Clone(enc.IDs[:32])

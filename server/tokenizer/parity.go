@@ -16,7 +16,7 @@ const (
 	provenAfter = 8
 	// missesAfter prompts whose first block never showed up among a rank's events, while other
 	// roots did, make it suspect.
-	missesAfter = 3
+	missesAfter = 8
 	// expectFor is how long a rank may take to report a prompt's first block.
 	expectFor    = 30 * time.Second
 	expectations = 16
@@ -146,6 +146,7 @@ func (p *Pool) reportMismatch(ctx context.Context, pool, detail string, position
 
 // Routed tells the guard that the encoded prompt went to a rank which was believed to hold
 // overlap leading tokens of it. A prompt with no overlap must show up among the rank's events.
+// Call it only for ranks whose feed is exact: what others hold is not known.
 func (p *Pool) Routed(pool string, enc *Encoding, slot replica.Slot, adapter string, overlap int) {
 	if enc == nil || enc.Source == SourceNone || overlap > 0 || len(enc.IDs) < 16 || len(enc.Media) > 0 {
 		return
