@@ -61,6 +61,7 @@ check: ## everything that must pass before a change lands
 .PHONY: docs
 docs: ## write the generated references in docs/
 	$(GO) test ./server/config -run TestTheReferenceIsUpToDate -update
+	$(GO) test ./server -run TestTheMetricsReferenceIsUpToDate -update
 
 SOAK ?= 10m
 

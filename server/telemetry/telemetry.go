@@ -45,6 +45,9 @@ type Telemetry struct {
 	tracers  *sdktrace.TracerProvider
 	registry *prometheus.Registry
 	batcher  *batcher // nil when nothing is recorded
+
+	given        metric.MeterProvider // set by Of, instead of meters
+	givenTracers trace.TracerProvider // set by Of, instead of tracers
 }
 
 // New builds the providers. Exporters dial in the background; Close ends what New started.
@@ -81,8 +84,7 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 		t.tracers = sdktrace.NewTracerProvider(sdktrace.WithResource(res), sdktrace.WithSampler(sdktrace.NeverSample()))
 		return nil
 	}
-	drops, err := t.meters.Meter("github.com/kvpilot/kvpilot/server/telemetry").Int64Counter("kvpilot.telemetry.spans.dropped",
-		metric.WithUnit("{span}"), metric.WithDescription("Spans that were to be kept and could not be: the exporter is too slow or fails."))
+	drops, err := droppedSpans(t.meters)
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
@@ -95,6 +97,11 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 		sdktrace.WithSpanProcessor(newTail(c.Slow, t.batcher.offer, p.Recent, dropped)),
 	)
 	return nil
+}
+
+func droppedSpans(m metric.MeterProvider) (metric.Int64Counter, error) {
+	return m.Meter("github.com/kvpilot/kvpilot/server/telemetry").Int64Counter("kvpilot.telemetry.spans.dropped",
+		metric.WithUnit("{span}"), metric.WithDescription("Spans that were to be kept and could not be: the exporter is too slow or fails."))
 }
 
 func newExporter(ctx context.Context, c Traces) (sdktrace.SpanExporter, error) {
@@ -135,10 +142,20 @@ func newLogger(c Config, to io.Writer) *slog.Logger {
 func (t *Telemetry) Log() *slog.Logger { return t.log }
 
 // Meters makes the meters of every part.
-func (t *Telemetry) Meters() metric.MeterProvider { return t.meters }
+func (t *Telemetry) Meters() metric.MeterProvider {
+	if t.given != nil {
+		return t.given
+	}
+	return t.meters
+}
 
 // Tracers makes the tracers of every part.
-func (t *Telemetry) Tracers() trace.TracerProvider { return t.tracers }
+func (t *Telemetry) Tracers() trace.TracerProvider {
+	if t.givenTracers != nil {
+		return t.givenTracers
+	}
+	return t.tracers
+}
 
 // Propagator reads and writes W3C trace context and baggage.
 func (t *Telemetry) Propagator() propagation.TextMapPropagator {
@@ -152,9 +169,19 @@ func (t *Telemetry) MetricsHandler() http.Handler {
 
 // Close flushes what is buffered and stops the exporters, at most until ctx ends.
 func (t *Telemetry) Close(ctx context.Context) error {
+	if t.given != nil {
+		return nil
+	}
 	err := errors.Join(t.tracers.Shutdown(ctx), t.meters.Shutdown(ctx))
 	if t.batcher != nil {
 		err = errors.Join(err, t.batcher.close(ctx))
 	}
 	return err
+}
+
+// Of joins providers that the caller made; Close shuts none of them. It is for tools that look at
+// what the parts measure.
+func Of(log *slog.Logger, meters metric.MeterProvider, tracers trace.TracerProvider) *Telemetry {
+	_, _ = droppedSpans(meters) // declared, so that it is listed
+	return &Telemetry{log: log, given: meters, givenTracers: tracers, registry: prometheus.NewRegistry()}
 }

@@ -1,0 +1,199 @@
+package server
+
+import (
+	"flag"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+	tracenoop "go.opentelemetry.io/otel/trace/noop"
+	"go.uber.org/goleak"
+
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/telemetry"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var update = flag.Bool("update", false, "rewrite docs/metrics.md")
+
+// instrument is one metric as its part declares it.
+type instrument struct{ name, kind, unit, description string }
+
+// recorder is a meter provider that remembers what was declared.
+type recorder struct {
+	noop.MeterProvider
+	list map[string]instrument
+}
+
+type recordingMeter struct {
+	noop.Meter
+	r *recorder
+}
+
+func (r *recorder) Meter(string, ...metric.MeterOption) metric.Meter {
+	return recordingMeter{r: r}
+}
+
+func (m recordingMeter) note(name, kind, unit, description string) {
+	m.r.list[name] = instrument{name, kind, unit, description}
+}
+
+func (m recordingMeter) Int64Counter(n string, o ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	c := metric.NewInt64CounterConfig(o...)
+	m.note(n, "counter", c.Unit(), c.Description())
+	return m.Meter.Int64Counter(n)
+}
+
+func (m recordingMeter) Float64Counter(n string, o ...metric.Float64CounterOption) (metric.Float64Counter, error) {
+	c := metric.NewFloat64CounterConfig(o...)
+	m.note(n, "counter", c.Unit(), c.Description())
+	return m.Meter.Float64Counter(n)
+}
+
+func (m recordingMeter) Int64UpDownCounter(n string, o ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter, error) {
+	c := metric.NewInt64UpDownCounterConfig(o...)
+	m.note(n, "gauge", c.Unit(), c.Description())
+	return m.Meter.Int64UpDownCounter(n)
+}
+
+func (m recordingMeter) Int64Gauge(n string, o ...metric.Int64GaugeOption) (metric.Int64Gauge, error) {
+	c := metric.NewInt64GaugeConfig(o...)
+	m.note(n, "gauge", c.Unit(), c.Description())
+	return m.Meter.Int64Gauge(n)
+}
+
+func (m recordingMeter) Float64Gauge(n string, o ...metric.Float64GaugeOption) (metric.Float64Gauge, error) {
+	c := metric.NewFloat64GaugeConfig(o...)
+	m.note(n, "gauge", c.Unit(), c.Description())
+	return m.Meter.Float64Gauge(n)
+}
+
+func (m recordingMeter) Float64Histogram(n string, o ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+	c := metric.NewFloat64HistogramConfig(o...)
+	m.note(n, "histogram", c.Unit(), c.Description())
+	return m.Meter.Float64Histogram(n)
+}
+
+func (m recordingMeter) Int64Histogram(n string, o ...metric.Int64HistogramOption) (metric.Int64Histogram, error) {
+	c := metric.NewInt64HistogramConfig(o...)
+	m.note(n, "histogram", c.Unit(), c.Description())
+	return m.Meter.Int64Histogram(n)
+}
+
+func (m recordingMeter) Int64ObservableCounter(n string, o ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
+	c := metric.NewInt64ObservableCounterConfig(o...)
+	m.note(n, "counter", c.Unit(), c.Description())
+	return m.Meter.Int64ObservableCounter(n)
+}
+
+func (m recordingMeter) Int64ObservableUpDownCounter(n string, o ...metric.Int64ObservableUpDownCounterOption) (metric.Int64ObservableUpDownCounter, error) {
+	c := metric.NewInt64ObservableUpDownCounterConfig(o...)
+	m.note(n, "gauge", c.Unit(), c.Description())
+	return m.Meter.Int64ObservableUpDownCounter(n)
+}
+
+func (m recordingMeter) Int64ObservableGauge(n string, o ...metric.Int64ObservableGaugeOption) (metric.Int64ObservableGauge, error) {
+	c := metric.NewInt64ObservableGaugeConfig(o...)
+	m.note(n, "gauge", c.Unit(), c.Description())
+	return m.Meter.Int64ObservableGauge(n)
+}
+
+func (m recordingMeter) Float64ObservableGauge(n string, o ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
+	c := metric.NewFloat64ObservableGaugeConfig(o...)
+	m.note(n, "gauge", c.Unit(), c.Description())
+	return m.Meter.Float64ObservableGauge(n)
+}
+
+func (m recordingMeter) Float64ObservableCounter(n string, o ...metric.Float64ObservableCounterOption) (metric.Float64ObservableCounter, error) {
+	c := metric.NewFloat64ObservableCounterConfig(o...)
+	m.note(n, "counter", c.Unit(), c.Description())
+	return m.Meter.Float64ObservableCounter(n)
+}
+
+// exposed is the metric's name as Prometheus serves it.
+func (i instrument) exposed() string {
+	name := strings.ReplaceAll(i.name, ".", "_")
+	unit := map[string]string{"s": "seconds", "By": "bytes", "1": "ratio", "ms": "milliseconds"}[i.unit]
+	if strings.HasSuffix(i.unit, "/s") {
+		unit = "per_second"
+	}
+	if unit == "ratio" && i.kind != "gauge" {
+		unit = ""
+	}
+	if unit != "" && !strings.HasSuffix(name, "_"+unit) {
+		name += "_" + unit
+	}
+	if i.kind == "counter" && !strings.HasSuffix(name, "_total") {
+		name += "_total"
+	}
+	return name
+}
+
+// declared lists every metric of a whole router.
+func declared(t *testing.T) []instrument {
+	t.Helper()
+	r := &recorder{list: map[string]instrument{}}
+	tel := telemetry.Of(slog.New(slog.DiscardHandler), r, tracenoop.NewTracerProvider())
+	c := config.Default()
+	p, err := newParts(c, tel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := &consoleSource{parts: p, began: time.Now(), ready: p.ready, traces: &traceRing{}}
+	if _, err := newSurfaces(c, tel, p, source); err != nil {
+		t.Fatal(err)
+	}
+	var list []instrument
+	for _, name := range slices.Sorted(maps.Keys(r.list)) {
+		if strings.HasPrefix(name, "kvpilot.") { // otelgrpc's own follow OpenTelemetry's conventions
+			list = append(list, r.list[name])
+		}
+	}
+	return list
+}
+
+func TestEveryMetricIsNamedAndExplained(t *testing.T) {
+	for _, i := range declared(t) {
+		parts := strings.Split(i.name, ".")
+		if len(parts) < 3 {
+			t.Errorf("%s: want kvpilot.<package>.<what>", i.name)
+		}
+		if i.description == "" {
+			t.Errorf("%s has no description", i.name)
+		}
+	}
+}
+
+func TestTheMetricsReferenceIsUpToDate(t *testing.T) {
+	const file = "../docs/metrics.md"
+	var b strings.Builder
+	b.WriteString("# Metrics\n\nGenerated from the parts by `make docs`; do not edit. Served at `/metrics` of the admin address, in Prometheus' text form\nor OpenMetrics' (with exemplars that name a trace). Labels have few values: replica names, routes, reasons, outcomes; never request ids,\nmodels beyond those served, or anything that a client can invent. A histogram adds `_bucket`, `_sum` and `_count`.\n")
+	section := ""
+	for _, i := range declared(t) {
+		if s := strings.Split(i.name, ".")[1]; s != section {
+			section = s
+			fmt.Fprintf(&b, "\n## %s\n\n| metric | kind | unit | meaning |\n|---|---|---|---|\n", s)
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", i.exposed(), i.kind, i.unit, i.description)
+	}
+	if *update {
+		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != b.String() {
+		t.Error("docs/metrics.md differs from what the parts declare: run make docs and commit it")
+	}
+}
