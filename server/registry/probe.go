@@ -82,7 +82,7 @@ func (c *core) startProber(e *entry) *prober {
 // waits for confirmation, ever more rarely while the replica stays down.
 func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 	conf := r.config.Probe
-	var modelsDue, versionDue time.Time
+	var modelsDue, versionDue, last time.Time
 	fails, oks, seen := 0, 0, false
 	timer := time.NewTimer(time.Duration(rand.Int64N(int64(min(conf.Interval, 100*time.Millisecond)) + 1)))
 	defer timer.Stop()
@@ -92,7 +92,7 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 			return
 		case <-timer.C:
 		case <-p.kick:
-			if !pause(ctx, minProbeGap) {
+			if !pause(ctx, minProbeGap-time.Since(last)) {
 				return
 			}
 		}
@@ -125,6 +125,7 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 		} else {
 			fails, oks, seen = 0, oks+1, true
 		}
+		last = res.at
 		report(res)
 		timer.Reset(conf.wait(fails, oks, seen))
 	}
