@@ -19,7 +19,7 @@ var noDeadline time.Time
 // ranks of another, in ever changing sets, so that set ids are used again and again under the
 // readers. A reader that trusted a stale id would see a rank of the other family.
 func TestReadersNeverSeeARankThatHoldsNothing(t *testing.T) {
-	const ranks, blocks = 12, 300
+	const ranks, blocks = 40, 300
 	ix := newIndex(t, ranks+1) // the last one never holds anything
 	family := [2][]blockhash.Hash{}
 	events := [2][]*kvblock.Stored{}
@@ -30,9 +30,9 @@ func TestReadersNeverSeeARankThatHoldsNothing(t *testing.T) {
 			family[f] = append(family[f], chain(ev.Tokens)[0])
 		}
 	}
-	rounds := 60_000
+	rounds := 20_000
 	if testing.Short() {
-		rounds = 4_000
+		rounds = 3_000
 	}
 	var writers, readers sync.WaitGroup
 	var done atomic.Bool
@@ -74,6 +74,7 @@ func TestReadersNeverSeeARankThatHoldsNothing(t *testing.T) {
 	writers.Wait()
 	done.Store(true)
 	readers.Wait()
+	t.Logf("%d lookups started over", ix.Stats().Retries)
 	for slot := range replica.Slot(ranks) {
 		ix.Reset(slot)
 	}

@@ -253,10 +253,9 @@ func hashWords(words []uint64) uint64 {
 // event mostly go from one set to one other. A remembered pair is pinned by a reference on
 // both sides, so that the common case counts references without a lock.
 type writer struct {
-	slot   replica.Slot
-	adds   memo
-	drops  memo
-	shared int // changes that went through the lock
+	slot  replica.Slot
+	adds  memo
+	drops memo
 }
 
 type memo struct{ from, to uint32 }
@@ -299,7 +298,7 @@ func (w *writer) without(t *setTable, from uint32) (uint32, bool) {
 
 // learn replaces the remembered pair by the one that starts at from.
 func (w *writer) learn(t *setTable, m *memo, from uint32, add bool) bool {
-	w.shared++
+
 	to := t.change(from, w.slot, add)
 	if to == 0 {
 		return false
