@@ -46,6 +46,36 @@ func TestExtendContinuesAChain(t *testing.T) {
 	}
 }
 
+func TestItemsEnterTheBlocksTheyOverlap(t *testing.T) {
+	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
+	ns := blockhash.Namespace{}
+	plain := blockhash.Chain(nil, tokens, 4, ns)
+	cat := blockhash.ChainItems(nil, tokens, 4, ns, []blockhash.Item{{ID: "cat", Start: 5, End: 9}})
+	if cat[0] != plain[0] || cat[1] == plain[1] || cat[2] == plain[2] {
+		t.Errorf("hashes %d with an item in blocks 1 and 2, %d without", cat, plain)
+	}
+	// The definition, by itself: the id's hash follows the tokens.
+	local := blockhash.LocalWith(tokens[4:8], 1337, []string{"cat"})
+	if want := blockhash.Next(plain[0], local); cat[1] != want {
+		t.Errorf("second block %d, want %d", cat[1], want)
+	}
+	if got, want := blockhash.LocalWith(tokens[:4], 1337, nil), blockhash.Local(tokens[:4], 1337); got != want {
+		t.Errorf("without items %d, want %d", got, want)
+	}
+	for name, items := range map[string][]blockhash.Item{
+		"another id":  {{ID: "dog", Start: 5, End: 9}},
+		"two items":   {{ID: "cat", Start: 5, End: 6}, {ID: "dog", Start: 6, End: 7}},
+		"other order": {{ID: "dog", Start: 5, End: 6}, {ID: "cat", Start: 6, End: 7}},
+	} {
+		if got := blockhash.ChainItems(nil, tokens, 4, ns, items); got[1] == cat[1] {
+			t.Errorf("%s: the same hash", name)
+		}
+	}
+	if got := blockhash.ChainItems(nil, tokens, 4, ns, nil); !slices.Equal(got, plain) {
+		t.Errorf("no items: %d, want %d", got, plain)
+	}
+}
+
 func BenchmarkChain128kTokens(b *testing.B) {
 	tokens := make([]uint32, 131072)
 	for i := range tokens {

@@ -133,6 +133,23 @@ func BenchmarkMatch(b *testing.B) {
 	b.ReportMetric(float64(times[len(times)*99/100]), "p99-ns")
 }
 
+// BenchmarkPredict believes a prompt of 725 blocks and takes it back: what a routed request costs.
+func BenchmarkPredict(b *testing.B) {
+	c := newChurn(b)
+	tokens := make([]uint32, 725*16)
+	for i := range tokens {
+		tokens[i] = 4_000_000_000 + uint32(i)
+	}
+	prompt := blockhash.Chain(nil, tokens, 16, blockhash.Namespace{})
+	b.ReportAllocs()
+	n, from := 0, usage()
+	for b.Loop() {
+		c.ix.Predict(replica.Slot(n%churnRanks), prompt, noDeadline).End()
+		n++
+	}
+	report(b, from, n)
+}
+
 // report adds the processor time per operation, which other work on the machine changes less
 // than the time that passes.
 func report(b *testing.B, from syscall.Rusage, n int) {

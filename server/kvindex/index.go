@@ -49,8 +49,10 @@ type Index struct {
 	// entries counts reverse entries of all ranks; it is what the budget bounds.
 	entries atomic.Int64
 	metrics *metrics
-	unknown atomic.Int64 // calls for slots that do not exist
-	retries atomic.Int64 // lookups started over
+	// searches are lent to lookups, so that these allocate nothing.
+	searches sync.Pool
+	unknown  atomic.Int64 // calls for slots that do not exist
+	retries  atomic.Int64 // lookups started over
 
 	mu     sync.Mutex
 	parked map[replica.Rank]parked // loaded from a snapshot, not yet added; guarded by mu
@@ -79,6 +81,8 @@ func New(config Config, params Params) (*Index, error) {
 		ix.tiers[t] = &plane{sets: ix.sets}
 	}
 	ix.beliefs = &plane{sets: ix.sets}
+	words := ix.sets.words
+	ix.searches.New = func() any { return &search{active: make([]uint64, words)} }
 	ix.ranks.Store(&[]*rank{})
 	m, err := newMetrics(params.Meter, ix)
 	if err != nil {

@@ -126,6 +126,8 @@ func (l *loader) read() error {
 		switch {
 		case kind == frameDone && d == nil:
 			return nil
+		case kind == frameSize && d == nil && len(body) == 8*kvblock.Tiers:
+			l.reserve(body)
 		case kind == frameRank && d == nil && len(body) > 8:
 			d = &draft{rank: newLoaded(l.ix, body)}
 		case kind == framePart && d != nil && d.rank.loadPart(body):
@@ -140,6 +142,17 @@ func (l *loader) read() error {
 		default:
 			return damaged("a frame does not make sense", nil)
 		}
+	}
+}
+
+// reserve makes room for the distinct blocks that the snapshot has, within the budget.
+func (l *loader) reserve(sizes []byte) {
+	budget := uint64(max(l.ix.config.MaxBytes/BlockCost-l.ix.entries.Load(), 0))
+	for _, p := range l.ix.tiers {
+		n := min(binary.LittleEndian.Uint64(sizes), budget)
+		budget -= n
+		p.reserve(int64(n))
+		sizes = sizes[8:]
 	}
 }
 

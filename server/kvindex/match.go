@@ -19,8 +19,7 @@ type Overlap struct {
 	CPU, Disk uint32
 }
 
-// fan is the number of parts that the search splits a range of positions into: the probes of
-// one round wait for memory together, so that a round costs little more than one probe.
+// fan is the number of parts that the search splits a range of positions into.
 const fan = 4
 
 // tries bounds how often a lookup starts over because set ids were reused under it.
@@ -54,9 +53,12 @@ func (ix *Index) Match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 func (ix *Index) match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 	base := len(dst)
 	if gpu := ix.tiers[kvblock.TierGPU]; gpu.held.Load() > 0 {
-		s := search{plane: gpu, hashes: hashes, words: ix.sets.words, dst: dst}
+		s := ix.searches.Get().(*search)
+		s.plane, s.hashes, s.dst = gpu, hashes, dst
 		s.run()
 		dst = s.dst
+		s.hashes, s.dst = nil, nil
+		ix.searches.Put(s)
 	}
 	if ix.limited.Load() > 0 {
 		dst = ix.applyLimits(dst, base, hashes)
@@ -72,86 +74,113 @@ func (ix *Index) match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 	return dst
 }
 
-// search finds where each rank's hold of a prompt ends.
+// search finds where each rank's hold of a prompt ends. It looks at a few positions at first, and
+// then, level by level, into the ranges in which some rank drops out: all probes of a level wait for
+// memory together, so that ten ends cost little more than one.
 type search struct {
 	plane  *plane
 	hashes []blockhash.Hash
 	dst    []Overlap
-	left   int // how many are active
-	words  int // of active that are used
-	// active are the ranks that hold everything up to the position reached.
-	active [MaxRanks / 64]uint64
+	left   int      // how many ranks are active
+	active []uint64 // ranks that hold everything up to the position reached
+	ranges []span   // where ranks drop out, in order
+	finer  []span   // the next level
+}
+
+// span is a range of positions with the sets at both of its ends.
+type span struct {
+	lo, hi    int
+	low, high uint32
 }
 
 // run appends the leads of all ranks that hold the first block.
 func (s *search) run() {
-	last := len(s.hashes) - 1
-	s.touch(0, last)
-	s.plane.touch(spread(s.hashes[last]))
-	first := s.plane.get(spread(s.hashes[0]))
-	if first == 0 {
+	all := span{lo: 0, hi: len(s.hashes) - 1}
+	s.touch(all)
+	s.plane.touch(spread(s.hashes[all.hi]))
+	all.low = s.plane.get(spread(s.hashes[0]))
+	if all.low == 0 {
 		return
 	}
-	sets := s.plane.sets
-	sets.load(first, s.active[:s.words])
-	for _, w := range s.active[:s.words] {
+	s.load(all.low)
+	s.ranges = s.ranges[:0]
+	if all.hi > 0 {
+		all.high = s.plane.get(spread(s.hashes[all.hi]))
+		s.ranges = s.keep(s.ranges, all)
+	}
+	for level := 0; s.refine(level > 0); level++ {
+	}
+	for _, r := range s.ranges {
+		if s.left == 0 {
+			return
+		}
+		s.emit(r.high, r.hi)
+	}
+	if s.left > 0 {
+		s.emit(0, len(s.hashes))
+	}
+}
+
+// load makes the ranks of the set active.
+func (s *search) load(set uint32) {
+	s.plane.sets.load(set, s.active)
+	s.left = 0
+	for _, w := range s.active {
 		s.left += bits.OnesCount64(w)
 	}
-	if last > 0 {
-		s.narrow(0, last, first, s.plane.get(spread(s.hashes[last])), true)
-	}
-	s.emit(0, len(s.hashes))
 }
 
-// touch starts the memory accesses of the next round between lo and hi.
-func (s *search) touch(lo, hi int) {
+// touch starts the memory accesses of a split of r.
+func (s *search) touch(r span) {
+	n := r.hi - r.lo
 	for i := 1; i < fan; i++ {
-		s.plane.touch(spread(s.hashes[lo+(hi-lo)*i/fan]))
+		s.plane.touch(spread(s.hashes[r.lo+n*i/fan]))
 	}
 }
 
-// narrow finds the ends in (lo, hi], where low and high are the sets at both positions. The
-// ranks in active hold lo.
-func (s *search) narrow(lo, hi int, low, high uint32, touched bool) {
-	if low == high || s.left == 0 || !s.ends(high) {
-		return
+// refine splits all ranges that are longer than a step and keeps the parts in which a rank
+// drops out. It reports whether there were any.
+func (s *search) refine(touch bool) bool {
+	wide := false
+	for _, r := range s.ranges {
+		if r.hi-r.lo > 1 {
+			wide = true
+			if touch {
+				s.touch(r)
+			}
+		}
 	}
-	if hi-lo == 1 {
-		s.emit(high, hi)
-		return
+	if !wide {
+		return false
 	}
-	if !touched {
-		s.touch(lo, hi)
-	}
-	at := lo
-	for i := 1; i < fan && s.left > 0; i++ {
-		next := lo + (hi-lo)*i/fan
-		if next == at {
+	s.finer = s.finer[:0]
+	for _, r := range s.ranges {
+		if r.hi-r.lo == 1 {
+			s.finer = append(s.finer, r)
 			continue
 		}
-		id := s.plane.get(spread(s.hashes[next]))
-		s.narrow(at, next, low, id, false)
-		at, low = next, id
+		at, low := r.lo, r.low
+		for i := 1; i < fan; i++ {
+			next := r.lo + (r.hi-r.lo)*i/fan
+			if next == at {
+				continue
+			}
+			id := s.plane.get(spread(s.hashes[next]))
+			s.finer = s.keep(s.finer, span{at, next, low, id})
+			at, low = next, id
+		}
+		s.finer = s.keep(s.finer, span{at, r.hi, low, r.high})
 	}
-	s.narrow(at, hi, low, high, false)
+	s.ranges, s.finer = s.finer, s.ranges
+	return true
 }
 
-// ends reports whether any active rank is not in the set.
-func (s *search) ends(set uint32) bool {
-	if set < singles {
-		if set == 0 {
-			return true
-		}
-		slot := set - 1
-		return s.left > 1 || s.active[slot/64]>>(slot%64)&1 == 0
+// keep appends r to list when a rank of its low set is not in its high set.
+func (s *search) keep(list []span, r span) []span {
+	if s.plane.sets.within(r.low, r.high) {
+		return list
 	}
-	words := s.plane.sets.members(set)
-	for i, w := range s.active[:s.words] {
-		if w != 0 && w&^atomic.LoadUint64(&words[i]) != 0 {
-			return true
-		}
-	}
-	return false
+	return append(list, r)
 }
 
 // emit ends, at the given number of blocks, all active ranks that are not in the set.
@@ -160,7 +189,10 @@ func (s *search) emit(set uint32, blocks int) {
 	if set >= singles {
 		words = s.plane.sets.members(set)
 	}
-	for i, w := range s.active[:s.words] {
+	for i, w := range s.active {
+		if w == 0 {
+			continue
+		}
 		keep := uint64(0)
 		switch {
 		case words != nil:

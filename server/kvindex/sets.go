@@ -71,6 +71,25 @@ func (t *setTable) has(id uint32, slot replica.Slot) bool {
 	return atomic.LoadUint64(&t.members(id)[slot/64])>>(slot%64)&1 != 0
 }
 
+// within reports whether all ranks of set a are in set b.
+func (t *setTable) within(a, b uint32) bool {
+	switch {
+	case a == b || a == 0:
+		return true
+	case a < singles:
+		return t.has(b, replica.Slot(a-1))
+	case b < singles:
+		return false // an interned set has two ranks at least
+	}
+	some, other := t.members(a), t.members(b)
+	for i := range some {
+		if atomic.LoadUint64(&some[i])&^atomic.LoadUint64(&other[i]) != 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // load copies the set into dst, which has t.words words.
 func (t *setTable) load(id uint32, dst []uint64) {
 	if id < singles {

@@ -30,6 +30,7 @@ const (
 	frameSalts
 	frameEnd
 	frameDone
+	frameSize
 )
 
 // ErrSnapshot is wrapped by errors about a snapshot that is damaged, truncated or of another
@@ -43,6 +44,11 @@ func (ix *Index) Snapshot(w io.Writer) error {
 		return fmt.Errorf("write snapshot: %w", err)
 	}
 	s := &snapshotWriter{to: w}
+	var sizes []byte
+	for _, p := range ix.tiers {
+		sizes = binary.LittleEndian.AppendUint64(sizes, uint64(p.distinct()))
+	}
+	s.frame(frameSize, sizes)
 	for _, r := range *ix.ranks.Load() {
 		if r == nil {
 			continue
@@ -57,6 +63,17 @@ func (ix *Index) Snapshot(w io.Writer) error {
 		return fmt.Errorf("write snapshot: %w", s.err)
 	}
 	return nil
+}
+
+// distinct counts the blocks in the lookup tables.
+func (p *plane) distinct() int {
+	live := 0
+	for n := range p.parts {
+		p.parts[n].mu.Lock()
+		live += p.parts[n].live
+		p.parts[n].mu.Unlock()
+	}
+	return live
 }
 
 type snapshotWriter struct {

@@ -21,7 +21,7 @@ import (
 func named(t testing.TB, n int, fill bool) *kvindex.Index {
 	t.Helper()
 	config := kvindex.DefaultConfig()
-	config.MaxBytes = 64 << 20
+	config.MaxBytes = 1 << 20
 	ix, err := kvindex.New(config, kvindex.Params{})
 	if err != nil {
 		t.Fatal(err)

@@ -172,7 +172,7 @@ func (p *plane) add(m uint64, w *writer) added {
 	s.mu.Lock()
 	t := p.tabs[n].Load()
 	if t == nil {
-		t = p.rebuild(n, t, s)
+		t = p.rebuild(n, t, s, 1)
 	}
 	if slot := t.find(tag); slot != nil {
 		from := uint32(*slot & idMask)
@@ -190,13 +190,13 @@ func (p *plane) add(m uint64, w *writer) added {
 		return addNew
 	}
 	if s.live >= s.limit {
-		t = p.rebuild(n, t, s)
+		t = p.rebuild(n, t, s, 1)
 	}
 	slot, marks := t.free(tag)
 	atomic.StoreUint64(slot, tag|*slot&passed|uint64(single(w.slot)))
 	s.live++
 	if s.marks += marks; s.marks*8 > int(t.buckets)*maxPassed {
-		p.rebuild(n, t, s)
+		p.rebuild(n, t, s, 1)
 	}
 	s.mu.Unlock()
 	return addNew
@@ -228,9 +228,25 @@ func (p *plane) remove(m uint64, w *writer) bool {
 	return ok
 }
 
-// rebuild gives the shard a table with room for what lives in it and publishes that.
-func (p *plane) rebuild(n uint64, old *table, s *shard) *table {
-	want := uint64((s.live+1)*100/(freshLoad*bucketSlots)) + 1
+// reserve makes room for more blocks, so that loading them does not grow the tables in steps.
+func (p *plane) reserve(more int64) {
+	each := int(more / shards)
+	if each < bucketSlots {
+		return
+	}
+	for n := range uint64(shards) {
+		s := &p.parts[n]
+		s.mu.Lock()
+		if s.live+each > s.limit {
+			p.rebuild(n, p.tabs[n].Load(), s, each)
+		}
+		s.mu.Unlock()
+	}
+}
+
+// rebuild gives the shard a table with room for what lives in it and for more, and publishes that.
+func (p *plane) rebuild(n uint64, old *table, s *shard, more int) *table {
+	want := uint64((s.live+more)*100/(freshLoad*bucketSlots)) + 1
 	t := &table{buckets: max(want, minBuckets)}
 	t.slots = hugeSlice(int(t.buckets) * bucketSlots)
 	s.limit, s.marks = len(t.slots)*fullLoad/100, 0
