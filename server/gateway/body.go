@@ -112,11 +112,11 @@ func tooLarge(limit int64) error {
 
 // acceptable refuses bodies in a form that the route cannot read. Compressed bodies are refused:
 // engines do not take them, and a small one may hide a huge one.
-func acceptable(r *http.Request, raw bool) error {
+func acceptable(r *http.Request, opaque bool) error {
 	if coding := r.Header.Get("Content-Encoding"); coding != "" && !strings.EqualFold(coding, "identity") {
 		return apierror.New(apierror.UnsupportedMediaType, "compressed request bodies are not accepted", nil)
 	}
-	if raw || r.ContentLength == 0 {
+	if opaque || r.ContentLength == 0 {
 		return nil // the engine judges the type of its own bodies
 	}
 	kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")

@@ -409,7 +409,7 @@ func TestTypedRoutes(t *testing.T) {
 		t.Errorf("a small script cannot read %s", text)
 	}
 	for _, path := range []string{"/v1/route:choose", "/v1/route/choose"} {
-		resp, text := call(t, "POST", url+path, `{"mess`, "X-Body-Truncated", "6/9000", "Content-Type", "application/json")
+		resp, text := call(t, "POST", url+path, `{"mess`, "X-Body-Truncated", "6/9000", "Content-Type", "application/x-www-form-urlencoded")
 		if resp.StatusCode != 200 || !strings.Contains(text, `"replica_id":"r-1"`) || !strings.Contains(text, `"reason":"{\"mess6/9000"`) {
 			t.Errorf("%s: %d %s", path, resp.StatusCode, text)
 		}

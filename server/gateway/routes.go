@@ -24,6 +24,8 @@ type route struct {
 	pattern string
 	// raw routes stream an engine's answer; others marshal messages of ours.
 	raw bool
+	// opaque routes take a body as it is, whatever its type; others take JSON.
+	opaque bool
 	// live routes read their body while they answer.
 	live bool
 	// handler is the generated one, for routes whose path has no variable.
@@ -69,8 +71,9 @@ func (t *routes) add(rpc protoreflect.MethodDescriptor) error {
 		}
 		r := &route{
 			method: method, pattern: pattern,
-			raw:  rpc.Output().FullName() == httpBodyName && rpc.IsStreamingServer(),
-			live: rpc.IsStreamingClient(),
+			raw:    rpc.Output().FullName() == httpBodyName && rpc.IsStreamingServer(),
+			opaque: rpc.Input().FullName() == httpBodyName,
+			live:   rpc.IsStreamingClient(),
 		}
 		if strings.Contains(pattern, "{") {
 			t.pattern[pattern] = append(t.pattern[pattern], r)

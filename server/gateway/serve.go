@@ -89,7 +89,7 @@ func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found
 
 // takeBody reads the body and leaves it where the codec finds it.
 func (g *Gateway) takeBody(rq *request, r, inner *http.Request, found *route) bool {
-	if err := acceptable(r, found == nil || found.raw); err != nil {
+	if err := acceptable(r, found == nil || found.opaque); err != nil {
 		rq.fail(apierror.From(err))
 		return false
 	}
