@@ -67,8 +67,11 @@ func New(cfg Config, params Params) *Pool {
 
 // Run probes and expires tokenizer endpoints until ctx ends, then ends what is under way.
 func (p *Pool) Run(ctx context.Context) error {
-	defer p.flights.close()
-	return p.remote.Run(ctx)
+	done := make(chan error, 1)
+	go func() { done <- p.remote.Run(ctx) }()
+	<-ctx.Done()
+	p.flights.close() // first, so that the remote pool has nothing left to wait for
+	return <-done
 }
 
 // WaitIdle waits until nothing is under way in the background.

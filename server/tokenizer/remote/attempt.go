@@ -101,6 +101,7 @@ func (p *Pool) judge(caller context.Context, e *endpoint, err error, trial bool,
 		p.failed(e, now, trial, f)
 	case KindCancelled, KindNoEndpoint, KindOpen, KindBusy, KindUnmappable:
 		e.breaker.neutral(now, trial)
+		return // nothing that the replica did
 	}
 	p.metrics.failure(caller, string(e.id), f.Kind)
 }

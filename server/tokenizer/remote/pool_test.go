@@ -240,6 +240,45 @@ func TestASlowAnswerIsHedgedAndAHungOneCounts(t *testing.T) {
 	})
 }
 
+// When everything hangs, many callers at once wait for the first limits only, and later ones
+// do not wait at all.
+func TestHungReplicasCostTheirFirstLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		p := New(DefaultConfig(), Params{Transport: f})
+		rs := replicas("a", "b")
+		for _, h := range []string{"a", "b"} {
+			f.set(h, after(10*time.Millisecond, okay))
+		}
+		for range 32 {
+			if _, err := ask(t, p, rs); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, h := range []string{"a", "b"} {
+			f.set(h, after(time.Hour, okay))
+		}
+		from := time.Now()
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				if _, err := ask(t, p, rs); err == nil {
+					t.Error("a hung replica answered")
+				}
+			})
+		}
+		wg.Wait()
+		if took := time.Since(from); took > 2*time.Second {
+			t.Errorf("the first callers waited for %v", took)
+		}
+		from = time.Now()
+		if _, err := ask(t, p, rs); kind(err) != "breaker_open" || time.Since(from) > 0 {
+			t.Errorf("a later caller: %v after %v, want breaker_open at once", err, time.Since(from))
+		}
+		p.wg.Wait()
+	})
+}
+
 func TestTheLeastLoadedIsAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
