@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -233,6 +234,7 @@ func BenchmarkVisible(b *testing.B) {
 	}
 	late := make([]int64, total) // of the publisher itself: what the machine costs today
 	sink.began = time.Now()
+	stalls := watchStalls(ctx, &running, sink.began)
 	b.ResetTimer()
 	for i, payload := range payloads { // open loop: what is late is sent at once
 		due := time.Duration(i) * benchBlocks * time.Second / rate
@@ -248,13 +250,61 @@ func BenchmarkVisible(b *testing.B) {
 		time.Sleep(time.Millisecond)
 	}
 	b.StopTimer()
+	calm := stalls.outside(sink.published, sink.delays)
 	slices.Sort(sink.delays)
 	slices.Sort(late)
 	b.ReportMetric(float64(late[total*99/100])/1000, "publisher-late-p99-µs")
 	b.ReportMetric(float64(total*benchBlocks)/b.Elapsed().Seconds(), "blocks/s")
+	if len(calm) > 0 {
+		b.ReportMetric(float64(calm[len(calm)*99/100])/1000, "p99-unstalled-µs")
+		b.ReportMetric(100-100*float64(len(calm))/float64(total), "%stalled")
+	}
 	for _, q := range []float64{0.5, 0.99, 0.999} {
 		b.ReportMetric(float64(sink.delays[int(q*float64(total-1))])/1000, fmt.Sprintf("p%v-µs", q*100))
 	}
+}
+
+// stalls are the times at which a thread that only sleeps was not woken: others had the processors.
+type stalls struct {
+	mu   sync.Mutex
+	list [][2]int64
+}
+
+const stallTime = int64(2 * time.Millisecond)
+
+func watchStalls(ctx context.Context, running *sync.WaitGroup, began time.Time) *stalls {
+	s := &stalls{}
+	running.Go(func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		pause := syscall.NsecToTimespec(int64(250 * time.Microsecond))
+		for last := int64(time.Since(began)); ctx.Err() == nil; {
+			syscall.Nanosleep(&pause, nil) // the kernel's wake-up, not the Go scheduler's
+			now := int64(time.Since(began))
+			if now-last > stallTime {
+				s.mu.Lock()
+				s.list = append(s.list, [2]int64{last, now})
+				s.mu.Unlock()
+			}
+			last = now
+		}
+	})
+	return s
+}
+
+// outside returns the delays, sorted, of what neither came nor went during a stall.
+func (s *stalls) outside(published, delays []int64) []int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var calm []int64
+	for i, d := range delays {
+		from, to := published[i], published[i]+d
+		if !slices.ContainsFunc(s.list, func(st [2]int64) bool { return from < st[1] && to > st[0] }) {
+			calm = append(calm, d)
+		}
+	}
+	slices.Sort(calm)
+	return calm
 }
 
 // stampSink notes when each batch became visible.

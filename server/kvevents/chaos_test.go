@@ -56,8 +56,14 @@ func startWire(t *testing.T, target string) *wire {
 
 // pump copies from one side to the other; towards the client it obeys quota and delay.
 func (w *wire) pump(to, from net.Conn, down bool) {
-	defer to.Close()
-	defer from.Close()
+	defer func() {
+		to.Close()
+		from.Close()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.conns, to)
+		delete(w.conns, from)
+	}()
 	buf := make([]byte, 2048)
 	for {
 		n, err := from.Read(buf)

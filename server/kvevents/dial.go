@@ -110,7 +110,7 @@ func sequence(m *zmtp.Message) (uint64, bool) {
 // connected tells the feed about a new connection and numbers it.
 func (f *feed) connected(sockets replica.Events, instance string) (epoch uint64) {
 	epoch = f.epochs.Add(1)
-	f.queue.push(item{kind: itemUp, epoch: epoch, at: time.Now(), sockets: sockets, instance: instance}, 0)
+	f.queue.push(item{kind: itemUp, epoch: epoch, at: time.Now(), made: &made{sockets, instance}}, 0)
 	f.schedule()
 	return epoch
 }

@@ -271,7 +271,7 @@ func startPlaneWith(t *testing.T, c kvevents.Config, outer kvevents.Sink, sink *
 // eventually polls what real sockets need a moment for.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(60 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not in time: %s", what)
 		}
@@ -281,7 +281,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 // expect waits until slot has the state and the engine's content.
 func expect(t *testing.T, p *kvevents.Plane, sink *mapSink, slot replica.Slot, e *engine, state kvblock.FeedState) kvevents.Status {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(60 * time.Second)
 	for {
 		s, _ := p.Status(slot)
 		if s.State == state && sink.state(slot) == state && maps.Equal(sink.content(slot), e.held) {

@@ -19,16 +19,16 @@ func (f *feed) onUp(it item) {
 	if !f.pos.known {
 		f.lives.latest = it.at
 	}
-	f.replayAt = it.sockets.Replay
+	f.replayAt = it.made.sockets.Replay
 	f.count(func(s *Status) {
 		s.Connects++
-		s.Endpoint, s.Replay = it.sockets.Endpoint, it.sockets.Replay
+		s.Endpoint, s.Replay = it.made.sockets.Endpoint, it.made.sockets.Replay
 	})
 	f.plane.metrics.connects.Add(background, 1)
 	f.nextProbe(f.plane.config.Probe)
-	named := it.instance != "" && f.instance != ""
-	same := named && it.instance == f.instance
-	f.instance = it.instance
+	named := it.made.instance != "" && f.instance != ""
+	same := named && it.made.instance == f.instance
+	f.instance = it.made.instance
 	switch {
 	case !f.pos.known:
 	case same:

@@ -24,9 +24,13 @@ type item struct {
 	msg   *zmtp.Message
 	at    time.Time
 	err   error
-	// of itemUp: where the connection leads, and the name of the engine process when it is known
+	made  *made // of itemUp
+}
+
+// made says where a new connection leads.
+type made struct {
 	sockets  replica.Events
-	instance string
+	instance string // the engine process's name; empty when it is not known
 }
 
 func (it *item) payload() []byte { return it.msg.Frames[len(it.msg.Frames)-1] }

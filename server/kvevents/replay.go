@@ -26,12 +26,6 @@ func (r *reply) payload() []byte { return r.msg.Frames[len(r.msg.Frames)-1] }
 func (f *feed) replay(endpoint string, job, from uint64, delay time.Duration) {
 	f.spawn(func(ctx context.Context) {
 		sleep(ctx, delay)
-		select {
-		case f.plane.replays <- struct{}{}:
-			defer func() { <-f.plane.replays }()
-		case <-ctx.Done():
-			return
-		}
 		err := f.fetch(ctx, endpoint, job, from)
 		f.reply(ctx, reply{job: job, end: true, err: err})
 	})
@@ -49,6 +43,12 @@ func (f *feed) fetch(ctx context.Context, endpoint string, job, from uint64) err
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, conn.Close)
 	defer stop()
+	select { // only after dialling: dead sockets must not keep others waiting
+	case f.plane.replays <- struct{}{}:
+		defer func() { <-f.plane.replays }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	if err := conn.Send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
 		return err
 	}
