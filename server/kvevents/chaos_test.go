@@ -292,9 +292,7 @@ func TestForeignBytes(t *testing.T) {
 	p, sink := startPlane(t, quick())
 	p.Add(slot, replica.Events{Endpoint: "tcp://" + ln.Addr().String()}, "x/0")
 	eventually(t, "an error", func() bool { s, _ := p.Status(slot); return s.LastError != "" })
-	if got := sink.state(slot); got != kvblock.FeedCold {
-		t.Errorf("state = %v, want cold", got)
-	}
+	eventually(t, "cold", func() bool { return sink.state(slot) == kvblock.FeedCold })
 	ln.Close()
 	served.Wait()
 	e := startEngine(t, zmtp.PublisherParams{})

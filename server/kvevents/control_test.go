@@ -129,9 +129,7 @@ func TestControlServiceThatCannotHelp(t *testing.T) {
 			p, sink := startPlane(t, quick())
 			p.Add(slot, replica.Events{Endpoint: control.endpoint}, "c")
 			eventually(t, tt.want, func() bool { s, _ := p.Status(slot); return strings.Contains(s.LastError, tt.want) })
-			if got := sink.state(slot); got != kvblock.FeedCold {
-				t.Errorf("state = %v, want cold", got)
-			}
+			eventually(t, "cold", func() bool { return sink.state(slot) == kvblock.FeedCold })
 		})
 	}
 	p, _ := startPlane(t, quick())

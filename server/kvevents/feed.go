@@ -96,6 +96,7 @@ func newFeed(p *Plane, slot replica.Slot, events replica.Events, label string) *
 	f.status = Status{Slot: slot, Label: label, Endpoint: events.Endpoint, Replay: events.Replay}
 	if events.Endpoint != "" {
 		f.status.State = kvblock.FeedCold
+		f.pos.dirty = true // the sink may have brought something from an earlier run
 	}
 	return f
 }

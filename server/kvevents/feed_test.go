@@ -246,9 +246,7 @@ func TestWithoutReplay(t *testing.T) {
 	e.publish(3, 0) // before anybody listens
 	p.Add(slot, events, "a/0")
 	eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
-	if got := sink.state(slot); got != kvblock.FeedCold {
-		t.Errorf("state = %v before the first batch, want cold", got)
-	}
+	eventually(t, "cold before the first batch", func() bool { return sink.state(slot) == kvblock.FeedCold })
 	e.publish(3, 0)
 	eventually(t, "degraded", func() bool { return sink.state(slot) == kvblock.FeedDegraded && len(sink.content(slot)) == 3 })
 	e.pub.Lose(e.change(1, 1))

@@ -233,7 +233,7 @@ func (e *engine) clear() {
 // quick is a configuration whose waits are short.
 func quick() kvevents.Config {
 	c := kvevents.DefaultConfig()
-	c.Heartbeat = 200 * time.Millisecond
+	c.Heartbeat = 5 * time.Second // tests run on busy machines
 	c.ReplayTimeout = 500 * time.Millisecond
 	c.ReconnectMax = 100 * time.Millisecond
 	c.Probe = 300 * time.Millisecond

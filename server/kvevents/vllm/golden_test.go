@@ -246,3 +246,40 @@ func integers(list []any) []any {
 	}
 	return out
 }
+
+// TestByteHashesAreTheIntegersOfTheOtherSetting: an engine may send a digest or its integer form, and both
+// must name the same block.
+func TestByteHashesAreTheIntegersOfTheOtherSetting(t *testing.T) {
+	raw, err := os.ReadFile("../../../../shared/testdata/vllm-events/block_hash.json")
+	if err != nil {
+		t.Skipf("vLLM's own hashes are not at hand: %v", err)
+	}
+	var file struct {
+		Algorithms map[string]struct {
+			Chain []struct {
+				Hash        string
+				ExternalU64 string `json:"external_u64"`
+			}
+		}
+	}
+	if err := json.Unmarshal(raw, &file); err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for name, algorithm := range file.Algorithms {
+		for _, block := range algorithm.Chain {
+			digest, err := hex.DecodeString(block.Hash)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := one(t, vllmtest.Newest(), vllmtest.Removed().With("block_hashes", []any{digest}))
+			if got, want := e.Removed.Hashes[0], number(t, block.ExternalU64); got != want {
+				t.Errorf("%s: %x gives %d, want %d", name, digest, got, want)
+			}
+			checked++
+		}
+	}
+	if checked < 12 {
+		t.Errorf("%d hashes checked, want 12", checked)
+	}
+}
