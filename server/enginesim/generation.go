@@ -104,7 +104,7 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 		}
 		if maxTokens > 0 {
 			params.Next = newWriter(writerParams{
-				prompt: p.ids, variant: uint64(i), seed: g.s.Seed, mean: g.l.cfg.MeanAnswer,
+				prompt: p.ids, variant: uint64(i), seed: g.s.Seed, adapter: params.Space.Adapter, mean: g.l.cfg.MeanAnswer,
 				least: g.s.MinTokens, endless: g.s.IgnoreEOS, forced: p.forced,
 			}).next
 		}

@@ -29,6 +29,7 @@ type writerParams struct {
 	least   int
 	endless bool
 	forced  string
+	adapter string
 }
 
 func newWriter(p writerParams) *writer {
@@ -38,7 +39,7 @@ func newWriter(p writerParams) *writer {
 	for _, id := range tail {
 		buf = binary.LittleEndian.AppendUint32(buf, id)
 	}
-	hash := xxh3.Hash(buf)
+	hash := xxh3.Hash(append(buf, p.adapter...))
 	if p.seed != nil {
 		hash ^= uint64(*p.seed) * 0x9e3779b97f4a7c15
 	}

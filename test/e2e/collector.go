@@ -24,7 +24,11 @@ type collector struct {
 type span struct{ name, id, parent string }
 
 func (r *run) startCollector(context.Context) error {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	address := "127.0.0.1:0"
+	if kept := r.kept(); kept.Collector != "" {
+		address = kept.Collector
+	}
+	ln, err := net.Listen("tcp", address)
 	if err != nil {
 		return err
 	}

@@ -19,9 +19,8 @@ type engine struct {
 	r                    *run
 	id                   string
 	http, events, replay int
-	cmd                  *exec.Cmd
-	gone                 chan struct{}
-	log                  *os.File
+	pid                  int           // 0: not running
+	gone                 chan struct{} // closed when it has ended
 }
 
 // blockSize is what the replicas use.
@@ -29,8 +28,17 @@ const blockSize = 32
 
 // startFleet starts the replicas and waits until they serve.
 func (r *run) startFleet(ctx context.Context) error {
+	kept := r.kept().Engines
 	for i := range r.replicas {
 		e := &engine{r: r, id: fmt.Sprintf("vllm-%d", i)}
+		if i < len(kept) {
+			r.fleet = append(r.fleet, e)
+			e.adopt(kept[i])
+			if err := e.wait(ctx, startWait); err != nil {
+				return err
+			}
+			continue
+		}
 		ports, err := freePorts(3)
 		if err != nil {
 			return err
@@ -41,12 +49,18 @@ func (r *run) startFleet(ctx context.Context) error {
 			return err
 		}
 		// One after the other: two starts at once take longer on few cores.
-		if err := e.wait(ctx, 8*time.Minute); err != nil {
+		if err := e.wait(ctx, startWait); err != nil {
+			return err
+		}
+		if err := r.remember(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// startWait bounds a replica's start: on two busy cores the imports alone take minutes.
+const startWait = 20 * time.Minute
 
 func freePorts(n int) ([]int, error) {
 	var list []int
@@ -64,6 +78,11 @@ func freePorts(n int) ([]int, error) {
 func (e *engine) url() string { return "http://127.0.0.1:" + strconv.Itoa(e.http) }
 
 func (e *engine) start() error {
+	if e.r.sim {
+		return e.launch(exec.Command(e.r.binary(), "sim", "--model", "tiny", "--adapter", "adapter", "--version", e.r.version,
+			"--port", strconv.Itoa(e.http), "--events-port", strconv.Itoa(e.events), "--replay-port", strconv.Itoa(e.replay),
+			"--block-size", strconv.Itoa(blockSize), "--blocks", "4097", "--max-model-len", "4096", "--max-seqs", "16", "--speed", "2"))
+	}
 	args := []string{
 		"-m", "vllm.entrypoints.cli.main", "serve", e.r.model, "--served-model-name", "tiny",
 		"--host", "127.0.0.1", "--port", strconv.Itoa(e.http),
@@ -76,10 +95,6 @@ func (e *engine) start() error {
 	if e.r.hasRender() {
 		args = append(args, "--enable-scale-out")
 	}
-	log, err := os.OpenFile(filepath.Join(e.r.logs, e.id+".log"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
 	cmd := exec.Command(e.r.python, args...)
 	cmd.Env = append(os.Environ(),
 		"PATH="+filepath.Dir(e.r.python)+":"+os.Getenv("PATH"),
@@ -87,12 +102,22 @@ func (e *engine) start() error {
 		"VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "VLLM_SERVER_DEV_MODE=1", "CUDA_VISIBLE_DEVICES=",
 		"OTEL_EXPORTER_OTLP_TRACES_INSECURE=true", "OTEL_BSP_SCHEDULE_DELAY=500",
 	)
+	return e.launch(cmd)
+}
+
+// launch starts the process with its output in the replica's log.
+func (e *engine) launch(cmd *exec.Cmd) error {
+	log, err := os.OpenFile(e.logFile(), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close() //nolint:errcheck // the process has its own descriptor
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its workers go with it
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	e.cmd, e.log, e.gone = cmd, log, make(chan struct{})
+	e.pid, e.gone = cmd.Process.Pid, make(chan struct{})
 	go func(gone chan struct{}) {
 		_ = cmd.Wait() // how it ended is in its log
 		close(gone)
@@ -110,9 +135,9 @@ func (e *engine) wait(ctx context.Context, limit time.Duration) error {
 		}
 		select {
 		case <-e.gone:
-			return fmt.Errorf("%s ended while starting; see %s", e.id, e.log.Name())
+			return fmt.Errorf("%s ended while starting; see %s", e.id, e.logFile())
 		case <-ctx.Done():
-			return fmt.Errorf("%s does not answer; see %s", e.id, e.log.Name())
+			return fmt.Errorf("%s does not answer; see %s", e.id, e.logFile())
 		case <-time.After(500 * time.Millisecond):
 		}
 	}
@@ -120,7 +145,7 @@ func (e *engine) wait(ctx context.Context, limit time.Duration) error {
 
 // stop ends the replica and its workers, gently first.
 func (e *engine) stop() {
-	if e.cmd == nil {
+	if e.pid == 0 {
 		return
 	}
 	e.signal(syscall.SIGTERM)
@@ -135,12 +160,11 @@ func (e *engine) stop() {
 func (e *engine) kill() {
 	e.signal(syscall.SIGKILL)
 	<-e.gone
-	e.log.Close() //nolint:errcheck // a log
-	e.cmd = nil
+	e.pid = 0
 }
 
 func (e *engine) signal(s syscall.Signal) {
-	if err := syscall.Kill(-e.cmd.Process.Pid, s); err != nil && !errors.Is(err, syscall.ESRCH) {
+	if err := syscall.Kill(-e.pid, s); err != nil && !errors.Is(err, syscall.ESRCH) {
 		fmt.Fprintf(e.r.out, "  signal to %s: %v\n", e.id, err)
 	}
 }

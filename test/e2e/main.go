@@ -29,6 +29,8 @@ type run struct {
 	replicas int
 	prompts  int
 	only     string
+	sim      bool
+	keep     bool
 	out      io.Writer
 
 	python  string
@@ -52,6 +54,8 @@ func main() {
 	flag.IntVar(&r.replicas, "replicas", 2, "replicas to start")
 	flag.IntVar(&r.prompts, "prompts", 600, "prompts of the block key check")
 	flag.StringVar(&r.only, "only", "", "run only the checks whose name contains this")
+	flag.BoolVar(&r.sim, "sim", false, "use kvpilot's own simulated replicas, imitating that version, to try the checks")
+	flag.BoolVar(&r.keep, "keep", false, "leave the replicas running; the next run with -keep uses them again")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := r.all(ctx)
@@ -79,6 +83,7 @@ func (r *run) all(ctx context.Context) error {
 		name string
 		do   func(context.Context) error
 	}{
+		{"build kvpilot", r.build},
 		{"install vLLM", r.install},
 		{"make the model", r.makeModel},
 		{"collect spans", r.startCollector},
@@ -100,7 +105,7 @@ func (r *run) check(ctx context.Context, name string, do func(context.Context) (
 	if ctx.Err() != nil || r.only != "" && !strings.Contains(name, r.only) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
 	began := time.Now()
 	detail, err := do(ctx)
@@ -152,7 +157,9 @@ func (r *run) stopAll() {
 		r.router.stop()
 	}
 	for _, e := range r.fleet {
-		e.stop()
+		if !r.keep {
+			e.stop()
+		}
 	}
 	if r.spans != nil {
 		r.spans.stop()

@@ -22,12 +22,15 @@ type routerProcess struct {
 	gone              chan struct{}
 }
 
-// startRouter builds kvpilot and starts it in front of the fleet.
+// build makes the binary under test.
+func (r *run) build(ctx context.Context) error {
+	return r.logged(ctx, "build.log", "go", "build", "-o", r.binary(), "./cmd/kvpilot")
+}
+
+func (r *run) binary() string { return filepath.Join(r.logs, "kvpilot") }
+
+// startRouter starts kvpilot in front of the fleet.
 func (r *run) startRouter(ctx context.Context) error {
-	binary := filepath.Join(r.logs, "kvpilot")
-	if err := r.logged(ctx, "build.log", "go", "build", "-o", binary, "./cmd/kvpilot"); err != nil {
-		return err
-	}
 	ports, err := freePorts(3)
 	if err != nil {
 		return err
@@ -44,7 +47,7 @@ func (r *run) startRouter(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.cmd = exec.Command(binary, "serve", "--config", file)
+	p.cmd = exec.Command(r.binary(), "serve", "--config", file)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	if err := p.cmd.Start(); err != nil {
 		return err

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// keptFleet describes replicas that an earlier run left running.
+type keptFleet struct {
+	Collector string       `json:"collector"`
+	Engines   []keptEngine `json:"engines"`
+}
+
+type keptEngine struct {
+	PID    int `json:"pid"`
+	HTTP   int `json:"http"`
+	Events int `json:"events"`
+	Replay int `json:"replay"`
+}
+
+func (r *run) keptFile() string { return filepath.Join(r.cache, "fleet-"+r.version+".json") }
+
+// kept reads what an earlier run left; nothing when it left nothing that still runs.
+func (r *run) kept() keptFleet {
+	var k keptFleet
+	b, err := os.ReadFile(r.keptFile())
+	if !r.keep || err != nil || json.Unmarshal(b, &k) != nil {
+		return keptFleet{}
+	}
+	for _, e := range k.Engines {
+		if syscall.Kill(e.PID, 0) != nil {
+			return keptFleet{}
+		}
+	}
+	return k
+}
+
+// remember writes down what runs.
+func (r *run) remember() error {
+	if !r.keep {
+		return nil
+	}
+	k := keptFleet{Collector: r.spans.address}
+	for _, e := range r.fleet {
+		k.Engines = append(k.Engines, keptEngine{e.pid, e.http, e.events, e.replay})
+	}
+	b, err := json.Marshal(k)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(r.keptFile(), b, 0o644)
+}
+
+// adopt takes over a replica that runs already. It is no child of this process, so its end is
+// found by asking.
+func (e *engine) adopt(k keptEngine) {
+	e.pid, e.http, e.events, e.replay = k.PID, k.HTTP, k.Events, k.Replay
+	e.gone = make(chan struct{})
+	go func(pid int, gone chan struct{}) {
+		for syscall.Kill(pid, 0) == nil {
+			time.Sleep(100 * time.Millisecond)
+		}
+		close(gone)
+	}(e.pid, e.gone)
+}
+
+func (e *engine) logFile() string { return filepath.Join(e.r.logs, e.id+".log") }
