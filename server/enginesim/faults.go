@@ -11,41 +11,41 @@ import (
 // Faults are what goes wrong. The zero value: nothing.
 type Faults struct {
 	// Paths limits the faults of requests to paths with one of these prefixes; none: all paths.
-	Paths []string `json:"paths,omitempty"`
+	Paths []string `json:"paths,omitzero"`
 	// Times is after how many requests those faults end by themselves; 0: never.
-	Times int `json:"times,omitempty"`
+	Times int `json:"times,omitzero"`
 
 	// Slow waits before answering.
-	Slow Duration `json:"slow,omitempty"`
+	Slow Duration `json:"slow,omitzero"`
 	// Hang never answers. HalfBody announces the whole body and sends half. WrongJSON sends
 	// something that is not JSON. Cut closes the connection without an answer.
-	Hang      bool `json:"hang,omitempty"`
-	HalfBody  bool `json:"half_body,omitempty"`
-	WrongJSON bool `json:"wrong_json,omitempty"`
-	Cut       bool `json:"cut,omitempty"`
+	Hang      bool `json:"hang,omitzero"`
+	HalfBody  bool `json:"half_body,omitzero"`
+	WrongJSON bool `json:"wrong_json,omitzero"`
+	Cut       bool `json:"cut,omitzero"`
 	// Status answers an error of this status, with RetryAfter seconds when above zero.
-	Status     int `json:"status,omitempty"`
-	RetryAfter int `json:"retry_after,omitempty"`
+	Status     int `json:"status,omitzero"`
+	RetryAfter int `json:"retry_after,omitzero"`
 	// StringCodes writes errors as the Rust front end does.
-	StringCodes bool `json:"string_codes,omitempty"`
+	StringCodes bool `json:"string_codes,omitzero"`
 	// Scaling answers 503 to everything, as during elastic scaling.
-	Scaling bool `json:"scaling,omitempty"`
+	Scaling bool `json:"scaling,omitzero"`
 	// DieAfter cuts a stream's connection after so many chunks; StallAfter sends nothing more
 	// after them; ErrorAfter sends an error object and [DONE].
-	DieAfter   int `json:"die_after,omitempty"`
-	StallAfter int `json:"stall_after,omitempty"`
-	ErrorAfter int `json:"error_after,omitempty"`
+	DieAfter   int `json:"die_after,omitzero"`
+	StallAfter int `json:"stall_after,omitzero"`
+	ErrorAfter int `json:"error_after,omitzero"`
 	// WrongIDs makes /tokenize and /render answer ids that the engine does not use.
-	WrongIDs bool `json:"wrong_ids,omitempty"`
+	WrongIDs bool `json:"wrong_ids,omitzero"`
 
 	// Stall stops the engine's steps: requests are accepted and nothing is computed.
-	Stall bool `json:"stall,omitempty"`
+	Stall bool `json:"stall,omitzero"`
 	// LieEvents writes wrong token ids into events. DropEvents loses every nth batch on its way
 	// (a replay has it); HoleEvents loses it for good. StopEvents publishes nothing at all.
-	LieEvents  bool `json:"lie_events,omitempty"`
-	DropEvents int  `json:"drop_events,omitempty"`
-	HoleEvents int  `json:"hole_events,omitempty"`
-	StopEvents bool `json:"stop_events,omitempty"`
+	LieEvents  bool `json:"lie_events,omitzero"`
+	DropEvents int  `json:"drop_events,omitzero"`
+	HoleEvents int  `json:"hole_events,omitzero"`
+	StopEvents bool `json:"stop_events,omitzero"`
 }
 
 // Duration is a time.Duration that JSON writes as "1.5s".
@@ -123,21 +123,21 @@ type Record struct {
 	At          time.Time `json:"at"`
 	Method      string    `json:"method"`
 	Path        string    `json:"path"`
-	RequestID   string    `json:"request_id,omitempty"`
-	Traceparent string    `json:"traceparent,omitempty"`
-	Tracestate  string    `json:"tracestate,omitempty"`
-	Session     string    `json:"session,omitempty"`
-	Rank        string    `json:"rank,omitempty"`
+	RequestID   string    `json:"request_id,omitzero"`
+	Traceparent string    `json:"traceparent,omitzero"`
+	Tracestate  string    `json:"tracestate,omitzero"`
+	Session     string    `json:"session,omitzero"`
+	Rank        string    `json:"rank,omitzero"`
 	Life        uint64    `json:"life"`
 	// The rest is known for generation once the prompt is.
-	Model        string `json:"model,omitempty"`
-	PromptTokens int    `json:"prompt_tokens,omitempty"`
-	CachedTokens int    `json:"cached_tokens,omitempty"`
-	OutputTokens int    `json:"output_tokens,omitempty"`
-	GivenIDs     bool   `json:"given_ids,omitempty"`
+	Model        string `json:"model,omitzero"`
+	PromptTokens int    `json:"prompt_tokens,omitzero"`
+	CachedTokens int    `json:"cached_tokens,omitzero"`
+	OutputTokens int    `json:"output_tokens,omitzero"`
+	GivenIDs     bool   `json:"given_ids,omitzero"`
 	// Finish is "stop", "length", "tool_calls", or "abort" when the client left.
-	Finish string `json:"finish,omitempty"`
-	Status int    `json:"status,omitempty"`
+	Finish string `json:"finish,omitzero"`
+	Status int    `json:"status,omitzero"`
 }
 
 // maxRecords bounds the memory of past requests.

@@ -148,6 +148,8 @@ func transportFault(ctx context.Context, err error) error {
 // classify turns an error status into whose fault it is.
 func classify(status int, header http.Header, body []byte) error {
 	switch {
+	case status == http.StatusForbidden && bytes.Contains(body, []byte("--enable-scale-out")):
+		return &Fault{Kind: KindUnsupported, Status: status} // vLLM 0.32 hides /render behind that flag
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
 		return &Fault{Kind: KindAuth, Status: status}
 	case status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
