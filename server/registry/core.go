@@ -32,6 +32,7 @@ type core struct {
 	drains  map[replica.ID]time.Time // drained by an operator, since when
 	entries map[replica.ID]*entry
 	slots   slotPool
+	doubled map[replica.ID]string // the source whose listing of an id is ignored
 
 	changed     bool     // a new snapshot is due
 	membership  bool     // sources changed
@@ -103,16 +104,21 @@ func (c *core) wanted() map[replica.ID]listing {
 		}
 		return strings.Compare(a, b)
 	})
-	all := map[replica.ID]listing{}
+	all, doubled := map[replica.ID]listing{}, map[replica.ID]string{}
 	for _, name := range names {
 		for id, spec := range c.sources[name] {
-			if first, taken := all[id]; taken {
-				c.r.log.Warn("replica listed twice", "replica", id, "used", first.source, "ignored", name)
+			first, taken := all[id]
+			if !taken {
+				all[id] = listing{spec, name}
 				continue
 			}
-			all[id] = listing{spec, name}
+			doubled[id] = name
+			if c.doubled[id] != name { // said once, not with every change of the fleet
+				c.r.log.Warn("replica listed twice", "replica", id, "used", first.source, "ignored", name)
+			}
 		}
 	}
+	c.doubled = doubled
 	return all
 }
 
