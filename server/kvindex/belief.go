@@ -36,13 +36,12 @@ func (ix *Index) Predict(slot replica.Slot, hashes []blockhash.Hash, until time.
 		b = &Belief{rank: r, hashes: slices.Clone(hashes), until: until, live: true}
 		r.beliefs = append(r.beliefs, b)
 		r.believed.room(len(hashes))
-		for _, h := range hashes {
-			if _, fresh := r.believed.add(revID(kvblock.EngineHash(h)), h); fresh {
-				if ix.beliefs.add(spread(h), &r.writer) == addNew {
-					ix.beliefs.held.Add(1)
-				}
+		r.inRuns(hashes, func(h blockhash.Hash) {
+			_, fresh := r.believed.add(revID(kvblock.EngineHash(h)), h)
+			if fresh && ix.beliefs.add(spread(h), &r.writer) == addNew {
+				ix.beliefs.held.Add(1)
 			}
-		}
+		})
 	})
 	return b
 }
@@ -103,10 +102,24 @@ func (r *rank) endBeliefsIf(over func(*Belief) bool) {
 // end removes a belief's blocks; others that believe the same keep theirs.
 func (r *rank) end(b *Belief) {
 	b.live = false
-	for _, h := range b.hashes {
+	r.inRuns(b.hashes, func(h blockhash.Hash) {
 		if _, last, _ := r.believed.drop(revID(kvblock.EngineHash(h))); last && r.ix.beliefs.remove(spread(h), &r.writer) {
 			r.ix.beliefs.held.Add(-1)
 		}
-	}
+	})
 	b.hashes = nil
+}
+
+// inRuns calls f for each hash after what it will need of the belief tables was touched.
+func (r *rank) inRuns(hashes []blockhash.Hash, f func(blockhash.Hash)) {
+	for len(hashes) > 0 {
+		run := hashes[:min(runKeys, len(hashes))]
+		for _, h := range run {
+			r.warm += r.believed.touch(revID(kvblock.EngineHash(h))) + r.ix.beliefs.touch(spread(h))
+		}
+		for _, h := range run {
+			f(h)
+		}
+		hashes = hashes[len(run):]
+	}
 }

@@ -70,6 +70,8 @@ type Result struct {
 	LookupP999 float64 `json:"lookup_p999_ns"`
 	Lookups    float64 `json:"lookups_per_s"`
 	TwoCore    float64 `json:"two_core_speedup"`
+	// TwoCoreCPU is the speedup by processor time: what two free cores would give.
+	TwoCoreCPU float64 `json:"two_core_speedup_by_processor_time"`
 
 	WritesPerS     float64 `json:"writes_per_s_beside_lookups"`
 	LookupP50Write float64 `json:"lookup_p50_ns_under_writes"`

@@ -69,13 +69,19 @@ func (b *bench) lookups(context.Context) error {
 	b.result.Lookups = float64(len(one.each)) / one.took.Seconds()
 	var wg sync.WaitGroup
 	var rates [2]float64
+	var asked atomic.Int64
+	used := cpuTime()
 	for i := range rates {
 		wg.Go(func() {
 			l := b.look(uint64(3+i), after(b.Phase))
 			rates[i] = float64(len(l.each)) / l.took.Seconds()
+			asked.Add(int64(len(l.each)))
 		})
 	}
 	wg.Wait()
+	if used = cpuTime() - used; used > 0 {
+		b.result.TwoCoreCPU = 2 * b.result.LookupCPU * float64(asked.Load()) / float64(used.Nanoseconds())
+	}
 	b.result.TwoCore = (rates[0] + rates[1]) / b.result.Lookups
 	return nil
 }
