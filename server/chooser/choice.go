@@ -113,7 +113,7 @@ func (c *Choice) Release(result Result) bool {
 		c.chooser.residence.set(r + (decoding-r)/64)
 		// Steps that carried a prefill are longer: only a stream that none disturbed teaches.
 		if l := c.chooser.params.Book.View(c.Slot, now); c.rank != nil && output > 16 && l.Version == quiet {
-			c.rank.decoded(decoding/float64(output-1), l.ContextTokens+c.Decision.PromptTokens+output)
+			c.rank.decoded(decoding/float64(output-1), l.InFlight+1, l.ContextTokens+c.Decision.PromptTokens+output)
 		}
 	}
 	c.report(result, first, now)

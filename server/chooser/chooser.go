@@ -111,14 +111,22 @@ func New(cfg Config, params Params) (*Chooser, error) {
 	return c, nil
 }
 
+// sweepEvery is how often leased choices are looked at whose lease the load book ended.
+const sweepEvery = 5 * time.Second
+
 // Run keeps time for the hold queue until ctx ends; then it refuses everybody who still waits.
 func (c *Chooser) Run(ctx context.Context) error {
-	timer := time.NewTimer(time.Hour)
+	timer := time.NewTimer(sweepEvery)
 	defer timer.Stop()
+	swept := c.clock()
 	for {
-		pause := time.Hour
+		if now := c.clock(); now.Sub(swept) >= sweepEvery {
+			swept = now
+			c.sweep()
+		}
+		pause := sweepEvery
 		if at, ok := c.Tick(); ok {
-			pause = max(time.Millisecond, at.Sub(c.clock()))
+			pause = min(sweepEvery, max(time.Millisecond, at.Sub(c.clock())))
 		}
 		timer.Reset(pause)
 		select {
@@ -219,7 +227,7 @@ func (c *Chooser) Rates() []Rate {
 		}
 		rates = append(rates, Rate{
 			Slot: r.slot, Replica: r.replica, Rank: r.index, TokensPerSecond: 1 / r.tokenTime.get(), Bend: r.bend.get(),
-			StepTime: r.step(0), Samples: int(r.samples.Load()), Busy: r.load(now),
+			StepTime: r.step(0, 0), Samples: int(r.samples.Load()), Busy: r.load(now),
 		})
 	}
 	return rates

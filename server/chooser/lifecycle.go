@@ -5,9 +5,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/load"
 )
 
-// Report is for callers outside this process: PrefillCompleted, ReportProgress, Renew and Finish
-// are Choice's FirstToken, Progress and Release by reservation id and attempt. They answer as the
-// load book does: only load.Applied changed something, and repeating a call never does.
+// PrefillCompleted, ReportProgress, Renew and Finish are Choice's FirstToken, Progress and Release
+// for callers outside this process, by reservation id and attempt. They answer as the load book
+// does: only load.Applied changed something, and repeating a call never does.
 
 // PrefillCompleted reports the first token.
 func (c *Chooser) PrefillCompleted(id string, attempt int) load.Outcome {
@@ -68,4 +68,14 @@ func (c *Chooser) expired(key load.Key) {
 			choice.Release(Result{End: decision.EndExpired, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 		}
 	}
+}
+
+// sweep ends the choices whose lease ran out: the load book has freed them already.
+func (c *Chooser) sweep() {
+	c.booked.Range(func(id, v any) bool {
+		if _, live := c.params.Book.Find(id.(string)); !live {
+			v.(*Choice).Release(Result{End: decision.EndExpired, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		}
+		return true
+	})
 }

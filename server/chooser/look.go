@@ -27,6 +27,9 @@ type scratch struct {
 const (
 	// defaultBlock is a rank's block size until it is known.
 	defaultBlock = 16
+	// decodeWeight is what a second of decoding counts beside a second before the first token. It
+	// spreads equal prompts, which one rank could prefill once, before their decoding crowds it.
+	decodeWeight = 0.3
 	// rhoCap bounds ω: a full fleet must still be able to spread a prefix.
 	rhoCap = 0.9
 )
@@ -241,7 +244,8 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 			continue
 		}
 		cand.TokenTime, cand.Bend = rk.tokenTime.get()*c.params.PaceBias, rk.bend.get()
-		cand.StepTime = rk.step(l.ContextTokens)
+		cand.StepTime = rk.step(l.InFlight, l.ContextTokens)
+		cand.Decode = decodeWeight * float64(outputs(d.ExpectedOutput)) * (cand.StepTime - rk.step(0, 0))
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		if planned != nil {
 			cand.Planned = planned[cand.Slot]
@@ -264,6 +268,14 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		d.Load = busy / float64(usable)
 		d.Omega = omega(d.Load, usable)
 	}
+}
+
+// outputs is the number of output tokens to reckon with.
+func outputs(expected int) int {
+	if expected <= 0 || expected > 256 {
+		return 256
+	}
+	return expected
 }
 
 // omega is the weight of uncached work: a second of it costs others nothing while ranks are idle,

@@ -9,11 +9,12 @@ import (
 // What a replica is taken to do before it was measured: a 70B model on four GPUs. Only the ratio
 // to reality matters, and a few first tokens correct it.
 const (
-	priorTokenTime = 1.0 / 8000 // seconds per prompt token at no context
-	priorBend      = 50000      // tokens of context at which a prompt token costs twice that
-	priorStepTime  = 0.010      // seconds of a decode step with nothing to read
-	priorReadTime  = 2e-8       // seconds per token of context that a decode step reads
-	defaultBudget  = 2048       // tokens per step when the engine does not say
+	priorTokenTime    = 1.0 / 8000 // seconds per prompt token at no context
+	priorBend         = 50000      // tokens of context at which a prompt token costs twice that
+	priorStepTime     = 0.010      // seconds of a decode step with nothing to read
+	priorSequenceTime = 5e-5       // seconds per sequence of a decode step
+	priorReadTime     = 2e-8       // seconds per token of context that a decode step reads
+	defaultBudget     = 2048       // tokens per step when the engine does not say
 
 	// A rate is never believed to be further than this from the prior.
 	paceBound = 40
@@ -34,6 +35,7 @@ type pace struct {
 	aa, ab, bb, at, bt float64 // sums of the normal equations
 	a, b               float64
 	samples            int
+	streak             int // outliers in a row, below zero when they are short ones
 }
 
 func newPace() pace {
@@ -53,7 +55,7 @@ func (p *pace) learn(context, n, elapsed float64) {
 		return
 	}
 	expect := p.predict(context, n)
-	elapsed = min(max(elapsed, expect/outlier), expect*outlier)
+	elapsed = p.trim(elapsed, expect)
 	x, y := n, n*(context+n/2)
 	w := 1 / (expect * expect) // relative errors count
 	p.aa = forget*p.aa + w*x*x
@@ -65,6 +67,24 @@ func (p *pace) learn(context, n, elapsed float64) {
 	p.solve()
 }
 
+// trim cuts an outlier. Several in a row on one side are no outliers: what was learned is wrong
+// and is forgotten but for the present estimate.
+func (p *pace) trim(elapsed, expect float64) float64 {
+	switch {
+	case elapsed > expect*outlier:
+		p.streak = max(p.streak, 0) + 1
+	case elapsed < expect/outlier:
+		p.streak = min(p.streak, 0) - 1
+	default:
+		p.streak = 0
+	}
+	if p.streak >= 3 || p.streak <= -3 {
+		p.streak = 0
+		p.aa, p.ab, p.bb, p.at, p.bt = 0, 0, 0, 0, 0
+	}
+	return min(max(elapsed, expect/outlier), expect*outlier)
+}
+
 // solve minimises the squared relative error with the prior as extra samples: the scale is free
 // to move after a few, the bend only when the data insist.
 func (p *pace) solve() {
@@ -74,7 +94,7 @@ func (p *pace) solve() {
 	a0 := (num + priorWeight/p.a*p.pull()) / (den + priorWeight/(p.a*p.a)*p.pull())
 	// Then both, pulled to that scale and the prior's bend.
 	b0 := a0 / priorBend
-	const wa, wb = 4, 8
+	const wa, wb = 1, 2
 	aa, bb := p.aa+wa/(a0*a0), p.bb+wb/(b0*b0)
 	at, bt := p.at+wa/a0, p.bt+wb/b0
 	det := aa*bb - p.ab*p.ab

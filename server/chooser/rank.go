@@ -85,15 +85,20 @@ func (r *rank) firstToken(now, booked time.Time, context, n, slowdown float64, t
 	r.samples.Store(int64(r.pace.samples))
 }
 
-// step predicts the time of a decode step while context tokens are being read.
-func (r *rank) step(context int) float64 {
-	return r.stepScale.get() * (priorStepTime + priorReadTime*float64(context))
+// step predicts the time of a decode step of so many sequences that read context tokens.
+func (r *rank) step(sequences, context int) float64 {
+	return r.stepScale.get() * plainStep(sequences, context)
 }
 
-// decoded learns from a finished stream whose steps took seconds each and read context tokens.
-func (r *rank) decoded(seconds float64, context int) {
+// plainStep is the time of a decode step before anything was learned.
+func plainStep(sequences, context int) float64 {
+	return priorStepTime + priorSequenceTime*float64(sequences) + priorReadTime*float64(context)
+}
+
+// decoded learns from a finished stream whose steps took seconds each.
+func (r *rank) decoded(seconds float64, sequences, context int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	scale, ratio := r.stepScale.get(), seconds/(priorStepTime+priorReadTime*float64(context))
+	scale, ratio := r.stepScale.get(), seconds/plainStep(sequences, context)
 	r.stepScale.set(min(max(scale+0.1*(min(ratio, outlier*scale)-scale), 1.0/paceBound), paceBound))
 }

@@ -141,6 +141,8 @@ type Candidate struct {
 
 	// Busy is the share of the rank's recent time that the prefill routed to it takes.
 	Busy float64 `json:"busy"`
+	// Decode is how much longer than on an idle rank decoding would take here, in seconds, weighted.
+	Decode float64 `json:"decode_s"`
 	// Crowding is the predicted time in seconds until KV memory is free that is promised to others.
 	Crowding float64 `json:"crowding_s,omitempty"`
 

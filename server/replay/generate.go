@@ -38,6 +38,7 @@ func Generate(name string, n int, seed uint64) (*Trace, error) {
 			}
 			return 0
 		})
+		g.trace.Calls = g.trace.Calls[:min(n, len(g.trace.Calls))]
 	}
 	return g.trace, nil
 }
@@ -68,7 +69,8 @@ func (g *generator) clamped(median, sigma float64, low, high int) int {
 // conv: sessions of a few turns, each prompt the one before with its answer and a new question.
 func (g *generator) conv(n int) {
 	var at float64
-	for session := 0; len(g.trace.Calls) < n; session++ {
+	// Some more than needed: those after the n-th in time are cut off, so that the rate is even.
+	for session := 0; len(g.trace.Calls) < n+n/2+100; session++ {
 		at += g.dice.ExpFloat64() * 0.8
 		turns := 1 + int(g.dice.ExpFloat64()*1.9)
 		ids := g.fresh([]uint64{0}, g.clamped(6000, 1.1, 600, 100_000))

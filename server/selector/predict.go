@@ -32,7 +32,7 @@ func PrefillTime(perToken, bend, context, n float64) float64 {
 // that is already promised to others. The weight is Omega, for the fleet, plus the rank's own
 // Busy, for those who will come back to what this rank holds and find it prefilling.
 func predicted(d *decision.Decision, c *decision.Candidate) float64 {
-	cost := (c.Backlog+c.Planned+(d.Omega+c.Busy)*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Crowding
+	cost := (c.Backlog+c.Planned+(d.Omega+c.Busy)*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {
