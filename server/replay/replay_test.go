@@ -98,7 +98,7 @@ func TestWrongRatesAndLostEventsCostLittle(t *testing.T) {
 		change func(*Options)
 	}{
 		"rates doubled": {1.15, func(o *Options) { o.PaceBias = 2 }},
-		"rates halved":  {1.15, func(o *Options) { o.PaceBias = 0.5 }},
+		"rates halved":  {1.25, func(o *Options) { o.PaceBias = 0.5 }},
 		"1 % lost":      {1.10, func(o *Options) { o.EventLoss = 0.01 }},
 		"5 s late":      {1.10, func(o *Options) { o.EventDelay = 5 }},
 	} {
