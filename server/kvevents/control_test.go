@@ -106,6 +106,7 @@ func TestControlServiceTellsTheSockets(t *testing.T) {
 	if s.Resets != 0 {
 		t.Errorf("status = %s", dump(s))
 	}
+	eventually(t, "subscribed again", func() bool { return b.pub.Subscriptions() == 1 })
 	control.set("two", source("zmq", wildcard(a.live), wildcard(a.replays), 0), source("zmq", wildcard(b.live), "", 1))
 	b.pub.Disconnect()
 	eventually(t, "the reset", func() bool { s, _ = p.Status(1); return s.Restarts == 1 && len(sink.content(1)) == 0 })
