@@ -16,6 +16,8 @@ type serveFlags struct {
 	file     string
 	set      []string
 	replicas []string
+	events   string
+	replay   string
 	http     string
 	grpc     string
 	admin    string
@@ -56,6 +58,8 @@ func newServeCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	flags.StringVar(&f.file, "config", "", "YAML file with settings")
 	flags.StringArrayVar(&f.set, "set", nil, "override one setting: path.to.key=value")
 	flags.StringArrayVar(&f.replicas, "replica", nil, "base URL of a replica; may be given again")
+	flags.StringVar(&f.events, "events", "", "where replicas publish KV events, for example tcp://{host}:5557 (registry.events.endpoint)")
+	flags.StringVar(&f.replay, "replay", "", "where replicas replay KV events, for example tcp://{host}:5657 (registry.events.replay)")
 	flags.StringVar(&f.http, "http", "", "address of the REST surface (listen.http)")
 	flags.StringVar(&f.grpc, "grpc", "", "address of the gRPC services (listen.grpc)")
 	flags.StringVar(&f.admin, "admin", "", "address of health, metrics and console (listen.admin)")
@@ -66,7 +70,7 @@ func newServeCommand(env []string, out, errOut io.Writer) *cobra.Command {
 
 func (f serveFlags) load(env []string) (config.Config, error) {
 	set := f.set
-	for path, value := range map[string]string{"listen.http": f.http, "listen.grpc": f.grpc, "listen.admin": f.admin} {
+	for path, value := range map[string]string{"listen.http": f.http, "listen.grpc": f.grpc, "listen.admin": f.admin, "registry.events.endpoint": f.events, "registry.events.replay": f.replay} {
 		if value != "" {
 			set = append(set, path+"="+value)
 		}

@@ -19,6 +19,9 @@ const envPrefix = "KVPILOT_"
 // KVPILOT_SERVICE_HOST, KVPILOT_SERVICE_PORT_HTTP, KVPILOT_PORT, KVPILOT_PORT_8080_TCP_ADDR.
 var serviceLink = regexp.MustCompile(`^KVPILOT_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
 
+// forClients reports variables that kvpilot's client commands read and a router has no use for.
+func forClients(name string) bool { return name == "KVPILOT_ADDRESS" || name == "KVPILOT_KEY" }
+
 // applyEnv overrides c from the environment. Variables with our prefix that name no setting are
 // errors, except those that Kubernetes makes for a Service of our name.
 func applyEnv(c *Config, env []string) error {
@@ -38,7 +41,7 @@ func applyEnv(c *Config, env []string) error {
 			if err := f.set(value); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", name, err))
 			}
-		case serviceLink.MatchString(name):
+		case serviceLink.MatchString(name), forClients(name):
 		default:
 			errs = append(errs, fmt.Errorf("%s: no such setting", name))
 		}

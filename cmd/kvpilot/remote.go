@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvpilot/kvpilot/client"
+)
+
+// remote is what the commands that ask a running router have in common.
+type remote struct {
+	address string
+	key     string
+	tls     bool
+	output  string
+	timeout time.Duration
+	out     io.Writer
+}
+
+func (r *remote) flags(cmd *cobra.Command, env []string) {
+	f := cmd.Flags()
+	f.StringVar(&r.address, "address", lookup(env, "KVPILOT_ADDRESS", "127.0.0.1:9090"), "the router's gRPC address (KVPILOT_ADDRESS)")
+	f.StringVar(&r.key, "key", lookup(env, "KVPILOT_KEY", ""), "API key (KVPILOT_KEY)")
+	f.BoolVar(&r.tls, "tls", false, "speak TLS")
+	f.StringVarP(&r.output, "output", "o", "table", "table or json")
+	f.DurationVar(&r.timeout, "timeout", 10*time.Second, "longest wait for an answer")
+}
+
+// lookup finds a variable in an environment of os.Environ's form.
+func lookup(env []string, name, otherwise string) string {
+	for _, entry := range env {
+		if value, ok := strings.CutPrefix(entry, name+"="); ok {
+			return value
+		}
+	}
+	return otherwise
+}
+
+// ask connects and calls do; gRPC's errors come out as people read them.
+func (r *remote) ask(ctx context.Context, do func(context.Context, *client.Client) error) error {
+	if r.output != "table" && r.output != "json" {
+		return fmt.Errorf("--output %q is neither table nor json", r.output)
+	}
+	var options []client.Option
+	if r.key != "" {
+		options = append(options, client.WithAPIKey(r.key))
+	}
+	if r.tls {
+		options = append(options, client.WithTLS(nil))
+	}
+	c, err := client.Dial(r.address, options...)
+	if err != nil {
+		return err
+	}
+	err = do(ctx, c)
+	if s, ok := status.FromError(err); ok && err != nil {
+		err = fmt.Errorf("%s: %s", r.address, s.Message())
+	}
+	return errors.Join(err, c.Close())
+}
+
+// once is ask with the time limit.
+func (r *remote) once(ctx context.Context, do func(context.Context, *client.Client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	return r.ask(ctx, do)
+}
+
+// json prints a message on lines of its own.
+func (r *remote) json(m proto.Message) error {
+	text, err := protojson.MarshalOptions{Multiline: true, EmitUnpopulated: true, UseProtoNames: true}.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
+	_, err = fmt.Fprintf(r.out, "%s\n", text)
+	return err
+}
+
+// table aligns tab-separated lines.
+func table(out io.Writer, write func(w io.Writer)) error {
+	w := tabwriter.NewWriter(out, 2, 8, 2, ' ', 0)
+	write(w)
+	return w.Flush()
+}
+
+// word takes an enum's name apart: REPLICA_STATE_READY is "ready" under REPLICA_STATE_.
+func word(enum fmt.Stringer, prefix string) string {
+	return strings.ToLower(strings.TrimPrefix(enum.String(), prefix))
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// command runs kvpilot against the fleet's router and returns what it printed.
+func (f *fleet) command(args ...string) (string, error) {
+	var out bytes.Buffer
+	err := run(context.Background(), args, []string{"KVPILOT_ADDRESS=" + f.grpc}, &out, io.Discard)
+	return out.String(), err
+}
+
+func TestCommandsAskARunningRouter(t *testing.T) {
+	f := startFleet(t, fleetOptions{replicas: 2})
+	a := f.post("/v1/chat/completions", conversation("x", 1, ""), "X-Request-Id", "my-request")
+	cached(t, a)
+	body := filepath.Join(t.TempDir(), "request.json")
+	if err := os.WriteFile(body, []byte(conversation("x", 1, "")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cases := map[string]struct {
+		args []string
+		want []string
+	}{
+		"replicas":         {[]string{"replicas"}, []string{"r0", "r1", "ready", "exact", f.urls[0]}},
+		"top":              {[]string{"top", "--times", "1"}, []string{"r0/0", "completed", a.header.Get("X-Kvpilot-Decision")}},
+		"explain decision": {[]string{"explain", a.header.Get("X-Kvpilot-Decision")}, []string{"▸", "r0/0", "r1/0", "predicted-ttft", "completed"}},
+		"explain request":  {[]string{"explain", "my-request"}, []string{a.header.Get("X-Kvpilot-Decision")}},
+		"choose":           {[]string{"choose", "--model", "sim", "--prompt", "hello there"}, []string{"▸", "predicted-ttft"}},
+		"choose by body":   {[]string{"choose", "--body", body, "--policy", "least-requests"}, []string{"least-requests"}},
+		"drain":            {[]string{"replicas", "drain", "r1"}, []string{"r1 is draining"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, err := f.command(c.args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(got, want) {
+					t.Errorf("%q is not in:\n%s", want, got)
+				}
+			}
+			asJSON, err := f.command(append(c.args, "-o", "json")...)
+			if err != nil || !json.Valid([]byte(asJSON)) {
+				t.Errorf("-o json: %v\n%s", err, asJSON)
+			}
+		})
+	}
+	if got, err := f.command("replicas", "undrain", "r1"); err != nil || !strings.Contains(got, "r1 is ready") {
+		t.Errorf("undrain: %v %s", err, got)
+	}
+	for _, args := range [][]string{{"explain", "nobody"}, {"choose"}, {"replicas", "drain", "nobody"}, {"top", "-o", "xml"}} {
+		if _, err := f.command(args...); err == nil {
+			t.Errorf("%v succeeded", args)
+		}
+	}
+}
