@@ -113,13 +113,14 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 	}
 	t.Cleanup(f.stop)
 	f.http, f.grpc, f.admin = f.addresses(served)
-	f.eventually("the router is ready", func() bool {
-		resp, err := http.Get("http://" + f.admin + "/readyz")
+	f.eventually("every replica is ready", func() bool {
+		resp, err := http.Get("http://" + f.http + "/kvpilot/v1/replicas")
 		if err != nil {
 			return false
 		}
 		defer resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
+		text, err := io.ReadAll(resp.Body)
+		return err == nil && bytes.Count(text, []byte("REPLICA_STATE_READY")) == o.replicas
 	})
 	return f
 }
