@@ -62,6 +62,7 @@ check: ## everything that must pass before a change lands
 docs: ## write the generated references in docs/
 	$(GO) test ./server/config -run TestTheReferenceIsUpToDate -update
 	$(GO) test ./server -run TestTheMetricsReferenceIsUpToDate -update
+	$(GO) run ./tools/dashboards deploy/grafana/dashboards/kvpilot.json
 
 SOAK ?= 10m
 
@@ -76,3 +77,18 @@ demo: ## show KV-aware routing against round robin, with simulated replicas
 VLLM ?= 0.32.0
 e2e-vllm: ## run against real vLLM on the CPU: VLLM=version (gigabytes, minutes)
 	$(GO) run ./test/e2e -vllm $(VLLM)
+
+.PHONY: test-dashboards
+test-dashboards: ## check the alerts and rules with promtool (Debian package prometheus)
+	@if command -v promtool >/dev/null; then cd deploy/prometheus && promtool check rules rules.yml alerts.yml && promtool test rules alerts_test.yml; \
+	else echo 'SKIPPED: promtool is not installed (Debian package prometheus)'; fi
+
+JAEGER := github.com/jaegertracing/jaeger@v1.76.0
+.PHONY: test-jaeger
+.cache/jaeger:
+	@mkdir -p .cache; dir=$$($(GO) mod download -json $(JAEGER) | sed -n 's/^\t"Dir": "\(.*\)",*$$/\1/p'); out="$$PWD/$@"; \
+	cd "$$dir" && CGO_ENABLED=0 $(GO) build -mod=readonly -trimpath -ldflags='-s -w' -o "$$out" ./cmd/jaeger
+
+test-jaeger: ## send a request's trace to a real Jaeger and read it back (builds Jaeger once, 7 minutes)
+	@$(MAKE) --no-print-directory .cache/jaeger || { echo 'SKIPPED: Jaeger cannot be built here'; exit 0; }; \
+	KVPILOT_TEST_JAEGER="$$PWD/.cache/jaeger" $(GO) test -count=1 -run TestJaeger -v ./cmd/kvpilot

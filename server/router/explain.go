@@ -95,7 +95,7 @@ func describeAttempt(s trace.Span, j *job) {
 func (r *Router) finish(ctx context.Context, j *job, err error) {
 	took := time.Since(j.received)
 	public := apierror.From(err)
-	r.metrics.end(j, public, took)
+	r.metrics.end(ctx, j, public, took)
 	if s := trace.SpanFromContext(ctx); s.IsRecording() {
 		r.describeRequest(s, j, public)
 	}

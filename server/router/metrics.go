@@ -117,9 +117,9 @@ func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
 
 func (m *metrics) retried(o upstream.Outcome) { m.retries.Add(context.Background(), 1, m.again[o]) }
 
-// end counts one request. The engine's own statuses are few, so the label's values are too.
-func (m *metrics) end(j *job, public *apierror.Error, took time.Duration) {
-	ctx := context.Background()
+// end counts one request. The engine's own statuses are few, so the label's values are too. With
+// the request's context, an exemplar leads from a latency to its trace.
+func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took time.Duration) {
 	route := m.routes[j.call.Route]
 	m.inFlight.Add(ctx, -1)
 	res := result{route: j.call.Route, status: j.status}
