@@ -43,6 +43,7 @@ type tokenizeReport struct {
 	SoakPrompts   int   `json:"soak_prompts"`
 	CacheLimit    int64 `json:"cache_limit_bytes"`
 	CacheBytes    int64 `json:"cache_bytes"`
+	HeapGrowth    int64 `json:"live_heap_growth_bytes"`
 	RSSBeforeSoak int64 `json:"rss_before_bytes"`
 	RSS           int64 `json:"rss_bytes"`
 
@@ -123,12 +124,12 @@ all tokenizers killed
   failed requests                     %6d   (promised: 0; longest stage %.1f ms)
   cached-token share                  %6.3f   instead of %.3f: %.1f points lost (promised: at most 10)
 %d distinct prompts
-  cache                               %6.1f MiB of %.1f, process %.1f MiB after %.1f before
+  cache                               %6.1f MiB of %.1f, live heap %.1f MiB more, process %.1f MiB after %.1f before
 `, r.Clients, r.Turns, r.Tokens, r.Replicas, r.StageShareOfFull, r.StageMeanMillis, r.FullMeanMillis, r.StageP99Millis,
 		r.StageShareOfModel, r.PauseMillis, r.ShareWithPause, r.EarlyShare,
 		r.Turns, r.Turn40OverTurn1, r.Turn40CPUMicros, r.Turn1CPUMicros, r.ExactHitMicros, r.ExactHitReadMicros, r.ExactHitAllocs,
 		r.FailedWhenDown, r.DownStageMax, r.CachedShareDown, r.CachedShareUp, r.AffinityLost,
-		r.SoakPrompts, mebi(r.CacheBytes), mebi(r.CacheLimit), mebi(r.RSS), mebi(r.RSSBeforeSoak))
+		r.SoakPrompts, mebi(r.CacheBytes), mebi(r.CacheLimit), mebi(r.HeapGrowth), mebi(r.RSS), mebi(r.RSSBeforeSoak))
 }
 
 func mebi(n int64) float64 { return float64(n) / (1 << 20) }

@@ -166,7 +166,7 @@ func (b tokenizeBench) soakRun(ctx context.Context, r *tokenizeReport) error {
 	cfg.CacheBytes = 64 << 20
 	pool := tokenizer.New(cfg, tokenizer.Params{Transport: inProcess{}})
 	fleet := &fakeFleet{replicas: []*replica.Replica{{ID: "x", URL: "http://x", State: replica.StateReady, Version: "0.17.0"}}}
-	runtime.GC()
+	before := liveHeap()
 	r.RSSBeforeSoak = residentBytes()
 	tail := strings.Repeat("all work and no play makes a dull day ", 20)
 	var wg sync.WaitGroup
@@ -190,7 +190,17 @@ func (b tokenizeBench) soakRun(ctx context.Context, r *tokenizeReport) error {
 	default:
 	}
 	r.CacheLimit, r.CacheBytes, r.RSS = cfg.CacheBytes, pool.CacheStats().Bytes, residentBytes()
+	r.HeapGrowth = liveHeap() - before
+	runtime.KeepAlive(pool)
 	return nil
+}
+
+// liveHeap is what is reachable after a collection.
+func liveHeap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 // residentBytes is the process's resident memory, 0 where /proc does not tell.

@@ -34,8 +34,12 @@ func (k *talk) say(role string, size int) {
 	k.count++
 	k.messages = fmt.Appendf(k.messages, `{"role":%q,"content":"`, role)
 	const letters = "abcdefghijklmnopqrstuvwxyz     "
-	for range size {
-		k.messages = append(k.messages, letters[k.dice.IntN(len(letters))])
+	for i := range size {
+		n := len(letters)
+		if i == 0 || i == size-1 {
+			n = 26 // hardly a message begins or ends with a space
+		}
+		k.messages = append(k.messages, letters[k.dice.IntN(n)])
 	}
 	k.messages = append(k.messages, `"}`...)
 }

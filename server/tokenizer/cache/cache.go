@@ -11,7 +11,7 @@ type Key struct{ Hi, Lo uint64 }
 const shards = 16
 
 // NodeBytes is what a value costs beyond its own bytes: key, links and the map's share.
-const NodeBytes = 160
+const NodeBytes = 224
 
 // Cache keeps values of type V.
 type Cache[V any] struct {
