@@ -89,6 +89,7 @@ func (e *engine) start() error {
 		"--dtype", "float32", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16",
 		"--block-size", strconv.Itoa(blockSize), "--enable-prompt-tokens-details",
 		"--enable-lora", "--max-lora-rank", "8", "--lora-modules", "adapter=" + filepath.Join(e.r.model, "lora"),
+		"--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 		"--otlp-traces-endpoint", e.r.spans.url(),
 		"--kv-events-config", fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}`, e.events, e.replay),
 	}
