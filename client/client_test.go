@@ -111,7 +111,7 @@ func (r *router) TrackReservation(s grpc.BidiStreamingServer[kvpilotv1.TrackRese
 	defer r.report("end")
 	for {
 		req, err := s.Recv()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
@@ -306,7 +306,7 @@ func TestStreamsComeRawOrAsEvents(t *testing.T) {
 	var got []string
 	for {
 		ev, err := s.Event()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

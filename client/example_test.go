@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -82,7 +83,7 @@ func ExampleClient_ChatStream() {
 	defer stream.Close()
 	for {
 		event, err := stream.Event()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

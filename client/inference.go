@@ -3,6 +3,7 @@ package client
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -43,7 +44,7 @@ func (c *Client) Post(ctx context.Context, path string, body []byte) ([]byte, er
 	var answer []byte
 	for {
 		part, err := s.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return answer, nil
 		}
 		if err != nil {

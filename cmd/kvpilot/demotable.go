@@ -46,16 +46,14 @@ func (d *demo) waitForModels(ctx context.Context, base string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, fleetWait)
 	defer cancel()
 	want := len(d.sims) + len(d.replicas)
-	ready := 0
 	for {
-		model, n, err := fleetState(ctx, base)
-		if err == nil && n >= want && (model != "" || d.model != "") {
+		model, ready, err := fleetState(ctx, base)
+		if err == nil && ready >= want && (model != "" || d.model != "") {
 			if d.model != "" {
 				model = d.model
 			}
 			return model, nil
 		}
-		ready = n
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():

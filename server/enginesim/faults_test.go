@@ -181,7 +181,7 @@ func TestTheAdminRoutes(t *testing.T) {
 	if code, body := r.get(t, "/sim/requests"); code != 200 || !strings.Contains(string(body), `/v1/chat/completions`) {
 		t.Errorf("requests: %d %s", code, body)
 	}
-	req, _ := http.NewRequestWithContext(t.Context(), "DELETE", r.url+"/sim/requests", nil)
+	req, _ := http.NewRequestWithContext(t.Context(), http.MethodDelete, r.url+"/sim/requests", nil)
 	resp, err := r.client.Do(req)
 	if err != nil {
 		t.Fatal(err)
@@ -220,7 +220,7 @@ func TestAThousandStreams(t *testing.T) {
 	defer cancel()
 	for range 1000 {
 		streams.Go(func() {
-			req, err := http.NewRequestWithContext(ctx, "POST", r.url+"/v1/completions", strings.NewReader(endless))
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.url+"/v1/completions", strings.NewReader(endless))
 			if err != nil {
 				t.Error(err)
 				return

@@ -110,7 +110,7 @@ func (l *life) serve(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Server", "uvicorn")
 	c := &call{w: w, r: r, faults: l.faults.request(r.URL.Path), record: l.newRecord(r)}
 	l.records.add(c.record)
-	if l.early(c) {
+	if l.early(r.Context(), c) {
 		return
 	}
 	if c.faults.HalfBody || c.faults.WrongJSON {
@@ -130,9 +130,9 @@ func (l *life) newRecord(r *http.Request) *Record {
 }
 
 // early applies the faults that come before any work and reports whether that was the answer.
-func (l *life) early(c *call) bool {
+func (l *life) early(ctx context.Context, c *call) bool {
 	f := c.faults
-	if f.Slow > 0 && !sleep(c.r.Context(), time.Duration(f.Slow)) {
+	if f.Slow > 0 && !sleep(ctx, time.Duration(f.Slow)) {
 		return true
 	}
 	switch {
@@ -141,7 +141,7 @@ func (l *life) early(c *call) bool {
 	case f.Hang:
 		// The server only notices that a client leaves once the body is read.
 		_, _ = io.Copy(io.Discard, c.r.Body) // whatever is wrong with it, nobody will be told
-		<-c.r.Context().Done()
+		<-ctx.Done()
 		return true
 	case f.Scaling:
 		c.reply(http.StatusServiceUnavailable, map[string]string{"error": "The model is currently scaling. Please try again later."})

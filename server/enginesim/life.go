@@ -74,10 +74,8 @@ func (l *life) run(ctx context.Context) error {
 	}
 	ln := l.http.open()
 	group.Go(func() error {
-		if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, errClosed) {
-			return err
-		}
-		return nil
+		err := server.Serve(ln)
+		return quiet(ctx, err)
 	})
 	group.Go(func() error {
 		<-ctx.Done()
@@ -88,7 +86,7 @@ func (l *life) run(ctx context.Context) error {
 
 // quiet drops the error of a listener that closed because the life ended.
 func quiet(ctx context.Context, err error) error {
-	if ctx.Err() != nil || errors.Is(err, errClosed) {
+	if ctx.Err() != nil || errors.Is(err, errClosed) || errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
 	return err

@@ -98,7 +98,7 @@ func (r *replica) post(t *testing.T, path, body string, header ...string) (int, 
 
 func (r *replica) send(t *testing.T, ctx context.Context, path, body string, header ...string) *http.Response {
 	t.Helper()
-	req, err := http.NewRequestWithContext(ctx, "POST", r.url+path, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.url+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}

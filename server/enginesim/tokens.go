@@ -19,7 +19,7 @@ type tokenizeRequest struct {
 type tokenizeReply struct {
 	Count       int      `json:"count"`
 	MaxModelLen int      `json:"max_model_len"`
-	Tokens      []uint32 `json:"tokens,nonnil"`
+	Tokens      []uint32 `json:"tokens"`
 	TokenStrs   []string `json:"token_strs"`
 }
 
@@ -46,7 +46,7 @@ func (l *life) tokenize(c *call) {
 		l.fail(c, *bad)
 		return
 	}
-	ids := l.told(c, p.ids)
+	ids := append([]uint32{}, l.told(c, p.ids)...) // a list, also when empty
 	reply := tokenizeReply{Count: len(ids), MaxModelLen: l.cfg.Core.MaxModelLen, Tokens: ids}
 	if req.ReturnTokenStrs {
 		for _, id := range ids {

@@ -83,9 +83,10 @@ func wantedTool(req *chatRequest) string {
 	}
 	last := ""
 	for _, m := range req.Messages {
-		if m.Role == "user" {
+		switch m.Role {
+		case "user":
 			last = string(m.Content)
-		} else if m.Role == "tool" {
+		case "tool":
 			last = "" // answered already
 		}
 	}

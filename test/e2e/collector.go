@@ -23,12 +23,12 @@ type collector struct {
 
 type span struct{ name, id, parent string }
 
-func (r *run) startCollector(context.Context) error {
+func (r *run) startCollector(ctx context.Context) error {
 	address := "127.0.0.1:0"
 	if kept := r.kept(); kept.Collector != "" {
 		address = kept.Collector
 	}
-	ln, err := net.Listen("tcp", address)
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return err
 	}

@@ -39,13 +39,13 @@ func (r *run) startFleet(ctx context.Context) error {
 			}
 			continue
 		}
-		ports, err := freePorts(3)
+		ports, err := freePorts(ctx, 3)
 		if err != nil {
 			return err
 		}
 		e.http, e.events, e.replay = ports[0], ports[1], ports[2]
 		r.fleet = append(r.fleet, e)
-		if err := e.start(); err != nil {
+		if err := e.start(ctx); err != nil {
 			return err
 		}
 		// One after the other: two starts at once take longer on few cores.
@@ -62,10 +62,10 @@ func (r *run) startFleet(ctx context.Context) error {
 // startWait bounds a replica's start: on two busy cores the imports alone take minutes.
 const startWait = 20 * time.Minute
 
-func freePorts(n int) ([]int, error) {
+func freePorts(ctx context.Context, n int) ([]int, error) {
 	var list []int
 	for range n {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, err
 		}
@@ -77,9 +77,9 @@ func freePorts(n int) ([]int, error) {
 
 func (e *engine) url() string { return "http://127.0.0.1:" + strconv.Itoa(e.http) }
 
-func (e *engine) start() error {
+func (e *engine) start(ctx context.Context) error {
 	if e.r.sim {
-		return e.launch(exec.Command(e.r.binary(), "sim", "--model", "tiny", "--adapter", "adapter", "--version", e.r.version,
+		return e.launch(exec.CommandContext(context.WithoutCancel(ctx), e.r.binary(), "sim", "--model", "tiny", "--adapter", "adapter", "--version", e.r.version,
 			"--port", strconv.Itoa(e.http), "--events-port", strconv.Itoa(e.events), "--replay-port", strconv.Itoa(e.replay),
 			"--block-size", strconv.Itoa(blockSize), "--blocks", "4097", "--max-model-len", "4096", "--max-seqs", "16", "--speed", "2"))
 	}
@@ -96,7 +96,7 @@ func (e *engine) start() error {
 	if e.r.hasRender() {
 		args = append(args, "--enable-scale-out")
 	}
-	cmd := exec.Command(e.r.python, args...)
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), e.r.python, args...) // stop ends it, in order
 	cmd.Env = append(os.Environ(),
 		"PATH="+filepath.Dir(e.r.python)+":"+os.Getenv("PATH"),
 		"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1",

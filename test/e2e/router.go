@@ -31,7 +31,7 @@ func (r *run) binary() string { return filepath.Join(r.logs, "kvpilot") }
 
 // startRouter starts kvpilot in front of the fleet.
 func (r *run) startRouter(ctx context.Context) error {
-	ports, err := freePorts(3)
+	ports, err := freePorts(ctx, 3)
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (r *run) startRouter(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.cmd = exec.Command(r.binary(), "serve", "--config", file)
+	p.cmd = exec.CommandContext(context.WithoutCancel(ctx), r.binary(), "serve", "--config", file)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	if err := p.cmd.Start(); err != nil {
 		return err

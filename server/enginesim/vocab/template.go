@@ -17,8 +17,9 @@ const ImageTokens = 64
 
 // Errors of the template; their texts are what clients see.
 var (
-	ErrBothPrompts = errors.New("continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start a new assistant message instead.")
-	ErrNoMessages  = errors.New("a conversation needs at least one message")
+	ErrBothPrompts = errors.New( //nolint:staticcheck // the engine's own words
+		"continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start a new assistant message instead.")
+	ErrNoMessages = errors.New("a conversation needs at least one message")
 )
 
 // Chat is a conversation to be rendered.
