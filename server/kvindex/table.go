@@ -14,9 +14,9 @@ import (
 // slot says that a block of class i may lie past this bucket, which was full once. Marks are
 // only taken back when the table is rebuilt.
 const (
-	shardBits   = 8
+	shardBits   = 6
 	shards      = 1 << shardBits
-	idBits      = 22
+	idBits      = 20
 	idMask      = 1<<idBits - 1
 	passed      = 1 << idBits
 	tagShift    = idBits + 1
