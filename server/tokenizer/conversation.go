@@ -206,6 +206,16 @@ func (l *learned) compared(k *known, equal bool) {
 	}
 }
 
+// disproved notes that ids joined by the steps were not those of the engine.
+func (l *learned) disproved(steps []step) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range steps {
+		l.class(s.class).noDeltas = true
+	}
+	l.epoch++
+}
+
 // noDelta notes that the step cannot be joined from a delta. Of several steps, which one cannot
 // is not known.
 func (l *learned) noDelta(k *known) {
@@ -239,13 +249,13 @@ func (l *learned) now() uint64 {
 func checked() bool { return rand.IntN(checkEvery) == 0 }
 
 // begun is the answer from the known beginning: its stable ids, and an estimate of the rest.
-func (k *known) begun(pr *prompt.Prompt, m *model) *Encoding {
+func (k *known) begun(pr *prompt.Prompt, m *model, whole cache.Key) *Encoding {
 	rest := 0
 	for _, msg := range pr.Messages[k.count:] {
 		rest += len(msg)
 	}
 	return &Encoding{
 		IDs: k.entry.ids[:k.stable:k.stable], Source: SourceConversation, Partial: true,
-		Tokens: len(k.entry.ids) + m.estimate(rest), MaxLen: k.entry.maxLen, entry: k.entry, prompt: pr,
+		Tokens: len(k.entry.ids) + m.estimate(rest), MaxLen: k.entry.maxLen, entry: k.entry, prompt: pr, whole: whole,
 	}
 }

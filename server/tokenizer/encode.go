@@ -95,7 +95,7 @@ func (p *Pool) text(ctx context.Context, req Request, m *model) (*Encoding, erro
 	all := func(ctx context.Context) (*entry, Source, error) { return p.complete(ctx, req, m, mine, k) }
 	if k != nil && k.stable > 0 && !req.NeedFull {
 		p.behind(ctx, ks.exact, all)
-		return k.begun(pr, m), nil
+		return k.begun(pr, m, ks.exact), nil
 	}
 	if k != nil && !req.NeedFull {
 		return p.waitOrBegin(ctx, req, m, ks.exact, k, all)
@@ -129,7 +129,7 @@ func (p *Pool) waitOrBegin(ctx context.Context, req Request, m *model, key cache
 	case err != nil:
 		return p.failed(req.Prompt, m, err)
 	case e == nil:
-		return trusted.begun(req.Prompt, m), nil
+		return trusted.begun(req.Prompt, m, key), nil
 	}
 	return fromEntry(req.Prompt, e, source, m), nil
 }

@@ -73,6 +73,8 @@ type Encoding struct {
 
 	entry  *entry
 	prompt *prompt.Prompt
+	// whole is the key under which the full ids will be kept; set when Partial.
+	whole cache.Key
 }
 
 // Hashes returns the names of the complete blocks of enc.IDs in the namespace. They are
@@ -141,6 +143,8 @@ type entry struct {
 	// coming from one answer.
 	derived bool
 	epoch   uint64
+	// steps are those by which a derived entry was joined.
+	steps []step
 
 	// root is set when the ids are those of a root and not of a whole prompt.
 	root bool

@@ -1,6 +1,7 @@
 package tokenizer_test
 
 import (
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -55,6 +56,33 @@ func TestParityByTheEnginesCount(t *testing.T) {
 	if s := parityOf(t, pool); s.State != "unproven" {
 		t.Errorf("state is %q after it was cleared", s.State)
 	}
+}
+
+// Early answers are compared too, by what was completed behind them; a wrong join bars joining,
+// not the model.
+func TestParityOfEarlyAnswers(t *testing.T) {
+	rep := serve(t, "a", &tokenizertest.Replica{})
+	pool := start(t, tokenizer.DefaultConfig())
+	k := &talker{dice: rand.New(rand.NewPCG(1, 1))}
+	for range 14 {
+		k.turn()
+		enc := encode(t, pool, k.body(), rep)
+		pool.WaitIdle()
+		if !enc.Partial {
+			continue
+		}
+		whole := encode(t, pool, k.body(), rep)
+		pool.Observe(t.Context(), tokenizer.Observation{Pool: model, Encoding: enc, PromptTokens: whole.Tokens, CachedTokens: -1})
+		if tokenizer.Derived(whole) {
+			was := pool.Broken()
+			pool.Observe(t.Context(), tokenizer.Observation{Pool: model, Encoding: enc, PromptTokens: whole.Tokens + 1, CachedTokens: -1})
+			if s := parityOf(t, pool); s.State == "suspect" || s.Equal == 0 || pool.Broken() == was {
+				t.Errorf("%+v with %d classes barred after %d, want no suspicion and one more", s, pool.Broken(), was)
+			}
+			return
+		}
+	}
+	t.Error("no answer was joined")
 }
 
 func TestParityByStoredBlocks(t *testing.T) {

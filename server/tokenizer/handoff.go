@@ -67,42 +67,42 @@ func (p *Pool) handoff(ctx context.Context, req Request, enc *Encoding, to *repl
 	case m.parity.suspect():
 		return no("suspect")
 	}
-	for _, name := range []string{"echo", "suffix", "prompt_logprobs", "return_token_ids", "prompt_embeds"} {
-		if v := member(pr, name); !rawjson.IsNull(v) && string(v) != "false" && string(v) != `""` {
-			return no(name)
-		}
+	chat := pr.API == prompt.APIChat && pr.Kind == prompt.KindChat && mode == HandoffAll
+	switch {
+	case !chat && (pr.API != prompt.APICompletions || pr.Kind != prompt.KindText):
+		return no("shape")
+	case !m.parity.proven():
+		return no("unproven")
+	}
+	if name := shown(pr); name != "" {
+		return no(name)
 	}
 	switch {
-	case pr.API == prompt.APICompletions && pr.Kind == prompt.KindText:
-		if !m.parity.proven() {
-			return no("unproven")
-		}
+	case !chat:
 		return Handoff{Form: HandoffAsPrompt, IDs: enc.IDs}
-	case pr.API == prompt.APIChat && pr.Kind == prompt.KindChat && mode == HandoffAll:
-		if enc.MaxLen > 0 && len(enc.IDs) >= enc.MaxLen {
-			return no("too_long") // this way has no length check, the ordinary way answers 400
-		}
-		if !rawjson.IsNull(member(pr, "kv_transfer_params")) {
-			return no("kv_transfer_params")
-		}
-		if !m.parity.proven() {
-			return no("unproven")
-		}
-		if !p.remote.TakesIDs(ctx, to, pr.Model, enc.IDs) {
-			return no("unsupported")
-		}
-		return Handoff{Form: HandoffAsTransfer, IDs: enc.IDs}
+	case enc.MaxLen > 0 && len(enc.IDs) >= enc.MaxLen:
+		return no("too_long") // this way has no length check, the ordinary way answers 400
+	case !p.remote.TakesIDs(ctx, to, pr.Model, enc.IDs):
+		return no("unsupported")
 	}
-	return no("shape")
+	return Handoff{Form: HandoffAsTransfer, IDs: enc.IDs}
 }
 
-// member finds a member of the request among the fields that were read, or else in the body.
-func member(pr *prompt.Prompt, name string) []byte {
-	if v := pr.Field(name); v != nil {
-		return v
+// shown names a member of the body because of which the answer shows the prompt or depends on
+// its text, or that is in the way of the ids; empty when there is none.
+func shown(pr *prompt.Prompt) string {
+	found := ""
+	err := rawjson.Members(pr.Body, func(name string, v []byte) bool {
+		switch name {
+		case "echo", "suffix", "prompt_logprobs", "return_token_ids", "prompt_embeds", "kv_transfer_params":
+			if !rawjson.IsNull(v) && string(v) != "false" && string(v) != `""` {
+				found = name
+			}
+		}
+		return found == ""
+	})
+	if err != nil {
+		return "body"
 	}
-	if pr.Body == nil {
-		return nil
-	}
-	return rawjson.Member(pr.Body, name)
+	return found
 }

@@ -8,12 +8,16 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/kvblock"
+	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
 )
 
 const (
 	// provenAfter equal prompt lengths in a row make a model's tokenization proven.
 	provenAfter = 8
+	// clearedAfter equal lengths in a row clear a suspicion.
+	clearedAfter = 64
 	// missesAfter prompts whose first block never showed up among a rank's events, while other
 	// roots did, make it suspect.
 	missesAfter = 8
@@ -93,20 +97,29 @@ func (p *Pool) Observe(ctx context.Context, o Observation) {
 		return
 	}
 	m := p.model(o.Pool)
+	tokens, comparable := p.counted(m, enc)
+	if comparable && o.PromptTokens > 0 && !o.HandedOff && tokens.derived && o.PromptTokens != tokens.n {
+		m.learned.disproved(tokens.steps)
+		p.metrics.broken.Add(ctx, 1)
+		p.log.Warn("the engine counted another number of prompt tokens than were joined: this kind of turn is tokenized in full",
+			slog.String("model", o.Pool), slog.Int("joined", tokens.n), slog.Int("counted", o.PromptTokens))
+		return
+	}
 	x := &m.parity
 	x.mu.Lock()
 	detail, position := "", -1
-	if enc.Exact && !enc.Partial && enc.Batch == nil && o.PromptTokens > 0 && !o.HandedOff {
-		if o.PromptTokens == enc.Tokens {
+	if comparable && o.PromptTokens > 0 && !o.HandedOff {
+		if o.PromptTokens == tokens.n {
 			x.status.Equal++
-			if x.run++; x.run >= provenAfter && x.status.State != "proven" {
+			x.run++
+			if x.run == provenAfter && x.status.State == "unproven" || x.run == clearedAfter && x.status.State == "suspect" {
 				x.enter("proven")
 			}
 		} else {
 			x.status.Unequal++
 			x.run = 0
 			detail = "the engine counted another number of prompt tokens"
-			position = min(o.PromptTokens, enc.Tokens)
+			position = min(o.PromptTokens, tokens.n)
 		}
 	}
 	if o.CachedTokens >= 0 && o.PredictedOverlap >= 256 && o.CachedTokens < o.PredictedOverlap/4 {
@@ -115,6 +128,31 @@ func (p *Pool) Observe(ctx context.Context, o Observation) {
 	first := detail != "" && x.mismatch(detail, position)
 	x.mu.Unlock()
 	p.reportMismatch(ctx, o.Pool, detail, position, first)
+}
+
+// count is a length to compare with the engine's.
+type count struct {
+	n       int
+	derived bool
+	steps   []step
+}
+
+// counted gives the length of an encoding's whole prompt, for an early answer that of the ids
+// which were completed behind it.
+func (p *Pool) counted(m *model, enc *Encoding) (count, bool) {
+	e := enc.entry
+	switch {
+	case enc.Batch != nil || enc.prompt != nil && enc.prompt.Kind == prompt.KindBatch:
+		return count{}, false
+	case enc.Partial && enc.whole == (cache.Key{}):
+		return count{}, false
+	case enc.Partial:
+		e = p.lookup(enc.whole, m)
+	}
+	if e == nil {
+		return count{}, false
+	}
+	return count{n: len(e.ids), derived: e.derived, steps: e.steps}, true
 }
 
 // mismatch records one and reports whether it made the model suspect. Callers hold mu.
