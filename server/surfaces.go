@@ -29,6 +29,7 @@ type surfaces struct {
 	grpc   *grpc.Server
 	admin  *http.Server
 	health *health.Server
+	api    *grpcapi.API
 }
 
 func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource) (*surfaces, error) {
@@ -40,7 +41,7 @@ func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *cons
 	if err != nil {
 		return nil, err
 	}
-	s := &surfaces{health: health.NewServer()}
+	s := &surfaces{health: health.NewServer(), api: api}
 	if err := s.openREST(c, t, p, api); err != nil {
 		return nil, err
 	}
@@ -111,7 +112,10 @@ func (s *surfaces) openGRPC(c config.Config, t *telemetry.Telemetry, api *grpcap
 }
 
 // leave tells those who ask for health that the router is going.
-func (s *surfaces) leave() { s.health.Shutdown() }
+func (s *surfaces) leave() {
+	s.health.Shutdown()
+	s.api.Leave()
+}
 
 // watchHealth keeps gRPC's health in step with readiness until ctx ends.
 func (s *surfaces) watchHealth(ctx context.Context, changed <-chan struct{}, ready func() error) error {

@@ -55,9 +55,9 @@ func (g *Gateway) readBody(rq *request, r *http.Request) (data []byte, err error
 		return nil, tooLarge(limit)
 	}
 	if r.ContentLength > 0 {
-		data, err = readExactly(r.Body, r.ContentLength)
+		data, err = rq.readExactly(r.Body, r.ContentLength)
 	} else {
-		data, err = readChunked(http.MaxBytesReader(rq.w, r.Body, limit))
+		data, err = rq.readChunked(http.MaxBytesReader(rq.w, r.Body, limit))
 	}
 	if err != nil {
 		if r.ProtoMajor == 1 {
@@ -69,31 +69,59 @@ func (g *Gateway) readBody(rq *request, r *http.Request) (data []byte, err error
 	return data, nil
 }
 
-func readExactly(from io.Reader, n int64) ([]byte, error) {
-	data := make([]byte, min(n, firstPiece))
-	for read := 0; ; {
-		if _, err := io.ReadFull(from, data[read:]); err != nil {
+func (rq *request) readExactly(from io.Reader, n int64) ([]byte, error) {
+	begin := min(n, firstPiece)
+	if err := rq.hold(begin); err != nil {
+		return nil, err
+	}
+	data := make([]byte, begin)
+	if _, err := io.ReadFull(from, data); err != nil {
+		return nil, err
+	}
+	if n > firstPiece {
+		if err := rq.hold(n - firstPiece); err != nil {
 			return nil, err
 		}
-		read = len(data)
-		if int64(read) == n {
-			return data, nil
+		whole := make([]byte, n)
+		copy(whole, data)
+		if _, err := io.ReadFull(from, whole[firstPiece:]); err != nil {
+			return nil, err
 		}
-		more := make([]byte, min(n, int64(read)*pieceGrowth))
-		copy(more, data)
-		data = more
+		data = whole
+	}
+	return data, nil
+}
+
+func (rq *request) readChunked(from io.Reader) ([]byte, error) {
+	var buf bytes.Buffer
+	for {
+		n, err := buf.ReadFrom(io.LimitReader(from, firstPiece))
+		if err == nil && n > 0 {
+			err = rq.hold(n)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if n == 0 {
+			return buf.Bytes(), nil
+		}
 	}
 }
 
-func readChunked(from io.Reader) ([]byte, error) {
-	var buf bytes.Buffer
-	if _, err := buf.ReadFrom(from); err != nil {
-		return nil, err
+// hold counts n more bytes of this request's body among those of all requests.
+func (rq *request) hold(n int64) error {
+	if rq.g.held.Add(n) > rq.g.config.MaxBodiesBytes {
+		rq.g.held.Add(-n)
+		return apierror.New(apierror.Overloaded, "the router holds as many request bodies as it may", nil, apierror.WithRetryAfter(time.Second))
 	}
-	return buf.Bytes(), nil
+	rq.held += n
+	return nil
 }
 
 func bodyError(err error, limit int64) error {
+	if refused, ok := errors.AsType[*apierror.Error](err); ok {
+		return refused
+	}
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return tooLarge(limit)
 	}

@@ -2,14 +2,18 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"net/http"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/genproto/googleapis/api/httpbody"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/kvpilot/kvpilot/server/inproc"
 )
 
 // codec is the one marshaler: an HttpBody is the bytes of the HTTP body themselves; every other
@@ -126,4 +130,17 @@ func syntaxError(data []byte) error {
 		return errors.New("invalid JSON at byte " + itoa(syntax.Offset) + " (line " + itoa(int64(line)) + "): " + syntax.Error())
 	}
 	return errors.New("invalid JSON")
+}
+
+// openStream tells a client at once that its stream of messages is open; grpc-gateway by itself
+// would tell it with the first message.
+func openStream(ctx context.Context, w http.ResponseWriter, m proto.Message) error {
+	md, ok := runtime.ServerMetadataFromContext(ctx)
+	rq, ours := w.(*request)
+	if m != nil || !ok || !ours || rq.status != 0 || !inproc.IsOpen(md.HeaderMD) {
+		return nil
+	}
+	rq.w.Header().Set("Content-Type", typeLines)
+	rq.start(http.StatusOK)
+	return rq.control.Flush()
 }

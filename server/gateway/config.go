@@ -11,6 +11,9 @@ import (
 type Config struct {
 	// MaxBodyBytes bounds a request body; larger ones are refused with 413.
 	MaxBodyBytes int64 `yaml:"max_body_bytes"`
+	// MaxBodiesBytes bounds the bodies of all requests under way together; what would exceed it is
+	// refused with 429.
+	MaxBodiesBytes int64 `yaml:"max_bodies_bytes"`
 	// BodyTimeout is how long a client may take to send its body.
 	BodyTimeout time.Duration `yaml:"body_timeout"`
 	// StallTimeout ends an answer whose client takes nothing for this long. Zero: never.
@@ -23,9 +26,10 @@ type Config struct {
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
-		MaxBodyBytes: 64 << 20,
-		BodyTimeout:  2 * time.Minute,
-		StallTimeout: 2 * time.Minute,
+		MaxBodyBytes:   64 << 20,
+		MaxBodiesBytes: 2 << 30,
+		BodyTimeout:    2 * time.Minute,
+		StallTimeout:   2 * time.Minute,
 	}
 }
 
@@ -34,6 +38,9 @@ func (c Config) Validate() error {
 	var errs []error
 	if c.MaxBodyBytes < 1 {
 		errs = append(errs, fmt.Errorf("max_body_bytes: %d is not positive", c.MaxBodyBytes))
+	}
+	if c.MaxBodiesBytes < c.MaxBodyBytes {
+		errs = append(errs, fmt.Errorf("max_bodies_bytes: %d is less than one body may have (max_body_bytes)", c.MaxBodiesBytes))
 	}
 	if c.BodyTimeout <= 0 {
 		errs = append(errs, errors.New("body_timeout: must be positive"))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"go.opentelemetry.io/otel/metric"
@@ -45,6 +46,8 @@ type Gateway struct {
 	metrics    *metrics
 	tracer     trace.Tracer
 	propagator propagation.TextMapPropagator
+	// held is how many bytes of bodies are in memory.
+	held atomic.Int64
 }
 
 // New makes a Gateway with the routes of the contract.
@@ -80,6 +83,7 @@ func New(c Config, p Params) (*Gateway, error) {
 		runtime.WithDisablePathLengthFallback(),
 		runtime.WithDisableChunkedEncoding(),
 		runtime.WithWriteContentLength(),
+		runtime.WithForwardResponseOption(openStream),
 		runtime.WithErrorHandler(g.onError),
 		runtime.WithStreamErrorHandler(g.onStreamError),
 		runtime.WithRoutingErrorHandler(g.onRoutingError),

@@ -78,6 +78,14 @@ func (s *services) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpil
 		Reason: string(in.GetData()) + inproc.FromContext(ctx).Header.Get("X-Body-Truncated")}, nil
 }
 
+func (s *services) Watch(_ *kvpilotv1.WatchRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error {
+	if err := out.SendHeader(inproc.StreamOpen()); err != nil {
+		return err
+	}
+	<-out.Context().Done()
+	return out.Context().Err()
+}
+
 func (s *services) WatchDecisions(_ *kvpilotv1.WatchDecisionsRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchDecisionsResponse]) error {
 	for i := range uint64(2) {
 		if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Lost: i}); err != nil {
@@ -418,6 +426,61 @@ func TestTypedRoutes(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	if resp.Header.Get("Content-Type") != "application/x-ndjson" || len(lines) != 3 || !strings.Contains(lines[1], `"lost":"1"`) || !strings.Contains(lines[2], "shutting_down") {
 		t.Errorf("a stream of messages: %s %q", resp.Header.Get("Content-Type"), lines)
+	}
+}
+
+func TestAStreamWithNothingToSayIsOpen(t *testing.T) {
+	url := start(t, &services{})
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	req, _ := http.NewRequestWithContext(ctx, "GET", url+"/kvpilot/v1/replicas:watch", nil)
+	resp, err := http.DefaultTransport.RoundTrip(req)
+	if err != nil {
+		t.Fatalf("the client is not told that its stream is open: %v", err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/x-ndjson" || resp.Header.Get("X-Kvpilot-Stream") != "" {
+		t.Errorf("%d %v", resp.StatusCode, resp.Header)
+	}
+}
+
+// TestEveryRouteIsDescribed keeps /openapi.json true: what is in the contract is in there.
+func TestEveryRouteIsDescribed(t *testing.T) {
+	url := start(t, &services{})
+	_, text := call(t, "GET", url+"/openapi.json", "")
+	var doc struct {
+		Paths map[string]map[string]struct {
+			RequestBody *struct {
+				Content map[string]struct {
+					Schema map[string]any
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &doc); err != nil {
+		t.Fatal(err)
+	}
+	for path, item := range doc.Paths {
+		if strings.HasSuffix(path, "replicas:watch") {
+			continue // it lasts; the test above has it
+		}
+		for method, op := range item {
+			resp, body := call(t, strings.ToUpper(method), url+strings.NewReplacer("{", "", "}", "").Replace(path), "")
+			if code := resp.StatusCode; code == 404 && strings.Contains(body, "route_not_found") || code == 405 {
+				t.Errorf("%s %s is described, and answered with %d", method, path, code)
+			}
+			if op.RequestBody == nil {
+				continue
+			}
+			for _, content := range op.RequestBody.Content {
+				if members, _ := content.Schema["properties"].(map[string]any); members["data"] != nil && members["content_type"] != nil {
+					t.Errorf("%s %s is described as an HttpBody", method, path)
+				}
+			}
+		}
+	}
+	if len(doc.Paths) < 45 {
+		t.Errorf("%d paths", len(doc.Paths))
 	}
 }
 

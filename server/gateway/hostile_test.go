@@ -112,13 +112,49 @@ func TestSlowBodyIsGivenUp(t *testing.T) {
 }
 
 func TestAnnouncedBodyTakesNoMemoryBeforeItComes(t *testing.T) {
-	url := start(t, &services{chat: echo}, func(c *gateway.Config, _ *gateway.Params) { c.MaxBodyBytes = 1 << 40 })
+	url := start(t, &services{chat: echo}, func(c *gateway.Config, _ *gateway.Params) { c.MaxBodyBytes, c.MaxBodiesBytes = 1<<40, 1<<41 })
 	conn := dial(t, url)
 	if _, err := fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n{", int64(1)<<39); err != nil {
 		t.Fatal(err)
 	}
 	if resp, got := call(t, "POST", url+"/v1/chat/completions", "{}"); resp.StatusCode != 200 || got != "{}" {
 		t.Errorf("meanwhile: %d %q", resp.StatusCode, got)
+	}
+}
+
+func TestBodiesTogetherAreBounded(t *testing.T) {
+	began, done := make(chan struct{}, 2), make(chan struct{})
+	url := start(t, &services{chat: func(e *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
+		began <- struct{}{}
+		<-done
+		return echo(e, in, out)
+	}}, func(c *gateway.Config, _ *gateway.Params) { c.MaxBodyBytes, c.MaxBodiesBytes = 1000, 1500 })
+	body := strings.Repeat("x", 1000)
+	first := make(chan string)
+	go func() {
+		resp, err := http.Post(url+"/v1/chat/completions", "text/plain", strings.NewReader(body))
+		if err != nil {
+			first <- err.Error()
+			return
+		}
+		text, _ := io.ReadAll(resp.Body) // a short answer fails the comparison below
+		_ = resp.Body.Close()
+		first <- string(text)
+	}()
+	<-began
+	resp, got := call(t, "POST", url+"/v1/chat/completions", body)
+	if resp.StatusCode != 429 || resp.Header.Get("Retry-After") != "1" || !strings.Contains(got, "overloaded") {
+		t.Errorf("a body too many: %d %s", resp.StatusCode, got)
+	}
+	close(done)
+	if got := <-first; got != body {
+		t.Errorf("the first request: %q", got)
+	}
+	for range 5 { // what was held is given back
+		if resp, got := call(t, "POST", url+"/v1/chat/completions", body); resp.StatusCode != 200 {
+			t.Fatalf("afterwards: %d %s", resp.StatusCode, got)
+		}
+		<-began
 	}
 }
 

@@ -21,6 +21,7 @@ type request struct {
 	control  *http.ResponseController
 	exchange inproc.Exchange
 	body     body
+	held     int64  // bytes counted in Gateway.held
 	pattern  string // the route as metrics name it; empty when there is none
 
 	status  int  // as sent; 0 while nothing was

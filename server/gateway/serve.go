@@ -116,6 +116,7 @@ func (g *Gateway) startSpan(r *http.Request, rq *request) (context.Context, trac
 // finish leaves the record of a request, and breaks the connection of an answer that is not whole.
 func (g *Gateway) finish(ctx context.Context, rq *request, s trace.Span) {
 	v := recover()
+	g.held.Add(-rq.held)
 	if v != nil && rq.status == 0 {
 		rq.status = http.StatusInternalServerError
 	}

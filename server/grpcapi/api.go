@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decisionlog"
 	"github.com/kvpilot/kvpilot/server/enginestats"
@@ -68,6 +69,11 @@ type API struct {
 	rules   protovalidate.Validator
 	metrics *metrics
 	methods map[string]*methodInfo
+	// life ends with Leave; it is no request's context.
+	life context.Context
+	// Leave ends the streams that would otherwise last for ever (watches), so that a shutdown need not
+	// wait for them. Calls that answer are not touched. It may be called again.
+	Leave context.CancelFunc
 }
 
 // New makes an API. c must be valid.
@@ -90,6 +96,7 @@ func New(c Config, p Params) (*API, error) {
 		return nil, err
 	}
 	a := &API{Params: p, config: c, keys: keys, metrics: m, methods: readMethods()}
+	a.life, a.Leave = context.WithCancel(context.Background())
 	if a.rules, err = protovalidate.New(protovalidate.WithMessageDescriptors(a.inputs()...)); err != nil {
 		return nil, err
 	}
@@ -104,6 +111,24 @@ func (a *API) Register(to grpc.ServiceRegistrar) {
 	kvpilotv1.RegisterInferenceServiceServer(to, &inference{api: a})
 	kvpilotv1.RegisterRoutingServiceServer(to, &routing{api: a})
 	kvpilotv1.RegisterReplicaServiceServer(to, &replicas{api: a})
+}
+
+// lasting is the context of a stream that ends with the router.
+func (a *API) lasting(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(a.life, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// stopped is how a lasting stream ends: its caller left, or the router does.
+func stopped(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return apierror.New(apierror.ShuttingDown, "the router is stopping", nil)
 }
 
 // methodInfo is what the interceptor needs to know of an RPC.

@@ -102,6 +102,7 @@ func (f *fakeLife) Finish(id string, _ int, r chooser.Result) load.Outcome {
 }
 
 type rig struct {
+	api       *grpcapi.API
 	router    *fakeRouter
 	life      *fakeLife
 	decisions *decisionlog.Log
@@ -133,6 +134,7 @@ func newRig(t testing.TB, c grpcapi.Config) *rig {
 		Choice: chooser.DefaultConfig(), Forward: true,
 	})
 	must(err)
+	r.api = api
 	server := grpc.NewServer(grpc.UnaryInterceptor(api.Unary), grpc.StreamInterceptor(api.Stream))
 	api.Register(server)
 	lis := bufconn.Listen(1 << 20)

@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/decisionlog"
+	"github.com/kvpilot/kvpilot/server/inproc"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/selector"
 )
@@ -53,11 +54,16 @@ func entriesProto(list []decisionlog.Entry) []*kvpilotv1.Decision {
 func (s *routing) WatchDecisions(in *kvpilotv1.WatchDecisionsRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchDecisionsResponse]) error {
 	sub := s.api.Decisions.Subscribe(decisionlog.Filter{Model: in.GetModel(), Replica: in.GetReplicaId()})
 	defer sub.Close()
+	if err := out.SendHeader(inproc.StreamOpen()); err != nil {
+		return err
+	}
+	ctx, done := s.api.lasting(out.Context())
+	defer done()
 	told := uint64(0)
 	for {
 		select {
-		case <-out.Context().Done():
-			return out.Context().Err()
+		case <-ctx.Done():
+			return stopped(out.Context())
 		case e := <-sub.Entries():
 			lost := sub.Lost()
 			if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Decision: decisionProto(e.Decision, e.Outcome), Lost: lost - told}); err != nil {

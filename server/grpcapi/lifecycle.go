@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/inproc"
 	"github.com/kvpilot/kvpilot/server/load"
 )
 
@@ -97,6 +98,9 @@ const maxBound = 65536
 func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
 	bound := map[string]int{}
 	defer func() { s.releaseAll(ss.Context(), bound) }()
+	if err := ss.SendHeader(inproc.StreamOpen()); err != nil {
+		return err
+	}
 	for {
 		in, err := ss.Recv()
 		if errors.Is(err, io.EOF) {

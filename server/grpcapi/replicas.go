@@ -12,6 +12,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/inproc"
 	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/secret"
@@ -116,7 +117,12 @@ func (s *replicas) Get(_ context.Context, in *kvpilotv1.GetRequest) (*kvpilotv1.
 }
 
 func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error {
-	for change := range s.api.Registry.Watch(out.Context()) {
+	if err := out.SendHeader(inproc.StreamOpen()); err != nil {
+		return err
+	}
+	ctx, done := s.api.lasting(out.Context())
+	defer done()
+	for change := range s.api.Registry.Watch(ctx) {
 		r := change.Replica
 		if r == nil {
 			continue
@@ -128,10 +134,7 @@ func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingSer
 			return err
 		}
 	}
-	if err := out.Context().Err(); err != nil {
-		return err
-	}
-	return apierror.New(apierror.ShuttingDown, "the router is stopping", nil)
+	return stopped(out.Context())
 }
 
 // registryError names what the registry refuses; the rest are words about the caller's own spec.

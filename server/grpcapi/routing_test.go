@@ -299,6 +299,22 @@ func TestDecisionsCanBeReadBack(t *testing.T) {
 	}
 }
 
+func TestWatchesEndWhenTheRouterLeaves(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	watch, err := kvpilotv1.NewRoutingServiceClient(r.socket).WatchDecisions(t.Context(), &kvpilotv1.WatchDecisionsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watch.Header(); err != nil {
+		t.Fatal(err)
+	}
+	r.api.Leave()
+	r.api.Leave()
+	if _, err := watch.Recv(); apierror.From(err).Reason != apierror.ShuttingDown {
+		t.Errorf("the watch ended with %v", err)
+	}
+}
+
 func TestEveryPolicyIsDescribed(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
 	got, err := kvpilotv1.NewRoutingServiceClient(r.hop).ListPolicies(t.Context(), &kvpilotv1.ListPoliciesRequest{})
