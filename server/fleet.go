@@ -39,6 +39,18 @@ func rankName(r *replica.Replica, rank int) string {
 	return string(r.ID) + "/" + strconv.Itoa(rank)
 }
 
+// rankOf names the rank of a slot for metrics.
+func (p *parts) rankOf(slot replica.Slot) (replica.Rank, bool) {
+	if p.registry == nil { // metrics may be read before all parts are made
+		return replica.Rank{}, false
+	}
+	r, rank, ok := p.registry.Snapshot().BySlot(slot)
+	if !ok {
+		return replica.Rank{}, false
+	}
+	return replica.Rank{Replica: r.ID, Index: rank}, true
+}
+
 func (p *parts) rankRemoved(slot replica.Slot) {
 	p.stats.Remove(slot)
 	p.events.Remove(slot)

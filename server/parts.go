@@ -71,7 +71,7 @@ func (p *parts) buildIndex(c config.Config, t *telemetry.Telemetry) (err error) 
 }
 
 func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) (err error) {
-	if p.book, err = load.New(c.Load, load.Params{Log: p.part("load"), Meter: t.Meters()}); err != nil {
+	if p.book, err = load.New(c.Load, load.Params{Log: p.part("load"), Meter: t.Meters(), Rank: p.rankOf}); err != nil {
 		return err
 	}
 	p.stats, err = enginestats.New(c.EngineStats, enginestats.Params{

@@ -63,16 +63,16 @@ func New(config Config, params Params) (*Poller, error) {
 	if params.InFlight == nil {
 		params.InFlight = func(replica.Slot) int { return 0 }
 	}
-	m, err := newMetrics(params.Meter)
-	if err != nil {
-		return nil, err
-	}
 	p := &Poller{
-		config: config, params: params, log: params.Log, metrics: m,
+		config: config, params: params, log: params.Log,
 		asking: make(chan struct{}, config.Concurrency), wake: make(chan struct{}, 1),
 		targets: map[replica.ID]*target{}, bySlot: map[replica.Slot]*target{},
 	}
 	p.table.Store(&[]*account{})
+	var err error
+	if p.metrics, err = newMetrics(params.Meter, p); err != nil {
+		return nil, err
+	}
 	return p, nil
 }
 
@@ -122,6 +122,19 @@ func (p *Poller) Remove(slot replica.Slot) {
 	if p.targets[t.replica.ID] == t {
 		delete(p.targets, t.replica.ID)
 	}
+}
+
+// names returns the ranks that are polled.
+func (p *Poller) names() map[replica.Slot]replica.Rank {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	names := make(map[replica.Slot]replica.Rank, len(p.bySlot))
+	for _, t := range p.targets {
+		for rank, slot := range t.slots {
+			names[slot] = replica.Rank{Replica: t.replica.ID, Index: rank}
+		}
+	}
+	return names
 }
 
 // setAccount replaces the account of slot in a copy of the table. p.mu is held.

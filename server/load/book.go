@@ -53,7 +53,7 @@ func New(config Config, params Params) (*Book, error) {
 		b.shards[i].open(share(config.Remembered, i))
 	}
 	b.ranks.Store(&[]*rank{})
-	if err := newMetrics(params.Meter, b); err != nil {
+	if err := newMetrics(params, b); err != nil {
 		return nil, err
 	}
 	return b, nil

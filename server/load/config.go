@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/replica"
 )
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
@@ -50,6 +52,8 @@ func (c Config) Validate() error {
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
+	// Rank names a slot for the metrics of each rank; nil leaves them out.
+	Rank func(replica.Slot) (replica.Rank, bool)
 	// Now is the clock; nil takes the system's. Its readings must not go back.
 	Now func() time.Time
 }

@@ -2,12 +2,15 @@ package load
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvpilot/kvpilot/server/replica"
 )
 
 // call is a lifecycle call.
@@ -33,7 +36,8 @@ type counts struct {
 }
 
 // newMetrics registers the book's metrics; a nil provider registers none.
-func newMetrics(provider metric.MeterProvider, b *Book) error {
+func newMetrics(params Params, b *Book) error {
+	provider := params.Meter
 	if provider == nil {
 		provider = noop.NewMeterProvider()
 	}
@@ -69,8 +73,43 @@ func newMetrics(provider metric.MeterProvider, b *Book) error {
 		}
 		return nil
 	}, live, ends, refused, reports)
+	if err == nil {
+		err = newRankMetrics(meter, params.Rank, b)
+	}
 	if err != nil {
 		return fmt.Errorf("register load metrics: %w", err)
 	}
 	return nil
+}
+
+// newRankMetrics registers what is booked on each rank.
+func newRankMetrics(meter metric.Meter, name func(replica.Slot) (replica.Rank, bool), b *Book) error {
+	requests, err1 := meter.Int64ObservableGauge("kvpilot.load.requests",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests in flight on a rank."))
+	tokens, err2 := meter.Float64ObservableGauge("kvpilot.load.prefill_tokens",
+		metric.WithUnit("{token}"), metric.WithDescription("Uncached prompt tokens that a rank has yet to compute."))
+	wait, err3 := meter.Float64ObservableGauge("kvpilot.load.prefill_time",
+		metric.WithUnit("s"), metric.WithDescription("Predicted time that a rank needs for them."))
+	blocks, err4 := meter.Float64ObservableGauge("kvpilot.load.blocks",
+		metric.WithUnit("{block}"), metric.WithDescription("KV blocks that the requests in flight on a rank use, those they share counted once."))
+	_, err5 := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		if name == nil {
+			return nil
+		}
+		now := b.clock()
+		for slot, rk := range *b.ranks.Load() {
+			rank, known := name(replica.Slot(slot))
+			if rk == nil || !known {
+				continue
+			}
+			v := rk.view(b.since(now))
+			labels := metric.WithAttributes(attribute.String("replica", string(rank.Replica)), attribute.Int("rank", rank.Index))
+			o.ObserveInt64(requests, int64(v.InFlight), labels)
+			o.ObserveFloat64(tokens, v.PrefillTokens, labels)
+			o.ObserveFloat64(wait, v.PrefillTime.Seconds(), labels)
+			o.ObserveFloat64(blocks, v.DecodeBlocks, labels)
+		}
+		return nil
+	}, requests, tokens, wait, blocks)
+	return errors.Join(err1, err2, err3, err4, err5)
 }
