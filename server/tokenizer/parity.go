@@ -157,7 +157,7 @@ func (p *Pool) counted(m *model, enc *Encoding) (count, bool) {
 
 // mismatch records one and reports whether it made the model suspect. Callers hold mu.
 func (x *parity) mismatch(detail string, position int) bool {
-	x.status.Detail, x.status.Position = detail, position
+	x.status.Detail, x.status.Position, x.run = detail, position, 0
 	if x.status.State == "suspect" {
 		return false
 	}
