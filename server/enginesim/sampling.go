@@ -82,6 +82,9 @@ func (l *life) check(s *sampling) *apiError {
 	if s.StreamOptions != nil && !s.Stream {
 		return refuse("Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options")
 	}
+	if s.N != nil && *s.N > maxChoices {
+		return refuse(fmt.Sprintf("n must be at most %d, got %d. (parameter=n, value=%d)", maxChoices, *s.N, *s.N), "n")
+	}
 	if s.N != nil && *s.N < 1 {
 		return refuse(fmt.Sprintf("n must be at least 1, got %d. (parameter=n, value=%d)", *s.N, *s.N), "n")
 	}
@@ -203,3 +206,6 @@ func (d *detok) flush(dst []byte) []byte {
 	}
 	return dst
 }
+
+// maxChoices is the largest n, as VLLM_MAX_N_SEQUENCES bounds it.
+const maxChoices = 16384

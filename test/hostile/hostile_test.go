@@ -1,0 +1,218 @@
+// Package hostile sends the whole router what no honest client sends.
+package hostile
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/test/stack"
+)
+
+func start(t *testing.T) *stack.Stack {
+	t.Helper()
+	return stack.Start(t, stack.Options{Configure: func(c *config.Config) {
+		c.Listen.ReadHeaderTimeout = time.Second
+		c.Gateway.BodyTimeout = time.Second
+		c.Gateway.MaxBodyBytes = 4 << 20
+	}})
+}
+
+// exchange sends bytes as they are and reads one answer; status 0 means that the router closed
+// the connection without one.
+func exchange(t *testing.T, address, wire string) (status int, body string) {
+	t.Helper()
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(10 * time.Second)) //nolint:errcheck // a fresh connection takes it
+	go io.WriteString(c, wire)                      //nolint:errcheck // the router may stop reading
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
+			t.Errorf("no answer and no close within 10 s to %.100q", wire)
+		}
+		return 0, ""
+	}
+	defer resp.Body.Close()
+	b, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(b)
+}
+
+func post(body string, headers ...string) string {
+	return fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n%s\r\n%s",
+		len(body), strings.Join(headers, ""), body)
+}
+
+const good = `{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":2}`
+
+// alive checks that the router still serves honest clients.
+func alive(t *testing.T, s *stack.Stack) {
+	t.Helper()
+	if status, body := exchange(t, s.HTTP, post(good)); status != http.StatusOK {
+		t.Fatalf("afterwards an honest request gets %d %s", status, body)
+	}
+}
+
+func TestBodiesThatAreWrong(t *testing.T) {
+	s := start(t)
+	deep := strings.Repeat(`{"a":`, 5000) + "1" + strings.Repeat("}", 5000)
+	cases := map[string]string{
+		"empty":              "",
+		"no JSON":            "hello",
+		"an array":           `[{"model":"sim"}]`,
+		"cut off":            `{"model":"sim","messages":[{"role"`,
+		"NUL bytes":          "\x00\x00\x00",
+		"UTF-16":             "\xff\xfe{\x00}\x00",
+		"invalid UTF-8":      "{\"model\":\"sim\",\"messages\":[{\"role\":\"user\",\"content\":\"\xc3\x28\"}]}",
+		"deep":               `{"model":"sim","messages":[{"role":"user","content":"x"}],"tools":` + deep + `}`,
+		"deep arrays":        strings.Repeat("[", 100_000),
+		"model is a number":  `{"model":5,"messages":[{"role":"user","content":"x"}]}`,
+		"model is an object": `{"model":{"a":1},"messages":[]}`,
+		"no such model":      `{"model":"nobody","messages":[{"role":"user","content":"x"}]}`,
+		"model with a line":  `{"model":"sim\r\nX-Injected: 1","messages":[{"role":"user","content":"x"}]}`,
+		"duplicate bodies":   good + good,
+		"negative tokens":    `{"model":"sim","messages":[{"role":"user","content":"x"}],"max_tokens":-5}`,
+	}
+	for name, body := range cases {
+		t.Run(name, func(t *testing.T) {
+			status, answer := exchange(t, s.HTTP, post(body))
+			if status < 400 || status >= 500 {
+				t.Errorf("got %d %s, want a 4xx", status, answer)
+			}
+			var shaped struct {
+				Error struct {
+					Message string `json:"message"`
+					Type    string `json:"type"`
+				} `json:"error"`
+			}
+			if err := json.Unmarshal([]byte(answer), &shaped); err != nil || shaped.Error.Message == "" || shaped.Error.Type == "" {
+				t.Errorf("the answer has not OpenAI's shape: %s (%v)", answer, err)
+			}
+		})
+	}
+	alive(t, s)
+}
+
+func TestAbsurdNumbersNeitherFailTheRouterNorReserveTheFleet(t *testing.T) {
+	s := start(t)
+	for _, field := range []string{`"max_tokens":99999999999999999999`, `"max_tokens":1e400`, `"n":99999999`, `"n":-1`, `"priority":1e300`, `"truncate_prompt_tokens":-99999999999`,
+		`"temperature":NaN`, `"seed":-0.0e-0`, `"max_tokens":"12abc"`, `"stream_options":5`, `"kv_transfer_params":[]`} {
+		body := `{"model":"sim","messages":[{"role":"user","content":"x"}],` + field + `}`
+		if status, answer := exchange(t, s.HTTP, post(body)); status == 0 || status >= 500 {
+			t.Errorf("%s: got %d %s", field, status, answer)
+		}
+	}
+	alive(t, s)
+}
+
+func TestRequestsThatCouldBeReadInTwoWaysAreRefused(t *testing.T) {
+	s := start(t)
+	const smuggled = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+	head := "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+	cases := map[string]string{
+		"length and chunks":       head + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
+		"two lengths":             head + "Content-Length: 4\r\nContent-Length: 60\r\n\r\nhi!!" + smuggled,
+		"strange chunking":        head + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + smuggled,
+		"chunking twice":          head + "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n" + smuggled,
+		"space before colon":      head + "Content-Length : 4\r\n\r\nhi!!" + smuggled,
+		"negative length":         head + "Content-Length: -1\r\n\r\n" + smuggled,
+		"folded header":           head + "X-A: b\r\n Content-Length: 4\r\nBad Header: x\r\n\r\n",
+		"NUL in a header":         head + "X-A: a\x00b\r\nContent-Length: 0\r\n\r\n",
+		"chunk of a wrong length": head + "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff1\r\nhi\r\n0\r\n\r\n",
+		"no host":                 "POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+		"no HTTP":                 "hello there\r\n\r\n",
+		"HTTP/2 preface":          "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+	}
+	for name, wire := range cases {
+		t.Run(name, func(t *testing.T) {
+			if status, body := exchange(t, s.HTTP, wire); status == http.StatusOK {
+				t.Errorf("got 200 %.200s", body)
+			}
+		})
+	}
+	alive(t, s)
+}
+
+func TestHeadersThatAreTooLarge(t *testing.T) {
+	s := start(t)
+	for name, header := range map[string]string{
+		"one":  "X-A: " + strings.Repeat("a", 1<<20) + "\r\n",
+		"many": strings.Repeat("X-A: b\r\n", 200_000),
+	} {
+		if status, _ := exchange(t, s.HTTP, post(good, header)); status != http.StatusRequestHeaderFieldsTooLarge && status != 0 {
+			t.Errorf("%s: got %d", name, status)
+		}
+	}
+	alive(t, s)
+}
+
+func TestCompressedAndOversizedBodiesAreRefused(t *testing.T) {
+	s := start(t)
+	var bomb bytes.Buffer
+	z := gzip.NewWriter(&bomb)
+	for range 64 { // 64 MB of zeros in 64 kB
+		z.Write(make([]byte, 1<<20)) //nolint:errcheck // a buffer takes all
+	}
+	z.Close()
+	if status, _ := exchange(t, s.HTTP, post(bomb.String(), "Content-Encoding: gzip\r\n")); status != http.StatusUnsupportedMediaType {
+		t.Errorf("a compressed body got %d", status)
+	}
+	if status, _ := exchange(t, s.HTTP, post(`{"model":"sim","prompt":"`+strings.Repeat("a", 5<<20)+`"}`)); status != http.StatusRequestEntityTooLarge {
+		t.Errorf("an oversized body got %d", status)
+	}
+	chunks := "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + strings.Repeat("40000\r\n"+strings.Repeat("a", 0x40000)+"\r\n", 20)
+	if status, _ := exchange(t, s.HTTP, chunks); status != http.StatusRequestEntityTooLarge && status != 0 {
+		t.Errorf("an oversized chunked body got %d", status)
+	}
+	alive(t, s)
+}
+
+func TestSlowClientsAreLetGo(t *testing.T) {
+	s := start(t)
+	before := runtime.NumGoroutine()
+	var conns []net.Conn
+	for i := range 40 {
+		c, err := net.Dial("tcp", s.HTTP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+		part := "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow" // half a head
+		if i%2 == 1 {
+			part = post(good)
+			part = part[:len(part)-10] // half a body
+		}
+		if _, err := io.WriteString(c, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, c := range conns {
+		c.SetReadDeadline(time.Now().Add(10 * time.Second)) //nolint:errcheck // the read tells
+		if _, err := io.Copy(io.Discard, c); err != nil {
+			t.Errorf("connection %d is still open after 10 s: %v", i, err)
+		}
+		c.Close()
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for runtime.NumGoroutine() > before+20 && time.Now().Before(deadline) {
+		time.Sleep(20 * time.Millisecond) // real sockets: let the server notice
+	}
+	if after := runtime.NumGoroutine(); after > before+20 {
+		t.Errorf("%d goroutines before, %d after", before, after)
+	}
+	alive(t, s)
+}

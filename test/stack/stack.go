@@ -1,0 +1,127 @@
+// Package stack starts the whole router in front of simulated replicas, for tests that look
+// at it from outside. Everything listens on free ports of the loopback and ends with the test.
+package stack
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server"
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/server/registry"
+)
+
+// Stack is a running router with its replicas.
+type Stack struct {
+	// HTTP, GRPC and Admin are the router's addresses (host:port).
+	HTTP, GRPC, Admin string
+	// Replicas are the base URLs of the simulated replicas.
+	Replicas []string
+}
+
+// Options say what to start; the zero value starts two fast replicas.
+type Options struct {
+	Replicas  int
+	Engine    func(*enginesim.Config)
+	Configure func(*config.Config)
+}
+
+// Start starts everything and waits until the router lists the replicas' models.
+func Start(t testing.TB, o Options) *Stack {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	t.Cleanup(func() { cancel(); running.Wait() })
+	s := &Stack{}
+	c := config.Default()
+	c.Telemetry.LogLevel = "error"
+	c.Listen.DrainTimeout = time.Second
+	for range max(o.Replicas, 1+boolInt(o.Replicas == 0)) {
+		url := startReplica(ctx, t, &running, o.Engine)
+		s.Replicas = append(s.Replicas, url)
+		c.Registry.Replicas = append(c.Registry.Replicas, registry.Spec{URL: url})
+	}
+	if o.Configure != nil {
+		o.Configure(&c)
+	}
+	s.startRouter(ctx, t, &running, c)
+	s.waitReady(t)
+	return s
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func listen(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func startReplica(ctx context.Context, t testing.TB, running *sync.WaitGroup, change func(*enginesim.Config)) string {
+	t.Helper()
+	cfg := enginesim.DefaultConfig()
+	cfg.Core.Timing.Speed = 50
+	if change != nil {
+		change(&cfg)
+	}
+	l := listen(t)
+	engine, err := enginesim.New(cfg, enginesim.Params{HTTP: l, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running.Go(func() {
+		if err := engine.Run(ctx); err != nil && ctx.Err() == nil {
+			t.Errorf("simulated replica: %v", err)
+		}
+	})
+	return "http://" + l.Addr().String()
+}
+
+func (s *Stack) startRouter(ctx context.Context, t testing.TB, running *sync.WaitGroup, c config.Config) {
+	t.Helper()
+	listeners := server.Listeners{HTTP: listen(t), GRPC: listen(t), Admin: listen(t)}
+	s.HTTP, s.GRPC, s.Admin = listeners.HTTP.Addr().String(), listeners.GRPC.Addr().String(), listeners.Admin.Addr().String()
+	router, err := server.New(ctx, c, server.Params{LogTo: io.Discard, Version: "test", Listeners: listeners})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running.Go(func() {
+		if err := router.Run(ctx); err != nil && ctx.Err() == nil {
+			t.Errorf("router: %v", err)
+		}
+	})
+}
+
+// waitReady waits until every replica takes requests.
+func (s *Stack) waitReady(t testing.TB) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for ; time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		resp, err := http.Get("http://" + s.HTTP + "/v1/models")
+		if err != nil {
+			continue
+		}
+		body, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if strings.Contains(string(body), `"id"`) {
+			return
+		}
+	}
+	t.Fatal("the router lists no model")
+}
