@@ -55,6 +55,19 @@ bench-smoke: ## run every Go benchmark once, to see that it still works
 	@$(GO) test -short -run '^$$' -bench . -benchtime 1x -timeout 300s ./... > .bench.out 2>&1; status=$$?; \
 	grep -vE '^(ok|\?|PASS|goos|goarch|pkg|cpu)' .bench.out; rm -f .bench.out; exit $$status
 
+.PHONY: test-haproxy conformance bench-stream bench-proxies
+test-haproxy: ## run deploy/haproxy with a real HAProxy, when one is installed
+	$(GO) test -count=1 -timeout 120s -v ./test/haproxy
+
+conformance: ## compare the official SDKs' answers through kvpilot and from a replica directly
+	$(GO) test -count=1 -timeout 600s -v ./test/conformance
+
+bench-stream: build ## kvpilot against httputil.ReverseProxy, as processes of their own
+	bin/kvpilot bench stream --json
+
+bench-proxies: build ## kvpilot, httputil.ReverseProxy, nginx and HAProxy in front of the same upstream
+	bin/kvpilot bench stream --subjects reverseproxy,kvpilot,nginx,haproxy,direct --cases stream-64,stream-512,small-request,large-request,idle
+
 check: ## everything that must pass before a change lands
 	.ci/run
 
