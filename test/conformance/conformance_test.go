@@ -1,0 +1,121 @@
+// Package conformance compares what the official SDKs return through kvpilot with what they
+// return from a replica directly. The SDKs are installed into .cache/conformance once.
+package conformance
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/kvpilot/kvpilot/test/stack"
+)
+
+// cache is where the SDKs are, or go.
+func cache(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("installs SDKs; not with -short")
+	}
+	dir, err := filepath.Abs("../../.cache/conformance")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// install runs an installer, and skips the test when it cannot do its work.
+func install(t *testing.T, have string, commands ...[]string) {
+	t.Helper()
+	if _, err := os.Stat(have); err == nil {
+		return
+	}
+	for _, args := range commands {
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+		out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput()
+		cancel()
+		if err != nil {
+			t.Skipf("%s: %v: %s", strings.Join(args, " "), err, bytes.TrimSpace(out))
+		}
+	}
+}
+
+func TestNodeSDKsSeeNoDifference(t *testing.T) {
+	dir := filepath.Join(cache(t), "node")
+	modules := filepath.Join(dir, "node_modules")
+	install(t, filepath.Join(modules, "@anthropic-ai"), []string{"npm", "install", "--no-audit", "--no-fund", "--prefix", dir, "openai", "@anthropic-ai/sdk"})
+	compare(t, "node", "openai.mjs", modules)
+}
+
+func TestPythonSDKsSeeNoDifference(t *testing.T) {
+	dir := filepath.Join(cache(t), "python")
+	python := filepath.Join(dir, "bin", "python")
+	install(t, filepath.Join(dir, "installed"), []string{"python3", "-m", "venv", dir}, []string{python, "-m", "pip", "install", "-q", "openai", "anthropic"},
+		[]string{"touch", filepath.Join(dir, "installed")})
+	compare(t, python, "openai_sdk.py")
+}
+
+// compare runs a script against the replica and against kvpilot before it.
+func compare(t *testing.T, command ...string) {
+	t.Helper()
+	s := stack.Start(t, stack.Options{Replicas: 1})
+	direct := results(t, append(command, s.Replicas[0]))
+	through := results(t, append(command, "http://"+s.HTTP))
+	if len(direct) < 10 || len(direct) != len(through) {
+		t.Fatalf("%d cases directly, %d through kvpilot", len(direct), len(through))
+	}
+	for name, want := range direct {
+		t.Run(name, func(t *testing.T) {
+			if got := through[name]; got != want {
+				t.Errorf("through kvpilot:\n%s\ndirectly:\n%s", clip(got), clip(want))
+			}
+			if strings.HasPrefix(want, `{"failed"`) {
+				t.Errorf("the case fails directly too: %s", want)
+			}
+		})
+	}
+}
+
+func clip(s string) string { return s[:min(len(s), 3000)] }
+
+// results runs a script and reads its lines, by case and in canonical form.
+func results(t *testing.T, command []string) map[string]string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	var problems bytes.Buffer
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", command, err, problems.String())
+	}
+	byCase := map[string]string{}
+	lines := bufio.NewScanner(bytes.NewReader(out))
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var line struct {
+			Case   string         `json:"case"`
+			Result jsontext.Value `json:"result"`
+		}
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			t.Fatalf("%s: %v", lines.Text(), err)
+		}
+		if err := line.Result.Canonicalize(); err != nil {
+			t.Fatal(err)
+		}
+		byCase[line.Case] = string(line.Result)
+	}
+	return byCase
+}
