@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -51,7 +53,12 @@ func newServeCommand(env []string, out, errOut io.Writer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.Run(cmd.Context())
+			var tuning sync.WaitGroup
+			defer tuning.Wait()
+			ctx, stop := context.WithCancel(cmd.Context())
+			defer stop()
+			tuning.Go(func() { tuneGC(ctx) })
+			return s.Run(ctx)
 		},
 	}
 	flags := cmd.Flags()
