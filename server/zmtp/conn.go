@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Conn is one connection after its handshake.
+// Conn is one connection after its handshake. One goroutine may receive while others send.
 type Conn struct {
 	nc     net.Conn
 	params Params
