@@ -215,11 +215,11 @@ func TestForeignLoad(t *testing.T) {
 		e.set(func(e *engine) { e.page = load(8, 8) })
 		pass(20 * time.Second)
 		e.set(func(e *engine) { e.hangs = true })
-		pass(4 * time.Second)
+		pass(3 * time.Second)
 		if f := foreign(); math.Abs(f-16) > 0.2 {
-			t.Errorf("4 s without news: %v, want 16", f)
+			t.Errorf("3 s without news: %v, want 16", f)
 		}
-		pass(4500 * time.Millisecond)
+		pass(5500 * time.Millisecond)
 		if f := foreign(); f <= 0 || f >= 15 {
 			t.Errorf("8.5 s without news: %v, want it fading", f)
 		}
