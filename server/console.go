@@ -192,7 +192,7 @@ func drawn(spans []sdktrace.ReadOnlySpan) console.Trace {
 			Failed: s.Status().Code == codes.Error, Attributes: map[string]string{},
 		}
 		for _, a := range s.Attributes() {
-			out.Attributes[string(a.Key)] = a.Value.Emit()
+			out.Attributes[string(a.Key)] = a.Value.String()
 		}
 		for _, e := range s.Events() {
 			out.Attributes["event "+e.Name] = e.Time.Sub(root.StartTime()).Round(time.Microsecond).String()

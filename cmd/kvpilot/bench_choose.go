@@ -73,7 +73,9 @@ func (b *benchChoose) run(out io.Writer) error {
 		return err
 	}
 	f := chooseFigures{Ranks: b.ranks, Blocks: b.blocks, PromptTokens: b.promptTokens}
-	bed.work(0, 500*time.Millisecond, nil) // warm up
+	if _, err := bed.work(0, 500*time.Millisecond, nil); err != nil { // warm up
+		return err
+	}
 	var times []time.Duration
 	var before, after runtime.MemStats
 	runtime.GC()

@@ -67,7 +67,7 @@ func (m *metrics) label(rq *request) metric.MeasurementOption {
 	if key.route != "" {
 		attrs = append(attrs, attribute.String("http.route", key.route))
 	}
-	set := metric.MeasurementOption(metric.WithAttributeSet(attribute.NewSet(attrs...)))
+	set := metric.WithAttributeSet(attribute.NewSet(attrs...))
 	m.labels.Store(key, set)
 	return set
 }

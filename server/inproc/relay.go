@@ -2,6 +2,7 @@ package inproc
 
 import (
 	"context"
+	"errors"
 	"io"
 	"sync"
 
@@ -106,7 +107,7 @@ func (r *relay) RecvMsg(m any) error {
 	// A single response: the call is over only when the handler says so.
 	select {
 	case <-r.done:
-		if err := r.finish(); err != io.EOF {
+		if err := r.finish(); !errors.Is(err, io.EOF) {
 			return err
 		}
 		return nil

@@ -24,7 +24,6 @@ var benchBlocks = flag.Int("blocks", 1_000_000, "blocks that the benchmarked ind
 type churn struct {
 	ix    *kvindex.Index
 	turns int
-	ring  []int // turns per rank that are held
 	gone  kvblock.Removed
 	ev    kvblock.Stored
 }

@@ -15,7 +15,7 @@ func (encoder) Encode(labels attribute.Iterator) string {
 	var list []string
 	for labels.Next() {
 		l := labels.Attribute()
-		list = append(list, string(l.Key)+"="+l.Value.Emit())
+		list = append(list, string(l.Key)+"="+l.Value.String())
 	}
 	if len(list) == 0 {
 		return ""

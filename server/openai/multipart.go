@@ -43,7 +43,7 @@ func ReadForm(p Params, contentType string, body io.Reader, head int) (*Request,
 func (r *Request) form(form *multipart.Reader) error {
 	for r.Model == "" {
 		part, err := form.NextRawPart()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {

@@ -20,13 +20,13 @@ func form(t *testing.T, fileFirst bool, fileSize int) (body []byte, contentType 
 		if err != nil {
 			t.Fatal(err)
 		}
-		part.Write(bytes.Repeat([]byte("\r\n--x"), fileSize/5)) //nolint:errcheck // a buffer takes all
+		part.Write(bytes.Repeat([]byte("\r\n--x"), fileSize/5))
 	}
 	if fileFirst {
 		file()
 	}
-	w.WriteField("stream", "true")     //nolint:errcheck // a buffer takes all
-	w.WriteField("model", "whisper-1") //nolint:errcheck // a buffer takes all
+	w.WriteField("stream", "true")
+	w.WriteField("model", "whisper-1")
 	if !fileFirst {
 		file()
 	}

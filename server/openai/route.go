@@ -83,8 +83,9 @@ func (r Route) Generates() bool {
 	switch r {
 	case RouteAny, RouteChat, RouteCompletions, RouteResponses, RouteMessages:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // RouteOf names the route of a path such as "/v1/chat/completions"; RouteOther when unknown.

@@ -133,16 +133,16 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 
 // wait is the time to the next probe after so many failures or successes in a row. A replica that
 // was never seen healthy may be loading its model: it is asked at the usual pace.
-func (c ProbeConfig) wait(fails, oks int, seen bool) time.Duration {
-	wait := c.Interval
+func (p ProbeConfig) wait(fails, oks int, seen bool) time.Duration {
+	wait := p.Interval
 	switch {
-	case fails > 0 && fails < c.Down, fails == 0 && oks < c.Up:
+	case fails > 0 && fails < p.Down, fails == 0 && oks < p.Up:
 		wait = min(wait, suspicionWait)
-	case fails >= c.Down && seen:
-		for i := c.Down; i < fails && wait < c.MaxInterval; i++ {
+	case fails >= p.Down && seen:
+		for i := p.Down; i < fails && wait < p.MaxInterval; i++ {
 			wait *= 2
 		}
-		wait = min(wait, c.MaxInterval)
+		wait = min(wait, p.MaxInterval)
 	}
 	return wait - wait/10 + time.Duration(rand.Int64N(int64(wait/5)+1))
 }
@@ -160,11 +160,12 @@ func pause(ctx context.Context, d time.Duration) bool {
 
 // probe asks for health and, when they are due, for the models and the version.
 func (p *prober) probe(ctx context.Context, r *Registry, models, ver bool) (res result) {
-	body, err := p.get(ctx, r, r.config.Probe.Path)
+	_, err := p.get(ctx, r, r.config.Probe.Path)
 	if err == nil && models {
 		res.models, err = p.models(ctx, r)
 	}
 	if err == nil && ver {
+		var body []byte
 		body, err = p.get(ctx, r, "/version")
 		if err == nil {
 			res.version = readVersion(body)

@@ -48,12 +48,6 @@ func newFakeReplica(t *testing.T) *fakeReplica {
 	return f
 }
 
-func (f *fakeReplica) set(change func(f *fakeReplica)) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	change(f)
-}
-
 // fast is a configuration whose probes follow each other quickly.
 func fast(specs ...registry.Spec) registry.Config {
 	c := registry.DefaultConfig()

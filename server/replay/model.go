@@ -39,7 +39,6 @@ type sequence struct {
 	// keys name the full blocks of prompt and, where known, output.
 	keys     []blockhash.Hash
 	in, out  int
-	arrived  float64
 	cached   int // prompt tokens found in the cache at admission
 	computed int // prompt tokens done
 	named    int // blocks that have their key

@@ -64,6 +64,7 @@ func (r *Report) bars(b *strings.Builder) {
 			class = "best"
 		case "":
 			p, class, label = r.Oracle, "oracle", "oracle"
+		default: // a policy like the others
 		}
 		length := width * scaled(p.Mean, least/2, most)
 		y := i * high

@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"errors"
 	"io"
 	"mime"
 	"net/http"
@@ -76,11 +77,12 @@ func (r *Router) release(ctx context.Context, choice *chooser.Choice, result cho
 // settle tells those who judge replicas how an attempt went.
 func (r *Router) settle(id replica.ID, outcome upstream.Outcome) {
 	r.Breaker.Report(id, outcome)
-	switch {
-	case outcome == upstream.OutcomeUnreachable || outcome == upstream.OutcomeBroken || outcome == upstream.OutcomeMalformed:
+	switch outcome {
+	case upstream.OutcomeUnreachable, upstream.OutcomeBroken, upstream.OutcomeMalformed:
 		r.Registry.ReportFailure(id, errAnswer)
-	case outcome == upstream.OutcomeOK:
+	case upstream.OutcomeOK:
 		r.Registry.ReportSuccess(id)
+	default: // says nothing about whether the replica is there
 	}
 }
 
@@ -91,7 +93,7 @@ func (r *Router) relay(ctx context.Context, j *job, s trace.Span, resp *upstream
 	j.scan.Reset(j.req.Prompt.API, streamed)
 	for {
 		piece, err := resp.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

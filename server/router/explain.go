@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -171,8 +170,8 @@ func hostPort(base string) (host string, port int) {
 	if p, err := strconv.Atoi(u.Port()); err == nil {
 		return u.Hostname(), p
 	}
-	if p, err := net.LookupPort("tcp", u.Scheme); err == nil {
-		return u.Hostname(), p
+	if u.Scheme == "https" {
+		return u.Hostname(), 443
 	}
-	return u.Hostname(), 0
+	return u.Hostname(), 80
 }

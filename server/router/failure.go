@@ -83,8 +83,9 @@ func (r *Router) unanswered(ctx context.Context, outcome upstream.Outcome, err e
 		return apierror.New(apierror.UpstreamError, "the replica did not answer in time", err)
 	case upstream.OutcomeMalformed:
 		return apierror.New(apierror.UpstreamError, "the replica's answer was malformed", err)
+	default:
+		return apierror.New(apierror.UpstreamUnreachable, "the replica could not be reached", err)
 	}
-	return apierror.New(apierror.UpstreamUnreachable, "the replica could not be reached", err)
 }
 
 // broken is an answer that ended before it was complete.
@@ -122,6 +123,7 @@ func endOf(o upstream.Outcome) decision.End {
 		return decision.EndCanceled
 	case upstream.OutcomeClientFault:
 		return decision.EndRejected
+	default:
 	}
 	if o.Retryable() {
 		return decision.EndMoved

@@ -10,7 +10,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/registry"
-	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/tokenizer"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
@@ -129,14 +128,6 @@ func (j *job) retry(f *failure) {
 	j.asked.Exclude = append(j.asked.Exclude, j.choice.Replica.ID)
 	j.choice = nil
 	j.attempt++
-}
-
-// replicaID names the replica that was last chosen; empty when none was.
-func (j *job) replicaID() replica.ID {
-	if j.choice == nil {
-		return ""
-	}
-	return j.choice.Replica.ID
 }
 
 // path is where the engine serves the call.

@@ -81,7 +81,7 @@ func (p *Pool) text(ctx context.Context, req Request, m *model) (*Encoding, erro
 	defer p.scratch.Put(scratch)
 	ks := p.keyer.of(pr, req.Replicas, m.generation.Load(), *scratch)
 	*scratch = ks.upTo
-	if e := p.lookup(ks.exact, m); e != nil && !(e.derived && req.NeedFull) {
+	if e := p.lookup(ks.exact, m); e != nil && (!e.derived || !req.NeedFull) {
 		return fromEntry(pr, e, SourceExactCache, m), nil
 	}
 	var k *known

@@ -44,12 +44,12 @@ func (a *leanAnswer) fill() error {
 	if err == nil {
 		return nil
 	}
-	if err == io.EOF && a.frame.kind == framingClose {
+	if errors.Is(err, io.EOF) && a.frame.kind == framingClose {
 		a.finish(true)
 		return a.ended
 	}
 	switch {
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		err = io.ErrUnexpectedEOF
 	case isTimeout(err) && a.ctx.Err() == nil:
 		err = errStalled
@@ -118,7 +118,7 @@ func (a *leanAnswer) abort() {
 // close implements answer.
 func (a *leanAnswer) close() {
 	a.abort()
-	if a.ended == nil || a.ended == io.EOF {
+	if a.ended == nil || errors.Is(a.ended, io.EOF) {
 		a.ended = errClosed
 	}
 	if a.buf != nil {

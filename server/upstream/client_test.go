@@ -54,10 +54,10 @@ func serveRaw(t *testing.T, answer string) Target {
 	t.Helper()
 	return serveConn(t, func(c net.Conn) {
 		if req, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
-			io.Copy(io.Discard, req.Body) //nolint:errcheck // a test's fake
-			io.WriteString(c, answer)     //nolint:errcheck // a test's fake
-			c.(*net.TCPConn).CloseWrite() //nolint:errcheck,forcetypeassert // a test's fake
-			io.Copy(io.Discard, c)        //nolint:errcheck // a test's fake
+			io.Copy(io.Discard, req.Body)
+			io.WriteString(c, answer)
+			c.(*net.TCPConn).CloseWrite()
+			io.Copy(io.Discard, c)
 		}
 	})
 }
@@ -108,7 +108,7 @@ func TestARequestArrivesAsItShould(t *testing.T) {
 			w.Header().Set("X-Engine", "yes")
 			w.Header().Add("Set-Cookie", "a=b")
 			w.WriteHeader(418)
-			io.WriteString(w, "short and stout") //nolint:errcheck // a test's fake
+			io.WriteString(w, "short and stout")
 		})
 		target.Replica.APIKey = secret.New("the-key")
 		target.Replica.Slots = []replica.Slot{4, 5}
@@ -190,7 +190,7 @@ func TestBodiesOfEverySizeBothWays(t *testing.T) {
 				w.Header().Set("Content-Length", fmt.Sprint(r.ContentLength))
 			}
 			body, _ := io.ReadAll(r.Body)
-			w.Write(body) //nolint:errcheck // a test's fake
+			w.Write(body)
 		})
 		for _, size := range []int{0, 1, 4095, 4096, 4097, joinedBody, joinedBody + 1, 300_000, 3_000_000} {
 			for _, sized := range []string{"", "1"} {
@@ -247,7 +247,7 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 		ports := map[string]bool{}
 		target := serve(t, func(w http.ResponseWriter, r *http.Request) {
 			ports[r.RemoteAddr] = true
-			io.WriteString(w, "ok") //nolint:errcheck // a test's fake
+			io.WriteString(w, "ok")
 		})
 		for range 10 {
 			resp, err := c.Do(ctxFor(t), target, post("{}"))
@@ -279,10 +279,10 @@ func TestAConnectionThatTheReplicaClosedIsNoFailure(t *testing.T) {
 				if err != nil {
 					return
 				}
-				io.Copy(io.Discard, req.Body)                                          //nolint:errcheck // a test's fake
-				io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") //nolint:errcheck // a test's fake
+				io.Copy(io.Discard, req.Body)
+				io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 				if late {
-					in.ReadByte() //nolint:errcheck // a test's fake
+					in.ReadByte()
 				}
 			})
 			for i := range 5 {
@@ -312,8 +312,8 @@ func TestLeavingStopsTheEngine(t *testing.T) {
 			eachTransport(t, nil, func(t *testing.T, c *Client) {
 				stopped := make(chan time.Time, 1)
 				target := serve(t, func(w http.ResponseWriter, r *http.Request) {
-					io.WriteString(w, "data: 1\n\n") //nolint:errcheck // a test's fake
-					w.(http.Flusher).Flush()         //nolint:forcetypeassert // the server's writer is one
+					io.WriteString(w, "data: 1\n\n")
+					w.(http.Flusher).Flush() //nolint:forcetypeassert // the server's writer is one
 					<-r.Context().Done()
 					stopped <- time.Now()
 				})
@@ -363,11 +363,11 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 func TestFailuresAreTold(t *testing.T) {
 	short := func(c *Config) { c.ResponseHeaderTimeout, c.StallTimeout = 100*time.Millisecond, 100*time.Millisecond }
 	silent := func(c net.Conn) {
-		c.SetReadDeadline(time.Now().Add(2 * time.Second)) //nolint:errcheck // a test's fake
-		io.Copy(io.Discard, c)                             //nolint:errcheck // a test's fake
+		c.SetReadDeadline(time.Now().Add(2 * time.Second))
+		io.Copy(io.Discard, c)
 	}
 	stalls := func(c net.Conn) {
-		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf") //nolint:errcheck // a test's fake
+		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
 		silent(c)
 	}
 	closed := serveConn(t, func(net.Conn) {})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/http"
 	"strconv"
 	"sync"
 	"syscall"
@@ -147,7 +148,7 @@ func appendHead(ctx context.Context, b []byte, h *host, t Target, r *Request) []
 	switch size := r.size(); {
 	case size < 0:
 		b = append(b, "Transfer-Encoding: chunked\r\n"...)
-	case size > 0 || r.Method == "POST" || r.Method == "PUT" || r.Method == "PATCH":
+	case size > 0 || r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch:
 		b = append(b, "Content-Length: "...)
 		b = append(strconv.AppendInt(b, size, 10), "\r\n"...)
 	}

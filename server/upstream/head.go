@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -60,7 +61,7 @@ func (a *leanAnswer) takeHead() ([]byte, *exchangeError) {
 		a.w += n
 		if n == 0 && err != nil {
 			unanswered := a.w == a.r && !isTimeout(err)
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
 			return nil, &exchangeError{phase: PhaseHead, cause: err, unanswered: unanswered}

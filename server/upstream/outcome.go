@@ -82,8 +82,9 @@ func (o Outcome) Retryable() bool {
 	switch o {
 	case OutcomeRefused, OutcomeUnavailable, OutcomeGateway, OutcomeUnreachable, OutcomeMalformed, OutcomeBroken:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // Fault reports whether the outcome counts against the replica. A 4xx never does.
@@ -91,8 +92,9 @@ func (o Outcome) Fault() bool {
 	switch o {
 	case OutcomeUnavailable, OutcomeGateway, OutcomeEngineError, OutcomeUnreachable, OutcomeTimeout, OutcomeMalformed, OutcomeBroken:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // Classify says what the result of Client.Do or Response.Next means. With an error, resp is

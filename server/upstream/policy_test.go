@@ -84,7 +84,7 @@ func TestBudgetBoundsRetriesToAShare(t *testing.T) {
 	for b.Withdraw() {
 	}
 	time.pass(3e9)
-	if !b.Withdraw() || !b.Withdraw() {
+	if first, second := b.Withdraw(), b.Withdraw(); !first || !second {
 		t.Error("the minimum rate is not granted")
 	}
 	time.pass(3600e9)

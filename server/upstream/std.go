@@ -132,7 +132,7 @@ func (a *stdAnswer) next() ([]byte, error) {
 
 func (a *stdAnswer) end(err error, stalled bool) {
 	switch {
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		a.ended = io.EOF
 	case stalled:
 		a.ended = &Error{Replica: a.target.Replica.ID, Phase: PhaseBody, Err: errStalled}
