@@ -70,10 +70,8 @@ func Codes(r Reason) (rpc codes.Code, httpStatus int, openAIType string) {
 		return codes.AlreadyExists, http.StatusConflict, typeInvalid
 	case NoReplica, ShuttingDown:
 		return codes.Unavailable, http.StatusServiceUnavailable, typeServer
-	case Overloaded:
+	case Overloaded, DeadlineUnreachable:
 		return codes.ResourceExhausted, http.StatusTooManyRequests, typeRateLimit
-	case DeadlineUnreachable:
-		return codes.Unavailable, http.StatusServiceUnavailable, typeServer
 	case BodyTooLarge:
 		return codes.ResourceExhausted, http.StatusRequestEntityTooLarge, typeInvalid
 	case UnsupportedMediaType:
