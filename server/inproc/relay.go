@@ -2,7 +2,6 @@ package inproc
 
 import (
 	"context"
-	"errors"
 	"io"
 	"sync"
 
@@ -107,7 +106,7 @@ func (r *relay) RecvMsg(m any) error {
 	// A single response: the call is over only when the handler says so.
 	select {
 	case <-r.done:
-		if err := r.finish(); !errors.Is(err, io.EOF) {
+		if err := r.finish(); err != io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 			return err
 		}
 		return nil

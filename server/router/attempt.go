@@ -2,7 +2,6 @@ package router
 
 import (
 	"context"
-	"errors"
 	"io"
 	"mime"
 	"net/http"
@@ -93,7 +92,7 @@ func (r *Router) relay(ctx context.Context, j *job, s trace.Span, resp *upstream
 	j.scan.Reset(j.req.Prompt.API, streamed)
 	for {
 		piece, err := resp.Next()
-		if errors.Is(err, io.EOF) {
+		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 			break
 		}
 		if err != nil {

@@ -44,12 +44,12 @@ func (a *leanAnswer) fill() error {
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, io.EOF) && a.frame.kind == framingClose {
+	if err == io.EOF && a.frame.kind == framingClose { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 		a.finish(true)
 		return a.ended
 	}
 	switch {
-	case errors.Is(err, io.EOF):
+	case err == io.EOF: //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 		err = io.ErrUnexpectedEOF
 	case isTimeout(err) && a.ctx.Err() == nil:
 		err = errStalled
@@ -118,7 +118,7 @@ func (a *leanAnswer) abort() {
 // close implements answer.
 func (a *leanAnswer) close() {
 	a.abort()
-	if a.ended == nil || errors.Is(a.ended, io.EOF) {
+	if a.ended == nil || a.ended == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 		a.ended = errClosed
 	}
 	if a.buf != nil {

@@ -2,7 +2,6 @@ package upstream
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -61,7 +60,7 @@ func (a *leanAnswer) takeHead() ([]byte, *exchangeError) {
 		a.w += n
 		if n == 0 && err != nil {
 			unanswered := a.w == a.r && !isTimeout(err)
-			if errors.Is(err, io.EOF) {
+			if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 				err = io.ErrUnexpectedEOF
 			}
 			return nil, &exchangeError{phase: PhaseHead, cause: err, unanswered: unanswered}

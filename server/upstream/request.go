@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"errors"
 	"io"
 	"net/http"
 
@@ -82,7 +81,7 @@ func (r *Response) ReadAll(limit int) ([]byte, error) {
 	}
 	for {
 		b, err := r.Next()
-		if errors.Is(err, io.EOF) {
+		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 			return all, nil
 		}
 		if err != nil {

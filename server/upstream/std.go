@@ -132,7 +132,7 @@ func (a *stdAnswer) next() ([]byte, error) {
 
 func (a *stdAnswer) end(err error, stalled bool) {
 	switch {
-	case errors.Is(err, io.EOF):
+	case err == io.EOF: //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 		a.ended = io.EOF
 	case stalled:
 		a.ended = &Error{Replica: a.target.Replica.ID, Phase: PhaseBody, Err: errStalled}
