@@ -119,4 +119,4 @@ quality: build ## play traces under all policies into docs/quality-results.txt (
 	mv docs/quality-results.tmp docs/quality-results.txt
 
 quality-check: ## fail when the default policy loses its lead on shortened traces
-	$(GO) test -count=1 -run 'TestTheDefault|TestWrongRates' -timeout 900s ./server/replay
+	KVPILOT_QUALITY=1 $(GO) test -count=1 -run 'TestTheDefault|TestWrongRates' -timeout 1800s ./server/replay

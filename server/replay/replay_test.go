@@ -47,8 +47,8 @@ func generated(t *testing.T, name string, n int) *Trace {
 
 // The default policy must keep its lead over every other policy, on loads of different kinds.
 func TestTheDefaultKeepsItsLead(t *testing.T) {
-	if testing.Short() {
-		t.Skip("plays whole traces")
+	if os.Getenv("KVPILOT_QUALITY") == "" {
+		t.Skip("plays whole traces for ten minutes: make quality-check runs it")
 	}
 	for _, tt := range []struct {
 		trace string
@@ -86,6 +86,9 @@ func TestTheDefaultLeadsOnAShortTrace(t *testing.T) {
 }
 
 func TestWrongRatesAndLostEventsCostLittle(t *testing.T) {
+	if os.Getenv("KVPILOT_QUALITY") == "" {
+		t.Skip("plays a trace seven times: make quality-check runs it")
+	}
 	base := Options{Trace: generated(t, "conv", 2000), Replicas: 8, Load: 0.7, Policies: []decision.Policy{decision.PredictedTTFT}, NoSaturation: true}
 	mean := func(change func(*Options)) float64 {
 		o := base
