@@ -106,6 +106,7 @@ func TestProbeFindsWhatWasLostAtTheEnd(t *testing.T) {
 	p.Add(slot, e.events(), "a/0")
 	e.publish(4, 0)
 	expect(t, p, sink, slot, e, kvblock.FeedExact)
+	eventually(t, "the first replay has ended", func() bool { return !statusOf(p, slot).Recovering })
 	e.pub.Lose(e.change(5, 2))
 	s := expect(t, p, sink, slot, e, kvblock.FeedExact)
 	if s.Gaps != 1 || s.Resets != 0 {
@@ -481,4 +482,14 @@ func TestStatuses(t *testing.T) {
 	if len(list) != 2 || list[0].Slot != 2 || list[1].Slot != 7 || list[0].State != kvblock.FeedNone {
 		t.Errorf("Statuses() = %+v", list)
 	}
+}
+
+// statusOf is the rank's status as it stands.
+func statusOf(p *kvevents.Plane, slot replica.Slot) kvevents.Status {
+	for _, s := range p.Statuses() {
+		if s.Slot == slot {
+			return s
+		}
+	}
+	return kvevents.Status{}
 }

@@ -26,9 +26,7 @@ const (
 
 // Events on spans.
 const (
-	EventFirstByte  = "kvpilot.first_byte"
 	EventFirstToken = "kvpilot.first_token"
-	EventHedge      = "kvpilot.hedge"
 	EventFallback   = "kvpilot.fallback"
 	EventRetry      = "kvpilot.retry"
 )
