@@ -279,13 +279,15 @@ func TestEveryOtherRouteAnswers(t *testing.T) {
 }
 
 func TestResponsesAreKept(t *testing.T) {
-	r := start(t, fast())
+	cfg := fast()
+	cfg.Core.Timing.Speed, cfg.MeanAnswer = 1, 3000 // the response to be cancelled must be in the making
+	r := start(t, cfg)
 	_, body := r.post(t, "/v1/responses", `{"model":"sim","input":"hi","max_output_tokens":3}`)
 	id := decode(t, body)["id"].(string)
 	if code, again := r.get(t, "/v1/responses/"+id); code != 200 || string(again) != string(body) {
 		t.Errorf("GET gave %d %s, want %s", code, again, body)
 	}
-	if code, _ := r.post(t, "/v1/responses", `{"model":"sim","input":"more","previous_response_id":"`+id+`"}`); code != 200 {
+	if code, _ := r.post(t, "/v1/responses", `{"model":"sim","input":"more","max_output_tokens":3,"previous_response_id":"`+id+`"}`); code != 200 {
 		t.Errorf("a second turn answered %d", code)
 	}
 	if code, _ := r.get(t, "/v1/responses/resp_x"); code != 404 {
