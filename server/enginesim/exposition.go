@@ -145,6 +145,9 @@ func (l *life) metrics(c *call) {
 		x.WriteString("# EOF\n")
 	} else {
 		l.cacheInfo(x)
+		// Told as Python's Prometheus client reads it from the kernel: to a hundredth of a second.
+		fmt.Fprintf(x, "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds %.2f\n",
+			float64(l.started.UnixMilli())/1000)
 	}
 	c.send(http.StatusOK, kind, []byte(x.String()))
 }

@@ -3,8 +3,10 @@ package enginesim_test
 import (
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/enginesim/vocab"
 )
@@ -275,6 +277,18 @@ func TestEveryOtherRouteAnswers(t *testing.T) {
 		if code != 200 || !strings.Contains(string(body), want) {
 			t.Errorf("GET %s: %d %s, want %s", path, code, body, want)
 		}
+	}
+}
+
+func TestMetricsTellWhenTheProcessBegan(t *testing.T) {
+	before := time.Now().Add(-time.Second)
+	r := start(t, fast())
+	_, body := r.get(t, "/metrics")
+	_, rest, found := strings.Cut(string(body), "\nprocess_start_time_seconds ")
+	line, _, _ := strings.Cut(rest, "\n")
+	seconds, err := strconv.ParseFloat(line, 64)
+	if began := time.UnixMilli(int64(seconds * 1000)); !found || err != nil || began.Before(before) || began.After(time.Now()) {
+		t.Errorf("began at %v (%q, %v), started after %v", began, line, err, before)
 	}
 }
 
