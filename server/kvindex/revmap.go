@@ -77,7 +77,8 @@ func (m *revmap) find(id uint64) (name, key *uint64) {
 	if m.live == 0 {
 		return nil, nil
 	}
-	for b := m.home(id); ; {
+	home := m.home(id)
+	for b := home; ; {
 		line := m.line(b)
 		for i := range bucketSlots {
 			if named(line[i], id) {
@@ -87,7 +88,9 @@ func (m *revmap) find(id uint64) (name, key *uint64) {
 		if line[revClass(id)]&refPassed == 0 {
 			return nil, nil
 		}
-		b = m.after(b)
+		if b = m.after(b); b == home {
+			return nil, nil
+		}
 	}
 }
 

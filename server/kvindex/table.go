@@ -12,7 +12,8 @@ import (
 // bits of the spread hash), the bucket's passed mark, and the set id; a slot with set id zero is
 // free, whatever its tag. Blocks of tags are of eight classes; the passed mark of a bucket's i-th
 // slot says that a block of class i may lie past this bucket, which was full once. Marks are
-// only taken back when the table is rebuilt.
+// only taken back when the table is rebuilt; in a small one all buckets may carry the same, so a
+// search ends where it began.
 const (
 	shardBits   = 6
 	shards      = 1 << shardBits
@@ -80,7 +81,8 @@ func (t *table) bucket(b uint64) *[bucketSlots]uint64 {
 
 // get returns the set id stored for tag, or 0.
 func (t *table) get(tag uint64) uint32 {
-	for b := t.home(tag); ; {
+	home := t.home(tag)
+	for b := home; ; {
 		line := t.bucket(b)
 		for i := range line {
 			if w := atomic.LoadUint64(&line[i]); tagged(w, tag) {
@@ -90,7 +92,9 @@ func (t *table) get(tag uint64) uint32 {
 		if atomic.LoadUint64(&line[classOf(tag)])&passed == 0 {
 			return 0
 		}
-		b = t.after(b)
+		if b = t.after(b); b == home {
+			return 0
+		}
 	}
 }
 
@@ -123,7 +127,8 @@ func (p *plane) get(m uint64) uint32 {
 
 // find returns the slot of tag, or nil. Only the shard's writer calls it.
 func (t *table) find(tag uint64) *uint64 {
-	for b := t.home(tag); ; {
+	home := t.home(tag)
+	for b := home; ; {
 		line := t.bucket(b)
 		for i := range line {
 			if tagged(line[i], tag) {
@@ -133,7 +138,9 @@ func (t *table) find(tag uint64) *uint64 {
 		if line[classOf(tag)]&passed == 0 {
 			return nil
 		}
-		b = t.after(b)
+		if b = t.after(b); b == home {
+			return nil
+		}
 	}
 }
 
