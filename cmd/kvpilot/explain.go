@@ -128,6 +128,9 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 			facts = append(facts, fmt.Sprintf("%d tokens were cached (predicted %d)", o.GetCachedTokens(), o.GetPredictedCachedTokens()))
 		}
 	}
+	if id := d.GetTraceId(); id != "" {
+		facts = append(facts, "trace "+id)
+	}
 	fmt.Fprintf(out, "%s\n\n", strings.Join(facts, ", "))
 	candidates := slices.Clone(d.GetCandidates())
 	slices.SortStableFunc(candidates, func(a, b *kvpilotv1.Candidate) int {

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvpilot/kvpilot/client"
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/enginesim"
 )
 
@@ -86,12 +88,31 @@ type jaegerSpan struct {
 	Start      int64  `json:"startTime"`
 	Duration   int64  `json:"duration"`
 	References []struct {
-		SpanID string `json:"spanID"`
+		Type    string `json:"refType"`
+		TraceID string `json:"traceID"`
+		SpanID  string `json:"spanID"`
 	} `json:"references"`
-	Tags []struct {
-		Key   string `json:"key"`
-		Value any    `json:"value"`
-	} `json:"tags"`
+	Logs []struct {
+		Fields []jaegerTag `json:"fields"`
+	} `json:"logs"`
+	Tags []jaegerTag `json:"tags"`
+}
+
+type jaegerTag struct {
+	Key   string `json:"key"`
+	Value any    `json:"value"`
+}
+
+// event reports whether the span has an event of that name; Jaeger calls events logs.
+func (s jaegerSpan) event(name string) bool {
+	for _, l := range s.Logs {
+		for _, f := range l.Fields {
+			if f.Key == "event" && f.Value == name {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (s jaegerSpan) tag(key string) string {
@@ -139,6 +160,7 @@ func TestJaegerShowsEveryHop(t *testing.T) {
 	want := map[string]string{ // span and its parent
 		"kvpilot.admit": root, "kvpilot.read": root, "kvpilot.tokenize": root, "kvpilot.score": root,
 		"kvpilot.choose": root, "kvpilot.proxy": root, "kvpilot.release": root, "kvpilot.tokenize.call": "kvpilot.tokenize",
+		"kvpilot.dial": "kvpilot.proxy", "kvpilot.first_byte": "kvpilot.proxy", "kvpilot.stream": "kvpilot.proxy",
 	}
 	var spans map[string]jaegerSpan
 	f.eventually("Jaeger has the trace", func() bool {
@@ -149,7 +171,7 @@ func TestJaegerShowsEveryHop(t *testing.T) {
 	if len(top.References) == 0 || top.References[0].SpanID != parent {
 		t.Errorf("the server span is not a child of the client's: %+v", top.References)
 	}
-	var steps int64
+	var steps, parts int64
 	for name, over := range want {
 		s, ok := spans[name]
 		if !ok {
@@ -162,9 +184,18 @@ func TestJaegerShowsEveryHop(t *testing.T) {
 		if s.Start < top.Start-1000 || s.Start+s.Duration > top.Start+top.Duration+1000 {
 			t.Errorf("%s (%d+%d) lies outside of the request (%d+%d)", name, s.Start, s.Duration, top.Start, top.Duration)
 		}
-		if over == root {
+		switch over {
+		case root:
 			steps += s.Duration
+		case "kvpilot.proxy":
+			parts += s.Duration
 		}
+	}
+	if all := spans["kvpilot.proxy"].Duration; parts > all+1000 || parts < all/2 {
+		t.Errorf("dial, first byte and stream take %d µs of the attempt's %d", parts, all)
+	}
+	if !spans["kvpilot.proxy"].event("kvpilot.first_token") {
+		t.Error("the attempt shows no first token")
 	}
 	if steps > top.Duration+2000 || steps < top.Duration/2 {
 		t.Errorf("the steps take %d µs of %d µs", steps, top.Duration)
@@ -187,6 +218,35 @@ func TestJaegerShowsEveryHop(t *testing.T) {
 	if !sawTrace(f.engines, id) {
 		t.Error("no replica received the trace")
 	}
+	linkedInJaeger(t, f, query)
+}
+
+// linkedInJaeger books and releases over gRPC: the release's span leads to the decision's.
+func linkedInJaeger(t *testing.T, f *fleet, query string) {
+	t.Helper()
+	router, err := client.Dial(f.grpc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer router.Close()
+	decided, header := newTrace(1)
+	choice, err := router.Choose(client.WithHeaders(t.Context(), "traceparent", header), &kvpilotv1.ChooseReplicaRequest{Model: "sim", Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: "hello"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, header := newTrace(2)
+	if err := choice.Release(client.WithHeaders(t.Context(), "traceparent", header), client.Result{}); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually("the release leads to the decision", func() bool {
+		target, ok := readTrace(t, query, decided)["kvpilot.v1.RoutingService/ChooseReplica"]
+		for _, r := range readTrace(t, query, ended)["kvpilot.v1.RoutingService/ReleaseReservation"].References {
+			if ok && r.Type == "FOLLOWS_FROM" && r.TraceID == decided && r.SpanID == target.ID {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // sawTrace reports whether a replica received a traceparent of this trace.

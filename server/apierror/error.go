@@ -3,6 +3,7 @@ package apierror
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -64,9 +65,18 @@ func Upstream(status int, contentType string, body []byte) *Error {
 	}
 }
 
+// OwnWords is the message as logs and traces may show it: an engine's own words, which the caller
+// is given, can quote the prompt.
+func (e *Error) OwnWords() string {
+	if e.Answer != nil {
+		return "the replica answered " + strconv.Itoa(e.Answer.Status)
+	}
+	return e.Message
+}
+
 // Error is for logs: the reason, the message and the cause.
 func (e *Error) Error() string {
-	text := Name(e.Reason) + ": " + e.Message
+	text := Name(e.Reason) + ": " + e.OwnWords()
 	if e.cause != nil {
 		text += ": " + e.cause.Error()
 	}

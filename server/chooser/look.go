@@ -41,7 +41,7 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 	*d = decision.Decision{
 		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, At: now, Model: req.Model, Adapter: req.Adapter, Policy: ln.policy,
 		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil, ExpectedOutput: req.ExpectedOutput,
-		DryRun: req.DryRun, Candidates: d.Candidates[:0], Chosen: -1, Params: ln.params,
+		DryRun: req.DryRun, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: ln.params,
 		Seed: c.seed.Add(0x9e3779b97f4a7c15),
 	}
 	if p := req.Options.Policy; p != "" {

@@ -17,6 +17,8 @@ type Request struct {
 	Attempt int
 	// RequestID is the client's name for the request, for the record; it need not be unique.
 	RequestID string
+	// TraceID and SpanID name the span in which the choice is made, for the record.
+	TraceID, SpanID string
 	// Model is the name the client used (policies are configured by it), Served the name the
 	// replicas know (empty: the same), Adapter the LoRA adapter's name or "".
 	Model   string

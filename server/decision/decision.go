@@ -31,6 +31,11 @@ type Decision struct {
 	ExpectedOutput int  `json:"expected_output,omitempty"`
 	DryRun         bool `json:"dry_run,omitempty"`
 
+	// TraceID and SpanID name in hex the span in which the decision was made; empty when nobody
+	// recorded it.
+	TraceID string `json:"trace_id,omitempty"`
+	SpanID  string `json:"span_id,omitempty"`
+
 	// Candidates holds one entry per rank of the pool, vetoed ones included.
 	Candidates []Candidate `json:"candidates"`
 	// Chosen is the index of the chosen candidate, -1 when there is none.

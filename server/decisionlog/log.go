@@ -120,6 +120,17 @@ func (l *Log) Finish(o decision.Outcome) {
 	}
 }
 
+// Get returns one attempt of a decision.
+func (l *Log) Get(id string, attempt int) (Entry, bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	place, ok := l.at[key{id, attempt}]
+	if !ok {
+		return Entry{}, false
+	}
+	return l.ring[place], true
+}
+
 // maxAttempts bounds the attempts that Find looks for.
 const maxAttempts = 64
 

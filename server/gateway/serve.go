@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"net/http"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/propagation"
@@ -32,7 +33,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	ctx, s := g.startSpan(r, rq)
 	g.metrics.begin(ctx)
-	defer g.finish(ctx, rq, s)
+	defer g.finish(ctx, rq, r, s)
 	if r.URL.Path == openapiPath && readMethod(r.Method) == http.MethodGet {
 		rq.pattern = openapiPath
 		serveOpenAPI(rq)
@@ -114,7 +115,7 @@ func (g *Gateway) startSpan(r *http.Request, rq *request) (context.Context, trac
 }
 
 // finish leaves the record of a request, and breaks the connection of an answer that is not whole.
-func (g *Gateway) finish(ctx context.Context, rq *request, s trace.Span) {
+func (g *Gateway) finish(ctx context.Context, rq *request, r *http.Request, s trace.Span) {
 	v := recover()
 	g.held.Add(-rq.held)
 	if v != nil && rq.status == 0 {
@@ -122,7 +123,7 @@ func (g *Gateway) finish(ctx context.Context, rq *request, s trace.Span) {
 	}
 	g.metrics.end(ctx, rq)
 	if s.IsRecording() {
-		g.describe(rq, s)
+		g.describe(rq, r, s)
 	}
 	s.End()
 	if v != nil {
@@ -134,16 +135,20 @@ func (g *Gateway) finish(ctx context.Context, rq *request, s trace.Span) {
 }
 
 // describe puts the outcome on the server span.
-func (g *Gateway) describe(rq *request, s trace.Span) {
+func (g *Gateway) describe(rq *request, r *http.Request, s trace.Span) {
+	scheme := "http"
+	if r.TLS != nil {
+		scheme = "https"
+	}
 	method := knownMethod(rq.exchange.Method)
-	s.SetAttributes(span.HTTPMethod.String(method), span.URLPath.String(rq.exchange.Path),
+	s.SetAttributes(span.HTTPMethod.String(method), span.URLPath.String(rq.exchange.Path), span.URLScheme.String(scheme), span.HTTPVersion.String(strings.TrimPrefix(r.Proto, "HTTP/")),
 		span.HTTPStatus.Int(rq.outcome()), span.RequestID.String(rq.exchange.RequestID))
 	if rq.pattern != "" {
 		s.SetName(method + " " + rq.pattern)
 		s.SetAttributes(span.HTTPRoute.String(rq.pattern))
 	}
 	if e := rq.failed; e != nil && e.Fault() == apierror.FaultOurs {
-		span.Fail(s, apierror.Name(e.Reason), e.Message)
+		span.Fail(s, apierror.Name(e.Reason), e.OwnWords())
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
@@ -13,21 +15,22 @@ import (
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/inproc"
 	"github.com/kvpilot/kvpilot/server/load"
+	"github.com/kvpilot/kvpilot/server/span"
 )
 
-func (s *routing) ReportPrefillCompleted(_ context.Context, in *kvpilotv1.ReportPrefillCompletedRequest) (*kvpilotv1.Reservation, error) {
+func (s *routing) ReportPrefillCompleted(ctx context.Context, in *kvpilotv1.ReportPrefillCompletedRequest) (*kvpilotv1.Reservation, error) {
 	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
-	return reported(id, attempt, s.api.Lifecycle.PrefillCompleted(id, attempt))
+	return s.reported(ctx, id, attempt, s.api.Lifecycle.PrefillCompleted(id, attempt))
 }
 
-func (s *routing) ReportDecodeProgress(_ context.Context, in *kvpilotv1.ReportDecodeProgressRequest) (*kvpilotv1.Reservation, error) {
+func (s *routing) ReportDecodeProgress(ctx context.Context, in *kvpilotv1.ReportDecodeProgressRequest) (*kvpilotv1.Reservation, error) {
 	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
-	return reported(id, attempt, s.api.Lifecycle.ReportProgress(id, attempt, int(in.GetOutputTokens())))
+	return s.reported(ctx, id, attempt, s.api.Lifecycle.ReportProgress(id, attempt, int(in.GetOutputTokens())))
 }
 
-func (s *routing) RenewReservation(_ context.Context, in *kvpilotv1.RenewReservationRequest) (*kvpilotv1.Reservation, error) {
+func (s *routing) RenewReservation(ctx context.Context, in *kvpilotv1.RenewReservationRequest) (*kvpilotv1.Reservation, error) {
 	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
-	return reported(id, attempt, s.api.Lifecycle.Renew(id, attempt))
+	return s.reported(ctx, id, attempt, s.api.Lifecycle.Renew(id, attempt))
 }
 
 func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseReservationRequest) (*kvpilotv1.Reservation, error) {
@@ -44,7 +47,7 @@ func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseR
 	if outcome == load.Ended {
 		outcome = load.Duplicate // what the caller wanted is so
 	}
-	return reported(id, attempt, outcome)
+	return s.reported(ctx, id, attempt, outcome)
 }
 
 // noteServer counts requests that did not go where they were sent.
@@ -52,11 +55,12 @@ func (s *routing) noteServer(ctx context.Context, id string, attempt int, served
 	if servedBy == "" {
 		return
 	}
-	for _, e := range s.api.Decisions.Find(id) {
-		if pick := e.Decision.Pick(); e.Decision.Attempt == attempt && pick != nil && string(pick.Replica) != servedBy {
-			s.api.metrics.elsewhere.Add(ctx, 1)
-			return
-		}
+	e, ok := s.api.Decisions.Get(id, attempt)
+	if !ok {
+		return
+	}
+	if pick := e.Decision.Pick(); pick != nil && string(pick.Replica) != servedBy {
+		s.api.metrics.elsewhere.Add(ctx, 1)
 	}
 }
 
@@ -72,7 +76,11 @@ func (s *routing) attempt(id string, named *uint32) int {
 }
 
 // reported is the answer to a report.
-func reported(id string, attempt int, outcome load.Outcome) (*kvpilotv1.Reservation, error) {
+func (s *routing) reported(ctx context.Context, id string, attempt int, outcome load.Outcome) (*kvpilotv1.Reservation, error) {
+	if sp := trace.SpanFromContext(ctx); sp.IsRecording() {
+		sp.SetAttributes(span.DecisionID.String(id), span.Attempt.Int(attempt), span.Effect.String(outcome.String()))
+		s.link(sp, id, attempt)
+	}
 	out := &kvpilotv1.Reservation{ReservationId: id, Attempt: uint32(attempt)}
 	switch outcome {
 	case load.Applied:
@@ -91,12 +99,33 @@ func reported(id string, attempt int, outcome load.Outcome) (*kvpilotv1.Reservat
 	return out, nil
 }
 
+// link ties a span to the one in which a reservation was decided.
+func (s *routing) link(sp trace.Span, id string, attempt int) {
+	if e, ok := s.api.Decisions.Get(id, attempt); ok {
+		span.Link(sp, e.Decision.TraceID, e.Decision.SpanID)
+	}
+}
+
+// maxLinks is how many reservations a stream's span is tied to; the SDK would keep the last ones of
+// more.
+const maxLinks = 128
+
+// linkOnce ties a stream's span to a reservation that it has not been tied to yet.
+func (s *routing) linkOnce(ctx context.Context, linked map[string]bool, r *kvpilotv1.Reservation) {
+	sp := trace.SpanFromContext(ctx)
+	if id := r.GetReservationId(); id != "" && sp.IsRecording() && !linked[id] && len(linked) < maxLinks {
+		linked[id] = true
+		s.link(sp, id, int(r.GetAttempt()))
+	}
+}
+
 // maxBound is how many reservations one stream may be bound to.
 const maxBound = 65536
 
 // TrackReservation answers each report on the stream, and ends what was bound to it when it ends.
 func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
-	bound := map[string]int{}
+	bound, linked := map[string]int{}, map[string]bool{}
+	quiet := trace.ContextWithSpan(ss.Context(), noop.Span{}) // thousands of reports would fill the stream's span
 	defer func() { s.releaseAll(ss.Context(), bound) }()
 	if err := ss.SendHeader(inproc.StreamOpen()); err != nil {
 		return err
@@ -110,7 +139,9 @@ func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackRe
 			return err
 		}
 		out := &kvpilotv1.TrackReservationResponse{Sequence: in.GetSequence()}
-		if out.Reservation, err = s.report(ss.Context(), in, bound); err != nil {
+		out.Reservation, err = s.report(quiet, in, bound)
+		s.linkOnce(ss.Context(), linked, out.Reservation)
+		if err != nil {
 			public := apierror.From(err)
 			out.Reason, out.Message = public.Reason, public.Message
 		}
@@ -136,19 +167,19 @@ func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequ
 		}
 		return out, err
 	case *kvpilotv1.TrackReservationRequest_Bind:
-		return s.bind(r.Bind, bound)
+		return s.bind(ctx, r.Bind, bound)
 	}
 	return nil, invalid("report", "a report is missing")
 }
 
 // bind ties a reservation to the stream. Its lease goes on: a stream that is open but silent for
 // longer is taken for dead.
-func (s *routing) bind(in *kvpilotv1.BindReservation, bound map[string]int) (*kvpilotv1.Reservation, error) {
+func (s *routing) bind(ctx context.Context, in *kvpilotv1.BindReservation, bound map[string]int) (*kvpilotv1.Reservation, error) {
 	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
 	if _, again := bound[id]; !again && len(bound) >= maxBound {
 		return nil, apierror.New(apierror.Overloaded, "too many reservations are bound to this stream", nil)
 	}
-	out, err := reported(id, attempt, s.api.Lifecycle.Renew(id, attempt))
+	out, err := s.reported(ctx, id, attempt, s.api.Lifecycle.Renew(id, attempt))
 	if err == nil {
 		bound[id] = attempt
 	}

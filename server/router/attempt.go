@@ -36,20 +36,28 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 		return &failure{outcome: upstream.OutcomeUnavailable, public: errOnTrial()}
 	}
 
-	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: choice.Replica, Rank: choice.Rank}, &upstream.Request{
+	out := &upstream.Request{
 		Method: j.method(), Path: j.path(), Query: j.call.RawQuery,
 		Header: j.call.Header, RequestID: j.call.RequestID, ContentType: j.call.ContentType, Body: r.outgoing(ctx, j),
-	})
+	}
+	if s.IsRecording() {
+		out.Times = &upstream.Times{}
+	}
+	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: choice.Replica, Rank: choice.Rank}, out)
 	outcome := upstream.Classify(resp, err)
+	if out.Times != nil {
+		r.drawExchange(ctx, out.Times, outcome)
+		s.SetAttributes(describeAnswer(resp)...)
+	}
 	if err != nil || outcome != upstream.OutcomeOK {
 		f := r.refusal(ctx, j, resp, err, outcome)
 		r.settle(choice.Replica.ID, outcome)
 		result.End = endOf(outcome)
-		span.Fail(s, outcome.String(), f.public.Message)
+		span.Fail(s, outcome.String(), f.public.OwnWords())
 		return f
 	}
 	defer resp.Close()
-	err = r.relay(ctx, j, s, resp, to)
+	err = r.stream(ctx, j, s, resp, to)
 	r.usage(ctx, j, &result)
 	if err == nil {
 		result.End = decision.EndCompleted
@@ -59,8 +67,22 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	f := r.broken(ctx, j, err)
 	r.settle(choice.Replica.ID, f.outcome)
 	result.End = endOf(f.outcome)
-	span.Fail(s, f.outcome.String(), f.public.Message)
+	span.Fail(s, f.outcome.String(), f.public.OwnWords())
 	return f
+}
+
+// stream is relay under a span of its own.
+func (r *Router) stream(ctx context.Context, j *job, attempt trace.Span, resp *upstream.Response, to Sink) error {
+	ctx, s := span.Start(ctx, r.tracer, span.Stream)
+	err := r.relay(ctx, j, attempt, resp, to)
+	if s.IsRecording() {
+		s.SetAttributes(span.Chunks.Int(j.scan.Events()))
+		if err != nil {
+			span.Fail(s, "broken", "the answer did not come to its end")
+		}
+	}
+	s.End()
+	return err
 }
 
 // release ends the reservation.
@@ -141,7 +163,7 @@ func (r *Router) sawFirstToken(j *job, s trace.Span) {
 	j.choice.FirstToken()
 	if s.IsRecording() {
 		s.AddEvent(span.EventFirstToken)
-		s.SetAttributes(span.TTFT.Float64(j.firstToken.Sub(j.received).Seconds()))
+		s.SetAttributes(span.FirstChunk.Float64(j.firstToken.Sub(j.chosen).Seconds()))
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/openai"
@@ -81,6 +83,9 @@ func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
 	j.chose(choice)
 	host, port := hostPort(choice.Replica.URL)
 	r.metrics.decided(j)
+	if s := trace.SpanFromContext(ctx); s.IsRecording() {
+		r.describeRequest(s, j, nil)
+	}
 	return &Answer{Choice: choice, Host: host, Port: port, Served: j.pool.Served, Encoding: j.enc, Lease: ask.Lease}, nil
 }
 

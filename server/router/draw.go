@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/span"
+	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
 // drawAdmission draws what the surface did before the router was asked: letting the caller in and
@@ -51,10 +52,34 @@ func (r *Router) drawChoice(ctx context.Context, began time.Time, choice *choose
 		s.SetAttributes(span.Replica.String(string(pick.Replica)), span.Rank.Int(int(pick.Rank)),
 			span.OverlapTokens.Int(overlap(d)), span.PredictedTTFT.Float64(pick.TTFT))
 	}
+	if d.Reason == decision.ReasonNoKey {
+		span.Fallback(trace.ContextWithSpan(ctx, s), "choose", string(d.Reason))
+	}
 	if err != nil {
 		span.Fail(s, apierror.Name(apierror.NoReplica), "every candidate is vetoed")
 	}
 	s.End(trace.WithTimestamp(ended))
+}
+
+// drawExchange draws how an attempt reached its replica: the new connection, when it took one, and
+// the wait for the head of the answer. ctx holds the attempt's span.
+func (r *Router) drawExchange(ctx context.Context, t *upstream.Times, outcome upstream.Outcome) {
+	now := time.Now()
+	part := func(name string, from, to time.Time) {
+		_, s := r.tracer.Start(ctx, name, trace.WithTimestamp(from))
+		if to.IsZero() {
+			span.Fail(s, outcome.String(), "it did not come to that")
+			to = now
+		}
+		s.End(trace.WithTimestamp(to))
+	}
+	trace.SpanFromContext(ctx).SetAttributes(span.Reused.Bool(t.DialBegan.IsZero() && !t.Began.IsZero()))
+	if !t.DialBegan.IsZero() {
+		part(span.Dial, t.DialBegan, t.Dialed)
+	}
+	if !t.Began.IsZero() {
+		part(span.FirstByte, t.Began, t.Head)
+	}
 }
 
 // decided is the decision behind a choice, or behind its refusal; nil when none was made.

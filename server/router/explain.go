@@ -12,7 +12,9 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/span"
+	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
 // The response headers that explain a choice.
@@ -77,7 +79,8 @@ func describeAttempt(s trace.Span, j *job) {
 		return
 	}
 	d := j.choice.Decision
-	attrs := append(make([]span.KeyValue, 0, 10),
+	attrs := append(make([]span.KeyValue, 0, 14),
+		span.Operation.String(operation(j.call.Route)), span.Provider.String("vllm"), span.Model.String(clip(j.req.Model, 128)), span.HTTPMethod.String(j.method()),
 		span.DecisionID.String(d.ID), span.Attempt.Int(d.Attempt),
 		span.Replica.String(string(j.choice.Replica.ID)), span.Rank.Int(j.choice.Rank),
 		span.OverlapTokens.Int(overlap(d)), span.Overhead.Float64(j.overhead.Seconds()))
@@ -115,19 +118,28 @@ func (r *Router) finish(ctx context.Context, j *job, err error) {
 }
 
 func (r *Router) describeRequest(s trace.Span, j *job, public *apierror.Error) {
-	attrs := append(make([]span.KeyValue, 0, 16), span.RequestID.String(j.call.RequestID), span.DecisionID.String(j.id))
+	attrs := append(make([]span.KeyValue, 0, 20), span.RequestID.String(j.call.RequestID), span.DecisionID.String(j.id))
 	if j.req != nil {
-		attrs = append(attrs, span.Model.String(j.req.Model), span.Streamed.Bool(j.req.Stream), span.Operation.String(j.call.Route.String()))
+		attrs = append(attrs, span.Model.String(clip(j.req.Model, 128)), span.Streamed.Bool(j.req.Stream), span.Operation.String(operation(j.call.Route)))
 		if j.req.MaxTokens > 0 {
 			attrs = append(attrs, span.MaxTokens.Int(j.req.MaxTokens))
 		}
 		if j.req.Session != "" {
-			attrs = append(attrs, span.Conversation.String(j.req.Session))
+			attrs = append(attrs, span.Conversation.String(clip(j.req.Session, 256)))
 		}
 	}
 	if c := j.choice; c != nil {
 		attrs = append(attrs, span.Replica.String(string(c.Replica.ID)), span.Policy.String(string(c.Decision.Policy)),
 			span.OverlapTokens.Int(overlap(c.Decision)), span.BestOverlap.Int(bestOverlap(c.Decision)), span.Candidates.Int(len(c.Decision.Candidates)))
+	}
+	if !j.firstToken.IsZero() {
+		attrs = append(attrs, span.FirstChunk.Float64(j.firstToken.Sub(j.received).Seconds()))
+	}
+	if id := j.scan.ResponseID(); id != "" {
+		attrs = append(attrs, span.ResponseID.String(clip(id, 128)))
+	}
+	if why := j.scan.FinishReason(); why != "" {
+		attrs = append(attrs, span.FinishReasons.StringSlice([]string{clip(why, 32)}))
 	}
 	if u, ok := j.scan.Usage(); ok {
 		attrs = append(attrs, span.InputTokens.Int(u.PromptTokens), span.OutputTokens.Int(u.CompletionTokens))
@@ -137,8 +149,28 @@ func (r *Router) describeRequest(s trace.Span, j *job, public *apierror.Error) {
 	}
 	s.SetAttributes(attrs...)
 	if public != nil && public.Fault() == apierror.FaultOurs {
-		span.Fail(s, apierror.Name(public.Reason), public.Message)
+		span.Fail(s, apierror.Name(public.Reason), public.OwnWords())
 	}
+}
+
+// operation is the route in the words of OpenTelemetry's conventions, where they have one.
+func operation(r openai.Route) string {
+	switch r {
+	case openai.RouteChat, openai.RouteResponses, openai.RouteMessages:
+		return "chat"
+	case openai.RouteCompletions:
+		return "text_completion"
+	default:
+		return r.String()
+	}
+}
+
+// describeAnswer puts the head of a replica's answer on the span of its attempt.
+func describeAnswer(resp *upstream.Response) []span.KeyValue {
+	if resp == nil {
+		return nil
+	}
+	return []span.KeyValue{span.HTTPStatus.Int(resp.Status)}
 }
 
 // logLine is the one line that a request leaves; nothing of its prompt or answer is in it.

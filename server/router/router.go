@@ -116,8 +116,9 @@ func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 // only known afterwards, and a request outside the sample pays nothing for them.
 func (r *Router) choose(ctx context.Context, j *job, ask *chooser.Request) (*chooser.Choice, error) {
 	began := time.Now()
+	ask.TraceID, ask.SpanID = span.IDs(ctx)
 	choice, err := r.Chooser.Choose(ctx, ask)
-	if s := trace.SpanFromContext(ctx); s.IsRecording() {
+	if ask.TraceID != "" {
 		r.drawChoice(ctx, began, choice, err)
 	}
 	if err != nil {

@@ -21,6 +21,9 @@ const (
 	Choose      = "kvpilot.choose"
 	Hold        = "kvpilot.hold"
 	Proxy       = "kvpilot.proxy"
+	Dial        = "kvpilot.dial"
+	FirstByte   = "kvpilot.first_byte"
+	Stream      = "kvpilot.stream"
 	Release     = "kvpilot.release"
 )
 
@@ -29,6 +32,7 @@ const (
 	EventFirstToken = "kvpilot.first_token"
 	EventFallback   = "kvpilot.fallback"
 	EventRetry      = "kvpilot.retry"
+	EventHedge      = "kvpilot.hedge"
 )
 
 // Attribute keys. Counts are tokens or blocks as the name says; times are seconds.
@@ -41,11 +45,16 @@ const (
 	OutputTokens  = semconv.GenAIUsageOutputTokensKey
 	CachedTokens  = semconv.GenAIUsageCacheReadInputTokensKey
 	Conversation  = semconv.GenAIConversationIDKey
+	FirstChunk    = semconv.GenAIResponseTimeToFirstChunkKey
 	ResponseID    = semconv.GenAIResponseIDKey
+	FinishReasons = semconv.GenAIResponseFinishReasonsKey
+	Provider      = semconv.GenAIProviderNameKey
 	HTTPMethod    = semconv.HTTPRequestMethodKey
 	HTTPRoute     = semconv.HTTPRouteKey
 	HTTPStatus    = semconv.HTTPResponseStatusCodeKey
 	URLPath       = semconv.URLPathKey
+	URLScheme     = semconv.URLSchemeKey
+	HTTPVersion   = semconv.NetworkProtocolVersionKey
 	ServerAddress = semconv.ServerAddressKey
 	ServerPort    = semconv.ServerPortKey
 	ErrorType     = semconv.ErrorTypeKey
@@ -58,7 +67,6 @@ const (
 	Rank            = attribute.Key("kvpilot.replica.rank")
 	Candidates      = attribute.Key("kvpilot.candidates")
 	PromptTokens    = attribute.Key("kvpilot.prompt.tokens")
-	PromptBlocks    = attribute.Key("kvpilot.prompt.blocks")
 	PromptKind      = attribute.Key("kvpilot.prompt.kind")
 	OverlapTokens   = attribute.Key("kvpilot.overlap.tokens")
 	BestOverlap     = attribute.Key("kvpilot.overlap.best_tokens")
@@ -69,9 +77,11 @@ const (
 	HeldFor         = attribute.Key("kvpilot.hold.seconds")
 	Attempt         = attribute.Key("kvpilot.attempt")
 	Chunks          = attribute.Key("kvpilot.stream.chunks")
-	TTFT            = attribute.Key("kvpilot.ttft")
 	Overhead        = attribute.Key("kvpilot.overhead")
 	FinishedBy      = attribute.Key("kvpilot.finished_by")
+	Reused          = attribute.Key("kvpilot.connection.reused")
+	Effect          = attribute.Key("kvpilot.reservation.effect")
+	FallbackOf      = attribute.Key("kvpilot.fallback")
 )
 
 // Start begins a child of the span in ctx. Below a span that nobody records it makes none, so
@@ -109,5 +119,28 @@ func Fallback(ctx context.Context, what, reason string) {
 	if !s.IsRecording() {
 		return
 	}
-	s.AddEvent(EventFallback, trace.WithAttributes(attribute.String("kvpilot.fallback", what), Reason.String(reason)))
+	s.AddEvent(EventFallback, trace.WithAttributes(FallbackOf.String(what), Reason.String(reason)))
+}
+
+// IDs names the trace and the span in ctx in hex; both are empty when nobody records the span.
+func IDs(ctx context.Context) (traceID, spanID string) {
+	s := trace.SpanFromContext(ctx)
+	if !s.IsRecording() {
+		return "", ""
+	}
+	c := s.SpanContext()
+	return c.TraceID().String(), c.SpanID().String()
+}
+
+// Link ties s to a span that IDs named. What names no span is left out.
+func Link(s trace.Span, traceID, spanID string) {
+	t, err := trace.TraceIDFromHex(traceID)
+	if err != nil {
+		return
+	}
+	id, err := trace.SpanIDFromHex(spanID)
+	if err != nil {
+		return
+	}
+	s.AddLink(trace.Link{SpanContext: trace.NewSpanContext(trace.SpanContextConfig{TraceID: t, SpanID: id, Remote: true})})
 }

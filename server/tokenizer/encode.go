@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/prompt"
@@ -190,11 +189,11 @@ const (
 
 // ask puts one question to the replicas, under a span of its own.
 func (p *Pool) ask(ctx context.Context, replicas []*replica.Replica, j *remote.Job) (*remote.Answer, error) {
-	ctx, sp := p.tracer.Start(ctx, span.TokenizeRPC, trace.WithSpanKind(trace.SpanKindClient))
+	ctx, sp := span.Start(ctx, p.tracer, span.TokenizeRPC, trace.WithSpanKind(trace.SpanKindClient))
 	defer sp.End()
 	a, err := p.remote.Do(ctx, replicas, j)
 	if err != nil {
-		sp.SetStatus(codes.Error, string(remote.KindOf(err)))
+		span.Fail(sp, string(remote.KindOf(err)), "the ids were not given")
 		return nil, err
 	}
 	if sp.IsRecording() && len(a.IDs) > 0 {

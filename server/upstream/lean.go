@@ -115,11 +115,17 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 	for {
 		reused := c != nil
 		if !reused {
-			if c, err = l.dial(ctx, h); err != nil {
+			if c, err = l.dialTimed(ctx, h, r.Times); err != nil {
 				return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
 			}
 		}
+		if r.Times != nil {
+			r.Times.Began = l.now()
+		}
 		resp, err := l.exchange(ctx, c, t, r)
+		if r.Times != nil && err == nil {
+			r.Times.Head = l.now()
+		}
 		if err == nil {
 			return resp, nil
 		}
@@ -131,6 +137,19 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 		l.metrics.redials.Add(ctx, 1)
 		c = nil
 	}
+}
+
+// dialTimed opens a connection and notes when, for those who want to know.
+func (l *lean) dialTimed(ctx context.Context, h *host, t *Times) (*conn, error) {
+	if t == nil {
+		return l.dial(ctx, h)
+	}
+	t.DialBegan = l.now()
+	c, err := l.dial(ctx, h)
+	if err == nil {
+		t.Dialed = l.now()
+	}
+	return c, err
 }
 
 // dial opens a connection.

@@ -3,6 +3,7 @@ package upstream
 import (
 	"io"
 	"net/http"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/replica"
 )
@@ -31,6 +32,17 @@ type Request struct {
 	// Stream is sent after Body. StreamSize is its size, -1 when unknown.
 	Stream     io.Reader
 	StreamSize int64
+	// Times, when it is set, is told how the exchange went in time.
+	Times *Times
+}
+
+// Times are the moments of an exchange; zero for what did not happen. When a connection that was
+// kept turns out to be closed, they are those of the fresh one.
+type Times struct {
+	// DialBegan and Dialed are set when a new connection was opened.
+	DialBegan, Dialed time.Time
+	// Began is when there was a connection to send on, Head when the head of the answer had come.
+	Began, Head time.Time
 }
 
 // size is the length of the body, -1 when unknown.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"sync/atomic"
 	"time"
 )
@@ -44,6 +45,9 @@ func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 		cancel()
 		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
 	}
+	if r.Times != nil {
+		req = req.WithContext(httptrace.WithClientTrace(ctx, timed(r.Times)))
+	}
 	s.setBody(req, r)
 	forwarded(ctx, t, r, req.Header.Add)
 	if req.Header.Get("User-Agent") == "" {
@@ -55,6 +59,9 @@ func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 		cancel()
 		return nil, failure
 	}
+	if r.Times != nil {
+		r.Times.Head = time.Now()
+	}
 	for name := range resp.Header {
 		if withheldFromClient(name) {
 			delete(resp.Header, name)
@@ -62,6 +69,18 @@ func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 	}
 	return &Response{Status: resp.StatusCode, Header: resp.Header, ContentLength: resp.ContentLength,
 		body: &stdAnswer{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: s.cfg.StallTimeout}}, nil
+}
+
+// timed notes the moments of an exchange. RoundTrip may return before a dial that it no longer needs
+// has ended, so only a connection that is used counts.
+func timed(t *Times) *httptrace.ClientTrace {
+	asked := time.Now()
+	return &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) {
+		t.Began = time.Now()
+		if !c.Reused {
+			t.DialBegan, t.Dialed = asked, t.Began
+		}
+	}}
 }
 
 func (s *std) setBody(req *http.Request, r *Request) {

@@ -273,7 +273,11 @@ type Decision struct {
 	// What another policy would have chosen; absent when none was asked.
 	Shadow *Shadow `protobuf:"bytes,24,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	// The seed of the dice for ties, temperature and the random policies.
-	Seed          uint64 `protobuf:"fixed64,25,opt,name=seed,proto3" json:"seed,omitempty"`
+	Seed uint64 `protobuf:"fixed64,25,opt,name=seed,proto3" json:"seed,omitempty"`
+	// The trace that the request left, in hex; empty when nobody recorded it.
+	TraceId string `protobuf:"bytes,26,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
+	// The span within it in which the decision was made, in hex.
+	SpanId        string `protobuf:"bytes,27,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -481,6 +485,20 @@ func (x *Decision) GetSeed() uint64 {
 		return x.Seed
 	}
 	return 0
+}
+
+func (x *Decision) GetTraceId() string {
+	if x != nil {
+		return x.TraceId
+	}
+	return ""
+}
+
+func (x *Decision) GetSpanId() string {
+	if x != nil {
+		return x.SpanId
+	}
+	return ""
 }
 
 // Candidate is one rank as a decision saw it, and what the policy made of it.
@@ -912,7 +930,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\x8a\a\n" +
+	"diskTokens\"\xbe\a\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -944,7 +962,9 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"candidates\x12-\n" +
 	"\aoutcome\x18\x17 \x01(\v2\x13.kvpilot.v1.OutcomeR\aoutcome\x12*\n" +
 	"\x06shadow\x18\x18 \x01(\v2\x12.kvpilot.v1.ShadowR\x06shadow\x12\x12\n" +
-	"\x04seed\x18\x19 \x01(\x06R\x04seed\x1a9\n" +
+	"\x04seed\x18\x19 \x01(\x06R\x04seed\x12\x19\n" +
+	"\btrace_id\x18\x1a \x01(\tR\atraceId\x12\x17\n" +
+	"\aspan_id\x18\x1b \x01(\tR\x06spanId\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xfd\x04\n" +

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/span"
 )
 
 const (
@@ -120,6 +121,7 @@ func (d *dialogue) run() (*Answer, error) {
 			if d.live == 1 && p.credit.Load() >= 1000 && d.launch(true) == nil {
 				p.credit.Add(-1000)
 				p.metrics.hedges.add(d.ctx, 1)
+				span.Note(d.ctx, span.EventHedge, span.Replica.String(d.asked()))
 			}
 		case <-pause:
 			pause = nil
@@ -145,6 +147,7 @@ func (d *dialogue) run() (*Answer, error) {
 				return nil, last
 			}
 			p.metrics.retries.add(d.ctx, 1)
+			span.Note(d.ctx, span.EventRetry, span.Reason.String(string(last.Kind)))
 			pause = time.After(wait)
 		}
 	}
@@ -189,6 +192,9 @@ func (d *dialogue) launch(hedge bool) *Fault {
 	})
 	return nil
 }
+
+// asked names the replica that was asked last.
+func (d *dialogue) asked() string { return string(d.tried[len(d.tried)-1].id) }
 
 // parent is the base model's name where the endpoint only knows that one: the Rust front end
 // refuses adapters.

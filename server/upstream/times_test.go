@@ -1,0 +1,47 @@
+package upstream
+
+import (
+	"net/http"
+	"testing"
+)
+
+func TestTimesTellHowTheReplicaWasReached(t *testing.T) {
+	eachTransport(t, nil, func(t *testing.T, c *Client) {
+		target := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("answer")) })
+		exchange := func() *Times {
+			times := &Times{}
+			resp, err := c.Do(ctxFor(t), target, &Request{Method: http.MethodPost, Path: "/", Times: times})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Close()
+			if _, err := resp.ReadAll(100); err != nil {
+				t.Fatal(err)
+			}
+			return times
+		}
+		first := exchange()
+		if first.DialBegan.IsZero() || first.Dialed.Before(first.DialBegan) || first.Began.Before(first.Dialed) || first.Head.Before(first.Began) {
+			t.Errorf("a new connection: %+v, want one moment after the other", first)
+		}
+		again := exchange()
+		if !again.DialBegan.IsZero() || !again.Dialed.IsZero() || again.Began.IsZero() || again.Head.Before(again.Began) {
+			t.Errorf("a kept connection: %+v, want no dial", again)
+		}
+	})
+}
+
+func TestTimesOfADialThatFailsHaveNoEnd(t *testing.T) {
+	cfg := DefaultConfig()
+	c := New(cfg, Params{})
+	t.Cleanup(func() { c.transport.shut() })
+	target := serveConn(t, nil)
+	target.Replica.URL = "http://127.0.0.1:1"
+	times := &Times{}
+	if _, err := c.Do(ctxFor(t), target, &Request{Method: http.MethodPost, Path: "/", Times: times}); err == nil {
+		t.Fatal("somebody answers on port 1")
+	}
+	if times.DialBegan.IsZero() || !times.Dialed.IsZero() || !times.Began.IsZero() {
+		t.Errorf("times %+v", times)
+	}
+}
