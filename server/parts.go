@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kvevents"
 	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
+	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/router"
@@ -21,6 +22,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokenizer"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
+
+// rememberedBodies bounds what is kept of bodies that came more than once: a few kilobytes each.
+const rememberedBodies = 16 << 20
 
 // errNoReplicaYet is why a router without replicas is not ready.
 var errNoReplicaYet = errors.New("no replica takes requests yet")
@@ -112,6 +116,7 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	p.router, err = router.New(c.Router, router.Params{
 		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser,
 		Upstream: p.upstream, Breaker: p.breaker, Budget: upstream.NewBudget(c.Upstream.Retry, nil), Pins: upstream.NewPins(c.Upstream.Pins, nil),
+		Bodies:   openai.NewMemory(rememberedBodies),
 		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.index.believeText,
 		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),
 	})

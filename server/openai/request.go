@@ -55,6 +55,13 @@ type Request struct {
 
 	members []member
 	end     int // the offset of the closing brace
+	own     own
+}
+
+// own is what the body itself says where a header may say something else.
+type own struct {
+	session, xargs string
+	priority       int
 }
 
 // member is one top-level member of the body.
@@ -71,7 +78,8 @@ func Read(p Params) (*Request, error) {
 	if err := r.body(p.Truncated); err != nil {
 		return nil, err
 	}
-	r.finish(p)
+	r.finish()
+	r.req.heed(p)
 	return r.req, nil
 }
 
@@ -105,8 +113,6 @@ type reader struct {
 	maxCompletionTokens     int
 	maxTokens               int
 	maxOutputTokens         int
-	bodySession             string
-	xargsSession            string
 	partial                 bool
 }
 
@@ -200,11 +206,11 @@ func (r *reader) value(name string) bool {
 	case "n":
 		return r.positive(&r.req.N)
 	case "priority":
-		return r.integer(&r.req.Priority)
+		return r.integer(&r.req.own.priority)
 	case "truncate_prompt_tokens":
 		return r.integer(&r.req.Prompt.Truncate)
 	case "session_id":
-		return r.string(&r.bodySession)
+		return r.string(&r.req.own.session)
 	case "cache_salt":
 		return r.string(&r.req.Salt)
 	case "user":
@@ -217,10 +223,10 @@ func (r *reader) value(name string) bool {
 		r.req.KVTransfer = r.s.space() != 'n'
 		return r.s.skip()
 	case "vllm_xargs":
-		r.xargsSession = ""
+		r.req.own.xargs = ""
 		return r.object(func(key []byte) bool {
 			if string(key) == "session_id" {
-				return r.string(&r.xargsSession)
+				return r.string(&r.req.own.xargs)
 			}
 			return r.s.skip()
 		})
@@ -246,7 +252,7 @@ func (r *reader) model() bool {
 }
 
 // finish settles what depends on several members.
-func (r *reader) finish(p Params) {
+func (r *reader) finish() {
 	q := r.req
 	if q.Truncated {
 		r.partial = true
@@ -262,20 +268,24 @@ func (r *reader) finish(p Params) {
 		q.MaxTokens = r.maxTokens
 	}
 	q.N = min(max(q.N, 1), maxChoices)
-	q.Session = r.bodySession
-	if q.Session == "" {
-		q.Session = SessionFrom(p.Header, p.SessionHeader)
-	}
-	if q.Session == "" {
-		q.Session = r.xargsSession
-	}
 	if q.User == "" && q.Route == RouteMessages {
 		q.User = metadataUser(q.Raw("metadata"))
 	}
-	if priority, ok := priorityHeader(p.Header); ok {
-		q.Priority = priority
-	}
 	q.Prompt.Model, q.Prompt.Salt = q.Model, q.Salt
+}
+
+// heed settles what the headers have a say in.
+func (r *Request) heed(p Params) {
+	r.Session, r.Priority = r.own.session, r.own.priority
+	if r.Session == "" {
+		r.Session = SessionFrom(p.Header, p.SessionHeader)
+	}
+	if r.Session == "" {
+		r.Session = r.own.xargs
+	}
+	if priority, ok := priorityHeader(p.Header); ok {
+		r.Priority = priority
+	}
 }
 
 // maxChoices is the largest n that vLLM accepts.

@@ -175,22 +175,32 @@ func (s *scanner) escape(offset int) (int, bool) {
 // control character, or bytes that are no UTF-8. It is -1 when there is none.
 func badByte(b []byte) int {
 	const lows, highs = 0x2020202020202020, 0x8080808080808080
-	i := 0
-	for ; i+32 <= len(b); i += 32 {
-		w0, w1 := binary.LittleEndian.Uint64(b[i:]), binary.LittleEndian.Uint64(b[i+8:])
-		w2, w3 := binary.LittleEndian.Uint64(b[i+16:]), binary.LittleEndian.Uint64(b[i+24:])
+	rest := b
+	for len(rest) >= 64 {
+		w := (*[64]byte)(rest)
+		w0, w1, w2, w3 := word(w[0:8]), word(w[8:16]), word(w[16:24]), word(w[24:32])
+		w4, w5, w6, w7 := word(w[32:40]), word(w[40:48]), word(w[48:56]), word(w[56:64])
 		// A byte below 0x20 borrows into its top bit; one from 0x80 on has it already.
-		if ((w0-lows)|w0|(w1-lows)|w1|(w2-lows)|w2|(w3-lows)|w3)&highs != 0 {
-			return badByteBeyondASCII(b, i)
+		low := (w0 - lows) | (w1 - lows) | (w2 - lows) | (w3 - lows) | (w4 - lows) | (w5 - lows) | (w6 - lows) | (w7 - lows)
+		if (low|w0|w1|w2|w3|w4|w5|w6|w7)&highs != 0 {
+			return badByteBeyondASCII(b, len(b)-len(rest))
+		}
+		rest = rest[64:]
+	}
+	for ; len(rest) >= 8; rest = rest[8:] {
+		if w := word(rest); ((w-lows)|w)&highs != 0 {
+			return badByteBeyondASCII(b, len(b)-len(rest))
 		}
 	}
-	for ; i < len(b); i++ {
-		if b[i] < 0x20 || b[i] >= utf8.RuneSelf {
-			return badByteBeyondASCII(b, i)
+	for i, c := range rest {
+		if c < 0x20 || c >= utf8.RuneSelf {
+			return badByteBeyondASCII(b, len(b)-len(rest)+i)
 		}
 	}
 	return -1
 }
+
+func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
 // badByteBeyondASCII goes on at i, from where text may be anything.
 func badByteBeyondASCII(b []byte, i int) int {

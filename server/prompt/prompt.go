@@ -63,6 +63,9 @@ type Prompt struct {
 
 	// Body is the whole request body as the client sent it.
 	Body []byte
+	// Digest names Body and its route, when it is known; two prompts of one digest differ in Model,
+	// Adapter and Salt at most. Whoever changes anything else must clear it.
+	Digest Digest
 	// Text is the prompt (KindText) or the first of a batch, decoded from JSON.
 	Text  string
 	Texts []string
@@ -82,6 +85,9 @@ type Prompt struct {
 	// came before the cut, and the true prompt is longer.
 	Partial bool
 }
+
+// Digest is a hash of a request body; the zero value is none. It means nothing outside the process.
+type Digest struct{ Hi, Lo uint64 }
 
 // String gives the format's name in the form that metrics and JSON use.
 func (a API) String() string {

@@ -22,7 +22,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
-// Params are the parts that a Router joins. All but the last four are required.
+// Params are the parts that a Router joins. All but Bodies, Believe, Log, Meter and Tracer are required.
 type Params struct {
 	Registry *registry.Registry
 	Tokens   *tokenizer.Pool
@@ -31,6 +31,8 @@ type Params struct {
 	Breaker  *upstream.Breaker
 	Budget   *upstream.Budget
 	Pins     *upstream.Pins
+	// Bodies remembers what was read from bodies; nil remembers nothing.
+	Bodies *openai.Memory
 	// Attempts bounds the replicas that one request is tried on.
 	Attempts int
 	// Lease is the life of a reservation handed to an external caller who names none.
@@ -145,7 +147,7 @@ func (r *Router) routed(j *job) {
 func (r *Router) read(ctx context.Context, j *job) error {
 	_, s := span.Start(ctx, r.tracer, span.Read)
 	defer s.End()
-	req, err := openai.Read(openai.Params{
+	req, err := r.Bodies.Read(openai.Params{
 		Route: j.call.Route, Header: j.call.Header, SessionHeader: r.config.SessionHeader,
 		Body: j.call.Body, Truncated: j.truncated,
 	})

@@ -6,7 +6,7 @@ import (
 	"log/slog"
 	"slices"
 
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
+	"github.com/kvpilot/kvpilot/server/cache"
 )
 
 // backgroundQueue bounds what waits for its turn in the background, per running one.

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/cache"
 	"github.com/kvpilot/kvpilot/server/prompt"
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
 )
 
 const (

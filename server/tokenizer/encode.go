@@ -11,10 +11,10 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/kvpilot/kvpilot/server/cache"
 	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/span"
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
 	"github.com/kvpilot/kvpilot/server/tokenizer/convert"
 	"github.com/kvpilot/kvpilot/server/tokenizer/remote"
 )
@@ -45,12 +45,16 @@ func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
 	if !p.cfg.Enabled {
 		return none(pr, ReasonDisabled, m.estimate(textSize(pr))), nil
 	}
+	body := p.bodyKey(req, m)
+	if e := p.recallBody(body, req, m); e != nil {
+		return fromEntry(pr, e, SourceExactCache, m), nil
+	}
 	pr, ok := prepared(pr)
 	if !ok {
 		return none(req.Prompt, ReasonUnmappable, m.estimate(textSize(req.Prompt))), nil
 	}
 	req.Prompt = pr
-	enc, err := p.text(ctx, req, m)
+	enc, err := p.text(ctx, req, m, body)
 	if err == nil && pr.Partial {
 		enc.cutShort()
 	}
@@ -66,21 +70,25 @@ func prepared(pr *prompt.Prompt) (*prompt.Prompt, bool) {
 	}
 	// The body is cut, or is that of another route: what was read of it stands for itself.
 	alone := *pr
-	alone.Body = nil
+	alone.Body, alone.Digest = nil, prompt.Digest{}
 	if pr.Partial && pr.Kind == prompt.KindChat {
 		alone.Fields = append(slices.Clip(pr.Fields), prompt.Field{Name: "add_generation_prompt", Value: []byte("false")})
 	}
 	return &alone, true
 }
 
-// text encodes a prompt that is text.
-func (p *Pool) text(ctx context.Context, req Request, m *model) (*Encoding, error) {
+// text encodes a prompt that is text; body is the key of the body that it came in, zero when unknown.
+func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) (*Encoding, error) {
 	pr := req.Prompt
 	scratch := p.scratch.Get().(*[]cache.Key)
 	defer p.scratch.Put(scratch)
 	ks := p.keyer.of(pr, req.Replicas, m.generation.Load(), *scratch)
 	*scratch = ks.upTo
 	if e := p.lookup(ks.exact, m); e != nil && (!e.derived || !req.NeedFull) {
+		if body != (cache.Key{}) {
+			exact := ks.exact
+			p.bodies.Put(body, &exact, 0)
+		}
 		return fromEntry(pr, e, SourceExactCache, m), nil
 	}
 	var k *known

@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
+	"github.com/kvpilot/kvpilot/server/cache"
 	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/replica"
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
 	"github.com/kvpilot/kvpilot/server/tokenizer/remote"
 )
 

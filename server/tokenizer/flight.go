@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
+	"github.com/kvpilot/kvpilot/server/cache"
 )
 
 // flights lets callers who want the same ids at the same time share one call. A flight lives

@@ -5,9 +5,9 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvpilot/kvpilot/server/cache"
 	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/replica"
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
 )
 
 // keys names a prompt for the caches: by everything that may change its ids.
@@ -77,12 +77,7 @@ func (k keyer) base(p *prompt.Prompt, replicas []*replica.Replica, generation ui
 	b = binary.AppendVarint(b, int64(p.Truncate))
 	b = binary.AppendUvarint(b, generation)
 	str(p.Model)
-	for _, r := range replicas {
-		if m, ok := r.Serves(p.Model); ok {
-			str(m.Root)
-			break
-		}
-	}
+	str(rootOf(p.Model, replicas))
 	for _, f := range p.Fields {
 		str(f.Name)
 		if len(f.Value) <= 128 {
@@ -95,4 +90,45 @@ func (k keyer) base(p *prompt.Prompt, replicas []*replica.Replica, generation ui
 		b = binary.LittleEndian.AppendUint64(b, h.Lo)
 	}
 	return k.sum(b)
+}
+
+// rootOf names the weights behind a model's name.
+func rootOf(model string, replicas []*replica.Replica) string {
+	for _, r := range replicas {
+		if m, ok := r.Serves(model); ok {
+			return m.Root
+		}
+	}
+	return ""
+}
+
+// bodyKey names the body that a prompt came in, with what else may change its ids; zero when the
+// body is not known by a digest.
+func (p *Pool) bodyKey(req Request, m *model) cache.Key {
+	pr := req.Prompt
+	if pr.Digest == (prompt.Digest{}) || pr.Partial {
+		return cache.Key{}
+	}
+	var buf [256]byte
+	b := binary.AppendUvarint(buf[:0], m.generation.Load())
+	for _, s := range [...]string{pr.Model, rootOf(pr.Model, req.Replicas)} {
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
+	}
+	return p.keyer.mix(cache.Key(pr.Digest), p.keyer.sum(b))
+}
+
+// recallBody finds the encoding of a prompt by the body that it came in, or nil.
+func (p *Pool) recallBody(body cache.Key, req Request, m *model) *entry {
+	if body == (cache.Key{}) {
+		return nil
+	}
+	exact := p.bodies.Get(body)
+	if exact == nil {
+		return nil
+	}
+	if e := p.lookup(*exact, m); e != nil && (!e.derived || !req.NeedFull) {
+		return e
+	}
+	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
+	"github.com/kvpilot/kvpilot/server/cache"
 )
 
 type metrics struct {

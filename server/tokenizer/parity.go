@@ -7,10 +7,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/cache"
 	"github.com/kvpilot/kvpilot/server/kvblock"
 	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/replica"
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
 )
 
 const (

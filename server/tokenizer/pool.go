@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
+	"github.com/kvpilot/kvpilot/server/cache"
 	"github.com/kvpilot/kvpilot/server/tokenizer/remote"
 )
 
@@ -36,6 +36,7 @@ type Pool struct {
 	keyer   keyer
 	cache   *cache.Cache[entry]
 	texts   *cache.Cache[string]
+	bodies  *cache.Cache[cache.Key] // from the key of a body to that of its prompt
 	flights flights
 	models  sync.Map // pool name -> *model
 	scratch sync.Pool
@@ -50,6 +51,7 @@ func New(cfg Config, params Params) *Pool {
 		keyer:   keyer{seed: rand.Uint64()},
 		cache:   cache.New[entry](cfg.CacheBytes),
 		texts:   cache.New[string](cfg.CacheBytes / 16),
+		bodies:  cache.New[cache.Key](cfg.CacheBytes / 64),
 		flights: flights{open: map[cache.Key]*flight{}},
 		turns:   make(chan struct{}, max(1, cfg.Background)),
 		scratch: sync.Pool{New: func() any { return new([]cache.Key) }},

@@ -7,9 +7,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvpilot/kvpilot/server/cache"
 	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/replica"
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
 	"github.com/kvpilot/kvpilot/server/tokenizer/remote"
 )
 

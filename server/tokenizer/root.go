@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"context"
 
+	"github.com/kvpilot/kvpilot/server/cache"
 	"github.com/kvpilot/kvpilot/server/prompt"
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
 	"github.com/kvpilot/kvpilot/server/tokenizer/rawjson"
 )
 
@@ -93,6 +93,6 @@ func standInUnlike(message []byte) []byte {
 // excerptOf is a chat of other messages under the same fields.
 func excerptOf(pr *prompt.Prompt, messages [][]byte) *prompt.Prompt {
 	other := *pr
-	other.API, other.Body, other.Messages = prompt.APIChat, nil, messages
+	other.API, other.Body, other.Digest, other.Messages = prompt.APIChat, nil, prompt.Digest{}, messages
 	return &other
 }

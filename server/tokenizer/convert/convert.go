@@ -30,6 +30,7 @@ type builder struct {
 func newBuilder(p *prompt.Prompt) *builder {
 	b := &builder{out: *p, ok: true}
 	b.out.Kind, b.out.API, b.out.Body, b.out.Text = prompt.KindChat, prompt.APIChat, nil, ""
+	b.out.Digest = prompt.Digest{}
 	b.out.Messages = make([][]byte, 0, len(p.Messages)+1)
 	b.out.Fields = nil
 	return b

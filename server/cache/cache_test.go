@@ -5,7 +5,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/kvpilot/kvpilot/server/tokenizer/cache"
+	"github.com/kvpilot/kvpilot/server/cache"
 )
 
 func key(i int) cache.Key {
