@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -72,9 +73,9 @@ the REST surface, first round robin and then KV-aware, and print what users woul
 	flags.IntVar(&f.turns, "turns", 6, "turns of each conversation")
 	flags.IntVar(&f.concurrency, "concurrency", 20, "conversations at once")
 	flags.StringVar(&f.model, "model", "", "model to ask for; empty takes the first one")
-	flags.StringVar(&f.http, "http", "", "address of the REST surface; empty takes any free port")
-	flags.StringVar(&f.grpc, "grpc", "", "address of the gRPC services; empty takes any free port")
-	flags.StringVar(&f.admin, "admin", "", "address of health, metrics and console; empty takes any free port")
+	flags.StringVar(&f.http, "http", "", "address of the REST surface (default with --serve: 127.0.0.1:8080 when free; else any free port)")
+	flags.StringVar(&f.grpc, "grpc", "", "address of the gRPC services (likewise 127.0.0.1:9090)")
+	flags.StringVar(&f.admin, "admin", "", "address of health, metrics and console (likewise 127.0.0.1:9091)")
 	return cmd
 }
 
@@ -141,7 +142,6 @@ func (d *demo) fleet(ctx context.Context) ([]registry.Spec, error) {
 		return specs, nil
 	}
 	cfg := enginesim.DefaultConfig()
-	cfg.Models = []string{"demo-70b"}
 	cfg.Core.Timing.Speed = d.speed
 	cfg.Core.Blocks = 2561 // 40k tokens: about a third of what the demo's conversations need
 	cfg.Core.MaxModelLen = 32768
@@ -161,14 +161,11 @@ func (d *demo) fleet(ctx context.Context) ([]registry.Spec, error) {
 
 // config is the router's configuration: the defaults and the demo's fleet.
 func (d *demo) config(specs []registry.Spec) (config.Config, error) {
-	free := func(address string) string {
-		if address == "" {
-			return "127.0.0.1:0"
-		}
-		return address
-	}
+	usual := config.DefaultListen()
 	c, err := config.Load(config.Source{Env: d.env, Set: []string{
-		"listen.http=" + free(d.http), "listen.grpc=" + free(d.grpc), "listen.admin=" + free(d.admin),
+		"listen.http=" + d.address(d.http, usual.HTTP),
+		"listen.grpc=" + d.address(d.grpc, usual.GRPC),
+		"listen.admin=" + d.address(d.admin, usual.Admin),
 	}})
 	if err != nil {
 		return c, err
@@ -176,6 +173,24 @@ func (d *demo) config(specs []registry.Spec) (config.Config, error) {
 	c.Registry.Replicas = specs
 	c.API.Overrides = true
 	return c, c.Validate()
+}
+
+// address is where to listen when asked for nothing: a demo that goes on serving takes the address
+// that kvpilot has everywhere else, so that commands find it, unless somebody else has it.
+func (d *demo) address(asked, usual string) string {
+	const free = "127.0.0.1:0"
+	switch {
+	case asked != "":
+		return asked
+	case !d.serve:
+		return free
+	}
+	l, err := net.Listen("tcp", usual)
+	if err != nil {
+		return free
+	}
+	l.Close() //nolint:errcheck // nothing came
+	return usual
 }
 
 // phase is one of the two rounds.
@@ -215,9 +230,22 @@ func (d *demo) play(ctx context.Context, serving <-chan server.Addresses, began 
 	if !d.serve {
 		return nil
 	}
-	fmt.Fprintf(d.out, "\nstill serving model %s; stop with Ctrl-C. Try:\n  curl -N %s/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{\"model\":\"%s\",\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n", model, base, model)
+	d.goOn(at, base, model)
 	<-ctx.Done()
 	return nil
+}
+
+// goOn says what to try while the fleet is up.
+func (d *demo) goOn(at server.Addresses, base, model string) {
+	fmt.Fprintf(d.out, "\nstill serving model %s; stop with Ctrl-C. Try:\n", model)
+	fmt.Fprintf(d.out, "  curl -N %s/v1/chat/completions -H 'Content-Type: application/json' \\\n", base)
+	fmt.Fprintf(d.out, "    -d '{\"model\":\"%s\",\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n", model)
+	address := ""
+	if grpc := dialableString(at.GRPC); grpc != defaultRemote {
+		address = " --address " + grpc
+	}
+	fmt.Fprintf(d.out, "  kvpilot top%s\n  kvpilot choose%s --model %s --prompt 'Where would this go?'\n", address, address, model)
+	fmt.Fprintf(d.out, "  a browser at http://%s/console/\n", dialableString(at.Admin))
 }
 
 func (d *demo) welcome(at server.Addresses) {
@@ -228,7 +256,7 @@ func (d *demo) welcome(at server.Addresses) {
 		}
 		fmt.Fprintln(d.out)
 	}
-	fmt.Fprintf(d.out, "router: REST http://%s, gRPC %s, console http://%s/\n\n", dialableString(at.HTTP), dialableString(at.GRPC), dialableString(at.Admin))
+	fmt.Fprintf(d.out, "router: REST http://%s, gRPC %s, console http://%s/console/\n\n", dialableString(at.HTTP), dialableString(at.GRPC), dialableString(at.Admin))
 }
 
 // round plays one round and shows its progress.

@@ -77,7 +77,7 @@ func TestDemoServesUntilItIsStopped(t *testing.T) {
 		done <- run(ctx, []string{"demo", "--serve", "--conversations", "2", "--turns", "1", "--concurrency", "2", "--speed", "50"}, nil, &out, io.Discard)
 	}()
 	base := out.waitFor(t, `curl -N (http://\S+)/v1/chat`)
-	resp, err := http.Post(base+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"demo-70b","max_tokens":3,"messages":[{"role":"user","content":"Hello"}]}`))
+	resp, err := http.Post(base+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":3,"messages":[{"role":"user","content":"Hello"}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,9 @@ import (
 	"github.com/kvpilot/kvpilot/client"
 )
 
+// defaultRemote is where a router serves gRPC unless told otherwise.
+const defaultRemote = "127.0.0.1:9090"
+
 // remote is what the commands that ask a running router have in common.
 type remote struct {
 	address string
@@ -29,7 +32,7 @@ type remote struct {
 
 func (r *remote) flags(cmd *cobra.Command, env []string) {
 	f := cmd.Flags()
-	f.StringVar(&r.address, "address", lookup(env, "KVPILOT_ADDRESS", "127.0.0.1:9090"), "the router's gRPC address (KVPILOT_ADDRESS)")
+	f.StringVar(&r.address, "address", lookup(env, "KVPILOT_ADDRESS", defaultRemote), "the router's gRPC address (KVPILOT_ADDRESS)")
 	f.StringVar(&r.key, "key", lookup(env, "KVPILOT_KEY", ""), "API key (KVPILOT_KEY)")
 	f.BoolVar(&r.tls, "tls", false, "speak TLS")
 	f.StringVarP(&r.output, "output", "o", "table", "table or json")
