@@ -42,7 +42,7 @@ func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *cons
 		return nil, err
 	}
 	s := &surfaces{health: health.NewServer(), api: api}
-	if err := s.openREST(c, t, p, api); err != nil {
+	if err := s.openREST(c, t, p, api, source.ready); err != nil {
 		return nil, err
 	}
 	if err := s.openGRPC(c, t, api); err != nil {
@@ -71,7 +71,7 @@ func authorized(keys *grpcapi.Keys, r *http.Request) bool {
 }
 
 // openREST makes the REST surface: grpc-gateway over the in-process hop.
-func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API) error {
+func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready func() error) error {
 	hop := inproc.New(inproc.Params{
 		Unary: []grpc.UnaryServerInterceptor{api.Unary}, Stream: []grpc.StreamServerInterceptor{api.Stream},
 		OnPanic: func(method string, value any, stack []byte) {
@@ -79,7 +79,7 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 		},
 	})
 	api.Register(hop)
-	params := gateway.Params{Conn: hop, Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator()}
+	params := gateway.Params{Conn: hop, Ready: ready, Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator()}
 	if api.Keys() != nil {
 		params.Authorize = api.Keys().Authorize
 	}

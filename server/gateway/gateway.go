@@ -24,6 +24,9 @@ type Params struct {
 	// Authorize names the caller of a request by its headers, before its body is read. Nil lets
 	// everybody in. Its errors are shown as package apierror says.
 	Authorize func(http.Header) (tenant string, err error)
+	// Ready says why the router should get no requests now; nil when it should, as it always is
+	// without one. Its text is shown to whoever asks for /health.
+	Ready func() error
 	// Forward passes paths without a route on to InferenceService.Forward instead of answering 404.
 	Forward bool
 
@@ -41,6 +44,7 @@ type Gateway struct {
 	inference  kvpilotv1.InferenceServiceClient
 	authorize  func(http.Header) (string, error)
 	forward    bool
+	ready      func() error
 	cors       *cors
 	log        *slog.Logger
 	metrics    *metrics
@@ -53,7 +57,7 @@ type Gateway struct {
 // New makes a Gateway with the routes of the contract.
 func New(c Config, p Params) (*Gateway, error) {
 	g := &Gateway{
-		config: c, authorize: p.Authorize, forward: p.Forward, cors: newCORS(c.AllowOrigins),
+		config: c, authorize: p.Authorize, forward: p.Forward, ready: p.Ready, cors: newCORS(c.AllowOrigins),
 		log: p.Log, propagator: p.Propagator, inference: kvpilotv1.NewInferenceServiceClient(p.Conn),
 	}
 	if g.log == nil {

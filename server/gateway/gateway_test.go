@@ -544,6 +544,37 @@ func TestAuthorizationComesBeforeTheBody(t *testing.T) {
 	}
 }
 
+func TestHealthIsAskedAsOfAnEngine(t *testing.T) {
+	serve := func(down error) string {
+		return start(t, &services{chat: echo}, func(_ *gateway.Config, p *gateway.Params) {
+			p.Ready = func() error { return down }
+			p.Authorize = func(http.Header) (string, error) { return "", errors.New("no key") }
+		})
+	}
+	cases := []struct {
+		method, path string
+		down         error
+		status       int
+		text         string
+	}{
+		{"GET", "/health", nil, 200, ""},
+		{"HEAD", "/health", nil, 200, ""},
+		{"GET", "/ping", nil, 200, ""},
+		{"POST", "/ping", nil, 200, ""},
+		{"GET", "/health", errors.New("no replica is ready"), 503, "no replica is ready"},
+		{"HEAD", "/health", errors.New("no replica is ready"), 503, ""},
+	}
+	for _, tc := range cases {
+		resp, text := call(t, tc.method, serve(tc.down)+tc.path, "")
+		if resp.StatusCode != tc.status || !strings.Contains(text, tc.text) || tc.text == "" && text != "" {
+			t.Errorf("%s %s, %v: got %d %q, want %d %q", tc.method, tc.path, tc.down, resp.StatusCode, text, tc.status, tc.text)
+		}
+	}
+	if resp, _ := call(t, "POST", serve(nil)+"/health", ""); resp.StatusCode == 200 {
+		t.Error("POST /health is no question after health")
+	}
+}
+
 func TestForward(t *testing.T) {
 	url := start(t, &services{chat: echo}, func(_ *gateway.Config, p *gateway.Params) { p.Forward = true })
 	if resp, got := call(t, "POST", url+"/v1/new/route?x=1", "{}"); resp.StatusCode != 200 || got != "POST /v1/new/route?x=1 {}" {

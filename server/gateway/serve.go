@@ -28,6 +28,10 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// before us made of the pair we cannot know: such a connection is not used again.
 		h.Set("Connection", "close")
 	}
+	if isHealth(r) {
+		g.serveHealth(rq)
+		return
+	}
 	found := g.routes.find(readMethod(r.Method), r.URL.Path)
 	rq.matched(found)
 

@@ -45,6 +45,7 @@ type overlay struct {
 	Info       object  `json:"info"`
 	Security   []any   `json:"security"`
 	Bodies     []shape `json:"bodies"`
+	Paths      object  `json:"paths"` // routes that are no RPCs
 	Components object  `json:"components"`
 }
 
@@ -134,6 +135,7 @@ func join(parts []string, over overlay) (object, error) {
 			return nil, err
 		}
 	}
+	maps.Copy(paths, over.Paths)
 	components := over.Components
 	maps.Copy(schemas, components["schemas"].(object))
 	components["schemas"] = schemas
