@@ -96,7 +96,7 @@ func (d *demo) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c, err := d.config(specs)
+	c, err := d.config(ctx, specs)
 	if err != nil {
 		return err
 	}
@@ -160,12 +160,12 @@ func (d *demo) fleet(ctx context.Context) ([]registry.Spec, error) {
 }
 
 // config is the router's configuration: the defaults and the demo's fleet.
-func (d *demo) config(specs []registry.Spec) (config.Config, error) {
+func (d *demo) config(ctx context.Context, specs []registry.Spec) (config.Config, error) {
 	usual := config.DefaultListen()
 	c, err := config.Load(config.Source{Env: d.env, Set: []string{
-		"listen.http=" + d.address(d.http, usual.HTTP),
-		"listen.grpc=" + d.address(d.grpc, usual.GRPC),
-		"listen.admin=" + d.address(d.admin, usual.Admin),
+		"listen.http=" + d.address(ctx, d.http, usual.HTTP),
+		"listen.grpc=" + d.address(ctx, d.grpc, usual.GRPC),
+		"listen.admin=" + d.address(ctx, d.admin, usual.Admin),
 	}})
 	if err != nil {
 		return c, err
@@ -177,7 +177,7 @@ func (d *demo) config(specs []registry.Spec) (config.Config, error) {
 
 // address is where to listen when asked for nothing: a demo that goes on serving takes the address
 // that kvpilot has everywhere else, so that commands find it, unless somebody else has it.
-func (d *demo) address(asked, usual string) string {
+func (d *demo) address(ctx context.Context, asked, usual string) string {
 	const free = "127.0.0.1:0"
 	switch {
 	case asked != "":
@@ -185,7 +185,7 @@ func (d *demo) address(asked, usual string) string {
 	case !d.serve:
 		return free
 	}
-	l, err := net.Listen("tcp", usual)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", usual)
 	if err != nil {
 		return free
 	}
