@@ -114,15 +114,54 @@ func BenchmarkMatch(b *testing.B) {
 			list[i] = append(list[i], blockhash.Hash(dice.Uint64()))
 		}
 	}
-	var room [64]kvindex.Overlap
-	prompt := make([]blockhash.Hash, churnRun+625)
+	timeMatches(b, c.ix, list)
+}
+
+// BenchmarkMatchEnds asks for prompts of 752 blocks of which 64 ranks hold beginnings that end at
+// so many places, among as many blocks as -blocks says.
+func BenchmarkMatchEnds(b *testing.B) {
+	const length, prompts = 752, 400
+	for _, ends := range []int{1, 2, 4, 8, 16} {
+		b.Run(fmt.Sprintf("ends=%d", ends), func(b *testing.B) {
+			c := newChurn(b)
+			dice := rand.New(rand.NewPCG(3, uint64(ends)))
+			var list [][]blockhash.Hash
+			for i := range prompts {
+				tokens := make([]uint32, length*16)
+				for j := range tokens {
+					tokens[j] = 3_000_000_000 + uint32(i*len(tokens)+j)
+				}
+				list = append(list, blockhash.Chain(nil, tokens, 16, blockhash.Namespace{}))
+				for slot := range churnRanks {
+					lead := 32 // a system prompt's
+					if slot > 0 && slot < ends {
+						lead = 32 + dice.IntN(length-32)
+					}
+					ev := &kvblock.Stored{BlockSize: 16, Tokens: tokens[:lead*16]}
+					for j := range lead {
+						ev.Hashes = append(ev.Hashes, kvblock.EngineHash(1<<60+i*length+j))
+					}
+					c.ix.Store(replica.Slot(slot), ev)
+				}
+			}
+			timeMatches(b, c.ix, list)
+		})
+	}
+}
+
+// timeMatches asks for prompts in random order and reports how long single lookups took.
+func timeMatches(b *testing.B, ix *kvindex.Index, list [][]blockhash.Hash) {
+	b.Helper()
+	dice := rand.New(rand.NewPCG(1, 2))
+	var room [churnRanks]kvindex.Overlap
+	var prompt []blockhash.Hash
 	times := make([]time.Duration, 0, 1<<20)
 	b.ReportAllocs()
 	for b.Loop() {
 		// In life the hashes were just computed: they are at hand, the index is not.
-		next := prompt[:copy(prompt, list[dice.IntN(prompts)])]
+		prompt = append(prompt[:0], list[dice.IntN(len(list))]...)
 		begin := time.Now()
-		c.ix.Match(room[:0], next)
+		ix.Match(room[:0], prompt)
 		if d := time.Since(begin); len(times) < cap(times) {
 			times = append(times, d)
 		}

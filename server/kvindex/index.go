@@ -78,9 +78,9 @@ func New(config Config, params Params) (*Index, error) {
 		ix.log = slog.New(slog.DiscardHandler)
 	}
 	for t := range ix.tiers {
-		ix.tiers[t] = &plane{sets: ix.sets}
+		ix.tiers[t] = newPlane(ix.sets)
 	}
-	ix.beliefs = &plane{sets: ix.sets}
+	ix.beliefs = newPlane(ix.sets)
 	words := ix.sets.words
 	ix.searches.New = func() any { return &search{active: make([]uint64, words)} }
 	ix.ranks.Store(&[]*rank{})

@@ -2,7 +2,6 @@ package kvindex
 
 import (
 	"math/bits"
-	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/kvblock"
@@ -18,9 +17,6 @@ type Overlap struct {
 	// CPU and Disk count the blocks that continue the ones before from lower tiers.
 	CPU, Disk uint32
 }
-
-// fan is the number of parts that the search splits a range of positions into.
-const fan = 4
 
 // tries bounds how often a lookup starts over because set ids were reused under it.
 const tries = 8
@@ -74,141 +70,6 @@ func (ix *Index) match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 	return dst
 }
 
-// search finds where each rank's hold of a prompt ends. It looks at a few positions at first, and
-// then, level by level, into the ranges in which some rank drops out: all probes of a level wait for
-// memory together, so that ten ends cost little more than one.
-type search struct {
-	plane  *plane
-	hashes []blockhash.Hash
-	dst    []Overlap
-	left   int      // how many ranks are active
-	active []uint64 // ranks that hold everything up to the position reached
-	ranges []span   // where ranks drop out, in order
-	finer  []span   // the next level
-}
-
-// span is a range of positions with the sets at both of its ends.
-type span struct {
-	lo, hi    int
-	low, high uint32
-}
-
-// run appends the leads of all ranks that hold the first block.
-func (s *search) run() {
-	all := span{lo: 0, hi: len(s.hashes) - 1}
-	s.touch(all)
-	s.plane.touch(spread(s.hashes[all.hi]))
-	all.low = s.plane.get(spread(s.hashes[0]))
-	if all.low == 0 {
-		return
-	}
-	s.load(all.low)
-	s.ranges = s.ranges[:0]
-	if all.hi > 0 {
-		all.high = s.plane.get(spread(s.hashes[all.hi]))
-		s.ranges = s.keep(s.ranges, all)
-	}
-	for level := 0; s.refine(level > 0); level++ {
-	}
-	for _, r := range s.ranges {
-		if s.left == 0 {
-			return
-		}
-		s.emit(r.high, r.hi)
-	}
-	if s.left > 0 {
-		s.emit(0, len(s.hashes))
-	}
-}
-
-// load makes the ranks of the set active.
-func (s *search) load(set uint32) {
-	s.plane.sets.load(set, s.active)
-	s.left = 0
-	for _, w := range s.active {
-		s.left += bits.OnesCount64(w)
-	}
-}
-
-// touch starts the memory accesses of a split of r.
-func (s *search) touch(r span) {
-	n := r.hi - r.lo
-	for i := 1; i < fan; i++ {
-		s.plane.touch(spread(s.hashes[r.lo+n*i/fan]))
-	}
-}
-
-// refine splits all ranges that are longer than a step and keeps the parts in which a rank
-// drops out. It reports whether there were any.
-func (s *search) refine(touch bool) bool {
-	wide := false
-	for _, r := range s.ranges {
-		if r.hi-r.lo > 1 {
-			wide = true
-			if touch {
-				s.touch(r)
-			}
-		}
-	}
-	if !wide {
-		return false
-	}
-	s.finer = s.finer[:0]
-	for _, r := range s.ranges {
-		if r.hi-r.lo == 1 {
-			s.finer = append(s.finer, r)
-			continue
-		}
-		at, low := r.lo, r.low
-		for i := 1; i < fan; i++ {
-			next := r.lo + (r.hi-r.lo)*i/fan
-			if next == at {
-				continue
-			}
-			id := s.plane.get(spread(s.hashes[next]))
-			s.finer = s.keep(s.finer, span{at, next, low, id})
-			at, low = next, id
-		}
-		s.finer = s.keep(s.finer, span{at, r.hi, low, r.high})
-	}
-	s.ranges, s.finer = s.finer, s.ranges
-	return true
-}
-
-// keep appends r to list when a rank of its low set is not in its high set.
-func (s *search) keep(list []span, r span) []span {
-	if s.plane.sets.within(r.low, r.high) {
-		return list
-	}
-	return append(list, r)
-}
-
-// emit ends, at the given number of blocks, all active ranks that are not in the set.
-func (s *search) emit(set uint32, blocks int) {
-	var words []uint64
-	if set >= singles {
-		words = s.plane.sets.members(set)
-	}
-	for i, w := range s.active {
-		if w == 0 {
-			continue
-		}
-		keep := uint64(0)
-		switch {
-		case words != nil:
-			keep = atomic.LoadUint64(&words[i])
-		case set != 0 && int(set-1)/64 == i:
-			keep = 1 << ((set - 1) % 64)
-		}
-		for gone := w &^ keep; gone != 0; gone &= gone - 1 {
-			slot := replica.Slot(i*64 + bits.TrailingZeros64(gone))
-			s.dst = append(s.dst, Overlap{Slot: slot, GPU: uint32(blocks)})
-			s.left--
-		}
-		s.active[i] = w & keep
-	}
-}
-
 // applyLimits cuts the leads from base on by the ranks' limiting groups.
 func (ix *Index) applyLimits(dst []Overlap, base int, hashes []blockhash.Hash) []Overlap {
 	kept := dst[:base]
@@ -225,10 +86,30 @@ func (ix *Index) applyLimits(dst []Overlap, base int, hashes []blockhash.Hash) [
 func (ix *Index) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *plane, tier kvblock.Tier) []Overlap {
 	var room, more [MaxRanks / 64]uint64
 	seen, fresh := room[:ix.sets.words], more[:ix.sets.words]
+	// Ranks that end at the same place follow each other: one probe tells who of them goes on.
+	next, goOn := -1, uint32(0)
+	for i := range dst[base:] {
+		if from := int(dst[base+i].reach()); from != next && from < len(hashes) {
+			next = from
+			p.touch(spread(hashes[next]))
+		}
+	}
+	next = -1
 	for i := range dst[base:] {
 		o := &dst[base+i]
 		seen[o.Slot/64] |= 1 << (o.Slot % 64)
-		o.add(tier, ix.run(p, tier, o.Slot, hashes, int(o.GPU+o.CPU)))
+		if ix.stride(o.Slot, tier) == 1 {
+			if from := int(o.reach()); from != next {
+				next, goOn = from, 0
+				if from < len(hashes) {
+					goOn = p.get(spread(hashes[from]))
+				}
+			}
+			if !ix.sets.has(goOn, o.Slot) {
+				continue
+			}
+		}
+		o.add(tier, ix.run(p, tier, o.Slot, hashes, int(o.reach())))
 	}
 	// Ranks whose lower tier holds chunks of k blocks have the end of the first chunk there.
 	for strides := ix.strides[tier].Load() | 1<<1; strides != 0; strides &= strides - 1 {
@@ -250,6 +131,9 @@ func (ix *Index) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *pla
 	}
 	return dst
 }
+
+// reach is where the next tier's blocks would have to begin.
+func (o *Overlap) reach() uint32 { return o.GPU + o.CPU }
 
 // add counts blocks of a tier; in the GPU tier they are believed ones.
 func (o *Overlap) add(tier kvblock.Tier, n int) {

@@ -54,6 +54,16 @@ type plane struct {
 	sets  *setTable
 }
 
+// newPlane returns an empty plane. Its shards begin with one table that holds nothing for ever.
+func newPlane(sets *setTable) *plane {
+	p := &plane{sets: sets}
+	none := &table{buckets: 1, slots: make([]uint64, bucketSlots)}
+	for n := range p.tabs {
+		p.tabs[n].Store(none)
+	}
+	return p
+}
+
 type shard struct {
 	mu    sync.Mutex
 	live  int // slots in use; guarded by mu
@@ -110,18 +120,12 @@ func (t *table) after(b uint64) uint64 {
 // for memory at the same time.
 func (p *plane) touch(m uint64) uint64 {
 	t := p.tabs[m>>(64-shardBits)].Load()
-	if t == nil {
-		return 0
-	}
 	return atomic.LoadUint64(&t.slots[t.home(tagOf(m))*bucketSlots])
 }
 
 // get returns the id of the set that holds the block, or 0.
 func (p *plane) get(m uint64) uint32 {
 	t := p.tabs[m>>(64-shardBits)].Load()
-	if t == nil {
-		return 0
-	}
 	return t.get(tagOf(m))
 }
 
@@ -178,9 +182,6 @@ func (p *plane) add(m uint64, w *writer) added {
 	tag := tagOf(m)
 	s.mu.Lock()
 	t := p.tabs[n].Load()
-	if t == nil {
-		t = p.rebuild(n, t, s, 1)
-	}
 	if slot := t.find(tag); slot != nil {
 		from := uint32(*slot & idMask)
 		to := w.with(p.sets, from)
@@ -214,12 +215,7 @@ func (p *plane) remove(m uint64, w *writer) bool {
 	n := m >> (64 - shardBits)
 	s := &p.parts[n]
 	s.mu.Lock()
-	t := p.tabs[n].Load()
-	if t == nil {
-		s.mu.Unlock()
-		return false
-	}
-	slot := t.find(tagOf(m))
+	slot := p.tabs[n].Load().find(tagOf(m))
 	if slot == nil {
 		s.mu.Unlock()
 		return false
@@ -257,14 +253,14 @@ func (p *plane) rebuild(n uint64, old *table, s *shard, more int) *table {
 	t := &table{buckets: max(want, minBuckets)}
 	t.slots = hugeSlice(int(t.buckets) * bucketSlots)
 	s.limit, s.marks = len(t.slots)*fullLoad/100, 0
-	if old != nil {
-		for _, w := range old.slots {
-			if w&idMask != 0 {
-				slot, marks := t.free(w &^ (1<<tagShift - 1))
-				*slot = *slot&passed | w&^passed
-				s.marks += marks
-			}
+	for _, w := range old.slots {
+		if w&idMask != 0 {
+			slot, marks := t.free(w &^ (1<<tagShift - 1))
+			*slot = *slot&passed | w&^passed
+			s.marks += marks
 		}
+	}
+	if old.buckets >= minBuckets {
 		p.bytes.Add(-8 * int64(len(old.slots)))
 	}
 	p.bytes.Add(8 * int64(len(t.slots)))
