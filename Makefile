@@ -120,3 +120,8 @@ quality: build ## play traces under all policies into docs/quality-results.txt (
 
 quality-check: ## fail when the default policy loses its lead on shortened traces
 	KVPILOT_QUALITY=1 $(GO) test -count=1 -run 'TestTheDefault|TestWrongRates' -timeout 1800s ./server/replay
+
+.PHONY: test-console
+test-console: build ## use the console in a headless Chromium (Debian package chromium); pictures go to .cache/screenshots
+	CONSOLE_BINARY="$$PWD/bin/kvpilot" CONSOLE_PICTURES="$$PWD/.cache/screenshots" \
+	$(GO) test -modfile=test/console/console.mod -tags console -count=1 -timeout 900s -v ./test/console

@@ -1,0 +1,147 @@
+//go:build console
+
+package console
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+)
+
+// open starts a browser on the console of f.
+func open(t *testing.T, f *fleet) *browser {
+	t.Helper()
+	home := "http://" + f.admin + "/"
+	b := openBrowser(t, home)
+	b.look(1280, 900, "light")
+	b.do("open the console", chromedp.Navigate(home))
+	b.until("the page has heard of the router", `!document.getElementById('status').textContent.includes('connecting')`)
+	return b
+}
+
+func TestAnEmptyRouter(t *testing.T) {
+	f := startFleet(t, 0)
+	b := open(t, f)
+	b.until("it says that there are no replicas", `document.getElementById('no-replicas').checkVisibility()`)
+	b.until("it says that there were no requests", `document.getElementById('no-decisions').checkVisibility()`)
+	b.until("the status says why it is not ready", `document.getElementById('status').textContent.includes('no replica')`)
+	b.views("empty")
+	b.clean()
+}
+
+func TestABusyRouter(t *testing.T) {
+	f := startFleet(t, 3, "chooser.shadow=round-robin")
+	stop := make(chan struct{})
+	load := f.talk(stop)
+	b := open(t, f)
+	b.step("replicas", func() {
+		b.until("three replicas are listed as ready", `document.querySelectorAll('#replica-table tbody tr:not(.why)').length === 3 && [...document.querySelectorAll('#replica-table tbody tr:not(.why)')].every((r) => r.innerText.includes('ready') && r.innerText.includes('exact'))`)
+		b.until("load is seen", `[...document.querySelectorAll('#tiles .tile')].some((t) => t.innerText.includes('per second') && parseFloat(t.innerText) > 0)`)
+	})
+	b.step("charts", func() {
+		for _, id := range []string{"hit", "ttft", "rate", "shadow"} {
+			b.until(id+" has a line", `document.querySelector('#figure-`+id+` path') && !document.getElementById('figure-`+id+`').innerText.includes('no data')`)
+		}
+		b.until("the hit rate rises above zero", `parseFloat(document.querySelector('#figure-hit .key b').textContent) > 0`)
+		b.until("the shadow policy is named", `document.getElementById('figure-shadow').innerText.includes('round-robin')`)
+	})
+	b.step("decisions", func() {
+		b.until("decisions have ended", `[...document.querySelectorAll('#decision-table tbody tr')].filter((r) => r.innerText.includes('completed')).length >= 5`)
+		b.do("hold the list", chromedp.Click(chromedp.CSS("#hold")))
+		b.do("click a decision", chromedp.Evaluate[chromedp.Void](`[...document.querySelectorAll('#decision-table tbody tr')].find((r) => r.innerText.includes('completed')).click()`))
+		b.until("its candidates stand side by side, one of them chosen", `document.querySelectorAll('#explain tbody tr').length === 3 && document.querySelectorAll('#explain tr.pick').length === 1`)
+		b.until("prediction and truth are told", `document.getElementById('explain').innerText.includes('predicted')`)
+	})
+	b.step("traces", func() {
+		b.until("traces are there", `document.querySelectorAll('#trace-list details').length >= 5`)
+		b.do("open one", chromedp.Click(chromedp.CSS("#trace-list details summary")))
+		for _, name := range []string{"POST /v1/chat/completions", "kvpilot.tokenize", "kvpilot.choose", "kvpilot.proxy", "kvpilot.stream"} {
+			b.until(name+" is drawn", `[...document.querySelectorAll('#trace-list details[open] .name')].some((n) => n.textContent.includes('`+name+`'))`)
+		}
+		b.do("ask for a step's attributes", chromedp.Evaluate[chromedp.Void](`[...document.querySelectorAll('#trace-list details[open] button.name')].find((n) => n.textContent === 'kvpilot.proxy').click()`))
+		b.until("they are shown", `[...document.querySelectorAll('#trace-list details[open] dl')].some((l) => l.checkVisibility() && l.innerText.includes('kvpilot.overlap.tokens'))`)
+		b.until("the stream's bar has a width", `[...document.querySelectorAll('#trace-list details[open] .lane i')].some((i) => i.getBoundingClientRect().width > 40)`)
+	})
+	b.step("a dry run", func() {
+		b.do("ask", chromedp.SetValue(chromedp.CSS("#choose-text"), "You work for customer 1"), chromedp.Click(chromedp.CSS("#choose button")))
+		b.until("the candidates are shown", `document.querySelectorAll('#chosen tbody tr').length === 3 && document.querySelectorAll('#chosen tr.pick').length === 1`)
+		b.do("ask with a body", chromedp.SetValue(chromedp.CSS("#choose-text"), `{"messages":[{"role":"user","content":"hello"}]}`), chromedp.Click(chromedp.CSS("#choose button")))
+		b.until("the candidates are shown again", `document.querySelectorAll('#chosen tr.pick').length === 1`)
+		b.do("ask nonsense", chromedp.SetValue(chromedp.CSS("#choose-text"), `{"messages":`), chromedp.Click(chromedp.CSS("#choose button")))
+		b.until("it says what is wrong", `document.getElementById('chosen').innerText.includes('no valid JSON')`)
+		b.do("ask again", chromedp.SetValue(chromedp.CSS("#choose-text"), "You work for customer 2"), chromedp.Click(chromedp.CSS("#choose button")))
+		b.until("the candidates are back", `document.querySelectorAll('#chosen tr.pick').length === 1`)
+	})
+	b.step("keys only", func() { keysOnly(b) })
+	b.step("everything open, for the pictures", func() {
+		b.do("explain", chromedp.Evaluate[chromedp.Void](`[...document.querySelectorAll('#decision-table tbody tr')].find((r) => r.innerText.includes('completed')).click()`))
+		b.until("a trace is there", `document.querySelector('#trace-list details summary')`)
+		b.do("open a trace", chromedp.Click(chromedp.CSS("#trace-list details summary")))
+		b.do("ask", chromedp.SetValue(chromedp.CSS("#choose-text"), "You work for customer 2"), chromedp.Click(chromedp.CSS("#choose button")))
+		b.until("all is shown", `document.querySelector('#chosen tr.pick') && document.querySelector('#explain tr.pick')`)
+	})
+	b.views("busy")
+	b.clean()
+	close(stop)
+	load.Wait()
+}
+
+// keysOnly uses the page without a mouse.
+func keysOnly(b *browser) {
+	b.do("start over", chromedp.Reload())
+	b.until("decisions are listed", `document.querySelectorAll('#decision-table tbody tr').length > 5`)
+	b.do("the first tab stop", chromedp.KeyEvent(kb.Tab))
+	if got := eval[string](b, "document.activeElement.className"); got != "skip" {
+		b.t.Errorf("the first tab stop is %q, want the link that skips the head", got)
+	}
+	seen := map[string]bool{}
+	for range 60 {
+		b.do("tab", chromedp.KeyEvent(kb.Tab))
+		at := eval[string](b, "document.activeElement.id || document.activeElement.closest('table')?.id || document.activeElement.tagName")
+		seen[at] = true
+		if outline := eval[string](b, "getComputedStyle(document.activeElement).outlineStyle"); outline == "none" {
+			b.t.Errorf("%s has the focus and does not show it", at)
+		}
+		if at == "decision-table" {
+			break
+		}
+	}
+	for _, want := range []string{"A", "hold", "find-id", "decision-table"} {
+		if !seen[want] {
+			b.t.Errorf("no tab leads to %s: %v", want, seen)
+		}
+	}
+	b.do("enter on a row", chromedp.KeyEvent(kb.Enter))
+	b.until("the decision is explained", `document.querySelectorAll('#explain tr.pick').length === 1`)
+	b.until("the focus is on the explanation", `document.getElementById('explain').contains(document.activeElement)`)
+	b.do("escape", chromedp.KeyEvent(kb.Escape))
+	b.until("the explanation is closed", `document.querySelectorAll('#explain tr').length === 0`)
+	b.until("the focus is back in the list", `document.activeElement.closest('#decision-table')`)
+}
+
+func TestADeadReplica(t *testing.T) {
+	f := startFleet(t, 3)
+	stop := make(chan struct{})
+	load := f.talk(stop)
+	b := open(t, f)
+	b.until("requests are answered", `[...document.querySelectorAll('#decision-table tbody tr')].some((r) => r.innerText.includes('completed'))`)
+	f.replicas[1].stop()
+	b.until("its row says so", `[...document.querySelectorAll('#replica-table tbody tr')].some((r) => r.innerText.includes('gpu-b') && r.innerText.includes('unhealthy'))`)
+	b.until("its row says why", `[...document.querySelectorAll('#replica-table tbody tr')].some((r) => r.className === 'why' && r.innerText.includes('refused'))`)
+	b.until("a tile warns", `[...document.querySelectorAll('#tiles .tile')].some((t) => t.innerText.includes('2 / 3') && t.classList.contains('warn'))`)
+	time.Sleep(2 * time.Second) // for a picture of more than one moment
+	b.views("dead-replica")
+	b.clean()
+	close(stop)
+	load.Wait()
+	b.expectFaults()
+	f.router.stop()
+	b.until("the page says that the router is gone", `document.getElementById('status').textContent.includes('cannot be reached')`)
+	if !strings.Contains(eval[string](b, "document.getElementById('replica-table').innerText"), "gpu-a") {
+		t.Error("what was last known is gone")
+	}
+	b.shot("gone-wide-light")
+}
