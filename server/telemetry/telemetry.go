@@ -33,8 +33,9 @@ type Params struct {
 	Instance string
 	// Exporters receive every finished span that is kept, beside the configured endpoint.
 	Exporters []sdktrace.SpanExporter
-	// Recent is shown the spans of every trace when its first span ends, kept or not. It must not
-	// block, and nil shows nobody.
+	// Recent is shown the spans of every recorded trace when its first span ends, kept or not: of
+	// all traces when spans are exported, else of a few each second. It must not block, and nil
+	// shows nobody.
 	Recent func([]sdktrace.ReadOnlySpan)
 }
 
@@ -91,9 +92,14 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 	dropped := func(n int) { drops.Add(context.Background(), int64(n)) }
 	dropped(0)
 	t.batcher = startBatcher(exporters, t.log, dropped)
+	chosen := sdktrace.ParentBased(sdktrace.TraceIDRatioBased(c.Ratio))
+	var sampler sdktrace.Sampler = recorder{chosen}
+	if len(exporters) == 0 {
+		sampler = newSparing(chosen)
+	}
 	t.tracers = sdktrace.NewTracerProvider(
 		sdktrace.WithResource(res),
-		sdktrace.WithSampler(recorder{sdktrace.ParentBased(sdktrace.TraceIDRatioBased(c.Ratio))}),
+		sdktrace.WithSampler(sampler),
 		sdktrace.WithSpanProcessor(newTail(c.Slow, t.batcher.offer, p.Recent, dropped)),
 	)
 	return nil
