@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/labels"
 )
 
 const ns = "kvpilot.decisionlog."
@@ -22,6 +23,15 @@ type metrics struct {
 	cacheGap  metric.Float64Histogram
 	ttftGap   metric.Float64Histogram
 	regret    metric.Float64Histogram
+
+	reasons labels.Sets[reasonLabels]
+	ends    labels.Sets[decision.End]
+}
+
+// reasonLabels are those of a decision.
+type reasonLabels struct {
+	policy, reason string
+	dryRun         bool
 }
 
 func newMetrics(p metric.MeterProvider) (*metrics, error) {
@@ -41,8 +51,9 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 }
 
 func (m *metrics) decided(d *decision.Decision) {
-	m.decisions.Add(context.Background(), 1, metric.WithAttributes(
-		attribute.String("policy", string(d.Policy)), attribute.String("reason", string(d.Reason)), attribute.Bool("dry_run", d.DryRun)))
+	m.decisions.Add(context.Background(), 1, m.reasons.Of(reasonLabels{string(d.Policy), string(d.Reason), d.DryRun}, func(l reasonLabels) []attribute.KeyValue {
+		return []attribute.KeyValue{attribute.String("policy", l.policy), attribute.String("reason", l.reason), attribute.Bool("dry_run", l.dryRun)}
+	}))
 	if gap, ok := Regret(d); ok {
 		m.regret.Record(context.Background(), gap)
 	}
@@ -50,7 +61,9 @@ func (m *metrics) decided(d *decision.Decision) {
 
 func (m *metrics) ended(o *decision.Outcome) {
 	ctx := context.Background()
-	m.endings.Add(ctx, 1, metric.WithAttributes(attribute.String("end", o.End.String())))
+	m.endings.Add(ctx, 1, m.ends.Of(o.End, func(e decision.End) []attribute.KeyValue {
+		return []attribute.KeyValue{attribute.String("end", e.String())}
+	}))
 	if o.CachedTokens >= 0 {
 		m.cacheGap.Record(ctx, math.Abs(float64(o.CachedTokens-o.PredictedCached)))
 	}

@@ -28,6 +28,7 @@ type request struct {
 	events  bool // the answer is a stream of server-sent events
 	lines   bool // the answer is a stream of JSON lines
 	pushed  bool // every write goes out at once
+	opened  bool // the first piece was written
 	failed  *apierror.Error
 	aborted bool // the connection must not look as if the answer were whole
 	stallBy time.Time
@@ -103,6 +104,33 @@ func (rq *request) write(p []byte) error {
 			_ = rq.control.SetWriteDeadline(rq.stallBy) // unsupported by test writers only
 		}
 	}
+	if rq.events && !rq.opened {
+		rq.opened = true
+		return rq.apart(p)
+	}
+	return rq.send(p)
+}
+
+// apart is send on a goroutine of its own, for the first piece of a stream: net/http writes the
+// header so deep that the stack of the request's goroutine would be doubled, and stay so for as
+// long as the stream lasts.
+func (rq *request) apart(p []byte) (err error) {
+	var panicked any
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() { panicked = recover() }()
+		err = rq.send(p)
+	}()
+	<-done // write deadlines bound it
+	if panicked != nil {
+		panic(panicked) // where net/http expects it
+	}
+	return err
+}
+
+// send hands p to the connection.
+func (rq *request) send(p []byte) error {
 	if _, err := rq.w.Write(p); err != nil {
 		return err
 	}

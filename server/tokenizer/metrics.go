@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvpilot/kvpilot/server/cache"
+	"github.com/kvpilot/kvpilot/server/labels"
 )
 
 type metrics struct {
@@ -20,6 +21,9 @@ type metrics struct {
 	// skipped counts background work left out, broken the rules about conversations that failed.
 	skipped metric.Int64Counter
 	broken  metric.Int64Counter
+
+	stages, results labels.Sets[sourceLabels]
+	given           labels.Sets[handoffLabels]
 }
 
 func newMetrics(provider metric.MeterProvider, stats func() cache.Stats) *metrics {
@@ -60,15 +64,25 @@ func newMetrics(provider metric.MeterProvider, stats func() cache.Stats) *metric
 	return m
 }
 
+// Labels of the measurements that every request makes.
+type (
+	sourceLabels  struct{ model, source, reason string }
+	handoffLabels struct{ model, form, reason string }
+)
+
 func (m *metrics) encoded(ctx context.Context, model, source, reason string, took time.Duration) {
-	m.stage.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("model", model), attribute.String("source", source)))
-	m.result.Add(ctx, 1, metric.WithAttributes(
-		attribute.String("model", model), attribute.String("source", source), attribute.String("reason", reason)))
+	m.stage.Record(ctx, took.Seconds(), m.stages.Of(sourceLabels{model, source, ""}, func(l sourceLabels) []attribute.KeyValue {
+		return []attribute.KeyValue{attribute.String("model", l.model), attribute.String("source", l.source)}
+	}))
+	m.result.Add(ctx, 1, m.results.Of(sourceLabels{model, source, reason}, func(l sourceLabels) []attribute.KeyValue {
+		return []attribute.KeyValue{attribute.String("model", l.model), attribute.String("source", l.source), attribute.String("reason", l.reason)}
+	}))
 }
 
 func (m *metrics) handoff(ctx context.Context, model string, h Handoff) {
-	m.gave.Add(ctx, 1, metric.WithAttributes(
-		attribute.String("model", model), attribute.String("form", string(h.Form)), attribute.String("reason", h.Reason)))
+	m.gave.Add(ctx, 1, m.given.Of(handoffLabels{model, string(h.Form), h.Reason}, func(l handoffLabels) []attribute.KeyValue {
+		return []attribute.KeyValue{attribute.String("model", l.model), attribute.String("form", l.form), attribute.String("reason", l.reason)}
+	}))
 }
 
 func (m *metrics) mismatch(ctx context.Context, model string) {

@@ -15,8 +15,8 @@ type finder struct {
 	pending needle // a name was seen, its value has not begun
 	colon   bool   // the colon after it was seen
 
-	usages  [2]capture // the first and the last: Anthropic's format splits the usage over two events
-	filling int        // 1 + the index of the one that is being filled
+	usages  [2]*capture // the first and the last: Anthropic's format splits the usage over two events
+	filling int         // 1 + the index of the one that is being filled
 
 	finish shortText
 	id     shortText
@@ -55,7 +55,7 @@ func (f *finder) usage() (Usage, bool) {
 	u := Usage{PromptTokens: -1, CompletionTokens: -1, CachedTokens: -1}
 	f.usages[0].read(&u)
 	f.usages[1].read(&u)
-	return u, f.usages[0].whole
+	return u, f.usages[0].complete()
 }
 
 // feed looks at the next piece.
@@ -159,10 +159,10 @@ func (f *finder) begin(b []byte) int {
 			return i
 		case kind == needleUsage && c == '{':
 			f.filling = 1
-			if f.usages[0].whole {
+			if f.usages[0].complete() {
 				f.filling = 2
 			}
-			f.usages[f.filling-1].n, f.usages[f.filling-1].depth, f.usages[f.filling-1].whole = 0, 0, false
+			f.usages[f.filling-1] = f.usages[f.filling-1].emptied()
 			return i
 		case kind == needleFinish && c == '"':
 			f.finish.n, f.finish.whole = 0, false

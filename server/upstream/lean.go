@@ -152,8 +152,20 @@ func (l *lean) dialTimed(ctx context.Context, h *host, t *Times) (*conn, error) 
 	return c, err
 }
 
-// dial opens a connection.
-func (l *lean) dial(ctx context.Context, h *host) (*conn, error) {
+// dial opens a connection, on a goroutine of its own: package net goes so deep that the stack of
+// the request's would be doubled, and stay so for as long as its stream lasts.
+func (l *lean) dial(ctx context.Context, h *host) (c *conn, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c, err = l.connect(ctx, h)
+	}()
+	<-done // ctx and the timeouts of connect bound it
+	return c, err
+}
+
+// connect opens a connection.
+func (l *lean) connect(ctx context.Context, h *host) (*conn, error) {
 	l.metrics.dials.Add(ctx, 1)
 	base, err := l.dialer.DialContext(ctx, "tcp", h.address)
 	if err != nil {

@@ -10,7 +10,8 @@ type Usage struct {
 	CachedTokens int
 }
 
-// capture holds the object that began at a usage member.
+// capture holds the object that began at a usage member. It is made when there is one to hold:
+// most of a stream's life there is none.
 type capture struct {
 	buf   [captureSize]byte
 	n     int
@@ -20,6 +21,18 @@ type capture struct {
 
 // captureSize is more than twice of what engines send today; a longer object is given up.
 const captureSize = 768
+
+// complete reports whether a whole object is held.
+func (c *capture) complete() bool { return c != nil && c.whole }
+
+// emptied gives a capture that holds nothing.
+func (c *capture) emptied() *capture {
+	if c == nil {
+		return &capture{}
+	}
+	c.n, c.depth, c.whole = 0, 0, false
+	return c
+}
 
 // fill takes the object's next bytes, and says how many and whether it is over.
 func (c *capture) fill(b []byte) (used int, over bool) {
@@ -45,7 +58,7 @@ func (c *capture) fill(b []byte) (used int, over bool) {
 
 // read puts the counts that the object gives into u.
 func (c *capture) read(u *Usage) {
-	if !c.whole {
+	if !c.complete() {
 		return
 	}
 	b := c.buf[:c.n]
