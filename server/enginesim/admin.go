@@ -1,8 +1,10 @@
 package enginesim
 
 import (
+	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -52,9 +54,12 @@ func (l *life) admin(w http.ResponseWriter, r *http.Request) {
 			Down Duration `json:"down"`
 		}
 		if adminBody(c, &req) {
+			// The restart cuts this connection too: with its length told, the answer is whole once it is flushed.
+			body := fmt.Appendf(nil, `{"ended_life":%d}`, l.Lives())
 			c.w.Header().Set("Connection", "close")
-			c.reply(http.StatusOK, map[string]uint64{"ended_life": l.Lives()})
-			_ = http.NewResponseController(w).Flush() // the restart cuts this connection too
+			c.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+			c.send(http.StatusOK, "application/json", body)
+			_ = http.NewResponseController(w).Flush() // nobody is there to be told of a failure
 			l.Restart(time.Duration(req.Down))
 		}
 	case "POST /sim/speed":
