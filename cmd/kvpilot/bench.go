@@ -9,6 +9,7 @@ func newBenchCommand() *cobra.Command {
 		Short: "Measure kvpilot on this machine",
 	}
 	bench.AddCommand(newBenchIndexCommand())
+	bench.AddCommand(newBenchEventsCommand())
 	bench.AddCommand(newBenchChooseCommand())
 	bench.AddCommand(newBenchTokenizeCommand())
 	bench.AddCommand(newBenchStreamCommand())

@@ -1,0 +1,257 @@
+package eventbench
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/kvblock"
+	"github.com/kvpilot/kvpilot/server/kvevents"
+	"github.com/kvpilot/kvpilot/server/kvindex"
+	"github.com/kvpilot/kvpilot/server/replica"
+)
+
+// Config says what to measure.
+type Config struct {
+	Engines int
+	// Blocks are stored and as many removed when the engines send as fast as they can.
+	Blocks int
+	// Rate is the blocks stored per second when the delay is measured, for as long as Steady says.
+	Rate   int
+	Steady time.Duration
+	// Start runs Publish somewhere.
+	Start func(ctx context.Context, l Load) (*Engines, error)
+	// Progress says what is going on.
+	Progress io.Writer
+}
+
+// Engines is a running Publish.
+type Engines struct {
+	In  io.WriteCloser
+	Out io.Reader
+	// Wait ends after In was closed.
+	Wait func() error
+}
+
+// Result is what was measured.
+type Result struct {
+	Engines int `json:"engines"`
+	// Blocks stored or removed, per second and per second of this process's processor time, from
+	// the bytes in the socket to the index.
+	BlocksPerS    float64 `json:"blocks_per_s"`
+	BlocksPerCPUS float64 `json:"blocks_per_cpu_s"`
+	Blocks        int64   `json:"blocks"`
+
+	// Visible is from the moment before a batch was written to the engine's socket until the index
+	// answers with it; FromDue counts from when it was to be written, so that an engine
+	// process that came late counts too; Late is how late that was.
+	OfferedPerS    float64 `json:"offered_blocks_stored_per_s"`
+	AchievedPerS   float64 `json:"achieved_blocks_stored_per_s"`
+	VisibleP50     float64 `json:"visible_p50_us"`
+	VisibleP99     float64 `json:"visible_p99_us"`
+	VisibleP999    float64 `json:"visible_p999_us"`
+	VisibleMax     float64 `json:"visible_max_us"`
+	FromDueP50     float64 `json:"visible_from_due_p50_us"`
+	FromDueP99     float64 `json:"visible_from_due_p99_us"`
+	PublishLateP99 float64 `json:"publisher_late_p99_us"`
+	// Oversleep is how much longer than asked for a thread of this process slept that did nothing else:
+	// what the machine adds to any delay.
+	OversleepP99   float64 `json:"machine_oversleep_p99_us"`
+	SteadyCPUShare float64 `json:"steady_cpu_share"`
+}
+
+// Run measures throughput, then delays.
+func Run(ctx context.Context, c Config) (*Result, error) {
+	if c.Engines < 1 || c.Engines > 256 || c.Blocks < 1 || c.Rate < 1 || c.Steady <= 0 {
+		return nil, errors.New("engines, blocks, rate and duration must be positive, and engines at most 256")
+	}
+	r := &Result{Engines: c.Engines}
+	fmt.Fprintf(c.Progress, "%d blocks as fast as they are taken\n", c.Blocks)
+	if err := c.flood(ctx, r); err != nil {
+		return nil, fmt.Errorf("throughput: %w", err)
+	}
+	fmt.Fprintf(c.Progress, "%d blocks per second for %v\n", c.Rate, c.Steady)
+	if err := c.steady(ctx, r); err != nil {
+		return nil, fmt.Errorf("delay: %w", err)
+	}
+	return r, nil
+}
+
+func (c Config) flood(ctx context.Context, r *Result) error {
+	s, err := c.start(ctx, Load{Engines: c.Engines, Batches: max(c.Blocks/batchBlocks/c.Engines, 1)})
+	if err != nil {
+		return err
+	}
+	begin, used := time.Now(), cpuTime()
+	if err := s.run(ctx, true); err != nil {
+		return s.stop(err)
+	}
+	r.Blocks = int64(s.want) * batchOps
+	r.BlocksPerS = float64(r.Blocks) / time.Since(begin).Seconds()
+	if used = cpuTime() - used; used > 0 {
+		r.BlocksPerCPUS = float64(r.Blocks) / used.Seconds()
+	}
+	return s.stop(nil)
+}
+
+func (c Config) steady(ctx context.Context, r *Result) error {
+	l := Load{Engines: c.Engines, Rate: c.Rate}
+	l.Batches = max(int(float64(c.Rate)*c.Steady.Seconds())/batchBlocks/c.Engines, 1)
+	s, err := c.start(ctx, l)
+	if err != nil {
+		return err
+	}
+	over := watchSleep(ctx)
+	begin, used := time.Now(), cpuTime()
+	if err := s.run(ctx, false); err != nil {
+		over.stop()
+		return s.stop(err)
+	}
+	r.SteadyCPUShare = (cpuTime() - used).Seconds() / time.Since(begin).Seconds()
+	r.OversleepP99 = quantile(over.stop(), .99)
+	var report Report
+	if err := s.answers.Decode(&report); err != nil {
+		return s.stop(fmt.Errorf("read the engines' report: %w", err))
+	}
+	if len(report.Sent) != s.want || len(report.Due) != s.want {
+		return s.stop(fmt.Errorf("the engines report %d batches, want %d", len(report.Sent), s.want))
+	}
+	var visible, fromDue, late []time.Duration
+	last := int64(0)
+	for i, sent := range report.Sent {
+		seen := s.seen[i%c.Engines][i/c.Engines]
+		visible = append(visible, time.Duration(seen-sent))
+		fromDue = append(fromDue, time.Duration(seen-report.Due[i]))
+		late = append(late, time.Duration(sent-report.Due[i]))
+		last = max(last, seen)
+	}
+	r.OfferedPerS = float64(c.Rate)
+	r.AchievedPerS = float64(s.want*batchBlocks) / (float64(last-report.Due[0]) / 1e9)
+	r.VisibleP50, r.VisibleP99, r.VisibleP999, r.VisibleMax = quantile(visible, .5), quantile(visible, .99), quantile(visible, .999), quantile(visible, 1)
+	r.FromDueP50, r.FromDueP99 = quantile(fromDue, .5), quantile(fromDue, .99)
+	r.PublishLateP99 = quantile(late, .99)
+	return s.stop(nil)
+}
+
+// quantile is in microseconds; it sorts list.
+func quantile(list []time.Duration, q float64) float64 {
+	if len(list) == 0 {
+		return 0
+	}
+	slices.Sort(list)
+	return float64(list[int(q*float64(len(list)-1))].Nanoseconds()) / 1e3
+}
+
+// session is one run of the engines with a router's half before it.
+type session struct {
+	engines *Engines
+	answers *json.Decoder
+	plane   *kvevents.Plane
+	running sync.WaitGroup
+	cancel  context.CancelFunc
+
+	*kvindex.Index
+	want    int // batches
+	applied atomic.Int64
+	seen    [][]int64 // by engine and batch: when it was visible; written by the engine's feed alone
+}
+
+// Store passes on what completes a batch, and notes when that was visible.
+func (s *session) Store(slot replica.Slot, ev *kvblock.Stored) {
+	s.Index.Store(slot, ev)
+	s.seen[slot] = append(s.seen[slot], time.Now().UnixNano())
+	s.applied.Add(1)
+}
+
+// start runs engines and follows them.
+func (c Config) start(ctx context.Context, l Load) (*session, error) {
+	index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
+	if err != nil {
+		return nil, err
+	}
+	s := &session{Index: index, want: l.Batches * l.Engines, seen: make([][]int64, l.Engines)}
+	if s.engines, err = c.Start(ctx, l); err != nil {
+		return nil, fmt.Errorf("start the engines: %w", err)
+	}
+	s.answers = json.NewDecoder(bufio.NewReader(s.engines.Out))
+	var sockets []string
+	if err := s.answers.Decode(&sockets); err != nil {
+		return nil, s.stop(fmt.Errorf("read the engines' sockets: %w", err))
+	}
+	s.plane = kvevents.New(kvevents.DefaultConfig(), kvevents.Params{Sink: s})
+	for i, socket := range sockets {
+		slot, rank := replica.Slot(i), replica.Rank{Replica: "bench", Index: i}
+		if err := index.AddRank(slot, kvindex.RankInfo{Rank: rank, BlockSize: blockTokens}); err != nil {
+			return nil, s.stop(err)
+		}
+		s.seen[i] = make([]int64, 0, l.Batches)
+		s.plane.Add(slot, replica.Events{Endpoint: socket}, fmt.Sprint("bench/", i))
+	}
+	live, cancel := context.WithCancel(ctx)
+	s.cancel = cancel
+	s.running.Go(func() {
+		_ = s.plane.Run(live) // it has no error to tell
+	})
+	for ctx.Err() == nil && !s.connected() {
+		time.Sleep(time.Millisecond)
+	}
+	return s, ctx.Err()
+}
+
+func (s *session) connected() bool {
+	for _, st := range s.plane.Statuses() {
+		if !st.Connected {
+			return false
+		}
+	}
+	return true
+}
+
+// run lets the engines publish and returns when all of it is visible.
+func (s *session) run(ctx context.Context, tell bool) error {
+	if _, err := fmt.Fprintln(s.engines.In, "go"); err != nil {
+		return err
+	}
+	for pause := time.NewTicker(time.Millisecond); ; {
+		n := int(s.applied.Load())
+		if n == s.want {
+			pause.Stop()
+			break
+		}
+		select {
+		case <-ctx.Done():
+			pause.Stop()
+			return ctx.Err()
+		case <-pause.C:
+		}
+		if tell {
+			if _, err := fmt.Fprintln(s.engines.In, n/len(s.seen)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, st := range s.plane.Statuses() {
+		if st.Dropped+st.Gaps+st.Resets+st.DecodeErrors+st.Misfits > 0 || st.Connects != 1 {
+			return fmt.Errorf("not a clean run: %+v", st)
+		}
+	}
+	return nil
+}
+
+// stop ends everything and adds what goes wrong then to err.
+func (s *session) stop(err error) error {
+	if s.cancel != nil {
+		s.cancel()
+		s.running.Wait()
+	}
+	err = errors.Join(err, s.engines.In.Close())
+	_, _ = io.Copy(io.Discard, s.engines.Out) // what nobody wants to know must not keep the engines
+	return errors.Join(err, s.engines.Wait())
+}

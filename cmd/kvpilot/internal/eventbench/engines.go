@@ -1,0 +1,200 @@
+package eventbench
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/kvevents/vllmtest"
+	"github.com/kvpilot/kvpilot/server/zmtp"
+)
+
+const (
+	batchBlocks = 16 // stored by one batch, which removes as many
+	blockTokens = 16
+	batchOps    = 2 * batchBlocks
+	// An engine's batches come round after a cycle; each is removed half a cycle after it was stored.
+	cycle = 2048
+	held  = cycle / 2
+	// ahead is how many batches an engine may have sent that were not applied: when there is no rate,
+	// the router's pace is what is measured, and nothing is to be dropped.
+	ahead = 4096
+	// numberAt is where an encoded message has its number: after the empty topic and two frames' headers.
+	numberAt = 2 + 2
+)
+
+// Load is what the engines publish.
+type Load struct {
+	Engines int
+	Batches int // of each engine
+	// Rate is the blocks stored per second by all engines together; as many are removed. Zero: as
+	// fast as they are taken.
+	Rate int
+}
+
+// Report is what the engines have to say in the end.
+type Report struct {
+	// Due and Sent are when each batch was to be sent and when it was, in nanoseconds of the system's
+	// clock: batch i is engine i%Engines' next one. Empty without a rate.
+	Due, Sent []int64
+}
+
+// Publish is the engines' process. It prints its sockets as a line of JSON, waits for subscribers and
+// for the line "go", publishes, and prints its Report. Lines with numbers say how many batches
+// of each engine were applied. It ends with its input.
+func Publish(ctx context.Context, l Load, in io.Reader, out io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	defer cancel()
+	engines := make([]*engine, l.Engines)
+	var sockets []string
+	for i := range engines {
+		e := newEngine(i)
+		engines[i] = e
+		ln, err := zmtp.Listen(ctx, "tcp://127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		sockets = append(sockets, "tcp://"+ln.Addr().String())
+		serving.Go(func() {
+			// An engine that is not reached shows as one without subscriber.
+			_ = zmtp.Serve(ctx, ln, zmtp.Params{Type: zmtp.PUB}, e.serve)
+		})
+	}
+	var applied atomic.Int64
+	begin := make(chan struct{})
+	go func() { // ends with the pipe, and ends everything else
+		defer cancel()
+		told := false
+		for lines := bufio.NewScanner(in); lines.Scan(); {
+			if n, err := strconv.ParseInt(lines.Text(), 10, 64); err == nil {
+				applied.Store(n)
+			} else if !told {
+				told = true
+				close(begin)
+			}
+		}
+	}()
+	answers := json.NewEncoder(out)
+	if err := answers.Encode(sockets); err != nil {
+		return err
+	}
+	for _, e := range engines {
+		if err := until(ctx, e.subscribed); err != nil {
+			return err
+		}
+	}
+	if err := until(ctx, begin); err != nil {
+		return err
+	}
+	report, err := l.publish(ctx, engines, &applied)
+	if err != nil {
+		return err
+	}
+	if err := answers.Encode(report); err != nil {
+		return err
+	}
+	<-ctx.Done() // the sockets stay until the other side has read everything
+	return nil
+}
+
+// until waits for a channel that is closed.
+func until(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (l Load) publish(ctx context.Context, engines []*engine, applied *atomic.Int64) (Report, error) {
+	var r Report
+	if l.Rate > 0 {
+		r.Due, r.Sent = make([]int64, 0, l.Batches*l.Engines), make([]int64, 0, l.Batches*l.Engines)
+	}
+	step := time.Duration(0)
+	if l.Rate > 0 {
+		step = batchBlocks * time.Second / time.Duration(l.Rate)
+	}
+	begin := time.Now()
+	for i := range l.Batches * l.Engines { // an open loop: what is late is sent at once
+		due := begin.Add(step * time.Duration(i))
+		n := i / l.Engines
+		for l.Rate == 0 && int64(n) > applied.Load()+ahead && ctx.Err() == nil {
+			time.Sleep(100 * time.Microsecond)
+		}
+		if wait := time.Until(due); l.Rate > 0 && wait > 0 {
+			time.Sleep(wait)
+		}
+		now := time.Now()
+		if err := engines[i%l.Engines].send(n); err != nil {
+			return r, fmt.Errorf("publish batch %d: %w", i, err)
+		}
+		if l.Rate > 0 {
+			r.Due, r.Sent = append(r.Due, due.UnixNano()), append(r.Sent, now.UnixNano())
+		}
+	}
+	return r, nil
+}
+
+// engine publishes a cache that turns over.
+type engine struct {
+	subscribed chan struct{}
+	conn       *zmtp.Conn
+	once       sync.Once
+	batches    [][]byte // encoded messages: an empty topic, the number, the payload
+}
+
+func newEngine(rank int) *engine {
+	e := &engine{subscribed: make(chan struct{})}
+	layout := vllmtest.Newest()
+	name := func(batch, block int) uint64 {
+		return 0xff<<56 | uint64(rank)<<40 | uint64(batch*batchBlocks+block+1)<<8
+	}
+	for batch := range cycle {
+		gone := (batch + cycle - held) % cycle
+		var events []vllmtest.Event
+		for block := range batchBlocks { // one event per block, as vLLM sends them
+			events = append(events, vllmtest.Removed(name(gone, block)).With("group_idx", 0))
+		}
+		hashes := make([]uint64, batchBlocks)
+		for block := range hashes {
+			hashes[block] = name(batch, block)
+		}
+		ids := make([]uint32, batchBlocks*blockTokens)
+		for i := range ids {
+			ids[i] = uint32((rank*cycle+batch)*31+i*7919) % 150_000
+		}
+		events = append(events, vllmtest.Stored(hashes, nil, ids, blockTokens).With("group_idx", 0).With("kv_cache_spec_kind", "full_attention"))
+		e.batches = append(e.batches, zmtp.AppendMessage(nil, nil, make([]byte, 8), layout.Batch(1.7e9, rank, events...)))
+	}
+	return e
+}
+
+// serve keeps the connection of the one subscriber.
+func (e *engine) serve(ctx context.Context, c *zmtp.Conn) {
+	var m zmtp.Message
+	if c.Recv(&m) != nil {
+		return
+	}
+	e.once.Do(func() {
+		e.conn = c
+		close(e.subscribed)
+		<-ctx.Done()
+	})
+}
+
+func (e *engine) send(n int) error {
+	wire := e.batches[n%cycle]
+	binary.BigEndian.PutUint64(wire[numberAt:], uint64(n))
+	return e.conn.WriteEncoded(wire)
+}
