@@ -176,9 +176,11 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 		}
 		switch {
 		case err == nil:
+			s.forget(cand.Slot)
 			return c.finish(s, req, ln, now, res, booking), nil
 		case errors.Is(err, load.ErrConflict):
 			c.metrics.races.Add(1)
+			s.forget(cand.Slot)
 			c.loads(s, req, now, ln.plannedIf(t != nil))
 			selector.Choose(d)
 		case errors.Is(err, load.ErrNoRank):
@@ -210,7 +212,8 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0,
 	}
 	if rk := c.rank(cand.Slot); rk != nil {
-		rk.route(cand.Prefill, c.since(now))
+		whole := selector.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
+		rk.route(cand.Prefill, whole-cand.Prefill, c.since(now))
 		choice.rank = rk
 	}
 	if len(booking.Hashes) > 0 {

@@ -36,6 +36,7 @@ type Chooser struct {
 	linesMu  sync.Mutex // serialises new lines
 	sessions *sessions
 	seed     atomic.Uint64
+	visits   atomic.Uint64 // of the hold queue so far
 	scratch  sync.Pool
 	// residence is the mean time in seconds that a request decodes.
 	residence number

@@ -26,7 +26,8 @@ type Config struct {
 	// Models overrides the three for single models, by the name that clients use.
 	Models map[string]ModelConfig `yaml:"models"`
 	// HoldAbove is the predicted prefill time that a rank may have ahead before requests wait in
-	// the router instead (predicted-ttft only). Zero turns the hold queue off.
+	// the router instead (predicted-ttft only); one full step of the engine is enough where that
+	// takes less. Zero turns the hold queue off.
 	HoldAbove time.Duration `yaml:"hold_above"`
 	// MaxRequestsPerRank vetoes ranks with that many requests in flight. Zero sets no limit.
 	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`

@@ -14,7 +14,16 @@ const mostVisited = 128
 
 // hasRoom reports whether a request may go to the candidate now.
 func (c *Chooser) hasRoom(cand *decision.Candidate) bool {
-	return cand.Backlog+cand.Planned < c.holdAbove
+	return cand.Backlog+cand.Planned < c.enough(cand)
+}
+
+// enough is the predicted prefill time from which a rank has enough ahead: a full step, so that the
+// engine can fill the next one while the router is told of this one's end, and at most hold_above.
+func (c *Chooser) enough(cand *decision.Candidate) float64 {
+	if cand.FullStep <= 0 {
+		return c.holdAbove
+	}
+	return min(c.holdAbove, cand.FullStep)
 }
 
 // room counts the ranks that may serve and says in how long the first of them has room.
@@ -26,11 +35,11 @@ func (c *Chooser) room(d *decision.Decision) (servers int, soonest time.Duration
 			continue
 		}
 		servers++
-		if least < 0 || cand.Backlog < least {
-			least = cand.Backlog
+		if over := max(0, cand.Backlog-c.enough(cand)); least < 0 || over < least {
+			least = over
 		}
 	}
-	return servers, duration(max(0, least-c.holdAbove))
+	return servers, duration(max(0, least))
 }
 
 // pump offers room to those who wait. One visit runs at a time; who comes meanwhile leaves word.
@@ -58,7 +67,11 @@ func (c *Chooser) visit(ln *line) {
 		return
 	}
 	s := c.scratch.Get().(*scratch)
-	defer c.scratch.Put(s)
+	s.visit = c.visits.Add(1)
+	defer func() {
+		s.visit = 0
+		c.scratch.Put(s)
+	}()
 	ln.planned = make(map[replica.Slot]float64, 16)
 	soonest := maxWake.Seconds()
 	ln.hold.Visit(now, mostVisited, func(t *admission.Ticket) admission.Verdict {
@@ -73,9 +86,9 @@ func (c *Chooser) visit(ln *line) {
 			if o.Veto != decision.VetoNone {
 				continue
 			}
-			if over := o.Backlog - c.holdAbove; over >= 0 {
+			if over := o.Backlog - c.enough(o); over >= 0 {
 				soonest = min(soonest, over)
-			} else if o.Backlog+ln.planned[o.Slot] < c.holdAbove {
+			} else if o.Backlog+ln.planned[o.Slot] < c.enough(o) {
 				open = true
 			}
 		}

@@ -22,6 +22,10 @@ type scratch struct {
 	known    []kvindex.Overlap // used instead of asking the index, when not nil
 	slots    []replica.Slot
 	sizes    []int // distinct block sizes of the pool
+	// seen is what a visit of the hold queue read of the ranks, by slot; an entry whose visit is not
+	// the one under way means nothing. visit is 0 outside of one.
+	seen  []standing
+	visit uint64
 }
 
 const (
@@ -221,13 +225,13 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
 		limit = o
 	}
-	scale := c.since(now)
 	var busy float64
 	usable := 0
 	s.versions = s.versions[:0]
 	for i := range d.Candidates {
 		cand := &d.Candidates[i]
-		l := c.params.Book.View(cand.Slot, now)
+		at := c.standing(s, cand.Slot, now)
+		l := &at.load
 		s.versions = append(s.versions, l.Version)
 		cand.Requests, cand.Waiting = uint32(l.InFlight), uint32(l.Prefilling)
 		cand.QueuedTokens = uint32(max(0, l.PrefillTokens))
@@ -239,7 +243,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		if cand.Veto == decision.VetoNone && limit > 0 && l.InFlight >= limit {
 			cand.Veto = decision.VetoCap
 		}
-		rk := c.rank(cand.Slot)
+		rk := at.rank
 		if rk == nil {
 			continue
 		}
@@ -256,9 +260,10 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 			budget = float64(b)
 		}
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
+		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = c.crowding(cand, d)
 		if cand.Veto == decision.VetoNone {
-			cand.Busy = rk.load(scale)
+			cand.Busy, cand.Returns, cand.Saved, cand.Residual = at.busy, at.returns, at.saved, at.residual
 			busy += cand.Busy
 			usable++
 		}

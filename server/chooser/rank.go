@@ -21,8 +21,7 @@ type rank struct {
 
 	tokenTime, bend, stepScale, work number
 	samples                          atomic.Int64
-	busy                             number       // prefill seconds routed per second, fading
-	busyAt                           atomic.Int64 // nanoseconds of the chooser's clock
+	lately                           lately
 
 	mu    sync.Mutex
 	pace  pace      // guarded by mu
@@ -43,12 +42,34 @@ func newRank(slot replica.Slot, id replica.ID, index int) *rank {
 	return r
 }
 
-// route counts seconds of predicted prefill sent to the rank at now.
-func (r *rank) route(seconds float64, now int64) {
+// lately is what was routed to a rank, per second and fading with busyMemory.
+type lately struct {
+	busy    number       // seconds of prefill
+	returns number       // requests that came back to what the rank holds
+	saved   number       // seconds of prefill that those were spared
+	squares number       // half the squared seconds of prefill: the mean time left of it
+	at      atomic.Int64 // when it was brought up to date, in nanoseconds of the chooser's clock
+}
+
+// leastSaved is the prefill time in seconds from which a request counts as having come back.
+const leastSaved = 0.01
+
+// route counts a request sent to the rank at now: its predicted prefill, and what the cache spares it.
+func (r *rank) route(seconds, saved float64, now int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.busy.set(r.load(now) + seconds/busyMemory.Seconds())
-	r.busyAt.Store(now)
+	l := &r.lately
+	keep := l.fade(now)
+	count := func(n *number, v float64) { n.set(keep*n.get() + v/busyMemory.Seconds()) }
+	count(&l.busy, seconds)
+	count(&l.squares, seconds*seconds/2)
+	count(&l.saved, saved)
+	returned := 0.0
+	if saved > leastSaved {
+		returned = 1
+	}
+	count(&l.returns, returned)
+	l.at.Store(now)
 	if w := r.work.get(); w == 0 {
 		r.work.set(seconds)
 	} else {
@@ -58,11 +79,15 @@ func (r *rank) route(seconds float64, now int64) {
 
 // load is the share of the rank's time that the prefill routed to it lately takes.
 func (r *rank) load(now int64) float64 {
-	b := r.busy.get()
-	if b == 0 {
-		return 0
+	return r.lately.busy.get() * r.lately.fade(now)
+}
+
+// fade is what is left at now of what was counted.
+func (l *lately) fade(now int64) float64 {
+	if l.busy.get() == 0 {
+		return 1
 	}
-	return b * math.Exp(-float64(now-r.busyAt.Load())/float64(busyMemory))
+	return math.Exp(-float64(now-l.at.Load()) / float64(busyMemory))
 }
 
 // firstToken learns from a first token seen at now: a request of n uncached tokens after context

@@ -146,6 +146,14 @@ type Candidate struct {
 
 	// Busy is the share of the rank's recent time that the prefill routed to it takes.
 	Busy float64 `json:"busy"`
+	// Returns are the requests per second that lately came back to what the rank holds, Saved the
+	// prefill time that each was spared, and Residual how long one of them would find the rank
+	// prefilling for others, on average.
+	Returns  float64 `json:"returns_per_s,omitempty"`
+	Saved    float64 `json:"saved_s,omitempty"`
+	Residual float64 `json:"residual_s,omitempty"`
+	// FullStep is the time of a step whose token budget is full of prefill.
+	FullStep float64 `json:"full_step_s,omitempty"`
 	// Decode is how much longer than on an idle rank decoding would take here, in seconds, weighted.
 	Decode float64 `json:"decode_s"`
 	// Crowding is the predicted time in seconds until KV memory is free that is promised to others.

@@ -27,12 +27,28 @@ func PrefillTime(perToken, bend, context, n float64) float64 {
 	return t
 }
 
+// The weights of returns, docs/adr/006-predicted-time.md: half of those who find their rank
+// prefilling wait it out, and about a third of requests have a next turn.
+const (
+	othersReturn = 0.5
+	ownReturn    = 0.3
+)
+
+// blocked is the time that those who return to the rank would wait, all together, while it
+// prefills this request. Nobody waits longer than prefilling elsewhere would take.
+func blocked(c *decision.Candidate) float64 {
+	wait := min(c.Prefill, c.Saved)
+	return c.Returns * wait * (c.Prefill - wait/2)
+}
+
 // predicted prices a candidate by time: how long until the first token, its own uncached work
 // weighted because others wait for it too, and how long the rank would make it wait for KV memory
-// that is already promised to others. The weight is Omega, for the fleet, plus the rank's own
-// Busy, for those who will come back to what this rank holds and find it prefilling.
+// that is already promised to others. The weight is Omega, for the fleet, plus the rank's own Busy.
+// Then come those who return to a rank for its cache: others, who may find it prefilling this
+// request, and this request's own next turn, which may find it prefilling others.
 func predicted(d *decision.Decision, c *decision.Candidate) float64 {
 	cost := (c.Backlog+c.Planned+(d.Omega+c.Busy)*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding
+	cost += othersReturn*blocked(c) + ownReturn*c.Residual
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {
