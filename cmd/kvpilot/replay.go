@@ -19,7 +19,7 @@ import (
 type replayFlags struct {
 	trace, generate, policies, loads, profile, plot string
 	requests, replicas, seeds, block, workers       int
-	bias, loss, delay                               float64
+	bias, loss, delay, patience                     float64
 	asJSON, noSaturation, quiet                     bool
 }
 
@@ -53,6 +53,7 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
 	flags.StringVar(&f.plot, "plot", "", "write a page of bar charts (HTML) to this file")
 	flags.BoolVar(&f.noSaturation, "no-saturation", false, "leave out the runs that measure saturation")
+	flags.Float64Var(&f.patience, "patience", 20, "give a run up when its mean is sure to exceed this many times the oracle's; 0 never")
 	flags.BoolVar(&f.quiet, "quiet", false, "show no progress")
 	flags.Float64Var(&f.bias, "rate-bias", 1, "what the router believes of prefill times, as a multiple of what it learned")
 	flags.Float64Var(&f.loss, "event-loss", 0, "share of KV events that get lost")
@@ -65,19 +66,12 @@ func (f *replayFlags) run(out, errOut io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var reports []*replay.Report
-	for i, load := range loads {
-		options.Load = load
-		if !f.quiet {
-			options.Progress = func(done, all int) {
-				fmt.Fprintf(errOut, "\rload %.2f (%d of %d): run %d of %d ", load, i+1, len(loads), done, all)
-			}
-		}
-		r, err := replay.Play(options)
-		if err != nil {
-			return err
-		}
-		reports = append(reports, r)
+	if !f.quiet {
+		options.Progress = func(done, all int) { fmt.Fprintf(errOut, "\rrun %d of %d ", done, all) }
+	}
+	reports, err := replay.PlayLoads(options, loads...)
+	if err != nil {
+		return err
 	}
 	if !f.quiet {
 		fmt.Fprint(errOut, "\r\033[K")
@@ -106,7 +100,7 @@ func (f *replayFlags) run(out, errOut io.Writer) error {
 func (f *replayFlags) options() (replay.Options, []float64, error) {
 	o := replay.Options{
 		Replicas: f.replicas, Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
-		PaceBias: f.bias, EventLoss: f.loss, EventDelay: f.delay,
+		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss, EventDelay: f.delay,
 	}
 	var err error
 	switch {

@@ -69,6 +69,9 @@ type Numbers struct {
 	HitRate float64 `json:"hit_rate"`
 	// Imbalance is the busiest replica's prefill time over the mean.
 	Imbalance float64 `json:"imbalance"`
+	// Abandoned says that the run was given up because its mean had passed the limit: Mean is only
+	// known to be at least that, and the others are not known.
+	Abandoned bool `json:"abandoned,omitempty"`
 	// rate is the calls per second while the fleet was full.
 	rate float64
 }
@@ -147,7 +150,7 @@ func (j *job) play() (Numbers, error) {
 	s := newSim(j.work, engines, j.speed, j.seed)
 	if j.policy == "" {
 		s.router = &oracle{sim: s, left: make([]float64, j.replicas), work: make([]float64, len(j.work.Calls))}
-		s.run(j.tick)
+		s.run(0)
 		return s.numbers(), nil
 	}
 	cfg := chooser.DefaultConfig()
@@ -161,12 +164,15 @@ func (j *job) play() (Numbers, error) {
 		return Numbers{}, err
 	}
 	s.router = r
-	s.run(j.tick)
+	if !s.run(j.most) {
+		return Numbers{Mean: j.most, Abandoned: true}, r.err
+	}
 	return s.numbers(), r.err
 }
 
 // job is one run.
 type job struct {
+	report   *Report // that it is for
 	work     *workload
 	profile  *Profile
 	replicas int
@@ -176,7 +182,8 @@ type job struct {
 	// bias, loss and delay worsen what the router knows: learned rates times bias, the share of
 	// events lost, and their delay in seconds.
 	bias, loss, delay float64
-	tick              func()
+	// most is the mean time to the first token at which the run is given up; 0 never.
+	most float64
 }
 
 // oracle is the dispatcher of the pooled cache.

@@ -22,6 +22,10 @@ func (r *Report) Table(w io.Writer) error {
 		if p.SaturationRPS > 0 {
 			sat = fmt.Sprintf("%.2f/s = %.2f", p.SaturationRPS, p.SaturationVsOracle)
 		}
+		if p.Abandoned {
+			fmt.Fprintf(t, "%s\t>%.1f\t-\t-\t-\t-\t-\t>%.0f\t%s\t\n", name, p.Mean, p.VsOracle, sat)
+			return
+		}
 		fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%.2f\t%.1f\t%.3f\t%.2f\t%.2f\t%s\t\n", name, p.Mean, p.P50, p.P90, p.P99, p.HitRate, p.Imbalance, p.VsOracle, sat)
 	}
 	for _, name := range r.order {
@@ -70,6 +74,10 @@ func (r *Report) bars(b *strings.Builder) {
 		y := i * high
 		fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="end">%s</text><rect class="%s" x="%d" y="%d" width="%.1f" height="%d"/>`,
 			left-8, y+17, label, class, left, y+3, length, high-6)
+		if p.Abandoned {
+			fmt.Fprintf(b, `<text x="%.1f" y="%d">more than %.1f s, given up</text>`, left+length+6, y+17, p.Mean)
+			continue
+		}
 		fmt.Fprintf(b, `<text x="%.1f" y="%d">%.2f s, p99 %.1f s, hits %.0f %%</text>`, left+length+6, y+17, p.Mean, p.P99, 100*p.HitRate)
 	}
 	b.WriteString("</svg>")

@@ -3,9 +3,11 @@ package replay
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -126,6 +128,48 @@ func TestRunsRepeat(t *testing.T) {
 	}
 }
 
+// A run that is given up says no more than what playing it to its end confirms.
+func TestHopelessRunsAreGivenUp(t *testing.T) {
+	o := Options{Trace: generated(t, "hotdoc", 1500), Replicas: 4, Load: 0.9, Policies: []decision.Policy{decision.PredictedTTFT, decision.Random}, NoSaturation: true}
+	whole := play(t, o)
+	o.Patience = whole.Policies[decision.Random].VsOracle / 2
+	part := play(t, o)
+	given := part.Policies[decision.Random]
+	if limit := o.Patience * part.Oracle.Mean; !given.Abandoned || given.Mean != limit || given.Mean > whole.Policies[decision.Random].Mean {
+		t.Errorf("%+v, want a mean of at least %v s; to its end it has %v s", given, limit, whole.Policies[decision.Random].Mean)
+	}
+	if part.Policies[decision.PredictedTTFT] != whole.Policies[decision.PredictedTTFT] || part.Oracle != whole.Oracle {
+		t.Error("patience changed a run that was not given up")
+	}
+	var text bytes.Buffer
+	if err := part.Table(&text); err != nil || !strings.Contains(text.String(), fmt.Sprintf(">%.1f", given.Mean)) {
+		t.Errorf("the table does not say so: %v\n%s", err, text.String())
+	}
+	text.Reset()
+	if err := Plot(&text, []*Report{part}); err != nil || !strings.Contains(text.String(), "given up") {
+		t.Errorf("the plot does not say so: %v", err)
+	}
+}
+
+// Several loads at once are the same as one after the other.
+func TestLoadsMayBePlayedTogether(t *testing.T) {
+	o := Options{
+		Trace: generated(t, "conv", 500), Replicas: 4, Load: 0.9, Seeds: 2, Block: 512, Profile: Profiles()[0],
+		Policies: []decision.Policy{decision.PredictedTTFT, decision.LeastTokens},
+	}
+	one, err := Play(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	both, err := PlayLoads(o, 0.5, 0.9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(one, both[1]) || both[0].Load != 0.5 || both[0].Oracle.Mean >= both[1].Oracle.Mean {
+		t.Errorf("alone %+v\ntogether %+v", one, both)
+	}
+}
+
 func TestEveryGeneratorPlays(t *testing.T) {
 	for _, name := range Generators() {
 		trace := generated(t, name, 400)
@@ -231,7 +275,7 @@ func TestTheEngineKeepsTheModel(t *testing.T) {
 	trace := &Trace{Name: "one", Chunk: 512, Calls: []Call{{In: 4096, Out: 101, IDs: []uint64{1, 2, 3, 4, 5, 6, 7, 8}, Prev: -1}}}
 	s := newSim(newWorkload(trace, 512), newEngines(&p, 1, 512), 1, 1)
 	s.router = &oracle{sim: s, left: make([]float64, 1), work: make([]float64, 1)}
-	s.run(nil)
+	s.run(0)
 	want := 2*p.Base + p.prefill(0, 2048) + p.prefill(2048, 2048)
 	if math.Abs(s.first[0]-want) > 1e-9 {
 		t.Errorf("first token after %v s, want %v", s.first[0], want)

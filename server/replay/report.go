@@ -27,6 +27,9 @@ type Options struct {
 	PaceBias, EventLoss, EventDelay float64
 	// NoSaturation leaves the saturation runs out.
 	NoSaturation bool
+	// Patience gives a run up when its mean is sure to exceed that many times the oracle's, because
+	// the fleet cannot keep up with the load; 0 plays everything to its end.
+	Patience float64
 	// Workers bounds the runs at once; 0 takes the number of cores.
 	Workers int
 	// Progress, when set, is told how many of all runs are done.
@@ -88,8 +91,20 @@ func (o *Options) check() error {
 
 // Play plays a trace under each policy and the oracle.
 func Play(o Options) (*Report, error) {
-	if err := o.check(); err != nil {
+	reports, err := PlayLoads(o, o.Load)
+	if err != nil {
 		return nil, err
+	}
+	return reports[0], nil
+}
+
+// PlayLoads is Play at several loads instead of Options.Load, with one report for each. How fast the
+// fleet is when full is measured once.
+func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
+	for _, o.Load = range loads {
+		if err := o.check(); err != nil {
+			return nil, err
+		}
 	}
 	if o.Trace.longest() > o.Profile.CacheTokens {
 		return nil, fmt.Errorf("a request of %d tokens does not fit the replica's cache of %d", o.Trace.longest(), o.Profile.CacheTokens)
@@ -99,7 +114,7 @@ func Play(o Options) (*Report, error) {
 	}
 	w := newWorkload(o.Trace, o.Block)
 	p := player{options: o, work: w}
-	p.all.Store(int64(2 + (1+len(o.Policies))*o.Seeds))
+	p.all.Store(int64(2 + (1+len(o.Policies))*o.Seeds*len(loads)))
 	if !o.NoSaturation {
 		p.all.Add(int64(len(o.Policies)))
 	}
@@ -114,47 +129,71 @@ func Play(o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	capacity := full.rate
-	r := &Report{
-		Trace: o.Trace.Name, Calls: len(w.Calls), Replicas: o.Replicas, Load: o.Load, Profile: o.Profile.Name, Seeds: o.Seeds,
-		RPS: o.Load * capacity, Policies: map[decision.Policy]PolicyReport{}, order: o.Policies,
-	}
+	return p.loads(loads, full.rate, base)
+}
+
+// loads plays the oracle at each load, then all policies. capacity is the oracle's saturation rate
+// and base the trace's own rate.
+func (p *player) loads(loads []float64, capacity, base float64) ([]*Report, error) {
+	o := &p.options
+	reports := make([]*Report, len(loads))
 	var jobs []*job
-	for _, policy := range append([]decision.Policy{""}, o.Policies...) {
-		for seed := range o.Seeds {
-			jobs = append(jobs, &job{policy: policy, speed: r.RPS / base, seed: uint64(seed + 1)})
+	for i, load := range loads {
+		reports[i] = &Report{
+			Trace: o.Trace.Name, Calls: len(p.work.Calls), Replicas: o.Replicas, Load: load, Profile: o.Profile.Name, Seeds: o.Seeds,
+			RPS: load * capacity, Policies: map[decision.Policy]PolicyReport{}, order: o.Policies,
 		}
-		if policy != "" && !o.NoSaturation {
-			jobs = append(jobs, &job{policy: policy, speed: overload * capacity / base})
+		for seed := range o.Seeds {
+			jobs = append(jobs, &job{report: reports[i], speed: load * capacity / base, seed: uint64(seed + 1)})
 		}
 	}
 	results, err := p.runAll(jobs)
 	if err != nil {
 		return nil, err
 	}
-	r.fill(jobs, results, capacity)
-	return r, nil
+	for i, j := range jobs {
+		j.report.Oracle.add(results[i], 1/float64(o.Seeds))
+	}
+	jobs = jobs[:0]
+	for _, policy := range o.Policies {
+		if !o.NoSaturation {
+			jobs = append(jobs, &job{policy: policy, speed: overload * capacity / base})
+		}
+		for _, r := range reports {
+			for seed := range o.Seeds {
+				jobs = append(jobs, &job{report: r, policy: policy, speed: r.RPS / base, seed: uint64(seed + 1), most: o.Patience * r.Oracle.Mean})
+			}
+		}
+	}
+	if results, err = p.runAll(jobs); err != nil {
+		return nil, err
+	}
+	for _, r := range reports {
+		r.fill(jobs, results, capacity)
+	}
+	return reports, nil
 }
 
-// fill averages the runs of each policy.
+// fill averages the runs of each policy. A job without a report measured saturation.
 func (r *Report) fill(jobs []*job, results []Numbers, capacity float64) {
-	sums := map[decision.Policy]PolicyReport{}
 	for i, j := range jobs {
-		s := sums[j.policy]
-		if j.seed == 0 {
-			s.SaturationRPS = results[i].rate
-			s.SaturationVsOracle = results[i].rate / capacity
-		} else {
-			s.add(results[i], 1/float64(r.Seeds))
+		p := r.Policies[j.policy]
+		switch j.report {
+		case nil:
+			p.SaturationRPS = results[i].rate
+			p.SaturationVsOracle = results[i].rate / capacity
+		case r:
+			p.add(results[i], 1/float64(r.Seeds))
 		}
-		sums[j.policy] = s
+		r.Policies[j.policy] = p
 	}
-	r.Oracle = sums[""]
 	r.Oracle.SaturationRPS, r.Oracle.SaturationVsOracle, r.Oracle.VsOracle = capacity, 1, 1
-	for _, p := range r.order {
-		s := sums[p]
-		s.VsOracle = s.Mean / r.Oracle.Mean
-		r.Policies[p] = s
+	for name, p := range r.Policies {
+		p.VsOracle = p.Mean / r.Oracle.Mean
+		if p.Abandoned {
+			p.Numbers = Numbers{Mean: p.Mean, Abandoned: true}
+		}
+		r.Policies[name] = p
 	}
 }
 
@@ -165,6 +204,7 @@ func (n *Numbers) add(o Numbers, share float64) {
 	n.P99 += share * o.P99
 	n.HitRate += share * o.HitRate
 	n.Imbalance += share * o.Imbalance
+	n.Abandoned = n.Abandoned || o.Abandoned
 }
 
 // player runs jobs and counts them.

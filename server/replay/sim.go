@@ -68,6 +68,10 @@ type sim struct {
 	where   []int32
 	next    [][]int32 // calls that follow a call in its session
 	steps   int
+	// waiting is the number of calls that have arrived and have no first token, since the sum of
+	// their arrivals, and waited the sum of all waits that are over.
+	waiting       int
+	since, waited float64
 }
 
 // workload is a trace made ready: block hashes per call, arrival times scaled.
@@ -136,14 +140,23 @@ func (s *sim) after(delay float64, do func()) {
 	s.schedule(event{at: s.now + delay, kind: eventDo, do: do})
 }
 
-// run plays until nothing is left to happen.
-func (s *sim) run(tick func()) {
+// mean is the mean time to the first token over all calls of the trace if nobody waited any longer:
+// it only grows.
+func (s *sim) mean() float64 {
+	return (s.waited + float64(s.waiting)*s.now - s.since) / float64(len(s.arrived))
+}
+
+// run plays until nothing is left to happen, or until the mean time to the first token is sure to
+// exceed most seconds (0: whatever it is); then it reports false.
+func (s *sim) run(most float64) bool {
 	for len(s.events) > 0 {
 		ev := heap.Pop(&s.events).(event)
 		s.now = ev.at
 		switch ev.kind {
 		case eventArrival:
 			s.arrived[ev.n] = s.now
+			s.waiting++
+			s.since += s.now
 			s.router.arrive(ev.n)
 		case eventEngine:
 			if e := s.engines[ev.n]; e.gen == ev.gen && e.until == ev.at {
@@ -152,10 +165,11 @@ func (s *sim) run(tick func()) {
 		case eventDo:
 			ev.do()
 		}
-		if s.steps++; tick != nil && s.steps&4095 == 0 {
-			tick()
+		if s.steps++; most > 0 && s.steps&1023 == 0 && s.mean() > most {
+			return false
 		}
 	}
+	return true
 }
 
 // send gives a call to engine e.
@@ -184,6 +198,9 @@ func (s *sim) step(e *engine) {
 	s.evicted(e)
 	for _, q := range firsts {
 		s.first[q.call] = s.now
+		s.waiting--
+		s.since -= s.arrived[q.call]
+		s.waited += s.now - s.arrived[q.call]
 		s.cached[q.call] = q.cached
 	}
 	for _, q := range firsts {
