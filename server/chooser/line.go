@@ -41,6 +41,20 @@ type ringOf struct {
 	ring *selector.Ring
 }
 
+// ReadsCache reports whether a request of the model, with these options, will be decided by what
+// replicas hold of its prompt, be it by the serving policy or by the shadow beside it.
+func (c *Chooser) ReadsCache(model string, o *Options) bool {
+	ln, err := c.lineFor(model)
+	if err != nil {
+		return true // Choose says what is wrong
+	}
+	serving := ln.policy
+	if o.Policy != "" {
+		serving = o.Policy
+	}
+	return serving.ReadsCache() || ln.shadow.ReadsCache()
+}
+
 // lineFor returns the line of a model, made at first use.
 func (c *Chooser) lineFor(model string) (*line, error) {
 	if ln, ok := c.lines.Load(model); ok {

@@ -50,4 +50,7 @@ func TestWordsHaveOneTextEach(t *testing.T) {
 	if decision.Policy("nonsense").Known() || !decision.Policies()[0].Known() {
 		t.Error("Known() must tell policies from nonsense")
 	}
+	if !decision.PredictedTTFT.ReadsCache() || decision.RoundRobin.ReadsCache() || decision.Policy("").ReadsCache() {
+		t.Error("ReadsCache() must tell the policies that score overlap from the others")
+	}
 }

@@ -27,6 +27,17 @@ func Policies() []Policy {
 	}
 }
 
+// ReadsCache reports whether the rule looks at what replicas hold of a prompt. The others are
+// decided without knowing its tokens.
+func (p Policy) ReadsCache() bool {
+	switch p {
+	case PredictedTTFT, OverlapLoad, WeightedScorers:
+		return true
+	default:
+		return false
+	}
+}
+
 // Known reports whether p is one of the policies.
 func (p Policy) Known() bool { return slices.Contains(Policies(), p) }
 

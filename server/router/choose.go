@@ -62,6 +62,7 @@ func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
+	j.wantIDs = q.DryRun
 	if err := r.tokenize(ctx, j); err != nil {
 		return nil, err
 	}
@@ -155,7 +156,7 @@ func (r *Router) Encode(ctx context.Context, q *Question) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	j.needFull = true
+	j.needFull, j.wantIDs = true, true
 	if err := r.tokenize(ctx, j); err != nil {
 		return nil, err
 	}

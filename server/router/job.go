@@ -29,6 +29,8 @@ type job struct {
 	adapter string
 	// truncated says that the body is a prefix; needFull that a known beginning is not enough.
 	truncated, needFull bool
+	// wantIDs says that the caller asks for ids or overlaps, whether the policy looks at them or not.
+	wantIDs bool
 	// body is what replicas receive: the client's bytes, or those with the model's name or the
 	// prompt's ids put in.
 	body []byte

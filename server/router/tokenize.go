@@ -24,7 +24,9 @@ func (r *Router) tokenize(ctx context.Context, j *job) error {
 	defer s.End()
 	tctx, cancel := context.WithTimeout(sctx, r.config.TokenizeTimeout)
 	defer cancel()
-	enc, err := r.Tokens.Encode(tctx, j.encodeRequest())
+	ask := j.encodeRequest()
+	ask.SizeOnly = !j.wantIDs && !r.Chooser.ReadsCache(j.pool.Model, &j.call.Options)
+	enc, err := r.Tokens.Encode(tctx, ask)
 	j.tokenizing = time.Since(began)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -40,7 +42,7 @@ func (r *Router) tokenize(ctx context.Context, j *job) error {
 	j.enc = enc
 	if s.IsRecording() {
 		s.SetAttributes(span.TokenizerSource.String(string(enc.Source)), span.PromptTokens.Int(enc.Tokens), span.KnownTokens.Int(len(enc.IDs)))
-		if len(enc.IDs) == 0 {
+		if len(enc.IDs) == 0 && enc.Reason != tokenizer.ReasonNotRead {
 			span.Fallback(sctx, "tokenize", enc.Reason)
 		}
 	}

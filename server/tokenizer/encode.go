@@ -42,6 +42,9 @@ func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
 		return fromBody(pr), nil
 	case prompt.KindText, prompt.KindBatch, prompt.KindChat:
 	}
+	if req.SizeOnly {
+		return none(pr, ReasonNotRead, m.estimate(textSize(pr))), nil
+	}
 	if !p.cfg.Enabled {
 		return none(pr, ReasonDisabled, m.estimate(textSize(pr))), nil
 	}

@@ -31,6 +31,8 @@ const (
 	ReasonDisabled   = "disabled"
 	ReasonEmpty      = "empty"
 	ReasonUnmappable = "unmappable"
+	// ReasonNotRead: the policy does not look at the ids. It is no fault.
+	ReasonNotRead = "not_read"
 )
 
 // ClientFault is the engine's refusal of the client's request: status and body go to the client.
@@ -48,6 +50,9 @@ type Request struct {
 	Pool string
 	// NeedFull waits for all ids; without it the known beginning of a conversation is enough.
 	NeedFull bool
+	// SizeOnly asks no replica: the caller wants ids only when they are in the body, else the
+	// prompt's estimated length.
+	SizeOnly bool
 }
 
 // Encoding is what is known about a prompt's ids.
