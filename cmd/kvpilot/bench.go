@@ -13,5 +13,6 @@ func newBenchCommand() *cobra.Command {
 	bench.AddCommand(newBenchChooseCommand())
 	bench.AddCommand(newBenchTokenizeCommand())
 	bench.AddCommand(newBenchStreamCommand())
+	bench.AddCommand(newBenchObserveCommand())
 	return bench
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -37,6 +38,31 @@ func newBenchStreamCommand() *cobra.Command {
 	return cmd
 }
 
+// newBenchObserveCommand measures what traces, the console and scrapes cost.
+func newBenchObserveCommand() *cobra.Command {
+	var o streambench.Options
+	cmd := &cobra.Command{
+		Use:   "observe",
+		Short: "Measure what traces, the console and scrapes cost a router",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			o.Self = []string{self, "bench", "stream", "role"}
+			o.Serve = []string{self, "serve"}
+			return streambench.Observe(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	cmd.Flags().BoolVar(&o.JSON, "json", false, "write JSON instead of a table")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", 7, "rounds of each comparison; the median counts")
+	cmd.Flags().Float64Var(&o.Scale, "scale", 1, "share of the full number of streams and requests")
+	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which parts (default all): traces, console, scrape")
+	cmd.Flags().StringVar(&o.Profiles, "profiles", "", "folder for CPU profiles of the router that traces everything")
+	return cmd
+}
+
 // newBenchRoleCommand is what the benchmark starts as processes of their own.
 func newBenchRoleCommand() *cobra.Command {
 	return &cobra.Command{
@@ -52,6 +78,14 @@ func newBenchRoleCommand() *cobra.Command {
 			switch args[0] {
 			case "upstream":
 				return streambench.ServeUpstream(ctx, out)
+			case "upstreams":
+				n, err := strconv.Atoi(target)
+				if err != nil {
+					return fmt.Errorf("how many upstreams: %w", err)
+				}
+				return streambench.ServeUpstreams(ctx, n, out)
+			case "collector":
+				return streambench.ServeCollector(ctx, out)
 			case streambench.ReverseProxy:
 				return streambench.ServeReverseProxy(ctx, target, out)
 			case streambench.RelayLean:

@@ -10,7 +10,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	promexporter "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
@@ -43,12 +42,11 @@ type Params struct {
 type Telemetry struct {
 	log      *slog.Logger
 	meters   *sdkmetric.MeterProvider
-	tracers  *sdktrace.TracerProvider
+	tracers  trace.TracerProvider
 	registry *prometheus.Registry
 	batcher  *batcher // nil when nothing is recorded
 
-	given        metric.MeterProvider // set by Of, instead of meters
-	givenTracers trace.TracerProvider // set by Of, instead of tracers
+	given metric.MeterProvider // set by Of, instead of meters
 }
 
 // New builds the providers. Exporters dial in the background; Close ends what New started.
@@ -82,7 +80,7 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 		exporters = append(exporters, exporter)
 	}
 	if len(exporters) == 0 && p.Recent == nil || c.Ratio == 0 {
-		t.tracers = sdktrace.NewTracerProvider(sdktrace.WithResource(res), sdktrace.WithSampler(sdktrace.NeverSample()))
+		t.tracers = off{}
 		return nil
 	}
 	drops, err := droppedSpans(t.meters)
@@ -92,16 +90,14 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 	dropped := func(n int) { drops.Add(context.Background(), int64(n)) }
 	dropped(0)
 	t.batcher = startBatcher(exporters, t.log, dropped)
-	chosen := sdktrace.ParentBased(sdktrace.TraceIDRatioBased(c.Ratio))
-	var sampler sdktrace.Sampler = recorder{chosen}
-	if len(exporters) == 0 {
-		sampler = newSparing(chosen)
+	r := &recorder{
+		resource: res, sampler: sdktrace.ParentBased(sdktrace.TraceIDRatioBased(c.Ratio)),
+		slow: c.Slow, keep: t.batcher.offer, recent: p.Recent, dropped: dropped,
 	}
-	t.tracers = sdktrace.NewTracerProvider(
-		sdktrace.WithResource(res),
-		sdktrace.WithSampler(sampler),
-		sdktrace.WithSpanProcessor(newTail(c.Slow, t.batcher.offer, p.Recent, dropped)),
-	)
+	if len(exporters) == 0 {
+		r.spare = newSparing()
+	}
+	t.tracers = r
 	return nil
 }
 
@@ -111,22 +107,18 @@ func droppedSpans(m metric.MeterProvider) (metric.Int64Counter, error) {
 }
 
 func newExporter(ctx context.Context, c Traces) (sdktrace.SpanExporter, error) {
+	if c.Protocol != "http" {
+		return newOTLPGRPC(c)
+	}
 	headers := map[string]string{}
 	if !c.Token.IsEmpty() {
 		headers["Authorization"] = "Bearer " + c.Token.Reveal()
 	}
-	if c.Protocol == "http" {
-		options := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(headers)}
-		if c.Insecure {
-			options = append(options, otlptracehttp.WithInsecure())
-		}
-		return otlptracehttp.New(ctx, options...)
-	}
-	options := []otlptracegrpc.Option{otlptracegrpc.WithEndpoint(c.Endpoint), otlptracegrpc.WithHeaders(headers)}
+	options := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(headers)}
 	if c.Insecure {
-		options = append(options, otlptracegrpc.WithInsecure())
+		options = append(options, otlptracehttp.WithInsecure())
 	}
-	return otlptracegrpc.New(ctx, options...)
+	return otlptracehttp.New(ctx, options...)
 }
 
 func newLogger(c Config, to io.Writer) *slog.Logger {
@@ -157,9 +149,6 @@ func (t *Telemetry) Meters() metric.MeterProvider {
 
 // Tracers makes the tracers of every part.
 func (t *Telemetry) Tracers() trace.TracerProvider {
-	if t.givenTracers != nil {
-		return t.givenTracers
-	}
 	return t.tracers
 }
 
@@ -178,7 +167,7 @@ func (t *Telemetry) Close(ctx context.Context) error {
 	if t.given != nil {
 		return nil
 	}
-	err := errors.Join(t.tracers.Shutdown(ctx), t.meters.Shutdown(ctx))
+	err := t.meters.Shutdown(ctx)
 	if t.batcher != nil {
 		err = errors.Join(err, t.batcher.close(ctx))
 	}
@@ -189,5 +178,5 @@ func (t *Telemetry) Close(ctx context.Context) error {
 // what the parts measure.
 func Of(log *slog.Logger, meters metric.MeterProvider, tracers trace.TracerProvider) *Telemetry {
 	_, _ = droppedSpans(meters) // declared, so that it is listed
-	return &Telemetry{log: log, given: meters, givenTracers: tracers, registry: prometheus.NewRegistry()}
+	return &Telemetry{log: log, given: meters, tracers: tracers, registry: prometheus.NewRegistry()}
 }

@@ -128,7 +128,7 @@ func (b *bench) turns(ctx context.Context, name string, rounds int, load func(co
 // profile takes a CPU profile of kvpilot during one more turn.
 func (b *bench) profile(ctx context.Context, name string, load func(context.Context, *process) ([]time.Duration, int, error)) error {
 	for _, p := range b.subjects {
-		if b.options.Profiles == "" || p.name != Kvpilot {
+		if b.options.Profiles == "" || p.name != Kvpilot && p.name != tracesAll {
 			continue
 		}
 		profile := make(chan error, 1)

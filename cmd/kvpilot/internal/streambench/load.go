@@ -143,31 +143,46 @@ func unary(ctx context.Context, address string, workers, total, size int) ([]tim
 }
 
 func unaryWorker(ctx context.Context, address string, payload []byte, total int) ([]time.Duration, error) {
-	var c net.Conn
-	defer func() {
-		if c != nil {
-			c.Close()
-		}
-	}()
-	var in *bufio.Reader
+	w := worker{ctx: ctx, address: address, payload: payload}
+	defer w.close()
 	var latencies []time.Duration
 	for range total {
 		began := time.Now()
-		if c == nil {
-			var err error
-			if c, err = open(ctx, address, payload); err != nil {
-				return nil, err
-			}
-			in = bufio.NewReader(c)
-		} else if _, err := c.Write(payload); err != nil {
-			return nil, err
-		}
-		if err := readAnswer(in); err != nil {
+		if err := w.send(); err != nil {
 			return nil, err
 		}
 		latencies = append(latencies, time.Since(began))
 	}
 	return latencies, nil
+}
+
+// worker sends the same request again and again on one connection.
+type worker struct {
+	ctx     context.Context //nolint:containedctx // a worker lives as long as one call
+	address string
+	payload []byte
+	conn    net.Conn
+	in      *bufio.Reader
+}
+
+// send sends the request and reads its answer.
+func (w *worker) send() error {
+	if w.conn == nil {
+		c, err := open(w.ctx, w.address, w.payload)
+		if err != nil {
+			return err
+		}
+		w.conn, w.in = c, bufio.NewReader(c)
+	} else if _, err := w.conn.Write(w.payload); err != nil {
+		return err
+	}
+	return readAnswer(w.in)
+}
+
+func (w *worker) close() {
+	if w.conn != nil {
+		w.conn.Close()
+	}
 }
 
 // readAnswer reads one answer that has a Content-Length.

@@ -25,7 +25,10 @@ type fake struct {
 
 // ServeUpstream is the main function of the upstream's process.
 func ServeUpstream(ctx context.Context, out io.Writer) error {
-	f := &fake{}
+	return serveLoopback(ctx, (&fake{}).routes(), out)
+}
+
+func (f *fake) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/bench/set", f.set)
 	mux.HandleFunc("/bench/active", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, f.active.Load()) })
@@ -36,7 +39,7 @@ func ServeUpstream(ctx context.Context, out io.Writer) error {
 	mux.HandleFunc("POST /v1/chat/completions/render", f.render)
 	mux.HandleFunc("POST /tokenize", f.tokenize)
 	mux.HandleFunc("POST /v1/chat/completions", f.chat)
-	return serveLoopback(ctx, mux, out)
+	return mux
 }
 
 // serveLoopback serves on a free port, and writes its address as the first line of out.

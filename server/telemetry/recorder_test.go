@@ -3,16 +3,19 @@ package telemetry_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
+	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/telemetry"
 )
 
@@ -106,7 +109,17 @@ func TestAnExporterThatFailsHarmsNobody(t *testing.T) {
 	})
 }
 
+// BenchmarkRequestSpans records what a proxied request records: a server span, seven steps, an
+// attempt and its three parts, with their attributes.
 func BenchmarkRequestSpans(b *testing.B) {
+	steps := map[string]int{"admit": 0, "read": 3, "tokenize": 3, "score": 3, "choose": 9, "release": 1}
+	attrs := make([]attribute.KeyValue, 20)
+	for i := range attrs {
+		attrs[i] = attribute.String(fmt.Sprintf("kvpilot.attribute.%d", i), "a usual value")
+		if i%3 == 0 {
+			attrs[i] = attribute.Int(string(attrs[i].Key), i)
+		}
+	}
 	for name, ratio := range map[string]float64{"off": 0, "1%": .01, "100%": 1} {
 		b.Run(name, func(b *testing.B) {
 			c := telemetry.DefaultConfig()
@@ -115,9 +128,30 @@ func BenchmarkRequestSpans(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
+			tracer := tel.Tracers().Tracer("bench")
+			step := func(ctx context.Context, name string, n int) context.Context {
+				ctx, s := span.Start(ctx, tracer, name)
+				defer s.End()
+				if s.IsRecording() {
+					s.SetAttributes(attrs[:n]...)
+				}
+				return ctx
+			}
 			b.ReportAllocs()
 			for b.Loop() {
-				request(tel, 0, func(trace.Span) {})
+				ctx, root := tracer.Start(context.Background(), "root", trace.WithSpanKind(trace.SpanKindServer))
+				for name, n := range steps {
+					step(ctx, name, n)
+				}
+				inner := step(ctx, "proxy", 14)
+				for _, name := range []string{"dial", "first_byte", "stream"} {
+					step(inner, name, 1)
+				}
+				if root.IsRecording() {
+					root.SetAttributes(attrs[:18]...)
+					root.SetAttributes(attrs[12:20]...)
+				}
+				root.End()
 			}
 			if err := tel.Close(context.Background()); err != nil {
 				b.Fatal(err)

@@ -1,0 +1,344 @@
+package streambench
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// The routers that Observe compares: tracing not configured, configured and never chosen, and
+// every trace recorded and exported.
+const (
+	tracesNone = "none"
+	tracesOff  = "0%"
+	tracesAll  = "100%"
+)
+
+// Observed is what watching a router costs, measured in CPU time of the router's process.
+type Observed struct {
+	// RequestUS is the CPU time of a small request without tracing; the others are what tracing
+	// adds to it, the median of paired turns.
+	RequestUS    float64 `json:"request_us"`
+	TracesOffUS  float64 `json:"traces_0_percent_us"`
+	TracesAllUS  float64 `json:"traces_100_percent_us"`
+	ChunkUS      float64 `json:"chunk_us"`
+	ChunkOff     float64 `json:"chunk_0_percent_x"`   // CPU time of a streamed chunk against none
+	ChunkAll     float64 `json:"chunk_100_percent_x"` // the throughput that remains is its inverse
+	ExportedPerS float64 `json:"requests_per_s_100_percent"`
+
+	// ConsolePercent is what one viewer adds, in percent of one core, while ConsoleDecisions are
+	// made each second.
+	ConsolePercent   float64 `json:"console_percent"`
+	ConsoleDecisions float64 `json:"console_decisions_per_s"`
+
+	// Scrapes of /metrics before ScrapeReplicas replicas.
+	ScrapeReplicas int     `json:"scrape_replicas"`
+	ScrapeSeries   int     `json:"scrape_series"`
+	ScrapeBytes    int     `json:"scrape_bytes"`
+	ScrapeP50MS    float64 `json:"scrape_p50_ms"`
+	ScrapeMaxMS    float64 `json:"scrape_max_ms"`
+	ScrapeCPUMS    float64 `json:"scrape_cpu_ms"`
+}
+
+// scrapeReplicas is the size of the fleet that is scraped.
+const scrapeReplicas = 256
+
+// Observe measures what traces, the console and scrapes cost, and writes it to out.
+func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "kvpilot-bench-")
+	if err != nil {
+		return err
+	}
+	b := &bench{options: o, dir: dir, progress: progress}
+	defer b.cleanup()
+	var r Observed
+	for _, part := range []struct {
+		name string
+		run  func(context.Context, *Observed) error
+	}{{"traces", b.observeTraces}, {"console", b.observeConsole}, {"scrape", b.observeScrape}} {
+		if len(o.Cases) > 0 && !slices.Contains(o.Cases, part.name) {
+			continue
+		}
+		fmt.Fprintf(progress, "%s ...\n", part.name)
+		if err := part.run(ctx, &r); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
+	}
+	if o.JSON {
+		return json.MarshalWrite(out, r, jsontext.Multiline(true))
+	}
+	_, err = fmt.Fprintf(out, `| what | measured | bound |
+|---|---|---|
+| a small request without tracing | %.1f µs of CPU | |
+| … tracing configured, ratio 0 | %+.1f µs | nothing measurable |
+| … every trace recorded and exported | %+.1f µs | 25 µs |
+| a streamed chunk, ratio 0 against none | × %.3f | nothing measurable |
+| … every trace against none | × %.3f | × 1.10 |
+| a viewer of the console at %.0f decisions a second | %.2f %% of a core | 1 %% |
+| a scrape before %d replicas: %d series, %d KiB | p50 %.1f ms, longest %.1f ms, %.1f ms of CPU | 50 ms |
+`, r.RequestUS, r.TracesOffUS, r.TracesAllUS, r.ChunkOff, r.ChunkAll, r.ConsoleDecisions, r.ConsolePercent,
+		r.ScrapeReplicas, r.ScrapeSeries, r.ScrapeBytes>>10, r.ScrapeP50MS, r.ScrapeMaxMS, r.ScrapeCPUMS)
+	return err
+}
+
+// observeTraces lets the three routers take turns, in changing order, and compares each turn with
+// that of the router without tracing beside it.
+func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
+	collector, err := start(ctx, "collector", append(slices.Clone(b.options.Self), "collector")...)
+	if err != nil {
+		return err
+	}
+	defer collector.stop()
+	if b.upstream, err = start(ctx, "upstream", append(slices.Clone(b.options.Self), "upstream")...); err != nil {
+		return err
+	}
+	endpoint := "telemetry.traces.endpoint=" + collector.address
+	for name, set := range map[string][]string{
+		tracesNone: {"admin.console=false"},
+		tracesOff:  {endpoint, "telemetry.traces.ratio=0"},
+		tracesAll:  {endpoint, "telemetry.traces.ratio=1"},
+	} {
+		p, err := b.startRouter(ctx, name, set...)
+		if err != nil {
+			return err
+		}
+		b.subjects = append(b.subjects, p)
+	}
+	if err := b.setUpstream(ctx, 200, 10*time.Millisecond, false); err != nil {
+		return err
+	}
+	small, err := b.paired(ctx, "traces-request", func(ctx context.Context, p *process) ([]time.Duration, int, error) {
+		latencies, err := unary(ctx, p.address, 4, b.scaled(4000), 200)
+		return latencies, len(latencies), err
+	})
+	if err != nil {
+		return err
+	}
+	r.RequestUS, r.ExportedPerS = small.median(tracesNone, cpuPerUnit), small.median(tracesAll, perSecond)
+	r.TracesOffUS, r.TracesAllUS = small.beyond(tracesOff), small.beyond(tracesAll)
+	n := b.scaled(64)
+	stream, err := b.paired(ctx, "traces-stream", func(ctx context.Context, p *process) ([]time.Duration, int, error) {
+		latencies, err := streams(ctx, p.address, n, 10*time.Millisecond)
+		return latencies, n * 200, err
+	})
+	if err != nil {
+		return err
+	}
+	r.ChunkUS, r.ChunkOff, r.ChunkAll = stream.median(tracesNone, cpuPerUnit), stream.times(tracesOff), stream.times(tracesAll)
+	return nil
+}
+
+// pairs are the turns of each subject, in the order of the rounds.
+type pairs map[string][]round
+
+// paired runs load against each subject in each round, forwards and backwards in turn.
+func (b *bench) paired(ctx context.Context, name string, load func(context.Context, *process) ([]time.Duration, int, error)) (pairs, error) {
+	all := pairs{}
+	order := slices.Clone(b.subjects)
+	for i := range b.options.Rounds + 1 {
+		for _, p := range order {
+			one, err := b.turn(ctx, p, load)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", p.name, err)
+			}
+			if i > 0 { // the first round opens connections and fills caches
+				all[p.name] = append(all[p.name], one)
+			}
+		}
+		slices.Reverse(order)
+	}
+	return all, b.profile(ctx, name, load)
+}
+
+func cpuPerUnit(o round) float64 { return float64(o.cpu) / 1e3 / float64(o.units) }
+func perSecond(o round) float64  { return float64(o.units) / o.wall.Seconds() }
+
+func middle(values []float64) float64 {
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+func (a pairs) median(name string, value func(round) float64) float64 {
+	var values []float64
+	for _, one := range a[name] {
+		values = append(values, value(one))
+	}
+	return middle(values)
+}
+
+// against compares the CPU time of each round with that of the router without tracing.
+func (a pairs) against(name string, compare func(got, none float64) float64) float64 {
+	var values []float64
+	for i, one := range a[name] {
+		values = append(values, compare(cpuPerUnit(one), cpuPerUnit(a[tracesNone][i])))
+	}
+	return middle(values)
+}
+
+func (a pairs) beyond(name string) float64 {
+	return a.against(name, func(got, none float64) float64 { return got - none })
+}
+
+func (a pairs) times(name string) float64 { return a.against(name, ratio) }
+
+// observeConsole lets a router work at a steady pace, and looks at its console every other while.
+func (b *bench) observeConsole(ctx context.Context, r *Observed) error {
+	if b.upstream == nil {
+		var err error
+		if b.upstream, err = start(ctx, "upstream", append(slices.Clone(b.options.Self), "upstream")...); err != nil {
+			return err
+		}
+	}
+	p, err := b.startRouter(ctx, "console")
+	if err != nil {
+		return err
+	}
+	defer p.stop()
+	working, rest := context.WithCancel(ctx)
+	defer rest()
+	decisions := pace(working, p.address, 8, 8*time.Millisecond)
+	time.Sleep(2 * time.Second) // connections are open and rates learned
+	var spent [2]time.Duration  // without and with a viewer
+	window := time.Duration(float64(5*time.Second) * max(b.options.Scale, .1))
+	before, began := decisions.load(), time.Now()
+	rounds := 2 * max(b.options.Rounds, 2)
+	for i := range rounds {
+		for _, viewed := range []int{i % 2, 1 - i%2} {
+			leave := func() {}
+			if viewed == 1 {
+				if leave, err = view(ctx, p.debug); err != nil {
+					return err
+				}
+			}
+			from, err := p.cpu()
+			if err != nil {
+				return err
+			}
+			time.Sleep(window)
+			to, err := p.cpu()
+			leave()
+			if err != nil {
+				return err
+			}
+			spent[viewed] += to - from
+		}
+	}
+	r.ConsoleDecisions = float64(decisions.load()-before) / time.Since(began).Seconds()
+	r.ConsolePercent = 100 * float64(spent[1]-spent[0]) / float64(time.Duration(rounds)*window)
+	return decisions.err()
+}
+
+// view watches a console as a browser does, until leave is called.
+func view(ctx context.Context, admin string) (leave func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/console/api/watch", nil)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	var done sync.WaitGroup
+	done.Go(func() {
+		defer resp.Body.Close()
+		io.Copy(io.Discard, resp.Body) //nolint:errcheck // it ends when the viewer leaves
+	})
+	return func() { cancel(); done.Wait() }, nil
+}
+
+// observeScrape reads /metrics of a router before many replicas.
+func (b *bench) observeScrape(ctx context.Context, r *Observed) error {
+	many, err := start(ctx, "upstreams", append(slices.Clone(b.options.Self), "upstreams", fmt.Sprint(scrapeReplicas))...)
+	if err != nil {
+		return err
+	}
+	defer many.stop()
+	var list strings.Builder
+	for i, address := range strings.Fields(many.address) {
+		fmt.Fprintf(&list, "    - {id: replica-%d, url: \"http://%s\", events: {endpoint: \"tcp://%s\"}}\n", i, address, address)
+	}
+	file := b.dir + "/many.yaml"
+	if err := os.WriteFile(file, []byte("registry:\n  replicas:\n"+list.String()), 0o600); err != nil {
+		return err
+	}
+	p, err := b.startServing(ctx, "scrape", "--config", file)
+	if err != nil {
+		return err
+	}
+	defer p.stop()
+	if err := b.allReady(ctx, p, scrapeReplicas); err != nil {
+		return err
+	}
+	if _, err := unary(ctx, p.address, 4, b.scaled(4000), 200); err != nil { // so that every series has been used
+		return err
+	}
+	var took []float64
+	from, err := p.cpu()
+	if err != nil {
+		return err
+	}
+	const scrapes = 40
+	for range scrapes {
+		began := time.Now()
+		text, err := get(ctx, p.debug, "/metrics")
+		if err != nil {
+			return err
+		}
+		took = append(took, float64(time.Since(began))/1e6)
+		r.ScrapeBytes, r.ScrapeSeries = len(text), countSeries(text)
+	}
+	to, err := p.cpu()
+	r.ScrapeReplicas, r.ScrapeCPUMS = scrapeReplicas, float64(to-from)/1e6/scrapes
+	r.ScrapeP50MS, r.ScrapeMaxMS = middle(took), slices.Max(took)
+	return err
+}
+
+func countSeries(text string) (n int) {
+	for s := bufio.NewScanner(strings.NewReader(text)); s.Scan(); {
+		if line := s.Text(); line != "" && line[0] != '#' {
+			n++
+		}
+	}
+	return n
+}
+
+// allReady waits until a router has found all its replicas ready.
+func (b *bench) allReady(ctx context.Context, p *process, want int) error {
+	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		text, err := get(ctx, p.address, "/kvpilot/v1/replicas")
+		if n := strings.Count(text, "REPLICA_STATE_READY"); n >= want {
+			return nil
+		} else if time.Now().After(deadline) {
+			return fmt.Errorf("%d of %d replicas are ready: %w", n, want, err)
+		}
+	}
+}
+
+// ServeCollector is the main function of a process that takes spans over OTLP and forgets them.
+func ServeCollector(ctx context.Context, out io.Writer) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	s := forgetful()
+	stop := context.AfterFunc(ctx, s.Stop)
+	defer stop()
+	fmt.Fprintln(out, l.Addr())
+	return s.Serve(l)
+}
