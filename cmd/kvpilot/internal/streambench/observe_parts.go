@@ -50,7 +50,7 @@ func ServeUpstreams(ctx context.Context, n int, out io.Writer) error {
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
 	for range n {
-		if err := <-failed; err != http.ErrServerClosed {
+		if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
 			return err
 		}
 	}
