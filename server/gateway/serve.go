@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/inproc"
+	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/span"
 )
 
@@ -80,6 +81,10 @@ func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found
 		}
 		_ = rq.control.SetReadDeadline(time.Time{}) // it lasts as long as the answer
 		_ = rq.control.EnableFullDuplex()           // HTTP/2 needs no asking
+	case found != nil && openai.RouteOf(found.pattern).TakesForm():
+		if !g.takeUpload(rq, r, inner) {
+			return
+		}
 	default:
 		if !g.takeBody(rq, r, inner, found) {
 			return

@@ -11,6 +11,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/inproc"
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/router"
 )
@@ -30,6 +31,9 @@ func (s *inference) serve(in *httpbody.HttpBody, out bodies, path string) error 
 		return err
 	}
 	call.Body, call.ContentType = in.GetData(), in.GetContentType()
+	if e := inproc.FromContext(out.Context()); e != nil && e.Body != nil {
+		call.Stream, call.StreamSize = e.Body, e.BodySize
+	}
 	to := newSink(out)
 	return to.end(s.api.Router.Serve(out.Context(), call, to))
 }

@@ -2,6 +2,7 @@ package inproc
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"time"
 )
@@ -23,10 +24,21 @@ type Exchange struct {
 	// Tenant names whose key the request came with, once Authenticated says that it was checked.
 	Tenant        string
 	Authenticated bool
+	// Body is the request body where the service reads it itself, and BodySize its size, -1 when
+	// unknown; nil where the body is in the message.
+	Body     Body
+	BodySize int64
 	// Received is when the request's header had been read.
 	Received time.Time
 	// Answer takes what goes back.
 	Answer Answer
+}
+
+// Body is a request body that is still coming. It is used by one goroutine.
+type Body interface {
+	io.Reader
+	// Pass says that what is read from now on is passed on and not kept.
+	Pass()
 }
 
 // Answer takes a streamed answer. It is used by one goroutine at a time.

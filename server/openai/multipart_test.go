@@ -6,7 +6,9 @@ import (
 	"io"
 	"mime/multipart"
 	"net/http"
+	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/kvpilot/kvpilot/server/openai"
 )
@@ -38,19 +40,46 @@ func TestAFormIsReadUpToItsModelAndPassedOnWhole(t *testing.T) {
 	for _, fileFirst := range []bool{false, true} {
 		body, contentType := form(t, fileFirst, 100_000)
 		source := bytes.NewReader(body)
-		r, whole, err := openai.ReadForm(openai.Params{Route: openai.RouteTranscriptions}, contentType, source, 1<<20)
+		f, err := openai.ReadForm(openai.Params{Route: openai.RouteTranscriptions, Header: http.Header{"X-Session-Id": {"s"}}, SessionHeader: "x-session-id"}, contentType, source, 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.Model != "whisper-1" || !r.Stream || r.Route != openai.RouteTranscriptions {
-			t.Errorf("got %+v", r)
+		if f.Model != "whisper-1" || !f.Stream || f.Route != openai.RouteTranscriptions || f.Session != "s" {
+			t.Errorf("got %+v", f.Request)
 		}
 		if read := len(body) - source.Len(); !fileFirst && read > 16<<10 {
 			t.Errorf("%d bytes were read to find the model", read)
 		}
-		if got, err := io.ReadAll(whole); err != nil || !bytes.Equal(got, body) {
-			t.Errorf("the body is not passed on as it was: %d bytes, %v", len(got), err)
+		rest, err := io.ReadAll(source)
+		if err != nil || !bytes.Equal(append(bytes.Clone(f.Head), rest...), body) {
+			t.Errorf("the body is not passed on as it was: %d and %d bytes, %v", len(f.Head), len(rest), err)
 		}
+		renamed := append(bytes.Clone(f.HeadFor("large-v3")), rest...)
+		if want := bytes.Replace(body, []byte("\r\n\r\nwhisper-1\r\n"), []byte("\r\n\r\nlarge-v3\r\n"), 1); !bytes.Equal(renamed, want) {
+			t.Errorf("file first %v: the renamed body differs in more than the name", fileFirst)
+		}
+	}
+}
+
+func TestAFormsOwnNameInItsFileIsNotReplaced(t *testing.T) {
+	body := "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\nwhisper-1\r\n" +
+		"--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper-1\r\n--b--\r\n"
+	f, err := openai.ReadForm(openai.Params{}, "multipart/form-data; boundary=b", strings.NewReader(body), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := strings.LastIndex(body, "whisper-1")
+	if got, want := string(f.HeadFor("x")), body[:at]+"x"+body[at+len("whisper-1"):]; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestAnErrorOfTheBodyIsNotTheForms(t *testing.T) {
+	gone := errors.New("the client left")
+	body, contentType := form(t, true, 100_000)
+	_, err := openai.ReadForm(openai.Params{}, contentType, io.MultiReader(bytes.NewReader(body[:5000]), iotest.ErrReader(gone)), 1<<20)
+	if err != gone { //nolint:errorlint // it must be the very error
+		t.Errorf("got %v, want %v", err, gone)
 	}
 }
 
@@ -70,7 +99,7 @@ func TestFormsThatCannotBeRead(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			_, _, err := openai.ReadForm(openai.Params{}, c.contentType, bytes.NewReader(c.body), 50_000)
+			_, err := openai.ReadForm(openai.Params{}, c.contentType, bytes.NewReader(c.body), 50_000)
 			var bad *openai.BadRequest
 			if !errors.As(err, &bad) || bad.Status != c.status {
 				t.Errorf("got %v, want status %d", err, c.status)

@@ -88,6 +88,9 @@ func (r Route) Generates() bool {
 	}
 }
 
+// TakesForm reports whether the route's body is a multipart form with a file.
+func (r Route) TakesForm() bool { return r == RouteTranscriptions || r == RouteTranslations }
+
 // RouteOf names the route of a path such as "/v1/chat/completions"; RouteOther when unknown.
 func RouteOf(path string) Route {
 	path = strings.TrimSuffix(path, "/")

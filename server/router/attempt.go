@@ -40,6 +40,9 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 		Method: j.method(), Path: j.path(), Query: j.call.RawQuery,
 		Header: j.call.Header, RequestID: j.call.RequestID, ContentType: j.call.ContentType, Body: r.outgoing(ctx, j),
 	}
+	if j.upload != nil {
+		j.upload.into(out)
+	}
 	if s.IsRecording() {
 		out.Times = &upstream.Times{}
 	}

@@ -22,6 +22,10 @@ type Call struct {
 	ContentType string
 	// Body is the request body; it belongs to the caller and must not change until Serve returns.
 	Body []byte
+	// Stream is a form's body (audio routes) where it is still coming, instead of Body; StreamSize is
+	// its size, -1 when unknown. Serve reads it while it sends it on.
+	Stream     Stream
+	StreamSize int64
 	// RequestID is the client's X-Request-Id, or one that the surface made.
 	RequestID string
 	// Tenant names whose key the request came with; empty when keys are not in use.

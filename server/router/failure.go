@@ -78,6 +78,9 @@ func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, e
 func (r *Router) unanswered(ctx context.Context, outcome upstream.Outcome, err error) *apierror.Error {
 	switch outcome {
 	case upstream.OutcomeCanceled:
+		if fault, ok := bodyFault(err); ok {
+			return fault
+		}
 		return apierror.From(cause(ctx, err))
 	case upstream.OutcomeTimeout:
 		return apierror.New(apierror.UpstreamError, "the replica did not answer in time", err)
@@ -103,6 +106,9 @@ func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
 // only after faults that another replica may not have, within the attempts and the budget.
 func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
 	if j.begun || !f.outcome.Retryable() || j.attempt+1 >= r.Attempts || ctx.Err() != nil {
+		return false
+	}
+	if j.upload != nil && j.upload.spent {
 		return false
 	}
 	if j.call.Options.Pinned != "" || !r.Budget.Withdraw() {

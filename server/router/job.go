@@ -35,6 +35,9 @@ type job struct {
 	// prompt's ids put in.
 	body []byte
 
+	// upload is the body instead, on routes whose body is passed on as it comes.
+	upload *upload
+
 	asked   chooser.Request
 	choice  *chooser.Choice
 	attempt int
@@ -71,7 +74,10 @@ func (j *job) usePool(p *registry.Pool) {
 	j.pool, j.adapter = p, p.Adapter
 	j.req.Prompt.Model = p.Served
 	j.req.Prompt.Adapter = p.Adapter
-	if j.req.Model != "" {
+	switch {
+	case j.upload != nil:
+		j.upload.rename(p.Served)
+	case j.req.Model != "":
 		j.body = j.req.WithModel(p.Served)
 	}
 }
@@ -85,7 +91,7 @@ func (j *job) ask(r *Router) *chooser.Request {
 			Model: j.pool.Model, Served: j.pool.Served, Adapter: j.adapter,
 			Session: j.req.Session, Tenant: j.call.Tenant,
 			Priority: -j.req.Priority, ExpectedOutput: j.req.MaxTokens,
-			Unstreamed: !j.req.Stream, Bytes: len(j.body),
+			Unstreamed: !j.req.Stream, Bytes: j.size(),
 			Options: j.call.Options,
 		}
 		j.prompt(a)
@@ -97,6 +103,14 @@ func (j *job) ask(r *Router) *chooser.Request {
 	a.Replicas = j.pool.Replicas
 	a.Attempt = j.attempt
 	return a
+}
+
+// size is the body's size, as far as it is known.
+func (j *job) size() int {
+	if j.upload != nil {
+		return j.upload.size()
+	}
+	return len(j.body)
 }
 
 // prompt fills in what is known of the prompt's place in a cache.

@@ -81,7 +81,11 @@ func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
 }
 
 func (r *Router) serve(ctx context.Context, j *job, to Sink) error {
-	if err := r.read(ctx, j); err != nil {
+	read := r.read
+	if j.call.Route.TakesForm() {
+		read = r.readForm
+	}
+	if err := read(ctx, j); err != nil {
 		return err
 	}
 	if err := r.findPool(j); err != nil {

@@ -111,7 +111,10 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 	if err := ctx.Err(); err != nil {
 		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
 	}
-	c := h.take(l.now(), l.cfg.IdleTimeout)
+	var c *conn
+	if r.Stream == nil { // a stream can be sent once only, and an idle connection may be closing just now
+		c = h.take(l.now(), l.cfg.IdleTimeout)
+	}
 	for {
 		reused := c != nil
 		if !reused {
@@ -131,7 +134,7 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 		}
 		// The replica may have closed the connection just before the request came: then
 		// nothing of an answer was read, and a fresh connection settles it.
-		if !reused || !err.unanswered || r.Stream != nil || ctx.Err() != nil {
+		if !reused || !err.unanswered || ctx.Err() != nil {
 			return nil, failed(ctx, t.Replica.ID, err.phase, err.cause)
 		}
 		l.metrics.redials.Add(ctx, 1)

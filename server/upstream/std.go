@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -48,13 +49,14 @@ func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 	if r.Times != nil {
 		req = req.WithContext(httptrace.WithClientTrace(ctx, timed(r.Times)))
 	}
-	s.setBody(req, r)
+	gate := s.setBody(req, r)
 	forwarded(ctx, t, r, req.Header.Add)
 	if req.Header.Get("User-Agent") == "" {
 		req.Header.Set("User-Agent", userAgent)
 	}
 	resp, err := s.inner.RoundTrip(req)
 	if err != nil {
+		gate.shut()
 		failure := failed(ctx, t.Replica.ID, phaseOf(err), err)
 		cancel()
 		return nil, failure
@@ -83,17 +85,20 @@ func timed(t *Times) *httptrace.ClientTrace {
 	}}
 }
 
-func (s *std) setBody(req *http.Request, r *Request) {
+// setBody hands over the body; the gate stands before its stream.
+func (s *std) setBody(req *http.Request, r *Request) *sourceGate {
+	gate := &sourceGate{from: r.Stream}
 	req.ContentLength = r.size()
 	switch {
 	case r.Stream != nil:
-		req.Body = io.NopCloser(io.MultiReader(bytes.NewReader(r.Body), sourceReader{r.Stream}))
+		req.Body = io.NopCloser(io.MultiReader(bytes.NewReader(r.Body), gate))
 	case len(r.Body) > 0:
 		req.Body = io.NopCloser(bytes.NewReader(r.Body))
 		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(r.Body)), nil }
 	default:
 		req.Body = http.NoBody
 	}
+	return gate
 }
 
 func phaseOf(err error) Phase {
@@ -173,13 +178,30 @@ var errStalled = errors.New("no bytes within the stall timeout")
 // userAgent names kvpilot to replicas.
 const userAgent = "kvpilot"
 
-// sourceReader marks the errors of a request's own stream.
-type sourceReader struct{ io.Reader }
+// sourceGate marks the errors of a request's own stream. net/http may go on reading a body after
+// the request has failed: once the gate is shut, the stream is the caller's again.
+type sourceGate struct {
+	mu   sync.Mutex
+	from io.Reader // guarded by mu; nil once shut
+}
 
-func (s sourceReader) Read(b []byte) (int, error) {
-	n, err := s.Reader.Read(b)
+// Read implements io.Reader.
+func (s *sourceGate) Read(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.from == nil {
+		return 0, errClosed
+	}
+	n, err := s.from.Read(b)
 	if err != nil && err != io.EOF {
 		err = &sourceError{err}
 	}
 	return n, err
+}
+
+// shut ends the reading, after the read that is under way.
+func (s *sourceGate) shut() {
+	s.mu.Lock()
+	s.from = nil
+	s.mu.Unlock()
 }
