@@ -66,7 +66,7 @@ func TestStoredResponsesAreAskedForWhereTheyAre(t *testing.T) {
 	f := start(t, 3, nil)
 	for i, e := range f.engines {
 		id := "resp_" + string(rune('a'+i))
-		e.script = []http.HandlerFunc{func(w http.ResponseWriter, r *http.Request) {
+		e.does(func(w http.ResponseWriter, r *http.Request) {
 			switch {
 			case r.Method == http.MethodPost:
 				text(200, `{"id":"`+id+`","object":"response"}`)(w, r)
@@ -75,7 +75,7 @@ func TestStoredResponsesAreAskedForWhereTheyAre(t *testing.T) {
 			default:
 				text(404, `{"error":{"message":"not here"}}`)(w, r)
 			}
-		}}
+		})
 	}
 	to := &client{}
 	call := &router.Call{Route: openai.RouteResponses, Method: http.MethodPost, Path: "/v1/responses", Body: []byte(`{"model":"m","input":"x"}`), Header: http.Header{}}
@@ -105,17 +105,17 @@ func TestAnAliasIsReplacedInTheBody(t *testing.T) {
 		r.Aliases = map[string]string{"gpt-4": "m"}
 	})
 	must(t, f.router.Serve(t.Context(), chat(`{ "model" : "gpt-4", "messages":[{"role":"user","content":"hi"}] }`), &client{}))
-	if got := string(f.engines[0].got[0]); got != `{ "model" : "m", "messages":[{"role":"user","content":"hi"}] }` {
+	if got := string(f.engines[0].bodies()[0]); got != `{ "model" : "m", "messages":[{"role":"user","content":"hi"}] }` {
 		t.Errorf("the engine got %s", got)
 	}
 }
 
 func TestUnknownPathsGoToTheModelsPool(t *testing.T) {
 	f := start(t, 1, nil)
-	f.engines[0].script = []http.HandlerFunc{func(w http.ResponseWriter, r *http.Request) {
+	f.engines[0].does(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		text(207, r.Method+" "+r.URL.RequestURI()+" "+string(body), "X-Engine", "yes")(w, r)
-	}}
+	})
 	to := &client{}
 	call := &router.Call{Route: openai.RouteOther, Method: http.MethodPut, Path: "/v3/new/thing", RawQuery: "a=b", Body: []byte(`{"model":"m"}`), Header: http.Header{}}
 	must(t, f.router.Serve(t.Context(), call, to))

@@ -107,6 +107,20 @@ func (e *engine) asked() int {
 	return e.questions
 }
 
+// does sets what the coming requests meet.
+func (e *engine) does(steps ...http.HandlerFunc) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.script = steps
+}
+
+// bodies are those that were read whole.
+func (e *engine) bodies() [][]byte {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.got
+}
+
 func (e *engine) requests() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -248,9 +262,7 @@ func must(t *testing.T, err error) {
 // script gives every engine the same steps.
 func (f *fleet) script(steps ...http.HandlerFunc) {
 	for _, e := range f.engines {
-		e.mu.Lock()
-		e.script = steps
-		e.mu.Unlock()
+		e.does(steps...)
 	}
 }
 

@@ -17,22 +17,19 @@ import (
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
-// first makes every engine fail once, so that whichever is chosen first fails and the next answers.
+// firstFails makes every engine fail once, so that whichever is chosen first fails and the next answers.
 func firstFails(f *fleet, how http.HandlerFunc) {
 	failed := make(chan struct{}, 1)
 	failed <- struct{}{}
 	for _, e := range f.engines {
-		good := e.script[0]
-		e.mu.Lock()
-		e.script = []http.HandlerFunc{func(w http.ResponseWriter, r *http.Request) {
+		e.does(func(w http.ResponseWriter, r *http.Request) {
 			select {
 			case <-failed:
 				how(w, r)
 			default:
-				good(w, r)
+				text(200, `{"ok":true}`)(w, r)
 			}
-		}}
-		e.mu.Unlock()
+		})
 	}
 }
 

@@ -17,7 +17,7 @@ const (
 	// by default, so a client that sends the file first is served too.
 	maxFormHead = 32 << 20
 	// maxReplay bounds what is kept of an upload for another attempt.
-	maxReplay = 1 << 20
+	maxReplay = 256 << 10
 )
 
 // Stream is a request body that is still coming.

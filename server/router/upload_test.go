@@ -63,7 +63,7 @@ func TestAFileIsPassedOnAsItComes(t *testing.T) {
 			// The client sends the second half only after the engine has got something of the first.
 			arrived := make(chan struct{})
 			e := f.engines[0]
-			e.script = []http.HandlerFunc{func(w http.ResponseWriter, r *http.Request) {
+			e.does(func(w http.ResponseWriter, r *http.Request) {
 				first := make([]byte, 100_000)
 				if _, err := io.ReadFull(r.Body, first); err != nil {
 					t.Errorf("read the beginning: %v", err)
@@ -71,7 +71,7 @@ func TestAFileIsPassedOnAsItComes(t *testing.T) {
 				close(arrived)
 				r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(first), r.Body))
 				e.read(text(200, `{"text":"hello"}`))(w, r)
-			}}
+			})
 			half := len(body) / 2
 			rest := readerFunc(func() io.Reader { <-arrived; return bytes.NewReader(body[half:]) })
 			size := int64(-1)
@@ -83,7 +83,7 @@ func TestAFileIsPassedOnAsItComes(t *testing.T) {
 			if err := f.router.Serve(t.Context(), call, to); err != nil {
 				t.Fatal(err)
 			}
-			if to.body.String() != `{"text":"hello"}` || len(e.got) != 1 || !bytes.Equal(e.got[0], body) {
+			if to.body.String() != `{"text":"hello"}` || len(e.bodies()) != 1 || !bytes.Equal(e.bodies()[0], body) {
 				t.Errorf("the engine did not get the client's bytes; the client got %q", &to.body)
 			}
 			if !from.passed {
@@ -116,7 +116,7 @@ func TestAModelAfterTheFileIsFound(t *testing.T) {
 	if err := f.router.Serve(t.Context(), call, &client{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := f.engines[0].got; len(got) != 1 || !bytes.Equal(got[0], body) {
+	if got := f.engines[0].bodies(); len(got) != 1 || !bytes.Equal(got[0], body) {
 		t.Error("the engine did not get the client's bytes")
 	}
 	body, contentType = audioForm(t, "m", 33<<20, true)
@@ -137,7 +137,7 @@ func TestAnAliasIsReplacedInAForm(t *testing.T) {
 	if err := f.router.Serve(t.Context(), call, &client{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := f.engines[0].got; len(got) != 1 || !bytes.Equal(got[0], want) {
+	if got := f.engines[0].bodies(); len(got) != 1 || !bytes.Equal(got[0], want) {
 		t.Error("the engine's form differs in more than the model's name")
 	}
 }
@@ -156,7 +156,7 @@ func TestAnUploadIsRetriedOnlyWhileAllOfItIsThere(t *testing.T) {
 			f := start(t, 2, nil)
 			// The engine refuses after it has read the whole file.
 			for _, e := range f.engines {
-				e.script[0] = e.read(text(503, "loading"))
+				e.does(e.read(text(503, "loading")))
 			}
 			body, contentType := audioForm(t, "m", c.size, false)
 			call, _ := transcribe(contentType, bytes.NewReader(body), int64(len(body)))
@@ -168,7 +168,7 @@ func TestAnUploadIsRetriedOnlyWhileAllOfItIsThere(t *testing.T) {
 				t.Errorf("Serve() = %v after %d requests, want no_replica after %d", err, f.requests(), c.requests)
 			}
 			for _, e := range f.engines {
-				for _, got := range e.got {
+				for _, got := range e.bodies() {
 					if !bytes.Equal(got, body) {
 						t.Errorf("an engine got %d bytes that are not the client's %d", len(got), len(body))
 					}
@@ -182,7 +182,7 @@ func TestAnUploadIsRetriedOnlyWhileAllOfItIsThere(t *testing.T) {
 func TestAClientWhoLeavesDuringAnUpload(t *testing.T) {
 	f := start(t, 2, nil)
 	for _, e := range f.engines {
-		e.script[0] = e.read(text(200, "{}"))
+		e.does(e.read(text(200, "{}")))
 	}
 	body, contentType := audioForm(t, "m", 4<<20, false)
 	gone := apierror.New(apierror.Cancelled, "the request body ended early", nil)
@@ -191,7 +191,7 @@ func TestAClientWhoLeavesDuringAnUpload(t *testing.T) {
 	if !errors.Is(err, gone) {
 		t.Errorf("Serve() = %v, want %v", err, gone)
 	}
-	if len(f.engines[0].got)+len(f.engines[1].got) != 0 || f.requests() > 1 {
+	if len(f.engines[0].bodies())+len(f.engines[1].bodies()) != 0 || f.requests() > 1 {
 		t.Errorf("an engine took a body that is not whole, or it was tried twice (%d requests)", f.requests())
 	}
 	f.settled()
