@@ -223,6 +223,9 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 			choice.belief = c.params.Index.Predict(cand.Slot, booking.Hashes, now.Add(2*duration(cand.TTFT)+beliefSlack))
 		}
 	}
+	if d.Policy == decision.ConsistentHash {
+		c.metrics.affinity.routed(req.Session, cand.Slot, int(cand.Place))
+	}
 	if req.Session != "" {
 		c.sessions.put(sessionKey{ln, req.Session}, cand.Slot)
 	}

@@ -102,9 +102,11 @@ func (c *Chooser) ringFor(ln *line, replicas []*replica.Replica) *selector.Ring 
 	if r := ln.ring.Load(); r != nil && r.sum == sum {
 		return r.ring
 	}
+	began := c.clock()
 	r := &ringOf{sum: sum, ring: selector.NewRing(c.config.Ring, replicas)}
 	ln.ring.Store(r)
 	c.metrics.rings.Add(1)
+	c.metrics.affinity.rebuilt(c.clock().Sub(began))
 	return r.ring
 }
 

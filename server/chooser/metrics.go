@@ -21,6 +21,7 @@ type metrics struct {
 	took                              metric.Float64Histogram
 	decisions                         metric.Int64Counter
 	attributes                        map[decision.Policy]metric.MeasurementOption
+	affinity                          *affinity
 }
 
 func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
@@ -37,6 +38,8 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 	errs = append(errs, err)
 	m.decisions, err = meter.Int64Counter("kvpilot.chooser.decisions",
 		metric.WithDescription("Requests that were given a rank, by policy."), metric.WithUnit("{decision}"))
+	errs = append(errs, err)
+	m.affinity, err = newAffinity(meter, c.config.Ring)
 	errs = append(errs, err)
 	for _, p := range decision.Policies() {
 		m.attributes[p] = metric.WithAttributeSet(attribute.NewSet(attribute.String("policy", string(p))))

@@ -17,10 +17,14 @@ type RingConfig struct {
 	// Fallbacks is the number of distinct ranks clockwise of the owner that are tried in order when
 	// the owner cannot serve.
 	Fallbacks int `yaml:"fallbacks"`
+	// AffinityWindow is the number of latest requests over which the metric affinity_rate is taken.
+	AffinityWindow int `yaml:"affinity_window"`
 }
 
 // DefaultRingConfig returns the defaults.
-func DefaultRingConfig() RingConfig { return RingConfig{VirtualNodes: 100, Fallbacks: 2} }
+func DefaultRingConfig() RingConfig {
+	return RingConfig{VirtualNodes: 100, Fallbacks: 2, AffinityWindow: 128}
+}
 
 // Validate reports every bad field at once.
 func (c RingConfig) Validate() error {
@@ -30,6 +34,9 @@ func (c RingConfig) Validate() error {
 	}
 	if c.Fallbacks < 0 {
 		errs = append(errs, fmt.Errorf("fallbacks: %d is negative", c.Fallbacks))
+	}
+	if c.AffinityWindow < 1 {
+		errs = append(errs, fmt.Errorf("affinity_window: %d is below 1", c.AffinityWindow))
 	}
 	return errors.Join(errs...)
 }
