@@ -106,17 +106,10 @@ test-jaeger: ## send a request's trace to a real Jaeger and read it back (builds
 	@$(MAKE) --no-print-directory .cache/jaeger || { echo 'SKIPPED: Jaeger cannot be built here'; exit 0; }; \
 	KVPILOT_TEST_JAEGER="$$PWD/.cache/jaeger" $(GO) test -count=1 -run TestJaeger -v ./cmd/kvpilot
 
-QUALITY_TRACE ?= ../shared/traces/mooncake_conversation_trace.jsonl.gz
-QUALITY_REPLAY = bin/kvpilot replay --quiet --seeds 3
+QUALITY_TRACES ?= ../shared/traces
 .PHONY: quality quality-check
-quality: build ## play traces under all policies into docs/quality-results.txt (an hour of one core)
-	{ $(QUALITY_REPLAY) --trace $(QUALITY_TRACE) --replicas 8 --load 0.7,0.95 && \
-	  $(QUALITY_REPLAY) --trace $(QUALITY_TRACE) --replicas 64 --load 0.7,0.95 && \
-	  $(QUALITY_REPLAY) --generate hotdoc --load 0.7,0.95 && \
-	  $(QUALITY_REPLAY) --generate onedoc --load 0.7 && \
-	  $(QUALITY_REPLAY) --generate synth --load 0.95 && \
-	  $(QUALITY_REPLAY) --generate agent --requests 6000 --load 0.6; } > docs/quality-results.tmp
-	mv docs/quality-results.tmp docs/quality-results.txt
+quality: ## play traces under all policies into docs/quality-results.txt and docs/quality.md (seven minutes of processor time)
+	$(GO) run ./tools/quality -traces $(QUALITY_TRACES)
 
 quality-check: ## fail when the default policy loses its lead on shortened traces
 	KVPILOT_QUALITY=1 $(GO) test -count=1 -run 'TestTheDefault|TestWrongRates' -timeout 1800s ./server/replay
