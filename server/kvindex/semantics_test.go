@@ -147,6 +147,71 @@ func TestPartialBlocksAreCountedAndDoNotChangeTheBlockSize(t *testing.T) {
 	}
 }
 
+// TestPartialBlocksChangeNothingElse strews partial blocks, as vLLM announces the tail of a prompt
+// (one unit's tokens, behind a parent that is announced only where the tail is one unit long), among
+// whole ones: learned size and matches must be those of the whole ones alone.
+func TestPartialBlocksChangeNothingElse(t *testing.T) {
+	for seed := range uint64(40) {
+		dice := rand.New(rand.NewPCG(seed, 41))
+		info := kvindex.RankInfo{}
+		reported := seed%2 == 0
+		if reported {
+			info.BlockSize = size
+		}
+		var with, without *kvindex.Index
+		for _, ix := range []**kvindex.Index{&with, &without} {
+			*ix = newIndex(t, 0)
+			if err := (*ix).AddRank(0, info); err != nil {
+				t.Fatal(err)
+			}
+			(*ix).SetState(0, kvblock.FeedExact)
+		}
+		var tails []kvblock.EngineHash
+		for i := range uint32(20) {
+			ev := stored(1+i, 1+dice.IntN(6))
+			if i == 0 && !reported {
+				ev = stored(1, 2) // otherwise the first size may be a partial block's
+			} else if dice.IntN(3) > 0 {
+				tail := &kvblock.Stored{Hashes: names(uint64(500+i), 1), Tokens: tokens(1+i, 8)[:size/2], BlockSize: size / 2}
+				if dice.IntN(3) > 0 {
+					tail.HasParent, tail.Parent = true, kvblock.EngineHash(dice.Uint64())
+					if dice.IntN(2) == 0 {
+						tail.Parent = ev.Hashes[len(ev.Hashes)-1]
+					}
+				}
+				tail.Tier = kvblock.Tier(dice.IntN(2))
+				with.Store(0, tail)
+				if tail.Tier == kvblock.TierGPU {
+					tails = append(tails, tail.Hashes...)
+				}
+				if got := with.BlockSize(0); got != size {
+					t.Fatalf("seed %d: block size %d after a partial block, want %d", seed, got, size)
+				}
+			}
+			with.Store(0, ev)
+			without.Store(0, ev)
+		}
+		for i := range uint32(20) {
+			all := chain(tokens(1+i, 8))
+			expect(t, with, all, match(without, all)...)
+		}
+		with.Remove(0, &kvblock.Removed{Hashes: tails})
+		if got, want := with.Stats().Ranks[0].Blocks[0], without.Stats().Ranks[0].Blocks[0]; got != want || with.BlockSize(0) != size {
+			t.Fatalf("seed %d: %d blocks of size %d after the partial ones went, want %d of size %d", seed, got, with.BlockSize(0), want, size)
+		}
+	}
+}
+
+func TestASmallerSizeOfSeveralBlocksIsNoPartialBlock(t *testing.T) {
+	ix := newIndex(t, 1)
+	ix.Store(0, &kvblock.Stored{Hashes: names(2, 2), Tokens: tokens(2, 4), BlockSize: 2 * size})
+	ix.Store(0, stored(1, 5))
+	expect(t, ix, chain(tokens(1, 5)), kvindex.Overlap{GPU: 5})
+	if got := ix.BlockSize(0); got != size {
+		t.Errorf("block size %d, want %d", got, size)
+	}
+}
+
 func TestRanksOfDifferentBlockSizesMatchTheirOwnHashes(t *testing.T) {
 	ix := newIndex(t, 3)
 	ev := stored(1, 8)

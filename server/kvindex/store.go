@@ -135,12 +135,13 @@ func (r *rank) key(p *part, ev *kvblock.Stored) (salt uint64) {
 }
 
 // learnSize learns the part's block size and reports whether the event is a partial block: a
-// prefix that ends inside one.
+// prefix that ends inside one. Such an event has one hash and less tokens than a block, so that an
+// event of several blocks always tells the true size.
 func (r *rank) learnSize(p *part, ev *kvblock.Stored) bool {
 	switch {
 	case ev.BlockSize == p.blockSize:
 		return false
-	case ev.BlockSize < p.blockSize:
+	case len(ev.Hashes) == 1 && ev.BlockSize < r.wholeSize(p, ev):
 		return true
 	case p.blockSize > 0:
 		r.totals.Resized++ // the first one was partial, or the engine changed without a reset
@@ -156,6 +157,22 @@ func (r *rank) learnSize(p *part, ev *kvblock.Stored) bool {
 		r.learnStride(p)
 	}
 	return false
+}
+
+// wholeSize is the size of a whole block of the part as far as it is known: learned, or as the
+// replica reports it. A lower tier's blocks are at least the GPU's.
+func (r *rank) wholeSize(p *part, ev *kvblock.Stored) int {
+	switch {
+	case p.blockSize > 0:
+		return p.blockSize
+	case p.role != roleChain:
+		return 0
+	case p.tier != kvblock.TierGPU && r.blockSize.Load() > 0:
+		return int(r.blockSize.Load())
+	case r.info.BlockSize%ev.BlockSize == 0:
+		return r.info.BlockSize
+	}
+	return 0
 }
 
 // learnStride learns how many blocks a lower tier's chunks have. Chunks of 64 and more are
