@@ -73,6 +73,12 @@ func (p *parts) restarted(r *replica.Replica, began time.Time) {
 	}
 }
 
+// began takes an engine's word on when its process began.
+func (p *parts) began(id replica.ID, at time.Time) {
+	p.registry.NoteStart(id, at)
+	p.index.Began(id, at)
+}
+
 // changed follows each new view of the fleet.
 func (p *parts) changed(s *registry.Snapshot) {
 	for _, r := range s.Replicas {

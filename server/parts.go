@@ -82,7 +82,7 @@ func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) (err error) {
 		Log: p.part("enginestats"), Meter: t.Meters(),
 		InFlight:  func(slot replica.Slot) int { return p.book.View(slot, time.Now()).InFlight },
 		OnLearned: p.learned,
-		OnStart:   func(id replica.ID, began time.Time) { p.registry.NoteStart(id, began) },
+		OnStart:   p.began,
 		OnRestart: func(id replica.ID, noticed time.Time) { p.registry.NoteRestart(id, noticed) },
 	})
 	return err

@@ -97,6 +97,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.parts.kvindex.Restore()
 	// Background work outlives ctx: streams that are being drained still need it.
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()

@@ -1,7 +1,10 @@
 package kvevents_test
 
 import (
+	"context"
 	"math/rand/v2"
+	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -119,3 +122,77 @@ func maxNext(engines []*engine) uint64 {
 }
 
 var _ kvevents.Sink = (*kvindex.Index)(nil)
+
+// TestASnapshotIsJudgedByTheFeed stops a router and starts another one from its snapshot, while the
+// engine goes on.
+func TestASnapshotIsJudgedByTheFeed(t *testing.T) {
+	const slot = replica.Slot(0)
+	for _, tt := range []struct {
+		name  string
+		ring  int
+		state kvblock.FeedState
+	}{
+		{"the ring reaches back to the beginning", 1000, kvblock.FeedExact},
+		{"the ring begins later", 5, kvblock.FeedDegraded},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := startEngine(t, zmtp.PublisherParams{Buffer: tt.ring})
+			e.single = true
+			file := filepath.Join(t.TempDir(), "index")
+			router := func(part string) (*kvindex.Index, *kvevents.Plane, func()) {
+				t.Helper()
+				config := kvindex.DefaultConfig()
+				config.Snapshot = file
+				index, err := kvindex.New(config, kvindex.Params{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				index.Restore()
+				if err := index.AddRank(slot, kvindex.RankInfo{Rank: replica.Rank{Replica: "x"}, BlockSize: 4}); err != nil {
+					t.Fatal(err)
+				}
+				p := kvevents.New(quick(), kvevents.Params{Sink: index})
+				ctx, cancel := context.WithCancel(t.Context())
+				var run sync.WaitGroup
+				run.Go(func() { p.Run(ctx) })
+				run.Go(func() { index.Run(ctx) })
+				p.Add(slot, e.events(), part)
+				return index, p, sync.OnceFunc(func() { cancel(); run.Wait() })
+			}
+			has := func(index *kvindex.Index, h uint64) bool {
+				return len(index.Match(nil, blockhash.Chain(nil, blockTokens(h), 4, blockhash.Namespace{}))) > 0
+			}
+			settled := func(p *kvevents.Plane, state kvblock.FeedState) func() bool {
+				return func() bool {
+					s, _ := p.Status(slot)
+					return s.State == state && s.Next == e.pub.Next() && s.Known && !s.Recovering
+				}
+			}
+			e.publish(40, 0)
+			_, p, stop := router("before")
+			defer stop()
+			eventually(t, "all is known", settled(p, kvblock.FeedExact))
+			stop()
+			for range 20 { // while no router listens
+				e.publish(1, 1)
+			}
+			index, p, stop := router("after")
+			defer stop()
+			eventually(t, "the feed has judged", settled(p, tt.state))
+			if tt.state == kvblock.FeedExact {
+				checkIndex(t, index, []*engine{e})
+				return
+			}
+			for h := uint64(1); h <= 60; h++ {
+				held := e.held[place{kvblock.TierGPU, kvblock.EngineHash(h)}] > 0
+				if got := has(index, h); h <= 40 && held && !got || h > 55 && got != held {
+					t.Errorf("block %d: held %v in the index, %v in the engine", h, got, held)
+				}
+			}
+			e.clear()
+			e.publish(3, 0)
+			eventually(t, "exact again", settled(p, kvblock.FeedExact))
+			checkIndex(t, index, []*engine{e})
+		})
+	}
+}

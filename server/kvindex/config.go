@@ -28,11 +28,20 @@ type Config struct {
 	// DefaultCapacity is the number of blocks that a rank without events is taken to hold when
 	// its replica does not report a number.
 	DefaultCapacity int `yaml:"default_capacity"`
+	// Snapshot is a file that keeps what ranks with events hold over a restart of the router: read
+	// before their feeds begin, checked against what these say then, and written when the router
+	// stops. Empty: none.
+	Snapshot string `yaml:"snapshot"`
+	// SnapshotEvery is how often the file is written while the router runs, against its sudden end.
+	// Zero: only when it stops.
+	SnapshotEvery time.Duration `yaml:"snapshot_every"`
 }
 
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
-	return Config{MaxBytes: 2 << 30, MaxRanks: 512, BeliefTTL: 10 * time.Second, DefaultCapacity: 16384}
+	return Config{
+		MaxBytes: 2 << 30, MaxRanks: 512, BeliefTTL: 10 * time.Second, DefaultCapacity: 16384, SnapshotEvery: 5 * time.Minute,
+	}
 }
 
 // Validate reports every bad field at once, named as the operator wrote it.
@@ -49,6 +58,9 @@ func (c Config) Validate() error {
 	}
 	if c.DefaultCapacity < 1 {
 		errs = append(errs, fmt.Errorf("default_capacity: %d is not positive", c.DefaultCapacity))
+	}
+	if c.SnapshotEvery < 0 {
+		errs = append(errs, fmt.Errorf("snapshot_every: %v is negative", c.SnapshotEvery))
 	}
 	return errors.Join(errs...)
 }

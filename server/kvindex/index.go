@@ -92,16 +92,26 @@ func New(config Config, params Params) (*Index, error) {
 	return ix, nil
 }
 
-// Run ends beliefs whose time is over until ctx ends.
+// Run ends beliefs whose time is over until ctx ends, and writes the snapshot file when it is due and
+// at the end.
 func (ix *Index) Run(ctx context.Context) error {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
+	var due <-chan time.Time
+	if ix.config.Snapshot != "" && ix.config.SnapshotEvery > 0 {
+		save := time.NewTicker(ix.config.SnapshotEvery)
+		defer save.Stop()
+		due = save.C
+	}
 	for {
 		select {
 		case <-ctx.Done():
+			ix.save()
 			return nil
 		case now := <-tick.C:
 			ix.Expire(now)
+		case <-due:
+			ix.save()
 		}
 	}
 }

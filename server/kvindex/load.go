@@ -64,6 +64,7 @@ type loader struct {
 	from  io.Reader
 	buf   []byte
 	ranks chan *draft
+	taken time.Time // when it was written
 	done  Loaded
 }
 
@@ -126,10 +127,12 @@ func (l *loader) read() error {
 		switch {
 		case kind == frameDone && d == nil:
 			return nil
-		case kind == frameSize && d == nil && len(body) == 8*kvblock.Tiers:
-			l.reserve(body)
+		case kind == frameSize && d == nil && len(body) == 8+8*kvblock.Tiers:
+			l.taken = time.UnixMilli(int64(binary.LittleEndian.Uint64(body)))
+			l.reserve(body[8:])
 		case kind == frameRank && d == nil && len(body) > 8:
 			d = &draft{rank: newLoaded(l.ix, body)}
+			d.rank.taken = l.taken
 		case kind == framePart && d != nil && d.rank.loadPart(body):
 			d.items = append(d.items, nil)
 		case kind == frameItems && d != nil && last >= 0:
@@ -274,7 +277,7 @@ func (ix *Index) adopt(from *rank) (n Loaded) {
 		return Loaded{Skipped: 1}
 	}
 	to.dropApprox()
-	to.parts, to.chains, to.salts, to.loaded = from.parts, from.chains, from.salts, true
+	to.parts, to.chains, to.salts, to.loaded, to.taken = from.parts, from.chains, from.salts, true, from.taken
 	if to.info.BlockSize == 0 {
 		to.info.BlockSize = from.info.BlockSize
 	}

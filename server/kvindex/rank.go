@@ -3,6 +3,7 @@ package kvindex
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/kvblock"
@@ -17,6 +18,8 @@ type rank struct {
 	state  kvblock.FeedState
 	gone   bool // removed; guarded by mu
 	loaded bool // the content is a snapshot's, not yet confirmed; guarded by mu
+	// taken is when that snapshot was written. guarded by mu
+	taken time.Time
 
 	parts  []*part              // guarded by mu
 	chains [kvblock.Tiers]*part // the part of each tier that forms the prefix chain; guarded by mu

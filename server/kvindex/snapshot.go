@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"time"
 
 	"github.com/zeebo/xxh3"
 
@@ -44,12 +46,18 @@ func (ix *Index) Snapshot(w io.Writer) error {
 		return fmt.Errorf("write snapshot: %w", err)
 	}
 	s := &snapshotWriter{to: w}
-	var sizes []byte
+	sizes := binary.LittleEndian.AppendUint64(nil, uint64(time.Now().UnixMilli()))
 	for _, p := range ix.tiers {
 		sizes = binary.LittleEndian.AppendUint64(sizes, uint64(p.distinct()))
 	}
 	s.frame(frameSize, sizes)
-	for _, r := range *ix.ranks.Load() {
+	ranks := slices.Clone(*ix.ranks.Load())
+	ix.mu.Lock()
+	for _, p := range ix.parked { // not found yet, and not to be lost for that
+		ranks = append(ranks, p.rank)
+	}
+	ix.mu.Unlock()
+	for _, r := range ranks {
 		if r == nil {
 			continue
 		}
