@@ -29,7 +29,7 @@ func newBenchStreamCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&o.JSON, "json", false, "write JSON instead of a table")
-	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "rounds of each timed case; the median counts")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", 5, "rounds of each timed case; the median counts")
 	cmd.Flags().Float64Var(&o.Scale, "scale", 1, "share of the full number of streams and requests")
 	cmd.Flags().StringSliceVar(&o.Subjects, "subjects", []string{streambench.ReverseProxy, streambench.Kvpilot}, "who takes part: direct, reverseproxy, kvpilot, relay-lean, relay-std, nginx, haproxy")
 	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which cases (default all): stream-64, stream-512, allocs, small-request, large-request, idle, aborted")

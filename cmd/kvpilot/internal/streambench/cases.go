@@ -19,18 +19,20 @@ type Result struct {
 	Case    string `json:"case"`
 	Subject string `json:"subject"`
 
-	CPUPerUnit       float64  `json:"cpu_us,omitempty"` // per chunk or request
-	P50              float64  `json:"p50_us,omitempty"` // of chunks or requests
-	P99              float64  `json:"p99_us,omitempty"` // of chunks or requests
-	PerSecond        float64  `json:"per_s,omitempty"`  // requests
-	CPUVsReverse     float64  `json:"cpu_vs_reverseproxy,omitempty"`
-	P50VsReverse     float64  `json:"p50_vs_reverseproxy,omitempty"`
-	P99VsReverse     float64  `json:"p99_vs_reverseproxy,omitempty"`
-	AllocsPerChunk   *float64 `json:"allocs_per_chunk,omitempty"`
-	RequestOverhead  float64  `json:"request_overhead_us,omitempty"` // CPU beyond the reverse proxy's
-	BytesPerIdle     int64    `json:"bytes_per_idle_stream,omitempty"`
-	Leaked           *int     `json:"leaked,omitempty"` // goroutines and upstream connections left
-	LeakedGoroutines *int     `json:"leaked_goroutines,omitempty"`
+	CPUPerUnit      float64  `json:"cpu_us,omitempty"` // per chunk or request
+	P50             float64  `json:"p50_us,omitempty"` // of chunks or requests
+	P99             float64  `json:"p99_us,omitempty"` // of chunks or requests
+	PerSecond       float64  `json:"per_s,omitempty"`  // requests
+	CPUVsReverse    float64  `json:"cpu_vs_reverseproxy,omitempty"`
+	P50VsReverse    float64  `json:"p50_vs_reverseproxy,omitempty"`
+	P99VsReverse    float64  `json:"p99_vs_reverseproxy,omitempty"`
+	AllocsPerChunk  *float64 `json:"allocs_per_chunk,omitempty"`
+	RequestOverhead float64  `json:"request_overhead_us,omitempty"` // CPU beyond the reverse proxy's
+	BytesPerIdle    int64    `json:"bytes_per_idle_stream,omitempty"`
+	// Leaked adds up the goroutines, upstream connections and reservations that were left.
+	Leaked             *int `json:"leaked,omitempty"`
+	LeakedGoroutines   *int `json:"leaked_goroutines,omitempty"`
+	LeakedReservations *int `json:"leaked_reservations,omitempty"`
 }
 
 // round is what one turn of one subject gave.
@@ -89,12 +91,18 @@ func (b *bench) unaryCase(ctx context.Context, name string, workers, total, size
 	})
 }
 
-// turns runs the load against each subject in turn, rounds times, and adds up.
+// turns runs the load against each subject in turn, rounds times, and adds up. Every other round
+// goes the other way round, so that none of them always comes first.
 func (b *bench) turns(ctx context.Context, name string, rounds int, load func(context.Context, *process) ([]time.Duration, int, error)) error {
 	unary := strings.HasSuffix(name, "-request")
 	all := make([][]round, len(b.subjects))
 	for i := range rounds + 1 {
-		for s, p := range b.subjects {
+		for k := range b.subjects {
+			s := k
+			if i%2 == 1 {
+				s = len(b.subjects) - 1 - k
+			}
+			p := b.subjects[s]
 			one, err := b.turn(ctx, p, load)
 			if err != nil {
 				return fmt.Errorf("%s, %s: %w", name, p.name, err)
@@ -107,22 +115,42 @@ func (b *bench) turns(ctx context.Context, name string, rounds int, load func(co
 	if err := b.profile(ctx, name, load); err != nil {
 		return err
 	}
-	var yardstick *Result
+	yardstick := slices.IndexFunc(b.subjects, func(p *process) bool { return p.name == ReverseProxy })
 	for s, p := range b.subjects {
 		r := summarize(name, p.name, all[s])
-		if p.name == ReverseProxy {
-			yardstick = &r
-		} else if yardstick != nil {
-			r.CPUVsReverse = round2(ratio(r.CPUPerUnit, yardstick.CPUPerUnit))
-			r.P50VsReverse = round2(ratio(r.P50, yardstick.P50))
-			r.P99VsReverse = round2(ratio(r.P99, yardstick.P99))
-			if unary {
-				r.RequestOverhead = round2(r.CPUPerUnit - yardstick.CPUPerUnit)
-			}
+		if yardstick >= 0 && s != yardstick {
+			r.compare(all[s], all[yardstick], unary)
 		}
 		b.add(r)
 	}
 	return nil
+}
+
+// compare takes the median of what each round gave against the yardstick in the same round: what
+// disturbs a machine for seconds hits both.
+func (r *Result) compare(ours, theirs []round, unary bool) {
+	against := func(value func(round) float64, of func(a, b float64) float64) float64 {
+		values := make([]float64, len(ours))
+		for i := range ours {
+			values[i] = of(value(ours[i]), value(theirs[i]))
+		}
+		return median(values)
+	}
+	r.CPUVsReverse = against(cpuPerUnit, ratio)
+	r.P50VsReverse = against(p50, ratio)
+	r.P99VsReverse = against(p99, ratio)
+	if unary {
+		r.RequestOverhead = against(cpuPerUnit, func(a, b float64) float64 { return a - b })
+	}
+}
+
+func micros(d time.Duration) float64 { return float64(d) / 1e3 }
+func p50(o round) float64            { return micros(quantile(o.latencies, 0.5)) }
+func p99(o round) float64            { return micros(quantile(o.latencies, 0.99)) }
+
+func median(values []float64) float64 {
+	slices.Sort(values)
+	return round2(values[len(values)/2])
 }
 
 // profile takes a CPU profile of kvpilot during one more turn.
@@ -180,19 +208,15 @@ func (b *bench) spent(ctx context.Context, p *process) (s round, err error) {
 // summarize takes the median of the rounds, so that one disturbed round does not count.
 func summarize(name, subject string, rounds []round) Result {
 	r := Result{Case: name, Subject: subject}
-	median := func(value func(round) float64) float64 {
+	middle := func(value func(round) float64) float64 {
 		values := make([]float64, len(rounds))
 		for i, one := range rounds {
 			values[i] = value(one)
 		}
-		slices.Sort(values)
-		return round2(values[len(values)/2])
+		return median(values)
 	}
-	micros := func(d time.Duration) float64 { return float64(d) / 1e3 }
-	r.CPUPerUnit = median(func(o round) float64 { return micros(o.cpu) / float64(o.units) })
-	r.P50 = median(func(o round) float64 { return micros(quantile(o.latencies, 0.5)) })
-	r.P99 = median(func(o round) float64 { return micros(quantile(o.latencies, 0.99)) })
-	r.PerSecond = median(func(o round) float64 { return float64(o.units) / o.wall.Seconds() })
+	r.CPUPerUnit, r.P50, r.P99 = middle(cpuPerUnit), middle(p50), middle(p99)
+	r.PerSecond = middle(func(o round) float64 { return float64(o.units) / o.wall.Seconds() })
 	return r
 }
 
@@ -314,8 +338,12 @@ func (b *bench) abortCase(ctx context.Context, n int) error {
 			return err
 		}
 		goroutines := max(after-before, 0)
-		leaked := goroutines + active
-		b.add(Result{Case: fmt.Sprintf("aborted-%d", n), Subject: p.name, Leaked: &leaked, LeakedGoroutines: &goroutines})
+		booked, err := p.reservations(ctx)
+		if err != nil {
+			return err
+		}
+		leaked := goroutines + active + booked
+		b.add(Result{Case: fmt.Sprintf("aborted-%d", n), Subject: p.name, Leaked: &leaked, LeakedGoroutines: &goroutines, LeakedReservations: &booked})
 	}
 	return nil
 }

@@ -18,8 +18,18 @@ import (
 // request is the bytes of one chat request.
 func request(address string, stream bool, size int) []byte {
 	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog "), size/44+1)[:size]
-	body := fmt.Sprintf(`{"model":%q,"stream":%v,"messages":[{"role":"system","content":"be kind"},{"role":"user","content":"%s"}],"max_tokens":200,"temperature":0.7}`, Model, stream, text)
+	body := fmt.Sprintf(`{"model":%q,"stream":%v,"messages":[{"role":"system","content":"be kind"},{"role":"user","content":"%s"}],"max_tokens":200,"temperature":0.7,"seed":%d}`, Model, stream, text, firstSeed)
 	return fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", address, len(body), body)
+}
+
+// firstSeed has as many digits as all the seeds that follow it.
+const firstSeed = 10_000_000
+
+// renewed gives the request another seed, so that no two bodies are equal and each must be read.
+func renewed(payload []byte, seed int) {
+	const name = `"seed":`
+	at := bytes.LastIndex(payload, []byte(name)) + len(name)
+	strconv.AppendInt(payload[at:at:len(payload)], int64(firstSeed+seed), 10)
 }
 
 // streams opens n streams at once, spread over spread, reads each to its end, and returns the
@@ -134,7 +144,7 @@ func unary(ctx context.Context, address string, workers, total, size int) ([]tim
 	errs := make([]error, workers)
 	var group sync.WaitGroup
 	for w := range workers {
-		group.Go(func() { results[w], errs[w] = unaryWorker(ctx, address, payload, total/workers) })
+		group.Go(func() { results[w], errs[w] = unaryWorker(ctx, address, bytes.Clone(payload), total/workers, w*total) })
 	}
 	group.Wait()
 	all := slices.Concat(results...)
@@ -142,11 +152,12 @@ func unary(ctx context.Context, address string, workers, total, size int) ([]tim
 	return all, errors.Join(errs...)
 }
 
-func unaryWorker(ctx context.Context, address string, payload []byte, total int) ([]time.Duration, error) {
+func unaryWorker(ctx context.Context, address string, payload []byte, total, seed int) ([]time.Duration, error) {
 	w := worker{ctx: ctx, address: address, payload: payload}
 	defer w.close()
 	var latencies []time.Duration
-	for range total {
+	for i := range total {
+		renewed(payload, seed+i)
 		began := time.Now()
 		if err := w.send(); err != nil {
 			return nil, err

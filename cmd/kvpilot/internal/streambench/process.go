@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -55,24 +56,50 @@ func (p *process) stop() {
 	p.cmd.Wait()                       //nolint:errcheck // ended by a signal
 }
 
-// cpu is the user and system time so far, of all its threads.
+// cpu is the user and system time so far, of all its threads: what the scheduler has counted in
+// nanoseconds, since the ticks of /proc/PID/stat are too coarse for a short turn.
 func (p *process) cpu() (time.Duration, error) {
 	var total time.Duration
 	for _, pid := range p.pids {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			return 0, fmt.Errorf("read CPU time (Linux only): %w", err)
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+		if err != nil || len(threads) == 0 {
+			return 0, fmt.Errorf("process %d tells no times: %w", pid, err)
 		}
-		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-		for _, i := range []int{11, 12} { // utime and stime, in hundredths of a second
-			ticks, err := strconv.ParseInt(fields[i], 10, 64)
+		for _, name := range threads {
+			text, err := os.ReadFile(name)
+			if errors.Is(err, os.ErrNotExist) {
+				continue // the thread has ended
+			}
 			if err != nil {
 				return 0, err
 			}
-			total += time.Duration(ticks) * 10 * time.Millisecond
+			first, _, _ := strings.Cut(string(text), " ")
+			ns, err := strconv.ParseInt(first, 10, 64)
+			if err != nil {
+				return 0, err
+			}
+			total += time.Duration(ns)
 		}
 	}
 	return total, nil
+}
+
+// reservations is what the router has booked now; none for a process that books nothing.
+func (p *process) reservations(ctx context.Context) (int, error) {
+	if p.name != Kvpilot {
+		return 0, nil
+	}
+	text, err := get(ctx, p.debug, "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, "kvpilot_load_reservations "); ok {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			return int(n), err
+		}
+	}
+	return 0, errors.New("the metrics do not tell the number of reservations")
 }
 
 // rss is the memory in use, in bytes, after a garbage collection.
