@@ -103,22 +103,38 @@ func (f *finder) remember(b []byte) {
 // next finds the first name in b.
 func (f *finder) next(b []byte) (at, size int, kind needle) {
 	at = len(b)
-	if i := bytes.Index(b, []byte(`"usage"`)); i >= 0 {
+	if i := indexName(b, []byte(`"usage"`)); i >= 0 {
 		at, size, kind = i, len(`"usage"`), needleUsage
 	}
 	reason := []byte(`"finish_reason"`)
 	if f.anthropic {
 		reason = []byte(`"stop_reason"`)
 	}
-	if i := bytes.Index(b[:at], reason); i >= 0 {
+	if i := indexName(b[:at], reason); i >= 0 {
 		at, size, kind = i, len(reason), needleFinish
 	}
 	if !f.id.whole {
-		if i := bytes.Index(b[:at], []byte(`"id"`)); i >= 0 {
+		if i := indexName(b[:at], []byte(`"id"`)); i >= 0 {
 			at, size, kind = i, len(`"id"`), needleID
 		}
 	}
 	return at, size, kind
+}
+
+// indexName finds a name with its quotes. It searches from the first letter on: JSON is so full of
+// quotes that a search for one stops at every word.
+func indexName(b, name []byte) int {
+	for from := 1; from < len(b); {
+		i := bytes.Index(b[from:], name[1:])
+		if i < 0 {
+			return -1
+		}
+		if b[from+i-1] == '"' {
+			return from + i - 1
+		}
+		from += i + 1
+	}
+	return -1
 }
 
 // resume goes on with a value that is being read, and returns what follows it.

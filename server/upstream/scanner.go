@@ -184,11 +184,14 @@ func fieldValue(rest []byte) ([]byte, bool) {
 }
 
 func (s *Scanner) dataLine(value []byte) {
-	if !s.data {
+	switch {
+	case s.data:
+		s.isDone = false
+	case len(value) > 2 && value[0] == '{' && value[1] == '"' && value[2] != 'e':
+		s.isDone, s.isErr = false, false // nearly all that comes: an object that does not begin with "error"
+	default:
 		s.isDone = bytes.Equal(bytes.TrimSpace(value[:min(len(value), headSize)]), []byte("[DONE]"))
 		s.isErr = isErrorObject(value)
-	} else {
-		s.isDone = false
 	}
 	s.data = true
 }
