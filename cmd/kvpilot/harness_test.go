@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -22,7 +23,20 @@ import (
 	"github.com/kvpilot/kvpilot/server/enginesim"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain runs the tests; a benchmark under test starts this binary again as one of its processes.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && (os.Args[1] == "bench" || os.Args[1] == "serve") {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+		err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
+		stop()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // fleet is a router, started as main starts it, before simulated replicas.
 type fleet struct {
