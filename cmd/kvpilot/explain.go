@@ -26,7 +26,7 @@ func newExplainCommand(env []string, out io.Writer) *cobra.Command {
 		Short:   "Tell why a request went to its replica",
 		Long:    "Tell why a request went to its replica. ID is the X-Kvpilot-Decision or the X-Request-Id of the answer.",
 		Example: "  kvpilot explain 8c3b6092650dd5056524d45e",
-		Args:    cobra.ExactArgs(1),
+		Args:    exactly("the X-Kvpilot-Decision or X-Request-Id of an answer"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				list, err := c.ExplainDecision(ctx, args[0])

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -61,15 +62,50 @@ func (r *remote) ask(ctx context.Context, do func(context.Context, *client.Clien
 	if r.tls {
 		options = append(options, client.WithTLS(nil))
 	}
-	c, err := client.Dial(r.address, options...)
+	c, err := client.Dial(r.target(), options...)
 	if err != nil {
 		return err
 	}
-	err = do(ctx, c)
-	if s, ok := status.FromError(err); ok && err != nil {
-		err = fmt.Errorf("%s: %s", r.address, s.Message())
+	return errors.Join(r.readable(do(ctx, c)), c.Close())
+}
+
+// target is the address without the scheme that people put before it.
+func (r *remote) target() string {
+	for _, scheme := range []string{"http://", "https://", "grpc://"} {
+		if rest, ok := strings.CutPrefix(r.address, scheme); ok {
+			return strings.TrimSuffix(rest, "/")
+		}
 	}
-	return errors.Join(err, c.Close())
+	return r.address
+}
+
+// readable says what an RPC's error means to somebody at a terminal.
+func (r *remote) readable(err error) error {
+	s, ok := status.FromError(err)
+	if err == nil || !ok {
+		return err
+	}
+	text := s.Message()
+	switch {
+	case strings.Contains(text, "unexpected HTTP status code"), strings.Contains(text, "unexpected content-type"), strings.Contains(text, "error reading server preface"):
+		return fmt.Errorf("%s does not speak gRPC; is it the REST or the admin address? The router's listen.grpc is meant (--address, KVPILOT_ADDRESS)", r.address)
+	case s.Code() == codes.Unavailable && (strings.Contains(text, "dial") || strings.Contains(text, "resolver") || strings.Contains(text, "invalid target")):
+		why := text[strings.LastIndex(text, ": ")+1:]
+		return fmt.Errorf("no router answers at %s (%s); --address or KVPILOT_ADDRESS names its gRPC address", r.address, strings.Trim(why, ` "`))
+	case s.Code() == codes.Unauthenticated:
+		return fmt.Errorf("%s: %s (--key or KVPILOT_KEY)", r.address, text)
+	}
+	return fmt.Errorf("%s: %s", r.address, text)
+}
+
+// exactly asks for one argument, and says which when it is missing.
+func exactly(what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return fmt.Errorf("%s takes one argument: %s", cmd.CommandPath(), what)
+		}
+		return nil
+	}
 }
 
 // once is ask with the time limit.

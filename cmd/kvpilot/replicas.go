@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -28,7 +29,15 @@ func newReplicasCommand(env []string, out io.Writer) *cobra.Command {
 				if r.output == "json" {
 					return r.json(&kvpilotv1.ListResponse{Replicas: list})
 				}
-				return table(out, func(w io.Writer) { printReplicas(w, list) })
+				if len(list) == 0 {
+					_, err := fmt.Fprintln(out, "The router knows no replica. Name some with --replica or registry.replicas, or register them by RPC.")
+					return err
+				}
+				if err := table(out, func(w io.Writer) { printReplicas(w, list) }); err != nil {
+					return err
+				}
+				printTroubles(out, list)
+				return nil
 			})
 		},
 	}
@@ -44,7 +53,7 @@ func newDrainCommand(env []string, out io.Writer, name string, undo bool) *cobra
 		short = "Give a drained replica requests again"
 	}
 	cmd := &cobra.Command{
-		Use: name + " REPLICA", Short: short, Args: cobra.ExactArgs(1),
+		Use: name + " REPLICA", Short: short, Args: exactly("a replica's id, as `kvpilot replicas` lists it"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				answer, err := c.Replicas().Drain(ctx, &kvpilotv1.DrainRequest{ReplicaId: args[0], Undo: undo})
@@ -64,7 +73,7 @@ func newDrainCommand(env []string, out io.Writer, name string, undo bool) *cobra
 }
 
 func printReplicas(w io.Writer, list []*kvpilotv1.Replica) {
-	fmt.Fprintln(w, "REPLICA\tSTATE\tEVENTS\tVERSION\tBLOCKS\tMODELS\tURL")
+	fmt.Fprintln(w, "REPLICA\tSTATE\tFOR\tEVENTS\tVERSION\tBLOCKS\tMODELS\tURL")
 	for _, r := range list {
 		var feeds, models []string
 		for _, rank := range r.GetRanks() {
@@ -73,7 +82,39 @@ func printReplicas(w io.Writer, list []*kvpilotv1.Replica) {
 		for _, m := range r.GetModels() {
 			models = append(models, m.GetId())
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d×%d\t%s\t%s\n", r.GetReplicaId(), word(r.GetState(), "REPLICA_STATE_"),
-			strings.Join(feeds, ","), r.GetVersion(), r.GetBlocks(), r.GetBlockSize(), strings.Join(models, ","), r.GetUrl())
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d×%d\t%s\t%s\n", r.GetReplicaId(), word(r.GetState(), "REPLICA_STATE_"), age(r.GetSince().AsTime()),
+			strings.Join(feeds, ","), or(r.GetVersion(), "–"), r.GetBlocks(), r.GetBlockSize(), or(strings.Join(models, ","), "–"), r.GetUrl())
 	}
+}
+
+// printTroubles says below the table why replicas are not ready.
+func printTroubles(out io.Writer, list []*kvpilotv1.Replica) {
+	for _, r := range list {
+		if why := r.GetLastError(); why != "" {
+			fmt.Fprintf(out, "\n%s: %s\n", r.GetReplicaId(), why)
+		}
+	}
+}
+
+// age is how long ago t was, in one unit.
+func age(t time.Time) string {
+	d := time.Since(t)
+	switch {
+	case t.Unix() <= 0:
+		return "–"
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+func or(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
 }

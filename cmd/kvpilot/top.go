@@ -77,7 +77,8 @@ func (r *remote) look(ctx context.Context, c *client.Client, live bool) error {
 		return r.json(loads)
 	}
 	var b bytes.Buffer
-	if live {
+	width, height := terminal(r.out)
+	if live && width > 0 {
 		b.WriteString(clear)
 	}
 	fmt.Fprintf(&b, "kvpilot at %s  %s\n\n", r.address, time.Now().Format(time.TimeOnly))
@@ -88,8 +89,27 @@ func (r *remote) look(ctx context.Context, c *client.Client, live bool) error {
 	if err := table(&b, func(w io.Writer) { printRecent(w, decisions.GetDecisions()) }); err != nil {
 		return err
 	}
-	_, err = r.out.Write(b.Bytes())
+	_, err = r.out.Write(fit(b.Bytes(), width, height))
 	return err
+}
+
+// fit cuts a picture to a terminal's size; zeros cut nothing. A line that wraps, or one too many,
+// would make a live picture jump.
+func fit(text []byte, width, height int) []byte {
+	if width <= 0 || height <= 0 {
+		return text
+	}
+	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+	if len(lines) >= height {
+		lines = lines[:max(height-1, 1)]
+	}
+	for i, line := range lines {
+		shown := []rune(strings.TrimPrefix(line, clear))
+		if len(shown) > width {
+			lines[i] = line[:len(line)-len(strings.TrimPrefix(line, clear))] + string(shown[:width-1]) + "…"
+		}
+	}
+	return []byte(strings.Join(lines, "\n") + "\n")
 }
 
 func printLoads(w io.Writer, replicas []*kvpilotv1.Replica, loads []*kvpilotv1.RankLoad) {

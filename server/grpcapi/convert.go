@@ -140,6 +140,7 @@ func (a *API) replicaProto(r *replica.Replica) *kvpilotv1.Replica {
 		ReplicaId: string(r.ID), Url: r.URL, State: stateProto(r.State), Since: timestamppb.New(r.Since), Life: r.Life,
 		Labels: r.Labels, Version: r.Version, RustFrontend: r.RustFrontend,
 		BlockSize: uint32(max(r.BlockSize, 0)), Blocks: uint32(max(r.Blocks, 0)), MaxBatchedTokens: uint32(max(r.MaxBatchedTokens, 0)),
+		LastError: a.Registry.Snapshot().Details(r.ID).LastError,
 	}
 	for i, slot := range r.Slots {
 		rank := &kvpilotv1.ReplicaRank{Rank: uint32(i), Feed: feedProto(a.Feed(slot))}

@@ -115,8 +115,10 @@ type Replica struct {
 	Blocks uint32 `protobuf:"varint,12,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// The engine's token budget of one step; 0 when unknown.
 	MaxBatchedTokens uint32 `protobuf:"varint,13,opt,name=max_batched_tokens,json=maxBatchedTokens,proto3" json:"max_batched_tokens,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Why the last probe failed; empty when it did not.
+	LastError     string `protobuf:"bytes,14,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Replica) Reset() {
@@ -238,6 +240,13 @@ func (x *Replica) GetMaxBatchedTokens() uint32 {
 		return x.MaxBatchedTokens
 	}
 	return 0
+}
+
+func (x *Replica) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
 }
 
 // ReplicaRank is one data-parallel rank of a replica.
@@ -1070,7 +1079,7 @@ var File_kvpilot_v1_replica_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\n" +
 	"\x18kvpilot/v1/replica.proto\x12\n" +
-	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19kvpilot/v1/decision.proto\"\xa9\x04\n" +
+	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19kvpilot/v1/decision.proto\"\xc8\x04\n" +
 	"\aReplica\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x10\n" +
@@ -1087,7 +1096,9 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\n" +
 	"block_size\x18\v \x01(\rR\tblockSize\x12\x16\n" +
 	"\x06blocks\x18\f \x01(\rR\x06blocks\x12,\n" +
-	"\x12max_batched_tokens\x18\r \x01(\rR\x10maxBatchedTokens\x1a9\n" +
+	"\x12max_batched_tokens\x18\r \x01(\rR\x10maxBatchedTokens\x12\x1d\n" +
+	"\n" +
+	"last_error\x18\x0e \x01(\tR\tlastError\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9e\x01\n" +
