@@ -24,7 +24,7 @@ func collected(t *testing.T, reader sdkmetric.Reader, name string) map[string]fl
 	values := map[string]float64{}
 	label := func(s attribute.Set) string {
 		if kv, ok := s.Get(0); ok {
-			return kv.Value.Emit()
+			return kv.Value.String()
 		}
 		return ""
 	}

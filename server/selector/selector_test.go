@@ -315,3 +315,33 @@ func TestTiesAreSharedOut(t *testing.T) {
 		}
 	}
 }
+
+// Those who return to a rank for its cache are reckoned with: others, who may find it prefilling
+// this prompt, and the next turn of this conversation, which may find it prefilling others.
+func TestReturnsAreInTheCost(t *testing.T) {
+	visited := decision.Candidate{Returns: 0.5, Saved: 2}
+	lonely := decision.Candidate{Residual: 0.5}
+	for _, tt := range []struct {
+		name   string
+		prompt int
+		want   int
+	}{
+		{"a long prompt goes where few return", 40000, 1},
+		{"a short one goes where its next turn will not wait", 1000, 0},
+	} {
+		d := question(decision.PredictedTTFT, tt.prompt, visited, lonely)
+		if selector.Choose(d); d.Chosen != tt.want {
+			t.Errorf("%s: chosen %d, costs %v and %v", tt.name, d.Chosen, d.Candidates[0].Cost, d.Candidates[1].Cost)
+		}
+	}
+	// Nobody waits longer than he is spared: the price grows with the prompt, not with its square.
+	price := func(prompt int) float64 {
+		d := question(decision.PredictedTTFT, prompt, visited, decision.Candidate{})
+		d.Candidates[0].Bend, d.Candidates[1].Bend = 0, 0
+		selector.Choose(d)
+		return d.Candidates[0].Cost - d.Candidates[1].Cost
+	}
+	if once, twice := price(80000), price(160000); twice > 2.3*once || twice < 1.8*once {
+		t.Errorf("a prompt of 10 s costs others %.2f s, one of 20 s %.2f s", once, twice)
+	}
+}
