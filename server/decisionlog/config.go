@@ -9,15 +9,21 @@ type Config struct {
 	// File receives one JSON line per ended decision; empty writes none. It is opened for append
 	// and reopened when it was moved away, so that logrotate needs no signal.
 	File string `yaml:"file"`
+	// FileMaxBytes bounds the file: when it is larger it becomes FILE.1, in place of the one before.
+	// Zero leaves that to others.
+	FileMaxBytes int64 `yaml:"file_max_bytes"`
 }
 
 // DefaultConfig remembers 2,000 decisions and writes no file.
-func DefaultConfig() Config { return Config{Size: 2000} }
+func DefaultConfig() Config { return Config{Size: 2000, FileMaxBytes: 256 << 20} }
 
 // Validate reports every bad field at once.
 func (c Config) Validate() error {
 	if c.Size < 1 || c.Size > 1_000_000 {
 		return errors.New("size: must be between 1 and 1000000")
+	}
+	if c.FileMaxBytes < 0 {
+		return errors.New("file_max_bytes: must not be negative")
 	}
 	return nil
 }

@@ -20,13 +20,14 @@ const (
 // fileWriter appends entries to a file from one goroutine.
 type fileWriter struct {
 	path    string
+	most    int64 // bytes; zero for no bound
 	log     *slog.Logger
 	metrics *metrics
 	queue   chan Entry
 }
 
-func newFileWriter(path string, log *slog.Logger, m *metrics) *fileWriter {
-	return &fileWriter{path: path, log: log, metrics: m, queue: make(chan Entry, fileQueue)}
+func newFileWriter(c Config, log *slog.Logger, m *metrics) *fileWriter {
+	return &fileWriter{path: c.File, most: c.FileMaxBytes, log: log, metrics: m, queue: make(chan Entry, fileQueue)}
 }
 
 // offer hands an entry over without waiting.
@@ -68,6 +69,7 @@ func (w *fileWriter) run(ctx context.Context) error {
 			note(json.NewEncoder(out).Encode(e))
 		case <-ticker.C:
 			note(out.Flush())
+			w.rotate(file)
 			if w.moved(file) || failing {
 				if f, o, err := w.open(); err == nil {
 					_ = file.Close() // it was flushed; the new file is what counts
@@ -95,6 +97,17 @@ func (w *fileWriter) open() (*os.File, *bufio.Writer, error) {
 		return nil, nil, fmt.Errorf("open decision log: %w", err)
 	}
 	return file, bufio.NewWriterSize(file, 64<<10), nil
+}
+
+// rotate moves a file away that has become too large.
+func (w *fileWriter) rotate(open *os.File) {
+	now, err := open.Stat()
+	if w.most == 0 || err != nil || now.Size() < w.most || w.moved(open) {
+		return
+	}
+	if err := os.Rename(w.path, w.path+".1"); err != nil {
+		w.log.Error("decision log cannot be moved away", "file", w.path, "error", err)
+	}
 }
 
 // moved reports whether the path no longer names the open file.

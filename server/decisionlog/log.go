@@ -58,7 +58,7 @@ func New(c Config, p Params) (*Log, error) {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.File != "" {
-		l.file = newFileWriter(c.File, p.Log, m)
+		l.file = newFileWriter(c, p.Log, m)
 	}
 	return l, nil
 }

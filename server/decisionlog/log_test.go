@@ -137,6 +137,38 @@ func TestTheFileHasOneLinePerEndedDecision(t *testing.T) {
 	}
 }
 
+func TestAFileThatIsTooLargeIsMovedAway(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "decisions.jsonl")
+	synctest.Test(t, func(t *testing.T) {
+		l := newLog(t, decisionlog.Config{Size: 100, File: path, FileMaxBytes: 20_000})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- l.Run(ctx) }()
+		for i := range 200 {
+			id := fmt.Sprint(i)
+			l.Add(made(id, 0, ""))
+			l.Finish(decision.Outcome{ID: id})
+			time.Sleep(500 * time.Millisecond)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	})
+	for _, file := range []string{path, path + ".1"} {
+		about, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if about.Size() > 25_000 {
+			t.Errorf("%s has %d bytes", filepath.Base(file), about.Size())
+		}
+		if n := lines(t, file); n == 0 && file != path { // the new one may just have begun
+			t.Errorf("%s is empty", filepath.Base(file))
+		}
+	}
+}
+
 func lines(t *testing.T, path string) int {
 	t.Helper()
 	f, err := os.Open(path)
