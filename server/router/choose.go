@@ -160,6 +160,9 @@ func (r *Router) Encode(ctx context.Context, q *Question) (*Answer, error) {
 	if err := r.tokenize(ctx, j); err != nil {
 		return nil, err
 	}
+	if j.enc.Reason == tokenizer.ReasonNoPrompt {
+		return nil, apierror.New(apierror.InvalidBody, "there is no prompt to tokenize", nil)
+	}
 	if len(j.enc.IDs) == 0 && j.enc.Source == tokenizer.SourceNone {
 		return nil, apierror.New(apierror.UpstreamError, "no replica could tokenize the prompt: "+j.enc.Reason, nil, apierror.WithRetryAfter(time.Second))
 	}

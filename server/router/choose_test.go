@@ -56,6 +56,9 @@ func TestEncodingGivesAllIDs(t *testing.T) {
 	if err != nil || len(a.Encoding.IDs) != 4 || a.Encoding.Source != tokenizer.SourceTokenize {
 		t.Errorf("Encode() = %+v, %v", a, err)
 	}
+	if _, err := f.router.Encode(t.Context(), &router.Question{Model: "m"}); reasonOf(err) != apierror.InvalidBody {
+		t.Errorf("without a prompt: %v, want invalid_body", err)
+	}
 	f.engines[0].tokenizes(text(500, "broken"))
 	if _, err := f.router.Encode(t.Context(), &router.Question{Model: "m", Text: "another text"}); reasonOf(err) != apierror.UpstreamError {
 		t.Errorf("without a tokenizer: %v, want an upstream error", err)

@@ -255,13 +255,25 @@ func TestFaultsOfTheCallerReachNoEngine(t *testing.T) {
 	f.settled()
 }
 
-func TestATokenizerThatIsDownFailsNoRequest(t *testing.T) {
-	f := start(t, 2, nil)
-	for _, e := range f.engines {
-		e.tokenizes(text(500, "broken"))
-	}
-	to := &client{}
-	if err := f.router.Serve(t.Context(), chat(""), to); err != nil || to.status != 200 {
-		t.Errorf("Serve() = %v, status %d", err, to.status)
+func TestATokenizerFailsNoRequest(t *testing.T) {
+	for name, step := range map[string]http.HandlerFunc{
+		"down":      text(500, "broken"),
+		"cut":       cut,
+		"no ids":    text(200, `{"count":0,"max_model_len":4096,"tokens":[]}`),
+		"not JSON":  text(200, "<html>"),
+		"busy":      text(429, "later", "Retry-After", "30"),
+		"not there": text(404, `{"detail":"Not Found"}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, 2, nil)
+			for _, e := range f.engines {
+				e.tokenizes(step)
+			}
+			to := &client{}
+			if err := f.router.Serve(t.Context(), chat(""), to); err != nil || to.status != 200 {
+				t.Errorf("Serve() = %v, status %d", err, to.status)
+			}
+			f.settled()
+		})
 	}
 }

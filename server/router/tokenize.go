@@ -8,15 +8,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/openai"
-	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/tokenizer"
 )
 
 // tokenize gets the prompt's token ids. Only the client's own fault is an error: a tokenizer that
-// is down, slow or wrong leaves the request without ids, and says why.
+// is down, slow or wrong, or a body without a prompt, leaves the request without ids, and says why.
 func (r *Router) tokenize(ctx context.Context, j *job) error {
-	if !j.call.Route.Generates() || j.req.Prompt.Kind == prompt.KindNone {
+	if !j.call.Route.Generates() {
 		return nil
 	}
 	began := time.Now()
