@@ -3,9 +3,10 @@ package router
 import (
 	"context"
 	"log/slog"
+	"net"
 	"net/http"
-	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -84,13 +85,8 @@ func describeAttempt(s trace.Span, j *job) {
 		span.DecisionID.String(d.ID), span.Attempt.Int(d.Attempt),
 		span.Replica.String(string(j.choice.Replica.ID)), span.Rank.Int(j.choice.Rank),
 		span.OverlapTokens.Int(overlap(d)), span.Overhead.Float64(j.overhead.Seconds()))
-	if u, err := url.Parse(j.choice.Replica.URL); err == nil {
-		attrs = append(attrs, span.ServerAddress.String(u.Hostname()))
-		if port, err := strconv.Atoi(u.Port()); err == nil {
-			attrs = append(attrs, span.ServerPort.Int(port))
-		}
-	}
-	s.SetAttributes(attrs...)
+	host, port := hostPort(j.choice.Replica.URL)
+	s.SetAttributes(append(attrs, span.ServerAddress.String(host), span.ServerPort.Int(port))...)
 }
 
 // finish is the one place where a request's end is counted, logged and put on its span.
@@ -195,15 +191,16 @@ func (r *Router) logLine(j *job, public *apierror.Error, took time.Duration) []s
 
 // hostPort splits a replica's base URL for callers who open their own connections.
 func hostPort(base string) (host string, port int) {
-	u, err := url.Parse(base)
-	if err != nil {
-		return "", 0
+	scheme, rest, _ := strings.Cut(base, "://")
+	address, _, _ := strings.Cut(rest, "/")
+	if h, p, err := net.SplitHostPort(address); err == nil {
+		if port, err = strconv.Atoi(p); err == nil {
+			return h, port
+		}
 	}
-	if p, err := strconv.Atoi(u.Port()); err == nil {
-		return u.Hostname(), p
+	port = 80
+	if scheme == "https" {
+		port = 443
 	}
-	if u.Scheme == "https" {
-		return u.Hostname(), 443
-	}
-	return u.Hostname(), 80
+	return strings.Trim(address, "[]"), port
 }

@@ -121,12 +121,13 @@ func (m *metrics) retried(o upstream.Outcome) { m.retries.Add(context.Background
 // the request's context, an exemplar leads from a latency to its trace.
 func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took time.Duration) {
 	route := m.routes[j.call.Route]
-	m.inFlight.Add(ctx, -1)
+	plain := context.Background() // a counter has no use for exemplars
+	m.inFlight.Add(plain, -1)
 	res := result{route: j.call.Route, status: j.status}
 	if public != nil {
 		res.status, res.reason = public.HTTPStatus(), public.Reason
 	}
-	m.requests.Add(ctx, 1, res.option())
+	m.requests.Add(plain, 1, res.option())
 	m.duration.Record(ctx, took.Seconds(), route)
 	if j.tokenizing > 0 {
 		m.encode.Record(ctx, j.tokenizing.Seconds(), route)
@@ -136,7 +137,7 @@ func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took 
 	}
 	m.overhead.Record(ctx, j.overhead.Seconds(), route)
 	m.held.Record(ctx, j.held.Seconds(), route)
-	m.tokens.Add(ctx, int64(overlap(j.choice.Decision)), m.kinds[tokensOverlap])
+	m.tokens.Add(plain, int64(overlap(j.choice.Decision)), m.kinds[tokensOverlap])
 	if !j.firstToken.IsZero() {
 		m.ttft.Record(ctx, j.firstToken.Sub(j.received).Seconds(), route)
 	}
@@ -144,9 +145,9 @@ func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took 
 	if !ok {
 		return
 	}
-	m.tokens.Add(ctx, int64(max(0, u.PromptTokens)), m.kinds[tokensPrompt])
-	m.tokens.Add(ctx, int64(max(0, u.CachedTokens)), m.kinds[tokensCached])
-	m.tokens.Add(ctx, int64(max(0, u.CompletionTokens)), m.kinds[tokensOutput])
+	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), m.kinds[tokensPrompt])
+	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), m.kinds[tokensCached])
+	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), m.kinds[tokensOutput])
 	if n := u.CompletionTokens; n > 1 && !j.firstToken.IsZero() {
 		m.perToken.Record(ctx, time.Since(j.firstToken).Seconds()/float64(n-1), route)
 	}
