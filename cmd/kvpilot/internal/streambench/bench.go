@@ -53,6 +53,8 @@ type bench struct {
 	subjects []*process
 	results  []Result
 	progress io.Writer
+	// warm, when set, prepares a subject for its turn; it is not measured.
+	warm func(context.Context, *process) error
 }
 
 // Run measures and writes the results to out; progress takes remarks.
