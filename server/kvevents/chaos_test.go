@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/kvblock"
+	"github.com/kvpilot/kvpilot/server/kvevents"
 	"github.com/kvpilot/kvpilot/server/kvevents/vllmtest"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/zmtp"
@@ -106,6 +107,7 @@ func (w *wire) set(quota int, delay time.Duration) {
 
 // TestChaos mistreats one engine and its sockets and then asks for the truth.
 func TestChaos(t *testing.T) {
+	t.Parallel()
 	rounds := 250
 	if testing.Short() {
 		rounds = 60
@@ -123,10 +125,16 @@ func TestChaos(t *testing.T) {
 			replays := startWire(t, e.replays)
 			p, sink := startPlane(t, quick())
 			p.Add(slot, replica.Events{Endpoint: events.endpoint, Replay: replays.endpoint, Topic: "kv@x"}, "x/0")
+			defer func() {
+				if t.Failed() {
+					s, _ := p.Status(slot)
+					t.Logf("the engine is at %d, the feed: %s", e.pub.Next(), dump(s))
+				}
+			}()
 			layouts := vllmtest.Layouts()
 			for round := range rounds {
 				if round == rounds/2 {
-					e.restart() // one at least
+					surely(t, p, e, events, replays)
 				}
 				mistreat(dice, e, events, replays, tt.lies, layouts)
 				time.Sleep(time.Duration(dice.IntN(6)) * time.Millisecond)
@@ -149,6 +157,28 @@ func TestChaos(t *testing.T) {
 			}
 		})
 	}
+}
+
+// surely has the feed see a restart and a broken connection, however slow the machine is: what chance
+// brings may pass before the feed has looked.
+func surely(t *testing.T, p *kvevents.Plane, e *engine, events, replays *wire) {
+	t.Helper()
+	events.set(-1, 0)
+	replays.set(-1, 0)
+	status := func() kvevents.Status { s, _ := p.Status(slot); return s }
+	reached := func() bool {
+		s := status()
+		return s.Connected && s.Known && !s.Recovering && s.Next == e.pub.Next()
+	}
+	e.publish(3, 0)
+	eventually(t, "the engine is followed", reached)
+	before := status()
+	e.restart()
+	e.publish(1, 0)
+	eventually(t, "the restart is seen", func() bool { return reached() && status().Restarts > before.Restarts })
+	connects := status().Connects
+	events.cut()
+	eventually(t, "the feed is back", func() bool { return reached() && status().Connects > connects })
 }
 
 func mistreat(dice *rand.Rand, e *engine, events, replays *wire, lies bool, layouts []vllmtest.Layout) {
@@ -202,6 +232,7 @@ func replayServer(t *testing.T, answer func(c *zmtp.Conn, from uint64)) (endpoin
 }
 
 func TestReplaysThatMisbehave(t *testing.T) {
+	t.Parallel()
 	const batches = 50
 	number := func(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
 	for _, tt := range []struct {
@@ -273,20 +304,65 @@ func TestReplaysThatMisbehave(t *testing.T) {
 	}
 }
 
+// TestAnEngineThatSeemedToHaveNoRing: a replay that holds nothing may have been asked of an engine that
+// was just starting. The next connection must find out.
+func TestAnEngineThatSeemedToHaveNoRing(t *testing.T) {
+	t.Parallel()
+	e := startEngine(t, zmtp.PublisherParams{})
+	number := func(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
+	var mu sync.Mutex
+	var ring [][]byte
+	replays := replayServer(t, func(c *zmtp.Conn, from uint64) {
+		mu.Lock()
+		defer mu.Unlock()
+		for seq := from; seq < uint64(len(ring)); seq++ {
+			c.Send(nil, number(seq), ring[seq])
+		}
+		c.Send(nil, number(zmtp.EndOfReplay), nil)
+	})
+	p, sink := startPlane(t, quick())
+	p.Add(slot, replica.Events{Endpoint: e.live, Replay: replays}, "x/0")
+	eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
+	for range 12 {
+		e.publish(2, 1)
+	}
+	expect(t, p, sink, slot, e, kvblock.FeedExact)
+	e.pub.Lose(e.change(1, 0))
+	e.publish(1, 0)
+	eventually(t, "the gap is given up", func() bool {
+		s, _ := p.Status(slot)
+		return s.Known && s.Next == e.pub.Next() && s.State == kvblock.FeedDegraded
+	})
+	mu.Lock() // the new engine answers when it has published, and says nothing more on its own
+	e.restart()
+	for range 5 {
+		ring = append(ring, e.change(2, 0))
+		e.pub.Lose(ring[len(ring)-1])
+	}
+	mu.Unlock()
+	expect(t, p, sink, slot, e, kvblock.FeedExact)
+}
+
 // TestForeignBytes: what is no ZMTP at all must neither hurt nor stop the attempts.
 func TestForeignBytes(t *testing.T) {
+	t.Parallel()
 	ln := listen(t, "tcp://127.0.0.1:0")
 	var served sync.WaitGroup
 	served.Go(func() {
+		var silent []net.Conn
 		for i := 0; ; i++ {
 			c, err := ln.Accept()
 			if err != nil {
+				for _, c := range silent {
+					c.Close()
+				}
 				return
 			}
 			if i%2 == 0 {
-				fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
+				fmt.Fprintf(c, "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\n\r\n%64s", "this is no ZMTP")
 			}
-			go func() { io.Copy(io.Discard, c); c.Close() }()
+			silent = append(silent, c)
+			served.Go(func() { io.Copy(io.Discard, c) })
 		}
 	})
 	p, sink := startPlane(t, quick())

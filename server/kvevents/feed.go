@@ -78,9 +78,12 @@ type connection struct {
 	downAt  time.Time
 	live    uint64 // the newest batch on this connection
 	hasLive bool
-	trusted bool      // the engine behind it was shown to be the one we know, or there was none
-	heard   time.Time // last batch, live or replayed
-	probeAt time.Time // when to look for lost events
+	trusted bool // the engine behind it was shown to be the one we know, or there was none
+	// doubtful: replays of the engine that was known held nothing, so that no replay can show whether this is
+	// the same one. It ends with the first batch.
+	doubtful bool
+	heard    time.Time // last batch, live or replayed
+	probeAt  time.Time // when to look for lost events
 }
 
 // tellings is what the rest of the router was told.
@@ -234,7 +237,7 @@ func (f *feed) onTick(now time.Time) {
 	switch {
 	case !f.pos.known:
 		f.recover(whyFirst)
-	case f.pos.partial && !f.pos.exact:
+	case f.conn.doubtful, f.pos.partial && !f.pos.exact:
 		f.recover(whyRebuild)
 	default:
 		f.recover(whyProbe)

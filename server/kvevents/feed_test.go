@@ -17,6 +17,7 @@ import (
 const slot = replica.Slot(3)
 
 func TestFollowsAnEngineFromItsStart(t *testing.T) {
+	t.Parallel()
 	for _, layout := range vllmtest.Layouts() {
 		t.Run(layout.Name, func(t *testing.T) {
 			e := startEngine(t, zmtp.PublisherParams{Topic: "kv@a", ReplayTopic: layout.Map})
@@ -40,6 +41,7 @@ func TestFollowsAnEngineFromItsStart(t *testing.T) {
 }
 
 func TestLateStart(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name   string
 		buffer int
@@ -85,6 +87,7 @@ func checkLowerBound(t *testing.T, got, want map[place]int) {
 }
 
 func TestGapIsFilledByReplay(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	p, sink := startPlane(t, quick())
 	p.Add(slot, e.events(), "a/0")
@@ -101,6 +104,7 @@ func TestGapIsFilledByReplay(t *testing.T) {
 }
 
 func TestProbeFindsWhatWasLostAtTheEnd(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	p, sink := startPlane(t, quick())
 	p.Add(slot, e.events(), "a/0")
@@ -115,6 +119,7 @@ func TestProbeFindsWhatWasLostAtTheEnd(t *testing.T) {
 }
 
 func TestHoleThatNoReplayFills(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	p, sink := startPlane(t, quick())
 	p.Add(slot, e.events(), "a/0")
@@ -134,6 +139,7 @@ func TestHoleThatNoReplayFills(t *testing.T) {
 }
 
 func TestReplayFullOfHolesEnds(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	for range 300 {
 		e.publish(1, 0)
@@ -147,6 +153,7 @@ func TestReplayFullOfHolesEnds(t *testing.T) {
 }
 
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name          string
 		before, after int
@@ -187,6 +194,7 @@ func TestRestart(t *testing.T) {
 }
 
 func TestRestartSeenByOthers(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	p, sink := startPlane(t, quick())
 	events := e.events()
@@ -205,6 +213,7 @@ func TestRestartSeenByOthers(t *testing.T) {
 }
 
 func TestBrokenConnectionKeepsWhatIsKnown(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	p, sink := startPlane(t, quick())
 	p.Add(slot, e.events(), "a/0")
@@ -221,6 +230,7 @@ func TestBrokenConnectionKeepsWhatIsKnown(t *testing.T) {
 }
 
 func TestUnreachableEngineIsForgotten(t *testing.T) {
+	t.Parallel()
 	c := quick()
 	c.ForgetAfter = 300 * time.Millisecond
 	e := startEngine(t, zmtp.PublisherParams{})
@@ -240,6 +250,7 @@ func TestUnreachableEngineIsForgotten(t *testing.T) {
 }
 
 func TestWithoutReplay(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	p, sink := startPlane(t, quick())
 	events := e.events()
@@ -263,6 +274,7 @@ func TestWithoutReplay(t *testing.T) {
 }
 
 func TestRingOfNoSize(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	empty := startEngine(t, zmtp.PublisherParams{}) // its ROUTER never has anything
 	p, sink := startPlane(t, quick())
@@ -280,6 +292,7 @@ func TestRingOfNoSize(t *testing.T) {
 }
 
 func TestReplaySocketThatComesLater(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	for range 10 {
 		e.publish(4, 1)
@@ -304,6 +317,7 @@ func TestReplaySocketThatComesLater(t *testing.T) {
 }
 
 func TestMovedSockets(t *testing.T) {
+	t.Parallel()
 	e, other := startEngine(t, zmtp.PublisherParams{}), startEngine(t, zmtp.PublisherParams{})
 	p, sink := startPlane(t, quick())
 	p.Add(slot, e.events(), "a/0")
@@ -334,6 +348,7 @@ func TestMovedSockets(t *testing.T) {
 }
 
 func TestRemoveIsFinal(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	p, sink := startPlane(t, quick())
 	for range 20 {
@@ -355,6 +370,7 @@ func TestRemoveIsFinal(t *testing.T) {
 }
 
 func TestFallingBehindEndsExact(t *testing.T) {
+	t.Parallel()
 	c := quick()
 	c.QueueBytes, c.MaxMessageBytes = 1<<20, 64<<10
 	e := startEngine(t, zmtp.PublisherParams{})
@@ -370,12 +386,16 @@ func TestFallingBehindEndsExact(t *testing.T) {
 		t.Errorf("%d bytes are queued, the limit is %d", s.QueuedBytes, c.QueueBytes)
 	}
 	close(sink.gate)
-	if s := expect(t, p, sink, slot, e, kvblock.FeedExact); s.Gaps == 0 || s.Resets != 0 {
+	expect(t, p, sink, slot, e, kvblock.FeedExact)
+	// A gap at the very end is found by a probe, which counts it when it is over.
+	eventually(t, "the gap is counted", func() bool { s, _ := p.Status(slot); return s.Gaps > 0 })
+	if s, _ := p.Status(slot); s.Resets != 0 {
 		t.Errorf("status = %s", dump(s))
 	}
 }
 
 func TestEnginesDialTheRouter(t *testing.T) {
+	t.Parallel()
 	p, sink := startPlane(t, quick())
 	a, b := startEngine(t, zmtp.PublisherParams{Topic: "kv@a@m"}), startEngine(t, zmtp.PublisherParams{Topic: "kv@b@m"})
 	ln := listen(t, "tcp://127.0.0.1:0")
@@ -426,6 +446,7 @@ func TestEnginesDialTheRouter(t *testing.T) {
 }
 
 func TestTwoEnginesOnOneSocketDoNotLoop(t *testing.T) {
+	t.Parallel()
 	c := quick()
 	p, sink := startPlane(t, c)
 	a, b := startEngine(t, zmtp.PublisherParams{}), startEngine(t, zmtp.PublisherParams{})
@@ -454,6 +475,7 @@ func TestTwoEnginesOnOneSocketDoNotLoop(t *testing.T) {
 }
 
 func TestUnreadableBatches(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	p, sink := startPlane(t, quick())
 	p.Add(slot, e.events(), "a/0")
@@ -473,6 +495,7 @@ func TestUnreadableBatches(t *testing.T) {
 }
 
 func TestStatuses(t *testing.T) {
+	t.Parallel()
 	p := kvevents.New(kvevents.DefaultConfig(), kvevents.Params{Sink: newSink()})
 	for _, s := range []replica.Slot{7, 2, 5} {
 		p.Add(s, replica.Events{}, "r")

@@ -2,6 +2,7 @@ package kvevents_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"maps"
 	"net"
@@ -19,7 +20,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/zmtp"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// Most of these tests wait for sockets: more of them at once than processors.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // place is where a block lies.
 type place struct {
@@ -278,14 +285,19 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// expect waits until slot has the state and the engine's content.
+// expect waits until slot has the state and the engine's content. The report it returns is that of all
+// batches: the sink may have the last one's blocks before the report counts it.
 func expect(t *testing.T, p *kvevents.Plane, sink *mapSink, slot replica.Slot, e *engine, state kvblock.FeedState) kvevents.Status {
 	t.Helper()
-	deadline := time.Now().Add(60 * time.Second)
+	deadline, settled := time.Now().Add(60*time.Second), time.Now()
 	for {
 		s, _ := p.Status(slot)
 		if s.State == state && sink.state(slot) == state && maps.Equal(sink.content(slot), e.held) {
-			return s
+			if s.Next == e.pub.Next() || time.Since(settled) > 2*time.Second {
+				return s
+			}
+		} else {
+			settled = time.Now()
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("want %v with %d blocks, next %d; got %d blocks, status %s", state, len(e.held), e.pub.Next(), len(sink.content(slot)), dump(s))

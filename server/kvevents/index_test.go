@@ -50,6 +50,7 @@ func (b both) SetState(slot replica.Slot, s kvblock.FeedState) {
 
 // TestChaosEndsTrueInTheIndex asks the real index about every block that the engines ever had.
 func TestChaosEndsTrueInTheIndex(t *testing.T) {
+	t.Parallel()
 	const ranks = 3
 	rounds := 150
 	if testing.Short() {
@@ -126,6 +127,7 @@ var _ kvevents.Sink = (*kvindex.Index)(nil)
 // TestASnapshotIsJudgedByTheFeed stops a router and starts another one from its snapshot, while the
 // engine goes on.
 func TestASnapshotIsJudgedByTheFeed(t *testing.T) {
+	t.Parallel()
 	const slot = replica.Slot(0)
 	for _, tt := range []struct {
 		name  string

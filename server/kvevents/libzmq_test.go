@@ -92,6 +92,7 @@ func (f *foreign) do(command string, payload []byte) {
 // TestForeignPublisher follows a libzmq publisher through a late start with more batches than its
 // replay socket can queue, losses, a hole and a restart.
 func TestForeignPublisher(t *testing.T) {
+	t.Parallel()
 	for _, topic := range []string{"0", "1"} {
 		t.Run("replays with topic "+topic, func(t *testing.T) {
 			f := startForeign(t, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", topic)

@@ -37,12 +37,16 @@ func (f *feed) onUp(it item) {
 		f.newLife("the engine names itself anew")
 		return
 	}
-	if f.canReplay() {
-		if f.pos.known {
-			f.recover(whyResume)
-		} else {
-			f.recover(whyFirst)
-		}
+	f.conn.doubtful = f.pos.known && f.pos.barren && !same
+	f.pos.barren = f.pos.barren && !f.conn.doubtful
+	switch {
+	case !f.canReplay():
+	case f.conn.doubtful:
+		f.recover(whyRebuild)
+	case f.pos.known:
+		f.recover(whyResume)
+	default:
+		f.recover(whyFirst)
 	}
 }
 
@@ -97,7 +101,7 @@ func (f *feed) onLive(it item) (done bool) {
 }
 
 func (f *feed) sawLive(it item) {
-	f.conn.live, f.conn.hasLive, f.conn.trusted, f.conn.heard = it.seq, true, true, it.at
+	f.conn.live, f.conn.hasLive, f.conn.trusted, f.conn.doubtful, f.conn.heard = it.seq, true, true, false, it.at
 	f.nextProbe(f.plane.config.Probe)
 }
 
@@ -152,7 +156,7 @@ func (f *feed) newLife(format string, args ...any) {
 	f.gap = gap{}
 	f.rec = nil
 	f.lives.begin(time.Now())
-	f.conn.hasLive, f.conn.trusted = false, true
+	f.conn.hasLive, f.conn.trusted, f.conn.doubtful = false, true, false
 	if f.canReplay() && f.conn.up {
 		f.recover(whyFirst)
 	}

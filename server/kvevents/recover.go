@@ -89,7 +89,7 @@ func (f *feed) onReply(m reply) {
 		f.onReplayEnd(m.err)
 		return
 	}
-	f.rec.any = true
+	f.rec.any, f.conn.doubtful = true, false
 	f.pos.replayed = true
 	f.conn.heard = time.Now()
 	f.onReplayed(m)
@@ -186,6 +186,9 @@ func (f *feed) onReplayEnd(err error) {
 	}
 	f.rec = nil
 	f.nextProbe(settle)
+	if f.conn.doubtful && !r.any {
+		return // as open as before; asked again until the engine says something
+	}
 	switch {
 	case r.check && !r.verified:
 		f.missing(r)

@@ -340,7 +340,7 @@ func (w *world) checkCounts() {
 // TestIndexEqualsTheSimplestModel plays every kind of event, with restarts, gaps (continuations
 // of blocks that were never announced) and copies, into the index and a naive model.
 func TestIndexEqualsTheSimplestModel(t *testing.T) {
-	seeds, steps := 40, 3000
+	seeds, steps := 24, 3000
 	if testing.Short() {
 		seeds, steps = 6, 1200
 	}

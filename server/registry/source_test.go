@@ -18,9 +18,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/replica"
 )
 
+// write replaces the file at once, as an operator should: a slow machine would show a half-written one.
 func write(t *testing.T, name, text string) {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+	fresh := name + ".new"
+	if err := errors.Join(os.WriteFile(fresh, []byte(text), 0o600), os.Rename(fresh, name)); err != nil {
 		t.Fatal(err)
 	}
 }
