@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -297,6 +298,40 @@ func TestHeldUntilThereIsRoom(t *testing.T) {
 		second.Release(done(decision.EndCompleted))
 		f.empty()
 	})
+}
+
+// Those who free a rank look at what the last visit left waiting while the next visit runs.
+func TestManyComeAndGoWhileOthersWait(t *testing.T) {
+	f := newFleet(t, 3, nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); _ = f.chooser.Run(ctx) }()
+	var held atomic.Int64
+	var all sync.WaitGroup
+	for client := range 24 {
+		all.Go(func() {
+			for turn := range 15 {
+				c, err := f.chooser.Choose(ctx, f.request(client*100+turn, 6000)) // nearly a second each
+				if err != nil {
+					t.Errorf("client %d: %v", client, err)
+					return
+				}
+				if c.Decision.Held > 0 {
+					held.Add(1)
+				}
+				c.FirstToken()
+				c.Progress(turn)
+				c.Release(done(decision.EndCompleted))
+			}
+		})
+	}
+	all.Wait()
+	cancel()
+	<-stopped
+	if held.Load() == 0 {
+		t.Error("nobody was held: the test shows nothing")
+	}
+	f.empty()
 }
 
 // Nobody reports the first token of an unstreamed answer: time makes the room.

@@ -97,7 +97,8 @@ func (c *Chooser) visit(ln *line) {
 		}
 		return admission.Keep
 	})
-	ln.wanted.Store(&ln.planned)
+	wanted := ln.planned // read by others from now on: the next visit makes a map of its own
+	ln.wanted.Store(&wanted)
 	if ln.hold.Len() > 0 {
 		ln.wakeAt.Store(c.since(now) + int64(max(minWake, duration(soonest))))
 	}

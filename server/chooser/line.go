@@ -30,7 +30,7 @@ type line struct {
 	wakeAt  atomic.Int64             // when the next visit may find room, on the chooser's scale; 0: never
 	planned map[replica.Slot]float64 // of the visit under way; guarded by pumping
 	// visited is when the last visit was, on the chooser's scale; wanted the ranks that those who
-	// then stayed wait for.
+	// then stayed wait for; that map is never written again.
 	visited atomic.Int64
 	wanted  atomic.Pointer[map[replica.Slot]float64]
 }
