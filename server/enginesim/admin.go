@@ -37,7 +37,7 @@ type rankState struct {
 
 // admin serves /sim/: the simulator's own routes, which no fault touches.
 func (l *life) admin(w http.ResponseWriter, r *http.Request) {
-	c := &call{w: w, r: r, record: &Record{}}
+	c := &call{w: w, r: r, record: &Record{}, book: &l.records}
 	switch r.Method + " " + r.URL.Path {
 	case "GET /sim/state":
 		c.reply(http.StatusOK, l.state())

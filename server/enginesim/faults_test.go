@@ -159,6 +159,29 @@ func TestTheEngineRemembersWhatItSaw(t *testing.T) {
 	}
 }
 
+func TestRequestsAreReadWhileTheyAreAnswered(t *testing.T) {
+	r := start(t, fast())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 100 {
+			_, _ = r.get(t, "/metrics")
+		}
+	}()
+	for answered := false; !answered; {
+		for _, req := range r.Requests() {
+			if req.Status != 0 && req.Status != 200 {
+				t.Errorf("status %d", req.Status)
+			}
+		}
+		select {
+		case <-done:
+			answered = true
+		default:
+		}
+	}
+}
+
 func TestTheAdminRoutes(t *testing.T) {
 	r := start(t, fast())
 	if code, body := r.post(t, "/sim/faults", `{"slow":"1ms","status":500}`); code != 200 || !strings.Contains(string(body), `"slow":"1ms"`) {

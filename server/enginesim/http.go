@@ -21,6 +21,7 @@ type call struct {
 	r      *http.Request
 	faults Faults
 	record *Record
+	book   *recordBox // whose lock guards record
 	body   []byte
 }
 
@@ -108,7 +109,7 @@ func (l *life) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Server", "uvicorn")
-	c := &call{w: w, r: r, faults: l.faults.request(r.URL.Path), record: l.newRecord(r)}
+	c := &call{w: w, r: r, faults: l.faults.request(r.URL.Path), record: l.newRecord(r), book: &l.records}
 	l.records.add(c.record)
 	if l.early(r.Context(), c) {
 		return
@@ -210,7 +211,7 @@ func (c *call) reply(status int, v any) {
 }
 
 func (c *call) send(status int, kind string, body []byte) {
-	c.record.Status = status
+	c.book.update(func() { c.record.Status = status })
 	if kind != "" {
 		c.w.Header().Set("Content-Type", kind)
 	}

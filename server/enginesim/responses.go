@@ -194,7 +194,7 @@ func (l *life) responseTurns(req *responseRequest) ([]vocab.Message, *apiError) 
 // responsesBackground answers at once and goes on by itself until cancelled.
 func (l *life) responsesBackground(c *call, a *responseAnswer, s *sampling, p promptIDs) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.r.Context()))
-	own := &call{w: &keeper{header: http.Header{}}, r: c.r.WithContext(ctx), record: c.record}
+	own := &call{w: &keeper{header: http.Header{}}, r: c.r.WithContext(ctx), record: c.record, book: c.book}
 	g := l.start(own, s, "", []promptIDs{p})
 	if g == nil {
 		cancel()
