@@ -102,13 +102,9 @@ func (s *routing) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRe
 }
 
 func (s *routing) GetLoads(_ context.Context, in *kvpilotv1.GetLoadsRequest) (*kvpilotv1.GetLoadsResponse, error) {
-	list := s.api.Registry.Snapshot().Replicas
-	if in.GetModel() != "" {
-		pool, err := s.api.pool(in.GetModel())
-		if err != nil {
-			return nil, err
-		}
-		list = pool.Replicas
+	list, err := s.api.replicasOf(in.GetModel())
+	if err != nil {
+		return nil, err
 	}
 	now := time.Now()
 	out := &kvpilotv1.GetLoadsResponse{}

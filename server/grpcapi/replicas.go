@@ -92,14 +92,22 @@ func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (*kvpi
 	return &kvpilotv1.DrainResponse{Replica: s.api.replicaProto(r)}, nil
 }
 
+// replicasOf are the replicas that serve a model; no name means all there are.
+func (a *API) replicasOf(model string) ([]*replica.Replica, error) {
+	if model == "" {
+		return a.Registry.Snapshot().Replicas, nil
+	}
+	pool, err := a.pool(model)
+	if err != nil {
+		return nil, err
+	}
+	return pool.Replicas, nil
+}
+
 func (s *replicas) List(_ context.Context, in *kvpilotv1.ListRequest) (*kvpilotv1.ListResponse, error) {
-	list := s.api.Registry.Snapshot().Replicas
-	if in.GetModel() != "" {
-		pool, err := s.api.pool(in.GetModel())
-		if err != nil {
-			return nil, err
-		}
-		list = pool.Replicas
+	list, err := s.api.replicasOf(in.GetModel())
+	if err != nil {
+		return nil, err
 	}
 	out := &kvpilotv1.ListResponse{}
 	for _, r := range list {

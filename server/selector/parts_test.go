@@ -116,7 +116,7 @@ func matches(tree *selector.Tree, text string) map[replica.Slot]int {
 }
 
 // S-30: insert, split, match, remove, eviction.
-func TestScenario30Tree(t *testing.T) {
+func TestS30Tree(t *testing.T) {
 	now := time.Unix(0, 0)
 	tree := selector.NewTree(selector.DefaultTreeConfig())
 	tree.Insert(0, "hello world", now)
@@ -151,7 +151,7 @@ func TestScenario30Tree(t *testing.T) {
 	}
 }
 
-func TestScenario30TreeEvictsTheOldest(t *testing.T) {
+func TestS30TreeEvictsTheOldest(t *testing.T) {
 	cfg := selector.TreeConfig{Evict: true, EvictAbove: 100, EvictTo: 60, EvictEvery: time.Second}
 	tree := selector.NewTree(cfg)
 	for i := range 12 { // 10 characters each, all different from the first on

@@ -88,7 +88,7 @@ func TestTemperatureDrawsBySoftmax(t *testing.T) {
 }
 
 // S-18, the part of choice.
-func TestScenario18HigherOverlapWins(t *testing.T) {
+func TestS18HigherOverlapWins(t *testing.T) {
 	for _, policy := range []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.WeightedScorers} {
 		d := question(policy, 4096, decision.Candidate{GPU: 1024}, decision.Candidate{GPU: 2048})
 		if got := chosen(d); got != "B" {
@@ -106,7 +106,7 @@ func TestScenario18HigherOverlapWins(t *testing.T) {
 }
 
 // S-19, the part of choice: equal overlap, lower load wins, and it flips when the load does.
-func TestScenario19EqualOverlapLowerLoadWins(t *testing.T) {
+func TestS19EqualOverlapLowerLoadWins(t *testing.T) {
 	for _, policy := range []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.LeastTokens} {
 		busy := decision.Candidate{GPU: 1024, QueuedTokens: 8 * 3000, Waiting: 8, Requests: 8, Backlog: 3}
 		if got := chosen(question(policy, 4096, busy, decision.Candidate{GPU: 1024})); got != "B" {
@@ -127,7 +127,7 @@ func TestScenario19EqualOverlapLowerLoadWins(t *testing.T) {
 }
 
 // S-16, the part of choice: without ids a choice is made all the same, by load.
-func TestScenario16WithoutIDsLoadDecides(t *testing.T) {
+func TestS16WithoutIDsLoadDecides(t *testing.T) {
 	for _, policy := range []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.WeightedScorers, decision.PrefixAffinity} {
 		d := question(policy, 0, decision.Candidate{Requests: 3, Waiting: 3, QueuedTokens: 900, Backlog: 1}, decision.Candidate{})
 		d.Keyless = true
@@ -215,7 +215,7 @@ func TestPowerOfTwoTakesTheLessBusyOfTwo(t *testing.T) {
 }
 
 // S-29: the rules of prefix-affinity.
-func TestScenario29PrefixAffinity(t *testing.T) {
+func TestS29PrefixAffinity(t *testing.T) {
 	tests := []struct {
 		name   string
 		chars  int
