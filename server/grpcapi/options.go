@@ -27,6 +27,7 @@ const (
 	headerReserve   = "X-Kvpilot-Reserve"
 	headerDryRun    = "X-Kvpilot-Dry-Run"
 	headerExplain   = "X-Kvpilot-Explain"
+	headerReports   = "X-Kvpilot-Reports" // all, or end: the first token is not told
 	headerPath      = "X-Kvpilot-Path"
 	headerTruncated = "X-Body-Truncated"
 )

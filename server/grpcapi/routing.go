@@ -88,6 +88,13 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	if q.Lease, err = lease(h); err != nil {
 		return nil, err
 	}
+	switch first(h, headerReports) {
+	case "", "all":
+	case "end":
+		q.EndOnly = true
+	default:
+		return nil, invalid(headerReports, "it must be all or end")
+	}
 	a, err := s.choose(ctx, q, 0)
 	if err != nil {
 		return nil, err

@@ -39,6 +39,8 @@ type Question struct {
 	Reserve bool
 	Lease   time.Duration
 	DryRun  bool
+	// EndOnly says that the caller will report the end and not the first token.
+	EndOnly bool
 	// Received is when the question was seen.
 	Received time.Time
 }
@@ -68,7 +70,8 @@ func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
 	}
 	ask := j.ask(r)
 	ask.DryRun = q.DryRun || !q.Reserve
-	ask.Unstreamed = false
+	// Nobody sees the first token of an answer that comes whole.
+	ask.Unstreamed = q.EndOnly || len(q.Body) > 0 && !j.req.Truncated && !j.req.Stream
 	if ask.ExpectedOutput == 0 {
 		ask.ExpectedOutput = q.ExpectedOutput
 	}

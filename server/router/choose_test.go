@@ -50,6 +50,34 @@ func TestChoosingWithoutSending(t *testing.T) {
 	}
 }
 
+// Whoever cannot report the first token must not hold the rank's queue up until the end.
+func TestAPromptOfWhichNobodyTellsIsDoneWhenPredicted(t *testing.T) {
+	const streamed = `{"model":"m","stream":true,"prompt":"a long text"}`
+	for name, c := range map[string]struct {
+		q    router.Question
+		done bool
+	}{
+		"the end only":       {router.Question{Body: []byte(streamed), EndOnly: true}, true},
+		"not streamed":       {router.Question{Body: []byte(`{"model":"m","prompt":"a long text"}`)}, true},
+		"everything is told": {router.Question{Body: []byte(streamed)}, false},
+		"cut off":            {router.Question{Body: []byte(`{"model":"m","prompt":"a long te`), Truncated: true}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, 1, nil)
+			f.engines[0].tokenizes(text(200, `{"count":2000,"max_model_len":4096,"tokens":[`+strings.Repeat("5,", 1999)+`5]}`))
+			c.q.Route, c.q.Reserve = openai.RouteCompletions, true
+			a, err := f.router.Choose(t.Context(), &c.q)
+			must(t, err)
+			defer a.Release(chooser.Result{})
+			whole := f.book.View(a.Slot, time.Now())
+			later := f.book.View(a.Slot, time.Now().Add(time.Hour))
+			if done := later.Prefilling == 0; whole.InFlight != 1 || done != c.done {
+				t.Errorf("booked %d, an hour later %d are in prefill; want it done: %v", whole.InFlight, later.Prefilling, c.done)
+			}
+		})
+	}
+}
+
 func TestEncodingGivesAllIDs(t *testing.T) {
 	f := start(t, 1, nil)
 	a, err := f.router.Encode(t.Context(), &router.Question{Model: "m", Text: "once upon a time"})
