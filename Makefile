@@ -55,9 +55,12 @@ bench-smoke: ## run every Go benchmark once, to see that it still works
 	@$(GO) test -short -run '^$$' -bench . -benchtime 1x -timeout 300s ./... > .bench.out 2>&1; status=$$?; \
 	grep -vE '^(ok|\?|PASS|goos|goarch|pkg|cpu)' .bench.out; rm -f .bench.out; exit $$status
 
-.PHONY: test-haproxy conformance bench-stream bench-proxies
+.PHONY: test-haproxy test-nginx conformance bench-stream bench-proxies
 test-haproxy: ## run deploy/haproxy with a real HAProxy, when one is installed
-	$(GO) test -count=1 -timeout 120s -v ./test/haproxy
+	$(GO) test -count=1 -timeout 300s -v -run HAProxy ./test/direct
+
+test-nginx: ## run deploy/nginx with a real nginx and njs, when both are installed
+	$(GO) test -count=1 -timeout 300s -v -run Nginx ./test/direct
 
 conformance: ## compare the official SDKs' answers through kvpilot and from a replica directly
 	$(GO) test -count=1 -timeout 600s -v ./test/conformance

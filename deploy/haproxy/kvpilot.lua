@@ -1,18 +1,30 @@
--- Asks kvpilot which replica should answer a request, and tells it when the answer begins and
--- ends. The request then goes straight from HAProxy to the replica.
+-- Asks kvpilot which replica should answer a request, and tells it what becomes of the request. The
+-- request itself goes straight from HAProxy to the replica.
 --
 -- In haproxy.cfg:  lua-load kvpilot.lua
---   http-request  lua.kvpilot_choose            sets txn.kvpilot_host and txn.kvpilot_port, or answers itself
---   filter        lua.kvpilot                   reports first byte and end
--- Environment of HAProxy: KVPILOT_URL (default http://127.0.0.1:8080), KVPILOT_TIMEOUT_MS (default 5000),
--- KVPILOT_LEASE_MS (default 600000: a booking of which nobody hears any more ends by itself).
+--   http-request         lua.kvpilot_choose       sets txn.kvpilot_host and txn.kvpilot_port, or answers itself
+--   filter               lua.kvpilot              reports the first token and the end, also of a request whose client left
+--   http-after-response  set-var(txn.kvpilot_status) status
+-- Environment of HAProxy:
+--   KVPILOT_URL         where kvpilot's REST surface is (default http://127.0.0.1:8080)
+--   KVPILOT_API_KEY     the key for reports, when kvpilot asks for keys; the choice is asked for with the client's own
+--   KVPILOT_TIMEOUT_MS  how long a request may wait for its choice (default 600000, as kvpilot's admission.max_wait)
+--   KVPILOT_LEASE_MS    how soon the bookings of a HAProxy that died end by themselves (default 15000)
 
 local base = os.getenv("KVPILOT_URL") or "http://127.0.0.1:8080"
-local timeout = tonumber(os.getenv("KVPILOT_TIMEOUT_MS") or "5000")
-local lease = os.getenv("KVPILOT_LEASE_MS") or "600000"
+local key = os.getenv("KVPILOT_API_KEY")
+local timeout = tonumber(os.getenv("KVPILOT_TIMEOUT_MS") or "600000")
+local lease = tonumber(os.getenv("KVPILOT_LEASE_MS") or "15000")
+
+-- How long a report may take; what is lost is made up for by the next one, or by the lease.
+local report_timeout = 5000
 
 -- The client's headers that kvpilot reads.
 local passed = { "authorization", "x-api-key", "x-request-id", "x-session-id", "x-vllm-priority", "x-kvpilot-policy", "x-kvpilot-allow", "x-kvpilot-deny", "traceparent" }
+
+-- The bookings of requests under way: how many pieces of the answer have passed, which is at most the
+-- number of tokens.
+local live = {}
 
 local function text(answer, name)
   return answer:match('"' .. name .. '"%s*:%s*"([^"\\]*)"')
@@ -46,7 +58,7 @@ end
 
 core.register_action("kvpilot_choose", { "http-req" }, function(txn)
   local body = txn.sf:req_body() or ""
-  local headers = { ["content-type"] = { "application/json" }, ["x-kvpilot-path"] = { txn.sf:path() }, ["x-kvpilot-lease-ms"] = { lease } }
+  local headers = { ["content-type"] = { "application/json" }, ["x-kvpilot-path"] = { txn.sf:path() }, ["x-kvpilot-lease-ms"] = { tostring(lease) } }
   for _, name in ipairs(passed) do
     local value = txn.sf:req_hdr(name)
     if value and value ~= "" then
@@ -54,7 +66,9 @@ core.register_action("kvpilot_choose", { "http-req" }, function(txn)
     end
   end
   local whole = tonumber(txn.sf:req_hdr("content-length") or "")
-  if whole and #body < whole then
+  if not whole then -- it comes in chunks: what is here may be its beginning
+    headers["x-body-truncated"] = { tostring(#body) }
+  elseif #body < whole then
     headers["x-body-truncated"] = { #body .. "/" .. whole }
   end
   local client = core.httpclient()
@@ -73,7 +87,11 @@ core.register_action("kvpilot_choose", { "http-req" }, function(txn)
   txn:set_var("txn.kvpilot_host", host)
   txn:set_var("txn.kvpilot_port", tonumber(port))
   txn:set_var("txn.kvpilot_replica", text(res.body, "replica_id") or "")
-  txn:set_var("txn.kvpilot_reservation", text(res.body, "reservation_id") or "")
+  local reservation = text(res.body, "reservation_id")
+  if reservation and reservation ~= "" then
+    live[reservation] = 0
+    txn:set_var("txn.kvpilot_reservation", reservation)
+  end
   local extra = res.body:match('"request_headers"%s*:%s*(%b{})')
   if extra then
     for name, value in extra:gmatch('"([^"\\]+)"%s*:%s*"([^"\\]*)"') do
@@ -82,13 +100,53 @@ core.register_action("kvpilot_choose", { "http-req" }, function(txn)
   end
 end, 0)
 
+-- post sends reports, one JSON object per line.
+local function post(path, body)
+  local headers = { ["content-type"] = { "application/x-ndjson" } }
+  if key then
+    headers["authorization"] = { "Bearer " .. key }
+  end
+  core.httpclient():post({ url = base .. path, headers = headers, body = body, timeout = report_timeout })
+end
+
 -- report tells kvpilot about a booking, without anybody waiting for it.
-local function report(reservation, what)
+local function report(reservation, what, body)
   core.register_task(function()
-    core.httpclient():post({ url = base .. "/kvpilot/v1/reservations/" .. reservation .. ":" .. what,
-      headers = { ["content-type"] = { "application/json" } }, body = "{}", timeout = timeout })
+    post("/kvpilot/v1/reservations/" .. reservation .. ":" .. what, body)
   end)
 end
+
+-- Every third of a lease, one report for all bookings says how far they are, so that leases can be short
+-- however long the answers are.
+core.register_task(function()
+  local most = 500 -- reports in one request: HAProxy's buffer holds it whole
+  while true do
+    core.msleep(math.max(100, lease // 3))
+    local lines, n = {}, 0
+    local function flush()
+      if n > 0 then
+        post("/kvpilot/v1/reservations:track", table.concat(lines, "\n"))
+        lines, n = {}, 0
+      end
+    end
+    local now = {}
+    for reservation, pieces in pairs(live) do -- a copy: live changes while reports are under way
+      now[reservation] = pieces
+    end
+    for reservation, pieces in pairs(now) do
+      n = n + 1
+      if pieces > 0 then
+        lines[n] = string.format('{"decode_progress":{"reservation_id":"%s","output_tokens":%d}}', reservation, pieces)
+      else
+        lines[n] = string.format('{"renew":{"reservation_id":"%s"}}', reservation)
+      end
+      if n == most then
+        flush()
+      end
+    end
+    flush()
+  end
+end)
 
 local Life = {}
 Life.id = "kvpilot: life of a booking"
@@ -96,38 +154,71 @@ Life.flags = filter.FLT_CFG_FL_HTX
 Life.__index = Life
 
 function Life:new()
-  return setmetatable({}, Life)
+  return setmetatable({ streamed = false, complete = false }, Life)
 end
 
 function Life:start_analyze(txn, chn)
-  if not chn:is_resp() then
-    return
+  if chn:is_resp() then
+    filter.register_data_filter(self, chn)
   end
-  filter.register_data_filter(self, chn)
+end
+
+-- reservation is this request's booking; nil when there is none, or none any more.
+function Life:reservation(txn)
+  local id = txn:get_var("txn.kvpilot_reservation")
+  if id and id ~= "" and live[id] then
+    return id
+  end
 end
 
 function Life:http_headers(txn, msg)
-  if not msg.channel:is_resp() then
-    return
-  end
-  local reservation = txn:get_var("txn.kvpilot_reservation")
-  if reservation and reservation ~= "" then
-    report(reservation, "prefillCompleted")
+  if msg.channel:is_resp() then
+    local kind = msg:get_headers()["content-type"]
+    self.streamed = kind ~= nil and kind[0] ~= nil and kind[0]:find("text/event-stream", 1, true) == 1
   end
 end
 
--- Without this function HAProxy 2.6 holds the payload back; with it, all of it goes on.
+-- The head of a stream comes before its first token, which comes with the first piece. HAProxy 2.6 calls
+-- this also without anything new. What it leaves alone goes on.
 function Life:http_payload(txn, msg)
+  if not self.streamed or not msg.channel:is_resp() or msg:input() == 0 then
+    return
+  end
+  local reservation = self:reservation(txn)
+  if not reservation then
+    return
+  end
+  live[reservation] = live[reservation] + 1
+  if live[reservation] == 1 then
+    report(reservation, "prefillCompleted", "{}")
+  end
 end
 
 function Life:http_end(txn, msg)
-  if not msg.channel:is_resp() then
+  if msg.channel:is_resp() then
+    self.complete = true
+    self:release(txn)
+  end
+end
+
+-- Every way out ends here: a client that left, a replica that could not be reached or died, a timeout.
+function Life:end_analyze(txn, chn)
+  self:release(txn)
+end
+
+function Life:release(txn)
+  local reservation = self:reservation(txn)
+  if not reservation then
     return
   end
-  local reservation = txn:get_var("txn.kvpilot_reservation")
-  if reservation and reservation ~= "" then
-    report(reservation, "release")
+  live[reservation] = nil
+  local how = "END_CANCELED"
+  if self.complete then
+    how = "END_COMPLETED"
+  elseif (txn:get_var("txn.kvpilot_status") or 0) >= 500 then
+    how = "END_FAILED"
   end
+  report(reservation, "release", '{"end":"' .. how .. '"}')
 end
 
 core.register_filter("kvpilot", Life, function(self, args)

@@ -1,8 +1,11 @@
-// Package haproxy runs deploy/haproxy with a real HAProxy, when one is installed.
-package haproxy
+// Package direct runs the proxies of deploy/ for real, where they are installed: kvpilot chooses, the
+// proxy streams straight from the replica, and no booking is left behind however a request ends.
+package direct
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -11,41 +14,71 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/server/grpcapi"
+	"github.com/kvpilot/kvpilot/server/secret"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
-func program(t *testing.T) string {
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("net/http.(*persistConn).readLoop"), goleak.IgnoreTopFunction("net/http.(*persistConn).writeLoop"))
+}
+
+// proxy is one of the programs under test.
+type proxy interface {
+	// start starts it in front of a router and returns its base URL.
+	start(t *testing.T, router string, o proxyOptions) string
+}
+
+// proxyOptions are what a test may set.
+type proxyOptions struct {
+	lease time.Duration
+	key   string // for reports
+}
+
+// find names the program, or skips the test.
+func find(t *testing.T, name, hint string) string {
 	t.Helper()
-	for _, name := range []string{"haproxy", "/usr/sbin/haproxy", "/usr/local/sbin/haproxy"} {
-		if path, err := exec.LookPath(name); err == nil {
+	for _, at := range []string{name, "/usr/sbin/" + name, "/usr/local/sbin/" + name} {
+		if path, err := exec.LookPath(at); err == nil {
 			return path
 		}
 	}
-	t.Skip("no haproxy is installed (Debian: apt install haproxy)")
+	t.Skipf("no %s is installed (Debian: %s)", name, hint)
 	return ""
 }
 
-// start starts HAProxy with the shipped configuration in front of s, and returns its base URL.
-func start(t *testing.T, router string) string {
+func deployed(t *testing.T, name string) string {
 	t.Helper()
-	name := program(t)
+	dir, err := filepath.Abs("../../deploy/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := l.Addr().String()
-	l.Close()
-	dir, err := filepath.Abs("../../deploy/haproxy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), name, "-db", "-f", filepath.Join(dir, "haproxy.cfg"))
-	cmd.Env = append(os.Environ(), "KVPILOT_URL=http://"+router, "KVPILOT_ADDRESS="+router, "KVPILOT_BIND="+address, "KVPILOT_LUA="+filepath.Join(dir, "kvpilot.lua"))
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &log, &log
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// launch runs the program until the test ends, and waits until it listens.
+func launch(t *testing.T, cmd *exec.Cmd, address string) string {
+	t.Helper()
+	log := &output{}
+	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 3 * time.Second
 	if err := cmd.Start(); err != nil {
@@ -55,25 +88,61 @@ func start(t *testing.T, router string) string {
 		cmd.Process.Kill() //nolint:errcheck // it may have ended
 		cmd.Wait()         //nolint:errcheck // killed
 		if t.Failed() {
-			t.Logf("haproxy said:\n%s", log.String())
+			t.Logf("%s said:\n%s", filepath.Base(cmd.Path), log)
 		}
 	})
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		c, err := net.Dial("tcp", address)
 		if err == nil {
 			c.Close()
 			return "http://" + address
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("haproxy does not listen:\n%s", log.String())
+			t.Fatalf("%s does not listen:\n%s", filepath.Base(cmd.Path), log)
 		}
 	}
 }
 
-func post(t *testing.T, url, body string) (*http.Response, string) {
+// output is what a program writes, readable meanwhile.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+func startStack(t *testing.T, replicas int) *stack.Stack {
 	t.Helper()
-	client := http.Client{Timeout: 15 * time.Second}
-	resp, err := client.Post(url, "application/json", strings.NewReader(body))
+	return stack.Start(t, stack.Options{Replicas: replicas})
+}
+
+func post(t *testing.T, url, body string, header ...string) (*http.Response, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	return do(t, req)
+}
+
+func do(t *testing.T, req *http.Request) (*http.Response, string) {
+	t.Helper()
+	client := http.Client{Timeout: 2 * time.Minute}
+	resp, err := client.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,75 +154,353 @@ func post(t *testing.T, url, body string) (*http.Response, string) {
 	return resp, string(b)
 }
 
-const chat = `{"model":"sim","messages":[{"role":"user","content":"%s"}],"max_tokens":5,"stream":%v}`
+const (
+	chat = `{"model":"sim","messages":[{"role":"user","content":"%s"}],"max_tokens":5,"stream":%v}`
+	// long is an answer that goes on until its client leaves.
+	long = `{"model":"sim","messages":[{"role":"user","content":"a long story"}],"max_tokens":2000,"ignore_eos":true,"stream":true}`
+)
 
-func TestHAProxyStreamsFromTheChosenReplica(t *testing.T) {
-	program(t)
-	s := stack.Start(t, stack.Options{})
-	url := start(t, s.HTTP)
+// testProxy is what every proxy must do.
+func testProxy(t *testing.T, p proxy) {
+	t.Run("streams from the chosen replica", func(t *testing.T) { testStreams(t, p) })
+	t.Run("passes true status codes", func(t *testing.T) { testStatuses(t, p) })
+	t.Run("routes long bodies", func(t *testing.T) { testLongBodies(t, p) })
+	t.Run("frees what a leaving client had booked", func(t *testing.T) { testLeaving(t, p) })
+	t.Run("waits for a choice that is held", func(t *testing.T) { testHeld(t, p) })
+	t.Run("frees what a failing replica had booked", func(t *testing.T) { testFailing(t, p) })
+	t.Run("needs a key where kvpilot does", func(t *testing.T) { testKeys(t, p) })
+}
+
+func testStreams(t *testing.T, p proxy) {
+	s := startStack(t, 2)
+	url := p.start(t, s.HTTP, proxyOptions{})
 	for _, stream := range []bool{false, true} {
-		resp, body := post(t, url+"/v1/chat/completions", fmt.Sprintf(chat, "hi", stream))
+		resp, body := post(t, url+"/v1/chat/completions", fmt.Sprintf(chat, "hi", stream), "X-Request-Id", "mine")
 		if resp.StatusCode != http.StatusOK || resp.Header.Get("X-Kvpilot-Replica") == "" {
 			t.Fatalf("stream %v: got %d, replica %q: %s", stream, resp.StatusCode, resp.Header.Get("X-Kvpilot-Replica"), body)
 		}
 		if stream != strings.HasSuffix(body, "data: [DONE]\n\n") {
 			t.Errorf("stream %v: got %q", stream, body)
 		}
+		if !strings.Contains(body, "chatcmpl-mine") {
+			t.Errorf("the replica did not see the request's id: %s", body)
+		}
 	}
-	if resp, body := post(t, url+"/v1/chat/completions", fmt.Sprintf(chat, strings.Repeat("long ", 55_000), true)); resp.StatusCode != http.StatusOK || !strings.HasSuffix(body, "[DONE]\n\n") {
-		t.Errorf("a body beyond HAProxy's buffer: got %d %.300s", resp.StatusCode, body)
+	for _, path := range []string{"/v1/completions", "/v1/responses", "/v1/messages"} {
+		resp, body := post(t, url+path, `{"model":"sim","prompt":"hi","input":"hi","messages":[{"role":"user","content":"hi"}],"max_tokens":3}`)
+		if resp.StatusCode != http.StatusOK || resp.Header.Get("X-Kvpilot-Replica") == "" {
+			t.Errorf("%s: got %d %s", path, resp.StatusCode, body)
+		}
 	}
-	resp, err := http.Get(url + "/v1/models")
-	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Errorf("other routes: %v, %v", resp, err)
+	if n := metric(t, s, "kvpilot_router_requests_total"); n != 0 {
+		t.Errorf("%v of these requests went through kvpilot", n)
 	}
-	resp.Body.Close()
-	released(t, s)
-}
-
-// released waits until the router holds no booking.
-func released(t *testing.T, s *stack.Stack) {
-	t.Helper()
-	last := ""
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		resp, err := http.Get("http://" + s.Admin + "/metrics")
+	for path, want := range map[string]int{"/v1/models": 200, "/v1/models/sim": 200, "/v1/nothing": 404, "/v1/chat/completions": 405} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+path, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, _ := io.ReadAll(resp.Body)
-		resp.Body.Close()
-		held := false
-		for line := range strings.Lines(string(text)) {
-			if strings.HasPrefix(line, "kvpilot_load_reservations") && !strings.Contains(line, "_total") && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
-				held, last = true, line
-			}
-		}
-		if !held {
-			return
+		if resp, body := do(t, req); resp.StatusCode != want {
+			t.Errorf("GET %s, kvpilot's to answer: got %d %s, want %d", path, resp.StatusCode, body, want)
 		}
 	}
-	t.Errorf("a booking is left: %s", last)
+	released(t, s)
+	if n := metric(t, s, "kvpilot_load_ended_total", `reason="released"`); n != 5 {
+		t.Errorf("%v bookings were released, want 5", n)
+	}
 }
 
-func TestTrueStatusCodesReachTheClient(t *testing.T) {
-	program(t)
-	s := stack.Start(t, stack.Options{})
-	url := start(t, s.HTTP)
+func testStatuses(t *testing.T, p proxy) {
+	s := startStack(t, 2)
+	url := p.start(t, s.HTTP, proxyOptions{})
 	for name, c := range map[string]struct {
 		body   string
 		status int
 	}{
 		"bad JSON":      {`{"model":`, http.StatusBadRequest},
+		"no body":       {``, http.StatusBadRequest},
 		"unknown model": {`{"model":"nobody","messages":[{"role":"user","content":"x"}]}`, http.StatusNotFound},
 		"the engine's":  {`{"model":"sim","messages":[{"role":"user","content":"x"}],"max_tokens":-5}`, http.StatusBadRequest},
 	} {
 		resp, body := post(t, url+"/v1/chat/completions", c.body)
-		if resp.StatusCode != c.status || !strings.Contains(body, `"message"`) {
+		if resp.StatusCode != c.status || !strings.Contains(body, `"message"`) || resp.Header.Get("Content-Type") != "application/json" {
 			t.Errorf("%s: got %d %s, want %d", name, resp.StatusCode, body, c.status)
 		}
 	}
-	gone := start(t, "127.0.0.1:1")
-	if resp, body := post(t, gone+"/v1/chat/completions", fmt.Sprintf(chat, "hi", false)); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, "router_unreachable") {
+	released(t, s)
+	gone := p.start(t, "127.0.0.1:1", proxyOptions{})
+	resp, body := post(t, gone+"/v1/chat/completions", fmt.Sprintf(chat, "hi", false))
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, "router_unreachable") {
 		t.Errorf("no router: got %d %s", resp.StatusCode, body)
 	}
+}
+
+// testLongBodies sends bodies around and beyond what a proxy shows to kvpilot, with and without their length.
+func testLongBodies(t *testing.T, p proxy) {
+	s := stack.Start(t, stack.Options{Engine: func(c *enginesim.Config) {
+		c.Core.MaxModelLen, c.Core.Blocks, c.Core.Timing.Speed = 6<<20, 400_000, 1e6
+	}})
+	url := p.start(t, s.HTTP, proxyOptions{})
+	sizes := []int{200 << 10, 300 << 10, 6 << 20}
+	if testing.Short() {
+		sizes = sizes[:2]
+	}
+	for _, size := range sizes {
+		for _, chunked := range []bool{false, true} {
+			body := fmt.Sprintf(chat, strings.Repeat("lång ", size/6), true)
+			var from io.Reader = strings.NewReader(body)
+			if chunked {
+				from = struct{ io.Reader }{from} // net/http cannot see its length
+			}
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/chat/completions", from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Content-Type", "application/json")
+			resp, answer := do(t, req)
+			if resp.StatusCode != http.StatusOK || resp.Header.Get("X-Kvpilot-Replica") == "" || !strings.HasSuffix(answer, "[DONE]\n\n") {
+				t.Errorf("a body of %d bytes, chunked %v: got %d %.300s", len(body), chunked, resp.StatusCode, answer)
+			}
+		}
+	}
+	released(t, s)
+}
+
+// testLeaving has clients leave before the first token and in mid-stream.
+func testLeaving(t *testing.T, p proxy) {
+	s := startStack(t, 1)
+	url := p.start(t, s.HTTP, proxyOptions{})
+	// leave sends a request and leaves it once the replica works on it and what is waited for has come.
+	leave := func(t *testing.T, wait func(*http.Response)) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(long))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		answers, done := make(chan *http.Response, 1), make(chan struct{})
+		go func() {
+			defer close(done)
+			if resp, err := http.DefaultTransport.RoundTrip(req); err == nil {
+				answers <- resp
+			}
+		}()
+		waitFor(t, "the booking", func() bool { return metric(t, s, "kvpilot_load_reservations") == 1 && running(t, s) == 1 })
+		if wait != nil {
+			select {
+			case resp := <-answers:
+				defer resp.Body.Close()
+				wait(resp)
+			case <-time.After(20 * time.Second):
+				t.Error("no answer within 20 s")
+			}
+		}
+		cancel()
+		<-done
+	}
+	t.Run("in mid-stream", func(t *testing.T) {
+		slow(t, s, time.Hour)
+		leave(t, func(resp *http.Response) {
+			if line, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil || !strings.HasPrefix(line, "data: ") {
+				t.Errorf("the stream begins with %q, %v", line, err)
+			}
+		})
+		ended(t, s)
+	})
+	t.Run("before the first token", func(t *testing.T) {
+		faults(t, s, `{"stall":true}`)
+		leave(t, nil)
+		ended(t, s)
+		faults(t, s, `{}`)
+	})
+}
+
+// testHeld has requests wait for their choice, longer than the programs let scripts run by themselves. The
+// client of one leaves meanwhile, and keeps nobody else from being answered.
+func testHeld(t *testing.T, p proxy) {
+	if testing.Short() {
+		t.Skip("a wait of six seconds")
+	}
+	s := stack.Start(t, stack.Options{Replicas: 1, Configure: func(c *config.Config) { c.Chooser.HoldAbove = time.Millisecond }})
+	url := p.start(t, s.HTTP, proxyOptions{lease: 3 * time.Second})
+	busy := `{"model":"sim","lease":"6s","token_ids":{"ids":[` + strings.Repeat("7,", 120_000) + `7]}}`
+	if resp, body := post(t, "http://"+s.HTTP+"/kvpilot/v1/choose", busy); resp.StatusCode != http.StatusOK {
+		t.Fatalf("the booking that makes the replica busy: %d %s", resp.StatusCode, body)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(long))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		if resp, err := http.DefaultTransport.RoundTrip(req); err == nil {
+			resp.Body.Close()
+		}
+	}()
+	waitFor(t, "the request is held", func() bool { return metric(t, s, "kvpilot_chooser_held_total") == 1 })
+	cancel()
+	<-left
+	resp, body := post(t, url+"/v1/chat/completions", fmt.Sprintf(chat, "hi", true))
+	if resp.StatusCode != http.StatusOK || !strings.HasSuffix(body, "[DONE]\n\n") {
+		t.Errorf("got %d %s", resp.StatusCode, body)
+	}
+	if n := metric(t, s, "kvpilot_chooser_held_total"); n < 2 {
+		t.Errorf("%v requests were held, want both", n)
+	}
+	waitFor(t, "the engine has nothing to do", func() bool { return running(t, s) == 0 })
+	released(t, s)
+}
+
+// testFailing has replicas break off, refuse and vanish.
+func testFailing(t *testing.T, p proxy) {
+	for name, c := range map[string]struct {
+		faults string
+		status int
+	}{
+		"breaks off":      {`{"die_after":3,"paths":["/v1/chat"]}`, 200},
+		"cuts":            {`{"cut":true,"paths":["/v1/chat"]}`, 502},
+		"refuses":         {`{"status":429,"paths":["/v1/chat"]}`, 429},
+		"fails in stream": {`{"error_after":3,"paths":["/v1/chat"]}`, 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startStack(t, 1)
+			url := p.start(t, s.HTTP, proxyOptions{})
+			faults(t, s, c.faults)
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/chat/completions", strings.NewReader(long))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Content-Type", "application/json")
+			resp, err := http.DefaultTransport.RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			if resp.StatusCode != c.status {
+				t.Errorf("got %d, want %d", resp.StatusCode, c.status)
+			}
+			io.Copy(io.Discard, resp.Body) //nolint:errcheck // some are meant to break off
+			ended(t, s)
+		})
+	}
+}
+
+func testKeys(t *testing.T, p proxy) {
+	s := stack.Start(t, stack.Options{Replicas: 1, Configure: func(c *config.Config) {
+		c.API.Keys = []grpcapi.Key{{Name: "team", Key: secret.New("team-secret")}, {Name: "proxy", Key: secret.New("proxy-secret")}}
+	}})
+	url := p.start(t, s.HTTP, proxyOptions{key: "proxy-secret"})
+	if resp, body := post(t, url+"/v1/chat/completions", fmt.Sprintf(chat, "hi", true)); resp.StatusCode != http.StatusUnauthorized {
+		t.Errorf("without a key: %d %s", resp.StatusCode, body)
+	}
+	resp, body := post(t, url+"/v1/chat/completions", fmt.Sprintf(chat, "hi", true), "Authorization", "Bearer team-secret")
+	if resp.StatusCode != http.StatusOK || !strings.HasSuffix(body, "[DONE]\n\n") {
+		t.Errorf("with a key: %d %s", resp.StatusCode, body)
+	}
+	ended(t, s)
+}
+
+// slow makes long answers take about so long.
+func slow(t *testing.T, s *stack.Stack, d time.Duration) {
+	t.Helper()
+	for _, url := range s.Replicas {
+		// At speed 1 a token takes about 20 ms; long asks for 2000.
+		speed := 2000 * 0.02 / d.Seconds()
+		if resp, body := post(t, url+"/sim/speed", fmt.Sprintf(`{"speed":%g}`, speed)); resp.StatusCode != http.StatusOK {
+			t.Fatalf("%d %s", resp.StatusCode, body)
+		}
+	}
+}
+
+func faults(t *testing.T, s *stack.Stack, text string) {
+	t.Helper()
+	for _, url := range s.Replicas {
+		if resp, body := post(t, url+"/sim/faults", text); resp.StatusCode != http.StatusOK {
+			t.Fatalf("%d %s", resp.StatusCode, body)
+		}
+	}
+}
+
+// running counts the requests that the replicas work on.
+func running(t *testing.T, s *stack.Stack) int {
+	t.Helper()
+	n := 0
+	for _, url := range s.Replicas {
+		resp, err := http.Get(url + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		n += int(sum(string(text), "vllm:num_requests_running") + sum(string(text), "vllm:num_requests_waiting"))
+	}
+	return n
+}
+
+// ended waits until the replicas work on nothing and nothing is booked, and wants that to be so because it was
+// reported and not because a lease ran out.
+func ended(t *testing.T, s *stack.Stack) {
+	t.Helper()
+	waitFor(t, "the engine gives the request up", func() bool { return running(t, s) == 0 })
+	released(t, s)
+	if n := metric(t, s, "kvpilot_load_ended_total", `reason="expired"`); n != 0 {
+		t.Errorf("%v bookings ended with their lease", n)
+	}
+}
+
+// released waits until the router holds no booking.
+func released(t *testing.T, s *stack.Stack) {
+	t.Helper()
+	waitFor(t, "no booking is left", func() bool { return metric(t, s, "kvpilot_load_reservations") == 0 })
+}
+
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Errorf("%s: not within 20 s", what)
+			return
+		}
+	}
+}
+
+// metric sums the router's samples of a name whose labels hold all the texts.
+func metric(t *testing.T, s *stack.Stack, name string, labels ...string) float64 {
+	t.Helper()
+	resp, err := http.Get("http://" + s.Admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sum(string(text), name, labels...)
+}
+
+func sum(text, name string, labels ...string) (total float64) {
+next:
+	for line := range strings.Lines(text) {
+		rest, ok := strings.CutPrefix(strings.TrimSpace(line), name)
+		if !ok || rest == "" || rest[0] != '{' && rest[0] != ' ' {
+			continue
+		}
+		for _, l := range labels {
+			if !strings.Contains(rest, l) {
+				continue next
+			}
+		}
+		var v float64
+		if _, err := fmt.Sscan(rest[strings.LastIndexByte(rest, ' ')+1:], &v); err == nil {
+			total += v
+		}
+	}
+	return total
 }

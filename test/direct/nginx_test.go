@@ -1,0 +1,65 @@
+package direct
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// nginx starts nginx with what is shipped in deploy/nginx.
+type nginx struct{}
+
+// njsModules are the places where packages put njs.
+func njsModules() []string {
+	return []string{"/usr/lib/nginx/modules/ngx_http_js_module.so", "/usr/lib64/nginx/modules/ngx_http_js_module.so", "/etc/nginx/modules/ngx_http_js_module.so"}
+}
+
+func (nginx) program(t *testing.T) (name, module string) {
+	t.Helper()
+	name = find(t, "nginx", "apt install nginx libnginx-mod-http-js")
+	for _, module := range njsModules() {
+		if _, err := os.Stat(module); err == nil {
+			return name, module
+		}
+	}
+	t.Skip("nginx has no njs (Debian: apt install libnginx-mod-http-js)")
+	return "", ""
+}
+
+func (p nginx) start(t *testing.T, router string, _ proxyOptions) string {
+	t.Helper()
+	name, module := p.program(t)
+	address, dir := freeAddress(t), t.TempDir()
+	text, err := os.ReadFile(filepath.Join(deployed(t, "nginx"), "kvpilot.conf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What an installation changes: where things are.
+	conf := string(text)
+	for from, to := range map[string]string{
+		"server 127.0.0.1:8080;": "server " + router + ";", "listen 8000;": "listen " + address + ";",
+		"/etc/nginx/conf.d/kvpilot.js": filepath.Join(deployed(t, "nginx"), "kvpilot.js"),
+	} {
+		if !strings.Contains(conf, from) {
+			t.Fatalf("kvpilot.conf does not say %q", from)
+		}
+		conf = strings.ReplaceAll(conf, from, to)
+	}
+	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
+		conf += fmt.Sprintf("%s_temp_path %s;\n", kind, filepath.Join(dir, kind))
+	}
+	main := filepath.Join(dir, "nginx.conf")
+	text = fmt.Appendf(nil, "load_module %s;\ndaemon off;\nmaster_process off;\npid %s/pid;\nerror_log stderr warn;\nevents {}\nhttp {\naccess_log off;\n%s}\n", module, dir, conf)
+	if err := os.WriteFile(main, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return launch(t, exec.CommandContext(t.Context(), name, "-p", dir, "-e", "stderr", "-c", main), address)
+}
+
+func TestNginx(t *testing.T) {
+	nginx{}.program(t)
+	testProxy(t, nginx{})
+}
