@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/admin/console"
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/socket"
 	"github.com/kvpilot/kvpilot/server/telemetry"
 )
 
@@ -181,6 +182,7 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 			}
 		}
 		*d.at = listener.Addr().String()
+		listener = socket.Listener(listener)
 		if d.secure != nil {
 			listener = tls.NewListener(listener, d.secure)
 		}

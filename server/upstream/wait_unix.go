@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"syscall"
+
+	"github.com/kvpilot/kvpilot/server/socket"
 )
 
 // read reads once into the empty buffer. While nothing comes, the answer holds no buffer, so
@@ -32,17 +34,12 @@ func (a *leanAnswer) read() (int, error) {
 
 // tryRead reads from the socket, and is false when nothing is there yet.
 func (a *leanAnswer) tryRead(fd uintptr) bool {
-	for {
-		n, err := syscall.Read(int(fd), a.room())
-		switch err {
-		case syscall.EINTR:
-			continue
-		case syscall.EAGAIN:
-			putBuffer(a.buf)
-			a.buf = nil
-			return false
-		}
-		a.got.n, a.got.err = n, err
-		return true
+	n, err := socket.Read(fd, a.room())
+	if err == syscall.EAGAIN { //nolint:errorlint // a bare errno
+		putBuffer(a.buf)
+		a.buf = nil
+		return false
 	}
+	a.got.n, a.got.err = n, err
+	return true
 }
