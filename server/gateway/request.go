@@ -19,6 +19,7 @@ type request struct {
 	g        *Gateway
 	w        http.ResponseWriter
 	control  *http.ResponseController
+	flusher  flusher
 	exchange inproc.Exchange
 	body     body
 	held     int64  // bytes counted in Gateway.held
@@ -129,13 +130,29 @@ func (rq *request) apart(p []byte) (err error) {
 	return err
 }
 
+// flusher sends what was written so far.
+type flusher interface{ FlushError() error }
+
+// flusherOf is w itself where it can: the controller would look for the way anew for every piece.
+func flusherOf(w http.ResponseWriter, control *http.ResponseController) flusher {
+	if f, ok := w.(flusher); ok {
+		return f
+	}
+	return controlled{control}
+}
+
+type controlled struct{ *http.ResponseController }
+
+// FlushError implements flusher.
+func (c controlled) FlushError() error { return c.Flush() }
+
 // send hands p to the connection.
 func (rq *request) send(p []byte) error {
 	if _, err := rq.w.Write(p); err != nil {
 		return err
 	}
 	if rq.pushed {
-		return rq.control.Flush()
+		return rq.flusher.FlushError()
 	}
 	return nil
 }
@@ -171,7 +188,7 @@ func (rq *request) Write(p []byte) (int, error) {
 }
 
 // FlushError is for streams of messages.
-func (rq *request) FlushError() error { return rq.control.Flush() }
+func (rq *request) FlushError() error { return rq.flusher.FlushError() }
 
 // fail answers with an error. The first one counts.
 func (rq *request) fail(e *apierror.Error) {

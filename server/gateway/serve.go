@@ -18,6 +18,7 @@ import (
 // ServeHTTP answers one request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rq := &request{g: g, w: w, control: http.NewResponseController(w)}
+	rq.flusher = flusherOf(w, rq.control)
 	rq.exchange = inproc.Exchange{
 		Method: r.Method, Path: r.URL.EscapedPath(), RawQuery: r.URL.RawQuery,
 		Header: r.Header, RequestID: inproc.RequestID(r.Header), RemoteAddr: r.RemoteAddr, Received: time.Now(),

@@ -77,7 +77,7 @@ func (s *sink) Begin(status int, header http.Header) error {
 func (s *sink) Write(p []byte) error {
 	if s.answer != nil {
 		s.message.Data = p
-		return s.out.SendMsg(&s.message)
+		return s.answer.Message(&s.message) // as the stream's SendMsg would, without the layers between
 	}
 	// grpc-go has encoded the message when SendMsg returns; instruments may look at it later, so each
 	// piece gets a message of its own.

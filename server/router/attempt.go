@@ -110,11 +110,16 @@ func (r *Router) settle(id replica.ID, outcome upstream.Outcome) {
 	}
 }
 
+// progressStep is how many content events are reported together: fewer than a block holds, since
+// blocks are what the report is for.
+const progressStep = 8
+
 // relay passes the answer on, piece by piece as it comes. The Sink is begun with the first
 // piece, not with the head, so that a replica that dies between the two costs nothing.
 func (r *Router) relay(ctx context.Context, j *job, s trace.Span, resp *upstream.Response, to Sink) error {
 	streamed := isEventStream(resp.Header)
 	j.scan.Reset(j.req.Prompt.API, streamed)
+	reported := 0
 	for {
 		piece, err := resp.Next()
 		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
@@ -123,7 +128,8 @@ func (r *Router) relay(ctx context.Context, j *job, s trace.Span, resp *upstream
 		if err != nil {
 			return err
 		}
-		if j.scan.Feed(piece) && streamed {
+		content := j.scan.ContentEvents()
+		if content == 0 && j.scan.Feed(piece) && streamed { // a client that takes nothing must not make the prefill look longer
 			r.sawFirstToken(j, s)
 		}
 		if !j.begun {
@@ -134,8 +140,12 @@ func (r *Router) relay(ctx context.Context, j *job, s trace.Span, resp *upstream
 		if err := to.Write(piece); err != nil {
 			return gone(err)
 		}
-		if streamed {
-			j.choice.Progress(j.scan.ContentEvents())
+		if content > 0 {
+			j.scan.Feed(piece) // nobody waits for what it finds
+		}
+		if n := j.scan.ContentEvents(); streamed && n >= reported+progressStep {
+			j.choice.Progress(n)
+			reported = n
 		}
 	}
 	if streamed && j.scan.Events() > 0 && !j.scan.Done() {
