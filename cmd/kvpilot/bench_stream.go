@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 
@@ -19,23 +21,33 @@ func newBenchStreamCommand() *cobra.Command {
 		Short: "Compare kvpilot with httputil.ReverseProxy and other proxies, as processes of their own",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			self, err := os.Executable()
-			if err != nil {
-				return err
-			}
-			o.Self = []string{self, "bench", "stream", "role"}
-			o.Serve = []string{self, "serve"}
-			return streambench.Run(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return runStreamBench(cmd, o, streambench.Run)
 		},
 	}
-	cmd.Flags().BoolVar(&o.JSON, "json", false, "write JSON instead of a table")
-	cmd.Flags().IntVar(&o.Rounds, "rounds", 5, "rounds of each timed case; the median counts")
-	cmd.Flags().Float64Var(&o.Scale, "scale", 1, "share of the full number of streams and requests")
+	addStreamBenchFlags(cmd, &o, 9, "rounds of each timed case; CPU time counts by its median, latencies of all rounds together")
 	cmd.Flags().StringSliceVar(&o.Subjects, "subjects", []string{streambench.ReverseProxy, streambench.Kvpilot}, "who takes part: direct, reverseproxy, kvpilot, relay-lean, relay-std, nginx, haproxy")
 	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which cases (default all): stream-64, stream-512, allocs, small-request, large-request, idle, aborted")
 	cmd.Flags().StringVar(&o.Profiles, "profiles", "", "folder for CPU profiles of kvpilot, one per timed case")
 	cmd.AddCommand(newBenchRoleCommand())
 	return cmd
+}
+
+// addStreamBenchFlags adds the flags that both benchmarks of processes have.
+func addStreamBenchFlags(cmd *cobra.Command, o *streambench.Options, rounds int, counted string) {
+	cmd.Flags().BoolVar(&o.JSON, "json", false, "write JSON instead of a table")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", rounds, counted)
+	cmd.Flags().Float64Var(&o.Scale, "scale", 1, "share of the full number of streams and requests")
+}
+
+// runStreamBench runs one of them; it starts its processes from this binary.
+func runStreamBench(cmd *cobra.Command, o streambench.Options, run func(context.Context, streambench.Options, io.Writer, io.Writer) error) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	o.Self = []string{self, "bench", "stream", "role"}
+	o.Serve = []string{self, "serve"}
+	return run(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 }
 
 // newBenchObserveCommand measures what traces, the console and scrapes cost.
@@ -46,18 +58,10 @@ func newBenchObserveCommand() *cobra.Command {
 		Short: "Measure what traces, the console and scrapes cost a router",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			self, err := os.Executable()
-			if err != nil {
-				return err
-			}
-			o.Self = []string{self, "bench", "stream", "role"}
-			o.Serve = []string{self, "serve"}
-			return streambench.Observe(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return runStreamBench(cmd, o, streambench.Observe)
 		},
 	}
-	cmd.Flags().BoolVar(&o.JSON, "json", false, "write JSON instead of a table")
-	cmd.Flags().IntVar(&o.Rounds, "rounds", 7, "rounds of each comparison; the median counts")
-	cmd.Flags().Float64Var(&o.Scale, "scale", 1, "share of the full number of streams and requests")
+	addStreamBenchFlags(cmd, &o, 7, "rounds of each comparison; the median counts")
 	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which parts (default all): traces, console, scrape")
 	cmd.Flags().StringVar(&o.Profiles, "profiles", "", "folder for CPU profiles of the router that traces everything")
 	return cmd

@@ -53,6 +53,8 @@ type bench struct {
 	subjects []*process
 	results  []Result
 	progress io.Writer
+	round    int  // of the case that runs; it seeds the phases of streams
+	counting bool // allocations are counted
 	// warm, when set, prepares a subject for its turn; it is not measured.
 	warm func(context.Context, *process) error
 }
@@ -67,6 +69,9 @@ func Run(ctx context.Context, o Options, out, progress io.Writer) error {
 	}
 	b := &bench{options: o, dir: dir, progress: progress}
 	defer b.cleanup()
+	if err := o.makeProfiles(); err != nil {
+		return err
+	}
 	if err := b.startAll(ctx); err != nil {
 		return err
 	}
@@ -77,6 +82,14 @@ func Run(ctx context.Context, o Options, out, progress io.Writer) error {
 		return json.MarshalWrite(out, map[string]any{"results": b.results}, jsontext.Multiline(true), json.Deterministic(true))
 	}
 	return b.table(out)
+}
+
+// makeProfiles makes the folder for profiles.
+func (o Options) makeProfiles() error {
+	if o.Profiles == "" {
+		return nil
+	}
+	return os.MkdirAll(o.Profiles, 0o750)
 }
 
 func (b *bench) cleanup() {

@@ -22,7 +22,9 @@ type Result struct {
 	CPUPerUnit      float64  `json:"cpu_us,omitempty"` // per chunk or request
 	P50             float64  `json:"p50_us,omitempty"` // of chunks or requests
 	P99             float64  `json:"p99_us,omitempty"` // of chunks or requests
-	PerSecond       float64  `json:"per_s,omitempty"`  // requests
+	P99Lowest       float64  `json:"p99_us_lowest_round,omitempty"`
+	P99Highest      float64  `json:"p99_us_highest_round,omitempty"`
+	PerSecond       float64  `json:"per_s,omitempty"` // requests
 	CPUVsReverse    float64  `json:"cpu_vs_reverseproxy,omitempty"`
 	P50VsReverse    float64  `json:"p50_vs_reverseproxy,omitempty"`
 	P99VsReverse    float64  `json:"p99_vs_reverseproxy,omitempty"`
@@ -54,14 +56,14 @@ func (b *bench) streamCase(ctx context.Context, name string, n, chunks int, ever
 		if err := b.setUpstream(ctx, 2, every, false); err != nil {
 			return err
 		}
-		if _, err := streams(ctx, p.address, n, every); err != nil {
+		if _, err := streams(ctx, p.address, n, every, 0); err != nil {
 			return err
 		}
 		return b.setUpstream(ctx, chunks, every, false)
 	}
 	defer func() { b.warm = nil }()
 	return b.turns(ctx, name, rounds, func(ctx context.Context, p *process) ([]time.Duration, int, error) {
-		latencies, err := streams(ctx, p.address, n, every)
+		latencies, err := streams(ctx, p.address, n, every, uint64(b.round)) //nolint:gosec // a small number
 		return latencies, n * chunks, err
 	})
 }
@@ -70,6 +72,8 @@ func (b *bench) streamCase(ctx context.Context, name string, n, chunks int, ever
 // short ones, so that what a stream costs as such does not count.
 func (b *bench) allocCase(ctx context.Context, n int) error {
 	const short, long = 20, 320
+	b.counting = true
+	defer func() { b.counting = false }()
 	for _, p := range b.subjects {
 		if p.debug == "" {
 			continue
@@ -80,7 +84,7 @@ func (b *bench) allocCase(ctx context.Context, n int) error {
 				return err
 			}
 			one, err := b.turn(ctx, p, func(ctx context.Context, p *process) ([]time.Duration, int, error) {
-				latencies, err := streams(ctx, p.address, n, 5*time.Millisecond)
+				latencies, err := streams(ctx, p.address, n, 5*time.Millisecond, 0)
 				return latencies, n, err
 			})
 			if err != nil {
@@ -109,6 +113,7 @@ func (b *bench) turns(ctx context.Context, name string, rounds int, load func(co
 	unary := strings.HasSuffix(name, "-request")
 	all := make([][]round, len(b.subjects))
 	for i := range rounds + 1 {
+		b.round = i
 		for k := range b.subjects {
 			s := k
 			if i%2 == 1 {
@@ -138,8 +143,9 @@ func (b *bench) turns(ctx context.Context, name string, rounds int, load func(co
 	return nil
 }
 
-// compare takes the median of what each round gave against the yardstick in the same round: what
-// disturbs a machine for seconds hits both.
+// compare takes the median of the CPU time that each round gave against the yardstick in the same round: what
+// disturbs a machine for seconds hits both. Latencies are compared over all rounds together: a
+// hundredth of one round's chunks is what two or three stops of the machine make.
 func (r *Result) compare(ours, theirs []round, unary bool) {
 	against := func(value func(round) float64, of func(a, b float64) float64) float64 {
 		values := make([]float64, len(ours))
@@ -149,15 +155,25 @@ func (r *Result) compare(ours, theirs []round, unary bool) {
 		return median(values)
 	}
 	r.CPUVsReverse = against(cpuPerUnit, ratio)
-	r.P50VsReverse = against(p50, ratio)
-	r.P99VsReverse = against(p99, ratio)
+	a, b := pooled(ours), pooled(theirs)
+	r.P50VsReverse = round2(ratio(float64(quantile(a, 0.5)), float64(quantile(b, 0.5))))
+	r.P99VsReverse = round2(ratio(float64(quantile(a, 0.99)), float64(quantile(b, 0.99))))
 	if unary {
 		r.RequestOverhead = against(cpuPerUnit, func(a, b float64) float64 { return a - b })
 	}
 }
 
+// pooled are the latencies of all rounds, sorted.
+func pooled(rounds []round) []time.Duration {
+	var all []time.Duration
+	for _, one := range rounds {
+		all = append(all, one.latencies...)
+	}
+	slices.Sort(all)
+	return all
+}
+
 func micros(d time.Duration) float64 { return float64(d) / 1e3 }
-func p50(o round) float64            { return micros(quantile(o.latencies, 0.5)) }
 func p99(o round) float64            { return micros(quantile(o.latencies, 0.99)) }
 
 func median(values []float64) float64 {
@@ -212,8 +228,10 @@ func (b *bench) turn(ctx context.Context, p *process, load func(context.Context,
 	return one, err
 }
 
+// spent is what the process has used so far. Allocations are read in their own case only: the profile
+// that tells them costs milliseconds of the process's time.
 func (b *bench) spent(ctx context.Context, p *process) (s round, err error) {
-	if p.debug != "" {
+	if b.counting {
 		if s.mallocs, err = p.memory(ctx, false); err != nil {
 			return s, err
 		}
@@ -222,7 +240,8 @@ func (b *bench) spent(ctx context.Context, p *process) (s round, err error) {
 	return s, err
 }
 
-// summarize takes the median of the rounds, so that one disturbed round does not count.
+// summarize takes the median of the rounds' CPU times and rates, so that one disturbed round does not
+// count, and the quantiles of all rounds' latencies.
 func summarize(name, subject string, rounds []round) Result {
 	r := Result{Case: name, Subject: subject}
 	middle := func(value func(round) float64) float64 {
@@ -232,7 +251,16 @@ func summarize(name, subject string, rounds []round) Result {
 		}
 		return median(values)
 	}
-	r.CPUPerUnit, r.P50, r.P99 = middle(cpuPerUnit), middle(p50), middle(p99)
+	r.CPUPerUnit = middle(cpuPerUnit)
+	all := pooled(rounds)
+	r.P50, r.P99 = round2(micros(quantile(all, 0.5))), round2(micros(quantile(all, 0.99)))
+	if len(rounds) > 0 {
+		tails := make([]float64, len(rounds))
+		for i, one := range rounds {
+			tails[i] = p99(one)
+		}
+		r.P99Lowest, r.P99Highest = round2(slices.Min(tails)), round2(slices.Max(tails))
+	}
 	r.PerSecond = middle(func(o round) float64 { return float64(o.units) / o.wall.Seconds() })
 	return r
 }

@@ -11,15 +11,17 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
 
-// request is the bytes of one chat request.
-func request(address string, stream bool, size int) []byte {
+// request is the bytes of one chat request, with more headers.
+func request(address string, stream bool, size int, headers ...string) []byte {
 	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog "), size/44+1)[:size]
 	body := fmt.Sprintf(`{"model":%q,"stream":%v,"messages":[{"role":"system","content":"be kind"},{"role":"user","content":"%s"}],"max_tokens":200,"temperature":0.7,"seed":%d}`, Model, stream, text, firstSeed)
-	return fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", address, len(body), body)
+	more := strings.Join(append(headers, ""), "\r\n")
+	return fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n%s", address, len(body), more, body)
 }
 
 // firstSeed has as many digits as all the seeds that follow it.
@@ -32,17 +34,20 @@ func renewed(payload []byte, seed int) {
 	strconv.AppendInt(payload[at:at:len(payload)], int64(firstSeed+seed), 10)
 }
 
-// streams opens n streams at once, spread over spread, reads each to its end, and returns the
-// latencies of all chunks but each stream's first, which waits for a connection.
-func streams(ctx context.Context, address string, n int, spread time.Duration) ([]time.Duration, error) {
-	payload := request(address, true, 200)
+// streams opens n streams at once, spread over the interval of their chunks, reads each to its end,
+// and returns the latencies of all chunks but each stream's first, which waits for a connection. The
+// same seed gives the same phases, in which streams open and their chunks come.
+func streams(ctx context.Context, address string, n int, every time.Duration, seed uint64) ([]time.Duration, error) {
+	phases := rand.New(rand.NewPCG(seed, 64))
 	var mu sync.Mutex
 	var all []time.Duration
 	var errs []error
 	var group sync.WaitGroup
 	for range n {
+		phase := time.Duration(phases.Int64N(int64(every) + 1))
+		payload := request(address, true, 200, fmt.Sprintf("%s: %d", phaseHeader, phase))
 		group.Go(func() {
-			time.Sleep(rand.N(spread + 1))
+			time.Sleep(phase)
 			latencies, err := readStream(ctx, address, payload)
 			mu.Lock()
 			defer mu.Unlock()

@@ -64,6 +64,9 @@ func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
 	}
 	b := &bench{options: o, dir: dir, progress: progress}
 	defer b.cleanup()
+	if err := o.makeProfiles(); err != nil {
+		return err
+	}
 	var r Observed
 	for _, part := range []struct {
 		name string
@@ -131,7 +134,7 @@ func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
 	r.TracesOffUS, r.TracesAllUS = small.beyond(tracesOff), small.beyond(tracesAll)
 	n := b.scaled(64)
 	stream, err := b.paired(ctx, "traces-stream", func(ctx context.Context, p *process) ([]time.Duration, int, error) {
-		latencies, err := streams(ctx, p.address, n, 10*time.Millisecond)
+		latencies, err := streams(ctx, p.address, n, 10*time.Millisecond, 0)
 		return latencies, n * 200, err
 	})
 	if err != nil {

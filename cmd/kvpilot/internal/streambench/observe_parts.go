@@ -33,7 +33,7 @@ func forgetful() *grpc.Server {
 
 // ServeUpstreams is ServeUpstream on n ports at once; it writes their addresses in one line.
 func ServeUpstreams(ctx context.Context, n int, out io.Writer) error {
-	s := &http.Server{Handler: (&fake{}).routes(), ReadHeaderTimeout: 10 * time.Second}
+	s := &http.Server{Handler: newFake().routes(), ReadHeaderTimeout: 10 * time.Second}
 	failed := make(chan error, n)
 	for i := range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -21,11 +22,16 @@ type fake struct {
 	every  atomic.Int64 // nanoseconds
 	hold   atomic.Bool  // after the first chunk, wait for the client to go
 	active atomic.Int64
+	bodies sync.Pool // of *bytes.Buffer
 }
 
 // ServeUpstream is the main function of the upstream's process.
 func ServeUpstream(ctx context.Context, out io.Writer) error {
-	return serveLoopback(ctx, (&fake{}).routes(), out)
+	return serveLoopback(ctx, newFake().routes(), out)
+}
+
+func newFake() *fake {
+	return &fake{bodies: sync.Pool{New: func() any { return new(bytes.Buffer) }}}
 }
 
 func (f *fake) routes() http.Handler {
@@ -73,10 +79,10 @@ func (f *fake) set(_ http.ResponseWriter, r *http.Request) {
 	f.hold.Store(q.Get("hold") == "1")
 }
 
-// ids is a number of token ids that grows with the text: a megabyte makes 100,000.
-func ids(size int) []byte {
+// ids is a list of n token ids.
+func ids(n int) []byte {
 	b := []byte{'['}
-	for i := range size/10 + 1 {
+	for i := range n {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -87,42 +93,86 @@ func ids(size int) []byte {
 
 func (f *fake) render(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
-	fmt.Fprintf(w, `{"request_id":"r","model":%q,"token_ids":%s,"features":null,"sampling_params":{}}`, Model, ids(len(body)))
+	fmt.Fprintf(w, `{"request_id":"r","model":%q,"token_ids":%s,"features":null,"sampling_params":{}}`, Model, ids(promptTokens(body)))
 }
 
 func (f *fake) tokenize(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
-	list := ids(len(body))
-	fmt.Fprintf(w, `{"count":%d,"max_model_len":1048576,"tokens":%s,"token_strs":null}`, bytes.Count(list, []byte{','})+1, list)
+	n := promptTokens(body)
+	fmt.Fprintf(w, `{"count":%d,"max_model_len":1048576,"tokens":%s,"token_strs":null}`, n, ids(n))
 }
 
-// answer is what an unstreamed request gets: a kilobyte, as a short chat answer is.
+// promptTokens is how many ids render and tokenize make of the body's messages.
+func promptTokens(body []byte) int {
+	messages := body[max(bytes.Index(body, []byte(`"messages":[`)), 0):]
+	return (bytes.LastIndex(messages, []byte("}]"))+1)/10 + 1
+}
+
+// usage appends what the request has cost.
+func usage(to []byte, prompt int) []byte {
+	return fmt.Appendf(to, `,"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":200}`, prompt, prompt+200)
+}
+
+// answer is what an unstreamed request gets, but for its usage: a kilobyte, as a short chat answer is.
 var answer = []byte(`{"id":"chatcmpl-bench","object":"chat.completion","created":1760000000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"` +
-	string(bytes.Repeat([]byte("lorem ipsum dolor sit amet, "), 28)) + `"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":20,"total_tokens":220,"completion_tokens":200}}`)
+	string(bytes.Repeat([]byte("lorem ipsum dolor sit amet, "), 28)) + `"},"logprobs":null,"finish_reason":"stop"}]`)
 
 func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 	f.active.Add(1)
 	defer f.active.Add(-1)
-	head := make([]byte, 4096)
-	n, _ := io.ReadFull(r.Body, head)
-	io.Copy(io.Discard, r.Body) //nolint:errcheck // a short body is the proxy's fault, and shows elsewhere
-	if !bytes.Contains(head[:n], []byte(`"stream":true`)) {
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
-		w.Write(answer) //nolint:errcheck // the reader is gone then
+	body := f.bodies.Get().(*bytes.Buffer) //nolint:forcetypeassert // the pool holds nothing else
+	body.Reset()
+	body.ReadFrom(r.Body) //nolint:errcheck // a short body is the proxy's fault, and shows elsewhere
+	streamed := bytes.Contains(body.Bytes()[:min(body.Len(), 4096)], []byte(`"stream":true`))
+	prompt := promptTokens(body.Bytes())
+	f.bodies.Put(body)
+	if streamed {
+		f.stream(w, r, prompt)
 		return
 	}
-	f.stream(w, r)
+	text := append(usage(append(make([]byte, 0, 2048), answer...), prompt), '}')
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(text)))
+	w.Write(text) //nolint:errcheck // the reader is gone then
+}
+
+// phaseHeader tells at which part of its interval a stream wants its chunks, in nanoseconds. The load
+// gives the same phases to every subject: which streams fall together decides how long chunks wait.
+const phaseHeader = "X-Bench-Phase"
+
+// ticks are the moments of a stream's chunks. What is missed is left out, as a busy engine would.
+type ticks struct {
+	every time.Duration
+	due   time.Time
+	timer *time.Timer
+}
+
+func newTicks(every, phase time.Duration) *ticks {
+	now := time.Now()
+	t := &ticks{every: every, due: now.Add(every - time.Duration((now.UnixNano()-int64(phase))%int64(every)))}
+	t.timer = time.NewTimer(time.Until(t.due))
+	return t
+}
+
+// next arms the timer again.
+func (t *ticks) next() {
+	now := time.Now()
+	t.due = t.due.Add(t.every)
+	if late := now.Sub(t.due); late > 0 {
+		t.due = t.due.Add(late - late%t.every + t.every)
+	}
+	t.timer.Reset(t.due.Sub(now))
 }
 
 // stream sends chunks of about 220 bytes, each with the time of its writing.
-func (f *fake) stream(w http.ResponseWriter, r *http.Request) {
+func (f *fake) stream(w http.ResponseWriter, r *http.Request, prompt int) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	out := http.NewResponseController(w)
 	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1760000000,"model":"bench","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}],` + stamp)
 	size := len(chunk)
-	tick := time.NewTicker(max(time.Duration(f.every.Load()), time.Microsecond))
-	defer tick.Stop()
+	phase, _ := strconv.ParseInt(r.Header.Get(phaseHeader), 10, 64) // absent is zero
+	tick := newTicks(max(time.Duration(f.every.Load()), time.Microsecond), time.Duration(phase))
+	defer tick.timer.Stop()
 	for range f.chunks.Load() {
 		chunk = append(strconv.AppendInt(chunk[:size], time.Now().UnixNano(), 10), "}\n\n"...)
 		if _, err := w.Write(chunk); err != nil || out.Flush() != nil {
@@ -133,12 +183,14 @@ func (f *fake) stream(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		select {
-		case <-tick.C:
+		case <-tick.timer.C:
+			tick.next()
 		case <-r.Context().Done():
 			return
 		}
 	}
-	io.WriteString(w, "data: "+`{"id":"chatcmpl-0123456789abcdef0123456789abcdef","choices":[],"usage":{"prompt_tokens":20,"total_tokens":220,"completion_tokens":200}}`+"\n\ndata: [DONE]\n\n") //nolint:errcheck // the reader is gone then
+	last := usage([]byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","choices":[]`), prompt)
+	w.Write(append(last, "}\n\ndata: [DONE]\n\n"...)) //nolint:errcheck // the reader is gone then
 }
 
 // stamp precedes the time of a chunk's writing, in nanoseconds.
