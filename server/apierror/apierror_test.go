@@ -128,6 +128,8 @@ func TestBodies(t *testing.T) {
 		"openai":           {string(e.JSON(apierror.OpenAI)), `{"error":{"message":"no \"x\"","type":"not_found_error","param":"model","code":"model_not_found"}}`},
 		"anthropic":        {string(e.JSON(apierror.Anthropic)), `{"type":"error","error":{"type":"not_found_error","message":"no \"x\""}}`},
 		"openai events":    {string(e.Events(apierror.OpenAI)), `data: {"error":{"message":"no \"x\"","type":"not_found_error","param":"model","code":"model_not_found"}}` + "\n\ndata: [DONE]\n\n"},
+		"responses":        {string(e.JSON(apierror.OpenAIResponses)), string(e.JSON(apierror.OpenAI))},
+		"responses events": {string(e.Events(apierror.OpenAIResponses)), "event: error\n" + `data: {"type":"error","code":"model_not_found","message":"no \"x\"","param":"model","error":{"message":"no \"x\"","type":"not_found_error","param":"model","code":"model_not_found"}}` + "\n\n"},
 		"anthropic events": {string(e.Events(apierror.Anthropic)), `event: error` + "\n" + `data: {"type":"error","error":{"type":"not_found_error","message":"no \"x\""}}` + "\n\n"},
 	} {
 		if tc.got != tc.want {

@@ -17,6 +17,9 @@ const (
 	OpenAI Dialect = iota
 	// Anthropic: {"type":"error","error":{"type","message"}}.
 	Anthropic
+	// OpenAIResponses is OpenAI but for its streams: every event of those has a name and a type, and
+	// there is no [DONE].
+	OpenAIResponses
 )
 
 type openAIBody struct {
@@ -28,6 +31,16 @@ type openAIError struct {
 	Type    string  `json:"type"`
 	Param   *string `json:"param"`
 	Code    string  `json:"code"`
+}
+
+// responsesEvent is the error event of a stream of the Responses API. The fields beside type are its
+// documented form; the SDKs look for error, as in every other stream, and raise it.
+type responsesEvent struct {
+	Type    string      `json:"type"`
+	Code    string      `json:"code"`
+	Message string      `json:"message"`
+	Param   *string     `json:"param"`
+	Error   openAIError `json:"error"`
 }
 
 type anthropicBody struct {
@@ -55,18 +68,24 @@ func (e *Error) Body(d Dialect) (contentType string, body []byte) {
 // JSON renders the error in the dialect given, on one line, whether or not an engine had words
 // of its own: it is what a stream that has begun can still carry.
 func (e *Error) JSON(d Dialect) []byte {
-	var value any
-	_, _, kind := Codes(e.Reason)
 	switch d {
 	case Anthropic:
-		value = anthropicBody{Type: "error", Error: anthropicError{Type: anthropicType(e.Reason), Message: e.Message}}
-	case OpenAI:
-		body := openAIError{Message: e.Message, Type: kind, Code: code(e.Reason)}
-		if e.Param != "" {
-			body.Param = &e.Param
-		}
-		value = openAIBody{Error: body}
+		return marshal(anthropicBody{Type: "error", Error: anthropicError{Type: anthropicType(e.Reason), Message: e.Message}})
+	case OpenAI, OpenAIResponses:
 	}
+	return marshal(openAIBody{Error: e.openAI()})
+}
+
+func (e *Error) openAI() openAIError {
+	_, _, kind := Codes(e.Reason)
+	body := openAIError{Message: e.Message, Type: kind, Code: code(e.Reason)}
+	if e.Param != "" {
+		body.Param = &e.Param
+	}
+	return body
+}
+
+func marshal(value any) []byte {
 	out, err := json.Marshal(value)
 	if err != nil { // strings always marshal; kept so that no caller ever gets an empty body
 		return []byte(`{"error":{"message":"internal error","type":"server_error","param":null,"code":"internal"}}`)
@@ -76,11 +95,19 @@ func (e *Error) JSON(d Dialect) []byte {
 
 // Events renders the error as the last events of a server-sent-event stream that has begun.
 func (e *Error) Events(d Dialect) []byte {
-	body := e.JSON(d)
-	if d == Anthropic {
-		return append(append([]byte("event: error\ndata: "), body...), "\n\n"...)
+	switch d {
+	case Anthropic:
+		return event("event: error\ndata: ", e.JSON(d), "\n\n")
+	case OpenAIResponses:
+		body := e.openAI()
+		return event("event: error\ndata: ", marshal(responsesEvent{Type: "error", Code: body.Code, Message: body.Message, Param: body.Param, Error: body}), "\n\n")
+	case OpenAI:
 	}
-	return append(append([]byte("data: "), body...), "\n\ndata: [DONE]\n\n"...)
+	return event("data: ", e.JSON(d), "\n\ndata: [DONE]\n\n")
+}
+
+func event(before string, body []byte, after string) []byte {
+	return append(append([]byte(before), body...), after...)
 }
 
 // RetryAfterHeader is the value of a Retry-After header in whole seconds, rounded up; empty for none.

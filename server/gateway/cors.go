@@ -40,12 +40,12 @@ func (c *cors) answer(h http.Header, r *http.Request) bool {
 	return true
 }
 
-// answerOptions tells the methods of a path that has a route.
+// answerOptions tells the methods of a path that has a route; of others it says nothing.
 func (g *Gateway) answerOptions(rq *request, r *http.Request) bool {
 	if r.Method != http.MethodOptions {
 		return false
 	}
-	allowed := g.routes.allowed(r.URL.Path)
+	allowed := g.routes.allowed(g.mux, r.URL)
 	if len(allowed) == 0 {
 		return false
 	}

@@ -37,13 +37,16 @@ func (g *Gateway) onStreamError(ctx context.Context, err error) *status.Status {
 
 // onRoutingError answers paths and methods that have no route.
 func (g *Gateway) onRoutingError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, code int) {
+	if isProbe(ctx) {
+		return
+	}
 	rq := requestFrom(ctx)
 	if rq == nil {
 		http.Error(w, http.StatusText(code), code)
 		return
 	}
 	if code == http.StatusMethodNotAllowed || len(g.routes.exact[r.URL.Path]) > 0 {
-		if allowed := g.routes.allowed(r.URL.Path); len(allowed) > 0 {
+		if allowed := g.routes.allowed(g.mux, r.URL); len(allowed) > 0 {
 			rq.w.Header().Set("Allow", strings.Join(allowed, ", "))
 		}
 		rq.fail(apierror.New(apierror.MethodNotAllowed, "the method "+knownMethod(rq.exchange.Method)+" is not allowed here", nil))

@@ -25,7 +25,8 @@ type request struct {
 	held     int64  // bytes counted in Gateway.held
 	pattern  string // the route as metrics name it; empty when there is none
 
-	status  int  // as sent; 0 while nothing was
+	status  int     // as sent; 0 while nothing was
+	tail    [2]byte // the last bytes of a stream of server-sent events
 	events  bool // the answer is a stream of server-sent events
 	lines   bool // the answer is a stream of JSON lines
 	pushed  bool // every write goes out at once
@@ -105,11 +106,36 @@ func (rq *request) write(p []byte) error {
 			_ = rq.control.SetWriteDeadline(rq.stallBy) // unsupported by test writers only
 		}
 	}
-	if rq.events && !rq.opened {
-		rq.opened = true
-		return rq.apart(p)
+	if rq.events {
+		rq.note(p)
+		if !rq.opened {
+			rq.opened = true
+			return rq.apart(p)
+		}
 	}
 	return rq.send(p)
+}
+
+// note keeps the last two bytes of a stream.
+func (rq *request) note(p []byte) {
+	switch n := len(p); n {
+	case 0:
+	case 1:
+		rq.tail[0], rq.tail[1] = rq.tail[1], p[0]
+	default:
+		rq.tail[0], rq.tail[1] = p[n-2], p[n-1]
+	}
+}
+
+// endOfEvent ends an event that was cut off in its middle, so that the next one stands for itself.
+func (rq *request) endOfEvent() []byte {
+	switch last := rq.tail[1]; {
+	case last == 0, rq.tail == [2]byte{'\n', '\n'}:
+		return nil
+	case last == '\n', last == '\r': // after a line, or after an event with other line ends
+		return []byte("\n")
+	}
+	return []byte("\n\n")
 }
 
 // apart is send on a goroutine of its own, for the first piece of a stream: net/http writes the
@@ -207,7 +233,7 @@ func (rq *request) fail(e *apierror.Error) {
 		rq.start(e.HTTPStatus())
 		_ = rq.write(text) // the client may be gone; there is nobody left to tell
 	case rq.events:
-		_ = rq.write(e.Events(dialect)) // as above
+		_ = rq.write(append(rq.endOfEvent(), e.Events(dialect)...)) // as above
 		rq.g.metrics.brokenStream(e)
 	case rq.lines:
 		_ = rq.write(append(e.JSON(dialect), '\n')) // as above
@@ -230,12 +256,21 @@ func setErrorHeaders(h http.Header, e *apierror.Error) {
 	h.Del("Cache-Control")
 }
 
-// dialectOf is Anthropic's below /v1/messages, OpenAI's elsewhere.
+// dialectOf is Anthropic's below /v1/messages, OpenAI's elsewhere, whose responses are streams of their own kind.
 func dialectOf(path string) apierror.Dialect {
-	if rest, ok := strings.CutPrefix(path, "/v1/messages"); ok && (rest == "" || rest[0] == '/') {
+	switch {
+	case below(path, "/v1/messages"):
 		return apierror.Anthropic
+	case below(path, "/v1/responses"):
+		return apierror.OpenAIResponses
 	}
 	return apierror.OpenAI
+}
+
+// below reports whether path is root or under it.
+func below(path, root string) bool {
+	rest, ok := strings.CutPrefix(path, root)
+	return ok && (rest == "" || rest[0] == '/')
 }
 
 // hopByHop reports headers that belong to one connection only.

@@ -110,20 +110,51 @@ func (t *routes) find(method, path string) *route {
 	return nil
 }
 
-// allowed lists the methods that a path without variables has.
-func (t *routes) allowed(path string) []string {
+// allowed lists the methods that a path has.
+func (t *routes) allowed(mux http.Handler, u *url.URL) []string {
 	var list []string
-	for _, r := range t.exact[path] {
+	for _, r := range t.exact[u.Path] {
 		list = append(list, r.method)
-		if r.method == http.MethodGet {
-			list = append(list, http.MethodHead)
+	}
+	if list == nil { // a path with a variable, or none at all: the mux knows
+		for _, method := range []string{http.MethodDelete, http.MethodGet, http.MethodPatch, http.MethodPost, http.MethodPut} {
+			if probe(mux, method, u, &route{}) {
+				list = append(list, method)
+			}
 		}
+	}
+	if slices.Contains(list, http.MethodGet) {
+		list = append(list, http.MethodHead)
 	}
 	slices.Sort(list)
 	return list
 }
 
 type probeKey struct{}
+
+// probe asks the mux which generated handler answers, without calling it, and reports whether there is one.
+func probe(mux http.Handler, method string, u *url.URL, found *route) bool {
+	ctx := context.WithValue(context.Background(), probeKey{}, found)
+	mux.ServeHTTP(nil, (&http.Request{Method: method, URL: u, Header: http.Header{}}).WithContext(ctx))
+	return found.handler != nil
+}
+
+func isProbe(ctx context.Context) bool {
+	_, ok := ctx.Value(probeKey{}).(*route)
+	return ok
+}
+
+// tidy is u without a slash at its end, where only that way it names a route: engines send clients on to that
+// route, which costs them their body twice.
+func (t *routes) tidy(u *url.URL) *url.URL {
+	path, found := strings.CutSuffix(u.Path, "/")
+	if !found || len(t.exact[u.Path]) > 0 || len(t.exact[path]) == 0 {
+		return u
+	}
+	short := *u
+	short.Path, short.RawPath = path, ""
+	return &short
+}
 
 // capture stands between the mux and every generated handler. It catches the handler when resolve
 // asks for it; on a real request it tells which route with variables was found.
@@ -157,10 +188,7 @@ func (t *routes) resolve(mux *runtime.ServeMux) error {
 	var errs []error
 	for path, list := range t.exact {
 		for _, r := range list {
-			ctx := context.WithValue(context.Background(), probeKey{}, r)
-			probe := (&http.Request{Method: r.method, URL: &url.URL{Path: path}, Header: http.Header{}}).WithContext(ctx)
-			mux.ServeHTTP(nil, probe)
-			if r.handler == nil {
+			if !probe(mux, r.method, &url.URL{Path: path}, r) {
 				errs = append(errs, fmt.Errorf("%s %s is in the contract but not in the mux", r.method, path))
 			}
 		}

@@ -19,6 +19,10 @@ import (
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rq := &request{g: g, w: w, control: http.NewResponseController(w)}
 	rq.flusher = flusherOf(w, rq.control)
+	if u := g.routes.tidy(r.URL); u != r.URL {
+		r = r.WithContext(r.Context()) // the server's own copy stays as it came
+		r.URL = u
+	}
 	rq.exchange = inproc.Exchange{
 		Method: r.Method, Path: r.URL.EscapedPath(), RawQuery: r.URL.RawQuery,
 		Header: r.Header, RequestID: inproc.RequestID(r.Header), RemoteAddr: r.RemoteAddr, Received: time.Now(),
