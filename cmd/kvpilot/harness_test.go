@@ -54,6 +54,7 @@ type fleet struct {
 type fleetOptions struct {
 	replicas int
 	engine   func(i int, c *enginesim.Config)
+	listen   func(net.Listener) net.Listener // stands before the replicas' listeners
 	noEvents bool
 	yaml     string
 	args     []string
@@ -77,6 +78,9 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 			o.engine(i, &c)
 		}
 		p := enginesim.Params{HTTP: listen(t)}
+		if o.listen != nil {
+			p.HTTP = o.listen(p.HTTP)
+		}
 		events, replays := []net.Listener{}, []net.Listener{}
 		if !o.noEvents {
 			for range c.Ranks {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/replica"
 )
@@ -46,10 +47,22 @@ var errMalformed = errors.New("malformed HTTP answer")
 
 // failed wraps err; when the caller's own context ended, that is the error.
 func failed(ctx context.Context, id replica.ID, phase Phase, err error) error {
-	if cause := ctx.Err(); cause != nil {
+	if cause := ended(ctx, err); cause != nil {
 		err = cause
 	}
 	return &Error{Replica: id, Phase: phase, Err: err}
+}
+
+// ended says how ctx ended, nil when it did not. Package net keeps a context's deadline by a clock of its own, and may
+// be a moment ahead of the context.
+func ended(ctx context.Context, err error) error {
+	if cause := ctx.Err(); cause != nil {
+		return cause
+	}
+	if deadline, ok := ctx.Deadline(); ok && isTimeout(err) && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
 }
 
 // sourceError is a failure to read the body that was to be sent: the replica has no part in it.

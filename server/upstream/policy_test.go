@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"os"
 	"testing"
 	"time"
 
@@ -48,6 +50,28 @@ func TestOutcomes(t *testing.T) {
 	}
 	if o := Classify(nil, errors.New("other")); o != OutcomeUnreachable {
 		t.Errorf("unknown error: got %v", o)
+	}
+}
+
+// ahead is a context whose deadline has passed and which has not been told.
+type ahead struct{ context.Context }
+
+func (ahead) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
+
+func TestTheCallersDeadlineIsNoFaultOfTheReplica(t *testing.T) {
+	timeout := &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}
+	for name, c := range map[string]struct {
+		ctx  context.Context
+		err  error
+		want Outcome
+	}{
+		"the caller's time is over": {ahead{context.Background()}, timeout, OutcomeCanceled},
+		"another failure then":      {ahead{context.Background()}, &net.OpError{Op: "dial", Err: os.ErrPermission}, OutcomeUnreachable},
+		"the dial took too long":    {context.Background(), timeout, OutcomeUnreachable},
+	} {
+		if got := Classify(nil, failed(c.ctx, "r", PhaseDial, c.err)); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,6 +57,7 @@ func TestNodeSDKsSeeNoDifference(t *testing.T) {
 	modules := filepath.Join(dir, "node_modules")
 	install(t, filepath.Join(modules, "@anthropic-ai"), []string{"npm", "install", "--no-audit", "--no-fund", "--prefix", dir, "openai", "@anthropic-ai/sdk"})
 	compare(t, "node", "openai.mjs", modules)
+	broken(t, "node", "openai.mjs", modules)
 }
 
 func TestPythonSDKsSeeNoDifference(t *testing.T) {
@@ -64,6 +66,30 @@ func TestPythonSDKsSeeNoDifference(t *testing.T) {
 	install(t, filepath.Join(dir, "installed"), []string{"python3", "-m", "venv", dir}, []string{python, "-m", "pip", "install", "-q", "openai", "anthropic"},
 		[]string{"touch", filepath.Join(dir, "installed")})
 	compare(t, python, "openai_sdk.py")
+	broken(t, python, "openai_sdk.py")
+}
+
+// broken has the replica die in the middle of a stream of each kind. An SDK must raise an error of its own that
+// says what happened: neither an end that looks like the answer's, nor a complaint about what it could not read.
+func broken(t *testing.T, command ...string) {
+	t.Helper()
+	t.Run("broken streams", func(t *testing.T) {
+		s := stack.Start(t, stack.Options{Replicas: 1})
+		resp, err := http.Post(s.Replicas[0]+"/sim/faults", "application/json", strings.NewReader(`{"die_after":4,"paths":["/v1/"]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		got := results(t, append(command, "http://"+s.HTTP, "broken"))
+		if len(got) != 4 {
+			t.Errorf("%d kinds of streams, want 4", len(got))
+		}
+		for name, result := range got {
+			if result != `{"class":"APIError","said":true,"some":true}` && (name != "message" || result != `{"class":"APIStatusError","said":true,"some":true}`) {
+				t.Errorf("%s: %s", name, result)
+			}
+		}
+	})
 }
 
 // compare runs a script against the replica and against kvpilot before it.

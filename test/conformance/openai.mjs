@@ -1,7 +1,8 @@
 // Drives the official OpenAI and Anthropic SDKs for Node against one base URL and prints what
 // they returned, one JSON line per case.
 import { createRequire } from "node:module";
-const [modules, base] = process.argv.slice(2);
+// With "broken" as the third argument it reads one stream of each kind that breaks off, and prints how.
+const [modules, base, mode] = process.argv.slice(2);
 const require = createRequire(modules + "/");
 const OpenAI = require("openai");
 const Anthropic = require("@anthropic-ai/sdk");
@@ -39,7 +40,7 @@ function joined(chunks) {
     if (c.usage && c.choices) out.usage = c.usage;
     out.heads.add([c.object, c.model].join());
     if (c.type && c.type !== out.events.at(-1)) out.events.push(c.type);
-    out.text += c.delta?.text ?? "";
+    out.text += typeof c.delta === "string" ? c.delta : (c.delta?.text ?? "");
     if (c.delta?.stop_reason) out.stop = c.delta.stop_reason;
   }
   return { ...out, heads: [...out.heads] };
@@ -81,9 +82,28 @@ const cases = {
   "a response": async () => failure(client.responses.create({ model, input: "hello", max_output_tokens: 6, temperature: 0 })).then((f) => f.unexpected?.output ?? f),
   "an Anthropic message": async () => failure(claude.messages.create({ model, max_tokens: 8, messages: [{ role: "user", content: "hello 🌍" }] })).then((f) => ({ ...f, unexpected: { ...f.unexpected, usage: f.unexpected?.usage?.output_tokens } })),
   "an Anthropic stream": async () => failure(claude.messages.create({ model, max_tokens: 8, stream: true, messages: [{ role: "user", content: "hello" }] }).then(collect)),
+  "a response, streamed": async () => collect(await client.responses.create({ model, input: "hello", max_output_tokens: 6, temperature: 0, stream: true })),
+  embeddings: async () => failure(client.embeddings.create({ model, input: ["one", "two"], encoding_format: "float" })).then((f) => f.unexpected?.data?.map((d) => [d.index, d.embedding.length]) ?? f),
+  "count of tokens": async () => failure(claude.messages.countTokens({ model, messages: [{ role: "user", content: "hello 🌍" }] })),
   "an Anthropic error": async () => failure(claude.messages.create({ model, max_tokens: -1, messages: [{ role: "user", content: "hello" }] })).then((f) => ({ class: f.class, status: f.status })),
 };
-for (const [name, run] of Object.entries(cases)) {
+// What a program sees of a stream whose replica dies in the middle of it.
+async function broken(promise) {
+  let events = 0;
+  try {
+    for await (const _ of await promise) events++;
+    return { class: "none" };
+  } catch (e) {
+    return { class: e.constructor.name, said: /broke off/.test(e.message + JSON.stringify(e.error ?? null)), some: events > 0 };
+  }
+}
+const streams = {
+  chat: () => broken(client.chat.completions.create({ model, messages, max_tokens: 1000, stream: true })),
+  completion: () => broken(client.completions.create({ model, prompt: "Once upon a time", max_tokens: 1000, ignore_eos: true, stream: true })),
+  response: () => broken(client.responses.create({ model, input: "hello", max_output_tokens: 1000, stream: true })),
+  message: () => broken(claude.messages.create({ model, max_tokens: 100, stream: true, messages })),
+};
+for (const [name, run] of Object.entries(mode === "broken" ? streams : cases)) {
   let result;
   try {
     result = await run();

@@ -1,5 +1,6 @@
 """Drives the official OpenAI and Anthropic SDKs for Python against one base URL and prints what
-they returned, one JSON line per case."""
+they returned, one JSON line per case. With "broken" as the second argument it reads one stream of each
+kind that breaks off, and prints how."""
 import json
 import sys
 
@@ -45,6 +46,8 @@ def joined(stream):
         if chunk.get("type") and chunk["type"] != (out["events"] or [None])[-1]:
             out["events"].append(chunk["type"])
         delta = chunk.get("delta") or {}
+        if isinstance(delta, str):  # a response's text
+            delta = {"text": delta}
         out["text"] += delta.get("text") or ""
         if delta.get("stop_reason"):
             out["stop"] = delta["stop_reason"]
@@ -77,11 +80,16 @@ cases = {
     "chat stream": lambda: joined(chat(max_tokens=12, stream=True)),
     "chat stream with usage": lambda: joined(chat(max_tokens=5, stream=True, stream_options={"include_usage": True})),
     "several choices": lambda: plain(chat(max_tokens=6, n=3)),
+    "several choices, streamed": lambda: joined(chat(max_tokens=6, n=3, stream=True)),
     "logprobs": lambda: plain(chat(max_tokens=4, logprobs=True, top_logprobs=2)),
     "stop": lambda: plain(chat(max_tokens=20, stop=["e"]).choices),
     "engine's own fields": lambda: plain(chat(max_tokens=4, extra_body={"return_token_ids": True, "cache_salt": "s", "unknown_field": {"a": [1]}})),
     "completion": lambda: plain(client.completions.create(model=model, prompt="Once upon a time", max_tokens=8, **fixed)),
     "completion stream": lambda: joined(client.completions.create(model=model, prompt="Once 🌍", max_tokens=8, stream=True, **fixed)),
+    "a response": lambda: failure(lambda: client.responses.create(model=model, input="hello", max_output_tokens=6, temperature=0).output_text),
+    "a response, streamed": lambda: joined(client.responses.create(model=model, input="hello", max_output_tokens=6, temperature=0, stream=True)),
+    "embeddings": lambda: failure(lambda: [[d.index, len(d.embedding)] for d in client.embeddings.create(model=model, input=["one", "two"], encoding_format="float").data]),
+    "count of tokens": lambda: failure(lambda: claude.messages.count_tokens(model=model, messages=[{"role": "user", "content": "hello 🌍"}])),
     "models": lambda: sorted(m.id for m in client.models.list()),
     "unknown model": lambda: {k: v for k, v in failure(lambda: client.chat.completions.create(model="nobody", messages=messages)).items() if k != "body"},
     "refused by the engine": lambda: failure(lambda: chat(max_tokens=-1)),
@@ -89,7 +97,26 @@ cases = {
     "an Anthropic message": lambda: failure(lambda: claude.messages.create(model=model, max_tokens=8, messages=[{"role": "user", "content": "hello 🌍"}]).content),
     "an Anthropic stream": lambda: failure(lambda: joined(claude.messages.create(model=model, max_tokens=8, stream=True, messages=[{"role": "user", "content": "hello"}]))),
 }
-for name, run in cases.items():
+
+
+def broken(start):
+    """What a program sees of a stream whose replica dies in the middle of it."""
+    events = 0
+    try:
+        for _ in start():
+            events += 1
+        return {"class": "none"}
+    except Exception as e:  # its class is the result
+        return {"class": type(e).__name__, "said": "broke off" in f"{e} {getattr(e, 'body', '')}", "some": events > 0}
+
+
+streams = {
+    "chat": lambda: broken(lambda: chat(stream=True, max_tokens=1000)),
+    "completion": lambda: broken(lambda: client.completions.create(model=model, prompt="Once upon a time", max_tokens=1000, extra_body={"ignore_eos": True}, stream=True)),
+    "response": lambda: broken(lambda: client.responses.create(model=model, input="hello", max_output_tokens=1000, stream=True)),
+    "message": lambda: broken(lambda: claude.messages.create(model=model, max_tokens=100, stream=True, messages=messages[1:])),
+}
+for name, run in (streams if sys.argv[2:] == ["broken"] else cases).items():
     try:
         result = run()
     except Exception as e:  # the comparison shows it
