@@ -27,10 +27,10 @@ type request struct {
 
 	status  int     // as sent; 0 while nothing was
 	tail    [2]byte // the last bytes of a stream of server-sent events
-	events  bool // the answer is a stream of server-sent events
-	lines   bool // the answer is a stream of JSON lines
-	pushed  bool // every write goes out at once
-	opened  bool // the first piece was written
+	events  bool    // the answer is a stream of server-sent events
+	lines   bool    // the answer is a stream of JSON lines
+	pushed  bool    // every write goes out at once
+	opened  bool    // the first piece was written
 	failed  *apierror.Error
 	aborted bool // the connection must not look as if the answer were whole
 	stallBy time.Time
