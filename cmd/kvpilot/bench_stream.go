@@ -61,9 +61,9 @@ func newBenchObserveCommand() *cobra.Command {
 			return runStreamBench(cmd, o, streambench.Observe)
 		},
 	}
-	addStreamBenchFlags(cmd, &o, 7, "rounds of each comparison; the median counts")
+	addStreamBenchFlags(cmd, &o, 40, "turns of each router with small requests; those with streams are a fifth, of the console a third")
 	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which parts (default all): traces, console, scrape")
-	cmd.Flags().StringVar(&o.Profiles, "profiles", "", "folder for CPU profiles of the router that traces everything")
+	cmd.Flags().StringVar(&o.Profiles, "profiles", "", "folder for CPU profiles of the routers with and without traces")
 	return cmd
 }
 

@@ -181,22 +181,31 @@ func median(values []float64) float64 {
 	return round2(values[len(values)/2])
 }
 
-// profile takes a CPU profile of kvpilot during one more turn.
+// profile takes a CPU profile of kvpilot during one more turn; where routers are compared, of each
+// of them.
 func (b *bench) profile(ctx context.Context, name string, load func(context.Context, *process) ([]time.Duration, int, error)) error {
 	for _, p := range b.subjects {
-		if b.options.Profiles == "" || p.name != Kvpilot && p.name != tracesAll {
+		file := name
+		switch p.name {
+		case Kvpilot:
+		case tracesNone, tracesTail, tracesAll:
+			file += "-" + strings.TrimSuffix(p.name, "%")
+		default:
 			continue
+		}
+		if b.options.Profiles == "" {
+			return nil
 		}
 		profile := make(chan error, 1)
 		go func() {
-			text, err := get(ctx, p.debug, "/debug/pprof/profile?seconds=2")
+			text, err := get(ctx, p.debug, "/debug/pprof/profile?seconds=5")
 			if err == nil {
-				err = os.WriteFile(filepath.Join(b.options.Profiles, name+".pprof"), []byte(text), 0o600)
+				err = os.WriteFile(filepath.Join(b.options.Profiles, file+".pprof"), []byte(text), 0o600)
 			}
 			profile <- err
 		}()
 		var err error
-		for began := time.Now(); err == nil && time.Since(began) < 2*time.Second; {
+		for began := time.Now(); err == nil && time.Since(began) < 5*time.Second; {
 			_, _, err = load(ctx, p)
 		}
 		if err := errors.Join(err, <-profile); err != nil {

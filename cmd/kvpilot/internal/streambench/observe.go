@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -17,22 +18,30 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// The routers that Observe compares: tracing not configured, configured and never chosen, and
-// every trace recorded and exported.
+// The routers that Observe compares: two without tracing, whose difference is the noise; a
+// collector configured and ratio 0; one trace in a hundred sent, all recorded in case they fail or
+// are slow; and every trace recorded and sent.
 const (
-	tracesNone = "none"
-	tracesOff  = "0%"
-	tracesAll  = "100%"
+	tracesNone  = "none"
+	tracesAgain = "none again"
+	tracesOff   = "0%"
+	tracesTail  = "1%"
+	tracesAll   = "100%"
 )
 
 // Observed is what watching a router costs, measured in CPU time of the router's process.
 type Observed struct {
-	// RequestUS is the CPU time of a small request without tracing; the others are what tracing
-	// adds to it, the median of paired turns.
+	// RequestUS is the CPU time of a small request without tracing, the median of its turns; the others
+	// are what tracing adds to it, the mean of the middle half of the paired turns.
 	RequestUS    float64 `json:"request_us"`
+	NoiseUS      float64 `json:"noise_us"` // of another router without tracing
 	TracesOffUS  float64 `json:"traces_0_percent_us"`
+	TracesTailUS float64 `json:"traces_1_percent_us"`
 	TracesAllUS  float64 `json:"traces_100_percent_us"`
+	TracesAllocs float64 `json:"traces_100_percent_allocs"` // allocations that it adds to a request
+	SpreadUS     float64 `json:"spread_us"`                 // half of the pairs of 100 % lie within it
 	ChunkUS      float64 `json:"chunk_us"`
+	ChunkNoise   float64 `json:"chunk_noise_x"`
 	ChunkOff     float64 `json:"chunk_0_percent_x"`   // CPU time of a streamed chunk against none
 	ChunkAll     float64 `json:"chunk_100_percent_x"` // the throughput that remains is its inverse
 	ExportedPerS float64 `json:"requests_per_s_100_percent"`
@@ -86,13 +95,17 @@ func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
 	_, err = fmt.Fprintf(out, `| what | measured | bound |
 |---|---|---|
 | a small request without tracing | %.1f µs of CPU | |
+| … in another router without tracing: the noise | %+.1f µs | |
 | … tracing configured, ratio 0 | %+.1f µs | nothing measurable |
-| … every trace recorded and exported | %+.1f µs | 25 µs |
-| a streamed chunk, ratio 0 against none | × %.3f | nothing measurable |
+| … ratio 0.01: all recorded, failed and slow ones sent | %+.1f µs | |
+| … every trace recorded and exported | %+.1f µs, half of the pairs within %.1f | 25 µs |
+| … its allocations | %+.1f | |
+| a streamed chunk in another router without tracing | × %.3f | |
+| … ratio 0 against none | × %.3f | nothing measurable |
 | … every trace against none | × %.3f | × 1.10 |
 | a viewer of the console at %.0f decisions a second | %.2f %% of a core | 1 %% |
 | a scrape before %d replicas: %d series, %d KiB | p50 %.1f ms, longest %.1f ms, %.1f ms of CPU | 50 ms |
-`, r.RequestUS, r.TracesOffUS, r.TracesAllUS, r.ChunkOff, r.ChunkAll, r.ConsoleDecisions, r.ConsolePercent,
+`, r.RequestUS, r.NoiseUS, r.TracesOffUS, r.TracesTailUS, r.TracesAllUS, r.SpreadUS, r.TracesAllocs, r.ChunkNoise, r.ChunkOff, r.ChunkAll, r.ConsoleDecisions, r.ConsolePercent,
 		r.ScrapeReplicas, r.ScrapeSeries, r.ScrapeBytes>>10, r.ScrapeP50MS, r.ScrapeMaxMS, r.ScrapeCPUMS)
 	return err
 }
@@ -109,12 +122,18 @@ func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
 		return err
 	}
 	endpoint := "telemetry.traces.endpoint=" + collector.address
-	for name, set := range map[string][]string{
-		tracesNone: {"admin.console=false"},
-		tracesOff:  {endpoint, "telemetry.traces.ratio=0"},
-		tracesAll:  {endpoint, "telemetry.traces.ratio=1"},
+	for _, s := range []struct {
+		name string
+		set  []string
+	}{
+		// The console shows traces of a router that sends none, unless the ratio is 0.
+		{tracesNone, []string{"telemetry.traces.ratio=0"}},
+		{tracesAgain, []string{"telemetry.traces.ratio=0"}},
+		{tracesOff, []string{endpoint, "telemetry.traces.ratio=0"}},
+		{tracesTail, []string{endpoint, "telemetry.traces.ratio=0.01"}},
+		{tracesAll, []string{endpoint, "telemetry.traces.ratio=1"}},
 	} {
-		p, err := b.startRouter(ctx, name, set...)
+		p, err := b.startRouter(ctx, s.name, s.set...)
 		if err != nil {
 			return err
 		}
@@ -123,35 +142,52 @@ func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
 	if err := b.setUpstream(ctx, 200, 10*time.Millisecond, false); err != nil {
 		return err
 	}
-	small, err := b.paired(ctx, "traces-request", func(ctx context.Context, p *process) ([]time.Duration, int, error) {
-		latencies, err := unary(ctx, p.address, 4, b.scaled(4000), 200)
+	// Short turns, many of them: what disturbs the machine for a while hits all routers alike.
+	requests := func(ctx context.Context, p *process) ([]time.Duration, int, error) {
+		latencies, err := unary(ctx, p.address, 4, b.scaled(1000), 200)
 		return latencies, len(latencies), err
-	})
+	}
+	small, err := b.paired(ctx, "traces-request", b.options.Rounds, requests)
 	if err != nil {
 		return err
 	}
 	r.RequestUS, r.ExportedPerS = small.median(tracesNone, cpuPerUnit), small.median(tracesAll, perSecond)
-	r.TracesOffUS, r.TracesAllUS = small.beyond(tracesOff), small.beyond(tracesAll)
+	r.NoiseUS, r.TracesOffUS, r.TracesTailUS, r.TracesAllUS = small.beyond(tracesAgain), small.beyond(tracesOff), small.beyond(tracesTail), small.beyond(tracesAll)
+	r.SpreadUS = small.spread(tracesAll)
+	b.counting = true
+	counted, err := b.paired(ctx, "", 3, requests)
+	if b.counting = false; err != nil {
+		return err
+	}
+	r.TracesAllocs = counted.median(tracesAll, allocsPerUnit) - counted.median(tracesNone, allocsPerUnit)
 	n := b.scaled(64)
-	stream, err := b.paired(ctx, "traces-stream", func(ctx context.Context, p *process) ([]time.Duration, int, error) {
+	stream, err := b.paired(ctx, "traces-stream", (b.options.Rounds+4)/5, func(ctx context.Context, p *process) ([]time.Duration, int, error) {
 		latencies, err := streams(ctx, p.address, n, 10*time.Millisecond, 0)
 		return latencies, n * 200, err
 	})
 	if err != nil {
 		return err
 	}
-	r.ChunkUS, r.ChunkOff, r.ChunkAll = stream.median(tracesNone, cpuPerUnit), stream.times(tracesOff), stream.times(tracesAll)
+	r.ChunkUS, r.ChunkNoise = stream.median(tracesNone, cpuPerUnit), stream.times(tracesAgain)
+	r.ChunkOff, r.ChunkAll = stream.times(tracesOff), stream.times(tracesAll)
 	return nil
 }
 
 // pairs are the turns of each subject, in the order of the rounds.
 type pairs map[string][]round
 
-// paired runs load against each subject in each round, forwards and backwards in turn.
-func (b *bench) paired(ctx context.Context, name string, load func(context.Context, *process) ([]time.Duration, int, error)) (pairs, error) {
+// paired runs load against each subject in each round, in an order of chance: a router that has just
+// had a turn, or has had its turn after the same neighbour each time, is not compared fairly.
+func (b *bench) paired(ctx context.Context, name string, rounds int, load func(context.Context, *process) ([]time.Duration, int, error)) (pairs, error) {
 	all := pairs{}
 	order := slices.Clone(b.subjects)
-	for i := range b.options.Rounds + 1 {
+	var last *process
+	for i := range rounds + 1 {
+		rand.Shuffle(len(order), func(a, b int) { order[a], order[b] = order[b], order[a] })
+		if order[0] == last {
+			slices.Reverse(order)
+		}
+		last = order[len(order)-1]
 		for _, p := range order {
 			one, err := b.turn(ctx, p, load)
 			if err != nil {
@@ -161,13 +197,17 @@ func (b *bench) paired(ctx context.Context, name string, load func(context.Conte
 				all[p.name] = append(all[p.name], one)
 			}
 		}
-		slices.Reverse(order)
+	}
+	if name == "" { // only counted
+		return all, nil
 	}
 	return all, b.profile(ctx, name, load)
 }
 
 func cpuPerUnit(o round) float64 { return float64(o.cpu) / 1e3 / float64(o.units) }
 func perSecond(o round) float64  { return float64(o.units) / o.wall.Seconds() }
+
+func allocsPerUnit(o round) float64 { return float64(o.mallocs) / float64(o.units) }
 
 func middle(values []float64) float64 {
 	slices.Sort(values)
@@ -183,19 +223,37 @@ func (a pairs) median(name string, value func(round) float64) float64 {
 }
 
 // against compares the CPU time of each round with that of the router without tracing.
-func (a pairs) against(name string, compare func(got, none float64) float64) float64 {
+func (a pairs) against(name string, compare func(got, none float64) float64) []float64 {
 	var values []float64
 	for i, one := range a[name] {
 		values = append(values, compare(cpuPerUnit(one), cpuPerUnit(a[tracesNone][i])))
 	}
-	return middle(values)
+	return values
 }
 
-func (a pairs) beyond(name string) float64 {
-	return a.against(name, func(got, none float64) float64 { return got - none })
+func more(got, none float64) float64 { return got - none }
+
+func (a pairs) beyond(name string) float64 { return mean(a.against(name, more)) }
+func (a pairs) times(name string) float64  { return mean(a.against(name, ratio)) }
+
+// mean leaves out the quarter of the values at either end: turns that something else disturbed. The
+// median would leave out garbage collections too, which not every turn has.
+func mean(values []float64) float64 {
+	slices.Sort(values)
+	cut := len(values) / 4
+	sum := 0.0
+	for _, v := range values[cut : len(values)-cut] {
+		sum += v
+	}
+	return sum / float64(len(values)-2*cut)
 }
 
-func (a pairs) times(name string) float64 { return a.against(name, ratio) }
+// spread is between the quartiles of the differences.
+func (a pairs) spread(name string) float64 {
+	values := a.against(name, more)
+	slices.Sort(values)
+	return values[len(values)*3/4] - values[len(values)/4]
+}
 
 // observeConsole lets a router work at a steady pace, and looks at its console every other while.
 func (b *bench) observeConsole(ctx context.Context, r *Observed) error {
@@ -217,7 +275,7 @@ func (b *bench) observeConsole(ctx context.Context, r *Observed) error {
 	var spent [2]time.Duration  // without and with a viewer
 	window := time.Duration(float64(5*time.Second) * max(b.options.Scale, .1))
 	before, began := decisions.load(), time.Now()
-	rounds := 2 * max(b.options.Rounds, 2)
+	rounds := max(b.options.Rounds/3, 4)
 	for i := range rounds {
 		for _, viewed := range []int{i % 2, 1 - i%2} {
 			leave := func() {}
