@@ -27,18 +27,18 @@ var update = flag.Bool("update", false, "rewrite docs/metrics.md")
 // instrument is one metric as its part declares it.
 type instrument struct{ name, kind, unit, description string }
 
-// recorder is a meter provider that remembers what was declared.
-type recorder struct {
+// instruments is a meter provider that remembers what was declared.
+type instruments struct {
 	noop.MeterProvider
 	list map[string]instrument
 }
 
 type recordingMeter struct {
 	noop.Meter
-	r *recorder
+	r *instruments
 }
 
-func (r *recorder) Meter(string, ...metric.MeterOption) metric.Meter {
+func (r *instruments) Meter(string, ...metric.MeterOption) metric.Meter {
 	return recordingMeter{r: r}
 }
 
@@ -140,7 +140,7 @@ func (i instrument) exposed() string {
 // declared lists every metric of a whole router.
 func declared(t *testing.T) []instrument {
 	t.Helper()
-	r := &recorder{list: map[string]instrument{}}
+	r := &instruments{list: map[string]instrument{}}
 	tel := telemetry.Of(slog.New(slog.DiscardHandler), r, tracenoop.NewTracerProvider())
 	c := config.Default()
 	p, err := newParts(c, tel)

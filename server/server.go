@@ -64,7 +64,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	traces := &traceRing{}
 	tp := telemetry.Params{LogTo: p.LogTo, Version: p.Version, Instance: fmt.Sprintf("%s/%d", host, os.Getpid())}
 	if c.Admin.Console {
-		tp.Recent = traces.add
+		tp.Shown = traces.add
 	}
 	t, err := telemetry.New(ctx, c.Telemetry, tp)
 	if err != nil {

@@ -100,6 +100,9 @@ func clip(text string) string {
 	return text
 }
 
+// otherMethod stands for all methods that are not HTTP's own, as OpenTelemetry's conventions have it.
+const otherMethod = "_OTHER"
+
 // knownMethod keeps invented methods out of metrics and spans.
 func knownMethod(method string) string {
 	switch method {
@@ -107,5 +110,5 @@ func knownMethod(method string) string {
 		http.MethodDelete, http.MethodConnect, http.MethodOptions, http.MethodTrace:
 		return method
 	}
-	return "_OTHER"
+	return otherMethod
 }

@@ -51,10 +51,10 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 }
 
 // begin counts a request in, end counts it out.
-func (m *metrics) begin(ctx context.Context) { m.active.Add(ctx, 1) }
+func (m *metrics) begin() { m.active.Add(context.Background(), 1) }
 
 func (m *metrics) end(ctx context.Context, rq *request) {
-	m.active.Add(ctx, -1)
+	m.active.Add(context.Background(), -1)
 	m.duration.Record(ctx, time.Since(rq.exchange.Received).Seconds(), m.label(rq))
 }
 

@@ -46,7 +46,7 @@ func TestEachRequestLeavesASpanAndACount(t *testing.T) {
 		{"POST /v1/chat/completions", "/v1/chat/completions", 200},
 		{"POST /v1/chat/completions", "/v1/chat/completions", 502},
 		{"GET /v1/models/{model=**}", "/v1/models/{model=**}", 200},
-		{"BREW", "", 404},
+		{"HTTP", "", 404},
 	}
 	ended := spans.Ended()
 	if len(ended) != len(want) {

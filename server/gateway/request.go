@@ -24,6 +24,7 @@ type request struct {
 	body     body
 	held     int64  // bytes counted in Gateway.held
 	pattern  string // the route as metrics name it; empty when there is none
+	named    string // the pattern in the span's name
 
 	status  int     // as sent; 0 while nothing was
 	tail    [2]byte // the last bytes of a stream of server-sent events

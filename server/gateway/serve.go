@@ -42,7 +42,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rq.matched(found)
 
 	ctx, s := g.startSpan(r, rq)
-	g.metrics.begin(ctx)
+	g.metrics.begin()
 	defer g.finish(ctx, rq, r, s)
 	if r.URL.Path == openapiPath && readMethod(r.Method) == http.MethodGet {
 		rq.pattern = openapiPath
@@ -118,14 +118,44 @@ func (g *Gateway) takeBody(rq *request, r, inner *http.Request, found *route) bo
 	return true
 }
 
+// carrier is a request's header as propagators read it: they ask for names that are not in their
+// canonical form, which would be made anew for each request.
+type carrier struct{ propagation.HeaderCarrier }
+
+// Get implements propagation.TextMapCarrier.
+func (c carrier) Get(name string) string { return c.HeaderCarrier.Get(canonical(name)) }
+
+// Values implements propagation.ValuesGetter.
+func (c carrier) Values(name string) []string { return c.HeaderCarrier.Values(canonical(name)) }
+
+func canonical(name string) string {
+	switch name {
+	case "traceparent":
+		return "Traceparent"
+	case "tracestate":
+		return "Tracestate"
+	case "baggage":
+		return "Baggage"
+	}
+	return name
+}
+
 // startSpan begins the server span, as a child of the client's when it sent one.
 func (g *Gateway) startSpan(r *http.Request, rq *request) (context.Context, trace.Span) {
-	ctx := g.propagator.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
-	name := r.Method
-	if rq.pattern != "" {
-		name += " " + rq.pattern
+	ctx := g.propagator.Extract(r.Context(), carrier{propagation.HeaderCarrier(r.Header)})
+	rq.named = rq.pattern
+	return span.Start(ctx, g.tracer, spanName(knownMethod(rq.exchange.Method), rq.pattern), trace.SpanKindServer)
+}
+
+// spanName has few values, as OpenTelemetry's conventions want it: clients make up methods.
+func spanName(method, pattern string) string {
+	if method == otherMethod {
+		method = "HTTP"
 	}
-	return g.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer))
+	if pattern == "" {
+		return method
+	}
+	return method + " " + pattern
 }
 
 // finish leaves the record of a request, and breaks the connection of an answer that is not whole.
@@ -155,11 +185,13 @@ func (g *Gateway) describe(rq *request, r *http.Request, s trace.Span) {
 		scheme = "https"
 	}
 	method := knownMethod(rq.exchange.Method)
-	s.SetAttributes(span.HTTPMethod.String(method), span.URLPath.String(rq.exchange.Path), span.URLScheme.String(scheme), span.HTTPVersion.String(strings.TrimPrefix(r.Proto, "HTTP/")),
+	span.Set(s, span.HTTPMethod.String(method), span.URLPath.String(rq.exchange.Path), span.URLScheme.String(scheme), span.HTTPVersion.String(strings.TrimPrefix(r.Proto, "HTTP/")),
 		span.HTTPStatus.Int(rq.outcome()), span.RequestID.String(rq.exchange.RequestID))
 	if rq.pattern != "" {
-		s.SetName(method + " " + rq.pattern)
-		s.SetAttributes(span.HTTPRoute.String(rq.pattern))
+		if rq.pattern != rq.named { // found later
+			s.SetName(spanName(method, rq.pattern))
+		}
+		span.Set(s, span.HTTPRoute.String(rq.pattern))
 	}
 	if e := rq.failed; e != nil && e.Fault() == apierror.FaultOurs {
 		span.Fail(s, apierror.Name(e.Reason), e.OwnWords())

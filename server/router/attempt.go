@@ -28,7 +28,7 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	choice := j.choice
 	outer := ctx
 	defer func() { r.release(outer, choice, result) }()
-	ctx, s := span.Start(ctx, r.tracer, span.Proxy, trace.WithSpanKind(trace.SpanKindClient))
+	ctx, s := span.Start(ctx, r.tracer, span.Proxy, trace.SpanKindClient)
 	defer s.End()
 	describeAttempt(s, j)
 	if !r.Breaker.Allow(choice.Replica.ID) && hasOther(choice.Decision) {
@@ -49,8 +49,8 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: choice.Replica, Rank: choice.Rank}, out)
 	outcome := upstream.Classify(resp, err)
 	if out.Times != nil {
-		r.drawExchange(ctx, out.Times, outcome)
-		s.SetAttributes(describeAnswer(resp)...)
+		describeExchange(s, out.Times, resp)
+		r.drawExchange(s, out.Times, outcome)
 	}
 	if err != nil || outcome != upstream.OutcomeOK {
 		f := r.refusal(ctx, j, resp, err, outcome)
@@ -60,7 +60,7 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 		return f
 	}
 	defer resp.Close()
-	err = r.stream(ctx, j, s, resp, to)
+	err = r.stream(j, s, resp, to)
 	r.usage(ctx, j, &result)
 	if err == nil {
 		result.End = decision.EndCompleted
@@ -74,28 +74,28 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	return f
 }
 
-// stream is relay under a span of its own.
-func (r *Router) stream(ctx context.Context, j *job, attempt trace.Span, resp *upstream.Response, to Sink) error {
-	ctx, s := span.Start(ctx, r.tracer, span.Stream)
-	err := r.relay(ctx, j, attempt, resp, to)
-	if s.IsRecording() {
-		s.SetAttributes(span.Chunks.Int(j.scan.Events()))
-		if err != nil {
-			span.Fail(s, "broken", "the answer did not come to its end")
-		}
+// stream is relay, drawn as a span.
+func (r *Router) stream(j *job, attempt trace.Span, resp *upstream.Response, to Sink) error {
+	if !attempt.IsRecording() {
+		return r.relay(j, attempt, resp, to)
 	}
-	s.End()
-	return err
+	began := time.Now()
+	err := r.relay(j, attempt, resp, to)
+	p := span.Part{Name: span.Stream, From: began, To: time.Now()}
+	if err != nil {
+		p.Failed = "the answer did not come to its end"
+		span.Draw(attempt, r.tracer, p, span.Chunks.Int(j.scan.Events()), span.ErrorType.String("broken"))
+		return err
+	}
+	span.Draw(attempt, r.tracer, p, span.Chunks.Int(j.scan.Events()))
+	return nil
 }
 
 // release ends the reservation.
 func (r *Router) release(ctx context.Context, choice *chooser.Choice, result chooser.Result) {
-	_, s := span.Start(ctx, r.tracer, span.Release)
+	began := time.Now()
 	choice.Release(result)
-	if s.IsRecording() {
-		s.SetAttributes(span.FinishedBy.String(result.End.String()))
-	}
-	s.End()
+	span.Draw(trace.SpanFromContext(ctx), r.tracer, span.Part{Name: span.Release, From: began, To: time.Now()}, span.FinishedBy.String(result.End.String()))
 }
 
 // settle tells those who judge replicas how an attempt went.
@@ -116,7 +116,7 @@ const progressStep = 8
 
 // relay passes the answer on, piece by piece as it comes. The Sink is begun with the first
 // piece, not with the head, so that a replica that dies between the two costs nothing.
-func (r *Router) relay(ctx context.Context, j *job, s trace.Span, resp *upstream.Response, to Sink) error {
+func (r *Router) relay(j *job, s trace.Span, resp *upstream.Response, to Sink) error {
 	streamed := isEventStream(resp.Header)
 	j.scan.Reset(j.req.Prompt.API, streamed)
 	reported := 0
@@ -176,7 +176,7 @@ func (r *Router) sawFirstToken(j *job, s trace.Span) {
 	j.choice.FirstToken()
 	if s.IsRecording() {
 		s.AddEvent(span.EventFirstToken)
-		s.SetAttributes(span.FirstChunk.Float64(j.firstToken.Sub(j.chosen).Seconds()))
+		span.Set(s, span.FirstChunk.Float64(j.firstToken.Sub(j.chosen).Seconds()))
 	}
 }
 

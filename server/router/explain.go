@@ -80,13 +80,13 @@ func describeAttempt(s trace.Span, j *job) {
 		return
 	}
 	d := j.choice.Decision
-	attrs := append(make([]span.KeyValue, 0, 14),
+	host, port := hostPort(j.choice.Replica.URL)
+	span.Set(s,
 		span.Operation.String(operation(j.call.Route)), span.Provider.String("vllm"), span.Model.String(clip(j.req.Model, 128)), span.HTTPMethod.String(j.method()),
 		span.DecisionID.String(d.ID), span.Attempt.Int(d.Attempt),
 		span.Replica.String(string(j.choice.Replica.ID)), span.Rank.Int(j.choice.Rank),
-		span.OverlapTokens.Int(overlap(d)), span.Overhead.Float64(j.overhead.Seconds()))
-	host, port := hostPort(j.choice.Replica.URL)
-	s.SetAttributes(append(attrs, span.ServerAddress.String(host), span.ServerPort.Int(port))...)
+		span.OverlapTokens.Int(overlap(d)), span.Overhead.Float64(j.overhead.Seconds()),
+		span.ServerAddress.String(host), span.ServerPort.Int(port))
 }
 
 // finish is the one place where a request's end is counted, logged and put on its span.
@@ -114,7 +114,8 @@ func (r *Router) finish(ctx context.Context, j *job, err error) {
 }
 
 func (r *Router) describeRequest(s trace.Span, j *job, public *apierror.Error) {
-	attrs := append(make([]span.KeyValue, 0, 20), span.RequestID.String(j.call.RequestID), span.DecisionID.String(j.id))
+	var list [24]span.KeyValue
+	attrs := append(list[:0], span.RequestID.String(j.call.RequestID), span.DecisionID.String(j.id))
 	if j.req != nil {
 		attrs = append(attrs, span.Model.String(clip(j.req.Model, 128)), span.Streamed.Bool(j.req.Stream), span.Operation.String(operation(j.call.Route)))
 		if j.req.MaxTokens > 0 {
@@ -143,7 +144,7 @@ func (r *Router) describeRequest(s trace.Span, j *job, public *apierror.Error) {
 			attrs = append(attrs, span.CachedTokens.Int(u.CachedTokens))
 		}
 	}
-	s.SetAttributes(attrs...)
+	span.Set(s, attrs...)
 	if public != nil && public.Fault() == apierror.FaultOurs {
 		span.Fail(s, apierror.Name(public.Reason), public.OwnWords())
 	}
@@ -161,12 +162,14 @@ func operation(r openai.Route) string {
 	}
 }
 
-// describeAnswer puts the head of a replica's answer on the span of its attempt.
-func describeAnswer(resp *upstream.Response) []span.KeyValue {
+// describeExchange puts the connection and the head of the answer on the span of an attempt.
+func describeExchange(s trace.Span, t *upstream.Times, resp *upstream.Response) {
+	reused := span.Reused.Bool(t.DialBegan.IsZero() && !t.Began.IsZero())
 	if resp == nil {
-		return nil
+		span.Set(s, reused)
+		return
 	}
-	return []span.KeyValue{span.HTTPStatus.Int(resp.Status)}
+	span.Set(s, reused, span.HTTPStatus.Int(resp.Status))
 }
 
 // logLine is the one line that a request leaves; nothing of its prompt or answer is in it.

@@ -118,10 +118,10 @@ func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
 func (m *metrics) retried(o upstream.Outcome) { m.retries.Add(context.Background(), 1, m.again[o]) }
 
 // end counts one request. The engine's own statuses are few, so the label's values are too. With
-// the request's context, an exemplar leads from a latency to its trace.
+// the request's context, an exemplar leads from a latency to its trace: from those that a panel shows.
 func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took time.Duration) {
 	route := m.routes[j.call.Route]
-	plain := context.Background() // a counter has no use for exemplars
+	plain := context.Background() // makes no exemplar
 	m.inFlight.Add(plain, -1)
 	res := result{route: j.call.Route, status: j.status}
 	if public != nil {
@@ -130,13 +130,13 @@ func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took 
 	m.requests.Add(plain, 1, res.option())
 	m.duration.Record(ctx, took.Seconds(), route)
 	if j.tokenizing > 0 {
-		m.encode.Record(ctx, j.tokenizing.Seconds(), route)
+		m.encode.Record(plain, j.tokenizing.Seconds(), route)
 	}
 	if j.choice == nil {
 		return
 	}
 	m.overhead.Record(ctx, j.overhead.Seconds(), route)
-	m.held.Record(ctx, j.held.Seconds(), route)
+	m.held.Record(plain, j.held.Seconds(), route)
 	m.tokens.Add(plain, int64(overlap(j.choice.Decision)), m.kinds[tokensOverlap])
 	if !j.firstToken.IsZero() {
 		m.ttft.Record(ctx, j.firstToken.Sub(j.received).Seconds(), route)

@@ -122,10 +122,12 @@ func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 // only known afterwards, and a request outside the sample pays nothing for them.
 func (r *Router) choose(ctx context.Context, j *job, ask *chooser.Request) (*chooser.Choice, error) {
 	began := time.Now()
-	ask.TraceID, ask.SpanID = span.IDs(ctx)
+	above := trace.SpanFromContext(ctx)
+	id := span.Planned(above)
+	ask.TraceID, ask.SpanID = span.IDs(above, id)
 	choice, err := r.Chooser.Choose(ctx, ask)
 	if ask.TraceID != "" {
-		r.drawChoice(ctx, began, choice, err)
+		r.drawChoice(above, began, id, choice, err)
 	}
 	if err != nil {
 		return nil, r.undecided(ctx, j, err)
@@ -149,21 +151,20 @@ func (r *Router) routed(j *job) {
 
 // read takes from the body what routing needs.
 func (r *Router) read(ctx context.Context, j *job) error {
-	_, s := span.Start(ctx, r.tracer, span.Read)
-	defer s.End()
+	began := time.Now()
+	s := trace.SpanFromContext(ctx)
 	req, err := r.Bodies.Read(openai.Params{
 		Route: j.call.Route, Header: j.call.Header, SessionHeader: r.config.SessionHeader,
 		Body: j.call.Body, Truncated: j.truncated,
 	})
 	if err != nil {
 		refused := badRequest(err)
-		span.Fail(s, apierror.Name(refused.Reason), refused.Message)
+		r.drawRefusal(s, began, refused)
 		return refused
 	}
 	j.req, j.body = req, req.Body
-	if s.IsRecording() {
-		s.SetAttributes(span.Model.String(req.Model), span.Streamed.Bool(req.Stream), span.PromptKind.String(req.Prompt.Kind.String()))
-	}
+	span.Draw(s, r.tracer, span.Part{Name: span.Read, From: began, To: time.Now()},
+		span.Model.String(clip(req.Model, 128)), span.Streamed.Bool(req.Stream), span.PromptKind.String(req.Prompt.Kind.String()))
 	return nil
 }
 

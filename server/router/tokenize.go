@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/openai"
@@ -19,7 +21,7 @@ func (r *Router) tokenize(ctx context.Context, j *job) error {
 		return nil
 	}
 	began := time.Now()
-	sctx, s := span.Start(ctx, r.tracer, span.Tokenize)
+	sctx, s := span.Start(ctx, r.tracer, span.Tokenize, trace.SpanKindInternal)
 	defer s.End()
 	tctx, cancel := context.WithTimeout(sctx, r.config.TokenizeTimeout)
 	defer cancel()
@@ -40,7 +42,7 @@ func (r *Router) tokenize(ctx context.Context, j *job) error {
 	}
 	j.enc = enc
 	if s.IsRecording() {
-		s.SetAttributes(span.TokenizerSource.String(string(enc.Source)), span.PromptTokens.Int(enc.Tokens), span.KnownTokens.Int(len(enc.IDs)))
+		span.Set(s, span.TokenizerSource.String(string(enc.Source)), span.PromptTokens.Int(enc.Tokens), span.KnownTokens.Int(len(enc.IDs)))
 		if len(enc.IDs) == 0 && enc.Reason != tokenizer.ReasonNotRead {
 			span.Fallback(sctx, "tokenize", enc.Reason)
 		}

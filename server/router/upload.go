@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/openai"
@@ -39,8 +42,8 @@ type upload struct {
 
 // readForm finds a form's model; what comes after it stays with the client.
 func (r *Router) readForm(ctx context.Context, j *job) error {
-	_, s := span.Start(ctx, r.tracer, span.Read)
-	defer s.End()
+	began := time.Now()
+	s := trace.SpanFromContext(ctx)
 	contentType := j.call.ContentType
 	if contentType == "" {
 		contentType = j.call.Header.Get("Content-Type")
@@ -52,7 +55,7 @@ func (r *Router) readForm(ctx context.Context, j *job) error {
 	form, err := openai.ReadForm(openai.Params{Route: j.call.Route, Header: j.call.Header, SessionHeader: r.config.SessionHeader}, contentType, body, limit)
 	if err != nil {
 		refused := badRequest(err)
-		span.Fail(s, apierror.Name(refused.Reason), refused.Message)
+		r.drawRefusal(s, began, refused)
 		return refused
 	}
 	u := &upload{form: form, head: form.Head, left: -1}
@@ -66,9 +69,7 @@ func (r *Router) readForm(ctx context.Context, j *job) error {
 		}
 	}
 	j.req, j.upload = form.Request, u
-	if s.IsRecording() {
-		s.SetAttributes(span.Model.String(clip(form.Model, 128)), span.Streamed.Bool(form.Stream))
-	}
+	span.Draw(s, r.tracer, span.Part{Name: span.Read, From: began, To: time.Now()}, span.Model.String(clip(form.Model, 128)), span.Streamed.Bool(form.Stream))
 	return nil
 }
 

@@ -1,13 +1,10 @@
 package span
 
 import (
-	"context"
-
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 	"go.opentelemetry.io/otel/trace"
-	"go.opentelemetry.io/otel/trace/noop"
 )
 
 // The spans of one request, in the order in which they begin. The server span above them is
@@ -84,52 +81,26 @@ const (
 	FallbackOf      = attribute.Key("kvpilot.fallback")
 )
 
-// Start begins a child of the span in ctx. Below a span that nobody records it makes none, so
-// that a request outside the sample pays nothing for its steps.
-func Start(ctx context.Context, t trace.Tracer, name string, options ...trace.SpanStartOption) (context.Context, trace.Span) {
-	parent := trace.SpanFromContext(ctx)
-	if parent.SpanContext().IsValid() && !parent.IsRecording() {
-		return ctx, noop.Span{}
-	}
-	return t.Start(ctx, name, options...)
-}
-
 // Fail marks the span in ctx as failed with a public description and an error type of few values.
 func Fail(s trace.Span, errorType, description string) {
 	if !s.IsRecording() {
 		return
 	}
 	s.SetStatus(codes.Error, description)
-	s.SetAttributes(ErrorType.String(errorType))
+	Set(s, ErrorType.String(errorType))
 }
 
-// KeyValue is one attribute.
-type KeyValue = attribute.KeyValue
-
-// Note leaves an event on the span in ctx.
-func Note(ctx context.Context, event string, attrs ...KeyValue) {
-	if s := trace.SpanFromContext(ctx); s.IsRecording() {
-		s.AddEvent(event, trace.WithAttributes(attrs...))
-	}
-}
-
-// Fallback notes on the span in ctx that something was done in a lesser way, and why.
-func Fallback(ctx context.Context, what, reason string) {
-	s := trace.SpanFromContext(ctx)
-	if !s.IsRecording() {
-		return
-	}
-	s.AddEvent(EventFallback, trace.WithAttributes(FallbackOf.String(what), Reason.String(reason)))
-}
-
-// IDs names the trace and the span in ctx in hex; both are empty when nobody records the span.
-func IDs(ctx context.Context) (traceID, spanID string) {
-	s := trace.SpanFromContext(ctx)
-	if !s.IsRecording() {
+// IDs names the trace of a span in hex, and the span in it that was planned, or the span itself;
+// both are empty when nobody records it.
+func IDs(above trace.Span, planned trace.SpanID) (traceID, spanID string) {
+	if !above.IsRecording() {
 		return "", ""
 	}
-	c := s.SpanContext()
-	return c.TraceID().String(), c.SpanID().String()
+	c := above.SpanContext()
+	if !planned.IsValid() {
+		planned = c.SpanID()
+	}
+	return c.TraceID().String(), planned.String()
 }
 
 // Link ties s to a span that IDs named. What names no span is left out.

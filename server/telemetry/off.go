@@ -15,9 +15,17 @@ type off struct{ embedded.TracerProvider }
 // Tracer implements trace.TracerProvider.
 func (off) Tracer(string, ...trace.TracerOption) trace.Tracer { return offTracer{} }
 
+// unrecorded is a span that nobody records, made once.
+var unrecorded trace.Span = noop.Span{}
+
 type offTracer struct{ embedded.Tracer }
+
+// Begin is Start without options, which are garbage.
+func (offTracer) Begin(ctx context.Context, _ string, _ trace.SpanKind) (context.Context, trace.Span) {
+	return ctx, unrecorded
+}
 
 // Start implements trace.Tracer.
 func (offTracer) Start(ctx context.Context, _ string, _ ...trace.SpanStartOption) (context.Context, trace.Span) {
-	return ctx, noop.Span{}
+	return ctx, unrecorded
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	promexporter "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
@@ -20,6 +22,9 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+
+	"github.com/kvpilot/kvpilot/server/recorder"
 )
 
 // Params is what the process hands in beside the Config.
@@ -30,12 +35,11 @@ type Params struct {
 	Version string
 	// Instance names this process among the routers of a fleet.
 	Instance string
-	// Exporters receive every finished span that is kept, beside the configured endpoint.
-	Exporters []sdktrace.SpanExporter
-	// Recent is shown the spans of every recorded trace when its first span ends, kept or not: of
-	// all traces when spans are exported, else of a few each second. It must not block, and nil
-	// shows nobody.
-	Recent func([]sdktrace.ReadOnlySpan)
+	// Collectors receive the traces that are kept, beside the configured endpoint.
+	Collectors []otlptrace.Client
+	// Shown is given copies of recorded traces when their first span ends, kept or not, at most twenty
+	// a second. It must not block, and nil shows nobody.
+	Shown func(*recorder.Trace)
 }
 
 // Telemetry holds what the parts are handed. Its methods are safe for concurrent use.
@@ -69,19 +73,21 @@ func New(ctx context.Context, c Config, p Params) (*Telemetry, error) {
 	return t, t.startTracing(ctx, c.Traces, res, p)
 }
 
-// startTracing makes the tracer. With nobody to send spans to, none are recorded.
+// startTracing makes the tracer. With nobody to send spans to, none are recorded but those that are
+// shown.
 func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Resource, p Params) error {
-	exporters := p.Exporters
+	clients := p.Collectors
 	if c.Endpoint != "" {
-		exporter, err := newExporter(ctx, c)
-		if err != nil {
-			return fmt.Errorf("trace exporter: %w", err)
-		}
-		exporters = append(exporters, exporter)
+		clients = append(clients, newClient(c))
 	}
-	if len(exporters) == 0 && p.Recent == nil || c.Ratio == 0 {
+	if len(clients) == 0 && p.Shown == nil || c.Ratio == 0 {
 		t.tracers = off{}
 		return nil
+	}
+	for _, client := range clients {
+		if err := client.Start(ctx); err != nil {
+			return fmt.Errorf("trace exporter: %w", err)
+		}
 	}
 	drops, err := droppedSpans(t.meters)
 	if err != nil {
@@ -89,13 +95,23 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 	}
 	dropped := func(n int) { drops.Add(context.Background(), int64(n)) }
 	dropped(0)
-	t.batcher = startBatcher(exporters, t.log, dropped)
-	r := &recorder{
-		resource: res, sampler: sdktrace.ParentBased(sdktrace.TraceIDRatioBased(c.Ratio)),
-		slow: c.Slow, keep: t.batcher.offer, recent: p.Recent, dropped: dropped,
+	var r *recorder.Recorder
+	keep := func(kept *recorder.Trace) { r.Free(kept) }
+	if len(clients) > 0 {
+		t.batcher = newBatcher(clients, t.log, dropped)
+		keep = func(kept *recorder.Trace) {
+			if !t.batcher.offer(kept) {
+				dropped(kept.Len())
+				r.Free(kept)
+			}
+		}
 	}
-	if len(exporters) == 0 {
-		r.spare = newSparing()
+	r = recorder.New(recorder.Params{
+		Resource: res, Sampler: sdktrace.ParentBased(sdktrace.TraceIDRatioBased(c.Ratio)), Slow: c.Slow,
+		Keep: keep, Dropped: dropped, Shown: p.Shown, OnlyShown: len(clients) == 0,
+	})
+	if t.batcher != nil {
+		go t.batcher.run(r)
 	}
 	t.tracers = r
 	return nil
@@ -106,19 +122,27 @@ func droppedSpans(m metric.MeterProvider) (metric.Int64Counter, error) {
 		metric.WithUnit("{span}"), metric.WithDescription("Spans that were to be kept and could not be: the exporter is too slow or fails."))
 }
 
-func newExporter(ctx context.Context, c Traces) (sdktrace.SpanExporter, error) {
-	if c.Protocol != "http" {
-		return newOTLPGRPC(c)
-	}
+// newClient makes what sends spans; it dials when there is something to send.
+func newClient(c Traces) otlptrace.Client {
 	headers := map[string]string{}
 	if !c.Token.IsEmpty() {
-		headers["Authorization"] = "Bearer " + c.Token.Reveal()
+		headers["authorization"] = "Bearer " + c.Token.Reveal()
 	}
-	options := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(headers)}
+	if c.Protocol == "http" {
+		options := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(headers)}
+		if c.Insecure {
+			options = append(options, otlptracehttp.WithInsecure())
+		}
+		return otlptracehttp.NewClient(options...)
+	}
+	options := []otlptracegrpc.Option{
+		otlptracegrpc.WithEndpoint(c.Endpoint), otlptracegrpc.WithHeaders(headers),
+		otlptracegrpc.WithDialOption(grpc.WithWriteBufferSize(exportBatch)), // one system call for a batch
+	}
 	if c.Insecure {
-		options = append(options, otlptracehttp.WithInsecure())
+		options = append(options, otlptracegrpc.WithInsecure())
 	}
-	return otlptracehttp.New(ctx, options...)
+	return otlptracegrpc.NewClient(options...)
 }
 
 func newLogger(c Config, to io.Writer) *slog.Logger {

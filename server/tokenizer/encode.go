@@ -25,10 +25,10 @@ func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
 	start := time.Now()
 	enc, err := p.encode(ctx, req)
 	if err != nil {
-		p.metrics.encoded(ctx, req.Pool, "client_fault", "", time.Since(start))
+		p.metrics.encoded(req.Pool, "client_fault", "", time.Since(start))
 		return nil, err
 	}
-	p.metrics.encoded(ctx, req.Pool, string(enc.Source), enc.Reason, time.Since(start))
+	p.metrics.encoded(req.Pool, string(enc.Source), enc.Reason, time.Since(start))
 	return enc, nil
 }
 
@@ -200,7 +200,7 @@ const (
 
 // ask puts one question to the replicas, under a span of its own.
 func (p *Pool) ask(ctx context.Context, replicas []*replica.Replica, j *remote.Job) (*remote.Answer, error) {
-	ctx, sp := span.Start(ctx, p.tracer, span.TokenizeRPC, trace.WithSpanKind(trace.SpanKindClient))
+	ctx, sp := span.Start(ctx, p.tracer, span.TokenizeRPC, trace.SpanKindClient)
 	defer sp.End()
 	a, err := p.remote.Do(ctx, replicas, j)
 	if err != nil {
@@ -208,7 +208,7 @@ func (p *Pool) ask(ctx context.Context, replicas []*replica.Replica, j *remote.J
 		return nil, err
 	}
 	if sp.IsRecording() && len(a.IDs) > 0 {
-		sp.SetAttributes(span.Replica.String(string(a.Replica)), span.PromptTokens.Int(len(a.IDs[0])))
+		span.Set(sp, span.Replica.String(string(a.Replica)), span.PromptTokens.Int(len(a.IDs[0])))
 	}
 	return a, nil
 }

@@ -39,7 +39,7 @@ func (p *Pool) Handoff(ctx context.Context, req Request, enc *Encoding, to *repl
 	if h.Form != HandoffNone && rand.IntN(handoffSample) == 0 {
 		h = Handoff{Form: HandoffNone, Reason: "sample"}
 	}
-	p.metrics.handoff(ctx, req.Pool, h)
+	p.metrics.handoff(req.Pool, h)
 	return h
 }
 

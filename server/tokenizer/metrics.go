@@ -70,7 +70,8 @@ type (
 	handoffLabels struct{ model, form, reason string }
 )
 
-func (m *metrics) encoded(ctx context.Context, model, source, reason string, took time.Duration) {
+func (m *metrics) encoded(model, source, reason string, took time.Duration) {
+	ctx := context.Background() // makes no exemplar
 	m.stage.Record(ctx, took.Seconds(), m.stages.Of(sourceLabels{model, source, ""}, func(l sourceLabels) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("model", l.model), attribute.String("source", l.source)}
 	}))
@@ -79,12 +80,12 @@ func (m *metrics) encoded(ctx context.Context, model, source, reason string, too
 	}))
 }
 
-func (m *metrics) handoff(ctx context.Context, model string, h Handoff) {
-	m.gave.Add(ctx, 1, m.given.Of(handoffLabels{model, string(h.Form), h.Reason}, func(l handoffLabels) []attribute.KeyValue {
+func (m *metrics) handoff(model string, h Handoff) {
+	m.gave.Add(context.Background(), 1, m.given.Of(handoffLabels{model, string(h.Form), h.Reason}, func(l handoffLabels) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("model", l.model), attribute.String("form", l.form), attribute.String("reason", l.reason)}
 	}))
 }
 
-func (m *metrics) mismatch(ctx context.Context, model string) {
-	m.differ.Add(ctx, 1, metric.WithAttributes(attribute.String("model", model)))
+func (m *metrics) mismatch(model string) {
+	m.differ.Add(context.Background(), 1, metric.WithAttributes(attribute.String("model", model)))
 }

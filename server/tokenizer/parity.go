@@ -174,7 +174,7 @@ func (p *Pool) reportMismatch(ctx context.Context, pool, detail string, position
 	if detail == "" {
 		return
 	}
-	p.metrics.mismatch(ctx, pool)
+	p.metrics.mismatch(pool)
 	if first {
 		p.model(pool).generation.Add(1) // what is cached may be what is wrong
 		p.log.Error("token ids computed here differ from the engine's: tokenization of this model is suspect",

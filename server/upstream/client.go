@@ -78,7 +78,7 @@ func (c *Client) Do(ctx context.Context, t Target, r *Request) (*Response, error
 	}
 	began := c.now()
 	resp, err := c.transport.do(ctx, t, r)
-	c.metrics.answered(ctx, Classify(resp, err), c.now().Sub(began))
+	c.metrics.answered(Classify(resp, err), c.now().Sub(began))
 	return resp, err
 }
 

@@ -45,7 +45,7 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 	return m
 }
 
-func (m *metrics) answered(ctx context.Context, o Outcome, took time.Duration) {
-	m.attempts.Add(ctx, 1, m.byKind[o])
-	m.head.Record(ctx, took.Seconds(), m.byKind[o])
+func (m *metrics) answered(o Outcome, took time.Duration) {
+	m.attempts.Add(context.Background(), 1, m.byKind[o])
+	m.head.Record(context.Background(), took.Seconds(), m.byKind[o])
 }

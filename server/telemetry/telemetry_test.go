@@ -11,9 +11,11 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/trace"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/telemetry"
@@ -21,29 +23,44 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// box is an exporter that keeps the names of what it gets.
+// box is a client that keeps the names of what it gets.
 type box struct {
 	mu    sync.Mutex
 	names []string
+	calls int
 	err   error
 }
 
-func (b *box) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {
+func (b *box) Start(context.Context) error { return nil }
+func (b *box) Stop(context.Context) error  { return nil }
+
+func (b *box) UploadTraces(_ context.Context, list []*tracepb.ResourceSpans) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, s := range spans {
-		b.names = append(b.names, s.Name())
+	b.calls++
+	for _, rs := range list {
+		text, err := proto.Marshal(rs)
+		if err != nil {
+			return err
+		}
+		var read tracepb.ResourceSpans
+		if err := proto.Unmarshal(text, &read); err != nil {
+			return err
+		}
+		for _, scope := range read.ScopeSpans {
+			for _, s := range scope.Spans {
+				b.names = append(b.names, s.Name)
+			}
+		}
 	}
 	return b.err
 }
-
-func (b *box) Shutdown(context.Context) error { return nil }
 
 func start(t *testing.T, traces telemetry.Traces, b *box) *telemetry.Telemetry {
 	t.Helper()
 	c := telemetry.DefaultConfig()
 	c.Traces = traces
-	tel, err := telemetry.New(context.Background(), c, telemetry.Params{Exporters: []sdktrace.SpanExporter{b}})
+	tel, err := telemetry.New(context.Background(), c, telemetry.Params{Collectors: []otlptrace.Client{b}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,6 +113,35 @@ func TestErrorsAndSlowRequestsAreKeptWhoeverChose(t *testing.T) {
 	}
 }
 
+func TestOneCallTakesManyTraces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &box{}
+		tel := start(t, telemetry.Traces{Protocol: "grpc", Ratio: 1}, b)
+		for range 1000 {
+			request(tel, 0, func(trace.Span) {})
+		}
+		synctest.Wait()
+		before := len(b.names)
+		time.Sleep(3 * time.Second)
+		if before != 0 || len(b.names) != 2000 || b.calls > 2 {
+			t.Errorf("%d spans at once, %d in the end in %d calls; want all 2000 in one or two, after a while", before, len(b.names), b.calls)
+		}
+		for range 4000 {
+			request(tel, 0, func(trace.Span) {})
+		}
+		synctest.Wait()
+		if len(b.names) < 4000 {
+			t.Errorf("%d spans were sent: a full batch waits for nothing", len(b.names))
+		}
+		if err := tel.Close(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if len(b.names) != 10000 {
+			t.Errorf("%d spans were sent until the end, want all 10000", len(b.names))
+		}
+	})
+}
+
 func TestAnExporterThatFailsHarmsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &box{err: errors.New("no collector")}
@@ -109,11 +155,18 @@ func TestAnExporterThatFailsHarmsNobody(t *testing.T) {
 	})
 }
 
-// BenchmarkRequestSpans records what a proxied request records: a server span, seven steps, an
-// attempt and its three parts, with their attributes.
+// nowhere takes spans and looks at none.
+type nowhere struct{}
+
+func (nowhere) Start(context.Context) error { return nil }
+func (nowhere) Stop(context.Context) error  { return nil }
+
+func (nowhere) UploadTraces(context.Context, []*tracepb.ResourceSpans) error { return nil }
+
+// BenchmarkRequestSpans records what a proxied request records, in the way the router does: a server
+// span, a step and an attempt that are begun, eight that are drawn, with as many attributes.
 func BenchmarkRequestSpans(b *testing.B) {
-	steps := map[string]int{"admit": 0, "read": 3, "tokenize": 3, "score": 3, "choose": 9, "release": 1}
-	attrs := make([]attribute.KeyValue, 20)
+	attrs := make([]attribute.KeyValue, 24)
 	for i := range attrs {
 		attrs[i] = attribute.String(fmt.Sprintf("kvpilot.attribute.%d", i), "a usual value")
 		if i%3 == 0 {
@@ -124,33 +177,34 @@ func BenchmarkRequestSpans(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			c := telemetry.DefaultConfig()
 			c.Traces = telemetry.Traces{Protocol: "grpc", Ratio: ratio, Slow: time.Minute}
-			tel, err := telemetry.New(context.Background(), c, telemetry.Params{Exporters: []sdktrace.SpanExporter{&box{}}})
+			tel, err := telemetry.New(context.Background(), c, telemetry.Params{Collectors: []otlptrace.Client{nowhere{}}})
 			if err != nil {
 				b.Fatal(err)
 			}
 			tracer := tel.Tracers().Tracer("bench")
-			step := func(ctx context.Context, name string, n int) context.Context {
-				ctx, s := span.Start(ctx, tracer, name)
-				defer s.End()
-				if s.IsRecording() {
-					s.SetAttributes(attrs[:n]...)
-				}
-				return ctx
+			draw := func(above trace.Span, name string, n int) {
+				span.Draw(above, tracer, span.Part{Name: name, From: time.Now(), To: time.Now()}, attrs[:n]...)
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				ctx, root := tracer.Start(context.Background(), "root", trace.WithSpanKind(trace.SpanKindServer))
-				for name, n := range steps {
-					step(ctx, name, n)
-				}
-				inner := step(ctx, "proxy", 14)
-				for _, name := range []string{"dial", "first_byte", "stream"} {
-					step(inner, name, 1)
-				}
-				if root.IsRecording() {
-					root.SetAttributes(attrs[:18]...)
-					root.SetAttributes(attrs[12:20]...)
-				}
+				ctx, root := span.Start(context.Background(), tracer, "root", trace.SpanKindServer)
+				draw(root, "admit", 0)
+				draw(root, "read", 3)
+				_, s := span.Start(ctx, tracer, "tokenize", trace.SpanKindInternal)
+				span.Set(s, attrs[:3]...)
+				s.End()
+				draw(root, "score", 3)
+				draw(root, "choose", 9)
+				_, s = span.Start(ctx, tracer, "proxy", trace.SpanKindClient)
+				span.Set(s, attrs[:12]...)
+				draw(s, "dial", 0)
+				draw(s, "first_byte", 0)
+				draw(s, "stream", 1)
+				span.Set(s, attrs[12:15]...)
+				s.End()
+				draw(root, "release", 1)
+				span.Set(root, attrs[:18]...)
+				span.Set(root, attrs[17:24]...)
 				root.End()
 			}
 			if err := tel.Close(context.Background()); err != nil {

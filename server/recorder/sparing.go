@@ -1,16 +1,15 @@
-package telemetry
+package recorder
 
 import (
 	"sync"
 	"time"
 )
 
-// shownPerSecond is how many traces are recorded for the eyes of people alone: more than anybody
-// looks at, and too few to cost anything.
+// shownPerSecond is how many traces are shown to people: more than anybody looks at, and too few to
+// cost anything.
 const shownPerSecond = 20
 
-// sparing says which traces are recorded that were not chosen, when spans go to no exporter and
-// are only shown: a bounded number each second, so that all is seen on a quiet router and a busy
+// sparing lets a bounded number pass each second, so that all is seen on a quiet router and a busy
 // one pays next to nothing.
 type sparing struct {
 	mu   sync.Mutex
