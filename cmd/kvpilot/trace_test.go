@@ -364,7 +364,7 @@ func TestReportsLeadToTheDecision(t *testing.T) {
 		if name == "TrackReservation" {
 			to = second
 		}
-		target := f.traceOf(c, to).named("kvpilot.v1.RoutingService/ChooseReplica")[0]
+		target := f.traceOf(c, to).named("kvpilot.choose")[0]
 		s := f.traceOf(c, id).named("kvpilot.v1.RoutingService/" + name)[0]
 		if links := s.GetLinks(); len(links) != 1 || hex.EncodeToString(links[0].GetTraceId()) != to || string(links[0].GetSpanId()) != string(target.GetSpanId()) {
 			t.Errorf("%s is linked to %v, want span %x of %s", name, links, target.GetSpanId(), to)

@@ -56,6 +56,13 @@ func (b *box) UploadTraces(_ context.Context, list []*tracepb.ResourceSpans) err
 	return b.err
 }
 
+// got is the number of spans and of calls so far.
+func (b *box) got() (spans, calls int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.names), b.calls
+}
+
 func start(t *testing.T, traces telemetry.Traces, b *box) *telemetry.Telemetry {
 	t.Helper()
 	c := telemetry.DefaultConfig()
@@ -121,23 +128,23 @@ func TestOneCallTakesManyTraces(t *testing.T) {
 			request(tel, 0, func(trace.Span) {})
 		}
 		synctest.Wait()
-		before := len(b.names)
+		before, _ := b.got()
 		time.Sleep(3 * time.Second)
-		if before != 0 || len(b.names) != 2000 || b.calls > 2 {
-			t.Errorf("%d spans at once, %d in the end in %d calls; want all 2000 in one or two, after a while", before, len(b.names), b.calls)
+		if after, calls := b.got(); before != 0 || after != 2000 || calls > 2 {
+			t.Errorf("%d spans at once, %d in the end in %d calls; want all 2000 in one or two, after a while", before, after, calls)
 		}
 		for range 4000 {
 			request(tel, 0, func(trace.Span) {})
 		}
 		synctest.Wait()
-		if len(b.names) < 4000 {
-			t.Errorf("%d spans were sent: a full batch waits for nothing", len(b.names))
+		if n, _ := b.got(); n < 4000 {
+			t.Errorf("%d spans were sent: a full batch waits for nothing", n)
 		}
 		if err := tel.Close(context.Background()); err != nil {
 			t.Fatal(err)
 		}
-		if len(b.names) != 10000 {
-			t.Errorf("%d spans were sent until the end, want all 10000", len(b.names))
+		if n, _ := b.got(); n != 10000 {
+			t.Errorf("%d spans were sent until the end, want all 10000", n)
 		}
 	})
 }
