@@ -82,8 +82,16 @@ func (u *upload) size() int { return len(u.head) + int(max(u.left, 0)) }
 // into makes the upload the body of a request to a replica.
 func (u *upload) into(out *upstream.Request) {
 	out.Body = u.head
+	out.Stream, out.StreamSize = nil, 0
 	if u.rest != nil && u.left != 0 {
 		out.Stream, out.StreamSize = u, u.left
+	}
+	out.Again = func() bool {
+		if u.spent {
+			return false
+		}
+		u.into(out)
+		return true
 	}
 }
 

@@ -310,12 +310,12 @@ func TestLeavingStopsTheEngine(t *testing.T) {
 	for name, how := range leave {
 		t.Run(name, func(t *testing.T) {
 			eachTransport(t, nil, func(t *testing.T, c *Client) {
-				stopped := make(chan time.Time, 1)
+				stopped := make(chan struct{}, 1)
 				target := serve(t, func(w http.ResponseWriter, r *http.Request) {
 					io.WriteString(w, "data: 1\n\n")
 					w.(http.Flusher).Flush() //nolint:forcetypeassert // the server's writer is one
 					<-r.Context().Done()
-					stopped <- time.Now()
+					stopped <- struct{}{}
 				})
 				ctx, cancel := context.WithCancel(ctxFor(t))
 				defer cancel()
@@ -326,14 +326,10 @@ func TestLeavingStopsTheEngine(t *testing.T) {
 				if _, err := resp.Next(); err != nil {
 					t.Fatal(err)
 				}
-				began := time.Now()
 				how(resp, cancel)
 				select {
-				case at := <-stopped:
-					if took := at.Sub(began); took > time.Second {
-						t.Errorf("the engine noticed after %v", took)
-					}
-				case <-time.After(5 * time.Second):
+				case <-stopped:
+				case <-time.After(30 * time.Second):
 					t.Fatal("the engine was not told")
 				}
 				if _, err := resp.Next(); name == "cancel" && Classify(nil, err) != OutcomeCanceled {

@@ -111,10 +111,11 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 	if err := ctx.Err(); err != nil {
 		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
 	}
-	var c *conn
-	if r.Stream == nil { // a stream can be sent once only, and an idle connection may be closing just now
-		c = h.take(l.now(), l.cfg.IdleTimeout)
+	idle := l.cfg.IdleTimeout
+	if r.Stream != nil { // what a connection that closes just now has taken of it may be lost for another attempt
+		idle /= streamIdleShare
 	}
+	c := h.take(l.now(), idle)
 	for {
 		reused := c != nil
 		if !reused {
@@ -134,13 +135,17 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 		}
 		// The replica may have closed the connection just before the request came: then
 		// nothing of an answer was read, and a fresh connection settles it.
-		if !reused || !err.unanswered || ctx.Err() != nil {
+		if !reused || !err.unanswered || ctx.Err() != nil || !r.again() {
 			return nil, failed(ctx, t.Replica.ID, err.phase, err.cause)
 		}
 		l.metrics.redials.Add(ctx, 1)
 		c = nil
 	}
 }
+
+// streamIdleShare is the part of the idle timeout after which a connection is not trusted with a
+// streamed body: a replica gives idle connections up after more than all of it.
+const streamIdleShare = 4
 
 // dialTimed opens a connection and notes when, for those who want to know.
 func (l *lean) dialTimed(ctx context.Context, h *host, t *Times) (*conn, error) {
@@ -189,12 +194,13 @@ func (l *lean) connect(ctx context.Context, h *host) (*conn, error) {
 	return c, nil
 }
 
-// take returns the idle connection that was used last and still lives, nil when there is none.
-func (h *host) take(now time.Time, idleTimeout time.Duration) *conn {
+// take returns the idle connection that was used last, if that is not longer ago than idle and it
+// still lives; nil when there is none. Those that are idle for longer are left to others and to prune.
+func (h *host) take(now time.Time, idle time.Duration) *conn {
 	for {
 		h.mu.Lock()
 		n := len(h.idle)
-		if n == 0 {
+		if n == 0 || now.Sub(h.idle[n-1].idleSince) >= idle {
 			h.mu.Unlock()
 			return nil
 		}
@@ -202,7 +208,7 @@ func (h *host) take(now time.Time, idleTimeout time.Duration) *conn {
 		h.idle[n-1] = nil
 		h.idle = h.idle[:n-1]
 		h.mu.Unlock()
-		if now.Sub(c.idleSince) < idleTimeout && c.alive() {
+		if c.alive() {
 			return c
 		}
 		c.shut()

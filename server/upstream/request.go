@@ -15,7 +15,7 @@ type Target struct {
 	Rank int
 }
 
-// Request is what to send. It may be sent again as it is, unless it has a Stream.
+// Request is what to send. It may be sent again as it is, unless it has a Stream: then Again says.
 type Request struct {
 	Method string
 	// Path begins with a slash; Query has no question mark.
@@ -32,6 +32,9 @@ type Request struct {
 	// Stream is sent after Body. StreamSize is its size, -1 when unknown.
 	Stream     io.Reader
 	StreamSize int64
+	// Again, when it is set, makes Body and Stream the whole body again after part of Stream was read,
+	// and is false when that part is gone. Without it a stream is sent once.
+	Again func() bool
 	// Times, when it is set, is told how the exchange went in time.
 	Times *Times
 }
@@ -44,6 +47,9 @@ type Times struct {
 	// Began is when there was a connection to send on, Head when the head of the answer had come.
 	Began, Head time.Time
 }
+
+// again makes the request fit to be sent once more.
+func (r *Request) again() bool { return r.Stream == nil || r.Again != nil && r.Again() }
 
 // size is the length of the body, -1 when unknown.
 func (r *Request) size() int64 {
