@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-json-experiment/json"
-
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
@@ -67,58 +65,6 @@ func alive(t *testing.T, s *stack.Stack) {
 	}
 }
 
-func TestBodiesThatAreWrong(t *testing.T) {
-	s := start(t)
-	deep := strings.Repeat(`{"a":`, 5000) + "1" + strings.Repeat("}", 5000)
-	cases := map[string]string{
-		"empty":              "",
-		"no JSON":            "hello",
-		"an array":           `[{"model":"sim"}]`,
-		"cut off":            `{"model":"sim","messages":[{"role"`,
-		"NUL bytes":          "\x00\x00\x00",
-		"UTF-16":             "\xff\xfe{\x00}\x00",
-		"invalid UTF-8":      "{\"model\":\"sim\",\"messages\":[{\"role\":\"user\",\"content\":\"\xc3\x28\"}]}",
-		"deep":               `{"model":"sim","messages":[{"role":"user","content":"x"}],"tools":` + deep + `}`,
-		"deep arrays":        strings.Repeat("[", 100_000),
-		"model is a number":  `{"model":5,"messages":[{"role":"user","content":"x"}]}`,
-		"model is an object": `{"model":{"a":1},"messages":[]}`,
-		"no such model":      `{"model":"nobody","messages":[{"role":"user","content":"x"}]}`,
-		"model with a line":  `{"model":"sim\r\nX-Injected: 1","messages":[{"role":"user","content":"x"}]}`,
-		"duplicate bodies":   good + good,
-		"negative tokens":    `{"model":"sim","messages":[{"role":"user","content":"x"}],"max_tokens":-5}`,
-	}
-	for name, body := range cases {
-		t.Run(name, func(t *testing.T) {
-			status, answer := exchange(t, s.HTTP, post(body))
-			if status < 400 || status >= 500 {
-				t.Errorf("got %d %s, want a 4xx", status, answer)
-			}
-			var shaped struct {
-				Error struct {
-					Message string `json:"message"`
-					Type    string `json:"type"`
-				} `json:"error"`
-			}
-			if err := json.Unmarshal([]byte(answer), &shaped); err != nil || shaped.Error.Message == "" || shaped.Error.Type == "" {
-				t.Errorf("the answer has not OpenAI's shape: %s (%v)", answer, err)
-			}
-		})
-	}
-	alive(t, s)
-}
-
-func TestAbsurdNumbersNeitherFailTheRouterNorReserveTheFleet(t *testing.T) {
-	s := start(t)
-	for _, field := range []string{`"max_tokens":99999999999999999999`, `"max_tokens":1e400`, `"n":99999999`, `"n":-1`, `"priority":1e300`, `"truncate_prompt_tokens":-99999999999`,
-		`"temperature":NaN`, `"seed":-0.0e-0`, `"max_tokens":"12abc"`, `"stream_options":5`, `"kv_transfer_params":[]`} {
-		body := `{"model":"sim","messages":[{"role":"user","content":"x"}],` + field + `}`
-		if status, answer := exchange(t, s.HTTP, post(body)); status == 0 || status >= 500 {
-			t.Errorf("%s: got %d %s", field, status, answer)
-		}
-	}
-	alive(t, s)
-}
-
 func TestRequestsThatCouldBeReadInTwoWaysAreRefused(t *testing.T) {
 	s := start(t)
 	const smuggled = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -131,6 +77,13 @@ func TestRequestsThatCouldBeReadInTwoWaysAreRefused(t *testing.T) {
 		"space before colon":      head + "Content-Length : 4\r\n\r\nhi!!" + smuggled,
 		"negative length":         head + "Content-Length: -1\r\n\r\n" + smuggled,
 		"folded header":           head + "X-A: b\r\n Content-Length: 4\r\nBad Header: x\r\n\r\n",
+		"bare LF in the head":     "POST /v1/chat/completions HTTP/1.1\nHost: x\nContent-Length: 4\n\nhi!!" + smuggled,
+		"bare CR in a header":     head + "X-A: a\rContent-Length: 4\r\nContent-Length: 0\r\n\r\n",
+		"chunk without a length":  head + "Transfer-Encoding: chunked\r\n\r\n;a=b\r\nhi\r\n0\r\n\r\n" + smuggled,
+		"chunk with a bare LF":    head + "Transfer-Encoding: chunked\r\n\r\n2\nhi\n0\n\n" + smuggled,
+		"HTTP/1.0 with chunks":    strings.Replace(head, "1.1", "1.0", 1) + "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
+		"length in hexadecimal":   head + "Content-Length: 0x4\r\n\r\nhi!!" + smuggled,
+		"a list of lengths":       head + "Content-Length: 4, 4\r\n\r\nhi!!" + smuggled,
 		"NUL in a header":         head + "X-A: a\x00b\r\nContent-Length: 0\r\n\r\n",
 		"chunk of a wrong length": head + "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff1\r\nhi\r\n0\r\n\r\n",
 		"no host":                 "POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
@@ -141,6 +94,44 @@ func TestRequestsThatCouldBeReadInTwoWaysAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if status, body := exchange(t, s.HTTP, wire); status == http.StatusOK {
 				t.Errorf("got 200 %.200s", body)
+			}
+		})
+	}
+	alive(t, s)
+}
+
+// What a header says never becomes a header of another message, on either side of the router.
+func TestNoHeaderIsInjected(t *testing.T) {
+	s := start(t)
+	for name, header := range map[string]string{
+		"id with an encoded line": "X-Request-Id: a%0d%0aX-Injected: 1\r\n",
+		"id with a space":         "X-Request-Id: a X-Injected: 1\r\n",
+		"id with high bytes":      "X-Request-Id: \xe2\x80\xa8X-Injected: 1\r\n",
+		"a very long id":          "X-Request-Id: " + strings.Repeat("a", 5000) + "\r\n",
+		"two ids":                 "X-Request-Id: a\r\nX-Request-Id: b\r\n",
+		"session with high bytes": "X-Session-Id: \xff\xfe\r\n",
+		"a header named hop":      "Connection: X-Request-Id, close\r\nX-Request-Id: a\r\n",
+		"trace that is none":      "Traceparent: 00-zz-zz-zz\r\nTracestate: =,=\r\n",
+		"another host":            "X-Forwarded-Host: evil\r\nForwarded: for=\"x\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := net.Dial("tcp", s.HTTP)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(20 * time.Second)) //nolint:errcheck // a fresh connection takes it
+			if _, err := io.WriteString(c, post(good, header)); err != nil {
+				t.Fatal(err)
+			}
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			id := resp.Header.Values("X-Request-Id")
+			if resp.StatusCode != http.StatusOK || resp.Header.Get("X-Injected") != "" || len(id) != 1 || len(id[0]) > 256 || strings.ContainsAny(id[0], " \r\n\x80") {
+				t.Errorf("got %d, id %q, %v", resp.StatusCode, id, resp.Header)
 			}
 		})
 	}
