@@ -204,7 +204,7 @@ func TestMetadataOverGRPC(t *testing.T) {
 	s := start(t)
 	client := dialGRPC(t, s)
 	for _, pair := range [][2]string{
-		{"x-request-id", strings.Repeat("a", 5000)}, {"x-kvpilot-pin", "nobody@99999"}, {"x-kvpilot-weights", "a=NaN"}, {"x-kvpilot-policy", "\x7f"},
+		{"x-request-id", strings.Repeat("a", 5000)}, {"x-kvpilot-pin", "nobody@99999"}, {"x-kvpilot-weights", "a=NaN"}, {"x-kvpilot-policy", "none; such"},
 		{"x-kvpilot-lease-ms", "-1"}, {"authorization", "Bearer " + strings.Repeat("k", 5000)}, {"content-length", "99"}, {"transfer-encoding", "chunked"},
 		{"connection", "x-request-id"}, {"host", "evil"}, {"traceparent", "00-zz"}, {"x-data-parallel-rank", "99999999999"},
 	} {
