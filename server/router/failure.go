@@ -103,7 +103,8 @@ func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
 }
 
 // mayRetry decides whether another replica is tried after f: only before the client's first byte,
-// only after faults that another replica may not have, within the attempts and the budget.
+// only after faults that another replica may not have, within the attempts and the budget. The budget keeps a fleet
+// in trouble from being asked twice for everything; where a replica is gone, nobody is.
 func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
 	if j.begun || !f.outcome.Retryable() || j.attempt+1 >= r.Attempts || ctx.Err() != nil {
 		return false
@@ -111,7 +112,10 @@ func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
 	if j.upload != nil && j.upload.spent {
 		return false
 	}
-	if j.call.Options.Pinned != "" || !r.Budget.Withdraw() {
+	if j.call.Options.Pinned != "" {
+		return false
+	}
+	if free := j.attempt == 0 && f.outcome.Gone(); !free && !r.Budget.Withdraw() {
 		return false
 	}
 	r.metrics.retried(f.outcome)

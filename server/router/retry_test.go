@@ -122,6 +122,19 @@ func TestRetriesAreBounded(t *testing.T) {
 			t.Errorf("3 calls made %d requests, want 4", n)
 		}
 	})
+	t.Run("but a replica that is gone costs nobody the first", func(t *testing.T) {
+		f := start(t, 3, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
+			p.Budget = upstream.NewBudget(upstream.RetryConfig{Attempts: 3}, nil)
+			p.Breaker = upstream.NewBreaker(upstream.BreakerConfig{}, nil)
+		})
+		for f.router.Budget.Withdraw() { // nothing is saved up
+		}
+		f.script(cut)
+		if err := f.router.Serve(t.Context(), chat(""), &client{}); reasonOf(err) != apierror.UpstreamUnreachable || f.requests() != 2 {
+			t.Errorf("Serve() = %v after %d requests, want upstream_unreachable after 2: the second retry is paid for", err, f.requests())
+		}
+		f.settled()
+	})
 	t.Run("by the replicas there are", func(t *testing.T) {
 		f := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Attempts = 10 })
 		f.script(text(429, "busy", "Retry-After", "7"))

@@ -87,6 +87,10 @@ func (o Outcome) Retryable() bool {
 	}
 }
 
+// Gone reports whether the replica vanished with the request: what it had done is lost, so that another try puts no
+// more load on the fleet than the first one was meant to.
+func (o Outcome) Gone() bool { return o == OutcomeUnreachable || o == OutcomeBroken }
+
 // Fault reports whether the outcome counts against the replica. A 4xx never does.
 func (o Outcome) Fault() bool {
 	switch o {
