@@ -159,15 +159,16 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 		return nil, at, err
 	}
 	for _, d := range []struct {
+		setting string
 		given   net.Listener
 		address string
 		secure  *tls.Config
 		at      *string
 		open    func(net.Listener) door
 	}{
-		{l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) door { return httpDoor("http", l, s.surfaces.http) }},
-		{l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) door { return grpcDoor("grpc", l, s.surfaces.grpc) }},
-		{l.Admin, s.config.Listen.Admin, nil, &at.Admin, func(l net.Listener) door { return httpDoor("admin", l, s.surfaces.admin) }},
+		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) door { return httpDoor("http", l, s.surfaces.http) }},
+		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) door { return grpcDoor("grpc", l, s.surfaces.grpc) }},
+		{"listen.admin", l.Admin, s.config.Listen.Admin, nil, &at.Admin, func(l net.Listener) door { return httpDoor("admin", l, s.surfaces.admin) }},
 	} {
 		listener := d.given
 		if listener == nil {
@@ -178,7 +179,7 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 				for _, open := range doors {
 					err = errors.Join(err, open.shut(ctx))
 				}
-				return nil, at, fmt.Errorf("listen: %w", err)
+				return nil, at, fmt.Errorf("%s: %w", d.setting, err)
 			}
 		}
 		*d.at = listener.Addr().String()

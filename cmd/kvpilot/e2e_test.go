@@ -178,6 +178,31 @@ func TestBadInputIsAnsweredInOpenAIsShape(t *testing.T) {
 	f.settled()
 }
 
+func TestTheHeadersThatExplainAChoiceCanBeSwitched(t *testing.T) {
+	switches := map[string]string{
+		"replica": "X-Kvpilot-Replica", "address": "X-Kvpilot-Address", "overlap": "X-Kvpilot-Overlap-Tokens",
+		"policy": "X-Kvpilot-Policy", "decision": "X-Kvpilot-Decision", "overhead": "X-Kvpilot-Overhead-Us",
+	}
+	for name, alone := range switches {
+		var args []string
+		for other := range switches {
+			args = append(args, "--set", fmt.Sprintf("router.headers.%s=%v", other, other == name))
+		}
+		f := startFleet(t, fleetOptions{replicas: 1, noEvents: true, args: args})
+		a := f.post("/v1/chat/completions", conversation("x", 1, ""))
+		cached(t, a)
+		if a.header.Get(alone) == "" {
+			t.Errorf("%s is on and %s is missing: %v", name, alone, a.header)
+		}
+		for h := range a.header {
+			if strings.HasPrefix(h, "X-Kvpilot-") && h != alone {
+				t.Errorf("%s alone is on, and %s comes too", name, h)
+			}
+		}
+		f.stop()
+	}
+}
+
 func TestWithoutReplicasTheAnswerIs503WithRetryAfter(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 1})
 	f.engines[0].SetFaults(enginesim.Faults{Scaling: true})

@@ -121,6 +121,35 @@ func TestAReplicaThatDiesWithAHundredAnswersUnderWayLosesNone(t *testing.T) {
 	f.settled()
 }
 
+// A replica that says when to come back is left alone until then, by everybody.
+func TestRetryAfterIsHonoured(t *testing.T) {
+	f := startFleet(t, fleetOptions{replicas: 2, args: []string{"--set", "tokenizer.enabled=false"}}) // whose call would meet the fault
+	f.engines[0].SetFaults(enginesim.Faults{Status: 429, RetryAfter: 60, Times: 1, Paths: []string{"/v1/chat/completions"}})
+	asked := func() (n int) {
+		for _, r := range f.engines[0].Requests() {
+			if r.Path == "/v1/chat/completions" {
+				n++
+			}
+		}
+		return n
+	}
+	for i := 0; asked() == 0; i++ {
+		if i == 50 {
+			t.Fatal("fifty requests, and none went to the first replica")
+		}
+		cached(t, f.post("/v1/chat/completions", conversation(fmt.Sprint("before ", i), 1, "")))
+	}
+	for i := range 20 {
+		a := f.post("/v1/chat/completions", conversation(fmt.Sprint("after ", i), 1, ""))
+		if cached(t, a); a.header.Get("X-Kvpilot-Replica") != "r1" {
+			t.Errorf("request %d went to the replica that asked to be left alone", i)
+		}
+	}
+	if n := asked(); n != 1 {
+		t.Errorf("it was asked %d times, want once", n)
+	}
+}
+
 // post makes a request with a JSON body.
 func post(t *testing.T, url, body string) *http.Request {
 	t.Helper()

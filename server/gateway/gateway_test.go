@@ -465,6 +465,13 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
+func TestAWrongDurationIsToldHowOneIsWritten(t *testing.T) {
+	url := start(t, &services{})
+	if _, got := call(t, "POST", url+"/kvpilot/v1/choose", `{"lease":"1h"}`); !strings.Contains(got, `\"1h\" is no duration: it is written in seconds, as in \"90s\"`) {
+		t.Errorf("got %s", got)
+	}
+}
+
 func TestTypedRoutes(t *testing.T) {
 	var got *kvpilotv1.ChooseReplicaRequest
 	url := start(t, &services{choose: func(in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {

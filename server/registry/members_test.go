@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,6 +96,9 @@ func TestRegistrationLeases(t *testing.T) {
 		}
 		if _, _, err := r.Register(ctx, spec("s"), 0); !errors.Is(err, registry.ErrTaken) {
 			t.Errorf("Register over a configured one: %v, want ErrTaken", err)
+		}
+		if _, _, err := r.Register(ctx, registry.Spec{URL: "10.0.0.7:8000"}, 0); err == nil || !strings.Contains(err.Error(), "http://10.0.0.7:8000 meant") {
+			t.Errorf("a URL without a scheme: %v", err)
 		}
 		if _, _, err := r.Register(ctx, registry.Spec{URL: "ftp://x"}, 0); err == nil {
 			t.Error("Register takes an ftp URL")

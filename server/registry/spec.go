@@ -85,6 +85,8 @@ func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 	var errs []error
 	base, err := url.Parse(s.URL)
 	switch {
+	case !strings.Contains(s.URL, "://"): // what people write first; url.Parse complains about other things
+		errs = append(errs, fmt.Errorf("url: %q has no scheme; is http://%s meant?", s.URL, s.URL))
 	case err != nil:
 		errs = append(errs, fmt.Errorf("url: %w", err))
 	case base.Scheme != "http" && base.Scheme != "https", base.Host == "", base.RawQuery != "", base.Fragment != "", base.User != nil:

@@ -53,7 +53,7 @@ type RoutingServiceClient interface {
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
 	// x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-	// x-kvpilot-reserve and x-kvpilot-dry-run (docs/api.md).
+	// x-kvpilot-reports, x-kvpilot-reserve and x-kvpilot-dry-run (docs/api.md).
 	RouteBody(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (*ChooseReplicaResponse, error)
 	// ReportPrefillCompleted says that the first token of a reservation's request was produced, and renews the lease.
 	ReportPrefillCompleted(ctx context.Context, in *ReportPrefillCompletedRequest, opts ...grpc.CallOption) (*Reservation, error)
@@ -267,7 +267,7 @@ type RoutingServiceServer interface {
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
 	// x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-	// x-kvpilot-reserve and x-kvpilot-dry-run (docs/api.md).
+	// x-kvpilot-reports, x-kvpilot-reserve and x-kvpilot-dry-run (docs/api.md).
 	RouteBody(context.Context, *httpbody.HttpBody) (*ChooseReplicaResponse, error)
 	// ReportPrefillCompleted says that the first token of a reservation's request was produced, and renews the lease.
 	ReportPrefillCompleted(context.Context, *ReportPrefillCompletedRequest) (*Reservation, error)
