@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,10 +24,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/enginesim"
 )
 
-// TestMain runs the tests; a benchmark under test starts this binary again as one of its processes.
+// TestMain runs the tests; some start this binary again as a process of its own.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "bench" || os.Args[1] == "serve") {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
 		stop()
 		if err != nil {

@@ -239,7 +239,7 @@ func linkedInJaeger(t *testing.T, f *fleet, query string) {
 		t.Fatal(err)
 	}
 	f.eventually("the release leads to the decision", func() bool {
-		target, ok := readTrace(t, query, decided)["kvpilot.v1.RoutingService/ChooseReplica"]
+		target, ok := readTrace(t, query, decided)["kvpilot.choose"]
 		for _, r := range readTrace(t, query, ended)["kvpilot.v1.RoutingService/ReleaseReservation"].References {
 			if ok && r.Type == "FOLLOWS_FROM" && r.TraceID == decided && r.SpanID == target.ID {
 				return true
