@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 
@@ -23,6 +24,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/recorder"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/router"
+	"github.com/kvpilot/kvpilot/server/span"
 )
 
 // recentDecisions is how many decisions the console lists.
@@ -32,6 +34,7 @@ const recentDecisions = 25
 type consoleSource struct {
 	parts   *parts
 	policy  console.Policy
+	tracer  trace.Tracer
 	version string
 	began   time.Time
 	ready   func() error
@@ -145,6 +148,8 @@ func (c *consoleSource) Explain(id string) []console.Full {
 // DryRun says where a prompt would go.
 func (c *consoleSource) DryRun(ctx context.Context, model, text string, body []byte) (*decision.Decision, error) {
 	q := &router.Question{Model: model, Text: text, Body: body, Route: openai.RouteAny, DryRun: true, Received: time.Now()}
+	ctx, s := span.Start(ctx, c.tracer, span.DryRun, trace.SpanKindInternal)
+	defer s.End()
 	answer, err := c.parts.router.Choose(ctx, q)
 	if err != nil {
 		return nil, err

@@ -77,6 +77,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	source := &consoleSource{
 		parts: s.parts, version: p.Version, began: time.Now(), ready: s.ready, traces: traces,
 		policy: console.Policy{Name: string(c.Chooser.Policy), Shadow: string(c.Chooser.Shadow)},
+		tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server"),
 	}
 	if s.surfaces, err = newSurfaces(c, t, s.parts, source); err != nil {
 		return nil, err

@@ -22,6 +22,8 @@ const (
 	FirstByte   = "kvpilot.first_byte"
 	Stream      = "kvpilot.stream"
 	Release     = "kvpilot.release"
+	// DryRun is the first span of a prompt that is tried in the console.
+	DryRun = "kvpilot.dry_run"
 )
 
 // Events on spans.

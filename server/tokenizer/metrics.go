@@ -86,6 +86,11 @@ func (m *metrics) handoff(model string, h Handoff) {
 	}))
 }
 
+// known makes a model's count of mismatches exist before there is one, so that its increase is seen.
+func (m *metrics) known(model string) {
+	m.differ.Add(context.Background(), 0, metric.WithAttributes(attribute.String("model", model)))
+}
+
 func (m *metrics) mismatch(model string) {
 	m.differ.Add(context.Background(), 1, metric.WithAttributes(attribute.String("model", model)))
 }

@@ -104,7 +104,10 @@ func (p *Pool) model(name string) *model {
 	}
 	fresh := &model{name: name, set: p.cfg.Models[name], ratio: 0.25}
 	fresh.parity.status = ParityStatus{State: "unproven", Position: -1, Since: time.Now()}
-	m, _ := p.models.LoadOrStore(name, fresh)
+	m, known := p.models.LoadOrStore(name, fresh)
+	if !known {
+		p.metrics.known(name)
+	}
 	return m.(*model)
 }
 
