@@ -190,7 +190,7 @@ func (b *bench) add(r Result) { b.results = append(b.results, r) }
 // table writes the results for people.
 func (b *bench) table(out io.Writer) error {
 	var text strings.Builder
-	fmt.Fprintf(&text, "| case | subject | CPU µs | × | p50 µs | × | p99 µs | × | allocs | per s | bytes/idle | leaked |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n")
+	fmt.Fprintf(&text, "| case | subject | CPU µs | × | p50 µs | × | added × | p99 µs | × | added × | allocs | per s | bytes/idle | leaked |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	cell := func(v float64) string {
 		if v == 0 {
 			return "–"
@@ -206,8 +206,8 @@ func (b *bench) table(out io.Writer) error {
 		if r.AllocsPerChunk != nil {
 			allocs = *r.AllocsPerChunk
 		}
-		fmt.Fprintf(&text, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", r.Case, r.Subject, cell(r.CPUPerUnit), cell(r.CPUVsReverse),
-			cell(r.P50), cell(r.P50VsReverse), cell(r.P99), cell(r.P99VsReverse), cell(allocs), cell(r.PerSecond), cell(float64(r.BytesPerIdle)), leaked)
+		fmt.Fprintf(&text, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", r.Case, r.Subject, cell(r.CPUPerUnit), cell(r.CPUVsReverse),
+			cell(r.P50), cell(r.P50VsReverse), cell(r.P50AddedVsReverse), cell(r.P99), cell(r.P99VsReverse), cell(r.P99AddedVsReverse), cell(allocs), cell(r.PerSecond), cell(float64(r.BytesPerIdle)), leaked)
 	}
 	_, err := io.WriteString(out, text.String())
 	return err

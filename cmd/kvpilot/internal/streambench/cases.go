@@ -14,38 +14,6 @@ import (
 	"time"
 )
 
-// Result is one case for one subject. Fields that a case does not measure are absent.
-type Result struct {
-	Case    string `json:"case"`
-	Subject string `json:"subject"`
-
-	CPUPerUnit      float64  `json:"cpu_us,omitempty"` // per chunk or request
-	P50             float64  `json:"p50_us,omitempty"` // of chunks or requests
-	P99             float64  `json:"p99_us,omitempty"` // of chunks or requests
-	P99Lowest       float64  `json:"p99_us_lowest_round,omitempty"`
-	P99Highest      float64  `json:"p99_us_highest_round,omitempty"`
-	PerSecond       float64  `json:"per_s,omitempty"` // requests
-	CPUVsReverse    float64  `json:"cpu_vs_reverseproxy,omitempty"`
-	P50VsReverse    float64  `json:"p50_vs_reverseproxy,omitempty"`
-	P99VsReverse    float64  `json:"p99_vs_reverseproxy,omitempty"`
-	AllocsPerChunk  *float64 `json:"allocs_per_chunk,omitempty"`
-	RequestOverhead float64  `json:"request_overhead_us,omitempty"` // CPU beyond the reverse proxy's
-	BytesPerIdle    int64    `json:"bytes_per_idle_stream,omitempty"`
-	// Leaked adds up the goroutines, upstream connections and reservations that were left.
-	Leaked             *int `json:"leaked,omitempty"`
-	LeakedGoroutines   *int `json:"leaked_goroutines,omitempty"`
-	LeakedReservations *int `json:"leaked_reservations,omitempty"`
-}
-
-// round is what one turn of one subject gave.
-type round struct {
-	units     int
-	cpu       time.Duration
-	mallocs   int64
-	wall      time.Duration
-	latencies []time.Duration
-}
-
 func (b *bench) streamCase(ctx context.Context, name string, n, chunks int, every time.Duration, rounds int) error {
 	if err := b.setUpstream(ctx, chunks, every, false); err != nil {
 		return err
@@ -110,7 +78,6 @@ func (b *bench) unaryCase(ctx context.Context, name string, workers, total, size
 // turns runs the load against each subject in turn, rounds times, and adds up. Every other round
 // goes the other way round, so that none of them always comes first.
 func (b *bench) turns(ctx context.Context, name string, rounds int, load func(context.Context, *process) ([]time.Duration, int, error)) error {
-	unary := strings.HasSuffix(name, "-request")
 	all := make([][]round, len(b.subjects))
 	for i := range rounds + 1 {
 		b.round = i
@@ -132,53 +99,11 @@ func (b *bench) turns(ctx context.Context, name string, rounds int, load func(co
 	if err := b.profile(ctx, name, load); err != nil {
 		return err
 	}
-	yardstick := slices.IndexFunc(b.subjects, func(p *process) bool { return p.name == ReverseProxy })
-	for s, p := range b.subjects {
-		r := summarize(name, p.name, all[s])
-		if yardstick >= 0 && s != yardstick {
-			r.compare(all[s], all[yardstick], unary)
-		}
-		b.add(r)
+	named := func(name string) int {
+		return slices.IndexFunc(b.subjects, func(p *process) bool { return p.name == name })
 	}
+	b.addCompared(name, all, named(ReverseProxy), named(Direct))
 	return nil
-}
-
-// compare takes the median of the CPU time that each round gave against the yardstick in the same round: what
-// disturbs a machine for seconds hits both. Latencies are compared over all rounds together: a
-// hundredth of one round's chunks is what two or three stops of the machine make.
-func (r *Result) compare(ours, theirs []round, unary bool) {
-	against := func(value func(round) float64, of func(a, b float64) float64) float64 {
-		values := make([]float64, len(ours))
-		for i := range ours {
-			values[i] = of(value(ours[i]), value(theirs[i]))
-		}
-		return median(values)
-	}
-	r.CPUVsReverse = against(cpuPerUnit, ratio)
-	a, b := pooled(ours), pooled(theirs)
-	r.P50VsReverse = round2(ratio(float64(quantile(a, 0.5)), float64(quantile(b, 0.5))))
-	r.P99VsReverse = round2(ratio(float64(quantile(a, 0.99)), float64(quantile(b, 0.99))))
-	if unary {
-		r.RequestOverhead = against(cpuPerUnit, func(a, b float64) float64 { return a - b })
-	}
-}
-
-// pooled are the latencies of all rounds, sorted.
-func pooled(rounds []round) []time.Duration {
-	var all []time.Duration
-	for _, one := range rounds {
-		all = append(all, one.latencies...)
-	}
-	slices.Sort(all)
-	return all
-}
-
-func micros(d time.Duration) float64 { return float64(d) / 1e3 }
-func p99(o round) float64            { return micros(quantile(o.latencies, 0.99)) }
-
-func median(values []float64) float64 {
-	slices.Sort(values)
-	return round2(values[len(values)/2])
 }
 
 // profile takes a CPU profile of kvpilot during one more turn; where routers are compared, of each
@@ -249,49 +174,15 @@ func (b *bench) spent(ctx context.Context, p *process) (s round, err error) {
 	return s, err
 }
 
-// summarize takes the median of the rounds' CPU times and rates, so that one disturbed round does not
-// count, and the quantiles of all rounds' latencies.
-func summarize(name, subject string, rounds []round) Result {
-	r := Result{Case: name, Subject: subject}
-	middle := func(value func(round) float64) float64 {
-		values := make([]float64, len(rounds))
-		for i, one := range rounds {
-			values[i] = value(one)
-		}
-		return median(values)
-	}
-	r.CPUPerUnit = middle(cpuPerUnit)
-	all := pooled(rounds)
-	r.P50, r.P99 = round2(micros(quantile(all, 0.5))), round2(micros(quantile(all, 0.99)))
-	if len(rounds) > 0 {
-		tails := make([]float64, len(rounds))
-		for i, one := range rounds {
-			tails[i] = p99(one)
-		}
-		r.P99Lowest, r.P99Highest = round2(slices.Min(tails)), round2(slices.Max(tails))
-	}
-	r.PerSecond = middle(func(o round) float64 { return float64(o.units) / o.wall.Seconds() })
-	return r
-}
-
-func ratio(a, b float64) float64 {
-	if b == 0 {
-		return 0
-	}
-	return a / b
-}
-
-func round2(v float64) float64 {
-	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'f', 2, 64), 64) // it was just formatted
-	return rounded
-}
-
 // idleCase opens n streams that wait after their first chunk, and weighs them.
 func (b *bench) idleCase(ctx context.Context, n int) error {
 	if err := b.setUpstream(ctx, 2, time.Hour, true); err != nil {
 		return err
 	}
 	for _, p := range b.subjects {
+		if len(p.pids) == 0 {
+			continue // no proxy, no memory
+		}
 		before, err := p.rss(ctx)
 		if err != nil {
 			return err
