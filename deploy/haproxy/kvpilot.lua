@@ -8,7 +8,7 @@
 -- Environment of HAProxy:
 --   KVPILOT_URL         where kvpilot's REST surface is (default http://127.0.0.1:8080)
 --   KVPILOT_API_KEY     the key for reports, when kvpilot asks for keys; the choice is asked for with the client's own
---   KVPILOT_TIMEOUT_MS  how long a request may wait for its choice (default 600000, as kvpilot's admission.max_wait)
+--   KVPILOT_TIMEOUT_MS  how long a request may wait for its choice (default 600000, as kvpilot's chooser.queue.max_wait)
 --   KVPILOT_LEASE_MS    how soon the bookings of a HAProxy that died end by themselves (default 15000)
 
 local base = os.getenv("KVPILOT_URL") or "http://127.0.0.1:8080"
