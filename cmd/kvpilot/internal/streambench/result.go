@@ -108,8 +108,9 @@ func summarize(name, subject string, rounds []round) Result {
 	return r
 }
 
+// ratio is 0, for unknown, when b is no measure of anything.
 func ratio(a, b float64) float64 {
-	if b == 0 {
+	if b <= 0 {
 		return 0
 	}
 	return a / b
