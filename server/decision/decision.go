@@ -61,6 +61,10 @@ type Decision struct {
 	Scored time.Duration `json:"scored_ns"`
 	// Tries counts how often the pick lost a race against other requests and was made again.
 	Tries int `json:"tries,omitempty"`
+	// Overtook is the ID of the request that gave way to this one; empty for none.
+	Overtook string `json:"overtook,omitempty"`
+	// Resumes is set when the request goes on after it gave way.
+	Resumes bool `json:"resumes,omitempty"`
 	// Shadow is what another policy would have done; nil when none runs.
 	Shadow *Shadow `json:"shadow,omitempty"`
 }
@@ -136,6 +140,9 @@ type Candidate struct {
 	// Planned is the predicted work in seconds of requests that wait in the router for this rank and
 	// go first.
 	Planned float64 `json:"planned_s,omitempty"`
+	// Yields is the part of Backlog that gives way to this request: the rest of a long prompt that its
+	// engine is asked to put down and goes on with later.
+	Yields float64 `json:"yields_s,omitempty"`
 	// TokenTime is the learned prefill time per token in seconds for a short prompt, Bend the
 	// context length at which attention has doubled it, StepTime the time of a decode step and
 	// Slowdown the share by which its decodes slow a prefill down.

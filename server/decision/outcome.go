@@ -26,11 +26,14 @@ const (
 	EndExpired
 	// EndRemoved: the replica left the fleet.
 	EndRemoved
+	// EndYielded: it gave way to a shorter request before its first token and goes on later, as the
+	// next attempt.
+	EndYielded
 	ends
 )
 
 func endNames() [ends]string {
-	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed"}
+	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed", "yielded"}
 }
 
 // String gives the end in the form that metrics and JSON use.

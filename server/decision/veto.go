@@ -26,13 +26,15 @@ const (
 	VetoCap
 	// VetoContext: the prompt exceeds the replica's context length.
 	VetoContext
+	// VetoElsewhere: the request gave way and goes on where its blocks are.
+	VetoElsewhere
 	vetoes
 )
 
 // vetoNames are the forms that metrics and JSON use.
 func vetoNames() [vetoes]string {
 	return [vetoes]string{
-		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context",
+		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context", "elsewhere",
 	}
 }
 

@@ -104,6 +104,8 @@ const (
 	End_END_EXPIRED End = 6
 	// The replica left the fleet.
 	End_END_REMOVED End = 7
+	// The request gave way to a shorter one before its first token and goes on as its next attempt.
+	End_END_YIELDED End = 8
 )
 
 // Enum value maps for End.
@@ -117,6 +119,7 @@ var (
 		5: "END_MOVED",
 		6: "END_EXPIRED",
 		7: "END_REMOVED",
+		8: "END_YIELDED",
 	}
 	End_value = map[string]int32{
 		"END_UNSPECIFIED": 0,
@@ -127,6 +130,7 @@ var (
 		"END_MOVED":       5,
 		"END_EXPIRED":     6,
 		"END_REMOVED":     7,
+		"END_YIELDED":     8,
 	}
 )
 
@@ -277,7 +281,11 @@ type Decision struct {
 	// The trace that the request left, in hex; empty when nobody recorded it.
 	TraceId string `protobuf:"bytes,26,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
 	// The span within it in which the decision was made, in hex.
-	SpanId        string `protobuf:"bytes,27,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
+	SpanId string `protobuf:"bytes,27,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
+	// The decision whose request gave way to this one; empty for none.
+	Overtook string `protobuf:"bytes,28,opt,name=overtook,proto3" json:"overtook,omitempty"`
+	// The request goes on here after it gave way.
+	Resumes       bool `protobuf:"varint,29,opt,name=resumes,proto3" json:"resumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -501,6 +509,20 @@ func (x *Decision) GetSpanId() string {
 	return ""
 }
 
+func (x *Decision) GetOvertook() string {
+	if x != nil {
+		return x.Overtook
+	}
+	return ""
+}
+
+func (x *Decision) GetResumes() bool {
+	if x != nil {
+		return x.Resumes
+	}
+	return false
+}
+
 // Candidate is one rank as a decision saw it, and what the policy made of it.
 type Candidate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -541,7 +563,9 @@ type Candidate struct {
 	// The predicted time to the first token, in milliseconds.
 	TtftMs float64 `protobuf:"fixed64,18,opt,name=ttft_ms,json=ttftMs,proto3" json:"ttft_ms,omitempty"`
 	// What the policy compares; the lowest wins. Milliseconds for predicted-ttft, otherwise the policy's own unit.
-	Cost          float64 `protobuf:"fixed64,19,opt,name=cost,proto3" json:"cost,omitempty"`
+	Cost float64 `protobuf:"fixed64,19,opt,name=cost,proto3" json:"cost,omitempty"`
+	// The part of backlog_ms that gives way to this request, in milliseconds.
+	YieldsMs      float64 `protobuf:"fixed64,20,opt,name=yields_ms,json=yieldsMs,proto3" json:"yields_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -705,6 +729,13 @@ func (x *Candidate) GetTtftMs() float64 {
 func (x *Candidate) GetCost() float64 {
 	if x != nil {
 		return x.Cost
+	}
+	return 0
+}
+
+func (x *Candidate) GetYieldsMs() float64 {
+	if x != nil {
+		return x.YieldsMs
 	}
 	return 0
 }
@@ -930,7 +961,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\xbe\a\n" +
+	"diskTokens\"\xf4\a\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -964,10 +995,12 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x06shadow\x18\x18 \x01(\v2\x12.kvpilot.v1.ShadowR\x06shadow\x12\x12\n" +
 	"\x04seed\x18\x19 \x01(\x06R\x04seed\x12\x19\n" +
 	"\btrace_id\x18\x1a \x01(\tR\atraceId\x12\x17\n" +
-	"\aspan_id\x18\x1b \x01(\tR\x06spanId\x1a9\n" +
+	"\aspan_id\x18\x1b \x01(\tR\x06spanId\x12\x1a\n" +
+	"\bovertook\x18\x1c \x01(\tR\bovertook\x12\x18\n" +
+	"\aresumes\x18\x1d \x01(\bR\aresumes\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xfd\x04\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x9a\x05\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -992,7 +1025,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"prefill_ms\x18\x11 \x01(\x01R\tprefillMs\x12\x17\n" +
 	"\attft_ms\x18\x12 \x01(\x01R\x06ttftMs\x12\x12\n" +
-	"\x04cost\x18\x13 \x01(\x01R\x04costB\x11\n" +
+	"\x04cost\x18\x13 \x01(\x01R\x04cost\x12\x1b\n" +
+	"\tyields_ms\x18\x14 \x01(\x01R\byieldsMsB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
 	"\t_kv_usage\"\x88\x01\n" +
 	"\x06Shadow\x12\x16\n" +
@@ -1023,7 +1057,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x0fFEED_STATE_NONE\x10\x01\x12\x13\n" +
 	"\x0fFEED_STATE_COLD\x10\x02\x12\x14\n" +
 	"\x10FEED_STATE_EXACT\x10\x03\x12\x17\n" +
-	"\x13FEED_STATE_DEGRADED\x10\x04*\x92\x01\n" +
+	"\x13FEED_STATE_DEGRADED\x10\x04*\xa3\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -1033,7 +1067,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"END_FAILED\x10\x04\x12\r\n" +
 	"\tEND_MOVED\x10\x05\x12\x0f\n" +
 	"\vEND_EXPIRED\x10\x06\x12\x0f\n" +
-	"\vEND_REMOVED\x10\aB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\vEND_REMOVED\x10\a\x12\x0f\n" +
+	"\vEND_YIELDED\x10\bB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_decision_proto_rawDescOnce sync.Once
