@@ -92,23 +92,28 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 		l.start = now
 	}
 	t.arrived = now
-	t.key = t.Work + ageing*now.Sub(l.start).Seconds()
+	if t.Since.IsZero() {
+		t.Since = now
+	}
+	t.key = l.key(t)
 	expect := func() time.Duration { return soonest + seconds(l.ahead(t)/float64(max(1, servers))) }
-	switch {
-	case !t.Deadline.IsZero() && now.Add(expect()+seconds(t.Work)).After(t.Deadline):
-		q.metrics.refuse(ErrDeadline)
-		return expect(), ErrDeadline
-	case q.count.Add(1) > int64(q.config.MaxRequests):
-		q.count.Add(-1)
-		q.metrics.refuse(ErrFull)
-		return expect(), ErrFull
-	case q.bytes.Add(int64(t.Bytes)) > int64(q.config.MaxBytes):
+	count, bytes := q.count.Add(1), q.bytes.Add(int64(t.Bytes))
+	refuse := func(why error) (time.Duration, error) {
 		q.count.Add(-1)
 		q.bytes.Add(-int64(t.Bytes))
-		q.metrics.refuse(ErrBytes)
-		return expect(), ErrBytes
+		q.metrics.refuse(why)
+		return expect(), why
 	}
-	if q.config.MaxWait > 0 {
+	switch {
+	case t.Accepted:
+	case !t.Deadline.IsZero() && now.Add(expect()+seconds(t.Work)).After(t.Deadline):
+		return refuse(ErrDeadline)
+	case count > int64(q.config.MaxRequests):
+		return refuse(ErrFull)
+	case bytes > int64(q.config.MaxBytes):
+		return refuse(ErrBytes)
+	}
+	if q.config.MaxWait > 0 && !t.Accepted {
 		if latest := now.Add(q.config.MaxWait); t.Deadline.IsZero() || latest.Before(t.Deadline) {
 			t.Deadline = latest
 		}
@@ -123,6 +128,9 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	l.count.Add(1)
 	return 0, nil
 }
+
+// key is the ticket's work plus its ageing: who began to wait later comes later. mu is held.
+func (l *Line) key(t *Ticket) float64 { return t.Work + ageing*t.Since.Sub(l.start).Seconds() }
 
 // Remove takes t out of line because its caller left; false when it was out already.
 func (l *Line) Remove(t *Ticket) bool {
@@ -182,7 +190,7 @@ func (l *Line) Visit(now time.Time, most int, visit func(*Ticket) Verdict) {
 		}
 	}
 	for _, t := range moved {
-		t.tenant.rekey(t, t.Work+ageing*t.arrived.Sub(l.start).Seconds())
+		t.tenant.rekey(t, l.key(t))
 	}
 	l.tidy(now)
 }

@@ -27,6 +27,10 @@ type Ticket struct {
 	Deadline time.Time
 	// Work is the predicted work in seconds that it would bring to the best rank.
 	Work float64
+	// Since is when the waiting began, for the order, where that was before Push; zero is at Push.
+	Since time.Time
+	// Accepted says that it was let in before and comes back: it counts, and no bound refuses it.
+	Accepted bool
 	// Owner is whatever the visitor needs to know.
 	Owner any
 
