@@ -26,12 +26,21 @@ type Choice struct {
 	at          time.Time
 	streamed    bool
 	leased      bool
+	// yield is the request's; work is the prefill in seconds that was booked, since when the request
+	// first asked. unfair says that the time to its first
+	// token tells nothing about the rank.
+	yield  func()
+	work   float64
+	since  time.Time
+	unfair bool
 
-	mu     sync.Mutex
-	first  time.Time // of the first token; guarded by mu
-	quiet  uint64    // the rank's bookings at that time when nobody else was prefilling, else 0; guarded by mu
-	output int       // tokens so far; guarded by mu
-	ended  bool      // guarded by mu
+	mu      sync.Mutex
+	first   time.Time // of the first token; guarded by mu
+	quiet   uint64    // the rank's bookings at that time when nobody else was prefilling, else 0; guarded by mu
+	output  int       // tokens so far; guarded by mu
+	ended   bool      // guarded by mu
+	began   bool      // the client has something; guarded by mu
+	yielded bool      // it gave way; guarded by mu
 }
 
 // FirstToken says that the engine has prefilled the prompt: its prefill load is given back and
@@ -48,6 +57,7 @@ func (c *Choice) firstToken(teach bool) load.Outcome {
 	if out != load.Applied {
 		return out
 	}
+	c.settled()
 	now := c.chooser.clock()
 	c.mu.Lock()
 	c.first = now
@@ -58,7 +68,7 @@ func (c *Choice) firstToken(teach bool) load.Outcome {
 	if c.rank != nil {
 		cand := c.Decision.Pick()
 		n := float64(cand.Uncached)
-		c.rank.firstToken(now, c.at, float64(c.Decision.PromptTokens)-n, n, cand.Slowdown, teach && c.streamed && !c.Decision.Estimated && !c.Decision.Keyless)
+		c.rank.firstToken(now, c.at, float64(c.Decision.PromptTokens)-n, n, cand.Slowdown, teach && !c.unfair && c.streamed && !c.Decision.Estimated && !c.Decision.Keyless)
 	}
 	return out
 }
@@ -97,6 +107,9 @@ func (c *Choice) Release(result Result) bool {
 	first, output, quiet := c.first, c.output, c.quiet
 	c.mu.Unlock()
 	c.reservation.Release()
+	if result.End != decision.EndYielded {
+		c.settled()
+	}
 	if first.IsZero() {
 		c.belief.End() // it never got as far as the cache
 	}

@@ -28,6 +28,7 @@ const maxRaces = 8
 // *Refused, an ErrInvalid, an ErrDuplicate or the context's error.
 func (c *Chooser) Choose(ctx context.Context, req *Request) (*Choice, error) {
 	if err := ctx.Err(); err != nil {
+		req.Resumes.settled()
 		return nil, err
 	}
 	deadline, _ := ctx.Deadline()
@@ -88,6 +89,7 @@ func (w *waiter) end(choice *Choice, err error) {
 
 // begin decides at once or puts the request in line; then it returns the waiter.
 func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, error)) (*Choice, *waiter, error) {
+	req.Resumes.settled()
 	ln, err := c.check(req)
 	if err != nil {
 		return nil, nil, err
@@ -98,7 +100,7 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 	if err := c.look(s, req, ln, now, nil); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	holds := c.config.HoldAbove > 0 && s.d.Policy == decision.PredictedTTFT && !req.DryRun && !req.NoQueue
+	holds := s.held
 	if !holds || ln.hold.Len() == 0 {
 		selector.Choose(&s.d)
 		if s.d.Chosen < 0 || !holds || c.hasRoom(s.d.Pick()) {
@@ -117,7 +119,8 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 		w.answer = make(chan answer, 1)
 	}
 	w.ticket = &admission.Ticket{
-		Tenant: req.Tenant, Priority: req.Priority, Bytes: req.Bytes, Deadline: deadline, Work: s.d.Pick().Prefill, Owner: w,
+		Tenant: req.Tenant, Priority: req.Priority, Bytes: req.Bytes, Deadline: deadline, Work: req.order(s.d.Pick().Prefill), Owner: w,
+		Since: req.firstAsked(now), Accepted: req.Resumes != nil,
 	}
 	servers, soonest := c.room(&s.d)
 	if wait, err := ln.hold.Push(w.ticket, now, servers, soonest); err != nil {
@@ -213,8 +216,15 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	}
 	if rk := c.rank(cand.Slot); rk != nil {
 		whole := selector.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
-		rk.route(cand.Prefill, whole-cand.Prefill, c.since(now))
+		saved := whole - cand.Prefill
+		if req.Resumes != nil {
+			saved = 0 // what it finds is its own
+		}
+		rk.route(cand.Prefill, saved, c.since(now))
 		choice.rank = rk
+		choice.unfair = d.Overtook != "" || d.Resumes
+		choice.since = req.firstAsked(now.Add(-d.Held))
+		choice.mayYield(req, cand, booking.PrefillTime.Seconds())
 	}
 	if len(booking.Hashes) > 0 {
 		if cand.Feed == kvblock.FeedNone {

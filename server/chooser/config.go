@@ -29,6 +29,11 @@ type Config struct {
 	// the router instead (predicted-ttft only); one full step of the engine is enough where that
 	// takes less. Zero turns the hold queue off.
 	HoldAbove time.Duration `yaml:"hold_above"`
+	// Yield lets a long prompt give way: while it has no first token and a much shorter request wants
+	// its rank, kvpilot takes it back from the engine, which keeps what it has computed in its prefix
+	// cache, and sends it again behind the short one (predicted-ttft with a hold queue, streamed
+	// requests, ranks whose KV events are exact). Engines count each as an aborted request.
+	Yield bool `yaml:"yield"`
 	// MaxRequestsPerRank vetoes ranks with that many requests in flight. Zero sets no limit.
 	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`
 	// Queue bounds the hold queue.
@@ -51,6 +56,7 @@ func DefaultConfig() Config {
 	return Config{
 		Policy:    decision.PredictedTTFT,
 		HoldAbove: 500 * time.Millisecond,
+		Yield:     true,
 		Queue:     admission.DefaultConfig(),
 		Ring:      selector.DefaultRingConfig(),
 		Tree:      selector.DefaultTreeConfig(),

@@ -35,7 +35,7 @@ func (c *Chooser) room(d *decision.Decision) (servers int, soonest time.Duration
 			continue
 		}
 		servers++
-		if over := max(0, cand.Backlog-c.enough(cand)); least < 0 || over < least {
+		if over := max(0, cand.Backlog-cand.Yields-c.enough(cand)); least < 0 || over < least {
 			least = over
 		}
 	}
@@ -69,7 +69,7 @@ func (c *Chooser) visit(ln *line) {
 	s := c.scratch.Get().(*scratch)
 	s.visit = c.visits.Add(1)
 	defer func() {
-		s.visit = 0
+		s.visit, s.since = 0, time.Time{}
 		c.scratch.Put(s)
 	}()
 	ln.planned = make(map[replica.Slot]float64, 16)
@@ -83,8 +83,11 @@ func (c *Chooser) visit(ln *line) {
 		open := false
 		for i := range s.d.Candidates {
 			o := &s.d.Candidates[i]
-			if o.Veto != decision.VetoNone {
+			if o.Veto != decision.VetoNone && o.Veto != decision.VetoElsewhere {
 				continue
+			}
+			if rk := c.rank(o.Slot); rk != nil && len(rk.giving.list()) > 0 {
+				open = true
 			}
 			if over := o.Backlog - c.enough(o); over >= 0 {
 				soonest = min(soonest, over)
@@ -108,7 +111,7 @@ func (c *Chooser) visit(ln *line) {
 // it stays; before it goes, the index is asked again.
 func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict {
 	ln := w.line
-	s.known = nil
+	s.known, s.since = nil, w.ticket.Since
 	if now.Sub(w.matched) < matchLife {
 		s.known = w.overlaps
 	}
@@ -127,15 +130,15 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict 
 		if !stale {
 			w.overlaps, w.matched = append(w.overlaps[:0], s.overlaps...), now
 		}
-		if !c.hasRoom(s.d.Pick()) || !stale {
+		if !c.hasRoom(s.d.Pick()) && !c.couldMakeRoom(s.d.Pick()) || !stale {
 			break
 		}
 		stale, s.known = false, nil
 	}
 	s.known = nil
 	cand := s.d.Pick()
-	w.ticket.Work = cand.Prefill
-	if !c.hasRoom(cand) {
+	w.ticket.Work = w.req.order(cand.Prefill)
+	if !c.hasRoom(cand) && !c.makeRoom(s, cand, w, now) {
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
 		return admission.Keep
 	}

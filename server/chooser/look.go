@@ -26,6 +26,10 @@ type scratch struct {
 	// the one under way means nothing. visit is 0 outside of one.
 	seen  []standing
 	visit uint64
+	// held says that the request may wait, and so have others give way; since is when the one that
+	// waits first asked.
+	held  bool
+	since time.Time
 }
 
 const (
@@ -46,7 +50,8 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, At: now, Model: req.Model, Adapter: req.Adapter, Policy: ln.policy,
 		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil, ExpectedOutput: req.ExpectedOutput,
 		DryRun: req.DryRun, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: ln.params,
-		Seed: c.seed.Add(0x9e3779b97f4a7c15),
+		Resumes: req.Resumes != nil,
+		Seed:    c.seed.Add(0x9e3779b97f4a7c15),
 	}
 	if p := req.Options.Policy; p != "" {
 		d.Policy = p
@@ -58,6 +63,7 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 		}
 		d.Params = params
 	}
+	s.held = c.config.HoldAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.NoQueue
 	c.candidates(s, req)
 	matching := c.clock()
 	c.overlap(s, req)
@@ -237,7 +243,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.QueuedTokens = uint32(max(0, l.PrefillTokens))
 		cand.DecodeBlocks = l.DecodeBlocks
 		cand.EngineWaiting, cand.KVUsage = -1, -1
-		if cand.Veto == decision.VetoCap {
+		if cand.Veto == decision.VetoCap || cand.Veto == decision.VetoElsewhere {
 			cand.Veto = decision.VetoNone
 		}
 		if cand.Veto == decision.VetoNone && limit > 0 && l.InFlight >= limit {
@@ -251,9 +257,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.StepTime = rk.step(l.InFlight, l.ContextTokens)
 		cand.Decode = decodeWeight * float64(outputs(d.ExpectedOutput)) * (cand.StepTime - rk.step(0, 0))
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
-		if planned != nil {
-			cand.Planned = planned[cand.Slot]
-		}
+		cand.Planned = planned[cand.Slot] // a nil map has none
 		c.reported(cand, rk)
 		budget := float64(defaultBudget)
 		if b := req.Replicas[s.owner[i]].MaxBatchedTokens; b > 0 {
@@ -262,6 +266,8 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = c.crowding(cand, d)
+		cand.Planned += rk.giving.awaited.get()
+		cand.Yields = c.yields(s, rk, cand, now)
 		if cand.Veto == decision.VetoNone {
 			cand.Busy, cand.Returns, cand.Saved, cand.Residual = at.busy, at.returns, at.saved, at.residual
 			busy += cand.Busy
@@ -272,6 +278,9 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 	if usable > 0 {
 		d.Load = busy / float64(usable)
 		d.Omega = omega(d.Load, usable)
+	}
+	if req.Resumes != nil {
+		stay(d, req.Resumes.Slot)
 	}
 }
 

@@ -22,10 +22,11 @@ type rank struct {
 	tokenTime, bend, stepScale, work number
 	samples                          atomic.Int64
 	lately                           lately
+	giving                           giving
 
 	mu    sync.Mutex
-	pace  pace      // guarded by mu
-	first time.Time // of the last first token; guarded by mu
+	pace  pace         // guarded by mu
+	first atomic.Int64 // when its last first token was seen, in the nanoseconds of time.Time.UnixNano; written under mu
 }
 
 // number is a float64 that may be read and replaced at once.
@@ -77,6 +78,29 @@ func (r *rank) route(seconds, saved float64, now int64) {
 	}
 }
 
+// unroute takes back what was counted and will be counted again: the rest of a prompt that gave way.
+func (r *rank) unroute(seconds float64, now int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := &r.lately
+	keep := l.fade(now)
+	uncount := func(n *number, v float64) { n.set(max(0, keep*n.get()-v/busyMemory.Seconds())) }
+	uncount(&l.busy, seconds)
+	uncount(&l.squares, seconds*seconds/2)
+	uncount(&l.saved, 0)
+	uncount(&l.returns, 0)
+	l.at.Store(now)
+}
+
+// servedSince is when the engine came to a request booked at booked: then, or when the one before it
+// had its first token.
+func (r *rank) servedSince(booked time.Time) time.Time {
+	if first := r.first.Load(); first > booked.UnixNano() {
+		return time.Unix(0, first)
+	}
+	return booked
+}
+
 // load is the share of the rank's time that the prefill routed to it lately takes.
 func (r *rank) load(now int64) float64 {
 	return r.lately.busy.get() * r.lately.fade(now)
@@ -96,11 +120,8 @@ func (l *lately) fade(now int64) float64 {
 func (r *rank) firstToken(now, booked time.Time, context, n, slowdown float64, teach bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	began := booked
-	if r.first.After(began) {
-		began = r.first
-	}
-	r.first = now
+	began := r.servedSince(booked)
+	r.first.Store(now.UnixNano())
 	if !teach {
 		return
 	}

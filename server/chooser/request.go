@@ -48,6 +48,13 @@ type Request struct {
 	// Bytes is the memory that the request holds while it waits (its body), for the queue's bound.
 	Bytes int
 
+	// Yield, when set, allows a much shorter request to go first while this one has no first token: it
+	// is called at most once per choice, by any goroutine and under locks, so it must only signal. The
+	// caller then takes the request back from the engine, ends the choice with EndYielded and asks
+	// again at once, as the next Attempt and with Resumes set to that choice.
+	Yield   func()
+	Resumes *Choice
+
 	// Exclude names replicas that must not be tried (again).
 	Exclude []replica.ID
 	Options Options

@@ -7,13 +7,23 @@ import (
 // predict fills what every policy may read of a candidate: its uncached tokens, the time to
 // prefill them, and the time to the first token.
 func predict(d *decision.Decision, c *decision.Candidate) {
+	n := uncached(d, c)
+	c.Uncached = uint32(n)
+	c.Prefill = PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
+	c.TTFT = (c.Backlog-c.Yields+c.Planned+c.Prefill)*(1+c.Slowdown) + c.StepTime
+}
+
+// uncached are the tokens to compute: at least the last one, however much the rank holds.
+func uncached(d *decision.Decision, c *decision.Candidate) float64 {
 	cached := float64(c.GPU) + d.Params.CPUCredit*float64(c.CPU) + d.Params.DiskCredit*float64(c.Disk)
 	prompt := float64(d.PromptTokens)
-	// The engine always computes the last token, however much it holds.
-	uncached := min(prompt, max(prompt-cached, 1))
-	c.Uncached = uint32(uncached)
-	c.Prefill = PrefillTime(c.TokenTime, c.Bend, prompt-uncached, uncached)
-	c.TTFT = (c.Backlog+c.Planned+c.Prefill)*(1+c.Slowdown) + c.StepTime
+	return min(prompt, max(prompt-cached, 1))
+}
+
+// Work predicts the candidate's Prefill before the choice.
+func Work(d *decision.Decision, c *decision.Candidate) float64 {
+	n := uncached(d, c)
+	return PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
 }
 
 // PrefillTime is the time to prefill n tokens after context tokens that are already there:
@@ -47,7 +57,7 @@ func blocked(c *decision.Candidate) float64 {
 // Then come those who return to a rank for its cache: others, who may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
 func predicted(d *decision.Decision, c *decision.Candidate) float64 {
-	cost := (c.Backlog+c.Planned+(d.Omega+c.Busy)*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding
+	cost := (c.Backlog-c.Yields+c.Planned+(d.Omega+c.Busy)*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding
 	cost += othersReturn*blocked(c) + ownReturn*c.Residual
 	if c.Session {
 		bonus := d.Params.SessionBonus
