@@ -3,6 +3,7 @@ package replay
 import (
 	"container/heap"
 	"math"
+	"slices"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
 )
@@ -44,6 +45,7 @@ type sequence struct {
 	named    int // blocks that have their key
 	held     []int32
 	doneAt   int64 // the step in which it finishes
+	aborted  bool  // the router took it back
 }
 
 // engine models one replica. Its clock is advanced by the simulation.
@@ -66,6 +68,7 @@ type engine struct {
 	gen            uint32
 	busy           float64 // seconds spent in steps with prefill
 	first, done    []*sequence
+	gone           []*sequence // aborted, with the step that was running then
 	stored         func(call, from, to int)
 }
 
@@ -188,7 +191,7 @@ func (e *engine) admit(s *sequence) bool {
 // end finishes the run of steps: it moves tokens, and collects sequences with a first token in
 // e.first and finished ones in e.done.
 func (e *engine) end() {
-	e.first, e.done = e.first[:0], e.done[:0]
+	e.first, e.done, e.gone = e.first[:0], e.done[:0], e.gone[:0]
 	e.step += e.steps
 	e.context += float64(len(e.decoding)) * float64(e.steps)
 	for len(e.decoding) > 0 && e.decoding[0].doneAt <= e.step {
@@ -200,7 +203,7 @@ func (e *engine) end() {
 		s := c.seq
 		s.computed += c.n
 		e.named(s, s.computed/e.block)
-		if s.computed < s.in {
+		if s.computed < s.in || s.aborted {
 			continue
 		}
 		e.first = append(e.first, s)
@@ -214,11 +217,27 @@ func (e *engine) end() {
 	}
 	rest := e.filling[:0]
 	for _, s := range e.filling {
-		if s.computed < s.in {
+		switch {
+		case s.aborted:
+			e.cache.release(s.held)
+			e.gone = append(e.gone, s)
+		case s.computed < s.in:
 			rest = append(rest, s)
 		}
 	}
 	e.filling = rest
+}
+
+// abort takes a call without a first token out. A step that runs cannot be stopped: what it computes
+// is kept, as all that was computed before.
+func (e *engine) abort(call int) {
+	for _, s := range e.filling {
+		if s.call == call && !s.aborted {
+			s.aborted = true
+			return
+		}
+	}
+	e.waiting = slices.DeleteFunc(e.waiting, func(s *sequence) bool { return s.call == call })
 }
 
 // named publishes the keys of s's blocks up to n.

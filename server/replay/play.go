@@ -210,6 +210,7 @@ func (o *oracle) arrive(call int) {
 }
 
 func (o *oracle) firstToken(call, e int)        { o.left[e] -= o.work[call] }
+func (o *oracle) begun([]*sequence)             {}
 func (o *oracle) finished(int, int)             {}
 func (o *oracle) stored(int, int, int, int)     {}
 func (o *oracle) removed(int, []blockhash.Hash) {}

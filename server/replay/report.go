@@ -25,6 +25,9 @@ type Options struct {
 	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost,
 	// EventDelay their delay in seconds.
 	PaceBias, EventLoss, EventDelay float64
+	// AtLeast has a trace of fewer requests played again and again, each pass with prefixes of its own,
+	// until it has as many; 0 plays it once. Closed loops are always played once.
+	AtLeast int
 	// NoSaturation leaves the saturation runs out.
 	NoSaturation bool
 	// Patience gives a run up when its mean is sure to exceed that many times the oracle's, because
@@ -34,6 +37,19 @@ type Options struct {
 	Workers int
 	// Progress, when set, is told how many of all runs are done.
 	Progress func(done, all int)
+}
+
+// FewestRequests is a good AtLeast. A policy that lets cheap requests go first leaves the dear ones for
+// the end, and in a short run the end is what is measured.
+const FewestRequests = 6000
+
+// enough is the trace played as often as AtLeast takes. Sessions that wait for their own answers are
+// left alone: their passes would run beside each other.
+func (o *Options) enough() *Trace {
+	if o.Trace.Closed {
+		return o.Trace
+	}
+	return o.Trace.Repeat((o.AtLeast + len(o.Trace.Calls) - 1) / len(o.Trace.Calls))
 }
 
 // overload is the arrival rate of saturation runs as a share of the oracle's own.
@@ -112,6 +128,7 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 	if o.PaceBias == 0 {
 		o.PaceBias = 1
 	}
+	o.Trace = o.enough()
 	w := newWorkload(o.Trace, o.Block)
 	p := player{options: o, work: w}
 	p.all.Store(int64(2 + (1+len(o.Policies))*o.Seeds*len(loads)))

@@ -84,6 +84,27 @@ func (r *router) arrive(call int) {
 	if r.texts {
 		req.Text = textOf(c.IDs[:min(len(c.IDs), (c.In+r.sim.trace.Chunk-1)/r.sim.trace.Chunk)])
 	}
+	req.Yield = func() { r.takeBack(call) }
+	r.submit(call)
+}
+
+// comeback is the time in seconds from taking a request back to sending it again.
+const comeback = 0.003
+
+// takeBack has a call that gives way go on later.
+func (r *router) takeBack(call int) {
+	choice, req := r.choices[call], &r.requests[call]
+	r.sim.engines[choice.Slot].abort(call)
+	r.sim.after(comeback, func() {
+		choice.Release(chooser.Result{End: decision.EndYielded, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		req.Attempt++
+		req.Resumes = choice
+		r.submit(call)
+	})
+}
+
+func (r *router) submit(call int) {
+	req := &r.requests[call]
 	r.chooser.Submit(req, time.Time{}, func(choice *chooser.Choice, err error) {
 		if err != nil {
 			r.err = errors.Join(r.err, fmt.Errorf("call %d: %w", call, err))
@@ -113,6 +134,14 @@ func (r *router) plan() {
 			r.plan()
 		}
 	}})
+}
+
+func (r *router) begun(calls []*sequence) {
+	for _, q := range calls {
+		if !r.choices[q.call].Begin() {
+			r.err = errors.Join(r.err, fmt.Errorf("call %d: a first token after it gave way", q.call))
+		}
+	}
 }
 
 func (r *router) firstToken(call, _ int) {

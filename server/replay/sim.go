@@ -47,6 +47,8 @@ type dispatcher interface {
 	arrive(call int)
 	// firstToken and finished tell of a call's life on engine e.
 	firstToken(call, e int)
+	// begun tells, before firstToken of any, which calls have their first token now.
+	begun(calls []*sequence)
 	finished(call, e int)
 	// stored and removed are engine e's KV events.
 	stored(e, call, from, to int)
@@ -193,6 +195,9 @@ func (s *sim) plan(e *engine) {
 func (s *sim) step(e *engine) {
 	e.end()
 	firsts, done := e.first, e.done
+	for _, q := range e.gone {
+		s.cached[q.call] -= q.computed - q.cached // it will find that again, and it is no hit
+	}
 	e.begin(s.now)
 	s.plan(e)
 	s.evicted(e)
@@ -201,8 +206,9 @@ func (s *sim) step(e *engine) {
 		s.waiting--
 		s.since -= s.arrived[q.call]
 		s.waited += s.now - s.arrived[q.call]
-		s.cached[q.call] = q.cached
+		s.cached[q.call] += q.cached
 	}
+	s.router.begun(firsts)
 	for _, q := range firsts {
 		s.router.firstToken(q.call, e.slot)
 	}

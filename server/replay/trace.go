@@ -173,6 +173,44 @@ func groupSessions(t *Trace) {
 	}
 }
 
+// Repeat returns the trace played so many times, one pass after the other, each with prefixes and
+// sessions of its own.
+func (t *Trace) Repeat(passes int) *Trace {
+	if passes <= 1 || len(t.Calls) == 0 {
+		return t
+	}
+	var ids uint64
+	sessions, span := 0, 0.0
+	for i := range t.Calls {
+		c := &t.Calls[i]
+		sessions = max(sessions, c.Session+1)
+		if c.Prev < 0 {
+			span = max(span, c.At)
+		}
+		for _, id := range c.IDs {
+			ids = max(ids, id+1)
+		}
+	}
+	span += span / float64(len(t.Calls)) // the gap between the last call of a pass and the first of the next
+	long := &Trace{Name: t.Name, Chunk: t.Chunk, Closed: t.Closed, Calls: make([]Call, 0, passes*len(t.Calls))}
+	for pass := range passes {
+		for _, c := range t.Calls {
+			own := make([]uint64, len(c.IDs))
+			for i, id := range c.IDs {
+				own[i] = id + uint64(pass)*ids
+			}
+			c.IDs, c.Session = own, c.Session+pass*sessions
+			if c.Prev < 0 {
+				c.At += float64(pass) * span
+			} else {
+				c.Prev += pass * len(t.Calls)
+			}
+			long.Calls = append(long.Calls, c)
+		}
+	}
+	return long
+}
+
 // Tokens is the number of prompt tokens of the trace.
 func (t *Trace) Tokens() int {
 	n := 0
