@@ -17,6 +17,7 @@ import (
 
 // replayFlags are the command's arguments.
 type replayFlags struct {
+	atLeast                                         int
 	trace, generate, policies, loads, profile, plot string
 	requests, replicas, seeds, block, workers       int
 	bias, loss, delay, patience                     float64
@@ -43,6 +44,7 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.StringVar(&f.trace, "trace", "", "trace file to play")
 	flags.StringVar(&f.generate, "generate", "", "make a trace instead: "+strings.Join(replay.Generators(), ", "))
 	flags.IntVar(&f.requests, "requests", 12000, "requests of a generated trace")
+	flags.IntVar(&f.atLeast, "at-least", replay.FewestRequests, "play a trace file of fewer requests again and again until there are as many; 0 plays it once")
 	flags.IntVar(&f.replicas, "replicas", 8, "modelled replicas")
 	flags.StringVar(&f.loads, "load", "0.7", "arrival rate as a share of the oracle's saturation; several with commas")
 	flags.StringVar(&f.policies, "policies", "all", "policies with commas, or all")
@@ -107,6 +109,7 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 	case (f.trace == "") == (f.generate == ""):
 		return o, nil, errors.New("give either --trace or --generate")
 	case f.trace != "":
+		o.AtLeast = f.atLeast
 		o.Trace, err = replay.ReadTrace(f.trace)
 	default:
 		o.Trace, err = replay.Generate(f.generate, f.requests, 1)

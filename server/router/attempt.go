@@ -55,8 +55,8 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	if err != nil || outcome != upstream.OutcomeOK {
 		f := r.refusal(ctx, j, resp, err, outcome)
 		r.settle(choice.Replica.ID, outcome)
-		result.End = endOf(outcome)
-		span.Fail(s, outcome.String(), f.public.OwnWords())
+		result.End = endOf(ctx, outcome)
+		failed(ctx, s, f)
 		return f
 	}
 	defer resp.Close()
@@ -69,9 +69,18 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	}
 	f := r.broken(ctx, j, err)
 	r.settle(choice.Replica.ID, f.outcome)
-	result.End = endOf(f.outcome)
-	span.Fail(s, f.outcome.String(), f.public.OwnWords())
+	result.End = endOf(ctx, f.outcome)
+	failed(ctx, s, f)
 	return f
+}
+
+// failed marks the attempt's span; to give way is no failure.
+func failed(ctx context.Context, s trace.Span, f *failure) {
+	if gaveWay(ctx, f.outcome) {
+		s.AddEvent(span.EventYield)
+		return
+	}
+	span.Fail(s, f.outcome.String(), f.public.OwnWords())
 }
 
 // stream is relay, drawn as a span.
@@ -128,6 +137,9 @@ func (r *Router) relay(j *job, s trace.Span, resp *upstream.Response, to Sink) e
 		if err != nil {
 			return err
 		}
+		if !j.begun && !j.choice.Begin() {
+			return errYielded // what comes too late is not for the client
+		}
 		content := j.scan.ContentEvents()
 		if content == 0 && j.scan.Feed(piece) && streamed { // a client that takes nothing must not make the prefill look longer
 			r.sawFirstToken(j, s)
@@ -152,6 +164,9 @@ func (r *Router) relay(j *job, s trace.Span, resp *upstream.Response, to Sink) e
 		return io.ErrUnexpectedEOF // every engine says when its stream is complete
 	}
 	if !j.begun {
+		if !j.choice.Begin() {
+			return errYielded
+		}
 		if err := r.begin(j, resp, to); err != nil {
 			return gone(err)
 		}

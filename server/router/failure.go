@@ -94,7 +94,7 @@ func (r *Router) unanswered(ctx context.Context, outcome upstream.Outcome, err e
 // broken is an answer that ended before it was complete.
 func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
 	switch {
-	case errors.Is(err, errClientGone), ctx.Err() != nil:
+	case errors.Is(err, errClientGone), errors.Is(err, errYielded), ctx.Err() != nil:
 		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(cause(ctx, context.Canceled))}
 	case !j.begun:
 		return &failure{outcome: upstream.OutcomeBroken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica's answer broke off before it began", err)}
@@ -106,7 +106,7 @@ func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
 // only after faults that another replica may not have, within the attempts and the budget. The budget keeps a fleet
 // in trouble from being asked twice for everything; where a replica is gone, nobody is.
 func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
-	if j.begun || !f.outcome.Retryable() || j.attempt+1 >= r.Attempts || ctx.Err() != nil {
+	if j.begun || !f.outcome.Retryable() || j.attempt+1-j.yields >= r.Attempts || ctx.Err() != nil {
 		return false
 	}
 	if j.upload != nil && j.upload.spent {
@@ -125,7 +125,10 @@ func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
 }
 
 // endOf says how the decision ended for the record.
-func endOf(o upstream.Outcome) decision.End {
+func endOf(ctx context.Context, o upstream.Outcome) decision.End {
+	if gaveWay(ctx, o) {
+		return decision.EndYielded
+	}
 	switch o {
 	case upstream.OutcomeOK:
 		return decision.EndCompleted

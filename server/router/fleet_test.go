@@ -53,7 +53,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, `{"version":"0.17.0"}`)
 		return
 	case "/v1/models":
-		io.WriteString(w, `{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","root":"m","parent":null,"max_model_len":4096}]}`)
+		io.WriteString(w, `{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","root":"m","parent":null,"max_model_len":131072}]}`)
 		return
 	case "/tokenize":
 		e.mu.Lock()
@@ -61,7 +61,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.questions++
 		e.mu.Unlock()
 		if answer == nil {
-			answer = text(200, `{"count":4,"max_model_len":4096,"tokens":[1,2,3,4]}`)
+			answer = text(200, `{"count":4,"max_model_len":131072,"tokens":[1,2,3,4]}`)
 		}
 		answer(w, r)
 		return
@@ -176,6 +176,8 @@ type fleet struct {
 	t       *testing.T
 	router  *router.Router
 	book    *load.Book
+	index   *kvindex.Index
+	chooser *chooser.Chooser
 	engines []*engine
 
 	mu       sync.Mutex
@@ -207,6 +209,7 @@ func start(t *testing.T, n int, change func(*router.Params, *chooser.Config, *re
 	}
 	index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	must(t, err)
+	f.index = index
 	f.book, err = load.New(load.DefaultConfig(), load.Params{})
 	must(t, err)
 	p.Chooser, err = chooser.New(cc, chooser.Params{Index: index, Book: f.book, Seed: 1, OnOutcome: func(o decision.Outcome) {
@@ -215,6 +218,7 @@ func start(t *testing.T, n int, change func(*router.Params, *chooser.Config, *re
 		f.outcomes = append(f.outcomes, o)
 	}})
 	must(t, err)
+	f.chooser = p.Chooser
 	p.Registry, err = registry.New(rc, registry.Params{
 		OnRankAdded: func(slot replica.Slot, r *replica.Replica, rank int) {
 			f.book.AddRank(slot)
@@ -295,6 +299,9 @@ func (f *fleet) eventually(what string, done func() bool) {
 		}
 	}
 }
+
+// waiting counts the requests in the hold queue.
+func (f *fleet) waiting() int { return f.chooser.Waiting() }
 
 // settled checks that nothing is booked any more.
 func (f *fleet) settled() {

@@ -41,8 +41,10 @@ type job struct {
 	asked   chooser.Request
 	choice  *chooser.Choice
 	attempt int
-	failed  *failure // the last attempt's
-	begun   bool     // the client was given something
+	yields  int           // how many of them gave way
+	before  time.Duration // the time that those took
+	failed  *failure      // the last attempt's
+	begun   bool          // the client was given something
 	scan    upstream.Scanner
 	status  int
 
@@ -135,12 +137,13 @@ func (j *job) chose(c *chooser.Choice) {
 	j.choice = c
 	j.chosen = time.Now()
 	j.held = c.Decision.Held
-	j.overhead = j.chosen.Sub(j.received) - j.tokenizing - j.held
+	j.overhead = j.chosen.Sub(j.received) - j.tokenizing - j.held - j.before
 }
 
 // retry prepares the next attempt on another replica.
 func (j *job) retry(f *failure) {
 	j.failed = f
+	j.asked.Resumes = nil
 	j.asked.Exclude = append(j.asked.Exclude, j.choice.Replica.ID)
 	j.choice = nil
 	j.attempt++

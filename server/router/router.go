@@ -101,15 +101,23 @@ func (r *Router) serve(ctx context.Context, j *job, to Sink) error {
 func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 	r.Budget.Deposit()
 	for {
-		choice, err := r.choose(ctx, j, j.ask(r))
+		ask := j.ask(r)
+		actx, done := j.yielding(ctx, ask)
+		choice, err := r.choose(ctx, j, ask)
 		if err != nil {
+			done(nil)
 			return err
 		}
 		j.chose(choice)
 		r.routed(j)
-		f := r.attempt(ctx, j, to)
+		f := r.attempt(actx, j, to)
+		done(nil)
 		if f == nil {
 			return nil
+		}
+		if gaveWay(actx, f.outcome) {
+			j.resume(ctx)
+			continue
 		}
 		if !r.mayRetry(ctx, j, f) {
 			return f.public

@@ -32,6 +32,7 @@ const (
 	EventFallback   = "kvpilot.fallback"
 	EventRetry      = "kvpilot.retry"
 	EventHedge      = "kvpilot.hedge"
+	EventYield      = "kvpilot.yield"
 )
 
 // Attribute keys. Counts are tokens or blocks as the name says; times are seconds.

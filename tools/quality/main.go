@@ -53,6 +53,7 @@ func (g *game) options(dir string) (replay.Options, error) {
 	o := replay.Options{Replicas: g.replicas, Policies: decision.Policies(), Seeds: seeds, Profile: replay.Profiles()[0], Block: block, Patience: patience}
 	var err error
 	if g.file != "" {
+		o.AtLeast = replay.FewestRequests
 		o.Trace, err = replay.ReadTrace(filepath.Join(dir, g.file))
 	} else {
 		o.Trace, err = replay.Generate(g.generate, g.requests, 1)
