@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
@@ -33,6 +34,9 @@ type Choice struct {
 	work   float64
 	since  time.Time
 	unfair bool
+	// computes names the first block of the prompt that the rank did not hold, which is number lacks.
+	computes blockhash.Hash
+	lacks    int
 
 	mu      sync.Mutex
 	first   time.Time // of the first token; guarded by mu

@@ -267,7 +267,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = c.crowding(cand, d)
 		cand.Planned += rk.giving.awaited.get()
-		cand.Yields = c.yields(s, rk, cand, now)
+		cand.Yields = c.yields(s, req, rk, cand, now)
 		if cand.Veto == decision.VetoNone {
 			cand.Busy, cand.Returns, cand.Saved, cand.Residual = at.busy, at.returns, at.saved, at.residual
 			busy += cand.Busy

@@ -82,7 +82,11 @@ func (c *Choice) mayYield(req *Request, cand *decision.Candidate, work float64) 
 		cand.Feed != kvblock.FeedExact || req.Hashes == nil || req.Estimated || work <= yieldSteps*cand.FullStep {
 		return
 	}
-	c.yield, c.work = req.Yield, work
+	hashes, held := hashesFor(req, cand), int(cand.GPU)/int(cand.BlockSize)
+	if held >= len(hashes) {
+		return
+	}
+	c.yield, c.work, c.computes, c.lacks = req.Yield, work, hashes[held], held
 	c.rank.mu.Lock()
 	defer c.rank.mu.Unlock()
 	c.rank.giving.add(c)
@@ -132,10 +136,17 @@ func (c *Choice) settled() {
 	c.rank.giving.expect(c, 0)
 }
 
-// yielder is the request on the rank that would give way to one of work seconds which first asked
-// at since, and the rest of its prefill in seconds; nil when there is none. The longer one has been
+// awaits reports whether the request counts on what the choice has yet to compute: overtaking that, it
+// would have to compute it itself.
+func (req *Request) awaits(c *Choice, cand *decision.Candidate) bool {
+	hashes := hashesFor(req, cand)
+	return c.lacks < len(hashes) && hashes[c.lacks] == c.computes
+}
+
+// yielder is the request on the rank that would give way to req, which has work seconds to compute and first
+// asked at since, and the rest of its prefill in seconds; nil when there is none. The longer one has been
 // there than the other, the more it takes, so that nothing is put off for ever.
-func (r *rank) yielder(cand *decision.Candidate, work float64, since, now time.Time) (*Choice, float64) {
+func (r *rank) yielder(req *Request, cand *decision.Candidate, work float64, since, now time.Time) (*Choice, float64) {
 	var best *Choice
 	var longest float64
 	for i, o := range r.giving.list() {
@@ -144,7 +155,7 @@ func (r *rank) yielder(cand *decision.Candidate, work float64, since, now time.T
 			rest = min(rest, o.work-now.Sub(r.servedSince(o.at)).Seconds())
 		}
 		need := yieldRatio*work + yieldSteps*cand.FullStep + yieldAgeing*max(0, since.Sub(o.since).Seconds())
-		if rest > longest && rest >= need {
+		if rest > longest && rest >= need && !req.awaits(o, cand) {
 			best, longest = o, rest
 		}
 	}
@@ -153,11 +164,11 @@ func (r *rank) yielder(cand *decision.Candidate, work float64, since, now time.T
 
 // yields is the part of the rank's backlog that gives way to the request in s: the rest of the
 // longest that would, less half of the engine's present step, on average.
-func (c *Chooser) yields(s *scratch, rk *rank, cand *decision.Candidate, now time.Time) float64 {
+func (c *Chooser) yields(s *scratch, req *Request, rk *rank, cand *decision.Candidate, now time.Time) float64 {
 	if !s.held || cand.Veto != decision.VetoNone || len(rk.giving.list()) == 0 {
 		return 0
 	}
-	_, rest := rk.yielder(cand, workOn(&s.d, cand), s.sinceOr(now), now)
+	_, rest := rk.yielder(req, cand, workOn(&s.d, cand), s.sinceOr(now), now)
 	return max(0, rest-cand.FullStep/2)
 }
 
@@ -188,7 +199,7 @@ func (c *Chooser) makeRoom(s *scratch, cand *decision.Candidate, w *waiter, now 
 	if rk == nil {
 		return false
 	}
-	o, rest := rk.yielder(cand, workOn(&s.d, cand), w.ticket.Since, now)
+	o, rest := rk.yielder(w.req, cand, workOn(&s.d, cand), w.ticket.Since, now)
 	if o == nil || !o.giveWay(rest, now) {
 		return false
 	}

@@ -90,6 +90,7 @@ func TestWhoDoesNotGiveWay(t *testing.T) {
 		then    func(*chooser.Choice)
 		after   time.Duration
 		arrives int // tokens of the one that comes; 0 is 1000
+		same    bool
 	}{
 		"one whose answer has begun":          {then: func(c *chooser.Choice) { c.Begin() }},
 		"one whose first token nobody sees":   {change: func(r *chooser.Request) { r.Unstreamed = true }},
@@ -98,6 +99,7 @@ func TestWhoDoesNotGiveWay(t *testing.T) {
 		"one on a rank that lost events":      {feed: kvblock.FeedDegraded},
 		"one that is nearly done":             {after: 7 * time.Second},
 		"one that is not much longer":         {arrives: 12000},
+		"one that the other counts on":        {arrives: long + 500, same: true}, // its prompt and a bit more
 		"any, where the operator says no":     {config: func(c *chooser.Config) { c.Yield = false }},
 		"any, where nothing waits":            {config: func(c *chooser.Config) { c.HoldAbove = 0 }},
 		"any to one that is chosen elsewhere": {config: func(c *chooser.Config) { c.Policy = decision.LeastRequests }},
@@ -122,9 +124,13 @@ func TestWhoDoesNotGiveWay(t *testing.T) {
 					tc.then(first)
 				}
 				time.Sleep(max(tc.after, time.Second))
+				number := 2
+				if tc.same {
+					number = 1
+				}
 				var second *chooser.Choice
 				var all sync.WaitGroup
-				all.Go(func() { second = f.choose(f.request(2, max(tc.arrives, 1000))) })
+				all.Go(func() { second = f.choose(f.request(number, max(tc.arrives, 1000))) })
 				synctest.Wait()
 				first.FirstToken()
 				all.Wait()
