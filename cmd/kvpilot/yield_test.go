@@ -11,7 +11,7 @@ import (
 
 // A short prompt overtakes the rest of a long one, which then goes on from what was computed.
 func TestAShortPromptOvertakesTheRestOfALongOne(t *testing.T) {
-	f := startFleet(t, fleetOptions{replicas: 1, engine: func(_ int, c *enginesim.Config) { c.Core.Timing.Speed = 1 }})
+	f := startFleet(t, fleetOptions{replicas: 1, yaml: "chooser: {yield_ranks: 1}\n", engine: func(_ int, c *enginesim.Config) { c.Core.Timing.Speed = 1 }})
 	engine := f.engines[0]
 	ask := func(first, n int) answer {
 		ids := make([]string, n)

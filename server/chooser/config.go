@@ -29,11 +29,12 @@ type Config struct {
 	// the router instead (predicted-ttft only); one full step of the engine is enough where that
 	// takes less. Zero turns the hold queue off.
 	HoldAbove time.Duration `yaml:"hold_above"`
-	// Yield lets a long prompt give way: while it has no first token and a much shorter request wants
+	// YieldRanks lets long prompts give way where at least so many ranks may serve; zero never, 1 always: while it has no first token and a much shorter request wants
 	// its rank, kvpilot takes it back from the engine, which keeps what it has computed in its prefix
 	// cache, and sends it again behind the short one (predicted-ttft with a hold queue, streamed
 	// requests, ranks whose KV events are exact). Engines count each as an aborted request.
-	Yield bool `yaml:"yield"`
+	// Fewer ranks win nothing by it.
+	YieldRanks int `yaml:"yield_ranks"`
 	// MaxRequestsPerRank vetoes ranks with that many requests in flight. Zero sets no limit.
 	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`
 	// Queue bounds the hold queue.
@@ -54,12 +55,12 @@ type ModelConfig struct {
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
-		Policy:    decision.PredictedTTFT,
-		HoldAbove: 500 * time.Millisecond,
-		Yield:     true,
-		Queue:     admission.DefaultConfig(),
-		Ring:      selector.DefaultRingConfig(),
-		Tree:      selector.DefaultTreeConfig(),
+		Policy:     decision.PredictedTTFT,
+		HoldAbove:  500 * time.Millisecond,
+		YieldRanks: 32,
+		Queue:      admission.DefaultConfig(),
+		Ring:       selector.DefaultRingConfig(),
+		Tree:       selector.DefaultTreeConfig(),
 	}
 }
 
@@ -87,6 +88,9 @@ func (c Config) Validate() error {
 	}
 	if c.HoldAbove < 0 {
 		errs = append(errs, fmt.Errorf("hold_above: %s is negative", c.HoldAbove))
+	}
+	if c.YieldRanks < 0 {
+		errs = append(errs, fmt.Errorf("yield_ranks: %d is negative", c.YieldRanks))
 	}
 	if c.MaxRequestsPerRank < 0 {
 		errs = append(errs, fmt.Errorf("max_requests_per_rank: %d is negative", c.MaxRequestsPerRank))

@@ -279,6 +279,9 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		d.Load = busy / float64(usable)
 		d.Omega = omega(d.Load, usable)
 	}
+	if usable < c.config.YieldRanks {
+		keepAll(d)
+	}
 	if req.Resumes != nil {
 		stay(d, req.Resumes.Slot)
 	}

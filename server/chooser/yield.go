@@ -78,7 +78,7 @@ func (g *giving) expect(choice *Choice, seconds float64) {
 // mayYield lists the choice where it can be asked to give way: its first token can be seen, the
 // engine is known to keep what it has computed, and it is long.
 func (c *Choice) mayYield(req *Request, cand *decision.Candidate, work float64) {
-	if req.Yield == nil || !c.chooser.config.Yield || c.rank == nil || c.Decision.Policy != decision.PredictedTTFT || req.Unstreamed ||
+	if req.Yield == nil || c.chooser.config.YieldRanks == 0 || c.rank == nil || c.Decision.Policy != decision.PredictedTTFT || req.Unstreamed ||
 		cand.Feed != kvblock.FeedExact || req.Hashes == nil || req.Estimated || work <= yieldSteps*cand.FullStep {
 		return
 	}
@@ -222,6 +222,13 @@ func (s *scratch) sinceOr(now time.Time) time.Time {
 		return now
 	}
 	return s.since
+}
+
+// keepAll has nobody give way.
+func keepAll(d *decision.Decision) {
+	for i := range d.Candidates {
+		d.Candidates[i].Yields = 0
+	}
 }
 
 // stay vetoes all but the rank where the blocks of a request are that goes on; where it may not go

@@ -19,6 +19,9 @@ import (
 // long is the prompt of the tests below that is to give way: about eight seconds of prefill.
 const long = 45000
 
+// yielding has even one rank's requests give way.
+func yielding(c *chooser.Config, _ *chooser.Params) { c.YieldRanks = 1 }
+
 // live runs the chooser for a test in a bubble and returns how to stop it.
 func (f *fleet) live() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -29,7 +32,7 @@ func (f *fleet) live() (stop func()) {
 
 func TestALongPromptGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, nil)
+		f := newFleet(t, 1, yielding)
 		defer f.live()()
 		asked := 0
 		req := f.request(1, long)
@@ -100,13 +103,15 @@ func TestWhoDoesNotGiveWay(t *testing.T) {
 		"one that is nearly done":             {after: 7 * time.Second},
 		"one that is not much longer":         {arrives: 12000},
 		"one that the other counts on":        {arrives: long + 500, same: true}, // its prompt and a bit more
-		"any, where the operator says no":     {config: func(c *chooser.Config) { c.Yield = false }},
+		"any, where the operator says no":     {config: func(c *chooser.Config) { c.YieldRanks = 0 }},
+		"any, where ranks are few":            {config: func(c *chooser.Config) { c.YieldRanks = 2 }},
 		"any, where nothing waits":            {config: func(c *chooser.Config) { c.HoldAbove = 0 }},
 		"any to one that is chosen elsewhere": {config: func(c *chooser.Config) { c.Policy = decision.LeastRequests }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFleet(t, 1, func(c *chooser.Config, _ *chooser.Params) {
+					c.YieldRanks = 1
 					if tc.config != nil {
 						tc.config(c)
 					}
@@ -158,7 +163,7 @@ func TestWhoGaveWayAndLeaves(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 1, nil)
+				f := newFleet(t, 1, yielding)
 				defer f.live()()
 				req := f.request(1, long)
 				req.Yield = func() {}
@@ -181,7 +186,7 @@ func TestWhoGaveWayAndLeaves(t *testing.T) {
 // Where its blocks are is of no use when that replica may not serve any more.
 func TestWhoGaveWayGoesElsewhereWhenItMust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, func(c *chooser.Config, _ *chooser.Params) { c.Queue.MaxRequests = 1 })
+		f := newFleet(t, 2, func(c *chooser.Config, _ *chooser.Params) { c.Queue.MaxRequests, c.YieldRanks = 1, 1 })
 		defer f.live()()
 		f.replicas[1].State = replica.StateDraining
 		req := f.request(1, long)
@@ -204,7 +209,7 @@ func TestWhoGaveWayGoesElsewhereWhenItMust(t *testing.T) {
 // However requests come, give way and leave, each ends once and nothing stays booked.
 func TestGivingWayLosesNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 3, nil)
+		f := newFleet(t, 3, yielding)
 		stop := f.live()
 		dice := rand.New(rand.NewPCG(1, 2))
 		var mu sync.Mutex

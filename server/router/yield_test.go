@@ -12,9 +12,11 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/kvblock"
 	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/router"
 )
 
@@ -34,6 +36,9 @@ func prompt(first, n int, more string) *router.Call {
 }
 
 var answered = []string{"data: {\"id\":\"a\",\"choices\":[{\"index\":0,\"text\":\"x\"}]}\n\n", "data: [DONE]\n\n"}
+
+// yielding has even one rank's requests give way.
+func yielding(_ *router.Params, c *chooser.Config, _ *registry.Config) { c.YieldRanks = 1 }
 
 // exact has the only rank's events be believed, so that what it computed is known to be kept.
 func (f *fleet) exact() { f.index.SetState(0, kvblock.FeedExact) }
@@ -77,7 +82,7 @@ func (f *fleet) behind(ctx context.Context, call *router.Call, has func() int) (
 }
 
 func TestALongPromptIsTakenBackAndGoesOn(t *testing.T) {
-	f := start(t, 1, nil)
+	f := start(t, 1, yielding)
 	f.exact()
 	var tries [][]byte // of the long prompt, one after the other
 	keep := func(then http.HandlerFunc) http.HandlerFunc {
@@ -122,7 +127,7 @@ func TestWhatIsNeverTakenBack(t *testing.T) {
 		}(),
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := start(t, 1, nil)
+			f := start(t, 1, yielding)
 			f.exact()
 			release := make(chan struct{})
 			f.engines[0].does(func(w http.ResponseWriter, r *http.Request) {
@@ -154,7 +159,7 @@ func TestWhatIsNeverTakenBack(t *testing.T) {
 // After it gave way, whatever happens to a request happens to it once.
 func TestWhatCanHappenToWhoGaveWay(t *testing.T) {
 	t.Run("the client leaves", func(t *testing.T) {
-		f := start(t, 1, nil)
+		f := start(t, 1, yielding)
 		f.exact()
 		entered := make(chan struct{})
 		tried := byPrompt(f.engines[0], silent, func(w http.ResponseWriter, r *http.Request) {
@@ -174,7 +179,7 @@ func TestWhatCanHappenToWhoGaveWay(t *testing.T) {
 		f.settled()
 	})
 	t.Run("the engine refuses", func(t *testing.T) {
-		f := start(t, 1, nil)
+		f := start(t, 1, yielding)
 		f.exact()
 		tried := byPrompt(f.engines[0], silent, text(400, `{"error":{"message":"no"}}`))
 		_, wait := f.behind(t.Context(), prompt(1, 100000, ""), tried)
