@@ -86,7 +86,7 @@ func (c *Chooser) visit(ln *line) {
 			if o.Veto != decision.VetoNone && o.Veto != decision.VetoElsewhere {
 				continue
 			}
-			if rk := c.rank(o.Slot); rk != nil && len(rk.giving.list()) > 0 {
+			if o.Yields > 0 {
 				open = true
 			}
 			if over := o.Backlog - c.enough(o); over >= 0 {
