@@ -15,7 +15,7 @@ import (
 const (
 	// yieldRatio is how many times longer the rest of a prompt must be than the work of the request
 	// that it gives way to. What was put down keeps that advantage in the
-	// hold queue, so that only work so short passes it until it goes on. docs/adr/014-giving-way.md.
+	// hold queue, so that only work so short passes it until it goes on. docs/adr/013-giving-way.md.
 	yieldRatio = 5
 	// yieldSteps is how many full steps of the engine must be won: its present one cannot be stopped.
 	yieldSteps = 2
