@@ -105,7 +105,9 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 		selector.Choose(&s.d)
 		if s.d.Chosen < 0 || !holds || c.hasRoom(s.d.Pick()) {
 			choice, err := c.commit(s, req, ln, now, nil)
-			return choice, nil, err
+			if err != errNoRoom { //nolint:errorlint // never wrapped
+				return choice, nil, err
+			}
 		}
 	} else {
 		selector.Choose(&s.d)
@@ -141,8 +143,11 @@ func (c *Chooser) check(req *Request) (*line, error) {
 	return c.lineFor(req.Model)
 }
 
+// errNoRoom is commit's word that others took the room meanwhile: the request has to wait like them.
+var errNoRoom = errors.New("no room")
+
 // commit books the choice in s, and makes it again when another request was booked on the same
-// rank since the loads were read.
+// rank since the loads were read. One that may wait and has not yet gets errNoRoom when no room is left then.
 func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *waiter) (*Choice, error) {
 	for race := 0; ; race++ {
 		d := &s.d
@@ -186,6 +191,9 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 			s.forget(cand.Slot)
 			c.loads(s, req, now, ln.plannedIf(t != nil))
 			selector.Choose(d)
+			if t == nil && s.held && d.Chosen >= 0 && !c.hasRoom(d.Pick()) {
+				return nil, errNoRoom
+			}
 		case errors.Is(err, load.ErrNoRank):
 			cand.Veto = decision.VetoState
 			selector.Choose(d)

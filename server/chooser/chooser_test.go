@@ -300,6 +300,34 @@ func TestHeldUntilThereIsRoom(t *testing.T) {
 	})
 }
 
+// However many come at one moment, the idle rank takes one long prompt and the others wait.
+func TestWhoLosesTheRaceForARankWaits(t *testing.T) {
+	for range 50 {
+		f := newFleet(t, 1, nil)
+		var wait sync.WaitGroup
+		ctx, leave := context.WithCancel(t.Context())
+		start := make(chan struct{})
+		for i := range 8 {
+			wait.Go(func() {
+				<-start
+				if c, err := f.chooser.Choose(ctx, f.request(i, 60000)); err == nil {
+					<-ctx.Done()
+					c.Release(done(decision.EndCanceled))
+				}
+			})
+		}
+		close(start)
+		for limit := time.Now().Add(20 * time.Second); f.chooser.Waiting() != 7; time.Sleep(time.Millisecond) {
+			if time.Now().After(limit) {
+				t.Fatalf("%d wait, want 7", f.chooser.Waiting())
+			}
+		}
+		leave()
+		wait.Wait()
+		f.empty()
+	}
+}
+
 // Those who free a rank look at what the last visit left waiting while the next visit runs.
 func TestManyComeAndGoWhileOthersWait(t *testing.T) {
 	f := newFleet(t, 3, nil)
