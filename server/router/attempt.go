@@ -60,7 +60,7 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 		return f
 	}
 	defer resp.Close()
-	err = r.stream(j, s, resp, to)
+	err = r.stream(ctx, j, s, resp, to)
 	r.usage(ctx, j, &result)
 	if err == nil {
 		result.End = decision.EndCompleted
@@ -84,12 +84,12 @@ func failed(ctx context.Context, s trace.Span, f *failure) {
 }
 
 // stream is relay, drawn as a span.
-func (r *Router) stream(j *job, attempt trace.Span, resp *upstream.Response, to Sink) error {
+func (r *Router) stream(ctx context.Context, j *job, attempt trace.Span, resp *upstream.Response, to Sink) error {
 	if !attempt.IsRecording() {
-		return r.relay(j, attempt, resp, to)
+		return r.relay(ctx, j, attempt, resp, to)
 	}
 	began := time.Now()
-	err := r.relay(j, attempt, resp, to)
+	err := r.relay(ctx, j, attempt, resp, to)
 	p := span.Part{Name: span.Stream, From: began, To: time.Now()}
 	if err != nil {
 		p.Failed = "the answer did not come to its end"
@@ -125,7 +125,7 @@ const progressStep = 8
 
 // relay passes the answer on, piece by piece as it comes. The Sink is begun with the first
 // piece, not with the head, so that a replica that dies between the two costs nothing.
-func (r *Router) relay(j *job, s trace.Span, resp *upstream.Response, to Sink) error {
+func (r *Router) relay(ctx context.Context, j *job, s trace.Span, resp *upstream.Response, to Sink) error {
 	streamed := isEventStream(resp.Header)
 	j.scan.Reset(j.req.Prompt.API, streamed)
 	reported := 0
@@ -138,7 +138,7 @@ func (r *Router) relay(j *job, s trace.Span, resp *upstream.Response, to Sink) e
 			return err
 		}
 		if !j.begun && !j.choice.Begin() {
-			return errYielded // what comes too late is not for the client
+			return yielded(ctx) // what comes too late is not for the client
 		}
 		content := j.scan.ContentEvents()
 		if content == 0 && j.scan.Feed(piece) && streamed { // a client that takes nothing must not make the prefill look longer
@@ -165,7 +165,7 @@ func (r *Router) relay(j *job, s trace.Span, resp *upstream.Response, to Sink) e
 	}
 	if !j.begun {
 		if !j.choice.Begin() {
-			return errYielded
+			return yielded(ctx)
 		}
 		if err := r.begin(j, resp, to); err != nil {
 			return gone(err)

@@ -46,6 +46,13 @@ func (j *job) yielding(ctx context.Context, ask *chooser.Request) (_ context.Con
 	return ctx, cancel
 }
 
+// yielded waits for the word to reach ctx, where the choice has given way already: telling is the
+// last thing that the chooser does.
+func yielded(ctx context.Context) error {
+	<-ctx.Done()
+	return errYielded
+}
+
 // gaveWay reports whether an attempt under ctx ended because the request gave way.
 func gaveWay(ctx context.Context, outcome upstream.Outcome) bool {
 	return outcome == upstream.OutcomeCanceled && errors.Is(context.Cause(ctx), errYielded)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
@@ -194,4 +195,47 @@ func TestWhatCanHappenToWhoGaveWay(t *testing.T) {
 			t.Errorf("the decisions ended %v", ends)
 		}
 	})
+}
+
+// The engine's first byte and the word to give way may come at the same moment: the client gets one
+// whole answer either way.
+func TestGivingWayAtTheMomentOfTheFirstByte(t *testing.T) {
+	rounds := 100
+	if testing.Short() {
+		rounds = 10
+	}
+	gave := 0
+	for round := range rounds {
+		f := start(t, 1, yielding) // one that has learned nothing: the long prompt is worth seconds
+		f.exact()
+		first := make(chan struct{})
+		tried := byPrompt(f.engines[0], func(w http.ResponseWriter, r *http.Request) {
+			select {
+			case <-first:
+				streaming(answered, nil)(w, r)
+			case <-r.Context().Done():
+			}
+		}, streaming(answered, nil))
+		long, wait := f.behind(t.Context(), prompt(1, 20000, ""), tried)
+		go func() {
+			time.Sleep(time.Duration(round%30) * 20 * time.Microsecond)
+			close(first)
+		}()
+		short := &client{}
+		if err := f.router.Serve(t.Context(), prompt(500000, 64, ""), short); err != nil {
+			t.Fatalf("round %d, the short one: %v", round, err)
+		}
+		if err := wait(); err != nil {
+			t.Fatalf("round %d, the long one: %v", round, err)
+		}
+		want := strings.Join(answered, "")
+		if long.body.String() != want || short.body.String() != want {
+			t.Fatalf("round %d: the clients got %q and %q", round, &long.body, &short.body)
+		}
+		f.settled()
+		if slices.Contains(f.ends(), decision.EndYielded) {
+			gave++
+		}
+	}
+	t.Logf("%d of %d gave way", gave, rounds)
 }
