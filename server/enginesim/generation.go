@@ -103,7 +103,11 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 			NoHits: g.s.PromptLogprobs != nil, Ready: g.ready,
 		}
 		if maxTokens > 0 {
-			params.Next = newWriter(writerParams{
+			write := newWriter
+			if p.given {
+				write = goOn
+			}
+			params.Next = write(writerParams{
 				prompt: p.ids, variant: uint64(i), seed: g.s.Seed, adapter: params.Space.Adapter, mean: g.l.cfg.MeanAnswer,
 				least: g.s.MinTokens, endless: g.s.IgnoreEOS, forced: p.forced,
 			}).next

@@ -75,7 +75,7 @@ func start(t *testing.T, cfg enginesim.Config) *replica {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(60 * time.Second); time.Now().Before(end); {
 		if ok() {
 			return
 		}

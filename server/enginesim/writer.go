@@ -19,6 +19,8 @@ type writer struct {
 	endless bool
 	words   int // left in this sentence; zero starts one
 	started bool
+	// said is how much of the answer is the end of the prompt already.
+	said int
 }
 
 type writerParams struct {
@@ -53,8 +55,41 @@ func newWriter(p writerParams) *writer {
 	return w
 }
 
+// lookback is how long an answer may be to be recognised at the end of a prompt.
+const lookback = 1024
+
+// goOn is newWriter for a prompt of ids: where it ends in the beginning of this model's own answer to
+// what comes before, the answer goes on from there, as it would with a real model.
+func goOn(p writerParams) *writer {
+	if p.forced == "" {
+		for at := len(p.prompt) - 1; at > 0 && at >= len(p.prompt)-lookback; at-- {
+			if !vocab.Capital(p.prompt[at]) { // no answer begins with it
+				continue
+			}
+			before := p
+			before.prompt = p.prompt[:at]
+			if w := newWriter(before); w.wrote(p.prompt[at:]) {
+				w.said = len(p.prompt) - at
+				return w
+			}
+		}
+	}
+	return newWriter(p)
+}
+
+// wrote reports whether the answer begins with ids.
+func (w *writer) wrote(ids []uint32) bool {
+	for i, id := range ids {
+		if w.next(i) != id {
+			return false
+		}
+	}
+	return true
+}
+
 // next gives the token at place i; places are asked for in order.
 func (w *writer) next(i int) uint32 {
+	i += w.said
 	if i == w.length && !w.endless {
 		return vocab.TurnEnd
 	}

@@ -196,3 +196,15 @@ func unletter(n uint32) byte {
 	}
 	return byte(n-1) + 'a'
 }
+
+// Capital reports whether the id's text begins with a capital letter.
+func Capital(id uint32) bool {
+	b := byte(0)
+	switch {
+	case id < 256:
+		b = byte(id)
+	case id >= firstPair && id < firstThree:
+		b = byte((id-firstPair)/printable) + ' '
+	}
+	return b >= 'A' && b <= 'Z'
+}
