@@ -31,7 +31,8 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	ctx, s := span.Start(ctx, r.tracer, span.Proxy, trace.SpanKindClient)
 	defer s.End()
 	describeAttempt(s, j)
-	if !r.Breaker.Allow(choice.Replica.ID) && hasOther(choice.Decision) {
+	pass, ok := r.Breaker.Allow(choice.Replica.ID)
+	if !ok && hasOther(choice.Decision) {
 		result.End = decision.EndMoved
 		return &failure{outcome: upstream.OutcomeUnavailable, public: errOnTrial()}
 	}
@@ -54,7 +55,7 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	}
 	if err != nil || outcome != upstream.OutcomeOK {
 		f := r.refusal(ctx, j, resp, err, outcome)
-		r.settle(choice.Replica.ID, outcome)
+		r.settle(choice.Replica.ID, pass, outcome)
 		result.End = endOf(ctx, outcome)
 		failed(ctx, s, f)
 		return f
@@ -64,11 +65,11 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	r.usage(ctx, j, &result)
 	if err == nil {
 		result.End = decision.EndCompleted
-		r.settle(choice.Replica.ID, upstream.OutcomeOK)
+		r.settle(choice.Replica.ID, pass, upstream.OutcomeOK)
 		return nil
 	}
 	f := r.broken(ctx, j, err)
-	r.settle(choice.Replica.ID, f.outcome)
+	r.settle(choice.Replica.ID, pass, f.outcome)
 	result.End = endOf(ctx, f.outcome)
 	failed(ctx, s, f)
 	return f
@@ -108,8 +109,8 @@ func (r *Router) release(ctx context.Context, choice *chooser.Choice, result cho
 }
 
 // settle tells those who judge replicas how an attempt went.
-func (r *Router) settle(id replica.ID, outcome upstream.Outcome) {
-	r.Breaker.Report(id, outcome)
+func (r *Router) settle(id replica.ID, pass upstream.Pass, outcome upstream.Outcome) {
+	r.Breaker.Report(id, pass, outcome)
 	switch outcome {
 	case upstream.OutcomeUnreachable, upstream.OutcomeBroken, upstream.OutcomeMalformed:
 		r.Registry.ReportFailure(id, errAnswer)

@@ -9,13 +9,21 @@ import (
 
 // Breaker watches what becomes of requests, replica by replica, and says which replicas to
 // leave alone. It is safe for concurrent use. Every request that Allow let through must be
-// reported, once.
+// reported, once, with the Pass that it was given.
 type Breaker struct {
 	cfg BreakerConfig
 	now func() time.Time
 
 	mu       sync.Mutex
 	circuits map[replica.ID]*circuit // guarded by mu
+	turns    uint64                  // guarded by mu: how often a circuit has opened or closed
+}
+
+// Pass ties what becomes of a request to the circuit's state when it was asked for: what began before the circuit
+// opened or closed says nothing about the replica as it is now. The zero Pass says nothing at all.
+type Pass struct {
+	turn  uint64 // of the circuit
+	trial uint64 // which of that turn's trials; 0 when it is none
 }
 
 // BreakerState says whether requests may go to a replica.
@@ -54,7 +62,9 @@ type circuit struct {
 	until     time.Time     // no request before this
 	openFor   time.Duration // the last time it was open
 	trial     time.Time     // when the running trial began; zero when none is running
+	trials    uint64        // begun in this turn, the running one included
 	successes int           // of trials
+	turn      uint64        // 0 until it first opens
 }
 
 // trialLease is how long a trial that nobody reports keeps others waiting.
@@ -91,28 +101,32 @@ func (c *circuit) state(now time.Time) BreakerState {
 	return BreakerTrial
 }
 
-// Allow asks to send one request to the replica; on a half-open circuit it takes the trial.
-func (b *Breaker) Allow(id replica.ID) bool {
+// Allow asks to send one request to the replica; on a half-open circuit it takes the trial. The Pass is valid when the
+// answer is no, too: who has no other replica may send the request all the same.
+func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.circuits[id]
 	if c == nil {
-		return true
+		return Pass{}, true
 	}
 	now := b.now()
+	pass := Pass{turn: c.turn}
 	switch c.state(now) {
 	case BreakerClosed:
-		return true
+		return pass, true
 	case BreakerTrial:
 		c.trial = now
-		return true
+		c.trials++
+		pass.trial = c.trials
+		return pass, true
 	case BreakerOpen:
 	}
-	return false
+	return pass, false
 }
 
-// Report tells what became of a request that Allow let through.
-func (b *Breaker) Report(id replica.ID, outcome Outcome) {
+// Report tells what became of a request that Allow was asked for.
+func (b *Breaker) Report(id replica.ID, pass Pass, outcome Outcome) {
 	if b.cfg.Failures == 0 {
 		return
 	}
@@ -127,9 +141,12 @@ func (b *Breaker) Report(id replica.ID, outcome Outcome) {
 		c = &circuit{}
 		b.circuits[id] = c
 	}
+	if pass.turn != c.turn {
+		return // from before the circuit opened or closed
+	}
 	now := b.now()
 	if c.open {
-		b.reportTrial(c, outcome, now)
+		b.reportTrial(c, pass, outcome, now)
 		return
 	}
 	if outcome == OutcomeCanceled {
@@ -147,29 +164,38 @@ func (b *Breaker) Report(id replica.ID, outcome Outcome) {
 	c.failures++
 	tooMany := c.requests >= b.cfg.MinRequests && float64(c.failures) >= b.cfg.Rate*float64(c.requests)
 	if c.inRow >= b.cfg.Failures || tooMany {
-		c.trip(now, b.cfg.OpenFor)
+		b.trip(c, now, b.cfg.OpenFor)
 	}
 }
 
-// reportTrial ends a trial, or takes note of a request from before the circuit opened.
-func (b *Breaker) reportTrial(c *circuit, outcome Outcome, now time.Time) {
-	if c.trial.IsZero() {
+// reportTrial takes note of a trial's result. One that took longer than the lease counts as well, but it ends only
+// itself. Requests that were sent although the answer was no are none of the circuit's.
+func (b *Breaker) reportTrial(c *circuit, pass Pass, outcome Outcome, now time.Time) {
+	if pass.trial == 0 {
 		return
 	}
-	c.trial = time.Time{}
+	if pass.trial == c.trials {
+		c.trial = time.Time{}
+	}
 	switch {
 	case outcome == OutcomeCanceled || outcome == OutcomeRefused:
 	case outcome.Fault():
-		c.trip(now, min(2*c.openFor, b.cfg.MaxOpenFor))
+		b.trip(c, now, min(2*c.openFor, b.cfg.MaxOpenFor))
 	default:
 		if c.successes++; c.successes >= b.cfg.Trials {
-			*c = circuit{until: c.until}
+			*c = circuit{until: c.until, turn: b.turn()}
 		}
 	}
 }
 
-func (c *circuit) trip(now time.Time, openFor time.Duration) {
-	*c = circuit{open: true, openFor: openFor, until: now.Add(openFor)}
+func (b *Breaker) trip(c *circuit, now time.Time, openFor time.Duration) {
+	*c = circuit{open: true, openFor: openFor, until: now.Add(openFor), turn: b.turn()}
+}
+
+// turn numbers a change of any circuit's state.
+func (b *Breaker) turn() uint64 {
+	b.turns++
+	return b.turns
 }
 
 // Pause keeps requests away from the replica for a while, as its Retry-After asks.

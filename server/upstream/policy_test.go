@@ -23,11 +23,17 @@ func fail(b *Breaker, id replica.ID) bool    { return attempt(b, id, OutcomeUnre
 func serveOK(b *Breaker, id replica.ID) bool { return attempt(b, id, OutcomeOK) }
 
 func attempt(b *Breaker, id replica.ID, o Outcome) bool {
-	if !b.Allow(id) {
-		return false
+	pass, ok := b.Allow(id)
+	if ok {
+		b.Report(id, pass, o)
 	}
-	b.Report(id, o)
-	return true
+	return ok
+}
+
+// allows asks for a request whose result is never reported.
+func allows(b *Breaker, id replica.ID) bool {
+	_, ok := b.Allow(id)
+	return ok
 }
 
 func TestOutcomes(t *testing.T) {
@@ -133,26 +139,26 @@ func TestBreakerOpensTriesAndCloses(t *testing.T) {
 			t.Fatalf("open after %d failures", i)
 		}
 	}
-	if b.Allow("a") || b.State("a") != BreakerOpen || b.State("b") != BreakerClosed || !b.Allow("b") {
+	if allows(b, "a") || b.State("a") != BreakerOpen || b.State("b") != BreakerClosed || !allows(b, "b") {
 		t.Fatal("five failures in a row must open one replica's circuit")
 	}
 	time.pass(DefaultConfig().Breaker.OpenFor)
-	if b.State("a") != BreakerTrial || !b.Allow("a") {
+	trial, ok := b.Allow("a")
+	if !ok {
 		t.Fatal("no trial after the pause")
 	}
-	if b.Allow("a") {
+	if allows(b, "a") {
 		t.Fatal("two trials at once")
 	}
-	b.Report("a", OutcomeUnavailable)
+	b.Report("a", trial, OutcomeUnavailable)
 	time.pass(DefaultConfig().Breaker.OpenFor)
-	if b.Allow("a") {
+	if allows(b, "a") {
 		t.Fatal("a failed trial must double the pause")
 	}
 	time.pass(DefaultConfig().Breaker.OpenFor)
-	if !b.Allow("a") {
+	if !attempt(b, "a", OutcomeCanceled) {
 		t.Fatal("no second trial")
 	}
-	b.Report("a", OutcomeCanceled)
 	if !serveOK(b, "a") || b.State("a") != BreakerTrial || !serveOK(b, "a") || b.State("a") != BreakerClosed {
 		t.Errorf("two good trials must close it; state %v", b.State("a"))
 	}
@@ -200,6 +206,75 @@ func TestBreakerForgetsOldFailures(t *testing.T) {
 	}
 }
 
+// tripped is a breaker whose circuit has just opened, and the pass of a request that began before that.
+func tripped(time *clock) (*Breaker, Pass) {
+	b := breakerFor(time)
+	fail(b, "a")
+	early, _ := b.Allow("a")
+	for range 4 {
+		fail(b, "a")
+	}
+	return b, early
+}
+
+func TestOnlyATrialsOwnResultEndsIt(t *testing.T) {
+	for _, outcome := range []Outcome{OutcomeOK, OutcomeUnreachable, OutcomeCanceled} {
+		time := newClock()
+		b, early := tripped(time)
+		forced, ok := b.Allow("a")
+		if ok {
+			t.Fatal("the circuit did not open")
+		}
+		time.pass(DefaultConfig().Breaker.OpenFor)
+		trial, _ := b.Allow("a")
+		b.Report("a", early, outcome)
+		b.Report("a", forced, outcome)
+		if got := b.State("a"); got != BreakerOpen {
+			t.Errorf("%v of requests that are no trial: the circuit is %v while the trial runs", outcome, got)
+		}
+		b.Report("a", trial, OutcomeOK)
+		if got := b.State("a"); got != BreakerTrial {
+			t.Errorf("%v of requests that are no trial: after one good trial of two the circuit is %v", outcome, got)
+		}
+	}
+}
+
+func TestWhatBeganBeforeTheCircuitClosedDoesNotOpenIt(t *testing.T) {
+	time := newClock()
+	b, early := tripped(time)
+	time.pass(DefaultConfig().Breaker.OpenFor)
+	for range 2 {
+		serveOK(b, "a")
+	}
+	for range 100 {
+		b.Report("a", early, OutcomeBroken)
+	}
+	if got := b.State("a"); got != BreakerClosed {
+		t.Errorf("the circuit is %v", got)
+	}
+}
+
+// Where every answer takes longer than a trial may keep others waiting, the circuit closes all the same.
+func TestLongTrialsCount(t *testing.T) {
+	time := newClock()
+	b, _ := tripped(time)
+	time.pass(DefaultConfig().Breaker.OpenFor)
+	var running []Pass
+	for range 3 {
+		trial, ok := b.Allow("a")
+		if !ok {
+			t.Fatal("no trial")
+		}
+		running = append(running, trial)
+		time.pass(trialLease)
+	}
+	b.Report("a", running[0], OutcomeOK)
+	b.Report("a", running[1], OutcomeOK)
+	if got := b.State("a"); got != BreakerClosed {
+		t.Errorf("after two good trials the circuit is %v", got)
+	}
+}
+
 func TestATrialThatNobodyReportsEnds(t *testing.T) {
 	time := newClock()
 	b := breakerFor(time)
@@ -207,11 +282,11 @@ func TestATrialThatNobodyReportsEnds(t *testing.T) {
 		fail(b, "a")
 	}
 	time.pass(10e9)
-	if !b.Allow("a") || b.Allow("a") {
+	if !allows(b, "a") || allows(b, "a") {
 		t.Fatal("want one trial")
 	}
 	time.pass(trialLease)
-	if !b.Allow("a") {
+	if !allows(b, "a") {
 		t.Error("a lost trial keeps the replica away for ever")
 	}
 }
@@ -220,16 +295,16 @@ func TestPauseKeepsAwayForAWhile(t *testing.T) {
 	time := newClock()
 	b := breakerFor(time)
 	b.Pause("a", 2e9)
-	if b.Allow("a") {
+	if allows(b, "a") {
 		t.Error("allowed during the pause")
 	}
 	time.pass(2e9)
-	if !b.Allow("a") || b.State("a") != BreakerClosed {
+	if !allows(b, "a") || b.State("a") != BreakerClosed {
 		t.Error("not allowed after the pause")
 	}
 	b.Pause("a", 1e18)
 	time.pass(DefaultConfig().Breaker.MaxOpenFor)
-	if !b.Allow("a") {
+	if !allows(b, "a") {
 		t.Error("an absurd Retry-After must not keep a replica away for ever")
 	}
 }

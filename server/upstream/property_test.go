@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -49,20 +50,22 @@ func TestABreakerKeepsItsPromises(t *testing.T) {
 			Failures: 2 + dice.IntN(4), Rate: 0.5, MinRequests: 5 + dice.IntN(10), Window: 10 * time.Second, OpenFor: time.Second, MaxOpenFor: 8 * time.Second, Trials: 1 + dice.IntN(3),
 		}
 		b := NewBreaker(cfg, clock.now)
-		flying := 0
+		var flying []Pass
 		bad := dice.Float64() // how bad a day the replica has
 		faults := 0
 		for step := range 2000 {
 			before := b.State("r")
 			switch {
-			case dice.IntN(3) == 0 && flying > 0: // one ends
+			case dice.IntN(3) == 0 && len(flying) > 0: // one ends
 				outcome := outcomes[dice.IntN(6)]
 				if dice.Float64() < bad {
 					outcome = outcomes[6+dice.IntN(4)]
 					faults++
 				}
-				flying--
-				b.Report("r", outcome)
+				i := dice.IntN(len(flying))
+				pass := flying[i]
+				flying = slices.Delete(flying, i, i+1)
+				b.Report("r", pass, outcome)
 				after := b.State("r")
 				if before == BreakerClosed && after == BreakerOpen {
 					opened++
@@ -72,16 +75,19 @@ func TestABreakerKeepsItsPromises(t *testing.T) {
 				}
 				if before != BreakerClosed && after == BreakerClosed {
 					closed++
+					if outcome.Fault() || pass.trial == 0 {
+						t.Fatalf("seed %d, step %d: %v of a request that was no trial (%v) closed the circuit", seed, step, outcome, pass)
+					}
 				}
 			case dice.IntN(4) == 0: // time passes, less than a trial may take
 				clock.pass(time.Duration(dice.IntN(int(500 * time.Millisecond))))
 			default: // one begins
-				allowed := b.Allow("r")
+				pass, allowed := b.Allow("r")
 				if allowed != (before != BreakerOpen) {
 					t.Fatalf("seed %d, step %d: Allow() = %v while the circuit is %v", seed, step, allowed, before)
 				}
-				if allowed {
-					flying++
+				if allowed || dice.IntN(2) == 0 { // who has no other replica sends it all the same
+					flying = append(flying, pass)
 				}
 				if before == BreakerTrial && b.State("r") != BreakerOpen {
 					t.Fatalf("seed %d, step %d: a second trial may begin beside the first", seed, step)
