@@ -82,9 +82,10 @@ func (u *upload) size() int { return len(u.head) + int(max(u.left, 0)) }
 // into makes the upload the body of a request to a replica.
 func (u *upload) into(out *upstream.Request) {
 	out.Body = u.head
-	out.Stream, out.StreamSize = nil, 0
+	out.Stream, out.StreamSize, out.Once = nil, 0, false
 	if u.rest != nil && u.left != 0 {
 		out.Stream, out.StreamSize = u, u.left
+		out.Once = u.left < 0 || len(u.head)+int(u.left) > maxReplay
 	}
 	out.Again = func() bool {
 		if u.spent {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"mime/multipart"
 	"net/http"
+	"sync"
 	"testing"
 	"testing/iotest"
 
@@ -177,6 +178,36 @@ func TestAnUploadIsRetriedOnlyWhileAllOfItIsThere(t *testing.T) {
 			f.settled()
 		})
 	}
+}
+
+// The replica closes every connection that it is sent a second request on.
+func TestAnUploadIsNotLostOnAKeptConnection(t *testing.T) {
+	f := start(t, 1, nil)
+	e := f.engines[0]
+	var seen sync.Map
+	e.does(func(w http.ResponseWriter, r *http.Request) {
+		if _, again := seen.LoadOrStore(r.RemoteAddr, true); again {
+			panic(http.ErrAbortHandler)
+		}
+		e.read(text(200, "{}"))(w, r)
+	})
+	for _, size := range []int{100_000, 5 << 20} {
+		for _, known := range []bool{true, false} {
+			if err := f.router.Serve(t.Context(), chat(""), &client{}); err != nil {
+				t.Fatal(err)
+			}
+			body, contentType := audioForm(t, "m", size, false)
+			length := int64(-1)
+			if known {
+				length = int64(len(body))
+			}
+			call, _ := transcribe(contentType, bytes.NewReader(body), length)
+			if err := f.router.Serve(t.Context(), call, &client{}); err != nil {
+				t.Errorf("%d bytes, length known: %v: Serve() = %v", size, known, err)
+			}
+		}
+	}
+	f.settled()
 }
 
 func TestAClientWhoLeavesDuringAnUpload(t *testing.T) {

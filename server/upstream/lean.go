@@ -111,11 +111,10 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 	if err := ctx.Err(); err != nil {
 		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
 	}
-	idle := l.cfg.IdleTimeout
-	if r.Stream != nil { // what a connection that closes just now has taken of it may be lost for another attempt
-		idle /= streamIdleShare
+	var c *conn
+	if !r.Once {
+		c = h.take(l.now(), l.cfg.IdleTimeout)
 	}
-	c := h.take(l.now(), idle)
 	for {
 		reused := c != nil
 		if !reused {
@@ -142,10 +141,6 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 		c = nil
 	}
 }
-
-// streamIdleShare is the part of the idle timeout after which a connection is not trusted with a
-// streamed body: a replica gives idle connections up after more than all of it.
-const streamIdleShare = 4
 
 // dialTimed opens a connection and notes when, for those who want to know.
 func (l *lean) dialTimed(ctx context.Context, h *host, t *Times) (*conn, error) {

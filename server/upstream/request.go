@@ -32,6 +32,9 @@ type Request struct {
 	// Stream is sent after Body. StreamSize is its size, -1 when unknown.
 	Stream     io.Reader
 	StreamSize int64
+	// Once says that what is read of Stream is lost for another attempt. It goes over a fresh connection: one that was
+	// kept may be closed by the replica just then.
+	Once bool
 	// Again, when it is set, makes Body and Stream the whole body again after part of Stream was read,
 	// and is false when that part is gone. Without it a stream is sent once.
 	Again func() bool

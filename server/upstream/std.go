@@ -17,11 +17,12 @@ import (
 type std struct {
 	cfg   Config
 	inner *http.Transport
+	fresh *http.Transport // opens a connection for each request
 }
 
 func newStd(cfg Config) *std {
 	dialer := &net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: keepAlivePeriod}
-	return &std{cfg: cfg, inner: &http.Transport{
+	inner := &http.Transport{
 		DialContext:            dialer.DialContext,
 		TLSHandshakeTimeout:    cfg.DialTimeout,
 		ResponseHeaderTimeout:  cfg.ResponseHeaderTimeout,
@@ -29,7 +30,10 @@ func newStd(cfg Config) *std {
 		MaxIdleConnsPerHost:    cfg.MaxIdlePerReplica,
 		MaxResponseHeaderBytes: int64(cfg.MaxHeaderBytes),
 		DisableCompression:     true,
-	}}
+	}
+	fresh := inner.Clone()
+	fresh.DisableKeepAlives = true
+	return &std{cfg: cfg, inner: inner, fresh: fresh}
 }
 
 // keepAlivePeriod is how soon TCP notices that a silent host is gone.
@@ -54,7 +58,11 @@ func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 	if req.Header.Get("User-Agent") == "" {
 		req.Header.Set("User-Agent", userAgent)
 	}
-	resp, err := s.inner.RoundTrip(req)
+	through := s.inner
+	if r.Once {
+		through = s.fresh
+	}
+	resp, err := through.RoundTrip(req)
 	if err != nil {
 		gate.shut()
 		failure := failed(ctx, t.Replica.ID, phaseOf(err), err)
