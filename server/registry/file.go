@@ -23,8 +23,8 @@ const (
 )
 
 // watchFile keeps the replicas of a file up to date. It watches the folder, because editors and
-// Kubernetes replace files and links rather than write to them. A file that is missing or wrong
-// leaves the replicas as they are; at start that is an error.
+// Kubernetes replace files and links rather than write to them. A file that is missing, empty or
+// wrong leaves the replicas as they are; at start that is an error.
 func (r *Registry) watchFile(ctx context.Context, name string) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -100,20 +100,26 @@ func (r *Registry) offer(source string, specs []Spec) {
 	r.inbox.put(func(c *core) { c.setSource(source, specs) })
 }
 
+// errNoList is what a file is wrong with that was only just begun, or emptied to be written anew.
+var errNoList = errors.New(`there is no list "replicas"; a fleet without replicas is written as "replicas: []"`)
+
 func (r *Registry) parseFile(text []byte) ([]Spec, error) {
 	if len(text) > maxFile {
 		return nil, fmt.Errorf("above %d bytes", maxFile)
 	}
 	var listed struct {
-		Replicas []Spec `yaml:"replicas"`
+		Replicas *[]Spec `yaml:"replicas"`
 	}
 	if err := yaml.UnmarshalWithOptions(text, &listed, yaml.Strict()); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
+	if listed.Replicas == nil {
+		return nil, errNoList
+	}
 	var errs []error
 	seen := map[replica.ID]bool{}
-	specs := make([]Spec, 0, len(listed.Replicas))
-	for i, s := range listed.Replicas {
+	specs := make([]Spec, 0, len(*listed.Replicas))
+	for i, s := range *listed.Replicas {
 		s, err := s.complete(r.config.Events)
 		if err == nil {
 			s, err = s.withKey()

@@ -53,7 +53,7 @@ func TestFileIsFollowed(t *testing.T) {
 	if d := r.Snapshot().Details("a"); d.Source != "file" {
 		t.Errorf("source %q, want file", d.Source)
 	}
-	for _, bad := range []string{"replicas: {", "replicas: [{url: x}]", "replica: []", `replicas: [{id: a, url: "http://h:1"}, {id: a, url: "http://h:2"}]`} {
+	for _, bad := range []string{"", " \n", "# none\n", "replicas:", "replicas: # soon", "replicas: {", "replicas: [{id: a, url: \"http://127", "{}", "replicas: [{url: x}]", "replica: []", `replicas: [{id: a, url: "http://h:1"}, {id: a, url: "http://h:2"}]`} {
 		write(t, name, bad)
 		<-time.After(150 * time.Millisecond) // longer than the file settles
 		if !has("a")() {
