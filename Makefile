@@ -95,8 +95,8 @@ e2e-vllm: ## run against real vLLM on the CPU: VLLM=version (gigabytes, minutes)
 	$(GO) run ./test/e2e -vllm $(VLLM)
 
 .PHONY: test-dashboards
-test-dashboards: ## check the alerts and rules with promtool (Debian package prometheus)
-	@if command -v promtool >/dev/null; then cd deploy/prometheus && promtool check rules rules.yml alerts.yml && promtool test rules alerts_test.yml; \
+test-dashboards: ## check the alerts, rules and scrape settings with promtool (Debian package prometheus)
+	@if command -v promtool >/dev/null; then cd deploy/prometheus && promtool check rules rules.yml alerts.yml && promtool check config --syntax-only prometheus.yml && promtool test rules alerts_test.yml; \
 	else echo 'SKIPPED: promtool is not installed (Debian package prometheus)'; fi
 
 JAEGER := github.com/jaegertracing/jaeger@v1.76.0

@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -255,4 +256,24 @@ func render(t *testing.T, values object) []object {
 		}
 	}
 	return docs
+}
+
+// The scrape settings must be those of old Prometheus versions too: OpenMetrics, which exemplars need, is what all of them
+// ask for by themselves.
+func TestPrometheusTakesItsFiles(t *testing.T) {
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("no promtool is installed (Debian: apt install prometheus)")
+	}
+	// The container's paths become those of this folder.
+	dir := t.TempDir()
+	for _, name := range []string{"prometheus.yml", "rules.yml", "alerts.yml"} {
+		text := bytes.ReplaceAll(readFile(t, filepath.Join("prometheus", name)), []byte("/etc/prometheus/"), []byte(dir+"/"))
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if said, err := exec.CommandContext(t.Context(), promtool, "check", "config", filepath.Join(dir, "prometheus.yml")).CombinedOutput(); err != nil {
+		t.Errorf("promtool check config: %v\n%s", err, said)
+	}
 }
