@@ -29,6 +29,8 @@ var layers = map[string]int{
 	"decisionlog": 1, "inproc": 1,
 	// 2: the choice, joined from the parts; the server and the trace player both use it
 	"chooser": 2,
+	// 2: a stream that another replica writes on
+	"resume": 2,
 	// 3: one request, from prompt to last byte; and the player of traces
 	"router": 3, "replay": 3,
 	// 4: surfaces

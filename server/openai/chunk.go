@@ -1,0 +1,239 @@
+package openai
+
+// Chunk is what one event of a chat or completion stream says. Its slices are raw JSON and share
+// memory with the event; nil is null or absent.
+type Chunk struct {
+	// Head is the object up to its choices: the brace, id, object, created and model, each with its comma.
+	Head []byte
+	// Choices counts the choices; the rest is about the first one, whose Index is 0 in a stream of one.
+	Choices, Index int
+	// Text is the string of delta.content or text.
+	Text []byte
+	// Plain says that the choice adds nothing but Text: no reasoning, no tool calls, no logprobs. Empty
+	// says that a delta has no member at all.
+	Plain, Empty bool
+	Finish, Stop []byte
+	// IDs and PromptIDs are lists of token ids.
+	IDs, PromptIDs     []byte
+	Usage, Fingerprint []byte
+	// Fault is the code of an error object, 0 when there is none; 500 when it gives none.
+	Fault int
+
+	data        []byte
+	ids, prompt place
+}
+
+// place is where a value is in the event; to is 0 when there is none.
+type place struct{ from, to int }
+
+// ReadChunk reads the JSON of one event. It is false for what is no such object.
+func ReadChunk(data []byte, c *Chunk) bool {
+	*c = Chunk{data: data, Plain: true}
+	r := chunkReader{s: scanner{data: data}, c: c}
+	if r.s.space() != '{' || r.s.pos != 0 {
+		return false
+	}
+	return r.s.members(r.member)
+}
+
+type chunkReader struct {
+	s scanner
+	c *Chunk
+}
+
+// raw reads one value: nil when it is null.
+func (r *chunkReader) raw() ([]byte, place, bool) {
+	from := r.s.pos
+	if !r.s.skip() {
+		return nil, place{}, false
+	}
+	v := r.s.data[from:r.s.pos]
+	if string(v) == "null" {
+		return nil, place{from, r.s.pos}, true
+	}
+	return v, place{from, r.s.pos}, true
+}
+
+// into reads one value into dst.
+func (r *chunkReader) into(dst *[]byte) (ok bool) {
+	*dst, _, ok = r.raw()
+	return ok
+}
+
+// list reads a list of ids, and where it is when it is not null.
+func (r *chunkReader) list(dst *[]byte, at *place) bool {
+	v, p, ok := r.raw()
+	if v != nil {
+		*dst, *at = v, p
+	}
+	return ok
+}
+
+func (r *chunkReader) member(name []byte, start int) bool {
+	c := r.c
+	switch string(name) {
+	case "choices":
+		c.Head = r.s.data[:start]
+		if r.s.space() != '[' {
+			c.Plain = false
+			return r.s.skip()
+		}
+		return r.s.elements(r.choice)
+	case "usage":
+		return r.into(&c.Usage)
+	case "system_fingerprint":
+		return r.into(&c.Fingerprint)
+	case "prompt_token_ids":
+		return r.list(&c.PromptIDs, &c.prompt)
+	case "error":
+		return r.fault()
+	}
+	return r.s.skip()
+}
+
+func (r *chunkReader) choice(at int) bool {
+	c := r.c
+	c.Choices++
+	if at > 0 || r.s.space() != '{' {
+		c.Plain = false
+		return r.s.skip()
+	}
+	return r.s.members(func(name []byte, _ int) bool {
+		switch string(name) {
+		case "index":
+			v, _, ok := r.raw()
+			c.Index = wholeNumber(string(v))
+			return ok
+		case "text":
+			return r.into(&c.Text)
+		case "delta":
+			return r.delta()
+		case "finish_reason":
+			return r.into(&c.Finish)
+		case "stop_reason":
+			return r.into(&c.Stop)
+		case "token_ids":
+			return r.list(&c.IDs, &c.ids)
+		case "prompt_token_ids":
+			return r.list(&c.PromptIDs, &c.prompt)
+		}
+		return r.other()
+	})
+}
+
+// delta reads what chat adds.
+func (r *chunkReader) delta() bool {
+	if r.s.space() != '{' {
+		r.c.Plain = false
+		return r.s.skip()
+	}
+	r.c.Empty = true
+	return r.s.members(func(name []byte, _ int) bool {
+		r.c.Empty = false
+		switch string(name) {
+		case "content":
+			return r.into(&r.c.Text)
+		case "role":
+			return r.s.skip()
+		}
+		return r.other()
+	})
+}
+
+// other reads a member that a plain choice has as null or as an empty list only.
+func (r *chunkReader) other() bool {
+	v, _, ok := r.raw()
+	r.c.Plain = r.c.Plain && (v == nil || string(v) == "[]")
+	return ok
+}
+
+// fault reads an error object.
+func (r *chunkReader) fault() bool {
+	c := r.c
+	switch r.s.space() {
+	case 'n':
+		return r.s.skip()
+	case '{':
+	default:
+		c.Fault = 500
+		return r.s.skip()
+	}
+	c.Fault = 500
+	return r.s.members(func(name []byte, _ int) bool {
+		v, _, ok := r.raw()
+		if string(name) == "code" {
+			if n := wholeNumber(string(v)); n >= 400 {
+				c.Fault = n
+			} else if len(v) > 2 && v[0] == '"' && string(v) != `"server_error"` {
+				c.Fault = 400 // the Rust front end names the client's faults
+			}
+		}
+		return ok
+	})
+}
+
+// Without appends the event's JSON with the lists of ids made null, as it is for a client that did
+// not ask for them.
+func (c *Chunk) Without(dst []byte) []byte {
+	first, second := c.ids, c.prompt
+	if first.to == 0 || second.to > 0 && second.from < first.from {
+		first, second = second, first
+	}
+	at := 0
+	for _, p := range [2]place{first, second} {
+		if p.to > 0 {
+			dst = append(append(dst, c.data[at:p.from]...), "null"...)
+			at = p.to
+		}
+	}
+	return append(dst, c.data[at:]...)
+}
+
+// EachID calls visit with each id of a raw list, until it is false. It is false when that happened,
+// or the list holds anything else.
+func EachID(raw []byte, visit func(id uint32) bool) bool {
+	if len(raw) < 2 || raw[0] != '[' {
+		return false
+	}
+	n, digits := uint64(0), 0
+	for _, b := range raw[1:] {
+		switch {
+		case b >= '0' && b <= '9' && digits < 10:
+			n, digits = n*10+uint64(b-'0'), digits+1
+		case b == ' ':
+		case b == ',' || b == ']':
+			if digits == 0 {
+				return b == ']' && len(raw) == 2
+			}
+			if n > 1<<32-1 || !visit(uint32(n)) {
+				return false
+			}
+			n, digits = 0, 0
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// CachedTokens is what Usage says of the prompt's cached part, -1 when it does not.
+func (c *Chunk) CachedTokens() int {
+	cached := -1
+	r := chunkReader{s: scanner{data: c.Usage}, c: c}
+	if r.s.space() != '{' {
+		return cached
+	}
+	r.s.members(func(name []byte, _ int) bool {
+		if string(name) != "prompt_tokens_details" || r.s.space() != '{' {
+			return r.s.skip()
+		}
+		return r.s.members(func(name []byte, _ int) bool {
+			v, _, ok := r.raw()
+			if string(name) == "cached_tokens" && v != nil {
+				cached = wholeNumber(string(v))
+			}
+			return ok
+		})
+	})
+	return cached
+}
