@@ -29,11 +29,14 @@ const (
 	// EndYielded: it gave way to a shorter request before its first token and goes on later, as the
 	// next attempt.
 	EndYielded
+	// EndResumed: its stream broke off after the first byte and goes on on another replica, as the next
+	// attempt.
+	EndResumed
 	ends
 )
 
 func endNames() [ends]string {
-	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed", "yielded"}
+	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed", "yielded", "resumed"}
 }
 
 // String gives the end in the form that metrics and JSON use.

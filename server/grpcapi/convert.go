@@ -104,6 +104,8 @@ func endProto(e decision.End) kvpilotv1.End {
 		return kvpilotv1.End_END_REMOVED
 	case decision.EndYielded:
 		return kvpilotv1.End_END_YIELDED
+	case decision.EndResumed:
+		return kvpilotv1.End_END_RESUMED
 	}
 	return kvpilotv1.End_END_UNSPECIFIED
 }

@@ -212,6 +212,8 @@ func endFrom(e kvpilotv1.End) decision.End {
 		return decision.EndRemoved
 	case kvpilotv1.End_END_YIELDED:
 		return decision.EndYielded
+	case kvpilotv1.End_END_RESUMED:
+		return decision.EndResumed
 	case kvpilotv1.End_END_UNSPECIFIED, kvpilotv1.End_END_COMPLETED:
 	}
 	return decision.EndCompleted

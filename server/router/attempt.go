@@ -2,10 +2,6 @@ package router
 
 import (
 	"context"
-	"io"
-	"mime"
-	"net/http"
-	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -34,16 +30,12 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	pass, ok := r.Breaker.Allow(choice.Replica.ID)
 	if !ok && hasOther(choice.Decision) {
 		result.End = decision.EndMoved
-		return &failure{outcome: upstream.OutcomeUnavailable, public: errOnTrial()}
+		f := &failure{outcome: upstream.OutcomeUnavailable, public: errOnTrial()}
+		f.resumed = r.asksAgain(outer, j, f)
+		return f
 	}
 
-	out := &upstream.Request{
-		Method: j.method(), Path: j.path(), Query: j.call.RawQuery,
-		Header: j.call.Header, RequestID: j.call.RequestID, ContentType: j.call.ContentType, Body: r.outgoing(ctx, j),
-	}
-	if j.upload != nil {
-		j.upload.into(out)
-	}
+	out := r.toEngine(ctx, j)
 	if s.IsRecording() {
 		out.Times = &upstream.Times{}
 	}
@@ -58,11 +50,13 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 		r.settle(choice.Replica.ID, pass, outcome)
 		result.End = endOf(ctx, outcome)
 		failed(ctx, s, f)
+		f.resumed = r.asksAgain(outer, j, f)
 		return f
 	}
 	defer resp.Close()
+	earlier := j.earlier()
 	err = r.stream(ctx, j, s, resp, to)
-	r.usage(ctx, j, &result)
+	r.usage(ctx, j, earlier, &result)
 	if err == nil {
 		result.End = decision.EndCompleted
 		r.settle(choice.Replica.ID, pass, upstream.OutcomeOK)
@@ -71,6 +65,15 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	f := r.broken(ctx, j, err)
 	r.settle(choice.Replica.ID, pass, f.outcome)
 	result.End = endOf(ctx, f.outcome)
+	switch {
+	case r.conclude(ctx, j, err, to):
+		result.End = decision.EndCompleted
+		return nil
+	case r.goesOn(outer, j, f):
+		result.End, f.resumed = decision.EndResumed, true
+	case j.begun && f.outcome == upstream.OutcomeBroken:
+		result.End = decision.EndFailed
+	}
 	failed(ctx, s, f)
 	return f
 }
@@ -120,96 +123,21 @@ func (r *Router) settle(id replica.ID, pass upstream.Pass, outcome upstream.Outc
 	}
 }
 
-// progressStep is how many content events are reported together: fewer than a block holds, since
-// blocks are what the report is for.
-const progressStep = 8
-
-// relay passes the answer on, piece by piece as it comes. The Sink is begun with the first
-// piece, not with the head, so that a replica that dies between the two costs nothing.
-func (r *Router) relay(ctx context.Context, j *job, s trace.Span, resp *upstream.Response, to Sink) error {
-	streamed := isEventStream(resp.Header)
-	j.scan.Reset(j.req.Prompt.API, streamed)
-	reported := 0
-	for {
-		piece, err := resp.Next()
-		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
-			break
-		}
-		if err != nil {
-			return err
-		}
-		if !j.begun && !j.choice.Begin() {
-			return yielded(ctx) // what comes too late is not for the client
-		}
-		content := j.scan.ContentEvents()
-		if content == 0 && j.scan.Feed(piece) && streamed { // a client that takes nothing must not make the prefill look longer
-			r.sawFirstToken(j, s)
-		}
-		if !j.begun {
-			if err := r.begin(j, resp, to); err != nil {
-				return gone(err)
-			}
-		}
-		if err := to.Write(piece); err != nil {
-			return gone(err)
-		}
-		if content > 0 {
-			j.scan.Feed(piece) // nobody waits for what it finds
-		}
-		if n := j.scan.ContentEvents(); streamed && n >= reported+progressStep {
-			j.choice.Progress(n)
-			reported = n
-		}
-	}
-	if streamed && j.scan.Events() > 0 && !j.scan.Done() {
-		return io.ErrUnexpectedEOF // every engine says when its stream is complete
-	}
-	if !j.begun {
-		if !j.choice.Begin() {
-			return yielded(ctx)
-		}
-		if err := r.begin(j, resp, to); err != nil {
-			return gone(err)
-		}
-	}
-	return nil
-}
-
-// begin hands the head of the answer to the client's surface.
-func (r *Router) begin(j *job, resp *upstream.Response, to Sink) error {
-	j.begun, j.status = true, resp.Status
-	h := resp.Header
-	if resp.ContentLength >= 0 {
-		h.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
-	}
-	r.explain(j, h)
-	return to.Begin(resp.Status, h)
-}
-
-// sawFirstToken marks the end of the prompt's prefill.
-func (r *Router) sawFirstToken(j *job, s trace.Span) {
-	j.firstToken = time.Now()
-	j.choice.FirstToken()
-	if s.IsRecording() {
-		s.AddEvent(span.EventFirstToken)
-		span.Set(s, span.FirstChunk.Float64(j.firstToken.Sub(j.chosen).Seconds()))
-	}
-}
-
 // usage takes over what the engine said that the request has cost.
-func (r *Router) usage(ctx context.Context, j *job, to *chooser.Result) {
+func (r *Router) usage(ctx context.Context, j *job, earlier int, to *chooser.Result) {
 	if u, ok := j.scan.Usage(); ok {
 		to.PromptTokens, to.OutputTokens, to.CachedTokens = u.PromptTokens, u.CompletionTokens, u.CachedTokens
-	} else if n := j.scan.ContentEvents(); n > 0 && !j.firstToken.IsZero() {
+		if j.seam != nil { // the client's counts are those of the whole request
+			to.PromptTokens, to.OutputTokens = u.PromptTokens+j.seam.Answer, u.CompletionTokens-j.seam.Answer
+		}
+	} else if n := j.scan.ContentEvents() - earlier; n > 0 && !j.firstToken.IsZero() {
 		to.OutputTokens = n
+	}
+	if j.seam != nil {
+		return // nothing to learn of prompts: this one is no client's
 	}
 	r.observe(ctx, j, to)
 	if j.call.Route == openai.RouteResponses {
 		r.Pins.Put(j.scan.ResponseID(), j.choice.Replica.ID)
 	}
-}
-
-func isEventStream(h http.Header) bool {
-	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
-	return err == nil && kind == "text/event-stream"
 }

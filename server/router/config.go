@@ -16,6 +16,10 @@ type Config struct {
 	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"`
 	// UnknownRoutes proxies paths that kvpilot does not know to the pool that the body's model names.
 	UnknownRoutes bool `yaml:"unknown_routes"`
+	// ResumeStreams is how often one stream may go on on another replica after its own has died; 0 turns
+	// it off. It is for streams of chat and completions without tools, penalties, seeds, stop strings and the
+	// like (see adr/014), and asks engines for the token ids of prompt and answer.
+	ResumeStreams int `yaml:"resume_streams"`
 	// Headers says what answers tell about the choice.
 	Headers Headers `yaml:"headers"`
 }
@@ -36,6 +40,9 @@ type Headers struct {
 	Overhead bool `yaml:"overhead"`
 }
 
+// maxResumes bounds ResumeStreams: a request may be what its replicas die of.
+const maxResumes = 8
+
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
@@ -53,6 +60,9 @@ func (c Config) Validate() error {
 	}
 	if c.TokenizeTimeout <= 0 {
 		errs = append(errs, errors.New("tokenize_timeout: must be positive"))
+	}
+	if c.ResumeStreams < 0 || c.ResumeStreams > maxResumes {
+		errs = append(errs, fmt.Errorf("resume_streams: %d is not between 0 and %d", c.ResumeStreams, maxResumes))
 	}
 	return errors.Join(errs...)
 }

@@ -2,7 +2,8 @@
 //
 // Router.Serve reads the body, gets the prompt's token ids, lets the chooser decide and reserve,
 // and streams the chosen replica's answer to the caller's Sink; before the first byte it may try
-// another replica, after it never. Choose does the same up to the reservation and hands that to
+// another replica, after it only with the rest of a stream of plain text, where the operator allows
+// that. Choose does the same up to the reservation and hands that to
 // the caller, who reports the rest through the lifecycle methods.
 //
 // A Router is safe for concurrent use and keeps no state of its own beyond counters: whatever

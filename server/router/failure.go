@@ -17,6 +17,8 @@ type failure struct {
 	outcome upstream.Outcome
 	// public is what the client is told when nothing better comes.
 	public *apierror.Error
+	// resumed: the stream goes on with the next attempt, which is prepared.
+	resumed bool
 }
 
 // errClientGone is why a Sink refused bytes.

@@ -43,6 +43,8 @@ type engine struct {
 	left     int                // guarded by mu: requests that were given up by the router
 	// questions counts calls of /tokenize.
 	questions int // guarded by mu
+	// says is the text of any ids.
+	says string // guarded by mu
 }
 
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -64,6 +66,12 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			answer = text(200, `{"count":4,"max_model_len":131072,"tokens":[1,2,3,4]}`)
 		}
 		answer(w, r)
+		return
+	case "/detokenize":
+		e.mu.Lock()
+		says := e.says
+		e.mu.Unlock()
+		text(200, `{"prompt":"`+says+`"}`)(w, r)
 		return
 	}
 	e.mu.Lock()
@@ -175,6 +183,7 @@ func cut(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 type fleet struct {
 	t       *testing.T
 	router  *router.Router
+	params  router.Params
 	book    *load.Book
 	index   *kvindex.Index
 	chooser *chooser.Chooser
@@ -232,6 +241,7 @@ func start(t *testing.T, n int, change func(*router.Params, *chooser.Config, *re
 		OnChanged: func(*registry.Snapshot) { p.Chooser.Changed() },
 	})
 	must(t, err)
+	f.params = p
 	f.router, err = router.New(router.DefaultConfig(), p)
 	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())

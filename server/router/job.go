@@ -10,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/registry"
+	"github.com/kvpilot/kvpilot/server/resume"
 	"github.com/kvpilot/kvpilot/server/tokenizer"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
@@ -45,8 +46,15 @@ type job struct {
 	before  time.Duration // the time that those took
 	failed  *failure      // the last attempt's
 	begun   bool          // the client was given something
-	scan    upstream.Scanner
-	status  int
+
+	follower *resume.Follower // of a stream that another replica could write on; nil for most
+	seam     *resume.Seam     // from where this attempt writes it on; nil for the whole answer
+	resumes  int              // how many times it broke off and went on
+	refusals int              // how many replicas would not write it on since
+	broke    *failure         // the first break
+
+	scan   upstream.Scanner
+	status int
 
 	received   time.Time
 	chosen     time.Time

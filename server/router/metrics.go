@@ -29,11 +29,13 @@ type metrics struct {
 	tokens   metric.Int64Counter
 	retries  metric.Int64Counter
 	requests metric.Int64Counter
+	resumes  metric.Int64Counter
 
 	routes  map[openai.Route]metric.MeasurementOption
 	results map[result]metric.MeasurementOption
 	kinds   [4]metric.MeasurementOption
 	again   map[upstream.Outcome]metric.MeasurementOption
+	wentOn  map[string]metric.MeasurementOption
 }
 
 // result is how a request ended, as metrics tell it apart.
@@ -48,7 +50,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 		p = noop.NewMeterProvider()
 	}
 	meter := p.Meter("github.com/kvpilot/kvpilot/server/router")
-	m := &metrics{routes: map[openai.Route]metric.MeasurementOption{}, results: map[result]metric.MeasurementOption{}, again: map[upstream.Outcome]metric.MeasurementOption{}}
+	m := &metrics{routes: map[openai.Route]metric.MeasurementOption{}, results: map[result]metric.MeasurementOption{}, again: map[upstream.Outcome]metric.MeasurementOption{}, wentOn: map[string]metric.MeasurementOption{}}
 	var errs []error
 	histogram := func(name, unit, text string, bounds ...float64) metric.Float64Histogram {
 		h, err := meter.Float64Histogram(ns+name, metric.WithUnit(unit), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(bounds...))
@@ -74,6 +76,11 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.encode = histogram("tokenize", "s", "Time until the prompt's token ids were known, or given up.", fast...)
 	m.tokens = counter("tokens", "{token}", "Tokens by kind: prompt, cached and output as engines reported them, overlap as predicted.")
 	m.retries = counter("retries", "{attempt}", "Attempts on another replica, by what the one before met.")
+	m.resumes = counter("resumes", "{stream}", "Streams that broke off after their first byte while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or why they could not go on.")
+	for _, name := range resumeResults() {
+		m.wentOn[name] = labelled(attribute.String("result", name))
+		m.resumes.Add(context.Background(), 0, m.wentOn[name])
+	}
 	for kind, name := range tokenKinds() {
 		m.kinds[kind] = labelled(attribute.String("kind", name))
 	}
@@ -116,6 +123,10 @@ func (res result) option() metric.MeasurementOption {
 func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
 
 func (m *metrics) retried(o upstream.Outcome) { m.retries.Add(context.Background(), 1, m.again[o]) }
+
+func (m *metrics) resumed(result string) {
+	m.resumes.Add(context.Background(), 1, m.wentOn[result])
+}
 
 // end counts one request. The engine's own statuses are few, so the label's values are too. With
 // the request's context, an exemplar leads from a latency to its trace: from those that a panel shows.

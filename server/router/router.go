@@ -94,6 +94,7 @@ func (r *Router) serve(ctx context.Context, j *job, to Sink) error {
 	if err := r.tokenize(ctx, j); err != nil {
 		return err
 	}
+	r.follow(j)
 	return r.answer(ctx, j, to)
 }
 
@@ -106,7 +107,7 @@ func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 		choice, err := r.choose(ctx, j, ask)
 		if err != nil {
 			done(nil)
-			return err
+			return j.undone(ctx, err)
 		}
 		j.chose(choice)
 		r.routed(j)
@@ -119,8 +120,11 @@ func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 			j.resume(ctx)
 			continue
 		}
+		if f.resumed {
+			continue
+		}
 		if !r.mayRetry(ctx, j, f) {
-			return f.public
+			return j.told(f)
 		}
 		j.retry(f)
 	}
@@ -146,7 +150,7 @@ func (r *Router) choose(ctx context.Context, j *job, ask *chooser.Request) (*cho
 // routed tells those who learn from where prompts went.
 func (r *Router) routed(j *job) {
 	pick := j.choice.Decision.Pick()
-	if pick == nil || j.enc == nil {
+	if pick == nil || j.enc == nil || j.seam != nil {
 		return
 	}
 	if pick.Feed == kvblock.FeedExact { // of other ranks it is not known what they hold

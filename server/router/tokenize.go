@@ -58,19 +58,34 @@ func (j *job) encodeRequest() tokenizer.Request {
 // outgoing is the body for the chosen replica: the client's, or the one that hands the ids over.
 func (r *Router) outgoing(ctx context.Context, j *job) []byte {
 	j.handedOff = false
+	followed := j.following()
 	if j.enc == nil || len(j.enc.IDs) == 0 {
-		return j.body
+		return j.plain(followed)
 	}
 	h := r.Tokens.Handoff(ctx, j.encodeRequest(), j.enc, j.choice.Replica)
 	if h.Form == tokenizer.HandoffNone {
-		return j.body
+		return j.plain(followed)
 	}
 	edit, ok := j.req.PromptIDsEdit(h.IDs)
 	if !ok {
-		return j.body
+		return j.plain(followed)
 	}
 	j.handedOff = true
+	if followed {
+		return j.req.Edit(openai.ModelEdit(j.pool.Served), edit, openai.IDsEdit())
+	}
 	return j.req.Edit(openai.ModelEdit(j.pool.Served), edit)
+}
+
+// plain is the client's body; a stream that is followed asks for the ids.
+func (j *job) plain(followed bool) []byte {
+	switch {
+	case !followed:
+		return j.body
+	case j.req.Model == "":
+		return j.req.Edit(openai.IDsEdit())
+	}
+	return j.req.Edit(openai.ModelEdit(j.pool.Served), openai.IDsEdit())
 }
 
 // observe lets the parity guard compare what was predicted with what the engine counted.

@@ -30,7 +30,7 @@ func (j *job) mayYield() bool {
 	default:
 		return false // the Responses API names an answer before it begins to compute it
 	}
-	return j.req.Stream && j.yields < maxYields && j.upload == nil && j.enc != nil && j.enc.Exact && j.enc.Tokens >= shortest &&
+	return j.req.Stream && !j.begun && j.yields < maxYields && j.upload == nil && j.enc != nil && j.enc.Exact && j.enc.Tokens >= shortest &&
 		!j.req.KVTransfer && !j.req.Present("prompt_logprobs") && !j.req.Present("echo")
 }
 

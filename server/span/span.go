@@ -33,6 +33,7 @@ const (
 	EventRetry      = "kvpilot.retry"
 	EventHedge      = "kvpilot.hedge"
 	EventYield      = "kvpilot.yield"
+	EventResume     = "kvpilot.resume"
 )
 
 // Attribute keys. Counts are tokens or blocks as the name says; times are seconds.

@@ -106,6 +106,8 @@ const (
 	End_END_REMOVED End = 7
 	// The request gave way to a shorter one before its first token and goes on as its next attempt.
 	End_END_YIELDED End = 8
+	// The stream broke off after its first byte and goes on on another replica, as the next attempt.
+	End_END_RESUMED End = 9
 )
 
 // Enum value maps for End.
@@ -120,6 +122,7 @@ var (
 		6: "END_EXPIRED",
 		7: "END_REMOVED",
 		8: "END_YIELDED",
+		9: "END_RESUMED",
 	}
 	End_value = map[string]int32{
 		"END_UNSPECIFIED": 0,
@@ -131,6 +134,7 @@ var (
 		"END_EXPIRED":     6,
 		"END_REMOVED":     7,
 		"END_YIELDED":     8,
+		"END_RESUMED":     9,
 	}
 )
 
@@ -1057,7 +1061,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x0fFEED_STATE_NONE\x10\x01\x12\x13\n" +
 	"\x0fFEED_STATE_COLD\x10\x02\x12\x14\n" +
 	"\x10FEED_STATE_EXACT\x10\x03\x12\x17\n" +
-	"\x13FEED_STATE_DEGRADED\x10\x04*\xa3\x01\n" +
+	"\x13FEED_STATE_DEGRADED\x10\x04*\xb4\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -1068,7 +1072,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\tEND_MOVED\x10\x05\x12\x0f\n" +
 	"\vEND_EXPIRED\x10\x06\x12\x0f\n" +
 	"\vEND_REMOVED\x10\a\x12\x0f\n" +
-	"\vEND_YIELDED\x10\bB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\vEND_YIELDED\x10\b\x12\x0f\n" +
+	"\vEND_RESUMED\x10\tB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_decision_proto_rawDescOnce sync.Once

@@ -1,0 +1,140 @@
+package router
+
+import (
+	"context"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvpilot/kvpilot/server/span"
+	"github.com/kvpilot/kvpilot/server/upstream"
+)
+
+// progressStep is how many content events are reported together: fewer than a block holds, since
+// blocks are what the report is for.
+const progressStep = 8
+
+// passage is one replica's answer on its way to the client.
+type passage struct {
+	j        *job
+	span     trace.Span
+	resp     *upstream.Response
+	to       Sink
+	streamed bool
+	// earlier counts the content events that the client has of other replicas, reported those of this
+	// one that the load was told of.
+	earlier, reported int
+}
+
+// relay passes the answer on, piece by piece as it comes. The Sink is begun with the first
+// piece, not with the head, so that a replica that dies between the two costs nothing.
+func (r *Router) relay(ctx context.Context, j *job, s trace.Span, resp *upstream.Response, to Sink) error {
+	p := passage{j: j, span: s, resp: resp, to: to, streamed: isEventStream(resp.Header)}
+	follower, err := j.followed(p.streamed)
+	if err != nil {
+		return err
+	}
+	if j.seam == nil {
+		j.scan.Reset(j.req.Prompt.API, p.streamed)
+	}
+	p.earlier = j.earlier()
+	for {
+		piece, err := resp.Next()
+		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
+			break
+		}
+		if err != nil {
+			return err
+		}
+		var fault error
+		if follower != nil {
+			if piece, fault = follower.Feed(piece); len(piece) == 0 && fault == nil {
+				continue // no event is whole yet
+			}
+		}
+		if len(piece) > 0 {
+			if err := r.pass(ctx, &p, piece); err != nil {
+				return err
+			}
+		}
+		if fault != nil {
+			return fault
+		}
+	}
+	if p.streamed && (j.scan.Events() > 0 || follower != nil) && !j.scan.Done() {
+		return io.ErrUnexpectedEOF // every engine says when its stream is complete
+	}
+	if !j.begun {
+		if !j.choice.Begin() {
+			return yielded(ctx)
+		}
+		if err := r.begin(j, resp, to); err != nil {
+			return gone(err)
+		}
+	}
+	return nil
+}
+
+// pass hands one piece to the client and looks at it.
+func (r *Router) pass(ctx context.Context, p *passage, piece []byte) error {
+	j := p.j
+	if !j.begun && !j.choice.Begin() {
+		return yielded(ctx) // what comes too late is not for the client
+	}
+	content := j.scan.ContentEvents() - p.earlier
+	if content == 0 { // a client that takes nothing must not make the prefill look longer
+		j.scan.Feed(piece)
+		if p.streamed && j.scan.ContentEvents() > p.earlier {
+			r.sawFirstToken(j, p.span)
+		}
+	}
+	if !j.begun {
+		if err := r.begin(j, p.resp, p.to); err != nil {
+			return gone(err)
+		}
+	}
+	if err := p.to.Write(piece); err != nil {
+		return gone(err)
+	}
+	if content > 0 {
+		j.scan.Feed(piece) // nobody waits for what it finds
+	}
+	if n := j.scan.ContentEvents() - p.earlier; p.streamed && n >= p.reported+progressStep {
+		j.choice.Progress(n)
+		p.reported = n
+	}
+	return nil
+}
+
+// begin hands the head of the answer to the client's surface.
+func (r *Router) begin(j *job, resp *upstream.Response, to Sink) error {
+	j.begun, j.status = true, resp.Status
+	h := resp.Header
+	if resp.ContentLength >= 0 {
+		h.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
+	}
+	r.explain(j, h)
+	return to.Begin(resp.Status, h)
+}
+
+// sawFirstToken marks the end of a prefill; the client's first token is the first replica's.
+func (r *Router) sawFirstToken(j *job, s trace.Span) {
+	now := time.Now()
+	if j.firstToken.IsZero() {
+		j.firstToken = now
+	}
+	j.choice.FirstToken()
+	if s.IsRecording() {
+		s.AddEvent(span.EventFirstToken)
+		span.Set(s, span.FirstChunk.Float64(now.Sub(j.chosen).Seconds()))
+	}
+}
+
+func isEventStream(h http.Header) bool {
+	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+	return err == nil && kind == "text/event-stream"
+}
