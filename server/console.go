@@ -209,7 +209,11 @@ func drawn(spans []*tracepb.Span) console.Trace {
 			out.Attributes[a.GetKey()] = text(a.GetValue())
 		}
 		for _, e := range s.GetEvents() {
-			out.Attributes["event "+e.GetName()] = since(e.GetTimeUnixNano()).Round(time.Microsecond).String()
+			name := e.GetName()
+			for _, a := range e.GetAttributes() {
+				name += " " + text(a.GetValue())
+			}
+			out.Events = append(out.Events, console.Event{Name: name, At: millis(since(e.GetTimeUnixNano()))})
 		}
 		t.Failed = t.Failed || out.Failed
 		t.Spans = append(t.Spans, out)

@@ -51,7 +51,7 @@ type parts struct {
 
 // newParts builds the parts, lower ones first.
 func newParts(c config.Config, t *telemetry.Telemetry) (*parts, error) {
-	p := &parts{log: t.Log(), history: &console.History{}, changedFleet: make(chan struct{}, 1)}
+	p := &parts{log: t.Log(), history: console.NewHistory(), changedFleet: make(chan struct{}, 1)}
 	for _, build := range []func(config.Config, *telemetry.Telemetry) error{
 		p.buildIndex, p.buildLoad, p.buildRegistry, p.buildChoice, p.buildRouter,
 	} {

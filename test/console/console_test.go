@@ -39,7 +39,7 @@ func TestABusyRouter(t *testing.T) {
 	b := open(t, f)
 	b.step("replicas", func() {
 		b.until("three replicas are listed as ready", `document.querySelectorAll('#replica-table tbody tr:not(.why)').length === 3 && [...document.querySelectorAll('#replica-table tbody tr:not(.why)')].every((r) => r.innerText.includes('ready') && r.innerText.includes('exact'))`)
-		b.until("load is seen", `[...document.querySelectorAll('#tiles .tile')].some((t) => t.innerText.includes('per second') && parseFloat(t.innerText) > 0)`)
+		b.until("load is seen", `[...document.querySelectorAll('#tiles .tile')].some((t) => t.innerText.includes('Requests') && parseFloat(t.querySelector('b').innerText) > 0)`)
 	})
 	b.step("charts", func() {
 		for _, id := range []string{"hit", "ttft", "rate", "shadow"} {
@@ -59,9 +59,9 @@ func TestABusyRouter(t *testing.T) {
 		b.until("traces are there", `document.querySelectorAll('#trace-list details').length >= 5`)
 		b.do("open one", chromedp.Click(chromedp.CSS("#trace-list details summary")))
 		for _, name := range []string{"POST /v1/chat/completions", "kvpilot.tokenize", "kvpilot.choose", "kvpilot.proxy", "kvpilot.stream"} {
-			b.until(name+" is drawn", `[...document.querySelectorAll('#trace-list details[open] .name')].some((n) => n.textContent.includes('`+name+`'))`)
+			b.until(name+" is drawn", `[...document.querySelectorAll('#trace-list details[open] .step')].some((n) => n.textContent.includes('`+name+`'))`)
 		}
-		b.do("ask for a step's attributes", chromedp.Evaluate[chromedp.Void](`[...document.querySelectorAll('#trace-list details[open] button.name')].find((n) => n.textContent === 'kvpilot.proxy').click()`))
+		b.do("ask for a step's attributes", chromedp.Evaluate[chromedp.Void](`[...document.querySelectorAll('#trace-list details[open] button.step')].find((n) => n.textContent === 'kvpilot.proxy').click()`))
 		b.until("they are shown", `[...document.querySelectorAll('#trace-list details[open] dl')].some((l) => l.checkVisibility() && l.innerText.includes('kvpilot.overlap.tokens'))`)
 		b.until("the stream's bar has a width", `[...document.querySelectorAll('#trace-list details[open] .lane i')].some((i) => i.getBoundingClientRect().width > 40)`)
 	})
@@ -131,7 +131,7 @@ func TestADeadReplica(t *testing.T) {
 	f.replicas[1].stop()
 	b.until("its row says so", `[...document.querySelectorAll('#replica-table tbody tr')].some((r) => r.innerText.includes('gpu-b') && r.innerText.includes('unhealthy'))`)
 	b.until("its row says why", `[...document.querySelectorAll('#replica-table tbody tr')].some((r) => r.className === 'why' && r.innerText.includes('refused'))`)
-	b.until("a tile warns", `[...document.querySelectorAll('#tiles .tile')].some((t) => t.innerText.includes('2 / 3') && t.classList.contains('warn'))`)
+	b.until("a tile warns", `[...document.querySelectorAll('#tiles .tile')].some((t) => t.innerText.includes('2 of 3') && t.classList.contains('warn'))`)
 	time.Sleep(2 * time.Second) // for a picture of more than one moment
 	b.views("dead-replica")
 	b.clean()

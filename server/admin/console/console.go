@@ -58,6 +58,7 @@ func (c *Console) Handler() (http.Handler, error) {
 	})
 	mux.HandleFunc("GET /console/api/state", func(w http.ResponseWriter, _ *http.Request) { writeRaw(w, c.state()) })
 	mux.HandleFunc("GET /console/api/watch", c.watch)
+	mux.HandleFunc("GET /console/api/history", c.hour)
 	mux.HandleFunc("GET /console/api/explain", func(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, c.source.Explain(r.URL.Query().Get("id")))
 	})
@@ -75,7 +76,7 @@ func (c *Console) state() []byte {
 		return c.text
 	}
 	s := c.source.State()
-	s.At, s.History = now, c.history.Seconds(now)
+	s.At, s.History, s.Minute = now, c.history.Seconds(now), c.history.Minute(now)
 	text, err := json.Marshal(s)
 	if err != nil {
 		text = []byte(`{}`) // a state is plain numbers and texts; the page shows that it got none
@@ -84,13 +85,22 @@ func (c *Console) state() []byte {
 	return text
 }
 
+// hour answers with the last hour in coarse steps.
+func (c *Console) hour(w http.ResponseWriter, _ *http.Request) {
+	step, points := c.history.Hour(time.Now())
+	writeJSON(w, http.StatusOK, struct {
+		Step   int      `json:"step"`
+		Points []Second `json:"points"`
+	}{step, points})
+}
+
 // watch sends the state once a second as server-sent events, until the viewer leaves.
 func (c *Console) watch(w http.ResponseWriter, r *http.Request) {
 	select {
 	case c.viewers <- struct{}{}:
 		defer func() { <-c.viewers }()
 	default:
-		writeJSON(w, http.StatusServiceUnavailable, map[string]string{"error": "too many viewers"})
+		writeJSON(w, http.StatusServiceUnavailable, map[string]string{"error": "too many people watch this router's console"})
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")

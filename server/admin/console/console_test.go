@@ -47,7 +47,7 @@ func (f *fake) DryRun(_ context.Context, model, text string, body []byte) (*deci
 
 func handler(t *testing.T, f *fake) http.Handler {
 	t.Helper()
-	h, err := console.New(f, &console.History{}).Handler()
+	h, err := console.New(f, console.NewHistory()).Handler()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func do(h http.Handler, method, path, body string) *httptest.ResponseRecorder {
 
 func TestThePageNeedsNothingFromElsewhere(t *testing.T) {
 	h := handler(t, &fake{})
-	for _, path := range []string{"/console/", "/console/app.js", "/console/style.css", "/console/chart.js", "/console/parts.js", "/console/detail.js"} {
+	for _, path := range []string{"/console/", "/console/app.js", "/console/style.css", "/console/chart.js", "/console/parts.js", "/console/detail.js", "/console/tables.js", "/console/traces.js", "/console/tables.css", "/console/icon.svg"} {
 		w := do(h, http.MethodGet, path, "")
 		if w.Code != http.StatusOK || w.Body.Len() == 0 {
 			t.Errorf("%s: status %d, %d bytes", path, w.Code, w.Body.Len())
@@ -91,6 +91,7 @@ func TestDataRoutes(t *testing.T) {
 		"state":         {http.MethodGet, "/console/api/state", "", 200, `"r0"`, ""},
 		"explain":       {http.MethodGet, "/console/api/explain?id=d1", "", 200, `"d1"`, ""},
 		"explain none":  {http.MethodGet, "/console/api/explain?id=d2", "", 200, `[]`, ""},
+		"history":       {http.MethodGet, "/console/api/history", "", 200, `{"step":15,"points":[]}`, ""},
 		"traces":        {http.MethodGet, "/console/api/traces", "", 200, `"t1"`, ""},
 		"choose":        {http.MethodPost, "/console/api/choose", `{"model":"m","text":"abc"}`, 200, `"prompt_chars":3`, ""},
 		"no JSON":       {http.MethodPost, "/console/api/choose", `{`, 400, "JSON", ""},
@@ -144,7 +145,7 @@ func TestWatchingEndsWithItsViewer(t *testing.T) {
 
 func TestHistoryCountsBySecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := &console.History{}
+		h := console.NewHistory()
 		for range 99 {
 			h.Outcome(decision.Outcome{TTFT: 10 * time.Millisecond, PromptTokens: 100, CachedTokens: 60})
 		}
@@ -162,8 +163,11 @@ func TestHistoryCountsBySecond(t *testing.T) {
 		if s.Requests != 100 || s.Failed != 1 || s.PromptTokens != 9900 || s.CachedTokens != 5940 {
 			t.Errorf("counted %+v", s)
 		}
-		if s.P50 < 10 || s.P50 > 13 || s.P99 < 10 || s.P99 > 13 {
-			t.Errorf("p50 %v, p99 %v; want 10 to 13 ms", s.P50, s.P99)
+		if s.P50 < 9.5 || s.P50 > 10.5 || s.P99 < 9.5 || s.P99 > 10.5 {
+			t.Errorf("p50 %v, p99 %v; want 10 ms within five percent", s.P50, s.P99)
+		}
+		if m := h.Minute(time.Now()); m.Requests != 101-1 || m.Seconds != 2 || m.P50 < 9.5 || m.P50 > 10.5 {
+			t.Errorf("the minute is %+v", m)
 		}
 		if s.Agreed != .5 || s.Regret < 299 || s.Regret > 301 {
 			t.Errorf("shadow agreed %v, regret %v ms; want 0.5 and 300", s.Agreed, s.Regret)
@@ -171,6 +175,17 @@ func TestHistoryCountsBySecond(t *testing.T) {
 		time.Sleep(301 * time.Second)
 		if got := h.Seconds(time.Now()); len(got) != 0 {
 			t.Errorf("%d seconds are left after five minutes", len(got))
+		}
+		if m := h.Minute(time.Now()); m.Requests != 0 || m.Seconds != 60 || m.P50 != 0 {
+			t.Errorf("the empty minute is %+v", m)
+		}
+		step, hour := h.Hour(time.Now())
+		if len(hour) != 1 || hour[0].Requests != 101 || hour[0].T%int64(step) != 0 || hour[0].P50 < 9.5 || hour[0].P50 > 10.5 {
+			t.Errorf("the hour has steps of %d: %+v", step, hour)
+		}
+		time.Sleep(time.Hour)
+		if _, hour := h.Hour(time.Now()); len(hour) != 0 {
+			t.Errorf("%d steps are left after an hour", len(hour))
 		}
 		if _, err := json.Marshal(s); err != nil {
 			t.Error(err)

@@ -8,15 +8,20 @@ import (
 	"github.com/kvpilot/kvpilot/server/decision"
 )
 
-// span of the history.
+// What the history remembers: five minutes by the second and an hour in steps of fifteen.
 const (
 	historySeconds = 300
-	ttftBuckets    = 48
+	hourStep       = 15
+	hourSteps      = 3600 / hourStep
+	// octave is how many buckets of first-token times lie between a time and its double: a time is
+	// known to within five percent. The last bucket begins at a minute.
+	octave      = 8
+	ttftBuckets = 16*octave + 1
 )
 
-// Second is one second of the router's life.
+// Second is one step of the router's life.
 type Second struct {
-	// T is the second since 1970.
+	// T is where the step begins, in seconds since 1970.
 	T        int64 `json:"t"`
 	Requests int   `json:"requests"`
 	Failed   int   `json:"failed"`
@@ -32,6 +37,13 @@ type Second struct {
 	Agreed float64 `json:"shadow_agreed"`
 }
 
+// Minute sums up the last minute that is over.
+type Minute struct {
+	Second
+	// Seconds is how much of it was counted: less than sixty when the first request came later.
+	Seconds int `json:"seconds"`
+}
+
 // second is a Second while it is counted.
 type second struct {
 	Second
@@ -41,15 +53,57 @@ type second struct {
 	regret  float64
 }
 
-// History counts outcomes by second.
+// ring holds the last steps, each of so many seconds.
+type ring struct {
+	step  int64
+	steps []second
+}
+
+func newRing(step int64, n int) ring { return ring{step: step, steps: make([]second, n)} }
+
+// at is the step that second now lies in.
+func (r *ring) at(now int64) *second {
+	t := now - now%r.step
+	s := &r.steps[t/r.step%int64(len(r.steps))]
+	if s.T != t {
+		*s = second{Second: Second{T: t}}
+	}
+	return s
+}
+
+// known calls do with each step up to the one that now lies in, oldest first; steps in which
+// nothing was counted are left out.
+func (r *ring) known(now int64, do func(*second)) {
+	last := now - now%r.step
+	for t := last - int64(len(r.steps)-1)*r.step; t <= last; t += r.step {
+		if s := &r.steps[t/r.step%int64(len(r.steps))]; s.T == t {
+			do(s)
+		}
+	}
+}
+
+func (r *ring) list(now int64) []Second {
+	list := make([]Second, 0, len(r.steps))
+	r.known(now, func(s *second) { list = append(list, s.done()) })
+	return list
+}
+
+// History counts outcomes by time. Make one with NewHistory.
 type History struct {
-	mu   sync.Mutex
-	ring [historySeconds]second
+	mu      sync.Mutex
+	began   int64 // guarded by mu: the first second in which something was counted
+	seconds ring  // guarded by mu
+	hour    ring  // guarded by mu
+}
+
+// NewHistory makes an empty History; it takes half a megabyte.
+func NewHistory() *History {
+	return &History{seconds: newRing(1, historySeconds), hour: newRing(hourStep, hourSteps)}
 }
 
 // Outcome counts an ended request.
 func (h *History) Outcome(o decision.Outcome) {
-	h.at(time.Now(), func(s *second) {
+	h.count(time.Now(), func(s *second) {
 		s.Requests++
 		if o.End == decision.EndFailed || o.End == decision.EndMoved {
 			s.Failed++
@@ -69,7 +123,7 @@ func (h *History) Decision(d *decision.Decision) {
 	if d.Shadow == nil {
 		return
 	}
-	h.at(time.Now(), func(s *second) {
+	h.count(time.Now(), func(s *second) {
 		s.shadows++
 		s.regret += d.Shadow.Regret
 		if d.Shadow.Agrees {
@@ -78,45 +132,82 @@ func (h *History) Decision(d *decision.Decision) {
 	})
 }
 
-func (h *History) at(now time.Time, count func(*second)) {
+func (h *History) count(now time.Time, do func(*second)) {
 	t := now.Unix()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := &h.ring[t%historySeconds]
-	if s.T != t {
-		*s = second{Second: Second{T: t}}
+	if h.began == 0 {
+		h.began = t
 	}
-	count(s)
+	do(h.seconds.at(t))
+	do(h.hour.at(t))
 }
 
 // Seconds returns the last five minutes, oldest first; seconds without requests are left out.
 func (h *History) Seconds(now time.Time) []Second {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	list := make([]Second, 0, historySeconds)
-	for t := now.Unix() - historySeconds + 1; t <= now.Unix(); t++ {
-		s := &h.ring[t%historySeconds]
-		if s.T != t {
-			continue
-		}
-		out := s.Second
-		out.P50, out.P99 = s.quantile(.5), s.quantile(.99)
-		out.Agreed = -1
-		if s.shadows > 0 {
-			out.Agreed = float64(s.agreed) / float64(s.shadows)
-			out.Regret = 1000 * s.regret / float64(s.shadows)
-		}
-		list = append(list, out)
-	}
-	return list
+	return h.seconds.list(now.Unix())
 }
 
-// bucket i holds times up to 1 ms times 2^(i/3): fine enough for a chart up to a minute.
+// Hour returns the last hour in steps of so many seconds.
+func (h *History) Hour(now time.Time) (step int, list []Second) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return hourStep, h.hour.list(now.Unix())
+}
+
+// Minute sums up the sixty seconds before the present one.
+func (h *History) Minute(now time.Time) Minute {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := now.Unix()
+	sum := second{Second: Second{T: t - 60}}
+	h.seconds.known(t-1, func(s *second) {
+		if s.T >= t-60 {
+			sum.add(s)
+		}
+	})
+	m := Minute{Second: sum.done()}
+	if h.began > 0 {
+		m.Seconds = int(min(60, max(0, t-h.began)))
+	}
+	return m
+}
+
+// add counts what o counted.
+func (s *second) add(o *second) {
+	s.Requests += o.Requests
+	s.Failed += o.Failed
+	s.PromptTokens += o.PromptTokens
+	s.CachedTokens += o.CachedTokens
+	s.shadows += o.shadows
+	s.agreed += o.agreed
+	s.regret += o.regret
+	for i, n := range o.ttft {
+		s.ttft[i] += n
+	}
+}
+
+// done is the step with its quantiles and means.
+func (s *second) done() Second {
+	out := s.Second
+	out.P50, out.P99 = s.quantile(.5), s.quantile(.99)
+	out.Agreed = -1
+	if s.shadows > 0 {
+		out.Agreed = float64(s.agreed) / float64(s.shadows)
+		out.Regret = 1000 * s.regret / float64(s.shadows)
+	}
+	return out
+}
+
+// bucket i holds times up to 1 ms times 2^(i/octave).
 func bucket(d time.Duration) int {
 	ms := max(1, float64(d)/float64(time.Millisecond))
-	return min(ttftBuckets-1, int(math.Ceil(3*math.Log2(ms))))
+	return min(ttftBuckets-1, int(math.Ceil(octave*math.Log2(ms))))
 }
 
+// quantile is the middle of the bucket that holds it, in milliseconds.
 func (s *second) quantile(q float64) float64 {
 	total := uint32(0)
 	for _, n := range s.ttft {
@@ -129,7 +220,7 @@ func (s *second) quantile(q float64) float64 {
 	seen := uint32(0)
 	for i, n := range s.ttft {
 		if seen += n; seen >= want {
-			return math.Exp2(float64(i) / 3)
+			return math.Exp2((float64(i) - .5) / octave)
 		}
 	}
 	return 0

@@ -20,7 +20,9 @@ type State struct {
 	Parity   []Parity  `json:"parity"`
 	Policy   Policy    `json:"policy"`
 	History  []Second  `json:"history"`
-	Recent   []Entry   `json:"recent"`
+	// Minute sums up the last minute.
+	Minute Minute  `json:"minute"`
+	Recent []Entry `json:"recent"`
 }
 
 // Replica is one replica with its ranks.
@@ -143,6 +145,13 @@ type Span struct {
 	Duration   float64           `json:"ms"`
 	Failed     bool              `json:"failed,omitempty"`
 	Attributes map[string]string `json:"attributes,omitempty"`
+	Events     []Event           `json:"events,omitempty"`
+}
+
+// Event is a moment of a span, in milliseconds from the trace's beginning.
+type Event struct {
+	Name string  `json:"name"`
+	At   float64 `json:"at"`
 }
 
 // Source is what the console asks of the router. Its methods are safe for concurrent use.

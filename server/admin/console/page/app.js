@@ -1,160 +1,151 @@
 import { chart } from './chart.js';
-import { el, ms, count, share, bytes, clock, duration, pill, meter, ask } from './parts.js';
-import { showDecision, showTraces } from './detail.js';
+import { el, ms, count, share, bytes, clock, duration, units, ask, say, sync } from './parts.js';
+import { replicaTable, decisionRow } from './tables.js';
+import { showDecision } from './detail.js';
+import { showTraces, openTrace } from './traces.js';
 
 const $ = (id) => document.getElementById(id);
 let paused = false;
+let allReplicas = false;
+let range = 'minutes';
+let hour = null; // the last hour's history, when it is asked for
+let opened = ''; // the decision that is explained
 let models = '';
 let last = null;
 
-function tile(label, value, kind) {
-  return el('div', { class: 'tile ' + (kind || '') }, el('b', {}, value), el('span', {}, label));
+function tile(label, value, note, kind) {
+  return el('div', { class: 'tile ' + (kind || '') }, el('span', {}, label), el('b', {}, value), el('span', { title: note.length > 18 && note }, note || '\u00a0'));
 }
 
-function lastMinute(history, end) {
-  const sum = { requests: 0, failed: 0, prompt: 0, cached: 0, seconds: 0 };
-  for (const s of history) {
-    if (s.t <= end - 60 || s.t > end) continue;
-    sum.requests += s.requests; sum.failed += s.failed; sum.prompt += s.prompt_tokens; sum.cached += s.cached_tokens;
-    sum.seconds = Math.max(sum.seconds, end - s.t + 1);
-  }
-  return sum;
+function showTiles(s) {
+  const m = s.minute;
+  const by = (state) => s.replicas.filter((r) => r.state === state).length;
+  const ready = by('ready');
+  const missing = ['unhealthy', 'starting', 'draining'].filter(by).map((state) => `${by(state)} ${state}`).join(', ');
+  const parity = s.parity || [];
+  const suspect = parity.filter((p) => p.state === 'suspect');
+  sync($('tiles'), [
+    tile('Replicas ready', [String(ready), el('span', { class: 'u' }, ` of ${s.replicas.length}`)], missing || (ready ? 'all of them' : 'none is known'), ready === 0 ? 'bad' : missing ? 'warn' : ''),
+    tile('Requests', units(`${m.seconds ? (m.requests / m.seconds).toFixed(1) : '0'} /s`), 'last minute'),
+    tile('First token', m.p50_ms ? units(ms(m.p50_ms)) : '–', m.p99_ms ? `p99 ${ms(m.p99_ms)}` : 'median, last minute'),
+    tile('From caches', m.prompt_tokens ? units(share(m.cached_tokens / m.prompt_tokens)) : '–', 'of prompt tokens'),
+    tile('Failed', count(m.failed), 'last minute', m.failed ? 'bad' : ''),
+    tile('In flight', count(s.queue.booked), s.queue.waiting ? `${count(s.queue.waiting)} more wait here` : 'none waits here', s.queue.waiting ? 'warn' : ''),
+    tile('Blocks known', units(count(s.index.blocks)), s.index.cut ? `${bytes(s.index.bytes)}, the bound is met` : `${bytes(s.index.bytes)} of memory`, s.index.cut ? 'warn' : ''),
+    tile('Token ids', suspect.length ? 'suspect' : parity.length ? 'agree' : '–', suspect.length ? suspect.map((p) => p.model).join(', ') : parity.length ? 'with the engines' : 'not compared yet', suspect.length ? 'bad' : ''),
+  ]);
 }
 
-function showTiles(s, end) {
-  const m = lastMinute(s.history, end);
-  const ready = s.replicas.filter((r) => r.state === 'ready').length;
-  const suspect = (s.parity || []).filter((p) => p.state === 'suspect');
-  $('tiles').replaceChildren(
-    tile('replicas ready', `${ready} / ${s.replicas.length}`, ready === 0 ? 'bad' : ready < s.replicas.length ? 'warn' : ''),
-    tile('requests per second', m.seconds ? (m.requests / m.seconds).toFixed(1) : '0'),
-    tile('prompt tokens cached', m.prompt ? share(m.cached / m.prompt) : '–'),
-    tile('failed, last minute', count(m.failed), m.failed ? 'bad' : ''),
-    tile('in flight', count(s.queue.booked)),
-    tile('waiting here', count(s.queue.waiting), s.queue.waiting > 0 ? 'warn' : ''),
-    tile(`blocks known, ${bytes(s.index.bytes)}`, count(s.index.blocks), s.index.cut ? 'warn' : ''),
-    tile(suspect.length ? `token ids of ${suspect.map((p) => p.model).join(', ')}` : 'token ids', suspect.length ? 'suspect' : (s.parity || []).length ? 'agree' : '–', suspect.length ? 'bad' : ''),
-  );
-}
-
-function showCharts(s, end) {
-  const series = (f) => s.history.map((h) => [h.t, f(h)]).filter((p) => p[1] !== null);
-  const known = new Map(s.history.map((h) => [h.t, h]));
-  const dense = (f) => { // seconds without requests are left out of the history; here they are zeros
-    const points = [];
-    for (let t = s.history.length ? s.history[0].t : end + 1; t <= end; t++) points.push([t, known.has(t) ? f(known.get(t)) : 0]);
-    return points;
+function showCharts(s) {
+  const long = range === 'hour';
+  if (long && !hour) return;
+  const step = long ? hour.step : 1;
+  const now = Math.floor(Date.parse(s.at) / 1000);
+  const end = now - now % step - 1; // the present step is not over
+  const points = (long ? hour.points : s.history).filter((h) => h.t <= end);
+  const time = { end, step, span: long ? 3600 : 300 };
+  const series = (f) => points.map((h) => [h.t, f(h)]).filter((p) => p[1] !== null);
+  const known = new Map(points.map((h) => [h.t, h]));
+  const dense = (f) => { // steps without requests are left out of the history; here they are zeros
+    const list = [];
+    for (let t = points.length ? points[0].t : end + 1; t <= end; t += step) list.push([t, known.has(t) ? f(known.get(t)) / step : 0]);
+    return list;
   };
-  chart($('figure-hit'), end, [{ c: 'l1', name: '', fill: true, points: series((h) => h.prompt_tokens ? h.cached_tokens / h.prompt_tokens : null) }], { max: 1, show: share });
-  chart($('figure-ttft'), end, [{ c: 'l1', name: 'p50', fill: true, points: series((h) => h.p50_ms || null) }, { c: 'l2', name: 'p99', points: series((h) => h.p99_ms || null) }], { show: ms });
-  chart($('figure-rate'), end, [{ c: 'l1', name: 'ended', fill: true, points: dense((h) => h.requests) }, { c: 'l3', name: 'failed', points: dense((h) => h.failed) }], { show: count });
+  chart($('figure-ttft'), time, [{ kind: 'seen', name: 'p50', fill: true, points: series((h) => h.p50_ms || null) }, { kind: 'slow', name: 'p99', points: series((h) => h.p99_ms || null) }], { show: ms });
+  chart($('figure-hit'), time, [{ kind: 'seen', name: '', fill: true, points: series((h) => h.prompt_tokens ? h.cached_tokens / h.prompt_tokens : null) }], { max: 1, show: share });
+  chart($('figure-rate'), time, [{ kind: 'seen', name: 'ended', fill: true, points: dense((h) => h.requests) }, { kind: 'failed', name: 'failed', points: dense((h) => h.failed) }], { show: (v) => v < 10 ? String(+v.toFixed(1)) : count(v) });
   $('figure-shadow').hidden = !s.policy.shadow;
   if (!s.policy.shadow) return;
   $('shadow-name').textContent = `First token later, had ${s.policy.shadow} chosen`;
-  chart($('figure-shadow'), end, [
-    { c: 'l2', name: '', fill: true, points: series((h) => h.shadow_agreed < 0 ? null : Math.max(0, h.shadow_regret_ms)) },
-  ], { show: ms });
-  const agreed = s.history.filter((h) => h.shadow_agreed >= 0 && h.t > end - 60);
-  $('shadow-note').textContent = agreed.length ? `same replica in ${share(agreed.reduce((a, h) => a + h.shadow_agreed, 0) / agreed.length)} of the last minute's decisions` : '';
+  chart($('figure-shadow'), time, [{ kind: 'shadow', name: '', fill: true, points: series((h) => h.shadow_agreed < 0 ? null : Math.max(0, h.shadow_regret_ms)) }], { show: ms });
+  const agreed = points.filter((h) => h.shadow_agreed >= 0 && h.t > end - 60);
+  $('shadow-note').textContent = agreed.length ? `the same replica in ${share(agreed.reduce((a, h) => a + h.shadow_agreed, 0) / agreed.length)} of the last minute's decisions` : '';
 }
 
-const feedKind = { exact: 'good', cold: 'warn', degraded: 'warn', none: 'soft' };
-const stateKind = { ready: 'good', starting: 'warn', draining: 'warn', unhealthy: 'bad' };
-
-// trouble is what somebody should know about a replica, in words.
-function trouble(r, at) {
-  const list = [];
-  if (r.state !== 'ready') list.push(`${r.state} for ${duration((at - Date.parse(r.since)) / 1000)}${r.drained ? ', drained by an operator' : ''}${r.error ? `: ${r.error}` : ''}`);
-  if (r.breaker !== 'closed') list.push(`its breaker is ${r.breaker}`);
-  for (const k of r.ranks) {
-    const bad = k.feed === 'degraded' || k.feed === 'cold';
-    if (bad && k.feed_error && r.state !== 'unhealthy') list.push(`events${r.ranks.length > 1 ? ` of rank ${k.rank}` : ''}: ${k.feed_error}`);
-  }
-  return list.join(' · ');
+function showStatus(s) {
+  const ready = s.replicas.filter((r) => r.state === 'ready').length;
+  $('status').className = s.not_ready ? 'bad' : 'good';
+  say($('status'), s.not_ready ? `not ready: ${s.not_ready}` : `${s.policy.name}${s.policy.shadow ? `, in its shadow ${s.policy.shadow}` : ''}`);
+  say($('uptime'), `up ${duration(s.uptime_s)}`);
+  say(document.querySelector('title'), `${ready}/${s.replicas.length} ready · kvpilot`);
+  say($('foot'), `kvpilot ${s.version}`);
 }
 
-function replicaRows(r, at) {
-  const many = r.ranks.length > 1;
-  const dead = r.state === 'unhealthy' ? 'dead' : '';
-  const rows = r.ranks.map((k, i) => {
-    const name = el('td', { title: r.url }, el('b', {}, r.id), many ? ` rank ${k.rank}` : '', r.version ? el('span', { class: 'small' }, ' ' + r.version) : '');
-    const state = i ? el('td') : el('td', {}, pill(r.state, stateKind[r.state]), r.breaker !== 'closed' ? pill('breaker ' + r.breaker, 'warn') : '');
-    const feed = el('td', { title: k.feed_error || `${k.gaps} gaps, ${k.resets} resets, lag ${ms(k.lag_ms)}` }, pill(k.feed, feedKind[k.feed]), k.gaps ? el('span', { class: 'small' }, ` ${count(k.gaps)} gaps`) : '');
-    return el('tr', { class: dead }, name, state, feed,
-      el('td', { class: 'n' }, count(k.in_flight), k.prefilling ? el('span', { class: 'small' }, `, ${k.prefilling} in prefill`) : ''),
-      el('td', { class: 'n' }, k.queued_ms ? ms(k.queued_ms) : '–'),
-      el('td', {}, k.kv_usage >= 0 ? [meter(k.kv_usage), share(k.kv_usage)] : el('span', { class: 'small' }, 'not reported')),
-      el('td', { class: 'n' }, count(k.blocks), k.capacity ? el('span', { class: 'small' }, ` of ${count(k.capacity)}`) : ''),
-      el('td', { class: 'n', title: k.samples ? `learned from ${k.samples} first tokens` : 'nothing learned yet' }, `${count(Math.round(k.tokens_per_s))}/s`, k.samples ? '' : el('span', { class: 'small' }, ' assumed')),
-      el('td', { class: 'n' }, ms(k.step_ms)),
-      el('td', {}, meter(k.busy), share(k.busy)));
-  });
-  const why = trouble(r, at);
-  if (why) rows.push(el('tr', { class: 'why' }, el('td', { colspan: 10 }, el('div', {}, why))));
-  return rows;
+function showReplicas(s) {
+  const { rows, left } = replicaTable(s.replicas, Date.parse(s.at), allReplicas);
+  sync($('replica-table').tBodies[0], rows);
+  const many = left > 0 || allReplicas && s.replicas.length > 16;
+  $('more-replicas').hidden = !many;
+  say($('more-replicas').firstElementChild, allReplicas ? 'Show fewer' : `Show all ${s.replicas.length} replicas`);
+  const none = s.replicas.length === 0;
+  $('no-replicas').hidden = !none;
+  $('replica-table').hidden = $('replica-words').hidden = none;
 }
 
-function decisionRow(d, policy) {
-  const miss = d.cached_tokens >= 0 && d.cached_tokens < d.overlap_tokens - 64;
-  const notes = [d.reason !== 'cost' ? d.reason : '', d.policy !== policy ? d.policy : ''].filter(Boolean).join(', ');
-  const row = el('tr', { class: 'link', tabindex: 0, 'data-id': d.id, 'aria-label': `Explain the decision for request ${d.request_id}` },
-    el('td', {}, clock(d.at)), el('td', {}, d.model),
-    el('td', {}, el('b', {}, d.replica || '–'), d.rank ? ` rank ${d.rank}` : '', notes ? el('span', { class: 'small' }, ' ' + notes) : ''),
-    el('td', { class: 'n' }, count(d.prompt_tokens)),
-    el('td', {}, meter(d.prompt_tokens ? d.overlap_tokens / d.prompt_tokens : 0), count(d.overlap_tokens)),
-    el('td', { class: 'n ' + (miss ? 'warn' : '') }, d.cached_tokens >= 0 ? count(d.cached_tokens) : '–'),
-    el('td', { class: 'n' }, d.held_ms ? ms(d.held_ms) : '–'),
-    el('td', { class: 'n' }, ms(d.predicted_ms)),
-    el('td', { class: 'n' }, d.ttft_ms ? ms(d.ttft_ms) : '–'),
-    el('td', {}, d.dry_run ? pill('dry run', 'soft') : d.end ? pill(d.end, d.end === 'completed' ? 'good' : d.end === 'failed' ? 'bad' : 'warn') : pill('running', 'soft')));
-  const open = () => explain(d.id);
-  row.addEventListener('click', open);
-  row.addEventListener('keydown', (e) => { if (e.key === 'Enter' || e.key === ' ') { e.preventDefault(); open(); } });
-  return row;
+function showDecisions(s) {
+  const recent = s.recent || [];
+  const focused = document.activeElement && document.activeElement.closest('#decision-table');
+  if (!paused && !focused) sync($('decision-table').tBodies[0], recent.map((d) => decisionRow(d, s.policy.name, opened)));
+  $('no-decisions').hidden = recent.length > 0;
+  $('decision-box').hidden = recent.length === 0;
+  if (recent.length > 0 && Math.abs(Date.parse(s.at) - traced) > 5000 && !reading()) loadTraces(true);
 }
 
 function show(s) {
   last = s;
-  document.body.classList.remove('stale');
-  const at = Date.parse(s.at);
-  const end = Math.floor(at / 1000) - 1; // the present second is not over
-  const ready = s.replicas.filter((r) => r.state === 'ready').length;
-  $('status').textContent = s.not_ready ? `not ready: ${s.not_ready}` : `${s.policy.name}${s.policy.shadow ? `, in its shadow ${s.policy.shadow}` : ''} · up ${duration(s.uptime_s)}`;
-  $('status').className = s.not_ready ? 'bad' : '';
-  document.title = `${ready}/${s.replicas.length} ready · kvpilot`;
-  showTiles(s, end);
-  showCharts(s, end);
-  $('replica-table').tBodies[0].replaceChildren(...s.replicas.flatMap((r) => replicaRows(r, at)));
-  $('no-replicas').hidden = s.replicas.length > 0;
-  $('replica-table').hidden = s.replicas.length === 0;
-  const recent = s.recent || [];
-  const focused = document.activeElement && document.activeElement.closest('#decision-table');
-  if (!paused && !focused) $('decision-table').tBodies[0].replaceChildren(...recent.map((d) => decisionRow(d, s.policy.name)));
-  $('no-decisions').hidden = recent.length > 0;
-  $('decision-box').hidden = recent.length === 0;
-  if (recent.length > 0 && at - traced > 5000 && !reading()) loadTraces(true);
+  document.body.classList.remove('gone');
+  showStatus(s);
+  showTiles(s);
+  showCharts(s);
+  showReplicas(s);
+  showDecisions(s);
   const names = [...new Set(s.replicas.flatMap((r) => r.models))].sort();
   if (names.join() !== models) {
     models = names.join();
+    const chosen = $('choose-model').value;
     $('choose-model').replaceChildren(...names.map((n) => el('option', {}, n)));
+    if (names.includes(chosen)) $('choose-model').value = chosen;
   }
   for (const field of $('choose').elements) field.disabled = names.length === 0;
-  $('foot').textContent = `kvpilot ${s.version}`;
+  if (range === 'hour' && (!hour || Math.abs(Date.parse(s.at) / 1000 - hour.loaded) >= hour.step)) loadHour();
+}
+
+async function loadHour() {
+  try {
+    const got = await ask('api/history');
+    hour = { ...got, loaded: last ? Date.parse(last.at) / 1000 : 0 };
+    if (last) showCharts(last);
+  } catch { /* the next state asks again */ }
 }
 
 // close empties box and gives the focus back to the row of decision id, or to a field of its own.
 function close(box, id, otherwise) {
   box.replaceChildren();
-  const row = document.querySelector(`#decision-table tr[data-id="${CSS.escape(id)}"]`);
-  (row || otherwise || document.querySelector('#decision-table tr.link'))?.focus();
+  if (box === $('explain')) markOpen('');
+  const row = document.querySelector(`#decision-table tr[data-key="${CSS.escape(id)}"] button`);
+  (row || otherwise || document.querySelector('#decision-table tr.link button'))?.focus();
+}
+
+function markOpen(id) {
+  opened = id;
+  for (const row of $('decision-table').querySelectorAll('tr.link')) row.classList.toggle('open', row.dataset.key === id);
+}
+
+async function toTrace(id) {
+  if (openTrace($('trace-list'), id)) return;
+  await loadTraces(false);
+  if (openTrace($('trace-list'), id)) return;
+  $('trace-list').prepend(el('p', { class: 'error' }, `Trace ${id} is not kept here any more; Jaeger may have it.`));
+  $('trace-list').scrollIntoView({ block: 'center' });
 }
 
 async function explain(id) {
   const box = $('explain');
   try {
     const found = await ask('api/explain?id=' + encodeURIComponent(id));
-    if (!found || !found.length) throw new Error(`Nothing is known of ${id}; old decisions are forgotten.`);
-    box.replaceChildren(...found.map((f) => showDecision(f, () => close(box, id))));
+    if (!found || !found.length) throw new Error(`Nothing is known of ${id}. The last decisions are remembered (decisions.size); older ones are in decisions.file, if that is set.`);
+    box.replaceChildren(...found.map((f) => showDecision(f, { close: () => close(box, id), toTrace })));
+    markOpen(found[0].decision.id);
     box.firstChild.focus({ preventScroll: true });
     box.scrollIntoView({ block: 'nearest' });
   } catch (e) {
@@ -165,7 +156,7 @@ async function explain(id) {
 // reading reports whether somebody looks at a trace, which must not be taken away.
 function reading() {
   const list = $('trace-list');
-  return document.hidden || list.querySelector('details[open]') || list.contains(document.activeElement);
+  return list.querySelector('details[open]') || list.contains(document.activeElement);
 }
 
 let traced = 0; // when the traces were loaded last, in the router's time
@@ -184,6 +175,19 @@ $('hold').addEventListener('click', () => {
   $('hold').setAttribute('aria-pressed', paused);
   $('hold').textContent = paused ? 'Resume' : 'Pause';
 });
+$('range').addEventListener('click', (e) => {
+  const button = e.target.closest('button');
+  if (!button) return;
+  range = button.value;
+  for (const b of $('range').children) b.setAttribute('aria-pressed', b === button);
+  if (range === 'hour') loadHour();
+  else if (last) showCharts(last);
+});
+$('more-replicas').addEventListener('click', () => { allReplicas = !allReplicas; if (last) showReplicas(last); });
+$('decision-table').addEventListener('click', (e) => {
+  const row = e.target.closest('tr.link');
+  if (row && (e.target.closest('button') || getSelection().isCollapsed)) explain(row.dataset.key);
+});
 $('find').addEventListener('submit', (e) => {
   e.preventDefault();
   if ($('find-id').value.trim()) explain($('find-id').value.trim());
@@ -201,20 +205,30 @@ $('choose').addEventListener('submit', async (e) => {
   } else request.text = text;
   try {
     const f = await ask('api/choose', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(request) });
-    $('chosen').replaceChildren(showDecision(f, () => close($('chosen'), '', $('choose-text'))));
+    $('chosen').replaceChildren(showDecision(f, { close: () => close($('chosen'), '', $('choose-text')), toTrace }));
   } catch (bad) {
     $('chosen').replaceChildren(el('p', { class: 'error' }, bad.message));
   }
 });
 
+// gone says that what is shown is old, and why.
+function gone(why) {
+  document.body.classList.add('gone');
+  $('status').className = 'bad';
+  say($('status'), `${why}; trying again …${last ? ` (below: as it was at ${clock(last.at)})` : ''}`);
+  say(document.querySelector('title'), 'unreachable · kvpilot');
+}
+
+// follow shows what the router sends. A browser gives a stream up for good when a server refuses
+// it, so that the page tries again itself and says what the refusal was.
 function follow() {
   const source = new EventSource('api/watch');
   source.onmessage = (e) => show(JSON.parse(e.data));
   source.onerror = () => {
-    document.body.classList.add('stale');
-    $('status').textContent = `the router cannot be reached; trying again …${last ? ` (below: as it was at ${clock(last.at)})` : ''}`;
-    $('status').className = 'bad';
-    document.title = 'unreachable · kvpilot';
+    if (source.readyState !== EventSource.CLOSED) return gone('the router cannot be reached');
+    source.close();
+    ask('api/state').then((s) => { show(s); gone('the router sends no news'); }, (e) => gone(e instanceof TypeError ? 'the router cannot be reached' : e.message));
+    setTimeout(follow, 3000);
   };
 }
-ask('api/state').then(show, () => {}).finally(follow);
+ask('api/state').then(show, (e) => gone(e instanceof TypeError ? 'the router cannot be reached' : e.message)).finally(follow);

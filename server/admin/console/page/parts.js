@@ -9,13 +9,44 @@ export function el(name, attributes, ...children) {
   return node;
 }
 
+// sync makes the children of parent equal to nodes and keeps those that are there already, so that
+// a selection, a focus and a scroll position outlive the next second. Rows with a data-key are
+// only ever themselves. Listeners of nodes are not carried over: parents listen for them.
+export function sync(parent, ...nodes) {
+  let old = parent.firstChild;
+  for (const node of nodes.flat(Infinity)) {
+    if (!old) parent.append(node);
+    else if (old.nodeName !== node.nodeName || old.dataset?.key !== node.dataset?.key) {
+      parent.replaceChild(node, old);
+      old = node.nextSibling;
+    } else {
+      if (old.nodeType === Node.TEXT_NODE) { if (old.data !== node.data) old.data = node.data; } else adopt(old, node);
+      old = old.nextSibling;
+    }
+  }
+  while (old) {
+    const next = old.nextSibling;
+    old.remove();
+    old = next;
+  }
+}
+
+function adopt(old, node) {
+  for (const a of [...old.attributes]) if (!node.hasAttribute(a.name)) old.removeAttribute(a.name);
+  for (const a of node.attributes) if (a.name !== 'style' && old.getAttribute(a.name) !== a.value) old.setAttribute(a.name, a.value);
+  if (old.style.cssText !== node.style.cssText) old.style.cssText = node.style.cssText;
+  sync(old, ...node.childNodes);
+}
+
+// say writes a text where a screen reader listens, and only when it is news.
+export function say(node, text) { if (node.textContent !== text) node.textContent = text; }
+
 export function ms(v) {
   if (v === undefined || v === null) return '–';
-  if (v >= 10000) return (v / 1000).toFixed(0) + ' s';
-  if (v >= 1000) return (v / 1000).toFixed(1) + ' s';
-  if (v >= 10 || v === 0) return v.toFixed(0) + ' ms';
-  if (v <= -10) return v.toFixed(0) + ' ms';
-  return v.toFixed(v > -0.1 && v < 0.1 ? 2 : 1) + ' ms';
+  if (v >= 100000) return (v / 1000).toFixed(0) + ' s';
+  if (v >= 1000) return (v / 1000).toFixed(v >= 10000 ? 1 : 2) + ' s';
+  if (Math.abs(v) >= 10 || v === 0) return v.toFixed(0) + ' ms';
+  return v.toFixed(Math.abs(v) < 0.1 ? 2 : 1) + ' ms';
 }
 
 export function count(v) {
@@ -42,7 +73,14 @@ export function duration(seconds) {
   return m < 2880 ? `${Math.floor(m / 60)} h` : `${Math.floor(m / 1440)} days`;
 }
 
-export function pill(text, kind) { return el('span', { class: 'pill ' + (kind || '') }, text); }
+// units sets the unit of a text such as "12 ms" back, so that the numbers stand out.
+export function units(text) {
+  const at = text.search(/ ?(ms|s|%|M|k|\/s)$/);
+  return at < 1 ? text : [text.slice(0, at), el('span', { class: 'u' }, text.slice(at).replace(' ', '\u202f'))];
+}
+
+// mark is a word for how something is. What is as it should be stays quiet.
+export function mark(text, kind) { return el('span', { class: (kind === 'warn' || kind === 'bad' ? 'pill ' : 'mark ') + (kind || '') }, text); }
 
 // meter is a bar of one or more shares of the whole: [share, class] each.
 export function meter(...shares) {
@@ -55,12 +93,14 @@ export function meter(...shares) {
     bar.style.width = (100 * width).toFixed(1) + '%';
     return bar;
   });
-  return el('span', { class: 'meter', role: 'presentation' }, bars);
+  return el('span', { class: 'meter', 'aria-hidden': 'true' }, bars);
 }
 
 export async function ask(path, options) {
   const answer = await fetch(path, options);
-  const value = await answer.json();
-  if (!answer.ok) throw new Error(value.error || answer.statusText);
+  let value;
+  try { value = await answer.json(); } catch { value = {}; }
+  if (answer.status === 401) throw new Error('the router asks for an API key; reload the page to give one');
+  if (!answer.ok) throw new Error(value.error || value.reason || `${answer.status} ${answer.statusText}`);
   return value;
 }
