@@ -3,8 +3,11 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -33,13 +36,19 @@ func newExplainCommand(env []string, out io.Writer) *cobra.Command {
 				if status.Code(err) == codes.NotFound || err == nil && len(list) == 0 {
 					list, err = c.Explain(ctx, args[0])
 				}
+				if status.Code(err) == codes.NotFound {
+					return fmt.Errorf("nothing is known of %s at %s: another router decided it, or it is older than what is remembered (decisions.size); decisions.file keeps them all", args[0], r.address)
+				}
 				if err != nil {
 					return err
 				}
 				if r.output == "json" {
 					return r.json(&kvpilotv1.ExplainDecisionResponse{Decisions: list})
 				}
-				for _, d := range list {
+				for i, d := range list {
+					if i > 0 {
+						fmt.Fprintln(out)
+					}
 					if err := printDecision(out, d); err != nil {
 						return err
 					}
@@ -49,6 +58,7 @@ func newExplainCommand(env []string, out io.Writer) *cobra.Command {
 		},
 	}
 	r.flags(cmd, env)
+	complete(cmd, "", decisionIDs, r)
 	return cmd
 }
 
@@ -64,29 +74,17 @@ func newChooseCommand(env []string, out io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "choose",
 		Short:   "Tell where a prompt would go, and why; nothing is sent or booked",
-		Example: "  kvpilot choose --model sim --prompt 'Tell me about Ada Lovelace'\n  kvpilot choose --body request.json",
+		Example: "  kvpilot choose --prompt 'Tell me about Ada Lovelace'\n  kvpilot choose --model sim --body request.json\n  kvpilot choose --body - < request.json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			q := &kvpilotv1.ChooseReplicaRequest{Model: f.model, SessionId: f.session, DryRun: true, Explain: true}
-			if f.policy != "" {
-				q.Policy = &kvpilotv1.PolicyOverride{Name: f.policy}
-			}
-			switch {
-			case f.body != "":
-				text, err := os.ReadFile(f.body)
-				if err != nil {
-					return fmt.Errorf("read the request: %w", err)
-				}
-				q.Prompt = &kvpilotv1.ChooseReplicaRequest_Body{Body: &kvpilotv1.RequestBody{Json: text}}
-			case f.prompt != "":
-				q.Prompt = &kvpilotv1.ChooseReplicaRequest_Text{Text: f.prompt}
-			default:
-				return fmt.Errorf("one of --prompt and --body is needed")
+			q, err := f.question(cmd.InOrStdin())
+			if err != nil {
+				return err
 			}
 			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				choice, err := c.Choose(ctx, q)
 				if err != nil {
-					return err
+					return f.hint(ctx, c, err)
 				}
 				if r.output == "json" {
 					return r.json(choice.ChooseReplicaResponse)
@@ -98,14 +96,74 @@ func newChooseCommand(env []string, out io.Writer) *cobra.Command {
 	r.flags(cmd, env)
 	cmd.Flags().StringVar(&f.model, "model", "", "model; may be left out when there is just one")
 	cmd.Flags().StringVar(&f.prompt, "prompt", "", "a plain prompt")
-	cmd.Flags().StringVar(&f.body, "body", "", "file with an OpenAI request")
+	cmd.Flags().StringVar(&f.body, "body", "", "file with an OpenAI request in JSON; - reads it from the standard input")
 	cmd.Flags().StringVar(&f.policy, "policy", "", "another policy than the model's")
 	cmd.Flags().StringVar(&f.session, "session", "", "session id")
+	cmd.MarkFlagsMutuallyExclusive("prompt", "body")
+	complete(cmd, "policy", policyNames, r)
+	complete(cmd, "model", modelNames, r)
 	return cmd
 }
 
-func milliseconds(ms float64) string {
-	return time.Duration(ms * float64(time.Millisecond)).Round(10 * time.Microsecond).String()
+// question is what the flags ask.
+func (f *chooseFlags) question(in io.Reader) (*kvpilotv1.ChooseReplicaRequest, error) {
+	q := &kvpilotv1.ChooseReplicaRequest{Model: f.model, SessionId: f.session, DryRun: true, Explain: true}
+	if f.policy != "" {
+		q.Policy = &kvpilotv1.PolicyOverride{Name: f.policy}
+	}
+	if f.body == "" {
+		if f.prompt == "" {
+			return nil, errors.New("what should be asked? --prompt TEXT or --body FILE says it")
+		}
+		q.Prompt = &kvpilotv1.ChooseReplicaRequest_Text{Text: f.prompt}
+		return q, nil
+	}
+	read := func() ([]byte, error) { return os.ReadFile(f.body) }
+	if f.body == "-" {
+		read = func() ([]byte, error) { return io.ReadAll(in) }
+	}
+	text, err := read()
+	if err != nil {
+		return nil, fmt.Errorf("read the request: %w", err)
+	}
+	if !json.Valid(text) {
+		return nil, fmt.Errorf("--body %s holds no JSON; an OpenAI request is meant, such as {\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}", f.body)
+	}
+	q.Prompt = &kvpilotv1.ChooseReplicaRequest_Body{Body: &kvpilotv1.RequestBody{Json: text}}
+	return q, nil
+}
+
+// hint adds to an error what there is to choose from.
+func (f *chooseFlags) hint(ctx context.Context, c *client.Client, err error) error {
+	code := status.Code(err)
+	if code == codes.InvalidArgument && f.policy != "" {
+		if names, failed := policyNames(ctx, c); failed == nil && !slices.Contains(names, f.policy) {
+			return fmt.Errorf("there is no policy %q; there are %s", f.policy, strings.Join(names, ", "))
+		}
+	}
+	if code == codes.NotFound || code == codes.InvalidArgument {
+		if names, failed := modelNames(ctx, c); failed == nil && !slices.Contains(names, f.model) && (f.model != "" || len(names) > 1) {
+			return fmt.Errorf("%s; there are the models %s (--model)", status.Convert(err).Message(), strings.Join(names, ", "))
+		}
+	}
+	return err
+}
+
+func milliseconds(ms float64) string { return latency(time.Duration(ms * float64(time.Millisecond))) }
+
+// latency writes a time with three digits, in milliseconds below ten seconds: one unit down a
+// column reads better than several.
+func latency(d time.Duration) string {
+	ms := float64(d) / float64(time.Millisecond)
+	switch {
+	case math.Abs(ms) >= 10_000:
+		return fmt.Sprintf("%.1f s", ms/1000)
+	case math.Abs(ms) >= 100 || ms == 0:
+		return fmt.Sprintf("%.0f ms", ms)
+	case math.Abs(ms) >= 10:
+		return fmt.Sprintf("%.1f ms", ms)
+	}
+	return fmt.Sprintf("%.2f ms", ms)
 }
 
 // printDecision writes a decision with its candidates, the cheapest first.
@@ -114,10 +172,10 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	if target == "" {
 		target = "no replica"
 	}
-	fmt.Fprintf(out, "%s → %s  (%s, decided by %s, attempt %d)\n", d.GetDecisionId(), target, d.GetPolicy(), d.GetReason(), d.GetAttempt()+1)
+	fmt.Fprintf(out, "%s → %s  (%s, decided by %s, attempt %d)\n", plain(d.GetDecisionId()), plain(target), d.GetPolicy(), d.GetReason(), d.GetAttempt()+1)
 	facts := []string{fmt.Sprintf("%d prompt tokens", d.GetPromptTokens()), fmt.Sprintf("margin %.4g", d.GetMargin()), fmt.Sprintf("fleet load %.2f", d.GetLoad())}
 	if held := d.GetHeld().AsDuration(); held > 0 {
-		facts = append(facts, "held "+held.Round(time.Millisecond).String())
+		facts = append(facts, "held "+latency(held))
 	}
 	if d.GetOvertook() != "" {
 		facts = append(facts, "overtook "+d.GetOvertook())
@@ -128,16 +186,72 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	if o := d.GetOutcome(); o != nil {
 		facts = append(facts, word(o.GetEnd(), "END_"))
 		if t := o.GetTtft().AsDuration(); t > 0 {
-			facts = append(facts, fmt.Sprintf("first token after %s (predicted %s)", t.Round(10*time.Microsecond), o.GetPredictedTtft().AsDuration().Round(10*time.Microsecond)))
+			facts = append(facts, fmt.Sprintf("first token after %s (predicted %s)", latency(t), latency(o.GetPredictedTtft().AsDuration())))
 		}
 		if o.CachedTokens != nil {
 			facts = append(facts, fmt.Sprintf("%d tokens were cached (predicted %d)", o.GetCachedTokens(), o.GetPredictedCachedTokens()))
 		}
 	}
+	if s := d.GetShadow(); s != nil {
+		if s.GetAgrees() {
+			facts = append(facts, fmt.Sprintf("the shadow %s agreed", s.GetPolicy()))
+		} else {
+			facts = append(facts, fmt.Sprintf("the shadow %s would have taken %s, for a first token %s later", s.GetPolicy(), plain(s.GetReplicaId()), milliseconds(s.GetRegretMs())))
+		}
+	}
+	if best, later := fastest(d); later >= 0.01 {
+		facts = append(facts, fmt.Sprintf("regret %s: %s was predicted to be faster", milliseconds(later), plain(best)))
+	}
 	if id := d.GetTraceId(); id != "" {
 		facts = append(facts, "trace "+id)
 	}
-	fmt.Fprintf(out, "%s\n\n", strings.Join(facts, ", "))
+	wide, _ := terminal(out)
+	fmt.Fprintf(out, "%s\n\n", wrapped(facts, wide))
+	return candidateGrid(d).print(out)
+}
+
+// wrapped joins facts with commas, in lines of at most so many cells; zero knows no end of a line.
+func wrapped(facts []string, wide int) string {
+	var b strings.Builder
+	at := 0
+	for i, f := range facts {
+		if i < len(facts)-1 {
+			f += ","
+		}
+		switch n := cells(f); {
+		case i == 0:
+			at = n
+		case wide > 0 && at+1+n > wide:
+			b.WriteString("\n")
+			at = n
+		default:
+			b.WriteString(" ")
+			at += 1 + n
+		}
+		b.WriteString(f)
+	}
+	return b.String()
+}
+
+// fastest is the candidate that was predicted to be the first with a token, and by how many
+// milliseconds it would have been earlier than the served one.
+func fastest(d *kvpilotv1.Decision) (id string, earlier float64) {
+	var served, best *kvpilotv1.Candidate
+	for _, c := range d.GetCandidates() {
+		if c.GetReplicaId() == d.GetReplicaId() && c.GetRank() == d.GetRank() {
+			served = c
+		}
+		if c.GetVeto() == "" && c.GetTtftMs() > 0 && (best == nil || c.GetTtftMs() < best.GetTtftMs()) {
+			best = c
+		}
+	}
+	if served == nil || best == nil || served.GetTtftMs() <= 0 {
+		return "", 0
+	}
+	return best.GetReplicaId(), served.GetTtftMs() - best.GetTtftMs()
+}
+
+func candidateGrid(d *kvpilotv1.Decision) *grid {
 	candidates := slices.Clone(d.GetCandidates())
 	slices.SortStableFunc(candidates, func(a, b *kvpilotv1.Candidate) int {
 		if (a.GetVeto() == "") != (b.GetVeto() == "") {
@@ -145,20 +259,21 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 		}
 		return cmp.Compare(a.GetCost(), b.GetCost())
 	})
-	return table(out, func(w io.Writer) {
-		fmt.Fprintln(w, "\tCANDIDATE\tOVERLAP\tUNCACHED\tPREFILL AHEAD\tOWN PREFILL\tFIRST TOKEN\tIN FLIGHT\tCOST\tEVENTS")
-		for _, c := range candidates {
-			mark, cost := "", fmt.Sprintf("%.4g", c.GetCost())
-			if c.GetReplicaId() == d.GetReplicaId() && c.GetRank() == d.GetRank() {
-				mark = "▸"
-			}
-			if c.GetVeto() != "" {
-				cost = "veto: " + c.GetVeto()
-			}
-			o := c.GetOverlap()
-			fmt.Fprintf(w, "%s\t%s/%d\t%d\t%d\t%s\t%s\t%s\t%d\t%s\t%s\n", mark, c.GetReplicaId(), c.GetRank(),
-				o.GetGpuTokens()+o.GetCpuTokens()+o.GetDiskTokens(), c.GetUncachedTokens(),
-				milliseconds(c.GetBacklogMs()), milliseconds(c.GetPrefillMs()), milliseconds(c.GetTtftMs()), c.GetRequests(), cost, word(c.GetFeed(), "FEED_STATE_"))
+	g := &grid{columns: []column{
+		{}, {head: "CANDIDATE"}, {head: "OVERLAP", right: true}, {head: "UNCACHED", right: true, spare: 2}, {head: "PREFILL AHEAD", right: true}, {head: "OWN PREFILL", right: true, spare: 1},
+		{head: "FIRST TOKEN", right: true}, {head: "IN FLIGHT", right: true, spare: 3}, {head: "COST", right: true}, {head: "EVENTS", spare: 4},
+	}}
+	for _, c := range candidates {
+		mark, cost := "", fmt.Sprintf("%.4g", c.GetCost())
+		if c.GetReplicaId() == d.GetReplicaId() && c.GetRank() == d.GetRank() {
+			mark = "▸"
 		}
-	})
+		if c.GetVeto() != "" {
+			cost = "veto: " + c.GetVeto()
+		}
+		o := c.GetOverlap()
+		g.add(mark, fmt.Sprintf("%s/%d", c.GetReplicaId(), c.GetRank()), fmt.Sprint(o.GetGpuTokens()+o.GetCpuTokens()+o.GetDiskTokens()), fmt.Sprint(c.GetUncachedTokens()),
+			milliseconds(c.GetBacklogMs()), milliseconds(c.GetPrefillMs()), milliseconds(c.GetTtftMs()), fmt.Sprint(c.GetRequests()), cost, word(c.GetFeed(), "FEED_STATE_"))
+	}
+	return g
 }

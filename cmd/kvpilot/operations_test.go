@@ -206,23 +206,6 @@ func TestAnExemplarLeadsFromALatencyToItsTrace(t *testing.T) {
 	}
 }
 
-func TestPicturesFitTheTerminal(t *testing.T) {
-	text := clear + "a line of twenty-one.\nshort\nthird\nfourth\n"
-	for name, c := range map[string]struct {
-		width, height int
-		want          string
-	}{
-		"no terminal": {0, 0, text},
-		"wide":        {80, 24, text},
-		"narrow":      {8, 24, clear + "a line …\nshort\nthird\nfourth\n"},
-		"low":         {80, 3, clear + "a line of twenty-one.\nshort\n"},
-	} {
-		if got := string(fit([]byte(text), c.width, c.height)); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
-	}
-}
-
 func TestAWrongAddressIsExplained(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 1})
 	l := listen(t)

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,18 +30,25 @@ type remote struct {
 	address string
 	key     string
 	tls     bool
+	ca      string
 	output  string
 	timeout time.Duration
+	env     []string
 	out     io.Writer
 }
 
 func (r *remote) flags(cmd *cobra.Command, env []string) {
+	r.env = env
 	f := cmd.Flags()
 	f.StringVar(&r.address, "address", lookup(env, "KVPILOT_ADDRESS", defaultRemote), "the router's gRPC address (KVPILOT_ADDRESS)")
-	f.StringVar(&r.key, "key", lookup(env, "KVPILOT_KEY", ""), "API key (KVPILOT_KEY)")
+	f.StringVar(&r.key, "key", "", "API key; the variable KVPILOT_KEY keeps it out of the list of processes")
 	f.BoolVar(&r.tls, "tls", false, "speak TLS")
+	f.StringVar(&r.ca, "ca", "", "speak TLS and trust the certificates in this file (PEM)")
 	f.StringVarP(&r.output, "output", "o", "table", "table or json")
 	f.DurationVar(&r.timeout, "timeout", 10*time.Second, "longest wait for an answer")
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag is declared above
+	}
 }
 
 // lookup finds a variable in an environment of os.Environ's form.
@@ -56,10 +67,17 @@ func (r *remote) ask(ctx context.Context, do func(context.Context, *client.Clien
 		return fmt.Errorf("--output %q is neither table nor json", r.output)
 	}
 	var options []client.Option
-	if r.key != "" {
-		options = append(options, client.WithAPIKey(r.key))
+	if key := or(r.key, lookup(r.env, "KVPILOT_KEY", "")); key != "" {
+		options = append(options, client.WithAPIKey(key))
 	}
-	if r.tls {
+	switch {
+	case r.ca != "":
+		roots, err := trusted(r.ca)
+		if err != nil {
+			return err
+		}
+		options = append(options, client.WithTLS(&tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}))
+	case r.tls:
 		options = append(options, client.WithTLS(nil))
 	}
 	c, err := client.Dial(r.target(), options...)
@@ -67,6 +85,19 @@ func (r *remote) ask(ctx context.Context, do func(context.Context, *client.Clien
 		return err
 	}
 	return errors.Join(r.readable(do(ctx, c)), c.Close())
+}
+
+// trusted reads certificates.
+func trusted(file string) (*x509.CertPool, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("--ca: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("--ca: %s holds no certificate in PEM", file)
+	}
+	return roots, nil
 }
 
 // target is the address without the scheme that people put before it.
@@ -92,6 +123,12 @@ func (r *remote) readable(err error) error {
 	case s.Code() == codes.Unavailable && (strings.Contains(text, "dial") || strings.Contains(text, "resolver") || strings.Contains(text, "invalid target")):
 		why := text[strings.LastIndex(text, ": ")+1:]
 		return fmt.Errorf("no router answers at %s (%s); --address or KVPILOT_ADDRESS names its gRPC address", r.address, strings.Trim(why, ` "`))
+	case strings.Contains(text, "first record does not look like a TLS handshake"):
+		return fmt.Errorf("%s does not speak TLS; leave --tls and --ca out", r.address)
+	case strings.Contains(text, "failed to verify certificate"):
+		return fmt.Errorf("%s: its certificate is not trusted (%s); --ca names a file with those that are", r.address, text[strings.LastIndex(text, "x509: ")+len("x509: "):])
+	case s.Code() == codes.DeadlineExceeded:
+		return fmt.Errorf("%s did not answer within %s (--timeout)", r.address, r.timeout)
 	case s.Code() == codes.Unauthenticated:
 		return fmt.Errorf("%s: %s (--key or KVPILOT_KEY)", r.address, text)
 	}
@@ -117,19 +154,16 @@ func (r *remote) once(ctx context.Context, do func(context.Context, *client.Clie
 
 // json prints a message on lines of its own.
 func (r *remote) json(m proto.Message) error {
-	text, err := protojson.MarshalOptions{Multiline: true, EmitUnpopulated: true, UseProtoNames: true}.Marshal(m)
+	text, err := protojson.MarshalOptions{EmitUnpopulated: true, UseProtoNames: true}.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
-	_, err = fmt.Fprintf(r.out, "%s\n", text)
+	var even bytes.Buffer // protojson varies its spaces on purpose
+	if err := json.Indent(&even, text, "", "  "); err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
+	_, err = fmt.Fprintf(r.out, "%s\n", even.Bytes())
 	return err
-}
-
-// table aligns tab-separated lines.
-func table(out io.Writer, write func(w io.Writer)) error {
-	w := tabwriter.NewWriter(out, 2, 8, 2, ' ', 0)
-	write(w)
-	return w.Flush()
 }
 
 // word takes an enum's name apart: REPLICA_STATE_READY is "ready" under REPLICA_STATE_.

@@ -58,9 +58,53 @@ func TestCommandsAskARunningRouter(t *testing.T) {
 	if got, err := f.command("replicas", "undrain", "r1"); err != nil || !strings.Contains(got, "r1 is ready") {
 		t.Errorf("undrain: %v %s", err, got)
 	}
-	for _, args := range [][]string{{"explain", "nobody"}, {"choose"}, {"replicas", "drain", "nobody"}, {"top", "-o", "xml"}} {
-		if _, err := f.command(args...); err == nil {
-			t.Errorf("%v succeeded", args)
+	nothing := filepath.Join(t.TempDir(), "nothing.json")
+	if err := os.WriteFile(nothing, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"explain", "nobody"}, "nothing is known of nobody"},
+		{[]string{"choose"}, "--prompt TEXT or --body FILE"},
+		{[]string{"choose", "--body", nothing}, "holds no JSON"},
+		{[]string{"choose", "--prompt", "x", "--policy", "wrong"}, "there are predicted-ttft"},
+		{[]string{"choose", "--prompt", "x", "--model", "wrong"}, "there are the models sim"},
+		{[]string{"choose", "--prompt", "x", "--body", body}, "prompt"},
+		{[]string{"replicas", "drain", "nobody"}, "kvpilot replicas lists them"},
+		{[]string{"top", "-o", "xml"}, "neither table nor json"},
+		{[]string{"replicas", "--tls"}, "does not speak TLS"},
+		{[]string{"replicas", "--ca", body}, "no certificate"},
+	} {
+		if _, err := f.command(c.args...); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: %v, want %q", c.args, err, c.want)
 		}
+	}
+	for line, want := range map[string]string{
+		"replicas drain ": "r0\tready", "choose --policy ": "predicted-ttft", "choose --model ": "sim", "explain ": a.header.Get("X-Kvpilot-Decision"), "top -o ": "json",
+	} {
+		if got, err := f.command(append([]string{"__complete"}, strings.Split(line, " ")...)...); err != nil || !strings.Contains(got, want) {
+			t.Errorf("%q is completed with %q, %v; want %q", line, got, err, want)
+		}
+	}
+}
+
+func TestAKeyIsNeverPrinted(t *testing.T) {
+	for _, name := range []string{"top", "explain", "choose", "replicas"} {
+		var out bytes.Buffer
+		if err := run(context.Background(), []string{name, "--help"}, []string{"KVPILOT_KEY=very-secret"}, &out, &out); err != nil {
+			t.Fatal(err)
+		}
+		if text := out.String(); strings.Contains(text, "very-secret") || !strings.Contains(text, "KVPILOT_KEY") {
+			t.Errorf("%s --help: %s", name, text)
+		}
+	}
+}
+
+func TestTheVersionIsTold(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(context.Background(), []string{"--version"}, nil, &out, &out); err != nil || !strings.HasPrefix(out.String(), "kvpilot version ") {
+		t.Errorf("%q, %v", out.String(), err)
 	}
 }

@@ -4,10 +4,13 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
@@ -33,7 +36,7 @@ func newReplicasCommand(env []string, out io.Writer) *cobra.Command {
 					_, err := fmt.Fprintln(out, "The router knows no replica. Name some with --replica or registry.replicas, or register them by RPC.")
 					return err
 				}
-				if err := table(out, func(w io.Writer) { printReplicas(w, list) }); err != nil {
+				if err := replicaGrid(list).print(out); err != nil {
 					return err
 				}
 				printTroubles(out, list)
@@ -57,6 +60,9 @@ func newDrainCommand(env []string, out io.Writer, name string, undo bool) *cobra
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				answer, err := c.Replicas().Drain(ctx, &kvpilotv1.DrainRequest{ReplicaId: args[0], Undo: undo})
+				if status.Code(err) == codes.NotFound {
+					return fmt.Errorf("%s knows no replica %q; kvpilot replicas lists them", r.address, args[0])
+				}
 				if err != nil {
 					return err
 				}
@@ -69,29 +75,36 @@ func newDrainCommand(env []string, out io.Writer, name string, undo bool) *cobra
 		},
 	}
 	r.flags(cmd, env)
+	complete(cmd, "", replicaNames, r)
 	return cmd
 }
 
-func printReplicas(w io.Writer, list []*kvpilotv1.Replica) {
-	fmt.Fprintln(w, "REPLICA\tSTATE\tFOR\tEVENTS\tVERSION\tBLOCKS\tMODELS\tURL")
+func replicaGrid(list []*kvpilotv1.Replica) *grid {
+	g := &grid{columns: []column{
+		{head: "REPLICA"}, {head: "STATE"}, {head: "FOR", right: true}, {head: "EVENTS"}, {head: "VERSION", spare: 1}, {head: "BLOCKS", right: true, spare: 2}, {head: "MODELS", spare: 3}, {head: "URL"},
+	}}
 	for _, r := range list {
 		var feeds, models []string
 		for _, rank := range r.GetRanks() {
 			feeds = append(feeds, word(rank.GetFeed(), "FEED_STATE_"))
 		}
+		if one := slices.Compact(slices.Clone(feeds)); len(one) == 1 && len(feeds) > 1 {
+			feeds = []string{fmt.Sprintf("%d× %s", len(feeds), one[0])}
+		}
 		for _, m := range r.GetModels() {
 			models = append(models, m.GetId())
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d×%d\t%s\t%s\n", r.GetReplicaId(), word(r.GetState(), "REPLICA_STATE_"), age(r.GetSince().AsTime()),
-			strings.Join(feeds, ","), or(r.GetVersion(), "–"), r.GetBlocks(), r.GetBlockSize(), or(strings.Join(models, ","), "–"), r.GetUrl())
+		g.add(r.GetReplicaId(), word(r.GetState(), "REPLICA_STATE_"), age(r.GetSince().AsTime()), strings.Join(feeds, ","), or(r.GetVersion(), "–"),
+			fmt.Sprintf("%d×%d", r.GetBlocks(), r.GetBlockSize()), or(strings.Join(models, ","), "–"), r.GetUrl())
 	}
+	return g
 }
 
 // printTroubles says below the table why replicas are not ready.
 func printTroubles(out io.Writer, list []*kvpilotv1.Replica) {
 	for _, r := range list {
 		if why := r.GetLastError(); why != "" {
-			fmt.Fprintf(out, "\n%s: %s\n", r.GetReplicaId(), why)
+			fmt.Fprintf(out, "\n%s: %s\n", plain(r.GetReplicaId()), plain(why))
 		}
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"io"
+	"runtime"
 
 	"github.com/spf13/cobra"
 )
@@ -12,6 +13,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "kvpilot",
 		Short:         "A KV-cache-aware inference router for vLLM",
+		Version:       version() + ", " + runtime.Version() + " on " + runtime.GOOS + "/" + runtime.GOARCH,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

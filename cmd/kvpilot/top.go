@@ -1,14 +1,17 @@
 package main
 
 import (
-	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
@@ -22,7 +25,11 @@ func newTopCommand(env []string, out io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show replicas, load and decisions of a running router, live",
-		Args:  cobra.NoArgs,
+		Long: "Show replicas, load and decisions of a running router, live, until interrupted.\n\n" +
+			"A terminal shows what fits: columns that matter less give way, and of a large fleet those in trouble\n" +
+			"come first. A file gets everything. With -o json each look is one line.",
+		Example: "  kvpilot top\n  kvpilot top --times 1 > now.txt",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return r.ask(cmd.Context(), func(ctx context.Context, c *client.Client) error { return r.top(ctx, c, every, times) })
 		},
@@ -33,17 +40,54 @@ func newTopCommand(env []string, out io.Writer) *cobra.Command {
 	return cmd
 }
 
-// clear moves to the top left and erases what is below.
-const clear = "\x1b[H\x1b[J"
+// What a live picture is drawn with: a screen of its own without a cursor, and the way back.
+const (
+	enter = "\x1b[?1049h\x1b[?25l"
+	leave = "\x1b[?25h\x1b[?1049l"
+	home  = "\x1b[H"
+	// eol and below erase what an earlier picture left of a line, and under the last one.
+	eol   = "\x1b[K"
+	below = "\x1b[J"
+)
+
+// screen is where top draws.
+type screen struct {
+	out           io.Writer
+	live          bool // a terminal, drawn over again and again
+	width, height int  // zeros: no terminal
+	last          []string
+}
 
 func (r *remote) top(ctx context.Context, c *client.Client, every time.Duration, times int) error {
+	wide, high := terminal(r.out)
+	s := &screen{out: r.out, live: wide > 0 && times != 1 && r.output == "table", width: wide, height: high}
+	entered := false
+	defer func() {
+		if entered {
+			fmt.Fprint(r.out, leave+strings.Join(s.last, "\n")+"\n")
+		}
+	}()
 	ticker := time.NewTicker(max(every, 100*time.Millisecond))
 	defer ticker.Stop()
 	for n := 1; ; n++ {
-		if err := r.look(ctx, c, times != 1); err != nil {
-			if ctx.Err() != nil {
-				return nil // interrupted, as it is meant to end
+		view, err := r.look(ctx, c)
+		switch {
+		case ctx.Err() != nil:
+			return nil //nolint:nilerr // interrupted, as it is meant to end
+		case err != nil && (!s.live || s.last == nil):
+			return err
+		case err != nil:
+			err = s.lost(r.readable(err))
+		case r.output == "json":
+			err = r.jsonLine(view)
+		default:
+			if s.live && !entered {
+				entered = true
+				fmt.Fprint(r.out, enter)
 			}
+			err = s.draw(view.lines)
+		}
+		if err != nil {
 			return err
 		}
 		if n == times {
@@ -57,72 +101,140 @@ func (r *remote) top(ctx context.Context, c *client.Client, every time.Duration,
 	}
 }
 
-// look draws one picture.
-func (r *remote) look(ctx context.Context, c *client.Client, live bool) error {
-	ctx, cancel := context.WithTimeout(ctx, r.timeout)
-	defer cancel()
-	replicas, err := c.ListReplicas(ctx, "")
-	if err != nil {
-		return err
+// draw shows a picture made for the size that the terminal has now.
+func (s *screen) draw(lines func(width, height int) []string) error {
+	if s.live {
+		s.width, s.height = terminal(s.out)
 	}
-	loads, err := c.Routing().GetLoads(ctx, &kvpilotv1.GetLoadsRequest{})
-	if err != nil {
-		return err
+	height := s.height
+	if !s.live {
+		height = 0 // it may scroll
 	}
-	decisions, err := c.Routing().ListDecisions(ctx, &kvpilotv1.ListDecisionsRequest{Limit: 12})
-	if err != nil {
-		return err
+	s.last = lines(s.width, height)
+	return s.write()
+}
+
+// lost keeps the last picture and says above it why there is no news.
+func (s *screen) lost(why error) error {
+	s.last[0] = shorten(plain(why.Error())+"; trying again", max(s.width, 1))
+	return s.write()
+}
+
+func (s *screen) write() error {
+	text := strings.Join(s.last, "\n") + "\n"
+	if s.live {
+		text = home + strings.Join(s.last, eol+"\n") + eol + below
 	}
-	if r.output == "json" {
-		return r.json(loads)
-	}
-	var b bytes.Buffer
-	width, height := terminal(r.out)
-	if live && width > 0 {
-		b.WriteString(clear)
-	}
-	fmt.Fprintf(&b, "kvpilot at %s  %s\n\n", r.address, time.Now().Format(time.TimeOnly))
-	if err := table(&b, func(w io.Writer) { printLoads(w, replicas, loads.GetRanks()) }); err != nil {
-		return err
-	}
-	b.WriteString("\n")
-	if err := table(&b, func(w io.Writer) { printRecent(w, decisions.GetDecisions()) }); err != nil {
-		return err
-	}
-	_, err = r.out.Write(fit(b.Bytes(), width, height))
+	_, err := io.WriteString(s.out, text)
 	return err
 }
 
-// fit cuts a picture to a terminal's size; zeros cut nothing. A line that wraps, or one too many,
-// would make a live picture jump.
-func fit(text []byte, width, height int) []byte {
-	if width <= 0 || height <= 0 {
-		return text
-	}
-	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
-	if len(lines) >= height {
-		lines = lines[:max(height-1, 1)]
-	}
-	for i, line := range lines {
-		shown := []rune(strings.TrimPrefix(line, clear))
-		if len(shown) > width {
-			lines[i] = line[:len(line)-len(strings.TrimPrefix(line, clear))] + string(shown[:width-1]) + "…"
-		}
-	}
-	return []byte(strings.Join(lines, "\n") + "\n")
+// view is one look at a router.
+type view struct {
+	address   string
+	at        time.Time
+	replicas  []*kvpilotv1.Replica
+	loads     *kvpilotv1.GetLoadsResponse
+	decisions *kvpilotv1.ListDecisionsResponse
 }
 
-func printLoads(w io.Writer, replicas []*kvpilotv1.Replica, loads []*kvpilotv1.RankLoad) {
+func (r *remote) look(ctx context.Context, c *client.Client) (view, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	v := view{address: r.address, at: time.Now()}
+	var err error
+	if v.replicas, err = c.ListReplicas(ctx, ""); err != nil {
+		return v, err
+	}
+	if v.loads, err = c.Routing().GetLoads(ctx, &kvpilotv1.GetLoadsRequest{}); err != nil {
+		return v, err
+	}
+	v.decisions, err = c.Routing().ListDecisions(ctx, &kvpilotv1.ListDecisionsRequest{Limit: recentDecisions})
+	return v, err
+}
+
+// recentDecisions is how many of them top asks for.
+const recentDecisions = 12
+
+// jsonLine writes a look as one line.
+func (r *remote) jsonLine(v view) error {
+	all := map[string]json.RawMessage{}
+	for _, m := range []proto.Message{&kvpilotv1.ListResponse{Replicas: v.replicas}, v.loads, v.decisions} {
+		text, err := protojson.MarshalOptions{EmitUnpopulated: true, UseProtoNames: true}.Marshal(m)
+		if err != nil {
+			return fmt.Errorf("write JSON: %w", err)
+		}
+		var inner map[string]json.RawMessage
+		if err := json.Unmarshal(text, &inner); err != nil {
+			return fmt.Errorf("write JSON: %w", err)
+		}
+		maps.Copy(all, inner)
+	}
+	return json.NewEncoder(r.out).Encode(all)
+}
+
+// lines draws a look; zeros ask for all of it.
+func (v view) lines(width, height int) []string {
+	list := []string{v.head(), ""}
+	loads := v.grid()
+	recent := recentGrid(v.decisions.GetDecisions())
+	rows := len(loads.rows)
+	if height > 0 {
+		// Two lines above, a blank between, two heads, one line for what is left out.
+		room := max(height-6, 2)
+		rows = min(rows, max(room-min(len(recent.rows), recentDecisions, room/2), 1))
+		recent.rows = recent.rows[:min(len(recent.rows), max(room-rows, 0))]
+	}
+	left := len(loads.rows) - rows
+	loads.rows = loads.rows[:rows]
+	list = append(list, loads.lines(width)...)
+	if left > 0 {
+		list = append(list, fmt.Sprintf("… and %d more; those in trouble come first", left))
+	}
+	list = append(list, "")
+	if len(v.decisions.GetDecisions()) == 0 {
+		return append(list, "No request has come yet.")
+	}
+	list = append(list, recent.lines(width)...)
+	if height > 0 {
+		list = list[:min(len(list), height)]
+		for i, line := range list {
+			list[i] = shorten(line, width)
+		}
+	}
+	return list
+}
+
+func (v view) head() string {
+	ready, flight, prefill := 0, uint32(0), uint32(0)
+	for _, r := range v.replicas {
+		if r.GetState() == kvpilotv1.ReplicaState_REPLICA_STATE_READY {
+			ready++
+		}
+	}
+	for _, l := range v.loads.GetRanks() {
+		flight += l.GetRequests()
+		prefill += l.GetWaiting()
+	}
+	return fmt.Sprintf("kvpilot at %s  %s  %d of %d ready, %d in flight, %d in prefill", v.address, v.at.Format(time.TimeOnly), ready, len(v.replicas), flight, prefill)
+}
+
+// grid is the table of ranks, those of replicas in trouble first when not all is well.
+func (v view) grid() *grid {
 	type key struct {
 		id   string
 		rank uint32
 	}
 	byRank := map[key]*kvpilotv1.RankLoad{}
-	for _, l := range loads {
+	for _, l := range v.loads.GetRanks() {
 		byRank[key{l.GetReplicaId(), l.GetRank()}] = l
 	}
-	fmt.Fprintln(w, "REPLICA\tSTATE\tEVENTS\tIN FLIGHT\tPREFILL\tQUEUED TOKENS\tDECODE BLOCKS\tENGINE RUN/WAIT\tKV USED")
-	for _, r := range replicas {
+	g := &grid{columns: []column{
+		{head: "REPLICA"}, {head: "STATE"}, {head: "EVENTS"}, {head: "IN FLIGHT", right: true}, {head: "PREFILL", right: true}, {head: "QUEUED TOKENS", right: true},
+		{head: "DECODE BLOCKS", right: true, spare: 2}, {head: "ENGINE RUN/WAIT", right: true, spare: 1}, {head: "KV USED", right: true},
+	}}
+	var well [][]string
+	for _, r := range v.replicas {
 		for _, rank := range r.GetRanks() {
 			l := byRank[key{r.GetReplicaId(), rank.GetRank()}]
 			engine, kv := "–", "–"
@@ -132,15 +244,27 @@ func printLoads(w io.Writer, replicas []*kvpilotv1.Replica, loads []*kvpilotv1.R
 			if l != nil && l.KvUsage != nil {
 				kv = fmt.Sprintf("%.0f %%", 100*l.GetKvUsage())
 			}
-			fmt.Fprintf(w, "%s/%d\t%s\t%s\t%d\t%d\t%d\t%.0f\t%s\t%s\n", r.GetReplicaId(), rank.GetRank(),
-				word(r.GetState(), "REPLICA_STATE_"), word(rank.GetFeed(), "FEED_STATE_"),
-				l.GetRequests(), l.GetWaiting(), l.GetQueuedTokens(), l.GetDecodeBlocks(), engine, kv)
+			feed := word(rank.GetFeed(), "FEED_STATE_")
+			row := []string{
+				fmt.Sprintf("%s/%d", r.GetReplicaId(), rank.GetRank()), word(r.GetState(), "REPLICA_STATE_"), feed, fmt.Sprint(l.GetRequests()), fmt.Sprint(l.GetWaiting()),
+				fmt.Sprint(l.GetQueuedTokens()), fmt.Sprintf("%.0f", l.GetDecodeBlocks()), engine, kv,
+			}
+			if r.GetState() == kvpilotv1.ReplicaState_REPLICA_STATE_READY && feed != "degraded" && feed != "cold" {
+				well = append(well, row)
+			} else {
+				g.rows = append(g.rows, row)
+			}
 		}
 	}
+	g.rows = append(g.rows, well...)
+	return g
 }
 
-func printRecent(w io.Writer, list []*kvpilotv1.Decision) {
-	fmt.Fprintln(w, "TIME\tMODEL\tREPLICA\tPROMPT\tOVERLAP\tPREDICTED\tFIRST TOKEN\tEND\tDECISION")
+func recentGrid(list []*kvpilotv1.Decision) *grid {
+	g := &grid{columns: []column{
+		{head: "TIME"}, {head: "MODEL", spare: 3}, {head: "REPLICA"}, {head: "PROMPT", right: true}, {head: "OVERLAP", right: true}, {head: "PREDICTED", right: true, spare: 1},
+		{head: "FIRST TOKEN", right: true}, {head: "END"}, {head: "DECISION", spare: 2},
+	}}
 	for _, d := range list {
 		overlap, predicted := uint32(0), 0.0
 		for _, c := range d.GetCandidates() {
@@ -156,10 +280,10 @@ func printRecent(w io.Writer, list []*kvpilotv1.Decision) {
 		if o := d.GetOutcome(); o != nil {
 			end = strings.ReplaceAll(word(o.GetEnd(), "END_"), "_", " ")
 			if t := o.GetTtft().AsDuration(); t > 0 {
-				first = t.Round(100 * time.Microsecond).String()
+				first = latency(t)
 			}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", d.GetTime().AsTime().Local().Format(time.TimeOnly), d.GetModel(), d.GetReplicaId(),
-			d.GetPromptTokens(), overlap, milliseconds(predicted), first, end, d.GetDecisionId())
+		g.add(d.GetTime().AsTime().Local().Format(time.TimeOnly), d.GetModel(), or(d.GetReplicaId(), "–"), fmt.Sprint(d.GetPromptTokens()), fmt.Sprint(overlap), milliseconds(predicted), first, end, d.GetDecisionId())
 	}
+	return g
 }

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+)
+
+// large is a look at 64 replicas, of which the last is broken.
+func large() view {
+	v := view{address: "router:9090", loads: &kvpilotv1.GetLoadsResponse{}, decisions: &kvpilotv1.ListDecisionsResponse{}}
+	for i := range 64 {
+		id := fmt.Sprintf("a-rather-long-replica-name-%02d", i)
+		state := kvpilotv1.ReplicaState_REPLICA_STATE_READY
+		if i == 63 {
+			state = kvpilotv1.ReplicaState_REPLICA_STATE_UNHEALTHY
+		}
+		v.replicas = append(v.replicas, &kvpilotv1.Replica{ReplicaId: id, State: state, Ranks: []*kvpilotv1.ReplicaRank{{Feed: kvpilotv1.FeedState_FEED_STATE_EXACT}}})
+		v.loads.Ranks = append(v.loads.Ranks, &kvpilotv1.RankLoad{ReplicaId: id, Requests: 2, QueuedTokens: 123456})
+	}
+	for i := range recentDecisions {
+		v.decisions.Decisions = append(v.decisions.Decisions, &kvpilotv1.Decision{DecisionId: fmt.Sprintf("%024d", i), Model: "a-model-with-a-long-name", ReplicaId: v.replicas[i].GetReplicaId(), PromptTokens: 131072})
+	}
+	return v
+}
+
+func TestTopFitsEveryTerminal(t *testing.T) {
+	for _, size := range [][2]int{{80, 24}, {200, 50}, {40, 10}, {80, 5}, {20, 3}, {1, 1}} {
+		list := large().lines(size[0], size[1])
+		if len(list) > size[1] {
+			t.Errorf("%v: %d lines", size, len(list))
+		}
+		for _, line := range list {
+			if cells(line) > size[0] {
+				t.Errorf("%v: a line of %d cells: %q", size, cells(line), line)
+			}
+		}
+	}
+	small := strings.Join(large().lines(80, 24), "\n")
+	for _, want := range []string{"63 of 64 ready, 128 in flight", "KV USED", "FIRST TOKEN", "running"} {
+		if !strings.Contains(small, want) {
+			t.Errorf("%q is not in:\n%s", want, small)
+		}
+	}
+	if rows := strings.Split(small, "\n"); !strings.Contains(rows[3], "unhealthy") {
+		t.Errorf("the broken replica is not the first:\n%s", small)
+	}
+	if whole := large().lines(0, 0); len(whole) != 2+1+64+1+1+recentDecisions {
+		t.Errorf("a file gets %d lines", len(whole))
+	}
+	empty := view{loads: &kvpilotv1.GetLoadsResponse{}, decisions: &kvpilotv1.ListDecisionsResponse{}}
+	if text := strings.Join(empty.lines(80, 24), "\n"); !strings.Contains(text, "No request has come yet") {
+		t.Errorf("an empty router shows:\n%s", text)
+	}
+}
+
+func TestTopKeepsItsPictureWhenTheRouterIsGone(t *testing.T) {
+	var out bytes.Buffer
+	s := &screen{out: &out, live: true, width: 60, height: 10, last: []string{"head", "", "the table"}}
+	if err := s.lost(errors.New("no router answers at 127.0.0.1:9090")); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); !strings.HasPrefix(got, home+"no router answers") || !strings.Contains(got, "trying again") || !strings.Contains(got, "the table") {
+		t.Errorf("drawn: %q", got)
+	}
+}
+
+func TestFactsWrapBetweenThem(t *testing.T) {
+	if got, want := wrapped([]string{"one two", "three", "four"}, 14), "one two,\nthree, four"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got, want := wrapped([]string{"one", "two"}, 0), "one, two"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
