@@ -7,7 +7,9 @@ type Config struct {
 	// Size is how many decisions are remembered; each takes about 250 bytes per candidate.
 	Size int `yaml:"size"`
 	// File receives one JSON line per ended decision; empty writes none. It is opened for append
-	// and reopened when it was moved away, so that logrotate needs no signal.
+	// and reopened when it was moved away, so that logrotate needs no signal. A path that cannot be
+	// opened refuses to start; a disk that fills up later is tried again every second, up to a
+	// mebibyte is kept for it, and what is lost then is counted.
 	File string `yaml:"file"`
 	// FileMaxBytes bounds the file: when it is larger it becomes FILE.1, in place of the one before.
 	// Zero leaves that to others.

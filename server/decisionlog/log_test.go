@@ -2,11 +2,15 @@ package decisionlog_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -166,6 +170,88 @@ func TestAFileThatIsTooLargeIsMovedAway(t *testing.T) {
 		if n := lines(t, file); n == 0 && file != path { // the new one may just have begun
 			t.Errorf("%s is empty", filepath.Base(file))
 		}
+	}
+}
+
+func TestADiskThatIsFullLosesNothingAtOnce(t *testing.T) {
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("SKIPPED: no /dev/full here")
+	}
+	dir := t.TempDir()
+	path, room := filepath.Join(dir, "decisions.jsonl"), filepath.Join(dir, "room.jsonl")
+	if err := os.Symlink("/dev/full", path); err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	synctest.Test(t, func(t *testing.T) {
+		l, err := decisionlog.New(decisionlog.Config{Size: 100, File: path}, decisionlog.Params{Log: slog.New(slog.NewTextHandler(&said, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- l.Run(ctx) }()
+		for i := range 20 {
+			id := fmt.Sprint(i)
+			l.Add(made(id, 0, ""))
+			l.Finish(decision.Outcome{ID: id})
+			time.Sleep(time.Second)
+			if i == 10 { // there is room again
+				if err := errors.Join(os.Remove(path), os.WriteFile(room, nil, 0o600), os.Symlink(room, path)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	if got := lines(t, path); got != 20 {
+		t.Errorf("%d lines were written, want all 20", got)
+	}
+	text := said.String()
+	if n := strings.Count(text, "cannot be written"); n != 1 || !strings.Contains(text, "no space left") {
+		t.Errorf("the failure is told %d times:\n%s", n, text)
+	}
+	if !strings.Contains(text, "written again") || !strings.Contains(text, "lost=0") {
+		t.Errorf("the recovery is not told:\n%s", text)
+	}
+}
+
+func TestADirectoryThatIsTakenAwayIsTold(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "log")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	synctest.Test(t, func(t *testing.T) {
+		l, err := decisionlog.New(decisionlog.Config{Size: 100, File: filepath.Join(dir, "decisions.jsonl")}, decisionlog.Params{Log: slog.New(slog.NewTextHandler(&said, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- l.Run(ctx) }()
+		time.Sleep(2 * time.Second)
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	if n := strings.Count(said.String(), "cannot be written"); n != 1 {
+		t.Errorf("it is told %d times:\n%s", n, said.String())
+	}
+}
+
+func TestAPathThatCannotBeOpenedRefusesToStart(t *testing.T) {
+	l := newLog(t, decisionlog.Config{Size: 1, File: filepath.Join(t.TempDir(), "none", "decisions.jsonl")})
+	if err := l.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "open decision log") {
+		t.Errorf("Run: %v", err)
 	}
 }
 

@@ -72,8 +72,8 @@ func (m *metrics) ended(o *decision.Outcome) {
 	}
 }
 
-func (m *metrics) dropped(by string) {
-	m.drops.Add(context.Background(), 1, metric.WithAttributes(attribute.String("by", by)))
+func (m *metrics) dropped(by string, n int64) {
+	m.drops.Add(context.Background(), n, metric.WithAttributes(attribute.String("by", by)))
 }
 
 // Regret is how much later, in seconds, the served choice was predicted to give its first token

@@ -45,7 +45,7 @@ func (l *Log) publish(e Entry) {
 		case s.queue <- e:
 		default:
 			s.lost.Add(1)
-			l.metrics.dropped("subscriber")
+			l.metrics.dropped("subscriber", 1)
 		}
 	}
 }
