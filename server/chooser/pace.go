@@ -57,7 +57,9 @@ func (p *pace) learn(context, n, elapsed float64) {
 	expect := p.predict(context, n)
 	elapsed = p.trim(elapsed, expect)
 	x, y := n, n*(context+n/2)
-	w := 1 / (expect * expect) // relative errors count
+	// Relative errors count, and a sample counts alike whatever was believed when it came: weighed by
+	// the expected time itself, the first ones, cut short on a slow engine, would count most.
+	w := p.a * p.a / (expect * expect)
 	p.aa = forget*p.aa + w*x*x
 	p.ab = forget*p.ab + w*x*y
 	p.bb = forget*p.bb + w*y*y
@@ -68,7 +70,8 @@ func (p *pace) learn(context, n, elapsed float64) {
 }
 
 // trim cuts an outlier. Several in a row on one side are no outliers: what was learned is wrong
-// and is forgotten but for the present estimate.
+// and is forgotten but for the present estimate. So are those before which there was nothing else: the
+// engine is far from the prior, and what was cut of them is no measure of it.
 func (p *pace) trim(elapsed, expect float64) float64 {
 	switch {
 	case elapsed > expect*outlier:
@@ -78,9 +81,12 @@ func (p *pace) trim(elapsed, expect float64) float64 {
 	default:
 		p.streak = 0
 	}
-	if p.streak >= 3 || p.streak <= -3 {
-		p.streak = 0
+	row := max(p.streak, -p.streak)
+	if row >= 3 || row > p.samples {
 		p.aa, p.ab, p.bb, p.at, p.bt = 0, 0, 0, 0, 0
+	}
+	if row >= 3 {
+		p.streak = 0
 	}
 	return min(max(elapsed, expect/outlier), expect*outlier)
 }
@@ -91,12 +97,12 @@ func (p *pace) solve() {
 	// First the scale alone, the bend as it is.
 	den := p.aa + 2*p.ab/p.bend() + p.bb/(p.bend()*p.bend())
 	num := p.at + p.bt/p.bend()
-	a0 := (num + priorWeight/p.a*p.pull()) / (den + priorWeight/(p.a*p.a)*p.pull())
+	a0 := (num + priorWeight*p.a*p.pull()) / (den + priorWeight*p.pull())
 	// Then both, pulled to that scale and the prior's bend.
 	b0 := a0 / priorBend
 	const wa, wb = 1, 2
-	aa, bb := p.aa+wa/(a0*a0), p.bb+wb/(b0*b0)
-	at, bt := p.at+wa/a0, p.bt+wb/b0
+	aa, bb := p.aa+wa, p.bb+wb*priorBend*priorBend
+	at, bt := p.at+wa*a0, p.bt+wb*priorBend*priorBend*b0
 	det := aa*bb - p.ab*p.ab
 	if det <= 0 || math.IsNaN(det) {
 		p.a, p.b = bounded(a0), bounded(a0)/priorBend

@@ -1,6 +1,7 @@
 package chooser
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -36,6 +37,17 @@ func TestPaceLearns(t *testing.T) {
 		for _, n := range []float64{1000, 8000, 30000} {
 			within(t, "prefill time", p.predict(0, n), selector.PrefillTime(truth.token, truth.bend, 0, n), 0.25)
 		}
+	}
+}
+
+// An engine far from the prior is known after a few prompts, whichever side it is on.
+func TestPaceLearnsSoon(t *testing.T) {
+	for _, factor := range []float64{1. / 10, 1. / 3, 3, 8, 20} {
+		truth := priorTokenTime * factor
+		r := rand.New(rand.NewPCG(5, 5))
+		p := newPace()
+		teach(&p, r, 10, truth, 50000, nil)
+		within(t, fmt.Sprintf("prefill time of an engine %.1f times slower than the prior", factor), p.predict(0, 8000), selector.PrefillTime(truth, 50000, 0, 8000), 0.25)
 	}
 }
 
