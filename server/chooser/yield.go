@@ -185,9 +185,10 @@ func (req *Request) order(work float64) float64 {
 	return work
 }
 
-// couldMakeRoom reports whether the candidate has room once somebody there has given way.
+// couldMakeRoom reports whether the candidate has room once somebody there has given way. What is left of
+// the engine's present step is no reason to wait: the next one takes up who is there by then.
 func (c *Chooser) couldMakeRoom(cand *decision.Candidate) bool {
-	return cand.Yields > 0 && cand.Backlog-cand.Yields+cand.Planned < c.enough(cand)
+	return cand.Yields > 0 && cand.Backlog-cand.Yields+cand.Planned < max(c.enough(cand), cand.FullStep)
 }
 
 // makeRoom has the longest request on the candidate give way to w.

@@ -85,6 +85,29 @@ func TestALongPromptGivesWay(t *testing.T) {
 	})
 }
 
+// However long a full step of the engine is, a prompt of many steps gives way.
+func TestALongPromptGivesWayWhereStepsAreLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, yielding)
+		defer f.live()()
+		f.replicas[0].MaxBatchedTokens = 8192 // a second and more
+		asked := 0
+		req := f.request(1, long)
+		req.Yield = func() { asked++ }
+		first := f.choose(req)
+		time.Sleep(time.Second)
+		second := f.choose(f.request(2, 1000))
+		if asked != 1 || second.Decision.Overtook != req.ID || second.Decision.Held != 0 {
+			t.Errorf("the long prompt was asked %d times to give way, the short one overtook %q and was held %s; want 1, %q and 0s",
+				asked, second.Decision.Overtook, second.Decision.Held, req.ID)
+		}
+		first.Release(done(decision.EndCanceled))
+		second.FirstToken()
+		second.Release(done(decision.EndCompleted))
+		f.empty()
+	})
+}
+
 func TestWhoDoesNotGiveWay(t *testing.T) {
 	for name, tc := range map[string]struct {
 		config  func(*chooser.Config)
