@@ -37,6 +37,8 @@ type Choice struct {
 	// computes names the first block of the prompt that the rank did not hold, which is number lacks.
 	computes blockhash.Hash
 	lacks    int
+	// ahead is the choice's turn before the one that it overtook; nil for none.
+	ahead *turn
 
 	mu      sync.Mutex
 	first   time.Time // of the first token; guarded by mu
@@ -45,6 +47,7 @@ type Choice struct {
 	ended   bool      // guarded by mu
 	began   bool      // the client has something; guarded by mu
 	yielded bool      // it gave way; guarded by mu
+	behind  *turn     // of the one that it gave way to; guarded by mu
 }
 
 // FirstToken says that the engine has prefilled the prompt: its prefill load is given back and
@@ -62,6 +65,7 @@ func (c *Choice) firstToken(teach bool) load.Outcome {
 		return out
 	}
 	c.settled()
+	c.Arrived()
 	now := c.chooser.clock()
 	c.mu.Lock()
 	c.first = now
@@ -111,6 +115,7 @@ func (c *Choice) Release(result Result) bool {
 	first, output, quiet := c.first, c.output, c.quiet
 	c.mu.Unlock()
 	c.reservation.Release()
+	c.Arrived()
 	if result.End != decision.EndYielded {
 		c.settled()
 	}

@@ -220,8 +220,9 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	choice := &both.choice
 	*choice = Choice{
 		Decision: d, Replica: req.Replicas[s.owner[d.Chosen]], Rank: int(cand.Rank), Slot: cand.Slot,
-		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0,
+		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0, ahead: s.ahead,
 	}
+	s.ahead = nil
 	if rk := c.rank(cand.Slot); rk != nil {
 		whole := selector.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
 		saved := whole - cand.Prefill

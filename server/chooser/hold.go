@@ -143,6 +143,8 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict 
 		return admission.Keep
 	}
 	choice, err := c.commit(s, w.req, ln, now, w)
+	s.ahead.end() // unless it is the choice's now
+	s.ahead = nil
 	w.end(choice, err)
 	if err != nil {
 		return admission.Drop

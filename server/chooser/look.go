@@ -30,6 +30,8 @@ type scratch struct {
 	// waits first asked.
 	held  bool
 	since time.Time
+	// ahead is the turn of a request that somebody has given way to.
+	ahead *turn
 }
 
 const (

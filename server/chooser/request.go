@@ -50,8 +50,8 @@ type Request struct {
 
 	// Yield, when set, allows a much shorter request to go first while this one has no first token: it
 	// is called at most once per choice, by any goroutine and under locks, so it must only signal. The
-	// caller then takes the request back from the engine, ends the choice with EndYielded and asks
-	// again at once, as the next Attempt and with Resumes set to that choice.
+	// caller then takes the request back from the engine, ends the choice with EndYielded and, once
+	// its Behind is closed, asks again as the next Attempt and with Resumes set to that choice.
 	Yield   func()
 	Resumes *Choice
 

@@ -2,6 +2,7 @@ package chooser
 
 import (
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -75,6 +76,35 @@ func (g *giving) expect(choice *Choice, seconds float64) {
 	g.awaited.set(sum)
 }
 
+// turn is what a request that overtook another owes it: word that the engine has it, since a prompt that
+// is sent again at the same moment might come first after all.
+type turn struct {
+	once sync.Once
+	over chan struct{}
+}
+
+func newTurn() *turn { return &turn{over: make(chan struct{})} }
+
+func (t *turn) end() {
+	if t != nil {
+		t.once.Do(func() { close(t.over) })
+	}
+}
+
+// Behind is closed when a request that gave way may be sent again: the engine has the one that overtook
+// it, or will never have it. It is nil for a request that did not give way.
+func (c *Choice) Behind() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.behind == nil {
+		return nil
+	}
+	return c.behind.over
+}
+
+// Arrived says that the engine has the request: it began to answer.
+func (c *Choice) Arrived() { c.ahead.end() }
+
 // mayYield lists the choice where it can be asked to give way: its first token can be seen, the
 // engine is known to keep what it has computed, and it is long.
 func (c *Choice) mayYield(req *Request, cand *decision.Candidate, work float64) {
@@ -103,14 +133,16 @@ func (c *Choice) Begin() bool {
 	return c.began
 }
 
-// giveWay takes the choice off its rank, unless its answer has begun. rest is its work left.
-func (c *Choice) giveWay(rest float64, now time.Time) bool {
+// giveWay takes the choice off its rank, unless its answer has begun; it goes on after the turn that it
+// returns. rest is its work left.
+func (c *Choice) giveWay(rest float64, now time.Time) *turn {
 	c.mu.Lock()
 	if c.ended || c.began || c.yielded || !c.first.IsZero() {
 		c.mu.Unlock()
-		return false
+		return nil
 	}
-	c.yielded = true
+	first := newTurn()
+	c.yielded, c.behind = true, first
 	c.mu.Unlock()
 	if c.reservation.Release() != load.Applied {
 		rest = 0 // its rank is gone
@@ -122,7 +154,7 @@ func (c *Choice) giveWay(rest float64, now time.Time) bool {
 	r.giving.expect(c, rest)
 	r.mu.Unlock()
 	c.yield()
-	return true
+	return first
 }
 
 // settled ends what the rank keeps for a choice: nobody needs to ask it to give way, or wait for it.
@@ -201,9 +233,14 @@ func (c *Chooser) makeRoom(s *scratch, cand *decision.Candidate, w *waiter, now 
 		return false
 	}
 	o, rest := rk.yielder(w.req, cand, workOn(&s.d, cand), w.ticket.Since, now)
-	if o == nil || !o.giveWay(rest, now) {
+	if o == nil {
 		return false
 	}
+	first := o.giveWay(rest, now)
+	if first == nil {
+		return false
+	}
+	s.ahead = first
 	s.forget(cand.Slot)
 	c.metrics.yields.Add(1)
 	s.d.Overtook = o.Decision.ID

@@ -30,6 +30,16 @@ func (f *fleet) live() (stop func()) {
 	return func() { cancel(); <-stopped }
 }
 
+// over reports whether the channel is closed.
+func over(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 func TestALongPromptGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, yielding)
@@ -52,6 +62,12 @@ func TestALongPromptGivesWay(t *testing.T) {
 		}
 		if first.Begin() {
 			t.Error("the answer of a request that gave way may begin")
+		}
+		if over(first.Behind()) {
+			t.Error("it may go on before the engine has the short one")
+		}
+		if second.Arrived(); !over(first.Behind()) {
+			t.Error("it may not go on although the engine has the short one")
 		}
 		// The rank is the long prompt's next, before a third that is not much shorter.
 		var third *chooser.Choice
@@ -163,6 +179,35 @@ func TestWhoDoesNotGiveWay(t *testing.T) {
 				first.FirstToken()
 				all.Wait()
 				first.Release(done(decision.EndCompleted))
+				second.Release(done(decision.EndCompleted))
+				f.empty()
+			})
+		})
+	}
+}
+
+// Whatever becomes of the one that overtook, the other goes on.
+func TestWhoOvertookMakesWayAgain(t *testing.T) {
+	for name, end := range map[string]func(*chooser.Choice){
+		"with its first token": func(c *chooser.Choice) { c.FirstToken() },
+		"when it fails":        func(c *chooser.Choice) { c.Release(done(decision.EndFailed)) },
+		"when it leaves":       func(c *chooser.Choice) { c.Release(done(decision.EndCanceled)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, 1, yielding)
+				defer f.live()()
+				req := f.request(1, long)
+				req.Yield = func() {}
+				first := f.choose(req)
+				second := f.choose(f.request(2, 1000))
+				if over(first.Behind()) {
+					t.Error("it may go on at once")
+				}
+				if end(second); !over(first.Behind()) {
+					t.Error("it may not go on")
+				}
+				first.Release(done(decision.EndCanceled))
 				second.Release(done(decision.EndCompleted))
 				f.empty()
 			})

@@ -55,6 +55,7 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) *failure {
 	}
 	defer resp.Close()
 	earlier := j.earlier()
+	choice.Arrived()
 	err = r.stream(ctx, j, s, resp, to)
 	r.usage(ctx, j, earlier, &result)
 	if err == nil {

@@ -58,8 +58,23 @@ func gaveWay(ctx context.Context, outcome upstream.Outcome) bool {
 	return outcome == upstream.OutcomeCanceled && errors.Is(context.Cause(ctx), errYielded)
 }
 
+// letPass waits until the engine has the request that overtook this one: sent at the same moment, this one
+// might come first after all. Nothing is lost meanwhile, since the engine is in a step that it cannot
+// stop; of those who do not show that they have come (an answer in one piece, a request that others
+// send) it is believed when half a full step has passed.
+func (j *job) letPass(ctx context.Context) {
+	half := time.NewTimer(time.Duration(j.choice.Decision.Pick().FullStep / 2 * float64(time.Second)))
+	defer half.Stop()
+	select {
+	case <-j.choice.Behind():
+	case <-half.C:
+	case <-ctx.Done():
+	}
+}
+
 // resume prepares the attempt by which a request goes on that gave way.
 func (j *job) resume(ctx context.Context) {
+	j.letPass(ctx)
 	span.Note(ctx, span.EventYield, span.Replica.String(string(j.choice.Replica.ID)), span.Attempt.Int(j.attempt))
 	j.asked.Resumes = j.choice
 	j.before += j.held + time.Since(j.chosen)

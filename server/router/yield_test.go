@@ -47,6 +47,11 @@ func (f *fleet) exact() { f.index.SetState(0, kvblock.FeedExact) }
 // byPrompt gives the n-th try of the long prompt its n-th step, and all else the answer: which of the
 // two comes first is up to the network.
 func byPrompt(e *engine, steps ...http.HandlerFunc) (tried func() int) {
+	return byPromptOr(e, streaming(answered, nil), steps...)
+}
+
+// byPromptOr does the same with another step for all else.
+func byPromptOr(e *engine, other http.HandlerFunc, steps ...http.HandlerFunc) (tried func() int) {
 	var mu sync.Mutex
 	tries := 0
 	e.does(func(w http.ResponseWriter, r *http.Request) {
@@ -55,7 +60,7 @@ func byPrompt(e *engine, steps ...http.HandlerFunc) (tried func() int) {
 			return // taken back before it was here
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
-		step := streaming(answered, nil)
+		step := other
 		if bytes.Contains(body, []byte("[1,2,3,")) {
 			mu.Lock()
 			step = steps[min(tries, len(steps)-1)]
@@ -116,6 +121,44 @@ func TestALongPromptIsTakenBackAndGoesOn(t *testing.T) {
 	if !slices.Equal(ends, []decision.End{decision.EndCompleted, decision.EndCompleted, decision.EndYielded}) {
 		t.Errorf("the decisions ended %v", ends)
 	}
+}
+
+// Who gave way is not sent again before the engine has the one that overtook it.
+func TestWhoGaveWayComesBehind(t *testing.T) {
+	f := start(t, 1, func(p *router.Params, c *chooser.Config, r *registry.Config) {
+		yielding(p, c, r)
+		r.Replicas[0].MaxBatchedTokens = 100_000 // half a full step is longer than the test
+	})
+	f.exact()
+	here, answer := make(chan struct{}), make(chan struct{})
+	release := sync.OnceFunc(func() { close(answer) })
+	t.Cleanup(release)
+	tried := byPromptOr(f.engines[0], func(w http.ResponseWriter, r *http.Request) {
+		close(here)
+		<-answer
+		streaming(answered, nil)(w, r)
+	}, silent, streaming(answered, nil))
+	_, wait := f.behind(t.Context(), prompt(1, 120_000, ""), tried)
+	var all sync.WaitGroup
+	all.Go(func() {
+		if err := f.router.Serve(t.Context(), prompt(500000, 64, ""), &client{}); err != nil {
+			t.Errorf("the short one: %v", err)
+		}
+	})
+	<-here
+	f.eventually("the engine has lost the first try", func() bool { return f.engines[0].givenUp() == 1 })
+	for range 10 {
+		time.Sleep(10 * time.Millisecond) // what must not happen has no sign to wait for
+		if n := tried(); n != 1 {
+			t.Fatalf("the long one was sent %d times before the short one began to be answered", n)
+		}
+	}
+	release()
+	if err := wait(); err != nil {
+		t.Fatalf("the long one: %v", err)
+	}
+	all.Wait()
+	f.settled()
 }
 
 func TestWhatIsNeverTakenBack(t *testing.T) {
