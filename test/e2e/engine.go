@@ -14,9 +14,24 @@ import (
 	"time"
 )
 
+// shape is the model that an engine serves and how much of it.
+type shape struct {
+	folder  string // of the model, as model.py calls the shape too
+	context int    // tokens
+	step    int    // tokens of one step; 0 leaves that to the engine
+	adapter bool   // serve the LoRA adapter as well
+}
+
+// tiny answers at once; long reads prompts that take many steps.
+var (
+	tiny = shape{folder: "tiny", context: 4096, adapter: true}
+	long = shape{folder: "long", context: 16384, step: 2048}
+)
+
 // engine is one real vLLM replica.
 type engine struct {
 	r                    *run
+	shape                shape
 	id                   string
 	http, events, replay int
 	pid                  int           // 0: not running
@@ -30,7 +45,7 @@ const blockSize = 32
 func (r *run) startFleet(ctx context.Context) error {
 	kept := r.kept().Engines
 	for i := range r.replicas {
-		e := &engine{r: r, id: fmt.Sprintf("vllm-%d", i)}
+		e := &engine{r: r, id: fmt.Sprintf("vllm-%d", i), shape: tiny}
 		if i < len(kept) {
 			r.fleet = append(r.fleet, e)
 			e.adopt(kept[i])
@@ -39,17 +54,9 @@ func (r *run) startFleet(ctx context.Context) error {
 			}
 			continue
 		}
-		ports, err := freePorts(ctx, 3)
-		if err != nil {
-			return err
-		}
-		e.http, e.events, e.replay = ports[0], ports[1], ports[2]
 		r.fleet = append(r.fleet, e)
-		if err := e.start(ctx); err != nil {
-			return err
-		}
 		// One after the other: two starts at once take longer on few cores.
-		if err := e.wait(ctx, startWait); err != nil {
+		if err := e.launchNew(ctx); err != nil {
 			return err
 		}
 		if err := r.remember(); err != nil {
@@ -57,6 +64,19 @@ func (r *run) startFleet(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// launchNew starts the replica on free ports and waits until it serves.
+func (e *engine) launchNew(ctx context.Context) error {
+	ports, err := freePorts(ctx, 3)
+	if err != nil {
+		return err
+	}
+	e.http, e.events, e.replay = ports[0], ports[1], ports[2]
+	if err := e.start(ctx); err != nil {
+		return err
+	}
+	return e.wait(ctx, startWait)
 }
 
 // startWait bounds a replica's start: on two busy cores the imports alone take minutes.
@@ -79,19 +99,34 @@ func (e *engine) url() string { return "http://127.0.0.1:" + strconv.Itoa(e.http
 
 func (e *engine) start(ctx context.Context) error {
 	if e.r.sim {
-		return e.launch(exec.CommandContext(context.WithoutCancel(ctx), e.r.binary(), "sim", "--model", "tiny", "--adapter", "adapter", "--version", e.r.version,
+		args := []string{
+			"sim", "--model", "tiny", "--version", e.r.version,
 			"--port", strconv.Itoa(e.http), "--events-port", strconv.Itoa(e.events), "--replay-port", strconv.Itoa(e.replay),
-			"--block-size", strconv.Itoa(blockSize), "--blocks", "4097", "--max-model-len", "4096", "--max-seqs", "16", "--speed", "2"))
+			"--block-size", strconv.Itoa(blockSize), "--blocks", "4097", "--max-model-len", strconv.Itoa(e.shape.context), "--max-seqs", "16",
+		}
+		if e.shape.adapter {
+			args = append(args, "--adapter", "adapter", "--speed", "2")
+		}
+		if e.shape.step > 0 {
+			args = append(args, "--max-batched-tokens", strconv.Itoa(e.shape.step))
+		}
+		return e.launch(exec.CommandContext(context.WithoutCancel(ctx), e.r.binary, args...))
 	}
+	model := filepath.Join(e.r.cache, e.shape.folder)
 	args := []string{
-		"-m", "vllm.entrypoints.cli.main", "serve", e.r.model, "--served-model-name", "tiny",
+		"-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", "tiny",
 		"--host", "127.0.0.1", "--port", strconv.Itoa(e.http),
-		"--dtype", "float32", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16",
+		"--dtype", "float32", "--enforce-eager", "--max-model-len", strconv.Itoa(e.shape.context), "--max-num-seqs", "16",
 		"--block-size", strconv.Itoa(blockSize), "--enable-prompt-tokens-details",
-		"--enable-lora", "--max-lora-rank", "8", "--lora-modules", "adapter=" + filepath.Join(e.r.model, "lora"),
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 		"--otlp-traces-endpoint", e.r.spans.url(),
 		"--kv-events-config", fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}`, e.events, e.replay),
+	}
+	if e.shape.adapter {
+		args = append(args, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", "adapter="+filepath.Join(model, "lora"))
+	}
+	if e.shape.step > 0 {
+		args = append(args, "--max-num-batched-tokens", strconv.Itoa(e.shape.step))
 	}
 	if e.r.hasRender() {
 		args = append(args, "--enable-scale-out")

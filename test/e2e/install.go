@@ -93,17 +93,22 @@ func findPython(ctx context.Context) (string, error) {
 	return "", errors.New("no Python from 3.10 to 3.13 with venv was found; install one")
 }
 
-// makeModel writes the tiny model, its tokenizer and the adapter.
-func (r *run) makeModel(ctx context.Context) error {
+// makeModels writes the models with their tokenizer and adapter.
+func (r *run) makeModels(ctx context.Context) error {
 	if r.sim {
 		return nil
 	}
-	r.model = filepath.Join(r.cache, "tiny")
-	if _, err := os.Stat(filepath.Join(r.model, "lora", "adapter_config.json")); err == nil {
-		return nil
+	for _, shape := range []shape{tiny, long} {
+		folder := filepath.Join(r.cache, shape.folder)
+		if _, err := os.Stat(filepath.Join(folder, "lora", "adapter_config.json")); err == nil {
+			continue
+		}
+		script := filepath.Join("test", "e2e", "model.py")
+		if err := r.logged(ctx, "model.log", r.python, script, folder, shape.folder); err != nil {
+			return err
+		}
 	}
-	script := filepath.Join("test", "e2e", "model.py")
-	return r.logged(ctx, "model.log", r.python, script, r.model)
+	return nil
 }
 
 // logged runs a command with its output in a log file.

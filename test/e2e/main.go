@@ -34,8 +34,10 @@ type run struct {
 	out      io.Writer
 
 	python  string
-	model   string
+	binary  string
+	extra   string // settings of the router beyond the usual ones
 	fleet   []*engine
+	long    *engine // what the check of giving way uses; nil before
 	router  *routerProcess
 	spans   *collector
 	results []result
@@ -85,7 +87,7 @@ func (r *run) all(ctx context.Context) error {
 	}{
 		{"build kvpilot", r.build},
 		{"install vLLM", r.install},
-		{"make the model", r.makeModel},
+		{"make the models", r.makeModels},
 		{"collect spans", r.startCollector},
 		{"start the replicas", r.startFleet},
 		{"start the router", r.startRouter},
@@ -156,8 +158,8 @@ func (r *run) stopAll() {
 	if r.router != nil {
 		r.router.stop()
 	}
-	for _, e := range r.fleet {
-		if !r.keep {
+	for _, e := range append(r.fleet, r.long) {
+		if e != nil && !r.keep {
 			e.stop()
 		}
 	}

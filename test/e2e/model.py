@@ -1,8 +1,8 @@
-"""Makes the tiny model that the runs against real vLLM use: a random Llama of two layers, a
+"""Makes the models that the runs against real vLLM use: a random Llama of two layers, a
 byte-level BPE tokenizer trained on the spot, and a chat template with system, user, assistant
 and tool turns and a thinking switch. Nothing is downloaded.
 
-usage: model.py FOLDER [--lora]
+usage: model.py FOLDER [SHAPE]
 """
 
 import json
@@ -10,6 +10,13 @@ import pathlib
 import sys
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+# tiny answers at once. long reads long prompts, and its wide layers make each token cost about
+# the same wherever it stands, as in large models: attention alone would make the last ones dear.
+SHAPES = {
+    "tiny": {"hidden": 128, "intermediate": 256, "context": 4096},
+    "long": {"hidden": 256, "intermediate": 8192, "context": 32768},
+}
 
 SPECIALS = ["<|endoftext|>", "<|begin_of_text|>", "<|im_start|>", "<|im_end|>"]
 
@@ -61,7 +68,7 @@ TEMPLATE = """{%- if tools %}<|im_start|>system
 {% endif %}{% endif %}"""
 
 
-def make_tokenizer(folder: pathlib.Path) -> int:
+def make_tokenizer(folder: pathlib.Path, shape: dict) -> int:
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
@@ -84,7 +91,7 @@ def make_tokenizer(folder: pathlib.Path) -> int:
             "bos_token": "<|begin_of_text|>",
             "eos_token": "<|im_end|>",
             "pad_token": "<|endoftext|>",
-            "model_max_length": 4096,
+            "model_max_length": shape["context"],
             "clean_up_tokenization_spaces": False,
             "chat_template": TEMPLATE,
         },
@@ -92,18 +99,18 @@ def make_tokenizer(folder: pathlib.Path) -> int:
     return tok.get_vocab_size()
 
 
-def make_model(folder: pathlib.Path, vocab: int) -> dict:
+def make_model(folder: pathlib.Path, vocab: int, shape: dict) -> dict:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": 128,
-        "intermediate_size": 256,
+        "hidden_size": shape["hidden"],
+        "intermediate_size": shape["intermediate"],
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 32,
+        "head_dim": shape["hidden"] // 4,
         "vocab_size": vocab,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": shape["context"],
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
@@ -197,8 +204,9 @@ def write(path: pathlib.Path, value: dict) -> None:
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = make_tokenizer(folder)
-    config = make_model(folder, vocab)
+    shape = SHAPES[sys.argv[2] if len(sys.argv) > 2 else "tiny"]
+    vocab = make_tokenizer(folder, shape)
+    config = make_model(folder, vocab, shape)
     make_lora(folder / "lora", config)
     print(f"made a model with {vocab} ids in {folder}")
 

@@ -24,10 +24,9 @@ type routerProcess struct {
 
 // build makes the binary under test.
 func (r *run) build(ctx context.Context) error {
-	return r.logged(ctx, "build.log", "go", "build", "-o", r.binary(), "./cmd/kvpilot")
+	r.binary = filepath.Join(r.logs, "kvpilot")
+	return r.logged(ctx, "build.log", "go", "build", "-o", r.binary, "./cmd/kvpilot")
 }
-
-func (r *run) binary() string { return filepath.Join(r.logs, "kvpilot") }
 
 // startRouter starts kvpilot in front of the fleet.
 func (r *run) startRouter(ctx context.Context) error {
@@ -47,7 +46,7 @@ func (r *run) startRouter(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.cmd = exec.CommandContext(context.WithoutCancel(ctx), r.binary(), "serve", "--config", file)
+	p.cmd = exec.CommandContext(context.WithoutCancel(ctx), r.binary, "serve", "--config", file)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	if err := p.cmd.Start(); err != nil {
 		return err
@@ -74,6 +73,7 @@ func (r *run) settings(p *routerProcess) string {
 	}
 	b.WriteString("tokenizer: {handoff: all}\n")
 	fmt.Fprintf(&b, "telemetry: {traces: {endpoint: %q, ratio: 1}}\n", r.spans.address)
+	b.WriteString(r.extra)
 	return b.String()
 }
 
