@@ -166,8 +166,14 @@ func TestEveryMetricIsNamedAndExplained(t *testing.T) {
 		if len(parts) < 3 {
 			t.Errorf("%s: want kvpilot.<package>.<what>", i.name)
 		}
-		if i.description == "" {
-			t.Errorf("%s has no description", i.name)
+		if !strings.HasSuffix(i.description, ".") {
+			t.Errorf("%s is not described in a sentence: %q", i.name, i.description)
+		}
+		if i.unit == "" {
+			t.Errorf("%s has no unit; a count has that of what is counted in braces", i.name)
+		}
+		if strings.HasSuffix(i.name, ".total") {
+			t.Errorf("%s: Prometheus adds total to a counter's name", i.name)
 		}
 	}
 }
@@ -175,7 +181,8 @@ func TestEveryMetricIsNamedAndExplained(t *testing.T) {
 func TestTheMetricsReferenceIsUpToDate(t *testing.T) {
 	const file = "../docs/metrics.md"
 	var b strings.Builder
-	b.WriteString("# Metrics\n\nGenerated from the parts by `make docs`; do not edit. Served at `/metrics` of the admin address, in Prometheus' text form\nor OpenMetrics' (with exemplars that name a trace). Labels have few values: replica names, routes, reasons, outcomes; never request ids,\nmodels beyond those served, or anything that a client can invent. A histogram adds `_bucket`, `_sum` and `_count`.\n")
+	b.WriteString("# Metrics\n\nGenerated from the parts by `make docs`; do not edit. Served at `/metrics` of the admin address, in Prometheus' text form\nor OpenMetrics' (with exemplars that name a trace). Labels have few values: replica names, routes, reasons, outcomes; never request ids,\nmodels beyond those served, or anything that a client can invent. A histogram adds `_bucket`, `_sum` and `_count`.\n\n" +
+		"Beside these there are `kvpilot_build_info` with the version, the process's own (`process_*`, `go_*`), and by OpenTelemetry's conventions\n`http_server_*` for REST and `rpc_server_*` for gRPC.\n")
 	section := ""
 	for _, i := range declared(t) {
 		if s := strings.Split(i.name, ".")[1]; s != section {

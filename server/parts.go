@@ -101,6 +101,9 @@ func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error)
 		return err
 	}
 	p.breaker = upstream.NewBreaker(c.Upstream.Breaker, nil)
+	if err = p.breaker.Meter(t.Meters(), p.replicaIDs); err != nil {
+		return err
+	}
 	closed := func(id replica.ID) bool { return p.breaker.State(id) != upstream.BreakerOpen }
 	p.chooser, err = chooser.New(c.Chooser, chooser.Params{
 		Index: p.kvindex, Book: p.book, Engine: p.report, Allow: closed,
@@ -108,6 +111,14 @@ func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error)
 		Log: p.part("chooser"), Meter: t.Meters(),
 	})
 	return err
+}
+
+func (p *parts) replicaIDs() []replica.ID {
+	var ids []replica.ID
+	for _, r := range p.registry.Snapshot().Replicas {
+		ids = append(ids, r.ID)
+	}
+	return ids
 }
 
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {

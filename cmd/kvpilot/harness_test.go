@@ -10,12 +10,10 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -27,13 +25,7 @@ import (
 // TestMain runs the tests; some start this binary again as a process of its own.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "bench" || os.Args[1] == "serve") {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-		err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
-		stop()
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+		main()
 		os.Exit(0)
 	}
 	goleak.VerifyTestMain(m)

@@ -54,6 +54,16 @@ func TestServedMetricsAreDocumentedAndBounded(t *testing.T) {
 			t.Errorf("%s has %d series for two replicas", name, n)
 		}
 	}
+	for _, name := range []string{"kvpilot_build_info", "kvpilot_load_reservation_age_seconds", "kvpilot_upstream_breaker_state"} {
+		if series[name] == 0 {
+			t.Errorf("%s is not served", name)
+		}
+	}
+	for _, name := range []string{"process_resident_memory_bytes", "go_goroutines"} {
+		if f.metric(name) <= 0 {
+			t.Errorf("%s is not served", name)
+		}
+	}
 	if len(series) < 60 {
 		t.Errorf("only %d metrics are served", len(series))
 	}

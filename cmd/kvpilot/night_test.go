@@ -95,6 +95,13 @@ func TestAnEngineThatCountsOtherwiseIsTold(t *testing.T) {
 	f.eventually("the log says at which token they part", func() bool {
 		return strings.Contains(f.log.String(), "tokenization of this model is suspect") && strings.Contains(f.log.String(), "position=20")
 	})
+	// A hang-up, as logrotate's scripts send it, does it no harm.
+	if err := p.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	if a := f.post("/v1/chat/completions", conversation("after the hang-up", 1, "")); a.status != http.StatusOK {
+		t.Errorf("status %d: %s", a.status, a.body)
+	}
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

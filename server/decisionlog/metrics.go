@@ -47,7 +47,13 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.cacheGap, errs[3] = meter.Float64Histogram(ns+"cached_tokens.error", metric.WithDescription("Absolute difference between predicted and actual cached tokens."), metric.WithUnit("{token}"), metric.WithExplicitBucketBoundaries(0, 16, 64, 256, 1024, 4096, 16384, 65536))
 	m.ttftGap, errs[4] = meter.Float64Histogram(ns+"ttft.ratio", metric.WithDescription("Actual time to first token divided by the predicted one."), metric.WithUnit("1"), metric.WithExplicitBucketBoundaries(.1, .25, .5, .75, .9, 1.1, 1.5, 2, 4, 10))
 	m.regret, errs[5] = meter.Float64Histogram(ns+"regret", metric.WithDescription("Predicted time to first token of the served choice minus that of the fastest candidate."), metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(0, .001, .01, .05, .1, .5, 1, 5, 30))
-	return &m, errors.Join(errs[:]...)
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	for _, by := range []string{"file", "subscriber"} {
+		m.dropped(by, 0) // it is there before the first one is lost, so that an alert sees it grow
+	}
+	return &m, nil
 }
 
 func (m *metrics) decided(d *decision.Decision) {

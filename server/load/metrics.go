@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -89,10 +90,12 @@ func newRankMetrics(meter metric.Meter, name func(replica.Slot) (replica.Rank, b
 	tokens, err2 := meter.Float64ObservableGauge("kvpilot.load.prefill_tokens",
 		metric.WithUnit("{token}"), metric.WithDescription("Uncached prompt tokens that a rank has yet to compute."))
 	wait, err3 := meter.Float64ObservableGauge("kvpilot.load.prefill_time",
-		metric.WithUnit("s"), metric.WithDescription("Predicted time that a rank needs for them."))
+		metric.WithUnit("s"), metric.WithDescription("Predicted time that a rank needs for the prompt tokens it has yet to compute."))
 	blocks, err4 := meter.Float64ObservableGauge("kvpilot.load.blocks",
 		metric.WithUnit("{block}"), metric.WithDescription("KV blocks that the requests in flight on a rank use, those they share counted once."))
-	_, err5 := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+	age, err5 := meter.Float64ObservableGauge("kvpilot.load.reservation.age",
+		metric.WithUnit("s"), metric.WithDescription("Age of a rank's oldest reservation; 0 when it has none."))
+	_, err6 := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		if name == nil {
 			return nil
 		}
@@ -108,8 +111,19 @@ func newRankMetrics(meter metric.Meter, name func(replica.Slot) (replica.Rank, b
 			o.ObserveFloat64(tokens, v.PrefillTokens, labels)
 			o.ObserveFloat64(wait, v.PrefillTime.Seconds(), labels)
 			o.ObserveFloat64(blocks, v.DecodeBlocks, labels)
+			o.ObserveFloat64(age, rk.oldest(b.since(now)).Seconds(), labels)
 		}
 		return nil
-	}, requests, tokens, wait, blocks)
-	return errors.Join(err1, err2, err3, err4, err5)
+	}, requests, tokens, wait, blocks, age)
+	return errors.Join(err1, err2, err3, err4, err5, err6)
+}
+
+// oldest is how long ago the first of the reservations was booked that are there now.
+func (rk *rank) oldest(now int64) time.Duration {
+	rk.mu.Lock()
+	defer rk.mu.Unlock()
+	if rk.stays.first == nil {
+		return 0
+	}
+	return time.Duration(max(0, now-rk.stays.first.bookedAt))
 }

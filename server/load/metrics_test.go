@@ -72,6 +72,12 @@ func TestMetricsShowWhatIsBooked(t *testing.T) {
 	if v := got["kvpilot.load.prefill_tokens{rank=1,replica=a}"]; v < 63 || v > 64 {
 		t.Errorf("prefill tokens %v, want nearly 64", v)
 	}
+	if age, there := got["kvpilot.load.reservation.age{rank=1,replica=a}"]; !there || age <= 0 || age > 3600 {
+		t.Errorf("the reservation's age is %v (there: %v)", age, there)
+	}
+	if age, there := got["kvpilot.load.reservation.age{rank=0,replica=a}"]; !there || age != 0 {
+		t.Errorf("without a reservation the age is %v (there: %v), want 0", age, there)
+	}
 	r.Release()
 	if got := gather(t, reader); got["kvpilot.load.ended{reason=released}"] != 1 || got["kvpilot.load.reservations"] != 0 {
 		t.Errorf("after the release %v", got)

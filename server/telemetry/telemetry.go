@@ -61,6 +61,7 @@ func New(ctx context.Context, c Config, p Params) (*Telemetry, error) {
 		semconv.ServiceInstanceID(p.Instance),
 	)
 	registry := prometheus.NewRegistry()
+	registry.MustRegister(process(p.Version)...)
 	reader, err := promexporter.New(promexporter.WithRegisterer(registry), promexporter.WithoutScopeInfo(), promexporter.WithoutTargetInfo())
 	if err != nil {
 		return nil, fmt.Errorf("prometheus exporter: %w", err)

@@ -34,26 +34,26 @@ func newMetrics(provider metric.MeterProvider, stats func() cache.Stats) *metric
 	m := &metrics{}
 	// An instrument with a constant, valid name cannot fail to be made.
 	m.stage, _ = meter.Float64Histogram("kvpilot.tokenizer.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time that a request waited for its ids, by source"),
+		metric.WithDescription("Time that a request waited for its ids, by source."),
 		metric.WithExplicitBucketBoundaries(.00001, .00005, .0001, .0005, .001, .005, .01, .025, .05, .1, .25, .5, 1, 5))
-	m.result, _ = meter.Int64Counter("kvpilot.tokenizer.encodings",
-		metric.WithDescription("Prompts by the source of their ids, and the reason when there are none"))
-	m.shared, _ = meter.Int64Counter("kvpilot.tokenizer.shared",
-		metric.WithDescription("Prompts that shared a call under way"))
+	m.result, _ = meter.Int64Counter("kvpilot.tokenizer.encodings", metric.WithUnit("{prompt}"),
+		metric.WithDescription("Prompts by the source of their ids, and the reason when there are none."))
+	m.shared, _ = meter.Int64Counter("kvpilot.tokenizer.shared", metric.WithUnit("{prompt}"),
+		metric.WithDescription("Prompts that shared a call under way."))
 	m.shared.Add(context.Background(), 0)
-	m.gave, _ = meter.Int64Counter("kvpilot.tokenizer.handoffs",
-		metric.WithDescription("Decisions about giving ids to the engine, by form and reason"))
-	m.differ, _ = meter.Int64Counter("kvpilot.tokenizer.parity.mismatches",
-		metric.WithDescription("Prompts whose ids differ from the engine's"))
-	m.skipped, _ = meter.Int64Counter("kvpilot.tokenizer.background.skipped",
-		metric.WithDescription("Encodings not completed behind an early answer because too many waited"))
-	m.broken, _ = meter.Int64Counter("kvpilot.tokenizer.conversation.broken",
-		metric.WithDescription("Turns whose known beginning turned out not to be the beginning of the whole"))
+	m.gave, _ = meter.Int64Counter("kvpilot.tokenizer.handoffs", metric.WithUnit("{prompt}"),
+		metric.WithDescription("Decisions about giving ids to the engine, by form and reason."))
+	m.differ, _ = meter.Int64Counter("kvpilot.tokenizer.parity.mismatches", metric.WithUnit("{prompt}"),
+		metric.WithDescription("Prompts whose ids differ from the engine's."))
+	m.skipped, _ = meter.Int64Counter("kvpilot.tokenizer.background.skipped", metric.WithUnit("{prompt}"),
+		metric.WithDescription("Encodings not completed behind an early answer because too many waited."))
+	m.broken, _ = meter.Int64Counter("kvpilot.tokenizer.conversation.broken", metric.WithUnit("{turn}"),
+		metric.WithDescription("Turns whose known beginning turned out not to be the beginning of the whole."))
 	m.skipped.Add(context.Background(), 0)
 	m.broken.Add(context.Background(), 0)
-	bytes, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.size", metric.WithUnit("By"), metric.WithDescription("Memory of the cache of encodings"))
-	items, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.items", metric.WithDescription("Encodings in the cache"))
-	evicted, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.cache.evictions", metric.WithDescription("Encodings that gave up their place"))
+	bytes, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.size", metric.WithUnit("By"), metric.WithDescription("Memory of the cache of encodings."))
+	items, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.items", metric.WithUnit("{encoding}"), metric.WithDescription("Encodings in the cache."))
+	evicted, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.cache.evictions", metric.WithUnit("{encoding}"), metric.WithDescription("Encodings that gave up their place."))
 	_, _ = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		s := stats()
 		o.ObserveInt64(bytes, s.Bytes)

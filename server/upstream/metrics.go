@@ -2,11 +2,14 @@ package upstream
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvpilot/kvpilot/server/replica"
 )
 
 // metrics are what the client counts. Metric options are made once: building an attribute set
@@ -43,6 +46,29 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 	m.redials.Add(context.Background(), 0)
 	m.dials.Add(context.Background(), 0)
 	return m
+}
+
+// Meter adds the state of each replica's circuit to the metrics. replicas lists those that there are.
+func (b *Breaker) Meter(provider metric.MeterProvider, replicas func() []replica.ID) error {
+	if provider == nil {
+		return nil
+	}
+	meter := provider.Meter("github.com/kvpilot/kvpilot/server/upstream")
+	state, err := meter.Int64ObservableGauge("kvpilot.upstream.breaker.state",
+		metric.WithDescription("One for the present state of each replica's breaker: closed, trial, open (gets no requests)."), metric.WithUnit("{replica}"))
+	if err != nil {
+		return fmt.Errorf("breaker metrics: %w", err)
+	}
+	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		for _, id := range replicas() {
+			o.ObserveInt64(state, 1, metric.WithAttributes(attribute.String("replica", string(id)), attribute.String("state", b.State(id).String())))
+		}
+		return nil
+	}, state)
+	if err != nil {
+		return fmt.Errorf("breaker metrics: %w", err)
+	}
+	return nil
 }
 
 func (m *metrics) answered(o Outcome, took time.Duration) {

@@ -190,7 +190,7 @@ func TestALargeFleet(t *testing.T) {
 	with(40, obj{"state": "unhealthy", "error": "probe: dial tcp 10.0.0.40:8000: connect: connection refused", "since": time.Now().Add(-4 * time.Minute)})
 	with(41, obj{"state": "draining", "drained": true})
 	maps.Copy(all[42]["ranks"].([]obj)[0], obj{"feed": "degraded", "gaps": 3, "feed_error": "events 1201 to 1288 were lost and the replay socket has only 1250 on"})
-	with(43, obj{"breaker": "half-open"})
+	with(43, obj{"breaker": "trial"})
 	with(44, obj{"state": "starting"})
 	s := &scene{state: calm(all...), full: candidates(64)}
 	for i := range 25 {

@@ -13,6 +13,8 @@ type panel struct {
 	title, unit, text string
 	queries           [][2]string
 	exemplars         bool
+	// alarm draws a line where an alert begins; zero draws none.
+	alarm float64
 }
 
 // row is a section of the dashboard.
@@ -22,6 +24,9 @@ type row struct {
 }
 
 const rate = "[$__rate_interval]"
+
+// ours leaves only routers of a metric that every process has, whatever their job is called.
+const ours = " * on (job, instance) group_left (version) kvpilot_build_info"
 
 func quantiles(metric, by string) [][2]string {
 	var list [][2]string
@@ -36,41 +41,52 @@ func quantiles(metric, by string) [][2]string {
 func rows() []row {
 	return []row{
 		{"What users feel", []panel{
-			{title: "Time to first token", unit: "s", queries: quantiles("kvpilot_router_ttft_seconds", ""), exemplars: true, text: "An exemplar's dot leads to its trace."},
-			{title: "Time per output token", unit: "s", queries: quantiles("kvpilot_router_time_per_output_token_seconds", "")},
-			{title: "Requests by status", unit: "reqps", queries: [][2]string{{"sum by (status) (rate(kvpilot_router_requests_total" + rate + "))", "{{status}}"}}},
-			{title: "Cached share of prompt tokens", unit: "percentunit", queries: [][2]string{
+			{title: "Time to first token", unit: "s", text: "From a request's first byte to the first content of its streamed answer. An exemplar's dot leads to its trace.", queries: quantiles("kvpilot_router_ttft_seconds", ""), exemplars: true},
+			{title: "Time per output token", unit: "s", text: "The mean time between the output tokens of each streamed answer.", queries: quantiles("kvpilot_router_time_per_output_token_seconds", "")},
+			{title: "Requests by status", unit: "reqps", text: "Ended requests by HTTP status; 499 is a client that left.", queries: [][2]string{{"sum by (status) (rate(kvpilot_router_requests_total" + rate + "))", "{{status}}"}}},
+			{title: "Cached share of prompt tokens", unit: "percentunit", text: "What engines found in their caches, of all prompt tokens, and what the router predicted. Predicted above found: operations.md, 6 and 7.", queries: [][2]string{
 				{`sum(rate(kvpilot_router_tokens_total{kind="cached"}` + rate + `)) / sum(rate(kvpilot_router_tokens_total{kind="prompt"}` + rate + `))`, "found by the engines"},
 				{`sum(rate(kvpilot_router_tokens_total{kind="overlap"}` + rate + `)) / sum(rate(kvpilot_router_tokens_total{kind="prompt"}` + rate + `))`, "predicted"},
 			}},
 		}},
 		{"The choice", []panel{
-			{title: "kvpilot's own time", unit: "s", queries: quantiles("kvpilot_router_overhead_seconds", ""), exemplars: true},
-			{title: "Decisions by reason", unit: "reqps", queries: [][2]string{{"sum by (policy, reason) (rate(kvpilot_decisionlog_decisions_total" + rate + "))", "{{policy}} {{reason}}"}}},
-			{title: "Waiting in the router", unit: "s", queries: quantiles("kvpilot_router_held_seconds", "")},
-			{title: "Actual over predicted first token", unit: "none", queries: quantiles("kvpilot_decisionlog_ttft_ratio", "")},
-			{title: "Regret of served choices", unit: "s", queries: quantiles("kvpilot_decisionlog_regret_seconds", "")},
-			{title: "Retries by cause", unit: "reqps", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_router_retries_total" + rate + "))", "{{outcome}}"}}},
+			{title: "kvpilot's own time", unit: "s", text: "From a request's arrival until it left for its replica, without waiting for a tokenizer or in the hold queue.", queries: quantiles("kvpilot_router_overhead_seconds", ""), exemplars: true},
+			{title: "Decisions by reason", unit: "reqps", text: "Which rule chose, and why. Fallbacks and dry runs are among them.", queries: [][2]string{{"sum by (policy, reason) (rate(kvpilot_decisionlog_decisions_total" + rate + "))", "{{policy}} {{reason}}"}}},
+			{title: "Waiting in the router", unit: "s", text: "Time in the hold queue, while every suitable replica was busy.", queries: quantiles("kvpilot_router_held_seconds", "")},
+			{title: "Actual over predicted first token", unit: "short", text: "1 is a perfect prediction; far above 1 the replica is slower than it was.", queries: quantiles("kvpilot_decisionlog_ttft_ratio", "")},
+			{title: "Regret of served choices", unit: "s", text: "How much later the first token was predicted where requests went than at the fastest candidate: what fairness to later requests costs.", queries: quantiles("kvpilot_decisionlog_regret_seconds", "")},
+			{title: "Retries by cause", unit: "reqps", text: "Attempts on another replica, by what the one before met.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_router_retries_total" + rate + "))", "{{outcome}}"}}},
+			{title: "Streams that went on elsewhere", unit: "reqps", text: "Streams whose replica died after their first byte, by what became of them.", queries: [][2]string{{"sum by (result) (rate(kvpilot_router_resumes_total" + rate + "))", "{{result}}"}}},
 		}},
 		{"Replicas and reservations", []panel{
-			{title: "Replicas by state", unit: "none", queries: [][2]string{{"sum by (state) (kvpilot_registry_replicas)", "{{state}}"}}},
-			{title: "Reservations", unit: "none", queries: [][2]string{{"sum(kvpilot_load_reservations)", "booked"}, {"sum(kvpilot_router_requests_in_flight)", "in flight"}}},
-			{title: "Learned prefill rate", unit: "none", queries: [][2]string{{"kvpilot_chooser_prefill_rate_per_second", "{{replica}}"}}, text: "Tokens per second."},
-			{title: "Attempts by outcome", unit: "reqps", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_upstream_attempts_total" + rate + "))", "{{outcome}}"}}},
+			{title: "Replicas by state", unit: "short", text: "Only ready replicas get requests.", queries: [][2]string{{"sum by (state) (kvpilot_registry_replicas)", "{{state}}"}}},
+			{title: "Reservations", unit: "short", text: "Load that is booked, and requests under way. Bookings far above requests are callers of ChooseReplica.", queries: [][2]string{{"sum(kvpilot_load_reservations)", "booked"}, {"sum(kvpilot_router_requests_in_flight)", "in flight"}}},
+			{title: "Learned prefill rate", unit: "short", text: "Prompt tokens per second of each rank, as learned from first tokens.", queries: [][2]string{{"kvpilot_chooser_prefill_rate_per_second", "{{replica}}"}}},
+			{title: "Age of the oldest reservation", unit: "s", alarm: 3600, text: "By replica. Above an hour it is a very long answer, or a booking that its caller forgot.", queries: [][2]string{{"max by (replica) (kvpilot_load_reservation_age_seconds)", "{{replica}}"}}},
+			{title: "Breakers that are not closed", unit: "short", text: "open: requests to the replica failed, and it gets none; trial: it is tried again.", queries: [][2]string{{`sum by (replica, state) (kvpilot_upstream_breaker_state{state!="closed"})`, "{{replica}} {{state}}"}}},
+			{title: "Attempts by outcome", unit: "reqps", text: "Requests sent to replicas, by what became of them up to the head of the answer.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_upstream_attempts_total" + rate + "))", "{{outcome}}"}}},
 		}},
 		{"Events and index", []panel{
-			{title: "Blocks stored and removed", unit: "none", queries: [][2]string{{"sum(rate(kvpilot_kvindex_stored_total" + rate + "))", "stored"}, {"sum(rate(kvpilot_kvindex_removed_total" + rate + "))", "removed"}}},
-			{title: "Event lag", unit: "s", queries: quantiles("kvpilot_kvevents_lag_seconds", "")},
-			{title: "Gaps, replays, resets", unit: "none", queries: [][2]string{
+			{title: "Blocks stored and removed", unit: "ops", text: "What the replicas' KV events say, in blocks per second.", queries: [][2]string{{"sum(rate(kvpilot_kvindex_stored_total" + rate + "))", "stored"}, {"sum(rate(kvpilot_kvindex_removed_total" + rate + "))", "removed"}}},
+			{title: "Event lag", unit: "s", text: "From a batch's arrival until the index knows of it.", queries: quantiles("kvpilot_kvevents_lag_seconds", "")},
+			{title: "Gaps, replays, resets", unit: "ops", text: "Gaps are missing batches; a replay fills them; a reset forgets a rank's blocks. Per second.", queries: [][2]string{
 				{"sum(rate(kvpilot_kvevents_gaps_total" + rate + "))", "gaps"}, {"sum(rate(kvpilot_kvevents_replays_total" + rate + "))", "replays"}, {"sum(rate(kvpilot_kvevents_resets_total" + rate + "))", "resets"},
 			}},
-			{title: "Index memory", unit: "bytes", queries: [][2]string{{"sum(kvpilot_kvindex_memory_bytes)", "memory"}}},
+			{title: "Index memory", unit: "bytes", text: "What the block index takes, of its budget (kvindex.max_bytes).", queries: [][2]string{{"sum(kvpilot_kvindex_memory_bytes)", "memory"}}},
+		}},
+		{"The router itself", []panel{
+			{title: "Processor time", unit: "percentunit", text: "1 is one whole core.", queries: [][2]string{{"rate(process_cpu_seconds_total" + rate + ")" + ours, "{{instance}} {{version}}"}}},
+			{title: "Memory", unit: "bytes", text: "What the system gave the process, and what of it is live Go memory.", queries: [][2]string{{"process_resident_memory_bytes" + ours, "{{instance}} resident"}, {"go_memstats_heap_inuse_bytes" + ours, "{{instance}} heap"}}},
+			{title: "Requests in the hold queue", unit: "short", text: "Requests that wait for a replica with room.", queries: [][2]string{{"sum(kvpilot_admission_requests)", "waiting"}}},
+			{title: "What was given up", unit: "ops", text: "Refusals of the hold queue, spans that were not exported, lines of the decision log that were not written. All should be zero.", queries: [][2]string{
+				{"sum by (cause) (rate(kvpilot_admission_refusals_total" + rate + "))", "refused: {{cause}}"}, {"sum(rate(kvpilot_telemetry_spans_dropped_total" + rate + "))", "spans"}, {`sum(rate(kvpilot_decisionlog_dropped_total{by="file"}` + rate + "))", "decisions"},
+			}},
 		}},
 		{"Tokenization", []panel{
-			{title: "Time until ids are known", unit: "s", queries: quantiles("kvpilot_router_tokenize_seconds", "")},
-			{title: "Where ids come from", unit: "reqps", queries: [][2]string{{"sum by (source, reason) (rate(kvpilot_tokenizer_encodings_total" + rate + "))", "{{source}} {{reason}}"}}},
-			{title: "Calls to replicas", unit: "s", queries: quantiles("kvpilot_tokenizer_call_duration_seconds", "")},
-			{title: "Failures and mismatches", unit: "none", queries: [][2]string{{"sum(rate(kvpilot_tokenizer_endpoint_failures_total" + rate + "))", "failed calls"}, {"sum(rate(kvpilot_tokenizer_parity_mismatches_total" + rate + "))", "mismatches"}}},
+			{title: "Time until ids are known", unit: "s", text: "How long requests wait for their token ids.", queries: quantiles("kvpilot_router_tokenize_seconds", "")},
+			{title: "Where ids come from", unit: "reqps", text: "exact_cache and conversation need no replica; none is a prompt without ids, by reason.", queries: [][2]string{{"sum by (source, reason) (rate(kvpilot_tokenizer_encodings_total" + rate + "))", "{{source}} {{reason}}"}}},
+			{title: "Calls to replicas", unit: "s", text: "Calls to /render and /tokenize.", queries: quantiles("kvpilot_tokenizer_call_duration_seconds", "")},
+			{title: "Failures and mismatches", unit: "ops", text: "Failed calls per second, and prompts whose ids differ from the engine's. Mismatches above zero: operations.md, 7.", queries: [][2]string{{"sum(rate(kvpilot_tokenizer_endpoint_failures_total" + rate + "))", "failed calls"}, {"sum(rate(kvpilot_tokenizer_parity_mismatches_total" + rate + "))", "mismatches"}}},
 		}},
 	}
 }
@@ -92,6 +108,17 @@ func main() {
 
 type object = map[string]any
 
+// field says how a panel draws its values.
+func (p panel) field() object {
+	custom := object{"fillOpacity": 8, "showPoints": "never"}
+	steps := []object{{"color": "green", "value": nil}}
+	if p.alarm > 0 {
+		custom["thresholdsStyle"] = object{"mode": "line"}
+		steps = append(steps, object{"color": "red", "value": p.alarm})
+	}
+	return object{"unit": p.unit, "min": 0, "custom": custom, "thresholds": object{"mode": "absolute", "steps": steps}}
+}
+
 func dashboard() object {
 	var panels []object
 	id, y := 0, 0
@@ -109,7 +136,7 @@ func dashboard() object {
 			panels = append(panels, object{
 				"id": id, "type": "timeseries", "title": p.title, "description": p.text, "datasource": source, "targets": targets,
 				"gridPos":     object{"h": 8, "w": 12, "x": 12 * (i % 2), "y": y + 8*(i/2)},
-				"fieldConfig": object{"defaults": object{"unit": p.unit, "min": 0, "custom": object{"fillOpacity": 8, "showPoints": "never"}}, "overrides": []any{}},
+				"fieldConfig": object{"defaults": p.field(), "overrides": []any{}},
 				"options":     object{"legend": object{"displayMode": "list", "placement": "bottom"}, "tooltip": object{"mode": "multi"}},
 			})
 		}

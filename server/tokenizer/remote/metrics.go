@@ -36,22 +36,22 @@ func newMetrics(provider metric.MeterProvider, endpoints func() (known, open int
 	m := &metrics{}
 	// An instrument with a constant, valid name cannot fail to be made.
 	m.calls, _ = meter.Float64Histogram("kvpilot.tokenizer.call.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time of one call to a replica's tokenizer routes"),
+		metric.WithDescription("Time of one call to a replica's tokenizer routes."),
 		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5))
-	m.failures, _ = meter.Int64Counter("kvpilot.tokenizer.endpoint.failures",
-		metric.WithDescription("Failed calls by replica and kind"))
-	zero := func(name, text string) counter {
-		c, _ := meter.Int64Counter(name, metric.WithDescription(text))
+	m.failures, _ = meter.Int64Counter("kvpilot.tokenizer.endpoint.failures", metric.WithUnit("{call}"),
+		metric.WithDescription("Failed calls by replica and kind."))
+	zero := func(name, unit, text string) counter {
+		c, _ := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(text))
 		c.Add(context.Background(), 0)
 		return counter{c}
 	}
-	m.hedges = zero("kvpilot.tokenizer.hedges", "Second questions asked because the first was slow")
-	m.hedgesWon = zero("kvpilot.tokenizer.hedges.won", "Second questions that were answered first")
-	m.retries = zero("kvpilot.tokenizer.retries", "Questions asked again after a failure")
-	m.breakers = zero("kvpilot.tokenizer.breaker.opened", "Times an endpoint was left alone after repeated failures")
-	m.expired = zero("kvpilot.tokenizer.endpoint.expired", "Endpoints forgotten unused")
-	known, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints", metric.WithDescription("Known tokenizer endpoints"))
-	open, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints.open", metric.WithDescription("Endpoints whose breaker is open"))
+	m.hedges = zero("kvpilot.tokenizer.hedges", "{call}", "Second questions asked because the first was slow.")
+	m.hedgesWon = zero("kvpilot.tokenizer.hedges.won", "{call}", "Second questions that were answered first.")
+	m.retries = zero("kvpilot.tokenizer.retries", "{call}", "Questions asked again after a failure.")
+	m.breakers = zero("kvpilot.tokenizer.breaker.opened", "{endpoint}", "Times an endpoint was left alone after repeated failures.")
+	m.expired = zero("kvpilot.tokenizer.endpoint.expired", "{endpoint}", "Endpoints forgotten unused.")
+	known, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints", metric.WithUnit("{endpoint}"), metric.WithDescription("Known tokenizer endpoints."))
+	open, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints.open", metric.WithUnit("{endpoint}"), metric.WithDescription("Endpoints whose breaker is open."))
 	_, _ = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		k, n := endpoints()
 		o.ObserveInt64(known, k)
