@@ -10,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/registry"
+	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/resume"
 	"github.com/kvpilot/kvpilot/server/tokenizer"
 	"github.com/kvpilot/kvpilot/server/upstream"
@@ -52,6 +53,7 @@ type job struct {
 	resumes  int              // how many times it broke off and went on
 	refusals int              // how many replicas would not write it on since
 	broke    *failure         // the first break
+	dead     []replica.ID     // who broke it off
 
 	scan   upstream.Scanner
 	status int

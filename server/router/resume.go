@@ -82,7 +82,9 @@ func (r *Router) goesOn(ctx context.Context, j *job, f *failure) bool {
 	j.resumes++
 	j.refusals = 0
 	j.continueFrom(seam)
+	j.asked.Exclude = j.dead // who refused the request before may take its rest
 	j.retry(j.broke)
+	j.dead = slices.Clip(j.asked.Exclude)
 	return true
 }
 

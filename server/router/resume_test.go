@@ -11,6 +11,11 @@ import (
 	"sync"
 	"testing"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
@@ -352,6 +357,21 @@ func TestTheClientLeavesWhatWentOn(t *testing.T) {
 	f.settled()
 }
 
+// A replica that refused the request may have room for the rest of its answer.
+func TestWhoRefusedTheRequestMayTakeItsRest(t *testing.T) {
+	f := start(t, 2, nil)
+	f.resuming(1)
+	f.inTurn(text(503, "loading"), streaming(hello(), cut), whole(world()))
+	to := &client{}
+	if err := f.router.Serve(t.Context(), chat(asking+"}"), to); err != nil {
+		t.Fatalf("Serve() = %v", err)
+	}
+	if to.body.String() != helloWorld() {
+		t.Errorf("the client got\n%s\nwant\n%s", &to.body, helloWorld())
+	}
+	f.settled()
+}
+
 // A replica that breaks a stream is not asked again, however good its cache is.
 func TestTheDeadReplicaIsNotChosen(t *testing.T) {
 	f := start(t, 3, nil)
@@ -368,5 +388,38 @@ func TestTheDeadReplicaIsNotChosen(t *testing.T) {
 	}
 	if len(seen) != 3 || len(got()) != 3 {
 		t.Errorf("the replicas served %v", seen)
+	}
+}
+
+// The attempts stand side by side under the request, whose span tells of the change.
+func TestAResumedStreamInItsTrace(t *testing.T) {
+	kept := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(kept))
+	f := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Tracer = provider })
+	f.resuming(1)
+	f.inTurn(streaming(hello(), cut), whole(world()))
+	ctx, root := provider.Tracer("test").Start(t.Context(), "request")
+	if err := f.router.Serve(ctx, chat(asking+"}"), &client{}); err != nil {
+		t.Fatalf("Serve() = %v", err)
+	}
+	root.End()
+	var attempts, failed, noted int
+	for _, s := range kept.Ended() {
+		switch {
+		case s.Name() == "kvpilot.proxy" && s.Parent().SpanID() == root.SpanContext().SpanID():
+			attempts++
+			if s.Status().Code == codes.Error {
+				failed++
+			}
+		case s.SpanContext().SpanID() == root.SpanContext().SpanID():
+			for _, e := range s.Events() {
+				if e.Name == "kvpilot.resume" && slices.Contains(e.Attributes, attribute.Int("gen_ai.usage.output_tokens", 2)) {
+					noted++
+				}
+			}
+		}
+	}
+	if attempts != 2 || failed != 1 || noted != 1 {
+		t.Errorf("%d attempts under the request, %d failed, %d events of 2 tokens; want 2, 1 and 1", attempts, failed, noted)
 	}
 }
