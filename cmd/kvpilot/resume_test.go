@@ -153,3 +153,26 @@ func ascii(text string) bool {
 	}
 	return true
 }
+
+// A client may refuse.
+func TestAClientMayRefuseThatItsStreamGoesOn(t *testing.T) {
+	f := startFleet(t, fleetOptions{yaml: "router: {resume_streams: 1}\n", engine: func(_ int, c *enginesim.Config) { c.Core.Timing.Speed = 1 }})
+	path, body := question(0)
+	for _, c := range []struct {
+		header string
+		whole  bool
+	}{{"on", true}, {"off", false}} {
+		for _, e := range f.engines {
+			e.SetFaults(enginesim.Faults{DieAfter: 2, Times: 1, Paths: []string{path}})
+		}
+		a := f.post(path, body, "x-kvpilot-resume", c.header)
+		for _, e := range f.engines {
+			e.SetFaults(enginesim.Faults{})
+		}
+		_, err := hear(bytes.NewReader(a.body), func() {})
+		if a.err != nil || a.status != http.StatusOK || (err == nil) != c.whole {
+			t.Errorf("x-kvpilot-resume: %s: %d %v %v\n%s", c.header, a.status, a.err, err, a.body)
+		}
+	}
+	f.settled()
+}

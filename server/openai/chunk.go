@@ -1,5 +1,7 @@
 package openai
 
+import "bytes"
+
 // Chunk is what one event of a chat or completion stream says. Its slices are raw JSON and share
 // memory with the event; nil is null or absent.
 type Chunk struct {
@@ -62,11 +64,34 @@ func (r *chunkReader) into(dst *[]byte) (ok bool) {
 
 // list reads a list of ids, and where it is when it is not null.
 func (r *chunkReader) list(dst *[]byte, at *place) bool {
+	if from := r.s.pos; r.s.space() == '[' { // a prompt's list is long, and needs no look at each number
+		if n := bytes.IndexByte(r.s.data[from:], ']'); n > 0 && onlyNumbers(r.s.data[from+1:from+n]) {
+			r.s.pos = from + n + 1
+			*dst, *at = r.s.data[from:r.s.pos], place{from, r.s.pos}
+			return true
+		}
+	}
 	v, p, ok := r.raw()
 	if v != nil {
 		*dst, *at = v, p
 	}
 	return ok
+}
+
+// onlyNumbers reports whether the inside of a list holds whole numbers with one comma between.
+func onlyNumbers(b []byte) bool {
+	comma := true // a number must follow
+	for _, c := range b {
+		switch {
+		case c-'0' <= 9:
+			comma = false
+		case c != ',' || comma:
+			return false
+		default:
+			comma = true
+		}
+	}
+	return !comma || len(b) == 0
 }
 
 func (r *chunkReader) member(name []byte, start int) bool {

@@ -84,6 +84,7 @@ func FuzzReadChunk(f *testing.F) {
 		`{"id":"a","created":1,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":[1,2],"prompt_text":null}`,
 		`{"id":"a","choices":[{"index":0,"text":"x\"token_ids\":[1]","finish_reason":"stop","stop_reason":5,"prompt_token_ids":null,"token_ids":[1, 2]}],"usage":{"prompt_tokens_details":{"cached_tokens":4}}}`,
 		`{"choices":[{"token_ids":[4294967296]},{"token_ids":[2]}]}`, `{"error":{"code":"x"}}`, `{"choices":{}}`, `{"choices":[{"delta":[]}]}`, `{"choices":[{"token_ids":[1],"token_ids":[2]}]}`, `{`, `[]`,
+		`{"choices":[{"token_ids":`, `{"prompt_token_ids":[1,2`, `{"prompt_token_ids":[1,[2]]}`, `{"prompt_token_ids":[1,,2]}`,
 	} {
 		f.Add([]byte(s))
 	}

@@ -3,6 +3,7 @@ package resume
 import (
 	"bytes"
 	"errors"
+	"slices"
 
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/prompt"
@@ -116,6 +117,9 @@ func (f *Follower) Feed(piece []byte) ([]byte, error) {
 	if cap(f.held) > roomy && len(data) < roomy {
 		f.held = append([]byte(nil), data...)
 	} else {
+		if f.prompt == nil && len(data) == len(piece) && len(data) > roomy { // the prompt's ids begin
+			f.held = slices.Grow(f.held[:0], max(len(data), 8*len(f.p.Known)+roomy))
+		}
 		f.held = append(f.held[:0], data...)
 	}
 	return f.out, err

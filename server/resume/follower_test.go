@@ -435,3 +435,26 @@ func BenchmarkFeed(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkFirstEvent is what following costs before the first token of a prompt of 100,000.
+func BenchmarkFirstEvent(b *testing.B) {
+	known := make([]uint32, 100_000)
+	ids := make([]byte, 0, 1<<20)
+	for i := range known {
+		known[i] = uint32(20_000 + i)
+		ids = fmt.Appendf(ids, ",%d", known[i])
+	}
+	event := []byte(strings.Replace(first, "[1,2]", "["+string(ids[1:])+"]", 1))
+	b.SetBytes(int64(len(event)))
+	b.ReportAllocs()
+	for b.Loop() {
+		f := resume.New(resume.Params{Known: known})
+		for rest := event; len(rest) > 0; {
+			n := min(32<<10, len(rest))
+			if _, err := f.Feed(rest[:n]); err != nil {
+				b.Fatal(err)
+			}
+			rest = rest[n:]
+		}
+	}
+}

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// checkResume: a stream goes on on another replica wherever the connection to its own is cut, and the
+// client has the text that the engine writes undisturbed.
+func (r *run) checkResume(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var c cutter
+	c.left.Store(whole)
+	front := make([]string, 2)
+	for i := range front {
+		var err error
+		if front[i], err = c.listen(ctx, strconv.Itoa(r.fleet[i%len(r.fleet)].http)); err != nil {
+			return "", err
+		}
+	}
+	url, stop, err := r.resuming(ctx, front)
+	if err != nil {
+		return "", err
+	}
+	defer stop()
+	cuts, equal, lost := 0, 0, 0
+	for n := range 4 {
+		path, body := "/v1/completions", object{"prompt": fmt.Sprintf("Story %d about a router", n)}
+		if n%2 == 0 {
+			path, body = "/v1/chat/completions", object{"messages": []object{{"role": "user", "content": fmt.Sprintf("Question %d: Größe 你好?", n)}}}
+		}
+		body["model"], body["stream"], body["temperature"], body["max_tokens"] = "tiny", true, 0, 24
+		body["stream_options"] = object{"include_usage": true}
+		want, err := r.hear(ctx, r.fleet[0].url()+path, body)
+		if err != nil || !want.done {
+			return "", fmt.Errorf("undisturbed: %+v, %w", want, err)
+		}
+		for at := 500; at < want.size; at += 163 {
+			c.left.Store(int64(at))
+			got, err := r.hear(ctx, url+path, body)
+			if err != nil {
+				return "", err
+			}
+			cuts++
+			switch {
+			case !got.done || got.failed:
+				lost++
+			case got.ids != 1 || got.usage != want.usage || got.finish != want.finish:
+				return "", fmt.Errorf("cut after %d bytes, the client has %+v, want %+v", at, got, want)
+			case got.text == want.text:
+				equal++
+			}
+		}
+	}
+	if cuts == 0 || equal < cuts*9/10 {
+		return "", fmt.Errorf("of %d cuts %d gave the same text, and %d ended the stream", cuts, equal, lost)
+	}
+	return fmt.Sprintf("%d cuts: %d streams equal to the undisturbed ones, %d ended inside a character", cuts, equal, lost), nil
+}
+
+// heard is what a client makes of a stream.
+type heard struct {
+	text, finish, usage string
+	ids, size           int
+	done, failed        bool
+}
+
+// hear asks for a stream and reads it whole.
+func (r *run) hear(ctx context.Context, url string, body object) (heard, error) {
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return heard{}, err
+	}
+	resp, err := open(ctx, "POST", url, raw)
+	if err != nil {
+		return heard{}, err
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to the end
+	all, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return heard{}, err
+	}
+	h := heard{size: len(all)}
+	ids := map[string]bool{}
+	for line := range strings.Lines(string(all)) {
+		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: ")
+		if !ok {
+			continue
+		}
+		if data == "[DONE]" {
+			h.done = true
+			continue
+		}
+		var v struct {
+			ID      string
+			Choices []struct {
+				Text   string
+				Delta  struct{ Content string }
+				Finish string `json:"finish_reason"`
+			}
+			Usage *struct {
+				Prompt     int `json:"prompt_tokens"`
+				Completion int `json:"completion_tokens"`
+			}
+			Error any
+		}
+		if err := json.Unmarshal([]byte(data), &v); err != nil {
+			return h, fmt.Errorf("%s: %w", data, err)
+		}
+		if v.Error != nil {
+			h.failed = true
+			continue
+		}
+		ids[v.ID] = true
+		for _, c := range v.Choices {
+			h.text += c.Text + c.Delta.Content
+			h.finish += c.Finish
+		}
+		if v.Usage != nil {
+			h.usage = fmt.Sprint(*v.Usage)
+		}
+	}
+	h.ids = len(ids)
+	return h, nil
+}
+
+// resuming starts another router, which lets streams go on, before two addresses.
+func (r *run) resuming(ctx context.Context, front []string) (url string, stop func(), err error) {
+	ports, err := freePorts(ctx, 3)
+	if err != nil {
+		return "", nil, err
+	}
+	address := "127.0.0.1:" + strconv.Itoa(ports[0])
+	text := fmt.Sprintf("listen: {http: %q, grpc: \"127.0.0.1:%d\", admin: \"127.0.0.1:%d\"}\nregistry:\n  probe: {interval: 1s, up: 1}\n  replicas:\n    - {id: one, url: \"http://%s\"}\n    - {id: two, url: \"http://%s\"}\n",
+		address, ports[1], ports[2], front[0], front[1]) +
+		"router: {resume_streams: 1}\nchooser: {policy: round-robin}\nupstream: {breaker: {failures: 0, min_requests: 1000000}}\n"
+	file := filepath.Join(r.logs, "resume.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		return "", nil, err
+	}
+	log, err := os.Create(filepath.Join(r.logs, "resume.log"))
+	if err != nil {
+		return "", nil, err
+	}
+	defer log.Close() //nolint:errcheck // the process has its own descriptor
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), r.binary(), "serve", "--config", file)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return "", nil, err
+	}
+	stop = func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = cmd.Wait()                          // how is in its log
+	}
+	url = "http://" + address
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		if code, body, err := call(ctx, "GET", url+"/kvpilot/v1/replicas", nil); err == nil && code == 200 && strings.Count(string(body), "REPLICA_STATE_READY") == len(front) {
+			return url, stop, nil
+		}
+	}
+	stop()
+	return "", nil, errors.New("the second router does not see its replicas")
+}
+
+// whole lets answers through.
+const whole = 1 << 40
+
+// cutter stands before engines and cuts the answer to one streamed request after so many bytes.
+type cutter struct {
+	left atomic.Int64
+}
+
+// listen serves an address of its own before an engine's port until ctx ends.
+func (c *cutter) listen(ctx context.Context, port string) (string, error) {
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	context.AfterFunc(ctx, func() { _ = ln.Close() })
+	go func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go c.serve(ctx, conn, port)
+		}
+	}()
+	return ln.Addr().String(), nil
+}
+
+// serve passes bytes both ways.
+func (c *cutter) serve(ctx context.Context, from net.Conn, port string) {
+	defer from.Close() //nolint:errcheck // it was used
+	to, err := new(net.Dialer).DialContext(ctx, "tcp", "127.0.0.1:"+port)
+	if err != nil {
+		return
+	}
+	defer to.Close() //nolint:errcheck // it was used
+	var limit atomic.Int64
+	limit.Store(whole)
+	go func() {
+		b := make([]byte, 64<<10)
+		for {
+			n, err := from.Read(b)
+			if strings.Contains(string(b[:n]), "completions HTTP/1.1") {
+				limit.Store(c.left.Swap(whole))
+			}
+			if _, werr := to.Write(b[:n]); err != nil || werr != nil {
+				_ = to.Close() // ends the other half
+				return
+			}
+		}
+	}()
+	b := make([]byte, 64<<10)
+	for {
+		n, err := to.Read(b)
+		n = int(min(int64(n), limit.Load()))
+		limit.Add(int64(-n))
+		if _, werr := from.Write(b[:n]); err != nil || werr != nil || limit.Load() <= 0 {
+			return
+		}
+	}
+}
