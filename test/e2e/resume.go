@@ -156,7 +156,7 @@ func (r *run) resuming(ctx context.Context, front []string) (url string, stop fu
 		return "", nil, err
 	}
 	defer log.Close() //nolint:errcheck // the process has its own descriptor
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), r.binary(), "serve", "--config", file)
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), r.binary, "serve", "--config", file)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return "", nil, err
