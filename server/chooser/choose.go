@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kvblock"
 	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
+	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/selector"
 )
 
@@ -149,8 +150,18 @@ var errNoRoom = errors.New("no room")
 // commit books the choice in s, and makes it again when another request was booked on the same
 // rank since the loads were read. One that may wait and has not yet gets errNoRoom when no room is left then.
 func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *waiter) (*Choice, error) {
+	var roomAt replica.Slot // where somebody gave way for it
+	madeRoom := s.d.Overtook
+	if pick := s.d.Pick(); pick != nil {
+		roomAt = pick.Slot
+	}
 	for race := 0; ; race++ {
 		d := &s.d
+		if pick := d.Pick(); pick == nil || pick.Slot != roomAt {
+			d.Overtook = "" // it goes elsewhere after all
+		} else {
+			d.Overtook = madeRoom
+		}
 		if d.Chosen < 0 {
 			c.metrics.refused.Add(1)
 			d := c.record(s, now)

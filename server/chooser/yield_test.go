@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/kvblock"
+	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/selector"
 )
@@ -121,6 +122,43 @@ func TestALongPromptGivesWayWhereStepsAreLong(t *testing.T) {
 		second.FirstToken()
 		second.Release(done(decision.EndCompleted))
 		f.empty()
+	})
+}
+
+// Somebody else takes the room that was made, and another rank becomes free at that moment.
+func TestWhoGoesElsewhereHasOvertakenNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, yielding)
+		defer f.live()()
+		book := func(id string, slot replica.Slot) *load.Reservation {
+			t.Helper()
+			res, err := f.book.Reserve(load.Request{ID: id, Slot: slot, PromptTokens: 4 * long, PrefillTokens: 4 * long, PrefillTime: time.Minute})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return res
+		}
+		other := book("other", 1)
+		req := f.request(1, long)
+		asked := 0
+		req.Yield = func() {
+			asked++
+			book("first", 0)
+			other.Release()
+		}
+		first := f.choose(req)
+		if first.Slot != 0 {
+			t.Fatalf("the long prompt went to slot %d", first.Slot)
+		}
+		second := f.choose(f.request(2, 1000))
+		if asked != 1 || second.Slot != 1 || second.Decision.Tries == 0 {
+			t.Fatalf("asked %d times, chosen slot %d after %d tries: the race did not happen", asked, second.Slot, second.Decision.Tries)
+		}
+		if got := second.Decision.Overtook; got != "" {
+			t.Errorf("it overtook %q, which is on another rank", got)
+		}
+		first.Release(done(decision.EndYielded))
+		second.Release(done(decision.EndCompleted))
 	})
 }
 
