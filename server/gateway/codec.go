@@ -19,7 +19,7 @@ import (
 // codec is the one marshaler: an HttpBody is the bytes of the HTTP body themselves; every other
 // message is JSON with the contract's own field names, zero values included, so that small scripts
 // can rely on a field being there. Unknown fields are ignored, so that old routers take new
-// clients.
+// clients, unless one is there instead of all that is needed.
 type codec struct{}
 
 var (
@@ -78,7 +78,7 @@ func (codec) Unmarshal(data []byte, v any) error {
 	if !ok {
 		return json.Unmarshal(data, v)
 	}
-	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, m)
+	return readMessage(data, m)
 }
 
 func (c codec) NewEncoder(w io.Writer) runtime.Encoder {

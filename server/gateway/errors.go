@@ -88,8 +88,8 @@ func public(err error) *apierror.Error {
 	}
 	message := strings.ReplaceAll(st.Message(), "\u00a0", " ") // protojson varies its spaces
 	message = strings.TrimPrefix(message, "proto: ")
-	if before, value, ok := strings.Cut(message, "invalid google.protobuf.Duration value "); ok {
-		message = before + value + ` is no duration: it is written in seconds, as in "90s"`
+	if field, ok := fieldOf(message); ok {
+		return apierror.New(apierror.InvalidBody, clip(message), err, apierror.WithParam(field))
 	}
 	return apierror.New(apierror.InvalidBody, clip(message), err)
 }

@@ -467,7 +467,7 @@ func TestRefusals(t *testing.T) {
 
 func TestAWrongDurationIsToldHowOneIsWritten(t *testing.T) {
 	url := start(t, &services{})
-	if _, got := call(t, "POST", url+"/kvpilot/v1/choose", `{"lease":"1h"}`); !strings.Contains(got, `\"1h\" is no duration: it is written in seconds, as in \"90s\"`) {
+	if _, got := call(t, "POST", url+"/kvpilot/v1/choose", `{"lease":"1h"}`); !strings.Contains(got, `must be a duration in seconds, as in \"90s\", not \"1h\"`) {
 		t.Errorf("got %s", got)
 	}
 }

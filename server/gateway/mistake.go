@@ -1,0 +1,244 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/dynamicpb"
+)
+
+// manyItems is the size of a list in bytes above which the item that is wrong is not looked for.
+const manyItems = 1 << 20
+
+// mistake is what is wrong with a field of a message in JSON.
+type mistake struct {
+	field string // with the path to it
+	what  string
+}
+
+// Error implements error. Only the text gets through the generated code; fieldOf reads it.
+func (m *mistake) Error() string { return fieldPrefix + m.field + `" ` + m.what }
+
+const fieldPrefix = `the field "`
+
+// fieldOf finds the field in the text of a mistake.
+func fieldOf(text string) (string, bool) {
+	rest, ok := strings.CutPrefix(text, fieldPrefix)
+	if !ok {
+		return "", false
+	}
+	field, _, ok := strings.Cut(rest, `"`)
+	return field, ok
+}
+
+// readMessage is protojson with errors that name the field and what it should be.
+func readMessage(data []byte, m proto.Message) error {
+	err := protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, m)
+	if err == nil {
+		return misnamed(data, m.ProtoReflect())
+	}
+	if found := findMistake("", data, m.ProtoReflect().Descriptor()); found != nil {
+		return found
+	}
+	return err
+}
+
+// misnamed looks for an unknown field where one of several is expected and none is there: what the caller meant would be
+// ignored without a word. Other unknown fields are a newer client's.
+func misnamed(data []byte, m protoreflect.Message) error {
+	all := m.Descriptor().Oneofs()
+	for i := range all.Len() {
+		one := all.Get(i)
+		if one.IsSynthetic() || m.WhichOneof(one) != nil {
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(members(data))) {
+			if fieldNamed(m.Descriptor(), name) == nil {
+				return &mistake{clip(name), "is unknown, and none of " + names(one.Fields()) + " is there"}
+			}
+		}
+	}
+	return nil
+}
+
+// members are the fields of an object; nil when it is none.
+func members(data []byte) map[string]json.RawMessage {
+	var all map[string]json.RawMessage
+	if json.Unmarshal(data, &all) != nil {
+		return nil
+	}
+	return all
+}
+
+func fieldNamed(md protoreflect.MessageDescriptor, name string) protoreflect.FieldDescriptor {
+	if fd := md.Fields().ByJSONName(name); fd != nil {
+		return fd
+	}
+	return md.Fields().ByTextName(name)
+}
+
+func names(fields protoreflect.FieldDescriptors) string {
+	list := make([]string, fields.Len())
+	for i := range list {
+		list[i] = `"` + string(fields.Get(i).Name()) + `"`
+	}
+	return strings.Join(list, ", ")
+}
+
+// findMistake finds the first field of the message, in the contract's order, that cannot be read; nil when it is something
+// else. at is the path of the message.
+func findMistake(at string, data []byte, md protoreflect.MessageDescriptor) *mistake {
+	if kindOf(data) != anObject {
+		if at == "" {
+			return nil
+		}
+		return &mistake{at, "must be " + expectedMessage(md) + ", not " + kindOf(data)}
+	}
+	given := map[protoreflect.Name]json.RawMessage{}
+	for name, value := range members(data) {
+		if fd := fieldNamed(md, name); fd != nil && string(value) != "null" {
+			given[fd.Name()] = value
+		}
+	}
+	for i := range md.Oneofs().Len() {
+		var set []string
+		fields := md.Oneofs().Get(i).Fields()
+		for j := range fields.Len() {
+			if _, ok := given[fields.Get(j).Name()]; ok {
+				set = append(set, string(fields.Get(j).Name()))
+			}
+		}
+		if len(set) > 1 {
+			return &mistake{join(at, set[1]), fmt.Sprintf("cannot be there beside %q: at most one of %s may be", set[0], names(fields))}
+		}
+	}
+	for i := range md.Fields().Len() {
+		fd := md.Fields().Get(i)
+		if value, ok := given[fd.Name()]; ok && !readable(fd, value) {
+			return mistakeIn(join(at, string(fd.Name())), value, fd)
+		}
+	}
+	return nil
+}
+
+func join(at, name string) string {
+	if at == "" {
+		return name
+	}
+	return at + "." + name
+}
+
+// readable reports whether protojson can read the field's value.
+func readable(fd protoreflect.FieldDescriptor, value []byte) bool {
+	alone := fmt.Appendf(nil, `{%q:%s}`, fd.JSONName(), value)
+	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(alone, dynamicpb.NewMessage(fd.ContainingMessage())) == nil
+}
+
+// mistakeIn says what is wrong with a field that cannot be read.
+func mistakeIn(at string, value []byte, fd protoreflect.FieldDescriptor) *mistake {
+	switch {
+	case fd.IsMap():
+		return &mistake{at, "must be an object whose values are each " + expected(fd.MapValue())}
+	case !fd.IsList():
+		return mistakeInOne(at, value, fd)
+	case kindOf(value) != "an array":
+		return &mistake{at, "must be an array, each item " + expected(fd) + "; it is " + kindOf(value)}
+	}
+	var items []json.RawMessage
+	if len(value) > manyItems || json.Unmarshal(value, &items) != nil {
+		return &mistake{at, "must be an array, each item " + expected(fd)}
+	}
+	for i, item := range items {
+		if !readable(fd, fmt.Appendf(nil, "[%s]", item)) {
+			return mistakeInOne(fmt.Sprintf("%s[%d]", at, i), item, fd)
+		}
+	}
+	return nil
+}
+
+func mistakeInOne(at string, value []byte, fd protoreflect.FieldDescriptor) *mistake {
+	if fd.Message() != nil && !wellKnown(fd.Message()) {
+		return findMistake(at, value, fd.Message())
+	}
+	got := kindOf(value)
+	if len(value) <= 40 && got != "null" {
+		got = string(value)
+	}
+	return &mistake{at, "must be " + expected(fd) + ", not " + got}
+}
+
+func wellKnown(md protoreflect.MessageDescriptor) bool {
+	return md.FullName().Parent() == "google.protobuf"
+}
+
+// expected says in words what a field's value is.
+func expected(fd protoreflect.FieldDescriptor) string {
+	switch fd.Kind() {
+	case protoreflect.BoolKind:
+		return "true or false"
+	case protoreflect.EnumKind:
+		values := fd.Enum().Values()
+		list := make([]string, values.Len())
+		for i := range list {
+			list[i] = string(values.Get(i).Name())
+		}
+		return "one of " + strings.Join(list, ", ")
+	case protoreflect.Int32Kind, protoreflect.Sint32Kind, protoreflect.Sfixed32Kind:
+		return "an integer of 32 bits"
+	case protoreflect.Int64Kind, protoreflect.Sint64Kind, protoreflect.Sfixed64Kind:
+		return "an integer"
+	case protoreflect.Uint32Kind, protoreflect.Fixed32Kind:
+		return "an integer from 0 to 4294967295"
+	case protoreflect.Uint64Kind, protoreflect.Fixed64Kind:
+		return "an integer that is not negative"
+	case protoreflect.FloatKind, protoreflect.DoubleKind:
+		return "a number"
+	case protoreflect.StringKind:
+		return "a string"
+	case protoreflect.BytesKind:
+		return "a string in base64"
+	case protoreflect.MessageKind, protoreflect.GroupKind:
+		return expectedMessage(fd.Message())
+	}
+	return "something else"
+}
+
+func expectedMessage(md protoreflect.MessageDescriptor) string {
+	switch md.FullName() {
+	case "google.protobuf.Duration":
+		return `a duration in seconds, as in "90s"`
+	case "google.protobuf.Timestamp":
+		return `a time, as in "2030-01-31T12:00:00Z"`
+	}
+	return "an object with " + names(md.Fields())
+}
+
+const anObject = "an object"
+
+// kindOf names the kind of a JSON value.
+func kindOf(value []byte) string {
+	value = bytes.TrimLeft(value, " \t\r\n")
+	if len(value) == 0 {
+		return "nothing"
+	}
+	switch value[0] {
+	case '{':
+		return anObject
+	case '[':
+		return "an array"
+	case '"':
+		return "a string"
+	case 't', 'f':
+		return "a boolean"
+	case 'n':
+		return "null"
+	}
+	return "a number"
+}

@@ -1,0 +1,68 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+)
+
+func TestAWrongFieldIsNamedWithWhatIsExpected(t *testing.T) {
+	url := start(t, &services{})
+	ids := strings.Repeat("7,", 600_000)
+	for name, c := range map[string]struct{ path, body, field, says string }{
+		"a list for a message":     {"choose", `{"prompt":"hi","token_ids":[1,2]}`, "token_ids", `must be an object with "ids", not an array`},
+		"a wrong item":             {"choose", `{"token_ids":{"ids":[1,-2]}}`, "token_ids.ids[1]", `must be an integer from 0 to 4294967295, not -2`},
+		"a wrong item of many":     {"choose", `{"token_ids":{"ids":[` + ids + `"x"]}}`, "token_ids.ids", `each item an integer from 0 to 4294967295`},
+		"no list":                  {"choose", `{"token_ids":{"ids":7}}`, "token_ids.ids", `must be an array, each item an integer from 0 to 4294967295; it is a number`},
+		"a number for a string":    {"choose", `{"model":7}`, "model", `must be a string, not 7`},
+		"a string for a boolean":   {"tokenize", `{"text":"x","add_special_tokens":"yes"}`, "add_special_tokens", `must be true or false, not "yes"`},
+		"in camel case":            {"tokenize", `{"text":"x","addSpecialTokens":1}`, "add_special_tokens", `must be true or false, not 1`},
+		"a body that is no base64": {"tokenize", `{"body":{"json":{"prompt":"x"}}}`, "body.json", `must be a string in base64`},
+		"a wrong name of a value":  {"tokenize", `{"body":{"json":"e30=","api":[]}}`, "body.api", `must be one of API_KIND_UNSPECIFIED, API_KIND_CHAT_COMPLETIONS`},
+		"one too many":             {"tokenize", `{"text":"x","texts":{"texts":["x"]}}`, "texts", `cannot be there beside "text": at most one of "text", "body", "texts" may be`},
+		"an item of a message":     {"detokenize", `{"sequences":[{"ids":[1]},[2]]}`, "sequences[1]", `must be an object with "ids", not an array`},
+		"an unknown prompt":        {"tokenize", `{"prompt":"hi"}`, "prompt", `is unknown, and none of "text", "body", "texts" is there`},
+		"a chat as it is":          {"choose", `{"model":"m","messages":[]}`, "messages", `is unknown, and none of "`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			resp, got := call(t, "POST", url+"/kvpilot/v1/"+c.path, c.body)
+			var e struct {
+				Error struct{ Message, Type, Param, Code string }
+			}
+			if err := json.Unmarshal([]byte(got), &e); err != nil {
+				t.Fatalf("no OpenAI error: %d %q", resp.StatusCode, got)
+			}
+			if resp.StatusCode != 400 || e.Error.Code != "invalid_body" || e.Error.Param != c.field || !strings.Contains(e.Error.Message, c.says) {
+				t.Errorf("got %d %+v; want the field %q and %q", resp.StatusCode, e.Error, c.field, c.says)
+			}
+		})
+	}
+}
+
+// A newer client's fields are ignored, as gRPC ignores them.
+func TestAnUnknownFieldBesideWhatIsNeededIsIgnored(t *testing.T) {
+	var asked *kvpilotv1.ChooseReplicaRequest
+	url := start(t, &services{choose: func(in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+		asked = in
+		return &kvpilotv1.ChooseReplicaResponse{}, nil
+	}})
+	for body, want := range map[string]string{`{"text":"hi","wish":1}`: "hi", `{"model":"m"}`: "", ``: ""} {
+		if resp, got := call(t, "POST", url+"/kvpilot/v1/choose", body); resp.StatusCode != 200 || asked.GetText() != want {
+			t.Errorf("%s: got %d %s", body, resp.StatusCode, got)
+		}
+	}
+}
+
+func FuzzMessagesWithMistakes(f *testing.F) {
+	for _, seed := range []string{`{"token_ids":[1]}`, `{"body":{"json":1}}`, `{"lease":"1h"}`, `[]`, `{"a":{"b":[null]}}`, `{"text":"a","text":"b"}`} {
+		f.Add(seed)
+	}
+	url := start(f, &services{})
+	f.Fuzz(func(t *testing.T, body string) {
+		if resp, got := call(t, "POST", url+"/kvpilot/v1/choose", body); resp.StatusCode != 200 && resp.StatusCode != 400 || strings.Contains(got, "proto:") {
+			t.Errorf("%q: got %d %s", body, resp.StatusCode, got)
+		}
+	})
+}
