@@ -8,31 +8,14 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvpilot/kvpilot/test/stack"
 )
 
-// output is a buffer that a test may read while a command writes.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
-}
-
-// waitFor polls the output for a pattern and gives its first group.
-func (o *output) waitFor(t *testing.T, pattern string) string {
+// waitForText polls the output for a pattern and gives its first group.
+func waitForText(t *testing.T, o *stack.Log, pattern string) string {
 	t.Helper()
 	re := regexp.MustCompile(pattern)
 	for end := time.Now().Add(60 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
@@ -45,7 +28,7 @@ func (o *output) waitFor(t *testing.T, pattern string) string {
 }
 
 func TestDemoShowsKVAwareAhead(t *testing.T) {
-	var out output
+	var out stack.Log
 	err := run(t.Context(), []string{"demo", "--conversations", "16", "--turns", "4", "--concurrency", "8", "--speed", "30"}, nil, &out, io.Discard)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &out)
@@ -70,13 +53,13 @@ func TestDemoShowsKVAwareAhead(t *testing.T) {
 }
 
 func TestDemoServesUntilItIsStopped(t *testing.T) {
-	var out output
+	var out stack.Log
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
 		done <- run(ctx, []string{"demo", "--serve", "--conversations", "2", "--turns", "1", "--concurrency", "2", "--speed", "50"}, nil, &out, io.Discard)
 	}()
-	base := out.waitFor(t, `curl -N (http://\S+)/v1/chat`)
+	base := waitForText(t, &out, `curl -N (http://\S+)/v1/chat`)
 	resp, err := http.Post(base+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":3,"messages":[{"role":"user","content":"Hello"}]}`))
 	if err != nil {
 		t.Fatal(err)
@@ -93,13 +76,13 @@ func TestDemoServesUntilItIsStopped(t *testing.T) {
 }
 
 func TestSimServesWhatItPrints(t *testing.T) {
-	var out output
+	var out stack.Log
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
 		done <- run(ctx, []string{"sim", "--port", "0", "--events-port", "0", "--replay-port", "0", "--count", "2", "--version", "0.12.0", "--faults", `{"status":503,"times":1}`}, nil, &out, io.Discard)
 	}()
-	base := out.waitFor(t, `(http://\S+)  model sim, as vLLM 0.12.0, events tcp`)
+	base := waitForText(t, &out, `(http://\S+)  model sim, as vLLM 0.12.0, events tcp`)
 	var codes []int
 	for range 2 {
 		resp, err := http.Get(base + "/version")

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/test/stack"
 )
 
 // TestMain runs the tests; some start this binary again as a process of its own.
@@ -39,7 +40,7 @@ type fleet struct {
 	http    string
 	grpc    string
 	admin   string
-	log     *logBuffer
+	log     *stack.Log
 	stop    func()
 }
 
@@ -56,7 +57,7 @@ type fleetOptions struct {
 // startFleet starts replicas and router and waits until the router takes requests.
 func startFleet(t *testing.T, o fleetOptions) *fleet {
 	t.Helper()
-	f := &fleet{t: t, log: &logBuffer{}}
+	f := &fleet{t: t, log: &stack.Log{}}
 	if o.replicas == 0 {
 		o.replicas = 2
 	}
@@ -179,24 +180,6 @@ func (f *fleet) eventually(what string, done func() bool) {
 		}
 	}
 	f.t.Fatalf("%s: not within 20s\n%s", what, f.log)
-}
-
-// logBuffer is a log that may be read while it is written.
-type logBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
 
 // answer is what a client saw.

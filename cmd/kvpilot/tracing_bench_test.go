@@ -16,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvpilot/kvpilot/test/stack"
 )
 
 // BenchmarkTracing tells what traces cost a request more exactly than kvpilot bench observe does:
@@ -128,7 +130,7 @@ func startRole(b *testing.B, name string) string {
 // startTraced starts a router in this process and waits until it knows its replica.
 func startTraced(b *testing.B, name, upstream string, set ...string) *traced {
 	b.Helper()
-	log := &logBuffer{}
+	log := &stack.Log{}
 	address, admin := freePort(b), freePort(b)
 	args := []string{"serve", "--replica", "http://" + upstream, "--http", address, "--grpc", "127.0.0.1:0", "--admin", admin, "--set", "listen.drain_delay=0s", "--set", "telemetry.log_level=error"}
 	for _, s := range set {

@@ -27,9 +27,8 @@ type Choice struct {
 	at          time.Time
 	streamed    bool
 	leased      bool
-	// yield is the request's; work is the prefill in seconds that was booked, since when the request
-	// first asked. unfair says that the time to its first
-	// token tells nothing about the rank.
+	// yield is the request's; work is the prefill in seconds that was booked, since when the request first asked.
+	// unfair says that the time to its first token tells nothing about the rank.
 	yield  func()
 	work   float64
 	since  time.Time

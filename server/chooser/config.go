@@ -29,11 +29,11 @@ type Config struct {
 	// the router instead (predicted-ttft only); one full step of the engine is enough where that
 	// takes less. Zero turns the hold queue off.
 	HoldAbove time.Duration `yaml:"hold_above"`
-	// YieldRanks lets long prompts give way where at least so many ranks may serve; zero never, 1 always: while it has no first token and a much shorter request wants
-	// its rank, kvpilot takes it back from the engine, which keeps what it has computed in its prefix
-	// cache, and sends it again behind the short one (predicted-ttft with a hold queue, streamed
-	// requests, ranks whose KV events are exact). Engines count each as an aborted request.
-	// Fewer ranks win nothing by it.
+	// YieldRanks lets long prompts give way where at least so many ranks may serve; zero never, 1 always.
+	// While such a prompt has no first token and a much shorter request wants its rank, kvpilot takes it
+	// back from the engine, which keeps what it has computed in its prefix cache, and sends it again
+	// behind the short one (predicted-ttft with a hold queue, streamed requests, ranks whose KV events
+	// are exact). Engines count each as an aborted request. Fewer ranks win nothing by it.
 	YieldRanks int `yaml:"yield_ranks"`
 	// MaxRequestsPerRank vetoes ranks with that many requests in flight. Zero sets no limit.
 	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`

@@ -4,7 +4,6 @@ package direct
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -14,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -77,7 +75,7 @@ func freeAddress(t *testing.T) string {
 // launch runs the program until the test ends, and waits until it listens.
 func launch(t *testing.T, cmd *exec.Cmd, address string) string {
 	t.Helper()
-	log := &output{}
+	log := &stack.Log{}
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 3 * time.Second
@@ -101,24 +99,6 @@ func launch(t *testing.T, cmd *exec.Cmd, address string) string {
 			t.Fatalf("%s does not listen:\n%s", filepath.Base(cmd.Path), log)
 		}
 	}
-}
-
-// output is what a program writes, readable meanwhile.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 func startStack(t *testing.T, replicas int) *stack.Stack {
@@ -159,6 +139,17 @@ const (
 	// long is an answer that goes on until its client leaves.
 	long = `{"model":"sim","messages":[{"role":"user","content":"a long story"}],"max_tokens":2000,"ignore_eos":true,"stream":true}`
 )
+
+// ask sends a question for a long stream and returns the answer as soon as its head is there. The caller closes it, or ends
+// ctx to leave.
+func ask(ctx context.Context, url string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(long))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	return http.DefaultTransport.RoundTrip(req)
+}
 
 // testProxy is what every proxy must do.
 func testProxy(t *testing.T, p proxy) {
@@ -275,15 +266,10 @@ func testLeaving(t *testing.T, p proxy) {
 		t.Helper()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(long))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", "application/json")
 		answers, done := make(chan *http.Response, 1), make(chan struct{})
 		go func() {
 			defer close(done)
-			if resp, err := http.DefaultTransport.RoundTrip(req); err == nil {
+			if resp, err := ask(ctx, url); err == nil {
 				answers <- resp
 			}
 		}()
@@ -334,15 +320,10 @@ func testHeld(t *testing.T, p proxy) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(long))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
-		if resp, err := http.DefaultTransport.RoundTrip(req); err == nil {
+		if resp, err := ask(ctx, url); err == nil {
 			resp.Body.Close()
 		}
 	}()
@@ -394,12 +375,7 @@ func testFailing(t *testing.T, p proxy) {
 			s := startStack(t, 1)
 			url := p.start(t, s.HTTP, proxyOptions{})
 			faults(t, s, c.faults)
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/chat/completions", strings.NewReader(long))
-			if err != nil {
-				t.Fatal(err)
-			}
-			req.Header.Set("Content-Type", "application/json")
-			resp, err := http.DefaultTransport.RoundTrip(req)
+			resp, err := ask(t.Context(), url)
 			if err != nil {
 				t.Fatal(err)
 			}

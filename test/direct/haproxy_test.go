@@ -3,12 +3,10 @@ package direct
 import (
 	"context"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 )
@@ -50,12 +48,7 @@ func TestHAProxyKeepsBookingsAlive(t *testing.T) {
 	slow(t, s, time.Minute)
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(long))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultTransport.RoundTrip(req)
+	resp, err := ask(ctx, url)
 	if err != nil {
 		t.Fatal(err)
 	}

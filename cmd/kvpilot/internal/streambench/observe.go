@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -110,7 +109,7 @@ func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
 	return err
 }
 
-// observeTraces lets the three routers take turns, in changing order, and compares each turn with
+// observeTraces lets the five routers take turns, in changing order, and compares each turn with
 // that of the router without tracing beside it.
 func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
 	collector, err := start(ctx, "collector", append(slices.Clone(b.options.Self), "collector")...)
@@ -171,88 +170,6 @@ func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
 	r.ChunkUS, r.ChunkNoise = stream.median(tracesNone, cpuPerUnit), stream.times(tracesAgain)
 	r.ChunkOff, r.ChunkAll = stream.times(tracesOff), stream.times(tracesAll)
 	return nil
-}
-
-// pairs are the turns of each subject, in the order of the rounds.
-type pairs map[string][]round
-
-// paired runs load against each subject in each round, in an order of chance: a router that has just
-// had a turn, or has had its turn after the same neighbour each time, is not compared fairly.
-func (b *bench) paired(ctx context.Context, name string, rounds int, load func(context.Context, *process) ([]time.Duration, int, error)) (pairs, error) {
-	all := pairs{}
-	order := slices.Clone(b.subjects)
-	var last *process
-	for i := range rounds + 1 {
-		rand.Shuffle(len(order), func(a, b int) { order[a], order[b] = order[b], order[a] })
-		if order[0] == last {
-			slices.Reverse(order)
-		}
-		last = order[len(order)-1]
-		for _, p := range order {
-			one, err := b.turn(ctx, p, load)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", p.name, err)
-			}
-			if i > 0 { // the first round opens connections and fills caches
-				all[p.name] = append(all[p.name], one)
-			}
-		}
-	}
-	if name == "" { // only counted
-		return all, nil
-	}
-	return all, b.profile(ctx, name, load)
-}
-
-func cpuPerUnit(o round) float64 { return float64(o.cpu) / 1e3 / float64(o.units) }
-func perSecond(o round) float64  { return float64(o.units) / o.wall.Seconds() }
-
-func allocsPerUnit(o round) float64 { return float64(o.mallocs) / float64(o.units) }
-
-func middle(values []float64) float64 {
-	slices.Sort(values)
-	return values[len(values)/2]
-}
-
-func (a pairs) median(name string, value func(round) float64) float64 {
-	var values []float64
-	for _, one := range a[name] {
-		values = append(values, value(one))
-	}
-	return middle(values)
-}
-
-// against compares the CPU time of each round with that of the router without tracing.
-func (a pairs) against(name string, compare func(got, none float64) float64) []float64 {
-	var values []float64
-	for i, one := range a[name] {
-		values = append(values, compare(cpuPerUnit(one), cpuPerUnit(a[tracesNone][i])))
-	}
-	return values
-}
-
-func more(got, none float64) float64 { return got - none }
-
-func (a pairs) beyond(name string) float64 { return mean(a.against(name, more)) }
-func (a pairs) times(name string) float64  { return mean(a.against(name, ratio)) }
-
-// mean leaves out the quarter of the values at either end: turns that something else disturbed. The
-// median would leave out garbage collections too, which not every turn has.
-func mean(values []float64) float64 {
-	slices.Sort(values)
-	cut := len(values) / 4
-	sum := 0.0
-	for _, v := range values[cut : len(values)-cut] {
-		sum += v
-	}
-	return sum / float64(len(values)-2*cut)
-}
-
-// spread is between the quartiles of the differences.
-func (a pairs) spread(name string) float64 {
-	values := a.against(name, more)
-	slices.Sort(values)
-	return values[len(values)*3/4] - values[len(values)/4]
 }
 
 // observeConsole lets a router work at a steady pace, and looks at its console every other while.
