@@ -9,12 +9,12 @@
 --   KVPILOT_URL         where kvpilot's REST surface is (default http://127.0.0.1:8080)
 --   KVPILOT_API_KEY     the key for reports, when kvpilot asks for keys; the choice is asked for with the client's own
 --   KVPILOT_TIMEOUT_MS  how long a request may wait for its choice (default 600000, as kvpilot's chooser.queue.max_wait)
---   KVPILOT_LEASE_MS    how soon the bookings of a HAProxy that died end by themselves (default 15000)
+--   KVPILOT_LEASE_MS    how soon the bookings of a HAProxy that died end by themselves (default 6000)
 
 local base = os.getenv("KVPILOT_URL") or "http://127.0.0.1:8080"
 local key = os.getenv("KVPILOT_API_KEY")
 local timeout = tonumber(os.getenv("KVPILOT_TIMEOUT_MS") or "600000")
-local lease = tonumber(os.getenv("KVPILOT_LEASE_MS") or "15000")
+local lease = tonumber(os.getenv("KVPILOT_LEASE_MS") or "6000")
 
 -- How long a report may take; what is lost is made up for by the next one, or by the lease.
 local report_timeout = 5000
