@@ -30,6 +30,10 @@ var errAnswer = errors.New("a request to the replica failed")
 // gone marks an error of the Sink, so that it is not taken for the replica's.
 func gone(err error) error { return errors.Join(errClientGone, err) }
 
+// refusedPause is how long a replica that wants no more and does not say for how long is left to itself while there are
+// others. Who refuses at once has nothing to do, and would be chosen by everybody who comes.
+const refusedPause = time.Second
+
 // errOnTrial is what a request meets whose replica is being tried by another request just now.
 func errOnTrial() *apierror.Error {
 	return apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))
@@ -59,6 +63,9 @@ func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, e
 		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(cause(ctx, readErr))}
 	}
 	wait, told := upstream.RetryAfter(resp.Header, time.Now())
+	if !told && (outcome == upstream.OutcomeRefused || outcome == upstream.OutcomeUnavailable) && hasOther(j.choice.Decision) {
+		wait, told = refusedPause, true
+	}
 	if told {
 		r.Breaker.Pause(j.choice.Replica.ID, wait)
 	}

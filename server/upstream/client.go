@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -15,6 +16,8 @@ type Params struct {
 	Meter metric.MeterProvider
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
+	// Dial opens TCP connections; nil is package net's.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Client sends requests to replicas. It is safe for concurrent use.
@@ -45,9 +48,9 @@ func New(cfg Config, p Params) *Client {
 		c.now = time.Now
 	}
 	if cfg.Transport == TransportStd {
-		c.transport = newStd(cfg)
+		c.transport = newStd(cfg, p.Dial)
 	} else {
-		c.transport = newLean(cfg, c.now, c.metrics)
+		c.transport = newLean(cfg, c.now, p.Dial, c.metrics)
 	}
 	return c
 }

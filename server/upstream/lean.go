@@ -19,7 +19,7 @@ type lean struct {
 	cfg     Config
 	now     func() time.Time
 	metrics *metrics
-	dialer  net.Dialer
+	opens   dialFunc
 
 	mu    sync.RWMutex
 	hosts map[string]*host // guarded by mu; by base URL
@@ -38,12 +38,15 @@ type host struct {
 	gone bool    // guarded by mu: pruned, keeps nothing any more
 }
 
-func newLean(cfg Config, now func() time.Time, m *metrics) *lean {
-	return &lean{
-		cfg: cfg, now: now, metrics: m, hosts: map[string]*host{},
-		dialer: net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
-			Enable: true, Idle: keepAlivePeriod, Interval: keepAlivePeriod, Count: 3}},
+// dialFunc opens a connection, within a time of its own.
+type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
+
+func newLean(cfg Config, now func() time.Time, dial dialFunc, m *metrics) *lean {
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
+			Enable: true, Idle: keepAlivePeriod, Interval: keepAlivePeriod, Count: 3}}).DialContext
 	}
+	return &lean{cfg: cfg, now: now, metrics: m, opens: dial, hosts: map[string]*host{}}
 }
 
 // host finds or makes the host of a base URL.
@@ -170,7 +173,7 @@ func (l *lean) dial(ctx context.Context, h *host) (c *conn, err error) {
 // connect opens a connection.
 func (l *lean) connect(ctx context.Context, h *host) (*conn, error) {
 	l.metrics.dials.Add(ctx, 1)
-	base, err := l.dialer.DialContext(ctx, "tcp", h.address)
+	base, err := l.opens(ctx, "tcp", h.address)
 	if err != nil {
 		return nil, err
 	}

@@ -20,10 +20,12 @@ type std struct {
 	fresh *http.Transport // opens a connection for each request
 }
 
-func newStd(cfg Config) *std {
-	dialer := &net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: keepAlivePeriod}
+func newStd(cfg Config, dial dialFunc) *std {
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: keepAlivePeriod}).DialContext
+	}
 	inner := &http.Transport{
-		DialContext:            dialer.DialContext,
+		DialContext:            dial,
 		TLSHandshakeTimeout:    cfg.DialTimeout,
 		ResponseHeaderTimeout:  cfg.ResponseHeaderTimeout,
 		IdleConnTimeout:        cfg.IdleTimeout,
