@@ -97,6 +97,8 @@ type jaegerSpan struct {
 		Fields []jaegerTag `json:"fields"`
 	} `json:"logs"`
 	Tags []jaegerTag `json:"tags"`
+	// Warnings are what Jaeger finds odd about it, such as a child that begins before its parent.
+	Warnings []string `json:"warnings"`
 }
 
 type jaegerTag struct {
@@ -181,6 +183,9 @@ func TestJaegerShowsEveryHop(t *testing.T) {
 		}
 		if len(s.References) == 0 || s.References[0].SpanID != spans[over].ID {
 			t.Errorf("%s is not a child of %s", name, over)
+		}
+		if len(s.Warnings) > 0 {
+			t.Errorf("Jaeger warns of %s: %v", name, s.Warnings)
 		}
 		if s.Start < top.Start-1000 || s.Start+s.Duration > top.Start+top.Duration+1000 {
 			t.Errorf("%s (%d+%d) lies outside of the request (%d+%d)", name, s.Start, s.Duration, top.Start, top.Duration)

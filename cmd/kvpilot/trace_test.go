@@ -80,6 +80,13 @@ func (f *fleet) traceOf(c *collector, id string) trace {
 		}
 		return whole
 	})
+	for _, s := range found {
+		for _, p := range found {
+			if string(p.GetSpanId()) == string(s.GetParentSpanId()) && s.GetStartTimeUnixNano() < p.GetStartTimeUnixNano() {
+				f.t.Errorf("%s begins %d ns before %s, which it is below", s.GetName(), p.GetStartTimeUnixNano()-s.GetStartTimeUnixNano(), p.GetName())
+			}
+		}
+	}
 	slices.SortFunc(found, func(a, b *tracepb.Span) int { return int(a.GetStartTimeUnixNano()) - int(b.GetStartTimeUnixNano()) })
 	return found
 }

@@ -42,6 +42,9 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rq.matched(found)
 
 	ctx, s := g.startSpan(r, rq)
+	if s.IsRecording() {
+		rq.exchange.Traced = time.Now()
+	}
 	g.metrics.begin()
 	defer g.finish(ctx, rq, r, s)
 	if r.URL.Path == openapiPath && readMethod(r.Method) == http.MethodGet {

@@ -18,7 +18,11 @@ import (
 // reading the body.
 func (r *Router) drawAdmission(ctx context.Context, j *job) {
 	if s := trace.SpanFromContext(ctx); s.IsRecording() && !j.call.Received.IsZero() {
-		span.Draw(s, r.tracer, span.Part{Name: span.Admit, From: j.received, To: time.Now()})
+		from := j.received
+		if j.call.Traced.After(from) {
+			from = j.call.Traced // what begins before its parent looks like a wrong clock
+		}
+		span.Draw(s, r.tracer, span.Part{Name: span.Admit, From: from, To: time.Now()})
 	}
 }
 
