@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/chooser"
@@ -32,6 +33,15 @@ func (j *job) mayYield() bool {
 	}
 	return j.req.Stream && !j.begun && j.yields < maxYields && j.upload == nil && j.enc != nil && j.enc.Exact && j.enc.Tokens >= shortest &&
 		!j.req.KVTransfer && !j.req.Present("prompt_logprobs") && !j.req.Present("echo")
+}
+
+// engineID names the attempt to the engine. What gave way may still be in a step there, and engines before
+// 0.14 take two requests of one name for one: what they compute of the first would be given to the second.
+func (j *job) engineID() string {
+	if j.yields == 0 || j.call.RequestID == "" {
+		return j.call.RequestID
+	}
+	return j.call.RequestID + "-" + strconv.Itoa(j.yields)
 }
 
 // yielding puts into ask how the request is told to give way: the context that it returns ends with

@@ -91,10 +91,12 @@ func TestALongPromptIsTakenBackAndGoesOn(t *testing.T) {
 	f := start(t, 1, yielding)
 	f.exact()
 	var tries [][]byte // of the long prompt, one after the other
+	var names []string // that they had for the engine
 	keep := func(then http.HandlerFunc) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
 			tries = append(tries, body)
+			names = append(names, r.Header.Get("X-Request-Id"))
 			then(w, r)
 		}
 	}
@@ -114,6 +116,9 @@ func TestALongPromptIsTakenBackAndGoesOn(t *testing.T) {
 	f.eventually("the engine has lost the first try", func() bool { return f.engines[0].givenUp() == 1 })
 	if n := f.engines[0].requests(); n != 3 || len(tries) != 2 || !bytes.Equal(tries[0], tries[1]) {
 		t.Errorf("the engine got %d requests, want 3 of which two are the same bytes", n)
+	}
+	if want := []string{"req-1", "req-1-1"}; !slices.Equal(names, want) {
+		t.Errorf("the engine was told the names %q, want %q: the first may still be in a step there", names, want)
 	}
 	f.settled()
 	ends := f.ends()
