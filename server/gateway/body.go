@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
@@ -31,6 +32,21 @@ type body struct {
 
 func (*body) Read([]byte) (int, error) { return 0, io.EOF }
 func (*body) Close() error             { return nil }
+
+// liveBody is a body of messages that are answered as they come. The generated code ends the stream at one that it
+// cannot read and tells nobody why.
+type liveBody struct {
+	io.ReadCloser
+	wrong atomic.Pointer[apierror.Error]
+}
+
+// mistake is what was wrong with a message, nil when nothing was.
+func (b *liveBody) mistake() *apierror.Error {
+	if b == nil {
+		return nil
+	}
+	return b.wrong.Load()
+}
 
 // expectBody starts the clock for a body that is still to come. It runs on while the body is
 // refused and net/http reads what is left of it, and ends when the whole body was read.

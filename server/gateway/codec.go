@@ -98,12 +98,22 @@ func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 		return runtime.DecoderFunc(func(v any) error { return c.decodeWhole(whole, v) })
 	}
 	lines := json.NewDecoder(r)
+	n := 0
 	return runtime.DecoderFunc(func(v any) error {
+		n++
 		var line json.RawMessage
-		if err := lines.Decode(&line); err != nil {
-			return err
+		err := lines.Decode(&line)
+		if err == nil {
+			err = c.Unmarshal(line, v)
+		} else if _, syntax := errors.AsType[*json.SyntaxError](err); !syntax {
+			return err // the body's end, or the client's
 		}
-		return c.Unmarshal(line, v)
+		if live, ok := r.(*liveBody); ok && err != nil {
+			wrong := unreadable(err.Error(), err)
+			wrong.Message = "message " + itoa(int64(n)) + ": " + wrong.Message
+			live.wrong.Store(wrong)
+		}
+		return err
 	})
 }
 

@@ -86,7 +86,12 @@ func public(err error) *apierror.Error {
 	if _, ours := errors.AsType[*apierror.Error](err); ours || !ok || st.Code() != codes.InvalidArgument {
 		return e
 	}
-	message := strings.ReplaceAll(st.Message(), "\u00a0", " ") // protojson varies its spaces
+	return unreadable(st.Message(), err)
+}
+
+// unreadable is the error for a body, a path or a query that is not what it should be.
+func unreadable(message string, err error) *apierror.Error {
+	message = strings.ReplaceAll(message, "\u00a0", " ") // protojson varies its spaces
 	message = strings.TrimPrefix(message, "proto: ")
 	if field, ok := fieldOf(message); ok {
 		return apierror.New(apierror.InvalidBody, clip(message), err, apierror.WithParam(field))

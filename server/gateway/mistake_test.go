@@ -41,6 +41,30 @@ func TestAWrongFieldIsNamedWithWhatIsExpected(t *testing.T) {
 	}
 }
 
+// A line that cannot be read ends the stream, and the client is told: with a status when nothing was answered yet, in a last
+// line otherwise.
+func TestAWrongLineOfAStreamIsTold(t *testing.T) {
+	url := start(t, &services{})
+	for name, c := range map[string]struct {
+		body   string
+		status int
+		says   string
+	}{
+		"the first":    {`{"renew":[]}`, 400, `message 1: the field \"renew\" must be an object with \"reservation_id\"`},
+		"a later one":  {"{\"sequence\":1}\n{\"sequence\":\"x\"}\n{\"sequence\":3}", 200, `message 2: the field \"sequence\" must be an integer`},
+		"no JSON":      {"{\"sequence\":1}\n{sequence}", 200, `message 2: invalid character`},
+		"nothing else": {"{\"sequence\":1}\n", 200, `"sequence":"1"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			resp, got := call(t, "POST", url+"/kvpilot/v1/reservations:track", c.body, "Content-Type", "application/x-ndjson")
+			lines := strings.Split(strings.TrimSpace(got), "\n")
+			if last := lines[len(lines)-1]; resp.StatusCode != c.status || !strings.Contains(last, c.says) {
+				t.Errorf("got %d %s; want %d and at the end %s", resp.StatusCode, got, c.status, c.says)
+			}
+		})
+	}
+}
+
 // A newer client's fields are ignored, as gRPC ignores them.
 func TestAnUnknownFieldBesideWhatIsNeededIsIgnored(t *testing.T) {
 	var asked *kvpilotv1.ChooseReplicaRequest

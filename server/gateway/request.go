@@ -33,7 +33,8 @@ type request struct {
 	pushed  bool    // every write goes out at once
 	opened  bool    // the first piece was written
 	failed  *apierror.Error
-	aborted bool // the connection must not look as if the answer were whole
+	live    *liveBody // of a stream of messages; nil otherwise
+	aborted bool      // the connection must not look as if the answer were whole
 	stallBy time.Time
 }
 
@@ -221,6 +222,9 @@ func (rq *request) FlushError() error { return rq.flusher.FlushError() }
 func (rq *request) fail(e *apierror.Error) {
 	if rq.failed != nil {
 		return
+	}
+	if wrong := rq.live.mistake(); wrong != nil {
+		e = wrong // the service saw the stream end there
 	}
 	rq.failed = e
 	dialect := dialectOf(rq.exchange.Path)

@@ -89,6 +89,8 @@ func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found
 		}
 		_ = rq.control.SetReadDeadline(time.Time{}) // it lasts as long as the answer
 		_ = rq.control.EnableFullDuplex()           // HTTP/2 needs no asking
+		rq.live = &liveBody{ReadCloser: r.Body}
+		inner.Body = rq.live
 	case found != nil && openai.RouteOf(found.pattern).TakesForm():
 		if !g.takeUpload(rq, r, inner) {
 			return
@@ -100,6 +102,9 @@ func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found
 	}
 	if found != nil {
 		found.handler(rq, inner, nil)
+		if wrong := rq.live.mistake(); wrong != nil {
+			rq.fail(wrong)
+		}
 		return
 	}
 	g.mux.ServeHTTP(rq, inner)
