@@ -48,6 +48,7 @@ type Minute struct {
 type second struct {
 	Second
 	ttft    [ttftBuckets]uint32 // log-spaced, see bucket
+	seen    uint32              // first tokens in ttft
 	shadows int
 	agreed  int
 	regret  float64
@@ -114,6 +115,7 @@ func (h *History) Outcome(o decision.Outcome) {
 		}
 		if o.TTFT > 0 {
 			s.ttft[bucket(o.TTFT)]++
+			s.seen++
 		}
 	})
 }
@@ -184,6 +186,7 @@ func (s *second) add(o *second) {
 	s.shadows += o.shadows
 	s.agreed += o.agreed
 	s.regret += o.regret
+	s.seen += o.seen
 	for i, n := range o.ttft {
 		s.ttft[i] += n
 	}
@@ -192,7 +195,7 @@ func (s *second) add(o *second) {
 // done is the step with its quantiles and means.
 func (s *second) done() Second {
 	out := s.Second
-	out.P50, out.P99 = s.quantile(.5), s.quantile(.99)
+	out.P50, out.P99 = s.quantiles()
 	out.Agreed = -1
 	if s.shadows > 0 {
 		out.Agreed = float64(s.agreed) / float64(s.shadows)
@@ -207,21 +210,25 @@ func bucket(d time.Duration) int {
 	return min(ttftBuckets-1, int(math.Ceil(octave*math.Log2(ms))))
 }
 
-// quantile is the middle of the bucket that holds it, in milliseconds.
-func (s *second) quantile(q float64) float64 {
-	total := uint32(0)
-	for _, n := range s.ttft {
-		total += n
+// quantiles are the median and the 99th percentile in milliseconds, each as the middle of the bucket
+// that holds it; zeros when nothing was seen.
+func (s *second) quantiles() (p50, p99 float64) {
+	if s.seen == 0 {
+		return 0, 0
 	}
-	if total == 0 {
-		return 0
-	}
-	want := uint32(math.Ceil(q * float64(total)))
-	seen := uint32(0)
+	half, most := (s.seen+1)/2, s.seen-s.seen/100
+	counted, median := uint32(0), -1
 	for i, n := range s.ttft {
-		if seen += n; seen >= want {
-			return math.Exp2((float64(i) - .5) / octave)
+		counted += n
+		if median < 0 && counted >= half {
+			median = i
+		}
+		if counted >= most {
+			return middle(median), middle(i)
 		}
 	}
-	return 0
+	return 0, 0 // what was seen lies in a bucket
 }
+
+// middle is the middle of a bucket, in milliseconds.
+func middle(bucket int) float64 { return math.Exp2((float64(bucket) - .5) / octave) }
