@@ -53,9 +53,9 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 // begin counts a request in, end counts it out.
 func (m *metrics) begin() { m.active.Add(context.Background(), 1) }
 
-func (m *metrics) end(ctx context.Context, rq *request) {
+func (m *metrics) end(rq *request) {
 	m.active.Add(context.Background(), -1)
-	m.duration.Record(ctx, time.Since(rq.exchange.Received).Seconds(), m.label(rq))
+	m.duration.Record(context.Background(), time.Since(rq.exchange.Received).Seconds(), m.label(rq))
 }
 
 func (m *metrics) label(rq *request) metric.MeasurementOption {

@@ -1,29 +1,33 @@
 package gateway_test
 
 import (
+	"encoding/hex"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/genproto/googleapis/api/httpbody"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/gateway"
 	"github.com/kvpilot/kvpilot/server/inproc"
+	"github.com/kvpilot/kvpilot/server/recorder"
 )
 
 func TestEachRequestLeavesASpanAndACount(t *testing.T) {
-	spans := tracetest.NewSpanRecorder()
+	var ended []*tracepb.Span
+	var mu sync.Mutex
 	counts := metric.NewManualReader()
 	url := start(t, &services{chat: func(e *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
 		if len(in.GetData()) == 0 {
@@ -31,7 +35,11 @@ func TestEachRequestLeavesASpanAndACount(t *testing.T) {
 		}
 		return echo(e, in, out)
 	}}, func(_ *gateway.Config, p *gateway.Params) {
-		p.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
+		p.Tracer = recorder.New(recorder.Params{Sampler: sdktrace.AlwaysSample(), Dropped: func(int) {}, Keep: func(tr *recorder.Trace) {
+			mu.Lock()
+			defer mu.Unlock()
+			ended = append(ended, tr.Spans()...)
+		}})
 		p.Meter = metric.NewMeterProvider(metric.WithReader(counts))
 	})
 	const trace = "0af7651916cd43dd8448eb211c80319c"
@@ -48,25 +56,37 @@ func TestEachRequestLeavesASpanAndACount(t *testing.T) {
 		{"GET /v1/models/{model=**}", "/v1/models/{model=**}", 200},
 		{"HTTP", "", 404},
 	}
-	ended := spans.Ended()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		mu.Lock()
+		n := len(ended)
+		mu.Unlock()
+		if n == len(want) { // a client may have its answer before the span ends
+			break
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
 	if len(ended) != len(want) {
 		t.Fatalf("%d spans, want %d", len(ended), len(want))
 	}
 	for i, s := range ended {
-		attrs := attribute.NewSet(s.Attributes()...)
-		route, _ := attrs.Value("http.route")
-		status, _ := attrs.Value("http.response.status_code")
-		if s.Name() != want[i].name || route.AsString() != want[i].route || status.AsInt64() != want[i].status {
-			t.Errorf("span %d: %q, route %q, status %d", i, s.Name(), route.AsString(), status.AsInt64())
-		}
-		for _, a := range s.Attributes() {
-			if strings.Contains(a.Value.String(), "secret") {
-				t.Errorf("span %d shows the query: %s", i, a.Key)
+		attrs := map[string]*commonpb.AnyValue{}
+		for _, a := range s.GetAttributes() {
+			attrs[a.GetKey()] = a.GetValue()
+			if strings.Contains(a.GetValue().String(), "secret") {
+				t.Errorf("span %d shows the query: %s", i, a.GetKey())
 			}
 		}
+		route, status := attrs["http.route"].GetStringValue(), attrs["http.response.status_code"].GetIntValue()
+		if s.GetName() != want[i].name || route != want[i].route || status != want[i].status {
+			t.Errorf("span %d: %q, route %q, status %d", i, s.GetName(), route, status)
+		}
+		if failed := s.GetStatus().GetCode() == tracepb.Status_STATUS_CODE_ERROR; failed != (want[i].status == 502) {
+			t.Errorf("span %d: failed %t", i, failed)
+		}
 	}
-	if got := ended[0].SpanContext().TraceID().String(); got != trace || ended[0].Parent().SpanID().String() != "b7ad6b7169203331" {
-		t.Errorf("trace %s, parent %s: the client's context is lost", got, ended[0].Parent().SpanID())
+	if got := hex.EncodeToString(ended[0].GetTraceId()); got != trace || hex.EncodeToString(ended[0].GetParentSpanId()) != "b7ad6b7169203331" {
+		t.Errorf("trace %s, parent %x: the client's context is lost", got, ended[0].GetParentSpanId())
 	}
 	var all metricdata.ResourceMetrics
 	if err := counts.Collect(t.Context(), &all); err != nil {

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"net/http"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/propagation"
@@ -42,11 +41,8 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rq.matched(found)
 
 	ctx, s := g.startSpan(r, rq)
-	if s.IsRecording() {
-		rq.exchange.Traced = time.Now()
-	}
 	g.metrics.begin()
-	defer g.finish(ctx, rq, r, s)
+	defer g.finish(rq, r, s)
 	if r.URL.Path == openapiPath && readMethod(r.Method) == http.MethodGet {
 		rq.pattern = openapiPath
 		serveOpenAPI(rq)
@@ -152,7 +148,7 @@ func canonical(name string) string {
 func (g *Gateway) startSpan(r *http.Request, rq *request) (context.Context, trace.Span) {
 	ctx := g.propagator.Extract(r.Context(), carrier{propagation.HeaderCarrier(r.Header)})
 	rq.named = rq.pattern
-	return span.Start(ctx, g.tracer, spanName(knownMethod(rq.exchange.Method), rq.pattern), trace.SpanKindServer)
+	return span.StartAt(ctx, g.tracer, spanName(knownMethod(rq.exchange.Method), rq.pattern), trace.SpanKindServer, trace.SpanID{}, rq.exchange.Received)
 }
 
 // spanName has few values, as OpenTelemetry's conventions want it: clients make up methods.
@@ -167,15 +163,16 @@ func spanName(method, pattern string) string {
 }
 
 // finish leaves the record of a request, and breaks the connection of an answer that is not whole.
-func (g *Gateway) finish(ctx context.Context, rq *request, r *http.Request, s trace.Span) {
+func (g *Gateway) finish(rq *request, r *http.Request, s trace.Span) {
 	v := recover()
 	g.held.Add(-rq.held)
 	if v != nil && rq.status == 0 {
 		rq.status = http.StatusInternalServerError
 	}
-	g.metrics.end(ctx, rq)
+	g.metrics.end(rq)
 	if s.IsRecording() {
-		g.describe(rq, r, s)
+		st := tell(rq, r)
+		span.Leave(s, st, st.fault != "")
 	}
 	s.End()
 	if v != nil {
@@ -183,26 +180,6 @@ func (g *Gateway) finish(ctx context.Context, rq *request, r *http.Request, s tr
 	}
 	if rq.aborted {
 		panic(http.ErrAbortHandler)
-	}
-}
-
-// describe puts the outcome on the server span.
-func (g *Gateway) describe(rq *request, r *http.Request, s trace.Span) {
-	scheme := "http"
-	if r.TLS != nil {
-		scheme = "https"
-	}
-	method := knownMethod(rq.exchange.Method)
-	span.Set(s, span.HTTPMethod.String(method), span.URLPath.String(rq.exchange.Path), span.URLScheme.String(scheme), span.HTTPVersion.String(strings.TrimPrefix(r.Proto, "HTTP/")),
-		span.HTTPStatus.Int(rq.outcome()), span.RequestID.String(rq.exchange.RequestID))
-	if rq.pattern != "" {
-		if rq.pattern != rq.named { // found later
-			s.SetName(spanName(method, rq.pattern))
-		}
-		span.Set(s, span.HTTPRoute.String(rq.pattern))
-	}
-	if e := rq.failed; e != nil && e.Fault() == apierror.FaultOurs {
-		span.Fail(s, apierror.Name(e.Reason), e.OwnWords())
 	}
 }
 

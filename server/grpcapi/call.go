@@ -24,7 +24,6 @@ func (a *API) call(ctx context.Context, method, path string) (*router.Call, erro
 	if e := inproc.FromContext(ctx); e != nil {
 		c.Method, c.Path, c.RawQuery = e.Method, e.Path, e.RawQuery
 		c.Header, c.RequestID, c.Received, c.Tenant = e.Header, e.RequestID, e.Received, e.Tenant
-		c.Traced = e.Traced
 	} else {
 		h := headers(ctx)
 		c.Method, c.Path = method, path

@@ -30,8 +30,6 @@ type Exchange struct {
 	BodySize int64
 	// Received is when the request's header had been read.
 	Received time.Time
-	// Traced is when its server span began; zero when nobody records it. No span below begins earlier.
-	Traced time.Time
 	// Answer takes what goes back.
 	Answer Answer
 }

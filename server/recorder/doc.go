@@ -1,13 +1,12 @@
 // Package recorder makes the spans of kvpilot's traces.
 //
-// A Recorder is a trace.TracerProvider. All spans of a trace share one lock and one piece of memory,
-// and a span is written in OTLP's own form when it ends: what a collector is sent later are those
-// bytes, copied, and nothing of a request is held on to by its trace. What becomes of a trace is
-// decided when its first span in this process ends: it is kept when the sampler chose it, when it
-// failed, and when it was slow.
+// A Recorder is a trace.TracerProvider. Besides the API's spans, which are written in OTLP's own form
+// when they end, it takes stories: what a part of kvpilot noted of its work on a request, from which the
+// spans are drawn later, for many requests in a row and only for traces that are kept. What becomes of
+// a trace is decided when its first span in this process ends: it is kept when the sampler chose it,
+// when it failed, and when it was slow. docs/adr/012-span-recorder.md says why.
 //
-// Tracer.Begin, Span.Set and Span.Draw do what the API's Start and SetAttributes do without its
-// options, which are garbage; package span calls them where a tracer is one of these. All is safe
-// for concurrent use. Open traces and the spans of one are bounded; what is too much is dropped and
-// counted.
+// Package span has the functions by which the rest of kvpilot uses it. All is safe for concurrent use,
+// but for a Trace and a Batch, which belong to one goroutine. Open traces and the spans of one are
+// bounded; what is too much is dropped and counted.
 package recorder

@@ -22,37 +22,41 @@ const (
 	tagLinkAttribute     = 4<<3 | 2
 )
 
-// appendSpan writes an ended span as a field of a ScopeSpans.
-func appendSpan(b []byte, r *record, s *Span) []byte {
+// appendHead begins a span as a field of a ScopeSpans; its attributes and the like follow.
+func (r *record) appendHead(b []byte, id, parent trace.SpanID, name string, kind trace.SpanKind, start, stop int64) ([]byte, int) {
 	b, mark := begin(b, 2)
 	b = append(append(b, 1<<3|2, 16), r.id[:]...)
-	b = append(append(b, 2<<3|2, 8), s.id[:]...)
+	b = append(append(b, 2<<3|2, 8), id[:]...)
 	if r.state.Len() > 0 {
 		b = appendString(b, 3, r.state.String())
 	}
-	if s.parent.IsValid() {
-		b = append(append(b, 4<<3|2, 8), s.parent[:]...)
+	if parent.IsValid() {
+		b = append(append(b, 4<<3|2, 8), parent[:]...)
 	}
-	b = appendString(b, 5, s.name)
-	b = append(b, 6<<3, byte(s.kind)) //nolint:gosec // there are five; the API counts kinds as OTLP does
-	b = appendFixed64(b, 7, uint64(s.start))
-	b = appendFixed64(b, 8, uint64(s.stop))
+	b = appendString(b, 5, name)
+	b = append(b, 6<<3, byte(kind)) //nolint:gosec // there are five; the API counts kinds as OTLP does
+	b = appendFixed64(b, 7, uint64(start))
+	return appendFixed64(b, 8, uint64(stop)), mark
+}
+
+// appendSpan writes a span that was begun and has ended.
+func appendSpan(b []byte, r *record, s *Span) []byte {
+	b, mark := r.appendHead(b, s.id, s.parent, s.name, s.kind, s.start, s.stop)
 	b = append(b, s.body...)
 	b = appendNumber(b, 10, s.lostAttrs)
 	b = appendNumber(b, 12, s.lostEvents)
 	b = appendNumber(b, 14, s.lostLinks)
-	b = appendStatus(b, s)
-	b = appendFlags(b, 16, r.flags, s.remote)
-	return end(b, mark)
+	b = appendStatus(b, s.code, s.description)
+	return end(appendFlags(b, 16, r.flags, s.remote), mark)
 }
 
-func appendStatus(b []byte, s *Span) []byte {
-	if s.code == codes.Unset {
+func appendStatus(b []byte, code codes.Code, description string) []byte {
+	if code == codes.Unset {
 		return append(b, 15<<3|2, 0)
 	}
 	b, mark := begin(b, 15)
-	b = appendString(b, 2, s.description)
-	switch s.code {
+	b = appendString(b, 2, description)
+	switch code {
 	case codes.Ok:
 		b = append(b, 3<<3, 1)
 	case codes.Error:
@@ -131,13 +135,7 @@ func appendAttribute(b []byte, tag byte, a *attribute.KeyValue) []byte {
 		b = appendKey(b, tag, string(a.Key), 2)
 		return append(b, 2<<3, byte(protowire.EncodeBool(a.Value.AsBool()))) //nolint:gosec // 0 or 1
 	case attribute.STRINGSLICE:
-		var list []byte
-		for _, s := range a.Value.AsStringSlice() {
-			item := appendAlways(nil, 1, clip(s))
-			list = protowire.AppendBytes(append(list, 1<<3|2), item)
-		}
-		b = appendKey(b, tag, string(a.Key), 1+protowire.SizeBytes(len(list)))
-		return protowire.AppendBytes(append(b, 5<<3|2), list)
+		return appendTexts(b, tag, string(a.Key), a.Value.AsStringSlice())
 	case attribute.EMPTY:
 		return appendKey(b, tag, string(a.Key), 0)
 	default: // kinds that kvpilot does not use
@@ -157,6 +155,22 @@ func appendText(b []byte, tag byte, key, text string) []byte {
 		return b
 	}
 	return appendAlways(appendKey(b, tag, key, 1+protowire.SizeBytes(len(text))), 1, text)
+}
+
+// appendTexts writes a KeyValue that is an array of texts.
+func appendTexts(b []byte, tag byte, key string, texts []string) []byte {
+	list := 0
+	for _, s := range texts {
+		list += 1 + protowire.SizeBytes(1+protowire.SizeBytes(len(clip(s))))
+	}
+	b = appendKey(b, tag, key, 1+protowire.SizeBytes(list))
+	b = protowire.AppendVarint(append(b, 5<<3|2), uint64(list)) //nolint:gosec // not negative
+	for _, s := range texts {
+		s = clip(s)
+		b = protowire.AppendVarint(append(b, 1<<3|2), uint64(1+protowire.SizeBytes(len(s)))) //nolint:gosec // not negative
+		b = appendAlways(b, 1, s)
+	}
+	return b
 }
 
 // appendKey begins a KeyValue whose value takes size bytes.
@@ -207,10 +221,10 @@ func (s *Span) forget(key string) bool {
 	return false
 }
 
-// begin starts a nested message, most of which take two bytes for their length; end, given its mark,
-// writes that.
-func begin(b []byte, n protowire.Number) ([]byte, int) {
-	b = append(protowire.AppendTag(b, n, protowire.BytesType), 0, 0)
+// begin starts a nested message in one of the first fifteen fields; most take two bytes for their
+// length. end, given its mark, writes that.
+func begin(b []byte, n byte) ([]byte, int) {
+	b = append(b, n<<3|2, 0, 0)
 	return b, len(b)
 }
 
@@ -247,6 +261,6 @@ func appendNumber(b []byte, n protowire.Number, v uint32) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, n, protowire.VarintType), uint64(v))
 }
 
-func appendFixed64(b []byte, n protowire.Number, v uint64) []byte {
-	return protowire.AppendFixed64(protowire.AppendTag(b, n, protowire.Fixed64Type), v)
+func appendFixed64(b []byte, n byte, v uint64) []byte {
+	return binary.LittleEndian.AppendUint64(append(b, n<<3|1), v)
 }

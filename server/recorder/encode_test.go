@@ -143,7 +143,7 @@ func TestSpansAreWrittenAsOpenTelemetrysExporterDoes(t *testing.T) {
 	var r *Recorder
 	r = New(Params{Resource: about, Sampler: sdktrace.ParentBased(sdktrace.NeverSample()), Dropped: func(int) {}, Keep: func(tr *Trace) {
 		message := &tracepb.ResourceSpans{}
-		message.ProtoReflect().SetUnknown(bytes.Clone(r.Message(nil, []*Trace{tr})))
+		message.ProtoReflect().SetUnknown(bytes.Clone(r.Message(nil, batchOf(tr))))
 		ours.got = append(ours.got, message)
 	}})
 	play(r, parent)
@@ -170,7 +170,8 @@ func FuzzAttributes(f *testing.F) {
 		tr := k.Tracer("t").(*Tracer)
 		_, s := tr.Begin(context.Background(), key, trace.SpanKindServer)
 		s.(*Span).Set(attribute.String(key, text), attribute.Int64(key+"1", number), attribute.Float64(key+"2", fraction), attribute.Bool(key+"3", truth), attribute.StringSlice(key+"4", []string{text, ""}))
-		s.(*Span).Draw(tr, Part{Name: text, From: time.Now(), To: time.Now(), Failed: text, Event: key, EventAttrs: []attribute.KeyValue{attribute.String(key, text)}}, attribute.String(key, text))
+		list := []attribute.KeyValue{attribute.String(key, text)}
+		s.(*Span).Leave(&tale{tracer: tr, name: text, failed: text, events: []Event{{Name: key, At: time.Now(), Attrs: list}}, attrs: list}, true)
 		s.(*Span).Set(attribute.String(key, text))
 		s.End()
 		if len(k.list) != 2 || len(k.list[1].Attributes) != 5 || len(k.list[0].Attributes) != 1 {
@@ -186,4 +187,12 @@ func FuzzAttributes(f *testing.F) {
 			t.Errorf("%v", d)
 		}
 	})
+}
+
+func batchOf(list ...*Trace) *Batch {
+	var b Batch
+	for _, t := range list {
+		b.Add(t)
+	}
+	return &b
 }

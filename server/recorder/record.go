@@ -22,16 +22,18 @@ type record struct {
 	chosen   bool      // by the sampler
 	shown    bool
 
-	mu     sync.Mutex
-	first  Span   // guarded by mu, as all spans
-	others []Span // guarded by mu; never grown, for spans must stay where they are
-	begun  int    // guarded by mu
-	open   int    // guarded by mu: spans that have not ended
-	slab   *slab  // guarded by mu: what the bodies of open spans are cut from; nil when none can follow
-	out    *Trace // guarded by mu: the spans that have ended; nil when the first one has
-	failed bool   // guarded by mu
-	over   bool   // guarded by mu: the first span has ended
-	kept   bool   // guarded by mu; set with over
+	mu      sync.Mutex
+	first   Span              // guarded by mu until it is over, as all spans; then by who has the Trace
+	others  []Span            // guarded by mu; never grown, for spans must stay where they are
+	begun   int               // guarded by mu
+	open    int               // guarded by mu: spans that have not ended
+	slab    *slab             // guarded by mu: what the bodies of open spans are cut from; nil when none has one
+	out     *Trace            // guarded by mu: the spans that have ended; nil when none has, and when the first one has
+	stories [maxStories]Story // guarded by mu until the first span is over; then by who has the Trace
+	told    int               // of them
+	failed  bool              // guarded by mu
+	over    bool              // guarded by mu: the first span has ended
+	kept    bool              // guarded by mu; set with over
 }
 
 // child begins a span below another one; nil when there are too many.
@@ -75,62 +77,105 @@ func (r *record) end(s *Span, at time.Time) {
 	s.over.Store(true)
 	s.stop = r.nanos(at)
 	r.open--
-	late := r.write(s)
-	s.body = nil
-	var whole *Trace
-	if s == &r.first {
-		slow := r.recorder.Slow
-		r.over, r.kept = true, r.chosen || r.failed || slow > 0 && s.stop-s.start >= int64(slow)
-		whole, r.out = r.out, nil
-	}
-	if r.over && r.open == 0 && r.slab != nil {
-		r.recorder.slabs.Put(r.slab)
-		r.slab = nil
-	}
-	kept := r.kept
-	r.mu.Unlock()
-	if whole != nil {
-		r.recorder.open.Add(-1)
-		if r.shown {
-			r.recorder.Shown(whole.copy())
+	r.failed = r.failed || s.code == codes.Error
+	if s != &r.first {
+		late := r.write(s)
+		r.mu.Unlock()
+		if late != nil {
+			r.recorder.Keep(late)
 		}
-		r.recorder.pass(whole, kept)
-	}
-	if late != nil {
-		r.recorder.Keep(late)
-	}
-}
-
-// pass hands a trace on, or uses its memory again.
-func (r *Recorder) pass(t *Trace, kept bool) {
-	if kept {
-		r.Keep(t)
 		return
 	}
-	r.Free(t)
+	slow := r.recorder.Slow
+	r.over, r.kept = true, r.chosen || r.failed || slow > 0 && s.stop-s.start >= int64(slow)
+	kept, whole := r.kept, r.out
+	r.out = nil
+	r.mu.Unlock()
+	if whole == nil {
+		whole = r.recorder.newTrace()
+	}
+	whole.record = r
+	r.recorder.open.Add(-1)
+	if kept && r.told == 0 { // it is all there, and small
+		whole.write()
+		whole.shrink(r.recorder)
+	}
+	if r.shown {
+		r.recorder.Shown(whole.copy())
+	}
+	if kept {
+		r.recorder.Keep(whole)
+		return
+	}
+	r.recorder.Free(whole)
 }
 
-// write encodes a span that has ended. One that ends after its trace makes a Trace of its own, or
-// nothing when the trace was not kept. mu is held.
+// write encodes a span below the first one that has ended. One that ends after its trace makes a Trace
+// of its own, or nothing when the trace was not kept. mu is held.
 func (r *record) write(s *Span) (late *Trace) {
-	r.failed = r.failed || s.code == codes.Error
-	to := r.out
-	if r.over {
-		if !r.kept {
-			return nil
-		}
-		to = r.recorder.newTrace()
-		late = to
+	to := r.target()
+	if to != nil {
+		to.text = appendSpan(to.text, r, s)
+		to.ended(s.scope)
 	}
-	to.add(r, s)
+	s.body = nil
+	if r.over {
+		return to
+	}
+	return nil
+}
+
+// target is where the next span is written: a Trace of its own when the trace is over and kept, and
+// nil when nobody wants it any more. mu is held.
+func (r *record) target() *Trace {
+	switch {
+	case !r.over && r.out == nil:
+		r.out = r.recorder.newTrace()
+		fallthrough
+	case !r.over:
+		r.out.open(r.recorder)
+		return r.out
+	case !r.kept:
+		return nil
+	}
+	late := r.recorder.newTrace()
+	late.open(r.recorder)
 	return late
 }
 
-// slab is memory for the bodies of open spans.
+// finish writes the first span behind what is left to tell of the trace.
+func (r *record) finish(t *Trace) {
+	t.open(r.recorder)
+	c := Canvas{span: &r.first, to: t, left: max(0, maxSpansPerTrace-1-t.spans)}
+	for _, st := range r.stories[:r.told] {
+		st.Draw(&c)
+	}
+	t.text = appendSpan(t.text, r, &r.first)
+	t.ended(r.first.scope)
+	r.let()
+}
+
+// let gives back what the record holds of memory that is used again; the first span is over, and nobody
+// else looks at it.
+func (r *record) let() {
+	for i, st := range r.stories[:r.told] {
+		st.Free()
+		r.stories[i] = nil
+	}
+	r.told, r.first.body = 0, nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.open == 0 && r.slab != nil {
+		r.recorder.slabs.Put(r.slab)
+		r.slab = nil
+	}
+}
+
+// slab is memory that is used again.
 type slab struct{ text []byte }
 
-// slabSize holds the attributes of a usual request's open spans.
-const slabSize = 3 << 10
+// slabSize holds the spans of a usual request, or the attributes of those that are open.
+const slabSize = 5 << 10
 
 func (r *Recorder) newSlab() *slab {
 	if s, ok := r.slabs.Get().(*slab); ok {
@@ -140,15 +185,19 @@ func (r *Recorder) newSlab() *slab {
 	return &slab{text: make([]byte, 0, slabSize)}
 }
 
-// room makes sure that a body can grow by n bytes without moving. mu is held.
+// room makes sure that a body can grow by n bytes without moving. mu is held, or nobody else has the
+// record.
 func (r *record) room(s *Span, n int) {
 	if cap(s.body)-len(s.body) >= n {
 		return
 	}
+	if r.slab == nil {
+		r.slab = r.recorder.newSlab()
+	}
 	const spare = 64 // for the one attribute that comes later
 	want := len(s.body) + n + spare
 	var place []byte
-	if r.slab != nil && cap(r.slab.text)-len(r.slab.text) >= want {
+	if cap(r.slab.text)-len(r.slab.text) >= want {
 		at := len(r.slab.text)
 		r.slab.text = r.slab.text[:at+want]
 		place = r.slab.text[at : at : at+want]

@@ -3,7 +3,6 @@ package recorder
 import (
 	"context"
 	"encoding/binary"
-	"hash/maphash"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -53,7 +52,6 @@ type Recorder struct {
 	about []byte // the resource, encoded
 	show  *sparing
 	open  atomic.Int64
-	seed  maphash.Seed
 
 	traces, slabs sync.Pool
 }
@@ -65,7 +63,7 @@ func New(p Params) *Recorder {
 	if p.Resource == nil {
 		p.Resource = resource.Empty()
 	}
-	return &Recorder{Params: p, about: appendResource(nil, p.Resource), show: newSparing(), seed: maphash.MakeSeed()}
+	return &Recorder{Params: p, about: appendResource(nil, p.Resource), show: newSparing()}
 }
 
 // Tracer implements trace.TracerProvider.
@@ -103,15 +101,27 @@ func (t *Tracer) Start(ctx context.Context, name string, options ...trace.SpanSt
 // Begin is Start without options, but for one thing: below a span that is not recorded, or over, it
 // makes none.
 func (t *Tracer) Begin(ctx context.Context, name string, kind trace.SpanKind) (context.Context, trace.Span) {
-	above := trace.SpanFromContext(ctx)
-	if parent, ok := above.(*Span); ok {
+	return t.BeginAt(ctx, name, kind, trace.SpanID{}, time.Time{})
+}
+
+// BeginAt is Begin for a span that began at a moment in the past, or that is a part of the drawn span
+// with the id above, which need not be drawn yet; both may be left out.
+func (t *Tracer) BeginAt(ctx context.Context, name string, kind trace.SpanKind, above trace.SpanID, at time.Time) (context.Context, trace.Span) {
+	current := trace.SpanFromContext(ctx)
+	if parent, ok := current.(*Span); ok {
 		if parent.over.Load() {
 			return ctx, unrecorded
 		}
-	} else if c := above.SpanContext(); c.IsValid() && !c.IsRemote() {
+		ctx, s := t.start(ctx, current, name, kind, at)
+		if own, ok := s.(*Span); ok && above.IsValid() {
+			own.parent = above // nobody else has seen it
+		}
+		return ctx, s
+	}
+	if c := current.SpanContext(); c.IsValid() && !c.IsRemote() {
 		return ctx, unrecorded
 	}
-	return t.start(ctx, above, name, kind, time.Time{})
+	return t.start(ctx, current, name, kind, at)
 }
 
 func (t *Tracer) start(ctx context.Context, above trace.Span, name string, kind trace.SpanKind, at time.Time) (context.Context, trace.Span) {
@@ -162,9 +172,6 @@ func (t *Tracer) root(ctx context.Context, parent trace.SpanContext, name string
 	}
 	r := &record{recorder: p, id: id, chosen: chosen.Decision == sdktrace.RecordAndSample, shown: shown, began: now, unix: now.UnixNano(), state: chosen.Tracestate}
 	r.flags = parent.TraceFlags().WithSampled(r.chosen)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.out, r.slab = p.newTrace(), p.newSlab()
 	s := &r.first
 	r.begin(s, t.scope, name, kind, now)
 	s.parent, s.remote = parent.SpanID(), parent.IsRemote()

@@ -1,6 +1,7 @@
 package recorder
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -43,6 +44,27 @@ func newKept(sampler sdktrace.Sampler, change ...func(*Params)) *kept {
 	return k
 }
 
+// tale is a story of spans that are all alike.
+type tale struct {
+	tracer *Tracer
+	name   string
+	failed string
+	times  int // 0: once
+	attrs  []attribute.KeyValue
+	events []Event
+	told   int
+	freed  int
+}
+
+func (s *tale) Draw(on *Canvas) {
+	s.told++
+	for range max(1, s.times) {
+		on.Draw(s.tracer, Part{Name: s.name, From: time.Now(), To: time.Now(), Failed: s.failed, Events: s.events}, s.attrs...)
+	}
+}
+
+func (s *tale) Free() { s.freed++ }
+
 func TestSpansThatEndLateAreKeptWithTheirTrace(t *testing.T) {
 	for _, chosen := range []bool{true, false} {
 		sampler := sdktrace.NeverSample()
@@ -55,9 +77,13 @@ func TestSpansThatEndLateAreKeptWithTheirTrace(t *testing.T) {
 		_, late := tr.Start(ctx, "late")
 		root.End()
 		late.SetAttributes(attribute.String("still", "open"))
-		late.(*Span).Draw(tr, Part{Name: "drawn late", From: time.Now(), To: time.Now()})
+		story := &tale{tracer: tr, name: "too late"}
+		late.(*Span).Leave(story, true)
 		late.End()
-		if want := map[bool]int{true: 3, false: 0}[chosen]; len(k.list) != want {
+		if story.told != 0 || story.freed != 1 {
+			t.Errorf("a story that comes too late is told %d and freed %d times", story.told, story.freed)
+		}
+		if want := map[bool]int{true: 2, false: 0}[chosen]; len(k.list) != want {
 			t.Errorf("chosen %v: %d spans are kept, want %d", chosen, len(k.list), want)
 		}
 		if inner, s := tr.Begin(ctx, "below what is over", trace.SpanKindInternal); s.IsRecording() || inner != ctx {
@@ -73,8 +99,8 @@ func TestATraceIsBounded(t *testing.T) {
 	for range maxSpansPerTrace {
 		_, s := tr.Start(ctx, "child")
 		s.End()
-		root.(*Span).Draw(tr, Part{Name: "drawn", From: time.Now(), To: time.Now()})
 	}
+	root.(*Span).Leave(&tale{tracer: tr, name: "drawn", times: 3}, false)
 	for i := range 2 * maxPerSpan {
 		root.SetAttributes(attribute.Int(strings.Repeat("k", i+1), i))
 		root.AddEvent("event")
@@ -83,7 +109,7 @@ func TestATraceIsBounded(t *testing.T) {
 	root.SetAttributes(attribute.String("k", strings.Repeat("long", maxText)))
 	root.RecordError(errors.New("a secret"))
 	root.End()
-	if len(k.list) != maxSpansPerTrace || k.lost != maxSpansPerTrace+1 {
+	if len(k.list) != maxSpansPerTrace || k.lost != 4 {
 		t.Fatalf("%d spans and %d lost", len(k.list), k.lost)
 	}
 	got := k.list[len(k.list)-1]
@@ -120,7 +146,7 @@ func TestOneTraceTakesManyGoroutines(t *testing.T) {
 				_, s := tr.Start(ctx, "child")
 				s.SetAttributes(attribute.Int("i", i), attribute.String("text", strings.Repeat("x", 100*i)))
 				root.SetAttributes(attribute.Int("last", i))
-				root.(*Span).Draw(tr, Part{Name: "drawn", From: time.Now(), To: time.Now()}, attribute.Int("i", i))
+				s.(*Span).Leave(&tale{tracer: tr, name: "drawn"}, false)
 				s.End()
 			}
 		})
@@ -131,7 +157,7 @@ func TestOneTraceTakesManyGoroutines(t *testing.T) {
 		t.Fatalf("%d spans in %d traces, want 161 in one", len(k.list), k.traces)
 	}
 	for _, s := range k.list[:160] {
-		if len(s.Attributes) == 0 || s.Attributes[0].Key != "i" {
+		if s.Name == "child" && (len(s.Attributes) == 0 || s.Attributes[0].Key != "i") {
 			t.Fatalf("%v", s)
 		}
 	}
@@ -146,14 +172,14 @@ func TestMemoryIsUsedAgain(t *testing.T) {
 		_, child := tr.Begin(ctx, "child", trace.SpanKindInternal)
 		child.(*Span).Set(attribute.Int("i", i))
 		root.(*Span).Set(attribute.String("long", strings.Repeat("x", i*50)))
-		root.(*Span).Draw(tr, Part{Name: "drawn", From: time.Now(), To: time.Now()}, attribute.Int("i", i))
+		root.(*Span).Leave(&tale{tracer: tr, name: "drawn", attrs: []attribute.KeyValue{attribute.Int("i", i)}}, false)
 		child.(*Span).Set(attribute.String("later", strings.Repeat("y", i)))
 		child.End()
 		root.End()
 		got := k.list
 		k.list = nil
 		if len(got) != 3 || got[0].Attributes[0].Value.GetIntValue() != int64(i) || got[1].Attributes[0].Value.GetIntValue() != int64(i) ||
-			len(got[1].Attributes[1].Value.GetStringValue()) != i || len(got[2].Attributes[0].Value.GetStringValue()) != min(i*50, maxText) {
+			len(got[0].Attributes[1].Value.GetStringValue()) != i || len(got[2].Attributes[0].Value.GetStringValue()) != min(i*50, maxText) {
 			t.Fatalf("trace %d: %v", i, got)
 		}
 	}
@@ -171,5 +197,99 @@ func TestWhatIsShownIsACopy(t *testing.T) {
 	}
 	if len(shown) != 2 || shown[0].Spans()[0].Name != "first" || shown[1].Spans()[0].Name != "second" || shown[0].Len() != 1 {
 		t.Errorf("%v", shown)
+	}
+}
+
+func TestAStoryIsToldOnceWhenItsTraceIsKept(t *testing.T) {
+	for name, c := range map[string]struct{ chosen, failed, kept bool }{
+		"chosen":  {chosen: true, kept: true},
+		"failed":  {failed: true, kept: true},
+		"neither": {},
+	} {
+		sampler := sdktrace.NeverSample()
+		if c.chosen {
+			sampler = sdktrace.AlwaysSample()
+		}
+		k := newKept(sampler)
+		tr := k.Tracer("t").(*Tracer)
+		ctx, root := tr.Begin(context.Background(), "root", trace.SpanKindServer)
+		_, child := tr.BeginAt(ctx, "child", trace.SpanKindClient, trace.SpanID{7}, time.Now().Add(-time.Hour))
+		stories := []*tale{{tracer: tr, name: "first"}, {tracer: tr, name: "second"}, {tracer: tr, name: "of the child"}}
+		root.(*Span).Leave(stories[0], false)
+		child.(*Span).Leave(stories[2], false)
+		child.End()
+		root.(*Span).Leave(stories[1], c.failed)
+		root.End()
+		told := map[bool]int{true: 1, false: 0}[c.kept]
+		if stories[0].told != told || stories[1].told != told || stories[2].told != 1 {
+			t.Errorf("%s: they are told %d, %d and %d times", name, stories[0].told, stories[1].told, stories[2].told)
+		}
+		for i, s := range stories {
+			if s.freed != 1 {
+				t.Errorf("%s: story %d is freed %d times", name, i, s.freed)
+			}
+		}
+		if !c.kept {
+			if len(k.list) != 0 {
+				t.Errorf("%s: %d spans are kept", name, len(k.list))
+			}
+			continue
+		}
+		byName := map[string]*tracepb.Span{}
+		for _, s := range k.list {
+			byName[s.Name] = s
+		}
+		top := byName["root"]
+		if len(k.list) != 5 || k.list[4] != top {
+			t.Fatalf("%s: %d spans; the first one comes last", name, len(k.list))
+		}
+		for name, parent := range map[string][]byte{"first": top.SpanId, "second": top.SpanId, "child": {7, 0, 0, 0, 0, 0, 0, 0}, "of the child": byName["child"].SpanId} {
+			if !bytes.Equal(byName[name].ParentSpanId, parent) {
+				t.Errorf("%s is below %x, want %x", name, byName[name].ParentSpanId, parent)
+			}
+		}
+		if took := byName["child"].EndTimeUnixNano - byName["child"].StartTimeUnixNano; took < uint64(time.Hour) {
+			t.Errorf("a span that began an hour ago took %d ns", took)
+		}
+	}
+}
+
+// inside draws what a Part and a Canvas can have.
+type inside struct{ tracer *Tracer }
+
+func (inside) Free() {}
+
+func (s inside) Draw(on *Canvas) {
+	at, id := time.Unix(1000, 0), trace.SpanID{9}
+	on.Draw(s.tracer, Part{Name: "outer", From: at, To: at.Add(time.Second), Kind: trace.SpanKindClient, ID: id,
+		Events: []Event{{Name: "one", At: at.Add(time.Millisecond)}, {Name: "two", At: at.Add(time.Second), Attrs: []attribute.KeyValue{attribute.Bool("b", true)}}}})
+	on.Draw(s.tracer, Part{Name: "inner", From: at, To: at, Above: id, Failed: "why"}, attribute.Int("n", 3))
+	on.Set(attribute.String("a", "first"), attribute.String("b", ""))
+	on.Set(attribute.String("a", "last"))
+	on.SetTexts("list", "x", "", strings.Repeat("long", 400))
+	on.SetTexts("none")
+	on.Rename("renamed")
+	on.Fail("told later")
+}
+
+func TestAStorysPicture(t *testing.T) {
+	k := newKept(sdktrace.AlwaysSample())
+	tr := k.Tracer("t").(*Tracer)
+	_, root := tr.Begin(context.Background(), "root", trace.SpanKindServer)
+	root.(*Span).Leave(inside{tr}, false)
+	root.End()
+	outer, inner, top := k.list[0], k.list[1], k.list[2]
+	if outer.Kind != tracepb.Span_SPAN_KIND_CLIENT || outer.EndTimeUnixNano-outer.StartTimeUnixNano != 1e9 || len(outer.Events) != 2 || outer.Events[0].TimeUnixNano-outer.StartTimeUnixNano != 1e6 || outer.Events[1].Attributes[0].Key != "b" {
+		t.Errorf("%v", outer)
+	}
+	if inner.Kind != tracepb.Span_SPAN_KIND_INTERNAL || !bytes.Equal(inner.ParentSpanId, outer.SpanId) || inner.Status.Message != "why" || inner.Attributes[0].Value.GetIntValue() != 3 {
+		t.Errorf("%v", inner)
+	}
+	if top.Name != "renamed" || top.Status.Message != "told later" || len(top.Attributes) != 4 {
+		t.Errorf("%v", top)
+	}
+	list := top.Attributes[2].Value.GetArrayValue().GetValues()
+	if top.Attributes[0].Key != "b" || top.Attributes[1].Value.GetStringValue() != "last" || len(list) != 3 || list[0].GetStringValue() != "x" || len(list[2].GetStringValue()) != maxText || len(top.Attributes[3].Value.GetArrayValue().GetValues()) != 0 {
+		t.Errorf("%v", top.Attributes)
 	}
 }

@@ -34,8 +34,6 @@ type Call struct {
 	Options chooser.Options
 	// Received is when the first byte of the request was seen.
 	Received time.Time
-	// Traced is when its server span began; zero takes Received.
-	Traced time.Time
 }
 
 // Sink receives an answer. Its methods are called from one goroutine.

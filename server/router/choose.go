@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/openai"
@@ -59,11 +57,12 @@ type Answer struct {
 
 // Choose decides, and reserves when asked to, without sending anything. The caller reports the
 // rest through the lifecycle methods of the chooser. An error is an *apierror.Error.
-func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
+func (r *Router) Choose(ctx context.Context, q *Question) (_ *Answer, err error) {
 	j, err := r.question(ctx, q)
 	if err != nil {
 		return nil, err
 	}
+	defer func() { j.tell(apierror.From(err)) }()
 	j.wantIDs = q.DryRun
 	if err := r.tokenize(ctx, j); err != nil {
 		return nil, err
@@ -80,26 +79,27 @@ func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
 			ask.Lease = r.Lease
 		}
 	}
-	choice, err := r.choose(ctx, j, ask)
-	if err != nil {
+	if err := r.choose(ctx, j, ask); err != nil {
 		return nil, err
 	}
-	j.chose(choice)
+	choice := j.choice
 	host, port := hostPort(choice.Replica.URL)
 	r.metrics.decided(j)
-	if s := trace.SpanFromContext(ctx); s.IsRecording() {
-		r.describeRequest(s, j, nil)
-	}
 	return &Answer{Choice: choice, Host: host, Port: port, Served: j.pool.Served, Encoding: j.enc, Lease: ask.Lease}, nil
 }
 
 // question makes a job of a question.
-func (r *Router) question(ctx context.Context, q *Question) (*job, error) {
+func (r *Router) question(ctx context.Context, q *Question) (_ *job, err error) {
 	call := &Call{
 		Route: q.Route, Header: q.Header, Body: q.Body, RequestID: q.RequestID,
 		Tenant: q.Tenant, Options: q.Options, Received: q.Received,
 	}
-	j := newJob(call)
+	j := r.newJob(ctx, call)
+	defer func() {
+		if err != nil {
+			j.tell(apierror.From(err))
+		}
+	}()
 	if err := r.readQuestion(ctx, j, q); err != nil {
 		return nil, err
 	}
@@ -154,11 +154,12 @@ func (r *Router) readQuestion(ctx context.Context, j *job, q *Question) error {
 
 // Encode gives the token ids of a question's prompt, whole, and how they were found. It chooses
 // nothing.
-func (r *Router) Encode(ctx context.Context, q *Question) (*Answer, error) {
+func (r *Router) Encode(ctx context.Context, q *Question) (_ *Answer, err error) {
 	j, err := r.question(ctx, q)
 	if err != nil {
 		return nil, err
 	}
+	defer func() { j.tell(apierror.From(err)) }()
 	j.needFull, j.wantIDs = true, true
 	if err := r.tokenize(ctx, j); err != nil {
 		return nil, err

@@ -9,13 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/decision"
-	"github.com/kvpilot/kvpilot/server/openai"
-	"github.com/kvpilot/kvpilot/server/span"
-	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
 // The response headers that explain a choice.
@@ -74,29 +69,12 @@ func bestOverlap(d *decision.Decision) int {
 	return int(best)
 }
 
-// describeAttempt puts the decision on the span of its attempt.
-func describeAttempt(s trace.Span, j *job) {
-	if !s.IsRecording() {
-		return
-	}
-	d := j.choice.Decision
-	host, port := hostPort(j.choice.Replica.URL)
-	span.Set(s,
-		span.Operation.String(operation(j.call.Route)), span.Provider.String("vllm"), span.Model.String(clip(j.req.Model, 128)), span.HTTPMethod.String(j.method()),
-		span.DecisionID.String(d.ID), span.Attempt.Int(d.Attempt),
-		span.Replica.String(string(j.choice.Replica.ID)), span.Rank.Int(j.choice.Rank),
-		span.OverlapTokens.Int(overlap(d)), span.Overhead.Float64(j.overhead.Seconds()),
-		span.ServerAddress.String(host), span.ServerPort.Int(port))
-}
-
 // finish is the one place where a request's end is counted, logged and put on its span.
 func (r *Router) finish(ctx context.Context, j *job, err error) {
 	took := time.Since(j.received)
 	public := apierror.From(err)
 	r.metrics.end(ctx, j, public, took)
-	if s := trace.SpanFromContext(ctx); s.IsRecording() {
-		r.describeRequest(s, j, public)
-	}
+	j.tell(public)
 	level := slog.LevelInfo
 	if public != nil {
 		switch public.Fault() {
@@ -111,65 +89,6 @@ func (r *Router) finish(ctx context.Context, j *job, err error) {
 		return
 	}
 	r.Log.LogAttrs(ctx, level, "request", r.logLine(j, public, took)...)
-}
-
-func (r *Router) describeRequest(s trace.Span, j *job, public *apierror.Error) {
-	var list [24]span.KeyValue
-	attrs := append(list[:0], span.RequestID.String(j.call.RequestID), span.DecisionID.String(j.id))
-	if j.req != nil {
-		attrs = append(attrs, span.Model.String(clip(j.req.Model, 128)), span.Streamed.Bool(j.req.Stream), span.Operation.String(operation(j.call.Route)))
-		if j.req.MaxTokens > 0 {
-			attrs = append(attrs, span.MaxTokens.Int(j.req.MaxTokens))
-		}
-		if j.req.Session != "" {
-			attrs = append(attrs, span.Conversation.String(clip(j.req.Session, 256)))
-		}
-	}
-	if c := j.choice; c != nil {
-		attrs = append(attrs, span.Replica.String(string(c.Replica.ID)), span.Policy.String(string(c.Decision.Policy)),
-			span.OverlapTokens.Int(overlap(c.Decision)), span.BestOverlap.Int(bestOverlap(c.Decision)), span.Candidates.Int(len(c.Decision.Candidates)))
-	}
-	if !j.firstToken.IsZero() {
-		attrs = append(attrs, span.FirstChunk.Float64(j.firstToken.Sub(j.received).Seconds()))
-	}
-	if id := j.scan.ResponseID(); id != "" {
-		attrs = append(attrs, span.ResponseID.String(clip(id, 128)))
-	}
-	if why := j.scan.FinishReason(); why != "" {
-		attrs = append(attrs, span.FinishReasons.StringSlice([]string{clip(why, 32)}))
-	}
-	if u, ok := j.scan.Usage(); ok {
-		attrs = append(attrs, span.InputTokens.Int(u.PromptTokens), span.OutputTokens.Int(u.CompletionTokens))
-		if u.CachedTokens >= 0 {
-			attrs = append(attrs, span.CachedTokens.Int(u.CachedTokens))
-		}
-	}
-	span.Set(s, attrs...)
-	if public != nil && public.Fault() == apierror.FaultOurs {
-		span.Fail(s, apierror.Name(public.Reason), public.OwnWords())
-	}
-}
-
-// operation is the route in the words of OpenTelemetry's conventions, where they have one.
-func operation(r openai.Route) string {
-	switch r {
-	case openai.RouteChat, openai.RouteResponses, openai.RouteMessages:
-		return "chat"
-	case openai.RouteCompletions:
-		return "text_completion"
-	default:
-		return r.String()
-	}
-}
-
-// describeExchange puts the connection and the head of the answer on the span of an attempt.
-func describeExchange(s trace.Span, t *upstream.Times, resp *upstream.Response) {
-	reused := span.Reused.Bool(t.DialBegan.IsZero() && !t.Began.IsZero())
-	if resp == nil {
-		span.Set(s, reused)
-		return
-	}
-	span.Set(s, reused, span.HTTPStatus.Int(resp.Status))
 }
 
 // logLine is the one line that a request leaves; nothing of its prompt or answer is in it.

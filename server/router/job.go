@@ -1,10 +1,13 @@
 package router
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"net/http"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/chooser"
@@ -19,6 +22,9 @@ import (
 // job is one call on its way through the steps. It belongs to one goroutine.
 type job struct {
 	call *Call
+	// span is the surface's, and story what is going to be drawn below it; nil when nobody records.
+	span  trace.Span
+	story *story
 	// id names the decision and the reservation. It is ours: a client's id may come twice.
 	id   string
 	req  *openai.Request
@@ -66,10 +72,13 @@ type job struct {
 	overhead   time.Duration
 }
 
-func newJob(call *Call) *job {
-	j := &job{call: call, id: newID(), received: call.Received}
+func (r *Router) newJob(ctx context.Context, call *Call) *job {
+	j := &job{call: call, span: trace.SpanFromContext(ctx), id: newID(), received: call.Received}
 	if j.received.IsZero() {
 		j.received = time.Now()
+	}
+	if j.span.IsRecording() {
+		j.story = r.newStory(j)
 	}
 	return j
 }
@@ -143,9 +152,9 @@ func (j *job) prompt(a *chooser.Request) {
 	}
 }
 
-func (j *job) chose(c *chooser.Choice) {
+func (j *job) chose(c *chooser.Choice, at time.Time) {
 	j.choice = c
-	j.chosen = time.Now()
+	j.chosen = at
 	j.held = c.Decision.Held
 	j.overhead = j.chosen.Sub(j.received) - j.tokenizing - j.held - j.before
 }

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/labels"
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
@@ -32,7 +33,7 @@ type metrics struct {
 	resumes  metric.Int64Counter
 
 	routes  map[openai.Route]metric.MeasurementOption
-	results map[result]metric.MeasurementOption
+	results labels.Sets[result]
 	kinds   [4]metric.MeasurementOption
 	again   map[upstream.Outcome]metric.MeasurementOption
 	wentOn  map[string]metric.MeasurementOption
@@ -50,7 +51,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 		p = noop.NewMeterProvider()
 	}
 	meter := p.Meter("github.com/kvpilot/kvpilot/server/router")
-	m := &metrics{routes: map[openai.Route]metric.MeasurementOption{}, results: map[result]metric.MeasurementOption{}, again: map[upstream.Outcome]metric.MeasurementOption{}, wentOn: map[string]metric.MeasurementOption{}}
+	m := &metrics{routes: map[openai.Route]metric.MeasurementOption{}, again: map[upstream.Outcome]metric.MeasurementOption{}, wentOn: map[string]metric.MeasurementOption{}}
 	var errs []error
 	histogram := func(name, unit, text string, bounds ...float64) metric.Float64Histogram {
 		h, err := meter.Float64Histogram(ns+name, metric.WithUnit(unit), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(bounds...))
@@ -94,7 +95,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 		}
 	}
 	ok := result{route: openai.RouteChat, status: http.StatusOK}
-	m.requests.Add(context.Background(), 0, ok.option())
+	m.requests.Add(context.Background(), 0, m.results.Of(ok, result.labels))
 	return m, errors.Join(errs...)
 }
 
@@ -112,12 +113,12 @@ func labelled(attrs ...attribute.KeyValue) metric.MeasurementOption {
 	return metric.WithAttributeSet(attribute.NewSet(attrs...))
 }
 
-func (res result) option() metric.MeasurementOption {
+func (res result) labels() []attribute.KeyValue {
 	reason := ""
 	if res.reason != apierror.Unspecified {
 		reason = apierror.Name(res.reason)
 	}
-	return labelled(attribute.String("route", res.route.String()), attribute.Int("status", res.status), attribute.String("reason", reason))
+	return []attribute.KeyValue{attribute.String("route", res.route.String()), attribute.Int("status", res.status), attribute.String("reason", reason)}
 }
 
 func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
@@ -138,7 +139,7 @@ func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took 
 	if public != nil {
 		res.status, res.reason = public.HTTPStatus(), public.Reason
 	}
-	m.requests.Add(plain, 1, res.option())
+	m.requests.Add(plain, 1, m.results.Of(res, result.labels))
 	m.duration.Record(ctx, took.Seconds(), route)
 	if j.tokenizing > 0 {
 		m.encode.Record(plain, j.tokenizing.Seconds(), route)
@@ -160,7 +161,7 @@ func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took 
 	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), m.kinds[tokensCached])
 	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), m.kinds[tokensOutput])
 	if n := u.CompletionTokens; n > 1 && !j.firstToken.IsZero() {
-		m.perToken.Record(ctx, time.Since(j.firstToken).Seconds()/float64(n-1), route)
+		m.perToken.Record(plain, time.Since(j.firstToken).Seconds()/float64(n-1), route)
 	}
 }
 

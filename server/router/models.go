@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
@@ -80,7 +81,7 @@ func mustJSON(v any) []byte {
 // it can only be answered by the replica that has it. One that nobody remembers is looked for on
 // every replica that takes requests.
 func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) error {
-	j := newJob(call)
+	j := r.newJob(ctx, call)
 	r.metrics.begin()
 	err := r.stored(ctx, j, id, to)
 	r.finish(ctx, j, err)
@@ -119,6 +120,8 @@ func (r *Router) stored(ctx context.Context, j *job, id string, to Sink) error {
 // ask sends the call to one replica without a choice or a reservation.
 func (r *Router) ask(ctx context.Context, j *job, rep *replica.Replica, to Sink) *failure {
 	j.pool = &registry.Pool{Replicas: []*replica.Replica{rep}}
+	j.chosen = time.Now()
+	j.noteDirect()
 	j.choice = &chooser.Choice{Decision: &decision.Decision{ID: j.id, Chosen: -1}, Replica: rep}
 	return r.attempt(ctx, j, to)
 }

@@ -8,9 +8,6 @@ import (
 	"strconv"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-
-	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
@@ -21,7 +18,6 @@ const progressStep = 8
 // passage is one replica's answer on its way to the client.
 type passage struct {
 	j        *job
-	span     trace.Span
 	resp     *upstream.Response
 	to       Sink
 	streamed bool
@@ -32,8 +28,8 @@ type passage struct {
 
 // relay passes the answer on, piece by piece as it comes. The Sink is begun with the first
 // piece, not with the head, so that a replica that dies between the two costs nothing.
-func (r *Router) relay(ctx context.Context, j *job, s trace.Span, resp *upstream.Response, to Sink) error {
-	p := passage{j: j, span: s, resp: resp, to: to, streamed: isEventStream(resp.Header)}
+func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to Sink) error {
+	p := passage{j: j, resp: resp, to: to, streamed: isEventStream(resp.Header)}
 	follower, err := j.followed(p.streamed)
 	if err != nil {
 		return err
@@ -89,7 +85,7 @@ func (r *Router) pass(ctx context.Context, p *passage, piece []byte) error {
 	if content == 0 { // a client that takes nothing must not make the prefill look longer
 		j.scan.Feed(piece)
 		if p.streamed && j.scan.ContentEvents() > p.earlier {
-			r.sawFirstToken(j, p.span)
+			r.sawFirstToken(j)
 		}
 	}
 	if !j.begun {
@@ -122,15 +118,14 @@ func (r *Router) begin(j *job, resp *upstream.Response, to Sink) error {
 }
 
 // sawFirstToken marks the end of a prefill; the client's first token is the first replica's.
-func (r *Router) sawFirstToken(j *job, s trace.Span) {
+func (r *Router) sawFirstToken(j *job) {
 	now := time.Now()
 	if j.firstToken.IsZero() {
 		j.firstToken = now
 	}
 	j.choice.FirstToken()
-	if s.IsRecording() {
-		s.AddEvent(span.EventFirstToken)
-		span.Set(s, span.FirstChunk.Float64(now.Sub(j.chosen).Seconds()))
+	if h := j.hop(); h != nil {
+		h.firstToken = now
 	}
 }
 

@@ -11,10 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
@@ -393,33 +390,15 @@ func TestTheDeadReplicaIsNotChosen(t *testing.T) {
 
 // The attempts stand side by side under the request, whose span tells of the change.
 func TestAResumedStreamInItsTrace(t *testing.T) {
-	kept := tracetest.NewSpanRecorder()
-	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(kept))
-	f := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Tracer = provider })
-	f.resuming(1)
-	f.inTurn(streaming(hello(), cut), whole(world()))
-	ctx, root := provider.Tracer("test").Start(t.Context(), "request")
-	if err := f.router.Serve(ctx, chat(asking+"}"), &client{}); err != nil {
-		t.Fatalf("Serve() = %v", err)
-	}
-	root.End()
-	var attempts, failed, noted int
-	for _, s := range kept.Ended() {
-		switch {
-		case s.Name() == "kvpilot.proxy" && s.Parent().SpanID() == root.SpanContext().SpanID():
-			attempts++
-			if s.Status().Code == codes.Error {
-				failed++
-			}
-		case s.SpanContext().SpanID() == root.SpanContext().SpanID():
-			for _, e := range s.Events() {
-				if e.Name == "kvpilot.resume" && slices.Contains(e.Attributes, attribute.Int("gen_ai.usage.output_tokens", 2)) {
-					noted++
-				}
-			}
+	k := startTraced(t, 2, sdktrace.AlwaysSample(), nil)
+	k.resuming(1)
+	k.inTurn(streaming(hello(), cut), whole(world()))
+	got := k.tree(func(ctx context.Context) {
+		if err := k.router.Serve(ctx, chat(asking+"}"), &client{}); err != nil {
+			t.Fatalf("Serve() = %v", err)
 		}
-	}
-	if attempts != 2 || failed != 1 || noted != 1 {
-		t.Errorf("%d attempts under the request, %d failed, %d events of 2 tokens; want 2, 1 and 1", attempts, failed, noted)
+	})
+	if !strings.HasPrefix(got, "surface *resume(") || strings.Count(got, "\n proxy") != 2 || strings.Count(got, "\n proxy !broken *first_token") != 1 || !strings.Contains(got, "gen_ai.usage.output_tokens=2") {
+		t.Errorf("the spans are\n%s\nwant a surface that tells of 2 tokens, an attempt that failed and one that did not", got)
 	}
 }

@@ -72,8 +72,8 @@ func New(c Config, p Params) (*Router, error) {
 // Serve answers one call through to. An error is an *apierror.Error; it means that the Sink was
 // given nothing, or that the answer broke after its first byte.
 func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
-	j := newJob(call)
-	r.drawAdmission(ctx, j)
+	j := r.newJob(ctx, call)
+	j.noteAdmission()
 	r.metrics.begin()
 	err := r.serve(ctx, j, to)
 	r.finish(ctx, j, err)
@@ -104,12 +104,10 @@ func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 	for {
 		ask := j.ask(r)
 		actx, done := j.yielding(ctx, ask)
-		choice, err := r.choose(ctx, j, ask)
-		if err != nil {
+		if err := r.choose(ctx, j, ask); err != nil {
 			done(nil)
 			return j.undone(ctx, err)
 		}
-		j.chose(choice)
 		r.routed(j)
 		f := r.attempt(actx, j, to)
 		done(nil)
@@ -130,21 +128,19 @@ func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 	}
 }
 
-// choose has the request decided and booked, and draws the steps of that as spans: their times are
-// only known afterwards, and a request outside the sample pays nothing for them.
-func (r *Router) choose(ctx context.Context, j *job, ask *chooser.Request) (*chooser.Choice, error) {
+// choose has the request decided and booked.
+func (r *Router) choose(ctx context.Context, j *job, ask *chooser.Request) error {
 	began := time.Now()
-	above := trace.SpanFromContext(ctx)
-	id := span.Planned(above)
-	ask.TraceID, ask.SpanID = span.IDs(above, id)
+	id := j.plan()
+	ask.TraceID, ask.SpanID = span.IDs(j.span, id)
 	choice, err := r.Chooser.Choose(ctx, ask)
-	if ask.TraceID != "" {
-		r.drawChoice(above, began, id, choice, err)
-	}
+	ended := time.Now()
+	j.noteChoice(id, began, ended, choice, err)
 	if err != nil {
-		return nil, r.undecided(ctx, j, err)
+		return r.undecided(ctx, j, err)
 	}
-	return choice, nil
+	j.chose(choice, ended)
+	return nil
 }
 
 // routed tells those who learn from where prompts went.
@@ -164,19 +160,17 @@ func (r *Router) routed(j *job) {
 // read takes from the body what routing needs.
 func (r *Router) read(ctx context.Context, j *job) error {
 	began := time.Now()
-	s := trace.SpanFromContext(ctx)
 	req, err := r.Bodies.Read(openai.Params{
 		Route: j.call.Route, Header: j.call.Header, SessionHeader: r.config.SessionHeader,
 		Body: j.call.Body, Truncated: j.truncated,
 	})
 	if err != nil {
 		refused := badRequest(err)
-		r.drawRefusal(s, began, refused)
+		j.noteRead(began, refused)
 		return refused
 	}
 	j.req, j.body = req, req.Body
-	span.Draw(s, r.tracer, span.Part{Name: span.Read, From: began, To: time.Now()},
-		span.Model.String(clip(req.Model, 128)), span.Streamed.Bool(req.Stream), span.PromptKind.String(req.Prompt.Kind.String()))
+	j.noteRead(began, nil)
 	return nil
 }
 

@@ -5,12 +5,9 @@ import (
 	"errors"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/openai"
-	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/tokenizer"
 )
 
@@ -21,32 +18,25 @@ func (r *Router) tokenize(ctx context.Context, j *job) error {
 		return nil
 	}
 	began := time.Now()
-	sctx, s := span.Start(ctx, r.tracer, span.Tokenize, trace.SpanKindInternal)
-	defer s.End()
-	tctx, cancel := context.WithTimeout(sctx, r.config.TokenizeTimeout)
+	tctx, cancel := context.WithTimeout(ctx, r.config.TokenizeTimeout)
 	defer cancel()
 	ask := j.encodeRequest()
+	ask.Span = j.plan()
 	ask.SizeOnly = !j.wantIDs && !r.Chooser.ReadsCache(j.pool.Model, &j.call.Options)
 	enc, err := r.Tokens.Encode(tctx, ask)
 	j.tokenizing = time.Since(began)
+	j.noteTokens(ask.Span, began, enc, err)
 	if err != nil {
 		if ctx.Err() != nil {
 			return apierror.From(cause(ctx, err))
 		}
 		var fault *tokenizer.ClientFault
 		if errors.As(err, &fault) {
-			span.Fail(s, apierror.Name(apierror.TokenizeRefused), "refused by the tokenizer")
 			return apierror.Upstream(fault.Status, fault.ContentType, fault.Body)
 		}
 		return apierror.From(err)
 	}
 	j.enc = enc
-	if s.IsRecording() {
-		span.Set(s, span.TokenizerSource.String(string(enc.Source)), span.PromptTokens.Int(enc.Tokens), span.KnownTokens.Int(len(enc.IDs)))
-		if len(enc.IDs) == 0 && enc.Reason != tokenizer.ReasonNotRead {
-			span.Fallback(sctx, "tokenize", enc.Reason)
-		}
-	}
 	return nil
 }
 

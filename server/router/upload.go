@@ -7,11 +7,8 @@ import (
 	"io"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/openai"
-	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
@@ -43,7 +40,6 @@ type upload struct {
 // readForm finds a form's model; what comes after it stays with the client.
 func (r *Router) readForm(ctx context.Context, j *job) error {
 	began := time.Now()
-	s := trace.SpanFromContext(ctx)
 	contentType := j.call.ContentType
 	if contentType == "" {
 		contentType = j.call.Header.Get("Content-Type")
@@ -55,7 +51,7 @@ func (r *Router) readForm(ctx context.Context, j *job) error {
 	form, err := openai.ReadForm(openai.Params{Route: j.call.Route, Header: j.call.Header, SessionHeader: r.config.SessionHeader}, contentType, body, limit)
 	if err != nil {
 		refused := badRequest(err)
-		r.drawRefusal(s, began, refused)
+		j.noteRead(began, refused)
 		return refused
 	}
 	u := &upload{form: form, head: form.Head, left: -1}
@@ -69,7 +65,7 @@ func (r *Router) readForm(ctx context.Context, j *job) error {
 		}
 	}
 	j.req, j.upload = form.Request, u
-	span.Draw(s, r.tracer, span.Part{Name: span.Read, From: began, To: time.Now()}, span.Model.String(clip(form.Model, 128)), span.Streamed.Bool(form.Stream))
+	j.noteRead(began, nil)
 	return nil
 }
 

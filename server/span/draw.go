@@ -3,23 +3,28 @@ package span
 import (
 	"context"
 	"slices"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/kvpilot/kvpilot/server/recorder"
 )
 
-// What follows works with every tracer of OpenTelemetry's API. With kvpilot's own, lists of
-// attributes stay on the stack and no options are made.
+// What follows draws on the spans of kvpilot's own recorder; on others, and where nobody records, it
+// does nothing and costs nothing. Lists of attributes stay on the stack, and no options are made.
 
 // KeyValue is one attribute.
 type KeyValue = attribute.KeyValue
 
-// Part is a span that is over when it is told of.
-type Part = recorder.Part
+// A Story tells on a Canvas, in Parts with Events, what was done for a request.
+type (
+	Story  = recorder.Story
+	Canvas = recorder.Canvas
+	Part   = recorder.Part
+	Event  = recorder.Event
+)
 
 // unrecorded is a span that nobody records, made once.
 var unrecorded trace.Span = noop.Span{}
@@ -27,52 +32,38 @@ var unrecorded trace.Span = noop.Span{}
 // Start begins a child of the span in ctx. Below a span that nobody records it makes none, so
 // that a request outside the sample pays nothing for its steps.
 func Start(ctx context.Context, t trace.Tracer, name string, kind trace.SpanKind) (context.Context, trace.Span) {
+	return StartAt(ctx, t, name, kind, trace.SpanID{}, time.Time{})
+}
+
+// StartAt is Start for a span that began before it could be told of, or that is a part of one that is
+// going to be drawn with the planned id above; either may be left out.
+func StartAt(ctx context.Context, t trace.Tracer, name string, kind trace.SpanKind, above trace.SpanID, at time.Time) (context.Context, trace.Span) {
 	if own, ok := t.(interface {
-		Begin(context.Context, string, trace.SpanKind) (context.Context, trace.Span)
+		BeginAt(context.Context, string, trace.SpanKind, trace.SpanID, time.Time) (context.Context, trace.Span)
 	}); ok {
-		return own.Begin(ctx, name, kind)
+		return own.BeginAt(ctx, name, kind, above, at)
 	}
-	parent := trace.SpanFromContext(ctx)
-	if c := parent.SpanContext(); c.IsValid() && !c.IsRemote() && !parent.IsRecording() {
-		return ctx, unrecorded
-	}
-	return t.Start(ctx, name, trace.WithSpanKind(kind))
+	return ctx, unrecorded
 }
 
 // Set puts attributes on a span.
 func Set(s trace.Span, attrs ...KeyValue) {
 	if own, ok := s.(*recorder.Span); ok {
 		own.Set(attrs...)
-		return
-	}
-	if s.IsRecording() {
-		s.SetAttributes(slices.Clone(attrs)...)
 	}
 }
 
-// Draw records a step that is over as a child of above, unless nobody records that.
-func Draw(above trace.Span, t trace.Tracer, p Part, attrs ...KeyValue) {
-	if !above.IsRecording() {
+// Leave leaves a story with a span that is recorded, and has it forgotten with any other.
+func Leave(s trace.Span, st Story, failed bool) {
+	if own, ok := s.(*recorder.Span); ok {
+		own.Leave(st, failed)
 		return
 	}
-	if own, ok := above.(*recorder.Span); ok {
-		if tracer, ok := t.(*recorder.Tracer); ok {
-			own.Draw(tracer, p, attrs...)
-			return
-		}
-	}
-	_, s := t.Start(trace.ContextWithSpan(context.Background(), above), p.Name, trace.WithTimestamp(p.From), trace.WithAttributes(slices.Clone(attrs)...))
-	if p.Failed != "" {
-		s.SetStatus(codes.Error, p.Failed)
-	}
-	if p.Event != "" {
-		s.AddEvent(p.Event, trace.WithTimestamp(p.To), trace.WithAttributes(p.EventAttrs...))
-	}
-	s.End(trace.WithTimestamp(p.To))
+	st.Free()
 }
 
 // Planned makes the id of a child of above that is going to be drawn, for what must name it before.
-// It is not valid when nobody records the child, or not with that id.
+// It is not valid when nobody records the child.
 func Planned(above trace.Span) trace.SpanID {
 	if own, ok := above.(*recorder.Span); ok && own.IsRecording() {
 		return recorder.NewSpanID()
@@ -87,7 +78,7 @@ func Note(ctx context.Context, event string, attrs ...KeyValue) {
 	}
 }
 
-// Fallback notes on the span in ctx that something was done in a lesser way, and why.
-func Fallback(ctx context.Context, what, reason string) {
-	Note(ctx, EventFallback, FallbackOf.String(what), Reason.String(reason))
+// FellBack is the event that something was done in a lesser way, and why.
+func FellBack(at time.Time, what, reason string) Event {
+	return Event{Name: EventFallback, At: at, Attrs: []KeyValue{FallbackOf.String(what), Reason.String(reason)}}
 }

@@ -1,6 +1,8 @@
 package span
 
 import (
+	"encoding/hex"
+
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
@@ -104,7 +106,12 @@ func IDs(above trace.Span, planned trace.SpanID) (traceID, spanID string) {
 	if !planned.IsValid() {
 		planned = c.SpanID()
 	}
-	return c.TraceID().String(), planned.String()
+	trace := c.TraceID()
+	var text [2*len(trace) + 2*len(planned)]byte
+	hex.Encode(text[:], trace[:])
+	hex.Encode(text[2*len(trace):], planned[:])
+	both := string(text[:])
+	return both[:2*len(trace)], both[2*len(trace):]
 }
 
 // Link ties s to a span that IDs named. What names no span is left out.

@@ -21,9 +21,9 @@ const (
 	exportTimeout = 10 * time.Second
 )
 
-// batcher sends kept traces to the collectors from one goroutine, which sleeps until a batch is
-// full or its time has come. Handing traces over never blocks: what does not fit is dropped and
-// counted.
+// batcher sends kept traces to the collectors from one goroutine, which sleeps until there is enough
+// for a batch or its time has come, and then writes the spans of all in a row. Handing traces over never
+// blocks: what does not fit is dropped and counted.
 type batcher struct {
 	clients []otlptrace.Client
 	log     *slog.Logger
@@ -32,7 +32,8 @@ type batcher struct {
 	done    chan struct{}
 	stop    chan struct{}
 	once    sync.Once
-	buffer  []byte // used by run alone
+	batch   recorder.Batch // used by run alone
+	buffer  []byte         // used by run alone
 
 	mu      sync.Mutex
 	waiting []*recorder.Trace // guarded by mu
@@ -104,25 +105,23 @@ func (b *batcher) take(some bool) []*recorder.Trace {
 	return list
 }
 
-// export sends one batch. The spans are encoded: they go into the message as they are, as fields
-// that it does not know, which the library sends as it does any others.
+// export writes and sends one batch.
 func (b *batcher) export(from *recorder.Recorder, list []*recorder.Trace) {
-	size, spans := 0, 0
-	for _, t := range list {
-		size, spans = size+t.Size(), spans+t.Len()
-	}
-	b.buffer = from.Message(slices.Grow(b.buffer[:0], size+4<<10), list)
-	message := &tracepb.ResourceSpans{}
-	message.ProtoReflect().SetUnknown(b.buffer)
-	for _, t := range list {
+	b.batch.Reset()
+	for i, t := range list {
+		b.batch.Add(t)
 		from.Free(t)
+		list[i] = nil
 	}
+	b.buffer = from.Message(slices.Grow(b.buffer[:0], b.batch.Size()+4<<10), &b.batch)
+	sent := []*tracepb.ResourceSpans{message(b.buffer)}
 	ctx, cancel := context.WithTimeout(context.Background(), exportTimeout)
 	defer cancel()
 	for _, c := range b.clients {
-		if err := c.UploadTraces(ctx, []*tracepb.ResourceSpans{message}); err != nil {
-			b.dropped(spans)
-			b.log.Warn("spans were not exported", "spans", spans, "error", err)
+		if err := c.UploadTraces(ctx, sent); err != nil {
+			b.buffer = nil // a call that was given up may still be reading it
+			b.dropped(b.batch.Len())
+			b.log.Warn("spans were not exported", "spans", b.batch.Len(), "error", err)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/embedded"
@@ -20,8 +21,8 @@ var unrecorded trace.Span = noop.Span{}
 
 type offTracer struct{ embedded.Tracer }
 
-// Begin is Start without options, which are garbage.
-func (offTracer) Begin(ctx context.Context, _ string, _ trace.SpanKind) (context.Context, trace.Span) {
+// BeginAt is Start without options, which are garbage.
+func (offTracer) BeginAt(ctx context.Context, _ string, _ trace.SpanKind, _ trace.SpanID, _ time.Time) (context.Context, trace.Span) {
 	return ctx, unrecorded
 }
 

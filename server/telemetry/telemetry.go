@@ -138,7 +138,7 @@ func newClient(c Traces) otlptrace.Client {
 	}
 	options := []otlptracegrpc.Option{
 		otlptracegrpc.WithEndpoint(c.Endpoint), otlptracegrpc.WithHeaders(headers),
-		otlptracegrpc.WithDialOption(grpc.WithWriteBufferSize(exportBatch)), // one system call for a batch
+		otlptracegrpc.WithDialOption(grpc.WithWriteBufferSize(exportBatch), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()))), // a batch is one system call, and no copy
 	}
 	if c.Insecure {
 		options = append(options, otlptracegrpc.WithInsecure())

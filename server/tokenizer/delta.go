@@ -64,7 +64,7 @@ func (p *Pool) delta(ctx context.Context, req Request, m *model, k *known) (*ent
 		return nil, err
 	}
 	added := excerpt(pr, append(slices.Clip(stand), pr.Messages[k.count:]...))
-	a, err := p.ask(ctx, req.Replicas, p.job(added, m))
+	a, err := p.ask(ctx, req, p.job(added, m))
 	if err != nil {
 		return nil, err
 	}

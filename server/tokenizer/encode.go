@@ -13,7 +13,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/cache"
 	"github.com/kvpilot/kvpilot/server/prompt"
-	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/tokenizer/convert"
 	"github.com/kvpilot/kvpilot/server/tokenizer/remote"
@@ -163,7 +162,7 @@ func (p *Pool) failed(pr *prompt.Prompt, m *model, err error) (*Encoding, error)
 // full asks a replica for all ids and remembers them; k is the known beginning or nil.
 func (p *Pool) full(ctx context.Context, req Request, m *model, key cache.Key, k *known) (*entry, Source, error) {
 	pr := req.Prompt
-	a, err := p.ask(ctx, req.Replicas, p.job(pr, m))
+	a, err := p.ask(ctx, req, p.job(pr, m))
 	if err != nil {
 		return nil, "", err
 	}
@@ -199,10 +198,10 @@ const (
 )
 
 // ask puts one question to the replicas, under a span of its own.
-func (p *Pool) ask(ctx context.Context, replicas []*replica.Replica, j *remote.Job) (*remote.Answer, error) {
-	ctx, sp := span.Start(ctx, p.tracer, span.TokenizeRPC, trace.SpanKindClient)
+func (p *Pool) ask(ctx context.Context, req Request, j *remote.Job) (*remote.Answer, error) {
+	ctx, sp := span.StartAt(ctx, p.tracer, span.TokenizeRPC, trace.SpanKindClient, req.Span, time.Time{})
 	defer sp.End()
-	a, err := p.remote.Do(ctx, replicas, j)
+	a, err := p.remote.Do(ctx, req.Replicas, j)
 	if err != nil {
 		span.Fail(sp, string(remote.KindOf(err)), "the ids were not given")
 		return nil, err

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/cache"
 	"github.com/kvpilot/kvpilot/server/prompt"
@@ -53,6 +55,9 @@ type Request struct {
 	// SizeOnly asks no replica: the caller wants ids only when they are in the body, else the
 	// prompt's estimated length.
 	SizeOnly bool
+	// Span is the id of the span, going to be drawn, that the calls to replicas are parts of; not
+	// valid, that is the one in ctx.
+	Span trace.SpanID
 }
 
 // Encoding is what is known about a prompt's ids.

@@ -37,6 +37,9 @@ func withheldFromClient(name string) bool {
 // end a header are left out; the framing headers are the transport's.
 func forwarded(ctx context.Context, t Target, r *Request, add func(name, value string)) {
 	spanned := trace.SpanContextFromContext(ctx)
+	if r.Span.IsValid() {
+		spanned = spanned.WithSpanID(r.Span)
+	}
 	listed := r.Header["Connection"]
 	for name, values := range r.Header {
 		canonical := http.CanonicalHeaderKey(name)
@@ -78,7 +81,7 @@ func forwarded(ctx context.Context, t Target, r *Request, add func(name, value s
 	}
 }
 
-// addTrace injects the span of ctx, in W3C's form.
+// addTrace injects a span, in W3C's form.
 func addTrace(sc trace.SpanContext, add func(name, value string)) {
 	const hex = "0123456789abcdef"
 	b := make([]byte, 0, 55)

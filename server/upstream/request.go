@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/kvpilot/kvpilot/server/replica"
 )
 
@@ -38,6 +40,8 @@ type Request struct {
 	// Again, when it is set, makes Body and Stream the whole body again after part of Stream was read,
 	// and is false when that part is gone. Without it a stream is sent once.
 	Again func() bool
+	// Span, when it is valid, is named to the replica as the sender, instead of the span in ctx.
+	Span trace.SpanID
 	// Times, when it is set, is told how the exchange went in time.
 	Times *Times
 }
