@@ -214,6 +214,15 @@ func (c *Chunk) Without(dst []byte) []byte {
 	return append(dst, c.data[at:]...)
 }
 
+// AppendText appends what Text says.
+func (c *Chunk) AppendText(dst []byte) []byte {
+	if len(c.Text) < 2 || c.Text[0] != '"' {
+		return dst
+	}
+	inner := c.Text[1 : len(c.Text)-1]
+	return append(dst, text{raw: inner, escaped: bytes.IndexByte(inner, '\\') >= 0}.bytes()...)
+}
+
 // EachID calls visit with each id of a raw list, until it is false. It is false when that happened,
 // or the list holds anything else.
 func EachID(raw []byte, visit func(id uint32) bool) bool {

@@ -50,8 +50,8 @@ type Params struct {
 	Usage bool
 }
 
-// Follower follows one stream. It keeps four bytes for each token, at most MaxTokens of them, and the
-// event that is not complete.
+// Follower follows one stream. It keeps four bytes for each token, at most MaxTokens of them, the end of
+// the text, and the event that is not complete.
 type Follower struct {
 	p    Params
 	lost Lost
@@ -65,6 +65,9 @@ type Follower struct {
 	// safe counts the ids whose text the client has. sure: nothing of theirs is held back by the detokenizer.
 	safe int
 	sure bool
+	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.
+	parsed bool
+	shown  []byte // the end of the text that the client has
 
 	finished, usage, done bool
 	resumed               bool
@@ -84,7 +87,7 @@ func (f *Follower) Restart() { *f = Follower{p: f.p, sure: true, held: f.held[:0
 // Lose ends the following for a reason that the events do not show. Ids are still taken out.
 func (f *Follower) Lose(why Lost) {
 	if f.lost == NotLost {
-		f.lost, f.ids, f.prompt = why, nil, nil
+		f.lost, f.ids, f.prompt, f.shown = why, nil, nil, nil
 	}
 }
 
@@ -195,7 +198,7 @@ func (f *Follower) note(c *openai.Chunk) {
 		openai.EachID(c.IDs, func(uint32) bool { f.answered++; return true })
 		return
 	}
-	if c.Choices > 1 || c.Index != 0 || !c.Plain || c.Empty && c.Finish == nil {
+	if c.Choices > 1 || c.Index != 0 || !c.Plain || c.Empty && c.Finish == nil && c.IDs == nil {
 		f.Lose(LostForm)
 		return
 	}
@@ -225,8 +228,21 @@ func (f *Follower) note(c *openai.Chunk) {
 		f.Lose(LostSize)
 		return
 	}
+	f.parsed = f.parsed || c.Empty
 	if text {
-		f.safe, f.sure = len(f.ids), len(f.ids) == before+1
+		f.safe, f.sure = len(f.ids), len(f.ids) == before+1 && !f.parsed
+		f.show(c)
+	}
+}
+
+// keptText is what is kept of the text: more than the tail of a Seam.
+const keptText = 512
+
+// show remembers text that the client gets.
+func (f *Follower) show(c *openai.Chunk) {
+	f.shown = c.AppendText(f.shown)
+	if n := len(f.shown); n > 2*keptText {
+		f.shown = f.shown[:copy(f.shown, f.shown[n-keptText:])]
 	}
 }
 

@@ -1,6 +1,9 @@
 package resume
 
 import (
+	"bytes"
+	"strings"
+
 	"github.com/kvpilot/kvpilot/server/openai"
 )
 
@@ -9,9 +12,10 @@ type Seam struct {
 	// IDs are those of the prompt and of the answer's part that the client has, the last Answer of them.
 	IDs    []uint32
 	Answer int
-	// Sure says that the client has all text of the ids. Otherwise the last one may end inside a character;
-	// the text of Tail tells.
+	// Sure says that the client has all text of the ids. Otherwise Whole tells, with the text of Tail.
 	Sure bool
+
+	shown []byte
 }
 
 // tailTokens is more than the tokens of one character.
@@ -19,6 +23,13 @@ const tailTokens = 16
 
 // Tail are the last ids of the answer.
 func (s *Seam) Tail() []uint32 { return s.IDs[len(s.IDs)-min(tailTokens, s.Answer):] }
+
+// Whole reports whether the client's text ends with text, which an engine says that Tail stands for: then
+// nothing of it is held back. Tail may begin inside a character, and some tokenizers drop the first space.
+func (s *Seam) Whole(text string) bool {
+	text = strings.TrimLeft(text, "\uFFFD ")
+	return text != "" && bytes.HasSuffix(s.shown, []byte(text))
+}
 
 // Lost says why the stream is not followed.
 func (f *Follower) Lost() Lost {
@@ -35,13 +46,13 @@ func (f *Follower) Seam() (Seam, bool) {
 	}
 	ids := make([]uint32, 0, len(f.prompt)+f.safe)
 	ids = append(append(ids, f.prompt...), f.ids[:f.safe]...)
-	return Seam{IDs: ids, Answer: f.safe, Sure: f.sure || f.safe == 0}, true
+	return Seam{IDs: ids, Answer: f.safe, Sure: f.sure || f.safe == 0, shown: bytes.Clone(f.shown)}, true
 }
 
 // GoOn says that what is fed from now on is a completion that continues from the Seam.
 func (f *Follower) GoOn() {
 	f.ids, f.answered = f.ids[:f.safe], f.safe
-	f.sure = true
+	f.sure, f.parsed = true, false
 	f.resumed = true
 	f.held = f.held[:0]
 }

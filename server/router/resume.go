@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/openai"
@@ -24,7 +23,7 @@ const (
 	resultResumed    = "resumed"
 	resultEnded      = "ended"      // only its end was missing, which the router wrote
 	resultIneligible = "ineligible" // a request or a stream that cannot be resumed exactly
-	resultSeam       = "seam"       // the last token may end inside a character
+	resultSeam       = "seam"       // the client may not have all text of the last token
 	resultLimit      = "limit"
 	resultBudget     = "budget"
 )
@@ -119,7 +118,7 @@ func (r *Router) seam(ctx context.Context, j *job) (*resume.Seam, string) {
 	return &seam, resultResumed
 }
 
-// wholeText asks a replica whether the text of the ids before the seam ends with a whole character.
+// wholeText asks a replica whether the client has all text of the ids before the seam.
 func (r *Router) wholeText(ctx context.Context, j *job, seam *resume.Seam) bool {
 	dead := j.choice.Replica.ID
 	others := slices.DeleteFunc(slices.Clone(j.pool.Replicas), func(o *replica.Replica) bool {
@@ -128,7 +127,7 @@ func (r *Router) wholeText(ctx context.Context, j *job, seam *resume.Seam) bool 
 	ctx, cancel := context.WithTimeout(ctx, r.config.TokenizeTimeout)
 	defer cancel()
 	texts, err := r.Tokens.DetokenizeBatch(ctx, others, j.pool.Served, [][]uint32{seam.Tail()})
-	return err == nil && len(texts) == 1 && texts[0] != "" && !strings.HasSuffix(texts[0], string(utf8.RuneError))
+	return err == nil && len(texts) == 1 && seam.Whole(texts[0])
 }
 
 // rest is how many tokens of the answer are left after the seam: of the client's limit, or of the model's
