@@ -21,7 +21,8 @@ function showTiles(s) {
   const m = s.minute;
   const by = (state) => s.replicas.filter((r) => r.state === state).length;
   const ready = by('ready');
-  const missing = ['unhealthy', 'starting', 'draining'].filter(by).map((state) => `${by(state)} ${state}`).join(', ');
+  const kinds = ['unhealthy', 'starting', 'draining'].filter(by);
+  const missing = kinds.length > 1 ? `${s.replicas.length - ready} are not` : kinds.map((state) => `${by(state)} ${state}`).join('');
   const parity = s.parity || [];
   const suspect = parity.filter((p) => p.state === 'suspect');
   sync($('tiles'), [
