@@ -142,11 +142,15 @@ func (s *Span) takes(key string) bool {
 }
 
 // mark is the place of a key in a Span's seen. Keys are written by programmers, so their length and
-// a few letters tell them apart; two with one place only cost a look.
+// a few letters tell nearly all apart; two with one place only cost a look.
 func mark(key string) (word, bit uint64) {
 	n := len(key)
-	hash := uint64(n)*37 ^ uint64(key[n-1]) ^ uint64(key[n/2])<<3 ^ uint64(key[n*3/4])<<1 //nolint:gosec // not negative
-	return hash >> 6 & 3, 1 << (hash & 63)
+	hash := uint64(n) //nolint:gosec // not negative
+	for _, at := range [...]int{n - 1, max(n-2, 0), n / 2, n * 3 / 4} {
+		hash = hash*31 + uint64(key[at])
+	}
+	hash *= 0x9e3779b97f4a7c15 // 2^64 over the golden ratio: the upper bits depend on all
+	return hash >> 62, 1 << (hash >> 56 & 63)
 }
 
 // AddEvent implements trace.Span.

@@ -129,6 +129,9 @@ func (m *metrics) resumed(result string) {
 	m.resumes.Add(context.Background(), 1, m.wentOn[result])
 }
 
+// notable is the time of our own from which one wants to see the trace behind it.
+const notable = time.Millisecond
+
 // end counts one request. The engine's own statuses are few, so the label's values are too. With
 // the request's context, an exemplar leads from a latency to its trace: from those that a panel shows.
 func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took time.Duration) {
@@ -140,14 +143,22 @@ func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took 
 		res.status, res.reason = public.HTTPStatus(), public.Reason
 	}
 	m.requests.Add(plain, 1, m.results.Of(res, result.labels))
-	m.duration.Record(ctx, took.Seconds(), route)
+	if j.firstToken.IsZero() { // else the first token's latency has it
+		m.duration.Record(ctx, took.Seconds(), route)
+	} else {
+		m.duration.Record(plain, took.Seconds(), route)
+	}
 	if j.tokenizing > 0 {
 		m.encode.Record(plain, j.tokenizing.Seconds(), route)
 	}
 	if j.choice == nil {
 		return
 	}
-	m.overhead.Record(ctx, j.overhead.Seconds(), route)
+	if j.overhead > notable {
+		m.overhead.Record(ctx, j.overhead.Seconds(), route)
+	} else {
+		m.overhead.Record(plain, j.overhead.Seconds(), route)
+	}
 	m.held.Record(plain, j.held.Seconds(), route)
 	m.tokens.Add(plain, int64(overlap(j.choice.Decision)), m.kinds[tokensOverlap])
 	if !j.firstToken.IsZero() {
