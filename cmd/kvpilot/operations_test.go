@@ -177,11 +177,15 @@ func TestTheNightsQuestionsAreAnswered(t *testing.T) {
 func TestAnExemplarLeadsFromALatencyToItsTrace(t *testing.T) {
 	c, args := startCollector(t)
 	f := startFleet(t, fleetOptions{replicas: 1, args: args})
-	id, header := newTrace(400)
-	if a := f.post("/v1/chat/completions", conversation("exemplar", 1, `,"stream":true`), "traceparent", header); a.status != http.StatusOK {
-		t.Fatalf("status %d: %s", a.status, a.body)
+	streamed, header := newTrace(400)
+	whole, other := newTrace(401)
+	for header, more := range map[string]string{header: `,"stream":true`, other: ""} {
+		if a := f.post("/v1/chat/completions", conversation("exemplar", 1, more), "traceparent", header); a.status != http.StatusOK {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
 	}
-	f.traceOf(c, id) // it was kept
+	f.traceOf(c, streamed) // it was kept
+	f.traceOf(c, whole)
 	req, err := http.NewRequest(http.MethodGet, "http://"+f.admin+"/metrics", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +200,7 @@ func TestAnExemplarLeadsFromALatencyToItsTrace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, metric := range []string{"kvpilot_router_ttft_seconds_bucket", "kvpilot_router_request_duration_seconds_bucket"} {
+	for metric, id := range map[string]string{"kvpilot_router_ttft_seconds_bucket": streamed, "kvpilot_router_request_duration_seconds_bucket": whole} {
 		if !regexp.MustCompile(`(?m)^` + metric + `\{.*# \{.*trace_id="` + id + `".*\}`).Match(text) {
 			t.Errorf("no bucket of %s leads to trace %s", metric, id)
 		}
