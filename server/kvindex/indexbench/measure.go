@@ -55,6 +55,12 @@ func after(d time.Duration) func() bool {
 	return func() bool { return time.Now().After(end) }
 }
 
+// perLookup shares out what was allocated, less the few allocations of the measurement itself.
+func perLookup(allocations uint64, lookups int) float64 {
+	const own = 8
+	return float64(max(allocations, own)-own) / float64(lookups)
+}
+
 // lookups measures one goroutine, then two at once.
 func (b *bench) lookups(context.Context) error {
 	b.look(1, after(b.Phase/4)) // warm up
@@ -62,8 +68,7 @@ func (b *bench) lookups(context.Context) error {
 	runtime.ReadMemStats(&before)
 	one := b.look(2, after(b.Phase))
 	runtime.ReadMemStats(&behind)
-	// One allocation is the list of times itself.
-	b.result.AllocsPerLookup = max(0, float64(behind.Mallocs-before.Mallocs-8)) / float64(len(one.each))
+	b.result.AllocsPerLookup = perLookup(behind.Mallocs-before.Mallocs, len(one.each))
 	b.result.LookupP50, b.result.LookupP99, b.result.LookupP999 = one.at(.5), one.at(.99), one.at(.999)
 	b.result.LookupCPU = float64(one.cpu.Nanoseconds()) / float64(len(one.each))
 	b.result.Lookups = float64(len(one.each)) / one.took.Seconds()
