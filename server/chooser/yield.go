@@ -153,6 +153,12 @@ func (c *Choice) giveWay(rest float64, now time.Time) *turn {
 	r.giving.drop(c)
 	r.giving.expect(c, rest)
 	r.mu.Unlock()
+	c.mu.Lock()
+	over := c.ended
+	c.mu.Unlock()
+	if over { // meanwhile, and not for this: nobody will go on
+		c.settled()
+	}
 	c.yield()
 	return first
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -386,4 +387,40 @@ func TestGivingWayLosesNobody(t *testing.T) {
 		stop()
 		f.empty()
 	})
+}
+
+// A request may end at the very moment at which it is asked to give way: the rank is kept for nobody then.
+func TestWhoEndsWhileGivingWayIsNotAwaited(t *testing.T) {
+	f := newFleet(t, 1, yielding)
+	stop := f.live()
+	defer stop()
+	rounds := 1000
+	if testing.Short() {
+		rounds = 200
+	}
+	yields := 0
+	for i := range rounds {
+		req := f.request(3*i, long)
+		req.Yield = func() { yields++ } // by whoever chooses: this goroutine
+		first := f.choose(req)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for range i % 100 * 20 { // about as long as the other takes to be chosen
+				runtime.Gosched()
+			}
+			first.Release(done(decision.EndCanceled))
+		}()
+		second := f.choose(f.request(3*i+1, 1000))
+		<-ended
+		second.Release(done(decision.EndCompleted))
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		third, err := f.chooser.Choose(ctx, f.request(3*i+2, 16))
+		cancel()
+		if err != nil {
+			t.Fatalf("round %d: the rank is kept for a request that has ended: %v", i, err)
+		}
+		third.Release(done(decision.EndCompleted))
+	}
+	t.Logf("%d of %d gave way", yields, rounds)
 }
