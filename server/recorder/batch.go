@@ -2,67 +2,39 @@ package recorder
 
 // Batch is the spans of several traces on their way to a collector. It belongs to one goroutine.
 type Batch struct {
-	parts []part
-	size  int
+	text  []byte
 	spans int
 }
 
-// part is the spans of one scope.
-type part struct {
-	scope *scope
-	text  []byte
+// Begin empties the batch and keeps its memory.
+func (b *Batch) Begin(r *Recorder) {
+	if b.text == nil {
+		b.text = make([]byte, 0, 64*usualText)
+	}
+	b.text, b.spans = append(b.text[:0], r.about...), 0
 }
 
-// Add copies a trace's spans.
+// Add writes or copies a trace's spans.
 func (b *Batch) Add(t *Trace) {
-	t.write()
-	from := 0
-	for i := range t.runs {
-		p := b.part(t.runs[i].scope)
-		p.text = append(p.text, t.text[from:t.runs[i].end]...)
-		from = t.runs[i].end
+	if t.record != nil && t.text == nil { // nothing is written yet: it can be written in place
+		t.text = b.text
+		t.write()
+		b.text, t.text = t.text, nil
+	} else {
+		t.write()
+		b.text = append(b.text, t.text...)
 	}
-	b.size += len(t.text)
 	b.spans += t.spans
 }
-
-// part finds or makes the part of a scope; there are few.
-func (b *Batch) part(s *scope) *part {
-	for i := range b.parts {
-		if b.parts[i].scope == s {
-			return &b.parts[i]
-		}
-	}
-	b.parts = append(b.parts, part{scope: s})
-	return &b.parts[len(b.parts)-1]
-}
-
-// Size is how many bytes the spans take.
-func (b *Batch) Size() int { return b.size }
 
 // Len is how many spans there are.
 func (b *Batch) Len() int { return b.spans }
 
-// Reset empties the batch and keeps its memory.
-func (b *Batch) Reset() {
-	for i := range b.parts {
-		b.parts[i].text = b.parts[i].text[:0]
-	}
-	b.size, b.spans = 0, 0
+// Message is the batch as a ResourceSpans without its tag and length, valid until Begin or Drop.
+func (b *Batch) Message(r *Recorder) []byte {
+	b.text = appendString(b.text, 3, r.Resource.SchemaURL())
+	return b.text
 }
 
-// Message writes a batch behind to: a ResourceSpans without its tag and length.
-func (r *Recorder) Message(to []byte, b *Batch) []byte {
-	to = append(to, r.about...)
-	for i := range b.parts {
-		p := &b.parts[i]
-		if len(p.text) == 0 {
-			continue
-		}
-		var mark int
-		to, mark = begin(to, 2)
-		to = append(append(to, p.scope.about...), p.text...)
-		to = end(append(to, p.scope.last...), mark)
-	}
-	return appendString(to, 3, r.Resource.SchemaURL())
-}
+// Drop has the batch forget its memory, which somebody else may still be reading.
+func (b *Batch) Drop() { b.text = nil }

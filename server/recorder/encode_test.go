@@ -143,7 +143,10 @@ func TestSpansAreWrittenAsOpenTelemetrysExporterDoes(t *testing.T) {
 	var r *Recorder
 	r = New(Params{Resource: about, Sampler: sdktrace.ParentBased(sdktrace.NeverSample()), Dropped: func(int) {}, Keep: func(tr *Trace) {
 		message := &tracepb.ResourceSpans{}
-		message.ProtoReflect().SetUnknown(bytes.Clone(r.Message(nil, batchOf(tr))))
+		var b Batch
+		b.Begin(r)
+		b.Add(tr)
+		message.ProtoReflect().SetUnknown(bytes.Clone(b.Message(r)))
 		ours.got = append(ours.got, message)
 	}})
 	play(r, parent)
@@ -187,12 +190,4 @@ func FuzzAttributes(f *testing.F) {
 			t.Errorf("%v", d)
 		}
 	})
-}
-
-func batchOf(list ...*Trace) *Batch {
-	var b Batch
-	for _, t := range list {
-		b.Add(t)
-	}
-	return &b
 }

@@ -115,8 +115,8 @@ func (r *record) end(s *Span, at time.Time) {
 func (r *record) write(s *Span) (late *Trace) {
 	to := r.target()
 	if to != nil {
+		to.next(s.scope)
 		to.text = appendSpan(to.text, r, s)
-		to.ended(s.scope)
 	}
 	s.body = nil
 	if r.over {
@@ -133,25 +133,25 @@ func (r *record) target() *Trace {
 		r.out = r.recorder.newTrace()
 		fallthrough
 	case !r.over:
-		r.out.open(r.recorder)
+		r.out.room(r.recorder)
 		return r.out
 	case !r.kept:
 		return nil
 	}
 	late := r.recorder.newTrace()
-	late.open(r.recorder)
+	late.room(r.recorder)
 	return late
 }
 
 // finish writes the first span behind what is left to tell of the trace.
 func (r *record) finish(t *Trace) {
-	t.open(r.recorder)
+	t.room(r.recorder)
 	c := Canvas{span: &r.first, to: t, left: max(0, maxSpansPerTrace-1-t.spans)}
 	for _, st := range r.stories[:r.told] {
 		st.Draw(&c)
 	}
+	t.next(r.first.scope)
 	t.text = appendSpan(t.text, r, &r.first)
-	t.ended(r.first.scope)
 	r.let()
 }
 

@@ -112,6 +112,7 @@ func (c *Canvas) Draw(t *Tracer, p Part, attrs ...attribute.KeyValue) {
 	if !p.Above.IsValid() {
 		p.Above = c.span.id
 	}
+	c.to.next(t.scope)
 	b, mark := r.appendHead(c.to.text, p.ID, p.Above, p.Name, trace.ValidateSpanKind(p.Kind), r.nanos(p.From), r.nanos(p.To))
 	attrs = attrs[:min(len(attrs), maxPerSpan)]
 	for i := range attrs {
@@ -126,5 +127,4 @@ func (c *Canvas) Draw(t *Tracer, p Part, attrs ...attribute.KeyValue) {
 	}
 	b = appendStatus(b, code, clip(p.Failed))
 	c.to.text = end(appendFlags(b, 16, r.flags, false), mark)
-	c.to.ended(t.scope)
 }

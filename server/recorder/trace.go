@@ -2,7 +2,6 @@ package recorder
 
 import (
 	"bytes"
-	"slices"
 
 	"go.opentelemetry.io/otel/sdk/instrumentation"
 	"google.golang.org/protobuf/proto"
@@ -14,16 +13,11 @@ import (
 // somebody wants to see them. It belongs to one goroutine at a time.
 type Trace struct {
 	record *record // what is not written yet; nil when all is
-	slab   *slab   // where text comes from
-	text   []byte  // the spans, each as the field of a ScopeSpans
-	runs   []run   // which scope made them
+	slab   *slab   // where text comes from; nil when it is nobody's but the Trace's
+	text   []byte  // the spans, in ScopeSpans that are fields of a ResourceSpans
+	scope  *scope  // of the last one, which is not complete; nil when it is
+	mark   int     // of the last one, for end
 	spans  int
-}
-
-// run is a sequence of spans of one scope; it ends at this offset.
-type run struct {
-	scope *scope
-	end   int
 }
 
 // usualText is about what the spans of a request take.
@@ -33,14 +27,34 @@ func (r *Recorder) newTrace() *Trace {
 	if t, ok := r.traces.Get().(*Trace); ok {
 		return t
 	}
-	return &Trace{runs: make([]run, 0, 4)}
+	return &Trace{}
 }
 
-// open makes sure that there is memory to write to.
-func (t *Trace) open(r *Recorder) {
-	if t.slab == nil {
+// room makes sure that there is memory to write to.
+func (t *Trace) room(r *Recorder) {
+	if t.text == nil {
 		t.slab = r.newSlab()
 		t.text = t.slab.text
+	}
+}
+
+// next begins a span of a scope.
+func (t *Trace) next(s *scope) {
+	t.spans++
+	if t.scope == s {
+		return
+	}
+	t.close()
+	t.text, t.mark = begin(t.text, 2)
+	t.text = append(t.text, s.about...)
+	t.scope = s
+}
+
+// close completes the last ScopeSpans.
+func (t *Trace) close() {
+	if t.scope != nil {
+		t.text = end(append(t.text, t.scope.last...), t.mark)
+		t.scope = nil
 	}
 }
 
@@ -50,11 +64,12 @@ func (t *Trace) write() {
 		t.record = nil
 		r.finish(t)
 	}
+	t.close()
 }
 
 // shrink gives memory back that a written trace does not need.
 func (t *Trace) shrink(r *Recorder) {
-	if len(t.text) < cap(t.text)/4 {
+	if t.slab != nil && len(t.text) < cap(t.text)/4 {
 		t.slab.text, t.text = t.text, bytes.Clone(t.text)
 		r.slabs.Put(t.slab)
 		t.slab = nil
@@ -70,7 +85,7 @@ func (r *Recorder) Free(t *Trace) {
 		t.slab.text = t.text
 		r.slabs.Put(t.slab)
 	}
-	*t = Trace{runs: t.runs[:0]}
+	*t = Trace{}
 	r.traces.Put(t)
 }
 
@@ -88,30 +103,24 @@ func (t *Trace) Len() int {
 	return t.spans
 }
 
-// ended notes that a span of a scope was written.
-func (t *Trace) ended(s *scope) {
-	t.spans++
-	if n := len(t.runs); n > 0 && t.runs[n-1].scope == s {
-		t.runs[n-1].end = len(t.text)
-		return
-	}
-	t.runs = append(t.runs, run{scope: s, end: len(t.text)})
-}
-
 // copy is for somebody who keeps the trace.
 func (t *Trace) copy() *Trace {
 	t.write()
-	return &Trace{text: bytes.Clone(t.text), runs: slices.Clone(t.runs), spans: t.spans}
+	return &Trace{text: bytes.Clone(t.text), spans: t.spans}
 }
 
 // Spans reads the spans, for people to look at. The first one of a trace comes last.
 func (t *Trace) Spans() []*tracepb.Span {
 	t.write()
-	var all tracepb.ScopeSpans
+	var all tracepb.ResourceSpans
 	if err := proto.Unmarshal(t.text, &all); err != nil {
 		return nil // it was written here
 	}
-	return all.GetSpans()
+	var list []*tracepb.Span
+	for _, s := range all.GetScopeSpans() {
+		list = append(list, s.GetSpans()...)
+	}
+	return list
 }
 
 // scope is what a Tracer's spans have in common.

@@ -26,7 +26,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return c.CodecV2.Marshal(v)
 }
 
-// message wraps what recorder.Message wrote: as fields that it does not know, which the library sends
+// message wraps what a recorder.Batch holds: as fields that it does not know, which the library sends
 // as it does any others.
 func message(text []byte) *tracepb.ResourceSpans {
 	m := &tracepb.ResourceSpans{}

@@ -3,7 +3,6 @@ package telemetry
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -33,7 +32,6 @@ type batcher struct {
 	stop    chan struct{}
 	once    sync.Once
 	batch   recorder.Batch // used by run alone
-	buffer  []byte         // used by run alone
 
 	mu      sync.Mutex
 	waiting []*recorder.Trace // guarded by mu
@@ -107,19 +105,18 @@ func (b *batcher) take(some bool) []*recorder.Trace {
 
 // export writes and sends one batch.
 func (b *batcher) export(from *recorder.Recorder, list []*recorder.Trace) {
-	b.batch.Reset()
+	b.batch.Begin(from)
 	for i, t := range list {
 		b.batch.Add(t)
 		from.Free(t)
 		list[i] = nil
 	}
-	b.buffer = from.Message(slices.Grow(b.buffer[:0], b.batch.Size()+4<<10), &b.batch)
-	sent := []*tracepb.ResourceSpans{message(b.buffer)}
+	sent := []*tracepb.ResourceSpans{message(b.batch.Message(from))}
 	ctx, cancel := context.WithTimeout(context.Background(), exportTimeout)
 	defer cancel()
 	for _, c := range b.clients {
 		if err := c.UploadTraces(ctx, sent); err != nil {
-			b.buffer = nil // a call that was given up may still be reading it
+			b.batch.Drop() // a call that was given up may still be reading it
 			b.dropped(b.batch.Len())
 			b.log.Warn("spans were not exported", "spans", b.batch.Len(), "error", err)
 		}
