@@ -263,8 +263,10 @@ func (j *job) tell(public *apierror.Error) {
 	if j.req != nil {
 		st.understood, st.kind, st.streamed, st.maxTokens = true, j.req.Prompt.Kind, j.req.Stream, j.req.MaxTokens
 		st.session = strings.Clone(clip(j.req.Session, 256))
-		if st.model = strings.Clone(clip(j.req.Model, 128)); j.pool != nil && j.pool.Model == st.model {
+		if j.pool != nil && j.pool.Model == j.req.Model {
 			st.model = j.pool.Model
+		} else {
+			st.model = strings.Clone(clip(j.req.Model, 128))
 		}
 	}
 	st.answerID, st.finish = clip(j.scan.ResponseID(), 128), clip(j.scan.FinishReason(), 32)
