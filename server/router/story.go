@@ -80,7 +80,7 @@ type hop struct {
 	margin, ttft                float64
 	replica                     string
 
-	// The attempt; id is not valid when there was none.
+	// The attempt; proxy, its span's id, is not valid when there was none.
 	proxy      trace.SpanID
 	times      upstream.Times
 	sent       stretch
@@ -99,6 +99,7 @@ type hop struct {
 
 var stories = sync.Pool{New: func() any { return &story{hops: make([]hop, 0, 2)} }}
 
+// newStory begins the story of a job whose surface's span is recorded.
 func (r *Router) newStory(j *job) *story {
 	st := stories.Get().(*story)
 	st.tracer, st.received = r.tracer, j.received
