@@ -143,15 +143,18 @@ func (r *record) target() *Trace {
 	return late
 }
 
-// finish writes the first span behind what is left to tell of the trace.
+// finish writes the first span behind what is left to tell of the trace. Spans that outlive it may be
+// given attributes meanwhile, from the same memory.
 func (r *record) finish(t *Trace) {
 	t.room(r.recorder)
+	r.mu.Lock()
 	c := Canvas{span: &r.first, to: t, left: max(0, maxSpansPerTrace-1-t.spans)}
 	for _, st := range r.stories[:r.told] {
 		st.Draw(&c)
 	}
 	t.next(r.first.scope)
 	t.text = appendSpan(t.text, r, &r.first)
+	r.mu.Unlock()
 	r.let()
 }
 
@@ -185,8 +188,7 @@ func (r *Recorder) newSlab() *slab {
 	return &slab{text: make([]byte, 0, slabSize)}
 }
 
-// room makes sure that a body can grow by n bytes without moving. mu is held, or nobody else has the
-// record.
+// room makes sure that a body can grow by n bytes without moving. mu is held.
 func (r *record) room(s *Span, n int) {
 	if cap(s.body)-len(s.body) >= n {
 		return

@@ -293,3 +293,32 @@ func TestAStorysPicture(t *testing.T) {
 		t.Errorf("%v", top.Attributes)
 	}
 }
+
+// A trace may be written while a span that outlives it is still given attributes.
+func TestALateSpanBesideTheWritingOfItsTrace(t *testing.T) {
+	written := make(chan *Trace, 1)
+	k := newKept(sdktrace.AlwaysSample(), func(p *Params) { p.Keep = func(t *Trace) { written <- t } })
+	tr := k.Tracer("t").(*Tracer)
+	text := strings.Repeat("x", 40)
+	for i := range 200 {
+		ctx, root := tr.Begin(context.Background(), "root", trace.SpanKindServer)
+		_, late := tr.Begin(ctx, "late", trace.SpanKindClient)
+		root.(*Span).Leave(inside{tr}, false)
+		root.End()
+		var set sync.WaitGroup
+		set.Go(func() { late.(*Span).Set(attribute.String("text", text), attribute.Int("i", i)) })
+		whole := <-written
+		spans := whole.Spans()
+		set.Wait()
+		if top := spans[len(spans)-1]; len(spans) != 3 || len(top.Attributes) != 4 || top.Attributes[1].Value.GetStringValue() != "last" {
+			t.Fatalf("round %d: %v", i, spans)
+		}
+		k.Free(whole)
+		late.End()
+		whole = <-written
+		if s := whole.Spans(); len(s) != 1 || s[0].Attributes[0].Value.GetStringValue() != text || s[0].Attributes[1].Value.GetIntValue() != int64(i) {
+			t.Fatalf("round %d, the late one: %v", i, s)
+		}
+		k.Free(whole)
+	}
+}
