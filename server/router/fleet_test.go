@@ -228,32 +228,12 @@ func start(t *testing.T, n int, change func(*router.Params, *chooser.Config, *re
 	}})
 	must(t, err)
 	f.chooser = p.Chooser
-	p.Registry, err = registry.New(rc, registry.Params{
-		OnRankAdded: func(slot replica.Slot, r *replica.Replica, rank int) {
-			f.book.AddRank(slot)
-			p.Chooser.AddRank(slot, r, rank)
-			if err := index.AddRank(slot, kvindex.RankInfo{BlockSize: 16, Capacity: 1000}); err != nil {
-				t.Error(err)
-			}
-			index.SetState(slot, kvblock.FeedNone)
-		},
-		OnRankRemoved: func(replica.Slot) {}, OnRestarted: func(*replica.Replica, time.Time) {},
-		OnChanged: func(*registry.Snapshot) { p.Chooser.Changed() },
-	})
+	p.Registry, err = registry.New(rc, wired(t, f.book, index, p.Chooser))
 	must(t, err)
 	f.params = p
 	f.router, err = router.New(router.DefaultConfig(), p)
 	must(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	for _, run := range []func(context.Context) error{p.Registry.Run, p.Tokens.Run, p.Upstream.Run, p.Chooser.Run} {
-		running.Go(func() {
-			if err := run(ctx); err != nil {
-				t.Errorf("Run() = %v", err)
-			}
-		})
-	}
-	t.Cleanup(func() { cancel(); running.Wait() })
+	t.Cleanup(running(t, p))
 	f.eventually("every replica is ready", func() bool {
 		ready := 0
 		for _, r := range p.Registry.Snapshot().Replicas {
@@ -264,6 +244,36 @@ func start(t *testing.T, n int, change func(*router.Params, *chooser.Config, *re
 		return ready == n
 	})
 	return f
+}
+
+// wired has the parts of a router know the ranks that a registry finds.
+func wired(t *testing.T, book *load.Book, index *kvindex.Index, c *chooser.Chooser) registry.Params {
+	return registry.Params{
+		OnRankAdded: func(slot replica.Slot, r *replica.Replica, rank int) {
+			book.AddRank(slot)
+			c.AddRank(slot, r, rank)
+			if err := index.AddRank(slot, kvindex.RankInfo{BlockSize: 16, Capacity: 1000}); err != nil {
+				t.Error(err)
+			}
+			index.SetState(slot, kvblock.FeedNone)
+		},
+		OnRankRemoved: func(replica.Slot) {}, OnRestarted: func(*replica.Replica, time.Time) {},
+		OnChanged: func(*registry.Snapshot) { c.Changed() },
+	}
+}
+
+// running starts what runs beside a router; stop ends it.
+func running(t *testing.T, p router.Params) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	for _, run := range []func(context.Context) error{p.Registry.Run, p.Tokens.Run, p.Upstream.Run, p.Chooser.Run} {
+		all.Go(func() {
+			if err := run(ctx); err != nil {
+				t.Errorf("Run() = %v", err)
+			}
+		})
+	}
+	return func() { cancel(); all.Wait() }
 }
 
 func must(t *testing.T, err error) {

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/chooser"
-	"github.com/kvpilot/kvpilot/server/kvblock"
 	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/openai"
@@ -222,35 +221,16 @@ func startPartitioned(t *testing.T, n int, transport string, retry upstream.Retr
 		Index: index, Book: p.book, Seed: 1, Allow: func(id replica.ID) bool { return p.breaker.State(id) != upstream.BreakerOpen },
 	})
 	must(t, err)
-	params.Registry, err = registry.New(rc, registry.Params{
-		Client: &http.Client{Transport: p.network},
-		OnRankAdded: func(slot replica.Slot, r *replica.Replica, rank int) {
-			p.book.AddRank(slot)
-			params.Chooser.AddRank(slot, r, rank)
-			if err := index.AddRank(slot, kvindex.RankInfo{BlockSize: 16, Capacity: 1000}); err != nil {
-				t.Error(err)
-			}
-			index.SetState(slot, kvblock.FeedNone)
-		},
-		OnRankRemoved: func(replica.Slot) {}, OnRestarted: func(*replica.Replica, time.Time) {},
-		OnChanged: func(*registry.Snapshot) { params.Chooser.Changed() },
-	})
+	hooks := wired(t, p.book, index, params.Chooser)
+	hooks.Client = &http.Client{Transport: p.network}
+	params.Registry, err = registry.New(rc, hooks)
 	must(t, err)
 	p.router, err = router.New(router.DefaultConfig(), params)
 	must(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	for _, run := range []func(context.Context) error{params.Registry.Run, params.Tokens.Run, params.Upstream.Run, params.Chooser.Run} {
-		running.Go(func() {
-			if err := run(ctx); err != nil {
-				t.Errorf("Run() = %v", err)
-			}
-		})
-	}
+	halt := running(t, params)
 	time.Sleep(10 * time.Second) // all are found ready
 	return p, func() {
-		cancel()
-		running.Wait()
+		halt()
 		p.network.conns.Wait()
 	}
 }
