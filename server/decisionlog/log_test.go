@@ -196,8 +196,9 @@ func TestADiskThatIsFullLosesNothingAtOnce(t *testing.T) {
 			l.Add(made(id, 0, ""))
 			l.Finish(decision.Outcome{ID: id})
 			time.Sleep(time.Second)
-			if i == 10 { // there is room again
-				if err := errors.Join(os.Remove(path), os.WriteFile(room, nil, 0o600), os.Symlink(room, path)); err != nil {
+			if i == 10 { // there is room again; the path is never without a file, which the log would make
+				next := path + ".next"
+				if err := errors.Join(os.WriteFile(room, nil, 0o600), os.Symlink(room, next), os.Rename(next, path)); err != nil {
 					t.Fatal(err)
 				}
 			}
