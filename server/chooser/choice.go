@@ -9,6 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/speed"
 )
 
 // Choice is a decision that was made and, unless it was a dry run, booked. Its methods are
@@ -36,12 +37,14 @@ type Choice struct {
 	// computes names the first block of the prompt that the rank did not hold, which is number lacks.
 	computes blockhash.Hash
 	lacks    int
+	// entry is its place in the account of the rank's speed.
+	entry speed.Entry
 	// ahead is the choice's turn before the one that it overtook; nil for none.
 	ahead *turn
 
 	mu      sync.Mutex
 	first   time.Time // of the first token; guarded by mu
-	quiet   uint64    // the rank's bookings at that time when nobody else was prefilling, else 0; guarded by mu
+	mark    mark      // guarded by mu
 	output  int       // tokens so far; guarded by mu
 	ended   bool      // guarded by mu
 	began   bool      // the client has something; guarded by mu
@@ -66,17 +69,12 @@ func (c *Choice) firstToken(teach bool) load.Outcome {
 	c.settled()
 	c.Arrived()
 	now := c.chooser.clock()
+	l := c.chooser.params.Book.View(c.Slot, now)
 	c.mu.Lock()
 	c.first = now
-	if l := c.chooser.params.Book.View(c.Slot, now); l.Prefilling == 0 {
-		c.quiet = l.Version
-	}
+	c.mark.set(now, 0, &l)
 	c.mu.Unlock()
-	if c.rank != nil {
-		cand := c.Decision.Pick()
-		n := float64(cand.Uncached)
-		c.rank.firstToken(now, c.at, float64(c.Decision.PromptTokens)-n, n, cand.Slowdown, teach && !c.unfair && c.streamed && !c.Decision.Estimated && !c.Decision.Keyless)
-	}
+	c.learnFirst(now, &l, teach)
 	return out
 }
 
@@ -92,8 +90,12 @@ func (c *Choice) Progress(outputTokens int) {
 func (c *Choice) progress(outputTokens int) load.Outcome {
 	c.mu.Lock()
 	unseen := c.first.IsZero() && !c.ended
+	grown := outputTokens > c.output
 	c.output = max(c.output, outputTokens)
 	c.mu.Unlock()
+	if grown && !unseen {
+		c.learnSteps(c.chooser.clock(), outputTokens)
+	}
 	if unseen && c.firstToken(true) == load.Applied {
 		c.chooser.freed(c.Slot)
 	}
@@ -111,7 +113,7 @@ func (c *Choice) Release(result Result) bool {
 		return false
 	}
 	c.ended = true
-	first, output, quiet := c.first, c.output, c.quiet
+	first, output := c.first, c.output
 	c.mu.Unlock()
 	c.reservation.Release()
 	c.Arrived()
@@ -132,11 +134,9 @@ func (c *Choice) Release(result Result) bool {
 		decoding := now.Sub(first).Seconds()
 		r := c.chooser.residence.get()
 		c.chooser.residence.set(r + (decoding-r)/64)
-		// Steps that carried a prefill are longer: only a stream that none disturbed teaches.
-		if l := c.chooser.params.Book.View(c.Slot, now); c.rank != nil && output > 16 && l.Version == quiet {
-			c.rank.decoded(decoding/float64(output-1), l.InFlight+1, l.ContextTokens+c.Decision.PromptTokens+output)
-		}
+		c.learnSteps(now, output)
 	}
+	c.learnEnd(now, output, result.End == decision.EndCompleted)
 	c.report(result, first, now)
 	c.chooser.freed(c.Slot)
 	return true

@@ -235,7 +235,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	}
 	s.ahead = nil
 	if rk := c.rank(cand.Slot); rk != nil {
-		whole := selector.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
+		whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
 		saved := whole - cand.Prefill
 		if req.Resumes != nil {
 			saved = 0 // what it finds is its own
@@ -244,6 +244,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		choice.rank = rk
 		choice.unfair = d.Overtook != "" || d.Resumes
 		choice.since = req.firstAsked(now.Add(-d.Held))
+		choice.learnBooked(now)
 		choice.mayYield(req, cand, booking.PrefillTime.Seconds())
 	}
 	if len(booking.Hashes) > 0 {

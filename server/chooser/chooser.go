@@ -31,6 +31,7 @@ type Chooser struct {
 
 	ranks    atomic.Pointer[[]*rank]
 	ranksMu  sync.Mutex // serialises AddRank and RemoveRank
+	kinds    kinds      // guarded by ranksMu
 	lines    sync.Map   // model name to *line
 	lineList atomic.Pointer[[]*line]
 	linesMu  sync.Mutex // serialises new lines
@@ -51,6 +52,8 @@ type Report struct {
 	KVUsage float64
 	// Blocks is the number of KV blocks; 0 when unknown.
 	Blocks int
+	// Foreign estimates how many of the engine's requests other callers sent.
+	Foreign float64
 }
 
 // Params are what a Chooser works with. Index and Book are needed, the rest may be zero.
@@ -150,7 +153,7 @@ func (c *Chooser) AddRank(slot replica.Slot, r *replica.Replica, index int) {
 	}
 	table := make([]*rank, max(len(old), int(slot)+1))
 	copy(table, old)
-	table[slot] = newRank(slot, r.ID, index)
+	table[slot] = c.newRank(slot, r, index)
 	c.ranks.Store(&table)
 }
 
@@ -160,6 +163,7 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 	old := *c.ranks.Load()
 	if int(slot) < len(old) && old[slot] != nil {
 		table := append([]*rank(nil), old...)
+		c.kinds.drop(old[slot])
 		table[slot] = nil
 		c.ranks.Store(&table)
 	}
@@ -210,10 +214,17 @@ type Rate struct {
 	// TokensPerSecond is the prefill rate at no context, Bend the context at which it halves.
 	TokensPerSecond float64 `json:"tokens_per_second"`
 	Bend            float64 `json:"bend_tokens"`
+	// Overhead is the time in seconds that a request spends outside of engine steps.
+	Overhead float64 `json:"overhead_s"`
 	// StepTime is the time of a decode step with nothing to read, in seconds.
 	StepTime float64 `json:"step_s"`
-	// Samples counts the first tokens that taught this; 0 means that it is the prior.
-	Samples int `json:"samples"`
+	// Samples counts the pieces of busy time behind this, Spread is the uncertainty of the rate as a
+	// share of it, and Source says where it comes from.
+	Samples int                  `json:"samples"`
+	Spread  float64              `json:"spread"`
+	Source  decision.SpeedSource `json:"source"`
+	// Error is the mean of predicted ÷ actual time to the first token of late.
+	Error float64 `json:"error"`
 	// Busy is the share of the last minute's time taken by the prefill routed there.
 	Busy float64 `json:"busy"`
 }
@@ -226,9 +237,10 @@ func (c *Chooser) Rates() []Rate {
 		if r == nil {
 			continue
 		}
+		m := r.speed.Model()
 		rates = append(rates, Rate{
-			Slot: r.slot, Replica: r.replica, Rank: r.index, TokensPerSecond: 1 / r.tokenTime.get(), Bend: r.bend.get(),
-			StepTime: r.step(0, 0), Samples: int(r.samples.Load()), Busy: r.load(now),
+			Slot: r.slot, Replica: r.replica, Rank: r.index, TokensPerSecond: 1 / m.Token, Bend: m.Bend, Overhead: m.Overhead,
+			StepTime: m.Base, Samples: m.Samples, Spread: m.Spread, Source: m.Source, Error: r.speed.Error(), Busy: r.load(now),
 		})
 	}
 	return rates

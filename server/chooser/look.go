@@ -42,6 +42,8 @@ const (
 	decodeWeight = 0.3
 	// rhoCap bounds ω: a full fleet must still be able to spread a prefix.
 	rhoCap = 0.9
+	// defaultBudget is the tokens per step when the engine does not say.
+	defaultBudget = 2048
 )
 
 // look fills s.d with all that is known for req at now: one candidate per rank. planned is
@@ -255,9 +257,14 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		if rk == nil {
 			continue
 		}
-		cand.TokenTime, cand.Bend = rk.tokenTime.get()*c.params.PaceBias, rk.bend.get()
-		cand.StepTime = rk.step(l.InFlight, l.ContextTokens)
-		cand.Decode = decodeWeight * float64(outputs(d.ExpectedOutput)) * (cand.StepTime - rk.step(0, 0))
+		if r := req.Replicas[s.owner[i]]; rk.known.Load() != r {
+			c.know(rk, r)
+		}
+		m := rk.speed.Model()
+		cand.TokenTime, cand.Bend, cand.Overhead = m.Token*c.params.PaceBias, m.Bend, m.Overhead
+		cand.Spread, cand.Speed = m.Spread, m.Source
+		cand.StepTime = m.Step(l.InFlight, l.ContextTokens)
+		cand.Decode = decodeWeight * float64(outputs(d.ExpectedOutput)) * (cand.StepTime - m.Base)
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		c.reported(cand, rk)

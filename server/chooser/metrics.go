@@ -19,6 +19,7 @@ type metrics struct {
 	agreed, differed                          atomic.Int64
 	regret                                    number // seconds, summed
 	took                                      metric.Float64Histogram
+	errors                                    metric.Float64Histogram
 	decisions                                 metric.Int64Counter
 	attributes                                map[decision.Policy]metric.MeasurementOption
 	affinity                                  *affinity
@@ -35,6 +36,10 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 	m.took, err = meter.Float64Histogram("kvpilot.chooser.duration",
 		metric.WithDescription("Time to decide and book, without waiting in the hold queue."), metric.WithUnit("s"),
 		metric.WithExplicitBucketBoundaries(5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2))
+	errs = append(errs, err)
+	m.errors, err = meter.Float64Histogram("kvpilot.chooser.prediction_error",
+		metric.WithDescription("Predicted over actual time to the first token of streamed requests, from the choice on, by rank."), metric.WithUnit("1"),
+		metric.WithExplicitBucketBoundaries(0.1, 0.33, 0.6, 0.8, 0.9, 1.1, 1.25, 1.6, 3, 10))
 	errs = append(errs, err)
 	m.decisions, err = meter.Int64Counter("kvpilot.chooser.decisions",
 		metric.WithDescription("Requests that were given a rank, by policy."), metric.WithUnit("{decision}"))
@@ -71,14 +76,19 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 	rate, err := meter.Float64ObservableGauge("kvpilot.chooser.prefill_rate",
 		metric.WithDescription("Learned prefill rate of a rank at no context."), metric.WithUnit("{token}/s"))
 	errs = append(errs, err)
-	observed = append(observed, regret, rate)
+	spread, err := meter.Float64ObservableGauge("kvpilot.chooser.prefill_rate_uncertainty",
+		metric.WithDescription("Uncertainty of the prefill rate of a rank, as a share of it, by where the rate comes from."), metric.WithUnit("1"))
+	errs = append(errs, err)
+	observed = append(observed, regret, rate, spread)
 	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		for i := range counters {
 			o.ObserveInt64(handles[i], counters[i].value.Load())
 		}
 		o.ObserveFloat64(regret, m.regret.get())
 		for _, r := range c.Rates() {
-			o.ObserveFloat64(rate, r.TokensPerSecond, metric.WithAttributes(attribute.String("replica", string(r.Replica)), attribute.Int("rank", r.Rank)))
+			of := []attribute.KeyValue{attribute.String("replica", string(r.Replica)), attribute.Int("rank", r.Rank), attribute.String("source", r.Source.String())}
+			o.ObserveFloat64(rate, r.TokensPerSecond, metric.WithAttributes(of[:2]...))
+			o.ObserveFloat64(spread, r.Spread, metric.WithAttributes(of...))
 		}
 		return nil
 	}, observed...)
@@ -89,6 +99,13 @@ func (m *metrics) decided(d *decision.Decision) {
 	ctx := context.Background()
 	m.took.Record(ctx, d.Took.Seconds(), m.attributes[d.Policy])
 	m.decisions.Add(ctx, 1, m.attributes[d.Policy])
+}
+
+// predicted counts a prediction, in seconds, and what became of it.
+func (m *metrics) predicted(r *rank, predicted, actual float64) {
+	if actual > 0 {
+		m.errors.Record(context.Background(), predicted/actual, r.attributes)
+	}
 }
 
 func (m *metrics) shadowed(s *decision.Shadow) {

@@ -6,7 +6,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/speed"
 )
 
 // busyMemory is the time constant of the load estimate ρ.
@@ -19,14 +22,18 @@ type rank struct {
 	replica replica.ID
 	index   int
 
-	tokenTime, bend, stepScale, work number
-	samples                          atomic.Int64
-	lately                           lately
-	giving                           giving
+	speed *speed.Rank
+	kind  *speed.Kind                     // guarded by the chooser's ranksMu
+	known atomic.Pointer[replica.Replica] // what kind was made of
+	// attributes name the rank in metrics.
+	attributes metric.MeasurementOption
+
+	work   number // mean prefill time of a request in seconds
+	lately lately
+	giving giving
 
 	mu    sync.Mutex
-	pace  pace         // guarded by mu
-	first atomic.Int64 // when its last first token was seen, in the nanoseconds of time.Time.UnixNano; written under mu
+	first atomic.Int64 // when its last first token was seen, in the nanoseconds of time.Time.UnixNano
 }
 
 // number is a float64 that may be read and replaced at once.
@@ -34,14 +41,6 @@ type number struct{ bits atomic.Uint64 }
 
 func (n *number) get() float64  { return math.Float64frombits(n.bits.Load()) }
 func (n *number) set(v float64) { n.bits.Store(math.Float64bits(v)) }
-
-func newRank(slot replica.Slot, id replica.ID, index int) *rank {
-	r := &rank{slot: slot, replica: id, index: index, pace: newPace()}
-	r.tokenTime.set(priorTokenTime)
-	r.bend.set(priorBend)
-	r.stepScale.set(1)
-	return r
-}
 
 // lately is what was routed to a rank, per second and fading with busyMemory.
 type lately struct {
@@ -114,37 +113,5 @@ func (l *lately) fade(now int64) float64 {
 	return math.Exp(-float64(now-l.at.Load()) / float64(busyMemory))
 }
 
-// firstToken learns from a first token seen at now: a request of n uncached tokens after context
-// cached ones, booked at booked. alone says that it was the only one waiting when it was booked
-// or that those before it are done, slowdown how much decodes were expected to slow it.
-func (r *rank) firstToken(now, booked time.Time, context, n, slowdown float64, teach bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	began := r.servedSince(booked)
-	r.first.Store(now.UnixNano())
-	if !teach {
-		return
-	}
-	r.pace.learn(context, n, now.Sub(began).Seconds()/(1+slowdown))
-	r.tokenTime.set(r.pace.a)
-	r.bend.set(r.pace.bend())
-	r.samples.Store(int64(r.pace.samples))
-}
-
-// step predicts the time of a decode step of so many sequences that read context tokens.
-func (r *rank) step(sequences, context int) float64 {
-	return r.stepScale.get() * plainStep(sequences, context)
-}
-
-// plainStep is the time of a decode step before anything was learned.
-func plainStep(sequences, context int) float64 {
-	return priorStepTime + priorSequenceTime*float64(sequences) + priorReadTime*float64(context)
-}
-
-// decoded learns from a finished stream whose steps took seconds each.
-func (r *rank) decoded(seconds float64, sequences, context int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	scale, ratio := r.stepScale.get(), seconds/plainStep(sequences, context)
-	r.stepScale.set(min(max(scale+0.1*(min(ratio, outlier*scale)-scale), 1.0/paceBound), paceBound))
-}
+// firstToken notes that a first token was seen at now.
+func (r *rank) firstToken(now time.Time) { r.first.Store(now.UnixNano()) }

@@ -150,6 +150,11 @@ type Candidate struct {
 	Bend      float64 `json:"bend_tokens"`
 	StepTime  float64 `json:"step_s"`
 	Slowdown  float64 `json:"slowdown"`
+	// Overhead is the learned time in seconds that a request spends outside of engine steps. Spread is
+	// the uncertainty of TokenTime as a share of it, Speed where it comes from.
+	Overhead float64     `json:"overhead_s"`
+	Spread   float64     `json:"spread"`
+	Speed    SpeedSource `json:"speed_source"`
 
 	// Busy is the share of the rank's recent time that the prefill routed to it takes.
 	Busy float64 `json:"busy"`

@@ -9,8 +9,11 @@ import (
 func predict(d *decision.Decision, c *decision.Candidate) {
 	n := uncached(d, c)
 	c.Uncached = uint32(n)
-	c.Prefill = PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
-	c.TTFT = (c.Backlog-c.Yields+c.Planned+c.Prefill)*(1+c.Slowdown) + c.StepTime
+	c.Prefill = decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
+	c.TTFT = c.Backlog - c.Yields + c.Planned + c.Prefill*(1+c.Slowdown) + c.StepTime + c.Overhead
+	if c.Requests > 0 && c.Waiting == 0 {
+		c.TTFT += c.StepTime / 2 // a decode step runs, and half of it is left on average
+	}
 }
 
 // uncached are the tokens to compute: at least the last one, however much the rank holds.
@@ -23,18 +26,7 @@ func uncached(d *decision.Decision, c *decision.Candidate) float64 {
 // Work predicts the candidate's Prefill before the choice.
 func Work(d *decision.Decision, c *decision.Candidate) float64 {
 	n := uncached(d, c)
-	return PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
-}
-
-// PrefillTime is the time to prefill n tokens after context tokens that are already there:
-// linear in n but for attention, which makes a token at context bend cost twice one at zero.
-// A bend of zero means that attention is not modelled.
-func PrefillTime(perToken, bend, context, n float64) float64 {
-	t := perToken * n
-	if bend > 0 {
-		t *= 1 + (context+n/2)/bend
-	}
-	return t
+	return decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
 }
 
 // The weights of returns, docs/adr/006-predicted-time.md: half of those who find their rank

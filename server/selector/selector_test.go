@@ -158,10 +158,10 @@ func TestPredictedTTFTSpreadsWhatCostsLessElsewhere(t *testing.T) {
 }
 
 func TestPrefillTimeBendsWithContext(t *testing.T) {
-	if got, want := selector.PrefillTime(1e-4, 50000, 0, 10000), 1.1; math.Abs(got-want) > 1e-9 {
+	if got, want := decision.PrefillTime(1e-4, 50000, 0, 10000), 1.1; math.Abs(got-want) > 1e-9 {
 		t.Errorf("10,000 tokens from nothing take %v, want %v", got, want)
 	}
-	if got, want := selector.PrefillTime(1e-4, 50000, 50000, 10000), 2.1; math.Abs(got-want) > 1e-9 {
+	if got, want := decision.PrefillTime(1e-4, 50000, 50000, 10000), 2.1; math.Abs(got-want) > 1e-9 {
 		t.Errorf("10,000 tokens after 50,000 take %v, want %v", got, want)
 	}
 }

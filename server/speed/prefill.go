@@ -1,0 +1,96 @@
+package speed
+
+import "math"
+
+// sample is a piece of an engine's busy time: what was finished in it.
+type sample struct {
+	// tokens is the uncached prompt tokens, bent the sum over prompts of n·(context + n/2).
+	tokens, bent float64
+	// starts is 1 when the engine had nothing to prefill before, so that the time includes Overhead
+	// and the wait for the end of a decode step.
+	starts float64
+	// steps is the number of engine steps, each of which took decode seconds for its decodes.
+	steps  float64
+	decode Decodes
+	// doubt is the share of tokens that are an estimate.
+	doubt   float64
+	seconds float64
+}
+
+const (
+	// kept is the number of samples that a fit looks at, fading the weight that a sample keeps with
+	// each newer one.
+	kept   = 64
+	fading = 0.97
+	// proven is the number of samples from which a rank is believed to differ from its kind by more
+	// than mistrust.
+	proven   = 8
+	mistrust = 2
+	// brief is the time in seconds of a sample that counts half: shorter ones measure the noise of
+	// clocks and networks.
+	brief = 0.010
+	// decodeShare bounds the share of a sample's time that is explained by decodes.
+	decodeShare = 0.95
+)
+
+// prefillFit fits Token, Bend and Overhead to the last samples.
+type prefillFit struct {
+	ring  [kept]sample
+	count int // of all samples so far
+	rows  []row
+	list  []weighed
+}
+
+func (f *prefillFit) add(s sample) {
+	f.ring[f.count%kept] = s
+	f.count++
+}
+
+// fit updates m, whose Step is used as it is. prior is what is believed without samples, with the
+// weight of so many samples.
+func (f *prefillFit) fit(m *Model, prior *Model, priorWeight float64) {
+	n := min(f.count, kept)
+	if n == 0 {
+		m.Token, m.Bend, m.Overhead, m.Spread, m.Samples = prior.Token, prior.Bend, prior.Overhead, prior.Spread, 0
+		return
+	}
+	f.rows, f.list = f.rows[:0], append(f.list[:0], weighed{0, priorWeight})
+	weight := 1.0
+	for i := range n {
+		s := &f.ring[(f.count-1-i)%kept]
+		offset := min(s.steps*m.Step(s.decode.Sequences, s.decode.Context), decodeShare*s.seconds)
+		predicted := prior.Token*s.tokens + prior.Token/prior.Bend*s.bent + prior.Overhead*s.starts
+		w := weight * s.seconds / (s.seconds + brief) * (1 - s.doubt/2)
+		f.rows = append(f.rows, row{x: [3]float64{s.tokens, s.bent, s.starts}, t: s.seconds - offset, offset: offset, weight: w})
+		f.list = append(f.list, weighed{math.Log((s.seconds - offset) / predicted), w * s.tokens / (s.tokens + tokensOfHalf)})
+		weight *= fading
+	}
+	scale := math.Exp(median(f.list))
+	token := boundToken(prior.Token * scale)
+	start := [3]float64{token, token / prior.Bend, prior.Overhead}
+	p := least(f.rows, start, [3]pull{{start[0], priorWeight / 4}, {start[1], 4}, {start[2], 1}})
+	m.Token = boundToken(p[0])
+	m.Bend = min(max(m.Token/max(p[1], 1e-30), shortestBend), longestBend)
+	m.Overhead = min(max(p[2], priorOverhead/20), 60)
+	m.Samples = f.count
+	m.Spread = f.spread(m)
+}
+
+// tokensOfHalf is the prompt length whose sample counts half for the scale: the time of shorter ones
+// is mostly overhead.
+const tokensOfHalf = 256
+
+// spread estimates the uncertainty of m.Token from how far the samples lie from the fit.
+func (f *prefillFit) spread(m *Model) float64 {
+	f.list = f.list[:0]
+	var effective float64
+	for i := range f.rows {
+		r := &f.rows[i]
+		predicted := m.Token*r.x[0] + m.Token/m.Bend*r.x[1] + m.Overhead*r.x[2] + r.offset
+		w := r.weight * r.x[0] / (r.x[0] + tokensOfHalf)
+		f.list = append(f.list, weighed{math.Abs(math.Log((r.t + r.offset) / predicted)), w})
+		effective += w
+	}
+	// The median absolute deviation of a normal distribution is 0.67 standard deviations.
+	return 2*median(f.list)/0.67/math.Sqrt(1+effective) + 1/(1+effective)
+}

@@ -1,0 +1,73 @@
+package speed
+
+import (
+	"math"
+	"time"
+)
+
+const (
+	// wrong is the factor from which predictions count as wrong, right the one below which they are
+	// right again, and patience for how long they must be wrong before the kind's median is used.
+	wrong    = 3
+	right    = 2
+	patience = time.Minute
+	// memory is the time constant of the mean error.
+	memory = 15 * time.Second
+)
+
+// watch follows how far a rank's predictions are from what happens.
+type watch struct {
+	mean       float64   // of ln(predicted ÷ actual), fading
+	at         time.Time // of the last one
+	wrongSince time.Time // zero while right
+	distrusted bool
+}
+
+// see takes in a prediction and what became of it. It reports whether trust changed.
+func (w *watch) see(predicted, actual float64, now time.Time) bool {
+	if predicted <= 0 || actual <= 0 {
+		return false
+	}
+	share := 1.0
+	if !w.at.IsZero() {
+		// A rank that gets few requests must not be judged by one of them.
+		share = min(0.2, 1-math.Exp(-now.Sub(w.at).Seconds()/memory.Seconds())+0.02)
+	} else {
+		share = 0.2
+	}
+	w.at = now
+	w.mean += share * (math.Log(predicted/actual) - w.mean)
+	switch off := math.Abs(w.mean); {
+	case off < math.Log(right):
+		w.wrongSince = time.Time{}
+	case off > math.Log(wrong) && w.wrongSince.IsZero():
+		w.wrongSince = now
+	}
+	if w.wrongSince.IsZero() || now.Sub(w.wrongSince) < patience {
+		return false
+	}
+	// Whatever is believed has been wrong for a while: the other belief gets its chance.
+	w.distrusted = !w.distrusted
+	w.wrongSince, w.mean = time.Time{}, 0
+	return true
+}
+
+// Predicted takes in how long a first token took beside what was predicted, in seconds, to notice
+// a rank whose predictions are wrong. It reports whether the rank's Model is now trusted, and
+// whether that changed.
+func (r *Rank) Predicted(predicted, actual float64, now time.Time) (trusted, changed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed = r.watch.see(predicted, actual, now)
+	if changed {
+		r.update()
+	}
+	return !r.watch.distrusted, changed
+}
+
+// Error is the mean of predicted ÷ actual of late; 1 while nothing was predicted.
+func (r *Rank) Error() float64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return math.Exp(r.watch.mean)
+}
