@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,6 +23,7 @@ type replayFlags struct {
 	requests, replicas, seeds, block, workers       int
 	bias, loss, delay, patience                     float64
 	asJSON, noSaturation, quiet                     bool
+	goalTTFT, goalTPOT                              time.Duration
 }
 
 // newReplayCommand plays a trace over modelled replicas.
@@ -56,6 +58,9 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.StringVar(&f.plot, "plot", "", "write a page of bar charts (HTML) to this file")
 	flags.BoolVar(&f.noSaturation, "no-saturation", false, "leave out the runs that measure saturation")
 	flags.Float64Var(&f.patience, "patience", 20, "give a run up when its mean is sure to exceed this many times the oracle's; 0 never")
+	goal := replay.DefaultGoal()
+	flags.DurationVar(&f.goalTTFT, "slo-ttft", seconds(goal.TTFT), "an answer is good when its first token comes within this time")
+	flags.DurationVar(&f.goalTPOT, "slo-tpot", seconds(goal.TPOT), "and its other tokens take at most this time each, on average")
 	flags.BoolVar(&f.quiet, "quiet", false, "show no progress")
 	flags.Float64Var(&f.bias, "rate-bias", 1, "what the router believes of prefill times, as a multiple of what it learned")
 	flags.Float64Var(&f.loss, "event-loss", 0, "share of KV events that get lost")
@@ -102,6 +107,7 @@ func (f *replayFlags) run(out, errOut io.Writer) error {
 func (f *replayFlags) options() (replay.Options, []float64, error) {
 	o := replay.Options{
 		Replicas: f.replicas, Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
+		Goal:     replay.Goal{TTFT: f.goalTTFT.Seconds(), TPOT: f.goalTPOT.Seconds()},
 		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss, EventDelay: f.delay,
 	}
 	var err error
@@ -144,6 +150,8 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 	}
 	return o, loads, nil
 }
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 func writePlot(path string, reports []*replay.Report) error {
 	file, err := os.Create(path)

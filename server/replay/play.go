@@ -2,7 +2,6 @@ package replay
 
 import (
 	"math"
-	"slices"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/chooser"
@@ -59,84 +58,6 @@ func newEngines(p *Profile, n, block int) []*engine {
 	return list
 }
 
-// Numbers are what one run, or several with different seeds, came to.
-type Numbers struct {
-	Mean float64 `json:"ttft_mean_s"`
-	P50  float64 `json:"ttft_p50_s"`
-	P90  float64 `json:"ttft_p90_s"`
-	P99  float64 `json:"ttft_p99_s"`
-	// HitRate is the share of prompt tokens found in a cache.
-	HitRate float64 `json:"hit_rate"`
-	// Imbalance is the busiest replica's prefill time over the mean.
-	Imbalance float64 `json:"imbalance"`
-	// Abandoned says that the run was given up because its mean had passed the limit: Mean is only
-	// known to be at least that, and the others are not known.
-	Abandoned bool `json:"abandoned,omitempty"`
-	// rate is the calls per second while the fleet was full.
-	rate float64
-}
-
-// numbers reads the result of a run.
-func (s *sim) numbers() Numbers {
-	var n Numbers
-	var in, cached float64
-	type moment struct {
-		at, tokens float64
-	}
-	ttft := make([]float64, 0, len(s.first))
-	firsts := make([]moment, 0, len(s.first))
-	for i, f := range s.first {
-		if math.IsNaN(f) {
-			continue
-		}
-		tokens := float64(s.trace.Calls[i].In)
-		ttft = append(ttft, f-s.arrived[i])
-		n.Mean += f - s.arrived[i]
-		in += tokens
-		cached += float64(s.cached[i])
-		firsts = append(firsts, moment{f, tokens})
-	}
-	if len(ttft) == 0 {
-		return n
-	}
-	slices.Sort(ttft)
-	quantile := func(q float64) float64 { return ttft[min(len(ttft)-1, int(q*float64(len(ttft))))] }
-	n.Mean /= float64(len(ttft))
-	n.P50, n.P90, n.P99, n.HitRate = quantile(0.5), quantile(0.9), quantile(0.99), cached/in
-	// The rate is that of prompt tokens between a tenth and nineteen twentieths of them, so that
-	// filling and draining the fleet do not count.
-	const from, to = 0.10, 0.95
-	slices.SortFunc(firsts, func(a, b moment) int {
-		if a.at < b.at {
-			return -1
-		}
-		return 1
-	})
-	var seen, began, ended float64
-	for _, f := range firsts {
-		before := seen
-		seen += f.tokens
-		if before < from*in && seen >= from*in {
-			began = f.at
-		}
-		if before < to*in && seen >= to*in {
-			ended = f.at
-		}
-	}
-	if ended > began {
-		n.rate = (to - from) * float64(len(ttft)) / (ended - began)
-	}
-	var most, all float64
-	for _, e := range s.engines {
-		most = max(most, e.busy)
-		all += e.busy
-	}
-	if all > 0 {
-		n.Imbalance = most / (all / float64(len(s.engines)))
-	}
-	return n
-}
-
 // play runs one policy. An empty policy is the oracle: all replicas share one cache, and each
 // call goes to the replica with the least prefill left, first come first served.
 func (j *job) play() (Numbers, error) {
@@ -151,7 +72,7 @@ func (j *job) play() (Numbers, error) {
 	if j.policy == "" {
 		s.router = &oracle{sim: s, left: make([]float64, j.replicas), work: make([]float64, len(j.work.Calls))}
 		s.run(0)
-		return s.numbers(), nil
+		return s.numbers(j.goal), nil
 	}
 	cfg := chooser.DefaultConfig()
 	cfg.Policy = j.policy
@@ -167,7 +88,9 @@ func (j *job) play() (Numbers, error) {
 	if !s.run(j.most) {
 		return Numbers{Mean: j.most, Abandoned: true}, r.err
 	}
-	return s.numbers(), r.err
+	n := s.numbers(j.goal)
+	n.Predicted = quantilesOf(r.accuracy)
+	return n, r.err
 }
 
 // job is one run.
@@ -182,6 +105,8 @@ type job struct {
 	// bias, loss and delay worsen what the router knows: learned rates times bias, the share of
 	// events lost, and their delay in seconds.
 	bias, loss, delay float64
+	// goal is what an answer must keep to count as good.
+	goal Goal
 	// most is the mean time to the first token at which the run is given up; 0 never.
 	most float64
 }

@@ -28,6 +28,8 @@ type Options struct {
 	// AtLeast has a trace of fewer requests played again and again, each pass with prefixes of its own,
 	// until it has as many; 0 plays it once. Closed loops are always played once.
 	AtLeast int
+	// Goal is what an answer must keep to count as good; the zero value takes DefaultGoal.
+	Goal Goal
 	// NoSaturation leaves the saturation runs out.
 	NoSaturation bool
 	// Patience gives a run up when its mean is sure to exceed that many times the oracle's, because
@@ -63,6 +65,8 @@ type Report struct {
 	Load     float64 `json:"load"`
 	Profile  string  `json:"profile"`
 	Seeds    int     `json:"seeds"`
+	// Goal is what Goodput counts.
+	Goal Goal `json:"goal"`
 	// RPS is the arrival rate that Load came to.
 	RPS      float64                          `json:"rps"`
 	Oracle   PolicyReport                     `json:"oracle"`
@@ -128,6 +132,9 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 	if o.PaceBias == 0 {
 		o.PaceBias = 1
 	}
+	if o.Goal == (Goal{}) {
+		o.Goal = DefaultGoal()
+	}
 	o.Trace = o.enough()
 	w := newWorkload(o.Trace, o.Block)
 	p := player{options: o, work: w}
@@ -157,7 +164,7 @@ func (p *player) loads(loads []float64, capacity, base float64) ([]*Report, erro
 	var jobs []*job
 	for i, load := range loads {
 		reports[i] = &Report{
-			Trace: o.Trace.Name, Calls: len(p.work.Calls), Replicas: o.Replicas, Load: load, Profile: o.Profile.Name, Seeds: o.Seeds,
+			Trace: o.Trace.Name, Calls: len(p.work.Calls), Replicas: o.Replicas, Load: load, Profile: o.Profile.Name, Seeds: o.Seeds, Goal: o.Goal,
 			RPS: load * capacity, Policies: map[decision.Policy]PolicyReport{}, order: o.Policies,
 		}
 		for seed := range o.Seeds {
@@ -214,16 +221,6 @@ func (r *Report) fill(jobs []*job, results []Numbers, capacity float64) {
 	}
 }
 
-func (n *Numbers) add(o Numbers, share float64) {
-	n.Mean += share * o.Mean
-	n.P50 += share * o.P50
-	n.P90 += share * o.P90
-	n.P99 += share * o.P99
-	n.HitRate += share * o.HitRate
-	n.Imbalance += share * o.Imbalance
-	n.Abandoned = n.Abandoned || o.Abandoned
-}
-
 // player runs jobs and counts them.
 type player struct {
 	options Options
@@ -235,7 +232,7 @@ type player struct {
 func (p *player) run(j *job) (Numbers, error) {
 	o := &p.options
 	j.work, j.profile, j.replicas = p.work, &o.Profile, o.Replicas
-	j.bias, j.loss, j.delay = o.PaceBias, o.EventLoss, o.EventDelay
+	j.bias, j.loss, j.delay, j.goal = o.PaceBias, o.EventLoss, o.EventDelay, o.Goal
 	n, err := j.play()
 	if done := p.done.Add(1); o.Progress != nil {
 		o.Progress(int(done), int(p.all.Load()))

@@ -31,9 +31,11 @@ type router struct {
 	// loss is the share of events that get lost, delay how late in seconds the others are.
 	loss, delay float64
 	dice        *rand.Rand
-	err         error
-	tokens      []uint32
-	names       []kvblock.EngineHash
+	// accuracy has the predicted over the actual time to the first token of each answer.
+	accuracy []float64
+	err      error
+	tokens   []uint32
+	names    []kvblock.EngineHash
 }
 
 func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
@@ -51,7 +53,7 @@ func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
 	if r.index, err = kvindex.New(icfg, kvindex.Params{}); err != nil {
 		return nil, err
 	}
-	r.chooser, err = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.bias})
+	r.chooser, err = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.bias, OnOutcome: r.ended})
 	if err != nil {
 		return nil, err
 	}
@@ -155,6 +157,13 @@ func (r *router) finished(call, _ int) {
 	r.choices[call].Release(chooser.Result{End: decision.EndCompleted, PromptTokens: c.In, OutputTokens: c.Out, CachedTokens: r.sim.cached[call]})
 	r.choices[call] = nil
 	r.plan()
+}
+
+// ended notes how right the prediction was.
+func (r *router) ended(o decision.Outcome) {
+	if o.TTFT > 0 && o.Predicted > 0 {
+		r.accuracy = append(r.accuracy, o.Predicted.Seconds()/o.TTFT.Seconds())
+	}
 }
 
 func (r *router) stored(e, call, from, to int) {

@@ -66,6 +66,7 @@ type sim struct {
 
 	arrived []float64 // per call
 	first   []float64 // time of the first token, NaN before
+	done    []float64 // time of the last token, NaN before
 	cached  []int
 	where   []int32
 	next    [][]int32 // calls that follow a call in its session
@@ -87,9 +88,9 @@ type workload struct {
 // arrivals of one moment evenly up to the next.
 func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 	n := len(w.Calls)
-	s := &sim{trace: w, engines: engines, arrived: make([]float64, n), first: make([]float64, n), cached: make([]int, n), where: make([]int32, n), next: make([][]int32, n)}
+	s := &sim{trace: w, engines: engines, arrived: make([]float64, n), first: make([]float64, n), done: make([]float64, n), cached: make([]int, n), where: make([]int32, n), next: make([][]int32, n)}
 	for i := range s.first {
-		s.first[i] = math.NaN()
+		s.first[i], s.done[i] = math.NaN(), math.NaN()
 	}
 	at := spread(w.Trace, seed)
 	for i := range w.Calls {
@@ -213,6 +214,7 @@ func (s *sim) step(e *engine) {
 		s.router.firstToken(q.call, e.slot)
 	}
 	for _, q := range done {
+		s.done[q.call] = s.now
 		for _, n := range s.next[q.call] {
 			s.schedule(event{at: s.now + s.trace.Calls[n].At, kind: eventArrival, n: int(n)})
 		}

@@ -1,0 +1,182 @@
+package replay
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// Goal is the service that an answer must get to count as good, in seconds.
+type Goal struct {
+	// TTFT bounds the time to the first token, TPOT the mean time of the tokens after it.
+	TTFT float64 `json:"ttft_s"`
+	TPOT float64 `json:"tpot_s"`
+}
+
+// DefaultGoal is what readers of a chat take for fluent.
+func DefaultGoal() Goal { return Goal{TTFT: 2, TPOT: 0.1} }
+
+// Numbers are what one run, or several with different seeds, came to. Times are in seconds, from
+// the moment at which a request reaches the router.
+type Numbers struct {
+	Mean float64 `json:"ttft_mean_s"`
+	P50  float64 `json:"ttft_p50_s"`
+	P90  float64 `json:"ttft_p90_s"`
+	P99  float64 `json:"ttft_p99_s"`
+	// Answer is the time to the last token.
+	AnswerMean float64 `json:"answer_mean_s"`
+	AnswerP50  float64 `json:"answer_p50_s"`
+	AnswerP99  float64 `json:"answer_p99_s"`
+	// TPOT is the mean time per output token after an answer's first one; answers of one token have none.
+	TPOTP50 float64 `json:"tpot_p50_s"`
+	TPOTP99 float64 `json:"tpot_p99_s"`
+	// Goodput is the share of answers that meet the Goal.
+	Goodput float64 `json:"goodput"`
+	// HitRate is the share of prompt tokens found in a cache.
+	HitRate float64 `json:"hit_rate"`
+	// Imbalance is the busiest replica's prefill time over the mean.
+	Imbalance float64 `json:"imbalance"`
+	// Predicted is the router's predicted time from its choice to the first token over the actual
+	// one; zero for a rule that predicts nothing.
+	Predicted Quantiles `json:"predicted_over_actual,omitzero"`
+	// Abandoned says that the run was given up because its mean had passed the limit: Mean is only
+	// known to be at least that, and the others are not known.
+	Abandoned bool `json:"abandoned,omitempty"`
+	// rate is the calls per second while the fleet was full.
+	rate float64
+}
+
+// Quantiles are three points of a distribution.
+type Quantiles struct {
+	P10 float64 `json:"p10"`
+	P50 float64 `json:"p50"`
+	P90 float64 `json:"p90"`
+}
+
+// quantilesOf sorts list.
+func quantilesOf(list []float64) Quantiles {
+	slices.Sort(list)
+	return Quantiles{P10: quantile(list, 0.1), P50: quantile(list, 0.5), P90: quantile(list, 0.9)}
+}
+
+// quantile reads a sorted list; 0 for an empty one.
+func quantile(sorted []float64, q float64) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+}
+
+func mean(list []float64) float64 {
+	var sum float64
+	for _, v := range list {
+		sum += v
+	}
+	return sum / float64(max(1, len(list)))
+}
+
+// numbers reads the result of a run.
+func (s *sim) numbers(goal Goal) Numbers {
+	var n Numbers
+	var in, cached float64
+	ttft := make([]float64, 0, len(s.first))
+	answer, tpot := make([]float64, 0, len(s.first)), make([]float64, 0, len(s.first))
+	good := 0
+	for i, f := range s.first {
+		if math.IsNaN(f) {
+			continue
+		}
+		call := &s.trace.Calls[i]
+		ttft = append(ttft, f-s.arrived[i])
+		in += float64(call.In)
+		cached += float64(s.cached[i])
+		if math.IsNaN(s.done[i]) {
+			continue
+		}
+		answer = append(answer, s.done[i]-s.arrived[i])
+		pace := 0.0
+		if call.Out > 1 {
+			pace = (s.done[i] - f) / float64(call.Out-1)
+			tpot = append(tpot, pace)
+		}
+		if f-s.arrived[i] <= goal.TTFT && pace <= goal.TPOT {
+			good++
+		}
+	}
+	if len(ttft) == 0 {
+		return n
+	}
+	slices.Sort(ttft)
+	slices.Sort(answer)
+	slices.Sort(tpot)
+	n.Mean, n.AnswerMean = mean(ttft), mean(answer)
+	n.P50, n.P90, n.P99 = quantile(ttft, 0.5), quantile(ttft, 0.9), quantile(ttft, 0.99)
+	n.AnswerP50, n.AnswerP99 = quantile(answer, 0.5), quantile(answer, 0.99)
+	n.TPOTP50, n.TPOTP99 = quantile(tpot, 0.5), quantile(tpot, 0.99)
+	n.HitRate = cached / in
+	n.Goodput = float64(good) / float64(max(1, len(answer)))
+	n.rate = s.fullRate(in, len(ttft))
+	n.Imbalance = s.imbalance()
+	return n
+}
+
+// fullRate is the calls per second while prompt tokens between a tenth and nineteen twentieths of them
+// got their first token, so that filling and draining the fleet do not count. in is the prompt tokens of
+// calls calls.
+func (s *sim) fullRate(in float64, calls int) float64 {
+	const from, to = 0.10, 0.95
+	order := make([]int, 0, calls)
+	for i, f := range s.first {
+		if !math.IsNaN(f) {
+			order = append(order, i)
+		}
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(s.first[a], s.first[b]) })
+	var seen, began, ended float64
+	for _, i := range order {
+		before := seen
+		seen += float64(s.trace.Calls[i].In)
+		if before < from*in && seen >= from*in {
+			began = s.first[i]
+		}
+		if before < to*in && seen >= to*in {
+			ended = s.first[i]
+		}
+	}
+	if ended <= began {
+		return 0
+	}
+	return (to - from) * float64(calls) / (ended - began)
+}
+
+func (s *sim) imbalance() float64 {
+	var most, all float64
+	for _, e := range s.engines {
+		most = max(most, e.busy)
+		all += e.busy
+	}
+	if all == 0 {
+		return 0
+	}
+	return most / (all / float64(len(s.engines)))
+}
+
+// add adds a share of other, for means over several runs.
+func (n *Numbers) add(other Numbers, share float64) {
+	n.Mean += share * other.Mean
+	n.P50 += share * other.P50
+	n.P90 += share * other.P90
+	n.P99 += share * other.P99
+	n.AnswerMean += share * other.AnswerMean
+	n.AnswerP50 += share * other.AnswerP50
+	n.AnswerP99 += share * other.AnswerP99
+	n.TPOTP50 += share * other.TPOTP50
+	n.TPOTP99 += share * other.TPOTP99
+	n.Goodput += share * other.Goodput
+	n.HitRate += share * other.HitRate
+	n.Imbalance += share * other.Imbalance
+	n.Abandoned = n.Abandoned || other.Abandoned
+	n.Predicted.P10 += share * other.Predicted.P10
+	n.Predicted.P50 += share * other.Predicted.P50
+	n.Predicted.P90 += share * other.Predicted.P90
+}
