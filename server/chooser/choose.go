@@ -102,16 +102,17 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	holds := s.held
+	selector.Choose(&s.d)
+	if err := c.unreachable(&s.d); err != nil {
+		return nil, nil, err
+	}
 	if !holds || ln.hold.Len() == 0 {
-		selector.Choose(&s.d)
 		if s.d.Chosen < 0 || !holds || c.hasRoom(s.d.Pick()) {
 			choice, err := c.commit(s, req, ln, now, nil)
 			if err != errNoRoom { //nolint:errorlint // never wrapped
 				return choice, nil, err
 			}
 		}
-	} else {
-		selector.Choose(&s.d)
 	}
 	if s.d.Chosen < 0 {
 		choice, err := c.commit(s, req, ln, now, nil)

@@ -18,6 +18,14 @@ type Config struct {
 	// weighted-scorers, prefix-affinity, consistent-hash, least-tokens, least-requests,
 	// power-of-two, round-robin or random. docs/policies.md says when to use which.
 	Policy decision.Policy `yaml:"policy"`
+	// Objective is what predicted-ttft makes small: answer (the time to the last token, with nearly
+	// the best time to the first), ttft (the time to the first token alone) or slo (the number of
+	// answers that miss the targets below; a request that no replica can serve in time is refused
+	// with 429 at once instead of making others late).
+	Objective decision.Objective `yaml:"objective"`
+	// SLO holds the targets of models that set none. Requests may set their own with the headers
+	// X-Kvpilot-TTFT-Ms and X-Kvpilot-TPOT-Ms.
+	SLO SLOConfig `yaml:"slo"`
 	// Weights overrides the policies' numbers by name, for example overlap_credit.
 	Weights map[string]float64 `yaml:"weights"`
 	// Shadow names a policy that decides beside the serving one; its choices are recorded and
@@ -45,9 +53,22 @@ type Config struct {
 	Tree selector.TreeConfig `yaml:"tree"`
 }
 
+// SLOConfig is what an answer must keep to be good; zero asks nothing.
+type SLOConfig struct {
+	// TTFT bounds the time to the first token, TPOT the mean time of each token after it.
+	TTFT time.Duration `yaml:"ttft"`
+	TPOT time.Duration `yaml:"tpot"`
+}
+
+func (c SLOConfig) targets() decision.Targets { return decision.Targets{TTFT: c.TTFT, TPOT: c.TPOT} }
+
 // ModelConfig is one model's own choice of policy; empty fields keep the common ones.
 type ModelConfig struct {
-	Policy  decision.Policy    `yaml:"policy"`
+	Policy decision.Policy `yaml:"policy"`
+	// Objective and SLO are as above.
+	Objective decision.Objective `yaml:"objective"`
+	SLO       SLOConfig          `yaml:"slo"`
+
 	Weights map[string]float64 `yaml:"weights"`
 	Shadow  decision.Policy    `yaml:"shadow"`
 }
@@ -56,6 +77,7 @@ type ModelConfig struct {
 func DefaultConfig() Config {
 	return Config{
 		Policy:     decision.PredictedTTFT,
+		Objective:  decision.ObjectiveAnswer,
 		HoldAbove:  500 * time.Millisecond,
 		YieldRanks: 32,
 		Queue:      admission.DefaultConfig(),
@@ -78,13 +100,26 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%sweights: %w", name, err))
 		}
 	}
+	objective := func(name string, o decision.Objective, slo SLOConfig) {
+		if !o.Known() {
+			errs = append(errs, fmt.Errorf("%sobjective: unknown objective %q; known are %v", name, o, decision.Objectives()))
+		}
+		if slo.TTFT < 0 || slo.TPOT < 0 {
+			errs = append(errs, fmt.Errorf("%sslo: ttft %s and tpot %s must not be negative", name, slo.TTFT, slo.TPOT))
+		}
+	}
 	check("", c.Policy, c.Shadow, c.Weights)
+	objective("", c.Objective, c.SLO)
 	if c.Policy == "" {
 		errs = append(errs, errors.New("policy: empty"))
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Models)) {
 		m := c.Models[name]
 		check("models."+name+".", m.Policy, m.Shadow, m.Weights)
+		if m.Objective == "" {
+			m.Objective = c.Objective
+		}
+		objective("models."+name+".", m.Objective, m.SLO)
 	}
 	if c.HoldAbove < 0 {
 		errs = append(errs, fmt.Errorf("hold_above: %s is negative", c.HoldAbove))

@@ -30,12 +30,12 @@ func (e *NoReplica) Error() string {
 	return fmt.Sprintf("no replica can serve model %q now: all %d candidates are vetoed", e.Decision.Model, len(e.Decision.Candidates))
 }
 
-// Refused says that the hold queue turned the request away.
+// Refused says that the hold queue turned the request away, or that its targets cannot be kept.
 type Refused struct {
-	// Cause is "queue_full", "queue_bytes", "deadline", "timeout" or "shutdown".
+	// Cause is "queue_full", "queue_bytes", "deadline", "timeout", "shutdown" or "target".
 	Cause string
 	// RetryAfter is when a new try has a chance, from the predicted drain of the queue.
 	RetryAfter time.Duration
 }
 
-func (e *Refused) Error() string { return "refused by the hold queue: " + e.Cause }
+func (e *Refused) Error() string { return "refused: " + e.Cause }

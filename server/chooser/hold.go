@@ -127,6 +127,10 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict 
 			w.end(choice, err)
 			return admission.Drop
 		}
+		if err := c.unreachable(&s.d); err != nil {
+			w.end(nil, err)
+			return admission.Drop
+		}
 		if !stale {
 			w.overlaps, w.matched = append(w.overlaps[:0], s.overlaps...), now
 		}

@@ -20,10 +20,13 @@ type line struct {
 	policy decision.Policy
 	shadow decision.Policy
 	params decision.Params
-	cursor atomic.Uint32
-	ring   atomic.Pointer[ringOf]
-	tree   atomic.Pointer[selector.Tree]
-	hold   *admission.Line
+	// objective and targets are what predicted-ttft strives for.
+	objective decision.Objective
+	targets   decision.Targets
+	cursor    atomic.Uint32
+	ring      atomic.Pointer[ringOf]
+	tree      atomic.Pointer[selector.Tree]
+	hold      *admission.Line
 
 	pumping sync.Mutex               // held by the one who visits the waiting
 	again   atomic.Bool              // somebody wanted a visit meanwhile
@@ -73,7 +76,11 @@ func (c *Chooser) lineFor(model string) (*line, error) {
 	if own.Shadow != "" {
 		ln.shadow = own.Shadow
 	}
-	params, err := selector.Apply(selector.DefaultParams(), c.config.Weights)
+	if ln.objective = c.config.Objective; own.Objective != "" {
+		ln.objective = own.Objective
+	}
+	ln.targets = own.SLO.targets().Or(c.config.SLO.targets())
+	params, err := selector.Apply(selector.ForObjective(selector.DefaultParams(), ln.objective), c.config.Weights)
 	if err == nil {
 		params, err = selector.Apply(params, own.Weights)
 	}

@@ -60,6 +60,14 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 	if p := req.Options.Policy; p != "" {
 		d.Policy = p
 	}
+	if d.Policy == decision.PredictedTTFT {
+		d.Objective, d.Targets = ln.objective, req.Options.Targets.Or(ln.targets)
+		since := s.since
+		if since.IsZero() {
+			since = req.firstAsked(now)
+		}
+		d.Waited = max(0, now.Sub(since))
+	}
 	if len(req.Options.Weights) > 0 {
 		params, err := selector.Apply(ln.params, req.Options.Weights)
 		if err != nil {

@@ -15,14 +15,14 @@ import (
 
 // metrics are the chooser's own; most are counted with atomics and read when collected.
 type metrics struct {
-	held, left, refused, races, rings, yields atomic.Int64
-	agreed, differed                          atomic.Int64
-	regret                                    number // seconds, summed
-	took                                      metric.Float64Histogram
-	errors                                    metric.Float64Histogram
-	decisions                                 metric.Int64Counter
-	attributes                                map[decision.Policy]metric.MeasurementOption
-	affinity                                  *affinity
+	held, left, refused, races, rings, yields, unreachable atomic.Int64
+	agreed, differed                                       atomic.Int64
+	regret                                                 number // seconds, summed
+	took                                                   metric.Float64Histogram
+	errors                                                 metric.Float64Histogram
+	decisions                                              metric.Int64Counter
+	attributes                                             map[decision.Policy]metric.MeasurementOption
+	affinity                                               *affinity
 }
 
 func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
@@ -57,6 +57,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 		{"kvpilot.chooser.held", "Requests that had to wait in the hold queue.", &m.held},
 		{"kvpilot.chooser.left", "Requests whose caller left while they waited in the hold queue.", &m.left},
 		{"kvpilot.chooser.yields", "Long prompts that gave way to a shorter request before their first token.", &m.yields},
+		{"kvpilot.chooser.unreachable", "Requests refused under the objective slo because no replica could keep their targets.", &m.unreachable},
 		{"kvpilot.chooser.refused", "Requests for which no replica could serve.", &m.refused},
 		{"kvpilot.chooser.races", "Choices made again because the rank was booked meanwhile.", &m.races},
 		{"kvpilot.chooser.ring_rebuilds", "Consistent-hash rings built because the pool changed.", &m.rings},

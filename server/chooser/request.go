@@ -73,6 +73,8 @@ type Options struct {
 	Policy decision.Policy
 	// Weights overrides the policy's numbers by their JSON names in decision.Params.
 	Weights map[string]float64
+	// Targets override the model's.
+	Targets decision.Targets
 	// Allowed, when not empty, names the only replicas that may serve; Denied those that may not.
 	Allowed []replica.ID
 	Denied  []replica.ID

@@ -20,6 +20,9 @@ type Decision struct {
 	Adapter string `json:"adapter,omitempty"`
 	Policy  Policy `json:"policy"`
 	Reason  Reason `json:"reason"`
+	// Objective is what predicted-ttft makes small, Targets what the answer should keep.
+	Objective Objective `json:"objective,omitempty"`
+	Targets   Targets   `json:"targets,omitzero"`
 	// PromptTokens is the prompt's length; an estimate when Estimated.
 	PromptTokens int  `json:"prompt_tokens"`
 	Estimated    bool `json:"estimated,omitempty"`
@@ -53,6 +56,8 @@ type Decision struct {
 	Seed   uint64 `json:"seed"`
 	Cursor uint32 `json:"cursor,omitempty"`
 
+	// Waited is the time since the request first asked, which counts against Targets.
+	Waited time.Duration `json:"waited_ns,omitempty"`
 	// Held is the time the request waited in the router's queue before this choice.
 	Held time.Duration `json:"held_ns,omitempty"`
 	// Took is the time the choice itself took.
@@ -92,6 +97,11 @@ type Params struct {
 	// MatchThreshold and ImbalanceThreshold belong to prefix-affinity; the latter 0 means none.
 	MatchThreshold     float64 `json:"match_threshold,omitempty"`
 	ImbalanceThreshold float64 `json:"imbalance_threshold,omitempty"`
+
+	// Interference is the weight of the decodes that a prefill delays, Congestion that of the requests
+	// that wait behind it (predicted-ttft). An objective sets both.
+	Interference float64 `json:"interference,omitempty"`
+	Congestion   float64 `json:"congestion,omitempty"`
 
 	// SessionBonus is how many seconds of predicted time returning to a session's rank is worth.
 	SessionBonus float64 `json:"session_bonus,omitempty"`
@@ -176,6 +186,11 @@ type Candidate struct {
 	// Prefill is the predicted time to prefill them, TTFT the predicted time to the first token.
 	Prefill float64 `json:"prefill_s"`
 	TTFT    float64 `json:"ttft_s"`
+	// TPOT is the predicted time of each token after the first.
+	TPOT float64 `json:"tpot_s"`
+	// Late is the share by which TTFT (with the time already waited) or TPOT misses its target,
+	// whichever misses by more; 0 when both are kept.
+	Late float64 `json:"late,omitempty"`
 	// Cost is what the policy compares; the lowest wins.
 	Cost float64 `json:"cost"`
 }

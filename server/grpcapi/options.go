@@ -24,6 +24,8 @@ const (
 	headerDeny      = "X-Kvpilot-Deny"
 	headerPin       = "X-Kvpilot-Pin" // replica, or replica@rank
 	headerLease     = "X-Kvpilot-Lease-Ms"
+	headerTTFT      = "X-Kvpilot-Ttft-Ms" // targets of the objective slo
+	headerTPOT      = "X-Kvpilot-Tpot-Ms"
 	headerReserve   = "X-Kvpilot-Reserve"
 	headerDryRun    = "X-Kvpilot-Dry-Run"
 	headerExplain   = "X-Kvpilot-Explain"
@@ -31,6 +33,9 @@ const (
 	headerPath      = "X-Kvpilot-Path"
 	headerTruncated = "X-Body-Truncated"
 )
+
+// maxTargetMS bounds a target.
+const maxTargetMS = 3_600_000
 
 const weightTemperature = "temperature"
 
@@ -42,6 +47,15 @@ func errOverrides() error {
 // options reads what the headers ask of the choice.
 func (a *API) options(h http.Header) (chooser.Options, error) {
 	o := chooser.Options{PinnedRank: -1}
+	for name, to := range map[string]*time.Duration{headerTTFT: &o.Targets.TTFT, headerTPOT: &o.Targets.TPOT} {
+		if text := first(h, name); text != "" {
+			ms, err := strconv.ParseFloat(text, 64)
+			if err != nil || !(ms > 0) || ms > maxTargetMS {
+				return o, invalid(name, "must be a number of milliseconds above 0 and at most 3600000")
+			}
+			*to = time.Duration(ms * float64(time.Millisecond))
+		}
+	}
 	policy, weights, pin := first(h, headerPolicy), first(h, headerWeights), first(h, headerPin)
 	allow, deny := first(h, headerAllow), first(h, headerDeny)
 	if policy == "" && weights == "" && pin == "" && allow == "" && deny == "" {

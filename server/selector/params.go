@@ -27,7 +27,18 @@ func DefaultParams() decision.Params {
 		MatchThreshold: 0.1,
 
 		SessionBonus: 0.05,
+
+		Interference: 0.25,
+		Congestion:   1.5,
 	}
+}
+
+// ForObjective returns base with the numbers that o sets.
+func ForObjective(base decision.Params, o decision.Objective) decision.Params {
+	if o == decision.ObjectiveTTFT {
+		base.Interference = 0.1
+	}
+	return base
 }
 
 // numbers lists what may be set, with the place of each in p.
@@ -46,6 +57,8 @@ func numbers(p *decision.Params) map[string]*float64 {
 		"match_threshold":     &p.MatchThreshold,
 		"imbalance_threshold": &p.ImbalanceThreshold,
 		"session_bonus":       &p.SessionBonus,
+		"interference":        &p.Interference,
+		"congestion":          &p.Congestion,
 	}
 }
 

@@ -1,6 +1,8 @@
 package selector
 
 import (
+	"math"
+
 	"github.com/kvpilot/kvpilot/server/decision"
 )
 
@@ -13,6 +15,19 @@ func predict(d *decision.Decision, c *decision.Candidate) {
 	c.TTFT = c.Backlog - c.Yields + c.Planned + c.Prefill*(1+c.Slowdown) + c.StepTime + c.Overhead
 	if c.Requests > 0 && c.Waiting == 0 {
 		c.TTFT += c.StepTime / 2 // a decode step runs, and half of it is left on average
+	}
+	c.TPOT = c.StepTime
+	if c.FullStep > c.StepTime && c.StepTime > 0 {
+		// A share Busy of the time goes by in full steps, the rest in plain ones.
+		busy := min(c.Busy, 1)
+		c.TPOT = 1 / (busy/c.FullStep + (1-busy)/c.StepTime)
+	}
+	c.Late = 0
+	if t := d.Targets.TTFT.Seconds(); t > 0 {
+		c.Late = max(c.Late, (d.Waited.Seconds()+c.TTFT)/t-1)
+	}
+	if t := d.Targets.TPOT.Seconds(); t > 0 {
+		c.Late = max(c.Late, c.TPOT/t-1)
 	}
 }
 
@@ -43,14 +58,22 @@ func blocked(c *decision.Candidate) float64 {
 	return c.Returns * wait * (c.Prefill - wait/2)
 }
 
+// lateCost is the cost in seconds of missing a target: more than any queue.
+const lateCost = 3600
+
 // predicted prices a candidate by time: how long until the first token, its own uncached work
 // weighted because others wait for it too, and how long the rank would make it wait for KV memory
-// that is already promised to others. The weight is Omega, for the fleet, plus the rank's own Busy.
-// Then come those who return to a rank for its cache: others, who may find it prefilling this
+// that is already promised to others. The weight is Omega, for those that wait in the fleet, plus the
+// rank's own Busy, plus Interference for those that decode on the rank: each full step of prefill
+// delays them all by one step. Their number counts by its square root: weighted in full, a busy rank
+// is avoided at the price of queues elsewhere (docs/adr/015-whole-answer.md).
+// Then come requests that return to a rank for its cache: others, which may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
 func predicted(d *decision.Decision, c *decision.Candidate) float64 {
-	cost := (c.Backlog-c.Yields+c.Planned+(d.Omega+c.Busy)*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding
-	cost += othersReturn*blocked(c) + ownReturn*c.Residual
+	decoding := float64(c.Requests) - float64(c.Waiting)
+	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
+	cost := (c.Backlog-c.Yields+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding
+	cost += othersReturn*blocked(c) + ownReturn*c.Residual + d.Params.Interference*math.Sqrt(max(0, decoding))*c.Prefill
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {
@@ -59,5 +82,24 @@ func predicted(d *decision.Decision, c *decision.Candidate) float64 {
 		}
 		cost -= bonus
 	}
+	if d.Objective == decision.ObjectiveSLO && c.Late > 0 {
+		cost += lateCost * (1 + c.Late)
+	}
 	return cost
+}
+
+const (
+	// clockNoise is the difference in seconds below which costs are equal, rateNoise the largest share
+	// of a prefill by which they may differ and be equal when its rate is uncertain.
+	clockNoise = 0.0005
+	rateNoise  = 0.03
+)
+
+// noise is by how much more than c another candidate may cost and be as good: what is known of
+// their speeds does not tell them apart.
+func noise(d *decision.Decision, c *decision.Candidate) float64 {
+	if d.Policy != decision.PredictedTTFT {
+		return 0
+	}
+	return clockNoise + min(c.Spread/2, rateNoise)*c.Prefill
 }

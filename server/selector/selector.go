@@ -37,7 +37,7 @@ func Choose(d *decision.Decision) {
 		d.Chosen, d.Reason = draw(d, &throw), decision.ReasonDice
 	} else {
 		var ties int
-		d.Chosen, ties = lowest(d.Candidates, &throw)
+		d.Chosen, ties = lowest(d, &throw)
 		d.Reason = reason
 		if ties > 1 && reason == decision.ReasonCost {
 			d.Reason = decision.ReasonTie
@@ -55,18 +55,22 @@ func Recompute(d *decision.Decision) (again decision.Decision, same bool) {
 	return again, again.Chosen == d.Chosen
 }
 
-// lowest returns the candidate with the lowest cost, one of the ties by the dice, and how many tied.
-func lowest(candidates []decision.Candidate, throw *dice) (best, ties int) {
+// lowest returns the candidate with the lowest cost, one of its equals by the dice, and how many
+// there are.
+func lowest(d *decision.Decision, throw *dice) (best, ties int) {
 	best = -1
-	for i := range candidates {
-		c := &candidates[i]
-		switch {
-		case c.Veto != decision.VetoNone:
-		case best < 0 || c.Cost < candidates[best].Cost:
-			best, ties = i, 1
-		case c.Cost == candidates[best].Cost:
-			ties++
-			if throw.below(ties) == 0 {
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && (best < 0 || c.Cost < d.Candidates[best].Cost) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return best, 0
+	}
+	limit := d.Candidates[best].Cost + noise(d, &d.Candidates[best])
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && c.Cost <= limit {
+			if ties++; throw.below(ties) == 0 {
 				best = i
 			}
 		}
