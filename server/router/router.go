@@ -226,6 +226,8 @@ func (r *Router) undecided(ctx context.Context, j *job, err error) error {
 		switch refused.Cause {
 		case "deadline":
 			reason, message = apierror.DeadlineUnreachable, "no replica can answer within the deadline"
+		case "target":
+			reason, message = apierror.DeadlineUnreachable, "no replica can keep the request's latency targets now"
 		case "timeout":
 			message = "no replica became free in time"
 		case "shutdown":
