@@ -21,7 +21,10 @@ type replayFlags struct {
 	atLeast                                         int
 	trace, generate, policies, loads, profile, plot string
 	requests, replicas, seeds, block, workers       int
-	bias, loss, delay, patience                     float64
+	bias, loss, patience, beginnings, texts         float64
+	speeds                                          []float64
+	tokenize, tokenizeToken, send, receive, gap     time.Duration
+	event                                           time.Duration
 	asJSON, noSaturation, quiet                     bool
 	goalTTFT, goalTPOT                              time.Duration
 }
@@ -64,7 +67,16 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.BoolVar(&f.quiet, "quiet", false, "show no progress")
 	flags.Float64Var(&f.bias, "rate-bias", 1, "what the router believes of prefill times, as a multiple of what it learned")
 	flags.Float64Var(&f.loss, "event-loss", 0, "share of KV events that get lost")
-	flags.Float64Var(&f.delay, "event-delay", 0, "delay of KV events in seconds")
+	d := replay.LocalDelays()
+	flags.DurationVar(&f.event, "event-delay", seconds(d.Event), "time from the end of an engine's step until the router's index has its KV events")
+	flags.DurationVar(&f.send, "send-delay", seconds(d.Send), "time from the choice until the engine's scheduler has the request")
+	flags.DurationVar(&f.receive, "receive-delay", seconds(d.Receive), "time from the end of a step until the router has the first of its outputs")
+	flags.DurationVar(&f.gap, "output-gap", seconds(d.Gap), "time between two outputs of one step, which the engine writes one after the other")
+	flags.DurationVar(&f.tokenize, "tokenize-time", seconds(d.Tokenize), "time until the router has a prompt's token ids")
+	flags.DurationVar(&f.tokenizeToken, "tokenize-token-time", seconds(d.TokenizeToken), "and what each token adds to it")
+	flags.Float64SliceVar(&f.speeds, "speeds", nil, "speeds of the replicas as multiples of the profile's, repeated over all of them: 4, or 1,3 for a pool of two speeds")
+	flags.Float64Var(&f.beginnings, "known-beginnings", 0, "share of later turns of which the router knows the ids of the turn before and estimates the rest")
+	flags.Float64Var(&f.texts, "known-texts", 0, "share of requests of which the router knows no ids and estimates the length")
 	return cmd
 }
 
@@ -108,7 +120,12 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 	o := replay.Options{
 		Replicas: f.replicas, Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
 		Goal:     replay.Goal{TTFT: f.goalTTFT.Seconds(), TPOT: f.goalTPOT.Seconds()},
-		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss, EventDelay: f.delay,
+		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss,
+		Speeds: f.speeds, Beginnings: f.beginnings, Texts: f.texts,
+		Delays: replay.Delays{
+			Tokenize: f.tokenize.Seconds(), TokenizeToken: f.tokenizeToken.Seconds(), Send: f.send.Seconds(),
+			Receive: f.receive.Seconds(), Gap: f.gap.Seconds(), Event: f.event.Seconds(),
+		},
 	}
 	var err error
 	switch {

@@ -36,6 +36,8 @@ type Numbers struct {
 	HitRate float64 `json:"hit_rate"`
 	// Imbalance is the busiest replica's prefill time over the mean.
 	Imbalance float64 `json:"imbalance"`
+	// Preemptions is how many times an engine ran out of blocks and put a request back, per request.
+	Preemptions float64 `json:"preemptions_per_request"`
 	// Predicted is the router's predicted time from its choice to the first token over the actual
 	// one; zero for a rule that predicts nothing.
 	Predicted Quantiles `json:"predicted_over_actual,omitzero"`
@@ -117,6 +119,9 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.Goodput = float64(good) / float64(max(1, len(answer)))
 	n.rate = s.fullRate(in, len(ttft))
 	n.Imbalance = s.imbalance()
+	for _, e := range s.engines {
+		n.Preemptions += float64(e.machine.Counts().Preemptions) / float64(len(s.first))
+	}
 	return n
 }
 
@@ -176,6 +181,7 @@ func (n *Numbers) add(other Numbers, share float64) {
 	n.HitRate += share * other.HitRate
 	n.Imbalance += share * other.Imbalance
 	n.Abandoned = n.Abandoned || other.Abandoned
+	n.Preemptions += share * other.Preemptions
 	n.Predicted.P10 += share * other.Predicted.P10
 	n.Predicted.P50 += share * other.Predicted.P50
 	n.Predicted.P90 += share * other.Predicted.P90

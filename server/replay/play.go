@@ -10,13 +10,12 @@ import (
 
 // newWorkload makes a trace ready for engines with blocks of block tokens.
 func newWorkload(t *Trace, block int) *workload {
-	w := &workload{Trace: t, block: block, hashes: make([][]blockhash.Hash, len(t.Calls))}
+	w := &workload{Trace: t, block: block, hashes: make([][]blockhash.Hash, len(t.Calls)), before: turnsBefore(t)}
 	seed := blockhash.Namespace{}.Seed()
 	var tokens []uint32
 	for i := range t.Calls {
 		c := &t.Calls[i]
-		n := min((c.In+c.Out)/block, len(c.IDs)*(t.Chunk/block))
-		list := make([]blockhash.Hash, n)
+		list := make([]blockhash.Hash, (c.In+c.Out)/block)
 		var parent blockhash.Hash
 		for j := range list {
 			tokens = w.appendBlock(tokens[:0], i, j)
@@ -29,10 +28,16 @@ func newWorkload(t *Trace, block int) *workload {
 }
 
 // appendBlock appends the token ids that stand for block j of a call: a trace has none, so they
-// are made from the chunk's id and the block's place in it.
+// are made from the chunk's id and the block's place in it. The blocks of an answer that no later prompt
+// continues have no ids and occur once.
 func (w *workload) appendBlock(dst []uint32, call, j int) []uint32 {
-	per := w.Chunk / w.block
-	first := uint32(w.Calls[call].IDs[j/per]*2654435761) + uint32(j%per*w.block)
+	per, ids := w.Chunk/w.block, w.Calls[call].IDs
+	var first uint32
+	if j/per < len(ids) {
+		first = uint32(ids[j/per]*2654435761) + uint32(j%per*w.block)
+	} else {
+		first = uint32((uint64(call)<<20 + uint64(j)) * 0x9e3779b97f4a7c15 >> 32)
+	}
 	for k := range w.block {
 		dst = append(dst, first+uint32(k))
 	}
@@ -50,30 +55,19 @@ func (w *workload) rate() float64 {
 	return float64(len(w.Calls)) / max(last, 1e-3)
 }
 
-func newEngines(p *Profile, n, block int) []*engine {
-	list := make([]*engine, n)
-	for i := range list {
-		list[i] = &engine{profile: p, block: block, slot: i, cache: newBlockCache(p.CacheTokens / block)}
-	}
-	return list
-}
-
 // play runs one policy. An empty policy is the oracle: all replicas share one cache, and each
 // call goes to the replica with the least prefill left, first come first served.
 func (j *job) play() (Numbers, error) {
-	engines := newEngines(j.profile, j.replicas, j.work.block)
+	o := &j.options
 	if j.policy == "" {
-		pool := newBlockCache(j.profile.CacheTokens / j.work.block * j.replicas)
-		for _, e := range engines {
-			e.cache = pool
-		}
-	}
-	s := newSim(j.work, engines, j.speed, j.seed)
-	if j.policy == "" {
-		s.router = &oracle{sim: s, left: make([]float64, j.replicas), work: make([]float64, len(j.work.Calls))}
+		s := newSim(j.work, newPooled(&o.Profile, o.Speeds, o.Replicas, o.Block), j.speed, j.seed)
+		s.pooled, s.delays = true, o.Delays
+		s.router = &oracle{sim: s, left: make([]float64, o.Replicas), work: make([]float64, len(j.work.Calls))}
 		s.run(0)
-		return s.numbers(j.goal), nil
+		return s.numbers(o.Goal), nil
 	}
+	s := newSim(j.work, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block), j.speed, j.seed)
+	s.delays = o.Delays
 	cfg := chooser.DefaultConfig()
 	cfg.Policy = j.policy
 	// The player measures the choice, so nobody is refused.
@@ -88,25 +82,19 @@ func (j *job) play() (Numbers, error) {
 	if !s.run(j.most) {
 		return Numbers{Mean: j.most, Abandoned: true}, r.err
 	}
-	n := s.numbers(j.goal)
+	n := s.numbers(o.Goal)
 	n.Predicted = quantilesOf(r.accuracy)
 	return n, r.err
 }
 
 // job is one run.
 type job struct {
-	report   *Report // that it is for
-	work     *workload
-	profile  *Profile
-	replicas int
-	speed    float64
-	seed     uint64
-	policy   decision.Policy
-	// bias, loss and delay worsen what the router knows: learned rates times bias, the share of
-	// events lost, and their delay in seconds.
-	bias, loss, delay float64
-	// goal is what an answer must keep to count as good.
-	goal Goal
+	report  *Report // that it is for
+	options Options
+	work    *workload
+	speed   float64
+	seed    uint64
+	policy  decision.Policy
 	// most is the mean time to the first token at which the run is given up; 0 never.
 	most float64
 }
@@ -119,23 +107,37 @@ type oracle struct {
 }
 
 func (o *oracle) arrive(call int) {
-	e := o.sim.engines[0]
+	if wait := o.sim.delays.tokenizing(o.sim.trace.Calls[call].In); wait > 0 {
+		o.sim.after(wait, func() { o.submit(call) })
+		return
+	}
+	o.submit(call)
+}
+
+func (o *oracle) submit(call int) {
+	m := o.sim.engines[0].machine
+	cfg := m.Config()
 	c := &o.sim.trace.Calls[call]
 	keys := o.sim.trace.hashes[call]
-	hit := e.cache.match(keys[:min(len(keys), c.In/e.block)]) * e.block
-	o.work[call] = e.profile.prefill(float64(hit), float64(c.In-hit))
+	hit := m.Pool().Match(keys[:min(len(keys), c.In/cfg.BlockSize)]) * cfg.BlockSize
+	work := cfg.Timing.Prefill(c.In-hit, hit)
 	best, least := 0, math.Inf(1)
 	for i, e := range o.sim.engines {
-		if left := o.left[i] + 1e-6*float64(len(e.decoding)); left < least {
+		// Of equals the one with the fewest calls.
+		calls := float64(len(e.machine.Running()) + len(e.machine.Waiting()))
+		if left := o.left[i] + (work+1e-6*calls)/e.speed; left < least {
 			best, least = i, left
 		}
 	}
+	o.work[call] = work / o.sim.engines[best].speed
 	o.left[best] += o.work[call]
 	o.sim.send(call, best)
 }
 
-func (o *oracle) firstToken(call, e int)        { o.left[e] -= o.work[call] }
-func (o *oracle) begun([]*sequence)             {}
-func (o *oracle) finished(int, int)             {}
-func (o *oracle) stored(int, int, int, int)     {}
-func (o *oracle) removed(int, []blockhash.Hash) {}
+func (o *oracle) firstToken(a *attempt) bool {
+	o.left[a.engine] -= o.work[a.call]
+	return true
+}
+func (o *oracle) progress(*attempt, int) {}
+func (o *oracle) finished(*attempt)      {}
+func (o *oracle) changed(int, []kvEvent) {}

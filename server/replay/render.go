@@ -17,21 +17,21 @@ func (r *Report) Table(w io.Writer) error {
 	fmt.Fprintf(w, "%s: %d requests, %d replicas (%s), load %.2f of the pooled cache's saturation (%.2f requests/s), %d seeds; good: TTFT <= %s and TPOT <= %s\n",
 		r.Trace, r.Calls, r.Replicas, r.Profile, r.Load, r.RPS, r.Seeds, seconds(r.Goal.TTFT), seconds(r.Goal.TPOT))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "policy\tTTFT mean\tp50\tp90\tp99\tanswer mean\tp50\tp99\tTPOT p50 ms\tp99\tgood\thit rate\timbalance\tpredicted/actual p10\tp50\tp90\tvs oracle\tsaturation\t")
+	fmt.Fprintln(t, "policy\tTTFT mean\tp50\tp90\tp99\tanswer mean\tp50\tp99\tTPOT p50 ms\tp99\tgood\thit rate\timbalance\tpreempted\tpredicted/actual p10\tp50\tp90\tvs oracle\tsaturation\t")
 	row := func(name string, p PolicyReport) {
 		sat, predicted := "-", "-\t-\t-"
 		if p.SaturationRPS > 0 {
 			sat = fmt.Sprintf("%.2f/s = %.2f", p.SaturationRPS, p.SaturationVsOracle)
 		}
 		if p.Abandoned {
-			fmt.Fprintf(t, "%s\t>%.1f%s\t>%.0f\t%s\t\n", name, p.Mean, strings.Repeat("\t-", 14), p.VsOracle, sat)
+			fmt.Fprintf(t, "%s\t>%.1f%s\t>%.0f\t%s\t\n", name, p.Mean, strings.Repeat("\t-", 15), p.VsOracle, sat)
 			return
 		}
 		if q := p.Predicted; q != (Quantiles{}) {
 			predicted = fmt.Sprintf("%.2f\t%.2f\t%.2f", q.P10, q.P50, q.P90)
 		}
-		fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%.2f\t%.1f\t%.2f\t%.2f\t%.1f\t%.1f\t%.0f\t%.3f\t%.3f\t%.2f\t%s\t%.2f\t%s\t\n", name, p.Mean, p.P50, p.P90, p.P99,
-			p.AnswerMean, p.AnswerP50, p.AnswerP99, 1e3*p.TPOTP50, 1e3*p.TPOTP99, p.Goodput, p.HitRate, p.Imbalance, predicted, p.VsOracle, sat)
+		fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%.2f\t%.1f\t%.2f\t%.2f\t%.1f\t%.1f\t%.0f\t%.3f\t%.3f\t%.2f\t%.3f\t%s\t%.2f\t%s\t\n", name, p.Mean, p.P50, p.P90, p.P99,
+			p.AnswerMean, p.AnswerP50, p.AnswerP99, 1e3*p.TPOTP50, 1e3*p.TPOTP99, p.Goodput, p.HitRate, p.Imbalance, p.Preemptions, predicted, p.VsOracle, sat)
 	}
 	for _, name := range r.order {
 		row(string(name), r.Policies[name])

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"os"
 	"reflect"
 	"slices"
@@ -14,7 +13,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/decision"
 )
 
@@ -106,7 +104,7 @@ func TestWrongRatesAndLostEventsCostLittle(t *testing.T) {
 		"rates doubled": {1.15, func(o *Options) { o.PaceBias = 2 }},
 		"rates halved":  {1.2, func(o *Options) { o.PaceBias = 0.5 }},
 		"1 % lost":      {1.05, func(o *Options) { o.EventLoss = 0.01 }},
-		"5 s late":      {1.05, func(o *Options) { o.EventDelay = 5 }},
+		"5 s late":      {1.05, func(o *Options) { o.Delays.Event = 5 }},
 	} {
 		if got := mean(tt.change); got > tt.most*plain {
 			t.Errorf("%s: mean %.2f s, without %.2f s", name, got, plain)
@@ -238,54 +236,21 @@ func TestThePublicTraceIsRead(t *testing.T) {
 	}
 }
 
-// The cache against the simplest correct version: a list in order of use.
-func TestTheCacheIsLRU(t *testing.T) {
-	const size = 20
-	r := rand.New(rand.NewPCG(1, 1))
-	c := newBlockCache(size)
-	var order []blockhash.Hash // least recently used first
-	for step := range 5000 {
-		key := blockhash.Hash(1 + r.IntN(40))
-		at := slices.Index(order, key)
-		if hit := c.match([]blockhash.Hash{key}) == 1; hit != (at >= 0) {
-			t.Fatalf("step %d: held %v, want %v", step, hit, at >= 0)
-		}
-		var held []int32
-		if at >= 0 {
-			held = c.pin(nil, []blockhash.Hash{key})
-			order = slices.Delete(order, at, at+1)
-		} else {
-			held = c.take(nil, 1)
-			if gone := c.takeRemoved(); len(order) == size {
-				if len(gone) != 1 || gone[0] != order[0] {
-					t.Fatalf("step %d: evicted %v, want %d", step, gone, order[0])
-				}
-				order = order[1:]
-			}
-			c.name(held[0], key)
-		}
-		c.release(held)
-		order = append(order, key)
-		if c.available() != size {
-			t.Fatalf("step %d: %d blocks are free of %d", step, c.available(), size)
-		}
-	}
-}
-
 // One request alone takes the time that the model's formula gives.
 func TestTheEngineKeepsTheModel(t *testing.T) {
 	p := Profiles()[0]
 	trace := &Trace{Name: "one", Chunk: 512, Calls: []Call{{In: 4096, Out: 101, IDs: []uint64{1, 2, 3, 4, 5, 6, 7, 8}, Prev: -1}}}
-	s := newSim(newWorkload(trace, 512), newEngines(&p, 1, 512), 1, 1)
+	s := newSim(newWorkload(trace, 512), newEngines(&p, nil, 1, 512), 1, 1)
 	s.router = &oracle{sim: s, left: make([]float64, 1), work: make([]float64, 1)}
 	s.run(0)
-	want := 2*p.Base + p.prefill(0, 2048) + p.prefill(2048, 2048)
+	m := p.Timing
+	want := 2*m.Base.Seconds() + m.Prefill(2048, 0) + m.Prefill(2048, 2048)
 	if math.Abs(s.first[0]-want) > 1e-9 {
 		t.Errorf("first token after %v s, want %v", s.first[0], want)
 	}
 	decode := 0.0
 	for i := range 100 {
-		decode += p.Base + p.PerSeq + p.PerKV*float64(4097+i)
+		decode += m.Base.Seconds() + m.PerSequence.Seconds() + m.PerContextToken.Seconds()*float64(4096+i)
 	}
 	if math.Abs(s.now-want-decode) > 1e-6 {
 		t.Errorf("the end came after %v s, want %v", s.now, want+decode)

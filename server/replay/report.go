@@ -22,9 +22,15 @@ type Options struct {
 	Profile Profile
 	// Block is the block size in tokens; the trace's chunks must be a multiple.
 	Block int
-	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost,
-	// EventDelay their delay in seconds.
-	PaceBias, EventLoss, EventDelay float64
+	// Delays are the times between client, router and engines.
+	Delays Delays
+	// Speeds are the replicas' speeds as multiples of the profile's, repeated over all of them; none is all ones.
+	Speeds []float64
+	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost.
+	PaceBias, EventLoss float64
+	// Beginnings is the share of later turns of a conversation of which the router knows the turn
+	// before, Texts the share of requests of which it knows the text alone; the length is estimated then.
+	Beginnings, Texts float64
 	// AtLeast has a trace of fewer requests played again and again, each pass with prefixes of its own,
 	// until it has as many; 0 plays it once. Closed loops are always played once.
 	AtLeast int
@@ -100,6 +106,16 @@ func (o *Options) check() error {
 	}
 	if o.Seeds < 1 {
 		errs = append(errs, fmt.Errorf("%d seeds: at least one is needed", o.Seeds))
+	}
+	for _, speed := range o.Speeds {
+		if speed <= 0 {
+			errs = append(errs, fmt.Errorf("speed %v: must be above 0", speed))
+		}
+	}
+	for name, share := range map[string]float64{"event loss": o.EventLoss, "known beginnings": o.Beginnings, "known texts": o.Texts} {
+		if share < 0 || share > 1 {
+			errs = append(errs, fmt.Errorf("share of %s %v: must be from 0 to 1", name, share))
+		}
 	}
 	for _, p := range o.Policies {
 		if !p.Known() {
@@ -230,12 +246,10 @@ type player struct {
 }
 
 func (p *player) run(j *job) (Numbers, error) {
-	o := &p.options
-	j.work, j.profile, j.replicas = p.work, &o.Profile, o.Replicas
-	j.bias, j.loss, j.delay, j.goal = o.PaceBias, o.EventLoss, o.EventDelay, o.Goal
+	j.work, j.options = p.work, p.options
 	n, err := j.play()
-	if done := p.done.Add(1); o.Progress != nil {
-		o.Progress(int(done), int(p.all.Load()))
+	if done := p.done.Add(1); p.options.Progress != nil {
+		p.options.Progress(int(done), int(p.all.Load()))
 	}
 	return n, err
 }

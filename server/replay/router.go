@@ -28,9 +28,9 @@ type router struct {
 	epoch    time.Time
 	wake     float64
 	texts    bool
-	// loss is the share of events that get lost, delay how late in seconds the others are.
-	loss, delay float64
-	dice        *rand.Rand
+	attempts []*attempt
+	job      *job
+	dice     *rand.Rand // which events get lost
 	// accuracy has the predicted over the actual time to the first token of each answer.
 	accuracy []float64
 	err      error
@@ -39,7 +39,11 @@ type router struct {
 }
 
 func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
-	r := &router{sim: s, dice: rand.New(rand.NewPCG(j.seed, 3)), loss: j.loss, delay: j.delay, epoch: time.Unix(1_000_000_000, 0), choices: make([]*chooser.Choice, len(s.trace.Calls)), requests: make([]chooser.Request, len(s.trace.Calls))}
+	n := len(s.trace.Calls)
+	r := &router{
+		sim: s, job: j, dice: rand.New(rand.NewPCG(j.seed, 3)), epoch: time.Unix(1_000_000_000, 0),
+		choices: make([]*chooser.Choice, n), attempts: make([]*attempt, n), requests: make([]chooser.Request, n),
+	}
 	now := func() time.Time { return r.epoch.Add(time.Duration(s.now * float64(time.Second))) }
 	bcfg := load.DefaultConfig()
 	bcfg.Remembered = 16
@@ -53,14 +57,14 @@ func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
 	if r.index, err = kvindex.New(icfg, kvindex.Params{}); err != nil {
 		return nil, err
 	}
-	r.chooser, err = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.bias, OnOutcome: r.ended})
+	r.chooser, err = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.options.PaceBias, OnOutcome: r.ended})
 	if err != nil {
 		return nil, err
 	}
 	for i, e := range s.engines {
 		rep := &replica.Replica{
 			ID: replica.ID("r" + strconv.Itoa(i)), State: replica.StateReady, Slots: []replica.Slot{replica.Slot(i)},
-			Models: []replica.Model{{ID: "m"}}, BlockSize: s.trace.block, Blocks: len(e.cache.entries) - 1, MaxBatchedTokens: e.profile.Budget,
+			Models: []replica.Model{{ID: "m"}}, BlockSize: s.trace.block, Blocks: e.machine.Pool().Size(), MaxBatchedTokens: e.machine.Config().MaxBatchedTokens,
 		}
 		r.replicas = append(r.replicas, rep)
 		book.AddRank(replica.Slot(i))
@@ -76,17 +80,22 @@ func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
 
 func (r *router) arrive(call int) {
 	c := &r.sim.trace.Calls[call]
-	hashes := r.sim.trace.hashes[call]
-	full := min(len(hashes), c.In/r.sim.trace.block)
 	req := &r.requests[call]
 	*req = chooser.Request{
-		ID: strconv.Itoa(call), Model: "m", Replicas: r.replicas, PromptTokens: c.In, Session: "s" + strconv.Itoa(c.Session), ExpectedOutput: c.Out,
-		Hashes: func(int) []blockhash.Hash { return hashes[:full] },
+		ID: strconv.Itoa(call), Model: "m", Replicas: r.replicas, Session: "s" + strconv.Itoa(c.Session), ExpectedOutput: c.Out,
 	}
+	k := r.sim.trace.knowledge(call, &r.job.options)
+	req.PromptTokens, req.Estimated = k.tokens, k.estimated
+	hashes := k.hashes
+	req.Hashes = func(int) []blockhash.Hash { return hashes }
 	if r.texts {
 		req.Text = textOf(c.IDs[:min(len(c.IDs), (c.In+r.sim.trace.Chunk-1)/r.sim.trace.Chunk)])
 	}
 	req.Yield = func() { r.takeBack(call) }
+	if wait := r.sim.delays.tokenizing(c.In); wait > 0 {
+		r.sim.after(wait, func() { r.submit(call) })
+		return
+	}
 	r.submit(call)
 }
 
@@ -96,7 +105,7 @@ const comeback = 0.003
 // takeBack has a call that gives way go on later.
 func (r *router) takeBack(call int) {
 	choice, req := r.choices[call], &r.requests[call]
-	r.sim.engines[choice.Slot].abort(call)
+	r.sim.takeBack(r.attempts[call])
 	r.sim.after(comeback, func() {
 		choice.Release(chooser.Result{End: decision.EndYielded, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 		req.Attempt++
@@ -106,6 +115,7 @@ func (r *router) takeBack(call int) {
 }
 
 func (r *router) submit(call int) {
+	r.sim.look()
 	req := &r.requests[call]
 	r.chooser.Submit(req, time.Time{}, func(choice *chooser.Choice, err error) {
 		if err != nil {
@@ -113,7 +123,7 @@ func (r *router) submit(call int) {
 			return
 		}
 		r.choices[call] = choice
-		r.sim.send(call, int(choice.Slot))
+		r.attempts[call] = r.sim.send(call, int(choice.Slot))
 	})
 	r.plan()
 }
@@ -132,30 +142,31 @@ func (r *router) plan() {
 	r.sim.schedule(event{at: t, kind: eventDo, do: func() {
 		if r.wake == t {
 			r.wake = 0
+			r.sim.look()
 			r.chooser.Tick()
 			r.plan()
 		}
 	}})
 }
 
-func (r *router) begun(calls []*sequence) {
-	for _, q := range calls {
-		if !r.choices[q.call].Begin() {
-			r.err = errors.Join(r.err, fmt.Errorf("call %d: a first token after it gave way", q.call))
-		}
+func (r *router) firstToken(a *attempt) bool {
+	choice := r.choices[a.call]
+	if !choice.Begin() {
+		return false
 	}
-}
-
-func (r *router) firstToken(call, _ int) {
-	r.choices[call].FirstToken()
+	choice.FirstToken()
 	r.plan()
+	return true
 }
 
-func (r *router) finished(call, _ int) {
-	c := &r.sim.trace.Calls[call]
-	r.choices[call].Progress(c.Out)
-	r.choices[call].Release(chooser.Result{End: decision.EndCompleted, PromptTokens: c.In, OutputTokens: c.Out, CachedTokens: r.sim.cached[call]})
-	r.choices[call] = nil
+func (r *router) progress(a *attempt, tokens int) { r.choices[a.call].Progress(tokens) }
+
+func (r *router) finished(a *attempt) {
+	c := &r.sim.trace.Calls[a.call]
+	choice := r.choices[a.call]
+	choice.Progress(c.Out)
+	choice.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: c.In, OutputTokens: c.Out, CachedTokens: r.sim.cached[a.call]})
+	r.choices[a.call], r.attempts[a.call] = nil, nil
 	r.plan()
 }
 
@@ -163,6 +174,29 @@ func (r *router) finished(call, _ int) {
 func (r *router) ended(o decision.Outcome) {
 	if o.TTFT > 0 && o.Predicted > 0 {
 		r.accuracy = append(r.accuracy, o.Predicted.Seconds()/o.TTFT.Seconds())
+	}
+}
+
+// changed delivers an engine's events, late or never where the run asks for that.
+func (r *router) changed(e int, events []kvEvent) {
+	if loss := r.job.options.EventLoss; loss > 0 {
+		events = slices.DeleteFunc(events, func(kvEvent) bool { return r.dice.Float64() < loss })
+	}
+	if r.sim.delays.Event > 0 {
+		r.sim.after(r.sim.delays.Event, func() { r.apply(e, events) })
+		return
+	}
+	r.apply(e, events)
+}
+
+func (r *router) apply(e int, events []kvEvent) {
+	for i := range events {
+		if ev := &events[i]; ev.stored != nil {
+			r.stored(e, ev.stored.call, ev.from, ev.to)
+		} else {
+			r.names = append(r.names[:0], kvblock.EngineHash(ev.removed))
+			r.index.Remove(replica.Slot(e), &kvblock.Removed{Hashes: r.names})
+		}
 	}
 }
 
@@ -178,33 +212,7 @@ func (r *router) stored(e, call, from, to int) {
 		r.names = append(r.names, kvblock.EngineHash(keys[j]))
 	}
 	ev.Tokens, ev.Hashes = r.tokens, r.names
-	if r.delay > 0 {
-		ev.Tokens, ev.Hashes = slices.Clone(ev.Tokens), slices.Clone(ev.Hashes)
-	}
-	r.publish(func() { r.index.Store(replica.Slot(e), &ev) })
-}
-
-func (r *router) removed(e int, keys []blockhash.Hash) {
-	r.names = r.names[:0]
-	for _, k := range keys {
-		r.names = append(r.names, kvblock.EngineHash(k))
-	}
-	ev := kvblock.Removed{Hashes: r.names}
-	if r.delay > 0 {
-		ev.Hashes = slices.Clone(ev.Hashes)
-	}
-	r.publish(func() { r.index.Remove(replica.Slot(e), &ev) })
-}
-
-// publish delivers an event, late or never where the run asks for that.
-func (r *router) publish(deliver func()) {
-	switch {
-	case r.loss > 0 && r.dice.Float64() < r.loss:
-	case r.delay > 0:
-		r.sim.after(r.delay, deliver)
-	default:
-		deliver()
-	}
+	r.index.Store(replica.Slot(e), &ev)
 }
 
 // textOf writes the chunks' ids as the text that stands for them.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
+	"github.com/kvpilot/kvpilot/server/enginemodel"
 )
 
 // event is something that happens at a moment of virtual time.
@@ -45,30 +46,32 @@ func (h *eventHeap) Pop() any {
 type dispatcher interface {
 	// arrive hands over a call; the dispatcher sends it to an engine, now or later.
 	arrive(call int)
-	// firstToken and finished tell of a call's life on engine e.
-	firstToken(call, e int)
-	// begun tells, before firstToken of any, which calls have their first token now.
-	begun(calls []*sequence)
-	finished(call, e int)
-	// stored and removed are engine e's KV events.
-	stored(e, call, from, to int)
-	removed(e int, keys []blockhash.Hash)
+	// firstToken says that the router has a call's first token. It reports false when the router took
+	// the call back and does not want it.
+	firstToken(a *attempt) bool
+	// progress says how many tokens the router has, finished that it has the last one.
+	progress(a *attempt, tokens int)
+	finished(a *attempt)
+	// changed hands over what changed in the cache of engine e; the slice is the dispatcher's.
+	changed(e int, events []kvEvent)
 }
 
 // sim is one run of one trace under one dispatcher.
 type sim struct {
 	trace   *workload
 	engines []*engine
+	pooled  bool // the engines share one cache
+	delays  Delays
 	now     float64
 	events  eventHeap
 	seq     uint64
 	router  dispatcher
+	looked  float64 // when the engines were last caught up
 
 	arrived []float64 // per call
 	first   []float64 // time of the first token, NaN before
 	done    []float64 // time of the last token, NaN before
 	cached  []int
-	where   []int32
 	next    [][]int32 // calls that follow a call in its session
 	steps   int
 	// waiting is the number of calls that have arrived and have no first token, since the sum of
@@ -82,13 +85,14 @@ type workload struct {
 	*Trace
 	block  int
 	hashes [][]blockhash.Hash
+	before []int32 // the turn before in the session, -1 for none
 }
 
 // newSim starts the arrivals. speed divides the trace's time between arrivals; jitter spreads
 // arrivals of one moment evenly up to the next.
 func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 	n := len(w.Calls)
-	s := &sim{trace: w, engines: engines, arrived: make([]float64, n), first: make([]float64, n), done: make([]float64, n), cached: make([]int, n), where: make([]int32, n), next: make([][]int32, n)}
+	s := &sim{trace: w, engines: engines, arrived: make([]float64, n), first: make([]float64, n), done: make([]float64, n), cached: make([]int, n), next: make([][]int32, n)}
 	for i := range s.first {
 		s.first[i], s.done[i] = math.NaN(), math.NaN()
 	}
@@ -99,10 +103,6 @@ func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 			continue
 		}
 		s.schedule(event{at: at[i] / speed, kind: eventArrival, n: i})
-	}
-	for i, e := range engines {
-		e.slot = i
-		e.stored = func(call, from, to int) { s.router.stored(i, call, from, to) }
 	}
 	return s
 }
@@ -175,57 +175,149 @@ func (s *sim) run(most float64) bool {
 	return true
 }
 
-// send gives a call to engine e.
-func (s *sim) send(call, e int) {
+// send dispatches a call to engine e.
+func (s *sim) send(call, e int) *attempt {
 	c := &s.trace.Calls[call]
-	s.where[call] = int32(e)
-	en := s.engines[e]
-	if en.add(&sequence{call: call, keys: s.trace.hashes[call], in: c.In, out: c.Out}, s.now) {
+	a := &attempt{call: call, engine: e}
+	a.seq = enginemodel.Sequence{Owner: a, Keys: s.trace.hashes[call], Prompt: c.In, Most: c.Out}
+	s.after(s.delays.Send, func() {
+		en := s.engines[e]
+		s.catchUp(en)
+		if en.add(&a.seq, s.now) {
+			s.plan(en)
+		}
+	})
+	return a
+}
+
+// takeBack has the router's cancellation reach the engine. What the call finds of itself later is no hit.
+func (s *sim) takeBack(a *attempt) {
+	a.gone = true
+	s.after(s.delays.Send, func() {
+		en := s.engines[a.engine]
+		s.catchUp(en)
+		if !a.seq.Live() {
+			return
+		}
+		en.cut()
+		s.cached[a.call] += a.seq.Cached() - a.seq.Computed()
+		en.machine.Abort(&a.seq)
 		s.plan(en)
-	}
-	s.evicted(en)
+	})
 }
 
 func (s *sim) plan(e *engine) {
-	if e.running {
+	if e.steps > 0 {
 		s.schedule(event{at: e.until, kind: eventEngine, n: e.slot, gen: e.gen})
 	}
 }
 
-// step ends a run of an engine's steps and starts the next.
-func (s *sim) step(e *engine) {
-	e.end()
-	firsts, done := e.first, e.done
-	for _, q := range e.gone {
-		s.cached[q.call] -= q.computed - q.cached // it will find that again, and it is no hit
+// lookEvery is how far in seconds an engine's decode steps may be ahead of what the router knows of them.
+const lookEvery = 0.02
+
+// look lets the router see what the engines have done in the steps that ended by now.
+func (s *sim) look() {
+	if s.now < s.looked+lookEvery || s.pooled {
+		return
 	}
-	e.begin(s.now)
-	s.plan(e)
-	s.evicted(e)
-	for _, q := range firsts {
-		s.first[q.call] = s.now
-		s.waiting--
-		s.since -= s.arrived[q.call]
-		s.waited += s.now - s.arrived[q.call]
-		s.cached[q.call] += q.cached
-	}
-	s.router.begun(firsts)
-	for _, q := range firsts {
-		s.router.firstToken(q.call, e.slot)
-	}
-	for _, q := range done {
-		s.done[q.call] = s.now
-		for _, n := range s.next[q.call] {
-			s.schedule(event{at: s.now + s.trace.Calls[n].At, kind: eventArrival, n: int(n)})
-		}
-	}
-	for _, q := range done {
-		s.router.finished(q.call, e.slot)
+	s.looked = s.now
+	for _, e := range s.engines {
+		s.catchUp(e)
 	}
 }
 
-func (s *sim) evicted(e *engine) {
-	if keys := e.cache.takeRemoved(); len(keys) > 0 {
-		s.router.removed(e.slot, keys)
+// catchUp completes the steps of an engine's run that have ended. The step that is running is then
+// the first of the planned ones.
+func (s *sim) catchUp(e *engine) {
+	n := e.ended(s.now)
+	if n == 0 {
+		return
+	}
+	began := e.started + e.step.Seconds(n)
+	out := e.machine.Complete(n)
+	s.publish(e)
+	e.plan(began)
+	s.plan(e)
+	s.progress(out)
+}
+
+// progress reports tokens that are no first ones.
+func (s *sim) progress(out []*enginemodel.Sequence) {
+	for _, q := range out {
+		if a := q.Owner.(*attempt); a.begun && q.Made() >= a.reported+progressStep {
+			a.reported = q.Made()
+			s.router.progress(a, a.reported)
+		}
+	}
+}
+
+// progressStep is how many tokens the router reports together, as in package router.
+const progressStep = 8
+
+// step ends a run of an engine's steps and starts the next.
+func (s *sim) step(e *engine) {
+	out := e.machine.Complete(e.steps)
+	s.publish(e)
+	s.progress(out)
+	ended := false
+	for i, q := range out {
+		a := q.Owner.(*attempt)
+		at := s.delays.Receive + float64(i)*s.delays.Gap
+		if !a.started {
+			a.started = true
+			s.after(at, func() { s.begun(a) })
+		}
+		if !q.Live() {
+			ended = true
+			s.after(at, func() { s.finished(a) })
+		}
+	}
+	e.plan(s.now)
+	s.plan(e)
+	if ended && s.pooled {
+		s.unblock()
+	}
+}
+
+// unblock plans the idle engines whose waiting calls found no block in the shared cache.
+func (s *sim) unblock() {
+	for _, e := range s.engines {
+		if e.steps == 0 && len(e.machine.Waiting()) > 0 {
+			e.plan(s.now)
+			s.plan(e)
+		}
+	}
+}
+
+// begun is the moment at which the router has a call's first token.
+func (s *sim) begun(a *attempt) {
+	if a.gone || !s.router.firstToken(a) {
+		return
+	}
+	a.begun = true
+	s.first[a.call] = s.now
+	s.waiting--
+	s.since -= s.arrived[a.call]
+	s.waited += s.now - s.arrived[a.call]
+	s.cached[a.call] += a.seq.Cached()
+}
+
+// finished is the moment at which the router has its last one.
+func (s *sim) finished(a *attempt) {
+	if !a.begun {
+		return // taken back
+	}
+	s.done[a.call] = s.now
+	for _, n := range s.next[a.call] {
+		s.schedule(event{at: s.now + s.trace.Calls[n].At, kind: eventArrival, n: int(n)})
+	}
+	s.router.finished(a)
+}
+
+// publish hands out the changes of an engine's cache.
+func (s *sim) publish(e *engine) {
+	if len(e.events) > 0 {
+		s.router.changed(e.slot, e.events)
+		e.events = nil
 	}
 }

@@ -50,7 +50,7 @@ func games() []game {
 }
 
 func (g *game) options(dir string) (replay.Options, error) {
-	o := replay.Options{Replicas: g.replicas, Policies: decision.Policies(), Seeds: seeds, Profile: replay.Profiles()[0], Block: block, Patience: patience}
+	o := replay.Options{Replicas: g.replicas, Policies: decision.Policies(), Seeds: seeds, Profile: replay.Profiles()[0], Delays: replay.LocalDelays(), Block: block, Patience: patience}
 	var err error
 	if g.file != "" {
 		o.AtLeast = replay.FewestRequests
@@ -140,7 +140,7 @@ func robustness(dir string) (string, error) {
 	}
 	o.Policies, o.NoSaturation, o.Load = []decision.Policy{decision.PredictedTTFT}, true, g.loads[0]
 	mean := func(bias, loss, delay float64) float64 {
-		o.PaceBias, o.EventLoss, o.EventDelay = bias, loss, delay
+		o.PaceBias, o.EventLoss, o.Delays.Event = bias, loss, max(delay, replay.LocalDelays().Event)
 		r, e := replay.Play(o)
 		if e != nil {
 			err = errors.Join(err, e)

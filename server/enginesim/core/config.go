@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/enginemodel"
 )
 
 // Config is the modelled hardware and model of one rank.
@@ -16,6 +18,9 @@ type Config struct {
 	// MaxBatchedTokens is the token budget of a step, MaxSeqs the most sequences that run at once.
 	MaxBatchedTokens int
 	MaxSeqs          int
+	// WholePrompts admits a request only when its whole prompt fits into free blocks, as vLLM's
+	// scheduler_reserve_full_isl does.
+	WholePrompts bool
 	// PrefixCaching keeps the blocks of finished requests for later ones.
 	PrefixCaching bool
 	// Seed makes the names of blocks; each engine life has its own.
@@ -25,26 +30,14 @@ type Config struct {
 	Timing      Timing
 }
 
-// Timing is the model of a step's duration: Base, plus PerSequence for each decoding sequence,
-// plus PerContextToken for each cached token that these read, plus, for n prompt tokens after c
-// tokens of context, n / PrefillRate · (1 + (c + n/2) / HalfContext).
-type Timing struct {
-	// PrefillRate is in tokens per second at short context.
-	PrefillRate float64
-	// HalfContext is the context in tokens at which a prompt token costs twice as much.
-	HalfContext     float64
-	Base            time.Duration
-	PerSequence     time.Duration
-	PerContextToken time.Duration
-	// Speed divides all of it; 2 is twice as fast.
-	Speed float64
-}
+// Timing is the model of a step's duration.
+type Timing = enginemodel.Timing
 
 // DefaultConfig is a 70B model on four GPUs, as docs/simulator.md describes it.
 func DefaultConfig() Config {
 	return Config{
 		BlockSize: 16, Blocks: 40_000, MaxModelLen: 131_072,
-		MaxBatchedTokens: 2048, MaxSeqs: 256, PrefixCaching: true,
+		MaxBatchedTokens: 2048, MaxSeqs: 256, WholePrompts: true, PrefixCaching: true,
 		Timing: Timing{
 			PrefillRate: 8000, HalfContext: 50_000, Base: 10 * time.Millisecond,
 			PerSequence: 50 * time.Microsecond, PerContextToken: 17 * time.Nanosecond, Speed: 1,
@@ -54,33 +47,20 @@ func DefaultConfig() Config {
 
 // Validate reports every bad field.
 func (c Config) Validate() error {
-	var errs []error
-	positive := func(name string, v float64) {
-		if v <= 0 {
-			errs = append(errs, fmt.Errorf("%s must be above zero", name))
-		}
+	errs := []error{c.model().Validate()}
+	if c.MaxModelLen <= 0 {
+		errs = append(errs, errors.New("maximum model length must be above zero"))
 	}
-	positive("block size", float64(c.BlockSize))
-	positive("blocks", float64(c.Blocks-1))
-	positive("maximum model length", float64(c.MaxModelLen))
-	positive("token budget", float64(c.MaxBatchedTokens))
-	positive("sequence limit", float64(c.MaxSeqs))
-	positive("prefill rate", c.Timing.PrefillRate)
-	positive("half context", c.Timing.HalfContext)
-	positive("speed", c.Timing.Speed)
 	if c.BlockSize > 0 && (c.Blocks-1)*c.BlockSize < c.MaxModelLen {
 		errs = append(errs, fmt.Errorf("%d blocks of %d tokens cannot hold one request of %d tokens", c.Blocks-1, c.BlockSize, c.MaxModelLen))
 	}
 	return errors.Join(errs...)
 }
 
-// prefill is the cost of computing n prompt tokens after c tokens of context.
-func (t Timing) prefill(n, c int) time.Duration {
-	s := float64(n) / t.PrefillRate * (1 + (float64(c)+float64(n)/2)/t.HalfContext)
-	return time.Duration(s * float64(time.Second))
-}
-
-// scale applies the speed-up.
-func (t Timing) scale(d time.Duration) time.Duration {
-	return time.Duration(float64(d) / t.Speed)
+// model is the part that the step machine knows.
+func (c Config) model() enginemodel.Config {
+	return enginemodel.Config{
+		BlockSize: c.BlockSize, Blocks: c.Blocks - 1, MaxBatchedTokens: c.MaxBatchedTokens, MaxSeqs: c.MaxSeqs,
+		WholePrompts: c.WholePrompts, NoCaching: !c.PrefixCaching, Timing: c.Timing,
+	}
 }

@@ -2,9 +2,13 @@ package core
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/blockhash"
+	"github.com/kvpilot/kvpilot/server/enginemodel"
 )
 
 // Core is one rank of a simulated engine.
@@ -13,24 +17,12 @@ type Core struct {
 	emit func([]Event)
 	wake chan struct{}
 
-	mu      sync.Mutex
-	pool    *pool       // guarded by mu
-	waiting []*Sequence // guarded by mu
-	running []*Sequence // guarded by mu
-	events  []Event     // guarded by mu: not yet published
-	paused  bool        // guarded by mu
-	stopped bool        // guarded by mu: Run has ended
-	speed   float64     // guarded by mu
-	counts  Counts      // guarded by mu
-}
-
-// Counts are the sums since the start.
-type Counts struct {
-	// PromptTokens and GenerationTokens were computed and made; Queries and Hits count prompt
-	// tokens asked from and found in the prefix cache.
-	PromptTokens, GenerationTokens, Queries, Hits, Preemptions uint64
-	// Finished counts ended sequences by reason.
-	Finished [FinishAbort + 1]uint64
+	mu       sync.Mutex
+	machine  *enginemodel.Machine    // guarded by mu
+	events   []Event                 // guarded by mu: not yet published
+	paused   bool                    // guarded by mu
+	stopped  bool                    // guarded by mu: Run has ended
+	finished [FinishAbort + 1]uint64 // guarded by mu
 }
 
 // Stats are a rank's present load and its counts.
@@ -38,16 +30,16 @@ type Stats struct {
 	Running, Waiting int
 	// Usage is the share of blocks in use, 0 to 1.
 	Usage float64
-	Counts
+	enginemodel.Counts
+	// Finished counts ended sequences by reason.
+	Finished [FinishAbort + 1]uint64
 }
 
 // New returns a core that works once Run is called. emit is called from Run with each step's
 // events, in order.
 func New(cfg Config, emit func([]Event)) *Core {
-	c := &Core{cfg: cfg, emit: emit, wake: make(chan struct{}, 1), speed: cfg.Timing.Speed}
-	c.pool = newPool(cfg.Blocks-1, func(d Digest) {
-		c.events = append(c.events, Event{Kind: Removed, Hashes: []Digest{d}})
-	})
+	c := &Core{cfg: cfg, emit: emit, wake: make(chan struct{}, 1)}
+	c.machine = enginemodel.New(cfg.model(), nil, (*recorder)(c))
 	return c
 }
 
@@ -56,9 +48,15 @@ func (c *Core) Submit(s *Sequence) {
 	s.mu.Lock()
 	s.times.Arrived = time.Now()
 	s.mu.Unlock()
+	if c.cfg.PrefixCaching {
+		c.extendKeys(s)
+	}
+	s.m.Most = 0
+	if s.p.Next != nil {
+		s.m.Most = max(1, min(s.p.MaxTokens, c.cfg.MaxModelLen-s.prompt))
+	}
 	c.mu.Lock()
-	s.live = true
-	c.waiting = append(c.waiting, s)
+	c.machine.Submit(&s.m)
 	stopped := c.stopped
 	c.mu.Unlock()
 	if stopped {
@@ -70,19 +68,15 @@ func (c *Core) Submit(s *Sequence) {
 // Abort ends s, counted under why, and frees its blocks. It does nothing to one that has ended.
 func (c *Core) Abort(s *Sequence, why Finish) {
 	c.mu.Lock()
-	if !s.live {
-		c.mu.Unlock()
-		return
+	ok := c.machine.Abort(&s.m)
+	if ok {
+		c.finished[why]++
 	}
-	if i := slices.Index(c.running, s); i >= 0 {
-		c.running = slices.Delete(c.running, i, i+1)
-	} else if i := slices.Index(c.waiting, s); i >= 0 {
-		c.waiting = slices.Delete(c.waiting, i, i+1)
-	}
-	c.end(s, why)
 	c.mu.Unlock()
-	s.deliver(0, false, why, -1, time.Now())
-	c.nudge()
+	if ok {
+		s.deliver(0, false, why, -1, time.Now())
+		c.nudge()
+	}
 }
 
 // Pause stops and resumes the scheduling of steps: an engine that hangs.
@@ -96,14 +90,14 @@ func (c *Core) Pause(on bool) {
 // SetSpeed changes the speed-up of all later steps.
 func (c *Core) SetSpeed(speed float64) {
 	c.mu.Lock()
-	c.speed = speed
+	c.machine.SetSpeed(speed)
 	c.mu.Unlock()
 }
 
 // Reset empties the prefix cache. It refuses while a request holds blocks, as vLLM does.
 func (c *Core) Reset() bool {
 	c.mu.Lock()
-	ok := c.pool.clear()
+	ok := c.machine.Reset()
 	if ok {
 		c.events = append(c.events, Event{Kind: Cleared})
 	}
@@ -116,8 +110,11 @@ func (c *Core) Reset() bool {
 func (c *Core) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := len(c.pool.blocks)
-	return Stats{Running: len(c.running), Waiting: len(c.waiting), Usage: 1 - float64(c.pool.free)/float64(n), Counts: c.counts}
+	p := c.machine.Pool()
+	return Stats{
+		Running: len(c.machine.Running()), Waiting: len(c.machine.Waiting()), Usage: 1 - float64(p.Free())/float64(p.Size()),
+		Counts: c.machine.Counts(), Finished: c.finished,
+	}
 }
 
 // Run computes steps until ctx ends, then aborts what is left.
@@ -125,14 +122,12 @@ func (c *Core) Run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
 	var due time.Time // when the step before was to end, so that late wake-ups do not add up
-	var batch []*Sequence
 	for {
-		var took time.Duration
-		batch, took = c.plan(batch[:0])
-		if c.cfg.EarlyEvents || len(batch) == 0 {
+		took, busy := c.plan()
+		if c.cfg.EarlyEvents || !busy {
 			c.publish()
 		}
-		if len(batch) == 0 {
+		if !busy {
 			due = time.Time{}
 			select {
 			case <-c.wake:
@@ -158,7 +153,7 @@ func (c *Core) Run(ctx context.Context) {
 			}
 		}
 		c.publish() // before the answers, as vLLM does
-		c.complete(batch)
+		c.complete()
 	}
 }
 
@@ -169,6 +164,82 @@ func (c *Core) nudge() {
 	select {
 	case c.wake <- struct{}{}:
 	default: // Run has not yet seen the one before
+	}
+}
+
+// plan schedules the next step and says how long it takes; false when there is nothing to compute.
+func (c *Core) plan() (took time.Duration, busy bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.paused {
+		return 0, false
+	}
+	step := c.machine.Plan(1)
+	if step.Steps == 0 {
+		return 0, false
+	}
+	now := time.Now()
+	for _, m := range slices.Backward(c.machine.Running()) {
+		s := owner(m)
+		if s.scheduled {
+			break // those before it are older
+		}
+		s.scheduled = true
+		s.admitted(m.Cached(), now)
+	}
+	return time.Duration(math.Round(step.Seconds(1) * float64(time.Second))), true
+}
+
+// complete ends the step and hands out its tokens.
+func (c *Core) complete() {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range c.machine.Complete(1) {
+		c.sample(owner(m), now)
+	}
+}
+
+// sample gives s its next token. The machine has ended it when that is the last one for its length.
+func (c *Core) sample(s *Sequence, now time.Time) {
+	if s.p.Next == nil {
+		c.finished[FinishStop]++
+		s.deliver(0, false, FinishStop, -1, now)
+		return
+	}
+	made := s.m.Made()
+	token := s.p.Next(made - 1)
+	s.tokens = append(s.tokens, token)
+	why, stopID := Running, int64(-1)
+	switch {
+	case made < s.p.MinTokens:
+	case token == s.p.End && !s.p.IgnoreEnd:
+		why = FinishStop
+	case slices.Contains(s.p.StopIDs, token):
+		why, stopID = FinishStop, int64(token)
+	}
+	if why == Running && !s.m.Live() {
+		why = FinishLength
+	}
+	if why != Running {
+		c.machine.Abort(&s.m) // nothing when it reached its length
+		c.finished[why]++
+	} else if c.cfg.PrefixCaching {
+		c.extendKeys(s)
+	}
+	s.deliver(token, true, why, stopID, now)
+}
+
+// extendKeys names the blocks of s that are full.
+func (c *Core) extendKeys(s *Sequence) {
+	size := c.cfg.BlockSize
+	for at := len(s.m.Keys); (at+1)*size <= len(s.tokens); at++ {
+		var parent blockhash.Hash
+		if at > 0 {
+			parent = s.m.Keys[at-1]
+		}
+		start, end := at*size, (at+1)*size
+		s.m.Keys = append(s.m.Keys, keyOf(c.cfg.Seed, parent, s.tokens[start:end], s.p.Space.extra(start, end)))
 	}
 }
 
@@ -187,24 +258,32 @@ func (c *Core) publish() {
 func (c *Core) abortAll() {
 	c.mu.Lock()
 	c.stopped = true
-	left := slices.Concat(c.running, c.waiting)
+	left := slices.Concat(c.machine.Running(), c.machine.Waiting())
 	c.mu.Unlock()
-	for _, s := range left {
-		c.Abort(s, FinishAbort)
+	for _, m := range left {
+		c.Abort(owner(m), FinishAbort)
 	}
 }
 
-// end takes a sequence that is in no queue any more out of the engine. The caller holds c.mu.
-func (c *Core) end(s *Sequence, why Finish) {
-	s.live = false
-	c.counts.Finished[why]++
-	c.freeBlocks(s)
+func owner(m *enginemodel.Sequence) *Sequence { return m.Owner.(*Sequence) }
+
+// recorder is the core as the machine's sink; the caller of the machine holds Core.mu.
+type recorder Core
+
+// Stored implements enginemodel.Sink.
+func (r *recorder) Stored(m *enginemodel.Sequence, from, to int) {
+	s, size := owner(m), r.cfg.BlockSize
+	ev := Event{Kind: Stored, BlockSize: size, Space: s.p.Space, First: from * size, Tokens: s.tokens[from*size : to*size : to*size]}
+	if from > 0 {
+		ev.Parent, ev.HasParent = digestOf(m.Keys[from-1]), true
+	}
+	for _, k := range m.Keys[from:to] {
+		ev.Hashes = append(ev.Hashes, digestOf(k))
+	}
+	r.events = append(r.events, ev)
 }
 
-// freeBlocks gives the blocks back, last ones first, so that prefixes live longer.
-func (c *Core) freeBlocks(s *Sequence) {
-	for _, b := range slices.Backward(s.blocks) {
-		c.pool.release(b)
-	}
-	s.blocks, s.named, s.computed, s.planned = nil, 0, 0, 0
+// Removed implements enginemodel.Sink.
+func (r *recorder) Removed(key blockhash.Hash) {
+	r.events = append(r.events, Event{Kind: Removed, Hashes: []Digest{digestOf(key)}})
 }

@@ -3,6 +3,8 @@ package core
 import (
 	"sync"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/enginemodel"
 )
 
 // Finish says why a sequence ended.
@@ -60,15 +62,10 @@ type Sequence struct {
 	p      Params
 	prompt int // length
 
-	// The fields of the scheduler, guarded by Core.mu.
-	tokens   []uint32
-	digests  []Digest
-	blocks   []int32
-	named    int // blocks that are cached
-	computed int // tokens whose KV is in the cache
-	planned  int // tokens of the present step
-	live     bool
-	started  bool
+	// The scheduler's, guarded by Core.mu.
+	m         enginemodel.Sequence
+	tokens    []uint32
+	scheduled bool
 
 	mu     sync.Mutex
 	out    []uint32 // guarded by mu: generated and not yet taken
@@ -83,7 +80,9 @@ func NewSequence(p Params) *Sequence {
 	if p.Ready == nil {
 		p.Ready = make(chan struct{}, 1)
 	}
-	return &Sequence{p: p, prompt: len(p.Prompt), tokens: p.Prompt[:len(p.Prompt):len(p.Prompt)], stopID: -1}
+	s := &Sequence{p: p, prompt: len(p.Prompt), tokens: p.Prompt[:len(p.Prompt):len(p.Prompt)], stopID: -1}
+	s.m.Owner, s.m.Prompt, s.m.NoHits = s, len(p.Prompt), p.NoHits
+	return s
 }
 
 // Ready receives when there is something to Take.

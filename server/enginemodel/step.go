@@ -1,0 +1,157 @@
+package enginemodel
+
+import (
+	"slices"
+	"sort"
+)
+
+// Step is what Plan planned: one step, or a run of steps in which the same sequences decode.
+type Step struct {
+	// Steps is 0 when there is nothing to compute.
+	Steps int
+	// PromptTokens are those that the step computes; a run computes none.
+	PromptTokens int
+	// first is the time of the first step, growth what each later one takes longer than the one
+	// before, both in seconds.
+	first, growth float64
+}
+
+// Seconds is the time of the first n steps.
+func (s *Step) Seconds(n int) float64 {
+	f := float64(n)
+	return f*s.first + s.growth*f*(f-1)/2
+}
+
+// Ended is how many steps have ended at elapsed seconds.
+func (s *Step) Ended(elapsed float64) int {
+	return sort.Search(s.Steps, func(i int) bool { return s.Seconds(i+1) > elapsed })
+}
+
+// Through is how many steps have ended when the one that runs at elapsed seconds has.
+func (s *Step) Through(elapsed float64) int {
+	return 1 + sort.Search(s.Steps-1, func(i int) bool { return s.Seconds(i+1) >= elapsed })
+}
+
+// Plan chooses the tokens of the next step and gives them blocks: first for the sequences that run,
+// in order, then for those that wait. Nothing may be planned and not completed when it is called.
+//
+// When the step only decodes, Plan plans up to limit steps, as long as no sequence reaches its end
+// and no block is missing. Sequences that are submitted then wait until the run is completed; the
+// driver completes fewer steps of it for them.
+func (m *Machine) Plan(limit int) *Step {
+	m.batch, m.step = m.batch[:0], Step{}
+	t := &m.cfg.Timing
+	budget := m.cfg.MaxBatchedTokens
+	decoding, context, prefill := 0, 0, 0.0
+	add := func(s *Sequence, n int) {
+		if n == 1 && s.computed >= s.Prompt {
+			decoding++
+			context += s.computed
+		} else {
+			prefill += t.Prefill(n, s.computed)
+			m.step.PromptTokens += n
+		}
+		s.planned = n
+		m.name(s, s.computed+n)
+		m.batch = append(m.batch, s)
+		budget -= n
+	}
+	preempted := false
+	for i := 0; i < len(m.running) && budget > 0; i++ {
+		s := m.running[i]
+		n := min(s.length()-s.computed, budget)
+		for !m.grow(s, s.computed+n) {
+			preempted = true
+			if m.preempt() == s {
+				n = 0
+				break
+			}
+		}
+		if n > 0 {
+			add(s, n)
+		}
+	}
+	for !preempted && budget > 0 && len(m.waiting) > 0 && len(m.running) < m.cfg.MaxSeqs {
+		s := m.waiting[0]
+		n, ok := m.admit(s, budget)
+		if !ok {
+			break
+		}
+		m.waiting = slices.Delete(m.waiting, 0, 1)
+		m.running = append(m.running, s)
+		add(s, n)
+	}
+	if len(m.batch) == 0 {
+		return &m.step
+	}
+	m.step.Steps = 1
+	m.step.first = (t.Base.Seconds() + t.PerSequence.Seconds()*float64(decoding) + t.PerContextToken.Seconds()*float64(context) + prefill) / t.Speed
+	if limit > 1 && !preempted && len(m.batch) == decoding && len(m.batch) == len(m.running) {
+		m.extend(limit)
+		m.step.growth = t.PerContextToken.Seconds() * float64(decoding) / t.Speed
+	}
+	return &m.step
+}
+
+// extend makes the planned step, in which every running sequence decodes, the first of a run.
+func (m *Machine) extend(limit int) {
+	for _, s := range m.batch {
+		limit = min(limit, s.Most-s.made)
+	}
+	if m.need(limit-1) > m.pool.available() {
+		limit = sort.Search(limit, func(n int) bool { return m.need(n) > m.pool.available() })
+	}
+	m.step.Steps = max(1, limit)
+	m.reserved = m.need(m.step.Steps - 1)
+	m.pool.reserved += m.reserved
+}
+
+// need is how many blocks n steps after the planned one take.
+func (m *Machine) need(n int) int {
+	blocks := 0
+	for _, s := range m.batch {
+		blocks += m.blocksFor(s.computed+s.planned+n) - len(s.blocks)
+	}
+	return blocks
+}
+
+// Complete ends the first n of the planned steps: computed tokens count, and sequences that have no
+// more to compute get their next token. It returns those; the slice is valid until the next call.
+// A sequence that has reached its end is not Live any more. The driver may Abort others.
+func (m *Machine) Complete(n int) []*Sequence {
+	m.pool.reserved -= m.reserved
+	m.reserved = 0
+	m.out = m.out[:0]
+	over := false
+	for _, s := range m.batch {
+		if s.planned == 0 {
+			continue // aborted
+		}
+		if s.computed < s.Prompt {
+			m.counts.PromptTokens += uint64(min(s.computed+s.planned, s.Prompt) - s.computed)
+		}
+		s.computed += s.planned
+		s.planned = 0
+		if s.computed < s.length() {
+			continue
+		}
+		made := min(n, s.Most)
+		if n > 1 {
+			s.computed += n - 1
+			m.grow(s, s.computed)
+		}
+		s.made += made
+		m.counts.GenerationTokens += uint64(made)
+		m.name(s, s.computed)
+		if s.made >= s.Most {
+			m.end(s)
+			over = true
+		}
+		m.out = append(m.out, s)
+	}
+	if over {
+		m.running = slices.DeleteFunc(m.running, func(s *Sequence) bool { return s.state != running })
+	}
+	m.batch = m.batch[:0]
+	return m.out
+}
