@@ -26,6 +26,8 @@ type replayFlags struct {
 	tokenize, tokenizeToken, send, receive, gap     time.Duration
 	event                                           time.Duration
 	asJSON, noSaturation, quiet                     bool
+	objective                                       string
+	weights                                         map[string]string
 	goalTTFT, goalTPOT                              time.Duration
 }
 
@@ -53,6 +55,8 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.IntVar(&f.replicas, "replicas", 8, "modelled replicas")
 	flags.StringVar(&f.loads, "load", "0.7", "arrival rate as a share of the oracle's saturation; several with commas")
 	flags.StringVar(&f.policies, "policies", "all", "policies with commas, or all")
+	flags.StringVar(&f.objective, "objective", "", "what predicted-ttft makes small: answer (default), ttft or slo (with the targets of --slo-ttft and --slo-tpot)")
+	flags.StringToStringVar(&f.weights, "weights", nil, "numbers of the policies by name, for example interference=0.1,congestion=1")
 	flags.IntVar(&f.seeds, "seeds", 3, "runs per policy")
 	flags.StringVar(&f.profile, "profile", "70b", "modelled engine: 70b or 8b")
 	flags.IntVar(&f.block, "block", 128, "block size in tokens; results do not depend on it, the time to play does")
@@ -126,6 +130,19 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 			Tokenize: f.tokenize.Seconds(), TokenizeToken: f.tokenizeToken.Seconds(), Send: f.send.Seconds(),
 			Receive: f.receive.Seconds(), Gap: f.gap.Seconds(), Event: f.event.Seconds(),
 		},
+	}
+	if o.Objective = decision.Objective(f.objective); f.objective != "" && !o.Objective.Known() {
+		return o, nil, fmt.Errorf("unknown objective %q; known are %v", f.objective, decision.Objectives())
+	}
+	for name, text := range f.weights {
+		n, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return o, nil, fmt.Errorf("--weights: %s must be a number, got %q", name, text)
+		}
+		if o.Weights == nil {
+			o.Weights = map[string]float64{}
+		}
+		o.Weights[name] = n
 	}
 	var err error
 	switch {

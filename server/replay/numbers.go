@@ -116,7 +116,7 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.AnswerP50, n.AnswerP99 = quantile(answer, 0.5), quantile(answer, 0.99)
 	n.TPOTP50, n.TPOTP99 = quantile(tpot, 0.5), quantile(tpot, 0.99)
 	n.HitRate = cached / in
-	n.Goodput = float64(good) / float64(max(1, len(answer)))
+	n.Goodput = float64(good) / float64(len(s.first)) // a refused request is no good answer
 	n.rate = s.fullRate(in, len(ttft))
 	n.Imbalance = s.imbalance()
 	for _, e := range s.engines {

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"math"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/chooser"
@@ -70,6 +71,11 @@ func (j *job) play() (Numbers, error) {
 	s.delays = o.Delays
 	cfg := chooser.DefaultConfig()
 	cfg.Policy = j.policy
+	if o.Objective != "" {
+		cfg.Objective = o.Objective
+		cfg.SLO = chooser.SLOConfig{TTFT: time.Duration(o.Goal.TTFT * float64(time.Second)), TPOT: time.Duration(o.Goal.TPOT * float64(time.Second))}
+	}
+	cfg.Weights = o.Weights
 	// The player measures the choice, so nobody is refused.
 	cfg.Queue.MaxWait, cfg.Queue.MaxRequests = 0, math.MaxInt32
 	// The text that stands for a chunk is short: the tree's bounds shrink with it.

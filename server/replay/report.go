@@ -17,6 +17,9 @@ type Options struct {
 	// Load is the arrival rate as a share of the pooled-cache oracle's saturation rate.
 	Load     float64
 	Policies []decision.Policy
+	// Objective and Weights are those of predicted-ttft and of all policies; empty takes the defaults.
+	Objective decision.Objective
+	Weights   map[string]float64
 	// Seeds is the number of runs per policy; their numbers are averaged.
 	Seeds   int
 	Profile Profile

@@ -118,7 +118,12 @@ func (r *router) submit(call int) {
 	r.sim.look()
 	req := &r.requests[call]
 	r.chooser.Submit(req, time.Time{}, func(choice *chooser.Choice, err error) {
-		if err != nil {
+		var refused *chooser.Refused
+		switch {
+		case errors.As(err, &refused):
+			r.sim.refuse(call)
+			return
+		case err != nil:
 			r.err = errors.Join(r.err, fmt.Errorf("call %d: %w", call, err))
 			return
 		}

@@ -321,3 +321,12 @@ func (s *sim) publish(e *engine) {
 		e.events = nil
 	}
 }
+
+// refuse ends a call that the router turned away: it has no first token, and its session goes on.
+func (s *sim) refuse(call int) {
+	s.waiting--
+	s.since -= s.arrived[call]
+	for _, n := range s.next[call] {
+		s.schedule(event{at: s.now + s.trace.Calls[n].At, kind: eventArrival, n: int(n)})
+	}
+}

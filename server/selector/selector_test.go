@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/replica"
@@ -343,5 +344,61 @@ func TestReturnsAreInTheCost(t *testing.T) {
 	}
 	if once, twice := price(80000), price(160000); twice > 2.3*once || twice < 1.8*once {
 		t.Errorf("a prompt of 10 s costs others %.2f s, one of 20 s %.2f s", once, twice)
+	}
+}
+
+// 40 of 40 fresh prompts went to one replica of an idle fleet: equals differ by less than is known of them.
+func TestEqualsWithinNoiseAreDrawn(t *testing.T) {
+	d := decision.Decision{Policy: decision.PredictedTTFT, PromptTokens: 4000, Omega: 1, Params: selector.DefaultParams(), Candidates: []decision.Candidate{
+		{TokenTime: 1.000e-4, Bend: 50000, Spread: 0.04}, {TokenTime: 1.010e-4, Bend: 50000, Spread: 0.04},
+		{TokenTime: 1.005e-4, Bend: 50000, Spread: 0.04}, {TokenTime: 1.200e-4, Bend: 50000, Spread: 0.04},
+	}}
+	var picked [4]int
+	for seed := range uint64(1200) {
+		d.Seed = seed * 0x9e3779b97f4a7c15
+		selector.Choose(&d)
+		picked[d.Chosen]++
+		if d.Reason != decision.ReasonTie {
+			t.Fatalf("reason %v", d.Reason)
+		}
+	}
+	for i, n := range picked[:3] {
+		if n < 320 || n > 480 {
+			t.Errorf("candidate %d was picked %d times of 1200, want about 400", i, n)
+		}
+	}
+	if picked[3] != 0 {
+		t.Errorf("one that is 20 %% slower was picked %d times", picked[3])
+	}
+	d.Candidates[2].GPU = 1000
+	for seed := range uint64(100) {
+		if d.Seed = seed; true {
+			selector.Choose(&d)
+		}
+		if d.Chosen != 2 {
+			t.Fatal("noise hid a quarter of the prompt in a cache")
+		}
+	}
+}
+
+func TestTargetsComeFirstUnderSLO(t *testing.T) {
+	d := decision.Decision{Policy: decision.PredictedTTFT, Objective: decision.ObjectiveSLO, PromptTokens: 4000, Omega: 3, Params: selector.DefaultParams(),
+		Targets: decision.Targets{TTFT: time.Second, TPOT: 50 * time.Millisecond},
+		Candidates: []decision.Candidate{
+			{TokenTime: 1e-4, StepTime: 0.01, FullStep: 0.2, GPU: 3900, Backlog: 1.1},             // nearly all cached, too late
+			{TokenTime: 1e-4, StepTime: 0.01, FullStep: 0.2, Backlog: 0.3},                        // in time
+			{TokenTime: 1e-4, StepTime: 0.01, FullStep: 0.2, GPU: 2000, Backlog: 0.1, Busy: 0.99}, // decodes slowly
+		}}
+	selector.Choose(&d)
+	if d.Chosen != 1 {
+		t.Errorf("candidate %d: %+v", d.Chosen, d.Candidates)
+	}
+	d.Objective = decision.ObjectiveAnswer
+	if selector.Choose(&d); d.Chosen == 1 {
+		t.Error("another objective keeps targets, too")
+	}
+	d.Objective, d.Waited = decision.ObjectiveSLO, 800*time.Millisecond
+	if selector.Choose(&d); d.Pick().Late <= 0 {
+		t.Error("the time that the request waited does not count")
 	}
 }

@@ -326,7 +326,7 @@ func (r *Rank) update() {
 	switch {
 	case kin != nil:
 		prior, weight = *kin, kindWeight
-		prior.Source, prior.Spread = decision.SpeedKind, max(2*kin.Spread, 0.2)
+		prior.Source, prior.Spread, prior.Samples = decision.SpeedKind, max(2*kin.Spread, 0.2), 0
 	case r.engine != nil:
 		prior, weight = *r.engine, engineWeight
 	}
