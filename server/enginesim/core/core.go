@@ -22,6 +22,7 @@ type Core struct {
 	stopped bool        // guarded by mu: Run has ended
 	speed   float64     // guarded by mu
 	counts  Counts      // guarded by mu
+	clock   Clock       // guarded by mu
 }
 
 // Counts are the sums since the start.
@@ -38,6 +39,7 @@ type Stats struct {
 	Running, Waiting int
 	// Usage is the share of blocks in use, 0 to 1.
 	Usage float64
+	Clock Clock
 	Counts
 }
 
@@ -117,7 +119,7 @@ func (c *Core) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := len(c.pool.blocks)
-	return Stats{Running: len(c.running), Waiting: len(c.waiting), Usage: 1 - float64(c.pool.free)/float64(n), Counts: c.counts}
+	return Stats{Running: len(c.running), Waiting: len(c.waiting), Usage: 1 - float64(c.pool.free)/float64(n), Clock: c.clock, Counts: c.counts}
 }
 
 // Run computes steps until ctx ends, then aborts what is left.
@@ -143,7 +145,10 @@ func (c *Core) Run(ctx context.Context) {
 			}
 		}
 		now := time.Now()
-		if now.Sub(due) > maxLag {
+		if lag := now.Sub(due); lag > maxLag {
+			if !due.IsZero() {
+				c.slipped(lag)
+			}
 			due = now
 		}
 		due = due.Add(took)
@@ -157,6 +162,7 @@ func (c *Core) Run(ctx context.Context) {
 				return
 			}
 		}
+		c.stepped(took, due, time.Now())
 		c.publish() // before the answers, as vLLM does
 		c.complete(batch)
 	}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/replay"
+)
+
+// played is what kvpilot replay says of the same requests at the same rate.
+type played struct {
+	TTFT      float64 `json:"ttft_mean_s"`
+	TTFTP99   float64 `json:"ttft_p99_s"`
+	Cached    float64 `json:"cached_share"`
+	Imbalance float64 `json:"imbalance"`
+	Oracle    float64 `json:"oracle_ttft_mean_s"`
+}
+
+// profile is the modelled engine of the simulated replicas, of their mean speed.
+func (o *options) profile() replay.Profile {
+	p := replay.Profiles()[0]
+	by := o.power()
+	p.Token /= by
+	p.Base /= by
+	p.PerSeq /= by
+	p.PerKV /= by
+	return p
+}
+
+func (o *options) replayOptions(t *replay.Trace, atLeast int) replay.Options {
+	block := 128
+	if t.Chunk < block {
+		block = t.Chunk
+	}
+	return replay.Options{Trace: t, Replicas: o.replicas, Seeds: 1, Profile: o.profile(), Block: block, AtLeast: atLeast, NoSaturation: true}
+}
+
+// capacity is the rate at which a fleet with one pooled cache is full.
+func (o *options) capacity(t *replay.Trace, atLeast int) (float64, error) {
+	r := o.replayOptions(t, atLeast)
+	r.Load = 1
+	rep, err := replay.Play(r)
+	if err != nil {
+		return 0, err
+	}
+	return rep.RPS, nil
+}
+
+// play has replay play a cell in virtual time under the default policy.
+func (o *options) play(c *cell) (*played, error) {
+	full, err := o.capacity(c.trace.Trace, 0)
+	if err != nil {
+		return nil, err
+	}
+	r := o.replayOptions(c.trace.Trace, 0)
+	r.Load, r.Policies = c.Rate/full, []decision.Policy{decision.PredictedTTFT}
+	rep, err := replay.Play(r)
+	if err != nil {
+		return nil, err
+	}
+	n := rep.Policies[decision.PredictedTTFT]
+	return &played{TTFT: n.Mean, TTFTP99: n.P99, Cached: n.HitRate, Imbalance: n.Imbalance, Oracle: rep.Oracle.Mean}, nil
+}
