@@ -21,6 +21,9 @@ type kvpilot struct{ settings []string }
 
 // buildKvpilot makes the binary of the working tree.
 func buildKvpilot(ctx context.Context, o *options) (string, error) {
+	if o.kvpilot != "" {
+		return filepath.Abs(o.kvpilot)
+	}
 	binary := filepath.Join(o.out, "kvpilot")
 	out, err := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-o", binary, "./cmd/kvpilot").CombinedOutput()
 	if err != nil {

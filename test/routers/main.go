@@ -23,21 +23,23 @@ import (
 
 // options are the command's arguments.
 type options struct {
-	cache, out              string
-	routers, traces         []string
-	loads                   []float64
-	rounds, replicas        int
-	seconds, drain, atRate  float64
-	speed                   float64
-	speeds                  []float64
-	perProcess              int
-	api                     string
-	binaries                []string
-	settings                []string
-	seed                    uint64
-	replay, session, noWait bool
-	markdown                string
-	command                 string
+	cache, out             string
+	routers, traces        []string
+	loads                  []float64
+	rounds, replicas       int
+	parallel               int
+	seconds, drain, atRate float64
+	speed                  float64
+	speeds                 []float64
+	perProcess             int
+	api                    string
+	binaries               []string
+	settings               []string
+	seed                   uint64
+	replay, session        bool
+	markdown, readme       string
+	kvpilot                string
+	command                string
 }
 
 // list is a flag that may be given again and takes commas.
@@ -83,19 +85,22 @@ func readOptions(args []string) (*options, error) {
 	f.StringVar(&loads, "loads", "0.6,0.9", "arrival rates as shares of what the fleet can do with one pooled cache")
 	f.Float64Var(&o.atRate, "rate", 0, "arrival rate in requests per second instead of -loads")
 	f.IntVar(&o.rounds, "rounds", 3, "rounds; in each all routers take turns")
+	f.IntVar(&o.parallel, "parallel", 1, "runs at once, each with a fleet of its own; the checks say when that is too many for the machine")
 	f.IntVar(&o.replicas, "replicas", 4, "simulated replicas")
 	f.Float64Var(&o.seconds, "seconds", 90, "how long requests are sent")
 	f.Float64Var(&o.drain, "drain", 90, "how many seconds unfinished requests are waited for after that")
 	f.Float64Var(&o.speed, "speed", 1, "how many times faster engines are than a 70B model on four GPUs, which is also kvpilot's guess")
 	f.StringVar(&speeds, "speeds", "", "a factor per replica on top of -speed, with commas, taken in turn: 1,3")
 	f.IntVar(&o.perProcess, "per-process", 0, "replicas in one simulator process; 0 puts all into one, which costs the least")
-	f.StringVar(&o.api, "api", "chat", "chat, completions (text), or ids (completions with token ids)")
+	f.StringVar(&o.api, "api", "chat", "chat or completions")
 	f.Var(list{&o.binaries}, "binary", "NAME=PATH: another build of kvpilot to compare; may be given again")
+	f.StringVar(&o.kvpilot, "kvpilot", "", "the build of kvpilot to use, for the simulated replicas too; empty builds the working tree's")
 	f.Var(list{&o.settings}, "set", "path=value: a setting of kvpilot; may be given again")
 	f.Uint64Var(&o.seed, "seed", 1, "seed of generated traces and of the arrivals within one moment")
 	f.BoolVar(&o.replay, "replay", false, "also play the same requests with kvpilot replay and compare")
 	f.BoolVar(&o.session, "session", false, "name the conversation in X-Session-Id")
 	f.StringVar(&o.markdown, "markdown", "", "also write the report and its plots to this Markdown file")
+	f.StringVar(&o.readme, "readme", "", "also write the result in one sentence between the marks in this file")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
@@ -157,12 +162,12 @@ func (o *options) check() error {
 	switch {
 	case o.replicas < 1 || o.replicas > 256:
 		return fmt.Errorf("-replicas %d: 1 to 256 are possible", o.replicas)
-	case o.rounds < 1:
-		return fmt.Errorf("-rounds %d: at least one is needed", o.rounds)
+	case o.rounds < 1 || o.parallel < 1:
+		return errors.New("-rounds and -parallel must be at least 1")
 	case o.seconds <= 0 || o.drain < 0 || o.speed <= 0:
 		return errors.New("-seconds and -speed must be above zero, -drain not below it")
-	case o.api != "chat" && o.api != "completions" && o.api != "ids":
-		return fmt.Errorf("-api %q: chat, completions and ids are possible", o.api)
+	case o.api != "chat" && o.api != "completions":
+		return fmt.Errorf("-api %q: chat and completions are possible", o.api)
 	}
 	abs, err := filepath.Abs(o.cache)
 	if err != nil {

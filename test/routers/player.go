@@ -34,8 +34,8 @@ type player struct {
 	api     string
 	session bool
 	urls    []string // of the routers, in turn
-	// until is when no more requests are sent, limit when those in flight are given up.
-	until, limit time.Duration
+	// limit is when requests in flight are given up.
+	limit time.Duration
 
 	client   *http.Client
 	began    time.Time
@@ -69,13 +69,7 @@ func (p *player) play(ctx context.Context) []outcome {
 	var wait sync.WaitGroup
 	p.began = time.Now()
 	for i := range n {
-		if p.trace.Calls[i].Prev < 0 && !sleep(ctx, time.Until(p.at(i))-ahead) {
-			break
-		}
-		if p.times[i] > p.until.Seconds() && p.trace.Calls[i].Prev < 0 {
-			if p.trace.Closed {
-				continue // calls of earlier sessions come behind it
-			}
+		if !p.trace.Closed && !sleep(ctx, time.Until(p.at(i))-ahead) {
 			break
 		}
 		wait.Go(func() {
@@ -94,40 +88,27 @@ func (p *player) at(i int) time.Time {
 	return p.began.Add(time.Duration(p.times[i] * float64(time.Second)))
 }
 
-// call plays one request: it waits for what it continues and for its time, sends it and reads the answer.
+// call plays one request: it waits for what it follows and for its time, sends it and reads the answer.
 func (p *player) call(ctx context.Context, i int) {
 	o, t := &p.outcomes[i], &p.talks[i]
-	due := time.Time{}
+	due, ok := p.due(ctx, i)
+	if !ok {
+		return
+	}
 	var before []message
 	var answer []byte
 	if b := p.trace.After[i]; b >= 0 {
-		select {
-		case <-p.talks[b].over:
-		case <-ctx.Done():
-			return
-		}
 		if !p.outcomes[b].done {
 			return // a conversation whose answer failed ends
 		}
 		before, answer = p.talks[b].messages, p.talks[b].answer
-		due = time.Now().Add(ahead) // not before its prompt is made
-		if p.trace.Closed {
-			due = time.Now().Add(time.Duration(p.times[i] * float64(time.Second)))
-		}
-	}
-	if !p.trace.Closed || p.trace.Calls[i].Prev < 0 {
-		if at := p.at(i); due.After(at) {
-			o.waited = due.Sub(at)
-		} else {
-			due = at
-		}
 	}
 	messages := p.trace.prompt(i, before, answer)
 	if t.wanted {
 		t.messages = messages
 	}
 	raw := body(p.api, messages, p.trace.Calls[i].Out)
-	if !sleep(ctx, time.Until(due)) || due.Sub(p.began) > p.until {
+	if !sleep(ctx, time.Until(due)) {
 		return
 	}
 	o.sent, o.late = true, time.Since(due)
@@ -140,6 +121,32 @@ func (p *player) call(ctx context.Context, i int) {
 	case ctx.Err() == nil:
 		o.err = err.Error()
 	}
+}
+
+// due waits until a call may be made ready and tells its moment; false: the run ended before.
+func (p *player) due(ctx context.Context, i int) (time.Time, bool) {
+	at := p.at(i)
+	follows := p.trace.Calls[i].Prev
+	if !p.trace.Closed {
+		follows = p.trace.After[i]
+	}
+	if follows < 0 {
+		return at, sleep(ctx, time.Until(at)-ahead)
+	}
+	select {
+	case <-p.talks[follows].over:
+	case <-ctx.Done():
+		return at, false
+	}
+	if p.trace.Closed {
+		at = time.Now().Add(time.Duration(p.times[i] * float64(time.Second)))
+		return at, sleep(ctx, time.Until(at)-ahead)
+	}
+	if next := time.Now().Add(ahead); next.After(at) { // not before its prompt is made
+		p.outcomes[i].waited = next.Sub(at)
+		at = next
+	}
+	return at, true
 }
 
 // ask sends the request and reads its stream.

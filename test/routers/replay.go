@@ -52,6 +52,9 @@ func (o *options) play(c *cell) (*played, error) {
 	}
 	r := o.replayOptions(c.trace.Trace, 0)
 	r.Load, r.Policies = c.Rate/full, []decision.Policy{decision.PredictedTTFT}
+	if c.trace.Closed {
+		r.Load = c.trace.own() / full // a closed loop is played in its own time
+	}
 	rep, err := replay.Play(r)
 	if err != nil {
 		return nil, err

@@ -4,13 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
-	"text/tabwriter"
 	"time"
 )
 
@@ -75,7 +73,7 @@ func cpuName() string {
 }
 
 // write keeps what is known so far.
-func (r *report) write(o *options) error {
+func (r *report) write() error {
 	for _, c := range r.Cells {
 		for _, row := range c.Results {
 			row.Mean = average(row.Runs)
@@ -85,7 +83,23 @@ func (r *report) write(o *options) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(o.out, "results.json"), append(raw, '\n'), 0o644)
+	return os.WriteFile(filepath.Join(r.out, "results.json"), append(raw, '\n'), 0o644)
+}
+
+// finish writes and prints everything.
+func (r *report) finish(o *options) error {
+	if err := r.print(os.Stdout); err != nil {
+		return err
+	}
+	if o.markdown != "" {
+		if err := r.markdown(o.markdown); err != nil {
+			return err
+		}
+	}
+	if o.readme != "" {
+		return r.readme(o.readme)
+	}
+	return nil
 }
 
 // average is the mean of runs that are not void; of all when all are.
@@ -132,57 +146,4 @@ func (f *figures) add(o *figures, share float64) {
 		*p.to += share * *p.from
 	}
 	f.StepLateMost = max(f.StepLateMost, o.StepLateMost)
-}
-
-// print writes the tables for a terminal.
-func (r *report) print(out io.Writer) error {
-	fmt.Fprintf(out, "\n%s\n%s; %d replicas, speed %g %v, %g s a run, %d rounds\n", r.Command, r.Machine, r.Replicas, r.Speed, r.Speeds, r.Seconds, r.Rounds)
-	for name, v := range r.Versions {
-		fmt.Fprintf(out, "  %s: %s\n", name, v)
-	}
-	for _, s := range r.Skipped {
-		fmt.Fprintf(out, "  skipped %s\n", s)
-	}
-	for _, c := range r.Cells {
-		fmt.Fprintf(out, "\n%s, load %.2f: %d requests at %.2f/s (full at %.2f/s)\n", c.Trace, c.Load, c.Requests, c.Rate, c.Capacity)
-		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(w, "router\tTTFT mean\tp50\tp99\tTPOT p50 ms\twhole mean\tp99\tgood %\tcached %\timbalance\terrors\trouter cores\tsims\tplayer\tbusy %\tstep late ms\tsent late ms\t")
-		for _, row := range c.Results {
-			f := row.Mean
-			if f == nil {
-				fmt.Fprintf(w, "%s\t%s\t\n", row.Router, row.Error)
-				continue
-			}
-			fmt.Fprintf(w, "%s\t%.2f\t%.2f\t%.1f\t%.0f\t%.2f\t%.1f\t%.0f\t%.1f\t%.2f\t%d\t%.2f\t%.2f\t%.2f\t%.0f\t%.2f\t%.0f\t%s\n", row.Router, f.TTFT, f.TTFTP50, f.TTFTP99, 1000*f.TPOTP50, f.Whole, f.WholeP99,
-				100*f.Good, 100*f.Cached, f.Imbalance, f.Errors+f.Unfinished, f.RouterCores, f.SimCores, f.PlayerCores, 100*f.MachineBusy, 1000*f.StepLate, 1000*f.PlayerLate, strings.Join(f.Void, ", "))
-		}
-		if c.Replay != nil {
-			fmt.Fprintf(w, "kvpilot replay\t%.2f\t\t%.1f\t\t\t\t\t%.1f\t%.2f\t\n", c.Replay.TTFT, c.Replay.TTFTP99, 100*c.Replay.Cached, c.Replay.Imbalance)
-			fmt.Fprintf(w, "pooled oracle\t%.2f\t\n", c.Replay.Oracle)
-		}
-		if err := w.Flush(); err != nil {
-			return err
-		}
-		for _, row := range c.Results {
-			row.tell(out)
-		}
-	}
-	_, err := fmt.Fprintf(out, "\nresults and logs are in %s\n", r.out)
-	return err
-}
-
-// tell prints what kvpilot says of its own predictions.
-func (row *rows) tell(out io.Writer) {
-	if row.Mean == nil || row.Mean.Told == nil {
-		return
-	}
-	t := row.Mean.Told
-	fmt.Fprintf(out, "  %s: predicted / actual TTFT p10 %.2f, p50 %.2f, p90 %.2f of %d; held %.2f s on average; learned tokens/s:", row.Router, t.RatioP10, t.RatioP50, t.RatioP90, t.Predictions, t.HeldMean)
-	for _, rates := range t.Rates {
-		for _, v := range rates {
-			fmt.Fprintf(out, " %.1fk", v/1000)
-		}
-		fmt.Fprint(out, ";")
-	}
-	fmt.Fprintf(out, " work shares %.2f\n", row.Mean.Shares)
 }

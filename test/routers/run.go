@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-
+	"math"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kvpilot/kvpilot/server/replay"
 )
@@ -15,11 +17,12 @@ import (
 type cell struct {
 	Trace string  `json:"trace"`
 	Load  float64 `json:"load"`
-	// Rate is in requests per second (of a closed loop: of the whole trace over the starts of its
-	// sessions), Capacity what a fleet with one pooled cache can do of these requests.
+	// Rate is in requests per second, Capacity what a fleet with one pooled cache can do of these requests.
+	// In a closed loop of so many Agents the rate is what they ask for if answers come without delay.
 	Rate     float64 `json:"rate"`
 	Capacity float64 `json:"capacity,omitempty"`
 	Requests int     `json:"requests"`
+	Agents   int     `json:"agents,omitempty"`
 	Replay   *played `json:"replay,omitempty"`
 	Results  []*rows `json:"results"`
 
@@ -29,10 +32,12 @@ type cell struct {
 
 // rows are one router's runs in a cell.
 type rows struct {
-	Router string     `json:"router"`
-	Runs   []*figures `json:"runs"`
-	Mean   *figures   `json:"mean"`
-	Error  string     `json:"error,omitempty"`
+	Router string `json:"router"`
+	// Product says that it is kvpilot.
+	Product bool       `json:"kvpilot,omitempty"`
+	Runs    []*figures `json:"runs"`
+	Mean    *figures   `json:"mean"`
+	Error   string     `json:"error,omitempty"`
 }
 
 // run prepares everything, plays, and reports.
@@ -46,11 +51,24 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	rep := newReport(ctx, o, binary, subjects, skipped)
+	if err := rep.cells(o, subjects); err != nil {
+		return err
+	}
+	for round := range o.rounds {
+		if err := rep.round(ctx, o, subjects, binary, round); err != nil {
+			return err
+		}
+	}
+	return rep.finish(o)
+}
+
+// cells makes what is played; a trace that cannot be had is told and left out.
+func (r *report) cells(o *options, subjects []*subject) error {
 	for _, name := range o.traces {
 		for _, load := range o.loads {
 			c, err := o.cell(name, load)
 			if errors.Is(err, errSkip) {
-				rep.Skipped = append(rep.Skipped, name+": "+err.Error())
+				r.Skipped = append(r.Skipped, name+": "+err.Error())
 				break
 			}
 			if err != nil {
@@ -62,38 +80,43 @@ func run(ctx context.Context, o *options) error {
 				}
 			}
 			for _, s := range subjects {
-				c.Results = append(c.Results, &rows{Router: s.name})
+				c.Results = append(c.Results, &rows{Router: s.name, Product: s.product})
 			}
-			rep.Cells = append(rep.Cells, c)
+			r.Cells = append(r.Cells, c)
 		}
 	}
-	for round := range o.rounds {
-		for _, c := range rep.Cells {
-			for i := range subjects {
-				// Another order in each round: what comes after what does not decide.
-				n := (i + round) % len(subjects)
-				row := c.Results[n]
-				if row.Error != "" {
-					continue
+	return nil
+}
+
+// round plays every cell through every router once.
+func (r *report) round(ctx context.Context, o *options, subjects []*subject, binary string, round int) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(o.parallel)
+	var mu sync.Mutex
+	for _, c := range r.Cells {
+		for i := range subjects {
+			// Another order in each round: what comes after what does not decide.
+			n := (i + round) % len(subjects)
+			row := c.Results[n]
+			group.Go(func() error {
+				if ctx.Err() != nil {
+					return ctx.Err()
 				}
 				f, err := o.measure(ctx, c, subjects[n], binary, round)
-				if ctx.Err() != nil {
-					return errors.Join(ctx.Err(), rep.write(o))
-				}
+				mu.Lock()
+				defer mu.Unlock()
 				if err != nil {
 					row.Error = err.Error()
-					fmt.Printf("%s, %s at %.2f: %v\n", subjects[n].name, c.Trace, c.Load, err)
-					continue
+					fmt.Printf("%s, %s at %.2f: %v\n", row.Router, c.Trace, c.Load, err)
+					return ctx.Err()
 				}
 				row.Runs = append(row.Runs, f)
-				fmt.Printf("round %d  %-12s %4.2f  %s\n", round+1, c.Trace, c.Load, f.line(subjects[n].name))
-				if err := rep.write(o); err != nil {
-					return err
-				}
-			}
+				fmt.Printf("round %d  %-12s %4.2f  %s\n", round+1, c.Trace, c.Load, f.line(row.Router))
+				return r.write()
+			})
 		}
 	}
-	return errors.Join(rep.write(o), rep.print(os.Stdout))
+	return errors.Join(group.Wait(), r.write())
 }
 
 // prepare installs the routers; those that cannot be had are told with the reason.
@@ -130,23 +153,48 @@ func (o *options) cell(name string, load float64) (*cell, error) {
 		return nil, err
 	}
 	c := &cell{Trace: t.Name, Load: load, Rate: o.atRate, trace: t}
-	if load > 0 {
+	if t.Closed {
+		err = o.closed(c, name == "agents")
+	} else if load > 0 {
 		// How fast the fleet is depends on which requests it gets: first on all, then on those that fit.
 		for range 4 {
 			if c.Capacity, err = o.capacity(c.trace.Trace, replay.FewestRequests); err != nil {
-				return nil, err
+				break
 			}
 			c.Rate = load * c.Capacity
 			c.trace = t.cut(max(1, int(c.Rate*o.seconds)))
 		}
 	}
+	if err != nil {
+		return nil, err
+	}
 	if c.Rate <= 0 {
 		return nil, errors.New("no rate: give -loads or -rate")
 	}
-	c.trace = t.cut(max(1, int(c.Rate*o.seconds)))
+	if !t.Closed {
+		c.trace = t.cut(max(1, int(c.Rate*o.seconds)))
+	}
 	c.Requests = len(c.trace.Calls)
 	c.times = c.trace.times(c.Rate, o.seed)
 	return c, nil
+}
+
+// closed sets a closed loop up: as many agents as bring the load when answers come without delay. Of a
+// file the sessions are played as they are.
+func (o *options) closed(c *cell, made bool) error {
+	var err error
+	if c.Capacity, err = o.capacity(c.trace.opened(), 0); err != nil {
+		return err
+	}
+	if c.Load > 0 {
+		c.Rate = c.Load * c.Capacity
+	}
+	if !made {
+		return nil
+	}
+	c.Agents = max(1, int(math.Round(c.Rate*c.trace.cycle(o.power()))))
+	c.trace = agentTrace(c.Agents, max(c.Agents, int(c.Rate*o.seconds)), o.seed)
+	return nil
 }
 
 // settle is how long a router has to look at the replicas before the first request.
@@ -171,10 +219,7 @@ func (o *options) measure(ctx context.Context, c *cell, s *subject, binary strin
 	sleep(ctx, settle)
 	p := &player{
 		trace: c.trace, times: c.times, api: o.api, session: o.session, urls: r.urls(),
-		until: time.Duration(o.seconds * float64(time.Second)), limit: time.Duration((o.seconds + o.drain) * float64(time.Second)),
-	}
-	if !c.trace.Closed {
-		p.until *= 2 // all calls of an open loop are played; only what waits for an answer comes later
+		limit: time.Duration((o.seconds + o.drain) * float64(time.Second)),
 	}
 	w := watch(f, r)
 	outcomes := p.play(ctx)

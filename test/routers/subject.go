@@ -19,6 +19,7 @@ type subject struct {
 	policy    string
 	processes int
 	binary    string // of kvpilot
+	product   bool   // it is kvpilot
 	maker     maker
 	version   string
 }
@@ -76,6 +77,7 @@ func (o *options) parse(name, binary string) (*subject, error) {
 	if s.maker, ok = makers[s.kind]; !ok {
 		return nil, fmt.Errorf("router %q is not known; known are %v", s.kind, sorted(makers))
 	}
+	_, s.product = s.maker.(*kvpilot)
 	return s, nil
 }
 

@@ -31,7 +31,7 @@ func openTrace(name string, n int, seed uint64) (*trace, error) {
 	case "chat":
 		return chatTrace(200, 10, seed), nil
 	case "agents":
-		return agentTrace(n, seed), nil
+		return agentTrace(1, n, seed), nil
 	case "conversation":
 		path := filepath.Join(mooncake, "mooncake_conversation_trace.jsonl.gz")
 		if _, err := os.Stat(path); err != nil {
@@ -90,12 +90,13 @@ func (g *talk) tokens(median, sigma float64, low, high, chunk int) int {
 	return (n + chunk - 1) / chunk * chunk
 }
 
-// chatTrace is users who each talk for some turns, all below one system prompt of 3,000 tokens. A user
-// starts at any time in the first four fifths; the next turn comes some reading time later.
+// chatTrace is users who talk for some turns each, all at the same time and below one system prompt of
+// 3,000 tokens. They begin within the time of a turn; a user comes back at times of their own, on average
+// after as long as all users together need for a turn each.
 func chatTrace(users, turns int, seed uint64) *trace {
 	g := &talk{dice: rand.New(rand.NewPCG(seed, 11))}
 	const system = 3008
-	const spread = 600.0 // seconds; only the order and the relation to reading times matter
+	const turnTime = 60.0 // seconds; the load scales it
 	head := g.fresh(nil, system, chatChunk)
 	w := &trace{Trace: &replay.Trace{Name: "chat", Chunk: chatChunk}, System: system}
 	type turn struct {
@@ -104,14 +105,14 @@ func chatTrace(users, turns int, seed uint64) *trace {
 	}
 	var list []turn
 	for user := range users {
-		at := g.dice.Float64() * spread
-		ids := g.fresh(slices.Clone(head), g.tokens(800, 0.7, 64, 6000, chatChunk), chatChunk)
+		at := g.dice.Float64() * turnTime
+		ids := g.fresh(slices.Clone(head), g.tokens(1500, 0.7, 64, 8000, chatChunk), chatChunk)
 		for range turns {
-			out := g.tokens(200, 0.5, 32, 800, chatChunk)
+			out := g.tokens(120, 0.5, 32, 600, chatChunk)
 			next := g.fresh(slices.Clone(ids), out, chatChunk)
 			list = append(list, turn{replay.Call{At: at, In: len(ids) * chatChunk, Out: out, IDs: next, Session: user, Prev: -1}, user})
-			ids = g.fresh(next, g.tokens(150, 0.9, 16, 2000, chatChunk), chatChunk)
-			at += 20 + g.logNormal(30, 0.6)
+			ids = g.fresh(next, g.tokens(600, 0.9, 16, 4000, chatChunk), chatChunk)
+			at += turnTime * (0.4 + g.logNormal(0.5, 0.6))
 		}
 	}
 	slices.SortStableFunc(list, func(a, b turn) int { return cmp.Compare(a.call.At, b.call.At) })
@@ -131,71 +132,107 @@ func chatTrace(users, turns int, seed uint64) *trace {
 	return w
 }
 
-// agentTrace is sessions of 6 to 20 turns below one system prompt of 8,000 tokens, whose context grows
-// to 100,000 tokens. A turn begins a short think time after the answer before it.
-func agentTrace(n int, seed uint64) *trace {
+// agentTrace is agents that each work on one session after the other, about n calls in all. A session has 6
+// to 20 turns below a common system prompt of 8,000 tokens, and its context grows to 100,000 tokens; a turn
+// begins a think time after the answer before it.
+func agentTrace(agents, n int, seed uint64) *trace {
 	const chunk = 512
 	g := &talk{dice: rand.New(rand.NewPCG(seed, 13))}
 	head := g.fresh(nil, 16*chunk, chunk)
-	t := &replay.Trace{Name: "agents", Chunk: chunk, Closed: true}
-	for session := 0; len(t.Calls) < n; session++ {
-		ids := g.fresh(slices.Clone(head), g.tokens(12_000, 0.8, 1024, 60_000, chunk), chunk)
+	w := &trace{Trace: &replay.Trace{Name: "agents", Chunk: chunk, Closed: true}}
+	session := 0
+	for agent := range agents {
 		prev := -1
-		for turn := range 6 + g.dice.IntN(15) {
-			in, out := len(ids)*chunk, min(max(int(g.logNormal(250, 0.8)), 20), 2000)
-			if in > 100_000 {
-				break
+		for until := (agent + 1) * n / agents; len(w.Calls) < until; session++ {
+			ids := g.fresh(slices.Clone(head), g.tokens(12_000, 0.8, 1024, 60_000, chunk), chunk)
+			after := -1
+			for range min(6+g.dice.IntN(15), until-len(w.Calls)) {
+				in, out := len(ids)*chunk, min(max(int(g.logNormal(250, 0.8)), 20), 2000)
+				if in > 100_000 {
+					break
+				}
+				at := g.logNormal(3, 0.8)
+				if prev < 0 {
+					at = g.dice.Float64() * 8 // they do not begin at one moment
+				}
+				next := g.fresh(slices.Clone(ids), out+g.tokens(2000, 1, 100, 20_000, chunk), chunk)
+				w.Calls = append(w.Calls, replay.Call{At: at, In: in, Out: out, IDs: next[:len(ids)+out/chunk], Session: session, Prev: prev})
+				w.After = append(w.After, after)
+				prev = len(w.Calls) - 1
+				after = prev
+				ids = next
 			}
-			at := g.logNormal(3, 0.8)
-			if turn == 0 {
-				at = float64(session) * 10
-			}
-			next := g.fresh(slices.Clone(ids), out+g.tokens(2000, 1, 100, 20_000, chunk), chunk)
-			t.Calls = append(t.Calls, replay.Call{At: at, In: in, Out: out, IDs: next[:len(ids)+out/chunk], Session: session, Prev: prev})
-			prev = len(t.Calls) - 1
-			ids = next
 		}
 	}
-	return plain(t)
+	return w
 }
 
-// cut keeps the first n calls; in a closed loop, whole sessions.
-func (t *trace) cut(n int) *trace {
-	if n >= len(t.Calls) {
-		return t
-	}
-	for t.Closed && n < len(t.Calls) && t.Calls[n].Prev >= 0 {
-		n++
-	}
+// opened is a closed loop as if nobody waited: one call after the other at an even pace.
+func (t *trace) opened() *replay.Trace {
 	c := *t.Trace
-	c.Calls = c.Calls[:n:n]
-	return &trace{Trace: &c, After: t.After[:n:n], System: t.System}
+	c.Closed = false
+	c.Calls = slices.Clone(c.Calls)
+	for i := range c.Calls {
+		c.Calls[i].At, c.Calls[i].Prev = float64(i), -1
+	}
+	return &c
 }
 
-// spread gives the calls' times at a rate of the whole trace: those that a coarse clock puts at one moment are spread
-// at random until the next. In a closed loop only first calls of sessions have a time.
-func (t *trace) times(rate float64, seed uint64) []float64 {
-	dice := rand.New(rand.NewPCG(seed, 1))
+// own is the rate at which replay plays a closed loop in its own time: all calls over the first calls' times.
+func (t *trace) own() float64 {
 	last := 1e-3
 	for i := range t.Calls {
 		if t.Calls[i].Prev < 0 {
 			last = max(last, t.Calls[i].At)
 		}
 	}
-	speed := rate / (float64(len(t.Calls)) / last)
+	return float64(len(t.Calls)) / last
+}
+
+// cycle is the time of a turn of a closed loop without load: thinking, and an answer from a fleet of so many
+// times the usual speed.
+func (t *trace) cycle(speed float64) float64 {
+	sum, n := 0.0, 0.0
+	for i := range t.Calls {
+		if c := &t.Calls[i]; c.Prev >= 0 {
+			sum += c.At + (0.5+0.013*float64(c.Out))/speed
+			n++
+		}
+	}
+	return sum / max(n, 1)
+}
+
+// cut keeps the first n calls of an open loop.
+func (t *trace) cut(n int) *trace {
+	if n >= len(t.Calls) {
+		return t
+	}
+	c := *t.Trace
+	c.Calls = c.Calls[:n:n]
+	return &trace{Trace: &c, After: t.After[:n:n], System: t.System}
+}
+
+// times gives the calls' times at a rate of the whole trace: those that a coarse clock puts at one moment are spread
+// at random until the next. In a closed loop the times are as they are, and those of calls that wait for another are
+// think times.
+func (t *trace) times(rate float64, seed uint64) []float64 {
 	at := make([]float64, len(t.Calls))
+	if t.Closed {
+		for i := range at {
+			at[i] = t.Calls[i].At
+		}
+		return at
+	}
+	dice := rand.New(rand.NewPCG(seed, 1))
+	last := max(1e-3, t.Calls[len(t.Calls)-1].At)
+	speed := rate / (float64(len(t.Calls)) / last)
 	for i := 0; i < len(at); {
 		j := i
-		for j < len(at) && t.Calls[j].At == t.Calls[i].At && t.Calls[j].Prev < 0 {
+		for j < len(at) && t.Calls[j].At == t.Calls[i].At {
 			j++
 		}
-		if j == i { // within a session: a think time, which load does not change
-			at[i] = t.Calls[i].At
-			i++
-			continue
-		}
 		gap := 0.0
-		if j < len(at) && t.Calls[j].Prev < 0 {
+		if j < len(at) {
 			gap = t.Calls[j].At - t.Calls[i].At
 		}
 		for k := i; k < j; k++ {
