@@ -30,9 +30,10 @@ type figures struct {
 	Goodput float64 `json:"goodput_per_s"`
 	// Cached is the share of prompt tokens that engines found in their caches, by usage.
 	Cached float64 `json:"cached_share"`
-	// Imbalance is the most prompt tokens that a replica computed over the mean, weighed by its speed.
-	Imbalance float64   `json:"imbalance"`
+	// Shares are those of the prompt tokens that each replica computed; Imbalance is the most of them over the mean,
+	// each divided by the replica's speed.
 	Shares    []float64 `json:"work_shares"`
+	Imbalance float64   `json:"imbalance"`
 
 	// Cores are processor cores in use on average.
 	RouterCores  float64 `json:"router_cores"`
@@ -51,8 +52,6 @@ type figures struct {
 	Told  *told    `json:"told,omitempty"`
 	// PromptError is how far prompts were from the trace's lengths, on average.
 	PromptError float64 `json:"prompt_tokens_off"`
-
-	took float64
 }
 
 // Targets of a good answer at speed 1.
@@ -62,11 +61,11 @@ const (
 )
 
 // summarize reads the clients' side of a run.
-func summarize(o *options, t *trace, outcomes []outcome) *figures {
+func summarize(t *trace, outcomes []outcome) *figures {
 	f := &figures{}
 	var ttft, tpot, whole, late []float64
 	var prompt, cached, off float64
-	good, end := 0, 0.0
+	good := 0
 	for i := range outcomes {
 		r := &outcomes[i]
 		if !r.sent {
@@ -121,7 +120,6 @@ func summarize(o *options, t *trace, outcomes []outcome) *figures {
 	if prompt > 0 {
 		f.Cached = cached / prompt
 	}
-	_, _ = end, o
 	return f
 }
 
@@ -138,6 +136,7 @@ func mean(v []float64) float64 {
 
 // watcher sees how busy the machine is while a run lasts.
 type watcher struct {
+	options       *options
 	fleet         *fleet
 	router        *running
 	began         time.Time
@@ -145,8 +144,8 @@ type watcher struct {
 	busy, all     time.Duration
 }
 
-func watch(f *fleet, r *running) *watcher {
-	w := &watcher{fleet: f, router: r, own: ownTime(), sim: f.cpu(), rtr: r.cpu(), began: time.Now()}
+func watch(o *options, f *fleet, r *running) *watcher {
+	w := &watcher{options: o, fleet: f, router: r, own: ownTime(), sim: f.cpu(), rtr: r.cpu(), began: time.Now()}
 	w.busy, w.all = machineTime()
 	return w
 }
@@ -154,7 +153,6 @@ func watch(f *fleet, r *running) *watcher {
 // end completes the figures of a run.
 func (w *watcher) end(ctx context.Context, f *figures) error {
 	took := time.Since(w.began).Seconds()
-	f.took = took
 	f.PlayerCores = (ownTime() - w.own).Seconds() / took
 	f.SimCores = (w.fleet.cpu() - w.sim).Seconds() / took
 	f.RouterCores = (w.router.cpu() - w.rtr).Seconds() / took
@@ -165,7 +163,7 @@ func (w *watcher) end(ctx context.Context, f *figures) error {
 	if err != nil {
 		return err
 	}
-	var steps, lateSteps, late, modelled, lost, most, sum float64
+	var steps, lateSteps, late, modelled, lost float64
 	for _, s := range states {
 		steps += float64(s.Clock.Steps)
 		lateSteps += float64(s.Clock.LateSteps)
@@ -173,19 +171,29 @@ func (w *watcher) end(ctx context.Context, f *figures) error {
 		lost += s.Clock.Lost
 		modelled += s.Clock.Modelled
 		f.StepLateMost = max(f.StepLateMost, s.Clock.MostLate)
-		f.Shares = append(f.Shares, float64(s.PromptTokens))
-		sum += float64(s.PromptTokens)
 	}
 	if steps > 0 {
 		f.StepLate, f.LateSteps, f.Slow = late/steps, lateSteps/steps, lost/modelled
 	}
-	for n := range f.Shares {
-		f.Shares[n] /= max(sum, 1)
-		most = max(most, f.Shares[n]*float64(len(states)))
-	}
-	f.Imbalance = most
+	f.share(w.options, states)
 	f.judge(modelled / max(steps, 1))
 	return nil
+}
+
+// share tells who prefilled how much.
+func (f *figures) share(o *options, states []rankState) {
+	var sum, most, all float64
+	for n, s := range states {
+		tokens := float64(s.PromptTokens)
+		f.Shares = append(f.Shares, tokens)
+		sum += tokens
+		most = max(most, tokens/o.factor(n))
+		all += tokens / o.factor(n)
+	}
+	for n := range f.Shares {
+		f.Shares[n] /= max(sum, 1)
+	}
+	f.Imbalance = most * float64(len(states)) / max(all, 1)
 }
 
 // Bounds beyond which a figure says more about the machine than about the router.

@@ -62,16 +62,25 @@ func (l list) Set(v string) error {
 }
 
 func main() {
-	o, err := readOptions(os.Args[1:])
-	if err == nil {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-		err = run(ctx, o)
-		stop()
-	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := execute(ctx, os.Args[1:])
+	stop()
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "routers:", err)
 		os.Exit(1)
 	}
+}
+
+// execute runs what the arguments ask for.
+func execute(ctx context.Context, args []string) error {
+	if len(args) > 0 && args[0] == dynamoProxy {
+		return runDynamo(ctx, args[1:])
+	}
+	o, err := readOptions(args)
+	if err != nil {
+		return err
+	}
+	return run(ctx, o)
 }
 
 func readOptions(args []string) (*options, error) {

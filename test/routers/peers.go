@@ -227,14 +227,3 @@ http {
 `, at.http)
 	return b.String()
 }
-
-// dynamo is NVIDIA's router. Its frontend speaks to Dynamo's own workers only.
-type dynamo struct{}
-
-func (*dynamo) install(context.Context, *options) (string, error) {
-	return "", fmt.Errorf("%w: its frontend serves Dynamo's own workers only", errSkip)
-}
-func (*dynamo) follows(*subject) bool { return true }
-func (*dynamo) command(*subject, *fleet, port, string) ([]string, error) {
-	return nil, errSkip
-}

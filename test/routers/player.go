@@ -2,12 +2,14 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -68,7 +70,14 @@ func (p *player) play(ctx context.Context) []outcome {
 	}
 	var wait sync.WaitGroup
 	p.began = time.Now()
-	for i := range n {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	if !p.trace.Closed { // what a coarse clock puts at one moment is not in order
+		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(p.times[a], p.times[b]) })
+	}
+	for _, i := range order {
 		if !p.trace.Closed && !sleep(ctx, time.Until(p.at(i))-ahead) {
 			break
 		}

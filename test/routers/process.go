@@ -102,7 +102,8 @@ func ticks(s string) time.Duration {
 	return time.Duration(n) * 10 * time.Millisecond
 }
 
-// machineTime is the processor time of the whole machine so far: busy and all.
+// machineTime is the processor time of the whole machine so far: busy and all. What runs at a low priority is
+// left out of the former: it stands back for what is measured.
 func machineTime() (busy, all time.Duration) {
 	raw, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -115,7 +116,7 @@ func machineTime() (busy, all time.Duration) {
 		}
 		t := ticks(f)
 		all += t
-		if i != 4 && i != 5 { // idle, waiting for a disk
+		if i != 2 && i != 4 && i != 5 { // nice, idle, waiting for a disk
 			busy += t
 		}
 	}

@@ -221,9 +221,9 @@ func (o *options) measure(ctx context.Context, c *cell, s *subject, binary strin
 		trace: c.trace, times: c.times, api: o.api, session: o.session, urls: r.urls(),
 		limit: time.Duration((o.seconds + o.drain) * float64(time.Second)),
 	}
-	w := watch(f, r)
+	w := watch(o, f, r)
 	outcomes := p.play(ctx)
-	result := summarize(o, c.trace, outcomes)
+	result := summarize(c.trace, outcomes)
 	if err := w.end(ctx, result); err != nil {
 		return nil, err
 	}

@@ -62,7 +62,7 @@ func (o *options) parse(name, binary string) (*subject, error) {
 		"vllm-router":   &python{pip: "vllm-router", args: vllmRouterArgs, policy: "kv_aware"},
 		"smg":           &python{pip: "smg", args: smgArgs, policy: "cache_aware"},
 		"sglang-router": &python{pip: "sglang-router", args: sglangArgs, policy: "cache_aware"},
-		"dynamo":        &dynamo{},
+		"dynamo":        &dynamo{python: python{pip: "ai-dynamo-runtime"}},
 		"haproxy":       &proxy{program: "haproxy", policy: "leastconn"},
 		"nginx":         &proxy{program: "nginx", policy: "least_conn"},
 	}
