@@ -198,10 +198,10 @@ func (f *figures) share(o *options, states []rankState) {
 
 // Bounds beyond which a figure says more about the machine than about the router.
 const (
-	mostBusy       = 0.92  // of all cores
-	mostLost       = 0.01  // of the modelled time
-	mostPlayerLate = 0.025 // seconds, 99 of 100 requests
-	mostStepLate   = 0.1   // of a mean step
+	mostBusy       = 0.92 // of all cores
+	mostLost       = 0.01 // of the modelled time
+	mostPlayerLate = 0.1  // seconds, 99 of 100 requests; times are taken from when they were really sent
+	mostStepLate   = 0.1  // of a mean step
 )
 
 // judge voids the run when the machine did not keep up. step is the mean modelled time of a step.

@@ -65,12 +65,14 @@ const legend = `
   Requests without an end when a run is over count with the time they had lasted; failed ones count in no time.
 - Good answers have their first token within 2 s and no more than 100 ms per further token.
 - Cached is the share of prompt tokens that the engines' usage says were cached. Imbalance is the most prefill that a replica did over the mean.
-- A figure is void when the machine did not keep up: more than 92 % busy, engines that lost 1 % of their time or ended steps late by a tenth of a step, requests sent 25 ms late.
+- A figure is void when the machine did not keep up: more than 92 % busy, engines that lost 1 % of their time or ended steps late by a tenth of a step, requests sent 100 ms late.
   Means are over the rounds that are not void.
 - The chat trace is 200 users of 10 turns at once below one system prompt of 3,000 tokens, each turn with the real answer to the one before; agents are sessions of 6 to 20 turns
   that grow to 100,000 tokens, each turn some think time after the last answer; hotdoc is documents of 20,000 tokens with Zipf 1.2 popularity; conversation is Mooncake's public trace.
 
 Other routers have their own defaults. vllm-router's kv_aware reads the same KV events as kvpilot; SMG and sglang-router see text only, since their event index wants gRPC engines.
+Of Dynamo the selection service is played, behind a small proxy that tokenizes with a replica's /render and forwards; its frontend serves Dynamo's own workers only. All replicas
+hash blocks with one seed (PYTHONHASHSEED in vLLM): with a seed each, Dynamo's index loses most events.
 
 ` + "```" + `
 go run ./test/routers -routers kvpilot,kvpilot:least-tokens,vllm-router:kv_aware -traces chat,my-trace.jsonl.gz -loads 0.5,0.8 -seconds 60

@@ -24,7 +24,8 @@ type fleet struct {
 // simLine is what kvpilot sim prints for each replica.
 var simLine = regexp.MustCompile(`^(http://\S+)  model .*, events (tcp://\S+), replays (tcp://\S+)$`)
 
-// startFleet starts the replicas, cold, and waits until they serve.
+// startFleet starts the replicas, cold, and waits until they serve. Their block hashes have one seed, because
+// Dynamo's index loses most events of engines that have each their own.
 func startFleet(ctx context.Context, o *options, binary, dir string) (_ *fleet, err error) {
 	f := &fleet{}
 	defer func() {
@@ -39,7 +40,7 @@ func startFleet(ctx context.Context, o *options, binary, dir string) (_ *fleet, 
 	for first := 0; first < o.replicas; first += per {
 		n := min(per, o.replicas-first)
 		p, err := start(ctx, dir, fmt.Sprintf("sim-%d", first), binary, "sim", "--count", strconv.Itoa(n),
-			"--port", "0", "--events-port", "0", "--replay-port", "0", "--model", model, "--keep-alive", "5s")
+			"--port", "0", "--events-port", "0", "--replay-port", "0", "--model", model, "--keep-alive", "5s", "--hash-seed", "1")
 		if err != nil {
 			return nil, err
 		}

@@ -40,7 +40,7 @@ func TestFiguresAreVoidWhenTheMachineDidNotKeepUp(t *testing.T) {
 	if good.judge(0.02); len(good.Void) > 0 {
 		t.Errorf("%v", good.Void)
 	}
-	for _, f := range []figures{{MachineBusy: 0.99}, {Slow: 0.05}, {StepLate: 0.004}, {PlayerLate: 0.1}, {RouterCores: 1000}} {
+	for _, f := range []figures{{MachineBusy: 0.99}, {Slow: 0.05}, {StepLate: 0.004}, {PlayerLate: 0.2}, {RouterCores: 1000}} {
 		if f.judge(0.02); len(f.Void) != 1 {
 			t.Errorf("%+v", f)
 		}
