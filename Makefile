@@ -122,3 +122,8 @@ test-console: build ## use the console in a headless Chromium (Debian package ch
 	@$(GO) mod download -modfile=test/console/console.mod >/dev/null 2>&1 || { echo 'SKIPPED: chromedp cannot be downloaded here'; exit 0; }; \
 	CONSOLE_BINARY="$$PWD/bin/kvpilot" CONSOLE_PICTURES="$$PWD/.cache/screenshots" \
 	$(GO) test -modfile=test/console/console.mod -tags console -count=1 -timeout 900s -v ./test/console
+
+ROUTERS ?=
+.PHONY: bench-routers
+bench-routers: ## compare routers in real time before the same simulated replicas (hours; ROUTERS="-seconds 60 -traces chat" for less; go run ./test/routers -h)
+	$(GO) run ./test/routers -replay -markdown docs/quality-real.md -readme README.md $(ROUTERS)

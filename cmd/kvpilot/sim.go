@@ -20,6 +20,8 @@ type simFlags struct {
 	ports  simPorts
 	count  int
 	faults string
+	// seed makes block hashes; zero draws one for each replica.
+	seed uint64
 	// noEvents and noReplay switch the ZMQ sockets off.
 	noEvents, noReplay bool
 }
@@ -60,6 +62,7 @@ simulator's own; docs/simulator.md describes them.`,
 	flags.IntVar(&c.Core.MaxModelLen, "max-model-len", c.Core.MaxModelLen, "context length in tokens")
 	flags.IntVar(&c.Core.MaxBatchedTokens, "max-batched-tokens", c.Core.MaxBatchedTokens, "token budget of a step")
 	flags.IntVar(&c.Core.MaxSeqs, "max-seqs", c.Core.MaxSeqs, "sequences that run at once")
+	flags.Uint64Var(&f.seed, "hash-seed", 0, "seed of the block hashes of all replicas, as PYTHONHASHSEED is for vLLM's; 0 draws one for each")
 	flags.BoolVar(&c.Core.PrefixCaching, "prefix-caching", c.Core.PrefixCaching, "keep the blocks of finished requests")
 	flags.Float64Var(&c.Core.Timing.PrefillRate, "prefill-rate", c.Core.Timing.PrefillRate, "prompt tokens per second at short context")
 	flags.Float64Var(&c.Core.Timing.HalfContext, "half-context", c.Core.Timing.HalfContext, "context in tokens at which a prompt token costs twice as much")
@@ -96,7 +99,9 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 	var list []*simReplica
 	for n := range f.count {
 		cfg := f.cfg
-		cfg.Core.Seed = uint64(time.Now().UnixNano()) + uint64(n)
+		if cfg.Core.Seed = f.seed; f.seed == 0 {
+			cfg.Core.Seed = uint64(time.Now().UnixNano()) + uint64(n)
+		}
 		r, err := newSimReplica(ctx, cfg, f.ports, n, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return err

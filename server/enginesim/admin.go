@@ -33,6 +33,17 @@ type rankState struct {
 	Aborted       uint64  `json:"aborted"`
 	NextEvent     uint64  `json:"next_event"`
 	Subscriptions int     `json:"subscriptions"`
+	// Clock tells whether the machine kept up with the modelled time.
+	Clock clockState `json:"clock"`
+}
+
+type clockState struct {
+	Steps     uint64  `json:"steps"`
+	Modelled  float64 `json:"modelled_s"`
+	Late      float64 `json:"late_s"`
+	MostLate  float64 `json:"most_late_s"`
+	LateSteps uint64  `json:"late_steps"`
+	Lost      float64 `json:"lost_s"`
 }
 
 // admin serves /sim/: the simulator's own routes, which no fault touches.
@@ -105,6 +116,10 @@ func (l *life) state() adminState {
 			PromptTokens: st.PromptTokens, OutputTokens: st.GenerationTokens,
 			QueriedTokens: st.Queries, HitTokens: st.Hits, Preemptions: st.Preemptions,
 			Aborted: st.Finished[core.FinishAbort],
+			Clock: clockState{
+				Steps: st.Clock.Steps, Modelled: st.Clock.Modelled.Seconds(), Late: st.Clock.Late.Seconds(),
+				MostLate: st.Clock.MostLate.Seconds(), LateSteps: st.Clock.LateSteps, Lost: st.Clock.Lost.Seconds(),
+			},
 		}
 		if i < len(l.pubs) {
 			r.NextEvent, r.Subscriptions = l.pubs[i].Next(), l.pubs[i].Subscriptions()

@@ -23,6 +23,7 @@ type Core struct {
 	paused   bool                    // guarded by mu
 	stopped  bool                    // guarded by mu: Run has ended
 	finished [FinishAbort + 1]uint64 // guarded by mu
+	clock    Clock                   // guarded by mu
 }
 
 // Stats are a rank's present load and its counts.
@@ -30,6 +31,7 @@ type Stats struct {
 	Running, Waiting int
 	// Usage is the share of blocks in use, 0 to 1.
 	Usage float64
+	Clock Clock
 	enginemodel.Counts
 	// Finished counts ended sequences by reason.
 	Finished [FinishAbort + 1]uint64
@@ -113,7 +115,7 @@ func (c *Core) Stats() Stats {
 	p := c.machine.Pool()
 	return Stats{
 		Running: len(c.machine.Running()), Waiting: len(c.machine.Waiting()), Usage: 1 - float64(p.Free())/float64(p.Size()),
-		Counts: c.machine.Counts(), Finished: c.finished,
+		Counts: c.machine.Counts(), Clock: c.clock, Finished: c.finished,
 	}
 }
 
@@ -138,7 +140,10 @@ func (c *Core) Run(ctx context.Context) {
 			}
 		}
 		now := time.Now()
-		if now.Sub(due) > maxLag {
+		if lag := now.Sub(due); lag > maxLag {
+			if !due.IsZero() {
+				c.slipped(lag)
+			}
 			due = now
 		}
 		due = due.Add(took)
@@ -152,6 +157,7 @@ func (c *Core) Run(ctx context.Context) {
 				return
 			}
 		}
+		c.stepped(took, due, time.Now())
 		c.publish() // before the answers, as vLLM does
 		c.complete()
 	}

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/replay"
+)
+
+// played is what kvpilot replay says of the same requests at the same rate.
+type played struct {
+	TTFT      float64 `json:"ttft_mean_s"`
+	TTFTP99   float64 `json:"ttft_p99_s"`
+	Cached    float64 `json:"cached_share"`
+	Imbalance float64 `json:"imbalance"`
+	Oracle    float64 `json:"oracle_ttft_mean_s"`
+}
+
+func (o *options) replayOptions(t *replay.Trace, atLeast int) replay.Options {
+	block := 128
+	if t.Chunk < block {
+		block = t.Chunk
+	}
+	return replay.Options{Trace: t, Replicas: o.replicas, Seeds: 1, Profile: replay.Profiles()[0], Speeds: o.replicaSpeeds(), Block: block, AtLeast: atLeast, NoSaturation: true}
+}
+
+// capacity is the rate at which a fleet with one pooled cache is full.
+func (o *options) capacity(t *replay.Trace, atLeast int) (float64, error) {
+	r := o.replayOptions(t, atLeast)
+	r.Load = 1
+	rep, err := replay.Play(r)
+	if err != nil {
+		return 0, err
+	}
+	return rep.RPS, nil
+}
+
+// play has replay play a cell in virtual time under the default policy.
+func (o *options) play(c *cell) (*played, error) {
+	full, err := o.capacity(c.trace.Trace, 0)
+	if err != nil {
+		return nil, err
+	}
+	r := o.replayOptions(c.trace.Trace, 0)
+	r.Load, r.Policies = c.Rate/full, []decision.Policy{decision.PredictedTTFT}
+	if c.trace.Closed {
+		r.Load = c.trace.own() / full // a closed loop is played in its own time
+	}
+	rep, err := replay.Play(r)
+	if err != nil {
+		return nil, err
+	}
+	n := rep.Policies[decision.PredictedTTFT]
+	return &played{TTFT: n.Mean, TTFTP99: n.P99, Cached: n.HitRate, Imbalance: n.Imbalance, Oracle: rep.Oracle.Mean}, nil
+}
+
+// replicaSpeeds is each replica's speed as a multiple of the profile's.
+func (o *options) replicaSpeeds() []float64 {
+	speeds := make([]float64, o.replicas)
+	for n := range speeds {
+		speeds[n] = o.factor(n)
+	}
+	return speeds
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestRoutersByName(t *testing.T) {
+	o := &options{binaries: []string{"old=/tmp/old"}}
+	for name, want := range map[string]subject{
+		"kvpilot":                {kind: "kvpilot", processes: 1, binary: "now", product: true},
+		"kvpilot:least-tokens@4": {kind: "kvpilot", policy: "least-tokens", processes: 4, binary: "now", product: true},
+		"old":                    {kind: "old", processes: 1, binary: "/tmp/old", product: true},
+		"vllm-router:kv_aware@2": {kind: "vllm-router", policy: "kv_aware", processes: 2, binary: "now"},
+	} {
+		s, err := o.parse(name, "now")
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		s.name, s.maker = "", nil
+		if *s != want {
+			t.Errorf("%s: %+v, want %+v", name, *s, want)
+		}
+	}
+	for _, name := range []string{"unheard-of", "kvpilot@0", "kvpilot@x"} {
+		if s, err := o.parse(name, "now"); err == nil {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+}
+
+func TestFiguresAreVoidWhenTheMachineDidNotKeepUp(t *testing.T) {
+	good := figures{MachineBusy: 0.5, StepLate: 0.0004, PlayerLate: 0.01}
+	if good.judge(0.02); len(good.Void) > 0 {
+		t.Errorf("%v", good.Void)
+	}
+	for _, f := range []figures{{MachineBusy: 0.99}, {Slow: 0.05}, {StepLate: 0.004}, {PlayerLate: 0.2}, {RouterCores: 1000}} {
+		if f.judge(0.02); len(f.Void) != 1 {
+			t.Errorf("%+v", f)
+		}
+	}
+	m := average([]*figures{{TTFT: 9, Void: []string{"busy"}}, {TTFT: 1}, {TTFT: 3}})
+	if m.TTFT != 2 || len(m.Void) > 0 {
+		t.Errorf("a void run counts: %+v", m)
+	}
+	if m := average([]*figures{{TTFT: 9, Void: []string{"busy"}}}); m.TTFT != 9 || len(m.Void) != 1 {
+		t.Errorf("nothing but void runs: %+v", m)
+	}
+}
+
+// sample is a report of two cells.
+func sample() *report {
+	row := func(name string, product bool, ttft, whole float64, void ...string) *rows {
+		f := &figures{TTFT: ttft, Whole: whole, Cached: 0.5, Void: void}
+		return &rows{Router: name, Product: product, Runs: []*figures{f}, Mean: f}
+	}
+	return &report{
+		Command: "go run", Versions: map[string]string{"go": "1"},
+		Cells: []*cell{
+			{Trace: "chat", Load: 0.9, Replay: &played{TTFT: 1, Cached: 0.5}, Results: []*rows{row("kvpilot", true, 1.1, 5), row("other", false, 2, 4), row("quick", false, 0.1, 1, "busy")}},
+			{Trace: "a<b", Load: 0.6, Replay: &played{TTFT: 2, Cached: 0.5}, Results: []*rows{row("kvpilot", true, 1, 5), row("other", false, 0.5, 6), {Router: "gone", Error: "ended"}}},
+		},
+	}
+}
+
+func TestTheReport(t *testing.T) {
+	dir := t.TempDir()
+	r := sample()
+	r.out = dir
+	readme := filepath.Join(dir, "README.md")
+	if err := os.WriteFile(readme, []byte("a\n"+readmeBegins+"\nold\n"+readmeEnds+"\nb\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	if err := errors.Join(r.print(&text), r.write(), r.markdown(filepath.Join(dir, "real.md")), r.readme(readme)); err != nil {
+		t.Fatal(err)
+	}
+	const sentence = "least mean time to the first token in 1 of 2 cells, 0.55 to 2.00 times the best other router's; its whole answers take at most 1.25 times"
+	for _, name := range []string{"real.md", "README.md"} {
+		raw, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(raw), sentence) || strings.Contains(string(raw), "\nold\n") {
+			t.Errorf("%s: %s", name, raw)
+		}
+	}
+	for _, want := range []string{sentence, "TTFT +10 %, cached +0.0 points: within", "TTFT -50 %, cached +0.0 points: NOT within", "gone", "busy"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("%q is missing in %s", want, text.String())
+		}
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, "real-ttft.svg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for d := xml.NewDecoder(strings.NewReader(string(raw))); ; {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("the plot is no XML: %v", err)
+		}
+	}
+	if n := strings.Count(string(raw), "<circle"); n != 5 {
+		t.Errorf("%d points, want 5", n)
+	}
+}
