@@ -126,4 +126,4 @@ test-console: build ## use the console in a headless Chromium (Debian package ch
 ROUTERS ?=
 .PHONY: bench-routers
 bench-routers: ## compare routers in real time before the same simulated replicas (hours; ROUTERS="-seconds 60 -traces chat" for less; go run ./test/routers -h)
-	$(GO) run ./test/routers -replay -markdown docs/quality-real.md -readme README.md $(ROUTERS)
+	$(GO) run ./test/routers -parallel 3 -replay -markdown docs/quality-real.md -readme README.md $(ROUTERS)

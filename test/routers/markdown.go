@@ -34,18 +34,18 @@ func (r *report) markdown(path string) error {
 		fmt.Fprintf(&b, "\n![%s](%s)\n", p.title, file)
 	}
 	for _, c := range r.Cells {
-		c.markdown(&b)
+		c.markdown(&b, r.out)
 	}
 	b.WriteString(legend)
 	return errors.Join(append(errs, os.WriteFile(path, []byte(b.String()), 0o644))...)
 }
 
-// markdown writes the cell's table.
-func (c *cell) markdown(b *strings.Builder) {
+// markdown writes the cell's table; paths below out are shortened.
+func (c *cell) markdown(b *strings.Builder, out string) {
 	fmt.Fprintf(b, "\n## %s\n\n| %s | router cores | void |\n|%s\n", c.title(), strings.Join(columns(), " | "), strings.Repeat("---|", len(columns())+2))
 	for _, row := range c.Results {
 		if row.Mean == nil {
-			fmt.Fprintf(b, "| %s | %s |%s\n", row.Router, strings.ReplaceAll(row.Error, "|", "/"), strings.Repeat(" |", len(columns())))
+			fmt.Fprintf(b, "| %s | %s |%s\n", row.Router, strings.NewReplacer("|", "/", out+"/", "").Replace(row.Error), strings.Repeat(" |", len(columns())))
 			continue
 		}
 		fmt.Fprintf(b, "| %s | %.2f | %s |\n", strings.Join(row.cells(), " | "), row.Mean.RouterCores, strings.Join(row.Mean.Void, ", "))

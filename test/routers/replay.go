@@ -35,15 +35,17 @@ func (o *options) capacity(t *replay.Trace, atLeast int) (float64, error) {
 
 // play has replay play a cell in virtual time under the default policy.
 func (o *options) play(c *cell) (*played, error) {
-	full, err := o.capacity(c.trace.Trace, 0)
+	t, rate := c.trace.Trace, c.Rate
+	if t.Closed {
+		t = c.trace.timed(o.seconds)
+		rate = float64(len(t.Calls)) / o.seconds
+	}
+	full, err := o.capacity(t, 0)
 	if err != nil {
 		return nil, err
 	}
-	r := o.replayOptions(c.trace.Trace, 0)
-	r.Load, r.Policies = c.Rate/full, []decision.Policy{decision.PredictedTTFT}
-	if c.trace.Closed {
-		r.Load = c.trace.own() / full // a closed loop is played in its own time
-	}
+	r := o.replayOptions(t, 0)
+	r.Load, r.Policies = rate/full, []decision.Policy{decision.PredictedTTFT}
 	rep, err := replay.Play(r)
 	if err != nil {
 		return nil, err

@@ -76,7 +76,7 @@ func (r *report) cells(o *options, subjects []*subject) error {
 			}
 			if o.replay {
 				if c.Replay, err = o.play(c); err != nil {
-					return fmt.Errorf("replay of %s: %w", name, err)
+					r.Skipped = append(r.Skipped, fmt.Sprintf("replay of %s at %.2f: %v", name, load, err))
 				}
 			}
 			for _, s := range subjects {

@@ -178,15 +178,13 @@ func (t *trace) opened() *replay.Trace {
 	return &c
 }
 
-// own is the rate at which replay plays a closed loop in its own time: all calls over the first calls' times.
-func (t *trace) own() float64 {
-	last := 1e-3
-	for i := range t.Calls {
-		if t.Calls[i].Prev < 0 {
-			last = max(last, t.Calls[i].At)
-		}
-	}
-	return float64(len(t.Calls)) / last
+// timed is a closed loop with one more, tiny session at the end of so many seconds. Replay takes a trace's own
+// rate from the first calls of its sessions, and those of agents come all at the beginning.
+func (t *trace) timed(seconds float64) *replay.Trace {
+	c := *t.Trace
+	last := t.Calls[len(t.Calls)-1]
+	c.Calls = append(slices.Clone(c.Calls), replay.Call{At: seconds, In: 1, Out: 1, IDs: []uint64{1 << 62}, Session: last.Session + 1, Prev: -1})
+	return &c
 }
 
 // cycle is the time of a turn of a closed loop without load: thinking, and an answer from a fleet of so many
