@@ -42,6 +42,8 @@ type Chooser struct {
 	residence number
 	booked    sync.Map // reservation id to *Choice, for callers outside the process
 	wake      chan struct{}
+	// rests is until when Run sleeps, on the chooser's scale; 0 while it does not.
+	rests atomic.Int64
 }
 
 // Report is what a rank's engine says about itself.
@@ -125,11 +127,8 @@ func (c *Chooser) Run(ctx context.Context) error {
 			swept = now
 			c.sweep()
 		}
-		pause := sweepEvery
-		if at, ok := c.Tick(); ok {
-			pause = min(sweepEvery, max(time.Millisecond, at.Sub(c.clock())))
-		}
-		timer.Reset(pause)
+		c.Tick()
+		timer.Reset(c.rest())
 		select {
 		case <-ctx.Done():
 			c.shutDown()
@@ -137,6 +136,7 @@ func (c *Chooser) Run(ctx context.Context) error {
 		case <-timer.C:
 		case <-c.wake:
 		}
+		c.rests.Store(0)
 	}
 }
 
@@ -193,12 +193,8 @@ func (c *Chooser) since(now time.Time) int64 { return int64(now.Sub(c.start)) }
 
 // nudge has Run look at the queue.
 func (c *Chooser) nudge() {
-	if c.queue.Len() == 0 {
-		return
-	}
-	select {
-	case c.wake <- struct{}{}:
-	default:
+	if c.queue.Len() > 0 {
+		c.rouse()
 	}
 }
 
