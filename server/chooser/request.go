@@ -61,6 +61,9 @@ type Request struct {
 	// Lease, above zero, lets the reservation expire when nobody reports on it for that long;
 	// for callers outside this process. Zero ties it to the Choice alone.
 	Lease time.Duration
+	// Reports says that the holder of the lease is sure to report the first token. Of any other, the
+	// prefill counts as done when that was predicted, or with its report, whichever comes first.
+	Reports bool
 	// DryRun decides and books nothing; it never waits.
 	DryRun bool
 	// NoQueue never waits: it takes the best rank now.

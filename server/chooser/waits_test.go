@@ -67,3 +67,69 @@ func TestWaits11MaxWaitEndsInTime(t *testing.T) {
 		a.Release(done(decision.EndCompleted))
 	})
 }
+
+// Issue 14, item 13: of a caller that need report nothing but the end, a prefill ends as predicted: two
+// small choices that nobody releases are no reason for anybody to wait.
+func TestWaits13ChoicesThatNobodyReportsFreezeNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		defer f.running(t.Context())()
+		for i := range 2 {
+			small := f.request(i, 3)
+			small.Lease = time.Minute
+			f.choose(small)
+		}
+		time.Sleep(5 * time.Second)
+		for i := range 6 {
+			began := time.Now()
+			c := f.choose(f.request(10+i, 200))
+			if took := time.Since(began); took > 100*time.Millisecond {
+				t.Errorf("request %d waited %s on an idle fleet", i, took)
+			}
+			c.FirstToken()
+			c.Release(done(decision.EndCompleted))
+		}
+	})
+}
+
+// Issue 14, item 13: "only release is a must", and so a caller without other reports gets its choices at once.
+func TestWaits13TheMinimalCallerGetsItsChoices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		defer f.running(t.Context())()
+		for i := range 8 {
+			req := f.request(i, 800)
+			req.Lease = time.Minute
+			began := time.Now()
+			f.choose(req)
+			if took := time.Since(began); took > 500*time.Millisecond {
+				t.Errorf("choice %d waited %s", i, took)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+// Issue 14, item 13: who says that it reports the first token is believed, and that token still teaches
+// when it comes after the predicted time.
+func TestWaits13APromisedFirstTokenKeepsThePrefillBooked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		for i, promised := range []bool{true, false} {
+			req := f.request(i, 4000)
+			req.Lease, req.Reports = time.Minute, promised
+			c := f.choose(req)
+			time.Sleep(2 * time.Second) // half a second was predicted
+			if left := f.book.View(0, time.Now()).Prefilling; (left == 1) != promised {
+				t.Errorf("promised %v: %d prompts are prefilling", promised, left)
+			}
+			before := f.chooser.Rates()[0].Samples
+			c.FirstToken()
+			if f.chooser.Rates()[0].Samples == before {
+				t.Errorf("promised %v: the first token taught nothing", promised)
+			}
+			c.Release(done(decision.EndCompleted))
+		}
+		f.empty()
+	})
+}

@@ -34,8 +34,8 @@ type Request struct {
 	// Lease makes the reservation expire when nothing is reported for so long; negative takes the
 	// configured lease. Zero: a stream in this process owns it and releases it.
 	Lease time.Duration
-	// Unstreamed marks a request whose first token nobody sees: its prefill counts as done when its
-	// predicted time is over.
+	// Unstreamed marks a request whose first token nobody sees, or may not be reported: its prefill
+	// counts as done when its predicted time is over, at the latest.
 	Unstreamed bool
 	// Peer marks a booking that another router made and told us about.
 	Peer bool
