@@ -28,6 +28,7 @@ type fleet struct {
 type host struct {
 	status  int    // of /health; 0: nobody listens
 	hangs   bool   // takes requests and never answers
+	fails   error  // of the dial; nil: none
 	models  string // the body of /v1/models
 	version string
 	key     string // refuses requests without it
@@ -64,6 +65,9 @@ func (f *fleet) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if req.URL.Path == "/health" {
 		h.asked = append(h.asked, time.Now())
+	}
+	if h.fails != nil {
+		return nil, h.fails
 	}
 	if h.hangs {
 		f.mu.Unlock()

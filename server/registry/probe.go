@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/socket"
 )
 
 const (
@@ -54,6 +55,7 @@ type result struct {
 	at      time.Time
 	err     error
 	refused bool // nobody listens there
+	own     bool // this machine had no room for a connection
 	models  []replica.Model
 	version *version
 }
@@ -113,6 +115,11 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 			return
 		}
 		r.metrics.probed(ctx, res)
+		if res.own { // it tells nothing of the replica
+			last = res.at
+			timer.Reset(suspicionWait)
+			continue
+		}
 		if res.models != nil {
 			modelsDue = now.Add(conf.ModelsInterval)
 		}
@@ -174,6 +181,7 @@ func (p *prober) probe(ctx context.Context, r *Registry, models, ver bool) (res 
 		}
 	}
 	res.at, res.err = time.Now(), err
+	res.own = socket.OwnFault(err)
 	res.refused = errors.Is(err, syscall.ECONNREFUSED) || notFound(err)
 	return res
 }

@@ -95,6 +95,8 @@ func (r *Router) unanswered(ctx context.Context, outcome upstream.Outcome, err e
 		return apierror.New(apierror.UpstreamError, "the replica did not answer in time", err)
 	case upstream.OutcomeMalformed:
 		return apierror.New(apierror.UpstreamError, "the replica's answer was malformed", err)
+	case upstream.OutcomeOwnFault:
+		return apierror.New(apierror.Overloaded, "the router has no room for another connection to a replica", err, apierror.WithRetryAfter(time.Second), apierror.WithUnavailable())
 	default:
 		return apierror.New(apierror.UpstreamUnreachable, "the replica could not be reached", err)
 	}
