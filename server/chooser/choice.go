@@ -2,6 +2,7 @@ package chooser
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
@@ -36,6 +37,13 @@ type Choice struct {
 	// computes names the first block of the prompt that the rank did not hold, which is number lacks.
 	computes blockhash.Hash
 	lacks    int
+	// Of the vigil over its rank: the prefill and, unless it is streamed, the decoding that were predicted, in seconds, how its
+	// caller takes it back, and whether it may go elsewhere then. The list belongs to the vigil.
+	prefills, decodes      float64
+	abandon                func()
+	movable, inFlight      bool
+	prefilled              atomic.Bool
+	prevFlying, nextFlying *Choice
 	// ahead is the choice's turn before the one that it overtook; nil for none.
 	ahead *turn
 
@@ -46,7 +54,9 @@ type Choice struct {
 	ended   bool      // guarded by mu
 	began   bool      // the client has something; guarded by mu
 	yielded bool      // it gave way; guarded by mu
-	behind  *turn     // of the one that it gave way to; guarded by mu
+	// forsaken: its caller was told to take it back from a stalled rank; guarded by mu
+	forsaken bool
+	behind   *turn // of the one that it gave way to; guarded by mu
 }
 
 // FirstToken says that the engine has prefilled the prompt: its prefill load is given back and
@@ -63,6 +73,8 @@ func (c *Choice) firstToken(teach bool) load.Outcome {
 	if out != load.Applied {
 		return out
 	}
+	c.prefilled.Store(true)
+	c.Alive()
 	c.settled()
 	c.Arrived()
 	now := c.chooser.clock()
@@ -94,6 +106,7 @@ func (c *Choice) progress(outputTokens int) load.Outcome {
 	unseen := c.first.IsZero() && !c.ended
 	c.output = max(c.output, outputTokens)
 	c.mu.Unlock()
+	c.Alive()
 	if unseen && c.firstToken(true) == load.Applied {
 		c.chooser.freed(c.Slot)
 	}
@@ -114,6 +127,7 @@ func (c *Choice) Release(result Result) bool {
 	first, output, quiet := c.first, c.output, c.quiet
 	c.mu.Unlock()
 	c.reservation.Release()
+	c.land(result.End == decision.EndCompleted)
 	c.Arrived()
 	if result.End != decision.EndYielded {
 		c.settled()

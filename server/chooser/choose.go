@@ -246,6 +246,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		choice.since = req.firstAsked(now.Add(-d.Held))
 		choice.mayYield(req, cand, booking.PrefillTime.Seconds())
 	}
+	choice.takeOff(req, booking.PrefillTime.Seconds(), cand.StepTime*float64(orUnlimited(req.ExpectedOutput)))
 	if len(booking.Hashes) > 0 {
 		if cand.Feed == kvblock.FeedNone {
 			c.params.Index.Routed(cand.Slot, booking.Hashes)

@@ -61,6 +61,8 @@ type Params struct {
 	Book  *load.Book
 	// Engine returns the engine's recent own report; nil or false when there is none.
 	Engine func(replica.Slot) (Report, bool)
+	// Vitals says whether a rank's engine lives; nil: nobody knows, and no rank is held for stalled.
+	Vitals func(slot replica.Slot, now time.Time) Vitals
 	// Allow reports whether a replica's breaker lets requests through; nil lets all through.
 	Allow func(replica.ID) bool
 	// OnDecision, when set, receives each decision that was made (dry runs included) and must not
@@ -117,8 +119,11 @@ func New(cfg Config, params Params) (*Chooser, error) {
 // sweepEvery is how often leased choices are looked at whose lease the load book ended.
 const sweepEvery = 5 * time.Second
 
-// Run keeps time for the hold queue until ctx ends; then it refuses everybody who still waits.
+// Run keeps time for the hold queue, and watches that ranks live, until ctx ends; then it refuses everybody who still waits.
 func (c *Chooser) Run(ctx context.Context) error {
+	var vigil sync.WaitGroup
+	defer vigil.Wait()
+	vigil.Go(func() { c.keepVigil(ctx) })
 	timer := time.NewTimer(sweepEvery)
 	defer timer.Stop()
 	swept := c.clock()

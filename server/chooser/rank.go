@@ -23,6 +23,7 @@ type rank struct {
 	samples                          atomic.Int64
 	lately                           lately
 	giving                           giving
+	vigil                            vigil
 
 	mu    sync.Mutex
 	pace  pace         // guarded by mu

@@ -55,6 +55,12 @@ type Request struct {
 	Yield   func()
 	Resumes *Choice
 
+	// Abandon, when set, has the caller take the request back from a rank that shows no sign of life: when its answer has not
+	// begun, Movable is set and another replica can serve it, or when its replica has been unhealthy for long. It is
+	// called at most once, by any goroutine, so it must only signal; the choice is then to be ended.
+	Abandon func()
+	Movable bool
+
 	// Exclude names replicas that must not be tried (again).
 	Exclude []replica.ID
 	Options Options

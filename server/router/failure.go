@@ -53,12 +53,18 @@ func hasOther(d *decision.Decision) bool {
 // refusal is an attempt that ended before its answer began. resp is closed.
 func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, err error, outcome upstream.Outcome) *failure {
 	f := &failure{outcome: outcome}
+	if err != nil && outcome == upstream.OutcomeCanceled && stalled(ctx) {
+		return j.abandoned(err)
+	}
 	if err != nil {
 		f.public = r.unanswered(ctx, outcome, err)
 		return f
 	}
 	defer resp.Close()
 	body, readErr := resp.ReadAll(maxErrorBody)
+	if readErr != nil && stalled(ctx) {
+		return j.abandoned(readErr)
+	}
 	if readErr != nil && ctx.Err() != nil {
 		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(cause(ctx, readErr))}
 	}
@@ -105,6 +111,8 @@ func (r *Router) unanswered(ctx context.Context, outcome upstream.Outcome, err e
 // broken is an answer that ended before it was complete.
 func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
 	switch {
+	case stalled(ctx) && !errors.Is(err, errClientGone):
+		return j.abandoned(err)
 	case errors.Is(err, errClientGone), errors.Is(err, errYielded), ctx.Err() != nil:
 		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(cause(ctx, context.Canceled))}
 	case !j.begun:

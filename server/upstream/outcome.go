@@ -99,7 +99,9 @@ func (o Outcome) Retryable() bool {
 
 // Gone reports whether the replica vanished with the request: what it had done is lost, so that another try puts no
 // more load on the fleet than the first one was meant to.
-func (o Outcome) Gone() bool { return o == OutcomeUnreachable || o == OutcomeBroken || o == OutcomeStalled }
+func (o Outcome) Gone() bool {
+	return o == OutcomeUnreachable || o == OutcomeBroken || o == OutcomeStalled
+}
 
 // Fault reports whether the outcome counts against the replica. A 4xx never does, and what this machine lacks neither.
 func (o Outcome) Fault() bool {

@@ -19,6 +19,7 @@ type Core struct {
 	running []*Sequence // guarded by mu
 	events  []Event     // guarded by mu: not yet published
 	paused  bool        // guarded by mu
+	frozen  Stats       // guarded by mu: what a paused core told last
 	stopped bool        // guarded by mu: Run has ended
 	speed   float64     // guarded by mu
 	counts  Counts      // guarded by mu
@@ -88,6 +89,9 @@ func (c *Core) Abort(s *Sequence, why Finish) {
 // Pause stops and resumes the scheduling of steps: an engine that hangs.
 func (c *Core) Pause(on bool) {
 	c.mu.Lock()
+	if on && !c.paused {
+		c.frozen = c.stats()
+	}
 	c.paused = on
 	c.mu.Unlock()
 	c.nudge()
@@ -112,10 +116,25 @@ func (c *Core) Reset() bool {
 	return ok
 }
 
+// Told is what the engine's metrics tell: they come with its steps, so those of one that hangs stand still.
+func (c *Core) Told() Stats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.paused {
+		return c.frozen
+	}
+	return c.stats()
+}
+
 // Stats tells the present load.
 func (c *Core) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.stats()
+}
+
+// stats needs c.mu.
+func (c *Core) stats() Stats {
 	n := len(c.pool.blocks)
 	return Stats{Running: len(c.running), Waiting: len(c.waiting), Usage: 1 - float64(c.pool.free)/float64(n), Counts: c.counts}
 }
