@@ -171,7 +171,7 @@ func (p *parts) vitals(slot replica.Slot, now time.Time) chooser.Vitals {
 	pulse := p.registry.Pulse(r.ID, now)
 	v := chooser.Vitals{Asked: pulse.Asked, Late: pulse.Late, Answered: pulse.Answered, Unhealthy: r.State == replica.StateUnhealthy}
 	if s, ok := p.stats.Stats(slot); ok {
-		v.Counted, v.KVUsage = s.At, s.KVUsage
+		v.Counted, v.KVUsage, v.Requests = s.At, s.KVUsage, s.Running+s.Waiting
 		v.Count = s.PromptTokens + s.OutputTokens + s.QueryTokens + s.Preemptions
 	}
 	return v

@@ -73,7 +73,9 @@ func (c *Choice) firstToken(teach bool) load.Outcome {
 	if out != load.Applied {
 		return out
 	}
-	c.prefilled.Store(true)
+	if !c.prefilled.Swap(true) && c.leased && c.rank != nil {
+		c.rank.vigil.regain(c)
+	}
 	c.Alive()
 	c.settled()
 	c.Arrived()

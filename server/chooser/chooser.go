@@ -63,6 +63,8 @@ type Params struct {
 	Engine func(replica.Slot) (Report, bool)
 	// Vitals says whether a rank's engine lives; nil: nobody knows, and no rank is held for stalled.
 	Vitals func(slot replica.Slot, now time.Time) Vitals
+	// Ask has a rank's engine asked anew for what Vitals tells; nil: it is asked in its own time.
+	Ask func(slot replica.Slot)
 	// Allow reports whether a replica's breaker lets requests through; nil lets all through.
 	Allow func(replica.ID) bool
 	// OnDecision, when set, receives each decision that was made (dry runs included) and must not

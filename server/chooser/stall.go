@@ -71,6 +71,7 @@ func (c *Chooser) lookAround(now time.Time, passed time.Duration) {
 			elsewhere = second
 		}
 		c.judge(r, &vitals[slot], now, passed, elsewhere)
+		c.doubt(r, &vitals[slot], now)
 	}
 }
 
@@ -179,10 +180,14 @@ func MostMute(replicas []*replica.Replica, now time.Time) bool {
 // takeOff adds a booked choice to those in flight on its rank, where they are this process's own: of a lease's holder
 // nobody knows whether the request was sent.
 func (c *Choice) takeOff(req *Request, prefill, decode float64) {
-	if c.rank == nil || c.leased {
+	if c.rank == nil {
 		return
 	}
 	c.prefills, c.decodes, c.abandon, c.movable = prefill, decode, req.Abandon, req.Movable
+	if c.leased {
+		c.rank.vigil.lend(c)
+		return
+	}
 	c.rank.vigil.enter(c)
 	c.inFlight = true
 }
@@ -197,6 +202,9 @@ func (c *Choice) land(answered bool) {
 	}
 	if c.inFlight {
 		c.rank.vigil.leave(c)
+	}
+	if c.leased {
+		c.rank.vigil.regain(c)
 	}
 }
 

@@ -24,6 +24,7 @@ type engineState struct {
 	usage                            bool          // only the usage of KV blocks shows them
 	stoppedAt                        time.Time
 	count                            uint64
+	requests                         int
 	kv                               float64
 	last                             time.Time
 }
@@ -49,7 +50,7 @@ func (e *engines) vitals(slot replica.Slot, now time.Time) chooser.Vitals {
 			s.count += 10
 		}
 	}
-	v := chooser.Vitals{Counted: now.Truncate(time.Second), Count: s.count, KVUsage: s.kv, Answered: now.Truncate(time.Second), Unhealthy: s.unhealthy}
+	v := chooser.Vitals{Counted: now.Truncate(time.Second), Count: s.count, KVUsage: s.kv, Requests: s.requests, Answered: now.Truncate(time.Second), Unhealthy: s.unhealthy}
 	if s.blind {
 		v.Counted, v.Count = time.Time{}, 0
 	}

@@ -16,6 +16,8 @@ type Vitals struct {
 	Counted time.Time
 	Count   uint64
 	KVUsage float64
+	// Requests are those that the engine says it has.
+	Requests int
 	// Asked is when the health question was sent that has no answer yet (zero: there is none), Late by how much its
 	// answer is later than usual, Answered when the last one came.
 	Asked    time.Time
@@ -85,6 +87,8 @@ type vigil struct {
 
 	mu    sync.Mutex
 	first *Choice // in flight here, the newest first; guarded by mu
+	// lent are the bookings of external callers that nothing was heard of; guarded by mu
+	lent map[*Choice]struct{}
 
 	// What follows belongs to the goroutine that looks.
 	known, moved bool // counters were read; and were seen to grow

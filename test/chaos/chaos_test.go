@@ -192,3 +192,28 @@ func TestWaits16FewDescriptors(t *testing.T) {
 		}
 	}
 }
+
+// Issue 14, items 13 and 14: choices that nobody sends or releases make nobody wait, be they small or large, and a
+// caller that reports nothing gets one choice after the other.
+func TestWaits14ChoicesNeverSent(t *testing.T) {
+	for name, tokens := range map[string]int{"three tokens": 3, "a hundred thousand tokens": 100_000} {
+		t.Run(name, func(t *testing.T) {
+			_, router := two(t)
+			worst := time.Duration(0)
+			for n := range 8 {
+				began := time.Now()
+				if status := router.choose(n, tokens); status != http.StatusOK {
+					t.Errorf("choice %d: %d", n, status)
+				}
+				worst = max(worst, time.Since(began))
+			}
+			began := time.Now()
+			all := load(router, 5, 2*time.Second, 0, false, nil)
+			wait, failed, _ := figures(t, "beside eight choices of "+name+" that were never sent", all, 0)
+			t.Logf("the choices took %s at most, the requests %s in all", worst.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+			if worst > 3*time.Second || wait > 3*time.Second || failed > 0 {
+				t.Errorf("worst choice %s, worst wait %s, %d failed", worst, wait, failed)
+			}
+		})
+	}
+}

@@ -209,3 +209,22 @@ func (p *process) ask(n int, began time.Time, stream bool, limit time.Duration) 
 	res.err = err
 	return res
 }
+
+// choose asks for a replica for a prompt of so many tokens and forgets about it; it returns the status.
+func (p *process) choose(number, tokens int) int {
+	ids := make([]uint32, tokens)
+	for i := range ids {
+		ids[i] = uint32(300 + (number*7919+i)%20000)
+	}
+	body, err := json.Marshal(map[string]any{"model": "sim", "token_ids": map[string]any{"ids": ids}, "reports": "REPORTS_ALL"})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	resp, err := http.Post(p.url+"/kvpilot/v1/choose", "application/json", bytes.NewReader(body))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, resp.Body) // the status is enough
+	return resp.StatusCode
+}
