@@ -88,6 +88,9 @@ func (c *Chooser) judge(r *rank, v *Vitals, now time.Time, passed time.Duration,
 		w.pause = min(max(firstPause, 2*w.pause), lastPause)
 		w.until.Store(c.since(now.Add(w.pause)))
 	}
+	if verdict != EvidenceNone {
+		w.silent.Store(int64(w.silence))
+	}
 	if verdict != before {
 		w.evidence.Store(uint32(verdict))
 		c.verdict(r, before, verdict)
@@ -154,7 +157,7 @@ func (c *Chooser) avoid(d *decision.Decision, now time.Time) {
 	for i := range d.Candidates {
 		cand := &d.Candidates[i]
 		if r := c.rank(cand.Slot); cand.Veto == decision.VetoNone && r != nil && r.vigil.avoided(at) {
-			cand.Veto = decision.VetoStalled
+			cand.Veto, cand.Silent = decision.VetoStalled, time.Duration(r.vigil.silent.Load()).Seconds()
 		}
 	}
 }

@@ -123,6 +123,11 @@ func TestWaits12CountersThatStandStill(t *testing.T) {
 				t.Fatalf("a request would go to %s, r0 has veto %q", to, veto)
 			}
 		}
+		req := f.request(150, 100)
+		req.DryRun = true
+		if silent := f.choose(req).Decision.Candidates[0].Silent; silent < 3 || silent > 7 {
+			t.Errorf("the decision says that r0 was silent for %.1f s", silent)
+		}
 		a.Release(done(decision.EndMoved))
 		begun.Release(done(decision.EndCanceled))
 		time.Sleep(6 * time.Second)

@@ -84,6 +84,7 @@ type vigil struct {
 	evidence atomic.Uint32
 	until    atomic.Int64
 	flying   atomic.Int64
+	silent   atomic.Int64 // for how long, in nanoseconds, when it is stalled
 
 	mu    sync.Mutex
 	first *Choice // in flight here, the newest first; guarded by mu
