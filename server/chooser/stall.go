@@ -13,7 +13,7 @@ import (
 type StallConfig struct {
 	// After is the shortest time without a sign of life, while the engine's counters stand still, after which a rank with
 	// requests is stalled; five times as long where its counters are not read. A rank that was silent for longer before, or
-	// whose prefill was predicted to take longer, is given more. Zero: never.
+	// whose prefill was predicted to take longer, is given more. Zero watches no rank, and doubts no booking of an external caller.
 	After time.Duration `yaml:"after"`
 	// Unhealthy is how long a stream may go on to wait for a replica that is called unhealthy and shows no sign of life.
 	// Then it ends with an error, or goes on elsewhere (router.resume_streams). Zero: for ever.
