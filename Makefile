@@ -71,6 +71,10 @@ bench-stream: build ## kvpilot against httputil.ReverseProxy, as processes of th
 bench-proxies: build ## kvpilot, httputil.ReverseProxy, nginx and HAProxy in front of the same upstream
 	bin/kvpilot bench stream --subjects reverseproxy,kvpilot,nginx,haproxy,direct --cases stream-64,stream-512,small-request,large-request,idle
 
+.PHONY: chaos
+chaos: build ## hang, stop and kill simulated replicas behind a running router, with real signals and time (four minutes)
+	CHAOS_BINARY="$$PWD/bin/kvpilot" $(GO) test -count=1 -timeout 600s -v ./test/chaos
+
 check: ## everything that must pass before a change lands
 	.ci/run
 

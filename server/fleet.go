@@ -82,6 +82,9 @@ func (p *parts) began(id replica.ID, at time.Time) {
 // changed follows each new view of the fleet.
 func (p *parts) changed(s *registry.Snapshot) {
 	for _, r := range s.Replicas {
+		if r.State == replica.StateReady && time.Since(r.Since) < time.Second && len(r.Slots) > 0 {
+			p.stats.Ask(r.Slots[0]) // it may have been down, and looked at rarely
+		}
 		for rank, slot := range r.Slots {
 			p.index.UpdateRank(slot, kvindex.RankInfo{Rank: replica.Rank{Replica: r.ID, Index: rank}, BlockSize: r.BlockSize, Capacity: r.Blocks})
 		}
@@ -99,10 +102,14 @@ func (p *parts) learned(id replica.ID, l enginestats.Learned) {
 
 // ready says why the router should get no requests now.
 func (p *parts) ready() error {
-	for _, r := range p.registry.Snapshot().Replicas {
+	all := p.registry.Snapshot().Replicas
+	for _, r := range all {
 		if r.State == replica.StateReady && len(r.Models) > 0 {
 			return nil
 		}
+	}
+	if chooser.MostMute(all, time.Now()) {
+		return nil
 	}
 	return errNoReplicaYet
 }
@@ -128,6 +135,7 @@ type sink struct{ p *parts }
 
 func (s sink) Store(slot replica.Slot, ev *kvblock.Stored) {
 	s.p.kvindex.Store(slot, ev)
+	s.p.chooser.Heard(slot) // blocks are stored by steps
 	if ev.HasParent || ev.BlockSize <= 0 {
 		return // only the beginnings of prompts are compared
 	}
@@ -146,6 +154,27 @@ func (s sink) Reset(slot replica.Slot) { s.p.kvindex.Reset(slot) }
 
 func (s sink) SetState(slot replica.Slot, state kvblock.FeedState) {
 	s.p.kvindex.SetState(slot, state)
+	if state != kvblock.FeedExact {
+		return
+	}
+	if r, _, ok := s.p.registry.Snapshot().BySlot(slot); ok {
+		s.p.registry.Alive(r.ID)
+	}
+}
+
+// vitals is what shows whether a rank's engine lives and works, as the chooser asks it.
+func (p *parts) vitals(slot replica.Slot, now time.Time) chooser.Vitals {
+	r, _, ok := p.registry.Snapshot().BySlot(slot)
+	if !ok {
+		return chooser.Vitals{}
+	}
+	pulse := p.registry.Pulse(r.ID, now)
+	v := chooser.Vitals{Asked: pulse.Asked, Late: pulse.Late, Answered: pulse.Answered, Unhealthy: r.State == replica.StateUnhealthy}
+	if s, ok := p.stats.Stats(slot); ok {
+		v.Counted, v.KVUsage, v.Requests = s.At, s.KVUsage, s.Running+s.Waiting
+		v.Count = s.PromptTokens + s.OutputTokens + s.QueryTokens + s.Preemptions
+	}
+	return v
 }
 
 // report is what a rank's engine says of itself, as the chooser asks it.

@@ -83,6 +83,7 @@ func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) (err error) {
 		InFlight:  func(slot replica.Slot) int { return p.book.View(slot, time.Now()).InFlight },
 		OnLearned: p.learned,
 		OnStart:   p.began,
+		OnAnswer:  func(id replica.ID) { p.registry.Alive(id) },
 		OnRestart: func(id replica.ID, noticed time.Time) { p.registry.NoteRestart(id, noticed) },
 	})
 	return err
@@ -106,7 +107,7 @@ func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error)
 	}
 	closed := func(id replica.ID) bool { return p.breaker.State(id) != upstream.BreakerOpen }
 	p.chooser, err = chooser.New(c.Chooser, chooser.Params{
-		Index: p.kvindex, Book: p.book, Engine: p.report, Allow: closed,
+		Index: p.kvindex, Book: p.book, Engine: p.report, Vitals: p.vitals, Ask: func(slot replica.Slot) { p.stats.Ask(slot) }, Allow: closed,
 		OnDecision: p.decided, OnOutcome: p.ended,
 		Log: p.part("chooser"), Meter: t.Meters(),
 	})

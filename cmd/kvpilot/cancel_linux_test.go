@@ -113,7 +113,8 @@ func stages() map[string]stage {
 			func(f *fleet) int { return at(f, tokenizing) },
 		},
 		"while it is held in the queue": {
-			fleetOptions{args: []string{"--set", "chooser.hold_above=1ms"}},
+			// a booking that its engine does not show keeps its weight when nobody watches
+			fleetOptions{args: []string{"--set", "chooser.hold_above=1ms", "--set", "chooser.stall.after=0s"}},
 			func(f *fleet) { // a long prompt is booked, and nobody works on it
 				f.t.Helper()
 				busy := `{"model":"sim","lease":"3600s","token_ids":{"ids":[` + strings.Repeat("7,", 130_000) + `7]}}`

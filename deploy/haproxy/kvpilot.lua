@@ -58,7 +58,7 @@ end
 
 core.register_action("kvpilot_choose", { "http-req" }, function(txn)
   local body = txn.sf:req_body() or ""
-  local headers = { ["content-type"] = { "application/json" }, ["x-kvpilot-path"] = { txn.sf:path() }, ["x-kvpilot-lease-ms"] = { tostring(lease) } }
+  local headers = { ["content-type"] = { "application/json" }, ["x-kvpilot-path"] = { txn.sf:path() }, ["x-kvpilot-lease-ms"] = { tostring(lease) }, ["x-kvpilot-reports"] = { "all" } }
   for _, name in ipairs(passed) do
     local value = txn.sf:req_hdr(name)
     if value and value ~= "" then

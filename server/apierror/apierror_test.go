@@ -100,6 +100,17 @@ func TestStatusCarriesReasonAndRetry(t *testing.T) {
 	}
 }
 
+// Issue 14, item 16: what the router itself lacks is 503 and keeps its reason, also through gRPC.
+func TestWaits16TheRoutersOwnOverloadIs503(t *testing.T) {
+	e := apierror.From(apierror.New(apierror.Overloaded, "no room", nil, apierror.WithUnavailable()).GRPCStatus().Err())
+	if e.Reason != apierror.Overloaded || e.HTTPStatus() != 503 || e.GRPCStatus().Code() != codes.Unavailable || e.Fault() != apierror.FaultOurs {
+		t.Errorf("%v: %d, %s", e, e.HTTPStatus(), e.GRPCStatus().Code())
+	}
+	if e := apierror.From(apierror.New(apierror.Overloaded, "full", nil).GRPCStatus().Err()); e.HTTPStatus() != 429 {
+		t.Errorf("a full queue: %d", e.HTTPStatus())
+	}
+}
+
 func TestUpstreamAnswerIsVerbatim(t *testing.T) {
 	body := []byte(`{"error":{"message":"This model's maximum context length is 10 tokens.","type":"BadRequestError","param":null,"code":400}}`)
 	e := apierror.Upstream(http.StatusBadRequest, "application/json; charset=utf-8", body)

@@ -77,7 +77,7 @@ func (e *Error) JSON(d Dialect) []byte {
 }
 
 func (e *Error) openAI() openAIError {
-	_, _, kind := Codes(e.Reason)
+	_, _, kind := e.codes()
 	body := openAIError{Message: e.Message, Type: kind, Code: code(e.Reason)}
 	if e.Param != "" {
 		body.Param = &e.Param

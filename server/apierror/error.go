@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"google.golang.org/grpc/codes"
 )
 
 // Domain is the ErrorInfo domain of every fault that kvpilot names.
@@ -24,7 +26,8 @@ type Error struct {
 	// Answer is an engine's own answer that is passed on as it is; nil when the fault is ours.
 	Answer *Answer
 
-	cause error
+	cause       error
+	unavailable bool
 }
 
 // Answer is a replica's own answer about the client's request.
@@ -45,6 +48,18 @@ func WithParam(name string) Option {
 
 // WithRetryAfter tells callers when to come back.
 func WithRetryAfter(d time.Duration) Option { return func(e *Error) { e.RetryAfter = d } }
+
+// WithUnavailable makes an Overloaded the router's own: 503 and UNAVAILABLE instead of 429, which tells a
+// caller to send less.
+func WithUnavailable() Option { return func(e *Error) { e.unavailable = true } }
+
+// codes are those of the fault's reason.
+func (e *Error) codes() (rpc codes.Code, httpStatus int, openAIType string) {
+	if e.unavailable {
+		return Codes(NoReplica)
+	}
+	return Codes(e.Reason)
+}
 
 // New makes a fault. The message is shown, the cause (which may be nil) is only logged.
 func New(reason Reason, message string, cause error, options ...Option) *Error {
@@ -97,7 +112,7 @@ func (e *Error) HTTPStatus() int {
 	if e.Answer != nil {
 		return e.Answer.Status
 	}
-	_, status, _ := Codes(e.Reason)
+	_, status, _ := e.codes()
 	return status
 }
 

@@ -25,7 +25,7 @@ const maxDetail = 4 << 10
 
 // GRPCStatus is what gRPC callers see. grpc-go and status.FromError use it by themselves.
 func (e *Error) GRPCStatus() *status.Status {
-	code, _, _ := Codes(e.Reason)
+	code, _, _ := e.codes()
 	info := &errdetails.ErrorInfo{Reason: Name(e.Reason), Domain: Domain}
 	details := []protoadapt.MessageV1{info}
 	if e.Param != "" || e.Answer != nil {
@@ -80,6 +80,7 @@ func fromStatus(err error) *Error {
 		}
 	}
 	if e.Reason != Unspecified {
+		e.unavailable = e.Reason == Overloaded && st.Code() == codes.Unavailable
 		return e
 	}
 	switch st.Code() {

@@ -2,6 +2,7 @@ package chooser
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/blockhash"
@@ -27,6 +28,7 @@ type Choice struct {
 	belief      *kvindex.Belief
 	at          time.Time
 	streamed    bool
+	silent      bool // its first token is not sure to be seen
 	leased      bool
 	// yield is the request's; work is the prefill in seconds that was booked, since when the request first asked.
 	// unfair says that the time to its first token tells nothing about the rank.
@@ -39,6 +41,13 @@ type Choice struct {
 	lacks    int
 	// entry is its place in the account of the rank's speed.
 	entry speed.Entry
+	// Of the vigil over its rank: the prefill and, unless it is streamed, the decoding that were predicted, in seconds, how its
+	// caller takes it back, and whether it may go elsewhere then. The list belongs to the vigil.
+	prefills, decodes      float64
+	abandon                func()
+	movable, inFlight      bool
+	prefilled              atomic.Bool
+	prevFlying, nextFlying *Choice
 	// ahead is the choice's turn before the one that it overtook; nil for none.
 	ahead *turn
 
@@ -49,7 +58,9 @@ type Choice struct {
 	ended   bool      // guarded by mu
 	began   bool      // the client has something; guarded by mu
 	yielded bool      // it gave way; guarded by mu
-	behind  *turn     // of the one that it gave way to; guarded by mu
+	// forsaken: its caller was told to take it back from a stalled rank; guarded by mu
+	forsaken bool
+	behind   *turn // of the one that it gave way to; guarded by mu
 }
 
 // FirstToken says that the engine has prefilled the prompt: its prefill load is given back and
@@ -66,6 +77,10 @@ func (c *Choice) firstToken(teach bool) load.Outcome {
 	if out != load.Applied {
 		return out
 	}
+	if !c.prefilled.Swap(true) && c.leased && c.rank != nil {
+		c.rank.vigil.regain(c)
+	}
+	c.Alive()
 	c.settled()
 	c.Arrived()
 	now := c.chooser.clock()
@@ -93,6 +108,7 @@ func (c *Choice) progress(outputTokens int) load.Outcome {
 	grown := outputTokens > c.output
 	c.output = max(c.output, outputTokens)
 	c.mu.Unlock()
+	c.Alive()
 	if grown && !unseen {
 		c.learnSteps(c.chooser.clock(), outputTokens)
 	}
@@ -116,6 +132,7 @@ func (c *Choice) Release(result Result) bool {
 	first, output := c.first, c.output
 	c.mu.Unlock()
 	c.reservation.Release()
+	c.land(result.End == decision.EndCompleted)
 	c.Arrived()
 	if result.End != decision.EndYielded {
 		c.settled()

@@ -185,7 +185,7 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 			ID: req.ID, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
 			PrefillTokens: int(cand.Uncached), PrefillTime: duration(cand.Prefill * (1 + cand.Slowdown)),
 			Hashes: hashesFor(req, cand), BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
-			Lease: req.Lease, Unstreamed: req.Unstreamed,
+			Lease: req.Lease, Unstreamed: req.Unstreamed || req.Lease != 0 && !req.Reports,
 		}
 		var res *load.Reservation
 		var err error
@@ -232,7 +232,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	choice := &both.choice
 	*choice = Choice{
 		Decision: d, Replica: req.Replicas[s.owner[d.Chosen]], Rank: int(cand.Rank), Slot: cand.Slot,
-		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0, ahead: s.ahead,
+		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0, silent: req.Unstreamed || req.Lease != 0 && !req.Reports, ahead: s.ahead,
 	}
 	s.ahead = nil
 	if rk := c.rank(cand.Slot); rk != nil {
@@ -248,6 +248,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		choice.learnBooked(now)
 		choice.mayYield(req, cand, booking.PrefillTime.Seconds())
 	}
+	choice.takeOff(req, booking.PrefillTime.Seconds(), cand.StepTime*float64(orUnlimited(req.ExpectedOutput)))
 	if len(booking.Hashes) > 0 {
 		if cand.Feed == kvblock.FeedNone {
 			c.params.Index.Routed(cand.Slot, booking.Hashes)

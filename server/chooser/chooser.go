@@ -43,6 +43,8 @@ type Chooser struct {
 	residence number
 	booked    sync.Map // reservation id to *Choice, for callers outside the process
 	wake      chan struct{}
+	// rests is until when Run sleeps, on the chooser's scale; 0 while it does not.
+	rests atomic.Int64
 }
 
 // Report is what a rank's engine says about itself.
@@ -62,6 +64,10 @@ type Params struct {
 	Book  *load.Book
 	// Engine returns the engine's recent own report; nil or false when there is none.
 	Engine func(replica.Slot) (Report, bool)
+	// Vitals says whether a rank's engine lives; nil: nobody knows, and no rank is held for stalled.
+	Vitals func(slot replica.Slot, now time.Time) Vitals
+	// Ask has a rank's engine asked anew for what Vitals tells; nil: it is asked in its own time.
+	Ask func(slot replica.Slot)
 	// Allow reports whether a replica's breaker lets requests through; nil lets all through.
 	Allow func(replica.ID) bool
 	// OnDecision, when set, receives each decision that was made (dry runs included) and must not
@@ -118,8 +124,11 @@ func New(cfg Config, params Params) (*Chooser, error) {
 // sweepEvery is how often leased choices are looked at whose lease the load book ended.
 const sweepEvery = 5 * time.Second
 
-// Run keeps time for the hold queue until ctx ends; then it refuses everybody who still waits.
+// Run keeps time for the hold queue, and watches that ranks live, until ctx ends; then it refuses everybody who still waits.
 func (c *Chooser) Run(ctx context.Context) error {
+	var vigil sync.WaitGroup
+	defer vigil.Wait()
+	vigil.Go(func() { c.keepVigil(ctx) })
 	timer := time.NewTimer(sweepEvery)
 	defer timer.Stop()
 	swept := c.clock()
@@ -128,11 +137,8 @@ func (c *Chooser) Run(ctx context.Context) error {
 			swept = now
 			c.sweep()
 		}
-		pause := sweepEvery
-		if at, ok := c.Tick(); ok {
-			pause = min(sweepEvery, max(time.Millisecond, at.Sub(c.clock())))
-		}
-		timer.Reset(pause)
+		c.Tick()
+		timer.Reset(c.rest())
 		select {
 		case <-ctx.Done():
 			c.shutDown()
@@ -140,6 +146,7 @@ func (c *Chooser) Run(ctx context.Context) error {
 		case <-timer.C:
 		case <-c.wake:
 		}
+		c.rests.Store(0)
 	}
 }
 
@@ -197,12 +204,8 @@ func (c *Chooser) since(now time.Time) int64 { return int64(now.Sub(c.start)) }
 
 // nudge has Run look at the queue.
 func (c *Chooser) nudge() {
-	if c.queue.Len() == 0 {
-		return
-	}
-	select {
-	case c.wake <- struct{}{}:
-	default:
+	if c.queue.Len() > 0 {
+		c.rouse()
 	}
 }
 

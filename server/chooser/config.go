@@ -45,6 +45,8 @@ type Config struct {
 	YieldRanks int `yaml:"yield_ranks"`
 	// MaxRequestsPerRank vetoes ranks with that many requests in flight. Zero sets no limit.
 	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`
+	// Stall says when a replica that hangs behind a healthy answer is avoided.
+	Stall StallConfig `yaml:"stall"`
 	// Queue bounds the hold queue.
 	Queue admission.Config `yaml:"queue"`
 	// Ring configures consistent-hash.
@@ -80,6 +82,7 @@ func DefaultConfig() Config {
 		Objective:  decision.ObjectiveAnswer,
 		HoldAbove:  500 * time.Millisecond,
 		YieldRanks: 32,
+		Stall:      StallConfig{After: 2 * time.Second, Unhealthy: 10 * time.Second},
 		Queue:      admission.DefaultConfig(),
 		Ring:       selector.DefaultRingConfig(),
 		Tree:       selector.DefaultTreeConfig(),
@@ -123,6 +126,9 @@ func (c Config) Validate() error {
 	}
 	if c.HoldAbove < 0 {
 		errs = append(errs, fmt.Errorf("hold_above: %s is negative", c.HoldAbove))
+	}
+	if c.Stall.After < 0 || c.Stall.Unhealthy < 0 {
+		errs = append(errs, fmt.Errorf("stall: after %s or unhealthy %s is negative", c.Stall.After, c.Stall.Unhealthy))
 	}
 	if c.YieldRanks < 0 {
 		errs = append(errs, fmt.Errorf("yield_ranks: %d is negative", c.YieldRanks))

@@ -103,7 +103,32 @@ func (c *Chooser) visit(ln *line) {
 	wanted := ln.planned // read by others from now on: the next visit makes a map of its own
 	ln.wanted.Store(&wanted)
 	if ln.hold.Len() > 0 {
-		ln.wakeAt.Store(c.since(now) + int64(max(minWake, duration(soonest))))
+		at := c.since(now) + int64(max(minWake, duration(soonest)))
+		ln.wakeAt.Store(at)
+		if at < c.rests.Load() { // Run went to sleep before anybody waited
+			c.rouse()
+		}
+	}
+}
+
+// rest is how long Run may sleep: until the next visit. A visit that is planned meanwhile, for earlier,
+// either is seen here or sees until when Run sleeps.
+func (c *Chooser) rest() time.Duration {
+	now := c.clock()
+	until := now.Add(sweepEvery)
+	c.rests.Store(c.since(until))
+	if at, ok := c.NextWake(); ok && at.Before(until) {
+		until = at
+		c.rests.Store(c.since(until))
+	}
+	return max(time.Millisecond, until.Sub(now))
+}
+
+// rouse wakes Run.
+func (c *Chooser) rouse() {
+	select {
+	case c.wake <- struct{}{}:
+	default: // somebody did already
 	}
 }
 

@@ -38,7 +38,7 @@ func (c *Choice) learnBooked(now time.Time) {
 	l := c.chooser.params.Book.View(c.Slot, now)
 	c.rank.speed.Booked(&c.entry, speed.Work{
 		Tokens: n, Context: float64(c.Decision.PromptTokens) - n,
-		Estimated: c.Decision.Estimated, Unknown: c.Decision.Keyless || c.unfair, Silent: !c.streamed,
+		Estimated: c.Decision.Estimated, Unknown: c.Decision.Keyless || c.unfair, Silent: c.silent,
 	}, now, decodes(&l))
 }
 

@@ -77,6 +77,7 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 	}
 	s.held = c.config.HoldAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.NoQueue
 	c.candidates(s, req)
+	c.avoid(d, now)
 	matching := c.clock()
 	c.overlap(s, req)
 	d.Scored = c.clock().Sub(matching)
@@ -95,6 +96,7 @@ func (c *Chooser) candidates(s *scratch, req *Request) {
 	if f.Model == "" {
 		f.Model = req.Model
 	}
+	f.Mute = MostMute(req.Replicas, s.d.At)
 	if !req.Estimated {
 		f.PromptTokens = req.PromptTokens
 	}

@@ -23,6 +23,7 @@ type metrics struct {
 	decisions                                              metric.Int64Counter
 	attributes                                             map[decision.Policy]metric.MeasurementOption
 	affinity                                               *affinity
+	stalls, forsaken                                       metric.Int64Counter
 }
 
 func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
@@ -44,6 +45,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 	m.decisions, err = meter.Int64Counter("kvpilot.chooser.decisions",
 		metric.WithDescription("Requests that were given a rank, by policy."), metric.WithUnit("{decision}"))
 	errs = append(errs, err)
+	errs = append(errs, m.ofVigil(meter))
 	m.affinity, err = newAffinity(meter, c.config.Ring)
 	errs = append(errs, err)
 	for _, p := range decision.Policies() {
@@ -94,6 +96,34 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 		return nil
 	}, observed...)
 	return m, errors.Join(append(errs, err)...)
+}
+
+// ofVigil makes the metrics of ranks that show no sign of life.
+func (m *metrics) ofVigil(meter metric.Meter) error {
+	var errs [2]error
+	m.stalls, errs[0] = meter.Int64Counter("kvpilot.chooser.stalls",
+		metric.WithDescription("Times that a rank with requests showed no sign of life and was avoided, by evidence."), metric.WithUnit("{stall}"))
+	m.forsaken, errs[1] = meter.Int64Counter("kvpilot.chooser.forsaken",
+		metric.WithDescription("Requests taken back from a rank without a sign of life, by whether their answer had begun."), metric.WithUnit("{request}"))
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	for e := EvidenceProbe; e < evidences; e++ {
+		m.stalls.Add(ctx, 0, metric.WithAttributes(attribute.String("evidence", e.String())))
+	}
+	for _, begun := range []bool{false, true} {
+		m.forsaken.Add(ctx, 0, metric.WithAttributes(attribute.Bool("begun", begun)))
+	}
+	return nil
+}
+
+func (m *metrics) stalled(e Evidence) {
+	m.stalls.Add(context.Background(), 1, metric.WithAttributes(attribute.String("evidence", e.String())))
+}
+
+func (m *metrics) forsook(begun bool) {
+	m.forsaken.Add(context.Background(), 1, metric.WithAttributes(attribute.Bool("begun", begun)))
 }
 
 func (m *metrics) decided(d *decision.Decision) {

@@ -31,6 +31,7 @@ type rank struct {
 	work   number // mean prefill time of a request in seconds
 	lately lately
 	giving giving
+	vigil  vigil
 
 	mu    sync.Mutex
 	first atomic.Int64 // when its last first token was seen, in the nanoseconds of time.Time.UnixNano

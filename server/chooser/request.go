@@ -55,12 +55,21 @@ type Request struct {
 	Yield   func()
 	Resumes *Choice
 
+	// Abandon, when set, has the caller take the request back from a rank that shows no sign of life: when its answer has not
+	// begun, Movable is set and another replica can serve it, or when its replica has been unhealthy for long. It is
+	// called at most once, by any goroutine, so it must only signal; the choice is then to be ended.
+	Abandon func()
+	Movable bool
+
 	// Exclude names replicas that must not be tried (again).
 	Exclude []replica.ID
 	Options Options
 	// Lease, above zero, lets the reservation expire when nobody reports on it for that long;
 	// for callers outside this process. Zero ties it to the Choice alone.
 	Lease time.Duration
+	// Reports says that the holder of the lease is sure to report the first token. Of any other, the
+	// prefill counts as done when that was predicted, or with its report, whichever comes first.
+	Reports bool
 	// DryRun decides and books nothing; it never waits.
 	DryRun bool
 	// NoQueue never waits: it takes the best rank now.

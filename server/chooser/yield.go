@@ -123,11 +123,11 @@ func (c *Choice) mayYield(req *Request, cand *decision.Candidate, work float64) 
 }
 
 // Begin says that the client is about to be given the first byte. It returns false when the request
-// has given way already: then nothing of this answer may be used.
+// has given way already, or was told to leave a stalled rank: then nothing of this answer may be used.
 func (c *Choice) Begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.yielded {
+	if !c.yielded && !c.forsaken {
 		c.began = true
 	}
 	return c.began
@@ -137,7 +137,7 @@ func (c *Choice) Begin() bool {
 // returns. rest is its work left.
 func (c *Choice) giveWay(rest float64, now time.Time) *turn {
 	c.mu.Lock()
-	if c.ended || c.began || c.yielded || !c.first.IsZero() {
+	if c.ended || c.began || c.yielded || c.forsaken || !c.first.IsZero() {
 		c.mu.Unlock()
 		return nil
 	}

@@ -153,6 +153,8 @@ type Candidate struct {
 	// Yields is the part of Backlog that gives way to this request: the rest of a long prompt that its
 	// engine is asked to put down and goes on with later.
 	Yields float64 `json:"yields_s,omitempty"`
+	// Silent is how long in seconds the rank had requests and showed no sign of life, where that is its veto.
+	Silent float64 `json:"silent_s,omitempty"`
 	// TokenTime is the learned prefill time per token in seconds for a short prompt, Bend the
 	// context length at which attention has doubled it, StepTime the time of a decode step and
 	// Slowdown the share by which its decodes slow a prefill down.

@@ -28,13 +28,15 @@ const (
 	VetoContext
 	// VetoElsewhere: the request gave way and goes on where its blocks are.
 	VetoElsewhere
+	// VetoStalled: has requests and shows no sign of life.
+	VetoStalled
 	vetoes
 )
 
 // vetoNames are the forms that metrics and JSON use.
 func vetoNames() [vetoes]string {
 	return [vetoes]string{
-		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context", "elsewhere",
+		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context", "elsewhere", "stalled",
 	}
 }
 

@@ -107,7 +107,7 @@ func (l *life) metrics(c *call) {
 	x := &exposition{model: l.cfg.Models[0]}
 	stats := make([]core.Stats, len(l.cores))
 	for i, core := range l.cores {
-		stats[i] = core.Stats()
+		stats[i] = core.Told()
 	}
 	gauge := func(name, help string, value func(core.Stats) float64) {
 		x.family(name, "gauge", help)

@@ -79,6 +79,8 @@ type Params struct {
 	// OnStart is told the moment at which a replica's engine process began, by this machine's clock:
 	// when it is first seen, and whenever it is another process.
 	OnStart func(id replica.ID, began time.Time)
+	// OnAnswer is told of each report that a replica gave.
+	OnAnswer func(id replica.ID)
 	// OnRestart is told when an engine that does not say when it began turns out to be a new process,
 	// because its counters fell.
 	OnRestart func(id replica.ID, noticed time.Time)

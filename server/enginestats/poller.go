@@ -40,6 +40,7 @@ type target struct {
 	replica *replica.Replica
 	slots   map[int]replica.Slot // by rank; guarded by the poller's mu
 	cancel  context.CancelFunc   // nil until its goroutine runs; guarded by the poller's mu
+	kick    chan struct{}        // somebody wants a look now
 
 	// What follows belongs to the goroutine that asks.
 	learned Learned
@@ -83,7 +84,7 @@ func (p *Poller) Add(slot replica.Slot, r *replica.Replica, rank int) {
 	t := p.targets[r.ID]
 	if t == nil || t.replica.URL != r.URL || t.slots[rank] != slot && t.has(rank) {
 		t = &target{
-			replica: r, slots: map[int]replica.Slot{},
+			replica: r, slots: map[int]replica.Slot{}, kick: make(chan struct{}, 1),
 			own: map[replica.Slot]int{}, last: map[replica.Slot]time.Time{},
 		}
 		if old := p.targets[r.ID]; old != nil && old.cancel != nil {
@@ -183,6 +184,20 @@ func (p *Poller) Observe(slot replica.Slot, o ORCA) {
 	}
 }
 
+// Ask has a rank's replica looked at now instead of when it is due.
+func (p *Poller) Ask(slot replica.Slot) {
+	p.mu.Lock()
+	t := p.bySlot[slot]
+	p.mu.Unlock()
+	if t == nil {
+		return
+	}
+	select {
+	case t.kick <- struct{}{}:
+	default: // asked already
+	}
+}
+
 func (p *Poller) nudge() {
 	select {
 	case p.wake <- struct{}{}:
@@ -230,6 +245,8 @@ func (p *Poller) poll(ctx context.Context, t *target) {
 			timer.Stop()
 			return
 		case <-timer.C:
+		case <-t.kick:
+			timer.Stop()
 		}
 		select {
 		case p.asking <- struct{}{}:
@@ -284,6 +301,9 @@ func (p *Poller) ask(ctx context.Context, t *target) error {
 	now := time.Now()
 	page.ahead = ahead(resp, now)
 	p.apply(t, page, now)
+	if p.params.OnAnswer != nil {
+		p.params.OnAnswer(t.replica.ID)
+	}
 	return nil
 }
 

@@ -47,7 +47,7 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 		ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Veto: c.Veto.String(), Overlap: overlapProto(c),
 		Feed: feedProto(c.Feed), BlockSize: c.BlockSize, Session: c.Session,
 		Requests: c.Requests, Waiting: c.Waiting, QueuedTokens: c.QueuedTokens, DecodeBlocks: c.DecodeBlocks, Blocks: c.Blocks,
-		BacklogMs: c.Backlog * milli, YieldsMs: c.Yields * milli, UncachedTokens: c.Uncached, PrefillMs: c.Prefill * milli, TtftMs: c.TTFT * milli, Cost: c.Cost * scale,
+		BacklogMs: c.Backlog * milli, YieldsMs: c.Yields * milli, SilentMs: c.Silent * milli, UncachedTokens: c.Uncached, PrefillMs: c.Prefill * milli, TtftMs: c.TTFT * milli, Cost: c.Cost * scale,
 	}
 	if c.EngineWaiting >= 0 {
 		n := uint32(c.EngineWaiting)

@@ -29,7 +29,7 @@ const (
 	headerReserve   = "X-Kvpilot-Reserve"
 	headerDryRun    = "X-Kvpilot-Dry-Run"
 	headerExplain   = "X-Kvpilot-Explain"
-	headerReports   = "X-Kvpilot-Reports" // all, or end: the first token is not told
+	headerReports   = "X-Kvpilot-Reports" // all: the first token is told; end: it is not; absent: it may be
 	headerPath      = "X-Kvpilot-Path"
 	headerTruncated = "X-Body-Truncated"
 )

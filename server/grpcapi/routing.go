@@ -33,6 +33,7 @@ func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	q.Priority, q.ExpectedOutput = int(in.GetPriority()), int(in.GetExpectedOutputTokens())
 	q.DryRun, q.Reserve = in.GetDryRun(), in.Reserve == nil && !in.GetDryRun() || in.GetReserve()
 	q.Lease = in.GetLease().AsDuration()
+	q.EndOnly, q.FirstToken = in.GetReports() == kvpilotv1.Reports_REPORTS_END, in.GetReports() == kvpilotv1.Reports_REPORTS_ALL
 	if in.GetRequestId() != "" {
 		q.RequestID = in.GetRequestId()
 	}
@@ -89,7 +90,9 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 		return nil, err
 	}
 	switch first(h, headerReports) {
-	case "", "all":
+	case "":
+	case "all":
+		q.FirstToken = true
 	case "end":
 		q.EndOnly = true
 	default:

@@ -65,6 +65,41 @@ func TestChooseReplica(t *testing.T) {
 	}
 }
 
+// Issue 14, item 13: both ways of asking say what the caller will report.
+func TestWaits13WhatACallerReports(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25, 0.5), nil }
+	client := kvpilotv1.NewRoutingServiceClient(r.socket)
+	for i, c := range []struct {
+		reports             kvpilotv1.Reports
+		header              string
+		endOnly, firstToken bool
+	}{
+		{kvpilotv1.Reports_REPORTS_UNSPECIFIED, "", false, false},
+		{kvpilotv1.Reports_REPORTS_ALL, "all", false, true},
+		{kvpilotv1.Reports_REPORTS_END, "end", true, false},
+	} {
+		if _, err := client.ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{Model: "m", Reports: c.reports}); err != nil {
+			t.Fatal(err)
+		}
+		ctx := t.Context()
+		if c.header != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, "x-kvpilot-reports", c.header)
+		}
+		if _, err := client.RouteBody(ctx, &httpbody.HttpBody{ContentType: "application/json", Data: []byte(`{"model":"m","prompt":"x"}`)}); err != nil {
+			t.Fatal(err)
+		}
+		for _, q := range r.router.questions[2*i:] {
+			if q.EndOnly != c.endOnly || q.FirstToken != c.firstToken {
+				t.Errorf("%s: end only %v, first token %v", c.reports, q.EndOnly, q.FirstToken)
+			}
+		}
+	}
+	if _, err := client.ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{Reports: 9}); err == nil {
+		t.Error("an unknown kind of reports was taken")
+	}
+}
+
 func TestChooseReplicaRefusals(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
 	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25), nil }

@@ -32,8 +32,8 @@ func (c call) String() string {
 // counts are the book's counters. They are plain atomics, read when metrics are collected,
 // because every chunk of every stream passes here.
 type counts struct {
-	calls                                           [calls][Outcomes]atomic.Int64
-	released, expired, lost, moved, conflicts, full atomic.Int64
+	calls                                                    [calls][Outcomes]atomic.Int64
+	released, expired, lost, moved, conflicts, full, doubted atomic.Int64
 }
 
 // newMetrics registers the book's metrics; a nil provider registers none.
@@ -51,7 +51,9 @@ func newMetrics(params Params, b *Book) error {
 		metric.WithUnit("{reservation}"), metric.WithDescription("Bookings that were not made, by reason: conflict (booked since the look), full."))
 	reports, err4 := meter.Int64ObservableCounter("kvpilot.load.reports",
 		metric.WithUnit("{report}"), metric.WithDescription("Lifecycle reports, by call and outcome."))
-	for _, err := range []error{err1, err2, err3, err4} {
+	doubted, err5 := meter.Int64ObservableCounter("kvpilot.load.doubted",
+		metric.WithUnit("{reservation}"), metric.WithDescription("Bookings of external callers whose weight was taken off because the engine showed no such request."))
+	for _, err := range []error{err1, err2, err3, err4, err5} {
 		if err != nil {
 			return fmt.Errorf("register load metrics: %w", err)
 		}
@@ -59,6 +61,7 @@ func newMetrics(params Params, b *Book) error {
 	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		c := &b.counts
 		o.ObserveInt64(live, b.live.Load())
+		o.ObserveInt64(doubted, c.doubted.Load())
 		for reason, n := range map[string]int64{
 			"released": c.released.Load(), "expired": c.expired.Load(), "lost": c.lost.Load(), "moved": c.moved.Load(),
 		} {
@@ -73,7 +76,7 @@ func newMetrics(params Params, b *Book) error {
 			}
 		}
 		return nil
-	}, live, ends, refused, reports)
+	}, live, ends, refused, reports, doubted)
 	if err == nil {
 		err = newRankMetrics(meter, params.Rank, b)
 	}

@@ -34,8 +34,8 @@ type Request struct {
 	// Lease makes the reservation expire when nothing is reported for so long; negative takes the
 	// configured lease. Zero: a stream in this process owns it and releases it.
 	Lease time.Duration
-	// Unstreamed marks a request whose first token nobody sees: its prefill counts as done when its
-	// predicted time is over.
+	// Unstreamed marks a request whose first token nobody sees, or may not be reported: its prefill
+	// counts as done when its predicted time is over, at the latest.
 	Unstreamed bool
 	// Peer marks a booking that another router made and told us about.
 	Peer bool
@@ -59,6 +59,7 @@ type Reservation struct {
 	prefilled bool          // guarded by mu
 	ended     bool          // guarded by mu
 	lost      bool          // guarded by mu
+	doubted   bool          // nothing of it is booked, until it is reported on; guarded by mu
 
 	first stay // the first attempt's stay, so that most reservations are one allocation
 }
@@ -123,6 +124,9 @@ func (r *Reservation) prefillDone() Outcome {
 	if out := r.standing(); out != Applied {
 		return out
 	}
+	if out := r.believe(); out != Applied {
+		return out
+	}
 	r.renew(r.book.now())
 	if r.prefilled {
 		return Duplicate
@@ -134,6 +138,9 @@ func (r *Reservation) prefillDone() Outcome {
 
 func (r *Reservation) progress(outputTokens int) Outcome {
 	if out := r.standing(); out != Applied {
+		return out
+	}
+	if out := r.believe(); out != Applied {
 		return out
 	}
 	r.renew(r.book.now())
@@ -193,7 +200,7 @@ func (r *Reservation) attach(rk *rank, req *Request, version uint64, now int64) 
 	if err := rk.add(s, req.Hashes, version); err != nil {
 		return err
 	}
-	r.stay, r.attempt, r.prefilled, r.lost = s, req.Attempt, false, false
+	r.stay, r.attempt, r.prefilled, r.lost, r.doubted = s, req.Attempt, false, false, false
 	r.renew(now)
 	return nil
 }
@@ -212,4 +219,33 @@ func (r *Reservation) renew(now int64) {
 func (r *Reservation) count(c call, out Outcome) Outcome {
 	r.book.counts.calls[c][out].Add(1)
 	return out
+}
+
+// Doubt takes a booking's whole weight off its rank, because the engine shows no such request. The reservation lives on:
+// its next report books it again, without prefill. It returns false for one that has reported or is not booked.
+func (r *Reservation) Doubt() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.standing() != Applied || r.prefilled || r.doubted {
+		return false
+	}
+	r.doubted = true
+	r.detach()
+	r.book.counts.doubted.Add(1)
+	return true
+}
+
+// believe books a doubted reservation again, whose request turned out to be there. r.mu is held.
+func (r *Reservation) believe() Outcome {
+	if !r.doubted {
+		return Applied
+	}
+	r.doubted = false
+	rk := r.stay.rank
+	if err := rk.add(r.stay, nil, anyVersion); err != nil {
+		r.lost = true
+		return Lost
+	}
+	rk.prefilled(r.stay, r.book.now())
+	return Applied
 }

@@ -39,7 +39,8 @@ type ProbeConfig struct {
 	Path string `yaml:"path"`
 	// Interval is the time between probes of a replica; each is moved by up to a tenth.
 	Interval time.Duration `yaml:"interval"`
-	// MaxInterval is the longest time between probes of a replica that stays down.
+	// MaxInterval is the longest time between probes of a replica that stays down. While its machine answers (the port
+	// is closed, or takes connections that nobody serves), the first minutes long it is asked every half a second.
 	MaxInterval time.Duration `yaml:"max_interval"`
 	// Timeout bounds each request of a probe.
 	Timeout time.Duration `yaml:"timeout"`
@@ -50,7 +51,7 @@ type ProbeConfig struct {
 	Down int `yaml:"down"`
 	// ModelsInterval is the time between looks at /v1/models, where adapters come and go.
 	ModelsInterval time.Duration `yaml:"models_interval"`
-	// Concurrency bounds the probes under way at once.
+	// Concurrency bounds the probes under way at once; as many more may be under way of replicas that fail them.
 	Concurrency int `yaml:"concurrency"`
 }
 
@@ -85,7 +86,7 @@ type DNSConfig struct {
 func DefaultConfig() Config {
 	return Config{
 		Probe: ProbeConfig{
-			Path: "/health", Interval: 3 * time.Second, MaxInterval: 30 * time.Second, Timeout: 2 * time.Second,
+			Path: "/health", Interval: time.Second, MaxInterval: 30 * time.Second, Timeout: 2 * time.Second,
 			Up: 2, Down: 2, ModelsInterval: 10 * time.Second, Concurrency: 64,
 		},
 		Registration: RegistrationConfig{Lease: 30 * time.Second, MaxLease: time.Hour, Max: 10_000},

@@ -24,6 +24,7 @@ type entry struct {
 	lifeSeen time.Time // when the present life was first noticed
 	began    time.Time // when the engine process began, by its own word; zero: it does not say
 	gone     bool      // its port was closed since it last answered
+	mute     bool      // unhealthy because probes are not answered at all
 
 	models  []replica.Model
 	version string
@@ -51,6 +52,7 @@ func newEntry(id replica.ID, want listing) *entry {
 type vitals struct {
 	probed, leaseEnds atomic.Int64 // Unix nanoseconds; 0: never
 	failures          atomic.Int64
+	pulse             pulse
 }
 
 func (v *vitals) lease(ends time.Time) { v.leaseEnds.Store(ends.UnixNano()) }
@@ -139,11 +141,14 @@ func (e *entry) failed(res result, c *core) {
 	if text := res.err.Error(); text != e.lastError {
 		e.lastError, e.dirty = text, true
 	}
+	if e.health == replica.StateUnhealthy && e.mute && !res.mute {
+		e.mute, e.dirty = false, true // it is more than late
+	}
 	if e.health != replica.StateReady || !res.refused && e.downs < c.r.config.Probe.Down {
 		return // one that never was healthy is still starting
 	}
 	c.r.log.Warn("replica is unhealthy", "replica", e.id, "error", res.err)
-	e.health, e.dirty = replica.StateUnhealthy, true
+	e.health, e.mute, e.dirty = replica.StateUnhealthy, res.mute, true
 }
 
 // rebuild makes a new view and reports whether the state is another one.
@@ -160,7 +165,7 @@ func (e *entry) rebuild(drained bool) (changed bool) {
 	e.view = &replica.Replica{
 		ID: e.id, URL: e.spec.URL, APIKey: e.spec.APIKey, State: state, Life: e.life,
 		Slots: e.slots, Events: events, Models: e.models, Labels: e.spec.Labels,
-		Version: e.version, RustFrontend: e.rust, Since: e.since,
+		Version: e.version, RustFrontend: e.rust, Since: e.since, Mute: e.mute && state == replica.StateUnhealthy,
 		BlockSize:        orElse(e.spec.BlockSize, e.learned.BlockSize),
 		Blocks:           orElse(e.spec.Blocks, e.learned.Blocks),
 		MaxBatchedTokens: orElse(e.spec.MaxBatchedTokens, e.learned.MaxBatchedTokens),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"slices"
 	"strings"
 	"sync"
@@ -26,9 +27,11 @@ type fleet struct {
 
 // host is one replica as its probes see it.
 type host struct {
-	status  int    // of /health; 0: nobody listens
-	hangs   bool   // takes requests and never answers
-	models  string // the body of /v1/models
+	status  int           // of /health; 0: nobody listens
+	hangs   bool          // takes requests and never answers
+	slow    time.Duration // before each answer
+	fails   error         // of the dial; nil: none
+	models  string        // the body of /v1/models
 	version string
 	key     string // refuses requests without it
 	asked   []time.Time
@@ -65,14 +68,22 @@ func (f *fleet) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Path == "/health" {
 		h.asked = append(h.asked, time.Now())
 	}
-	if h.hangs {
-		f.mu.Unlock()
-		<-req.Context().Done()
-		f.mu.Lock()
-		return nil, req.Context().Err()
+	if h.fails != nil {
+		return nil, h.fails
 	}
 	if h.status == 0 {
 		return nil, syscall.ECONNREFUSED
+	}
+	if trace := httptrace.ContextClientTrace(req.Context()); trace != nil && trace.GotConn != nil {
+		trace.GotConn(httptrace.GotConnInfo{})
+	}
+	for wait := h.slow; wait > 0 || h.hangs; wait -= 10 * time.Millisecond { // what was asked while it hung is answered when it goes on
+		f.mu.Unlock()
+		err := sleep(req.Context(), 10*time.Millisecond)
+		f.mu.Lock()
+		if err != nil {
+			return nil, err
+		}
 	}
 	status, body := http.StatusOK, ""
 	switch req.URL.Path {
@@ -89,6 +100,15 @@ func (f *fleet) RoundTrip(req *http.Request) (*http.Response, error) {
 		status = http.StatusUnauthorized
 	}
 	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(body)), Request: req, Header: http.Header{}}, nil
+}
+
+func sleep(ctx context.Context, wait time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(wait):
+		return nil
+	}
 }
 
 func spec(name string) registry.Spec {

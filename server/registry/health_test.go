@@ -3,6 +3,7 @@ package registry_test
 import (
 	"errors"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -119,7 +120,7 @@ func TestADeadReplicaIsAskedEverMoreRarely(t *testing.T) {
 	f := newFleet("a")
 	virtual(t, f, listed(spec("a")), registry.Params{}, func(t *testing.T, r *registry.Registry, _ *watcher) {
 		pass(10 * time.Second)
-		f.set("a", func(h *host) { h.hangs = true })
+		f.set("a", func(h *host) { h.fails = syscall.EHOSTUNREACH })
 		pass(10 * time.Minute)
 		wantState(t, r, "a", replica.StateUnhealthy)
 		probes := f.probes("a")
@@ -142,7 +143,7 @@ func TestReportedFailuresProbeAtOnce(t *testing.T) {
 		for range 1000 {
 			r.ReportFailure("a", errors.New("connection reset"))
 			r.ReportFailure("b", errors.New("connection reset"))
-			r.ReportSuccess("b")
+			r.Alive("b")
 		}
 		r.ReportFailure("nobody", errors.New("connection reset"))
 		pass(100 * time.Millisecond) // a probe of its own accord may have been a moment ago, and two are a tenth of a second apart
@@ -153,7 +154,7 @@ func TestReportedFailuresProbeAtOnce(t *testing.T) {
 			t.Errorf("1000 reported failures made %d probes, want 1 to 3", n)
 		}
 		f.set("a", func(h *host) { h.status = 200 })
-		r.ReportSuccess("a")
+		r.Alive("a")
 		pass(time.Second)
 		wantState(t, r, "a", replica.StateReady)
 	})

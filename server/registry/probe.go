@@ -14,18 +14,20 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/socket"
 )
 
 const (
 	maxProbeBody  = 4 << 20
 	versionEvery  = time.Minute
-	minProbeGap   = 100 * time.Millisecond // between probes that failures of requests ask for
+	minProbeGap   = 100 * time.Millisecond // between probes that others ask for
 	suspicionWait = 500 * time.Millisecond // between probes while a failure is not yet confirmed
 )
 
 // prober watches one replica from a goroutine of its own.
 type prober struct {
 	spec   Spec
+	pulse  *pulse
 	cancel context.CancelFunc
 	kick   chan struct{}
 	renew  chan struct{} // forget what the old engine said
@@ -54,6 +56,9 @@ type result struct {
 	at      time.Time
 	err     error
 	refused bool // nobody listens there
+	mute    bool // nothing came back in time
+	own     bool // this machine had no room for a connection
+	near    bool // the machine at its address answers, or did
 	models  []replica.Model
 	version *version
 }
@@ -65,7 +70,7 @@ type version struct {
 
 func (c *core) startProber(e *entry) *prober {
 	ctx, cancel := context.WithCancel(c.ctx)
-	p := &prober{spec: e.spec, cancel: cancel, kick: make(chan struct{}, 1), renew: make(chan struct{}, 1)}
+	p := &prober{spec: e.spec, pulse: &e.vitals.pulse, cancel: cancel, kick: make(chan struct{}, 1), renew: make(chan struct{}, 1)}
 	c.probers.Go(func() {
 		p.run(ctx, c.r, func(res result) {
 			c.r.inbox.put(func(c *core) {
@@ -83,6 +88,7 @@ func (c *core) startProber(e *entry) *prober {
 func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 	conf := r.config.Probe
 	var modelsDue, versionDue, last time.Time
+	var down time.Time // since when it fails
 	fails, oks, seen := 0, 0, false
 	timer := time.NewTimer(time.Duration(rand.Int64N(int64(min(conf.Interval, 100*time.Millisecond)) + 1)))
 	defer timer.Stop()
@@ -101,18 +107,27 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 			modelsDue, versionDue = time.Time{}, time.Time{}
 		default:
 		}
+		turns := r.probing
+		if fails > 0 {
+			turns = r.doubting // those that hang take no healthy one's turn
+		}
 		select {
-		case r.probing <- struct{}{}:
+		case turns <- struct{}{}:
 		case <-ctx.Done():
 			return
 		}
 		now := time.Now()
 		res := p.probe(ctx, r, !now.Before(modelsDue), !now.Before(versionDue))
-		<-r.probing
+		<-turns
 		if ctx.Err() != nil {
 			return
 		}
 		r.metrics.probed(ctx, res)
+		if res.own { // it tells nothing of the replica
+			last = res.at
+			timer.Reset(suspicionWait)
+			continue
+		}
 		if res.models != nil {
 			modelsDue = now.Add(conf.ModelsInterval)
 		}
@@ -120,6 +135,9 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 			versionDue = now.Add(versionEvery)
 		}
 		if res.err != nil {
+			if fails == 0 {
+				down = now
+			}
 			fails, oks = fails+1, 0
 			modelsDue, versionDue = time.Time{}, time.Time{} // it may come back as another one
 		} else {
@@ -127,17 +145,22 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 		}
 		last = res.at
 		report(res)
-		timer.Reset(conf.wait(fails, oks, seen))
+		timer.Reset(conf.wait(fails, oks, seen, res.near && now.Sub(down) < nearbyFor))
 	}
 }
 
 // wait is the time to the next probe after so many failures or successes in a row. A replica that
-// was never seen healthy may be loading its model: it is asked at the usual pace.
-func (p ProbeConfig) wait(fails, oks int, seen bool) time.Duration {
+// was never seen healthy may be loading its model: it is asked at the usual pace. near says that it may
+// be back at any moment.
+func (p ProbeConfig) wait(fails, oks int, seen, near bool) time.Duration {
 	wait := p.Interval
 	switch {
-	case fails > 0 && fails < p.Down, fails == 0 && oks < p.Up:
+	case fails == 0 && oks < p.Up:
+		wait = min(wait, confirm)
+	case fails > 0 && fails < p.Down:
 		wait = min(wait, suspicionWait)
+	case near && fails > 0:
+		wait = min(wait, nearby)
 	case fails >= p.Down && seen:
 		for i := p.Down; i < fails && wait < p.MaxInterval; i++ {
 			wait *= 2
@@ -160,7 +183,14 @@ func pause(ctx context.Context, d time.Duration) bool {
 
 // probe asks for health and, when they are due, for the models and the version.
 func (p *prober) probe(ctx context.Context, r *Registry, models, ver bool) (res result) {
-	_, err := p.get(ctx, r, r.config.Probe.Path)
+	began := time.Now()
+	p.pulse.ask(began)
+	var way whence
+	_, err := p.get(traced(ctx, &way), r, r.config.Probe.Path)
+	res.mute = err != nil && ctx.Err() == nil && timedOut(err)
+	if !res.mute {
+		p.pulse.answer(time.Now(), time.Since(began))
+	}
 	if err == nil && models {
 		res.models, err = p.models(ctx, r)
 	}
@@ -174,8 +204,20 @@ func (p *prober) probe(ctx context.Context, r *Registry, models, ver bool) (res 
 		}
 	}
 	res.at, res.err = time.Now(), err
-	res.refused = errors.Is(err, syscall.ECONNREFUSED) || notFound(err)
+	res.own = socket.OwnFault(err)
+	closed := errors.Is(err, syscall.ECONNREFUSED)
+	res.refused = closed || notFound(err)
+	res.near = way.connected || closed
+	if res.own || res.refused {
+		p.pulse.excuse()
+	}
 	return res
+}
+
+// timedOut reports whether the time for an answer was over.
+func timedOut(err error) bool {
+	var timeout net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
 }
 
 func notFound(err error) bool {

@@ -25,6 +25,7 @@ type Registry struct {
 	inbox    inbox
 	done     chan struct{} // closed when Run has ended
 	probing  chan struct{} // one token per probe under way
+	doubting chan struct{} // the same for replicas whose last probe failed
 
 	changedMu sync.Mutex
 	changed   chan struct{} // closed and replaced with each snapshot; guarded by changedMu
@@ -48,8 +49,9 @@ func New(config Config, params Params) (*Registry, error) {
 	r := &Registry{
 		config: config, params: params, log: params.Log,
 		inbox: newInbox(), done: make(chan struct{}),
-		probing: make(chan struct{}, config.Probe.Concurrency),
-		changed: make(chan struct{}),
+		probing:  make(chan struct{}, config.Probe.Concurrency),
+		doubting: make(chan struct{}, config.Probe.Concurrency),
+		changed:  make(chan struct{}),
 	}
 	r.snapshot.Store(newSnapshot(nil, nil))
 	m, err := newMetrics(params.Meter, r)
@@ -131,15 +133,6 @@ func (r *Registry) ReportFailure(id replica.ID, err error) {
 	r.metrics.passive.Add(context.Background(), 1)
 	r.log.Debug("replica failed a request", "replica", id, "error", err)
 	s.probers[id].wake()
-}
-
-// ReportSuccess tells that a replica answered a request. One that is held for unhealthy is probed
-// at once; otherwise this costs a look at the snapshot.
-func (r *Registry) ReportSuccess(id replica.ID) {
-	s := r.Snapshot()
-	if rep, ok := s.byID[id]; ok && rep.State == replica.StateUnhealthy {
-		s.probers[id].wake()
-	}
 }
 
 // Learned is what other parts find out about an engine. Zero fields are not known.

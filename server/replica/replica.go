@@ -108,6 +108,9 @@ type Replica struct {
 	Blocks int
 	// MaxBatchedTokens is the engine's token budget per step; 0 when unknown.
 	MaxBatchedTokens int
+	// Mute says that the replica is unhealthy because nothing comes back from its probes, not because they are
+	// refused or say so: it is gone, or stopped, or busy, or the way to it is.
+	Mute bool
 	// Since is when the replica entered its present State.
 	Since time.Time
 }

@@ -13,9 +13,10 @@ import (
 // maxErrorBody bounds an engine's refusal that is read to be passed on.
 const maxErrorBody = 1 << 20
 
-// attempt sends the request to the chosen replica and passes the answer on. Every way out ends
-// the reservation. It returns nil when the client has the whole answer.
-func (r *Router) attempt(ctx context.Context, j *job, to Sink) (f *failure) {
+// attempt sends the request to the chosen replica and passes the answer on, under ctx, which ends with the
+// caller's or when the attempt is taken back. Every way out ends the reservation. It returns nil when the
+// client has the whole answer.
+func (r *Router) attempt(caller, ctx context.Context, j *job, to Sink) (f *failure) {
 	result := chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 	choice, h := j.choice, j.noteAttempt()
 	defer func() {
@@ -27,7 +28,7 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) (f *failure) {
 	if !ok && hasOther(choice.Decision) {
 		result.End = decision.EndMoved
 		f := &failure{outcome: upstream.OutcomeUnavailable, public: errOnTrial()}
-		f.resumed = r.asksAgain(ctx, j, f)
+		f.resumed = r.asksAgain(caller, j, f)
 		return f
 	}
 
@@ -38,9 +39,9 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) (f *failure) {
 	h.answered(resp, outcome)
 	if err != nil || outcome != upstream.OutcomeOK {
 		f := r.refusal(ctx, j, resp, err, outcome)
-		r.settle(choice.Replica.ID, pass, outcome)
-		result.End = endOf(ctx, outcome)
-		f.resumed = r.asksAgain(ctx, j, f)
+		r.settle(choice.Replica.ID, pass, f.outcome)
+		result.End = endOf(ctx, f.outcome)
+		f.resumed = r.asksAgain(caller, j, f)
 		return f
 	}
 	defer resp.Close()
@@ -58,10 +59,10 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) (f *failure) {
 	r.settle(choice.Replica.ID, pass, f.outcome)
 	result.End = endOf(ctx, f.outcome)
 	switch {
-	case r.conclude(ctx, j, err, to):
+	case r.conclude(caller, j, err, to):
 		result.End = decision.EndCompleted
 		return nil
-	case r.goesOn(ctx, j, f):
+	case r.goesOn(caller, j, f):
 		result.End, f.resumed = decision.EndResumed, true
 	case j.begun && f.outcome == upstream.OutcomeBroken:
 		result.End = decision.EndFailed
@@ -73,10 +74,10 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) (f *failure) {
 func (r *Router) settle(id replica.ID, pass upstream.Pass, outcome upstream.Outcome) {
 	r.Breaker.Report(id, pass, outcome)
 	switch outcome {
-	case upstream.OutcomeUnreachable, upstream.OutcomeBroken, upstream.OutcomeMalformed:
+	case upstream.OutcomeUnreachable, upstream.OutcomeBroken, upstream.OutcomeMalformed, upstream.OutcomeStalled:
 		r.Registry.ReportFailure(id, errAnswer)
 	case upstream.OutcomeOK:
-		r.Registry.ReportSuccess(id)
+		r.Registry.Alive(id)
 	default: // says nothing about whether the replica is there
 	}
 }

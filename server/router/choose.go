@@ -37,8 +37,9 @@ type Question struct {
 	Reserve bool
 	Lease   time.Duration
 	DryRun  bool
-	// EndOnly says that the caller will report the end and not the first token.
-	EndOnly bool
+	// EndOnly says that the caller will report the end and not the first token, FirstToken that it
+	// is sure to report that too. With neither it may.
+	EndOnly, FirstToken bool
 	// Received is when the question was seen.
 	Received time.Time
 }
@@ -71,6 +72,7 @@ func (r *Router) Choose(ctx context.Context, q *Question) (_ *Answer, err error)
 	ask.DryRun = q.DryRun || !q.Reserve
 	// Nobody sees the first token of an answer that comes whole.
 	ask.Unstreamed = q.EndOnly || len(q.Body) > 0 && !j.req.Truncated && !j.req.Stream
+	ask.Reports = q.FirstToken && !ask.Unstreamed
 	if ask.ExpectedOutput == 0 {
 		ask.ExpectedOutput = q.ExpectedOutput
 	}

@@ -59,8 +59,9 @@ func TestAPromptOfWhichNobodyTellsIsDoneWhenPredicted(t *testing.T) {
 	}{
 		"the end only":       {router.Question{Body: []byte(streamed), EndOnly: true}, true},
 		"not streamed":       {router.Question{Body: []byte(`{"model":"m","prompt":"a long text"}`)}, true},
-		"everything is told": {router.Question{Body: []byte(streamed)}, false},
-		"cut off":            {router.Question{Body: []byte(`{"model":"m","prompt":"a long te`), Truncated: true}, false},
+		"nothing promised":   {router.Question{Body: []byte(streamed)}, true},
+		"everything is told": {router.Question{Body: []byte(streamed), FirstToken: true}, false},
+		"cut off":            {router.Question{Body: []byte(`{"model":"m","prompt":"a long te`), Truncated: true, FirstToken: true}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, 1, nil)

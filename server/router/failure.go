@@ -53,12 +53,18 @@ func hasOther(d *decision.Decision) bool {
 // refusal is an attempt that ended before its answer began. resp is closed.
 func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, err error, outcome upstream.Outcome) *failure {
 	f := &failure{outcome: outcome}
+	if err != nil && outcome == upstream.OutcomeCanceled && stalled(ctx) {
+		return j.abandoned(err)
+	}
 	if err != nil {
 		f.public = r.unanswered(ctx, outcome, err)
 		return f
 	}
 	defer resp.Close()
 	body, readErr := resp.ReadAll(maxErrorBody)
+	if readErr != nil && stalled(ctx) {
+		return j.abandoned(readErr)
+	}
 	if readErr != nil && ctx.Err() != nil {
 		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(cause(ctx, readErr))}
 	}
@@ -95,6 +101,8 @@ func (r *Router) unanswered(ctx context.Context, outcome upstream.Outcome, err e
 		return apierror.New(apierror.UpstreamError, "the replica did not answer in time", err)
 	case upstream.OutcomeMalformed:
 		return apierror.New(apierror.UpstreamError, "the replica's answer was malformed", err)
+	case upstream.OutcomeOwnFault:
+		return apierror.New(apierror.Overloaded, "the router has no room for another connection to a replica", err, apierror.WithRetryAfter(time.Second), apierror.WithUnavailable())
 	default:
 		return apierror.New(apierror.UpstreamUnreachable, "the replica could not be reached", err)
 	}
@@ -103,6 +111,8 @@ func (r *Router) unanswered(ctx context.Context, outcome upstream.Outcome, err e
 // broken is an answer that ended before it was complete.
 func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
 	switch {
+	case stalled(ctx) && !errors.Is(err, errClientGone):
+		return j.abandoned(err)
 	case errors.Is(err, errClientGone), errors.Is(err, errYielded), ctx.Err() != nil:
 		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(cause(ctx, context.Canceled))}
 	case !j.begun:

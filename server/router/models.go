@@ -123,5 +123,5 @@ func (r *Router) ask(ctx context.Context, j *job, rep *replica.Replica, to Sink)
 	j.chosen = time.Now()
 	j.noteDirect()
 	j.choice = &chooser.Choice{Decision: &decision.Decision{ID: j.id, Chosen: -1}, Replica: rep}
-	return r.attempt(ctx, j, to)
+	return r.attempt(ctx, ctx, j, to)
 }

@@ -46,6 +46,7 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 		if err != nil {
 			return err
 		}
+		j.choice.Alive()
 		var fault error
 		if follower != nil {
 			if piece, fault = follower.Feed(piece); len(piece) == 0 && fault == nil {
@@ -66,7 +67,7 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 	}
 	if !j.begun {
 		if !j.choice.Begin() {
-			return yielded(ctx)
+			return recalled(ctx)
 		}
 		if err := r.begin(j, resp, to); err != nil {
 			return gone(err)
@@ -79,7 +80,7 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 func (r *Router) pass(ctx context.Context, p *passage, piece []byte) error {
 	j := p.j
 	if !j.begun && !j.choice.Begin() {
-		return yielded(ctx) // what comes too late is not for the client
+		return recalled(ctx) // what comes too late is not for the client
 	}
 	content := j.scan.ContentEvents() - p.earlier
 	if content == 0 { // a client that takes nothing must not make the prefill look longer

@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/registry"
+	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/router"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
@@ -285,6 +289,32 @@ func TestATokenizerFailsNoRequest(t *testing.T) {
 			to := &client{}
 			if err := f.router.Serve(t.Context(), chat(""), to); err != nil || to.status != 200 {
 				t.Errorf("Serve() = %v, status %d", err, to.status)
+			}
+			f.settled()
+		})
+	}
+}
+
+// Issue 14, item 16: a lack of file descriptors is the router's own fault: 503 OVERLOADED, and no replica's breaker opens.
+func TestWaits16NoDescriptorLeftIsNoReplicasFault(t *testing.T) {
+	for _, code := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS} {
+		t.Run(code.Error(), func(t *testing.T) {
+			f := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
+				p.Upstream = upstream.New(upstream.DefaultConfig(), upstream.Params{Dial: func(context.Context, string, string) (net.Conn, error) {
+					return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", code)}
+				}})
+			})
+			for range 30 {
+				err := f.router.Serve(t.Context(), chat(""), &client{})
+				var fault *apierror.Error
+				if !errors.As(err, &fault) || fault.Reason != apierror.Overloaded || fault.HTTPStatus() != 503 || fault.RetryAfter <= 0 {
+					t.Fatalf("Serve() = %v", err)
+				}
+			}
+			for _, r := range f.params.Registry.Snapshot().Replicas {
+				if s := f.params.Breaker.State(r.ID); s != upstream.BreakerClosed || r.State != replica.StateReady {
+					t.Errorf("%s: breaker %s, %s", r.ID, s, r.State)
+				}
 			}
 			f.settled()
 		})

@@ -103,13 +103,13 @@ func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 	r.Budget.Deposit()
 	for {
 		ask := j.ask(r)
-		actx, done := j.yielding(ctx, ask)
+		actx, done := j.recallable(ctx, ask, r)
 		if err := r.choose(ctx, j, ask); err != nil {
 			done(nil)
 			return j.undone(ctx, err)
 		}
 		r.routed(j)
-		f := r.attempt(actx, j, to)
+		f := r.attempt(ctx, actx, j, to)
 		done(nil)
 		if f == nil {
 			return nil

@@ -44,23 +44,23 @@ func (j *job) engineID() string {
 	return j.call.RequestID + "-" + strconv.Itoa(j.yields)
 }
 
-// yielding puts into ask how the request is told to give way: the context that it returns ends with
-// errYielded. done must be called when the attempt is over.
-func (j *job) yielding(ctx context.Context, ask *chooser.Request) (_ context.Context, done context.CancelCauseFunc) {
-	ask.Yield = nil
-	if !j.mayYield() {
-		return ctx, func(error) {}
-	}
+// recallable puts into ask how the request is told to give way, or to leave a rank that shows no sign of life: the
+// context that it returns ends with errYielded or errStalled. done must be called when the attempt is over.
+func (j *job) recallable(ctx context.Context, ask *chooser.Request, r *Router) (_ context.Context, done context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	ask.Yield = func() { cancel(errYielded) }
+	ask.Yield = nil
+	if j.mayYield() {
+		ask.Yield = func() { cancel(errYielded) }
+	}
+	ask.Abandon, ask.Movable = func() { cancel(errStalled) }, r.mayMove(j)
 	return ctx, cancel
 }
 
-// yielded waits for the word to reach ctx, where the choice has given way already: telling is the
+// recalled waits for the word to reach ctx, where the choice was taken back already: telling is the
 // last thing that the chooser does.
-func yielded(ctx context.Context) error {
+func recalled(ctx context.Context) error {
 	<-ctx.Done()
-	return errYielded
+	return context.Cause(ctx)
 }
 
 // gaveWay reports whether an attempt under ctx ended because the request gave way.

@@ -9,6 +9,8 @@ import (
 
 // Filter is what a candidate must pass. Its zero value lets every ready replica pass.
 type Filter struct {
+	// Mute lets replicas pass that are unhealthy only because nothing comes back from their probes.
+	Mute bool
 	// Model is the name the replicas must serve; empty skips the check. A LoRA adapter is a model.
 	Model string
 	// PromptTokens must fit the model's context length, where that is known. An estimate must not be given.
@@ -25,7 +27,7 @@ type Filter struct {
 // Replica returns the veto that holds for all ranks of r.
 func (f *Filter) Replica(r *replica.Replica) decision.Veto {
 	switch {
-	case r.State != replica.StateReady:
+	case r.State != replica.StateReady && !(f.Mute && r.Mute && r.State == replica.StateUnhealthy):
 		return decision.VetoState
 	case len(f.Excluded) > 0 && slices.Contains(f.Excluded, r.ID):
 		return decision.VetoExcluded

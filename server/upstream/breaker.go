@@ -149,7 +149,7 @@ func (b *Breaker) Report(id replica.ID, pass Pass, outcome Outcome) {
 		b.reportTrial(c, pass, outcome, now)
 		return
 	}
-	if outcome == OutcomeCanceled {
+	if outcome == OutcomeCanceled || outcome == OutcomeOwnFault {
 		return
 	}
 	if now.Sub(c.since) > b.cfg.Window {
@@ -178,7 +178,7 @@ func (b *Breaker) reportTrial(c *circuit, pass Pass, outcome Outcome, now time.T
 		c.trial = time.Time{}
 	}
 	switch {
-	case outcome == OutcomeCanceled || outcome == OutcomeRefused:
+	case outcome == OutcomeCanceled || outcome == OutcomeRefused || outcome == OutcomeOwnFault:
 	case outcome.Fault():
 		b.trip(c, now, min(2*c.openFor, b.cfg.MaxOpenFor))
 	default:

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/socket"
 )
 
 // Outcome is what one attempt means for the request and for the replica.
@@ -34,6 +36,10 @@ const (
 	OutcomeMalformed
 	// OutcomeBroken: the answer broke off after its head.
 	OutcomeBroken
+	// OutcomeOwnFault: this machine had no file descriptor, local port or buffer left for a connection.
+	OutcomeOwnFault
+	// OutcomeStalled: the replica showed no sign of life for far longer than it takes, and was given up.
+	OutcomeStalled
 	// OutcomeCanceled: the caller went away or its deadline passed; it says nothing about the replica.
 	OutcomeCanceled
 )
@@ -61,6 +67,10 @@ func (o Outcome) String() string {
 		return "malformed"
 	case OutcomeBroken:
 		return "broken"
+	case OutcomeOwnFault:
+		return "own_fault"
+	case OutcomeStalled:
+		return "stalled"
 	case OutcomeCanceled:
 		return "canceled"
 	}
@@ -80,7 +90,7 @@ func outcomes() []Outcome {
 // has gone to the client.
 func (o Outcome) Retryable() bool {
 	switch o {
-	case OutcomeRefused, OutcomeUnavailable, OutcomeGateway, OutcomeUnreachable, OutcomeMalformed, OutcomeBroken:
+	case OutcomeRefused, OutcomeUnavailable, OutcomeGateway, OutcomeUnreachable, OutcomeMalformed, OutcomeBroken, OutcomeStalled:
 		return true
 	default:
 		return false
@@ -89,12 +99,14 @@ func (o Outcome) Retryable() bool {
 
 // Gone reports whether the replica vanished with the request: what it had done is lost, so that another try puts no
 // more load on the fleet than the first one was meant to.
-func (o Outcome) Gone() bool { return o == OutcomeUnreachable || o == OutcomeBroken }
+func (o Outcome) Gone() bool {
+	return o == OutcomeUnreachable || o == OutcomeBroken || o == OutcomeStalled
+}
 
-// Fault reports whether the outcome counts against the replica. A 4xx never does.
+// Fault reports whether the outcome counts against the replica. A 4xx never does, and what this machine lacks neither.
 func (o Outcome) Fault() bool {
 	switch o {
-	case OutcomeUnavailable, OutcomeGateway, OutcomeEngineError, OutcomeUnreachable, OutcomeTimeout, OutcomeMalformed, OutcomeBroken:
+	case OutcomeUnavailable, OutcomeGateway, OutcomeEngineError, OutcomeUnreachable, OutcomeTimeout, OutcomeMalformed, OutcomeBroken, OutcomeStalled:
 		return true
 	default:
 		return false
@@ -139,6 +151,8 @@ func classifyError(err error) Outcome {
 		return OutcomeCanceled
 	}
 	switch {
+	case socket.OwnFault(failure.Err):
+		return OutcomeOwnFault
 	case errors.Is(failure.Err, errMalformed):
 		return OutcomeMalformed
 	case failure.Phase == PhaseBody:

@@ -569,7 +569,9 @@ type Candidate struct {
 	// What the policy compares; the lowest wins. Milliseconds for predicted-ttft, otherwise the policy's own unit.
 	Cost float64 `protobuf:"fixed64,19,opt,name=cost,proto3" json:"cost,omitempty"`
 	// The part of backlog_ms that gives way to this request, in milliseconds.
-	YieldsMs      float64 `protobuf:"fixed64,20,opt,name=yields_ms,json=yieldsMs,proto3" json:"yields_ms,omitempty"`
+	YieldsMs float64 `protobuf:"fixed64,20,opt,name=yields_ms,json=yieldsMs,proto3" json:"yields_ms,omitempty"`
+	// How long the rank had requests and showed no sign of life, in milliseconds, where that is its veto (stalled).
+	SilentMs      float64 `protobuf:"fixed64,21,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -740,6 +742,13 @@ func (x *Candidate) GetCost() float64 {
 func (x *Candidate) GetYieldsMs() float64 {
 	if x != nil {
 		return x.YieldsMs
+	}
+	return 0
+}
+
+func (x *Candidate) GetSilentMs() float64 {
+	if x != nil {
+		return x.SilentMs
 	}
 	return 0
 }
@@ -1004,7 +1013,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\aresumes\x18\x1d \x01(\bR\aresumes\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x9a\x05\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xb7\x05\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -1030,7 +1039,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"prefill_ms\x18\x11 \x01(\x01R\tprefillMs\x12\x17\n" +
 	"\attft_ms\x18\x12 \x01(\x01R\x06ttftMs\x12\x12\n" +
 	"\x04cost\x18\x13 \x01(\x01R\x04cost\x12\x1b\n" +
-	"\tyields_ms\x18\x14 \x01(\x01R\byieldsMsB\x11\n" +
+	"\tyields_ms\x18\x14 \x01(\x01R\byieldsMs\x12\x1b\n" +
+	"\tsilent_ms\x18\x15 \x01(\x01R\bsilentMsB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
 	"\t_kv_usage\"\x88\x01\n" +
 	"\x06Shadow\x12\x16\n" +

@@ -25,6 +25,59 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Reports is what a caller tells of a booking before its end.
+type Reports int32
+
+const (
+	// The first token and progress if it likes: the prefill counts until it is reported done, at most for as long as predicted.
+	Reports_REPORTS_UNSPECIFIED Reports = 0
+	// The first token, always: the prefill counts until it is reported done (x-kvpilot-reports: all).
+	Reports_REPORTS_ALL Reports = 1
+	// Nothing: the prefill counts for as long as predicted (x-kvpilot-reports: end).
+	Reports_REPORTS_END Reports = 2
+)
+
+// Enum value maps for Reports.
+var (
+	Reports_name = map[int32]string{
+		0: "REPORTS_UNSPECIFIED",
+		1: "REPORTS_ALL",
+		2: "REPORTS_END",
+	}
+	Reports_value = map[string]int32{
+		"REPORTS_UNSPECIFIED": 0,
+		"REPORTS_ALL":         1,
+		"REPORTS_END":         2,
+	}
+)
+
+func (x Reports) Enum() *Reports {
+	p := new(Reports)
+	*p = x
+	return p
+}
+
+func (x Reports) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Reports) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_routing_proto_enumTypes[0].Descriptor()
+}
+
+func (Reports) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_routing_proto_enumTypes[0]
+}
+
+func (x Reports) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Reports.Descriptor instead.
+func (Reports) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{0}
+}
+
 // Candidates narrows the choice. An empty message allows every replica of the pool.
 type Candidates struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -213,8 +266,10 @@ type ChooseReplicaRequest struct {
 	Explain bool `protobuf:"varint,17,opt,name=explain,proto3" json:"explain,omitempty"`
 	// Return the prompt's token ids too, so that they need not be made twice.
 	ReturnTokenIds bool `protobuf:"varint,18,opt,name=return_token_ids,json=returnTokenIds,proto3" json:"return_token_ids,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// What the caller reports of the booking beside its end. RouteBody reads it from the header x-kvpilot-reports.
+	Reports       Reports `protobuf:"varint,19,opt,name=reports,proto3,enum=kvpilot.v1.Reports" json:"reports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ChooseReplicaRequest) Reset() {
@@ -384,6 +439,13 @@ func (x *ChooseReplicaRequest) GetReturnTokenIds() bool {
 		return x.ReturnTokenIds
 	}
 	return false
+}
+
+func (x *ChooseReplicaRequest) GetReports() Reports {
+	if x != nil {
+		return x.Reports
+	}
+	return Reports_REPORTS_UNSPECIFIED
 }
 
 type isChooseReplicaRequest_Prompt interface {
@@ -1654,7 +1716,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\x0e\n" +
-	"\f_temperature\"\xcc\x06\n" +
+	"\f_temperature\"\x85\a\n" +
 	"\x14ChooseReplicaRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x123\n" +
 	"\ttoken_ids\x18\x02 \x01(\v2\x14.kvpilot.v1.TokenIdsH\x00R\btokenIds\x12\x14\n" +
@@ -1679,7 +1741,8 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x10 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\trequestId\x12\x18\n" +
 	"\aexplain\x18\x11 \x01(\bR\aexplain\x12(\n" +
-	"\x10return_token_ids\x18\x12 \x01(\bR\x0ereturnTokenIdsB\b\n" +
+	"\x10return_token_ids\x18\x12 \x01(\bR\x0ereturnTokenIds\x127\n" +
+	"\areports\x18\x13 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
 	"\x06promptB\n" +
 	"\n" +
 	"\b_reserve\"\xac\x06\n" +
@@ -1787,7 +1850,11 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\adefault\x18\x04 \x01(\bR\adefault\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x012\xc4\x0f\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01*D\n" +
+	"\aReports\x12\x17\n" +
+	"\x13REPORTS_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vREPORTS_ALL\x10\x01\x12\x0f\n" +
+	"\vREPORTS_END\x10\x022\xc4\x0f\n" +
 	"\x0eRoutingService\x12f\n" +
 	"\bTokenize\x12\x1b.kvpilot.v1.TokenizeRequest\x1a\x1c.kvpilot.v1.TokenizeResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/kvpilot/v1/tokenize\x12n\n" +
 	"\n" +
@@ -1818,107 +1885,110 @@ func file_kvpilot_v1_routing_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_routing_proto_rawDescData
 }
 
+var file_kvpilot_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_kvpilot_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_kvpilot_v1_routing_proto_goTypes = []any{
-	(*Candidates)(nil),                    // 0: kvpilot.v1.Candidates
-	(*PolicyOverride)(nil),                // 1: kvpilot.v1.PolicyOverride
-	(*ChooseReplicaRequest)(nil),          // 2: kvpilot.v1.ChooseReplicaRequest
-	(*ChooseReplicaResponse)(nil),         // 3: kvpilot.v1.ChooseReplicaResponse
-	(*ExplainDecisionRequest)(nil),        // 4: kvpilot.v1.ExplainDecisionRequest
-	(*ExplainDecisionResponse)(nil),       // 5: kvpilot.v1.ExplainDecisionResponse
-	(*ListDecisionsRequest)(nil),          // 6: kvpilot.v1.ListDecisionsRequest
-	(*ListDecisionsResponse)(nil),         // 7: kvpilot.v1.ListDecisionsResponse
-	(*WatchDecisionsRequest)(nil),         // 8: kvpilot.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),        // 9: kvpilot.v1.WatchDecisionsResponse
-	(*ScoreOverlapRequest)(nil),           // 10: kvpilot.v1.ScoreOverlapRequest
-	(*ScoreOverlapResponse)(nil),          // 11: kvpilot.v1.ScoreOverlapResponse
-	(*RankOverlap)(nil),                   // 12: kvpilot.v1.RankOverlap
-	(*GetLoadsRequest)(nil),               // 13: kvpilot.v1.GetLoadsRequest
-	(*GetLoadsResponse)(nil),              // 14: kvpilot.v1.GetLoadsResponse
-	(*RankLoad)(nil),                      // 15: kvpilot.v1.RankLoad
-	(*ListPoliciesRequest)(nil),           // 16: kvpilot.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),          // 17: kvpilot.v1.ListPoliciesResponse
-	(*Policy)(nil),                        // 18: kvpilot.v1.Policy
-	nil,                                   // 19: kvpilot.v1.PolicyOverride.ParamsEntry
-	nil,                                   // 20: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	nil,                                   // 21: kvpilot.v1.Policy.ParamsEntry
-	(*TokenIds)(nil),                      // 22: kvpilot.v1.TokenIds
-	(*RequestBody)(nil),                   // 23: kvpilot.v1.RequestBody
-	(*durationpb.Duration)(nil),           // 24: google.protobuf.Duration
-	(*Decision)(nil),                      // 25: kvpilot.v1.Decision
-	(*Overlap)(nil),                       // 26: kvpilot.v1.Overlap
-	(FeedState)(0),                        // 27: kvpilot.v1.FeedState
-	(*TokenizeRequest)(nil),               // 28: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),             // 29: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),             // 30: google.api.HttpBody
-	(*ReportPrefillCompletedRequest)(nil), // 31: kvpilot.v1.ReportPrefillCompletedRequest
-	(*ReportDecodeProgressRequest)(nil),   // 32: kvpilot.v1.ReportDecodeProgressRequest
-	(*ReleaseReservationRequest)(nil),     // 33: kvpilot.v1.ReleaseReservationRequest
-	(*RenewReservationRequest)(nil),       // 34: kvpilot.v1.RenewReservationRequest
-	(*TrackReservationRequest)(nil),       // 35: kvpilot.v1.TrackReservationRequest
-	(*TokenizeResponse)(nil),              // 36: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),            // 37: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),                   // 38: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil),      // 39: kvpilot.v1.TrackReservationResponse
+	(Reports)(0),                          // 0: kvpilot.v1.Reports
+	(*Candidates)(nil),                    // 1: kvpilot.v1.Candidates
+	(*PolicyOverride)(nil),                // 2: kvpilot.v1.PolicyOverride
+	(*ChooseReplicaRequest)(nil),          // 3: kvpilot.v1.ChooseReplicaRequest
+	(*ChooseReplicaResponse)(nil),         // 4: kvpilot.v1.ChooseReplicaResponse
+	(*ExplainDecisionRequest)(nil),        // 5: kvpilot.v1.ExplainDecisionRequest
+	(*ExplainDecisionResponse)(nil),       // 6: kvpilot.v1.ExplainDecisionResponse
+	(*ListDecisionsRequest)(nil),          // 7: kvpilot.v1.ListDecisionsRequest
+	(*ListDecisionsResponse)(nil),         // 8: kvpilot.v1.ListDecisionsResponse
+	(*WatchDecisionsRequest)(nil),         // 9: kvpilot.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),        // 10: kvpilot.v1.WatchDecisionsResponse
+	(*ScoreOverlapRequest)(nil),           // 11: kvpilot.v1.ScoreOverlapRequest
+	(*ScoreOverlapResponse)(nil),          // 12: kvpilot.v1.ScoreOverlapResponse
+	(*RankOverlap)(nil),                   // 13: kvpilot.v1.RankOverlap
+	(*GetLoadsRequest)(nil),               // 14: kvpilot.v1.GetLoadsRequest
+	(*GetLoadsResponse)(nil),              // 15: kvpilot.v1.GetLoadsResponse
+	(*RankLoad)(nil),                      // 16: kvpilot.v1.RankLoad
+	(*ListPoliciesRequest)(nil),           // 17: kvpilot.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),          // 18: kvpilot.v1.ListPoliciesResponse
+	(*Policy)(nil),                        // 19: kvpilot.v1.Policy
+	nil,                                   // 20: kvpilot.v1.PolicyOverride.ParamsEntry
+	nil,                                   // 21: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	nil,                                   // 22: kvpilot.v1.Policy.ParamsEntry
+	(*TokenIds)(nil),                      // 23: kvpilot.v1.TokenIds
+	(*RequestBody)(nil),                   // 24: kvpilot.v1.RequestBody
+	(*durationpb.Duration)(nil),           // 25: google.protobuf.Duration
+	(*Decision)(nil),                      // 26: kvpilot.v1.Decision
+	(*Overlap)(nil),                       // 27: kvpilot.v1.Overlap
+	(FeedState)(0),                        // 28: kvpilot.v1.FeedState
+	(*TokenizeRequest)(nil),               // 29: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),             // 30: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),             // 31: google.api.HttpBody
+	(*ReportPrefillCompletedRequest)(nil), // 32: kvpilot.v1.ReportPrefillCompletedRequest
+	(*ReportDecodeProgressRequest)(nil),   // 33: kvpilot.v1.ReportDecodeProgressRequest
+	(*ReleaseReservationRequest)(nil),     // 34: kvpilot.v1.ReleaseReservationRequest
+	(*RenewReservationRequest)(nil),       // 35: kvpilot.v1.RenewReservationRequest
+	(*TrackReservationRequest)(nil),       // 36: kvpilot.v1.TrackReservationRequest
+	(*TokenizeResponse)(nil),              // 37: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),            // 38: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),                   // 39: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil),      // 40: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
-	19, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
-	22, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	23, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
-	0,  // 3: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
-	1,  // 4: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
-	24, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
-	24, // 6: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
-	20, // 7: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	25, // 8: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
-	22, // 9: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	25, // 10: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	25, // 11: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	25, // 12: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	22, // 13: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	23, // 14: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	12, // 15: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	26, // 16: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	27, // 17: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	15, // 18: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	24, // 19: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	18, // 20: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	21, // 21: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	28, // 22: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	29, // 23: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	2,  // 24: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	30, // 25: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	31, // 26: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
-	32, // 27: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
-	33, // 28: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
-	34, // 29: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
-	35, // 30: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
-	4,  // 31: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	6,  // 32: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	8,  // 33: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	10, // 34: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	13, // 35: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	16, // 36: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	36, // 37: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	37, // 38: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	3,  // 39: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	3,  // 40: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	38, // 41: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
-	38, // 42: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
-	38, // 43: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
-	38, // 44: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
-	39, // 45: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	5,  // 46: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	7,  // 47: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	9,  // 48: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	11, // 49: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	14, // 50: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	17, // 51: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	37, // [37:52] is the sub-list for method output_type
-	22, // [22:37] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	20, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
+	23, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	24, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
+	1,  // 3: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
+	2,  // 4: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
+	25, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
+	25, // 6: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
+	0,  // 7: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
+	21, // 8: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	26, // 9: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
+	23, // 10: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
+	26, // 11: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	26, // 12: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	26, // 13: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	23, // 14: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	24, // 15: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	13, // 16: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	27, // 17: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	28, // 18: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	16, // 19: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	25, // 20: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	19, // 21: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	22, // 22: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	29, // 23: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	30, // 24: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	3,  // 25: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	31, // 26: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	32, // 27: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
+	33, // 28: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
+	34, // 29: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
+	35, // 30: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
+	36, // 31: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
+	5,  // 32: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	7,  // 33: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	9,  // 34: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	11, // 35: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	14, // 36: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	17, // 37: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	37, // 38: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	38, // 39: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	4,  // 40: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	4,  // 41: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	39, // 42: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
+	39, // 43: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
+	39, // 44: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
+	39, // 45: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
+	40, // 46: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	6,  // 47: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	8,  // 48: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	10, // 49: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	12, // 50: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	15, // 51: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	18, // 52: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	38, // [38:53] is the sub-list for method output_type
+	23, // [23:38] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }
@@ -1951,13 +2021,14 @@ func file_kvpilot_v1_routing_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_routing_proto_rawDesc), len(file_kvpilot_v1_routing_proto_rawDesc)),
-			NumEnums:      0,
+			NumEnums:      1,
 			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_kvpilot_v1_routing_proto_goTypes,
 		DependencyIndexes: file_kvpilot_v1_routing_proto_depIdxs,
+		EnumInfos:         file_kvpilot_v1_routing_proto_enumTypes,
 		MessageInfos:      file_kvpilot_v1_routing_proto_msgTypes,
 	}.Build()
 	File_kvpilot_v1_routing_proto = out.File

@@ -24,6 +24,7 @@ type Core struct {
 	stopped  bool                    // guarded by mu: Run has ended
 	finished [FinishAbort + 1]uint64 // guarded by mu
 	clock    Clock                   // guarded by mu
+	frozen   Stats                   // guarded by mu: what a paused core told last
 }
 
 // Stats are a rank's present load and its counts.
@@ -84,6 +85,9 @@ func (c *Core) Abort(s *Sequence, why Finish) {
 // Pause stops and resumes the scheduling of steps: an engine that hangs.
 func (c *Core) Pause(on bool) {
 	c.mu.Lock()
+	if on && !c.paused {
+		c.frozen = c.stats()
+	}
 	c.paused = on
 	c.mu.Unlock()
 	c.nudge()
@@ -108,10 +112,25 @@ func (c *Core) Reset() bool {
 	return ok
 }
 
+// Told is what the engine's metrics tell: they come with its steps, so those of one that hangs stand still.
+func (c *Core) Told() Stats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.paused {
+		return c.frozen
+	}
+	return c.stats()
+}
+
 // Stats tells the present load.
 func (c *Core) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.stats()
+}
+
+// stats needs c.mu.
+func (c *Core) stats() Stats {
 	p := c.machine.Pool()
 	return Stats{
 		Running: len(c.machine.Running()), Waiting: len(c.machine.Waiting()), Usage: 1 - float64(p.Free())/float64(p.Size()),

@@ -1,0 +1,230 @@
+//go:build unix
+
+package chaos
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// process is a kvpilot command that runs beside the test and ends with it.
+type process struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	url  string // of its HTTP surface
+	args []string
+}
+
+// binary is where the kvpilot under test lies.
+func binary(t *testing.T) string {
+	if os.Getenv("CHAOS_BINARY") == "" {
+		t.Skip("minutes of wall-clock time and real signals: set CHAOS_BINARY to the kvpilot binary, as make chaos does")
+	}
+	return os.Getenv("CHAOS_BINARY")
+}
+
+// start runs kvpilot with args; ready reads its standard output until it knows the URL.
+func start(t *testing.T, ready func(*bufio.Reader) string, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, cmd: exec.Command(binary(t), args...), args: args}
+	if limit := os.Getenv("CHAOS_LIMIT"); limit != "" { // of file descriptors
+		p.cmd = exec.Command("sh", append([]string{"-c", `ulimit -n "$0" && exec "$@"`, limit, binary(t)}, args...)...)
+	}
+	log := &bytes.Buffer{}
+	p.cmd.Stderr = log
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() && args[0] == "serve" {
+			t.Logf("the router's log:\n%s", log)
+		}
+	})
+	if ready != nil {
+		read := bufio.NewReader(out)
+		p.url = ready(read)
+		go func() { _, _ = io.Copy(io.Discard, read) }() // ends with the process
+	}
+	return p
+}
+
+// kill ends the process and waits for it; a second time does nothing.
+func (p *process) kill() {
+	if p.cmd.ProcessState != nil {
+		return
+	}
+	p.signal(syscall.SIGCONT)
+	p.signal(syscall.SIGKILL)
+	_ = p.cmd.Wait() // it was killed
+}
+
+func (p *process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
+
+// simulate starts one simulated replica.
+func simulate(t *testing.T, port string, more ...string) *process {
+	t.Helper()
+	return start(t, func(out *bufio.Reader) string {
+		line, err := out.ReadString('\n')
+		if err != nil {
+			t.Fatalf("the simulated replica says nothing: %v", err)
+		}
+		url, _, _ := strings.Cut(line, " ")
+		return url
+	}, append([]string{"sim", "--port", port, "--events-port", "0", "--no-replay"}, more...)...)
+}
+
+// freePort is one that nobody listens on just now.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// serve starts the router before the replicas and waits until all are ready.
+func serve(t *testing.T, replicas []*process, more ...string) *process {
+	t.Helper()
+	address := freePort(t)
+	args := append([]string{"serve", "--http", address, "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--set", "telemetry.log_level=warn"}, more...)
+	for _, r := range replicas {
+		args = append(args, "--replica", r.url)
+	}
+	p := start(t, nil, args...)
+	p.url = "http://" + address
+	p.until(20*time.Second, func() bool { return p.ready() == len(replicas) })
+	return p
+}
+
+func (p *process) until(limit time.Duration, done func() bool) time.Duration {
+	p.t.Helper()
+	began := time.Now()
+	for !done() {
+		if time.Since(began) > limit {
+			p.t.Fatalf("not within %s", limit)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return time.Since(began)
+}
+
+// ready counts the replicas that the router calls ready.
+func (p *process) ready() int {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	req, _ := http.NewRequestWithContext(ctx, http.MethodGet, p.url+"/kvpilot/v1/replicas", nil)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return -1
+	}
+	defer resp.Body.Close()
+	var list struct {
+		Replicas []struct{ State string }
+	}
+	if json.NewDecoder(resp.Body).Decode(&list) != nil {
+		return -1
+	}
+	n := 0
+	for _, r := range list.Replicas {
+		if r.State == "REPLICA_STATE_READY" {
+			n++
+		}
+	}
+	return n
+}
+
+// fault gives a simulated replica its faults.
+func (p *process) fault(faults string) {
+	p.t.Helper()
+	resp, err := http.Post(p.url+"/sim/faults", "application/json", strings.NewReader(faults))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		p.t.Fatalf("POST /sim/faults: %s", resp.Status)
+	}
+}
+
+// result is what one request of a load met.
+type result struct {
+	at      time.Duration // since the load began
+	first   time.Duration // until its first byte
+	took    time.Duration // until its end
+	replica string
+	status  int
+	err     error
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("sent at %.1f s: %d from %s, first byte after %.2f s, end after %.2f s, %v", r.at.Seconds(), r.status, r.replica, r.first.Seconds(), r.took.Seconds(), r.err)
+}
+
+// ask sends one completion.
+func (p *process) ask(n int, began time.Time, stream bool, limit time.Duration) (res result) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	sent := time.Now()
+	res.at = sent.Sub(began)
+	defer func() { res.took = time.Since(sent) }()
+	body := fmt.Sprintf(`{"model":"sim","prompt":"%d: tell me a story about number %d","max_tokens":16,"ignore_eos":true,"stream":%v}`, n, n, stream)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+"/v1/completions", strings.NewReader(body))
+	if err != nil {
+		res.err = err
+		return res
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		res.err = err
+		return res
+	}
+	defer resp.Body.Close()
+	res.status, res.replica = resp.StatusCode, resp.Header.Get("X-Kvpilot-Replica")
+	one := make([]byte, 1)
+	_, err = io.ReadFull(resp.Body, one)
+	res.first = time.Since(sent)
+	if err == nil {
+		_, err = io.Copy(io.Discard, resp.Body)
+	}
+	res.err = err
+	return res
+}
+
+// choose asks for a replica for a prompt of so many tokens and forgets about it; it returns the status.
+func (p *process) choose(number, tokens int) int {
+	ids := make([]uint32, tokens)
+	for i := range ids {
+		ids[i] = uint32(300 + (number*7919+i)%20000)
+	}
+	body, err := json.Marshal(map[string]any{"model": "sim", "token_ids": map[string]any{"ids": ids}, "reports": "REPORTS_ALL"})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	resp, err := http.Post(p.url+"/kvpilot/v1/choose", "application/json", bytes.NewReader(body))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, resp.Body) // the status is enough
+	return resp.StatusCode
+}
