@@ -91,6 +91,10 @@ func (l *life) route(path string) (methods map[string]handler) {
 		return get((*life).metrics)
 	case "/load":
 		return get((*life).serverLoad)
+	case "/kv_event_sources":
+		if f.eventSources && !l.cfg.Rust {
+			return get((*life).eventSources)
+		}
 	case "/version":
 		return get((*life).versionReply)
 	case "/reset_prefix_cache":

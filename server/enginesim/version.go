@@ -58,8 +58,10 @@ type features struct {
 	// resetReply: /reset_prefix_cache answers a body.
 	resetReply  bool
 	replayTopic bool
-	earlyEvents bool
-	layout      feed.Layout
+	// eventSources: /kv_event_sources tells where each rank publishes.
+	eventSources bool
+	earlyEvents  bool
+	layout       feed.Layout
 }
 
 func featuresOf(v version, name string) features {
@@ -72,7 +74,7 @@ func featuresOf(v version, name string) features {
 		responses: v.atLeast(10, 0), messages: v.atLeast(11, 1),
 		modern: v.atLeast(20, 0), missIsZero: v.atLeast(32, 0),
 		oldUsage: !v.atLeast(11, 0), resetReply: v.atLeast(20, 0),
-		replayTopic: v.atLeast(26, 0), earlyEvents: !v.atLeast(11, 1),
+		replayTopic: v.atLeast(26, 0), eventSources: v.atLeast(32, 0), earlyEvents: !v.atLeast(11, 1),
 		layout: feed.Layout{
 			Maps: v.atLeast(24, 0), SignedHashes: !v.atLeast(10, 2), Medium: v.atLeast(11, 0),
 			LoRAName: v.atLeast(14, 0), ExtraKeys: v.atLeast(18, 0), ItemOffsets: v.atLeast(19, 0),

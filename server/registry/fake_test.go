@@ -30,6 +30,7 @@ type host struct {
 	hangs   bool   // takes requests and never answers
 	models  string // the body of /v1/models
 	version string
+	sources string // the body of /kv_event_sources; empty: no such route
 	key     string // refuses requests without it
 	asked   []time.Time
 }
@@ -82,6 +83,10 @@ func (f *fleet) RoundTrip(req *http.Request) (*http.Response, error) {
 		body = h.models
 	case "/version":
 		body = fmt.Sprintf(`{"version":%q}`, h.version)
+	case "/kv_event_sources":
+		if body = h.sources; body == "" {
+			status = http.StatusNotFound
+		}
 	default:
 		status = http.StatusNotFound
 	}
