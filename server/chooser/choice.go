@@ -36,6 +36,9 @@ type Choice struct {
 	// computes names the first block of the prompt that the rank did not hold, which is number lacks.
 	computes blockhash.Hash
 	lacks    int
+	// unread and samples are the request's.
+	unread  bool
+	samples int
 	// ahead is the choice's turn before the one that it overtook; nil for none.
 	ahead *turn
 
@@ -47,6 +50,7 @@ type Choice struct {
 	began   bool      // the client has something; guarded by mu
 	yielded bool      // it gave way; guarded by mu
 	behind  *turn     // of the one that it gave way to; guarded by mu
+	whole   *whole    // nil: the decision knew as much; guarded by mu
 }
 
 // FirstToken says that the engine has prefilled the prompt: its prefill load is given back and
@@ -151,7 +155,7 @@ func (c *Choice) report(result Result, first, now time.Time) {
 		ID: c.Decision.ID, Attempt: c.Decision.Attempt, Replica: cand.Replica, Rank: cand.Rank, Slot: cand.Slot, End: result.End,
 		Predicted: duration(cand.TTFT), Duration: now.Sub(c.at),
 		PromptTokens: result.PromptTokens, OutputTokens: result.OutputTokens, CachedTokens: result.CachedTokens,
-		PredictedCached: c.Decision.PromptTokens - int(cand.Uncached),
+		PredictedCached: c.predictedCached(),
 	}
 	if !first.IsZero() && c.streamed {
 		o.TTFT = first.Sub(c.at)

@@ -166,6 +166,9 @@ func (c *Chooser) overlap(s *scratch, req *Request) {
 				continue
 			}
 			cand.GPU, cand.CPU, cand.Disk = o.GPU*uint32(size), o.CPU*uint32(size), o.Disk*uint32(size)
+			if req.Unread {
+				cand.GPU, cand.CPU, cand.Disk = 0, 0, 0
+			}
 			if !req.Estimated && req.PromptTokens > 0 {
 				cutTo(cand, c.params.Index.Reach(o.Slot, req.PromptTokens)/size*size)
 			}

@@ -50,6 +50,14 @@ func (l *life) route(path string) (methods map[string]handler) {
 			if f.render {
 				return post((*life).renderChat)
 			}
+		case "/v1/messages/render":
+			if f.renderAll {
+				return post((*life).renderMessages)
+			}
+		case "/v1/responses/render":
+			if f.renderAll {
+				return post((*life).renderResponses)
+			}
 		case "/v1/completions/render":
 			if f.render {
 				return post((*life).renderCompletion)

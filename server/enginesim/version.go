@@ -43,6 +43,8 @@ type features struct {
 	errorParam bool
 	// render serves /render; renderGuarded hides it behind --enable-scale-out.
 	render, renderGuarded bool
+	// renderAll: /v1/messages and /v1/responses have a /render too.
+	renderAll bool
 	// chatIDs: kv_transfer_params.prompt_token_ids replaces template and tokenizer.
 	chatIDs bool
 	// returnIDs: return_token_ids is known; rankHeader: X-data-parallel-rank is.
@@ -68,7 +70,7 @@ func featuresOf(v version, name string) features {
 	return features{
 		name:       name,
 		flatErrors: !v.atLeast(10, 1), errorParam: v.atLeast(20, 0),
-		render: v.atLeast(18, 0), renderGuarded: v.atLeast(32, 0),
+		render: v.atLeast(18, 0), renderGuarded: v.atLeast(32, 0), renderAll: v.atLeast(32, 0),
 		chatIDs:   v.atLeast(27, 0),
 		returnIDs: v.atLeast(10, 2), rankHeader: v.atLeast(11, 1),
 		responses: v.atLeast(10, 0), messages: v.atLeast(11, 1),

@@ -51,8 +51,14 @@ func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
 	if e := p.recallBody(body, req, m); e != nil {
 		return fromEntry(pr, e, SourceExactCache, m), nil
 	}
+	if remote.Native(pr) {
+		req.native = pr
+	}
 	pr, ok := prepared(pr)
-	if !ok {
+	switch {
+	case !ok && req.native != nil:
+		return p.natively(ctx, req, m)
+	case !ok:
 		return none(req.Prompt, ReasonUnmappable, m.estimate(textSize(req.Prompt))), nil
 	}
 	req.Prompt = pr
@@ -79,6 +85,25 @@ func prepared(pr *prompt.Prompt) (*prompt.Prompt, bool) {
 	return &alone, true
 }
 
+// natively encodes a prompt that has no exact chat form, by a route for its own format.
+func (p *Pool) natively(ctx context.Context, req Request, m *model) (*Encoding, error) {
+	pr := req.native
+	key := p.keyer.mix(p.keyer.base(pr, req.Replicas, m.generation.Load()), p.keyer.sum(pr.Body))
+	if e := p.lookup(key, m); e != nil {
+		return fromEntry(pr, e, SourceExactCache, m), nil
+	}
+	e, source, shared, err := p.flights.wait(ctx, key, func(ctx context.Context) (*entry, Source, error) {
+		return p.full(ctx, req, m, key, nil)
+	})
+	if shared {
+		p.metrics.shared.Add(ctx, 1)
+	}
+	if err != nil {
+		return p.failed(pr, m, err)
+	}
+	return fromEntry(pr, e, source, m), nil
+}
+
 // text encodes a prompt that is text; body is the key of the body that it came in, zero when unknown.
 func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) (*Encoding, error) {
 	pr := req.Prompt
@@ -103,8 +128,16 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 	}
 	all := func(ctx context.Context) (*entry, Source, error) { return p.complete(ctx, req, m, mine, k) }
 	if k != nil && k.stable > 0 && !req.NeedFull {
-		p.behind(ctx, ks.exact, all)
-		return k.begun(pr, m, ks.exact), nil
+		enc := k.begun(pr, m, ks.exact)
+		enc.later = new(later)
+		p.behind(ctx, ks.exact, func(ctx context.Context) (*entry, Source, error) {
+			e, source, err := all(ctx)
+			if err == nil {
+				enc.later.come(fromEntry(pr, e, source, m))
+			}
+			return e, source, err
+		})
+		return enc, nil
 	}
 	if k != nil && !req.NeedFull {
 		return p.waitOrBegin(ctx, req, m, ks.exact, k, all)
@@ -162,7 +195,12 @@ func (p *Pool) failed(pr *prompt.Prompt, m *model, err error) (*Encoding, error)
 // full asks a replica for all ids and remembers them; k is the known beginning or nil.
 func (p *Pool) full(ctx context.Context, req Request, m *model, key cache.Key, k *known) (*entry, Source, error) {
 	pr := req.Prompt
-	a, err := p.ask(ctx, req, p.job(pr, m))
+	job := p.job(pr, m)
+	job.Native = req.native
+	if job.Native == pr {
+		job.Prompt = nil
+	}
+	a, err := p.ask(ctx, req, job)
 	if err != nil {
 		return nil, "", err
 	}
