@@ -130,13 +130,7 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 	if k != nil && k.stable > 0 && !req.NeedFull {
 		enc := k.begun(pr, m, ks.exact)
 		enc.later = new(later)
-		p.behind(ctx, ks.exact, func(ctx context.Context) (*entry, Source, error) {
-			e, source, err := all(ctx)
-			if err == nil {
-				enc.later.come(fromEntry(pr, e, source, m))
-			}
-			return e, source, err
-		})
+		p.behind(ctx, ks.exact, p.telling(enc.later, pr, m, all))
 		return enc, nil
 	}
 	if k != nil && !req.NeedFull {
@@ -156,11 +150,23 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 	return fromEntry(pr, e, source, m), nil
 }
 
+// telling is the work that tells l of its result.
+func (p *Pool) telling(l *later, pr *prompt.Prompt, m *model, do work) work {
+	return func(ctx context.Context) (*entry, Source, error) {
+		e, source, err := do(ctx)
+		if err == nil {
+			l.come(fromEntry(pr, e, source, m))
+		}
+		return e, source, err
+	}
+}
+
 // waitOrBegin waits for all ids of a prompt whose beginning is known but not trusted, unless
 // other conversations teach meanwhile that it may be.
 func (p *Pool) waitOrBegin(ctx context.Context, req Request, m *model, key cache.Key, k *known, all work) (*Encoding, error) {
 	trusted := *k // the flight reads k
-	e, source, shared, err := p.flights.waitOr(ctx, key, all, m.learned.watch, func() bool {
+	begun := new(later)
+	e, source, shared, err := p.flights.waitOr(ctx, key, p.telling(begun, req.Prompt, m, all), m.learned.watch, func() bool {
 		trusted.stable, trusted.delta = m.learned.judge(k.entry, k.steps)
 		return trusted.stable > 0
 	})
@@ -171,7 +177,9 @@ func (p *Pool) waitOrBegin(ctx context.Context, req Request, m *model, key cache
 	case err != nil:
 		return p.failed(req.Prompt, m, err)
 	case e == nil:
-		return trusted.begun(req.Prompt, m, key), nil
+		enc := trusted.begun(req.Prompt, m, key)
+		enc.later = begun
+		return enc, nil
 	}
 	return fromEntry(req.Prompt, e, source, m), nil
 }
