@@ -86,6 +86,7 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 	conf := r.config.Probe
 	var modelsDue, versionDue, sourcesDue, last time.Time
 	fails, oks, seen := 0, 0, false
+	engine := ""
 	timer := time.NewTimer(time.Duration(rand.Int64N(int64(min(conf.Interval, 100*time.Millisecond)) + 1)))
 	defer timer.Stop()
 	for {
@@ -110,7 +111,10 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 		}
 		now := time.Now()
 		res := p.probe(ctx, r, !now.Before(modelsDue), !now.Before(versionDue))
-		if res.err == nil && p.spec.asks() && !now.Before(sourcesDue) {
+		if res.version != nil {
+			engine = res.version.text
+		}
+		if res.err == nil && p.spec.asks() && tellsSources(engine) && !now.Before(sourcesDue) {
 			res.sources = p.sources(ctx, r)
 		}
 		<-r.probing

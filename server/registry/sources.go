@@ -20,6 +20,15 @@ const sourcesPath = "/kv_event_sources"
 // asks reports whether the replica itself is to tell where its events are.
 func (s Spec) asks() bool { return s.Events.Endpoint == "" }
 
+// tellsSources reports whether a vLLM of this version has the route; of an unknown version it may.
+func tellsSources(version string) bool {
+	var major, minor int
+	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n < 2 { // a development build, or no vLLM
+		return true
+	}
+	return major > 0 || minor >= 32 || minor == 0 // 0.0 is a build that does not know its version
+}
+
 // readSources reads vLLM's answer: by rank number, the settings that each publisher runs with. base is the
 // replica's URL. The result is in rank order; an engine that publishes nothing has an empty list.
 func readSources(body []byte, base string) ([]replica.Events, error) {

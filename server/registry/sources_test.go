@@ -19,14 +19,15 @@ func TestItem18ReplicasTellWhereTheyPublish(t *testing.T) {
 		{Endpoint: "tcp://a:5557", Replay: "tcp://a:5657", Topic: "kv@a"},
 		{Endpoint: "tcp://a:5558", Replay: "tcp://a:5658", Topic: "kv@a", Rank: 1},
 	}
-	f := newFleet("a", "b", "c", "d")
+	f := newFleet("a", "b", "c", "d", "e")
+	f.set("e", func(h *host) { h.sources = two }) // too old to be asked
 	for _, name := range []string{"a", "b", "c"} {
-		f.set(name, func(h *host) { h.sources = two })
+		f.set(name, func(h *host) { h.sources, h.version = two, "0.32.0" })
 	}
 	fixed, off := spec("b"), spec("c")
 	fixed.Events.Endpoint, fixed.Ranks = "tcp://{host}:7000", 1
 	off.Events.Endpoint = "none"
-	virtual(t, f, listed(spec("a"), fixed, off, spec("d")), registry.Params{}, func(t *testing.T, r *registry.Registry, w *watcher) {
+	virtual(t, f, listed(spec("a"), fixed, off, spec("d"), spec("e")), registry.Params{}, func(t *testing.T, r *registry.Registry, w *watcher) {
 		pass(time.Second)
 		view := func(id replica.ID) *replica.Replica { rep, _ := r.Snapshot().Replica(id); return rep }
 		if a := view("a"); !slices.Equal(a.Events, want) || len(a.Slots) != 2 || a.State != replica.StateReady {
@@ -38,8 +39,10 @@ func TestItem18ReplicasTellWhereTheyPublish(t *testing.T) {
 		if c := view("c"); len(c.Slots) != 1 || len(c.Events) != 0 {
 			t.Errorf("c = %+v", c)
 		}
-		if d := view("d"); len(d.Slots) != 1 || len(d.Events) != 0 { // an older engine has no such route
-			t.Errorf("d = %+v", d)
+		for _, id := range []replica.ID{"d", "e"} { // older engines have no such route
+			if d := view(id); len(d.Slots) != 1 || len(d.Events) != 0 {
+				t.Errorf("%s = %+v", id, d)
+			}
 		}
 		w.take()
 		f.set("a", func(h *host) { h.status = 0 })
