@@ -48,6 +48,9 @@ type Choice struct {
 	movable, inFlight      bool
 	prefilled              atomic.Bool
 	prevFlying, nextFlying *Choice
+	// unread and samples are the request's.
+	unread  bool
+	samples int
 	// ahead is the choice's turn before the one that it overtook; nil for none.
 	ahead *turn
 
@@ -60,7 +63,8 @@ type Choice struct {
 	yielded bool      // it gave way; guarded by mu
 	// forsaken: its caller was told to take it back from a stalled rank; guarded by mu
 	forsaken bool
-	behind   *turn // of the one that it gave way to; guarded by mu
+	behind   *turn  // of the one that it gave way to; guarded by mu
+	whole    *whole // nil: the decision knew as much; guarded by mu
 }
 
 // FirstToken says that the engine has prefilled the prompt: its prefill load is given back and
@@ -168,7 +172,7 @@ func (c *Choice) report(result Result, first, now time.Time) {
 		ID: c.Decision.ID, Attempt: c.Decision.Attempt, Replica: cand.Replica, Rank: cand.Rank, Slot: cand.Slot, End: result.End,
 		Predicted: duration(cand.TTFT), Duration: now.Sub(c.at),
 		PromptTokens: result.PromptTokens, OutputTokens: result.OutputTokens, CachedTokens: result.CachedTokens,
-		PredictedCached: c.Decision.PromptTokens - int(cand.Uncached),
+		PredictedCached: c.predictedCached(),
 	}
 	if !first.IsZero() && c.streamed {
 		o.TTFT = first.Sub(c.at)

@@ -141,8 +141,8 @@ func TestGoesWhereThePrefixIs(t *testing.T) {
 	if c.Replica.ID != "r2" {
 		t.Errorf("chose %s, want the one that holds the prompt", c.Replica.ID)
 	}
-	if got := c.Decision.Pick(); got.GPU != 8192 || got.Uncached != 1 {
-		t.Errorf("overlap %d and uncached %d, want 8192 and the last token", got.GPU, got.Uncached)
+	if got := c.Decision.Pick(); got.GPU != 8176 || got.Uncached != 16 {
+		t.Errorf("overlap %d and uncached %d, want all blocks but the last, which is computed again", got.GPU, got.Uncached)
 	}
 	if _, same := selector.Recompute(c.Decision); !same {
 		t.Error("the recorded decision does not recompute to the same choice")

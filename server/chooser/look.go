@@ -178,7 +178,22 @@ func (c *Chooser) overlap(s *scratch, req *Request) {
 				continue
 			}
 			cand.GPU, cand.CPU, cand.Disk = o.GPU*uint32(size), o.CPU*uint32(size), o.Disk*uint32(size)
+			if req.Unread {
+				cand.GPU, cand.CPU, cand.Disk = 0, 0, 0
+			}
+			if !req.Estimated && req.PromptTokens > 0 {
+				cutTo(cand, c.params.Index.Reach(o.Slot, req.PromptTokens)/size*size)
+			}
 		}
+	}
+}
+
+// cutTo cuts what a rank holds of the prompt to what its engine can take from there.
+func cutTo(cand *decision.Candidate, reach int) {
+	left := uint32(reach)
+	for _, held := range []*uint32{&cand.GPU, &cand.CPU, &cand.Disk} {
+		*held = min(*held, left)
+		left -= *held
 	}
 }
 

@@ -74,6 +74,11 @@ type Request struct {
 	DryRun bool
 	// NoQueue never waits: it takes the best rank now.
 	NoQueue bool
+	// Unread says that the engine reads no cached block for this request (prompt_logprobs).
+	Unread bool
+	// Samples is how many answers the engine computes for the prompt; 0 is one. All but the first find
+	// the prompt in the cache, and the engine counts the last one's blocks.
+	Samples int
 }
 
 // Options are what a request may ask of the choice. The zero value asks nothing.

@@ -50,6 +50,14 @@ func (l *life) route(path string) (methods map[string]handler) {
 			if f.render {
 				return post((*life).renderChat)
 			}
+		case "/v1/messages/render":
+			if f.renderAll {
+				return post((*life).renderMessages)
+			}
+		case "/v1/responses/render":
+			if f.renderAll {
+				return post((*life).renderResponses)
+			}
 		case "/v1/completions/render":
 			if f.render {
 				return post((*life).renderCompletion)
@@ -91,6 +99,10 @@ func (l *life) route(path string) (methods map[string]handler) {
 		return get((*life).metrics)
 	case "/load":
 		return get((*life).serverLoad)
+	case "/kv_event_sources":
+		if f.eventSources && !l.cfg.Rust {
+			return get((*life).eventSources)
+		}
 	case "/version":
 		return get((*life).versionReply)
 	case "/reset_prefix_cache":

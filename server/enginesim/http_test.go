@@ -322,3 +322,30 @@ func TestDetokenizeGivesTheTextBack(t *testing.T) {
 		}
 	}
 }
+
+// TestItem17RendersOfOtherFormats: from 0.32 on, /v1/messages/render and /v1/responses/render give the prompt that
+// generating uses, and /kv_event_sources tells where events are.
+func TestItem17RendersOfOtherFormats(t *testing.T) {
+	for version, there := range map[string]bool{"0.31.0": false, "0.33.0": true} {
+		cfg := fast()
+		cfg.Version = version
+		r := start(t, cfg)
+		for path, body := range map[string]string{
+			"/v1/messages/render":  `{"model":"sim","max_tokens":4,"system":"be brief","messages":[{"role":"user","content":"hello"}]}`,
+			"/v1/responses/render": `{"model":"sim","instructions":"be brief","input":"hello"}`,
+		} {
+			code, text := r.post(t, path, body)
+			if (code == 200) != there || there && !strings.Contains(string(text), `"token_ids":[`) {
+				t.Errorf("%s %s: %d %s", version, path, code, text)
+			}
+		}
+		code, text := r.post(t, "/v1/responses/render", `{"model":"sim","input":"hello","previous_response_id":"resp_1"}`)
+		if there && (code != 400 || !strings.Contains(string(text), "stateless render")) {
+			t.Errorf("%s: a stored response: %d %s", version, code, text)
+		}
+		code, text = r.get(t, "/kv_event_sources")
+		if (code == 200) != there || there && at(decode(t, text), "0", "endpoint") == nil {
+			t.Errorf("%s: event sources: %d %s", version, code, text)
+		}
+	}
+}

@@ -126,19 +126,12 @@ func (l *life) responsesCreate(c *call) {
 	if !l.read(c, &req) {
 		return
 	}
-	turns, bad := l.responseTurns(&req)
+	chat, p, bad := l.responsePrompt(&req)
 	if bad != nil {
 		l.fail(c, *bad)
 		return
 	}
-	chat := chatRequest{Messages: turns, Tools: req.Tools}
-	chat.Model, chat.MaxTokens, chat.CacheSalt, chat.Stream = req.Model, req.MaxOutputTokens, req.CacheSalt, req.Stream
-	p, bad := l.chatPrompt(&chat)
-	if bad != nil {
-		l.fail(c, *bad)
-		return
-	}
-	a := &responseAnswer{l: l, req: &req, turns: turns, store: req.Store == nil || *req.Store}
+	a := &responseAnswer{l: l, req: &req, turns: chat.Messages, store: req.Store == nil || *req.Store}
 	if req.Background {
 		l.responsesBackground(c, a, &chat.sampling, p)
 		return
@@ -192,6 +185,18 @@ func (l *life) responseTurns(req *responseRequest) ([]vocab.Message, *apiError) 
 }
 
 // responsesBackground answers at once and goes on by itself until cancelled.
+// responsePrompt turns the request into a chat request and renders it.
+func (l *life) responsePrompt(req *responseRequest) (chat chatRequest, p promptIDs, bad *apiError) {
+	turns, bad := l.responseTurns(req)
+	if bad != nil {
+		return chat, p, bad
+	}
+	chat = chatRequest{Messages: turns, Tools: req.Tools}
+	chat.Model, chat.MaxTokens, chat.CacheSalt, chat.Stream = req.Model, req.MaxOutputTokens, req.CacheSalt, req.Stream
+	p, bad = l.chatPrompt(&chat)
+	return chat, p, bad
+}
+
 func (l *life) responsesBackground(c *call, a *responseAnswer, s *sampling, p promptIDs) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.r.Context()))
 	own := &call{w: &keeper{header: http.Header{}}, r: c.r.WithContext(ctx), record: c.record, book: c.book}

@@ -1,7 +1,9 @@
 package enginesim
 
 import (
+	"net"
 	"net/http"
+	"strconv"
 )
 
 func (l *life) health(c *call) { c.send(http.StatusOK, "", nil) }
@@ -12,6 +14,46 @@ func (l *life) versionReply(c *call) {
 		v["rust_frontend_version"] = l.features.name
 	}
 	c.reply(http.StatusOK, v)
+}
+
+// eventSource is what one rank's publisher runs with.
+type eventSource struct {
+	Enabled     bool    `json:"enable_kv_cache_events"`
+	Publisher   string  `json:"publisher"`
+	Endpoint    string  `json:"endpoint"`
+	Replay      *string `json:"replay_endpoint"`
+	BufferSteps int     `json:"buffer_steps"`
+	HWM         int     `json:"hwm"`
+	MaxQueue    int     `json:"max_queue_size"`
+	Topic       string  `json:"topic"`
+}
+
+// eventSources tells where each rank publishes; a socket on all addresses is named with a wildcard.
+func (l *life) eventSources(c *call) {
+	all := map[string]eventSource{}
+	for rank, r := range l.events {
+		s := eventSource{
+			Enabled: true, Publisher: "zmq", Endpoint: bound(r.ln.Addr()),
+			BufferSteps: l.cfg.ReplayBuffer, HWM: 100_000, MaxQueue: 100_000, Topic: l.cfg.Topic,
+		}
+		if rank < len(l.replays) {
+			replay := bound(l.replays[rank].ln.Addr())
+			s.Replay = &replay
+		}
+		all[strconv.Itoa(rank)] = s
+	}
+	c.replyNulls(all)
+}
+
+func bound(addr net.Addr) string {
+	host, port, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		return "inproc://" + addr.String() // a listener without a network
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = "*"
+	}
+	return "tcp://" + net.JoinHostPort(host, port)
 }
 
 func (l *life) serverLoad(c *call) {

@@ -158,6 +158,36 @@ func (l *life) renderChat(c *call) {
 	c.replyNulls(l.render(c, &req.sampling, p, "chatcmpl-"))
 }
 
+func (l *life) renderMessages(c *call) {
+	if !l.renderAllowed(c) {
+		return
+	}
+	if chat, p, ok := l.messagesChat(c); ok {
+		c.replyNulls(l.render(c, &chat.sampling, p, "chatcmpl-"))
+	}
+}
+
+func (l *life) renderResponses(c *call) {
+	var req responseRequest
+	if !l.renderAllowed(c) || !l.read(c, &req) {
+		return
+	}
+	var p promptIDs
+	var chat chatRequest
+	bad := &apiError{
+		Status: http.StatusBadRequest, Type: "invalid_request_error", Param: "previous_response_id",
+		Message: "previous_response_id is not supported by the stateless render endpoint.",
+	}
+	if req.PreviousResponseID == nil {
+		chat, p, bad = l.responsePrompt(&req)
+	}
+	if bad != nil {
+		l.fail(c, *bad)
+		return
+	}
+	c.replyNulls(l.render(c, &chat.sampling, p, "resp_"))
+}
+
 func (l *life) renderCompletion(c *call) {
 	var req completionRequest
 	if !l.renderAllowed(c) || !l.read(c, &req) {

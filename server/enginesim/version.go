@@ -43,6 +43,8 @@ type features struct {
 	errorParam bool
 	// render serves /render; renderGuarded hides it behind --enable-scale-out.
 	render, renderGuarded bool
+	// renderAll: /v1/messages and /v1/responses have a /render too.
+	renderAll bool
 	// chatIDs: kv_transfer_params.prompt_token_ids replaces template and tokenizer.
 	chatIDs bool
 	// returnIDs: return_token_ids is known; rankHeader: X-data-parallel-rank is.
@@ -58,21 +60,23 @@ type features struct {
 	// resetReply: /reset_prefix_cache answers a body.
 	resetReply  bool
 	replayTopic bool
-	earlyEvents bool
-	layout      feed.Layout
+	// eventSources: /kv_event_sources tells where each rank publishes.
+	eventSources bool
+	earlyEvents  bool
+	layout       feed.Layout
 }
 
 func featuresOf(v version, name string) features {
 	return features{
 		name:       name,
 		flatErrors: !v.atLeast(10, 1), errorParam: v.atLeast(20, 0),
-		render: v.atLeast(18, 0), renderGuarded: v.atLeast(32, 0),
+		render: v.atLeast(18, 0), renderGuarded: v.atLeast(32, 0), renderAll: v.atLeast(32, 0),
 		chatIDs:   v.atLeast(27, 0),
 		returnIDs: v.atLeast(10, 2), rankHeader: v.atLeast(11, 1),
 		responses: v.atLeast(10, 0), messages: v.atLeast(11, 1),
 		modern: v.atLeast(20, 0), missIsZero: v.atLeast(32, 0),
 		oldUsage: !v.atLeast(11, 0), resetReply: v.atLeast(20, 0),
-		replayTopic: v.atLeast(26, 0), earlyEvents: !v.atLeast(11, 1),
+		replayTopic: v.atLeast(26, 0), eventSources: v.atLeast(32, 0), earlyEvents: !v.atLeast(11, 1),
 		layout: feed.Layout{
 			Maps: v.atLeast(24, 0), SignedHashes: !v.atLeast(10, 2), Medium: v.atLeast(11, 0),
 			LoRAName: v.atLeast(14, 0), ExtraKeys: v.atLeast(18, 0), ItemOffsets: v.atLeast(19, 0),

@@ -26,6 +26,7 @@ import (
 type Router interface {
 	Serve(ctx context.Context, call *router.Call, to router.Sink) error
 	Stored(ctx context.Context, call *router.Call, id string, to router.Sink) error
+	Adapter(ctx context.Context, call *router.Call, to router.Sink) error
 	Models() []byte
 	Model(id string) ([]byte, error)
 	Choose(ctx context.Context, q *router.Question) (*router.Answer, error)

@@ -54,6 +54,10 @@ func (f *fakeRouter) Serve(ctx context.Context, c *router.Call, to router.Sink) 
 	return f.serve(ctx, c, to)
 }
 
+func (f *fakeRouter) Adapter(ctx context.Context, c *router.Call, to router.Sink) error {
+	return f.Serve(ctx, c, to)
+}
+
 func (f *fakeRouter) Stored(ctx context.Context, c *router.Call, id string, to router.Sink) error {
 	f.call, f.storedID = c, id
 	return f.serve(ctx, c, to)

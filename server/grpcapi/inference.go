@@ -106,6 +106,37 @@ func (s *inference) RenderCompletions(in *httpbody.HttpBody, out bodies) error {
 	return s.serve(in, out, "/v1/completions/render")
 }
 
+func (s *inference) RenderMessages(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/messages/render")
+}
+
+func (s *inference) RenderResponses(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/responses/render")
+}
+
+func (s *inference) CohereChat(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/cohere/v2/chat")
+}
+
+func (s *inference) LoadAdapter(in *httpbody.HttpBody, out bodies) error {
+	return s.adapter(in, out, "/v1/load_lora_adapter")
+}
+
+func (s *inference) UnloadAdapter(in *httpbody.HttpBody, out bodies) error {
+	return s.adapter(in, out, "/v1/unload_lora_adapter")
+}
+
+// adapter answers a call that goes to every replica of a pool.
+func (s *inference) adapter(in *httpbody.HttpBody, out bodies, path string) error {
+	call, err := s.api.call(out.Context(), http.MethodPost, path)
+	if err != nil {
+		return err
+	}
+	call.Body, call.ContentType = in.GetData(), in.GetContentType()
+	to := newSink(out)
+	return to.end(s.api.Router.Adapter(out.Context(), call, to))
+}
+
 func (s *inference) DerenderChatCompletions(in *httpbody.HttpBody, out bodies) error {
 	return s.serve(in, out, "/v1/chat/completions/derender")
 }

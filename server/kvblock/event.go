@@ -81,6 +81,9 @@ type Stored struct {
 	Kind   Kind
 	// Window is the sliding window in tokens; 0 when there is none.
 	Window int
+	// Lookahead is how many tokens behind each block its hash covers too: engines that speculate
+	// find a block only when these are the same.
+	Lookahead int
 }
 
 // Item is a multimodal item that overlaps a block.

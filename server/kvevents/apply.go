@@ -22,6 +22,7 @@ func (f *feed) apply(seq uint64, payload []byte, at time.Time, replayed bool) bo
 		f.count(func(s *Status) { s.DecodeErrors++ })
 		f.plane.metrics.decodeErrors.Add(background, 1)
 		f.complain("batch %d: %v", seq, err)
+		f.warn(oddBatch, "a batch of KV events cannot be read", "batch", seq, "error", err)
 		return false
 	}
 	var stored, removed int
@@ -50,9 +51,39 @@ func (f *feed) apply(seq uint64, payload []byte, at time.Time, replayed bool) bo
 		f.pos.exact = false
 		f.complain("batch %d: %d stores whose tokens do not fit their hashes", seq, batch.PrefixMisfits)
 	}
+	f.remark(batch)
 	f.advance(seq, payload)
 	f.account(batch, stored, removed, at, replayed)
 	return true
+}
+
+// The kinds of oddities that are logged once per feed; all of them are counted.
+const (
+	oddFrames = 1 << iota
+	oddBatch
+	oddTag
+	oddField
+	oddMisfit
+)
+
+// remark logs what a batch held that is not understood, the first time.
+func (f *feed) remark(batch *vllm.Batch) {
+	if batch.UnknownTags > 0 {
+		f.warn(oddTag, "KV events of an unknown kind are skipped", "events", batch.UnknownTags)
+	}
+	if batch.UnknownFields > 0 {
+		f.warn(oddField, "unknown fields of KV events are skipped", "fields", batch.UnknownFields)
+	}
+	if batch.PrefixMisfits > 0 {
+		f.warn(oddMisfit, "KV events whose tokens do not fit their hashes are skipped", "events", batch.PrefixMisfits)
+	}
+}
+
+// warn logs an oddity, once for each kind. It may be called from any goroutine.
+func (f *feed) warn(kind uint32, text string, args ...any) {
+	if f.odd.Or(kind)&kind == 0 {
+		f.plane.log.Warn(text, append([]any{"rank", f.label}, args...)...)
+	}
 }
 
 // removals gathers in f.gone the removals at the head of events that are alike, and returns their

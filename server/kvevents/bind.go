@@ -120,10 +120,14 @@ func (b *binder) follow(_ context.Context, conn *zmtp.Conn) {
 	if len(users) == 1 {
 		epochs[users[0]] = users[0].connected(users[0].events, "") // nobody else can be meant
 	}
-	err := b.plane.receive(conn, func(m *zmtp.Message, seq uint64) { //nolint:contextcheck // only metrics take one, and nothing is in it
+	err := b.plane.receive(conn, func(m *zmtp.Message, n numbered, ok bool) { //nolint:contextcheck // only metrics take one, and nothing is in it
 		f := b.route(m)
 		if f == nil {
 			b.plane.putMessage(m)
+			return
+		}
+		if !ok {
+			f.strange(m)
 			return
 		}
 		epoch, known := epochs[f]
@@ -131,7 +135,7 @@ func (b *binder) follow(_ context.Context, conn *zmtp.Conn) {
 			epoch = f.connected(f.events, "")
 			epochs[f] = epoch
 		}
-		f.deliver(epoch, seq, m)
+		f.deliver(epoch, n, m)
 	})
 	for f, epoch := range epochs {
 		f.disconnected(epoch, err)

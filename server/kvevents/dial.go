@@ -3,6 +3,7 @@ package kvevents
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -18,6 +19,16 @@ const (
 	maxReplies    = 64
 	sequenceBytes = 8
 )
+
+// publisher names the process that publishes, where the engine does: in the same frame, behind the
+// number of the batch. Zero is no name.
+type publisher [16]byte
+
+// numbered is what the frame before the payload says.
+type numbered struct {
+	seq uint64
+	by  publisher
+}
 
 // dialLoop keeps a connection to the engine's event socket until ctx ends.
 func (f *feed) dialLoop(ctx context.Context) {
@@ -75,36 +86,66 @@ func (f *feed) follow(ctx context.Context, conn *zmtp.Conn, sockets replica.Even
 		return err
 	}
 	epoch := f.connected(sockets, instance)
-	err := f.plane.receive(conn, func(m *zmtp.Message, seq uint64) { f.deliver(epoch, seq, m) }) //nolint:contextcheck // only metrics take one, and nothing is in it
+	err := f.plane.receive(conn, func(m *zmtp.Message, n numbered, ok bool) { //nolint:contextcheck // only metrics take one, and nothing is in it
+		if !ok {
+			f.strange(m)
+			return
+		}
+		f.deliver(epoch, n, m)
+	})
 	f.disconnected(epoch, err)
 	return err
 }
 
-// receive reads batches from conn until it fails. deliver owns the message.
-func (p *Plane) receive(conn *zmtp.Conn, deliver func(m *zmtp.Message, seq uint64)) error {
+// receive reads messages from conn until it fails. deliver owns the message; ok is false when it is no batch.
+func (p *Plane) receive(conn *zmtp.Conn, deliver func(m *zmtp.Message, n numbered, ok bool)) error {
 	for {
 		m := p.getMessage()
 		if err := conn.Recv(m); err != nil {
 			p.putMessage(m)
 			return err
 		}
-		seq, ok := sequence(m)
-		if !ok || seq == zmtp.EndOfReplay {
+		n, ok := sequence(m)
+		ok = ok && n.seq != zmtp.EndOfReplay
+		if !ok {
 			p.metrics.malformed.Add(background, 1)
-			p.putMessage(m)
-			continue
 		}
-		deliver(m, seq)
+		deliver(m, n, ok)
 	}
 }
 
-// sequence reads the number of a batch: the frame before the last, whatever comes before it.
-func sequence(m *zmtp.Message) (uint64, bool) {
-	n := len(m.Frames)
-	if n < 2 || len(m.Frames[n-2]) != sequenceBytes {
-		return 0, false
+// sequence reads the number of a batch: the frame before the last, whatever comes before it. The name
+// of the publisher may follow the number.
+func sequence(m *zmtp.Message) (n numbered, ok bool) {
+	last := len(m.Frames)
+	if last < 2 {
+		return n, false
 	}
-	return binary.BigEndian.Uint64(m.Frames[n-2]), true
+	frame := m.Frames[last-2]
+	switch len(frame) {
+	case sequenceBytes:
+	case sequenceBytes + len(n.by):
+		copy(n.by[:], frame[sequenceBytes:])
+	default:
+		return n, false
+	}
+	n.seq = binary.BigEndian.Uint64(frame)
+	return n, true
+}
+
+// strange deals with a message that is no batch: it may have said anything, so what is known is a
+// lower bound from now on.
+func (f *feed) strange(m *zmtp.Message) {
+	sizes := make([]int, 0, len(m.Frames))
+	for _, frame := range m.Frames {
+		sizes = append(sizes, len(frame))
+	}
+	f.plane.putMessage(m)
+	f.count(func(s *Status) { s.Malformed++ })
+	f.note(fmt.Sprintf("a message without a batch number: frames of %v bytes", sizes))
+	f.warn(oddFrames, "KV event messages without a batch number; they are not understood", "frame_bytes", sizes)
+	f.strangeDue.Store(true)
+	f.schedule()
 }
 
 // connected tells the feed about a new connection and numbers it.
@@ -121,8 +162,8 @@ func (f *feed) disconnected(epoch uint64, err error) {
 }
 
 // deliver queues a batch, or drops it where there is no room: the gap brings it back.
-func (f *feed) deliver(epoch, seq uint64, m *zmtp.Message) {
-	it := item{kind: itemLive, epoch: epoch, seq: seq, msg: m, at: time.Now()}
+func (f *feed) deliver(epoch uint64, n numbered, m *zmtp.Message) {
+	it := item{kind: itemLive, epoch: epoch, seq: n.seq, by: n.by, msg: m, at: time.Now()}
 	size := it.bytes()
 	if f.plane.queued.Add(size) > f.plane.config.QueueBytes || !f.queue.push(it, f.plane.perFeed) {
 		f.plane.queued.Add(-size)

@@ -31,12 +31,15 @@ type feed struct {
 	closed    atomic.Bool
 	restarted atomic.Int64 // when a new engine process began, as somebody else saw; 0: none
 	tickDue   atomic.Bool
-	waiting   atomic.Bool // live batches wait for a replay
-	dropped   atomic.Uint64
-	queue     queue
-	replies   chan reply
-	cancel    context.CancelFunc
-	spawn     func(func(context.Context)) // starts a goroutine that ends with the feed
+	// strangeDue: a message came that is no batch. odd are the kinds of oddities that were logged.
+	strangeDue atomic.Bool
+	odd        atomic.Uint32
+	waiting    atomic.Bool // live batches wait for a replay
+	dropped    atomic.Uint64
+	queue      queue
+	replies    chan reply
+	cancel     context.CancelFunc
+	spawn      func(func(context.Context)) // starts a goroutine that ends with the feed
 
 	turn  sync.Mutex // held by the worker that runs the feed; everything below belongs to it
 	d     *vllm.Decoder
@@ -63,12 +66,13 @@ type position struct {
 	next     uint64 // the batch expected next
 	print    uint64 // of batch next-1, to recognise the engine life
 	hasPrint bool
-	exact    bool // everything since the engine's start was applied
-	lower    bool // this life has said something about tiers below the GPU
-	dirty    bool // the sink may hold something
-	partial  bool // a replay failed that could have told more; it is worth another try
-	barren   bool // replays of this life hold nothing
-	replayed bool // replays of this life hold something
+	by       publisher // of this engine life; zero: the engine does not say
+	exact    bool      // everything since the engine's start was applied
+	lower    bool      // this life has said something about tiers below the GPU
+	dirty    bool      // the sink may hold something
+	partial  bool      // a replay failed that could have told more; it is worth another try
+	barren   bool      // replays of this life hold nothing
+	replayed bool      // replays of this life hold something
 }
 
 // connection is what is known about the event socket.
@@ -139,7 +143,7 @@ func (f *feed) takeTurn(d *vllm.Decoder) {
 }
 
 func (f *feed) hasWork() bool {
-	if f.restarted.Load() != 0 || f.tickDue.Load() || len(f.replies) > 0 {
+	if f.restarted.Load() != 0 || f.tickDue.Load() || f.strangeDue.Load() || len(f.replies) > 0 {
 		return true
 	}
 	n, _ := f.queue.size()
@@ -154,6 +158,9 @@ func (f *feed) run() {
 	}
 	if began := f.restarted.Swap(0); began != 0 && f.pos.known && f.lives.latest.UnixNano() < began {
 		f.newLife("the engine process is a new one")
+	}
+	if f.strangeDue.Swap(false) {
+		f.pos.exact = false
 	}
 	if f.tickDue.Swap(false) {
 		f.onTick(time.Now())

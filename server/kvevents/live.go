@@ -65,6 +65,9 @@ func (f *feed) onLive(it item) (done bool) {
 	if it.epoch != f.conn.epoch {
 		return true
 	}
+	if f.otherPublisher(it.by) {
+		return f.rec == nil && f.onLive(it)
+	}
 	if f.conn.hasLive && it.seq <= f.conn.live {
 		if it.seq+1 == f.pos.next && f.samePrint(it.payload()) {
 			return true // delivered twice
@@ -97,6 +100,23 @@ func (f *feed) onLive(it item) (done bool) {
 		return f.unreadable(it)
 	}
 	f.sawLive(it)
+	return true
+}
+
+// otherPublisher notes who published the batch in hand, and begins a new life when it is another
+// process than before.
+func (f *feed) otherPublisher(by publisher) bool {
+	switch {
+	case by == publisher{}:
+		return false
+	case f.pos.by == by:
+		f.conn.trusted, f.conn.doubtful = true, false
+		return false
+	case f.pos.by == publisher{}:
+		f.pos.by = by
+		return false
+	}
+	f.newLife("another process publishes: %x instead of %x", by, f.pos.by)
 	return true
 }
 

@@ -21,6 +21,7 @@ type item struct {
 	kind  itemKind
 	epoch uint64 // the connection
 	seq   uint64
+	by    publisher
 	msg   *zmtp.Message
 	at    time.Time
 	err   error

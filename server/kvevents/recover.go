@@ -97,10 +97,13 @@ func (f *feed) onReply(m reply) {
 }
 
 func (f *feed) onReplayed(m reply) {
+	if f.otherPublisher(m.by) {
+		return
+	}
 	r, payload := f.rec, m.payload()
 	if r.why == whyRebuild && r.progress == 0 {
 		f.reset("rebuild")
-		f.pos = position{replayed: true, lower: f.pos.lower}
+		f.pos = position{replayed: true, lower: f.pos.lower, by: f.pos.by}
 		r.why = whyFirst
 	}
 	switch {

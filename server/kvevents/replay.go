@@ -15,6 +15,7 @@ import (
 type reply struct {
 	job uint64
 	seq uint64
+	by  publisher
 	msg *zmtp.Message
 	end bool
 	err error
@@ -62,16 +63,16 @@ func (f *feed) fetch(ctx context.Context, endpoint string, job, from uint64) err
 			}
 			return err
 		}
-		seq, ok := sequence(m)
+		n, ok := sequence(m)
 		if !ok {
-			f.plane.putMessage(m)
+			f.strange(m)
 			return errors.New("a reply without a number")
 		}
-		if seq == zmtp.EndOfReplay {
+		if n.seq == zmtp.EndOfReplay {
 			f.plane.putMessage(m)
 			return nil
 		}
-		if !f.reply(ctx, reply{job: job, seq: seq, msg: m}) {
+		if !f.reply(ctx, reply{job: job, seq: n.seq, by: n.by, msg: m}) {
 			return ctx.Err()
 		}
 	}

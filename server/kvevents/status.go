@@ -33,6 +33,8 @@ type Status struct {
 	Gaps, Replays, Resets, Restarts uint64
 	// Connects counts the connections made, Dropped the batches that found the queue full.
 	Connects, Dropped uint64
+	// Malformed counts messages without a batch number.
+	Malformed uint64
 	// DecodeErrors counts batches that could not be read; Unknown fields and tags were skipped, Misfits
 	// were events whose tokens do not fit their hashes.
 	DecodeErrors, Unknown, Misfits uint64

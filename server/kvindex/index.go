@@ -274,6 +274,17 @@ func (ix *Index) BlockSize(slot replica.Slot) int {
 	return n
 }
 
+// Reach returns how many of a prompt's tokens the rank can take from its cache at most, whatever it
+// holds: the last token is always computed, and an engine that speculates names a block only when
+// the tokens behind it are there.
+func (ix *Index) Reach(slot replica.Slot, promptTokens int) int {
+	ahead := 1
+	if r := ix.rank(slot); r != nil {
+		ahead = max(ahead, int(r.lookahead.Load()))
+	}
+	return max(0, promptTokens-ahead)
+}
+
 // BlockSizes returns the distinct block sizes of all ranks in ascending order. Ranks match
 // only hashes of their own size: a caller with several sizes asks once for each.
 func (ix *Index) BlockSizes() []int {

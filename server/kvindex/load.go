@@ -185,7 +185,7 @@ func (r *rank) loadPart(body []byte) bool {
 	number := func(at int) int { return int(int32(binary.LittleEndian.Uint32(body[at:]))) }
 	p := &part{
 		tier: kvblock.Tier(body[0]), kind: kvblock.Kind(body[1]), role: role(body[2]),
-		group: number(4), window: number(8), blockSize: number(12),
+		group: number(4), window: number(8), blockSize: number(12), settled: true,
 	}
 	if p.group < 0 || p.window < 0 || p.blockSize < 0 || r.find(p.tier, p.group) != nil {
 		return false

@@ -32,6 +32,7 @@ func newMetrics(provider metric.MeterProvider, ix *Index) (*metrics, error) {
 	removed := b.counter("kvpilot.kvindex.removed", "{block}", "Blocks named by removed events.")
 	unkeyed := b.counter("kvpilot.kvindex.unkeyed", "{block}", "Stored blocks that cannot be matched, by reason.")
 	unknown := b.counter("kvpilot.kvindex.removed_unknown", "{block}", "Removals of blocks that were not known.")
+	odd := b.counter("kvpilot.kvindex.odd_size", "{block}", "Blocks of another size than their rank's; they are found in part only.")
 	cut := b.counter("kvpilot.kvindex.cut", "{block}", "Blocks left out because of the byte budget.")
 	retries := b.counter("kvpilot.kvindex.lookup_retries", "{lookup}", "Lookups that started over beside a writer.")
 	if b.err != nil {
@@ -63,6 +64,7 @@ func newMetrics(provider metric.MeterProvider, ix *Index) (*metrics, error) {
 		o.ObserveInt64(stored, t.Stored)
 		o.ObserveInt64(removed, t.Removed)
 		o.ObserveInt64(unknown, t.UnknownRemoved)
+		o.ObserveInt64(odd, t.OddSize)
 		o.ObserveInt64(cut, t.Cut)
 		o.ObserveInt64(unkeyed, t.Orphans, label("reason", "unknown_parent"))
 		o.ObserveInt64(unkeyed, t.Ambiguous, label("reason", "ambiguous"))

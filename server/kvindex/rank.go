@@ -36,9 +36,11 @@ type rank struct {
 
 	feed      atomic.Uint32 // state, for readers without the lock
 	blockSize atomic.Int32
+	lookahead atomic.Int32                // tokens behind a block that its name covers too
 	strides   [kvblock.Tiers]atomic.Int32 // blocks per chunk of a lower tier, 0: one
 	limits    atomic.Pointer[[]limit]
 	totals    Totals // guarded by mu
+	told      bool   // an event of an odd block size was logged; guarded by mu
 }
 
 // role is what a part's blocks mean for matching.
@@ -58,8 +60,11 @@ type part struct {
 	window    int
 	blockSize int
 	role      role
-	rev       revmap
-	unkeyed   int // entries without a key
+	// settled: the block size is beyond doubt. odd counts the events in a row that had another one.
+	settled bool
+	odd     int
+	rev     revmap
+	unkeyed int // entries without a key
 	// dups counts further engine hashes that have the same key; nearly always empty.
 	dups map[blockhash.Hash]uint32
 }
@@ -166,6 +171,7 @@ func (r *rank) reset() {
 	r.parts, r.chains = nil, [kvblock.Tiers]*part{}
 	r.salts = revmap{}
 	r.blockSize.Store(0)
+	r.lookahead.Store(0)
 	for t := range r.strides {
 		r.strides[t].Store(0)
 	}

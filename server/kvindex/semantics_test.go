@@ -357,3 +357,56 @@ func TestRanksWithoutEventsAreLRU(t *testing.T) {
 		t.Errorf("%d blocks, %d guessed, want %d", s.Blocks, s.Ranks[0].Guessed, capacity)
 	}
 }
+
+// TestItem19LargerBlockSizeDoesNotEmptyARank: one event of another block size leaves what is known findable;
+// only when all events have it is it the rank's own.
+func TestItem19LargerBlockSizeDoesNotEmptyARank(t *testing.T) {
+	for _, hashes := range []int{1, 2} {
+		ix := newIndex(t, 1)
+		base := stored(1, 8)
+		ix.Store(0, base)
+		odd := stored(100, 4*hashes)
+		odd.BlockSize, odd.Hashes = 4*size, odd.Hashes[:hashes]
+		ix.Store(0, odd)
+		expect(t, ix, chain(base.Tokens), kvindex.Overlap{Slot: 0, GPU: 8})
+		if got := ix.BlockSize(0); got != size {
+			t.Errorf("block size %d, want %d", got, size)
+		}
+		if total := ix.Stats().Total; total.OddSize != int64(hashes) || total.Resized != 0 {
+			t.Errorf("totals = %+v", total)
+		}
+		more := stored(200, 3)
+		ix.Store(0, more) // and it goes on as before
+		expect(t, ix, chain(more.Tokens), kvindex.Overlap{Slot: 0, GPU: 3})
+		for i := range 40 {
+			ev := stored(uint32(1000+100*i), 8)
+			ev.BlockSize, ev.Hashes = 4*size, ev.Hashes[:2]
+			ix.Store(0, ev)
+		}
+		if got := ix.BlockSize(0); got != 4*size {
+			t.Errorf("block size %d after many events of %d", got, 4*size)
+		}
+		expect(t, ix, chain(base.Tokens))
+	}
+}
+
+// TestItem17LookaheadLimitsTheReach: an engine that speculates finds a block only when the tokens behind it
+// are in the prompt too.
+func TestItem17LookaheadLimitsTheReach(t *testing.T) {
+	ix := newIndex(t, 2)
+	ev := stored(1, 4)
+	ev.Lookahead = 3
+	ix.Store(0, ev)
+	for _, tt := range []struct {
+		slot         replica.Slot
+		tokens, want int
+	}{{0, 2, 0}, {0, 64, 61}, {1, 64, 63}, {1, 0, 0}, {9, 64, 63}} {
+		if got := ix.Reach(tt.slot, tt.tokens); got != tt.want {
+			t.Errorf("Reach(%d, %d) = %d, want %d", tt.slot, tt.tokens, got, tt.want)
+		}
+	}
+	ix.Reset(0)
+	if got := ix.Reach(0, 64); got != 63 {
+		t.Errorf("after a reset: %d", got)
+	}
+}

@@ -54,6 +54,8 @@ type Totals struct {
 	// Orphans counts blocks that continue an unknown one, Ambiguous, Partial and Misshapen those
 	// that cannot be keyed for other reasons, Remote those in another rank's memory.
 	Orphans, Ambiguous, Partial, Misshapen, Remote int64
+	// OddSize counts blocks of another size than their rank's.
+	OddSize int64
 	// Cut counts blocks left out because of the budget, Resized changes of the block size
 	// without a reset, Resets resets.
 	Cut, Resized, Resets int64
@@ -68,6 +70,7 @@ func (t *Totals) add(o Totals) {
 	t.Partial += o.Partial
 	t.Misshapen += o.Misshapen
 	t.Remote += o.Remote
+	t.OddSize += o.OddSize
 	t.Cut += o.Cut
 	t.Resized += o.Resized
 	t.Resets += o.Resets

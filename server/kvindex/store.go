@@ -27,6 +27,9 @@ func (r *rank) store(ev *kvblock.Stored) {
 		r.storeAll(p, ev, salt)
 	}
 	if p == r.chains[kvblock.TierGPU] {
+		if ev.Lookahead > 0 {
+			r.lookahead.Store(int32(ev.Lookahead))
+		}
 		r.nameWaiting(p, ev, salt)
 	}
 	if len(r.beliefs) > 0 && p == r.chains[kvblock.TierGPU] {
@@ -137,16 +140,29 @@ func (r *rank) key(p *part, ev *kvblock.Stored) (salt uint64) {
 // learnSize learns the part's block size and reports whether the event is a partial block: a
 // prefix that ends inside one. Such an event has one hash and less tokens than a block, so that an
 // event of several blocks always tells the true size.
+//
+// Once a rank's size is settled, events of a larger one do not change it: the rank would seem empty. Only
+// when no others come any more has the engine really changed, and then what it held before is void.
 func (r *rank) learnSize(p *part, ev *kvblock.Stored) bool {
+	chain := p.role == roleChain && p.tier == kvblock.TierGPU
 	switch {
 	case ev.BlockSize == p.blockSize:
+		p.settled, p.odd = true, 0
 		return false
 	case len(ev.Hashes) == 1 && ev.BlockSize < r.wholeSize(p, ev):
 		return true
+	case chain && p.settled && ev.BlockSize > p.blockSize && p.odd < oddEvents:
+		p.odd++
+		r.oddSize(p, ev)
+		return false
 	case p.blockSize > 0:
 		r.totals.Resized++ // the first one was partial, or the engine changed without a reset
+		if chain && p.settled {
+			r.drop(p)
+		}
 	}
-	p.blockSize = ev.BlockSize
+	p.blockSize, p.odd = ev.BlockSize, 0
+	p.settled = len(ev.Hashes) > 1 || ev.BlockSize == r.info.BlockSize
 	switch {
 	case p.role == roleLimit:
 		r.setLimits()
@@ -157,6 +173,20 @@ func (r *rank) learnSize(p *part, ev *kvblock.Stored) bool {
 		r.learnStride(p)
 	}
 	return false
+}
+
+// oddEvents is how many events in a row may have a larger block size before that is taken for the rank's.
+const oddEvents = 16
+
+// oddSize counts an event of a larger block size than the rank's, and says so once. Its blocks are keyed
+// where they end on the rank's own.
+func (r *rank) oddSize(p *part, ev *kvblock.Stored) {
+	r.totals.OddSize += int64(len(ev.Hashes))
+	if !r.told {
+		r.told = true
+		r.ix.log.Warn("a KV event has a larger block size than the rank; its blocks are found in part only",
+			"replica", string(r.info.Rank.Replica), "rank", r.info.Rank.Index, "block_size", p.blockSize, "of_event", ev.BlockSize)
+	}
 }
 
 // wholeSize is the size of a whole block of the part as far as it is known: learned, or as the

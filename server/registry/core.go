@@ -147,7 +147,7 @@ func (c *core) commit() {
 		if e.reslot {
 			e.reslot = false
 			went = append(went, rankChange{e, e.slots, e.binds()})
-			e.slots = c.slots.take(e.spec.Ranks)
+			e.slots = c.slots.take(e.ranks())
 			came = append(came, rankChange{entry: e, slots: e.slots})
 			e.dirty = true
 		}
@@ -187,7 +187,7 @@ func (c *core) reconcile() (came, went []rankChange) {
 			continue
 		}
 		e := newEntry(id, want)
-		e.slots = c.slots.take(e.spec.Ranks)
+		e.slots = c.slots.take(e.ranks())
 		if ends, leased := c.leases[id]; leased && want.source == sourceRegistered {
 			e.vitals.lease(ends)
 		}

@@ -27,6 +27,7 @@ type entry struct {
 	mute     bool      // unhealthy because probes are not answered at all
 
 	models  []replica.Model
+	sources []replica.Events // where it says that its ranks publish
 	version string
 	rust    bool
 	learned Learned
@@ -73,14 +74,15 @@ func (e *entry) update(want listing, c *core) {
 	}
 	e.spec, e.source, e.dirty = want.spec, want.source, true
 	moved := old.URL != want.spec.URL
-	if moved || old.Ranks != want.spec.Ranks || old.Events != want.spec.Events || old.BlockSize != want.spec.BlockSize {
+	if moved || old.Ranks != want.spec.Ranks || old.ranksSet != want.spec.ranksSet || old.Events != want.spec.Events || old.BlockSize != want.spec.BlockSize {
 		e.reslot = true
 		c.r.log.Info("replica registered anew, its metadata changed", "replica", e.id, "url", want.spec.URL)
 	}
 	if moved {
 		e.health, e.ups, e.downs, e.models, e.learned, e.began = replica.StateStarting, 0, 0, nil, Learned{}, time.Time{}
+		e.sources = nil
 	}
-	if moved || old.APIKey != want.spec.APIKey || !slices.Equal(old.Models, want.spec.Models) {
+	if moved || old.asks() != want.spec.asks() || old.APIKey != want.spec.APIKey || !slices.Equal(old.Models, want.spec.Models) {
 		e.prober.stop()
 		e.prober = c.startProber(e)
 	}
@@ -88,7 +90,7 @@ func (e *entry) update(want listing, c *core) {
 
 func (s Spec) equal(o Spec) bool {
 	return s.ID == o.ID && s.URL == o.URL && s.APIKey == o.APIKey && slices.Equal(s.Models, o.Models) &&
-		s.Ranks == o.Ranks && s.Events == o.Events && s.BlockSize == o.BlockSize && s.Blocks == o.Blocks &&
+		s.Ranks == o.Ranks && s.ranksSet == o.ranksSet && s.Events == o.Events && s.BlockSize == o.BlockSize && s.Blocks == o.Blocks &&
 		s.MaxBatchedTokens == o.MaxBatchedTokens && s.leaving == o.leaving && maps.Equal(s.Labels, o.Labels)
 }
 
@@ -113,6 +115,9 @@ func (e *entry) took(res result, c *core) {
 	e.downs = 0
 	e.ups++
 	e.adopt(res)
+	if res.sources != nil {
+		e.found(*res.sources, c)
+	}
 	if e.health == replica.StateReady || len(e.models) == 0 {
 		return
 	}
@@ -161,10 +166,9 @@ func (e *entry) rebuild(drained bool) (changed bool) {
 	if changed {
 		e.state, e.since = state, time.Now()
 	}
-	events, _ := e.spec.events() // checked when the spec was completed
 	e.view = &replica.Replica{
 		ID: e.id, URL: e.spec.URL, APIKey: e.spec.APIKey, State: state, Life: e.life,
-		Slots: e.slots, Events: events, Models: e.models, Labels: e.spec.Labels,
+		Slots: e.slots, Events: e.events(), Models: e.models, Labels: e.spec.Labels,
 		Version: e.version, RustFrontend: e.rust, Since: e.since, Mute: e.mute && state == replica.StateUnhealthy,
 		BlockSize:        orElse(e.spec.BlockSize, e.learned.BlockSize),
 		Blocks:           orElse(e.spec.Blocks, e.learned.Blocks),

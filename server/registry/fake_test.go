@@ -33,6 +33,7 @@ type host struct {
 	fails   error         // of the dial; nil: none
 	models  string        // the body of /v1/models
 	version string
+	sources string // the body of /kv_event_sources; empty: no such route
 	key     string // refuses requests without it
 	asked   []time.Time
 }
@@ -93,6 +94,10 @@ func (f *fleet) RoundTrip(req *http.Request) (*http.Response, error) {
 		body = h.models
 	case "/version":
 		body = fmt.Sprintf(`{"version":%q}`, h.version)
+	case "/kv_event_sources":
+		if body = h.sources; body == "" {
+			status = http.StatusNotFound
+		}
 	default:
 		status = http.StatusNotFound
 	}

@@ -61,6 +61,8 @@ type result struct {
 	near    bool // the machine at its address answers, or did
 	models  []replica.Model
 	version *version
+	// sources are where the replica's ranks publish KV events, when it was asked and said so.
+	sources *[]replica.Events
 }
 
 type version struct {
@@ -87,9 +89,10 @@ func (c *core) startProber(e *entry) *prober {
 // waits for confirmation, ever more rarely while the replica stays down.
 func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 	conf := r.config.Probe
-	var modelsDue, versionDue, last time.Time
+	var modelsDue, versionDue, sourcesDue, last time.Time
 	var down time.Time // since when it fails
 	fails, oks, seen := 0, 0, false
+	engine := ""
 	timer := time.NewTimer(time.Duration(rand.Int64N(int64(min(conf.Interval, 100*time.Millisecond)) + 1)))
 	defer timer.Stop()
 	for {
@@ -104,7 +107,7 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 		}
 		select {
 		case <-p.renew:
-			modelsDue, versionDue = time.Time{}, time.Time{}
+			modelsDue, versionDue, sourcesDue = time.Time{}, time.Time{}, time.Time{}
 		default:
 		}
 		turns := r.probing
@@ -118,6 +121,12 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 		}
 		now := time.Now()
 		res := p.probe(ctx, r, !now.Before(modelsDue), !now.Before(versionDue))
+		if res.version != nil {
+			engine = res.version.text
+		}
+		if res.err == nil && p.spec.asks() && tellsSources(engine) && !now.Before(sourcesDue) {
+			res.sources = p.sources(ctx, r)
+		}
 		<-turns
 		if ctx.Err() != nil {
 			return
@@ -134,12 +143,15 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 		if res.version != nil {
 			versionDue = now.Add(versionEvery)
 		}
+		if res.sources != nil {
+			sourcesDue = now.Add(versionEvery)
+		}
 		if res.err != nil {
 			if fails == 0 {
 				down = now
 			}
 			fails, oks = fails+1, 0
-			modelsDue, versionDue = time.Time{}, time.Time{} // it may come back as another one
+			modelsDue, versionDue, sourcesDue = time.Time{}, time.Time{}, time.Time{} // it may come back as another one
 		} else {
 			fails, oks, seen = 0, oks+1, true
 		}
@@ -244,7 +256,7 @@ func (p *prober) get(ctx context.Context, r *Registry, path string) ([]byte, err
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProbeBody+1))
 	switch {
 	case resp.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("probe %s: status %d", path, resp.StatusCode)
+		return nil, statusError{path, resp.StatusCode}
 	case err != nil:
 		return nil, fmt.Errorf("probe %s: read: %w", path, err)
 	case len(body) > maxProbeBody:
@@ -252,6 +264,34 @@ func (p *prober) get(ctx context.Context, r *Registry, path string) ([]byte, err
 	}
 	return body, nil
 }
+
+// sources asks where the replica's ranks publish KV events; nil when there was no answer. A server
+// without the route publishes none that it could tell of.
+func (p *prober) sources(ctx context.Context, r *Registry) *[]replica.Events {
+	body, err := p.get(ctx, r, sourcesPath)
+	var refused statusError
+	switch {
+	case errors.As(err, &refused) && refused.status < 500:
+		return &[]replica.Events{}
+	case err != nil:
+		return nil
+	}
+	list, err := readSources(body, p.spec.URL)
+	if err != nil {
+		r.log.Warn("the replica's KV event sources cannot be used; set events.endpoint, and bind where the engine dials", "replica", p.spec.ID, "error", err)
+		return &[]replica.Events{}
+	}
+	return &list
+}
+
+// statusError is an answer that is not 200.
+type statusError struct {
+	path   string
+	status int
+}
+
+// Error names the path and the status.
+func (e statusError) Error() string { return fmt.Sprintf("probe %s: status %d", e.path, e.status) }
 
 // models are those that the replica lists, or those that the operator named.
 func (p *prober) models(ctx context.Context, r *Registry) ([]replica.Model, error) {

@@ -159,6 +159,16 @@ func (r *Registry) SetBlockSize(slot replica.Slot, blockSize int) {
 	}
 }
 
+// Refresh has a replica asked for all that it tells of itself, at once.
+func (r *Registry) Refresh(id replica.ID) {
+	r.inbox.put(func(c *core) {
+		if e := c.entries[id]; e != nil {
+			e.prober.forget()
+			e.prober.wake()
+		}
+	})
+}
+
 // NoteStart tells when the engine process behind a replica began. When that is another moment
 // than before, the engine restarted. An engine whose start is known is believed: a port that was
 // closed for a while is then no restart by itself.

@@ -28,7 +28,8 @@ type Spec struct {
 	APIKeyFile string `yaml:"api_key_file"`
 	// Models are the names to serve from this replica, instead of all that its /v1/models lists.
 	Models []string `yaml:"models"`
-	// Ranks is the number of data-parallel ranks behind the URL. Zero means one.
+	// Ranks is the number of data-parallel ranks behind the URL. Zero means as many as the replica tells
+	// (vLLM from 0.32 on, with KV events), else one.
 	Ranks int `yaml:"ranks"`
 	// Events says where the ranks publish KV cache events. Unset fields come from registry.events.
 	Events EventsSpec `yaml:"events"`
@@ -41,19 +42,22 @@ type Spec struct {
 	// Labels are free key-value pairs (zone, tier, ...).
 	Labels map[string]string `yaml:"labels"`
 
-	leaving bool // its source says that it is about to go: it drains
+	completed, ranksSet bool // it went through complete; Ranks was said and not assumed
+	leaving             bool // its source says that it is about to go: it drains
 }
 
 // EventsSpec says where the ranks of a replica publish KV cache events. In both addresses
 // "{host}" and a wildcard ("*", "0.0.0.0") stand for the replica's host and "{rank}" for the
 // rank's index; where no "{rank}" is, the port grows by the rank's index, as vLLM does it.
 type EventsSpec struct {
-	// Endpoint is the engine's PUB address, for example "tcp://{host}:5557"; "none" for no events. With
+	// Endpoint is the engine's PUB address, for example "tcp://{host}:5557"; "none" for no events. Empty, the
+	// replica is asked for the addresses of every rank (GET /kv_event_sources, vLLM from 0.32 on). With
 	// "grpc://{host}:port" the router asks vLLM's Control service there for the addresses of every rank.
 	Endpoint string `yaml:"endpoint"`
 	// Replay is the engine's ROUTER address for replays; "none" for none.
 	Replay string `yaml:"replay"`
-	// Topic is the subscription prefix; empty takes everything.
+	// Topic is the subscription prefix; empty takes everything. "{host}", "{rank}" and "{id}", the replica's
+	// id, may stand in it.
 	Topic string `yaml:"topic"`
 	// Bind makes the router bind the endpoint and the engine dial it.
 	Bind bool `yaml:"bind"`
@@ -102,7 +106,10 @@ func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 	}
 	if s.Ranks == 0 {
 		s.Ranks = 1
+	} else if !s.completed {
+		s.ranksSet = true
 	}
+	s.completed = true
 	if s.Ranks < 1 || s.Ranks > maxRanks {
 		errs = append(errs, fmt.Errorf("ranks: %d is not within 1 to %d", s.Ranks, maxRanks))
 	}
@@ -159,7 +166,7 @@ func (s Spec) events() ([]replica.Events, error) {
 	host := base.Hostname()
 	list := make([]replica.Events, s.Ranks)
 	for rank := range list {
-		list[rank] = replica.Events{Bind: s.Events.Bind, Topic: s.Events.Topic, Rank: rank}
+		list[rank] = replica.Events{Bind: s.Events.Bind, Topic: s.topic(host, rank), Rank: rank}
 		if list[rank].Endpoint, err = rankAddress(s.Events.Endpoint, host, rank, !s.Events.Bind); err != nil {
 			return nil, fmt.Errorf("events.endpoint: %w", err)
 		}
@@ -171,6 +178,14 @@ func (s Spec) events() ([]replica.Events, error) {
 		}
 	}
 	return list, nil
+}
+
+// topic is the rank's subscription prefix.
+func (s Spec) topic(host string, rank int) string {
+	if !strings.Contains(s.Events.Topic, "{") {
+		return s.Events.Topic
+	}
+	return strings.NewReplacer("{host}", host, "{rank}", strconv.Itoa(rank), "{id}", string(s.ID)).Replace(s.Events.Topic)
 }
 
 // rankAddress makes one rank's address of a template. Wildcards are replaced only in addresses

@@ -38,7 +38,7 @@ func (r *Router) explain(j *job, h http.Header) {
 		h[HeaderAddress] = []string{c.Replica.URL}
 	}
 	if show.Overlap {
-		h[HeaderOverlap] = []string{strconv.Itoa(overlap(c.Decision))}
+		h[HeaderOverlap] = []string{strconv.Itoa(c.Held())}
 	}
 	if show.Policy {
 		h[HeaderPolicy] = []string{string(c.Decision.Policy)}
@@ -99,7 +99,7 @@ func (r *Router) logLine(j *job, public *apierror.Error, took time.Duration) []s
 		line = append(line, slog.String("model", clip(j.req.Model, 128)), slog.Bool("stream", j.req.Stream))
 	}
 	if c := j.choice; c != nil {
-		line = append(line, slog.String("replica", string(c.Replica.ID)), slog.Int("prompt_tokens", c.Decision.PromptTokens), slog.Int("overlap_tokens", overlap(c.Decision)))
+		line = append(line, slog.String("replica", string(c.Replica.ID)), slog.Int("prompt_tokens", c.Decision.PromptTokens), slog.Int("overlap_tokens", c.Held()))
 	}
 	if !j.firstToken.IsZero() {
 		line = append(line, slog.Duration("ttft", j.firstToken.Sub(j.received).Round(time.Microsecond)))

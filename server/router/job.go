@@ -113,7 +113,7 @@ func (j *job) ask(r *Router) *chooser.Request {
 			Session: j.req.Session, Tenant: j.call.Tenant,
 			Priority: -j.req.Priority, ExpectedOutput: j.req.MaxTokens,
 			Unstreamed: !j.req.Stream, Bytes: j.size(),
-			Options: j.call.Options,
+			Options: j.call.Options, Unread: j.req.Unread(), Samples: j.req.N,
 		}
 		j.prompt(a)
 	}
@@ -157,6 +157,19 @@ func (j *job) chose(c *chooser.Choice, at time.Time) {
 	j.chosen = at
 	j.held = c.Decision.Held
 	j.overhead = j.chosen.Sub(j.received) - j.tokenizing - j.held - j.before
+	if j.enc != nil && j.enc.Partial {
+		j.whole(c)
+	}
+}
+
+// whole has a choice that was made with the beginning of a prompt told of the rest, when that is known in time.
+func (j *job) whole(c *chooser.Choice) {
+	ns := blockhash.Namespace{Adapter: j.adapter, Salt: j.req.Salt}
+	j.enc.OnWhole(func(full *tokenizer.Encoding) {
+		if full.Exact {
+			c.Whole(full.Hashes(int(c.Decision.Pick().BlockSize), ns), full.Tokens)
+		}
+	})
 }
 
 // retry prepares the next attempt on another replica.

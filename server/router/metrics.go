@@ -160,7 +160,7 @@ func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took 
 		m.overhead.Record(plain, j.overhead.Seconds(), route)
 	}
 	m.held.Record(plain, j.held.Seconds(), route)
-	m.tokens.Add(plain, int64(overlap(j.choice.Decision)), m.kinds[tokensOverlap])
+	m.tokens.Add(plain, int64(j.choice.Held()), m.kinds[tokensOverlap])
 	if !j.firstToken.IsZero() {
 		m.ttft.Record(ctx, j.firstToken.Sub(j.received).Seconds(), route)
 	}

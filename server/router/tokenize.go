@@ -85,6 +85,6 @@ func (r *Router) observe(ctx context.Context, j *job, res *chooser.Result) {
 	}
 	r.Tokens.Observe(ctx, tokenizer.Observation{
 		Pool: j.pool.Served, Encoding: j.enc, PromptTokens: res.PromptTokens, CachedTokens: res.CachedTokens,
-		PredictedOverlap: overlap(j.choice.Decision), HandedOff: j.handedOff,
+		PredictedOverlap: j.choice.Held(), HandedOff: j.handedOff,
 	})
 }

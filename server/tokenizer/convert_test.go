@@ -56,3 +56,47 @@ func TestACutBodyGivesABeginning(t *testing.T) {
 		t.Errorf("cut chat: %d ids, partial %v, %v; want a beginning of the whole", len(enc.IDs), enc.Partial, err)
 	}
 }
+
+// TestItem17BodiesOfOtherFormatsAreRenderedAsTheyAre: vLLM's routes for Anthropic and Responses bodies give the
+// ids of what has a chat form and of what has none; older engines, and what the routes refuse, take the chat form.
+func TestItem17BodiesOfOtherFormatsAreRenderedAsTheyAre(t *testing.T) {
+	ids := []uint32{5, 6, 7, 8, 9}
+	fresh := serve(t, "a", &tokenizertest.Replica{Render: true, Native: true, NativeIDs: ids})
+	old := serve(t, "b", &tokenizertest.Replica{Render: true})
+	response := func(body string) *prompt.Prompt {
+		p := read(t, `{"prompt":"Hello"}`)
+		p.API, p.Body = prompt.APIResponses, []byte(body)
+		return p
+	}
+	messages := read(t, `{"system":"Be kind","max_tokens":3,"messages":[{"role":"user","content":"Hello"}]}`)
+	messages.API = prompt.APIMessages
+	for _, tt := range []struct {
+		name   string
+		prompt *prompt.Prompt
+		native bool // on the new engine
+		older  tokenizer.Source
+	}{
+		{"messages", messages, true, tokenizer.SourceRender},
+		{"a response", response(`{"input":"Hello","instructions":"Be kind"}`), true, tokenizer.SourceRender},
+		{"a response with tools", response(`{"input":"Hello","tools":[{"type":"function","name":"f"}]}`), true, tokenizer.SourceNone},
+		{"one that continues a stored response", response(`{"input":"Hello","previous_response_id":"r"}`), false, tokenizer.SourceNone},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			pool := start(t, tokenizer.DefaultConfig())
+			enc, err := pool.Encode(t.Context(), request(tt.prompt, fresh))
+			if err != nil || slices.Equal(enc.IDs, ids) != tt.native || enc.Exact != tt.native {
+				t.Errorf("new engine: %v from %s (%q), %v", enc.IDs, enc.Source, enc.Reason, err)
+			}
+			if again, _ := pool.Encode(t.Context(), request(tt.prompt, fresh)); tt.native && again.Source != tokenizer.SourceExactCache {
+				t.Errorf("asked again: from %s", again.Source)
+			}
+			pool = start(t, tokenizer.DefaultConfig())
+			for range 2 {
+				enc, err = pool.Encode(t.Context(), request(tt.prompt, old))
+				if err != nil || enc.Source != tt.older && enc.Source != tokenizer.SourceExactCache || slices.Equal(enc.IDs, ids) {
+					t.Errorf("old engine: %v from %s (%q), %v", enc.IDs, enc.Source, enc.Reason, err)
+				}
+			}
+		})
+	}
+}

@@ -51,8 +51,14 @@ func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
 	if e := p.recallBody(body, req, m); e != nil {
 		return fromEntry(pr, e, SourceExactCache, m), nil
 	}
+	if remote.Native(pr) {
+		req.native = pr
+	}
 	pr, ok := prepared(pr)
-	if !ok {
+	switch {
+	case !ok && req.native != nil:
+		return p.natively(ctx, req, m)
+	case !ok:
 		return none(req.Prompt, ReasonUnmappable, m.estimate(textSize(req.Prompt))), nil
 	}
 	req.Prompt = pr
@@ -79,6 +85,25 @@ func prepared(pr *prompt.Prompt) (*prompt.Prompt, bool) {
 	return &alone, true
 }
 
+// natively encodes a prompt that has no exact chat form, by a route for its own format.
+func (p *Pool) natively(ctx context.Context, req Request, m *model) (*Encoding, error) {
+	pr := req.native
+	key := p.keyer.mix(p.keyer.base(pr, req.Replicas, m.generation.Load()), p.keyer.sum(pr.Body))
+	if e := p.lookup(key, m); e != nil {
+		return fromEntry(pr, e, SourceExactCache, m), nil
+	}
+	e, source, shared, err := p.flights.wait(ctx, key, func(ctx context.Context) (*entry, Source, error) {
+		return p.full(ctx, req, m, key, nil)
+	})
+	if shared {
+		p.metrics.shared.Add(ctx, 1)
+	}
+	if err != nil {
+		return p.failed(pr, m, err)
+	}
+	return fromEntry(pr, e, source, m), nil
+}
+
 // text encodes a prompt that is text; body is the key of the body that it came in, zero when unknown.
 func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) (*Encoding, error) {
 	pr := req.Prompt
@@ -103,8 +128,10 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 	}
 	all := func(ctx context.Context) (*entry, Source, error) { return p.complete(ctx, req, m, mine, k) }
 	if k != nil && k.stable > 0 && !req.NeedFull {
-		p.behind(ctx, ks.exact, all)
-		return k.begun(pr, m, ks.exact), nil
+		enc := k.begun(pr, m, ks.exact)
+		enc.later = new(later)
+		p.behind(ctx, ks.exact, p.telling(enc.later, pr, m, all))
+		return enc, nil
 	}
 	if k != nil && !req.NeedFull {
 		return p.waitOrBegin(ctx, req, m, ks.exact, k, all)
@@ -123,11 +150,23 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 	return fromEntry(pr, e, source, m), nil
 }
 
+// telling is the work that tells l of its result.
+func (p *Pool) telling(l *later, pr *prompt.Prompt, m *model, do work) work {
+	return func(ctx context.Context) (*entry, Source, error) {
+		e, source, err := do(ctx)
+		if err == nil {
+			l.come(fromEntry(pr, e, source, m))
+		}
+		return e, source, err
+	}
+}
+
 // waitOrBegin waits for all ids of a prompt whose beginning is known but not trusted, unless
 // other conversations teach meanwhile that it may be.
 func (p *Pool) waitOrBegin(ctx context.Context, req Request, m *model, key cache.Key, k *known, all work) (*Encoding, error) {
 	trusted := *k // the flight reads k
-	e, source, shared, err := p.flights.waitOr(ctx, key, all, m.learned.watch, func() bool {
+	begun := new(later)
+	e, source, shared, err := p.flights.waitOr(ctx, key, p.telling(begun, req.Prompt, m, all), m.learned.watch, func() bool {
 		trusted.stable, trusted.delta = m.learned.judge(k.entry, k.steps)
 		return trusted.stable > 0
 	})
@@ -138,7 +177,9 @@ func (p *Pool) waitOrBegin(ctx context.Context, req Request, m *model, key cache
 	case err != nil:
 		return p.failed(req.Prompt, m, err)
 	case e == nil:
-		return trusted.begun(req.Prompt, m, key), nil
+		enc := trusted.begun(req.Prompt, m, key)
+		enc.later = begun
+		return enc, nil
 	}
 	return fromEntry(req.Prompt, e, source, m), nil
 }
@@ -162,7 +203,12 @@ func (p *Pool) failed(pr *prompt.Prompt, m *model, err error) (*Encoding, error)
 // full asks a replica for all ids and remembers them; k is the known beginning or nil.
 func (p *Pool) full(ctx context.Context, req Request, m *model, key cache.Key, k *known) (*entry, Source, error) {
 	pr := req.Prompt
-	a, err := p.ask(ctx, req, p.job(pr, m))
+	job := p.job(pr, m)
+	job.Native = req.native
+	if job.Native == pr {
+		job.Prompt = nil
+	}
+	a, err := p.ask(ctx, req, job)
 	if err != nil {
 		return nil, "", err
 	}

@@ -58,6 +58,9 @@ type Request struct {
 	// Span is the id of the span, going to be drawn, that the calls to replicas are parts of; not
 	// valid, that is the one in ctx.
 	Span trace.SpanID
+
+	// native is the prompt in the client's own format, where a route for it may exist.
+	native *prompt.Prompt
 }
 
 // Encoding is what is known about a prompt's ids.
@@ -85,6 +88,40 @@ type Encoding struct {
 	prompt *prompt.Prompt
 	// whole is the key under which the full ids will be kept; set when Partial.
 	whole cache.Key
+	later *later
+}
+
+// later is the whole encoding of a prompt whose beginning was answered with, once it is there.
+type later struct {
+	mu   sync.Mutex
+	enc  *Encoding       // guarded by mu
+	tell func(*Encoding) // guarded by mu
+}
+
+func (l *later) come(enc *Encoding) {
+	l.mu.Lock()
+	l.enc = enc
+	tell := l.tell
+	l.mu.Unlock()
+	if tell != nil {
+		tell(enc)
+	}
+}
+
+// OnWhole has tell called with the whole encoding of a partial one when it is known: at once, or later from
+// another goroutine, or never. The last call counts.
+func (enc *Encoding) OnWhole(tell func(*Encoding)) {
+	l := enc.later
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	whole := l.enc
+	l.tell = tell
+	l.mu.Unlock()
+	if whole != nil {
+		tell(whole)
+	}
 }
 
 // Hashes returns the names of the complete blocks of enc.IDs in the namespace. They are

@@ -41,6 +41,9 @@ func serve(t *testing.T, id string, r *tokenizertest.Replica) *replica.Replica {
 	if r.Render {
 		version = "0.24.0"
 	}
+	if r.Native {
+		version = "0.33.0"
+	}
 	return &replica.Replica{
 		ID: replica.ID(id), URL: srv.URL, State: replica.StateReady, Version: version, RustFrontend: r.Rust,
 		Models: []replica.Model{{ID: model, Root: "/weights", MaxLen: 131072}},

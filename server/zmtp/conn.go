@@ -313,9 +313,9 @@ func (c *Conn) fill() error {
 }
 
 // readUntil is the moment at which the next read must end (zero: never), and whether
-// heartbeats are on. During the handshake the connection's own deadline is in force.
+// heartbeats are on: ZMTP 3.0 has none, and peers that speak it hang up on a PING. During the handshake the connection's own deadline is in force.
 func (c *Conn) readUntil() (until time.Time, beats bool) {
-	if c.params.Heartbeat <= 0 || c.heard.IsZero() {
+	if c.params.Heartbeat <= 0 || c.heard.IsZero() || c.minor == 0 {
 		return c.deadline, false
 	}
 	wait := c.params.Heartbeat

@@ -57,7 +57,8 @@ type Params struct {
 	MaxMessage int
 	// HandshakeTimeout bounds dialling and greeting together; 0 means 5 s.
 	HandshakeTimeout time.Duration
-	// Heartbeat is how long a peer may be quiet before it is asked with PING; 0 asks nothing.
+	// Heartbeat is how long a peer may be quiet before it is asked with PING; 0 asks nothing. A peer that
+	// speaks ZMTP 3.0, which has no PING, is asked nothing: TCP's own keep-alive finds dead hosts.
 	Heartbeat time.Duration
 	// Silence is how long a peer may be quiet before Recv returns ErrSilent; 0 means three
 	// heartbeats, and less than one and a half is taken as that. It has no effect without Heartbeat.

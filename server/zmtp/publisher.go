@@ -18,6 +18,9 @@ type PublisherParams struct {
 	Buffer int
 	// HighWater is how many batches wait for a slow subscriber before some are dropped; 0 means 10000.
 	HighWater int
+	// ID names the publishing process: 16 bytes behind each batch's number. Zero sends none, as every
+	// released vLLM does.
+	ID [16]byte
 	// ReplayTopic puts the topic into replayed messages too, as vLLM does from 0.26 on.
 	ReplayTopic bool
 }
@@ -120,7 +123,16 @@ func (p *Publisher) record(payload []byte) uint64 {
 }
 
 func (p *Publisher) send(seq uint64, payload []byte) {
-	p.pub.Send([]byte(p.params.Topic), binary.BigEndian.AppendUint64(nil, seq), payload)
+	p.pub.Send([]byte(p.params.Topic), p.number(seq), payload)
+}
+
+// number is the frame before the payload.
+func (p *Publisher) number(seq uint64) []byte {
+	frame := binary.BigEndian.AppendUint64(make([]byte, 0, 24), seq)
+	if p.params.ID != ([16]byte{}) {
+		frame = append(frame, p.params.ID[:]...)
+	}
+	return frame
 }
 
 // kept returns the records numbered from and above, oldest first.
@@ -163,7 +175,7 @@ func (p *Publisher) replay(_ context.Context, c *Conn) {
 }
 
 func (p *Publisher) appendReply(dst []byte, topic string, seq uint64, payload []byte) []byte {
-	number := binary.BigEndian.AppendUint64(nil, seq)
+	number := p.number(seq)
 	if p.params.ReplayTopic {
 		return AppendMessage(dst, nil, []byte(topic), number, payload)
 	}

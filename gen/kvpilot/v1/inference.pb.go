@@ -326,7 +326,7 @@ const file_kvpilot_v1_inference_proto_rawDesc = "" +
 	"\x04path\x18\x02 \x01(\tB\f\xbaH\tr\a\x18\x80\x102\x02^/R\x04path\x12\x1e\n" +
 	"\x05query\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80@R\x05query\x12+\n" +
 	"\fcontent_type\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\vcontentType\x12\x12\n" +
-	"\x04body\x18\x05 \x01(\fR\x04body2\xc8\x13\n" +
+	"\x04body\x18\x05 \x01(\fR\x04body2\xa4\x17\n" +
 	"\x10InferenceService\x12`\n" +
 	"\x0fChatCompletions\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/v1/chat/completions0\x01\x12k\n" +
 	"\x14ChatCompletionsBatch\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"%\x82\xd3\xe4\x93\x02\x1f:\x01*\"\x1a/v1/chat/completions/batch0\x01\x12W\n" +
@@ -347,7 +347,13 @@ const file_kvpilot_v1_inference_proto_rawDesc = "" +
 	"\x13AudioTranscriptions\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"#\x82\xd3\xe4\x93\x02\x1d:\x01*\"\x18/v1/audio/transcriptions0\x01\x12d\n" +
 	"\x11AudioTranslations\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"!\x82\xd3\xe4\x93\x02\x1b:\x01*\"\x16/v1/audio/translations0\x01\x12m\n" +
 	"\x15RenderChatCompletions\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"&\x82\xd3\xe4\x93\x02 :\x01*\"\x1b/v1/chat/completions/render0\x01\x12d\n" +
-	"\x11RenderCompletions\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"!\x82\xd3\xe4\x93\x02\x1b:\x01*\"\x16/v1/completions/render0\x01\x12q\n" +
+	"\x11RenderCompletions\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"!\x82\xd3\xe4\x93\x02\x1b:\x01*\"\x16/v1/completions/render0\x01\x12^\n" +
+	"\x0eRenderMessages\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1e\x82\xd3\xe4\x93\x02\x18:\x01*\"\x13/v1/messages/render0\x01\x12`\n" +
+	"\x0fRenderResponses\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/v1/responses/render0\x01\x12V\n" +
+	"\n" +
+	"CohereChat\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14:\x01*\"\x0f/cohere/v2/chat0\x01\x12]\n" +
+	"\vLoadAdapter\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\" \x82\xd3\xe4\x93\x02\x1a:\x01*\"\x15/v1/load_lora_adapter0\x01\x12a\n" +
+	"\rUnloadAdapter\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\"\x82\xd3\xe4\x93\x02\x1c:\x01*\"\x17/v1/unload_lora_adapter0\x01\x12q\n" +
 	"\x17DerenderChatCompletions\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"(\x82\xd3\xe4\x93\x02\":\x01*\"\x1d/v1/chat/completions/derender0\x01\x12h\n" +
 	"\x13DerenderCompletions\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"#\x82\xd3\xe4\x93\x02\x1d:\x01*\"\x18/v1/completions/derender0\x01\x12R\n" +
 	"\fTokenizeBody\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x14\x82\xd3\xe4\x93\x02\x0e:\x01*\"\t/tokenize0\x01\x12V\n" +
@@ -399,43 +405,53 @@ var file_kvpilot_v1_inference_proto_depIdxs = []int32{
 	5,  // 14: kvpilot.v1.InferenceService.AudioTranslations:input_type -> google.api.HttpBody
 	5,  // 15: kvpilot.v1.InferenceService.RenderChatCompletions:input_type -> google.api.HttpBody
 	5,  // 16: kvpilot.v1.InferenceService.RenderCompletions:input_type -> google.api.HttpBody
-	5,  // 17: kvpilot.v1.InferenceService.DerenderChatCompletions:input_type -> google.api.HttpBody
-	5,  // 18: kvpilot.v1.InferenceService.DerenderCompletions:input_type -> google.api.HttpBody
-	5,  // 19: kvpilot.v1.InferenceService.TokenizeBody:input_type -> google.api.HttpBody
-	5,  // 20: kvpilot.v1.InferenceService.DetokenizeBody:input_type -> google.api.HttpBody
-	0,  // 21: kvpilot.v1.InferenceService.RetrieveResponse:input_type -> kvpilot.v1.RetrieveResponseRequest
-	1,  // 22: kvpilot.v1.InferenceService.CancelResponse:input_type -> kvpilot.v1.CancelResponseRequest
-	2,  // 23: kvpilot.v1.InferenceService.ListModels:input_type -> kvpilot.v1.ListModelsRequest
-	3,  // 24: kvpilot.v1.InferenceService.GetModel:input_type -> kvpilot.v1.GetModelRequest
-	4,  // 25: kvpilot.v1.InferenceService.Forward:input_type -> kvpilot.v1.ForwardRequest
-	5,  // 26: kvpilot.v1.InferenceService.ChatCompletions:output_type -> google.api.HttpBody
-	5,  // 27: kvpilot.v1.InferenceService.ChatCompletionsBatch:output_type -> google.api.HttpBody
-	5,  // 28: kvpilot.v1.InferenceService.Completions:output_type -> google.api.HttpBody
-	5,  // 29: kvpilot.v1.InferenceService.Responses:output_type -> google.api.HttpBody
-	5,  // 30: kvpilot.v1.InferenceService.Messages:output_type -> google.api.HttpBody
-	5,  // 31: kvpilot.v1.InferenceService.CountMessageTokens:output_type -> google.api.HttpBody
-	5,  // 32: kvpilot.v1.InferenceService.Generate:output_type -> google.api.HttpBody
-	5,  // 33: kvpilot.v1.InferenceService.Embeddings:output_type -> google.api.HttpBody
-	5,  // 34: kvpilot.v1.InferenceService.EmbedV2:output_type -> google.api.HttpBody
-	5,  // 35: kvpilot.v1.InferenceService.Rerank:output_type -> google.api.HttpBody
-	5,  // 36: kvpilot.v1.InferenceService.Score:output_type -> google.api.HttpBody
-	5,  // 37: kvpilot.v1.InferenceService.Classify:output_type -> google.api.HttpBody
-	5,  // 38: kvpilot.v1.InferenceService.Pooling:output_type -> google.api.HttpBody
-	5,  // 39: kvpilot.v1.InferenceService.AudioTranscriptions:output_type -> google.api.HttpBody
-	5,  // 40: kvpilot.v1.InferenceService.AudioTranslations:output_type -> google.api.HttpBody
-	5,  // 41: kvpilot.v1.InferenceService.RenderChatCompletions:output_type -> google.api.HttpBody
-	5,  // 42: kvpilot.v1.InferenceService.RenderCompletions:output_type -> google.api.HttpBody
-	5,  // 43: kvpilot.v1.InferenceService.DerenderChatCompletions:output_type -> google.api.HttpBody
-	5,  // 44: kvpilot.v1.InferenceService.DerenderCompletions:output_type -> google.api.HttpBody
-	5,  // 45: kvpilot.v1.InferenceService.TokenizeBody:output_type -> google.api.HttpBody
-	5,  // 46: kvpilot.v1.InferenceService.DetokenizeBody:output_type -> google.api.HttpBody
-	5,  // 47: kvpilot.v1.InferenceService.RetrieveResponse:output_type -> google.api.HttpBody
-	5,  // 48: kvpilot.v1.InferenceService.CancelResponse:output_type -> google.api.HttpBody
-	5,  // 49: kvpilot.v1.InferenceService.ListModels:output_type -> google.api.HttpBody
-	5,  // 50: kvpilot.v1.InferenceService.GetModel:output_type -> google.api.HttpBody
-	5,  // 51: kvpilot.v1.InferenceService.Forward:output_type -> google.api.HttpBody
-	26, // [26:52] is the sub-list for method output_type
-	0,  // [0:26] is the sub-list for method input_type
+	5,  // 17: kvpilot.v1.InferenceService.RenderMessages:input_type -> google.api.HttpBody
+	5,  // 18: kvpilot.v1.InferenceService.RenderResponses:input_type -> google.api.HttpBody
+	5,  // 19: kvpilot.v1.InferenceService.CohereChat:input_type -> google.api.HttpBody
+	5,  // 20: kvpilot.v1.InferenceService.LoadAdapter:input_type -> google.api.HttpBody
+	5,  // 21: kvpilot.v1.InferenceService.UnloadAdapter:input_type -> google.api.HttpBody
+	5,  // 22: kvpilot.v1.InferenceService.DerenderChatCompletions:input_type -> google.api.HttpBody
+	5,  // 23: kvpilot.v1.InferenceService.DerenderCompletions:input_type -> google.api.HttpBody
+	5,  // 24: kvpilot.v1.InferenceService.TokenizeBody:input_type -> google.api.HttpBody
+	5,  // 25: kvpilot.v1.InferenceService.DetokenizeBody:input_type -> google.api.HttpBody
+	0,  // 26: kvpilot.v1.InferenceService.RetrieveResponse:input_type -> kvpilot.v1.RetrieveResponseRequest
+	1,  // 27: kvpilot.v1.InferenceService.CancelResponse:input_type -> kvpilot.v1.CancelResponseRequest
+	2,  // 28: kvpilot.v1.InferenceService.ListModels:input_type -> kvpilot.v1.ListModelsRequest
+	3,  // 29: kvpilot.v1.InferenceService.GetModel:input_type -> kvpilot.v1.GetModelRequest
+	4,  // 30: kvpilot.v1.InferenceService.Forward:input_type -> kvpilot.v1.ForwardRequest
+	5,  // 31: kvpilot.v1.InferenceService.ChatCompletions:output_type -> google.api.HttpBody
+	5,  // 32: kvpilot.v1.InferenceService.ChatCompletionsBatch:output_type -> google.api.HttpBody
+	5,  // 33: kvpilot.v1.InferenceService.Completions:output_type -> google.api.HttpBody
+	5,  // 34: kvpilot.v1.InferenceService.Responses:output_type -> google.api.HttpBody
+	5,  // 35: kvpilot.v1.InferenceService.Messages:output_type -> google.api.HttpBody
+	5,  // 36: kvpilot.v1.InferenceService.CountMessageTokens:output_type -> google.api.HttpBody
+	5,  // 37: kvpilot.v1.InferenceService.Generate:output_type -> google.api.HttpBody
+	5,  // 38: kvpilot.v1.InferenceService.Embeddings:output_type -> google.api.HttpBody
+	5,  // 39: kvpilot.v1.InferenceService.EmbedV2:output_type -> google.api.HttpBody
+	5,  // 40: kvpilot.v1.InferenceService.Rerank:output_type -> google.api.HttpBody
+	5,  // 41: kvpilot.v1.InferenceService.Score:output_type -> google.api.HttpBody
+	5,  // 42: kvpilot.v1.InferenceService.Classify:output_type -> google.api.HttpBody
+	5,  // 43: kvpilot.v1.InferenceService.Pooling:output_type -> google.api.HttpBody
+	5,  // 44: kvpilot.v1.InferenceService.AudioTranscriptions:output_type -> google.api.HttpBody
+	5,  // 45: kvpilot.v1.InferenceService.AudioTranslations:output_type -> google.api.HttpBody
+	5,  // 46: kvpilot.v1.InferenceService.RenderChatCompletions:output_type -> google.api.HttpBody
+	5,  // 47: kvpilot.v1.InferenceService.RenderCompletions:output_type -> google.api.HttpBody
+	5,  // 48: kvpilot.v1.InferenceService.RenderMessages:output_type -> google.api.HttpBody
+	5,  // 49: kvpilot.v1.InferenceService.RenderResponses:output_type -> google.api.HttpBody
+	5,  // 50: kvpilot.v1.InferenceService.CohereChat:output_type -> google.api.HttpBody
+	5,  // 51: kvpilot.v1.InferenceService.LoadAdapter:output_type -> google.api.HttpBody
+	5,  // 52: kvpilot.v1.InferenceService.UnloadAdapter:output_type -> google.api.HttpBody
+	5,  // 53: kvpilot.v1.InferenceService.DerenderChatCompletions:output_type -> google.api.HttpBody
+	5,  // 54: kvpilot.v1.InferenceService.DerenderCompletions:output_type -> google.api.HttpBody
+	5,  // 55: kvpilot.v1.InferenceService.TokenizeBody:output_type -> google.api.HttpBody
+	5,  // 56: kvpilot.v1.InferenceService.DetokenizeBody:output_type -> google.api.HttpBody
+	5,  // 57: kvpilot.v1.InferenceService.RetrieveResponse:output_type -> google.api.HttpBody
+	5,  // 58: kvpilot.v1.InferenceService.CancelResponse:output_type -> google.api.HttpBody
+	5,  // 59: kvpilot.v1.InferenceService.ListModels:output_type -> google.api.HttpBody
+	5,  // 60: kvpilot.v1.InferenceService.GetModel:output_type -> google.api.HttpBody
+	5,  // 61: kvpilot.v1.InferenceService.Forward:output_type -> google.api.HttpBody
+	31, // [31:62] is the sub-list for method output_type
+	0,  // [0:31] is the sub-list for method input_type
 	0,  // [0:0] is the sub-list for extension type_name
 	0,  // [0:0] is the sub-list for extension extendee
 	0,  // [0:0] is the sub-list for field type_name

@@ -37,6 +37,11 @@ const (
 	InferenceService_AudioTranslations_FullMethodName       = "/kvpilot.v1.InferenceService/AudioTranslations"
 	InferenceService_RenderChatCompletions_FullMethodName   = "/kvpilot.v1.InferenceService/RenderChatCompletions"
 	InferenceService_RenderCompletions_FullMethodName       = "/kvpilot.v1.InferenceService/RenderCompletions"
+	InferenceService_RenderMessages_FullMethodName          = "/kvpilot.v1.InferenceService/RenderMessages"
+	InferenceService_RenderResponses_FullMethodName         = "/kvpilot.v1.InferenceService/RenderResponses"
+	InferenceService_CohereChat_FullMethodName              = "/kvpilot.v1.InferenceService/CohereChat"
+	InferenceService_LoadAdapter_FullMethodName             = "/kvpilot.v1.InferenceService/LoadAdapter"
+	InferenceService_UnloadAdapter_FullMethodName           = "/kvpilot.v1.InferenceService/UnloadAdapter"
 	InferenceService_DerenderChatCompletions_FullMethodName = "/kvpilot.v1.InferenceService/DerenderChatCompletions"
 	InferenceService_DerenderCompletions_FullMethodName     = "/kvpilot.v1.InferenceService/DerenderCompletions"
 	InferenceService_TokenizeBody_FullMethodName            = "/kvpilot.v1.InferenceService/TokenizeBody"
@@ -93,6 +98,18 @@ type InferenceServiceClient interface {
 	RenderChatCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// RenderCompletions returns the token ids that the engine would use for prompts, in vLLM's format.
 	RenderCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
+	// RenderMessages returns the token ids that the engine would use for an Anthropic body, in vLLM's format.
+	RenderMessages(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
+	// RenderResponses returns the token ids that the engine would use for a Responses body, in vLLM's format.
+	RenderResponses(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
+	// CohereChat is vLLM's /cohere/v2/chat, in Cohere's format. Requests are spread by load.
+	CohereChat(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
+	// LoadAdapter has every replica of a pool load a LoRA adapter, or the one that x-kvpilot-pin names. The pool is
+	// that of the body's model, or the only one. The engines take it only when they were started to. The answer is
+	// the engines' own when all have loaded it, else the first refusal, with what became of the others.
+	LoadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
+	// UnloadAdapter has every replica of a pool drop a LoRA adapter, or the one that x-kvpilot-pin names.
+	UnloadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// DerenderChatCompletions turns generated token ids into a chat answer, in vLLM's format.
 	DerenderChatCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// DerenderCompletions turns generated token ids into a completions answer, in vLLM's format.
@@ -445,9 +462,104 @@ func (c *inferenceServiceClient) RenderCompletions(ctx context.Context, in *http
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_RenderCompletionsClient = grpc.ServerStreamingClient[httpbody.HttpBody]
 
+func (c *inferenceServiceClient) RenderMessages(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[17], InferenceService_RenderMessages_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[httpbody.HttpBody, httpbody.HttpBody]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_RenderMessagesClient = grpc.ServerStreamingClient[httpbody.HttpBody]
+
+func (c *inferenceServiceClient) RenderResponses(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[18], InferenceService_RenderResponses_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[httpbody.HttpBody, httpbody.HttpBody]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_RenderResponsesClient = grpc.ServerStreamingClient[httpbody.HttpBody]
+
+func (c *inferenceServiceClient) CohereChat(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[19], InferenceService_CohereChat_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[httpbody.HttpBody, httpbody.HttpBody]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_CohereChatClient = grpc.ServerStreamingClient[httpbody.HttpBody]
+
+func (c *inferenceServiceClient) LoadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[20], InferenceService_LoadAdapter_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[httpbody.HttpBody, httpbody.HttpBody]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_LoadAdapterClient = grpc.ServerStreamingClient[httpbody.HttpBody]
+
+func (c *inferenceServiceClient) UnloadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[21], InferenceService_UnloadAdapter_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[httpbody.HttpBody, httpbody.HttpBody]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_UnloadAdapterClient = grpc.ServerStreamingClient[httpbody.HttpBody]
+
 func (c *inferenceServiceClient) DerenderChatCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[17], InferenceService_DerenderChatCompletions_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[22], InferenceService_DerenderChatCompletions_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -466,7 +578,7 @@ type InferenceService_DerenderChatCompletionsClient = grpc.ServerStreamingClient
 
 func (c *inferenceServiceClient) DerenderCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[18], InferenceService_DerenderCompletions_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[23], InferenceService_DerenderCompletions_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -485,7 +597,7 @@ type InferenceService_DerenderCompletionsClient = grpc.ServerStreamingClient[htt
 
 func (c *inferenceServiceClient) TokenizeBody(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[19], InferenceService_TokenizeBody_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[24], InferenceService_TokenizeBody_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -504,7 +616,7 @@ type InferenceService_TokenizeBodyClient = grpc.ServerStreamingClient[httpbody.H
 
 func (c *inferenceServiceClient) DetokenizeBody(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[20], InferenceService_DetokenizeBody_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[25], InferenceService_DetokenizeBody_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -523,7 +635,7 @@ type InferenceService_DetokenizeBodyClient = grpc.ServerStreamingClient[httpbody
 
 func (c *inferenceServiceClient) RetrieveResponse(ctx context.Context, in *RetrieveResponseRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[21], InferenceService_RetrieveResponse_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[26], InferenceService_RetrieveResponse_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -542,7 +654,7 @@ type InferenceService_RetrieveResponseClient = grpc.ServerStreamingClient[httpbo
 
 func (c *inferenceServiceClient) CancelResponse(ctx context.Context, in *CancelResponseRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[22], InferenceService_CancelResponse_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[27], InferenceService_CancelResponse_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -581,7 +693,7 @@ func (c *inferenceServiceClient) GetModel(ctx context.Context, in *GetModelReque
 
 func (c *inferenceServiceClient) Forward(ctx context.Context, in *ForwardRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[23], InferenceService_Forward_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[28], InferenceService_Forward_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -643,6 +755,18 @@ type InferenceServiceServer interface {
 	RenderChatCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// RenderCompletions returns the token ids that the engine would use for prompts, in vLLM's format.
 	RenderCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
+	// RenderMessages returns the token ids that the engine would use for an Anthropic body, in vLLM's format.
+	RenderMessages(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
+	// RenderResponses returns the token ids that the engine would use for a Responses body, in vLLM's format.
+	RenderResponses(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
+	// CohereChat is vLLM's /cohere/v2/chat, in Cohere's format. Requests are spread by load.
+	CohereChat(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
+	// LoadAdapter has every replica of a pool load a LoRA adapter, or the one that x-kvpilot-pin names. The pool is
+	// that of the body's model, or the only one. The engines take it only when they were started to. The answer is
+	// the engines' own when all have loaded it, else the first refusal, with what became of the others.
+	LoadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
+	// UnloadAdapter has every replica of a pool drop a LoRA adapter, or the one that x-kvpilot-pin names.
+	UnloadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// DerenderChatCompletions turns generated token ids into a chat answer, in vLLM's format.
 	DerenderChatCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// DerenderCompletions turns generated token ids into a completions answer, in vLLM's format.
@@ -722,6 +846,21 @@ func (UnimplementedInferenceServiceServer) RenderChatCompletions(*httpbody.HttpB
 }
 func (UnimplementedInferenceServiceServer) RenderCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
 	return status.Error(codes.Unimplemented, "method RenderCompletions not implemented")
+}
+func (UnimplementedInferenceServiceServer) RenderMessages(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
+	return status.Error(codes.Unimplemented, "method RenderMessages not implemented")
+}
+func (UnimplementedInferenceServiceServer) RenderResponses(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
+	return status.Error(codes.Unimplemented, "method RenderResponses not implemented")
+}
+func (UnimplementedInferenceServiceServer) CohereChat(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
+	return status.Error(codes.Unimplemented, "method CohereChat not implemented")
+}
+func (UnimplementedInferenceServiceServer) LoadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
+	return status.Error(codes.Unimplemented, "method LoadAdapter not implemented")
+}
+func (UnimplementedInferenceServiceServer) UnloadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
+	return status.Error(codes.Unimplemented, "method UnloadAdapter not implemented")
 }
 func (UnimplementedInferenceServiceServer) DerenderChatCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
 	return status.Error(codes.Unimplemented, "method DerenderChatCompletions not implemented")
@@ -958,6 +1097,61 @@ func _InferenceService_RenderCompletions_Handler(srv interface{}, stream grpc.Se
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_RenderCompletionsServer = grpc.ServerStreamingServer[httpbody.HttpBody]
 
+func _InferenceService_RenderMessages_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(httpbody.HttpBody)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(InferenceServiceServer).RenderMessages(m, &grpc.GenericServerStream[httpbody.HttpBody, httpbody.HttpBody]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_RenderMessagesServer = grpc.ServerStreamingServer[httpbody.HttpBody]
+
+func _InferenceService_RenderResponses_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(httpbody.HttpBody)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(InferenceServiceServer).RenderResponses(m, &grpc.GenericServerStream[httpbody.HttpBody, httpbody.HttpBody]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_RenderResponsesServer = grpc.ServerStreamingServer[httpbody.HttpBody]
+
+func _InferenceService_CohereChat_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(httpbody.HttpBody)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(InferenceServiceServer).CohereChat(m, &grpc.GenericServerStream[httpbody.HttpBody, httpbody.HttpBody]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_CohereChatServer = grpc.ServerStreamingServer[httpbody.HttpBody]
+
+func _InferenceService_LoadAdapter_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(httpbody.HttpBody)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(InferenceServiceServer).LoadAdapter(m, &grpc.GenericServerStream[httpbody.HttpBody, httpbody.HttpBody]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_LoadAdapterServer = grpc.ServerStreamingServer[httpbody.HttpBody]
+
+func _InferenceService_UnloadAdapter_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(httpbody.HttpBody)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(InferenceServiceServer).UnloadAdapter(m, &grpc.GenericServerStream[httpbody.HttpBody, httpbody.HttpBody]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_UnloadAdapterServer = grpc.ServerStreamingServer[httpbody.HttpBody]
+
 func _InferenceService_DerenderChatCompletions_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(httpbody.HttpBody)
 	if err := stream.RecvMsg(m); err != nil {
@@ -1171,6 +1365,31 @@ var InferenceService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "RenderCompletions",
 			Handler:       _InferenceService_RenderCompletions_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "RenderMessages",
+			Handler:       _InferenceService_RenderMessages_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "RenderResponses",
+			Handler:       _InferenceService_RenderResponses_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "CohereChat",
+			Handler:       _InferenceService_CohereChat_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "LoadAdapter",
+			Handler:       _InferenceService_LoadAdapter_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "UnloadAdapter",
+			Handler:       _InferenceService_UnloadAdapter_Handler,
 			ServerStreams: true,
 		},
 		{

@@ -196,7 +196,7 @@ func (d *Decoder) eventArray(b []byte) ([]byte, error) {
 	op, known := operation(tag)
 	d.begin()
 	for i := 1; i < n; i++ {
-		f := field(0)
+		f := fieldAside // of an event that counts as unknown as a whole
 		if known {
 			f = fieldAt(op, i)
 		}
@@ -227,7 +227,7 @@ func (d *Decoder) eventMap(b []byte) ([]byte, error) {
 		if key, b, err = text(b, "event key"); err != nil {
 			return b, err
 		}
-		f := field(0)
+		f := fieldAside // of an event that counts as unknown as a whole
 		if known {
 			f = fieldNamed(key)
 		}

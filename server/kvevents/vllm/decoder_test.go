@@ -256,11 +256,11 @@ func TestUnknownThingsAreSkippedAndCounted(t *testing.T) {
 	newest := vllmtest.Newest()
 	known := vllmtest.Stored([]uint64{1}, nil, tokens(4), 4)
 	wider := newest
-	wider.Stored = append(slices.Clone(newest.Stored), "session_id", "of_next_year")
+	wider.Stored = append(slices.Clone(newest.Stored), "of_next_year")
 	array := vllmtest.Layouts()[5]
 	longer := array
-	longer.Stored = append(slices.Clone(array.Stored), "locality", "a", "b")
-	longer.Removed = append(slices.Clone(array.Removed), "locality", "a")
+	longer.Stored = append(slices.Clone(newest.Stored), "a", "b")
+	longer.Removed = append(slices.Clone(newest.Removed), "a")
 
 	b := decode(t, wider.Batch(1, 0, known.With("session_id", "s").With("of_next_year", map[string]any{"x": []any{1, nil}})))
 	if b.UnknownFields != 1 || len(b.Events) != 1 {
@@ -446,6 +446,42 @@ func BenchmarkDecode(b *testing.B) {
 				}
 				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*34), "ns/block")
 			})
+		}
+	}
+}
+
+// TestItem17FieldsOfVLLM033: with speculation each block's hash covers the tokens behind it too, and a tier
+// may have an owner; neither is an unknown field, and whatever shape the lists have is read in bounds.
+func TestItem17FieldsOfVLLM033(t *testing.T) {
+	ahead := []any{[]any{7, 8}, []any{9}}
+	e := vllmtest.Stored([]uint64{1, 2}, nil, tokens(8), 4).With("lookahead_token_ids", ahead).With("ownership", "mooncake").With("session_id", "s")
+	array := vllmtest.Newest()
+	array.Map = false // no release sends arrays of this length; a fork may
+	for _, l := range []vllmtest.Layout{vllmtest.Newest(), array} {
+		b := decode(t, l.Batch(1, 0, e, vllmtest.Removed(1).With("ownership", "mooncake")))
+		if b.UnknownFields+b.UnknownTags+b.Misfits != 0 || len(b.Events) != 2 {
+			t.Errorf("batch = %+v", b)
+		}
+		if got := b.Events[0].Stored.Lookahead; got != 2 {
+			t.Errorf("lookahead = %d, want 2", got)
+		}
+	}
+	if got := one(t, vllmtest.Newest(), e.With("lookahead_token_ids", nil)).Stored.Lookahead; got != 0 {
+		t.Errorf("lookahead of nil = %d", got)
+	}
+	var d vllm.Decoder
+	for _, odd := range []any{"x", 5, []any{5}, []any{"ab"}} {
+		if _, err := d.Decode(vllmtest.Newest().Batch(1, 0, e.With("lookahead_token_ids", odd))); !errors.Is(err, vllm.ErrPayload) {
+			t.Errorf("lookahead_token_ids of %v: error %v", odd, err)
+		}
+	}
+}
+
+// TestItem20ParentZeroIsARoot: llm-d-inference-sim writes the parent of a prompt's first block as 0.
+func TestItem20ParentZeroIsARoot(t *testing.T) {
+	for _, l := range vllmtest.Layouts() {
+		if s := one(t, l, vllmtest.Stored([]uint64{5}, uint64(0), tokens(4), 4)).Stored; s.HasParent {
+			t.Errorf("%s: parent %d of a root", l.Name, s.Parent)
 		}
 	}
 }

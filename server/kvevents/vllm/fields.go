@@ -18,7 +18,8 @@ const (
 	fieldKind
 	fieldWindow
 	fieldLocality
-	fieldSession // known and of no use here
+	fieldLookahead
+	fieldAside // known and of no use here
 )
 
 // storedOrder and removedOrder are the positions after the tag in the array encoding. Releases
@@ -26,9 +27,9 @@ const (
 var (
 	storedOrder = [...]field{
 		fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoraID, fieldMedium, fieldLoraName,
-		fieldExtraKeys, fieldGroup, fieldKind, fieldWindow, fieldLocality,
+		fieldExtraKeys, fieldGroup, fieldKind, fieldWindow, fieldLocality, fieldAside, fieldAside, fieldLookahead,
 	}
-	removedOrder = [...]field{fieldHashes, fieldMedium, fieldGroup, fieldLocality}
+	removedOrder = [...]field{fieldHashes, fieldMedium, fieldGroup, fieldLocality, fieldAside}
 )
 
 func fieldAt(op Op, position int) field {
@@ -74,8 +75,10 @@ func fieldNamed(key []byte) field {
 		return fieldWindow
 	case "locality":
 		return fieldLocality
-	case "session_id":
-		return fieldSession
+	case "lookahead_token_ids":
+		return fieldLookahead
+	case "ownership", "session_id": // which tier holds it, and for which session it was stored
+		return fieldAside
 	}
 	return unknownField
 }

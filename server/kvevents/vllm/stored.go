@@ -31,6 +31,7 @@ func (d *Decoder) field(f field, b []byte) (rest []byte, err error) {
 		return d.readHashes(b)
 	case fieldParent:
 		e.Parent, e.HasParent, b, err = hash(b)
+		e.HasParent = e.HasParent && e.Parent != 0 // some simulators write a root's missing parent as 0
 	case fieldTokens:
 		return d.readTokens(b)
 	case fieldBlockSize:
@@ -57,13 +58,35 @@ func (d *Decoder) field(f field, b []byte) (rest []byte, err error) {
 	case fieldLocality:
 		name, b, err = text(b, "locality")
 		e.Remote = string(name) == "REMOTE" || string(name) == "remote"
-	case fieldType, fieldSession:
+	case fieldLookahead:
+		e.Lookahead, b, err = lookahead(b)
+	case fieldType, fieldAside:
 		return skip(b, "event")
 	default:
 		d.batch.UnknownFields++
 		return skip(b, "event")
 	}
 	return b, err
+}
+
+// lookahead reads the tokens behind each block that its hash covers too, and returns how many they
+// are: the longest list, because the last blocks of a prompt may have fewer.
+func lookahead(b []byte) (longest int, rest []byte, err error) {
+	n, b, err := list(b, "lookahead_token_ids")
+	if err != nil {
+		return 0, b, err
+	}
+	for range n {
+		size, _, err := list(b, "lookahead_token_ids")
+		if err != nil {
+			return 0, b, err
+		}
+		if b, err = skip(b, "lookahead_token_ids"); err != nil {
+			return 0, b, err
+		}
+		longest = max(longest, size)
+	}
+	return longest, b, nil
 }
 
 // finish turns the gathered fields into an event of the batch.

@@ -27,8 +27,9 @@ func Layouts() []Layout {
 	all := []string{
 		"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
 		"extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality",
+		"ownership", "session_id", "lookahead_token_ids",
 	}
-	removed := []string{"block_hashes", "medium", "group_idx", "locality"}
+	removed := []string{"block_hashes", "medium", "group_idx", "locality", "ownership"}
 	return []Layout{
 		{"0.9", false, all[:5], removed[:1]},
 		{"0.11", false, all[:6], removed[:2]},
@@ -37,7 +38,9 @@ func Layouts() []Layout {
 		{"0.21", false, all[:9], removed[:3]},
 		{"0.23", false, all[:11], removed[:3]},
 		{"0.24", true, all[:11], removed[:3]},
-		{"0.27", true, all, removed},
+		{"0.27", true, all[:12], removed[:4]},
+		{"0.32", true, all[:14], removed},
+		{"0.33", true, all, removed},
 	}
 }
 

@@ -41,6 +41,15 @@ func (p *Pool) attempt(ctx context.Context, e *endpoint, j *Job, parent string) 
 
 // askBest prefers the render routes and remembers when there are none.
 func (p *Pool) askBest(ctx context.Context, e *endpoint, j *Job) (*Answer, string, error) {
+	if j.Op == OpPrompt {
+		a, done, err := p.native(ctx, e, j)
+		switch {
+		case done:
+			return a, "render", err
+		case j.Prompt == nil:
+			return nil, "render", &Fault{Kind: KindUnmappable}
+		}
+	}
 	if j.Op == OpDetokenize {
 		a, err := p.client.ask(ctx, e, j, false)
 		return a, "detokenize", err

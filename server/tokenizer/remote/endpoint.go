@@ -32,6 +32,7 @@ type endpoint struct {
 	lastUsed atomic.Int64  // unix nanoseconds
 	coolTill atomic.Int64  // unix nanoseconds; set by Retry-After
 	render   atomic.Int32  // support of the render routes
+	native   atomic.Int32  // support of the render routes of other formats
 	handoff  atomic.Int32  // support of ids in kv_transfer_params
 	breaker  breaker
 }
@@ -45,6 +46,9 @@ func newEndpoint(r *replica.Replica, concurrency int, now time.Time) *endpoint {
 	e.lastUsed.Store(now.UnixNano())
 	if e.rust || e.vers.before(0, 18) {
 		e.render.Store(int32(supportNo))
+	}
+	if e.rust || e.vers.before(0, 32) {
+		e.native.Store(int32(supportNo))
 	}
 	if e.rust || e.vers.before(0, 27) {
 		e.handoff.Store(int32(supportNo))

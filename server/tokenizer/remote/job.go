@@ -25,9 +25,12 @@ const (
 
 // Job is one question to a tokenizer.
 type Job struct {
-	Op     Op
-	Model  string
+	Op    Op
+	Model string
+	// Prompt is in the form of the chat or completions route; nil when only Native is exact.
 	Prompt *prompt.Prompt
+	// Native is the prompt in the client's own format, when that is another one and the replica may know it.
+	Native *prompt.Prompt
 	// TemplateDefaults is the engine's --default-chat-template-kwargs as a JSON object; used for
 	// the versions whose /tokenize does not apply it by itself (0.14 to 0.17).
 	TemplateDefaults []byte
@@ -51,6 +54,9 @@ func (j *Job) size() int {
 	case opProbe:
 		return 0
 	case OpPrompt:
+	}
+	if j.Prompt == nil {
+		return len(j.Native.Body)
 	}
 	n := len(j.Prompt.Text)
 	for _, t := range j.Prompt.Texts {

@@ -40,6 +40,9 @@ type Replica struct {
 	Template Template
 	// Render serves the render routes; without it they are 404.
 	Render bool
+	// Native serves those of /v1/messages and /v1/responses, by a template of its own making: NativeIDs.
+	Native    bool
+	NativeIDs []uint32
 	// Rust answers as the Rust front end: no adapters.
 	Rust bool
 	// Models are the accepted names; empty accepts any.
@@ -158,6 +161,12 @@ func (r *Replica) answer(w http.ResponseWriter, req *http.Request, in *request) 
 			return
 		}
 		r.renderTexts(w, req, in)
+	case "/v1/messages/render", "/v1/responses/render":
+		if !r.Native {
+			fail(w, http.StatusNotFound, "Not Found", "Not Found")
+			return
+		}
+		reply(w, `{"request_id":"x","token_ids":`+list(r.NativeIDs)+`,"sampling_params":{},"features":null,"stream":false}`)
 	case "/v1/chat/completions":
 		r.generate(w, in)
 	default:
