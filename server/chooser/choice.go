@@ -44,6 +44,7 @@ type Choice struct {
 	quiet   uint64    // the rank's bookings at that time when nobody else was prefilling, else 0; guarded by mu
 	output  int       // tokens so far; guarded by mu
 	ended   bool      // guarded by mu
+	onEnd   func()    // guarded by mu
 	began   bool      // the client has something; guarded by mu
 	yielded bool      // it gave way; guarded by mu
 	behind  *turn     // of the one that it gave way to; guarded by mu
@@ -100,6 +101,20 @@ func (c *Choice) progress(outputTokens int) load.Outcome {
 	return c.reservation.Progress(outputTokens)
 }
 
+// OnEnd has f called when the reservation has ended, at once when it has already. It replaces the one
+// before it.
+func (c *Choice) OnEnd(f func()) {
+	c.mu.Lock()
+	ended := c.ended
+	if !ended {
+		c.onEnd = f
+	}
+	c.mu.Unlock()
+	if ended {
+		f()
+	}
+}
+
 // Release ends the reservation. The first call counts and returns true.
 func (c *Choice) Release(result Result) bool {
 	if c.reservation == nil {
@@ -111,8 +126,11 @@ func (c *Choice) Release(result Result) bool {
 		return false
 	}
 	c.ended = true
-	first, output, quiet := c.first, c.output, c.quiet
+	first, output, quiet, onEnd := c.first, c.output, c.quiet, c.onEnd
 	c.mu.Unlock()
+	if onEnd != nil {
+		defer onEnd()
+	}
 	c.reservation.Release()
 	c.Arrived()
 	if result.End != decision.EndYielded {
@@ -152,6 +170,9 @@ func (c *Choice) report(result Result, first, now time.Time) {
 		Predicted: duration(cand.TTFT), Duration: now.Sub(c.at),
 		PromptTokens: result.PromptTokens, OutputTokens: result.OutputTokens, CachedTokens: result.CachedTokens,
 		PredictedCached: c.Decision.PromptTokens - int(cand.Uncached),
+	}
+	if by := result.ServedBy; by != "" && by != cand.Replica {
+		o.Replica, o.Rank, o.Slot = by, 0, replica.NoSlot // which rank of it is not known
 	}
 	if !first.IsZero() && c.streamed {
 		o.TTFT = first.Sub(c.at)

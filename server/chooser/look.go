@@ -50,9 +50,10 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 	d := &s.d
 	*d = decision.Decision{
 		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, At: now, Model: req.Model, Adapter: req.Adapter, Policy: ln.policy,
-		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil, ExpectedOutput: req.ExpectedOutput,
+		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, ExpectedOutput: req.ExpectedOutput,
 		DryRun: req.DryRun, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: ln.params,
 		Resumes: req.Resumes != nil,
+		Pinned:  req.Options.Pinned != "" || req.Holder != "",
 		Seed:    c.seed.Add(0x9e3779b97f4a7c15),
 	}
 	if p := req.Options.Policy; p != "" {
@@ -65,7 +66,7 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 		}
 		d.Params = params
 	}
-	s.held = c.config.HoldAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.NoQueue
+	s.held = c.config.HoldAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.Unbooked && !req.NoQueue
 	c.candidates(s, req)
 	matching := c.clock()
 	c.overlap(s, req)
@@ -85,9 +86,10 @@ func (c *Chooser) candidates(s *scratch, req *Request) {
 	if f.Model == "" {
 		f.Model = req.Model
 	}
-	if !req.Estimated {
-		f.PromptTokens = req.PromptTokens
+	if req.Holder != "" {
+		f.Pinned, f.PinnedRank, f.Draining = req.Holder, -1, true
 	}
+	f.PromptTokens = req.Longest
 	d := &s.d
 	s.owner = s.owner[:0]
 	careful := c.params.Allow != nil && c.anyAllowed(&f, req.Replicas)
@@ -116,6 +118,7 @@ func (c *Chooser) candidates(s *scratch, req *Request) {
 			s.owner = append(s.owner, int32(i))
 		}
 	}
+	c.tooLong(s, req, f.Model)
 }
 
 // anyAllowed reports whether some replica that passes the filter has a closed breaker. When none
@@ -166,6 +169,7 @@ func (c *Chooser) overlap(s *scratch, req *Request) {
 				continue
 			}
 			cand.GPU, cand.CPU, cand.Disk = o.GPU*uint32(size), o.CPU*uint32(size), o.Disk*uint32(size)
+			d.Clip(cand)
 		}
 	}
 }
@@ -187,6 +191,7 @@ func (c *Chooser) affinity(s *scratch, req *Request, ln *line) {
 		d.Cursor = ln.cursor.Add(1) - 1
 	case decision.ConsistentHash:
 		key := req.Session
+		d.Keyless = key == ""
 		if key == "" {
 			key = req.ID + "/" + strconv.Itoa(req.Attempt)
 		}

@@ -197,7 +197,8 @@ type ChooseReplicaRequest struct {
 	TtftDeadline *durationpb.Duration `protobuf:"bytes,9,opt,name=ttft_deadline,json=ttftDeadline,proto3" json:"ttft_deadline,omitempty"`
 	// Tokens that the request is expected to produce; 0 when unknown.
 	ExpectedOutputTokens uint32 `protobuf:"varint,10,opt,name=expected_output_tokens,json=expectedOutputTokens,proto3" json:"expected_output_tokens,omitempty"`
-	// The LoRA adapter; empty when the model's name says it, or for a base model.
+	// The LoRA adapter; empty when the model's name says it, or for a base model. Only replicas that serve it may be chosen,
+	// and the answer's model is the adapter's name.
 	Adapter string `protobuf:"bytes,11,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	// The cache_salt that the request will carry; empty for none.
 	CacheSalt string `protobuf:"bytes,12,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
@@ -207,7 +208,8 @@ type ChooseReplicaRequest struct {
 	Reserve *bool `protobuf:"varint,14,opt,name=reserve,proto3,oneof" json:"reserve,omitempty"`
 	// How long the booking lives without a lifecycle report. Absent: as configured. 100 ms to 1 h.
 	Lease *durationpb.Duration `protobuf:"bytes,15,opt,name=lease,proto3" json:"lease,omitempty"`
-	// The request's own id, for logs and ExplainDecision; made when empty.
+	// The request's own id, for logs and ExplainDecision; made when empty. While the booking that was made under an id lives,
+	// the same request with the same id gets that booking again and books nothing more.
 	RequestId string `protobuf:"bytes,16,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Return the whole decision too.
 	Explain bool `protobuf:"varint,17,opt,name=explain,proto3" json:"explain,omitempty"`
@@ -453,7 +455,10 @@ type ChooseReplicaResponse struct {
 	// The whole decision, when it was asked for.
 	Decision *Decision `protobuf:"bytes,19,opt,name=decision,proto3" json:"decision,omitempty"`
 	// The prompt's token ids, when they were asked for and are known.
-	TokenIds      *TokenIds `protobuf:"bytes,20,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
+	TokenIds *TokenIds `protobuf:"bytes,20,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
+	// Applied when the load was booked by this call, duplicate when an earlier call with this request_id booked it (its lease
+	// begins anew), unspecified when nothing was booked.
+	Effect        Effect `protobuf:"varint,21,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -626,6 +631,13 @@ func (x *ChooseReplicaResponse) GetTokenIds() *TokenIds {
 		return x.TokenIds
 	}
 	return nil
+}
+
+func (x *ChooseReplicaResponse) GetEffect() Effect {
+	if x != nil {
+		return x.Effect
+	}
+	return Effect_EFFECT_UNSPECIFIED
 }
 
 // ExplainDecisionRequest names a decision.
@@ -1682,7 +1694,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x10return_token_ids\x18\x12 \x01(\bR\x0ereturnTokenIdsB\b\n" +
 	"\x06promptB\n" +
 	"\n" +
-	"\b_reserve\"\xac\x06\n" +
+	"\b_reserve\"\xd8\x06\n" +
 	"\x15ChooseReplicaResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
@@ -1706,7 +1718,8 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x11predicted_ttft_ms\x18\x11 \x01(\x01R\x0fpredictedTtftMs\x12^\n" +
 	"\x0frequest_headers\x18\x12 \x03(\v25.kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntryR\x0erequestHeaders\x120\n" +
 	"\bdecision\x18\x13 \x01(\v2\x14.kvpilot.v1.DecisionR\bdecision\x121\n" +
-	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x1aA\n" +
+	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12*\n" +
+	"\x06effect\x18\x15 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\x1aA\n" +
 	"\x13RequestHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x82\x01\n" +
@@ -1846,20 +1859,21 @@ var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(*RequestBody)(nil),                   // 23: kvpilot.v1.RequestBody
 	(*durationpb.Duration)(nil),           // 24: google.protobuf.Duration
 	(*Decision)(nil),                      // 25: kvpilot.v1.Decision
-	(*Overlap)(nil),                       // 26: kvpilot.v1.Overlap
-	(FeedState)(0),                        // 27: kvpilot.v1.FeedState
-	(*TokenizeRequest)(nil),               // 28: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),             // 29: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),             // 30: google.api.HttpBody
-	(*ReportPrefillCompletedRequest)(nil), // 31: kvpilot.v1.ReportPrefillCompletedRequest
-	(*ReportDecodeProgressRequest)(nil),   // 32: kvpilot.v1.ReportDecodeProgressRequest
-	(*ReleaseReservationRequest)(nil),     // 33: kvpilot.v1.ReleaseReservationRequest
-	(*RenewReservationRequest)(nil),       // 34: kvpilot.v1.RenewReservationRequest
-	(*TrackReservationRequest)(nil),       // 35: kvpilot.v1.TrackReservationRequest
-	(*TokenizeResponse)(nil),              // 36: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),            // 37: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),                   // 38: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil),      // 39: kvpilot.v1.TrackReservationResponse
+	(Effect)(0),                           // 26: kvpilot.v1.Effect
+	(*Overlap)(nil),                       // 27: kvpilot.v1.Overlap
+	(FeedState)(0),                        // 28: kvpilot.v1.FeedState
+	(*TokenizeRequest)(nil),               // 29: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),             // 30: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),             // 31: google.api.HttpBody
+	(*ReportPrefillCompletedRequest)(nil), // 32: kvpilot.v1.ReportPrefillCompletedRequest
+	(*ReportDecodeProgressRequest)(nil),   // 33: kvpilot.v1.ReportDecodeProgressRequest
+	(*ReleaseReservationRequest)(nil),     // 34: kvpilot.v1.ReleaseReservationRequest
+	(*RenewReservationRequest)(nil),       // 35: kvpilot.v1.RenewReservationRequest
+	(*TrackReservationRequest)(nil),       // 36: kvpilot.v1.TrackReservationRequest
+	(*TokenizeResponse)(nil),              // 37: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),            // 38: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),                   // 39: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil),      // 40: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	19, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
@@ -1872,53 +1886,54 @@ var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	20, // 7: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
 	25, // 8: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
 	22, // 9: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	25, // 10: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	25, // 11: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	25, // 12: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	22, // 13: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	23, // 14: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	12, // 15: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	26, // 16: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	27, // 17: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	15, // 18: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	24, // 19: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	18, // 20: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	21, // 21: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	28, // 22: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	29, // 23: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	2,  // 24: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	30, // 25: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	31, // 26: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
-	32, // 27: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
-	33, // 28: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
-	34, // 29: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
-	35, // 30: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
-	4,  // 31: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	6,  // 32: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	8,  // 33: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	10, // 34: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	13, // 35: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	16, // 36: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	36, // 37: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	37, // 38: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	3,  // 39: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	3,  // 40: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	38, // 41: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
-	38, // 42: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
-	38, // 43: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
-	38, // 44: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
-	39, // 45: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	5,  // 46: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	7,  // 47: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	9,  // 48: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	11, // 49: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	14, // 50: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	17, // 51: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	37, // [37:52] is the sub-list for method output_type
-	22, // [22:37] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	26, // 10: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
+	25, // 11: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	25, // 12: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	25, // 13: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	22, // 14: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	23, // 15: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	12, // 16: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	27, // 17: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	28, // 18: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	15, // 19: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	24, // 20: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	18, // 21: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	21, // 22: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	29, // 23: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	30, // 24: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	2,  // 25: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	31, // 26: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	32, // 27: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
+	33, // 28: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
+	34, // 29: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
+	35, // 30: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
+	36, // 31: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
+	4,  // 32: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	6,  // 33: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	8,  // 34: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	10, // 35: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	13, // 36: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	16, // 37: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	37, // 38: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	38, // 39: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	3,  // 40: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	3,  // 41: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	39, // 42: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
+	39, // 43: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
+	39, // 44: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
+	39, // 45: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
+	40, // 46: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	5,  // 47: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	7,  // 48: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	9,  // 49: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	11, // 50: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	14, // 51: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	17, // 52: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	38, // [38:53] is the sub-list for method output_type
+	23, // [23:38] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }
