@@ -13,27 +13,33 @@ func (r *Request) PromptText() string {
 	p := &r.Prompt
 	switch p.Kind {
 	case prompt.KindText:
-		return p.Text
+		if p.API != prompt.APIResponses || p.Field("instructions") == nil {
+			return p.Text
+		}
 	case prompt.KindBatch, prompt.KindChat:
 	case prompt.KindNone, prompt.KindIDs, prompt.KindBatchIDs:
 		return ""
 	}
+	texts := p.Texts
+	if p.Kind == prompt.KindText {
+		texts = []string{p.Text}
+	}
 	size := 0
-	for _, t := range p.Texts {
+	for _, t := range texts {
 		size += len(t)
 	}
 	for _, m := range p.Messages {
 		size += len(m)
 	}
 	w := textWriter{out: make([]byte, 0, size)}
-	for _, t := range p.Texts {
-		w.out = append(w.out, t...)
-	}
 	for _, name := range [...]string{"system", "instructions"} { // templates put them first
 		if raw := p.Field(name); raw != nil {
 			w.s = scanner{data: raw}
 			w.content()
 		}
+	}
+	for _, t := range texts {
+		w.out = append(w.out, t...)
 	}
 	for _, m := range p.Messages {
 		w.s = scanner{data: m}

@@ -91,7 +91,7 @@ func (s *Snapshot) Pool(model string) (*Pool, bool) {
 
 // AdapterOf reports whether the pool's model is a LoRA adapter of the base model.
 func (p *Pool) AdapterOf(base *Pool) bool {
-	if p.Adapter == "" {
+	if p.Adapter == "" || base.Adapter != "" {
 		return false
 	}
 	for _, r := range p.Replicas {
