@@ -131,7 +131,11 @@ func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackRe
 	if err := ss.SendHeader(inproc.StreamOpen()); err != nil {
 		return err
 	}
-	for {
+	var unreadable *inproc.Mistakes // of a REST caller's lines
+	if e := inproc.FromContext(ss.Context()); e != nil {
+		unreadable = e.Mistakes
+	}
+	for n := 1; ; n++ {
 		in, err := ss.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -140,7 +144,9 @@ func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackRe
 			return err
 		}
 		out := &kvpilotv1.TrackReservationResponse{Sequence: in.GetSequence()}
-		out.Reservation, err = s.report(quiet, in, bound)
+		if err = unreadable.Take(n); err == nil {
+			out.Reservation, err = s.report(quiet, in, bound)
+		}
 		s.linkOnce(ss.Context(), linked, out.Reservation)
 		if err != nil {
 			public := apierror.From(err)
