@@ -133,6 +133,45 @@ func TestUpstreamAnswerIsVerbatim(t *testing.T) {
 	}
 }
 
+// An engine's refusal is labelled by what it tells, and with no more.
+func TestEngineRefusalsAreLabelledTruthfully(t *testing.T) {
+	for _, c := range []struct {
+		status int
+		body   string
+		reason apierror.Reason
+		code   codes.Code
+	}{
+		{400, `{"error":{"message":"no"}}`, apierror.InvalidBody, codes.InvalidArgument},
+		{422, ``, apierror.InvalidBody, codes.InvalidArgument},
+		{401, `{"error":"Unauthorized"}`, apierror.UpstreamRefused, codes.Unauthenticated},
+		{403, ``, apierror.UpstreamRefused, codes.PermissionDenied},
+		{404, `{"error":{"message":"The model ` + "`x`" + ` does not exist.","type":"NotFoundError","param":"model","code":404}}`, apierror.ModelNotFound, codes.NotFound},
+		{404, `{"object":"error","message":"The model ` + "`x`" + ` does not exist.","type":"NotFoundError","param":null,"code":404}`, apierror.ModelNotFound, codes.NotFound},
+		{404, `{"error":{"message":"gone","code":"model_not_found"}}`, apierror.ModelNotFound, codes.NotFound},
+		{404, `{"error":{"message":"Response with id 'resp_1' not found.","param":"response_id","code":404}}`, apierror.UpstreamRefused, codes.NotFound},
+		{404, `{"detail":"Not Found"}`, apierror.UpstreamRefused, codes.NotFound},
+		{404, `<html>`, apierror.UpstreamRefused, codes.NotFound},
+		{404, `[1]`, apierror.UpstreamRefused, codes.NotFound},
+		{405, `{"detail":"Method Not Allowed"}`, apierror.MethodNotAllowed, codes.Unimplemented},
+		{408, ``, apierror.UpstreamRefused, codes.DeadlineExceeded},
+		{409, ``, apierror.UpstreamRefused, codes.Aborted},
+		{413, ``, apierror.BodyTooLarge, codes.ResourceExhausted},
+		{415, ``, apierror.UnsupportedMediaType, codes.InvalidArgument},
+		{418, ``, apierror.UpstreamRefused, codes.FailedPrecondition},
+		{429, ``, apierror.Overloaded, codes.ResourceExhausted},
+		{500, ``, apierror.UpstreamError, codes.Unavailable},
+		{501, ``, apierror.NotSupported, codes.Unimplemented},
+	} {
+		e := apierror.Upstream(c.status, "application/json", []byte(c.body))
+		if e.Reason != c.reason || status.Convert(e).Code() != c.code || e.HTTPStatus() != c.status {
+			t.Errorf("%d %s: %s, %s, %d; want %s, %s", c.status, c.body, e.Reason, status.Convert(e).Code(), e.HTTPStatus(), c.reason, c.code)
+		}
+		if back := apierror.From(status.Convert(e).Err()); back.Reason != c.reason || back.HTTPStatus() != c.status {
+			t.Errorf("%d %s after a gRPC hop: %s, %d", c.status, c.body, back.Reason, back.HTTPStatus())
+		}
+	}
+}
+
 func TestBodies(t *testing.T) {
 	e := apierror.New(apierror.ModelNotFound, `no "x"`, nil, apierror.WithParam("model"))
 	for name, tc := range map[string]struct{ got, want string }{

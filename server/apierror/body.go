@@ -133,6 +133,9 @@ func anthropicType(r Reason) string {
 	return kind
 }
 
+// longestFault bounds an engine's error body that is looked into.
+const longestFault = 64 << 10
+
 // engineMessage is the sentence in an engine's error body, in any of the shapes that vLLM has
 // used; a general sentence when there is none or it is too long to repeat.
 func engineMessage(body []byte) string {
@@ -141,7 +144,7 @@ func engineMessage(body []byte) string {
 		Message string          `json:"message"`
 		Error   json.RawMessage `json:"error"`
 	}
-	if len(body) > 64<<10 || json.Unmarshal(body, &shape) != nil {
+	if len(body) > longestFault || json.Unmarshal(body, &shape) != nil {
 		return general
 	}
 	var nested struct {

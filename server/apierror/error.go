@@ -74,7 +74,7 @@ func New(reason Reason, message string, cause error, options ...Option) *Error {
 // content type and body on byte for byte. Body is kept, not copied.
 func Upstream(status int, contentType string, body []byte) *Error {
 	return &Error{
-		Reason:  upstreamReason(status),
+		Reason:  upstreamReason(status, body),
 		Message: engineMessage(body),
 		Answer:  &Answer{Status: status, ContentType: contentType, Body: body},
 	}

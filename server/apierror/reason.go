@@ -41,6 +41,7 @@ const (
 	Conflict             = kvpilotv1.ErrorReason_ERROR_REASON_CONFLICT
 	UnsupportedMediaType = kvpilotv1.ErrorReason_ERROR_REASON_UNSUPPORTED_MEDIA_TYPE
 	BodyTimeout          = kvpilotv1.ErrorReason_ERROR_REASON_BODY_TIMEOUT
+	UpstreamRefused      = kvpilotv1.ErrorReason_ERROR_REASON_UPSTREAM_REFUSED
 )
 
 // StatusClientClosed is the HTTP status of a request whose client went away; no client sees it.
@@ -62,6 +63,8 @@ func Codes(r Reason) (rpc codes.Code, httpStatus int, openAIType string) {
 	switch r {
 	case InvalidBody, TokenizeRefused:
 		return codes.InvalidArgument, http.StatusBadRequest, typeInvalid
+	case UpstreamRefused: // what is shown is the engine's own status, see refusedCode
+		return codes.FailedPrecondition, http.StatusBadRequest, typeInvalid
 	case ModelNotFound, RouteNotFound, ReplicaNotFound, ReservationNotFound, DecisionNotFound:
 		return codes.NotFound, http.StatusNotFound, typeNotFound
 	case ReservationEnded:

@@ -1,9 +1,11 @@
 package apierror
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"google.golang.org/genproto/googleapis/api/httpbody"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -26,6 +28,9 @@ const maxDetail = 4 << 10
 // GRPCStatus is what gRPC callers see. grpc-go and status.FromError use it by themselves.
 func (e *Error) GRPCStatus() *status.Status {
 	code, _, _ := e.codes()
+	if e.Reason == UpstreamRefused && e.Answer != nil {
+		code = refusedCode(e.Answer.Status)
+	}
 	info := &errdetails.ErrorInfo{Reason: Name(e.Reason), Domain: Domain}
 	details := []protoadapt.MessageV1{info}
 	if e.Param != "" || e.Answer != nil {
@@ -100,19 +105,69 @@ func (e *Error) answer() *Answer {
 	return e.Answer
 }
 
-// upstreamReason names an engine's refusal for gRPC callers and logs.
-func upstreamReason(httpStatus int) Reason {
-	switch {
-	case httpStatus == http.StatusNotFound:
-		return ModelNotFound
-	case httpStatus == http.StatusRequestEntityTooLarge:
-		return BodyTooLarge
-	case httpStatus == http.StatusTooManyRequests:
-		return Overloaded
-	case httpStatus == http.StatusNotImplemented, httpStatus == http.StatusMethodNotAllowed:
-		return NotSupported
-	case httpStatus >= 400 && httpStatus < 500:
+// upstreamReason names an engine's refusal for callers and logs: as far as the status, and for a 404
+// the body, tell it.
+func upstreamReason(httpStatus int, body []byte) Reason {
+	switch httpStatus {
+	case http.StatusBadRequest, http.StatusUnprocessableEntity:
 		return InvalidBody
+	case http.StatusNotFound:
+		if aboutModel(body) {
+			return ModelNotFound
+		}
+	case http.StatusRequestEntityTooLarge:
+		return BodyTooLarge
+	case http.StatusUnsupportedMediaType:
+		return UnsupportedMediaType
+	case http.StatusTooManyRequests:
+		return Overloaded
+	case http.StatusMethodNotAllowed:
+		return MethodNotAllowed
+	case http.StatusNotImplemented:
+		return NotSupported
+	}
+	if httpStatus >= 400 && httpStatus < 500 {
+		return UpstreamRefused
 	}
 	return UpstreamError
+}
+
+// aboutModel reports whether an engine's 404 says that it does not know the model: by the field that
+// it names, by its code, or, in versions that give neither, by vLLM's sentence.
+func aboutModel(body []byte) bool {
+	type fault struct {
+		Message string `json:"message"`
+		Param   any    `json:"param"`
+		Code    any    `json:"code"`
+	}
+	var shape struct {
+		fault
+		Error json.RawMessage `json:"error"`
+	}
+	if len(body) > longestFault || json.Unmarshal(body, &shape) != nil {
+		return false
+	}
+	told := shape.fault
+	if len(shape.Error) > 0 && json.Unmarshal(shape.Error, &told) != nil {
+		return false
+	}
+	return told.Param == "model" || told.Code == "model_not_found" ||
+		strings.HasPrefix(told.Message, "The model `") && strings.Contains(told.Message, "` does not exist")
+}
+
+// refusedCode is the gRPC code that comes closest to an engine's refusal.
+func refusedCode(httpStatus int) codes.Code {
+	switch httpStatus {
+	case http.StatusUnauthorized:
+		return codes.Unauthenticated
+	case http.StatusForbidden:
+		return codes.PermissionDenied
+	case http.StatusNotFound, http.StatusGone:
+		return codes.NotFound
+	case http.StatusRequestTimeout:
+		return codes.DeadlineExceeded
+	case http.StatusConflict:
+		return codes.Aborted
+	}
+	return codes.FailedPrecondition
 }

@@ -59,6 +59,7 @@ type Choice struct {
 	mark    mark      // guarded by mu
 	output  int       // tokens so far; guarded by mu
 	ended   bool      // guarded by mu
+	onEnd   func()    // guarded by mu
 	began   bool      // the client has something; guarded by mu
 	yielded bool      // it gave way; guarded by mu
 	// forsaken: its caller was told to take it back from a stalled rank; guarded by mu
@@ -122,6 +123,20 @@ func (c *Choice) progress(outputTokens int) load.Outcome {
 	return c.reservation.Progress(outputTokens)
 }
 
+// OnEnd has f called when the reservation has ended, at once when it has already. It replaces the one
+// before it.
+func (c *Choice) OnEnd(f func()) {
+	c.mu.Lock()
+	ended := c.ended
+	if !ended {
+		c.onEnd = f
+	}
+	c.mu.Unlock()
+	if ended {
+		f()
+	}
+}
+
 // Release ends the reservation. The first call counts and returns true.
 func (c *Choice) Release(result Result) bool {
 	if c.reservation == nil {
@@ -133,8 +148,11 @@ func (c *Choice) Release(result Result) bool {
 		return false
 	}
 	c.ended = true
-	first, output := c.first, c.output
+	first, output, onEnd := c.first, c.output, c.onEnd
 	c.mu.Unlock()
+	if onEnd != nil {
+		defer onEnd()
+	}
 	c.reservation.Release()
 	c.land(result.End == decision.EndCompleted)
 	c.Arrived()
@@ -173,6 +191,9 @@ func (c *Choice) report(result Result, first, now time.Time) {
 		Predicted: duration(cand.TTFT), Duration: now.Sub(c.at),
 		PromptTokens: result.PromptTokens, OutputTokens: result.OutputTokens, CachedTokens: result.CachedTokens,
 		PredictedCached: c.predictedCached(),
+	}
+	if by := result.ServedBy; by != "" && by != cand.Replica {
+		o.Replica, o.Rank, o.Slot = by, 0, replica.NoSlot // which rank of it is not known
 	}
 	if !first.IsZero() && c.streamed {
 		o.TTFT = first.Sub(c.at)

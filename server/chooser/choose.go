@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/admission"
+	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/kvblock"
 	"github.com/kvpilot/kvpilot/server/kvindex"
@@ -175,7 +176,10 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 		}
 		cand := d.Pick()
 		r := req.Replicas[s.owner[d.Chosen]]
-		if req.DryRun {
+		if req.DryRun || req.Unbooked {
+			if req.Unbooked {
+				c.teach(d, req, ln, hashesFor(req, cand), now)
+			}
 			c.shade(d, ln)
 			d := c.record(s, now)
 			c.publish(d)
@@ -186,6 +190,9 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 			PrefillTokens: int(cand.Uncached), PrefillTime: duration(cand.Prefill * (1 + cand.Slowdown)),
 			Hashes: hashesFor(req, cand), BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
 			Lease: req.Lease, Unstreamed: req.Unstreamed || req.Lease != 0 && !req.Reports,
+		}
+		if d.TooLong { // the engine refuses it at once
+			booking.PromptTokens, booking.PrefillTokens, booking.PrefillTime, booking.Hashes = 0, 0, 0, nil
 		}
 		var res *load.Reservation
 		var err error
@@ -236,7 +243,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		unread: req.Unread, samples: req.Samples,
 	}
 	s.ahead = nil
-	if rk := c.rank(cand.Slot); rk != nil {
+	if rk := c.rank(cand.Slot); rk != nil && !d.TooLong {
 		whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
 		saved := whole - cand.Prefill
 		if req.Resumes != nil {
@@ -250,12 +257,25 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		choice.mayYield(req, cand, booking.PrefillTime.Seconds())
 	}
 	choice.takeOff(req, booking.PrefillTime.Seconds(), cand.StepTime*float64(orUnlimited(req.ExpectedOutput)))
-	if len(booking.Hashes) > 0 {
-		if cand.Feed == kvblock.FeedNone {
-			c.params.Index.Routed(cand.Slot, booking.Hashes)
-		} else {
-			choice.belief = c.params.Index.Predict(cand.Slot, booking.Hashes, now.Add(2*duration(cand.TTFT)+beliefSlack))
-		}
+	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
+		choice.belief = c.params.Index.Predict(cand.Slot, booking.Hashes, now.Add(2*duration(cand.TTFT)+beliefSlack))
+	}
+	if !d.TooLong {
+		c.teach(d, req, ln, booking.Hashes, now)
+	}
+	if choice.leased {
+		c.booked.Store(req.ID, choice)
+	}
+	c.metrics.decided(d)
+	c.publish(d)
+	return choice
+}
+
+// teach tells those who remember what was sent where.
+func (c *Chooser) teach(d *decision.Decision, req *Request, ln *line, hashes []blockhash.Hash, now time.Time) {
+	cand := d.Pick()
+	if cand.Feed == kvblock.FeedNone && len(hashes) > 0 {
+		c.params.Index.Routed(cand.Slot, hashes)
 	}
 	if d.Policy == decision.ConsistentHash {
 		c.metrics.affinity.routed(req.Session, cand.Slot, int(cand.Place))
@@ -268,12 +288,6 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 			t.Insert(cand.Slot, req.Text, now)
 		}
 	}
-	if choice.leased {
-		c.booked.Store(req.ID, choice)
-	}
-	c.metrics.decided(d)
-	c.publish(d)
-	return choice
 }
 
 // record copies the decision out of the scratch memory.

@@ -258,7 +258,7 @@ func TestOptions(t *testing.T) {
 		req.Options, req.DryRun = o, true
 		return req
 	}
-	if c := f.choose(pin(chooser.Options{Pinned: "r3", PinnedRank: -1})); c.Replica.ID != "r3" || c.Decision.Reason != decision.ReasonOnly {
+	if c := f.choose(pin(chooser.Options{Pinned: "r3", PinnedRank: -1})); c.Replica.ID != "r3" || c.Decision.Reason != decision.ReasonPinned {
 		t.Errorf("pinned: %s for %q", c.Replica.ID, c.Decision.Reason)
 	}
 	if c := f.choose(pin(chooser.Options{Allowed: []replica.ID{"r1"}})); c.Replica.ID != "r1" {

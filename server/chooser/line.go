@@ -58,6 +58,15 @@ func (c *Chooser) ReadsCache(model string, o *Options) bool {
 	return serving.ReadsCache() || ln.shadow.ReadsCache()
 }
 
+// ReadsText reports whether the request will be decided by its prompt's text.
+func (c *Chooser) ReadsText(model string, o *Options) bool {
+	if o.Policy != "" {
+		return o.Policy == decision.PrefixAffinity
+	}
+	ln, err := c.lineFor(model)
+	return err == nil && ln.policy == decision.PrefixAffinity
+}
+
 // lineFor returns the line of a model, made at first use.
 func (c *Chooser) lineFor(model string) (*line, error) {
 	if ln, ok := c.lines.Load(model); ok {

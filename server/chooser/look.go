@@ -52,9 +52,10 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 	d := &s.d
 	*d = decision.Decision{
 		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, At: now, Model: req.Model, Adapter: req.Adapter, Policy: ln.policy,
-		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil, ExpectedOutput: req.ExpectedOutput,
+		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, ExpectedOutput: req.ExpectedOutput,
 		DryRun: req.DryRun, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: ln.params,
 		Resumes: req.Resumes != nil,
+		Pinned:  req.Options.Pinned != "" || req.Holder != "",
 		Seed:    c.seed.Add(0x9e3779b97f4a7c15),
 	}
 	if p := req.Options.Policy; p != "" {
@@ -75,7 +76,7 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 		}
 		d.Params = params
 	}
-	s.held = c.config.HoldAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.NoQueue
+	s.held = c.config.HoldAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.Unbooked && !req.NoQueue
 	c.candidates(s, req)
 	c.avoid(d, now)
 	matching := c.clock()
@@ -97,9 +98,10 @@ func (c *Chooser) candidates(s *scratch, req *Request) {
 		f.Model = req.Model
 	}
 	f.Mute = MostMute(req.Replicas, s.d.At)
-	if !req.Estimated {
-		f.PromptTokens = req.PromptTokens
+	if req.Holder != "" {
+		f.Pinned, f.PinnedRank, f.Draining = req.Holder, -1, true
 	}
+	f.PromptTokens = req.Longest
 	d := &s.d
 	s.owner = s.owner[:0]
 	careful := c.params.Allow != nil && c.anyAllowed(&f, req.Replicas)
@@ -128,6 +130,7 @@ func (c *Chooser) candidates(s *scratch, req *Request) {
 			s.owner = append(s.owner, int32(i))
 		}
 	}
+	c.tooLong(s, req, f.Model)
 }
 
 // anyAllowed reports whether some replica that passes the filter has a closed breaker. When none
@@ -184,6 +187,7 @@ func (c *Chooser) overlap(s *scratch, req *Request) {
 			if !req.Estimated && req.PromptTokens > 0 {
 				cutTo(cand, c.params.Index.Reach(o.Slot, req.PromptTokens)/size*size)
 			}
+			d.Clip(cand)
 		}
 	}
 }
@@ -214,6 +218,7 @@ func (c *Chooser) affinity(s *scratch, req *Request, ln *line) {
 		d.Cursor = ln.cursor.Add(1) - 1
 	case decision.ConsistentHash:
 		key := req.Session
+		d.Keyless = key == ""
 		if key == "" {
 			key = req.ID + "/" + strconv.Itoa(req.Attempt)
 		}

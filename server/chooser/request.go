@@ -30,10 +30,16 @@ type Request struct {
 	// PromptTokens is the prompt's length in tokens; set Estimated when it is a guess.
 	PromptTokens int
 	Estimated    bool
-	// Hashes returns the prompt's block hashes for a block size; nil when there are no token ids.
-	// It may be called again, later and with other sizes, until Choose returns.
-	Hashes func(blockSize int) []blockhash.Hash
-	// Text is the prompt as text, the key of prefix-affinity; empty when there is none.
+	// Longest is the length of the request's longest prompt, which the model's context must hold; 0 when
+	// it is not known exactly, or when the engine cuts it to fit.
+	Longest int
+	// Hashes returns the prompt's block hashes for a block size, or names made of its text where no token
+	// ids are known; nil when there are neither. It may be called again, later and with other sizes, until
+	// Choose returns. Keyless says that no token ids are known.
+	Hashes  func(blockSize int) []blockhash.Hash
+	Keyless bool
+	// Text is the prompt as text, the key of prefix-affinity; empty when there is none. ReadsText says
+	// whether it is looked at.
 	Text string
 	// Session and Tenant are the caller's own names; empty for none.
 	Session string
@@ -64,14 +70,19 @@ type Request struct {
 	// Exclude names replicas that must not be tried (again).
 	Exclude []replica.ID
 	Options Options
+	// Holder, when set, is the one replica that can serve because it stores what the request continues;
+	// it may be draining.
+	Holder replica.ID
 	// Lease, above zero, lets the reservation expire when nobody reports on it for that long;
 	// for callers outside this process. Zero ties it to the Choice alone.
 	Lease time.Duration
 	// Reports says that the holder of the lease is sure to report the first token. Of any other, the
 	// prefill counts as done when that was predicted, or with its report, whichever comes first.
 	Reports bool
-	// DryRun decides and books nothing; it never waits.
-	DryRun bool
+	// DryRun decides, books nothing and teaches nothing; it never waits. Unbooked books nothing either,
+	// but the request is going to be sent there: the policies that remember what was sent where learn.
+	DryRun   bool
+	Unbooked bool
 	// NoQueue never waits: it takes the best rank now.
 	NoQueue bool
 	// Unread says that the engine reads no cached block for this request (prompt_logprobs).
@@ -110,4 +121,6 @@ type Result struct {
 	PromptTokens int
 	OutputTokens int
 	CachedTokens int
+	// ServedBy is the replica that served in place of the chosen one, empty when that one did.
+	ServedBy replica.ID
 }

@@ -26,8 +26,14 @@ type Decision struct {
 	// PromptTokens is the prompt's length; an estimate when Estimated.
 	PromptTokens int  `json:"prompt_tokens"`
 	Estimated    bool `json:"estimated,omitempty"`
-	// Keyless says that no token ids were known, so nothing is known of the caches.
+	// Keyless says that the key is missing that the policy goes by: no token ids were known, so that
+	// nothing exact is known of the caches, or, for consistent-hash, there is no session.
 	Keyless bool `json:"keyless,omitempty"`
+	// Pinned says that the request could go to one replica only: the caller named it, or it stores what
+	// the request continues.
+	Pinned bool `json:"pinned,omitempty"`
+	// TooLong says that the prompt exceeds every context; only the ranks with the longest are left.
+	TooLong bool `json:"too_long,omitempty"`
 	// PromptChars is the length of the text key in characters; 0 when the policy reads none.
 	PromptChars int `json:"prompt_chars,omitempty"`
 	// ExpectedOutput is the expected number of output tokens; 0 when unknown.
@@ -207,6 +213,16 @@ type Shadow struct {
 	// Regret is the predicted time to the first token of the shadow's choice minus that of the
 	// served one, in seconds: above zero, the shadow would have been slower.
 	Regret float64 `json:"regret_s"`
+}
+
+// Clip bounds what c is said to hold by the prompt: its length may be an estimate, and so may what is
+// held of it.
+func (d *Decision) Clip(c *Candidate) {
+	left := uint32(max(0, d.PromptTokens))
+	for _, held := range [...]*uint32{&c.GPU, &c.CPU, &c.Disk} {
+		*held = min(*held, left)
+		left -= *held
+	}
 }
 
 // Pick returns the chosen candidate, or nil.

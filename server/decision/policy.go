@@ -58,6 +58,9 @@ const (
 	ReasonDice Reason = "dice"
 	// ReasonNoKey: the policy needs a key (ids, text, session) that the request lacks; load decided.
 	ReasonNoKey Reason = "no_key"
+	// ReasonTooLong: the prompt exceeds every context; it goes where the longest is, and the engine
+	// words the refusal.
+	ReasonTooLong Reason = "too_long"
 	// ReasonImbalance: the policy's own load guard overrode affinity.
 	ReasonImbalance Reason = "imbalance"
 	// ReasonNone: no candidate was left.

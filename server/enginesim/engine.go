@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"sync/atomic"
 	"time"
@@ -36,6 +37,7 @@ type Engine struct {
 	life            atomic.Pointer[life]
 	lives           atomic.Uint64
 	ids             atomic.Uint64
+	salt            uint64 // keeps the ids apart from those of other engines
 }
 
 // New checks the configuration and returns an Engine that serves nobody yet.
@@ -58,7 +60,7 @@ func New(cfg Config, p Params) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, features: featuresOf(v, cfg.Version), log: p.Log,
-		http: newRelay(p.HTTP), restarts: make(chan time.Duration, 1),
+		http: newRelay(p.HTTP), restarts: make(chan time.Duration, 1), salt: rand.Uint64(),
 	}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)

@@ -82,11 +82,11 @@ func (l *life) requestID(r *http.Request, fromBody string) string {
 	return l.newID()
 }
 
-// newID makes an id that this process has not used.
+// newID makes an id that this engine has not used, and hardly any other.
 func (e *Engine) newID() string {
 	n := e.ids.Add(1) + uint64(e.lives.Load())<<40
 	n *= 0x9e3779b97f4a7c15 // spreads counters over all digits, without collisions
-	return fmt.Sprintf("%016x", n)
+	return fmt.Sprintf("%016x", n^e.salt)
 }
 
 // submit queues n sequences for one prompt.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/inproc"
 )
 
 // firstPiece is read before memory is taken for more of a body, and pieceGrowth is how much
@@ -33,11 +34,12 @@ type body struct {
 func (*body) Read([]byte) (int, error) { return 0, io.EOF }
 func (*body) Close() error             { return nil }
 
-// liveBody is a body of messages that are answered as they come. The generated code ends the stream at one that it
-// cannot read and tells nobody why.
+// liveBody is a body of messages that are answered as they come. mistakes are those that cannot be read, wrong the one
+// behind which there is no next: the generated code ends the stream there and tells nobody why.
 type liveBody struct {
 	io.ReadCloser
-	wrong atomic.Pointer[apierror.Error]
+	mistakes *inproc.Mistakes
+	wrong    atomic.Pointer[apierror.Error]
 }
 
 // mistake is what was wrong with a message, nil when nothing was.

@@ -97,23 +97,16 @@ func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 	if whole, ok := r.(*body); ok {
 		return runtime.DecoderFunc(func(v any) error { return c.decodeWhole(whole, v) })
 	}
-	lines := json.NewDecoder(r)
-	n := 0
+	if live, ok := r.(*liveBody); ok {
+		return &lineDecoder{body: live, values: json.NewDecoder(live)}
+	}
+	values := json.NewDecoder(r)
 	return runtime.DecoderFunc(func(v any) error {
-		n++
-		var line json.RawMessage
-		err := lines.Decode(&line)
-		if err == nil {
-			err = c.Unmarshal(line, v)
-		} else if _, syntax := errors.AsType[*json.SyntaxError](err); !syntax {
-			return err // the body's end, or the client's
+		var value json.RawMessage
+		if err := values.Decode(&value); err != nil {
+			return err
 		}
-		if live, ok := r.(*liveBody); ok && err != nil {
-			wrong := unreadable(err.Error(), err)
-			wrong.Message = "message " + itoa(int64(n)) + ": " + wrong.Message
-			live.wrong.Store(wrong)
-		}
-		return err
+		return c.Unmarshal(value, v)
 	})
 }
 

@@ -100,7 +100,7 @@ func (s *services) WatchDecisions(_ *kvpilotv1.WatchDecisionsRequest, out grpc.S
 }
 
 func (s *services) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
-	for {
+	for n := 1; ; n++ {
 		in, err := ss.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -108,7 +108,11 @@ func (s *services) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackR
 		if err != nil {
 			return err
 		}
-		if err := ss.Send(&kvpilotv1.TrackReservationResponse{Sequence: in.GetSequence()}); err != nil {
+		out := &kvpilotv1.TrackReservationResponse{Sequence: in.GetSequence()}
+		if wrong := inproc.FromContext(ss.Context()).Mistakes.Take(n); wrong != nil {
+			out.Message = apierror.From(wrong).Message
+		}
+		if err := ss.Send(out); err != nil {
 			return err
 		}
 	}

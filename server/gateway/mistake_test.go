@@ -41,27 +41,43 @@ func TestAWrongFieldIsNamedWithWhatIsExpected(t *testing.T) {
 	}
 }
 
-// A line that cannot be read ends the stream, and the client is told: with a status when nothing was answered yet, in a last
-// line otherwise.
+// A line that cannot be read is answered as such, and the stream goes on with the next: what is bound to it must not end.
 func TestAWrongLineOfAStreamIsTold(t *testing.T) {
 	url := start(t, &services{})
 	for name, c := range map[string]struct {
-		body   string
-		status int
-		says   string
+		body string
+		want []string // of each answer
 	}{
-		"the first":    {`{"renew":[]}`, 400, `message 1: the field \"renew\" must be an object with \"reservation_id\"`},
-		"a later one":  {"{\"sequence\":1}\n{\"sequence\":\"x\"}\n{\"sequence\":3}", 200, `message 2: the field \"sequence\" must be an integer`},
-		"no JSON":      {"{\"sequence\":1}\n{sequence}", 200, `message 2: invalid character`},
-		"nothing else": {"{\"sequence\":1}\n", 200, `"sequence":"1"`},
+		"the first":      {"{\"sequence\":7,\"renew\":[]}\n{\"sequence\":2}", []string{`"sequence":"7"+message 1: the field \"renew\" must be an object with \"reservation_id\"`, `"sequence":"2"`}},
+		"a later one":    {"{\"sequence\":1}\n{\"sequence\":\"x\"}\n{\"sequence\":3}", []string{`"sequence":"1"`, `"sequence":"0"+message 2: the field \"sequence\" must be an integer`, `"sequence":"3"`}},
+		"no JSON":        {"{\"sequence\":1}\n\n{sequence}\n{\"sequence\":3}\n", []string{`"sequence":"1"`, `message 2: invalid character`, `"sequence":"3"`}},
+		"rubbish behind": {"{\"sequence\":1} x y\n{\"sequence\":3}\n", []string{`"sequence":"1"`, `message 2: invalid character`, `"sequence":"3"`}},
+		"the last":       {"{\"sequence\":1}\n{sequence}", []string{`"sequence":"1"`, `message 2: invalid character`}},
+		"nothing else":   {"{\"sequence\":1}\n", []string{`"sequence":"1"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			resp, got := call(t, "POST", url+"/kvpilot/v1/reservations:track", c.body, "Content-Type", "application/x-ndjson")
 			lines := strings.Split(strings.TrimSpace(got), "\n")
-			if last := lines[len(lines)-1]; resp.StatusCode != c.status || !strings.Contains(last, c.says) {
-				t.Errorf("got %d %s; want %d and at the end %s", resp.StatusCode, got, c.status, c.says)
+			if resp.StatusCode != 200 || len(lines) != len(c.want) {
+				t.Fatalf("got %d %s; want %d answers", resp.StatusCode, got, len(c.want))
+			}
+			for i, want := range c.want {
+				for part := range strings.SplitSeq(want, "+") {
+					if !strings.Contains(lines[i], part) {
+						t.Errorf("answer %d: %s; want %s", i, lines[i], part)
+					}
+				}
 			}
 		})
+	}
+}
+
+// A line without an end is no reason to keep all of it.
+func TestAnEndlessLineEndsTheStream(t *testing.T) {
+	url := start(t, &services{})
+	resp, got := call(t, "POST", url+"/kvpilot/v1/reservations:track", "{\"sequence\":1}\n{x"+strings.Repeat("x", 2<<20)+"\n{\"sequence\":2}\n", "Content-Type", "application/x-ndjson")
+	if resp.StatusCode != 200 || !strings.Contains(got, `"sequence":"1"`) || strings.Contains(got, `"sequence":"2"`) || !strings.Contains(got, "message 2: invalid character") {
+		t.Errorf("got %d %s", resp.StatusCode, got[:min(len(got), 400)])
 	}
 }
 

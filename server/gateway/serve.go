@@ -85,7 +85,8 @@ func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found
 		}
 		_ = rq.control.SetReadDeadline(time.Time{}) // it lasts as long as the answer
 		_ = rq.control.EnableFullDuplex()           // HTTP/2 needs no asking
-		rq.live = &liveBody{ReadCloser: r.Body}
+		rq.exchange.Mistakes = &inproc.Mistakes{}
+		rq.live = &liveBody{ReadCloser: r.Body, mistakes: rq.exchange.Mistakes}
 		inner.Body = rq.live
 	case found != nil && openai.RouteOf(found.pattern).TakesForm():
 		if !g.takeUpload(rq, r, inner) {

@@ -139,6 +139,8 @@ type methodInfo struct {
 	raw bool
 	// admin calls change the fleet.
 	admin bool
+	// each message of the stream is answered by itself, a broken rule too: the handler applies them.
+	each bool
 }
 
 // readMethods lists the contract's RPCs by full name.
@@ -162,6 +164,7 @@ func readMethods() map[string]*methodInfo {
 	} {
 		list[name].admin = true
 	}
+	list[kvpilotv1.RoutingService_TrackReservation_FullMethodName].each = true
 	return list
 }
 

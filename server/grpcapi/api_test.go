@@ -212,6 +212,29 @@ func TestRawCallOverGRPC(t *testing.T) {
 	}
 }
 
+// The contract calls a body that says nothing of its type JSON.
+func TestABodyWithoutContentTypeIsJSON(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error { return to.Begin(200, http.Header{}) }
+	client := kvpilotv1.NewInferenceServiceClient(r.socket)
+	for said, want := range map[string]string{"": "application/json", "multipart/form-data; boundary=b": "multipart/form-data; boundary=b"} {
+		stream, err := client.Completions(t.Context(), &httpbody.HttpBody{ContentType: said, Data: []byte(`{}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := recvAll(stream); err != nil || r.router.call.ContentType != want {
+			t.Errorf("%q: the router was told %q, %v", said, r.router.call.ContentType, err)
+		}
+		forward, err := client.Forward(t.Context(), &kvpilotv1.ForwardRequest{Path: "/x", ContentType: said})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := recvAll(forward); err != nil || r.router.call.ContentType != want {
+			t.Errorf("forward %q: the router was told %q, %v", said, r.router.call.ContentType, err)
+		}
+	}
+}
+
 func TestEveryRawRouteReachesTheRouter(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
 	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error {
@@ -341,8 +364,8 @@ func TestRules(t *testing.T) {
 		if err := stream.Send(&kvpilotv1.TrackReservationRequest{Sequence: 1}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := stream.Recv(); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("a report of nothing: %v", err)
+		if out, err := stream.Recv(); err != nil || out.GetReason() != apierror.InvalidBody { // one bad report ends no stream
+			t.Errorf("a report of nothing: %v, %v", out, err)
 		}
 		cancel()
 	}

@@ -30,12 +30,21 @@ func (s *inference) serve(in *httpbody.HttpBody, out bodies, path string) error 
 	if err != nil {
 		return err
 	}
-	call.Body, call.ContentType = in.GetData(), in.GetContentType()
+	call.Body, call.ContentType = in.GetData(), contentType(out.Context(), in.GetContentType())
 	if e := inproc.FromContext(out.Context()); e != nil && e.Body != nil {
 		call.Stream, call.StreamSize = e.Body, e.BodySize
 	}
 	to := newSink(out)
 	return to.end(s.api.Router.Serve(out.Context(), call, to))
+}
+
+// contentType is that of a body: a REST client's own header says it where the message does not, and a
+// gRPC caller who says nothing sends JSON.
+func contentType(ctx context.Context, said string) string {
+	if said == "" && inproc.FromContext(ctx) == nil {
+		return "application/json"
+	}
+	return said
 }
 
 func (s *inference) ChatCompletions(in *httpbody.HttpBody, out bodies) error {
@@ -207,7 +216,7 @@ func (s *inference) Forward(in *kvpilotv1.ForwardRequest, out bodies) error {
 		return err
 	}
 	call.Route, call.RawQuery = openai.RouteOther, in.GetQuery()
-	call.Body, call.ContentType = in.GetBody(), in.GetContentType()
+	call.Body, call.ContentType = in.GetBody(), contentType(out.Context(), in.GetContentType())
 	to := newSink(out)
 	return to.end(s.api.Router.Serve(out.Context(), call, to))
 }

@@ -145,7 +145,7 @@ type checkedStream struct {
 func (s *checkedStream) Context() context.Context { return s.ctx }
 
 func (s *checkedStream) RecvMsg(m any) error {
-	if err := s.ServerStream.RecvMsg(m); err != nil {
+	if err := s.ServerStream.RecvMsg(m); err != nil || s.method.each {
 		return err
 	}
 	return s.api.check(s.method, m)

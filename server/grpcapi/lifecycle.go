@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/inproc"
 	"github.com/kvpilot/kvpilot/server/load"
+	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/span"
 )
 
@@ -35,7 +36,7 @@ func (s *routing) RenewReservation(ctx context.Context, in *kvpilotv1.RenewReser
 
 func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseReservationRequest) (*kvpilotv1.Reservation, error) {
 	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
-	result := chooser.Result{End: endFrom(in.GetEnd()), PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+	result := chooser.Result{End: endFrom(in.GetEnd()), PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, ServedBy: replica.ID(in.GetServedBy())}
 	if in.OutputTokens != nil {
 		result.OutputTokens = int(in.GetOutputTokens())
 	}
@@ -130,7 +131,11 @@ func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackRe
 	if err := ss.SendHeader(inproc.StreamOpen()); err != nil {
 		return err
 	}
-	for {
+	var unreadable *inproc.Mistakes // of a REST caller's lines
+	if e := inproc.FromContext(ss.Context()); e != nil {
+		unreadable = e.Mistakes
+	}
+	for n := 1; ; n++ {
 		in, err := ss.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -139,7 +144,9 @@ func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackRe
 			return err
 		}
 		out := &kvpilotv1.TrackReservationResponse{Sequence: in.GetSequence()}
-		out.Reservation, err = s.report(quiet, in, bound)
+		if err = unreadable.Take(n); err == nil {
+			out.Reservation, err = s.report(quiet, in, bound)
+		}
 		s.linkOnce(ss.Context(), linked, out.Reservation)
 		if err != nil {
 			public := apierror.From(err)
@@ -151,8 +158,11 @@ func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackRe
 	}
 }
 
-// report applies one report of a stream.
+// report applies one report of a stream. One that breaks a rule is answered like any other.
 func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequest, bound map[string]int) (*kvpilotv1.Reservation, error) {
+	if err := s.api.check(s.api.methods[kvpilotv1.RoutingService_TrackReservation_FullMethodName], in); err != nil {
+		return nil, err
+	}
 	switch r := in.GetReport().(type) {
 	case *kvpilotv1.TrackReservationRequest_PrefillCompleted:
 		return s.ReportPrefillCompleted(ctx, r.PrefillCompleted)

@@ -35,7 +35,7 @@ func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	q.Lease = in.GetLease().AsDuration()
 	q.EndOnly, q.FirstToken = in.GetReports() == kvpilotv1.Reports_REPORTS_END, in.GetReports() == kvpilotv1.Reports_REPORTS_ALL
 	if in.GetRequestId() != "" {
-		q.RequestID = in.GetRequestId()
+		q.RequestID, q.Once = in.GetRequestId(), true
 	}
 	switch p := in.GetPrompt().(type) {
 	case *kvpilotv1.ChooseReplicaRequest_TokenIds:
@@ -141,7 +141,7 @@ func setBody(q *router.Question, b *kvpilotv1.RequestBody) {
 // fastest candidate, and refused when that one cannot make it either.
 func (s *routing) choose(ctx context.Context, q *router.Question, deadline time.Duration) (*router.Answer, error) {
 	a, err := s.api.Router.Choose(ctx, q)
-	if err != nil || deadline <= 0 {
+	if err != nil || deadline <= 0 || a.Duplicate {
 		return a, err
 	}
 	limit := deadline.Seconds()
@@ -191,6 +191,9 @@ func chosen(a *router.Answer, q *router.Question) *kvpilotv1.ChooseReplicaRespon
 	}
 	if q.Reserve && !q.DryRun {
 		out.ReservationId, out.Attempt, out.LeaseMs = d.ID, uint32(d.Attempt), uint32(a.Lease.Milliseconds())
+		if out.Effect = kvpilotv1.Effect_EFFECT_APPLIED; a.Duplicate {
+			out.Effect = kvpilotv1.Effect_EFFECT_DUPLICATE
+		}
 	}
 	return out
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,7 +54,7 @@ func TestChooseReplica(t *testing.T) {
 	}
 	want := &kvpilotv1.ChooseReplicaResponse{
 		Host: "h", Port: 8000, Url: "http://h:8000", ReplicaId: "r-1", Model: "m", DecisionId: "d-1", ReservationId: "d-1", LeaseMs: 30000,
-		Policy: "predicted-ttft", Reason: "cost", PromptTokens: 48, OverlapGpuTokens: 32, OverlapCpuTokens: 16, PredictedTtftMs: 250,
+		Policy: "predicted-ttft", Reason: "cost", PromptTokens: 48, OverlapGpuTokens: 32, OverlapCpuTokens: 16, PredictedTtftMs: 250, Effect: kvpilotv1.Effect_EFFECT_APPLIED,
 		RequestHeaders: map[string]string{"x-request-id": "req-1", "x-data-parallel-rank": "0"},
 	}
 	if d := got.GetDecision(); d.GetCandidates()[1].GetTtftMs() != 500 || d.GetReplicaId() != "r-1" {
@@ -260,6 +261,19 @@ func TestTrackReservation(t *testing.T) {
 		t.Errorf("a fault ends its own report only: %v", out)
 	}
 	r.life.outcome = load.Applied
+	for sequence, invalid := range map[uint64]*kvpilotv1.TrackReservationRequest{
+		6: {}, 7: {Report: bind("")}, 8: {Report: bind(strings.Repeat("x", 129))},
+		9: {Report: &kvpilotv1.TrackReservationRequest_Release{Release: &kvpilotv1.ReleaseReservationRequest{ReservationId: "b", End: 99}}},
+	} {
+		invalid.Sequence = sequence
+		if out := say(invalid); out.GetReason() != apierror.InvalidBody || out.GetMessage() == "" || out.GetReservation() != nil {
+			t.Errorf("invalid report %d: %v", sequence, out)
+		}
+	}
+	if _, freed := r.life.finished["b"]; freed {
+		t.Error("an invalid report freed what is bound to the stream")
+	}
+	say(&kvpilotv1.TrackReservationRequest{Sequence: 10, Report: &kvpilotv1.TrackReservationRequest_Renew{Renew: &kvpilotv1.RenewReservationRequest{ReservationId: "b"}}})
 	if err := stream.CloseSend(); err != nil {
 		t.Fatal(err)
 	}

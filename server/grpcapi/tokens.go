@@ -99,11 +99,11 @@ func tokenizeError(ctx context.Context, err error) error {
 func (a *API) pool(model string) (*registry.Pool, error) {
 	snapshot := a.Registry.Snapshot()
 	if model == "" {
-		models := snapshot.Models()
-		if len(models) != 1 {
+		pool, ok := snapshot.Unnamed()
+		if !ok {
 			return nil, invalid("model", "the model is missing and there is not just one to choose")
 		}
-		return models[0], nil
+		return pool, nil
 	}
 	pool, ok := snapshot.Pool(model)
 	if !ok {

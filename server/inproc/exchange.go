@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -32,6 +33,37 @@ type Exchange struct {
 	Received time.Time
 	// Answer takes what goes back.
 	Answer Answer
+	// Mistakes says of a stream's messages which could not be read and came empty; nil for other calls.
+	Mistakes *Mistakes
+}
+
+// Mistakes are messages of a stream that could not be read, by their number in it from 1. A nil
+// Mistakes has none.
+type Mistakes struct {
+	mu   sync.Mutex
+	list map[int]error // guarded by mu
+}
+
+// Note keeps what was wrong with message n until it is taken.
+func (m *Mistakes) Note(n int, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.list == nil {
+		m.list = map[int]error{}
+	}
+	m.list[n] = err
+}
+
+// Take returns what was wrong with message n, nil when nothing was.
+func (m *Mistakes) Take(n int) error {
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	err := m.list[n]
+	delete(m.list, n)
+	return err
 }
 
 // Body is a request body that is still coming. It is used by one goroutine.

@@ -308,3 +308,42 @@ func TestChurnKeepsThePromises(t *testing.T) {
 		})
 	}
 }
+
+// Which pool a name means, and which no name.
+func TestNamesOfPools(t *testing.T) {
+	several := func(t *testing.T, aliases map[string]string, models ...string) *registry.Snapshot {
+		t.Helper()
+		var specs []registry.Spec
+		for i, list := range models {
+			f := newFakeReplica(t)
+			f.models = list
+			specs = append(specs, registry.Spec{ID: replica.ID(fmt.Sprint("r", i)), URL: f.URL})
+		}
+		c := fast(specs...)
+		c.Aliases = aliases
+		r := start(t, c, registry.Params{})
+		for deadline := time.Now().Add(20 * time.Second); r.Snapshot().Silent() > 0 || len(r.Snapshot().Replicas) < len(models); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("the replicas did not say what they serve")
+			}
+		}
+		return r.Snapshot()
+	}
+	const two = `{"data":[{"id":"base"},{"id":"alias-of-base"},{"id":"tune","parent":"base"},{"id":"base:exact","parent":"base"}]}`
+	one := several(t, map[string]string{"short": "base"}, two, `{"data":[{"id":"base"}]}`)
+	if p, ok := one.Unnamed(); !ok || p.Served != "base" || p.Adapter != "" || len(p.Replicas) != 2 {
+		t.Errorf("no name: %+v, %v; want the base model that both list first", p, ok)
+	}
+	for name, want := range map[string]string{"base": "base", "short": "base", "tune": "tune", "base:tune": "tune", "short:tune": "tune", "base:exact": "base:exact", "base:other": "", "other:tune": "", ":tune": "", "base:": ""} {
+		p, ok := one.Pool(name)
+		if ok != (want != "") || ok && p.Served != want {
+			t.Errorf("%q: %+v, %v; want %q", name, p, ok, want)
+		}
+	}
+	if p, ok := several(t, nil, two, `{"data":[{"id":"another"}]}`).Unnamed(); ok {
+		t.Errorf("no name where two models are served: %+v", p)
+	}
+	if p, ok := one.Pool("tune:tune"); ok {
+		t.Errorf("an adapter of an adapter: %+v", p)
+	}
+}

@@ -3,6 +3,7 @@ package registry
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/replica"
@@ -20,6 +21,7 @@ type Snapshot struct {
 	names   []*Pool
 	slots   []rankRef
 	silent  int
+	unnamed *Pool
 }
 
 type rankRef struct {
@@ -69,11 +71,40 @@ type Details struct {
 	LeaseEnds time.Time
 }
 
-// Pool returns the replicas that serve model.
+// Pool returns the replicas that serve model. A name of the form base:adapter, when nobody serves one
+// that is called so, means the adapter of that base model.
 func (s *Snapshot) Pool(model string) (*Pool, bool) {
-	p, ok := s.pools[model]
-	return p, ok
+	if p, ok := s.pools[model]; ok {
+		return p, true
+	}
+	colon := strings.LastIndexByte(model, ':')
+	if colon < 0 {
+		return nil, false
+	}
+	base, ok := s.pools[model[:colon]]
+	if !ok {
+		return nil, false
+	}
+	p, ok := s.pools[model[colon+1:]]
+	return p, ok && p.AdapterOf(base)
 }
+
+// AdapterOf reports whether the pool's model is a LoRA adapter of the base model.
+func (p *Pool) AdapterOf(base *Pool) bool {
+	if p.Adapter == "" || base.Adapter != "" {
+		return false
+	}
+	for _, r := range p.Replicas {
+		if _, ok := r.Serves(base.Served); ok {
+			return true
+		}
+	}
+	return false
+}
+
+// Unnamed returns the pool that a request means which names no model: the one of the model that every
+// replica lists first, as each would take it itself.
+func (s *Snapshot) Unnamed() (*Pool, bool) { return s.unnamed, s.unnamed != nil }
 
 // Replica returns the replica with this id.
 func (s *Snapshot) Replica(id replica.ID) (*replica.Replica, bool) {
@@ -121,6 +152,7 @@ func newSnapshot(entries map[replica.ID]*entry, aliases map[string]string) *Snap
 		s.addModels(r)
 	}
 	s.addAliases(aliases)
+	s.unnamed = s.firstOfAll()
 	for _, p := range s.pools {
 		s.names = append(s.names, p)
 	}
@@ -154,6 +186,24 @@ func (s *Snapshot) addModels(r *replica.Replica) {
 			p.Replicas = append(p.Replicas, r)
 		}
 	}
+}
+
+// firstOfAll is the pool of the base model that all replicas list first; nil when they differ.
+func (s *Snapshot) firstOfAll() *Pool {
+	name := ""
+	for _, r := range s.Replicas {
+		for _, m := range r.Models {
+			if m.Parent != "" {
+				continue
+			}
+			if name != "" && name != m.ID {
+				return nil
+			}
+			name = m.ID
+			break
+		}
+	}
+	return s.pools[name]
 }
 
 // addAliases gives each alias whose target is served a pool of its own. An alias hides a served

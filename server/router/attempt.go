@@ -5,7 +5,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
-	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
@@ -96,7 +95,5 @@ func (r *Router) usage(ctx context.Context, j *job, earlier int, to *chooser.Res
 		return // nothing to learn of prompts: this one is no client's
 	}
 	r.observe(ctx, j, to)
-	if j.call.Route == openai.RouteResponses {
-		r.Pins.Put(j.scan.ResponseID(), j.choice.Replica.ID)
-	}
+	r.pin(j)
 }

@@ -2,10 +2,12 @@ package router
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/tokenizer"
@@ -25,11 +27,14 @@ type Question struct {
 
 	Header    map[string][]string
 	RequestID string
-	Tenant    string
-	Adapter   string
-	Salt      string
-	Session   string
-	Priority  int
+	// Once says that RequestID names this question of the tenant: while the reservation that was made
+	// for it lives, asking again gives the same answer and books nothing.
+	Once     bool
+	Tenant   string
+	Adapter  string
+	Salt     string
+	Session  string
+	Priority int
 	// ExpectedOutput is in tokens; 0 takes the body's limit.
 	ExpectedOutput int
 	Options        chooser.Options
@@ -54,11 +59,20 @@ type Answer struct {
 	Served   string
 	Encoding *tokenizer.Encoding
 	Lease    time.Duration
+	// Duplicate says that an earlier question of this name was given the same answer.
+	Duplicate bool
 }
 
 // Choose decides, and reserves when asked to, without sending anything. The caller reports the
 // rest through the lifecycle methods of the chooser. An error is an *apierror.Error.
-func (r *Router) Choose(ctx context.Context, q *Question) (_ *Answer, err error) {
+func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
+	if q.Once && q.Reserve && !q.DryRun {
+		return r.chooseOnce(ctx, q)
+	}
+	return r.decide(ctx, q)
+}
+
+func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error) {
 	j, err := r.question(ctx, q)
 	if err != nil {
 		return nil, err
@@ -69,7 +83,7 @@ func (r *Router) Choose(ctx context.Context, q *Question) (_ *Answer, err error)
 		return nil, err
 	}
 	ask := j.ask(r)
-	ask.DryRun = q.DryRun || !q.Reserve
+	ask.DryRun, ask.Unbooked = q.DryRun, !q.DryRun && !q.Reserve
 	// Nobody sees the first token of an answer that comes whole.
 	ask.Unstreamed = q.EndOnly || len(q.Body) > 0 && !j.req.Truncated && !j.req.Stream
 	ask.Reports = q.FirstToken && !ask.Unstreamed
@@ -85,9 +99,22 @@ func (r *Router) Choose(ctx context.Context, q *Question) (_ *Answer, err error)
 		return nil, err
 	}
 	choice := j.choice
+	if choice.Decision.TooLong {
+		choice.Release(chooser.Result{End: decision.EndRejected, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		return nil, tooLong(j)
+	}
+	if !q.DryRun {
+		r.routed(ctx, j)
+	}
 	host, port := hostPort(choice.Replica.URL)
 	r.metrics.decided(j)
 	return &Answer{Choice: choice, Host: host, Port: port, Served: j.pool.Served, Encoding: j.enc, Lease: ask.Lease}, nil
+}
+
+// tooLong is what an engine would say of the prompt.
+func tooLong(j *job) error {
+	return apierror.New(apierror.InvalidBody, fmt.Sprintf("This model's maximum context length is %d tokens. However, the prompt has %d tokens. Please reduce its length.",
+		contextOf(j.choice.Replica, j.pool.Served), j.asked.Longest), nil, apierror.WithParam("prompt"))
 }
 
 // question makes a job of a question.
@@ -97,6 +124,7 @@ func (r *Router) question(ctx context.Context, q *Question) (_ *job, err error) 
 		Tenant: q.Tenant, Options: q.Options, Received: q.Received,
 	}
 	j := r.newJob(ctx, call)
+	j.outside = true
 	defer func() {
 		if err != nil {
 			j.tell(apierror.From(err))
@@ -117,13 +145,31 @@ func (r *Router) question(ctx context.Context, q *Question) (_ *job, err error) 
 	if q.Priority != 0 {
 		j.req.Priority = -q.Priority
 	}
-	if err := r.findPool(j); err != nil {
+	if err := r.findAdapter(j, q.Adapter); err != nil {
 		return nil, err
 	}
-	if q.Adapter != "" {
-		j.req.Prompt.Adapter, j.adapter = q.Adapter, q.Adapter
+	return j, r.place(ctx, j)
+}
+
+// findAdapter finds the pool of a question: the adapter's where one is named, which must be one of the
+// model's, if that is named too.
+func (r *Router) findAdapter(j *job, adapter string) error {
+	if adapter == "" {
+		return r.findPool(j)
 	}
-	return j, nil
+	snapshot := r.Registry.Snapshot()
+	pool, ok := snapshot.Pool(adapter)
+	if ok && j.req.Model != "" && j.req.Model != adapter {
+		if err := r.findPool(j); err != nil {
+			return err
+		}
+		ok = pool == j.pool || pool.AdapterOf(j.pool)
+	}
+	if !ok || pool.Adapter == "" {
+		return apierror.New(apierror.ModelNotFound, "The model has no adapter `"+clip(adapter, 128)+"`.", nil, apierror.WithParam("adapter"))
+	}
+	j.usePool(pool)
+	return nil
 }
 
 // readQuestion finds the prompt in whatever form it came.

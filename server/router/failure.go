@@ -131,7 +131,7 @@ func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
 	if j.upload != nil && j.upload.spent {
 		return false
 	}
-	if j.call.Options.Pinned != "" {
+	if j.call.Options.Pinned != "" || j.holder != "" {
 		return false
 	}
 	if free := j.attempt == 0 && f.outcome.Gone(); !free && !r.Budget.Withdraw() {

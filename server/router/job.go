@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/resume"
@@ -33,6 +34,10 @@ type job struct {
 	enc *tokenizer.Encoding
 	// handedOff says that the engine is given the ids instead of the text.
 	handedOff bool
+	// holder is the replica that stores the response which the request continues; empty for none.
+	holder replica.ID
+	// outside says that the caller sends the request itself.
+	outside bool
 	// adapter is the LoRA adapter whose blocks are meant; empty for the base model.
 	adapter string
 	// truncated says that the body is a prefix; needFull that a known beginning is not enough.
@@ -113,9 +118,12 @@ func (j *job) ask(r *Router) *chooser.Request {
 			Session: j.req.Session, Tenant: j.call.Tenant,
 			Priority: -j.req.Priority, ExpectedOutput: j.req.MaxTokens,
 			Unstreamed: !j.req.Stream, Bytes: j.size(),
-			Options: j.call.Options, Unread: j.req.Unread(), Samples: j.req.N,
+			Options: j.call.Options, Unread: j.req.Unread(), Samples: j.req.N, Holder: j.holder,
 		}
 		j.prompt(a)
+		if r.Chooser.ReadsText(j.pool.Model, &j.call.Options) {
+			a.Text = j.req.PromptText()
+		}
 	}
 	// The registry may have changed since the last attempt.
 	if pool, ok := r.Registry.Snapshot().Pool(j.pool.Model); ok {
@@ -125,6 +133,9 @@ func (j *job) ask(r *Router) *chooser.Request {
 	a.Attempt = j.attempt
 	return a
 }
+
+// sent says that this router sends the request: where it went is a fact.
+func (j *job) sent() bool { return !j.outside }
 
 // size is the body's size, as far as it is known.
 func (j *job) size() int {
@@ -136,16 +147,18 @@ func (j *job) size() int {
 
 // prompt fills in what is known of the prompt's place in a cache.
 func (j *job) prompt(a *chooser.Request) {
-	a.Text = j.req.Prompt.Text
+	a.Keyless = true
 	if j.enc == nil {
 		return
 	}
 	a.PromptTokens, a.Estimated = j.enc.Tokens, !j.enc.Exact
+	a.Longest = j.enc.Longest()
 	ns := blockhash.Namespace{Adapter: j.adapter, Salt: j.req.Salt}
 	switch {
 	case len(j.enc.IDs) > 0:
+		a.Keyless = false
 		a.Hashes = func(blockSize int) []blockhash.Hash { return j.enc.Hashes(blockSize, ns) }
-	case j.enc.Tokens > 0: // no ids: keys made of the text keep conversations together
+	case j.req.Prompt.Kind != prompt.KindNone: // no ids: keys made of the text keep conversations together
 		a.Hashes = func(blockSize int) []blockhash.Hash {
 			return tokenizer.ApproximateHashes(nil, &j.req.Prompt, blockSize, ns)
 		}

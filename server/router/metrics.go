@@ -31,6 +31,7 @@ type metrics struct {
 	retries  metric.Int64Counter
 	requests metric.Int64Counter
 	resumes  metric.Int64Counter
+	keyless  keyless
 
 	routes  map[openai.Route]metric.MeasurementOption
 	results labels.Sets[result]
@@ -78,6 +79,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.tokens = counter("tokens", "{token}", "Tokens by kind: prompt, cached and output as engines reported them, overlap as predicted.")
 	m.retries = counter("retries", "{attempt}", "Attempts on another replica, by what the one before met.")
 	m.resumes = counter("resumes", "{stream}", "Streams that broke off after their first byte while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or why they could not go on.")
+	m.keyless.counter = counter("keyless", "{request}", "Requests that load had to place because they lack the key that their policy goes by, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	for _, name := range resumeResults() {
 		m.wentOn[name] = labelled(attribute.String("result", name))
 		m.resumes.Add(context.Background(), 0, m.wentOn[name])

@@ -110,6 +110,7 @@ func (r *Router) pass(ctx context.Context, p *passage, piece []byte) error {
 // begin hands the head of the answer to the client's surface.
 func (r *Router) begin(j *job, resp *upstream.Response, to Sink) error {
 	j.begun, j.status = true, resp.Status
+	r.pin(j) // before the client can continue the response
 	h := resp.Header
 	if resp.ContentLength >= 0 {
 		h.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))

@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/resume"
+	"github.com/kvpilot/kvpilot/server/selector"
 	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
@@ -153,10 +154,7 @@ func contextOf(on *replica.Replica, served string) int {
 		return 0
 	}
 	m, _ := on.Serves(served)
-	if m.MaxLen == 0 && m.Parent != "" {
-		m, _ = on.Serves(m.Parent)
-	}
-	return m.MaxLen
+	return selector.Context(on, m)
 }
 
 // continueFrom makes the rest of the answer what the next replica is chosen for and asked.
@@ -165,7 +163,7 @@ func (j *job) continueFrom(seam *resume.Seam) {
 	j.seam = seam
 	j.before += j.held + time.Since(j.chosen)
 	a := &j.asked
-	a.PromptTokens, a.Estimated = len(seam.IDs), false
+	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(seam.IDs), false, len(seam.IDs), false
 	a.ExpectedOutput = max(j.req.MaxTokens-seam.Answer, 0)
 	ns := blockhash.Namespace{Adapter: j.adapter, Salt: j.req.Salt}
 	a.Hashes = func(blockSize int) []blockhash.Hash {

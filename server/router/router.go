@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"errors"
+	"hash/maphash"
 	"log/slog"
 	"time"
 
@@ -52,6 +53,7 @@ type Router struct {
 	Params
 	tracer  trace.Tracer
 	metrics *metrics
+	claims  claims
 }
 
 // New makes a Router.
@@ -66,7 +68,7 @@ func New(c Config, p Params) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Router{config: c, Params: p, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/router"), metrics: m}, nil
+	return &Router{config: c, Params: p, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/router"), metrics: m, claims: claims{seed: maphash.MakeSeed()}}, nil
 }
 
 // Serve answers one call through to. An error is an *apierror.Error; it means that the Sink was
@@ -91,6 +93,9 @@ func (r *Router) serve(ctx context.Context, j *job, to Sink) error {
 	if err := r.findPool(j); err != nil {
 		return err
 	}
+	if err := r.place(ctx, j); err != nil {
+		return err
+	}
 	if err := r.tokenize(ctx, j); err != nil {
 		return err
 	}
@@ -108,7 +113,7 @@ func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 			done(nil)
 			return j.undone(ctx, err)
 		}
-		r.routed(j)
+		r.routed(ctx, j)
 		f := r.attempt(ctx, actx, j, to)
 		done(nil)
 		if f == nil {
@@ -144,12 +149,13 @@ func (r *Router) choose(ctx context.Context, j *job, ask *chooser.Request) error
 }
 
 // routed tells those who learn from where prompts went.
-func (r *Router) routed(j *job) {
+func (r *Router) routed(ctx context.Context, j *job) {
+	r.noteKeyless(ctx, j)
 	pick := j.choice.Decision.Pick()
-	if pick == nil || j.enc == nil || j.seam != nil {
+	if pick == nil || j.enc == nil || j.seam != nil || j.choice.Decision.TooLong {
 		return
 	}
-	if pick.Feed == kvblock.FeedExact { // of other ranks it is not known what they hold
+	if j.sent() && pick.Feed == kvblock.FeedExact { // of other ranks it is not known what they hold
 		r.Tokens.Routed(j.pool.Served, j.enc, pick.Slot, j.adapter, overlap(j.choice.Decision))
 	}
 	if len(j.enc.IDs) == 0 && j.asked.Hashes != nil && r.Believe != nil {
@@ -174,17 +180,18 @@ func (r *Router) read(ctx context.Context, j *job) error {
 	return nil
 }
 
-// findPool finds the replicas that serve the model. A body without a model means the only one
-// there is.
+// findPool finds the replicas that serve the model. A body without a model means the one that each
+// engine would take.
 func (r *Router) findPool(j *job) error {
 	snapshot := r.Registry.Snapshot()
 	name := j.req.Model
 	if name == "" {
-		if models := snapshot.Models(); len(models) == 1 {
-			name = models[0].Model
-		} else {
+		pool, ok := snapshot.Unnamed()
+		if !ok {
 			return apierror.New(apierror.InvalidBody, "the field \"model\" is missing and there is not just one model to choose", nil, apierror.WithParam("model"))
 		}
+		j.usePool(pool)
+		return nil
 	}
 	pool, ok := snapshot.Pool(name)
 	if !ok {
@@ -219,6 +226,9 @@ func (r *Router) undecided(ctx context.Context, j *job, err error) error {
 	case errors.As(err, &none):
 		if j.failed != nil {
 			return j.failed.public
+		}
+		if full(none.Decision) {
+			return apierror.New(apierror.Overloaded, "every replica that may serve has as many requests as it is allowed", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
 		}
 		return apierror.New(apierror.NoReplica, "no replica of the model `"+clip(j.pool.Model, 128)+"` can take a request now", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
 	case errors.As(err, &refused):

@@ -17,9 +17,11 @@ type Filter struct {
 	PromptTokens int
 	// Excluded, Denied and Allowed are lists of replicas; an empty Allowed allows all.
 	Excluded, Denied, Allowed []replica.ID
-	// Pinned names the only replica; PinnedRank its rank, below zero for any.
+	// Pinned names the only replica; PinnedRank its rank, below zero for any. Draining lets a replica
+	// pass that drains: nobody else has what it stores.
 	Pinned     replica.ID
 	PinnedRank int
+	Draining   bool
 	// MinRank and MaxRank bound the rank index, inclusive; MaxRank 0 is no bound, below zero only rank 0 passes.
 	MinRank, MaxRank int
 }
@@ -27,7 +29,8 @@ type Filter struct {
 // Replica returns the veto that holds for all ranks of r.
 func (f *Filter) Replica(r *replica.Replica) decision.Veto {
 	switch {
-	case r.State != replica.StateReady && !(f.Mute && r.Mute && r.State == replica.StateUnhealthy):
+	case r.State != replica.StateReady && (!f.Draining || r.State != replica.StateDraining) &&
+		!(f.Mute && r.Mute && r.State == replica.StateUnhealthy):
 		return decision.VetoState
 	case len(f.Excluded) > 0 && slices.Contains(f.Excluded, r.ID):
 		return decision.VetoExcluded
@@ -43,11 +46,20 @@ func (f *Filter) Replica(r *replica.Replica) decision.Veto {
 		if !ok {
 			return decision.VetoModel
 		}
-		if m.MaxLen > 0 && f.PromptTokens > m.MaxLen {
+		if longest := Context(r, m); longest > 0 && f.PromptTokens > longest {
 			return decision.VetoContext
 		}
 	}
 	return decision.VetoNone
+}
+
+// Context is the length of the model's context on r, 0 when it is not known. An adapter has that of
+// its base model.
+func Context(r *replica.Replica, m replica.Model) int {
+	if m.MaxLen == 0 && m.Parent != "" {
+		m, _ = r.Serves(m.Parent)
+	}
+	return m.MaxLen
 }
 
 // Rank returns the veto for rank index of a replica that passed Replica.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/replica"
@@ -148,6 +149,19 @@ func TestS30Tree(t *testing.T) {
 	tree.Remove(0)
 	if got := matches(tree, "hello world"); !maps.Equal(got, map[replica.Slot]int{1: 6}) {
 		t.Errorf("match after the rank left = %v", got)
+	}
+}
+
+// The text belongs to a request's body, which must not live as long as the tree.
+func TestTheTreeKeepsNoMemoryOfItsCallers(t *testing.T) {
+	tree := selector.NewTree(selector.DefaultTreeConfig())
+	body := []byte("a prompt in the memory of its body")
+	tree.Insert(1, unsafe.String(&body[0], len(body)), time.Unix(0, 0))
+	clear(body)
+	found := 0
+	tree.Match("a prompt in the memory of its body", func(_ replica.Slot, chars int) { found = chars })
+	if found != len(body) {
+		t.Errorf("%d characters are known after the body is gone, want %d", found, len(body))
 	}
 }
 

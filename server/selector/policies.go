@@ -31,10 +31,20 @@ func price(d *decision.Decision, throw *dice, eligible int) decision.Reason {
 	default: // predicted-ttft
 		each(d, func(c *decision.Candidate) float64 { return predicted(d, c) })
 	}
-	if d.Keyless && (d.Policy == decision.OverlapLoad || d.Policy == decision.WeightedScorers) {
+	if d.Keyless && d.Policy.ReadsCache() && !anyHeld(d) {
 		return decision.ReasonNoKey
 	}
 	return decision.ReasonCost
+}
+
+// anyHeld reports whether a candidate is believed to hold something of the prompt.
+func anyHeld(d *decision.Decision) bool {
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.GPU+c.CPU+c.Disk > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func each(d *decision.Decision, cost func(*decision.Candidate) float64) {
@@ -130,14 +140,17 @@ func prefixAffinity(d *decision.Decision) decision.Reason {
 	return decision.ReasonCost
 }
 
-// consistentHash takes the owner on the ring, then its successors, then by load.
+// consistentHash takes the owner on the ring, then its successors, then by load. Without a session
+// the request's own id is on the ring, which spreads.
 func consistentHash(d *decision.Decision) decision.Reason {
 	reason := decision.ReasonNoKey
 	var last uint32
 	each(d, func(c *decision.Candidate) float64 { last = max(last, c.Place); return 0 })
 	each(d, func(c *decision.Candidate) float64 {
 		if c.Place > 0 {
-			reason = decision.ReasonCost
+			if !d.Keyless {
+				reason = decision.ReasonCost
+			}
 			return float64(c.Place)
 		}
 		return float64(last) + 1 + requests(c)

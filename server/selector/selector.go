@@ -24,6 +24,17 @@ func Choose(d *decision.Decision) {
 	if eligible == 0 {
 		return
 	}
+	pick(d, eligible, last)
+	switch {
+	case d.TooLong:
+		d.Reason = decision.ReasonTooLong
+	case d.Pinned:
+		d.Reason = decision.ReasonPinned
+	}
+}
+
+// pick fills Chosen, Margin and Reason where there is somebody to choose; last is the last of them.
+func pick(d *decision.Decision, eligible, last int) {
 	throw := dice{state: d.Seed}
 	reason := price(d, &throw, eligible)
 	if eligible == 1 {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sort"
+	"strings"
 	"sync"
 	"time"
 
@@ -80,7 +81,7 @@ func (t *Tree) Insert(slot replica.Slot, text string, now time.Time) {
 	for len(text) > 0 {
 		child := n.children[text[0]]
 		if child == nil {
-			child = newTreeNode(text, n)
+			child = newTreeNode(strings.Clone(text), n) // the caller's is part of a body
 			n.children[text[0]] = child
 		} else if common := agree(child.text, text); common < len(child.text) {
 			child = child.split(common)

@@ -38,7 +38,7 @@ func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
 	case prompt.KindNone:
 		return none(pr, ReasonNoPrompt, m.estimate(len(pr.Body))), nil
 	case prompt.KindIDs, prompt.KindBatchIDs:
-		return fromBody(pr), nil
+		return fromBody(pr, contextOf(req)), nil
 	case prompt.KindText, prompt.KindBatch, prompt.KindChat:
 	}
 	if req.SizeOnly {
@@ -293,17 +293,21 @@ func (p *Pool) batch(ctx context.Context, req Request, a *remote.Answer) ([][]ui
 	return all, nil
 }
 
-func fromBody(pr *prompt.Prompt) *Encoding {
-	enc := &Encoding{IDs: pr.IDs, Batch: pr.Batch, Source: SourceBody, Tokens: len(pr.IDs), Exact: true, prompt: pr}
+// fromBody takes the ids that the client gave; maxLen is the model's context, 0 when unknown.
+func fromBody(pr *prompt.Prompt, maxLen int) *Encoding {
+	e := &entry{ids: pr.IDs, maxLen: maxLen}
 	if pr.Kind == prompt.KindBatchIDs && len(pr.Batch) > 0 {
-		enc.IDs, enc.Tokens = pr.Batch[0], 0
-		for _, ids := range pr.Batch {
-			enc.Tokens += len(ids)
+		e.ids, e.batch = pr.Batch[0], pr.Batch
+		if pr.Truncate != 0 {
+			e.batch = slices.Clone(pr.Batch)
 		}
 	}
-	if n := pr.Truncate; n > 0 && len(enc.IDs) > n {
-		enc.IDs, enc.Tokens = keep(enc.IDs, n, pr), n
+	longest, total := e.lengths()
+	if !pr.Partial && !untouched(pr, longest, maxLen) && truncate(pr, e) != nil {
+		return none(pr, ReasonUnmappable, total)
 	}
+	_, total = e.lengths()
+	enc := &Encoding{IDs: e.ids, Batch: e.batch, Source: SourceBody, Tokens: total, Exact: true, prompt: pr}
 	if len(enc.IDs) == 0 {
 		return none(pr, ReasonEmpty, 0)
 	}

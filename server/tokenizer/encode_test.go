@@ -331,3 +331,34 @@ func TestApproximateHashesFollowTheText(t *testing.T) {
 		t.Errorf("nothing has %d chunks", len(got))
 	}
 }
+
+// The longest prompt of a request is what the context must hold, as the engine will have cut it.
+func TestTheLongestPromptCounts(t *testing.T) {
+	rep := serve(t, "a", &tokenizertest.Replica{})
+	rep.Models = []replica.Model{{ID: model, MaxLen: 20}}
+	pool := start(t, tokenizer.DefaultConfig())
+	for body, want := range map[string]struct{ longest, tokens int }{
+		`{"prompt":[1,2,3,4]}`:                                                                           {4, 4},
+		`{"prompt":[[1,2,3,4],[5],[1,2,3,4,5,6]]}`:                                                       {6, 11},
+		`{"prompt":[[1,2,3,4],[5],[1,2,3,4,5,6]],"truncate_prompt_tokens":3}`:                            {3, 7},
+		`{"prompt":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"truncate_prompt_tokens":-1,"max_tokens":8}`: {0, 12},
+		`{"prompt":[1,2,3,4],"truncate_prompt_tokens":-1}`:                                               {0, 4},
+		`{"prompt":[1,2,3,4,5,6,7,8,9,10,11,12],"truncate_prompt_tokens":-1}`:                            {0, 12},
+	} {
+		enc := encode(t, pool, body, rep)
+		if enc.Longest() != want.longest || enc.Tokens != want.tokens {
+			t.Errorf("%s: longest %d of %d tokens, want %d of %d", body, enc.Longest(), enc.Tokens, want.longest, want.tokens)
+		}
+	}
+	cut := encode(t, pool, `{"prompt":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"truncate_prompt_tokens":-1,"max_tokens":8}`, rep)
+	if !slices.Equal(cut.IDs, []uint32{5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}) {
+		t.Errorf("the ids that the engine keeps: %v", cut.IDs)
+	}
+	if unknown := encode(t, pool, `{"prompt":[1,2,3,4,5,6,7,8,9,10,11,12],"truncate_prompt_tokens":-1}`, rep); unknown.Source != tokenizer.SourceNone || unknown.Longest() != 0 {
+		t.Errorf("what the engine cuts without saying where has ids: %+v", unknown)
+	}
+	texts := encode(t, pool, `{"prompt":["The quick brown fox","jumps"]}`, rep)
+	if texts.Longest() >= texts.Tokens || texts.Longest() == 0 {
+		t.Errorf("two texts of %d tokens: the longest has %d", texts.Tokens, texts.Longest())
+	}
+}

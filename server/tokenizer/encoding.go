@@ -151,6 +151,22 @@ func (enc *Encoding) cutShort() {
 	}
 }
 
+// Longest is the length of the longest prompt, which the model's context must hold; 0 when it is not
+// known exactly, or when the engine cuts it to its context.
+func (enc *Encoding) Longest() int {
+	if !enc.Exact || enc.prompt != nil && enc.prompt.Truncate < 0 {
+		return 0
+	}
+	if len(enc.Batch) == 0 {
+		return enc.Tokens
+	}
+	longest := 0
+	for _, ids := range enc.Batch {
+		longest = max(longest, len(ids))
+	}
+	return longest
+}
+
 // Hashes is Encoding.Hashes as a function.
 func Hashes(enc *Encoding, blockSize int, ns blockhash.Namespace) []blockhash.Hash {
 	return enc.Hashes(blockSize, ns)

@@ -37,6 +37,38 @@ func truncate(pr *prompt.Prompt, e *entry) error {
 	return nil
 }
 
+// untouched reports whether prompts of at most longest tokens fit whatever is cut to the context.
+func untouched(pr *prompt.Prompt, longest, maxLen int) bool {
+	return pr.Truncate == 0 || pr.Truncate < 0 && maxLen > 0 && longest < maxLen/2
+}
+
+// lengths are the length of the longest prompt and of all.
+func (e *entry) lengths() (longest, total int) {
+	if e.batch == nil {
+		return len(e.ids), len(e.ids)
+	}
+	for _, ids := range e.batch {
+		longest, total = max(longest, len(ids)), total+len(ids)
+	}
+	return longest, total
+}
+
+// contextOf is the model's context where all replicas that tell it agree, else 0.
+func contextOf(req Request) int {
+	length := 0
+	for _, r := range req.Replicas {
+		m, ok := r.Serves(req.Prompt.Model)
+		if ok && m.MaxLen == 0 && m.Parent != "" {
+			m, _ = r.Serves(m.Parent)
+		}
+		if length > 0 && m.MaxLen > 0 && m.MaxLen != length {
+			return 0
+		}
+		length = max(length, m.MaxLen)
+	}
+	return length
+}
+
 // keep cuts ids to n at the side that the request names; the engine's default is the left.
 func keep(ids []uint32, n int, pr *prompt.Prompt) []uint32 {
 	if len(ids) <= n {

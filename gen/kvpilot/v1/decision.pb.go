@@ -246,7 +246,8 @@ type Decision struct {
 	Adapter string `protobuf:"bytes,6,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	// The policy that chose.
 	Policy string `protobuf:"bytes,7,opt,name=policy,proto3" json:"policy,omitempty"`
-	// Why the decision fell as it did, in one word: cost, tie, only, pinned, dice, no_key, imbalance or none.
+	// Why the decision fell as it did, in one word: cost, tie, only, pinned, dice, no_key,
+	// imbalance, too_long (the prompt exceeds every context; the engine words the refusal) or none.
 	Reason string `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The replica that was chosen; empty when none could be.
 	ReplicaId string `protobuf:"bytes,9,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`

@@ -81,6 +81,8 @@ const (
 	ErrorReason_ERROR_REASON_UNSUPPORTED_MEDIA_TYPE ErrorReason = 25
 	// The client took too long to send its body.
 	ErrorReason_ERROR_REASON_BODY_TIMEOUT ErrorReason = 26
+	// The engine refused the request and no other reason names why; its own answer, which is passed on, says it.
+	ErrorReason_ERROR_REASON_UPSTREAM_REFUSED ErrorReason = 27
 )
 
 // Enum value maps for ErrorReason.
@@ -113,6 +115,7 @@ var (
 		24: "ERROR_REASON_CONFLICT",
 		25: "ERROR_REASON_UNSUPPORTED_MEDIA_TYPE",
 		26: "ERROR_REASON_BODY_TIMEOUT",
+		27: "ERROR_REASON_UPSTREAM_REFUSED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -142,6 +145,7 @@ var (
 		"ERROR_REASON_CONFLICT":               24,
 		"ERROR_REASON_UNSUPPORTED_MEDIA_TYPE": 25,
 		"ERROR_REASON_BODY_TIMEOUT":           26,
+		"ERROR_REASON_UPSTREAM_REFUSED":       27,
 	}
 )
 
@@ -177,7 +181,7 @@ var File_kvpilot_v1_errors_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17kvpilot/v1/errors.proto\x12\n" +
-	"kvpilot.v1*\xa2\a\n" +
+	"kvpilot.v1*\xc5\a\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19ERROR_REASON_INVALID_BODY\x10\x01\x12 \n" +
@@ -206,7 +210,8 @@ const file_kvpilot_v1_errors_proto_rawDesc = "" +
 	"\x1eERROR_REASON_PERMISSION_DENIED\x10\x17\x12\x19\n" +
 	"\x15ERROR_REASON_CONFLICT\x10\x18\x12'\n" +
 	"#ERROR_REASON_UNSUPPORTED_MEDIA_TYPE\x10\x19\x12\x1d\n" +
-	"\x19ERROR_REASON_BODY_TIMEOUT\x10\x1aB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\x19ERROR_REASON_BODY_TIMEOUT\x10\x1a\x12!\n" +
+	"\x1dERROR_REASON_UPSTREAM_REFUSED\x10\x1bB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_errors_proto_rawDescOnce sync.Once

@@ -250,7 +250,8 @@ type ChooseReplicaRequest struct {
 	TtftDeadline *durationpb.Duration `protobuf:"bytes,9,opt,name=ttft_deadline,json=ttftDeadline,proto3" json:"ttft_deadline,omitempty"`
 	// Tokens that the request is expected to produce; 0 when unknown.
 	ExpectedOutputTokens uint32 `protobuf:"varint,10,opt,name=expected_output_tokens,json=expectedOutputTokens,proto3" json:"expected_output_tokens,omitempty"`
-	// The LoRA adapter; empty when the model's name says it, or for a base model.
+	// The LoRA adapter; empty when the model's name says it, or for a base model. Only replicas that serve it may be chosen,
+	// and the answer's model is the adapter's name.
 	Adapter string `protobuf:"bytes,11,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	// The cache_salt that the request will carry; empty for none.
 	CacheSalt string `protobuf:"bytes,12,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
@@ -260,7 +261,8 @@ type ChooseReplicaRequest struct {
 	Reserve *bool `protobuf:"varint,14,opt,name=reserve,proto3,oneof" json:"reserve,omitempty"`
 	// How long the booking lives without a lifecycle report. Absent: as configured. 100 ms to 1 h.
 	Lease *durationpb.Duration `protobuf:"bytes,15,opt,name=lease,proto3" json:"lease,omitempty"`
-	// The request's own id, for logs and ExplainDecision; made when empty.
+	// The request's own id, for logs and ExplainDecision; made when empty. While the booking that was made under an id lives,
+	// the same request with the same id gets that booking again and books nothing more.
 	RequestId string `protobuf:"bytes,16,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Return the whole decision too.
 	Explain bool `protobuf:"varint,17,opt,name=explain,proto3" json:"explain,omitempty"`
@@ -515,7 +517,10 @@ type ChooseReplicaResponse struct {
 	// The whole decision, when it was asked for.
 	Decision *Decision `protobuf:"bytes,19,opt,name=decision,proto3" json:"decision,omitempty"`
 	// The prompt's token ids, when they were asked for and are known.
-	TokenIds      *TokenIds `protobuf:"bytes,20,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
+	TokenIds *TokenIds `protobuf:"bytes,20,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
+	// Applied when the load was booked by this call, duplicate when an earlier call with this request_id booked it (its lease
+	// begins anew), unspecified when nothing was booked.
+	Effect        Effect `protobuf:"varint,21,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -688,6 +693,13 @@ func (x *ChooseReplicaResponse) GetTokenIds() *TokenIds {
 		return x.TokenIds
 	}
 	return nil
+}
+
+func (x *ChooseReplicaResponse) GetEffect() Effect {
+	if x != nil {
+		return x.Effect
+	}
+	return Effect_EFFECT_UNSPECIFIED
 }
 
 // ExplainDecisionRequest names a decision.
@@ -1745,7 +1757,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\areports\x18\x13 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
 	"\x06promptB\n" +
 	"\n" +
-	"\b_reserve\"\xac\x06\n" +
+	"\b_reserve\"\xd8\x06\n" +
 	"\x15ChooseReplicaResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
@@ -1769,7 +1781,8 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x11predicted_ttft_ms\x18\x11 \x01(\x01R\x0fpredictedTtftMs\x12^\n" +
 	"\x0frequest_headers\x18\x12 \x03(\v25.kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntryR\x0erequestHeaders\x120\n" +
 	"\bdecision\x18\x13 \x01(\v2\x14.kvpilot.v1.DecisionR\bdecision\x121\n" +
-	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x1aA\n" +
+	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12*\n" +
+	"\x06effect\x18\x15 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\x1aA\n" +
 	"\x13RequestHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x82\x01\n" +
@@ -1915,20 +1928,21 @@ var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(*RequestBody)(nil),                   // 24: kvpilot.v1.RequestBody
 	(*durationpb.Duration)(nil),           // 25: google.protobuf.Duration
 	(*Decision)(nil),                      // 26: kvpilot.v1.Decision
-	(*Overlap)(nil),                       // 27: kvpilot.v1.Overlap
-	(FeedState)(0),                        // 28: kvpilot.v1.FeedState
-	(*TokenizeRequest)(nil),               // 29: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),             // 30: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),             // 31: google.api.HttpBody
-	(*ReportPrefillCompletedRequest)(nil), // 32: kvpilot.v1.ReportPrefillCompletedRequest
-	(*ReportDecodeProgressRequest)(nil),   // 33: kvpilot.v1.ReportDecodeProgressRequest
-	(*ReleaseReservationRequest)(nil),     // 34: kvpilot.v1.ReleaseReservationRequest
-	(*RenewReservationRequest)(nil),       // 35: kvpilot.v1.RenewReservationRequest
-	(*TrackReservationRequest)(nil),       // 36: kvpilot.v1.TrackReservationRequest
-	(*TokenizeResponse)(nil),              // 37: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),            // 38: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),                   // 39: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil),      // 40: kvpilot.v1.TrackReservationResponse
+	(Effect)(0),                           // 27: kvpilot.v1.Effect
+	(*Overlap)(nil),                       // 28: kvpilot.v1.Overlap
+	(FeedState)(0),                        // 29: kvpilot.v1.FeedState
+	(*TokenizeRequest)(nil),               // 30: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),             // 31: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),             // 32: google.api.HttpBody
+	(*ReportPrefillCompletedRequest)(nil), // 33: kvpilot.v1.ReportPrefillCompletedRequest
+	(*ReportDecodeProgressRequest)(nil),   // 34: kvpilot.v1.ReportDecodeProgressRequest
+	(*ReleaseReservationRequest)(nil),     // 35: kvpilot.v1.ReleaseReservationRequest
+	(*RenewReservationRequest)(nil),       // 36: kvpilot.v1.RenewReservationRequest
+	(*TrackReservationRequest)(nil),       // 37: kvpilot.v1.TrackReservationRequest
+	(*TokenizeResponse)(nil),              // 38: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),            // 39: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),                   // 40: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil),      // 41: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	20, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
@@ -1942,53 +1956,54 @@ var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	21, // 8: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
 	26, // 9: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
 	23, // 10: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	26, // 11: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	26, // 12: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	26, // 13: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	23, // 14: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	24, // 15: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	13, // 16: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	27, // 17: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	28, // 18: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	16, // 19: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	25, // 20: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	19, // 21: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	22, // 22: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	29, // 23: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	30, // 24: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	3,  // 25: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	31, // 26: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	32, // 27: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
-	33, // 28: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
-	34, // 29: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
-	35, // 30: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
-	36, // 31: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
-	5,  // 32: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	7,  // 33: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	9,  // 34: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	11, // 35: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	14, // 36: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	17, // 37: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	37, // 38: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	38, // 39: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	4,  // 40: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	4,  // 41: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	39, // 42: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
-	39, // 43: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
-	39, // 44: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
-	39, // 45: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
-	40, // 46: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	6,  // 47: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	8,  // 48: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	10, // 49: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	12, // 50: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	15, // 51: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	18, // 52: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	38, // [38:53] is the sub-list for method output_type
-	23, // [23:38] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	27, // 11: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
+	26, // 12: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	26, // 13: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	26, // 14: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	23, // 15: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	24, // 16: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	13, // 17: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	28, // 18: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	29, // 19: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	16, // 20: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	25, // 21: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	19, // 22: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	22, // 23: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	30, // 24: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	31, // 25: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	3,  // 26: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	32, // 27: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	33, // 28: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
+	34, // 29: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
+	35, // 30: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
+	36, // 31: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
+	37, // 32: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
+	5,  // 33: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	7,  // 34: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	9,  // 35: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	11, // 36: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	14, // 37: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	17, // 38: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	38, // 39: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	39, // 40: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	4,  // 41: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	4,  // 42: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	40, // 43: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
+	40, // 44: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
+	40, // 45: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
+	40, // 46: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
+	41, // 47: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	6,  // 48: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	8,  // 49: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	10, // 50: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	12, // 51: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	15, // 52: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	18, // 53: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	39, // [39:54] is the sub-list for method output_type
+	24, // [24:39] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }
