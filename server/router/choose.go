@@ -63,7 +63,7 @@ func (r *Router) Choose(ctx context.Context, q *Question) (_ *Answer, err error)
 		return nil, err
 	}
 	defer func() { j.tell(apierror.From(err)) }()
-	j.wantIDs = q.DryRun
+	j.wantIDs, j.choosing = q.DryRun, true
 	if err := r.tokenize(ctx, j); err != nil {
 		return nil, err
 	}

@@ -37,6 +37,10 @@ type job struct {
 	adapter string
 	// truncated says that the body is a prefix; needFull that a known beginning is not enough.
 	truncated, needFull bool
+	// choosing says that the caller sends the request, not the router.
+	choosing bool
+	// refused is a tokenizer route's refusal of the prompt, which went on without ids.
+	refused *tokenizer.ClientFault
 	// wantIDs says that the caller asks for ids or overlaps, whether the policy looks at them or not.
 	wantIDs bool
 	// body is what replicas receive: the client's bytes, or those with the model's name or the

@@ -55,6 +55,12 @@ func (f *finder) usage() (Usage, bool) {
 	u := Usage{PromptTokens: -1, CompletionTokens: -1, CachedTokens: -1}
 	f.usages[0].read(&u)
 	f.usages[1].read(&u)
+	if f.anthropic {
+		p := parts{rest: -1, read: -1, created: -1}
+		f.usages[0].readParts(&p)
+		f.usages[1].readParts(&p)
+		u.PromptTokens = p.whole()
+	}
 	return u, f.usages[0].complete()
 }
 
