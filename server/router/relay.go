@@ -24,6 +24,41 @@ type passage struct {
 	// earlier counts the content events that the client has of other replicas, reported those of this
 	// one that the load was told of.
 	earlier, reported int
+	// kept is what came of an answer that is passed on as one piece; keeps says that it is such a one.
+	kept  []byte
+	keeps bool
+}
+
+// maxKept bounds an answer that is passed on as one piece; what is longer goes to the client as it comes.
+const maxKept = 1 << 20
+
+// keepsWhole reports whether an answer is passed on as one piece, so that one that breaks off costs nothing:
+// an object, which is of no use to anybody before its end.
+func keepsWhole(resp *upstream.Response) bool {
+	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	return err == nil && kind == "application/json" && resp.ContentLength <= maxKept
+}
+
+// keep adds a piece to those that are kept, and gives them back when there are too many.
+func (p *passage) keep(piece []byte) []byte {
+	if len(p.kept) == 0 && int64(len(piece)) == p.resp.ContentLength {
+		return piece // the whole answer, as nearly always
+	}
+	if p.kept == nil && p.resp.ContentLength > 0 {
+		p.kept = make([]byte, 0, p.resp.ContentLength)
+	}
+	p.kept = append(p.kept, piece...)
+	if len(p.kept) <= maxKept {
+		return nil
+	}
+	return p.release()
+}
+
+// release gives what is kept; nothing more is kept then.
+func (p *passage) release() []byte {
+	piece := p.kept
+	p.kept, p.keeps = nil, false
+	return piece
 }
 
 // relay passes the answer on, piece by piece as it comes. The Sink is begun with the first
@@ -37,7 +72,7 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 	if j.seam == nil {
 		j.scan.Reset(j.req.Prompt.API, p.streamed)
 	}
-	p.earlier = j.earlier()
+	p.earlier, p.keeps = j.earlier(), !p.streamed && keepsWhole(resp)
 	for {
 		piece, err := resp.Next()
 		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
@@ -45,6 +80,11 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 		}
 		if err != nil {
 			return err
+		}
+		if p.keeps {
+			if piece = p.keep(piece); piece == nil {
+				continue
+			}
 		}
 		var fault error
 		if follower != nil {
@@ -59,6 +99,11 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 		}
 		if fault != nil {
 			return fault
+		}
+	}
+	if len(p.kept) > 0 {
+		if err := r.pass(ctx, &p, p.release()); err != nil {
+			return err
 		}
 	}
 	if p.streamed && (j.scan.Events() > 0 || follower != nil) && !j.scan.Done() {

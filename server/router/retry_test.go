@@ -42,6 +42,17 @@ func TestAFaultBeforeTheFirstByteCostsARetryElsewhere(t *testing.T) {
 		"connection cut":     cut,
 		"cut after the head": streaming(nil, cut),
 		"no HTTP at all":     func(w http.ResponseWriter, _ *http.Request) { hijacked(w, "nonsense\r\n\r\n") },
+		"half an answer": func(w http.ResponseWriter, _ *http.Request) {
+			hijacked(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 30\r\n\r\n{\"half\":")
+		},
+		"half an answer in chunks": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			for range 3 {
+				io.WriteString(w, `{"half":`)
+				w.(http.Flusher).Flush()
+			}
+			cut(w, r)
+		},
 		"an answer too short": func(w http.ResponseWriter, _ *http.Request) {
 			hijacked(w, "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
 		},

@@ -80,7 +80,7 @@ func outcomes() []Outcome {
 // has gone to the client.
 func (o Outcome) Retryable() bool {
 	switch o {
-	case OutcomeRefused, OutcomeUnavailable, OutcomeGateway, OutcomeUnreachable, OutcomeMalformed, OutcomeBroken:
+	case OutcomeRefused, OutcomeUnavailable, OutcomeGateway, OutcomeUnreachable, OutcomeTimeout, OutcomeMalformed, OutcomeBroken:
 		return true
 	default:
 		return false
