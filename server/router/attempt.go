@@ -49,8 +49,8 @@ func (r *Router) attempt(ctx context.Context, j *job, to Sink) (f *failure) {
 	err = r.relay(ctx, j, resp, to)
 	r.usage(ctx, j, earlier, &result)
 	if err == nil {
-		result.End = decision.EndCompleted
-		r.settle(choice.Replica.ID, pass, upstream.OutcomeOK)
+		outcome, result.End = j.ended()
+		r.settle(choice.Replica.ID, pass, outcome)
 		return nil
 	}
 	h.brokeOff()

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
@@ -78,6 +80,9 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 			break
 		}
+		if err != nil && p.streamed && j.scan.Done() {
+			break // the client has the whole answer, and may have left
+		}
 		if err != nil {
 			return err
 		}
@@ -106,8 +111,8 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 			return err
 		}
 	}
-	if p.streamed && (j.scan.Events() > 0 || follower != nil) && !j.scan.Done() {
-		return io.ErrUnexpectedEOF // every engine says when its stream is complete
+	if p.streamed && (j.scan.Events() > 0 || follower != nil) && !j.complete() {
+		return io.ErrUnexpectedEOF
 	}
 	if !j.begun {
 		if !j.choice.Begin() {
@@ -120,12 +125,40 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 	return nil
 }
 
+// complete reports whether a stream that ended properly is whole: it said so, it told of an error, or each of its
+// choices is finished, as some engines leave it at. What streams of other formats say is not known here.
+func (j *job) complete() bool {
+	if j.scan.Done() || j.scan.Failed() {
+		return true
+	}
+	switch p := &j.req.Prompt; p.API {
+	case prompt.APIChat, prompt.APICompletions:
+		return j.scan.Finished() >= j.req.N*max(1, len(p.Texts), len(p.Batch))
+	case prompt.APIOther:
+		return true
+	case prompt.APIResponses, prompt.APIMessages:
+	}
+	return false
+}
+
+// ended says what an answer that came to its end means: an engine may tell of its failure in a stream.
+func (j *job) ended() (upstream.Outcome, decision.End) {
+	switch {
+	case !j.scan.Failed():
+		return upstream.OutcomeOK, decision.EndCompleted
+	case j.scan.ContentEvents() == 0:
+		return upstream.OutcomeClientFault, decision.EndFailed // whose fault it is is not known
+	}
+	return upstream.OutcomeEngineError, decision.EndFailed
+}
+
 // pass hands one piece to the client and looks at it.
 func (r *Router) pass(ctx context.Context, p *passage, piece []byte) error {
 	j := p.j
 	if !j.begun && !j.choice.Begin() {
 		return yielded(ctx) // what comes too late is not for the client
 	}
+	over := p.streamed && j.scan.Done() // before this piece: what a client that left lacks of it is nothing
 	content := j.scan.ContentEvents() - p.earlier
 	if content == 0 { // a client that takes nothing must not make the prefill look longer
 		j.scan.Feed(piece)
@@ -138,7 +171,7 @@ func (r *Router) pass(ctx context.Context, p *passage, piece []byte) error {
 			return gone(err)
 		}
 	}
-	if err := p.to.Write(piece); err != nil {
+	if err := p.to.Write(piece); err != nil && !over {
 		return gone(err)
 	}
 	if content > 0 {
