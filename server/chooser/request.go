@@ -94,4 +94,7 @@ type Result struct {
 	PromptTokens int
 	OutputTokens int
 	CachedTokens int
+	// Counted says that they are the router's own: the prompt as it was tokenized, the overlap that was predicted,
+	// and the pieces of the answer.
+	Counted bool
 }
