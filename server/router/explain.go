@@ -20,6 +20,7 @@ const (
 	HeaderAddress   = "X-Kvpilot-Address"
 	HeaderOverlap   = "X-Kvpilot-Overlap-Tokens"
 	HeaderPolicy    = "X-Kvpilot-Policy"
+	HeaderChoice    = "X-Kvpilot-Choice"
 	HeaderDecision  = "X-Kvpilot-Decision"
 	HeaderOverhead  = "X-Kvpilot-Overhead-Us"
 )
@@ -42,6 +43,9 @@ func (r *Router) explain(j *job, h http.Header) {
 	}
 	if show.Policy {
 		h[HeaderPolicy] = []string{string(c.Decision.Policy)}
+		if c.Decision.Reason != "" { // there was a choice
+			h[HeaderChoice] = []string{string(c.Decision.Reason)}
+		}
 	}
 	if show.Decision {
 		h[HeaderDecision] = []string{j.id}
