@@ -28,7 +28,7 @@ func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
 	start := time.Now()
 	enc, err := p.encode(ctx, req)
 	if err != nil {
-		p.metrics.encoded(req.Pool, "client_fault", "", time.Since(start))
+		p.metrics.encoded(req.Pool, "client_fault", ReasonRefused, time.Since(start))
 		return none(req.Prompt, ReasonRefused, p.model(req.Pool).estimate(textSize(req.Prompt))), err
 	}
 	p.metrics.encoded(req.Pool, string(enc.Source), enc.Reason, time.Since(start))
