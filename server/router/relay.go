@@ -34,13 +34,6 @@ type passage struct {
 // maxKept bounds an answer that is passed on as one piece; what is longer goes to the client as it comes.
 const maxKept = 1 << 20
 
-// keepsWhole reports whether an answer is passed on as one piece, so that one that breaks off costs nothing:
-// an object, which is of no use to anybody before its end.
-func keepsWhole(resp *upstream.Response) bool {
-	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	return err == nil && kind == "application/json" && resp.ContentLength <= maxKept
-}
-
 // keep adds a piece to those that are kept, and gives them back when there are too many.
 func (p *passage) keep(piece []byte) []byte {
 	if len(p.kept) == 0 && int64(len(piece)) == p.resp.ContentLength {
@@ -66,7 +59,10 @@ func (p *passage) release() []byte {
 // relay passes the answer on, piece by piece as it comes. The Sink is begun with the first
 // piece, not with the head, so that a replica that dies between the two costs nothing.
 func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to Sink) error {
-	p := passage{j: j, resp: resp, to: to, streamed: isEventStream(resp.Header)}
+	kind := mediaType(resp.Header)
+	p := passage{j: j, resp: resp, to: to, streamed: kind == "text/event-stream"}
+	// An object is of no use before its end: kept until then, one that breaks off costs nothing.
+	p.keeps = kind == "application/json" && resp.ContentLength <= maxKept
 	follower, err := j.followed(p.streamed)
 	if err != nil {
 		return err
@@ -74,7 +70,7 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 	if j.seam == nil {
 		j.scan.Reset(j.req.Prompt.API, p.streamed)
 	}
-	p.earlier, p.keeps = j.earlier(), !p.streamed && keepsWhole(resp)
+	p.earlier = j.earlier()
 	for {
 		piece, err := resp.Next()
 		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
@@ -207,7 +203,11 @@ func (r *Router) sawFirstToken(j *job) {
 	}
 }
 
-func isEventStream(h http.Header) bool {
+// mediaType is the type of an answer without its parameters, empty when it cannot be read.
+func mediaType(h http.Header) string {
 	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
-	return err == nil && kind == "text/event-stream"
+	if err != nil {
+		return ""
+	}
+	return kind
 }
