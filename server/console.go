@@ -127,7 +127,10 @@ func entry(e decisionlog.Entry) console.Entry {
 		out.Overlap = int(pick.GPU + pick.CPU + pick.Disk)
 	}
 	if o := e.Outcome; o != nil {
-		out.End, out.TTFTMS, out.CachedTokens = o.End.String(), millis(o.TTFT), o.CachedTokens
+		out.End, out.TTFTMS = o.End.String(), millis(o.TTFT)
+		if !o.Counted {
+			out.CachedTokens = o.CachedTokens
+		}
 	}
 	return out
 }

@@ -189,7 +189,7 @@ func (c *Choice) report(result Result, first, now time.Time) {
 	o := decision.Outcome{
 		ID: c.Decision.ID, Attempt: c.Decision.Attempt, Replica: cand.Replica, Rank: cand.Rank, Slot: cand.Slot, End: result.End,
 		Predicted: duration(cand.TTFT), Duration: now.Sub(c.at),
-		PromptTokens: result.PromptTokens, OutputTokens: result.OutputTokens, CachedTokens: result.CachedTokens,
+		PromptTokens: result.PromptTokens, OutputTokens: result.OutputTokens, CachedTokens: result.CachedTokens, Counted: result.Counted,
 		PredictedCached: c.predictedCached(),
 	}
 	if by := result.ServedBy; by != "" && by != cand.Replica {

@@ -123,4 +123,7 @@ type Result struct {
 	CachedTokens int
 	// ServedBy is the replica that served in place of the chosen one, empty when that one did.
 	ServedBy replica.ID
+	// Counted says that they are the router's own: the prompt as it was tokenized, the overlap that was predicted,
+	// and the pieces of the answer.
+	Counted bool
 }

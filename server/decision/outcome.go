@@ -79,6 +79,9 @@ type Outcome struct {
 	PromptTokens int `json:"prompt_tokens"`
 	OutputTokens int `json:"output_tokens"`
 	CachedTokens int `json:"cached_tokens"`
+	// Counted says that the engine gave none, and that they are the router's own: the prompt as it was tokenized,
+	// the overlap that was predicted, and the pieces of the stream.
+	Counted bool `json:"counted,omitempty"`
 	// PredictedCached are the cached tokens that the decision counted on.
 	PredictedCached int `json:"predicted_cached_tokens"`
 }

@@ -70,7 +70,7 @@ func (m *metrics) ended(o *decision.Outcome) {
 	m.endings.Add(ctx, 1, m.ends.Of(o.End, func(e decision.End) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("end", e.String())}
 	}))
-	if o.CachedTokens >= 0 {
+	if o.CachedTokens >= 0 && !o.Counted {
 		m.cacheGap.Record(ctx, math.Abs(float64(o.CachedTokens-o.PredictedCached)))
 	}
 	if o.TTFT > 0 && o.Predicted > 0 {

@@ -31,6 +31,9 @@ func (l *life) completion(c *call) {
 	if bad == nil {
 		bad = l.check(&req.sampling)
 	}
+	if bad == nil && req.Stream && req.BeamSearch {
+		bad = refuse("Streaming is not currently supported with beam search", "")
+	}
 	if bad != nil {
 		l.fail(c, *bad)
 		return

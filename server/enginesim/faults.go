@@ -35,6 +35,10 @@ type Faults struct {
 	DieAfter   int `json:"die_after,omitzero"`
 	StallAfter int `json:"stall_after,omitzero"`
 	ErrorAfter int `json:"error_after,omitzero"`
+	// NoDone leaves [DONE] out of streams, as some engines do. Linger keeps a stream open for so long behind its
+	// last event.
+	NoDone bool     `json:"no_done,omitzero"`
+	Linger Duration `json:"linger,omitzero"`
 	// WrongIDs makes /tokenize and /render answer ids that the engine does not use.
 	WrongIDs bool `json:"wrong_ids,omitzero"`
 

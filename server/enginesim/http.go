@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -206,6 +207,12 @@ func (l *life) read(c *call, v any) bool {
 		return false // the client left, or sends more than any request holds
 	}
 	c.body = body
+	if !utf8.Valid(body) {
+		e := badRequest("There was an error parsing the body", "")
+		e.Type = "Bad Request"
+		l.fail(c, e)
+		return false
+	}
 	if err := json.Unmarshal(body, v, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)); err != nil {
 		l.fail(c, validationError(err))
 		return false

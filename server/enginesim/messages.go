@@ -113,14 +113,13 @@ func (l *life) messagesCreate(c *call) {
 	}{g.id, "message", "assistant", []block{{"text", string(ch.text)}}, chat.Model, anthropicReason(ch), g.anthropicUsage()})
 }
 
+// anthropicUsage counts the prompt in three parts: read from the cache, written into it, and the rest.
+// Without token details the rest is the whole prompt, and the other two are not there.
 func (g *generation) anthropicUsage() anthropicUsage {
 	u := anthropicUsage{InputTokens: g.promptTokens, OutputTokens: g.outputTokens()}
-	if g.l.features.modern {
-		created, read := 0, 0
-		if g.l.cfg.TokenDetails {
-			read = g.cached()
-			u.InputTokens -= read
-		}
+	if g.l.features.modern && g.l.reportsCache(g.cached()) {
+		read, created := g.cached(), g.createdCache()
+		u.InputTokens = max(0, g.promptTokens-read-created)
 		u.Created, u.Read = &created, &read
 	}
 	return u

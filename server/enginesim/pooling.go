@@ -54,7 +54,7 @@ func (l *life) compute(c *call, s *sampling, prompts [][]uint32) (tokens int, ok
 		return 0, false
 	}
 	zero := 0
-	s.MaxTokens, s.MaxCompletionTokens = &zero, nil
+	s.MaxTokens, s.MaxCompletionTokens, s.N = &zero, nil, nil // these routes know no choices
 	list := make([]promptIDs, 0, len(prompts))
 	for _, ids := range prompts {
 		tokens += len(ids)
@@ -95,7 +95,7 @@ func (l *life) embeddings(c *call) {
 	for i, ids := range prompts {
 		data = append(data, map[string]any{"index": i, "object": "embedding", "embedding": vector(ids, size)})
 	}
-	c.reply(http.StatusOK, poolReply(l.newID(), "embd-", req.Model, data, n))
+	c.reply(http.StatusOK, poolReply(l.requestID(c.r, ""), "embd-", req.Model, data, n))
 }
 
 func poolReply(id, prefix, model string, data []map[string]any, tokens int) map[string]any {
@@ -138,7 +138,7 @@ func (l *life) pooled(c *call, prefix, object string, value func([]uint32) any) 
 		}
 		data = append(data, d)
 	}
-	c.reply(http.StatusOK, poolReply(l.newID(), prefix, req.Model, data, n))
+	c.reply(http.StatusOK, poolReply(l.requestID(c.r, ""), prefix, req.Model, data, n))
 }
 
 func (l *life) score(c *call) {
@@ -165,7 +165,7 @@ func (l *life) score(c *call) {
 	for i, ids := range pairs {
 		data = append(data, map[string]any{"index": i, "object": "score", "score": chance(ids)})
 	}
-	c.reply(http.StatusOK, poolReply(l.newID(), "score-", req.Model, data, n))
+	c.reply(http.StatusOK, poolReply(l.requestID(c.r, ""), "score-", req.Model, data, n))
 }
 
 func (l *life) rerank(c *call) {
@@ -192,7 +192,7 @@ func (l *life) rerank(c *call) {
 	if req.TopN > 0 && req.TopN < len(results) {
 		results = results[:req.TopN]
 	}
-	c.reply(http.StatusOK, map[string]any{"id": "rerank-" + l.newID(), "model": req.Model, "results": results, "usage": map[string]int{"prompt_tokens": n, "total_tokens": n}})
+	c.reply(http.StatusOK, map[string]any{"id": "rerank-" + l.requestID(c.r, ""), "model": req.Model, "results": results, "usage": map[string]int{"prompt_tokens": n, "total_tokens": n}})
 }
 
 func sortByScore(list []map[string]any) {

@@ -33,6 +33,7 @@ type sampling struct {
 	PromptLogprobs      *int           `json:"prompt_logprobs"`
 	RequestID           string         `json:"request_id"`
 	KVTransfer          *kvTransfer    `json:"kv_transfer_params"`
+	BeamSearch          bool           `json:"use_beam_search"`
 }
 
 type streamOptions struct {

@@ -2,6 +2,7 @@ package enginesim
 
 import (
 	"net/http"
+	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -80,8 +81,13 @@ func (s *stream) done() {
 	if s.ended {
 		return
 	}
-	s.buf = append(s.buf, "data: [DONE]\n\n"...)
+	if !s.c.faults.NoDone {
+		s.buf = append(s.buf, "data: [DONE]\n\n"...)
+	}
 	s.send()
+	if d := time.Duration(s.c.faults.Linger); d > 0 {
+		sleep(s.c.r.Context(), d)
+	}
 }
 
 // send writes what is pending in one piece.

@@ -149,6 +149,9 @@ func (l *life) renderChat(c *call) {
 	}
 	p, bad := l.chatPrompt(&req)
 	if bad == nil {
+		bad = l.renderable(&req.sampling)
+	}
+	if bad == nil {
 		_, bad = l.fit(&req.sampling, &p)
 	}
 	if bad != nil {
@@ -194,6 +197,9 @@ func (l *life) renderCompletion(c *call) {
 		return
 	}
 	prompts, bad := l.completionPrompts(&req)
+	if bad == nil {
+		bad = l.renderable(&req.sampling)
+	}
 	if bad != nil {
 		l.fail(c, *bad)
 		return
@@ -207,6 +213,15 @@ func (l *life) renderCompletion(c *call) {
 		list = append(list, l.render(c, &req.sampling, p, "cmpl-"))
 	}
 	c.replyNulls(list)
+}
+
+// renderable finds what the render routes refuse: what the routes that generate do, and beam searches, which
+// those serve.
+func (l *life) renderable(s *sampling) *apiError {
+	if s.BeamSearch {
+		return refuse("Beam search is not supported by the render endpoint", "")
+	}
+	return l.check(s)
 }
 
 func (l *life) render(c *call, s *sampling, p promptIDs, prefix string) rendered {

@@ -45,8 +45,12 @@ func (g *Gateway) onRoutingError(ctx context.Context, _ *runtime.ServeMux, _ run
 		http.Error(w, http.StatusText(code), code)
 		return
 	}
-	if code == http.StatusMethodNotAllowed || len(g.routes.exact[r.URL.Path]) > 0 {
-		if allowed := g.routes.allowed(g.mux, r.URL); len(allowed) > 0 {
+	if code == http.StatusMethodNotAllowed || len(g.routes.exact[r.URL.Path]) > 0 || r.URL.Path == healthPath {
+		allowed := g.routes.allowed(g.mux, r.URL)
+		if r.URL.Path == healthPath {
+			allowed = []string{http.MethodGet, http.MethodHead}
+		}
+		if len(allowed) > 0 {
 			rq.w.Header().Set("Allow", strings.Join(allowed, ", "))
 		}
 		rq.fail(apierror.New(apierror.MethodNotAllowed, "the method "+knownMethod(rq.exchange.Method)+" is not allowed here", nil))

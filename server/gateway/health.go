@@ -6,12 +6,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/apierror"
 )
 
+const healthPath = "/health"
+
 // isHealth reports whether a request asks for health as engines are asked: those who point a load
 // balancer or a client at the router instead of at an engine keep their probes. Such a request
 // needs no key, makes no span and counts in no metric.
 func isHealth(r *http.Request) bool {
 	switch r.URL.Path {
-	case "/health":
+	case healthPath:
 		return readMethod(r.Method) == http.MethodGet
 	case "/ping": // SageMaker's probe, which vLLM takes by either method
 		return readMethod(r.Method) == http.MethodGet || r.Method == http.MethodPost

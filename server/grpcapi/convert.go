@@ -68,8 +68,10 @@ func outcomeProto(o *decision.Outcome) *kvpilotv1.Outcome {
 	out := &kvpilotv1.Outcome{
 		End: endProto(o.End), ReplicaId: string(o.Replica), Rank: uint32(o.Rank),
 		PredictedTtft: durationpb.New(o.Predicted), Duration: durationpb.New(o.Duration),
-		PromptTokens: known(o.PromptTokens), OutputTokens: known(o.OutputTokens), CachedTokens: known(o.CachedTokens),
 		PredictedCachedTokens: uint32(max(o.PredictedCached, 0)),
+	}
+	if !o.Counted { // the engine's own counts, or none
+		out.PromptTokens, out.OutputTokens, out.CachedTokens = known(o.PromptTokens), known(o.OutputTokens), known(o.CachedTokens)
 	}
 	if o.TTFT > 0 {
 		out.Ttft = durationpb.New(o.TTFT)

@@ -3,6 +3,7 @@ package grpcapi
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/api/httpbody"
@@ -70,7 +71,9 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	}
 	q := s.api.question(ctx)
 	q.Options, q.Body = o, in.GetData()
-	_, q.Truncated = h[headerTruncated] // its presence counts, whatever it says
+	if said, ok := h[headerTruncated]; ok { // its presence counts, whatever it says
+		q.Truncated, q.FullSize = true, fullSize(said)
+	}
 	if path := first(h, headerPath); path != "" {
 		if q.Route = openai.RouteOf(path); !q.Route.Generates() {
 			q.Route = openai.RouteAny
@@ -107,6 +110,20 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 		out.Decision = decisionProto(a.Decision, nil)
 	}
 	return out, nil
+}
+
+// fullSize is the size of a whole body of which a proxy sent the beginning, as X-Body-Truncated tells it:
+// "8/90000". It is 0 when that tells none.
+func fullSize(said []string) int64 {
+	if len(said) == 0 {
+		return 0
+	}
+	_, full, _ := strings.Cut(said[0], "/")
+	n, err := strconv.ParseInt(strings.TrimSpace(full), 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
 }
 
 // question is what every call of this service begins with.

@@ -167,7 +167,7 @@ func TestRouteBody(t *testing.T) {
 		return out, r.router.questions[len(r.router.questions)-1], err
 	}
 	out, q, err := ask(http.Header{"X-Body-Truncated": {"12/900"}, "X-Kvpilot-Lease-Ms": {"5000"}, "X-Kvpilot-Allow": {"a, b"}, "X-Kvpilot-Weights": {"cpu_credit=0.5"}, "X-Kvpilot-Path": {"/v1/completions"}})
-	if err != nil || !q.Truncated || string(q.Body) != `{"messages":` || q.Lease != 5*time.Second || !q.Reserve || len(q.Options.Allowed) != 2 || q.Options.Weights["cpu_credit"] != 0.5 || q.Route != openai.RouteCompletions {
+	if err != nil || !q.Truncated || q.FullSize != 900 || string(q.Body) != `{"messages":` || q.Lease != 5*time.Second || !q.Reserve || len(q.Options.Allowed) != 2 || q.Options.Weights["cpu_credit"] != 0.5 || q.Route != openai.RouteCompletions {
 		t.Errorf("question %+v, %v", q, err)
 	}
 	if out.GetReservationId() == "" || out.GetRequestHeaders()["x-request-id"] != "id" || out.GetRequestHeaders()["x-data-parallel-rank"] != "" {

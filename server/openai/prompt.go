@@ -31,11 +31,16 @@ func (r *reader) list(f *found) bool {
 	ok := r.s.elements(func(int) bool {
 		start := r.s.pos
 		if r.s.space() != '{' {
-			onlyObjects = false
+			onlyObjects = onlyObjects && r.s.atEnd() // an end in front of the next message spoils nothing
 			return r.s.skip()
 		}
 		media, ok := r.message()
 		if !ok {
+			if r.truncated && r.s.eof {
+				if cut := cutMessage(r.s.data[start:]); cut != nil {
+					f.media, f.items = f.media || media, append(f.items, cut)
+				}
+			}
 			return false
 		}
 		f.media = f.media || media
@@ -103,7 +108,7 @@ func (r *reader) strings(f *found) bool {
 	pure := true
 	ok := r.s.elements(func(int) bool {
 		if r.s.space() != '"' {
-			pure = false
+			pure = pure && r.s.atEnd()
 			return r.s.skip()
 		}
 		t, ok := r.s.str()
@@ -125,7 +130,7 @@ func (r *reader) idLists(f *found) bool {
 	pure := true
 	ok := r.s.elements(func(int) bool {
 		if r.s.space() != '[' {
-			pure = false
+			pure = pure && r.s.atEnd()
 			return r.s.skip()
 		}
 		ids, ok, clean := r.ids()

@@ -17,7 +17,8 @@ type Params struct {
 	SessionHeader string
 	// Body is the request body; it must not change as long as the Request is in use.
 	Body []byte
-	// Truncated says that Body may be a prefix of the client's body: what can be read is read.
+	// Truncated says that Body may be a prefix of the client's body: what can be read is read, and nothing in
+	// it is refused.
 	Truncated bool
 }
 
@@ -48,7 +49,7 @@ type Request struct {
 	PreviousResponse string
 	// KVTransfer is set when kv_transfer_params is present and not null.
 	KVTransfer bool
-	// Truncated is set when Body ended before its JSON did; what came before the cut was read.
+	// Truncated is set when Body may be a prefix and was not read to its end; what came before that was read.
 	Truncated bool
 	// Body is the body as the client sent it.
 	Body []byte
@@ -70,13 +71,16 @@ type member struct {
 	key, start, valueEnd int
 }
 
-// Read reads a body. The error is always a *BadRequest.
+// Read reads a body. The error is always a *BadRequest; there is none where the body may be a prefix.
 func Read(p Params) (*Request, error) {
-	r := &reader{req: &Request{Route: p.Route, N: 1, Body: p.Body}}
+	r := &reader{req: &Request{Route: p.Route, N: 1, Body: p.Body}, truncated: p.Truncated}
 	r.s.data = p.Body
 	r.req.Prompt.Body = p.Body
-	if err := r.body(p.Truncated); err != nil {
-		return nil, err
+	if err := r.body(); err != nil {
+		if !p.Truncated {
+			return nil, err
+		}
+		r.req.Truncated = true // what was read before the fault is what there is
 	}
 	r.finish()
 	r.req.heed(p)
@@ -113,11 +117,11 @@ type reader struct {
 	maxCompletionTokens     int
 	maxTokens               int
 	maxOutputTokens         int
-	partial                 bool
+	truncated, partial      bool
 }
 
 // body walks over the whole text.
-func (r *reader) body(truncated bool) error {
+func (r *reader) body() error {
 	s := &r.s
 	s.data = bytes.TrimPrefix(s.data, []byte("\xEF\xBB\xBF"))
 	if skipped := len(r.req.Body) - len(s.data); skipped > 0 {
@@ -125,9 +129,6 @@ func (r *reader) body(truncated bool) error {
 	}
 	c := s.space()
 	switch {
-	case s.atEnd() && truncated:
-		r.req.Truncated = true
-		return nil
 	case s.atEnd():
 		return syntaxAt(s.data, s.pos, "", "the body is empty")
 	case c != '{':
@@ -147,10 +148,6 @@ func (r *reader) body(truncated bool) error {
 	}
 	if !ok && s.what == "" {
 		return r.refused()
-	}
-	if !ok && truncated && s.eof {
-		r.req.Truncated = true
-		return nil
 	}
 	if !ok {
 		return s.err()
@@ -272,6 +269,9 @@ func (r *reader) finish() {
 		q.User = metadataUser(q.Raw("metadata"))
 	}
 	q.Prompt.Model, q.Prompt.Salt = q.Model, q.Salt
+	if q.Truncated && q.Prompt.Kind != prompt.KindNone {
+		q.Prompt.Body = q.readPart()
+	}
 }
 
 // heed settles what the headers have a say in.

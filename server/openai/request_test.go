@@ -219,7 +219,4 @@ func TestATruncatedBodyIsReadAsFarAsItGoes(t *testing.T) {
 	if r := read(t, openai.Params{Body: []byte(`{"prompt":[1,2,34`), Truncated: true}); !slices.Equal(r.Prompt.IDs, []uint32{1, 2}) {
 		t.Errorf("got ids %v", r.Prompt.IDs)
 	}
-	if _, err := openai.Read(openai.Params{Body: []byte(`{"prompt":tru,`), Truncated: true}); err == nil {
-		t.Error("a truncated body that is wrong before the cut was read")
-	}
 }

@@ -92,11 +92,11 @@ func (s *scanner) str() (text, bool) {
 		var ok bool
 		escaped = true
 		if end, ok = s.escapes(start + b); !ok {
-			return text{raw: s.data[start:end], escaped: true, open: true}, false
+			return text{raw: untilCut(s.data[start:end], true), escaped: true, open: true}, false
 		}
 	}
 	if end == len(s.data) {
-		return text{raw: s.data[start:], escaped: escaped, open: true}, s.end("the end of a string")
+		return text{raw: untilCut(s.data[start:], escaped), escaped: escaped, open: true}, s.end("the end of a string")
 	}
 	raw := s.data[start:end]
 	if bad := badByte(raw); bad >= 0 {

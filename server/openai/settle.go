@@ -82,7 +82,8 @@ func changesIDs(name string) bool {
 		"documents", "reasoning_effort", "reasoning", "include_reasoning", "enable_thinking", "thinking",
 		"mm_processor_kwargs", "media_io_kwargs", "response_format", "structured_outputs",
 		"truncate_prompt_tokens", "truncation_side", "truncation",
-		"system", "instructions", "text", "echo", "suffix", "prompt_embeds":
+		"system", "instructions", "text", "echo", "suffix", "prompt_embeds",
+		"use_beam_search": // it changes which of the tokenizer's routes take the prompt
 		return true
 	}
 	return false

@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
@@ -49,8 +50,8 @@ func (r *Router) attempt(caller, ctx context.Context, j *job, to Sink) (f *failu
 	err = r.relay(ctx, j, resp, to)
 	r.usage(ctx, j, earlier, &result)
 	if err == nil {
-		result.End = decision.EndCompleted
-		r.settle(choice.Replica.ID, pass, upstream.OutcomeOK)
+		outcome, result.End = j.ended()
+		r.settle(choice.Replica.ID, pass, outcome)
 		return nil
 	}
 	h.brokeOff()
@@ -81,15 +82,23 @@ func (r *Router) settle(id replica.ID, pass upstream.Pass, outcome upstream.Outc
 	}
 }
 
-// usage takes over what the engine said that the request has cost.
+// usage takes over what the engine said that the request has cost. Of a stream of which it said nothing, the
+// router's own count is taken, and marked as that.
 func (r *Router) usage(ctx context.Context, j *job, earlier int, to *chooser.Result) {
+	r.reported(ctx, j, to)
+	if n := j.scan.ContentEvents() - earlier; to.PromptTokens < 0 && n > 0 && !j.firstToken.IsZero() {
+		to.PromptTokens, to.CachedTokens = j.choice.Decision.PromptTokens, j.cachedOwn()
+		to.OutputTokens, to.Counted = j.tokensIn(n), true
+	}
+}
+
+// reported takes over the engine's usage, and learns from it.
+func (r *Router) reported(ctx context.Context, j *job, to *chooser.Result) {
 	if u, ok := j.scan.Usage(); ok {
 		to.PromptTokens, to.OutputTokens, to.CachedTokens = u.PromptTokens, u.CompletionTokens, u.CachedTokens
 		if j.seam != nil { // the client's counts are those of the whole request
 			to.PromptTokens, to.OutputTokens = u.PromptTokens+j.seam.Answer, u.CompletionTokens-j.seam.Answer
 		}
-	} else if n := j.scan.ContentEvents() - earlier; n > 0 && !j.firstToken.IsZero() {
-		to.OutputTokens = n
 	}
 	if j.seam != nil {
 		return // nothing to learn of prompts: this one is no client's
@@ -97,3 +106,19 @@ func (r *Router) usage(ctx context.Context, j *job, earlier int, to *chooser.Res
 	r.observe(ctx, j, to)
 	r.pin(j)
 }
+
+// tokensIn is about how many tokens came in n content events of a stream: each format but that of completions begins
+// with an event that has none, chat for each of its choices.
+func (j *job) tokensIn(n int) int {
+	switch j.req.Prompt.API {
+	case prompt.APIChat:
+		return max(1, n-j.req.N)
+	case prompt.APIResponses, prompt.APIMessages:
+		return max(1, n-1)
+	case prompt.APICompletions, prompt.APIOther:
+	}
+	return n
+}
+
+// cachedOwn is how much of the prompt the router takes to have come from the cache.
+func (j *job) cachedOwn() int { return min(overlap(j.choice.Decision), j.choice.Decision.PromptTokens) }

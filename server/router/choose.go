@@ -22,8 +22,10 @@ type Question struct {
 	Body      []byte
 	Route     openai.Route
 	Truncated bool
-	IDs       []uint32
-	Text      string
+	// FullSize is the size in bytes of the body that Body is the beginning of; 0 when it is not known.
+	FullSize int64
+	IDs      []uint32
+	Text     string
 
 	Header    map[string][]string
 	RequestID string
@@ -78,7 +80,7 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 		return nil, err
 	}
 	defer func() { j.tell(apierror.From(err)) }()
-	j.wantIDs = q.DryRun
+	j.wantIDs, j.choosing = q.DryRun, true
 	if err := r.tokenize(ctx, j); err != nil {
 		return nil, err
 	}
@@ -146,6 +148,9 @@ func (r *Router) question(ctx context.Context, q *Question) (_ *job, err error) 
 		j.req.Priority = -q.Priority
 	}
 	if err := r.findAdapter(j, q.Adapter); err != nil {
+		if j.req.Truncated && j.req.Model == "" && apierror.From(err).Reason == apierror.InvalidBody {
+			return nil, errCutBeforeModel() // the caller's body may well name one
+		}
 		return nil, err
 	}
 	return j, r.place(ctx, j)
@@ -172,11 +177,16 @@ func (r *Router) findAdapter(j *job, adapter string) error {
 	return nil
 }
 
+// errCutBeforeModel is what a cut body meets whose model is needed and not in it.
+func errCutBeforeModel() *apierror.Error {
+	return apierror.New(apierror.BodyTooLarge, "the body was cut off before its model, and there is not just one model: raise the proxy's limit for bodies", nil, apierror.WithParam("model"))
+}
+
 // readQuestion finds the prompt in whatever form it came.
 func (r *Router) readQuestion(ctx context.Context, j *job, q *Question) error {
 	switch {
 	case len(q.Body) > 0:
-		j.truncated = q.Truncated
+		j.truncated, j.fullSize = q.Truncated, q.FullSize
 		if err := r.read(ctx, j); err != nil {
 			return err
 		}

@@ -32,7 +32,7 @@ type Headers struct {
 	Address bool `yaml:"address"`
 	// Overlap tells how many prompt tokens were expected in the replica's cache.
 	Overlap bool `yaml:"overlap"`
-	// Policy tells the policy that chose.
+	// Policy tells the policy that chose, and why it chose as it did.
 	Policy bool `yaml:"policy"`
 	// Decision tells the decision's id, for ExplainDecision.
 	Decision bool `yaml:"decision"`

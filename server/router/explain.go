@@ -20,6 +20,7 @@ const (
 	HeaderAddress   = "X-Kvpilot-Address"
 	HeaderOverlap   = "X-Kvpilot-Overlap-Tokens"
 	HeaderPolicy    = "X-Kvpilot-Policy"
+	HeaderChoice    = "X-Kvpilot-Choice"
 	HeaderDecision  = "X-Kvpilot-Decision"
 	HeaderOverhead  = "X-Kvpilot-Overhead-Us"
 )
@@ -42,6 +43,9 @@ func (r *Router) explain(j *job, h http.Header) {
 	}
 	if show.Policy {
 		h[HeaderPolicy] = []string{string(c.Decision.Policy)}
+		if c.Decision.Reason != "" { // there was a choice
+			h[HeaderChoice] = []string{string(c.Decision.Reason)}
+		}
 	}
 	if show.Decision {
 		h[HeaderDecision] = []string{j.id}
@@ -73,6 +77,9 @@ func bestOverlap(d *decision.Decision) int {
 func (r *Router) finish(ctx context.Context, j *job, err error) {
 	took := time.Since(j.received)
 	public := apierror.From(err)
+	if public == nil && j.scan.Failed() { // the client knows it from the engine
+		public = apierror.New(apierror.UpstreamError, "the replica told of an error in its stream", nil)
+	}
 	r.metrics.end(ctx, j, public, took)
 	j.tell(public)
 	level := slog.LevelInfo

@@ -241,7 +241,7 @@ func start(t *testing.T, n int, change func(*router.Params, *chooser.Config, *re
 				ready++
 			}
 		}
-		return ready == n
+		return ready >= n
 	})
 	return f
 }

@@ -42,6 +42,12 @@ type job struct {
 	adapter string
 	// truncated says that the body is a prefix; needFull that a known beginning is not enough.
 	truncated, needFull bool
+	// fullSize is the size of the body that a cut one is the beginning of; 0 when it is not known.
+	fullSize int64
+	// choosing says that the caller sends the request, not the router.
+	choosing bool
+	// refused is a tokenizer route's refusal of the prompt, which went on without ids.
+	refused *tokenizer.ClientFault
 	// wantIDs says that the caller asks for ids or overlaps, whether the policy looks at them or not.
 	wantIDs bool
 	// body is what replicas receive: the client's bytes, or those with the model's name or the
@@ -145,6 +151,9 @@ func (j *job) size() int {
 	return len(j.body)
 }
 
+// maxPrompt bounds the prompt that a cut body's full size is taken to stand for; no context is that long.
+const maxPrompt = 16 << 20
+
 // prompt fills in what is known of the prompt's place in a cache.
 func (j *job) prompt(a *chooser.Request) {
 	a.Keyless = true
@@ -153,6 +162,9 @@ func (j *job) prompt(a *chooser.Request) {
 	}
 	a.PromptTokens, a.Estimated = j.enc.Tokens, !j.enc.Exact
 	a.Longest = j.enc.Longest()
+	if have := int64(len(j.call.Body)); j.req.Truncated && have > 0 && j.fullSize > have {
+		a.PromptTokens = int(min(float64(j.enc.Tokens)*float64(j.fullSize)/float64(have), maxPrompt))
+	}
 	ns := blockhash.Namespace{Adapter: j.adapter, Salt: j.req.Salt}
 	switch {
 	case len(j.enc.IDs) > 0:

@@ -35,7 +35,8 @@ type metrics struct {
 
 	routes  map[openai.Route]metric.MeasurementOption
 	results labels.Sets[result]
-	kinds   [4]metric.MeasurementOption
+	kinds   [2][4]metric.MeasurementOption               // by source and kind
+	paces   [2]map[openai.Route]metric.MeasurementOption // by source
 	again   map[upstream.Outcome]metric.MeasurementOption
 	wentOn  map[string]metric.MeasurementOption
 }
@@ -72,11 +73,11 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.requests = counter("requests", "{request}", "Ended requests by route, HTTP status and error reason.")
 	m.duration = histogram("request.duration", "s", "Time from a request's first byte to its answer's last.", slow...)
 	m.ttft = histogram("ttft", "s", "Time from a request's first byte to the first content of its streamed answer.", slow...)
-	m.perToken = histogram("time_per_output_token", "s", "Mean time between the output tokens of a streamed answer.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
+	m.perToken = histogram("time_per_output_token", "s", "Mean time between the output tokens of a streamed answer; by source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
 	m.overhead = histogram("overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
 	m.held = histogram("held", "s", "Time in the hold queue.", fast...)
 	m.encode = histogram("tokenize", "s", "Time until the prompt's token ids were known, or given up.", fast...)
-	m.tokens = counter("tokens", "{token}", "Tokens by kind: prompt, cached and output as engines reported them, overlap as predicted.")
+	m.tokens = counter("tokens", "{token}", "Tokens by kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
 	m.retries = counter("retries", "{attempt}", "Attempts on another replica, by what the one before met.")
 	m.resumes = counter("resumes", "{stream}", "Streams that broke off after their first byte while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or why they could not go on.")
 	m.keyless.counter = counter("keyless", "{request}", "Requests that load had to place because they lack the key that their policy goes by, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
@@ -85,10 +86,18 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 		m.resumes.Add(context.Background(), 0, m.wentOn[name])
 	}
 	for kind, name := range tokenKinds() {
-		m.kinds[kind] = labelled(attribute.String("kind", name))
+		for source, by := range sources() {
+			m.kinds[source][kind] = labelled(attribute.String("kind", name), attribute.String("source", by))
+		}
 	}
 	for route := openai.RouteAny; route <= openai.RouteOther; route++ {
 		m.routes[route] = labelled(attribute.String("route", route.String()))
+		for source, by := range sources() {
+			if m.paces[source] == nil {
+				m.paces[source] = map[openai.Route]metric.MeasurementOption{}
+			}
+			m.paces[source][route] = labelled(attribute.String("route", route.String()), attribute.String("source", by))
+		}
 	}
 	for o := upstream.OutcomeOK; o <= upstream.OutcomeCanceled; o++ {
 		if o.Retryable() {
@@ -110,6 +119,14 @@ const (
 )
 
 func tokenKinds() [4]string { return [4]string{"prompt", "cached", "output", "overlap"} }
+
+// The sources of counts.
+const (
+	fromEngine = iota // its usage
+	fromRouter        // of a stream without usage: the prompt as it was tokenized, the predicted overlap, the pieces
+)
+
+func sources() [2]string { return [2]string{"engine", "router"} }
 
 func labelled(attrs ...attribute.KeyValue) metric.MeasurementOption {
 	return metric.WithAttributeSet(attribute.NewSet(attrs...))
@@ -162,20 +179,28 @@ func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took 
 		m.overhead.Record(plain, j.overhead.Seconds(), route)
 	}
 	m.held.Record(plain, j.held.Seconds(), route)
-	m.tokens.Add(plain, int64(j.choice.Held()), m.kinds[tokensOverlap])
+	m.tokens.Add(plain, int64(j.choice.Held()), m.kinds[fromRouter][tokensOverlap])
 	if !j.firstToken.IsZero() {
 		m.ttft.Record(ctx, j.firstToken.Sub(j.received).Seconds(), route)
 	}
-	u, ok := j.scan.Usage()
-	if !ok {
-		return
-	}
-	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), m.kinds[tokensPrompt])
-	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), m.kinds[tokensCached])
-	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), m.kinds[tokensOutput])
+	u, source := j.cost()
+	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), m.kinds[source][tokensPrompt])
+	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), m.kinds[source][tokensCached])
+	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), m.kinds[source][tokensOutput])
 	if n := u.CompletionTokens; n > 1 && !j.firstToken.IsZero() {
-		m.perToken.Record(plain, time.Since(j.firstToken).Seconds()/float64(n-1), route)
+		m.perToken.Record(plain, time.Since(j.firstToken).Seconds()/float64(n-1), m.paces[source][j.call.Route])
 	}
+}
+
+// cost is what the request has cost by the engine's usage, or, of a stream without it, by the router's own count.
+func (j *job) cost() (u upstream.Usage, source int) {
+	if u, ok := j.scan.Usage(); ok {
+		return u, fromEngine
+	}
+	if n := j.scan.ContentEvents(); n > 0 && !j.firstToken.IsZero() {
+		return upstream.Usage{PromptTokens: j.choice.Decision.PromptTokens, CachedTokens: j.cachedOwn(), CompletionTokens: j.tokensIn(n)}, fromRouter
+	}
+	return upstream.Usage{}, fromRouter
 }
 
 // decided counts a choice that was handed to the caller.

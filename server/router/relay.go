@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
@@ -24,12 +26,43 @@ type passage struct {
 	// earlier counts the content events that the client has of other replicas, reported those of this
 	// one that the load was told of.
 	earlier, reported int
+	// kept is what came of an answer that is passed on as one piece; keeps says that it is such a one.
+	kept  []byte
+	keeps bool
+}
+
+// maxKept bounds an answer that is passed on as one piece; what is longer goes to the client as it comes.
+const maxKept = 1 << 20
+
+// keep adds a piece to those that are kept, and gives them back when there are too many.
+func (p *passage) keep(piece []byte) []byte {
+	if len(p.kept) == 0 && int64(len(piece)) == p.resp.ContentLength {
+		return piece // the whole answer, as nearly always
+	}
+	if p.kept == nil && p.resp.ContentLength > 0 {
+		p.kept = make([]byte, 0, p.resp.ContentLength)
+	}
+	p.kept = append(p.kept, piece...)
+	if len(p.kept) <= maxKept {
+		return nil
+	}
+	return p.release()
+}
+
+// release gives what is kept; nothing more is kept then.
+func (p *passage) release() []byte {
+	piece := p.kept
+	p.kept, p.keeps = nil, false
+	return piece
 }
 
 // relay passes the answer on, piece by piece as it comes. The Sink is begun with the first
 // piece, not with the head, so that a replica that dies between the two costs nothing.
 func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to Sink) error {
-	p := passage{j: j, resp: resp, to: to, streamed: isEventStream(resp.Header)}
+	kind := mediaType(resp.Header)
+	p := passage{j: j, resp: resp, to: to, streamed: kind == "text/event-stream"}
+	// An object is of no use before its end: kept until then, one that breaks off costs nothing.
+	p.keeps = kind == "application/json" && resp.ContentLength <= maxKept
 	follower, err := j.followed(p.streamed)
 	if err != nil {
 		return err
@@ -43,10 +76,18 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 			break
 		}
+		if err != nil && p.streamed && j.scan.Done() {
+			break // the client has the whole answer, and may have left
+		}
 		if err != nil {
 			return err
 		}
 		j.choice.Alive()
+		if p.keeps {
+			if piece = p.keep(piece); piece == nil {
+				continue
+			}
+		}
 		var fault error
 		if follower != nil {
 			if piece, fault = follower.Feed(piece); len(piece) == 0 && fault == nil {
@@ -62,8 +103,13 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 			return fault
 		}
 	}
-	if p.streamed && (j.scan.Events() > 0 || follower != nil) && !j.scan.Done() {
-		return io.ErrUnexpectedEOF // every engine says when its stream is complete
+	if len(p.kept) > 0 {
+		if err := r.pass(ctx, &p, p.release()); err != nil {
+			return err
+		}
+	}
+	if p.streamed && (j.scan.Events() > 0 || follower != nil) && !j.complete() {
+		return io.ErrUnexpectedEOF
 	}
 	if !j.begun {
 		if !j.choice.Begin() {
@@ -76,12 +122,40 @@ func (r *Router) relay(ctx context.Context, j *job, resp *upstream.Response, to 
 	return nil
 }
 
+// complete reports whether a stream that ended properly is whole: it said so, it told of an error, or each of its
+// choices is finished, as some engines leave it at. What streams of other formats say is not known here.
+func (j *job) complete() bool {
+	if j.scan.Done() || j.scan.Failed() {
+		return true
+	}
+	switch p := &j.req.Prompt; p.API {
+	case prompt.APIChat, prompt.APICompletions:
+		return j.scan.Finished() >= j.req.N*max(1, len(p.Texts), len(p.Batch))
+	case prompt.APIOther:
+		return true
+	case prompt.APIResponses, prompt.APIMessages:
+	}
+	return false
+}
+
+// ended says what an answer that came to its end means: an engine may tell of its failure in a stream.
+func (j *job) ended() (upstream.Outcome, decision.End) {
+	switch {
+	case !j.scan.Failed():
+		return upstream.OutcomeOK, decision.EndCompleted
+	case j.scan.ContentEvents() == 0:
+		return upstream.OutcomeClientFault, decision.EndFailed // whose fault it is is not known
+	}
+	return upstream.OutcomeEngineError, decision.EndFailed
+}
+
 // pass hands one piece to the client and looks at it.
 func (r *Router) pass(ctx context.Context, p *passage, piece []byte) error {
 	j := p.j
 	if !j.begun && !j.choice.Begin() {
 		return recalled(ctx) // what comes too late is not for the client
 	}
+	over := p.streamed && j.scan.Done() // before this piece: what a client that left lacks of it is nothing
 	content := j.scan.ContentEvents() - p.earlier
 	if content == 0 { // a client that takes nothing must not make the prefill look longer
 		j.scan.Feed(piece)
@@ -94,7 +168,7 @@ func (r *Router) pass(ctx context.Context, p *passage, piece []byte) error {
 			return gone(err)
 		}
 	}
-	if err := p.to.Write(piece); err != nil {
+	if err := p.to.Write(piece); err != nil && !over {
 		return gone(err)
 	}
 	if content > 0 {
@@ -131,7 +205,11 @@ func (r *Router) sawFirstToken(j *job) {
 	}
 }
 
-func isEventStream(h http.Header) bool {
+// mediaType is the type of an answer without its parameters, empty when it cannot be read.
+func mediaType(h http.Header) string {
 	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
-	return err == nil && kind == "text/event-stream"
+	if err != nil {
+		return ""
+	}
+	return kind
 }

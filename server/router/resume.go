@@ -184,8 +184,12 @@ func (j *job) told(f *failure) error {
 
 // undone is what the client is told when no replica was chosen: as told says.
 func (j *job) undone(ctx context.Context, err error) error {
-	if j.broke != nil && ctx.Err() == nil {
+	switch {
+	case ctx.Err() != nil:
+	case j.broke != nil:
 		return j.broke.public
+	case j.refused != nil && j.refused.Firm: // truer than that there is no replica for it now
+		return j.refusal()
 	}
 	return err
 }

@@ -12,7 +12,8 @@ import (
 )
 
 // tokenize gets the prompt's token ids. Only the client's own fault is an error: a tokenizer that
-// is down, slow or wrong, or a body without a prompt, leaves the request without ids, and says why.
+// is down, slow or wrong, or a body without a prompt, leaves the request without ids, and says why. So does a
+// refusal that the route which generates may not share, or may put into other words: the engine has the say.
 func (r *Router) tokenize(ctx context.Context, j *job) error {
 	if !j.call.Route.Generates() {
 		return nil
@@ -25,19 +26,40 @@ func (r *Router) tokenize(ctx context.Context, j *job) error {
 	ask.SizeOnly = !j.wantIDs && !r.Chooser.ReadsCache(j.pool.Model, &j.call.Options)
 	enc, err := r.Tokens.Encode(tctx, ask)
 	j.tokenizing = time.Since(began)
-	j.noteTokens(ask.Span, began, enc, err)
-	if err != nil {
-		if ctx.Err() != nil {
-			return apierror.From(cause(ctx, err))
+	if fault, ok := errors.AsType[*tokenizer.ClientFault](err); ok && ctx.Err() == nil {
+		j.refused = fault
+		if !j.surfaces(fault) {
+			err = nil
 		}
-		var fault *tokenizer.ClientFault
-		if errors.As(err, &fault) {
-			return apierror.Upstream(fault.Status, fault.ContentType, fault.Body)
-		}
-		return apierror.From(err)
 	}
-	j.enc = enc
-	return nil
+	j.noteTokens(ask.Span, began, enc, err)
+	switch {
+	case err == nil:
+		j.enc = enc
+		return nil
+	case ctx.Err() != nil:
+		return apierror.From(cause(ctx, err))
+	case j.refused != nil:
+		return j.refusal()
+	}
+	return apierror.From(err)
+}
+
+// surfaces reports whether a tokenizer route's refusal is the answer to the client: where nothing but the ids
+// is asked for; where no engine will be asked and one would refuse; and where one would in these very words.
+func (j *job) surfaces(f *tokenizer.ClientFault) bool {
+	switch {
+	case j.needFull:
+		return true
+	case j.choosing:
+		return f.Firm
+	}
+	return f.Firm && f.Rendered
+}
+
+// refusal is the tokenizer route's answer as the client's.
+func (j *job) refusal() *apierror.Error {
+	return apierror.Upstream(j.refused.Status, j.refused.ContentType, j.refused.Body)
 }
 
 // encodeRequest is the question to the tokenizer.

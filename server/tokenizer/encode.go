@@ -1,8 +1,10 @@
 package tokenizer
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"net/http"
 	"slices"
 	"time"
 	"unsafe"
@@ -15,17 +17,19 @@ import (
 	"github.com/kvpilot/kvpilot/server/prompt"
 	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/tokenizer/convert"
+	"github.com/kvpilot/kvpilot/server/tokenizer/rawjson"
 	"github.com/kvpilot/kvpilot/server/tokenizer/remote"
 )
 
-// Encode returns the ids of the prompt, or what is known of them. The error is nil, or a
-// *ClientFault to be returned to the client; all else is an Encoding with SourceNone and a Reason.
+// Encode returns the ids of the prompt, or what is known of them. The error is nil, or a *ClientFault with
+// which a tokenizer route refused the prompt; the route that generates may take it all the same, so there is
+// an Encoding beside the error. All else is an Encoding with SourceNone and a Reason.
 func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
 	start := time.Now()
 	enc, err := p.encode(ctx, req)
 	if err != nil {
-		p.metrics.encoded(req.Pool, "client_fault", "", time.Since(start))
-		return nil, err
+		p.metrics.encoded(req.Pool, "client_fault", ReasonRefused, time.Since(start))
+		return none(req.Prompt, ReasonRefused, p.model(req.Pool).estimate(textSize(req.Prompt))), err
 	}
 	p.metrics.encoded(req.Pool, string(enc.Source), enc.Reason, time.Since(start))
 	return enc, nil
@@ -62,11 +66,47 @@ func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
 		return none(req.Prompt, ReasonUnmappable, m.estimate(textSize(req.Prompt))), nil
 	}
 	req.Prompt = pr
-	enc, err := p.text(ctx, req, m, body)
-	if err == nil && pr.Partial {
-		enc.cutShort()
+	if pr.Partial {
+		return p.cut(ctx, req, m)
 	}
-	return enc, err
+	return p.text(ctx, req, m, body)
+}
+
+// cutTries is how many of the messages at the end of a cut conversation may be left out.
+const cutTries = 3
+
+// cut encodes what is there of a prompt that is cut. A template may refuse a conversation that ends where the
+// cut left it: what is in front of that is tried then. No refusal of a cut prompt is the client's fault.
+func (p *Pool) cut(ctx context.Context, req Request, m *model) (*Encoding, error) {
+	whole := req.Prompt
+	for range cutTries {
+		enc, err := p.text(ctx, req, m, cache.Key{})
+		if err == nil {
+			enc.cutShort()
+			enc.Tokens = max(enc.Tokens, m.estimate(textSize(whole)))
+			return enc, nil
+		}
+		pr := *req.Prompt
+		if pr.Kind != prompt.KindChat || len(pr.Messages) < 2 {
+			break
+		}
+		pr.Messages = pr.Messages[:len(pr.Messages)-1]
+		req.Prompt = &pr
+	}
+	return none(whole, ReasonRefused, m.estimate(textSize(whole))), nil
+}
+
+// firm reports whether the route that generates can be expected to refuse what a tokenizer route refused.
+// It cannot where the question was not the client's own body, where that body is not read by those routes
+// as by the one that generates, or where the fault is the route's or the model's name.
+func firm(pr *prompt.Prompt, f *ClientFault) bool {
+	if f.Status != http.StatusBadRequest && f.Status != http.StatusUnprocessableEntity || pr.Body == nil || pr.Partial {
+		return false
+	}
+	if pr.API != prompt.APIChat && pr.API != prompt.APICompletions || bytes.Contains(f.Body, []byte("render endpoint")) {
+		return false
+	}
+	return rawjson.IsNull(rawjson.Member(pr.Body, "kv_transfer_params")) && rawjson.IsNull(pr.Field("use_beam_search"))
 }
 
 // prepared gives the form of the prompt that the tokenizer's routes take, or false when there is
@@ -186,9 +226,10 @@ func (p *Pool) waitOrBegin(ctx context.Context, req Request, m *model, key cache
 
 // failed turns an error of the way to the ids into an answer.
 func (p *Pool) failed(pr *prompt.Prompt, m *model, err error) (*Encoding, error) {
-	var refusal *ClientFault
-	if errors.As(err, &refusal) {
-		return nil, refusal
+	if refusal, ok := errors.AsType[*ClientFault](err); ok {
+		judged := *refusal // others may have waited for the same answer
+		judged.Firm = firm(pr, refusal)
+		return nil, &judged
 	}
 	reason := string(remote.KindOf(err))
 	switch {

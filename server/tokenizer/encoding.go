@@ -33,6 +33,8 @@ const (
 	ReasonDisabled   = "disabled"
 	ReasonEmpty      = "empty"
 	ReasonUnmappable = "unmappable"
+	// ReasonRefused: a tokenizer route refused the prompt.
+	ReasonRefused = "refused"
 	// ReasonNotRead: the policy does not look at the ids. It is no fault.
 	ReasonNotRead = "not_read"
 )

@@ -94,7 +94,7 @@ func shown(pr *prompt.Prompt) string {
 	found := ""
 	err := rawjson.Members(pr.Body, func(name string, v []byte) bool {
 		switch name {
-		case "echo", "suffix", "prompt_logprobs", "return_token_ids", "prompt_embeds", "kv_transfer_params":
+		case "echo", "suffix", "prompt_logprobs", "return_token_ids", "prompt_embeds", "kv_transfer_params", "use_beam_search":
 			if !rawjson.IsNull(v) && string(v) != "false" && string(v) != `""` {
 				found = name
 			}

@@ -18,9 +18,10 @@ type finder struct {
 	usages  [2]*capture // the first and the last: Anthropic's format splits the usage over two events
 	filling int         // 1 + the index of the one that is being filled
 
-	finish shortText
-	id     shortText
-	into   needle // the text that is being filled
+	finish   shortText
+	finishes int // how many were seen
+	id       shortText
+	into     needle // the text that is being filled
 }
 
 // shortText is a string's raw inside, cut off when it is too long.
@@ -55,6 +56,12 @@ func (f *finder) usage() (Usage, bool) {
 	u := Usage{PromptTokens: -1, CompletionTokens: -1, CachedTokens: -1}
 	f.usages[0].read(&u)
 	f.usages[1].read(&u)
+	if f.anthropic {
+		p := parts{rest: -1, read: -1, created: -1}
+		f.usages[0].readParts(&p)
+		f.usages[1].readParts(&p)
+		u.PromptTokens = p.whole()
+	}
 	return u, f.usages[0].complete()
 }
 
@@ -182,6 +189,7 @@ func (f *finder) begin(b []byte) int {
 			return i
 		case kind == needleFinish && c == '"':
 			f.finish.n, f.finish.whole = 0, false
+			f.finishes++
 			f.into = kind
 			return i + 1
 		case kind == needleID && c == '"':

@@ -90,7 +90,7 @@ func outcomes() []Outcome {
 // has gone to the client.
 func (o Outcome) Retryable() bool {
 	switch o {
-	case OutcomeRefused, OutcomeUnavailable, OutcomeGateway, OutcomeUnreachable, OutcomeMalformed, OutcomeBroken, OutcomeStalled:
+	case OutcomeRefused, OutcomeUnavailable, OutcomeGateway, OutcomeUnreachable, OutcomeTimeout, OutcomeMalformed, OutcomeBroken, OutcomeStalled:
 		return true
 	default:
 		return false

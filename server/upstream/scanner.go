@@ -70,6 +70,9 @@ func (s *Scanner) Done() bool { return s.done }
 // "tool_calls"), empty when there was none.
 func (s *Scanner) FinishReason() string { return s.find.finish.text() }
 
+// Finished is how many finish_reasons were seen: a stream of chat or completions has one for each choice.
+func (s *Scanner) Finished() int { return s.find.finishes }
+
 // ResponseID is the first id of the answer ("resp_...", "chatcmpl-..."), empty when there was none.
 func (s *Scanner) ResponseID() string { return s.find.id.text() }
 

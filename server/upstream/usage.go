@@ -67,6 +67,29 @@ func (c *capture) read(u *Usage) {
 	count(b, &u.CachedTokens, `"cached_tokens"`, `"cache_read_input_tokens"`)
 }
 
+// parts is a prompt as Anthropic's format counts it: what was neither read from the cache nor written into
+// it, and those two. A count that is not told is -1.
+type parts struct{ rest, read, created int }
+
+// readParts puts the parts that the object gives into p.
+func (c *capture) readParts(p *parts) {
+	if !c.complete() {
+		return
+	}
+	b := c.buf[:c.n]
+	count(b, &p.rest, `"input_tokens"`)
+	count(b, &p.read, `"cache_read_input_tokens"`)
+	count(b, &p.created, `"cache_creation_input_tokens"`)
+}
+
+// whole is the length of the prompt, -1 when it is not told.
+func (p parts) whole() int {
+	if p.rest < 0 {
+		return -1
+	}
+	return p.rest + max(p.read, 0) + max(p.created, 0)
+}
+
 // count reads the first of the named members that is a number.
 func count(b []byte, dst *int, names ...string) {
 	for _, name := range names {

@@ -6,10 +6,12 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -67,6 +69,93 @@ func TestPythonSDKsSeeNoDifference(t *testing.T) {
 		[]string{"touch", filepath.Join(dir, "installed")})
 	compare(t, python, "openai_sdk.py")
 	broken(t, python, "openai_sdk.py")
+	faulty(t, []string{python, "openai_sdk.py"}, "unended", `{"no_done":true,"paths":["/v1/"]}`, map[string]string{
+		"chat": `[["length",null]]`, "several choices": `[[["length",null]],[["length",null]],[["length",null]]]`, "completion": `[["length",null]]`,
+	})
+	faulty(t, []string{python, "openai_sdk.py"}, "half", `{"half_body":true,"paths":["/v1/chat/completions","/v1/completions","/v1/responses","/v1/messages"]}`, map[string]string{
+		"chat": `502`, "completion": `502`, "response": `502`, "message": `[502,"InternalServerError"]`,
+	})
+	usages(t, python, "openai_sdk.py")
+}
+
+// faulty runs a script against a replica with a fault behind kvpilot, and compares what it saw.
+func faulty(t *testing.T, command []string, mode, fault string, want map[string]string) {
+	t.Helper()
+	t.Run(mode, func(t *testing.T) {
+		s := stack.Start(t, stack.Options{Replicas: 1})
+		resp, err := http.Post(s.Replicas[0]+"/sim/faults", "application/json", strings.NewReader(fault))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		got := results(t, append(command, "http://"+s.HTTP, mode))
+		for name, result := range want {
+			if got[name] != result {
+				t.Errorf("%s: %s, want %s", name, got[name], result)
+			}
+		}
+	})
+}
+
+// usages has an Anthropic client talk for some turns (item 5), and streams without usage (item 21): the tokenization is
+// not suspect, no more is cached than there is, and the router counts what it is not told.
+func usages(t *testing.T, command ...string) {
+	t.Helper()
+	t.Run("told", func(t *testing.T) {
+		s := stack.Start(t, stack.Options{Replicas: 1})
+		if got := results(t, append(command, "http://"+s.HTTP, "told"))["turns"]; got != `[false,true,true,true]` {
+			t.Errorf("the turns found cached tokens: %s", got)
+		}
+		m := metrics(t, s)
+		prompt, cached := m[`kvpilot_router_tokens_total{kind="prompt",source="engine"}`], m[`kvpilot_router_tokens_total{kind="cached",source="engine"}`]
+		if cached <= 0 || cached >= prompt || m[`kvpilot_tokenizer_parity_mismatches_total{model="sim"}`] != 0 {
+			t.Errorf("%v of %v prompt tokens were cached, %v mismatches", cached, prompt, m[`kvpilot_tokenizer_parity_mismatches_total{model="sim"}`])
+		}
+	})
+	t.Run("counted", func(t *testing.T) {
+		s := stack.Start(t, stack.Options{Replicas: 1})
+		body := `{"model":"sim","stream":true,"max_tokens":8,"messages":[{"role":"user","content":"` + strings.Repeat("word ", 400) + `"}]}`
+		for range 3 {
+			resp, err := http.Post("http://"+s.HTTP+"/v1/chat/completions", "application/json", strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			io.Copy(io.Discard, resp.Body) //nolint:errcheck // the counts show it
+			resp.Body.Close()
+			time.Sleep(200 * time.Millisecond) // the engine's events arrive meanwhile
+		}
+		m := metrics(t, s)
+		for name, least := range map[string]float64{`{kind="prompt",source="router"}`: 1200, `{kind="output",source="router"}`: 3} {
+			if m["kvpilot_router_tokens_total"+name] < least {
+				t.Errorf("%s is %v, want at least %v", name, m["kvpilot_router_tokens_total"+name], least)
+			}
+		}
+		if n := m[`kvpilot_router_time_per_output_token_seconds_count{route="chat",source="router"}`]; n == 0 {
+			t.Error("no time per output token of streams without usage")
+		}
+		if n := m[`kvpilot_router_tokens_total{kind="prompt",source="engine"}`]; n != 0 {
+			t.Errorf("%v prompt tokens are said to be the engine's count", n)
+		}
+	})
+}
+
+// metrics reads the router's metrics by name and labels, those of scopes left out.
+func metrics(t *testing.T, s *stack.Stack) map[string]float64 {
+	t.Helper()
+	resp, err := http.Get("http://" + s.Admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	all := map[string]float64{}
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		name, value, ok := strings.Cut(lines.Text(), " ")
+		if n, err := strconv.ParseFloat(strings.Fields(value + " x")[0], 64); ok && err == nil {
+			all[name] = n
+		}
+	}
+	return all
 }
 
 // broken has the replica die in the middle of a stream of each kind. An SDK must raise an error of its own that

@@ -116,7 +116,21 @@ streams = {
     "response": lambda: broken(lambda: client.responses.create(model=model, input="hello", max_output_tokens=1000, stream=True)),
     "message": lambda: broken(lambda: claude.messages.create(model=model, max_tokens=100, stream=True, messages=messages[1:])),
 }
-for name, run in (streams if sys.argv[2:] == ["broken"] else cases).items():
+unended = {  # streams without [DONE]
+    "chat": lambda: joined(chat(max_tokens=5, stream=True))["choices"]["0"]["finish"],
+    "several choices": lambda: [c["finish"] for c in joined(chat(max_tokens=5, n=3, stream=True))["choices"].values()],
+    "completion": lambda: joined(client.completions.create(model=model, prompt="Once", max_tokens=5, stream=True, **fixed))["choices"]["0"]["finish"],
+}
+half = {  # answers of which half comes
+    "chat": lambda: failure(lambda: chat(max_tokens=50))["status"],
+    "completion": lambda: failure(lambda: client.completions.create(model=model, prompt="Once", max_tokens=50))["status"],
+    "response": lambda: failure(lambda: client.responses.create(model=model, input="hello", max_output_tokens=50))["status"],
+    "message": lambda: [failure(lambda: claude.messages.create(model=model, max_tokens=50, messages=messages[1:]))[k] for k in ("status", "class")],
+}
+told = {  # what an Anthropic client is told of the prompt in a conversation
+    "turns": lambda: [claude.messages.create(model=model, max_tokens=4, messages=[{"role": "user", "content": "word " * 400}] * 1 + [{"role": "assistant", "content": "yes"}, {"role": "user", "content": f"turn {i}"}]).usage.cache_read_input_tokens > 0 for i in range(4)],
+}
+for name, run in {"broken": streams, "unended": unended, "half": half, "told": told}.get("".join(sys.argv[2:]), cases).items():
     try:
         result = run()
     except Exception as e:  # the comparison shows it

@@ -25,9 +25,11 @@ type Second struct {
 	T        int64 `json:"t"`
 	Requests int   `json:"requests"`
 	Failed   int   `json:"failed"`
-	// PromptTokens and CachedTokens are the engines' own counts, of answers that gave both.
-	PromptTokens int `json:"prompt_tokens"`
-	CachedTokens int `json:"cached_tokens"`
+	// PromptTokens and CachedTokens are the engines' own counts, of answers that gave both, and the router's of
+	// streams that gave none; CountedTokens is how many of PromptTokens are of the latter.
+	PromptTokens  int `json:"prompt_tokens"`
+	CachedTokens  int `json:"cached_tokens"`
+	CountedTokens int `json:"counted_tokens,omitempty"`
 	// P50 and P99 are times to the first token in milliseconds; 0 when none was seen.
 	P50 float64 `json:"p50_ms"`
 	P99 float64 `json:"p99_ms"`
@@ -112,6 +114,9 @@ func (h *History) Outcome(o decision.Outcome) {
 		if o.PromptTokens > 0 && o.CachedTokens >= 0 {
 			s.PromptTokens += o.PromptTokens
 			s.CachedTokens += o.CachedTokens
+			if o.Counted {
+				s.CountedTokens += o.PromptTokens
+			}
 		}
 		if o.TTFT > 0 {
 			s.ttft[bucket(o.TTFT)]++
@@ -183,6 +188,7 @@ func (s *second) add(o *second) {
 	s.Failed += o.Failed
 	s.PromptTokens += o.PromptTokens
 	s.CachedTokens += o.CachedTokens
+	s.CountedTokens += o.CountedTokens
 	s.shadows += o.shadows
 	s.agreed += o.agreed
 	s.regret += o.regret

@@ -54,7 +54,7 @@ func (p *Pool) askBest(ctx context.Context, e *endpoint, j *Job) (*Answer, strin
 		a, err := p.client.ask(ctx, e, j, false)
 		return a, "detokenize", err
 	}
-	if j.Op != OpPrompt || support(e.render.Load()) == supportNo {
+	if j.Op != OpPrompt || support(e.render.Load()) == supportNo || j.beams() {
 		a, err := p.client.ask(ctx, e, j, false)
 		return a, "tokenize", err
 	}

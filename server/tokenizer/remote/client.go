@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/propagation"
+
+	"github.com/kvpilot/kvpilot/server/tokenizer/rawjson"
 )
 
 // engineIdle is how long vLLM keeps an idle connection; ours must be closed sooner.
@@ -61,7 +63,11 @@ func (c *client) ask(ctx context.Context, e *endpoint, j *Job, render bool) (*An
 	}
 	defer c.release(buf)
 	if status != http.StatusOK {
-		return nil, classify(status, header, buf.Bytes())
+		err := classify(status, header, buf.Bytes(), j.Model)
+		if refusal, ok := errors.AsType[*ClientFault](err); ok {
+			refusal.Rendered = render
+		}
+		return nil, err
 	}
 	a, err := j.parse(buf.Bytes(), render)
 	if err != nil {
@@ -145,8 +151,8 @@ func transportFault(ctx context.Context, err error) error {
 	return &Fault{Kind: KindConnect, Cause: err}
 }
 
-// classify turns an error status into whose fault it is.
-func classify(status int, header http.Header, body []byte) error {
+// classify turns an error status into whose fault it is; model is the one that was asked about.
+func classify(status int, header http.Header, body []byte, model string) error {
 	switch {
 	case status == http.StatusForbidden && bytes.Contains(body, []byte("--enable-scale-out")):
 		return &Fault{Kind: KindUnsupported, Status: status} // vLLM 0.32 hides /render behind that flag
@@ -154,7 +160,7 @@ func classify(status int, header http.Header, body []byte) error {
 		return &Fault{Kind: KindAuth, Status: status}
 	case status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
 		return &Fault{Kind: KindUnsupported, Status: status}
-	case status == http.StatusNotFound && !namesModel(body):
+	case status == http.StatusNotFound && !namesModel(body, model):
 		return &Fault{Kind: KindUnsupported, Status: status}
 	case status == http.StatusBadRequest || status == http.StatusNotFound || status == http.StatusUnprocessableEntity:
 		kind := header.Get("Content-Type")
@@ -168,14 +174,14 @@ func classify(status int, header http.Header, body []byte) error {
 	return malformed("status %d", status)
 }
 
-// namesModel tells a 404 about the model from one about the route.
-func namesModel(body []byte) bool {
-	for _, mark := range []string{"NotFoundError", "model_not_found", "does not exist", `"model"`} {
-		if bytes.Contains(body, []byte(mark)) {
-			return true
-		}
+// namesModel tells a 404 about the model from one about the route. Both may be of the type NotFoundError: the
+// model's names it, or the field.
+func namesModel(body []byte, model string) bool {
+	if bytes.Contains(body, []byte("model_not_found")) || bytes.Contains(body, []byte(`"model"`)) {
+		return true
 	}
-	return false
+	name := bytes.Trim(rawjson.AppendString(nil, model), `"`)
+	return len(name) > 0 && bytes.Contains(body, name) && bytes.Contains(body, []byte("model"))
 }
 
 // retryAfter reads seconds or a date; zero when there is neither.

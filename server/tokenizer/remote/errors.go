@@ -7,12 +7,17 @@ import (
 	"time"
 )
 
-// ClientFault is the engine's answer to a request that is wrong in itself: it goes to the
-// client as it is.
+// ClientFault is a tokenizer route's refusal of a request that seems wrong in itself.
 type ClientFault struct {
 	Status      int
 	ContentType string
 	Body        []byte
+	// Rendered is set when a render route refused: it reads a body as the route that generates does, in the
+	// same words. The other tokenizer routes read a question that was made of the body.
+	Rendered bool
+	// Firm is set when the route that generates can be expected to refuse the body too; package tokenizer
+	// sets it.
+	Firm bool
 }
 
 // Error names the status only: the body is the client's business.

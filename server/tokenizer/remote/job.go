@@ -44,6 +44,13 @@ type Job struct {
 	IDs     []uint32
 }
 
+// beams reports whether the prompt is for a beam search, which the render routes refuse and those that
+// generate serve.
+func (j *Job) beams() bool {
+	v := j.Prompt.Field("use_beam_search")
+	return !rawjson.IsNull(v) && string(v) != "false"
+}
+
 // size is the rough cost of the question, for learning how long such questions take.
 func (j *Job) size() int {
 	switch j.Op {

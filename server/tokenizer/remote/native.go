@@ -40,7 +40,7 @@ func (c *client) askNative(ctx context.Context, e *endpoint, j *Job) (*Answer, e
 	}
 	defer c.release(buf)
 	if status != http.StatusOK {
-		return nil, classify(status, header, buf.Bytes())
+		return nil, classify(status, header, buf.Bytes(), j.Model)
 	}
 	a := &Answer{Rendered: true, Replica: e.id}
 	return a, a.parseRendered(buf.Bytes())

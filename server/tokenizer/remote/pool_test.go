@@ -139,7 +139,7 @@ func TestNoClientFaultOpensTheBreaker(t *testing.T) {
 		p := New(DefaultConfig(), Params{Transport: f})
 		rs := replicas("a")
 		for _, status := range []int{400, 404, 422} {
-			f.set("a", answer(status, `{"error":{"message":"no","type":"NotFoundError","code":404}}`))
+			f.set("a", answer(status, `{"error":{"message":"The model m does not exist.","type":"NotFoundError","code":404}}`))
 			for range 10 {
 				if _, err := ask(t, p, rs); kind(err) != "client_fault" {
 					t.Fatalf("%d: %v, want a client fault", status, err)

@@ -199,6 +199,7 @@ func TestWhoseFaultAStatusIs(t *testing.T) {
 		{404, `{"error":{"message":"The model x does not exist.","type":"NotFoundError","code":404}}`, "client_fault"},
 		{404, `{"error":{"message":"x","type":"invalid_request_error","code":"model_not_found"}}`, "client_fault"},
 		{404, `{"detail":"Not Found"}`, "unsupported"},
+		{404, `{"error":{"message":"Not Found","type":"NotFoundError","param":null,"code":404}}`, "unsupported"}, // of a route
 		{404, ``, "unsupported"},
 		{422, `{}`, "client_fault"},
 		{401, `{"error":"Unauthorized"}`, "auth"}, {403, ``, "auth"},
@@ -206,7 +207,7 @@ func TestWhoseFaultAStatusIs(t *testing.T) {
 		{408, ``, "status"}, {429, ``, "status"}, {500, ``, "status"}, {503, `{"error":"scaling"}`, "status"},
 		{302, ``, "malformed"},
 	} {
-		if got := kind(classify(tc.status, http.Header{}, []byte(tc.body))); got != tc.want {
+		if got := kind(classify(tc.status, http.Header{}, []byte(tc.body), "x")); got != tc.want {
 			t.Errorf("%d %s: %s, want %s", tc.status, tc.body, got, tc.want)
 		}
 	}

@@ -29,7 +29,7 @@ function showTiles(s) {
     tile('Replicas ready', [String(ready), el('span', { class: 'u' }, ` of ${s.replicas.length}`)], missing || (ready ? 'all of them' : 'none is known'), ready === 0 ? 'bad' : missing ? 'warn' : ''),
     tile('Requests', units(`${m.seconds ? (m.requests / m.seconds).toFixed(1) : '0'} /s`), 'last minute'),
     tile('First token', m.p50_ms ? units(ms(m.p50_ms)) : '–', m.p99_ms ? `p99 ${ms(m.p99_ms)}` : 'median, last minute'),
-    tile('From caches', m.prompt_tokens ? units(share(m.cached_tokens / m.prompt_tokens)) : '–', 'of prompt tokens'),
+    tile('From caches', m.prompt_tokens ? units(share(m.cached_tokens / m.prompt_tokens)) : '–', m.counted_tokens ? `of prompt tokens; ${share(m.counted_tokens / m.prompt_tokens)} by kvpilot's own count` : 'of prompt tokens'),
     tile('Failed', count(m.failed), 'last minute', m.failed ? 'bad' : ''),
     tile('In flight', count(s.queue.booked), s.queue.waiting ? `${count(s.queue.waiting)} more wait here` : 'none waits here', s.queue.waiting ? 'warn' : ''),
     tile('Blocks known', units(count(s.index.blocks)), s.index.cut ? `${bytes(s.index.bytes)}, the bound is met` : `${bytes(s.index.bytes)} of memory`, s.index.cut ? 'warn' : ''),

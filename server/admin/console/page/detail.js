@@ -35,7 +35,8 @@ function facts(d, o, toTrace) {
   if (o) {
     list.push(['end', o.end]);
     if (o.ttft_ns) list.push(['first token', `after ${ms(o.ttft_ns / 1e6)}, predicted ${ms((o.predicted_ttft_ns || 0) / 1e6)}`]);
-    if (o.cached_tokens >= 0) list.push(['tokens cached', `${count(o.cached_tokens)}${o.predicted_cached_tokens === undefined ? '' : `, predicted ${count(o.predicted_cached_tokens)}`}`]);
+    if (o.counted) list.push(['tokens', `about ${count(o.output_tokens)}, counted by kvpilot: the engine gave no usage`]);
+    else if (o.cached_tokens >= 0) list.push(['tokens cached', `${count(o.cached_tokens)}${o.predicted_cached_tokens === undefined ? '' : `, predicted ${count(o.predicted_cached_tokens)}`}`]);
   }
   if (d.shadow) list.push([`shadow ${d.shadow.policy}`, d.shadow.agrees ? 'agreed' : `would have taken ${d.shadow.replica}, for a first token ${ms(1000 * d.shadow.regret_s)} later`]);
   if (d.trace_id) {
