@@ -20,9 +20,11 @@ import (
 type replayFlags struct {
 	atLeast                                         int
 	trace, generate, policies, loads, profile, plot string
+	svg                                             string
 	requests, replicas, seeds, block, workers       int
 	bias, loss, patience, beginnings, texts         float64
-	speeds                                          []float64
+	speeds, rates                                   []float64
+	first                                           int
 	tokenize, tokenizeToken, send, receive, gap     time.Duration
 	event                                           time.Duration
 	asJSON, noSaturation, quiet                     bool
@@ -52,6 +54,8 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.IntVar(&f.atLeast, "at-least", replay.FewestRequests, "play a trace file of fewer requests again and again until there are as many; 0 plays it once")
 	flags.IntVar(&f.replicas, "replicas", 8, "modelled replicas")
 	flags.StringVar(&f.loads, "load", "0.7", "arrival rate as a share of the oracle's saturation; several with commas")
+	flags.Float64SliceVar(&f.rates, "rate", nil, "arrival rate in requests per second instead; several with commas")
+	flags.IntVar(&f.first, "first", 0, "play the first so many requests of a trace file once; 0 plays all")
 	flags.StringVar(&f.policies, "policies", "all", "policies with commas, or all")
 	flags.IntVar(&f.seeds, "seeds", 3, "runs per policy")
 	flags.StringVar(&f.profile, "profile", "70b", "modelled engine: 70b or 8b")
@@ -59,6 +63,7 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.IntVar(&f.workers, "workers", 0, "runs at once; 0 takes the number of cores")
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
 	flags.StringVar(&f.plot, "plot", "", "write a page of bar charts (HTML) to this file")
+	flags.StringVar(&f.svg, "svg", "", "draw mean first tokens and whole answers over the loads to this SVG file")
 	flags.BoolVar(&f.noSaturation, "no-saturation", false, "leave out the runs that measure saturation")
 	flags.Float64Var(&f.patience, "patience", 20, "give a run up when its mean is sure to exceed this many times the oracle's; 0 never")
 	goal := replay.DefaultGoal()
@@ -96,7 +101,12 @@ func (f *replayFlags) run(out, errOut io.Writer) error {
 		fmt.Fprint(errOut, "\r\033[K")
 	}
 	if f.plot != "" {
-		if err := writePlot(f.plot, reports); err != nil {
+		if err := writePlot(f.plot, replay.Plot, reports); err != nil {
+			return err
+		}
+	}
+	if f.svg != "" {
+		if err := writePlot(f.svg, replay.Curves, reports); err != nil {
 			return err
 		}
 	}
@@ -121,7 +131,7 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 		Replicas: f.replicas, Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
 		Goal:     replay.Goal{TTFT: f.goalTTFT.Seconds(), TPOT: f.goalTPOT.Seconds()},
 		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss,
-		Speeds: f.speeds, Beginnings: f.beginnings, Texts: f.texts,
+		Speeds: f.speeds, Rates: f.rates, Beginnings: f.beginnings, Texts: f.texts,
 		Delays: replay.Delays{
 			Tokenize: f.tokenize.Seconds(), TokenizeToken: f.tokenizeToken.Seconds(), Send: f.send.Seconds(),
 			Receive: f.receive.Seconds(), Gap: f.gap.Seconds(), Event: f.event.Seconds(),
@@ -133,7 +143,9 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 		return o, nil, errors.New("give either --trace or --generate")
 	case f.trace != "":
 		o.AtLeast = f.atLeast
-		o.Trace, err = replay.ReadTrace(f.trace)
+		if o.Trace, err = replay.ReadTrace(f.trace); err == nil && f.first > 0 {
+			o.Trace, o.AtLeast = o.Trace.First(f.first), 0
+		}
 	default:
 		o.Trace, err = replay.Generate(f.generate, f.requests, 1)
 	}
@@ -170,10 +182,10 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-func writePlot(path string, reports []*replay.Report) error {
+func writePlot(path string, draw func(io.Writer, []*replay.Report) error, reports []*replay.Report) error {
 	file, err := os.Create(path)
 	if err != nil {
 		return fmt.Errorf("write plot: %w", err)
 	}
-	return errors.Join(replay.Plot(file, reports), file.Close())
+	return errors.Join(draw(file, reports), file.Close())
 }
