@@ -26,6 +26,7 @@ type replayFlags struct {
 	speeds, rates                                   []float64
 	first                                           int
 	tokenize, tokenizeToken, send, receive, gap     time.Duration
+	jitter                                          time.Duration
 	event                                           time.Duration
 	asJSON, noSaturation, quiet                     bool
 	goalTTFT, goalTPOT                              time.Duration
@@ -77,6 +78,7 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.DurationVar(&f.send, "send-delay", seconds(d.Send), "time from the choice until the engine's scheduler has the request")
 	flags.DurationVar(&f.receive, "receive-delay", seconds(d.Receive), "time from the end of a step until the router has the first of its outputs")
 	flags.DurationVar(&f.gap, "output-gap", seconds(d.Gap), "time between two outputs of one step, which the engine writes one after the other")
+	flags.DurationVar(&f.jitter, "output-jitter", seconds(d.Jitter), "mean of an exponential time by which each output is late")
 	flags.DurationVar(&f.tokenize, "tokenize-time", seconds(d.Tokenize), "time until the router has a prompt's token ids")
 	flags.DurationVar(&f.tokenizeToken, "tokenize-token-time", seconds(d.TokenizeToken), "and what each token adds to it")
 	flags.Float64SliceVar(&f.speeds, "speeds", nil, "speeds of the replicas as multiples of the profile's, repeated over all of them: 4, or 1,3 for a pool of two speeds")
@@ -134,7 +136,7 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 		Speeds: f.speeds, Rates: f.rates, Beginnings: f.beginnings, Texts: f.texts,
 		Delays: replay.Delays{
 			Tokenize: f.tokenize.Seconds(), TokenizeToken: f.tokenizeToken.Seconds(), Send: f.send.Seconds(),
-			Receive: f.receive.Seconds(), Gap: f.gap.Seconds(), Event: f.event.Seconds(),
+			Receive: f.receive.Seconds(), Gap: f.gap.Seconds(), Jitter: f.jitter.Seconds(), Event: f.event.Seconds(),
 		},
 	}
 	var err error

@@ -163,3 +163,29 @@ func TestPlotsOverLoadAreDrawn(t *testing.T) {
 		}
 	}
 }
+
+// With jitter first tokens of one step may change places, none comes before its step, and the last token
+// never before the first.
+func TestJitterChangesTheOrderOfOutputs(t *testing.T) {
+	p := Profiles()[0]
+	trace := &Trace{Name: "burst", Chunk: 512}
+	for i := range 100 {
+		trace.Calls = append(trace.Calls, Call{In: 10, Out: 1 + i%2, IDs: []uint64{uint64(i)}, Session: i, Prev: -1})
+	}
+	s := newSim(newWorkload(trace, 512), newEngines(&p, nil, 1, 512), 1, 1)
+	s.delays = Delays{Send: 0.001, Gap: 1e-5, Jitter: 1e-4}
+	s.router = &oracle{sim: s, left: make([]float64, 1), work: make([]float64, 100)}
+	s.run(0)
+	swapped := 0
+	for i := range trace.Calls {
+		if s.first[i] <= s.arrived[i]+0.011 || s.done[i] < s.first[i] {
+			t.Fatalf("call %d arrives at %v, its first token at %v, its last at %v", i, s.arrived[i], s.first[i], s.done[i])
+		}
+		if i > 1 && s.first[i] < s.first[i-1] {
+			swapped++
+		}
+	}
+	if swapped < 20 {
+		t.Errorf("%d first tokens overtook the one before, want a good third of 98", swapped)
+	}
+}
