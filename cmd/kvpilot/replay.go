@@ -20,10 +20,13 @@ import (
 type replayFlags struct {
 	atLeast                                         int
 	trace, generate, policies, loads, profile, plot string
+	svg                                             string
 	requests, replicas, seeds, block, workers       int
 	bias, loss, patience, beginnings, texts         float64
-	speeds                                          []float64
+	speeds, rates                                   []float64
+	first                                           int
 	tokenize, tokenizeToken, send, receive, gap     time.Duration
+	jitter                                          time.Duration
 	event                                           time.Duration
 	asJSON, noSaturation, quiet                     bool
 	objective                                       string
@@ -54,6 +57,8 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.IntVar(&f.atLeast, "at-least", replay.FewestRequests, "play a trace file of fewer requests again and again until there are as many; 0 plays it once")
 	flags.IntVar(&f.replicas, "replicas", 8, "modelled replicas")
 	flags.StringVar(&f.loads, "load", "0.7", "arrival rate as a share of the oracle's saturation; several with commas")
+	flags.Float64SliceVar(&f.rates, "rate", nil, "arrival rate in requests per second instead; several with commas")
+	flags.IntVar(&f.first, "first", 0, "play the first so many requests of a trace file once; 0 plays all")
 	flags.StringVar(&f.policies, "policies", "all", "policies with commas, or all")
 	flags.StringVar(&f.objective, "objective", "", "what predicted-ttft makes small: answer (default), ttft or slo (with the targets of --slo-ttft and --slo-tpot)")
 	flags.StringToStringVar(&f.weights, "weights", nil, "numbers of the policies by name, for example interference=0.1,congestion=1")
@@ -63,6 +68,7 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.IntVar(&f.workers, "workers", 0, "runs at once; 0 takes the number of cores")
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
 	flags.StringVar(&f.plot, "plot", "", "write a page of bar charts (HTML) to this file")
+	flags.StringVar(&f.svg, "svg", "", "draw mean first tokens and whole answers over the loads to this SVG file")
 	flags.BoolVar(&f.noSaturation, "no-saturation", false, "leave out the runs that measure saturation")
 	flags.Float64Var(&f.patience, "patience", 20, "give a run up when its mean is sure to exceed this many times the oracle's; 0 never")
 	goal := replay.DefaultGoal()
@@ -76,6 +82,7 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.DurationVar(&f.send, "send-delay", seconds(d.Send), "time from the choice until the engine's scheduler has the request")
 	flags.DurationVar(&f.receive, "receive-delay", seconds(d.Receive), "time from the end of a step until the router has the first of its outputs")
 	flags.DurationVar(&f.gap, "output-gap", seconds(d.Gap), "time between two outputs of one step, which the engine writes one after the other")
+	flags.DurationVar(&f.jitter, "output-jitter", seconds(d.Jitter), "mean of an exponential time by which each output is late")
 	flags.DurationVar(&f.tokenize, "tokenize-time", seconds(d.Tokenize), "time until the router has a prompt's token ids")
 	flags.DurationVar(&f.tokenizeToken, "tokenize-token-time", seconds(d.TokenizeToken), "and what each token adds to it")
 	flags.Float64SliceVar(&f.speeds, "speeds", nil, "speeds of the replicas as multiples of the profile's, repeated over all of them: 4, or 1,3 for a pool of two speeds")
@@ -100,7 +107,12 @@ func (f *replayFlags) run(out, errOut io.Writer) error {
 		fmt.Fprint(errOut, "\r\033[K")
 	}
 	if f.plot != "" {
-		if err := writePlot(f.plot, reports); err != nil {
+		if err := writePlot(f.plot, replay.Plot, reports); err != nil {
+			return err
+		}
+	}
+	if f.svg != "" {
+		if err := writePlot(f.svg, replay.Curves, reports); err != nil {
 			return err
 		}
 	}
@@ -125,10 +137,10 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 		Replicas: f.replicas, Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
 		Goal:     replay.Goal{TTFT: f.goalTTFT.Seconds(), TPOT: f.goalTPOT.Seconds()},
 		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss,
-		Speeds: f.speeds, Beginnings: f.beginnings, Texts: f.texts,
+		Speeds: f.speeds, Rates: f.rates, Beginnings: f.beginnings, Texts: f.texts,
 		Delays: replay.Delays{
 			Tokenize: f.tokenize.Seconds(), TokenizeToken: f.tokenizeToken.Seconds(), Send: f.send.Seconds(),
-			Receive: f.receive.Seconds(), Gap: f.gap.Seconds(), Event: f.event.Seconds(),
+			Receive: f.receive.Seconds(), Gap: f.gap.Seconds(), Jitter: f.jitter.Seconds(), Event: f.event.Seconds(),
 		},
 	}
 	if o.Objective = decision.Objective(f.objective); f.objective != "" && !o.Objective.Known() {
@@ -150,7 +162,9 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 		return o, nil, errors.New("give either --trace or --generate")
 	case f.trace != "":
 		o.AtLeast = f.atLeast
-		o.Trace, err = replay.ReadTrace(f.trace)
+		if o.Trace, err = replay.ReadTrace(f.trace); err == nil && f.first > 0 {
+			o.Trace, o.AtLeast = o.Trace.First(f.first), 0
+		}
 	default:
 		o.Trace, err = replay.Generate(f.generate, f.requests, 1)
 	}
@@ -187,10 +201,10 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-func writePlot(path string, reports []*replay.Report) error {
+func writePlot(path string, draw func(io.Writer, []*replay.Report) error, reports []*replay.Report) error {
 	file, err := os.Create(path)
 	if err != nil {
 		return fmt.Errorf("write plot: %w", err)
 	}
-	return errors.Join(replay.Plot(file, reports), file.Close())
+	return errors.Join(draw(file, reports), file.Close())
 }

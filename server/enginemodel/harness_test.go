@@ -155,8 +155,8 @@ func (s *schedule) drive(t testing.TB, limit int, check func(*Machine, *book)) (
 		ev := due[0]
 		due = due[1:]
 		// Complete the steps of the run that have ended; the running one ends it.
-		if n := 0; left > 1 {
-			if n = min(step.Ended(ev.at-now), left-1); n > 0 {
+		if left > 1 {
+			if n := min(step.Ended(ev.at-now), left-1); n > 0 {
 				began := now + step.Seconds(n)
 				note(m.Complete(n), began)
 				now, step = began, m.Plan(limit)

@@ -13,10 +13,10 @@ import (
 // Blocks are conserved, announced as they are held, and no token is lost, whatever is submitted and aborted.
 func TestRandomSchedulesKeepEveryBlockAndToken(t *testing.T) {
 	preempted, twins := 0, 0
-	for seed := range uint64(120) {
+	for seed := range uint64(60) {
 		play(t, seed, &preempted, &twins)
 	}
-	if preempted < 50 || twins < 100 {
+	if preempted < 30 || twins < 100 {
 		t.Errorf("%d preemptions and %d duplicate blocks: the schedules test too little", preempted, twins)
 	}
 }
@@ -67,7 +67,7 @@ func play(t *testing.T, seed uint64, preempted, twins *int) {
 // Runs of decode steps end in the same state, at the same times, as single steps.
 func TestRunsEqualSingleSteps(t *testing.T) {
 	skipped := 0
-	for seed := range uint64(120) {
+	for seed := range uint64(60) {
 		s := randomSchedule(rand.New(rand.NewPCG(seed, 2)), true)
 		none := func(*Machine, *book) {}
 		single, m1, b1 := s.drive(t, 1, none)

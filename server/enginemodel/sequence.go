@@ -52,6 +52,3 @@ func (s *Sequence) Computed() int { return s.computed + s.planned }
 
 // length counts the tokens that are known.
 func (s *Sequence) length() int { return s.Prompt + s.made }
-
-// decodes reports whether s only computes its newest token.
-func (s *Sequence) decodes() bool { return s.made > 0 && s.computed == s.length()-1 }

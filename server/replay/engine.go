@@ -17,6 +17,7 @@ type attempt struct {
 	// started says that the engine has made its first token, begun that the router has it, gone that
 	// the router took the call back.
 	started, begun, gone bool
+	firstAt              float64 // when the router gets it
 	// reported is the number of tokens that the router knows of.
 	reported int
 }

@@ -18,7 +18,7 @@ import (
 // every hit is as long, and as many requests are preempted.
 func TestSimulatorAndPlayerAgree(t *testing.T) {
 	preempted := uint64(0)
-	for seed := range uint64(25) {
+	for seed := range uint64(12) {
 		trace := randomCalls(rand.New(rand.NewPCG(seed, 9)))
 		w := newWorkload(trace, 16)
 		p := Profiles()[0]
@@ -39,7 +39,7 @@ func TestSimulatorAndPlayerAgree(t *testing.T) {
 		}
 		preempted += counts.Preemptions
 	}
-	if preempted < 20 {
+	if preempted < 10 {
 		t.Errorf("%d preemptions: the schedules test too little", preempted)
 	}
 }

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 )
@@ -36,6 +37,8 @@ type Numbers struct {
 	HitRate float64 `json:"hit_rate"`
 	// Imbalance is the busiest replica's prefill time over the mean.
 	Imbalance float64 `json:"imbalance"`
+	// Work is each speed's share of the computed prompt tokens, where replicas are of unequal speed.
+	Work []Work `json:"work,omitempty"`
 	// Preemptions is how many times an engine ran out of blocks and put a request back, per request.
 	Preemptions float64 `json:"preemptions_per_request"`
 	// Predicted is the router's predicted time from its choice to the first token over the actual
@@ -46,6 +49,12 @@ type Numbers struct {
 	Abandoned bool `json:"abandoned,omitempty"`
 	// rate is the calls per second while the fleet was full.
 	rate float64
+}
+
+// Work is what the replicas of one speed computed.
+type Work struct {
+	Speed float64 `json:"speed"`
+	Share float64 `json:"share"`
 }
 
 // Quantiles are three points of a distribution.
@@ -119,6 +128,7 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.Goodput = float64(good) / float64(len(s.first)) // a refused request is no good answer
 	n.rate = s.fullRate(in, len(ttft))
 	n.Imbalance = s.imbalance()
+	n.Work = s.work()
 	for _, e := range s.engines {
 		n.Preemptions += float64(e.machine.Counts().Preemptions) / float64(len(s.first))
 	}
@@ -166,6 +176,23 @@ func (s *sim) imbalance() float64 {
 	return most / (all / float64(len(s.engines)))
 }
 
+// work is nil when all replicas are alike.
+func (s *sim) work() []Work {
+	by, all := map[float64]float64{}, 0.0
+	for _, e := range s.engines {
+		by[e.speed] += e.computed
+		all += e.computed
+	}
+	if len(by) < 2 || all == 0 {
+		return nil
+	}
+	var list []Work
+	for _, speed := range slices.Sorted(maps.Keys(by)) {
+		list = append(list, Work{Speed: speed, Share: by[speed] / all})
+	}
+	return list
+}
+
 // add adds a share of other, for means over several runs.
 func (n *Numbers) add(other Numbers, share float64) {
 	n.Mean += share * other.Mean
@@ -182,6 +209,13 @@ func (n *Numbers) add(other Numbers, share float64) {
 	n.Imbalance += share * other.Imbalance
 	n.Abandoned = n.Abandoned || other.Abandoned
 	n.Preemptions += share * other.Preemptions
+	if n.Work == nil {
+		n.Work = make([]Work, len(other.Work))
+	}
+	for i, w := range other.Work {
+		n.Work[i].Speed = w.Speed
+		n.Work[i].Share += share * w.Share
+	}
 	n.Predicted.P10 += share * other.Predicted.P10
 	n.Predicted.P50 += share * other.Predicted.P50
 	n.Predicted.P90 += share * other.Predicted.P90

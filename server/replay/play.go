@@ -45,17 +45,6 @@ func (w *workload) appendBlock(dst []uint32, call, j int) []uint32 {
 	return dst
 }
 
-// rate is the trace's own arrival rate in calls per second.
-func (w *workload) rate() float64 {
-	last := 0.0
-	for i := range w.Calls {
-		if w.Calls[i].Prev < 0 {
-			last = max(last, w.Calls[i].At)
-		}
-	}
-	return float64(len(w.Calls)) / max(last, 1e-3)
-}
-
 // play runs one policy. An empty policy is the oracle: all replicas share one cache, and each
 // call goes to the replica with the least prefill left, first come first served.
 func (j *job) play() (Numbers, error) {

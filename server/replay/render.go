@@ -5,6 +5,7 @@ import (
 	"html"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -37,7 +38,24 @@ func (r *Report) Table(w io.Writer) error {
 		row(string(name), r.Policies[name])
 	}
 	row("oracle: pooled cache", r.Oracle)
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, name := range append(slices.Clone(r.order), "") {
+		p := r.Policies[name]
+		if name == "" {
+			p = r.Oracle
+		}
+		if len(p.Work) == 0 || p.Abandoned {
+			continue
+		}
+		fmt.Fprintf(w, "%s: prompt tokens computed", label(name))
+		for _, k := range p.Work {
+			fmt.Fprintf(w, ", at speed %g %.1f %%", k.Speed, 100*k.Share)
+		}
+		fmt.Fprintln(w)
+	}
+	return nil
 }
 
 // seconds writes a time in its shortest form.

@@ -139,7 +139,7 @@ func TestHopelessRunsAreGivenUp(t *testing.T) {
 	if limit := o.Patience * part.Oracle.Mean; !given.Abandoned || given.Mean != limit || given.Mean > whole.Policies[decision.Random].Mean {
 		t.Errorf("%+v, want a mean of at least %v s; to its end it has %v s", given, limit, whole.Policies[decision.Random].Mean)
 	}
-	if part.Policies[decision.PredictedTTFT] != whole.Policies[decision.PredictedTTFT] || part.Oracle != whole.Oracle {
+	if !reflect.DeepEqual(part.Policies[decision.PredictedTTFT], whole.Policies[decision.PredictedTTFT]) || !reflect.DeepEqual(part.Oracle, whole.Oracle) {
 		t.Error("patience changed a run that was not given up")
 	}
 	var text bytes.Buffer

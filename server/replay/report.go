@@ -14,8 +14,10 @@ import (
 type Options struct {
 	Trace    *Trace
 	Replicas int
-	// Load is the arrival rate as a share of the pooled-cache oracle's saturation rate.
+	// Load is the arrival rate as a share of the pooled-cache oracle's saturation rate; Rates, when there
+	// are any, are the arrival rates in requests per second instead.
 	Load     float64
+	Rates    []float64
 	Policies []decision.Policy
 	// Objective and Weights are those of predicted-ttft and of all policies; empty takes the defaults.
 	Objective decision.Objective
@@ -140,6 +142,14 @@ func Play(o Options) (*Report, error) {
 // PlayLoads is Play at several loads instead of Options.Load, with one report for each. How fast the
 // fleet is when full is measured once.
 func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
+	for _, rate := range o.Rates {
+		if rate <= 0 {
+			return nil, fmt.Errorf("%v requests per second: must be above 0", rate)
+		}
+	}
+	if len(o.Rates) > 0 {
+		loads = loads[:0]
+	}
 	for _, o.Load = range loads {
 		if err := o.check(); err != nil {
 			return nil, err
@@ -157,7 +167,7 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 	o.Trace = o.enough()
 	w := newWorkload(o.Trace, o.Block)
 	p := player{options: o, work: w}
-	p.all.Store(int64(2 + (1+len(o.Policies))*o.Seeds*len(loads)))
+	p.all.Store(int64(2 + (1+len(o.Policies))*o.Seeds*(len(loads)+len(o.Rates))))
 	if !o.NoSaturation {
 		p.all.Add(int64(len(o.Policies)))
 	}
@@ -171,6 +181,9 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 	full, err := p.run(&job{speed: overload * rough.rate / base, seed: 1})
 	if err != nil {
 		return nil, err
+	}
+	for _, rate := range o.Rates {
+		loads = append(loads, rate/full.rate)
 	}
 	return p.loads(loads, full.rate, base)
 }

@@ -67,6 +67,7 @@ type sim struct {
 	seq     uint64
 	router  dispatcher
 	looked  float64 // when the engines were last caught up
+	dice    *rand.Rand
 
 	arrived []float64 // per call
 	first   []float64 // time of the first token, NaN before
@@ -96,6 +97,7 @@ func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 	for i := range s.first {
 		s.first[i], s.done[i] = math.NaN(), math.NaN()
 	}
+	s.dice = rand.New(rand.NewPCG(seed, 11))
 	at := spread(w.Trace, seed)
 	for i := range w.Calls {
 		if p := w.Calls[i].Prev; p >= 0 {
@@ -263,12 +265,17 @@ func (s *sim) step(e *engine) {
 	for i, q := range out {
 		a := q.Owner.(*attempt)
 		at := s.delays.Receive + float64(i)*s.delays.Gap
+		if s.delays.Jitter > 0 && (!a.started || !q.Live()) {
+			at += s.dice.ExpFloat64() * s.delays.Jitter
+		}
 		if !a.started {
 			a.started = true
+			a.firstAt = s.now + at
 			s.after(at, func() { s.begun(a) })
 		}
 		if !q.Live() {
 			ended = true
+			at = max(at, a.firstAt-s.now)
 			s.after(at, func() { s.finished(a) })
 		}
 	}

@@ -173,6 +173,38 @@ func groupSessions(t *Trace) {
 	}
 }
 
+// First returns the first n calls of an open-loop trace; 0 returns all.
+func (t *Trace) First(n int) *Trace {
+	if n <= 0 || n >= len(t.Calls) || t.Closed {
+		return t
+	}
+	short := *t
+	short.Calls = t.Calls[:n]
+	return &short
+}
+
+// Arrivals are the times in seconds at which the calls of an open-loop trace arrive when there are rate
+// of them per second. Calls that the trace's clock puts at one moment are spread at random until the next.
+func (t *Trace) Arrivals(rate float64, seed uint64) []float64 {
+	at := spread(t, seed)
+	speed := rate / t.rate()
+	for i := range at {
+		at[i] /= speed
+	}
+	return at
+}
+
+// rate is the trace's own arrival rate in calls per second.
+func (t *Trace) rate() float64 {
+	last := 0.0
+	for i := range t.Calls {
+		if t.Calls[i].Prev < 0 {
+			last = max(last, t.Calls[i].At)
+		}
+	}
+	return float64(len(t.Calls)) / max(last, 1e-3)
+}
+
 // Repeat returns the trace played so many times, one pass after the other, each with prefixes and
 // sessions of its own.
 func (t *Trace) Repeat(passes int) *Trace {

@@ -25,9 +25,9 @@ func TestTheResultsReplaceThoseBefore(t *testing.T) {
 
 func TestARowComparesWithTheBestOfTheOthers(t *testing.T) {
 	report := &replay.Report{Trace: "x_trace", Replicas: 8, Load: 0.95, Policies: map[decision.Policy]replay.PolicyReport{
-		decision.PredictedTTFT: {Numbers: replay.Numbers{Mean: 1.5, P99: 11}, VsOracle: 0.75, SaturationVsOracle: 1},
-		decision.OverlapLoad:   {Numbers: replay.Numbers{Mean: 2, P99: 20}},
-		decision.LeastTokens:   {Numbers: replay.Numbers{Mean: 3, P99: 10}},
+		decision.PredictedTTFT: {Numbers: replay.Numbers{Mean: 1.5, P99: 11, AnswerMean: 9}, VsOracle: 0.75, SaturationVsOracle: 1},
+		decision.OverlapLoad:   {Numbers: replay.Numbers{Mean: 2, P99: 20, AnswerMean: 8}},
+		decision.LeastTokens:   {Numbers: replay.Numbers{Mean: 3, P99: 10, AnswerMean: 12}},
 		decision.Random:        {Numbers: replay.Numbers{Mean: 1, Abandoned: true}},
 	}}
 	// Policies that were not played have zeros; they would win everything.
@@ -36,7 +36,7 @@ func TestARowComparesWithTheBestOfTheOthers(t *testing.T) {
 			report.Policies[name] = replay.PolicyReport{Numbers: replay.Numbers{Abandoned: true}}
 		}
 	}
-	want := "| x | 8 | 0.95 | **1.50** / 11.0 | overlap-load: 2.00 | 25 % | 1.10 | 0.75 | 1.00 |\n"
+	want := "| x | 8 | 0.95 | **1.50** / 11.0 | overlap-load: 2.00 | 25 % | 1.10 | 9.0 | 8.0 | 0.75 | 1.00 |\n"
 	if got := row(report); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
