@@ -246,7 +246,6 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		choice.since = req.firstAsked(now.Add(-d.Held))
 		choice.mayYield(req, cand, booking.PrefillTime.Seconds())
 	}
-	choice.takeOff(req, booking.PrefillTime.Seconds(), cand.StepTime*float64(orUnlimited(req.ExpectedOutput)))
 	if len(booking.Hashes) > 0 {
 		if cand.Feed == kvblock.FeedNone {
 			c.params.Index.Routed(cand.Slot, booking.Hashes)
@@ -268,6 +267,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	if choice.leased {
 		c.booked.Store(req.ID, choice)
 	}
+	choice.takeOff(req, booking.PrefillTime.Seconds(), cand.StepTime*float64(orUnlimited(req.ExpectedOutput)))
 	c.metrics.decided(d)
 	c.publish(d)
 	return choice
