@@ -256,7 +256,6 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		choice.learnBooked(now)
 		choice.mayYield(req, cand, booking.PrefillTime.Seconds())
 	}
-	choice.takeOff(req, booking.PrefillTime.Seconds(), cand.StepTime*float64(orUnlimited(req.ExpectedOutput)))
 	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
 		choice.belief = c.params.Index.Predict(cand.Slot, booking.Hashes, now.Add(2*duration(cand.TTFT)+beliefSlack))
 	}
@@ -266,6 +265,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	if choice.leased {
 		c.booked.Store(req.ID, choice)
 	}
+	choice.takeOff(req, booking.PrefillTime.Seconds(), cand.StepTime*float64(orUnlimited(req.ExpectedOutput)))
 	c.metrics.decided(d)
 	c.publish(d)
 	return choice
