@@ -7,7 +7,7 @@ import (
 
 // Whole tells the prompt's length and what the chosen rank holds of it, now that all its ids are known. The
 // decision was made with their beginning and stays as it is; the prediction that the outcome is compared with
-// counts on what is found now. Once the answer has begun it is too late: the engine has stored the prompt itself.
+// counts on what is found now. What the engine has stored of this very prompt since does not count.
 func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) {
 	size := int(c.Decision.Pick().BlockSize)
 	if size <= 0 || len(hashes) == 0 {
@@ -15,11 +15,15 @@ func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) {
 	}
 	cand := c.Decision.Pick()
 	found := decision.Candidate{GPU: cand.GPU, CPU: cand.CPU, Disk: cand.Disk}
+	began, known := c.chooser.params.Index.StoredSince(c.Slot, c.stores, hashes)
+	if !known {
+		return
+	}
 	for _, o := range c.chooser.params.Index.Match(nil, hashes) {
 		// What is believed since is this very request's.
-		if gpu := (o.GPU - o.Believed) * uint32(size); o.Slot == c.Slot && !c.unread && gpu > found.GPU {
+		if gpu := min(o.GPU-o.Believed, uint32(began)) * uint32(size); o.Slot == c.Slot && !c.unread && gpu > found.GPU {
 			found = decision.Candidate{GPU: gpu}
-			if o.Believed == 0 {
+			if o.Believed == 0 && began == len(hashes) {
 				found.CPU, found.Disk = o.CPU*uint32(size), o.Disk*uint32(size)
 			}
 		}

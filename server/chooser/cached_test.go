@@ -6,6 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/kvblock"
 )
 
 // TestMustPredictedCachedTokensAreTheEnginesOwn: a decision that was made with the beginning of a prompt
@@ -58,5 +59,17 @@ func TestMustPredictedCachedTokensAreTheEnginesOwn(t *testing.T) {
 			}
 		})
 	}
+	// The engine may have begun before the ids are known: it stores from where its cache ended.
+	req := f.request(7, all+3*block)
+	req.Estimated = true
+	more := blockhash.Chain(nil, tokens(7, all+3*block), block, blockhash.Namespace{})
+	req.Hashes = func(int) []blockhash.Hash { return more[:10] }
+	c := f.choose(req)
+	f.index.Store(0, &kvblock.Stored{Hashes: []kvblock.EngineHash{1, 2}, Parent: kvblock.EngineHash(7*100_000 + 40), HasParent: true, Tokens: tokens(7, all+2*block)[all:], BlockSize: block})
+	c.Whole(more, all+3*block)
+	if c.Held() != all {
+		t.Errorf("Held() = %d after the engine stored the rest, want %d", c.Held(), all)
+	}
+	c.Release(done(decision.EndCompleted))
 	f.empty()
 }

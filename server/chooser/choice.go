@@ -51,6 +51,8 @@ type Choice struct {
 	// unread and samples are the request's.
 	unread  bool
 	samples int
+	// stores counts what the rank had announced when the choice was made.
+	stores uint64
 	// ahead is the choice's turn before the one that it overtook; nil for none.
 	ahead *turn
 

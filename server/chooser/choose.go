@@ -236,11 +236,15 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	})
 	d = c.recordIn(&both.decision, s, now)
 	cand := d.Pick()
+	var stores uint64
+	if req.Estimated {
+		stores = c.params.Index.Stores(cand.Slot)
+	}
 	choice := &both.choice
 	*choice = Choice{
 		Decision: d, Replica: req.Replicas[s.owner[d.Chosen]], Rank: int(cand.Rank), Slot: cand.Slot,
 		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0, silent: req.Unstreamed || req.Lease != 0 && !req.Reports, ahead: s.ahead,
-		unread: req.Unread, samples: req.Samples,
+		unread: req.Unread, samples: req.Samples, stores: stores,
 	}
 	s.ahead = nil
 	if rk := c.rank(cand.Slot); rk != nil && !d.TooLong {

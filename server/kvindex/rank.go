@@ -40,6 +40,7 @@ type rank struct {
 	strides   [kvblock.Tiers]atomic.Int32 // blocks per chunk of a lower tier, 0: one
 	limits    atomic.Pointer[[]limit]
 	totals    Totals // guarded by mu
+	recent    recent // guarded by mu
 	told      bool   // an event of an odd block size was logged; guarded by mu
 }
 

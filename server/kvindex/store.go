@@ -30,6 +30,9 @@ func (r *rank) store(ev *kvblock.Stored) {
 		if ev.Lookahead > 0 {
 			r.lookahead.Store(int32(ev.Lookahead))
 		}
+		if r.keys[0] != 0 {
+			r.recent.add(r.keys[0])
+		}
 		r.nameWaiting(p, ev, salt)
 	}
 	if len(r.beliefs) > 0 && p == r.chains[kvblock.TierGPU] {

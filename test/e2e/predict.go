@@ -65,7 +65,7 @@ func (r *run) predicted(ctx context.Context, id string) (int, error) {
 			return int(list[len(list)-1].GetOutcome().GetPredictedCachedTokens()), nil
 		}
 		if time.Now().After(end) {
-			return 0, fmt.Errorf("no outcome of %s: %v", id, err)
+			return 0, fmt.Errorf("no outcome of %s: %w", id, err)
 		}
 	}
 }
