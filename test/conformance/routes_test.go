@@ -116,6 +116,9 @@ func exchanges() []exchange {
 
 // TestEveryRouteAnswersAsTheReplicaDoes: status, body and headers through kvpilot are those of the replica itself.
 func TestEveryRouteAnswersAsTheReplicaDoes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("sends two thousand requests; not with -short")
+	}
 	for _, scaleOut := range []bool{true, false} { // with render routes, and with /tokenize alone
 		t.Run(fmt.Sprintf("render routes %v", scaleOut), func(t *testing.T) {
 			s := stack.Start(t, stack.Options{Replicas: 1, Engine: func(c *enginesim.Config) {
