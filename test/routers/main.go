@@ -38,6 +38,7 @@ type options struct {
 	seed                   uint64
 	replay, session        bool
 	markdown, readme       string
+	render                 string
 	kvpilot                string
 	command                string
 }
@@ -80,6 +81,9 @@ func execute(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	if o.render != "" {
+		return render(o)
+	}
 	return run(ctx, o)
 }
 
@@ -110,6 +114,7 @@ func readOptions(args []string) (*options, error) {
 	f.BoolVar(&o.session, "session", false, "name the conversation in X-Session-Id")
 	f.StringVar(&o.markdown, "markdown", "", "also write the report and its plots to this Markdown file")
 	f.StringVar(&o.readme, "readme", "", "also write the result in one sentence between the marks in this file")
+	f.StringVar(&o.render, "render", "", "play nothing: report an earlier run's results.json again")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
@@ -183,6 +188,9 @@ func (o *options) check() error {
 		return err
 	}
 	o.cache = abs
+	if o.render != "" {
+		return nil
+	}
 	if o.out == "" {
 		o.out = filepath.Join(o.cache, "runs", time.Now().Format("0102-150405"))
 	}

@@ -56,7 +56,7 @@ func run(ctx context.Context, o *options) error {
 	}
 	for round := range o.rounds {
 		if err := rep.round(ctx, o, subjects, binary, round); err != nil {
-			return err
+			return errors.Join(err, rep.finish(o)) // what was measured before is worth telling
 		}
 	}
 	return rep.finish(o)
