@@ -106,6 +106,7 @@ func (s *Server) Run(ctx context.Context) error {
 	background := append(s.parts.background(), component{"health", func(ctx context.Context) error {
 		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
 	}})
+	background = append(background, component{"guard", s.surfaces.door.Run})
 	crew := newCrew(len(background) + len(doors))
 	crew.start(working, background...)
 	serving, shut := context.WithCancel(working)

@@ -22,7 +22,7 @@ const module = "github.com/kvpilot/kvpilot/"
 var layers = map[string]int{
 	// 0: words; they may be made of each other
 	"replica": 0, "kvblock": 0, "prompt": 0, "blockhash": 0, "secret": 0, "apierror": 0, "decision": 0, "span": 0,
-	"zmtp": 0, "cache": 0, "labels": 0, "recorder": 0, "socket": 0,
+	"zmtp": 0, "cache": 0, "labels": 0, "recorder": 0, "socket": 0, "guard": 0,
 	// 1: parts; they do not know each other
 	"openai": 1, "tokenizer": 1, "kvindex": 1, "kvevents": 1, "registry": 1, "load": 1,
 	"enginestats": 1, "selector": 1, "admission": 1, "upstream": 1, "cluster": 1, "telemetry": 1,

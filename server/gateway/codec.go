@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/inproc"
 )
 
@@ -97,14 +98,21 @@ func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 	if whole, ok := r.(*body); ok {
 		return runtime.DecoderFunc(func(v any) error { return c.decodeWhole(whole, v) })
 	}
-	lines := json.NewDecoder(r)
+	bounded := &perMessage{Reader: r}
+	lines := json.NewDecoder(bounded)
 	n := 0
 	return runtime.DecoderFunc(func(v any) error {
 		n++
+		bounded.left = smallBody
 		var line json.RawMessage
 		err := lines.Decode(&line)
 		if err == nil {
 			err = c.Unmarshal(line, v)
+		} else if large, ok := errors.AsType[*apierror.Error](err); ok {
+			if live, ok := r.(*liveBody); ok {
+				live.wrong.Store(large)
+			}
+			return err
 		} else if _, syntax := errors.AsType[*json.SyntaxError](err); !syntax {
 			return err // the body's end, or the client's
 		}
@@ -124,6 +132,9 @@ func (c codec) decodeWhole(b *body, v any) error {
 	}
 	if len(bytes.TrimSpace(b.data)) == 0 {
 		return io.EOF // no body is an empty message
+	}
+	if err := fewEnough(b.data); err != nil {
+		return err
 	}
 	if !json.Valid(b.data) {
 		return syntaxError(b.data)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"sync/atomic"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"go.opentelemetry.io/otel/metric"
@@ -15,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/guard"
 )
 
 // Params are what a Gateway works with. Conn is required.
@@ -27,6 +27,8 @@ type Params struct {
 	// Ready says why the router should get no requests now; nil when it should, as it always is
 	// without one. Its text is shown to whoever asks for /health.
 	Ready func() error
+	// Budget counts the bytes of bodies; nil makes one of the configured size.
+	Budget *guard.Budget
 	// Forward passes paths without a route on to InferenceService.Forward instead of answering 404.
 	Forward bool
 
@@ -50,8 +52,7 @@ type Gateway struct {
 	metrics    *metrics
 	tracer     trace.Tracer
 	propagator propagation.TextMapPropagator
-	// held is how many bytes of bodies are in memory.
-	held atomic.Int64
+	budget     *guard.Budget
 }
 
 // New makes a Gateway with the routes of the contract.
@@ -59,6 +60,9 @@ func New(c Config, p Params) (*Gateway, error) {
 	g := &Gateway{
 		config: c, authorize: p.Authorize, forward: p.Forward, ready: p.Ready, cors: newCORS(c.AllowOrigins),
 		log: p.Log, propagator: p.Propagator, inference: kvpilotv1.NewInferenceServiceClient(p.Conn),
+	}
+	if g.budget = p.Budget; g.budget == nil {
+		g.budget = guard.NewBudget(c.MaxBodiesBytes)
 	}
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)

@@ -22,7 +22,7 @@ type request struct {
 	flusher  flusher
 	exchange inproc.Exchange
 	body     body
-	held     int64  // bytes counted in Gateway.held
+	held     int64  // bytes counted in the budget
 	pattern  string // the route as metrics name it; empty when there is none
 	named    string // the pattern in the span's name
 

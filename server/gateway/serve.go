@@ -112,7 +112,7 @@ func (g *Gateway) takeBody(rq *request, r, inner *http.Request, found *route) bo
 		rq.fail(apierror.From(err))
 		return false
 	}
-	data, err := g.readBody(rq, r)
+	data, err := g.readBody(rq, r, g.bodyLimit(found, r.URL.Path))
 	if err != nil {
 		rq.fail(apierror.From(err))
 		return false
@@ -165,7 +165,7 @@ func spanName(method, pattern string) string {
 // finish leaves the record of a request, and breaks the connection of an answer that is not whole.
 func (g *Gateway) finish(rq *request, r *http.Request, s trace.Span) {
 	v := recover()
-	g.held.Add(-rq.held)
+	g.budget.Give(rq.held)
 	if v != nil && rq.status == 0 {
 		rq.status = http.StatusInternalServerError
 	}

@@ -136,6 +136,8 @@ type methodInfo struct {
 	input protoreflect.MessageDescriptor
 	// raw requests are HttpBody: no rules apply, and the router logs the call.
 	raw bool
+	// prompt says that a message may be as large as prompts are.
+	prompt bool
 	// admin calls change the fleet.
 	admin bool
 }
@@ -151,7 +153,7 @@ func readMethods() map[string]*methodInfo {
 			for j := range service.Methods().Len() {
 				rpc := service.Methods().Get(j)
 				list["/"+string(service.FullName())+"/"+string(rpc.Name())] = &methodInfo{
-					input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody",
+					input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody", prompt: carriesPrompt(rpc.Input()),
 				}
 			}
 		}
@@ -162,6 +164,15 @@ func readMethods() map[string]*methodInfo {
 		list[name].admin = true
 	}
 	return list
+}
+
+func carriesPrompt(m protoreflect.MessageDescriptor) bool {
+	for _, name := range []protoreflect.Name{"data", "body", "text"} {
+		if m.Fields().ByName(name) != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // inputs are the messages whose rules are read at start, so that no request waits for it.

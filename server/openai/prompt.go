@@ -29,6 +29,9 @@ func (r *reader) list(f *found) bool {
 	}
 	onlyObjects := true
 	ok := r.s.elements(func(int) bool {
+		if !r.moreItems(len(f.items), "messages") {
+			return false
+		}
 		start := r.s.pos
 		if r.s.space() != '{' {
 			onlyObjects = false
@@ -102,6 +105,9 @@ func (f *found) text(t text) {
 func (r *reader) strings(f *found) bool {
 	pure := true
 	ok := r.s.elements(func(int) bool {
+		if !r.moreItems(len(f.texts), "prompts") {
+			return false
+		}
 		if r.s.space() != '"' {
 			pure = false
 			return r.s.skip()
@@ -123,7 +129,10 @@ func (r *reader) strings(f *found) bool {
 
 func (r *reader) idLists(f *found) bool {
 	pure := true
-	ok := r.s.elements(func(int) bool {
+	ok := r.s.elements(func(n int) bool {
+		if !r.moreItems(n, "prompts") {
+			return false
+		}
 		if r.s.space() != '[' {
 			pure = false
 			return r.s.skip()
