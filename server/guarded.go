@@ -1,6 +1,9 @@
 package server
 
 import (
+	"net"
+	"net/http"
+
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/grpcapi"
 	"github.com/kvpilot/kvpilot/server/guard"
@@ -21,4 +24,26 @@ func newDoor(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API
 		Budget: budget, Known: api.Known, Prompts: api.CarriesPrompt, Admit: api.Admit,
 		Log: p.part("guard"), Meter: t.Meters(),
 	})
+}
+
+// guardAdmin keeps pages of other origins from changing anything through the admin door.
+func guardAdmin(_ config.Config, next http.Handler) http.Handler {
+	return http.NewCrossOriginProtection().Handler(next)
+}
+
+// guardListener does what depends on where a door is open: on the loopback requests must be for
+// this machine; elsewhere anybody may call unless there are keys, which is worth a warning.
+func (s *Server) guardListener(setting string, at net.Addr) {
+	if guard.Loopback(at) {
+		switch setting {
+		case "listen.http":
+			s.surfaces.http.Handler = guard.CheckHost(s.config.Listen.Hosts, s.surfaces.wrongHost, s.surfaces.http.Handler)
+		case "listen.admin":
+			s.surfaces.admin.Handler = guard.CheckHost(s.config.Listen.Hosts, s.surfaces.wrongHost, s.surfaces.admin.Handler)
+		}
+		return
+	}
+	if s.surfaces.api.Keys() == nil {
+		s.parts.log.Warn("anybody who can reach this address may use it: no API keys are set (api.keys_file)", "setting", setting, "address", at.String())
+	}
 }

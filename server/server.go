@@ -185,6 +185,7 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 			}
 		}
 		*d.at = listener.Addr().String()
+		s.guardListener(d.setting, listener.Addr())
 		listener = socket.Listener(listener)
 		if d.secure != nil {
 			listener = tls.NewListener(listener, d.secure)

@@ -29,6 +29,8 @@ type surfaces struct {
 	health *health.Server
 	door   *guard.Door
 	budget *guard.Budget
+	// wrongHost answers requests for other hosts.
+	wrongHost http.Handler
 	api    *grpcapi.API
 }
 
@@ -36,7 +38,7 @@ func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *cons
 	api, err := grpcapi.New(c.API, grpcapi.Params{
 		Router: p.router, Lifecycle: p.chooser, Book: p.book, Registry: p.registry, Decisions: p.decisions, Tokens: p.tokens,
 		Choice: c.Chooser, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
-		Log: p.part("grpcapi"), Meter: t.Meters(),
+		Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
 	})
 	if err != nil {
 		return nil, err
@@ -52,10 +54,10 @@ func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *cons
 	if err != nil {
 		return nil, err
 	}
-	s.admin = httpServer(c.Listen, admin.Handler(c.Admin, admin.Params{
+	s.admin = httpServer(c.Listen, guardAdmin(c, admin.Handler(c.Admin, admin.Params{
 		Ready: source.ready, Metrics: t.MetricsHandler(), Console: page,
 		Authorized: func(r *http.Request) bool { return authorized(api.Keys(), r) },
-	}), p.part("admin"))
+	})), p.part("admin"))
 	return s, nil
 }
 
@@ -88,6 +90,7 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 		return err
 	}
 	s.http = httpServer(c.Listen, g, p.part("http"))
+	s.wrongHost = g.RefuseHost()
 	return nil
 }
 

@@ -16,6 +16,9 @@ type Listen struct {
 	GRPC string `yaml:"grpc"`
 	// Admin is the address of health, metrics, profiles and the console; empty opens none.
 	Admin string `yaml:"admin"`
+	// Hosts are names, beside localhost, by which requests may ask for an HTTP or admin address of the
+	// loopback; "*" allows all. Web pages could else reach the router under names of their own.
+	Hosts []string `yaml:"hosts"`
 	// TLSCert and TLSKey name PEM files; with both, HTTP and GRPC speak TLS. They are read again when
 	// they change.
 	TLSCert string `yaml:"tls_cert"`

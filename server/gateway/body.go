@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/guard"
 )
 
 // firstPiece is read before memory is taken for more of a body, and pieceGrowth is how much
@@ -165,8 +166,12 @@ func acceptable(r *http.Request, opaque bool) error {
 	}
 	kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
 	switch strings.ToLower(strings.TrimSpace(kind)) {
-	case "", typeJSON, typeLines:
+	case typeJSON, typeLines:
 		return nil
+	case "", typeForm: // as curl -d sends it; a page could without asking
+		if !guard.FromBrowser(r.Header) {
+			return nil
+		}
 	}
 	return apierror.New(apierror.UnsupportedMediaType, "the content type must be application/json", nil)
 }

@@ -32,6 +32,7 @@ var (
 const (
 	typeJSON  = "application/json"
 	typeLines = "application/x-ndjson"
+	typeForm  = "application/x-www-form-urlencoded"
 )
 
 func (codec) ContentType(v any) string {

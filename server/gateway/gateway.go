@@ -40,19 +40,21 @@ type Params struct {
 
 // Gateway answers HTTP requests. Make one with New.
 type Gateway struct {
-	config     Config
-	mux        *runtime.ServeMux
-	routes     *routes
-	inference  kvpilotv1.InferenceServiceClient
-	authorize  func(http.Header) (string, error)
-	forward    bool
-	ready      func() error
-	cors       *cors
-	log        *slog.Logger
-	metrics    *metrics
-	tracer     trace.Tracer
-	propagator propagation.TextMapPropagator
-	budget     *guard.Budget
+	config    Config
+	mux       *runtime.ServeMux
+	routes    *routes
+	inference kvpilotv1.InferenceServiceClient
+	authorize func(http.Header) (string, error)
+	forward   bool
+	ready     func() error
+	cors      *cors
+	// crossOrigin keeps pages of other origins from changing anything.
+	crossOrigin *http.CrossOriginProtection
+	log         *slog.Logger
+	metrics     *metrics
+	tracer      trace.Tracer
+	propagator  propagation.TextMapPropagator
+	budget      *guard.Budget
 }
 
 // New makes a Gateway with the routes of the contract.
@@ -75,6 +77,9 @@ func New(c Config, p Params) (*Gateway, error) {
 	}
 	g.tracer = p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/gateway")
 	var err error
+	if g.crossOrigin, err = newCrossOrigin(c.AllowOrigins); err != nil {
+		return nil, err
+	}
 	if g.metrics, err = newMetrics(p.Meter); err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ const manyItems = 1 << 20
 
 // manyMembers is the number of values of a large message above which the one that is wrong is not
 // looked for.
-const manyMembers = 512 << 10
+const manyMembers = 1 << 20
 
 // mistake is what is wrong with a field of a message in JSON.
 type mistake struct {

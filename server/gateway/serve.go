@@ -38,6 +38,9 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	found := g.routes.find(readMethod(r.Method), r.URL.Path)
+	if found != nil {
+		rq.exchange.Path = r.URL.Path // however the client escaped it
+	}
 	rq.matched(found)
 
 	ctx, s := g.startSpan(r, rq)
@@ -62,6 +65,10 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // route lets the caller in, reads the body and calls the generated handler.
 func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found *route) {
 	g.expectBody(rq, r)
+	if err := g.fromElsewhere(r); err != nil {
+		rq.fail(apierror.From(err))
+		return
+	}
 	if g.authorize != nil {
 		tenant, err := g.authorize(r.Header)
 		if err != nil {

@@ -2,11 +2,14 @@ package grpcapi
 
 import (
 	"context"
+	"net"
 	"net/http"
 
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/inproc"
 )
 
 // Known reports whether a method is one of the contract's.
@@ -49,6 +52,29 @@ func (a *API) allowed(m *methodInfo, key, authorization string) (holder, error) 
 		return holder{}, apierror.New(apierror.PermissionDenied, "the API key may not change the fleet", nil)
 	}
 	return who, nil
+}
+
+// mayRegister refuses registration where anybody could register.
+func (a *API) mayRegister() error {
+	if a.keys != nil || a.Registration {
+		return nil
+	}
+	return apierror.New(apierror.PermissionDenied, "registration is off: set registry.registration.enabled, or use API keys", nil)
+}
+
+// clientOf is the address that a call came from, without its port.
+func clientOf(ctx context.Context) string {
+	address := ""
+	if e := inproc.FromContext(ctx); e != nil {
+		address = e.RemoteAddr
+	} else if p, ok := peer.FromContext(ctx); ok {
+		address = p.Addr.String()
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return ""
+	}
+	return host
 }
 
 func single(md metadata.MD, name string) string {

@@ -55,6 +55,8 @@ type Params struct {
 	Stats func(replica.Slot) (enginestats.Stats, bool)
 	// Feed gives the state of a rank's event feed; nil means none publishes events.
 	Feed func(replica.Slot) kvblock.FeedState
+	// Registration lets callers without a key register replicas.
+	Registration bool
 	// Forward lets InferenceService.Forward pass on paths that the router does not know.
 	Forward bool
 	Log     *slog.Logger

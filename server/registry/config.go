@@ -56,6 +56,9 @@ type ProbeConfig struct {
 
 // RegistrationConfig bounds registration by RPC.
 type RegistrationConfig struct {
+	// Enabled lets callers register replicas where no API keys are in use; with keys, those that may
+	// change the fleet always can.
+	Enabled bool `yaml:"enabled"`
 	// Lease is the time a registration lives when the caller asks for no other.
 	Lease time.Duration `yaml:"lease"`
 	// MaxLease caps what a caller may ask for.
