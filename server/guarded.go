@@ -26,9 +26,10 @@ func newDoor(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API
 	})
 }
 
-// guardAdmin keeps pages of other origins from changing anything through the admin door.
-func guardAdmin(_ config.Config, next http.Handler) http.Handler {
-	return http.NewCrossOriginProtection().Handler(next)
+// guardAdmin keeps pages of other origins from changing anything through the admin door, and ends
+// answers that nobody reads.
+func guardAdmin(c config.Config, next http.Handler) http.Handler {
+	return guard.Impatient(c.Gateway.StallTimeout, http.NewCrossOriginProtection().Handler(next))
 }
 
 // guardListener does what depends on where a door is open: on the loopback requests must be for
@@ -46,4 +47,24 @@ func (s *Server) guardListener(setting string, at net.Addr) {
 	if s.surfaces.api.Keys() == nil {
 		s.parts.log.Warn("anybody who can reach this address may use it: no API keys are set (api.keys_file)", "setting", setting, "address", at.String())
 	}
+}
+
+// Connections of a door when the operator names no bound: a quarter of the files that the process
+// may open for each door, so that as many are left for replicas.
+const (
+	doorShare          = 4
+	fewestConnections  = 64
+	mostConnections    = 64 << 10
+	unknownConnections = 4096
+)
+
+func maxConnections(l config.Listen) int {
+	if l.MaxConnections > 0 {
+		return l.MaxConnections
+	}
+	files, ok := maxFiles()
+	if !ok {
+		return unknownConnections
+	}
+	return int(min(max(files/doorShare, fewestConnections), mostConnections)) //nolint:gosec // between the two
 }

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/netutil"
+
 	"github.com/kvpilot/kvpilot/server/admin/console"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/socket"
@@ -186,7 +188,7 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 		}
 		*d.at = listener.Addr().String()
 		s.guardListener(d.setting, listener.Addr())
-		listener = socket.Listener(listener)
+		listener = netutil.LimitListener(socket.Listener(listener), maxConnections(s.config.Listen))
 		if d.secure != nil {
 			listener = tls.NewListener(listener, d.secure)
 		}

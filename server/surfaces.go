@@ -31,7 +31,7 @@ type surfaces struct {
 	budget *guard.Budget
 	// wrongHost answers requests for other hosts.
 	wrongHost http.Handler
-	api    *grpcapi.API
+	api       *grpcapi.API
 }
 
 func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource) (*surfaces, error) {

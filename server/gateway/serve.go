@@ -16,7 +16,7 @@ import (
 
 // ServeHTTP answers one request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	rq := &request{g: g, w: w, control: http.NewResponseController(w)}
+	rq := &request{g: g, w: w, control: http.NewResponseController(w), multiplexed: r.ProtoMajor > 1}
 	rq.flusher = flusherOf(w, rq.control)
 	if u := g.routes.tidy(r.URL); u != r.URL {
 		r = r.WithContext(r.Context()) // the server's own copy stays as it came
@@ -52,8 +52,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if g.cors.answer(h, r) || g.answerOptions(rq, r) {
-		rq.status = http.StatusNoContent
-		w.WriteHeader(rq.status)
+		rq.start(http.StatusNoContent)
 		return
 	}
 	g.route(ctx, rq, r, found)
