@@ -160,6 +160,10 @@ func registryError(err error) error {
 		return apierror.New(apierror.ReplicaNotFound, "there is no such replica", err, apierror.WithParam("replica_id"))
 	case errors.Is(err, registry.ErrTaken):
 		return apierror.New(apierror.Conflict, registry.ErrTaken.Error(), err, apierror.WithParam("replica_id"))
+	case errors.Is(err, registry.ErrForbidden):
+		return apierror.New(apierror.PermissionDenied, err.Error(), err, apierror.WithParam("url"))
+	case errors.Is(err, registry.ErrRanks):
+		return apierror.New(apierror.Overloaded, err.Error(), err, apierror.WithParam("ranks"))
 	case errors.Is(err, registry.ErrFull):
 		return apierror.New(apierror.Overloaded, registry.ErrFull.Error(), err)
 	case errors.Is(err, registry.ErrClosed):
