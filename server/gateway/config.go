@@ -29,7 +29,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		MaxBodyBytes:   64 << 20,
-		MaxBodiesBytes: 192 << 20,
+		MaxBodiesBytes: 160 << 20,
 		BodyTimeout:    2 * time.Minute,
 		StallTimeout:   2 * time.Minute,
 	}
