@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/netutil"
+
 	"github.com/kvpilot/kvpilot/server/admin/console"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/socket"
@@ -106,6 +108,7 @@ func (s *Server) Run(ctx context.Context) error {
 	background := append(s.parts.background(), component{"health", func(ctx context.Context) error {
 		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
 	}})
+	background = append(background, component{"guard", s.surfaces.door.Run})
 	crew := newCrew(len(background) + len(doors))
 	crew.start(working, background...)
 	serving, shut := context.WithCancel(working)
@@ -184,7 +187,8 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 			}
 		}
 		*d.at = listener.Addr().String()
-		listener = socket.Listener(listener)
+		s.guardListener(d.setting, listener.Addr())
+		listener = netutil.LimitListener(socket.Listener(listener), maxConnections(s.config.Listen))
 		if d.secure != nil {
 			listener = tls.NewListener(listener, d.secure)
 		}

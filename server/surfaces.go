@@ -16,12 +16,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/gateway"
 	"github.com/kvpilot/kvpilot/server/grpcapi"
+	"github.com/kvpilot/kvpilot/server/guard"
 	"github.com/kvpilot/kvpilot/server/inproc"
 	"github.com/kvpilot/kvpilot/server/telemetry"
 )
-
-// maxGRPCMessage bounds a message in either direction: a prompt of images is large.
-const maxGRPCMessage = 64 << 20
 
 // surfaces are the doors' servers: one implementation of the services behind REST and gRPC.
 type surfaces struct {
@@ -29,33 +27,37 @@ type surfaces struct {
 	grpc   *grpc.Server
 	admin  *http.Server
 	health *health.Server
-	api    *grpcapi.API
+	door   *guard.Door
+	budget *guard.Budget
+	// wrongHost answers requests for other hosts.
+	wrongHost http.Handler
+	api       *grpcapi.API
 }
 
 func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource) (*surfaces, error) {
 	api, err := grpcapi.New(c.API, grpcapi.Params{
 		Router: p.router, Lifecycle: p.chooser, Book: p.book, Registry: p.registry, Decisions: p.decisions, Tokens: p.tokens,
 		Choice: c.Chooser, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
-		Log: p.part("grpcapi"), Meter: t.Meters(),
+		Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	s := &surfaces{health: health.NewServer(), api: api}
+	s := &surfaces{health: health.NewServer(), api: api, budget: guard.NewBudget(c.Gateway.MaxBodiesBytes)}
 	if err := s.openREST(c, t, p, api, source.ready); err != nil {
 		return nil, err
 	}
-	if err := s.openGRPC(c, t, api); err != nil {
+	if err := s.openGRPC(c, t, p, api); err != nil {
 		return nil, err
 	}
 	page, err := console.New(source, p.history).Handler()
 	if err != nil {
 		return nil, err
 	}
-	s.admin = httpServer(c.Listen, admin.Handler(c.Admin, admin.Params{
+	s.admin = httpServer(c.Listen, guardAdmin(c, admin.Handler(c.Admin, admin.Params{
 		Ready: source.ready, Metrics: t.MetricsHandler(), Console: page,
 		Authorized: func(r *http.Request) bool { return authorized(api.Keys(), r) },
-	}), p.part("admin"))
+	})), p.part("admin"))
 	return s, nil
 }
 
@@ -79,33 +81,37 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 		},
 	})
 	api.Register(hop)
-	params := gateway.Params{Conn: hop, Ready: ready, Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator()}
+	params := gateway.Params{Conn: hop, Ready: ready, Budget: s.budget, Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator()}
 	if api.Keys() != nil {
-		params.Authorize = api.Keys().Authorize
+		params.Authorize = api.Authorize
 	}
 	g, err := gateway.New(c.Gateway, params)
 	if err != nil {
 		return err
 	}
 	s.http = httpServer(c.Listen, g, p.part("http"))
+	s.wrongHost = g.RefuseHost()
 	return nil
 }
 
 // openGRPC makes the gRPC surface, with health and reflection.
-func (s *surfaces) openGRPC(c config.Config, t *telemetry.Telemetry, api *grpcapi.API) error {
-	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(maxGRPCMessage), grpc.MaxSendMsgSize(maxGRPCMessage),
+func (s *surfaces) openGRPC(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API) error {
+	var err error
+	if s.door, err = newDoor(c, t, p, api, s.budget); err != nil {
+		return err
+	}
+	options := append(s.door.Options(),
 		grpc.ChainUnaryInterceptor(api.Unary), grpc.ChainStreamInterceptor(api.Stream),
 		grpc.StatsHandler(otelgrpc.NewServerHandler(
 			otelgrpc.WithTracerProvider(t.Tracers()), otelgrpc.WithMeterProvider(t.Meters()), otelgrpc.WithPropagators(t.Propagator()),
 		)),
-	}
+	)
 	secure, err := grpcCredentials(c.Listen)
 	if err != nil {
 		return err
 	}
 	s.grpc = grpc.NewServer(append(options, secure...)...)
-	api.Register(s.grpc)
+	api.Register(s.door.Registrar(s.grpc))
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	return nil

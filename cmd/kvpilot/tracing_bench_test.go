@@ -89,7 +89,7 @@ func (s *traced) turn(b *testing.B) {
 	for range requestsPerTurn {
 		s.seed++
 		body := fmt.Sprintf(`{"model":"bench","messages":[{"role":"user","content":"%s"}],"max_tokens":200,"seed":%d}`, strings.Repeat("the quick brown fox ", 10), s.seed)
-		fmt.Fprintf(s.conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		fmt.Fprintf(s.conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 		resp, err := http.ReadResponse(s.in, nil)
 		if err != nil {
 			b.Fatal(err)

@@ -115,7 +115,7 @@ func TestAudioThroughTheRouterIsTheEnginesOwn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		fmt.Fprintf(conn, "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", contentType, len(body))
+		fmt.Fprintf(conn, "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", contentType, len(body))
 		conn.Write(body[:len(body)/2])
 		f.eventually("the upload is on its way", func() bool {
 			return f.metric("kvpilot_load_reservations") > 0 || f.metric("kvpilot_router_requests_in_flight") > 0

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"time"
 )
@@ -15,6 +16,9 @@ type Listen struct {
 	GRPC string `yaml:"grpc"`
 	// Admin is the address of health, metrics, profiles and the console; empty opens none.
 	Admin string `yaml:"admin"`
+	// Hosts are names, beside localhost, by which requests may ask for an HTTP or admin address of the
+	// loopback; "*" allows all. Web pages could else reach the router under names of their own.
+	Hosts []string `yaml:"hosts"`
 	// TLSCert and TLSKey name PEM files; with both, HTTP and GRPC speak TLS. They are read again when
 	// they change.
 	TLSCert string `yaml:"tls_cert"`
@@ -25,6 +29,11 @@ type Listen struct {
 	IdleTimeout       time.Duration `yaml:"idle_timeout"`
 	// MaxHeaderBytes bounds a request's head.
 	MaxHeaderBytes int `yaml:"max_header_bytes"`
+	// MaxStreams bounds the requests of one HTTP/2 or gRPC connection at once.
+	MaxStreams int `yaml:"max_streams"`
+	// MaxConnections bounds the connections of each of the three doors; further ones wait to be accepted.
+	// Zero: a quarter of the files that the process may open, so that as many are left for replicas.
+	MaxConnections int `yaml:"max_connections"`
 	// DrainDelay is the time between saying not ready and not accepting, so that balancers notice.
 	DrainDelay time.Duration `yaml:"drain_delay"`
 	// DrainTimeout bounds how long streams may go on after that.
@@ -35,7 +44,7 @@ type Listen struct {
 func DefaultListen() Listen {
 	return Listen{
 		HTTP: "127.0.0.1:8080", GRPC: "127.0.0.1:9090", Admin: "127.0.0.1:9091",
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, MaxStreams: 256,
 		DrainTimeout: 30 * time.Second,
 	}
 }
@@ -65,8 +74,14 @@ func (l Listen) Validate() error {
 	if l.DrainDelay < 0 || l.DrainTimeout < 0 {
 		errs = append(errs, errors.New("drain_timeout: drain_delay and drain_timeout must not be negative"))
 	}
-	if l.MaxHeaderBytes < 4<<10 {
-		errs = append(errs, errors.New("max_header_bytes: must be at least 4096"))
+	if l.MaxHeaderBytes < 4<<10 || l.MaxHeaderBytes > math.MaxUint32 {
+		errs = append(errs, errors.New("max_header_bytes: must be from 4096 to 4294967295"))
+	}
+	if l.MaxStreams < 1 || l.MaxStreams > math.MaxInt32 {
+		errs = append(errs, errors.New("max_streams: must be from 1 to 2147483647"))
+	}
+	if l.MaxConnections < 0 {
+		errs = append(errs, errors.New("max_connections: must not be negative"))
 	}
 	return errors.Join(errs...)
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/guard"
 	"github.com/kvpilot/kvpilot/server/inproc"
 )
 
@@ -64,11 +65,10 @@ func hasBody(r *http.Request) bool {
 }
 
 // readBody reads a request's body, within the limit and the time that the configuration sets.
-func (g *Gateway) readBody(rq *request, r *http.Request) (data []byte, err error) {
+func (g *Gateway) readBody(rq *request, r *http.Request, limit int64) (data []byte, err error) {
 	if !hasBody(r) {
 		return nil, nil
 	}
-	limit := g.config.MaxBodyBytes
 	if r.ContentLength > limit {
 		return nil, tooLarge(limit)
 	}
@@ -128,9 +128,8 @@ func (rq *request) readChunked(from io.Reader) ([]byte, error) {
 
 // hold counts n more bytes of this request's body among those of all requests.
 func (rq *request) hold(n int64) error {
-	if rq.g.held.Add(n) > rq.g.config.MaxBodiesBytes {
-		rq.g.held.Add(-n)
-		return apierror.New(apierror.Overloaded, "the router holds as many request bodies as it may", nil, apierror.WithRetryAfter(time.Second))
+	if err := rq.g.budget.Take(n); err != nil {
+		return err
 	}
 	rq.held += n
 	return nil
@@ -159,16 +158,22 @@ func tooLarge(limit int64) error {
 // acceptable refuses bodies in a form that the route cannot read. Compressed bodies are refused:
 // engines do not take them, and a small one may hide a huge one.
 func acceptable(r *http.Request, opaque bool) error {
-	if coding := r.Header.Get("Content-Encoding"); coding != "" && !strings.EqualFold(coding, "identity") {
-		return apierror.New(apierror.UnsupportedMediaType, "compressed request bodies are not accepted", nil)
+	for _, coding := range r.Header["Content-Encoding"] {
+		if coding != "" && !strings.EqualFold(coding, "identity") {
+			return apierror.New(apierror.UnsupportedMediaType, "compressed request bodies are not accepted", nil)
+		}
 	}
 	if opaque || r.ContentLength == 0 {
 		return nil // the engine judges the type of its own bodies
 	}
 	kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
 	switch strings.ToLower(strings.TrimSpace(kind)) {
-	case "", typeJSON, typeLines:
+	case typeJSON, typeLines:
 		return nil
+	case "", typeForm: // as curl -d sends it; a page could without asking
+		if !guard.FromBrowser(r.Header) {
+			return nil
+		}
 	}
 	return apierror.New(apierror.UnsupportedMediaType, "the content type must be application/json", nil)
 }

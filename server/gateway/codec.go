@@ -31,6 +31,7 @@ var (
 const (
 	typeJSON  = "application/json"
 	typeLines = "application/x-ndjson"
+	typeForm  = "application/x-www-form-urlencoded"
 )
 
 func (codec) ContentType(v any) string {
@@ -97,11 +98,13 @@ func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 	if whole, ok := r.(*body); ok {
 		return runtime.DecoderFunc(func(v any) error { return c.decodeWhole(whole, v) })
 	}
+	bounded := &perMessage{Reader: r}
 	if live, ok := r.(*liveBody); ok {
-		return &lineDecoder{body: live, values: json.NewDecoder(live)}
+		return &lineDecoder{body: live, bounded: bounded, values: json.NewDecoder(bounded)}
 	}
-	values := json.NewDecoder(r)
+	values := json.NewDecoder(bounded)
 	return runtime.DecoderFunc(func(v any) error {
+		bounded.left = smallBody
 		var value json.RawMessage
 		if err := values.Decode(&value); err != nil {
 			return err
@@ -117,6 +120,9 @@ func (c codec) decodeWhole(b *body, v any) error {
 	}
 	if len(bytes.TrimSpace(b.data)) == 0 {
 		return io.EOF // no body is an empty message
+	}
+	if err := fewEnough(b.data); err != nil {
+		return err
 	}
 	if !json.Valid(b.data) {
 		return syntaxError(b.data)

@@ -9,14 +9,16 @@ import (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// MaxBodyBytes bounds a request body; larger ones are refused with 413.
+	// MaxBodyBytes bounds a request body, over gRPC too; larger ones are refused with 413.
 	MaxBodyBytes int64 `yaml:"max_body_bytes"`
-	// MaxBodiesBytes bounds the bodies of all requests under way together; what would exceed it is
-	// refused with 429.
+	// MaxBodiesBytes bounds the bodies of all requests under way together, of the REST and the gRPC door;
+	// what would exceed it is refused with 429. Allow the mean body times the requests in flight; the
+	// process needs about twice as much memory.
 	MaxBodiesBytes int64 `yaml:"max_bodies_bytes"`
-	// BodyTimeout is how long a client may take to send its body.
+	// BodyTimeout is how long a client may take to send its body, over gRPC too.
 	BodyTimeout time.Duration `yaml:"body_timeout"`
-	// StallTimeout ends an answer whose client takes nothing for this long. Zero: never.
+	// StallTimeout ends an answer whose client takes nothing for this long, over gRPC and at the admin
+	// door too. Zero: never.
 	StallTimeout time.Duration `yaml:"stall_timeout"`
 	// AllowOrigins lists the web origins whose pages may call the router (CORS), for example
 	// "https://chat.example.com"; "*" allows all. Empty allows none.
@@ -27,7 +29,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		MaxBodyBytes:   64 << 20,
-		MaxBodiesBytes: 2 << 30,
+		MaxBodiesBytes: 160 << 20,
 		BodyTimeout:    2 * time.Minute,
 		StallTimeout:   2 * time.Minute,
 	}

@@ -65,6 +65,10 @@ func (g *Gateway) onRoutingError(ctx context.Context, _ *runtime.ServeMux, _ run
 
 // passOn hands a path that has no route to InferenceService.Forward.
 func (g *Gateway) passOn(ctx context.Context, rq *request) {
+	if ambiguous(rq.exchange.Path) {
+		rq.fail(apierror.New(apierror.InvalidBody, "the path has an escape that can be read in two ways", nil))
+		return
+	}
 	rq.exchange.Answer = rq
 	e := &rq.exchange
 	stream, err := g.inference.Forward(ctx, &kvpilotv1.ForwardRequest{

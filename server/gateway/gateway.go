@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"sync/atomic"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"go.opentelemetry.io/otel/metric"
@@ -15,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/guard"
 )
 
 // Params are what a Gateway works with. Conn is required.
@@ -27,6 +27,8 @@ type Params struct {
 	// Ready says why the router should get no requests now; nil when it should, as it always is
 	// without one. Its text is shown to whoever asks for /health.
 	Ready func() error
+	// Budget counts the bytes of bodies; nil makes one of the configured size.
+	Budget *guard.Budget
 	// Forward passes paths without a route on to InferenceService.Forward instead of answering 404.
 	Forward bool
 
@@ -38,20 +40,21 @@ type Params struct {
 
 // Gateway answers HTTP requests. Make one with New.
 type Gateway struct {
-	config     Config
-	mux        *runtime.ServeMux
-	routes     *routes
-	inference  kvpilotv1.InferenceServiceClient
-	authorize  func(http.Header) (string, error)
-	forward    bool
-	ready      func() error
-	cors       *cors
-	log        *slog.Logger
-	metrics    *metrics
-	tracer     trace.Tracer
-	propagator propagation.TextMapPropagator
-	// held is how many bytes of bodies are in memory.
-	held atomic.Int64
+	config    Config
+	mux       *runtime.ServeMux
+	routes    *routes
+	inference kvpilotv1.InferenceServiceClient
+	authorize func(http.Header) (string, error)
+	forward   bool
+	ready     func() error
+	cors      *cors
+	// crossOrigin keeps pages of other origins from changing anything.
+	crossOrigin *http.CrossOriginProtection
+	log         *slog.Logger
+	metrics     *metrics
+	tracer      trace.Tracer
+	propagator  propagation.TextMapPropagator
+	budget      *guard.Budget
 }
 
 // New makes a Gateway with the routes of the contract.
@@ -59,6 +62,9 @@ func New(c Config, p Params) (*Gateway, error) {
 	g := &Gateway{
 		config: c, authorize: p.Authorize, forward: p.Forward, ready: p.Ready, cors: newCORS(c.AllowOrigins),
 		log: p.Log, propagator: p.Propagator, inference: kvpilotv1.NewInferenceServiceClient(p.Conn),
+	}
+	if g.budget = p.Budget; g.budget == nil {
+		g.budget = guard.NewBudget(c.MaxBodiesBytes)
 	}
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
@@ -71,6 +77,9 @@ func New(c Config, p Params) (*Gateway, error) {
 	}
 	g.tracer = p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/gateway")
 	var err error
+	if g.crossOrigin, err = newCrossOrigin(c.AllowOrigins); err != nil {
+		return nil, err
+	}
 	if g.metrics, err = newMetrics(p.Meter); err != nil {
 		return nil, err
 	}

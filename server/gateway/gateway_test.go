@@ -431,7 +431,7 @@ func TestRefusals(t *testing.T) {
 		"no override":            {"POST", "/v1/models", "{}", []string{"X-Http-Method-Override", "GET", "Content-Type", "application/x-www-form-urlencoded"}, 405, "method_not_allowed", [2]string{}},
 		"too large":              {"POST", "/v1/chat/completions", big, nil, 413, "body_too_large", [2]string{}},
 		"compressed":             {"POST", "/v1/chat/completions", "x", []string{"Content-Encoding", "gzip"}, 415, "unsupported_media_type", [2]string{}},
-		"a form for JSON":        {"POST", "/kvpilot/v1/choose", "a=b", []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "unsupported_media_type", [2]string{}},
+		"a form for JSON":        {"POST", "/kvpilot/v1/choose", "a=b", []string{"Content-Type", "text/plain"}, 415, "unsupported_media_type", [2]string{}},
 		"broken JSON":            {"POST", "/kvpilot/v1/choose", `{"model":`, []string{"Content-Type", "application/json"}, 400, "invalid_body", [2]string{}},
 		"wrong type":             {"POST", "/kvpilot/v1/choose", `{"model":7}`, nil, 400, "invalid_body", [2]string{}},
 		"a bad query":            {"GET", "/kvpilot/v1/decisions?limit=x", "", nil, 400, "invalid_body", [2]string{}},

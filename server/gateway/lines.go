@@ -20,16 +20,22 @@ const maxWrongLine = 1 << 20
 // wrong noted beside it, so that the service answers it like any other; the next one is read from the
 // next line.
 type lineDecoder struct {
-	body   *liveBody
-	values *json.Decoder
-	n      int
+	body    *liveBody
+	bounded *perMessage // the body
+	values  *json.Decoder
+	n       int
 }
 
 // Decode implements runtime.Decoder.
 func (d *lineDecoder) Decode(v any) error {
 	d.n++
+	d.bounded.left = smallBody
 	var line json.RawMessage
 	err := d.values.Decode(&line)
+	if large, ok := errors.AsType[*apierror.Error](err); ok {
+		d.body.wrong.Store(large)
+		return err
+	}
 	if err == nil {
 		if err = (codec{}).Unmarshal(line, v); err == nil {
 			return nil
@@ -60,7 +66,7 @@ var errEndlessLine = errors.New("a line that is no JSON has no end")
 
 // skip goes to the line behind the one that is no JSON.
 func (d *lineDecoder) skip() error {
-	rest := bufio.NewReader(io.MultiReader(d.values.Buffered(), d.body))
+	rest := bufio.NewReader(io.MultiReader(d.values.Buffered(), d.bounded))
 	begun := false
 	for range maxWrongLine {
 		c, err := rest.ReadByte()

@@ -17,6 +17,10 @@ import (
 // manyItems is the size of a list in bytes above which the item that is wrong is not looked for.
 const manyItems = 1 << 20
 
+// manyMembers is the number of values of a large message above which the one that is wrong is not
+// looked for.
+const manyMembers = 1 << 20
+
 // mistake is what is wrong with a field of a message in JSON.
 type mistake struct {
 	field string // with the path to it
@@ -44,6 +48,9 @@ func readMessage(data []byte, m proto.Message) error {
 	if err == nil {
 		return misnamed(data, m.ProtoReflect())
 	}
+	if len(data) > manyItems && bytes.Count(data, []byte{','}) > manyMembers {
+		return err
+	}
 	if found := findMistake("", data, m.ProtoReflect().Descriptor()); found != nil {
 		return found
 	}
@@ -53,6 +60,9 @@ func readMessage(data []byte, m proto.Message) error {
 // misnamed looks for an unknown field where one of several is expected and none is there: what the caller meant would be
 // ignored without a word. Other unknown fields are a newer client's.
 func misnamed(data []byte, m protoreflect.Message) error {
+	if len(data) > manyItems && bytes.Count(data, []byte{','}) > manyMembers {
+		return nil
+	}
 	all := m.Descriptor().Oneofs()
 	for i := range all.Len() {
 		one := all.Get(i)

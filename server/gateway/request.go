@@ -22,7 +22,7 @@ type request struct {
 	flusher  flusher
 	exchange inproc.Exchange
 	body     body
-	held     int64  // bytes counted in Gateway.held
+	held     int64  // bytes counted in the budget
 	pattern  string // the route as metrics name it; empty when there is none
 	named    string // the pattern in the span's name
 
@@ -36,6 +36,8 @@ type request struct {
 	live    *liveBody // of a stream of messages; nil otherwise
 	aborted bool      // the connection must not look as if the answer were whole
 	stallBy time.Time
+	// multiplexed: HTTP/2 ends a stream at its deadline even when nothing is being written.
+	multiplexed bool
 }
 
 var (
@@ -96,18 +98,16 @@ func (rq *request) start(status int) {
 	rq.events, rq.lines = kind == "text/event-stream", kind == typeLines
 	rq.pushed = h.Get("Content-Length") == ""
 	rq.status = status
+	if !rq.multiplexed {
+		rq.extend() // for an answer that is written when its handler has ended
+	}
 	rq.w.WriteHeader(status)
 }
 
 // write sends bytes of the body; those of a stream leave at once. A client that takes nothing for
 // the stall timeout loses its connection: a reader that is merely slow holds the engine back.
 func (rq *request) write(p []byte) error {
-	if stall := rq.g.config.StallTimeout; stall > 0 {
-		if now := time.Now(); now.Add(stall * 3 / 4).After(rq.stallBy) {
-			rq.stallBy = now.Add(stall)
-			_ = rq.control.SetWriteDeadline(rq.stallBy) // unsupported by test writers only
-		}
-	}
+	rq.extend()
 	if rq.events {
 		rq.note(p)
 		if !rq.opened {
@@ -180,7 +180,9 @@ func (rq *request) send(p []byte) error {
 		return err
 	}
 	if rq.pushed {
-		return rq.flusher.FlushError()
+		err := rq.flusher.FlushError()
+		rq.flushed()
+		return err
 	}
 	return nil
 }
@@ -209,6 +211,7 @@ func (rq *request) Write(p []byte) (int, error) {
 	if rq.status == 0 {
 		rq.start(http.StatusOK)
 	}
+	rq.extend()
 	if _, err := rq.w.Write(p); err != nil {
 		return 0, err
 	}
@@ -216,7 +219,12 @@ func (rq *request) Write(p []byte) (int, error) {
 }
 
 // FlushError is for streams of messages.
-func (rq *request) FlushError() error { return rq.flusher.FlushError() }
+func (rq *request) FlushError() error {
+	rq.extend()
+	err := rq.flusher.FlushError()
+	rq.flushed()
+	return err
+}
 
 // fail answers with an error. The first one counts.
 func (rq *request) fail(e *apierror.Error) {

@@ -26,6 +26,8 @@ type route struct {
 	raw bool
 	// opaque routes take a body as it is, whatever its type; others take JSON.
 	opaque bool
+	// small routes take messages without a prompt.
+	small bool
 	// live routes read their body while they answer.
 	live bool
 	// handler is the generated one, for routes whose path has no variable.
@@ -73,6 +75,7 @@ func (t *routes) add(rpc protoreflect.MethodDescriptor) error {
 			method: method, pattern: pattern,
 			raw:    rpc.Output().FullName() == httpBodyName && rpc.IsStreamingServer(),
 			opaque: rpc.Input().FullName() == httpBodyName,
+			small:  small(rpc.Input()),
 			live:   rpc.IsStreamingClient(),
 		}
 		if strings.Contains(pattern, "{") {

@@ -16,7 +16,7 @@ import (
 
 // ServeHTTP answers one request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	rq := &request{g: g, w: w, control: http.NewResponseController(w)}
+	rq := &request{g: g, w: w, control: http.NewResponseController(w), multiplexed: r.ProtoMajor > 1}
 	rq.flusher = flusherOf(w, rq.control)
 	if u := g.routes.tidy(r.URL); u != r.URL {
 		r = r.WithContext(r.Context()) // the server's own copy stays as it came
@@ -38,6 +38,9 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	found := g.routes.find(readMethod(r.Method), r.URL.Path)
+	if found != nil {
+		rq.exchange.Path = r.URL.Path // however the client escaped it
+	}
 	rq.matched(found)
 
 	ctx, s := g.startSpan(r, rq)
@@ -49,8 +52,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if g.cors.answer(h, r) || g.answerOptions(rq, r) {
-		rq.status = http.StatusNoContent
-		w.WriteHeader(rq.status)
+		rq.start(http.StatusNoContent)
 		return
 	}
 	g.route(ctx, rq, r, found)
@@ -62,6 +64,10 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // route lets the caller in, reads the body and calls the generated handler.
 func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found *route) {
 	g.expectBody(rq, r)
+	if err := g.fromElsewhere(r); err != nil {
+		rq.fail(apierror.From(err))
+		return
+	}
 	if g.authorize != nil {
 		tenant, err := g.authorize(r.Header)
 		if err != nil {
@@ -113,7 +119,7 @@ func (g *Gateway) takeBody(rq *request, r, inner *http.Request, found *route) bo
 		rq.fail(apierror.From(err))
 		return false
 	}
-	data, err := g.readBody(rq, r)
+	data, err := g.readBody(rq, r, g.bodyLimit(found, r.URL.Path))
 	if err != nil {
 		rq.fail(apierror.From(err))
 		return false
@@ -166,7 +172,7 @@ func spanName(method, pattern string) string {
 // finish leaves the record of a request, and breaks the connection of an answer that is not whole.
 func (g *Gateway) finish(rq *request, r *http.Request, s trace.Span) {
 	v := recover()
-	g.held.Add(-rq.held)
+	g.budget.Give(rq.held)
 	if v != nil && rq.status == 0 {
 		rq.status = http.StatusInternalServerError
 	}

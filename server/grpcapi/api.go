@@ -56,6 +56,8 @@ type Params struct {
 	Stats func(replica.Slot) (enginestats.Stats, bool)
 	// Feed gives the state of a rank's event feed; nil means none publishes events.
 	Feed func(replica.Slot) kvblock.FeedState
+	// Registration lets callers without a key register replicas.
+	Registration bool
 	// Forward lets InferenceService.Forward pass on paths that the router does not know.
 	Forward bool
 	Log     *slog.Logger
@@ -137,6 +139,8 @@ type methodInfo struct {
 	input protoreflect.MessageDescriptor
 	// raw requests are HttpBody: no rules apply, and the router logs the call.
 	raw bool
+	// prompt says that a message may be as large as prompts are.
+	prompt bool
 	// admin calls change the fleet.
 	admin bool
 	// each message of the stream is answered by itself, a broken rule too: the handler applies them.
@@ -154,7 +158,7 @@ func readMethods() map[string]*methodInfo {
 			for j := range service.Methods().Len() {
 				rpc := service.Methods().Get(j)
 				list["/"+string(service.FullName())+"/"+string(rpc.Name())] = &methodInfo{
-					input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody",
+					input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody", prompt: carriesPrompt(rpc.Input()),
 				}
 			}
 		}
@@ -166,6 +170,15 @@ func readMethods() map[string]*methodInfo {
 	}
 	list[kvpilotv1.RoutingService_TrackReservation_FullMethodName].each = true
 	return list
+}
+
+func carriesPrompt(m protoreflect.MessageDescriptor) bool {
+	for _, name := range []protoreflect.Name{"data", "body", "text"} {
+		if m.Fields().ByName(name) != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // inputs are the messages whose rules are read at start, so that no request waits for it.

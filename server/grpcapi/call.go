@@ -29,6 +29,7 @@ func (a *API) call(ctx context.Context, method, path string) (*router.Call, erro
 		c.Method, c.Path = method, path
 		c.Header, c.RequestID, c.Received, c.Tenant = h, inproc.RequestID(h), time.Now(), tenantFrom(ctx)
 	}
+	c.Client = clientOf(ctx)
 	c.Route = openai.RouteOf(c.Path)
 	var err error
 	c.Options, err = a.options(c.Header)

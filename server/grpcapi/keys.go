@@ -86,11 +86,15 @@ func (k *Keys) Authorize(h http.Header) (tenant string, err error) {
 }
 
 func (k *Keys) find(h http.Header) (holder, error) {
+	return k.holder(h.Get("X-Api-Key"), h.Get("Authorization"))
+}
+
+// holder finds the holder of the key in one of the two headers.
+func (k *Keys) holder(key, authorization string) (holder, error) {
 	if k == nil {
 		return holder{admin: true}, nil
 	}
-	key := h.Get("X-Api-Key")
-	if scheme, token, ok := strings.Cut(h.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
+	if scheme, token, ok := strings.Cut(authorization, " "); ok && strings.EqualFold(scheme, "Bearer") {
 		key = strings.TrimSpace(token)
 	}
 	if key == "" {

@@ -25,6 +25,9 @@ type replicas struct {
 }
 
 func (s *replicas) Register(ctx context.Context, in *kvpilotv1.RegisterRequest) (*kvpilotv1.RegisterResponse, error) {
+	if err := s.api.mayRegister(); err != nil {
+		return nil, err
+	}
 	_, there := s.api.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
 	spec, err := specFrom(in)
 	if err != nil {
@@ -70,6 +73,9 @@ func eventsSpec(e *kvpilotv1.EventsSpec) registry.EventsSpec {
 }
 
 func (s *replicas) Deregister(ctx context.Context, in *kvpilotv1.DeregisterRequest) (*kvpilotv1.DeregisterResponse, error) {
+	if err := s.api.mayRegister(); err != nil {
+		return nil, err
+	}
 	if err := s.api.Registry.Deregister(ctx, replica.ID(in.GetReplicaId())); err != nil {
 		return nil, registryError(err)
 	}
@@ -154,6 +160,10 @@ func registryError(err error) error {
 		return apierror.New(apierror.ReplicaNotFound, "there is no such replica", err, apierror.WithParam("replica_id"))
 	case errors.Is(err, registry.ErrTaken):
 		return apierror.New(apierror.Conflict, registry.ErrTaken.Error(), err, apierror.WithParam("replica_id"))
+	case errors.Is(err, registry.ErrForbidden):
+		return apierror.New(apierror.PermissionDenied, err.Error(), err, apierror.WithParam("url"))
+	case errors.Is(err, registry.ErrRanks):
+		return apierror.New(apierror.Overloaded, err.Error(), err, apierror.WithParam("ranks"))
 	case errors.Is(err, registry.ErrFull):
 		return apierror.New(apierror.Overloaded, registry.ErrFull.Error(), err)
 	case errors.Is(err, registry.ErrClosed):

@@ -29,6 +29,9 @@ func (r *reader) list(f *found) bool {
 	}
 	onlyObjects := true
 	ok := r.s.elements(func(int) bool {
+		if !r.moreItems(len(f.items), "messages") {
+			return false
+		}
 		start := r.s.pos
 		if r.s.space() != '{' {
 			onlyObjects = onlyObjects && r.s.atEnd() // an end in front of the next message spoils nothing
@@ -107,6 +110,9 @@ func (f *found) text(t text) {
 func (r *reader) strings(f *found) bool {
 	pure := true
 	ok := r.s.elements(func(int) bool {
+		if !r.moreItems(len(f.texts), "prompts") {
+			return false
+		}
 		if r.s.space() != '"' {
 			pure = pure && r.s.atEnd()
 			return r.s.skip()
@@ -128,7 +134,10 @@ func (r *reader) strings(f *found) bool {
 
 func (r *reader) idLists(f *found) bool {
 	pure := true
-	ok := r.s.elements(func(int) bool {
+	ok := r.s.elements(func(n int) bool {
+		if !r.moreItems(n, "prompts") {
+			return false
+		}
 		if r.s.space() != '[' {
 			pure = pure && r.s.atEnd()
 			return r.s.skip()

@@ -17,6 +17,9 @@ type Params struct {
 	SessionHeader string
 	// Body is the request body; it must not change as long as the Request is in use.
 	Body []byte
+	// Limits bound what is remembered of the body.
+	Limits Limits
+	// Truncated says that Body may be a prefix of the client's body: what can be read is read.
 	// Truncated says that Body may be a prefix of the client's body: what can be read is read, and nothing in
 	// it is refused.
 	Truncated bool
@@ -73,7 +76,7 @@ type member struct {
 
 // Read reads a body. The error is always a *BadRequest; there is none where the body may be a prefix.
 func Read(p Params) (*Request, error) {
-	r := &reader{req: &Request{Route: p.Route, N: 1, Body: p.Body}, truncated: p.Truncated}
+	r := &reader{req: &Request{Route: p.Route, N: 1, Body: p.Body}, limits: p.Limits, truncated: p.Truncated}
 	r.s.data = p.Body
 	r.req.Prompt.Body = p.Body
 	if err := r.body(); err != nil {
@@ -118,6 +121,8 @@ type reader struct {
 	maxTokens               int
 	maxOutputTokens         int
 	truncated, partial      bool
+	limits                  Limits
+	refusal                 *BadRequest
 }
 
 // body walks over the whole text.
@@ -147,6 +152,9 @@ func (r *reader) body() error {
 		}
 	}
 	if !ok && s.what == "" {
+		if r.refusal != nil {
+			return r.refusal
+		}
 		return r.refused()
 	}
 	if !ok {
@@ -164,6 +172,9 @@ func (r *reader) refused() error {
 func (r *reader) member(name []byte, keyStart int) bool {
 	m := member{name: memberName(name), key: keyStart, start: r.s.pos}
 	r.s.field = m.name
+	if limit := r.limits.Members; limit > 0 && len(r.req.members) >= limit {
+		return r.tooMany("", "members", limit)
+	}
 	ok := r.value(m.name)
 	m.valueEnd = r.s.pos
 	if ok {

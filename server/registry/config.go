@@ -57,12 +57,20 @@ type ProbeConfig struct {
 
 // RegistrationConfig bounds registration by RPC.
 type RegistrationConfig struct {
+	// Enabled lets callers register replicas where no API keys are in use; with keys, those that may
+	// change the fleet always can.
+	Enabled bool `yaml:"enabled"`
 	// Lease is the time a registration lives when the caller asks for no other.
 	Lease time.Duration `yaml:"lease"`
 	// MaxLease caps what a caller may ask for.
 	MaxLease time.Duration `yaml:"max_lease"`
 	// Max bounds the registered replicas.
 	Max int `yaml:"max"`
+	// MaxRanks bounds the ranks of all registered replicas together.
+	MaxRanks int `yaml:"max_ranks"`
+	// Networks are those in which registered replicas must have their addresses, for example "10.0.0.0/8".
+	// Empty: any but link-local ones.
+	Networks []string `yaml:"networks"`
 }
 
 // DNSConfig makes replicas of a name's addresses.
@@ -89,7 +97,7 @@ func DefaultConfig() Config {
 			Path: "/health", Interval: time.Second, MaxInterval: 30 * time.Second, Timeout: 2 * time.Second,
 			Up: 2, Down: 2, ModelsInterval: 10 * time.Second, Concurrency: 64,
 		},
-		Registration: RegistrationConfig{Lease: 30 * time.Second, MaxLease: time.Hour, Max: 10_000},
+		Registration: RegistrationConfig{Lease: 30 * time.Second, MaxLease: time.Hour, Max: 10_000, MaxRanks: 4096},
 	}
 }
 
@@ -124,8 +132,11 @@ func (c Config) Validate() error {
 	if err := c.Probe.validate(); err != nil {
 		errs = append(errs, fmt.Errorf("probe: %w", err))
 	}
-	if r := c.Registration; r.Lease < time.Second || r.MaxLease < r.Lease || r.Max < 0 {
-		errs = append(errs, errors.New("registration: lease must be at least 1s, max_lease at least lease, max not negative"))
+	if r := c.Registration; r.Lease < time.Second || r.MaxLease < r.Lease || r.Max < 0 || r.MaxRanks < 0 {
+		errs = append(errs, errors.New("registration: lease must be at least 1s, max_lease at least lease, max and max_ranks not negative"))
+	}
+	if _, err := c.Registration.networks(); err != nil {
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

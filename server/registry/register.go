@@ -17,6 +17,9 @@ func (r *Registry) Register(ctx context.Context, spec Spec, lease time.Duration)
 	if err != nil {
 		return "", time.Time{}, err
 	}
+	if err := r.config.Registration.permit(spec); err != nil {
+		return "", time.Time{}, err
+	}
 	var ends time.Time
 	err = r.do(ctx, func(c *core) error {
 		ends, err = c.register(spec, lease)
@@ -107,6 +110,9 @@ func (c *core) register(spec Spec, lease time.Duration) (time.Time, error) {
 	}
 	if _, again := c.leases[spec.ID]; !again && len(c.leases) >= c.r.config.Registration.Max {
 		return time.Time{}, fmt.Errorf("%w: %d", ErrFull, len(c.leases))
+	}
+	if err := c.roomFor(spec); err != nil {
+		return time.Time{}, err
 	}
 	listed := c.sources[sourceRegistered]
 	if listed == nil {

@@ -28,6 +28,8 @@ type Call struct {
 	StreamSize int64
 	// RequestID is the client's X-Request-Id, or one that the surface made.
 	RequestID string
+	// Client is the client's address, without a port; empty when it is not known.
+	Client string
 	// Tenant names whose key the request came with; empty when keys are not in use.
 	Tenant string
 	// Options are what the caller asks of the choice itself.

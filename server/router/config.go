@@ -14,6 +14,11 @@ type Config struct {
 	SessionHeader string `yaml:"session_header"`
 	// TokenizeTimeout bounds the wait for token ids; a request without them is routed by what is known.
 	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"`
+	// MaxMessages bounds the messages of a chat, and the prompts of a batch; requests with more are refused
+	// with 400.
+	MaxMessages int `yaml:"max_messages"`
+	// MaxMembers bounds the members of a request body's object in the same way.
+	MaxMembers int `yaml:"max_members"`
 	// UnknownRoutes proxies paths that kvpilot does not know to the pool that the body's model names.
 	UnknownRoutes bool `yaml:"unknown_routes"`
 	// ResumeStreams is how often one stream may go on on another replica after its own has died; 0 turns
@@ -48,6 +53,8 @@ func DefaultConfig() Config {
 	return Config{
 		SessionHeader:   "x-session-id",
 		TokenizeTimeout: 5 * time.Second,
+		MaxMessages:     16384,
+		MaxMembers:      4096,
 		Headers:         Headers{Replica: true, Overlap: true, Policy: true, Decision: true, Overhead: true},
 	}
 }
@@ -60,6 +67,9 @@ func (c Config) Validate() error {
 	}
 	if c.TokenizeTimeout <= 0 {
 		errs = append(errs, errors.New("tokenize_timeout: must be positive"))
+	}
+	if c.MaxMessages < 1 || c.MaxMembers < 16 {
+		errs = append(errs, fmt.Errorf("max_messages: %d must be at least 1, max_members %d at least 16", c.MaxMessages, c.MaxMembers))
 	}
 	if c.ResumeStreams < 0 || c.ResumeStreams > maxResumes {
 		errs = append(errs, fmt.Errorf("resume_streams: %d is not between 0 and %d", c.ResumeStreams, maxResumes))

@@ -168,7 +168,7 @@ func (r *Router) read(ctx context.Context, j *job) error {
 	began := time.Now()
 	req, err := r.Bodies.Read(openai.Params{
 		Route: j.call.Route, Header: j.call.Header, SessionHeader: r.config.SessionHeader,
-		Body: j.call.Body, Truncated: j.truncated,
+		Body: j.call.Body, Truncated: j.truncated, Limits: openai.Limits{Members: r.config.MaxMembers, Items: r.config.MaxMessages},
 	})
 	if err != nil {
 		refused := badRequest(err)

@@ -33,6 +33,9 @@ type Traces struct {
 	Token secret.String `yaml:"token"`
 	// Ratio is the share of traces kept when the caller did not decide, from 0 to 1.
 	Ratio float64 `yaml:"ratio"`
+	// TrustParent lets callers decide by traceparent that their request's trace is kept, or not; otherwise
+	// Ratio decides for all.
+	TrustParent bool `yaml:"trust_parent"`
 	// Slow keeps the trace of any request that took longer, sampled or not. Zero: no such rule.
 	Slow time.Duration `yaml:"slow"`
 }
@@ -43,7 +46,7 @@ func DefaultConfig() Config {
 		ServiceName: "kvpilot",
 		LogLevel:    "info",
 		LogFormat:   "text",
-		Traces:      Traces{Protocol: "grpc", Insecure: true, Ratio: 0.01, Slow: 10 * time.Second},
+		Traces:      Traces{Protocol: "grpc", Insecure: true, Ratio: 0.01, TrustParent: true, Slow: 10 * time.Second},
 	}
 }
 

@@ -108,7 +108,7 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 		}
 	}
 	r = recorder.New(recorder.Params{
-		Resource: res, Sampler: sdktrace.ParentBased(sdktrace.TraceIDRatioBased(c.Ratio)), Slow: c.Slow,
+		Resource: res, Sampler: sampler(c), Slow: c.Slow,
 		Keep: keep, Dropped: dropped, Shown: p.Shown, OnlyShown: len(clients) == 0,
 	})
 	if t.batcher != nil {
@@ -116,6 +116,15 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 	}
 	t.tracers = r
 	return nil
+}
+
+// sampler chooses the traces that are kept.
+func sampler(c Traces) sdktrace.Sampler {
+	own := sdktrace.TraceIDRatioBased(c.Ratio)
+	if c.TrustParent {
+		return sdktrace.ParentBased(own)
+	}
+	return sdktrace.ParentBased(own, sdktrace.WithRemoteParentSampled(own), sdktrace.WithRemoteParentNotSampled(own))
 }
 
 func droppedSpans(m metric.MeterProvider) (metric.Int64Counter, error) {

@@ -10,27 +10,33 @@ import (
 )
 
 // withheld names the client's headers that do not go to a replica: those about the hop to
-// kvpilot, those that kvpilot writes itself, and the client's credentials, which are for
-// kvpilot. Names are in canonical form.
+// kvpilot, those that kvpilot writes itself, the client's credentials, which are for kvpilot, what
+// browsers say of a page, and what clients claim of proxies before them. Names are in canonical form.
 func withheld(name string) bool {
 	switch name {
 	case "Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings",
 		"Proxy-Authenticate", "Proxy-Authorization", "Authorization", "X-Api-Key", "Cookie",
 		"Host", "Content-Length", "Expect", "Accept-Encoding", "User-Agent",
-		"X-Request-Id", "X-Body-Truncated", "X-Data-Parallel-Rank":
+		"X-Request-Id", "X-Body-Truncated", "X-Data-Parallel-Rank",
+		"Origin", "Referer", "Forwarded", "X-Real-Ip", "Via", "Baggage":
 		return true
 	}
-	return strings.HasPrefix(name, "Grpc-") || strings.HasPrefix(name, "X-Kvpilot-") || strings.HasPrefix(name, ":")
+	return strings.HasPrefix(name, "X-Forwarded-") || strings.HasPrefix(name, "Sec-") || strings.HasPrefix(name, "Access-Control-") ||
+		strings.HasPrefix(name, "Grpc-") || strings.HasPrefix(name, "X-Kvpilot-") || strings.HasPrefix(name, ":")
 }
 
-// withheldFromClient names the headers of an answer that end here. Names are in canonical form.
+// withheldFromClient names the headers of an answer that end here: those about the hop, and those
+// by which a server rules its clients' browsers, which kvpilot's own origin is not an engine's to do. Names are in canonical form.
 func withheldFromClient(name string) bool {
 	switch name {
 	case "Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
-		"Proxy-Authenticate", "Proxy-Authorization", "Content-Length", "Set-Cookie", "Date", "Server", "Alt-Svc":
+		"Proxy-Authenticate", "Proxy-Authorization", "Content-Length", "Set-Cookie", "Date", "Server", "Alt-Svc",
+		"Strict-Transport-Security", "Content-Security-Policy", "Content-Security-Policy-Report-Only", "X-Frame-Options", "Clear-Site-Data",
+		"Refresh", "Report-To", "Reporting-Endpoints", "Nel", "Permissions-Policy", "Referrer-Policy", "Origin-Agent-Cluster",
+		"Service-Worker-Allowed", "Timing-Allow-Origin", "Public-Key-Pins":
 		return true
 	}
-	return false
+	return strings.HasPrefix(name, "Access-Control-") || strings.HasPrefix(name, "Cross-Origin-")
 }
 
 // forwarded calls add for each header that goes to the replica. Values with bytes that would
@@ -66,6 +72,9 @@ func forwarded(ctx context.Context, t Target, r *Request, add func(name, value s
 	}
 	if r.RequestID != "" && validValue(r.RequestID) {
 		add("X-Request-Id", r.RequestID)
+	}
+	if r.Client != "" {
+		add("X-Forwarded-For", r.Client)
 	}
 	if spanned.IsValid() {
 		addTrace(spanned, add)

@@ -29,6 +29,8 @@ type Request struct {
 	ContentType string
 	// RequestID becomes X-Request-Id, when it is set.
 	RequestID string
+	// Client is the client's address, for X-Forwarded-For; empty says nothing.
+	Client string
 	// Body is sent without being copied and must not change until the Response is closed.
 	Body []byte
 	// Stream is sent after Body. StreamSize is its size, -1 when unknown.

@@ -51,7 +51,7 @@ func exchange(t *testing.T, address, wire string) (status int, body string) {
 }
 
 func post(body string, headers ...string) string {
-	return fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n%s\r\n%s",
+	return fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n%s\r\n%s",
 		len(body), strings.Join(headers, ""), body)
 }
 
@@ -67,8 +67,8 @@ func alive(t *testing.T, s *stack.Stack) {
 
 func TestRequestsThatCouldBeReadInTwoWaysAreRefused(t *testing.T) {
 	s := start(t)
-	const smuggled = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
-	head := "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+	const smuggled = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+	head := "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 	cases := map[string]string{
 		"length and chunks":       head + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
 		"two lengths":             head + "Content-Length: 4\r\nContent-Length: 60\r\n\r\nhi!!" + smuggled,
@@ -77,7 +77,7 @@ func TestRequestsThatCouldBeReadInTwoWaysAreRefused(t *testing.T) {
 		"space before colon":      head + "Content-Length : 4\r\n\r\nhi!!" + smuggled,
 		"negative length":         head + "Content-Length: -1\r\n\r\n" + smuggled,
 		"folded header":           head + "X-A: b\r\n Content-Length: 4\r\nBad Header: x\r\n\r\n",
-		"bare LF in the head":     "POST /v1/chat/completions HTTP/1.1\nHost: x\nContent-Length: 4\n\nhi!!" + smuggled,
+		"bare LF in the head":     "POST /v1/chat/completions HTTP/1.1\nHost: localhost\nContent-Length: 4\n\nhi!!" + smuggled,
 		"bare CR in a header":     head + "X-A: a\rContent-Length: 4\r\nContent-Length: 0\r\n\r\n",
 		"chunk without a length":  head + "Transfer-Encoding: chunked\r\n\r\n;a=b\r\nhi\r\n0\r\n\r\n" + smuggled,
 		"chunk with a bare LF":    head + "Transfer-Encoding: chunked\r\n\r\n2\nhi\n0\n\n" + smuggled,
@@ -165,7 +165,7 @@ func TestCompressedAndOversizedBodiesAreRefused(t *testing.T) {
 	if status, _ := exchange(t, s.HTTP, post(`{"model":"sim","prompt":"`+strings.Repeat("a", 5<<20)+`"}`)); status != http.StatusRequestEntityTooLarge {
 		t.Errorf("an oversized body got %d", status)
 	}
-	chunks := "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + strings.Repeat("40000\r\n"+strings.Repeat("a", 0x40000)+"\r\n", 20)
+	chunks := "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + strings.Repeat("40000\r\n"+strings.Repeat("a", 0x40000)+"\r\n", 20)
 	if status, _ := exchange(t, s.HTTP, chunks); status != http.StatusRequestEntityTooLarge && status != 0 {
 		t.Errorf("an oversized chunked body got %d", status)
 	}
@@ -182,7 +182,7 @@ func TestSlowClientsAreLetGo(t *testing.T) {
 			t.Fatal(err)
 		}
 		conns = append(conns, c)
-		part := "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow" // half a head
+		part := "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow" // half a head
 		if i%2 == 1 {
 			part = post(good)
 			part = part[:len(part)-10] // half a body

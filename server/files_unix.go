@@ -1,0 +1,14 @@
+//go:build unix
+
+package server
+
+import "syscall"
+
+// maxFiles is how many files the process may have open.
+func maxFiles() (uint64, bool) {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, false
+	}
+	return limit.Cur, true //nolint:unconvert // signed on some systems
+}

@@ -1,0 +1,122 @@
+package guard
+
+import (
+	"unicode/utf8"
+
+	"google.golang.org/genproto/googleapis/api/httpbody"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	// smallMessage is the size up to which a message is decoded without further checks.
+	smallMessage = 64 << 10
+	// maxRest bounds a message without its prompt. Decoded, it may take some thirty times as much.
+	maxRest = 4 << 20
+)
+
+// codec decodes large messages within the budget. Its Marshal is the usual one.
+type codec struct {
+	encoding.CodecV2
+	budget *Budget
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	n := data.Len()
+	m, ok := v.(proto.Message)
+	if n <= smallMessage || !ok {
+		return c.CodecV2.Unmarshal(data, v)
+	}
+	if n > maxRest && !carriesPrompt(m) {
+		return refuse(m, noteTooLarge)
+	}
+	if c.budget.Take(int64(n)) != nil {
+		return refuse(m, noteNoRoom)
+	}
+	defer c.budget.Give(int64(n))
+	wire := data.Materialize()
+	if n > maxRest {
+		rest, err := restOf(wire, m)
+		if err != nil {
+			return err
+		}
+		if rest > maxRest {
+			return refuse(m, noteTooLarge)
+		}
+	}
+	if body, ok := m.(*httpbody.HttpBody); ok && aliasBody(wire, body) {
+		return nil
+	}
+	if c.budget.Take(int64(n)) != nil {
+		return refuse(m, noteNoRoom)
+	}
+	defer c.budget.Give(int64(n))
+	return proto.Unmarshal(wire, m)
+}
+
+// promptField reports whether the contract's messages carry prompts in fields of this name. Decoded,
+// such a field takes as much as on the wire.
+func promptField(name string) bool {
+	switch name {
+	case "data", "text", "body", "token_ids":
+		return true
+	}
+	return false
+}
+
+func carriesPrompt(m proto.Message) bool {
+	fields := m.ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		if promptField(string(fields.Get(i).Name())) {
+			return true
+		}
+	}
+	return false
+}
+
+// restOf is how many bytes of the wire belong to other fields than the prompt's last one.
+func restOf(wire []byte, m proto.Message) (int, error) {
+	fields := m.ProtoReflect().Descriptor().Fields()
+	total, largest := len(wire), 0
+	for len(wire) > 0 {
+		number, _, n := protowire.ConsumeField(wire)
+		if n < 0 {
+			return 0, protowire.ParseError(n)
+		}
+		if fd := fields.ByNumber(number); fd != nil && promptField(string(fd.Name())) {
+			largest = max(largest, n)
+		}
+		wire = wire[n:]
+	}
+	return total - largest, nil
+}
+
+// aliasBody decodes a body whose data stays where it is on the wire. It reports false for one that
+// has more than a type and data.
+func aliasBody(wire []byte, into *httpbody.HttpBody) bool {
+	var contentType, data []byte
+	for len(wire) > 0 {
+		number, kind, n := protowire.ConsumeTag(wire)
+		if n < 0 || kind != protowire.BytesType || number > 2 {
+			return false
+		}
+		value, m := protowire.ConsumeBytes(wire[n:])
+		if m < 0 {
+			return false
+		}
+		if number == 1 {
+			contentType = value
+		} else {
+			data = value
+		}
+		wire = wire[n+m:]
+	}
+	if !utf8.Valid(contentType) {
+		return false
+	}
+	into.ContentType, into.Data = string(contentType), data[:len(data):len(data)]
+	return true
+}

@@ -1,0 +1,149 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"google.golang.org/genproto/googleapis/api/httpbody"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto" // registers the codec that this one wraps
+	"google.golang.org/grpc/experimental"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	// deadPeer is how long a connection may be silent before it is asked for a sign of life, and
+	// deadPeerAnswer how long the answer may take.
+	deadPeer       = time.Minute
+	deadPeerAnswer = 20 * time.Second
+)
+
+// Options are the server options by which the door works.
+func (d *Door) Options() []grpc.ServerOption {
+	l := d.limits
+	return []grpc.ServerOption{
+		grpc.InTapHandle(d.tap),
+		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto"), d.budget}),
+		experimental.BufferPool(d.frames),
+		grpc.RPCDecompressor(noCompression{}), //nolint:staticcheck // the only way to refuse what another package has registered
+		grpc.MaxRecvMsgSize(l.Message), grpc.MaxSendMsgSize(l.Message),
+		grpc.MaxConcurrentStreams(l.Streams), grpc.MaxHeaderListSize(l.HeaderBytes), grpc.ConnectionTimeout(l.Handshake),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: l.Idle, Time: deadPeer, Timeout: deadPeerAnswer}),
+	}
+}
+
+// noCompression takes the place of gzip, which the exporters of traces register for themselves: a
+// small message may hide a huge one.
+type noCompression struct{}
+
+// Do implements grpc.Decompressor.
+func (noCompression) Do(io.Reader) ([]byte, error) { return note(noteCompressed), nil }
+
+// Type implements grpc.Decompressor.
+func (noCompression) Type() string { return "gzip" }
+
+// Registrar registers services whose calls the door watches.
+func (d *Door) Registrar(to grpc.ServiceRegistrar) grpc.ServiceRegistrar { return registrar{d, to} }
+
+type registrar struct {
+	door *Door
+	to   grpc.ServiceRegistrar
+}
+
+// RegisterService implements grpc.ServiceRegistrar.
+func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	guarded := *desc
+	guarded.Methods = make([]grpc.MethodDesc, len(desc.Methods))
+	for i, m := range desc.Methods {
+		guarded.Methods[i] = grpc.MethodDesc{MethodName: m.MethodName, Handler: guardUnary(m.Handler)}
+	}
+	guarded.Streams = make([]grpc.StreamDesc, len(desc.Streams))
+	for i, s := range desc.Streams {
+		s.Handler = guardStream(s.Handler, s.ClientStreams)
+		guarded.Streams[i] = s
+	}
+	r.to.RegisterService(&guarded, impl)
+}
+
+// guardUnary counts a call's message, and says why one could not be received.
+func guardUnary(handler grpc.MethodHandler) grpc.MethodHandler {
+	return func(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+		c := FromContext(ctx)
+		if c == nil {
+			return handler(srv, ctx, decode, interceptor)
+		}
+		defer c.end()
+		c.handled(ctx)
+		return handler(srv, ctx, func(m any) error {
+			if err := decode(m); err != nil {
+				return c.reason(err)
+			}
+			return c.received(m)
+		}, interceptor)
+	}
+}
+
+func size(m any) int {
+	switch m := m.(type) {
+	case *httpbody.HttpBody:
+		return len(m.GetData())
+	case proto.Message:
+		return proto.Size(m)
+	}
+	return 0
+}
+
+// guardStream is guardUnary for streams. live says that the caller sends while it is answered.
+func guardStream(handler grpc.StreamHandler, live bool) grpc.StreamHandler {
+	return func(srv any, ss grpc.ServerStream) error {
+		c := FromContext(ss.Context())
+		if c == nil {
+			return handler(srv, ss)
+		}
+		defer c.end()
+		c.handled(ss.Context())
+		c.live.Store(live)
+		return handler(srv, &stream{ServerStream: ss, call: c, live: live})
+	}
+}
+
+// stream watches the messages of a call.
+type stream struct {
+	grpc.ServerStream
+	call *Call
+	live bool
+}
+
+// RecvMsg implements grpc.ServerStream.
+func (s *stream) RecvMsg(m any) error {
+	c := s.call
+	if s.live { // the message before this one has been dealt with
+		c.passed()
+	}
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		if errors.Is(err, io.EOF) {
+			c.receiving.Store(false)
+			return err
+		}
+		return c.reason(err)
+	}
+	return c.received(m)
+}
+
+// SendMsg implements grpc.ServerStream.
+func (s *stream) SendMsg(m any) error {
+	c := s.call
+	c.sending.Store(c.door.tick.Load())
+	err := s.ServerStream.SendMsg(m)
+	c.sending.Store(0)
+	if err != nil {
+		if e := c.refused.Load(); e != nil {
+			return e
+		}
+	}
+	return err
+}

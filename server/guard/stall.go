@@ -1,0 +1,57 @@
+package guard
+
+import (
+	"net/http"
+	"time"
+)
+
+// Impatient ends answers whose client takes nothing for as long as limit. Zero: never.
+func Impatient(limit time.Duration, next http.Handler) http.Handler {
+	if limit <= 0 {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		next.ServeHTTP(&impatient{ResponseWriter: w, control: http.NewResponseController(w), limit: limit, multiplexed: r.ProtoMajor > 1}, r)
+	})
+}
+
+// impatient sets a deadline for each piece of an answer.
+type impatient struct {
+	http.ResponseWriter
+	control *http.ResponseController
+	limit   time.Duration
+	// multiplexed: HTTP/2 ends a stream at its deadline even when nothing is being written.
+	multiplexed bool
+}
+
+// Unwrap is for http.ResponseController.
+func (w *impatient) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// Write implements http.ResponseWriter.
+func (w *impatient) Write(p []byte) (int, error) {
+	w.extend()
+	return w.ResponseWriter.Write(p)
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *impatient) WriteHeader(status int) {
+	w.extend()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// FlushError is for http.ResponseController.
+func (w *impatient) FlushError() error {
+	w.extend()
+	err := w.control.Flush()
+	if w.multiplexed {
+		_ = w.control.SetWriteDeadline(time.Time{}) // as below
+	}
+	return err
+}
+
+// Flush implements http.Flusher.
+func (w *impatient) Flush() { _ = w.FlushError() } // the next write says it again
+
+func (w *impatient) extend() {
+	_ = w.control.SetWriteDeadline(time.Now().Add(w.limit)) // test writers have no deadlines
+}

@@ -1,0 +1,48 @@
+package guard
+
+import (
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// Loopback reports whether an address can be reached from this machine only.
+func Loopback(a net.Addr) bool {
+	host, _, err := net.SplitHostPort(a.String())
+	if err != nil {
+		return a.Network() == "unix"
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}
+
+// LocalHost reports whether a request's Host names this machine, or one of the names. A page whose
+// name leads to the loopback (DNS rebinding) sends its own name.
+func LocalHost(host string, names []string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.TrimSuffix(strings.Trim(host, "[]"), ".")
+	if host == "" || strings.EqualFold(host, "localhost") || strings.HasSuffix(strings.ToLower(host), ".localhost") {
+		return true
+	}
+	if ip := net.ParseIP(host); ip != nil {
+		return ip.IsLoopback()
+	}
+	return slices.ContainsFunc(names, func(name string) bool { return name == "*" || strings.EqualFold(name, host) })
+}
+
+// CheckHost refuses requests that are not for this machine or one of the names.
+func CheckHost(names []string, refuse, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !LocalHost(r.Host, names) {
+			refuse.ServeHTTP(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// FromBrowser reports whether a page sent a request, rather than a program.
+func FromBrowser(h http.Header) bool { return len(h["Origin"]) > 0 || len(h["Sec-Fetch-Site"]) > 0 }

@@ -1,0 +1,70 @@
+package server
+
+import (
+	"net"
+	"net/http"
+
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/grpcapi"
+	"github.com/kvpilot/kvpilot/server/guard"
+	"github.com/kvpilot/kvpilot/server/telemetry"
+)
+
+// messageFrame is what a gRPC message may have beside the largest body.
+const messageFrame = 64 << 10
+
+// newDoor bounds what callers of the gRPC door may hold.
+func newDoor(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, budget *guard.Budget) (*guard.Door, error) {
+	return guard.NewDoor(guard.Limits{
+		Message: int(c.Gateway.MaxBodyBytes) + messageFrame,
+		Streams: uint32(c.Listen.MaxStreams), HeaderBytes: uint32(c.Listen.MaxHeaderBytes), //nolint:gosec // Validate bounds them
+		Handshake: c.Listen.ReadHeaderTimeout, Idle: c.Listen.IdleTimeout,
+		Receive: c.Gateway.BodyTimeout, Stall: c.Gateway.StallTimeout,
+	}, guard.Params{
+		Budget: budget, Known: api.Known, Prompts: api.CarriesPrompt, Admit: api.Admit,
+		Log: p.part("guard"), Meter: t.Meters(),
+	})
+}
+
+// guardAdmin keeps pages of other origins from changing anything through the admin door, and ends
+// answers that nobody reads.
+func guardAdmin(c config.Config, next http.Handler) http.Handler {
+	return guard.Impatient(c.Gateway.StallTimeout, http.NewCrossOriginProtection().Handler(next))
+}
+
+// guardListener does what depends on where a door is open: on the loopback requests must be for
+// this machine; elsewhere anybody may call unless there are keys, which is worth a warning.
+func (s *Server) guardListener(setting string, at net.Addr) {
+	if guard.Loopback(at) {
+		switch setting {
+		case "listen.http":
+			s.surfaces.http.Handler = guard.CheckHost(s.config.Listen.Hosts, s.surfaces.wrongHost, s.surfaces.http.Handler)
+		case "listen.admin":
+			s.surfaces.admin.Handler = guard.CheckHost(s.config.Listen.Hosts, s.surfaces.wrongHost, s.surfaces.admin.Handler)
+		}
+		return
+	}
+	if s.surfaces.api.Keys() == nil {
+		s.parts.log.Warn("anybody who can reach this address may use it: no API keys are set (api.keys_file)", "setting", setting, "address", at.String())
+	}
+}
+
+// Connections of a door when the operator names no bound: a quarter of the files that the process
+// may open for each door, so that as many are left for replicas.
+const (
+	doorShare          = 4
+	fewestConnections  = 64
+	mostConnections    = 64 << 10
+	unknownConnections = 4096
+)
+
+func maxConnections(l config.Listen) int {
+	if l.MaxConnections > 0 {
+		return l.MaxConnections
+	}
+	files, ok := maxFiles()
+	if !ok {
+		return unknownConnections
+	}
+	return int(min(max(files/doorShare, fewestConnections), mostConnections)) //nolint:gosec // between the two
+}

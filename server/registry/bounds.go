@@ -1,0 +1,103 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"strings"
+)
+
+// ErrForbidden: the operator does not let replicas at such an address register.
+var ErrForbidden = errors.New("replicas may not be registered there")
+
+// ErrRanks: the registered replicas would have more ranks together than Config allows.
+var ErrRanks = errors.New("too many ranks of registered replicas")
+
+// networks are the parsed Networks of a valid configuration.
+func (c RegistrationConfig) networks() ([]netip.Prefix, error) {
+	var list []netip.Prefix
+	var errs []error
+	for i, text := range c.Networks {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("registration.networks[%d]: %q is no network such as 10.0.0.0/8", i, text))
+			continue
+		}
+		list = append(list, p)
+	}
+	return list, errors.Join(errs...)
+}
+
+// permit refuses a caller's spec whose addresses the router must not dial: it would become the
+// caller's way to whatever the router can reach.
+func (c RegistrationConfig) permit(s Spec) error {
+	networks, err := c.networks()
+	if err != nil {
+		return err
+	}
+	u, err := url.Parse(s.URL)
+	if err != nil {
+		return fmt.Errorf("url: %w", err)
+	}
+	if err := reachable(u.Hostname(), networks); err != nil {
+		return fmt.Errorf("url: %w", err)
+	}
+	for name, address := range map[string]string{"events.endpoint": s.Events.Endpoint, "events.replay": s.Events.Replay} {
+		if address == "" || address == none {
+			continue
+		}
+		scheme, rest, _ := strings.Cut(address, "://")
+		if scheme != "tcp" && scheme != "grpc" && scheme != "grpcs" {
+			return fmt.Errorf("%s: %w: only tcp, grpc and grpcs addresses", name, ErrForbidden)
+		}
+		host := rest[:max(strings.LastIndexByte(rest, ':'), 0)]
+		if host == "*" || host == "{host}" {
+			continue // the URL's
+		}
+		if err := reachable(strings.Trim(host, "[]"), networks); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// reachable checks one host. With networks it must be an address in one of them: a name may lead
+// anywhere later. Addresses of a link (cloud metadata), multicast and none are no replica's.
+func reachable(host string, networks []netip.Prefix) error {
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		if len(networks) > 0 {
+			return fmt.Errorf("%w: %q is no address, and registry.registration.networks is set", ErrForbidden, host)
+		}
+		return nil
+	}
+	ip = ip.Unmap().WithZone("")
+	if ip.IsLinkLocalUnicast() || ip.IsMulticast() {
+		return fmt.Errorf("%w: %s", ErrForbidden, ip)
+	}
+	if len(networks) == 0 {
+		return nil
+	}
+	for _, n := range networks {
+		if n.Contains(ip) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %s is in none of registry.registration.networks", ErrForbidden, ip)
+}
+
+// roomFor reports whether the registered replicas may have the ranks of a spec, too.
+func (c *core) roomFor(spec Spec) error {
+	limit := c.r.config.Registration.MaxRanks
+	ranks := max(spec.Ranks, 1)
+	for id, s := range c.sources[sourceRegistered] {
+		if id != spec.ID {
+			ranks += max(s.Ranks, 1)
+		}
+	}
+	if ranks > limit {
+		return fmt.Errorf("%w: %d, and registry.registration.max_ranks is %d", ErrRanks, ranks, limit)
+	}
+	return nil
+}
