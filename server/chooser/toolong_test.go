@@ -88,7 +88,7 @@ func TestAnUnbookedChoiceTeaches(t *testing.T) {
 	}
 	first := ask(func(r *chooser.Request) { r.Unbooked = true })
 	again := ask(func(r *chooser.Request) { r.Unbooked = true })
-	if again.Replica.ID != first.Replica.ID || again.Decision.Pick().Chars == 0 || again.Decision.Pick().GPU != 1024 || again.Decision.DryRun {
+	if again.Replica.ID != first.Replica.ID || again.Decision.Pick().Chars == 0 || again.Decision.Pick().GPU != 1008 || again.Decision.DryRun {
 		t.Errorf("after a choice that was not booked: %s then %s, %+v", first.Replica.ID, again.Replica.ID, again.Decision.Pick())
 	}
 	f.empty()

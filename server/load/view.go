@@ -69,7 +69,7 @@ func (rk *rank) view(now int64) RankLoad {
 			return load
 		}
 		served := max(0, now-anchor)
-		if unstreamed && served >= headNanos {
+		if unstreamed && now >= anchor+headNanos {
 			rk.settle(now)
 			continue
 		}

@@ -5,6 +5,7 @@ package direct
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -430,13 +431,24 @@ func running(t *testing.T, s *stack.Stack) int {
 	t.Helper()
 	n := 0
 	for _, url := range s.Replicas {
-		resp, err := http.Get(url + "/metrics")
+		resp, err := http.Get(url + "/sim/state") // its metrics stand still while it stalls
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, _ := io.ReadAll(resp.Body)
+		var state struct {
+			Ranks []struct {
+				Running int `json:"running"`
+				Waiting int `json:"waiting"`
+			} `json:"ranks"`
+		}
+		err = json.NewDecoder(resp.Body).Decode(&state)
 		resp.Body.Close()
-		n += int(sum(string(text), "vllm:num_requests_running") + sum(string(text), "vllm:num_requests_waiting"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, rank := range state.Ranks {
+			n += rank.Running + rank.Waiting
+		}
 	}
 	return n
 }
