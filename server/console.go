@@ -106,6 +106,7 @@ func (c *consoleSource) rank(index int, slot replica.Slot, held kvindex.RankStat
 		InFlight: load.InFlight, Prefilling: load.Prefilling, QueuedMS: millis(load.PrefillTime), QueuedToks: load.PrefillTokens, Decode: load.DecodeBlocks,
 		EngineRunning: -1, EngineWaiting: -1, KVUsage: -1,
 		TokensPerSecond: rate.TokensPerSecond, StepMS: 1000 * rate.StepTime, Samples: rate.Samples, Busy: rate.Busy,
+		Spread: rate.Spread, Source: rate.Source.String(), PredictionError: rate.Error,
 	}
 	if s, ok := c.parts.stats.Stats(slot); ok && s.Fresh(now) {
 		out.EngineRunning, out.EngineWaiting, out.KVUsage = s.Running, s.Waiting, s.KVUsage

@@ -190,5 +190,9 @@ func (p *parts) report(slot replica.Slot) (chooser.Report, bool) {
 		// there beyond ours has left the queue since.
 		waiting = min(waiting, p.book.View(slot, now).Prefilling)
 	}
-	return chooser.Report{Waiting: waiting, KVUsage: s.KVUsage}, true
+	r := chooser.Report{Waiting: waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds}
+	if s.QueryTokens > s.HitTokens {
+		r.Uncached = s.QueryTokens - s.HitTokens
+	}
+	return r, true
 }

@@ -56,6 +56,13 @@ type Report struct {
 	Blocks int
 	// Foreign estimates how many of the engine's requests other callers sent.
 	Foreign float64
+	// At is when the report was made; zero when unknown. Then Queued is the engine's own count of
+	// waiting requests, Uncached the prompt tokens that it did not find in its cache since it began,
+	// and PrefillSeconds the time that its requests spent in prefill, one by one.
+	At             time.Time
+	Queued         int
+	Uncached       uint64
+	PrefillSeconds float64
 }
 
 // Params are what a Chooser works with. Index and Book are needed, the rest may be zero.

@@ -10,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/selector"
+	"github.com/kvpilot/kvpilot/server/speed"
 )
 
 // scratch is the memory of one look, reused.
@@ -358,6 +359,7 @@ func (c *Chooser) reported(cand *decision.Candidate, rk *rank) {
 		return
 	}
 	cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
+	rk.counters.see(rk.speed, &rep, speed.Decodes{Sequences: int(cand.Requests) - int(cand.Waiting)})
 	if rep.Blocks > 0 {
 		cand.Blocks = uint32(rep.Blocks)
 	}

@@ -28,6 +28,8 @@ type rank struct {
 	// attributes name the rank in metrics.
 	attributes metric.MeasurementOption
 
+	counters counters
+
 	work   number // mean prefill time of a request in seconds
 	lately lately
 	giving giving

@@ -18,6 +18,9 @@ type Stats struct {
 	QueryTokens, HitTokens uint64
 	// PromptTokens and OutputTokens count the tokens computed since the engine began.
 	PromptTokens, OutputTokens uint64
+	// PrefillSeconds is the time from each request's first step to its first token, summed since the
+	// engine began. Requests that share steps count the same time each.
+	PrefillSeconds float64
 	// Preemptions counts the requests that the engine had to push back since it began.
 	Preemptions uint64
 	// Asleep tells that the engine's weights are offloaded.

@@ -66,7 +66,7 @@ const lateCost = 3600
 // that is already promised to others. The weight is Omega, for those that wait in the fleet, plus the
 // rank's own Busy, plus Interference for those that decode on the rank: each full step of prefill
 // delays them all by one step. Their number counts by its square root: weighted in full, a busy rank
-// is avoided at the price of queues elsewhere (docs/adr/015-whole-answer.md).
+// is avoided at the price of queues elsewhere (docs/adr/017-whole-answer.md).
 // Then come requests that return to a rank for its cache: others, which may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
 func predicted(d *decision.Decision, c *decision.Candidate) float64 {

@@ -68,6 +68,11 @@ type Rank struct {
 	TokensPerSecond float64 `json:"tokens_per_s"`
 	StepMS          float64 `json:"step_ms"`
 	Samples         int     `json:"samples"`
+	// Spread is the uncertainty of the rate as a share of it, Source where it comes from, and
+	// PredictionError the mean of predicted ÷ actual time to the first token of late.
+	Spread          float64 `json:"spread"`
+	Source          string  `json:"source"`
+	PredictionError float64 `json:"prediction_error"`
 	Busy            float64 `json:"busy"`
 }
 

@@ -18,6 +18,21 @@ function trouble(r, at) {
   return list.join(' · ');
 }
 
+// rateTitle says where a rank's rate comes from and how sure it is.
+function rateTitle(k) {
+  if (!k.samples) return k.source === 'kind' ? 'as learned from replicas of the same kind' : k.source === 'engine' ? "from the engine's own counters" : 'nothing learned yet';
+  const sure = k.spread > 0 ? `, ±${Math.round(100 * k.spread)} %` : '';
+  const used = k.source === 'distrusted' ? "; its predictions are wrong, so its equals' rate is used" : '';
+  return `learned from ${k.samples} pieces of busy time${sure}; predicted first tokens take ${k.prediction_error.toFixed(2)} of the actual time${used}`;
+}
+
+// offBy is the factor by which a rank's predictions are wrong of late, when that is much.
+function offBy(k) {
+  const e = k.prediction_error;
+  if (!k.samples || !(e > 0) || (e < 2 && e > 0.5)) return '';
+  return (e > 1 ? e : 1 / e).toFixed(1);
+}
+
 function replicaRows(r, at) {
   const many = r.ranks.length > 1;
   const rows = r.ranks.map((k, i) => {
@@ -29,7 +44,7 @@ function replicaRows(r, at) {
       el('td', { class: 'n' }, k.queued_ms ? units(ms(k.queued_ms)) : '–'),
       el('td', {}, k.kv_usage >= 0 ? [meter(k.kv_usage), el('span', { class: 'pct' }, units(share(k.kv_usage)))] : el('span', { class: 'small' }, 'not reported')),
       el('td', { class: 'n' }, count(k.blocks), k.capacity ? el('span', { class: 'small' }, ` of ${count(k.capacity)}`) : ''),
-      el('td', { class: 'n', title: k.samples ? `learned from ${k.samples} first tokens` : 'nothing learned yet' }, units(`${count(k.tokens_per_s)}/s`), k.samples ? '' : el('span', { class: 'small' }, ' assumed')),
+      el('td', { class: 'n', title: rateTitle(k) }, units(`${count(k.tokens_per_s)}/s`), k.samples ? '' : el('span', { class: 'small' }, ' assumed'), offBy(k) ? mark('off ×' + offBy(k), 'warn') : ''),
       el('td', { class: 'n' }, units(ms(k.step_ms))),
       el('td', {}, meter(k.busy), el('span', { class: 'pct' }, units(share(k.busy)))));
   });
