@@ -56,6 +56,12 @@ func (c *Choice) learnFirst(now time.Time, l *load.RankLoad, teach bool) {
 	if c.chooser.foreign(c.Slot) {
 		c.rank.speed.Disturbed(now)
 	}
+	c.mu.Lock()
+	known := c.whole
+	c.mu.Unlock()
+	if known != nil {
+		c.rank.speed.Correct(&c.entry, float64(max(1, known.prompt-known.held)), float64(known.held))
+	}
 	c.rank.speed.FirstToken(&c.entry, now, decodes(l))
 	if !c.streamed || c.unfair {
 		return

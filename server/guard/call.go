@@ -13,7 +13,7 @@ import (
 
 // Call is one call of a Door, and the context that it runs in.
 type Call struct {
-	context.Context
+	context.Context //nolint:containedctx // a transport stream carries its context by definition
 	// Tenant names the caller whose key the call came with.
 	Tenant string
 

@@ -26,11 +26,24 @@ type Filter struct {
 	MinRank, MaxRank int
 }
 
+// serves reports whether the replica's state lets it take the request.
+func (f *Filter) serves(r *replica.Replica) bool {
+	switch r.State {
+	case replica.StateReady:
+		return true
+	case replica.StateDraining:
+		return f.Draining
+	case replica.StateUnhealthy:
+		return f.Mute && r.Mute
+	case replica.StateStarting:
+	}
+	return false
+}
+
 // Replica returns the veto that holds for all ranks of r.
 func (f *Filter) Replica(r *replica.Replica) decision.Veto {
 	switch {
-	case r.State != replica.StateReady && (!f.Draining || r.State != replica.StateDraining) &&
-		!(f.Mute && r.Mute && r.State == replica.StateUnhealthy):
+	case !f.serves(r):
 		return decision.VetoState
 	case len(f.Excluded) > 0 && slices.Contains(f.Excluded, r.ID):
 		return decision.VetoExcluded

@@ -96,6 +96,15 @@ func (r *Rank) begin(now time.Time, starts float64) {
 	}
 }
 
+// Correct replaces the work of an open entry: the prompt is known better than when it was booked.
+func (r *Rank) Correct(e *Entry, tokens, context float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e.pending {
+		e.work.Tokens, e.work.Context, e.work.Estimated = tokens, context, false
+	}
+}
+
 // FirstToken closes the entry: the engine finished its prefill and the router saw that at now. It
 // does nothing for an entry that is closed.
 func (r *Rank) FirstToken(e *Entry, now time.Time, d Decodes) {

@@ -19,15 +19,13 @@ type engine struct {
 	budget                      float64
 	r                           *rand.Rand
 	now                         time.Time
-	free                        time.Time // when it has prefilled all that it was sent
 }
 
 type prompt struct {
-	entry   *speed.Entry
-	work    speed.Work
-	booked  time.Time
-	arrives time.Time
-	first   time.Time
+	entry  *speed.Entry
+	work   speed.Work
+	booked time.Time
+	first  time.Time
 }
 
 // play sends prompts that arrive gap seconds apart on average and shows the rank what a router sees.
@@ -326,4 +324,20 @@ func TestWrongPredictionsForAMinuteAreDistrusted(t *testing.T) {
 	}
 	within(t, "rate used", 1/m.Token, 8000, 0.2)
 	within(t, "error", bad.Error(), 10, 0.95)
+}
+
+// What was estimated at the choice and is known exactly later teaches the exact number.
+func TestCorrectedWorkTeaches(t *testing.T) {
+	rank := new(speed.Kind).NewRank()
+	now := time.Unix(1000, 0)
+	for range 40 {
+		var e speed.Entry
+		rank.Booked(&e, speed.Work{Tokens: 3000, Estimated: true}, now, speed.Decodes{})
+		rank.Correct(&e, 2000, 1000)
+		now = now.Add(seconds(2000.0 / 8000))
+		rank.FirstToken(&e, now, speed.Decodes{})
+		rank.Correct(&e, 9, 9) // too late
+		now = now.Add(time.Second)
+	}
+	within(t, "tokens per second", 1/rank.Model().Token, 8000, 0.2)
 }

@@ -28,12 +28,9 @@ func (w *watch) see(predicted, actual float64, now time.Time) bool {
 	if predicted <= 0 || actual <= 0 {
 		return false
 	}
-	share := 1.0
+	share := 0.2 // a rank that gets few requests must not be judged by one of them
 	if !w.at.IsZero() {
-		// A rank that gets few requests must not be judged by one of them.
-		share = min(0.2, 1-math.Exp(-now.Sub(w.at).Seconds()/memory.Seconds())+0.02)
-	} else {
-		share = 0.2
+		share = min(share, 1-math.Exp(-now.Sub(w.at).Seconds()/memory.Seconds())+0.02)
 	}
 	w.at = now
 	w.mean += share * (math.Log(predicted/actual) - w.mean)

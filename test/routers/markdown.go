@@ -76,7 +76,7 @@ hash blocks with one seed (PYTHONHASHSEED in vLLM): with a seed each, Dynamo's i
 
 ` + "```" + `
 go run ./test/routers -routers kvpilot,kvpilot:least-tokens,vllm-router:kv_aware -traces chat,my-trace.jsonl.gz -loads 0.5,0.8 -seconds 60
-go run ./test/routers -binary old=/tmp/kvpilot-old -routers kvpilot,old -traces hotdoc -speed 4          # two builds, engines four times as fast
+go run ./test/routers -binary old=bin/kvpilot-old -routers kvpilot,old -traces hotdoc -speed 4          # two builds, engines four times as fast
 go run ./test/routers -routers kvpilot -traces conversation -replicas 4 -speeds 1,3 -replay               # engines of two speeds, and what replay says
 ` + "```" + `
 `
