@@ -68,7 +68,9 @@ func (f *prefillFit) fit(m *Model, prior *Model, priorWeight float64) {
 	scale := math.Exp(median(f.list))
 	token := boundToken(prior.Token * scale)
 	start := [3]float64{token, token / prior.Bend, prior.Overhead}
-	p := least(f.rows, start, [3]pull{{start[0], priorWeight / 4}, {start[1], 4}, {start[2], 1}})
+	// The bend is drawn to the built-in one and not to the kind's: where prompts do not tell, ranks that
+	// follow each other would carry it away.
+	p := least(f.rows, start, [3]pull{{start[0], priorWeight / 4}, {token / priorBend, 4}, {start[2], 1}})
 	m.Token = boundToken(p[0])
 	m.Bend = min(max(m.Token/max(p[1], 1e-30), shortestBend), longestBend)
 	m.Overhead = min(max(p[2], priorOverhead/20), 60)
