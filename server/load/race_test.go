@@ -2,6 +2,7 @@ package load
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -126,6 +127,41 @@ func TestReserveIfLetsOneOfManyIn(t *testing.T) {
 	for slot := range replica.Slot(4) { // 200 identical prompts spread evenly instead of herding
 		if v := b.View(slot, time.Now()); v.InFlight != 50 {
 			t.Errorf("rank %d has %d of 200 requests, want 50", slot, v.InFlight)
+		}
+	}
+}
+
+// Between the moment when a fresh reservation can be found and the one when its booking fails, Find hands it out.
+func TestAReservationThatCouldNotBeBookedAnswersEveryCall(t *testing.T) {
+	b, err := New(DefaultConfig(), Params{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.AddRank(0)
+	req := Request{ID: "r", Attempt: 1}
+	sh, hash := b.shard(req.ID)
+	r, fresh, err := b.claim(sh, hash, &req)
+	if err != nil || !fresh {
+		t.Fatal(fresh, err)
+	}
+	if _, err := b.settle(r, fresh, b.rank(0), &req, b.Version(0)+1); !errors.Is(err, ErrConflict) {
+		t.Fatalf("settle: %v, want a conflict", err)
+	}
+	r.mu.Unlock()
+	if got, ok := b.Find("r"); !ok || got != r {
+		t.Fatal("the reservation is not found before it is buried")
+	}
+	if slot := r.Slot(); slot != replica.NoSlot {
+		t.Errorf("slot %d, want none", slot)
+	}
+	if r.Doubt() {
+		t.Error("an unbooked reservation was doubted")
+	}
+	for name, call := range map[string]func() Outcome{
+		"prefill done": r.PrefillDone, "progress": func() Outcome { return r.Progress(3) }, "renew": r.Renew, "release": r.Release,
+	} {
+		if out := call(); out != Ended {
+			t.Errorf("%s: %v, want %v", name, out, Ended)
 		}
 	}
 }

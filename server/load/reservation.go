@@ -74,11 +74,11 @@ func (r *Reservation) Attempt() uint32 {
 	return r.attempt
 }
 
-// Slot returns the rank that the reservation is booked on, NoSlot when that rank is gone.
+// Slot returns the rank that the reservation is booked on, NoSlot when that rank is gone or the booking failed.
 func (r *Reservation) Slot() replica.Slot {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.lost {
+	if r.lost || r.stay == nil { // Find may see a reservation before its booking fails
 		return replica.NoSlot
 	}
 	return r.stay.rank.slot
