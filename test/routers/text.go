@@ -70,7 +70,7 @@ func (t *trace) prompt(i int, before []message, answer []byte) []message {
 	var list []message
 	start := 0
 	if t.System > 0 {
-		start = min(t.System, c.In/2)
+		start = max(1+aroundSystem, min(t.System, c.In-aroundUser-1)) // whole wherever it fits, since all share it
 		list = append(list, message{"system", appendText(nil, c, t.Chunk, 0, start-aroundSystem)})
 	}
 	return append(list, message{"user", appendText(nil, c, t.Chunk, start, max(start+1, c.In-aroundUser))})

@@ -56,3 +56,23 @@ func TestCallsOfATraceShareTheirPrefix(t *testing.T) {
 		t.Errorf("%d tokens, %d of them shared; want 1500 and 1024", len(a), same)
 	}
 }
+
+// The system message is the same text in all prompts: one that is cut to a prompt's size shares no more than its cut.
+func TestAllChatsShareTheSystemMessage(t *testing.T) {
+	chat := chatTrace(200, 1, 1)
+	var all []uint32
+	for i := range chat.Calls {
+		ids := rendered(t, body("chat", chat.prompt(i, nil, nil), 1))
+		if i == 0 {
+			all = ids
+			continue
+		}
+		same := 0
+		for same < min(len(all), len(ids)) && all[same] == ids[same] {
+			same++
+		}
+		if same < chat.System-aroundSystem {
+			t.Fatalf("prompt %d of %d tokens shares %d tokens with the first, not the system message of %d", i, len(ids), same, chat.System)
+		}
+	}
+}
