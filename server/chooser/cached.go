@@ -7,18 +7,19 @@ import (
 
 // Whole tells the prompt's length and what the chosen rank holds of it, now that all its ids are known. The
 // decision was made with their beginning and stays as it is; the prediction that the outcome is compared with
-// counts on what is found now. What the engine has stored of this very prompt since does not count.
-func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) {
+// counts on what is found now. What the engine has stored of this very prompt since does not count. It returns
+// how many of the prompt's tokens the rank holds by that, and whether it could be told.
+func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok bool) {
 	size := int(c.Decision.Pick().BlockSize)
 	if size <= 0 || len(hashes) == 0 {
-		return
+		return 0, false
 	}
 	cand := c.Decision.Pick()
-	found := decision.Candidate{GPU: cand.GPU, CPU: cand.CPU, Disk: cand.Disk}
 	began, known := c.chooser.params.Index.StoredSince(c.Slot, c.stores, hashes)
 	if !known {
-		return
+		return 0, false
 	}
+	found := decision.Candidate{GPU: min(cand.GPU, c.certain), CPU: cand.CPU, Disk: cand.Disk}
 	for _, o := range c.chooser.params.Index.Match(nil, hashes) {
 		// What is believed since is this very request's.
 		if gpu := min(o.GPU-o.Believed, uint32(began)) * uint32(size); o.Slot == c.Slot && !c.unread && gpu > found.GPU {
@@ -29,13 +30,14 @@ func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) {
 		}
 	}
 	cutTo(&found, c.reach(promptTokens))
-	held := int(found.GPU + found.CPU + found.Disk)
+	held = int(found.GPU + found.CPU + found.Disk)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.began || !c.first.IsZero() || c.ended {
-		return // the engine may have stored the prompt itself by now
+		return 0, false // the engine may have stored the prompt itself by now
 	}
 	c.whole = &whole{held: held, prompt: promptTokens}
+	return held, true
 }
 
 // whole is what Whole told.

@@ -73,3 +73,41 @@ func TestMustPredictedCachedTokensAreTheEnginesOwn(t *testing.T) {
 	c.Release(done(decision.EndCompleted))
 	f.empty()
 }
+
+// The rank that gave the answer which the prompt continues with holds it, if it still holds what is known of the prompt.
+func TestTheRankOfTheLastAnswerHoldsIt(t *testing.T) {
+	f := newFleet(t, 3, nil)
+	f.holds(0, 7, 10*block)
+	f.holds(1, 7, 10*block)
+	f.holds(2, 7, 4*block)
+	hashes := blockhash.Chain(nil, tokens(7, 10*block+3), block, blockhash.Namespace{})
+	for _, tt := range []struct {
+		name   string
+		answer chooser.Answer
+		held   [3]int // in blocks
+	}{
+		{"no answer", chooser.Answer{}, [3]int{10, 10, 4}},
+		{"of rank 1", chooser.Answer{Slot: 1, Known: 10*block + 3, Held: 14*block + 2}, [3]int{10, 14, 4}},
+		{"of a rank that lost the beginning", chooser.Answer{Slot: 2, Known: 10*block + 3, Held: 14*block + 2}, [3]int{10, 10, 4}},
+		{"longer than the prompt", chooser.Answer{Slot: 1, Known: 10*block + 3, Held: 99 * block}, [3]int{10, 19, 4}},
+		{"not repeated", chooser.Answer{Slot: 1, Known: 10*block + 3}, [3]int{10, 10, 4}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			req := f.request(7, 20*block)
+			req.Estimated, req.Answer = true, tt.answer
+			req.Hashes = func(int) []blockhash.Hash { return hashes }
+			c := f.choose(req)
+			for _, cand := range c.Decision.Candidates {
+				if int(cand.GPU) != tt.held[cand.Slot]*block {
+					t.Errorf("rank %d holds %d blocks, want %d", cand.Slot, cand.GPU/block, tt.held[cand.Slot])
+				}
+			}
+			// What is found by the whole prompt's hashes stands for what was expected.
+			if held, ok := c.Whole(blockhash.Chain(nil, tokens(7, 20*block), block, blockhash.Namespace{}), 20*block); !ok || held != min(tt.held[c.Slot], 10)*block {
+				t.Errorf("Whole() = %d, %v", held, ok)
+			}
+			c.Release(done(decision.EndCompleted))
+		})
+	}
+	f.empty()
+}

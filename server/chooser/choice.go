@@ -48,9 +48,10 @@ type Choice struct {
 	movable, inFlight      bool
 	prefilled              atomic.Bool
 	prevFlying, nextFlying *Choice
-	// unread and samples are the request's.
+	// unread and samples are the request's; certain is what the rank held of the prompt by its hashes alone, in tokens.
 	unread  bool
 	samples int
+	certain uint32
 	// stores counts what the rank had announced when the choice was made.
 	stores uint64
 	// ahead is the choice's turn before the one that it overtook; nil for none.

@@ -244,7 +244,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	*choice = Choice{
 		Decision: d, Replica: req.Replicas[s.owner[d.Chosen]], Rank: int(cand.Rank), Slot: cand.Slot,
 		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0, silent: req.Unstreamed || req.Lease != 0 && !req.Reports, ahead: s.ahead,
-		unread: req.Unread, samples: req.Samples, stores: stores,
+		unread: req.Unread, samples: req.Samples, stores: stores, certain: req.certain(cand),
 	}
 	s.ahead = nil
 	if rk := c.rank(cand.Slot); rk != nil && !d.TooLong {

@@ -182,6 +182,9 @@ func (c *Chooser) overlap(s *scratch, req *Request) {
 				continue
 			}
 			cand.GPU, cand.CPU, cand.Disk = o.GPU*uint32(size), o.CPU*uint32(size), o.Disk*uint32(size)
+			if a := &req.Answer; a.Slot == o.Slot && a.Held > a.Known && int(cand.GPU) >= a.Known/size*size {
+				cand.GPU = max(cand.GPU, uint32(min(a.Held, c.params.Index.Reach(o.Slot, req.PromptTokens))/size*size))
+			}
 			if req.Unread {
 				cand.GPU, cand.CPU, cand.Disk = 0, 0, 0
 			}

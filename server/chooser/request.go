@@ -38,6 +38,8 @@ type Request struct {
 	// Choose returns. Keyless says that no token ids are known.
 	Hashes  func(blockSize int) []blockhash.Hash
 	Keyless bool
+	// Answer is what one rank holds beyond Hashes, because it gave an answer that the prompt continues with.
+	Answer Answer
 	// Text is the prompt as text, the key of prefix-affinity; empty when there is none. ReadsText says
 	// whether it is looked at.
 	Text string
@@ -90,6 +92,21 @@ type Request struct {
 	// Samples is how many answers the engine computes for the prompt; 0 is one. All but the first find
 	// the prompt in the cache, and the engine counts the last one's blocks.
 	Samples int
+}
+
+// Answer says that the rank Slot, if it holds the first Known tokens of the prompt, as far as they fill blocks, holds Held tokens:
+// it gave an answer of which the ids are not known yet. The zero value says nothing.
+type Answer struct {
+	Slot        replica.Slot
+	Known, Held int
+}
+
+// certain is how many of the tokens that cand is said to hold are those of blocks with a known name.
+func (req *Request) certain(cand *decision.Candidate) uint32 {
+	if a := &req.Answer; a.Slot == cand.Slot && a.Held > a.Known {
+		return min(cand.GPU, uint32(a.Known)/cand.BlockSize*cand.BlockSize)
+	}
+	return cand.GPU
 }
 
 // Options are what a request may ask of the choice. The zero value asks nothing.

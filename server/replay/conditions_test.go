@@ -189,3 +189,27 @@ func TestJitterChangesTheOrderOfOutputs(t *testing.T) {
 		t.Errorf("%d first tokens overtook the one before, want a good third of 98", swapped)
 	}
 }
+
+// A call of an open loop whose prompt repeats an answer arrives at its own time, but not before that answer is there; how fast a
+// full fleet is does not depend on it.
+func TestCallsWaitForTheAnswersInThem(t *testing.T) {
+	trace := &Trace{Chunk: 512, Calls: []Call{
+		{At: 0, In: 2048, Out: 100, IDs: []uint64{1, 2, 3, 4}, Session: 1, Prev: -1},
+		{At: 0.1, In: 2560, Out: 10, IDs: []uint64{1, 2, 3, 4, 5}, Session: 1, Prev: -1},
+		{At: 90, In: 3072, Out: 10, IDs: []uint64{1, 2, 3, 4, 5, 6}, Session: 1, Prev: -1},
+	}, After: []int{-1, 0, 1}}
+	p := Profiles()[0]
+	s := newSim(newWorkload(trace, 512), newEngines(&p, nil, 1, 512), 1, 1)
+	s.router = &oracle{sim: s, left: make([]float64, 1), work: make([]float64, 3)}
+	s.run(0)
+	if s.done[0] < 1 || s.arrived[1] != s.done[0] || s.arrived[2] != 90 {
+		t.Errorf("arrivals %v, ends %v; want the second at the first one's end, the third at its own time", s.arrived, s.done)
+	}
+	many := trace.Repeat(3)
+	if len(many.After) != 9 || many.After[4] != 3 || many.After[3] != -1 {
+		t.Errorf("After of a repeated trace: %v", many.After)
+	}
+	if w := newWorkload(trace, 512); w.unbound().After != nil || w.After == nil {
+		t.Error("the unbound workload is not one without waits")
+	}
+}

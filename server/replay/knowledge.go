@@ -15,13 +15,15 @@ type knowledge struct {
 	tokens    int
 	estimated bool
 	hashes    []blockhash.Hash
+	// before is the turn whose prompt is all that is known, and known its tokens; -1 when all is known, or nothing.
+	before, known int
 }
 
 // knowledge is drawn by call alone, so that every policy gets the same.
 func (w *workload) knowledge(call int, o *Options) knowledge {
 	c := &w.Calls[call]
 	hashes := w.hashes[call]
-	k := knowledge{tokens: c.In, hashes: hashes[:min(len(hashes), c.In/w.block)]}
+	k := knowledge{tokens: c.In, hashes: hashes[:min(len(hashes), c.In/w.block)], before: -1}
 	if o.Texts == 0 && o.Beginnings == 0 {
 		return k
 	}
@@ -31,7 +33,9 @@ func (w *workload) knowledge(call int, o *Options) knowledge {
 	switch {
 	case text:
 	case beginning && w.before[call] >= 0:
-		known = w.shared(int(w.before[call]), call)
+		k.before = int(w.before[call])
+		known = w.shared(k.before, call)
+		k.known = known
 	default:
 		return k
 	}

@@ -27,6 +27,7 @@ type router struct {
 	requests []chooser.Request
 	epoch    time.Time
 	wake     float64
+	served   []replica.Slot // the rank that completed a call, NoSlot before
 	texts    bool
 	attempts []*attempt
 	job      *job
@@ -44,6 +45,7 @@ func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
 		sim: s, job: j, dice: rand.New(rand.NewPCG(j.seed, 3)), epoch: time.Unix(1_000_000_000, 0),
 		choices: make([]*chooser.Choice, n), attempts: make([]*attempt, n), requests: make([]chooser.Request, n),
 	}
+	r.served = slices.Repeat([]replica.Slot{replica.NoSlot}, n)
 	now := func() time.Time { return r.epoch.Add(time.Duration(s.now * float64(time.Second))) }
 	bcfg := load.DefaultConfig()
 	bcfg.Remembered = 16
@@ -86,6 +88,9 @@ func (r *router) arrive(call int) {
 	}
 	k := r.sim.trace.knowledge(call, &r.job.options)
 	req.PromptTokens, req.Estimated = k.tokens, k.estimated
+	if b := k.before; b >= 0 && r.served[b] != replica.NoSlot && k.known == r.sim.trace.Calls[b].In {
+		req.Answer = chooser.Answer{Slot: r.served[b], Known: k.known, Held: min(k.known+r.sim.trace.Calls[b].Out, c.In) - 1}
+	}
 	hashes := k.hashes
 	req.Hashes = func(int) []blockhash.Hash { return hashes }
 	if r.texts {
@@ -171,6 +176,7 @@ func (r *router) finished(a *attempt) {
 	choice := r.choices[a.call]
 	choice.Progress(c.Out)
 	choice.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: c.In, OutputTokens: c.Out, CachedTokens: r.sim.cached[a.call]})
+	r.served[a.call] = choice.Slot
 	r.choices[a.call], r.attempts[a.call] = nil, nil
 	r.plan()
 }

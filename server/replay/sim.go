@@ -74,6 +74,7 @@ type sim struct {
 	done    []float64 // time of the last token, NaN before
 	cached  []int
 	next    [][]int32 // calls that follow a call in its session
+	due     []float64 // when a call of an open loop arrives that another one is waited for; nil when none is
 	steps   int
 	// waiting is the number of calls that have arrived and have no first token, since the sum of
 	// their arrivals, and waited the sum of all waits that are over.
@@ -102,6 +103,14 @@ func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 	for i := range w.Calls {
 		if p := w.Calls[i].Prev; p >= 0 {
 			s.next[p] = append(s.next[p], int32(i))
+			continue
+		}
+		if w.After != nil && w.After[i] >= 0 {
+			if s.due == nil {
+				s.due = make([]float64, n)
+			}
+			s.next[w.After[i]] = append(s.next[w.After[i]], int32(i))
+			s.due[i] = at[i] / speed
 			continue
 		}
 		s.schedule(event{at: at[i] / speed, kind: eventArrival, n: i})
@@ -315,9 +324,7 @@ func (s *sim) finished(a *attempt) {
 		return // taken back
 	}
 	s.done[a.call] = s.now
-	for _, n := range s.next[a.call] {
-		s.schedule(event{at: s.now + s.trace.Calls[n].At, kind: eventArrival, n: int(n)})
-	}
+	s.goOn(a.call)
 	s.router.finished(a)
 }
 
@@ -333,7 +340,18 @@ func (s *sim) publish(e *engine) {
 func (s *sim) refuse(call int) {
 	s.waiting--
 	s.since -= s.arrived[call]
+	s.goOn(call)
+}
+
+// goOn schedules the calls that waited for the end of one.
+func (s *sim) goOn(call int) {
 	for _, n := range s.next[call] {
-		s.schedule(event{at: s.now + s.trace.Calls[n].At, kind: eventArrival, n: int(n)})
+		at := s.now
+		if s.trace.Calls[n].Prev >= 0 {
+			at += s.trace.Calls[n].At
+		} else {
+			at = max(at, s.due[n])
+		}
+		s.schedule(event{at: at, kind: eventArrival, n: int(n)})
 	}
 }

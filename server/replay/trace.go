@@ -39,6 +39,9 @@ type Trace struct {
 	Chunk int
 	// Closed says that calls of one session wait for each other.
 	Closed bool
+	// After gives for each call of an open loop the one whose answer is part of its prompt (-1: none): it arrives at its own
+	// time, but not before that answer is there. Nil says that no call waits.
+	After []int
 }
 
 // mooncakeLine is a line of the open-loop form.
@@ -179,7 +182,10 @@ func (t *Trace) First(n int) *Trace {
 		return t
 	}
 	short := *t
-	short.Calls = t.Calls[:n]
+	short.Calls = t.Calls[:n:n]
+	if t.After != nil {
+		short.After = t.After[:n:n]
+	}
 	return &short
 }
 
@@ -226,6 +232,12 @@ func (t *Trace) Repeat(passes int) *Trace {
 	span += span / float64(len(t.Calls)) // the gap between the last call of a pass and the first of the next
 	long := &Trace{Name: t.Name, Chunk: t.Chunk, Closed: t.Closed, Calls: make([]Call, 0, passes*len(t.Calls))}
 	for pass := range passes {
+		for _, before := range t.After {
+			if before >= 0 {
+				before += pass * len(t.Calls)
+			}
+			long.After = append(long.After, before)
+		}
 		for _, c := range t.Calls {
 			own := make([]uint64, len(c.IDs))
 			for i, id := range c.IDs {

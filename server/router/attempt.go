@@ -51,6 +51,7 @@ func (r *Router) attempt(caller, ctx context.Context, j *job, to Sink) (f *failu
 	r.usage(ctx, j, earlier, &result)
 	if err == nil {
 		outcome, result.End = j.ended()
+		r.answered(j, &result)
 		r.settle(choice.Replica.ID, pass, outcome)
 		return nil
 	}
@@ -61,6 +62,7 @@ func (r *Router) attempt(caller, ctx context.Context, j *job, to Sink) (f *failu
 	switch {
 	case r.conclude(caller, j, err, to):
 		result.End = decision.EndCompleted
+		r.answered(j, &result)
 		return nil
 	case r.goesOn(caller, j, f):
 		result.End, f.resumed = decision.EndResumed, true

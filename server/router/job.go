@@ -162,6 +162,7 @@ func (j *job) prompt(a *chooser.Request) {
 	}
 	a.PromptTokens, a.Estimated = j.enc.Tokens, !j.enc.Exact
 	a.Longest = j.enc.Longest()
+	a.Answer = chooser.Answer(j.enc.Answer)
 	if have := int64(len(j.call.Body)); j.req.Truncated && have > 0 && j.fullSize > have {
 		a.PromptTokens = int(min(float64(j.enc.Tokens)*float64(j.fullSize)/float64(have), maxPrompt))
 	}
@@ -182,19 +183,6 @@ func (j *job) chose(c *chooser.Choice, at time.Time) {
 	j.chosen = at
 	j.held = c.Decision.Held
 	j.overhead = j.chosen.Sub(j.received) - j.tokenizing - j.held - j.before
-	if j.enc != nil && j.enc.Partial {
-		j.whole(c)
-	}
-}
-
-// whole has a choice that was made with the beginning of a prompt told of the rest, when that is known in time.
-func (j *job) whole(c *chooser.Choice) {
-	ns := blockhash.Namespace{Adapter: j.adapter, Salt: j.req.Salt}
-	j.enc.OnWhole(func(full *tokenizer.Encoding) {
-		if full.Exact {
-			c.Whole(full.Hashes(int(c.Decision.Pick().BlockSize), ns), full.Tokens)
-		}
-	})
 }
 
 // retry prepares the next attempt on another replica.

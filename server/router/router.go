@@ -145,6 +145,7 @@ func (r *Router) choose(ctx context.Context, j *job, ask *chooser.Request) error
 		return r.undecided(ctx, j, err)
 	}
 	j.chose(choice, ended)
+	r.whole(j, choice)
 	return nil
 }
 

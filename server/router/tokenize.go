@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/blockhash"
 	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/tokenizer"
 )
@@ -98,6 +100,30 @@ func (j *job) plain(followed bool) []byte {
 		return j.req.Edit(openai.IDsEdit())
 	}
 	return j.req.Edit(openai.ModelEdit(j.pool.Served), openai.IDsEdit())
+}
+
+// whole has a choice that was made with the beginning of a prompt told of the rest, when that is known in time.
+func (r *Router) whole(j *job, c *chooser.Choice) {
+	if j.enc == nil || !j.enc.Partial {
+		return
+	}
+	enc, pool, ns := j.enc, j.pool.Served, blockhash.Namespace{Adapter: j.adapter, Salt: j.req.Salt}
+	enc.OnWhole(func(full *tokenizer.Encoding) {
+		if !full.Exact {
+			return
+		}
+		held, ok := c.Whole(full.Hashes(int(c.Decision.Pick().BlockSize), ns), full.Tokens)
+		if ok && enc.Answer.Known > 0 && enc.Answer.Slot == c.Slot {
+			r.Tokens.Repeated(pool, enc, held)
+		}
+	})
+}
+
+// answered notes which rank completed the answer, so that the conversation's next turn can count on it.
+func (r *Router) answered(j *job, to *chooser.Result) {
+	if j.seam == nil && j.req.N <= 1 && to.End == decision.EndCompleted {
+		r.Tokens.Answered(j.pool.Served, j.enc, j.choice.Slot, to.OutputTokens)
+	}
 }
 
 // observe lets the parity guard compare what was predicted with what the engine counted.

@@ -48,6 +48,8 @@ func (c *class) trusted(now time.Time) bool {
 
 // learned is a model's knowledge of conversations.
 type learned struct {
+	answers answers
+
 	mu      sync.Mutex
 	classes map[uint64]*class // guarded by mu
 	epoch   uint64            // guarded by mu; entries derived in an older epoch are not used
@@ -255,7 +257,7 @@ func (k *known) begun(pr *prompt.Prompt, m *model, whole cache.Key) *Encoding {
 		rest += len(msg)
 	}
 	return &Encoding{
-		IDs: k.entry.ids[:k.stable:k.stable], Source: SourceConversation, Partial: true,
+		IDs: k.entry.ids[:k.stable:k.stable], Source: SourceConversation, Partial: true, Answer: k.answer(m),
 		Tokens: len(k.entry.ids) + m.estimate(rest), MaxLen: k.entry.maxLen, entry: k.entry, prompt: pr, whole: whole,
 	}
 }

@@ -86,6 +86,9 @@ type Encoding struct {
 	// Reason says why Source is none; empty otherwise.
 	Reason string
 
+	// Answer is the answer to the known beginning of a Partial encoding, which the prompt continues with.
+	Answer Answer
+
 	entry  *entry
 	prompt *prompt.Prompt
 	// whole is the key under which the full ids will be kept; set when Partial.
@@ -217,6 +220,8 @@ type entry struct {
 	prev cache.Key
 	// children counts the entries that extend this one.
 	children atomic.Int32
+	// answered packs the rank that last answered the prompt, plus one, and the answer's tokens; zero for none.
+	answered atomic.Uint64
 
 	mu     sync.Mutex
 	hashes []hashes // guarded by mu; newest last, few

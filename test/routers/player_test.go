@@ -61,7 +61,7 @@ func TestThePlayerMeasuresAnswers(t *testing.T) {
 	url, bodies := engine(t, nil)
 	w := &trace{Trace: &replay.Trace{Chunk: 512, Calls: []replay.Call{
 		{At: 0, In: 40, Out: 3, IDs: []uint64{1}, Prev: -1}, {At: .05, In: 90, Out: 3, IDs: []uint64{1}, Prev: -1},
-	}}, After: []int{-1, 0}}
+	}, After: []int{-1, 0}}}
 	p := &player{trace: w, times: []float64{0.06, 0.07}, api: "chat", urls: []string{url}, limit: 5 * time.Second}
 	list := p.play(context.Background())
 	for i, o := range list {
@@ -118,7 +118,7 @@ func TestAClosedLoopThinks(t *testing.T) {
 	w := &trace{Trace: &replay.Trace{Chunk: 512, Closed: true, Calls: []replay.Call{
 		{In: 40, Out: 3, IDs: []uint64{1}, Prev: -1}, {At: .2, In: 90, Out: 3, IDs: []uint64{1}, Prev: 0},
 		{At: .1, In: 50, Out: 3, IDs: []uint64{7}, Prev: 1},
-	}}, After: []int{-1, 0, -1}}
+	}, After: []int{-1, 0, -1}}}
 	p := &player{trace: w, times: w.times(1, 1), api: "chat", urls: []string{url}, limit: 5 * time.Second}
 	began := time.Now()
 	list := p.play(context.Background())

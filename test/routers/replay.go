@@ -1,6 +1,8 @@
 package main
 
 import (
+	"slices"
+
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/replay"
 )
@@ -19,7 +21,11 @@ func (o *options) replayOptions(t *replay.Trace, atLeast int) replay.Options {
 	if t.Chunk < block {
 		block = t.Chunk
 	}
-	return replay.Options{Trace: t, Replicas: o.replicas, Seeds: 1, Profile: replay.Profiles()[0], Speeds: o.replicaSpeeds(), Block: block, AtLeast: atLeast, NoSaturation: true}
+	known := 0.0
+	if slices.ContainsFunc(t.After, func(before int) bool { return before >= 0 }) {
+		known = 1 // kvpilot does not wait for the ids of what follows a known turn
+	}
+	return replay.Options{Beginnings: known, Trace: t, Replicas: o.replicas, Seeds: 1, Profile: replay.Profiles()[0], Speeds: o.replicaSpeeds(), Block: block, AtLeast: atLeast, NoSaturation: true}
 }
 
 // capacity is the rate at which a fleet with one pooled cache is full.

@@ -14,10 +14,7 @@ import (
 
 // trace is what is played: the requests, and what the player must know beyond what a trace says.
 type trace struct {
-	*replay.Trace
-	// After gives for each call the one whose answer is part of its prompt, or -1. In an open loop a
-	// call waits for that answer even when its own time has come.
-	After []int
+	*replay.Trace // with After, in a closed loop too
 	// System is the tokens at the beginning of each prompt that are the system message.
 	System int
 }
@@ -55,7 +52,8 @@ func openTrace(name string, n int, seed uint64) (*trace, error) {
 
 // plain wraps a trace in which only calls of a closed loop wait for each other.
 func plain(t *replay.Trace) *trace {
-	w := &trace{Trace: t, After: make([]int, len(t.Calls))}
+	w := &trace{Trace: t}
+	t.After = make([]int, len(t.Calls))
 	for i := range t.Calls {
 		w.After[i] = t.Calls[i].Prev
 	}
@@ -184,6 +182,7 @@ func (t *trace) timed(seconds float64) *replay.Trace {
 	c := *t.Trace
 	last := t.Calls[len(t.Calls)-1]
 	c.Calls = append(slices.Clone(c.Calls), replay.Call{At: seconds, In: 1, Out: 1, IDs: []uint64{1 << 62}, Session: last.Session + 1, Prev: -1})
+	c.After = append(slices.Clone(c.After), -1)
 	return &c
 }
 
@@ -206,8 +205,8 @@ func (t *trace) cut(n int) *trace {
 		return t
 	}
 	c := *t.Trace
-	c.Calls = c.Calls[:n:n]
-	return &trace{Trace: &c, After: t.After[:n:n], System: t.System}
+	c.Calls, c.After = c.Calls[:n:n], c.After[:n:n]
+	return &trace{Trace: &c, System: t.System}
 }
 
 // times gives the calls' times at a rate of the whole trace: those that a coarse clock puts at one moment are spread
