@@ -38,9 +38,10 @@ type scratch struct {
 const (
 	// defaultBlock is a rank's block size until it is known.
 	defaultBlock = 16
-	// decodeWeight is what a second of decoding counts beside a second before the first token. It
-	// spreads equal prompts, which one rank could prefill once, before their decoding crowds it.
-	decodeWeight = 0.3
+	// decodeWeight is what a second of decoding counts beside a second before the first token: 0.3 for the request's own, and as
+	// much for those that decode beside it, whose steps all grow by what its own grow the step. It spreads prompts that many
+	// ranks hold, or could: docs/adr/017-whole-answer.md.
+	decodeWeight = 0.6
 	// rhoCap bounds ω: a full fleet must still be able to spread a prefix.
 	rhoCap = 0.9
 	// defaultBudget is the tokens per step when the engine does not say.
