@@ -104,7 +104,7 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 	}
 	holds := s.held
 	selector.Choose(&s.d)
-	if err := c.unreachable(&s.d); err != nil {
+	if err := c.unreachable(&s.d, req); err != nil {
 		return nil, nil, err
 	}
 	if !holds || ln.hold.Len() == 0 {

@@ -152,7 +152,7 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict 
 			w.end(choice, err)
 			return admission.Drop
 		}
-		if err := c.unreachable(&s.d); err != nil {
+		if err := c.unreachable(&s.d, w.req); err != nil {
 			w.end(nil, err)
 			return admission.Drop
 		}

@@ -93,15 +93,35 @@ func TestUnreachableTargetsAreRefusedAtOnce(t *testing.T) {
 			c.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 1})
 			time.Sleep(time.Second)
 		}
-		long := f.request(100, 80000) // ten seconds and more
-		_, err := f.chooser.Choose(context.Background(), long)
-		var refused *chooser.Refused
-		if !errors.As(err, &refused) || refused.Cause != "target" || refused.RetryAfter < time.Second {
-			t.Fatalf("80,000 tokens within 2 s: %v", err)
+		refused := func(what string, req *chooser.Request) {
+			t.Helper()
+			_, err := f.chooser.Choose(context.Background(), req)
+			var refused *chooser.Refused
+			if !errors.As(err, &refused) || refused.Cause != "target" || refused.RetryAfter < time.Second {
+				t.Fatalf("%s: %v", what, err)
+			}
 		}
-		long = f.request(101, 80000)
+		long := f.request(100, 80000) // ten seconds and more
+		long.Options.Targets.TTFT = 2 * time.Second
+		refused("80,000 tokens within the 2 s that the request asks for", long)
+		// The model's own target: it is served while the fleet has room, for the sake of those that come back to its prefix.
+		c := f.choose(f.request(101, 80000))
+		c.Release(chooser.Result{End: decision.EndCanceled})
+		for i := range 60 {
+			c := f.choose(f.request(200+i, 8000))
+			time.Sleep(time.Second)
+			c.FirstToken()
+			c.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 1})
+			long := f.request(300+i, 8000)
+			long.Options.Targets.TTFT = time.Hour
+			other := f.choose(long)
+			other.FirstToken()
+			other.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 1})
+		}
+		refused("80,000 tokens within 2 s, on a busy fleet", f.request(102, 80000))
+		long = f.request(103, 80000)
 		long.Options.Targets.TTFT = time.Minute
-		c := f.choose(long)
+		c = f.choose(long)
 		if c.Decision.Objective != decision.ObjectiveSLO || c.Decision.Targets.TTFT != time.Minute {
 			t.Errorf("decision %+v", c.Decision)
 		}
