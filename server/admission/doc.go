@@ -4,8 +4,9 @@
 //
 // A Queue has a Line per pool. Push adds a Ticket or refuses it (bounds on count and bytes, a
 // deadline that cannot be met); Visit offers the waiting tickets in the order in which they
-// should go: higher priority first, tenants that had less first, then the cheapest predicted
-// work with credit for the time waited, so that nothing starves. The queue knows nothing of
+// should go: tenants share the line by their weights, in predicted seconds of the engines; within a tenant,
+// higher priority goes first, then the cheapest predicted work with credit for the time waited, so that
+// nothing starves. The queue knows nothing of
 // replicas: whoever visits decides what goes and where. Len of an empty queue is one atomic
 // load. All methods are safe for concurrent use; the function given to Visit runs under the
 // line's lock and must not call back into the line.

@@ -17,11 +17,11 @@ type metrics struct {
 	refused [causes]atomic.Int64
 }
 
-const causes = 5
+const causes = 6
 
 // cause numbers the refusals; cause names are what metrics and errors use.
 func cause(err error) int {
-	for i, e := range [causes]error{ErrFull, ErrBytes, ErrDeadline, ErrTimeout, ErrShutdown} {
+	for i, e := range [causes]error{ErrFull, ErrBytes, ErrDeadline, ErrTimeout, ErrShutdown, ErrShare} {
 		if errors.Is(err, e) {
 			return i
 		}
@@ -31,7 +31,7 @@ func cause(err error) int {
 
 // Cause gives a refusal in the form that metrics and public errors use.
 func Cause(err error) string {
-	return [causes]string{"queue_full", "queue_bytes", "deadline", "timeout", "shutdown"}[cause(err)]
+	return [causes]string{"queue_full", "queue_bytes", "deadline", "timeout", "shutdown", "queue_share"}[cause(err)]
 }
 
 func newMetrics(provider metric.MeterProvider, q *Queue) (*metrics, error) {
@@ -57,7 +57,7 @@ func newMetrics(provider metric.MeterProvider, q *Queue) (*metrics, error) {
 	_, e = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(depth, q.count.Load())
 		o.ObserveInt64(bytes, q.bytes.Load())
-		for i, cause := range [causes]error{ErrFull, ErrBytes, ErrDeadline, ErrTimeout, ErrShutdown} {
+		for i, cause := range [causes]error{ErrFull, ErrBytes, ErrDeadline, ErrTimeout, ErrShutdown, ErrShare} {
 			o.ObserveInt64(refused, m.refused[i].Load(), metric.WithAttributes(attribute.String("cause", Cause(cause))))
 		}
 		return nil

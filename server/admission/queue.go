@@ -1,8 +1,7 @@
 package admission
 
 import (
-	"math"
-	"sort"
+	"container/heap"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,10 +9,12 @@ import (
 
 const (
 	// ageing is the work in seconds that a second of waiting makes up for: a request with a minute
-	// of prefill lets cheaper ones pass for at most ten minutes. docs/adr/007-hold-queue.md.
+	// of prefill lets cheaper ones of its tenant pass for at most ten minutes. docs/adr/007-hold-queue.md.
 	ageing = 0.1
-	// memory is the time constant of what tenants are remembered to have had.
-	memory = time.Minute
+	// leastCharge is the least that a request costs its tenant, in seconds.
+	leastCharge = 0.001
+	// mostOut bounds the requests that make room for one of another tenant.
+	mostOut = 8
 )
 
 // Verdict is what a visitor decides about a ticket.
@@ -35,6 +36,7 @@ const (
 type Queue struct {
 	config  Config
 	metrics *metrics
+	weight  func(tenant string) float64
 	count   atomic.Int64
 	bytes   atomic.Int64
 }
@@ -44,7 +46,7 @@ func New(config Config, params Params) (*Queue, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	q := &Queue{config: config}
+	q := &Queue{config: config, weight: params.Weight}
 	m, err := newMetrics(params.Meter, q)
 	if err != nil {
 		return nil, err
@@ -63,16 +65,12 @@ type Line struct {
 
 	mu      sync.Mutex
 	tenants map[string]*tenant // guarded by mu
+	active  tenants            // those that wait, a heap; guarded by mu
+	clock   float64            // virtual time: the start of the service given last; guarded by mu
 	start   time.Time          // zero of the keys' time; guarded by mu
-}
-
-// tenant is one tenant's part of a line.
-type tenant struct {
-	name    string
-	tickets []*Ticket // in order
-	cursor  int       // of the visit under way
-	had     float64   // work released, fading with memory
-	at      time.Time // when had was last brought up to date
+	soonest time.Time          // no ticket's deadline is before it; zero: none has one; guarded by mu
+	number  uint64             // of tickets so far; guarded by mu
+	out     []*Ticket          // pushed out by other tenants' requests; guarded by mu
 }
 
 // NewLine opens a line.
@@ -83,7 +81,8 @@ func (l *Line) Len() int { return int(l.count.Load()) }
 
 // Push puts t in line. servers is how many ranks serve the line and soonest the time until one of
 // them has room; they tell whether t's deadline can be met. When t is refused, wait is the time
-// after which a new try has a chance.
+// after which a new try has a chance. When the queue is full, t takes the place of the last request of the
+// tenant that has more of it than its share; the next call of Expired returns that one.
 func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration) (wait time.Duration, err error) {
 	q := l.queue
 	l.mu.Lock()
@@ -95,22 +94,28 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	if t.Since.IsZero() {
 		t.Since = now
 	}
-	t.key = l.key(t)
-	expect := func() time.Duration { return soonest + seconds(l.ahead(t)/float64(max(1, servers))) }
-	count, bytes := q.count.Add(1), q.bytes.Add(int64(t.Bytes))
+	l.number++
+	t.number = l.number
+	who := l.of(t.Tenant)
+	defer l.forget(who)
+	expect := func() time.Duration { return soonest + seconds(l.ahead(t, who)/float64(max(1, servers))) }
+	count := q.count.Add(1)
+	q.bytes.Add(int64(t.Bytes))
+	tooMuch := func() int { return int(q.bytes.Load()) - q.config.MaxBytes }
 	refuse := func(why error) (time.Duration, error) {
 		q.count.Add(-1)
 		q.bytes.Add(-int64(t.Bytes))
 		q.metrics.refuse(why)
 		return expect(), why
 	}
+	t.key = l.key(t)
 	switch {
 	case t.Accepted:
 	case !t.Deadline.IsZero() && now.Add(expect()+seconds(t.Work)).After(t.Deadline):
 		return refuse(ErrDeadline)
-	case count > int64(q.config.MaxRequests):
+	case count > int64(q.config.MaxRequests) && !l.makeRoom(who, 1, 0):
 		return refuse(ErrFull)
-	case bytes > int64(q.config.MaxBytes):
+	case tooMuch() > 0 && !l.makeRoom(who, 0, tooMuch()):
 		return refuse(ErrBytes)
 	}
 	if q.config.MaxWait > 0 && !t.Accepted {
@@ -118,19 +123,28 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 			t.Deadline = latest
 		}
 	}
-	who := l.tenants[t.Tenant]
-	if who == nil {
-		who = &tenant{name: t.Tenant, at: now}
-		l.tenants[t.Tenant] = who
+	if d := t.Deadline; !d.IsZero() && (l.soonest.IsZero() || d.Before(l.soonest)) {
+		l.soonest = d
 	}
-	t.tenant = who
-	who.insert(t)
-	l.count.Add(1)
+	l.enter(t, who)
 	return 0, nil
 }
 
 // key is the ticket's work plus its ageing: who began to wait later comes later. mu is held.
 func (l *Line) key(t *Ticket) float64 { return t.Work + ageing*t.Since.Sub(l.start).Seconds() }
+
+// enter puts a ticket into its tenant's heap and the counts. mu is held.
+func (l *Line) enter(t *Ticket, who *tenant) {
+	t.tenant = who
+	who.bytes += t.Bytes
+	who.push(t)
+	l.count.Add(1)
+	if who.place < 0 {
+		l.tenants[who.name] = who // others may have left meanwhile, and all been forgotten
+		who.begin(l.clock)
+		heap.Push(&l.active, who)
+	}
+}
 
 // Remove takes t out of line because its caller left; false when it was out already.
 func (l *Line) Remove(t *Ticket) bool {
@@ -139,209 +153,149 @@ func (l *Line) Remove(t *Ticket) bool {
 	if t.tenant == nil {
 		return false
 	}
-	who := t.tenant
-	for i := range who.tickets {
-		if who.tickets[i] == t {
-			who.tickets = append(who.tickets[:i], who.tickets[i+1:]...)
-			if i < who.cursor {
-				who.cursor--
-			}
-			break
-		}
-	}
-	l.leave(t)
-	l.tidy(t.arrived)
+	l.take(t)
 	return true
 }
 
+// take takes a ticket that waits out of line. mu is held, and no visit is under way.
+func (l *Line) take(t *Ticket) {
+	who := t.tenant
+	who.remove(t)
+	l.leave(t)
+	if len(who.tickets) == 0 {
+		heap.Remove(&l.active, who.place)
+		l.forget(who)
+	}
+}
+
 // Visit offers tickets to visit in the order in which they should go, until it stops, all were
-// offered, or most were. visit may change a ticket's Work.
+// offered, or most were: each tenant as much as its weight says, in predicted seconds. visit may change a
+// ticket's Work and Cost.
 func (l *Line) Visit(now time.Time, most int, visit func(*Ticket) Verdict) {
 	if l.count.Load() == 0 {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	penalty := l.rewind(now)
-	var moved []*Ticket
+	l.catchUp()
+	var touched []*tenant
 	for range most {
-		who := l.next(penalty)
+		who := l.next()
 		if who == nil {
 			break
 		}
-		t := who.tickets[who.cursor]
-		before := t.Work
+		if !who.visited {
+			who.visited = true
+			touched = append(touched, who)
+		}
+		t := who.pop()
 		verdict := visit(t)
+		who.weight = l.weightOf(who.name)
+		cost := t.charge() / who.weight
+		who.offered += cost
 		if verdict == Keep || verdict == Stop {
-			who.cursor++
-			if t.Work != before {
-				moved = append(moved, t)
+			who.kept = append(who.kept, t)
+		} else {
+			l.leave(t)
+			if verdict == Release {
+				l.clock = max(l.clock, who.tag)
+				who.tag += cost
+				l.queue.metrics.released(now.Sub(t.arrived))
+			} else {
+				who.offered -= cost
 			}
-			if verdict == Stop {
-				break
-			}
-			continue
 		}
-		who.tickets = append(who.tickets[:who.cursor], who.tickets[who.cursor+1:]...)
-		l.leave(t)
-		if verdict == Release {
-			who.had += t.Work
-			l.queue.metrics.released(now.Sub(t.arrived))
+		heap.Fix(&l.active, who.place)
+		if verdict == Stop {
+			break
 		}
 	}
-	for _, t := range moved {
-		t.tenant.rekey(t, l.key(t))
-	}
-	l.tidy(now)
+	l.settle(touched)
 }
 
-// Expired takes out the tickets whose deadline has passed and returns them.
+// settle ends a visit: those that stay are in line again, each where its work puts it. mu is held.
+func (l *Line) settle(touched []*tenant) {
+	for _, who := range touched {
+		for _, t := range who.kept {
+			t.key = l.key(t)
+			who.push(t)
+		}
+		clear(who.kept)
+		who.kept = who.kept[:0]
+		who.offered, who.visited = who.tag, false
+		switch waits := len(who.tickets) > 0; {
+		case waits && who.place < 0:
+			heap.Push(&l.active, who)
+		case waits:
+			heap.Fix(&l.active, who.place)
+		case who.place >= 0:
+			heap.Remove(&l.active, who.place)
+		}
+	}
+	for _, who := range touched {
+		l.forget(who)
+	}
+}
+
+// Expired takes out the tickets whose deadline has passed and returns them, with those that had to make room for
+// other tenants' since the last call; Why tells them apart.
 func (l *Line) Expired(now time.Time) []*Ticket {
 	if l.count.Load() == 0 {
 		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var out []*Ticket
-	for _, who := range l.tenants {
-		kept := who.tickets[:0]
-		for _, t := range who.tickets {
-			if t.Deadline.IsZero() || t.Deadline.After(now) {
-				kept = append(kept, t)
-				continue
-			}
-			out = append(out, t)
-		}
-		clear(who.tickets[len(kept):])
-		who.tickets = kept
+	out := l.out
+	l.out = nil
+	if l.soonest.IsZero() || l.soonest.After(now) {
+		return out
 	}
-	for _, t := range out {
-		l.leave(t)
+	l.soonest = time.Time{}
+	var late []*Ticket
+	for _, who := range l.active {
+		for _, t := range who.tickets {
+			switch d := t.Deadline; {
+			case d.IsZero():
+			case !d.After(now):
+				late = append(late, t)
+			case l.soonest.IsZero() || d.Before(l.soonest):
+				l.soonest = d
+			}
+		}
+	}
+	for _, t := range late {
+		l.take(t)
+		t.why = ErrTimeout
 		l.queue.metrics.refuse(ErrTimeout)
 	}
-	return out
+	return append(out, late...)
 }
 
 // Drain takes everything out and returns it.
 func (l *Line) Drain() []*Ticket {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var out []*Ticket
-	for name, who := range l.tenants {
+	out := l.out
+	for _, who := range l.active {
+		for _, t := range who.tickets {
+			t.why = ErrShutdown
+			l.leave(t)
+			l.queue.metrics.refuse(ErrShutdown)
+		}
 		out = append(out, who.tickets...)
-		delete(l.tenants, name)
 	}
-	for _, t := range out {
-		l.leave(t)
-		l.queue.metrics.refuse(ErrShutdown)
-	}
+	l.out, l.active, l.clock = nil, nil, 0
+	clear(l.tenants)
 	return out
 }
 
 // leave settles the counts for a ticket that was taken out. mu is held.
 func (l *Line) leave(t *Ticket) {
+	t.tenant.bytes -= t.Bytes
 	t.tenant = nil
 	l.count.Add(-1)
 	l.queue.count.Add(-1)
 	l.queue.bytes.Add(-int64(t.Bytes))
-}
-
-// ahead is the work of the tickets that would go before t. mu is held.
-func (l *Line) ahead(t *Ticket) float64 {
-	var sum float64
-	for _, who := range l.tenants {
-		for _, o := range who.tickets {
-			if !o.before(t) {
-				break
-			}
-			sum += o.Work
-		}
-	}
-	return sum
-}
-
-// rewind sets the cursors to the start and returns what each tenant had more than the one that
-// had least, among those who wait. mu is held.
-func (l *Line) rewind(now time.Time) map[*tenant]float64 {
-	waiting := 0
-	least := math.Inf(1)
-	for _, who := range l.tenants {
-		who.cursor = 0
-		who.fade(now)
-		if len(who.tickets) > 0 {
-			waiting++
-			least = min(least, who.had)
-		}
-	}
-	if waiting < 2 {
-		return nil
-	}
-	penalty := make(map[*tenant]float64, waiting)
-	for _, who := range l.tenants {
-		penalty[who] = who.had - least
-	}
-	return penalty
-}
-
-// next returns the tenant whose ticket at the cursor goes next, nil when all were offered. mu is held.
-func (l *Line) next(penalty map[*tenant]float64) *tenant {
-	var best *tenant
-	for _, who := range l.tenants {
-		if who.cursor >= len(who.tickets) {
-			continue
-		}
-		if best == nil {
-			best = who
-			continue
-		}
-		a, b := who.tickets[who.cursor], best.tickets[best.cursor]
-		ka, kb := a.key+penalty[who], b.key+penalty[best]
-		if a.Priority > b.Priority || a.Priority == b.Priority && (ka < kb || ka == kb && who.name < best.name) {
-			best = who
-		}
-	}
-	return best
-}
-
-// tidy forgets tenants who have nothing in line and had next to nothing lately. mu is held.
-func (l *Line) tidy(now time.Time) {
-	for name, who := range l.tenants {
-		if len(who.tickets) > 0 {
-			continue
-		}
-		if who.fade(now); who.had < 0.01 || len(l.tenants) > maxTenants {
-			delete(l.tenants, name)
-		}
-	}
-}
-
-// maxTenants bounds the tenants that a line remembers; those beyond it start afresh.
-const maxTenants = 1024
-
-func (w *tenant) fade(now time.Time) {
-	if d := now.Sub(w.at); d > 0 {
-		w.had *= math.Exp(-d.Seconds() / memory.Seconds())
-		w.at = now
-	}
-}
-
-func (w *tenant) insert(t *Ticket) {
-	i := sort.Search(len(w.tickets), func(i int) bool { return t.before(w.tickets[i]) })
-	w.tickets = append(w.tickets, nil)
-	copy(w.tickets[i+1:], w.tickets[i:])
-	w.tickets[i] = t
-}
-
-// rekey moves t to where key puts it.
-func (w *tenant) rekey(t *Ticket, key float64) {
-	for i, o := range w.tickets {
-		if o == t {
-			w.tickets = append(w.tickets[:i], w.tickets[i+1:]...)
-			t.key = key
-			w.insert(t)
-			return
-		}
-	}
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

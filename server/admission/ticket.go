@@ -12,6 +12,7 @@ var (
 	ErrDeadline = errors.New("the deadline cannot be met")
 	ErrTimeout  = errors.New("waited too long")
 	ErrShutdown = errors.New("the router is shutting down")
+	ErrShare    = errors.New("another tenant has a right to the place in the queue")
 )
 
 // Ticket is one waiting request. Its owner fills the exported fields before Push and leaves them
@@ -19,7 +20,7 @@ var (
 type Ticket struct {
 	// Tenant shares the line fairly with others; empty is a tenant too.
 	Tenant string
-	// Priority orders tickets before anything else: higher goes first.
+	// Priority orders a tenant's tickets before anything else: higher goes first.
 	Priority int
 	// Bytes is the memory it holds.
 	Bytes int
@@ -27,6 +28,9 @@ type Ticket struct {
 	Deadline time.Time
 	// Work is the predicted work in seconds that it would bring to the best rank.
 	Work float64
+	// Cost is what its tenant is charged when it goes: the seconds of an engine that it is predicted to take, its
+	// answer included; 0 is Work. It may change as Work does.
+	Cost float64
 	// Since is when the waiting began, for the order, where that was before Push; zero is at Push.
 	Since time.Time
 	// Accepted says that it was let in before and comes back: it counts, and no bound refuses it.
@@ -36,16 +40,35 @@ type Ticket struct {
 
 	arrived time.Time
 	key     float64 // Work plus ageing: the order among a tenant's equals
+	number  uint64  // of its arrival: the order among equal keys
+	work    float64 // as it is counted in its tenant's sums
+	cost    float64
 	tenant  *tenant
+	place   int // in its tenant's heap
+	why     error
 }
 
 // Arrived is when the ticket was pushed.
 func (t *Ticket) Arrived() time.Time { return t.arrived }
 
+// Why is why a ticket that Expired or Drain returned is refused.
+func (t *Ticket) Why() error { return t.why }
+
 // before orders the tickets of one tenant.
 func (t *Ticket) before(o *Ticket) bool {
-	if t.Priority != o.Priority {
+	switch {
+	case t.Priority != o.Priority:
 		return t.Priority > o.Priority
+	case t.key != o.key:
+		return t.key < o.key
 	}
-	return t.key < o.key
+	return t.number < o.number
+}
+
+// charge is what the tenant pays; nothing is free, so that each tenant moves on.
+func (t *Ticket) charge() float64 {
+	if t.Cost > 0 {
+		return max(t.Cost, leastCharge)
+	}
+	return max(t.Work, leastCharge)
 }

@@ -28,7 +28,7 @@ var layers = map[string]int{
 	// 1: parts; they do not know each other
 	"openai": 1, "tokenizer": 1, "kvindex": 1, "kvevents": 1, "registry": 1, "load": 1,
 	"enginestats": 1, "selector": 1, "admission": 1, "upstream": 1, "cluster": 1, "telemetry": 1,
-	"decisionlog": 1, "inproc": 1, "speed": 1,
+	"decisionlog": 1, "inproc": 1, "speed": 1, "quota": 1,
 	// 2: the choice, joined from the parts; the server and the trace player both use it
 	"chooser": 2,
 	// 2: a stream that another replica writes on

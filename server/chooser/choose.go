@@ -124,7 +124,7 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 		w.answer = make(chan answer, 1)
 	}
 	w.ticket = &admission.Ticket{
-		Tenant: req.Tenant, Priority: req.Priority, Bytes: req.Bytes, Deadline: deadline, Work: req.order(s.d.Pick().Prefill), Owner: w,
+		Tenant: req.Tenant, Priority: req.Priority, Bytes: req.Bytes, Deadline: deadline, Work: req.order(s.d.Pick().Prefill), Cost: cost(&s.d), Owner: w,
 		Since: req.firstAsked(now), Accepted: req.Resumes != nil,
 	}
 	servers, soonest := c.room(&s.d)

@@ -85,6 +85,8 @@ type Params struct {
 	Meter      metric.MeterProvider
 	// Now is the clock; nil takes the system's.
 	Now func() time.Time
+	// Weight is a tenant's share of the hold queue beside the others'; nil: all have the same.
+	Weight func(tenant string) float64
 	// Seed starts the dice; 0 takes one from the clock.
 	Seed uint64
 	// PaceBias multiplies what was learned about prefill times, to see what wrong rates cost; 0 is 1.
@@ -96,7 +98,7 @@ func New(cfg Config, params Params) (*Chooser, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("chooser: %w", err)
 	}
-	queue, err := admission.New(cfg.Queue, admission.Params{Meter: params.Meter})
+	queue, err := admission.New(cfg.Queue, admission.Params{Meter: params.Meter, Weight: params.Weight})
 	if err != nil {
 		return nil, fmt.Errorf("chooser: %w", err)
 	}

@@ -59,7 +59,7 @@ func (c *Chooser) pump(ln *line) {
 func (c *Chooser) visit(ln *line) {
 	now := c.clock()
 	for _, t := range ln.hold.Expired(now) {
-		t.Owner.(*waiter).end(nil, &Refused{Cause: admission.Cause(admission.ErrTimeout), RetryAfter: time.Second})
+		t.Owner.(*waiter).end(nil, &Refused{Cause: admission.Cause(t.Why()), RetryAfter: time.Second})
 	}
 	ln.wakeAt.Store(0)
 	ln.visited.Store(c.since(now))
@@ -166,7 +166,7 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict 
 	}
 	s.known = nil
 	cand := s.d.Pick()
-	w.ticket.Work = w.req.order(cand.Prefill)
+	w.ticket.Work, w.ticket.Cost = w.req.order(cand.Prefill), cost(&s.d)
 	if !c.hasRoom(cand) && !c.makeRoom(s, cand, w, now) {
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
 		return admission.Keep
@@ -179,6 +179,13 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict 
 		return admission.Drop
 	}
 	return admission.Release
+}
+
+// cost is what a tenant is charged for the pick, in seconds of its engine: the prefill, and of each step of the
+// answer its part among the sequences that share it.
+func cost(d *decision.Decision) float64 {
+	cand := d.Pick()
+	return cand.Prefill + float64(outputs(d.ExpectedOutput))*cand.StepTime/float64(cand.Requests+1)
 }
 
 const (
@@ -249,7 +256,7 @@ func (c *Chooser) freed(slot replica.Slot) {
 func (c *Chooser) shutDown() {
 	for _, ln := range *c.lineList.Load() {
 		for _, t := range ln.hold.Drain() {
-			t.Owner.(*waiter).end(nil, &Refused{Cause: admission.Cause(admission.ErrShutdown), RetryAfter: time.Second})
+			t.Owner.(*waiter).end(nil, &Refused{Cause: admission.Cause(t.Why()), RetryAfter: time.Second})
 		}
 	}
 }

@@ -102,6 +102,8 @@ type job struct {
 	policy  decision.Policy
 	// most is the mean time to the first token at which the run is given up; 0 never.
 	most float64
+	// share is a tenant's weight in the hold queue; nil: all have the same.
+	share func(tenant string) float64
 }
 
 // oracle is the dispatcher of the pooled cache.

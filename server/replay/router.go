@@ -59,7 +59,7 @@ func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
 	if r.index, err = kvindex.New(icfg, kvindex.Params{}); err != nil {
 		return nil, err
 	}
-	r.chooser, err = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.options.PaceBias, OnOutcome: r.ended})
+	r.chooser, err = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.options.PaceBias, Weight: j.share, OnOutcome: r.ended})
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (r *router) arrive(call int) {
 	c := &r.sim.trace.Calls[call]
 	req := &r.requests[call]
 	*req = chooser.Request{
-		ID: strconv.Itoa(call), Model: "m", Replicas: r.replicas, Session: "s" + strconv.Itoa(c.Session), ExpectedOutput: c.Out,
+		ID: strconv.Itoa(call), Model: "m", Replicas: r.replicas, Session: "s" + strconv.Itoa(c.Session), Tenant: c.Tenant, ExpectedOutput: c.Out,
 	}
 	k := r.sim.trace.knowledge(call, &r.job.options)
 	req.PromptTokens, req.Estimated = k.tokens, k.estimated

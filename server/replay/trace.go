@@ -29,6 +29,8 @@ type Call struct {
 	// Session numbers the session, Prev is the call that must complete first (-1: none).
 	Session int
 	Prev    int
+	// Tenant is who sends it; tenants share the hold queue.
+	Tenant string
 }
 
 // Trace is a list of calls in order of arrival.

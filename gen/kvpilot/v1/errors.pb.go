@@ -83,6 +83,8 @@ const (
 	ErrorReason_ERROR_REASON_BODY_TIMEOUT ErrorReason = 26
 	// The engine refused the request and no other reason names why; its own answer, which is passed on, says it.
 	ErrorReason_ERROR_REASON_UPSTREAM_REFUSED ErrorReason = 27
+	// The caller's tenant has used up one of its limits; RetryInfo says when there is room again.
+	ErrorReason_ERROR_REASON_RATE_LIMIT_EXCEEDED ErrorReason = 28
 )
 
 // Enum value maps for ErrorReason.
@@ -116,6 +118,7 @@ var (
 		25: "ERROR_REASON_UNSUPPORTED_MEDIA_TYPE",
 		26: "ERROR_REASON_BODY_TIMEOUT",
 		27: "ERROR_REASON_UPSTREAM_REFUSED",
+		28: "ERROR_REASON_RATE_LIMIT_EXCEEDED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -146,6 +149,7 @@ var (
 		"ERROR_REASON_UNSUPPORTED_MEDIA_TYPE": 25,
 		"ERROR_REASON_BODY_TIMEOUT":           26,
 		"ERROR_REASON_UPSTREAM_REFUSED":       27,
+		"ERROR_REASON_RATE_LIMIT_EXCEEDED":    28,
 	}
 )
 
@@ -181,7 +185,7 @@ var File_kvpilot_v1_errors_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17kvpilot/v1/errors.proto\x12\n" +
-	"kvpilot.v1*\xc5\a\n" +
+	"kvpilot.v1*\xeb\a\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19ERROR_REASON_INVALID_BODY\x10\x01\x12 \n" +
@@ -211,7 +215,8 @@ const file_kvpilot_v1_errors_proto_rawDesc = "" +
 	"\x15ERROR_REASON_CONFLICT\x10\x18\x12'\n" +
 	"#ERROR_REASON_UNSUPPORTED_MEDIA_TYPE\x10\x19\x12\x1d\n" +
 	"\x19ERROR_REASON_BODY_TIMEOUT\x10\x1a\x12!\n" +
-	"\x1dERROR_REASON_UPSTREAM_REFUSED\x10\x1bB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\x1dERROR_REASON_UPSTREAM_REFUSED\x10\x1b\x12$\n" +
+	" ERROR_REASON_RATE_LIMIT_EXCEEDED\x10\x1cB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_errors_proto_rawDescOnce sync.Once

@@ -520,7 +520,10 @@ type ChooseReplicaResponse struct {
 	TokenIds *TokenIds `protobuf:"bytes,20,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// Applied when the load was booked by this call, duplicate when an earlier call with this request_id booked it (its lease
 	// begins anew), unspecified when nothing was booked.
-	Effect        Effect `protobuf:"varint,21,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
+	Effect Effect `protobuf:"varint,21,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
+	// The cache_salt that the request's body must carry (in place of its own, when it has one): with router.tenant_salt the
+	// prediction holds for that salt only. Empty: the body stays as it is.
+	CacheSalt     string `protobuf:"bytes,22,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -700,6 +703,13 @@ func (x *ChooseReplicaResponse) GetEffect() Effect {
 		return x.Effect
 	}
 	return Effect_EFFECT_UNSPECIFIED
+}
+
+func (x *ChooseReplicaResponse) GetCacheSalt() string {
+	if x != nil {
+		return x.CacheSalt
+	}
+	return ""
 }
 
 // ExplainDecisionRequest names a decision.
@@ -1757,7 +1767,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\areports\x18\x13 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
 	"\x06promptB\n" +
 	"\n" +
-	"\b_reserve\"\xd8\x06\n" +
+	"\b_reserve\"\xf7\x06\n" +
 	"\x15ChooseReplicaResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
@@ -1782,7 +1792,9 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x0frequest_headers\x18\x12 \x03(\v25.kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntryR\x0erequestHeaders\x120\n" +
 	"\bdecision\x18\x13 \x01(\v2\x14.kvpilot.v1.DecisionR\bdecision\x121\n" +
 	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12*\n" +
-	"\x06effect\x18\x15 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\x1aA\n" +
+	"\x06effect\x18\x15 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\x12\x1d\n" +
+	"\n" +
+	"cache_salt\x18\x16 \x01(\tR\tcacheSalt\x1aA\n" +
 	"\x13RequestHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x82\x01\n" +

@@ -1,0 +1,12 @@
+// Package quota keeps tenants to their limits: requests per second, tokens per minute, requests in flight, tokens
+// reserved by callers that send requests themselves, and the highest priority that may be claimed. It also knows
+// each tenant's weight in the hold queue.
+//
+// A request has one Grant. Admit counts it when it arrives, Book books the tokens that it is predicted to take, and
+// Settle puts what it took in their place; a Grant is settled once, whatever else happens to the request. Requests
+// per second are golang.org/x/time/rate's; the bucket of tokens is this package's own, because a booking that is
+// corrected when its request ends may leave the bucket below zero, which that one cannot.
+//
+// Owner is the seam for a fleet of routers: whichever router owns a tenant keeps its buckets. Limiter is the owner of
+// every tenant in a router that stands alone. All methods are safe for concurrent use.
+package quota

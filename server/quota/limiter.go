@@ -1,0 +1,205 @@
+package quota
+
+import (
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+)
+
+const (
+	// maxTenants bounds the accounts of tenants without an entry of their own. Those beyond it that cannot take the
+	// place of an idle one share an account, with the default's limits for all of them together.
+	maxTenants = 4096
+	// maxLabels bounds the tenants without an entry that metrics show by name.
+	maxLabels = 64
+	// Others is the label of all further ones.
+	Others = "other"
+)
+
+// Params is what the code passes in. Its zero value is valid.
+type Params struct {
+	Meter metric.MeterProvider
+	// Now is the clock; nil takes the system's.
+	Now func() time.Time
+}
+
+// Limiter owns all tenants of a router that stands alone. Make one with New.
+type Limiter struct {
+	clock func() time.Time
+	table atomic.Pointer[table]
+
+	mu      sync.RWMutex
+	tenants map[string]*tenant // guarded by mu
+	others  *tenant            // guarded by mu
+	labels  int                // given to tenants without an entry; guarded by mu
+	gone    counts             // of accounts that were forgotten; guarded by mu
+}
+
+var _ Owner = (*Limiter)(nil)
+
+// table is one state of the settings. It never changes.
+type table struct {
+	config Config
+	base   limits
+	active bool
+	capped bool
+}
+
+func newTable(c Config) *table {
+	t := &table{config: maps.Clone(c), base: c.of(Default)}
+	t.active, t.capped = t.base.some(), t.base.capped
+	for name := range c {
+		l := c.of(name)
+		t.active, t.capped = t.active || l.some(), t.capped || l.capped
+	}
+	return t
+}
+
+func (t *table) of(name string) limits {
+	if _, own := t.config[name]; !own {
+		return t.base
+	}
+	return t.config.of(name)
+}
+
+// New returns a Limiter.
+func New(c Config, p Params) (*Limiter, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	l := &Limiter{clock: p.Now, tenants: map[string]*tenant{}}
+	if l.clock == nil {
+		l.clock = time.Now
+	}
+	l.table.Store(newTable(c))
+	if err := l.meter(p.Meter); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Update puts new settings in force, all at once; when they are wrong, the old ones stay. What is booked stays
+// booked, and what was taken stays taken.
+func (l *Limiter) Update(c Config) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t, now := newTable(c), l.clock()
+	l.table.Store(t)
+	for name, who := range l.tenants {
+		who.limit(t.of(name), now)
+	}
+	if l.others != nil {
+		l.others.limit(t.base, now)
+	}
+	return nil
+}
+
+// Active implements Owner.
+func (l *Limiter) Active() bool { return l.table.Load().active }
+
+// MaxPriority implements Owner.
+func (l *Limiter) MaxPriority(tenant string) (int, bool) {
+	t := l.table.Load()
+	if !t.capped {
+		return 0, false
+	}
+	own := t.of(tenant)
+	return own.maxPriority, own.capped
+}
+
+// Weight is the tenant's share of the hold queue.
+func (l *Limiter) Weight(tenant string) float64 {
+	t := l.table.Load()
+	if len(t.config) == 0 {
+		return 1
+	}
+	return t.of(tenant).weight
+}
+
+// Admit implements Owner.
+func (l *Limiter) Admit(g *Grant, tenant string) *Refusal {
+	for now := l.clock(); ; {
+		if refusal, open := l.account(tenant, now).admit(g, now); open {
+			return refusal
+		}
+	}
+}
+
+// Book implements Owner.
+func (l *Limiter) Book(g *Grant, ask Ask) *Refusal {
+	if g.tenant == nil || g.settled.Load() {
+		return nil
+	}
+	return g.tenant.book(g, ask, l.clock())
+}
+
+// Settle implements Owner.
+func (l *Limiter) Settle(g *Grant, u Usage) {
+	if g.tenant == nil || g.settled.Swap(true) {
+		return
+	}
+	g.tenant.settle(g, u, l.clock())
+}
+
+// State implements Owner.
+func (l *Limiter) State(g *Grant) (State, bool) {
+	if g.tenant == nil {
+		return State{}, false
+	}
+	g.tenant.mu.Lock()
+	defer g.tenant.mu.Unlock()
+	return g.tenant.state(l.clock()), true
+}
+
+// account finds a tenant's account, or opens one.
+func (l *Limiter) account(name string, now time.Time) *tenant {
+	l.mu.RLock()
+	t := l.tenants[name]
+	l.mu.RUnlock()
+	if t != nil {
+		return t
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if t = l.tenants[name]; t != nil {
+		return t
+	}
+	settings := l.table.Load()
+	_, named := settings.config[name]
+	if !named && len(l.tenants) >= maxTenants {
+		l.forget(now)
+	}
+	if !named && len(l.tenants) >= maxTenants {
+		if l.others == nil {
+			l.others = newTenant(Others, settings.base, now)
+		}
+		return l.others
+	}
+	label := Others
+	switch {
+	case named:
+		label = name
+	case l.labels < maxLabels:
+		label = name
+		l.labels++
+	}
+	t = newTenant(label, settings.of(name), now)
+	l.tenants[name] = t
+	return t
+}
+
+// forget closes the accounts of which nothing would be lost. Those that metrics show by name stay. mu is held.
+func (l *Limiter) forget(now time.Time) {
+	for name, t := range l.tenants {
+		if t.label == Others && t.close(now) {
+			l.gone.add(&t.counted)
+			delete(l.tenants, name)
+		}
+	}
+}
