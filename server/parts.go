@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/quota"
 	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/router"
@@ -38,6 +39,7 @@ type parts struct {
 	events    *kvevents.Plane
 	stats     *enginestats.Poller
 	book      *load.Book
+	limiter   *quota.Limiter
 	chooser   *chooser.Chooser
 	tokens    *tokenizer.Pool
 	upstream  *upstream.Client
@@ -106,9 +108,12 @@ func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error)
 		return err
 	}
 	closed := func(id replica.ID) bool { return p.breaker.State(id) != upstream.BreakerOpen }
+	if p.limiter, err = quota.New(c.Tenants, quota.Params{Meter: t.Meters()}); err != nil {
+		return err
+	}
 	p.chooser, err = chooser.New(c.Chooser, chooser.Params{
 		Index: p.kvindex, Book: p.book, Engine: p.report, Vitals: p.vitals, Ask: func(slot replica.Slot) { p.stats.Ask(slot) }, Allow: closed,
-		OnDecision: p.decided, OnOutcome: p.ended,
+		OnDecision: p.decided, OnOutcome: p.ended, Weight: p.limiter.Weight,
 		Log: p.part("chooser"), Meter: t.Meters(),
 	})
 	return err
@@ -128,6 +133,7 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	p.router, err = router.New(c.Router, router.Params{
 		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser,
 		Upstream: p.upstream, Breaker: p.breaker, Budget: upstream.NewBudget(c.Upstream.Retry, nil), Pins: upstream.NewPins(c.Upstream.Pins, nil),
+		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),
 		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.index.believeText,
 		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),

@@ -119,6 +119,14 @@ func (e *Error) RetryAfterHeader() string {
 	return strconv.FormatInt(int64(seconds), 10)
 }
 
+// RetryAfterMS is the same in milliseconds, as the SDKs of OpenAI and others read it; empty for none.
+func (e *Error) RetryAfterMS() string {
+	if e.RetryAfter <= 0 {
+		return ""
+	}
+	return strconv.FormatInt(int64(math.Ceil(float64(e.RetryAfter)/float64(time.Millisecond))), 10)
+}
+
 // anthropicType is the error type in Anthropic's vocabulary.
 func anthropicType(r Reason) string {
 	_, status, kind := Codes(r)

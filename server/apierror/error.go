@@ -3,6 +3,7 @@ package apierror
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -23,6 +24,8 @@ type Error struct {
 	Param string
 	// RetryAfter is how long a caller should wait before it tries again; zero says nothing.
 	RetryAfter time.Duration
+	// Header holds further headers for the answer; nil for none. gRPC callers find them in the ErrorInfo's metadata.
+	Header http.Header
 	// Answer is an engine's own answer that is passed on as it is; nil when the fault is ours.
 	Answer *Answer
 
@@ -48,6 +51,9 @@ func WithParam(name string) Option {
 
 // WithRetryAfter tells callers when to come back.
 func WithRetryAfter(d time.Duration) Option { return func(e *Error) { e.RetryAfter = d } }
+
+// WithHeader puts further headers into the answer.
+func WithHeader(h http.Header) Option { return func(e *Error) { e.Header = h } }
 
 // WithUnavailable makes an Overloaded the router's own: 503 and UNAVAILABLE instead of 429, which tells a
 // caller to send less.

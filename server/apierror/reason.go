@@ -42,6 +42,7 @@ const (
 	UnsupportedMediaType = kvpilotv1.ErrorReason_ERROR_REASON_UNSUPPORTED_MEDIA_TYPE
 	BodyTimeout          = kvpilotv1.ErrorReason_ERROR_REASON_BODY_TIMEOUT
 	UpstreamRefused      = kvpilotv1.ErrorReason_ERROR_REASON_UPSTREAM_REFUSED
+	RateLimitExceeded    = kvpilotv1.ErrorReason_ERROR_REASON_RATE_LIMIT_EXCEEDED
 )
 
 // StatusClientClosed is the HTTP status of a request whose client went away; no client sees it.
@@ -73,7 +74,7 @@ func Codes(r Reason) (rpc codes.Code, httpStatus int, openAIType string) {
 		return codes.AlreadyExists, http.StatusConflict, typeInvalid
 	case NoReplica, ShuttingDown:
 		return codes.Unavailable, http.StatusServiceUnavailable, typeServer
-	case Overloaded, DeadlineUnreachable:
+	case Overloaded, DeadlineUnreachable, RateLimitExceeded:
 		return codes.ResourceExhausted, http.StatusTooManyRequests, typeRateLimit
 	case BodyTooLarge:
 		return codes.ResourceExhausted, http.StatusRequestEntityTooLarge, typeInvalid

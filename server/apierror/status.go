@@ -33,11 +33,14 @@ func (e *Error) GRPCStatus() *status.Status {
 	}
 	info := &errdetails.ErrorInfo{Reason: Name(e.Reason), Domain: Domain}
 	details := []protoadapt.MessageV1{info}
-	if e.Param != "" || e.Answer != nil {
+	if e.Param != "" || e.Answer != nil || len(e.Header) > 0 {
 		info.Metadata = map[string]string{}
 	}
 	if e.Param != "" {
 		info.Metadata[metaParam] = e.Param
+	}
+	for name, values := range e.Header {
+		info.Metadata[strings.ToLower(name)] = strings.Join(values, ", ")
 	}
 	if e.RetryAfter > 0 {
 		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(e.RetryAfter)})

@@ -58,13 +58,14 @@ type Choice struct {
 	ahead *turn
 
 	mu      sync.Mutex
-	first   time.Time // of the first token; guarded by mu
-	mark    mark      // guarded by mu
-	output  int       // tokens so far; guarded by mu
-	ended   bool      // guarded by mu
-	onEnd   func()    // guarded by mu
-	began   bool      // the client has something; guarded by mu
-	yielded bool      // it gave way; guarded by mu
+	first   time.Time      // of the first token; guarded by mu
+	mark    mark           // guarded by mu
+	output  int            // tokens so far; guarded by mu
+	ended   bool           // guarded by mu
+	onEnd   []func(Result) // guarded by mu
+	result  Result         // once it has ended; guarded by mu
+	began   bool           // the client has something; guarded by mu
+	yielded bool           // it gave way; guarded by mu
 	// forsaken: its caller was told to take it back from a stalled rank; guarded by mu
 	forsaken bool
 	behind   *turn  // of the one that it gave way to; guarded by mu
@@ -126,17 +127,16 @@ func (c *Choice) progress(outputTokens int) load.Outcome {
 	return c.reservation.Progress(outputTokens)
 }
 
-// OnEnd has f called when the reservation has ended, at once when it has already. It replaces the one
-// before it.
-func (c *Choice) OnEnd(f func()) {
+// OnEnd has f called when the reservation has ended, at once when it has already.
+func (c *Choice) OnEnd(f func(Result)) {
 	c.mu.Lock()
-	ended := c.ended
+	ended, result := c.ended, c.result
 	if !ended {
-		c.onEnd = f
+		c.onEnd = append(c.onEnd, f)
 	}
 	c.mu.Unlock()
 	if ended {
-		f()
+		f(result)
 	}
 }
 
@@ -150,11 +150,11 @@ func (c *Choice) Release(result Result) bool {
 		c.mu.Unlock()
 		return false
 	}
-	c.ended = true
+	c.ended, c.result = true, result
 	first, output, onEnd := c.first, c.output, c.onEnd
 	c.mu.Unlock()
-	if onEnd != nil {
-		defer onEnd()
+	for _, f := range onEnd {
+		defer f(result)
 	}
 	c.reservation.Release()
 	c.land(result.End == decision.EndCompleted)

@@ -120,12 +120,12 @@ func TestServedByIsTheOutcomesReplica(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	ends := 0
 	c := f.choose(f.request(1, 1000))
-	c.OnEnd(func() { ends++ })
+	c.OnEnd(func(chooser.Result) { ends++ })
 	result := done(decision.EndCompleted)
 	result.ServedBy = "elsewhere"
 	c.Release(result)
 	c.Release(result)
-	c.OnEnd(func() { ends++ })
+	c.OnEnd(func(chooser.Result) { ends++ })
 	if o := f.outcomes[0]; o.Replica != "elsewhere" || o.Slot != replica.NoSlot || ends != 2 {
 		t.Errorf("outcome %+v, told of %d ends", o, ends)
 	}

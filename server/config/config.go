@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kvevents"
 	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
+	"github.com/kvpilot/kvpilot/server/quota"
 	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/router"
 	"github.com/kvpilot/kvpilot/server/telemetry"
@@ -46,6 +47,8 @@ type Config struct {
 	Decisions decisionlog.Config `yaml:"decisions"`
 	// Who may call, and what callers may ask for.
 	API grpcapi.Config `yaml:"api"`
+	// What each tenant may take, and its share while requests wait.
+	Tenants quota.Config `yaml:"tenants"`
 	// The REST surface.
 	Gateway gateway.Config `yaml:"gateway"`
 	// The operators' surface.
@@ -90,6 +93,7 @@ func (c Config) Validate() error {
 		within("upstream", c.Upstream.Validate()),
 		within("decisions", c.Decisions.Validate()),
 		within("api", c.API.Validate()),
+		within("tenants", c.Tenants.Validate()),
 		within("gateway", c.Gateway.Validate()),
 		within("admin", c.Admin.Validate()),
 		within("telemetry", c.Telemetry.Validate()),

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"strings"
 	"time"
@@ -262,7 +263,9 @@ func setErrorHeaders(h http.Header, e *apierror.Error) {
 	h.Set("X-Kvpilot-Reason", apierror.Name(e.Reason))
 	if after := e.RetryAfterHeader(); after != "" {
 		h.Set("Retry-After", after)
+		h.Set("Retry-After-Ms", e.RetryAfterMS())
 	}
+	maps.Copy(h, e.Header)
 	if e.Reason == apierror.Unauthenticated {
 		h.Set("Www-Authenticate", "Bearer")
 	}

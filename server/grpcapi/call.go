@@ -67,7 +67,7 @@ func (s *sink) Begin(status int, header http.Header) error {
 		md.Set("x-http-status", strconv.Itoa(status))
 	}
 	for name, values := range header {
-		if name == inproc.HeaderRequestID || strings.HasPrefix(name, "X-Kvpilot-") {
+		if name == inproc.HeaderRequestID || strings.HasPrefix(name, "X-Kvpilot-") || strings.HasPrefix(name, "X-Ratelimit-") {
 			md[strings.ToLower(name)] = values
 		}
 	}

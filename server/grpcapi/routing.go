@@ -32,6 +32,7 @@ func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	q.Options = o
 	q.Model, q.Adapter, q.Salt, q.Session = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), in.GetSessionId()
 	q.Priority, q.ExpectedOutput = int(in.GetPriority()), int(in.GetExpectedOutputTokens())
+	q.Explain = in.GetExplain()
 	q.DryRun, q.Reserve = in.GetDryRun(), in.Reserve == nil && !in.GetDryRun() || in.GetReserve()
 	q.Lease = in.GetLease().AsDuration()
 	q.EndOnly, q.FirstToken = in.GetReports() == kvpilotv1.Reports_REPORTS_END, in.GetReports() == kvpilotv1.Reports_REPORTS_ALL
@@ -89,6 +90,7 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	if err != nil {
 		return nil, err
 	}
+	q.Explain = explain
 	if q.Lease, err = lease(h); err != nil {
 		return nil, err
 	}
@@ -202,7 +204,12 @@ func chosen(a *router.Answer, q *router.Question) *kvpilotv1.ChooseReplicaRespon
 	if len(a.Replica.Slots) > 1 {
 		out.RequestHeaders["x-data-parallel-rank"] = strconv.Itoa(a.Rank)
 	}
-	if pick := d.Pick(); pick != nil {
+	if out.CacheSalt = a.Salt; a.Lowered {
+		out.RequestHeaders["x-vllm-priority"] = strconv.Itoa(a.Priority)
+	}
+	if a.HideOverlap {
+		out.Reason = "" // as the predicted time, it tells what the replica holds
+	} else if pick := d.Pick(); pick != nil {
 		out.OverlapGpuTokens, out.OverlapCpuTokens, out.OverlapDiskTokens = pick.GPU, pick.CPU, pick.Disk
 		out.PredictedTtftMs = pick.TTFT * 1000
 	}

@@ -86,10 +86,14 @@ func (r *Request) Continuation(model string, ids []uint32, limit int) []byte {
 	body = append(strconv.AppendInt(body, int64(limit), 10), `,"prompt":`...)
 	body = appendIDs(body, ids)
 	for i, m := range r.members {
-		if _, again := continued(m.name); again && r.lastMember(m.name) == i {
+		if _, again := continued(m.name); again && r.lastMember(m.name) == i && !overruled(r.imposed, -1, m.name) {
 			body = append(appendQuoted(append(body, ','), m.name), ':')
 			body = append(body, r.Body[m.start:m.valueEnd]...)
 		}
+	}
+	for _, e := range r.imposed {
+		body = append(appendQuoted(append(body, ','), e.Name), ':')
+		body = append(body, e.Value...)
 	}
 	return append(body, '}')
 }

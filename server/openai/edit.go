@@ -20,17 +20,23 @@ type splice struct {
 	with     []byte
 }
 
+// Impose has every body that is made of the request from now on carry the edits, whatever else is edited.
+func (r *Request) Impose(edits ...Edit) { r.imposed = append(r.imposed, edits...) }
+
 // Edit returns the body with the edits made; all other bytes are as the client sent them.
 // The member that counts (the last of its name) is replaced; one that is missing is added
 // at the end. Removing takes every member of the name. A truncated body is returned as it is.
 func (r *Request) Edit(edits ...Edit) []byte {
+	if len(r.imposed) > 0 {
+		edits = append(slices.Clip(edits), r.imposed...)
+	}
 	if r.Truncated || r.end == 0 || len(edits) == 0 {
 		return r.Body
 	}
 	var splices []splice
 	var added []byte
 	for i, e := range edits {
-		if e.Value == nil || overruled(edits, i) {
+		if e.Value == nil || overruled(edits, i, e.Name) {
 			continue
 		}
 		if m := r.lastMember(e.Name); m >= 0 {
@@ -50,9 +56,9 @@ func (r *Request) Edit(edits ...Edit) []byte {
 	return apply(r.Body, splices)
 }
 
-// overruled reports whether a later edit has the name of the ith: the last one counts.
-func overruled(edits []Edit, i int) bool {
-	return slices.ContainsFunc(edits[i+1:], func(later Edit) bool { return later.Name == edits[i].Name })
+// overruled reports whether an edit after the ith has the name: the last one counts.
+func overruled(edits []Edit, i int, name string) bool {
+	return slices.ContainsFunc(edits[i+1:], func(later Edit) bool { return later.Name == name })
 }
 
 // removals cuts out the members to remove, each with the comma that joined it, and counts
@@ -61,7 +67,7 @@ func (r *Request) removals(splices []splice, edits []Edit) (_ []splice, kept int
 	for i, m := range r.members {
 		e := slices.IndexFunc(edits, func(e Edit) bool { return e.Value == nil && e.Name == m.name })
 		switch {
-		case e < 0 || overruled(edits, e):
+		case e < 0 || overruled(edits, e, m.name):
 			kept++
 		case kept > 0: // with everything since the member before it: ", name: value"
 			splices = append(splices, splice{from: r.members[i-1].valueEnd, to: m.valueEnd})
@@ -96,7 +102,7 @@ func apply(body []byte, splices []splice) []byte {
 // WithModel returns the body with the model's name replaced.
 func (r *Request) WithModel(name string) []byte {
 	if name == r.Model {
-		return r.Body
+		return r.Edit()
 	}
 	return r.Edit(ModelEdit(name))
 }

@@ -60,6 +60,7 @@ type Request struct {
 	members []member
 	end     int // the offset of the closing brace
 	own     own
+	imposed []Edit
 }
 
 // own is what the body itself says where a header may say something else.

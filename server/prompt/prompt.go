@@ -60,6 +60,8 @@ type Prompt struct {
 	// Neither changes the ids; both are part of a block's identity.
 	Adapter string
 	Salt    string
+	// Apart keeps what is remembered of the prompt apart from what is of equal ones with another value.
+	Apart string
 
 	// Body is the whole request body as the client sent it.
 	Body []byte

@@ -32,6 +32,9 @@ type Grant struct {
 	settled  atomic.Bool
 }
 
+// InUse reports whether the grant holds anything; nil holds nothing.
+func (g *Grant) InUse() bool { return g != nil && g.tenant != nil }
+
 // Ask is what a request is predicted to take.
 type Ask struct {
 	// Prompt is the number of its prompt's tokens.

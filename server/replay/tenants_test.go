@@ -66,7 +66,6 @@ func playTenants(t *testing.T, trace *Trace, replicas int, share func(string) fl
 	return s
 }
 
-
 // Item 9, with the whole choice over engines in virtual time: two tenants of weights 1 and 3 have more to do than
 // eight replicas can, and a third sends a prompt now and then. What the third waits longer than alone is bounded by
 // what an engine cannot stop: the step that it is in, the full step that waits behind it, and that its own last step

@@ -32,6 +32,8 @@ type Call struct {
 	Client string
 	// Tenant names whose key the request came with; empty when keys are not in use.
 	Tenant string
+	// ShowOverlap lets the caller see what replicas hold of its prompt, whoever sent that.
+	ShowOverlap bool
 	// Options are what the caller asks of the choice itself.
 	Options chooser.Options
 	// Received is when the first byte of the request was seen.

@@ -31,15 +31,19 @@ type Question struct {
 	RequestID string
 	// Once says that RequestID names this question of the tenant: while the reservation that was made
 	// for it lives, asking again gives the same answer and books nothing.
-	Once     bool
-	Tenant   string
-	Adapter  string
-	Salt     string
-	Session  string
-	Priority int
+	Once   bool
+	Tenant string
+	// ShowOverlap lets the caller see what replicas hold of the prompt, whoever sent that.
+	ShowOverlap bool
+	Adapter     string
+	Salt        string
+	Session     string
+	Priority    int
 	// ExpectedOutput is in tokens; 0 takes the body's limit.
 	ExpectedOutput int
 	Options        chooser.Options
+	// Explain says that the caller is shown the whole decision.
+	Explain bool
 	// Reserve books the choice for Lease (zero: the configured one). DryRun neither books nor waits.
 	Reserve bool
 	Lease   time.Duration
@@ -61,6 +65,13 @@ type Answer struct {
 	Served   string
 	Encoding *tokenizer.Encoding
 	Lease    time.Duration
+	// Salt is the cache_salt that the body must carry, empty when it stays as it is; Lowered says that the request
+	// claims more than its tenant may, and is served at Priority (as engines have it: smaller first).
+	Salt     string
+	Lowered  bool
+	Priority int
+	// HideOverlap says that the caller may not see what replicas hold of the prompt.
+	HideOverlap bool
 	// Duplicate says that an earlier question of this name was given the same answer.
 	Duplicate bool
 }
@@ -68,6 +79,9 @@ type Answer struct {
 // Choose decides, and reserves when asked to, without sending anything. The caller reports the
 // rest through the lifecycle methods of the chooser. An error is an *apierror.Error.
 func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
+	if q.Explain && !r.tellsOverlap(&Call{Tenant: q.Tenant, ShowOverlap: q.ShowOverlap}) {
+		return nil, apierror.New(apierror.PermissionDenied, "a decision tells what others have sent: this key may not see it (router.show_overlap)", nil, apierror.WithParam("explain"))
+	}
 	if q.Once && q.Reserve && !q.DryRun {
 		return r.chooseOnce(ctx, q)
 	}
@@ -75,23 +89,31 @@ func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
 }
 
 func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error) {
-	j, err := r.question(ctx, q)
-	if err != nil {
+	j := r.newQuestion(ctx, q)
+	defer func() {
+		r.settleLimits(j, err)
+		j.tell(apierror.From(err))
+	}()
+	if err := r.question(ctx, j, q); err != nil {
 		return nil, err
 	}
-	defer func() { j.tell(apierror.From(err)) }()
 	j.wantIDs, j.choosing = q.DryRun, true
 	if err := r.tokenize(ctx, j); err != nil {
 		return nil, err
 	}
 	ask := j.ask(r)
+	if ask.ExpectedOutput == 0 {
+		ask.ExpectedOutput = q.ExpectedOutput
+	}
+	if !q.DryRun {
+		if err := r.book(j, ask.ExpectedOutput, q.Reserve); err != nil {
+			return nil, err
+		}
+	}
 	ask.DryRun, ask.Unbooked = q.DryRun, !q.DryRun && !q.Reserve
 	// Nobody sees the first token of an answer that comes whole.
 	ask.Unstreamed = q.EndOnly || len(q.Body) > 0 && !j.req.Truncated && !j.req.Stream
 	ask.Reports = q.FirstToken && !ask.Unstreamed
-	if ask.ExpectedOutput == 0 {
-		ask.ExpectedOutput = q.ExpectedOutput
-	}
 	if q.Reserve {
 		if ask.Lease = q.Lease; ask.Lease <= 0 {
 			ask.Lease = r.Lease
@@ -110,7 +132,17 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 	}
 	host, port := hostPort(choice.Replica.URL)
 	r.metrics.decided(j)
-	return &Answer{Choice: choice, Host: host, Port: port, Served: j.pool.Served, Encoding: j.enc, Lease: ask.Lease}, nil
+	a := &Answer{
+		Choice: choice, Host: host, Port: port, Served: j.pool.Served, Encoding: j.enc, Lease: ask.Lease,
+		Lowered: j.lowered, Priority: j.req.Priority, HideOverlap: !r.tellsOverlap(j.call),
+	}
+	if j.isolated {
+		a.Salt = j.req.Salt
+	}
+	if q.Reserve && !q.DryRun {
+		r.reserved(j, choice)
+	}
+	return a, nil
 }
 
 // tooLong is what an engine would say of the prompt.
@@ -119,21 +151,23 @@ func tooLong(j *job) error {
 		contextOf(j.choice.Replica, j.pool.Served), j.asked.Longest), nil, apierror.WithParam("prompt"))
 }
 
-// question makes a job of a question.
-func (r *Router) question(ctx context.Context, q *Question) (_ *job, err error) {
-	call := &Call{
+// newQuestion makes a job for a question.
+func (r *Router) newQuestion(ctx context.Context, q *Question) *job {
+	j := r.newJob(ctx, &Call{
 		Route: q.Route, Header: q.Header, Body: q.Body, RequestID: q.RequestID,
-		Tenant: q.Tenant, Options: q.Options, Received: q.Received,
-	}
-	j := r.newJob(ctx, call)
+		Tenant: q.Tenant, ShowOverlap: q.ShowOverlap, Options: q.Options, Received: q.Received,
+	})
 	j.outside = true
-	defer func() {
-		if err != nil {
-			j.tell(apierror.From(err))
-		}
-	}()
+	return j
+}
+
+// question reads a question. Its caller has settleLimits called.
+func (r *Router) question(ctx context.Context, j *job, q *Question) error {
+	if err := r.enter(j); err != nil {
+		return err
+	}
 	if err := r.readQuestion(ctx, j, q); err != nil {
-		return nil, err
+		return err
 	}
 	if q.Model != "" {
 		j.req.Model = q.Model
@@ -147,13 +181,17 @@ func (r *Router) question(ctx context.Context, q *Question) (_ *job, err error) 
 	if q.Priority != 0 {
 		j.req.Priority = -q.Priority
 	}
+	r.capPriority(j)
+	if err := r.isolate(j); err != nil {
+		return err
+	}
 	if err := r.findAdapter(j, q.Adapter); err != nil {
 		if j.req.Truncated && j.req.Model == "" && apierror.From(err).Reason == apierror.InvalidBody {
-			return nil, errCutBeforeModel() // the caller's body may well name one
+			return errCutBeforeModel() // the caller's body may well name one
 		}
-		return nil, err
+		return err
 	}
-	return j, r.place(ctx, j)
+	return r.place(ctx, j)
 }
 
 // findAdapter finds the pool of a question: the adapter's where one is named, which must be one of the
@@ -213,11 +251,14 @@ func (r *Router) readQuestion(ctx context.Context, j *job, q *Question) error {
 // Encode gives the token ids of a question's prompt, whole, and how they were found. It chooses
 // nothing.
 func (r *Router) Encode(ctx context.Context, q *Question) (_ *Answer, err error) {
-	j, err := r.question(ctx, q)
-	if err != nil {
+	j := r.newQuestion(ctx, q)
+	defer func() {
+		r.settleLimits(j, err)
+		j.tell(apierror.From(err))
+	}()
+	if err := r.question(ctx, j, q); err != nil {
 		return nil, err
 	}
-	defer func() { j.tell(apierror.From(err)) }()
 	j.needFull, j.wantIDs = true, true
 	if err := r.tokenize(ctx, j); err != nil {
 		return nil, err

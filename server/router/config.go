@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/secret"
 )
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
@@ -25,9 +27,35 @@ type Config struct {
 	// it off. It is for streams of chat and completions without tools, penalties, seeds, stop strings and the
 	// like (see adr/014), and asks engines for the token ids of prompt and answer.
 	ResumeStreams int `yaml:"resume_streams"`
+	// TenantSalt (on or off) keeps tenants apart in the engines' prefix caches: each request gets a cache_salt that
+	// is derived from its tenant and, when it has one, from its own. What replicas hold of a tenant's prompts then
+	// comes from that tenant alone, and so do kvpilot's predictions. Callers without a key are one tenant.
+	TenantSalt string `yaml:"tenant_salt"`
+	// TenantSaltSecret makes the salts unguessable. All routers of a fleet need the same one, of at least 16
+	// characters; with another one, what is cached is not found any more.
+	TenantSaltSecret secret.String `yaml:"tenant_salt_secret"`
+	// UnsaltedRoutes says what becomes of requests on routes that have no cache_salt while tenant_salt is on: refuse
+	// answers 501, pass sends them, and their blocks are shared among tenants.
+	UnsaltedRoutes string `yaml:"unsalted_routes"`
+	// ShowOverlap says to whom answers tell what replicas held of a prompt: auto withholds it from callers with a
+	// tenant, whom it would tell what others have sent, unless tenant_salt is on; always shows it.
+	ShowOverlap string `yaml:"show_overlap"`
 	// Headers says what answers tell about the choice.
 	Headers Headers `yaml:"headers"`
 }
+
+// The words of the settings.
+const (
+	SwitchOn       = "on"
+	SwitchOff      = "off"
+	UnsaltedRefuse = "refuse"
+	UnsaltedPass   = "pass"
+	ShowAuto       = "auto"
+	ShowAlways     = "always"
+)
+
+// minSecret bounds the salts' secret from below.
+const minSecret = 16
 
 // Headers switches the response headers that explain a choice.
 type Headers struct {
@@ -55,6 +83,9 @@ func DefaultConfig() Config {
 		TokenizeTimeout: 5 * time.Second,
 		MaxMessages:     16384,
 		MaxMembers:      4096,
+		TenantSalt:      SwitchOff,
+		UnsaltedRoutes:  UnsaltedRefuse,
+		ShowOverlap:     ShowAuto,
 		Headers:         Headers{Replica: true, Overlap: true, Policy: true, Decision: true, Overhead: true},
 	}
 }
@@ -73,6 +104,18 @@ func (c Config) Validate() error {
 	}
 	if c.ResumeStreams < 0 || c.ResumeStreams > maxResumes {
 		errs = append(errs, fmt.Errorf("resume_streams: %d is not between 0 and %d", c.ResumeStreams, maxResumes))
+	}
+	if c.TenantSalt != SwitchOn && c.TenantSalt != SwitchOff {
+		errs = append(errs, fmt.Errorf("tenant_salt: %q is neither on nor off", c.TenantSalt))
+	}
+	if n := len(c.TenantSaltSecret.Reveal()); c.TenantSalt == SwitchOn && n < minSecret {
+		errs = append(errs, fmt.Errorf("tenant_salt_secret: %d characters, tenant_salt needs at least %d", n, minSecret))
+	}
+	if c.UnsaltedRoutes != UnsaltedRefuse && c.UnsaltedRoutes != UnsaltedPass {
+		errs = append(errs, fmt.Errorf("unsalted_routes: %q is neither refuse nor pass", c.UnsaltedRoutes))
+	}
+	if c.ShowOverlap != ShowAuto && c.ShowOverlap != ShowAlways {
+		errs = append(errs, fmt.Errorf("show_overlap: %q is neither auto nor always", c.ShowOverlap))
 	}
 	return errors.Join(errs...)
 }

@@ -38,12 +38,13 @@ func (r *Router) explain(j *job, h http.Header) {
 	if show.Address {
 		h[HeaderAddress] = []string{c.Replica.URL}
 	}
-	if show.Overlap {
+	overlap := r.tellsOverlap(j.call)
+	if show.Overlap && overlap {
 		h[HeaderOverlap] = []string{strconv.Itoa(c.Held())}
 	}
 	if show.Policy {
 		h[HeaderPolicy] = []string{string(c.Decision.Policy)}
-		if c.Decision.Reason != "" { // there was a choice
+		if c.Decision.Reason != "" && overlap { // there was a choice; what decided it tells of the caches
 			h[HeaderChoice] = []string{string(c.Decision.Reason)}
 		}
 	}

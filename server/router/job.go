@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/prompt"
+	"github.com/kvpilot/kvpilot/server/quota"
 	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/resume"
@@ -50,6 +51,10 @@ type job struct {
 	refused *tokenizer.ClientFault
 	// wantIDs says that the caller asks for ids or overlaps, whether the policy looks at them or not.
 	wantIDs bool
+	// lowered says that the request claims a higher priority than its tenant may; isolated that it has its tenant's salt.
+	lowered, isolated bool
+	// grant is what the tenant's limits gave it; nil when nothing is limited, or when a reservation has it.
+	grant *quota.Grant
 	// body is what replicas receive: the client's bytes, or those with the model's name or the
 	// prompt's ids put in.
 	body []byte
@@ -111,6 +116,8 @@ func (j *job) usePool(p *registry.Pool) {
 		j.upload.rename(p.Served)
 	case j.req.Model != "":
 		j.body = j.req.WithModel(p.Served)
+	default:
+		j.body = j.req.Edit()
 	}
 }
 
@@ -121,14 +128,14 @@ func (j *job) ask(r *Router) *chooser.Request {
 		*a = chooser.Request{
 			ID: j.id, RequestID: j.call.RequestID,
 			Model: j.pool.Model, Served: j.pool.Served, Adapter: j.adapter,
-			Session: j.req.Session, Tenant: j.call.Tenant,
+			Session: j.apart(j.req.Session), Tenant: j.call.Tenant,
 			Priority: -j.req.Priority, ExpectedOutput: j.req.MaxTokens,
 			Unstreamed: !j.req.Stream, Bytes: j.size(),
 			Options: j.call.Options, Unread: j.req.Unread(), Samples: j.req.N, Holder: j.holder,
 		}
 		j.prompt(a)
 		if r.Chooser.ReadsText(j.pool.Model, &j.call.Options) {
-			a.Text = j.req.PromptText()
+			a.Text = j.apart(j.req.PromptText())
 		}
 	}
 	// The registry may have changed since the last attempt.
@@ -160,12 +167,9 @@ func (j *job) prompt(a *chooser.Request) {
 	if j.enc == nil {
 		return
 	}
-	a.PromptTokens, a.Estimated = j.enc.Tokens, !j.enc.Exact
+	a.PromptTokens, a.Estimated = j.tokens(), !j.enc.Exact
 	a.Longest = j.enc.Longest()
 	a.Answer = chooser.Answer(j.enc.Answer)
-	if have := int64(len(j.call.Body)); j.req.Truncated && have > 0 && j.fullSize > have {
-		a.PromptTokens = int(min(float64(j.enc.Tokens)*float64(j.fullSize)/float64(have), maxPrompt))
-	}
 	ns := blockhash.Namespace{Adapter: j.adapter, Salt: j.req.Salt}
 	switch {
 	case len(j.enc.IDs) > 0:
@@ -176,6 +180,14 @@ func (j *job) prompt(a *chooser.Request) {
 			return tokenizer.ApproximateHashes(nil, &j.req.Prompt, blockSize, ns)
 		}
 	}
+}
+
+// tokens is the number of the prompt's tokens; of a cut one, about.
+func (j *job) tokens() int {
+	if have := int64(len(j.call.Body)); j.req.Truncated && have > 0 && j.fullSize > have {
+		return int(min(float64(j.enc.Tokens)*float64(j.fullSize)/float64(have), maxPrompt))
+	}
+	return j.enc.Tokens
 }
 
 func (j *job) chose(c *chooser.Choice, at time.Time) {

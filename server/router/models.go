@@ -83,7 +83,11 @@ func mustJSON(v any) []byte {
 func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) error {
 	j := r.newJob(ctx, call)
 	r.metrics.begin()
-	err := r.stored(ctx, j, id, to)
+	var err error
+	defer func() { r.settleLimits(j, err) }()
+	if err = r.enter(j); err == nil {
+		err = r.stored(ctx, j, id, to)
+	}
 	r.finish(ctx, j, err)
 	return err
 }

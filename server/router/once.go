@@ -95,7 +95,7 @@ func (r *Router) claim(ctx context.Context, q *Question, name claimName, c *clai
 		return nil, err
 	}
 	c.answer = a
-	a.OnEnd(func() { r.claims.drop(name, c) })
+	a.OnEnd(func(chooser.Result) { r.claims.drop(name, c) })
 	return a, nil
 }
 

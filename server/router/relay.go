@@ -190,6 +190,7 @@ func (r *Router) begin(j *job, resp *upstream.Response, to Sink) error {
 		h.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
 	}
 	r.explain(j, h)
+	r.explainLimits(j, h)
 	return to.Begin(resp.Status, h)
 }
 

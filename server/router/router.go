@@ -16,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/kvblock"
 	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/quota"
 	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/span"
@@ -23,7 +24,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
-// Params are the parts that a Router joins. All but Bodies, Believe, Log, Meter and Tracer are required.
+// Params are the parts that a Router joins. All but Bodies, Limits, Believe, Log, Meter and Tracer are required.
 type Params struct {
 	Registry *registry.Registry
 	Tokens   *tokenizer.Pool
@@ -34,6 +35,8 @@ type Params struct {
 	Pins     *upstream.Pins
 	// Bodies remembers what was read from bodies; nil remembers nothing.
 	Bodies *openai.Memory
+	// Limits keeps tenants to their limits; nil has none.
+	Limits quota.Owner
 	// Attempts bounds the replicas that one request is tried on.
 	Attempts int
 	// Lease is the life of a reservation handed to an external caller who names none.
@@ -54,6 +57,8 @@ type Router struct {
 	tracer  trace.Tracer
 	metrics *metrics
 	claims  claims
+	// isolation is nil unless tenants have salts.
+	isolation *isolation
 }
 
 // New makes a Router.
@@ -68,7 +73,7 @@ func New(c Config, p Params) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Router{config: c, Params: p, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/router"), metrics: m, claims: claims{seed: maphash.MakeSeed()}}, nil
+	return &Router{config: c, Params: p, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/router"), metrics: m, claims: claims{seed: maphash.MakeSeed()}, isolation: newIsolation(c)}, nil
 }
 
 // Serve answers one call through to. An error is an *apierror.Error; it means that the Sink was
@@ -77,17 +82,26 @@ func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
 	j := r.newJob(ctx, call)
 	j.noteAdmission()
 	r.metrics.begin()
-	err := r.serve(ctx, j, to)
+	var err error
+	defer func() { r.settleLimits(j, err) }() // also when a handler panics
+	err = r.serve(ctx, j, to)
 	r.finish(ctx, j, err)
 	return err
 }
 
 func (r *Router) serve(ctx context.Context, j *job, to Sink) error {
+	if err := r.enter(j); err != nil {
+		return err
+	}
 	read := r.read
 	if j.call.Route.TakesForm() {
 		read = r.readForm
 	}
 	if err := read(ctx, j); err != nil {
+		return err
+	}
+	r.capPriority(j)
+	if err := r.isolate(j); err != nil {
 		return err
 	}
 	if err := r.findPool(j); err != nil {
@@ -97,6 +111,9 @@ func (r *Router) serve(ctx context.Context, j *job, to Sink) error {
 		return err
 	}
 	if err := r.tokenize(ctx, j); err != nil {
+		return err
+	}
+	if err := r.book(j, j.req.MaxTokens, false); err != nil {
 		return err
 	}
 	r.follow(j)

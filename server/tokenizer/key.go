@@ -78,6 +78,7 @@ func (k keyer) base(p *prompt.Prompt, replicas []*replica.Replica, generation ui
 	b = binary.AppendUvarint(b, generation)
 	str(p.Model)
 	str(rootOf(p.Model, replicas))
+	str(p.Apart)
 	for _, f := range p.Fields {
 		str(f.Name)
 		if len(f.Value) <= 128 {
