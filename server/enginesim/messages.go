@@ -18,6 +18,7 @@ type messagesRequest struct {
 	StopSequences stringList       `json:"stop_sequences"`
 	Stream        bool             `json:"stream"`
 	Tools         []jsontext.Value `json:"tools"`
+	CacheSalt     string           `json:"cache_salt"`
 }
 
 type anthropicUsage struct {
@@ -35,6 +36,9 @@ func (l *life) messagesChat(c *call) (*chatRequest, promptIDs, bool) {
 	}
 	chat := &chatRequest{Messages: req.Messages, Tools: anthropicTools(req.Tools)}
 	chat.Model, chat.MaxTokens, chat.Stream, chat.Stop = req.Model, req.MaxTokens, req.Stream, req.StopSequences
+	if l.features.messagesSalt {
+		chat.CacheSalt = req.CacheSalt
+	}
 	if len(req.System) > 0 && string(req.System) != "null" {
 		chat.Messages = append([]vocab.Message{{Role: "system", Content: req.System}}, req.Messages...)
 	}

@@ -191,6 +191,9 @@ func (r *Router) question(ctx context.Context, j *job, q *Question) error {
 		}
 		return err
 	}
+	if err := r.denyOld(j); err != nil {
+		return err
+	}
 	return r.place(ctx, j)
 }
 

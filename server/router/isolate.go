@@ -5,12 +5,15 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/openai"
+	"github.com/kvpilot/kvpilot/server/replica"
 )
 
 // isolation gives each tenant a cache_salt of its own, so that engines share no block between tenants; nil gives none.
@@ -115,6 +118,53 @@ func (r *Router) isolate(j *job) error {
 	j.req.Salt, j.req.Prompt.Salt, j.req.Prompt.Apart, j.isolated = salt, salt, j.call.Tenant, true
 	j.req.Impose(openai.Edit{Name: "cache_salt", Value: append(append([]byte{'"'}, salt...), '"')})
 	return nil
+}
+
+// saltedSince is the first 0.x version of vLLM that is known to take a cache_salt on the route; 0 is any.
+func (j *job) saltedSince() int {
+	switch j.call.Route {
+	case openai.RouteAny, openai.RouteChat, openai.RouteCompletions, openai.RouteResponses:
+		return 0
+	default:
+		if strings.HasSuffix(j.path(), "/generate") {
+			return 0
+		}
+		return 32 // 0.12 has none on these, and one between did not have them all
+	}
+}
+
+// denyOld keeps the request away from replicas whose vLLM ignores a cache_salt on its route.
+func (r *Router) denyOld(j *job) error {
+	if !j.isolated || r.isolation.pass {
+		return nil
+	}
+	since := j.saltedSince()
+	var old []replica.ID
+	for _, rep := range j.pool.Replicas {
+		if olderThan(rep.Version, since) {
+			old = append(old, rep.ID)
+		}
+	}
+	switch {
+	case len(old) == 0:
+		return nil
+	case len(old) == len(j.pool.Replicas):
+		return apierror.New(apierror.NotSupported, "the replicas' vLLM has no cache_salt on this route, which this router needs to keep tenants apart (router.unsalted_routes)", nil)
+	}
+	o := &j.call.Options
+	o.Denied = append(slices.Clip(o.Denied), old...)
+	return nil
+}
+
+// olderThan reports whether a version is 0.x with a smaller x; one that cannot be read is not.
+func olderThan(version string, minor int) bool {
+	rest, ok := strings.CutPrefix(version, "0.")
+	if !ok {
+		return false
+	}
+	text, _, _ := strings.Cut(rest, ".")
+	n, err := strconv.Atoi(text)
+	return err == nil && n < minor && !strings.Contains(version, "dev")
 }
 
 // apart is a key of the caller's own by which its requests are kept together: other tenants' is another one.

@@ -67,6 +67,7 @@ func TestItem6EachTenantHasASaltOfItsOwn(t *testing.T) {
 			}
 		}
 	}
+	passes := salted(t, f, saltKey, router.UnsaltedPass)
 	want := saltOf(t, f, r, "a", openai.RouteChat, "/v1/chat/completions", `{"model":"m","messages":[]}`)
 	for path, body := range map[string]string{
 		"/v1/completions":            `{"model":"m","prompt":"x"}`,
@@ -80,7 +81,13 @@ func TestItem6EachTenantHasASaltOfItsOwn(t *testing.T) {
 		"/v1/chat/completions/batch": `{"model":"m","messages":[[]]}`,
 		"/inference/v1/generate":     `{"model":"m","token_ids":[1]}`,
 	} {
-		if got := saltOf(t, f, r, "a", openai.RouteOf(path), path, body); got != want {
+		old := path != "/v1/completions" && path != "/v1/responses" && path != "/inference/v1/generate"
+		call := chat(body)
+		call.Route, call.Path, call.Tenant = openai.RouteOf(path), path, "a"
+		if err := r.Serve(t.Context(), call, &client{}); old != (reasonOf(err) == apierror.NotSupported) {
+			t.Errorf("%s on vLLM 0.17: %v, refused should be %v", path, err, old)
+		}
+		if got := saltOf(t, f, passes, "a", openai.RouteOf(path), path, body); got != want {
 			t.Errorf("%s: salt %q, want %q", path, got, want)
 		}
 	}

@@ -107,6 +107,9 @@ func (r *Router) serve(ctx context.Context, j *job, to Sink) error {
 	if err := r.findPool(j); err != nil {
 		return err
 	}
+	if err := r.denyOld(j); err != nil {
+		return err
+	}
 	if err := r.place(ctx, j); err != nil {
 		return err
 	}
