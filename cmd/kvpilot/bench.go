@@ -14,5 +14,6 @@ func newBenchCommand() *cobra.Command {
 	bench.AddCommand(newBenchTokenizeCommand())
 	bench.AddCommand(newBenchStreamCommand())
 	bench.AddCommand(newBenchObserveCommand())
+	bench.AddCommand(newBenchTenantsCommand())
 	return bench
 }

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvpilot/kvpilot/cmd/kvpilot/internal/tenantbench"
+)
+
+// newBenchTenantsCommand measures how tenants share a fleet.
+func newBenchTenantsCommand() *cobra.Command {
+	o := tenantbench.Defaults()
+	var log bool
+	cmd := &cobra.Command{
+		Use:   "tenants",
+		Short: "Measure how two tenants of weights 1 and 3 share a fleet, and what a third one waits",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if o.Self, err = os.Executable(); err != nil {
+				return err
+			}
+			to, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			defer to.Close()
+			if log {
+				return tenantbench.Run(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			}
+			return tenantbench.Run(cmd.Context(), o, cmd.OutOrStdout(), to)
+		},
+	}
+	flags := cmd.Flags()
+	flags.IntVar(&o.Replicas, "replicas", o.Replicas, "simulated replicas")
+	flags.IntVar(&o.Loops, "loops", o.Loops, "requests that each busy tenant has under way")
+	flags.IntVar(&o.Prompt, "prompt", o.Prompt, "mean tokens of a prompt")
+	flags.IntVar(&o.Answer, "answer", o.Answer, "tokens of an answer")
+	flags.DurationVar(&o.Warm, "warm", o.Warm, "time before anything counts")
+	flags.DurationVar(&o.For, "for", o.For, "time that counts")
+	flags.DurationVar(&o.Alone, "alone", o.Alone, "time that the third tenant has the fleet to itself")
+	flags.DurationVar(&o.Every, "every", o.Every, "mean time between the third tenant's requests")
+	flags.StringArrayVar(&o.Set, "set", nil, "a setting of the router, as kvpilot serve --set")
+	flags.StringArrayVar(&o.Sim, "sim", nil, "a flag of the replicas, as --sim=--prefill-rate=4000")
+	flags.BoolVar(&log, "log", false, "show what router and replicas say")
+	return cmd
+}
