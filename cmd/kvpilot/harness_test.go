@@ -126,7 +126,12 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 	t.Cleanup(f.stop)
 	f.http, f.grpc, f.admin = f.addresses(served)
 	f.eventually("every replica is ready", func() bool {
-		resp, err := http.Get("http://" + f.http + "/kvpilot/v1/replicas")
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+f.http+"/kvpilot/v1/replicas", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer key-of-a-") // for settings with keys
+		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			return false
 		}

@@ -77,7 +77,7 @@ func (s *routing) WatchDecisions(in *kvpilotv1.WatchDecisionsRequest, out grpc.S
 // ScoreOverlap makes a dry run and tells what it saw.
 func (s *routing) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRequest) (*kvpilotv1.ScoreOverlapResponse, error) {
 	q := s.api.question(ctx)
-	q.Model, q.Adapter, q.Salt, q.DryRun = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), true
+	q.Model, q.Adapter, q.Salt, q.DryRun, q.Explain = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), true, true
 	switch p := in.GetPrompt().(type) {
 	case *kvpilotv1.ScoreOverlapRequest_TokenIds:
 		q.IDs = p.TokenIds.GetIds()
