@@ -9,7 +9,7 @@ import (
 )
 
 // Choice is a decision and, when it was booked, the handle of its reservation. Send the request
-// to URL with RequestHeaders, and say how it fares: PrefillDone with the first token, Progress now
+// to URL with RequestHeaders, and with CacheSalt in its body when that is not empty, and say how it fares: PrefillDone with the first token, Progress now
 // and then, Release at the end, whatever the end is. The load is believed to be there until
 // then, or until the lease runs out because nobody reported.
 //

@@ -71,6 +71,7 @@ type Line struct {
 	soonest time.Time          // no ticket's deadline is before it; zero: none has one; guarded by mu
 	number  uint64             // of tickets so far; guarded by mu
 	out     []*Ticket          // pushed out by other tenants' requests; guarded by mu
+	pushed  atomic.Int64       // how many those are
 }
 
 // NewLine opens a line.
@@ -240,13 +241,14 @@ func (l *Line) settle(touched []*tenant) {
 // Expired takes out the tickets whose deadline has passed and returns them, with those that had to make room for
 // other tenants' since the last call; Why tells them apart.
 func (l *Line) Expired(now time.Time) []*Ticket {
-	if l.count.Load() == 0 {
+	if l.count.Load() == 0 && l.pushed.Load() == 0 {
 		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := l.out
 	l.out = nil
+	l.pushed.Store(0)
 	if l.soonest.IsZero() || l.soonest.After(now) {
 		return out
 	}
@@ -285,6 +287,7 @@ func (l *Line) Drain() []*Ticket {
 		out = append(out, who.tickets...)
 	}
 	l.out, l.active, l.clock = nil, nil, 0
+	l.pushed.Store(0)
 	clear(l.tenants)
 	return out
 }

@@ -161,6 +161,7 @@ func (l *Line) makeRoom(who *tenant, places, bytes int) bool {
 		l.queue.metrics.refuse(ErrShare)
 	}
 	l.out = append(l.out, out...)
+	l.pushed.Store(int64(len(l.out)))
 	return true
 }
 

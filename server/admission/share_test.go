@@ -185,6 +185,20 @@ func TestAFullQueueMakesRoomForWhoHasLess(t *testing.T) {
 	}
 }
 
+// Who was pushed out is told so even when everybody else has left before the next look.
+func TestWhoIsPushedOutOfALineThatEmptiesIsTold(t *testing.T) {
+	_, l := weighted(t, nil, func(c *admission.Config) { c.MaxRequests = 2 })
+	rest := []*admission.Ticket{push(t, l, epoch, &admission.Ticket{Tenant: "a"})}
+	last := push(t, l, epoch, &admission.Ticket{Tenant: "a", Work: 1})
+	rest = append(rest, push(t, l, epoch, &admission.Ticket{Tenant: "b"}))
+	for _, tk := range rest {
+		l.Remove(tk)
+	}
+	if out := l.Expired(epoch); l.Len() != 0 || len(out) != 1 || out[0] != last {
+		t.Errorf("%d wait, out goes %v", l.Len(), out)
+	}
+}
+
 // The line against the simplest correct version: shares that are summed up and compared anew for each release.
 func TestSharesAgreeWithAPlainSum(t *testing.T) {
 	weights := map[string]float64{"a": 1, "b": 3, "c": 0.5, "d": 1}

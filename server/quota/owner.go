@@ -119,14 +119,22 @@ type State struct {
 
 // Set puts the account into headers, by the names that OpenAI uses.
 func (s State) Set(h http.Header) {
+	if s.Requests <= 0 && s.Tokens <= 0 {
+		return
+	}
+	values := new([6]string)
+	set := func(i int, name, value string) {
+		values[i] = value
+		h[name] = values[i : i+1 : i+1]
+	}
 	if s.Requests > 0 {
-		h["X-Ratelimit-Limit-Requests"] = []string{strconv.Itoa(s.Requests)}
-		h["X-Ratelimit-Remaining-Requests"] = []string{strconv.Itoa(s.RequestsLeft)}
-		h["X-Ratelimit-Reset-Requests"] = []string{s.RequestsReset.String()}
+		set(0, "X-Ratelimit-Limit-Requests", strconv.Itoa(s.Requests))
+		set(1, "X-Ratelimit-Remaining-Requests", strconv.Itoa(s.RequestsLeft))
+		set(2, "X-Ratelimit-Reset-Requests", s.RequestsReset.String())
 	}
 	if s.Tokens > 0 {
-		h["X-Ratelimit-Limit-Tokens"] = []string{strconv.Itoa(s.Tokens)}
-		h["X-Ratelimit-Remaining-Tokens"] = []string{strconv.Itoa(s.TokensLeft)}
-		h["X-Ratelimit-Reset-Tokens"] = []string{s.TokensReset.String()}
+		set(3, "X-Ratelimit-Limit-Tokens", strconv.Itoa(s.Tokens))
+		set(4, "X-Ratelimit-Remaining-Tokens", strconv.Itoa(s.TokensLeft))
+		set(5, "X-Ratelimit-Reset-Tokens", s.TokensReset.String())
 	}
 }

@@ -95,12 +95,11 @@ func (t *tenant) admit(g *Grant, now time.Time) (_ *Refusal, open bool) {
 	if limit := t.limits.inFlight; limit > 0 && t.inFlight >= limit {
 		return t.refuse(CauseInFlight, t.nextEnd(), now), true
 	}
-	if t.requests != nil {
-		r := t.requests.ReserveN(now, 1)
-		if wait := r.DelayFrom(now); wait > 0 {
-			r.CancelAt(now)
-			return t.refuse(CauseRequests, wait, now), true
-		}
+	if t.requests != nil && !t.requests.AllowN(now, 1) {
+		r := t.requests.ReserveN(now, 1) // to see how long it would wait
+		wait := r.DelayFrom(now)
+		r.CancelAt(now)
+		return t.refuse(CauseRequests, wait, now), true
 	}
 	t.inFlight++
 	t.counted.admitted++

@@ -181,7 +181,7 @@ func cut(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
 // fleet is a router before engines.
 type fleet struct {
-	t       *testing.T
+	t       testing.TB
 	router  *router.Router
 	params  router.Params
 	book    *load.Book
@@ -194,7 +194,7 @@ type fleet struct {
 }
 
 // start makes a router before n engines that all answer "ok", and waits until it sees them.
-func start(t *testing.T, n int, change func(*router.Params, *chooser.Config, *registry.Config)) *fleet {
+func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *registry.Config)) *fleet {
 	t.Helper()
 	f := &fleet{t: t}
 	rc := registry.DefaultConfig()
@@ -247,7 +247,7 @@ func start(t *testing.T, n int, change func(*router.Params, *chooser.Config, *re
 }
 
 // wired has the parts of a router know the ranks that a registry finds.
-func wired(t *testing.T, book *load.Book, index *kvindex.Index, c *chooser.Chooser) registry.Params {
+func wired(t testing.TB, book *load.Book, index *kvindex.Index, c *chooser.Chooser) registry.Params {
 	return registry.Params{
 		OnRankAdded: func(slot replica.Slot, r *replica.Replica, rank int) {
 			book.AddRank(slot)
@@ -263,7 +263,7 @@ func wired(t *testing.T, book *load.Book, index *kvindex.Index, c *chooser.Choos
 }
 
 // running starts what runs beside a router; stop ends it.
-func running(t *testing.T, p router.Params) (stop func()) {
+func running(t testing.TB, p router.Params) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	for _, run := range []func(context.Context) error{p.Registry.Run, p.Tokens.Run, p.Upstream.Run, p.Chooser.Run} {
@@ -276,7 +276,7 @@ func running(t *testing.T, p router.Params) (stop func()) {
 	return func() { cancel(); all.Wait() }
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

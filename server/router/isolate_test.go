@@ -13,7 +13,7 @@ import (
 )
 
 // salted is a router as f's, with tenant_salt on.
-func salted(t *testing.T, f *fleet, key, unsalted string) *router.Router {
+func salted(t testing.TB, f *fleet, key, unsalted string) *router.Router {
 	t.Helper()
 	c := router.DefaultConfig()
 	c.TenantSalt, c.TenantSaltSecret, c.UnsaltedRoutes = router.SwitchOn, secret.New(key), unsalted
