@@ -38,7 +38,7 @@ func (f *fleet) failed() error {
 
 // startFleet starts the processes and waits until the router takes requests.
 func startFleet(ctx context.Context, o Options, file string, log io.Writer) (*fleet, error) {
-	ports, err := freePorts(o.Replicas + 3)
+	ports, err := freePorts(ctx, o.Replicas+3)
 	if err != nil {
 		return nil, err
 	}
@@ -83,10 +83,10 @@ func startFleet(ctx context.Context, o Options, file string, log io.Writer) (*fl
 }
 
 // freePorts are addresses that nobody listens on now.
-func freePorts(n int) ([]string, error) {
+func freePorts(ctx context.Context, n int) ([]string, error) {
 	var list []string
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, err
 		}
