@@ -67,12 +67,12 @@ func playTenants(t *testing.T, trace *Trace, replicas int, share func(string) fl
 }
 
 // Item 9, with the whole choice over engines in virtual time: two tenants of weights 1 and 3 have more to do than
-// eight replicas can, and a third sends a prompt now and then. What the third waits longer than alone is bounded by
+// four replicas can, and a third sends a prompt now and then. What the third waits longer than alone is bounded by
 // what an engine cannot stop: the step that it is in, the full step that waits behind it, and that its own last step
 // is filled up with others' prompts.
 func TestItem9TenantsShareAFleetByWeight(t *testing.T) {
-	const replicas, prompt = 8, 4096
-	flood := map[string]int{"a": 64 * replicas, "b": 64 * replicas}
+	const replicas, prompt = 4, 4096
+	flood := map[string]int{"a": 40 * replicas, "b": 40 * replicas}
 	idle := func(s *sim) (p50, p99 float64) {
 		var w []float64
 		for i := range s.trace.Calls {
@@ -84,8 +84,8 @@ func TestItem9TenantsShareAFleetByWeight(t *testing.T) {
 		return w[len(w)/2], w[len(w)*99/100]
 	}
 	share := func(name string) float64 { return map[string]float64{"a": 1, "b": 3}[name] }
-	alone50, alone99 := idle(playTenants(t, tenantTrace(nil, 0, 4096, 100, 200, prompt, 1), replicas, share))
-	s := playTenants(t, tenantTrace(flood, 8, 4096, 100, 200, prompt, 1), replicas, share)
+	alone50, alone99 := idle(playTenants(t, tenantTrace(nil, 0, 4096, 40, 120, prompt, 2), replicas, share))
+	s := playTenants(t, tenantTrace(flood, 10, 4096, 40, 120, prompt, 2), replicas, share)
 	p50, p99 := idle(s)
 
 	last := map[string]float64{}
@@ -110,7 +110,7 @@ func TestItem9TenantsShareAFleetByWeight(t *testing.T) {
 		t.Errorf("p99 of the third's first token is %.3f s, alone %.3f s: more than three steps of %.3f s longer", p99, alone99, step)
 	}
 
-	one := tenantTrace(flood, 8, 4096, 100, 200, prompt, 1) // and as it is when nobody is told apart
+	one := tenantTrace(flood, 10, 4096, 40, 120, prompt, 2) // and as it is when nobody is told apart
 	for i := range one.Calls {
 		one.Calls[i].Tenant = ""
 	}
