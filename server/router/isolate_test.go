@@ -171,3 +171,20 @@ func TestItem6WhoSeesOverlap(t *testing.T) {
 		}
 	}
 }
+
+// What the router remembers of a tenant's prompts is no faster for another one.
+func TestItem6TokenIDsAreRememberedByTenant(t *testing.T) {
+	f := start(t, 1, nil)
+	r := salted(t, f, saltKey, router.UnsaltedRefuse)
+	for _, c := range []struct {
+		tenant string
+		want   int
+	}{{"a", 1}, {"a", 1}, {"b", 2}, {"b", 2}, {"a", 2}} {
+		call := chat("")
+		call.Tenant = c.tenant
+		must(t, r.Serve(t.Context(), call, &client{}))
+		if n := f.engines[0].asked(); n != c.want {
+			t.Errorf("after a request of %s the engine was asked for ids %d times, want %d", c.tenant, n, c.want)
+		}
+	}
+}

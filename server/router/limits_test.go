@@ -295,3 +295,51 @@ func TestARefusalSaysWhenThereIsRoom(t *testing.T) {
 		t.Errorf("the engine got %d requests", n)
 	}
 }
+
+// A reservation keeps what it has been given until it ends, and is settled by what its holder tells.
+func TestAReservationIsSettledWhenItEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		result *chooser.Result // nil: the lease runs out
+		want   quota.Usage
+	}{
+		"told":     {&chooser.Result{End: decision.EndCompleted, PromptTokens: 20, OutputTokens: 30, CachedTokens: -1}, quota.Usage{Charge: quota.ChargeUsage, Prompt: 20, Output: 30}},
+		"not told": {&chooser.Result{End: decision.EndCompleted, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}, quota.Usage{Charge: quota.ChargeBooked}},
+		"canceled": {&chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4}},
+		"failed":   {&chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}, quota.Usage{}},
+		"expired":  {nil, quota.Usage{Charge: quota.ChargeBooked}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAccount(t, quota.Config{quota.Default: {InFlight: 1, ReservedTokens: 1000}})
+			f := start(t, 1, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Limits = a })
+			ctx, stop := context.WithCancel(t.Context())
+			var sweeping sync.WaitGroup
+			sweeping.Go(func() { _ = f.book.Run(ctx) })
+			defer func() { stop(); sweeping.Wait() }()
+			lease := time.Minute
+			if c.result == nil {
+				lease = 50 * time.Millisecond
+			}
+			answer, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Text: "x", Reserve: true, ExpectedOutput: 10, Lease: lease})
+			must(t, err)
+			if c.result != nil {
+				if _, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Text: "y", Reserve: true}); reasonOf(err) != apierror.RateLimitExceeded {
+					t.Errorf("while it lives, another one: %v", err)
+				}
+				f.chooser.Finish(answer.Decision.ID, answer.Decision.Attempt, *c.result)
+				f.chooser.Finish(answer.Decision.ID, answer.Decision.Attempt, *c.result)
+			}
+			f.eventually("it is settled", func() bool {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				return len(a.charges) == 1
+			})
+			a.check(t)
+			if got := a.last(t); got != c.want {
+				t.Errorf("settled by %+v, want %+v", got, c.want)
+			}
+			if _, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Text: "z", DryRun: true}); err != nil {
+				t.Errorf("afterwards: %v", err)
+			}
+		})
+	}
+}
