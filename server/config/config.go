@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvpilot/kvpilot/server/admin"
+	"github.com/kvpilot/kvpilot/server/audit"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decisionlog"
 	"github.com/kvpilot/kvpilot/server/enginestats"
@@ -44,6 +45,8 @@ type Config struct {
 	Upstream upstream.Config `yaml:"upstream"`
 	// The memory of decisions.
 	Decisions decisionlog.Config `yaml:"decisions"`
+	// The record of who did what.
+	Audit audit.Config `yaml:"audit"`
 	// Who may call, and what callers may ask for.
 	API grpcapi.Config `yaml:"api"`
 	// The REST surface.
@@ -68,6 +71,7 @@ func Default() Config {
 		EngineStats: enginestats.DefaultConfig(),
 		Upstream:    upstream.DefaultConfig(),
 		Decisions:   decisionlog.DefaultConfig(),
+		Audit:       audit.DefaultConfig(),
 		API:         grpcapi.DefaultConfig(),
 		Gateway:     gateway.DefaultConfig(),
 		Admin:       admin.DefaultConfig(),
@@ -89,6 +93,7 @@ func (c Config) Validate() error {
 		within("enginestats", c.EngineStats.Validate()),
 		within("upstream", c.Upstream.Validate()),
 		within("decisions", c.Decisions.Validate()),
+		within("audit", c.Audit.Validate()),
 		within("api", c.API.Validate()),
 		within("gateway", c.Gateway.Validate()),
 		within("admin", c.Admin.Validate()),

@@ -178,10 +178,13 @@ func (l *Log) FindRequest(requestID string) []Entry {
 type Filter struct {
 	Model   string
 	Replica string
+	// Own lets only the decisions of Tenant through, which may be empty.
+	Own    bool
+	Tenant string
 }
 
 func (f Filter) lets(d *decision.Decision) bool {
-	if f.Model != "" && d.Model != f.Model {
+	if f.Own && d.Tenant != f.Tenant || f.Model != "" && d.Model != f.Model {
 		return false
 	}
 	if f.Replica == "" {
