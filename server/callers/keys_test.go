@@ -275,3 +275,22 @@ func benchIdentify(b *testing.B, cs *callers.Callers, by callers.Credentials) {
 		}
 	}
 }
+
+func FuzzCredentials(f *testing.F) {
+	cs := mustNew(f, config(key("team", "plain-key-1"), callers.Key{Name: "edge", Key: secret.New("gateway-key-1"), Roles: []string{"gateway", "infer"}}), callers.Params{})
+	f.Add("plain-key-1", "Bearer gateway-key-1", "customer")
+	f.Add("", "bearer\tgateway-key-1", " x")
+	f.Add("gateway-key-1", "Basic eDp5", "a\x00b")
+	f.Fuzz(func(t *testing.T, header, authorization, tenant string) {
+		who, err := cs.Identify(callers.Credentials{Key: header, Authorization: authorization, Tenant: tenant})
+		if err != nil {
+			return
+		}
+		switch {
+		case !strings.Contains(header+" "+authorization, "plain-key-1") && !strings.Contains(header+" "+authorization, "gateway-key-1"):
+			t.Errorf("%q, %q is %+v", header, authorization, who)
+		case who.Name == "team" && who.Tenant != "team", caller.CheckTenant(who.Tenant) != nil, who.May(caller.Admin | caller.Observe):
+			t.Errorf("%q, %q, %q is %+v", header, authorization, tenant, who)
+		}
+	})
+}
