@@ -4,7 +4,9 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -149,10 +151,20 @@ func TestAKeysFileIsReadAgain(t *testing.T) {
 	}
 	write("team:first-key-1\n")
 	synctest.Test(t, func(t *testing.T) {
-		var read []error
+		var mu sync.Mutex
+		var list []error // guarded by mu
+		read := func() []error {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(list)
+		}
 		c := config(key("fixed", "settings-key"))
 		c.KeysFile = file
-		cs := mustNew(t, c, callers.Params{OnRead: func(_ callers.Source, err error) { read = append(read, err) }})
+		cs := mustNew(t, c, callers.Params{OnRead: func(_ callers.Source, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			list = append(list, err)
+		}})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- cs.Run(ctx) }()
@@ -161,30 +173,30 @@ func TestAKeysFileIsReadAgain(t *testing.T) {
 			return err == nil
 		}
 		time.Sleep(5 * time.Second)
-		if len(read) != 0 || !known("first-key-1") {
-			t.Errorf("an unchanged file was read %d times", len(read))
+		if len(read()) != 0 || !known("first-key-1") {
+			t.Errorf("an unchanged file was read %d times", len(read()))
 		}
 		write("team:second-key\n")
 		time.Sleep(3 * time.Second)
-		if len(read) != 1 || read[0] != nil || known("first-key-1") || !known("second-key") || !known("settings-key") {
-			t.Errorf("after a change: %v", read)
+		if len(read()) != 1 || read()[0] != nil || known("first-key-1") || !known("second-key") || !known("settings-key") {
+			t.Errorf("after a change: %v", read())
 		}
 		write("team:x\n")
 		time.Sleep(3 * time.Second)
-		if len(read) != 2 || read[1] == nil || !known("second-key") {
-			t.Errorf("after a broken file: %v", read)
+		if len(read()) != 2 || read()[1] == nil || !known("second-key") {
+			t.Errorf("after a broken file: %v", read())
 		}
 		if err := os.Remove(file); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(3 * time.Second)
-		if len(read) != 2 || !known("second-key") {
-			t.Errorf("after the file was removed: %v", read)
+		if len(read()) != 2 || !known("second-key") {
+			t.Errorf("after the file was removed: %v", read())
 		}
 		write("team:third-key-1\n")
 		time.Sleep(3 * time.Second)
-		if len(read) != 3 || !known("third-key-1") || known("second-key") {
-			t.Errorf("after it came back: %v", read)
+		if len(read()) != 3 || !known("third-key-1") || known("second-key") {
+			t.Errorf("after it came back: %v", read())
 		}
 		stop()
 		if err := <-done; err != nil {

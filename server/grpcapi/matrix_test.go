@@ -2,6 +2,7 @@ package grpcapi_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,12 +45,13 @@ func TestRolesOfEachMethod(t *testing.T) {
 					}
 				}
 				for _, role := range append(roles, "") {
-					code := invoke(t, r.socket, service, m, role)
-					letIn := code != codes.PermissionDenied && code != codes.Unauthenticated
-					mayIn := false
-					for _, letter := range allowed {
-						mayIn = mayIn || role != "" && role[0] == byte(letter)
+					mayIn := role != "" && strings.ContainsRune(allowed, rune(role[0]))
+					limit := 30 * time.Second
+					if mayIn { // some that are let in go on
+						limit = 100 * time.Millisecond
 					}
+					code := invoke(t, r.socket, service, m, role, limit)
+					letIn := code != codes.PermissionDenied && code != codes.Unauthenticated
 					if letIn != mayIn || role == "" && code != codes.Unauthenticated {
 						t.Errorf("%s with the role %q: %s", m.FullName(), role, code)
 					}
@@ -61,16 +63,16 @@ func TestRolesOfEachMethod(t *testing.T) {
 }
 
 // invoke calls a method with an empty message and returns its code; DeadlineExceeded for one that goes on.
-func invoke(t *testing.T, conn grpc.ClientConnInterface, service protoreflect.ServiceDescriptor, m protoreflect.MethodDescriptor, role string) codes.Code {
+func invoke(t *testing.T, conn grpc.ClientConnInterface, service protoreflect.ServiceDescriptor, m protoreflect.MethodDescriptor, role string, limit time.Duration) codes.Code {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	if role != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "x-api-key", role+"-key-0001")
 	}
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/"+string(service.FullName())+"/"+string(m.Name()))
 	if err != nil {
-		t.Fatal(err)
+		return status.Code(err)
 	}
 	_ = stream.SendMsg(dynamicpb.NewMessage(m.Input())) // the answer says whether it was taken
 	_ = stream.CloseSend()
