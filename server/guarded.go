@@ -44,7 +44,7 @@ func (s *Server) guardListener(setting string, at net.Addr) {
 		}
 		return
 	}
-	if s.surfaces.api.Keys() == nil {
+	if s.surfaces.callers.Open() {
 		s.parts.log.Warn("anybody who can reach this address may use it: no API keys are set (api.keys_file)", "setting", setting, "address", at.String())
 	}
 }

@@ -148,7 +148,7 @@ func declared(t *testing.T) []instrument {
 		t.Fatal(err)
 	}
 	source := &consoleSource{parts: p, began: time.Now(), ready: p.ready, traces: &traceRing{}}
-	if _, err := newSurfaces(c, tel, p, source); err != nil {
+	if _, err := newSurfaces(c, tel, p, source, nil); err != nil {
 		t.Fatal(err)
 	}
 	var list []instrument

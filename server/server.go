@@ -81,7 +81,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 		policy: console.Policy{Name: string(c.Chooser.Policy), Shadow: string(c.Chooser.Shadow)},
 		tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server"),
 	}
-	if s.surfaces, err = newSurfaces(c, t, s.parts, source); err != nil {
+	if s.surfaces, err = newSurfaces(c, t, s.parts, source, p.LogTo); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -108,7 +108,7 @@ func (s *Server) Run(ctx context.Context) error {
 	background := append(s.parts.background(), component{"health", func(ctx context.Context) error {
 		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
 	}})
-	background = append(background, component{"guard", s.surfaces.door.Run})
+	background = append(background, component{"guard", s.surfaces.door.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
 	crew := newCrew(len(background) + len(doors))
 	crew.start(working, background...)
 	serving, shut := context.WithCancel(working)
@@ -162,6 +162,10 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 	if err != nil {
 		return nil, at, err
 	}
+	adminSecure, err := adminTLS(s.config.Listen)
+	if err != nil {
+		return nil, at, err
+	}
 	for _, d := range []struct {
 		setting string
 		given   net.Listener
@@ -172,7 +176,7 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 	}{
 		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) door { return httpDoor("http", l, s.surfaces.http) }},
 		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) door { return grpcDoor("grpc", l, s.surfaces.grpc) }},
-		{"listen.admin", l.Admin, s.config.Listen.Admin, nil, &at.Admin, func(l net.Listener) door { return httpDoor("admin", l, s.surfaces.admin) }},
+		{"listen.admin", l.Admin, s.config.Listen.Admin, adminSecure, &at.Admin, func(l net.Listener) door { return httpDoor("admin", l, s.surfaces.admin) }},
 	} {
 		listener := d.given
 		if listener == nil {

@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 
@@ -13,6 +15,8 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/admin"
 	"github.com/kvpilot/kvpilot/server/admin/console"
+	"github.com/kvpilot/kvpilot/server/audit"
+	"github.com/kvpilot/kvpilot/server/callers"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/gateway"
 	"github.com/kvpilot/kvpilot/server/grpcapi"
@@ -32,18 +36,28 @@ type surfaces struct {
 	// wrongHost answers requests for other hosts.
 	wrongHost http.Handler
 	api       *grpcapi.API
+	callers   *callers.Callers
+	audit     *audit.Log
 }
 
-func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource) (*surfaces, error) {
+func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource, logTo io.Writer) (*surfaces, error) {
+	record, err := audit.New(c.Audit, audit.Params{Stderr: logTo, Log: p.part("audit"), Meter: t.Meters()})
+	if err != nil {
+		return nil, err
+	}
+	who, err := callers.New(c.API.Callers(), callers.Params{Log: p.part("callers"), Meter: t.Meters(), OnRead: recordReads(record)})
+	if err != nil {
+		return nil, fmt.Errorf("api.%w", err)
+	}
 	api, err := grpcapi.New(c.API, grpcapi.Params{
 		Router: p.router, Lifecycle: p.chooser, Book: p.book, Registry: p.registry, Decisions: p.decisions, Tokens: p.tokens,
 		Choice: c.Chooser, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
-		Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
+		Callers: who, Audit: record, Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	s := &surfaces{health: health.NewServer(), api: api, budget: guard.NewBudget(c.Gateway.MaxBodiesBytes)}
+	s := &surfaces{health: health.NewServer(), api: api, callers: who, audit: record, budget: guard.NewBudget(c.Gateway.MaxBodiesBytes)}
 	if err := s.openREST(c, t, p, api, source.ready); err != nil {
 		return nil, err
 	}
@@ -56,20 +70,20 @@ func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *cons
 	}
 	s.admin = httpServer(c.Listen, guardAdmin(c, admin.Handler(c.Admin, admin.Params{
 		Ready: source.ready, Metrics: t.MetricsHandler(), Console: page,
-		Authorized: func(r *http.Request) bool { return authorized(api.Keys(), r) },
+		Allow: api.AllowAdmin,
 	})), p.part("admin"))
 	return s, nil
 }
 
-// authorized reports whether a request shows an API key: as API callers send it, or as a browser
-// does, as the password of basic authentication.
-func authorized(keys *grpcapi.Keys, r *http.Request) bool {
-	h := r.Header
-	if _, password, ok := r.BasicAuth(); ok {
-		h = http.Header{"X-Api-Key": {password}}
+// recordReads records that credentials were read again.
+func recordReads(to *audit.Log) func(callers.Source, error) {
+	return func(source callers.Source, err error) {
+		e := audit.Event{Kind: audit.Settings, Outcome: audit.OK, Target: string(source)}
+		if err != nil {
+			e.Outcome, e.Detail = "failed", err.Error()
+		}
+		to.Write(e)
 	}
-	_, err := keys.Authorize(h)
-	return err == nil
 }
 
 // openREST makes the REST surface: grpc-gateway over the in-process hop.
@@ -81,10 +95,7 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 		},
 	})
 	api.Register(hop)
-	params := gateway.Params{Conn: hop, Ready: ready, Budget: s.budget, Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator()}
-	if api.Keys() != nil {
-		params.Authorize = api.Authorize
-	}
+	params := gateway.Params{Conn: hop, Ready: ready, Budget: s.budget, Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator(), Authorize: api.Authorize}
 	g, err := gateway.New(c.Gateway, params)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package server
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"os"
 	"sync"
@@ -32,11 +33,81 @@ func serverTLS(l config.Listen) (*tls.Config, error) {
 	if l.TLSCert == "" {
 		return nil, nil
 	}
-	c := &certificate{certFile: l.TLSCert, keyFile: l.TLSKey}
-	if _, err := c.get(nil); err != nil {
-		return nil, fmt.Errorf("listen.tls_cert: %w", err)
+	return doorTLS("listen.tls_cert", l.TLSCert, l.TLSKey, l.ClientCA, l.ClientAuth)
+}
+
+// adminTLS is the TLS of the admin door; nil when it speaks plain text.
+func adminTLS(l config.Listen) (*tls.Config, error) {
+	switch {
+	case !l.AdminTLS:
+		return nil, nil
+	case l.AdminTLSCert != "":
+		return doorTLS("listen.admin_tls_cert", l.AdminTLSCert, l.AdminTLSKey, l.ClientCA, l.AdminClientAuth)
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.get, NextProtos: []string{"h2", "http/1.1"}}, nil
+	return doorTLS("listen.tls_cert", l.TLSCert, l.TLSKey, l.ClientCA, l.AdminClientAuth)
+}
+
+func doorTLS(setting, certFile, keyFile, ca, auth string) (*tls.Config, error) {
+	c := &certificate{certFile: certFile, keyFile: keyFile}
+	if _, err := c.get(nil); err != nil {
+		return nil, fmt.Errorf("%s: %w", setting, err)
+	}
+	base := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.get, NextProtos: []string{"h2", "http/1.1"}}
+	if ca == "" {
+		return base, nil
+	}
+	clients := &clientCA{file: ca, base: base.Clone()}
+	clients.base.ClientAuth = tls.VerifyClientCertIfGiven
+	if auth == config.AuthRequired {
+		clients.base.ClientAuth = tls.RequireAndVerifyClientCert
+	}
+	now, err := clients.get(nil)
+	if err != nil {
+		return nil, fmt.Errorf("listen.client_ca: %w", err)
+	}
+	out := now.Clone()
+	out.GetConfigForClient = clients.get
+	return out, nil
+}
+
+// clientCA gives each connection the TLS settings with the certificates that clients are checked with, as they are on disk
+// now. The settings stay the same while the file does, so that sessions can be resumed.
+type clientCA struct {
+	file string
+	base *tls.Config
+
+	mu      sync.Mutex
+	now     *tls.Config // guarded by mu
+	changed os.FileInfo // guarded by mu
+	looked  time.Time   // guarded by mu
+}
+
+// get implements tls.Config.GetConfigForClient. A file that cannot be read leaves the last good one.
+func (c *clientCA) get(*tls.ClientHelloInfo) (*tls.Config, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := time.Now()
+	if c.now != nil && at.Sub(c.looked) < recheck {
+		return c.now, nil
+	}
+	c.looked = at
+	info, err := os.Stat(c.file)
+	if err == nil && (c.now == nil || !os.SameFile(info, c.changed) || !info.ModTime().Equal(c.changed.ModTime())) {
+		var text []byte
+		if text, err = os.ReadFile(c.file); err == nil {
+			pool := x509.NewCertPool()
+			if pool.AppendCertsFromPEM(text) {
+				c.now, c.changed = c.base.Clone(), info
+				c.now.ClientCAs = pool
+			} else {
+				err = fmt.Errorf("%s holds no certificate in PEM", c.file)
+			}
+		}
+	}
+	if c.now == nil {
+		return nil, err
+	}
+	return c.now, nil
 }
 
 // get returns the pair as it is on disk now; one that cannot be read leaves the last good one.

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -52,6 +53,8 @@ type fleetOptions struct {
 	noEvents bool
 	yaml     string
 	args     []string
+	ready    func(f *fleet) bool // in place of asking for the replicas without a key
+	key      string              // an API key that the file asks for
 }
 
 // startFleet starts replicas and router and waits until the router takes requests.
@@ -126,11 +129,14 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 	t.Cleanup(f.stop)
 	f.http, f.grpc, f.admin = f.addresses(served)
 	f.eventually("every replica is ready", func() bool {
+		if o.ready != nil {
+			return o.ready(f)
+		}
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+f.http+"/kvpilot/v1/replicas", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		req.Header.Set("Authorization", "Bearer key-of-a-") // for settings with keys
+		req.Header.Set("Authorization", "Bearer "+cmp.Or(o.key, "key-of-a-")) // for settings with keys
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			return false

@@ -31,6 +31,8 @@ type remote struct {
 	key     string
 	tls     bool
 	ca      string
+	cert    string
+	certKey string
 	output  string
 	timeout time.Duration
 	env     []string
@@ -44,6 +46,8 @@ func (r *remote) flags(cmd *cobra.Command, env []string) {
 	f.StringVar(&r.key, "key", "", "API key; the variable KVPILOT_KEY keeps it out of the list of processes")
 	f.BoolVar(&r.tls, "tls", false, "speak TLS")
 	f.StringVar(&r.ca, "ca", "", "speak TLS and trust the certificates in this file (PEM)")
+	f.StringVar(&r.cert, "cert", "", "speak TLS and show the client certificate in this file (PEM)")
+	f.StringVar(&r.certKey, "cert-key", "", "the private key of --cert (PEM)")
 	f.StringVarP(&r.output, "output", "o", "table", "table or json")
 	f.DurationVar(&r.timeout, "timeout", 10*time.Second, "longest wait for an answer")
 	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
@@ -70,21 +74,43 @@ func (r *remote) ask(ctx context.Context, do func(context.Context, *client.Clien
 	if key := or(r.key, lookup(r.env, "KVPILOT_KEY", "")); key != "" {
 		options = append(options, client.WithAPIKey(key))
 	}
-	switch {
-	case r.ca != "":
-		roots, err := trusted(r.ca)
+	if r.tls || r.ca != "" || r.cert != "" || r.certKey != "" {
+		secure, err := r.secure()
 		if err != nil {
 			return err
 		}
-		options = append(options, client.WithTLS(&tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}))
-	case r.tls:
-		options = append(options, client.WithTLS(nil))
+		options = append(options, client.WithTLS(secure))
 	}
 	c, err := client.Dial(r.target(), options...)
 	if err != nil {
 		return err
 	}
 	return errors.Join(r.readable(do(ctx, c)), c.Close())
+}
+
+// secure is how TLS is spoken; nil takes the system's certificates.
+func (r *remote) secure() (*tls.Config, error) {
+	if r.ca == "" && r.cert == "" && r.certKey == "" {
+		return nil, nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	var err error
+	if r.ca != "" {
+		if c.RootCAs, err = trusted(r.ca); err != nil {
+			return nil, err
+		}
+	}
+	if (r.cert == "") != (r.certKey == "") {
+		return nil, errors.New("--cert and --cert-key go together")
+	}
+	if r.cert != "" {
+		pair, err := tls.LoadX509KeyPair(r.cert, r.certKey)
+		if err != nil {
+			return nil, fmt.Errorf("--cert: %w", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
 }
 
 // trusted reads certificates.

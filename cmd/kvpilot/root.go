@@ -22,7 +22,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root.AddCommand(newServeCommand(env, out, errOut))
 	root.AddCommand(newTopCommand(env, out), newReplicasCommand(env, out), newExplainCommand(env, out), newChooseCommand(env, out))
 	root.AddCommand(newBenchCommand())
-	root.AddCommand(newReplayCommand())
+	root.AddCommand(newReplayCommand(), newKeyCommand(out))
 	root.AddCommand(newSimCommand())
 	root.AddCommand(newDemoCommand(env, out, errOut))
 	return root

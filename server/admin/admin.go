@@ -4,6 +4,9 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/pprof"
+
+	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/caller"
 )
 
 // Params are what the surface shows.
@@ -14,51 +17,84 @@ type Params struct {
 	Metrics http.Handler
 	// Console serves /console; nil serves none.
 	Console http.Handler
-	// Authorized says whether a request may see more than health and metrics; nil lets all.
-	Authorized func(*http.Request) bool
+	// Allow returns an error of package apierror for a request whose sender has none of the roles; nil lets all in.
+	Allow func(r *http.Request, roles caller.Roles) error
 }
 
-// Handler makes the surface.
-func Handler(c Config, p Params) http.Handler {
-	mux := http.NewServeMux()
+// route is one pattern of the surface with the roles of which a caller needs one. Without roles it is for everybody when it
+// is open, and for nobody when it is not.
+type route struct {
+	pattern string
+	open    bool
+	roles   caller.Roles
+	handler http.Handler
+}
+
+// routes are all routes of the surface.
+func routes(c Config, p Params) []route {
 	live := func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok", "") }
-	mux.HandleFunc("GET /healthz", live)
-	mux.HandleFunc("GET /livez", live)
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+	ready := func(w http.ResponseWriter, _ *http.Request) {
 		if err := p.Ready(); err != nil {
 			answer(w, http.StatusServiceUnavailable, "not ready", err.Error())
 			return
 		}
 		answer(w, http.StatusOK, "ready", "")
-	})
-	mux.Handle("GET /metrics", p.Metrics)
+	}
+	list := []route{
+		{"GET /healthz", !c.KeyedHealth, caller.Observe, http.HandlerFunc(live)},
+		{"GET /livez", !c.KeyedHealth, caller.Observe, http.HandlerFunc(live)},
+		{"GET /readyz", !c.KeyedHealth, caller.Observe, http.HandlerFunc(ready)},
+		{"GET /metrics", !c.KeyedMetrics, caller.Observe, p.Metrics},
+	}
 	if c.Console && p.Console != nil {
-		mux.Handle("/console", p.guard(p.Console))
-		mux.Handle("/console/", p.guard(p.Console))
-		mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusFound))
+		list = append(list,
+			route{"/console", false, caller.Observe, p.Console},
+			route{"/console/", false, caller.Observe, p.Console},
+			route{"GET /{$}", true, 0, http.RedirectHandler("/console/", http.StatusFound)})
 	}
 	if c.Profiles {
-		inner := http.NewServeMux()
-		inner.HandleFunc("/debug/pprof/", pprof.Index)
-		inner.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-		inner.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		inner.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-		inner.HandleFunc("/debug/pprof/trace", pprof.Trace)
-		mux.Handle("/debug/pprof/", p.guard(inner))
+		for pattern, h := range map[string]http.HandlerFunc{
+			"/debug/pprof/": pprof.Index, "/debug/pprof/cmdline": pprof.Cmdline, "/debug/pprof/profile": pprof.Profile,
+			"/debug/pprof/symbol": pprof.Symbol, "/debug/pprof/trace": pprof.Trace,
+		} {
+			list = append(list, route{pattern, false, caller.Admin, h})
+		}
+	}
+	return list
+}
+
+// Handler makes the surface.
+func Handler(c Config, p Params) http.Handler {
+	mux := http.NewServeMux()
+	for _, r := range routes(c, p) {
+		if r.open {
+			mux.Handle(r.pattern, r.handler)
+		} else {
+			mux.Handle(r.pattern, p.guard(r))
+		}
 	}
 	return mux
 }
 
-// guard asks for authorization.
-func (p Params) guard(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if p.Authorized != nil && !p.Authorized(r) {
-			w.Header().Set("WWW-Authenticate", `Basic realm="kvpilot", charset="UTF-8"`)
-			answer(w, http.StatusUnauthorized, "unauthorized", "an API key is needed")
-			return
+// guard asks for the route's roles.
+func (p Params) guard(r route) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if p.Allow != nil {
+			if err := p.Allow(req, r.roles); err != nil {
+				refuse(w, apierror.From(err))
+				return
+			}
 		}
-		h.ServeHTTP(w, r)
+		r.handler.ServeHTTP(w, req)
 	})
+}
+
+// refuse has browsers ask for a key, which they send as the password of basic authentication.
+func refuse(w http.ResponseWriter, e *apierror.Error) {
+	if e.Reason == apierror.Unauthenticated {
+		w.Header().Set("WWW-Authenticate", `Basic realm="kvpilot", charset="UTF-8"`)
+	}
+	answer(w, e.HTTPStatus(), apierror.Name(e.Reason), e.Message)
 }
 
 func answer(w http.ResponseWriter, status int, state, reason string) {

@@ -22,13 +22,13 @@ const module = "github.com/kvpilot/kvpilot/"
 var layers = map[string]int{
 	// 0: words; they may be made of each other
 	"replica": 0, "kvblock": 0, "prompt": 0, "blockhash": 0, "secret": 0, "apierror": 0, "decision": 0, "span": 0,
-	"zmtp": 0, "cache": 0, "labels": 0, "recorder": 0, "socket": 0, "guard": 0,
+	"zmtp": 0, "cache": 0, "labels": 0, "recorder": 0, "socket": 0, "guard": 0, "caller": 0, "journal": 0,
 	// 0: the step machine of an engine, driven by enginesim and replay
 	"enginemodel": 0,
 	// 1: parts; they do not know each other
 	"openai": 1, "tokenizer": 1, "kvindex": 1, "kvevents": 1, "registry": 1, "load": 1,
 	"enginestats": 1, "selector": 1, "admission": 1, "upstream": 1, "cluster": 1, "telemetry": 1,
-	"decisionlog": 1, "inproc": 1, "speed": 1, "quota": 1,
+	"decisionlog": 1, "inproc": 1, "speed": 1, "quota": 1, "callers": 1, "audit": 1,
 	// 2: the choice, joined from the parts; the server and the trace player both use it
 	"chooser": 2,
 	// 2: a stream that another replica writes on

@@ -166,7 +166,7 @@ func (c *Choice) Release(result Result) bool {
 		c.belief.End() // it never got as far as the cache
 	}
 	if c.leased {
-		c.chooser.booked.CompareAndDelete(c.Decision.ID, c)
+		c.chooser.booked.CompareAndDelete(bookedName{c.Decision.Tenant, c.Decision.ID}, c)
 	}
 	if result.OutputTokens > output {
 		output = result.OutputTokens

@@ -186,7 +186,7 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 			return &Choice{Decision: d, Replica: r, Rank: int(cand.Rank), Slot: cand.Slot}, nil
 		}
 		booking := load.Request{
-			ID: req.ID, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
+			ID: req.ID, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
 			PrefillTokens: int(cand.Uncached), PrefillTime: duration(cand.Prefill * (1 + cand.Slowdown)),
 			Hashes: hashesFor(req, cand), BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
 			Lease: req.Lease, Unstreamed: req.Unstreamed || req.Lease != 0 && !req.Reports,
@@ -267,7 +267,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		c.teach(d, req, ln, booking.Hashes, now)
 	}
 	if choice.leased {
-		c.booked.Store(req.ID, choice)
+		c.booked.Store(bookedName{req.Tenant, req.ID}, choice)
 	}
 	choice.takeOff(req, booking.PrefillTime.Seconds(), cand.StepTime*float64(orUnlimited(req.ExpectedOutput)))
 	c.metrics.decided(d)

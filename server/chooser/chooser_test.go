@@ -517,9 +517,9 @@ func TestLifecycleByID(t *testing.T) {
 		req.Lease = 30 * time.Second
 		f.choose(req)
 		for i, got := range []load.Outcome{
-			f.chooser.PrefillCompleted(req.ID, 0), f.chooser.PrefillCompleted(req.ID, 0), f.chooser.ReportProgress(req.ID, 0, 40),
-			f.chooser.ReportProgress(req.ID, 0, 40), f.chooser.ReportProgress(req.ID, 0, 10), f.chooser.PrefillCompleted("nobody", 0),
-			f.chooser.Finish(req.ID, 0, done(decision.EndCompleted)), f.chooser.Finish(req.ID, 0, done(decision.EndCompleted)),
+			f.chooser.PrefillCompleted(load.Key{ID: req.ID}), f.chooser.PrefillCompleted(load.Key{ID: req.ID}), f.chooser.ReportProgress(load.Key{ID: req.ID}, 40),
+			f.chooser.ReportProgress(load.Key{ID: req.ID}, 40), f.chooser.ReportProgress(load.Key{ID: req.ID}, 10), f.chooser.PrefillCompleted(load.Key{ID: "nobody"}),
+			f.chooser.Finish(load.Key{ID: req.ID}, done(decision.EndCompleted)), f.chooser.Finish(load.Key{ID: req.ID}, done(decision.EndCompleted)),
 		} {
 			want := []load.Outcome{load.Applied, load.Duplicate, load.Applied, load.Duplicate, load.Stale, load.Unknown, load.Applied, load.Ended}[i]
 			if got != want {

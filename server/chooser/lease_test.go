@@ -42,7 +42,7 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		}
 		time.Sleep(8 * time.Second)
 		synctest.Wait()
-		if out := c.Renew("x", 0); out != load.Applied {
+		if out := c.Renew(load.Key{ID: "x"}); out != load.Applied {
 			t.Errorf("Renew within the lease: %s, want applied", out)
 		}
 		time.Sleep(12 * time.Second)
@@ -50,10 +50,10 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		if len(outcomes) != 1 || outcomes[0].End != decision.EndExpired || outcomes[0].ID != "x" {
 			t.Errorf("outcomes %+v, want one that expired", outcomes)
 		}
-		if _, left := c.booked.Load("x"); left {
+		if _, left := c.booked.Load(bookedName{id: "x"}); left {
 			t.Error("the chooser still holds the choice")
 		}
-		if out := c.ReportProgress("x", 0, 5); out != load.Ended {
+		if out := c.ReportProgress(load.Key{ID: "x"}, 5); out != load.Ended {
 			t.Errorf("a report after the lease: %s, want ended", out)
 		}
 		if v := book.View(0, time.Now()); v.InFlight != 0 || book.Live() != 0 {

@@ -6,12 +6,12 @@ import (
 )
 
 // PrefillCompleted, ReportProgress, Renew and Finish are Choice's FirstToken, Progress and Release
-// for callers outside this process, by reservation id and attempt. They answer as the load book
+// for callers outside this process, by tenant, reservation id and attempt. They answer as the load book
 // does: only load.Applied changed something, and repeating a call never does.
 
 // PrefillCompleted reports the first token.
-func (c *Chooser) PrefillCompleted(id string, attempt int) load.Outcome {
-	choice, out := c.find(id, attempt)
+func (c *Chooser) PrefillCompleted(key load.Key) load.Outcome {
+	choice, out := c.find(key)
 	if choice == nil {
 		return out
 	}
@@ -22,8 +22,8 @@ func (c *Chooser) PrefillCompleted(id string, attempt int) load.Outcome {
 }
 
 // ReportProgress reports the output tokens so far and renews the lease.
-func (c *Chooser) ReportProgress(id string, attempt, outputTokens int) load.Outcome {
-	choice, out := c.find(id, attempt)
+func (c *Chooser) ReportProgress(key load.Key, outputTokens int) load.Outcome {
+	choice, out := c.find(key)
 	if choice == nil {
 		return out
 	}
@@ -31,13 +31,11 @@ func (c *Chooser) ReportProgress(id string, attempt, outputTokens int) load.Outc
 }
 
 // Renew keeps the reservation for another lease.
-func (c *Chooser) Renew(id string, attempt int) load.Outcome {
-	return c.params.Book.Renew(load.Key{ID: id, Attempt: uint32(attempt)})
-}
+func (c *Chooser) Renew(key load.Key) load.Outcome { return c.params.Book.Renew(key) }
 
 // Finish ends the reservation.
-func (c *Chooser) Finish(id string, attempt int, result Result) load.Outcome {
-	choice, out := c.find(id, attempt)
+func (c *Chooser) Finish(key load.Key, result Result) load.Outcome {
+	choice, out := c.find(key)
 	if choice == nil {
 		return out
 	}
@@ -47,23 +45,26 @@ func (c *Chooser) Finish(id string, attempt int, result Result) load.Outcome {
 	return load.Applied
 }
 
-// find returns the choice that id and attempt name, or what is known of them instead.
-func (c *Chooser) find(id string, attempt int) (*Choice, load.Outcome) {
-	if v, ok := c.booked.Load(id); ok {
+// find returns the choice that a key names, or what is known of it instead.
+func (c *Chooser) find(key load.Key) (*Choice, load.Outcome) {
+	if v, ok := c.booked.Load(bookedName{key.Tenant, key.ID}); ok {
 		switch choice := v.(*Choice); {
-		case choice.Decision.Attempt == attempt:
+		case choice.Decision.Attempt == int(key.Attempt):
 			return choice, load.Applied
-		case choice.Decision.Attempt > attempt:
+		case choice.Decision.Attempt > int(key.Attempt):
 			return nil, load.Stale
 		}
 		return nil, load.Unknown
 	}
-	return nil, c.params.Book.Renew(load.Key{ID: id, Attempt: uint32(attempt)})
+	return nil, c.params.Book.Renew(key)
 }
+
+// bookedName names the choice of a leased reservation.
+type bookedName struct{ tenant, id string }
 
 // expired ends the choice of a lease that ran out.
 func (c *Chooser) expired(key load.Key) {
-	if v, ok := c.booked.Load(key.ID); ok {
+	if v, ok := c.booked.Load(bookedName{key.Tenant, key.ID}); ok {
 		if choice := v.(*Choice); choice.Decision.Attempt == int(key.Attempt) {
 			choice.Release(Result{End: decision.EndExpired, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 		}
@@ -72,10 +73,15 @@ func (c *Chooser) expired(key load.Key) {
 
 // sweep ends the choices whose lease ran out: the load book has freed them already.
 func (c *Chooser) sweep() {
-	c.booked.Range(func(id, v any) bool {
-		if _, live := c.params.Book.Find(id.(string)); !live {
+	c.booked.Range(func(name, v any) bool {
+		if n := name.(bookedName); !c.live(n) {
 			v.(*Choice).Release(Result{End: decision.EndExpired, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 		}
 		return true
 	})
+}
+
+func (c *Chooser) live(n bookedName) bool {
+	_, live := c.params.Book.Find(n.tenant, n.id)
+	return live
 }

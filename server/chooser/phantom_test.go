@@ -33,13 +33,13 @@ func TestWaits14PhantomsLoseTheirWeight(t *testing.T) {
 		if l := f.book.View(unsent[0].Slot, time.Now()); l.InFlight != 0 || l.PrefillTokens != 0 || l.DecodeBlocks != 0 {
 			t.Errorf("a phantom weighs %+v", l)
 		}
-		if out := f.chooser.PrefillCompleted(unsent[0].Decision.ID, 0); out != load.Applied {
+		if out := f.chooser.PrefillCompleted(load.Key{ID: unsent[0].Decision.ID}); out != load.Applied {
 			t.Errorf("a late report: %s", out)
 		}
 		if l := f.book.View(unsent[0].Slot, time.Now()); l.InFlight != 1 || l.Prefilling != 0 || l.DecodeBlocks == 0 {
 			t.Errorf("reported on, it weighs %+v", l)
 		}
-		if out := f.chooser.ReportProgress(unsent[1].Decision.ID, 0, 5); out != load.Applied {
+		if out := f.chooser.ReportProgress(load.Key{ID: unsent[1].Decision.ID}, 5); out != load.Applied {
 			t.Errorf("late progress: %s", out)
 		}
 		for _, c := range unsent {

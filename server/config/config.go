@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvpilot/kvpilot/server/admin"
+	"github.com/kvpilot/kvpilot/server/audit"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decisionlog"
 	"github.com/kvpilot/kvpilot/server/enginestats"
@@ -45,6 +46,8 @@ type Config struct {
 	Upstream upstream.Config `yaml:"upstream"`
 	// The memory of decisions.
 	Decisions decisionlog.Config `yaml:"decisions"`
+	// The record of who did what.
+	Audit audit.Config `yaml:"audit"`
 	// Who may call, and what callers may ask for.
 	API grpcapi.Config `yaml:"api"`
 	// What each tenant may take, and its share while requests wait.
@@ -71,6 +74,7 @@ func Default() Config {
 		EngineStats: enginestats.DefaultConfig(),
 		Upstream:    upstream.DefaultConfig(),
 		Decisions:   decisionlog.DefaultConfig(),
+		Audit:       audit.DefaultConfig(),
 		API:         grpcapi.DefaultConfig(),
 		Gateway:     gateway.DefaultConfig(),
 		Admin:       admin.DefaultConfig(),
@@ -92,6 +96,7 @@ func (c Config) Validate() error {
 		within("enginestats", c.EngineStats.Validate()),
 		within("upstream", c.Upstream.Validate()),
 		within("decisions", c.Decisions.Validate()),
+		within("audit", c.Audit.Validate()),
 		within("api", c.API.Validate()),
 		within("tenants", c.Tenants.Validate()),
 		within("gateway", c.Gateway.Validate()),

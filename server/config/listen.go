@@ -23,6 +23,18 @@ type Listen struct {
 	// they change.
 	TLSCert string `yaml:"tls_cert"`
 	TLSKey  string `yaml:"tls_key"`
+	// AdminTLS has the admin address speak TLS too: with AdminTLSCert and AdminTLSKey, or with TLSCert and TLSKey where those
+	// are empty.
+	AdminTLS     bool   `yaml:"admin_tls"`
+	AdminTLSCert string `yaml:"admin_tls_cert"`
+	AdminTLSKey  string `yaml:"admin_tls_key"`
+	// ClientCA names a PEM file with the certificates that client certificates are checked with, at each address that speaks
+	// TLS; api.certificates gives their tenants. It is read again when it changes. Empty: clients show no certificates.
+	ClientCA string `yaml:"client_ca"`
+	// ClientAuth is optional (a certificate that is shown must be good) or required, at HTTP and GRPC.
+	ClientAuth string `yaml:"client_auth"`
+	// AdminClientAuth is the same at Admin, where probes and scrapers may have no certificate.
+	AdminClientAuth string `yaml:"admin_client_auth"`
 	// ReadHeaderTimeout bounds the wait for a request's head, IdleTimeout the life of a connection
 	// without a request.
 	ReadHeaderTimeout time.Duration `yaml:"read_header_timeout"`
@@ -45,7 +57,7 @@ func DefaultListen() Listen {
 	return Listen{
 		HTTP: "127.0.0.1:8080", GRPC: "127.0.0.1:9090", Admin: "127.0.0.1:9091",
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, MaxStreams: 256,
-		DrainTimeout: 30 * time.Second,
+		DrainTimeout: 30 * time.Second, ClientAuth: AuthOptional, AdminClientAuth: AuthOptional,
 	}
 }
 
@@ -63,9 +75,7 @@ func (l Listen) Validate() error {
 	if l.HTTP == "" && l.GRPC == "" {
 		errs = append(errs, errors.New("http: http and grpc must not both be empty"))
 	}
-	if (l.TLSCert == "") != (l.TLSKey == "") {
-		errs = append(errs, errors.New("tls_cert: tls_cert and tls_key go together"))
-	}
+	errs = append(errs, l.checkTLS()...)
 	for name, d := range map[string]time.Duration{"read_header_timeout": l.ReadHeaderTimeout, "idle_timeout": l.IdleTimeout} {
 		if d <= 0 {
 			errs = append(errs, fmt.Errorf("%s: must be positive", name))
@@ -84,4 +94,37 @@ func (l Listen) Validate() error {
 		errs = append(errs, errors.New("max_connections: must not be negative"))
 	}
 	return errors.Join(errs...)
+}
+
+// The values of ClientAuth.
+const (
+	AuthOptional = "optional"
+	AuthRequired = "required"
+)
+
+func (l Listen) checkTLS() (errs []error) {
+	if (l.TLSCert == "") != (l.TLSKey == "") {
+		errs = append(errs, errors.New("tls_cert: tls_cert and tls_key go together"))
+	}
+	if (l.AdminTLSCert == "") != (l.AdminTLSKey == "") {
+		errs = append(errs, errors.New("admin_tls_cert: admin_tls_cert and admin_tls_key go together"))
+	}
+	if l.AdminTLS && l.TLSCert == "" && l.AdminTLSCert == "" {
+		errs = append(errs, errors.New("admin_tls: there is no certificate: set admin_tls_cert or tls_cert"))
+	}
+	if l.AdminTLSCert != "" && !l.AdminTLS {
+		errs = append(errs, errors.New("admin_tls_cert: is set, but admin_tls is not"))
+	}
+	if l.ClientCA != "" && l.TLSCert == "" && !l.AdminTLS {
+		errs = append(errs, errors.New("client_ca: no address speaks TLS: set tls_cert or admin_tls"))
+	}
+	for name, value := range map[string]string{"client_auth": l.ClientAuth, "admin_client_auth": l.AdminClientAuth} {
+		if value != AuthOptional && value != AuthRequired {
+			errs = append(errs, fmt.Errorf("%s: %q must be optional or required", name, value))
+		}
+		if value == AuthRequired && l.ClientCA == "" {
+			errs = append(errs, fmt.Errorf("%s: required needs client_ca", name))
+		}
+	}
+	return errs
 }

@@ -13,8 +13,10 @@ type Decision struct {
 	ID      string `json:"id"`
 	Attempt int    `json:"attempt"`
 	// RequestID is the client's X-Request-Id, or the one made for it; not necessarily unique.
-	RequestID string    `json:"request_id,omitempty"`
-	At        time.Time `json:"at"`
+	RequestID string `json:"request_id,omitempty"`
+	// Tenant owns the request; empty when callers need no key.
+	Tenant string    `json:"tenant,omitempty"`
+	At     time.Time `json:"at"`
 	// Model is the name the client used, Adapter the LoRA adapter behind it or "".
 	Model   string `json:"model"`
 	Adapter string `json:"adapter,omitempty"`

@@ -1,12 +1,14 @@
 package decisionlog
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/journal"
 )
 
 // Entry is one decision and, when it has ended, its outcome. It is immutable.
@@ -30,7 +32,7 @@ type key struct {
 
 // Log is the memory of decisions.
 type Log struct {
-	file    *fileWriter
+	file    *journal.Writer
 	metrics *metrics
 
 	mu    sync.RWMutex
@@ -58,9 +60,21 @@ func New(c Config, p Params) (*Log, error) {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.File != "" {
-		l.file = newFileWriter(c, p.Log, m)
+		l.file = journal.New(journal.Params{
+			Name: "decision log", Path: c.File, MaxBytes: c.FileMaxBytes, Log: p.Log, Dropped: func(n int64) { m.dropped("file", n) },
+		})
 	}
 	return l, nil
+}
+
+// Run writes the file until ctx ends, and what is queued then. A Log without a file needs no Run,
+// and Run returns when ctx ends.
+func (l *Log) Run(ctx context.Context) error {
+	if l.file == nil {
+		<-ctx.Done()
+		return nil
+	}
+	return l.file.Run(ctx)
 }
 
 // Add remembers a decision in the place of the oldest one.
@@ -116,7 +130,7 @@ func (l *Log) Finish(o decision.Outcome) {
 	l.publish(e)
 	l.mu.Unlock()
 	if l.file != nil {
-		l.file.offer(e)
+		l.file.Offer(e)
 	}
 }
 
@@ -164,10 +178,13 @@ func (l *Log) FindRequest(requestID string) []Entry {
 type Filter struct {
 	Model   string
 	Replica string
+	// Own lets only the decisions of Tenant through, which may be empty.
+	Own    bool
+	Tenant string
 }
 
 func (f Filter) lets(d *decision.Decision) bool {
-	if f.Model != "" && d.Model != f.Model {
+	if f.Own && d.Tenant != f.Tenant || f.Model != "" && d.Model != f.Model {
 		return false
 	}
 	if f.Replica == "" {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/caller"
 	"github.com/kvpilot/kvpilot/server/guard"
 )
 
@@ -21,9 +22,10 @@ import (
 type Params struct {
 	// Conn reaches the three services; the in-process hop in production.
 	Conn grpc.ClientConnInterface
-	// Authorize names the caller of a request by its headers, before its body is read. Nil lets
-	// everybody in. Its errors are shown as package apierror says.
-	Authorize func(http.Header) (tenant string, err error)
+	// Authorize identifies the sender of a request before its body is read. rpc is the full name of the method that the
+	// route stands for; empty while that is not known. Nil leaves that to the services. Its errors are shown as package
+	// apierror says.
+	Authorize func(r *http.Request, requestID, rpc string) (*caller.Caller, error)
 	// Ready says why the router should get no requests now; nil when it should, as it always is
 	// without one. Its text is shown to whoever asks for /health.
 	Ready func() error
@@ -44,7 +46,7 @@ type Gateway struct {
 	mux       *runtime.ServeMux
 	routes    *routes
 	inference kvpilotv1.InferenceServiceClient
-	authorize func(http.Header) (string, error)
+	authorize func(*http.Request, string, string) (*caller.Caller, error)
 	forward   bool
 	ready     func() error
 	cors      *cors

@@ -20,6 +20,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/caller"
 	"github.com/kvpilot/kvpilot/server/gateway"
 	"github.com/kvpilot/kvpilot/server/inproc"
 )
@@ -588,14 +589,17 @@ func TestBothDirectionsStream(t *testing.T) {
 func TestAuthorizationComesBeforeTheBody(t *testing.T) {
 	var tenant string
 	url := start(t, &services{chat: func(e *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
-		tenant = e.Tenant
+		tenant = e.Caller.Tenant
 		return echo(e, in, out)
 	}}, func(_ *gateway.Config, p *gateway.Params) {
-		p.Authorize = func(h http.Header) (string, error) {
-			if h.Get("Authorization") == "Bearer k" {
-				return "team", nil
+		p.Authorize = func(r *http.Request, id, rpc string) (*caller.Caller, error) {
+			if id == "" || rpc != "/kvpilot.v1.InferenceService/ChatCompletions" {
+				t.Errorf("request %q for %q", id, rpc)
 			}
-			return "", apierror.New(apierror.Unauthenticated, "a key is needed", nil)
+			if r.Header.Get("Authorization") == "Bearer k" {
+				return &caller.Caller{Tenant: "team"}, nil
+			}
+			return nil, apierror.New(apierror.Unauthenticated, "a key is needed", nil)
 		}
 	})
 	in, w := io.Pipe() // a body that never comes
@@ -621,7 +625,7 @@ func TestHealthIsAskedAsOfAnEngine(t *testing.T) {
 	serve := func(down error) string {
 		return start(t, &services{chat: echo}, func(_ *gateway.Config, p *gateway.Params) {
 			p.Ready = func() error { return down }
-			p.Authorize = func(http.Header) (string, error) { return "", errors.New("no key") }
+			p.Authorize = func(*http.Request, string, string) (*caller.Caller, error) { return nil, errors.New("no key") }
 		})
 	}
 	cases := []struct {

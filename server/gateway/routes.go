@@ -20,6 +20,8 @@ import (
 // route is one binding of an RPC to a method and a path.
 type route struct {
 	method string
+	// rpc is the full name of the method.
+	rpc string
 	// pattern is the path as the contract writes it: "/v1/models/{model=**}".
 	pattern string
 	// raw routes stream an engine's answer; others marshal messages of ours.
@@ -72,7 +74,7 @@ func (t *routes) add(rpc protoreflect.MethodDescriptor) error {
 			return fmt.Errorf("%s: a binding without a known method", rpc.FullName())
 		}
 		r := &route{
-			method: method, pattern: pattern,
+			method: method, pattern: pattern, rpc: fullName(rpc),
 			raw:    rpc.Output().FullName() == httpBodyName && rpc.IsStreamingServer(),
 			opaque: rpc.Input().FullName() == httpBodyName,
 			small:  small(rpc.Input()),
@@ -85,6 +87,11 @@ func (t *routes) add(rpc protoreflect.MethodDescriptor) error {
 		}
 	}
 	return nil
+}
+
+// fullName is the name of a method as gRPC writes it.
+func fullName(rpc protoreflect.MethodDescriptor) string {
+	return "/" + string(rpc.Parent().FullName()) + "/" + string(rpc.Name())
 }
 
 func verbOf(rule *annotations.HttpRule) (method, pattern string) {

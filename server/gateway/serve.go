@@ -69,12 +69,15 @@ func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found
 		return
 	}
 	if g.authorize != nil {
-		tenant, err := g.authorize(r.Header)
-		if err != nil {
+		rpc := ""
+		if found != nil {
+			rpc = found.rpc
+		}
+		var err error
+		if rq.exchange.Caller, err = g.authorize(r, rq.exchange.RequestID, rpc); err != nil {
 			rq.fail(apierror.From(err))
 			return
 		}
-		rq.exchange.Tenant, rq.exchange.Authenticated = tenant, true
 	}
 	ctx = inproc.WithExchange(context.WithValue(ctx, requestKey{}, rq), &rq.exchange)
 	inner := r.WithContext(ctx)

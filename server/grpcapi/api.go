@@ -2,7 +2,10 @@ package grpcapi
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"net/http"
+	"strings"
 
 	"buf.build/go/protovalidate"
 	"go.opentelemetry.io/otel/metric"
@@ -11,6 +14,9 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/audit"
+	"github.com/kvpilot/kvpilot/server/caller"
+	"github.com/kvpilot/kvpilot/server/callers"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decisionlog"
 	"github.com/kvpilot/kvpilot/server/enginestats"
@@ -35,13 +41,13 @@ type Router interface {
 
 // Lifecycle takes the reports about a reservation; *chooser.Chooser does.
 type Lifecycle interface {
-	PrefillCompleted(id string, attempt int) load.Outcome
-	ReportProgress(id string, attempt, outputTokens int) load.Outcome
-	Renew(id string, attempt int) load.Outcome
-	Finish(id string, attempt int, result chooser.Result) load.Outcome
+	PrefillCompleted(key load.Key) load.Outcome
+	ReportProgress(key load.Key, outputTokens int) load.Outcome
+	Renew(key load.Key) load.Outcome
+	Finish(key load.Key, result chooser.Result) load.Outcome
 }
 
-// Params are the parts that the services speak for. All but the last four are required.
+// Params are the parts that the services speak for. Those before Stats are required.
 type Params struct {
 	Router    Router
 	Lifecycle Lifecycle
@@ -56,6 +62,10 @@ type Params struct {
 	Stats func(replica.Slot) (enginestats.Stats, bool)
 	// Feed gives the state of a rank's event feed; nil means none publishes events.
 	Feed func(replica.Slot) kvblock.FeedState
+	// Callers identifies callers; nil makes one of the Config, whose files are not read again.
+	Callers *callers.Callers
+	// Audit takes what changes the fleet, refusals and reads of others' data; nil takes none.
+	Audit *audit.Log
 	// Registration lets callers without a key register replicas.
 	Registration bool
 	// Forward lets InferenceService.Forward pass on paths that the router does not know.
@@ -67,11 +77,13 @@ type Params struct {
 // API is the services. Make one with New.
 type API struct {
 	Params
-	config  Config
-	keys    *Keys
-	rules   protovalidate.Validator
-	metrics *metrics
-	methods map[string]*methodInfo
+	config Config
+	// tenantHeader is the header of gateways, tenantKey the same as metadata have it.
+	tenantHeader, tenantKey string
+	everybody               *caller.Caller
+	rules                   protovalidate.Validator
+	metrics                 *metrics
+	methods                 map[string]*methodInfo
 	// life ends with Leave; it is no request's context.
 	life context.Context
 	// Leave ends the streams that would otherwise last for ever (watches), so that a shutdown need not
@@ -90,24 +102,27 @@ func New(c Config, p Params) (*API, error) {
 	if p.Feed == nil {
 		p.Feed = func(replica.Slot) kvblock.FeedState { return kvblock.FeedNone }
 	}
-	keys, err := NewKeys(c)
-	if err != nil {
-		return nil, err
+	if p.Callers == nil {
+		var err error
+		if p.Callers, err = callers.New(c.Callers(), callers.Params{Log: p.Log, Meter: p.Meter}); err != nil {
+			return nil, err
+		}
 	}
 	m, err := newMetrics(p.Meter)
 	if err != nil {
 		return nil, err
 	}
-	a := &API{Params: p, config: c, keys: keys, metrics: m, methods: readMethods()}
+	methods, err := readMethods()
+	if err != nil {
+		return nil, err
+	}
+	a := &API{Params: p, config: c, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), everybody: caller.Everybody(), metrics: m, methods: methods}
 	a.life, a.Leave = context.WithCancel(context.Background())
 	if a.rules, err = protovalidate.New(protovalidate.WithMessageDescriptors(a.inputs()...)); err != nil {
 		return nil, err
 	}
 	return a, nil
 }
-
-// Keys are the API keys in use, for the REST surface to ask before it reads a body; nil when none are.
-func (a *API) Keys() *Keys { return a.keys }
 
 // Register adds the services to a grpc.Server or to the in-process hop.
 func (a *API) Register(to grpc.ServiceRegistrar) {
@@ -141,15 +156,16 @@ type methodInfo struct {
 	raw bool
 	// prompt says that a message may be as large as prompts are.
 	prompt bool
-	// admin calls change the fleet.
-	admin bool
+	// roles are those of which a caller needs one.
+	roles caller.Roles
 	// each message of the stream is answered by itself, a broken rule too: the handler applies them.
 	each bool
 }
 
 // readMethods lists the contract's RPCs by full name.
-func readMethods() map[string]*methodInfo {
+func readMethods() (map[string]*methodInfo, error) {
 	list := map[string]*methodInfo{}
+	roles := methodRoles()
 	for _, file := range []protoreflect.FileDescriptor{
 		kvpilotv1.File_kvpilot_v1_inference_proto, kvpilotv1.File_kvpilot_v1_routing_proto, kvpilotv1.File_kvpilot_v1_replica_proto,
 	} {
@@ -157,19 +173,18 @@ func readMethods() map[string]*methodInfo {
 			service := file.Services().Get(i)
 			for j := range service.Methods().Len() {
 				rpc := service.Methods().Get(j)
-				list["/"+string(service.FullName())+"/"+string(rpc.Name())] = &methodInfo{
-					input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody", prompt: carriesPrompt(rpc.Input()),
+				name := "/" + string(service.FullName()) + "/" + string(rpc.Name())
+				if roles[name] == 0 {
+					return nil, fmt.Errorf("%s has no role in methodRoles: nobody could call it", name)
+				}
+				list[name] = &methodInfo{
+					roles: roles[name], input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody", prompt: carriesPrompt(rpc.Input()),
 				}
 			}
 		}
 	}
-	for _, name := range []string{
-		kvpilotv1.ReplicaService_Register_FullMethodName, kvpilotv1.ReplicaService_Deregister_FullMethodName, kvpilotv1.ReplicaService_Drain_FullMethodName,
-	} {
-		list[name].admin = true
-	}
 	list[kvpilotv1.RoutingService_TrackReservation_FullMethodName].each = true
-	return list
+	return list, nil
 }
 
 func carriesPrompt(m protoreflect.MessageDescriptor) bool {

@@ -25,6 +25,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/caller"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/decisionlog"
@@ -82,26 +83,26 @@ type fakeLife struct {
 	reports  []string
 }
 
-func (f *fakeLife) PrefillCompleted(id string, _ int) load.Outcome {
-	f.reports = append(f.reports, "prefill "+id)
+func (f *fakeLife) PrefillCompleted(key load.Key) load.Outcome {
+	f.reports = append(f.reports, "prefill "+key.ID)
 	return f.outcome
 }
 
-func (f *fakeLife) ReportProgress(id string, _, _ int) load.Outcome {
-	f.reports = append(f.reports, "progress "+id)
+func (f *fakeLife) ReportProgress(key load.Key, _ int) load.Outcome {
+	f.reports = append(f.reports, "progress "+key.ID)
 	return f.outcome
 }
 
-func (f *fakeLife) Renew(id string, _ int) load.Outcome {
-	f.reports = append(f.reports, "renew "+id)
+func (f *fakeLife) Renew(key load.Key) load.Outcome {
+	f.reports = append(f.reports, "renew "+key.ID)
 	return f.outcome
 }
 
-func (f *fakeLife) Finish(id string, _ int, r chooser.Result) load.Outcome {
+func (f *fakeLife) Finish(key load.Key, r chooser.Result) load.Outcome {
 	if f.finished == nil {
 		f.finished = map[string]chooser.Result{}
 	}
-	f.finished[id] = r
+	f.finished[key.ID] = r
 	return f.outcome
 }
 
@@ -414,7 +415,7 @@ func TestKeys(t *testing.T) {
 		t.Errorf("tenant %q, %v", r.router.call.Tenant, err)
 	}
 	// What the REST surface has checked is not checked again, but for an admin's calls.
-	ctx := inproc.WithExchange(t.Context(), &inproc.Exchange{Header: http.Header{}, Tenant: "team", Authenticated: true})
+	ctx := inproc.WithExchange(t.Context(), &inproc.Exchange{Header: http.Header{}, Caller: &caller.Caller{Tenant: "team", Roles: caller.Default}})
 	if _, err := kvpilotv1.NewInferenceServiceClient(r.hop).ListModels(ctx, &kvpilotv1.ListModelsRequest{}); err != nil {
 		t.Errorf("behind the gateway: %v", err)
 	}
@@ -424,7 +425,7 @@ func TestKeys(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := grpcapi.NewKeys(grpcapi.Config{KeysFile: file}); err == nil {
+	if _, err := grpcapi.New(c, grpcapi.Params{}); err == nil {
 		t.Error("an empty file of keys lets everybody in")
 	}
 }

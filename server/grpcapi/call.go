@@ -23,11 +23,11 @@ func (a *API) call(ctx context.Context, method, path string) (*router.Call, erro
 	c := &router.Call{}
 	if e := inproc.FromContext(ctx); e != nil {
 		c.Method, c.Path, c.RawQuery = e.Method, e.Path, e.RawQuery
-		c.Header, c.RequestID, c.Received, c.Tenant = e.Header, e.RequestID, e.Received, e.Tenant
+		c.Header, c.RequestID, c.Received, c.Tenant = e.Header, e.RequestID, e.Received, a.tenant(ctx)
 	} else {
 		h := headers(ctx)
 		c.Method, c.Path = method, path
-		c.Header, c.RequestID, c.Received, c.Tenant = h, inproc.RequestID(h), time.Now(), tenantFrom(ctx)
+		c.Header, c.RequestID, c.Received, c.Tenant = h, inproc.RequestID(h), time.Now(), a.tenant(ctx)
 	}
 	c.Client = clientOf(ctx)
 	c.Route = openai.RouteOf(c.Path)

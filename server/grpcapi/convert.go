@@ -19,7 +19,7 @@ func decisionProto(d *decision.Decision, o *decision.Outcome) *kvpilotv1.Decisio
 		PromptTokens: uint32(d.PromptTokens), Estimated: d.Estimated, ExpectedOutputTokens: uint32(max(d.ExpectedOutput, 0)),
 		DryRun: d.DryRun, Margin: d.Margin, Params: paramsProto(&d.Params), Load: d.Load, Omega: d.Omega,
 		Held: durationpb.New(d.Held), Took: durationpb.New(d.Took), Tries: uint32(d.Tries), Seed: d.Seed,
-		TraceId: d.TraceID, SpanId: d.SpanID, Overtook: d.Overtook, Resumes: d.Resumes,
+		TraceId: d.TraceID, SpanId: d.SpanID, Overtook: d.Overtook, Resumes: d.Resumes, Tenant: d.Tenant,
 		Candidates: make([]*kvpilotv1.Candidate, len(d.Candidates)),
 	}
 	scale := 1.0

@@ -4,13 +4,17 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"path"
 	"strconv"
+	"strings"
 
 	"google.golang.org/genproto/googleapis/api/httpbody"
 	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/audit"
+	"github.com/kvpilot/kvpilot/server/caller"
 	"github.com/kvpilot/kvpilot/server/inproc"
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/router"
@@ -128,11 +132,15 @@ func (s *inference) CohereChat(in *httpbody.HttpBody, out bodies) error {
 }
 
 func (s *inference) LoadAdapter(in *httpbody.HttpBody, out bodies) error {
-	return s.adapter(in, out, "/v1/load_lora_adapter")
+	err := s.adapter(in, out, "/v1/load_lora_adapter")
+	s.api.record(out.Context(), audit.LoadAdapter, kvpilotv1.InferenceService_LoadAdapter_FullMethodName, "", err)
+	return err
 }
 
 func (s *inference) UnloadAdapter(in *httpbody.HttpBody, out bodies) error {
-	return s.adapter(in, out, "/v1/unload_lora_adapter")
+	err := s.adapter(in, out, "/v1/unload_lora_adapter")
+	s.api.record(out.Context(), audit.UnloadAdapter, kvpilotv1.InferenceService_UnloadAdapter_FullMethodName, "", err)
+	return err
 }
 
 // adapter answers a call that goes to every replica of a pool.
@@ -204,7 +212,7 @@ func (s *inference) GetModel(_ context.Context, in *kvpilotv1.GetModelRequest) (
 }
 
 func (s *inference) Forward(in *kvpilotv1.ForwardRequest, out bodies) error {
-	if !s.api.Forward {
+	if !s.api.Forward || s.api.caller(out.Context()).By != caller.Open && guarded(in.GetPath()) {
 		return apierror.New(apierror.RouteNotFound, "there is no such route", nil)
 	}
 	method := in.GetMethod()
@@ -219,6 +227,24 @@ func (s *inference) Forward(in *kvpilotv1.ForwardRequest, out bodies) error {
 	call.Body, call.ContentType = in.GetBody(), contentType(out.Context(), in.GetContentType())
 	to := newSink(out)
 	return to.end(s.api.Router.Serve(out.Context(), call, to))
+}
+
+// guarded reports paths whose own methods look at owners and roles, however they are escaped.
+func guarded(name string) bool {
+	for range 3 { // engines unescape once; proxies before them may too
+		plain, err := url.PathUnescape(name)
+		if err != nil {
+			return true
+		}
+		name = plain
+	}
+	name = strings.ToLower(path.Clean("/" + name))
+	for _, root := range []string{"/v1/responses", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"} {
+		if rest, found := strings.CutPrefix(name, root); found && (rest == "" || rest[0] == '/' || rest[0] == '?' || rest[0] == '#') {
+			return true
+		}
+	}
+	return false
 }
 
 var _ router.Sink = (*sink)(nil)

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/caller"
+	"github.com/kvpilot/kvpilot/server/callers"
 	"github.com/kvpilot/kvpilot/server/guard"
 	"github.com/kvpilot/kvpilot/server/inproc"
 )
@@ -22,19 +24,29 @@ import (
 // errPanic is the hidden cause of a call that ended in a bug.
 var errPanic = errors.New("panic")
 
-type tenantKey struct{}
+type callerKey struct{}
 
-// tenantFrom names the caller whose key a call came with; empty when keys are not in use.
-func tenantFrom(ctx context.Context) string {
+// caller is the sender of a call that enter has let in. It has no role when enter has not seen the call.
+func (a *API) caller(ctx context.Context) *caller.Caller {
+	var who *caller.Caller
 	if e := inproc.FromContext(ctx); e != nil {
-		return e.Tenant
+		who = e.Caller
+	} else if c := guard.FromContext(ctx); c != nil {
+		who = c.Caller
+	} else {
+		who, _ = ctx.Value(callerKey{}).(*caller.Caller)
 	}
-	if c := guard.FromContext(ctx); c != nil {
-		return c.Tenant
+	switch {
+	case who != nil:
+		return who
+	case a.Callers.Open():
+		return a.everybody
 	}
-	tenant, _ := ctx.Value(tenantKey{}).(string)
-	return tenant
+	return &caller.Caller{}
 }
+
+// tenant owns what a call makes; empty when no credentials are asked for.
+func (a *API) tenant(ctx context.Context) string { return a.caller(ctx).Tenant }
 
 // Unary runs around every unary call of both doors.
 func (a *API) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
@@ -44,7 +56,7 @@ func (a *API) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, ne
 	}
 	began := time.Now()
 	defer func() { err = a.end(ctx, info.FullMethod, m, began, recover(), err) }()
-	if ctx, err = a.enter(ctx, m); err != nil {
+	if ctx, err = a.enter(ctx, info.FullMethod, m); err != nil {
 		return nil, err
 	}
 	if err := a.check(m, req); err != nil {
@@ -61,7 +73,7 @@ func (a *API) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo,
 	}
 	began := time.Now()
 	defer func() { err = a.end(ss.Context(), info.FullMethod, m, began, recover(), err) }()
-	ctx, err := a.enter(ss.Context(), m)
+	ctx, err := a.enter(ss.Context(), info.FullMethod, m)
 	if err != nil {
 		return err
 	}
@@ -71,24 +83,29 @@ func (a *API) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo,
 	return next(srv, ss)
 }
 
-// enter lets the caller in.
-func (a *API) enter(ctx context.Context, m *methodInfo) (context.Context, error) {
+// enter identifies the caller, where its door has not, and lets it in when one of its roles allows the method.
+func (a *API) enter(ctx context.Context, method string, m *methodInfo) (context.Context, error) {
 	e := inproc.FromContext(ctx)
 	if e == nil && guard.FromContext(ctx) != nil {
 		return ctx, nil // Admit has let it in
 	}
-	if a.keys == nil || e != nil && e.Authenticated && !m.admin {
+	if e != nil && e.Caller != nil {
+		return ctx, a.permit(e.Caller, method, m, origin{clientOf(ctx), e.RequestID})
+	}
+	if a.Callers.Open() {
 		return ctx, nil
 	}
 	h := headers(ctx)
-	who, err := a.allowed(m, h.Get("X-Api-Key"), h.Get("Authorization"))
+	by := callers.Credentials{Key: h.Get("X-Api-Key"), Authorization: h.Get("Authorization"), Tenant: h.Get(a.tenantHeader)}
+	who, err := a.admitted(by, method, m, origin{clientOf(ctx), h.Get(inproc.HeaderRequestID)})
 	if err != nil {
 		return nil, err
 	}
-	if e == nil {
-		ctx = context.WithValue(ctx, tenantKey{}, who.tenant)
+	if e != nil {
+		e.Caller = who
+		return ctx, nil
 	}
-	return ctx, nil
+	return context.WithValue(ctx, callerKey{}, who), nil
 }
 
 // check applies the contract's rules.

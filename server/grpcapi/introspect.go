@@ -3,6 +3,7 @@ package grpcapi
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -10,6 +11,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/caller"
 	"github.com/kvpilot/kvpilot/server/decision"
 	"github.com/kvpilot/kvpilot/server/decisionlog"
 	"github.com/kvpilot/kvpilot/server/inproc"
@@ -20,39 +22,66 @@ import (
 // defaultList is how many decisions a list has when the caller names no number.
 const defaultList = 100
 
-func (s *routing) ExplainDecision(_ context.Context, in *kvpilotv1.ExplainDecisionRequest) (*kvpilotv1.ExplainDecisionResponse, error) {
+func (s *routing) ExplainDecision(ctx context.Context, in *kvpilotv1.ExplainDecisionRequest) (*kvpilotv1.ExplainDecisionResponse, error) {
 	var found []decisionlog.Entry
+	named := in.GetDecisionId() + in.GetRequestId() // one of them is set
 	switch key := in.GetKey().(type) {
 	case *kvpilotv1.ExplainDecisionRequest_DecisionId:
 		found = s.api.Decisions.Find(key.DecisionId)
 	case *kvpilotv1.ExplainDecisionRequest_RequestId:
 		found = s.api.Decisions.FindRequest(key.RequestId)
 	}
+	who, foreign := s.api.caller(ctx), false
+	found = slices.DeleteFunc(found, func(e decisionlog.Entry) bool {
+		foreign = foreign || e.Decision.Tenant != who.Tenant
+		return !who.Sees(e.Decision.Tenant)
+	})
 	if len(found) == 0 {
 		return nil, apierror.New(apierror.DecisionNotFound, "the decision is not in the log: it was made elsewhere, or long ago", nil)
 	}
-	return &kvpilotv1.ExplainDecisionResponse{Decisions: entriesProto(found)}, nil
+	if foreign {
+		s.api.recordRead(ctx, kvpilotv1.RoutingService_ExplainDecision_FullMethodName, named)
+	}
+	return &kvpilotv1.ExplainDecisionResponse{Decisions: entriesProto(who, found)}, nil
 }
 
-func (s *routing) ListDecisions(_ context.Context, in *kvpilotv1.ListDecisionsRequest) (*kvpilotv1.ListDecisionsResponse, error) {
+func (s *routing) ListDecisions(ctx context.Context, in *kvpilotv1.ListDecisionsRequest) (*kvpilotv1.ListDecisionsResponse, error) {
 	limit := int(in.GetLimit())
 	if limit == 0 {
 		limit = defaultList
 	}
-	found := s.api.Decisions.Last(limit, decisionlog.Filter{Model: in.GetModel(), Replica: in.GetReplicaId()})
-	return &kvpilotv1.ListDecisionsResponse{Decisions: entriesProto(found)}, nil
+	who := s.api.caller(ctx)
+	found := s.api.Decisions.Last(limit, filterFor(who, in.GetModel(), in.GetReplicaId()))
+	s.api.recordRead(ctx, kvpilotv1.RoutingService_ListDecisions_FullMethodName, "")
+	return &kvpilotv1.ListDecisionsResponse{Decisions: entriesProto(who, found)}, nil
 }
 
-func entriesProto(list []decisionlog.Entry) []*kvpilotv1.Decision {
+// filterFor lets those decisions through that the caller may see.
+func filterFor(who *caller.Caller, model, id string) decisionlog.Filter {
+	return decisionlog.Filter{Model: model, Replica: id, Own: !who.May(caller.Observe), Tenant: who.Tenant}
+}
+
+func entriesProto(who *caller.Caller, list []decisionlog.Entry) []*kvpilotv1.Decision {
 	out := make([]*kvpilotv1.Decision, len(list))
 	for i, e := range list {
-		out[i] = decisionProto(e.Decision, e.Outcome)
+		out[i] = shown(who, e.Decision, e.Outcome)
+	}
+	return out
+}
+
+// shown is a decision as the caller may see it: the name of another tenant's decision in it is left out.
+func shown(who *caller.Caller, d *decision.Decision, o *decision.Outcome) *kvpilotv1.Decision {
+	out := decisionProto(d, o)
+	if !who.May(caller.Observe) {
+		out.Overtook = ""
 	}
 	return out
 }
 
 func (s *routing) WatchDecisions(in *kvpilotv1.WatchDecisionsRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchDecisionsResponse]) error {
-	sub := s.api.Decisions.Subscribe(decisionlog.Filter{Model: in.GetModel(), Replica: in.GetReplicaId()})
+	who := s.api.caller(out.Context())
+	s.api.recordRead(out.Context(), kvpilotv1.RoutingService_WatchDecisions_FullMethodName, "")
+	sub := s.api.Decisions.Subscribe(filterFor(who, in.GetModel(), in.GetReplicaId()))
 	defer sub.Close()
 	if err := out.SendHeader(inproc.StreamOpen()); err != nil {
 		return err
@@ -66,7 +95,7 @@ func (s *routing) WatchDecisions(in *kvpilotv1.WatchDecisionsRequest, out grpc.S
 			return stopped(out.Context())
 		case e := <-sub.Entries():
 			lost := sub.Lost()
-			if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Decision: decisionProto(e.Decision, e.Outcome), Lost: lost - told}); err != nil {
+			if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Decision: shown(who, e.Decision, e.Outcome), Lost: lost - told}); err != nil {
 				return err
 			}
 			told = lost
@@ -101,11 +130,12 @@ func (s *routing) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRe
 	return out, nil
 }
 
-func (s *routing) GetLoads(_ context.Context, in *kvpilotv1.GetLoadsRequest) (*kvpilotv1.GetLoadsResponse, error) {
+func (s *routing) GetLoads(ctx context.Context, in *kvpilotv1.GetLoadsRequest) (*kvpilotv1.GetLoadsResponse, error) {
 	list, err := s.api.replicasOf(in.GetModel())
 	if err != nil {
 		return nil, err
 	}
+	s.api.recordRead(ctx, kvpilotv1.RoutingService_GetLoads_FullMethodName, "")
 	now := time.Now()
 	out := &kvpilotv1.GetLoadsResponse{}
 	for _, r := range list {

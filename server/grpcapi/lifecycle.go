@@ -20,22 +20,22 @@ import (
 )
 
 func (s *routing) ReportPrefillCompleted(ctx context.Context, in *kvpilotv1.ReportPrefillCompletedRequest) (*kvpilotv1.Reservation, error) {
-	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
-	return s.reported(ctx, id, attempt, s.api.Lifecycle.PrefillCompleted(id, attempt))
+	key := s.key(ctx, in.GetReservationId(), in.Attempt)
+	return s.reported(ctx, key, s.api.Lifecycle.PrefillCompleted(key))
 }
 
 func (s *routing) ReportDecodeProgress(ctx context.Context, in *kvpilotv1.ReportDecodeProgressRequest) (*kvpilotv1.Reservation, error) {
-	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
-	return s.reported(ctx, id, attempt, s.api.Lifecycle.ReportProgress(id, attempt, int(in.GetOutputTokens())))
+	key := s.key(ctx, in.GetReservationId(), in.Attempt)
+	return s.reported(ctx, key, s.api.Lifecycle.ReportProgress(key, int(in.GetOutputTokens())))
 }
 
 func (s *routing) RenewReservation(ctx context.Context, in *kvpilotv1.RenewReservationRequest) (*kvpilotv1.Reservation, error) {
-	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
-	return s.reported(ctx, id, attempt, s.api.Lifecycle.Renew(id, attempt))
+	key := s.key(ctx, in.GetReservationId(), in.Attempt)
+	return s.reported(ctx, key, s.api.Lifecycle.Renew(key))
 }
 
 func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseReservationRequest) (*kvpilotv1.Reservation, error) {
-	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
+	key := s.key(ctx, in.GetReservationId(), in.Attempt)
 	result := chooser.Result{End: endFrom(in.GetEnd()), PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, ServedBy: replica.ID(in.GetServedBy())}
 	if in.OutputTokens != nil {
 		result.OutputTokens = int(in.GetOutputTokens())
@@ -43,21 +43,21 @@ func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseR
 	if in.CachedTokens != nil {
 		result.CachedTokens = int(in.GetCachedTokens())
 	}
-	s.noteServer(ctx, id, attempt, in.GetServedBy())
-	outcome := s.api.Lifecycle.Finish(id, attempt, result)
+	s.noteServer(ctx, key, in.GetServedBy())
+	outcome := s.api.Lifecycle.Finish(key, result)
 	if outcome == load.Ended {
 		outcome = load.Duplicate // what the caller wanted is so
 	}
-	return s.reported(ctx, id, attempt, outcome)
+	return s.reported(ctx, key, outcome)
 }
 
 // noteServer counts requests that did not go where they were sent.
-func (s *routing) noteServer(ctx context.Context, id string, attempt int, servedBy string) {
+func (s *routing) noteServer(ctx context.Context, key load.Key, servedBy string) {
 	if servedBy == "" {
 		return
 	}
-	e, ok := s.api.Decisions.Get(id, attempt)
-	if !ok {
+	e, ok := s.api.Decisions.Get(key.ID, int(key.Attempt))
+	if !ok || e.Decision.Tenant != key.Tenant {
 		return
 	}
 	if pick := e.Decision.Pick(); pick != nil && string(pick.Replica) != servedBy {
@@ -65,24 +65,25 @@ func (s *routing) noteServer(ctx context.Context, id string, attempt int, served
 	}
 }
 
-// attempt is the one that a call names, or the latest.
-func (s *routing) attempt(id string, named *uint32) int {
-	if named != nil {
-		return int(*named)
+// key names a reservation of the caller's tenant, by the attempt that the call names or the latest. Nobody else's is found by
+// it, whatever the caller's roles.
+func (s *routing) key(ctx context.Context, id string, attempt *uint32) load.Key {
+	key := load.Key{Tenant: s.api.tenant(ctx), ID: id}
+	if attempt != nil {
+		key.Attempt = *attempt
+	} else if r, ok := s.api.Book.Find(key.Tenant, id); ok {
+		key.Attempt = r.Attempt()
 	}
-	if r, ok := s.api.Book.Find(id); ok {
-		return int(r.Attempt())
-	}
-	return 0
+	return key
 }
 
 // reported is the answer to a report.
-func (s *routing) reported(ctx context.Context, id string, attempt int, outcome load.Outcome) (*kvpilotv1.Reservation, error) {
+func (s *routing) reported(ctx context.Context, key load.Key, outcome load.Outcome) (*kvpilotv1.Reservation, error) {
 	if sp := trace.SpanFromContext(ctx); sp.IsRecording() {
-		sp.SetAttributes(span.DecisionID.String(id), span.Attempt.Int(attempt), span.Effect.String(outcome.String()))
-		s.link(sp, id, attempt)
+		sp.SetAttributes(span.DecisionID.String(key.ID), span.Attempt.Int(int(key.Attempt)), span.Effect.String(outcome.String()))
+		s.link(sp, key)
 	}
-	out := &kvpilotv1.Reservation{ReservationId: id, Attempt: uint32(attempt)}
+	out := &kvpilotv1.Reservation{ReservationId: key.ID, Attempt: key.Attempt}
 	switch outcome {
 	case load.Applied:
 		out.Effect = kvpilotv1.Effect_EFFECT_APPLIED
@@ -101,8 +102,8 @@ func (s *routing) reported(ctx context.Context, id string, attempt int, outcome 
 }
 
 // link ties a span to the one in which a reservation was decided.
-func (s *routing) link(sp trace.Span, id string, attempt int) {
-	if e, ok := s.api.Decisions.Get(id, attempt); ok {
+func (s *routing) link(sp trace.Span, key load.Key) {
+	if e, ok := s.api.Decisions.Get(key.ID, int(key.Attempt)); ok && e.Decision.Tenant == key.Tenant {
 		span.Link(sp, e.Decision.TraceID, e.Decision.SpanID)
 	}
 }
@@ -116,7 +117,7 @@ func (s *routing) linkOnce(ctx context.Context, linked map[string]bool, r *kvpil
 	sp := trace.SpanFromContext(ctx)
 	if id := r.GetReservationId(); id != "" && sp.IsRecording() && !linked[id] && len(linked) < maxLinks {
 		linked[id] = true
-		s.link(sp, id, int(r.GetAttempt()))
+		s.link(sp, load.Key{Tenant: s.api.tenant(ctx), ID: id, Attempt: r.GetAttempt()})
 	}
 }
 
@@ -125,7 +126,7 @@ const maxBound = 65536
 
 // TrackReservation answers each report on the stream, and ends what was bound to it when it ends.
 func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
-	bound, linked := map[string]int{}, map[string]bool{}
+	bound, linked := map[string]uint32{}, map[string]bool{}
 	quiet := trace.ContextWithSpan(ss.Context(), noop.Span{}) // thousands of reports would fill the stream's span
 	defer func() { s.releaseAll(ss.Context(), bound) }()
 	if err := ss.SendHeader(inproc.StreamOpen()); err != nil {
@@ -159,7 +160,7 @@ func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackRe
 }
 
 // report applies one report of a stream. One that breaks a rule is answered like any other.
-func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequest, bound map[string]int) (*kvpilotv1.Reservation, error) {
+func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequest, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
 	if err := s.api.check(s.api.methods[kvpilotv1.RoutingService_TrackReservation_FullMethodName], in); err != nil {
 		return nil, err
 	}
@@ -172,7 +173,7 @@ func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequ
 		return s.RenewReservation(ctx, r.Renew)
 	case *kvpilotv1.TrackReservationRequest_Release:
 		out, err := s.ReleaseReservation(ctx, r.Release)
-		if err == nil && bound[out.GetReservationId()] == int(out.GetAttempt()) {
+		if err == nil && bound[out.GetReservationId()] == out.GetAttempt() {
 			delete(bound, out.GetReservationId())
 		}
 		return out, err
@@ -184,23 +185,23 @@ func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequ
 
 // bind ties a reservation to the stream. Its lease goes on: a stream that is open but silent for
 // longer is taken for dead.
-func (s *routing) bind(ctx context.Context, in *kvpilotv1.BindReservation, bound map[string]int) (*kvpilotv1.Reservation, error) {
-	id, attempt := in.GetReservationId(), s.attempt(in.GetReservationId(), in.Attempt)
-	if _, again := bound[id]; !again && len(bound) >= maxBound {
+func (s *routing) bind(ctx context.Context, in *kvpilotv1.BindReservation, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
+	key := s.key(ctx, in.GetReservationId(), in.Attempt)
+	if _, again := bound[key.ID]; !again && len(bound) >= maxBound {
 		return nil, apierror.New(apierror.Overloaded, "too many reservations are bound to this stream", nil)
 	}
-	out, err := s.reported(ctx, id, attempt, s.api.Lifecycle.Renew(id, attempt))
+	out, err := s.reported(ctx, key, s.api.Lifecycle.Renew(key))
 	if err == nil {
-		bound[id] = attempt
+		bound[key.ID] = key.Attempt
 	}
 	return out, err
 }
 
 // releaseAll ends what was still bound to a stream that has ended.
-func (s *routing) releaseAll(ctx context.Context, bound map[string]int) {
+func (s *routing) releaseAll(ctx context.Context, bound map[string]uint32) {
 	for id, attempt := range bound {
 		result := chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
-		if s.api.Lifecycle.Finish(id, attempt, result) == load.Applied {
+		if s.api.Lifecycle.Finish(load.Key{Tenant: s.api.tenant(ctx), ID: id, Attempt: attempt}, result) == load.Applied {
 			s.api.metrics.released.Add(ctx, 1)
 		}
 	}

@@ -41,7 +41,7 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	reason := func(r string) metric.MeasurementOption {
 		return metric.WithAttributeSet(attribute.NewSet(attribute.String("reason", r)))
 	}
-	m.unknownKey, m.notAllowed, m.brokenRules = reason("unauthenticated"), reason("not_admin"), reason("rules")
+	m.unknownKey, m.notAllowed, m.brokenRules = reason("unauthenticated"), reason("role"), reason("rules")
 	ctx := context.Background()
 	for _, c := range []metric.Int64Counter{m.panics, m.elsewhere, m.released} {
 		c.Add(ctx, 0)

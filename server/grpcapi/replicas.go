@@ -12,6 +12,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/audit"
 	"github.com/kvpilot/kvpilot/server/inproc"
 	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/replica"
@@ -24,7 +25,10 @@ type replicas struct {
 	api *API
 }
 
-func (s *replicas) Register(ctx context.Context, in *kvpilotv1.RegisterRequest) (*kvpilotv1.RegisterResponse, error) {
+func (s *replicas) Register(ctx context.Context, in *kvpilotv1.RegisterRequest) (_ *kvpilotv1.RegisterResponse, err error) {
+	defer func() {
+		s.api.record(ctx, audit.Register, kvpilotv1.ReplicaService_Register_FullMethodName, in.GetReplicaId(), err)
+	}()
 	if err := s.api.mayRegister(); err != nil {
 		return nil, err
 	}
@@ -72,7 +76,10 @@ func eventsSpec(e *kvpilotv1.EventsSpec) registry.EventsSpec {
 	return out
 }
 
-func (s *replicas) Deregister(ctx context.Context, in *kvpilotv1.DeregisterRequest) (*kvpilotv1.DeregisterResponse, error) {
+func (s *replicas) Deregister(ctx context.Context, in *kvpilotv1.DeregisterRequest) (_ *kvpilotv1.DeregisterResponse, err error) {
+	defer func() {
+		s.api.record(ctx, audit.Deregister, kvpilotv1.ReplicaService_Deregister_FullMethodName, in.GetReplicaId(), err)
+	}()
 	if err := s.api.mayRegister(); err != nil {
 		return nil, err
 	}
@@ -82,11 +89,14 @@ func (s *replicas) Deregister(ctx context.Context, in *kvpilotv1.DeregisterReque
 	return &kvpilotv1.DeregisterResponse{}, nil
 }
 
-func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (*kvpilotv1.DrainResponse, error) {
-	change := s.api.Registry.Drain
+func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (_ *kvpilotv1.DrainResponse, err error) {
+	change, kind := s.api.Registry.Drain, audit.Drain
 	if in.GetUndo() {
-		change = s.api.Registry.Undrain
+		change, kind = s.api.Registry.Undrain, audit.Undrain
 	}
+	defer func() {
+		s.api.record(ctx, kind, kvpilotv1.ReplicaService_Drain_FullMethodName, in.GetReplicaId(), err)
+	}()
 	id := replica.ID(in.GetReplicaId())
 	if err := change(ctx, id); err != nil {
 		return nil, registryError(err)

@@ -56,7 +56,7 @@ func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	}
 	out := chosen(a, q)
 	if in.GetExplain() {
-		out.Decision = decisionProto(a.Decision, nil)
+		out.Decision = shown(s.api.caller(ctx), a.Decision, nil)
 	}
 	if in.GetReturnTokenIds() && a.Encoding != nil && !a.Encoding.Partial && len(a.Encoding.IDs) > 0 {
 		out.TokenIds = &kvpilotv1.TokenIds{Ids: a.Encoding.IDs}
@@ -109,7 +109,7 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	}
 	out := chosen(a, q)
 	if explain {
-		out.Decision = decisionProto(a.Decision, nil)
+		out.Decision = shown(s.api.caller(ctx), a.Decision, nil)
 	}
 	return out, nil
 }
@@ -131,7 +131,7 @@ func fullSize(said []string) int64 {
 // question is what every call of this service begins with.
 func (a *API) question(ctx context.Context) *router.Question {
 	h := headers(ctx)
-	q := &router.Question{Header: h, Tenant: tenantFrom(ctx), Options: chooser.Options{PinnedRank: -1}}
+	q := &router.Question{Header: h, Tenant: a.tenant(ctx), Options: chooser.Options{PinnedRank: -1}}
 	if e := inproc.FromContext(ctx); e != nil {
 		q.RequestID, q.Received = e.RequestID, e.Received
 	} else {

@@ -9,13 +9,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/caller"
 )
 
 // Call is one call of a Door, and the context that it runs in.
 type Call struct {
 	context.Context //nolint:containedctx // a transport stream carries its context by definition
-	// Tenant names the caller whose key the call came with.
-	Tenant string
+	// Caller is the sender of the call.
+	Caller *caller.Caller
 
 	door   *Door
 	cancel context.CancelFunc
@@ -49,6 +50,14 @@ func (c *Call) Value(key any) any {
 func FromContext(ctx context.Context) *Call {
 	c, _ := ctx.Value(callKey{}).(*Call)
 	return c
+}
+
+// tenant is the caller's, for logs.
+func (c *Call) tenant() string {
+	if c.Caller == nil {
+		return ""
+	}
+	return c.Caller.Tenant
 }
 
 // statusWriter is what grpc-go's transport offers beside its public interface.

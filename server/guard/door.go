@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/tap"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
+	"github.com/kvpilot/kvpilot/server/caller"
 )
 
 // Limits bound what one caller may hold at a gRPC door.
@@ -39,8 +40,8 @@ type Params struct {
 	Known func(method string) bool
 	// Prompts reports the methods that are refused while the budget is full.
 	Prompts func(method string) bool
-	// Admit names the tenant of a call, or refuses it. Nil admits all.
-	Admit func(method string, md metadata.MD) (tenant string, err error)
+	// Admit identifies the sender of a call, or refuses it. It must not wait. Nil admits all.
+	Admit func(ctx context.Context, method string, md metadata.MD) (*caller.Caller, error)
 
 	Log   *slog.Logger
 	Meter metric.MeterProvider
@@ -93,7 +94,7 @@ func (d *Door) tap(ctx context.Context, info *tap.Info) (context.Context, error)
 	c := &Call{door: d, began: d.tick.Load()}
 	if d.Admit != nil {
 		var err error
-		if c.Tenant, err = d.Admit(info.FullMethodName, info.Header); err != nil {
+		if c.Caller, err = d.Admit(ctx, info.FullMethodName, info.Header); err != nil {
 			return nil, apierror.From(err)
 		}
 	}
@@ -197,7 +198,7 @@ func (d *Door) round(now int64) {
 	}
 	for _, c := range stalled {
 		d.metrics.count(stalledReader)
-		d.Log.Info("a gRPC caller that reads nothing was given up", "tenant", c.Tenant)
+		d.Log.Info("a gRPC caller that reads nothing was given up", "tenant", c.tenant())
 		c.refuse(apierror.New(apierror.Cancelled, "the caller reads nothing (gateway.stall_timeout)", errStalled))
 	}
 }

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"context"
 	"net"
 	"runtime"
 	"strings"
@@ -13,6 +14,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/kvpilot/kvpilot/server/caller"
 )
 
 func TestLocalHost(t *testing.T) {
@@ -91,7 +94,9 @@ func TestLargeBodiesAreDecodedWithoutACopy(t *testing.T) {
 func TestRoundsEndCallsThatTakeTooLong(t *testing.T) {
 	d, err := NewDoor(Limits{Receive: 8 * time.Second, Stall: 16 * time.Second}, Params{
 		Budget: NewBudget(1 << 20), Known: func(string) bool { return true }, Prompts: func(string) bool { return true },
-		Admit: func(string, metadata.MD) (string, error) { return "team-a", nil },
+		Admit: func(context.Context, string, metadata.MD) (*caller.Caller, error) {
+			return &caller.Caller{Tenant: "team-a"}, nil
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +122,7 @@ func TestRoundsEndCallsThatTakeTooLong(t *testing.T) {
 	for now := int64(12); now < 30; now++ {
 		d.round(now)
 	}
-	if stalled.Err() == nil || quiet.Err() != nil || quiet.Tenant != "team-a" {
+	if stalled.Err() == nil || quiet.Err() != nil || quiet.Caller.Tenant != "team-a" {
 		t.Errorf("after 28 rounds: stalled %v, quiet %v", stalled.Err(), quiet.Err())
 	}
 	quiet.end()

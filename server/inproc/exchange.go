@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/caller"
 )
 
 // Exchange is the HTTP request that a call was made from. It rides beside the call's messages, so
@@ -22,9 +24,8 @@ type Exchange struct {
 	RequestID string
 	// RemoteAddr is the client's address and port.
 	RemoteAddr string
-	// Tenant names whose key the request came with, once Authenticated says that it was checked.
-	Tenant        string
-	Authenticated bool
+	// Caller is the sender of the request; nil when its credentials were not checked.
+	Caller *caller.Caller
 	// Body is the request body where the service reads it itself, and BodySize its size, -1 when
 	// unknown; nil where the body is in the message.
 	Body     Body

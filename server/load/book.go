@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -175,7 +176,7 @@ func (b *Book) reserve(req Request, version uint64) (*Reservation, error) {
 		b.counts.conflicts.Add(1)
 		return nil, ErrConflict
 	}
-	sh, hash := b.shard(req.ID)
+	sh, hash := b.shard(req.Tenant, req.ID)
 	for {
 		r, fresh, err := b.claim(sh, hash, &req)
 		if err != nil {
@@ -227,7 +228,7 @@ func (b *Book) claim(sh *shard, hash uint64, req *Request) (r *Reservation, fres
 	sh.mu.Lock()
 	if r = sh.live[hash]; r != nil {
 		sh.mu.Unlock()
-		if r.id != req.ID {
+		if r.id != req.ID || r.tenant != req.Tenant {
 			return nil, false, fmt.Errorf("%w: the id's hash is another one's, take a new id", ErrInvalid)
 		}
 		r.mu.Lock()
@@ -243,7 +244,7 @@ func (b *Book) claim(sh *shard, hash uint64, req *Request) (r *Reservation, fres
 		b.counts.full.Add(1)
 		return nil, false, ErrFull
 	}
-	r = &Reservation{book: b, shard: sh, id: req.ID, hash: hash, lease: b.leaseFor(req.Lease)}
+	r = &Reservation{book: b, shard: sh, tenant: req.Tenant, id: req.ID, hash: hash, lease: b.leaseFor(req.Lease)}
 	r.mu.Lock()
 	sh.live[hash] = r
 	sh.mu.Unlock()
@@ -284,9 +285,13 @@ func (b *Book) rank(slot replica.Slot) *rank {
 	return table[slot]
 }
 
-// shard returns the part of the id map that an id belongs to, and the id's hash, which is not 0.
-func (b *Book) shard(id string) (*shard, uint64) {
-	hash := maphash.String(b.seed, id) | 1<<63
+// shard returns the part of the id map that a tenant's id belongs to, and the hash of both, which is not 0.
+func (b *Book) shard(tenant, id string) (*shard, uint64) {
+	hash := maphash.String(b.seed, id)
+	if tenant != "" {
+		hash ^= bits.RotateLeft64(maphash.String(b.seed, tenant), 29)
+	}
+	hash |= 1 << 63
 	return &b.shards[hash%shardCount], hash
 }
 

@@ -73,7 +73,7 @@ func TestReserveIfSeesOtherBookings(t *testing.T) {
 	if _, err := b.ReserveIf(seen, load.Request{ID: "b", Slot: 0}); !errors.Is(err, load.ErrConflict) {
 		t.Errorf("second booking at the same version: %v, want ErrConflict", err)
 	}
-	if _, ok := b.Find("b"); ok || b.Live() != 1 {
+	if _, ok := b.Find("", "b"); ok || b.Live() != 1 {
 		t.Errorf("the refused booking left something: %d live", b.Live())
 	}
 	r.Release()

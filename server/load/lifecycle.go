@@ -6,8 +6,10 @@ import (
 	"time"
 )
 
-// Key names one attempt of one reservation, as lifecycle calls from outside do.
+// Key names one attempt of one reservation, as lifecycle calls from outside do. Ids of different tenants are different
+// ids: a call with another tenant's finds nothing.
 type Key struct {
+	Tenant  string
 	ID      string
 	Attempt uint32
 }
@@ -15,12 +17,12 @@ type Key struct {
 // sweepEvery is how often leases are looked at: a lease ends at most so much late.
 const sweepEvery = time.Second
 
-// Find returns the live reservation with this id, of whatever attempt.
-func (b *Book) Find(id string) (*Reservation, bool) {
-	sh, hash := b.shard(id)
+// Find returns the live reservation with this id of the tenant, of whatever attempt.
+func (b *Book) Find(tenant, id string) (*Reservation, bool) {
+	sh, hash := b.shard(tenant, id)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	r := sh.find(hash, id)
+	r := sh.find(hash, tenant, id)
 	return r, r != nil
 }
 
@@ -60,9 +62,9 @@ func (b *Book) gone(r *Reservation, counter *atomic.Int64) {
 
 // call finds the reservation, checks the attempt and runs do under the reservation's lock.
 func (b *Book) call(c call, key Key, do func(*Reservation) Outcome) (*Reservation, Outcome) {
-	sh, hash := b.shard(key.ID)
+	sh, hash := b.shard(key.Tenant, key.ID)
 	sh.mu.Lock()
-	r := sh.find(hash, key.ID)
+	r := sh.find(hash, key.Tenant, key.ID)
 	attempt, remembered := sh.ended.find(hash)
 	sh.mu.Unlock()
 	out := Unknown
@@ -132,7 +134,7 @@ func (b *Book) expire(r *Reservation, now int64) bool {
 	r.mu.Lock()
 	d := r.deadline.Load()
 	over := d != 0 && d <= now && r.release() == Applied
-	key := Key{r.id, r.attempt}
+	key := Key{r.tenant, r.id, r.attempt}
 	r.mu.Unlock()
 	if !over {
 		return false

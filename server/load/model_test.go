@@ -315,7 +315,7 @@ func TestTheBookEqualsTheModel(t *testing.T) {
 				}
 			}
 			for _, r := range slices.Clone(m.live) {
-				b.Release(Key{r.req.ID, r.req.Attempt})
+				b.Release(Key{"", r.req.ID, r.req.Attempt})
 			}
 			mustBeEmpty(t, b)
 		})
@@ -326,7 +326,7 @@ func TestTheBookEqualsTheModel(t *testing.T) {
 func walk(t *testing.T, dice *rand.Rand, b *Book, m *model, slots int) string {
 	t.Helper()
 	now := time.Now()
-	key := Key{fmt.Sprint("r", dice.IntN(12)), uint32(dice.IntN(3))}
+	key := Key{"", fmt.Sprint("r", dice.IntN(12)), uint32(dice.IntN(3))}
 	if r := m.find(key.ID); r != nil && dice.IntN(3) > 0 {
 		key.Attempt = r.req.Attempt
 	}

@@ -43,7 +43,7 @@ func TestConcurrentLivesLeaveNothing(t *testing.T) {
 	cancel()
 	sweeper.Wait()
 	for i := range 12 {
-		if r, ok := b.Find(fmt.Sprint("r", i)); ok {
+		if r, ok := b.Find("", fmt.Sprint("r", i)); ok {
 			if out := r.Release(); out != Applied {
 				t.Errorf("release of a live reservation: %s", out)
 			}
@@ -58,7 +58,7 @@ func TestConcurrentLivesLeaveNothing(t *testing.T) {
 }
 
 func randomCall(t *testing.T, b *Book, dice *rand.Rand, slots int) {
-	key := Key{fmt.Sprint("r", dice.IntN(12)), uint32(dice.IntN(3))}
+	key := Key{"", fmt.Sprint("r", dice.IntN(12)), uint32(dice.IntN(3))}
 	slot := replica.Slot(dice.IntN(slots))
 	switch n := dice.IntN(100); {
 	case n < 40:
@@ -70,13 +70,13 @@ func randomCall(t *testing.T, b *Book, dice *rand.Rand, slots int) {
 			r.Release()
 		}
 	case n < 60:
-		if r, ok := b.Find(key.ID); ok {
+		if r, ok := b.Find("", key.ID); ok {
 			r.Progress(dice.IntN(50))
 			r.PrefillDone()
 			_ = r.Slot() // read beside moves, for the race detector
 		}
 	case n < 80:
-		if r, ok := b.Find(key.ID); ok {
+		if r, ok := b.Find("", key.ID); ok {
 			r.Release()
 		}
 	case n < 90:
@@ -139,7 +139,7 @@ func TestAReservationThatCouldNotBeBookedAnswersEveryCall(t *testing.T) {
 	}
 	b.AddRank(0)
 	req := Request{ID: "r", Attempt: 1}
-	sh, hash := b.shard(req.ID)
+	sh, hash := b.shard(req.Tenant, req.ID)
 	r, fresh, err := b.claim(sh, hash, &req)
 	if err != nil || !fresh {
 		t.Fatal(fresh, err)
@@ -148,7 +148,7 @@ func TestAReservationThatCouldNotBeBookedAnswersEveryCall(t *testing.T) {
 		t.Fatalf("settle: %v, want a conflict", err)
 	}
 	r.mu.Unlock()
-	if got, ok := b.Find("r"); !ok || got != r {
+	if got, ok := b.Find("", "r"); !ok || got != r {
 		t.Fatal("the reservation is not found before it is buried")
 	}
 	if slot := r.Slot(); slot != replica.NoSlot {

@@ -11,8 +11,10 @@ import (
 
 // Request says what to book.
 type Request struct {
-	// ID names the reservation; 1 to 256 bytes, unique among the requests in flight.
+	// ID names the reservation; 1 to 256 bytes, unique among the tenant's requests in flight.
 	ID string
+	// Tenant owns the reservation; empty is a tenant too.
+	Tenant string
 	// Attempt numbers the tries of one request; a later one replaces an earlier one.
 	Attempt uint32
 	// Slot is the rank that the request goes to.
@@ -43,10 +45,11 @@ type Request struct {
 
 // Reservation is one request's booking. Its methods are safe for concurrent use and idempotent.
 type Reservation struct {
-	book  *Book
-	shard *shard
-	id    string
-	hash  uint64
+	book   *Book
+	shard  *shard
+	tenant string
+	id     string
+	hash   uint64
 
 	deadline    atomic.Int64  // when the lease ends, in the book's time; 0: never
 	lastAttempt atomic.Uint32 // set when it ended

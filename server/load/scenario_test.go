@@ -246,11 +246,11 @@ func TestS25LeasesAreBounded(t *testing.T) {
 		mustReserve(t, b, load.Request{ID: "greedy", Lease: 1000 * time.Hour})
 		mustReserve(t, b, load.Request{ID: "default", Lease: -1})
 		time.Sleep(load.DefaultConfig().Lease + 2*time.Second)
-		if _, ok := b.Find("default"); ok {
+		if _, ok := b.Find("", "default"); ok {
 			t.Error("a default lease outlives Config.Lease")
 		}
 		time.Sleep(load.DefaultConfig().MaxLease)
-		if _, ok := b.Find("greedy"); ok {
+		if _, ok := b.Find("", "greedy"); ok {
 			t.Error("a lease outlives Config.MaxLease")
 		}
 		if n := told.Load(); n != 2 {

@@ -16,9 +16,9 @@ func (s *shard) open(remembered int) {
 	s.ended = newGraves(remembered)
 }
 
-// find returns the live reservation of an id. s.mu is held.
-func (s *shard) find(hash uint64, id string) *Reservation {
-	if r := s.live[hash]; r != nil && r.id == id {
+// find returns the live reservation of a tenant's id. s.mu is held.
+func (s *shard) find(hash uint64, tenant, id string) *Reservation {
+	if r := s.live[hash]; r != nil && r.id == id && r.tenant == tenant {
 		return r
 	}
 	return nil

@@ -23,6 +23,9 @@ type Config struct {
 	MaxMembers int `yaml:"max_members"`
 	// UnknownRoutes proxies paths that kvpilot does not know to the pool that the body's model names.
 	UnknownRoutes bool `yaml:"unknown_routes"`
+	// UnownedResponses lets callers with keys read, continue and cancel stored responses that this router did not see made
+	// (it was restarted, or another router made them). Off, they are unknown: nothing tells whose they are.
+	UnownedResponses bool `yaml:"unowned_responses"`
 	// ResumeStreams is how often one stream may go on on another replica after its own has died; 0 turns
 	// it off. It is for streams of chat and completions without tools, penalties, seeds, stop strings and the
 	// like (see adr/014), and asks engines for the token ids of prompt and answer.

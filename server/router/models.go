@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
 // modelCard is one entry of /v1/models, as vLLM writes it.
@@ -96,7 +97,10 @@ func (r *Router) stored(ctx context.Context, j *job, id string, to Sink) error {
 	j.req, j.body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(j.call.RawQuery, "stream=true")}, j.call.Body
 	snapshot := r.Registry.Snapshot()
 	candidates := snapshot.Replicas
-	if at, ok := r.Pins.Get(id); ok {
+	if !r.mayRead(j.call.Tenant, id) {
+		return unknownResponse(id)
+	}
+	if at, owner := r.Pins.Get(j.call.Tenant, id); owner == upstream.OwnerSelf {
 		if rep, ok := snapshot.Replica(at); ok {
 			candidates = []*replica.Replica{rep}
 		}
@@ -108,7 +112,9 @@ func (r *Router) stored(ctx context.Context, j *job, id string, to Sink) error {
 		}
 		last = r.ask(ctx, j, rep, to)
 		if last == nil {
-			r.Pins.Put(id, rep.ID)
+			if j.call.Tenant == "" {
+				r.Pins.Put("", id, rep.ID)
+			}
 			return nil
 		}
 		if j.begun || ctx.Err() != nil || last.public.HTTPStatus() != http.StatusNotFound && !last.outcome.Retryable() {

@@ -72,7 +72,7 @@ func (r *Router) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
 		if c.answer == nil {
 			continue // the first one failed: this may be the first now
 		}
-		if d := c.answer.Decision; r.Chooser.Renew(d.ID, d.Attempt) == load.Applied {
+		if d := c.answer.Decision; r.Chooser.Renew(load.Key{Tenant: d.Tenant, ID: d.ID, Attempt: uint32(d.Attempt)}) == load.Applied {
 			again := *c.answer
 			again.Duplicate = true
 			return &again, nil

@@ -161,7 +161,7 @@ func TestAStoredResponseIsContinuedOnADrainingReplica(t *testing.T) {
 	f.script(text(200, `{"id":"resp_1","object":"response"}`))
 	body := `{"model":"m","input":"go on","previous_response_id":"resp_0"}`
 	for _, at := range []replica.ID{"r0", "r1"} {
-		f.params.Pins.Put("resp_0", at)
+		f.params.Pins.Put("", "resp_0", at)
 		must(t, f.params.Registry.Drain(t.Context(), at))
 		c := &client{}
 		call := chat(body)

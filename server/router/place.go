@@ -20,6 +20,9 @@ import (
 // place finds out whether one replica alone can serve: the one that the caller names, or the one that
 // stores the response which the request continues.
 func (r *Router) place(ctx context.Context, j *job) error {
+	if err := r.checkResponse(j); err != nil {
+		return err
+	}
 	if j.call.Options.Pinned != "" {
 		return r.checkPin(j)
 	}
@@ -55,7 +58,7 @@ func serves(p *registry.Pool, id replica.ID) bool {
 // pin remembers where a response is stored.
 func (r *Router) pin(j *job) {
 	if j.call.Route == openai.RouteResponses {
-		r.Pins.Put(j.scan.ResponseID(), j.choice.Replica.ID)
+		r.Pins.Put(j.call.Tenant, j.scan.ResponseID(), j.choice.Replica.ID)
 	}
 }
 
@@ -66,10 +69,11 @@ func (r *Router) findHolder(ctx context.Context, j *job) {
 	if id == "" || j.call.Route != openai.RouteResponses || len(j.pool.Replicas) < 2 {
 		return
 	}
-	at, known := r.Pins.Get(id)
+	at, owner := r.Pins.Get(j.call.Tenant, id)
+	known := owner == upstream.OwnerSelf
 	if !known {
-		if at, known = r.locate(ctx, j, id); known {
-			r.Pins.Put(id, at)
+		if at, known = r.locate(ctx, j, id); known && j.call.Tenant == "" {
+			r.Pins.Put("", id, at)
 		}
 	}
 	o := &j.call.Options

@@ -9,7 +9,7 @@ import (
 )
 
 // Pins remembers which replica stores a response, because an engine's store is in its own
-// process. It is bounded; the least recently used goes first. Safe for concurrent use.
+// process, and which tenant it belongs to. It is bounded; the least recently used goes first. Safe for concurrent use.
 type Pins struct {
 	cfg PinsConfig
 	now func() time.Time
@@ -21,6 +21,7 @@ type Pins struct {
 
 type pin struct {
 	response string
+	tenant   string
 	replica  replica.ID
 	at       time.Time
 }
@@ -33,15 +34,19 @@ func NewPins(cfg PinsConfig, now func() time.Time) *Pins {
 	return &Pins{cfg: cfg, now: now, byID: map[string]*list.Element{}, order: list.New()}
 }
 
-// Put remembers that the replica stores the response; an empty response is ignored.
-func (p *Pins) Put(response string, id replica.ID) {
+// Put remembers that the replica stores the tenant's response; an empty response is ignored, and so is one that belongs to
+// another tenant.
+func (p *Pins) Put(tenant, response string, id replica.ID) {
 	if response == "" {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	value := pin{response: response, replica: id, at: p.now()}
+	value := pin{response: response, tenant: tenant, replica: id, at: p.now()}
 	if e, ok := p.byID[response]; ok {
+		if old := e.Value.(pin); old.tenant != tenant && value.at.Sub(old.at) <= p.cfg.TTL { //nolint:forcetypeassert // as in Get
+			return
+		}
 		e.Value = value
 		p.order.MoveToFront(e)
 		return
@@ -52,21 +57,36 @@ func (p *Pins) Put(response string, id replica.ID) {
 	}
 }
 
-// Get names the replica that stores the response.
-func (p *Pins) Get(response string) (replica.ID, bool) {
+// Owner is whose a response is.
+type Owner int
+
+// The owners.
+const (
+	// OwnerUnknown: the response was not seen made, or that is long ago.
+	OwnerUnknown Owner = iota
+	OwnerSelf
+	OwnerOther
+)
+
+// Get names the replica that stores the response, unless that is another tenant's. The empty tenant, of a router without
+// keys, owns all.
+func (p *Pins) Get(tenant, response string) (replica.ID, Owner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e, ok := p.byID[response]
 	if !ok {
-		return "", false
+		return "", OwnerUnknown
 	}
 	found := e.Value.(pin) //nolint:forcetypeassert // the list holds nothing else
 	if p.now().Sub(found.at) > p.cfg.TTL {
 		p.drop(e)
-		return "", false
+		return "", OwnerUnknown
+	}
+	if tenant != "" && found.tenant != tenant {
+		return "", OwnerOther
 	}
 	p.order.MoveToFront(e)
-	return found.replica, true
+	return found.replica, OwnerSelf
 }
 
 // drop forgets one response. The caller holds mu.

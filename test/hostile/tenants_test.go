@@ -1,50 +1,76 @@
 package hostile
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/genproto/googleapis/api/httpbody"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/grpcapi"
-	"github.com/kvpilot/kvpilot/server/quota"
-	"github.com/kvpilot/kvpilot/server/router"
 	"github.com/kvpilot/kvpilot/server/secret"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
-// tenants gives the callers named keys: the key of "a" is "key-of-a-".
-func tenants(c *config.Config, names ...string) {
-	for _, name := range names {
-		c.API.Keys = append(c.API.Keys, grpcapi.Key{Name: name, Key: secret.New("key-of-" + name + "-")})
-	}
+const (
+	victimKey   = "victim-key-0001"
+	attackerKey = "attacker-key-01"
+	forwardKey  = "attacker-key-fw"
+	observerKey = "observer-key-01"
+	adminKey    = "admin-key-00001"
+	victimID    = "victims-request-1"
+)
+
+func tenants(t *testing.T) *stack.Stack {
+	t.Helper()
+	return stack.Start(t, stack.Options{Configure: func(c *config.Config) {
+		c.API.Keys = []grpcapi.Key{
+			{Name: "victim", Key: secret.New(victimKey)}, {Name: "attacker", Key: secret.New(attackerKey)},
+			{Name: "attacker", Key: secret.New(forwardKey), Roles: []string{"infer", "route", "forward"}},
+			{Name: "watchers", Key: secret.New(observerKey), Roles: []string{"observe"}},
+			{Name: "operators", Key: secret.New(adminKey), Admin: true},
+		}
+		c.Router.UnknownRoutes = true
+		c.Admin.Profiles = true
+	}})
 }
 
-// as sends a body with a tenant's key.
-func as(t *testing.T, s *stack.Stack, tenant, path, body string) (*http.Response, []byte) {
+// reply is an answer as a client can tell it from others: ids that the client sent are masked.
+type reply struct {
+	status int
+	body   string
+	header string
+}
+
+// askWith makes a REST request with a key.
+func askWith(t *testing.T, address, key, method, path, body string, header ...string) reply {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.HTTP+path, strings.NewReader(body))
+	r, err := http.NewRequestWithContext(t.Context(), method, "http://"+address+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Header.Set("Authorization", "Bearer key-of-"+tenant+"-")
+	r.Header.Set("Authorization", "Bearer "+key)
 	r.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultTransport.RoundTrip(r)
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,190 +79,378 @@ func as(t *testing.T, s *stack.Stack, tenant, path, body string) (*http.Response
 	if err != nil {
 		t.Fatal(err)
 	}
-	return resp, text
+	return reply{resp.StatusCode, string(text), fmt.Sprint(slices.Sorted(maps.Keys(resp.Header)), resp.Header.Get("X-Kvpilot-Reason"), resp.Header.Get("Content-Type"))}
 }
 
-// cached is what the engine says that it had of the prompt.
-func cached(t *testing.T, text []byte) int {
+func (r reply) masked(id string) reply {
+	r.body = strings.ReplaceAll(r.body, id, "ID")
+	return r
+}
+
+// field reads a text of a JSON answer.
+func (r reply) field(t *testing.T, name string) string {
 	t.Helper()
-	var answer struct {
-		Usage struct {
-			Details *struct {
-				Cached int `json:"cached_tokens"`
-			} `json:"prompt_tokens_details"`
-			Input *struct {
-				Cached int `json:"cached_tokens"`
-			} `json:"input_tokens_details"`
-			Anthropic int `json:"cache_read_input_tokens"`
-		} `json:"usage"`
+	var all map[string]any
+	if err := json.Unmarshal([]byte(r.body), &all); err != nil {
+		t.Fatalf("%d %s: %v", r.status, r.body, err)
 	}
-	if err := json.Unmarshal(text, &answer); err != nil {
-		t.Fatalf("%v: %s", err, text)
+	text, _ := all[name].(string)
+	if text == "" {
+		t.Fatalf("no %s in %d %s", name, r.status, r.body)
 	}
-	switch u := answer.Usage; {
-	case u.Details != nil:
-		return u.Details.Cached
-	case u.Input != nil:
-		return u.Input.Cached
-	default:
-		return u.Anthropic
+	return text
+}
+
+// belongings are what the victim has.
+type belongings struct{ decision, reservation, response, background string }
+
+func belongingsOf(t *testing.T, s *stack.Stack) belongings {
+	t.Helper()
+	chosen := askWith(t, s.HTTP, victimKey, "POST", "/kvpilot/v1/choose", `{"model":"sim","text":"secret plan","request_id":"`+victimID+`","lease":"60s"}`)
+	kept := askWith(t, s.HTTP, victimKey, "POST", "/v1/responses", `{"model":"sim","input":"secret plan","max_output_tokens":4}`)
+	later := askWith(t, s.HTTP, victimKey, "POST", "/v1/responses", `{"model":"sim","input":"secret plan","max_output_tokens":4000,"background":true}`)
+	return belongings{chosen.field(t, "decision_id"), chosen.field(t, "reservation_id"), kept.field(t, "id"), later.field(t, "id")}
+}
+
+// counter counts attacks and those that come through.
+type counter struct {
+	t             *testing.T
+	tries, passed int
+}
+
+// same checks that a foreign thing is answered as one that does not exist.
+func (c *counter) same(name string, foreign, unknown reply) {
+	c.t.Helper()
+	c.tries++
+	if foreign != unknown || foreign.status < 400 {
+		c.passed++
+		c.t.Errorf("%s tells a foreign one from an unknown one:\n%+v\n%+v", name, foreign, unknown)
 	}
 }
 
-func oneReplica(change func(*config.Config)) stack.Options {
-	return stack.Options{Replicas: 1, Configure: change}
-}
-
-// secrets are one long text on each route that has a prompt cache. Texts of different numbers differ from their first
-// word on.
-func secrets(number int) map[string]string {
-	text := strconv.Itoa(number) + strings.Repeat(" The tenant's own secret contract, clause by clause.", 40)
-	return map[string]string{
-		"/v1/chat/completions": `{"model":"sim","max_tokens":2,"messages":[{"role":"user","content":"` + text + `"}]}`,
-		"/v1/completions":      `{"model":"sim","max_tokens":2,"prompt":"as text ` + text + `"}`,
-		"/v1/messages":         `{"model":"sim","max_tokens":2,"messages":[{"role":"user","content":"for messages ` + text + `"}]}`,
-		"/v1/responses":        `{"model":"sim","max_output_tokens":2,"input":"for responses ` + text + `"}`,
+func (c *counter) hidden(name, text string, secrets ...string) {
+	c.t.Helper()
+	c.tries++
+	for _, s := range secrets {
+		if strings.Contains(text, s) {
+			c.passed++
+			c.t.Errorf("%s shows %q: %.300s", name, s, text)
+			return
+		}
 	}
 }
 
-// Item 6: a tenant cannot find out what another one has sent, neither from kvpilot's headers and decisions nor from
-// what the engine had in its cache.
-func TestItem6CacheOracle(t *testing.T) {
-	s := stack.Start(t, oneReplica(func(c *config.Config) {
-		tenants(c, "victim", "thief")
-		c.Router.TenantSalt, c.Router.TenantSaltSecret = router.SwitchOn, secret.New("a secret of the fleet")
-	}))
-	guesses, hits, found, looked := 0, 0, 0, 0
-	// The thief guesses the very prompt, each time one that it has not sent before, and the victim's salt as it might be.
-	for number, more := range []string{``, `"cache_salt":"victim",`, `"cache_salt":"key-of-victim-",`, `"cache_salt":null,`} {
-		for n := range 10 {
-			for path, body := range secrets(100*number + n) {
-				as(t, s, "victim", path, body)
-				resp, text := as(t, s, "victim", path, body)
-				looked++
-				if cached(t, text) > 0 && resp.Header.Get("X-Kvpilot-Overlap-Tokens") != "0" {
-					found++
-				}
-				resp, text = as(t, s, "thief", path, strings.Replace(body, `{`, `{`+more, 1))
-				guesses++
-				if resp.StatusCode != http.StatusOK {
-					t.Fatalf("%s: %d %s", path, resp.StatusCode, text)
-				}
-				if cached(t, text) > 0 || resp.Header.Get("X-Kvpilot-Overlap-Tokens") != "0" {
-					hits++
-				}
+// Item 4: no key reads, releases, reports on, continues or cancels what another tenant has, and what it gets is what it would
+// get for a name that nobody ever used.
+func TestOtherTenantsThingsAreUnknown(t *testing.T) {
+	s := tenants(t)
+	own := belongingsOf(t, s)
+	n := &counter{t: t}
+	attackREST(n, s, own)
+	attackOverGRPC(n, s, own)
+	attackResponses(n, s, own)
+
+	// The victim still has everything.
+	for path, want := range map[string]string{
+		"/kvpilot/v1/decisions/" + own.decision:           victimID,
+		"/kvpilot/v1/requests/" + victimID + "/decisions": own.decision,
+		"/kvpilot/v1/decisions":                           own.decision,
+		"/v1/responses/" + own.response:                   own.response,
+	} {
+		if got := askWith(t, s.HTTP, victimKey, "GET", path, ""); got.status != 200 || !strings.Contains(got.body, want) {
+			t.Errorf("the owner's %s: %d %.200s", path, got.status, got.body)
+		}
+	}
+	if got := askWith(t, s.HTTP, victimKey, "POST", "/v1/responses", `{"model":"sim","input":"go on","max_output_tokens":2,"previous_response_id":"`+own.response+`"}`); got.status != 200 {
+		t.Errorf("the owner continues: %d %s", got.status, got.body)
+	}
+	if got := askWith(t, s.HTTP, victimKey, "POST", "/kvpilot/v1/reservations/"+own.reservation+":release", "{}"); got.status != 200 || !strings.Contains(got.body, "EFFECT_APPLIED") {
+		t.Errorf("the owner releases: %d %s", got.status, got.body)
+	}
+	before := n.tries
+	attackREST(n, s, own) // after its end, too
+	reuseName(n, s, own)
+	t.Logf("%d of %d foreign reads, releases, reports, continuations and cancels come through (%d of them after the reservation's end)", n.passed, n.tries, n.tries-before)
+
+	for _, key := range []string{observerKey, adminKey} {
+		if got := askWith(t, s.HTTP, key, "GET", "/kvpilot/v1/decisions/"+own.decision, ""); got.status != 200 || !strings.Contains(got.body, `"victim"`) {
+			t.Errorf("an observer's view: %d %s", got.status, got.body)
+		}
+	}
+}
+
+func attackREST(n *counter, s *stack.Stack, own belongings) {
+	t := n.t
+	t.Helper()
+	const nothing = "0123456789abcdef01234567"
+	for _, key := range []string{attackerKey, forwardKey} {
+		for _, path := range []string{"/kvpilot/v1/decisions/ID", "/kvpilot/v1/requests/ID/decisions"} {
+			id := own.decision
+			if strings.Contains(path, "requests") {
+				id = victimID
+			}
+			n.same("GET "+path, askWith(t, s.HTTP, key, "GET", strings.Replace(path, "ID", id, 1), "").masked(id),
+				askWith(t, s.HTTP, key, "GET", strings.Replace(path, "ID", nothing, 1), "").masked(nothing))
+		}
+		n.hidden("the list", askWith(t, s.HTTP, key, "GET", "/kvpilot/v1/decisions?limit=1000", "").body, own.decision, victimID)
+		for _, verb := range []string{"release", "renew", "prefillCompleted", "decodeProgress"} {
+			for _, body := range []string{`{}`, `{"attempt":0}`, `{"attempt":1}`, `{"output_tokens":5}`, `{"tenant":"victim"}`} {
+				path := "/kvpilot/v1/reservations/ID:" + verb
+				n.same(verb+" "+body, askWith(t, s.HTTP, key, "POST", strings.Replace(path, "ID", own.reservation, 1), body, "X-Kvpilot-Tenant", "victim").masked(own.reservation),
+					askWith(t, s.HTTP, key, "POST", strings.Replace(path, "ID", nothing, 1), body, "X-Kvpilot-Tenant", "victim").masked(nothing))
 			}
 		}
 	}
-	if hits > 0 || found != looked {
-		t.Errorf("%d of %d guesses hit; the victim found its own blocks %d of %d times", hits, guesses, found, looked)
-	}
-	t.Logf("%d of %d guesses told anything; the victim's own blocks were found %d of %d times", hits, guesses, found, looked)
 }
 
-// Item 6: without the salt, kvpilot itself does not tell.
-func TestItem6OverlapIsNotTold(t *testing.T) {
-	s := stack.Start(t, oneReplica(func(c *config.Config) { tenants(c, "victim", "thief") }))
-	asked, told := 0, 0
-	for path, body := range secrets(1) {
-		as(t, s, "victim", path, body)
-		resp, _ := as(t, s, "thief", path, body)
-		asked++
-		if resp.Header.Get("X-Kvpilot-Overlap-Tokens") != "" || resp.Header.Get("X-Kvpilot-Choice") != "" {
-			told++
-		}
-		for _, route := range []string{"/v1/route:choose", "/v1/route:choose?x"} {
-			asked++
-			resp, text := as(t, s, "thief", route, body)
-			if resp.StatusCode != http.StatusOK {
-				t.Fatalf("%s: %d %s", route, resp.StatusCode, text)
-			}
-			var choice map[string]any
-			if err := json.Unmarshal(text, &choice); err != nil {
-				t.Fatal(err)
-			}
-			for _, field := range []string{"overlapGpuTokens", "overlap_gpu_tokens", "predictedTtftMs", "predicted_ttft_ms", "reason", "decision"} {
-				if v := choice[field]; v != nil && v != 0.0 && v != "" {
-					t.Errorf("%s tells %s: %v", route, field, v)
-					told++
-				}
-			}
-		}
+// reuseName asks under the victim's request id, which is another one for another tenant.
+func reuseName(n *counter, s *stack.Stack, own belongings) {
+	t := n.t
+	t.Helper()
+	if got := askWith(t, s.HTTP, attackerKey, "POST", "/kvpilot/v1/choose", `{"model":"sim","text":"secret plan","request_id":"`+victimID+`","lease":"60s"}`); got.status != 200 || strings.Contains(got.body, own.reservation) {
+		n.passed++
+		t.Errorf("the victim's request id gives %d %s", got.status, got.body)
+	} else {
+		n.tries++
+		askWith(t, s.HTTP, attackerKey, "POST", "/kvpilot/v1/reservations/"+got.field(t, "reservation_id")+":release", "{}")
 	}
-	if told > 0 {
-		t.Errorf("%d of %d answers tell what replicas hold", told, asked)
-	}
-	t.Logf("%d of %d answers tell what replicas hold", told, asked)
 }
 
-// Item 9: a tenant over its limits is told so in the words of the API that it calls, and another one is served.
-func TestItem9LimitsInTheWordsOfEachAPI(t *testing.T) {
-	s := stack.Start(t, oneReplica(func(c *config.Config) {
-		tenants(c, "limited", "tokens", "free")
-		c.Tenants = quota.Config{"limited": {RequestsPerSecond: 0.05}, "tokens": {TokensPerMinute: 60}}
-	}))
-	resp, text := as(t, s, "limited", "/v1/chat/completions", good)
-	if resp.StatusCode != http.StatusOK || resp.Header.Get("X-Ratelimit-Limit-Requests") != "1" || resp.Header.Get("X-Ratelimit-Remaining-Requests") != "0" {
-		t.Fatalf("the first request: %d %s %v", resp.StatusCode, text, resp.Header)
+func attackOverGRPC(n *counter, s *stack.Stack, own belongings) {
+	t := n.t
+	t.Helper()
+	conn, err := grpc.NewClient(s.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
 	}
-	resp, text = as(t, s, "limited", "/v1/chat/completions", good)
-	seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
-	millis, _ := strconv.Atoi(resp.Header.Get("Retry-After-Ms"))
-	if resp.StatusCode != http.StatusTooManyRequests || !strings.Contains(string(text), `"type":"rate_limit_error"`) || !strings.Contains(string(text), `"code":"rate_limit_exceeded"`) {
-		t.Errorf("OpenAI's form: %d %s", resp.StatusCode, text)
+	defer conn.Close()
+	api := kvpilotv1.NewRoutingServiceClient(conn)
+	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+attackerKey, "x-kvpilot-tenant", "victim"), 20*time.Second)
+	defer cancel()
+	told := func(id string, m proto.Message, err error) reply {
+		st := status.Convert(err)
+		text := st.Message() + fmt.Sprint(st.Details())
+		if err == nil {
+			return reply{status: 0, body: fmt.Sprint(m)}
+		}
+		return reply{status: 400 + int(st.Code()), body: text}.masked(id)
 	}
-	if seconds < 15 || seconds > 20 || millis > seconds*1000 || millis <= (seconds-1)*1000 || resp.Header.Get("X-Ratelimit-Reset-Requests") == "" {
-		t.Errorf("headers %v", resp.Header)
+	const nothing = "0123456789abcdef01234567"
+	for name, call := range map[string]func(id string) (proto.Message, error){
+		"ExplainDecision": func(id string) (proto.Message, error) {
+			return api.ExplainDecision(ctx, &kvpilotv1.ExplainDecisionRequest{Key: &kvpilotv1.ExplainDecisionRequest_DecisionId{DecisionId: id}})
+		},
+		"ReleaseReservation": func(id string) (proto.Message, error) {
+			return api.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id, End: kvpilotv1.End_END_FAILED})
+		},
+		"RenewReservation": func(id string) (proto.Message, error) {
+			return api.RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: id})
+		},
+		"ReportPrefillCompleted": func(id string) (proto.Message, error) {
+			return api.ReportPrefillCompleted(ctx, &kvpilotv1.ReportPrefillCompletedRequest{ReservationId: id})
+		},
+		"ReportDecodeProgress": func(id string) (proto.Message, error) {
+			return api.ReportDecodeProgress(ctx, &kvpilotv1.ReportDecodeProgressRequest{ReservationId: id, OutputTokens: 9})
+		},
+	} {
+		m, err := call(own.reservation)
+		m2, err2 := call(nothing)
+		n.same(name, told(own.reservation, m, err), told(nothing, m2, err2))
 	}
-	resp, text = as(t, s, "limited", "/v1/messages", `{"model":"sim","max_tokens":2,"messages":[{"role":"user","content":"hi"}]}`)
-	if resp.StatusCode != http.StatusTooManyRequests || !strings.HasPrefix(string(text), `{"type":"error","error":{"type":"rate_limit_error"`) {
-		t.Errorf("Anthropic's form: %d %s", resp.StatusCode, text)
+	attackTrack(ctx, n, api, own)
+	watch, err := api.WatchDecisions(ctx, &kvpilotv1.WatchDecisionsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watch.Header(); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{victimKey, attackerKey} { // the first is not seen, the second ends the wait
+		askWith(t, s.HTTP, key, "POST", "/kvpilot/v1/choose", `{"model":"sim","text":"secret plan","dry_run":true,"request_id":"by-`+key+`"}`)
+	}
+	seen, err := watch.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.hidden("the watch", fmt.Sprint(seen), victimKey, "victim")
+	if _, err := api.GetLoads(ctx, &kvpilotv1.GetLoadsRequest{}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("GetLoads: %v", err)
+	}
+}
+
+// attackTrack binds and releases on a stream whose end releases what was bound.
+func attackTrack(ctx context.Context, n *counter, api kvpilotv1.RoutingServiceClient, own belongings) {
+	n.t.Helper()
+	stream, err := api.TrackReservation(ctx)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for i, id := range []string{own.reservation, "0123456789abcdef01234567"} {
+		for _, report := range []*kvpilotv1.TrackReservationRequest{
+			{Report: &kvpilotv1.TrackReservationRequest_Bind{Bind: &kvpilotv1.BindReservation{ReservationId: id}}},
+			{Report: &kvpilotv1.TrackReservationRequest_Release{Release: &kvpilotv1.ReleaseReservationRequest{ReservationId: id}}},
+		} {
+			report.Sequence = uint64(i)
+			if err := stream.Send(report); err != nil {
+				n.t.Fatal(err)
+			}
+			out, err := stream.Recv()
+			if err != nil {
+				n.t.Fatal(err)
+			}
+			n.tries++
+			if out.GetReason() != kvpilotv1.ErrorReason_ERROR_REASON_RESERVATION_NOT_FOUND || out.GetReservation() != nil {
+				n.passed++
+				n.t.Errorf("on a stream: %v", out)
+			}
+		}
+	}
+	if err := stream.CloseSend(); err != nil {
+		n.t.Fatal(err)
+	}
+	for err == nil {
+		_, err = stream.Recv()
+	}
+}
+
+func attackResponses(n *counter, s *stack.Stack, own belongings) {
+	t := n.t
+	t.Helper()
+	const nothing = "resp_0123456789abcdef0123456789abcdef"
+	for _, id := range []string{own.response, own.background} {
+		for name, call := range map[string]func(id string) reply{
+			"GET": func(id string) reply { return askWith(t, s.HTTP, attackerKey, "GET", "/v1/responses/"+id, "") },
+			"GET, escaped": func(id string) reply {
+				return askWith(t, s.HTTP, attackerKey, "GET", "/v1/responses/%72"+strings.TrimPrefix(id, "r"), "")
+			},
+			"GET, stream": func(id string) reply {
+				return askWith(t, s.HTTP, attackerKey, "GET", "/v1/responses/"+id+"?stream=true", "")
+			},
+			"cancel": func(id string) reply {
+				return askWith(t, s.HTTP, attackerKey, "POST", "/v1/responses/"+id+"/cancel", "")
+			},
+			"DELETE": func(id string) reply { return askWith(t, s.HTTP, attackerKey, "DELETE", "/v1/responses/"+id, "") },
+			"DELETE with the role forward": func(id string) reply {
+				return askWith(t, s.HTTP, forwardKey, "DELETE", "/v1/responses/"+id, "{}")
+			},
+			"below it with the role forward": func(id string) reply {
+				return askWith(t, s.HTTP, forwardKey, "GET", "/v1/responses/"+id+"/input_items", "")
+			},
+			"continue": func(id string) reply { return proceed(t, s, "/v1/responses", `"previous_response_id":"`+id+`"`) },
+			"continue, the last of two": func(id string) reply {
+				return proceed(t, s, "/v1/responses", `"previous_response_id":null,"previous_response_id":"`+id+`"`)
+			},
+			"continue, an escaped name": func(id string) reply { return proceed(t, s, "/v1/responses", `"previous_response\u005fid":"`+id+`"`) },
+			"continue, an escaped id": func(id string) reply {
+				return proceed(t, s, "/v1/responses", `"previous_response_id":"\u0072`+strings.TrimPrefix(id, "r")+`"`)
+			},
+			"continue, pinned": func(id string) reply {
+				return askWith(t, s.HTTP, attackerKey, "POST", "/v1/responses", `{"model":"sim","input":"go on","previous_response_id":"`+id+`"}`, "X-Kvpilot-Pin", replicaID(t, s))
+			},
+			"continue, streamed": func(id string) reply {
+				return proceed(t, s, "/v1/responses", `"stream":true,"previous_response_id":"`+id+`"`)
+			},
+			"render":            func(id string) reply { return proceed(t, s, "/v1/responses/render", `"previous_response_id":"`+id+`"`) },
+			"choose":            func(id string) reply { return proceed(t, s, "/v1/route:choose", `"previous_response_id":"`+id+`"`) },
+			"a name of its own": func(id string) reply { return proceed(t, s, "/v1/responses", `"request_id":"`+id+`"`) },
+		} {
+			foreign, unknown := call(id).masked(id), call(nothing).masked(nothing)
+			n.same(name, foreign, unknown)
+			n.hidden(name, foreign.body, "secret")
+		}
 	}
 	conn, err := grpc.NewClient(s.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer key-of-limited-"), 10*time.Second)
-	defer cancel()
-	stream, err := kvpilotv1.NewInferenceServiceClient(conn).ChatCompletions(ctx, &httpbody.HttpBody{Data: []byte(good)})
-	if err == nil {
-		_, err = stream.Recv()
-	}
-	checkStatus(t, err)
-	_, err = kvpilotv1.NewRoutingServiceClient(conn).ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{Model: "sim"})
-	checkStatus(t, err)
-
-	// Tokens: the first request goes and takes more than there is, the next one waits for it to be paid for.
-	as(t, s, "tokens", "/v1/chat/completions", good)
-	as(t, s, "tokens", "/v1/chat/completions", `{"model":"sim","max_tokens":50,"ignore_eos":true,"messages":[{"role":"user","content":"hi"}]}`)
-	resp, text = as(t, s, "tokens", "/v1/chat/completions", `{"model":"sim","max_tokens":50,"ignore_eos":true,"messages":[{"role":"user","content":"hi"}]}`)
-	if resp.StatusCode != http.StatusTooManyRequests || !strings.Contains(string(text), "tokens per minute") || resp.Header.Get("X-Ratelimit-Limit-Tokens") != "60" {
-		t.Errorf("tokens: %d %s %v", resp.StatusCode, text, resp.Header)
-	}
-	if resp, text := as(t, s, "free", "/v1/chat/completions", good); resp.StatusCode != http.StatusOK || resp.Header.Get("X-Ratelimit-Limit-Requests") != "" {
-		t.Errorf("a tenant without limits: %d %s", resp.StatusCode, text)
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-api-key", forwardKey)
+	for _, path := range []string{"/v1/responses/" + own.response, "/v1/%72esponses/" + own.response, "/v1/../v1/responses/" + own.response} {
+		n.tries++
+		stream, err := kvpilotv1.NewInferenceServiceClient(conn).Forward(ctx, &kvpilotv1.ForwardRequest{Method: "GET", Path: path})
+		var m *httpbody.HttpBody
+		if err == nil {
+			m, err = stream.Recv()
+		}
+		if status.Code(err) != codes.NotFound {
+			n.passed++
+			t.Errorf("Forward to %s: %v, %v", path, m, err)
+		}
 	}
 }
 
-// checkStatus looks at a refusal as gRPC clients see it.
-func checkStatus(t *testing.T, err error) {
+func proceed(t *testing.T, s *stack.Stack, path, members string) reply {
 	t.Helper()
-	st := status.Convert(err)
-	var retry *errdetails.RetryInfo
-	var info *errdetails.ErrorInfo
-	for _, d := range st.Details() {
-		switch d := d.(type) {
-		case *errdetails.RetryInfo:
-			retry = d
-		case *errdetails.ErrorInfo:
-			info = d
+	return askWith(t, s.HTTP, attackerKey, "POST", path, `{"model":"sim","input":"go on","max_output_tokens":2,`+members+`}`)
+}
+
+func replicaID(t *testing.T, s *stack.Stack) string {
+	t.Helper()
+	got := askWith(t, s.HTTP, observerKey, "GET", "/kvpilot/v1/replicas", "")
+	var list struct {
+		Replicas []struct {
+			ID string `json:"replica_id"`
+		} `json:"replicas"`
+	}
+	if err := json.Unmarshal([]byte(got.body), &list); err != nil || len(list.Replicas) == 0 {
+		t.Fatalf("%d %s", got.status, got.body)
+	}
+	return list.Replicas[0].ID
+}
+
+// Item 4: a key without the roles for it changes nothing of the fleet and sees nothing of the operators' pages.
+func TestKeysWithoutRolesMoveNothing(t *testing.T) {
+	s := tenants(t)
+	id := replicaID(t, s)
+	tries, passed := 0, 0
+	for _, a := range []struct{ at, method, path, body string }{
+		{s.HTTP, "POST", "/kvpilot/v1/replicas", `{"replica_id":"evil","url":"http://127.0.0.1:1"}`},
+		{s.HTTP, "POST", "/kvpilot/v1/replicas/" + id + ":drain", `{}`},
+		{s.HTTP, "POST", "/kvpilot/v1/replicas/" + id + ":drain", `{"undo":true}`},
+		{s.HTTP, "DELETE", "/kvpilot/v1/replicas/" + id, ``},
+		{s.HTTP, "POST", "/v1/load_lora_adapter", `{"lora_name":"x","lora_path":"/x"}`},
+		{s.HTTP, "POST", "/v1/unload_lora_adapter", `{"lora_name":"x"}`},
+		{s.HTTP, "GET", "/kvpilot/v1/loads", ``},
+		{s.HTTP, "POST", "/sleep", `{"model":"sim"}`},
+		{s.Admin, "GET", "/console/", ``},
+		{s.Admin, "GET", "/console/api/state", ``},
+		{s.Admin, "GET", "/console/api/watch", ``},
+		{s.Admin, "GET", "/console/api/explain?id=x", ``},
+		{s.Admin, "GET", "/console/api/traces", ``},
+		{s.Admin, "POST", "/console/api/choose", `{}`},
+		{s.Admin, "GET", "/debug/pprof/heap", ``},
+		{s.Admin, "GET", "/debug/pprof/cmdline", ``},
+	} {
+		tries++
+		if got := askWith(t, a.at, attackerKey, a.method, a.path, a.body); got.status != http.StatusForbidden {
+			passed++
+			t.Errorf("%s %s: %d %.200s", a.method, a.path, got.status, got.body)
 		}
 	}
-	if st.Code() != codes.ResourceExhausted || info.GetReason() != "RATE_LIMIT_EXCEEDED" || info.GetMetadata()["x-ratelimit-remaining-requests"] != "0" {
-		t.Errorf("gRPC's form: %v %v", err, info)
+	t.Logf("%d of %d come through", passed, tries)
+	for path, want := range map[string]int{"/console/api/state": 200, "/debug/pprof/cmdline": 403} {
+		if got := askWith(t, s.Admin, observerKey, "GET", path, ""); got.status != want {
+			t.Errorf("an observer's %s: %d", path, got.status)
+		}
 	}
-	if d := retry.GetRetryDelay().AsDuration(); d < 15*time.Second || d > 20*time.Second {
-		t.Errorf("retry in %s", fmt.Sprint(d))
+	if got := askWith(t, s.Admin, adminKey, "GET", "/debug/pprof/cmdline", ""); got.status != 200 {
+		t.Errorf("an admin's profile: %d", got.status)
+	}
+	if got := askWith(t, s.HTTP, observerKey, "POST", "/v1/chat/completions", good); got.status != http.StatusForbidden {
+		t.Errorf("an observer's chat: %d", got.status)
+	}
+	if got := askWith(t, s.HTTP, attackerKey, "POST", "/v1/chat/completions", good); got.status != http.StatusOK {
+		t.Errorf("a chat: %d %s", got.status, got.body)
+	}
+	for _, path := range []string{"/healthz", "/metrics"} { // open as before
+		resp, err := http.Get("http://" + s.Admin + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, _ := bufio.NewReader(resp.Body).ReadString('\n')
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Errorf("%s: %d %s", path, resp.StatusCode, first)
+		}
 	}
 }

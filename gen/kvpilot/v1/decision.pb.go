@@ -290,7 +290,9 @@ type Decision struct {
 	// The decision whose request gave way to this one; empty for none.
 	Overtook string `protobuf:"bytes,28,opt,name=overtook,proto3" json:"overtook,omitempty"`
 	// The request goes on here after it gave way.
-	Resumes       bool `protobuf:"varint,29,opt,name=resumes,proto3" json:"resumes,omitempty"`
+	Resumes bool `protobuf:"varint,29,opt,name=resumes,proto3" json:"resumes,omitempty"`
+	// The tenant that asked; empty when callers need no key.
+	Tenant        string `protobuf:"bytes,30,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -526,6 +528,13 @@ func (x *Decision) GetResumes() bool {
 		return x.Resumes
 	}
 	return false
+}
+
+func (x *Decision) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 // Candidate is one rank as a decision saw it, and what the policy made of it.
@@ -975,7 +984,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\xf4\a\n" +
+	"diskTokens\"\x8c\b\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -1011,7 +1020,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\btrace_id\x18\x1a \x01(\tR\atraceId\x12\x17\n" +
 	"\aspan_id\x18\x1b \x01(\tR\x06spanId\x12\x1a\n" +
 	"\bovertook\x18\x1c \x01(\tR\bovertook\x12\x18\n" +
-	"\aresumes\x18\x1d \x01(\bR\aresumes\x1a9\n" +
+	"\aresumes\x18\x1d \x01(\bR\aresumes\x12\x16\n" +
+	"\x06tenant\x18\x1e \x01(\tR\x06tenant\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xb7\x05\n" +

@@ -1,0 +1,26 @@
+package audit
+
+import "errors"
+
+// Stderr as the file writes to the router's standard error.
+const Stderr = "stderr"
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// File receives one JSON line per event; "stderr" writes them there, empty writes none. A path that cannot be opened
+	// refuses to start; a disk that fills up later stops nothing, and what is lost is counted.
+	File string `yaml:"file"`
+	// FileMaxBytes bounds the file: when it is larger it becomes FILE.1, in place of the one before. Zero leaves that to others.
+	FileMaxBytes int64 `yaml:"file_max_bytes"`
+}
+
+// DefaultConfig writes no file.
+func DefaultConfig() Config { return Config{FileMaxBytes: 64 << 20} }
+
+// Validate reports every bad field at once.
+func (c Config) Validate() error {
+	if c.FileMaxBytes < 0 {
+		return errors.New("file_max_bytes: must not be negative")
+	}
+	return nil
+}
