@@ -31,7 +31,9 @@ type surfaces struct {
 	budget *guard.Budget
 	// wrongHost answers requests for other hosts.
 	wrongHost http.Handler
-	api       *grpcapi.API
+	// upgraded waits for the connections that http knows nothing of any more, and cuts them off when its context ends.
+	upgraded func(context.Context) error
+	api      *grpcapi.API
 }
 
 func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource) (*surfaces, error) {
@@ -90,6 +92,7 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 		return err
 	}
 	s.http = httpServer(c.Listen, g, p.part("http"))
+	s.upgraded = g.Leave
 	s.wrongHost = g.RefuseHost()
 	return nil
 }

@@ -52,6 +52,7 @@ type fleetOptions struct {
 	noEvents bool
 	yaml     string
 	args     []string
+	key      string // an API key that the file asks for
 }
 
 // startFleet starts replicas and router and waits until the router takes requests.
@@ -126,7 +127,14 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 	t.Cleanup(f.stop)
 	f.http, f.grpc, f.admin = f.addresses(served)
 	f.eventually("every replica is ready", func() bool {
-		resp, err := http.Get("http://" + f.http + "/kvpilot/v1/replicas")
+		req, err := http.NewRequest(http.MethodGet, "http://"+f.http+"/kvpilot/v1/replicas", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o.key != "" {
+			req.Header.Set("X-Api-Key", o.key)
+		}
+		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			return false
 		}

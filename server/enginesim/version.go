@@ -50,6 +50,8 @@ type features struct {
 	// returnIDs: return_token_ids is known; rankHeader: X-data-parallel-rank is.
 	returnIDs, rankHeader bool
 	responses, messages   bool
+	// realtime: /v1/realtime is a WebSocket.
+	realtime bool
 	// modern are the answer shapes captured from 0.32.0; else those from 0.12.0. The versions
 	// between have some of each; the line is drawn in the middle.
 	modern bool
@@ -73,7 +75,7 @@ func featuresOf(v version, name string) features {
 		render: v.atLeast(18, 0), renderGuarded: v.atLeast(32, 0), renderAll: v.atLeast(32, 0),
 		chatIDs:   v.atLeast(27, 0),
 		returnIDs: v.atLeast(10, 2), rankHeader: v.atLeast(11, 1),
-		responses: v.atLeast(10, 0), messages: v.atLeast(11, 1),
+		responses: v.atLeast(10, 0), messages: v.atLeast(11, 1), realtime: v.atLeast(16, 0),
 		modern: v.atLeast(20, 0), missIsZero: v.atLeast(32, 0),
 		oldUsage: !v.atLeast(11, 0), resetReply: v.atLeast(20, 0),
 		replayTopic: v.atLeast(26, 0), eventSources: v.atLeast(32, 0), earlyEvents: !v.atLeast(11, 1),

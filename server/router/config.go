@@ -25,6 +25,9 @@ type Config struct {
 	// it off. It is for streams of chat and completions without tools, penalties, seeds, stop strings and the
 	// like (see adr/014), and asks engines for the token ids of prompt and answer.
 	ResumeStreams int `yaml:"resume_streams"`
+	// RealtimeIdle ends a WebSocket (/v1/realtime) of which nothing passed in either direction for this long. vLLM sends a ping
+	// every 20 s. Zero: never.
+	RealtimeIdle time.Duration `yaml:"realtime_idle"`
 	// Headers says what answers tell about the choice.
 	Headers Headers `yaml:"headers"`
 }
@@ -55,6 +58,7 @@ func DefaultConfig() Config {
 		TokenizeTimeout: 5 * time.Second,
 		MaxMessages:     16384,
 		MaxMembers:      4096,
+		RealtimeIdle:    5 * time.Minute,
 		Headers:         Headers{Replica: true, Overlap: true, Policy: true, Decision: true, Overhead: true},
 	}
 }
@@ -73,6 +77,9 @@ func (c Config) Validate() error {
 	}
 	if c.ResumeStreams < 0 || c.ResumeStreams > maxResumes {
 		errs = append(errs, fmt.Errorf("resume_streams: %d is not between 0 and %d", c.ResumeStreams, maxResumes))
+	}
+	if c.RealtimeIdle < 0 {
+		errs = append(errs, fmt.Errorf("realtime_idle: %v is negative", c.RealtimeIdle))
 	}
 	return errors.Join(errs...)
 }

@@ -42,6 +42,7 @@ const (
 	InferenceService_CohereChat_FullMethodName              = "/kvpilot.v1.InferenceService/CohereChat"
 	InferenceService_LoadAdapter_FullMethodName             = "/kvpilot.v1.InferenceService/LoadAdapter"
 	InferenceService_UnloadAdapter_FullMethodName           = "/kvpilot.v1.InferenceService/UnloadAdapter"
+	InferenceService_Realtime_FullMethodName                = "/kvpilot.v1.InferenceService/Realtime"
 	InferenceService_DerenderChatCompletions_FullMethodName = "/kvpilot.v1.InferenceService/DerenderChatCompletions"
 	InferenceService_DerenderCompletions_FullMethodName     = "/kvpilot.v1.InferenceService/DerenderCompletions"
 	InferenceService_TokenizeBody_FullMethodName            = "/kvpilot.v1.InferenceService/TokenizeBody"
@@ -110,6 +111,10 @@ type InferenceServiceClient interface {
 	LoadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// UnloadAdapter has every replica of a pool drop a LoRA adapter, or the one that x-kvpilot-pin names.
 	UnloadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
+	// Realtime is vLLM's /v1/realtime: a WebSocket between the client and one replica, chosen by load, whose bytes pass as
+	// they are. It needs the upgrade of an HTTP/1.1 connection to the REST door; over gRPC, over HTTP/2 and without an
+	// upgrade it is refused.
+	Realtime(ctx context.Context, in *RealtimeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// DerenderChatCompletions turns generated token ids into a chat answer, in vLLM's format.
 	DerenderChatCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// DerenderCompletions turns generated token ids into a completions answer, in vLLM's format.
@@ -557,9 +562,28 @@ func (c *inferenceServiceClient) UnloadAdapter(ctx context.Context, in *httpbody
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_UnloadAdapterClient = grpc.ServerStreamingClient[httpbody.HttpBody]
 
+func (c *inferenceServiceClient) Realtime(ctx context.Context, in *RealtimeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[22], InferenceService_Realtime_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RealtimeRequest, httpbody.HttpBody]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_RealtimeClient = grpc.ServerStreamingClient[httpbody.HttpBody]
+
 func (c *inferenceServiceClient) DerenderChatCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[22], InferenceService_DerenderChatCompletions_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[23], InferenceService_DerenderChatCompletions_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -578,7 +602,7 @@ type InferenceService_DerenderChatCompletionsClient = grpc.ServerStreamingClient
 
 func (c *inferenceServiceClient) DerenderCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[23], InferenceService_DerenderCompletions_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[24], InferenceService_DerenderCompletions_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -597,7 +621,7 @@ type InferenceService_DerenderCompletionsClient = grpc.ServerStreamingClient[htt
 
 func (c *inferenceServiceClient) TokenizeBody(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[24], InferenceService_TokenizeBody_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[25], InferenceService_TokenizeBody_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -616,7 +640,7 @@ type InferenceService_TokenizeBodyClient = grpc.ServerStreamingClient[httpbody.H
 
 func (c *inferenceServiceClient) DetokenizeBody(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[25], InferenceService_DetokenizeBody_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[26], InferenceService_DetokenizeBody_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -635,7 +659,7 @@ type InferenceService_DetokenizeBodyClient = grpc.ServerStreamingClient[httpbody
 
 func (c *inferenceServiceClient) RetrieveResponse(ctx context.Context, in *RetrieveResponseRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[26], InferenceService_RetrieveResponse_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[27], InferenceService_RetrieveResponse_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -654,7 +678,7 @@ type InferenceService_RetrieveResponseClient = grpc.ServerStreamingClient[httpbo
 
 func (c *inferenceServiceClient) CancelResponse(ctx context.Context, in *CancelResponseRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[27], InferenceService_CancelResponse_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[28], InferenceService_CancelResponse_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -693,7 +717,7 @@ func (c *inferenceServiceClient) GetModel(ctx context.Context, in *GetModelReque
 
 func (c *inferenceServiceClient) Forward(ctx context.Context, in *ForwardRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[28], InferenceService_Forward_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[29], InferenceService_Forward_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -767,6 +791,10 @@ type InferenceServiceServer interface {
 	LoadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// UnloadAdapter has every replica of a pool drop a LoRA adapter, or the one that x-kvpilot-pin names.
 	UnloadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
+	// Realtime is vLLM's /v1/realtime: a WebSocket between the client and one replica, chosen by load, whose bytes pass as
+	// they are. It needs the upgrade of an HTTP/1.1 connection to the REST door; over gRPC, over HTTP/2 and without an
+	// upgrade it is refused.
+	Realtime(*RealtimeRequest, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// DerenderChatCompletions turns generated token ids into a chat answer, in vLLM's format.
 	DerenderChatCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// DerenderCompletions turns generated token ids into a completions answer, in vLLM's format.
@@ -861,6 +889,9 @@ func (UnimplementedInferenceServiceServer) LoadAdapter(*httpbody.HttpBody, grpc.
 }
 func (UnimplementedInferenceServiceServer) UnloadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
 	return status.Error(codes.Unimplemented, "method UnloadAdapter not implemented")
+}
+func (UnimplementedInferenceServiceServer) Realtime(*RealtimeRequest, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
+	return status.Error(codes.Unimplemented, "method Realtime not implemented")
 }
 func (UnimplementedInferenceServiceServer) DerenderChatCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
 	return status.Error(codes.Unimplemented, "method DerenderChatCompletions not implemented")
@@ -1152,6 +1183,17 @@ func _InferenceService_UnloadAdapter_Handler(srv interface{}, stream grpc.Server
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_UnloadAdapterServer = grpc.ServerStreamingServer[httpbody.HttpBody]
 
+func _InferenceService_Realtime_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(RealtimeRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(InferenceServiceServer).Realtime(m, &grpc.GenericServerStream[RealtimeRequest, httpbody.HttpBody]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_RealtimeServer = grpc.ServerStreamingServer[httpbody.HttpBody]
+
 func _InferenceService_DerenderChatCompletions_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(httpbody.HttpBody)
 	if err := stream.RecvMsg(m); err != nil {
@@ -1390,6 +1432,11 @@ var InferenceService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "UnloadAdapter",
 			Handler:       _InferenceService_UnloadAdapter_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Realtime",
+			Handler:       _InferenceService_Realtime_Handler,
 			ServerStreams: true,
 		},
 		{
