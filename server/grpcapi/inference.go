@@ -127,6 +127,10 @@ func (s *inference) CohereChat(in *httpbody.HttpBody, out bodies) error {
 	return s.serve(in, out, "/cohere/v2/chat")
 }
 
+func (s *inference) RenderCohereChat(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/cohere/v2/chat/render")
+}
+
 func (s *inference) LoadAdapter(in *httpbody.HttpBody, out bodies) error {
 	return s.adapter(in, out, "/v1/load_lora_adapter")
 }

@@ -374,7 +374,7 @@ const file_kvpilot_v1_inference_proto_rawDesc = "" +
 	"\x04path\x18\x02 \x01(\tB\f\xbaH\tr\a\x18\x80\x102\x02^/R\x04path\x12\x1e\n" +
 	"\x05query\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80@R\x05query\x12+\n" +
 	"\fcontent_type\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\vcontentType\x12\x12\n" +
-	"\x04body\x18\x05 \x01(\fR\x04body2\xfb\x17\n" +
+	"\x04body\x18\x05 \x01(\fR\x04body2\xe0\x18\n" +
 	"\x10InferenceService\x12`\n" +
 	"\x0fChatCompletions\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/v1/chat/completions0\x01\x12k\n" +
 	"\x14ChatCompletionsBatch\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"%\x82\xd3\xe4\x93\x02\x1f:\x01*\"\x1a/v1/chat/completions/batch0\x01\x12W\n" +
@@ -399,7 +399,8 @@ const file_kvpilot_v1_inference_proto_rawDesc = "" +
 	"\x0eRenderMessages\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1e\x82\xd3\xe4\x93\x02\x18:\x01*\"\x13/v1/messages/render0\x01\x12`\n" +
 	"\x0fRenderResponses\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/v1/responses/render0\x01\x12V\n" +
 	"\n" +
-	"CohereChat\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14:\x01*\"\x0f/cohere/v2/chat0\x01\x12]\n" +
+	"CohereChat\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14:\x01*\"\x0f/cohere/v2/chat0\x01\x12c\n" +
+	"\x10RenderCohereChat\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"!\x82\xd3\xe4\x93\x02\x1b:\x01*\"\x16/cohere/v2/chat/render0\x01\x12]\n" +
 	"\vLoadAdapter\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\" \x82\xd3\xe4\x93\x02\x1a:\x01*\"\x15/v1/load_lora_adapter0\x01\x12a\n" +
 	"\rUnloadAdapter\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\"\x82\xd3\xe4\x93\x02\x1c:\x01*\"\x17/v1/unload_lora_adapter0\x01\x12U\n" +
 	"\bRealtime\x12\x1b.kvpilot.v1.RealtimeRequest\x1a\x14.google.api.HttpBody\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/realtime0\x01\x12q\n" +
@@ -458,52 +459,54 @@ var file_kvpilot_v1_inference_proto_depIdxs = []int32{
 	6,  // 17: kvpilot.v1.InferenceService.RenderMessages:input_type -> google.api.HttpBody
 	6,  // 18: kvpilot.v1.InferenceService.RenderResponses:input_type -> google.api.HttpBody
 	6,  // 19: kvpilot.v1.InferenceService.CohereChat:input_type -> google.api.HttpBody
-	6,  // 20: kvpilot.v1.InferenceService.LoadAdapter:input_type -> google.api.HttpBody
-	6,  // 21: kvpilot.v1.InferenceService.UnloadAdapter:input_type -> google.api.HttpBody
-	0,  // 22: kvpilot.v1.InferenceService.Realtime:input_type -> kvpilot.v1.RealtimeRequest
-	6,  // 23: kvpilot.v1.InferenceService.DerenderChatCompletions:input_type -> google.api.HttpBody
-	6,  // 24: kvpilot.v1.InferenceService.DerenderCompletions:input_type -> google.api.HttpBody
-	6,  // 25: kvpilot.v1.InferenceService.TokenizeBody:input_type -> google.api.HttpBody
-	6,  // 26: kvpilot.v1.InferenceService.DetokenizeBody:input_type -> google.api.HttpBody
-	1,  // 27: kvpilot.v1.InferenceService.RetrieveResponse:input_type -> kvpilot.v1.RetrieveResponseRequest
-	2,  // 28: kvpilot.v1.InferenceService.CancelResponse:input_type -> kvpilot.v1.CancelResponseRequest
-	3,  // 29: kvpilot.v1.InferenceService.ListModels:input_type -> kvpilot.v1.ListModelsRequest
-	4,  // 30: kvpilot.v1.InferenceService.GetModel:input_type -> kvpilot.v1.GetModelRequest
-	5,  // 31: kvpilot.v1.InferenceService.Forward:input_type -> kvpilot.v1.ForwardRequest
-	6,  // 32: kvpilot.v1.InferenceService.ChatCompletions:output_type -> google.api.HttpBody
-	6,  // 33: kvpilot.v1.InferenceService.ChatCompletionsBatch:output_type -> google.api.HttpBody
-	6,  // 34: kvpilot.v1.InferenceService.Completions:output_type -> google.api.HttpBody
-	6,  // 35: kvpilot.v1.InferenceService.Responses:output_type -> google.api.HttpBody
-	6,  // 36: kvpilot.v1.InferenceService.Messages:output_type -> google.api.HttpBody
-	6,  // 37: kvpilot.v1.InferenceService.CountMessageTokens:output_type -> google.api.HttpBody
-	6,  // 38: kvpilot.v1.InferenceService.Generate:output_type -> google.api.HttpBody
-	6,  // 39: kvpilot.v1.InferenceService.Embeddings:output_type -> google.api.HttpBody
-	6,  // 40: kvpilot.v1.InferenceService.EmbedV2:output_type -> google.api.HttpBody
-	6,  // 41: kvpilot.v1.InferenceService.Rerank:output_type -> google.api.HttpBody
-	6,  // 42: kvpilot.v1.InferenceService.Score:output_type -> google.api.HttpBody
-	6,  // 43: kvpilot.v1.InferenceService.Classify:output_type -> google.api.HttpBody
-	6,  // 44: kvpilot.v1.InferenceService.Pooling:output_type -> google.api.HttpBody
-	6,  // 45: kvpilot.v1.InferenceService.AudioTranscriptions:output_type -> google.api.HttpBody
-	6,  // 46: kvpilot.v1.InferenceService.AudioTranslations:output_type -> google.api.HttpBody
-	6,  // 47: kvpilot.v1.InferenceService.RenderChatCompletions:output_type -> google.api.HttpBody
-	6,  // 48: kvpilot.v1.InferenceService.RenderCompletions:output_type -> google.api.HttpBody
-	6,  // 49: kvpilot.v1.InferenceService.RenderMessages:output_type -> google.api.HttpBody
-	6,  // 50: kvpilot.v1.InferenceService.RenderResponses:output_type -> google.api.HttpBody
-	6,  // 51: kvpilot.v1.InferenceService.CohereChat:output_type -> google.api.HttpBody
-	6,  // 52: kvpilot.v1.InferenceService.LoadAdapter:output_type -> google.api.HttpBody
-	6,  // 53: kvpilot.v1.InferenceService.UnloadAdapter:output_type -> google.api.HttpBody
-	6,  // 54: kvpilot.v1.InferenceService.Realtime:output_type -> google.api.HttpBody
-	6,  // 55: kvpilot.v1.InferenceService.DerenderChatCompletions:output_type -> google.api.HttpBody
-	6,  // 56: kvpilot.v1.InferenceService.DerenderCompletions:output_type -> google.api.HttpBody
-	6,  // 57: kvpilot.v1.InferenceService.TokenizeBody:output_type -> google.api.HttpBody
-	6,  // 58: kvpilot.v1.InferenceService.DetokenizeBody:output_type -> google.api.HttpBody
-	6,  // 59: kvpilot.v1.InferenceService.RetrieveResponse:output_type -> google.api.HttpBody
-	6,  // 60: kvpilot.v1.InferenceService.CancelResponse:output_type -> google.api.HttpBody
-	6,  // 61: kvpilot.v1.InferenceService.ListModels:output_type -> google.api.HttpBody
-	6,  // 62: kvpilot.v1.InferenceService.GetModel:output_type -> google.api.HttpBody
-	6,  // 63: kvpilot.v1.InferenceService.Forward:output_type -> google.api.HttpBody
-	32, // [32:64] is the sub-list for method output_type
-	0,  // [0:32] is the sub-list for method input_type
+	6,  // 20: kvpilot.v1.InferenceService.RenderCohereChat:input_type -> google.api.HttpBody
+	6,  // 21: kvpilot.v1.InferenceService.LoadAdapter:input_type -> google.api.HttpBody
+	6,  // 22: kvpilot.v1.InferenceService.UnloadAdapter:input_type -> google.api.HttpBody
+	0,  // 23: kvpilot.v1.InferenceService.Realtime:input_type -> kvpilot.v1.RealtimeRequest
+	6,  // 24: kvpilot.v1.InferenceService.DerenderChatCompletions:input_type -> google.api.HttpBody
+	6,  // 25: kvpilot.v1.InferenceService.DerenderCompletions:input_type -> google.api.HttpBody
+	6,  // 26: kvpilot.v1.InferenceService.TokenizeBody:input_type -> google.api.HttpBody
+	6,  // 27: kvpilot.v1.InferenceService.DetokenizeBody:input_type -> google.api.HttpBody
+	1,  // 28: kvpilot.v1.InferenceService.RetrieveResponse:input_type -> kvpilot.v1.RetrieveResponseRequest
+	2,  // 29: kvpilot.v1.InferenceService.CancelResponse:input_type -> kvpilot.v1.CancelResponseRequest
+	3,  // 30: kvpilot.v1.InferenceService.ListModels:input_type -> kvpilot.v1.ListModelsRequest
+	4,  // 31: kvpilot.v1.InferenceService.GetModel:input_type -> kvpilot.v1.GetModelRequest
+	5,  // 32: kvpilot.v1.InferenceService.Forward:input_type -> kvpilot.v1.ForwardRequest
+	6,  // 33: kvpilot.v1.InferenceService.ChatCompletions:output_type -> google.api.HttpBody
+	6,  // 34: kvpilot.v1.InferenceService.ChatCompletionsBatch:output_type -> google.api.HttpBody
+	6,  // 35: kvpilot.v1.InferenceService.Completions:output_type -> google.api.HttpBody
+	6,  // 36: kvpilot.v1.InferenceService.Responses:output_type -> google.api.HttpBody
+	6,  // 37: kvpilot.v1.InferenceService.Messages:output_type -> google.api.HttpBody
+	6,  // 38: kvpilot.v1.InferenceService.CountMessageTokens:output_type -> google.api.HttpBody
+	6,  // 39: kvpilot.v1.InferenceService.Generate:output_type -> google.api.HttpBody
+	6,  // 40: kvpilot.v1.InferenceService.Embeddings:output_type -> google.api.HttpBody
+	6,  // 41: kvpilot.v1.InferenceService.EmbedV2:output_type -> google.api.HttpBody
+	6,  // 42: kvpilot.v1.InferenceService.Rerank:output_type -> google.api.HttpBody
+	6,  // 43: kvpilot.v1.InferenceService.Score:output_type -> google.api.HttpBody
+	6,  // 44: kvpilot.v1.InferenceService.Classify:output_type -> google.api.HttpBody
+	6,  // 45: kvpilot.v1.InferenceService.Pooling:output_type -> google.api.HttpBody
+	6,  // 46: kvpilot.v1.InferenceService.AudioTranscriptions:output_type -> google.api.HttpBody
+	6,  // 47: kvpilot.v1.InferenceService.AudioTranslations:output_type -> google.api.HttpBody
+	6,  // 48: kvpilot.v1.InferenceService.RenderChatCompletions:output_type -> google.api.HttpBody
+	6,  // 49: kvpilot.v1.InferenceService.RenderCompletions:output_type -> google.api.HttpBody
+	6,  // 50: kvpilot.v1.InferenceService.RenderMessages:output_type -> google.api.HttpBody
+	6,  // 51: kvpilot.v1.InferenceService.RenderResponses:output_type -> google.api.HttpBody
+	6,  // 52: kvpilot.v1.InferenceService.CohereChat:output_type -> google.api.HttpBody
+	6,  // 53: kvpilot.v1.InferenceService.RenderCohereChat:output_type -> google.api.HttpBody
+	6,  // 54: kvpilot.v1.InferenceService.LoadAdapter:output_type -> google.api.HttpBody
+	6,  // 55: kvpilot.v1.InferenceService.UnloadAdapter:output_type -> google.api.HttpBody
+	6,  // 56: kvpilot.v1.InferenceService.Realtime:output_type -> google.api.HttpBody
+	6,  // 57: kvpilot.v1.InferenceService.DerenderChatCompletions:output_type -> google.api.HttpBody
+	6,  // 58: kvpilot.v1.InferenceService.DerenderCompletions:output_type -> google.api.HttpBody
+	6,  // 59: kvpilot.v1.InferenceService.TokenizeBody:output_type -> google.api.HttpBody
+	6,  // 60: kvpilot.v1.InferenceService.DetokenizeBody:output_type -> google.api.HttpBody
+	6,  // 61: kvpilot.v1.InferenceService.RetrieveResponse:output_type -> google.api.HttpBody
+	6,  // 62: kvpilot.v1.InferenceService.CancelResponse:output_type -> google.api.HttpBody
+	6,  // 63: kvpilot.v1.InferenceService.ListModels:output_type -> google.api.HttpBody
+	6,  // 64: kvpilot.v1.InferenceService.GetModel:output_type -> google.api.HttpBody
+	6,  // 65: kvpilot.v1.InferenceService.Forward:output_type -> google.api.HttpBody
+	33, // [33:66] is the sub-list for method output_type
+	0,  // [0:33] is the sub-list for method input_type
 	0,  // [0:0] is the sub-list for extension type_name
 	0,  // [0:0] is the sub-list for extension extendee
 	0,  // [0:0] is the sub-list for field type_name

@@ -565,6 +565,29 @@ func request_InferenceService_CohereChat_0(ctx context.Context, marshaler runtim
 	return stream, metadata, nil
 }
 
+func request_InferenceService_RenderCohereChat_0(ctx context.Context, marshaler runtime.Marshaler, client InferenceServiceClient, req *http.Request, pathParams map[string]string) (InferenceService_RenderCohereChatClient, runtime.ServerMetadata, error) {
+	var (
+		protoReq httpbody.HttpBody
+		metadata runtime.ServerMetadata
+	)
+	if err := marshaler.NewDecoder(req.Body).Decode(&protoReq); err != nil && !errors.Is(err, io.EOF) {
+		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	if req.Body != nil {
+		_, _ = io.Copy(io.Discard, req.Body)
+	}
+	stream, err := client.RenderCohereChat(ctx, &protoReq)
+	if err != nil {
+		return nil, metadata, err
+	}
+	header, err := stream.Header()
+	if err != nil {
+		return nil, metadata, err
+	}
+	metadata.HeaderMD = header
+	return stream, metadata, nil
+}
+
 func request_InferenceService_LoadAdapter_0(ctx context.Context, marshaler runtime.Marshaler, client InferenceServiceClient, req *http.Request, pathParams map[string]string) (InferenceService_LoadAdapterClient, runtime.ServerMetadata, error) {
 	var (
 		protoReq httpbody.HttpBody
@@ -1018,6 +1041,13 @@ func RegisterInferenceServiceHandlerServer(ctx context.Context, mux *runtime.Ser
 	})
 
 	mux.Handle(http.MethodPost, pattern_InferenceService_CohereChat_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		err := status.Error(codes.Unimplemented, "streaming calls are not yet supported in the in-process transport")
+		_, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+		return
+	})
+
+	mux.Handle(http.MethodPost, pattern_InferenceService_RenderCohereChat_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
 		err := status.Error(codes.Unimplemented, "streaming calls are not yet supported in the in-process transport")
 		_, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
 		runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
@@ -1557,6 +1587,23 @@ func RegisterInferenceServiceHandlerClient(ctx context.Context, mux *runtime.Ser
 		}
 		forward_InferenceService_CohereChat_0(annotatedContext, mux, outboundMarshaler, w, req, func() (proto.Message, error) { return resp.Recv() }, mux.GetForwardResponseOptions()...)
 	})
+	mux.Handle(http.MethodPost, pattern_InferenceService_RenderCohereChat_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		ctx, cancel := context.WithCancel(req.Context())
+		defer cancel()
+		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		annotatedContext, err := runtime.AnnotateContext(ctx, mux, req, "/kvpilot.v1.InferenceService/RenderCohereChat", runtime.WithHTTPPathPattern("/cohere/v2/chat/render"))
+		if err != nil {
+			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		resp, md, err := request_InferenceService_RenderCohereChat_0(annotatedContext, inboundMarshaler, client, req, pathParams)
+		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
+		if err != nil {
+			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		forward_InferenceService_RenderCohereChat_0(annotatedContext, mux, outboundMarshaler, w, req, func() (proto.Message, error) { return resp.Recv() }, mux.GetForwardResponseOptions()...)
+	})
 	mux.Handle(http.MethodPost, pattern_InferenceService_LoadAdapter_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
 		ctx, cancel := context.WithCancel(req.Context())
 		defer cancel()
@@ -1771,6 +1818,7 @@ var (
 	pattern_InferenceService_RenderMessages_0          = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"v1", "messages", "render"}, ""))
 	pattern_InferenceService_RenderResponses_0         = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"v1", "responses", "render"}, ""))
 	pattern_InferenceService_CohereChat_0              = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"cohere", "v2", "chat"}, ""))
+	pattern_InferenceService_RenderCohereChat_0        = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 2, 3}, []string{"cohere", "v2", "chat", "render"}, ""))
 	pattern_InferenceService_LoadAdapter_0             = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1}, []string{"v1", "load_lora_adapter"}, ""))
 	pattern_InferenceService_UnloadAdapter_0           = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1}, []string{"v1", "unload_lora_adapter"}, ""))
 	pattern_InferenceService_Realtime_0                = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1}, []string{"v1", "realtime"}, ""))
@@ -1808,6 +1856,7 @@ var (
 	forward_InferenceService_RenderMessages_0          = runtime.ForwardResponseStream
 	forward_InferenceService_RenderResponses_0         = runtime.ForwardResponseStream
 	forward_InferenceService_CohereChat_0              = runtime.ForwardResponseStream
+	forward_InferenceService_RenderCohereChat_0        = runtime.ForwardResponseStream
 	forward_InferenceService_LoadAdapter_0             = runtime.ForwardResponseStream
 	forward_InferenceService_UnloadAdapter_0           = runtime.ForwardResponseStream
 	forward_InferenceService_Realtime_0                = runtime.ForwardResponseStream
