@@ -97,7 +97,7 @@ def copy(tests, to, model, root):
             continue
         text = source.read_text()
         text = re.sub(r'^((?:SERVED_)?MODEL_NAME) = "[^"]*"', rf'\1 = "{model}"', text, flags=re.M)
-        text = text.replace("claude-3-7-sonnet-latest", model).replace("HuggingFaceH4/zephyr-7b-beta", model)
+        text = text.replace("claude-3-7-sonnet-latest", model).replace("HuggingFaceH4/zephyr-7b-beta", model).replace("openai-community/gpt2", model)
         text = re.sub(r'"[^"]*-lora"', '"adapter"', text)
         text = re.sub(r"hf_api\(\)\.snapshot_download\(.*?\)", '"nowhere"', text, flags=re.S)
         target = to / "tests" / "entrypoints" / name
