@@ -53,8 +53,8 @@ type door struct {
 	shut  func(ctx context.Context) error
 }
 
-// httpDoor serves HTTP on l.
-func httpDoor(name string, l net.Listener, s *http.Server) door {
+// httpDoor serves HTTP on l. upgraded ends the connections that have become something else; nil when there are none.
+func httpDoor(name string, l net.Listener, s *http.Server, upgraded func(context.Context) error) door {
 	return door{
 		name: name,
 		serve: func() error {
@@ -64,10 +64,21 @@ func httpDoor(name string, l net.Listener, s *http.Server) door {
 			return nil
 		},
 		shut: func(ctx context.Context) error {
-			if err := s.Shutdown(ctx); err != nil {
-				return errors.Join(fmt.Errorf("%s: streams were cut off: %w", name, err), s.Close())
+			others := make(chan error, 1)
+			go func() {
+				if upgraded == nil {
+					upgraded = func(context.Context) error { return nil }
+				}
+				others <- upgraded(ctx)
+			}()
+			err := s.Shutdown(ctx)
+			if err != nil {
+				err = errors.Join(fmt.Errorf("%s: streams were cut off: %w", name, err), s.Close())
 			}
-			return nil
+			if cut := <-others; cut != nil {
+				err = errors.Join(err, fmt.Errorf("%s: WebSockets were cut off: %w", name, cut))
+			}
+			return err
 		},
 	}
 }

@@ -174,9 +174,9 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 		at      *string
 		open    func(net.Listener) door
 	}{
-		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) door { return httpDoor("http", l, s.surfaces.http) }},
+		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) door { return httpDoor("http", l, s.surfaces.http, s.surfaces.upgraded) }},
 		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) door { return grpcDoor("grpc", l, s.surfaces.grpc) }},
-		{"listen.admin", l.Admin, s.config.Listen.Admin, adminSecure, &at.Admin, func(l net.Listener) door { return httpDoor("admin", l, s.surfaces.admin) }},
+		{"listen.admin", l.Admin, s.config.Listen.Admin, adminSecure, &at.Admin, func(l net.Listener) door { return httpDoor("admin", l, s.surfaces.admin, nil) }},
 	} {
 		listener := d.given
 		if listener == nil {

@@ -38,6 +38,8 @@ type surfaces struct {
 	api       *grpcapi.API
 	callers   *callers.Callers
 	audit     *audit.Log
+	// upgraded waits for the connections that http knows nothing of any more, and cuts them off when its context ends.
+	upgraded func(context.Context) error
 }
 
 func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource, logTo io.Writer) (*surfaces, error) {
@@ -101,6 +103,7 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 		return err
 	}
 	s.http = httpServer(c.Listen, g, p.part("http"))
+	s.upgraded = g.Leave
 	s.wrongHost = g.RefuseHost()
 	return nil
 }

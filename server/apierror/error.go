@@ -31,6 +31,7 @@ type Error struct {
 
 	cause       error
 	unavailable bool
+	upgrade     bool
 }
 
 // Answer is a replica's own answer about the client's request.
@@ -59,10 +60,24 @@ func WithHeader(h http.Header) Option { return func(e *Error) { e.Header = h } }
 // caller to send less.
 func WithUnavailable() Option { return func(e *Error) { e.unavailable = true } }
 
+// WithUpgrade makes a NotSupported one of the protocol alone: 426, and the header Upgrade names the one that is.
+func WithUpgrade() Option { return func(e *Error) { e.upgrade = true } }
+
+// Upgrade names the protocol that the caller should have asked for; empty for none.
+func (e *Error) Upgrade() string {
+	if e.upgrade {
+		return "websocket"
+	}
+	return ""
+}
+
 // codes are those of the fault's reason.
 func (e *Error) codes() (rpc codes.Code, httpStatus int, openAIType string) {
-	if e.unavailable {
+	switch {
+	case e.unavailable:
 		return Codes(NoReplica)
+	case e.upgrade:
+		return codes.Unimplemented, http.StatusUpgradeRequired, typeInvalid
 	}
 	return Codes(e.Reason)
 }

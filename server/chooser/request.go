@@ -68,6 +68,9 @@ type Request struct {
 	// called at most once, by any goroutine, so it must only signal; the choice is then to be ended.
 	Abandon func()
 	Movable bool
+	// Quiet says that the engine may honestly send nothing for as long as the request lasts, so that its silence says
+	// nothing about the rank.
+	Quiet bool
 
 	// Exclude names replicas that must not be tried (again).
 	Exclude []replica.ID

@@ -183,7 +183,7 @@ func MostMute(replicas []*replica.Replica, now time.Time) bool {
 // takeOff adds a booked choice to those in flight on its rank, where they are this process's own: of a lease's holder
 // nobody knows whether the request was sent.
 func (c *Choice) takeOff(req *Request, prefill, decode float64) {
-	if c.rank == nil {
+	if c.rank == nil || req.Quiet {
 		return
 	}
 	c.prefills, c.decodes, c.abandon, c.movable = prefill, decode, req.Abandon, req.Movable

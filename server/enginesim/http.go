@@ -73,6 +73,10 @@ func (l *life) route(path string) (methods map[string]handler) {
 			return post((*life).score)
 		case "/rerank", "/v1/rerank", "/v2/rerank":
 			return post((*life).rerank)
+		case "/v1/realtime":
+			if f.realtime {
+				return get((*life).realtime)
+			}
 		case "/v1/audio/transcriptions", "/v1/audio/translations":
 			return post((*life).transcribe)
 		}

@@ -27,6 +27,7 @@ type life struct {
 	meters  meters
 	stored  responseStore
 	work    sync.WaitGroup // background responses
+	sockets sockets
 }
 
 func newLife(e *Engine, n uint64) *life {
@@ -79,6 +80,7 @@ func (l *life) run(ctx context.Context) error {
 	})
 	group.Go(func() error {
 		<-ctx.Done()
+		l.sockets.end()
 		return server.Close()
 	})
 	return group.Wait()

@@ -52,6 +52,8 @@ type features struct {
 	responses, messages   bool
 	// messagesSalt: /v1/messages takes cache_salt; in a version between 0.27 and 0.32.
 	messagesSalt bool
+	// realtime: /v1/realtime is a WebSocket.
+	realtime bool
 	// modern are the answer shapes captured from 0.32.0; else those from 0.12.0. The versions
 	// between have some of each; the line is drawn in the middle.
 	modern bool
@@ -75,7 +77,7 @@ func featuresOf(v version, name string) features {
 		render: v.atLeast(18, 0), renderGuarded: v.atLeast(32, 0), renderAll: v.atLeast(32, 0),
 		chatIDs:   v.atLeast(27, 0),
 		returnIDs: v.atLeast(10, 2), rankHeader: v.atLeast(11, 1),
-		responses: v.atLeast(10, 0), messages: v.atLeast(11, 1), messagesSalt: v.atLeast(32, 0),
+		responses: v.atLeast(10, 0), messages: v.atLeast(11, 1), messagesSalt: v.atLeast(32, 0), realtime: v.atLeast(16, 0),
 		modern: v.atLeast(20, 0), missIsZero: v.atLeast(32, 0),
 		oldUsage: !v.atLeast(11, 0), resetReply: v.atLeast(20, 0),
 		replayTopic: v.atLeast(26, 0), eventSources: v.atLeast(32, 0), earlyEvents: !v.atLeast(11, 1),

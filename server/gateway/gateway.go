@@ -57,6 +57,7 @@ type Gateway struct {
 	tracer      trace.Tracer
 	propagator  propagation.TextMapPropagator
 	budget      *guard.Budget
+	tunnels     tunnels
 }
 
 // New makes a Gateway with the routes of the contract.

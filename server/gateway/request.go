@@ -35,6 +35,7 @@ type request struct {
 	opened  bool    // the first piece was written
 	failed  *apierror.Error
 	live    *liveBody // of a stream of messages; nil otherwise
+	tunnel  *tunnel   // what the connection became; nil while it is HTTP
 	aborted bool      // the connection must not look as if the answer were whole
 	stallBy time.Time
 	// multiplexed: HTTP/2 ends a stream at its deadline even when nothing is being written.
@@ -238,6 +239,8 @@ func (rq *request) fail(e *apierror.Error) {
 	rq.failed = e
 	dialect := dialectOf(rq.exchange.Path)
 	switch {
+	case rq.tunnel != nil: // the connection is no longer one for answers
+		rq.g.metrics.brokenStream(e)
 	case rq.status == 0:
 		contentType, text := e.Body(dialect)
 		h := rq.w.Header()
@@ -268,6 +271,10 @@ func setErrorHeaders(h http.Header, e *apierror.Error) {
 	maps.Copy(h, e.Header)
 	if e.Reason == apierror.Unauthenticated {
 		h.Set("Www-Authenticate", "Bearer")
+	}
+	if protocol := e.Upgrade(); protocol != "" {
+		h.Set("Upgrade", protocol)
+		h.Set("Connection", "Upgrade")
 	}
 	h.Del("Cache-Control")
 }

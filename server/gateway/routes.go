@@ -32,6 +32,8 @@ type route struct {
 	small bool
 	// live routes read their body while they answer.
 	live bool
+	// upgrade routes make a WebSocket of the client's connection.
+	upgrade bool
 	// handler is the generated one, for routes whose path has no variable.
 	handler runtime.HandlerFunc
 }
@@ -43,7 +45,10 @@ type routes struct {
 	pattern map[string][]*route // by pattern, those with variables
 }
 
-const httpBodyName = "google.api.HttpBody"
+const (
+	httpBodyName = "google.api.HttpBody"
+	realtimeName = "kvpilot.v1.InferenceService.Realtime"
+)
 
 // readRoutes reads the contract's annotations.
 func readRoutes() (*routes, error) {
@@ -75,10 +80,11 @@ func (t *routes) add(rpc protoreflect.MethodDescriptor) error {
 		}
 		r := &route{
 			method: method, pattern: pattern, rpc: fullName(rpc),
-			raw:    rpc.Output().FullName() == httpBodyName && rpc.IsStreamingServer(),
-			opaque: rpc.Input().FullName() == httpBodyName,
-			small:  small(rpc.Input()),
-			live:   rpc.IsStreamingClient(),
+			raw:     rpc.Output().FullName() == httpBodyName && rpc.IsStreamingServer(),
+			opaque:  rpc.Input().FullName() == httpBodyName,
+			small:   small(rpc.Input()),
+			live:    rpc.IsStreamingClient(),
+			upgrade: rpc.FullName() == realtimeName,
 		}
 		if strings.Contains(pattern, "{") {
 			t.pattern[pattern] = append(t.pattern[pattern], r)

@@ -64,7 +64,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // route lets the caller in, reads the body and calls the generated handler.
 func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found *route) {
 	g.expectBody(rq, r)
-	if err := g.fromElsewhere(r); err != nil {
+	if err := g.fromElsewhere(r, found); err != nil {
 		rq.fail(apierror.From(err))
 		return
 	}
@@ -85,6 +85,8 @@ func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found
 	// The generated code would copy headers into metadata, one by one; they ride in the Exchange.
 	inner.Header, inner.Host, inner.RemoteAddr = nil, "", ""
 	switch {
+	case found != nil && found.upgrade && !g.takeUpgrade(rq, r):
+		return
 	case inner.Method == http.MethodGet:
 		inner.Body = http.NoBody // the generated code would read it to its end, however long
 	case found != nil && found.live:
@@ -175,6 +177,9 @@ func spanName(method, pattern string) string {
 // finish leaves the record of a request, and breaks the connection of an answer that is not whole.
 func (g *Gateway) finish(rq *request, r *http.Request, s trace.Span) {
 	v := recover()
+	if rq.tunnel != nil {
+		defer g.tunnels.drop(rq.tunnel)
+	}
 	g.budget.Give(rq.held)
 	if v != nil && rq.status == 0 {
 		rq.status = http.StatusInternalServerError

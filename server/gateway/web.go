@@ -25,9 +25,13 @@ func newCrossOrigin(origins []string) (*http.CrossOriginProtection, error) {
 
 // fromElsewhere refuses what a page of another origin asks for. "*" lets all pages ask engines, but
 // not change the fleet or the router's bookings.
-func (g *Gateway) fromElsewhere(r *http.Request) error {
+func (g *Gateway) fromElsewhere(r *http.Request, found *route) error {
 	if g.cors.all && !strings.HasPrefix(r.URL.Path, "/kvpilot/") {
 		return nil
+	}
+	if found != nil && found.upgrade { // browsers let any page open a WebSocket, and read it
+		r = r.WithContext(r.Context())
+		r.Method = http.MethodPost
 	}
 	if err := g.crossOrigin.Check(r); err != nil {
 		return apierror.New(apierror.PermissionDenied, "pages of other origins may not call this router (gateway.allow_origins)", err)

@@ -33,6 +33,7 @@ type Router interface {
 	Serve(ctx context.Context, call *router.Call, to router.Sink) error
 	Stored(ctx context.Context, call *router.Call, id string, to router.Sink) error
 	Adapter(ctx context.Context, call *router.Call, to router.Sink) error
+	Realtime(ctx context.Context, call *router.Call, model string, up router.Upgrade) error
 	Models() []byte
 	Model(id string) ([]byte, error)
 	Choose(ctx context.Context, q *router.Question) (*router.Answer, error)

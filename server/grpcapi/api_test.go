@@ -59,6 +59,12 @@ func (f *fakeRouter) Adapter(ctx context.Context, c *router.Call, to router.Sink
 	return f.Serve(ctx, c, to)
 }
 
+func (f *fakeRouter) Realtime(_ context.Context, c *router.Call, model string, up router.Upgrade) error {
+	f.call = c
+	_, err := up.Switch(http.Header{"X-Model": {model}})
+	return err
+}
+
 func (f *fakeRouter) Stored(ctx context.Context, c *router.Call, id string, to router.Sink) error {
 	f.call, f.storedID = c, id
 	return f.serve(ctx, c, to)

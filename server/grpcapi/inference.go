@@ -131,6 +131,10 @@ func (s *inference) CohereChat(in *httpbody.HttpBody, out bodies) error {
 	return s.serve(in, out, "/cohere/v2/chat")
 }
 
+func (s *inference) RenderCohereChat(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/cohere/v2/chat/render")
+}
+
 func (s *inference) LoadAdapter(in *httpbody.HttpBody, out bodies) error {
 	err := s.adapter(in, out, "/v1/load_lora_adapter")
 	s.api.record(out.Context(), audit.LoadAdapter, kvpilotv1.InferenceService_LoadAdapter_FullMethodName, "", err)
@@ -152,6 +156,23 @@ func (s *inference) adapter(in *httpbody.HttpBody, out bodies, path string) erro
 	call.Body, call.ContentType = in.GetData(), in.GetContentType()
 	to := newSink(out)
 	return to.end(s.api.Router.Adapter(out.Context(), call, to))
+}
+
+// errNoUpgrade is what a call of Realtime meets that brings no connection to make a WebSocket of.
+func errNoUpgrade() error {
+	return apierror.New(apierror.NotSupported, "this route is a WebSocket: open it by an upgrade of an HTTP/1.1 connection (GET /v1/realtime with Connection: Upgrade, Upgrade: websocket)", nil, apierror.WithUpgrade())
+}
+
+func (s *inference) Realtime(in *kvpilotv1.RealtimeRequest, out bodies) error {
+	e := inproc.FromContext(out.Context())
+	if e == nil || e.Upgrade == nil {
+		return errNoUpgrade()
+	}
+	call, err := s.api.call(out.Context(), http.MethodGet, "/v1/realtime")
+	if err != nil {
+		return err
+	}
+	return s.api.Router.Realtime(out.Context(), call, in.GetModel(), e.Upgrade)
 }
 
 func (s *inference) DerenderChatCompletions(in *httpbody.HttpBody, out bodies) error {

@@ -30,6 +30,8 @@ type Exchange struct {
 	// unknown; nil where the body is in the message.
 	Body     Body
 	BodySize int64
+	// Upgrade is the client's wish to have a WebSocket of its connection; nil when it has none.
+	Upgrade Upgrade
 	// Received is when the request's header had been read.
 	Received time.Time
 	// Answer takes what goes back.
@@ -72,6 +74,13 @@ type Body interface {
 	io.Reader
 	// Pass says that what is read from now on is passed on and not kept.
 	Pass()
+}
+
+// Upgrade is a client that waits for its connection to become a WebSocket.
+type Upgrade interface {
+	// Switch tells the client so, with these headers beside those of the switch itself, and gives the connection, which is
+	// to be closed. It is called once at most. An error means that the client is gone, or is not to have it.
+	Switch(header http.Header) (io.ReadWriteCloser, error)
 }
 
 // Answer takes a streamed answer. It is used by one goroutine at a time.

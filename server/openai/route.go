@@ -23,6 +23,8 @@ const (
 	RouteTranslations
 	RouteTokenize
 	RouteDetokenize
+	// RouteRealtime is a WebSocket, without a body.
+	RouteRealtime
 	// RouteOther is a path that a pool may know and kvpilot does not.
 	RouteOther
 )
@@ -66,6 +68,8 @@ func (r Route) info() routeInfo {
 		return routeInfo{"tokenize", "/tokenize"}
 	case RouteDetokenize:
 		return routeInfo{"detokenize", "/detokenize"}
+	case RouteRealtime:
+		return routeInfo{"realtime", "/v1/realtime"}
 	case RouteOther:
 	}
 	return routeInfo{"other", ""}

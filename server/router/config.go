@@ -43,6 +43,9 @@ type Config struct {
 	// ShowOverlap says to whom answers tell what replicas held of a prompt: auto withholds it from callers with a
 	// tenant, whom it would tell what others have sent, unless tenant_salt is on; always shows it.
 	ShowOverlap string `yaml:"show_overlap"`
+	// RealtimeIdle ends a WebSocket (/v1/realtime) of which nothing passed in either direction for this long. vLLM sends a ping
+	// every 20 s. Zero: never.
+	RealtimeIdle time.Duration `yaml:"realtime_idle"`
 	// Headers says what answers tell about the choice.
 	Headers Headers `yaml:"headers"`
 }
@@ -89,6 +92,7 @@ func DefaultConfig() Config {
 		TenantSalt:      SwitchOff,
 		UnsaltedRoutes:  UnsaltedRefuse,
 		ShowOverlap:     ShowAuto,
+		RealtimeIdle:    5 * time.Minute,
 		Headers:         Headers{Replica: true, Overlap: true, Policy: true, Decision: true, Overhead: true},
 	}
 }
@@ -119,6 +123,9 @@ func (c Config) Validate() error {
 	}
 	if c.ShowOverlap != ShowAuto && c.ShowOverlap != ShowAlways {
 		errs = append(errs, fmt.Errorf("show_overlap: %q is neither auto nor always", c.ShowOverlap))
+	}
+	if c.RealtimeIdle < 0 {
+		errs = append(errs, fmt.Errorf("realtime_idle: %v is negative", c.RealtimeIdle))
 	}
 	return errors.Join(errs...)
 }

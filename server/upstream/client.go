@@ -27,6 +27,7 @@ type Client struct {
 	now       func() time.Time
 	metrics   *metrics
 	transport transport
+	upgrades  *upgrades
 }
 
 // transport is one way to speak HTTP/1.1.
@@ -47,6 +48,7 @@ func New(cfg Config, p Params) *Client {
 	if c.now == nil {
 		c.now = time.Now
 	}
+	c.upgrades = newUpgrades(cfg, p.Dial)
 	if cfg.Transport == TransportStd {
 		c.transport = newStd(cfg, p.Dial)
 	} else {

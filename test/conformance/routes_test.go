@@ -100,12 +100,12 @@ func exchanges() []exchange {
 	}
 	for name, prompt := range map[string]string{
 		"ids": `[40,41,42]`, "a batch": `["a","b"]`, "batches of ids": `[[40],[41,42]]`, "an empty text": `""`, "an empty list": `[]`, "mixed": `["a",5]`, "an id too large": `[99999999]`, "an id below zero": `[-1]`,
-		"an object": `{"a":1}`, "no UTF-8": "\"\xc3\x28\"", "a long one": `"` + strings.Repeat("word ", 40_000) + `"`,
+		"an object": `{"a":1}`, "no UTF-8": "\"\xc3\x28\"", "many ids": "[" + strings.Repeat("40,", 140_000) + "40]", "a long one": `"` + strings.Repeat("word ", 40_000) + `"`,
 	} {
 		add("prompt: "+name, http.MethodPost, "/v1/completions", `{"model":"sim","max_tokens":2,"prompt":`+prompt+`}`)
 		add("prompt: "+name+", streamed", http.MethodPost, "/v1/completions", `{"model":"sim","max_tokens":2,"stream":true,"prompt":`+prompt+`}`)
 	}
-	for _, path := range []string{"/v1/models", "/health", "/ping", "/version", "/load", "/v1/responses/resp_none", "/nothing/here", "/v1/nothing"} {
+	for _, path := range []string{"/v1/models", "/health", "/ping", "/version", "/load", "/v1/responses/resp_none", "/v1/realtime", "/nothing/here", "/v1/nothing"} {
 		add("GET", http.MethodGet, path, "")
 		add("POST", http.MethodPost, path, "{}")
 	}
@@ -158,7 +158,8 @@ func differences() map[string]difference {
 	const one = "it tells of one engine, and there are many: kvpilot has metrics and replicas of its own"
 	return map[string]difference{
 		"GET /version": {404, one}, "POST /version": {404, one}, "GET /load": {404, one}, "POST /load": {404, one},
-		"GET /v1/models": {200, "the list is that of all replicas: no permissions of one, which have random names"},
+		"GET /v1/realtime": {426, "it says what is missing: an upgrade"},
+		"GET /v1/models":   {200, "the list is that of all replicas: no permissions of one, which have random names"},
 	}
 }
 

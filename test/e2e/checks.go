@@ -15,6 +15,10 @@ import (
 
 // checks runs all of them, the disturbing ones last.
 func (r *run) checks(ctx context.Context) {
+	if r.tests != "" {
+		r.checkFor(ctx, time.Hour, "vLLM's own tests", r.checkOwnTests)
+		return
+	}
 	r.check(ctx, "token ids", r.checkTokens)
 	r.check(ctx, "block keys and predicted hits", r.checkBlocks)
 	r.check(ctx, "conversation returns", r.checkConversation)
@@ -23,6 +27,9 @@ func (r *run) checks(ctx context.Context) {
 	r.check(ctx, "stream bytes", r.checkStreams)
 	r.check(ctx, "ids in the body", r.checkGivenIDs)
 	r.check(ctx, "LoRA adapter", r.checkAdapter)
+	r.check(ctx, "adapters at run time", r.checkRuntimeAdapter)
+	r.check(ctx, "Cohere's format", r.checkCohere)
+	r.check(ctx, "realtime", r.checkRealtime)
 	r.check(ctx, "cache salt", r.checkSalt)
 	r.check(ctx, "traces", r.checkTraces)
 	r.check(ctx, "abort", r.checkAbort)

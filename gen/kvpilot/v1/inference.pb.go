@@ -24,6 +24,52 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// RealtimeRequest is the query of a WebSocket's handshake.
+type RealtimeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The model; empty means the only one, or the first one that can serve now.
+	Model         string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RealtimeRequest) Reset() {
+	*x = RealtimeRequest{}
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RealtimeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RealtimeRequest) ProtoMessage() {}
+
+func (x *RealtimeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RealtimeRequest.ProtoReflect.Descriptor instead.
+func (*RealtimeRequest) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_inference_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *RealtimeRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
 // RetrieveResponseRequest names a stored response.
 type RetrieveResponseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -39,7 +85,7 @@ type RetrieveResponseRequest struct {
 
 func (x *RetrieveResponseRequest) Reset() {
 	*x = RetrieveResponseRequest{}
-	mi := &file_kvpilot_v1_inference_proto_msgTypes[0]
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -51,7 +97,7 @@ func (x *RetrieveResponseRequest) String() string {
 func (*RetrieveResponseRequest) ProtoMessage() {}
 
 func (x *RetrieveResponseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_inference_proto_msgTypes[0]
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -64,7 +110,7 @@ func (x *RetrieveResponseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetrieveResponseRequest.ProtoReflect.Descriptor instead.
 func (*RetrieveResponseRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_inference_proto_rawDescGZIP(), []int{0}
+	return file_kvpilot_v1_inference_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *RetrieveResponseRequest) GetResponseId() string {
@@ -99,7 +145,7 @@ type CancelResponseRequest struct {
 
 func (x *CancelResponseRequest) Reset() {
 	*x = CancelResponseRequest{}
-	mi := &file_kvpilot_v1_inference_proto_msgTypes[1]
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -111,7 +157,7 @@ func (x *CancelResponseRequest) String() string {
 func (*CancelResponseRequest) ProtoMessage() {}
 
 func (x *CancelResponseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_inference_proto_msgTypes[1]
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -124,7 +170,7 @@ func (x *CancelResponseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponseRequest.ProtoReflect.Descriptor instead.
 func (*CancelResponseRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_inference_proto_rawDescGZIP(), []int{1}
+	return file_kvpilot_v1_inference_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *CancelResponseRequest) GetResponseId() string {
@@ -143,7 +189,7 @@ type ListModelsRequest struct {
 
 func (x *ListModelsRequest) Reset() {
 	*x = ListModelsRequest{}
-	mi := &file_kvpilot_v1_inference_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -155,7 +201,7 @@ func (x *ListModelsRequest) String() string {
 func (*ListModelsRequest) ProtoMessage() {}
 
 func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_inference_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -168,7 +214,7 @@ func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsRequest.ProtoReflect.Descriptor instead.
 func (*ListModelsRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_inference_proto_rawDescGZIP(), []int{2}
+	return file_kvpilot_v1_inference_proto_rawDescGZIP(), []int{3}
 }
 
 // GetModelRequest names a model.
@@ -182,7 +228,7 @@ type GetModelRequest struct {
 
 func (x *GetModelRequest) Reset() {
 	*x = GetModelRequest{}
-	mi := &file_kvpilot_v1_inference_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -194,7 +240,7 @@ func (x *GetModelRequest) String() string {
 func (*GetModelRequest) ProtoMessage() {}
 
 func (x *GetModelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_inference_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -207,7 +253,7 @@ func (x *GetModelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetModelRequest.ProtoReflect.Descriptor instead.
 func (*GetModelRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_inference_proto_rawDescGZIP(), []int{3}
+	return file_kvpilot_v1_inference_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GetModelRequest) GetModel() string {
@@ -236,7 +282,7 @@ type ForwardRequest struct {
 
 func (x *ForwardRequest) Reset() {
 	*x = ForwardRequest{}
-	mi := &file_kvpilot_v1_inference_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -248,7 +294,7 @@ func (x *ForwardRequest) String() string {
 func (*ForwardRequest) ProtoMessage() {}
 
 func (x *ForwardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_inference_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_inference_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -261,7 +307,7 @@ func (x *ForwardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardRequest.ProtoReflect.Descriptor instead.
 func (*ForwardRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_inference_proto_rawDescGZIP(), []int{4}
+	return file_kvpilot_v1_inference_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ForwardRequest) GetMethod() string {
@@ -304,7 +350,9 @@ var File_kvpilot_v1_inference_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_inference_proto_rawDesc = "" +
 	"\n" +
 	"\x1akvpilot/v1/inference.proto\x12\n" +
-	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"\xad\x01\n" +
+	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"1\n" +
+	"\x0fRealtimeRequest\x12\x1e\n" +
+	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\"\xad\x01\n" +
 	"\x17RetrieveResponseRequest\x12+\n" +
 	"\vresponse_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\n" +
@@ -326,7 +374,7 @@ const file_kvpilot_v1_inference_proto_rawDesc = "" +
 	"\x04path\x18\x02 \x01(\tB\f\xbaH\tr\a\x18\x80\x102\x02^/R\x04path\x12\x1e\n" +
 	"\x05query\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80@R\x05query\x12+\n" +
 	"\fcontent_type\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\vcontentType\x12\x12\n" +
-	"\x04body\x18\x05 \x01(\fR\x04body2\xa4\x17\n" +
+	"\x04body\x18\x05 \x01(\fR\x04body2\xe0\x18\n" +
 	"\x10InferenceService\x12`\n" +
 	"\x0fChatCompletions\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/v1/chat/completions0\x01\x12k\n" +
 	"\x14ChatCompletionsBatch\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"%\x82\xd3\xe4\x93\x02\x1f:\x01*\"\x1a/v1/chat/completions/batch0\x01\x12W\n" +
@@ -351,9 +399,11 @@ const file_kvpilot_v1_inference_proto_rawDesc = "" +
 	"\x0eRenderMessages\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1e\x82\xd3\xe4\x93\x02\x18:\x01*\"\x13/v1/messages/render0\x01\x12`\n" +
 	"\x0fRenderResponses\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/v1/responses/render0\x01\x12V\n" +
 	"\n" +
-	"CohereChat\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14:\x01*\"\x0f/cohere/v2/chat0\x01\x12]\n" +
+	"CohereChat\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x1a\x82\xd3\xe4\x93\x02\x14:\x01*\"\x0f/cohere/v2/chat0\x01\x12c\n" +
+	"\x10RenderCohereChat\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"!\x82\xd3\xe4\x93\x02\x1b:\x01*\"\x16/cohere/v2/chat/render0\x01\x12]\n" +
 	"\vLoadAdapter\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\" \x82\xd3\xe4\x93\x02\x1a:\x01*\"\x15/v1/load_lora_adapter0\x01\x12a\n" +
-	"\rUnloadAdapter\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\"\x82\xd3\xe4\x93\x02\x1c:\x01*\"\x17/v1/unload_lora_adapter0\x01\x12q\n" +
+	"\rUnloadAdapter\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\"\x82\xd3\xe4\x93\x02\x1c:\x01*\"\x17/v1/unload_lora_adapter0\x01\x12U\n" +
+	"\bRealtime\x12\x1b.kvpilot.v1.RealtimeRequest\x1a\x14.google.api.HttpBody\"\x14\x82\xd3\xe4\x93\x02\x0e\x12\f/v1/realtime0\x01\x12q\n" +
 	"\x17DerenderChatCompletions\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"(\x82\xd3\xe4\x93\x02\":\x01*\"\x1d/v1/chat/completions/derender0\x01\x12h\n" +
 	"\x13DerenderCompletions\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"#\x82\xd3\xe4\x93\x02\x1d:\x01*\"\x18/v1/completions/derender0\x01\x12R\n" +
 	"\fTokenizeBody\x12\x14.google.api.HttpBody\x1a\x14.google.api.HttpBody\"\x14\x82\xd3\xe4\x93\x02\x0e:\x01*\"\t/tokenize0\x01\x12V\n" +
@@ -378,80 +428,85 @@ func file_kvpilot_v1_inference_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_inference_proto_rawDescData
 }
 
-var file_kvpilot_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_kvpilot_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_kvpilot_v1_inference_proto_goTypes = []any{
-	(*RetrieveResponseRequest)(nil), // 0: kvpilot.v1.RetrieveResponseRequest
-	(*CancelResponseRequest)(nil),   // 1: kvpilot.v1.CancelResponseRequest
-	(*ListModelsRequest)(nil),       // 2: kvpilot.v1.ListModelsRequest
-	(*GetModelRequest)(nil),         // 3: kvpilot.v1.GetModelRequest
-	(*ForwardRequest)(nil),          // 4: kvpilot.v1.ForwardRequest
-	(*httpbody.HttpBody)(nil),       // 5: google.api.HttpBody
+	(*RealtimeRequest)(nil),         // 0: kvpilot.v1.RealtimeRequest
+	(*RetrieveResponseRequest)(nil), // 1: kvpilot.v1.RetrieveResponseRequest
+	(*CancelResponseRequest)(nil),   // 2: kvpilot.v1.CancelResponseRequest
+	(*ListModelsRequest)(nil),       // 3: kvpilot.v1.ListModelsRequest
+	(*GetModelRequest)(nil),         // 4: kvpilot.v1.GetModelRequest
+	(*ForwardRequest)(nil),          // 5: kvpilot.v1.ForwardRequest
+	(*httpbody.HttpBody)(nil),       // 6: google.api.HttpBody
 }
 var file_kvpilot_v1_inference_proto_depIdxs = []int32{
-	5,  // 0: kvpilot.v1.InferenceService.ChatCompletions:input_type -> google.api.HttpBody
-	5,  // 1: kvpilot.v1.InferenceService.ChatCompletionsBatch:input_type -> google.api.HttpBody
-	5,  // 2: kvpilot.v1.InferenceService.Completions:input_type -> google.api.HttpBody
-	5,  // 3: kvpilot.v1.InferenceService.Responses:input_type -> google.api.HttpBody
-	5,  // 4: kvpilot.v1.InferenceService.Messages:input_type -> google.api.HttpBody
-	5,  // 5: kvpilot.v1.InferenceService.CountMessageTokens:input_type -> google.api.HttpBody
-	5,  // 6: kvpilot.v1.InferenceService.Generate:input_type -> google.api.HttpBody
-	5,  // 7: kvpilot.v1.InferenceService.Embeddings:input_type -> google.api.HttpBody
-	5,  // 8: kvpilot.v1.InferenceService.EmbedV2:input_type -> google.api.HttpBody
-	5,  // 9: kvpilot.v1.InferenceService.Rerank:input_type -> google.api.HttpBody
-	5,  // 10: kvpilot.v1.InferenceService.Score:input_type -> google.api.HttpBody
-	5,  // 11: kvpilot.v1.InferenceService.Classify:input_type -> google.api.HttpBody
-	5,  // 12: kvpilot.v1.InferenceService.Pooling:input_type -> google.api.HttpBody
-	5,  // 13: kvpilot.v1.InferenceService.AudioTranscriptions:input_type -> google.api.HttpBody
-	5,  // 14: kvpilot.v1.InferenceService.AudioTranslations:input_type -> google.api.HttpBody
-	5,  // 15: kvpilot.v1.InferenceService.RenderChatCompletions:input_type -> google.api.HttpBody
-	5,  // 16: kvpilot.v1.InferenceService.RenderCompletions:input_type -> google.api.HttpBody
-	5,  // 17: kvpilot.v1.InferenceService.RenderMessages:input_type -> google.api.HttpBody
-	5,  // 18: kvpilot.v1.InferenceService.RenderResponses:input_type -> google.api.HttpBody
-	5,  // 19: kvpilot.v1.InferenceService.CohereChat:input_type -> google.api.HttpBody
-	5,  // 20: kvpilot.v1.InferenceService.LoadAdapter:input_type -> google.api.HttpBody
-	5,  // 21: kvpilot.v1.InferenceService.UnloadAdapter:input_type -> google.api.HttpBody
-	5,  // 22: kvpilot.v1.InferenceService.DerenderChatCompletions:input_type -> google.api.HttpBody
-	5,  // 23: kvpilot.v1.InferenceService.DerenderCompletions:input_type -> google.api.HttpBody
-	5,  // 24: kvpilot.v1.InferenceService.TokenizeBody:input_type -> google.api.HttpBody
-	5,  // 25: kvpilot.v1.InferenceService.DetokenizeBody:input_type -> google.api.HttpBody
-	0,  // 26: kvpilot.v1.InferenceService.RetrieveResponse:input_type -> kvpilot.v1.RetrieveResponseRequest
-	1,  // 27: kvpilot.v1.InferenceService.CancelResponse:input_type -> kvpilot.v1.CancelResponseRequest
-	2,  // 28: kvpilot.v1.InferenceService.ListModels:input_type -> kvpilot.v1.ListModelsRequest
-	3,  // 29: kvpilot.v1.InferenceService.GetModel:input_type -> kvpilot.v1.GetModelRequest
-	4,  // 30: kvpilot.v1.InferenceService.Forward:input_type -> kvpilot.v1.ForwardRequest
-	5,  // 31: kvpilot.v1.InferenceService.ChatCompletions:output_type -> google.api.HttpBody
-	5,  // 32: kvpilot.v1.InferenceService.ChatCompletionsBatch:output_type -> google.api.HttpBody
-	5,  // 33: kvpilot.v1.InferenceService.Completions:output_type -> google.api.HttpBody
-	5,  // 34: kvpilot.v1.InferenceService.Responses:output_type -> google.api.HttpBody
-	5,  // 35: kvpilot.v1.InferenceService.Messages:output_type -> google.api.HttpBody
-	5,  // 36: kvpilot.v1.InferenceService.CountMessageTokens:output_type -> google.api.HttpBody
-	5,  // 37: kvpilot.v1.InferenceService.Generate:output_type -> google.api.HttpBody
-	5,  // 38: kvpilot.v1.InferenceService.Embeddings:output_type -> google.api.HttpBody
-	5,  // 39: kvpilot.v1.InferenceService.EmbedV2:output_type -> google.api.HttpBody
-	5,  // 40: kvpilot.v1.InferenceService.Rerank:output_type -> google.api.HttpBody
-	5,  // 41: kvpilot.v1.InferenceService.Score:output_type -> google.api.HttpBody
-	5,  // 42: kvpilot.v1.InferenceService.Classify:output_type -> google.api.HttpBody
-	5,  // 43: kvpilot.v1.InferenceService.Pooling:output_type -> google.api.HttpBody
-	5,  // 44: kvpilot.v1.InferenceService.AudioTranscriptions:output_type -> google.api.HttpBody
-	5,  // 45: kvpilot.v1.InferenceService.AudioTranslations:output_type -> google.api.HttpBody
-	5,  // 46: kvpilot.v1.InferenceService.RenderChatCompletions:output_type -> google.api.HttpBody
-	5,  // 47: kvpilot.v1.InferenceService.RenderCompletions:output_type -> google.api.HttpBody
-	5,  // 48: kvpilot.v1.InferenceService.RenderMessages:output_type -> google.api.HttpBody
-	5,  // 49: kvpilot.v1.InferenceService.RenderResponses:output_type -> google.api.HttpBody
-	5,  // 50: kvpilot.v1.InferenceService.CohereChat:output_type -> google.api.HttpBody
-	5,  // 51: kvpilot.v1.InferenceService.LoadAdapter:output_type -> google.api.HttpBody
-	5,  // 52: kvpilot.v1.InferenceService.UnloadAdapter:output_type -> google.api.HttpBody
-	5,  // 53: kvpilot.v1.InferenceService.DerenderChatCompletions:output_type -> google.api.HttpBody
-	5,  // 54: kvpilot.v1.InferenceService.DerenderCompletions:output_type -> google.api.HttpBody
-	5,  // 55: kvpilot.v1.InferenceService.TokenizeBody:output_type -> google.api.HttpBody
-	5,  // 56: kvpilot.v1.InferenceService.DetokenizeBody:output_type -> google.api.HttpBody
-	5,  // 57: kvpilot.v1.InferenceService.RetrieveResponse:output_type -> google.api.HttpBody
-	5,  // 58: kvpilot.v1.InferenceService.CancelResponse:output_type -> google.api.HttpBody
-	5,  // 59: kvpilot.v1.InferenceService.ListModels:output_type -> google.api.HttpBody
-	5,  // 60: kvpilot.v1.InferenceService.GetModel:output_type -> google.api.HttpBody
-	5,  // 61: kvpilot.v1.InferenceService.Forward:output_type -> google.api.HttpBody
-	31, // [31:62] is the sub-list for method output_type
-	0,  // [0:31] is the sub-list for method input_type
+	6,  // 0: kvpilot.v1.InferenceService.ChatCompletions:input_type -> google.api.HttpBody
+	6,  // 1: kvpilot.v1.InferenceService.ChatCompletionsBatch:input_type -> google.api.HttpBody
+	6,  // 2: kvpilot.v1.InferenceService.Completions:input_type -> google.api.HttpBody
+	6,  // 3: kvpilot.v1.InferenceService.Responses:input_type -> google.api.HttpBody
+	6,  // 4: kvpilot.v1.InferenceService.Messages:input_type -> google.api.HttpBody
+	6,  // 5: kvpilot.v1.InferenceService.CountMessageTokens:input_type -> google.api.HttpBody
+	6,  // 6: kvpilot.v1.InferenceService.Generate:input_type -> google.api.HttpBody
+	6,  // 7: kvpilot.v1.InferenceService.Embeddings:input_type -> google.api.HttpBody
+	6,  // 8: kvpilot.v1.InferenceService.EmbedV2:input_type -> google.api.HttpBody
+	6,  // 9: kvpilot.v1.InferenceService.Rerank:input_type -> google.api.HttpBody
+	6,  // 10: kvpilot.v1.InferenceService.Score:input_type -> google.api.HttpBody
+	6,  // 11: kvpilot.v1.InferenceService.Classify:input_type -> google.api.HttpBody
+	6,  // 12: kvpilot.v1.InferenceService.Pooling:input_type -> google.api.HttpBody
+	6,  // 13: kvpilot.v1.InferenceService.AudioTranscriptions:input_type -> google.api.HttpBody
+	6,  // 14: kvpilot.v1.InferenceService.AudioTranslations:input_type -> google.api.HttpBody
+	6,  // 15: kvpilot.v1.InferenceService.RenderChatCompletions:input_type -> google.api.HttpBody
+	6,  // 16: kvpilot.v1.InferenceService.RenderCompletions:input_type -> google.api.HttpBody
+	6,  // 17: kvpilot.v1.InferenceService.RenderMessages:input_type -> google.api.HttpBody
+	6,  // 18: kvpilot.v1.InferenceService.RenderResponses:input_type -> google.api.HttpBody
+	6,  // 19: kvpilot.v1.InferenceService.CohereChat:input_type -> google.api.HttpBody
+	6,  // 20: kvpilot.v1.InferenceService.RenderCohereChat:input_type -> google.api.HttpBody
+	6,  // 21: kvpilot.v1.InferenceService.LoadAdapter:input_type -> google.api.HttpBody
+	6,  // 22: kvpilot.v1.InferenceService.UnloadAdapter:input_type -> google.api.HttpBody
+	0,  // 23: kvpilot.v1.InferenceService.Realtime:input_type -> kvpilot.v1.RealtimeRequest
+	6,  // 24: kvpilot.v1.InferenceService.DerenderChatCompletions:input_type -> google.api.HttpBody
+	6,  // 25: kvpilot.v1.InferenceService.DerenderCompletions:input_type -> google.api.HttpBody
+	6,  // 26: kvpilot.v1.InferenceService.TokenizeBody:input_type -> google.api.HttpBody
+	6,  // 27: kvpilot.v1.InferenceService.DetokenizeBody:input_type -> google.api.HttpBody
+	1,  // 28: kvpilot.v1.InferenceService.RetrieveResponse:input_type -> kvpilot.v1.RetrieveResponseRequest
+	2,  // 29: kvpilot.v1.InferenceService.CancelResponse:input_type -> kvpilot.v1.CancelResponseRequest
+	3,  // 30: kvpilot.v1.InferenceService.ListModels:input_type -> kvpilot.v1.ListModelsRequest
+	4,  // 31: kvpilot.v1.InferenceService.GetModel:input_type -> kvpilot.v1.GetModelRequest
+	5,  // 32: kvpilot.v1.InferenceService.Forward:input_type -> kvpilot.v1.ForwardRequest
+	6,  // 33: kvpilot.v1.InferenceService.ChatCompletions:output_type -> google.api.HttpBody
+	6,  // 34: kvpilot.v1.InferenceService.ChatCompletionsBatch:output_type -> google.api.HttpBody
+	6,  // 35: kvpilot.v1.InferenceService.Completions:output_type -> google.api.HttpBody
+	6,  // 36: kvpilot.v1.InferenceService.Responses:output_type -> google.api.HttpBody
+	6,  // 37: kvpilot.v1.InferenceService.Messages:output_type -> google.api.HttpBody
+	6,  // 38: kvpilot.v1.InferenceService.CountMessageTokens:output_type -> google.api.HttpBody
+	6,  // 39: kvpilot.v1.InferenceService.Generate:output_type -> google.api.HttpBody
+	6,  // 40: kvpilot.v1.InferenceService.Embeddings:output_type -> google.api.HttpBody
+	6,  // 41: kvpilot.v1.InferenceService.EmbedV2:output_type -> google.api.HttpBody
+	6,  // 42: kvpilot.v1.InferenceService.Rerank:output_type -> google.api.HttpBody
+	6,  // 43: kvpilot.v1.InferenceService.Score:output_type -> google.api.HttpBody
+	6,  // 44: kvpilot.v1.InferenceService.Classify:output_type -> google.api.HttpBody
+	6,  // 45: kvpilot.v1.InferenceService.Pooling:output_type -> google.api.HttpBody
+	6,  // 46: kvpilot.v1.InferenceService.AudioTranscriptions:output_type -> google.api.HttpBody
+	6,  // 47: kvpilot.v1.InferenceService.AudioTranslations:output_type -> google.api.HttpBody
+	6,  // 48: kvpilot.v1.InferenceService.RenderChatCompletions:output_type -> google.api.HttpBody
+	6,  // 49: kvpilot.v1.InferenceService.RenderCompletions:output_type -> google.api.HttpBody
+	6,  // 50: kvpilot.v1.InferenceService.RenderMessages:output_type -> google.api.HttpBody
+	6,  // 51: kvpilot.v1.InferenceService.RenderResponses:output_type -> google.api.HttpBody
+	6,  // 52: kvpilot.v1.InferenceService.CohereChat:output_type -> google.api.HttpBody
+	6,  // 53: kvpilot.v1.InferenceService.RenderCohereChat:output_type -> google.api.HttpBody
+	6,  // 54: kvpilot.v1.InferenceService.LoadAdapter:output_type -> google.api.HttpBody
+	6,  // 55: kvpilot.v1.InferenceService.UnloadAdapter:output_type -> google.api.HttpBody
+	6,  // 56: kvpilot.v1.InferenceService.Realtime:output_type -> google.api.HttpBody
+	6,  // 57: kvpilot.v1.InferenceService.DerenderChatCompletions:output_type -> google.api.HttpBody
+	6,  // 58: kvpilot.v1.InferenceService.DerenderCompletions:output_type -> google.api.HttpBody
+	6,  // 59: kvpilot.v1.InferenceService.TokenizeBody:output_type -> google.api.HttpBody
+	6,  // 60: kvpilot.v1.InferenceService.DetokenizeBody:output_type -> google.api.HttpBody
+	6,  // 61: kvpilot.v1.InferenceService.RetrieveResponse:output_type -> google.api.HttpBody
+	6,  // 62: kvpilot.v1.InferenceService.CancelResponse:output_type -> google.api.HttpBody
+	6,  // 63: kvpilot.v1.InferenceService.ListModels:output_type -> google.api.HttpBody
+	6,  // 64: kvpilot.v1.InferenceService.GetModel:output_type -> google.api.HttpBody
+	6,  // 65: kvpilot.v1.InferenceService.Forward:output_type -> google.api.HttpBody
+	33, // [33:66] is the sub-list for method output_type
+	0,  // [0:33] is the sub-list for method input_type
 	0,  // [0:0] is the sub-list for extension type_name
 	0,  // [0:0] is the sub-list for extension extendee
 	0,  // [0:0] is the sub-list for field type_name
@@ -462,14 +517,14 @@ func file_kvpilot_v1_inference_proto_init() {
 	if File_kvpilot_v1_inference_proto != nil {
 		return
 	}
-	file_kvpilot_v1_inference_proto_msgTypes[0].OneofWrappers = []any{}
+	file_kvpilot_v1_inference_proto_msgTypes[1].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_inference_proto_rawDesc), len(file_kvpilot_v1_inference_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -565,6 +565,29 @@ func request_InferenceService_CohereChat_0(ctx context.Context, marshaler runtim
 	return stream, metadata, nil
 }
 
+func request_InferenceService_RenderCohereChat_0(ctx context.Context, marshaler runtime.Marshaler, client InferenceServiceClient, req *http.Request, pathParams map[string]string) (InferenceService_RenderCohereChatClient, runtime.ServerMetadata, error) {
+	var (
+		protoReq httpbody.HttpBody
+		metadata runtime.ServerMetadata
+	)
+	if err := marshaler.NewDecoder(req.Body).Decode(&protoReq); err != nil && !errors.Is(err, io.EOF) {
+		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	if req.Body != nil {
+		_, _ = io.Copy(io.Discard, req.Body)
+	}
+	stream, err := client.RenderCohereChat(ctx, &protoReq)
+	if err != nil {
+		return nil, metadata, err
+	}
+	header, err := stream.Header()
+	if err != nil {
+		return nil, metadata, err
+	}
+	metadata.HeaderMD = header
+	return stream, metadata, nil
+}
+
 func request_InferenceService_LoadAdapter_0(ctx context.Context, marshaler runtime.Marshaler, client InferenceServiceClient, req *http.Request, pathParams map[string]string) (InferenceService_LoadAdapterClient, runtime.ServerMetadata, error) {
 	var (
 		protoReq httpbody.HttpBody
@@ -600,6 +623,34 @@ func request_InferenceService_UnloadAdapter_0(ctx context.Context, marshaler run
 		_, _ = io.Copy(io.Discard, req.Body)
 	}
 	stream, err := client.UnloadAdapter(ctx, &protoReq)
+	if err != nil {
+		return nil, metadata, err
+	}
+	header, err := stream.Header()
+	if err != nil {
+		return nil, metadata, err
+	}
+	metadata.HeaderMD = header
+	return stream, metadata, nil
+}
+
+var filter_InferenceService_Realtime_0 = &utilities.DoubleArray{Encoding: map[string]int{}, Base: []int(nil), Check: []int(nil)}
+
+func request_InferenceService_Realtime_0(ctx context.Context, marshaler runtime.Marshaler, client InferenceServiceClient, req *http.Request, pathParams map[string]string) (InferenceService_RealtimeClient, runtime.ServerMetadata, error) {
+	var (
+		protoReq RealtimeRequest
+		metadata runtime.ServerMetadata
+	)
+	if err := req.ParseForm(); err != nil {
+		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	if err := runtime.PopulateQueryParameters(&protoReq, req.Form, filter_InferenceService_Realtime_0); err != nil {
+		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	if req.Body != nil {
+		_, _ = io.Copy(io.Discard, req.Body)
+	}
+	stream, err := client.Realtime(ctx, &protoReq)
 	if err != nil {
 		return nil, metadata, err
 	}
@@ -996,6 +1047,13 @@ func RegisterInferenceServiceHandlerServer(ctx context.Context, mux *runtime.Ser
 		return
 	})
 
+	mux.Handle(http.MethodPost, pattern_InferenceService_RenderCohereChat_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		err := status.Error(codes.Unimplemented, "streaming calls are not yet supported in the in-process transport")
+		_, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+		return
+	})
+
 	mux.Handle(http.MethodPost, pattern_InferenceService_LoadAdapter_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
 		err := status.Error(codes.Unimplemented, "streaming calls are not yet supported in the in-process transport")
 		_, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
@@ -1004,6 +1062,13 @@ func RegisterInferenceServiceHandlerServer(ctx context.Context, mux *runtime.Ser
 	})
 
 	mux.Handle(http.MethodPost, pattern_InferenceService_UnloadAdapter_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		err := status.Error(codes.Unimplemented, "streaming calls are not yet supported in the in-process transport")
+		_, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+		return
+	})
+
+	mux.Handle(http.MethodGet, pattern_InferenceService_Realtime_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
 		err := status.Error(codes.Unimplemented, "streaming calls are not yet supported in the in-process transport")
 		_, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
 		runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
@@ -1522,6 +1587,23 @@ func RegisterInferenceServiceHandlerClient(ctx context.Context, mux *runtime.Ser
 		}
 		forward_InferenceService_CohereChat_0(annotatedContext, mux, outboundMarshaler, w, req, func() (proto.Message, error) { return resp.Recv() }, mux.GetForwardResponseOptions()...)
 	})
+	mux.Handle(http.MethodPost, pattern_InferenceService_RenderCohereChat_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		ctx, cancel := context.WithCancel(req.Context())
+		defer cancel()
+		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		annotatedContext, err := runtime.AnnotateContext(ctx, mux, req, "/kvpilot.v1.InferenceService/RenderCohereChat", runtime.WithHTTPPathPattern("/cohere/v2/chat/render"))
+		if err != nil {
+			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		resp, md, err := request_InferenceService_RenderCohereChat_0(annotatedContext, inboundMarshaler, client, req, pathParams)
+		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
+		if err != nil {
+			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		forward_InferenceService_RenderCohereChat_0(annotatedContext, mux, outboundMarshaler, w, req, func() (proto.Message, error) { return resp.Recv() }, mux.GetForwardResponseOptions()...)
+	})
 	mux.Handle(http.MethodPost, pattern_InferenceService_LoadAdapter_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
 		ctx, cancel := context.WithCancel(req.Context())
 		defer cancel()
@@ -1555,6 +1637,23 @@ func RegisterInferenceServiceHandlerClient(ctx context.Context, mux *runtime.Ser
 			return
 		}
 		forward_InferenceService_UnloadAdapter_0(annotatedContext, mux, outboundMarshaler, w, req, func() (proto.Message, error) { return resp.Recv() }, mux.GetForwardResponseOptions()...)
+	})
+	mux.Handle(http.MethodGet, pattern_InferenceService_Realtime_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		ctx, cancel := context.WithCancel(req.Context())
+		defer cancel()
+		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		annotatedContext, err := runtime.AnnotateContext(ctx, mux, req, "/kvpilot.v1.InferenceService/Realtime", runtime.WithHTTPPathPattern("/v1/realtime"))
+		if err != nil {
+			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		resp, md, err := request_InferenceService_Realtime_0(annotatedContext, inboundMarshaler, client, req, pathParams)
+		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
+		if err != nil {
+			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		forward_InferenceService_Realtime_0(annotatedContext, mux, outboundMarshaler, w, req, func() (proto.Message, error) { return resp.Recv() }, mux.GetForwardResponseOptions()...)
 	})
 	mux.Handle(http.MethodPost, pattern_InferenceService_DerenderChatCompletions_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
 		ctx, cancel := context.WithCancel(req.Context())
@@ -1719,8 +1818,10 @@ var (
 	pattern_InferenceService_RenderMessages_0          = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"v1", "messages", "render"}, ""))
 	pattern_InferenceService_RenderResponses_0         = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"v1", "responses", "render"}, ""))
 	pattern_InferenceService_CohereChat_0              = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"cohere", "v2", "chat"}, ""))
+	pattern_InferenceService_RenderCohereChat_0        = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 2, 3}, []string{"cohere", "v2", "chat", "render"}, ""))
 	pattern_InferenceService_LoadAdapter_0             = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1}, []string{"v1", "load_lora_adapter"}, ""))
 	pattern_InferenceService_UnloadAdapter_0           = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1}, []string{"v1", "unload_lora_adapter"}, ""))
+	pattern_InferenceService_Realtime_0                = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1}, []string{"v1", "realtime"}, ""))
 	pattern_InferenceService_DerenderChatCompletions_0 = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 2, 3}, []string{"v1", "chat", "completions", "derender"}, ""))
 	pattern_InferenceService_DerenderCompletions_0     = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"v1", "completions", "derender"}, ""))
 	pattern_InferenceService_TokenizeBody_0            = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0}, []string{"tokenize"}, ""))
@@ -1755,8 +1856,10 @@ var (
 	forward_InferenceService_RenderMessages_0          = runtime.ForwardResponseStream
 	forward_InferenceService_RenderResponses_0         = runtime.ForwardResponseStream
 	forward_InferenceService_CohereChat_0              = runtime.ForwardResponseStream
+	forward_InferenceService_RenderCohereChat_0        = runtime.ForwardResponseStream
 	forward_InferenceService_LoadAdapter_0             = runtime.ForwardResponseStream
 	forward_InferenceService_UnloadAdapter_0           = runtime.ForwardResponseStream
+	forward_InferenceService_Realtime_0                = runtime.ForwardResponseStream
 	forward_InferenceService_DerenderChatCompletions_0 = runtime.ForwardResponseStream
 	forward_InferenceService_DerenderCompletions_0     = runtime.ForwardResponseStream
 	forward_InferenceService_TokenizeBody_0            = runtime.ForwardResponseStream

@@ -40,8 +40,10 @@ const (
 	InferenceService_RenderMessages_FullMethodName          = "/kvpilot.v1.InferenceService/RenderMessages"
 	InferenceService_RenderResponses_FullMethodName         = "/kvpilot.v1.InferenceService/RenderResponses"
 	InferenceService_CohereChat_FullMethodName              = "/kvpilot.v1.InferenceService/CohereChat"
+	InferenceService_RenderCohereChat_FullMethodName        = "/kvpilot.v1.InferenceService/RenderCohereChat"
 	InferenceService_LoadAdapter_FullMethodName             = "/kvpilot.v1.InferenceService/LoadAdapter"
 	InferenceService_UnloadAdapter_FullMethodName           = "/kvpilot.v1.InferenceService/UnloadAdapter"
+	InferenceService_Realtime_FullMethodName                = "/kvpilot.v1.InferenceService/Realtime"
 	InferenceService_DerenderChatCompletions_FullMethodName = "/kvpilot.v1.InferenceService/DerenderChatCompletions"
 	InferenceService_DerenderCompletions_FullMethodName     = "/kvpilot.v1.InferenceService/DerenderCompletions"
 	InferenceService_TokenizeBody_FullMethodName            = "/kvpilot.v1.InferenceService/TokenizeBody"
@@ -104,12 +106,18 @@ type InferenceServiceClient interface {
 	RenderResponses(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// CohereChat is vLLM's /cohere/v2/chat, in Cohere's format. Requests are spread by load.
 	CohereChat(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
+	// RenderCohereChat returns the token ids that the engine would use for a chat in Cohere's format.
+	RenderCohereChat(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// LoadAdapter has every replica of a pool load a LoRA adapter, or the one that x-kvpilot-pin names. The pool is
 	// that of the body's model, or the only one. The engines take it only when they were started to. The answer is
 	// the engines' own when all have loaded it, else the first refusal, with what became of the others.
 	LoadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// UnloadAdapter has every replica of a pool drop a LoRA adapter, or the one that x-kvpilot-pin names.
 	UnloadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
+	// Realtime is vLLM's /v1/realtime: a WebSocket between the client and one replica, chosen by load, whose bytes pass as
+	// they are. It needs the upgrade of an HTTP/1.1 connection to the REST door; over gRPC, over HTTP/2 and without an
+	// upgrade it is refused.
+	Realtime(ctx context.Context, in *RealtimeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// DerenderChatCompletions turns generated token ids into a chat answer, in vLLM's format.
 	DerenderChatCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// DerenderCompletions turns generated token ids into a completions answer, in vLLM's format.
@@ -519,9 +527,28 @@ func (c *inferenceServiceClient) CohereChat(ctx context.Context, in *httpbody.Ht
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_CohereChatClient = grpc.ServerStreamingClient[httpbody.HttpBody]
 
+func (c *inferenceServiceClient) RenderCohereChat(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[20], InferenceService_RenderCohereChat_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[httpbody.HttpBody, httpbody.HttpBody]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_RenderCohereChatClient = grpc.ServerStreamingClient[httpbody.HttpBody]
+
 func (c *inferenceServiceClient) LoadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[20], InferenceService_LoadAdapter_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[21], InferenceService_LoadAdapter_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -540,7 +567,7 @@ type InferenceService_LoadAdapterClient = grpc.ServerStreamingClient[httpbody.Ht
 
 func (c *inferenceServiceClient) UnloadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[21], InferenceService_UnloadAdapter_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[22], InferenceService_UnloadAdapter_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -557,9 +584,28 @@ func (c *inferenceServiceClient) UnloadAdapter(ctx context.Context, in *httpbody
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_UnloadAdapterClient = grpc.ServerStreamingClient[httpbody.HttpBody]
 
+func (c *inferenceServiceClient) Realtime(ctx context.Context, in *RealtimeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[23], InferenceService_Realtime_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RealtimeRequest, httpbody.HttpBody]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_RealtimeClient = grpc.ServerStreamingClient[httpbody.HttpBody]
+
 func (c *inferenceServiceClient) DerenderChatCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[22], InferenceService_DerenderChatCompletions_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[24], InferenceService_DerenderChatCompletions_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -578,7 +624,7 @@ type InferenceService_DerenderChatCompletionsClient = grpc.ServerStreamingClient
 
 func (c *inferenceServiceClient) DerenderCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[23], InferenceService_DerenderCompletions_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[25], InferenceService_DerenderCompletions_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -597,7 +643,7 @@ type InferenceService_DerenderCompletionsClient = grpc.ServerStreamingClient[htt
 
 func (c *inferenceServiceClient) TokenizeBody(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[24], InferenceService_TokenizeBody_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[26], InferenceService_TokenizeBody_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -616,7 +662,7 @@ type InferenceService_TokenizeBodyClient = grpc.ServerStreamingClient[httpbody.H
 
 func (c *inferenceServiceClient) DetokenizeBody(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[25], InferenceService_DetokenizeBody_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[27], InferenceService_DetokenizeBody_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -635,7 +681,7 @@ type InferenceService_DetokenizeBodyClient = grpc.ServerStreamingClient[httpbody
 
 func (c *inferenceServiceClient) RetrieveResponse(ctx context.Context, in *RetrieveResponseRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[26], InferenceService_RetrieveResponse_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[28], InferenceService_RetrieveResponse_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -654,7 +700,7 @@ type InferenceService_RetrieveResponseClient = grpc.ServerStreamingClient[httpbo
 
 func (c *inferenceServiceClient) CancelResponse(ctx context.Context, in *CancelResponseRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[27], InferenceService_CancelResponse_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[29], InferenceService_CancelResponse_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -693,7 +739,7 @@ func (c *inferenceServiceClient) GetModel(ctx context.Context, in *GetModelReque
 
 func (c *inferenceServiceClient) Forward(ctx context.Context, in *ForwardRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[28], InferenceService_Forward_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[30], InferenceService_Forward_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -761,12 +807,18 @@ type InferenceServiceServer interface {
 	RenderResponses(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// CohereChat is vLLM's /cohere/v2/chat, in Cohere's format. Requests are spread by load.
 	CohereChat(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
+	// RenderCohereChat returns the token ids that the engine would use for a chat in Cohere's format.
+	RenderCohereChat(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// LoadAdapter has every replica of a pool load a LoRA adapter, or the one that x-kvpilot-pin names. The pool is
 	// that of the body's model, or the only one. The engines take it only when they were started to. The answer is
 	// the engines' own when all have loaded it, else the first refusal, with what became of the others.
 	LoadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// UnloadAdapter has every replica of a pool drop a LoRA adapter, or the one that x-kvpilot-pin names.
 	UnloadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
+	// Realtime is vLLM's /v1/realtime: a WebSocket between the client and one replica, chosen by load, whose bytes pass as
+	// they are. It needs the upgrade of an HTTP/1.1 connection to the REST door; over gRPC, over HTTP/2 and without an
+	// upgrade it is refused.
+	Realtime(*RealtimeRequest, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// DerenderChatCompletions turns generated token ids into a chat answer, in vLLM's format.
 	DerenderChatCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// DerenderCompletions turns generated token ids into a completions answer, in vLLM's format.
@@ -856,11 +908,17 @@ func (UnimplementedInferenceServiceServer) RenderResponses(*httpbody.HttpBody, g
 func (UnimplementedInferenceServiceServer) CohereChat(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
 	return status.Error(codes.Unimplemented, "method CohereChat not implemented")
 }
+func (UnimplementedInferenceServiceServer) RenderCohereChat(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
+	return status.Error(codes.Unimplemented, "method RenderCohereChat not implemented")
+}
 func (UnimplementedInferenceServiceServer) LoadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
 	return status.Error(codes.Unimplemented, "method LoadAdapter not implemented")
 }
 func (UnimplementedInferenceServiceServer) UnloadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
 	return status.Error(codes.Unimplemented, "method UnloadAdapter not implemented")
+}
+func (UnimplementedInferenceServiceServer) Realtime(*RealtimeRequest, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
+	return status.Error(codes.Unimplemented, "method Realtime not implemented")
 }
 func (UnimplementedInferenceServiceServer) DerenderChatCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error {
 	return status.Error(codes.Unimplemented, "method DerenderChatCompletions not implemented")
@@ -1130,6 +1188,17 @@ func _InferenceService_CohereChat_Handler(srv interface{}, stream grpc.ServerStr
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_CohereChatServer = grpc.ServerStreamingServer[httpbody.HttpBody]
 
+func _InferenceService_RenderCohereChat_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(httpbody.HttpBody)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(InferenceServiceServer).RenderCohereChat(m, &grpc.GenericServerStream[httpbody.HttpBody, httpbody.HttpBody]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_RenderCohereChatServer = grpc.ServerStreamingServer[httpbody.HttpBody]
+
 func _InferenceService_LoadAdapter_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(httpbody.HttpBody)
 	if err := stream.RecvMsg(m); err != nil {
@@ -1151,6 +1220,17 @@ func _InferenceService_UnloadAdapter_Handler(srv interface{}, stream grpc.Server
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_UnloadAdapterServer = grpc.ServerStreamingServer[httpbody.HttpBody]
+
+func _InferenceService_Realtime_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(RealtimeRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(InferenceServiceServer).Realtime(m, &grpc.GenericServerStream[RealtimeRequest, httpbody.HttpBody]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_RealtimeServer = grpc.ServerStreamingServer[httpbody.HttpBody]
 
 func _InferenceService_DerenderChatCompletions_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(httpbody.HttpBody)
@@ -1383,6 +1463,11 @@ var InferenceService_ServiceDesc = grpc.ServiceDesc{
 			ServerStreams: true,
 		},
 		{
+			StreamName:    "RenderCohereChat",
+			Handler:       _InferenceService_RenderCohereChat_Handler,
+			ServerStreams: true,
+		},
+		{
 			StreamName:    "LoadAdapter",
 			Handler:       _InferenceService_LoadAdapter_Handler,
 			ServerStreams: true,
@@ -1390,6 +1475,11 @@ var InferenceService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "UnloadAdapter",
 			Handler:       _InferenceService_UnloadAdapter_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Realtime",
+			Handler:       _InferenceService_Realtime_Handler,
 			ServerStreams: true,
 		},
 		{
