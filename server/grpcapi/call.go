@@ -30,6 +30,7 @@ func (a *API) call(ctx context.Context, method, path string) (*router.Call, erro
 		c.Header, c.RequestID, c.Received, c.Tenant = h, inproc.RequestID(h), time.Now(), a.tenant(ctx)
 	}
 	c.Client = clientOf(ctx)
+	c.ShowOverlap = a.observes(ctx)
 	c.Route = openai.RouteOf(c.Path)
 	var err error
 	c.Options, err = a.options(c.Header)

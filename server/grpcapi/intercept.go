@@ -48,6 +48,9 @@ func (a *API) caller(ctx context.Context) *caller.Caller {
 // tenant owns what a call makes; empty when no credentials are asked for.
 func (a *API) tenant(ctx context.Context) string { return a.caller(ctx).Tenant }
 
+// observes reports whether the caller may see what belongs to others.
+func (a *API) observes(ctx context.Context) bool { return a.caller(ctx).May(caller.Observe) }
+
 // Unary runs around every unary call of both doors.
 func (a *API) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
 	m := a.methods[info.FullMethod]

@@ -31,6 +31,8 @@ func methodRoles() map[string]caller.Roles {
 		kvpilotv1.InferenceService_RenderMessages_FullMethodName:          caller.Infer,
 		kvpilotv1.InferenceService_RenderResponses_FullMethodName:         caller.Infer,
 		kvpilotv1.InferenceService_CohereChat_FullMethodName:              caller.Infer,
+		kvpilotv1.InferenceService_RenderCohereChat_FullMethodName:        caller.Infer,
+		kvpilotv1.InferenceService_Realtime_FullMethodName:                caller.Infer,
 		kvpilotv1.InferenceService_LoadAdapter_FullMethodName:             caller.Admin,
 		kvpilotv1.InferenceService_UnloadAdapter_FullMethodName:           caller.Admin,
 		kvpilotv1.InferenceService_DerenderChatCompletions_FullMethodName: caller.Infer,

@@ -131,7 +131,7 @@ func fullSize(said []string) int64 {
 // question is what every call of this service begins with.
 func (a *API) question(ctx context.Context) *router.Question {
 	h := headers(ctx)
-	q := &router.Question{Header: h, Tenant: a.tenant(ctx), Options: chooser.Options{PinnedRank: -1}}
+	q := &router.Question{Header: h, Tenant: a.tenant(ctx), ShowOverlap: a.observes(ctx), Options: chooser.Options{PinnedRank: -1}}
 	if e := inproc.FromContext(ctx); e != nil {
 		q.RequestID, q.Received = e.RequestID, e.Received
 	} else {

@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/apierror"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/decision"
+	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/openai"
 	"github.com/kvpilot/kvpilot/server/quota"
 	"github.com/kvpilot/kvpilot/server/registry"
@@ -189,7 +190,7 @@ func TestItem9RandomLivesAreSettledOnce(t *testing.T) {
 					}
 					answer, err := f.router.Choose(ctx, q)
 					if err == nil && q.Reserve && pick(3) > 0 {
-						f.chooser.Finish(answer.Decision.ID, answer.Decision.Attempt, chooser.Result{End: decision.End(1 + pick(4)), PromptTokens: pick(20) - 1, OutputTokens: pick(20) - 1, CachedTokens: -1})
+						f.chooser.Finish(load.Key{Tenant: tenant, ID: answer.Decision.ID, Attempt: uint32(answer.Decision.Attempt)}, chooser.Result{End: decision.End(1 + pick(4)), PromptTokens: pick(20) - 1, OutputTokens: pick(20) - 1, CachedTokens: -1})
 					}
 				} else {
 					call := chat("")
@@ -325,8 +326,8 @@ func TestAReservationIsSettledWhenItEnds(t *testing.T) {
 				if _, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Text: "y", Reserve: true}); reasonOf(err) != apierror.RateLimitExceeded {
 					t.Errorf("while it lives, another one: %v", err)
 				}
-				f.chooser.Finish(answer.Decision.ID, answer.Decision.Attempt, *c.result)
-				f.chooser.Finish(answer.Decision.ID, answer.Decision.Attempt, *c.result)
+				f.chooser.Finish(load.Key{ID: answer.Decision.ID, Attempt: uint32(answer.Decision.Attempt)}, *c.result)
+				f.chooser.Finish(load.Key{ID: answer.Decision.ID, Attempt: uint32(answer.Decision.Attempt)}, *c.result)
 			}
 			f.eventually("it is settled", func() bool {
 				a.mu.Lock()
