@@ -49,7 +49,7 @@ func newServeCommand(env []string, out, errOut io.Writer) *cobra.Command {
 				fmt.Fprintln(out, "the settings are good")
 				return nil
 			}
-			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Version: version()})
+			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Version: version(), Env: env})
 			if err != nil {
 				return err
 			}

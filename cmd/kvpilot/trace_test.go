@@ -211,6 +211,9 @@ func TestATraceHoldsEveryHop(t *testing.T) {
 		if _, ok := event(s, "kvpilot.first_token"); !ok {
 			t.Error("the proxy span has no first token")
 		}
+		if has := attributes(s.GetAttributes()); has["url.full"] != "http://"+has["server.address"]+":"+has["server.port"]+"/v1/chat/completions" {
+			t.Errorf("the proxy span says it called %q", has["url.full"])
+		}
 		if attributes(s.GetAttributes())["gen_ai.response.time_to_first_chunk"] == "" {
 			t.Error("the proxy span does not say when the first token came")
 		}
