@@ -126,7 +126,7 @@ func (p *parts) replicaIDs() []replica.ID {
 }
 
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
-	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters()})
+	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainReads: !c.Listen.RawSockets})
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
 	p.router, err = router.New(c.Router, router.Params{
 		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser,

@@ -192,11 +192,19 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 		}
 		*d.at = listener.Addr().String()
 		s.guardListener(d.setting, listener.Addr())
-		listener = netutil.LimitListener(socket.Listener(listener), maxConnections(s.config.Listen))
+		listener = netutil.LimitListener(quick(s.config.Listen, listener), maxConnections(s.config.Listen))
 		if d.secure != nil {
 			listener = tls.NewListener(listener, d.secure)
 		}
 		doors = append(doors, d.open(listener))
 	}
 	return doors, at, nil
+}
+
+// quick gives a door's connections writes that keep the processor, unless the operator turned that off.
+func quick(c config.Listen, l net.Listener) net.Listener {
+	if !c.RawSockets {
+		return l
+	}
+	return socket.Listener(l)
 }

@@ -12,10 +12,10 @@ import (
 // plan is the context in which the SDK begins a span: it carries the ids that the span gets, which may have
 // been announced to a replica long before, and what was decided about its trace.
 type plan struct {
-	context.Context
-	trace  trace.TraceID
-	span   trace.SpanID
-	result sdktrace.SamplingResult
+	context.Context //nolint:containedctx // it is a context itself
+	trace           trace.TraceID
+	span            trace.SpanID
+	result          sdktrace.SamplingResult
 }
 
 type planKey struct{}

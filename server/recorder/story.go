@@ -27,8 +27,8 @@ type Story interface {
 // Story's until Draw returns.
 type Canvas struct {
 	span    *Span
-	plan    plan // of the next part
-	below   context.Context
+	plan    plan                 // of the next part
+	below   context.Context      //nolint:containedctx // of the drawing of one story
 	attrs   []attribute.KeyValue // of the next part, copied, so that a story's lists stay on its stack
 	options [2]trace.SpanStartOption
 	to      []sdktrace.ReadOnlySpan
