@@ -44,6 +44,10 @@ breaking: .deps ## fail when the contract breaks callers of the branch BASE (mai
 
 LINT := $(GO) tool -modfile=tools/lint/go.mod
 
+.PHONY: tidy-check
+tidy-check: ## fail when go.mod or go.sum of a module differs from what go mod tidy makes
+	@for mod in $$(git ls-files '*go.mod'); do (cd "$$(dirname "$$mod")" && $(GO) mod tidy -diff) || { echo "$$mod: run go mod tidy there"; exit 1; }; done
+
 .PHONY: lint vulncheck bench-smoke check
 lint: ## run the linters
 	$(LINT) golangci-lint run ./...
@@ -126,9 +130,8 @@ quality-check: ## fail when the default policy loses its lead on shortened trace
 
 .PHONY: test-console
 test-console: build ## use the console in a headless Chromium (Debian package chromium); pictures go to .cache/screenshots
-	@$(GO) mod download -modfile=test/console/console.mod >/dev/null 2>&1 || { echo 'SKIPPED: chromedp cannot be downloaded here'; exit 0; }; \
-	CONSOLE_BINARY="$$PWD/bin/kvpilot" CONSOLE_PICTURES="$$PWD/.cache/screenshots" \
-	$(GO) test -modfile=test/console/console.mod -tags console -count=1 -timeout 900s -v ./test/console
+	@$(GO) -C test/console mod download >/dev/null 2>&1 || { echo 'SKIPPED: chromedp cannot be downloaded here'; exit 0; }; \
+	CONSOLE_BINARY="$$PWD/bin/kvpilot" CONSOLE_PICTURES="$$PWD/.cache/screenshots" $(GO) -C test/console test -count=1 -timeout 900s -v .
 
 ROUTERS ?=
 .PHONY: bench-routers
