@@ -18,16 +18,16 @@ type record struct {
 	first    Span
 
 	mu      sync.Mutex
-	begun   int     // guarded by mu: spans
-	ended   []*Span // guarded by mu: spans below the first one
-	stories []told  // guarded by mu
-	failed  bool    // guarded by mu
-	over    bool    // guarded by mu: the first span has ended
-	kept    bool    // guarded by mu; set with over
+	begun   int         // guarded by mu: spans
+	ended   []*Span     // guarded by mu: spans below the first one
+	stories []leftStory // guarded by mu
+	failed  bool        // guarded by mu
+	over    bool        // guarded by mu: the first span has ended
+	kept    bool        // guarded by mu; set with over
 }
 
-// told is a story and the span that it was left with.
-type told struct {
+// leftStory is a story and the span that it was left with.
+type leftStory struct {
 	span  *Span
 	story Story
 }
@@ -88,7 +88,7 @@ func (r *record) end(s *Span, at time.Time) {
 // one goroutine at a time.
 type Trace struct {
 	ended   []*Span // the first one of a whole trace comes last
-	stories []told
+	stories []leftStory
 	left    int // how many more spans there may be
 	spans   []sdktrace.ReadOnlySpan
 }
@@ -105,24 +105,24 @@ func (t *Trace) Spans() []sdktrace.ReadOnlySpan {
 	for _, s := range t.ended[:below] {
 		c.finish(s)
 	}
-	t.tell(c)
+	t.drawStories(c)
 	c.finish(t.ended[below])
 	t.ended, t.spans = nil, c.to
 	return t.spans
 }
 
-// tell draws the stories and gives them back.
-func (t *Trace) tell(c *Canvas) {
+// drawStories draws the stories and frees them.
+func (t *Trace) drawStories(c *Canvas) {
 	for i, st := range t.stories {
 		c.on(st.span)
 		st.story.Draw(c)
 		st.story.Free()
-		t.stories[i] = told{}
+		t.stories[i] = leftStory{}
 	}
 	t.stories = nil
 }
 
-// Drop gives the stories back without drawing them. The trace is not used any more.
+// Drop frees the stories without drawing them. The trace is not used any more.
 func (t *Trace) Drop() {
 	for _, st := range t.stories {
 		st.story.Free()
@@ -130,7 +130,7 @@ func (t *Trace) Drop() {
 	*t = Trace{}
 }
 
-// Lose is Drop for a trace that was to be kept: it tells how many spans are lost.
+// Lose is Drop for a trace that was to be kept. It returns the number of spans that are lost.
 func (t *Trace) Lose() int {
 	if t.ended == nil {
 		return len(t.spans)
@@ -138,7 +138,7 @@ func (t *Trace) Lose() int {
 	c := newCanvas(t.left)
 	defer c.free()
 	c.counts = true
-	t.tell(c)
+	t.drawStories(c)
 	lost := len(t.ended) + t.left - c.left
 	*t = Trace{}
 	return lost

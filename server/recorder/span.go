@@ -92,7 +92,7 @@ func (s *Span) Leave(st Story, failed bool) {
 	late := s.over.Load() || r.over || len(r.stories) == maxSpansPerTrace
 	if !late {
 		r.failed = r.failed || failed
-		r.stories = append(r.stories, told{s, st})
+		r.stories = append(r.stories, leftStory{s, st})
 	}
 	r.mu.Unlock()
 	if late {

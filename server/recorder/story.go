@@ -11,8 +11,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Story is what a part of kvpilot knows of its work on a request when that is over. The spans that tell it
-// are drawn later, and only when the trace is kept: many stories are drawn one after the other, when
+// Story is what a part of kvpilot knows of its work on a request when that is over. Its spans are
+// drawn later, and only when the trace is kept: many stories are drawn one after the other, when
 // the code and the words that this takes are in the processor's caches, which on a request's own way
 // they never are.
 type Story interface {
