@@ -106,6 +106,7 @@ func (t *Trace) Spans() []sdktrace.ReadOnlySpan {
 		c.finish(s)
 	}
 	t.drawStories(c)
+	c.flush()
 	c.finish(t.ended[below])
 	t.ended, t.spans = nil, c.to
 	return t.spans

@@ -30,6 +30,7 @@ type Canvas struct {
 	plan    plan                 // of the next part
 	below   context.Context      //nolint:containedctx // of the drawing of one story
 	attrs   []attribute.KeyValue // of the next part, copied, so that a story's lists stay on its stack
+	sets    []attribute.KeyValue // on the span, until they are handed to it
 	options [2]trace.SpanStartOption
 	to      []sdktrace.ReadOnlySpan
 	left    int  // how many more spans there may be
@@ -37,7 +38,9 @@ type Canvas struct {
 }
 
 // canvases are used again, one after the other.
-var canvases = sync.Pool{New: func() any { return &Canvas{attrs: make([]attribute.KeyValue, 0, 32)} }}
+var canvases = sync.Pool{New: func() any {
+	return &Canvas{attrs: make([]attribute.KeyValue, 0, 32), sets: make([]attribute.KeyValue, 0, 32)}
+}}
 
 // newCanvas makes a canvas with place for some more spans.
 func newCanvas(left int) *Canvas {
@@ -49,7 +52,8 @@ func newCanvas(left int) *Canvas {
 // free gives the canvas back.
 func (c *Canvas) free() {
 	clear(c.attrs[:cap(c.attrs)])
-	*c = Canvas{attrs: c.attrs[:0]}
+	clear(c.sets[:cap(c.sets)])
+	*c = Canvas{attrs: c.attrs[:0], sets: c.sets[:0]}
 	canvases.Put(c)
 }
 
@@ -79,6 +83,10 @@ type Event struct {
 
 // on turns the canvas to another span.
 func (c *Canvas) on(s *Span) {
+	if c.span == s {
+		return
+	}
+	c.flush()
 	c.span = s
 	if !c.counts {
 		c.below = trace.ContextWithSpan(context.Background(), s)
@@ -89,8 +97,15 @@ func (c *Canvas) on(s *Span) {
 // Set puts attributes on the span.
 func (c *Canvas) Set(list ...attribute.KeyValue) {
 	if !c.counts {
-		c.attrs = append(c.attrs[:0], list...)
-		c.span.ReadWriteSpan.SetAttributes(c.attrs...)
+		c.sets = append(c.sets, list...)
+	}
+}
+
+// flush hands what was set on the span to the SDK, all at once: its list grows only once then.
+func (c *Canvas) flush() {
+	if len(c.sets) > 0 {
+		c.span.ReadWriteSpan.SetAttributes(c.sets...)
+		c.sets = c.sets[:0]
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
 
 	"github.com/kvpilot/kvpilot/server/recorder"
 )
@@ -29,6 +30,7 @@ const (
 	exportBatch   = 2048 // spans per call: those of some 170 requests
 	exportEvery   = time.Second
 	exportTimeout = 10 * time.Second
+	writeBuffer   = 256 << 10
 )
 
 // exporters makes what the settings and OTEL_* say spans go to. Exporters dial when there is something to
@@ -66,7 +68,10 @@ func otlpExporter(ctx context.Context, c Traces) (sdktrace.SpanExporter, error) 
 		}
 		return otlptracehttp.New(ctx, options...)
 	}
-	options := []otlptracegrpc.Option{otlptracegrpc.WithEndpoint(c.Endpoint)}
+	options := []otlptracegrpc.Option{
+		otlptracegrpc.WithEndpoint(c.Endpoint),
+		otlptracegrpc.WithDialOption(grpc.WithWriteBufferSize(writeBuffer)), // a batch is few system calls
+	}
 	if c.Insecure {
 		options = append(options, otlptracegrpc.WithInsecure())
 	}
