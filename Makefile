@@ -1,11 +1,14 @@
 GO ?= go
 
-.PHONY: help build test
+.PHONY: help build build-bench test
 help: ## list the targets
 	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 24
 
 build: ## build the static binary into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace -ldflags='-s -w' -o bin/kvpilot ./cmd/kvpilot
+
+build-bench: ## build the benchmarks into bin/, as the router is built
+	CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace -ldflags='-s -w' -o bin/kvpilot-bench ./cmd/kvpilot-bench
 
 test: ## run all tests with the race detector
 	$(GO) test -race -timeout 600s ./...
@@ -41,6 +44,10 @@ breaking: .deps ## fail when the contract breaks callers of the branch BASE (mai
 
 LINT := $(GO) tool -modfile=tools/lint/go.mod
 
+.PHONY: tidy-check
+tidy-check: ## fail when go.mod or go.sum of a module differs from what go mod tidy makes
+	@for mod in $$(git ls-files '*go.mod'); do (cd "$$(dirname "$$mod")" && $(GO) mod tidy -diff) || { echo "$$mod: run go mod tidy there"; exit 1; }; done
+
 .PHONY: lint vulncheck bench-smoke check
 lint: ## run the linters
 	$(LINT) golangci-lint run ./...
@@ -65,11 +72,11 @@ test-nginx: ## run deploy/nginx with a real nginx and njs, when both are install
 conformance: ## compare the official SDKs' answers through kvpilot and from a replica directly
 	$(GO) test -count=1 -timeout 600s -v ./test/conformance
 
-bench-stream: build ## kvpilot against httputil.ReverseProxy, as processes of their own
-	bin/kvpilot bench stream --json
+bench-stream: build-bench ## kvpilot against httputil.ReverseProxy, as processes of their own
+	bin/kvpilot-bench stream --json
 
-bench-proxies: build ## kvpilot, httputil.ReverseProxy, nginx and HAProxy in front of the same upstream
-	bin/kvpilot bench stream --subjects reverseproxy,kvpilot,nginx,haproxy,direct --cases stream-64,stream-512,small-request,large-request,idle
+bench-proxies: build-bench ## kvpilot, httputil.ReverseProxy, nginx and HAProxy in front of the same upstream
+	bin/kvpilot-bench stream --subjects reverseproxy,kvpilot,nginx,haproxy,direct --cases stream-64,stream-512,small-request,large-request,idle
 
 .PHONY: chaos
 chaos: build ## hang, stop and kill simulated replicas behind a running router, with real signals and time (four minutes)
@@ -123,9 +130,8 @@ quality-check: ## fail when the default policy loses its lead on shortened trace
 
 .PHONY: test-console
 test-console: build ## use the console in a headless Chromium (Debian package chromium); pictures go to .cache/screenshots
-	@$(GO) mod download -modfile=test/console/console.mod >/dev/null 2>&1 || { echo 'SKIPPED: chromedp cannot be downloaded here'; exit 0; }; \
-	CONSOLE_BINARY="$$PWD/bin/kvpilot" CONSOLE_PICTURES="$$PWD/.cache/screenshots" \
-	$(GO) test -modfile=test/console/console.mod -tags console -count=1 -timeout 900s -v ./test/console
+	@$(GO) -C test/console mod download >/dev/null 2>&1 || { echo 'SKIPPED: chromedp cannot be downloaded here'; exit 0; }; \
+	CONSOLE_BINARY="$$PWD/bin/kvpilot" CONSOLE_PICTURES="$$PWD/.cache/screenshots" $(GO) -C test/console test -count=1 -timeout 900s -v .
 
 ROUTERS ?=
 .PHONY: bench-routers

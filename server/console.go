@@ -1,17 +1,17 @@
 package server
 
 import (
+	"cmp"
 	"context"
-	"encoding/hex"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 
 	"github.com/kvpilot/kvpilot/server/admin/console"
 	"github.com/kvpilot/kvpilot/server/chooser"
@@ -21,7 +21,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/kvevents"
 	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/openai"
-	"github.com/kvpilot/kvpilot/server/recorder"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/router"
 	"github.com/kvpilot/kvpilot/server/span"
@@ -167,16 +166,16 @@ func (c *consoleSource) Traces() []console.Trace { return c.traces.list() }
 // traceRing keeps the spans of the last requests for the console's waterfall.
 type traceRing struct {
 	mu   sync.Mutex
-	ring [24]*recorder.Trace // guarded by mu
-	next int                 // guarded by mu
+	ring [24][]sdktrace.ReadOnlySpan // guarded by mu
+	next int                         // guarded by mu
 }
 
-func (r *traceRing) add(t *recorder.Trace) {
-	if t.Len() < 2 {
+func (r *traceRing) add(spans []sdktrace.ReadOnlySpan) {
+	if len(spans) < 2 {
 		return // nothing to draw
 	}
 	r.mu.Lock()
-	r.ring[r.next%len(r.ring)] = t
+	r.ring[r.next%len(r.ring)] = spans
 	r.next++
 	r.mu.Unlock()
 }
@@ -187,70 +186,51 @@ func (r *traceRing) list() []console.Trace {
 	r.mu.Unlock()
 	list := []console.Trace{}
 	for i := range len(ring) {
-		if t := ring[(next-1-i+2*len(ring))%len(ring)]; t != nil {
-			list = append(list, drawn(t.Spans()))
+		if spans := ring[(next-1-i+2*len(ring))%len(ring)]; spans != nil {
+			list = append(list, drawn(spans))
 		}
 	}
 	return list
 }
 
 // drawn turns spans into what the waterfall needs. The first local span ended last.
-func drawn(spans []*tracepb.Span) console.Trace {
+func drawn(spans []sdktrace.ReadOnlySpan) console.Trace {
 	root := spans[len(spans)-1]
-	began := root.GetStartTimeUnixNano()
-	since := func(at uint64) time.Duration { return time.Duration(at - began) } //nolint:gosec // years at most
+	began := root.StartTime()
 	t := console.Trace{
-		ID: hex.EncodeToString(root.GetTraceId()), Name: root.GetName(),
-		At: time.Unix(0, int64(began)), Duration: millis(since(root.GetEndTimeUnixNano())), //nolint:gosec // before the year 2262
+		ID: root.SpanContext().TraceID().String(), Name: root.Name(),
+		At: began, Duration: millis(root.EndTime().Sub(began)),
 	}
 	for _, s := range spans {
 		out := console.Span{
-			ID: hex.EncodeToString(s.GetSpanId()), Parent: hex.EncodeToString(s.GetParentSpanId()), Name: s.GetName(),
-			Start: millis(since(s.GetStartTimeUnixNano())), Duration: millis(since(s.GetEndTimeUnixNano()) - since(s.GetStartTimeUnixNano())),
-			Failed: s.GetStatus().GetCode() == tracepb.Status_STATUS_CODE_ERROR, Attributes: map[string]string{},
+			ID: s.SpanContext().SpanID().String(), Name: s.Name(),
+			Start: millis(s.StartTime().Sub(began)), Duration: millis(s.EndTime().Sub(s.StartTime())),
+			Failed: s.Status().Code == codes.Error, Attributes: map[string]string{},
 		}
-		for _, a := range s.GetAttributes() {
-			out.Attributes[a.GetKey()] = text(a.GetValue())
+		if s.Parent().IsValid() {
+			out.Parent = s.Parent().SpanID().String()
 		}
-		for _, e := range s.GetEvents() {
-			name := e.GetName()
-			for _, a := range e.GetAttributes() {
-				name += " " + text(a.GetValue())
+		for _, a := range s.Attributes() {
+			out.Attributes[string(a.Key)] = text(a.Value)
+		}
+		for _, e := range s.Events() {
+			name := e.Name
+			for _, a := range e.Attributes {
+				name += " " + text(a.Value)
 			}
-			out.Events = append(out.Events, console.Event{Name: name, At: millis(since(e.GetTimeUnixNano()))})
+			out.Events = append(out.Events, console.Event{Name: name, At: millis(e.Time.Sub(began))})
 		}
 		t.Failed = t.Failed || out.Failed
 		t.Spans = append(t.Spans, out)
 	}
-	slices.SortStableFunc(t.Spans, func(a, b console.Span) int {
-		switch {
-		case a.Start < b.Start:
-			return -1
-		case a.Start > b.Start:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(t.Spans, func(a, b console.Span) int { return cmp.Compare(a.Start, b.Start) })
 	return t
 }
 
 // text is an attribute's value for people.
-func text(v *commonpb.AnyValue) string {
-	switch v := v.GetValue().(type) {
-	case *commonpb.AnyValue_StringValue:
-		return v.StringValue
-	case *commonpb.AnyValue_IntValue:
-		return strconv.FormatInt(v.IntValue, 10)
-	case *commonpb.AnyValue_DoubleValue:
-		return strconv.FormatFloat(v.DoubleValue, 'g', -1, 64)
-	case *commonpb.AnyValue_BoolValue:
-		return strconv.FormatBool(v.BoolValue)
-	case *commonpb.AnyValue_ArrayValue:
-		var list []string
-		for _, x := range v.ArrayValue.GetValues() {
-			list = append(list, text(x))
-		}
-		return strings.Join(list, ", ")
+func text(v attribute.Value) string {
+	if v.Type() == attribute.STRINGSLICE {
+		return strings.Join(v.AsStringSlice(), ", ")
 	}
-	return ""
+	return v.String()
 }

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/kvpilot/kvpilot/server/admin/console"
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/config"
@@ -19,6 +21,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/registry"
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/router"
+	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/telemetry"
 	"github.com/kvpilot/kvpilot/server/tokenizer"
 	"github.com/kvpilot/kvpilot/server/upstream"
@@ -128,8 +131,8 @@ func (p *parts) replicaIDs() []replica.ID {
 }
 
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
-	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters()})
-	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokenizer")})
+	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainReads: !c.Listen.RawSockets})
+	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
 	p.router, err = router.New(c.Router, router.Params{
 		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser,
 		Upstream: p.upstream, Breaker: p.breaker, Budget: upstream.NewBudget(c.Upstream.Retry, nil), Pins: upstream.NewPins(c.Upstream.Pins, nil),

@@ -11,11 +11,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/net/netutil"
 
 	"github.com/kvpilot/kvpilot/server/admin/console"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/socket"
+	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/telemetry"
 )
 
@@ -30,6 +32,8 @@ type Params struct {
 	LogTo io.Writer
 	// Version is shown to operators and put on spans.
 	Version string
+	// Env is the environment in os.Environ's form; OpenTelemetry's OTEL_* are looked for in it.
+	Env []string
 	// Listeners replace the configured addresses, for tests and demos.
 	Listeners Listeners
 	// OnServing is told the addresses once every door is open.
@@ -64,7 +68,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 		host = "unknown" // a name for spans; nothing depends on it
 	}
 	traces := &traceRing{}
-	tp := telemetry.Params{LogTo: p.LogTo, Version: p.Version, Instance: fmt.Sprintf("%s/%d", host, os.Getpid())}
+	tp := telemetry.Params{LogTo: p.LogTo, Version: p.Version, Instance: fmt.Sprintf("%s/%d", host, os.Getpid()), Env: p.Env}
 	if c.Admin.Console {
 		tp.Shown = traces.add
 	}
@@ -79,7 +83,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	source := &consoleSource{
 		parts: s.parts, version: p.Version, began: time.Now(), ready: s.ready, traces: traces,
 		policy: console.Policy{Name: string(c.Chooser.Policy), Shadow: string(c.Chooser.Shadow)},
-		tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server"),
+		tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server", trace.WithSchemaURL(span.SchemaURL)),
 	}
 	if s.surfaces, err = newSurfaces(c, t, s.parts, source, p.LogTo); err != nil {
 		return nil, err
@@ -192,11 +196,19 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 		}
 		*d.at = listener.Addr().String()
 		s.guardListener(d.setting, listener.Addr())
-		listener = netutil.LimitListener(socket.Listener(listener), maxConnections(s.config.Listen))
+		listener = netutil.LimitListener(quick(s.config.Listen, listener), maxConnections(s.config.Listen))
 		if d.secure != nil {
 			listener = tls.NewListener(listener, d.secure)
 		}
 		doors = append(doors, d.open(listener))
 	}
 	return doors, at, nil
+}
+
+// quick gives a door's connections writes that keep the processor, unless the operator turned that off.
+func quick(c config.Listen, l net.Listener) net.Listener {
+	if !c.RawSockets {
+		return l
+	}
+	return socket.Listener(l)
 }

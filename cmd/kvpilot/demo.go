@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvpilot/kvpilot/cmd/internal/serve"
 	"github.com/kvpilot/kvpilot/internal/loadgen"
 	"github.com/kvpilot/kvpilot/server"
 	"github.com/kvpilot/kvpilot/server/config"
@@ -101,7 +102,7 @@ func (d *demo) run(ctx context.Context) error {
 		return err
 	}
 	serving := make(chan server.Addresses, 1)
-	s, err := server.New(ctx, c, server.Params{LogTo: d.log, Version: version(), OnServing: func(a server.Addresses) { serving <- a }})
+	s, err := server.New(ctx, c, server.Params{LogTo: d.log, Version: serve.Version(), OnServing: func(a server.Addresses) { serving <- a }})
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/server/span"
 )
 
 // collector receives spans over OTLP as Jaeger does, and keeps them.
@@ -164,6 +165,11 @@ func TestATraceHoldsEveryHop(t *testing.T) {
 		t.Fatalf("status %d: %s", a.status, a.body)
 	}
 	got := f.traceOf(c, id)
+	c.mu.Lock()
+	if !strings.Contains(c.raw.String(), span.SchemaURL) {
+		t.Errorf("no scope names the schema %s", span.SchemaURL)
+	}
+	c.mu.Unlock()
 	const root = "POST /v1/chat/completions"
 	below := map[string]string{root: "client"}
 	for _, name := range []string{"admit", "read", "tokenize", "score", "choose", "proxy", "release"} {
@@ -211,6 +217,9 @@ func TestATraceHoldsEveryHop(t *testing.T) {
 		if _, ok := event(s, "kvpilot.first_token"); !ok {
 			t.Error("the proxy span has no first token")
 		}
+		if has := attributes(s.GetAttributes()); has["url.full"] != "http://"+has["server.address"]+":"+has["server.port"]+"/v1/chat/completions" {
+			t.Errorf("the proxy span says it called %q", has["url.full"])
+		}
 		if attributes(s.GetAttributes())["gen_ai.response.time_to_first_chunk"] == "" {
 			t.Error("the proxy span does not say when the first token came")
 		}
@@ -218,6 +227,26 @@ func TestATraceHoldsEveryHop(t *testing.T) {
 	if t.Failed() {
 		t.Logf("the trace:\n%s", got)
 	}
+}
+
+func TestTheReplicaIsBelowTheSpanOfItsAttempt(t *testing.T) {
+	c, args := startCollector(t)
+	f := startFleet(t, fleetOptions{replicas: 1, args: args})
+	id, header := newTrace(2)
+	if a := f.post("/v1/chat/completions", conversation("below", 1, ""), "traceparent", header); a.status != http.StatusOK {
+		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	proxy := f.traceOf(c, id).named("kvpilot.proxy")
+	if len(proxy) != 1 {
+		t.Fatalf("%d attempts", len(proxy))
+	}
+	want := "00-" + id + "-" + hex.EncodeToString(proxy[0].GetSpanId()) + "-01"
+	for _, r := range f.engines[0].Requests() {
+		if r.Path == "/v1/chat/completions" && r.Traceparent == want {
+			return
+		}
+	}
+	t.Errorf("the replica did not get %s: %+v", want, f.engines[0].Requests())
 }
 
 func TestAttemptsStandSideBySide(t *testing.T) {

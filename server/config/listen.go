@@ -46,6 +46,9 @@ type Listen struct {
 	// MaxConnections bounds the connections of each of the three doors; further ones wait to be accepted.
 	// Zero: a quarter of the files that the process may open, so that as many are left for replicas.
 	MaxConnections int `yaml:"max_connections"`
+	// RawSockets reads from replicas and writes to clients with system calls that Go's scheduler does not know of, on
+	// Linux: a busy router then wakes fewer threads. Turn it off to rule these calls out when you look for a fault.
+	RawSockets bool `yaml:"raw_sockets"`
 	// DrainDelay is the time between saying not ready and not accepting, so that balancers notice.
 	DrainDelay time.Duration `yaml:"drain_delay"`
 	// DrainTimeout bounds how long streams may go on after that.
@@ -56,7 +59,7 @@ type Listen struct {
 func DefaultListen() Listen {
 	return Listen{
 		HTTP: "127.0.0.1:8080", GRPC: "127.0.0.1:9090", Admin: "127.0.0.1:9091",
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, MaxStreams: 256,
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, MaxStreams: 256, RawSockets: true,
 		DrainTimeout: 30 * time.Second, ClientAuth: AuthOptional, AdminClientAuth: AuthOptional,
 	}
 }

@@ -16,6 +16,7 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/caller"
 	"github.com/kvpilot/kvpilot/server/guard"
+	"github.com/kvpilot/kvpilot/server/span"
 )
 
 // Params are what a Gateway works with. Conn is required.
@@ -78,7 +79,7 @@ func New(c Config, p Params) (*Gateway, error) {
 	if p.Tracer == nil {
 		p.Tracer = noop.NewTracerProvider()
 	}
-	g.tracer = p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/gateway")
+	g.tracer = p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/gateway", trace.WithSchemaURL(span.SchemaURL))
 	var err error
 	if g.crossOrigin, err = newCrossOrigin(c.AllowOrigins); err != nil {
 		return nil, err

@@ -1,7 +1,6 @@
 package gateway_test
 
 import (
-	"encoding/hex"
 	"io"
 	"net"
 	"net/http"
@@ -12,11 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/genproto/googleapis/api/httpbody"
 
 	"github.com/kvpilot/kvpilot/server/apierror"
@@ -26,7 +25,7 @@ import (
 )
 
 func TestEachRequestLeavesASpanAndACount(t *testing.T) {
-	var ended []*tracepb.Span
+	var ended []sdktrace.ReadOnlySpan
 	var mu sync.Mutex
 	counts := metric.NewManualReader()
 	url := start(t, &services{chat: func(e *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
@@ -70,23 +69,23 @@ func TestEachRequestLeavesASpanAndACount(t *testing.T) {
 		t.Fatalf("%d spans, want %d", len(ended), len(want))
 	}
 	for i, s := range ended {
-		attrs := map[string]*commonpb.AnyValue{}
-		for _, a := range s.GetAttributes() {
-			attrs[a.GetKey()] = a.GetValue()
-			if strings.Contains(a.GetValue().String(), "secret") {
-				t.Errorf("span %d shows the query: %s", i, a.GetKey())
+		attrs := map[string]attribute.Value{}
+		for _, a := range s.Attributes() {
+			attrs[string(a.Key)] = a.Value
+			if strings.Contains(a.Value.String(), "secret") {
+				t.Errorf("span %d shows the query: %s", i, a.Key)
 			}
 		}
-		route, status := attrs["http.route"].GetStringValue(), attrs["http.response.status_code"].GetIntValue()
-		if s.GetName() != want[i].name || route != want[i].route || status != want[i].status {
-			t.Errorf("span %d: %q, route %q, status %d", i, s.GetName(), route, status)
+		route, status := attrs["http.route"].AsString(), attrs["http.response.status_code"].AsInt64()
+		if s.Name() != want[i].name || route != want[i].route || status != want[i].status {
+			t.Errorf("span %d: %q, route %q, status %d", i, s.Name(), route, status)
 		}
-		if failed := s.GetStatus().GetCode() == tracepb.Status_STATUS_CODE_ERROR; failed != (want[i].status == 502) {
+		if failed := s.Status().Code == codes.Error; failed != (want[i].status == 502) {
 			t.Errorf("span %d: failed %t", i, failed)
 		}
 	}
-	if got := hex.EncodeToString(ended[0].GetTraceId()); got != trace || hex.EncodeToString(ended[0].GetParentSpanId()) != "b7ad6b7169203331" {
-		t.Errorf("trace %s, parent %x: the client's context is lost", got, ended[0].GetParentSpanId())
+	if got, parent := ended[0].SpanContext().TraceID().String(), ended[0].Parent().SpanID().String(); got != trace || parent != "b7ad6b7169203331" {
+		t.Errorf("trace %s, parent %s: the client's context is lost", got, parent)
 	}
 	var all metricdata.ResourceMetrics
 	if err := counts.Collect(t.Context(), &all); err != nil {

@@ -5,69 +5,49 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/trace"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
-
-// usualSpans are the children of a request that are begun and not drawn.
-const usualSpans = 3
 
 // record is a trace as far as this process has a part in it.
 type record struct {
 	recorder *Recorder
-	id       trace.TraceID
-	flags    trace.TraceFlags
-	state    trace.TraceState
-	began    time.Time // spans count their times from here
-	unix     int64     // the same in nanoseconds
-	chosen   bool      // by the sampler
+	began    time.Time               // spans count their times from here
+	result   sdktrace.SamplingResult // for all its spans
+	chosen   bool                    // by the sampler
 	shown    bool
+	first    Span
 
 	mu      sync.Mutex
-	first   Span              // guarded by mu until it is over, as all spans; then by who has the Trace
-	others  []Span            // guarded by mu; never grown, for spans must stay where they are
-	begun   int               // guarded by mu
-	open    int               // guarded by mu: spans that have not ended
-	slab    *slab             // guarded by mu: what the bodies of open spans are cut from; nil when none has one
-	out     *Trace            // guarded by mu: the spans that have ended; nil when none has, and when the first one has
-	stories [maxStories]Story // guarded by mu until the first span is over; then by who has the Trace
-	told    int               // of them
-	failed  bool              // guarded by mu
-	over    bool              // guarded by mu: the first span has ended
-	kept    bool              // guarded by mu; set with over
+	begun   int         // guarded by mu: spans
+	ended   []*Span     // guarded by mu: spans below the first one
+	stories []leftStory // guarded by mu
+	failed  bool        // guarded by mu
+	over    bool        // guarded by mu: the first span has ended
+	kept    bool        // guarded by mu; set with over
 }
 
-// child begins a span below another one; nil when there are too many.
-func (r *record) child(parent *Span, sc *scope, name string, kind trace.SpanKind, at time.Time) *Span {
-	if at.IsZero() {
-		at = time.Now()
-	}
+// leftStory is a story and the span that it was left with.
+type leftStory struct {
+	span  *Span
+	story Story
+}
+
+// admit counts a span that begins, unless there are too many.
+func (r *record) admit() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.begun == maxSpansPerTrace {
-		return nil
+		return false
 	}
-	if len(r.others) == cap(r.others) {
-		r.others = make([]Span, 0, usualSpans)
-	}
-	r.others = r.others[:len(r.others)+1]
-	s := &r.others[len(r.others)-1]
-	r.begin(s, sc, name, kind, at)
-	s.parent = parent.id
-	return s
-}
-
-// begin fills a span in; mu is held.
-func (r *record) begin(s *Span, sc *scope, name string, kind trace.SpanKind, at time.Time) {
 	r.begun++
-	r.open++
-	s.id, s.record, s.scope, s.name, s.kind = NewSpanID(), r, sc, name, trace.ValidateSpanKind(kind)
-	s.start = r.nanos(at)
+	return true
 }
 
-// nanos is a moment as OTLP writes it. Differences are those of the monotonic clock.
-func (r *record) nanos(at time.Time) int64 { return r.unix + int64(at.Sub(r.began)) }
+// moment is a time as the trace's spans have it. Differences are those of the monotonic clock.
+func (r *record) moment(at time.Time) time.Time { return r.began.Add(at.Sub(r.began)) }
 
-// end ends a span; with the first one the trace is over, and what becomes of it is decided.
+// end ends a span; with the first one the trace is over, and what becomes of it is decided. A span that
+// ends after its trace makes a Trace of its own, or nothing when the trace was not kept.
 func (r *record) end(s *Span, at time.Time) {
 	r.mu.Lock()
 	if s.over.Load() {
@@ -75,136 +55,103 @@ func (r *record) end(s *Span, at time.Time) {
 		return
 	}
 	s.over.Store(true)
-	s.stop = r.nanos(at)
-	r.open--
-	r.failed = r.failed || s.code == codes.Error
+	s.stop = r.moment(at)
+	r.failed = r.failed || s.Status().Code == codes.Error
 	if s != &r.first {
-		late := r.write(s)
+		late := r.over && r.kept
+		if !r.over {
+			r.ended = append(r.ended, s)
+		}
 		r.mu.Unlock()
-		if late != nil {
-			r.recorder.Keep(late)
+		if late {
+			r.recorder.Keep(&Trace{ended: []*Span{s}})
 		}
 		return
 	}
 	slow := r.recorder.Slow
-	r.over, r.kept = true, r.chosen || r.failed || slow > 0 && s.stop-s.start >= int64(slow)
-	kept, whole := r.kept, r.out
-	r.out = nil
+	kept := r.chosen || r.failed || slow > 0 && s.stop.Sub(s.StartTime()) >= slow
+	whole := &Trace{ended: append(r.ended, s), stories: r.stories, left: maxSpansPerTrace - r.begun}
+	r.over, r.kept, r.ended, r.stories = true, kept, nil, nil
 	r.mu.Unlock()
-	if whole == nil {
-		whole = r.recorder.newTrace()
-	}
-	whole.record = r
 	r.recorder.open.Add(-1)
-	if kept && r.told == 0 { // it is all there, and small
-		whole.write()
-		whole.shrink(r.recorder)
-	}
 	if r.shown {
-		r.recorder.Shown(whole.copy())
+		r.recorder.Shown(whole.Spans())
 	}
 	if kept {
 		r.recorder.Keep(whole)
 		return
 	}
-	r.recorder.Free(whole)
+	whole.Drop()
 }
 
-// write encodes a span below the first one that has ended. One that ends after its trace makes a Trace
-// of its own, or nothing when the trace was not kept. mu is held.
-func (r *record) write(s *Span) (late *Trace) {
-	to := r.target()
-	if to != nil {
-		to.next(s.scope)
-		to.text = appendSpan(to.text, r, s)
-	}
-	s.body = nil
-	if r.over {
-		return to
-	}
-	return nil
+// Trace holds spans of one trace that have ended. Most are drawn when they are asked for. It belongs to
+// one goroutine at a time.
+type Trace struct {
+	ended   []*Span // the first one of a whole trace comes last
+	stories []leftStory
+	left    int // how many more spans there may be
+	spans   []sdktrace.ReadOnlySpan
 }
 
-// target is where the next span is written: a Trace of its own when the trace is over and kept, and
-// nil when nobody wants it any more. mu is held.
-func (r *record) target() *Trace {
-	switch {
-	case !r.over && r.out == nil:
-		r.out = r.recorder.newTrace()
-		fallthrough
-	case !r.over:
-		r.out.room(r.recorder)
-		return r.out
-	case !r.kept:
-		return nil
+// Spans are the trace's, as the SDK hands them to exporters. The first one of a trace comes last.
+func (t *Trace) Spans() []sdktrace.ReadOnlySpan {
+	if t.ended == nil {
+		return t.spans
 	}
-	late := r.recorder.newTrace()
-	late.room(r.recorder)
-	return late
+	below := len(t.ended) - 1
+	c := newCanvas(t.left)
+	defer c.free()
+	c.to = make([]sdktrace.ReadOnlySpan, 0, len(t.ended)+usualSpans*len(t.stories))
+	for _, s := range t.ended[:below] {
+		c.finish(s)
+	}
+	t.drawStories(c)
+	c.flush()
+	c.finish(t.ended[below])
+	t.ended, t.spans = nil, c.to
+	return t.spans
 }
 
-// finish writes the first span behind what is left to tell of the trace. Spans that outlive it may be
-// given attributes meanwhile, from the same memory.
-func (r *record) finish(t *Trace) {
-	t.room(r.recorder)
-	r.mu.Lock()
-	c := Canvas{span: &r.first, to: t, left: max(0, maxSpansPerTrace-1-t.spans)}
-	for _, st := range r.stories[:r.told] {
-		st.Draw(&c)
+// drawStories draws the stories and frees them.
+func (t *Trace) drawStories(c *Canvas) {
+	for i, st := range t.stories {
+		c.on(st.span)
+		st.story.Draw(c)
+		st.story.Free()
+		t.stories[i] = leftStory{}
 	}
-	t.next(r.first.scope)
-	t.text = appendSpan(t.text, r, &r.first)
-	r.mu.Unlock()
-	r.let()
+	t.stories = nil
 }
 
-// let gives back what the record holds of memory that is used again; the first span is over, and nobody
-// else looks at it.
-func (r *record) let() {
-	for i, st := range r.stories[:r.told] {
-		st.Free()
-		r.stories[i] = nil
+// Drop frees the stories without drawing them. The trace is not used any more.
+func (t *Trace) Drop() {
+	for _, st := range t.stories {
+		st.story.Free()
 	}
-	r.told, r.first.body = 0, nil
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.open == 0 && r.slab != nil {
-		r.recorder.slabs.Put(r.slab)
-		r.slab = nil
-	}
+	*t = Trace{}
 }
 
-// slab is memory that is used again.
-type slab struct{ text []byte }
-
-// slabSize holds the spans of a usual request, or the attributes of those that are open.
-const slabSize = 5 << 10
-
-func (r *Recorder) newSlab() *slab {
-	if s, ok := r.slabs.Get().(*slab); ok {
-		s.text = s.text[:0]
-		return s
+// Lose is Drop for a trace that was to be kept. It returns the number of spans that are lost.
+func (t *Trace) Lose() int {
+	if t.ended == nil {
+		return len(t.spans)
 	}
-	return &slab{text: make([]byte, 0, slabSize)}
+	c := newCanvas(t.left)
+	defer c.free()
+	c.counts = true
+	t.drawStories(c)
+	lost := len(t.ended) + t.left - c.left
+	*t = Trace{}
+	return lost
 }
 
-// room makes sure that a body can grow by n bytes without moving. mu is held.
-func (r *record) room(s *Span, n int) {
-	if cap(s.body)-len(s.body) >= n {
-		return
-	}
-	if r.slab == nil {
-		r.slab = r.recorder.newSlab()
-	}
-	const spare = 64 // for the one attribute that comes later
-	want := len(s.body) + n + spare
-	var place []byte
-	if cap(r.slab.text)-len(r.slab.text) >= want {
-		at := len(r.slab.text)
-		r.slab.text = r.slab.text[:at+want]
-		place = r.slab.text[at : at : at+want]
-	} else {
-		place = make([]byte, 0, want)
-	}
-	s.body = append(place, s.body...)
+// usualSpans is how many spans are drawn from a story, about, and usualSize what one takes in bytes.
+const (
+	usualSpans = 6
+	usualSize  = 512
+)
+
+// Size is about how many bytes the spans take.
+func (t *Trace) Size() int {
+	return usualSize * (len(t.ended) + usualSpans*len(t.stories) + len(t.spans))
 }

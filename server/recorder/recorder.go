@@ -2,13 +2,9 @@ package recorder
 
 import (
 	"context"
-	"encoding/binary"
-	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/sdk/instrumentation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
@@ -20,6 +16,7 @@ import (
 const (
 	maxOpenTraces    = 1 << 14
 	maxSpansPerTrace = 256
+	maxText          = 1024 // of an attribute, unless OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT or OTEL_SPAN_… says otherwise
 )
 
 // Params are what a Recorder works with. Sampler, Keep and Dropped are required.
@@ -32,28 +29,26 @@ type Params struct {
 	Slow time.Duration
 	// Keep takes over a trace that is kept; it must not block.
 	Keep func(*Trace)
-	// Dropped is told how many spans could not be recorded.
+	// Dropped gets the number of spans that could not be recorded.
 	Dropped func(int)
-	// Shown is given copies of some traces when they are over, at most twenty a second, kept or not.
-	// It must not block; nil shows nobody.
-	Shown func(*Trace)
-	// OnlyShown says that nobody takes kept traces: those that were not chosen are recorded only if
+	// Shown gets the spans of some traces when they are over, at most twenty a second, kept or not. The
+	// first span of the trace comes last. It must not block; nil shows none.
+	Shown func([]sdktrace.ReadOnlySpan)
+	// OnlyShown says that kept traces go nowhere: those that were not chosen are recorded only if
 	// they are going to be shown.
 	OnlyShown bool
 }
 
-// unrecorded is a span that nobody records, made once.
+// unrecorded is the span of a trace that is not recorded, made once.
 var unrecorded trace.Span = noop.Span{}
 
 // Recorder makes spans.
 type Recorder struct {
 	embedded.TracerProvider
 	Params
-	about []byte // the resource, encoded
-	show  *sparing
-	open  atomic.Int64
-
-	traces, slabs sync.Pool
+	sdk  *sdktrace.TracerProvider
+	show *sparing
+	open atomic.Int64
 }
 
 var _ trace.TracerProvider = (*Recorder)(nil)
@@ -63,22 +58,25 @@ func New(p Params) *Recorder {
 	if p.Resource == nil {
 		p.Resource = resource.Empty()
 	}
-	return &Recorder{Params: p, about: appendResource(nil, p.Resource), show: newSparing()}
+	limits := sdktrace.NewSpanLimits() // as OTEL_SPAN_* say
+	if limits.AttributeValueLengthLimit < 0 {
+		limits.AttributeValueLengthLimit = maxText
+	}
+	return &Recorder{Params: p, show: newSparing(), sdk: sdktrace.NewTracerProvider(
+		sdktrace.WithResource(p.Resource), sdktrace.WithRawSpanLimits(limits), sdktrace.WithIDGenerator(planned{}), sdktrace.WithSampler(planned{}),
+	)}
 }
 
 // Tracer implements trace.TracerProvider.
 func (r *Recorder) Tracer(name string, options ...trace.TracerOption) trace.Tracer {
-	c := trace.NewTracerConfig(options...)
-	return &Tracer{recorder: r, scope: newScope(instrumentation.Scope{
-		Name: name, Version: c.InstrumentationVersion(), SchemaURL: c.SchemaURL(), Attributes: c.InstrumentationAttributes(),
-	})}
+	return &Tracer{recorder: r, sdk: r.sdk.Tracer(name, options...)}
 }
 
 // Tracer makes the spans of one scope.
 type Tracer struct {
 	embedded.Tracer
 	recorder *Recorder
-	scope    *scope
+	sdk      trace.Tracer
 }
 
 // Start implements trace.Tracer.
@@ -88,14 +86,7 @@ func (t *Tracer) Start(ctx context.Context, name string, options ...trace.SpanSt
 	if c.NewRoot() {
 		above = unrecorded
 	}
-	ctx, s := t.start(ctx, above, name, c.SpanKind(), c.Timestamp())
-	if own, ok := s.(*Span); ok {
-		own.Set(c.Attributes()...)
-		for _, l := range c.Links() {
-			own.AddLink(l)
-		}
-	}
-	return ctx, s
+	return t.start(ctx, above, trace.SpanID{}, beginning{name, c.SpanKind(), c.Timestamp(), options})
 }
 
 // Begin is Start without options, but for one thing: below a span that is not recorded, or over, it
@@ -112,35 +103,37 @@ func (t *Tracer) BeginAt(ctx context.Context, name string, kind trace.SpanKind, 
 		if parent.over.Load() {
 			return ctx, unrecorded
 		}
-		ctx, s := t.start(ctx, current, name, kind, at)
-		if own, ok := s.(*Span); ok && above.IsValid() {
-			own.parent = above // nobody else has seen it
-		}
-		return ctx, s
-	}
-	if c := current.SpanContext(); c.IsValid() && !c.IsRemote() {
+	} else if c := current.SpanContext(); c.IsValid() && !c.IsRemote() {
 		return ctx, unrecorded
 	}
-	return t.start(ctx, current, name, kind, at)
+	return t.start(ctx, current, above, beginning{name, kind, at, []trace.SpanStartOption{trace.WithSpanKind(kind)}})
 }
 
-func (t *Tracer) start(ctx context.Context, above trace.Span, name string, kind trace.SpanKind, at time.Time) (context.Context, trace.Span) {
+// beginning is what a span begins with.
+type beginning struct {
+	name    string
+	kind    trace.SpanKind
+	at      time.Time // zero: now
+	options []trace.SpanStartOption
+}
+
+// start begins a span below another one, or below the drawn one with the id planned.
+func (t *Tracer) start(ctx context.Context, above trace.Span, planned trace.SpanID, b beginning) (context.Context, trace.Span) {
 	if parent, ok := above.(*Span); ok {
-		s := parent.record.child(parent, t.scope, name, kind, at)
-		if s == nil {
-			t.recorder.Dropped(1)
-			return ctx, unrecorded
+		if s := t.child(ctx, parent, planned, b); s != nil {
+			return trace.ContextWithSpan(ctx, s), s
 		}
-		return trace.ContextWithSpan(ctx, s), s
+		t.recorder.Dropped(1)
+		return ctx, unrecorded
 	}
 	parent := above.SpanContext()
 	if parent.IsValid() && !parent.IsRemote() {
 		return ctx, above // below a span that is not recorded
 	}
-	if s := t.root(ctx, parent, name, kind, at); s != nil {
+	if s := t.root(ctx, parent, b); s != nil {
 		return trace.ContextWithSpan(ctx, s), s
 	}
-	// Nobody records this trace; that its spans have a parent here is what tells them.
+	// This trace is not recorded; that its spans have a parent here is how they know.
 	own := trace.SpanContextConfig{TraceID: parent.TraceID(), SpanID: NewSpanID(), TraceState: parent.TraceState()}
 	if !parent.IsValid() {
 		own.TraceID = newTraceID()
@@ -149,43 +142,57 @@ func (t *Tracer) start(ctx context.Context, above trace.Span, name string, kind 
 	return ctx, trace.SpanFromContext(ctx)
 }
 
-// root begins a trace, or this process's part of one; nil when it is not to be recorded.
-func (t *Tracer) root(ctx context.Context, parent trace.SpanContext, name string, kind trace.SpanKind, at time.Time) *Span {
-	id := parent.TraceID()
-	if !parent.IsValid() {
-		id = newTraceID()
-		ctx = context.Background() // a sampler must not find another parent in it
-	}
-	p := t.recorder
-	chosen := p.Sampler.ShouldSample(sdktrace.SamplingParameters{ParentContext: ctx, TraceID: id, Name: name, Kind: kind})
-	now := time.Now()
-	shown := p.Shown != nil && p.show.take(now)
-	if chosen.Decision == sdktrace.Drop && p.OnlyShown && !shown {
+// child begins a span below another one; nil when there are too many.
+func (t *Tracer) child(ctx context.Context, parent *Span, planned trace.SpanID, b beginning) *Span {
+	r := parent.record
+	if !r.admit() {
 		return nil
 	}
-	if p.open.Add(1) > maxOpenTraces {
-		p.open.Add(-1)
-		return nil
+	if planned.IsValid() {
+		ctx = trace.ContextWithSpanContext(ctx, parent.SpanContext().WithSpanID(planned))
 	}
-	if !at.IsZero() {
-		now = at
-	}
-	r := &record{recorder: p, id: id, chosen: chosen.Decision == sdktrace.RecordAndSample, shown: shown, began: now, unix: now.UnixNano(), state: chosen.Tracestate}
-	r.flags = parent.TraceFlags().WithSampled(r.chosen)
-	s := &r.first
-	r.begin(s, t.scope, name, kind, now)
-	s.parent, s.remote = parent.SpanID(), parent.IsRemote()
+	s := &Span{record: r}
+	t.begin(s, &plan{Context: ctx, span: NewSpanID(), result: r.result}, b)
 	return s
 }
 
-func newTraceID() (id trace.TraceID) {
-	binary.NativeEndian.PutUint64(id[:8], rand.Uint64()|1) // never all zeros
-	binary.NativeEndian.PutUint64(id[8:], rand.Uint64())
-	return id
+// root begins a trace, or this process's part of one; nil when it is not to be recorded.
+func (t *Tracer) root(ctx context.Context, parent trace.SpanContext, b beginning) *Span {
+	p := &plan{Context: ctx, trace: parent.TraceID(), span: NewSpanID()}
+	if !parent.IsValid() {
+		p.trace = newTraceID()
+		p.Context = context.Background() // a sampler must not find another parent in it
+	}
+	from := t.recorder
+	p.result = from.Sampler.ShouldSample(sdktrace.SamplingParameters{ParentContext: p.Context, TraceID: p.trace, Name: b.name, Kind: b.kind})
+	chosen := p.result.Decision == sdktrace.RecordAndSample
+	now := time.Now()
+	shown := from.Shown != nil && from.show.take(now)
+	if !chosen && from.OnlyShown && !shown {
+		return nil
+	}
+	if from.open.Add(1) > maxOpenTraces {
+		from.open.Add(-1)
+		return nil
+	}
+	if b.at.IsZero() {
+		b.at = now
+	}
+	if !chosen {
+		p.result.Decision = sdktrace.RecordOnly
+	}
+	r := &record{recorder: from, result: p.result, chosen: chosen, shown: shown, began: b.at, begun: 1}
+	r.first.record = r
+	t.begin(&r.first, p, b)
+	return &r.first
 }
 
-// NewSpanID makes the id of a span that is drawn later.
-func NewSpanID() (id trace.SpanID) {
-	binary.NativeEndian.PutUint64(id[:], rand.Uint64()|1)
-	return id
+// begin has the SDK begin a span as planned.
+func (t *Tracer) begin(s *Span, p *plan, b beginning) {
+	at := b.at
+	if at.IsZero() {
+		at = time.Now()
+	}
+	_, own := t.sdk.Start(p, b.name, append(b.options[:len(b.options):len(b.options)], trace.WithTimestamp(s.record.moment(at)))...)
+	s.ReadWriteSpan = own.(sdktrace.ReadWriteSpan) //nolint:forcetypeassert // what the SDK records is one
 }

@@ -34,8 +34,7 @@ func newKept(sampler sdktrace.Sampler, change ...func(*Params)) *kept {
 	p.Keep = func(t *Trace) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		k.list, k.traces = append(k.list, t.Spans()...), k.traces+1
-		k.Free(t)
+		k.list, k.traces = append(k.list, sent(t.Spans())...), k.traces+1
 	}
 	for _, c := range change {
 		c(&p)
@@ -101,7 +100,7 @@ func TestATraceIsBounded(t *testing.T) {
 		s.End()
 	}
 	root.(*Span).Leave(&tale{tracer: tr, name: "drawn", times: 3}, false)
-	for i := range 2 * maxPerSpan {
+	for i := range 2 * sdktrace.DefaultAttributeCountLimit {
 		root.SetAttributes(attribute.Int(strings.Repeat("k", i+1), i))
 		root.AddEvent("event")
 		root.AddLink(trace.Link{SpanContext: root.SpanContext()})
@@ -113,7 +112,7 @@ func TestATraceIsBounded(t *testing.T) {
 		t.Fatalf("%d spans and %d lost", len(k.list), k.lost)
 	}
 	got := k.list[len(k.list)-1]
-	if len(got.Attributes) != maxPerSpan || got.DroppedAttributesCount != maxPerSpan || len(got.Events) != maxPerSpan || got.DroppedEventsCount != maxPerSpan+1 || len(got.Links) != maxPerSpan || got.DroppedLinksCount != maxPerSpan {
+	if len(got.Attributes) != sdktrace.DefaultAttributeCountLimit || got.DroppedAttributesCount != sdktrace.DefaultAttributeCountLimit || len(got.Events) != sdktrace.DefaultAttributeCountLimit || got.DroppedEventsCount != sdktrace.DefaultAttributeCountLimit+1 || len(got.Links) != sdktrace.DefaultAttributeCountLimit || got.DroppedLinksCount != sdktrace.DefaultAttributeCountLimit {
 		t.Errorf("%d attributes, %d events, %d links; lost %d, %d, %d", len(got.Attributes), len(got.Events), len(got.Links), got.DroppedAttributesCount, got.DroppedEventsCount, got.DroppedLinksCount)
 	}
 	for _, a := range got.Attributes {
@@ -170,10 +169,10 @@ func TestMemoryIsUsedAgain(t *testing.T) {
 	for i := range 100 {
 		ctx, root := tr.Begin(context.Background(), "root", trace.SpanKindServer)
 		_, child := tr.Begin(ctx, "child", trace.SpanKindInternal)
-		child.(*Span).Set(attribute.Int("i", i))
-		root.(*Span).Set(attribute.String("long", strings.Repeat("x", i*50)))
+		child.(*Span).SetAttributes(attribute.Int("i", i))
+		root.(*Span).SetAttributes(attribute.String("long", strings.Repeat("x", i*50)))
 		root.(*Span).Leave(&tale{tracer: tr, name: "drawn", attrs: []attribute.KeyValue{attribute.Int("i", i)}}, false)
-		child.(*Span).Set(attribute.String("later", strings.Repeat("y", i)))
+		child.(*Span).SetAttributes(attribute.String("later", strings.Repeat("y", i)))
 		child.End()
 		root.End()
 		got := k.list
@@ -188,14 +187,14 @@ func TestMemoryIsUsedAgain(t *testing.T) {
 	}
 }
 
-func TestWhatIsShownIsACopy(t *testing.T) {
-	var shown []*Trace
-	k := newKept(sdktrace.AlwaysSample(), func(p *Params) { p.Shown = func(t *Trace) { shown = append(shown, t) } })
+func TestWhatIsShownIsItsOwn(t *testing.T) {
+	var shown [][]sdktrace.ReadOnlySpan
+	k := newKept(sdktrace.AlwaysSample(), func(p *Params) { p.Shown = func(t []sdktrace.ReadOnlySpan) { shown = append(shown, t) } })
 	for _, name := range []string{"first", "second"} {
 		_, s := k.Tracer("t").Start(context.Background(), name)
 		s.End()
 	}
-	if len(shown) != 2 || shown[0].Spans()[0].Name != "first" || shown[1].Spans()[0].Name != "second" || shown[0].Len() != 1 {
+	if len(shown) != 2 || shown[0][0].Name() != "first" || shown[1][0].Name() != "second" || len(shown[0]) != 1 {
 		t.Errorf("%v", shown)
 	}
 }
@@ -221,7 +220,7 @@ func TestAStoryIsToldOnceWhenItsTraceIsKept(t *testing.T) {
 		root.(*Span).Leave(stories[1], c.failed)
 		root.End()
 		told := map[bool]int{true: 1, false: 0}[c.kept]
-		if stories[0].told != told || stories[1].told != told || stories[2].told != 1 {
+		if stories[0].told != told || stories[1].told != told || stories[2].told != told {
 			t.Errorf("%s: they are told %d, %d and %d times", name, stories[0].told, stories[1].told, stories[2].told)
 		}
 		for i, s := range stories {
@@ -289,7 +288,7 @@ func TestAStorysPicture(t *testing.T) {
 		t.Errorf("%v", top)
 	}
 	list := top.Attributes[2].Value.GetArrayValue().GetValues()
-	if top.Attributes[0].Key != "b" || top.Attributes[1].Value.GetStringValue() != "last" || len(list) != 3 || list[0].GetStringValue() != "x" || len(list[2].GetStringValue()) != maxText || len(top.Attributes[3].Value.GetArrayValue().GetValues()) != 0 {
+	if top.Attributes[1].Key != "b" || top.Attributes[0].Value.GetStringValue() != "last" || len(list) != 3 || list[0].GetStringValue() != "x" || len(list[2].GetStringValue()) != maxText || len(top.Attributes[3].Value.GetArrayValue().GetValues()) != 0 {
 		t.Errorf("%v", top.Attributes)
 	}
 }
@@ -306,19 +305,17 @@ func TestALateSpanBesideTheWritingOfItsTrace(t *testing.T) {
 		root.(*Span).Leave(inside{tr}, false)
 		root.End()
 		var set sync.WaitGroup
-		set.Go(func() { late.(*Span).Set(attribute.String("text", text), attribute.Int("i", i)) })
+		set.Go(func() { late.(*Span).SetAttributes(attribute.String("text", text), attribute.Int("i", i)) })
 		whole := <-written
-		spans := whole.Spans()
+		spans := sent(whole.Spans())
 		set.Wait()
-		if top := spans[len(spans)-1]; len(spans) != 3 || len(top.Attributes) != 4 || top.Attributes[1].Value.GetStringValue() != "last" {
+		if top := spans[len(spans)-1]; len(spans) != 3 || len(top.Attributes) != 4 || top.Attributes[0].Value.GetStringValue() != "last" {
 			t.Fatalf("round %d: %v", i, spans)
 		}
-		k.Free(whole)
 		late.End()
 		whole = <-written
-		if s := whole.Spans(); len(s) != 1 || s[0].Attributes[0].Value.GetStringValue() != text || s[0].Attributes[1].Value.GetIntValue() != int64(i) {
+		if s := sent(whole.Spans()); len(s) != 1 || s[0].Attributes[0].Value.GetStringValue() != text || s[0].Attributes[1].Value.GetIntValue() != int64(i) {
 			t.Fatalf("round %d, the late one: %v", i, s)
 		}
-		k.Free(whole)
 	}
 }

@@ -1,15 +1,18 @@
 package recorder
 
 import (
+	"context"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Story is what somebody knows of their work on a request when that is over. The spans that tell it
-// are drawn later, and only when the trace is kept: many stories are drawn one after the other, when
+// Story is what a part of kvpilot knows of its work on a request when that is over. Its spans are
+// drawn later, and only when the trace is kept: many stories are drawn one after the other, when
 // the code and the words that this takes are in the processor's caches, which on a request's own way
 // they never are.
 type Story interface {
@@ -20,39 +23,38 @@ type Story interface {
 	Free()
 }
 
-// maxStories is how many stories a trace has place for: the surface's and the router's.
-const maxStories = 2
-
-// Leave leaves a story with the span that it belongs to. failed says that something in it failed, for
-// which the trace is kept.
-func (s *Span) Leave(st Story, failed bool) {
-	r := s.record
-	r.mu.Lock()
-	switch {
-	case s.over.Load() || r.over: // it comes too late
-	case s == &r.first && r.told < maxStories:
-		r.failed = r.failed || failed
-		r.stories[r.told] = st
-		r.told++
-		r.mu.Unlock()
-		return
-	default: // a span below the first one is written when it ends: its story is told at once
-		r.failed = r.failed || failed
-		c := Canvas{span: s, to: r.target(), left: maxSpansPerTrace - r.begun}
-		before := c.left
-		st.Draw(&c)
-		r.begun += before - c.left
-	}
-	r.mu.Unlock()
-	st.Free()
-}
-
 // Canvas is where a Story is drawn: on the span that it was left with, and below it. It is the
 // Story's until Draw returns.
 type Canvas struct {
-	span *Span
-	to   *Trace
-	left int // how many more spans there may be
+	span    *Span
+	plan    plan                 // of the next part
+	below   context.Context      //nolint:containedctx // of the drawing of one story
+	attrs   []attribute.KeyValue // of the next part, copied, so that a story's lists stay on its stack
+	sets    []attribute.KeyValue // on the span, until they are handed to it
+	options [2]trace.SpanStartOption
+	to      []sdktrace.ReadOnlySpan
+	left    int  // how many more spans there may be
+	counts  bool // nothing is drawn, the spans are only counted
+}
+
+// canvases are used again, one after the other.
+var canvases = sync.Pool{New: func() any {
+	return &Canvas{attrs: make([]attribute.KeyValue, 0, 32), sets: make([]attribute.KeyValue, 0, 32)}
+}}
+
+// newCanvas makes a canvas with place for some more spans.
+func newCanvas(left int) *Canvas {
+	c, _ := canvases.Get().(*Canvas)
+	c.left = left
+	return c
+}
+
+// free gives the canvas back.
+func (c *Canvas) free() {
+	clear(c.attrs[:cap(c.attrs)])
+	clear(c.sets[:cap(c.sets)])
+	*c = Canvas{attrs: c.attrs[:0], sets: c.sets[:0]}
+	canvases.Put(c)
 }
 
 // Part is a span that is over.
@@ -79,26 +81,54 @@ type Event struct {
 	Attrs []attribute.KeyValue
 }
 
+// on turns the canvas to another span.
+func (c *Canvas) on(s *Span) {
+	if c.span == s {
+		return
+	}
+	c.flush()
+	c.span = s
+	if !c.counts {
+		c.below = trace.ContextWithSpan(context.Background(), s)
+		c.plan.result = s.record.result
+	}
+}
+
 // Set puts attributes on the span.
 func (c *Canvas) Set(list ...attribute.KeyValue) {
-	c.span.record.room(c.span, sizeOf(list))
-	c.span.set(list)
+	if !c.counts {
+		c.sets = append(c.sets, list...)
+	}
+}
+
+// flush hands what was set on the span to the SDK, all at once: its list grows only once then.
+func (c *Canvas) flush() {
+	if len(c.sets) > 0 {
+		c.span.ReadWriteSpan.SetAttributes(c.sets...)
+		c.sets = c.sets[:0]
+	}
 }
 
 // SetTexts puts an attribute on the span that is a list of texts.
 func (c *Canvas) SetTexts(key attribute.Key, texts ...string) {
-	if c.span.takes(string(key)) {
-		c.span.body = appendTexts(c.span.body, tagSpanAttribute, string(key), texts)
-	}
+	c.Set(key.StringSlice(texts))
 }
 
 // Fail marks the span as failed.
-func (c *Canvas) Fail(description string) { c.span.setStatus(codes.Error, description) }
+func (c *Canvas) Fail(description string) {
+	if !c.counts {
+		c.span.ReadWriteSpan.SetStatus(codes.Error, clip(description))
+	}
+}
 
 // Rename gives the span another name.
-func (c *Canvas) Rename(name string) { c.span.name = name }
+func (c *Canvas) Rename(name string) {
+	if !c.counts {
+		c.span.ReadWriteSpan.SetName(name)
+	}
+}
 
-// Draw writes a part, as a span of t's scope. The attributes' keys must differ.
+// Draw draws a part, as a span of t's scope.
 func (c *Canvas) Draw(t *Tracer, p Part, attrs ...attribute.KeyValue) {
 	r := c.span.record
 	if c.left == 0 {
@@ -106,25 +136,37 @@ func (c *Canvas) Draw(t *Tracer, p Part, attrs ...attribute.KeyValue) {
 		return
 	}
 	c.left--
+	if c.counts {
+		return
+	}
+	c.plan.Context, c.plan.span = c.below, p.ID
+	if p.Above.IsValid() {
+		c.plan.Context = trace.ContextWithSpanContext(c.below, c.span.SpanContext().WithSpanID(p.Above))
+	}
 	if !p.ID.IsValid() {
-		p.ID = NewSpanID()
+		c.plan.span = NewSpanID()
 	}
-	if !p.Above.IsValid() {
-		p.Above = c.span.id
+	options := append(c.options[:0], trace.WithTimestamp(r.moment(p.From)))
+	if p.Kind != trace.SpanKindUnspecified {
+		options = append(options, trace.WithSpanKind(p.Kind))
 	}
-	c.to.next(t.scope)
-	b, mark := r.appendHead(c.to.text, p.ID, p.Above, p.Name, trace.ValidateSpanKind(p.Kind), r.nanos(p.From), r.nanos(p.To))
-	attrs = attrs[:min(len(attrs), maxPerSpan)]
-	for i := range attrs {
-		b = appendAttribute(b, tagSpanAttribute, &attrs[i])
+	_, s := t.sdk.Start(&c.plan, p.Name, options...)
+	if len(attrs) > 0 {
+		c.attrs = append(c.attrs[:0], attrs...)
+		s.SetAttributes(c.attrs...)
 	}
-	for i := range p.Events {
-		b = appendEvent(b, p.Events[i].Name, r.nanos(p.Events[i].At), p.Events[i].Attrs)
+	for _, e := range p.Events {
+		s.AddEvent(e.Name, trace.WithTimestamp(r.moment(e.At)), trace.WithAttributes(e.Attrs...))
 	}
-	code := codes.Unset
 	if p.Failed != "" {
-		code = codes.Error
+		s.SetStatus(codes.Error, clip(p.Failed))
 	}
-	b = appendStatus(b, code, clip(p.Failed))
-	c.to.text = end(appendFlags(b, 16, r.flags, false), mark)
+	s.End(trace.WithTimestamp(r.moment(p.To)))
+	c.to = append(c.to, s.(sdktrace.ReadOnlySpan)) //nolint:forcetypeassert // what the SDK records is one
+}
+
+// finish has the SDK end a span that is over.
+func (c *Canvas) finish(s *Span) {
+	s.ReadWriteSpan.End(trace.WithTimestamp(s.stop))
+	c.to = append(c.to, s.ReadWriteSpan)
 }

@@ -122,12 +122,12 @@ func (h *hop) drawAttempt(on *span.Canvas, t *recorder.Tracer, st *story) {
 		}
 	}
 	host, port := hostPort(h.url)
-	var list [16]span.KeyValue
+	var list [20]span.KeyValue
 	attrs := append(list[:0],
 		span.Operation.String(operation(st.route)), span.Provider.String("vllm"), span.Model.String(st.model), span.HTTPMethod.String(h.method),
 		span.DecisionID.String(st.decisionID), span.Attempt.Int(h.attempt), span.Replica.String(h.replica), span.Rank.Int(h.rank),
 		span.OverlapTokens.Int(h.overlap), span.Overhead.Float64(h.overhead.Seconds()),
-		span.ServerAddress.String(host), span.ServerPort.Int(port), span.Reused.Bool(h.times.DialBegan.IsZero() && !h.times.Began.IsZero()))
+		span.ServerAddress.String(host), span.ServerPort.Int(port), span.URLFull.String(h.url+h.path), span.Reused.Bool(h.times.DialBegan.IsZero() && !h.times.Began.IsZero()))
 	if h.status != 0 {
 		attrs = append(attrs, span.HTTPStatus.Int(h.status))
 	}

@@ -73,7 +73,7 @@ func New(c Config, p Params) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Router{config: c, Params: p, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/router"), metrics: m, claims: claims{seed: maphash.MakeSeed()}, isolation: newIsolation(c)}, nil
+	return &Router{config: c, Params: p, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/router", trace.WithSchemaURL(span.SchemaURL)), metrics: m, claims: claims{seed: maphash.MakeSeed()}, isolation: newIsolation(c)}, nil
 }
 
 // Serve answers one call through to. An error is an *apierror.Error; it means that the Sink was

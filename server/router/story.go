@@ -84,7 +84,7 @@ type hop struct {
 	proxy      trace.SpanID
 	times      upstream.Times
 	sent       stretch
-	url        string
+	url, path  string
 	method     string
 	overhead   time.Duration
 	firstToken time.Time
@@ -211,7 +211,7 @@ func (j *job) noteAttempt() *hop {
 // observe has the exchange with the replica tell its times, and the replica told of the span.
 func (h *hop) observe(out *upstream.Request) {
 	if h != nil {
-		out.Span, out.Times = h.proxy, &h.times
+		out.Span, out.Times, h.path = h.proxy, &h.times, clip(out.Path, 256)
 	}
 }
 

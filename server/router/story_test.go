@@ -2,7 +2,6 @@ package router_test
 
 import (
 	"context"
-	"encoding/hex"
 	"fmt"
 	"maps"
 	"net/http"
@@ -11,9 +10,10 @@ import (
 	"sync"
 	"testing"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
-	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 
 	"github.com/kvpilot/kvpilot/server/chooser"
 	"github.com/kvpilot/kvpilot/server/openai"
@@ -27,7 +27,7 @@ type traced struct {
 	*fleet
 	recorder *recorder.Recorder
 	mu       sync.Mutex
-	got      []*tracepb.Span // guarded by mu
+	got      []sdktrace.ReadOnlySpan // guarded by mu
 }
 
 func startTraced(t *testing.T, n int, sampler sdktrace.Sampler, change func(*router.Params, *chooser.Config, *registry.Config)) *traced {
@@ -37,7 +37,6 @@ func startTraced(t *testing.T, n int, sampler sdktrace.Sampler, change func(*rou
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.got = append(k.got, tr.Spans()...)
-		k.recorder.Free(tr)
 	}})
 	k.fleet = start(t, n, func(p *router.Params, c *chooser.Config, rc *registry.Config) {
 		p.Tracer = k.recorder
@@ -57,43 +56,47 @@ func (k *traced) tree(serve func(ctx context.Context)) string {
 	s.End()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	below := map[string][]*tracepb.Span{}
-	var top *tracepb.Span
+	below := map[trace.SpanID][]sdktrace.ReadOnlySpan{}
+	var top sdktrace.ReadOnlySpan
 	for _, s := range k.got {
-		below[hex.EncodeToString(s.ParentSpanId)] = append(below[hex.EncodeToString(s.ParentSpanId)], s)
-		if s.Name == "surface" {
+		below[s.Parent().SpanID()] = append(below[s.Parent().SpanID()], s)
+		if s.Name() == "surface" {
 			top = s
 		}
-		if s.EndTimeUnixNano < s.StartTimeUnixNano || s.StartTimeUnixNano < 1e18 {
-			k.t.Errorf("%s is from %d to %d", s.Name, s.StartTimeUnixNano, s.EndTimeUnixNano)
+		if s.EndTime().Before(s.StartTime()) || s.StartTime().UnixNano() < 1e18 {
+			k.t.Errorf("%s is from %v to %v", s.Name(), s.StartTime(), s.EndTime())
 		}
 	}
 	if top == nil {
 		return ""
 	}
 	var b strings.Builder
-	var draw func(s *tracepb.Span, depth int)
-	draw = func(s *tracepb.Span, depth int) {
-		fmt.Fprintf(&b, "%s%s", strings.Repeat(" ", depth), strings.TrimPrefix(s.Name, "kvpilot."))
-		if s.Status.GetCode() == tracepb.Status_STATUS_CODE_ERROR {
+	var draw func(s sdktrace.ReadOnlySpan, depth int)
+	draw = func(s sdktrace.ReadOnlySpan, depth int) {
+		fmt.Fprintf(&b, "%s%s", strings.Repeat(" ", depth), strings.TrimPrefix(s.Name(), "kvpilot."))
+		if s.Status().Code == codes.Error {
 			b.WriteString(" !")
-			for _, a := range s.Attributes {
+			for _, a := range s.Attributes() {
 				if a.Key == "error.type" {
-					b.WriteString(a.Value.GetStringValue())
+					b.WriteString(a.Value.AsString())
 				}
 			}
 		}
-		for _, e := range s.Events {
+		for _, e := range s.Events() {
 			b.WriteString(" *" + strings.TrimPrefix(e.Name, "kvpilot."))
 			if e.Name == "kvpilot.resume" {
 				for _, a := range e.Attributes {
-					fmt.Fprintf(&b, "(%s=%s%d)", a.Key, a.Value.GetStringValue(), a.Value.GetIntValue())
+					if a.Value.Type() == attribute.STRING {
+						fmt.Fprintf(&b, "(%s=%s0)", a.Key, a.Value.AsString())
+					} else {
+						fmt.Fprintf(&b, "(%s=%d)", a.Key, a.Value.AsInt64())
+					}
 				}
 			}
 		}
 		b.WriteString("\n")
-		children := below[hex.EncodeToString(s.SpanId)]
-		slices.SortStableFunc(children, func(a, b *tracepb.Span) int { return int(a.StartTimeUnixNano) - int(b.StartTimeUnixNano) })
+		children := below[s.SpanContext().SpanID()]
+		slices.SortStableFunc(children, func(a, b sdktrace.ReadOnlySpan) int { return a.StartTime().Compare(b.StartTime()) })
 		for _, c := range children {
 			draw(c, depth+1)
 		}

@@ -8,6 +8,6 @@
 // moves is bounded, because the garbage collector waits for it.
 //
 // Listener gives connections that write so; Read is one such read, for callers within a
-// syscall.RawConn. Other systems than Linux get package net's ways. All of it is safe for
+// syscall.RawConn, and PlainRead does the same without keeping the processor. Other systems than Linux get package net's ways. All of it is safe for
 // concurrent use, as in package net.
 package socket

@@ -2,15 +2,6 @@
 
 package socket
 
-import "syscall"
-
 // Read reads what is there into b, which must not be empty. The descriptor must be one that does
 // not block; while nothing is there, the error is syscall.EAGAIN. No bytes and no error are the end.
-func Read(fd uintptr, b []byte) (int, error) {
-	for {
-		n, err := syscall.Read(int(fd), b)
-		if err != syscall.EINTR {
-			return max(n, 0), err
-		}
-	}
-}
+func Read(fd uintptr, b []byte) (int, error) { return PlainRead(fd, b) }

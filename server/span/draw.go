@@ -49,7 +49,7 @@ func StartAt(ctx context.Context, t trace.Tracer, name string, kind trace.SpanKi
 // Set puts attributes on a span.
 func Set(s trace.Span, attrs ...KeyValue) {
 	if own, ok := s.(*recorder.Span); ok {
-		own.Set(attrs...)
+		own.SetAttributes(attrs...)
 	}
 }
 

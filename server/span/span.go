@@ -38,6 +38,9 @@ const (
 	EventResume     = "kvpilot.resume"
 )
 
+// SchemaURL names the version of the conventions that the attributes follow, for the tracers of those parts.
+const SchemaURL = semconv.SchemaURL
+
 // Attribute keys. Counts are tokens or blocks as the name says; times are seconds.
 const (
 	Model         = semconv.GenAIRequestModelKey
@@ -56,6 +59,7 @@ const (
 	HTTPRoute     = semconv.HTTPRouteKey
 	HTTPStatus    = semconv.HTTPResponseStatusCodeKey
 	URLPath       = semconv.URLPathKey
+	URLFull       = semconv.URLFullKey
 	URLScheme     = semconv.URLSchemeKey
 	HTTPVersion   = semconv.NetworkProtocolVersionKey
 	ServerAddress = semconv.ServerAddressKey

@@ -11,7 +11,7 @@ import (
 
 // Config is what an operator may set.
 type Config struct {
-	// ServiceName is the service.name of spans and metrics.
+	// ServiceName is the service.name of spans and metrics. OTEL_SERVICE_NAME counts while it is "kvpilot".
 	ServiceName string `yaml:"service_name"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `yaml:"log_level"`
@@ -23,7 +23,8 @@ type Config struct {
 
 // Traces configures tracing.
 type Traces struct {
-	// Endpoint is an OTLP endpoint: host:port for grpc, a URL for http. Empty exports nothing.
+	// Endpoint is an OTLP endpoint: host:port for grpc, a URL for http. Empty, OTEL_TRACES_EXPORTER and
+	// OTEL_EXPORTER_OTLP_ENDPOINT say where spans go; without these too, nowhere.
 	Endpoint string `yaml:"endpoint"`
 	// Protocol is grpc or http.
 	Protocol string `yaml:"protocol"`

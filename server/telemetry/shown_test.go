@@ -6,9 +6,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/kvpilot/kvpilot/server/recorder"
 	"github.com/kvpilot/kvpilot/server/telemetry"
 )
 
@@ -17,9 +17,9 @@ func TestTracesThatAreOnlyShownAreFewOnABusyRouter(t *testing.T) {
 		shown := 0
 		c := telemetry.DefaultConfig()
 		c.Traces.Ratio = never
-		tel, err := telemetry.New(context.Background(), c, telemetry.Params{Shown: func(tr *recorder.Trace) {
-			if shown++; tr.Len() != 2 {
-				t.Errorf("a trace of %d spans is shown, want both", tr.Len())
+		tel, err := telemetry.New(context.Background(), c, telemetry.Params{Shown: func(spans []sdktrace.ReadOnlySpan) {
+			if shown++; len(spans) != 2 {
+				t.Errorf("a trace of %d spans is shown, want both", len(spans))
 			}
 		}})
 		if err != nil {

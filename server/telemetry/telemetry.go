@@ -7,12 +7,10 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	promexporter "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
@@ -22,7 +20,6 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
-	"google.golang.org/grpc"
 
 	"github.com/kvpilot/kvpilot/server/recorder"
 )
@@ -35,11 +32,14 @@ type Params struct {
 	Version string
 	// Instance names this process among the routers of a fleet.
 	Instance string
-	// Collectors receive the traces that are kept, beside the configured endpoint.
-	Collectors []otlptrace.Client
-	// Shown is given copies of recorded traces when their first span ends, kept or not, at most twenty
-	// a second. It must not block, and nil shows nobody.
-	Shown func(*recorder.Trace)
+	// Exporters receive the traces that are kept, beside the configured endpoint.
+	Exporters []sdktrace.SpanExporter
+	// Shown gets the spans of recorded traces when their first span ends, which comes last, kept or not,
+	// at most twenty a second. It must not block, and nil shows none.
+	Shown func([]sdktrace.ReadOnlySpan)
+	// Env is the environment in os.Environ's form: which OTEL_* variables are set. OpenTelemetry's library
+	// reads their values from the process.
+	Env []string
 }
 
 // Telemetry holds what the parts are handed. Its methods are safe for concurrent use.
@@ -48,18 +48,17 @@ type Telemetry struct {
 	meters   *sdkmetric.MeterProvider
 	tracers  trace.TracerProvider
 	registry *prometheus.Registry
-	batcher  *batcher // nil when nothing is recorded
+	drawer   *drawer // nil when nothing is exported
 
 	given metric.MeterProvider // set by Of, instead of meters
 }
 
 // New builds the providers. Exporters dial in the background; Close ends what New started.
 func New(ctx context.Context, c Config, p Params) (*Telemetry, error) {
-	res := resource.NewSchemaless(
-		semconv.ServiceName(c.ServiceName),
-		semconv.ServiceVersion(p.Version),
-		semconv.ServiceInstanceID(p.Instance),
-	)
+	res, err := about(ctx, c, p)
+	if err != nil {
+		return nil, err
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(process(p.Version)...)
 	reader, err := promexporter.New(promexporter.WithRegisterer(registry), promexporter.WithoutScopeInfo(), promexporter.WithoutTargetInfo())
@@ -74,21 +73,39 @@ func New(ctx context.Context, c Config, p Params) (*Telemetry, error) {
 	return t, t.startTracing(ctx, c.Traces, res, p)
 }
 
-// startTracing makes the tracer. With nobody to send spans to, none are recorded but those that are
+// about is what spans and metrics are about: this process, with what OTEL_RESOURCE_ATTRIBUTES and
+// OTEL_SERVICE_NAME say of it. A name in the settings counts more.
+func about(ctx context.Context, c Config, p Params) (*resource.Resource, error) {
+	name := semconv.ServiceName(c.ServiceName)
+	options := []resource.Option{
+		resource.WithSchemaURL(semconv.SchemaURL), resource.WithTelemetrySDK(),
+		resource.WithAttributes(name, semconv.ServiceVersion(p.Version), semconv.ServiceInstanceID(p.Instance)),
+		resource.WithFromEnv(),
+	}
+	if c.ServiceName != DefaultConfig().ServiceName {
+		options = append(options, resource.WithAttributes(name))
+	}
+	res, err := resource.New(ctx, options...)
+	if err != nil {
+		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
+	}
+	return res, nil
+}
+
+// startTracing makes the tracer. With nowhere to send spans to, none are recorded but those that are
 // shown.
 func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Resource, p Params) error {
-	clients := p.Collectors
-	if c.Endpoint != "" {
-		clients = append(clients, newClient(c))
-	}
-	if len(clients) == 0 && p.Shown == nil || c.Ratio == 0 {
+	if c.Ratio == 0 || slices.Contains(p.Env, "OTEL_SDK_DISABLED=true") {
 		t.tracers = off{}
 		return nil
 	}
-	for _, client := range clients {
-		if err := client.Start(ctx); err != nil {
-			return fmt.Errorf("trace exporter: %w", err)
-		}
+	to, err := exporters(ctx, c, p)
+	if err != nil {
+		return err
+	}
+	if len(to) == 0 && p.Shown == nil {
+		t.tracers = off{}
+		return nil
 	}
 	drops, err := droppedSpans(t.meters)
 	if err != nil {
@@ -96,25 +113,20 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 	}
 	dropped := func(n int) { drops.Add(context.Background(), int64(n)) }
 	dropped(0)
-	var r *recorder.Recorder
-	keep := func(kept *recorder.Trace) { r.Free(kept) }
-	if len(clients) > 0 {
-		t.batcher = newBatcher(clients, t.log, dropped)
-		keep = func(kept *recorder.Trace) {
-			if !t.batcher.offer(kept) {
-				dropped(kept.Len())
-				r.Free(kept)
-			}
+	keep := func(t *recorder.Trace) { t.Drop() }
+	if len(to) > 0 {
+		var processors []sdktrace.SpanProcessor
+		for _, e := range to {
+			processors = append(processors, batching(counting{e, t.log, dropped}, p.Env))
 		}
+		t.drawer = newDrawer(processors, dropped)
+		keep = t.drawer.keep
+		go t.drawer.run()
 	}
-	r = recorder.New(recorder.Params{
+	t.tracers = recorder.New(recorder.Params{
 		Resource: res, Sampler: sampler(c), Slow: c.Slow,
-		Keep: keep, Dropped: dropped, Shown: p.Shown, OnlyShown: len(clients) == 0,
+		Keep: keep, Dropped: dropped, Shown: p.Shown, OnlyShown: len(to) == 0,
 	})
-	if t.batcher != nil {
-		go t.batcher.run(r)
-	}
-	t.tracers = r
 	return nil
 }
 
@@ -130,29 +142,6 @@ func sampler(c Traces) sdktrace.Sampler {
 func droppedSpans(m metric.MeterProvider) (metric.Int64Counter, error) {
 	return m.Meter("github.com/kvpilot/kvpilot/server/telemetry").Int64Counter("kvpilot.telemetry.spans.dropped",
 		metric.WithUnit("{span}"), metric.WithDescription("Spans that were to be kept and could not be: the exporter is too slow or fails."))
-}
-
-// newClient makes what sends spans; it dials when there is something to send.
-func newClient(c Traces) otlptrace.Client {
-	headers := map[string]string{}
-	if !c.Token.IsEmpty() {
-		headers["authorization"] = "Bearer " + c.Token.Reveal()
-	}
-	if c.Protocol == "http" {
-		options := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(headers)}
-		if c.Insecure {
-			options = append(options, otlptracehttp.WithInsecure())
-		}
-		return otlptracehttp.NewClient(options...)
-	}
-	options := []otlptracegrpc.Option{
-		otlptracegrpc.WithEndpoint(c.Endpoint), otlptracegrpc.WithHeaders(headers),
-		otlptracegrpc.WithDialOption(grpc.WithWriteBufferSize(exportBatch), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()))), // a batch is one system call, and no copy
-	}
-	if c.Insecure {
-		options = append(options, otlptracegrpc.WithInsecure())
-	}
-	return otlptracegrpc.NewClient(options...)
 }
 
 func newLogger(c Config, to io.Writer) *slog.Logger {
@@ -201,11 +190,11 @@ func (t *Telemetry) Close(ctx context.Context) error {
 	if t.given != nil {
 		return nil
 	}
-	err := t.meters.Shutdown(ctx)
-	if t.batcher != nil {
-		err = errors.Join(err, t.batcher.close(ctx))
+	var err error
+	if t.drawer != nil {
+		err = t.drawer.close(ctx)
 	}
-	return err
+	return errors.Join(err, t.meters.Shutdown(ctx)) // at last: it counts the spans that are lost
 }
 
 // Of joins providers that the caller made; Close shuts none of them. It is for tools that look at

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"go.uber.org/goleak"
@@ -68,7 +69,7 @@ func start(t *testing.T, traces telemetry.Traces, b *box) *telemetry.Telemetry {
 	t.Helper()
 	c := telemetry.DefaultConfig()
 	c.Traces = traces
-	tel, err := telemetry.New(context.Background(), c, telemetry.Params{Collectors: []otlptrace.Client{b}})
+	tel, err := telemetry.New(context.Background(), c, telemetry.Params{Exporters: []sdktrace.SpanExporter{otlptrace.NewUnstarted(b)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +186,7 @@ func BenchmarkRequestSpans(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			c := telemetry.DefaultConfig()
 			c.Traces = telemetry.Traces{Protocol: "grpc", Ratio: ratio, Slow: time.Minute}
-			tel, err := telemetry.New(context.Background(), c, telemetry.Params{Collectors: []otlptrace.Client{nowhere{}}})
+			tel, err := telemetry.New(context.Background(), c, telemetry.Params{Exporters: []sdktrace.SpanExporter{otlptrace.NewUnstarted(nowhere{})}})
 			if err != nil {
 				b.Fatal(err)
 			}

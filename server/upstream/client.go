@@ -18,6 +18,8 @@ type Params struct {
 	Now func() time.Time
 	// Dial opens TCP connections; nil is package net's.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// PlainReads reads sockets with calls that the scheduler knows of (package socket).
+	PlainReads bool
 }
 
 // Client sends requests to replicas. It is safe for concurrent use.
@@ -52,7 +54,7 @@ func New(cfg Config, p Params) *Client {
 	if cfg.Transport == TransportStd {
 		c.transport = newStd(cfg, p.Dial)
 	} else {
-		c.transport = newLean(cfg, c.now, p.Dial, c.metrics)
+		c.transport = newLean(cfg, c.now, p, c.metrics)
 	}
 	return c
 }

@@ -22,20 +22,21 @@ import (
 	"github.com/kvpilot/kvpilot/server/secret"
 )
 
-// eachTransport runs a test with both transports; what callers see must not differ.
+// eachTransport runs a test with both transports, and with both ways to read a socket; what callers see must
+// not differ.
 func eachTransport(t *testing.T, change func(*Config), test func(*testing.T, *Client)) {
 	t.Helper()
-	for _, name := range []string{TransportLean, TransportStd} {
+	for name, plain := range map[string]bool{TransportLean: false, TransportLean + ", plain reads": true, TransportStd: false} {
 		t.Run(name, func(t *testing.T) {
 			cfg := DefaultConfig()
-			cfg.Transport = name
+			cfg.Transport, _, _ = strings.Cut(name, ",")
 			if change != nil {
 				change(&cfg)
 			}
 			if err := cfg.Validate(); err != nil {
 				t.Fatal(err)
 			}
-			c := New(cfg, Params{})
+			c := New(cfg, Params{PlainReads: plain})
 			t.Cleanup(func() { c.transport.shut() })
 			test(t, c)
 		})

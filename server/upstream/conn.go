@@ -17,6 +17,7 @@ type conn struct {
 	base   net.Conn // the TCP connection
 	stream net.Conn // base, or TLS on it
 	raw    syscall.RawConn
+	plain  bool // reads from raw are known to the scheduler
 	// idleSince is when the last request ended.
 	idleSince time.Time
 	limited   bool // a read deadline is set

@@ -20,6 +20,7 @@ type lean struct {
 	now     func() time.Time
 	metrics *metrics
 	opens   dialFunc
+	plain   bool // reads
 
 	mu    sync.RWMutex
 	hosts map[string]*host // guarded by mu; by base URL
@@ -41,12 +42,13 @@ type host struct {
 // dialFunc opens a connection, within a time of its own.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-func newLean(cfg Config, now func() time.Time, dial dialFunc, m *metrics) *lean {
+func newLean(cfg Config, now func() time.Time, p Params, m *metrics) *lean {
+	dial := p.Dial
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
 			Enable: true, Idle: keepAlivePeriod, Interval: keepAlivePeriod, Count: 3}}).DialContext
 	}
-	return &lean{cfg: cfg, now: now, metrics: m, opens: dial, hosts: map[string]*host{}}
+	return &lean{cfg: cfg, now: now, metrics: m, opens: dial, plain: p.PlainReads, hosts: map[string]*host{}}
 }
 
 // host finds or makes the host of a base URL.
@@ -178,6 +180,7 @@ func (l *lean) connect(ctx context.Context, h *host) (*conn, error) {
 		return nil, err
 	}
 	c := newConn(h, base)
+	c.plain = l.plain
 	if h.secure == nil {
 		return c, nil
 	}

@@ -32,9 +32,17 @@ func (a *leanAnswer) read() (int, error) {
 	return a.got.n, nil
 }
 
+// reader is how the socket is read.
+func (c *conn) reader() func(fd uintptr, b []byte) (int, error) {
+	if c.plain {
+		return socket.PlainRead
+	}
+	return socket.Read
+}
+
 // tryRead reads from the socket, and is false when nothing is there yet.
 func (a *leanAnswer) tryRead(fd uintptr) bool {
-	n, err := socket.Read(fd, a.room())
+	n, err := a.conn.reader()(fd, a.room())
 	if err == syscall.EAGAIN { //nolint:errorlint // a bare errno
 		putBuffer(a.buf)
 		a.buf = nil

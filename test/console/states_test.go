@@ -1,5 +1,3 @@
-//go:build console
-
 package console
 
 import (

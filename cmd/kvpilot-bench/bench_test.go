@@ -20,7 +20,7 @@ func figures(t *testing.T, into any, args ...string) {
 }
 
 func TestBenchTokenizePrintsItsFigures(t *testing.T) {
-	args := []string{"bench", "tokenize", "--clients", "4", "--turns", "8", "--tokens", "20000", "--replicas", "2", "--soak", "300", "--pause", "5ms"}
+	args := []string{"tokenize", "--clients", "4", "--turns", "8", "--tokens", "20000", "--replicas", "2", "--soak", "300", "--pause", "5ms"}
 	var r map[string]float64
 	figures(t, &r, args...)
 	for _, name := range []string{
@@ -43,7 +43,7 @@ func TestBenchTokenizePrintsItsFigures(t *testing.T) {
 }
 
 func TestBenchStreamPrintsItsFigures(t *testing.T) {
-	args := []string{"bench", "stream", "--rounds", "1", "--scale", "0.02", "--cases", "stream-64,allocs,small-request,large-request,idle,aborted"}
+	args := []string{"stream", "--rounds", "1", "--scale", "0.02", "--cases", "stream-64,allocs,small-request,large-request,idle,aborted"}
 	var r struct {
 		Results []struct {
 			Case, Subject      string

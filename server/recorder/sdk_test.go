@@ -1,7 +1,6 @@
 package recorder
 
 import (
-	"bytes"
 	"context"
 	"maps"
 	"math"
@@ -31,6 +30,22 @@ func (u *upload) Stop(context.Context) error  { return nil }
 func (u *upload) UploadTraces(_ context.Context, list []*tracepb.ResourceSpans) error {
 	u.got = append(u.got, list...)
 	return nil
+}
+
+// sent are spans as a collector gets them.
+func sent(spans []sdktrace.ReadOnlySpan) []*tracepb.Span {
+	var u upload
+	e := otlptrace.NewUnstarted(&u)
+	if err := e.ExportSpans(context.Background(), spans); err != nil {
+		panic(err) // it only keeps them
+	}
+	var list []*tracepb.Span
+	for _, rs := range u.got {
+		for _, scope := range rs.ScopeSpans {
+			list = append(list, scope.Spans...)
+		}
+	}
+	return list
 }
 
 // play makes spans with all that a span can have.
@@ -119,7 +134,7 @@ func order(rs *tracepb.ResourceSpans) {
 	slices.SortFunc(rs.ScopeSpans, func(a, b *tracepb.ScopeSpans) int { return strings.Compare(a.Scope.Name, b.Scope.Name) })
 }
 
-func TestSpansAreWrittenAsOpenTelemetrysExporterDoes(t *testing.T) {
+func TestSpansAreThoseOfTheSDK(t *testing.T) {
 	state, err := trace.ParseTraceState("vendor=value")
 	if err != nil {
 		t.Fatal(err)
@@ -140,14 +155,14 @@ func TestSpansAreWrittenAsOpenTelemetrysExporterDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	var r *Recorder
-	r = New(Params{Resource: about, Sampler: sdktrace.ParentBased(sdktrace.NeverSample()), Dropped: func(int) {}, Keep: func(tr *Trace) {
-		message := &tracepb.ResourceSpans{}
-		var b Batch
-		b.Begin(r)
-		b.Add(tr)
-		message.ProtoReflect().SetUnknown(bytes.Clone(b.Message(r)))
-		ours.got = append(ours.got, message)
+	through, err := otlptrace.New(t.Context(), &ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := New(Params{Resource: about, Sampler: sdktrace.ParentBased(sdktrace.NeverSample()), Dropped: func(int) {}, Keep: func(tr *Trace) {
+		if err := through.ExportSpans(t.Context(), tr.Spans()); err != nil {
+			t.Error(err)
+		}
 	}})
 	play(r, parent)
 	got, want := comparable(t, ours.got), comparable(t, theirs.got)
@@ -172,10 +187,10 @@ func FuzzAttributes(f *testing.F) {
 		k := newKept(sdktrace.AlwaysSample())
 		tr := k.Tracer("t").(*Tracer)
 		_, s := tr.Begin(context.Background(), key, trace.SpanKindServer)
-		s.(*Span).Set(attribute.String(key, text), attribute.Int64(key+"1", number), attribute.Float64(key+"2", fraction), attribute.Bool(key+"3", truth), attribute.StringSlice(key+"4", []string{text, ""}))
+		s.(*Span).SetAttributes(attribute.String(key, text), attribute.Int64(key+"1", number), attribute.Float64(key+"2", fraction), attribute.Bool(key+"3", truth), attribute.StringSlice(key+"4", []string{text, ""}))
 		list := []attribute.KeyValue{attribute.String(key, text)}
 		s.(*Span).Leave(&tale{tracer: tr, name: text, failed: text, events: []Event{{Name: key, At: time.Now(), Attrs: list}}, attrs: list}, true)
-		s.(*Span).Set(attribute.String(key, text))
+		s.(*Span).SetAttributes(attribute.String(key, text))
 		s.End()
 		if len(k.list) != 2 || len(k.list[1].Attributes) != 5 || len(k.list[0].Attributes) != 1 {
 			t.Fatalf("%v", k.list)

@@ -1,9 +1,9 @@
-package main
+package serve
 
 import "runtime/debug"
 
-// version is what the build knows of itself: a module version, or a commit.
-func version() string {
+// Version is what the build knows of itself: a module version, or a commit.
+func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"

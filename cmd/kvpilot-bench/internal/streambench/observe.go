@@ -97,7 +97,7 @@ func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
 | … in another router without tracing: the noise | %+.1f µs | |
 | … tracing configured, ratio 0 | %+.1f µs | nothing measurable |
 | … ratio 0.01: all recorded, failed and slow ones sent | %+.1f µs | |
-| … every trace recorded and exported | %+.1f µs, half of the pairs within %.1f | 25 µs |
+| … every trace recorded and exported | %+.1f µs, half of the pairs within %.1f | 80 µs |
 | … its allocations | %+.1f | |
 | a streamed chunk in another router without tracing | × %.3f | |
 | … ratio 0 against none | × %.3f | nothing measurable |

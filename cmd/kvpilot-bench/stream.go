@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvpilot/kvpilot/cmd/kvpilot/internal/streambench"
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/streambench"
 	"github.com/kvpilot/kvpilot/server/upstream"
 )
 
@@ -45,7 +45,7 @@ func runStreamBench(cmd *cobra.Command, o streambench.Options, run func(context.
 	if err != nil {
 		return err
 	}
-	o.Self = []string{self, "bench", "stream", "role"}
+	o.Self = []string{self, "stream", "role"}
 	o.Serve = []string{self, "serve"}
 	return run(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 }

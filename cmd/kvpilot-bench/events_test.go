@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvpilot/kvpilot/cmd/kvpilot/internal/eventbench"
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/eventbench"
 )
 
 func TestEventFiguresArePrinted(t *testing.T) {
@@ -19,7 +19,7 @@ func TestEventFiguresArePrinted(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, out.String())
 		}
 	}
-	if err := run(t.Context(), []string{"bench", "events", "--engines", "0"}, nil, &out, &out); err == nil {
+	if err := run(t.Context(), []string{"events", "--engines", "0"}, nil, &out, &out); err == nil {
 		t.Error("no engines: no error")
 	}
 }

@@ -8,7 +8,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kvpilot/kvpilot/cmd/kvpilot/internal/eventbench"
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/eventbench"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

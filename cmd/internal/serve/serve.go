@@ -1,4 +1,4 @@
-package main
+package serve
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/registry"
 )
 
-// serveFlags are the few settings that are worth a flag of their own.
-type serveFlags struct {
+// flags are the few settings that are worth a flag of their own.
+type flags struct {
 	file     string
 	set      []string
 	replicas []string
@@ -27,9 +27,9 @@ type serveFlags struct {
 	print    bool
 }
 
-// newServeCommand runs the router.
-func newServeCommand(env []string, out, errOut io.Writer) *cobra.Command {
-	var f serveFlags
+// Command runs the router.
+func Command(env []string, out, errOut io.Writer) *cobra.Command {
+	var f flags
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the router",
@@ -49,7 +49,7 @@ func newServeCommand(env []string, out, errOut io.Writer) *cobra.Command {
 				fmt.Fprintln(out, "the settings are good")
 				return nil
 			}
-			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Version: version()})
+			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Version: Version(), Env: env})
 			if err != nil {
 				return err
 			}
@@ -61,21 +61,21 @@ func newServeCommand(env []string, out, errOut io.Writer) *cobra.Command {
 			return s.Run(ctx)
 		},
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&f.file, "config", "", "YAML file with settings")
-	flags.StringArrayVar(&f.set, "set", nil, "override one setting: path.to.key=value")
-	flags.StringArrayVar(&f.replicas, "replica", nil, "base URL of a replica; may be given again")
-	flags.StringVar(&f.events, "events", "", "where replicas publish KV events, for example tcp://{host}:5557 (registry.events.endpoint)")
-	flags.StringVar(&f.replay, "replay", "", "where replicas replay KV events, for example tcp://{host}:5657 (registry.events.replay)")
-	flags.StringVar(&f.http, "http", "", "address of the REST surface (listen.http)")
-	flags.StringVar(&f.grpc, "grpc", "", "address of the gRPC services (listen.grpc)")
-	flags.StringVar(&f.admin, "admin", "", "address of health, metrics and console (listen.admin)")
-	flags.BoolVar(&f.check, "check-config", false, "check the settings and exit")
-	flags.BoolVar(&f.print, "print-config", false, "print the settings, secrets starred, and exit")
+	list := cmd.Flags()
+	list.StringVar(&f.file, "config", "", "YAML file with settings")
+	list.StringArrayVar(&f.set, "set", nil, "override one setting: path.to.key=value")
+	list.StringArrayVar(&f.replicas, "replica", nil, "base URL of a replica; may be given again")
+	list.StringVar(&f.events, "events", "", "where replicas publish KV events, for example tcp://{host}:5557 (registry.events.endpoint)")
+	list.StringVar(&f.replay, "replay", "", "where replicas replay KV events, for example tcp://{host}:5657 (registry.events.replay)")
+	list.StringVar(&f.http, "http", "", "address of the REST surface (listen.http)")
+	list.StringVar(&f.grpc, "grpc", "", "address of the gRPC services (listen.grpc)")
+	list.StringVar(&f.admin, "admin", "", "address of health, metrics and console (listen.admin)")
+	list.BoolVar(&f.check, "check-config", false, "check the settings and exit")
+	list.BoolVar(&f.print, "print-config", false, "print the settings, secrets starred, and exit")
 	return cmd
 }
 
-func (f serveFlags) load(env []string) (config.Config, error) {
+func (f flags) load(env []string) (config.Config, error) {
 	set := f.set
 	for path, value := range map[string]string{"listen.http": f.http, "listen.grpc": f.grpc, "listen.admin": f.admin, "registry.events.endpoint": f.events, "registry.events.replay": f.replay} {
 		if value != "" {

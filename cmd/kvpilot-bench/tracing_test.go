@@ -20,7 +20,7 @@ import (
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
-// BenchmarkTracing tells what traces cost a request more exactly than kvpilot bench observe does:
+// BenchmarkTracing tells what traces cost a request more exactly than kvpilot-bench observe does:
 // the routers live in this process, beside each other, and have turns of a tenth of a second in an
 // order of chance. Run it with -cpu 1, where nothing spins. Upstream and collector are processes of
 // their own. "again" is another router without traces: the noise.
@@ -108,7 +108,7 @@ func (s *traced) turn(b *testing.B) {
 // startRole starts one of the benchmarks' processes and returns its address.
 func startRole(b *testing.B, name string) string {
 	b.Helper()
-	cmd := exec.Command(os.Args[0], "bench", "stream", "role", name)
+	cmd := exec.Command(os.Args[0], "stream", "role", name)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		b.Fatal(err)

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvpilot/kvpilot/cmd/kvpilot/internal/tenantbench"
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/tenantbench"
 )
 
 // newBenchTenantsCommand measures how tenants share a fleet.
@@ -16,10 +16,7 @@ func newBenchTenantsCommand() *cobra.Command {
 		Use:   "tenants",
 		Short: "Measure how two tenants of weights 1 and 3 share a fleet, and what a third one waits",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if o.Self, err = os.Executable(); err != nil {
-				return err
-			}
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			to, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 			if err != nil {
 				return err
@@ -32,6 +29,7 @@ func newBenchTenantsCommand() *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
+	flags.StringVar(&o.Self, "kvpilot", "bin/kvpilot", "the kvpilot to run as router and as replicas; make build makes it")
 	flags.IntVar(&o.Replicas, "replicas", o.Replicas, "simulated replicas")
 	flags.IntVar(&o.Loops, "loops", o.Loops, "requests that each busy tenant has under way")
 	flags.IntVar(&o.Prompt, "prompt", o.Prompt, "mean tokens of a prompt")

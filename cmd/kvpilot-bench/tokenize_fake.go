@@ -108,7 +108,7 @@ func startFakeFleet(ctx context.Context, n int) (*fakeFleet, error) {
 	}
 	f := &fakeFleet{}
 	for i := range n {
-		cmd := exec.CommandContext(ctx, self, "bench", "tokenize", "--serve-fake")
+		cmd := exec.CommandContext(ctx, self, "tokenize", "--serve-fake")
 		in, err := cmd.StdinPipe()
 		if err != nil {
 			return f, err

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvpilot/kvpilot/cmd/kvpilot/internal/eventbench"
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/eventbench"
 )
 
 // newBenchEventsCommand measures the way of KV events from the sockets into the index.
@@ -75,7 +75,7 @@ func startEngines(ctx context.Context, l eventbench.Load) (*eventbench.Engines, 
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, self, "bench", "events", "engines",
+	cmd := exec.CommandContext(ctx, self, "events", "engines",
 		"--engines", strconv.Itoa(l.Engines), "--batches", strconv.Itoa(l.Batches), "--rate", strconv.Itoa(l.Rate))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()

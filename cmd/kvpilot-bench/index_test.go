@@ -8,7 +8,7 @@ import (
 )
 
 func TestBenchIndexPrintsItsFigures(t *testing.T) {
-	args := []string{"bench", "index", "--ranks", "2", "--blocks", "6000", "--phase", "5ms", "--write-rate", "50000", "--open-rate", "50000", "--dir", t.TempDir()}
+	args := []string{"index", "--ranks", "2", "--blocks", "6000", "--phase", "5ms", "--write-rate", "50000", "--open-rate", "50000", "--dir", t.TempDir()}
 	var out, progress bytes.Buffer
 	if err := run(t.Context(), append(args, "--json"), nil, &out, &progress); err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestBenchIndexPrintsItsFigures(t *testing.T) {
 	if !strings.Contains(out.String(), "lookup beside writes") {
 		t.Errorf("the table is %q", out.String())
 	}
-	if err := run(t.Context(), []string{"bench", "index", "--ranks", "0"}, nil, &out, &progress); err == nil {
+	if err := run(t.Context(), []string{"index", "--ranks", "0"}, nil, &out, &progress); err == nil {
 		t.Error("no ranks: no error")
 	}
 }

@@ -1,0 +1,18 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// TestMain runs the tests; some start this binary again as a process of its own.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
+		main()
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
