@@ -32,12 +32,13 @@ type surfaces struct {
 	// wrongHost answers requests for other hosts.
 	wrongHost http.Handler
 	api       *grpcapi.API
+	gateway   *gateway.Gateway
 }
 
-func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource) (*surfaces, error) {
+func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource, settings func() grpcapi.Settings) (*surfaces, error) {
 	api, err := grpcapi.New(c.API, grpcapi.Params{
 		Router: p.router, Lifecycle: p.chooser, Book: p.book, Registry: p.registry, Decisions: p.decisions, Tokens: p.tokens,
-		Choice: c.Chooser, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
+		Choice: p.chooser.Config, Settings: settings, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
 		Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
 	})
 	if err != nil {
@@ -54,7 +55,7 @@ func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *cons
 	if err != nil {
 		return nil, err
 	}
-	s.admin = httpServer(c.Listen, guardAdmin(c, admin.Handler(c.Admin, admin.Params{
+	s.admin = httpServer(c.Listen, guardAdmin(s.gateway.StallTimeout, admin.Handler(c.Admin, admin.Params{
 		Ready: source.ready, Metrics: t.MetricsHandler(), Console: page,
 		Authorized: func(r *http.Request) bool { return authorized(api.Keys(), r) },
 	})), p.part("admin"))
@@ -81,16 +82,13 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 		},
 	})
 	api.Register(hop)
-	params := gateway.Params{Conn: hop, Ready: ready, Budget: s.budget, Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator()}
-	if api.Keys() != nil {
-		params.Authorize = api.Authorize
-	}
+	params := gateway.Params{Conn: hop, Authorize: api.Authorize, Ready: ready, Budget: s.budget, Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator()}
 	g, err := gateway.New(c.Gateway, params)
 	if err != nil {
 		return err
 	}
 	s.http = httpServer(c.Listen, g, p.part("http"))
-	s.wrongHost = g.RefuseHost()
+	s.wrongHost, s.gateway = g.RefuseHost(), g
 	return nil
 }
 

@@ -33,7 +33,7 @@ const (
 
 // Queue holds the lines and their common bounds. Make one with New.
 type Queue struct {
-	config  Config
+	config  atomic.Pointer[Config]
 	metrics *metrics
 	count   atomic.Int64
 	bytes   atomic.Int64
@@ -44,13 +44,23 @@ func New(config Config, params Params) (*Queue, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	q := &Queue{config: config}
+	q := &Queue{}
+	q.config.Store(&config)
 	m, err := newMetrics(params.Meter, q)
 	if err != nil {
 		return nil, err
 	}
 	q.metrics = m
 	return q, nil
+}
+
+// Update puts new bounds in force. Those who wait already stay, with the deadlines that they have.
+func (q *Queue) Update(config Config) error {
+	if err := config.Validate(); err != nil {
+		return err
+	}
+	q.config.Store(&config)
+	return nil
 }
 
 // Len is the number of tickets in all lines.
@@ -85,7 +95,7 @@ func (l *Line) Len() int { return int(l.count.Load()) }
 // them has room; they tell whether t's deadline can be met. When t is refused, wait is the time
 // after which a new try has a chance.
 func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration) (wait time.Duration, err error) {
-	q := l.queue
+	q, config := l.queue, l.queue.config.Load()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.start.IsZero() {
@@ -108,13 +118,13 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	case t.Accepted:
 	case !t.Deadline.IsZero() && now.Add(expect()+seconds(t.Work)).After(t.Deadline):
 		return refuse(ErrDeadline)
-	case count > int64(q.config.MaxRequests):
+	case count > int64(config.MaxRequests):
 		return refuse(ErrFull)
-	case bytes > int64(q.config.MaxBytes):
+	case bytes > int64(config.MaxBytes):
 		return refuse(ErrBytes)
 	}
-	if q.config.MaxWait > 0 && !t.Accepted {
-		if latest := now.Add(q.config.MaxWait); t.Deadline.IsZero() || latest.Before(t.Deadline) {
+	if config.MaxWait > 0 && !t.Accepted {
+		if latest := now.Add(config.MaxWait); t.Deadline.IsZero() || latest.Before(t.Deadline) {
 			t.Deadline = latest
 		}
 	}

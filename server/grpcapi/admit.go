@@ -24,7 +24,7 @@ func (a *API) CarriesPrompt(method string) bool {
 // Admit names the tenant of a gRPC call by its metadata, before anything of its message is read.
 func (a *API) Admit(method string, md metadata.MD) (tenant string, err error) {
 	m := a.methods[method]
-	if a.keys == nil || m == nil {
+	if a.keys.Load() == nil || m == nil {
 		return "", nil
 	}
 	who, err := a.allowed(m, single(md, "x-api-key"), single(md, "authorization"))
@@ -33,7 +33,7 @@ func (a *API) Admit(method string, md metadata.MD) (tenant string, err error) {
 
 // Authorize names the tenant of a REST request by its headers, before its body is read.
 func (a *API) Authorize(h http.Header) (tenant string, err error) {
-	who, err := a.keys.find(h)
+	who, err := a.keys.Load().find(h)
 	if err != nil {
 		a.metrics.refused.Add(context.Background(), 1, a.metrics.unknownKey)
 	}
@@ -42,21 +42,21 @@ func (a *API) Authorize(h http.Header) (tenant string, err error) {
 
 // allowed finds the holder of a key and whether it may call the method. It counts refusals.
 func (a *API) allowed(m *methodInfo, key, authorization string) (holder, error) {
-	who, err := a.keys.holder(key, authorization)
+	who, err := a.keys.Load().holder(key, authorization)
 	if err != nil {
 		a.metrics.refused.Add(context.Background(), 1, a.metrics.unknownKey)
 		return holder{}, err
 	}
 	if m.admin && !who.admin {
 		a.metrics.refused.Add(context.Background(), 1, a.metrics.notAllowed)
-		return holder{}, apierror.New(apierror.PermissionDenied, "the API key may not change the fleet", nil)
+		return holder{}, apierror.New(apierror.PermissionDenied, "the API key may not change the fleet or the settings", nil)
 	}
 	return who, nil
 }
 
 // mayRegister refuses registration where anybody could register.
 func (a *API) mayRegister() error {
-	if a.keys != nil || a.Registration {
+	if a.keys.Load() != nil || a.Registration {
 		return nil
 	}
 	return apierror.New(apierror.PermissionDenied, "registration is off: set registry.registration.enabled, or use API keys", nil)

@@ -3,6 +3,7 @@ package grpcapi
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 
 	"buf.build/go/protovalidate"
 	"go.opentelemetry.io/otel/metric"
@@ -49,8 +50,10 @@ type Params struct {
 	Registry  *registry.Registry
 	Decisions *decisionlog.Log
 	Tokens    *tokenizer.Pool
-	// Choice is the configuration that ListPolicies shows.
-	Choice chooser.Config
+	// Choice gives the configuration that ListPolicies shows.
+	Choice func() chooser.Config
+	// Settings gives what ConfigService speaks for; nil where settings cannot be changed.
+	Settings func() Settings
 
 	// Stats gives what a rank's engine reported last; nil when engines are not asked.
 	Stats func(replica.Slot) (enginestats.Stats, bool)
@@ -67,8 +70,8 @@ type Params struct {
 // API is the services. Make one with New.
 type API struct {
 	Params
-	config  Config
-	keys    *Keys
+	conf    atomic.Pointer[Config]
+	keys    atomic.Pointer[Keys]
 	rules   protovalidate.Validator
 	metrics *metrics
 	methods map[string]*methodInfo
@@ -98,7 +101,9 @@ func New(c Config, p Params) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &API{Params: p, config: c, keys: keys, metrics: m, methods: readMethods()}
+	a := &API{Params: p, metrics: m, methods: readMethods()}
+	a.conf.Store(&c)
+	a.keys.Store(keys)
 	a.life, a.Leave = context.WithCancel(context.Background())
 	if a.rules, err = protovalidate.New(protovalidate.WithMessageDescriptors(a.inputs()...)); err != nil {
 		return nil, err
@@ -107,13 +112,24 @@ func New(c Config, p Params) (*API, error) {
 }
 
 // Keys are the API keys in use, for the REST surface to ask before it reads a body; nil when none are.
-func (a *API) Keys() *Keys { return a.keys }
+func (a *API) Keys() *Keys { return a.keys.Load() }
+
+// Use puts other keys in force, as NewKeys made them of c, and returns what puts the present ones in force again. Calls
+// that were let in go on.
+func (a *API) Use(c Config, keys *Keys) (undo func()) {
+	conf, former := a.conf.Swap(&c), a.keys.Swap(keys)
+	return func() {
+		a.conf.Store(conf)
+		a.keys.Store(former)
+	}
+}
 
 // Register adds the services to a grpc.Server or to the in-process hop.
 func (a *API) Register(to grpc.ServiceRegistrar) {
 	kvpilotv1.RegisterInferenceServiceServer(to, &inference{api: a})
 	kvpilotv1.RegisterRoutingServiceServer(to, &routing{api: a})
 	kvpilotv1.RegisterReplicaServiceServer(to, &replicas{api: a})
+	kvpilotv1.RegisterConfigServiceServer(to, &settings{api: a})
 }
 
 // lasting is the context of a stream that ends with the router.
@@ -141,7 +157,7 @@ type methodInfo struct {
 	raw bool
 	// prompt says that a message may be as large as prompts are.
 	prompt bool
-	// admin calls change the fleet.
+	// admin calls change the fleet, or are about the settings.
 	admin bool
 	// each message of the stream is answered by itself, a broken rule too: the handler applies them.
 	each bool
@@ -152,6 +168,7 @@ func readMethods() map[string]*methodInfo {
 	list := map[string]*methodInfo{}
 	for _, file := range []protoreflect.FileDescriptor{
 		kvpilotv1.File_kvpilot_v1_inference_proto, kvpilotv1.File_kvpilot_v1_routing_proto, kvpilotv1.File_kvpilot_v1_replica_proto,
+		kvpilotv1.File_kvpilot_v1_config_proto,
 	} {
 		for i := range file.Services().Len() {
 			service := file.Services().Get(i)
@@ -165,6 +182,7 @@ func readMethods() map[string]*methodInfo {
 	}
 	for _, name := range []string{
 		kvpilotv1.ReplicaService_Register_FullMethodName, kvpilotv1.ReplicaService_Deregister_FullMethodName, kvpilotv1.ReplicaService_Drain_FullMethodName,
+		kvpilotv1.ConfigService_ReloadConfig_FullMethodName, kvpilotv1.ConfigService_ListConfigVersions_FullMethodName, kvpilotv1.ConfigService_RollbackConfig_FullMethodName,
 	} {
 		list[name].admin = true
 	}

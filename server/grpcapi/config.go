@@ -12,7 +12,7 @@ type Config struct {
 	// Keys are the API keys that callers must show, one of them. Empty (and no KeysFile): no key is asked for.
 	Keys []Key `yaml:"keys"`
 	// KeysFile names a file with one "name:key" or "name:key:admin" per line; lines that begin with # are
-	// comments. It is read at start.
+	// comments.
 	KeysFile string `yaml:"keys_file"`
 	// Overrides lets callers choose the policy, its numbers and the replicas of a request by
 	// x-kvpilot-* headers and ChooseReplica's fields.
@@ -25,7 +25,7 @@ type Key struct {
 	Name string `yaml:"name"`
 	// Key is the secret itself.
 	Key secret.String `yaml:"key"`
-	// Admin also lets its holder register, drain and deregister replicas.
+	// Admin also lets its holder register, drain and deregister replicas, and reload the settings.
 	Admin bool `yaml:"admin"`
 }
 

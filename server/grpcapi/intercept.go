@@ -77,7 +77,7 @@ func (a *API) enter(ctx context.Context, m *methodInfo) (context.Context, error)
 	if e == nil && guard.FromContext(ctx) != nil {
 		return ctx, nil // Admit has let it in
 	}
-	if a.keys == nil || e != nil && e.Authenticated && !m.admin {
+	if a.keys.Load() == nil || e != nil && e.Authenticated && !m.admin {
 		return ctx, nil
 	}
 	h := headers(ctx)

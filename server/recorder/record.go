@@ -86,7 +86,10 @@ func (r *record) end(s *Span, at time.Time) {
 		}
 		return
 	}
-	slow := r.recorder.Slow
+	var slow time.Duration
+	if r.recorder.Slow != nil {
+		slow = r.recorder.Slow()
+	}
 	r.over, r.kept = true, r.chosen || r.failed || slow > 0 && s.stop-s.start >= int64(slow)
 	kept, whole := r.kept, r.out
 	r.out = nil

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -45,6 +46,9 @@ type Params struct {
 // Telemetry holds what the parts are handed. Its methods are safe for concurrent use.
 type Telemetry struct {
 	log      *slog.Logger
+	level    slog.LevelVar
+	sampling *sampling
+	slow     atomic.Int64 // nanoseconds
 	meters   *sdkmetric.MeterProvider
 	tracers  trace.TracerProvider
 	registry *prometheus.Registry
@@ -67,10 +71,11 @@ func New(ctx context.Context, c Config, p Params) (*Telemetry, error) {
 		return nil, fmt.Errorf("prometheus exporter: %w", err)
 	}
 	t := &Telemetry{
-		log:      newLogger(c, p.LogTo),
 		meters:   sdkmetric.NewMeterProvider(sdkmetric.WithResource(res), sdkmetric.WithReader(reader), sdkmetric.WithExemplarFilter(exemplar.TraceBasedFilter)),
 		registry: registry,
 	}
+	t.log = newLogger(c, p.LogTo, &t.level)
+	t.setLevel(c)
 	return t, t.startTracing(ctx, c.Traces, res, p)
 }
 
@@ -96,6 +101,8 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 	}
 	dropped := func(n int) { drops.Add(context.Background(), int64(n)) }
 	dropped(0)
+	t.sampling = newSampling(c)
+	t.slow.Store(int64(c.Slow))
 	var r *recorder.Recorder
 	keep := func(kept *recorder.Trace) { r.Free(kept) }
 	if len(clients) > 0 {
@@ -108,7 +115,7 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 		}
 	}
 	r = recorder.New(recorder.Params{
-		Resource: res, Sampler: sampler(c), Slow: c.Slow,
+		Resource: res, Sampler: t.sampling, Slow: t.slowFrom,
 		Keep: keep, Dropped: dropped, Shown: p.Shown, OnlyShown: len(clients) == 0,
 	})
 	if t.batcher != nil {
@@ -155,11 +162,7 @@ func newClient(c Traces) otlptrace.Client {
 	return otlptracegrpc.NewClient(options...)
 }
 
-func newLogger(c Config, to io.Writer) *slog.Logger {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
-		level = slog.LevelInfo // Validate refuses anything else
-	}
+func newLogger(c Config, to io.Writer, level *slog.LevelVar) *slog.Logger {
 	if to == nil {
 		to = io.Discard
 	}
