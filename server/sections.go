@@ -83,6 +83,15 @@ func (s *Server) keysSection() section {
 	}
 }
 
+// errNoFleet keeps a file that lost its end from taking the fleet away.
+var errNoFleet = errors.New("registry.replicas: the new settings name no replica and no place to find any; only a restart takes the last one away")
+
+// hasSource reports whether replicas may come from the settings.
+func hasSource(c config.Config) bool {
+	r := c.Registry
+	return len(r.Replicas)+len(r.DNS)+len(r.Kubernetes) > 0 || r.File != ""
+}
+
 // fleetUpdate bounds how long the registry may take to change its list.
 const fleetUpdate = 10 * time.Second
 
@@ -94,7 +103,10 @@ func (s *Server) registrySection() section {
 	}, "registry")
 	// The key files of templates are named by settings that need a restart; what is in them does not.
 	update.Paths = append(update.Paths, "registry.dns", "registry.kubernetes")
-	update.Check = func(_, next config.Config) error {
+	update.Check = func(now, next config.Config) error {
+		if len(now.Registry.Replicas) > 0 && !hasSource(next) {
+			return errNoFleet
+		}
 		if err := s.parts.registry.Check(next.Registry); err != nil {
 			return fmt.Errorf("registry.%w", err)
 		}

@@ -37,6 +37,8 @@ type fleet struct {
 	t       *testing.T
 	engines []*enginesim.Engine
 	urls    []string
+	file    string // the settings
+	text    string // what startFleet wrote there
 	http    string
 	grpc    string
 	admin   string
@@ -52,6 +54,8 @@ type fleetOptions struct {
 	noEvents bool
 	yaml     string
 	args     []string
+	key      string // to ask for the replicas with
+	scheme   string // of the replicas' URLs, http unless it is said
 }
 
 // startFleet starts replicas and router and waits until the router takes requests.
@@ -92,7 +96,7 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 			}
 		})
 		f.engines = append(f.engines, engine)
-		url := "http://" + p.HTTP.Addr().String()
+		url := or(o.scheme, "http") + "://" + p.HTTP.Addr().String()
 		f.urls = append(f.urls, url)
 		fmt.Fprintf(&list, "  - id: r%d\n    url: %s\n    ranks: %d\n", i, url, c.Ranks)
 		if !o.noEvents {
@@ -104,6 +108,7 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	f.file, f.text = file, text
 	args := append([]string{"serve", "--config", file, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, o.args...)
 	served := make(chan error, 1)
 	serveCtx, stopServe := context.WithCancel(context.Background())
@@ -126,7 +131,14 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 	t.Cleanup(f.stop)
 	f.http, f.grpc, f.admin = f.addresses(served)
 	f.eventually("every replica is ready", func() bool {
-		resp, err := http.Get("http://" + f.http + "/kvpilot/v1/replicas")
+		req, err := http.NewRequest(http.MethodGet, "http://"+f.http+"/kvpilot/v1/replicas", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o.key != "" {
+			req.Header.Set("Authorization", "Bearer "+o.key)
+		}
+		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			return false
 		}

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -21,7 +22,12 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "kvpilot:", err)
-		os.Exit(1)
+		code := 1
+		var own *exitError
+		if errors.As(err, &own) {
+			code = own.code
+		}
+		os.Exit(code)
 	}
 }
 

@@ -21,6 +21,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root.SetErr(errOut)
 	root.AddCommand(newServeCommand(env, out, errOut))
 	root.AddCommand(newTopCommand(env, out), newReplicasCommand(env, out), newExplainCommand(env, out), newChooseCommand(env, out))
+	root.AddCommand(newReloadCommand(env, out), newConfigCommand(env, out))
 	root.AddCommand(newBenchCommand())
 	root.AddCommand(newReplayCommand())
 	root.AddCommand(newSimCommand())

@@ -80,6 +80,7 @@ func newKeyring(c *Config, lookup func(string) (string, bool), former *keyring) 
 	former.mu.Lock()
 	defer former.mu.Unlock()
 	for config, peer := range former.peers {
+		peer.Recheck() // its files may be why the settings were read again
 		k.peers[config] = peer
 	}
 	return k

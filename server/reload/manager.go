@@ -166,6 +166,8 @@ func (m *Manager[C]) whole(origin Origin, text []byte) error {
 	case len(before) == 0:
 	case len(bytes.TrimSpace(text)) == 0:
 		return errors.New("the settings file is empty; write {} for defaults alone")
+	case before[len(before)-1] == '\n' && text[len(text)-1] != '\n':
+		return errors.New("the settings file does not end with a line break, as if it were cut short; end it with one if it is whole")
 	case origin == OriginFile && len(text) < len(before) && bytes.HasPrefix(before, text) && len(bytes.TrimSpace(before[len(text):])) > 0:
 		return errors.New("the settings file is the beginning of what it was, as if it were still being written; ask for a reload if it is meant so")
 	}

@@ -109,3 +109,13 @@ func (i *Identity) Handshake(ctx context.Context, conn net.Conn, host string) (*
 	}
 	return secured, nil
 }
+
+// Recheck has the next connection look at the files, however short the last look is ago.
+func (i *Identity) Recheck() {
+	if i == nil {
+		return
+	}
+	i.mu.Lock()
+	i.looked = time.Time{}
+	i.mu.Unlock()
+}
