@@ -22,10 +22,10 @@ func (c *Chooser) hasRoom(cand *decision.Candidate) bool {
 // engine can fill the next one while the router is told of this one's end, and at most hold_above.
 func (c *Chooser) enough(cand *decision.Candidate) float64 {
 	most := c.settings.Load().holdAbove
-	if most == 0 { // turned off while somebody waits: that one may go
-		most = math.Inf(1)
-	}
-	if cand.FullStep <= 0 {
+	switch {
+	case most == 0: // turned off while somebody waits: that one may go
+		return math.Inf(1)
+	case cand.FullStep <= 0:
 		return most
 	}
 	return min(most, cand.FullStep)
