@@ -23,6 +23,7 @@ type Client struct {
 	routing   kvpilotv1.RoutingServiceClient
 	inference kvpilotv1.InferenceServiceClient
 	replicas  kvpilotv1.ReplicaServiceClient
+	settings  kvpilotv1.ConfigServiceClient
 }
 
 // Option changes how Dial connects.
@@ -112,7 +113,7 @@ func Dial(target string, opts ...Option) (*Client, error) {
 func New(conn *grpc.ClientConn) *Client {
 	return &Client{
 		conn: conn, routing: kvpilotv1.NewRoutingServiceClient(conn),
-		inference: kvpilotv1.NewInferenceServiceClient(conn), replicas: kvpilotv1.NewReplicaServiceClient(conn),
+		inference: kvpilotv1.NewInferenceServiceClient(conn), replicas: kvpilotv1.NewReplicaServiceClient(conn), settings: kvpilotv1.NewConfigServiceClient(conn),
 	}
 }
 
@@ -124,6 +125,9 @@ func (c *Client) Routing() kvpilotv1.RoutingServiceClient { return c.routing }
 
 // Inference is the generated client of InferenceService.
 func (c *Client) Inference() kvpilotv1.InferenceServiceClient { return c.inference }
+
+// Settings is the generated client of ConfigService.
+func (c *Client) Settings() kvpilotv1.ConfigServiceClient { return c.settings }
 
 // Replicas is the generated client of ReplicaService.
 func (c *Client) Replicas() kvpilotv1.ReplicaServiceClient { return c.replicas }

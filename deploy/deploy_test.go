@@ -168,9 +168,13 @@ func check(t *testing.T, docs []object, c config.Config) {
 		t.Errorf("killed after %s, draining takes up to %s", grace, need)
 	}
 	labels := at(t, pod, "metadata", "labels").(object)
-	for _, selector := range []any{
-		at(t, byKind(t, docs, "Deployment"), "spec", "selector", "matchLabels"), at(t, byKind(t, docs, "Service"), "spec", "selector"),
-	} {
+	selectors := []any{at(t, byKind(t, docs, "Deployment"), "spec", "selector", "matchLabels")}
+	for _, d := range docs {
+		if d["kind"] == "Service" {
+			selectors = append(selectors, at(t, d, "spec", "selector"))
+		}
+	}
+	for _, selector := range selectors {
 		for key, value := range selector.(object) {
 			if labels[key] != value {
 				t.Errorf("the selector wants %s=%v, pods have %v", key, value, labels[key])
@@ -211,6 +215,14 @@ func render(t *testing.T, values object) []object {
 		"toYaml": func(v any) (string, error) {
 			text, err := yaml.Marshal(v)
 			return strings.TrimSuffix(string(text), "\n"), err
+		},
+		"fromYaml": func(text string) (object, error) {
+			v := object{}
+			err := yaml.Unmarshal([]byte(text), &v)
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return v, err
 		},
 		"nindent": func(n int, text string) string {
 			return "\n" + strings.Repeat(" ", n) + strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", n))

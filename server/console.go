@@ -32,7 +32,6 @@ const recentDecisions = 25
 // consoleSource is the router as the console sees it.
 type consoleSource struct {
 	parts   *parts
-	policy  console.Policy
 	tracer  trace.Tracer
 	version string
 	began   time.Time
@@ -43,9 +42,10 @@ type consoleSource struct {
 // State puts the present state together.
 func (c *consoleSource) State() console.State {
 	p := c.parts
+	policy := p.chooser.Config()
 	stats := p.kvindex.Stats()
 	s := console.State{
-		Version: c.version, Uptime: time.Since(c.began).Seconds(), Policy: c.policy,
+		Version: c.version, Uptime: time.Since(c.began).Seconds(), Policy: console.Policy{Name: string(policy.Policy), Shadow: string(policy.Shadow)},
 		Index: console.Index{Blocks: stats.Blocks, MaxBlocks: stats.MaxBlocks, Bytes: stats.Bytes, Cut: stats.Cut},
 		Queue: console.Queue{Waiting: p.chooser.Waiting(), Booked: p.book.Live()},
 	}

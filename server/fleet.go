@@ -82,6 +82,7 @@ func (p *parts) began(id replica.ID, at time.Time) {
 // changed follows each new view of the fleet.
 func (p *parts) changed(s *registry.Snapshot) {
 	for _, r := range s.Replicas {
+		p.stats.Renew(r)
 		if r.State == replica.StateReady && time.Since(r.Since) < time.Second && len(r.Slots) > 0 {
 			p.stats.Ask(r.Slots[0]) // it may have been down, and looked at rarely
 		}

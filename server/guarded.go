@@ -3,6 +3,7 @@ package server
 import (
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/grpcapi"
@@ -28,8 +29,8 @@ func newDoor(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API
 
 // guardAdmin keeps pages of other origins from changing anything through the admin door, and ends
 // answers that nobody reads.
-func guardAdmin(c config.Config, next http.Handler) http.Handler {
-	return guard.Impatient(c.Gateway.StallTimeout, http.NewCrossOriginProtection().Handler(next))
+func guardAdmin(stall func() time.Duration, next http.Handler) http.Handler {
+	return guard.Impatient(stall, http.NewCrossOriginProtection().Handler(next))
 }
 
 // guardListener does what depends on where a door is open: on the loopback requests must be for

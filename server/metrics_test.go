@@ -143,12 +143,16 @@ func declared(t *testing.T) []instrument {
 	r := &instruments{list: map[string]instrument{}}
 	tel := telemetry.Of(slog.New(slog.DiscardHandler), r, tracenoop.NewTracerProvider())
 	c := config.Default()
-	p, err := newParts(c, tel)
+	p, err := newParts(c, tel, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	source := &consoleSource{parts: p, began: time.Now(), ready: p.ready, traces: &traceRing{}}
-	if _, err := newSurfaces(c, tel, p, source, nil); err != nil {
+	s := &Server{config: c, telemetry: tel, parts: p}
+	if s.surfaces, err = newSurfaces(c, tel, p, source, nil, s.changeable); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.newSettings(c); err != nil {
 		t.Fatal(err)
 	}
 	var list []instrument

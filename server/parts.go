@@ -47,6 +47,8 @@ type parts struct {
 	tokens    *tokenizer.Pool
 	upstream  *upstream.Client
 	breaker   *upstream.Breaker
+	retries   *upstream.Budget
+	lookup    func(string) (string, bool)
 	decisions *decisionlog.Log
 	router    *router.Router
 	history   *console.History
@@ -55,8 +57,8 @@ type parts struct {
 }
 
 // newParts builds the parts, lower ones first.
-func newParts(c config.Config, t *telemetry.Telemetry) (*parts, error) {
-	p := &parts{log: t.Log(), history: console.NewHistory(), changedFleet: make(chan struct{}, 1)}
+func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (string, bool)) (*parts, error) {
+	p := &parts{lookup: lookup, log: t.Log(), history: console.NewHistory(), changedFleet: make(chan struct{}, 1)}
 	for _, build := range []func(config.Config, *telemetry.Telemetry) error{
 		p.buildIndex, p.buildLoad, p.buildRegistry, p.buildChoice, p.buildRouter,
 	} {
@@ -96,7 +98,7 @@ func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) (err error) {
 
 func (p *parts) buildRegistry(c config.Config, t *telemetry.Telemetry) (err error) {
 	p.registry, err = registry.New(c.Registry, registry.Params{
-		Log: p.part("registry"), Meter: t.Meters(),
+		Log: p.part("registry"), Meter: t.Meters(), Lookup: p.lookup,
 		OnRankAdded: p.rankAdded, OnRankRemoved: p.rankRemoved, OnRestarted: p.restarted, OnChanged: p.changed,
 	})
 	return err
@@ -132,10 +134,11 @@ func (p *parts) replicaIDs() []replica.ID {
 
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
 	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainReads: !c.Listen.RawSockets})
+	p.retries = upstream.NewBudget(c.Upstream.Retry, nil)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
 	p.router, err = router.New(c.Router, router.Params{
 		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser,
-		Upstream: p.upstream, Breaker: p.breaker, Budget: upstream.NewBudget(c.Upstream.Retry, nil), Pins: upstream.NewPins(c.Upstream.Pins, nil),
+		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: upstream.NewPins(c.Upstream.Pins, nil),
 		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),
 		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.index.believeText,

@@ -14,8 +14,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/net/netutil"
 
-	"github.com/kvpilot/kvpilot/server/admin/console"
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/reload"
 	"github.com/kvpilot/kvpilot/server/socket"
 	"github.com/kvpilot/kvpilot/server/span"
 	"github.com/kvpilot/kvpilot/server/telemetry"
@@ -36,6 +36,12 @@ type Params struct {
 	Env []string
 	// Listeners replace the configured addresses, for tests and demos.
 	Listeners Listeners
+	// Source is where the settings came from, to read them again; nil: they stay as they are.
+	Source *config.Source
+	// Text is the settings file's as it was read, if there is one.
+	Text []byte
+	// Hangup asks for a reload.
+	Hangup <-chan os.Signal
 	// OnServing is told the addresses once every door is open.
 	OnServing func(Addresses)
 }
@@ -52,6 +58,7 @@ type Server struct {
 	telemetry *telemetry.Telemetry
 	parts     *parts
 	surfaces  *surfaces
+	settings  *reload.Manager[config.Config]
 	leaving   atomic.Bool
 }
 
@@ -77,15 +84,17 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{config: c, params: p, telemetry: t}
-	if s.parts, err = newParts(c, t); err != nil {
+	if s.parts, err = newParts(c, t, p.lookup()); err != nil {
 		return nil, err
 	}
 	source := &consoleSource{
 		parts: s.parts, version: p.Version, began: time.Now(), ready: s.ready, traces: traces,
-		policy: console.Policy{Name: string(c.Chooser.Policy), Shadow: string(c.Chooser.Shadow)},
 		tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server", trace.WithSchemaURL(span.SchemaURL)),
 	}
-	if s.surfaces, err = newSurfaces(c, t, s.parts, source, p.LogTo); err != nil {
+	if s.surfaces, err = newSurfaces(c, t, s.parts, source, p.LogTo, s.changeable); err != nil {
+		return nil, err
+	}
+	if s.settings, err = s.newSettings(c); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -113,6 +122,9 @@ func (s *Server) Run(ctx context.Context) error {
 		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
 	}})
 	background = append(background, component{"guard", s.surfaces.door.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
+	if s.params.Source != nil {
+		background = append(background, component{"settings", s.followSettings})
+	}
 	crew := newCrew(len(background) + len(doors))
 	crew.start(working, background...)
 	serving, shut := context.WithCancel(working)
@@ -139,9 +151,11 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) leave(doors []door, stop context.CancelFunc, crew *crew) error {
 	began := time.Now()
 	s.leaving.Store(true)
+	s.settings.Close()
+	listen := s.settings.Config().Listen
 	s.surfaces.leave()
-	pause(s.config.Listen.DrainDelay, crew.failed)
-	drain, cancel := context.WithTimeout(context.Background(), s.config.Listen.DrainTimeout)
+	pause(listen.DrainDelay, crew.failed)
+	drain, cancel := context.WithTimeout(context.Background(), listen.DrainTimeout)
 	defer cancel()
 	if err := shutAll(drain, doors); err != nil {
 		s.parts.log.Warn("not everything was finished in time", "error", err)

@@ -40,9 +40,10 @@ type surfaces struct {
 	audit     *audit.Log
 	// upgraded waits for the connections that http knows nothing of any more, and cuts them off when its context ends.
 	upgraded func(context.Context) error
+	gateway  *gateway.Gateway
 }
 
-func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource, logTo io.Writer) (*surfaces, error) {
+func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource, logTo io.Writer, settings func() grpcapi.Settings) (*surfaces, error) {
 	record, err := audit.New(c.Audit, audit.Params{Stderr: logTo, Log: p.part("audit"), Meter: t.Meters()})
 	if err != nil {
 		return nil, err
@@ -53,7 +54,7 @@ func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *cons
 	}
 	api, err := grpcapi.New(c.API, grpcapi.Params{
 		Router: p.router, Lifecycle: p.chooser, Book: p.book, Registry: p.registry, Decisions: p.decisions, Tokens: p.tokens,
-		Choice: c.Chooser, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
+		Choice: p.chooser.Config, Settings: settings, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
 		Callers: who, Audit: record, Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
 	})
 	if err != nil {
@@ -70,7 +71,7 @@ func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *cons
 	if err != nil {
 		return nil, err
 	}
-	s.admin = httpServer(c.Listen, guardAdmin(c, admin.Handler(c.Admin, admin.Params{
+	s.admin = httpServer(c.Listen, guardAdmin(s.gateway.StallTimeout, admin.Handler(c.Admin, admin.Params{
 		Ready: source.ready, Metrics: t.MetricsHandler(), Console: page,
 		Allow: api.AllowAdmin,
 	})), p.part("admin"))
@@ -104,7 +105,7 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 	}
 	s.http = httpServer(c.Listen, g, p.part("http"))
 	s.upgraded = g.Leave
-	s.wrongHost = g.RefuseHost()
+	s.wrongHost, s.gateway = g.RefuseHost(), g
 	return nil
 }
 

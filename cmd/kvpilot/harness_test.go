@@ -38,6 +38,8 @@ type fleet struct {
 	t       *testing.T
 	engines []*enginesim.Engine
 	urls    []string
+	file    string // the settings
+	text    string // what startFleet wrote there
 	http    string
 	grpc    string
 	admin   string
@@ -55,6 +57,7 @@ type fleetOptions struct {
 	args     []string
 	ready    func(f *fleet) bool // in place of asking for the replicas without a key
 	key      string              // an API key that the file asks for
+	scheme   string              // of the replicas' URLs, http unless it is said
 }
 
 // startFleet starts replicas and router and waits until the router takes requests.
@@ -95,7 +98,7 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 			}
 		})
 		f.engines = append(f.engines, engine)
-		url := "http://" + p.HTTP.Addr().String()
+		url := or(o.scheme, "http") + "://" + p.HTTP.Addr().String()
 		f.urls = append(f.urls, url)
 		fmt.Fprintf(&list, "  - id: r%d\n    url: %s\n    ranks: %d\n", i, url, c.Ranks)
 		if !o.noEvents {
@@ -107,6 +110,7 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	f.file, f.text = file, text
 	args := append([]string{"serve", "--config", file, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, o.args...)
 	served := make(chan error, 1)
 	serveCtx, stopServe := context.WithCancel(context.Background())

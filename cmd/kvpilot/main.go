@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,8 +13,8 @@ import (
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "serve" {
-		// A router outlives the terminal that it was started from, and whoever sends a hang-up to have
-		// logs reopened: it follows files that are moved or changed by itself.
+		// A router outlives the terminal that it was started from: a hang-up before it listens for them says nothing, and
+		// later has it read its settings again.
 		signal.Ignore(syscall.SIGHUP)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -21,7 +22,12 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "kvpilot:", err)
-		os.Exit(1)
+		code := 1
+		var own *exitError
+		if errors.As(err, &own) {
+			code = own.code
+		}
+		os.Exit(code)
 	}
 }
 

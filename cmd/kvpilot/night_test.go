@@ -96,10 +96,11 @@ func TestAnEngineThatCountsOtherwiseIsTold(t *testing.T) {
 	f.eventually("the log says at which token they part", func() bool {
 		return strings.Contains(f.log.String(), "tokenization of this model is suspect") && strings.Contains(f.log.String(), "position=20")
 	})
-	// A hang-up, as logrotate's scripts send it, does it no harm.
+	// A hang-up, as logrotate's scripts send it, does it no harm: it has the settings read again, which are as they were.
 	if err := p.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
+	f.eventually("the hang-up is counted as a reload", func() bool { return f.metric("kvpilot_config_reloads_total", `result="unchanged"`) == 1 })
 	if a := f.post("/v1/chat/completions", conversation("after the hang-up", 1, "")); a.status != http.StatusOK {
 		t.Errorf("status %d: %s", a.status, a.body)
 	}

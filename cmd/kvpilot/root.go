@@ -24,6 +24,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root.SetErr(errOut)
 	root.AddCommand(serve.Command(env, out, errOut))
 	root.AddCommand(newTopCommand(env, out), newReplicasCommand(env, out), newExplainCommand(env, out), newChooseCommand(env, out))
+	root.AddCommand(newReloadCommand(env, out), newConfigCommand(env, out))
 	root.AddCommand(&cobra.Command{
 		Use: "bench", Hidden: true, DisableFlagParsing: true,
 		RunE: func(*cobra.Command, []string) error {

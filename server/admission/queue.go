@@ -34,7 +34,7 @@ const (
 
 // Queue holds the lines and their common bounds. Make one with New.
 type Queue struct {
-	config  Config
+	config  atomic.Pointer[Config]
 	metrics *metrics
 	weight  func(tenant string) float64
 	count   atomic.Int64
@@ -46,13 +46,23 @@ func New(config Config, params Params) (*Queue, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	q := &Queue{config: config, weight: params.Weight}
+	q := &Queue{weight: params.Weight}
+	q.config.Store(&config)
 	m, err := newMetrics(params.Meter, q)
 	if err != nil {
 		return nil, err
 	}
 	q.metrics = m
 	return q, nil
+}
+
+// Update puts new bounds in force. Those who wait already stay, with the deadlines that they have.
+func (q *Queue) Update(config Config) error {
+	if err := config.Validate(); err != nil {
+		return err
+	}
+	q.config.Store(&config)
+	return nil
 }
 
 // Len is the number of tickets in all lines.
@@ -85,7 +95,7 @@ func (l *Line) Len() int { return int(l.count.Load()) }
 // after which a new try has a chance. When the queue is full, t takes the place of the last request of the
 // tenant that has more of it than its share; the next call of Expired returns that one.
 func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration) (wait time.Duration, err error) {
-	q := l.queue
+	q, config := l.queue, l.queue.config.Load()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.start.IsZero() {
@@ -102,7 +112,7 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	expect := func() time.Duration { return soonest + seconds(l.ahead(t, who)/float64(max(1, servers))) }
 	count := q.count.Add(1)
 	q.bytes.Add(int64(t.Bytes))
-	tooMuch := func() int { return int(q.bytes.Load()) - q.config.MaxBytes }
+	tooMuch := func() int { return int(q.bytes.Load()) - config.MaxBytes }
 	refuse := func(why error) (time.Duration, error) {
 		q.count.Add(-1)
 		q.bytes.Add(-int64(t.Bytes))
@@ -114,13 +124,13 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	case t.Accepted:
 	case !t.Deadline.IsZero() && now.Add(expect()+seconds(t.Work)).After(t.Deadline):
 		return refuse(ErrDeadline)
-	case count > int64(q.config.MaxRequests) && !l.makeRoom(who, 1, 0):
+	case count > int64(config.MaxRequests) && !l.makeRoom(who, 1, 0):
 		return refuse(ErrFull)
 	case tooMuch() > 0 && !l.makeRoom(who, 0, tooMuch()):
 		return refuse(ErrBytes)
 	}
-	if q.config.MaxWait > 0 && !t.Accepted {
-		if latest := now.Add(q.config.MaxWait); t.Deadline.IsZero() || latest.Before(t.Deadline) {
+	if config.MaxWait > 0 && !t.Accepted {
+		if latest := now.Add(config.MaxWait); t.Deadline.IsZero() || latest.Before(t.Deadline) {
 			t.Deadline = latest
 		}
 	}

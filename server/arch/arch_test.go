@@ -22,7 +22,7 @@ const module = "github.com/kvpilot/kvpilot/"
 var layers = map[string]int{
 	// 0: words; they may be made of each other
 	"replica": 0, "kvblock": 0, "prompt": 0, "blockhash": 0, "secret": 0, "apierror": 0, "decision": 0, "span": 0,
-	"zmtp": 0, "cache": 0, "labels": 0, "recorder": 0, "socket": 0, "guard": 0, "caller": 0, "journal": 0,
+	"zmtp": 0, "cache": 0, "labels": 0, "recorder": 0, "socket": 0, "guard": 0, "caller": 0, "journal": 0, "reload": 0, "tlspeer": 0,
 	// 0: the step machine of an engine, driven by enginesim and replay
 	"enginemodel": 0,
 	// 1: parts; they do not know each other

@@ -92,10 +92,10 @@ func (w *waiter) end(choice *Choice, err error) {
 // begin decides at once or puts the request in line; then it returns the waiter.
 func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, error)) (*Choice, *waiter, error) {
 	req.Resumes.settled()
-	ln, err := c.check(req)
-	if err != nil {
+	if err := req.check(); err != nil {
 		return nil, nil, err
 	}
+	ln := c.lineFor(req.Model)
 	s := c.scratch.Get().(*scratch)
 	defer c.scratch.Put(s)
 	now := c.clock()
@@ -136,14 +136,14 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 	return nil, w, nil
 }
 
-func (c *Chooser) check(req *Request) (*line, error) {
+func (req *Request) check() error {
 	if req.ID == "" && !req.DryRun {
-		return nil, fmt.Errorf("%w: no id", ErrInvalid)
+		return fmt.Errorf("%w: no id", ErrInvalid)
 	}
 	if p := req.Options.Policy; p != "" && !p.Known() {
-		return nil, fmt.Errorf("%w: unknown policy %q", ErrInvalid, p)
+		return fmt.Errorf("%w: unknown policy %q", ErrInvalid, p)
 	}
-	return c.lineFor(req.Model)
+	return nil
 }
 
 // errNoRoom is commit's word that others took the room meanwhile: the request has to wait like them.
@@ -180,7 +180,7 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 			if req.Unbooked {
 				c.teach(d, req, ln, hashesFor(req, cand), now)
 			}
-			c.shade(d, ln)
+			c.shade(d, req)
 			d := c.record(s, now)
 			c.publish(d)
 			return &Choice{Decision: d, Replica: r, Rank: int(cand.Rank), Slot: cand.Slot}, nil
@@ -229,7 +229,7 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 // finish makes the Choice of a booking that was made, and tells those who must know.
 func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res *load.Reservation, booking load.Request) *Choice {
 	d := &s.d
-	c.shade(d, ln)
+	c.shade(d, req)
 	both := new(struct {
 		choice   Choice
 		decision decision.Decision
@@ -313,13 +313,14 @@ func (c *Chooser) publish(d *decision.Decision) {
 }
 
 // shade asks the shadow policy on a copy and records what it would have done.
-func (c *Chooser) shade(d *decision.Decision, ln *line) {
-	if ln.shadow == "" || ln.shadow == d.Policy {
+func (c *Chooser) shade(d *decision.Decision, req *Request) {
+	t := c.settingsOf(req).of(req.Model)
+	if t.shadow == "" || t.shadow == d.Policy {
 		return
 	}
 	other := *d
-	other.Policy = ln.shadow
-	other.Params = ln.params
+	other.Policy = t.shadow
+	other.Params = t.params
 	other.Candidates = slices.Clone(d.Candidates)
 	selector.Choose(&other)
 	pick, served := other.Pick(), d.Pick()
@@ -327,7 +328,7 @@ func (c *Chooser) shade(d *decision.Decision, ln *line) {
 		return
 	}
 	d.Shadow = &decision.Shadow{
-		Policy: ln.shadow, Replica: pick.Replica, Rank: pick.Rank, Agrees: pick.Slot == served.Slot, Regret: pick.TTFT - served.TTFT,
+		Policy: t.shadow, Replica: pick.Replica, Rank: pick.Rank, Agrees: pick.Slot == served.Slot, Regret: pick.TTFT - served.TTFT,
 	}
 	c.metrics.shadowed(d.Shadow)
 }

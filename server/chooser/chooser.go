@@ -15,19 +15,21 @@ import (
 	"github.com/kvpilot/kvpilot/server/kvindex"
 	"github.com/kvpilot/kvpilot/server/load"
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/selector"
 )
 
 // Chooser decides and books. Make one with New and give it life with Run.
 type Chooser struct {
-	config Config
-	// holdAbove is Config.HoldAbove in seconds.
-	holdAbove float64
-	params    Params
-	log       *slog.Logger
-	clock     func() time.Time
-	start     time.Time
-	queue     *admission.Queue
-	metrics   *metrics
+	settings atomic.Pointer[Settings]
+	// ring and tree are of the settings that the chooser began with.
+	ring    selector.RingConfig
+	tree    selector.TreeConfig
+	params  Params
+	log     *slog.Logger
+	clock   func() time.Time
+	start   time.Time
+	queue   *admission.Queue
+	metrics *metrics
 
 	ranks    atomic.Pointer[[]*rank]
 	ranksMu  sync.Mutex // serialises AddRank and RemoveRank
@@ -95,14 +97,15 @@ type Params struct {
 
 // New returns a Chooser. It starts nothing.
 func New(cfg Config, params Params) (*Chooser, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, fmt.Errorf("chooser: %w", err)
-	}
 	queue, err := admission.New(cfg.Queue, admission.Params{Meter: params.Meter, Weight: params.Weight})
 	if err != nil {
 		return nil, fmt.Errorf("chooser: %w", err)
 	}
-	c := &Chooser{config: cfg, params: params, log: params.Log, clock: params.Now, queue: queue, sessions: newSessions(), wake: make(chan struct{}, 1)}
+	settings, err := newSettings(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("chooser: %w", err)
+	}
+	c := &Chooser{ring: cfg.Ring, tree: cfg.Tree, params: params, log: params.Log, clock: params.Now, queue: queue, sessions: newSessions(), wake: make(chan struct{}, 1)}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
@@ -113,7 +116,7 @@ func New(cfg Config, params Params) (*Chooser, error) {
 		c.params.PaceBias = 1
 	}
 	c.start = c.clock()
-	c.holdAbove = cfg.HoldAbove.Seconds()
+	c.settings.Store(settings)
 	c.ranks.Store(&[]*rank{})
 	c.lineList.Store(&[]*line{})
 	c.residence.set(10)

@@ -1,6 +1,7 @@
 package chooser
 
 import (
+	"math"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/admission"
@@ -20,10 +21,14 @@ func (c *Chooser) hasRoom(cand *decision.Candidate) bool {
 // enough is the predicted prefill time from which a rank has enough ahead: a full step, so that the
 // engine can fill the next one while the router is told of this one's end, and at most hold_above.
 func (c *Chooser) enough(cand *decision.Candidate) float64 {
-	if cand.FullStep <= 0 {
-		return c.holdAbove
+	most := c.settings.Load().holdAbove
+	switch {
+	case most == 0: // turned off while somebody waits: that one may go
+		return math.Inf(1)
+	case cand.FullStep <= 0:
+		return most
 	}
-	return min(c.holdAbove, cand.FullStep)
+	return min(most, cand.FullStep)
 }
 
 // room counts the ranks that may serve and says in how long the first of them has room.

@@ -1,7 +1,6 @@
 package chooser
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -13,20 +12,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/selector"
 )
 
-// line is what the chooser keeps per model: its policy, the memory of policies that need some,
-// and its part of the hold queue.
+// line is what the chooser keeps per model: the memory of policies that need some, and its part of the hold queue.
 type line struct {
 	model  string
-	policy decision.Policy
-	shadow decision.Policy
-	params decision.Params
-	// objective and targets are what predicted-ttft strives for.
-	objective decision.Objective
-	targets   decision.Targets
-	cursor    atomic.Uint32
-	ring      atomic.Pointer[ringOf]
-	tree      atomic.Pointer[selector.Tree]
-	hold      *admission.Line
+	cursor atomic.Uint32
+	ring   atomic.Pointer[ringOf]
+	tree   atomic.Pointer[selector.Tree]
+	hold   *admission.Line
 
 	pumping sync.Mutex               // held by the one who visits the waiting
 	again   atomic.Bool              // somebody wanted a visit meanwhile
@@ -46,62 +38,39 @@ type ringOf struct {
 
 // ReadsCache reports whether a request of the model, with these options, will be decided by what
 // replicas hold of its prompt, be it by the serving policy or by the shadow beside it.
-func (c *Chooser) ReadsCache(model string, o *Options) bool {
-	ln, err := c.lineFor(model)
-	if err != nil {
-		return true // Choose says what is wrong
-	}
-	serving := ln.policy
+func (c *Chooser) ReadsCache(s *Settings, model string, o *Options) bool {
+	t := s.of(model)
+	serving := t.policy
 	if o.Policy != "" {
 		serving = o.Policy
 	}
-	return serving.ReadsCache() || ln.shadow.ReadsCache()
+	return serving.ReadsCache() || t.shadow.ReadsCache()
 }
 
 // ReadsText reports whether the request will be decided by its prompt's text.
-func (c *Chooser) ReadsText(model string, o *Options) bool {
+func (c *Chooser) ReadsText(s *Settings, model string, o *Options) bool {
 	if o.Policy != "" {
 		return o.Policy == decision.PrefixAffinity
 	}
-	ln, err := c.lineFor(model)
-	return err == nil && ln.policy == decision.PrefixAffinity
+	return s.of(model).policy == decision.PrefixAffinity
 }
 
 // lineFor returns the line of a model, made at first use.
-func (c *Chooser) lineFor(model string) (*line, error) {
+func (c *Chooser) lineFor(model string) *line {
 	if ln, ok := c.lines.Load(model); ok {
-		return ln.(*line), nil
+		return ln.(*line)
 	}
 	c.linesMu.Lock()
 	defer c.linesMu.Unlock()
 	if ln, ok := c.lines.Load(model); ok {
-		return ln.(*line), nil
+		return ln.(*line)
 	}
-	own := c.config.Models[model]
-	ln := &line{model: model, policy: c.config.Policy, shadow: c.config.Shadow, hold: c.queue.NewLine(), planned: map[replica.Slot]float64{}}
-	if own.Policy != "" {
-		ln.policy = own.Policy
-	}
-	if own.Shadow != "" {
-		ln.shadow = own.Shadow
-	}
-	if ln.objective = c.config.Objective; own.Objective != "" {
-		ln.objective = own.Objective
-	}
-	ln.targets = own.SLO.targets().Or(c.config.SLO.targets())
-	params, err := selector.Apply(selector.ForObjective(selector.DefaultParams(), ln.objective), c.config.Weights)
-	if err == nil {
-		params, err = selector.Apply(params, own.Weights)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	ln.params = params
+	ln := &line{model: model, hold: c.queue.NewLine(), planned: map[replica.Slot]float64{}}
 	ln.cursor.Store(rand.New(rand.NewPCG(c.seed.Load(), uint64(len(model)))).Uint32() >> 1)
 	c.lines.Store(model, ln)
 	list := append(append([]*line(nil), *c.lineList.Load()...), ln)
 	c.lineList.Store(&list)
-	return ln, nil
+	return ln
 }
 
 // ringFor returns the ring of the pool as it is.
@@ -119,7 +88,7 @@ func (c *Chooser) ringFor(ln *line, replicas []*replica.Replica) *selector.Ring 
 		return r.ring
 	}
 	began := c.clock()
-	r := &ringOf{sum: sum, ring: selector.NewRing(c.config.Ring, replicas)}
+	r := &ringOf{sum: sum, ring: selector.NewRing(c.ring, replicas)}
 	ln.ring.Store(r)
 	c.metrics.rings.Add(1)
 	c.metrics.affinity.rebuilt(c.clock().Sub(began))
@@ -131,7 +100,7 @@ func (c *Chooser) treeFor(ln *line) *selector.Tree {
 	if t := ln.tree.Load(); t != nil {
 		return t
 	}
-	ln.tree.CompareAndSwap(nil, selector.NewTree(c.config.Tree))
+	ln.tree.CompareAndSwap(nil, selector.NewTree(c.tree))
 	return ln.tree.Load()
 }
 

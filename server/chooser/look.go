@@ -52,10 +52,12 @@ const (
 // predicted work that waits in the router for each rank; it may be nil.
 func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planned map[replica.Slot]float64) error {
 	d := &s.d
+	set := c.settingsOf(req)
+	t := set.of(req.Model)
 	*d = decision.Decision{
-		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter, Policy: ln.policy,
+		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter, Policy: t.policy,
 		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, ExpectedOutput: req.ExpectedOutput,
-		DryRun: req.DryRun, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: ln.params,
+		DryRun: req.DryRun, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: t.params,
 		Resumes: req.Resumes != nil,
 		Pinned:  req.Options.Pinned != "" || req.Holder != "",
 		Seed:    c.seed.Add(0x9e3779b97f4a7c15),
@@ -64,7 +66,7 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 		d.Policy = p
 	}
 	if d.Policy == decision.PredictedTTFT {
-		d.Objective, d.Targets = ln.objective, req.Options.Targets.Or(ln.targets)
+		d.Objective, d.Targets = t.objective, req.Options.Targets.Or(t.targets)
 		since := s.since
 		if since.IsZero() {
 			since = req.firstAsked(now)
@@ -72,13 +74,13 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 		d.Waited = max(0, now.Sub(since))
 	}
 	if len(req.Options.Weights) > 0 {
-		params, err := selector.Apply(ln.params, req.Options.Weights)
+		params, err := selector.Apply(t.params, req.Options.Weights)
 		if err != nil {
 			return err
 		}
 		d.Params = params
 	}
-	s.held = c.config.HoldAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.Unbooked && !req.NoQueue
+	s.held = set.holdAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.Unbooked && !req.NoQueue
 	c.candidates(s, req)
 	c.avoid(d, now)
 	matching := c.clock()
@@ -266,7 +268,8 @@ func (c *Chooser) affinity(s *scratch, req *Request, ln *line) {
 // same candidates when a booking lost a race.
 func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[replica.Slot]float64) {
 	d := &s.d
-	limit := c.config.MaxRequestsPerRank
+	set := c.settingsOf(req)
+	limit := set.config.MaxRequestsPerRank
 	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
 		limit = o
 	}
@@ -323,7 +326,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		d.Load = busy / float64(usable)
 		d.Omega = omega(d.Load, usable)
 	}
-	if usable < c.config.YieldRanks {
+	if usable < set.config.YieldRanks {
 		keepAll(d)
 	}
 	if req.Resumes != nil {

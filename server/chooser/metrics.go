@@ -46,7 +46,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 		metric.WithDescription("Requests that were given a rank, by policy."), metric.WithUnit("{decision}"))
 	errs = append(errs, err)
 	errs = append(errs, m.ofVigil(meter))
-	m.affinity, err = newAffinity(meter, c.config.Ring)
+	m.affinity, err = newAffinity(meter, c.ring)
 	errs = append(errs, err)
 	for _, p := range decision.Policies() {
 		m.attributes[p] = metric.WithAttributeSet(attribute.NewSet(attribute.String("policy", string(p))))

@@ -15,6 +15,8 @@ type Request struct {
 	// tries from zero: a retry on another replica is the same ID with the next attempt.
 	ID      string
 	Attempt int
+	// Settings are those that the request began with; nil takes those in force.
+	Settings *Settings
 	// RequestID is the client's name for the request, for the record; it need not be unique.
 	RequestID string
 	// TraceID and SpanID name the span in which the choice is made, for the record.

@@ -22,7 +22,7 @@ type StallConfig struct {
 
 // keepVigil looks at the ranks until ctx ends.
 func (c *Chooser) keepVigil(ctx context.Context) {
-	if c.params.Vitals == nil || c.config.Stall.After == 0 {
+	if c.params.Vitals == nil {
 		return
 	}
 	tick := time.NewTicker(vigilPeriod)
@@ -33,6 +33,9 @@ func (c *Chooser) keepVigil(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		}
+		if c.settings.Load().config.Stall.After == 0 {
+			continue
 		}
 		now := c.clock()
 		// When this process was held up, so was everybody's news: that time counts as one look.
@@ -83,7 +86,8 @@ func (c *Chooser) judge(r *rank, v *Vitals, now time.Time, passed time.Duration,
 		slack = slackKnown
 	}
 	before := Evidence(w.evidence.Load())
-	verdict := w.look(v, now, passed, c.config.Stall.After, slack, elsewhere)
+	set := c.settings.Load().config.Stall
+	verdict := w.look(v, now, passed, set.After, slack, elsewhere)
 	if verdict >= EvidenceCounters && w.over == passed { // it has just fallen
 		w.pause = min(max(firstPause, 2*w.pause), lastPause)
 		w.until.Store(c.since(now.Add(w.pause)))
@@ -95,7 +99,7 @@ func (c *Chooser) judge(r *rank, v *Vitals, now time.Time, passed time.Duration,
 		w.evidence.Store(uint32(verdict))
 		c.verdict(r, before, verdict)
 	}
-	sick := v.Unhealthy && c.config.Stall.Unhealthy > 0 && w.sick >= c.config.Stall.Unhealthy
+	sick := v.Unhealthy && set.Unhealthy > 0 && w.sick >= set.Unhealthy
 	if w.over == 0 && !sick {
 		return
 	}

@@ -108,7 +108,7 @@ func (c *Choice) Arrived() { c.ahead.end() }
 // mayYield lists the choice where it can be asked to give way: its first token can be seen, the
 // engine is known to keep what it has computed, and it is long.
 func (c *Choice) mayYield(req *Request, cand *decision.Candidate, work float64) {
-	if req.Yield == nil || c.chooser.config.YieldRanks == 0 || c.rank == nil || c.Decision.Policy != decision.PredictedTTFT || req.Unstreamed ||
+	if req.Yield == nil || c.chooser.settingsOf(req).config.YieldRanks == 0 || c.rank == nil || c.Decision.Policy != decision.PredictedTTFT || req.Unstreamed ||
 		cand.Feed != kvblock.FeedExact || req.Hashes == nil || req.Estimated || work <= yieldSteps*cand.FullStep {
 		return
 	}

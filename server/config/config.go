@@ -58,6 +58,8 @@ type Config struct {
 	Admin admin.Config `yaml:"admin"`
 	// Logs, metrics and traces.
 	Telemetry telemetry.Config `yaml:"telemetry"`
+	// How settings change while the router runs.
+	Reload Reload `yaml:"reload"`
 }
 
 // Default returns the defaults of every part.
@@ -79,6 +81,7 @@ func Default() Config {
 		Gateway:     gateway.DefaultConfig(),
 		Admin:       admin.DefaultConfig(),
 		Telemetry:   telemetry.DefaultConfig(),
+		Reload:      Reload{Watch: true, Versions: defaultVersions},
 	}
 }
 
@@ -102,6 +105,7 @@ func (c Config) Validate() error {
 		within("gateway", c.Gateway.Validate()),
 		within("admin", c.Admin.Validate()),
 		within("telemetry", c.Telemetry.Validate()),
+		within("reload", c.Reload.Validate()),
 	)
 }
 

@@ -23,6 +23,7 @@ func Reference(root fs.FS) (string, error) {
 	r.line("Order, later wins: the defaults below, the YAML file of `--config`, environment variables, `--set path=value` and the other flags.")
 	r.line("A variable's name is the path in capitals with underscores: `listen.http` is `KVPILOT_LISTEN_HTTP`. Lists of texts are separated by commas there;")
 	r.line("lists of objects and maps can only be written in the file. Unknown keys and variables are errors.")
+	r.line("Settings marked *yes* under reload change while the router runs: [operations.md](operations.md) says how. The others need a restart.")
 	r.line("`kvpilot serve --print-config` prints what is in force, secrets starred; `--check-config` only checks.")
 	if err := r.structure(reflect.ValueOf(Default()), nil); err != nil {
 		return "", err
@@ -65,9 +66,10 @@ func (r *reference) structure(v reflect.Value, names []string) error {
 			continue
 		}
 		if rows++; rows == 1 {
-			r.line("\n| setting | default | meaning |\n|---|---|---|")
+			r.line("\n| setting | default | meaning | reload |\n|---|---|---|---|")
 		}
-		r.line("| `%s` | %s | %s |", strings.Join(at, "."), shown(value), oneLine(docs[f.Name]))
+		path := strings.Join(at, ".")
+		r.line("| `%s` | %s | %s | %s |", path, shown(value), oneLine(docs[f.Name]), onReload(path))
 		if element, ok := elementStruct(f.Type); ok {
 			if err := r.elements(element, strings.Join(at, ".")+pathSuffix(f.Type)); err != nil {
 				return err
@@ -95,7 +97,7 @@ func (r *reference) elements(t reflect.Type, at string) error {
 		if tag == "" || tag == "-" {
 			continue
 		}
-		r.line("| `%s.%s` | | %s |", at, tag, oneLine(docs[f.Name]))
+		r.line("| `%s.%s` | | %s | %s |", at, tag, oneLine(docs[f.Name]), onReload(at))
 		if f.Type.Kind() == reflect.Struct && !scalar(reflect.New(f.Type).Elem()) {
 			if err := r.elements(f.Type, at+"."+tag); err != nil {
 				return err
@@ -103,6 +105,14 @@ func (r *reference) elements(t reflect.Type, at string) error {
 		}
 	}
 	return nil
+}
+
+// onReload marks what a reload applies.
+func onReload(path string) string {
+	if applies(path) {
+		return "yes"
+	}
+	return ""
 }
 
 func elementStruct(t reflect.Type) (reflect.Type, bool) {

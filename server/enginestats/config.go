@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
@@ -89,10 +90,10 @@ type Params struct {
 // newClient suits vLLM, whose keep-alive is 5 s.
 func newClient() *http.Client {
 	return &http.Client{
-		Transport: &http.Transport{
+		Transport: tlspeer.NewTransports(&http.Transport{
 			DialContext:         (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
 			MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, TLSHandshakeTimeout: 2 * time.Second,
-		},
+		}),
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }

@@ -14,11 +14,12 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 // Poller asks replicas for their load. Make one with New and give it life with Run.
 type Poller struct {
-	config  Config
+	config  atomic.Pointer[Config]
 	params  Params
 	log     *slog.Logger
 	metrics *metrics
@@ -37,7 +38,7 @@ type account struct{ stats atomic.Pointer[Stats] }
 
 // target is one replica with the slots of its ranks.
 type target struct {
-	replica *replica.Replica
+	replica atomic.Pointer[replica.Replica]
 	slots   map[int]replica.Slot // by rank; guarded by the poller's mu
 	cancel  context.CancelFunc   // nil until its goroutine runs; guarded by the poller's mu
 	kick    chan struct{}        // somebody wants a look now
@@ -65,10 +66,11 @@ func New(config Config, params Params) (*Poller, error) {
 		params.InFlight = func(replica.Slot) int { return 0 }
 	}
 	p := &Poller{
-		config: config, params: params, log: params.Log,
+		params: params, log: params.Log,
 		asking: make(chan struct{}, config.Concurrency), wake: make(chan struct{}, 1),
 		targets: map[replica.ID]*target{}, bySlot: map[replica.Slot]*target{},
 	}
+	p.config.Store(&config)
 	p.table.Store(&[]*account{})
 	var err error
 	if p.metrics, err = newMetrics(params.Meter, p); err != nil {
@@ -82,11 +84,12 @@ func (p *Poller) Add(slot replica.Slot, r *replica.Replica, rank int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t := p.targets[r.ID]
-	if t == nil || t.replica.URL != r.URL || t.slots[rank] != slot && t.has(rank) {
+	if t == nil || t.replica.Load().URL != r.URL || t.slots[rank] != slot && t.has(rank) {
 		t = &target{
-			replica: r, slots: map[int]replica.Slot{}, kick: make(chan struct{}, 1),
+			slots: map[int]replica.Slot{}, kick: make(chan struct{}, 1),
 			own: map[replica.Slot]int{}, last: map[replica.Slot]time.Time{},
 		}
+		t.replica.Store(r)
 		if old := p.targets[r.ID]; old != nil && old.cancel != nil {
 			old.cancel()
 		}
@@ -96,6 +99,33 @@ func (p *Poller) Add(slot replica.Slot, r *replica.Replica, rank int) {
 	p.bySlot[slot] = t
 	p.setAccount(slot, new(account))
 	p.nudge()
+}
+
+// Renew takes over how a replica is to be asked: its key and certificates may change while its ranks stay.
+func (p *Poller) Renew(r *replica.Replica) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.targets[r.ID]
+	if t == nil {
+		return
+	}
+	if old := t.replica.Load(); old.URL == r.URL && (old.APIKey != r.APIKey || old.TLS != r.TLS) {
+		t.replica.Store(r)
+	}
+}
+
+// Update puts a new interval and a new time limit in force. What else is in next stays as it was.
+func (p *Poller) Update(next Config) error {
+	if err := next.Validate(); err != nil {
+		return err
+	}
+	merged := *p.config.Load()
+	merged.Interval, merged.Timeout = next.Interval, next.Timeout
+	if err := merged.Validate(); err != nil {
+		return err
+	}
+	p.config.Store(&merged)
+	return nil
 }
 
 func (t *target) has(rank int) bool {
@@ -120,8 +150,8 @@ func (p *Poller) Remove(slot replica.Slot) {
 	if t.cancel != nil {
 		t.cancel()
 	}
-	if p.targets[t.replica.ID] == t {
-		delete(p.targets, t.replica.ID)
+	if p.targets[t.replica.Load().ID] == t {
+		delete(p.targets, t.replica.Load().ID)
 	}
 }
 
@@ -132,7 +162,7 @@ func (p *Poller) names() map[replica.Slot]replica.Rank {
 	names := make(map[replica.Slot]replica.Rank, len(p.bySlot))
 	for _, t := range p.targets {
 		for rank, slot := range t.slots {
-			names[slot] = replica.Rank{Replica: t.replica.ID, Index: rank}
+			names[slot] = replica.Rank{Replica: t.replica.Load().ID, Index: rank}
 		}
 	}
 	return names
@@ -236,7 +266,7 @@ func (p *Poller) start(ctx context.Context, asking *sync.WaitGroup) {
 
 // poll asks one replica until ctx ends, less often while it does not answer.
 func (p *Poller) poll(ctx context.Context, t *target) {
-	wait := time.Duration(rand.Int64N(int64(min(p.config.Interval, 100*time.Millisecond)) + 1))
+	wait := time.Duration(rand.Int64N(int64(min(p.config.Load().Interval, 100*time.Millisecond)) + 1))
 	failed := 0
 	for {
 		timer := time.NewTimer(wait)
@@ -263,23 +293,24 @@ func (p *Poller) poll(ctx context.Context, t *target) {
 			failed = 0
 		} else {
 			failed++
-			p.log.Debug("engine statistics not read", "replica", t.replica.ID, "error", err)
+			p.log.Debug("engine statistics not read", "replica", t.replica.Load().ID, "error", err)
 		}
-		wait = p.config.Interval << min(failed, 4)
+		wait = p.config.Load().Interval << min(failed, 4)
 		wait += time.Duration(rand.Int64N(int64(wait/5)+1)) - wait/10
 	}
 }
 
 // ask makes one look.
 func (p *Poller) ask(ctx context.Context, t *target) error {
-	ctx, cancel := context.WithTimeout(ctx, p.config.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, p.config.Load().Timeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.replica.URL+p.config.Path, nil)
+	r := t.replica.Load()
+	req, err := http.NewRequestWithContext(tlspeer.With(ctx, r.TLS), http.MethodGet, r.URL+p.config.Load().Path, nil)
 	if err != nil {
 		return fmt.Errorf("poll: %w", err)
 	}
-	if !t.replica.APIKey.IsEmpty() {
-		req.Header.Set("Authorization", "Bearer "+t.replica.APIKey.Reveal())
+	if !r.APIKey.IsEmpty() {
+		req.Header.Set("Authorization", "Bearer "+r.APIKey.Reveal())
 	}
 	p.noteOwn(t)
 	resp, err := p.params.Client.Do(req)
@@ -290,10 +321,10 @@ func (p *Poller) ask(ctx context.Context, t *target) error {
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("poll: status %d", resp.StatusCode)
 	}
-	body := &io.LimitedReader{R: resp.Body, N: p.config.MaxBytes + 1}
+	body := &io.LimitedReader{R: resp.Body, N: p.config.Load().MaxBytes + 1}
 	page, err := scan(body)
 	if body.N <= 0 {
-		return fmt.Errorf("poll: the answer is above %d bytes", p.config.MaxBytes)
+		return fmt.Errorf("poll: the answer is above %d bytes", p.config.Load().MaxBytes)
 	}
 	if err != nil {
 		return err
@@ -302,7 +333,7 @@ func (p *Poller) ask(ctx context.Context, t *target) error {
 	page.ahead = ahead(resp, now)
 	p.apply(t, page, now)
 	if p.params.OnAnswer != nil {
-		p.params.OnAnswer(t.replica.ID)
+		p.params.OnAnswer(t.replica.Load().ID)
 	}
 	return nil
 }
@@ -336,7 +367,7 @@ func (p *Poller) apply(t *target, pg *page, now time.Time) {
 			continue
 		}
 		s := e.stats(now, pg.adapters)
-		s.stale = p.config.Stale
+		s.stale = p.config.Load().Stale
 		s.foreign = p.foreign(t, a, slot, s, now)
 		a.stats.Store(&s)
 	}
@@ -384,17 +415,17 @@ func (p *Poller) tell(t *target, pg *page, counted uint64, now time.Time) {
 	switch {
 	case !pg.began.IsZero():
 		if !pg.began.Equal(t.began) && p.params.OnStart != nil {
-			p.params.OnStart(t.replica.ID, pg.began.Add(pg.ahead))
+			p.params.OnStart(t.replica.Load().ID, pg.began.Add(pg.ahead))
 		}
 		t.began = pg.began
 	case counted < t.counted && p.params.OnRestart != nil:
-		p.params.OnRestart(t.replica.ID, now)
+		p.params.OnRestart(t.replica.Load().ID, now)
 	}
 	t.counted = counted
 	if pg.learned != t.learned && pg.learned != (Learned{}) {
 		t.learned = pg.learned
 		if p.params.OnLearned != nil {
-			p.params.OnLearned(t.replica.ID, pg.learned)
+			p.params.OnLearned(t.replica.Load().ID, pg.learned)
 		}
 	}
 }

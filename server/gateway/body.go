@@ -56,7 +56,7 @@ func (b *liveBody) mistake() *apierror.Error {
 func (g *Gateway) expectBody(rq *request, r *http.Request) {
 	if hasBody(r) {
 		// Test writers have no deadlines; a connection's failure shows when it is read.
-		_ = rq.control.SetReadDeadline(time.Now().Add(g.config.BodyTimeout))
+		_ = rq.control.SetReadDeadline(time.Now().Add(rq.config.BodyTimeout))
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
+	"time"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"go.opentelemetry.io/otel/metric"
@@ -43,7 +45,7 @@ type Params struct {
 
 // Gateway answers HTTP requests. Make one with New.
 type Gateway struct {
-	config    Config
+	conf      atomic.Pointer[Config]
 	mux       *runtime.ServeMux
 	routes    *routes
 	inference kvpilotv1.InferenceServiceClient
@@ -64,9 +66,10 @@ type Gateway struct {
 // New makes a Gateway with the routes of the contract.
 func New(c Config, p Params) (*Gateway, error) {
 	g := &Gateway{
-		config: c, authorize: p.Authorize, forward: p.Forward, ready: p.Ready, cors: newCORS(c.AllowOrigins),
+		authorize: p.Authorize, forward: p.Forward, ready: p.Ready, cors: newCORS(c.AllowOrigins),
 		log: p.Log, propagator: p.Propagator, inference: kvpilotv1.NewInferenceServiceClient(p.Conn),
 	}
+	g.conf.Store(&c)
 	if g.budget = p.Budget; g.budget == nil {
 		g.budget = guard.NewBudget(c.MaxBodiesBytes)
 	}
@@ -111,6 +114,20 @@ func New(c Config, p Params) (*Gateway, error) {
 	return g, g.routes.resolve(g.mux)
 }
 
+// Update puts new time limits in force, for requests that begin from now on. What else is in next stays as it was.
+func (g *Gateway) Update(next Config) error {
+	if err := next.Validate(); err != nil {
+		return err
+	}
+	merged := *g.conf.Load()
+	merged.BodyTimeout, merged.StallTimeout = next.BodyTimeout, next.StallTimeout
+	g.conf.Store(&merged)
+	return nil
+}
+
+// StallTimeout is how long a client may take nothing, now.
+func (g *Gateway) StallTimeout() time.Duration { return g.conf.Load().StallTimeout }
+
 // register mounts the generated handlers. They start nothing: the context is not kept.
 func (g *Gateway) register(conn grpc.ClientConnInterface) error {
 	ctx := context.Background()
@@ -120,7 +137,10 @@ func (g *Gateway) register(conn grpc.ClientConnInterface) error {
 	if err := kvpilotv1.RegisterRoutingServiceHandlerClient(ctx, g.mux, kvpilotv1.NewRoutingServiceClient(conn)); err != nil {
 		return err
 	}
-	return kvpilotv1.RegisterReplicaServiceHandlerClient(ctx, g.mux, kvpilotv1.NewReplicaServiceClient(conn))
+	if err := kvpilotv1.RegisterReplicaServiceHandlerClient(ctx, g.mux, kvpilotv1.NewReplicaServiceClient(conn)); err != nil {
+		return err
+	}
+	return kvpilotv1.RegisterConfigServiceHandlerClient(ctx, g.mux, kvpilotv1.NewConfigServiceClient(conn))
 }
 
 // noHeader passes no header as metadata, in either direction: requests carry theirs in the

@@ -18,6 +18,7 @@ import (
 // see and the Answer that raw routes write to; one goroutine uses it at a time.
 type request struct {
 	g        *Gateway
+	config   *Config // as the request began with
 	w        http.ResponseWriter
 	control  *http.ResponseController
 	flusher  flusher

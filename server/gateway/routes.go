@@ -55,6 +55,7 @@ func readRoutes() (*routes, error) {
 	t := &routes{exact: map[string][]*route{}, pattern: map[string][]*route{}}
 	for _, file := range []protoreflect.FileDescriptor{
 		kvpilotv1.File_kvpilot_v1_inference_proto, kvpilotv1.File_kvpilot_v1_routing_proto, kvpilotv1.File_kvpilot_v1_replica_proto,
+		kvpilotv1.File_kvpilot_v1_config_proto,
 	} {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()

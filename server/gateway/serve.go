@@ -16,7 +16,7 @@ import (
 
 // ServeHTTP answers one request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	rq := &request{g: g, w: w, control: http.NewResponseController(w), multiplexed: r.ProtoMajor > 1}
+	rq := &request{g: g, config: g.conf.Load(), w: w, control: http.NewResponseController(w), multiplexed: r.ProtoMajor > 1}
 	rq.flusher = flusherOf(w, rq.control)
 	if u := g.routes.tidy(r.URL); u != r.URL {
 		r = r.WithContext(r.Context()) // the server's own copy stays as it came

@@ -4,7 +4,7 @@ import "time"
 
 // extend gives the client until the stall timeout to take what is written next.
 func (rq *request) extend() {
-	stall := rq.g.config.StallTimeout
+	stall := rq.config.StallTimeout
 	if stall <= 0 {
 		return
 	}

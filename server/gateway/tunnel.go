@@ -119,7 +119,7 @@ func lists(values []string, word string) bool {
 // Switch implements inproc.Upgrade.
 func (u upgrade) Switch(header http.Header) (io.ReadWriteCloser, error) {
 	rq := u.rq
-	one := &tunnel{stall: rq.g.config.StallTimeout}
+	one := &tunnel{stall: rq.g.StallTimeout()}
 	if !rq.g.tunnels.add(one) {
 		return nil, apierror.New(apierror.ShuttingDown, "the router is stopping", nil, apierror.WithRetryAfter(time.Second))
 	}

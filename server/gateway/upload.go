@@ -23,7 +23,7 @@ func (g *Gateway) takeUpload(rq *request, r, inner *http.Request) bool {
 		rq.fail(apierror.From(err))
 		return false
 	}
-	limit := g.config.MaxBodyBytes
+	limit := g.conf.Load().MaxBodyBytes
 	if r.ContentLength > limit {
 		rq.fail(apierror.From(tooLarge(limit)))
 		return false
@@ -52,7 +52,7 @@ func (u *upload) Read(p []byte) (int, error) {
 		if u.closes && u.rq.status == 0 {
 			u.rq.w.Header().Set("Connection", "close") // what is left of the body cannot be told from a request
 		}
-		err = bodyError(err, u.rq.g.config.MaxBodyBytes)
+		err = bodyError(err, u.rq.g.conf.Load().MaxBodyBytes)
 	}
 	return n, err
 }

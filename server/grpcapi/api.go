@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync/atomic"
 
 	"buf.build/go/protovalidate"
 	"go.opentelemetry.io/otel/metric"
@@ -56,8 +57,10 @@ type Params struct {
 	Registry  *registry.Registry
 	Decisions *decisionlog.Log
 	Tokens    *tokenizer.Pool
-	// Choice is the configuration that ListPolicies shows.
-	Choice chooser.Config
+	// Choice gives the configuration that ListPolicies shows.
+	Choice func() chooser.Config
+	// Settings gives what ConfigService speaks for; nil where settings cannot be changed.
+	Settings func() Settings
 
 	// Stats gives what a rank's engine reported last; nil when engines are not asked.
 	Stats func(replica.Slot) (enginestats.Stats, bool)
@@ -78,7 +81,7 @@ type Params struct {
 // API is the services. Make one with New.
 type API struct {
 	Params
-	config Config
+	conf atomic.Pointer[Config]
 	// tenantHeader is the header of gateways, tenantKey the same as metadata have it.
 	tenantHeader, tenantKey string
 	everybody               *caller.Caller
@@ -117,7 +120,8 @@ func New(c Config, p Params) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &API{Params: p, config: c, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), everybody: caller.Everybody(), metrics: m, methods: methods}
+	a := &API{Params: p, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), everybody: caller.Everybody(), metrics: m, methods: methods}
+	a.conf.Store(&c)
 	a.life, a.Leave = context.WithCancel(context.Background())
 	if a.rules, err = protovalidate.New(protovalidate.WithMessageDescriptors(a.inputs()...)); err != nil {
 		return nil, err
@@ -125,11 +129,15 @@ func New(c Config, p Params) (*API, error) {
 	return a, nil
 }
 
+// UseOverrides puts the settings that are read at each call in force.
+func (a *API) UseOverrides(c Config) { a.conf.Store(&c) }
+
 // Register adds the services to a grpc.Server or to the in-process hop.
 func (a *API) Register(to grpc.ServiceRegistrar) {
 	kvpilotv1.RegisterInferenceServiceServer(to, &inference{api: a})
 	kvpilotv1.RegisterRoutingServiceServer(to, &routing{api: a})
 	kvpilotv1.RegisterReplicaServiceServer(to, &replicas{api: a})
+	kvpilotv1.RegisterConfigServiceServer(to, &settings{api: a})
 }
 
 // lasting is the context of a stream that ends with the router.
@@ -169,6 +177,7 @@ func readMethods() (map[string]*methodInfo, error) {
 	roles := methodRoles()
 	for _, file := range []protoreflect.FileDescriptor{
 		kvpilotv1.File_kvpilot_v1_inference_proto, kvpilotv1.File_kvpilot_v1_routing_proto, kvpilotv1.File_kvpilot_v1_replica_proto,
+		kvpilotv1.File_kvpilot_v1_config_proto,
 	} {
 		for i := range file.Services().Len() {
 			service := file.Services().Get(i)

@@ -142,7 +142,7 @@ func newRig(t testing.TB, c grpcapi.Config) *rig {
 	must(err)
 	api, err := grpcapi.New(c, grpcapi.Params{
 		Router: r.router, Lifecycle: r.life, Book: book, Registry: fleet, Decisions: r.decisions,
-		Choice: chooser.DefaultConfig(), Forward: true,
+		Choice: chooser.DefaultConfig, Forward: true,
 	})
 	must(err)
 	r.api = api

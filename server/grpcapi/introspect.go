@@ -165,7 +165,8 @@ func (s *routing) rankLoad(r *replica.Replica, rank int, slot replica.Slot, now 
 }
 
 func (s *routing) ListPolicies(context.Context, *kvpilotv1.ListPoliciesRequest) (*kvpilotv1.ListPoliciesResponse, error) {
-	params, err := selector.Apply(selector.DefaultParams(), s.api.Choice.Weights)
+	choice := s.api.Choice()
+	params, err := selector.Apply(selector.DefaultParams(), choice.Weights)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +174,7 @@ func (s *routing) ListPolicies(context.Context, *kvpilotv1.ListPoliciesRequest) 
 	out := &kvpilotv1.ListPoliciesResponse{}
 	for _, p := range decision.Policies() {
 		about := policies(p)
-		entry := &kvpilotv1.Policy{Name: string(p), Description: about.text, Default: p == s.api.Choice.Policy, Params: map[string]float64{}}
+		entry := &kvpilotv1.Policy{Name: string(p), Description: about.text, Default: p == choice.Policy, Params: map[string]float64{}}
 		for _, name := range about.params {
 			entry.Params[name] = numbers[name]
 		}

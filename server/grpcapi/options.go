@@ -61,7 +61,7 @@ func (a *API) options(h http.Header) (chooser.Options, error) {
 	if policy == "" && weights == "" && pin == "" && allow == "" && deny == "" {
 		return o, nil
 	}
-	if !a.config.Overrides {
+	if !a.conf.Load().Overrides {
 		return o, errOverrides()
 	}
 	o.Policy, o.Allowed, o.Denied = decision.Policy(policy), ids(split(allow)), ids(split(deny))
@@ -93,7 +93,7 @@ func (a *API) overrides(c *kvpilotv1.Candidates, p *kvpilotv1.PolicyOverride) (c
 	if c == nil && p == nil {
 		return o, nil
 	}
-	if !a.config.Overrides {
+	if !a.conf.Load().Overrides {
 		return o, errOverrides()
 	}
 	o.Policy = decision.Policy(p.GetName())

@@ -61,6 +61,10 @@ func methodRoles() map[string]caller.Roles {
 		kvpilotv1.RoutingService_GetLoads_FullMethodName:               caller.Observe,
 		kvpilotv1.RoutingService_ListPolicies_FullMethodName:           caller.Any,
 
+		kvpilotv1.ConfigService_ReloadConfig_FullMethodName:       caller.Admin,
+		kvpilotv1.ConfigService_ListConfigVersions_FullMethodName: caller.Admin,
+		kvpilotv1.ConfigService_RollbackConfig_FullMethodName:     caller.Admin,
+
 		kvpilotv1.ReplicaService_Register_FullMethodName:   caller.Admin,
 		kvpilotv1.ReplicaService_Deregister_FullMethodName: caller.Admin,
 		kvpilotv1.ReplicaService_Drain_FullMethodName:      caller.Admin,

@@ -51,6 +51,8 @@ type Params struct {
 // services through Registrar.
 type Door struct {
 	Params
+	receive atomic.Int64 // nanoseconds
+	stall   atomic.Int64 // nanoseconds
 	limits  Limits
 	budget  *Budget
 	frames  *frames
@@ -74,6 +76,7 @@ func NewDoor(l Limits, p Params) (*Door, error) {
 		return nil, err
 	}
 	d := &Door{Params: p, limits: l, budget: p.Budget, metrics: m}
+	d.SetTimes(l.Receive, l.Stall)
 	d.frames = &frames{budget: p.Budget, over: d.shed}
 	d.calls.next, d.calls.prev = &d.calls, &d.calls
 	d.tick.Store(1)
@@ -84,6 +87,13 @@ func NewDoor(l Limits, p Params) (*Door, error) {
 		}
 	}
 	return d, nil
+}
+
+// SetTimes changes how long callers may take to send, and to read; calls under way are measured by it too. How exactly
+// is as it was at the beginning: an eighth of the shorter one, at most a second.
+func (d *Door) SetTimes(receive, stall time.Duration) {
+	d.receive.Store(int64(receive))
+	d.stall.Store(int64(stall))
 }
 
 // tap sees a call's header before anything of its message is kept.
@@ -174,7 +184,7 @@ func (d *Door) Run(ctx context.Context) error {
 
 // round looks at every call once.
 func (d *Door) round(now int64) {
-	receive, stall := d.ticks(d.limits.Receive), d.ticks(d.limits.Stall)
+	receive, stall := d.ticks(time.Duration(d.receive.Load())), d.ticks(time.Duration(d.stall.Load()))
 	var slow, stalled []*Call
 	d.mu.Lock()
 	for c := d.calls.next; c != &d.calls; {

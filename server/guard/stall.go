@@ -5,12 +5,14 @@ import (
 	"time"
 )
 
-// Impatient ends answers whose client takes nothing for as long as limit. Zero: never.
-func Impatient(limit time.Duration, next http.Handler) http.Handler {
-	if limit <= 0 {
-		return next
-	}
+// Impatient ends answers whose client takes nothing for as long as limit says when they begin. Zero: never.
+func Impatient(most func() time.Duration, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		limit := most()
+		if limit <= 0 {
+			next.ServeHTTP(w, r)
+			return
+		}
 		next.ServeHTTP(&impatient{ResponseWriter: w, control: http.NewResponseController(w), limit: limit, multiplexed: r.ProtoMajor > 1}, r)
 	})
 }

@@ -68,7 +68,10 @@ func (r *record) end(s *Span, at time.Time) {
 		}
 		return
 	}
-	slow := r.recorder.Slow
+	var slow time.Duration
+	if r.recorder.Slow != nil {
+		slow = r.recorder.Slow()
+	}
 	kept := r.chosen || r.failed || slow > 0 && s.stop.Sub(s.StartTime()) >= slow
 	whole := &Trace{ended: append(r.ended, s), stories: r.stories, left: maxSpansPerTrace - r.begun}
 	r.over, r.kept, r.ended, r.stories = true, kept, nil, nil

@@ -25,8 +25,8 @@ type Params struct {
 	Resource *resource.Resource
 	// Sampler chooses traces.
 	Sampler sdktrace.Sampler
-	// Slow keeps any trace that took as long. Zero: no such rule.
-	Slow time.Duration
+	// Slow gives the time from which any trace is kept. Nil or zero: no such rule.
+	Slow func() time.Duration
 	// Keep takes over a trace that is kept; it must not block.
 	Keep func(*Trace)
 	// Dropped gets the number of spans that could not be recorded.

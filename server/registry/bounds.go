@@ -89,7 +89,7 @@ func reachable(host string, networks []netip.Prefix) error {
 
 // roomFor reports whether the registered replicas may have the ranks of a spec, too.
 func (c *core) roomFor(spec Spec) error {
-	limit := c.r.config.Registration.MaxRanks
+	limit := c.r.config().Registration.MaxRanks
 	ranks := max(spec.Ranks, 1)
 	for id, s := range c.sources[sourceRegistered] {
 		if id != spec.ID {

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
@@ -25,6 +26,10 @@ type Config struct {
 	Kubernetes []KubernetesConfig `yaml:"kubernetes"`
 	// Aliases maps names that clients may use to names that replicas serve.
 	Aliases map[string]string `yaml:"aliases"`
+	// Access is how the router shows itself to replicas, and what it trusts, where a replica or its pool says nothing else.
+	Access Access `yaml:"access"`
+	// Pools are the same for groups of replicas, by a name that their entries give as pool, or by the model that they serve.
+	Pools map[string]Access `yaml:"pools"`
 	// Events is the default for replicas that say nothing about events.
 	Events EventsSpec `yaml:"events"`
 	// Probe says how health is watched.
@@ -129,6 +134,15 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("aliases: %q: %q: neither may be empty", alias, served))
 		}
 	}
+	if err := c.Access.validate(); err != nil {
+		errs = append(errs, fmt.Errorf("access: %w", err))
+	}
+	for name, pool := range c.Pools {
+		if err := pool.or(c.Access).validate(); err != nil {
+			errs = append(errs, fmt.Errorf("pools.%s: %w", name, err))
+		}
+	}
+	errs = append(errs, c.knownPools()...)
 	if err := c.Probe.validate(); err != nil {
 		errs = append(errs, fmt.Errorf("probe: %w", err))
 	}
@@ -139,6 +153,25 @@ func (c Config) Validate() error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// knownPools says which entries name a pool that is not there.
+func (c Config) knownPools() (errs []error) {
+	known := func(setting string, s Spec) {
+		if _, ok := c.Pools[s.Pool]; !ok && s.Pool != "" {
+			errs = append(errs, fmt.Errorf("%s.pool: there is no registry.pools.%s", setting, s.Pool))
+		}
+	}
+	for i, s := range c.Replicas {
+		known(fmt.Sprintf("replicas[%d]", i), s)
+	}
+	for i, d := range c.DNS {
+		known(fmt.Sprintf("dns[%d].template", i), d.Template)
+	}
+	for i, k := range c.Kubernetes {
+		known(fmt.Sprintf("kubernetes[%d].template", i), k.Template)
+	}
+	return errs
 }
 
 func (p ProbeConfig) validate() error {
@@ -185,6 +218,8 @@ type Params struct {
 	Client *http.Client
 	// Resolver looks up DNS names; nil takes the system's.
 	Resolver Resolver
+	// Lookup finds variables of the environment, which settings may name; nil finds none.
+	Lookup func(name string) (value string, ok bool)
 
 	// OnRankAdded is told of each new rank before a snapshot shows it.
 	OnRankAdded func(slot replica.Slot, r *replica.Replica, rank int)
@@ -201,11 +236,11 @@ type Params struct {
 // newClient suits vLLM: its keep-alive is 5 s, and a probe must not wait for a dead peer.
 func newClient() *http.Client {
 	return &http.Client{
-		Transport: &http.Transport{
+		Transport: tlspeer.NewTransports(&http.Transport{
 			DialContext:         (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
 			MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, DisableCompression: true,
 			TLSHandshakeTimeout: 2 * time.Second,
-		},
+		}),
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }

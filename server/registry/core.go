@@ -109,7 +109,7 @@ func (c *core) wanted() map[replica.ID]listing {
 		for id, spec := range c.sources[name] {
 			first, taken := all[id]
 			if !taken {
-				all[id] = listing{spec, name}
+				all[id] = listing{spec: spec, source: name}
 				continue
 			}
 			doubled[id] = name
@@ -125,6 +125,7 @@ func (c *core) wanted() map[replica.ID]listing {
 type listing struct {
 	spec   Spec
 	source string
+	access credentials
 }
 
 // rankChange is a rank that comes or goes with the next snapshot.
@@ -182,11 +183,19 @@ func (c *core) reconcile() (came, went []rankChange) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(wanted)) { // in order, so that slots are the same each time
 		want := wanted[id]
-		if e, known := c.entries[id]; known {
+		e, known := c.entries[id]
+		var err error
+		if want.access, err = c.r.keys.Load().of(want.spec, want.source == sourceRegistered); err != nil {
+			c.r.log.Error("a replica's key or certificates cannot be read", "replica", id, "kept", known, "error", err)
+			if known {
+				want.access = e.access
+			}
+		}
+		if known {
 			e.update(want, c)
 			continue
 		}
-		e := newEntry(id, want)
+		e = newEntry(id, want)
 		e.slots = c.slots.take(e.ranks())
 		if ends, leased := c.leases[id]; leased && want.source == sourceRegistered {
 			e.vitals.lease(ends)
@@ -221,7 +230,7 @@ func (c *core) tell(came, went []rankChange) {
 			}
 		}
 	}
-	s := newSnapshot(c.entries, c.r.config.Aliases)
+	s := newSnapshot(c.entries, c.r.config().Aliases)
 	c.r.publish(s)
 	for _, change := range went {
 		if !change.first {

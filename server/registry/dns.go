@@ -108,9 +108,9 @@ func (r *Registry) dnsSpecs(conf DNSConfig, hosts []string) ([]Spec, error) {
 		s := conf.Template
 		s.URL = scheme + host
 		s.ID = replica.ID(fmt.Sprintf("%s-%08x", label, uint32(xxh3.HashString(conf.Name+"/"+host))))
-		s, err := s.complete(r.config.Events)
+		s, err := s.complete(r.config().Events)
 		if err == nil {
-			s, err = s.withKey()
+			_, err = r.keys.Load().of(s, false)
 		}
 		errs = append(errs, err)
 		specs = append(specs, s)

@@ -14,6 +14,7 @@ type entry struct {
 	id     replica.ID
 	spec   Spec
 	source string
+	access credentials
 	slots  []replica.Slot
 	prober *prober
 
@@ -44,7 +45,7 @@ type entry struct {
 
 func newEntry(id replica.ID, want listing) *entry {
 	return &entry{
-		id: id, spec: want.spec, source: want.source, dirty: true, since: time.Now(), vitals: new(vitals),
+		id: id, spec: want.spec, source: want.source, access: want.access, dirty: true, since: time.Now(), vitals: new(vitals),
 	}
 }
 
@@ -68,11 +69,11 @@ func moment(nanos int64) time.Time {
 // update takes over what the sources say now. A replica that moved, or that publishes elsewhere,
 // gets new ranks: what was known of the old ones does not hold.
 func (e *entry) update(want listing, c *core) {
-	old := e.spec
-	if old.equal(want.spec) && e.source == want.source {
+	old, shown := e.spec, e.access
+	if old.equal(want.spec) && e.source == want.source && shown == want.access {
 		return
 	}
-	e.spec, e.source, e.dirty = want.spec, want.source, true
+	e.spec, e.source, e.access, e.dirty = want.spec, want.source, want.access, true
 	moved := old.URL != want.spec.URL
 	if moved || old.Ranks != want.spec.Ranks || old.ranksSet != want.spec.ranksSet || old.Events != want.spec.Events || old.BlockSize != want.spec.BlockSize {
 		e.reslot = true
@@ -82,14 +83,14 @@ func (e *entry) update(want listing, c *core) {
 		e.health, e.ups, e.downs, e.models, e.learned, e.began = replica.StateStarting, 0, 0, nil, Learned{}, time.Time{}
 		e.sources = nil
 	}
-	if moved || old.asks() != want.spec.asks() || old.APIKey != want.spec.APIKey || !slices.Equal(old.Models, want.spec.Models) {
+	if moved || old.asks() != want.spec.asks() || shown != want.access || !slices.Equal(old.Models, want.spec.Models) {
 		e.prober.stop()
 		e.prober = c.startProber(e)
 	}
 }
 
 func (s Spec) equal(o Spec) bool {
-	return s.ID == o.ID && s.URL == o.URL && s.APIKey == o.APIKey && slices.Equal(s.Models, o.Models) &&
+	return s.ID == o.ID && s.URL == o.URL && s.access() == o.access() && s.Pool == o.Pool && slices.Equal(s.Models, o.Models) &&
 		s.Ranks == o.Ranks && s.ranksSet == o.ranksSet && s.Events == o.Events && s.BlockSize == o.BlockSize && s.Blocks == o.Blocks &&
 		s.MaxBatchedTokens == o.MaxBatchedTokens && s.leaving == o.leaving && maps.Equal(s.Labels, o.Labels)
 }
@@ -121,7 +122,7 @@ func (e *entry) took(res result, c *core) {
 	if e.health == replica.StateReady || len(e.models) == 0 {
 		return
 	}
-	if e.health == replica.StateStarting || e.ups >= c.r.config.Probe.Up {
+	if e.health == replica.StateStarting || e.ups >= c.r.config().Probe.Up {
 		e.health, e.dirty = replica.StateReady, true
 		if e.life == 0 {
 			e.life, e.lifeSeen = 1, res.at
@@ -149,7 +150,7 @@ func (e *entry) failed(res result, c *core) {
 	if e.health == replica.StateUnhealthy && e.mute && !res.mute {
 		e.mute, e.dirty = false, true // it is more than late
 	}
-	if e.health != replica.StateReady || !res.refused && e.downs < c.r.config.Probe.Down {
+	if e.health != replica.StateReady || !res.refused && e.downs < c.r.config().Probe.Down {
 		return // one that never was healthy is still starting
 	}
 	c.r.log.Warn("replica is unhealthy", "replica", e.id, "error", res.err)
@@ -167,7 +168,7 @@ func (e *entry) rebuild(drained bool) (changed bool) {
 		e.state, e.since = state, time.Now()
 	}
 	e.view = &replica.Replica{
-		ID: e.id, URL: e.spec.URL, APIKey: e.spec.APIKey, State: state, Life: e.life,
+		ID: e.id, URL: e.spec.URL, APIKey: e.access.key, TLS: e.access.peer, State: state, Life: e.life,
 		Slots: e.slots, Events: e.events(), Models: e.models, Labels: e.spec.Labels,
 		Version: e.version, RustFrontend: e.rust, Since: e.since, Mute: e.mute && state == replica.StateUnhealthy,
 		BlockSize:        orElse(e.spec.BlockSize, e.learned.BlockSize),

@@ -120,9 +120,9 @@ func (r *Registry) parseFile(text []byte) ([]Spec, error) {
 	seen := map[replica.ID]bool{}
 	specs := make([]Spec, 0, len(*listed.Replicas))
 	for i, s := range *listed.Replicas {
-		s, err := s.complete(r.config.Events)
+		s, err := s.complete(r.config().Events)
 		if err == nil {
-			s, err = s.withKey()
+			_, err = r.keys.Load().of(s, false)
 		}
 		if err == nil && seen[s.ID] {
 			err = fmt.Errorf("id %q is there twice", s.ID)

@@ -206,9 +206,10 @@ func (c *cluster) spec(e endpoint, port int) (Spec, error) {
 	}
 	maps.Copy(s.Labels, c.conf.Template.Labels)
 	s.leaving = e.Conditions.Terminating != nil && *e.Conditions.Terminating
-	s, err := s.complete(c.r.config.Events)
+	s, err := s.complete(c.r.config().Events)
 	if err != nil {
 		return s, err
 	}
-	return s.withKey()
+	_, err = c.r.keys.Load().of(s, false)
+	return s, err
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/socket"
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 const (
@@ -27,6 +28,7 @@ const (
 // prober watches one replica from a goroutine of its own.
 type prober struct {
 	spec   Spec
+	access credentials
 	pulse  *pulse
 	cancel context.CancelFunc
 	kick   chan struct{}
@@ -72,7 +74,7 @@ type version struct {
 
 func (c *core) startProber(e *entry) *prober {
 	ctx, cancel := context.WithCancel(c.ctx)
-	p := &prober{spec: e.spec, pulse: &e.vitals.pulse, cancel: cancel, kick: make(chan struct{}, 1), renew: make(chan struct{}, 1)}
+	p := &prober{spec: e.spec, access: e.access, pulse: &e.vitals.pulse, cancel: cancel, kick: make(chan struct{}, 1), renew: make(chan struct{}, 1)}
 	c.probers.Go(func() {
 		p.run(ctx, c.r, func(res result) {
 			c.r.inbox.put(func(c *core) {
@@ -88,12 +90,11 @@ func (c *core) startProber(e *entry) *prober {
 // run probes until ctx ends: at a jittered interval while all is well, soon again while a failure
 // waits for confirmation, ever more rarely while the replica stays down.
 func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
-	conf := r.config.Probe
 	var modelsDue, versionDue, sourcesDue, last time.Time
 	var down time.Time // since when it fails
 	fails, oks, seen := 0, 0, false
 	engine := ""
-	timer := time.NewTimer(time.Duration(rand.Int64N(int64(min(conf.Interval, 100*time.Millisecond)) + 1)))
+	timer := time.NewTimer(time.Duration(rand.Int64N(int64(min(r.config().Probe.Interval, 100*time.Millisecond)) + 1)))
 	defer timer.Stop()
 	for {
 		select {
@@ -119,6 +120,7 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 		case <-ctx.Done():
 			return
 		}
+		conf := r.config().Probe
 		now := time.Now()
 		res := p.probe(ctx, r, !now.Before(modelsDue), !now.Before(versionDue))
 		if res.version != nil {
@@ -198,7 +200,7 @@ func (p *prober) probe(ctx context.Context, r *Registry, models, ver bool) (res 
 	began := time.Now()
 	p.pulse.ask(began)
 	var way whence
-	_, err := p.get(traced(ctx, &way), r, r.config.Probe.Path)
+	_, err := p.get(traced(ctx, &way), r, r.config().Probe.Path)
 	res.mute = err != nil && ctx.Err() == nil && timedOut(err)
 	if !res.mute {
 		p.pulse.answer(time.Now(), time.Since(began))
@@ -239,14 +241,14 @@ func notFound(err error) bool {
 
 // get returns the body of a 200 answer.
 func (p *prober) get(ctx context.Context, r *Registry, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.config.Probe.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, r.config().Probe.Timeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.spec.URL+path, nil)
+	req, err := http.NewRequestWithContext(tlspeer.With(ctx, p.access.peer), http.MethodGet, p.spec.URL+path, nil)
 	if err != nil {
 		return nil, fmt.Errorf("probe %s: %w", path, err)
 	}
-	if !p.spec.APIKey.IsEmpty() {
-		req.Header.Set("Authorization", "Bearer "+p.spec.APIKey.Reveal())
+	if !p.access.key.IsEmpty() {
+		req.Header.Set("Authorization", "Bearer "+p.access.key.Reveal())
 	}
 	resp, err := r.params.Client.Do(req)
 	if err != nil {

@@ -6,18 +6,19 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 // Register adds a replica, or updates it and renews its lease when it is registered already. A
 // lease of zero takes the configured time. It returns the id, which is made from the URL when the
 // spec has none, and when the lease ends.
 func (r *Registry) Register(ctx context.Context, spec Spec, lease time.Duration) (replica.ID, time.Time, error) {
-	spec.APIKeyFile = "" // a caller may not read this machine's files
-	spec, err := spec.complete(r.config.Events)
+	spec.APIKeyFile, spec.APIKeyEnv, spec.TLS, spec.Pool = "", "", tlspeer.Config{}, "" // a caller may not read this machine's files
+	spec, err := spec.complete(r.config().Events)
 	if err != nil {
 		return "", time.Time{}, err
 	}
-	if err := r.config.Registration.permit(spec); err != nil {
+	if err := r.config().Registration.permit(spec); err != nil {
 		return "", time.Time{}, err
 	}
 	var ends time.Time
@@ -108,7 +109,7 @@ func (c *core) register(spec Spec, lease time.Duration) (time.Time, error) {
 	if e := c.entries[spec.ID]; e != nil && e.source != sourceRegistered {
 		return time.Time{}, ErrTaken
 	}
-	if _, again := c.leases[spec.ID]; !again && len(c.leases) >= c.r.config.Registration.Max {
+	if _, again := c.leases[spec.ID]; !again && len(c.leases) >= c.r.config().Registration.Max {
 		return time.Time{}, fmt.Errorf("%w: %d", ErrFull, len(c.leases))
 	}
 	if err := c.roomFor(spec); err != nil {
@@ -128,7 +129,7 @@ func (c *core) register(spec Spec, lease time.Duration) (time.Time, error) {
 
 // lease sets when the registration ends.
 func (c *core) lease(id replica.ID, lease time.Duration) time.Time {
-	conf := c.r.config.Registration
+	conf := c.r.config().Registration
 	if lease <= 0 {
 		lease = conf.Lease
 	}

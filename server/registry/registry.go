@@ -16,7 +16,8 @@ import (
 
 // Registry knows the replicas. Make one with New and give it life with Run.
 type Registry struct {
-	config  Config
+	conf    atomic.Pointer[Config]
+	keys    atomic.Pointer[keyring]
 	params  Params
 	log     *slog.Logger
 	metrics *metrics
@@ -47,12 +48,14 @@ func New(config Config, params Params) (*Registry, error) {
 		params.Resolver = net.DefaultResolver
 	}
 	r := &Registry{
-		config: config, params: params, log: params.Log,
+		params: params, log: params.Log,
 		inbox: newInbox(), done: make(chan struct{}),
 		probing:  make(chan struct{}, config.Probe.Concurrency),
 		doubting: make(chan struct{}, config.Probe.Concurrency),
 		changed:  make(chan struct{}),
 	}
+	r.conf.Store(&config)
+	r.keys.Store(newKeyring(&config, params.Lookup, nil))
 	r.snapshot.Store(newSnapshot(nil, nil))
 	m, err := newMetrics(params.Meter, r)
 	if err != nil {
@@ -68,7 +71,10 @@ func (r *Registry) Snapshot() *Snapshot { return r.snapshot.Load() }
 // Run discovers, probes and publishes until ctx ends. It may be called once.
 func (r *Registry) Run(ctx context.Context) error {
 	defer close(r.done)
-	static, err := r.staticSpecs()
+	if err := r.keys.Load().check(r.config()); err != nil {
+		return err
+	}
+	static, err := staticSpecs(r.config(), r.keys.Load())
 	if err != nil {
 		return err
 	}
@@ -76,13 +82,13 @@ func (r *Registry) Run(ctx context.Context) error {
 	c := newCore(ctx, r)
 	c.setSource(sourceStatic, static)
 	group.Go(func() error { c.run(ctx); return nil })
-	if r.config.File != "" {
-		group.Go(func() error { return r.watchFile(ctx, r.config.File) })
+	if r.config().File != "" {
+		group.Go(func() error { return r.watchFile(ctx, r.config().File) })
 	}
-	for _, d := range r.config.DNS {
+	for _, d := range r.config().DNS {
 		group.Go(func() error { return r.watchDNS(ctx, d) })
 	}
-	for _, k := range r.config.Kubernetes {
+	for _, k := range r.config().Kubernetes {
 		group.Go(func() error { return r.watchKubernetes(ctx, k) })
 	}
 	err = group.Wait()
@@ -91,14 +97,55 @@ func (r *Registry) Run(ctx context.Context) error {
 	return err
 }
 
-func (r *Registry) staticSpecs() ([]Spec, error) {
-	specs := make([]Spec, 0, len(r.config.Replicas))
-	for _, s := range r.config.Replicas {
-		s, err := s.complete(r.config.Events)
+// config is what is in force.
+func (r *Registry) config() *Config { return r.conf.Load() }
+
+// Update puts new settings in force: the fixed list, the aliases, how the router shows itself, how health is watched, and the
+// bounds of registration. What else is in next stays as it was. When it returns an error, nothing has changed.
+func (r *Registry) Update(ctx context.Context, next Config) error {
+	keys, static, err := r.prepare(next)
+	if err != nil {
+		return err
+	}
+	merged := *r.config()
+	next.Probe.Concurrency, next.Registration.Enabled = merged.Probe.Concurrency, merged.Registration.Enabled
+	merged.Replicas, merged.Aliases, merged.Access, merged.Pools = next.Replicas, next.Aliases, next.Access, next.Pools
+	merged.Probe, merged.Registration = next.Probe, next.Registration
+	return r.do(ctx, func(c *core) error {
+		r.conf.Store(&merged)
+		r.keys.Store(keys)
+		c.setSource(sourceStatic, static)
+		return nil
+	})
+}
+
+// Check says what Update would refuse, and changes nothing.
+func (r *Registry) Check(next Config) error {
+	_, _, err := r.prepare(next)
+	return err
+}
+
+// prepare reads what next names.
+func (r *Registry) prepare(next Config) (*keyring, []Spec, error) {
+	if err := next.Validate(); err != nil {
+		return nil, nil, err
+	}
+	keys := newKeyring(&next, r.params.Lookup, r.keys.Load())
+	if err := keys.check(&next); err != nil {
+		return nil, nil, err
+	}
+	static, err := staticSpecs(&Config{Replicas: next.Replicas, Events: r.config().Events}, keys)
+	return keys, static, err
+}
+
+func staticSpecs(c *Config, keys *keyring) ([]Spec, error) {
+	specs := make([]Spec, 0, len(c.Replicas))
+	for _, s := range c.Replicas {
+		s, err := s.complete(c.Events)
 		if err != nil {
 			return nil, err
 		}
-		if s, err = s.withKey(); err != nil {
+		if _, err = keys.of(s, false); err != nil {
 			return nil, err
 		}
 		specs = append(specs, s)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/secret"
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 // Spec describes one replica, as an operator writes it and as Register receives it.
@@ -24,8 +24,14 @@ type Spec struct {
 	URL string `yaml:"url"`
 	// APIKey is sent to the replica as a bearer token.
 	APIKey secret.String `yaml:"api_key"`
-	// APIKeyFile names a file that holds the key.
+	// APIKeyFile names a file that holds the key instead.
 	APIKeyFile string `yaml:"api_key_file"`
+	// APIKeyEnv names a variable of the environment that holds the key instead.
+	APIKeyEnv string `yaml:"api_key_env"`
+	// TLS is for a URL that begins with https. What is not set, and the key, comes from the pool, else from registry.access.
+	TLS tlspeer.Config `yaml:"tls"`
+	// Pool names an entry of registry.pools. Empty: the first of models that has one.
+	Pool string `yaml:"pool"`
 	// Models are the names to serve from this replica, instead of all that its /v1/models lists.
 	Models []string `yaml:"models"`
 	// Ranks is the number of data-parallel ranks behind the URL. Zero means as many as the replica tells
@@ -122,6 +128,9 @@ func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 	if slices.Contains(s.Models, "") {
 		errs = append(errs, errors.New("models: a name is empty"))
 	}
+	if err := s.access().validate(); err != nil {
+		errs = append(errs, err)
+	}
 	s.Events = s.Events.or(defaults)
 	if len(errs) == 0 {
 		if _, err := s.events(); err != nil {
@@ -139,19 +148,6 @@ func cmpOr(a, b string) string {
 		return a
 	}
 	return b
-}
-
-// withKey reads the API key's file, if there is one.
-func (s Spec) withKey() (Spec, error) {
-	if s.APIKeyFile == "" {
-		return s, nil
-	}
-	text, err := os.ReadFile(s.APIKeyFile)
-	if err != nil {
-		return s, fmt.Errorf("replica %q: api_key_file: %w", s.ID, err)
-	}
-	s.APIKey = secret.New(strings.TrimSpace(string(text)))
-	return s, nil
 }
 
 // events gives the addresses of each rank; nil when there are none.

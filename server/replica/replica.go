@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/secret"
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 // ID names a replica. It is stable across restarts of the engine behind it, unique within a
@@ -87,7 +88,9 @@ type Replica struct {
 	URL string
 	// APIKey is sent as a bearer token to the replica; empty sends none.
 	APIKey secret.String
-	State  State
+	// TLS is how the router speaks TLS with it; nil as with anybody.
+	TLS   *tlspeer.Identity
+	State State
 	// Life counts the engine processes seen behind this ID: it grows when a restart is noticed.
 	Life uint64
 	// Slots has one entry per data-parallel rank, in rank order.

@@ -243,7 +243,7 @@ func (r *Router) readQuestion(ctx context.Context, j *job, q *Question) error {
 		case q.Text != "":
 			p.Kind, p.Text = prompt.KindText, q.Text
 		}
-		j.req.Session = openai.SessionFrom(q.Header, r.config.SessionHeader)
+		j.req.Session = openai.SessionFrom(q.Header, j.set.SessionHeader)
 	}
 	if !j.call.Route.Generates() {
 		return apierror.New(apierror.NotSupported, "the body is of a kind whose place in a cache does not matter", nil)

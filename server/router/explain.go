@@ -30,7 +30,7 @@ func (r *Router) explain(j *job, h http.Header) {
 	if j.call.RequestID != "" {
 		h[HeaderRequestID] = []string{j.call.RequestID}
 	}
-	show := r.config.Headers
+	show := j.set.Headers
 	c := j.choice
 	if show.Replica {
 		h[HeaderReplica] = []string{string(c.Replica.ID)}

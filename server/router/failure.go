@@ -125,7 +125,7 @@ func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
 // only after faults that another replica may not have, within the attempts and the budget. The budget keeps a fleet
 // in trouble from being asked twice for everything; where a replica is gone, nobody is.
 func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
-	if j.begun || !f.outcome.Retryable() || j.attempt+1-j.yields >= r.Attempts || ctx.Err() != nil {
+	if j.begun || !f.outcome.Retryable() || j.attempt+1-j.yields >= j.set.attempts || ctx.Err() != nil {
 		return false
 	}
 	if j.upload != nil && j.upload.spent {

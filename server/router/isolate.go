@@ -98,14 +98,14 @@ func saltingOf(route openai.Route, path string) salting {
 
 // isolate gives the request its tenant's salt: in the body that engines get, and in the keys of its blocks here.
 func (r *Router) isolate(j *job) error {
-	if r.isolation == nil {
+	if j.set.isolation == nil {
 		return nil
 	}
 	switch saltingOf(j.call.Route, j.path()) {
 	case saltNeedless:
 		return nil
 	case saltMissing:
-		if r.isolation.pass {
+		if j.set.isolation.pass {
 			return nil
 		}
 		return apierror.New(apierror.NotSupported, "the route has no cache_salt, which this router needs to keep tenants apart (router.unsalted_routes)", nil)
@@ -114,7 +114,7 @@ func (r *Router) isolate(j *job) error {
 	if raw := string(j.req.Raw("cache_salt")); j.req.Salt == "" && raw != "" && raw != "null" {
 		return apierror.New(apierror.InvalidBody, "cache_salt must be a string that is not empty", nil, apierror.WithParam("cache_salt"))
 	}
-	salt := r.isolation.salt(j.call.Tenant, j.req.Salt)
+	salt := j.set.isolation.salt(j.call.Tenant, j.req.Salt)
 	j.req.Salt, j.req.Prompt.Salt, j.req.Prompt.Apart, j.isolated = salt, salt, j.call.Tenant, true
 	j.req.Impose(openai.Edit{Name: "cache_salt", Value: append(append([]byte{'"'}, salt...), '"')})
 	return nil
@@ -135,7 +135,7 @@ func (j *job) saltedSince() int {
 
 // denyOld keeps the request away from replicas whose vLLM ignores a cache_salt on its route.
 func (r *Router) denyOld(j *job) error {
-	if !j.isolated || r.isolation.pass {
+	if !j.isolated || j.set.isolation.pass {
 		return nil
 	}
 	since := j.saltedSince()
@@ -178,5 +178,6 @@ func (j *job) apart(key string) string {
 // tellsOverlap reports whether the caller may see what replicas hold of its prompt: that tells what others have sent,
 // unless their blocks are kept apart.
 func (r *Router) tellsOverlap(call *Call) bool {
-	return call.Tenant == "" || call.ShowOverlap || r.isolation != nil || r.config.ShowOverlap == ShowAlways
+	set := r.set.Load()
+	return call.Tenant == "" || call.ShowOverlap || set.isolation != nil || set.ShowOverlap == ShowAlways
 }

@@ -24,6 +24,9 @@ import (
 // job is one call on its way through the steps. It belongs to one goroutine.
 type job struct {
 	call *Call
+	set  *settings
+	// settings are the chooser's.
+	settings *chooser.Settings
 	// span is the surface's, and story what is going to be drawn below it; nil when nobody records.
 	span  trace.Span
 	story *story
@@ -89,7 +92,7 @@ type job struct {
 }
 
 func (r *Router) newJob(ctx context.Context, call *Call) *job {
-	j := &job{call: call, span: trace.SpanFromContext(ctx), id: newID(), received: call.Received}
+	j := &job{call: call, set: r.set.Load(), span: trace.SpanFromContext(ctx), id: newID(), received: call.Received, settings: r.Chooser.Settings()}
 	if j.received.IsZero() {
 		j.received = time.Now()
 	}
@@ -126,7 +129,7 @@ func (j *job) ask(r *Router) *chooser.Request {
 	a := &j.asked
 	if a.ID == "" {
 		*a = chooser.Request{
-			ID: j.id, RequestID: j.call.RequestID,
+			Settings: j.settings, ID: j.id, RequestID: j.call.RequestID,
 			Model: j.pool.Model, Served: j.pool.Served, Adapter: j.adapter,
 			Session: j.apart(j.req.Session), Tenant: j.call.Tenant,
 			Priority: -j.req.Priority, ExpectedOutput: j.req.MaxTokens,
@@ -134,7 +137,7 @@ func (j *job) ask(r *Router) *chooser.Request {
 			Options: j.call.Options, Unread: j.req.Unread(), Samples: j.req.N, Holder: j.holder,
 		}
 		j.prompt(a)
-		if r.Chooser.ReadsText(j.pool.Model, &j.call.Options) {
+		if r.Chooser.ReadsText(j.settings, j.pool.Model, &j.call.Options) {
 			a.Text = j.apart(j.req.PromptText())
 		}
 	}

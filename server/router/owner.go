@@ -12,7 +12,7 @@ import (
 // is all that they want to know.
 func (r *Router) mayRead(tenant, id string) bool {
 	_, owner := r.Pins.Get(tenant, id)
-	return owner == upstream.OwnerSelf || owner == upstream.OwnerUnknown && (tenant == "" || r.config.UnownedResponses)
+	return owner == upstream.OwnerSelf || owner == upstream.OwnerUnknown && (tenant == "" || r.set.Load().UnownedResponses)
 }
 
 // checkResponse refuses a request that continues a response of another tenant, on whatever route, and one that would give

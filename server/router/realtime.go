@@ -40,7 +40,7 @@ func (r *Router) Realtime(ctx context.Context, call *Call, model string, up Upgr
 }
 
 func (r *Router) realtime(ctx context.Context, j *job, model string, up Upgrade) error {
-	j.req = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: openai.SessionFrom(j.call.Header, r.config.SessionHeader)}
+	j.req = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: openai.SessionFrom(j.call.Header, j.set.SessionHeader)}
 	if err := r.findRealtimePool(j); err != nil {
 		return err
 	}
@@ -200,7 +200,7 @@ func (r *Router) passBytes(ctx context.Context, j *job, here, there io.ReadWrite
 	})
 	defer stop()
 	alive := func() {}
-	if limit := r.config.RealtimeIdle; limit > 0 {
+	if limit := r.set.Load().RealtimeIdle; limit > 0 {
 		idle := time.AfterFunc(limit, func() { end(errIdle) })
 		defer idle.Stop()
 		alive = func() { idle.Reset(limit) }

@@ -35,7 +35,7 @@ func resumeResults() []string {
 
 // follow prepares a streamed answer to be written on by another replica, where that can be exact.
 func (r *Router) follow(j *job) {
-	if r.config.ResumeStreams == 0 || !j.call.Route.Generates() || j.upload != nil || j.enc == nil || j.enc.Tokens >= resume.MaxTokens ||
+	if j.set.ResumeStreams == 0 || !j.call.Route.Generates() || j.upload != nil || j.enc == nil || j.enc.Tokens >= resume.MaxTokens ||
 		len(j.pool.Replicas) < 2 || j.call.Options.Pinned != "" || !j.req.Resumable() ||
 		strings.EqualFold(j.call.Header.Get(HeaderResume), "off") {
 		return
@@ -63,7 +63,7 @@ func (j *job) following() bool {
 
 // goesOn decides whether a stream that broke off is written on by another replica, and prepares the attempt.
 func (r *Router) goesOn(ctx context.Context, j *job, f *failure) bool {
-	if r.config.ResumeStreams == 0 || !j.begun || !j.req.Stream || f.outcome != upstream.OutcomeBroken {
+	if j.set.ResumeStreams == 0 || !j.begun || !j.req.Stream || f.outcome != upstream.OutcomeBroken {
 		return false
 	}
 	seam, result := r.seam(ctx, j)
@@ -91,7 +91,7 @@ func (r *Router) goesOn(ctx context.Context, j *job, f *failure) bool {
 // asksAgain decides whether yet another replica is asked to write the stream on after f, with which
 // one refused to.
 func (r *Router) asksAgain(ctx context.Context, j *job, f *failure) bool {
-	if j.seam == nil || !f.outcome.Retryable() || j.refusals+1 >= r.Attempts || ctx.Err() != nil || !r.Budget.Withdraw() {
+	if j.seam == nil || !f.outcome.Retryable() || j.refusals+1 >= j.set.attempts || ctx.Err() != nil || !r.Budget.Withdraw() {
 		return false
 	}
 	r.metrics.retried(f.outcome)
@@ -111,7 +111,7 @@ func (r *Router) seam(ctx context.Context, j *job) (*resume.Seam, string) {
 	switch {
 	case !ok || r.rest(j, &seam, nil) < 1:
 		return nil, resultIneligible
-	case j.resumes >= r.config.ResumeStreams:
+	case j.resumes >= j.set.ResumeStreams:
 		return nil, resultLimit
 	case !seam.Sure && !r.wholeText(ctx, j, &seam):
 		return nil, resultSeam
@@ -125,7 +125,7 @@ func (r *Router) wholeText(ctx context.Context, j *job, seam *resume.Seam) bool 
 	others := slices.DeleteFunc(slices.Clone(j.pool.Replicas), func(o *replica.Replica) bool {
 		return o.ID == dead || slices.Contains(j.asked.Exclude, o.ID)
 	})
-	ctx, cancel := context.WithTimeout(ctx, r.config.TokenizeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, j.set.TokenizeTimeout)
 	defer cancel()
 	texts, err := r.Tokens.DetokenizeBatch(ctx, others, j.pool.Served, [][]uint32{seam.Tail()})
 	return err == nil && len(texts) == 1 && seam.Whole(texts[0])

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -52,13 +53,11 @@ type Params struct {
 
 // Router answers calls. It is safe for concurrent use.
 type Router struct {
-	config Config
 	Params
+	set     atomic.Pointer[settings]
 	tracer  trace.Tracer
 	metrics *metrics
 	claims  claims
-	// isolation is nil unless tenants have salts.
-	isolation *isolation
 }
 
 // New makes a Router.
@@ -73,7 +72,30 @@ func New(c Config, p Params) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Router{config: c, Params: p, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/router", trace.WithSchemaURL(span.SchemaURL)), metrics: m, claims: claims{seed: maphash.MakeSeed()}, isolation: newIsolation(c)}, nil
+	r := &Router{Params: p, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/router", trace.WithSchemaURL(span.SchemaURL)), metrics: m, claims: claims{seed: maphash.MakeSeed()}}
+	r.set.Store(newSettings(c, p.Attempts))
+	return r, nil
+}
+
+// settings are what a request keeps from its beginning to its end, whatever is reloaded meanwhile.
+type settings struct {
+	Config
+	attempts int
+	// isolation is nil unless tenants have salts.
+	isolation *isolation
+}
+
+func newSettings(c Config, attempts int) *settings {
+	return &settings{Config: c, attempts: attempts, isolation: newIsolation(c)}
+}
+
+// Update puts new settings in force, for requests that begin from now on. UnknownRoutes is the surfaces' and stays.
+func (r *Router) Update(c Config, attempts int) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	r.set.Store(newSettings(c, attempts))
+	return nil
 }
 
 // Serve answers one call through to. An error is an *apierror.Error; it means that the Sink was
@@ -188,8 +210,8 @@ func (r *Router) routed(ctx context.Context, j *job) {
 func (r *Router) read(ctx context.Context, j *job) error {
 	began := time.Now()
 	req, err := r.Bodies.Read(openai.Params{
-		Route: j.call.Route, Header: j.call.Header, SessionHeader: r.config.SessionHeader,
-		Body: j.call.Body, Truncated: j.truncated, Limits: openai.Limits{Members: r.config.MaxMembers, Items: r.config.MaxMessages},
+		Route: j.call.Route, Header: j.call.Header, SessionHeader: j.set.SessionHeader,
+		Body: j.call.Body, Truncated: j.truncated, Limits: openai.Limits{Members: j.set.MaxMembers, Items: j.set.MaxMessages},
 	})
 	if err != nil {
 		refused := badRequest(err)

@@ -14,7 +14,7 @@ var errStalled = errors.New("the replica shows no sign of life")
 // mayMove reports whether the request may be tried elsewhere when its rank shows no sign of life. The last try is left
 // to its end: a request that every engine takes so long for is not helped by another one.
 func (r *Router) mayMove(j *job) bool {
-	return j.upload == nil && j.call.Options.Pinned == "" && j.seam == nil && len(j.pool.Replicas) > 1 && j.attempt+1-j.yields < r.Attempts
+	return j.upload == nil && j.call.Options.Pinned == "" && j.seam == nil && len(j.pool.Replicas) > 1 && j.attempt+1-j.yields < j.set.attempts
 }
 
 // stalled reports whether an attempt under ctx was taken back from a rank that shows no sign of life.

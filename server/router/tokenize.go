@@ -21,11 +21,11 @@ func (r *Router) tokenize(ctx context.Context, j *job) error {
 		return nil
 	}
 	began := time.Now()
-	tctx, cancel := context.WithTimeout(ctx, r.config.TokenizeTimeout)
+	tctx, cancel := context.WithTimeout(ctx, j.set.TokenizeTimeout)
 	defer cancel()
 	ask := j.encodeRequest()
 	ask.Span = j.plan()
-	ask.SizeOnly = !j.wantIDs && !r.Chooser.ReadsCache(j.pool.Model, &j.call.Options)
+	ask.SizeOnly = !j.wantIDs && !r.Chooser.ReadsCache(j.settings, j.pool.Model, &j.call.Options)
 	enc, err := r.Tokens.Encode(tctx, ask)
 	j.tokenizing = time.Since(began)
 	if fault, ok := errors.AsType[*tokenizer.ClientFault](err); ok && ctx.Err() == nil {

@@ -48,7 +48,7 @@ func (r *Router) readForm(ctx context.Context, j *job) error {
 	if j.call.Stream != nil {
 		body, limit = j.call.Stream, maxFormHead
 	}
-	form, err := openai.ReadForm(openai.Params{Route: j.call.Route, Header: j.call.Header, SessionHeader: r.config.SessionHeader}, contentType, body, limit)
+	form, err := openai.ReadForm(openai.Params{Route: j.call.Route, Header: j.call.Header, SessionHeader: j.set.SessionHeader}, contentType, body, limit)
 	if err != nil {
 		refused := badRequest(err)
 		j.noteRead(began, refused)

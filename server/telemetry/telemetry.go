@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -45,6 +46,9 @@ type Params struct {
 // Telemetry holds what the parts are handed. Its methods are safe for concurrent use.
 type Telemetry struct {
 	log      *slog.Logger
+	level    slog.LevelVar
+	sampling *sampling
+	slow     atomic.Int64 // nanoseconds
 	meters   *sdkmetric.MeterProvider
 	tracers  trace.TracerProvider
 	registry *prometheus.Registry
@@ -66,10 +70,11 @@ func New(ctx context.Context, c Config, p Params) (*Telemetry, error) {
 		return nil, fmt.Errorf("prometheus exporter: %w", err)
 	}
 	t := &Telemetry{
-		log:      newLogger(c, p.LogTo),
 		meters:   sdkmetric.NewMeterProvider(sdkmetric.WithResource(res), sdkmetric.WithReader(reader), sdkmetric.WithExemplarFilter(exemplar.TraceBasedFilter)),
 		registry: registry,
 	}
+	t.log = newLogger(c, p.LogTo, &t.level)
+	t.setLevel(c)
 	return t, t.startTracing(ctx, c.Traces, res, p)
 }
 
@@ -113,6 +118,8 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 	}
 	dropped := func(n int) { drops.Add(context.Background(), int64(n)) }
 	dropped(0)
+	t.sampling = newSampling(c)
+	t.slow.Store(int64(c.Slow))
 	keep := func(t *recorder.Trace) { t.Drop() }
 	if len(to) > 0 {
 		var processors []sdktrace.SpanProcessor
@@ -124,7 +131,7 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 		go t.drawer.run()
 	}
 	t.tracers = recorder.New(recorder.Params{
-		Resource: res, Sampler: sampler(c), Slow: c.Slow,
+		Resource: res, Sampler: t.sampling, Slow: t.slowFrom,
 		Keep: keep, Dropped: dropped, Shown: p.Shown, OnlyShown: len(to) == 0,
 	})
 	return nil
@@ -144,11 +151,7 @@ func droppedSpans(m metric.MeterProvider) (metric.Int64Counter, error) {
 		metric.WithUnit("{span}"), metric.WithDescription("Spans that were to be kept and could not be: the exporter is too slow or fails."))
 }
 
-func newLogger(c Config, to io.Writer) *slog.Logger {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
-		level = slog.LevelInfo // Validate refuses anything else
-	}
+func newLogger(c Config, to io.Writer, level *slog.LevelVar) *slog.Logger {
 	if to == nil {
 		to = io.Discard
 	}

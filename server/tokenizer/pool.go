@@ -76,6 +76,15 @@ func (p *Pool) Run(ctx context.Context) error {
 	return <-done
 }
 
+// Update puts a new cap on one question to a replica in force. What else is in next stays as it was.
+func (p *Pool) Update(next Config) error {
+	if err := next.Validate(); err != nil {
+		return err
+	}
+	p.remote.SetTimeout(next.Remote.Timeout)
+	return nil
+}
+
 // WaitIdle waits until nothing is under way in the background.
 func (p *Pool) WaitIdle() { p.flights.wg.Wait() }
 

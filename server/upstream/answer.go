@@ -33,8 +33,8 @@ func (a *leanAnswer) fill() error {
 		a.buf = nil
 	}
 	a.r, a.w = 0, 0
-	if a.lean.cfg.StallTimeout > 0 {
-		a.conn.limit(a.lean.cfg.StallTimeout)
+	if a.cfg.StallTimeout > 0 {
+		a.conn.limit(a.cfg.StallTimeout)
 	}
 	n, err := a.read()
 	if n > 0 {
@@ -102,7 +102,7 @@ func (a *leanAnswer) finish(extra bool) {
 		return
 	}
 	c.limit(0)
-	c.host.give(c, a.lean.now(), a.lean.cfg.MaxIdlePerReplica)
+	c.host.give(c, a.lean.now(), a.cfg.MaxIdlePerReplica)
 }
 
 // abort closes the connection of an answer that is not complete.

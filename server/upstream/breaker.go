@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/replica"
@@ -11,7 +12,7 @@ import (
 // leave alone. It is safe for concurrent use. Every request that Allow let through must be
 // reported, once, with the Pass that it was given.
 type Breaker struct {
-	cfg BreakerConfig
+	cfg atomic.Pointer[BreakerConfig]
 	now func() time.Time
 
 	mu       sync.Mutex
@@ -75,8 +76,13 @@ func NewBreaker(cfg BreakerConfig, now func() time.Time) *Breaker {
 	if now == nil {
 		now = time.Now
 	}
-	return &Breaker{cfg: cfg, now: now, circuits: map[replica.ID]*circuit{}}
+	b := &Breaker{now: now, circuits: map[replica.ID]*circuit{}}
+	b.cfg.Store(&cfg)
+	return b
 }
+
+// Update puts new bounds in force. Circuits that are open stay so for as long as they were to.
+func (b *Breaker) Update(cfg BreakerConfig) { b.cfg.Store(&cfg) }
 
 // State says whether requests may go to the replica, without taking a trial.
 func (b *Breaker) State(id replica.ID) BreakerState {
@@ -127,7 +133,7 @@ func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
 
 // Report tells what became of a request that Allow was asked for.
 func (b *Breaker) Report(id replica.ID, pass Pass, outcome Outcome) {
-	if b.cfg.Failures == 0 {
+	if b.cfg.Load().Failures == 0 {
 		return
 	}
 	fault := outcome.Fault()
@@ -152,7 +158,7 @@ func (b *Breaker) Report(id replica.ID, pass Pass, outcome Outcome) {
 	if outcome == OutcomeCanceled || outcome == OutcomeOwnFault {
 		return
 	}
-	if now.Sub(c.since) > b.cfg.Window {
+	if now.Sub(c.since) > b.cfg.Load().Window {
 		c.requests, c.failures, c.since = 0, 0, now
 	}
 	c.requests++
@@ -162,9 +168,9 @@ func (b *Breaker) Report(id replica.ID, pass Pass, outcome Outcome) {
 	}
 	c.inRow++
 	c.failures++
-	tooMany := c.requests >= b.cfg.MinRequests && float64(c.failures) >= b.cfg.Rate*float64(c.requests)
-	if c.inRow >= b.cfg.Failures || tooMany {
-		b.trip(c, now, b.cfg.OpenFor)
+	tooMany := c.requests >= b.cfg.Load().MinRequests && float64(c.failures) >= b.cfg.Load().Rate*float64(c.requests)
+	if c.inRow >= b.cfg.Load().Failures || tooMany {
+		b.trip(c, now, b.cfg.Load().OpenFor)
 	}
 }
 
@@ -180,9 +186,9 @@ func (b *Breaker) reportTrial(c *circuit, pass Pass, outcome Outcome, now time.T
 	switch {
 	case outcome == OutcomeCanceled || outcome == OutcomeRefused || outcome == OutcomeOwnFault:
 	case outcome.Fault():
-		b.trip(c, now, min(2*c.openFor, b.cfg.MaxOpenFor))
+		b.trip(c, now, min(2*c.openFor, b.cfg.Load().MaxOpenFor))
 	default:
-		if c.successes++; c.successes >= b.cfg.Trials {
+		if c.successes++; c.successes >= b.cfg.Load().Trials {
 			*c = circuit{until: c.until, turn: b.turn()}
 		}
 	}
@@ -210,7 +216,7 @@ func (b *Breaker) Pause(id replica.ID, d time.Duration) {
 		c = &circuit{}
 		b.circuits[id] = c
 	}
-	if until := b.now().Add(min(d, b.cfg.MaxOpenFor)); until.After(c.until) {
+	if until := b.now().Add(min(d, b.cfg.Load().MaxOpenFor)); until.After(c.until) {
 		c.until = until
 	}
 }

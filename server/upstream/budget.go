@@ -8,12 +8,12 @@ import (
 // Budget bounds retries to a share of the requests, so that a fleet in trouble is not hit
 // with a multiple of its load. It is safe for concurrent use.
 type Budget struct {
-	cfg RetryConfig
 	now func() time.Time
 
 	mu     sync.Mutex
-	tokens float64   // guarded by mu
-	last   time.Time // guarded by mu
+	cfg    RetryConfig // guarded by mu
+	tokens float64     // guarded by mu
+	last   time.Time   // guarded by mu
 }
 
 // budgetSeconds is how many seconds of MinPerSecond may be saved up.
@@ -29,6 +29,14 @@ func NewBudget(cfg RetryConfig, now func() time.Time) *Budget {
 
 func capacity(cfg RetryConfig) float64 {
 	return max(cfg.MinPerSecond*budgetSeconds, cfg.Ratio*100, 1)
+}
+
+// Update puts a new budget in force; what was saved up stays, as far as the new one allows.
+func (b *Budget) Update(cfg RetryConfig) {
+	b.mu.Lock()
+	b.cfg = cfg
+	b.tokens = min(b.tokens, capacity(cfg))
+	b.mu.Unlock()
 }
 
 // Deposit counts a request's first attempt, which earns Ratio of a retry.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -24,7 +25,7 @@ type Params struct {
 
 // Client sends requests to replicas. It is safe for concurrent use.
 type Client struct {
-	cfg       Config
+	cfg       atomic.Pointer[Config]
 	log       *slog.Logger
 	now       func() time.Time
 	metrics   *metrics
@@ -39,29 +40,44 @@ type transport interface {
 	prune(now time.Time)
 	// shut closes all idle connections, and every other one when its request ends.
 	shut()
+	// update takes new settings, for exchanges that begin from now on.
+	update(cfg *Config)
 }
 
 // New makes a client; it opens nothing. cfg must be valid.
 func New(cfg Config, p Params) *Client {
-	c := &Client{cfg: cfg, log: p.Log, now: p.Now, metrics: newMetrics(p.Meter)}
+	c := &Client{log: p.Log, now: p.Now, metrics: newMetrics(p.Meter)}
+	c.cfg.Store(&cfg)
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
 	if c.now == nil {
 		c.now = time.Now
 	}
-	c.upgrades = newUpgrades(cfg, p.Dial)
+	c.upgrades = newUpgrades(&cfg, p.Dial)
 	if cfg.Transport == TransportStd {
-		c.transport = newStd(cfg, p.Dial)
+		c.transport = newStd(&cfg, p.Dial)
 	} else {
-		c.transport = newLean(cfg, c.now, p, c.metrics)
+		c.transport = newLean(&cfg, c.now, p, c.metrics)
 	}
 	return c
 }
 
+// Update puts new timeouts in force, for exchanges that begin from now on. What else is in cfg stays as it was.
+func (c *Client) Update(cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	next := *c.cfg.Load()
+	next.DialTimeout, next.ResponseHeaderTimeout, next.StallTimeout = cfg.DialTimeout, cfg.ResponseHeaderTimeout, cfg.StallTimeout
+	c.cfg.Store(&next)
+	c.transport.update(&next)
+	return nil
+}
+
 // Run closes idle connections, until ctx ends; then it closes all of them.
 func (c *Client) Run(ctx context.Context) error {
-	tick := time.NewTicker(max(c.cfg.IdleTimeout/4, 100*time.Millisecond))
+	tick := time.NewTicker(max(c.cfg.Load().IdleTimeout/4, 100*time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {

@@ -271,7 +271,7 @@ func TestAConnectionThatTheReplicaClosedIsNoFailure(t *testing.T) {
 		// The replica answers one request on each connection, claims to keep it, and closes it:
 		// at once, or when the next request is there, as vLLM does when its 5 s have passed.
 		for _, late := range []bool{false, true} {
-			if late && c.cfg.Transport == TransportStd {
+			if late && c.cfg.Load().Transport == TransportStd {
 				continue // net/http does not send a POST again in this case
 			}
 			target := serveConn(t, func(conn net.Conn) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 // Phase is how far a request had come when it failed.
@@ -50,7 +51,7 @@ func failed(ctx context.Context, id replica.ID, phase Phase, err error) error {
 	if cause := ended(ctx, err); cause != nil {
 		err = cause
 	}
-	return &Error{Replica: id, Phase: phase, Err: err}
+	return &Error{Replica: id, Phase: phase, Err: tlspeer.Explain(err)}
 }
 
 // ended says how ctx ended, nil when it did not. Package net keeps a context's deadline by a clock of its own, and may

@@ -50,7 +50,7 @@ func (a *leanAnswer) takeHead() ([]byte, *exchangeError) {
 		}
 		searched = max(a.r, a.w-3)
 		if a.w == len(a.buf.b) {
-			if a.w-a.r >= a.lean.cfg.MaxHeaderBytes {
+			if a.w-a.r >= a.cfg.MaxHeaderBytes {
 				return nil, &exchangeError{phase: PhaseHead, cause: malformed("head too large")}
 			}
 			searched -= a.r
@@ -99,7 +99,7 @@ func (a *leanAnswer) settle(method string, h *head) *exchangeError {
 		a.frame = framing{kind: framingClose}
 		a.broken = true
 	}
-	a.conn.limit(a.lean.cfg.StallTimeout)
+	a.conn.limit(a.cfg.StallTimeout)
 	if a.frame.over() {
 		a.finish(a.r < a.w)
 	}

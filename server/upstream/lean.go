@@ -2,29 +2,36 @@ package upstream
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 // lean is kvpilot's own transport: connections without goroutines, whose reads go straight
 // from the socket to the caller.
 type lean struct {
-	cfg     Config
+	cfg     atomic.Pointer[Config]
 	now     func() time.Time
 	metrics *metrics
 	opens   dialFunc
 	plain   bool // reads
 
 	mu    sync.RWMutex
-	hosts map[string]*host // guarded by mu; by base URL
-	ended bool             // guarded by mu
+	hosts map[hostKey]*host // guarded by mu
+	ended bool              // guarded by mu
+}
+
+// hostKey tells hosts apart: by base URL, and by who the router is there.
+type hostKey struct {
+	base string
+	peer *tlspeer.Identity
 }
 
 // host is one base URL and the idle connections to it.
@@ -32,7 +39,9 @@ type host struct {
 	address string // to dial
 	name    string // of the Host header
 	prefix  string // of every path
-	secure  *tls.Config
+	server  string // the name without the port, for TLS
+	secure  bool
+	peer    *tlspeer.Identity
 
 	mu   sync.Mutex
 	idle []*conn // guarded by mu; the last one was used last
@@ -42,17 +51,23 @@ type host struct {
 // dialFunc opens a connection, within a time of its own.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-func newLean(cfg Config, now func() time.Time, p Params, m *metrics) *lean {
+func newLean(cfg *Config, now func() time.Time, p Params, m *metrics) *lean {
 	dial := p.Dial
 	if dial == nil {
-		dial = (&net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
+		dial = (&net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
 			Enable: true, Idle: keepAlivePeriod, Interval: keepAlivePeriod, Count: 3}}).DialContext
 	}
-	return &lean{cfg: cfg, now: now, metrics: m, opens: dial, plain: p.PlainReads, hosts: map[string]*host{}}
+	l := &lean{now: now, metrics: m, opens: dial, plain: p.PlainReads, hosts: map[hostKey]*host{}}
+	l.cfg.Store(cfg)
+	return l
 }
 
-// host finds or makes the host of a base URL.
-func (l *lean) host(base string) (*host, error) {
+// update implements transport.
+func (l *lean) update(cfg *Config) { l.cfg.Store(cfg) }
+
+// host finds or makes the host of a replica.
+func (l *lean) host(r *replica.Replica) (*host, error) {
+	base := hostKey{r.URL, r.TLS}
 	l.mu.RLock()
 	h, ended := l.hosts[base], l.ended
 	l.mu.RUnlock()
@@ -62,10 +77,11 @@ func (l *lean) host(base string) (*host, error) {
 	case h != nil:
 		return h, nil
 	}
-	h, err := parseHost(base)
+	h, err := parseHost(r.URL)
 	if err != nil {
 		return nil, err
 	}
+	h.peer = r.TLS
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if known := l.hosts[base]; known != nil {
@@ -82,14 +98,14 @@ func parseHost(base string) (*host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("replica URL: %w", err)
 	}
-	h := &host{name: u.Host, prefix: u.EscapedPath()}
+	h := &host{name: u.Host, server: u.Hostname(), prefix: u.EscapedPath()}
 	port := u.Port()
 	switch u.Scheme {
 	case "http":
 		port = orDefault(port, "80")
 	case "https":
 		port = orDefault(port, "443")
-		h.secure = &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
+		h.secure = true
 	default:
 		return nil, fmt.Errorf("replica URL: scheme %q is neither http nor https", u.Scheme)
 	}
@@ -109,28 +125,29 @@ func orDefault(s, otherwise string) string {
 
 // do implements transport.
 func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) {
-	h, err := l.host(t.Replica.URL)
+	h, err := l.host(t.Replica)
 	if err != nil {
 		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
 	}
+	cfg := l.cfg.Load()
 	var c *conn
 	if !r.Once {
-		c = h.take(l.now(), l.cfg.IdleTimeout)
+		c = h.take(l.now(), cfg.IdleTimeout)
 	}
 	for {
 		reused := c != nil
 		if !reused {
-			if c, err = l.dialTimed(ctx, h, r.Times); err != nil {
+			if c, err = l.dialTimed(ctx, h, cfg, r.Times); err != nil {
 				return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
 			}
 		}
 		if r.Times != nil {
 			r.Times.Began = l.now()
 		}
-		resp, err := l.exchange(ctx, c, t, r)
+		resp, err := l.exchange(ctx, c, cfg, t, r)
 		if r.Times != nil && err == nil {
 			r.Times.Head = l.now()
 		}
@@ -148,12 +165,12 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 }
 
 // dialTimed opens a connection and notes when, for those who want to know.
-func (l *lean) dialTimed(ctx context.Context, h *host, t *Times) (*conn, error) {
+func (l *lean) dialTimed(ctx context.Context, h *host, cfg *Config, t *Times) (*conn, error) {
 	if t == nil {
-		return l.dial(ctx, h)
+		return l.dial(ctx, h, cfg)
 	}
 	t.DialBegan = l.now()
-	c, err := l.dial(ctx, h)
+	c, err := l.dial(ctx, h, cfg)
 	if err == nil {
 		t.Dialed = l.now()
 	}
@@ -162,34 +179,36 @@ func (l *lean) dialTimed(ctx context.Context, h *host, t *Times) (*conn, error) 
 
 // dial opens a connection, on a goroutine of its own: package net goes so deep that the stack of
 // the request's would be doubled, and stay so for as long as its stream lasts.
-func (l *lean) dial(ctx context.Context, h *host) (c *conn, err error) {
+func (l *lean) dial(ctx context.Context, h *host, cfg *Config) (c *conn, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c, err = l.connect(ctx, h)
+		c, err = l.connect(ctx, h, cfg)
 	}()
 	<-done // ctx and the timeouts of connect bound it
 	return c, err
 }
 
 // connect opens a connection.
-func (l *lean) connect(ctx context.Context, h *host) (*conn, error) {
+func (l *lean) connect(ctx context.Context, h *host, cfg *Config) (*conn, error) {
 	l.metrics.dials.Add(ctx, 1)
-	base, err := l.opens(ctx, "tcp", h.address)
+	limit, cancel := context.WithTimeout(ctx, cfg.DialTimeout)
+	base, err := l.opens(limit, "tcp", h.address)
+	cancel()
 	if err != nil {
 		return nil, err
 	}
 	c := newConn(h, base)
 	c.plain = l.plain
-	if h.secure == nil {
+	if !h.secure {
 		return c, nil
 	}
-	secured := tls.Client(base, h.secure)
-	limit, cancel := context.WithTimeout(ctx, l.cfg.DialTimeout)
+	limit, cancel = context.WithTimeout(ctx, cfg.DialTimeout)
 	defer cancel()
-	if err := secured.HandshakeContext(limit); err != nil {
+	secured, err := h.peer.Handshake(limit, base, h.server)
+	if err != nil {
 		c.shut()
-		return nil, fmt.Errorf("TLS handshake: %w", err)
+		return nil, err
 	}
 	c.stream = secured
 	return c, nil
@@ -236,7 +255,7 @@ func (l *lean) prune(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for base, h := range l.hosts {
-		if h.prune(now, l.cfg.IdleTimeout) {
+		if h.prune(now, l.cfg.Load().IdleTimeout) {
 			delete(l.hosts, base)
 		}
 	}
@@ -283,12 +302,12 @@ type exchangeError struct {
 }
 
 // exchange sends the request on c and reads the head of the answer. On an error c is closed.
-func (l *lean) exchange(ctx context.Context, c *conn, t Target, r *Request) (*Response, *exchangeError) {
+func (l *lean) exchange(ctx context.Context, c *conn, cfg *Config, t Target, r *Request) (*Response, *exchangeError) {
 	stop := func() bool { return true }
 	if ctx.Done() != nil {
 		stop = context.AfterFunc(ctx, c.shut)
 	}
-	a := &leanAnswer{ctx: ctx, lean: l, conn: c, stop: stop, id: t.Replica.ID}
+	a := &leanAnswer{ctx: ctx, lean: l, cfg: cfg, conn: c, stop: stop, id: t.Replica.ID}
 	sent := l.send(ctx, c, t, r)
 	var source *sourceError
 	if errors.As(sent, &source) {
@@ -298,7 +317,7 @@ func (l *lean) exchange(ctx context.Context, c *conn, t Target, r *Request) (*Re
 	if sent != nil { // the replica may have refused before all of it was read
 		c.limit(earlyAnswerWait)
 	} else {
-		c.limit(l.cfg.ResponseHeaderTimeout)
+		c.limit(cfg.ResponseHeaderTimeout)
 	}
 	err := a.readHead(r.Method)
 	if err == nil && sent != nil && a.resp.Status < 400 {
@@ -330,7 +349,8 @@ type leanAnswer struct {
 	resp Response
 	ctx  context.Context //nolint:containedctx // it is the life of the answer, as in http.Request
 	lean *lean
-	conn *conn // nil once it was given back or closed
+	cfg  *Config // as the exchange began with
+	conn *conn   // nil once it was given back or closed
 	stop func() bool
 	id   replica.ID
 

@@ -18,11 +18,11 @@ func TestPlainReadsAreWhatTheCallerAsksFor(t *testing.T) {
 	target := serve(t, nil)
 	c := New(DefaultConfig(), Params{PlainReads: true})
 	t.Cleanup(func() { c.transport.shut() })
-	h, err := c.transport.(*lean).host(target.Replica.URL)
+	h, err := c.transport.(*lean).host(target.Replica)
 	if err != nil {
 		t.Fatal(err)
 	}
-	opened, err := c.transport.(*lean).connect(ctxFor(t), h)
+	opened, err := c.transport.(*lean).connect(ctxFor(t), h, c.transport.(*lean).cfg.Load())
 	if err != nil {
 		t.Fatal(err)
 	}

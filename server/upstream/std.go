@@ -11,20 +11,45 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 // std is the transport made of net/http's.
 type std struct {
-	cfg   Config
-	inner *http.Transport
-	fresh *http.Transport // opens a connection for each request
+	dial dialFunc
+	now  atomic.Pointer[stdWays]
 }
 
-func newStd(cfg Config, dial dialFunc) *std {
+// stdWays are the transports of one state of the settings.
+type stdWays struct {
+	cfg   *Config
+	inner *tlspeer.Transports
+	fresh *tlspeer.Transports // opens a connection for each request
+}
+
+func newStd(cfg *Config, dial dialFunc) *std {
+	s := &std{dial: dial}
+	s.now.Store(s.ways(cfg))
+	return s
+}
+
+// update implements transport. What is under way goes on where it began.
+func (s *std) update(cfg *Config) { s.now.Swap(s.ways(cfg)).inner.CloseIdleConnections() }
+
+func (s *std) ways(cfg *Config) *stdWays {
+	inner := netTransport(cfg, s.dial)
+	fresh := inner.Clone()
+	fresh.DisableKeepAlives = true
+	return &stdWays{cfg: cfg, inner: tlspeer.NewTransports(inner), fresh: tlspeer.NewTransports(fresh)}
+}
+
+// netTransport is net/http's transport under the settings.
+func netTransport(cfg *Config, dial dialFunc) *http.Transport {
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: keepAlivePeriod}).DialContext
 	}
-	inner := &http.Transport{
+	return &http.Transport{
 		DialContext:            dial,
 		TLSHandshakeTimeout:    cfg.DialTimeout,
 		ResponseHeaderTimeout:  cfg.ResponseHeaderTimeout,
@@ -33,9 +58,6 @@ func newStd(cfg Config, dial dialFunc) *std {
 		MaxResponseHeaderBytes: int64(cfg.MaxHeaderBytes),
 		DisableCompression:     true,
 	}
-	fresh := inner.Clone()
-	fresh.DisableKeepAlives = true
-	return &std{cfg: cfg, inner: inner, fresh: fresh}
 }
 
 // keepAlivePeriod is how soon TCP notices that a silent host is gone.
@@ -46,7 +68,8 @@ func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 	if r.Query != "" {
 		url += "?" + r.Query
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ways := s.now.Load()
+	ctx, cancel := context.WithCancel(tlspeer.With(ctx, t.Replica.TLS))
 	req, err := http.NewRequestWithContext(ctx, r.Method, url, nil)
 	if err != nil {
 		cancel()
@@ -60,9 +83,9 @@ func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 	if req.Header.Get("User-Agent") == "" {
 		req.Header.Set("User-Agent", userAgent)
 	}
-	through := s.inner
+	through := ways.inner
 	if r.Once {
-		through = s.fresh
+		through = ways.fresh
 	}
 	resp, err := through.RoundTrip(req)
 	if err != nil {
@@ -80,7 +103,7 @@ func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 		}
 	}
 	return &Response{Status: resp.StatusCode, Header: resp.Header, ContentLength: resp.ContentLength,
-		body: &stdAnswer{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: s.cfg.StallTimeout}}, nil
+		body: &stdAnswer{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: ways.cfg.StallTimeout}}, nil
 }
 
 // timed notes the moments of an exchange. RoundTrip may return before a dial that it no longer needs
@@ -121,7 +144,7 @@ func phaseOf(err error) Phase {
 
 func (s *std) prune(time.Time) {} // net/http does it by itself
 
-func (s *std) shut() { s.inner.CloseIdleConnections() }
+func (s *std) shut() { s.now.Load().inner.CloseIdleConnections() }
 
 // stdAnswer reads an answer of net/http.
 type stdAnswer struct {

@@ -8,6 +8,8 @@ import (
 	"net/http/httptrace"
 	"strings"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 // handshakeTimeout bounds the wait for the answer to an upgrade: engines accept it before they compute anything.
@@ -37,13 +39,11 @@ func (c *Client) Upgrade(ctx context.Context, t Target, r *Request) (*Tunnel, *R
 }
 
 // upgrades is the transport of handshakes, made of net/http's.
-type upgrades struct {
-	cfg   Config
-	inner *http.Transport
-}
+type upgrades struct{ inner *tlspeer.Transports }
 
-func newUpgrades(cfg Config, dial dialFunc) *upgrades {
-	inner := newStd(cfg, dial).fresh
+func newUpgrades(cfg *Config, dial dialFunc) *upgrades {
+	inner := netTransport(cfg, dial)
+	inner.DisableKeepAlives = true
 	plain := inner.DialContext
 	inner.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := plain(ctx, network, address)
@@ -53,7 +53,7 @@ func newUpgrades(cfg Config, dial dialFunc) *upgrades {
 		return patient{conn}, nil
 	}
 	inner.ResponseHeaderTimeout = handshakeTimeout
-	return &upgrades{cfg: cfg, inner: inner}
+	return &upgrades{inner: tlspeer.NewTransports(inner)}
 }
 
 // patient is a connection whose writes are bounded one by one: a replica that takes nothing must not hold the client's
@@ -72,7 +72,7 @@ func (u *upgrades) do(ctx context.Context, t Target, r *Request) (*Tunnel, *Resp
 	if r.Query != "" {
 		url += "?" + r.Query
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(tlspeer.With(ctx, t.Replica.TLS))
 	req, err := http.NewRequestWithContext(ctx, r.Method, url, nil)
 	if err != nil {
 		cancel()

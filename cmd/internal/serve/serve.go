@@ -4,13 +4,16 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
+	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvpilot/kvpilot/server"
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/registry"
 )
 
 // flags are the few settings that are worth a flag of their own.
@@ -38,10 +41,12 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 		Example: "  kvpilot serve --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000\n  kvpilot serve --config kvpilot.yaml --set telemetry.log_level=debug",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := f.load(env)
+			source := f.source(env)
+			loaded, err := config.Read(source)
 			if err != nil {
 				return err
 			}
+			c := loaded.Config
 			switch {
 			case f.print:
 				return config.Print(out, c)
@@ -49,7 +54,10 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 				fmt.Fprintln(out, "the settings are good")
 				return nil
 			}
-			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Version: Version(), Env: env})
+			hangups := make(chan os.Signal, 1) // one that waits says as much as many
+			signal.Notify(hangups, syscall.SIGHUP)
+			defer signal.Stop(hangups) // when all is drained: until then a hang-up must not end the process
+			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Version: Version(), Env: env, Source: &source, Text: loaded.Text, Hangup: hangups})
 			if err != nil {
 				return err
 			}
@@ -75,19 +83,16 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 	return cmd
 }
 
-func (f flags) load(env []string) (config.Config, error) {
-	set := f.set
-	for path, value := range map[string]string{"listen.http": f.http, "listen.grpc": f.grpc, "listen.admin": f.admin, "registry.events.endpoint": f.events, "registry.events.replay": f.replay} {
-		if value != "" {
-			set = append(set, path+"="+value)
+// source is where the settings come from, at start and at every reload.
+func (f flags) source(env []string) config.Source {
+	set := slices.Clone(f.set)
+	for _, flag := range []struct{ path, value string }{
+		{"listen.http", f.http}, {"listen.grpc", f.grpc}, {"listen.admin", f.admin},
+		{"registry.events.endpoint", f.events}, {"registry.events.replay", f.replay},
+	} {
+		if flag.value != "" {
+			set = append(set, flag.path+"="+flag.value)
 		}
 	}
-	c, err := config.Load(config.Source{File: f.file, Env: env, Set: set})
-	if err != nil {
-		return c, err
-	}
-	for _, url := range f.replicas {
-		c.Registry.Replicas = append(c.Registry.Replicas, registry.Spec{URL: url})
-	}
-	return c, c.Validate()
+	return config.Source{File: f.file, Env: env, Set: set, Replicas: f.replicas}
 }

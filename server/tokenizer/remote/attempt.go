@@ -26,7 +26,7 @@ func (p *Pool) attempt(ctx context.Context, e *endpoint, j *Job, parent string) 
 		based.Model = parent
 		j = &based
 	}
-	limit := p.latency.attemptLimit(j.size(), p.cfg.Timeout)
+	limit := p.latency.attemptLimit(j.size(), p.cap())
 	asked, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	answer, route, err := p.askBest(asked, e, j)

@@ -15,6 +15,7 @@ import (
 
 	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 	"github.com/kvpilot/kvpilot/server/tokenizer/rawjson"
 )
 
@@ -34,6 +35,7 @@ func newTransport(cfg Config) *http.Transport {
 		DisableCompression:  true,
 		ReadBufferSize:      32 << 10,
 		WriteBufferSize:     32 << 10,
+		TLSHandshakeTimeout: 2 * time.Second,
 	}
 }
 
@@ -79,7 +81,7 @@ func (c *client) ask(ctx context.Context, e *endpoint, j *Job, render bool) (*An
 
 // post sends body and returns the whole answer in a buffer that must be released.
 func (c *client) post(ctx context.Context, e *endpoint, path string, body []byte) (int, http.Header, *bytes.Buffer, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url+path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(tlspeer.With(ctx, e.peer), http.MethodPost, e.url+path, bytes.NewReader(body))
 	if err != nil {
 		return 0, nil, nil, &Fault{Kind: KindConnect, Cause: err}
 	}

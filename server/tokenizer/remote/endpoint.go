@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 // support is what is known about a route of one endpoint.
@@ -24,6 +25,7 @@ type endpoint struct {
 	url  string
 	life uint64
 	key  string
+	peer *tlspeer.Identity
 	vers version
 	rust bool
 
@@ -39,7 +41,7 @@ type endpoint struct {
 
 func newEndpoint(r *replica.Replica, concurrency int, now time.Time) *endpoint {
 	e := &endpoint{
-		id: r.ID, url: r.URL, life: r.Life, key: r.APIKey.Reveal(),
+		id: r.ID, url: r.URL, life: r.Life, key: r.APIKey.Reveal(), peer: r.TLS,
 		vers: parseVersion(r.Version), rust: r.RustFrontend,
 		slots: make(chan struct{}, concurrency),
 	}
@@ -58,7 +60,7 @@ func newEndpoint(r *replica.Replica, concurrency int, now time.Time) *endpoint {
 
 // same reports whether the endpoint still describes the replica.
 func (e *endpoint) same(r *replica.Replica) bool {
-	return e.url == r.URL && e.life == r.Life && e.rust == r.RustFrontend && e.vers == parseVersion(r.Version)
+	return e.url == r.URL && e.peer == r.TLS && e.key == r.APIKey.Reveal() && e.life == r.Life && e.rust == r.RustFrontend && e.vers == parseVersion(r.Version)
 }
 
 // usable reports whether the endpoint may be asked now.

@@ -45,7 +45,7 @@ func (p *Pool) probe(ctx context.Context) {
 		turns <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turns }()
-			asked, cancel := context.WithTimeout(ctx, min(p.cfg.Timeout, 2*time.Second))
+			asked, cancel := context.WithTimeout(ctx, min(p.cap(), 2*time.Second))
 			defer cancel()
 			start := time.Now()
 			ok, trial := e.breaker.begin(start)

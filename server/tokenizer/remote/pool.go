@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/replica"
 	"github.com/kvpilot/kvpilot/server/span"
+	"github.com/kvpilot/kvpilot/server/tlspeer"
 )
 
 const (
@@ -40,6 +41,7 @@ type Params struct {
 // Pool asks engines to tokenize.
 type Pool struct {
 	cfg     Config
+	timeout atomic.Int64 // nanoseconds
 	log     *slog.Logger
 	client  *client
 	idle    func()
@@ -54,12 +56,13 @@ type Pool struct {
 // New makes a pool; it opens and starts nothing.
 func New(cfg Config, params Params) *Pool {
 	p := &Pool{cfg: cfg, log: params.Log, table: newTable(cfg), idle: func() {}}
+	p.timeout.Store(int64(cfg.Timeout))
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
 	rt := params.Transport
 	if rt == nil {
-		t := newTransport(cfg)
+		t := tlspeer.NewTransports(newTransport(cfg))
 		rt, p.idle = t, t.CloseIdleConnections
 	}
 	p.client = newClient(cfg, rt)
@@ -76,6 +79,11 @@ func New(cfg Config, params Params) *Pool {
 	return p
 }
 
+// SetTimeout puts another cap on one question in force, for questions that begin from now on.
+func (p *Pool) SetTimeout(d time.Duration) { p.timeout.Store(int64(d)) }
+
+func (p *Pool) cap() time.Duration { return time.Duration(p.timeout.Load()) }
+
 // outcome is how one attempt ended.
 type outcome struct {
 	answer *Answer
@@ -85,7 +93,7 @@ type outcome struct {
 
 // Do asks one of the replicas. Errors are *ClientFault (the client's own) or *Fault.
 func (p *Pool) Do(ctx context.Context, replicas []*replica.Replica, j *Job) (*Answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, p.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, p.cap())
 	defer cancel()
 	d := &dialogue{pool: p, ctx: ctx, replicas: replicas, job: j, results: make(chan outcome, 2*maxAttempts)}
 	return d.run()

@@ -41,7 +41,7 @@ func (p *Pool) TakesIDs(ctx context.Context, r *replica.Replica, model string, i
 }
 
 func (p *Pool) probeIDs(ctx context.Context, e *endpoint, model string, ids []uint32) {
-	ctx, cancel := context.WithTimeout(ctx, p.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, p.cap())
 	defer cancel()
 	body := append([]byte(`{"messages":[{"role":"user","content":"a longer text than three tokens, so that the two cannot be confused"}],"max_tokens":1,"model":`),
 		rawjson.AppendString(nil, model)...)

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvpilot/kvpilot/client"
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+)
+
+// exitRefused is how the process ends when the router was reached and did not take the settings.
+const exitRefused = 2
+
+// exitError ends the process with a code of its own.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+// newReloadCommand has a running router read its settings again.
+func newReloadCommand(env []string, out io.Writer) *cobra.Command {
+	r := &remote{out: out}
+	var dry bool
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Have a running router read its settings again",
+		Long: "Have a running router read its settings again, check all of them, and apply those that need no restart.\n\n" +
+			"All are applied or none: when one is wrong, the old ones stay. Requests that are under way keep the settings they began with.\n" +
+			"docs/config.md marks what needs a restart. Where API keys are in use, an admin key is needed.\n\n" +
+			"Exit codes: 0 when the new settings are in force (or good, with --dry-run), 2 when the router refuses them, 1 when it cannot be asked.",
+		Example: "  kvpilot reload --dry-run\n  kvpilot reload",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+				answer, err := c.Settings().ReloadConfig(ctx, &kvpilotv1.ReloadConfigRequest{DryRun: dry})
+				if err != nil {
+					return r.refusal(err)
+				}
+				if r.output == "json" {
+					return r.json(answer)
+				}
+				return printReload(out, dry, answer)
+			})
+		},
+	}
+	r.flags(cmd, env)
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "only check, and say what would change")
+	return cmd
+}
+
+// newConfigCommand lists the versions of a router's settings and goes back to one.
+func newConfigCommand(env []string, out io.Writer) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Show the versions of a running router's settings, and go back to one",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newVersionsCommand(env, out), newRollbackCommand(env, out))
+	return cmd
+}
+
+func newVersionsCommand(env []string, out io.Writer) *cobra.Command {
+	r := &remote{out: out}
+	cmd := &cobra.Command{
+		Use:   "versions",
+		Short: "List the settings that were in force since the router began, latest first",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+				answer, err := c.Settings().ListConfigVersions(ctx, &kvpilotv1.ListConfigVersionsRequest{})
+				if err != nil {
+					return err
+				}
+				if r.output == "json" {
+					return r.json(answer)
+				}
+				return printVersions(out, answer.GetVersions())
+			})
+		},
+	}
+	r.flags(cmd, env)
+	return cmd
+}
+
+func newRollbackCommand(env []string, out io.Writer) *cobra.Command {
+	r := &remote{out: out}
+	var dry bool
+	cmd := &cobra.Command{
+		Use:   "rollback VERSION",
+		Short: "Put the settings of an earlier version in force again, as a new version",
+		Long: "Put the settings of an earlier version in force again, as a new version.\n\n" +
+			"The settings file stays as it is: the next change of it, a reload or a restart puts what it says in force. Files that the settings\n" +
+			"name, such as keys, are read as they are now.\n\n" +
+			"Exit codes: 0 when the version is in force (or good, with --dry-run), 2 when the router refuses it, 1 when it cannot be asked.",
+		Args: exactly("a version, as `kvpilot config versions` lists it"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			number, err := strconv.ParseUint(args[0], 10, 64)
+			if err != nil || number == 0 {
+				return fmt.Errorf("%q is no version; kvpilot config versions lists them", args[0])
+			}
+			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+				answer, err := c.Settings().RollbackConfig(ctx, &kvpilotv1.RollbackConfigRequest{Version: number, DryRun: dry})
+				if err != nil {
+					return r.refusal(err)
+				}
+				if r.output == "json" {
+					return r.json(answer)
+				}
+				return printReload(out, dry, answer)
+			})
+		},
+	}
+	r.flags(cmd, env)
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "only check, and say what would change")
+	return cmd
+}
+
+// refusal marks an error that is the router's word on the settings.
+func (r *remote) refusal(err error) error {
+	if code := status.Code(err); code == codes.InvalidArgument || code == codes.Internal {
+		return &exitError{exitRefused, errors.New(r.address + ": " + status.Convert(err).Message())}
+	}
+	return err
+}
+
+// reloaded is what both RPCs answer.
+type reloaded interface {
+	GetVersion() *kvpilotv1.ConfigVersion
+	GetChanges() []*kvpilotv1.ConfigChange
+}
+
+func printReload(out io.Writer, dry bool, answer reloaded) error {
+	var text strings.Builder
+	var now, later []*kvpilotv1.ConfigChange
+	for _, c := range answer.GetChanges() {
+		if c.GetNeedsRestart() {
+			later = append(later, c)
+		} else {
+			now = append(now, c)
+		}
+	}
+	version := answer.GetVersion().GetVersion()
+	switch {
+	case len(now)+len(later) == 0 && dry:
+		fmt.Fprintln(&text, "The settings are good. Nothing would change.")
+	case len(now)+len(later) == 0:
+		fmt.Fprintf(&text, "Nothing has changed; version %d stays in force.\n", version)
+	case dry:
+		fmt.Fprintln(&text, "The settings are good.")
+	default:
+		fmt.Fprintf(&text, "Version %d is in force.\n", version)
+	}
+	list := func(head string, changes []*kvpilotv1.ConfigChange) {
+		if len(changes) == 0 {
+			return
+		}
+		fmt.Fprintln(&text, head)
+		for _, c := range changes {
+			fmt.Fprintf(&text, "  %s: %s -> %s\n", plain(c.GetPath()), or(plain(c.GetOld()), "(none)"), or(plain(c.GetNew()), "(none)"))
+		}
+	}
+	if dry {
+		list("Would be applied:", now)
+	} else {
+		list("Applied:", now)
+	}
+	list("Needs a restart:", later)
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+func printVersions(out io.Writer, list []*kvpilotv1.ConfigVersion) error {
+	g := &grid{columns: []column{
+		{head: "VERSION", right: true}, {head: "TIME"}, {head: "BY"}, {head: "WHO", spare: 1}, {head: "HASH", spare: 2}, {head: "CHANGES", spare: 3},
+	}}
+	for _, v := range list {
+		number, by := strconv.FormatUint(v.GetVersion(), 10), word(v.GetOrigin(), "CONFIG_ORIGIN_")
+		if v.GetCurrent() {
+			number = "*" + number
+		}
+		if of := v.GetRollbackOf(); of > 0 {
+			by += fmt.Sprintf(" to %d", of)
+		}
+		var paths []string
+		for _, c := range v.GetChanges() {
+			paths = append(paths, plain(c.GetPath()))
+		}
+		g.add(number, v.GetTime().AsTime().Local().Format(time.DateTime), by, or(plain(v.GetWho()), "–"), v.GetHash(), or(strings.Join(paths, ","), "–"))
+	}
+	return g.print(out)
+}

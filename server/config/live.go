@@ -1,0 +1,102 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/kvpilot/kvpilot/server/reload"
+)
+
+// Reload says how changed settings are noticed and remembered.
+type Reload struct {
+	// Watch applies changes of the settings file, and of the key files that it names, by itself. SIGHUP and kvpilot reload do so at
+	// any time.
+	Watch bool `yaml:"watch"`
+	// Versions is how many versions of the settings are remembered, for kvpilot config rollback.
+	Versions int `yaml:"versions"`
+}
+
+const (
+	defaultVersions = 16
+	maxVersions     = 1000
+)
+
+// Validate reports every bad field at once.
+func (r Reload) Validate() error {
+	if r.Versions < 1 || r.Versions > maxVersions {
+		return fmt.Errorf("versions: %d is not within 1 to %d", r.Versions, maxVersions)
+	}
+	return nil
+}
+
+// LivePaths are the settings that a reload applies, each with all below it; the others need a restart. It is the one table of
+// them: the sections of package server take theirs from it, and docs/config.md marks what is in it.
+func LivePaths() []string {
+	return []string{
+		"listen.drain_delay", "listen.drain_timeout",
+		"registry.replicas", "registry.aliases", "registry.access", "registry.pools",
+		"registry.probe.path", "registry.probe.interval", "registry.probe.max_interval", "registry.probe.timeout", "registry.probe.up",
+		"registry.probe.down", "registry.probe.models_interval",
+		"registry.registration.lease", "registry.registration.max_lease", "registry.registration.max", "registry.registration.max_ranks",
+		"registry.registration.networks",
+		"router.session_header", "router.tokenize_timeout", "router.max_messages", "router.max_members", "router.resume_streams", "router.headers",
+		"router.realtime_idle", "router.show_overlap", "router.unsalted_routes", "router.unowned_responses",
+		"chooser.policy", "chooser.objective", "chooser.slo", "chooser.weights", "chooser.shadow", "chooser.models", "chooser.hold_above",
+		"chooser.yield_ranks", "chooser.max_requests_per_rank", "chooser.stall", "chooser.queue",
+		"tokenizer.remote.timeout",
+		"enginestats.interval", "enginestats.timeout",
+		"upstream.dial_timeout", "upstream.response_header_timeout", "upstream.stall_timeout", "upstream.retry", "upstream.breaker",
+		"api.keys", "api.keys_file", "api.jwt", "api.certificates", "api.overrides", "tenants",
+		"gateway.body_timeout", "gateway.stall_timeout",
+		"telemetry.log_level", "telemetry.traces.ratio", "telemetry.traces.trust_parent", "telemetry.traces.slow",
+	}
+}
+
+// LiveBelow are those of LivePaths below one of the given settings.
+func LiveBelow(settings ...string) []string {
+	return slices.DeleteFunc(LivePaths(), func(path string) bool {
+		return !slices.ContainsFunc(settings, func(s string) bool { return reload.Below(s, path) })
+	})
+}
+
+// live reports whether a reload of now applies the setting.
+func live(now *Config, path string) bool {
+	switch {
+	case path == "telemetry.traces.ratio" && now.Telemetry.Traces.Ratio == 0:
+		return false // nothing records traces then
+	}
+	return applies(path)
+}
+
+// applies reports whether a setting is one of LivePaths.
+func applies(path string) bool {
+	for _, p := range LivePaths() {
+		if reload.Below(p, path) {
+			return true
+		}
+	}
+	return false
+}
+
+// Merge returns now with the settings of next that a reload applies.
+func Merge(now, next Config) Config {
+	out := now
+	from := reflect.ValueOf(&next).Elem()
+	var take func(to, from reflect.Value, path string)
+	take = func(to, from reflect.Value, path string) {
+		if !scalar(to) && to.Kind() == reflect.Struct {
+			for i := range to.NumField() {
+				if tag := tagOf(to.Type().Field(i)); tag != "" {
+					take(to.Field(i), from.Field(i), join(path, tag))
+				}
+			}
+			return
+		}
+		if live(&now, path) {
+			to.Set(from)
+		}
+	}
+	take(reflect.ValueOf(&out).Elem(), from, "")
+	return out
+}

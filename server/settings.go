@@ -1,0 +1,95 @@
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/audit"
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/grpcapi"
+	"github.com/kvpilot/kvpilot/server/reload"
+)
+
+// lookEvery is the time between looks at the settings file and those that it names: a change is taken when two looks in a row
+// see the same, so after two to four seconds.
+const lookEvery = 2 * time.Second
+
+// lookup finds the variables of the environment that settings name.
+func (p Params) lookup() func(string) (string, bool) {
+	if p.Source == nil {
+		return nil
+	}
+	return p.Source.Lookup
+}
+
+// newSettings makes the keeper of the settings.
+func (s *Server) newSettings(c config.Config) (*reload.Manager[config.Config], error) {
+	return reload.New(reload.Loaded[config.Config]{Config: c, Text: s.params.Text}, reload.Params[config.Config]{
+		Load:  func() (reload.Loaded[config.Config], error) { return config.Read(*s.params.Source) },
+		Files: config.NamedFiles, Diff: config.Diff, Merge: config.Merge, Hash: config.Hash,
+		Sections: s.sections(), Keep: c.Reload.Versions,
+		Log: s.parts.part("settings"), Meter: s.telemetry.Meters(),
+	})
+}
+
+// changeable is what the admin RPCs change; nil where there is nothing to read again.
+func (s *Server) changeable() grpcapi.Settings {
+	if s.params.Source == nil || s.settings == nil {
+		return nil
+	}
+	return s.settings
+}
+
+// followSettings reloads when the process is asked to by a signal, and when files change, until ctx ends.
+func (s *Server) followSettings(ctx context.Context) error {
+	reloadFor := func(origin reload.Origin) {
+		_, err := s.settings.Reload(ctx, reload.Request{Origin: origin}) // the manager logs and counts what became of it
+		e := audit.Event{Kind: audit.Settings, Outcome: audit.OK, Method: string(origin)}
+		if err != nil {
+			e.Outcome, e.Detail = "refused", err.Error()
+		}
+		s.surfaces.audit.Write(e)
+	}
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		if s.settings.Config().Reload.Watch {
+			reload.Watch(ctx, lookEvery, seen(s.params.Text, config.NamedFiles(s.config)), s.lookAtFiles, func() { reloadFor(reload.OriginFile) })
+		}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			<-watching
+			return nil
+		case <-s.params.Hangup:
+			reloadFor(reload.OriginSignal)
+		}
+	}
+}
+
+// lookAtFiles digests the settings file and the files that the settings in force name.
+func (s *Server) lookAtFiles() string {
+	var text []byte
+	if file := s.params.Source.File; file != "" {
+		var err error
+		if text, err = os.ReadFile(file); err != nil {
+			text = []byte("unreadable: " + err.Error()) // a reload then says so, once
+		}
+	}
+	return seen(text, config.NamedFiles(s.settings.Config()))
+}
+
+// seen digests the text of the settings file and the digests of others.
+func seen(text []byte, files map[string]string) string {
+	sum := sha256.New()
+	sum.Write(text)
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		sum.Write([]byte("\x00" + path + "\x00" + files[path]))
+	}
+	return string(sum.Sum(nil))
+}

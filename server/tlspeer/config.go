@@ -1,0 +1,62 @@
+package tlspeer
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+)
+
+// Config is what an operator may set.
+type Config struct {
+	// CAFile names a PEM file with the certificates that sign those of replicas; empty trusts the system's. It is read again when
+	// it changes.
+	CAFile string `yaml:"ca_file"`
+	// CertFile names a PEM file with the certificate that the router shows to replicas that ask for one. It is read again when
+	// it changes.
+	CertFile string `yaml:"cert_file"`
+	// KeyFile names a PEM file with the certificate's key. It is read again when it changes.
+	KeyFile string `yaml:"key_file"`
+	// ServerName is the name that replicas' certificates must have; empty takes the host of the URL.
+	ServerName string `yaml:"server_name"`
+	// MinVersion is the lowest version of TLS that is spoken: 1.2 or 1.3. Empty is 1.2.
+	MinVersion string `yaml:"min_version"`
+}
+
+// Validate reports every bad field at once.
+func (c Config) Validate() error {
+	var errs []error
+	if (c.CertFile == "") != (c.KeyFile == "") {
+		errs = append(errs, errors.New("cert_file: cert_file and key_file go together"))
+	}
+	if _, err := c.version(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) version() (uint16, error) {
+	switch c.MinVersion {
+	case "", "1.2":
+		return tls.VersionTLS12, nil
+	case "1.3":
+		return tls.VersionTLS13, nil
+	}
+	return 0, fmt.Errorf("min_version: %q is neither 1.2 nor 1.3", c.MinVersion)
+}
+
+// Or takes what is not set from d; certificate and key belong together.
+func (c Config) Or(d Config) Config {
+	if c.CAFile == "" {
+		c.CAFile = d.CAFile
+	}
+	if c.CertFile == "" && c.KeyFile == "" {
+		c.CertFile, c.KeyFile = d.CertFile, d.KeyFile
+	}
+	if c.ServerName == "" {
+		c.ServerName = d.ServerName
+	}
+	if c.MinVersion == "" {
+		c.MinVersion = d.MinVersion
+	}
+	return c
+}
