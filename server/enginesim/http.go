@@ -47,22 +47,6 @@ func (l *life) route(path string) (methods map[string]handler) {
 			if f.messages {
 				return post((*life).messagesCount)
 			}
-		case "/v1/chat/completions/render":
-			if f.render {
-				return post((*life).renderChat)
-			}
-		case "/v1/messages/render":
-			if f.renderAll {
-				return post((*life).renderMessages)
-			}
-		case "/v1/responses/render":
-			if f.renderAll {
-				return post((*life).renderResponses)
-			}
-		case "/v1/completions/render":
-			if f.render {
-				return post((*life).renderCompletion)
-			}
 		case "/v1/embeddings":
 			return post((*life).embeddings)
 		case "/pooling":
@@ -73,12 +57,14 @@ func (l *life) route(path string) (methods map[string]handler) {
 			return post((*life).score)
 		case "/rerank", "/v1/rerank", "/v2/rerank":
 			return post((*life).rerank)
-		case "/v1/realtime":
-			if f.realtime {
-				return get((*life).realtime)
-			}
 		case "/v1/audio/transcriptions", "/v1/audio/translations":
 			return post((*life).transcribe)
+		}
+		if methods = f.renders(path); methods != nil {
+			return methods
+		}
+		if path == "/v1/realtime" && f.realtime {
+			return get((*life).realtime)
 		}
 		if id, ok := strings.CutPrefix(path, "/v1/responses/"); ok && f.responses {
 			if id, ok := strings.CutSuffix(id, "/cancel"); ok {
@@ -112,6 +98,21 @@ func (l *life) route(path string) (methods map[string]handler) {
 		return get((*life).versionReply)
 	case "/reset_prefix_cache":
 		return post((*life).resetPrefixCache)
+	}
+	return nil
+}
+
+// renders finds the handlers of the routes that give a prompt's token ids.
+func (f *features) renders(path string) map[string]handler {
+	switch {
+	case path == "/v1/chat/completions/render" && f.render:
+		return post((*life).renderChat)
+	case path == "/v1/completions/render" && f.render:
+		return post((*life).renderCompletion)
+	case path == "/v1/messages/render" && f.renderAll:
+		return post((*life).renderMessages)
+	case path == "/v1/responses/render" && f.renderAll:
+		return post((*life).renderResponses)
 	}
 	return nil
 }

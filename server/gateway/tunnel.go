@@ -38,7 +38,7 @@ func (t *tunnels) add(one *tunnel) bool {
 
 // drop takes one off whose handler has ended.
 func (t *tunnels) drop(one *tunnel) {
-	one.Close()
+	one.Close() //nolint:errcheck // nobody is left to be told
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.open, one)
@@ -145,7 +145,7 @@ func (u upgrade) Switch(header http.Header) (io.ReadWriteCloser, error) {
 	_ = header.Write(&head) // a Builder takes everything
 	head.WriteString("\r\n")
 	if _, err := io.WriteString(one, head.String()); err != nil {
-		one.Close()
+		one.Close() //nolint:errcheck // the client is gone
 		return nil, err
 	}
 	return one, nil
