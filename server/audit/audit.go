@@ -186,6 +186,7 @@ func (l *Log) admit(e *Event) bool {
 			clear(l.read)
 		}
 		l.read[by] = &reading{at: e.Time}
+	case Register, Deregister, Drain, Undrain, LoadAdapter, UnloadAdapter, Settings: // few
 	}
 	return true
 }
