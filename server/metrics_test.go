@@ -149,7 +149,7 @@ func declared(t *testing.T) []instrument {
 	}
 	source := &consoleSource{parts: p, began: time.Now(), ready: p.ready, traces: &traceRing{}}
 	s := &Server{config: c, telemetry: tel, parts: p}
-	if s.surfaces, err = newSurfaces(c, tel, p, source, nil, s.changeable); err != nil {
+	if s.surfaces, err = newSurfaces(c, tel, p, source, nil, s.changeable, false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.newSettings(c); err != nil {

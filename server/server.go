@@ -91,7 +91,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 		parts: s.parts, version: p.Version, began: time.Now(), ready: s.ready, traces: traces,
 		tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server", trace.WithSchemaURL(span.SchemaURL)),
 	}
-	if s.surfaces, err = newSurfaces(c, t, s.parts, source, p.LogTo, s.changeable); err != nil {
+	if s.surfaces, err = newSurfaces(c, t, s.parts, source, p.LogTo, s.changeable, p.Source != nil && c.Reload.Watch); err != nil {
 		return nil, err
 	}
 	if s.settings, err = s.newSettings(c); err != nil {

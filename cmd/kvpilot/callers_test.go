@@ -279,7 +279,7 @@ func TestKeysAndTokensOfARunningRouter(t *testing.T) {
 	defer issuer.Close()
 	f := startFleet(t, fleetOptions{
 		replicas: 1, noEvents: true,
-		yaml: fmt.Sprintf("audit: {file: %s}\napi:\n  keys_file: %s\n  jwt: {issuer: \"https://issuer.test\", audiences: [kvpilot], jwks_url: %s}\n", audited, keysFile, issuer.URL),
+		yaml: fmt.Sprintf("reload: {watch: false} # the file of keys is then followed by itself\naudit: {file: %s}\napi:\n  keys_file: %s\n  jwt: {issuer: \"https://issuer.test\", audiences: [kvpilot], jwks_url: %s}\n", audited, keysFile, issuer.URL),
 		ready: func(f *fleet) bool {
 			code, text := fetch(http.DefaultClient, "GET", "http://"+f.http+"/kvpilot/v1/replicas", "", "X-Api-Key", "operator-key-1")
 			return code == 200 && strings.Contains(text, "REPLICA_STATE_READY")

@@ -107,7 +107,9 @@ func TestAStormOfReloadsLosesNoRequest(t *testing.T) {
 				case 3:
 					f.rewrite(good(n) + "nonsense: true\n")
 				case 4: // a write that is cut: what is there is the beginning
-					_ = os.WriteFile(f.file, []byte(good(n)[:n*37%len(good(n))]), 0o600)
+					text := good(n)[:n*37%len(good(n))]
+					// One that ends with a line may be a whole file of fewer replicas, which nobody can tell from a cut one.
+					_ = os.WriteFile(f.file, []byte(strings.TrimRight(text, "\n")), 0o600)
 				case 5:
 					_ = os.Truncate(f.file, 0)
 				}

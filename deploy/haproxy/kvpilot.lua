@@ -7,7 +7,8 @@
 --   http-after-response  set-var(txn.kvpilot_status) status
 -- Environment of HAProxy:
 --   KVPILOT_URL         where kvpilot's REST surface is (default http://127.0.0.1:8080)
---   KVPILOT_API_KEY     the key for reports, when kvpilot asks for keys; the choice is asked for with the client's own
+--   KVPILOT_API_KEY     the key for reports, when kvpilot asks for keys, with the roles route and gateway; the choice is asked for with the
+--                       client's own
 --   KVPILOT_TIMEOUT_MS  how long a request may wait for its choice (default 600000, as kvpilot's chooser.queue.max_wait)
 --   KVPILOT_LEASE_MS    how soon the bookings of a HAProxy that died end by themselves (default 6000)
 
@@ -25,6 +26,8 @@ local passed = { "authorization", "x-api-key", "x-request-id", "x-session-id", "
 -- The bookings of requests under way: how many pieces of the answer have passed, which is at most the
 -- number of tokens.
 local live = {}
+local owners = {} -- the tenant of each booking
+local owners = {} -- the tenant of each
 
 local function text(answer, name)
   return answer:match('"' .. name .. '"%s*:%s*"([^"\\]*)"')
@@ -90,6 +93,7 @@ core.register_action("kvpilot_choose", { "http-req" }, function(txn)
   local reservation = text(res.body, "reservation_id")
   if reservation and reservation ~= "" then
     live[reservation] = 0
+    owners[reservation] = text(res.body, "tenant")
     txn:set_var("txn.kvpilot_reservation", reservation)
   end
   local extra = res.body:match('"request_headers"%s*:%s*(%b{})')
@@ -101,18 +105,22 @@ core.register_action("kvpilot_choose", { "http-req" }, function(txn)
 end, 0)
 
 -- post sends reports, one JSON object per line.
-local function post(path, body)
+local function post(path, body, owner)
   local headers = { ["content-type"] = { "application/x-ndjson" } }
   if key then
     headers["authorization"] = { "Bearer " .. key }
+    if owner and owner ~= "" then
+      headers["x-kvpilot-tenant"] = { owner }
+    end
   end
   core.httpclient():post({ url = base .. path, headers = headers, body = body, timeout = report_timeout })
 end
 
 -- report tells kvpilot about a booking, without anybody waiting for it.
 local function report(reservation, what, body)
+  local owner = owners[reservation]
   core.register_task(function()
-    post("/kvpilot/v1/reservations/" .. reservation .. ":" .. what, body)
+    post("/kvpilot/v1/reservations/" .. reservation .. ":" .. what, body, owner)
   end)
 end
 
@@ -122,29 +130,33 @@ core.register_task(function()
   local most = 500 -- reports in one request: HAProxy's buffer holds it whole
   while true do
     core.msleep(math.max(100, lease // 3))
-    local lines, n = {}, 0
-    local function flush()
-      if n > 0 then
-        post("/kvpilot/v1/reservations:track", table.concat(lines, "\n"))
-        lines, n = {}, 0
-      end
+    local now = {} -- by tenant; a copy, since live changes while reports are under way
+    for reservation, pieces in pairs(live) do
+      local owner = owners[reservation] or ""
+      now[owner] = now[owner] or {}
+      now[owner][reservation] = pieces
     end
-    local now = {}
-    for reservation, pieces in pairs(live) do -- a copy: live changes while reports are under way
-      now[reservation] = pieces
-    end
-    for reservation, pieces in pairs(now) do
-      n = n + 1
-      if pieces > 0 then
-        lines[n] = string.format('{"decode_progress":{"reservation_id":"%s","output_tokens":%d}}', reservation, pieces)
-      else
-        lines[n] = string.format('{"renew":{"reservation_id":"%s"}}', reservation)
+    for owner, bookings in pairs(now) do
+      local lines, n = {}, 0
+      local function flush()
+        if n > 0 then
+          post("/kvpilot/v1/reservations:track", table.concat(lines, "\n"), owner)
+          lines, n = {}, 0
+        end
       end
-      if n == most then
-        flush()
+      for reservation, pieces in pairs(bookings) do
+        n = n + 1
+        if pieces > 0 then
+          lines[n] = string.format('{"decode_progress":{"reservation_id":"%s","output_tokens":%d}}', reservation, pieces)
+        else
+          lines[n] = string.format('{"renew":{"reservation_id":"%s"}}', reservation)
+        end
+        if n == most then
+          flush()
+        end
       end
+      flush()
     end
-    flush()
   end
 end)
 
@@ -219,6 +231,7 @@ function Life:release(txn)
     how = "END_FAILED"
   end
   report(reservation, "release", '{"end":"' .. how .. '"}')
+  owners[reservation] = nil
 end
 
 core.register_filter("kvpilot", Life, function(self, args)

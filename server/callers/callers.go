@@ -30,6 +30,8 @@ type Params struct {
 	Meter metric.MeterProvider
 	// OnRead is called after a file of keys or a key set was read again, or could not be.
 	OnRead func(source Source, err error)
+	// NoFollow leaves it to Update to read a changed file of keys again.
+	NoFollow bool
 	// Now is the clock.
 	Now func() time.Time
 }
@@ -49,6 +51,7 @@ type Callers struct {
 	metrics   *metrics
 	now       func() time.Time
 	onRead    func(Source, error)
+	noFollow  bool
 	everybody *caller.Caller
 	set       atomic.Pointer[set]
 	wake      chan struct{} // holds one token when a key set is wanted
@@ -74,7 +77,7 @@ func New(c Config, p Params) (*Callers, error) {
 		return nil, err
 	}
 	cs := &Callers{
-		log: p.Log, metrics: m, now: p.Now, onRead: p.OnRead, everybody: caller.Everybody(), wake: make(chan struct{}, 1),
+		log: p.Log, metrics: m, now: p.Now, onRead: p.OnRead, noFollow: p.NoFollow, everybody: caller.Everybody(), wake: make(chan struct{}, 1),
 	}
 	return cs, cs.replace(c, false)
 }
@@ -200,7 +203,9 @@ func (cs *Callers) Run(ctx context.Context) error {
 			return nil
 		case <-cs.wake:
 		case <-ticker.C:
-			cs.readKeysFile()
+			if !cs.noFollow {
+				cs.readKeysFile()
+			}
 		}
 	}
 }

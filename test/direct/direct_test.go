@@ -392,7 +392,7 @@ func testFailing(t *testing.T, p proxy) {
 
 func testKeys(t *testing.T, p proxy) {
 	s := stack.Start(t, stack.Options{Replicas: 1, Configure: func(c *config.Config) {
-		c.API.Keys = []grpcapi.Key{{Name: "team", Key: secret.New("team-secret")}, {Name: "proxy", Key: secret.New("proxy-secret")}}
+		c.API.Keys = []grpcapi.Key{{Name: "team", Key: secret.New("team-secret")}, {Name: "proxy", Key: secret.New("proxy-secret"), Roles: []string{"route", "gateway"}}}
 	}})
 	url := p.start(t, s.HTTP, proxyOptions{key: "proxy-secret"})
 	if resp, body := post(t, url+"/v1/chat/completions", fmt.Sprintf(chat, "hi", true)); resp.StatusCode != http.StatusUnauthorized {

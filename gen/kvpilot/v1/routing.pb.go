@@ -523,7 +523,10 @@ type ChooseReplicaResponse struct {
 	Effect Effect `protobuf:"varint,21,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
 	// The cache_salt that the request's body must carry (in place of its own, when it has one): with router.tenant_salt the
 	// prediction holds for that salt only. Empty: the body stays as it is.
-	CacheSalt     string `protobuf:"bytes,22,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
+	CacheSalt string `protobuf:"bytes,22,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
+	// The tenant that owns the reservation, for a caller with the role `gateway` that reports on behalf of several: it names the tenant in the
+	// tenant header (x-kvpilot-tenant) of its reports. Empty when the router asks for no credentials.
+	Tenant        string `protobuf:"bytes,23,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -708,6 +711,13 @@ func (x *ChooseReplicaResponse) GetEffect() Effect {
 func (x *ChooseReplicaResponse) GetCacheSalt() string {
 	if x != nil {
 		return x.CacheSalt
+	}
+	return ""
+}
+
+func (x *ChooseReplicaResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
 	}
 	return ""
 }
@@ -1767,7 +1777,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\areports\x18\x13 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
 	"\x06promptB\n" +
 	"\n" +
-	"\b_reserve\"\xf7\x06\n" +
+	"\b_reserve\"\x8f\a\n" +
 	"\x15ChooseReplicaResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
@@ -1794,7 +1804,8 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12*\n" +
 	"\x06effect\x18\x15 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\x12\x1d\n" +
 	"\n" +
-	"cache_salt\x18\x16 \x01(\tR\tcacheSalt\x1aA\n" +
+	"cache_salt\x18\x16 \x01(\tR\tcacheSalt\x12\x16\n" +
+	"\x06tenant\x18\x17 \x01(\tR\x06tenant\x1aA\n" +
 	"\x13RequestHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x82\x01\n" +
