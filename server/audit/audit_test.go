@@ -74,10 +74,12 @@ func TestRefusalsAreBounded(t *testing.T) {
 	})
 	refused, leftOut, drained := 0, 0, 0
 	for _, e := range list {
-		if e.Kind == audit.Refused {
+		switch e.Kind {
+		case audit.Refused:
 			refused, leftOut = refused+1, leftOut+e.LeftOut
-		} else if e.Kind == audit.Drain {
+		case audit.Drain:
 			drained++
+		default:
 		}
 	}
 	if refused != 101 || leftOut != 9900 || drained != 1 {

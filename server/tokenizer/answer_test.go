@@ -15,7 +15,6 @@ func TestTheAnswerOfTheTurnBefore(t *testing.T) {
 	rep := serve(t, "a", &tokenizertest.Replica{})
 	pool := start(t, tokenizer.DefaultConfig())
 	k := &talker{dice: rand.New(rand.NewPCG(1, 1))}
-	before := 0
 	turn := func() *tokenizer.Encoding {
 		k.turn()
 		enc := encode(t, pool, k.body(), rep)
@@ -33,7 +32,7 @@ func TestTheAnswerOfTheTurnBefore(t *testing.T) {
 	}
 	enc := turn()
 	for range 3 {
-		before = full()
+		before := full()
 		pool.Answered("m", enc, 5, 40)
 		enc = turn()
 		if want := (tokenizer.Answer{Slot: 5, Known: len(enc.IDs), Held: before + 39}); enc.Answer != want {
@@ -43,12 +42,12 @@ func TestTheAnswerOfTheTurnBefore(t *testing.T) {
 	}
 	pool.Answered("m", enc, replica.NoSlot, 40) // a rank that is gone
 	pool.Answered("m", enc, 6, 0)
-	before = full()
+	full()
 	if enc = turn(); enc.Answer != (tokenizer.Answer{}) {
 		t.Fatalf("answer %+v of a rank that gave none", enc.Answer)
 	}
 	for range 8 {
-		before = full()
+		before := full()
 		pool.Answered("m", enc, 5, 40)
 		enc = turn()
 		pool.Repeated("m", enc, before) // the template left the thoughts out

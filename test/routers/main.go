@@ -114,7 +114,7 @@ func readOptions(args []string) (*options, error) {
 	f.BoolVar(&o.session, "session", false, "name the conversation in X-Session-Id")
 	f.StringVar(&o.markdown, "markdown", "", "also write the report and its plots to this Markdown file")
 	f.StringVar(&o.readme, "readme", "", "also write the result in one sentence between the marks in this file")
-	f.StringVar(&o.render, "render", "", "play nothing: report an earlier run's results.json again")
+	f.StringVar(&o.render, "render", "", "play nothing: report the results.json of earlier runs again, several with commas as one report")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}

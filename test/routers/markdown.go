@@ -15,7 +15,7 @@ func (r *report) markdown(path string) error {
 	var b strings.Builder
 	b.WriteString("# Routers side by side\n\nWritten by `make bench-routers`; do not edit. Real processes in real time: simulated replicas ([simulator.md](simulator.md)), the same requests over HTTP\n" +
 		"at the same moments, and in turn each router in front of them. What each figure means, and how to play other loads, is at the end.\n\n")
-	fmt.Fprintf(&b, "%s\n\n```\n%s\n```\n\n%s, %s; %s.\n", r.sentence(), r.Command, r.When.Format("2006-01-02"), r.Machine, r.setting())
+	fmt.Fprintf(&b, "%s\n\n```\n%s\n```\n\n%s, %s%s.\n", r.sentence(), r.Command, r.When.Format("2006-01-02"), r.Machine, r.common())
 	for _, name := range sorted(r.Versions) {
 		fmt.Fprintf(&b, "- %s: %s\n", name, r.Versions[name])
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,22 +87,36 @@ func (r *report) write() error {
 	return os.WriteFile(filepath.Join(r.out, "results.json"), append(raw, '\n'), 0o644)
 }
 
-// render reports what an earlier run left.
+// render reports what earlier runs left, as one report.
 func render(o *options) error {
-	raw, err := os.ReadFile(o.render)
-	if err != nil {
-		return err
-	}
-	r := &report{out: filepath.Dir(o.render)}
-	if err := json.Unmarshal(raw, r); err != nil {
-		return fmt.Errorf("%s: %w", o.render, err)
-	}
-	for _, c := range r.Cells {
-		for _, row := range c.Results {
-			row.Mean = average(row.Runs)
+	var all *report
+	files := strings.Split(o.render, ",")
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			return err
 		}
+		r := &report{out: filepath.Dir(file)}
+		if err := json.Unmarshal(raw, r); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		for _, c := range r.Cells {
+			if len(files) > 1 {
+				c.Setting = r.setting()
+			}
+			for _, row := range c.Results {
+				row.Mean = average(row.Runs)
+			}
+		}
+		if all == nil {
+			all = r
+			continue
+		}
+		all.Command += "\n" + r.Command
+		all.Cells = append(all.Cells, r.Cells...)
+		maps.Copy(all.Versions, r.Versions)
 	}
-	return r.finish(o)
+	return all.finish(o)
 }
 
 // finish writes and prints everything.

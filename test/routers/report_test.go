@@ -69,6 +69,31 @@ func sample() *report {
 	}
 }
 
+func TestSeveralRunsAreOneReport(t *testing.T) {
+	var files []string
+	for i, replicas := range []int{4, 8} {
+		r := sample()
+		r.out, r.Replicas, r.Seconds = t.TempDir(), replicas, float64(60*(i+1))
+		if err := r.write(); err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, filepath.Join(r.out, "results.json"))
+	}
+	page := filepath.Join(t.TempDir(), "real.md")
+	if err := render(&options{render: strings.Join(files, ","), markdown: page}); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"played with 4 replicas, 60 s", "played with 8 replicas, 120 s", "in 2 of 4 cells"} {
+		if !strings.Contains(string(raw), want) {
+			t.Errorf("the report has no %q:\n%s", want, raw)
+		}
+	}
+}
+
 func TestTheReport(t *testing.T) {
 	dir := t.TempDir()
 	r := sample()

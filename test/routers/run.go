@@ -25,6 +25,8 @@ type cell struct {
 	Agents   int     `json:"agents,omitempty"`
 	Replay   *played `json:"replay,omitempty"`
 	Results  []*rows `json:"results"`
+	// Setting says how the cell was played, in a report made of several.
+	Setting string `json:"-"`
 
 	trace *trace
 	times []float64

@@ -49,6 +49,14 @@ func (r *report) setting() string {
 	return s
 }
 
+// common is the setting of all cells; empty when each has its own.
+func (r *report) common() string {
+	if len(r.Cells) > 0 && r.Cells[0].Setting != "" {
+		return ""
+	}
+	return "; " + r.setting()
+}
+
 func (c *cell) title() string {
 	s := fmt.Sprintf("%s, %d requests at %.2f/s", c.Trace, c.Requests, c.Rate)
 	if c.Load > 0 {
@@ -87,6 +95,9 @@ func (row *rows) cells() []string {
 // remarks are the lines below a cell's table: replay, and what kvpilot tells of itself.
 func (c *cell) remarks() []string {
 	var list []string
+	if c.Setting != "" {
+		list = append(list, "played with "+c.Setting)
+	}
 	if p := c.Replay; p != nil {
 		list = append(list, fmt.Sprintf("kvpilot replay says: TTFT mean %.2f s, p99 %.1f, cached %.1f %%, imbalance %.2f; the pooled oracle %.2f s", p.TTFT, p.TTFTP99, 100*p.Cached, p.Imbalance, p.Oracle))
 		for _, row := range c.Results {
