@@ -125,7 +125,7 @@ func fine(id string, n int) obj {
 func rank(n int) obj {
 	return obj{
 		"rank": 0, "feed": "exact", "lag_ms": .4, "gaps": 0, "resets": 0, "blocks": 21000 + 37*n, "capacity": 24000, "block_size": 16, "in_flight": n % 7, "prefilling": n % 2,
-		"queued_ms": n % 5 * 31, "kv_usage": float64(n%10) / 10, "tokens_per_s": 9400 + 31*n, "step_ms": 21.5, "samples": 400, "busy": float64(n%8) / 9,
+		"queued_ms": n % 5 * 31, "kv_usage": float64(n%10) / 10, "tokens_per_s": 9400 + 31*n, "step_ms": 21.5, "source": "learned", "spread": .04, "prediction_error": 1.02, "busy": float64(n%8) / 9,
 	}
 }
 
