@@ -95,7 +95,7 @@ SOAK ?= 10m
 
 .PHONY: soak
 soak: ## run feeds and index under faults for SOAK (10m) and check that memory is flat
-	KVPILOT_SOAK=$(SOAK) $(GO) test -run TestSoak -v -timeout 0 ./server/kvevents
+	KVPILOT_SOAK=$(SOAK) $(GO) test -run TestSoak -v -timeout 0 ./server/fleet/kvevents
 
 .PHONY: demo e2e-vllm
 demo: ## show KV-aware routing against round robin, with simulated replicas
@@ -126,7 +126,7 @@ quality: ## play traces under all policies into docs/quality-results.txt and doc
 	$(GO) run ./tools/quality -traces $(QUALITY_TRACES)
 
 quality-check: ## fail when the default policy loses its lead on shortened traces
-	KVPILOT_QUALITY=1 $(GO) test -count=1 -run 'TestTheDefault|TestWrongRates' -timeout 1800s ./server/replay
+	KVPILOT_QUALITY=1 $(GO) test -count=1 -run 'TestTheDefault|TestWrongRates' -timeout 1800s ./sim/replay
 
 .PHONY: test-console
 test-console: build ## use the console in a headless Chromium (Debian package chromium); pictures go to .cache/screenshots

@@ -4,12 +4,12 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/chooser"
-	"github.com/kvpilot/kvpilot/server/enginestats"
-	"github.com/kvpilot/kvpilot/server/kvblock"
-	"github.com/kvpilot/kvpilot/server/kvindex"
-	"github.com/kvpilot/kvpilot/server/registry"
-	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
 // The methods below carry news of the fleet from the registry to everybody who keeps state per

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/grpcapi"
-	"github.com/kvpilot/kvpilot/server/guard"
-	"github.com/kvpilot/kvpilot/server/telemetry"
+	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/edge/guard"
+	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
 // messageFrame is what a gRPC message may have beside the largest body.

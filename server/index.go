@@ -3,10 +3,10 @@ package server
 import (
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/blockhash"
-	"github.com/kvpilot/kvpilot/server/kvblock"
-	"github.com/kvpilot/kvpilot/server/kvindex"
-	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
 // index is the block index with what only the server asks of it.

@@ -17,7 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/telemetry"
+	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

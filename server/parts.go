@@ -7,24 +7,24 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/kvpilot/kvpilot/server/admin/console"
-	"github.com/kvpilot/kvpilot/server/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/decision"
-	"github.com/kvpilot/kvpilot/server/decisionlog"
-	"github.com/kvpilot/kvpilot/server/enginestats"
-	"github.com/kvpilot/kvpilot/server/kvevents"
-	"github.com/kvpilot/kvpilot/server/kvindex"
-	"github.com/kvpilot/kvpilot/server/load"
-	"github.com/kvpilot/kvpilot/server/openai"
-	"github.com/kvpilot/kvpilot/server/quota"
-	"github.com/kvpilot/kvpilot/server/registry"
-	"github.com/kvpilot/kvpilot/server/replica"
-	"github.com/kvpilot/kvpilot/server/router"
-	"github.com/kvpilot/kvpilot/server/span"
-	"github.com/kvpilot/kvpilot/server/telemetry"
-	"github.com/kvpilot/kvpilot/server/tokenizer"
-	"github.com/kvpilot/kvpilot/server/upstream"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/edge/admin/console"
+	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/observe/telemetry"
+	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // rememberedBodies bounds what is kept of bodies that came more than once: a few kilobytes each.
@@ -135,7 +135,7 @@ func (p *parts) replicaIDs() []replica.ID {
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
 	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainReads: !c.Listen.RawSockets})
 	p.retries = upstream.NewBudget(c.Upstream.Retry, nil)
-	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
+	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
 	p.router, err = router.New(c.Router, router.Params{
 		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser,
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: upstream.NewPins(c.Upstream.Pins, nil),

@@ -7,9 +7,9 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/callers"
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/reload"
+	"github.com/kvpilot/kvpilot/server/edge/callers"
+	"github.com/kvpilot/kvpilot/server/kit/reload"
 )
 
 // section is one part that takes settings while the router runs.

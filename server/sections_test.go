@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/reload"
+	"github.com/kvpilot/kvpilot/server/kit/reload"
 )
 
 // What the table promises, some part takes; and what a part takes is in the table, which config.LiveBelow sees to.

@@ -15,10 +15,10 @@ import (
 	"golang.org/x/net/netutil"
 
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/reload"
-	"github.com/kvpilot/kvpilot/server/socket"
-	"github.com/kvpilot/kvpilot/server/span"
-	"github.com/kvpilot/kvpilot/server/telemetry"
+	"github.com/kvpilot/kvpilot/server/kit/reload"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/observe/telemetry"
+	"github.com/kvpilot/kvpilot/server/wire/socket"
 )
 
 // Listeners are the sockets to serve on; a nil one is opened from the configuration.

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/audit"
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/grpcapi"
-	"github.com/kvpilot/kvpilot/server/reload"
+	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/kit/reload"
+	"github.com/kvpilot/kvpilot/server/observe/audit"
 )
 
 // lookEvery is the time between looks at the settings file and those that it names: a change is taken when two looks in a row

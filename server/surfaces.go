@@ -13,16 +13,16 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
 
-	"github.com/kvpilot/kvpilot/server/admin"
-	"github.com/kvpilot/kvpilot/server/admin/console"
-	"github.com/kvpilot/kvpilot/server/audit"
-	"github.com/kvpilot/kvpilot/server/callers"
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/gateway"
-	"github.com/kvpilot/kvpilot/server/grpcapi"
-	"github.com/kvpilot/kvpilot/server/guard"
-	"github.com/kvpilot/kvpilot/server/inproc"
-	"github.com/kvpilot/kvpilot/server/telemetry"
+	"github.com/kvpilot/kvpilot/server/edge/admin"
+	"github.com/kvpilot/kvpilot/server/edge/admin/console"
+	"github.com/kvpilot/kvpilot/server/edge/callers"
+	"github.com/kvpilot/kvpilot/server/edge/gateway"
+	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/edge/guard"
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/observe/audit"
+	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
 // surfaces are the doors' servers: one implementation of the services behind REST and gRPC.

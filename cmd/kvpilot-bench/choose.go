@@ -13,13 +13,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvpilot/kvpilot/server/blockhash"
-	"github.com/kvpilot/kvpilot/server/chooser"
-	"github.com/kvpilot/kvpilot/server/decision"
-	"github.com/kvpilot/kvpilot/server/kvblock"
-	"github.com/kvpilot/kvpilot/server/kvindex"
-	"github.com/kvpilot/kvpilot/server/load"
-	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
 // benchChoose measures one decision: token ids to hashes, index, cost of every rank, booking.

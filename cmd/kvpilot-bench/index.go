@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvpilot/kvpilot/server/kvindex/indexbench"
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/indexbench"
 )
 
 func newBenchIndexCommand() *cobra.Command {

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/streambench"
-	"github.com/kvpilot/kvpilot/server/upstream"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // newBenchStreamCommand measures the way of streams and requests through kvpilot.

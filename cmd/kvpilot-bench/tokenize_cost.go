@@ -15,9 +15,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/openai"
-	"github.com/kvpilot/kvpilot/server/replica"
-	"github.com/kvpilot/kvpilot/server/tokenizer"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
 // cpuTime is the processor time that this process has used.

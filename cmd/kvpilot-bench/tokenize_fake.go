@@ -16,8 +16,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"github.com/kvpilot/kvpilot/server/replica"
-	"github.com/kvpilot/kvpilot/server/tokenizer/rawjson"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
 )
 
 // The fake tokenizer's speed: what a real one needs on one core.

@@ -5,9 +5,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/blockhash"
-	"github.com/kvpilot/kvpilot/server/prompt"
-	"github.com/kvpilot/kvpilot/server/tokenizer"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
 // ground is a fleet's true caches and the router's view of what it routed, for a choice by the

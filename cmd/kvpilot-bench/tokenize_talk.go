@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/blockhash"
-	"github.com/kvpilot/kvpilot/server/openai"
-	"github.com/kvpilot/kvpilot/server/tokenizer"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
 const benchBlock = 16

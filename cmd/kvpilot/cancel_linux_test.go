@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
-	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 const toLeave = `{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":5000,"messages":[{"role":"user","content":"somebody who leaves"}]}`

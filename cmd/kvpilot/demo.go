@@ -18,10 +18,10 @@ import (
 	"github.com/kvpilot/kvpilot/internal/loadgen"
 	"github.com/kvpilot/kvpilot/server"
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/decision"
-	"github.com/kvpilot/kvpilot/server/enginesim"
-	"github.com/kvpilot/kvpilot/server/registry"
-	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 // demoFlags are the flags of kvpilot demo.

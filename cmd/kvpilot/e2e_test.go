@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 // conversation is a chat body with so many turns of about a hundred tokens each.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
-	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvpilot/kvpilot/server/callers"
+	"github.com/kvpilot/kvpilot/server/edge/callers"
 )
 
 // newKeyCommand makes API keys.

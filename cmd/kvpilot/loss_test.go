@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 // A replica dies in the middle of load, and comes back. Requests that had their first byte from it break, visibly;

@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 

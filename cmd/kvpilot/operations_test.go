@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvpilot/kvpilot/server/enginesim"
-	"github.com/kvpilot/kvpilot/server/span"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 func read(t *testing.T, file string) string {

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
-	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 // socket is a client's end of a WebSocket.

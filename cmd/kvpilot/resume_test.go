@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 // told is what a client makes of a stream.

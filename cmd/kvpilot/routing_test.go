@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 // Answers about routing as a client sees them, before simulated replicas.

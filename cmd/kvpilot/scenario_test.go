@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 // The founding scenarios that only a whole router can show; those of one part are in its package.

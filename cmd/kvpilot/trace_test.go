@@ -20,8 +20,8 @@ import (
 
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
-	"github.com/kvpilot/kvpilot/server/enginesim"
-	"github.com/kvpilot/kvpilot/server/span"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 // collector receives spans over OTLP as Jaeger does, and keeps them.

@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvpilot/kvpilot/server/reload"
+	"github.com/kvpilot/kvpilot/server/kit/reload"
 )
 
 // leaf is one value of the tree, of lists and maps too.

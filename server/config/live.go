@@ -5,7 +5,7 @@ import (
 	"reflect"
 	"slices"
 
-	"github.com/kvpilot/kvpilot/server/reload"
+	"github.com/kvpilot/kvpilot/server/kit/reload"
 )
 
 // Reload says how changed settings are noticed and remembered.

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/grpcapi"
-	"github.com/kvpilot/kvpilot/server/registry"
-	"github.com/kvpilot/kvpilot/server/secret"
+	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
 func TestEveryPathOfTheTableIsASetting(t *testing.T) {

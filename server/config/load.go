@@ -10,8 +10,8 @@ import (
 
 	"github.com/goccy/go-yaml"
 
-	"github.com/kvpilot/kvpilot/server/registry"
-	"github.com/kvpilot/kvpilot/server/reload"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/reload"
 )
 
 // Source says where settings come from.

@@ -87,7 +87,7 @@ func (s *scene) begin(t *testing.T) *browser {
 	t.Helper()
 	s.watchers = map[chan struct{}]bool{}
 	mux := http.NewServeMux()
-	mux.Handle("GET /console/", http.StripPrefix("/console/", http.FileServer(http.Dir("../../server/admin/console/page"))))
+	mux.Handle("GET /console/", http.StripPrefix("/console/", http.FileServer(http.Dir("../../server/edge/admin/console/page"))))
 	mux.HandleFunc("GET /console/api/watch", s.watch)
 	mux.HandleFunc("GET /console/api/state", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(s.now()) })
 	mux.HandleFunc("GET /console/api/explain", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, []obj{s.full}) })

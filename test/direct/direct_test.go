@@ -20,9 +20,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/enginesim"
-	"github.com/kvpilot/kvpilot/server/grpcapi"
-	"github.com/kvpilot/kvpilot/server/secret"
+	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 

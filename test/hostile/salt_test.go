@@ -20,11 +20,11 @@ import (
 	"google.golang.org/grpc/status"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
-	"github.com/kvpilot/kvpilot/server/callers"
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/quota"
-	"github.com/kvpilot/kvpilot/server/router"
-	"github.com/kvpilot/kvpilot/server/secret"
+	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/edge/callers"
+	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 

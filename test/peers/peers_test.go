@@ -17,14 +17,14 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kvpilot/kvpilot/server/enginestats"
-	"github.com/kvpilot/kvpilot/server/prompt"
-	"github.com/kvpilot/kvpilot/server/registry"
-	"github.com/kvpilot/kvpilot/server/replica"
-	"github.com/kvpilot/kvpilot/server/secret"
-	"github.com/kvpilot/kvpilot/server/tlspeer"
-	"github.com/kvpilot/kvpilot/server/tokenizer/remote"
-	"github.com/kvpilot/kvpilot/server/upstream"
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 	"github.com/kvpilot/kvpilot/test/pki"
 )
 

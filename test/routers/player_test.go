@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/replay"
+	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
 // engine answers every request with three chunks, 20 ms to the first one and 10 ms between them; a prompt

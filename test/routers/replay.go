@@ -3,8 +3,8 @@ package main
 import (
 	"slices"
 
-	"github.com/kvpilot/kvpilot/server/decision"
-	"github.com/kvpilot/kvpilot/server/replay"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
 // played is what kvpilot replay says of the same requests at the same rate.

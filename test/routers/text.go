@@ -3,7 +3,7 @@ package main
 import (
 	"strconv"
 
-	"github.com/kvpilot/kvpilot/server/replay"
+	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
 // A chunk of a trace becomes text of words of five letters behind a space, which are two tokens of the

@@ -4,8 +4,8 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/kvpilot/kvpilot/server/enginesim/vocab"
-	"github.com/kvpilot/kvpilot/server/replay"
+	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
+	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
 // rendered are the token ids of a request as the simulated replica counts them.

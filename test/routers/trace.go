@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/kvpilot/kvpilot/server/replay"
+	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
 // trace is what is played: the requests, and what the player must know beyond what a trace says.

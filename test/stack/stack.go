@@ -14,8 +14,8 @@ import (
 
 	"github.com/kvpilot/kvpilot/server"
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/enginesim"
-	"github.com/kvpilot/kvpilot/server/registry"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 // Stack is a running router with its replicas.

@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/decision"
-	"github.com/kvpilot/kvpilot/server/replay"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
 const (

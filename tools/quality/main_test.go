@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvpilot/kvpilot/server/decision"
-	"github.com/kvpilot/kvpilot/server/replay"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
 func TestTheResultsReplaceThoseBefore(t *testing.T) {

@@ -12,10 +12,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/kvblock"
-	"github.com/kvpilot/kvpilot/server/kvevents"
-	"github.com/kvpilot/kvpilot/server/kvindex"
-	"github.com/kvpilot/kvpilot/server/replica"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
 // Config says what to measure.

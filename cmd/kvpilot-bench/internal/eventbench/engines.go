@@ -12,8 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/kvevents/vllmtest"
-	"github.com/kvpilot/kvpilot/server/zmtp"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents/vllmtest"
+	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
 const (

@@ -7,9 +7,9 @@ import (
 	"net/http/pprof"
 	"strconv"
 
-	"github.com/kvpilot/kvpilot/server/prompt"
-	"github.com/kvpilot/kvpilot/server/replica"
-	"github.com/kvpilot/kvpilot/server/upstream"
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // ServeRelay is the main function of a process with nothing but package upstream behind

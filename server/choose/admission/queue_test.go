@@ -1,0 +1,227 @@
+package admission_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/admission"
+)
+
+var epoch = time.Unix(1000, 0)
+
+func newLine(t *testing.T, change func(*admission.Config)) (*admission.Queue, *admission.Line) {
+	t.Helper()
+	cfg := admission.DefaultConfig()
+	if change != nil {
+		change(&cfg)
+	}
+	q, err := admission.New(cfg, admission.Params{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q, q.NewLine()
+}
+
+func push(t *testing.T, l *admission.Line, at time.Time, tk *admission.Ticket) *admission.Ticket {
+	t.Helper()
+	if wait, err := l.Push(tk, at, 1, 0); err != nil {
+		t.Fatalf("Push(%v) = %v, %v", tk.Owner, wait, err)
+	}
+	return tk
+}
+
+// order is the owners' names in the order in which they are offered.
+func order(l *admission.Line, now time.Time) string {
+	var names []string
+	l.Visit(now, 1000, func(t *admission.Ticket) admission.Verdict {
+		names = append(names, t.Owner.(string))
+		return admission.Keep
+	})
+	return strings.Join(names, " ")
+}
+
+func TestCheapestFirstWithAgeing(t *testing.T) {
+	_, l := newLine(t, nil)
+	push(t, l, epoch, &admission.Ticket{Owner: "dear", Work: 3})
+	push(t, l, epoch, &admission.Ticket{Owner: "cheap", Work: 0.1})
+	push(t, l, epoch.Add(10*time.Second), &admission.Ticket{Owner: "middle", Work: 1})
+	push(t, l, epoch.Add(40*time.Second), &admission.Ticket{Owner: "late", Work: 0.1})
+	if got, want := order(l, epoch.Add(41*time.Second)), "cheap middle dear late"; got != want {
+		t.Errorf("order %q, want %q: thirty seconds of waiting make up for three of work", got, want)
+	}
+}
+
+func TestPriorityComesFirst(t *testing.T) {
+	_, l := newLine(t, nil)
+	push(t, l, epoch, &admission.Ticket{Owner: "cheap", Work: 0.1})
+	push(t, l, epoch, &admission.Ticket{Owner: "urgent", Work: 9, Priority: 1})
+	push(t, l, epoch, &admission.Ticket{Owner: "idle", Work: 0.1, Priority: -1})
+	if got, want := order(l, epoch), "urgent cheap idle"; got != want {
+		t.Errorf("order %q, want %q", got, want)
+	}
+}
+
+func TestTenantsShareFairly(t *testing.T) {
+	_, l := newLine(t, nil)
+	for range 50 {
+		push(t, l, epoch, &admission.Ticket{Owner: "many", Tenant: "many", Work: 1})
+	}
+	for range 5 {
+		push(t, l, epoch, &admission.Ticket{Owner: "few", Tenant: "few", Work: 1.5})
+	}
+	share := map[string]int{}
+	for i := range 10 {
+		l.Visit(epoch.Add(time.Duration(i)*time.Millisecond), 1, func(t *admission.Ticket) admission.Verdict {
+			share[t.Owner.(string)]++
+			return admission.Release
+		})
+	}
+	if share["few"] < 3 || share["many"] < 4 {
+		t.Errorf("ten releases went %v: both tenants must have a share", share)
+	}
+}
+
+func TestNobodyStarves(t *testing.T) {
+	_, l := newLine(t, nil)
+	push(t, l, epoch, &admission.Ticket{Owner: "dear", Work: 5})
+	for i := 1; i <= 100; i++ {
+		now := epoch.Add(time.Duration(i) * time.Second)
+		push(t, l, now, &admission.Ticket{Owner: "cheap", Work: 0.01})
+		out := ""
+		l.Visit(now, 1, func(t *admission.Ticket) admission.Verdict { out = t.Owner.(string); return admission.Release })
+		if out == "dear" {
+			if i < 45 || i > 55 {
+				t.Errorf("five seconds of work went after %d s, want about 50", i)
+			}
+			return
+		}
+	}
+	t.Error("the dear request never went")
+}
+
+func TestRefusals(t *testing.T) {
+	q, l := newLine(t, func(c *admission.Config) { c.MaxRequests, c.MaxBytes = 3, 100 })
+	push(t, l, epoch, &admission.Ticket{Owner: "a", Work: 2, Bytes: 60})
+	if _, err := l.Push(&admission.Ticket{Work: 1, Bytes: 41}, epoch, 1, 0); !errors.Is(err, admission.ErrBytes) {
+		t.Errorf("too many bytes: %v", err)
+	}
+	// Before it there are 2 s of work on one rank that has room in 1 s; it brings 3 s itself.
+	late := &admission.Ticket{Work: 3, Deadline: epoch.Add(5900 * time.Millisecond)}
+	if wait, err := l.Push(late, epoch, 1, time.Second); !errors.Is(err, admission.ErrDeadline) || wait != 3*time.Second {
+		t.Errorf("a deadline that cannot be met: %v, retry after %v, want 3s", err, wait)
+	}
+	late.Deadline = epoch.Add(6100 * time.Millisecond)
+	push(t, l, epoch, late)
+	push(t, l, epoch, &admission.Ticket{Owner: "c"})
+	if _, err := l.Push(&admission.Ticket{}, epoch, 1, 0); !errors.Is(err, admission.ErrFull) {
+		t.Errorf("too many requests: %v", err)
+	}
+	if q.Len() != 3 || l.Len() != 3 {
+		t.Errorf("lengths %d and %d, want 3: what is refused does not count", q.Len(), l.Len())
+	}
+	if gone := l.Expired(epoch.Add(7 * time.Second)); len(gone) != 1 || gone[0] != late {
+		t.Errorf("%d expired, want the one with a deadline", len(gone))
+	}
+	if n := len(l.Drain()); n != 2 || q.Len() != 0 {
+		t.Errorf("drained %d, left %d, want 2 and 0", n, q.Len())
+	}
+}
+
+func TestMaxWaitEndsTheWait(t *testing.T) {
+	_, l := newLine(t, func(c *admission.Config) { c.MaxWait = time.Minute })
+	push(t, l, epoch, &admission.Ticket{Owner: "a"})
+	if n := len(l.Expired(epoch.Add(59 * time.Second))); n != 0 {
+		t.Errorf("%d expired early", n)
+	}
+	if n := len(l.Expired(epoch.Add(61 * time.Second))); n != 1 {
+		t.Errorf("%d expired, want 1", n)
+	}
+}
+
+// The queue against the simplest correct version: a list that is sorted anew for each visit.
+func TestQueueAgreesWithASortedList(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	q, l := newLine(t, func(c *admission.Config) { c.MaxWait = 0 })
+	var list []*admission.Ticket
+	now := epoch
+	key := func(t *admission.Ticket) float64 { return t.Work + 0.1*t.Arrived().Sub(epoch).Seconds() }
+	for step := range 5000 {
+		now = now.Add(time.Duration(r.IntN(1000)) * time.Millisecond)
+		switch op := r.IntN(10); {
+		case op < 5:
+			list = append(list, push(t, l, now, &admission.Ticket{Work: r.Float64() * 5, Priority: r.IntN(3), Bytes: r.IntN(100), Owner: step}))
+		case op < 7 && len(list) > 0:
+			i := r.IntN(len(list))
+			if !l.Remove(list[i]) || l.Remove(list[i]) {
+				t.Fatalf("step %d: Remove must take a ticket out exactly once", step)
+			}
+			list = slices.Delete(list, i, i+1)
+		default:
+			slices.SortFunc(list, func(a, b *admission.Ticket) int {
+				switch {
+				case a.Priority != b.Priority:
+					return b.Priority - a.Priority
+				case key(a) < key(b):
+					return -1
+				case key(a) > key(b):
+					return 1
+				}
+				return 0
+			})
+			most, i := 1+r.IntN(5), 0
+			var kept []*admission.Ticket
+			l.Visit(now, most, func(tk *admission.Ticket) admission.Verdict {
+				if tk != list[i] {
+					t.Fatalf("step %d: offered %v at place %d, want %v", step, tk.Owner, i, list[i].Owner)
+				}
+				i++
+				switch r.IntN(3) {
+				case 0:
+					return admission.Release
+				case 1:
+					tk.Work = r.Float64() * 5
+				}
+				kept = append(kept, tk)
+				return admission.Keep
+			})
+			list = append(kept, list[i:]...)
+		}
+		if q.Len() != len(list) || l.Len() != len(list) {
+			t.Fatalf("step %d: lengths %d and %d, want %d", step, q.Len(), l.Len(), len(list))
+		}
+	}
+}
+
+func BenchmarkEmptyQueue(b *testing.B) {
+	q, err := admission.New(admission.DefaultConfig(), admission.Params{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if q.Len() != 0 {
+			b.Fatal("not empty")
+		}
+	}
+}
+
+func TestWhoComesBackIsNotRefused(t *testing.T) {
+	q, l := newLine(t, func(c *admission.Config) { c.MaxRequests, c.MaxBytes, c.MaxWait = 1, 10, time.Second })
+	push(t, l, epoch, &admission.Ticket{Owner: "first", Bytes: 10})
+	back := push(t, l, epoch, &admission.Ticket{Owner: "back", Bytes: 10, Work: 9, Accepted: true, Since: epoch.Add(-time.Minute), Deadline: epoch.Add(2 * time.Second)})
+	if out := l.Expired(epoch.Add(1500 * time.Millisecond)); len(out) != 1 || out[0].Owner != "first" {
+		t.Errorf("%d waited too long, want only the first", len(out))
+	}
+	if n := q.Len(); n != 1 || !l.Remove(back) || q.Len() != 0 {
+		t.Errorf("%d wait, then %d", n, q.Len())
+	}
+	if _, err := l.Push(&admission.Ticket{Bytes: 11}, epoch, 1, 0); !errors.Is(err, admission.ErrBytes) {
+		t.Errorf("Push() = %v, want the bound on bytes", err)
+	}
+	if n := q.Len(); n != 0 {
+		t.Errorf("%d are counted after a refusal", n)
+	}
+}

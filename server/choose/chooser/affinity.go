@@ -1,0 +1,136 @@
+package chooser
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+const (
+	// affineSessions bounds the sessions that affinity remembers, topSessions those it lists.
+	affineSessions = 1024
+	topSessions    = 20
+)
+
+// affinity watches whether consistent-hash keeps sessions where they were. Sessions are counted by
+// place in the list of the busiest, never by name: names are the callers' own.
+type affinity struct {
+	fallbacks metric.Int64Counter
+	built     metric.Float64Histogram
+
+	mu     sync.Mutex
+	recent []bool                   // whether the last requests found their session's rank again; guarded by mu
+	next   int                      // of recent, when it is full; guarded by mu
+	known  map[string]*list.Element // of used; guarded by mu
+	used   list.List                // *affine, the least recently seen first; guarded by mu
+}
+
+type affine struct {
+	session  string
+	slot     replica.Slot
+	requests int64
+}
+
+func newAffinity(meter metric.Meter, ring selector.RingConfig) (*affinity, error) {
+	a := &affinity{recent: make([]bool, 0, ring.AffinityWindow), known: map[string]*list.Element{}}
+	var err, errs error
+	a.fallbacks, err = meter.Int64Counter("kvpilot.chooser.ring_fallbacks",
+		metric.WithDescription("Consistent-hash requests that their ring's owner did not serve, by the successor that did; -1 is a rank beyond them."), metric.WithUnit("{request}"))
+	errs = errors.Join(errs, err)
+	for n := -1; n <= ring.Fallbacks; n++ {
+		if n != 0 {
+			a.fallbacks.Add(context.Background(), 0, byRank(n))
+		}
+	}
+	a.built, err = meter.Float64Histogram("kvpilot.chooser.ring_rebuild.duration",
+		metric.WithDescription("Time to build a consistent-hash ring."), metric.WithUnit("s"),
+		metric.WithExplicitBucketBoundaries(1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1))
+	errs = errors.Join(errs, err)
+	rate, err := meter.Float64ObservableGauge("kvpilot.chooser.affinity_rate",
+		metric.WithDescription("Share of the last consistent-hash requests (chooser.ring.affinity_window) that went where their session was before; 1 until there is one."), metric.WithUnit("1"))
+	errs = errors.Join(errs, err)
+	top, err := meter.Int64ObservableGauge("kvpilot.chooser.top_sessions",
+		metric.WithDescription("Requests of the busiest consistent-hash sessions among the last 1024 seen, by place from 1 to 20."), metric.WithUnit("{request}"))
+	errs = errors.Join(errs, err)
+	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		share, busiest := a.read()
+		o.ObserveFloat64(rate, share)
+		for i, n := range busiest {
+			o.ObserveInt64(top, n, metric.WithAttributes(attribute.Int("place", i+1)))
+		}
+		return nil
+	}, rate, top)
+	return a, errors.Join(errs, err)
+}
+
+func byRank(n int) metric.MeasurementOption {
+	return metric.WithAttributes(attribute.String("rank", strconv.Itoa(n)))
+}
+
+// routed counts a request of session that consistent-hash sent to slot, whose place on the ring is
+// place (0: none).
+func (a *affinity) routed(session string, slot replica.Slot, place int) {
+	if place != 1 {
+		a.fallbacks.Add(context.Background(), 1, byRank(place-1))
+	}
+	if session == "" {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e := a.known[session]
+	if e == nil {
+		if len(a.known) >= affineSessions {
+			oldest := a.used.Front()
+			delete(a.known, a.used.Remove(oldest).(*affine).session)
+		}
+		a.known[session] = a.used.PushBack(&affine{session: session, slot: slot, requests: 1})
+		return
+	}
+	a.used.MoveToBack(e)
+	was := e.Value.(*affine)
+	again := was.slot == slot
+	was.slot = slot
+	was.requests++
+	if len(a.recent) < cap(a.recent) {
+		a.recent = append(a.recent, again)
+		return
+	}
+	a.recent[a.next] = again
+	a.next = (a.next + 1) % len(a.recent)
+}
+
+// rebuilt counts a ring that took so long to build.
+func (a *affinity) rebuilt(took time.Duration) {
+	a.built.Record(context.Background(), took.Seconds())
+}
+
+// read returns the affinity rate and the requests of the busiest sessions, most first.
+func (a *affinity) read() (share float64, busiest []int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for e := a.used.Front(); e != nil; e = e.Next() {
+		busiest = append(busiest, e.Value.(*affine).requests)
+	}
+	slices.SortFunc(busiest, func(x, y int64) int { return int(y - x) })
+	if len(a.recent) == 0 {
+		return 1, busiest[:min(topSessions, len(busiest))]
+	}
+	kept := 0
+	for _, again := range a.recent {
+		if again {
+			kept++
+		}
+	}
+	return float64(kept) / float64(len(a.recent)), busiest[:min(topSessions, len(busiest))]
+}

@@ -1,0 +1,205 @@
+package chooser
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+// Choice is a decision that was made and, unless it was a dry run, booked. Its methods are
+// idempotent and safe for concurrent use; on a dry run they do nothing.
+type Choice struct {
+	Decision *decision.Decision
+	Replica  *replica.Replica
+	Rank     int
+	Slot     replica.Slot
+
+	chooser     *Chooser
+	line        *line
+	rank        *rank
+	reservation *load.Reservation
+	belief      *kvindex.Belief
+	at          time.Time
+	streamed    bool
+	silent      bool // its first token is not sure to be seen
+	leased      bool
+	// yield is the request's; work is the prefill in seconds that was booked, since when the request first asked.
+	// unfair says that the time to its first token tells nothing about the rank.
+	yield  func()
+	work   float64
+	since  time.Time
+	unfair bool
+	// computes names the first block of the prompt that the rank did not hold, which is number lacks.
+	computes blockhash.Hash
+	lacks    int
+	// entry is its place in the account of the rank's speed.
+	entry speed.Entry
+	// Of the vigil over its rank: the prefill and, unless it is streamed, the decoding that were predicted, in seconds, how its
+	// caller takes it back, and whether it may go elsewhere then. The list belongs to the vigil.
+	prefills, decodes      float64
+	abandon                func()
+	movable, inFlight      bool
+	prefilled              atomic.Bool
+	prevFlying, nextFlying *Choice
+	// unread and samples are the request's; certain is what the rank held of the prompt by its hashes alone, in tokens.
+	unread  bool
+	samples int
+	certain uint32
+	// stores counts what the rank had announced when the choice was made.
+	stores uint64
+	// ahead is the choice's turn before the one that it overtook; nil for none.
+	ahead *turn
+
+	mu      sync.Mutex
+	first   time.Time      // of the first token; guarded by mu
+	mark    mark           // guarded by mu
+	output  int            // tokens so far; guarded by mu
+	ended   bool           // guarded by mu
+	onEnd   []func(Result) // guarded by mu
+	result  Result         // once it has ended; guarded by mu
+	began   bool           // the client has something; guarded by mu
+	yielded bool           // it gave way; guarded by mu
+	// forsaken: its caller was told to take it back from a stalled rank; guarded by mu
+	forsaken bool
+	behind   *turn  // of the one that it gave way to; guarded by mu
+	whole    *whole // nil: the decision knew as much; guarded by mu
+}
+
+// FirstToken says that the engine has prefilled the prompt: its prefill load is given back and
+// the rank's rates learn from the time it took.
+func (c *Choice) FirstToken() {
+	if c.reservation == nil || c.firstToken(true) != load.Applied {
+		return
+	}
+	c.chooser.freed(c.Slot)
+}
+
+func (c *Choice) firstToken(teach bool) load.Outcome {
+	out := c.reservation.PrefillDone()
+	if out != load.Applied {
+		return out
+	}
+	if !c.prefilled.Swap(true) && c.leased && c.rank != nil {
+		c.rank.vigil.regain(c)
+	}
+	c.Alive()
+	c.settled()
+	c.Arrived()
+	now := c.chooser.clock()
+	l := c.chooser.params.Book.View(c.Slot, now)
+	c.mu.Lock()
+	c.first = now
+	c.mark.set(now, 0, &l)
+	c.mu.Unlock()
+	c.learnFirst(now, &l, teach)
+	return out
+}
+
+// Progress says how many output tokens the request has produced in all so far; it implies
+// FirstToken.
+func (c *Choice) Progress(outputTokens int) {
+	if c.reservation == nil {
+		return
+	}
+	c.progress(outputTokens)
+}
+
+func (c *Choice) progress(outputTokens int) load.Outcome {
+	c.mu.Lock()
+	unseen := c.first.IsZero() && !c.ended
+	grown := outputTokens > c.output
+	c.output = max(c.output, outputTokens)
+	c.mu.Unlock()
+	c.Alive()
+	if grown && !unseen {
+		c.learnSteps(c.chooser.clock(), outputTokens)
+	}
+	if unseen && c.firstToken(true) == load.Applied {
+		c.chooser.freed(c.Slot)
+	}
+	return c.reservation.Progress(outputTokens)
+}
+
+// OnEnd has f called when the reservation has ended, at once when it has already.
+func (c *Choice) OnEnd(f func(Result)) {
+	c.mu.Lock()
+	ended, result := c.ended, c.result
+	if !ended {
+		c.onEnd = append(c.onEnd, f)
+	}
+	c.mu.Unlock()
+	if ended {
+		f(result)
+	}
+}
+
+// Release ends the reservation. The first call counts and returns true.
+func (c *Choice) Release(result Result) bool {
+	if c.reservation == nil {
+		return false
+	}
+	c.mu.Lock()
+	if c.ended {
+		c.mu.Unlock()
+		return false
+	}
+	c.ended, c.result = true, result
+	first, output, onEnd := c.first, c.output, c.onEnd
+	c.mu.Unlock()
+	for _, f := range onEnd {
+		defer f(result)
+	}
+	c.reservation.Release()
+	c.land(result.End == decision.EndCompleted)
+	c.Arrived()
+	if result.End != decision.EndYielded {
+		c.settled()
+	}
+	if first.IsZero() {
+		c.belief.End() // it never got as far as the cache
+	}
+	if c.leased {
+		c.chooser.booked.CompareAndDelete(bookedName{c.Decision.Tenant, c.Decision.ID}, c)
+	}
+	if result.OutputTokens > output {
+		output = result.OutputTokens
+	}
+	now := c.chooser.clock()
+	if !first.IsZero() && result.End == decision.EndCompleted {
+		decoding := now.Sub(first).Seconds()
+		r := c.chooser.residence.get()
+		c.chooser.residence.set(r + (decoding-r)/64)
+		c.learnSteps(now, output)
+	}
+	c.learnEnd(now, output, result.End == decision.EndCompleted)
+	c.report(result, first, now)
+	c.chooser.freed(c.Slot)
+	return true
+}
+
+func (c *Choice) report(result Result, first, now time.Time) {
+	if c.chooser.params.OnOutcome == nil {
+		return
+	}
+	cand := c.Decision.Pick()
+	o := decision.Outcome{
+		ID: c.Decision.ID, Attempt: c.Decision.Attempt, Replica: cand.Replica, Rank: cand.Rank, Slot: cand.Slot, End: result.End,
+		Predicted: duration(cand.TTFT), Duration: now.Sub(c.at),
+		PromptTokens: result.PromptTokens, OutputTokens: result.OutputTokens, CachedTokens: result.CachedTokens, Counted: result.Counted,
+		PredictedCached: c.predictedCached(),
+	}
+	if by := result.ServedBy; by != "" && by != cand.Replica {
+		o.Replica, o.Rank, o.Slot = by, 0, replica.NoSlot // which rank of it is not known
+	}
+	if !first.IsZero() && c.streamed {
+		o.TTFT = first.Sub(c.at)
+	}
+	c.chooser.params.OnOutcome(o)
+}

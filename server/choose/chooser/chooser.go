@@ -1,0 +1,262 @@
+package chooser
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/choose/admission"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+// Chooser decides and books. Make one with New and give it life with Run.
+type Chooser struct {
+	settings atomic.Pointer[Settings]
+	// ring and tree are of the settings that the chooser began with.
+	ring    selector.RingConfig
+	tree    selector.TreeConfig
+	params  Params
+	log     *slog.Logger
+	clock   func() time.Time
+	start   time.Time
+	queue   *admission.Queue
+	metrics *metrics
+
+	ranks    atomic.Pointer[[]*rank]
+	ranksMu  sync.Mutex // serialises AddRank and RemoveRank
+	kinds    kinds      // guarded by ranksMu
+	lines    sync.Map   // model name to *line
+	lineList atomic.Pointer[[]*line]
+	linesMu  sync.Mutex // serialises new lines
+	sessions *sessions
+	seed     atomic.Uint64
+	visits   atomic.Uint64 // of the hold queue so far
+	scratch  sync.Pool
+	// residence is the mean time in seconds that a request decodes.
+	residence number
+	booked    sync.Map // reservation id to *Choice, for callers outside the process
+	wake      chan struct{}
+	// rests is until when Run sleeps, on the chooser's scale; 0 while it does not.
+	rests atomic.Int64
+}
+
+// Report is what a rank's engine says about itself.
+type Report struct {
+	Waiting int
+	// KVUsage is the share of KV blocks in use, 0 to 1; below zero when unknown.
+	KVUsage float64
+	// Blocks is the number of KV blocks; 0 when unknown.
+	Blocks int
+	// Foreign estimates how many of the engine's requests other callers sent.
+	Foreign float64
+	// At is when the report was made; zero when unknown. Then Queued is the engine's own count of
+	// waiting requests, Uncached the prompt tokens that it did not find in its cache since it began,
+	// and PrefillSeconds the time that its requests spent in prefill, one by one.
+	At             time.Time
+	Queued         int
+	Uncached       uint64
+	PrefillSeconds float64
+}
+
+// Params are what a Chooser works with. Index and Book are needed, the rest may be zero.
+type Params struct {
+	Index *kvindex.Index
+	Book  *load.Book
+	// Engine returns the engine's recent own report; nil or false when there is none.
+	Engine func(replica.Slot) (Report, bool)
+	// Vitals says whether a rank's engine lives; nil: nobody knows, and no rank is held for stalled.
+	Vitals func(slot replica.Slot, now time.Time) Vitals
+	// Ask has a rank's engine asked anew for what Vitals tells; nil: it is asked in its own time.
+	Ask func(slot replica.Slot)
+	// Allow reports whether a replica's breaker lets requests through; nil lets all through.
+	Allow func(replica.ID) bool
+	// OnDecision, when set, receives each decision that was made (dry runs included) and must not
+	// block; OnOutcome receives what became of each that was booked.
+	OnDecision func(*decision.Decision)
+	OnOutcome  func(decision.Outcome)
+	Log        *slog.Logger
+	Meter      metric.MeterProvider
+	// Now is the clock; nil takes the system's.
+	Now func() time.Time
+	// Weight is a tenant's share of the hold queue beside the others'; nil: all have the same.
+	Weight func(tenant string) float64
+	// Seed starts the dice; 0 takes one from the clock.
+	Seed uint64
+	// PaceBias multiplies what was learned about prefill times, to see what wrong rates cost; 0 is 1.
+	PaceBias float64
+}
+
+// New returns a Chooser. It starts nothing.
+func New(cfg Config, params Params) (*Chooser, error) {
+	queue, err := admission.New(cfg.Queue, admission.Params{Meter: params.Meter, Weight: params.Weight})
+	if err != nil {
+		return nil, fmt.Errorf("chooser: %w", err)
+	}
+	settings, err := newSettings(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("chooser: %w", err)
+	}
+	c := &Chooser{ring: cfg.Ring, tree: cfg.Tree, params: params, log: params.Log, clock: params.Now, queue: queue, sessions: newSessions(), wake: make(chan struct{}, 1)}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	if c.clock == nil {
+		c.clock = time.Now
+	}
+	if c.params.PaceBias == 0 {
+		c.params.PaceBias = 1
+	}
+	c.start = c.clock()
+	c.settings.Store(settings)
+	c.ranks.Store(&[]*rank{})
+	c.lineList.Store(&[]*line{})
+	c.residence.set(10)
+	c.scratch.New = func() any { return new(scratch) }
+	seed := params.Seed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	c.seed.Store(seed)
+	if c.metrics, err = newMetrics(params.Meter, c); err != nil {
+		return nil, fmt.Errorf("chooser: %w", err)
+	}
+	params.Book.OnExpired(c.expired)
+	return c, nil
+}
+
+// sweepEvery is how often leased choices are looked at whose lease the load book ended.
+const sweepEvery = 5 * time.Second
+
+// Run keeps time for the hold queue, and watches that ranks live, until ctx ends; then it refuses everybody who still waits.
+func (c *Chooser) Run(ctx context.Context) error {
+	var vigil sync.WaitGroup
+	defer vigil.Wait()
+	vigil.Go(func() { c.keepVigil(ctx) })
+	timer := time.NewTimer(sweepEvery)
+	defer timer.Stop()
+	swept := c.clock()
+	for {
+		if now := c.clock(); now.Sub(swept) >= sweepEvery {
+			swept = now
+			c.sweep()
+		}
+		c.Tick()
+		timer.Reset(c.rest())
+		select {
+		case <-ctx.Done():
+			c.shutDown()
+			return nil
+		case <-timer.C:
+		case <-c.wake:
+		}
+		c.rests.Store(0)
+	}
+}
+
+// AddRank tells that rank index of r exists at slot. A slot that is known keeps what was learned.
+func (c *Chooser) AddRank(slot replica.Slot, r *replica.Replica, index int) {
+	c.ranksMu.Lock()
+	defer c.ranksMu.Unlock()
+	old := *c.ranks.Load()
+	if int(slot) < len(old) && old[slot] != nil {
+		return
+	}
+	table := make([]*rank, max(len(old), int(slot)+1))
+	copy(table, old)
+	table[slot] = c.newRank(slot, r, index)
+	c.ranks.Store(&table)
+}
+
+// RemoveRank forgets a rank: its rates, sessions and text. The load book is told by others.
+func (c *Chooser) RemoveRank(slot replica.Slot) {
+	c.ranksMu.Lock()
+	old := *c.ranks.Load()
+	if int(slot) < len(old) && old[slot] != nil {
+		table := append([]*rank(nil), old...)
+		c.kinds.drop(old[slot])
+		table[slot] = nil
+		c.ranks.Store(&table)
+	}
+	c.ranksMu.Unlock()
+	for _, ln := range *c.lineList.Load() {
+		if t := ln.tree.Load(); t != nil {
+			t.Remove(slot)
+		}
+	}
+	c.sessions.forget(slot)
+	c.nudge()
+}
+
+// Changed tells that the fleet changed (a replica became ready, say): those who wait are looked
+// at again.
+func (c *Chooser) Changed() { c.nudge() }
+
+// Waiting is the number of requests in the hold queue.
+func (c *Chooser) Waiting() int { return c.queue.Len() }
+
+func (c *Chooser) rank(slot replica.Slot) *rank {
+	table := *c.ranks.Load()
+	if int(slot) >= len(table) {
+		return nil
+	}
+	return table[slot]
+}
+
+// since is now on the chooser's own scale, which the load estimate uses.
+func (c *Chooser) since(now time.Time) int64 { return int64(now.Sub(c.start)) }
+
+// nudge has Run look at the queue.
+func (c *Chooser) nudge() {
+	if c.queue.Len() > 0 {
+		c.rouse()
+	}
+}
+
+// Rate is what was learned about a rank.
+type Rate struct {
+	Slot    replica.Slot `json:"slot"`
+	Replica replica.ID   `json:"replica"`
+	Rank    int          `json:"rank"`
+	// TokensPerSecond is the prefill rate at no context, Bend the context at which it halves.
+	TokensPerSecond float64 `json:"tokens_per_second"`
+	Bend            float64 `json:"bend_tokens"`
+	// Overhead is the time in seconds that a request spends outside of engine steps.
+	Overhead float64 `json:"overhead_s"`
+	// StepTime is the time of a decode step with nothing to read, in seconds.
+	StepTime float64 `json:"step_s"`
+	// Samples counts the pieces of busy time behind this, Spread is the uncertainty of the rate as a
+	// share of it, and Source says where it comes from.
+	Samples int                  `json:"samples"`
+	Spread  float64              `json:"spread"`
+	Source  decision.SpeedSource `json:"source"`
+	// Error is the mean of predicted ÷ actual time to the first token of late.
+	Error float64 `json:"error"`
+	// Busy is the share of the last minute's time taken by the prefill routed there.
+	Busy float64 `json:"busy"`
+}
+
+// Rates lists what was learned about all ranks.
+func (c *Chooser) Rates() []Rate {
+	now := c.since(c.clock())
+	var rates []Rate
+	for _, r := range *c.ranks.Load() {
+		if r == nil {
+			continue
+		}
+		m := r.speed.Model()
+		rates = append(rates, Rate{
+			Slot: r.slot, Replica: r.replica, Rank: r.index, TokensPerSecond: 1 / m.Token, Bend: m.Bend, Overhead: m.Overhead,
+			StepTime: m.Base, Samples: m.Samples, Spread: m.Spread, Source: m.Source, Error: r.speed.Error(), Busy: r.load(now),
+		})
+	}
+	return rates
+}

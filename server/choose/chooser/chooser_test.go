@@ -1,0 +1,597 @@
+package chooser_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const block = 16
+
+// fleet is a chooser over n replicas of one rank each.
+type fleet struct {
+	t        *testing.T
+	chooser  *chooser.Chooser
+	index    *kvindex.Index
+	book     *load.Book
+	replicas []*replica.Replica
+	mu       sync.Mutex
+	outcomes []decision.Outcome
+	ids      int
+}
+
+func newFleet(t *testing.T, n int, change func(*chooser.Config, *chooser.Params)) *fleet {
+	t.Helper()
+	f := &fleet{t: t}
+	var err error
+	if f.index, err = kvindex.New(kvindex.DefaultConfig(), kvindex.Params{}); err != nil {
+		t.Fatal(err)
+	}
+	if f.book, err = load.New(load.DefaultConfig(), load.Params{}); err != nil {
+		t.Fatal(err)
+	}
+	cfg := chooser.DefaultConfig()
+	params := chooser.Params{Index: f.index, Book: f.book, Seed: 1, OnOutcome: func(o decision.Outcome) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.outcomes = append(f.outcomes, o)
+	}}
+	if change != nil {
+		change(&cfg, &params)
+	}
+	if f.chooser, err = chooser.New(cfg, params); err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		slot := replica.Slot(i)
+		r := &replica.Replica{ID: replica.ID(fmt.Sprintf("r%d", i)), State: replica.StateReady, Slots: []replica.Slot{slot}, Models: []replica.Model{{ID: "m"}}, BlockSize: block, Blocks: 40000}
+		f.replicas = append(f.replicas, r)
+		f.book.AddRank(slot)
+		f.chooser.AddRank(slot, r, 0)
+		if err := f.index.AddRank(slot, kvindex.RankInfo{BlockSize: block, Capacity: r.Blocks}); err != nil {
+			t.Fatal(err)
+		}
+		f.index.SetState(slot, kvblock.FeedExact)
+	}
+	return f
+}
+
+// tokens makes a prompt; equal numbers give equal prompts.
+func tokens(number, n int) []uint32 {
+	list := make([]uint32, n)
+	for i := range list {
+		list[i] = uint32(number*1_000_003 + i)
+	}
+	return list
+}
+
+// request asks for a prompt of n tokens.
+func (f *fleet) request(number, n int) *chooser.Request {
+	f.mu.Lock()
+	f.ids++
+	id := fmt.Sprintf("q%d", f.ids)
+	f.mu.Unlock()
+	hashes := blockhash.Chain(nil, tokens(number, n), block, blockhash.Namespace{})
+	return &chooser.Request{
+		ID: id, Model: "m", Replicas: f.replicas, PromptTokens: n, ExpectedOutput: 100,
+		Hashes: func(int) []blockhash.Hash { return hashes },
+	}
+}
+
+// holds makes a rank hold a prompt.
+func (f *fleet) holds(slot replica.Slot, number, n int) {
+	ids := tokens(number, n-n%block)
+	names := make([]kvblock.EngineHash, len(ids)/block)
+	for i := range names {
+		names[i] = kvblock.EngineHash(number*100_000 + i + 1)
+	}
+	f.index.Store(slot, &kvblock.Stored{Hashes: names, Tokens: ids, BlockSize: block})
+}
+
+func (f *fleet) choose(req *chooser.Request) *chooser.Choice {
+	f.t.Helper()
+	c, err := f.chooser.Choose(context.Background(), req)
+	if err != nil {
+		f.t.Fatalf("Choose(%s) = %v", req.ID, err)
+	}
+	return c
+}
+
+// empty fails when anything is still booked.
+func (f *fleet) empty() {
+	f.t.Helper()
+	if n := f.book.Live(); n != 0 {
+		f.t.Errorf("%d reservations are left", n)
+	}
+	for _, r := range f.replicas {
+		for _, slot := range r.Slots {
+			if l := f.book.View(slot, time.Now()); l.InFlight != 0 || l.PrefillTokens != 0 || l.DecodeBlocks != 0 {
+				f.t.Errorf("rank %d is left with %+v", slot, l)
+			}
+		}
+	}
+}
+
+func done(end decision.End) chooser.Result {
+	return chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+}
+
+func TestGoesWhereThePrefixIs(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	f.holds(2, 7, 8192)
+	c := f.choose(f.request(7, 8192))
+	if c.Replica.ID != "r2" {
+		t.Errorf("chose %s, want the one that holds the prompt", c.Replica.ID)
+	}
+	if got := c.Decision.Pick(); got.GPU != 8176 || got.Uncached != 16 {
+		t.Errorf("overlap %d and uncached %d, want all blocks but the last, which is computed again", got.GPU, got.Uncached)
+	}
+	if _, same := selector.Recompute(c.Decision); !same {
+		t.Error("the recorded decision does not recompute to the same choice")
+	}
+	c.Release(done(decision.EndCompleted))
+	f.empty()
+}
+
+// 200 equal prompts at one moment spread as their cost says: many ranks, none with a pile.
+func TestIdenticalPromptsAtOnceDoNotHerd(t *testing.T) {
+	f := newFleet(t, 8, func(c *chooser.Config, _ *chooser.Params) { c.HoldAbove = 0 })
+	f.holds(3, 1, 2048)
+	// One rank would prefill them all at once; their decoding is what must spread.
+	var wait sync.WaitGroup
+	choices := make([]*chooser.Choice, 200)
+	for i := range choices {
+		req := f.request(1, 2560)
+		req.ExpectedOutput = 0
+		wait.Go(func() {
+			c, err := f.chooser.Choose(context.Background(), req)
+			if err != nil {
+				t.Error(err)
+			}
+			choices[i] = c
+		})
+	}
+	wait.Wait()
+	count := map[replica.ID]int{}
+	for _, c := range choices {
+		count[c.Replica.ID]++
+	}
+	for id, n := range count {
+		if n > 100 { // on a slow machine the first have their prefill predicted to be over when the last come
+			t.Errorf("%s got %d of 200", id, n)
+		}
+	}
+	if len(count) < 4 {
+		t.Errorf("only %d of 8 replicas were used: %v", len(count), count)
+	}
+	for _, c := range choices {
+		c.Release(done(decision.EndCanceled))
+	}
+	f.empty()
+}
+
+func TestEveryWayOutReleases(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	for end := decision.EndCompleted; end <= decision.EndMoved; end++ {
+		c := f.choose(f.request(int(end), 1000))
+		if end%2 == 0 {
+			c.FirstToken()
+			c.FirstToken()
+			c.Progress(40)
+			c.Progress(20)
+		}
+		if !c.Release(done(end)) || c.Release(done(end)) {
+			t.Errorf("%s: the first release counts and no other", end)
+		}
+		c.FirstToken()
+		c.Progress(100)
+	}
+	f.empty()
+	if len(f.outcomes) != int(decision.EndMoved)+1 {
+		t.Errorf("%d outcomes, want one per request", len(f.outcomes))
+	}
+	for i, o := range f.outcomes {
+		if o.End != decision.End(i) {
+			t.Errorf("outcome %d is %s, want %s", i, o.End, decision.End(i))
+		}
+	}
+}
+
+func TestARetryMovesTheBooking(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	req := f.request(1, 1000)
+	first := f.choose(req)
+	first.Release(done(decision.EndMoved))
+	again := *req
+	again.Attempt, again.Exclude = 1, []replica.ID{first.Replica.ID}
+	second := f.choose(&again)
+	if second.Replica.ID == first.Replica.ID {
+		t.Errorf("the retry went to %s again", first.Replica.ID)
+	}
+	if v := second.Decision.Candidates[first.Slot].Veto; v != decision.VetoExcluded {
+		t.Errorf("veto %q, want %q", v, decision.VetoExcluded)
+	}
+	second.Release(done(decision.EndCompleted))
+	f.empty()
+}
+
+func TestNobodyLeft(t *testing.T) {
+	f := newFleet(t, 3, nil)
+	req := f.request(1, 100)
+	req.Options.Denied = []replica.ID{"r0", "r1", "r2"}
+	_, err := f.chooser.Choose(context.Background(), req)
+	var none *chooser.NoReplica
+	if !errors.As(err, &none) || none.RetryAfter <= 0 {
+		t.Fatalf("Choose() = %v, want *NoReplica with a hint", err)
+	}
+	for _, c := range none.Decision.Candidates {
+		if c.Veto != decision.VetoDenied {
+			t.Errorf("%s: veto %q, want %q", c.Replica, c.Veto, decision.VetoDenied)
+		}
+	}
+	f.empty()
+}
+
+func TestOptions(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	f.holds(0, 1, 4096)
+	pin := func(o chooser.Options) *chooser.Request {
+		req := f.request(1, 4096)
+		req.Options, req.DryRun = o, true
+		return req
+	}
+	if c := f.choose(pin(chooser.Options{Pinned: "r3", PinnedRank: -1})); c.Replica.ID != "r3" || c.Decision.Reason != decision.ReasonPinned {
+		t.Errorf("pinned: %s for %q", c.Replica.ID, c.Decision.Reason)
+	}
+	if c := f.choose(pin(chooser.Options{Allowed: []replica.ID{"r1"}})); c.Replica.ID != "r1" {
+		t.Errorf("allowed: %s", c.Replica.ID)
+	}
+	if c := f.choose(pin(chooser.Options{Policy: decision.RoundRobin})); c.Decision.Policy != decision.RoundRobin {
+		t.Errorf("policy %q", c.Decision.Policy)
+	}
+	for _, bad := range []chooser.Options{{Policy: "x"}, {Weights: map[string]float64{"x": 1}}} {
+		if _, err := f.chooser.Choose(context.Background(), pin(bad)); !errors.Is(err, chooser.ErrInvalid) {
+			t.Errorf("%+v: %v, want ErrInvalid", bad, err)
+		}
+	}
+	f.empty() // dry runs book nothing
+}
+
+func TestHeldUntilThereIsRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		first := f.choose(f.request(1, 30000)) // about five seconds of prefill
+		var second *chooser.Choice
+		go func() { second = f.choose(f.request(2, 1000)) }()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if second != nil || f.chooser.Waiting() != 1 {
+			t.Fatal("the second request did not wait although the rank has seconds of work")
+		}
+		first.FirstToken()
+		synctest.Wait()
+		if second == nil || f.chooser.Waiting() != 0 {
+			t.Fatal("the first token made no room")
+		}
+		if held := second.Decision.Held; held != time.Second {
+			t.Errorf("held for %s, want 1s", held)
+		}
+		first.Release(done(decision.EndCompleted))
+		second.Release(done(decision.EndCompleted))
+		f.empty()
+	})
+}
+
+// However many come at one moment, the idle rank takes one long prompt and the others wait.
+func TestWhoLosesTheRaceForARankWaits(t *testing.T) {
+	for range 50 {
+		f := newFleet(t, 1, nil)
+		var wait sync.WaitGroup
+		ctx, leave := context.WithCancel(t.Context())
+		start := make(chan struct{})
+		for i := range 8 {
+			wait.Go(func() {
+				<-start
+				if c, err := f.chooser.Choose(ctx, f.request(i, 60000)); err == nil {
+					<-ctx.Done()
+					c.Release(done(decision.EndCanceled))
+				}
+			})
+		}
+		close(start)
+		for limit := time.Now().Add(20 * time.Second); f.chooser.Waiting() != 7; time.Sleep(time.Millisecond) {
+			if time.Now().After(limit) {
+				t.Fatalf("%d wait, want 7", f.chooser.Waiting())
+			}
+		}
+		leave()
+		wait.Wait()
+		f.empty()
+	}
+}
+
+// Those who free a rank look at what the last visit left waiting while the next visit runs.
+func TestManyComeAndGoWhileOthersWait(t *testing.T) {
+	f := newFleet(t, 3, nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); _ = f.chooser.Run(ctx) }()
+	var held atomic.Int64
+	var all sync.WaitGroup
+	for client := range 24 {
+		all.Go(func() {
+			for turn := range 15 {
+				c, err := f.chooser.Choose(ctx, f.request(client*100+turn, 6000)) // nearly a second each
+				if err != nil {
+					t.Errorf("client %d: %v", client, err)
+					return
+				}
+				if c.Decision.Held > 0 {
+					held.Add(1)
+				}
+				c.FirstToken()
+				c.Progress(turn)
+				c.Release(done(decision.EndCompleted))
+			}
+		})
+	}
+	all.Wait()
+	cancel()
+	<-stopped
+	if held.Load() == 0 {
+		t.Error("nobody was held: the test shows nothing")
+	}
+	f.empty()
+}
+
+// Nobody reports the first token of an unstreamed answer: time makes the room.
+func TestUnstreamedRequestsDoNotHoldOthersForever(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		ctx, cancel := context.WithCancel(context.Background())
+		stopped := make(chan struct{})
+		go func() { defer close(stopped); _ = f.chooser.Run(ctx) }()
+		var choices []*chooser.Choice
+		for i := range 5 {
+			req := f.request(i, 8000) // about a second each
+			req.Unstreamed = true
+			choices = append(choices, f.choose(req))
+		}
+		synctest.Wait() // the queue's goroutine counts a released one off after waking it
+		if n := f.chooser.Waiting(); n != 0 {
+			t.Errorf("%d still wait", n)
+		}
+		for _, c := range choices {
+			c.Release(done(decision.EndCompleted))
+		}
+		if r := f.chooser.Rates()[0]; r.Samples != 0 {
+			t.Errorf("unstreamed answers taught %d samples", r.Samples)
+		}
+		cancel()
+		<-stopped
+		f.empty()
+	})
+}
+
+func TestWhoLeavesIsOutAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		first := f.choose(f.request(1, 60000))
+		ctx, cancel := context.WithCancel(context.Background())
+		var err error
+		go func() { _, err = f.chooser.Choose(ctx, f.request(2, 1000)) }()
+		synctest.Wait()
+		if f.chooser.Waiting() != 1 {
+			t.Fatal("the request does not wait")
+		}
+		cancel()
+		synctest.Wait()
+		if f.chooser.Waiting() != 0 || !errors.Is(err, context.Canceled) {
+			t.Errorf("%d wait, error %v", f.chooser.Waiting(), err)
+		}
+		first.Release(done(decision.EndCompleted))
+		f.empty()
+	})
+}
+
+func TestADeadlineThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		first := f.choose(f.request(1, 60000)) // more than seven seconds
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		began := time.Now()
+		_, err := f.chooser.Choose(ctx, f.request(2, 1000))
+		var refused *chooser.Refused
+		if !errors.As(err, &refused) || refused.Cause != "deadline" || refused.RetryAfter < 5*time.Second {
+			t.Errorf("Choose() = %v (%+v), want a refusal with a hint of seconds", err, refused)
+		}
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("the refusal took %s", waited)
+		}
+		first.Release(done(decision.EndCompleted))
+		f.empty()
+	})
+}
+
+func TestShutdownRefusesThoseWhoWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		ctx, cancel := context.WithCancel(context.Background())
+		stopped := make(chan struct{})
+		go func() { defer close(stopped); _ = f.chooser.Run(ctx) }()
+		first := f.choose(f.request(1, 60000))
+		var err error
+		go func() { _, err = f.chooser.Choose(context.Background(), f.request(2, 1000)) }()
+		synctest.Wait()
+		cancel()
+		<-stopped
+		synctest.Wait()
+		var refused *chooser.Refused
+		if !errors.As(err, &refused) || refused.Cause != "shutdown" {
+			t.Errorf("Choose() = %v, want a refusal for shutdown", err)
+		}
+		first.Release(done(decision.EndCompleted))
+		f.empty()
+	})
+}
+
+// Many wait for the only rank that holds their document while another is idle: the document spreads.
+func TestAHotPrefixSpreadsOutOfTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		f.holds(0, 1, 8192)
+		busy := f.choose(f.request(99, 40000))
+		if busy.Slot == 0 { // whichever took it, the holder must be the busy one
+			f.holds(0, 1, 8192)
+		} else {
+			f.holds(1, 1, 8192)
+		}
+		used := map[replica.Slot]int{}
+		for range 20 {
+			req := f.request(1, 9000)
+			go func() {
+				c := f.choose(req)
+				f.mu.Lock()
+				used[c.Slot]++
+				f.mu.Unlock()
+				time.Sleep(100 * time.Millisecond)
+				c.FirstToken()
+				c.Release(done(decision.EndCompleted))
+			}()
+		}
+		time.Sleep(4 * time.Second)
+		synctest.Wait()
+		if used[1-busy.Slot] < 10 {
+			t.Errorf("the idle rank served %d of 20 while the holder was busy: %v", used[1-busy.Slot], used)
+		}
+		busy.FirstToken()
+		busy.Release(done(decision.EndCompleted))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		f.empty()
+	})
+}
+
+func TestColdReplicasGetTraffic(t *testing.T) {
+	f := newFleet(t, 4, func(c *chooser.Config, _ *chooser.Params) { c.HoldAbove = 0 })
+	used := map[replica.ID]int{}
+	for i := range 200 {
+		c := f.choose(f.request(i%3, 4096))
+		used[c.Replica.ID]++
+		if i%2 == 0 {
+			c.Release(done(decision.EndCompleted))
+		}
+	}
+	if len(used) != 4 {
+		t.Errorf("only %v were used", used)
+	}
+}
+
+func TestLifecycleByID(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		ctx, cancel := context.WithCancel(context.Background())
+		var run sync.WaitGroup
+		run.Go(func() { _ = f.chooser.Run(ctx) })
+		run.Go(func() { _ = f.book.Run(ctx) })
+		req := f.request(1, 1000)
+		req.Lease = 30 * time.Second
+		f.choose(req)
+		for i, got := range []load.Outcome{
+			f.chooser.PrefillCompleted(load.Key{ID: req.ID}), f.chooser.PrefillCompleted(load.Key{ID: req.ID}), f.chooser.ReportProgress(load.Key{ID: req.ID}, 40),
+			f.chooser.ReportProgress(load.Key{ID: req.ID}, 40), f.chooser.ReportProgress(load.Key{ID: req.ID}, 10), f.chooser.PrefillCompleted(load.Key{ID: "nobody"}),
+			f.chooser.Finish(load.Key{ID: req.ID}, done(decision.EndCompleted)), f.chooser.Finish(load.Key{ID: req.ID}, done(decision.EndCompleted)),
+		} {
+			want := []load.Outcome{load.Applied, load.Duplicate, load.Applied, load.Duplicate, load.Stale, load.Unknown, load.Applied, load.Ended}[i]
+			if got != want {
+				t.Errorf("call %d: %s, want %s", i, got, want)
+			}
+		}
+		abandoned := f.request(2, 1000)
+		abandoned.Lease = 30 * time.Second
+		f.choose(abandoned)
+		time.Sleep(45 * time.Second)
+		synctest.Wait()
+		f.mu.Lock()
+		last := f.outcomes[len(f.outcomes)-1]
+		f.mu.Unlock()
+		if last.ID != abandoned.ID || last.End != decision.EndExpired {
+			t.Errorf("last outcome %+v, want the abandoned one, expired", last)
+		}
+		cancel()
+		run.Wait()
+		f.empty()
+	})
+}
+
+func TestShadowDecidesAndDoesNotServe(t *testing.T) {
+	f := newFleet(t, 3, func(c *chooser.Config, _ *chooser.Params) { c.Shadow = decision.LeastRequests })
+	f.holds(1, 1, 8192)
+	idle := f.choose(f.request(50, 100))
+	busy := f.choose(f.request(1, 8192)) // warm, and then not the least busy
+	c := f.choose(f.request(1, 8192))
+	s := c.Decision.Shadow
+	if c.Replica.ID != "r1" || s == nil || s.Policy != decision.LeastRequests {
+		t.Fatalf("served by %s, shadow %+v", c.Replica.ID, s)
+	}
+	if s.Agrees || s.Regret <= 0.5 {
+		t.Errorf("shadow %+v: the least busy would have prefilled for about a second", s)
+	}
+	for _, c := range []*chooser.Choice{idle, busy, c} {
+		c.Release(done(decision.EndCompleted))
+	}
+	f.empty()
+}
+
+func TestPolicyPerModel(t *testing.T) {
+	f := newFleet(t, 2, func(c *chooser.Config, _ *chooser.Params) {
+		c.Models = map[string]chooser.ModelConfig{"m": {Policy: decision.ConsistentHash}}
+	})
+	req := f.request(1, 100)
+	req.Session = "s"
+	home := f.choose(req).Replica.ID
+	for range 9 { // S-28: one session pins ten of ten
+		req := f.request(1, 100)
+		req.Session = "s"
+		if c := f.choose(req); c.Replica.ID != home || c.Decision.Policy != decision.ConsistentHash {
+			t.Errorf("the session went to %s under %s, its home is %s", c.Replica.ID, c.Decision.Policy, home)
+		}
+	}
+}
+
+func TestPrefixAffinityIsFedByWhatWasRouted(t *testing.T) {
+	f := newFleet(t, 4, func(c *chooser.Config, _ *chooser.Params) { c.Policy = decision.PrefixAffinity })
+	ask := func(text string) *chooser.Choice {
+		req := f.request(1, 100)
+		req.Text = text
+		c := f.choose(req)
+		c.Release(done(decision.EndCompleted))
+		return c
+	}
+	home := ask("a long conversation about routers").Replica.ID
+	for range 5 {
+		if got := ask("a long conversation about routers, continued").Replica.ID; got != home {
+			t.Errorf("went to %s, the text is known to %s", got, home)
+		}
+	}
+	ask("") // no key: never divides by zero
+}

@@ -1,0 +1,145 @@
+package chooser
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/admission"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// Policy is the rule of choice for models that set none: predicted-ttft, overlap-load,
+	// weighted-scorers, prefix-affinity, consistent-hash, least-tokens, least-requests,
+	// power-of-two, round-robin or random. docs/policies.md says when to use which.
+	Policy decision.Policy `yaml:"policy"`
+	// Objective is what predicted-ttft makes small: answer (the time to the last token, with nearly
+	// the best time to the first), ttft (the time to the first token alone) or slo (the number of
+	// answers that miss the targets below; a request that no replica can serve in time is refused
+	// with 429 at once instead of making others late).
+	Objective decision.Objective `yaml:"objective"`
+	// SLO holds the targets of models that set none. Requests may set their own with the headers
+	// X-Kvpilot-TTFT-Ms and X-Kvpilot-TPOT-Ms.
+	SLO SLOConfig `yaml:"slo"`
+	// Weights overrides the policies' numbers by name, for example overlap_credit.
+	Weights map[string]float64 `yaml:"weights"`
+	// Shadow names a policy that decides beside the serving one; its choices are recorded and
+	// never served. Empty runs none.
+	Shadow decision.Policy `yaml:"shadow"`
+	// Models overrides the three for single models, by the name that clients use.
+	Models map[string]ModelConfig `yaml:"models"`
+	// HoldAbove is the predicted prefill time that a rank may have ahead before requests wait in
+	// the router instead (predicted-ttft only); one full step of the engine is enough where that
+	// takes less. Zero turns the hold queue off.
+	HoldAbove time.Duration `yaml:"hold_above"`
+	// YieldRanks lets long prompts give way where at least so many ranks may serve; zero never, 1 always.
+	// While such a prompt has no first token and a much shorter request wants its rank, kvpilot takes it
+	// back from the engine, which keeps what it has computed in its prefix cache, and sends it again
+	// behind the short one (predicted-ttft with a hold queue, streamed requests, ranks whose KV events
+	// are exact). Engines count each as an aborted request. Fewer ranks win nothing by it.
+	YieldRanks int `yaml:"yield_ranks"`
+	// MaxRequestsPerRank vetoes ranks with that many requests in flight. Zero sets no limit.
+	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`
+	// Stall says when a replica that hangs behind a healthy answer is avoided.
+	Stall StallConfig `yaml:"stall"`
+	// Queue bounds the hold queue.
+	Queue admission.Config `yaml:"queue"`
+	// Ring configures consistent-hash.
+	Ring selector.RingConfig `yaml:"ring"`
+	// Tree configures prefix-affinity's text tree.
+	Tree selector.TreeConfig `yaml:"tree"`
+}
+
+// SLOConfig is what an answer must keep to be good; zero asks nothing.
+type SLOConfig struct {
+	// TTFT bounds the time to the first token, TPOT the mean time of each token after it.
+	TTFT time.Duration `yaml:"ttft"`
+	TPOT time.Duration `yaml:"tpot"`
+}
+
+func (c SLOConfig) targets() decision.Targets { return decision.Targets{TTFT: c.TTFT, TPOT: c.TPOT} }
+
+// ModelConfig is one model's own choice of policy; empty fields keep the common ones.
+type ModelConfig struct {
+	Policy decision.Policy `yaml:"policy"`
+	// Objective and SLO are as above.
+	Objective decision.Objective `yaml:"objective"`
+	SLO       SLOConfig          `yaml:"slo"`
+
+	Weights map[string]float64 `yaml:"weights"`
+	Shadow  decision.Policy    `yaml:"shadow"`
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{
+		Policy:     decision.PredictedTTFT,
+		Objective:  decision.ObjectiveAnswer,
+		HoldAbove:  500 * time.Millisecond,
+		YieldRanks: 32,
+		Stall:      StallConfig{After: 2 * time.Second, Unhealthy: 10 * time.Second},
+		Queue:      admission.DefaultConfig(),
+		Ring:       selector.DefaultRingConfig(),
+		Tree:       selector.DefaultTreeConfig(),
+	}
+}
+
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	check := func(name string, p, shadow decision.Policy, weights map[string]float64) {
+		if p != "" && !p.Known() {
+			errs = append(errs, fmt.Errorf("%spolicy: unknown policy %q; known are %v", name, p, decision.Policies()))
+		}
+		if shadow != "" && !shadow.Known() {
+			errs = append(errs, fmt.Errorf("%sshadow: unknown policy %q; known are %v", name, shadow, decision.Policies()))
+		}
+		if _, err := selector.Apply(selector.DefaultParams(), weights); err != nil {
+			errs = append(errs, fmt.Errorf("%sweights: %w", name, err))
+		}
+	}
+	objective := func(name string, o decision.Objective, slo SLOConfig) {
+		if !o.Known() {
+			errs = append(errs, fmt.Errorf("%sobjective: unknown objective %q; known are %v", name, o, decision.Objectives()))
+		}
+		if slo.TTFT < 0 || slo.TPOT < 0 {
+			errs = append(errs, fmt.Errorf("%sslo: ttft %s and tpot %s must not be negative", name, slo.TTFT, slo.TPOT))
+		}
+	}
+	check("", c.Policy, c.Shadow, c.Weights)
+	objective("", c.Objective, c.SLO)
+	if c.Policy == "" {
+		errs = append(errs, errors.New("policy: empty"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Models)) {
+		m := c.Models[name]
+		check("models."+name+".", m.Policy, m.Shadow, m.Weights)
+		if m.Objective == "" {
+			m.Objective = c.Objective
+		}
+		objective("models."+name+".", m.Objective, m.SLO)
+	}
+	if c.HoldAbove < 0 {
+		errs = append(errs, fmt.Errorf("hold_above: %s is negative", c.HoldAbove))
+	}
+	if c.Stall.After < 0 || c.Stall.Unhealthy < 0 {
+		errs = append(errs, fmt.Errorf("stall: after %s or unhealthy %s is negative", c.Stall.After, c.Stall.Unhealthy))
+	}
+	if c.YieldRanks < 0 {
+		errs = append(errs, fmt.Errorf("yield_ranks: %d is negative", c.YieldRanks))
+	}
+	if c.MaxRequestsPerRank < 0 {
+		errs = append(errs, fmt.Errorf("max_requests_per_rank: %d is negative", c.MaxRequestsPerRank))
+	}
+	for name, err := range map[string]error{"queue": c.Queue.Validate(), "ring": c.Ring.Validate(), "tree": c.Tree.Validate()} {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}

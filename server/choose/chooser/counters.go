@@ -1,0 +1,56 @@
+package chooser
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/speed"
+)
+
+// counters follows an engine's own counters, report by report. They teach the speed of an engine that
+// other callers keep busy, and of one that has served before this process began.
+type counters struct {
+	latest atomic.Int64 // when the last report was made, in nanoseconds
+
+	mu       sync.Mutex
+	began    time.Time // of the stretch in which requests waited at each report; zero: none; guarded by mu
+	uncached uint64    // at began; guarded by mu
+}
+
+const (
+	// leastStretch and leastComputed are the time and the tokens from which a stretch teaches: the
+	// engine counts whole prompts, which begin before it and end behind it.
+	leastStretch  = 5 * time.Second
+	leastComputed = 16384
+	// leastHistory is the number of tokens from which an engine's past teaches.
+	leastHistory = 20000
+)
+
+// see takes in a report; one that was seen already is skipped.
+func (c *counters) see(rank *speed.Rank, rep *Report, d speed.Decodes) {
+	at := rep.At.UnixNano()
+	if rep.At.IsZero() || c.latest.Load() == at {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	first := c.latest.Swap(at) == 0
+	if first && rep.Uncached >= leastHistory && rep.PrefillSeconds > 0 {
+		rank.History(float64(rep.Uncached), rep.PrefillSeconds, rep.At)
+	}
+	// Own requests teach more exactly where nobody else's are in their way.
+	if rep.Queued == 0 || rep.Foreign < 1 || rep.Uncached < c.uncached {
+		c.began = time.Time{}
+		c.uncached = rep.Uncached
+		return
+	}
+	if c.began.IsZero() {
+		c.began, c.uncached = rep.At, rep.Uncached
+		return
+	}
+	if took, n := rep.At.Sub(c.began), rep.Uncached-c.uncached; took >= leastStretch && n >= leastComputed {
+		rank.Throughput(float64(n), took.Seconds(), d, rep.At)
+		c.began, c.uncached = rep.At, rep.Uncached
+	}
+}

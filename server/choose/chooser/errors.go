@@ -1,0 +1,41 @@
+package chooser
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// Errors that callers tell apart with errors.Is. Choose also returns the context's error when
+// the caller went away.
+var (
+	// ErrInvalid: the request itself cannot be decided (unknown policy or weight, no ID).
+	ErrInvalid = errors.New("invalid choice request")
+	// ErrUnknown: no reservation has this id and attempt; it never existed or has ended.
+	ErrUnknown = errors.New("unknown reservation")
+	// ErrDuplicate: the id and attempt are already booked.
+	ErrDuplicate = errors.New("reservation exists")
+)
+
+// NoReplica says that no candidate was left. Decision has every veto.
+type NoReplica struct {
+	Decision *decision.Decision
+	// RetryAfter is a hint for the caller.
+	RetryAfter time.Duration
+}
+
+func (e *NoReplica) Error() string {
+	return fmt.Sprintf("no replica can serve model %q now: all %d candidates are vetoed", e.Decision.Model, len(e.Decision.Candidates))
+}
+
+// Refused says that the hold queue turned the request away, or that its targets cannot be kept.
+type Refused struct {
+	// Cause is "queue_full", "queue_bytes", "deadline", "timeout", "shutdown" or "target".
+	Cause string
+	// RetryAfter is when a new try has a chance, from the predicted drain of the queue.
+	RetryAfter time.Duration
+}
+
+func (e *Refused) Error() string { return "refused: " + e.Cause }

@@ -1,0 +1,274 @@
+package chooser
+
+import (
+	"math"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/admission"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// mostVisited bounds the requests that one visit looks at.
+const mostVisited = 128
+
+// hasRoom reports whether a request may go to the candidate now.
+func (c *Chooser) hasRoom(cand *decision.Candidate) bool {
+	return cand.Backlog+cand.Planned < c.enough(cand)
+}
+
+// enough is the predicted prefill time from which a rank has enough ahead: a full step, so that the
+// engine can fill the next one while the router is told of this one's end, and at most hold_above.
+func (c *Chooser) enough(cand *decision.Candidate) float64 {
+	most := c.settings.Load().holdAbove
+	switch {
+	case most == 0: // turned off while somebody waits: that one may go
+		return math.Inf(1)
+	case cand.FullStep <= 0:
+		return most
+	}
+	return min(most, cand.FullStep)
+}
+
+// room counts the ranks that may serve and says in how long the first of them has room.
+func (c *Chooser) room(d *decision.Decision) (servers int, soonest time.Duration) {
+	least := -1.0
+	for i := range d.Candidates {
+		cand := &d.Candidates[i]
+		if cand.Veto != decision.VetoNone {
+			continue
+		}
+		servers++
+		if over := max(0, cand.Backlog-cand.Yields-c.enough(cand)); least < 0 || over < least {
+			least = over
+		}
+	}
+	return servers, duration(max(0, least))
+}
+
+// pump offers room to those who wait. One visit runs at a time; who comes meanwhile leaves word.
+func (c *Chooser) pump(ln *line) {
+	ln.again.Store(true)
+	for ln.again.Load() && ln.pumping.TryLock() {
+		ln.again.Store(false)
+		c.visit(ln)
+		ln.pumping.Unlock()
+	}
+}
+
+// visit plays the queue forward in the order in which it should go: each request takes the rank
+// that would serve it soonest, given what those before it will bring there; where that rank has
+// room now, the request goes. Those that must wait count as planned work on their rank, so that
+// the rest see the whole line for a hot prefix and spread it when waiting costs more.
+func (c *Chooser) visit(ln *line) {
+	now := c.clock()
+	for _, t := range ln.hold.Expired(now) {
+		t.Owner.(*waiter).end(nil, &Refused{Cause: admission.Cause(t.Why()), RetryAfter: time.Second})
+	}
+	ln.wakeAt.Store(0)
+	ln.visited.Store(c.since(now))
+	if ln.hold.Len() == 0 {
+		return
+	}
+	s := c.scratch.Get().(*scratch)
+	s.visit = c.visits.Add(1)
+	defer func() {
+		s.visit, s.since = 0, time.Time{}
+		c.scratch.Put(s)
+	}()
+	ln.planned = make(map[replica.Slot]float64, 16)
+	soonest := maxWake.Seconds()
+	ln.hold.Visit(now, mostVisited, func(t *admission.Ticket) admission.Verdict {
+		w := t.Owner.(*waiter)
+		verdict := c.offer(s, w, now)
+		if verdict != admission.Keep {
+			return verdict
+		}
+		open := false
+		for i := range s.d.Candidates {
+			o := &s.d.Candidates[i]
+			if o.Veto != decision.VetoNone && o.Veto != decision.VetoElsewhere {
+				continue
+			}
+			if o.Yields > 0 {
+				open = true
+			}
+			if over := o.Backlog - c.enough(o); over >= 0 {
+				soonest = min(soonest, over)
+			} else if o.Backlog+ln.planned[o.Slot] < c.enough(o) {
+				open = true
+			}
+		}
+		if !open {
+			return admission.Stop
+		}
+		return admission.Keep
+	})
+	wanted := ln.planned // read by others from now on: the next visit makes a map of its own
+	ln.wanted.Store(&wanted)
+	if ln.hold.Len() > 0 {
+		at := c.since(now) + int64(max(minWake, duration(soonest)))
+		ln.wakeAt.Store(at)
+		if at < c.rests.Load() { // Run went to sleep before anybody waited
+			c.rouse()
+		}
+	}
+}
+
+// rest is how long Run may sleep: until the next visit. A visit that is planned meanwhile, for earlier,
+// either is seen here or sees until when Run sleeps.
+func (c *Chooser) rest() time.Duration {
+	now := c.clock()
+	until := now.Add(sweepEvery)
+	c.rests.Store(c.since(until))
+	if at, ok := c.NextWake(); ok && at.Before(until) {
+		until = at
+		c.rests.Store(c.since(until))
+	}
+	return max(time.Millisecond, until.Sub(now))
+}
+
+// rouse wakes Run.
+func (c *Chooser) rouse() {
+	select {
+	case c.wake <- struct{}{}:
+	default: // somebody did already
+	}
+}
+
+// offer decides about one that waits. What the index said of its prompt may be a moment old while
+// it stays; before it goes, the index is asked again.
+func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict {
+	ln := w.line
+	s.known, s.since = nil, w.ticket.Since
+	if now.Sub(w.matched) < matchLife {
+		s.known = w.overlaps
+	}
+	stale := s.known != nil
+	for {
+		if err := c.look(s, w.req, ln, now, ln.planned); err != nil {
+			w.end(nil, err)
+			return admission.Drop
+		}
+		selector.Choose(&s.d)
+		if s.d.Chosen < 0 {
+			choice, err := c.commit(s, w.req, ln, now, w)
+			w.end(choice, err)
+			return admission.Drop
+		}
+		if err := c.unreachable(&s.d, w.req); err != nil {
+			w.end(nil, err)
+			return admission.Drop
+		}
+		if !stale {
+			w.overlaps, w.matched = append(w.overlaps[:0], s.overlaps...), now
+		}
+		if !c.hasRoom(s.d.Pick()) && !c.couldMakeRoom(s.d.Pick()) || !stale {
+			break
+		}
+		stale, s.known = false, nil
+	}
+	s.known = nil
+	cand := s.d.Pick()
+	w.ticket.Work, w.ticket.Cost = w.req.order(cand.Prefill), cost(&s.d)
+	if !c.hasRoom(cand) && !c.makeRoom(s, cand, w, now) {
+		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
+		return admission.Keep
+	}
+	choice, err := c.commit(s, w.req, ln, now, w)
+	s.ahead.end() // unless it is the choice's now
+	s.ahead = nil
+	w.end(choice, err)
+	if err != nil {
+		return admission.Drop
+	}
+	return admission.Release
+}
+
+// cost is what a tenant is charged for the pick, in seconds of its engine: the prefill, and of each step of the
+// answer its part among the sequences that share it.
+func cost(d *decision.Decision) float64 {
+	cand := d.Pick()
+	return cand.Prefill + float64(outputs(d.ExpectedOutput))*cand.StepTime/float64(cand.Requests+1)
+}
+
+const (
+	// matchLife is how long a waiting request's overlap is believed before the index is asked again.
+	matchLife = 250 * time.Millisecond
+	// minWake and maxWake bound the time between visits that nothing but time brings about;
+	// quietly is the time that must pass before a visit for a rank that nobody waits for.
+	minWake = 5 * time.Millisecond
+	maxWake = 50 * time.Millisecond
+	quietly = 20 * time.Millisecond
+)
+
+// Tick visits the lines whose time has come and says when to call it next; false when nobody
+// waits. Run calls it; a player of traces calls it in virtual time.
+func (c *Chooser) Tick() (next time.Time, ok bool) {
+	if c.queue.Len() == 0 {
+		return time.Time{}, false
+	}
+	now := c.since(c.clock())
+	for _, ln := range *c.lineList.Load() {
+		if ln.hold.Len() == 0 {
+			continue
+		}
+		if at := ln.wakeAt.Load(); at == 0 || at <= now {
+			c.pump(ln)
+		}
+	}
+	return c.NextWake()
+}
+
+// NextWake says when Tick should be called next; false when nobody waits.
+func (c *Chooser) NextWake() (next time.Time, ok bool) {
+	if c.queue.Len() == 0 {
+		return time.Time{}, false
+	}
+	var soonest int64
+	for _, ln := range *c.lineList.Load() {
+		if at := ln.wakeAt.Load(); ln.hold.Len() > 0 && at != 0 && (soonest == 0 || at < soonest) {
+			soonest = at
+		}
+	}
+	if soonest == 0 {
+		return time.Time{}, false
+	}
+	return c.start.Add(time.Duration(soonest)), true
+}
+
+// freed tells that the rank at slot has less to do than before: those who wait for it are looked
+// at now, others soon.
+func (c *Chooser) freed(slot replica.Slot) {
+	if c.queue.Len() == 0 {
+		return
+	}
+	for _, ln := range *c.lineList.Load() {
+		if ln.hold.Len() == 0 {
+			continue
+		}
+		if wanted := ln.wanted.Load(); wanted != nil {
+			if _, ok := (*wanted)[slot]; !ok && c.since(c.clock())-ln.visited.Load() < int64(quietly) {
+				continue
+			}
+		}
+		c.pump(ln)
+	}
+}
+
+// shutDown refuses everybody who waits.
+func (c *Chooser) shutDown() {
+	for _, ln := range *c.lineList.Load() {
+		for _, t := range ln.hold.Drain() {
+			t.Owner.(*waiter).end(nil, &Refused{Cause: admission.Cause(t.Why()), RetryAfter: time.Second})
+		}
+	}
+}
+
+func (ln *line) plannedIf(visiting bool) map[replica.Slot]float64 {
+	if visiting {
+		return ln.planned
+	}
+	return nil
+}

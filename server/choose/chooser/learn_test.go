@@ -1,0 +1,131 @@
+package chooser_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// Fresh prompts on an idle fleet of equals: 40 of 40 went to one replica.
+func TestFreshPromptsSpreadOverAnIdleFleet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 4, nil)
+		count := map[int]int{}
+		for i := range 200 {
+			c := f.choose(f.request(i, 2000))
+			count[int(c.Slot)]++
+			time.Sleep(300 * time.Millisecond)
+			c.FirstToken()
+			time.Sleep(time.Second)
+			c.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 50})
+			time.Sleep(20 * time.Second)
+		}
+		for slot := range 4 {
+			if count[slot] < 30 || count[slot] > 70 {
+				t.Errorf("replica %d got %d of 200 prompts, want about 50", slot, count[slot])
+			}
+		}
+		f.empty()
+	})
+}
+
+// Prompts scored by the known beginning of a conversation never taught, so that ranks that serve
+// chats kept the prior for ever.
+func TestEstimatedPromptsTeach(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		for i := range 40 {
+			req := f.request(i, 4000)
+			req.Estimated = true
+			c := f.choose(req)
+			time.Sleep(4000 * time.Second / 64000)
+			c.FirstToken()
+			c.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 1})
+			time.Sleep(time.Second)
+		}
+		for _, r := range f.chooser.Rates() {
+			if math.Abs(r.TokensPerSecond/64000-1) > 0.25 || r.Source != decision.SpeedLearned {
+				t.Errorf("%s: %.0f tokens/s (%s), want 64,000", r.Replica, r.TokensPerSecond, r.Source)
+			}
+		}
+	})
+}
+
+// First tokens that leave one engine step microseconds apart.
+func TestFirstTokensOfOneStepTeachTheirSum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, func(c *chooser.Config, _ *chooser.Params) { c.HoldAbove = 0 })
+		for i := range 60 {
+			var choices []*chooser.Choice
+			for j := range 4 {
+				choices = append(choices, f.choose(f.request(4*i+j, 1000)))
+			}
+			time.Sleep(4000 * time.Second / 8000)
+			for _, c := range choices {
+				c.FirstToken()
+				time.Sleep(200 * time.Microsecond)
+				c.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 1})
+			}
+			time.Sleep(time.Second)
+		}
+		if r := f.chooser.Rates()[0]; math.Abs(r.TokensPerSecond/8000-1) > 0.15 {
+			t.Errorf("%.0f tokens/s, want 8,000", r.TokensPerSecond)
+		}
+	})
+}
+
+func TestUnreachableTargetsAreRefusedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, func(c *chooser.Config, _ *chooser.Params) {
+			c.Objective = decision.ObjectiveSLO
+			c.SLO.TTFT = 2 * time.Second
+		})
+		for i := range 30 { // so that the speed is known
+			c := f.choose(f.request(i, 4000))
+			time.Sleep(500 * time.Millisecond)
+			c.FirstToken()
+			c.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 1})
+			time.Sleep(time.Second)
+		}
+		refused := func(what string, req *chooser.Request) {
+			t.Helper()
+			_, err := f.chooser.Choose(context.Background(), req)
+			var refused *chooser.Refused
+			if !errors.As(err, &refused) || refused.Cause != "target" || refused.RetryAfter < time.Second {
+				t.Fatalf("%s: %v", what, err)
+			}
+		}
+		long := f.request(100, 80000) // ten seconds and more
+		long.Options.Targets.TTFT = 2 * time.Second
+		refused("80,000 tokens within the 2 s that the request asks for", long)
+		// The model's own target: it is served while the fleet has room, for the sake of those that come back to its prefix.
+		c := f.choose(f.request(101, 80000))
+		c.Release(chooser.Result{End: decision.EndCanceled})
+		for i := range 60 {
+			c := f.choose(f.request(200+i, 8000))
+			time.Sleep(time.Second)
+			c.FirstToken()
+			c.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 1})
+			long := f.request(300+i, 8000)
+			long.Options.Targets.TTFT = time.Hour
+			other := f.choose(long)
+			other.FirstToken()
+			other.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 1})
+		}
+		refused("80,000 tokens within 2 s, on a busy fleet", f.request(102, 80000))
+		long = f.request(103, 80000)
+		long.Options.Targets.TTFT = time.Minute
+		c = f.choose(long)
+		if c.Decision.Objective != decision.ObjectiveSLO || c.Decision.Targets.TTFT != time.Minute {
+			t.Errorf("decision %+v", c.Decision)
+		}
+		c.Release(chooser.Result{End: decision.EndCanceled})
+		f.empty()
+	})
+}

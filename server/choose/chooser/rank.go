@@ -1,0 +1,120 @@
+package chooser
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// busyMemory is the time constant of the load estimate ρ.
+const busyMemory = 60 * time.Second
+
+// rank is what the chooser itself remembers of one slot: how fast it is and how much prefill was
+// sent to it lately. Readers take no lock.
+type rank struct {
+	slot    replica.Slot
+	replica replica.ID
+	index   int
+
+	speed *speed.Rank
+	kind  *speed.Kind                     // guarded by the chooser's ranksMu
+	known atomic.Pointer[replica.Replica] // what kind was made of
+	// attributes name the rank in metrics.
+	attributes metric.MeasurementOption
+
+	counters counters
+
+	work   number // mean prefill time of a request in seconds
+	lately lately
+	giving giving
+	vigil  vigil
+
+	mu    sync.Mutex
+	first atomic.Int64 // when its last first token was seen, in the nanoseconds of time.Time.UnixNano
+}
+
+// number is a float64 that may be read and replaced at once.
+type number struct{ bits atomic.Uint64 }
+
+func (n *number) get() float64  { return math.Float64frombits(n.bits.Load()) }
+func (n *number) set(v float64) { n.bits.Store(math.Float64bits(v)) }
+
+// lately is what was routed to a rank, per second and fading with busyMemory.
+type lately struct {
+	busy    number       // seconds of prefill
+	returns number       // requests that came back to what the rank holds
+	saved   number       // seconds of prefill that those were spared
+	squares number       // half the squared seconds of prefill: the mean time left of it
+	at      atomic.Int64 // when it was brought up to date, in nanoseconds of the chooser's clock
+}
+
+// leastSaved is the prefill time in seconds from which a request counts as having come back.
+const leastSaved = 0.01
+
+// route counts a request sent to the rank at now: its predicted prefill, and what the cache spares it.
+func (r *rank) route(seconds, saved float64, now int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := &r.lately
+	keep := l.fade(now)
+	count := func(n *number, v float64) { n.set(keep*n.get() + v/busyMemory.Seconds()) }
+	count(&l.busy, seconds)
+	count(&l.squares, seconds*seconds/2)
+	count(&l.saved, saved)
+	returned := 0.0
+	if saved > leastSaved {
+		returned = 1
+	}
+	count(&l.returns, returned)
+	l.at.Store(now)
+	if w := r.work.get(); w == 0 {
+		r.work.set(seconds)
+	} else {
+		r.work.set(w + (seconds-w)/16)
+	}
+}
+
+// unroute takes back what was counted and will be counted again: the rest of a prompt that gave way.
+func (r *rank) unroute(seconds float64, now int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := &r.lately
+	keep := l.fade(now)
+	uncount := func(n *number, v float64) { n.set(max(0, keep*n.get()-v/busyMemory.Seconds())) }
+	uncount(&l.busy, seconds)
+	uncount(&l.squares, seconds*seconds/2)
+	uncount(&l.saved, 0)
+	uncount(&l.returns, 0)
+	l.at.Store(now)
+}
+
+// servedSince is when the engine came to a request booked at booked: then, or when the one before it
+// had its first token.
+func (r *rank) servedSince(booked time.Time) time.Time {
+	if first := r.first.Load(); first > booked.UnixNano() {
+		return time.Unix(0, first)
+	}
+	return booked
+}
+
+// load is the share of the rank's time that the prefill routed to it lately takes.
+func (r *rank) load(now int64) float64 {
+	return r.lately.busy.get() * r.lately.fade(now)
+}
+
+// fade is what is left at now of what was counted.
+func (l *lately) fade(now int64) float64 {
+	if l.busy.get() == 0 {
+		return 1
+	}
+	return math.Exp(-float64(now-l.at.Load()) / float64(busyMemory))
+}
+
+// firstToken notes that a first token was seen at now.
+func (r *rank) firstToken(now time.Time) { r.first.Store(now.UnixNano()) }

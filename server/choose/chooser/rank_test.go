@@ -1,0 +1,63 @@
+package chooser
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+// What was routed to a rank is counted per second of the last minute, and fades.
+func TestARankKnowsWhoReturnedLately(t *testing.T) {
+	now := time.Unix(1000, 0)
+	book, err := load.New(load.DefaultConfig(), load.Params{Now: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := New(DefaultConfig(), Params{Index: index, Book: book, Now: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.AddRank(0, &replica.Replica{ID: "r"}, 0)
+	book.AddRank(0)
+	near := func(what string, got, want float64) {
+		t.Helper()
+		if math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s is %v, want %v", what, got, want)
+		}
+	}
+	rk := c.rank(0)
+	rk.route(6, 0, c.since(now))     // a cold prompt
+	rk.route(1, 3, c.since(now))     // one who returned and was spared 3 s
+	rk.route(1, 1, c.since(now))     // and another
+	rk.route(0, 0.001, c.since(now)) // the first block of a system prompt is no return
+	s := new(scratch)
+	check := func(left float64) {
+		t.Helper()
+		at := c.standing(s, 0, now)
+		near("busy", at.busy, left*8/60)
+		near("returns", at.returns, left*2/60)
+		near("saved", at.saved, 4.001/2)
+		near("residual", at.residual, left*(36+1+1)/2/60)
+	}
+	check(1)
+	now = now.Add(time.Minute)
+	check(math.Exp(-1))
+
+	// A visit reads a rank once, until it is told to forget.
+	s.visit = 7
+	check(math.Exp(-1))
+	rk.route(6, 0, c.since(now))
+	check(math.Exp(-1))
+	s.forget(0)
+	if at := c.standing(s, 0, now); at.busy <= 0.1 {
+		t.Errorf("busy is %v after what was routed was forgotten", at.busy)
+	}
+}

@@ -1,0 +1,151 @@
+package chooser
+
+import (
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// Request is what a choice is made for. Slices and functions are only read, and only until
+// Choose returns.
+type Request struct {
+	// ID names the reservation; it must be unique among requests in flight. Attempt counts its
+	// tries from zero: a retry on another replica is the same ID with the next attempt.
+	ID      string
+	Attempt int
+	// Settings are those that the request began with; nil takes those in force.
+	Settings *Settings
+	// RequestID is the client's name for the request, for the record; it need not be unique.
+	RequestID string
+	// TraceID and SpanID name the span in which the choice is made, for the record.
+	TraceID, SpanID string
+	// Model is the name the client used (policies are configured by it), Served the name the
+	// replicas know (empty: the same), Adapter the LoRA adapter's name or "".
+	Model   string
+	Served  string
+	Adapter string
+	// Replicas is the pool, in any state; those that may not serve are vetoed with a reason.
+	Replicas []*replica.Replica
+
+	// PromptTokens is the prompt's length in tokens; set Estimated when it is a guess.
+	PromptTokens int
+	Estimated    bool
+	// Longest is the length of the request's longest prompt, which the model's context must hold; 0 when
+	// it is not known exactly, or when the engine cuts it to fit.
+	Longest int
+	// Hashes returns the prompt's block hashes for a block size, or names made of its text where no token
+	// ids are known; nil when there are neither. It may be called again, later and with other sizes, until
+	// Choose returns. Keyless says that no token ids are known.
+	Hashes  func(blockSize int) []blockhash.Hash
+	Keyless bool
+	// Answer is what one rank holds beyond Hashes, because it gave an answer that the prompt continues with.
+	Answer Answer
+	// Text is the prompt as text, the key of prefix-affinity; empty when there is none. ReadsText says
+	// whether it is looked at.
+	Text string
+	// Session and Tenant are the caller's own names; empty for none.
+	Session string
+	Tenant  string
+	// Priority orders the hold queue: higher goes first, 0 is the default.
+	Priority int
+	// ExpectedOutput is max_completion_tokens or max_tokens; 0 when unknown.
+	ExpectedOutput int
+	// Unstreamed says that the first token cannot be seen (a plain JSON answer), so the request
+	// counts as prefilled when that was predicted.
+	Unstreamed bool
+	// Bytes is the memory that the request holds while it waits (its body), for the queue's bound.
+	Bytes int
+
+	// Yield, when set, allows a much shorter request to go first while this one has no first token: it
+	// is called at most once per choice, by any goroutine and under locks, so it must only signal. The
+	// caller then takes the request back from the engine, ends the choice with EndYielded and, once
+	// its Behind is closed, asks again as the next Attempt and with Resumes set to that choice.
+	Yield   func()
+	Resumes *Choice
+
+	// Abandon, when set, has the caller take the request back from a rank that shows no sign of life: when its answer has not
+	// begun, Movable is set and another replica can serve it, or when its replica has been unhealthy for long. It is
+	// called at most once, by any goroutine, so it must only signal; the choice is then to be ended.
+	Abandon func()
+	Movable bool
+	// Quiet says that the engine may honestly send nothing for as long as the request lasts, so that its silence says
+	// nothing about the rank.
+	Quiet bool
+
+	// Exclude names replicas that must not be tried (again).
+	Exclude []replica.ID
+	Options Options
+	// Holder, when set, is the one replica that can serve because it stores what the request continues;
+	// it may be draining.
+	Holder replica.ID
+	// Lease, above zero, lets the reservation expire when nobody reports on it for that long;
+	// for callers outside this process. Zero ties it to the Choice alone.
+	Lease time.Duration
+	// Reports says that the holder of the lease is sure to report the first token. Of any other, the
+	// prefill counts as done when that was predicted, or with its report, whichever comes first.
+	Reports bool
+	// DryRun decides, books nothing and teaches nothing; it never waits. Unbooked books nothing either,
+	// but the request is going to be sent there: the policies that remember what was sent where learn.
+	DryRun   bool
+	Unbooked bool
+	// NoQueue never waits: it takes the best rank now.
+	NoQueue bool
+	// Unread says that the engine reads no cached block for this request (prompt_logprobs).
+	Unread bool
+	// Samples is how many answers the engine computes for the prompt; 0 is one. All but the first find
+	// the prompt in the cache, and the engine counts the last one's blocks.
+	Samples int
+}
+
+// Answer says that the rank Slot, if it holds the first Known tokens of the prompt, as far as they fill blocks, holds Held tokens:
+// it gave an answer of which the ids are not known yet. The zero value says nothing.
+type Answer struct {
+	Slot        replica.Slot
+	Known, Held int
+}
+
+// certain is how many of the tokens that cand is said to hold are those of blocks with a known name.
+func (req *Request) certain(cand *decision.Candidate) uint32 {
+	if a := &req.Answer; a.Slot == cand.Slot && a.Held > a.Known {
+		return min(cand.GPU, uint32(a.Known)/cand.BlockSize*cand.BlockSize)
+	}
+	return cand.GPU
+}
+
+// Options are what a request may ask of the choice. The zero value asks nothing.
+type Options struct {
+	// Policy overrides the model's policy; empty keeps it.
+	Policy decision.Policy
+	// Weights overrides the policy's numbers by their JSON names in decision.Params.
+	Weights map[string]float64
+	// Targets override the model's.
+	Targets decision.Targets
+	// Allowed, when not empty, names the only replicas that may serve; Denied those that may not.
+	Allowed []replica.ID
+	Denied  []replica.ID
+	// Pinned names the one replica that may serve. PinnedRank is its rank, -1 or below for any;
+	// it is read only when Pinned is set.
+	Pinned     replica.ID
+	PinnedRank int
+	// MinRank and MaxRank bound the rank index, inclusive; MaxRank 0 means no bound, below zero rank 0 only.
+	MinRank int
+	MaxRank int
+	// MaxRequests, above zero, vetoes ranks with that many requests in flight.
+	MaxRequests int
+}
+
+// Result is what is known about a request when its reservation ends.
+type Result struct {
+	End decision.End
+	// PromptTokens, OutputTokens and CachedTokens are the engine's usage; below zero when unknown.
+	PromptTokens int
+	OutputTokens int
+	CachedTokens int
+	// ServedBy is the replica that served in place of the chosen one, empty when that one did.
+	ServedBy replica.ID
+	// Counted says that they are the router's own: the prompt as it was tokenized, the overlap that was predicted,
+	// and the pieces of the answer.
+	Counted bool
+}

@@ -1,0 +1,135 @@
+package chooser_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// running gives f's chooser and book life until the test ends, and lets them come to rest.
+func (f *fleet) running(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 2)
+	go func() { done <- f.chooser.Run(ctx) }()
+	go func() { done <- f.book.Run(ctx) }()
+	synctest.Wait()
+	return func() {
+		cancel()
+		for range cap(done) {
+			if err := <-done; err != nil {
+				f.t.Error(err)
+			}
+		}
+	}
+}
+
+// Issue 14, item 11: room that comes by time alone wakes the first waiter of a queue that was idle.
+func TestWaits11TheFirstWaiterIsWokenByTimeAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		defer f.running(t.Context())()
+		time.Sleep(100 * time.Millisecond) // its keeper of time sleeps
+		first := f.request(1, 6000)        // three quarters of a second, which only time ends
+		first.Unstreamed = true
+		a := f.choose(first)
+		began := time.Now()
+		b := f.choose(f.request(2, 200))
+		if took := time.Since(began); took < 100*time.Millisecond || took > time.Second {
+			t.Errorf("the second request waited %s, want about half a second", took)
+		}
+		b.Release(done(decision.EndCompleted))
+		a.Release(done(decision.EndCompleted))
+		f.empty()
+	})
+}
+
+// Issue 14, item 11: max_wait ends a wait when it says, not with the next look.
+func TestWaits11MaxWaitEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, func(c *chooser.Config, _ *chooser.Params) { c.Queue.MaxWait = time.Second })
+		defer f.running(t.Context())()
+		time.Sleep(100 * time.Millisecond)
+		a := f.choose(f.request(1, 60000))
+		began := time.Now()
+		_, err := f.chooser.Choose(context.Background(), f.request(2, 200))
+		var refused *chooser.Refused
+		if !errors.As(err, &refused) || refused.Cause != "timeout" {
+			t.Errorf("Choose = %v, want a refusal for waiting too long", err)
+		}
+		if took := time.Since(began); took < time.Second || took > 1100*time.Millisecond {
+			t.Errorf("refused after %s, want a second", took)
+		}
+		a.Release(done(decision.EndCompleted))
+	})
+}
+
+// Issue 14, item 13: of a caller that need report nothing but the end, a prefill ends as predicted: two
+// small choices that nobody releases are no reason for anybody to wait.
+func TestWaits13ChoicesThatNobodyReportsFreezeNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		defer f.running(t.Context())()
+		for i := range 2 {
+			small := f.request(i, 3)
+			small.Lease = time.Minute
+			f.choose(small)
+		}
+		time.Sleep(5 * time.Second)
+		for i := range 6 {
+			began := time.Now()
+			c := f.choose(f.request(10+i, 200))
+			if took := time.Since(began); took > 100*time.Millisecond {
+				t.Errorf("request %d waited %s on an idle fleet", i, took)
+			}
+			c.FirstToken()
+			c.Release(done(decision.EndCompleted))
+		}
+	})
+}
+
+// Issue 14, item 13: "only release is a must", and so a caller without other reports gets its choices at once.
+func TestWaits13TheMinimalCallerGetsItsChoices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		defer f.running(t.Context())()
+		for i := range 8 {
+			req := f.request(i, 800)
+			req.Lease = time.Minute
+			began := time.Now()
+			f.choose(req)
+			if took := time.Since(began); took > 500*time.Millisecond {
+				t.Errorf("choice %d waited %s", i, took)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+// Issue 14, item 13: who says that it reports the first token is believed, and that token still teaches
+// when it comes after the predicted time.
+func TestWaits13APromisedFirstTokenKeepsThePrefillBooked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		for i, promised := range []bool{true, false} {
+			req := f.request(i, 4000)
+			req.Lease, req.Reports = time.Minute, promised
+			c := f.choose(req)
+			time.Sleep(2 * time.Second) // half a second was predicted
+			if left := f.book.View(0, time.Now()).Prefilling; (left == 1) != promised {
+				t.Errorf("promised %v: %d prompts are prefilling", promised, left)
+			}
+			before := f.chooser.Rates()[0].Samples
+			c.FirstToken()
+			if f.chooser.Rates()[0].Samples == before {
+				t.Errorf("promised %v: the first token taught nothing", promised)
+			}
+			c.Release(done(decision.EndCompleted))
+		}
+		f.empty()
+	})
+}

@@ -1,0 +1,59 @@
+package load
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// MaxReservations bounds the requests in flight, own and leased together; further ones are refused.
+	MaxReservations int `yaml:"max_reservations"`
+	// Lease is how long a reservation that an external caller holds lives without a report, when the
+	// caller asks for no other time.
+	Lease time.Duration `yaml:"lease"`
+	// MaxLease caps the lease that a caller may ask for.
+	MaxLease time.Duration `yaml:"max_lease"`
+	// Remembered is how many ended reservations are remembered, so that late reports are told
+	// "ended" rather than "unknown" and cannot bring a request back to life.
+	Remembered int `yaml:"remembered"`
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{MaxReservations: 1 << 20, Lease: time.Minute, MaxLease: time.Hour, Remembered: 1 << 16}
+}
+
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	if c.MaxReservations < 1 {
+		errs = append(errs, fmt.Errorf("max_reservations: %d is below 1", c.MaxReservations))
+	}
+	if c.Lease < time.Second {
+		errs = append(errs, fmt.Errorf("lease: %s is below 1s", c.Lease))
+	}
+	if c.MaxLease < c.Lease {
+		errs = append(errs, fmt.Errorf("max_lease: %s is below lease, %s", c.MaxLease, c.Lease))
+	}
+	if c.Remembered < 0 {
+		errs = append(errs, fmt.Errorf("remembered: %d is negative", c.Remembered))
+	}
+	return errors.Join(errs...)
+}
+
+// Params is what the code passes in. Its zero value is valid.
+type Params struct {
+	Log   *slog.Logger
+	Meter metric.MeterProvider
+	// Rank names a slot for the metrics of each rank; nil leaves them out.
+	Rank func(replica.Slot) (replica.Rank, bool)
+	// Now is the clock; nil takes the system's. Its readings must not go back.
+	Now func() time.Time
+}

@@ -1,0 +1,198 @@
+package load
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// anyVersion books whatever else was booked.
+const anyVersion = math.MaxUint64
+
+// whole is the weight of a block that counts fully. Weights are fixed-point so that sums of them
+// return to exactly zero.
+const whole = 1 << 16
+
+// RankLoad is what is booked on one rank at one moment.
+type RankLoad struct {
+	// Version grows with each booking; see Book.ReserveIf.
+	Version uint64
+	// InFlight counts the requests booked and not ended, those of peers included.
+	InFlight int
+	// Peers are the requests among InFlight that other routers booked.
+	Peers int
+	// Prefilling are the requests among InFlight whose first token was not seen yet.
+	Prefilling int
+	// PrefillTokens are the uncached prompt tokens that the rank has yet to compute. The request that
+	// is first in line counts less as its predicted time passes.
+	PrefillTokens float64
+	// PrefillTime is the predicted time for them.
+	PrefillTime time.Duration
+	// Overdue is by how much the first in line has exceeded its predicted time; 0 when it has not.
+	Overdue time.Duration
+	// DecodeBlocks are the KV blocks in use: those that live requests share count once, and a
+	// request's own ones decay as it nears its expected end.
+	DecodeBlocks float64
+	// ContextTokens are the prompt and output tokens of the requests in flight.
+	ContextTokens int
+	// OutputTokens are the tokens that the requests in flight have produced.
+	OutputTokens int
+}
+
+// rank is the account of one slot. Writers hold mu and publish; View reads the published copy.
+type rank struct {
+	slot    replica.Slot
+	version atomic.Uint64 // bookings so far; grows under mu
+	pub     published
+	output  atomic.Int64 // output tokens of all stays
+
+	_  [64]byte // keeps what readers touch apart from what writers touch
+	mu sync.Mutex
+
+	closed bool    // guarded by mu
+	stays  allList // in the order of booking; guarded by mu
+	queue  preList // those with prefill to do, in the order of booking; guarded by mu
+	anchor int64   // since when the first in queue is served; guarded by mu
+	tree   tree    // guarded by mu
+	sums   sums    // guarded by mu
+}
+
+// sums are the totals over a rank's stays.
+type sums struct {
+	inFlight, peers, prefilling int64
+	tokens, nanos               int64 // uncached prefill still to do, as booked
+	prompt                      int64 // prompt tokens
+	own                         int64 // weighted blocks that belong to one stay each
+}
+
+func newRank(slot replica.Slot) *rank {
+	return &rank{slot: slot, tree: newTree()}
+}
+
+// add books s, unless the rank is closed or was booked since version.
+func (rk *rank) add(s *stay, hashes []blockhash.Hash, version uint64) error {
+	rk.mu.Lock()
+	defer rk.mu.Unlock()
+	if rk.closed {
+		return ErrNoRank
+	}
+	if version != anyVersion && rk.version.Load() != version {
+		return ErrConflict
+	}
+	rk.stays.push(s)
+	rk.sums.inFlight++
+	if s.peer {
+		rk.sums.peers++
+	}
+	rk.sums.prompt += int64(s.promptTokens)
+	s.private = max(0, s.promptBlocks-int64(len(hashes)))
+	rk.tree.insert(s, hashes[:min(int64(len(hashes)), s.promptBlocks)], rk)
+	rk.sums.own += s.weight * s.own()
+	s.queued = true
+	if rk.queue.first == nil {
+		rk.anchor = s.bookedAt
+	}
+	rk.queue.push(s)
+	rk.sums.prefilling++
+	rk.sums.tokens += s.prefillTokens
+	rk.sums.nanos += s.prefillNanos
+	rk.version.Add(1)
+	rk.publish()
+	return nil
+}
+
+// remove takes s off; a second time does nothing.
+func (rk *rank) remove(s *stay) {
+	rk.mu.Lock()
+	defer rk.mu.Unlock()
+	if !s.booked {
+		return
+	}
+	if s.queued {
+		rk.leaveQueue(s, s.owner.book.now())
+	}
+	rk.stays.drop(s)
+	rk.sums.own -= s.weight * s.own()
+	rk.tree.remove(s, rk)
+	rk.sums.inFlight--
+	if s.peer {
+		rk.sums.peers--
+	}
+	rk.sums.prompt -= int64(s.promptTokens)
+	rk.output.Add(-s.output)
+	rk.publish()
+}
+
+// prefilled ends the prefill part of s.
+func (rk *rank) prefilled(s *stay, now int64) {
+	rk.mu.Lock()
+	defer rk.mu.Unlock()
+	if s.queued {
+		rk.leaveQueue(s, now)
+		rk.publish()
+	}
+}
+
+// leaveQueue takes s off the prefill queue, where it is. When it was the first, the next one is
+// served from now on. rk.mu is held.
+func (rk *rank) leaveQueue(s *stay, now int64) {
+	if rk.queue.first == s {
+		rk.anchor = now
+	}
+	s.queued = false
+	rk.queue.drop(s)
+	rk.sums.prefilling--
+	rk.sums.tokens -= s.prefillTokens
+	rk.sums.nanos -= s.prefillNanos
+}
+
+// settle ends the prefill of unstreamed requests at the head of the queue whose time is over.
+func (rk *rank) settle(now int64) {
+	rk.mu.Lock()
+	defer rk.mu.Unlock()
+	changed := false
+	for s := rk.queue.first; s != nil && s.unstreamed && now >= rk.anchor+s.prefillNanos; s = rk.queue.first {
+		rk.leaveQueue(s, rk.anchor+s.prefillNanos)
+		changed = true
+	}
+	if changed {
+		rk.publish()
+	}
+}
+
+// grow sets the output of s; the owner's lock is held, so output grows in order.
+func (rk *rank) grow(s *stay, outputTokens int) {
+	before := s.output
+	s.output = int64(outputTokens)
+	rk.output.Add(s.output - before)
+	crossed := s.blocksAt(s.output) - s.blocksAt(before)
+	if crossed == 0 {
+		return
+	}
+	rk.mu.Lock()
+	defer rk.mu.Unlock()
+	rk.sums.own -= s.weight * s.own()
+	s.outputBlocks += crossed
+	s.weight = s.decay(s.output)
+	rk.sums.own += s.weight * s.own()
+	rk.publish()
+}
+
+// close ends the account and returns the stays that were booked on it.
+func (rk *rank) close() []*stay {
+	rk.mu.Lock()
+	defer rk.mu.Unlock()
+	rk.closed = true
+	return rk.stays.collect(math.MaxInt64)
+}
+
+// bookedBefore returns the stays that were booked before the moment t.
+func (rk *rank) bookedBefore(t int64) []*stay {
+	rk.mu.Lock()
+	defer rk.mu.Unlock()
+	return rk.stays.collect(t)
+}

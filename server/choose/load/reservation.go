@@ -1,0 +1,254 @@
+package load
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// Request says what to book.
+type Request struct {
+	// ID names the reservation; 1 to 256 bytes, unique among the tenant's requests in flight.
+	ID string
+	// Tenant owns the reservation; empty is a tenant too.
+	Tenant string
+	// Attempt numbers the tries of one request; a later one replaces an earlier one.
+	Attempt uint32
+	// Slot is the rank that the request goes to.
+	Slot replica.Slot
+	// PromptTokens is the prompt's length; 0 when unknown.
+	PromptTokens int
+	// PrefillTokens are those that the rank must compute because its cache lacks them; at most
+	// PromptTokens count.
+	PrefillTokens int
+	// PrefillTime is how long that is predicted to take on an otherwise idle rank.
+	PrefillTime time.Duration
+	// Hashes name the prompt's full blocks in order, so that blocks which live requests share count
+	// once. The book keeps the slice while any request uses those blocks: it must not change.
+	Hashes []blockhash.Hash
+	// BlockSize is the rank's block size in tokens; 0 books no blocks.
+	BlockSize int
+	// ExpectedTokens is the expected output; 0 or less when unknown.
+	ExpectedTokens int
+	// Lease makes the reservation expire when nothing is reported for so long; negative takes the
+	// configured lease. Zero: a stream in this process owns it and releases it.
+	Lease time.Duration
+	// Unstreamed marks a request whose first token nobody sees, or may not be reported: its prefill
+	// counts as done when its predicted time is over, at the latest.
+	Unstreamed bool
+	// Peer marks a booking that another router made and told us about.
+	Peer bool
+}
+
+// Reservation is one request's booking. Its methods are safe for concurrent use and idempotent.
+type Reservation struct {
+	book   *Book
+	shard  *shard
+	tenant string
+	id     string
+	hash   uint64
+
+	deadline    atomic.Int64  // when the lease ends, in the book's time; 0: never
+	lastAttempt atomic.Uint32 // set when it ended
+	void        atomic.Bool   // it could not be booked
+
+	mu        sync.Mutex
+	attempt   uint32        // guarded by mu
+	stay      *stay         // the present booking; guarded by mu
+	lease     time.Duration // guarded by mu
+	prefilled bool          // guarded by mu
+	ended     bool          // guarded by mu
+	lost      bool          // guarded by mu
+	doubted   bool          // nothing of it is booked, until it is reported on; guarded by mu
+
+	first stay // the first attempt's stay, so that most reservations are one allocation
+}
+
+// ID returns the id that the reservation was booked under.
+func (r *Reservation) ID() string { return r.id }
+
+// Attempt returns the attempt that is booked now.
+func (r *Reservation) Attempt() uint32 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.attempt
+}
+
+// Slot returns the rank that the reservation is booked on, NoSlot when that rank is gone or the booking failed.
+func (r *Reservation) Slot() replica.Slot {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lost || r.stay == nil { // Find may see a reservation before its booking fails
+		return replica.NoSlot
+	}
+	return r.stay.rank.slot
+}
+
+// PrefillDone reports the first token: the rank has no more prefill work for this request.
+func (r *Reservation) PrefillDone() Outcome {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.count(callPrefill, r.prefillDone())
+}
+
+// Progress reports the output tokens so far. It implies PrefillDone. Reports that stay within
+// a block cost no more than a counter, so every chunk may report.
+func (r *Reservation) Progress(outputTokens int) Outcome {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.count(callProgress, r.progress(outputTokens))
+}
+
+// Renew keeps a leased reservation for another lease without news.
+func (r *Reservation) Renew() Outcome {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.count(callRenew, r.renewed())
+}
+
+// Release gives the booking back. Only the first call does.
+func (r *Reservation) Release() Outcome {
+	r.mu.Lock()
+	out := r.release()
+	r.count(callRelease, out)
+	r.mu.Unlock()
+	if out == Applied {
+		r.book.gone(r, &r.book.counts.released)
+	}
+	return out
+}
+
+// The methods below expect r.mu to be held.
+
+func (r *Reservation) prefillDone() Outcome {
+	if out := r.standing(); out != Applied {
+		return out
+	}
+	if out := r.believe(); out != Applied {
+		return out
+	}
+	r.renew(r.book.now())
+	if r.prefilled {
+		return Duplicate
+	}
+	r.prefilled = true
+	r.stay.rank.prefilled(r.stay, r.book.now())
+	return Applied
+}
+
+func (r *Reservation) progress(outputTokens int) Outcome {
+	if out := r.standing(); out != Applied {
+		return out
+	}
+	if out := r.believe(); out != Applied {
+		return out
+	}
+	r.renew(r.book.now())
+	switch s := r.stay; {
+	case outputTokens < int(s.output):
+		return Stale
+	case outputTokens == int(s.output):
+		return Duplicate
+	default:
+		if !r.prefilled {
+			r.prefilled = true
+			s.rank.prefilled(s, r.book.now())
+		}
+		s.rank.grow(s, outputTokens)
+		return Applied
+	}
+}
+
+func (r *Reservation) renewed() Outcome {
+	out := r.standing()
+	if out == Applied {
+		r.renew(r.book.now())
+	}
+	return out
+}
+
+func (r *Reservation) release() Outcome {
+	if r.ended {
+		return Ended
+	}
+	r.ended = true
+	r.lastAttempt.Store(r.attempt)
+	if !r.lost {
+		r.detach()
+	}
+	return Applied
+}
+
+// standing tells whether the reservation is booked; Applied when it is.
+func (r *Reservation) standing() Outcome {
+	switch {
+	case r.ended:
+		return Ended
+	case r.lost:
+		return Lost
+	}
+	return Applied
+}
+
+// attach books req on rk as r's present stay.
+func (r *Reservation) attach(rk *rank, req *Request, version uint64, now int64) error {
+	s := &r.first
+	if r.stay != nil {
+		s = new(stay)
+	}
+	s.fill(r, rk, req, now)
+	if err := rk.add(s, req.Hashes, version); err != nil {
+		return err
+	}
+	r.stay, r.attempt, r.prefilled, r.lost, r.doubted = s, req.Attempt, false, false, false
+	r.renew(now)
+	return nil
+}
+
+func (r *Reservation) detach() { r.stay.rank.remove(r.stay) }
+
+// renew moves the lease's end.
+func (r *Reservation) renew(now int64) {
+	if r.lease > 0 {
+		r.deadline.Store(now + int64(r.lease))
+	} else {
+		r.deadline.Store(0)
+	}
+}
+
+func (r *Reservation) count(c call, out Outcome) Outcome {
+	r.book.counts.calls[c][out].Add(1)
+	return out
+}
+
+// Doubt takes a booking's whole weight off its rank, because the engine shows no such request. The reservation lives on:
+// its next report books it again, without prefill. It returns false for one that has reported or is not booked.
+func (r *Reservation) Doubt() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.standing() != Applied || r.prefilled || r.doubted {
+		return false
+	}
+	r.doubted = true
+	r.detach()
+	r.book.counts.doubted.Add(1)
+	return true
+}
+
+// believe books a doubted reservation again, whose request turned out to be there. r.mu is held.
+func (r *Reservation) believe() Outcome {
+	if !r.doubted {
+		return Applied
+	}
+	r.doubted = false
+	rk := r.stay.rank
+	if err := rk.add(r.stay, nil, anyVersion); err != nil {
+		r.lost = true
+		return Lost
+	}
+	rk.prefilled(r.stay, r.book.now())
+	return Applied
+}

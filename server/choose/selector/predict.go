@@ -1,0 +1,105 @@
+package selector
+
+import (
+	"math"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// predict fills what every policy may read of a candidate: its uncached tokens, the time to
+// prefill them, and the time to the first token.
+func predict(d *decision.Decision, c *decision.Candidate) {
+	n := uncached(d, c)
+	c.Uncached = uint32(n)
+	c.Prefill = decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
+	c.TTFT = c.Backlog - c.Yields + c.Planned + c.Prefill*(1+c.Slowdown) + c.StepTime + c.Overhead
+	if c.Requests > 0 && c.Waiting == 0 {
+		c.TTFT += c.StepTime / 2 // a decode step runs, and half of it is left on average
+	}
+	c.TPOT = c.StepTime
+	if c.FullStep > c.StepTime && c.StepTime > 0 {
+		// A share Busy of the time goes by in full steps, the rest in plain ones.
+		busy := min(c.Busy, 1)
+		c.TPOT = 1 / (busy/c.FullStep + (1-busy)/c.StepTime)
+	}
+	c.Late = 0
+	if t := d.Targets.TTFT.Seconds(); t > 0 {
+		c.Late = max(c.Late, (d.Waited.Seconds()+c.TTFT)/t-1)
+	}
+	if t := d.Targets.TPOT.Seconds(); t > 0 {
+		c.Late = max(c.Late, c.TPOT/t-1)
+	}
+}
+
+// uncached are the tokens to compute: at least the last one, however much the rank holds.
+func uncached(d *decision.Decision, c *decision.Candidate) float64 {
+	cached := float64(c.GPU) + d.Params.CPUCredit*float64(c.CPU) + d.Params.DiskCredit*float64(c.Disk)
+	prompt := float64(d.PromptTokens)
+	return min(prompt, max(prompt-cached, 1))
+}
+
+// Work predicts the candidate's Prefill before the choice.
+func Work(d *decision.Decision, c *decision.Candidate) float64 {
+	n := uncached(d, c)
+	return decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
+}
+
+// The weights of returns, docs/adr/006-predicted-time.md: half of those who find their rank
+// prefilling wait it out, and about a third of requests have a next turn.
+const (
+	othersReturn = 0.5
+	ownReturn    = 0.3
+)
+
+// blocked is the time that those who return to the rank would wait, all together, while it
+// prefills this request. Nobody waits longer than prefilling elsewhere would take.
+func blocked(c *decision.Candidate) float64 {
+	wait := min(c.Prefill, c.Saved)
+	return c.Returns * wait * (c.Prefill - wait/2)
+}
+
+// lateCost is the cost in seconds of missing a target: more than any queue.
+const lateCost = 3600
+
+// predicted prices a candidate by time: how long until the first token, its own uncached work
+// weighted because others wait for it too, and how long the rank would make it wait for KV memory
+// that is already promised to others. The weight is Omega, for those that wait in the fleet, plus the
+// rank's own Busy, plus Interference for those that decode on the rank: each full step of prefill
+// delays them all by one step. Their number counts by its square root: weighted in full, a busy rank
+// is avoided at the price of queues elsewhere (docs/adr/017-whole-answer.md).
+// Then come requests that return to a rank for its cache: others, which may find it prefilling this
+// request, and this request's own next turn, which may find it prefilling others.
+func predicted(d *decision.Decision, c *decision.Candidate) float64 {
+	decoding := float64(c.Requests) - float64(c.Waiting)
+	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
+	cost := (c.Backlog-c.Yields+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding
+	cost += othersReturn*blocked(c) + ownReturn*c.Residual + d.Params.Interference*math.Sqrt(max(0, decoding))*c.Prefill
+	if c.Session {
+		bonus := d.Params.SessionBonus
+		if d.Keyless {
+			// Nothing is known of the caches, but the last turn most likely still lies here.
+			bonus += d.Omega * c.Prefill / 2
+		}
+		cost -= bonus
+	}
+	if d.Objective == decision.ObjectiveSLO && c.Late > 0 {
+		cost += lateCost * (1 + c.Late)
+	}
+	return cost
+}
+
+const (
+	// clockNoise is the difference in seconds below which costs are equal, rateNoise the largest share
+	// of a prefill by which they may differ and be equal when its rate is uncertain.
+	clockNoise = 0.0005
+	rateNoise  = 0.03
+)
+
+// noise is by how much more than c another candidate may cost and be as good: what is known of
+// their speeds does not tell them apart.
+func noise(d *decision.Decision, c *decision.Candidate) float64 {
+	if d.Policy != decision.PredictedTTFT {
+		return 0
+	}
+	return clockNoise + min(c.Spread/2, rateNoise)*c.Prefill
+}

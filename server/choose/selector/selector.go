@@ -1,0 +1,143 @@
+package selector
+
+import (
+	"math"
+	"slices"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// Choose gives every candidate of d its cost under d.Policy and fills Chosen, Margin and Reason
+// (and the candidates' Uncached, Prefill and TTFT). It reads nothing but d.
+func Choose(d *decision.Decision) {
+	d.Chosen, d.Margin, d.Reason = -1, 0, decision.ReasonNone
+	eligible, last := 0, -1
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		predict(d, c)
+		c.Cost = 0
+		if c.Veto == decision.VetoNone {
+			eligible++
+			last = i
+		}
+	}
+	if eligible == 0 {
+		return
+	}
+	pick(d, eligible, last)
+	switch {
+	case d.TooLong:
+		d.Reason = decision.ReasonTooLong
+	case d.Pinned:
+		d.Reason = decision.ReasonPinned
+	}
+}
+
+// pick fills Chosen, Margin and Reason where there is somebody to choose; last is the last of them.
+func pick(d *decision.Decision, eligible, last int) {
+	throw := dice{state: d.Seed}
+	reason := price(d, &throw, eligible)
+	if eligible == 1 {
+		d.Chosen, d.Reason = last, decision.ReasonOnly
+		if d.Candidates[last].Place != 0 && d.Policy == decision.ConsistentHash {
+			d.Reason = decision.ReasonCost
+		}
+		return
+	}
+	if d.Params.Temperature > 0 {
+		d.Chosen, d.Reason = draw(d, &throw), decision.ReasonDice
+	} else {
+		var ties int
+		d.Chosen, ties = lowest(d, &throw)
+		d.Reason = reason
+		if ties > 1 && reason == decision.ReasonCost {
+			d.Reason = decision.ReasonTie
+		}
+	}
+	d.Margin = margin(d)
+}
+
+// Recompute makes the choice again from the inputs that d holds and reports whether it falls on
+// the same candidate. d is not changed; the result is the decision made again.
+func Recompute(d *decision.Decision) (again decision.Decision, same bool) {
+	again = *d
+	again.Candidates = slices.Clone(d.Candidates)
+	Choose(&again)
+	return again, again.Chosen == d.Chosen
+}
+
+// lowest returns the candidate with the lowest cost, one of its equals by the dice, and how many
+// there are.
+func lowest(d *decision.Decision, throw *dice) (best, ties int) {
+	best = -1
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && (best < 0 || c.Cost < d.Candidates[best].Cost) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return best, 0
+	}
+	limit := d.Candidates[best].Cost + noise(d, &d.Candidates[best])
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && c.Cost <= limit {
+			if ties++; throw.below(ties) == 0 {
+				best = i
+			}
+		}
+	}
+	return best, ties
+}
+
+// draw picks with a probability that falls with the cost: exp(−(cost − min) / ((max − min)·T)).
+func draw(d *decision.Decision, throw *dice) int {
+	low, high := span(d.Candidates)
+	weight := func(c *decision.Candidate) float64 {
+		if high == low {
+			return 1
+		}
+		return math.Exp(-(c.Cost - low) / ((high - low) * d.Params.Temperature))
+	}
+	var sum float64
+	last := -1
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.Veto == decision.VetoNone {
+			sum += weight(c)
+			last = i
+		}
+	}
+	left := throw.unit() * sum
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.Veto == decision.VetoNone {
+			if left -= weight(c); left < 0 {
+				return i
+			}
+		}
+	}
+	return last
+}
+
+// span returns the lowest and the highest cost of the eligible candidates.
+func span(candidates []decision.Candidate) (low, high float64) {
+	low, high = math.Inf(1), math.Inf(-1)
+	for i := range candidates {
+		if c := &candidates[i]; c.Veto == decision.VetoNone {
+			low, high = min(low, c.Cost), max(high, c.Cost)
+		}
+	}
+	return low, high
+}
+
+// margin is what the best of the others would cost more than the chosen one.
+func margin(d *decision.Decision) float64 {
+	best := math.Inf(1)
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; i != d.Chosen && c.Veto == decision.VetoNone {
+			best = min(best, c.Cost)
+		}
+	}
+	if math.IsInf(best, 0) {
+		return 0
+	}
+	return best - d.Candidates[d.Chosen].Cost
+}

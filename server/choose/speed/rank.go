@@ -1,0 +1,365 @@
+package speed
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// Work is the prefill of one request as it was predicted when it was booked.
+type Work struct {
+	// Tokens are the uncached prompt tokens, Context the cached ones before them.
+	Tokens, Context float64
+	// Estimated says that the prompt's length is a guess, Unknown that nothing is known of what the
+	// engine has cached of it.
+	Estimated, Unknown bool
+	// Silent says that the first token cannot be seen (an answer that is not streamed).
+	Silent bool
+}
+
+// Entry is a request's place in the account of its Rank. The zero value is not booked. It must not
+// be copied or moved while it is booked.
+type Entry struct {
+	work       Work
+	booked     time.Time
+	prev, next *Entry
+	pending    bool // in the list of work without a first token
+	void       bool // part of it was computed in a time that is not accounted for
+	alone      bool // nothing else was booked since
+}
+
+// Decodes is what an engine decodes beside its prefill: sequences that read context tokens.
+type Decodes struct{ Sequences, Context int }
+
+const (
+	// together is the time within which first tokens are taken to leave one engine step.
+	together = 4 * time.Millisecond
+	// pieces is the number of full steps of work from which a sample is complete: the start and the
+	// end of a smaller one lie anywhere in a step that other prompts share.
+	pieces = 2
+)
+
+// Rank is the account of one engine rank. Make one with Kind.NewRank.
+type Rank struct {
+	model atomic.Pointer[Model]
+
+	mu          sync.Mutex
+	kind        *Kind     // guarded by mu
+	first, last *Entry    // booked and without a first token, in the order of booking; guarded by mu
+	since       time.Time // when the running sample began; guarded by mu
+	latest      time.Time // the first token seen last; guarded by mu
+	running     sample    // guarded by mu
+	budget      float64   // tokens per step; guarded by mu
+	prefill     prefillFit
+	steps       stepFit
+	engine      *Model // what the engine's own counters said before anything was seen; guarded by mu
+	watch       watch  // guarded by mu
+}
+
+// Model is what is known now. The result is shared and must not be changed.
+func (r *Rank) Model() *Model { return r.model.Load() }
+
+// SetBudget sets the number of tokens that an engine step takes at most.
+func (r *Rank) SetBudget(tokens int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if tokens > 0 {
+		r.budget = float64(tokens)
+	}
+}
+
+// Booked opens an entry: the engine is sent w at now, while it decodes d.
+func (r *Rank) Booked(e *Entry, w Work, now time.Time, d Decodes) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	*e = Entry{work: w, booked: now, pending: true, prev: r.last, alone: r.first == nil}
+	if r.last != nil {
+		r.last.next = e
+		r.last.alone = false
+	} else {
+		r.first = e
+		r.begin(now, 1)
+		if d.Sequences > 0 {
+			r.running.steps = 0.5 // a decode step runs, and half of it is left on average
+		}
+	}
+	r.last = e
+}
+
+// begin starts a sample.
+func (r *Rank) begin(now time.Time, starts float64) {
+	r.since, r.running = now, sample{starts: starts}
+	if starts > 0 {
+		r.latest = time.Time{}
+	}
+}
+
+// Correct replaces the work of an open entry: the prompt is known better than when it was booked.
+func (r *Rank) Correct(e *Entry, tokens, context float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e.pending {
+		e.work.Tokens, e.work.Context, e.work.Estimated = tokens, context, false
+	}
+}
+
+// FirstToken closes the entry: the engine finished its prefill and the router saw that at now. It
+// does nothing for an entry that is closed.
+func (r *Rank) FirstToken(e *Entry, now time.Time, d Decodes) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !e.pending {
+		return
+	}
+	if r.complete() && now.Sub(r.latest) > together {
+		r.flush(r.latest)
+		r.begin(r.latest, 0)
+	}
+	// Engines serve in order: silent ones before it are done, too.
+	for p := r.first; p != nil && p != e; {
+		next := p.next
+		if p.work.Silent {
+			r.credit(p, now)
+		}
+		p = next
+	}
+	r.credit(e, now)
+	r.running.decode = d
+	r.latest = now
+	if r.first == nil {
+		r.flush(now)
+	}
+}
+
+// complete reports whether the running sample holds enough work to stand alone.
+func (r *Rank) complete() bool {
+	return r.running.tokens >= pieces*r.budget
+}
+
+// credit counts an entry's work as done at now.
+func (r *Rank) credit(e *Entry, now time.Time) {
+	r.unlist(e)
+	if e.void || e.work.Unknown {
+		r.begin(now, 0)
+		return
+	}
+	s, n := &r.running, e.work.Tokens
+	s.tokens += n
+	s.bent += n * (e.work.Context + n/2)
+	s.steps += n / r.budget
+	if e.work.Estimated {
+		s.doubt += n
+	}
+}
+
+func (r *Rank) unlist(e *Entry) {
+	if e.prev != nil {
+		e.prev.next = e.next
+	} else {
+		r.first = e.next
+	}
+	if e.next != nil {
+		e.next.prev = e.prev
+	} else {
+		r.last = e.prev
+	}
+	e.prev, e.next, e.pending = nil, nil, false
+}
+
+// flush hands the running sample to the fit; it ended at end.
+func (r *Rank) flush(end time.Time) {
+	s := r.running
+	r.running = sample{}
+	s.seconds = end.Sub(r.since).Seconds()
+	if s.tokens <= 0 || s.seconds <= 0 {
+		return
+	}
+	if s.starts > 0 && s.steps < 1 {
+		s.steps++ // the step is not full, but it is a step
+	}
+	s.doubt /= s.tokens
+	r.learn(s, end)
+}
+
+func (r *Rank) learn(s sample, now time.Time) {
+	r.prefill.add(s)
+	if n := r.prefill.count; n <= kept/2 || n%4 == 0 {
+		r.refit(now)
+	}
+}
+
+// Ended closes the entry of a request that ended without a first token that could be seen. What the
+// engine computed of it is unknown, so that the time until the work booked so far is done does not
+// count.
+func (r *Rank) Ended(e *Entry, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !e.pending {
+		return
+	}
+	r.unlist(e)
+	r.void(now)
+}
+
+// Disturbed says that the engine computes for others, too: the time until the work booked so far is
+// done does not count.
+func (r *Rank) Disturbed(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.void(now)
+}
+
+// void drops the running sample and what the entries that are open will add.
+func (r *Rank) void(now time.Time) {
+	for e := r.first; e != nil; e = e.next {
+		e.void = true
+	}
+	r.begin(now, 0)
+}
+
+// Answered closes the entry of an answer that came whole after output tokens, while the engine
+// decoded d. When the request had the engine's prefill for itself, either its prefill or its steps
+// are learned from the whole time, whichever is the larger part.
+func (r *Rank) Answered(e *Entry, now time.Time, output int, d Decodes) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !e.pending {
+		return
+	}
+	sole := e.alone && !e.void && !e.work.Unknown && r.first == e && r.last == e
+	r.unlist(e)
+	seconds := now.Sub(e.booked).Seconds()
+	if !sole || output < 1 || seconds <= 0 {
+		r.void(now)
+		return
+	}
+	m := r.Model()
+	steps := float64(output - 1)
+	decoding := steps * m.Step(d.Sequences, d.Context)
+	prefilling := m.Prefill(e.work.Context, e.work.Tokens) + m.Overhead + m.Step(d.Sequences, d.Context)
+	if steps >= 16 && decoding > 3*prefilling && seconds > prefilling {
+		r.stepped((seconds-prefilling)/steps, steps/2, d, now)
+		return
+	}
+	if prefilling < decoding || seconds < decoding*1.25 {
+		return
+	}
+	n := e.work.Tokens
+	s := sample{tokens: n, bent: n * (e.work.Context + n/2), starts: 1, steps: max(1, n/r.budget), decode: d, seconds: seconds - decoding}
+	s.doubt = decoding / seconds
+	if e.work.Estimated {
+		s.doubt = 1
+	}
+	r.learn(s, now)
+}
+
+// Stepped takes in the mean time in seconds of steps that decoded d and carried no prefill.
+func (r *Rank) Stepped(seconds, steps float64, d Decodes, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stepped(seconds, steps, d, now)
+}
+
+func (r *Rank) stepped(seconds, steps float64, d Decodes, now time.Time) {
+	if seconds <= 0 || steps <= 0 {
+		return
+	}
+	before := Prior()
+	if k := r.kind.typical(r); k != nil {
+		before = *k
+	}
+	r.steps.add(stepSample{load: stepLoad(d.Sequences, d.Context), seconds: seconds, steps: steps}, &before)
+	if n := r.steps.count(); n <= 8 || n%16 == 0 {
+		r.refit(now)
+	}
+}
+
+// Throughput takes in what the engine itself counted over an interval in which it never ran out of
+// prefill: uncached tokens computed in seconds.
+func (r *Rank) Throughput(tokens, seconds float64, d Decodes, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if tokens <= 0 || seconds <= 0 {
+		return
+	}
+	r.learn(sample{tokens: tokens, bent: tokens * r.meanBent(), steps: tokens / r.budget, decode: d, seconds: seconds, doubt: 1}, now)
+}
+
+// meanBent is the mean of context + n/2 over the tokens seen lately.
+func (r *Rank) meanBent() float64 {
+	var tokens, bent float64
+	for i := range min(r.prefill.count, kept) {
+		tokens += r.prefill.ring[i].tokens
+		bent += r.prefill.ring[i].bent
+	}
+	if tokens == 0 {
+		return 0
+	}
+	return bent / tokens
+}
+
+// History takes in what the engine counted over its life before this process saw it: seconds spent
+// in prefill for so many uncached tokens. It counts only while nothing better is known.
+func (r *Rank) History(tokens, seconds float64, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if tokens <= 0 || seconds <= 0 || r.engine != nil {
+		return
+	}
+	m := Prior()
+	m.Token, m.Spread, m.Source = boundToken(seconds/tokens), 1, decision.SpeedEngine
+	m.follow(&r.steps)
+	r.engine = &m
+	r.refit(now)
+}
+
+// refit makes the Model anew and lets the kind know.
+func (r *Rank) refit(now time.Time) {
+	r.update()
+	r.kind.learned(r, now)
+}
+
+// weights of what is believed before the first sample, as a number of samples.
+const (
+	priorWeight  = 0.5
+	engineWeight = 1
+	kindWeight   = 2
+)
+
+// update makes the Model anew.
+func (r *Rank) update() {
+	prior, weight := Prior(), priorWeight
+	kin := r.kind.typical(r)
+	switch {
+	case kin != nil:
+		prior, weight = *kin, kindWeight
+		prior.Source, prior.Spread, prior.Samples = decision.SpeedKind, max(2*kin.Spread, 0.2), 0
+	case r.engine != nil:
+		prior, weight = *r.engine, engineWeight
+	}
+	m := prior
+	if n := r.prefill.count; n > 0 {
+		m.Source = decision.SpeedLearned
+		m.follow(&r.steps)
+		for range 2 { // what decodes take follows from the rate while no step was seen
+			r.prefill.fit(&m, &prior, weight)
+			m.follow(&r.steps)
+		}
+		if kin != nil && n < proven {
+			m.Token = min(max(m.Token, kin.Token/mistrust), kin.Token*mistrust)
+		}
+	} else if r.steps.count() > 0 {
+		m.follow(&r.steps)
+	}
+	if kin != nil && r.steps.count() == 0 {
+		m.Base, m.Load = kin.Base*m.Token/kin.Token, kin.Load*m.Token/kin.Token
+	}
+	if r.watch.distrusted && kin != nil {
+		own := m
+		m = *kin
+		m.Source, m.Samples, m.Spread = decision.SpeedDistrusted, own.Samples, max(own.Spread, 1)
+	}
+	r.model.Store(&m)
+}

@@ -1,0 +1,108 @@
+package admin
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/pprof"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/caller"
+)
+
+// Params are what the surface shows.
+type Params struct {
+	// Ready says why the router should get no requests now; nil when it should.
+	Ready func() error
+	// Metrics serves the metrics.
+	Metrics http.Handler
+	// Console serves /console; nil serves none.
+	Console http.Handler
+	// Allow returns an error of package apierror for a request whose sender has none of the roles; nil lets all in.
+	Allow func(r *http.Request, roles caller.Roles) error
+}
+
+// route is one pattern of the surface with the roles of which a caller needs one. Without roles it is for everybody when it
+// is open, and for nobody when it is not.
+type route struct {
+	pattern string
+	open    bool
+	roles   caller.Roles
+	handler http.Handler
+}
+
+// routes are all routes of the surface.
+func routes(c Config, p Params) []route {
+	live := func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok", "") }
+	ready := func(w http.ResponseWriter, _ *http.Request) {
+		if err := p.Ready(); err != nil {
+			answer(w, http.StatusServiceUnavailable, "not ready", err.Error())
+			return
+		}
+		answer(w, http.StatusOK, "ready", "")
+	}
+	list := []route{
+		{"GET /healthz", !c.KeyedHealth, caller.Observe, http.HandlerFunc(live)},
+		{"GET /livez", !c.KeyedHealth, caller.Observe, http.HandlerFunc(live)},
+		{"GET /readyz", !c.KeyedHealth, caller.Observe, http.HandlerFunc(ready)},
+		{"GET /metrics", !c.KeyedMetrics, caller.Observe, p.Metrics},
+	}
+	if c.Console && p.Console != nil {
+		list = append(list,
+			route{"/console", false, caller.Observe, p.Console},
+			route{"/console/", false, caller.Observe, p.Console},
+			route{"GET /{$}", true, 0, http.RedirectHandler("/console/", http.StatusFound)})
+	}
+	if c.Profiles {
+		for pattern, h := range map[string]http.HandlerFunc{
+			"/debug/pprof/": pprof.Index, "/debug/pprof/cmdline": pprof.Cmdline, "/debug/pprof/profile": pprof.Profile,
+			"/debug/pprof/symbol": pprof.Symbol, "/debug/pprof/trace": pprof.Trace,
+		} {
+			list = append(list, route{pattern, false, caller.Admin, h})
+		}
+	}
+	return list
+}
+
+// Handler makes the surface.
+func Handler(c Config, p Params) http.Handler {
+	mux := http.NewServeMux()
+	for _, r := range routes(c, p) {
+		if r.open {
+			mux.Handle(r.pattern, r.handler)
+		} else {
+			mux.Handle(r.pattern, p.guard(r))
+		}
+	}
+	return mux
+}
+
+// guard asks for the route's roles.
+func (p Params) guard(r route) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if p.Allow != nil {
+			if err := p.Allow(req, r.roles); err != nil {
+				refuse(w, apierror.From(err))
+				return
+			}
+		}
+		r.handler.ServeHTTP(w, req)
+	})
+}
+
+// refuse has browsers ask for a key, which they send as the password of basic authentication.
+func refuse(w http.ResponseWriter, e *apierror.Error) {
+	if e.Reason == apierror.Unauthenticated {
+		w.Header().Set("WWW-Authenticate", `Basic realm="kvpilot", charset="UTF-8"`)
+	}
+	answer(w, e.HTTPStatus(), apierror.Name(e.Reason), e.Message)
+}
+
+func answer(w http.ResponseWriter, status int, state, reason string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	// the client may be gone; there is nobody else to tell
+	_ = json.NewEncoder(w).Encode(struct {
+		Status string `json:"status"`
+		Reason string `json:"reason,omitempty"`
+	}{state, reason})
+}

@@ -1,0 +1,240 @@
+package console
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// What the history remembers: five minutes by the second and an hour in steps of fifteen.
+const (
+	historySeconds = 300
+	hourStep       = 15
+	hourSteps      = 3600 / hourStep
+	// octave is how many buckets of first-token times lie between a time and its double: a time is
+	// known to within five percent. The last bucket begins at a minute.
+	octave      = 8
+	ttftBuckets = 16*octave + 1
+)
+
+// Second is one step of the router's life.
+type Second struct {
+	// T is where the step begins, in seconds since 1970.
+	T        int64 `json:"t"`
+	Requests int   `json:"requests"`
+	Failed   int   `json:"failed"`
+	// PromptTokens and CachedTokens are the engines' own counts, of answers that gave both, and the router's of
+	// streams that gave none; CountedTokens is how many of PromptTokens are of the latter.
+	PromptTokens  int `json:"prompt_tokens"`
+	CachedTokens  int `json:"cached_tokens"`
+	CountedTokens int `json:"counted_tokens,omitempty"`
+	// P50 and P99 are times to the first token in milliseconds; 0 when none was seen.
+	P50 float64 `json:"p50_ms"`
+	P99 float64 `json:"p99_ms"`
+	// Regret is the shadow policy's mean regret in milliseconds; Agreed the share of its decisions
+	// that were the served ones, -1 when none ran.
+	Regret float64 `json:"shadow_regret_ms"`
+	Agreed float64 `json:"shadow_agreed"`
+}
+
+// Minute sums up the last minute that is over.
+type Minute struct {
+	Second
+	// Seconds is how much of it was counted: less than sixty when the first request came later.
+	Seconds int `json:"seconds"`
+}
+
+// second is a Second while it is counted.
+type second struct {
+	Second
+	ttft    [ttftBuckets]uint32 // log-spaced, see bucket
+	seen    uint32              // first tokens in ttft
+	shadows int
+	agreed  int
+	regret  float64
+}
+
+// ring holds the last steps, each of so many seconds.
+type ring struct {
+	step  int64
+	steps []second
+}
+
+func newRing(step int64, n int) ring { return ring{step: step, steps: make([]second, n)} }
+
+// at is the step that second now lies in.
+func (r *ring) at(now int64) *second {
+	t := now - now%r.step
+	s := &r.steps[t/r.step%int64(len(r.steps))]
+	if s.T != t {
+		*s = second{Second: Second{T: t}}
+	}
+	return s
+}
+
+// known calls do with each step up to the one that now lies in, oldest first; steps in which
+// nothing was counted are left out.
+func (r *ring) known(now int64, do func(*second)) {
+	last := now - now%r.step
+	for t := last - int64(len(r.steps)-1)*r.step; t <= last; t += r.step {
+		if s := &r.steps[t/r.step%int64(len(r.steps))]; s.T == t {
+			do(s)
+		}
+	}
+}
+
+func (r *ring) list(now int64) []Second {
+	list := make([]Second, 0, len(r.steps))
+	r.known(now, func(s *second) { list = append(list, s.done()) })
+	return list
+}
+
+// History counts outcomes by time. Make one with NewHistory.
+type History struct {
+	mu      sync.Mutex
+	began   int64 // guarded by mu: the first second in which something was counted
+	seconds ring  // guarded by mu
+	hour    ring  // guarded by mu
+}
+
+// NewHistory makes an empty History; it takes half a megabyte.
+func NewHistory() *History {
+	return &History{seconds: newRing(1, historySeconds), hour: newRing(hourStep, hourSteps)}
+}
+
+// Outcome counts an ended request.
+func (h *History) Outcome(o decision.Outcome) {
+	h.count(time.Now(), func(s *second) {
+		s.Requests++
+		if o.End == decision.EndFailed || o.End == decision.EndMoved {
+			s.Failed++
+		}
+		if o.PromptTokens > 0 && o.CachedTokens >= 0 {
+			s.PromptTokens += o.PromptTokens
+			s.CachedTokens += o.CachedTokens
+			if o.Counted {
+				s.CountedTokens += o.PromptTokens
+			}
+		}
+		if o.TTFT > 0 {
+			s.ttft[bucket(o.TTFT)]++
+			s.seen++
+		}
+	})
+}
+
+// Decision counts what the shadow policy would have done.
+func (h *History) Decision(d *decision.Decision) {
+	if d.Shadow == nil {
+		return
+	}
+	h.count(time.Now(), func(s *second) {
+		s.shadows++
+		s.regret += d.Shadow.Regret
+		if d.Shadow.Agrees {
+			s.agreed++
+		}
+	})
+}
+
+func (h *History) count(now time.Time, do func(*second)) {
+	t := now.Unix()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.began == 0 {
+		h.began = t
+	}
+	do(h.seconds.at(t))
+	do(h.hour.at(t))
+}
+
+// Seconds returns the last five minutes, oldest first; seconds without requests are left out.
+func (h *History) Seconds(now time.Time) []Second {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.seconds.list(now.Unix())
+}
+
+// Hour returns the last hour in steps of so many seconds.
+func (h *History) Hour(now time.Time) (step int, list []Second) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return hourStep, h.hour.list(now.Unix())
+}
+
+// Minute sums up the sixty seconds before the present one.
+func (h *History) Minute(now time.Time) Minute {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := now.Unix()
+	sum := second{Second: Second{T: t - 60}}
+	h.seconds.known(t-1, func(s *second) {
+		if s.T >= t-60 {
+			sum.add(s)
+		}
+	})
+	m := Minute{Second: sum.done()}
+	if h.began > 0 {
+		m.Seconds = int(min(60, max(0, t-h.began)))
+	}
+	return m
+}
+
+// add counts what o counted.
+func (s *second) add(o *second) {
+	s.Requests += o.Requests
+	s.Failed += o.Failed
+	s.PromptTokens += o.PromptTokens
+	s.CachedTokens += o.CachedTokens
+	s.CountedTokens += o.CountedTokens
+	s.shadows += o.shadows
+	s.agreed += o.agreed
+	s.regret += o.regret
+	s.seen += o.seen
+	for i, n := range o.ttft {
+		s.ttft[i] += n
+	}
+}
+
+// done is the step with its quantiles and means.
+func (s *second) done() Second {
+	out := s.Second
+	out.P50, out.P99 = s.quantiles()
+	out.Agreed = -1
+	if s.shadows > 0 {
+		out.Agreed = float64(s.agreed) / float64(s.shadows)
+		out.Regret = 1000 * s.regret / float64(s.shadows)
+	}
+	return out
+}
+
+// bucket i holds times up to 1 ms times 2^(i/octave).
+func bucket(d time.Duration) int {
+	ms := max(1, float64(d)/float64(time.Millisecond))
+	return min(ttftBuckets-1, int(math.Ceil(octave*math.Log2(ms))))
+}
+
+// quantiles are the median and the 99th percentile in milliseconds, each as the middle of the bucket
+// that holds it; zeros when nothing was seen.
+func (s *second) quantiles() (p50, p99 float64) {
+	if s.seen == 0 {
+		return 0, 0
+	}
+	half, most := (s.seen+1)/2, s.seen-s.seen/100
+	counted, median := uint32(0), -1
+	for i, n := range s.ttft {
+		counted += n
+		if median < 0 && counted >= half {
+			median = i
+		}
+		if counted >= most {
+			return middle(median), middle(i)
+		}
+	}
+	return 0, 0 // what was seen lies in a bucket
+}
+
+// middle is the middle of a bucket, in milliseconds.
+func middle(bucket int) float64 { return math.Exp2((float64(bucket) - .5) / octave) }

@@ -1,0 +1,73 @@
+package gateway_test
+
+import (
+	"bytes"
+	"net/http"
+	"net/url"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/api/httpbody"
+
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+)
+
+// nowhere is a ResponseWriter without a connection.
+type nowhere struct{ header http.Header }
+
+func (w *nowhere) Header() http.Header         { return w.header }
+func (w *nowhere) Write(p []byte) (int, error) { return len(p), nil }
+func (w *nowhere) WriteHeader(int)             {}
+func (w *nowhere) FlushError() error           { return nil }
+
+func (w *nowhere) SetReadDeadline(time.Time) error  { return nil }
+func (w *nowhere) SetWriteDeadline(time.Time) error { return nil }
+
+type reader struct{ bytes.Reader }
+
+func (*reader) Close() error { return nil }
+
+// BenchmarkRequest is the REST surface's own share of a small request: everything between
+// net/http and the handler of the RPC, and back.
+func BenchmarkRequest(b *testing.B) {
+	b.ReportAllocs()
+	header := http.Header{"Content-Type": {"application/json"}, "Content-Length": {"4"}}
+	out := httpbody.HttpBody{Data: []byte("null")}
+	g := newHandler(b, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, to bodies) error {
+		if err := e.Answer.Begin(200, header); err != nil {
+			return err
+		}
+		return to.Send(&out)
+	}})
+	body := []byte(`{"model":"m","messages":[{"role":"user","content":"hello"}]}`)
+	in := &reader{}
+	r := &http.Request{
+		Method: "POST", URL: &url.URL{Path: "/v1/chat/completions"}, ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(body)), RemoteAddr: "127.0.0.1:1", Host: "h",
+		Header: http.Header{"Content-Type": {"application/json"}, "User-Agent": {"x"}, "Accept": {"*/*"}, "Authorization": {"Bearer x"}, "X-Request-Id": {"0123456789"}},
+		Body:   in,
+	}
+	w := &nowhere{header: http.Header{}}
+	for b.Loop() {
+		in.Reset(body)
+		g.ServeHTTP(w, r)
+	}
+}
+
+// BenchmarkChunk is the same for one chunk of a stream.
+func BenchmarkChunk(b *testing.B) {
+	b.ReportAllocs()
+	g := newHandler(b, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, to bodies) error {
+		if err := e.Answer.Begin(200, http.Header{"Content-Type": {"text/event-stream"}}); err != nil {
+			return err
+		}
+		out := httpbody.HttpBody{Data: make([]byte, 220)}
+		for b.Loop() {
+			if err := to.Send(&out); err != nil {
+				return err
+			}
+		}
+		return nil
+	}})
+	r := &http.Request{Method: "POST", URL: &url.URL{Path: "/v1/chat/completions"}, ProtoMajor: 1, Header: http.Header{}, Body: http.NoBody}
+	g.ServeHTTP(&nowhere{header: http.Header{}}, r)
+}

@@ -1,0 +1,155 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	"google.golang.org/genproto/googleapis/api/httpbody"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+)
+
+// codec is the one marshaler: an HttpBody is the bytes of the HTTP body themselves; every other
+// message is JSON with the contract's own field names, zero values included, so that small scripts
+// can rely on a field being there. Unknown fields are ignored, so that old routers take new
+// clients, unless one is there instead of all that is needed.
+type codec struct{}
+
+var (
+	_ runtime.Marshaler         = codec{}
+	_ runtime.Delimited         = codec{}
+	_ runtime.StreamContentType = codec{}
+)
+
+const (
+	typeJSON  = "application/json"
+	typeLines = "application/x-ndjson"
+	typeForm  = "application/x-www-form-urlencoded"
+)
+
+func (codec) ContentType(v any) string {
+	if body, ok := v.(*httpbody.HttpBody); ok && body.GetContentType() != "" {
+		return body.GetContentType()
+	}
+	return typeJSON
+}
+
+// StreamContentType is for streams of messages: one JSON object per line.
+func (codec) StreamContentType(any) string { return typeLines }
+
+func (codec) Delimiter() []byte { return []byte{'\n'} }
+
+func (codec) Marshal(v any) ([]byte, error) {
+	switch v := v.(type) {
+	case *httpbody.HttpBody:
+		return v.GetData(), nil
+	case proto.Message:
+		return marshal(v)
+	case map[string]any: // grpc-gateway wraps a stream's messages
+		if m, ok := v["result"].(proto.Message); ok && len(v) == 1 {
+			return marshal(m)
+		}
+	}
+	return json.Marshal(v)
+}
+
+// marshal removes the white space that protojson varies from build to build.
+func marshal(m proto.Message) ([]byte, error) {
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	out.Grow(len(text))
+	if err := json.Compact(&out, text); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+func (codec) Unmarshal(data []byte, v any) error {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return json.Unmarshal(data, v)
+	}
+	return readMessage(data, m)
+}
+
+func (c codec) NewEncoder(w io.Writer) runtime.Encoder {
+	return runtime.EncoderFunc(func(v any) error {
+		text, err := c.Marshal(v)
+		if err != nil {
+			return err
+		}
+		_, err = w.Write(text)
+		return err
+	})
+}
+
+// NewDecoder reads a request. A whole body that was read already is taken without a copy.
+func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
+	if whole, ok := r.(*body); ok {
+		return runtime.DecoderFunc(func(v any) error { return c.decodeWhole(whole, v) })
+	}
+	bounded := &perMessage{Reader: r}
+	if live, ok := r.(*liveBody); ok {
+		return &lineDecoder{body: live, bounded: bounded, values: json.NewDecoder(bounded)}
+	}
+	values := json.NewDecoder(bounded)
+	return runtime.DecoderFunc(func(v any) error {
+		bounded.left = smallBody
+		var value json.RawMessage
+		if err := values.Decode(&value); err != nil {
+			return err
+		}
+		return c.Unmarshal(value, v)
+	})
+}
+
+func (c codec) decodeWhole(b *body, v any) error {
+	if m, ok := v.(*httpbody.HttpBody); ok {
+		m.ContentType, m.Data = b.contentType, b.data
+		return nil
+	}
+	if len(bytes.TrimSpace(b.data)) == 0 {
+		return io.EOF // no body is an empty message
+	}
+	if err := fewEnough(b.data); err != nil {
+		return err
+	}
+	if !json.Valid(b.data) {
+		return syntaxError(b.data)
+	}
+	return c.Unmarshal(b.data, v)
+}
+
+// syntaxError says where JSON breaks.
+func syntaxError(data []byte) error {
+	var v any
+	err := json.Unmarshal(data, &v)
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		line := 1 + bytes.Count(data[:min(int(syntax.Offset), len(data))], []byte{'\n'})
+		return errors.New("invalid JSON at byte " + itoa(syntax.Offset) + " (line " + itoa(int64(line)) + "): " + syntax.Error())
+	}
+	return errors.New("invalid JSON")
+}
+
+// openStream tells a client at once that its stream of messages is open; grpc-gateway by itself
+// would tell it with the first message.
+func openStream(ctx context.Context, w http.ResponseWriter, m proto.Message) error {
+	md, ok := runtime.ServerMetadataFromContext(ctx)
+	rq, ours := w.(*request)
+	if m != nil || !ok || !ours || rq.status != 0 || !inproc.IsOpen(md.HeaderMD) {
+		return nil
+	}
+	rq.w.Header().Set("Content-Type", typeLines)
+	rq.start(http.StatusOK)
+	return rq.control.Flush()
+}

@@ -1,0 +1,148 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+	"google.golang.org/grpc"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/edge/guard"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+)
+
+// Params are what a Gateway works with. Conn is required.
+type Params struct {
+	// Conn reaches the three services; the in-process hop in production.
+	Conn grpc.ClientConnInterface
+	// Authorize identifies the sender of a request before its body is read. rpc is the full name of the method that the
+	// route stands for; empty while that is not known. Nil leaves that to the services. Its errors are shown as package
+	// apierror says.
+	Authorize func(r *http.Request, requestID, rpc string) (*caller.Caller, error)
+	// Ready says why the router should get no requests now; nil when it should, as it always is
+	// without one. Its text is shown to whoever asks for /health.
+	Ready func() error
+	// Budget counts the bytes of bodies; nil makes one of the configured size.
+	Budget *guard.Budget
+	// Forward passes paths without a route on to InferenceService.Forward instead of answering 404.
+	Forward bool
+
+	Log        *slog.Logger
+	Meter      metric.MeterProvider
+	Tracer     trace.TracerProvider
+	Propagator propagation.TextMapPropagator
+}
+
+// Gateway answers HTTP requests. Make one with New.
+type Gateway struct {
+	conf      atomic.Pointer[Config]
+	mux       *runtime.ServeMux
+	routes    *routes
+	inference kvpilotv1.InferenceServiceClient
+	authorize func(*http.Request, string, string) (*caller.Caller, error)
+	forward   bool
+	ready     func() error
+	cors      *cors
+	// crossOrigin keeps pages of other origins from changing anything.
+	crossOrigin *http.CrossOriginProtection
+	log         *slog.Logger
+	metrics     *metrics
+	tracer      trace.Tracer
+	propagator  propagation.TextMapPropagator
+	budget      *guard.Budget
+	tunnels     tunnels
+}
+
+// New makes a Gateway with the routes of the contract.
+func New(c Config, p Params) (*Gateway, error) {
+	g := &Gateway{
+		authorize: p.Authorize, forward: p.Forward, ready: p.Ready, cors: newCORS(c.AllowOrigins),
+		log: p.Log, propagator: p.Propagator, inference: kvpilotv1.NewInferenceServiceClient(p.Conn),
+	}
+	g.conf.Store(&c)
+	if g.budget = p.Budget; g.budget == nil {
+		g.budget = guard.NewBudget(c.MaxBodiesBytes)
+	}
+	if g.log == nil {
+		g.log = slog.New(slog.DiscardHandler)
+	}
+	if g.propagator == nil {
+		g.propagator = propagation.TraceContext{}
+	}
+	if p.Tracer == nil {
+		p.Tracer = noop.NewTracerProvider()
+	}
+	g.tracer = p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/edge/gateway", trace.WithSchemaURL(span.SchemaURL))
+	var err error
+	if g.crossOrigin, err = newCrossOrigin(c.AllowOrigins); err != nil {
+		return nil, err
+	}
+	if g.metrics, err = newMetrics(p.Meter); err != nil {
+		return nil, err
+	}
+	if g.routes, err = readRoutes(); err != nil {
+		return nil, err
+	}
+	g.mux = runtime.NewServeMux(
+		runtime.WithMarshalerOption(runtime.MIMEWildcard, codec{}),
+		runtime.WithMiddlewares(g.routes.capture),
+		runtime.WithIncomingHeaderMatcher(noHeader),
+		runtime.WithOutgoingHeaderMatcher(noHeader),
+		runtime.WithOutgoingTrailerMatcher(noHeader),
+		runtime.WithDisableHTTPMethodOverride(),
+		runtime.WithDisablePathLengthFallback(),
+		runtime.WithDisableChunkedEncoding(),
+		runtime.WithWriteContentLength(),
+		runtime.WithForwardResponseOption(openStream),
+		runtime.WithErrorHandler(g.onError),
+		runtime.WithStreamErrorHandler(g.onStreamError),
+		runtime.WithRoutingErrorHandler(g.onRoutingError),
+	)
+	if err := g.register(p.Conn); err != nil {
+		return nil, fmt.Errorf("register the contract's routes: %w", err)
+	}
+	return g, g.routes.resolve(g.mux)
+}
+
+// Update puts new time limits in force, for requests that begin from now on. What else is in next stays as it was.
+func (g *Gateway) Update(next Config) error {
+	if err := next.Validate(); err != nil {
+		return err
+	}
+	merged := *g.conf.Load()
+	merged.BodyTimeout, merged.StallTimeout = next.BodyTimeout, next.StallTimeout
+	g.conf.Store(&merged)
+	return nil
+}
+
+// StallTimeout is how long a client may take nothing, now.
+func (g *Gateway) StallTimeout() time.Duration { return g.conf.Load().StallTimeout }
+
+// register mounts the generated handlers. They start nothing: the context is not kept.
+func (g *Gateway) register(conn grpc.ClientConnInterface) error {
+	ctx := context.Background()
+	if err := kvpilotv1.RegisterInferenceServiceHandlerClient(ctx, g.mux, g.inference); err != nil {
+		return err
+	}
+	if err := kvpilotv1.RegisterRoutingServiceHandlerClient(ctx, g.mux, kvpilotv1.NewRoutingServiceClient(conn)); err != nil {
+		return err
+	}
+	if err := kvpilotv1.RegisterReplicaServiceHandlerClient(ctx, g.mux, kvpilotv1.NewReplicaServiceClient(conn)); err != nil {
+		return err
+	}
+	return kvpilotv1.RegisterConfigServiceHandlerClient(ctx, g.mux, kvpilotv1.NewConfigServiceClient(conn))
+}
+
+// noHeader passes no header as metadata, in either direction: requests carry theirs in the
+// Exchange, and answers set theirs themselves.
+func noHeader(string) (string, bool) { return "", false }

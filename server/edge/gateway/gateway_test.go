@@ -1,0 +1,703 @@
+package gateway_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/genproto/googleapis/api/httpbody"
+	"google.golang.org/grpc"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/edge/gateway"
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("net/http.(*persistConn).readLoop"), goleak.IgnoreTopFunction("net/http.(*persistConn).writeLoop"))
+}
+
+type (
+	bodies      = grpc.ServerStreamingServer[httpbody.HttpBody]
+	chatHandler = func(*inproc.Exchange, *httpbody.HttpBody, bodies) error
+)
+
+// services answer as each test says.
+type services struct {
+	kvpilotv1.UnimplementedInferenceServiceServer
+	kvpilotv1.UnimplementedRoutingServiceServer
+	kvpilotv1.UnimplementedReplicaServiceServer
+	chat   chatHandler
+	choose func(*kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error)
+}
+
+func (s *services) ChatCompletions(in *httpbody.HttpBody, out bodies) error {
+	return s.chat(inproc.FromContext(out.Context()), in, out)
+}
+
+func (s *services) Messages(in *httpbody.HttpBody, out bodies) error {
+	return s.chat(inproc.FromContext(out.Context()), in, out)
+}
+
+func (s *services) Responses(in *httpbody.HttpBody, out bodies) error {
+	return s.chat(inproc.FromContext(out.Context()), in, out)
+}
+
+func (s *services) Rerank(in *httpbody.HttpBody, out bodies) error {
+	return s.chat(inproc.FromContext(out.Context()), in, out)
+}
+
+func (s *services) RetrieveResponse(in *kvpilotv1.RetrieveResponseRequest, out bodies) error {
+	return s.chat(inproc.FromContext(out.Context()), &httpbody.HttpBody{Data: []byte(in.GetResponseId())}, out)
+}
+
+func (s *services) Forward(in *kvpilotv1.ForwardRequest, out bodies) error {
+	return s.chat(inproc.FromContext(out.Context()), &httpbody.HttpBody{Data: []byte(in.GetMethod() + " " + in.GetPath() + "?" + in.GetQuery() + " " + string(in.GetBody()))}, out)
+}
+
+func (s *services) GetModel(_ context.Context, in *kvpilotv1.GetModelRequest) (*httpbody.HttpBody, error) {
+	return &httpbody.HttpBody{ContentType: "application/json", Data: []byte(`{"id":"` + in.GetModel() + `"}`)}, nil
+}
+
+func (s *services) ChooseReplica(_ context.Context, in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+	if s.choose == nil {
+		return &kvpilotv1.ChooseReplicaResponse{}, nil
+	}
+	return s.choose(in)
+}
+
+func (s *services) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilotv1.ChooseReplicaResponse, error) {
+	return &kvpilotv1.ChooseReplicaResponse{Host: "h", Port: 8000, ReplicaId: "r-1",
+		Reason: string(in.GetData()) + inproc.FromContext(ctx).Header.Get("X-Body-Truncated")}, nil
+}
+
+func (s *services) Watch(_ *kvpilotv1.WatchRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error {
+	if err := out.SendHeader(inproc.StreamOpen()); err != nil {
+		return err
+	}
+	<-out.Context().Done()
+	return out.Context().Err()
+}
+
+func (s *services) WatchDecisions(_ *kvpilotv1.WatchDecisionsRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchDecisionsResponse]) error {
+	for i := range uint64(2) {
+		if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Lost: i}); err != nil {
+			return err
+		}
+	}
+	return apierror.New(apierror.ShuttingDown, "stopping", nil)
+}
+
+func (s *services) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
+	for n := 1; ; n++ {
+		in, err := ss.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		out := &kvpilotv1.TrackReservationResponse{Sequence: in.GetSequence()}
+		if wrong := inproc.FromContext(ss.Context()).Mistakes.Take(n); wrong != nil {
+			out.Message = apierror.From(wrong).Message
+		}
+		if err := ss.Send(out); err != nil {
+			return err
+		}
+	}
+}
+
+type option func(*gateway.Config, *gateway.Params)
+
+// newHandler makes a Gateway over services.
+func newHandler(t testing.TB, s *services, options ...option) http.Handler {
+	t.Helper()
+	channel := inproc.New(inproc.Params{})
+	kvpilotv1.RegisterInferenceServiceServer(channel, s)
+	kvpilotv1.RegisterRoutingServiceServer(channel, s)
+	kvpilotv1.RegisterReplicaServiceServer(channel, s)
+	c, p := gateway.DefaultConfig(), gateway.Params{Conn: channel}
+	for _, set := range options {
+		set(&c, &p)
+	}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	g, err := gateway.New(c, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// start serves a Gateway on the loopback and returns its URL.
+func start(t testing.TB, s *services, options ...option) string {
+	t.Helper()
+	server := httptest.NewServer(newHandler(t, s, options...))
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return server.URL
+}
+
+func call(t testing.TB, method, url, body string, header ...string) (*http.Response, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Add(header[i], header[i+1])
+	}
+	resp, err := http.DefaultTransport.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatalf("read the answer: %v", err)
+	}
+	return resp, string(text)
+}
+
+// echo answers with the request's own bytes.
+func echo(_ *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
+	return out.Send(&httpbody.HttpBody{ContentType: "text/plain", Data: in.GetData()})
+}
+
+func TestBodiesPassByteForByte(t *testing.T) {
+	every := make([]byte, 256)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	var seen inproc.Exchange
+	var contentType string
+	url := start(t, &services{chat: func(e *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
+		seen, contentType = *e, in.GetContentType()
+		return echo(e, in, out)
+	}})
+	for name, body := range map[string]string{
+		"every byte": string(every), "not JSON": "{", "empty": "", "large": strings.Repeat("0123456789", 300_000),
+	} {
+		resp, got := call(t, "POST", url+"/v1/chat/completions?a=1&b=%2f", body, "Content-Type", "application/json; x=y", "X-Custom", "kept", "X-Request-Id", "mine")
+		if resp.StatusCode != 200 || got != body {
+			t.Errorf("%s: status %d, %d bytes back of %d", name, resp.StatusCode, len(got), len(body))
+		}
+		if seen.RawQuery != "a=1&b=%2f" || seen.Path != "/v1/chat/completions" || seen.Header.Get("X-Custom") != "kept" || contentType != "application/json; x=y" {
+			t.Errorf("%s: the handler saw %s?%s %v %q", name, seen.Path, seen.RawQuery, seen.Header, contentType)
+		}
+		if resp.Header.Get("X-Request-Id") != "mine" || seen.RequestID != "mine" {
+			t.Errorf("%s: request id %q, %q", name, resp.Header.Get("X-Request-Id"), seen.RequestID)
+		}
+	}
+	for _, bad := range []string{"", "a b", strings.Repeat("x", 300), "ü"} {
+		resp, _ := call(t, "POST", url+"/v1/chat/completions", "{}", "X-Request-Id", bad)
+		if id := resp.Header.Get("X-Request-Id"); len(id) != 32 || id == bad {
+			t.Errorf("for the id %q one was made: %q", bad, id)
+		}
+	}
+	if resp, got := call(t, "POST", url+"/v2/rerank", "x"); resp.StatusCode != 200 || got != "x" || seen.Path != "/v2/rerank" {
+		t.Errorf("an additional binding: %d %q %s", resp.StatusCode, got, seen.Path)
+	}
+	if resp, got := call(t, "GET", url+"/v1/responses/resp_1?stream=true", ""); resp.StatusCode != 200 || got != "resp_1" || seen.RawQuery != "stream=true" {
+		t.Errorf("a route with a variable: %d %q %q", resp.StatusCode, got, seen.RawQuery)
+	}
+	for _, path := range []string{"/v1/models/Qwen/Qwen2.5-7B", "/v1/models/Qwen%2FQwen2.5-7B"} {
+		if resp, got := call(t, "GET", url+path, ""); resp.StatusCode != 200 || got != `{"id":"Qwen/Qwen2.5-7B"}` || resp.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s: %d %q", path, resp.StatusCode, got)
+		}
+	}
+}
+
+func TestStatusAndHeadersAreTheHandlers(t *testing.T) {
+	url := start(t, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+		err := e.Answer.Begin(207, http.Header{
+			"Content-Type": {"application/json; charset=utf-8"}, "Content-Length": {"4"}, "X-Kvpilot-Replica": {"r-1"},
+			"Connection": {"close"}, "Transfer-Encoding": {"chunked"}, "Keep-Alive": {"timeout=5"},
+		})
+		if err != nil {
+			return err
+		}
+		return out.Send(&httpbody.HttpBody{Data: []byte("null")})
+	}})
+	resp, got := call(t, "POST", url+"/v1/chat/completions", "{}")
+	if resp.StatusCode != 207 || got != "null" || resp.ContentLength != 4 || resp.Header.Get("Content-Type") != "application/json; charset=utf-8" || resp.Header.Get("X-Kvpilot-Replica") != "r-1" {
+		t.Errorf("answer %d %q, length %d, %v", resp.StatusCode, got, resp.ContentLength, resp.Header)
+	}
+	if resp.Close || resp.Header.Get("Keep-Alive") != "" {
+		t.Errorf("hop-by-hop headers came through: %v", resp.Header)
+	}
+}
+
+func TestStreamedPiecesArriveAsTheyAreSent(t *testing.T) {
+	next := make(chan string)
+	url := start(t, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+		if err := e.Answer.Begin(200, http.Header{"Content-Type": {"text/event-stream"}}); err != nil {
+			return err
+		}
+		var m httpbody.HttpBody
+		buf := make([]byte, 64)
+		for piece := range next {
+			m.Data = buf[:copy(buf, piece)]
+			if err := out.Send(&m); err != nil {
+				return err
+			}
+		}
+		return nil
+	}})
+	go func() { next <- "data: 0\n\n" }()
+	resp, err := http.Post(url+"/v1/chat/completions", "application/json", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	buf := make([]byte, 64)
+	for i := range 5 {
+		if i > 0 {
+			next <- "data: " + string('0'+rune(i)) + "\n\n" // only after the piece before was read
+		}
+		n, err := resp.Body.Read(buf)
+		if want := "data: " + string('0'+rune(i)) + "\n\n"; err != nil || string(buf[:n]) != want {
+			t.Fatalf("piece %d: %q, %v", i, buf[:n], err)
+		}
+	}
+	close(next)
+	if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) != 0 {
+		t.Errorf("after the last piece: %q, %v", rest, err)
+	}
+}
+
+func TestErrorsBeforeTheFirstByte(t *testing.T) {
+	engine := []byte(`{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}`)
+	for name, tc := range map[string]struct {
+		err         error
+		path        string
+		status      int
+		body        string
+		contentType string
+		header      [2]string
+	}{
+		"ours": {apierror.New(apierror.NoReplica, "none", errors.New("10.0.0.1"), apierror.WithRetryAfter(1500*time.Millisecond)), "/v1/chat/completions", 503,
+			`{"error":{"message":"none","type":"server_error","param":null,"code":"no_replica"}}`, "application/json", [2]string{"Retry-After", "2"}},
+		"the engine's": {apierror.Upstream(422, "application/json; x=1", engine), "/v1/chat/completions", 422, string(engine), "application/json; x=1", [2]string{"X-Kvpilot-Reason", "INVALID_BODY"}},
+		"hidden":       {errors.New("dial 10.0.0.1"), "/v1/chat/completions", 500, `{"error":{"message":"internal error","type":"server_error","param":null,"code":"internal"}}`, "application/json", [2]string{"X-Kvpilot-Reason", "INTERNAL"}},
+		"anthropic":    {apierror.New(apierror.ModelNotFound, "no", nil), "/v1/messages", 404, `{"type":"error","error":{"type":"not_found_error","message":"no"}}`, "application/json", [2]string{"X-Kvpilot-Reason", "MODEL_NOT_FOUND"}},
+		"a panic":      {nil, "/v1/chat/completions", 500, `{"error":{"message":"internal error","type":"server_error","param":null,"code":"internal"}}`, "application/json", [2]string{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := start(t, &services{chat: func(*inproc.Exchange, *httpbody.HttpBody, bodies) error {
+				if tc.err == nil {
+					panic("bug")
+				}
+				return tc.err
+			}})
+			resp, got := call(t, "POST", url+tc.path, "{}")
+			if resp.StatusCode != tc.status || got != tc.body || resp.Header.Get("Content-Type") != tc.contentType {
+				t.Errorf("answer %d %q %s", resp.StatusCode, resp.Header.Get("Content-Type"), got)
+			}
+			if resp.ContentLength != int64(len(got)) {
+				t.Errorf("Content-Length %d of %d", resp.ContentLength, len(got))
+			}
+			if tc.header[0] != "" && resp.Header.Get(tc.header[0]) != tc.header[1] {
+				t.Errorf("%s: %q", tc.header[0], resp.Header.Get(tc.header[0]))
+			}
+		})
+	}
+}
+
+func TestErrorsAfterTheFirstByte(t *testing.T) {
+	broken := apierror.New(apierror.UpstreamStreamBroken, "broke off", nil)
+	answer := func(header http.Header) chatHandler {
+		return func(e *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+			if err := e.Answer.Begin(200, header); err != nil {
+				return err
+			}
+			if err := out.Send(&httpbody.HttpBody{Data: []byte("data: 1\n\n")}); err != nil {
+				return err
+			}
+			return broken
+		}
+	}
+	events := start(t, &services{chat: answer(http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}})})
+	resp, got := call(t, "POST", events+"/v1/chat/completions", "{}")
+	want := "data: 1\n\n" + `data: {"error":{"message":"broke off","type":"server_error","param":null,"code":"upstream_stream_broken"}}` + "\n\ndata: [DONE]\n\n"
+	if resp.StatusCode != 200 || got != want {
+		t.Errorf("OpenAI stream:\n%q\nwant\n%q", got, want)
+	}
+	for path, want := range map[string]string{
+		"/v1/responses":         "data: 1\n\nevent: error\n" + `data: {"type":"error","code":"upstream_stream_broken","message":"broke off","param":null,"error":{"message":"broke off","type":"server_error","param":null,"code":"upstream_stream_broken"}}` + "\n\n",
+		"/v1/chat/completions/": want, // as without its last slash
+	} {
+		if _, got = call(t, "POST", events+path, "{}"); got != want {
+			t.Errorf("%s:\n%q\nwant\n%q", path, got, want)
+		}
+	}
+	_, got = call(t, "POST", events+"/v1/messages", "{}")
+	if want := "data: 1\n\nevent: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"broke off\"}}\n\n"; got != want {
+		t.Errorf("Anthropic stream:\n%q\nwant\n%q", got, want)
+	}
+	// An answer that is no stream must not look whole.
+	for name, header := range map[string]http.Header{"known length": {"Content-Length": {"100"}}, "chunked": {"Content-Type": {"application/json"}}} {
+		url := start(t, &services{chat: answer(header)})
+		resp, err := http.Post(url+"/v1/chat/completions", "application/json", strings.NewReader("{}"))
+		if err == nil {
+			_, err = io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+		}
+		if err == nil {
+			t.Errorf("%s: a broken answer looks whole", name)
+		}
+	}
+}
+
+// An answer may break off anywhere. What it was cut off in must not swallow the error.
+func TestAnErrorStandsForItselfAfterACut(t *testing.T) {
+	const failure = `data: {"error":{"message":"broke off","type":"server_error","param":null,"code":"upstream_stream_broken"}}` + "\n\ndata: [DONE]\n\n"
+	for cut, want := range map[string]string{
+		"data: 1\n\n":          "",
+		"data: 1\n":            "\n",
+		"data: 1":              "\n\n",
+		"d":                    "\n\n",
+		"data: 1\r\n\r\n":      "\n",
+		"data: 1\r\r":          "\n",
+		"data: 1\n\n: comment": "\n\n",
+	} {
+		for _, size := range []int{1, 2, 3, 100} {
+			url := start(t, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+				if err := e.Answer.Begin(200, http.Header{"Content-Type": {"text/event-stream"}}); err != nil {
+					return err
+				}
+				for piece := range slices.Chunk([]byte(cut), size) {
+					if err := out.Send(&httpbody.HttpBody{Data: piece}); err != nil {
+						return err
+					}
+				}
+				return apierror.New(apierror.UpstreamStreamBroken, "broke off", nil)
+			}})
+			if _, got := call(t, "POST", url+"/v1/chat/completions", "{}"); got != cut+want+failure {
+				t.Errorf("after %q in pieces of %d: %q", cut, size, got)
+			}
+		}
+	}
+}
+
+func TestOptionsNamesTheMethods(t *testing.T) {
+	url := start(t, &services{chat: echo})
+	for path, want := range map[string]string{
+		"/v1/chat/completions": "POST, OPTIONS", "/v1/models": "GET, HEAD, OPTIONS", "/v1/models/a/b": "GET, HEAD, OPTIONS",
+		"/v1/responses/r": "GET, HEAD, OPTIONS", "/v1/responses/r/cancel": "POST, OPTIONS", "/kvpilot/v1/replicas/r": "DELETE, GET, HEAD, OPTIONS",
+	} {
+		if resp, _ := call(t, "OPTIONS", url+path, ""); resp.StatusCode != 204 || resp.Header.Get("Allow") != want {
+			t.Errorf("%s: %d, Allow %q, want %q", path, resp.StatusCode, resp.Header.Get("Allow"), want)
+		}
+	}
+	if resp, _ := call(t, "OPTIONS", url+"/nothing", ""); resp.StatusCode != 404 {
+		t.Errorf("a path that is not there: %d", resp.StatusCode)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	url := start(t, &services{chat: echo}, func(c *gateway.Config, _ *gateway.Params) { c.MaxBodyBytes = 1000 })
+	big := strings.Repeat("x", 1001)
+	for name, tc := range map[string]struct {
+		method, path, body string
+		header             []string
+		status             int
+		code               string
+		answer             [2]string
+	}{
+		"unknown path":           {"POST", "/v1/nothing", "{}", nil, 404, "route_not_found", [2]string{}},
+		"unknown path, GET":      {"GET", "/", "", nil, 404, "route_not_found", [2]string{}},
+		"wrong method":           {"GET", "/v1/chat/completions", "", nil, 405, "method_not_allowed", [2]string{"Allow", "POST"}},
+		"wrong method on GET":    {"PUT", "/v1/models", "{}", nil, 405, "method_not_allowed", [2]string{"Allow", "GET, HEAD"}},
+		"wrong method, variable": {"POST", "/v1/models/a/b", "{}", nil, 405, "method_not_allowed", [2]string{"Allow", "GET, HEAD"}},
+		"wrong method, replica":  {"PUT", "/kvpilot/v1/replicas/r", "{}", nil, 405, "method_not_allowed", [2]string{"Allow", "DELETE, GET, HEAD"}},
+		"slash, wrong method":    {"GET", "/v1/chat/completions/", "", nil, 405, "method_not_allowed", [2]string{"Allow", "POST"}},
+		"two slashes":            {"POST", "/v1/chat/completions//", "", nil, 404, "route_not_found", [2]string{}},
+		"invented method":        {"BREW", "/v1/chat/completions", "", nil, 405, "method_not_allowed", [2]string{}},
+		"no override":            {"POST", "/v1/models", "{}", []string{"X-Http-Method-Override", "GET", "Content-Type", "application/x-www-form-urlencoded"}, 405, "method_not_allowed", [2]string{}},
+		"too large":              {"POST", "/v1/chat/completions", big, nil, 413, "body_too_large", [2]string{}},
+		"compressed":             {"POST", "/v1/chat/completions", "x", []string{"Content-Encoding", "gzip"}, 415, "unsupported_media_type", [2]string{}},
+		"a form for JSON":        {"POST", "/kvpilot/v1/choose", "a=b", []string{"Content-Type", "text/plain"}, 415, "unsupported_media_type", [2]string{}},
+		"broken JSON":            {"POST", "/kvpilot/v1/choose", `{"model":`, []string{"Content-Type", "application/json"}, 400, "invalid_body", [2]string{}},
+		"wrong type":             {"POST", "/kvpilot/v1/choose", `{"model":7}`, nil, 400, "invalid_body", [2]string{}},
+		"a bad query":            {"GET", "/kvpilot/v1/decisions?limit=x", "", nil, 400, "invalid_body", [2]string{}},
+		"not implemented here":   {"GET", "/kvpilot/v1/policies", "", nil, 500, "internal", [2]string{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			resp, got := call(t, tc.method, url+tc.path, tc.body, tc.header...)
+			var e struct {
+				Error struct{ Message, Type, Code string }
+			}
+			if err := json.Unmarshal([]byte(got), &e); err != nil {
+				t.Fatalf("no OpenAI error: %d %q", resp.StatusCode, got)
+			}
+			if resp.StatusCode != tc.status || e.Error.Code != tc.code || e.Error.Message == "" {
+				t.Errorf("%d %+v", resp.StatusCode, e)
+			}
+			if tc.answer[0] != "" && resp.Header.Get(tc.answer[0]) != tc.answer[1] {
+				t.Errorf("%s: %q", tc.answer[0], resp.Header.Get(tc.answer[0]))
+			}
+			if resp.Header.Get("X-Request-Id") == "" {
+				t.Error("no request id")
+			}
+		})
+	}
+	t.Run("too large, chunked", func(t *testing.T) {
+		req, _ := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/chat/completions", io.MultiReader(strings.NewReader(big)))
+		resp, err := http.DefaultTransport.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != 413 {
+			t.Errorf("status %d", resp.StatusCode)
+		}
+	})
+}
+
+func TestAWrongDurationIsToldHowOneIsWritten(t *testing.T) {
+	url := start(t, &services{})
+	if _, got := call(t, "POST", url+"/kvpilot/v1/choose", `{"lease":"1h"}`); !strings.Contains(got, `must be a duration in seconds, as in \"90s\", not \"1h\"`) {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestTypedRoutes(t *testing.T) {
+	var got *kvpilotv1.ChooseReplicaRequest
+	url := start(t, &services{choose: func(in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+		got = in
+		return &kvpilotv1.ChooseReplicaResponse{Host: "h", Port: 1, ReplicaId: "a/b"}, nil
+	}})
+	resp, text := call(t, "POST", url+"/kvpilot/v1/choose", `{"model":"m","token_ids":{"ids":[1,2,3]},"sessionId":"s","unheard_of":1}`, "Content-Type", "application/json")
+	if resp.StatusCode != 200 || !slices.Equal(got.GetTokenIds().GetIds(), []uint32{1, 2, 3}) || got.GetSessionId() != "s" {
+		t.Errorf("%d %s; the service saw %v", resp.StatusCode, text, got)
+	}
+	if !strings.HasPrefix(text, `{"host":"h","port":1,"replica_id":"a/b","rank":0,`) {
+		t.Errorf("a small script cannot read %s", text)
+	}
+	for _, path := range []string{"/v1/route:choose", "/v1/route/choose"} {
+		resp, text := call(t, "POST", url+path, `{"mess`, "X-Body-Truncated", "6/9000", "Content-Type", "application/x-www-form-urlencoded")
+		if resp.StatusCode != 200 || !strings.Contains(text, `"replica_id":"r-1"`) || !strings.Contains(text, `"reason":"{\"mess6/9000"`) {
+			t.Errorf("%s: %d %s", path, resp.StatusCode, text)
+		}
+	}
+	resp, text = call(t, "GET", url+"/kvpilot/v1/decisions:watch", "")
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	if resp.Header.Get("Content-Type") != "application/x-ndjson" || len(lines) != 3 || !strings.Contains(lines[1], `"lost":"1"`) || !strings.Contains(lines[2], "shutting_down") {
+		t.Errorf("a stream of messages: %s %q", resp.Header.Get("Content-Type"), lines)
+	}
+}
+
+func TestAStreamWithNothingToSayIsOpen(t *testing.T) {
+	url := start(t, &services{})
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	req, _ := http.NewRequestWithContext(ctx, "GET", url+"/kvpilot/v1/replicas:watch", nil)
+	resp, err := http.DefaultTransport.RoundTrip(req)
+	if err != nil {
+		t.Fatalf("the client is not told that its stream is open: %v", err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/x-ndjson" || resp.Header.Get("X-Kvpilot-Stream") != "" {
+		t.Errorf("%d %v", resp.StatusCode, resp.Header)
+	}
+}
+
+// TestEveryRouteIsDescribed keeps /openapi.json true: what is in the contract is in there.
+func TestEveryRouteIsDescribed(t *testing.T) {
+	url := start(t, &services{})
+	_, text := call(t, "GET", url+"/openapi.json", "")
+	var doc struct {
+		Paths map[string]map[string]struct {
+			RequestBody *struct {
+				Content map[string]struct {
+					Schema map[string]any
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &doc); err != nil {
+		t.Fatal(err)
+	}
+	for path, item := range doc.Paths {
+		if strings.HasSuffix(path, "replicas:watch") {
+			continue // it lasts; the test above has it
+		}
+		for method, op := range item {
+			resp, body := call(t, strings.ToUpper(method), url+strings.NewReplacer("{", "", "}", "").Replace(path), "")
+			if code := resp.StatusCode; code == 404 && strings.Contains(body, "route_not_found") || code == 405 {
+				t.Errorf("%s %s is described, and answered with %d", method, path, code)
+			}
+			if op.RequestBody == nil {
+				continue
+			}
+			for _, content := range op.RequestBody.Content {
+				if members, _ := content.Schema["properties"].(map[string]any); members["data"] != nil && members["content_type"] != nil {
+					t.Errorf("%s %s is described as an HttpBody", method, path)
+				}
+			}
+		}
+	}
+	if len(doc.Paths) < 45 {
+		t.Errorf("%d paths", len(doc.Paths))
+	}
+}
+
+func TestBothDirectionsStream(t *testing.T) {
+	url := start(t, &services{})
+	in, w := io.Pipe()
+	req, _ := http.NewRequestWithContext(t.Context(), "POST", url+"/kvpilot/v1/reservations:track", in)
+	req.Header.Set("Content-Type", "application/x-ndjson")
+	go func() { _, _ = io.WriteString(w, "{\"sequence\":1}\n") }()
+	resp, err := http.DefaultTransport.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	lines := json.NewDecoder(resp.Body)
+	for i := 1; i <= 3; i++ {
+		var line struct{ Sequence string }
+		if err := lines.Decode(&line); err != nil || line.Sequence != string('0'+rune(i)) {
+			t.Fatalf("answer %d: %+v, %v", i, line, err)
+		}
+		if _, err := io.WriteString(w, "{\"sequence\":"+string('1'+rune(i))+"}\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = w.Close()
+	rest, err := io.ReadAll(resp.Body)
+	if err != nil || len(bytes.TrimSpace(rest)) == 0 {
+		t.Errorf("the end: %q, %v", rest, err)
+	}
+}
+
+func TestAuthorizationComesBeforeTheBody(t *testing.T) {
+	var tenant string
+	url := start(t, &services{chat: func(e *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
+		tenant = e.Caller.Tenant
+		return echo(e, in, out)
+	}}, func(_ *gateway.Config, p *gateway.Params) {
+		p.Authorize = func(r *http.Request, id, rpc string) (*caller.Caller, error) {
+			if id == "" || rpc != "/kvpilot.v1.InferenceService/ChatCompletions" {
+				t.Errorf("request %q for %q", id, rpc)
+			}
+			if r.Header.Get("Authorization") == "Bearer k" {
+				return &caller.Caller{Tenant: "team"}, nil
+			}
+			return nil, apierror.New(apierror.Unauthenticated, "a key is needed", nil)
+		}
+	})
+	in, w := io.Pipe() // a body that never comes
+	defer func() { _ = w.Close() }()
+	req, _ := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/chat/completions", in)
+	resp, err := http.DefaultTransport.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != 401 || resp.Header.Get("Www-Authenticate") != "Bearer" {
+		t.Errorf("without a key: %d %v", resp.StatusCode, resp.Header)
+	}
+	if resp, _ := call(t, "POST", url+"/v1/chat/completions", "{}", "Authorization", "Bearer k"); resp.StatusCode != 200 || tenant != "team" {
+		t.Errorf("with a key: %d, tenant %q", resp.StatusCode, tenant)
+	}
+	if resp, text := call(t, "GET", url+"/openapi.json", ""); resp.StatusCode != 200 || !json.Valid([]byte(text)) {
+		t.Errorf("/openapi.json: %d", resp.StatusCode)
+	}
+}
+
+func TestHealthIsAskedAsOfAnEngine(t *testing.T) {
+	serve := func(down error) string {
+		return start(t, &services{chat: echo}, func(_ *gateway.Config, p *gateway.Params) {
+			p.Ready = func() error { return down }
+			p.Authorize = func(*http.Request, string, string) (*caller.Caller, error) { return nil, errors.New("no key") }
+		})
+	}
+	cases := []struct {
+		method, path string
+		down         error
+		status       int
+		text         string
+	}{
+		{"GET", "/health", nil, 200, ""},
+		{"HEAD", "/health", nil, 200, ""},
+		{"GET", "/ping", nil, 200, ""},
+		{"POST", "/ping", nil, 200, ""},
+		{"GET", "/health", errors.New("no replica is ready"), 503, "no replica is ready"},
+		{"HEAD", "/health", errors.New("no replica is ready"), 503, ""},
+	}
+	for _, tc := range cases {
+		resp, text := call(t, tc.method, serve(tc.down)+tc.path, "")
+		if resp.StatusCode != tc.status || !strings.Contains(text, tc.text) || tc.text == "" && text != "" {
+			t.Errorf("%s %s, %v: got %d %q, want %d %q", tc.method, tc.path, tc.down, resp.StatusCode, text, tc.status, tc.text)
+		}
+	}
+	if resp, _ := call(t, "POST", serve(nil)+"/health", ""); resp.StatusCode == 200 {
+		t.Error("POST /health is no question after health")
+	}
+}
+
+func TestForward(t *testing.T) {
+	url := start(t, &services{chat: echo}, func(_ *gateway.Config, p *gateway.Params) { p.Forward = true })
+	if resp, got := call(t, "POST", url+"/v1/new/route?x=1", "{}"); resp.StatusCode != 200 || got != "POST /v1/new/route?x=1 {}" {
+		t.Errorf("%d %q", resp.StatusCode, got)
+	}
+	if resp, _ := call(t, "GET", url+"/v1/chat/completions", ""); resp.StatusCode != 405 {
+		t.Errorf("a known path with another method: %d", resp.StatusCode)
+	}
+}
+
+func TestCORS(t *testing.T) {
+	url := start(t, &services{chat: echo}, func(c *gateway.Config, _ *gateway.Params) { c.AllowOrigins = []string{"https://a.example"} })
+	preflight := []string{"Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "x-a"}
+	resp, _ := call(t, "OPTIONS", url+"/v1/chat/completions", "", append(preflight, "Origin", "https://a.example")...)
+	if resp.StatusCode != 204 || resp.Header.Get("Access-Control-Allow-Origin") != "https://a.example" || resp.Header.Get("Access-Control-Allow-Headers") != "x-a" {
+		t.Errorf("preflight: %d %v", resp.StatusCode, resp.Header)
+	}
+	resp, _ = call(t, "OPTIONS", url+"/v1/chat/completions", "", append(preflight, "Origin", "https://evil.example")...)
+	if resp.Header.Get("Access-Control-Allow-Origin") != "" || resp.Header.Get("Allow") != "POST, OPTIONS" {
+		t.Errorf("another origin: %d %v", resp.StatusCode, resp.Header)
+	}
+}
+
+func TestClientGoneCancelsTheCall(t *testing.T) {
+	began, ended := make(chan struct{}), make(chan struct{})
+	url := start(t, &services{chat: func(_ *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+		close(began)
+		<-out.Context().Done()
+		close(ended)
+		return out.Context().Err()
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	req, _ := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat/completions", strings.NewReader("{}"))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if resp, err := http.DefaultTransport.RoundTrip(req); err == nil {
+			_ = resp.Body.Close()
+			t.Error("an answer to a request that was given up")
+		}
+	})
+	<-began
+	cancel()
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Error("the handler did not learn of it")
+	}
+	wg.Wait()
+}

@@ -1,0 +1,34 @@
+package gateway
+
+import (
+	"net/http"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+)
+
+const healthPath = "/health"
+
+// isHealth reports whether a request asks for health as engines are asked: those who point a load
+// balancer or a client at the router instead of at an engine keep their probes. Such a request
+// needs no key, makes no span and counts in no metric.
+func isHealth(r *http.Request) bool {
+	switch r.URL.Path {
+	case healthPath:
+		return readMethod(r.Method) == http.MethodGet
+	case "/ping": // SageMaker's probe, which vLLM takes by either method
+		return readMethod(r.Method) == http.MethodGet || r.Method == http.MethodPost
+	}
+	return false
+}
+
+// serveHealth answers 200 without a body while requests can be taken, and 503 with the reason.
+func (g *Gateway) serveHealth(rq *request) {
+	if g.ready != nil {
+		if err := g.ready(); err != nil {
+			rq.fail(apierror.New(apierror.NoReplica, err.Error(), nil))
+			return
+		}
+	}
+	rq.w.Header().Set("Content-Length", "0")
+	rq.start(http.StatusOK)
+}

@@ -1,0 +1,308 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/api/httpbody"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+)
+
+// request is one HTTP request on its way. It is the ResponseWriter that the generated handlers
+// see and the Answer that raw routes write to; one goroutine uses it at a time.
+type request struct {
+	g        *Gateway
+	config   *Config // as the request began with
+	w        http.ResponseWriter
+	control  *http.ResponseController
+	flusher  flusher
+	exchange inproc.Exchange
+	body     body
+	held     int64  // bytes counted in the budget
+	pattern  string // the route as metrics name it; empty when there is none
+	named    string // the pattern in the span's name
+
+	status  int     // as sent; 0 while nothing was
+	tail    [2]byte // the last bytes of a stream of server-sent events
+	events  bool    // the answer is a stream of server-sent events
+	lines   bool    // the answer is a stream of JSON lines
+	pushed  bool    // every write goes out at once
+	opened  bool    // the first piece was written
+	failed  *apierror.Error
+	live    *liveBody // of a stream of messages; nil otherwise
+	tunnel  *tunnel   // what the connection became; nil while it is HTTP
+	aborted bool      // the connection must not look as if the answer were whole
+	stallBy time.Time
+	// multiplexed: HTTP/2 ends a stream at its deadline even when nothing is being written.
+	multiplexed bool
+}
+
+var (
+	_ http.ResponseWriter = (*request)(nil)
+	_ inproc.Answer       = (*request)(nil)
+)
+
+type requestKey struct{}
+
+func requestFrom(ctx context.Context) *request {
+	rq, _ := ctx.Value(requestKey{}).(*request)
+	return rq
+}
+
+// matched tells which route was found.
+func (rq *request) matched(r *route) {
+	if r == nil {
+		return
+	}
+	rq.pattern = r.pattern
+	if r.raw {
+		rq.exchange.Answer = rq
+	}
+}
+
+// Begin implements inproc.Answer.
+func (rq *request) Begin(status int, header http.Header) error {
+	if rq.status != 0 {
+		return errors.New("the answer has begun")
+	}
+	h := rq.w.Header()
+	for name, values := range header {
+		if !hopByHop(name) {
+			h[name] = values
+		}
+	}
+	rq.start(status)
+	return nil
+}
+
+// Message implements inproc.Answer.
+func (rq *request) Message(msg any) error {
+	m, ok := msg.(*httpbody.HttpBody)
+	if !ok {
+		return errors.New("a raw route answers with HttpBody")
+	}
+	if rq.status == 0 {
+		rq.w.Header().Set("Content-Type", codec{}.ContentType(m))
+		rq.start(http.StatusOK)
+	}
+	return rq.write(m.Data)
+}
+
+// start sends the status and the headers, with the first bytes of the body.
+func (rq *request) start(status int) {
+	h := rq.w.Header()
+	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	rq.events, rq.lines = kind == "text/event-stream", kind == typeLines
+	rq.pushed = h.Get("Content-Length") == ""
+	rq.status = status
+	if !rq.multiplexed {
+		rq.extend() // for an answer that is written when its handler has ended
+	}
+	rq.w.WriteHeader(status)
+}
+
+// write sends bytes of the body; those of a stream leave at once. A client that takes nothing for
+// the stall timeout loses its connection: a reader that is merely slow holds the engine back.
+func (rq *request) write(p []byte) error {
+	rq.extend()
+	if rq.events {
+		rq.note(p)
+		if !rq.opened {
+			rq.opened = true
+			return rq.apart(p)
+		}
+	}
+	return rq.send(p)
+}
+
+// note keeps the last two bytes of a stream.
+func (rq *request) note(p []byte) {
+	switch n := len(p); n {
+	case 0:
+	case 1:
+		rq.tail[0], rq.tail[1] = rq.tail[1], p[0]
+	default:
+		rq.tail[0], rq.tail[1] = p[n-2], p[n-1]
+	}
+}
+
+// endOfEvent ends an event that was cut off in its middle, so that the next one stands for itself.
+func (rq *request) endOfEvent() []byte {
+	switch last := rq.tail[1]; {
+	case last == 0, rq.tail == [2]byte{'\n', '\n'}:
+		return nil
+	case last == '\n', last == '\r': // after a line, or after an event with other line ends
+		return []byte("\n")
+	}
+	return []byte("\n\n")
+}
+
+// apart is send on a goroutine of its own, for the first piece of a stream: net/http writes the
+// header so deep that the stack of the request's goroutine would be doubled, and stay so for as
+// long as the stream lasts.
+func (rq *request) apart(p []byte) (err error) {
+	var panicked any
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() { panicked = recover() }()
+		err = rq.send(p)
+	}()
+	<-done // write deadlines bound it
+	if panicked != nil {
+		panic(panicked) // where net/http expects it
+	}
+	return err
+}
+
+// flusher sends what was written so far.
+type flusher interface{ FlushError() error }
+
+// flusherOf is w itself where it can: the controller would look for the way anew for every piece.
+func flusherOf(w http.ResponseWriter, control *http.ResponseController) flusher {
+	if f, ok := w.(flusher); ok {
+		return f
+	}
+	return controlled{control}
+}
+
+type controlled struct{ *http.ResponseController }
+
+// FlushError implements flusher.
+func (c controlled) FlushError() error { return c.Flush() }
+
+// send hands p to the connection.
+func (rq *request) send(p []byte) error {
+	if _, err := rq.w.Write(p); err != nil {
+		return err
+	}
+	if rq.pushed {
+		err := rq.flusher.FlushError()
+		rq.flushed()
+		return err
+	}
+	return nil
+}
+
+// Header, WriteHeader and Write are for the generated handlers. They do nothing once an error was
+// written: grpc-gateway then writes one of its own.
+func (rq *request) Header() http.Header {
+	if rq.failed != nil {
+		return http.Header{}
+	}
+	return rq.w.Header()
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (rq *request) WriteHeader(status int) {
+	if rq.status == 0 && rq.failed == nil {
+		rq.start(status)
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (rq *request) Write(p []byte) (int, error) {
+	if rq.failed != nil {
+		return len(p), nil
+	}
+	if rq.status == 0 {
+		rq.start(http.StatusOK)
+	}
+	rq.extend()
+	if _, err := rq.w.Write(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// FlushError is for streams of messages.
+func (rq *request) FlushError() error {
+	rq.extend()
+	err := rq.flusher.FlushError()
+	rq.flushed()
+	return err
+}
+
+// fail answers with an error. The first one counts.
+func (rq *request) fail(e *apierror.Error) {
+	if rq.failed != nil {
+		return
+	}
+	if wrong := rq.live.mistake(); wrong != nil {
+		e = wrong // the service saw the stream end there
+	}
+	rq.failed = e
+	dialect := dialectOf(rq.exchange.Path)
+	switch {
+	case rq.tunnel != nil: // the connection is no longer one for answers
+		rq.g.metrics.brokenStream(e)
+	case rq.status == 0:
+		contentType, text := e.Body(dialect)
+		h := rq.w.Header()
+		setErrorHeaders(h, e)
+		h.Set("Content-Type", contentType)
+		h.Set("Content-Length", itoa(int64(len(text))))
+		rq.start(e.HTTPStatus())
+		_ = rq.write(text) // the client may be gone; there is nobody left to tell
+	case rq.events:
+		_ = rq.write(append(rq.endOfEvent(), e.Events(dialect)...)) // as above
+		rq.g.metrics.brokenStream(e)
+	case rq.lines:
+		_ = rq.write(append(e.JSON(dialect), '\n')) // as above
+		rq.g.metrics.brokenStream(e)
+	default:
+		rq.aborted = true
+		rq.g.metrics.brokenStream(e)
+	}
+}
+
+// setErrorHeaders puts beside a body what HTTP has headers for.
+func setErrorHeaders(h http.Header, e *apierror.Error) {
+	h.Set("X-Kvpilot-Reason", apierror.Name(e.Reason))
+	if after := e.RetryAfterHeader(); after != "" {
+		h.Set("Retry-After", after)
+		h.Set("Retry-After-Ms", e.RetryAfterMS())
+	}
+	maps.Copy(h, e.Header)
+	if e.Reason == apierror.Unauthenticated {
+		h.Set("Www-Authenticate", "Bearer")
+	}
+	if protocol := e.Upgrade(); protocol != "" {
+		h.Set("Upgrade", protocol)
+		h.Set("Connection", "Upgrade")
+	}
+	h.Del("Cache-Control")
+}
+
+// dialectOf is Anthropic's below /v1/messages, OpenAI's elsewhere, whose responses are streams of their own kind.
+func dialectOf(path string) apierror.Dialect {
+	switch {
+	case below(path, "/v1/messages"):
+		return apierror.Anthropic
+	case below(path, "/v1/responses"):
+		return apierror.OpenAIResponses
+	}
+	return apierror.OpenAI
+}
+
+// below reports whether path is root or under it.
+func below(path, root string) bool {
+	rest, ok := strings.CutPrefix(path, root)
+	return ok && (rest == "" || rest[0] == '/')
+}
+
+// hopByHop reports headers that belong to one connection only.
+func hopByHop(name string) bool {
+	switch name {
+	case "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection",
+		"Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return true
+	}
+	return false
+}

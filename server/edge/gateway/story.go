@@ -1,0 +1,61 @@
+package gateway
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+)
+
+// story is what the server span says of an HTTP request.
+type story struct {
+	method, path, scheme, version string
+	requestID, route, name        string // name is the span's, when the route was found later
+	status                        int
+	fault, words                  string // the kind of our own fault, and its public words
+}
+
+var stories = sync.Pool{New: func() any { return &story{} }}
+
+// tell takes from a request what its span is going to say.
+func tell(rq *request, r *http.Request) *story {
+	st := stories.Get().(*story)
+	*st = story{
+		method: knownMethod(rq.exchange.Method), path: rq.exchange.Path, scheme: "http", version: strings.TrimPrefix(r.Proto, "HTTP/"),
+		requestID: strings.Clone(rq.exchange.RequestID), route: rq.pattern, status: rq.outcome(),
+	}
+	if r.TLS != nil {
+		st.scheme = "https"
+	}
+	if rq.pattern != rq.named {
+		st.name = spanName(st.method, rq.pattern)
+	}
+	if e := rq.failed; e != nil && e.Fault() == apierror.FaultOurs {
+		st.fault, st.words = apierror.Name(e.Reason), e.OwnWords()
+	}
+	return st
+}
+
+// Free implements span.Story.
+func (st *story) Free() {
+	*st = story{}
+	stories.Put(st)
+}
+
+// Draw implements span.Story.
+func (st *story) Draw(on *span.Canvas) {
+	on.Set(span.HTTPMethod.String(st.method), span.URLPath.String(st.path), span.URLScheme.String(st.scheme), span.HTTPVersion.String(st.version),
+		span.HTTPStatus.Int(st.status), span.RequestID.String(st.requestID))
+	if st.name != "" {
+		on.Rename(st.name)
+	}
+	if st.route != "" {
+		on.Set(span.HTTPRoute.String(st.route))
+	}
+	if st.fault != "" {
+		on.Set(span.ErrorType.String(st.fault))
+		on.Fail(st.words)
+	}
+}

@@ -1,0 +1,66 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+)
+
+// newCrossOrigin makes the check that keeps other sites' pages from changing anything.
+func newCrossOrigin(origins []string) (*http.CrossOriginProtection, error) {
+	c := http.NewCrossOriginProtection()
+	for _, origin := range origins {
+		if origin == "*" {
+			continue
+		}
+		if err := c.AddTrustedOrigin(origin); err != nil {
+			return nil, fmt.Errorf("gateway.allow_origins: %w", err)
+		}
+	}
+	return c, nil
+}
+
+// fromElsewhere refuses what a page of another origin asks for. "*" lets all pages ask engines, but
+// not change the fleet or the router's bookings.
+func (g *Gateway) fromElsewhere(r *http.Request, found *route) error {
+	if g.cors.all && !strings.HasPrefix(r.URL.Path, "/kvpilot/") {
+		return nil
+	}
+	if found != nil && found.upgrade { // browsers let any page open a WebSocket, and read it
+		r = r.WithContext(r.Context())
+		r.Method = http.MethodPost
+	}
+	if err := g.crossOrigin.Check(r); err != nil {
+		return apierror.New(apierror.PermissionDenied, "pages of other origins may not call this router (gateway.allow_origins)", err)
+	}
+	return nil
+}
+
+// RefuseHost answers requests for a host that is not the router's.
+func (g *Gateway) RefuseHost() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e := apierror.New(apierror.PermissionDenied, "this router is not reached by the name in the header Host: ask for localhost, or list the name in listen.hosts", nil)
+		contentType, text := e.Body(dialectOf(r.URL.Path))
+		setErrorHeaders(w.Header(), e)
+		w.Header().Set("Content-Type", contentType)
+		w.WriteHeader(e.HTTPStatus())
+		_, _ = w.Write(text) // the client may be gone
+	})
+}
+
+// ambiguous reports an escaped path that other servers may read as another path.
+func ambiguous(path string) bool {
+	if !strings.Contains(path, "%") && !strings.Contains(path, "..") {
+		return false
+	}
+	lower := strings.ToLower(path)
+	for _, escape := range []string{"%2f", "%5c", "%2e", "%00", "%25"} {
+		if strings.Contains(lower, escape) {
+			return true
+		}
+	}
+	return slices.Contains(strings.Split(path, "/"), "..")
+}

@@ -1,0 +1,182 @@
+package grpcapi
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"strings"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/edge/callers"
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/observe/audit"
+)
+
+// Known reports whether a method is one of the contract's.
+func (a *API) Known(method string) bool { return a.methods[method] != nil }
+
+// CarriesPrompt reports whether a method's messages may be as large as prompts are.
+func (a *API) CarriesPrompt(method string) bool {
+	m := a.methods[method]
+	return m != nil && m.prompt
+}
+
+// origin is where a call came from, for the audit log.
+type origin struct{ address, requestID string }
+
+// Admit identifies the sender of a gRPC call before anything of its message is read.
+func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller.Caller, error) {
+	m := a.methods[method]
+	if m == nil {
+		return nil, nil
+	}
+	by := callers.Credentials{Key: single(md, "x-api-key"), Authorization: single(md, "authorization"), Tenant: single(md, a.tenantKey)}
+	from := origin{requestID: single(md, "x-request-id")}
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			by.TLS = &info.State
+		}
+		from.address = hostOf(p.Addr.String())
+	}
+	return a.admitted(by, method, m, from)
+}
+
+// Authorize identifies the sender of a REST request before its body is read. rpc is the method that the route stands for;
+// of a route whose method is not known yet, the role is looked at when it is.
+func (a *API) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
+	by := callers.Credentials{Key: r.Header.Get("X-Api-Key"), Authorization: r.Header.Get("Authorization"), Tenant: r.Header.Get(a.tenantHeader), TLS: r.TLS}
+	who, err := a.Callers.IdentifyWaiting(r.Context(), by)
+	from := origin{hostOf(r.RemoteAddr), requestID}
+	m := a.methods[rpc]
+	if m == nil {
+		rpc = r.URL.Path
+	}
+	if err == nil && m != nil {
+		return who, a.permit(who, rpc, m, from)
+	}
+	return who, a.unknown(err, rpc, from)
+}
+
+// AllowAdmin lets a request of the admin surface in when its sender has one of the roles. Browsers send a key as the password
+// of basic authentication.
+func (a *API) AllowAdmin(r *http.Request, roles caller.Roles) error {
+	by := callers.Credentials{Key: r.Header.Get("X-Api-Key"), Authorization: r.Header.Get("Authorization"), TLS: r.TLS}
+	if _, password, ok := r.BasicAuth(); ok {
+		by.Key = password
+	}
+	from, path := origin{hostOf(r.RemoteAddr), r.Header.Get(inproc.HeaderRequestID)}, r.URL.Path
+	who, err := a.Callers.IdentifyWaiting(r.Context(), by)
+	if err != nil {
+		return a.unknown(err, path, from)
+	}
+	if err := a.permit(who, path, &methodInfo{roles: roles}, from); err != nil {
+		return err
+	}
+	if who.By != caller.Open && (strings.HasPrefix(path, "/console") || strings.HasPrefix(path, "/debug")) {
+		a.Audit.Write(audit.Event{Kind: audit.Read, Outcome: audit.OK, Address: from.address, RequestID: from.requestID, Method: path}.From(who))
+	}
+	return nil
+}
+
+// admitted identifies the sender of a call without waiting, and looks at its roles.
+func (a *API) admitted(by callers.Credentials, method string, m *methodInfo, from origin) (*caller.Caller, error) {
+	who, err := a.Callers.Identify(by)
+	if err != nil {
+		return nil, a.unknown(err, method, from)
+	}
+	if err := a.permit(who, method, m, from); err != nil {
+		return nil, err
+	}
+	return who, nil
+}
+
+// unknown counts and records a refusal of credentials, and returns it.
+func (a *API) unknown(err error, method string, from origin) error {
+	if err == nil {
+		return nil
+	}
+	a.metrics.refused.Add(context.Background(), 1, a.metrics.unknownKey)
+	public := apierror.From(err)
+	a.Audit.Write(audit.Event{
+		Kind: audit.Refused, Outcome: apierror.Name(public.Reason), Address: from.address, RequestID: from.requestID, Method: method, Detail: public.Message,
+	})
+	return err
+}
+
+// permit refuses a caller that has none of a method's roles.
+func (a *API) permit(who *caller.Caller, method string, m *methodInfo, from origin) error {
+	if who.May(m.roles) {
+		return nil
+	}
+	a.metrics.refused.Add(context.Background(), 1, a.metrics.notAllowed)
+	needs := m.roles &^ caller.Admin
+	if needs == 0 {
+		needs = caller.Admin
+	}
+	err := apierror.New(apierror.PermissionDenied, "the caller may not do this: it needs the role "+strings.ReplaceAll(needs.String(), ",", " or "), nil)
+	a.Audit.Write(audit.Event{
+		Kind: audit.Refused, Outcome: apierror.Name(err.Reason), Address: from.address, RequestID: from.requestID, Method: method,
+	}.From(who))
+	return err
+}
+
+// record writes what a call did to the fleet, or what it read, into the audit log.
+func (a *API) record(ctx context.Context, kind audit.Kind, method, target string, err error) {
+	e := audit.Event{Kind: kind, Outcome: audit.OK, Address: clientOf(ctx), Target: target, Method: method}
+	if err != nil {
+		e.Outcome = apierror.Name(apierror.From(err).Reason)
+	}
+	if x := inproc.FromContext(ctx); x != nil {
+		e.RequestID = x.RequestID
+	} else if md, ok := metadata.FromIncomingContext(ctx); ok {
+		e.RequestID = single(md, "x-request-id")
+	}
+	a.Audit.Write(e.From(a.caller(ctx)))
+}
+
+// recordRead writes that a call reads what belongs to other tenants. Without credentials there are none.
+func (a *API) recordRead(ctx context.Context, method, target string) {
+	if who := a.caller(ctx); who.By != caller.Open && who.May(caller.Observe) {
+		a.record(ctx, audit.Read, method, target, nil)
+	}
+}
+
+// mayRegister refuses registration where anybody could register.
+func (a *API) mayRegister() error {
+	if !a.Callers.Open() || a.Registration {
+		return nil
+	}
+	return apierror.New(apierror.PermissionDenied, "registration is off: set registry.registration.enabled, or use API keys", nil)
+}
+
+// clientOf is the address that a call came from, without its port.
+func clientOf(ctx context.Context) string {
+	address := ""
+	if e := inproc.FromContext(ctx); e != nil {
+		address = e.RemoteAddr
+	} else if p, ok := peer.FromContext(ctx); ok {
+		address = p.Addr.String()
+	}
+	return hostOf(address)
+}
+
+// hostOf is an address without its port; empty when it has none.
+func hostOf(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return ""
+	}
+	return host
+}
+
+func single(md metadata.MD, name string) string {
+	if v := md[name]; len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}

@@ -1,0 +1,218 @@
+package grpcapi
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
+
+	"buf.build/go/protovalidate"
+	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/edge/callers"
+	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/observe/audit"
+	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
+	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+)
+
+// Router answers inference calls; *router.Router does.
+type Router interface {
+	Serve(ctx context.Context, call *router.Call, to router.Sink) error
+	Stored(ctx context.Context, call *router.Call, id string, to router.Sink) error
+	Adapter(ctx context.Context, call *router.Call, to router.Sink) error
+	Realtime(ctx context.Context, call *router.Call, model string, up router.Upgrade) error
+	Models() []byte
+	Model(id string) ([]byte, error)
+	Choose(ctx context.Context, q *router.Question) (*router.Answer, error)
+	Encode(ctx context.Context, q *router.Question) (*router.Answer, error)
+}
+
+// Lifecycle takes the reports about a reservation; *chooser.Chooser does.
+type Lifecycle interface {
+	PrefillCompleted(key load.Key) load.Outcome
+	ReportProgress(key load.Key, outputTokens int) load.Outcome
+	Renew(key load.Key) load.Outcome
+	Finish(key load.Key, result chooser.Result) load.Outcome
+}
+
+// Params are the parts that the services speak for. Those before Stats are required.
+type Params struct {
+	Router    Router
+	Lifecycle Lifecycle
+	Book      *load.Book
+	Registry  *registry.Registry
+	Decisions *decisionlog.Log
+	Tokens    *tokenizer.Pool
+	// Choice gives the configuration that ListPolicies shows.
+	Choice func() chooser.Config
+	// Settings gives what ConfigService speaks for; nil where settings cannot be changed.
+	Settings func() Settings
+
+	// Stats gives what a rank's engine reported last; nil when engines are not asked.
+	Stats func(replica.Slot) (enginestats.Stats, bool)
+	// Feed gives the state of a rank's event feed; nil means none publishes events.
+	Feed func(replica.Slot) kvblock.FeedState
+	// Callers identifies callers; nil makes one of the Config, whose files are not read again.
+	Callers *callers.Callers
+	// Audit takes what changes the fleet, refusals and reads of others' data; nil takes none.
+	Audit *audit.Log
+	// Registration lets callers without a key register replicas.
+	Registration bool
+	// Forward lets InferenceService.Forward pass on paths that the router does not know.
+	Forward bool
+	Log     *slog.Logger
+	Meter   metric.MeterProvider
+}
+
+// API is the services. Make one with New.
+type API struct {
+	Params
+	conf atomic.Pointer[Config]
+	// tenantHeader is the header of gateways, tenantKey the same as metadata have it.
+	tenantHeader, tenantKey string
+	everybody               *caller.Caller
+	rules                   protovalidate.Validator
+	metrics                 *metrics
+	methods                 map[string]*methodInfo
+	// life ends with Leave; it is no request's context.
+	life context.Context
+	// Leave ends the streams that would otherwise last for ever (watches), so that a shutdown need not
+	// wait for them. Calls that answer are not touched. It may be called again.
+	Leave context.CancelFunc
+}
+
+// New makes an API. c must be valid.
+func New(c Config, p Params) (*API, error) {
+	if p.Log == nil {
+		p.Log = slog.New(slog.DiscardHandler)
+	}
+	if p.Stats == nil {
+		p.Stats = func(replica.Slot) (enginestats.Stats, bool) { return enginestats.Stats{}, false }
+	}
+	if p.Feed == nil {
+		p.Feed = func(replica.Slot) kvblock.FeedState { return kvblock.FeedNone }
+	}
+	if p.Callers == nil {
+		var err error
+		if p.Callers, err = callers.New(c.Callers(), callers.Params{Log: p.Log, Meter: p.Meter}); err != nil {
+			return nil, err
+		}
+	}
+	m, err := newMetrics(p.Meter)
+	if err != nil {
+		return nil, err
+	}
+	methods, err := readMethods()
+	if err != nil {
+		return nil, err
+	}
+	a := &API{Params: p, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), everybody: caller.Everybody(), metrics: m, methods: methods}
+	a.conf.Store(&c)
+	a.life, a.Leave = context.WithCancel(context.Background())
+	if a.rules, err = protovalidate.New(protovalidate.WithMessageDescriptors(a.inputs()...)); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// UseOverrides puts the settings that are read at each call in force.
+func (a *API) UseOverrides(c Config) { a.conf.Store(&c) }
+
+// Register adds the services to a grpc.Server or to the in-process hop.
+func (a *API) Register(to grpc.ServiceRegistrar) {
+	kvpilotv1.RegisterInferenceServiceServer(to, &inference{api: a})
+	kvpilotv1.RegisterRoutingServiceServer(to, &routing{api: a})
+	kvpilotv1.RegisterReplicaServiceServer(to, &replicas{api: a})
+	kvpilotv1.RegisterConfigServiceServer(to, &settings{api: a})
+}
+
+// lasting is the context of a stream that ends with the router.
+func (a *API) lasting(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(a.life, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// stopped is how a lasting stream ends: its caller left, or the router does.
+func stopped(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return apierror.New(apierror.ShuttingDown, "the router is stopping", nil)
+}
+
+// methodInfo is what the interceptor needs to know of an RPC.
+type methodInfo struct {
+	input protoreflect.MessageDescriptor
+	// raw requests are HttpBody: no rules apply, and the router logs the call.
+	raw bool
+	// prompt says that a message may be as large as prompts are.
+	prompt bool
+	// roles are those of which a caller needs one.
+	roles caller.Roles
+	// each message of the stream is answered by itself, a broken rule too: the handler applies them.
+	each bool
+}
+
+// readMethods lists the contract's RPCs by full name.
+func readMethods() (map[string]*methodInfo, error) {
+	list := map[string]*methodInfo{}
+	roles := methodRoles()
+	for _, file := range []protoreflect.FileDescriptor{
+		kvpilotv1.File_kvpilot_v1_inference_proto, kvpilotv1.File_kvpilot_v1_routing_proto, kvpilotv1.File_kvpilot_v1_replica_proto,
+		kvpilotv1.File_kvpilot_v1_config_proto,
+	} {
+		for i := range file.Services().Len() {
+			service := file.Services().Get(i)
+			for j := range service.Methods().Len() {
+				rpc := service.Methods().Get(j)
+				name := "/" + string(service.FullName()) + "/" + string(rpc.Name())
+				if roles[name] == 0 {
+					return nil, fmt.Errorf("%s has no role in methodRoles: nobody could call it", name)
+				}
+				list[name] = &methodInfo{
+					roles: roles[name], input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody", prompt: carriesPrompt(rpc.Input()),
+				}
+			}
+		}
+	}
+	list[kvpilotv1.RoutingService_TrackReservation_FullMethodName].each = true
+	return list, nil
+}
+
+func carriesPrompt(m protoreflect.MessageDescriptor) bool {
+	for _, name := range []protoreflect.Name{"data", "body", "text"} {
+		if m.Fields().ByName(name) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// inputs are the messages whose rules are read at start, so that no request waits for it.
+func (a *API) inputs() []protoreflect.MessageDescriptor {
+	var list []protoreflect.MessageDescriptor
+	for _, m := range a.methods {
+		if !m.raw {
+			list = append(list, m.input)
+		}
+	}
+	return list
+}

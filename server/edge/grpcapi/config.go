@@ -1,0 +1,38 @@
+package grpcapi
+
+import "github.com/kvpilot/kvpilot/server/edge/callers"
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// Keys are the API keys that callers may show. Without Keys, KeysFile, JWT and Certificates no credentials are asked for.
+	Keys []Key `yaml:"keys"`
+	// KeysFile names a file with one "tenant:key" or "tenant:key:admin" per line, and options after a space: roles=infer,route
+	// name=ci expires=2027-01-31. A key may be written as sha256: and the hex SHA-256 of it (kvpilot key new). Lines that begin
+	// with # are comments. The file is read again when it changes; a broken one leaves the keys before in force.
+	KeysFile string `yaml:"keys_file"`
+	// JWT says which signed tokens are accepted.
+	JWT callers.JWT `yaml:"jwt"`
+	// Certificates give the tenant of client certificates (listen.client_ca) by a name in them; the first that matches counts.
+	Certificates []callers.Certificate `yaml:"certificates"`
+	// TenantHeader is the header in which callers with the role gateway name the tenant of a request. It is ignored from others.
+	TenantHeader string `yaml:"tenant_header"`
+	// Overrides lets callers choose the policy, its numbers and the replicas of a request by
+	// x-kvpilot-* headers and ChooseReplica's fields.
+	Overrides bool `yaml:"overrides"`
+}
+
+// Key is one caller's API key.
+type Key = callers.Key
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{Overrides: true, JWT: callers.DefaultJWT(), TenantHeader: "X-Kvpilot-Tenant"}
+}
+
+// Callers are the settings of who may call.
+func (c Config) Callers() callers.Config {
+	return callers.Config{Keys: c.Keys, KeysFile: c.KeysFile, JWT: c.JWT, Certificates: c.Certificates, TenantHeader: c.TenantHeader}
+}
+
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error { return c.Callers().Validate() }

@@ -1,0 +1,271 @@
+package grpcapi
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
+	"strings"
+
+	"google.golang.org/genproto/googleapis/api/httpbody"
+	"google.golang.org/grpc"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/observe/audit"
+	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+// inference passes bodies to the router and answers back.
+type inference struct {
+	kvpilotv1.UnimplementedInferenceServiceServer
+	api *API
+}
+
+type bodies = grpc.ServerStreamingServer[httpbody.HttpBody]
+
+// serve answers a raw call. path is the route's own; a REST client may have used another one of it.
+func (s *inference) serve(in *httpbody.HttpBody, out bodies, path string) error {
+	call, err := s.api.call(out.Context(), http.MethodPost, path)
+	if err != nil {
+		return err
+	}
+	call.Body, call.ContentType = in.GetData(), contentType(out.Context(), in.GetContentType())
+	if e := inproc.FromContext(out.Context()); e != nil && e.Body != nil {
+		call.Stream, call.StreamSize = e.Body, e.BodySize
+	}
+	to := newSink(out)
+	return to.end(s.api.Router.Serve(out.Context(), call, to))
+}
+
+// contentType is that of a body: a REST client's own header says it where the message does not, and a
+// gRPC caller who says nothing sends JSON.
+func contentType(ctx context.Context, said string) string {
+	if said == "" && inproc.FromContext(ctx) == nil {
+		return "application/json"
+	}
+	return said
+}
+
+func (s *inference) ChatCompletions(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/chat/completions")
+}
+
+func (s *inference) ChatCompletionsBatch(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/chat/completions/batch")
+}
+
+func (s *inference) Completions(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/completions")
+}
+
+func (s *inference) Responses(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/responses")
+}
+
+func (s *inference) Messages(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/messages")
+}
+
+func (s *inference) CountMessageTokens(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/messages/count_tokens")
+}
+
+func (s *inference) Generate(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/inference/v1/generate")
+}
+
+func (s *inference) Embeddings(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/embeddings")
+}
+
+func (s *inference) EmbedV2(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v2/embed")
+}
+
+func (s *inference) Rerank(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/rerank")
+}
+
+func (s *inference) Score(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/score")
+}
+
+func (s *inference) Classify(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/classify")
+}
+
+func (s *inference) Pooling(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/pooling")
+}
+
+func (s *inference) AudioTranscriptions(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/audio/transcriptions")
+}
+
+func (s *inference) AudioTranslations(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/audio/translations")
+}
+
+func (s *inference) RenderChatCompletions(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/chat/completions/render")
+}
+
+func (s *inference) RenderCompletions(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/completions/render")
+}
+
+func (s *inference) RenderMessages(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/messages/render")
+}
+
+func (s *inference) RenderResponses(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/responses/render")
+}
+
+func (s *inference) CohereChat(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/cohere/v2/chat")
+}
+
+func (s *inference) RenderCohereChat(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/cohere/v2/chat/render")
+}
+
+func (s *inference) LoadAdapter(in *httpbody.HttpBody, out bodies) error {
+	err := s.adapter(in, out, "/v1/load_lora_adapter")
+	s.api.record(out.Context(), audit.LoadAdapter, kvpilotv1.InferenceService_LoadAdapter_FullMethodName, "", err)
+	return err
+}
+
+func (s *inference) UnloadAdapter(in *httpbody.HttpBody, out bodies) error {
+	err := s.adapter(in, out, "/v1/unload_lora_adapter")
+	s.api.record(out.Context(), audit.UnloadAdapter, kvpilotv1.InferenceService_UnloadAdapter_FullMethodName, "", err)
+	return err
+}
+
+// adapter answers a call that goes to every replica of a pool.
+func (s *inference) adapter(in *httpbody.HttpBody, out bodies, path string) error {
+	call, err := s.api.call(out.Context(), http.MethodPost, path)
+	if err != nil {
+		return err
+	}
+	call.Body, call.ContentType = in.GetData(), in.GetContentType()
+	to := newSink(out)
+	return to.end(s.api.Router.Adapter(out.Context(), call, to))
+}
+
+// errNoUpgrade is what a call of Realtime meets that brings no connection to make a WebSocket of.
+func errNoUpgrade() error {
+	return apierror.New(apierror.NotSupported, "this route is a WebSocket: open it by an upgrade of an HTTP/1.1 connection (GET /v1/realtime with Connection: Upgrade, Upgrade: websocket)", nil, apierror.WithUpgrade())
+}
+
+func (s *inference) Realtime(in *kvpilotv1.RealtimeRequest, out bodies) error {
+	e := inproc.FromContext(out.Context())
+	if e == nil || e.Upgrade == nil {
+		return errNoUpgrade()
+	}
+	call, err := s.api.call(out.Context(), http.MethodGet, "/v1/realtime")
+	if err != nil {
+		return err
+	}
+	return s.api.Router.Realtime(out.Context(), call, in.GetModel(), e.Upgrade)
+}
+
+func (s *inference) DerenderChatCompletions(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/chat/completions/derender")
+}
+
+func (s *inference) DerenderCompletions(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/v1/completions/derender")
+}
+
+func (s *inference) TokenizeBody(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/tokenize")
+}
+
+func (s *inference) DetokenizeBody(in *httpbody.HttpBody, out bodies) error {
+	return s.serve(in, out, "/detokenize")
+}
+
+func (s *inference) RetrieveResponse(in *kvpilotv1.RetrieveResponseRequest, out bodies) error {
+	query := url.Values{}
+	if in.Stream != nil {
+		query.Set("stream", strconv.FormatBool(in.GetStream()))
+	}
+	if in.StartingAfter != nil {
+		query.Set("starting_after", strconv.FormatInt(in.GetStartingAfter(), 10))
+	}
+	return s.stored(out, http.MethodGet, in.GetResponseId(), "", query.Encode())
+}
+
+func (s *inference) CancelResponse(in *kvpilotv1.CancelResponseRequest, out bodies) error {
+	return s.stored(out, http.MethodPost, in.GetResponseId(), "/cancel", "")
+}
+
+// stored answers a call about a response that some replica holds.
+func (s *inference) stored(out bodies, method, id, suffix, query string) error {
+	call, err := s.api.call(out.Context(), method, "/v1/responses/"+url.PathEscape(id)+suffix)
+	if err != nil {
+		return err
+	}
+	call.Route = openai.RouteResponses
+	if call.RawQuery == "" {
+		call.RawQuery = query
+	}
+	to := newSink(out)
+	return to.end(s.api.Router.Stored(out.Context(), call, id, to))
+}
+
+func (s *inference) ListModels(context.Context, *kvpilotv1.ListModelsRequest) (*httpbody.HttpBody, error) {
+	return &httpbody.HttpBody{ContentType: "application/json", Data: s.api.Router.Models()}, nil
+}
+
+func (s *inference) GetModel(_ context.Context, in *kvpilotv1.GetModelRequest) (*httpbody.HttpBody, error) {
+	text, err := s.api.Router.Model(in.GetModel())
+	if err != nil {
+		return nil, err
+	}
+	return &httpbody.HttpBody{ContentType: "application/json", Data: text}, nil
+}
+
+func (s *inference) Forward(in *kvpilotv1.ForwardRequest, out bodies) error {
+	if !s.api.Forward || s.api.caller(out.Context()).By != caller.Open && guarded(in.GetPath()) {
+		return apierror.New(apierror.RouteNotFound, "there is no such route", nil)
+	}
+	method := in.GetMethod()
+	if method == "" {
+		method = http.MethodPost
+	}
+	call, err := s.api.call(out.Context(), method, in.GetPath())
+	if err != nil {
+		return err
+	}
+	call.Route, call.RawQuery = openai.RouteOther, in.GetQuery()
+	call.Body, call.ContentType = in.GetBody(), contentType(out.Context(), in.GetContentType())
+	to := newSink(out)
+	return to.end(s.api.Router.Serve(out.Context(), call, to))
+}
+
+// guarded reports paths whose own methods look at owners and roles, however they are escaped.
+func guarded(name string) bool {
+	for range 3 { // engines unescape once; proxies before them may too
+		plain, err := url.PathUnescape(name)
+		if err != nil {
+			return true
+		}
+		name = plain
+	}
+	name = strings.ToLower(path.Clean("/" + name))
+	for _, root := range []string{"/v1/responses", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"} {
+		if rest, found := strings.CutPrefix(name, root); found && (rest == "" || rest[0] == '/' || rest[0] == '?' || rest[0] == '#') {
+			return true
+		}
+	}
+	return false
+}
+
+var _ router.Sink = (*sink)(nil)

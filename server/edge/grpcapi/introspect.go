@@ -1,0 +1,234 @@
+package grpcapi
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
+)
+
+// defaultList is how many decisions a list has when the caller names no number.
+const defaultList = 100
+
+func (s *routing) ExplainDecision(ctx context.Context, in *kvpilotv1.ExplainDecisionRequest) (*kvpilotv1.ExplainDecisionResponse, error) {
+	var found []decisionlog.Entry
+	named := in.GetDecisionId() + in.GetRequestId() // one of them is set
+	switch key := in.GetKey().(type) {
+	case *kvpilotv1.ExplainDecisionRequest_DecisionId:
+		found = s.api.Decisions.Find(key.DecisionId)
+	case *kvpilotv1.ExplainDecisionRequest_RequestId:
+		found = s.api.Decisions.FindRequest(key.RequestId)
+	}
+	who, foreign := s.api.caller(ctx), false
+	found = slices.DeleteFunc(found, func(e decisionlog.Entry) bool {
+		foreign = foreign || e.Decision.Tenant != who.Tenant
+		return !who.Sees(e.Decision.Tenant)
+	})
+	if len(found) == 0 {
+		return nil, apierror.New(apierror.DecisionNotFound, "the decision is not in the log: it was made elsewhere, or long ago", nil)
+	}
+	if foreign {
+		s.api.recordRead(ctx, kvpilotv1.RoutingService_ExplainDecision_FullMethodName, named)
+	}
+	return &kvpilotv1.ExplainDecisionResponse{Decisions: entriesProto(who, found)}, nil
+}
+
+func (s *routing) ListDecisions(ctx context.Context, in *kvpilotv1.ListDecisionsRequest) (*kvpilotv1.ListDecisionsResponse, error) {
+	limit := int(in.GetLimit())
+	if limit == 0 {
+		limit = defaultList
+	}
+	who := s.api.caller(ctx)
+	found := s.api.Decisions.Last(limit, filterFor(who, in.GetModel(), in.GetReplicaId()))
+	s.api.recordRead(ctx, kvpilotv1.RoutingService_ListDecisions_FullMethodName, "")
+	return &kvpilotv1.ListDecisionsResponse{Decisions: entriesProto(who, found)}, nil
+}
+
+// filterFor lets those decisions through that the caller may see.
+func filterFor(who *caller.Caller, model, id string) decisionlog.Filter {
+	return decisionlog.Filter{Model: model, Replica: id, Own: !who.May(caller.Observe), Tenant: who.Tenant}
+}
+
+func entriesProto(who *caller.Caller, list []decisionlog.Entry) []*kvpilotv1.Decision {
+	out := make([]*kvpilotv1.Decision, len(list))
+	for i, e := range list {
+		out[i] = shown(who, e.Decision, e.Outcome)
+	}
+	return out
+}
+
+// shown is a decision as the caller may see it: the name of another tenant's decision in it is left out.
+func shown(who *caller.Caller, d *decision.Decision, o *decision.Outcome) *kvpilotv1.Decision {
+	out := decisionProto(d, o)
+	if !who.May(caller.Observe) {
+		out.Overtook = ""
+	}
+	return out
+}
+
+func (s *routing) WatchDecisions(in *kvpilotv1.WatchDecisionsRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchDecisionsResponse]) error {
+	who := s.api.caller(out.Context())
+	s.api.recordRead(out.Context(), kvpilotv1.RoutingService_WatchDecisions_FullMethodName, "")
+	sub := s.api.Decisions.Subscribe(filterFor(who, in.GetModel(), in.GetReplicaId()))
+	defer sub.Close()
+	if err := out.SendHeader(inproc.StreamOpen()); err != nil {
+		return err
+	}
+	ctx, done := s.api.lasting(out.Context())
+	defer done()
+	told := uint64(0)
+	for {
+		select {
+		case <-ctx.Done():
+			return stopped(out.Context())
+		case e := <-sub.Entries():
+			lost := sub.Lost()
+			if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Decision: shown(who, e.Decision, e.Outcome), Lost: lost - told}); err != nil {
+				return err
+			}
+			told = lost
+		}
+	}
+}
+
+// ScoreOverlap makes a dry run and tells what it saw.
+func (s *routing) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRequest) (*kvpilotv1.ScoreOverlapResponse, error) {
+	q := s.api.question(ctx)
+	q.Model, q.Adapter, q.Salt, q.DryRun, q.Explain = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), true, true
+	switch p := in.GetPrompt().(type) {
+	case *kvpilotv1.ScoreOverlapRequest_TokenIds:
+		q.IDs = p.TokenIds.GetIds()
+	case *kvpilotv1.ScoreOverlapRequest_Text:
+		q.Text = p.Text
+	case *kvpilotv1.ScoreOverlapRequest_Body:
+		setBody(q, p.Body)
+	}
+	a, err := s.api.Router.Choose(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	out := &kvpilotv1.ScoreOverlapResponse{PromptTokens: uint32(a.Decision.PromptTokens)}
+	for i := range a.Decision.Candidates {
+		c := &a.Decision.Candidates[i]
+		out.Ranks = append(out.Ranks, &kvpilotv1.RankOverlap{
+			ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Overlap: overlapProto(c),
+			Feed: feedProto(c.Feed), BlockSize: c.BlockSize,
+		})
+	}
+	return out, nil
+}
+
+func (s *routing) GetLoads(ctx context.Context, in *kvpilotv1.GetLoadsRequest) (*kvpilotv1.GetLoadsResponse, error) {
+	list, err := s.api.replicasOf(in.GetModel())
+	if err != nil {
+		return nil, err
+	}
+	s.api.recordRead(ctx, kvpilotv1.RoutingService_GetLoads_FullMethodName, "")
+	now := time.Now()
+	out := &kvpilotv1.GetLoadsResponse{}
+	for _, r := range list {
+		if in.GetReplicaId() != "" && string(r.ID) != in.GetReplicaId() {
+			continue
+		}
+		for rank, slot := range r.Slots {
+			out.Ranks = append(out.Ranks, s.rankLoad(r, rank, slot, now))
+		}
+	}
+	return out, nil
+}
+
+func (s *routing) rankLoad(r *replica.Replica, rank int, slot replica.Slot, now time.Time) *kvpilotv1.RankLoad {
+	v := s.api.Book.View(slot, now)
+	out := &kvpilotv1.RankLoad{
+		ReplicaId: string(r.ID), Rank: uint32(rank),
+		Requests: uint32(v.InFlight), Waiting: uint32(v.Prefilling),
+		QueuedTokens: uint64(max(v.PrefillTokens, 0)), DecodeBlocks: v.DecodeBlocks,
+	}
+	if e, ok := s.api.Stats(slot); ok && !e.At.IsZero() {
+		running, waiting := uint32(max(e.Running, 0)), uint32(max(e.Waiting, 0))
+		out.EngineRunning, out.EngineWaiting, out.KvUsage = &running, &waiting, &e.KVUsage
+		out.EngineAge = durationpb.New(now.Sub(e.At))
+	}
+	return out
+}
+
+func (s *routing) ListPolicies(context.Context, *kvpilotv1.ListPoliciesRequest) (*kvpilotv1.ListPoliciesResponse, error) {
+	choice := s.api.Choice()
+	params, err := selector.Apply(selector.DefaultParams(), choice.Weights)
+	if err != nil {
+		return nil, err
+	}
+	numbers := paramsProto(&params)
+	out := &kvpilotv1.ListPoliciesResponse{}
+	for _, p := range decision.Policies() {
+		about := policies(p)
+		entry := &kvpilotv1.Policy{Name: string(p), Description: about.text, Default: p == choice.Policy, Params: map[string]float64{}}
+		for _, name := range about.params {
+			entry.Params[name] = numbers[name]
+		}
+		if entry.Default {
+			out.Policies = append([]*kvpilotv1.Policy{entry}, out.Policies...)
+		} else {
+			out.Policies = append(out.Policies, entry)
+		}
+	}
+	return out, nil
+}
+
+// about is what people want to know of a policy.
+type about struct {
+	text   string
+	params []string
+}
+
+func policies(p decision.Policy) about {
+	switch p {
+	case decision.PredictedTTFT:
+		return about{"The rank with the lowest predicted time to the first token, with what the choice costs everybody else weighted up as the fleet fills.",
+			[]string{"temperature", "cpu_credit", "disk_credit", "session_bonus"}}
+	case decision.OverlapLoad:
+		return about{"Cached blocks against booked load, as a sum.", []string{"temperature", "cpu_credit", "disk_credit", "overlap_credit", "credit_decay", "prefill_scale", "request_weight"}}
+	case decision.WeightedScorers:
+		return about{"A weighted sum of scores for cached prefix, queue and KV use.", []string{"temperature", "cpu_credit", "disk_credit", "prefix_weight", "queue_weight", "kv_weight"}}
+	case decision.PrefixAffinity:
+		return about{"The rank that was sent the longest beginning of the text, unless load is too uneven.", []string{"match_threshold", "imbalance_threshold"}}
+	case decision.ConsistentHash:
+		return about{"The rank that owns the session on a hash ring.", nil}
+	case decision.LeastTokens:
+		return about{"The rank with the fewest uncached prompt tokens queued.", nil}
+	case decision.LeastRequests:
+		return about{"The rank with the fewest requests in flight.", nil}
+	case decision.PowerOfTwo:
+		return about{"The less loaded of two random ranks.", nil}
+	case decision.RoundRobin:
+		return about{"Each rank in turn.", nil}
+	case decision.Random:
+		return about{"Any rank.", nil}
+	}
+	return about{}
+}
+
+// paramsProto gives a policy's numbers by the names that operators and callers use.
+func paramsProto(p *decision.Params) map[string]float64 {
+	out := map[string]float64{}
+	text, err := json.Marshal(p)
+	if err == nil {
+		err = json.Unmarshal(text, &out)
+	}
+	if err != nil {
+		return nil // a struct of plain numbers always marshals
+	}
+	return out
+}

@@ -1,0 +1,231 @@
+package grpcapi
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+	"google.golang.org/grpc"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+)
+
+func (s *routing) ReportPrefillCompleted(ctx context.Context, in *kvpilotv1.ReportPrefillCompletedRequest) (*kvpilotv1.Reservation, error) {
+	key := s.key(ctx, in.GetReservationId(), in.Attempt)
+	return s.reported(ctx, key, s.api.Lifecycle.PrefillCompleted(key))
+}
+
+func (s *routing) ReportDecodeProgress(ctx context.Context, in *kvpilotv1.ReportDecodeProgressRequest) (*kvpilotv1.Reservation, error) {
+	key := s.key(ctx, in.GetReservationId(), in.Attempt)
+	return s.reported(ctx, key, s.api.Lifecycle.ReportProgress(key, int(in.GetOutputTokens())))
+}
+
+func (s *routing) RenewReservation(ctx context.Context, in *kvpilotv1.RenewReservationRequest) (*kvpilotv1.Reservation, error) {
+	key := s.key(ctx, in.GetReservationId(), in.Attempt)
+	return s.reported(ctx, key, s.api.Lifecycle.Renew(key))
+}
+
+func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseReservationRequest) (*kvpilotv1.Reservation, error) {
+	key := s.key(ctx, in.GetReservationId(), in.Attempt)
+	result := chooser.Result{End: endFrom(in.GetEnd()), PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, ServedBy: replica.ID(in.GetServedBy())}
+	if in.OutputTokens != nil {
+		result.OutputTokens = int(in.GetOutputTokens())
+	}
+	if in.CachedTokens != nil {
+		result.CachedTokens = int(in.GetCachedTokens())
+	}
+	s.noteServer(ctx, key, in.GetServedBy())
+	outcome := s.api.Lifecycle.Finish(key, result)
+	if outcome == load.Ended {
+		outcome = load.Duplicate // what the caller wanted is so
+	}
+	return s.reported(ctx, key, outcome)
+}
+
+// noteServer counts requests that did not go where they were sent.
+func (s *routing) noteServer(ctx context.Context, key load.Key, servedBy string) {
+	if servedBy == "" {
+		return
+	}
+	e, ok := s.api.Decisions.Get(key.ID, int(key.Attempt))
+	if !ok || e.Decision.Tenant != key.Tenant {
+		return
+	}
+	if pick := e.Decision.Pick(); pick != nil && string(pick.Replica) != servedBy {
+		s.api.metrics.elsewhere.Add(ctx, 1)
+	}
+}
+
+// key names a reservation of the caller's tenant, by the attempt that the call names or the latest. Nobody else's is found by
+// it, whatever the caller's roles.
+func (s *routing) key(ctx context.Context, id string, attempt *uint32) load.Key {
+	key := load.Key{Tenant: s.api.tenant(ctx), ID: id}
+	if attempt != nil {
+		key.Attempt = *attempt
+	} else if r, ok := s.api.Book.Find(key.Tenant, id); ok {
+		key.Attempt = r.Attempt()
+	}
+	return key
+}
+
+// reported is the answer to a report.
+func (s *routing) reported(ctx context.Context, key load.Key, outcome load.Outcome) (*kvpilotv1.Reservation, error) {
+	if sp := trace.SpanFromContext(ctx); sp.IsRecording() {
+		sp.SetAttributes(span.DecisionID.String(key.ID), span.Attempt.Int(int(key.Attempt)), span.Effect.String(outcome.String()))
+		s.link(sp, key)
+	}
+	out := &kvpilotv1.Reservation{ReservationId: key.ID, Attempt: key.Attempt}
+	switch outcome {
+	case load.Applied:
+		out.Effect = kvpilotv1.Effect_EFFECT_APPLIED
+	case load.Duplicate:
+		out.Effect = kvpilotv1.Effect_EFFECT_DUPLICATE
+	case load.Stale:
+		out.Effect = kvpilotv1.Effect_EFFECT_STALE
+	case load.Ended:
+		return nil, apierror.New(apierror.ReservationEnded, "the reservation has ended", nil, apierror.WithParam("reservation_id"))
+	case load.Lost:
+		return nil, apierror.New(apierror.ReservationEnded, "the replica that the reservation was booked on is gone", nil, apierror.WithParam("reservation_id"))
+	case load.Unknown:
+		return nil, apierror.New(apierror.ReservationNotFound, "there is no such reservation", nil, apierror.WithParam("reservation_id"))
+	}
+	return out, nil
+}
+
+// link ties a span to the one in which a reservation was decided.
+func (s *routing) link(sp trace.Span, key load.Key) {
+	if e, ok := s.api.Decisions.Get(key.ID, int(key.Attempt)); ok && e.Decision.Tenant == key.Tenant {
+		span.Link(sp, e.Decision.TraceID, e.Decision.SpanID)
+	}
+}
+
+// maxLinks is how many reservations a stream's span is tied to; the SDK would keep the last ones of
+// more.
+const maxLinks = 128
+
+// linkOnce ties a stream's span to a reservation that it has not been tied to yet.
+func (s *routing) linkOnce(ctx context.Context, linked map[string]bool, r *kvpilotv1.Reservation) {
+	sp := trace.SpanFromContext(ctx)
+	if id := r.GetReservationId(); id != "" && sp.IsRecording() && !linked[id] && len(linked) < maxLinks {
+		linked[id] = true
+		s.link(sp, load.Key{Tenant: s.api.tenant(ctx), ID: id, Attempt: r.GetAttempt()})
+	}
+}
+
+// maxBound is how many reservations one stream may be bound to.
+const maxBound = 65536
+
+// TrackReservation answers each report on the stream, and ends what was bound to it when it ends.
+func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
+	bound, linked := map[string]uint32{}, map[string]bool{}
+	quiet := trace.ContextWithSpan(ss.Context(), noop.Span{}) // thousands of reports would fill the stream's span
+	defer func() { s.releaseAll(ss.Context(), bound) }()
+	if err := ss.SendHeader(inproc.StreamOpen()); err != nil {
+		return err
+	}
+	var unreadable *inproc.Mistakes // of a REST caller's lines
+	if e := inproc.FromContext(ss.Context()); e != nil {
+		unreadable = e.Mistakes
+	}
+	for n := 1; ; n++ {
+		in, err := ss.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		out := &kvpilotv1.TrackReservationResponse{Sequence: in.GetSequence()}
+		if err = unreadable.Take(n); err == nil {
+			out.Reservation, err = s.report(quiet, in, bound)
+		}
+		s.linkOnce(ss.Context(), linked, out.Reservation)
+		if err != nil {
+			public := apierror.From(err)
+			out.Reason, out.Message = public.Reason, public.Message
+		}
+		if err := ss.Send(out); err != nil {
+			return err
+		}
+	}
+}
+
+// report applies one report of a stream. One that breaks a rule is answered like any other.
+func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequest, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
+	if err := s.api.check(s.api.methods[kvpilotv1.RoutingService_TrackReservation_FullMethodName], in); err != nil {
+		return nil, err
+	}
+	switch r := in.GetReport().(type) {
+	case *kvpilotv1.TrackReservationRequest_PrefillCompleted:
+		return s.ReportPrefillCompleted(ctx, r.PrefillCompleted)
+	case *kvpilotv1.TrackReservationRequest_DecodeProgress:
+		return s.ReportDecodeProgress(ctx, r.DecodeProgress)
+	case *kvpilotv1.TrackReservationRequest_Renew:
+		return s.RenewReservation(ctx, r.Renew)
+	case *kvpilotv1.TrackReservationRequest_Release:
+		out, err := s.ReleaseReservation(ctx, r.Release)
+		if err == nil && bound[out.GetReservationId()] == out.GetAttempt() {
+			delete(bound, out.GetReservationId())
+		}
+		return out, err
+	case *kvpilotv1.TrackReservationRequest_Bind:
+		return s.bind(ctx, r.Bind, bound)
+	}
+	return nil, invalid("report", "a report is missing")
+}
+
+// bind ties a reservation to the stream. Its lease goes on: a stream that is open but silent for
+// longer is taken for dead.
+func (s *routing) bind(ctx context.Context, in *kvpilotv1.BindReservation, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
+	key := s.key(ctx, in.GetReservationId(), in.Attempt)
+	if _, again := bound[key.ID]; !again && len(bound) >= maxBound {
+		return nil, apierror.New(apierror.Overloaded, "too many reservations are bound to this stream", nil)
+	}
+	out, err := s.reported(ctx, key, s.api.Lifecycle.Renew(key))
+	if err == nil {
+		bound[key.ID] = key.Attempt
+	}
+	return out, err
+}
+
+// releaseAll ends what was still bound to a stream that has ended.
+func (s *routing) releaseAll(ctx context.Context, bound map[string]uint32) {
+	for id, attempt := range bound {
+		result := chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+		if s.api.Lifecycle.Finish(load.Key{Tenant: s.api.tenant(ctx), ID: id, Attempt: attempt}, result) == load.Applied {
+			s.api.metrics.released.Add(ctx, 1)
+		}
+	}
+}
+
+func endFrom(e kvpilotv1.End) decision.End {
+	switch e {
+	case kvpilotv1.End_END_CANCELED:
+		return decision.EndCanceled
+	case kvpilotv1.End_END_REJECTED:
+		return decision.EndRejected
+	case kvpilotv1.End_END_FAILED:
+		return decision.EndFailed
+	case kvpilotv1.End_END_MOVED:
+		return decision.EndMoved
+	case kvpilotv1.End_END_EXPIRED:
+		return decision.EndExpired
+	case kvpilotv1.End_END_REMOVED:
+		return decision.EndRemoved
+	case kvpilotv1.End_END_YIELDED:
+		return decision.EndYielded
+	case kvpilotv1.End_END_RESUMED:
+		return decision.EndResumed
+	case kvpilotv1.End_END_UNSPECIFIED, kvpilotv1.End_END_COMPLETED:
+	}
+	return decision.EndCompleted
+}

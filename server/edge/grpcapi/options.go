@@ -1,0 +1,192 @@
+package grpcapi
+
+import (
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// The request headers (and metadata keys) by which a caller takes part in the choice. Lists are
+// separated by commas.
+const (
+	headerPolicy    = "X-Kvpilot-Policy"
+	headerWeights   = "X-Kvpilot-Weights" // name=number,...
+	headerAllow     = "X-Kvpilot-Allow"
+	headerDeny      = "X-Kvpilot-Deny"
+	headerPin       = "X-Kvpilot-Pin" // replica, or replica@rank
+	headerLease     = "X-Kvpilot-Lease-Ms"
+	headerTTFT      = "X-Kvpilot-Ttft-Ms" // targets of the objective slo
+	headerTPOT      = "X-Kvpilot-Tpot-Ms"
+	headerReserve   = "X-Kvpilot-Reserve"
+	headerDryRun    = "X-Kvpilot-Dry-Run"
+	headerExplain   = "X-Kvpilot-Explain"
+	headerReports   = "X-Kvpilot-Reports" // all: the first token is told; end: it is not; absent: it may be
+	headerPath      = "X-Kvpilot-Path"
+	headerTruncated = "X-Body-Truncated"
+)
+
+// maxTargetMS bounds a target.
+const maxTargetMS = 3_600_000
+
+const weightTemperature = "temperature"
+
+// errOverrides refuses what the operator does not allow: to ignore it would answer another question.
+func errOverrides() error {
+	return apierror.New(apierror.PermissionDenied, "this router does not let callers take part in the choice", nil)
+}
+
+// options reads what the headers ask of the choice.
+func (a *API) options(h http.Header) (chooser.Options, error) {
+	o := chooser.Options{PinnedRank: -1}
+	for name, to := range map[string]*time.Duration{headerTTFT: &o.Targets.TTFT, headerTPOT: &o.Targets.TPOT} {
+		if text := first(h, name); text != "" {
+			ms, err := strconv.ParseFloat(text, 64)
+			if err != nil || !(ms > 0) || ms > maxTargetMS {
+				return o, invalid(name, "must be a number of milliseconds above 0 and at most 3600000")
+			}
+			*to = time.Duration(ms * float64(time.Millisecond))
+		}
+	}
+	policy, weights, pin := first(h, headerPolicy), first(h, headerWeights), first(h, headerPin)
+	allow, deny := first(h, headerAllow), first(h, headerDeny)
+	if policy == "" && weights == "" && pin == "" && allow == "" && deny == "" {
+		return o, nil
+	}
+	if !a.conf.Load().Overrides {
+		return o, errOverrides()
+	}
+	o.Policy, o.Allowed, o.Denied = decision.Policy(policy), ids(split(allow)), ids(split(deny))
+	o.Pinned = replica.ID(pin)
+	if name, rank, ok := strings.Cut(pin, "@"); ok {
+		n, err := strconv.ParseUint(rank, 10, 16)
+		if err != nil {
+			return o, invalid(headerPin, "the rank after @ is no number")
+		}
+		o.Pinned, o.PinnedRank = replica.ID(name), int(n)
+	}
+	for _, pair := range split(weights) {
+		name, text, _ := strings.Cut(pair, "=")
+		n, err := strconv.ParseFloat(text, 64)
+		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
+			return o, invalid(headerWeights, "each weight is name=number")
+		}
+		if o.Weights == nil {
+			o.Weights = map[string]float64{}
+		}
+		o.Weights[name] = n
+	}
+	return o, checkPolicy(o)
+}
+
+// overrides reads what a typed request asks of the choice.
+func (a *API) overrides(c *kvpilotv1.Candidates, p *kvpilotv1.PolicyOverride) (chooser.Options, error) {
+	o := chooser.Options{PinnedRank: -1}
+	if c == nil && p == nil {
+		return o, nil
+	}
+	if !a.conf.Load().Overrides {
+		return o, errOverrides()
+	}
+	o.Policy = decision.Policy(p.GetName())
+	o.Allowed, o.Denied, o.Pinned = ids(c.GetAllow()), ids(c.GetDeny()), replica.ID(c.GetPin())
+	o.MinRank = int(c.GetMinRank())
+	if c != nil && c.MaxRank != nil {
+		o.MaxRank = int(c.GetMaxRank())
+		if o.MaxRank < o.MinRank {
+			return o, invalid("candidates.max_rank", "max_rank is below min_rank")
+		}
+		if o.MaxRank == 0 { // where the chooser's zero is no bound
+			o.MaxRank = -1
+		}
+	}
+	o.Weights = p.GetParams()
+	if p != nil && p.Temperature != nil {
+		weights := map[string]float64{weightTemperature: p.GetTemperature()}
+		for name, n := range o.Weights {
+			weights[name] = n
+		}
+		o.Weights = weights
+	}
+	return o, checkPolicy(o)
+}
+
+// checkPolicy names an unknown policy or number before anything is done.
+func checkPolicy(o chooser.Options) error {
+	if o.Policy != "" && !o.Policy.Known() {
+		return invalid("policy", "unknown policy; ListPolicies has those that there are")
+	}
+	if _, err := selector.Apply(decision.Params{}, o.Weights); err != nil {
+		return apierror.New(apierror.InvalidBody, err.Error(), err, apierror.WithParam("policy.params"))
+	}
+	return nil
+}
+
+func first(h http.Header, name string) string {
+	if v := h[name]; len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}
+
+func split(list string) []string {
+	var out []string
+	for item := range strings.SplitSeq(list, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			out = append(out, item)
+		}
+	}
+	return out
+}
+
+func ids(names []string) []replica.ID {
+	if len(names) == 0 {
+		return nil
+	}
+	list := make([]replica.ID, len(names))
+	for i, name := range names {
+		list[i] = replica.ID(name)
+	}
+	return list
+}
+
+// flag reads a header that is true, false or absent.
+func flag(h http.Header, name string, absent bool) (bool, error) {
+	text := first(h, name)
+	if text == "" {
+		return absent, nil
+	}
+	v, err := strconv.ParseBool(text)
+	if err != nil {
+		return false, invalid(name, "it must be true or false")
+	}
+	return v, nil
+}
+
+// lease reads the lease that an external proxy asks for; zero when it asks for none.
+func lease(h http.Header) (time.Duration, error) {
+	text := first(h, headerLease)
+	if text == "" {
+		return 0, nil
+	}
+	ms, err := strconv.ParseUint(text, 10, 32)
+	d := time.Duration(ms) * time.Millisecond
+	if err != nil || d < minLease || d > maxLease {
+		return 0, invalid(headerLease, "it must be a number of milliseconds from 100 to 3600000")
+	}
+	return d, nil
+}
+
+// The bounds of a lease, as the contract has them.
+const (
+	minLease = 100 * time.Millisecond
+	maxLease = time.Hour
+)

@@ -1,0 +1,199 @@
+package grpcapi
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/observe/audit"
+)
+
+// replicas lists the fleet and lets it change.
+type replicas struct {
+	kvpilotv1.UnimplementedReplicaServiceServer
+	api *API
+}
+
+func (s *replicas) Register(ctx context.Context, in *kvpilotv1.RegisterRequest) (_ *kvpilotv1.RegisterResponse, err error) {
+	defer func() {
+		s.api.record(ctx, audit.Register, kvpilotv1.ReplicaService_Register_FullMethodName, in.GetReplicaId(), err)
+	}()
+	if err := s.api.mayRegister(); err != nil {
+		return nil, err
+	}
+	_, there := s.api.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
+	spec, err := specFrom(in)
+	if err != nil {
+		return nil, err
+	}
+	_, until, err := s.api.Registry.Register(ctx, spec, in.GetLease().AsDuration())
+	if err != nil {
+		return nil, registryError(err)
+	}
+	return &kvpilotv1.RegisterResponse{Lease: durationpb.New(time.Until(until).Round(time.Millisecond)), Created: !there}, nil
+}
+
+func specFrom(in *kvpilotv1.RegisterRequest) (registry.Spec, error) {
+	spec := registry.Spec{
+		ID: replica.ID(in.GetReplicaId()), URL: in.GetUrl(), APIKey: secret.New(in.GetApiKey()),
+		Ranks: int(in.GetRanks()), Labels: in.GetLabels(),
+	}
+	list := in.GetEvents()
+	if spec.Ranks == 0 {
+		spec.Ranks = max(len(list), 1)
+	}
+	switch {
+	case len(list) == 0:
+		spec.Events = registry.EventsSpec{Endpoint: "none", Replay: "none"}
+	default:
+		spec.Events = eventsSpec(list[0])
+	}
+	// The registry counts ports up from the first rank's, as vLLM does; another layout cannot be said there.
+	for i, e := range list[min(1, len(list)):] {
+		if e.GetEndpoint() != "" && !portsCountUp(list[0].GetEndpoint(), e.GetEndpoint(), i+1) {
+			return spec, apierror.New(apierror.NotSupported, "the ranks' event endpoints must differ by their rank in the port, as vLLM's do", nil, apierror.WithParam("events"))
+		}
+	}
+	return spec, nil
+}
+
+func eventsSpec(e *kvpilotv1.EventsSpec) registry.EventsSpec {
+	out := registry.EventsSpec{Endpoint: e.GetEndpoint(), Replay: e.GetReplayEndpoint(), Topic: e.GetTopic()}
+	if out.Replay == "" {
+		out.Replay = "none"
+	}
+	return out
+}
+
+func (s *replicas) Deregister(ctx context.Context, in *kvpilotv1.DeregisterRequest) (_ *kvpilotv1.DeregisterResponse, err error) {
+	defer func() {
+		s.api.record(ctx, audit.Deregister, kvpilotv1.ReplicaService_Deregister_FullMethodName, in.GetReplicaId(), err)
+	}()
+	if err := s.api.mayRegister(); err != nil {
+		return nil, err
+	}
+	if err := s.api.Registry.Deregister(ctx, replica.ID(in.GetReplicaId())); err != nil {
+		return nil, registryError(err)
+	}
+	return &kvpilotv1.DeregisterResponse{}, nil
+}
+
+func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (_ *kvpilotv1.DrainResponse, err error) {
+	change, kind := s.api.Registry.Drain, audit.Drain
+	if in.GetUndo() {
+		change, kind = s.api.Registry.Undrain, audit.Undrain
+	}
+	defer func() {
+		s.api.record(ctx, kind, kvpilotv1.ReplicaService_Drain_FullMethodName, in.GetReplicaId(), err)
+	}()
+	id := replica.ID(in.GetReplicaId())
+	if err := change(ctx, id); err != nil {
+		return nil, registryError(err)
+	}
+	r, ok := s.api.Registry.Snapshot().Replica(id)
+	if !ok {
+		return nil, registryError(registry.ErrUnknownReplica)
+	}
+	return &kvpilotv1.DrainResponse{Replica: s.api.replicaProto(r)}, nil
+}
+
+// replicasOf are the replicas that serve a model; no name means all there are.
+func (a *API) replicasOf(model string) ([]*replica.Replica, error) {
+	if model == "" {
+		return a.Registry.Snapshot().Replicas, nil
+	}
+	pool, err := a.pool(model)
+	if err != nil {
+		return nil, err
+	}
+	return pool.Replicas, nil
+}
+
+func (s *replicas) List(_ context.Context, in *kvpilotv1.ListRequest) (*kvpilotv1.ListResponse, error) {
+	list, err := s.api.replicasOf(in.GetModel())
+	if err != nil {
+		return nil, err
+	}
+	out := &kvpilotv1.ListResponse{}
+	for _, r := range list {
+		out.Replicas = append(out.Replicas, s.api.replicaProto(r))
+	}
+	return out, nil
+}
+
+func (s *replicas) Get(_ context.Context, in *kvpilotv1.GetRequest) (*kvpilotv1.GetResponse, error) {
+	r, ok := s.api.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
+	if !ok {
+		return nil, registryError(registry.ErrUnknownReplica)
+	}
+	return &kvpilotv1.GetResponse{Replica: s.api.replicaProto(r)}, nil
+}
+
+func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error {
+	if err := out.SendHeader(inproc.StreamOpen()); err != nil {
+		return err
+	}
+	ctx, done := s.api.lasting(out.Context())
+	defer done()
+	for change := range s.api.Registry.Watch(ctx) {
+		r := change.Replica
+		if r == nil {
+			continue
+		}
+		if _, serves := r.Serves(in.GetModel()); in.GetModel() != "" && !serves {
+			continue
+		}
+		if err := out.Send(&kvpilotv1.WatchResponse{Replica: s.api.replicaProto(r), Removed: change.Kind == registry.ChangeRemoved}); err != nil {
+			return err
+		}
+	}
+	return stopped(out.Context())
+}
+
+// registryError names what the registry refuses; the rest are words about the caller's own spec.
+func registryError(err error) error {
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.Is(err, registry.ErrUnknownReplica):
+		return apierror.New(apierror.ReplicaNotFound, "there is no such replica", err, apierror.WithParam("replica_id"))
+	case errors.Is(err, registry.ErrTaken):
+		return apierror.New(apierror.Conflict, registry.ErrTaken.Error(), err, apierror.WithParam("replica_id"))
+	case errors.Is(err, registry.ErrForbidden):
+		return apierror.New(apierror.PermissionDenied, err.Error(), err, apierror.WithParam("url"))
+	case errors.Is(err, registry.ErrRanks):
+		return apierror.New(apierror.Overloaded, err.Error(), err, apierror.WithParam("ranks"))
+	case errors.Is(err, registry.ErrFull):
+		return apierror.New(apierror.Overloaded, registry.ErrFull.Error(), err)
+	case errors.Is(err, registry.ErrClosed):
+		return apierror.New(apierror.ShuttingDown, "the router is stopping", err)
+	}
+	return apierror.New(apierror.InvalidBody, err.Error(), err)
+}
+
+// portsCountUp reports whether an endpoint is the first rank's with the port raised by rank.
+func portsCountUp(first, other string, rank int) bool {
+	host, port, ok := cutPort(first)
+	otherHost, otherPort, ok2 := cutPort(other)
+	return ok && ok2 && host == otherHost && otherPort == port+rank
+}
+
+func cutPort(endpoint string) (host string, port int, ok bool) {
+	i := strings.LastIndexByte(endpoint, ':')
+	if i < 0 {
+		return "", 0, false
+	}
+	port, err := strconv.Atoi(endpoint[i+1:])
+	return endpoint[:i], port, err == nil
+}

@@ -1,0 +1,223 @@
+package grpcapi
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/api/httpbody"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+// routing decides without answering.
+type routing struct {
+	kvpilotv1.UnimplementedRoutingServiceServer
+	api *API
+}
+
+func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+	o, err := s.api.overrides(in.GetCandidates(), in.GetPolicy())
+	if err != nil {
+		return nil, err
+	}
+	q := s.api.question(ctx)
+	q.Options = o
+	q.Model, q.Adapter, q.Salt, q.Session = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), in.GetSessionId()
+	q.Priority, q.ExpectedOutput = int(in.GetPriority()), int(in.GetExpectedOutputTokens())
+	q.Explain = in.GetExplain()
+	q.DryRun, q.Reserve = in.GetDryRun(), in.Reserve == nil && !in.GetDryRun() || in.GetReserve()
+	q.Lease = in.GetLease().AsDuration()
+	q.EndOnly, q.FirstToken = in.GetReports() == kvpilotv1.Reports_REPORTS_END, in.GetReports() == kvpilotv1.Reports_REPORTS_ALL
+	if in.GetRequestId() != "" {
+		q.RequestID, q.Once = in.GetRequestId(), true
+	}
+	switch p := in.GetPrompt().(type) {
+	case *kvpilotv1.ChooseReplicaRequest_TokenIds:
+		q.IDs = p.TokenIds.GetIds()
+	case *kvpilotv1.ChooseReplicaRequest_Text:
+		q.Text = p.Text
+	case *kvpilotv1.ChooseReplicaRequest_Body:
+		setBody(q, p.Body)
+	}
+	if q.DryRun && q.Reserve {
+		return nil, invalid("reserve", "a dry run books nothing")
+	}
+	a, err := s.choose(ctx, q, in.GetTtftDeadline().AsDuration())
+	if err != nil {
+		return nil, err
+	}
+	out := chosen(a, q)
+	if in.GetExplain() {
+		out.Decision = shown(s.api.caller(ctx), a.Decision, nil)
+	}
+	if in.GetReturnTokenIds() && a.Encoding != nil && !a.Encoding.Partial && len(a.Encoding.IDs) > 0 {
+		out.TokenIds = &kvpilotv1.TokenIds{Ids: a.Encoding.IDs}
+	}
+	return out, nil
+}
+
+func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilotv1.ChooseReplicaResponse, error) {
+	h := headers(ctx)
+	o, err := s.api.options(h)
+	if err != nil {
+		return nil, err
+	}
+	q := s.api.question(ctx)
+	q.Options, q.Body = o, in.GetData()
+	if said, ok := h[headerTruncated]; ok { // its presence counts, whatever it says
+		q.Truncated, q.FullSize = true, fullSize(said)
+	}
+	if path := first(h, headerPath); path != "" {
+		if q.Route = openai.RouteOf(path); !q.Route.Generates() {
+			q.Route = openai.RouteAny
+		}
+	}
+	if q.DryRun, err = flag(h, headerDryRun, false); err != nil {
+		return nil, err
+	}
+	if q.Reserve, err = flag(h, headerReserve, !q.DryRun); err != nil {
+		return nil, err
+	}
+	explain, err := flag(h, headerExplain, false)
+	if err != nil {
+		return nil, err
+	}
+	q.Explain = explain
+	if q.Lease, err = lease(h); err != nil {
+		return nil, err
+	}
+	switch first(h, headerReports) {
+	case "":
+	case "all":
+		q.FirstToken = true
+	case "end":
+		q.EndOnly = true
+	default:
+		return nil, invalid(headerReports, "it must be all or end")
+	}
+	a, err := s.choose(ctx, q, 0)
+	if err != nil {
+		return nil, err
+	}
+	out := chosen(a, q)
+	if explain {
+		out.Decision = shown(s.api.caller(ctx), a.Decision, nil)
+	}
+	return out, nil
+}
+
+// fullSize is the size of a whole body of which a proxy sent the beginning, as X-Body-Truncated tells it:
+// "8/90000". It is 0 when that tells none.
+func fullSize(said []string) int64 {
+	if len(said) == 0 {
+		return 0
+	}
+	_, full, _ := strings.Cut(said[0], "/")
+	n, err := strconv.ParseInt(strings.TrimSpace(full), 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+// question is what every call of this service begins with.
+func (a *API) question(ctx context.Context) *router.Question {
+	h := headers(ctx)
+	q := &router.Question{Header: h, Tenant: a.tenant(ctx), ShowOverlap: a.observes(ctx), Options: chooser.Options{PinnedRank: -1}}
+	if e := inproc.FromContext(ctx); e != nil {
+		q.RequestID, q.Received = e.RequestID, e.Received
+	} else {
+		q.RequestID, q.Received = inproc.RequestID(h), time.Now()
+	}
+	return q
+}
+
+func setBody(q *router.Question, b *kvpilotv1.RequestBody) {
+	q.Body, q.Truncated = b.GetJson(), b.GetTruncated()
+	switch b.GetApi() {
+	case kvpilotv1.ApiKind_API_KIND_CHAT_COMPLETIONS:
+		q.Route = openai.RouteChat
+	case kvpilotv1.ApiKind_API_KIND_COMPLETIONS:
+		q.Route = openai.RouteCompletions
+	case kvpilotv1.ApiKind_API_KIND_RESPONSES:
+		q.Route = openai.RouteResponses
+	case kvpilotv1.ApiKind_API_KIND_MESSAGES:
+		q.Route = openai.RouteMessages
+	case kvpilotv1.ApiKind_API_KIND_UNSPECIFIED:
+		q.Route = openai.RouteAny
+	}
+}
+
+// choose asks the router; a choice that cannot make the caller's deadline is given up for the
+// fastest candidate, and refused when that one cannot make it either.
+func (s *routing) choose(ctx context.Context, q *router.Question, deadline time.Duration) (*router.Answer, error) {
+	a, err := s.api.Router.Choose(ctx, q)
+	if err != nil || deadline <= 0 || a.Duplicate {
+		return a, err
+	}
+	limit := deadline.Seconds()
+	pick := a.Decision.Pick()
+	if pick == nil || pick.TTFT <= limit {
+		return a, nil // policies that predict nothing leave zero
+	}
+	a.Release(chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+	fastest := fastest(a.Decision)
+	if fastest == nil || fastest.TTFT > limit {
+		wait := time.Duration((pick.TTFT - limit) * float64(time.Second))
+		return nil, apierror.New(apierror.DeadlineUnreachable, "no replica can give the first token in time", nil, apierror.WithRetryAfter(max(wait, time.Second)))
+	}
+	q.Options.Pinned, q.Options.PinnedRank = fastest.Replica, int(fastest.Rank)
+	return s.api.Router.Choose(ctx, q)
+}
+
+func fastest(d *decision.Decision) *decision.Candidate {
+	var best *decision.Candidate
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		if c.Veto == decision.VetoNone && c.TTFT > 0 && (best == nil || c.TTFT < best.TTFT) {
+			best = c
+		}
+	}
+	return best
+}
+
+// chosen is the flat answer.
+func chosen(a *router.Answer, q *router.Question) *kvpilotv1.ChooseReplicaResponse {
+	d := a.Decision
+	out := &kvpilotv1.ChooseReplicaResponse{
+		Host: a.Host, Port: uint32(a.Port), Url: a.Replica.URL,
+		ReplicaId: string(a.Replica.ID), Rank: uint32(a.Rank), Model: a.Served,
+		DecisionId: d.ID, Policy: string(d.Policy), Reason: string(d.Reason),
+		PromptTokens: uint32(d.PromptTokens), RequestHeaders: map[string]string{}, Tenant: q.Tenant,
+	}
+	if q.RequestID != "" {
+		out.RequestHeaders["x-request-id"] = q.RequestID
+	}
+	if len(a.Replica.Slots) > 1 {
+		out.RequestHeaders["x-data-parallel-rank"] = strconv.Itoa(a.Rank)
+	}
+	if out.CacheSalt = a.Salt; a.Lowered {
+		out.RequestHeaders["x-vllm-priority"] = strconv.Itoa(a.Priority)
+	}
+	if a.HideOverlap {
+		out.Reason = "" // as the predicted time, it tells what the replica holds
+	} else if pick := d.Pick(); pick != nil {
+		out.OverlapGpuTokens, out.OverlapCpuTokens, out.OverlapDiskTokens = pick.GPU, pick.CPU, pick.Disk
+		out.PredictedTtftMs = pick.TTFT * 1000
+	}
+	if q.Reserve && !q.DryRun {
+		out.ReservationId, out.Attempt, out.LeaseMs = d.ID, uint32(d.Attempt), uint32(a.Lease.Milliseconds())
+		if out.Effect = kvpilotv1.Effect_EFFECT_APPLIED; a.Duplicate {
+			out.Effect = kvpilotv1.Effect_EFFECT_DUPLICATE
+		}
+	}
+	return out
+}

@@ -1,0 +1,401 @@
+package grpcapi_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/api/httpbody"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+func TestChooseReplica(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25, 0.5), nil }
+	client := kvpilotv1.NewRoutingServiceClient(r.socket)
+	one, hot := uint32(1), 0.5
+	got, err := client.ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{
+		Model: "m", Prompt: &kvpilotv1.ChooseReplicaRequest_TokenIds{TokenIds: &kvpilotv1.TokenIds{Ids: []uint32{1, 2, 3}}},
+		Candidates: &kvpilotv1.Candidates{Allow: []string{"a"}, Deny: []string{"b"}, MinRank: 1, MaxRank: &one},
+		Policy:     &kvpilotv1.PolicyOverride{Name: "overlap-load", Params: map[string]float64{"overlap_credit": 2}, Temperature: &hot},
+		SessionId:  "s", Priority: 5, ExpectedOutputTokens: 100, Adapter: "lora", CacheSalt: "salt",
+		Lease: durationpb.New(time.Minute), RequestId: "req-1", Explain: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := r.router.questions[0]
+	if q.Model != "m" || !slices.Equal(q.IDs, []uint32{1, 2, 3}) || q.Session != "s" || q.Priority != 5 || q.ExpectedOutput != 100 ||
+		q.Adapter != "lora" || q.Salt != "salt" || q.Lease != time.Minute || q.RequestID != "req-1" || !q.Reserve || q.DryRun {
+		t.Errorf("question %+v", q)
+	}
+	if o := q.Options; o.Policy != decision.OverlapLoad || o.Allowed[0] != "a" || o.Denied[0] != "b" || o.MinRank != 1 || o.MaxRank != 1 ||
+		o.Weights["overlap_credit"] != 2 || o.Weights["temperature"] != 0.5 || o.PinnedRank != -1 {
+		t.Errorf("options %+v", o)
+	}
+	want := &kvpilotv1.ChooseReplicaResponse{
+		Host: "h", Port: 8000, Url: "http://h:8000", ReplicaId: "r-1", Model: "m", DecisionId: "d-1", ReservationId: "d-1", LeaseMs: 30000,
+		Policy: "predicted-ttft", Reason: "cost", PromptTokens: 48, OverlapGpuTokens: 32, OverlapCpuTokens: 16, PredictedTtftMs: 250, Effect: kvpilotv1.Effect_EFFECT_APPLIED,
+		RequestHeaders: map[string]string{"x-request-id": "req-1", "x-data-parallel-rank": "0"},
+	}
+	if d := got.GetDecision(); d.GetCandidates()[1].GetTtftMs() != 500 || d.GetReplicaId() != "r-1" {
+		t.Errorf("decision %v", d)
+	}
+	got.Decision = nil
+	if !proto.Equal(got, want) {
+		t.Errorf("answer\n%v\nwant\n%v", got, want)
+	}
+}
+
+// Issue 14, item 13: both ways of asking say what the caller will report.
+func TestWaits13WhatACallerReports(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25, 0.5), nil }
+	client := kvpilotv1.NewRoutingServiceClient(r.socket)
+	for i, c := range []struct {
+		reports             kvpilotv1.Reports
+		header              string
+		endOnly, firstToken bool
+	}{
+		{kvpilotv1.Reports_REPORTS_UNSPECIFIED, "", false, false},
+		{kvpilotv1.Reports_REPORTS_ALL, "all", false, true},
+		{kvpilotv1.Reports_REPORTS_END, "end", true, false},
+	} {
+		if _, err := client.ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{Model: "m", Reports: c.reports}); err != nil {
+			t.Fatal(err)
+		}
+		ctx := t.Context()
+		if c.header != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, "x-kvpilot-reports", c.header)
+		}
+		if _, err := client.RouteBody(ctx, &httpbody.HttpBody{ContentType: "application/json", Data: []byte(`{"model":"m","prompt":"x"}`)}); err != nil {
+			t.Fatal(err)
+		}
+		for _, q := range r.router.questions[2*i:] {
+			if q.EndOnly != c.endOnly || q.FirstToken != c.firstToken {
+				t.Errorf("%s: end only %v, first token %v", c.reports, q.EndOnly, q.FirstToken)
+			}
+		}
+	}
+	if _, err := client.ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{Reports: 9}); err == nil {
+		t.Error("an unknown kind of reports was taken")
+	}
+}
+
+func TestChooseReplicaRefusals(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25), nil }
+	yes, zero := true, uint32(0)
+	for name, tc := range map[string]struct {
+		in    *kvpilotv1.ChooseReplicaRequest
+		param string
+	}{
+		"unknown policy":     {&kvpilotv1.ChooseReplicaRequest{Policy: &kvpilotv1.PolicyOverride{Name: "best"}}, "policy"},
+		"unknown number":     {&kvpilotv1.ChooseReplicaRequest{Policy: &kvpilotv1.PolicyOverride{Params: map[string]float64{"x": 1}}}, "policy.params"},
+		"not a number":       {&kvpilotv1.ChooseReplicaRequest{Policy: &kvpilotv1.PolicyOverride{Params: map[string]float64{"cpu_credit": math.NaN()}}}, `policy.params["cpu_credit"]`},
+		"ranks upside down":  {&kvpilotv1.ChooseReplicaRequest{Candidates: &kvpilotv1.Candidates{MinRank: 1, MaxRank: &zero}}, "candidates.max_rank"},
+		"a dry booking":      {&kvpilotv1.ChooseReplicaRequest{DryRun: true, Reserve: &yes}, "reserve"},
+		"an endless lease":   {&kvpilotv1.ChooseReplicaRequest{Lease: durationpb.New(2 * time.Hour)}, "lease"},
+		"a negative lease":   {&kvpilotv1.ChooseReplicaRequest{Lease: durationpb.New(-time.Hour)}, "lease"},
+		"an empty body":      {&kvpilotv1.ChooseReplicaRequest{Prompt: &kvpilotv1.ChooseReplicaRequest_Body{Body: &kvpilotv1.RequestBody{}}}, "body.json"},
+		"too high a request": {&kvpilotv1.ChooseReplicaRequest{Priority: 1001}, "priority"},
+	} {
+		_, err := kvpilotv1.NewRoutingServiceClient(r.hop).ChooseReplica(t.Context(), tc.in)
+		if e := apierror.From(err); e == nil || e.Reason != apierror.InvalidBody || e.Param != tc.param {
+			t.Errorf("%s: %v (param %q), want a fault of %q", name, err, e.Param, tc.param)
+		}
+	}
+	c := grpcapi.DefaultConfig()
+	c.Overrides = false
+	closed := newRig(t, c)
+	_, err := kvpilotv1.NewRoutingServiceClient(closed.hop).ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{Candidates: &kvpilotv1.Candidates{Pin: "r"}})
+	if status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a pin where callers take no part: %v", err)
+	}
+}
+
+func TestTTFTDeadline(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	client := kvpilotv1.NewRoutingServiceClient(r.hop)
+	r.router.choose = func(q *router.Question) (*router.Answer, error) {
+		if q.Options.Pinned != "" {
+			return answer("r-1", 0.1), nil
+		}
+		return answer("r-1", 0.9, 0.4), nil
+	}
+	in := func(d time.Duration) *kvpilotv1.ChooseReplicaRequest {
+		return &kvpilotv1.ChooseReplicaRequest{TtftDeadline: durationpb.New(d)}
+	}
+	if _, err := client.ChooseReplica(t.Context(), in(time.Second)); err != nil || len(r.router.questions) != 1 {
+		t.Errorf("the choice makes it: %v after %d questions", err, len(r.router.questions))
+	}
+	if _, err := client.ChooseReplica(t.Context(), in(500*time.Millisecond)); err != nil || r.router.questions[2].Options.PinnedRank != 1 {
+		t.Errorf("another rank makes it: %v", err)
+	}
+	_, err := client.ChooseReplica(t.Context(), in(100*time.Millisecond))
+	if e := apierror.From(err); e.Reason != apierror.DeadlineUnreachable || e.RetryAfter <= 0 {
+		t.Errorf("nobody makes it: %v", err)
+	}
+}
+
+func TestRouteBody(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
+	client := kvpilotv1.NewRoutingServiceClient(r.hop)
+	ask := func(h http.Header) (*kvpilotv1.ChooseReplicaResponse, *router.Question, error) {
+		e := &inproc.Exchange{Header: h, RequestID: "id", Received: time.Now()}
+		out, err := client.RouteBody(inproc.WithExchange(t.Context(), e), &httpbody.HttpBody{Data: []byte(`{"messages":`)})
+		return out, r.router.questions[len(r.router.questions)-1], err
+	}
+	out, q, err := ask(http.Header{"X-Body-Truncated": {"12/900"}, "X-Kvpilot-Lease-Ms": {"5000"}, "X-Kvpilot-Allow": {"a, b"}, "X-Kvpilot-Weights": {"cpu_credit=0.5"}, "X-Kvpilot-Path": {"/v1/completions"}})
+	if err != nil || !q.Truncated || q.FullSize != 900 || string(q.Body) != `{"messages":` || q.Lease != 5*time.Second || !q.Reserve || len(q.Options.Allowed) != 2 || q.Options.Weights["cpu_credit"] != 0.5 || q.Route != openai.RouteCompletions {
+		t.Errorf("question %+v, %v", q, err)
+	}
+	if out.GetReservationId() == "" || out.GetRequestHeaders()["x-request-id"] != "id" || out.GetRequestHeaders()["x-data-parallel-rank"] != "" {
+		t.Errorf("answer %v", out)
+	}
+	if out, q, err = ask(http.Header{"X-Kvpilot-Dry-Run": {"true"}, "X-Kvpilot-Explain": {"1"}}); err != nil || !q.DryRun || q.Reserve || out.GetReservationId() != "" || out.GetDecision() == nil || q.Truncated {
+		t.Errorf("a dry run: %+v, %v, %v", q, out, err)
+	}
+	for name, h := range map[string]http.Header{
+		"lease": {"X-Kvpilot-Lease-Ms": {"soon"}}, "reserve": {"X-Kvpilot-Reserve": {"maybe"}},
+		"weights": {"X-Kvpilot-Weights": {"cpu_credit"}}, "rank": {"X-Kvpilot-Pin": {"r@x"}},
+	} {
+		if _, _, err := ask(h); apierror.From(err) == nil || apierror.From(err).Reason != apierror.InvalidBody {
+			t.Errorf("a bad %s: %v", name, err)
+		}
+	}
+}
+
+func TestLifecycle(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	client := kvpilotv1.NewRoutingServiceClient(r.socket)
+	for outcome, want := range map[load.Outcome]struct {
+		effect kvpilotv1.Effect
+		reason apierror.Reason
+	}{
+		load.Applied:   {effect: kvpilotv1.Effect_EFFECT_APPLIED},
+		load.Duplicate: {effect: kvpilotv1.Effect_EFFECT_DUPLICATE},
+		load.Stale:     {effect: kvpilotv1.Effect_EFFECT_STALE},
+		load.Ended:     {reason: apierror.ReservationEnded},
+		load.Lost:      {reason: apierror.ReservationEnded},
+		load.Unknown:   {reason: apierror.ReservationNotFound},
+	} {
+		r.life.outcome = outcome
+		got, err := client.ReportDecodeProgress(t.Context(), &kvpilotv1.ReportDecodeProgressRequest{ReservationId: "x", OutputTokens: 3})
+		if got.GetEffect() != want.effect || want.reason != 0 && apierror.From(err).Reason != want.reason || want.reason == 0 && err != nil {
+			t.Errorf("%s: %v, %v", outcome, got, err)
+		}
+	}
+	r.life.outcome = load.Ended
+	n := uint32(0)
+	got, err := client.ReleaseReservation(t.Context(), &kvpilotv1.ReleaseReservationRequest{ReservationId: "x", End: kvpilotv1.End_END_FAILED, CachedTokens: &n})
+	if err != nil || got.GetEffect() != kvpilotv1.Effect_EFFECT_DUPLICATE {
+		t.Errorf("a second release: %v, %v", got, err)
+	}
+	if res := r.life.finished["x"]; res.End != decision.EndFailed || res.CachedTokens != 0 || res.OutputTokens != -1 {
+		t.Errorf("result %+v", res)
+	}
+	for number := range kvpilotv1.End_name {
+		end := kvpilotv1.End(number)
+		if _, err := client.ReleaseReservation(t.Context(), &kvpilotv1.ReleaseReservationRequest{ReservationId: end.String(), End: end}); err != nil {
+			t.Fatal(err)
+		}
+		want := map[kvpilotv1.End]decision.End{
+			kvpilotv1.End_END_UNSPECIFIED: decision.EndCompleted, kvpilotv1.End_END_COMPLETED: decision.EndCompleted, kvpilotv1.End_END_CANCELED: decision.EndCanceled,
+			kvpilotv1.End_END_REJECTED: decision.EndRejected, kvpilotv1.End_END_FAILED: decision.EndFailed, kvpilotv1.End_END_MOVED: decision.EndMoved,
+			kvpilotv1.End_END_EXPIRED: decision.EndExpired, kvpilotv1.End_END_REMOVED: decision.EndRemoved,
+			kvpilotv1.End_END_YIELDED: decision.EndYielded, kvpilotv1.End_END_RESUMED: decision.EndResumed,
+		}[end]
+		if got := r.life.finished[end.String()].End; got != want {
+			t.Errorf("%s ended as %s", end, got)
+		}
+	}
+}
+
+func TestTrackReservation(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	stream, err := kvpilotv1.NewRoutingServiceClient(r.hop).TrackReservation(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func(in *kvpilotv1.TrackReservationRequest) *kvpilotv1.TrackReservationResponse {
+		t.Helper()
+		if err := stream.Send(in); err != nil {
+			t.Fatal(err)
+		}
+		out, err := stream.Recv()
+		if err != nil || out.GetSequence() != in.GetSequence() {
+			t.Fatalf("answer %v, %v", out, err)
+		}
+		return out
+	}
+	bind := func(id string) *kvpilotv1.TrackReservationRequest_Bind {
+		return &kvpilotv1.TrackReservationRequest_Bind{Bind: &kvpilotv1.BindReservation{ReservationId: id}}
+	}
+	say(&kvpilotv1.TrackReservationRequest{Sequence: 1, Report: bind("a")})
+	say(&kvpilotv1.TrackReservationRequest{Sequence: 2, Report: bind("b")})
+	say(&kvpilotv1.TrackReservationRequest{Sequence: 3, Report: &kvpilotv1.TrackReservationRequest_PrefillCompleted{PrefillCompleted: &kvpilotv1.ReportPrefillCompletedRequest{ReservationId: "a"}}})
+	say(&kvpilotv1.TrackReservationRequest{Sequence: 4, Report: &kvpilotv1.TrackReservationRequest_Release{Release: &kvpilotv1.ReleaseReservationRequest{ReservationId: "a"}}})
+	r.life.outcome = load.Unknown
+	if out := say(&kvpilotv1.TrackReservationRequest{Sequence: 5, Report: bind("gone")}); out.GetReason() != apierror.ReservationNotFound || out.GetMessage() == "" {
+		t.Errorf("a fault ends its own report only: %v", out)
+	}
+	r.life.outcome = load.Applied
+	for sequence, invalid := range map[uint64]*kvpilotv1.TrackReservationRequest{
+		6: {}, 7: {Report: bind("")}, 8: {Report: bind(strings.Repeat("x", 129))},
+		9: {Report: &kvpilotv1.TrackReservationRequest_Release{Release: &kvpilotv1.ReleaseReservationRequest{ReservationId: "b", End: 99}}},
+	} {
+		invalid.Sequence = sequence
+		if out := say(invalid); out.GetReason() != apierror.InvalidBody || out.GetMessage() == "" || out.GetReservation() != nil {
+			t.Errorf("invalid report %d: %v", sequence, out)
+		}
+	}
+	if _, freed := r.life.finished["b"]; freed {
+		t.Error("an invalid report freed what is bound to the stream")
+	}
+	say(&kvpilotv1.TrackReservationRequest{Sequence: 10, Report: &kvpilotv1.TrackReservationRequest_Renew{Renew: &kvpilotv1.RenewReservationRequest{ReservationId: "b"}}})
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	if a, b := r.life.finished["a"].End, r.life.finished["b"].End; a != decision.EndCompleted || b != decision.EndCanceled {
+		t.Errorf("a ended as %s, b as %s", a, b)
+	}
+	if _, gone := r.life.finished["gone"]; gone {
+		t.Error("what could not be bound was released")
+	}
+}
+
+func TestDecisionsCanBeReadBack(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	d := answer("r-1", 0.25, 0.5).Decision
+	d.RequestID, d.Model, d.At = "req", "m", time.Unix(1700000000, 0)
+	d.Candidates[0].EngineWaiting, d.Candidates[0].KVUsage = -1, 0.5
+	r.decisions.Add(d)
+	r.decisions.Finish(decision.Outcome{ID: "d-1", Replica: "r-1", End: decision.EndCompleted, TTFT: time.Second, PromptTokens: 48, OutputTokens: -1, CachedTokens: 0})
+	client := kvpilotv1.NewRoutingServiceClient(r.hop)
+	for _, in := range []*kvpilotv1.ExplainDecisionRequest{
+		{Key: &kvpilotv1.ExplainDecisionRequest_DecisionId{DecisionId: "d-1"}},
+		{Key: &kvpilotv1.ExplainDecisionRequest_RequestId{RequestId: "req"}},
+	} {
+		got, err := client.ExplainDecision(t.Context(), in)
+		if err != nil || len(got.GetDecisions()) != 1 {
+			t.Fatalf("%v: %v, %v", in, got, err)
+		}
+		e := got.GetDecisions()[0]
+		if e.GetOutcome().GetEnd() != kvpilotv1.End_END_COMPLETED || e.GetOutcome().CachedTokens == nil || e.GetOutcome().OutputTokens != nil {
+			t.Errorf("outcome %v", e.GetOutcome())
+		}
+		c := e.GetCandidates()[0]
+		if c.EngineWaiting != nil || c.GetKvUsage() != 0.5 || c.GetTtftMs() != 250 || e.GetTime().AsTime().Unix() != 1700000000 {
+			t.Errorf("candidate %v", c)
+		}
+	}
+	if _, err := client.ExplainDecision(t.Context(), &kvpilotv1.ExplainDecisionRequest{Key: &kvpilotv1.ExplainDecisionRequest_DecisionId{DecisionId: "x"}}); apierror.From(err).Reason != apierror.DecisionNotFound {
+		t.Errorf("unknown: %v", err)
+	}
+	if got, err := client.ListDecisions(t.Context(), &kvpilotv1.ListDecisionsRequest{Model: "other"}); err != nil || len(got.GetDecisions()) != 0 {
+		t.Errorf("another model's: %v, %v", got, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	watch, err := client.WatchDecisions(ctx, &kvpilotv1.WatchDecisionsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := make(chan string, 1)
+	go func() {
+		m, err := watch.Recv()
+		if err != nil {
+			seen <- err.Error()
+			return
+		}
+		seen <- m.GetDecision().GetDecisionId()
+	}()
+	for { // until the subscription is there
+		next := *d
+		next.ID = "d-2"
+		r.decisions.Add(&next)
+		select {
+		case got := <-seen:
+			if got != "d-2" {
+				t.Errorf("watch saw %q", got)
+			}
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func TestWatchesEndWhenTheRouterLeaves(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	watch, err := kvpilotv1.NewRoutingServiceClient(r.socket).WatchDecisions(t.Context(), &kvpilotv1.WatchDecisionsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watch.Header(); err != nil {
+		t.Fatal(err)
+	}
+	r.api.Leave()
+	r.api.Leave()
+	if _, err := watch.Recv(); apierror.From(err).Reason != apierror.ShuttingDown {
+		t.Errorf("the watch ended with %v", err)
+	}
+}
+
+func TestEveryPolicyIsDescribed(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	got, err := kvpilotv1.NewRoutingServiceClient(r.hop).ListPolicies(t.Context(), &kvpilotv1.ListPoliciesRequest{})
+	if err != nil || len(got.GetPolicies()) != len(decision.Policies()) || !got.GetPolicies()[0].GetDefault() {
+		t.Fatalf("%v, %v", got, err)
+	}
+	for _, p := range got.GetPolicies() {
+		if p.GetDescription() == "" {
+			t.Errorf("%s has no description", p.GetName())
+		}
+	}
+}
+
+func TestMetadataNamesAreOneRule(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error { return to.Write(nil) }
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "x_session_id", "s", "blob-bin", "\x00\x01")
+	stream, err := kvpilotv1.NewInferenceServiceClient(r.socket).Completions(ctx, &httpbody.HttpBody{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := recvAll(stream); err != nil {
+		t.Fatal(err)
+	}
+	h := r.router.call.Header
+	if openai.SessionFrom(h, "x-session-id") != "s" {
+		t.Errorf("the session is not found in %v", h)
+	}
+	for name := range h {
+		if name == "Blob-Bin" || name == "User-Agent" || name[0] == ':' {
+			t.Errorf("transport metadata %q is passed on", name)
+		}
+	}
+}

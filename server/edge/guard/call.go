@@ -1,0 +1,129 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/caller"
+)
+
+// Call is one call of a Door, and the context that it runs in.
+type Call struct {
+	context.Context //nolint:containedctx // a transport stream carries its context by definition
+	// Caller is the sender of the call.
+	Caller *caller.Caller
+
+	door   *Door
+	cancel context.CancelFunc
+	began  int64 // the door's tick
+	// receiving says that the caller has not sent its message whole.
+	receiving atomic.Bool
+	// sending is the tick at which a message to the caller began to be written, 0 while none is.
+	sending atomic.Int64
+	refused atomic.Pointer[apierror.Error]
+	// answer sends the call's status; nil until its handler runs.
+	answer atomic.Pointer[statusWriter]
+	held   int64 // bytes counted in the budget; the handler's goroutine alone uses it
+	// live calls receive messages until they end.
+	live atomic.Bool
+
+	next, prev *Call // guarded by Door.mu
+	listed     bool  // guarded by Door.mu
+}
+
+type callKey struct{}
+
+// Value implements context.Context.
+func (c *Call) Value(key any) any {
+	if _, own := key.(callKey); own {
+		return c
+	}
+	return c.Context.Value(key)
+}
+
+// FromContext returns the Call that a handler runs for; nil when it came through another door.
+func FromContext(ctx context.Context) *Call {
+	c, _ := ctx.Value(callKey{}).(*Call)
+	return c
+}
+
+// tenant is the caller's, for logs.
+func (c *Call) tenant() string {
+	if c.Caller == nil {
+		return ""
+	}
+	return c.Caller.Tenant
+}
+
+// statusWriter is what grpc-go's transport offers beside its public interface.
+type statusWriter interface {
+	WriteStatus(*status.Status) error
+}
+
+// handled notes that the call's handler runs.
+func (c *Call) handled(ctx context.Context) {
+	if w, ok := grpc.ServerTransportStreamFromContext(ctx).(statusWriter); ok {
+		c.answer.Store(&w)
+	}
+}
+
+// refuse ends the call with an error for its caller. The first one counts. A call without a
+// handler yet ends as cancelled.
+func (c *Call) refuse(e *apierror.Error) {
+	if !c.refused.CompareAndSwap(nil, e) {
+		return
+	}
+	if w := c.answer.Load(); w != nil && c.receiving.Load() {
+		_ = (*w).WriteStatus(e.GRPCStatus()) // the connection may be gone
+	}
+	c.cancel()
+}
+
+// reason is why the call's message could not be received.
+func (c *Call) reason(err error) error {
+	if err == nil {
+		return nil
+	}
+	if e := c.refused.Load(); e != nil {
+		return e
+	}
+	return err
+}
+
+// received counts the bytes of a message that has been decoded.
+func (c *Call) received(m any) error {
+	if err := noted(m); err != nil {
+		return err
+	}
+	bytes := size(m)
+	if !c.live.Load() {
+		c.receiving.Store(false)
+	}
+	if err := c.door.budget.Take(int64(bytes)); err != nil {
+		return err
+	}
+	c.held += int64(bytes)
+	return nil
+}
+
+// passed gives back what was counted of messages so far.
+func (c *Call) passed() {
+	c.door.budget.Give(c.held)
+	c.held = 0
+}
+
+// end forgets the call. Its context ends with its stream, after the answer was sent.
+func (c *Call) end() {
+	c.passed()
+	c.door.remove(c)
+	if c.refused.Load() != nil {
+		c.door.shedding.Store(false)
+	}
+}
+
+var errStalled = errors.New("the caller reads nothing")

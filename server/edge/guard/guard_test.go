@@ -1,0 +1,134 @@
+package guard
+
+import (
+	"context"
+	"net"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/api/httpbody"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/tap"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvpilot/kvpilot/server/domain/caller"
+)
+
+func TestLocalHost(t *testing.T) {
+	for host, want := range map[string]bool{
+		"": true, "localhost": true, "LOCALHOST:80": true, "a.localhost": true, "127.0.0.1:8080": true, "127.9.9.9": true, "[::1]:80": true, "localhost.": true,
+		"evil.example": false, "evil.example:8080": false, "localhost.evil.example": false, "10.0.0.7": false, "notlocalhost": false, "router.example": true,
+	} {
+		if got := LocalHost(host, []string{"router.example"}); got != want {
+			t.Errorf("%q: %t", host, got)
+		}
+	}
+	if !LocalHost("anything", []string{"*"}) {
+		t.Error("* allows all")
+	}
+	for address, want := range map[string]bool{"127.0.0.1:1": true, "[::1]:1": true, "0.0.0.0:1": false, "10.0.0.7:1": false, "[::]:1": false} {
+		a, err := net.ResolveTCPAddr("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if Loopback(a) != want {
+			t.Errorf("Loopback(%s) is %t", address, !want)
+		}
+	}
+}
+
+// Frames that grpc-go drops are counted until they are freed, and not longer.
+func TestDroppedFramesAreGivenBack(t *testing.T) {
+	b := NewBudget(1 << 20)
+	over := 0
+	f := &frames{budget: b, over: func() { over++ }}
+	p := f.Get(10_000)
+	if b.Held() != largeFrame {
+		t.Errorf("%d bytes counted", b.Held())
+	}
+	*p = (*p)[:5]
+	f.Put(p)
+	if b.Held() != 0 {
+		t.Errorf("%d bytes counted of a frame that was put back", b.Held())
+	}
+	for range 100 {
+		f.Get(largeFrame)
+	}
+	if over == 0 {
+		t.Error("the budget was exceeded, and over was not called")
+	}
+	for deadline := time.Now().Add(10 * time.Second); b.Held() > 0; time.Sleep(time.Millisecond) {
+		runtime.GC()
+		if time.Now().After(deadline) {
+			t.Fatalf("%d bytes are counted for ever", b.Held())
+		}
+	}
+}
+
+func TestLargeBodiesAreDecodedWithoutACopy(t *testing.T) {
+	b := NewBudget(1 << 30)
+	c := codec{encoding.GetCodecV2("proto"), b}
+	want := &httpbody.HttpBody{ContentType: "application/json", Data: []byte(strings.Repeat("a", 200_000))}
+	wire, err := proto.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := &httpbody.HttpBody{}
+	if err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, got); err != nil || !proto.Equal(got, want) || noted(got) != nil {
+		t.Errorf("%v, equal %t", err, proto.Equal(got, want))
+	}
+	if b.Held() != 0 {
+		t.Errorf("%d bytes are still counted", b.Held())
+	}
+	full := codec{encoding.GetCodecV2("proto"), NewBudget(10)}
+	if err := full.Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, got); err != nil || noted(got) == nil {
+		t.Errorf("a body beyond the budget: %v, noted %v", err, noted(got))
+	}
+}
+
+// A call that sends for too long, and one that reads nothing, end; one that does neither goes on.
+func TestRoundsEndCallsThatTakeTooLong(t *testing.T) {
+	d, err := NewDoor(Limits{Receive: 8 * time.Second, Stall: 16 * time.Second}, Params{
+		Budget: NewBudget(1 << 20), Known: func(string) bool { return true }, Prompts: func(string) bool { return true },
+		Admit: func(context.Context, string, metadata.MD) (*caller.Caller, error) {
+			return &caller.Caller{Tenant: "team-a"}, nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, err := d.tap(t.Context(), &tap.Info{FullMethodName: "/a/b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow := FromContext(ctx)
+	ctx, _ = d.tap(t.Context(), &tap.Info{FullMethodName: "/a/b"})
+	stalled := FromContext(ctx)
+	ctx, _ = d.tap(t.Context(), &tap.Info{FullMethodName: "/a/b"})
+	quiet := FromContext(ctx)
+	stalled.receiving.Store(false)
+	stalled.sending.Store(1)
+	quiet.receiving.Store(false)
+	for now := int64(2); now < 12; now++ {
+		d.round(now)
+	}
+	if slow.Err() == nil || stalled.Err() != nil || quiet.Err() != nil {
+		t.Errorf("after 10 rounds: slow %v, stalled %v, quiet %v", slow.Err(), stalled.Err(), quiet.Err())
+	}
+	for now := int64(12); now < 30; now++ {
+		d.round(now)
+	}
+	if stalled.Err() == nil || quiet.Err() != nil || quiet.Caller.Tenant != "team-a" {
+		t.Errorf("after 28 rounds: stalled %v, quiet %v", stalled.Err(), quiet.Err())
+	}
+	quiet.end()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.calls.next != &d.calls {
+		t.Error("ended calls are still listed")
+	}
+}

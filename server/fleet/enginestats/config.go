@@ -1,0 +1,99 @@
+package enginestats
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+)
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// Path is where replicas serve their metrics.
+	Path string `yaml:"path"`
+	// Interval is the time between looks at a replica; each is moved by up to a tenth.
+	Interval time.Duration `yaml:"interval"`
+	// Timeout bounds each look.
+	Timeout time.Duration `yaml:"timeout"`
+	// Stale is the age from which statistics are not used any more.
+	Stale time.Duration `yaml:"stale"`
+	// MaxBytes bounds the answer that is read.
+	MaxBytes int64 `yaml:"max_bytes"`
+	// Concurrency bounds the looks under way at once.
+	Concurrency int `yaml:"concurrency"`
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{
+		Path: "/metrics", Interval: time.Second, Timeout: 2 * time.Second, Stale: 10 * time.Second,
+		MaxBytes: 8 << 20, Concurrency: 32,
+	}
+}
+
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Path == "" || c.Path[0] != '/' {
+		errs = append(errs, fmt.Errorf("path: %q does not start with a slash", c.Path))
+	}
+	if c.Interval < 10*time.Millisecond {
+		errs = append(errs, fmt.Errorf("interval: %s is below 10ms", c.Interval))
+	}
+	if c.Timeout < time.Millisecond {
+		errs = append(errs, fmt.Errorf("timeout: %s is below 1ms", c.Timeout))
+	}
+	if c.Stale < c.Interval {
+		errs = append(errs, fmt.Errorf("stale: %s is below interval, %s", c.Stale, c.Interval))
+	}
+	if c.MaxBytes < 1 || c.Concurrency < 1 {
+		errs = append(errs, errors.New("max_bytes, concurrency: must be at least 1"))
+	}
+	return errors.Join(errs...)
+}
+
+// Learned is what a replica's metrics tell about the engine. Zero fields are not known.
+type Learned struct {
+	// BlockSize is in tokens.
+	BlockSize int
+	// Blocks is the number of KV blocks per rank.
+	Blocks int
+}
+
+// Params is what the code passes in. Its zero value is valid.
+type Params struct {
+	Log   *slog.Logger
+	Meter metric.MeterProvider
+	// Client makes the requests; nil makes one that suits vLLM.
+	Client *http.Client
+	// InFlight tells how many requests this router has booked on a rank; Foreign needs it.
+	InFlight func(replica.Slot) int
+	// OnLearned is told when a replica's cache configuration is seen or changes.
+	OnLearned func(replica.ID, Learned)
+	// OnStart is told the moment at which a replica's engine process began, by this machine's clock:
+	// when it is first seen, and whenever it is another process.
+	OnStart func(id replica.ID, began time.Time)
+	// OnAnswer is told of each report that a replica gave.
+	OnAnswer func(id replica.ID)
+	// OnRestart is told when an engine that does not say when it began turns out to be a new process,
+	// because its counters fell.
+	OnRestart func(id replica.ID, noticed time.Time)
+}
+
+// newClient suits vLLM, whose keep-alive is 5 s.
+func newClient() *http.Client {
+	return &http.Client{
+		Transport: tlspeer.NewTransports(&http.Transport{
+			DialContext:         (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
+			MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, TLSHandshakeTimeout: 2 * time.Second,
+		}),
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}

@@ -1,0 +1,443 @@
+package enginestats
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+)
+
+// Poller asks replicas for their load. Make one with New and give it life with Run.
+type Poller struct {
+	config  atomic.Pointer[Config]
+	params  Params
+	log     *slog.Logger
+	metrics *metrics
+	asking  chan struct{} // one token per look under way
+	wake    chan struct{}
+
+	mu      sync.Mutex
+	targets map[replica.ID]*target   // guarded by mu
+	bySlot  map[replica.Slot]*target // guarded by mu
+
+	table atomic.Pointer[[]*account]
+}
+
+// account holds the newest statistics of one slot.
+type account struct{ stats atomic.Pointer[Stats] }
+
+// target is one replica with the slots of its ranks.
+type target struct {
+	replica atomic.Pointer[replica.Replica]
+	slots   map[int]replica.Slot // by rank; guarded by the poller's mu
+	cancel  context.CancelFunc   // nil until its goroutine runs; guarded by the poller's mu
+	kick    chan struct{}        // somebody wants a look now
+
+	// What follows belongs to the goroutine that asks.
+	learned Learned
+	began   time.Time
+	counted uint64 // tokens counted by the engine, to notice that it began anew
+	own     map[replica.Slot]int
+	last    map[replica.Slot]time.Time
+}
+
+// New returns a poller without replicas.
+func New(config Config, params Params) (*Poller, error) {
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	if params.Log == nil {
+		params.Log = slog.New(slog.DiscardHandler)
+	}
+	if params.Client == nil {
+		params.Client = newClient()
+	}
+	if params.InFlight == nil {
+		params.InFlight = func(replica.Slot) int { return 0 }
+	}
+	p := &Poller{
+		params: params, log: params.Log,
+		asking: make(chan struct{}, config.Concurrency), wake: make(chan struct{}, 1),
+		targets: map[replica.ID]*target{}, bySlot: map[replica.Slot]*target{},
+	}
+	p.config.Store(&config)
+	p.table.Store(&[]*account{})
+	var err error
+	if p.metrics, err = newMetrics(params.Meter, p); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Add starts to poll for a rank. It fits registry.Params.OnRankAdded.
+func (p *Poller) Add(slot replica.Slot, r *replica.Replica, rank int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.targets[r.ID]
+	if t == nil || t.replica.Load().URL != r.URL || t.slots[rank] != slot && t.has(rank) {
+		t = &target{
+			slots: map[int]replica.Slot{}, kick: make(chan struct{}, 1),
+			own: map[replica.Slot]int{}, last: map[replica.Slot]time.Time{},
+		}
+		t.replica.Store(r)
+		if old := p.targets[r.ID]; old != nil && old.cancel != nil {
+			old.cancel()
+		}
+		p.targets[r.ID] = t
+	}
+	t.slots[rank] = slot
+	p.bySlot[slot] = t
+	p.setAccount(slot, new(account))
+	p.nudge()
+}
+
+// Renew takes over how a replica is to be asked: its key and certificates may change while its ranks stay.
+func (p *Poller) Renew(r *replica.Replica) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.targets[r.ID]
+	if t == nil {
+		return
+	}
+	if old := t.replica.Load(); old.URL == r.URL && (old.APIKey != r.APIKey || old.TLS != r.TLS) {
+		t.replica.Store(r)
+	}
+}
+
+// Update puts a new interval and a new time limit in force. What else is in next stays as it was.
+func (p *Poller) Update(next Config) error {
+	if err := next.Validate(); err != nil {
+		return err
+	}
+	merged := *p.config.Load()
+	merged.Interval, merged.Timeout = next.Interval, next.Timeout
+	if err := merged.Validate(); err != nil {
+		return err
+	}
+	p.config.Store(&merged)
+	return nil
+}
+
+func (t *target) has(rank int) bool {
+	_, ok := t.slots[rank]
+	return ok
+}
+
+// Remove stops polling for a rank.
+func (p *Poller) Remove(slot replica.Slot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.bySlot[slot]
+	if t == nil {
+		return
+	}
+	delete(p.bySlot, slot)
+	p.setAccount(slot, nil)
+	maps.DeleteFunc(t.slots, func(_ int, s replica.Slot) bool { return s == slot })
+	if len(t.slots) > 0 {
+		return
+	}
+	if t.cancel != nil {
+		t.cancel()
+	}
+	if p.targets[t.replica.Load().ID] == t {
+		delete(p.targets, t.replica.Load().ID)
+	}
+}
+
+// names returns the ranks that are polled.
+func (p *Poller) names() map[replica.Slot]replica.Rank {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	names := make(map[replica.Slot]replica.Rank, len(p.bySlot))
+	for _, t := range p.targets {
+		for rank, slot := range t.slots {
+			names[slot] = replica.Rank{Replica: t.replica.Load().ID, Index: rank}
+		}
+	}
+	return names
+}
+
+// setAccount replaces the account of slot in a copy of the table. p.mu is held.
+func (p *Poller) setAccount(slot replica.Slot, a *account) {
+	old := *p.table.Load()
+	table := make([]*account, max(len(old), int(slot)+1))
+	copy(table, old)
+	table[slot] = a
+	p.table.Store(&table)
+}
+
+func (p *Poller) account(slot replica.Slot) *account {
+	table := *p.table.Load()
+	if int(slot) >= len(table) {
+		return nil
+	}
+	return table[slot]
+}
+
+// Stats returns what the rank's engine reported last; not ok when it has not reported yet.
+func (p *Poller) Stats(slot replica.Slot) (Stats, bool) {
+	if a := p.account(slot); a != nil {
+		if s := a.stats.Load(); s != nil {
+			return *s, true
+		}
+	}
+	return Stats{}, false
+}
+
+// Observe takes in what a reply's ORCA header said of a rank.
+func (p *Poller) Observe(slot replica.Slot, o ORCA) {
+	a := p.account(slot)
+	if a == nil {
+		return
+	}
+	for {
+		old := a.stats.Load()
+		if old == nil {
+			return // a header alone does not make statistics
+		}
+		s := *old
+		s.KVUsage, s.Waiting = o.KVUsage, o.Waiting
+		if a.stats.CompareAndSwap(old, &s) {
+			return
+		}
+	}
+}
+
+// Ask has a rank's replica looked at now instead of when it is due.
+func (p *Poller) Ask(slot replica.Slot) {
+	p.mu.Lock()
+	t := p.bySlot[slot]
+	p.mu.Unlock()
+	if t == nil {
+		return
+	}
+	select {
+	case t.kick <- struct{}{}:
+	default: // asked already
+	}
+}
+
+func (p *Poller) nudge() {
+	select {
+	case p.wake <- struct{}{}:
+	default: // it is awake already
+	}
+}
+
+// Run polls until ctx ends.
+func (p *Poller) Run(ctx context.Context) error {
+	var asking sync.WaitGroup
+	for {
+		p.start(ctx, &asking)
+		select {
+		case <-ctx.Done():
+			asking.Wait()
+			p.params.Client.CloseIdleConnections()
+			return nil
+		case <-p.wake:
+		}
+	}
+}
+
+// start gives a goroutine to each target that has none.
+func (p *Poller) start(ctx context.Context, asking *sync.WaitGroup) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, t := range p.targets {
+		if t.cancel != nil {
+			continue
+		}
+		own, cancel := context.WithCancel(ctx)
+		t.cancel = cancel
+		asking.Go(func() { p.poll(own, t) })
+	}
+}
+
+// poll asks one replica until ctx ends, less often while it does not answer.
+func (p *Poller) poll(ctx context.Context, t *target) {
+	wait := time.Duration(rand.Int64N(int64(min(p.config.Load().Interval, 100*time.Millisecond)) + 1))
+	failed := 0
+	for {
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		case <-t.kick:
+			timer.Stop()
+		}
+		select {
+		case p.asking <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		err := p.ask(ctx, t)
+		<-p.asking
+		if ctx.Err() != nil {
+			return
+		}
+		p.metrics.polled(ctx, err)
+		if err == nil {
+			failed = 0
+		} else {
+			failed++
+			p.log.Debug("engine statistics not read", "replica", t.replica.Load().ID, "error", err)
+		}
+		wait = p.config.Load().Interval << min(failed, 4)
+		wait += time.Duration(rand.Int64N(int64(wait/5)+1)) - wait/10
+	}
+}
+
+// ask makes one look.
+func (p *Poller) ask(ctx context.Context, t *target) error {
+	ctx, cancel := context.WithTimeout(ctx, p.config.Load().Timeout)
+	defer cancel()
+	r := t.replica.Load()
+	req, err := http.NewRequestWithContext(tlspeer.With(ctx, r.TLS), http.MethodGet, r.URL+p.config.Load().Path, nil)
+	if err != nil {
+		return fmt.Errorf("poll: %w", err)
+	}
+	if !r.APIKey.IsEmpty() {
+		req.Header.Set("Authorization", "Bearer "+r.APIKey.Reveal())
+	}
+	p.noteOwn(t)
+	resp, err := p.params.Client.Do(req)
+	if err != nil {
+		return fmt.Errorf("poll: %w", err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("poll: status %d", resp.StatusCode)
+	}
+	body := &io.LimitedReader{R: resp.Body, N: p.config.Load().MaxBytes + 1}
+	page, err := scan(body)
+	if body.N <= 0 {
+		return fmt.Errorf("poll: the answer is above %d bytes", p.config.Load().MaxBytes)
+	}
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	page.ahead = ahead(resp, now)
+	p.apply(t, page, now)
+	if p.params.OnAnswer != nil {
+		p.params.OnAnswer(t.replica.Load().ID)
+	}
+	return nil
+}
+
+// ranks returns the target's slots by rank.
+func (p *Poller) ranks(t *target) map[int]replica.Slot {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(t.slots)
+}
+
+// noteOwn remembers the most requests that we had on each rank since the last report: those that
+// ended meanwhile may still show in the engine's gauges.
+func (p *Poller) noteOwn(t *target) {
+	for _, slot := range p.ranks(t) {
+		t.own[slot] = max(t.own[slot], p.params.InFlight(slot))
+	}
+}
+
+// apply takes over a page.
+func (p *Poller) apply(t *target, pg *page, now time.Time) {
+	slots := p.ranks(t)
+	engines := slices.Sorted(maps.Keys(pg.engines))
+	counted := uint64(0)
+	for place, index := range engines {
+		e := pg.engines[index]
+		counted += count(e.prompt + e.output)
+		slot, ok := pick(slots, index, place, len(engines))
+		a := p.account(slot)
+		if !ok || a == nil {
+			continue
+		}
+		s := e.stats(now, pg.adapters)
+		s.stale = p.config.Load().Stale
+		s.foreign = p.foreign(t, a, slot, s, now)
+		a.stats.Store(&s)
+	}
+	p.tell(t, pg, counted, now)
+}
+
+// pick finds the slot of an engine. Its label is the rank's index, or, when a replica shows the
+// ranks of a larger group, the label's place among the others.
+func pick(slots map[int]replica.Slot, index, place, engines int) (replica.Slot, bool) {
+	if engines == len(slots) {
+		index = place
+	}
+	slot, ok := slots[max(index, 0)]
+	return slot, ok
+}
+
+func (e *engine) stats(now time.Time, adapters []string) Stats {
+	return Stats{
+		At: now, Running: int(count(e.running)), Waiting: int(count(e.waiting)), KVUsage: min(max(e.usage, 0), 1),
+		QueryTokens: count(max(e.queries, e.oldQueries)), HitTokens: count(max(e.hits, e.oldHits)), PrefillSeconds: max(0, e.prefill),
+		PromptTokens: count(e.prompt), OutputTokens: count(e.output),
+		Preemptions: count(e.preemptions), Asleep: e.asleep, Adapters: adapters,
+	}
+}
+
+// count makes a sample a count, within what fits.
+func count(v float64) uint64 { return uint64(min(max(v, 0), 1<<62)) }
+
+// foreign is the new estimate of what others sent to the rank.
+func (p *Poller) foreign(t *target, a *account, slot replica.Slot, s Stats, now time.Time) float64 {
+	own := max(t.own[slot], p.params.InFlight(slot))
+	t.own[slot] = p.params.InFlight(slot)
+	seen := float64(max(0, s.Running+s.Waiting-own))
+	last, known := t.last[slot]
+	t.last[slot] = now
+	old := a.stats.Load()
+	if !known || old == nil {
+		return seen
+	}
+	return damp(old.foreign, seen, now.Sub(last))
+}
+
+// tell hands on what is news about the engine itself.
+func (p *Poller) tell(t *target, pg *page, counted uint64, now time.Time) {
+	switch {
+	case !pg.began.IsZero():
+		if !pg.began.Equal(t.began) && p.params.OnStart != nil {
+			p.params.OnStart(t.replica.Load().ID, pg.began.Add(pg.ahead))
+		}
+		t.began = pg.began
+	case counted < t.counted && p.params.OnRestart != nil:
+		p.params.OnRestart(t.replica.Load().ID, now)
+	}
+	t.counted = counted
+	if pg.learned != t.learned && pg.learned != (Learned{}) {
+		t.learned = pg.learned
+		if p.params.OnLearned != nil {
+			p.params.OnLearned(t.replica.Load().ID, pg.learned)
+		}
+	}
+}
+
+// ahead is how far this machine's clock is ahead of the one that made the answer, to a second.
+func ahead(resp *http.Response, now time.Time) time.Duration {
+	date, err := http.ParseTime(resp.Header.Get("Date"))
+	if err != nil {
+		return 0
+	}
+	if d := now.Sub(date).Truncate(time.Second); d > time.Second || d < -time.Second {
+		return d
+	}
+	return 0 // what rounding makes of clocks that agree
+}

@@ -1,0 +1,219 @@
+package kvevents
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents/vllm"
+)
+
+// background is the context of metric calls, which carry nothing.
+var background = context.Background()
+
+// apply hands a batch to the sink and moves on. It reports false, and does nothing, when the
+// batch cannot be read.
+func (f *feed) apply(seq uint64, payload []byte, at time.Time, replayed bool) bool {
+	batch, err := f.d.Decode(payload)
+	if err != nil {
+		f.count(func(s *Status) { s.DecodeErrors++ })
+		f.plane.metrics.decodeErrors.Add(background, 1)
+		f.complain("batch %d: %v", seq, err)
+		f.warn(oddBatch, "a batch of KV events cannot be read", "batch", seq, "error", err)
+		return false
+	}
+	var stored, removed int
+	for i := 0; i < len(batch.Events); i++ {
+		e := &batch.Events[i]
+		switch e.Op {
+		case vllm.OpStored:
+			stored += len(e.Stored.Hashes)
+			f.pos.lower = f.pos.lower || e.Stored.Tier != kvblock.TierGPU
+			f.plane.sink.Store(f.slot, &e.Stored)
+		case vllm.OpRemoved:
+			f.pos.lower = f.pos.lower || e.Removed.Tier != kvblock.TierGPU
+			run := f.removals(batch.Events[i:])
+			i += run - 1
+			removed += len(f.gone.Hashes)
+			f.plane.sink.Remove(f.slot, &f.gone)
+		case vllm.OpCleared:
+			f.plane.sink.Clear(f.slot, e.Tier, false)
+			if e.Tier == kvblock.TierGPU && !f.pos.lower {
+				f.pos.exact, f.pos.partial = true, false // what is there now is known: nothing
+			}
+		}
+	}
+	f.pos.dirty = f.pos.dirty || stored > 0
+	if batch.PrefixMisfits > 0 {
+		f.pos.exact = false
+		f.complain("batch %d: %d stores whose tokens do not fit their hashes", seq, batch.PrefixMisfits)
+	}
+	f.remark(batch)
+	f.advance(seq, payload)
+	f.account(batch, stored, removed, at, replayed)
+	return true
+}
+
+// The kinds of oddities that are logged once per feed; all of them are counted.
+const (
+	oddFrames = 1 << iota
+	oddBatch
+	oddTag
+	oddField
+	oddMisfit
+)
+
+// remark logs what a batch held that is not understood, the first time.
+func (f *feed) remark(batch *vllm.Batch) {
+	if batch.UnknownTags > 0 {
+		f.warn(oddTag, "KV events of an unknown kind are skipped", "events", batch.UnknownTags)
+	}
+	if batch.UnknownFields > 0 {
+		f.warn(oddField, "unknown fields of KV events are skipped", "fields", batch.UnknownFields)
+	}
+	if batch.PrefixMisfits > 0 {
+		f.warn(oddMisfit, "KV events whose tokens do not fit their hashes are skipped", "events", batch.PrefixMisfits)
+	}
+}
+
+// warn logs an oddity, once for each kind. It may be called from any goroutine.
+func (f *feed) warn(kind uint32, text string, args ...any) {
+	if f.odd.Or(kind)&kind == 0 {
+		f.plane.log.Warn(text, append([]any{"rank", f.label}, args...)...)
+	}
+}
+
+// removals gathers in f.gone the removals at the head of events that are alike, and returns their
+// number: vLLM sends one hash per removal, and an index takes many at once faster.
+func (f *feed) removals(events []vllm.Event) int {
+	first := &events[0].Removed
+	hashes := f.gone.Hashes[:0]
+	n := 0
+	for n < len(events) && events[n].Op == vllm.OpRemoved {
+		e := &events[n].Removed
+		if e.Tier != first.Tier || e.Group != first.Group || e.Remote != first.Remote {
+			break
+		}
+		hashes = append(hashes, e.Hashes...)
+		n++
+	}
+	f.gone = *first
+	f.gone.Hashes = hashes
+	return n
+}
+
+// advance makes seq the last batch.
+func (f *feed) advance(seq uint64, payload []byte) {
+	f.pos.known, f.pos.next = true, seq+1
+	f.pos.print, f.pos.hasPrint = xxh3.Hash(payload), true
+}
+
+// damaged steps over a batch that nobody can read. It may have held removals, so nothing that was
+// known before it can be relied on.
+func (f *feed) damaged(seq uint64, payload []byte) {
+	f.reset("unreadable")
+	f.pos.exact = false
+	f.advance(seq, payload)
+}
+
+// reset makes the sink forget the rank, if there is anything to forget.
+func (f *feed) reset(reason string) {
+	f.pos.exact = false
+	if !f.pos.dirty {
+		return
+	}
+	f.pos.dirty = false
+	f.plane.sink.Reset(f.slot)
+	f.count(func(s *Status) { s.Resets++ })
+	f.plane.metrics.reset(reason)
+}
+
+// state is what the feed is worth now.
+func (f *feed) state() kvblock.FeedState {
+	switch {
+	case f.events.Endpoint == "":
+		return kvblock.FeedNone
+	case !f.pos.known:
+		return kvblock.FeedCold
+	case f.rec != nil && f.rec.why == whyFirst:
+		return kvblock.FeedCold
+	case !f.conn.up || !f.conn.trusted || !f.pos.exact:
+		return kvblock.FeedDegraded
+	case f.rec != nil && f.rec.why != whyProbe:
+		return kvblock.FeedDegraded
+	}
+	return kvblock.FeedExact
+}
+
+// tell passes a change of state on and renews the report.
+func (f *feed) tell() {
+	state := f.state()
+	if !f.told.any || state != f.told.state {
+		if f.told.any {
+			f.plane.log.Info("KV event feed", "rank", f.label, "state", state.String(), "was", f.told.state.String(), "why", f.told.complaint)
+		}
+		f.told.any, f.told.state = true, state
+		f.plane.sink.SetState(f.slot, state)
+	}
+	f.reportMu.Lock()
+	defer f.reportMu.Unlock()
+	s := &f.status
+	s.State, s.Connected, s.Recovering = state, f.conn.up, f.rec != nil
+	s.Next, s.Known = f.pos.next, f.pos.known
+}
+
+// count changes the report's counters.
+func (f *feed) count(change func(*Status)) {
+	f.reportMu.Lock()
+	defer f.reportMu.Unlock()
+	change(&f.status)
+}
+
+// account counts an applied batch.
+func (f *feed) account(batch *vllm.Batch, stored, removed int, at time.Time, replayed bool) {
+	now := time.Now()
+	lag := now.Sub(at)
+	unknown := batch.UnknownFields + batch.UnknownTags
+	f.reportMu.Lock()
+	s := &f.status
+	s.Batches++
+	if replayed {
+		s.Replayed++
+	}
+	s.Stored += uint64(stored)
+	s.Removed += uint64(removed)
+	s.Unknown += uint64(unknown)
+	s.Misfits += uint64(batch.Misfits)
+	s.Lag, s.LastApplied = lag, now
+	if batch.Time > 0 && batch.Time < 1e11 {
+		s.LastEvent = time.UnixMilli(int64(batch.Time * 1000))
+	}
+	f.reportMu.Unlock()
+	f.plane.metrics.batch(batch, stored, removed, lag)
+}
+
+// complain notes what went wrong; it is logged with the change of state that it causes.
+func (f *feed) complain(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	f.told.complaint = text
+	f.plane.log.Debug("KV event feed", "rank", f.label, "problem", text)
+	f.note(text)
+}
+
+// note records an error from any goroutine.
+func (f *feed) note(text string) {
+	now := time.Now()
+	f.count(func(s *Status) { s.LastError, s.LastErrorAt = text, now })
+}
+
+func (f *feed) report() Status {
+	n, bytes := f.queue.size()
+	f.reportMu.Lock()
+	defer f.reportMu.Unlock()
+	s := f.status
+	s.Queued, s.QueuedBytes, s.Dropped = n, bytes, f.dropped.Load()
+	return s
+}

@@ -1,0 +1,202 @@
+package kvevents
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/zmtp"
+)
+
+const (
+	reconnectMin  = 50 * time.Millisecond
+	stable        = 10 * time.Second // a connection that lived so long ends the back-off
+	keepMessage   = 64 << 10         // larger buffers are not reused
+	largeReply    = 256 << 10
+	maxReplies    = 64
+	sequenceBytes = 8
+)
+
+// publisher names the process that publishes, where the engine does: in the same frame, behind the
+// number of the batch. Zero is no name.
+type publisher [16]byte
+
+// numbered is what the frame before the payload says.
+type numbered struct {
+	seq uint64
+	by  publisher
+}
+
+// dialLoop keeps a connection to the engine's event socket until ctx ends.
+func (f *feed) dialLoop(ctx context.Context) {
+	params := f.plane.socket(zmtp.SUB)
+	pause := reconnectMin
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := f.connect(ctx, params)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > stable {
+			pause = reconnectMin
+		}
+		f.note(err.Error())
+		sleep(ctx, pause/2+rand.N(pause))
+		pause = min(2*pause, max(f.plane.config.ReconnectMax, reconnectMin))
+	}
+}
+
+// connect finds the event socket, dials it and follows it until the connection ends.
+func (f *feed) connect(ctx context.Context, params zmtp.Params) error {
+	if !viaControl(f.events.Endpoint) {
+		conn, err := zmtp.Dial(ctx, f.events.Endpoint, params)
+		if err != nil {
+			return err
+		}
+		return f.follow(ctx, conn, f.events, "")
+	}
+	c, err := dialControl(f.events.Endpoint)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	sockets, err := c.sockets(ctx, f.events.Rank, f.events.Topic)
+	if err != nil {
+		return err
+	}
+	if sockets.Replay == "" {
+		sockets.Replay = f.events.Replay
+	}
+	conn, err := zmtp.Dial(ctx, sockets.Endpoint, params)
+	if err != nil {
+		return err
+	}
+	return f.follow(ctx, conn, sockets, c.instance(ctx))
+}
+
+// follow subscribes and queues what comes until the connection ends.
+func (f *feed) follow(ctx context.Context, conn *zmtp.Conn, sockets replica.Events, instance string) error {
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, conn.Close)
+	defer stop()
+	if err := conn.Subscribe(sockets.Topic); err != nil {
+		return err
+	}
+	epoch := f.connected(sockets, instance)
+	err := f.plane.receive(conn, func(m *zmtp.Message, n numbered, ok bool) { //nolint:contextcheck // only metrics take one, and nothing is in it
+		if !ok {
+			f.strange(m)
+			return
+		}
+		f.deliver(epoch, n, m)
+	})
+	f.disconnected(epoch, err)
+	return err
+}
+
+// receive reads messages from conn until it fails. deliver owns the message; ok is false when it is no batch.
+func (p *Plane) receive(conn *zmtp.Conn, deliver func(m *zmtp.Message, n numbered, ok bool)) error {
+	for {
+		m := p.getMessage()
+		if err := conn.Recv(m); err != nil {
+			p.putMessage(m)
+			return err
+		}
+		n, ok := sequence(m)
+		ok = ok && n.seq != zmtp.EndOfReplay
+		if !ok {
+			p.metrics.malformed.Add(background, 1)
+		}
+		deliver(m, n, ok)
+	}
+}
+
+// sequence reads the number of a batch: the frame before the last, whatever comes before it. The name
+// of the publisher may follow the number.
+func sequence(m *zmtp.Message) (n numbered, ok bool) {
+	last := len(m.Frames)
+	if last < 2 {
+		return n, false
+	}
+	frame := m.Frames[last-2]
+	switch len(frame) {
+	case sequenceBytes:
+	case sequenceBytes + len(n.by):
+		copy(n.by[:], frame[sequenceBytes:])
+	default:
+		return n, false
+	}
+	n.seq = binary.BigEndian.Uint64(frame)
+	return n, true
+}
+
+// strange deals with a message that is no batch: it may have said anything, so what is known is a
+// lower bound from now on.
+func (f *feed) strange(m *zmtp.Message) {
+	sizes := make([]int, 0, len(m.Frames))
+	for _, frame := range m.Frames {
+		sizes = append(sizes, len(frame))
+	}
+	f.plane.putMessage(m)
+	f.count(func(s *Status) { s.Malformed++ })
+	f.note(fmt.Sprintf("a message without a batch number: frames of %v bytes", sizes))
+	f.warn(oddFrames, "KV event messages without a batch number; they are not understood", "frame_bytes", sizes)
+	f.strangeDue.Store(true)
+	f.schedule()
+}
+
+// connected tells the feed about a new connection and numbers it.
+func (f *feed) connected(sockets replica.Events, instance string) (epoch uint64) {
+	epoch = f.epochs.Add(1)
+	f.queue.push(item{kind: itemUp, epoch: epoch, at: time.Now(), made: &made{sockets, instance}}, 0)
+	f.schedule()
+	return epoch
+}
+
+func (f *feed) disconnected(epoch uint64, err error) {
+	f.queue.push(item{kind: itemDown, epoch: epoch, at: time.Now(), err: err}, 0)
+	f.schedule()
+}
+
+// deliver queues a batch, or drops it where there is no room: the gap brings it back.
+func (f *feed) deliver(epoch uint64, n numbered, m *zmtp.Message) {
+	it := item{kind: itemLive, epoch: epoch, seq: n.seq, by: n.by, msg: m, at: time.Now()}
+	size := it.bytes()
+	if f.plane.queued.Add(size) > f.plane.config.QueueBytes || !f.queue.push(it, f.plane.perFeed) {
+		f.plane.queued.Add(-size)
+		f.plane.putMessage(m)
+		f.dropped.Add(1)
+		f.plane.metrics.dropped.Add(background, 1)
+	}
+	if !f.waiting.Load() {
+		f.schedule()
+	}
+}
+
+// socket gives the parameters of an outgoing connection.
+func (p *Plane) socket(t zmtp.SocketType) zmtp.Params {
+	return zmtp.Params{Type: t, MaxMessage: p.config.MaxMessageBytes, Heartbeat: p.config.Heartbeat}
+}
+
+func (p *Plane) getMessage() *zmtp.Message { return p.messages.Get().(*zmtp.Message) }
+
+func (p *Plane) putMessage(m *zmtp.Message) {
+	if m != nil && m.Cap() <= keepMessage {
+		p.messages.Put(m)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}

@@ -1,0 +1,261 @@
+package kvevents
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents/vllm"
+)
+
+const (
+	turnItems = 256                  // batches in one turn, so that a busy feed does not starve others
+	turnTime  = 2 * time.Millisecond // the same, in time
+)
+
+// feed follows one rank. Readers put what arrives into its queue; the worker that has the turn
+// takes it out and alone touches the state below it.
+type feed struct {
+	plane  *Plane
+	slot   replica.Slot
+	events replica.Events
+	label  string
+
+	epochs    atomic.Uint64 // numbers connections
+	scheduled atomic.Bool   // in Plane.runnable, or having its turn
+	started   atomic.Bool   // cancel and spawn are set
+	closed    atomic.Bool
+	restarted atomic.Int64 // when a new engine process began, as somebody else saw; 0: none
+	tickDue   atomic.Bool
+	// strangeDue: a message came that is no batch. odd are the kinds of oddities that were logged.
+	strangeDue atomic.Bool
+	odd        atomic.Uint32
+	waiting    atomic.Bool // live batches wait for a replay
+	dropped    atomic.Uint64
+	queue      queue
+	replies    chan reply
+	cancel     context.CancelFunc
+	spawn      func(func(context.Context)) // starts a goroutine that ends with the feed
+
+	turn  sync.Mutex // held by the worker that runs the feed; everything below belongs to it
+	d     *vllm.Decoder
+	gone  kvblock.Removed // scratch of removals
+	pos   position
+	conn  connection
+	rec   *recovery // nil: no replay is running
+	gap   gap
+	lives lives
+	jobs  uint64 // numbers replay requests
+	// rereadAt is when a replay was last asked for a batch that could not be read.
+	rereadAt time.Time
+	told     tellings
+	// replayAt is where replays are asked for; instance the name of the engine process, if it has one.
+	replayAt, instance string
+
+	reportMu sync.Mutex
+	status   Status // guarded by reportMu
+}
+
+// position is how far the feed has come in the engine's numbering.
+type position struct {
+	known    bool   // next is meaningful
+	next     uint64 // the batch expected next
+	print    uint64 // of batch next-1, to recognise the engine life
+	hasPrint bool
+	by       publisher // of this engine life; zero: the engine does not say
+	exact    bool      // everything since the engine's start was applied
+	lower    bool      // this life has said something about tiers below the GPU
+	dirty    bool      // the sink may hold something
+	partial  bool      // a replay failed that could have told more; it is worth another try
+	barren   bool      // replays of this life hold nothing
+	replayed bool      // replays of this life hold something
+}
+
+// connection is what is known about the event socket.
+type connection struct {
+	up      bool
+	epoch   uint64
+	downAt  time.Time
+	live    uint64 // the newest batch on this connection
+	hasLive bool
+	trusted bool // the engine behind it was shown to be the one we know, or there was none
+	// doubtful: replays of the engine that was known held nothing, so that no replay can show whether this is
+	// the same one. It ends with the first batch.
+	doubtful bool
+	heard    time.Time // last batch, live or replayed
+	probeAt  time.Time // when to look for lost events
+}
+
+// tellings is what the rest of the router was told.
+type tellings struct {
+	state     kvblock.FeedState
+	any       bool
+	complaint string
+}
+
+func newFeed(p *Plane, slot replica.Slot, events replica.Events, label string) *feed {
+	f := &feed{plane: p, slot: slot, events: events, label: label, replies: make(chan reply, maxReplies)}
+	f.conn.downAt = time.Now()
+	f.status = Status{Slot: slot, Label: label, Endpoint: events.Endpoint, Replay: events.Replay}
+	if events.Endpoint != "" {
+		f.status.State = kvblock.FeedCold
+		f.pos.dirty = true // the sink may have brought something from an earlier run
+	}
+	return f
+}
+
+// inherit takes over what old knew, so that the same engine behind new sockets goes on.
+func (f *feed) inherit(old *feed) {
+	f.pos, f.told, f.lives, f.instance = old.pos, old.told, old.lives, old.instance
+	s := old.report()
+	s.Label, s.Endpoint, s.Replay = f.label, f.events.Endpoint, f.events.Replay
+	f.status = s
+}
+
+// schedule asks for a turn. It never blocks.
+func (f *feed) schedule() {
+	if f.closed.Load() || !f.started.Load() || !f.scheduled.CompareAndSwap(false, true) {
+		return
+	}
+	select {
+	case f.plane.runnable <- f:
+	default:
+		f.scheduled.Store(false) // more feeds than there can be: the next tick asks again
+	}
+}
+
+func (f *feed) takeTurn(d *vllm.Decoder) {
+	f.turn.Lock()
+	if !f.closed.Load() {
+		f.d = d
+		f.run()
+		f.d = nil
+	}
+	f.turn.Unlock()
+	f.scheduled.Store(false)
+	if f.hasWork() {
+		f.schedule()
+	}
+}
+
+func (f *feed) hasWork() bool {
+	if f.restarted.Load() != 0 || f.tickDue.Load() || f.strangeDue.Load() || len(f.replies) > 0 {
+		return true
+	}
+	n, _ := f.queue.size()
+	return n > 0 && !f.waiting.Load()
+}
+
+// run deals with what has happened, for at most one turn.
+func (f *feed) run() {
+	if f.events.Endpoint == "" {
+		f.reset("no feed")
+		f.pos = position{}
+	}
+	if began := f.restarted.Swap(0); began != 0 && f.pos.known && f.lives.latest.UnixNano() < began {
+		f.newLife("the engine process is a new one")
+	}
+	if f.strangeDue.Swap(false) {
+		f.pos.exact = false
+	}
+	if f.tickDue.Swap(false) {
+		f.onTick(time.Now())
+	}
+	started := time.Now()
+	for n := 0; n < turnItems; n++ {
+		if n%16 == 15 && time.Since(started) > turnTime {
+			break
+		}
+		if !f.step() {
+			break
+		}
+	}
+	f.waiting.Store(f.rec != nil)
+	f.tell()
+}
+
+// step deals with one thing and reports whether there was one.
+func (f *feed) step() bool {
+	select {
+	case r := <-f.replies:
+		f.onReply(r)
+		return true
+	default:
+	}
+	if f.rec != nil {
+		return false
+	}
+	it, ok := f.queue.peek()
+	if !ok {
+		return false
+	}
+	done := true
+	switch it.kind {
+	case itemUp:
+		f.onUp(it)
+	case itemDown:
+		f.onDown(it)
+	case itemLive:
+		done = f.onLive(it)
+	}
+	if done {
+		f.queue.drop()
+		f.release(it)
+	}
+	return true
+}
+
+// release gives a batch's memory back.
+func (f *feed) release(it item) {
+	if it.msg == nil {
+		return
+	}
+	f.plane.queued.Add(-it.bytes())
+	f.plane.putMessage(it.msg)
+}
+
+// discard empties the queue of a feed that has ended. Replays end with the feed's context and
+// their replies go with the channel.
+func (f *feed) discard() {
+	for _, it := range f.queue.close() {
+		f.release(it)
+	}
+	f.rec = nil
+}
+
+// onTick looks at the clock: forgetting, probing, trying again.
+func (f *feed) onTick(now time.Time) {
+	forget := f.plane.config.ForgetAfter
+	if !f.conn.up {
+		if forget > 0 && f.pos.known && now.Sub(f.conn.downAt) > forget {
+			f.complain("forgotten: not reachable for %v", forget)
+			f.reset("unreachable")
+			f.pos = position{}
+		}
+		return
+	}
+	if n, _ := f.queue.size(); n > 0 || f.rec != nil || !f.canReplay() || f.conn.probeAt.IsZero() || now.Before(f.conn.probeAt) {
+		return
+	}
+	switch {
+	case !f.pos.known:
+		f.recover(whyFirst)
+	case f.conn.doubtful, f.pos.partial && !f.pos.exact:
+		f.recover(whyRebuild)
+	default:
+		f.recover(whyProbe)
+	}
+}
+
+// nextProbe sets the time of the next look for lost events.
+func (f *feed) nextProbe(after time.Duration) {
+	if f.plane.config.Probe <= 0 {
+		f.conn.probeAt = time.Time{}
+		return
+	}
+	f.conn.probeAt = time.Now().Add(after/2 + rand.N(after)) // spread: feeds are added together
+}

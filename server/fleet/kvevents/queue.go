@@ -1,0 +1,117 @@
+package kvevents
+
+import (
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/zmtp"
+)
+
+type itemKind uint8
+
+const (
+	itemLive itemKind = iota // a batch from the event socket
+	itemUp                   // a connection was made
+	itemDown                 // it ended
+)
+
+// item is one thing that happened on the event socket, in order.
+type item struct {
+	kind  itemKind
+	epoch uint64 // the connection
+	seq   uint64
+	by    publisher
+	msg   *zmtp.Message
+	at    time.Time
+	err   error
+	made  *made // of itemUp
+}
+
+// made says where a new connection leads.
+type made struct {
+	sockets  replica.Events
+	instance string // the engine process's name; empty when it is not known
+}
+
+func (it *item) payload() []byte { return it.msg.Frames[len(it.msg.Frames)-1] }
+
+func (it *item) bytes() int64 {
+	if it.msg == nil {
+		return 0
+	}
+	return int64(it.msg.Cap())
+}
+
+// maxQueued bounds the batches in one queue, whatever their size.
+const maxQueued = 1 << 15
+
+// queue holds what has happened on the event socket and is not yet dealt with. The reader pushes,
+// the goroutine that has the feed's turn takes.
+type queue struct {
+	mu    sync.Mutex
+	items []item // guarded by mu; the live part starts at head
+	head  int    // guarded by mu
+	bytes int64  // guarded by mu
+	shut  bool   // guarded by mu
+}
+
+// push appends it, unless it is a batch and does not fit.
+func (q *queue) push(it item, limit int64) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.shut {
+		return false
+	}
+	if it.kind == itemLive && (q.bytes+it.bytes() > limit || len(q.items)-q.head >= maxQueued) {
+		return false
+	}
+	if q.head > 64 && q.head > len(q.items)/2 {
+		n := copy(q.items, q.items[q.head:])
+		clear(q.items[n:])
+		q.items, q.head = q.items[:n], 0
+	}
+	q.items = append(q.items, it)
+	q.bytes += it.bytes()
+	return true
+}
+
+// peek returns the oldest item and leaves it.
+func (q *queue) peek() (item, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.head == len(q.items) {
+		return item{}, false
+	}
+	return q.items[q.head], true
+}
+
+// drop takes the oldest item off.
+func (q *queue) drop() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.bytes -= q.items[q.head].bytes()
+	q.items[q.head] = item{}
+	q.head++
+	if q.head == len(q.items) {
+		q.items, q.head = q.items[:0], 0
+		if cap(q.items) > 1024 {
+			q.items = nil
+		}
+	}
+}
+
+// close empties the queue for good and returns what was in it.
+func (q *queue) close() []item {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	rest := q.items[q.head:]
+	q.items, q.head, q.bytes, q.shut = nil, 0, 0, true
+	return rest
+}
+
+func (q *queue) size() (items int, bytes int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.items) - q.head, q.bytes
+}

@@ -1,0 +1,125 @@
+package kvindex
+
+import (
+	"slices"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// Belief is the short-lived assumption that a rank will hold a prompt that was just routed to
+// it. Facts are never changed by it.
+type Belief struct {
+	rank   *rank
+	hashes []blockhash.Hash // those that the rank did not hold yet
+	until  time.Time
+	live   bool // guarded by rank.mu
+}
+
+// Predict makes Match count hashes as held by slot, beyond what the rank holds by its own
+// account, until the time given (zero: for Config.BeliefTTL from now), until End, or until an
+// event announces the last one, whichever comes first. It returns nil when there is nothing to
+// believe; End accepts that.
+func (ix *Index) Predict(slot replica.Slot, hashes []blockhash.Hash, until time.Time) *Belief {
+	if until.IsZero() {
+		until = time.Now().Add(ix.config.BeliefTTL)
+	}
+	gpu := ix.tiers[kvblock.TierGPU]
+	hashes = hashes[ix.run(gpu, kvblock.TierGPU, slot, hashes, 0):]
+	if len(hashes) == 0 {
+		return nil
+	}
+	var b *Belief
+	ix.locked(slot, func(r *rank) {
+		b = &Belief{rank: r, hashes: slices.Clone(hashes), until: until, live: true}
+		r.beliefs = append(r.beliefs, b)
+		r.believed.room(len(hashes))
+		r.inRuns(hashes, func(h blockhash.Hash) {
+			_, fresh := r.believed.add(revID(kvblock.EngineHash(h)), h)
+			if fresh && ix.beliefs.add(spread(h), &r.writer) == addNew {
+				ix.beliefs.held.Add(1)
+			}
+		})
+	})
+	return b
+}
+
+// End takes the belief back, once, however often it is called.
+func (b *Belief) End() {
+	if b == nil {
+		return
+	}
+	b.rank.mu.Lock()
+	defer b.rank.mu.Unlock()
+	if b.live {
+		b.rank.beliefs = slices.DeleteFunc(b.rank.beliefs, func(o *Belief) bool { return o == b })
+		b.rank.end(b)
+	}
+}
+
+// Expire ends what has had its time: beliefs, and a snapshot's ranks that nobody added. Run
+// calls it four times a second.
+func (ix *Index) Expire(now time.Time) {
+	ix.mu.Lock()
+	for name, p := range ix.parked {
+		if !p.until.After(now) {
+			for _, part := range p.rank.parts {
+				ix.entries.Add(int64(-part.rev.live))
+			}
+			delete(ix.parked, name)
+		}
+	}
+	ix.mu.Unlock()
+	for _, r := range *ix.ranks.Load() {
+		if r == nil {
+			continue
+		}
+		r.mu.Lock()
+		r.endBeliefsIf(func(b *Belief) bool { return !b.until.After(now) })
+		r.mu.Unlock()
+	}
+}
+
+// confirm ends the beliefs that an event has made facts: key is the last block that it announced.
+func (r *rank) confirm(key blockhash.Hash) {
+	r.endBeliefsIf(func(b *Belief) bool { return b.hashes[len(b.hashes)-1] == key })
+}
+
+func (r *rank) endBeliefs() { r.endBeliefsIf(func(*Belief) bool { return true }) }
+
+func (r *rank) endBeliefsIf(over func(*Belief) bool) {
+	r.beliefs = slices.DeleteFunc(r.beliefs, func(b *Belief) bool {
+		if !over(b) {
+			return false
+		}
+		r.end(b)
+		return true
+	})
+}
+
+// end removes a belief's blocks; others that believe the same keep theirs.
+func (r *rank) end(b *Belief) {
+	b.live = false
+	r.inRuns(b.hashes, func(h blockhash.Hash) {
+		if _, last, _ := r.believed.drop(revID(kvblock.EngineHash(h))); last && r.ix.beliefs.remove(spread(h), &r.writer) {
+			r.ix.beliefs.held.Add(-1)
+		}
+	})
+	b.hashes = nil
+}
+
+// inRuns calls f for each hash after what it will need of the belief tables was touched.
+func (r *rank) inRuns(hashes []blockhash.Hash, f func(blockhash.Hash)) {
+	for len(hashes) > 0 {
+		run := hashes[:min(runKeys, len(hashes))]
+		for _, h := range run {
+			r.warm += r.believed.touch(revID(kvblock.EngineHash(h))) + r.ix.beliefs.touch(spread(h))
+		}
+		for _, h := range run {
+			f(h)
+		}
+		hashes = hashes[len(run):]
+	}
+}

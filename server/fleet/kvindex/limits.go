@@ -1,0 +1,103 @@
+package kvindex
+
+import (
+	"math/bits"
+
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// limit is a group whose blocks cut a rank's match.
+type limit struct {
+	group int
+	// stride is how many chain blocks one of its blocks spans.
+	stride int
+	// need is how many of its blocks before the end of a match must be held: the window's, or
+	// one state of a Mamba group.
+	need int
+	// mamba: the state must lie exactly at the end. A window may also reach back to the root.
+	mamba bool
+}
+
+// limitCell is where a limiting group's block lies in the GPU plane.
+func limitCell(key blockhash.Hash, group int) uint64 {
+	hi, lo := bits.Mul64(uint64(key)^0xA0761D6478BD642F, 0xE7037ED1A0B428DB+2*uint64(group))
+	return hi ^ lo
+}
+
+// setLimits publishes the rank's limiting groups for lookups.
+func (r *rank) setLimits() {
+	var list []limit
+	unit := int(r.blockSize.Load())
+	for _, p := range r.parts {
+		if p.role != roleLimit || unit == 0 || p.blockSize == 0 || p.blockSize%unit != 0 {
+			continue
+		}
+		l := limit{group: p.group, stride: p.blockSize / unit, need: 1, mamba: p.kind == kvblock.KindMamba}
+		if !l.mamba {
+			l.need = max((p.window-1+p.blockSize-1)/p.blockSize, 1)
+		}
+		list = append(list, l)
+	}
+	old := r.limits.Load()
+	had, has := old != nil, len(list) > 0
+	switch {
+	case has:
+		r.limits.Store(&list)
+	case had:
+		r.limits.Store(nil)
+	}
+	if has && !had {
+		r.ix.limited.Add(1)
+	} else if had && !has {
+		r.ix.limited.Add(-1)
+	}
+}
+
+// limitedLead returns the longest end up to lead that all limiting groups allow.
+func (ix *Index) limitedLead(slot replica.Slot, hashes []blockhash.Hash, lead int) int {
+	r := ix.rank(slot)
+	if r == nil {
+		return 0
+	}
+	limits := r.limits.Load()
+	if limits == nil {
+		return lead
+	}
+	for again := true; again && lead > 0; {
+		again = false
+		for _, l := range *limits {
+			if end := ix.limitEnd(slot, hashes, l, lead); end < lead {
+				lead, again = end, len(*limits) > 1
+			}
+		}
+	}
+	return lead
+}
+
+// limitEnd returns the longest end up to lead that one group allows.
+func (ix *Index) limitEnd(slot replica.Slot, hashes []blockhash.Hash, l limit, lead int) int {
+	gpu := ix.tiers[kvblock.TierGPU]
+	end := lead / l.stride // counted in the group's own blocks
+	run := 0               // held blocks seen in a row, going down from end
+	for at := end; at > 0; at-- {
+		if at%8 == 0 {
+			for i := at; i > max(at-8, 0); i-- {
+				gpu.touch(limitCell(hashes[i*l.stride-1], l.group))
+			}
+		}
+		id := gpu.get(limitCell(hashes[at*l.stride-1], l.group))
+		if !ix.sets.has(id, slot) {
+			end, run = at-1, 0
+			continue
+		}
+		if run++; run == l.need {
+			return end * l.stride
+		}
+	}
+	if l.mamba {
+		return 0
+	}
+	return end * l.stride // everything from the root up to end is held
+}

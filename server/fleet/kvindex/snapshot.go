@@ -1,0 +1,183 @@
+package kvindex
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// A snapshot is a magic word, then frames: length (uint32), kind (one byte), body, and the
+// XXH3-64 of kind and body; all numbers are little-endian. A rank is a rank frame, the entry
+// frames of each of its parts after a part frame, salts, and an end frame; the file ends with
+// a done frame. A reader takes every rank whose end frame it reached, so that a truncated or
+// damaged file gives what is whole. Unknown kinds are refused: they come with a new magic.
+const (
+	snapshotMagic = "KVPIDX01"
+	frameEntries  = 8192
+	maxFrame      = 16*frameEntries + 1024
+)
+
+const (
+	frameRank byte = iota + 1
+	framePart
+	frameItems
+	frameSalts
+	frameEnd
+	frameDone
+	frameSize
+)
+
+// ErrSnapshot is wrapped by errors about a snapshot that is damaged, truncated or of another
+// format.
+var ErrSnapshot = errors.New("not a whole snapshot")
+
+// Snapshot writes the facts that ranks with a name hold. It locks one rank at a time, so that
+// events go on; replaying the events since the snapshot began brings a loaded one up to date.
+func (ix *Index) Snapshot(w io.Writer) error {
+	if _, err := io.WriteString(w, snapshotMagic); err != nil {
+		return fmt.Errorf("write snapshot: %w", err)
+	}
+	s := &snapshotWriter{to: w}
+	sizes := binary.LittleEndian.AppendUint64(nil, uint64(time.Now().UnixMilli()))
+	for _, p := range ix.tiers {
+		sizes = binary.LittleEndian.AppendUint64(sizes, uint64(p.distinct()))
+	}
+	s.frame(frameSize, sizes)
+	ranks := slices.Clone(*ix.ranks.Load())
+	ix.mu.Lock()
+	for _, p := range ix.parked { // not found yet, and not to be lost for that
+		ranks = append(ranks, p.rank)
+	}
+	ix.mu.Unlock()
+	for _, r := range ranks {
+		if r == nil {
+			continue
+		}
+		s.rank(r)
+		if s.err != nil {
+			return fmt.Errorf("write snapshot: %w", s.err)
+		}
+	}
+	s.frame(frameDone, nil)
+	if s.err != nil {
+		return fmt.Errorf("write snapshot: %w", s.err)
+	}
+	return nil
+}
+
+// distinct counts the blocks in the lookup tables.
+func (p *plane) distinct() int {
+	live := 0
+	for n := range p.parts {
+		p.parts[n].mu.Lock()
+		live += p.parts[n].live
+		p.parts[n].mu.Unlock()
+	}
+	return live
+}
+
+type snapshotWriter struct {
+	to  io.Writer
+	buf []byte
+	err error
+}
+
+// frame writes one frame; an earlier error stays.
+func (s *snapshotWriter) frame(kind byte, body []byte) {
+	if s.err != nil {
+		return
+	}
+	head := binary.LittleEndian.AppendUint32(nil, uint32(len(body)))
+	head = append(head, kind)
+	sum := binary.LittleEndian.AppendUint64(nil, xxh3.HashSeed(body, uint64(kind)))
+	for _, b := range [][]byte{head, body, sum} {
+		if _, err := s.to.Write(b); err != nil {
+			s.err = err
+			return
+		}
+	}
+}
+
+// image is a copy of what a rank holds, taken under its lock and written without it.
+type image struct {
+	info  RankInfo
+	parts []part
+	salts revmap
+}
+
+func (r *rank) image() (image, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.gone || r.state == kvblock.FeedNone || len(r.parts) == 0 || r.info.Rank == (replica.Rank{}) {
+		return image{}, false
+	}
+	img := image{info: r.info, salts: r.salts.clone()}
+	for _, p := range r.parts {
+		c := *p
+		c.rev = p.rev.clone()
+		img.parts = append(img.parts, c)
+	}
+	return img, true
+}
+
+func (m *revmap) clone() revmap {
+	c := *m
+	c.words = append([]uint64(nil), m.words...)
+	c.more = nil
+	for id, n := range m.more {
+		if c.more == nil {
+			c.more = make(map[uint64]uint32, len(m.more))
+		}
+		c.more[id] = n
+	}
+	return c
+}
+
+func (s *snapshotWriter) rank(r *rank) {
+	img, ok := r.image()
+	if !ok {
+		return
+	}
+	b := binary.LittleEndian.AppendUint32(s.buf[:0], uint32(img.info.Rank.Index))
+	b = binary.LittleEndian.AppendUint32(b, uint32(img.info.BlockSize))
+	b = append(b, img.info.Rank.Replica...)
+	s.frame(frameRank, b)
+	for i := range img.parts {
+		p := &img.parts[i]
+		b = append(b[:0], byte(p.tier), byte(p.kind), byte(p.role), 0)
+		b = binary.LittleEndian.AppendUint32(b, uint32(p.group))
+		b = binary.LittleEndian.AppendUint32(b, uint32(p.window))
+		b = binary.LittleEndian.AppendUint32(b, uint32(p.blockSize))
+		s.frame(framePart, b)
+		b = s.entries(frameItems, &p.rev, b)
+	}
+	b = s.entries(frameSalts, &img.salts, b)
+	s.frame(frameEnd, nil)
+	s.buf = b
+}
+
+// entries writes a map in frames of pairs of words. Copies beyond a byte's count are left out:
+// such a block may be forgotten early.
+func (s *snapshotWriter) entries(kind byte, m *revmap, b []byte) []byte {
+	b = b[:0]
+	m.each(func(name, key *uint64) {
+		b = binary.LittleEndian.AppendUint64(b, *name)
+		b = binary.LittleEndian.AppendUint64(b, *key)
+		if len(b) == 16*frameEntries {
+			s.frame(kind, b)
+			b = b[:0]
+		}
+	})
+	if len(b) > 0 {
+		s.frame(kind, b)
+	}
+	return b
+}

@@ -1,0 +1,194 @@
+package kvindex
+
+import (
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// Stats is the index at one moment.
+type Stats struct {
+	Ranks []RankStats
+	// Held counts the (rank, block) pairs that can be matched, per tier; Believed those of beliefs.
+	Held     [kvblock.Tiers]int64
+	Believed int64
+	// Blocks counts all blocks that ranks are known to hold, those without a key too; MaxBlocks
+	// is the budget.
+	Blocks, MaxBlocks int64
+	// LookupBytes is the memory of the lookup tables and the rank sets, Bytes the whole index's.
+	LookupBytes, Bytes int64
+	// Sets is the number of distinct rank sets.
+	Sets int
+	// Unknown counts calls for slots that do not exist, Retries lookups that started over.
+	Unknown, Retries int64
+	// Cut is set when the budget left out any block of a present rank.
+	Cut bool
+	// Parked counts ranks that a snapshot brought and nobody has added yet.
+	Parked int
+	Total  Totals
+}
+
+// RankStats is one rank at one moment.
+type RankStats struct {
+	Slot      replica.Slot
+	Rank      replica.Rank
+	State     kvblock.FeedState
+	BlockSize int
+	Capacity  int
+	// Blocks counts the distinct blocks held per tier, all attention groups together; Unkeyed
+	// those among them that cannot be matched; Guessed those of a rank without events.
+	Blocks           [kvblock.Tiers]int
+	Unkeyed, Guessed int
+	Beliefs          int
+	Bytes            int64
+	Groups           []GroupStats
+	// FromSnapshot is set while the content is a snapshot's that no full replay has confirmed.
+	FromSnapshot bool
+	Totals
+}
+
+// Totals count since a rank was added; those of the index include ranks that are gone.
+type Totals struct {
+	// Stored and Removed count blocks named by events, UnknownRemoved removals of unknown blocks.
+	Stored, Removed, UnknownRemoved int64
+	// Orphans counts blocks that continue an unknown one, Ambiguous, Partial and Misshapen those
+	// that cannot be keyed for other reasons, Remote those in another rank's memory.
+	Orphans, Ambiguous, Partial, Misshapen, Remote int64
+	// OddSize counts blocks of another size than their rank's.
+	OddSize int64
+	// Cut counts blocks left out because of the budget, Resized changes of the block size
+	// without a reset, Resets resets.
+	Cut, Resized, Resets int64
+}
+
+func (t *Totals) add(o Totals) {
+	t.Stored += o.Stored
+	t.Removed += o.Removed
+	t.UnknownRemoved += o.UnknownRemoved
+	t.Orphans += o.Orphans
+	t.Ambiguous += o.Ambiguous
+	t.Partial += o.Partial
+	t.Misshapen += o.Misshapen
+	t.Remote += o.Remote
+	t.OddSize += o.OddSize
+	t.Cut += o.Cut
+	t.Resized += o.Resized
+	t.Resets += o.Resets
+}
+
+// GroupStats is one attention group of a rank in one tier.
+type GroupStats struct {
+	Tier              kvblock.Tier
+	Group             int
+	Kind              kvblock.Kind
+	BlockSize, Window int
+	Blocks, Unkeyed   int
+	Chain, Limit      bool
+}
+
+// Stats returns the index's numbers; it locks one rank at a time.
+func (ix *Index) Stats() Stats {
+	s := Stats{
+		Blocks: ix.entries.Load(), MaxBlocks: ix.config.MaxBytes / BlockCost,
+		Believed: ix.beliefs.held.Load(), Unknown: ix.unknown.Load(), Retries: ix.retries.Load(),
+	}
+	s.LookupBytes = ix.sets.bytes.Load() + ix.beliefs.bytes.Load()
+	for t, p := range ix.tiers {
+		s.Held[t] = p.held.Load()
+		s.LookupBytes += p.bytes.Load()
+	}
+	s.Bytes = s.LookupBytes
+	ix.sets.mu.Lock()
+	s.Sets = ix.sets.live
+	ix.sets.mu.Unlock()
+	ix.mu.Lock()
+	s.Parked, s.Total = len(ix.parked), ix.past
+	for _, p := range ix.parked {
+		for _, part := range p.rank.parts {
+			s.Bytes += part.rev.bytes()
+		}
+	}
+	ix.mu.Unlock()
+	for slot, r := range *ix.ranks.Load() {
+		if r == nil {
+			continue
+		}
+		rs := r.stats()
+		rs.Slot = replica.Slot(slot)
+		s.Bytes += rs.Bytes
+		s.Cut = s.Cut || rs.Cut > 0
+		s.Total.add(rs.Totals)
+		s.Ranks = append(s.Ranks, rs)
+	}
+	return s
+}
+
+func (r *rank) stats() RankStats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := RankStats{
+		Rank: r.info.Rank, State: r.state, BlockSize: int(r.blockSize.Load()), Capacity: r.info.Capacity,
+		Beliefs: len(r.beliefs), FromSnapshot: r.loaded,
+		Totals: r.totals,
+		Bytes:  r.salts.bytes() + r.believed.bytes(),
+	}
+	if r.approx != nil {
+		s.Guessed = r.approx.len()
+		s.Blocks[kvblock.TierGPU] = s.Guessed
+		s.Bytes += r.approx.bytes()
+	}
+	for _, p := range r.parts {
+		s.Blocks[p.tier] += p.rev.live
+		s.Unkeyed += p.unkeyed
+		s.Bytes += p.rev.bytes()
+		s.Groups = append(s.Groups, GroupStats{
+			Tier: p.tier, Group: p.group, Kind: p.kind, BlockSize: p.blockSize, Window: p.window,
+			Blocks: p.rev.live, Unkeyed: p.unkeyed, Chain: p.role == roleChain, Limit: p.role == roleLimit,
+		})
+	}
+	return s
+}
+
+// PathBlock says who holds one block of a prompt.
+type PathBlock struct {
+	Hash blockhash.Hash
+	// Tiers lists the holding ranks of each tier, Believed those that are believed to hold it.
+	Tiers    [kvblock.Tiers][]replica.Slot
+	Believed []replica.Slot
+}
+
+// Path tells for each block of a prompt which ranks hold it: what Match sees, without its
+// shortcuts. It is for people and tests.
+func (ix *Index) Path(hashes []blockhash.Hash) []PathBlock {
+	for {
+		epoch := ix.sets.epoch.Load()
+		path := make([]PathBlock, len(hashes))
+		for i, h := range hashes {
+			path[i].Hash = h
+			for t, p := range ix.tiers {
+				path[i].Tiers[t] = ix.holders(p, h)
+			}
+			path[i].Believed = ix.holders(ix.beliefs, h)
+		}
+		if ix.sets.epoch.Load() == epoch {
+			return path
+		}
+	}
+}
+
+// holders lists the ranks that hold a block in one plane.
+func (ix *Index) holders(p *plane, h blockhash.Hash) []replica.Slot {
+	id := p.get(spread(h))
+	if id == 0 {
+		return nil
+	}
+	words := make([]uint64, ix.sets.words)
+	ix.sets.load(id, words)
+	var list []replica.Slot
+	for slot := range replica.Slot(64 * len(words)) {
+		if words[slot/64]>>(slot%64)&1 != 0 {
+			list = append(list, slot)
+		}
+	}
+	return list
+}

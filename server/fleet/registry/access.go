@@ -1,0 +1,194 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+)
+
+// Access is how the router shows itself to replicas, and which certificates it trusts.
+type Access struct {
+	// APIKey is sent to replicas as a bearer token, unless they registered themselves and bring keys of their own. The two
+	// settings below keep it out of the settings; one of the three may be set.
+	APIKey secret.String `yaml:"api_key"`
+	// APIKeyFile names a file that holds the key instead.
+	APIKeyFile string `yaml:"api_key_file"`
+	// APIKeyEnv names a variable of the environment that holds the key instead.
+	APIKeyEnv string `yaml:"api_key_env"`
+	// TLS is for replicas whose URLs begin with https.
+	TLS tlspeer.Config `yaml:"tls"`
+}
+
+// or takes what is not set from d. A key is taken whole, whichever way it is written.
+func (a Access) or(d Access) Access {
+	if a.APIKey.IsEmpty() && a.APIKeyFile == "" && a.APIKeyEnv == "" {
+		a.APIKey, a.APIKeyFile, a.APIKeyEnv = d.APIKey, d.APIKeyFile, d.APIKeyEnv
+	}
+	a.TLS = a.TLS.Or(d.TLS)
+	return a
+}
+
+func (a Access) validate() error {
+	var errs []error
+	ways := 0
+	for _, set := range []bool{!a.APIKey.IsEmpty(), a.APIKeyFile != "", a.APIKeyEnv != ""} {
+		if set {
+			ways++
+		}
+	}
+	if ways > 1 {
+		errs = append(errs, errors.New("api_key: only one of api_key, api_key_file and api_key_env may be set"))
+	}
+	if err := a.TLS.Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("tls: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+// access is the spec's own part.
+func (s Spec) access() Access {
+	return Access{APIKey: s.APIKey, APIKeyFile: s.APIKeyFile, APIKeyEnv: s.APIKeyEnv, TLS: s.TLS}
+}
+
+// credentials are an Access with everything read. They can be compared.
+type credentials struct {
+	key  secret.String
+	peer *tlspeer.Identity
+}
+
+// keyring finds the credentials for replicas.
+type keyring struct {
+	common Access
+	pools  map[string]Access
+	lookup func(string) (string, bool)
+
+	mu    sync.Mutex
+	peers map[tlspeer.Config]*tlspeer.Identity // guarded by mu
+}
+
+// newKeyring makes a keyring. Identities that former had already stay the same, so that connections are kept.
+func newKeyring(c *Config, lookup func(string) (string, bool), former *keyring) *keyring {
+	k := &keyring{common: c.Access, pools: c.Pools, lookup: lookup, peers: map[tlspeer.Config]*tlspeer.Identity{}}
+	if former == nil {
+		return k
+	}
+	former.mu.Lock()
+	defer former.mu.Unlock()
+	for config, peer := range former.peers {
+		peer.Recheck() // its files may be why the settings were read again
+		k.peers[config] = peer
+	}
+	return k
+}
+
+// check reads all that the settings name, and says what cannot be.
+func (k *keyring) check(c *Config) error {
+	var errs []error
+	try := func(name string, a Access) {
+		if _, err := k.key(a); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		}
+		if a.TLS != (tlspeer.Config{}) {
+			if _, err := tlspeer.New(a.TLS); err != nil {
+				errs = append(errs, fmt.Errorf("%s.tls: %w", name, err))
+			}
+		}
+	}
+	try("access", c.Access)
+	for name, pool := range c.Pools {
+		try("pools."+name, pool.or(c.Access))
+	}
+	for i, d := range c.DNS {
+		try(fmt.Sprintf("dns[%d].template", i), d.Template.access())
+	}
+	for i, kube := range c.Kubernetes {
+		try(fmt.Sprintf("kubernetes[%d].template", i), kube.Template.access())
+	}
+	return errors.Join(errs...)
+}
+
+// of finds a replica's credentials: its own, else its pool's, else those of all. A replica that registered itself is given
+// no key but its own: whoever may register could else have the others' sent to an address of their choice.
+func (k *keyring) of(s Spec, registered bool) (credentials, error) {
+	a := s.access()
+	switch pool, err := k.pool(s); {
+	case err != nil:
+		return credentials{}, fmt.Errorf("replica %q: %w", s.ID, err)
+	case registered:
+		a.TLS = a.TLS.Or(k.common.TLS)
+	default:
+		a = a.or(pool).or(k.common)
+	}
+	key, err := k.key(a)
+	if err != nil {
+		return credentials{}, fmt.Errorf("replica %q: %w", s.ID, err)
+	}
+	peer, err := k.peer(a.TLS)
+	if err != nil {
+		return credentials{}, fmt.Errorf("replica %q: tls: %w", s.ID, err)
+	}
+	return credentials{key, peer}, nil
+}
+
+// pool is what the replica's pool has: the one that it names, else the first of its models that is one.
+func (k *keyring) pool(s Spec) (Access, error) {
+	if s.Pool != "" {
+		a, ok := k.pools[s.Pool]
+		if !ok {
+			return a, fmt.Errorf("pool: there is no registry.pools.%s", s.Pool)
+		}
+		return a, nil
+	}
+	for _, model := range s.Models {
+		if a, ok := k.pools[model]; ok {
+			return a, nil
+		}
+	}
+	return Access{}, nil
+}
+
+func (k *keyring) key(a Access) (secret.String, error) {
+	switch {
+	case a.APIKeyFile != "":
+		text, err := os.ReadFile(a.APIKeyFile)
+		if err != nil {
+			return secret.String{}, fmt.Errorf("api_key_file: %w", err)
+		}
+		key := strings.TrimSpace(string(text))
+		if key == "" {
+			return secret.String{}, fmt.Errorf("api_key_file: %s is empty", a.APIKeyFile)
+		}
+		return secret.New(key), nil
+	case a.APIKeyEnv != "":
+		if k.lookup != nil {
+			if key, ok := k.lookup(a.APIKeyEnv); ok && key != "" {
+				return secret.New(key), nil
+			}
+		}
+		return secret.String{}, fmt.Errorf("api_key_env: the variable %s is not set", a.APIKeyEnv)
+	}
+	return a.APIKey, nil
+}
+
+// peer is the one Identity of these settings; nil for none.
+func (k *keyring) peer(c tlspeer.Config) (*tlspeer.Identity, error) {
+	if c == (tlspeer.Config{}) {
+		return nil, nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if peer := k.peers[c]; peer != nil {
+		return peer, nil
+	}
+	peer, err := tlspeer.New(c)
+	if err != nil {
+		return nil, err
+	}
+	k.peers[c] = peer
+	return peer, nil
+}

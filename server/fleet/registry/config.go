@@ -1,0 +1,246 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+)
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// Replicas is the fixed list.
+	Replicas []Spec `yaml:"replicas"`
+	// File names a YAML file with a list "replicas" of the same form; it is watched.
+	File string `yaml:"file"`
+	// DNS lists names whose addresses are replicas.
+	DNS []DNSConfig `yaml:"dns"`
+	// Kubernetes lists Services whose pods are replicas.
+	Kubernetes []KubernetesConfig `yaml:"kubernetes"`
+	// Aliases maps names that clients may use to names that replicas serve.
+	Aliases map[string]string `yaml:"aliases"`
+	// Access is how the router shows itself to replicas, and what it trusts, where a replica or its pool says nothing else.
+	Access Access `yaml:"access"`
+	// Pools are the same for groups of replicas, by a name that their entries give as pool, or by the model that they serve.
+	Pools map[string]Access `yaml:"pools"`
+	// Events is the default for replicas that say nothing about events.
+	Events EventsSpec `yaml:"events"`
+	// Probe says how health is watched.
+	Probe ProbeConfig `yaml:"probe"`
+	// Registration bounds registration by RPC.
+	Registration RegistrationConfig `yaml:"registration"`
+}
+
+// ProbeConfig says how each replica's health is watched.
+type ProbeConfig struct {
+	// Path is asked for health: 200 is healthy.
+	Path string `yaml:"path"`
+	// Interval is the time between probes of a replica; each is moved by up to a tenth.
+	Interval time.Duration `yaml:"interval"`
+	// MaxInterval is the longest time between probes of a replica that stays down. While its machine answers (the port
+	// is closed, or takes connections that nobody serves), the first minutes long it is asked every half a second.
+	MaxInterval time.Duration `yaml:"max_interval"`
+	// Timeout bounds each request of a probe.
+	Timeout time.Duration `yaml:"timeout"`
+	// Up is how many probes in a row must succeed before a replica that was down takes requests again.
+	Up int `yaml:"up"`
+	// Down is how many probes in a row must fail before a replica takes no more. A refused connection
+	// counts as that many.
+	Down int `yaml:"down"`
+	// ModelsInterval is the time between looks at /v1/models, where adapters come and go.
+	ModelsInterval time.Duration `yaml:"models_interval"`
+	// Concurrency bounds the probes under way at once; as many more may be under way of replicas that fail them.
+	Concurrency int `yaml:"concurrency"`
+}
+
+// RegistrationConfig bounds registration by RPC.
+type RegistrationConfig struct {
+	// Enabled lets callers register replicas where no API keys are in use; with keys, those that may
+	// change the fleet always can.
+	Enabled bool `yaml:"enabled"`
+	// Lease is the time a registration lives when the caller asks for no other.
+	Lease time.Duration `yaml:"lease"`
+	// MaxLease caps what a caller may ask for.
+	MaxLease time.Duration `yaml:"max_lease"`
+	// Max bounds the registered replicas.
+	Max int `yaml:"max"`
+	// MaxRanks bounds the ranks of all registered replicas together.
+	MaxRanks int `yaml:"max_ranks"`
+	// Networks are those in which registered replicas must have their addresses, for example "10.0.0.0/8".
+	// Empty: any but link-local ones.
+	Networks []string `yaml:"networks"`
+}
+
+// DNSConfig makes replicas of a name's addresses.
+type DNSConfig struct {
+	// Name is looked up. Host records (A and AAAA) need a port; with SRV records it is the full
+	// record name, for example "_http._tcp.vllm.default.svc.cluster.local".
+	Name string `yaml:"name"`
+	// SRV looks up SRV records, which bring their own ports.
+	SRV bool `yaml:"srv"`
+	// Port is the port of every address; unused with SRV.
+	Port int `yaml:"port"`
+	// Interval is the time between look-ups.
+	Interval time.Duration `yaml:"interval"`
+	// Template gives the other fields of each replica; its id and URL must be empty.
+	Template Spec `yaml:"template"`
+	// TLS makes the URLs https.
+	TLS bool `yaml:"tls"`
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{
+		Probe: ProbeConfig{
+			Path: "/health", Interval: time.Second, MaxInterval: 30 * time.Second, Timeout: 2 * time.Second,
+			Up: 2, Down: 2, ModelsInterval: 10 * time.Second, Concurrency: 64,
+		},
+		Registration: RegistrationConfig{Lease: 30 * time.Second, MaxLease: time.Hour, Max: 10_000, MaxRanks: 4096},
+	}
+}
+
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	seen := map[replica.ID]bool{}
+	for i, s := range c.Replicas {
+		done, err := s.complete(c.Events)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("replicas[%d]: %w", i, err))
+		} else if seen[done.ID] {
+			errs = append(errs, fmt.Errorf("replicas[%d]: id %q is there twice", i, done.ID))
+		}
+		seen[done.ID] = true
+	}
+	for i, d := range c.DNS {
+		if err := d.validate(); err != nil {
+			errs = append(errs, fmt.Errorf("dns[%d]: %w", i, err))
+		}
+	}
+	for i, k := range c.Kubernetes {
+		if err := k.validate(); err != nil {
+			errs = append(errs, fmt.Errorf("kubernetes[%d]: %w", i, err))
+		}
+	}
+	for alias, served := range c.Aliases {
+		if alias == "" || served == "" {
+			errs = append(errs, fmt.Errorf("aliases: %q: %q: neither may be empty", alias, served))
+		}
+	}
+	if err := c.Access.validate(); err != nil {
+		errs = append(errs, fmt.Errorf("access: %w", err))
+	}
+	for name, pool := range c.Pools {
+		if err := pool.or(c.Access).validate(); err != nil {
+			errs = append(errs, fmt.Errorf("pools.%s: %w", name, err))
+		}
+	}
+	errs = append(errs, c.knownPools()...)
+	if err := c.Probe.validate(); err != nil {
+		errs = append(errs, fmt.Errorf("probe: %w", err))
+	}
+	if r := c.Registration; r.Lease < time.Second || r.MaxLease < r.Lease || r.Max < 0 || r.MaxRanks < 0 {
+		errs = append(errs, errors.New("registration: lease must be at least 1s, max_lease at least lease, max and max_ranks not negative"))
+	}
+	if _, err := c.Registration.networks(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// knownPools says which entries name a pool that is not there.
+func (c Config) knownPools() (errs []error) {
+	known := func(setting string, s Spec) {
+		if _, ok := c.Pools[s.Pool]; !ok && s.Pool != "" {
+			errs = append(errs, fmt.Errorf("%s.pool: there is no registry.pools.%s", setting, s.Pool))
+		}
+	}
+	for i, s := range c.Replicas {
+		known(fmt.Sprintf("replicas[%d]", i), s)
+	}
+	for i, d := range c.DNS {
+		known(fmt.Sprintf("dns[%d].template", i), d.Template)
+	}
+	for i, k := range c.Kubernetes {
+		known(fmt.Sprintf("kubernetes[%d].template", i), k.Template)
+	}
+	return errs
+}
+
+func (p ProbeConfig) validate() error {
+	var errs []error
+	if p.Path == "" || p.Path[0] != '/' {
+		errs = append(errs, fmt.Errorf("path: %q does not start with a slash", p.Path))
+	}
+	for name, d := range map[string]time.Duration{"interval": p.Interval, "timeout": p.Timeout, "models_interval": p.ModelsInterval} {
+		if d < time.Millisecond {
+			errs = append(errs, fmt.Errorf("%s: %s is below 1ms", name, d))
+		}
+	}
+	if p.MaxInterval < p.Interval {
+		errs = append(errs, fmt.Errorf("max_interval: %s is below interval, %s", p.MaxInterval, p.Interval))
+	}
+	if p.Up < 1 || p.Down < 1 || p.Concurrency < 1 {
+		errs = append(errs, errors.New("up, down, concurrency: must be at least 1"))
+	}
+	return errors.Join(errs...)
+}
+
+func (d DNSConfig) validate() error {
+	var errs []error
+	if d.Name == "" {
+		errs = append(errs, errors.New("name: is empty"))
+	}
+	if !d.SRV && (d.Port < 1 || d.Port > 65535) {
+		errs = append(errs, fmt.Errorf("port: %d is not within 1 to 65535", d.Port))
+	}
+	if d.Interval != 0 && d.Interval < time.Second {
+		errs = append(errs, fmt.Errorf("interval: %s is below 1s", d.Interval))
+	}
+	if d.Template.ID != "" || d.Template.URL != "" {
+		errs = append(errs, errors.New("template: id and url come from the look-up"))
+	}
+	return errors.Join(errs...)
+}
+
+// Params is what the code passes in. Its zero value is valid.
+type Params struct {
+	Log   *slog.Logger
+	Meter metric.MeterProvider
+	// Client makes the probes' requests; nil makes one that suits vLLM.
+	Client *http.Client
+	// Resolver looks up DNS names; nil takes the system's.
+	Resolver Resolver
+	// Lookup finds variables of the environment, which settings may name; nil finds none.
+	Lookup func(name string) (value string, ok bool)
+
+	// OnRankAdded is told of each new rank before a snapshot shows it.
+	OnRankAdded func(slot replica.Slot, r *replica.Replica, rank int)
+	// OnRankRemoved is told of each rank that no snapshot shows any more. Its slot may be used again
+	// after the call returned.
+	OnRankRemoved func(slot replica.Slot)
+	// OnRestarted is told that the engine behind a replica is a new process, which began at the given
+	// moment or a little earlier. The replica keeps its slots.
+	OnRestarted func(r *replica.Replica, began time.Time)
+	// OnChanged is told of each new snapshot after it was published.
+	OnChanged func(*Snapshot)
+}
+
+// newClient suits vLLM: its keep-alive is 5 s, and a probe must not wait for a dead peer.
+func newClient() *http.Client {
+	return &http.Client{
+		Transport: tlspeer.NewTransports(&http.Transport{
+			DialContext:         (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
+			MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, DisableCompression: true,
+			TLSHandshakeTimeout: 2 * time.Second,
+		}),
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}

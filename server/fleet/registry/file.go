@@ -1,0 +1,138 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/goccy/go-yaml"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+const (
+	maxFile     = 16 << 20
+	fileSettle  = 50 * time.Millisecond // writers need several steps to replace a file
+	fileRecheck = 15 * time.Second      // in case the file system gives no notice
+)
+
+// watchFile keeps the replicas of a file up to date. It watches the folder, because editors and
+// Kubernetes replace files and links rather than write to them. A file that is missing, empty or
+// wrong leaves the replicas as they are; at start that is an error.
+func (r *Registry) watchFile(ctx context.Context, name string) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", name, err)
+	}
+	defer watcher.Close() //nolint:errcheck // nothing is lost
+	if err := watcher.Add(filepath.Dir(name)); err != nil {
+		return fmt.Errorf("watch %s: %w", name, err)
+	}
+	last, err := r.loadFile(ctx, name, nil)
+	if err != nil {
+		return err
+	}
+	recheck := time.NewTicker(fileRecheck)
+	defer recheck.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-watcher.Events:
+		case <-watcher.Errors:
+		case <-recheck.C:
+		}
+		if !pause(ctx, fileSettle) {
+			return nil
+		}
+		drain(watcher.Events)
+		text, err := r.loadFile(ctx, name, last)
+		if err != nil {
+			r.metrics.sourceFailed(ctx, sourceFile)
+			r.log.Error("replica file not taken over, the old replicas stay", "error", err)
+		}
+		last = text
+	}
+}
+
+func drain(events <-chan fsnotify.Event) {
+	for {
+		select {
+		case <-events:
+		default:
+			return
+		}
+	}
+}
+
+// loadFile reads the file and hands its replicas over unless the text is as it was. It returns the
+// text that it looked at.
+func (r *Registry) loadFile(ctx context.Context, name string, last []byte) ([]byte, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("replica file: %w", err)
+	}
+	defer file.Close() //nolint:errcheck // nothing is lost when closing a read file fails
+	text, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("replica file %s: %w", name, err)
+	}
+	if last != nil && bytes.Equal(text, last) {
+		return text, nil
+	}
+	specs, err := r.parseFile(text)
+	if err != nil {
+		return text, fmt.Errorf("replica file %s: %w", name, err)
+	}
+	r.offer(sourceFile, specs)
+	r.log.InfoContext(ctx, "replica file taken over", "file", name, "replicas", len(specs))
+	return text, nil
+}
+
+// offer hands a source's replicas to the core.
+func (r *Registry) offer(source string, specs []Spec) {
+	r.inbox.put(func(c *core) { c.setSource(source, specs) })
+}
+
+// errNoList is what a file is wrong with that was only just begun, or emptied to be written anew.
+var errNoList = errors.New(`there is no list "replicas"; a fleet without replicas is written as "replicas: []"`)
+
+func (r *Registry) parseFile(text []byte) ([]Spec, error) {
+	if len(text) > maxFile {
+		return nil, fmt.Errorf("above %d bytes", maxFile)
+	}
+	var listed struct {
+		Replicas *[]Spec `yaml:"replicas"`
+	}
+	if err := yaml.UnmarshalWithOptions(text, &listed, yaml.Strict()); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if listed.Replicas == nil {
+		return nil, errNoList
+	}
+	var errs []error
+	seen := map[replica.ID]bool{}
+	specs := make([]Spec, 0, len(*listed.Replicas))
+	for i, s := range *listed.Replicas {
+		s, err := s.complete(r.config().Events)
+		if err == nil {
+			_, err = r.keys.Load().of(s, false)
+		}
+		if err == nil && seen[s.ID] {
+			err = fmt.Errorf("id %q is there twice", s.ID)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("replicas[%d]: %w", i, err))
+			continue
+		}
+		seen[s.ID] = true
+		specs = append(specs, s)
+	}
+	return specs, errors.Join(errs...)
+}

@@ -1,0 +1,94 @@
+package registry
+
+import (
+	"context"
+	"net/http/httptrace"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// pulse is how promptly a replica answers its health question. It changes with every probe and
+// is shared by the prober, the snapshots and those who ask.
+type pulse struct {
+	// asked is when the question was sent that no answer came to since, in Unix nanoseconds; 0: none is open.
+	asked atomic.Int64
+	// answered is when the last answer came, whatever it said.
+	answered atomic.Int64
+	// usual is the longest time that answers took lately, in nanoseconds.
+	usual atomic.Int64
+}
+
+const (
+	// usualKeep is what is left of the longest answer time with each further answer.
+	usualKeep = 0.95
+	// patience is how many times longer than usual an answer may take.
+	patience = 4
+	// mostPatience bounds that.
+	mostPatience = 10 * time.Second
+)
+
+// ask notes a question. One that was not answered stays the one that counts.
+func (p *pulse) ask(now time.Time) { p.asked.CompareAndSwap(0, now.UnixNano()) }
+
+// answer notes that something came back after so long.
+func (p *pulse) answer(now time.Time, took time.Duration) {
+	p.usual.Store(max(int64(took), int64(usualKeep*float64(p.usual.Load()))))
+	p.answered.Store(now.UnixNano())
+	p.asked.Store(0)
+}
+
+// excuse drops a question that was never sent.
+func (p *pulse) excuse() { p.asked.Store(0) }
+
+// Pulse is how a replica answers its health question.
+type Pulse struct {
+	// Asked is when the question was sent that has no answer yet; zero when there is none.
+	Asked time.Time
+	// Late is by how much its answer is later than answers of this replica usually are.
+	Late time.Duration
+	// Answered is when the last answer came; zero: never.
+	Answered time.Time
+}
+
+// Pulse tells how promptly a replica answers its health question. Below a ready replica that is known
+// long before it is called unhealthy.
+func (r *Registry) Pulse(id replica.ID, now time.Time) Pulse {
+	v := r.Snapshot().details[id].vitals
+	if v == nil {
+		return Pulse{}
+	}
+	p := Pulse{Asked: moment(v.pulse.asked.Load()), Answered: moment(v.pulse.answered.Load())}
+	if !p.Asked.IsZero() {
+		p.Late = max(0, now.Sub(p.Asked)-min(patience*time.Duration(v.pulse.usual.Load()), mostPatience))
+	}
+	return p
+}
+
+// Alive tells that something showed a replica to be alive: its event feed, its metrics, a request. One that
+// may not serve yet is probed at once; otherwise this costs a look at the snapshot.
+func (r *Registry) Alive(id replica.ID) {
+	s := r.Snapshot()
+	if rep, ok := s.byID[id]; ok && (rep.State == replica.StateUnhealthy || rep.State == replica.StateStarting) {
+		s.probers[id].wake()
+	}
+}
+
+// whence is how far a probe came.
+type whence struct{ connected bool }
+
+// traced has w told when the probe under ctx has a connection.
+func traced(ctx context.Context, w *whence) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { w.connected = true }})
+}
+
+const (
+	// nearby is the time between probes of a replica that is down, as long as its machine answers: a port that is
+	// closed opens with the engine, and a process that is mute may go on at any moment.
+	nearby = 500 * time.Millisecond
+	// nearbyFor is after how long it is asked ever more rarely like any other.
+	nearbyFor = 10 * time.Minute
+	// confirm is the time to the next probe of a replica that answers again.
+	confirm = 100 * time.Millisecond
+)

@@ -1,0 +1,139 @@
+package registry
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// sourcesPath is where vLLM tells, from 0.32 on, which sockets each data-parallel rank publishes on.
+const sourcesPath = "/kv_event_sources"
+
+// asks reports whether the replica itself is to tell where its events are.
+func (s Spec) asks() bool { return s.Events.Endpoint == "" }
+
+// tellsSources reports whether a vLLM of this version has the route; of an unknown version it may.
+func tellsSources(version string) bool {
+	var major, minor int
+	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n < 2 { // a development build, or no vLLM
+		return true
+	}
+	return major > 0 || minor >= 32 || minor == 0 // 0.0 is a build that does not know its version
+}
+
+// readSources reads vLLM's answer: by rank number, the settings that each publisher runs with. base is the
+// replica's URL. The result is in rank order; an engine that publishes nothing has an empty list.
+func readSources(body []byte, base string) ([]replica.Events, error) {
+	var answer map[string]struct {
+		Enabled   *bool   `json:"enable_kv_cache_events"`
+		Publisher *string `json:"publisher"`
+		Endpoint  *string `json:"endpoint"`
+		Replay    *string `json:"replay_endpoint"`
+		Topic     *string `json:"topic"`
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return nil, fmt.Errorf("%s: %w", sourcesPath, err)
+	}
+	if len(answer) > maxRanks {
+		return nil, fmt.Errorf("%s: %d ranks, at most %d are allowed", sourcesPath, len(answer), maxRanks)
+	}
+	u, err := url.Parse(base)
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[int]string, len(answer))
+	for name := range answer {
+		rank, err := strconv.Atoi(name)
+		if err != nil || rank < 0 {
+			return nil, fmt.Errorf("%s: %q is no rank", sourcesPath, name)
+		}
+		names[rank] = name
+	}
+	list := make([]replica.Events, 0, len(names))
+	var errs []error
+	published := false
+	// A replica of a fleet whose ranks have addresses of their own names only its own one: what counts
+	// behind this address is the place in the list.
+	for place, rank := range slices.Sorted(maps.Keys(names)) {
+		s := answer[names[rank]]
+		events := replica.Events{Rank: place, Topic: deref(s.Topic)}
+		if (s.Enabled == nil || *s.Enabled) && (s.Publisher == nil || *s.Publisher == "zmq") && deref(s.Endpoint) != "" {
+			events.Endpoint, err = boundAddress(*s.Endpoint, u.Hostname())
+			errs = append(errs, err)
+			if deref(s.Replay) != "" {
+				events.Replay, err = boundAddress(*s.Replay, u.Hostname())
+				errs = append(errs, err)
+			}
+			published = published || events.Endpoint != ""
+		}
+		list = append(list, events)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("%s: %w", sourcesPath, err)
+	}
+	if !published && len(list) < 2 {
+		return list[:0], nil
+	}
+	return list, nil
+}
+
+// boundAddress turns an address as an engine has bound it into one to dial: a wildcard is the replica's host.
+func boundAddress(endpoint, host string) (string, error) {
+	if path, ok := strings.CutPrefix(endpoint, "ipc://"); ok {
+		if ip := net.ParseIP(host); path == "" || host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			return "", fmt.Errorf("%q is a socket of the replica's own machine", endpoint)
+		}
+		return endpoint, nil
+	}
+	rest, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return "", fmt.Errorf("%q: only tcp and ipc can be dialled", endpoint)
+	}
+	return tcpAddress(rest, host, 0, true, true)
+}
+
+// found takes over where a replica says that it publishes. Whatever changes makes its ranks new ones.
+func (e *entry) found(list []replica.Events, c *core) {
+	if slices.Equal(list, e.sources) {
+		return
+	}
+	if e.spec.asks() {
+		e.reslot, e.dirty = true, true
+		if n := len(list); n > 0 && e.spec.ranksSet && n != e.spec.Ranks {
+			c.r.log.Warn("the replica has another number of ranks than configured", "replica", e.id, "configured", e.spec.Ranks, "reported", n)
+		}
+		c.r.log.Info("the replica tells where it publishes KV events", "replica", e.id, "ranks", len(list), "events", list)
+	}
+	e.sources = list
+}
+
+// ranks is the number of the replica's ranks: the operator's word, else the replica's.
+func (e *entry) ranks() int {
+	if e.spec.ranksSet || !e.spec.asks() {
+		return e.spec.Ranks
+	}
+	return max(1, len(e.sources))
+}
+
+// events gives each rank's addresses, as configured or as the replica says.
+func (e *entry) events() []replica.Events {
+	if !e.spec.asks() {
+		events, _ := e.spec.events() // checked when the spec was completed
+		return events
+	}
+	events := slices.Clone(e.sources[:min(len(e.sources), e.ranks())])
+	for i := range events {
+		if e.spec.Events.Topic != "" {
+			events[i].Topic = e.spec.Events.Topic
+		}
+	}
+	return events
+}

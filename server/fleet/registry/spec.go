@@ -1,0 +1,242 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+)
+
+// Spec describes one replica, as an operator writes it and as Register receives it.
+type Spec struct {
+	// ID names the replica to clients and operators. Empty: a name is made from the URL.
+	ID replica.ID `yaml:"id"`
+	// URL is the base URL, for example "http://10.0.0.7:8000".
+	URL string `yaml:"url"`
+	// APIKey is sent to the replica as a bearer token.
+	APIKey secret.String `yaml:"api_key"`
+	// APIKeyFile names a file that holds the key instead.
+	APIKeyFile string `yaml:"api_key_file"`
+	// APIKeyEnv names a variable of the environment that holds the key instead.
+	APIKeyEnv string `yaml:"api_key_env"`
+	// TLS is for a URL that begins with https. What is not set, and the key, comes from the pool, else from registry.access.
+	TLS tlspeer.Config `yaml:"tls"`
+	// Pool names an entry of registry.pools. Empty: the first of models that has one.
+	Pool string `yaml:"pool"`
+	// Models are the names to serve from this replica, instead of all that its /v1/models lists.
+	Models []string `yaml:"models"`
+	// Ranks is the number of data-parallel ranks behind the URL. Zero means as many as the replica tells
+	// (vLLM from 0.32 on, with KV events), else one.
+	Ranks int `yaml:"ranks"`
+	// Events says where the ranks publish KV cache events. Unset fields come from registry.events.
+	Events EventsSpec `yaml:"events"`
+	// BlockSize overrides the KV block size in tokens that the replica reports.
+	BlockSize int `yaml:"block_size"`
+	// Blocks is the number of KV blocks per rank, for replicas that do not report it.
+	Blocks int `yaml:"blocks"`
+	// MaxBatchedTokens is the engine's token budget per step, when known.
+	MaxBatchedTokens int `yaml:"max_batched_tokens"`
+	// Labels are free key-value pairs (zone, tier, ...).
+	Labels map[string]string `yaml:"labels"`
+
+	completed, ranksSet bool // it went through complete; Ranks was said and not assumed
+	leaving             bool // its source says that it is about to go: it drains
+}
+
+// EventsSpec says where the ranks of a replica publish KV cache events. In both addresses
+// "{host}" and a wildcard ("*", "0.0.0.0") stand for the replica's host and "{rank}" for the
+// rank's index; where no "{rank}" is, the port grows by the rank's index, as vLLM does it.
+type EventsSpec struct {
+	// Endpoint is the engine's PUB address, for example "tcp://{host}:5557"; "none" for no events. Empty, the
+	// replica is asked for the addresses of every rank (GET /kv_event_sources, vLLM from 0.32 on). With
+	// "grpc://{host}:port" the router asks vLLM's Control service there for the addresses of every rank.
+	Endpoint string `yaml:"endpoint"`
+	// Replay is the engine's ROUTER address for replays; "none" for none.
+	Replay string `yaml:"replay"`
+	// Topic is the subscription prefix; empty takes everything. "{host}", "{rank}" and "{id}", the replica's
+	// id, may stand in it.
+	Topic string `yaml:"topic"`
+	// Bind makes the router bind the endpoint and the engine dial it.
+	Bind bool `yaml:"bind"`
+}
+
+const (
+	none      = "none"
+	maxRanks  = 1024
+	maxIDLen  = 256
+	maxLabels = 64
+)
+
+// or fills the unset fields of e from the defaults d.
+func (e EventsSpec) or(d EventsSpec) EventsSpec {
+	if e.Endpoint == "" {
+		e.Endpoint, e.Bind = d.Endpoint, e.Bind || d.Bind
+	}
+	if e.Replay == "" {
+		e.Replay = d.Replay
+	}
+	if e.Topic == "" {
+		e.Topic = d.Topic
+	}
+	return e
+}
+
+// complete checks the spec and fills in what follows from the rest.
+func (s Spec) complete(defaults EventsSpec) (Spec, error) {
+	var errs []error
+	base, err := url.Parse(s.URL)
+	switch {
+	case !strings.Contains(s.URL, "://"): // what people write first; url.Parse complains about other things
+		errs = append(errs, fmt.Errorf("url: %q has no scheme; is http://%s meant?", s.URL, s.URL))
+	case err != nil:
+		errs = append(errs, fmt.Errorf("url: %w", err))
+	case base.Scheme != "http" && base.Scheme != "https", base.Host == "", base.RawQuery != "", base.Fragment != "", base.User != nil:
+		errs = append(errs, fmt.Errorf("url: %q is not of the form http://host:port", s.URL))
+	default:
+		s.URL = strings.TrimRight(s.URL, "/")
+	}
+	if s.ID == "" && len(errs) == 0 {
+		s.ID = replica.ID(fmt.Sprintf("replica-%08x", uint32(xxh3.HashString(s.URL))))
+	}
+	if len(s.ID) > maxIDLen || strings.ContainsFunc(string(s.ID), func(r rune) bool { return r <= ' ' || r > '~' }) {
+		errs = append(errs, fmt.Errorf("id: %q: 1 to %d printable ASCII characters without spaces are allowed", s.ID, maxIDLen))
+	}
+	if s.Ranks == 0 {
+		s.Ranks = 1
+	} else if !s.completed {
+		s.ranksSet = true
+	}
+	s.completed = true
+	if s.Ranks < 1 || s.Ranks > maxRanks {
+		errs = append(errs, fmt.Errorf("ranks: %d is not within 1 to %d", s.Ranks, maxRanks))
+	}
+	if s.BlockSize < 0 || s.Blocks < 0 || s.MaxBatchedTokens < 0 {
+		errs = append(errs, errors.New("block_size, blocks, max_batched_tokens: must not be negative"))
+	}
+	if len(s.Labels) > maxLabels {
+		errs = append(errs, fmt.Errorf("labels: %d, at most %d are allowed", len(s.Labels), maxLabels))
+	}
+	if slices.Contains(s.Models, "") {
+		errs = append(errs, errors.New("models: a name is empty"))
+	}
+	if err := s.access().validate(); err != nil {
+		errs = append(errs, err)
+	}
+	s.Events = s.Events.or(defaults)
+	if len(errs) == 0 {
+		if _, err := s.events(); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return s, fmt.Errorf("replica %q: %w", cmpOr(string(s.ID), s.URL), err)
+	}
+	return s, nil
+}
+
+func cmpOr(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// events gives the addresses of each rank; nil when there are none.
+func (s Spec) events() ([]replica.Events, error) {
+	if s.Events.Endpoint == "" || s.Events.Endpoint == none {
+		return nil, nil
+	}
+	base, err := url.Parse(s.URL)
+	if err != nil {
+		return nil, fmt.Errorf("url: %w", err)
+	}
+	host := base.Hostname()
+	list := make([]replica.Events, s.Ranks)
+	for rank := range list {
+		list[rank] = replica.Events{Bind: s.Events.Bind, Topic: s.topic(host, rank), Rank: rank}
+		if list[rank].Endpoint, err = rankAddress(s.Events.Endpoint, host, rank, !s.Events.Bind); err != nil {
+			return nil, fmt.Errorf("events.endpoint: %w", err)
+		}
+		if s.Events.Replay == "" || s.Events.Replay == none {
+			continue
+		}
+		if list[rank].Replay, err = rankAddress(s.Events.Replay, host, rank, true); err != nil {
+			return nil, fmt.Errorf("events.replay: %w", err)
+		}
+	}
+	return list, nil
+}
+
+// topic is the rank's subscription prefix.
+func (s Spec) topic(host string, rank int) string {
+	if !strings.Contains(s.Events.Topic, "{") {
+		return s.Events.Topic
+	}
+	return strings.NewReplacer("{host}", host, "{rank}", strconv.Itoa(rank), "{id}", string(s.ID)).Replace(s.Events.Topic)
+}
+
+// rankAddress makes one rank's address of a template. Wildcards are replaced only in addresses
+// that are dialled.
+func rankAddress(template, host string, rank int, dialled bool) (string, error) {
+	scheme, rest, ok := strings.Cut(template, "://")
+	if !ok {
+		return "", fmt.Errorf("%q is not of the form tcp://host:port", template)
+	}
+	numbered := strings.Contains(rest, "{rank}")
+	rest = strings.ReplaceAll(rest, "{rank}", strconv.Itoa(rank))
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	rest = strings.ReplaceAll(rest, "{host}", host)
+	switch scheme {
+	case "tcp":
+		return tcpAddress(rest, host, rank, numbered, dialled)
+	case "grpc", "grpcs": // vLLM's Control service: one address for all ranks, which it tells apart
+		if !dialled {
+			return "", fmt.Errorf("%q is a service to ask and cannot be bound", template)
+		}
+		address, err := tcpAddress(rest, host, 0, true, dialled)
+		return scheme + strings.TrimPrefix(address, "tcp"), err
+	case "ipc":
+		if rank > 0 && !numbered {
+			return "", fmt.Errorf("%q has one socket for several ranks: write {rank} into it", template)
+		}
+	case "inproc":
+		if !numbered && rank > 0 {
+			rest += "_dp" + strconv.Itoa(rank)
+		}
+	default:
+		return "", fmt.Errorf("%q: only tcp, ipc, inproc, grpc and grpcs are known", template)
+	}
+	return scheme + "://" + rest, nil
+}
+
+func tcpAddress(rest, host string, rank int, numbered, dialled bool) (string, error) {
+	at, portText, err := net.SplitHostPort(rest)
+	if err != nil {
+		return "", fmt.Errorf("tcp address: %w", err)
+	}
+	port, err := strconv.Atoi(portText)
+	if err != nil || port < 1 || port > 65535 {
+		return "", fmt.Errorf("port %q is not a number within 1 to 65535", portText)
+	}
+	if !numbered {
+		port += rank
+	}
+	if port > 65535 {
+		return "", fmt.Errorf("port %s plus rank %d is above 65535", portText, rank)
+	}
+	if dialled && (at == "*" || at == "0.0.0.0" || at == "::") {
+		at = strings.Trim(host, "[]")
+	}
+	return "tcp://" + net.JoinHostPort(at, strconv.Itoa(port)), nil
+}

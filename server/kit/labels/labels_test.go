@@ -1,0 +1,66 @@
+package labels_test
+
+import (
+	"context"
+	"testing"
+
+	"go.opentelemetry.io/otel/attribute"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.uber.org/goleak"
+
+	"github.com/kvpilot/kvpilot/server/kit/labels"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type key struct{ model, source string }
+
+func TestMeasurementsKeepTheirLabels(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	counter, err := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test").Int64Counter("requests")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sets labels.Sets[key]
+	built := 0
+	for range 3 {
+		for _, k := range []key{{"a", "x"}, {"a", "y"}, {"b", "x"}} {
+			counter.Add(context.Background(), 1, sets.Of(k, func(k key) []attribute.KeyValue {
+				built++
+				return []attribute.KeyValue{attribute.String("source", k.source), attribute.String("model", k.model)}
+			}))
+		}
+	}
+	if built != 3 {
+		t.Errorf("%d sets were made for 3 keys", built)
+	}
+	var got metricdata.ResourceMetrics
+	if err := reader.Collect(context.Background(), &got); err != nil {
+		t.Fatal(err)
+	}
+	sum, ok := got.ScopeMetrics[0].Metrics[0].Data.(metricdata.Sum[int64])
+	if !ok || len(sum.DataPoints) != 3 {
+		t.Fatalf("data points %v, want one for each key", got.ScopeMetrics[0].Metrics[0].Data)
+	}
+	for _, p := range sum.DataPoints {
+		model, _ := p.Attributes.Value("model")
+		source, _ := p.Attributes.Value("source")
+		if p.Value != 3 || model.AsString() == "" || source.AsString() == "" {
+			t.Errorf("%v counted %d times, want 3", p.Attributes, p.Value)
+		}
+	}
+}
+
+func TestTooManyKeysAreMadeEachTime(t *testing.T) {
+	var sets labels.Sets[int]
+	built := 0
+	for range 2 {
+		for i := range 5000 {
+			sets.Of(i, func(i int) []attribute.KeyValue { built++; return []attribute.KeyValue{attribute.Int("i", i)} })
+		}
+	}
+	if built <= 5000 || built >= 10000 {
+		t.Errorf("%d sets were made for 5000 keys asked for twice, want some kept and some not", built)
+	}
+}

@@ -1,0 +1,213 @@
+package decisionlog
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/observe/journal"
+)
+
+// Entry is one decision and, when it has ended, its outcome. It is immutable.
+type Entry struct {
+	Decision *decision.Decision `json:"decision"`
+	// Outcome is nil while the request is in flight, and for dry runs.
+	Outcome *decision.Outcome `json:"outcome,omitempty"`
+}
+
+// Params is what the process hands in beside the Config.
+type Params struct {
+	Log   *slog.Logger
+	Meter metric.MeterProvider
+}
+
+// key names one attempt.
+type key struct {
+	id      string
+	attempt int
+}
+
+// Log is the memory of decisions.
+type Log struct {
+	file    *journal.Writer
+	metrics *metrics
+
+	mu    sync.RWMutex
+	ring  []Entry // guarded by mu; a zero Decision is an empty place
+	next  int     // guarded by mu: the place that is overwritten next
+	at    map[key]int
+	byReq map[string][]key
+	subs  map[*Subscription]struct{}
+}
+
+// New makes an empty Log. It opens nothing: Run does.
+func New(c Config, p Params) (*Log, error) {
+	l := &Log{
+		ring:  make([]Entry, c.Size),
+		at:    make(map[key]int, c.Size),
+		byReq: make(map[string][]key, c.Size),
+		subs:  map[*Subscription]struct{}{},
+	}
+	m, err := newMetrics(p.Meter)
+	if err != nil {
+		return nil, err
+	}
+	l.metrics = m
+	if p.Log == nil {
+		p.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.File != "" {
+		l.file = journal.New(journal.Params{
+			Name: "decision log", Path: c.File, MaxBytes: c.FileMaxBytes, Log: p.Log, Dropped: func(n int64) { m.dropped("file", n) },
+		})
+	}
+	return l, nil
+}
+
+// Run writes the file until ctx ends, and what is queued then. A Log without a file needs no Run,
+// and Run returns when ctx ends.
+func (l *Log) Run(ctx context.Context) error {
+	if l.file == nil {
+		<-ctx.Done()
+		return nil
+	}
+	return l.file.Run(ctx)
+}
+
+// Add remembers a decision in the place of the oldest one.
+func (l *Log) Add(d *decision.Decision) {
+	e := Entry{Decision: d}
+	l.mu.Lock()
+	l.forget(l.next)
+	k := key{d.ID, d.Attempt}
+	l.ring[l.next] = e
+	l.at[k] = l.next
+	if d.RequestID != "" {
+		l.byReq[d.RequestID] = append(l.byReq[d.RequestID], k)
+	}
+	l.next = (l.next + 1) % len(l.ring)
+	l.publish(e)
+	l.mu.Unlock()
+	l.metrics.decided(d)
+}
+
+// forget empties a place of the ring; mu is held.
+func (l *Log) forget(place int) {
+	old := l.ring[place].Decision
+	if old == nil {
+		return
+	}
+	k := key{old.ID, old.Attempt}
+	if l.at[k] == place {
+		delete(l.at, k)
+	}
+	if keys := l.byReq[old.RequestID]; len(keys) > 0 {
+		// the oldest decision of a request is the first of its keys
+		if keys = keys[1:]; len(keys) == 0 {
+			delete(l.byReq, old.RequestID)
+		} else {
+			l.byReq[old.RequestID] = keys
+		}
+	}
+	l.ring[place] = Entry{}
+}
+
+// Finish says how a decision ended. Decisions that were forgotten meanwhile are only written to
+// the file and to subscribers when they are still known; the first outcome of an attempt stays.
+func (l *Log) Finish(o decision.Outcome) {
+	l.metrics.ended(&o)
+	l.mu.Lock()
+	place, known := l.at[key{o.ID, o.Attempt}]
+	if !known || l.ring[place].Outcome != nil {
+		l.mu.Unlock()
+		return
+	}
+	l.ring[place].Outcome = &o
+	e := l.ring[place]
+	l.publish(e)
+	l.mu.Unlock()
+	if l.file != nil {
+		l.file.Offer(e)
+	}
+}
+
+// Get returns one attempt of a decision.
+func (l *Log) Get(id string, attempt int) (Entry, bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	place, ok := l.at[key{id, attempt}]
+	if !ok {
+		return Entry{}, false
+	}
+	return l.ring[place], true
+}
+
+// maxAttempts bounds the attempts that Find looks for.
+const maxAttempts = 64
+
+// Find returns every attempt of a decision, oldest first.
+func (l *Log) Find(id string) []Entry {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	var list []Entry
+	for attempt := range maxAttempts {
+		if place, ok := l.at[key{id, attempt}]; ok {
+			list = append(list, l.ring[place])
+		}
+	}
+	return list
+}
+
+// FindRequest returns the decisions made for a client's request id, oldest first.
+func (l *Log) FindRequest(requestID string) []Entry {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	var list []Entry
+	for _, k := range l.byReq[requestID] {
+		if place, ok := l.at[k]; ok {
+			list = append(list, l.ring[place])
+		}
+	}
+	return list
+}
+
+// Filter narrows a list: empty fields let everything through.
+type Filter struct {
+	Model   string
+	Replica string
+	// Own lets only the decisions of Tenant through, which may be empty.
+	Own    bool
+	Tenant string
+}
+
+func (f Filter) lets(d *decision.Decision) bool {
+	if f.Own && d.Tenant != f.Tenant || f.Model != "" && d.Model != f.Model {
+		return false
+	}
+	if f.Replica == "" {
+		return true
+	}
+	pick := d.Pick()
+	return pick != nil && string(pick.Replica) == f.Replica
+}
+
+// Last returns up to limit decisions that the filter lets through, newest first.
+func (l *Log) Last(limit int, f Filter) []Entry {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	var list []Entry
+	for i := range l.ring {
+		place := (l.next - 1 - i + 2*len(l.ring)) % len(l.ring)
+		e := l.ring[place]
+		if e.Decision == nil || len(list) == limit {
+			break
+		}
+		if f.lets(e.Decision) {
+			list = append(list, e)
+		}
+	}
+	return list
+}

@@ -1,0 +1,99 @@
+package decisionlog
+
+import (
+	"context"
+	"errors"
+	"math"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/kit/labels"
+)
+
+const ns = "kvpilot.decisionlog."
+
+// metrics counts decisions by how they fell and ended, and what was predicted against what came.
+type metrics struct {
+	decisions metric.Int64Counter
+	endings   metric.Int64Counter
+	drops     metric.Int64Counter
+	cacheGap  metric.Float64Histogram
+	ttftGap   metric.Float64Histogram
+	regret    metric.Float64Histogram
+
+	reasons labels.Sets[reasonLabels]
+	ends    labels.Sets[decision.End]
+}
+
+// reasonLabels are those of a decision.
+type reasonLabels struct {
+	policy, reason string
+	dryRun         bool
+}
+
+func newMetrics(p metric.MeterProvider) (*metrics, error) {
+	if p == nil {
+		p = noop.NewMeterProvider()
+	}
+	meter := p.Meter("github.com/kvpilot/kvpilot/server/observe/decisionlog")
+	var m metrics
+	var errs [6]error
+	m.decisions, errs[0] = meter.Int64Counter(ns+"decisions", metric.WithDescription("Decisions by policy and reason."), metric.WithUnit("{decision}"))
+	m.endings, errs[1] = meter.Int64Counter(ns+"endings", metric.WithDescription("Ended decisions by how the request left its replica."), metric.WithUnit("{decision}"))
+	m.drops, errs[2] = meter.Int64Counter(ns+"dropped", metric.WithDescription("Entries that a slow subscriber or the file did not take."), metric.WithUnit("{entry}"))
+	m.cacheGap, errs[3] = meter.Float64Histogram(ns+"cached_tokens.error", metric.WithDescription("Absolute difference between predicted and actual cached tokens."), metric.WithUnit("{token}"), metric.WithExplicitBucketBoundaries(0, 16, 64, 256, 1024, 4096, 16384, 65536))
+	m.ttftGap, errs[4] = meter.Float64Histogram(ns+"ttft.ratio", metric.WithDescription("Actual time to first token divided by the predicted one."), metric.WithUnit("1"), metric.WithExplicitBucketBoundaries(.1, .25, .5, .75, .9, 1.1, 1.5, 2, 4, 10))
+	m.regret, errs[5] = meter.Float64Histogram(ns+"regret", metric.WithDescription("Predicted time to first token of the served choice minus that of the fastest candidate."), metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(0, .001, .01, .05, .1, .5, 1, 5, 30))
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	for _, by := range []string{"file", "subscriber"} {
+		m.dropped(by, 0) // it is there before the first one is lost, so that an alert sees it grow
+	}
+	return &m, nil
+}
+
+func (m *metrics) decided(d *decision.Decision) {
+	m.decisions.Add(context.Background(), 1, m.reasons.Of(reasonLabels{string(d.Policy), string(d.Reason), d.DryRun}, func(l reasonLabels) []attribute.KeyValue {
+		return []attribute.KeyValue{attribute.String("policy", l.policy), attribute.String("reason", l.reason), attribute.Bool("dry_run", l.dryRun)}
+	}))
+	if gap, ok := Regret(d); ok {
+		m.regret.Record(context.Background(), gap)
+	}
+}
+
+func (m *metrics) ended(o *decision.Outcome) {
+	ctx := context.Background()
+	m.endings.Add(ctx, 1, m.ends.Of(o.End, func(e decision.End) []attribute.KeyValue {
+		return []attribute.KeyValue{attribute.String("end", e.String())}
+	}))
+	if o.CachedTokens >= 0 && !o.Counted {
+		m.cacheGap.Record(ctx, math.Abs(float64(o.CachedTokens-o.PredictedCached)))
+	}
+	if o.TTFT > 0 && o.Predicted > 0 {
+		m.ttftGap.Record(ctx, float64(o.TTFT)/float64(o.Predicted))
+	}
+}
+
+func (m *metrics) dropped(by string, n int64) {
+	m.drops.Add(context.Background(), n, metric.WithAttributes(attribute.String("by", by)))
+}
+
+// Regret is how much later, in seconds, the served choice was predicted to give its first token
+// than the fastest candidate that could have served; ok is false when nothing was predicted.
+func Regret(d *decision.Decision) (seconds float64, ok bool) {
+	pick := d.Pick()
+	if pick == nil || pick.TTFT <= 0 {
+		return 0, false
+	}
+	best := pick.TTFT
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && c.TTFT > 0 {
+			best = min(best, c.TTFT)
+		}
+	}
+	return pick.TTFT - best, true
+}

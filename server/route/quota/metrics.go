@@ -1,0 +1,109 @@
+package quota
+
+import (
+	"context"
+	"errors"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+)
+
+const ns = "kvpilot.tenant."
+
+// shown is what metrics show under one label.
+type shown struct {
+	counts
+	inFlight, reserved int64
+	level              float64
+	limited            bool
+}
+
+func (c *counts) add(o *counts) {
+	c.admitted += o.admitted
+	c.tokens += o.tokens
+	for i := range c.refused {
+		c.refused[i] += o.refused[i]
+	}
+}
+
+// meter registers the instruments. Requests cost nothing for them: they read the accounts.
+func (l *Limiter) meter(p metric.MeterProvider) error {
+	if p == nil {
+		p = noop.NewMeterProvider()
+	}
+	m := p.Meter("github.com/kvpilot/kvpilot/server/route/quota")
+	var errs []error
+	counter := func(name, unit, text string) metric.Int64ObservableCounter {
+		c, err := m.Int64ObservableCounter(ns+name, metric.WithUnit(unit), metric.WithDescription(text))
+		errs = append(errs, err)
+		return c
+	}
+	gauge := func(name, unit, text string) metric.Int64ObservableGauge {
+		g, err := m.Int64ObservableGauge(ns+name, metric.WithUnit(unit), metric.WithDescription(text))
+		errs = append(errs, err)
+		return g
+	}
+	admitted := counter("requests", "{request}", "Requests that a tenant's limits let in. Tenants with an entry in the settings, and the first 64 others, have a label of their own; the rest are \"other\".")
+	refused := counter("refusals", "{request}", "Requests refused by a tenant's limits, by cause: requests, tokens, in_flight or reserved_tokens.")
+	tokens := counter("tokens", "{token}", "Tokens charged to a tenant: as engines counted them, or as predicted where they did not.")
+	inFlight := gauge("requests.in_flight", "{request}", "A tenant's requests in flight, reservations among them.")
+	reserved := gauge("tokens.reserved", "{token}", "Tokens booked by a tenant's reservations.")
+	left := gauge("tokens.left", "{token}", "Tokens that a tenant may take now; below zero when answers were longer than predicted.")
+	_, err := m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		for label, s := range l.shown() {
+			who := metric.WithAttributes(attribute.String("tenant", label))
+			o.ObserveInt64(admitted, s.admitted, who)
+			o.ObserveInt64(tokens, int64(s.tokens), who)
+			o.ObserveInt64(inFlight, s.inFlight, who)
+			o.ObserveInt64(reserved, s.reserved, who)
+			if s.limited {
+				o.ObserveInt64(left, int64(s.level), who)
+			}
+			for cause := range causes {
+				o.ObserveInt64(refused, s.refused[cause], metric.WithAttributes(attribute.String("tenant", label), attribute.String("cause", cause.String())))
+			}
+		}
+		return nil
+	}, admitted, refused, tokens, inFlight, reserved, left)
+	return errors.Join(append(errs, err)...)
+}
+
+// shown sums the accounts up by label.
+func (l *Limiter) shown() map[string]*shown {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	now := l.clock()
+	by := map[string]*shown{}
+	of := func(label string) *shown {
+		s := by[label]
+		if s == nil {
+			s = &shown{}
+			by[label] = s
+		}
+		return s
+	}
+	add := func(t *tenant) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.refill(now)
+		s := of(t.label)
+		s.add(&t.counted)
+		s.inFlight += int64(t.inFlight)
+		s.reserved += int64(t.reserved)
+		if t.limits.tokens > 0 {
+			s.level += t.level
+			s.limited = true
+		}
+	}
+	for _, t := range l.tenants {
+		add(t)
+	}
+	if l.others != nil {
+		add(l.others)
+	}
+	if l.gone.admitted > 0 {
+		of(Others).add(&l.gone)
+	}
+	return by
+}

@@ -1,0 +1,276 @@
+package resume
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+const (
+	// MaxTokens bounds prompt and answer of a stream that is followed: four bytes each.
+	MaxTokens = 1 << 17
+	// maxEvent bounds the event in hand. The first one has the prompt's ids.
+	maxEvent = 4 << 20
+	// roomy is the largest buffer that is kept for the next event.
+	roomy = 16 << 10
+)
+
+// ErrFailed is the engine's word in mid-stream that it failed. It was not passed on.
+var ErrFailed = errors.New("the engine reported a failure in its stream")
+
+// ErrStrange is an event in a continuation that cannot be put into the client's stream.
+var ErrStrange = errors.New("the continuation is not of the expected form")
+
+// Lost says why a stream is no longer followed.
+type Lost string
+
+// The reasons.
+const (
+	// NotLost: it is followed.
+	NotLost Lost = ""
+	// LostForm: an event that is not one piece of plain text.
+	LostForm Lost = "form"
+	// LostIDs: text whose ids were not told.
+	LostIDs Lost = "no_ids"
+	// LostSize: more tokens than are remembered.
+	LostSize Lost = "size"
+)
+
+// Params describe the stream to follow.
+type Params struct {
+	// API is the client's.
+	API prompt.API
+	// Known are the prompt's ids as the router has them, read-only. Where the engine's are the same they
+	// are not kept twice.
+	Known []uint32
+	// Usage says that the client's stream ends with the usage.
+	Usage bool
+}
+
+// Follower follows one stream. It keeps four bytes for each token, at most MaxTokens of them, the end of
+// the text, and the event that is not complete.
+type Follower struct {
+	p    Params
+	lost Lost
+	head []byte
+
+	prompt []uint32 // the engine's; Known while they are the same
+	ids    []uint32 // of the answer, as far as the client has their events
+	// promptTokens and answered count both, also when they are no longer remembered; blind: not all are counted.
+	promptTokens, answered int
+	blind                  bool
+	// safe counts the ids whose text the client has. sure: nothing of theirs is held back by the detokenizer.
+	safe int
+	sure bool
+	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.
+	parsed bool
+	shown  []byte // the end of the text that the client has
+
+	finished, usage, done bool
+	resumed               bool
+
+	held  []byte // the event that is not complete
+	out   []byte
+	chunk openai.Chunk // the event that is looked at
+	raw   bool         // not in events: passed on as it comes
+}
+
+// New makes a Follower.
+func New(p Params) *Follower { return &Follower{p: p, sure: true} }
+
+// Restart forgets everything: another engine answers from the beginning.
+func (f *Follower) Restart() { *f = Follower{p: f.p, sure: true, held: f.held[:0], out: f.out[:0]} }
+
+// Lose ends the following for a reason that the events do not show. Ids are still taken out.
+func (f *Follower) Lose(why Lost) {
+	if f.lost == NotLost {
+		f.lost, f.ids, f.prompt, f.shown = why, nil, nil, nil
+	}
+}
+
+// Feed takes the next bytes of the engine's stream, cut anywhere, and gives those for the client, which
+// are valid until the next call. With an error, the stream is to be taken for broken after them.
+func (f *Follower) Feed(piece []byte) ([]byte, error) {
+	f.out = f.out[:0]
+	if f.raw {
+		return piece, nil
+	}
+	data, from := piece, 0
+	if len(f.held) > 0 {
+		from = len(f.held) - 1
+		f.held = append(f.held, piece...)
+		data = f.held
+	}
+	if f.foreign(piece) || len(data) > maxEvent {
+		return f.letThrough(data)
+	}
+	var err error
+	for err == nil {
+		n := bytes.Index(data[from:], []byte("\n\n"))
+		if n < 0 {
+			break
+		}
+		n += from + 2
+		err = f.event(data[:n])
+		data, from = data[n:], 0
+	}
+	if cap(f.held) > roomy && len(data) < roomy {
+		f.held = append([]byte(nil), data...)
+	} else {
+		if f.prompt == nil && len(data) == len(piece) && len(data) > roomy { // the prompt's ids begin
+			f.held = slices.Grow(f.held[:0], max(len(data), 8*len(f.p.Known)+roomy))
+		}
+		f.held = append(f.held[:0], data...)
+	}
+	return f.out, err
+}
+
+// foreign reports whether a piece has line ends that engines do not send.
+func (f *Follower) foreign(piece []byte) bool { return bytes.IndexByte(piece, '\r') >= 0 }
+
+// letThrough ends the following of a stream that does not come in vLLM's events.
+func (f *Follower) letThrough(data []byte) ([]byte, error) {
+	if f.resumed {
+		return nil, ErrStrange
+	}
+	f.Lose(LostForm)
+	f.raw, f.held = true, nil
+	return data, nil
+}
+
+// event takes one event with the blank line that ends it.
+func (f *Follower) event(e []byte) error {
+	data, ok := bytes.CutPrefix(e[:len(e)-2], []byte("data: "))
+	switch {
+	case !ok || bytes.IndexByte(data, '\n') >= 0:
+		f.Lose(LostForm)
+		return f.asIs(e)
+	case string(data) == "[DONE]":
+		f.done = true
+		f.out = append(f.out, e...)
+		return nil
+	}
+	c := &f.chunk
+	if !openai.ReadChunk(data, c) {
+		f.Lose(LostForm)
+		return f.asIs(e)
+	}
+	if c.Fault >= 500 && f.lost == NotLost {
+		return ErrFailed
+	}
+	if c.Fault > 0 {
+		f.Lose(LostForm)
+		return f.asIs(e)
+	}
+	f.note(c)
+	if f.resumed {
+		return f.redress(c)
+	}
+	if c.Empty && c.Choices > 0 && c.Finish == nil && c.IDs != nil {
+		return nil // it is there for the ids alone
+	}
+	f.out = append(c.Without(append(f.out, "data: "...)), "\n\n"...)
+	return nil
+}
+
+// asIs passes an event on that was not understood.
+func (f *Follower) asIs(e []byte) error {
+	if f.resumed {
+		return ErrStrange
+	}
+	f.out = append(f.out, e...)
+	return nil
+}
+
+// note remembers what an event says.
+func (f *Follower) note(c *openai.Chunk) {
+	f.finished = f.finished || c.Finish != nil
+	f.usage = f.usage || c.Choices == 0 && c.Usage != nil
+	if c.Choices == 0 {
+		return
+	}
+	text := len(c.Text) > len(`""`)
+	f.blind = f.blind || c.IDs == nil && text
+	if f.lost != NotLost {
+		openai.EachID(c.IDs, func(uint32) bool { f.answered++; return true })
+		return
+	}
+	if c.Choices > 1 || c.Index != 0 || !c.Plain || c.Empty && c.Finish == nil && c.IDs == nil {
+		f.Lose(LostForm)
+		return
+	}
+	if f.head == nil {
+		f.head = bytes.Clone(c.Head)
+	}
+	if f.prompt == nil && c.PromptIDs != nil && !f.readPrompt(c.PromptIDs) {
+		return
+	}
+	if c.IDs == nil {
+		if text || c.Finish != nil {
+			f.Lose(LostIDs)
+		}
+		return // the event with the role
+	}
+	if f.prompt == nil {
+		f.Lose(LostIDs)
+		return
+	}
+	before := len(f.ids)
+	if !openai.EachID(c.IDs, func(id uint32) bool { f.ids = append(f.ids, id); return true }) {
+		f.Lose(LostIDs)
+		return
+	}
+	f.answered = len(f.ids)
+	if len(f.prompt)+len(f.ids) > MaxTokens {
+		f.Lose(LostSize)
+		return
+	}
+	f.parsed = f.parsed || c.Empty
+	if text {
+		f.safe, f.sure = len(f.ids), len(f.ids) == before+1 && !f.parsed
+		f.show(c)
+	}
+}
+
+// keptText is what is kept of the text: more than the tail of a Seam.
+const keptText = 512
+
+// show remembers text that the client gets.
+func (f *Follower) show(c *openai.Chunk) {
+	f.shown = c.AppendText(f.shown)
+	if n := len(f.shown); n > 2*keptText {
+		f.shown = f.shown[:copy(f.shown, f.shown[n-keptText:])]
+	}
+}
+
+// readPrompt takes the engine's ids of the prompt.
+func (f *Follower) readPrompt(raw []byte) bool {
+	n, same := 0, true
+	var own []uint32
+	ok := openai.EachID(raw, func(id uint32) bool {
+		if same && (n >= len(f.p.Known) || f.p.Known[n] != id) {
+			same = false
+			own = append(make([]uint32, 0, max(n+1, len(raw)/6)), f.p.Known[:n]...)
+		}
+		if !same {
+			own = append(own, id)
+		}
+		n++
+		return n <= MaxTokens
+	})
+	switch {
+	case !ok && n > MaxTokens:
+		f.Lose(LostSize)
+		return false
+	case !ok || n == 0:
+		f.Lose(LostIDs)
+		return false
+	case same:
+		own = f.p.Known[:n:n]
+	}
+	f.prompt, f.promptTokens = own, n
+	return true
+}

@@ -1,0 +1,50 @@
+package resume_test
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/kvpilot/kvpilot/server/route/resume"
+)
+
+// FuzzFeed checks that nothing panics, whatever an engine sends, that it makes no difference how the
+// bytes were cut, and that a stream can be given up at any point.
+func FuzzFeed(f *testing.F) {
+	f.Add([]byte(first+piece("é", "[8]")+"data: [DONE]\n\n"), uint8(3))
+	f.Add([]byte(": x\n\ndata: {}\r\n"), uint8(1))
+	f.Add([]byte(`data: {"error":{"code":500}}`+"\n\n"), uint8(200))
+	f.Add([]byte(first+piece("", "[8]")+`data: {"choices":[],"usage":{}}`+"\n\n"), uint8(7))
+	f.Fuzz(func(t *testing.T, b []byte, size uint8) {
+		run := func(size int) ([]byte, error) {
+			f := resume.New(resume.Params{Known: []uint32{1, 2}, Usage: size%2 == 0})
+			var out []byte
+			for rest := b; len(rest) > 0; {
+				n := min(size, len(rest))
+				got, err := f.Feed(rest[:n])
+				out = append(out, got...)
+				if err != nil {
+					return out, err
+				}
+				rest = rest[n:]
+			}
+			if seam, ok := f.Seam(); ok {
+				if len(seam.Tail()) > seam.Answer || seam.Answer > len(seam.IDs) {
+					t.Fatalf("%+v", seam)
+				}
+				f.GoOn()
+				f.Feed(b)
+			}
+			f.Ending()
+			return out, nil
+		}
+		if bytes.IndexByte(b, '\r') >= 0 { // what came before it may have been understood
+			run(max(int(size), 1))
+			return
+		}
+		one, oneErr := run(max(len(b), 1))
+		many, manyErr := run(max(int(size), 1))
+		if !bytes.Equal(one, many) || (oneErr == nil) != (manyErr == nil) {
+			t.Fatalf("%q in one piece gives\n%q, %v\nand in pieces of %d\n%q, %v", b, one, oneErr, size, many, manyErr)
+		}
+	})
+}

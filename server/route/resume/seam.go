@@ -1,0 +1,97 @@
+package resume
+
+import (
+	"bytes"
+	"strings"
+
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+// Seam is where a stream broke off and can be written on.
+type Seam struct {
+	// IDs are those of the prompt and of the answer's part that the client has, the last Answer of them.
+	IDs    []uint32
+	Answer int
+	// Sure says that the client has all text of the ids. Otherwise Whole tells, with the text of Tail.
+	Sure bool
+
+	shown []byte
+}
+
+// tailTokens is more than the tokens of one character.
+const tailTokens = 16
+
+// Tail are the last ids of the answer.
+func (s *Seam) Tail() []uint32 { return s.IDs[len(s.IDs)-min(tailTokens, s.Answer):] }
+
+// Whole reports whether the client's text ends with text, which an engine says that Tail stands for: then
+// nothing of it is held back. Tail may begin inside a character, and some tokenizers drop the first space.
+func (s *Seam) Whole(text string) bool {
+	text = strings.TrimLeft(text, "\uFFFD ")
+	return text != "" && bytes.HasSuffix(s.shown, []byte(text))
+}
+
+// Lost says why the stream is not followed.
+func (f *Follower) Lost() Lost {
+	if f.lost == NotLost && (f.prompt == nil || f.head == nil) {
+		return LostIDs // it broke off before the engine told
+	}
+	return f.lost
+}
+
+// Seam is false when the stream cannot go on: it is not followed, or has nothing left to write.
+func (f *Follower) Seam() (Seam, bool) {
+	if f.Lost() != NotLost || f.finished || f.done {
+		return Seam{}, false
+	}
+	ids := make([]uint32, 0, len(f.prompt)+f.safe)
+	ids = append(append(ids, f.prompt...), f.ids[:f.safe]...)
+	return Seam{IDs: ids, Answer: f.safe, Sure: f.sure || f.safe == 0, shown: bytes.Clone(f.shown)}, true
+}
+
+// GoOn says that what is fed from now on is a completion that continues from the Seam.
+func (f *Follower) GoOn() {
+	f.ids, f.answered = f.ids[:f.safe], f.safe
+	f.sure, f.parsed = true, false
+	f.resumed = true
+	f.held = f.held[:0]
+}
+
+// Ending is what is missing of a stream whose finish reason the client has. It is false for any other.
+func (f *Follower) Ending() ([]byte, bool) {
+	if !f.finished || f.done || f.raw {
+		return nil, false
+	}
+	f.out = f.out[:0]
+	if f.p.Usage && !f.usage {
+		if f.blind || f.head == nil || f.promptTokens == 0 {
+			return nil, false
+		}
+		d := f.words()
+		f.out = append(d.Usage(append(f.out, "data: "...)), "\n\n"...)
+	}
+	f.done = true
+	f.out = append(f.out, "data: [DONE]\n\n"...)
+	return f.out, true
+}
+
+// words are those of the client's stream.
+func (f *Follower) words() openai.Continued {
+	return openai.Continued{API: f.p.API, Head: f.head, PromptTokens: f.promptTokens, OutputTokens: f.answered}
+}
+
+// redress writes an event of the continuation for the client.
+func (f *Follower) redress(c *openai.Chunk) error {
+	if c.Choices > 0 && (c.Choices > 1 || c.Index != 0 || !c.Plain) {
+		return ErrStrange
+	}
+	if c.Choices > 0 && len(c.Text) <= len(`""`) && c.Finish == nil && len(c.IDs) <= len(`[]`) {
+		return nil
+	}
+	if f.blind && c.Usage != nil {
+		return ErrStrange // the counts are not known
+	}
+	d := f.words()
+	f.out = append(d.Event(append(f.out, "data: "...), c), "\n\n"...)
+	return nil
+}

@@ -1,0 +1,175 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// HeaderAdapter tells what became of a LoRA adapter on each replica: "gpu-1=200 gpu-2=400".
+const HeaderAdapter = "X-Kvpilot-Adapter"
+
+// adaptersAtOnce bounds the replicas that load an adapter at the same time: they read one store.
+const adaptersAtOnce = 16
+
+// Adapter answers a call that loads or unloads a LoRA adapter: every replica of the pool is asked, or the one
+// that the call is pinned to. The answer is that of the engines when all agree, else the first refusal.
+func (r *Router) Adapter(ctx context.Context, call *Call, to Sink) error {
+	j := r.newJob(ctx, call)
+	r.metrics.begin()
+	err := r.adapter(ctx, j, to)
+	r.finish(ctx, j, err)
+	return err
+}
+
+// loaded is one replica's answer.
+type loaded struct {
+	status int
+	header http.Header
+	body   []byte
+	err    error
+}
+
+func (r *Router) adapter(ctx context.Context, j *job, to Sink) error {
+	req, err := openai.Read(openai.Params{Route: openai.RouteOther, Header: j.call.Header, Body: j.call.Body})
+	if err != nil {
+		return badRequest(err)
+	}
+	j.req, j.body = req, req.Body
+	targets, err := r.adapterTargets(j, req)
+	if err != nil {
+		return err
+	}
+	answers := make([]loaded, len(targets))
+	var g errgroup.Group
+	g.SetLimit(adaptersAtOnce)
+	for i, rep := range targets {
+		g.Go(func() error {
+			answers[i] = r.askAdapter(ctx, j, rep)
+			return nil
+		})
+	}
+	_ = g.Wait() // each answer holds its own error
+	if ctx.Err() != nil {
+		return apierror.From(cause(ctx, ctx.Err()))
+	}
+	for _, rep := range targets {
+		r.Registry.Refresh(rep.ID) // /v1/models lists the adapter now, or no more
+	}
+	return joined(j, targets, answers, to)
+}
+
+// adapterTargets are the replicas to ask: those of the pool that the body's model names, of the pool that has the
+// adapter, or of the only base model; of them the one that the call is pinned to.
+func (r *Router) adapterTargets(j *job, req *openai.Request) ([]*replica.Replica, error) {
+	s := r.Registry.Snapshot()
+	pinned := j.call.Options.Pinned
+	var in []*replica.Replica
+	pool, known := s.Pool(req.Model)
+	name, _ := req.Text("lora_name")
+	switch {
+	case req.Model != "" && !known:
+		return nil, unknownModel(req.Model, s)
+	case req.Model != "":
+		in = pool.Replicas
+	case pinned != "":
+		in = s.Replicas
+	default:
+		if pool, known = s.Pool(name); known && pool.Entry.Parent != "" {
+			pool, known = s.Pool(pool.Entry.Parent) // a replica that has not loaded it yet shall answer for itself
+		} else {
+			pool, known = onlyBase(s)
+		}
+		if !known {
+			return nil, apierror.New(apierror.InvalidBody, "there is not just one base model: name the adapter's in the field \"model\", or one replica in x-kvpilot-pin", nil, apierror.WithParam("model"))
+		}
+		in = pool.Replicas
+	}
+	targets := make([]*replica.Replica, 0, len(in))
+	for _, rep := range in {
+		if (rep.State == replica.StateReady || rep.State == replica.StateDraining) && (pinned == "" || pinned == rep.ID) {
+			targets = append(targets, rep)
+		}
+	}
+	if len(targets) == 0 {
+		return nil, apierror.New(apierror.NoReplica, "no replica can take the adapter now", nil)
+	}
+	slices.SortFunc(targets, func(a, b *replica.Replica) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	return targets, nil
+}
+
+// onlyBase is the pool of the only base model.
+func onlyBase(s *registry.Snapshot) (*registry.Pool, bool) {
+	var base *registry.Pool
+	for _, pool := range s.Models() {
+		if pool.Entry.Parent != "" {
+			continue
+		}
+		if base != nil && base.Served != pool.Served {
+			return nil, false
+		}
+		base = pool
+	}
+	return base, base != nil
+}
+
+// askAdapter sends the call to one replica.
+func (r *Router) askAdapter(ctx context.Context, j *job, rep *replica.Replica) loaded {
+	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{
+		Method: j.method(), Path: j.path(), Query: j.call.RawQuery, Header: j.call.Header, ContentType: j.call.ContentType,
+		RequestID: j.call.RequestID, Body: j.body,
+	})
+	if err != nil {
+		return loaded{err: err}
+	}
+	defer resp.Close()
+	body, err := resp.ReadAll(maxErrorBody)
+	return loaded{status: resp.Status, header: resp.Header, body: body, err: err}
+}
+
+// joined makes one answer of all: the first refusal counts, else the first answer.
+func joined(j *job, targets []*replica.Replica, answers []loaded, to Sink) error {
+	var each []string
+	worst, failed := -1, 0
+	for i, a := range answers {
+		what := "unreachable"
+		if a.err == nil {
+			what = strconv.Itoa(a.status)
+		}
+		each = append(each, string(targets[i].ID)+"="+what)
+		if a.err != nil || a.status != http.StatusOK {
+			failed++
+			if worst < 0 || answers[worst].err == nil && a.err != nil {
+				worst = i
+			}
+		}
+	}
+	list := strings.Join(each, " ")
+	if worst >= 0 && answers[worst].err != nil {
+		return apierror.New(apierror.UpstreamError, fmt.Sprintf("%d of %d replicas did not answer as asked (%s); ask again: those that did will say so", failed, len(targets), clip(list, 1024)), answers[worst].err)
+	}
+	a := answers[max(worst, 0)]
+	j.status = a.status
+	h := http.Header{"Content-Length": {strconv.Itoa(len(a.body))}, HeaderAdapter: {list}}
+	if kind := a.header.Get("Content-Type"); kind != "" {
+		h.Set("Content-Type", kind)
+	}
+	if err := to.Begin(a.status, h); err != nil {
+		return apierror.From(context.Canceled)
+	}
+	if err := to.Write(a.body); err != nil {
+		return apierror.From(context.Canceled)
+	}
+	return nil
+}

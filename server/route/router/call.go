@@ -1,0 +1,51 @@
+package router
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+// Call is one client's request for an engine's route, as a surface hands it over.
+type Call struct {
+	// Route is the API that the client asked for.
+	Route openai.Route
+	// Method, Path and RawQuery are the client's own; Path may hold an id ("/v1/responses/resp_1").
+	Method   string
+	Path     string
+	RawQuery string
+	// Header holds the client's headers, or a gRPC caller's metadata. It is read, never changed.
+	Header http.Header
+	// ContentType is the body's type when it is not the one in Header (a gRPC caller's HttpBody).
+	ContentType string
+	// Body is the request body; it belongs to the caller and must not change until Serve returns.
+	Body []byte
+	// Stream is a form's body (audio routes) where it is still coming, instead of Body; StreamSize is
+	// its size, -1 when unknown. Serve reads it while it sends it on.
+	Stream     Stream
+	StreamSize int64
+	// RequestID is the client's X-Request-Id, or one that the surface made.
+	RequestID string
+	// Client is the client's address, without a port; empty when it is not known.
+	Client string
+	// Tenant names whose key the request came with; empty when keys are not in use.
+	Tenant string
+	// ShowOverlap lets the caller see what replicas hold of its prompt, whoever sent that.
+	ShowOverlap bool
+	// Options are what the caller asks of the choice itself.
+	Options chooser.Options
+	// Received is when the first byte of the request was seen.
+	Received time.Time
+}
+
+// Sink receives an answer. Its methods are called from one goroutine.
+type Sink interface {
+	// Begin is called once, before the first Write, with the status and the headers for the client.
+	// The header belongs to the Sink from then on.
+	Begin(status int, header http.Header) error
+	// Write hands over the next bytes of the body, to be delivered at once. p is valid until
+	// Write returns. An error means that the client is gone.
+	Write(p []byte) error
+}

@@ -1,0 +1,212 @@
+package router
+
+import (
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/observe/recorder"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// Draw implements span.Story: it draws the steps of the request below the surface's span, and says on
+// that what came of the request.
+func (st *story) Draw(on *span.Canvas) {
+	t, ok := st.tracer.(*recorder.Tracer)
+	if !ok {
+		return
+	}
+	if st.admitted > 0 {
+		on.Draw(t, span.Part{Name: span.Admit, From: st.received, To: st.received.Add(st.admitted)})
+	}
+	st.drawRead(on, t)
+	st.drawTokens(on, t)
+	for i := range st.hops {
+		h := &st.hops[i]
+		h.drawChoice(on, t)
+		if h.proxy.IsValid() {
+			h.drawAttempt(on, t, st)
+			on.Draw(t, span.Part{Name: span.Release, From: h.release.from, To: h.release.to}, span.FinishedBy.String(h.end.String()))
+		}
+	}
+	st.describe(on)
+}
+
+// part is a step's span.
+func (s *stretch) part(name string) span.Part {
+	return span.Part{Name: name, From: s.from, To: s.to, Failed: s.failed}
+}
+
+func (st *story) drawRead(on *span.Canvas, t *recorder.Tracer) {
+	read := st.read.part(span.Read)
+	switch {
+	case read.From.IsZero(): // there was no body
+	case read.Failed != "":
+		on.Draw(t, read, span.ErrorType.String(st.read.fault))
+	default:
+		on.Draw(t, read, span.Model.String(st.model), span.Streamed.Bool(st.streamed), span.PromptKind.String(st.kind.String()))
+	}
+}
+
+func (st *story) drawTokens(on *span.Canvas, t *recorder.Tracer) {
+	a := &st.asked
+	asked := a.part(span.Tokenize)
+	asked.ID = a.id
+	switch {
+	case !a.id.IsValid(): // they were not asked for
+	case asked.Failed != "":
+		on.Draw(t, asked, span.ErrorType.String(a.fault))
+	case a.source == "": // the request ended meanwhile
+		on.Draw(t, asked)
+	default:
+		if a.without != "" {
+			asked.Events = []span.Event{span.FellBack(a.to, "tokenize", a.without)}
+		}
+		on.Draw(t, asked, span.TokenizerSource.String(a.source), span.PromptTokens.Int(a.prompt), span.KnownTokens.Int(a.known))
+	}
+}
+
+// drawChoice draws the wait in the queue, the look at the index, and the choice itself.
+func (h *hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
+	if h.choice.from.IsZero() {
+		return // there was none to make
+	}
+	chosen := h.choice.part(span.Choose)
+	chosen.ID = h.id
+	if !h.decided {
+		on.Draw(t, chosen, span.ErrorType.String(h.choice.fault))
+		return
+	}
+	if h.held > 0 {
+		on.Draw(t, span.Part{Name: span.Hold, From: chosen.From, To: chosen.From.Add(h.held)}, span.HeldFor.Float64(h.held.Seconds()))
+	}
+	looked := chosen.To.Add(-h.took)
+	chosen.From = looked.Add(h.scored)
+	on.Draw(t, span.Part{Name: span.Score, From: looked, To: chosen.From},
+		span.PromptTokens.Int(h.prompt), span.BestOverlap.Int(h.best), span.Candidates.Int(h.candidates))
+
+	var list [10]span.KeyValue
+	attrs := append(list[:0], span.DecisionID.String(h.decision), span.Policy.String(string(h.policy)), span.Reason.String(string(h.reason)),
+		span.Candidates.Int(h.candidates), span.Margin.Float64(h.margin))
+	if h.replica != "" {
+		attrs = append(attrs, span.Replica.String(h.replica), span.Rank.Int(h.rank), span.OverlapTokens.Int(h.overlap), span.PredictedTTFT.Float64(h.ttft))
+	}
+	if h.reason == decision.ReasonNoKey {
+		chosen.Events = []span.Event{span.FellBack(chosen.To, "choose", string(h.reason))}
+	}
+	if chosen.Failed != "" {
+		attrs = append(attrs, span.ErrorType.String(h.choice.fault))
+	}
+	on.Draw(t, chosen, attrs...)
+}
+
+// drawAttempt draws how a replica was reached: the new connection, when it took one, the wait for the
+// head of the answer, the answer.
+func (h *hop) drawAttempt(on *span.Canvas, t *recorder.Tracer, st *story) {
+	if !h.times.DialBegan.IsZero() {
+		h.drawWait(on, t, span.Dial, h.times.DialBegan, h.times.Dialed)
+	}
+	if !h.times.Began.IsZero() {
+		h.drawWait(on, t, span.FirstByte, h.times.Began, h.times.Head)
+	}
+	if h.outcome == upstream.OutcomeOK && !h.times.Head.IsZero() {
+		answer := span.Part{Name: span.Stream, From: h.times.Head, To: h.sent.to, Above: h.proxy}
+		if h.broken {
+			answer.Failed = "the answer did not come to its end"
+			on.Draw(t, answer, span.Chunks.Int(h.chunks), span.ErrorType.String("broken"))
+		} else {
+			on.Draw(t, answer, span.Chunks.Int(h.chunks))
+		}
+	}
+	host, port := hostPort(h.url)
+	var list [20]span.KeyValue
+	attrs := append(list[:0],
+		span.Operation.String(operation(st.route)), span.Provider.String("vllm"), span.Model.String(st.model), span.HTTPMethod.String(h.method),
+		span.DecisionID.String(st.decisionID), span.Attempt.Int(h.attempt), span.Replica.String(h.replica), span.Rank.Int(h.rank),
+		span.OverlapTokens.Int(h.overlap), span.Overhead.Float64(h.overhead.Seconds()),
+		span.ServerAddress.String(host), span.ServerPort.Int(port), span.URLFull.String(h.url+h.path), span.Reused.Bool(h.times.DialBegan.IsZero() && !h.times.Began.IsZero()))
+	if h.status != 0 {
+		attrs = append(attrs, span.HTTPStatus.Int(h.status))
+	}
+	var moments [2]span.Event
+	events := moments[:0]
+	if !h.firstToken.IsZero() {
+		attrs = append(attrs, span.FirstChunk.Float64(h.firstToken.Sub(h.sent.from).Seconds()))
+		events = append(events, span.Event{Name: span.EventFirstToken, At: h.firstToken})
+	}
+	if h.yielded {
+		events = append(events, span.Event{Name: span.EventYield, At: h.sent.to})
+	}
+	whole := h.sent.part(span.Proxy)
+	whole.Kind, whole.ID, whole.Events = trace.SpanKindClient, h.proxy, events
+	if whole.Failed != "" {
+		attrs = append(attrs, span.ErrorType.String(h.sent.fault))
+	}
+	on.Draw(t, whole, attrs...)
+}
+
+// drawWait draws a part of an attempt, which failed when it has no end.
+func (h *hop) drawWait(on *span.Canvas, t *recorder.Tracer, name string, from, to time.Time) {
+	wait := span.Part{Name: name, From: from, To: to, Above: h.proxy}
+	if to.IsZero() {
+		wait.To, wait.Failed = h.sent.to, "it did not come to that"
+		on.Draw(t, wait, span.ErrorType.String(h.outcome.String()))
+		return
+	}
+	on.Draw(t, wait)
+}
+
+// describe puts on the surface's span what came of the request.
+func (st *story) describe(on *span.Canvas) {
+	var list [24]span.KeyValue
+	attrs := append(list[:0], span.RequestID.String(st.requestID), span.DecisionID.String(st.decisionID))
+	if st.understood {
+		attrs = append(attrs, span.Model.String(st.model), span.Streamed.Bool(st.streamed), span.Operation.String(operation(st.route)))
+		if st.maxTokens > 0 {
+			attrs = append(attrs, span.MaxTokens.Int(st.maxTokens))
+		}
+		if st.session != "" {
+			attrs = append(attrs, span.Conversation.String(st.session))
+		}
+	}
+	if n := len(st.hops); n > 0 && st.hops[n-1].decided {
+		h := &st.hops[n-1]
+		attrs = append(attrs, span.Replica.String(h.replica), span.Policy.String(string(h.policy)),
+			span.OverlapTokens.Int(h.overlap), span.BestOverlap.Int(h.best), span.Candidates.Int(h.candidates))
+	}
+	if !st.firstToken.IsZero() {
+		attrs = append(attrs, span.FirstChunk.Float64(st.firstToken.Sub(st.received).Seconds()))
+	}
+	if st.answerID != "" {
+		attrs = append(attrs, span.ResponseID.String(st.answerID))
+	}
+	if st.counted {
+		attrs = append(attrs, span.InputTokens.Int(st.usage.PromptTokens), span.OutputTokens.Int(st.usage.CompletionTokens))
+		if st.usage.CachedTokens >= 0 {
+			attrs = append(attrs, span.CachedTokens.Int(st.usage.CachedTokens))
+		}
+	}
+	on.Set(attrs...)
+	if st.finish != "" {
+		on.SetTexts(span.FinishReasons, st.finish)
+	}
+	if st.fault != "" {
+		on.Set(span.ErrorType.String(st.fault))
+		on.Fail(st.words)
+	}
+}
+
+// operation is the route in the words of OpenTelemetry's conventions, where they have one.
+func operation(r openai.Route) string {
+	switch r {
+	case openai.RouteChat, openai.RouteResponses, openai.RouteMessages:
+		return "chat"
+	case openai.RouteCompletions:
+		return "text_completion"
+	default:
+		return r.String()
+	}
+}

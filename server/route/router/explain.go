@@ -1,0 +1,136 @@
+package router
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// The response headers that explain a choice.
+const (
+	HeaderRequestID = "X-Request-Id"
+	HeaderReplica   = "X-Kvpilot-Replica"
+	HeaderAddress   = "X-Kvpilot-Address"
+	HeaderOverlap   = "X-Kvpilot-Overlap-Tokens"
+	HeaderPolicy    = "X-Kvpilot-Policy"
+	HeaderChoice    = "X-Kvpilot-Choice"
+	HeaderDecision  = "X-Kvpilot-Decision"
+	HeaderOverhead  = "X-Kvpilot-Overhead-Us"
+)
+
+// explain puts into h what the operator lets clients know about the choice.
+func (r *Router) explain(j *job, h http.Header) {
+	if j.call.RequestID != "" {
+		h[HeaderRequestID] = []string{j.call.RequestID}
+	}
+	show := j.set.Headers
+	c := j.choice
+	if show.Replica {
+		h[HeaderReplica] = []string{string(c.Replica.ID)}
+	}
+	if show.Address {
+		h[HeaderAddress] = []string{c.Replica.URL}
+	}
+	overlap := r.tellsOverlap(j.call)
+	if show.Overlap && overlap {
+		h[HeaderOverlap] = []string{strconv.Itoa(c.Held())}
+	}
+	if show.Policy {
+		h[HeaderPolicy] = []string{string(c.Decision.Policy)}
+		if c.Decision.Reason != "" && overlap { // there was a choice; what decided it tells of the caches
+			h[HeaderChoice] = []string{string(c.Decision.Reason)}
+		}
+	}
+	if show.Decision {
+		h[HeaderDecision] = []string{j.id}
+	}
+	if show.Overhead {
+		h[HeaderOverhead] = []string{strconv.FormatInt(j.overhead.Microseconds(), 10)}
+	}
+}
+
+// overlap is how many of the prompt's tokens the chosen rank was believed to hold, in all tiers.
+func overlap(d *decision.Decision) int {
+	if pick := d.Pick(); pick != nil {
+		return int(pick.GPU + pick.CPU + pick.Disk)
+	}
+	return 0
+}
+
+// bestOverlap is the longest overlap of any candidate.
+func bestOverlap(d *decision.Decision) int {
+	best := uint32(0)
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		best = max(best, c.GPU+c.CPU+c.Disk)
+	}
+	return int(best)
+}
+
+// finish is the one place where a request's end is counted, logged and put on its span.
+func (r *Router) finish(ctx context.Context, j *job, err error) {
+	took := time.Since(j.received)
+	public := apierror.From(err)
+	if public == nil && j.scan.Failed() { // the client knows it from the engine
+		public = apierror.New(apierror.UpstreamError, "the replica told of an error in its stream", nil)
+	}
+	r.metrics.end(ctx, j, public, took)
+	j.tell(public)
+	level := slog.LevelInfo
+	if public != nil {
+		switch public.Fault() {
+		case apierror.FaultGone:
+			level = slog.LevelDebug
+		case apierror.FaultOurs:
+			level = slog.LevelError
+		case apierror.FaultCaller:
+		}
+	}
+	if !r.Log.Enabled(ctx, level) {
+		return
+	}
+	r.Log.LogAttrs(ctx, level, "request", r.logLine(j, public, took)...)
+}
+
+// logLine is the one line that a request leaves; nothing of its prompt or answer is in it.
+func (r *Router) logLine(j *job, public *apierror.Error, took time.Duration) []slog.Attr {
+	line := append(make([]slog.Attr, 0, 16),
+		slog.String("id", j.call.RequestID), slog.String("decision", j.id), slog.String("route", j.call.Route.String()))
+	if j.req != nil {
+		line = append(line, slog.String("model", clip(j.req.Model, 128)), slog.Bool("stream", j.req.Stream))
+	}
+	if c := j.choice; c != nil {
+		line = append(line, slog.String("replica", string(c.Replica.ID)), slog.Int("prompt_tokens", c.Decision.PromptTokens), slog.Int("overlap_tokens", c.Held()))
+	}
+	if !j.firstToken.IsZero() {
+		line = append(line, slog.Duration("ttft", j.firstToken.Sub(j.received).Round(time.Microsecond)))
+	}
+	line = append(line, slog.Duration("took", took.Round(time.Microsecond)), slog.Int("attempts", j.attempt+1))
+	if public == nil {
+		return append(line, slog.Int("status", j.status))
+	}
+	return append(line, slog.Int("status", public.HTTPStatus()), slog.String("reason", apierror.Name(public.Reason)), slog.Any("error", public))
+}
+
+// hostPort splits a replica's base URL for callers who open their own connections.
+func hostPort(base string) (host string, port int) {
+	scheme, rest, _ := strings.Cut(base, "://")
+	address, _, _ := strings.Cut(rest, "/")
+	if h, p, err := net.SplitHostPort(address); err == nil {
+		if port, err = strconv.Atoi(p); err == nil {
+			return h, port
+		}
+	}
+	port = 80
+	if scheme == "https" {
+		port = 443
+	}
+	return strings.Trim(address, "[]"), port
+}

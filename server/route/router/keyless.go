@@ -1,0 +1,78 @@
+package router
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/kit/labels"
+)
+
+// Why a request lacks the key that its policy goes by; the other reasons are the tokenizer's.
+const (
+	lacksPrompt  = "no_prompt"
+	lacksText    = "no_text"
+	lacksSession = "no_session"
+	lacksRest    = "truncated"
+)
+
+// keyless counts requests that load had to place, and says so once per reason.
+type keyless struct {
+	counter metric.Int64Counter
+	reasons labels.Sets[string]
+	said    sync.Map // reasons that were logged
+}
+
+// noteKeyless counts a decision that was made without a key.
+func (r *Router) noteKeyless(ctx context.Context, j *job) {
+	d := j.choice.Decision
+	if d.Reason != decision.ReasonNoKey || !j.call.Route.Generates() { // prompts of other routes have no place in a cache
+		return
+	}
+	reason := j.lacks(d.Policy)
+	k := &r.metrics.keyless
+	k.counter.Add(ctx, 1, k.reasons.Of(reason, func(reason string) []attribute.KeyValue {
+		return []attribute.KeyValue{attribute.String("reason", reason)}
+	}))
+	if _, again := k.said.LoadOrStore(reason, true); !again {
+		r.Log.LogAttrs(ctx, slog.LevelWarn, "a request has no key for its policy and was placed by load; others like it are counted only",
+			slog.String("key_reason", reason), slog.String("policy", string(d.Policy)), slog.String("request", j.call.RequestID), slog.String("advice", advice(reason)))
+	}
+}
+
+// lacks names what the request does not have.
+func (j *job) lacks(policy decision.Policy) string {
+	switch {
+	case policy == decision.ConsistentHash:
+		return lacksSession
+	case j.req.Prompt.Kind == prompt.KindNone && (j.truncated || j.req.Truncated):
+		return lacksRest
+	case j.req.Prompt.Kind == prompt.KindNone || j.enc == nil:
+		return lacksPrompt
+	case policy == decision.PrefixAffinity:
+		return lacksText
+	case j.enc.Reason == "":
+		return lacksPrompt
+	}
+	return j.enc.Reason
+}
+
+// advice says what an operator can do about it.
+func advice(reason string) string {
+	switch reason {
+	case lacksSession:
+		return "have clients send the session header, or choose another policy"
+	case lacksRest:
+		return "have the proxy send more of the body: raise the buffer in which it keeps it"
+	case lacksPrompt:
+		return "the body has no messages, prompt or input with anything in them"
+	case lacksText:
+		return "prefix-affinity goes by text, and the prompt has none (token ids or media only): choose another policy"
+	}
+	return "no replica gave token ids: docs/tokenization.md says what the reason means"
+}

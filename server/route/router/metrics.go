@@ -1,0 +1,214 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/kit/labels"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+const ns = "kvpilot.router."
+
+// metrics counts requests. Attribute sets are made once: a request adds no garbage.
+type metrics struct {
+	inFlight metric.Int64UpDownCounter
+	duration metric.Float64Histogram
+	ttft     metric.Float64Histogram
+	perToken metric.Float64Histogram
+	overhead metric.Float64Histogram
+	held     metric.Float64Histogram
+	encode   metric.Float64Histogram
+	tokens   metric.Int64Counter
+	retries  metric.Int64Counter
+	requests metric.Int64Counter
+	resumes  metric.Int64Counter
+	keyless  keyless
+
+	routes  map[openai.Route]metric.MeasurementOption
+	results labels.Sets[result]
+	kinds   [2][4]metric.MeasurementOption               // by source and kind
+	paces   [2]map[openai.Route]metric.MeasurementOption // by source
+	again   map[upstream.Outcome]metric.MeasurementOption
+	wentOn  map[string]metric.MeasurementOption
+}
+
+// result is how a request ended, as metrics tell it apart.
+type result struct {
+	route  openai.Route
+	status int
+	reason apierror.Reason
+}
+
+func newMetrics(p metric.MeterProvider) (*metrics, error) {
+	if p == nil {
+		p = noop.NewMeterProvider()
+	}
+	meter := p.Meter("github.com/kvpilot/kvpilot/server/route/router")
+	m := &metrics{routes: map[openai.Route]metric.MeasurementOption{}, again: map[upstream.Outcome]metric.MeasurementOption{}, wentOn: map[string]metric.MeasurementOption{}}
+	var errs []error
+	histogram := func(name, unit, text string, bounds ...float64) metric.Float64Histogram {
+		h, err := meter.Float64Histogram(ns+name, metric.WithUnit(unit), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(bounds...))
+		errs = append(errs, err)
+		return h
+	}
+	counter := func(name, unit, text string) metric.Int64Counter {
+		c, err := meter.Int64Counter(ns+name, metric.WithUnit(unit), metric.WithDescription(text))
+		errs = append(errs, err)
+		return c
+	}
+	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
+	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
+	var err error
+	m.inFlight, err = meter.Int64UpDownCounter(ns+"requests.in_flight", metric.WithUnit("{request}"), metric.WithDescription("Requests that have been read and not answered to the end."))
+	errs = append(errs, err)
+	m.requests = counter("requests", "{request}", "Ended requests by route, HTTP status and error reason.")
+	m.duration = histogram("request.duration", "s", "Time from a request's first byte to its answer's last.", slow...)
+	m.ttft = histogram("ttft", "s", "Time from a request's first byte to the first content of its streamed answer.", slow...)
+	m.perToken = histogram("time_per_output_token", "s", "Mean time between the output tokens of a streamed answer; by source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
+	m.overhead = histogram("overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
+	m.held = histogram("held", "s", "Time in the hold queue.", fast...)
+	m.encode = histogram("tokenize", "s", "Time until the prompt's token ids were known, or given up.", fast...)
+	m.tokens = counter("tokens", "{token}", "Tokens by kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
+	m.retries = counter("retries", "{attempt}", "Attempts on another replica, by what the one before met.")
+	m.resumes = counter("resumes", "{stream}", "Streams that broke off after their first byte while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or why they could not go on.")
+	m.keyless.counter = counter("keyless", "{request}", "Requests that load had to place because they lack the key that their policy goes by, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
+	for _, name := range resumeResults() {
+		m.wentOn[name] = labelled(attribute.String("result", name))
+		m.resumes.Add(context.Background(), 0, m.wentOn[name])
+	}
+	for kind, name := range tokenKinds() {
+		for source, by := range sources() {
+			m.kinds[source][kind] = labelled(attribute.String("kind", name), attribute.String("source", by))
+		}
+	}
+	for route := openai.RouteAny; route <= openai.RouteOther; route++ {
+		m.routes[route] = labelled(attribute.String("route", route.String()))
+		for source, by := range sources() {
+			if m.paces[source] == nil {
+				m.paces[source] = map[openai.Route]metric.MeasurementOption{}
+			}
+			m.paces[source][route] = labelled(attribute.String("route", route.String()), attribute.String("source", by))
+		}
+	}
+	for o := upstream.OutcomeOK; o <= upstream.OutcomeCanceled; o++ {
+		if o.Retryable() {
+			m.again[o] = labelled(attribute.String("outcome", o.String()))
+			m.retries.Add(context.Background(), 0, m.again[o])
+		}
+	}
+	ok := result{route: openai.RouteChat, status: http.StatusOK}
+	m.requests.Add(context.Background(), 0, m.results.Of(ok, result.labels))
+	return m, errors.Join(errs...)
+}
+
+// The kinds of token that are counted.
+const (
+	tokensPrompt = iota
+	tokensCached
+	tokensOutput
+	tokensOverlap
+)
+
+func tokenKinds() [4]string { return [4]string{"prompt", "cached", "output", "overlap"} }
+
+// The sources of counts.
+const (
+	fromEngine = iota // its usage
+	fromRouter        // of a stream without usage: the prompt as it was tokenized, the predicted overlap, the pieces
+)
+
+func sources() [2]string { return [2]string{"engine", "router"} }
+
+func labelled(attrs ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(attrs...))
+}
+
+func (res result) labels() []attribute.KeyValue {
+	reason := ""
+	if res.reason != apierror.Unspecified {
+		reason = apierror.Name(res.reason)
+	}
+	return []attribute.KeyValue{attribute.String("route", res.route.String()), attribute.Int("status", res.status), attribute.String("reason", reason)}
+}
+
+func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
+
+func (m *metrics) retried(o upstream.Outcome) { m.retries.Add(context.Background(), 1, m.again[o]) }
+
+func (m *metrics) resumed(result string) {
+	m.resumes.Add(context.Background(), 1, m.wentOn[result])
+}
+
+// notable is the time of our own from which one wants to see the trace behind it.
+const notable = time.Millisecond
+
+// end counts one request. The engine's own statuses are few, so the label's values are too. With
+// the request's context, an exemplar leads from a latency to its trace: from those that a panel shows.
+func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took time.Duration) {
+	route := m.routes[j.call.Route]
+	plain := context.Background() // makes no exemplar
+	m.inFlight.Add(plain, -1)
+	res := result{route: j.call.Route, status: j.status}
+	if public != nil {
+		res.status, res.reason = public.HTTPStatus(), public.Reason
+	}
+	m.requests.Add(plain, 1, m.results.Of(res, result.labels))
+	if j.firstToken.IsZero() { // else the first token's latency has it
+		m.duration.Record(ctx, took.Seconds(), route)
+	} else {
+		m.duration.Record(plain, took.Seconds(), route)
+	}
+	if j.tokenizing > 0 {
+		m.encode.Record(plain, j.tokenizing.Seconds(), route)
+	}
+	if j.choice == nil {
+		return
+	}
+	if j.overhead > notable {
+		m.overhead.Record(ctx, j.overhead.Seconds(), route)
+	} else {
+		m.overhead.Record(plain, j.overhead.Seconds(), route)
+	}
+	m.held.Record(plain, j.held.Seconds(), route)
+	m.tokens.Add(plain, int64(j.choice.Held()), m.kinds[fromRouter][tokensOverlap])
+	if !j.firstToken.IsZero() {
+		m.ttft.Record(ctx, j.firstToken.Sub(j.received).Seconds(), route)
+	}
+	u, source := j.cost()
+	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), m.kinds[source][tokensPrompt])
+	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), m.kinds[source][tokensCached])
+	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), m.kinds[source][tokensOutput])
+	if n := u.CompletionTokens; n > 1 && !j.firstToken.IsZero() {
+		m.perToken.Record(plain, time.Since(j.firstToken).Seconds()/float64(n-1), m.paces[source][j.call.Route])
+	}
+}
+
+// cost is what the request has cost by the engine's usage, or, of a stream without it, by the router's own count.
+func (j *job) cost() (u upstream.Usage, source int) {
+	if u, ok := j.scan.Usage(); ok {
+		return u, fromEngine
+	}
+	if n := j.scan.ContentEvents(); n > 0 && !j.firstToken.IsZero() {
+		return upstream.Usage{PromptTokens: j.choice.Decision.PromptTokens, CachedTokens: j.cachedOwn(), CompletionTokens: j.tokensIn(n)}, fromRouter
+	}
+	return upstream.Usage{}, fromRouter
+}
+
+// decided counts a choice that was handed to the caller.
+func (m *metrics) decided(j *job) {
+	route := m.routes[j.call.Route]
+	m.overhead.Record(context.Background(), j.overhead.Seconds(), route)
+	m.held.Record(context.Background(), j.held.Seconds(), route)
+	if j.tokenizing > 0 {
+		m.encode.Record(context.Background(), j.tokenizing.Seconds(), route)
+	}
+}

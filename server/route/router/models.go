@@ -1,0 +1,137 @@
+package router
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// modelCard is one entry of /v1/models, as vLLM writes it.
+type modelCard struct {
+	ID          string  `json:"id"`
+	Object      string  `json:"object"`
+	Created     int64   `json:"created"`
+	OwnedBy     string  `json:"owned_by"`
+	Root        *string `json:"root"`
+	Parent      *string `json:"parent"`
+	MaxModelLen *int    `json:"max_model_len"`
+	Permission  []any   `json:"permission"`
+}
+
+// Models answers GET /v1/models: every name that some replica serves or an alias gives.
+func (r *Router) Models() []byte {
+	cards := []modelCard{}
+	for _, pool := range r.Registry.Snapshot().Models() {
+		cards = append(cards, card(pool))
+	}
+	return mustJSON(struct {
+		Object string      `json:"object"`
+		Data   []modelCard `json:"data"`
+	}{"list", cards})
+}
+
+// Model answers GET /v1/models/{id}.
+func (r *Router) Model(id string) ([]byte, error) {
+	s := r.Registry.Snapshot()
+	pool, ok := s.Pool(id)
+	if !ok {
+		return nil, unknownModel(id, s)
+	}
+	return mustJSON(card(pool)), nil
+}
+
+func card(p *registry.Pool) modelCard {
+	c := modelCard{ID: p.Model, Object: "model", OwnedBy: "vllm", Permission: []any{}}
+	for _, r := range p.Replicas {
+		if at := r.Since.Unix(); r.State == replica.StateReady && (c.Created == 0 || at < c.Created) {
+			c.Created = at
+		}
+	}
+	if p.Entry.Root != "" {
+		c.Root = &p.Entry.Root
+	}
+	if p.Entry.Parent != "" {
+		c.Parent = &p.Entry.Parent
+	}
+	if p.Entry.MaxLen > 0 {
+		c.MaxModelLen = &p.Entry.MaxLen
+	}
+	return c
+}
+
+// mustJSON marshals values of our own that always can be.
+func mustJSON(v any) []byte {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic("router: " + err.Error())
+	}
+	return text
+}
+
+// Stored answers a call about a stored response (GET, DELETE or cancel of /v1/responses/{id}):
+// it can only be answered by the replica that has it. One that nobody remembers is looked for on
+// every replica that takes requests.
+func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) error {
+	j := r.newJob(ctx, call)
+	r.metrics.begin()
+	var err error
+	defer func() { r.settleLimits(j, err) }()
+	if err = r.enter(j); err == nil {
+		err = r.stored(ctx, j, id, to)
+	}
+	r.finish(ctx, j, err)
+	return err
+}
+
+func (r *Router) stored(ctx context.Context, j *job, id string, to Sink) error {
+	j.req, j.body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(j.call.RawQuery, "stream=true")}, j.call.Body
+	snapshot := r.Registry.Snapshot()
+	candidates := snapshot.Replicas
+	if !r.mayRead(j.call.Tenant, id) {
+		return unknownResponse(id)
+	}
+	if at, owner := r.Pins.Get(j.call.Tenant, id); owner == upstream.OwnerSelf {
+		if rep, ok := snapshot.Replica(at); ok {
+			candidates = []*replica.Replica{rep}
+		}
+	}
+	var last *failure
+	for _, rep := range candidates {
+		if rep.State != replica.StateReady && rep.State != replica.StateDraining || len(rep.Models) == 0 {
+			continue
+		}
+		last = r.ask(ctx, j, rep, to)
+		if last == nil {
+			if j.call.Tenant == "" {
+				r.Pins.Put("", id, rep.ID)
+			}
+			return nil
+		}
+		if j.begun || ctx.Err() != nil || last.public.HTTPStatus() != http.StatusNotFound && !last.outcome.Retryable() {
+			break
+		}
+	}
+	if last != nil {
+		return last.public
+	}
+	return apierror.New(apierror.NoReplica, "no replica can take a request now", nil)
+}
+
+// ask sends the call to one replica without a choice or a reservation.
+func (r *Router) ask(ctx context.Context, j *job, rep *replica.Replica, to Sink) *failure {
+	j.pool = &registry.Pool{Replicas: []*replica.Replica{rep}}
+	j.chosen = time.Now()
+	j.noteDirect()
+	j.choice = &chooser.Choice{Decision: &decision.Decision{ID: j.id, Chosen: -1}, Replica: rep}
+	return r.attempt(ctx, ctx, j, to)
+}

@@ -1,0 +1,46 @@
+package router
+
+import (
+	"net/http"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// mayRead reports whether a stored response may be read, continued or cancelled by a tenant. Engines ask for no owner: an id
+// is all that they want to know.
+func (r *Router) mayRead(tenant, id string) bool {
+	_, owner := r.Pins.Get(tenant, id)
+	return owner == upstream.OwnerSelf || owner == upstream.OwnerUnknown && (tenant == "" || r.set.Load().UnownedResponses)
+}
+
+// checkResponse refuses a request that continues a response of another tenant, on whatever route, and one that would give
+// its own response a name of the caller's choice: it could be another tenant's.
+func (r *Router) checkResponse(j *job) error {
+	if j.call.Tenant == "" || j.req == nil {
+		return nil
+	}
+	if id := j.req.PreviousResponse; id != "" && !r.mayRead(j.call.Tenant, id) {
+		return unknownResponse(id)
+	}
+	if j.req.RequestID != "" && j.call.Route == openai.RouteResponses {
+		return apierror.New(apierror.InvalidBody, "the engine names the response where callers have keys: leave request_id out", nil, apierror.WithParam("request_id"))
+	}
+	return nil
+}
+
+// unknownResponse is what an engine says of a response that it does not have. One of another tenant is answered by the same
+// bytes, and no engine is asked for either.
+func unknownResponse(id string) *apierror.Error {
+	type body struct {
+		Message string `json:"message"`
+		Type    string `json:"type"`
+		Param   string `json:"param"`
+		Code    int    `json:"code"`
+	}
+	text := mustJSON(struct {
+		Error body `json:"error"`
+	}{body{"Response with id '" + clip(id, 128) + "' not found.", "invalid_request_error", "response_id", http.StatusNotFound}})
+	return apierror.Upstream(http.StatusNotFound, "application/json", text)
+}

@@ -1,0 +1,265 @@
+package router
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// Upgrade is a client that waits for its connection to become a WebSocket.
+type Upgrade interface {
+	// Switch tells the client so, with these headers beside those of the switch itself, and gives the connection. It is called
+	// once at most. An error means that the client is gone, or is not to have it.
+	Switch(header http.Header) (io.ReadWriteCloser, error)
+}
+
+// Realtime makes a WebSocket between the client and one replica and passes its bytes on, until one of the two leaves, nothing
+// passes for the configured time, or the surface ends it. model is the handshake's; without one it is the only model, or the
+// first that can serve. An error is an *apierror.Error, as that of Serve.
+func (r *Router) Realtime(ctx context.Context, call *Call, model string, up Upgrade) error {
+	j := r.newJob(ctx, call)
+	j.noteAdmission()
+	r.metrics.begin()
+	err := r.realtime(ctx, j, model, up)
+	r.finish(ctx, j, err)
+	return err
+}
+
+func (r *Router) realtime(ctx context.Context, j *job, model string, up Upgrade) error {
+	j.req = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: openai.SessionFrom(j.call.Header, j.set.SessionHeader)}
+	if err := r.findRealtimePool(j); err != nil {
+		return err
+	}
+	if err := r.place(ctx, j); err != nil {
+		return err
+	}
+	r.Budget.Deposit()
+	for {
+		ask := j.ask(r)
+		// Nobody but the two knows when it computes, and it may rest for hours.
+		ask.Unstreamed, ask.Quiet = true, true
+		if err := r.choose(ctx, j, ask); err != nil {
+			return err
+		}
+		f := r.connect(ctx, j, up)
+		switch {
+		case f == nil:
+			return nil
+		case !r.mayRetry(ctx, j, f):
+			return f.public
+		}
+		j.retry(f)
+	}
+}
+
+// findRealtimePool finds the replicas. The model of a session is named inside the WebSocket, so a handshake without one goes to
+// the first pool that can serve.
+func (r *Router) findRealtimePool(j *job) error {
+	snapshot := r.Registry.Snapshot()
+	pool, ok := snapshot.Pool(j.req.Model)
+	switch {
+	case j.req.Model == "":
+		if pool, ok = firstReady(snapshot); !ok {
+			return apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))
+		}
+	case !ok:
+		return unknownModel(j.req.Model, snapshot)
+	case pool.Served != j.req.Model:
+		query, err := url.ParseQuery(j.call.RawQuery)
+		if err != nil {
+			return apierror.New(apierror.InvalidBody, "the query cannot be read", err)
+		}
+		query.Set("model", pool.Served)
+		j.call.RawQuery = query.Encode()
+	}
+	j.pool, j.adapter = pool, pool.Adapter
+	return nil
+}
+
+// firstReady is the only model's pool, or the first one with a replica that takes requests.
+func firstReady(s *registry.Snapshot) (*registry.Pool, bool) {
+	if pool, ok := s.Unnamed(); ok {
+		return pool, true
+	}
+	for _, pool := range s.Models() {
+		for _, rep := range pool.Replicas {
+			if rep.State == replica.StateReady {
+				return pool, true
+			}
+		}
+	}
+	return nil, false
+}
+
+// connect has the chosen replica and the client switch, and passes bytes between them. Every way out ends the reservation. It
+// returns nil when the WebSocket came to its end.
+func (r *Router) connect(ctx context.Context, j *job, up Upgrade) (f *failure) {
+	result := chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+	choice, h := j.choice, j.noteAttempt()
+	defer func() {
+		h.over(j, choice, f, false)
+		choice.Release(result)
+		h.released(result.End)
+	}()
+	pass, ok := r.Breaker.Allow(choice.Replica.ID)
+	if !ok && hasOther(choice.Decision) {
+		result.End = decision.EndMoved
+		return &failure{outcome: upstream.OutcomeUnavailable, public: errOnTrial()}
+	}
+	out := &upstream.Request{
+		Method: j.method(), Path: j.path(), Query: j.call.RawQuery, Header: j.call.Header, Client: j.call.Client, RequestID: j.call.RequestID,
+	}
+	h.observe(out)
+	there, resp, err := r.Upstream.Upgrade(ctx, upstream.Target{Replica: choice.Replica, Rank: choice.Rank}, out)
+	if there == nil {
+		outcome := upstream.Classify(resp, err)
+		h.answered(resp, outcome)
+		f := worded(r.refusal(ctx, j, resp, err, outcome))
+		r.settle(choice.Replica.ID, pass, f.outcome)
+		result.End = endOf(ctx, f.outcome)
+		return f
+	}
+	defer there.Close() //nolint:errcheck // nobody is left to be told
+	h.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, upstream.OutcomeOK)
+	choice.Arrived()
+	r.settle(choice.Replica.ID, pass, upstream.OutcomeOK)
+	r.explain(j, there.Header)
+	here, err := up.Switch(there.Header)
+	if err != nil {
+		result.End = decision.EndCanceled
+		return &failure{outcome: upstream.OutcomeCanceled, public: switchError(err)}
+	}
+	defer here.Close() //nolint:errcheck // as above
+	j.begun, j.status = true, http.StatusSwitchingProtocols
+	if f = r.passBytes(ctx, j, here, there); f == nil {
+		result.End = decision.EndCompleted
+		return nil
+	}
+	h.brokeOff()
+	if f.outcome == upstream.OutcomeBroken {
+		// Its health is asked at once; the breaker stays out of it: a client may be what its engine hangs up on.
+		r.Registry.ReportFailure(choice.Replica.ID, errAnswer)
+		return f
+	}
+	result.End = decision.EndCanceled
+	return f
+}
+
+// switchError is why the client did not switch.
+func switchError(err error) *apierror.Error {
+	if refused, ok := errors.AsType[*apierror.Error](err); ok {
+		return refused
+	}
+	return apierror.From(errors.Join(context.Canceled, err))
+}
+
+// worded gives a refusal without an error object one: engines answer handshakes by other means than requests.
+func worded(f *failure) *failure {
+	if f.public.Answer == nil {
+		return f
+	}
+	var shape struct{ Error struct{ Message string } }
+	if json.Unmarshal(f.public.Answer.Body, &shape) == nil && shape.Error.Message != "" {
+		return f
+	}
+	status := f.public.Answer.Status
+	text := mustJSON(map[string]any{"error": map[string]any{
+		"message": "the replica refused the WebSocket: " + strings.ToLower(http.StatusText(status)), "type": "invalid_request_error", "param": nil, "code": status,
+	}})
+	f.public = apierror.Upstream(status, "application/json", text)
+	return f
+}
+
+var (
+	errIdle       = errors.New("nothing passed for the idle timeout")
+	errReplicaEnd = errors.New("the replica ended the connection")
+	errClientEnd  = errors.New("the client ended the connection")
+)
+
+// passBytes passes what the two send, until one of them leaves. It is nil when one of them had said that it would.
+func (r *Router) passBytes(ctx context.Context, j *job, here, there io.ReadWriteCloser) *failure {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	stop := context.AfterFunc(ctx, func() { // wakes whoever reads or writes
+		here.Close()  //nolint:errcheck // nobody is left to be told
+		there.Close() //nolint:errcheck // as above
+	})
+	defer stop()
+	alive := func() {}
+	if limit := r.set.Load().RealtimeIdle; limit > 0 {
+		idle := time.AfterFunc(limit, func() { end(errIdle) })
+		defer idle.Stop()
+		alive = func() { idle.Reset(limit) }
+	}
+	var asked, told closing
+	var up sync.WaitGroup
+	up.Go(func() {
+		read, err := pour(there, here, &asked, alive)
+		switch {
+		case read:
+			end(errors.Join(errClientEnd, err))
+		default:
+			end(errors.Join(errReplicaEnd, err))
+		}
+	})
+	read, err := pour(here, there, &told, func() { alive(); j.choice.Alive() })
+	switch {
+	case read:
+		end(errors.Join(errReplicaEnd, err))
+	default:
+		end(errors.Join(errClientEnd, err))
+	}
+	up.Wait()
+	return ended(context.Cause(ctx), asked.seen || told.seen)
+}
+
+// ended judges why a WebSocket ended; said tells that one of the two had sent the message that closes it.
+func ended(cause error, said bool) *failure {
+	stopping, byRouter := errors.AsType[*apierror.Error](cause)
+	switch {
+	case byRouter:
+		return &failure{outcome: upstream.OutcomeCanceled, public: stopping}
+	case said:
+		return nil
+	case errors.Is(cause, errIdle):
+		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.New(apierror.DeadlineExceeded, "the WebSocket was idle for too long (router.realtime_idle)", cause)}
+	case errors.Is(cause, errReplicaEnd):
+		return &failure{outcome: upstream.OutcomeBroken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica ended the WebSocket without a word", cause)}
+	}
+	return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(errors.Join(context.Canceled, cause))}
+}
+
+// pourBuffer is the size of a read: two are held by each WebSocket, however long it rests.
+const pourBuffer = 8 << 10
+
+// pour passes on what from sends until one of the two ends; read says that it was from. Each piece is noted.
+func pour(to io.Writer, from io.Reader, said *closing, alive func()) (read bool, err error) {
+	buf := make([]byte, pourBuffer)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			alive()
+			said.feed(buf[:n])
+			if _, err := to.Write(buf[:n]); err != nil {
+				return false, err
+			}
+		}
+		if err != nil {
+			return true, err
+		}
+	}
+}

@@ -1,0 +1,290 @@
+package router
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// story is what the spans of a request are drawn from when it is over (draw.go). Each step notes its
+// times and results here. Nothing of the request is held on to but short texts. A request that nobody
+// records has no story, and noting costs it nothing.
+type story struct {
+	tracer trace.Tracer
+
+	admitted time.Duration // since received; 0 when the surface did not say when it began
+	received time.Time
+	read     stretch
+	asked    tokens
+	hops     []hop
+	failed   bool // some step did, whatever came of the request
+
+	route      openai.Route
+	understood bool // the body was read
+	kind       prompt.Kind
+	streamed   bool
+	maxTokens  int
+	model      string
+	session    string
+	requestID  string
+	decisionID string
+	answerID   string
+	finish     string
+	firstToken time.Time
+	usage      upstream.Usage
+	counted    bool   // usage was told
+	fault      string // the kind of our own fault that ended it, and its public words
+	words      string
+}
+
+// stretch is a step's time, and why it failed.
+type stretch struct {
+	from, to      time.Time
+	fault, failed string
+}
+
+// tokens is how the prompt's ids were asked for.
+type tokens struct {
+	stretch
+	id            trace.SpanID // valid when they were
+	source        string
+	without       string // why there are none
+	prompt, known int
+}
+
+// hop is one choice and the attempt that followed it.
+type hop struct {
+	choice stretch
+	id     trace.SpanID // of the choice's span; the decision names it
+
+	// What was decided; decided is false when nothing was.
+	decided                     bool
+	held, took, scored          time.Duration
+	decision                    string
+	policy                      decision.Policy
+	reason                      decision.Reason
+	attempt, candidates, prompt int
+	best, overlap, rank         int
+	margin, ttft                float64
+	replica                     string
+
+	// The attempt; proxy, its span's id, is not valid when there was none.
+	proxy      trace.SpanID
+	times      upstream.Times
+	sent       stretch
+	url, path  string
+	method     string
+	overhead   time.Duration
+	firstToken time.Time
+	status     int // of the replica's answer; 0 when there was none
+	chunks     int
+	outcome    upstream.Outcome // how the answer began
+	broken     bool             // it began and did not come to its end
+	yielded    bool
+	release    stretch
+	end        decision.End
+}
+
+var stories = sync.Pool{New: func() any { return &story{hops: make([]hop, 0, 2)} }}
+
+// newStory begins the story of a job whose surface's span is recorded.
+func (r *Router) newStory(j *job) *story {
+	st := stories.Get().(*story)
+	st.tracer, st.received = r.tracer, j.received
+	return st
+}
+
+// Free implements span.Story.
+func (st *story) Free() {
+	clear(st.hops)
+	*st = story{hops: st.hops[:0]}
+	stories.Put(st)
+}
+
+// noteAdmission notes what the surface did before the router was asked: letting the caller in and
+// reading the body.
+func (j *job) noteAdmission() {
+	if st := j.story; st != nil && !j.call.Received.IsZero() {
+		st.admitted = time.Since(j.received)
+	}
+}
+
+// noteRead notes that a body was read since began, or why it is not taken.
+func (j *job) noteRead(began time.Time, refused *apierror.Error) {
+	st := j.story
+	if st == nil {
+		return
+	}
+	st.read = stretch{from: began, to: time.Now()}
+	if refused != nil {
+		st.read.fault, st.read.failed, st.failed = apierror.Name(refused.Reason), refused.Message, true
+	}
+}
+
+// plan makes the id of a span of the story that must be named before it is drawn.
+func (j *job) plan() trace.SpanID {
+	if j.story == nil {
+		return trace.SpanID{}
+	}
+	return span.Planned(j.span)
+}
+
+// noteTokens notes how the prompt's ids were asked for.
+func (j *job) noteTokens(id trace.SpanID, began time.Time, enc *tokenizer.Encoding, err error) {
+	st := j.story
+	if st == nil {
+		return
+	}
+	st.asked = tokens{id: id, stretch: stretch{from: began, to: began.Add(j.tokenizing)}}
+	if err != nil {
+		if _, ok := errors.AsType[*tokenizer.ClientFault](err); ok {
+			st.asked.fault, st.asked.failed, st.failed = apierror.Name(apierror.TokenizeRefused), "refused by the tokenizer", true
+		}
+		return
+	}
+	st.asked.source, st.asked.prompt, st.asked.known = string(enc.Source), enc.Tokens, len(enc.IDs)
+	if len(enc.IDs) == 0 && enc.Reason != tokenizer.ReasonNotRead {
+		st.asked.without = enc.Reason
+	}
+}
+
+// noteChoice notes a choice that was begun at began and ended at ended.
+func (j *job) noteChoice(id trace.SpanID, began, ended time.Time, choice *chooser.Choice, err error) {
+	st := j.story
+	if st == nil {
+		return
+	}
+	st.hops = append(st.hops, hop{id: id, choice: stretch{from: began, to: ended}})
+	h := &st.hops[len(st.hops)-1]
+	d := decided(choice, err)
+	switch {
+	case d == nil:
+		h.choice.fault, h.choice.failed, st.failed = "refused", "no decision", true
+		return
+	case err != nil:
+		h.choice.fault, h.choice.failed, st.failed = apierror.Name(apierror.NoReplica), "every candidate is vetoed", true
+	}
+	h.decided, h.decision, h.policy, h.reason, h.attempt = true, d.ID, d.Policy, d.Reason, d.Attempt
+	h.held, h.took, h.scored, h.margin = d.Held, d.Took, d.Scored, d.Margin
+	h.candidates, h.prompt, h.best = len(d.Candidates), d.PromptTokens, bestOverlap(d)
+	if pick := d.Pick(); pick != nil {
+		h.replica, h.rank, h.overlap, h.ttft = string(pick.Replica), int(pick.Rank), overlap(d), pick.TTFT
+	}
+}
+
+// noteDirect notes that an attempt follows without a choice.
+func (j *job) noteDirect() {
+	if st := j.story; st != nil {
+		st.hops = append(st.hops, hop{})
+	}
+}
+
+// hop is the one that is under way; nil when nobody records.
+func (j *job) hop() *hop {
+	if j.story == nil || len(j.story.hops) == 0 {
+		return nil
+	}
+	return &j.story.hops[len(j.story.hops)-1]
+}
+
+// noteAttempt begins what is told of an attempt; nil when nobody records. The methods of a hop take nil.
+func (j *job) noteAttempt() *hop {
+	h := j.hop()
+	if h != nil {
+		h.proxy, h.sent.from = j.plan(), j.chosen
+	}
+	return h
+}
+
+// observe has the exchange with the replica tell its times, and the replica told of the span.
+func (h *hop) observe(out *upstream.Request) {
+	if h != nil {
+		out.Span, out.Times, h.path = h.proxy, &h.times, clip(out.Path, 256)
+	}
+}
+
+// answered notes how the answer began; resp is nil when there is none.
+func (h *hop) answered(resp *upstream.Response, outcome upstream.Outcome) {
+	if h == nil {
+		return
+	}
+	h.outcome = outcome
+	if resp != nil {
+		h.status = resp.Status
+	}
+}
+
+// brokeOff notes that the answer did not come to its end.
+func (h *hop) brokeOff() {
+	if h != nil {
+		h.broken = true
+	}
+}
+
+// over notes that the attempt is over, with f when it failed.
+func (h *hop) over(j *job, choice *chooser.Choice, f *failure, yielded bool) {
+	if h == nil {
+		return
+	}
+	h.sent.to = time.Now()
+	h.replica, h.rank, h.url, h.method = string(choice.Replica.ID), choice.Rank, choice.Replica.URL, j.method()
+	h.overhead, h.chunks, h.yielded = j.overhead, j.scan.Events(), yielded
+	if f != nil && !yielded {
+		h.sent.fault, h.sent.failed, j.story.failed = f.outcome.String(), f.public.OwnWords(), true
+	}
+}
+
+// released notes that the reservation was given back when the attempt was over.
+func (h *hop) released(end decision.End) {
+	if h != nil {
+		h.release, h.end = stretch{from: h.sent.to, to: time.Now()}, end
+	}
+}
+
+// tell leaves the story with the surface's span; the job's is over.
+func (j *job) tell(public *apierror.Error) {
+	st := j.story
+	if st == nil {
+		return
+	}
+	j.story = nil
+	st.route, st.requestID, st.decisionID, st.firstToken = j.call.Route, strings.Clone(j.call.RequestID), j.id, j.firstToken
+	if j.req != nil {
+		st.understood, st.kind, st.streamed, st.maxTokens = true, j.req.Prompt.Kind, j.req.Stream, j.req.MaxTokens
+		st.session = strings.Clone(clip(j.req.Session, 256))
+		if j.pool != nil && j.pool.Model == j.req.Model {
+			st.model = j.pool.Model
+		} else {
+			st.model = strings.Clone(clip(j.req.Model, 128))
+		}
+	}
+	st.answerID, st.finish = clip(j.scan.ResponseID(), 128), clip(j.scan.FinishReason(), 32)
+	st.usage, st.counted = j.scan.Usage()
+	if public != nil && public.Fault() == apierror.FaultOurs {
+		st.fault, st.words, st.failed = apierror.Name(public.Reason), public.OwnWords(), true
+	}
+	span.Leave(j.span, st, st.failed)
+}
+
+// decided is the decision behind a choice, or behind its refusal; nil when none was made.
+func decided(choice *chooser.Choice, err error) *decision.Decision {
+	if choice != nil {
+		return choice.Decision
+	}
+	if none, ok := errors.AsType[*chooser.NoReplica](err); ok {
+		return none.Decision
+	}
+	return nil
+}

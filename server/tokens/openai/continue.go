@@ -1,0 +1,165 @@
+package openai
+
+import (
+	"strconv"
+
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+)
+
+// continued says what a member of a body is to the rest of an answer: known, and asked for again with it.
+func continued(name string) (known, again bool) {
+	switch name {
+	case "stream_options", "temperature", "top_p", "top_k", "min_p", "logit_bias", "allowed_token_ids", "stop_token_ids",
+		"ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "stream_interval",
+		"user", "session_id", "priority", "cache_salt", "request_id",
+		"repetition_penalty": // counts prompt and answer alike
+		return true, true
+	case "model", "stream", "max_tokens", "max_completion_tokens", "prompt", "messages",
+		// these make the prompt, which is known by its ids
+		"add_special_tokens", "truncate_prompt_tokens", "truncation_side", "add_generation_prompt", "continue_final_message",
+		"chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "mm_processor_kwargs", "media_io_kwargs",
+		// and these change nothing in an engine
+		"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "length_penalty",
+		"return_prompt_text":
+		return true, false
+	}
+	return false, false
+}
+
+// neutral reports whether a member of another name has a value that asks for nothing.
+func neutral(name string, value []byte) bool {
+	switch string(value) {
+	case "null", "false", "[]", `""`:
+		return name != "include_reasoning" || string(value) == "null"
+	case "0", "0.0":
+		return name == "presence_penalty" || name == "frequency_penalty" || name == "min_tokens" || name == "top_logprobs"
+	case "1":
+		return name == "n" || name == "best_of"
+	case "true":
+		return name == "include_reasoning"
+	case `"none"`, `"auto"`:
+		return name == "tool_choice" // there are no tools: those would be a member with a value
+	case `{"type":"text"}`, `{"type": "text"}`:
+		return name == "response_format"
+	}
+	return false
+}
+
+// Resumable reports whether the rest of the streamed answer, asked for with the beginning as part of
+// the prompt, is what it would have been: see docs/adr/014. Members that are not known are not.
+func (r *Request) Resumable() bool {
+	if !r.Stream || r.Truncated || r.end == 0 || r.N != 1 || r.Prompt.HasMedia || r.KVTransfer {
+		return false
+	}
+	switch r.Prompt.API.String() + "/" + r.Prompt.Kind.String() {
+	case "chat/chat", "completions/text", "completions/ids":
+	default:
+		return false
+	}
+	for i, m := range r.members {
+		if known, _ := continued(m.name); !known && r.lastMember(m.name) == i && !neutral(m.name, r.Raw(m.name)) {
+			return false
+		}
+	}
+	return true
+}
+
+// AnswerLimit is how many tokens the engine may write for the client; 0: as many as fit the model's context.
+func (r *Request) AnswerLimit() int {
+	if r.MaxTokens == 0 && r.Prompt.API == prompt.APICompletions {
+		return defaultAnswer
+	}
+	return r.MaxTokens
+}
+
+// defaultAnswer is max_tokens of /v1/completions when a client gives none.
+const defaultAnswer = 16
+
+// IDsEdit asks an engine to tell the token ids of prompt and answer.
+func IDsEdit() Edit { return Edit{Name: "return_token_ids", Value: []byte("true")} }
+
+// Continuation is the body of a completion that goes on after ids and writes at most limit tokens, as
+// the request asked for them. Only a request that is Resumable has one.
+func (r *Request) Continuation(model string, ids []uint32, limit int) []byte {
+	body := make([]byte, 0, 7*len(ids)+256)
+	body = append(appendQuoted(append(body, `{"model":`...), model), `,"stream":true,"return_token_ids":true,"max_tokens":`...)
+	body = append(strconv.AppendInt(body, int64(limit), 10), `,"prompt":`...)
+	body = appendIDs(body, ids)
+	for i, m := range r.members {
+		if _, again := continued(m.name); again && r.lastMember(m.name) == i && !overruled(r.imposed, -1, m.name) {
+			body = append(appendQuoted(append(body, ','), m.name), ':')
+			body = append(body, r.Body[m.start:m.valueEnd]...)
+		}
+	}
+	for _, e := range r.imposed {
+		body = append(appendQuoted(append(body, ','), e.Name), ':')
+		body = append(body, e.Value...)
+	}
+	return append(body, '}')
+}
+
+// Continued is a piece of an answer that another engine writes on, in the words of the client's stream.
+type Continued struct {
+	// API is the client's, Head what its events begin with (Chunk.Head).
+	API  prompt.API
+	Head []byte
+	// PromptTokens and OutputTokens are the whole request's so far.
+	PromptTokens, OutputTokens int
+}
+
+// Event appends the JSON of the event that says for the client what c says.
+func (d *Continued) Event(dst []byte, c *Chunk) []byte {
+	dst = append(dst, d.Head...)
+	if c.Choices == 0 {
+		dst = append(dst, `"choices":[]`...)
+	} else {
+		dst = append(d.choice(append(dst, `"choices":[`...), c), ']')
+	}
+	if c.Usage != nil {
+		dst = d.usage(append(dst, `,"usage":`...), c)
+	}
+	if c.Fingerprint != nil {
+		dst = append(append(dst, `,"system_fingerprint":`...), c.Fingerprint...)
+	}
+	return append(dst, '}')
+}
+
+func (d *Continued) choice(dst []byte, c *Chunk) []byte {
+	text := c.Text
+	if text == nil {
+		text = []byte(`""`)
+	}
+	if d.API == prompt.APIChat {
+		dst = append(append(append(dst, `{"index":0,"delta":{"content":`...), text...), `},"logprobs":null,"finish_reason":`...)
+		if dst = orNull(dst, c.Finish); c.Finish != nil {
+			dst = orNull(append(dst, `,"stop_reason":`...), c.Stop)
+		}
+		return append(dst, `,"token_ids":null}`...)
+	}
+	dst = append(append(append(dst, `{"index":0,"text":`...), text...), `,"logprobs":null,"finish_reason":`...)
+	dst = orNull(append(orNull(dst, c.Finish), `,"stop_reason":`...), c.Stop)
+	return append(dst, `,"prompt_token_ids":null,"token_ids":null}`...)
+}
+
+// Usage appends the JSON of the event that ends a stream with its usage.
+func (d *Continued) Usage(dst []byte) []byte {
+	return d.Event(dst, &Chunk{Usage: []byte(`{}`)})
+}
+
+func (d *Continued) usage(dst []byte, c *Chunk) []byte {
+	dst = strconv.AppendInt(append(dst, `{"prompt_tokens":`...), int64(d.PromptTokens), 10)
+	dst = strconv.AppendInt(append(dst, `,"total_tokens":`...), int64(d.PromptTokens+d.OutputTokens), 10)
+	dst = strconv.AppendInt(append(dst, `,"completion_tokens":`...), int64(d.OutputTokens), 10)
+	if n := c.CachedTokens(); n >= 0 {
+		dst = strconv.AppendInt(append(dst, `,"prompt_tokens_details":{"cached_tokens":`...), int64(min(n, d.PromptTokens)), 10)
+		dst = append(dst, '}')
+	}
+	return append(dst, '}')
+}
+
+func orNull(dst, raw []byte) []byte {
+	if raw == nil {
+		return append(dst, "null"...)
+	}
+	return append(dst, raw...)
+}

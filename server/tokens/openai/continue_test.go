@@ -1,0 +1,148 @@
+package openai_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+func TestWhichStreamsAreResumable(t *testing.T) {
+	const chat = `{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]`
+	read := func(route openai.Route, body string) bool {
+		r, err := openai.Read(openai.Params{Route: route, Body: []byte(body)})
+		if err != nil {
+			t.Fatalf("%s: %v", body, err)
+		}
+		return r.Resumable()
+	}
+	for _, more := range []string{
+		``, `,"temperature":0.2,"top_p":0.9,"top_k":5,"min_p":0.1`, `,"max_completion_tokens":100`, `,"repetition_penalty":1.1`, `,"stop_token_ids":[5],"ignore_eos":true`,
+		`,"stream_options":{"include_usage":true}`, `,"n":1,"stop":null,"tools":[],"tool_choice":"none","logprobs":false,"seed":null`, `,"presence_penalty":0,"frequency_penalty":0.0,"min_tokens":0`,
+		`,"response_format":{"type":"text"}`, `,"chat_template_kwargs":{"enable_thinking":false},"reasoning_effort":"low","include_reasoning":true`, `,"user":"u","metadata":{"a":1},"priority":2,"cache_salt":"s"`,
+		`,"a_field_of_tomorrow":null`, `,"seed":5,"seed":null`, `,"return_token_ids":false`,
+	} {
+		if !read(openai.RouteChat, chat+more+"}") {
+			t.Errorf("a chat with %q is not resumable", more)
+		}
+	}
+	for _, more := range []string{
+		`,"n":2`, `,"stop":"x"`, `,"stop":["x"]`, `,"seed":0`, `,"logprobs":true`, `,"top_logprobs":3`, `,"tools":[{"type":"function"}]`, `,"tool_choice":"required"`, `,"presence_penalty":0.1`, `,"frequency_penalty":1`,
+		`,"min_tokens":5`, `,"response_format":{"type":"json_object"}`, `,"structured_outputs":{"regex":"a"}`, `,"guided_json":{}`, `,"bad_words":["a"]`, `,"use_beam_search":true`, `,"echo":true`, `,"return_token_ids":true`,
+		`,"kv_transfer_params":{"a":1}`, `,"vllm_xargs":{"a":1}`, `,"prompt_logprobs":0`, `,"include_reasoning":false`, `,"thinking_token_budget":5`, `,"repetition_detection":{}`, `,"a_field_of_tomorrow":true`, `,"watermarking":true`,
+		`,"stream":false`, `,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:x"}}]}]`,
+	} {
+		if read(openai.RouteChat, chat+more+"}") {
+			t.Errorf("a chat with %q is resumable", more)
+		}
+	}
+	const completion = `{"model":"m","stream":true,"prompt":`
+	for prompt, want := range map[string]bool{`"text"`: true, `[1,2]`: true, `["a","b"]`: false, `[[1],[2]]`: false, `"text","logprobs":0`: false, `"text","suffix":"x"`: false, `"text","logprobs":null,"suffix":null`: true} {
+		if got := read(openai.RouteCompletions, completion+prompt+"}"); got != want {
+			t.Errorf("a completion of %s is resumable: %v, want %v", prompt, got, want)
+		}
+	}
+	if read(openai.RouteMessages, `{"model":"m","stream":true,"max_tokens":5,"messages":[{"role":"user","content":"hi"}]}`) {
+		t.Error("a message is resumable")
+	}
+}
+
+func TestTheContinuationAsksForTheRest(t *testing.T) {
+	r, err := openai.Read(openai.Params{Route: openai.RouteChat, Body: []byte(
+		`{"model":"alias", "temperature": 0.5 ,"max_tokens":50,"stream":true,"messages":[{"role":"user","content":"hi"}],"stream_options":{"include_usage":true},"stop":[],"temperature":0.25,"truncate_prompt_tokens":3}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"model":"m","stream":true,"return_token_ids":true,"max_tokens":48,"prompt":[1,2,3],"stream_options":{"include_usage":true},"temperature":0.25}`
+	if got := string(r.Continuation("m", []uint32{1, 2, 3}, 48)); got != want {
+		t.Errorf("Continuation() = %s\nwant %s", got, want)
+	}
+	if n := r.AnswerLimit(); n != 50 {
+		t.Errorf("AnswerLimit() = %d", n)
+	}
+}
+
+func TestFaultsInAStream(t *testing.T) {
+	for data, want := range map[string]int{
+		`{"error":{"message":"x","type":"y","param":null,"code":500}}`: 500, `{"error":{"message":"x","code":400}}`: 400, `{"error":"text"}`: 500, `{"error":{"message":"x"}}`: 500,
+		`{"error":{"message":"x","code":"server_error"}}`: 500, `{"error":{"message":"x","code":"invalid_request_error"}}`: 400, `{"error":null,"choices":[]}`: 0, `{"choices":[]}`: 0,
+	} {
+		var c openai.Chunk
+		if !openai.ReadChunk([]byte(data), &c) || c.Fault != want {
+			t.Errorf("%s: fault %d, want %d", data, c.Fault, want)
+		}
+	}
+}
+
+// FuzzReadChunk checks that nothing panics, and that taking the ids out changes nothing but the ids.
+func FuzzReadChunk(f *testing.F) {
+	for _, s := range []string{
+		`{"id":"a","created":1,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":[1,2],"prompt_text":null}`,
+		`{"id":"a","choices":[{"index":0,"text":"x\"token_ids\":[1]","finish_reason":"stop","stop_reason":5,"prompt_token_ids":null,"token_ids":[1, 2]}],"usage":{"prompt_tokens_details":{"cached_tokens":4}}}`,
+		`{"choices":[{"token_ids":[4294967296]},{"token_ids":[2]}]}`, `{"error":{"code":"x"}}`, `{"choices":{}}`, `{"choices":[{"delta":[]}]}`, `{"choices":[{"token_ids":[1],"token_ids":[2]}]}`, `{`, `[]`,
+		`{"choices":[{"token_ids":`, `{"prompt_token_ids":[1,2`, `{"prompt_token_ids":[1,[2]]}`, `{"prompt_token_ids":[1,,2]}`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var c openai.Chunk
+		if !openai.ReadChunk(data, &c) {
+			return
+		}
+		c.CachedTokens()
+		var ids []uint32
+		openai.EachID(c.IDs, func(id uint32) bool { ids = append(ids, id); return len(ids) < 100 })
+		out := c.Without(nil)
+		if c.IDs == nil && c.PromptIDs == nil {
+			if !bytes.Equal(out, data) {
+				t.Fatalf("%q became %q", data, out)
+			}
+			return
+		}
+		var before, after any
+		if json.Unmarshal(data, &before) != nil {
+			return // trailing bytes, or what only Python reads
+		}
+		if err := json.Unmarshal(out, &after); err != nil {
+			t.Fatalf("%q became %q: %v", data, out, err)
+		}
+		if !reflect.DeepEqual(withoutLists(before), withoutLists(after)) {
+			t.Fatalf("%q became %q", data, out)
+		}
+	})
+}
+
+// withoutLists takes members that may hold ids out of a chunk.
+func withoutLists(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for name, inner := range v {
+			if slices.Contains([]string{"token_ids", "prompt_token_ids"}, name) {
+				delete(v, name)
+				continue
+			}
+			v[name] = withoutLists(inner)
+		}
+	case []any:
+		for i := range v {
+			v[i] = withoutLists(v[i])
+		}
+	}
+	return v
+}
+
+func TestEachID(t *testing.T) {
+	for raw, want := range map[string]string{
+		`[]`: "[] true", `[1]`: "[1] true", `[1,2, 4294967295]`: "[1 2 4294967295] true", `[4294967296]`: "[] false", `[1.5]`: "[] false", `[,1]`: "[] false", `["1"]`: "[] false", `null`: "[] false", `[1,]`: "[1] false",
+	} {
+		ids := []uint32{}
+		ok := openai.EachID([]byte(raw), func(id uint32) bool { ids = append(ids, id); return true })
+		if got := fmt.Sprint(ids, ok); got != want {
+			t.Errorf("EachID(%s) = %s, want %s", raw, got, want)
+		}
+	}
+}

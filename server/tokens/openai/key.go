@@ -1,0 +1,89 @@
+package openai
+
+import (
+	"unsafe"
+
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+)
+
+// PromptText is the prompt as plain text, the key of prefix-affinity: the prompt itself, the strings of
+// a list of prompts, or what the messages say, one after the other. Roles, tools and media are left out.
+// It is empty where there is no text. It may share memory with the body.
+func (r *Request) PromptText() string {
+	p := &r.Prompt
+	switch p.Kind {
+	case prompt.KindText:
+		if p.API != prompt.APIResponses || p.Field("instructions") == nil {
+			return p.Text
+		}
+	case prompt.KindBatch, prompt.KindChat:
+	case prompt.KindNone, prompt.KindIDs, prompt.KindBatchIDs:
+		return ""
+	}
+	texts := p.Texts
+	if p.Kind == prompt.KindText {
+		texts = []string{p.Text}
+	}
+	size := 0
+	for _, t := range texts {
+		size += len(t)
+	}
+	for _, m := range p.Messages {
+		size += len(m)
+	}
+	w := textWriter{out: make([]byte, 0, size)}
+	for _, name := range [...]string{"system", "instructions"} { // templates put them first
+		if raw := p.Field(name); raw != nil {
+			w.s = scanner{data: raw}
+			w.content()
+		}
+	}
+	for _, t := range texts {
+		w.out = append(w.out, t...)
+	}
+	for _, m := range p.Messages {
+		w.s = scanner{data: m}
+		w.message()
+	}
+	if len(w.out) == 0 {
+		return ""
+	}
+	return unsafe.String(&w.out[0], len(w.out)) // nobody writes to it any more
+}
+
+// textWriter collects the text of messages. A message that breaks off gives what came before.
+type textWriter struct {
+	s   scanner
+	out []byte
+}
+
+// message takes the content of one message.
+func (w *textWriter) message() bool {
+	return w.s.members(func(name []byte, _ int) bool {
+		if string(name) == "content" {
+			return w.content()
+		}
+		return w.s.skip()
+	})
+}
+
+// content takes a string, a list of strings and parts, or one part.
+func (w *textWriter) content() bool {
+	switch w.s.space() {
+	case '"':
+		t, ok := w.s.str()
+		w.out = append(w.out, t.bytes()...)
+		return ok
+	case '[':
+		return w.s.elements(func(int) bool { return w.content() })
+	case '{':
+		return w.s.members(func(name []byte, _ int) bool {
+			switch string(name) {
+			case "text", "content":
+				return w.content()
+			}
+			return w.s.skip()
+		})
+	}
+	return w.s.skip()
+}

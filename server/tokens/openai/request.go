@@ -1,0 +1,309 @@
+package openai
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+)
+
+// Params are what Read reads.
+type Params struct {
+	Route Route
+	// Header holds the client's headers (or gRPC metadata); names match without case.
+	Header http.Header
+	// SessionHeader names the header that carries a session; empty turns it off.
+	SessionHeader string
+	// Body is the request body; it must not change as long as the Request is in use.
+	Body []byte
+	// Limits bound what is remembered of the body.
+	Limits Limits
+	// Truncated says that Body may be a prefix of the client's body: what can be read is read.
+	// Truncated says that Body may be a prefix of the client's body: what can be read is read, and nothing in
+	// it is refused.
+	Truncated bool
+}
+
+// Request is what routing needs of a body. Numbers that are absent, or that no engine would
+// accept, are zero.
+type Request struct {
+	// Route is Params.Route; for RouteAny, the route that the body's shape stands for.
+	Route Route
+	Model string
+	// Stream says that the answer comes as server-sent events.
+	Stream bool
+	// IncludeUsage says that the stream's last event will hold the usage.
+	IncludeUsage bool
+	Prompt       prompt.Prompt
+	// MaxTokens is the client's limit on generated tokens.
+	MaxTokens int
+	// N is the number of choices asked for, at least 1.
+	N int
+	// Session is the session's name: the body's session_id, then the header, then vllm_xargs.session_id.
+	Session string
+	Salt    string
+	// Priority is the engine's scheduling priority; smaller goes first.
+	Priority int
+	User     string
+	// RequestID is the body's request_id; the X-Request-Id header wins over it.
+	RequestID string
+	// PreviousResponse is previous_response_id: the stored response this one continues.
+	PreviousResponse string
+	// KVTransfer is set when kv_transfer_params is present and not null.
+	KVTransfer bool
+	// Truncated is set when Body may be a prefix and was not read to its end; what came before that was read.
+	Truncated bool
+	// Body is the body as the client sent it.
+	Body []byte
+
+	members []member
+	end     int // the offset of the closing brace
+	own     own
+	imposed []Edit
+}
+
+// own is what the body itself says where a header may say something else.
+type own struct {
+	session, xargs string
+	priority       int
+}
+
+// member is one top-level member of the body.
+type member struct {
+	name                 string
+	key, start, valueEnd int
+}
+
+// Read reads a body. The error is always a *BadRequest; there is none where the body may be a prefix.
+func Read(p Params) (*Request, error) {
+	r := &reader{req: &Request{Route: p.Route, N: 1, Body: p.Body}, limits: p.Limits, truncated: p.Truncated}
+	r.s.data = p.Body
+	r.req.Prompt.Body = p.Body
+	if err := r.body(); err != nil {
+		if !p.Truncated {
+			return nil, err
+		}
+		r.req.Truncated = true // what was read before the fault is what there is
+	}
+	r.finish()
+	r.req.heed(p)
+	return r.req, nil
+}
+
+// Present reports whether the body has a top-level member called name.
+func (r *Request) Present(name string) bool { return r.lastMember(name) >= 0 }
+
+// Raw returns the raw JSON of the top-level member called name, nil when it is absent.
+func (r *Request) Raw(name string) []byte {
+	if i := r.lastMember(name); i >= 0 {
+		return r.Body[r.members[i].start:r.members[i].valueEnd]
+	}
+	return nil
+}
+
+// lastMember is the index of the member that counts: the last one of that name, -1 when there is none.
+func (r *Request) lastMember(name string) int {
+	for i := len(r.members) - 1; i >= 0; i-- {
+		if r.members[i].name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// reader is one reading of a body.
+type reader struct {
+	s   scanner
+	req *Request
+	// what was found under each of the three keys that can hold a prompt
+	messages, prompt, input found
+	maxCompletionTokens     int
+	maxTokens               int
+	maxOutputTokens         int
+	truncated, partial      bool
+	limits                  Limits
+	refusal                 *BadRequest
+}
+
+// body walks over the whole text.
+func (r *reader) body() error {
+	s := &r.s
+	s.data = bytes.TrimPrefix(s.data, []byte("\xEF\xBB\xBF"))
+	if skipped := len(r.req.Body) - len(s.data); skipped > 0 {
+		s.data, s.pos = r.req.Body, skipped
+	}
+	c := s.space()
+	switch {
+	case s.atEnd():
+		return syntaxAt(s.data, s.pos, "", "the body is empty")
+	case c != '{':
+		if !s.skip() {
+			return s.err()
+		}
+		return invalidValue("", "The request body must be a JSON object.", s.pos)
+	}
+	r.req.members = make([]member, 0, 16)
+	ok := s.members(r.member)
+	if ok {
+		r.req.end = s.pos - 1
+		if s.space(); !s.atEnd() {
+			s.field = ""
+			ok = s.fail(s.pos, "extra data after the object")
+		}
+	}
+	if !ok && s.what == "" {
+		if r.refusal != nil {
+			return r.refusal
+		}
+		return r.refused()
+	}
+	if !ok {
+		return s.err()
+	}
+	return nil
+}
+
+// refused is the error for a value that was read but cannot be used.
+func (r *reader) refused() error {
+	return invalidValue("model", "The model must be a string.", r.s.pos)
+}
+
+// member reads one top-level member.
+func (r *reader) member(name []byte, keyStart int) bool {
+	m := member{name: memberName(name), key: keyStart, start: r.s.pos}
+	r.s.field = m.name
+	if limit := r.limits.Members; limit > 0 && len(r.req.members) >= limit {
+		return r.tooMany("", "members", limit)
+	}
+	ok := r.value(m.name)
+	m.valueEnd = r.s.pos
+	if ok {
+		r.req.members = append(r.req.members, m)
+		r.s.field = ""
+	}
+	return ok
+}
+
+// value reads the value of the top-level member called name.
+func (r *reader) value(name string) bool {
+	switch name {
+	case "model":
+		return r.model()
+	case "stream":
+		return r.boolean(&r.req.Stream)
+	case "stream_options":
+		r.req.IncludeUsage = false
+		return r.object(func(key []byte) bool {
+			if string(key) == "include_usage" {
+				return r.boolean(&r.req.IncludeUsage)
+			}
+			return r.s.skip()
+		})
+	case "messages":
+		return r.list(&r.messages)
+	case "prompt":
+		return r.promptValue(&r.prompt)
+	case "input":
+		return r.promptOrList(&r.input)
+	case "max_completion_tokens":
+		return r.positive(&r.maxCompletionTokens)
+	case "max_tokens":
+		return r.positive(&r.maxTokens)
+	case "max_output_tokens":
+		return r.positive(&r.maxOutputTokens)
+	case "n":
+		return r.positive(&r.req.N)
+	case "priority":
+		return r.integer(&r.req.own.priority)
+	case "truncate_prompt_tokens":
+		return r.integer(&r.req.Prompt.Truncate)
+	case "session_id":
+		return r.string(&r.req.own.session)
+	case "cache_salt":
+		return r.string(&r.req.Salt)
+	case "user":
+		return r.string(&r.req.User)
+	case "request_id":
+		return r.string(&r.req.RequestID)
+	case "previous_response_id":
+		return r.string(&r.req.PreviousResponse)
+	case "kv_transfer_params":
+		r.req.KVTransfer = r.s.space() != 'n'
+		return r.s.skip()
+	case "vllm_xargs":
+		r.req.own.xargs = ""
+		return r.object(func(key []byte) bool {
+			if string(key) == "session_id" {
+				return r.string(&r.req.own.xargs)
+			}
+			return r.s.skip()
+		})
+	}
+	return r.s.skip()
+}
+
+// model reads the model's name; null is absent.
+func (r *reader) model() bool {
+	switch r.s.space() {
+	case '"':
+		return r.string(&r.req.Model)
+	case 'n':
+		r.req.Model = ""
+		return r.s.skip()
+	}
+	start := r.s.pos
+	if !r.s.skip() {
+		return false
+	}
+	r.s.pos = start
+	return false // with no syntax error recorded: refused
+}
+
+// finish settles what depends on several members.
+func (r *reader) finish() {
+	q := r.req
+	if q.Truncated {
+		r.partial = true
+	}
+	r.settleRoute()
+	r.settlePrompt()
+	switch {
+	case q.Route == RouteResponses:
+		q.MaxTokens = r.maxOutputTokens
+	case q.Route == RouteChat && r.maxCompletionTokens > 0:
+		q.MaxTokens = r.maxCompletionTokens
+	default:
+		q.MaxTokens = r.maxTokens
+	}
+	q.N = min(max(q.N, 1), maxChoices)
+	if q.User == "" && q.Route == RouteMessages {
+		q.User = metadataUser(q.Raw("metadata"))
+	}
+	q.Prompt.Model, q.Prompt.Salt = q.Model, q.Salt
+	if q.Truncated && q.Prompt.Kind != prompt.KindNone {
+		q.Prompt.Body = q.readPart()
+	}
+}
+
+// heed settles what the headers have a say in.
+func (r *Request) heed(p Params) {
+	r.Session, r.Priority = r.own.session, r.own.priority
+	if r.Session == "" {
+		r.Session = SessionFrom(p.Header, p.SessionHeader)
+	}
+	if r.Session == "" {
+		r.Session = r.own.xargs
+	}
+	if priority, ok := priorityHeader(p.Header); ok {
+		r.Priority = priority
+	}
+}
+
+// maxChoices is the largest n that vLLM accepts.
+const maxChoices = 16384
+
+// String names the request for logs; it shows nothing of the prompt.
+func (r *Request) String() string {
+	return fmt.Sprintf("%s %q (%d bytes, prompt %s)", r.Route, r.Model, len(r.Body), r.Prompt.Kind)
+}

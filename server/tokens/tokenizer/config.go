@@ -1,0 +1,99 @@
+package tokenizer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
+)
+
+// Config is what an operator may set.
+type Config struct {
+	// Enabled turns tokenization on; off, requests are routed by approximate keys and load.
+	Enabled bool `yaml:"enabled"`
+	// Remote configures the replicas as tokenizers.
+	Remote remote.Config `yaml:"remote"`
+	// CacheBytes bounds the memory for known encodings. Zero: nothing is remembered.
+	CacheBytes int64 `yaml:"cache_bytes"`
+	// Conversations scores a growing conversation by the ids already known. It needs the cache.
+	Conversations bool `yaml:"conversations"`
+	// Background bounds the encodings that are completed behind an early answer at once.
+	Background int `yaml:"background"`
+	// Handoff gives ids to the engine so that it does not tokenize again: off, completions or all.
+	Handoff string `yaml:"handoff"`
+	// Models are settings of single models, by the name that clients use.
+	Models map[string]ModelConfig `yaml:"models"`
+}
+
+// ModelConfig is what an operator may set for one model.
+type ModelConfig struct {
+	// Handoff overrides the general setting; empty keeps it.
+	Handoff string `yaml:"handoff"`
+	// TemplateDefaults repeats the engine's --default-chat-template-kwargs (a JSON object) for
+	// engines 0.14 to 0.17, whose /tokenize does not apply it.
+	TemplateDefaults string `yaml:"template_defaults"`
+	// DropToolsOnNone repeats the engine's --exclude-tools-when-tool-choice-none.
+	DropToolsOnNone bool `yaml:"drop_tools_on_none"`
+}
+
+// The values of Handoff.
+const (
+	HandoffOff         = "off"
+	HandoffCompletions = "completions"
+	HandoffAll         = "all"
+)
+
+// DefaultConfig has the defaults.
+func DefaultConfig() Config {
+	return Config{
+		Enabled:       true,
+		Remote:        remote.DefaultConfig(),
+		CacheBytes:    256 << 20,
+		Conversations: true,
+		Background:    8,
+		Handoff:       HandoffCompletions,
+	}
+}
+
+// Validate reports every bad field, named as the operator wrote it.
+func (c Config) Validate() error {
+	var errs []error
+	if err := c.Remote.Validate(); err != nil {
+		errs = append(errs, prefixed("remote", err)...)
+	}
+	if c.CacheBytes < 0 {
+		errs = append(errs, fmt.Errorf("cache_bytes: %d is negative", c.CacheBytes))
+	}
+	if c.Background < 1 || c.Background > 1024 {
+		errs = append(errs, fmt.Errorf("background: %d is not in 1..1024", c.Background))
+	}
+	if !validHandoff(c.Handoff) {
+		errs = append(errs, fmt.Errorf("handoff: %q is none of off, completions, all", c.Handoff))
+	}
+	for name, m := range c.Models {
+		if m.Handoff != "" && !validHandoff(m.Handoff) {
+			errs = append(errs, fmt.Errorf("models.%s.handoff: %q is none of off, completions, all", name, m.Handoff))
+		}
+		if d := m.TemplateDefaults; d != "" && rawjson.Members([]byte(d), func(string, []byte) bool { return true }) != nil {
+			errs = append(errs, fmt.Errorf("models.%s.template_defaults: not a JSON object", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func validHandoff(s string) bool {
+	return s == HandoffOff || s == HandoffCompletions || s == HandoffAll
+}
+
+// prefixed names the section in each of the joined errors.
+func prefixed(section string, err error) []error {
+	list := []error{err}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		list = joined.Unwrap()
+	}
+	for i, e := range list {
+		list[i] = fmt.Errorf("%s.%w", section, e)
+	}
+	return list
+}

@@ -1,0 +1,413 @@
+package tokenizer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sync/errgroup"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/kit/cache"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/convert"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
+)
+
+// Encode returns the ids of the prompt, or what is known of them. The error is nil, or a *ClientFault with
+// which a tokenizer route refused the prompt; the route that generates may take it all the same, so there is
+// an Encoding beside the error. All else is an Encoding with SourceNone and a Reason.
+func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
+	start := time.Now()
+	enc, err := p.encode(ctx, req)
+	if err != nil {
+		p.metrics.encoded(req.Pool, "client_fault", ReasonRefused, time.Since(start))
+		return none(req.Prompt, ReasonRefused, p.model(req.Pool).estimate(textSize(req.Prompt))), err
+	}
+	p.metrics.encoded(req.Pool, string(enc.Source), enc.Reason, time.Since(start))
+	return enc, nil
+}
+
+func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
+	m := p.model(req.Pool)
+	pr := req.Prompt
+	switch pr.Kind {
+	case prompt.KindNone:
+		return none(pr, ReasonNoPrompt, m.estimate(len(pr.Body))), nil
+	case prompt.KindIDs, prompt.KindBatchIDs:
+		return fromBody(pr, contextOf(req)), nil
+	case prompt.KindText, prompt.KindBatch, prompt.KindChat:
+	}
+	if req.SizeOnly {
+		return none(pr, ReasonNotRead, m.estimate(textSize(pr))), nil
+	}
+	if !p.cfg.Enabled {
+		return none(pr, ReasonDisabled, m.estimate(textSize(pr))), nil
+	}
+	body := p.bodyKey(req, m)
+	if e := p.recallBody(body, req, m); e != nil {
+		return fromEntry(pr, e, SourceExactCache, m), nil
+	}
+	if remote.Native(pr) {
+		req.native = pr
+	}
+	pr, ok := prepared(pr)
+	switch {
+	case !ok && req.native != nil:
+		return p.natively(ctx, req, m)
+	case !ok:
+		return none(req.Prompt, ReasonUnmappable, m.estimate(textSize(req.Prompt))), nil
+	}
+	req.Prompt = pr
+	if pr.Partial {
+		return p.cut(ctx, req, m)
+	}
+	return p.text(ctx, req, m, body)
+}
+
+// cutTries is how many of the messages at the end of a cut conversation may be left out.
+const cutTries = 3
+
+// cut encodes what is there of a prompt that is cut. A template may refuse a conversation that ends where the
+// cut left it: what is in front of that is tried then. No refusal of a cut prompt is the client's fault.
+func (p *Pool) cut(ctx context.Context, req Request, m *model) (*Encoding, error) {
+	whole := req.Prompt
+	for range cutTries {
+		enc, err := p.text(ctx, req, m, cache.Key{})
+		if err == nil {
+			enc.cutShort()
+			enc.Tokens = max(enc.Tokens, m.estimate(textSize(whole)))
+			return enc, nil
+		}
+		pr := *req.Prompt
+		if pr.Kind != prompt.KindChat || len(pr.Messages) < 2 {
+			break
+		}
+		pr.Messages = pr.Messages[:len(pr.Messages)-1]
+		req.Prompt = &pr
+	}
+	return none(whole, ReasonRefused, m.estimate(textSize(whole))), nil
+}
+
+// firm reports whether the route that generates can be expected to refuse what a tokenizer route refused.
+// It cannot where the question was not the client's own body, where that body is not read by those routes
+// as by the one that generates, or where the fault is the route's or the model's name.
+func firm(pr *prompt.Prompt, f *ClientFault) bool {
+	if f.Status != http.StatusBadRequest && f.Status != http.StatusUnprocessableEntity || pr.Body == nil || pr.Partial {
+		return false
+	}
+	if pr.API != prompt.APIChat && pr.API != prompt.APICompletions || bytes.Contains(f.Body, []byte("render endpoint")) {
+		return false
+	}
+	return rawjson.IsNull(rawjson.Member(pr.Body, "kv_transfer_params")) && rawjson.IsNull(pr.Field("use_beam_search"))
+}
+
+// prepared gives the form of the prompt that the tokenizer's routes take, or false when there is
+// no exact one.
+func prepared(pr *prompt.Prompt) (*prompt.Prompt, bool) {
+	pr, ok := convert.Chat(pr)
+	if !ok || !pr.Partial && pr.API != prompt.APIOther {
+		return pr, ok
+	}
+	// The body is cut, or is that of another route: what was read of it stands for itself.
+	alone := *pr
+	alone.Body, alone.Digest = nil, prompt.Digest{}
+	if pr.Partial && pr.Kind == prompt.KindChat {
+		alone.Fields = append(slices.Clip(pr.Fields), prompt.Field{Name: "add_generation_prompt", Value: []byte("false")})
+	}
+	return &alone, true
+}
+
+// natively encodes a prompt that has no exact chat form, by a route for its own format.
+func (p *Pool) natively(ctx context.Context, req Request, m *model) (*Encoding, error) {
+	pr := req.native
+	key := p.keyer.mix(p.keyer.base(pr, req.Replicas, m.generation.Load()), p.keyer.sum(pr.Body))
+	if e := p.lookup(key, m); e != nil {
+		return fromEntry(pr, e, SourceExactCache, m), nil
+	}
+	e, source, shared, err := p.flights.wait(ctx, key, func(ctx context.Context) (*entry, Source, error) {
+		return p.full(ctx, req, m, key, nil)
+	})
+	if shared {
+		p.metrics.shared.Add(ctx, 1)
+	}
+	if err != nil {
+		return p.failed(pr, m, err)
+	}
+	return fromEntry(pr, e, source, m), nil
+}
+
+// text encodes a prompt that is text; body is the key of the body that it came in, zero when unknown.
+func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) (*Encoding, error) {
+	pr := req.Prompt
+	scratch := p.scratch.Get().(*[]cache.Key)
+	defer p.scratch.Put(scratch)
+	ks := p.keyer.of(pr, req.Replicas, m.generation.Load(), *scratch)
+	*scratch = ks.upTo
+	if e := p.lookup(ks.exact, m); e != nil && (!e.derived || !req.NeedFull) {
+		if body != (cache.Key{}) {
+			exact := ks.exact
+			p.bodies.Put(body, &exact, 0)
+		}
+		return fromEntry(pr, e, SourceExactCache, m), nil
+	}
+	var k *known
+	if p.conversational(pr) {
+		k = p.recall(pr, ks, m)
+	}
+	mine := keys{base: ks.base, exact: ks.exact}
+	if len(ks.upTo) > 0 {
+		mine.upTo = []cache.Key{ks.upTo[0]} // what work behind the answer needs; the rest is reused
+	}
+	all := func(ctx context.Context) (*entry, Source, error) { return p.complete(ctx, req, m, mine, k) }
+	if k != nil && k.stable > 0 && !req.NeedFull {
+		enc := k.begun(pr, m, ks.exact)
+		enc.later = new(later)
+		p.behind(ctx, ks.exact, p.telling(enc.later, pr, m, all))
+		return enc, nil
+	}
+	if k != nil && !req.NeedFull {
+		return p.waitOrBegin(ctx, req, m, ks.exact, k, all)
+	}
+	way := ks.exact
+	if req.NeedFull {
+		way = p.keyer.mix(way, cache.Key{Hi: 4}) // a flight without NeedFull may end with derived ids
+	}
+	e, source, shared, err := p.flights.wait(ctx, way, all)
+	if shared {
+		p.metrics.shared.Add(ctx, 1)
+	}
+	if err != nil {
+		return p.failed(pr, m, err)
+	}
+	return fromEntry(pr, e, source, m), nil
+}
+
+// telling is the work that tells l of its result.
+func (p *Pool) telling(l *later, pr *prompt.Prompt, m *model, do work) work {
+	return func(ctx context.Context) (*entry, Source, error) {
+		e, source, err := do(ctx)
+		if err == nil {
+			l.come(fromEntry(pr, e, source, m))
+		}
+		return e, source, err
+	}
+}
+
+// waitOrBegin waits for all ids of a prompt whose beginning is known but not trusted, unless
+// other conversations teach meanwhile that it may be.
+func (p *Pool) waitOrBegin(ctx context.Context, req Request, m *model, key cache.Key, k *known, all work) (*Encoding, error) {
+	trusted := *k // the flight reads k
+	begun := new(later)
+	e, source, shared, err := p.flights.waitOr(ctx, key, p.telling(begun, req.Prompt, m, all), m.learned.watch, func() bool {
+		trusted.stable, trusted.delta = m.learned.judge(k.entry, k.steps)
+		return trusted.stable > 0
+	})
+	if shared {
+		p.metrics.shared.Add(ctx, 1)
+	}
+	switch {
+	case err != nil:
+		return p.failed(req.Prompt, m, err)
+	case e == nil:
+		enc := trusted.begun(req.Prompt, m, key)
+		enc.later = begun
+		return enc, nil
+	}
+	return fromEntry(req.Prompt, e, source, m), nil
+}
+
+// failed turns an error of the way to the ids into an answer.
+func (p *Pool) failed(pr *prompt.Prompt, m *model, err error) (*Encoding, error) {
+	if refusal, ok := errors.AsType[*ClientFault](err); ok {
+		judged := *refusal // others may have waited for the same answer
+		judged.Firm = firm(pr, refusal)
+		return nil, &judged
+	}
+	reason := string(remote.KindOf(err))
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		reason = string(remote.KindTimeout)
+	case errors.Is(err, context.Canceled):
+		reason = string(remote.KindCancelled)
+	}
+	return none(pr, reason, m.estimate(textSize(pr))), nil
+}
+
+// full asks a replica for all ids and remembers them; k is the known beginning or nil.
+func (p *Pool) full(ctx context.Context, req Request, m *model, key cache.Key, k *known) (*entry, Source, error) {
+	pr := req.Prompt
+	job := p.job(pr, m)
+	job.Native = req.native
+	if job.Native == pr {
+		job.Prompt = nil
+	}
+	a, err := p.ask(ctx, req, job)
+	if err != nil {
+		return nil, "", err
+	}
+	e := &entry{ids: a.IDs[0], media: a.Media, maxLen: a.MaxLen, rendered: a.Rendered}
+	if pr.Kind == prompt.KindBatch {
+		if e.batch, err = p.batch(ctx, req, a); err != nil {
+			return nil, "", err
+		}
+	}
+	m.learnRatio(len(pr.Text)+messagesSize(pr), len(e.ids))
+	if err := truncate(pr, e); err != nil {
+		return nil, "", err
+	}
+	if k != nil {
+		e.inherit(k.entry, commonPrefix(k.entry.ids, e.ids))
+		e.prev = k.key
+	}
+	source := SourceTokenize
+	if a.Rendered {
+		source = SourceRender
+	}
+	if cacheable(pr) {
+		p.cache.Put(key, e, e.bytes())
+	}
+	return e, source, nil
+}
+
+const (
+	// batchCalls bounds the calls made for the prompts of a batch behind the first one, and
+	// batchAtOnce how many of them run side by side.
+	batchCalls  = 16
+	batchAtOnce = 4
+)
+
+// ask puts one question to the replicas, under a span of its own.
+func (p *Pool) ask(ctx context.Context, req Request, j *remote.Job) (*remote.Answer, error) {
+	ctx, sp := span.StartAt(ctx, p.tracer, span.TokenizeRPC, trace.SpanKindClient, req.Span, time.Time{})
+	defer sp.End()
+	a, err := p.remote.Do(ctx, req.Replicas, j)
+	if err != nil {
+		span.Fail(sp, string(remote.KindOf(err)), "the ids were not given")
+		return nil, err
+	}
+	if sp.IsRecording() && len(a.IDs) > 0 {
+		span.Set(sp, span.Replica.String(string(a.Replica)), span.PromptTokens.Int(len(a.IDs[0])))
+	}
+	return a, nil
+}
+
+// batch gives the ids of all prompts of a batch; nil when that would cost too many calls.
+func (p *Pool) batch(ctx context.Context, req Request, a *remote.Answer) ([][]uint32, error) {
+	texts := req.Prompt.Texts
+	if len(a.IDs) == len(texts) {
+		return a.IDs, nil
+	}
+	if len(texts) > batchCalls {
+		return nil, nil
+	}
+	all := make([][]uint32, len(texts))
+	all[0] = a.IDs[0]
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(batchAtOnce)
+	for i := 1; i < len(texts); i++ {
+		g.Go(func() error {
+			job := &remote.Job{Op: remote.OpText, Model: req.Prompt.Model, Text: texts[i]}
+			if raw := req.Prompt.Field("add_special_tokens"); string(raw) == "false" {
+				job.Special = new(bool)
+			}
+			one, err := p.remote.Do(ctx, req.Replicas, job)
+			if err == nil {
+				all[i] = one.IDs[0]
+			}
+			return err
+		})
+	}
+	var refusal *ClientFault
+	if err := g.Wait(); errors.As(err, &refusal) {
+		return nil, err
+	} else if err != nil {
+		return nil, nil // the first prompt's ids are enough to route by
+	}
+	return all, nil
+}
+
+// fromBody takes the ids that the client gave; maxLen is the model's context, 0 when unknown.
+func fromBody(pr *prompt.Prompt, maxLen int) *Encoding {
+	e := &entry{ids: pr.IDs, maxLen: maxLen}
+	if pr.Kind == prompt.KindBatchIDs && len(pr.Batch) > 0 {
+		e.ids, e.batch = pr.Batch[0], pr.Batch
+		if pr.Truncate != 0 {
+			e.batch = slices.Clone(pr.Batch)
+		}
+	}
+	longest, total := e.lengths()
+	if !pr.Partial && !untouched(pr, longest, maxLen) && truncate(pr, e) != nil {
+		return none(pr, ReasonUnmappable, total)
+	}
+	_, total = e.lengths()
+	enc := &Encoding{IDs: e.ids, Batch: e.batch, Source: SourceBody, Tokens: total, Exact: true, prompt: pr}
+	if len(enc.IDs) == 0 {
+		return none(pr, ReasonEmpty, 0)
+	}
+	enc.Partial, enc.Exact = pr.Partial, !pr.Partial
+	return enc
+}
+
+func fromEntry(pr *prompt.Prompt, e *entry, source Source, m *model) *Encoding {
+	if len(e.ids) == 0 {
+		return none(pr, ReasonEmpty, 0)
+	}
+	enc := &Encoding{
+		IDs: e.ids, Batch: e.batch, Media: e.media, Source: source, Tokens: len(e.ids), Exact: true,
+		MaxLen: e.maxLen, entry: e, prompt: pr,
+	}
+	if pr.Kind == prompt.KindBatch {
+		if enc.Tokens, enc.Exact = 0, e.batch != nil; enc.Exact {
+			for _, ids := range e.batch {
+				enc.Tokens += len(ids)
+			}
+		} else {
+			enc.Tokens = m.estimate(textSize(pr))
+		}
+	}
+	return enc
+}
+
+func none(pr *prompt.Prompt, reason string, estimate int) *Encoding {
+	return &Encoding{Source: SourceNone, Reason: reason, Tokens: estimate, prompt: pr}
+}
+
+func messagesSize(pr *prompt.Prompt) int {
+	n := 0
+	for _, m := range pr.Messages {
+		n += len(m)
+	}
+	return n
+}
+
+// textSize is the size of everything that becomes tokens.
+func textSize(pr *prompt.Prompt) int {
+	switch pr.Kind {
+	case prompt.KindBatch:
+		n := 0
+		for _, t := range pr.Texts {
+			n += len(t)
+		}
+		return n
+	case prompt.KindChat:
+		return messagesSize(pr) + len(pr.Field("tools"))
+	case prompt.KindText, prompt.KindNone, prompt.KindIDs, prompt.KindBatchIDs:
+	}
+	return len(pr.Text)
+}
+
+// idBytes looks at ids as bytes without a copy; only for hashes that stay in the process.
+func idBytes(ids []uint32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(ids))), 4*len(ids))
+}
+
+// bytesOf looks at a string's bytes without a copy.
+func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }

@@ -1,0 +1,119 @@
+package tokenizer
+
+import (
+	"context"
+	"sync"
+
+	"github.com/kvpilot/kvpilot/server/kit/cache"
+)
+
+// flights lets callers who want the same ids at the same time share one call. A flight lives
+// as long as anybody waits for it: the last one to leave cancels it.
+type flights struct {
+	mu   sync.Mutex
+	open map[cache.Key]*flight // guarded by mu
+	wg   sync.WaitGroup
+}
+
+type flight struct {
+	done    chan struct{}
+	cancel  context.CancelFunc
+	waiters int // guarded by flights.mu
+
+	// set before done is closed
+	entry  *entry
+	source Source
+	err    error
+}
+
+type work func(context.Context) (*entry, Source, error)
+
+// join returns the flight for key, starting it when there is none. Each join needs one leave.
+func (f *flights) join(ctx context.Context, key cache.Key, do work) (fl *flight, shared bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if fl = f.open[key]; fl != nil {
+		fl.waiters++
+		return fl, true
+	}
+	// the flight outlives its first caller when others have joined, and keeps its trace
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	fl = &flight{done: make(chan struct{}), cancel: cancel, waiters: 1}
+	f.open[key] = fl
+	f.wg.Go(func() {
+		fl.entry, fl.source, fl.err = do(own)
+		f.mu.Lock()
+		if f.open[key] == fl {
+			delete(f.open, key)
+		}
+		f.mu.Unlock()
+		close(fl.done)
+		cancel()
+	})
+	return fl, false
+}
+
+// detached starts a flight that nobody needs to wait for; refused is called when there is one
+// for the key already.
+func (f *flights) detached(ctx context.Context, key cache.Key, do work, refused func()) {
+	if fl, shared := f.join(ctx, key, do); shared {
+		f.leave(key, fl)
+		refused()
+	}
+}
+
+// leave says that one caller no longer waits.
+func (f *flights) leave(key cache.Key, fl *flight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fl.waiters--
+	if fl.waiters == 0 {
+		fl.cancel()
+		if f.open[key] == fl {
+			delete(f.open, key) // a newcomer must not join what was cancelled
+		}
+	}
+}
+
+// wait joins, waits for the result or the caller's end, and leaves.
+func (f *flights) wait(ctx context.Context, key cache.Key, do work) (e *entry, s Source, shared bool, err error) {
+	fl, shared := f.join(ctx, key, do)
+	defer f.leave(key, fl)
+	select {
+	case <-fl.done:
+		return fl.entry, fl.source, shared, fl.err
+	case <-ctx.Done():
+		return nil, "", shared, ctx.Err()
+	}
+}
+
+// waitOr is wait that ends early, with neither entry nor error, once enough says so after a
+// signal from news. The flight goes on without the caller.
+func (f *flights) waitOr(ctx context.Context, key cache.Key, do work, news func() <-chan struct{}, enough func() bool) (e *entry, s Source, shared bool, err error) {
+	fl, shared := f.join(ctx, key, do)
+	for {
+		changed := news()
+		if enough() {
+			return nil, "", shared, nil // still counted as waiting, so that nobody cancels it
+		}
+		select {
+		case <-fl.done:
+			f.leave(key, fl)
+			return fl.entry, fl.source, shared, fl.err
+		case <-ctx.Done():
+			f.leave(key, fl)
+			return nil, "", shared, ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+// close cancels what is under way and waits for its end.
+func (f *flights) close() {
+	f.mu.Lock()
+	for _, fl := range f.open {
+		fl.cancel()
+	}
+	f.mu.Unlock()
+	f.wg.Wait()
+}

@@ -1,0 +1,108 @@
+package tokenizer
+
+import (
+	"context"
+	"math/rand/v2"
+
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+)
+
+// Handoff says whether ids may be given to the engine in place of the text, and how.
+type Handoff struct {
+	// Form is completions (the ids are the prompt), chat (kv_transfer_params.prompt_token_ids) or none.
+	Form HandoffForm
+	IDs  []uint32
+	// Reason says why Form is none.
+	Reason string
+}
+
+// HandoffForm is the way ids travel.
+type HandoffForm string
+
+// The forms.
+const (
+	HandoffNone       HandoffForm = "none"
+	HandoffAsPrompt   HandoffForm = "completions"
+	HandoffAsTransfer HandoffForm = "chat"
+)
+
+// handoffSample is how many handoffs there are to one prompt that goes as text all the same, so
+// that the parity guard keeps seeing what the engine makes of text.
+const handoffSample = 32
+
+// Handoff decides for one encoding and the replica it goes to. The client's answer must not
+// change by it, so anything that shows the prompt or depends on its text keeps the text.
+func (p *Pool) Handoff(ctx context.Context, req Request, enc *Encoding, to *replica.Replica) Handoff {
+	h := p.handoff(ctx, req, enc, to)
+	if h.Form != HandoffNone && rand.IntN(handoffSample) == 0 {
+		h = Handoff{Form: HandoffNone, Reason: "sample"}
+	}
+	p.metrics.handoff(req.Pool, h)
+	return h
+}
+
+func (p *Pool) handoff(ctx context.Context, req Request, enc *Encoding, to *replica.Replica) Handoff {
+	no := func(reason string) Handoff { return Handoff{Form: HandoffNone, Reason: reason} }
+	m := p.model(req.Pool)
+	pr := req.Prompt
+	mode := p.cfg.Handoff
+	if m.set.Handoff != "" {
+		mode = m.set.Handoff
+	}
+	switch {
+	case mode == HandoffOff:
+		return no("off")
+	case enc.Source == SourceNone || enc.Source == SourceBody:
+		return no("no_ids")
+	case enc.Partial || !enc.Exact:
+		return no("partial")
+	case pr.HasMedia || len(enc.Media) > 0:
+		return no("media")
+	case pr.Truncate != 0:
+		return no("truncated")
+	case enc.entry != nil && enc.entry.derived:
+		return no("derived") // sure enough to route by, not to generate from
+	case m.parity.suspect():
+		return no("suspect")
+	}
+	chat := pr.API == prompt.APIChat && pr.Kind == prompt.KindChat && mode == HandoffAll
+	switch {
+	case !chat && (pr.API != prompt.APICompletions || pr.Kind != prompt.KindText):
+		return no("shape")
+	case !m.parity.proven():
+		return no("unproven")
+	}
+	if name := shown(pr); name != "" {
+		return no(name)
+	}
+	switch {
+	case !chat:
+		return Handoff{Form: HandoffAsPrompt, IDs: enc.IDs}
+	case enc.MaxLen > 0 && len(enc.IDs) >= enc.MaxLen:
+		return no("too_long") // this way has no length check, the ordinary way answers 400
+	case !p.remote.TakesIDs(ctx, to, pr.Model, enc.IDs):
+		return no("unsupported")
+	}
+	return Handoff{Form: HandoffAsTransfer, IDs: enc.IDs}
+}
+
+// shown names a member of the body because of which the answer shows the prompt or depends on
+// its text, or that is in the way of the ids; empty when there is none.
+func shown(pr *prompt.Prompt) string {
+	found := ""
+	err := rawjson.Members(pr.Body, func(name string, v []byte) bool {
+		switch name {
+		case "echo", "suffix", "prompt_logprobs", "return_token_ids", "prompt_embeds", "kv_transfer_params", "use_beam_search":
+			if !rawjson.IsNull(v) && string(v) != "false" && string(v) != `""` {
+				found = name
+			}
+		}
+		return found == ""
+	})
+	if err != nil {
+		return "body"
+	}
+	return found
+}

@@ -1,0 +1,138 @@
+package tokenizer
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/kvpilot/kvpilot/server/kit/cache"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
+)
+
+// Params is what code passes.
+type Params struct {
+	Log    *slog.Logger
+	Meter  metric.MeterProvider
+	Tracer trace.Tracer
+	// Transport replaces the HTTP transport to the replicas; nil makes one.
+	Transport http.RoundTripper
+}
+
+// Pool tokenizes.
+type Pool struct {
+	cfg     Config
+	log     *slog.Logger
+	tracer  trace.Tracer
+	metrics *metrics
+	remote  *remote.Pool
+	keyer   keyer
+	cache   *cache.Cache[entry]
+	texts   *cache.Cache[string]
+	bodies  *cache.Cache[cache.Key] // from the key of a body to that of its prompt
+	flights flights
+	models  sync.Map // pool name -> *model
+	scratch sync.Pool
+	turns   chan struct{} // one token per running background work
+	queued  atomic.Int64  // waiting and running background work
+}
+
+// New makes a pool; it opens and starts nothing.
+func New(cfg Config, params Params) *Pool {
+	p := &Pool{
+		cfg: cfg, log: params.Log, tracer: params.Tracer,
+		keyer:   keyer{seed: rand.Uint64()},
+		cache:   cache.New[entry](cfg.CacheBytes),
+		texts:   cache.New[string](cfg.CacheBytes / 16),
+		bodies:  cache.New[cache.Key](cfg.CacheBytes / 64),
+		flights: flights{open: map[cache.Key]*flight{}},
+		turns:   make(chan struct{}, max(1, cfg.Background)),
+		scratch: sync.Pool{New: func() any { return new([]cache.Key) }},
+	}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	if p.tracer == nil {
+		p.tracer = noop.NewTracerProvider().Tracer("")
+	}
+	p.remote = remote.New(cfg.Remote, remote.Params{Log: p.log, Meter: params.Meter, Transport: params.Transport})
+	p.metrics = newMetrics(params.Meter, p.cache.Stats)
+	return p
+}
+
+// Run probes and expires tokenizer endpoints until ctx ends, then ends what is under way.
+func (p *Pool) Run(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() { done <- p.remote.Run(ctx) }()
+	<-ctx.Done()
+	p.flights.close() // first, so that the remote pool has nothing left to wait for
+	return <-done
+}
+
+// Update puts a new cap on one question to a replica in force. What else is in next stays as it was.
+func (p *Pool) Update(next Config) error {
+	if err := next.Validate(); err != nil {
+		return err
+	}
+	p.remote.SetTimeout(next.Remote.Timeout)
+	return nil
+}
+
+// WaitIdle waits until nothing is under way in the background.
+func (p *Pool) WaitIdle() { p.flights.wg.Wait() }
+
+// Endpoints lists the replicas known as tokenizers.
+func (p *Pool) Endpoints() []remote.EndpointStatus { return p.remote.Status() }
+
+// CacheStats returns the figures of the cache.
+func (p *Pool) CacheStats() cache.Stats { return p.cache.Stats() }
+
+// model is what was learned about one model.
+type model struct {
+	name    string
+	set     ModelConfig
+	parity  parity
+	learned learned
+	// generation counts how often all that is cached of the model was given up.
+	generation atomic.Uint64
+
+	mu    sync.Mutex
+	ratio float64 // guarded by mu; tokens per byte of raw prompt
+}
+
+func (p *Pool) model(name string) *model {
+	if m, ok := p.models.Load(name); ok {
+		return m.(*model)
+	}
+	fresh := &model{name: name, set: p.cfg.Models[name], ratio: 0.25}
+	fresh.parity.status = ParityStatus{State: "unproven", Position: -1, Since: time.Now()}
+	m, known := p.models.LoadOrStore(name, fresh)
+	if !known {
+		p.metrics.known(name)
+	}
+	return m.(*model)
+}
+
+// learnRatio notes that size bytes of prompt became n tokens.
+func (m *model) learnRatio(size, n int) {
+	if size < 64 || n == 0 {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ratio += (float64(n)/float64(size) - m.ratio) * 0.05
+}
+
+// estimate guesses the tokens of size bytes.
+func (m *model) estimate(size int) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return int(float64(size)*m.ratio) + 1
+}

@@ -1,0 +1,107 @@
+package rawjson_test
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+)
+
+func TestUint32s(t *testing.T) {
+	for in, want := range map[string][]uint32{
+		"[]": {}, "[ ]": {}, "[1]": {1}, "[1,2]": {1, 2}, " [ 1 , 2 ]": {1, 2}, "[1, 2,\n3]": {1, 2, 3}, "[4294967295]": {1<<32 - 1}, "[0]": {0},
+	} {
+		if got, err := rawjson.Uint32s(nil, []byte(in), 10); err != nil || !slices.Equal(got, want) {
+			t.Errorf("Uint32s(%q) = %v, %v; want %v", in, got, err, want)
+		}
+	}
+	for _, bad := range []string{"", "1", "[", "[1", "[1,", "[1,]", "[1, ]", "[,1]", "[1 2]", "[-1]", "[1.0]", "[1e3]", "[4294967296]", "[99999999999999999999999]", `["1"]`, "[null]", "[[1]]", "[1,2,3,4,5,6,7,8,9,10,11]"} {
+		if got, err := rawjson.Uint32s(nil, []byte(bad), 10); err == nil {
+			t.Errorf("Uint32s(%q) = %v, want an error", bad, got)
+		}
+	}
+}
+
+func TestMembers(t *testing.T) {
+	var got []string
+	err := rawjson.Members([]byte(` { "a" : [1,{"b":"}"}] , "q\"" :"x\\","n":null,"a":-1.5e3 }`), func(k string, v []byte) bool {
+		got = append(got, k+"="+string(v))
+		return true
+	})
+	if want := []string{`a=[1,{"b":"}"}]`, `q"="x\\"`, "n=null", "a=-1.5e3"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("Members() = %q, %v; want %q", got, err, want)
+	}
+	for _, bad := range []string{"", "[", `{`, `{"a"`, `{"a":`, `{"a":1`, `{"a":1,`, `{"a":1,}`, `{a:1}`, `{"a":[1}}`, `{"a":"x}`, `{"a" 1}`, strings.Repeat(`{"a":`, 2000)} {
+		if rawjson.Members([]byte(bad), func(string, []byte) bool { return true }) == nil {
+			t.Errorf("Members(%.20q) is accepted", bad)
+		}
+	}
+}
+
+func TestStrings(t *testing.T) {
+	for _, s := range []string{"", "plain", "q\"b\\s/", "line\nends\r\n\ttab", "\x00\x1f\x7f", "é日本😀", "</script>"} {
+		quoted := rawjson.AppendString(nil, s)
+		var back string
+		if err := json.Unmarshal(quoted, &back); err != nil || back != s {
+			t.Errorf("AppendString(%q) = %s, which reads as %q, %v", s, quoted, back, err)
+		}
+		if got, err := rawjson.Unquote(quoted); err != nil || got != s {
+			t.Errorf("Unquote(%s) = %q, %v", quoted, got, err)
+		}
+	}
+}
+
+// On what is JSON the walkers agree with encoding/json, on all else they must only end.
+func FuzzWalk(f *testing.F) {
+	for _, seed := range []string{`{"a":[1,2],"b":{"c":"\\\""}}`, `[1, 2,3]`, `{"a"`, `[[[`, `"\\`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		members, elements := map[string]string{}, []string{}
+		errM := rawjson.Members(b, func(k string, v []byte) bool { members[k] = string(v); return true })
+		errE := rawjson.Elements(b, func(v []byte) bool { elements = append(elements, string(v)); return true })
+		ids, errI := rawjson.Uint32s(nil, b, 1<<20)
+		if !json.Valid(b) {
+			return
+		}
+		var object map[string]json.RawMessage
+		if json.Unmarshal(b, &object) == nil && object != nil {
+			if errM != nil || len(members) != len(object) {
+				t.Fatalf("members of %s: %v, %v", b, members, errM)
+			}
+		}
+		var list []json.RawMessage
+		if json.Unmarshal(b, &list) == nil && list != nil {
+			if errE != nil || len(elements) != len(list) {
+				t.Fatalf("elements of %s: %v, %v", b, elements, errE)
+			}
+		}
+		var want []uint32
+		if err := json.Unmarshal(b, &want); err == nil && want != nil && !strings.Contains(string(b), "null") {
+			if errI != nil || !slices.Equal(ids, want) {
+				t.Fatalf("ids of %s: %v, %v", b, ids, errI)
+			}
+		} else if errI == nil && err != nil {
+			t.Fatalf("ids of %s: %v, but %v", b, ids, err)
+		}
+	})
+}
+
+func BenchmarkUint32s60k(b *testing.B) {
+	ids := make([]uint32, 60_000)
+	for i := range ids {
+		ids[i] = uint32(i * 7 % 150_000)
+	}
+	text := rawjson.AppendUint32s(nil, ids)
+	dst := make([]uint32, 0, len(ids))
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		var err error
+		if dst, err = rawjson.Uint32s(dst[:0], text, 1<<20); err != nil || len(dst) != len(ids) {
+			b.Fatal(err)
+		}
+	}
+}

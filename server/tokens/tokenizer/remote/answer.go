@@ -1,0 +1,189 @@
+package remote
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+)
+
+// maxIDs bounds the ids of one prompt; no context is that long.
+const maxIDs = 16 << 20
+
+// Media is one image, clip or video of a prompt: Length ids from Offset on stand for it.
+type Media struct {
+	Modality string
+	// Hash is the engine's identifier of the content.
+	Hash   string
+	Offset int
+	Length int
+}
+
+// Answer is what a tokenizer said.
+type Answer struct {
+	// IDs has one list per prompt asked about.
+	IDs [][]uint32
+	// Media has the items of the first prompt in the order of their offsets.
+	Media []Media
+	// MaxLen is the model's context length, 0 when the answer does not say.
+	MaxLen int
+	// Rendered is set when the ids come from the very path that generation takes.
+	Rendered bool
+	// Text is the answer to OpDetokenize.
+	Text string
+	// Replica answered.
+	Replica replica.ID
+}
+
+func malformed(format string, args ...any) error {
+	return &Fault{Kind: KindMalformed, Cause: fmt.Errorf(format, args...)}
+}
+
+// parse reads a 200 answer to the job.
+func (j *Job) parse(body []byte, render bool) (*Answer, error) {
+	a := &Answer{Rendered: render}
+	if j.Op == OpDetokenize {
+		text := rawjson.Member(body, "prompt")
+		s, err := rawjson.Unquote(text)
+		if err != nil {
+			return nil, malformed("no text in the answer to /detokenize")
+		}
+		a.Text = s
+		return a, nil
+	}
+	if !render {
+		return a, a.parseTokenize(body, j.Op == opProbe)
+	}
+	if j.Prompt.Kind == prompt.KindChat {
+		return a, a.parseRendered(body)
+	}
+	var inner error
+	err := rawjson.Elements(body, func(item []byte) bool {
+		inner = a.parseRendered(item)
+		return inner == nil
+	})
+	switch {
+	case inner != nil:
+		return nil, inner
+	case err != nil:
+		return nil, malformed("render: %w", err)
+	case len(a.IDs) != max(1, len(j.Prompt.Texts)):
+		return nil, malformed("render: %d prompts answered, %d asked", len(a.IDs), max(1, len(j.Prompt.Texts)))
+	}
+	return a, nil
+}
+
+// parseTokenize reads {"count":..,"max_model_len":..,"tokens":[..]}.
+func (a *Answer) parseTokenize(body []byte, probe bool) error {
+	var tokens, count, maxLen []byte
+	err := rawjson.Members(body, func(key string, v []byte) bool {
+		switch key {
+		case "tokens":
+			tokens = v
+		case "count":
+			count = v
+		case "max_model_len":
+			maxLen = v
+		}
+		return true
+	})
+	if err != nil {
+		return malformed("tokenize: %w", err)
+	}
+	if tokens == nil {
+		return malformed("tokenize: an answer without tokens")
+	}
+	ids, err := rawjson.Uint32s(make([]uint32, 0, len(tokens)/5+1), tokens, maxIDs)
+	if err != nil {
+		return malformed("tokenize: tokens: %w", err)
+	}
+	if n := smallInt(count); !probe && count != nil && n != len(ids) {
+		return malformed("tokenize: count is %d, tokens are %d", n, len(ids))
+	}
+	a.IDs = append(a.IDs, slices.Clip(ids))
+	a.MaxLen = smallInt(maxLen)
+	return nil
+}
+
+// parseRendered reads the GenerateRequest that the render routes answer with.
+func (a *Answer) parseRendered(body []byte) error {
+	var tokens, features []byte
+	err := rawjson.Members(body, func(key string, v []byte) bool {
+		switch key {
+		case "token_ids":
+			tokens = v
+		case "features":
+			features = v
+		}
+		return true
+	})
+	if err != nil {
+		return malformed("render: %w", err)
+	}
+	if tokens == nil {
+		return malformed("render: an answer without token_ids")
+	}
+	ids, err := rawjson.Uint32s(make([]uint32, 0, len(tokens)/5+1), tokens, maxIDs)
+	if err != nil {
+		return malformed("render: token_ids: %w", err)
+	}
+	a.IDs = append(a.IDs, slices.Clip(ids))
+	if len(a.IDs) > 1 || rawjson.IsNull(features) {
+		return nil
+	}
+	return a.parseFeatures(features, len(ids))
+}
+
+// parseFeatures reads mm_hashes and mm_placeholders and leaves the tensors alone.
+func (a *Answer) parseFeatures(features []byte, tokens int) error {
+	var hashes map[string][]string
+	var places map[string][]struct{ Offset, Length int }
+	if raw := rawjson.Member(features, "mm_hashes"); !rawjson.IsNull(raw) {
+		if err := json.Unmarshal(raw, &hashes); err != nil {
+			return malformed("render: mm_hashes: %w", err)
+		}
+	}
+	if raw := rawjson.Member(features, "mm_placeholders"); !rawjson.IsNull(raw) {
+		if err := json.Unmarshal(raw, &places); err != nil {
+			return malformed("render: mm_placeholders: %w", err)
+		}
+	}
+	for modality, list := range hashes {
+		if len(places[modality]) != len(list) {
+			return malformed("render: %d hashes and %d placeholders of %s", len(list), len(places[modality]), modality)
+		}
+		for i, h := range list {
+			at := places[modality][i]
+			if at.Offset < 0 || at.Length < 0 || at.Offset+at.Length > tokens {
+				return malformed("render: a placeholder outside of the prompt")
+			}
+			a.Media = append(a.Media, Media{Modality: modality, Hash: h, Offset: at.Offset, Length: at.Length})
+		}
+	}
+	slices.SortFunc(a.Media, func(x, y Media) int {
+		if x.Offset != y.Offset {
+			return x.Offset - y.Offset
+		}
+		return strings.Compare(x.Hash, y.Hash)
+	})
+	return nil
+}
+
+// smallInt reads a short whole number, or gives 0.
+func smallInt(v []byte) int {
+	n := 0
+	if len(v) == 0 || len(v) > 9 {
+		return 0
+	}
+	for _, c := range v {
+		if c < '0' || c > '9' {
+			return 0
+		}
+		n = n*10 + int(c-'0')
+	}
+	return n
+}

@@ -1,0 +1,143 @@
+package remote
+
+import (
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+)
+
+// support is what is known about a route of one endpoint.
+type support int32
+
+const (
+	supportUnknown support = iota
+	supportYes
+	supportNo
+)
+
+// endpoint is one replica as a tokenizer.
+type endpoint struct {
+	id   replica.ID
+	url  string
+	life uint64
+	key  string
+	peer *tlspeer.Identity
+	vers version
+	rust bool
+
+	inflight atomic.Int32  // waiting and running
+	slots    chan struct{} // one token per running question
+	lastUsed atomic.Int64  // unix nanoseconds
+	coolTill atomic.Int64  // unix nanoseconds; set by Retry-After
+	render   atomic.Int32  // support of the render routes
+	native   atomic.Int32  // support of the render routes of other formats
+	handoff  atomic.Int32  // support of ids in kv_transfer_params
+	breaker  breaker
+}
+
+func newEndpoint(r *replica.Replica, concurrency int, now time.Time) *endpoint {
+	e := &endpoint{
+		id: r.ID, url: r.URL, life: r.Life, key: r.APIKey.Reveal(), peer: r.TLS,
+		vers: parseVersion(r.Version), rust: r.RustFrontend,
+		slots: make(chan struct{}, concurrency),
+	}
+	e.lastUsed.Store(now.UnixNano())
+	if e.rust || e.vers.before(0, 18) {
+		e.render.Store(int32(supportNo))
+	}
+	if e.rust || e.vers.before(0, 32) {
+		e.native.Store(int32(supportNo))
+	}
+	if e.rust || e.vers.before(0, 27) {
+		e.handoff.Store(int32(supportNo))
+	}
+	return e
+}
+
+// same reports whether the endpoint still describes the replica.
+func (e *endpoint) same(r *replica.Replica) bool {
+	return e.url == r.URL && e.peer == r.TLS && e.key == r.APIKey.Reveal() && e.life == r.Life && e.rust == r.RustFrontend && e.vers == parseVersion(r.Version)
+}
+
+// usable reports whether the endpoint may be asked now.
+func (e *endpoint) usable(now time.Time) bool {
+	return e.coolTill.Load() <= now.UnixNano() && e.breaker.allows(now)
+}
+
+// table is the set of known endpoints. Readers take no lock.
+type table struct {
+	cfg  Config
+	live atomic.Pointer[map[replica.ID]*endpoint]
+	mu   sync.Mutex // serialises writers
+}
+
+func newTable(cfg Config) *table {
+	t := &table{cfg: cfg}
+	t.live.Store(&map[replica.ID]*endpoint{})
+	return t
+}
+
+// get returns the replica's endpoint, making one when there is room, or nil.
+func (t *table) get(r *replica.Replica, now time.Time) *endpoint {
+	if e := (*t.live.Load())[r.ID]; e != nil && e.same(r) {
+		return e
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old := *t.live.Load()
+	if e := old[r.ID]; e != nil && e.same(r) {
+		return e
+	}
+	next := maps.Clone(old)
+	delete(next, r.ID)
+	if len(next) >= t.cfg.MaxEndpoints && !t.giveUpOne(next, now) {
+		return nil
+	}
+	e := newEndpoint(r, t.cfg.Concurrency, now)
+	next[r.ID] = e
+	t.live.Store(&next)
+	return e
+}
+
+// giveUpOne removes an endpoint that fails, or else the one that is idle for longest.
+func (t *table) giveUpOne(m map[replica.ID]*endpoint, now time.Time) bool {
+	var victim *endpoint
+	for _, e := range m {
+		if e.inflight.Load() > 0 {
+			continue
+		}
+		if e.breaker.isOpen() {
+			victim = e
+			break
+		}
+		idle := now.UnixNano() - e.lastUsed.Load()
+		if idle >= int64(t.cfg.HealthPeriod) && (victim == nil || e.lastUsed.Load() < victim.lastUsed.Load()) {
+			victim = e
+		}
+	}
+	if victim == nil {
+		return false
+	}
+	delete(m, victim.id)
+	return true
+}
+
+// expire forgets endpoints that were not used for the TTL and are not in use.
+func (t *table) expire(now time.Time) int {
+	if t.cfg.TTL <= 0 {
+		return 0
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	next := maps.Clone(*t.live.Load())
+	before := len(next)
+	maps.DeleteFunc(next, func(_ replica.ID, e *endpoint) bool {
+		return e.inflight.Load() == 0 && now.UnixNano()-e.lastUsed.Load() >= int64(t.cfg.TTL)
+	})
+	t.live.Store(&next)
+	return before - len(next)
+}

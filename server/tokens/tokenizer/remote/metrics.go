@@ -1,0 +1,71 @@
+package remote
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+)
+
+// counter adds to a series that exists at zero from the start.
+type counter struct{ c metric.Int64Counter }
+
+func (c counter) add(ctx context.Context, n int64) {
+	if n != 0 {
+		c.c.Add(ctx, n)
+	}
+}
+
+type metrics struct {
+	calls     metric.Float64Histogram
+	failures  metric.Int64Counter
+	hedges    counter
+	hedgesWon counter
+	retries   counter
+	breakers  counter
+	expired   counter
+}
+
+func newMetrics(provider metric.MeterProvider, endpoints func() (known, open int64)) *metrics {
+	if provider == nil {
+		provider = noop.NewMeterProvider()
+	}
+	meter := provider.Meter("github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote")
+	m := &metrics{}
+	// An instrument with a constant, valid name cannot fail to be made.
+	m.calls, _ = meter.Float64Histogram("kvpilot.tokenizer.call.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time of one call to a replica's tokenizer routes."),
+		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5))
+	m.failures, _ = meter.Int64Counter("kvpilot.tokenizer.endpoint.failures", metric.WithUnit("{call}"),
+		metric.WithDescription("Failed calls by replica and kind."))
+	zero := func(name, unit, text string) counter {
+		c, _ := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(text))
+		c.Add(context.Background(), 0)
+		return counter{c}
+	}
+	m.hedges = zero("kvpilot.tokenizer.hedges", "{call}", "Second questions asked because the first was slow.")
+	m.hedgesWon = zero("kvpilot.tokenizer.hedges.won", "{call}", "Second questions that were answered first.")
+	m.retries = zero("kvpilot.tokenizer.retries", "{call}", "Questions asked again after a failure.")
+	m.breakers = zero("kvpilot.tokenizer.breaker.opened", "{endpoint}", "Times an endpoint was left alone after repeated failures.")
+	m.expired = zero("kvpilot.tokenizer.endpoint.expired", "{endpoint}", "Endpoints forgotten unused.")
+	known, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints", metric.WithUnit("{endpoint}"), metric.WithDescription("Known tokenizer endpoints."))
+	open, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints.open", metric.WithUnit("{endpoint}"), metric.WithDescription("Endpoints whose breaker is open."))
+	_, _ = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		k, n := endpoints()
+		o.ObserveInt64(known, k)
+		o.ObserveInt64(open, n)
+		return nil
+	}, known, open)
+	return m
+}
+
+func (m *metrics) observeCall(ctx context.Context, model, route, outcome string, took time.Duration) {
+	m.calls.Record(ctx, took.Seconds(), metric.WithAttributes(
+		attribute.String("model", model), attribute.String("route", route), attribute.String("outcome", outcome)))
+}
+
+func (m *metrics) failure(ctx context.Context, id string, kind Kind) {
+	m.failures.Add(ctx, 1, metric.WithAttributes(attribute.String("replica", id), attribute.String("kind", string(kind))))
+}

@@ -1,0 +1,98 @@
+package tokenizer
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/kit/cache"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+)
+
+// A root is what many conversations begin with: tools and a system message. Its ids are those
+// that the rendering of a prompt shares with the rendering of the same prompt with another
+// first user message, so they end where the user's text begins.
+
+// rootBytes is the least that a root must hold to be worth a call of its own.
+const rootBytes = 2 << 10
+
+// rootKey names the root of a prompt.
+func (p *Pool) rootKey(ks keys) cache.Key {
+	return p.keyer.mix(ks.upTo[0], cache.Key{Hi: 5})
+}
+
+// rooted reports whether the prompt begins with a system message and a user's text, and is
+// large enough up to there.
+func rooted(pr *prompt.Prompt) bool {
+	if len(pr.Messages) < 2 || len(pr.Messages[0])+len(pr.Field("tools")) < rootBytes {
+		return false
+	}
+	if role := shapeOf(pr.Messages[0]).role; role != "system" && role != "developer" {
+		return false
+	}
+	text := rawjson.Member(pr.Messages[1], "content")
+	return string(rawjson.Member(pr.Messages[1], "role")) == `"user"` && len(text) > 2 && text[0] == '"'
+}
+
+// recallRoot finds what is known of the prompt's root, or nil.
+func (p *Pool) recallRoot(pr *prompt.Prompt, ks keys, m *model) *known {
+	if !rooted(pr) {
+		return nil
+	}
+	key := p.rootKey(ks)
+	e := p.cache.Get(key)
+	if e == nil || len(e.ids) == 0 {
+		return nil
+	}
+	k := &known{entry: e, key: key, count: 1, steps: p.steps(pr, 1)}
+	k.stable, _ = m.learned.judge(e, k.steps)
+	return k
+}
+
+// sprout makes a root from a prompt that was encoded in full, when it is the second one to
+// begin with it.
+func (p *Pool) sprout(ctx context.Context, req Request, m *model, ks keys, full *entry) {
+	pr := req.Prompt
+	if !p.conversational(pr) || !rooted(pr) {
+		return
+	}
+	key := p.rootKey(ks)
+	mark := p.cache.Get(key)
+	if mark == nil {
+		p.cache.Put(key, &entry{root: true}, 0)
+		return
+	}
+	if len(mark.ids) > 0 || mark.children.Add(1) > 1 {
+		return
+	}
+	other := excerptOf(pr, [][]byte{pr.Messages[0], standInUnlike(pr.Messages[1])})
+	sub := req
+	sub.Prompt = other
+	p.behind(ctx, p.keyer.mix(key, cache.Key{Hi: 6}), func(ctx context.Context) (*entry, Source, error) {
+		e, source, err := p.full(ctx, sub, m, p.keyer.of(other, req.Replicas, m.generation.Load(), nil).exact, nil)
+		if err != nil {
+			mark.children.Store(0)
+			return nil, "", err
+		}
+		if n := commonPrefix(e.ids, full.ids); n > margin {
+			root := &entry{ids: full.ids[:n:n], maxLen: full.maxLen, root: true}
+			p.cache.Put(key, root, root.bytes())
+		}
+		return e, source, nil
+	})
+}
+
+// standInUnlike is a user's message that begins with another letter than the given one.
+func standInUnlike(message []byte) []byte {
+	if bytes.HasPrefix(rawjson.Member(message, "content"), []byte(`"x`)) {
+		return []byte(`{"role":"user","content":"0"}`)
+	}
+	return []byte(standInUser)
+}
+
+// excerptOf is a chat of other messages under the same fields.
+func excerptOf(pr *prompt.Prompt, messages [][]byte) *prompt.Prompt {
+	other := *pr
+	other.API, other.Body, other.Digest, other.Messages = prompt.APIChat, nil, prompt.Digest{}, messages
+	return &other
+}

@@ -1,0 +1,29 @@
+package socket_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/kvpilot/kvpilot/server/wire/socket"
+)
+
+func TestWaits16WhatIsThisMachinesOwnFault(t *testing.T) {
+	dialed := func(code syscall.Errno) error {
+		return fmt.Errorf("probe: %w", &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", code)})
+	}
+	for err, want := range map[error]bool{
+		dialed(syscall.EMFILE): true, dialed(syscall.ENFILE): true, dialed(syscall.EADDRNOTAVAIL): true, dialed(syscall.ENOBUFS): true,
+		dialed(syscall.ECONNREFUSED): false, dialed(syscall.EHOSTUNREACH): false, errors.New("too many open files"): false,
+	} {
+		if got := socket.OwnFault(err); got != want {
+			t.Errorf("OwnFault(%v) = %v", err, got)
+		}
+	}
+	if socket.OwnFault(nil) {
+		t.Error("no error is no fault")
+	}
+}

@@ -1,0 +1,229 @@
+package upstream
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// Breaker watches what becomes of requests, replica by replica, and says which replicas to
+// leave alone. It is safe for concurrent use. Every request that Allow let through must be
+// reported, once, with the Pass that it was given.
+type Breaker struct {
+	cfg atomic.Pointer[BreakerConfig]
+	now func() time.Time
+
+	mu       sync.Mutex
+	circuits map[replica.ID]*circuit // guarded by mu
+	turns    uint64                  // guarded by mu: how often a circuit has opened or closed
+}
+
+// Pass ties what becomes of a request to the circuit's state when it was asked for: what began before the circuit
+// opened or closed says nothing about the replica as it is now. The zero Pass says nothing at all.
+type Pass struct {
+	turn  uint64 // of the circuit
+	trial uint64 // which of that turn's trials; 0 when it is none
+}
+
+// BreakerState says whether requests may go to a replica.
+type BreakerState uint8
+
+// The states.
+const (
+	// BreakerClosed: all requests.
+	BreakerClosed BreakerState = iota
+	// BreakerTrial: one trial request at a time.
+	BreakerTrial
+	// BreakerOpen: none.
+	BreakerOpen
+)
+
+// String gives the state in the form that metrics and JSON use.
+func (s BreakerState) String() string {
+	switch s {
+	case BreakerClosed:
+		return "closed"
+	case BreakerTrial:
+		return "trial"
+	case BreakerOpen:
+		return "open"
+	}
+	return "unknown"
+}
+
+// circuit is one replica's record.
+type circuit struct {
+	inRow     int // failures in a row
+	requests  int // within the window that began at since
+	failures  int
+	since     time.Time
+	open      bool          // or on trial, once until has passed
+	until     time.Time     // no request before this
+	openFor   time.Duration // the last time it was open
+	trial     time.Time     // when the running trial began; zero when none is running
+	trials    uint64        // begun in this turn, the running one included
+	successes int           // of trials
+	turn      uint64        // 0 until it first opens
+}
+
+// trialLease is how long a trial that nobody reports keeps others waiting.
+const trialLease = time.Minute
+
+// NewBreaker makes a breaker with all circuits closed. A nil now is time.Now.
+func NewBreaker(cfg BreakerConfig, now func() time.Time) *Breaker {
+	if now == nil {
+		now = time.Now
+	}
+	b := &Breaker{now: now, circuits: map[replica.ID]*circuit{}}
+	b.cfg.Store(&cfg)
+	return b
+}
+
+// Update puts new bounds in force. Circuits that are open stay so for as long as they were to.
+func (b *Breaker) Update(cfg BreakerConfig) { b.cfg.Store(&cfg) }
+
+// State says whether requests may go to the replica, without taking a trial.
+func (b *Breaker) State(id replica.ID) BreakerState {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.circuits[id]
+	if c == nil {
+		return BreakerClosed
+	}
+	return c.state(b.now())
+}
+
+func (c *circuit) state(now time.Time) BreakerState {
+	switch {
+	case now.Before(c.until):
+		return BreakerOpen
+	case !c.open:
+		return BreakerClosed
+	case !c.trial.IsZero() && now.Sub(c.trial) < trialLease:
+		return BreakerOpen
+	}
+	return BreakerTrial
+}
+
+// Allow asks to send one request to the replica; on a half-open circuit it takes the trial. The Pass is valid when the
+// answer is no, too: who has no other replica may send the request all the same.
+func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.circuits[id]
+	if c == nil {
+		return Pass{}, true
+	}
+	now := b.now()
+	pass := Pass{turn: c.turn}
+	switch c.state(now) {
+	case BreakerClosed:
+		return pass, true
+	case BreakerTrial:
+		c.trial = now
+		c.trials++
+		pass.trial = c.trials
+		return pass, true
+	case BreakerOpen:
+	}
+	return pass, false
+}
+
+// Report tells what became of a request that Allow was asked for.
+func (b *Breaker) Report(id replica.ID, pass Pass, outcome Outcome) {
+	if b.cfg.Load().Failures == 0 {
+		return
+	}
+	fault := outcome.Fault()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.circuits[id]
+	if c == nil {
+		if !fault {
+			return // the record begins with the first failure
+		}
+		c = &circuit{}
+		b.circuits[id] = c
+	}
+	if pass.turn != c.turn {
+		return // from before the circuit opened or closed
+	}
+	now := b.now()
+	if c.open {
+		b.reportTrial(c, pass, outcome, now)
+		return
+	}
+	if outcome == OutcomeCanceled || outcome == OutcomeOwnFault {
+		return
+	}
+	if now.Sub(c.since) > b.cfg.Load().Window {
+		c.requests, c.failures, c.since = 0, 0, now
+	}
+	c.requests++
+	if !fault {
+		c.inRow = 0
+		return
+	}
+	c.inRow++
+	c.failures++
+	tooMany := c.requests >= b.cfg.Load().MinRequests && float64(c.failures) >= b.cfg.Load().Rate*float64(c.requests)
+	if c.inRow >= b.cfg.Load().Failures || tooMany {
+		b.trip(c, now, b.cfg.Load().OpenFor)
+	}
+}
+
+// reportTrial takes note of a trial's result. One that took longer than the lease counts as well, but it ends only
+// itself. Requests that were sent although the answer was no are none of the circuit's.
+func (b *Breaker) reportTrial(c *circuit, pass Pass, outcome Outcome, now time.Time) {
+	if pass.trial == 0 {
+		return
+	}
+	if pass.trial == c.trials {
+		c.trial = time.Time{}
+	}
+	switch {
+	case outcome == OutcomeCanceled || outcome == OutcomeRefused || outcome == OutcomeOwnFault:
+	case outcome.Fault():
+		b.trip(c, now, min(2*c.openFor, b.cfg.Load().MaxOpenFor))
+	default:
+		if c.successes++; c.successes >= b.cfg.Load().Trials {
+			*c = circuit{until: c.until, turn: b.turn()}
+		}
+	}
+}
+
+func (b *Breaker) trip(c *circuit, now time.Time, openFor time.Duration) {
+	*c = circuit{open: true, openFor: openFor, until: now.Add(openFor), turn: b.turn()}
+}
+
+// turn numbers a change of any circuit's state.
+func (b *Breaker) turn() uint64 {
+	b.turns++
+	return b.turns
+}
+
+// Pause keeps requests away from the replica for a while, as its Retry-After asks.
+func (b *Breaker) Pause(id replica.ID, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.circuits[id]
+	if c == nil {
+		c = &circuit{}
+		b.circuits[id] = c
+	}
+	if until := b.now().Add(min(d, b.cfg.Load().MaxOpenFor)); until.After(c.until) {
+		c.until = until
+	}
+}
+
+// Forget drops the record of a replica that is gone.
+func (b *Breaker) Forget(id replica.ID) {
+	b.mu.Lock()
+	delete(b.circuits, id)
+	b.mu.Unlock()
+}

@@ -1,0 +1,369 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+)
+
+// lean is kvpilot's own transport: connections without goroutines, whose reads go straight
+// from the socket to the caller.
+type lean struct {
+	cfg     atomic.Pointer[Config]
+	now     func() time.Time
+	metrics *metrics
+	opens   dialFunc
+	plain   bool // reads
+
+	mu    sync.RWMutex
+	hosts map[hostKey]*host // guarded by mu
+	ended bool              // guarded by mu
+}
+
+// hostKey tells hosts apart: by base URL, and by who the router is there.
+type hostKey struct {
+	base string
+	peer *tlspeer.Identity
+}
+
+// host is one base URL and the idle connections to it.
+type host struct {
+	address string // to dial
+	name    string // of the Host header
+	prefix  string // of every path
+	server  string // the name without the port, for TLS
+	secure  bool
+	peer    *tlspeer.Identity
+
+	mu   sync.Mutex
+	idle []*conn // guarded by mu; the last one was used last
+	gone bool    // guarded by mu: pruned, keeps nothing any more
+}
+
+// dialFunc opens a connection, within a time of its own.
+type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
+
+func newLean(cfg *Config, now func() time.Time, p Params, m *metrics) *lean {
+	dial := p.Dial
+	if dial == nil {
+		dial = (&net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
+			Enable: true, Idle: keepAlivePeriod, Interval: keepAlivePeriod, Count: 3}}).DialContext
+	}
+	l := &lean{now: now, metrics: m, opens: dial, plain: p.PlainReads, hosts: map[hostKey]*host{}}
+	l.cfg.Store(cfg)
+	return l
+}
+
+// update implements transport.
+func (l *lean) update(cfg *Config) { l.cfg.Store(cfg) }
+
+// host finds or makes the host of a replica.
+func (l *lean) host(r *replica.Replica) (*host, error) {
+	base := hostKey{r.URL, r.TLS}
+	l.mu.RLock()
+	h, ended := l.hosts[base], l.ended
+	l.mu.RUnlock()
+	switch {
+	case ended:
+		return nil, errShut
+	case h != nil:
+		return h, nil
+	}
+	h, err := parseHost(r.URL)
+	if err != nil {
+		return nil, err
+	}
+	h.peer = r.TLS
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if known := l.hosts[base]; known != nil {
+		return known, nil
+	}
+	l.hosts[base] = h
+	return h, nil
+}
+
+var errShut = errors.New("the client is shut")
+
+func parseHost(base string) (*host, error) {
+	u, err := url.Parse(base)
+	if err != nil {
+		return nil, fmt.Errorf("replica URL: %w", err)
+	}
+	h := &host{name: u.Host, server: u.Hostname(), prefix: u.EscapedPath()}
+	port := u.Port()
+	switch u.Scheme {
+	case "http":
+		port = orDefault(port, "80")
+	case "https":
+		port = orDefault(port, "443")
+		h.secure = true
+	default:
+		return nil, fmt.Errorf("replica URL: scheme %q is neither http nor https", u.Scheme)
+	}
+	if u.Hostname() == "" || !validTarget(h.name) || !validTarget(h.prefix) {
+		return nil, errors.New("replica URL: no valid host")
+	}
+	h.address = net.JoinHostPort(u.Hostname(), port)
+	return h, nil
+}
+
+func orDefault(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// do implements transport.
+func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) {
+	h, err := l.host(t.Replica)
+	if err != nil {
+		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+	}
+	cfg := l.cfg.Load()
+	var c *conn
+	if !r.Once {
+		c = h.take(l.now(), cfg.IdleTimeout)
+	}
+	for {
+		reused := c != nil
+		if !reused {
+			if c, err = l.dialTimed(ctx, h, cfg, r.Times); err != nil {
+				return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+			}
+		}
+		if r.Times != nil {
+			r.Times.Began = l.now()
+		}
+		resp, err := l.exchange(ctx, c, cfg, t, r)
+		if r.Times != nil && err == nil {
+			r.Times.Head = l.now()
+		}
+		if err == nil {
+			return resp, nil
+		}
+		// The replica may have closed the connection just before the request came: then
+		// nothing of an answer was read, and a fresh connection settles it.
+		if !reused || !err.unanswered || ctx.Err() != nil || !r.again() {
+			return nil, failed(ctx, t.Replica.ID, err.phase, err.cause)
+		}
+		l.metrics.redials.Add(ctx, 1)
+		c = nil
+	}
+}
+
+// dialTimed opens a connection and notes when, for those who want to know.
+func (l *lean) dialTimed(ctx context.Context, h *host, cfg *Config, t *Times) (*conn, error) {
+	if t == nil {
+		return l.dial(ctx, h, cfg)
+	}
+	t.DialBegan = l.now()
+	c, err := l.dial(ctx, h, cfg)
+	if err == nil {
+		t.Dialed = l.now()
+	}
+	return c, err
+}
+
+// dial opens a connection, on a goroutine of its own: package net goes so deep that the stack of
+// the request's would be doubled, and stay so for as long as its stream lasts.
+func (l *lean) dial(ctx context.Context, h *host, cfg *Config) (c *conn, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c, err = l.connect(ctx, h, cfg)
+	}()
+	<-done // ctx and the timeouts of connect bound it
+	return c, err
+}
+
+// connect opens a connection.
+func (l *lean) connect(ctx context.Context, h *host, cfg *Config) (*conn, error) {
+	l.metrics.dials.Add(ctx, 1)
+	limit, cancel := context.WithTimeout(ctx, cfg.DialTimeout)
+	base, err := l.opens(limit, "tcp", h.address)
+	cancel()
+	if err != nil {
+		return nil, err
+	}
+	c := newConn(h, base)
+	c.plain = l.plain
+	if !h.secure {
+		return c, nil
+	}
+	limit, cancel = context.WithTimeout(ctx, cfg.DialTimeout)
+	defer cancel()
+	secured, err := h.peer.Handshake(limit, base, h.server)
+	if err != nil {
+		c.shut()
+		return nil, err
+	}
+	c.stream = secured
+	return c, nil
+}
+
+// take returns the idle connection that was used last, if that is not longer ago than idle and it
+// still lives; nil when there is none. Those that are idle for longer are left to others and to prune.
+func (h *host) take(now time.Time, idle time.Duration) *conn {
+	for {
+		h.mu.Lock()
+		n := len(h.idle)
+		if n == 0 || now.Sub(h.idle[n-1].idleSince) >= idle {
+			h.mu.Unlock()
+			return nil
+		}
+		c := h.idle[n-1]
+		h.idle[n-1] = nil
+		h.idle = h.idle[:n-1]
+		h.mu.Unlock()
+		if c.alive() {
+			return c
+		}
+		c.shut()
+	}
+}
+
+// give keeps a connection for the next request.
+func (h *host) give(c *conn, now time.Time, most int) {
+	c.idleSince = now
+	h.mu.Lock()
+	keep := !h.gone && len(h.idle) < most
+	if keep {
+		h.idle = append(h.idle, c)
+	}
+	h.mu.Unlock()
+	if !keep {
+		c.shut()
+	}
+}
+
+// prune implements transport. A host without connections is dropped, so that replicas that
+// are gone leave nothing behind.
+func (l *lean) prune(now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for base, h := range l.hosts {
+		if h.prune(now, l.cfg.Load().IdleTimeout) {
+			delete(l.hosts, base)
+		}
+	}
+}
+
+// prune closes what was idle for too long, and reports whether nothing is left.
+func (h *host) prune(now time.Time, idleTimeout time.Duration) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	stale := 0 // the idle ones are in the order of their last use
+	for stale < len(h.idle) && now.Sub(h.idle[stale].idleSince) >= idleTimeout {
+		h.idle[stale].shut()
+		stale++
+	}
+	h.idle = append(h.idle[:0], h.idle[stale:]...)
+	clear(h.idle[len(h.idle):cap(h.idle)])
+	h.gone = len(h.idle) == 0
+	return h.gone
+}
+
+// shut implements transport.
+func (l *lean) shut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = true
+	for base, h := range l.hosts {
+		h.mu.Lock()
+		h.gone = true
+		for _, c := range h.idle {
+			c.shut()
+		}
+		h.idle = nil
+		h.mu.Unlock()
+		delete(l.hosts, base)
+	}
+}
+
+// exchangeError is why an exchange failed.
+type exchangeError struct {
+	phase Phase
+	cause error
+	// unanswered: the connection ended before the first byte of an answer.
+	unanswered bool
+}
+
+// exchange sends the request on c and reads the head of the answer. On an error c is closed.
+func (l *lean) exchange(ctx context.Context, c *conn, cfg *Config, t Target, r *Request) (*Response, *exchangeError) {
+	stop := func() bool { return true }
+	if ctx.Done() != nil {
+		stop = context.AfterFunc(ctx, c.shut)
+	}
+	a := &leanAnswer{ctx: ctx, lean: l, cfg: cfg, conn: c, stop: stop, id: t.Replica.ID}
+	sent := l.send(ctx, c, t, r)
+	var source *sourceError
+	if errors.As(sent, &source) {
+		a.abort()
+		return nil, &exchangeError{phase: PhaseWrite, cause: sent}
+	}
+	if sent != nil { // the replica may have refused before all of it was read
+		c.limit(earlyAnswerWait)
+	} else {
+		c.limit(cfg.ResponseHeaderTimeout)
+	}
+	err := a.readHead(r.Method)
+	if err == nil && sent != nil && a.resp.Status < 400 {
+		err = &exchangeError{phase: PhaseWrite, cause: sent}
+	}
+	if err != nil {
+		if sent != nil {
+			err.phase, err.cause = PhaseWrite, sent
+		}
+		a.abort()
+		return nil, err
+	}
+	a.broken = sent != nil
+	return &a.resp, nil
+}
+
+// earlyAnswerWait is how long an answer is waited for after a request could not be written.
+const earlyAnswerWait = 200 * time.Millisecond
+
+// send writes the request.
+func (l *lean) send(ctx context.Context, c *conn, t Target, r *Request) error {
+	head := getBuffer(smallBuffer)
+	defer putBuffer(head)
+	return c.write(appendHead(ctx, head.b[:0], c.host, t, r), r)
+}
+
+// leanAnswer is one answer as it is read.
+type leanAnswer struct {
+	resp Response
+	ctx  context.Context //nolint:containedctx // it is the life of the answer, as in http.Request
+	lean *lean
+	cfg  *Config // as the exchange began with
+	conn *conn   // nil once it was given back or closed
+	stop func() bool
+	id   replica.ID
+
+	buf   *buffer // nil while nothing is read
+	large bool    // reads go on with a large buffer
+	r, w  int     // buf.b[r:w] was read from the connection and not yet decoded
+	try   func(fd uintptr) bool
+	got   struct { // what try read
+		n   int
+		err error
+	}
+	frame framing
+	ended error
+	// broken: the connection is not fit for another request.
+	broken bool
+}

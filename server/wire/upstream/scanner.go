@@ -1,0 +1,260 @@
+package upstream
+
+import (
+	"bytes"
+
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+)
+
+// Scanner watches the bytes of one answer as they pass. It decodes no JSON but the usage, at
+// the end. Feed it every piece in order; pieces may be cut anywhere. The zero value is ready
+// for an answer that is not streamed; Reset makes it ready for another one. It allocates
+// nothing, and it belongs to one goroutine.
+type Scanner struct {
+	stream bool
+
+	events  int
+	content int
+	failed  bool
+	done    bool
+
+	// the line that is being read: its first bytes, and whether the last byte was a CR
+	head    [headSize]byte
+	headLen int
+	lineLen int
+	afterCR bool
+	// the event that is being read
+	named  eventName
+	data   bool // it has a data line
+	isDone bool
+	isErr  bool
+
+	find finder
+}
+
+// headSize is how much of a line decides what it is.
+const headSize = 64
+
+// eventName is what an event's name says about it.
+type eventName uint8
+
+const (
+	nameNone eventName = iota
+	nameOther
+	nameContent
+	nameError
+	nameEnd
+)
+
+// Reset makes the scanner ready for an answer in the format of api.
+func (s *Scanner) Reset(api prompt.API, stream bool) {
+	*s = Scanner{stream: stream}
+	s.find.anthropic = api == prompt.APIMessages
+}
+
+// Events is the number of complete events with data, [DONE] not counted.
+func (s *Scanner) Events() int { return s.events }
+
+// ContentEvents is the number of events that carry generated content: about one per token or
+// group of tokens.
+func (s *Scanner) ContentEvents() int { return s.content }
+
+// Failed reports whether the stream has told of an error. A stream that failed may still end
+// with [DONE].
+func (s *Scanner) Failed() bool { return s.failed }
+
+// Done reports whether the stream has said that it is complete.
+func (s *Scanner) Done() bool { return s.done }
+
+// FinishReason is the last finish_reason or stop_reason that was seen ("stop", "length",
+// "tool_calls"), empty when there was none.
+func (s *Scanner) FinishReason() string { return s.find.finish.text() }
+
+// Finished is how many finish_reasons were seen: a stream of chat or completions has one for each choice.
+func (s *Scanner) Finished() int { return s.find.finishes }
+
+// ResponseID is the first id of the answer ("resp_...", "chatcmpl-..."), empty when there was none.
+func (s *Scanner) ResponseID() string { return s.find.id.text() }
+
+// Usage is the last usage that was seen.
+func (s *Scanner) Usage() (Usage, bool) { return s.find.usage() }
+
+// Feed looks at the next piece. It is true when this piece brought the first content.
+func (s *Scanner) Feed(b []byte) bool {
+	if len(b) == 0 {
+		return false
+	}
+	s.find.feed(b)
+	if !s.stream {
+		first := s.content == 0
+		s.content = 1
+		return first
+	}
+	before := s.content
+	if bytes.IndexByte(b, '\r') >= 0 || s.afterCR {
+		s.feedMixed(b)
+	} else {
+		s.feedLines(b)
+	}
+	return before == 0 && s.content > 0
+}
+
+// feedLines takes a piece in which only LF ends lines.
+func (s *Scanner) feedLines(b []byte) {
+	for len(b) > 0 {
+		n := bytes.IndexByte(b, '\n')
+		if n < 0 {
+			s.keep(b)
+			return
+		}
+		if s.lineLen == 0 {
+			s.line(b[:n])
+		} else {
+			s.keep(b[:n])
+			s.endLine()
+		}
+		b = b[n+1:]
+	}
+}
+
+// feedMixed takes a piece in which CR, LF or CRLF may end a line.
+func (s *Scanner) feedMixed(b []byte) {
+	for len(b) > 0 {
+		if s.afterCR {
+			s.afterCR = false
+			if b[0] == '\n' {
+				b = b[1:]
+				continue
+			}
+		}
+		n := bytes.IndexAny(b, "\r\n")
+		if n < 0 {
+			s.keep(b)
+			return
+		}
+		s.keep(b[:n])
+		s.endLine()
+		s.afterCR = b[n] == '\r'
+		b = b[n+1:]
+	}
+}
+
+// keep adds to the line that is being read.
+func (s *Scanner) keep(b []byte) {
+	s.lineLen += len(b)
+	s.headLen += copy(s.head[s.headLen:], b)
+}
+
+// endLine takes the line that was put together from several pieces.
+func (s *Scanner) endLine() {
+	if s.lineLen == 0 {
+		s.line(nil)
+		return
+	}
+	s.line(s.head[:s.headLen])
+	s.headLen, s.lineLen = 0, 0
+}
+
+// line takes one line, of which only the first headSize bytes are looked at.
+func (s *Scanner) line(line []byte) {
+	switch {
+	case len(line) == 0:
+		s.endEvent()
+	case line[0] == 'd' && bytes.HasPrefix(line, []byte("data")):
+		if value, ok := fieldValue(line[4:]); ok {
+			s.dataLine(value)
+		}
+	case line[0] == 'e' && bytes.HasPrefix(line, []byte("event")):
+		if value, ok := fieldValue(line[5:]); ok {
+			s.named = classifyName(value)
+		}
+	}
+}
+
+// fieldValue is what follows a field's name: nothing, or a colon, a space that may be missing, and the value.
+func fieldValue(rest []byte) ([]byte, bool) {
+	if len(rest) == 0 {
+		return nil, true
+	}
+	if rest[0] != ':' {
+		return nil, false
+	}
+	rest = rest[1:]
+	if len(rest) > 0 && rest[0] == ' ' {
+		rest = rest[1:]
+	}
+	return rest, true
+}
+
+func (s *Scanner) dataLine(value []byte) {
+	switch {
+	case s.data:
+		s.isDone = false
+	case len(value) > 2 && value[0] == '{' && value[1] == '"' && value[2] != 'e':
+		s.isDone, s.isErr = false, false // nearly all that comes: an object that does not begin with "error"
+	default:
+		s.isDone = bytes.Equal(bytes.TrimSpace(value[:min(len(value), headSize)]), []byte("[DONE]"))
+		s.isErr = isErrorObject(value)
+	}
+	s.data = true
+}
+
+// isErrorObject reports whether an object begins with an error that is not null.
+func isErrorObject(value []byte) bool {
+	rest := bytes.TrimLeft(value, " \t")
+	if len(rest) == 0 || rest[0] != '{' {
+		return false
+	}
+	rest = bytes.TrimLeft(rest[1:], " \t")
+	if !bytes.HasPrefix(rest, []byte(`"error"`)) {
+		return false
+	}
+	rest = bytes.TrimLeft(rest[len(`"error"`):], " \t")
+	if len(rest) == 0 || rest[0] != ':' {
+		return false
+	}
+	return !bytes.HasPrefix(bytes.TrimLeft(rest[1:], " \t"), []byte("null"))
+}
+
+// endEvent takes the event that a blank line ends.
+func (s *Scanner) endEvent() {
+	if s.data {
+		switch {
+		case s.isDone:
+			s.done = true
+		default:
+			s.events++
+			s.failed = s.failed || s.isErr || s.named == nameError
+			s.done = s.done || s.named == nameEnd
+			if s.isContent() {
+				s.content++
+			}
+		}
+	}
+	s.named, s.data, s.isDone, s.isErr = nameNone, false, false, false
+}
+
+// isContent reports whether the event carries what the engine generated. Chat and completion
+// streams have unnamed events only, the first of which comes with the first token.
+func (s *Scanner) isContent() bool {
+	if s.isErr {
+		return false
+	}
+	return s.named == nameContent || s.named == nameNone
+}
+
+// classifyName reads an event's name as the Responses API and Anthropic's format use them.
+func classifyName(name []byte) eventName {
+	switch {
+	case len(name) == 0:
+		return nameNone
+	case string(name) == "error", string(name) == "response.failed":
+		return nameError
+	case string(name) == "message_stop", string(name) == "response.completed", string(name) == "response.incomplete":
+		return nameEnd
+	case string(name) == "content_block_delta", string(name) == "content_block_start", string(name) == "response.output_item.added",
+		bytes.HasPrefix(name, []byte("response.")) && bytes.HasSuffix(name, []byte(".delta")):
+		return nameContent
+	}
+	return nameOther
+}

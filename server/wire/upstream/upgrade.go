@@ -1,0 +1,157 @@
+package upstream
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"strings"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+)
+
+// handshakeTimeout bounds the wait for the answer to an upgrade: engines accept it before they compute anything.
+const handshakeTimeout = 10 * time.Second
+
+// Tunnel is a connection to a replica that has become a WebSocket. One goroutine may read while another one writes.
+type Tunnel struct {
+	// Header is the replica's, without what concerns the hop.
+	Header http.Header
+
+	io.ReadWriteCloser
+}
+
+// Upgrade asks the replica to make a WebSocket of a fresh connection. It returns the tunnel, or the answer of a replica that
+// did not; the errors are those of Do. When ctx ends before the answer, the request is aborted; a tunnel outlives it.
+func (c *Client) Upgrade(ctx context.Context, t Target, r *Request) (*Tunnel, *Response, error) {
+	if err := checkRequest(t, r); err != nil {
+		return nil, nil, err
+	}
+	began := c.now()
+	tunnel, resp, err := c.upgrades.do(ctx, t, r)
+	c.metrics.answered(Classify(resp, err), c.now().Sub(began))
+	if tunnel != nil {
+		resp = nil
+	}
+	return tunnel, resp, err
+}
+
+// upgrades is the transport of handshakes, made of net/http's.
+type upgrades struct{ inner *tlspeer.Transports }
+
+func newUpgrades(cfg *Config, dial dialFunc) *upgrades {
+	inner := netTransport(cfg, dial)
+	inner.DisableKeepAlives = true
+	plain := inner.DialContext
+	inner.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := plain(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return patient{conn}, nil
+	}
+	inner.ResponseHeaderTimeout = handshakeTimeout
+	return &upgrades{inner: tlspeer.NewTransports(inner)}
+}
+
+// patient is a connection whose writes are bounded one by one: a replica that takes nothing must not hold the client's
+// bytes for ever.
+type patient struct{ net.Conn }
+
+// Write implements io.Writer.
+func (p patient) Write(b []byte) (int, error) {
+	_ = p.SetWriteDeadline(time.Now().Add(writeTimeout)) // fails on closed connections only, as the write will
+	return p.Conn.Write(b)
+}
+
+// do sends the handshake. With a tunnel, the response says no more than its status.
+func (u *upgrades) do(ctx context.Context, t Target, r *Request) (*Tunnel, *Response, error) {
+	url := t.Replica.URL + r.Path
+	if r.Query != "" {
+		url += "?" + r.Query
+	}
+	ctx, cancel := context.WithCancel(tlspeer.With(ctx, t.Replica.TLS))
+	req, err := http.NewRequestWithContext(ctx, r.Method, url, nil)
+	if err != nil {
+		cancel()
+		return nil, nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+	}
+	if r.Times != nil {
+		req = req.WithContext(httptrace.WithClientTrace(ctx, timed(r.Times)))
+	}
+	forwarded(ctx, t, r, req.Header.Add)
+	req.Header.Set("User-Agent", userAgent)
+	handshake(req.Header, r.Header)
+	resp, err := u.inner.RoundTrip(req)
+	if err != nil {
+		failure := failed(ctx, t.Replica.ID, phaseOf(err), err)
+		cancel()
+		return nil, nil, failure
+	}
+	if r.Times != nil {
+		r.Times.Head = time.Now()
+	}
+	switches := isWebSocket(resp)
+	for name := range resp.Header {
+		if withheldFromClient(name) {
+			delete(resp.Header, name)
+		}
+	}
+	answer := &Response{Status: resp.StatusCode, Header: resp.Header, ContentLength: resp.ContentLength}
+	both, writable := resp.Body.(io.ReadWriteCloser)
+	switch {
+	case switches && writable:
+		return &Tunnel{Header: resp.Header, ReadWriteCloser: &released{both, cancel}}, answer, nil
+	case resp.StatusCode < 400: // neither a WebSocket nor a refusal
+		resp.Body.Close()
+		cancel()
+		return nil, nil, &Error{Replica: t.Replica.ID, Phase: PhaseHead, Err: malformed("no answer to a WebSocket's handshake")}
+	}
+	answer.body = &stdAnswer{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: handshakeTimeout}
+	return nil, answer, nil
+}
+
+// released ends the request's context with the tunnel.
+type released struct {
+	io.ReadWriteCloser
+	cancel context.CancelFunc
+}
+
+// Close implements io.Closer. It may be called more than once.
+func (r *released) Close() error {
+	r.cancel()
+	return r.ReadWriteCloser.Close()
+}
+
+// handshake puts in the headers of a WebSocket's handshake, which the client and the replica settle between them. A browser
+// has no other place for an API key than a protocol's name; keys are for kvpilot.
+func handshake(to, from http.Header) {
+	to.Set("Connection", "Upgrade")
+	to.Set("Upgrade", "websocket")
+	for _, name := range []string{"Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions"} {
+		for _, value := range from[name] {
+			if validValue(value) {
+				to[name] = append(to[name], value)
+			}
+		}
+	}
+	var protocols []string
+	for _, line := range from["Sec-Websocket-Protocol"] {
+		for one := range strings.SplitSeq(line, ",") {
+			if one = strings.TrimSpace(one); one != "" && validValue(one) && !strings.HasPrefix(one, "openai-insecure-api-key.") {
+				protocols = append(protocols, one)
+			}
+		}
+	}
+	if len(protocols) > 0 {
+		to.Set("Sec-Websocket-Protocol", strings.Join(protocols, ", "))
+	}
+}
+
+// isWebSocket reports whether a replica has switched, and to what it was asked to.
+func isWebSocket(resp *http.Response) bool {
+	return resp.StatusCode == http.StatusSwitchingProtocols && strings.EqualFold(resp.Header.Get("Upgrade"), "websocket") &&
+		nominated(resp.Header["Connection"], "upgrade")
+}

@@ -1,0 +1,54 @@
+package enginemodel
+
+import "github.com/kvpilot/kvpilot/server/domain/blockhash"
+
+// Sequence is one prompt and its answer. The driver sets the exported fields before Submit and may
+// only append to Keys afterwards.
+type Sequence struct {
+	// Owner is the driver's own.
+	Owner any
+	// Keys name the full blocks of prompt and answer in order. A block without a key is never found
+	// or announced. Before the next Plan the driver appends the keys of blocks that Complete filled.
+	Keys []blockhash.Hash
+	// Prompt is the number of prompt tokens, Most that of the answer, after which the sequence ends.
+	// With Most 0 the prompt is only computed.
+	Prompt, Most int
+	// NoHits makes the sequence compute its whole prompt.
+	NoHits bool
+
+	state    state
+	made     int // tokens of the answer
+	blocks   []int32
+	named    int // blocks that have their key, or had it when they were found
+	computed int // tokens whose KV is in blocks
+	planned  int // tokens of the present step
+	cached   int
+	admitted bool
+}
+
+type state uint8
+
+const (
+	idle state = iota
+	waiting
+	running
+	ended
+)
+
+// Live reports whether s was submitted and has not ended.
+func (s *Sequence) Live() bool { return s.state == waiting || s.state == running }
+
+// Admitted reports whether s was ever scheduled.
+func (s *Sequence) Admitted() bool { return s.admitted }
+
+// Cached is how many prompt tokens were found in the cache when s was first scheduled.
+func (s *Sequence) Cached() int { return s.cached }
+
+// Made counts the tokens of the answer so far.
+func (s *Sequence) Made() int { return s.made }
+
+// Computed counts the tokens whose KV is in memory, those of the step that runs included.
+func (s *Sequence) Computed() int { return s.computed + s.planned }
+
+// length counts the tokens that are known.
+func (s *Sequence) length() int { return s.Prompt + s.made }

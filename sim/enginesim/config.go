@@ -1,0 +1,71 @@
+package enginesim
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvpilot/kvpilot/sim/enginesim/core"
+)
+
+// Config describes one simulated replica.
+type Config struct {
+	// Models are the served names; the first one is the primary name.
+	Models []string
+	// Adapters are LoRA adapters, listed as models of their own.
+	Adapters []string
+	// Version is the vLLM version to imitate, for example "0.32.0".
+	Version string
+	// Rust imitates the Rust front end.
+	Rust bool
+	// Ranks is the number of data-parallel ranks behind the one HTTP address.
+	Ranks int
+	// Core is the hardware and model of each rank.
+	Core core.Config
+	// TokenDetails reports cached_tokens (--enable-prompt-tokens-details).
+	TokenDetails bool
+	// ScaleOut serves /render where the version asks for --enable-scale-out.
+	ScaleOut bool
+	// RequestIDHeader answers X-Request-Id (--enable-request-id-headers).
+	RequestIDHeader bool
+	// BytesHashes writes event hashes as byte strings.
+	BytesHashes bool
+	// Topic is the topic of the events; ReplayBuffer how many batches are kept for replays.
+	Topic        string
+	ReplayBuffer int
+	// MeanAnswer is the mean length in tokens of an answer that nothing cuts short.
+	MeanAnswer int
+	// KeepAlive is how long an idle connection stays open; vLLM's is five seconds.
+	KeepAlive time.Duration
+	// APIKey guards /v1 when not empty.
+	APIKey string
+}
+
+// DefaultConfig is one rank of a 70B model with everything that a router likes switched on.
+func DefaultConfig() Config {
+	return Config{
+		Models: []string{"sim"}, Version: "0.32.0", Ranks: 1, Core: core.DefaultConfig(),
+		TokenDetails: true, ScaleOut: true, ReplayBuffer: 10_000, MeanAnswer: 128, KeepAlive: 5 * time.Second,
+	}
+}
+
+// Validate reports every bad field.
+func (c Config) Validate() error {
+	var errs []error
+	if len(c.Models) == 0 {
+		errs = append(errs, errors.New("a replica needs a model name"))
+	}
+	if _, err := parseVersion(c.Version); err != nil {
+		errs = append(errs, err)
+	}
+	if c.Ranks < 1 {
+		errs = append(errs, fmt.Errorf("%d ranks: there must be at least one", c.Ranks))
+	}
+	if c.MeanAnswer < 1 {
+		errs = append(errs, errors.New("the mean answer must have at least one token"))
+	}
+	if c.KeepAlive < 0 {
+		errs = append(errs, errors.New("the keep-alive time must not be negative"))
+	}
+	return errors.Join(append(errs, c.Core.Validate())...)
+}

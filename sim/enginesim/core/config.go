@@ -1,0 +1,66 @@
+package core
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvpilot/kvpilot/sim/enginemodel"
+)
+
+// Config is the modelled hardware and model of one rank.
+type Config struct {
+	// BlockSize is in tokens. Blocks counts the KV blocks; one of them is never used, as in vLLM.
+	BlockSize int
+	Blocks    int
+	// MaxModelLen bounds prompt and answer together, in tokens.
+	MaxModelLen int
+	// MaxBatchedTokens is the token budget of a step, MaxSeqs the most sequences that run at once.
+	MaxBatchedTokens int
+	MaxSeqs          int
+	// WholePrompts admits a request only when its whole prompt fits into free blocks, as vLLM's
+	// scheduler_reserve_full_isl does.
+	WholePrompts bool
+	// PrefixCaching keeps the blocks of finished requests for later ones.
+	PrefixCaching bool
+	// Seed makes the names of blocks; each engine life has its own.
+	Seed uint64
+	// EarlyEvents publishes a step's events before it is computed (vLLM before 0.11.1), not after.
+	EarlyEvents bool
+	Timing      Timing
+}
+
+// Timing is the model of a step's duration.
+type Timing = enginemodel.Timing
+
+// DefaultConfig is a 70B model on four GPUs, as docs/simulator.md describes it.
+func DefaultConfig() Config {
+	return Config{
+		BlockSize: 16, Blocks: 40_000, MaxModelLen: 131_072,
+		MaxBatchedTokens: 2048, MaxSeqs: 256, WholePrompts: true, PrefixCaching: true,
+		Timing: Timing{
+			PrefillRate: 8000, HalfContext: 50_000, Base: 10 * time.Millisecond,
+			PerSequence: 50 * time.Microsecond, PerContextToken: 17 * time.Nanosecond, Speed: 1,
+		},
+	}
+}
+
+// Validate reports every bad field.
+func (c Config) Validate() error {
+	errs := []error{c.model().Validate()}
+	if c.MaxModelLen <= 0 {
+		errs = append(errs, errors.New("maximum model length must be above zero"))
+	}
+	if c.BlockSize > 0 && (c.Blocks-1)*c.BlockSize < c.MaxModelLen {
+		errs = append(errs, fmt.Errorf("%d blocks of %d tokens cannot hold one request of %d tokens", c.Blocks-1, c.BlockSize, c.MaxModelLen))
+	}
+	return errors.Join(errs...)
+}
+
+// model is the part that the step machine knows.
+func (c Config) model() enginemodel.Config {
+	return enginemodel.Config{
+		BlockSize: c.BlockSize, Blocks: c.Blocks - 1, MaxBatchedTokens: c.MaxBatchedTokens, MaxSeqs: c.MaxSeqs,
+		WholePrompts: c.WholePrompts, NoCaching: !c.PrefixCaching, Timing: c.Timing,
+	}
+}

@@ -1,0 +1,203 @@
+package enginesim
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/sim/enginesim/core"
+)
+
+// Faults are what goes wrong. The zero value: nothing.
+type Faults struct {
+	// Paths limits the faults of requests to paths with one of these prefixes; none: all paths.
+	Paths []string `json:"paths,omitzero"`
+	// Times is after how many requests those faults end by themselves; 0: never.
+	Times int `json:"times,omitzero"`
+
+	// Slow waits before answering.
+	Slow Duration `json:"slow,omitzero"`
+	// Hang never answers. HalfBody announces the whole body and sends half. WrongJSON sends
+	// something that is not JSON. Cut closes the connection without an answer.
+	Hang      bool `json:"hang,omitzero"`
+	HalfBody  bool `json:"half_body,omitzero"`
+	WrongJSON bool `json:"wrong_json,omitzero"`
+	Cut       bool `json:"cut,omitzero"`
+	// Status answers an error of this status, with RetryAfter seconds when above zero.
+	Status     int `json:"status,omitzero"`
+	RetryAfter int `json:"retry_after,omitzero"`
+	// StringCodes writes errors as the Rust front end does.
+	StringCodes bool `json:"string_codes,omitzero"`
+	// Scaling answers 503 to everything, as during elastic scaling.
+	Scaling bool `json:"scaling,omitzero"`
+	// DieAfter cuts a stream's connection after so many chunks; StallAfter sends nothing more
+	// after them; ErrorAfter sends an error object and [DONE].
+	DieAfter   int `json:"die_after,omitzero"`
+	StallAfter int `json:"stall_after,omitzero"`
+	ErrorAfter int `json:"error_after,omitzero"`
+	// NoDone leaves [DONE] out of streams, as some engines do. Linger keeps a stream open for so long behind its
+	// last event.
+	NoDone bool     `json:"no_done,omitzero"`
+	Linger Duration `json:"linger,omitzero"`
+	// WrongIDs makes /tokenize and /render answer ids that the engine does not use.
+	WrongIDs bool `json:"wrong_ids,omitzero"`
+
+	// Stall stops the engine's steps: requests are accepted and nothing is computed.
+	Stall bool `json:"stall,omitzero"`
+	// LieEvents writes wrong token ids into events. DropEvents loses every nth batch on its way
+	// (a replay has it); HoleEvents loses it for good. StopEvents publishes nothing at all.
+	LieEvents  bool `json:"lie_events,omitzero"`
+	DropEvents int  `json:"drop_events,omitzero"`
+	HoleEvents int  `json:"hole_events,omitzero"`
+	StopEvents bool `json:"stop_events,omitzero"`
+}
+
+// Duration is a time.Duration that JSON writes as "1.5s".
+type Duration time.Duration
+
+// MarshalText implements encoding.TextMarshaler.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Duration) UnmarshalText(b []byte) error {
+	v, err := time.ParseDuration(string(b))
+	*d = Duration(v)
+	return err
+}
+
+// SetFaults replaces the faults.
+func (e *Engine) SetFaults(f Faults) {
+	e.faults.set(f)
+	if l := e.life.Load(); l != nil {
+		for _, c := range l.cores {
+			c.Pause(f.Stall)
+		}
+	}
+}
+
+// Faults returns the present faults.
+func (e *Engine) Faults() Faults { return e.faults.get() }
+
+type faultBox struct {
+	mu   sync.Mutex
+	now  Faults // guarded by mu
+	left int    // guarded by mu: requests that still fail, when Times is set
+}
+
+func (b *faultBox) set(f Faults) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.now, b.left = f, f.Times
+}
+
+func (b *faultBox) get() Faults {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.now
+}
+
+// request gives the faults of one request to path, and counts it.
+func (b *faultBox) request(path string) Faults {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f := b.now
+	if len(f.Paths) > 0 && !hasPrefix(path, f.Paths) {
+		return Faults{}
+	}
+	if f.Times > 0 {
+		if b.left == 0 {
+			return Faults{}
+		}
+		b.left--
+	}
+	return f
+}
+
+func hasPrefix(path string, list []string) bool {
+	for _, p := range list {
+		if strings.HasPrefix(path, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// Record is one request as the engine saw it.
+type Record struct {
+	At          time.Time `json:"at"`
+	Method      string    `json:"method"`
+	Path        string    `json:"path"`
+	RequestID   string    `json:"request_id,omitzero"`
+	Traceparent string    `json:"traceparent,omitzero"`
+	Tracestate  string    `json:"tracestate,omitzero"`
+	Session     string    `json:"session,omitzero"`
+	Rank        string    `json:"rank,omitzero"`
+	Life        uint64    `json:"life"`
+	// The rest is known for generation once the prompt is.
+	Model        string `json:"model,omitzero"`
+	PromptTokens int    `json:"prompt_tokens,omitzero"`
+	CachedTokens int    `json:"cached_tokens,omitzero"`
+	OutputTokens int    `json:"output_tokens,omitzero"`
+	GivenIDs     bool   `json:"given_ids,omitzero"`
+	// Finish is "stop", "length", "tool_calls", or "abort" when the client left.
+	Finish string `json:"finish,omitzero"`
+	Status int    `json:"status,omitzero"`
+}
+
+// maxRecords bounds the memory of past requests.
+const maxRecords = 4096
+
+type recordBox struct {
+	mu   sync.Mutex
+	ring []*Record // guarded by mu, entries too
+	next int       // guarded by mu
+}
+
+func (b *recordBox) add(r *Record) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.ring) < maxRecords {
+		b.ring = append(b.ring, r)
+		return
+	}
+	b.ring[b.next] = r
+	b.next = (b.next + 1) % maxRecords
+}
+
+func (b *recordBox) update(change func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	change()
+}
+
+// Requests returns the last requests, oldest first, at most 4,096.
+func (e *Engine) Requests() []Record {
+	b := &e.records
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := make([]Record, 0, len(b.ring))
+	for i := range b.ring {
+		list = append(list, *b.ring[(b.next+i)%len(b.ring)])
+	}
+	return list
+}
+
+// ForgetRequests empties the list that Requests returns.
+func (e *Engine) ForgetRequests() {
+	e.records.mu.Lock()
+	defer e.records.mu.Unlock()
+	e.records.ring, e.records.next = nil, 0
+}
+
+// Stats returns each rank's load; empty between lives.
+func (e *Engine) Stats() []core.Stats {
+	l := e.life.Load()
+	if l == nil {
+		return nil
+	}
+	list := make([]core.Stats, 0, len(l.cores))
+	for _, c := range l.cores {
+		list = append(list, c.Stats())
+	}
+	return list
+}

@@ -1,0 +1,200 @@
+package enginesim
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/kvpilot/kvpilot/sim/enginesim/core"
+	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
+)
+
+// generation is one request's answers while the engine writes them.
+type generation struct {
+	l       *life
+	c       *call
+	s       *sampling
+	id      string
+	created int64
+	ready   chan struct{}
+	choices []*choice
+	// promptTokens counts each prompt once, as usage does.
+	promptTokens int
+	// dead: the engine ended before its answer did.
+	dead bool
+}
+
+// start checks the request, queues its sequences and returns them; nil: an error was answered.
+func (l *life) start(c *call, s *sampling, prefix string, prompts []promptIDs) *generation {
+	rank, bad := l.rank(c.r)
+	if bad != nil {
+		l.fail(c, *bad)
+		return nil
+	}
+	g := &generation{l: l, c: c, s: s, created: time.Now().Unix(), ready: make(chan struct{}, 1)}
+	g.id = prefix + l.requestID(c.r, s.RequestID)
+	limits := make([]int, len(prompts))
+	for i := range prompts {
+		if limits[i], bad = l.fit(s, &prompts[i]); bad != nil {
+			l.fail(c, *bad)
+			return nil
+		}
+	}
+	given := false
+	for i, p := range prompts {
+		g.promptTokens += len(p.ids)
+		given = given || p.given
+		g.submit(p, limits[i], rank)
+	}
+	l.load.Add(1)
+	l.records.update(func() {
+		r := c.record
+		r.Model, r.PromptTokens, r.GivenIDs, r.Status = s.Model, g.promptTokens, given, http.StatusOK
+	})
+	return g
+}
+
+// rank reads the pin of the request, or balances.
+func (l *life) rank(r *http.Request) (int, *apiError) {
+	v := r.Header.Get("X-Data-Parallel-Rank")
+	if v == "" || !l.features.rankHeader {
+		return l.pick(), nil
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil {
+		return l.pick(), nil // vLLM ignores what is no integer
+	}
+	if n < 0 || n >= len(l.cores) {
+		return 0, refuse(fmt.Sprintf("data_parallel_rank %d is out of range [0, %d).", n, len(l.cores)), "")
+	}
+	return n, nil
+}
+
+// requestID is the client's, or a new one of 16 hex digits.
+func (l *life) requestID(r *http.Request, fromBody string) string {
+	if id := r.Header.Get("X-Request-Id"); id != "" {
+		return id
+	}
+	if fromBody != "" {
+		return fromBody
+	}
+	return l.newID()
+}
+
+// newID makes an id that this engine has not used, and hardly any other.
+func (e *Engine) newID() string {
+	n := e.ids.Add(1) + uint64(e.lives.Load())<<40
+	n *= 0x9e3779b97f4a7c15 // spreads counters over all digits, without collisions
+	return fmt.Sprintf("%016x", n^e.salt)
+}
+
+// submit queues n sequences for one prompt.
+func (g *generation) submit(p promptIDs, maxTokens, rank int) {
+	n := 1
+	if g.s.N != nil {
+		n = *g.s.N
+	}
+	for i := range n {
+		params := core.Params{
+			Prompt: p.ids, Space: g.l.space(g.s.Model, g.s.CacheSalt, p.items),
+			MaxTokens: maxTokens, MinTokens: g.s.MinTokens,
+			End: vocab.TurnEnd, IgnoreEnd: g.s.IgnoreEOS, StopIDs: g.s.StopTokenIDs,
+			NoHits: g.s.PromptLogprobs != nil, Ready: g.ready,
+		}
+		if maxTokens > 0 {
+			write := newWriter
+			if p.given {
+				write = goOn
+			}
+			params.Next = write(writerParams{
+				prompt: p.ids, variant: uint64(i), seed: g.s.Seed, adapter: params.Space.Adapter, mean: g.l.cfg.MeanAnswer,
+				least: g.s.MinTokens, endless: g.s.IgnoreEOS, forced: p.forced,
+			}).next
+		}
+		seq := core.NewSequence(params)
+		g.choices = append(g.choices, &choice{seq: seq, core: g.l.cores[rank], index: len(g.choices), prompt: p, s: g.s, callID: g.l.newID()})
+		g.l.cores[rank].Submit(seq)
+	}
+}
+
+// each calls on with every delta until all choices are done; false: the client left, the
+// engine died, or on wants no more.
+func (g *generation) each(on func(*choice, delta) bool) bool {
+	left := len(g.choices)
+	for left > 0 {
+		select {
+		case <-g.ready:
+		case <-g.c.r.Context().Done():
+			return false
+		}
+		for _, ch := range g.choices {
+			if ch.finish != "" {
+				continue
+			}
+			d := ch.poll()
+			if ch.finish == core.FinishAbort.String() {
+				g.dead = true
+				return false
+			}
+			if (len(d.ids) > 0 || d.done) && !on(ch, d) {
+				return false
+			}
+			if d.done {
+				left--
+			}
+		}
+	}
+	return true
+}
+
+// abort frees everything at once: the client left.
+func (g *generation) abort() {
+	for _, ch := range g.choices {
+		ch.core.Abort(ch.seq, core.FinishAbort)
+	}
+}
+
+// end books the finished request, and cuts the connection when the engine has died.
+func (g *generation) end(ok bool) {
+	g.book(ok)
+	if g.dead {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func (g *generation) book(ok bool) {
+	g.l.load.Add(-1)
+	if !ok {
+		g.abort()
+	}
+	finish := "abort"
+	if ok {
+		finish = g.choices[0].finish
+	}
+	g.l.records.update(func() {
+		r := g.c.record
+		r.CachedTokens, r.OutputTokens, r.Finish = g.cached(), g.outputTokens(), finish
+	})
+	for _, ch := range g.choices {
+		g.l.meters.observe(ch.seq.Times(), len(ch.prompt.ids), len(ch.ids), g.s.limit())
+	}
+}
+
+// cached is the hit of the first answer.
+func (g *generation) cached() int { return g.choices[0].seq.Cached() }
+
+func (g *generation) outputTokens() int {
+	n := 0
+	for _, ch := range g.choices {
+		n += len(ch.ids)
+	}
+	return n
+}
+
+// createdCache rounds the prompt down to blocks and takes off the hit: what the request put into
+// the cache.
+func (g *generation) createdCache() int {
+	size := g.l.cfg.Core.BlockSize
+	return g.promptTokens/size*size - g.cached()
+}

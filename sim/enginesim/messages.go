@@ -1,0 +1,182 @@
+package enginesim
+
+import (
+	"net/http"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
+)
+
+// messagesRequest is Anthropic's format.
+type messagesRequest struct {
+	Model         string           `json:"model"`
+	Messages      []vocab.Message  `json:"messages"`
+	System        jsontext.Value   `json:"system"`
+	MaxTokens     *int             `json:"max_tokens"`
+	StopSequences stringList       `json:"stop_sequences"`
+	Stream        bool             `json:"stream"`
+	Tools         []jsontext.Value `json:"tools"`
+	CacheSalt     string           `json:"cache_salt"`
+}
+
+type anthropicUsage struct {
+	InputTokens  int  `json:"input_tokens"`
+	OutputTokens int  `json:"output_tokens"`
+	Created      *int `json:"cache_creation_input_tokens,omitempty"`
+	Read         *int `json:"cache_read_input_tokens,omitempty"`
+}
+
+// messagesChat turns the request into a chat request.
+func (l *life) messagesChat(c *call) (*chatRequest, promptIDs, bool) {
+	var req messagesRequest
+	if !l.read(c, &req) {
+		return nil, promptIDs{}, false
+	}
+	chat := &chatRequest{Messages: req.Messages, Tools: anthropicTools(req.Tools)}
+	chat.Model, chat.MaxTokens, chat.Stream, chat.Stop = req.Model, req.MaxTokens, req.Stream, req.StopSequences
+	if l.features.messagesSalt {
+		chat.CacheSalt = req.CacheSalt
+	}
+	if len(req.System) > 0 && string(req.System) != "null" {
+		chat.Messages = append([]vocab.Message{{Role: "system", Content: req.System}}, req.Messages...)
+	}
+	p, bad := l.chatPrompt(chat)
+	if bad != nil {
+		bad.Anthropic = true
+		l.fail(c, *bad)
+		return nil, promptIDs{}, false
+	}
+	return chat, p, true
+}
+
+// anthropicTools rewrites tool definitions into OpenAI's form.
+func anthropicTools(list []jsontext.Value) []jsontext.Value {
+	var out []jsontext.Value
+	for _, raw := range list {
+		var t struct {
+			Name        string         `json:"name"`
+			Description string         `json:"description"`
+			Schema      jsontext.Value `json:"input_schema"`
+		}
+		if json.Unmarshal(raw, &t) != nil {
+			continue
+		}
+		if len(t.Schema) == 0 {
+			t.Schema = jsontext.Value("{}")
+		}
+		b := append([]byte(`{"type":"function","function":{"name":`), quote(nil, t.Name)...)
+		b = quote(append(b, `,"description":`...), t.Description)
+		b = append(append(append(b, `,"parameters":`...), t.Schema...), `}}`...)
+		out = append(out, b)
+	}
+	return out
+}
+
+func (l *life) messagesCount(c *call) {
+	_, p, ok := l.messagesChat(c)
+	if !ok {
+		return
+	}
+	n := len(p.ids)
+	c.reply(http.StatusOK, map[string]any{"input_tokens": n, "context_management": map[string]int{"original_input_tokens": n}})
+}
+
+func (l *life) messagesCreate(c *call) {
+	chat, p, ok := l.messagesChat(c)
+	if !ok {
+		return
+	}
+	g := l.start(c, &chat.sampling, "chatcmpl-", []promptIDs{p})
+	if g == nil {
+		return
+	}
+	done := false
+	defer func() { g.end(done) }()
+	if chat.Stream {
+		done = g.messageStream()
+		return
+	}
+	if done = g.each(func(*choice, delta) bool { return true }); !done {
+		return
+	}
+	ch := g.choices[0]
+	type block struct {
+		Type string `json:"type"`
+		Text string `json:"text"`
+	}
+	c.reply(http.StatusOK, struct {
+		ID      string         `json:"id"`
+		Type    string         `json:"type"`
+		Role    string         `json:"role"`
+		Content []block        `json:"content"`
+		Model   string         `json:"model"`
+		Reason  string         `json:"stop_reason"`
+		Usage   anthropicUsage `json:"usage"`
+	}{g.id, "message", "assistant", []block{{"text", string(ch.text)}}, chat.Model, anthropicReason(ch), g.anthropicUsage()})
+}
+
+// anthropicUsage counts the prompt in three parts: read from the cache, written into it, and the rest.
+// Without token details the rest is the whole prompt, and the other two are not there.
+func (g *generation) anthropicUsage() anthropicUsage {
+	u := anthropicUsage{InputTokens: g.promptTokens, OutputTokens: g.outputTokens()}
+	if g.l.features.modern && g.l.reportsCache(g.cached()) {
+		read, created := g.cached(), g.createdCache()
+		u.InputTokens = max(0, g.promptTokens-read-created)
+		u.Created, u.Read = &created, &read
+	}
+	return u
+}
+
+func anthropicReason(ch *choice) string {
+	switch {
+	case ch.finish == "length":
+		return "max_tokens"
+	case ch.stop != nil:
+		return "stop_sequence"
+	}
+	return "end_turn"
+}
+
+func (g *generation) messageStream() bool {
+	s := newStream(g.l, g.c)
+	started, modern := false, g.l.features.modern
+	ok := g.each(func(_ *choice, d delta) bool {
+		if !started {
+			started = true
+			s.head()
+			message := map[string]any{"id": g.id, "content": []int{}, "model": g.s.Model}
+			if modern {
+				message["type"], message["role"], message["stop_reason"], message["stop_sequence"] = "message", "assistant", nil, nil
+				message["usage"] = anthropicUsage{InputTokens: g.promptTokens}
+			}
+			s.value("message_start", map[string]any{"type": "message_start", "message": message})
+			s.value("content_block_start", map[string]any{"type": "content_block_start", "content_block": map[string]string{"type": "text", "text": ""}, "index": 0})
+		}
+		if d.text != "" {
+			s.value("content_block_delta", map[string]any{"type": "content_block_delta", "delta": map[string]string{"type": "text_delta", "text": d.text}, "index": 0})
+		}
+		s.send()
+		return !s.ended
+	})
+	if !ok {
+		return false
+	}
+	end := map[string]any{"stop_reason": anthropicReason(g.choices[0])}
+	if modern {
+		end["stop_sequence"] = nil
+		if text, ok := g.choices[0].stop.(string); ok {
+			end["stop_sequence"] = text
+		}
+	}
+	s.value("content_block_stop", map[string]any{"type": "content_block_stop", "index": 0})
+	s.value("message_delta", map[string]any{"type": "message_delta", "delta": end, "usage": g.anthropicUsage()})
+	s.value("message_stop", map[string]string{"type": "message_stop"})
+	if modern {
+		s.send()
+	} else {
+		s.done() // 0.12.0 ends with OpenAI's mark
+	}
+	return true
+}

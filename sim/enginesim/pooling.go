@@ -1,0 +1,312 @@
+package enginesim
+
+import (
+	"encoding/binary"
+	"math"
+	"net/http"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
+)
+
+// poolingRequest is every route that computes a prompt and generates nothing.
+type poolingRequest struct {
+	sampling
+	Input      jsontext.Value  `json:"input"`
+	Messages   []vocab.Message `json:"messages"`
+	Dimensions int             `json:"dimensions"`
+
+	Text1     jsontext.Value `json:"text_1"`
+	Text2     jsontext.Value `json:"text_2"`
+	Queries   jsontext.Value `json:"queries"`
+	Items     jsontext.Value `json:"items"`
+	Query     string         `json:"query"`
+	Documents jsontext.Value `json:"documents"`
+	TopN      int            `json:"top_n"`
+}
+
+// embeddingSize is the length of the made-up vectors.
+const embeddingSize = 32
+
+// inputs reads a string, ids, or a list of either.
+func inputs(raw jsontext.Value) [][]uint32 {
+	list, bad := readPrompts(raw, true)
+	if bad != nil {
+		return nil
+	}
+	ids := make([][]uint32, 0, len(list))
+	for _, p := range list {
+		ids = append(ids, p.ids)
+	}
+	return ids
+}
+
+// compute runs the prompts through the engine; false: an error was answered, or the client left.
+func (l *life) compute(c *call, s *sampling, prompts [][]uint32) (tokens int, ok bool) {
+	if bad := l.known(&s.Model); bad != nil {
+		l.fail(c, *bad)
+		return 0, false
+	}
+	if len(prompts) == 0 {
+		l.fail(c, missingField("input"))
+		return 0, false
+	}
+	zero := 0
+	s.MaxTokens, s.MaxCompletionTokens, s.N = &zero, nil, nil // these routes know no choices
+	list := make([]promptIDs, 0, len(prompts))
+	for _, ids := range prompts {
+		tokens += len(ids)
+		list = append(list, promptIDs{ids: ids})
+	}
+	g := l.start(c, s, "pool-", list)
+	if g == nil {
+		return 0, false
+	}
+	defer func() { g.end(ok) }()
+	ok = g.each(func(*choice, delta) bool { return true })
+	return tokens, ok
+}
+
+func (l *life) embeddings(c *call) {
+	var req poolingRequest
+	if !l.read(c, &req) {
+		return
+	}
+	prompts := inputs(req.Input)
+	if req.Messages != nil {
+		out, err := vocab.Render(vocab.Chat{Messages: req.Messages})
+		if err != nil {
+			l.fail(c, *renderError(err))
+			return
+		}
+		prompts = [][]uint32{out.IDs}
+	}
+	n, ok := l.compute(c, &req.sampling, prompts)
+	if !ok {
+		return
+	}
+	size := embeddingSize
+	if req.Dimensions > 0 {
+		size = req.Dimensions
+	}
+	data := make([]map[string]any, 0, len(prompts))
+	for i, ids := range prompts {
+		data = append(data, map[string]any{"index": i, "object": "embedding", "embedding": vector(ids, size)})
+	}
+	c.reply(http.StatusOK, poolReply(l.requestID(c.r, ""), "embd-", req.Model, data, n))
+}
+
+func poolReply(id, prefix, model string, data []map[string]any, tokens int) map[string]any {
+	return map[string]any{
+		"id": prefix + id, "object": "list", "model": model, "data": data,
+		"usage": map[string]any{"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": nil},
+	}
+}
+
+func (l *life) pooling(c *call) {
+	l.pooled(c, "pool-", "pooling", func(ids []uint32) any { return vector(ids, embeddingSize) })
+}
+
+func (l *life) classify(c *call) {
+	l.pooled(c, "classify-", "classification", func(ids []uint32) any {
+		p := chance(ids)
+		return []float64{p, 1 - p}
+	})
+}
+
+func (l *life) pooled(c *call, prefix, object string, value func([]uint32) any) {
+	var req poolingRequest
+	if !l.read(c, &req) {
+		return
+	}
+	prompts := inputs(req.Input)
+	n, ok := l.compute(c, &req.sampling, prompts)
+	if !ok {
+		return
+	}
+	data := make([]map[string]any, 0, len(prompts))
+	for i, ids := range prompts {
+		d := map[string]any{"index": i, "object": object, "data": value(ids)}
+		if object == "classification" {
+			p := chance(ids)
+			d = map[string]any{"index": i, "label": "LABEL_0", "probs": value(ids), "num_classes": 2}
+			if p < 0.5 {
+				d["label"] = "LABEL_1"
+			}
+		}
+		data = append(data, d)
+	}
+	c.reply(http.StatusOK, poolReply(l.requestID(c.r, ""), prefix, req.Model, data, n))
+}
+
+func (l *life) score(c *call) {
+	var req poolingRequest
+	if !l.read(c, &req) {
+		return
+	}
+	left, right := inputs(first(req.Text1, req.Queries)), inputs(first(req.Text2, req.Items, req.Documents))
+	if len(left) == 1 {
+		for len(left) < len(right) {
+			left = append(left, left[0])
+		}
+	}
+	if len(left) != len(right) {
+		l.fail(c, badRequest("Input lengths must be either 1:1, 1:N or N:N", ""))
+		return
+	}
+	pairs := join(left, right)
+	n, ok := l.compute(c, &req.sampling, pairs)
+	if !ok {
+		return
+	}
+	data := make([]map[string]any, 0, len(pairs))
+	for i, ids := range pairs {
+		data = append(data, map[string]any{"index": i, "object": "score", "score": chance(ids)})
+	}
+	c.reply(http.StatusOK, poolReply(l.requestID(c.r, ""), "score-", req.Model, data, n))
+}
+
+func (l *life) rerank(c *call) {
+	var req poolingRequest
+	if !l.read(c, &req) {
+		return
+	}
+	docs := inputs(req.Documents)
+	query := vocab.EncodePrompt(req.Query, true)
+	left := make([][]uint32, len(docs))
+	for i := range left {
+		left[i] = query
+	}
+	pairs := join(left, docs)
+	n, ok := l.compute(c, &req.sampling, pairs)
+	if !ok {
+		return
+	}
+	results := make([]map[string]any, 0, len(pairs))
+	for i, ids := range pairs {
+		results = append(results, map[string]any{"index": i, "relevance_score": chance(ids), "document": map[string]any{"text": string(vocab.Decode(nil, docs[i], true)), "multi_modal": nil}})
+	}
+	sortByScore(results)
+	if req.TopN > 0 && req.TopN < len(results) {
+		results = results[:req.TopN]
+	}
+	c.reply(http.StatusOK, map[string]any{"id": "rerank-" + l.requestID(c.r, ""), "model": req.Model, "results": results, "usage": map[string]int{"prompt_tokens": n, "total_tokens": n}})
+}
+
+func sortByScore(list []map[string]any) {
+	score := func(i int) float64 { return list[i]["relevance_score"].(float64) }
+	for i := 1; i < len(list); i++ {
+		for j := i; j > 0 && score(j) > score(j-1); j-- {
+			list[j], list[j-1] = list[j-1], list[j]
+		}
+	}
+}
+
+func first(list ...jsontext.Value) jsontext.Value {
+	for _, v := range list {
+		if len(v) > 0 {
+			return v
+		}
+	}
+	return nil
+}
+
+func join(left, right [][]uint32) [][]uint32 {
+	pairs := make([][]uint32, 0, len(right))
+	for i := range right {
+		pairs = append(pairs, append(append([]uint32{}, left[i]...), right[i]...))
+	}
+	return pairs
+}
+
+func hashIDs(ids []uint32, seed uint64) uint64 {
+	buf := make([]byte, 0, 4*len(ids))
+	for _, id := range ids {
+		buf = binary.LittleEndian.AppendUint32(buf, id)
+	}
+	return xxh3.HashSeed(buf, seed)
+}
+
+// vector is a unit vector made of the ids' hash.
+func vector(ids []uint32, size int) []float64 {
+	v := make([]float64, size)
+	sum := 0.0
+	for i := range v {
+		v[i] = float64(int64(hashIDs(ids, uint64(i))%2001)-1000) / 1000
+		sum += v[i] * v[i]
+	}
+	for i := range v {
+		v[i] = math.Round(v[i]/math.Sqrt(sum+1e-12)*1e6) / 1e6
+	}
+	return v
+}
+
+// chance is a number between 0 and 1 made of the ids' hash.
+func chance(ids []uint32) float64 { return float64(hashIDs(ids, 7)%10_000) / 10_000 }
+
+// transcribe answers audio requests: the text depends on the bytes.
+func (l *life) transcribe(c *call) {
+	if err := c.r.ParseMultipartForm(64 << 20); err != nil {
+		l.fail(c, missingField("file"))
+		return
+	}
+	defer c.r.MultipartForm.RemoveAll() //nolint:errcheck // temporary files of a request that has ended
+	file, header, err := c.r.FormFile("file")
+	if err != nil {
+		l.fail(c, missingField("file"))
+		return
+	}
+	defer file.Close() //nolint:errcheck // only read
+	s := sampling{Model: c.r.FormValue("model"), Stream: c.r.FormValue("stream") == "true"}
+	if bad := l.known(&s.Model); bad != nil {
+		l.fail(c, *bad)
+		return
+	}
+	// About 50 tokens of audio context for each second of 16 kHz sound, as Whisper has.
+	ids := make([]uint32, max(1, min(1500, int(header.Size/640))))
+	limit := 24
+	s.MaxTokens = &limit
+	g := l.start(c, &s, "trsc-", []promptIDs{{ids: ids}})
+	if g == nil {
+		return
+	}
+	ok := false
+	defer func() { g.end(ok) }()
+	if s.Stream {
+		ok = g.transcript()
+		return
+	}
+	if ok = g.each(func(*choice, delta) bool { return true }); !ok {
+		return
+	}
+	text := string(g.choices[0].text)
+	if c.r.FormValue("response_format") == "text" {
+		c.send(http.StatusOK, "text/plain; charset=utf-8", []byte(text))
+		return
+	}
+	c.reply(http.StatusOK, map[string]any{"text": text, "usage": map[string]any{"type": "duration", "seconds": header.Size/32000 + 1}})
+}
+
+func (g *generation) transcript() bool {
+	s := newStream(g.l, g.c)
+	prefix := g.chunkPrefix("transcription.chunk")
+	started := false
+	ok := g.each(func(ch *choice, d delta) bool {
+		if !started {
+			started = true
+			s.head()
+		}
+		b := append(append(s.begin(""), prefix...), `{"delta":{"content":`...)
+		b = quote(b, d.text)
+		b = reasonOrNull(append(b, `},"finish_reason":`...), ch.finish)
+		s.end(append(b, `,"stop_reason":null}]}`...))
+		s.send()
+		return !s.ended
+	})
+	if ok {
+		s.done()
+	}
+	return ok
+}

@@ -1,0 +1,358 @@
+package enginesim
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
+)
+
+// maxStored bounds the kept responses; the oldest goes first.
+const maxStored = 1024
+
+// responseStore keeps responses for GET and cancel. It lives as long as the engine's process.
+type responseStore struct {
+	mu    sync.Mutex
+	byID  map[string]*storedResponse // guarded by mu
+	order []string                   // guarded by mu
+}
+
+type storedResponse struct {
+	body   responseBody
+	turns  []vocab.Message
+	cancel context.CancelFunc // of a background response; nil otherwise
+}
+
+func (s *responseStore) put(r *storedResponse) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byID == nil {
+		s.byID = map[string]*storedResponse{}
+	}
+	if _, ok := s.byID[r.body.ID]; !ok {
+		s.order = append(s.order, r.body.ID)
+	}
+	s.byID[r.body.ID] = r
+	if len(s.order) > maxStored {
+		delete(s.byID, s.order[0])
+		s.order = s.order[1:]
+	}
+}
+
+func (s *responseStore) get(id string) (storedResponse, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, ok := s.byID[id]
+	if !ok {
+		return storedResponse{}, false
+	}
+	return *r, true
+}
+
+type responseRequest struct {
+	Model              string           `json:"model"`
+	Input              jsontext.Value   `json:"input"`
+	Instructions       *string          `json:"instructions"`
+	Stream             bool             `json:"stream"`
+	Store              *bool            `json:"store"`
+	Background         bool             `json:"background"`
+	MaxOutputTokens    *int             `json:"max_output_tokens"`
+	PreviousResponseID *string          `json:"previous_response_id"`
+	Tools              []jsontext.Value `json:"tools"`
+	CacheSalt          string           `json:"cache_salt"`
+	RequestID          string           `json:"request_id"`
+}
+
+type responseBody struct {
+	ID                 string             `json:"id"`
+	CreatedAt          int64              `json:"created_at"`
+	IncompleteDetails  *incompleteDetails `json:"incomplete_details"`
+	Instructions       *string            `json:"instructions"`
+	Metadata           *struct{}          `json:"metadata"`
+	Model              string             `json:"model"`
+	Object             string             `json:"object"`
+	Output             []responseItem     `json:"output"`
+	ParallelToolCalls  bool               `json:"parallel_tool_calls"`
+	Temperature        float64            `json:"temperature"`
+	ToolChoice         string             `json:"tool_choice"`
+	Tools              []jsontext.Value   `json:"tools"`
+	TopP               float64            `json:"top_p"`
+	Background         bool               `json:"background"`
+	MaxOutputTokens    *int               `json:"max_output_tokens"`
+	PreviousResponseID *string            `json:"previous_response_id"`
+	ServiceTier        string             `json:"service_tier"`
+	Status             string             `json:"status"`
+	Truncation         string             `json:"truncation"`
+	Usage              *responseUsage     `json:"usage"`
+	User               *string            `json:"user"`
+}
+
+type incompleteDetails struct {
+	Reason string `json:"reason"`
+}
+
+type responseItem struct {
+	ID      string         `json:"id"`
+	Content []responsePart `json:"content"`
+	Role    string         `json:"role"`
+	Status  string         `json:"status"`
+	Type    string         `json:"type"`
+}
+
+type responsePart struct {
+	Annotations []struct{} `json:"annotations"`
+	Text        string     `json:"text"`
+	Type        string     `json:"type"`
+}
+
+type responseUsage struct {
+	InputTokens        int           `json:"input_tokens"`
+	InputTokensDetails cachedDetails `json:"input_tokens_details"`
+	OutputTokens       int           `json:"output_tokens"`
+	TotalTokens        int           `json:"total_tokens"`
+}
+
+type cachedDetails struct {
+	CachedTokens int `json:"cached_tokens"`
+}
+
+// responsesCreate answers POST /v1/responses.
+func (l *life) responsesCreate(c *call) {
+	var req responseRequest
+	if !l.read(c, &req) {
+		return
+	}
+	chat, p, bad := l.responsePrompt(&req)
+	if bad != nil {
+		l.fail(c, *bad)
+		return
+	}
+	a := &responseAnswer{l: l, req: &req, turns: chat.Messages, store: req.Store == nil || *req.Store}
+	if req.Background {
+		l.responsesBackground(c, a, &chat.sampling, p)
+		return
+	}
+	g := l.start(c, &chat.sampling, "", []promptIDs{p})
+	if g == nil {
+		return
+	}
+	ok := false
+	defer func() { g.end(ok) }()
+	a.begin(g, chat.Model)
+	if req.Stream {
+		ok = a.stream()
+		return
+	}
+	if ok = g.each(func(*choice, delta) bool { return true }); ok {
+		a.finish("")
+		c.replyNulls(a.body)
+	}
+}
+
+// responseTurns makes messages of the input and of the responses before it.
+func (l *life) responseTurns(req *responseRequest) ([]vocab.Message, *apiError) {
+	var turns []vocab.Message
+	if req.Instructions != nil {
+		turns = append(turns, vocab.Message{Role: "system", Content: quote(nil, *req.Instructions)})
+	}
+	if id := req.PreviousResponseID; id != nil {
+		before, ok := l.stored.get(*id)
+		if !ok {
+			return nil, &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: "response_id", Message: "Response with id '" + *id + "' not found."}
+		}
+		turns = append(turns, before.turns...)
+		for _, item := range before.body.Output {
+			turns = append(turns, vocab.Message{Role: "assistant", Content: quote(nil, item.Content[0].Text)})
+		}
+	}
+	if len(req.Input) == 0 {
+		bad := missingField("input")
+		return nil, &bad
+	}
+	if req.Input[0] == '"' {
+		return append(turns, vocab.Message{Role: "user", Content: req.Input}), nil
+	}
+	var list []vocab.Message
+	if err := json.Unmarshal(req.Input, &list, jsontext.AllowInvalidUTF8(true)); err != nil {
+		bad := validationError(err)
+		return nil, &bad
+	}
+	return append(turns, list...), nil
+}
+
+// responsesBackground answers at once and goes on by itself until cancelled.
+// responsePrompt turns the request into a chat request and renders it.
+func (l *life) responsePrompt(req *responseRequest) (chat chatRequest, p promptIDs, bad *apiError) {
+	turns, bad := l.responseTurns(req)
+	if bad != nil {
+		return chat, p, bad
+	}
+	chat = chatRequest{Messages: turns, Tools: req.Tools}
+	chat.Model, chat.MaxTokens, chat.CacheSalt, chat.Stream = req.Model, req.MaxOutputTokens, req.CacheSalt, req.Stream
+	p, bad = l.chatPrompt(&chat)
+	return chat, p, bad
+}
+
+func (l *life) responsesBackground(c *call, a *responseAnswer, s *sampling, p promptIDs) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(c.r.Context()))
+	own := &call{w: &keeper{header: http.Header{}}, r: c.r.WithContext(ctx), record: c.record, book: c.book}
+	g := l.start(own, s, "", []promptIDs{p})
+	if g == nil {
+		cancel()
+		l.fail(c, badRequest("the request was refused", ""))
+		return
+	}
+	a.begin(g, s.Model)
+	a.body.Status, a.body.Background = "queued", true
+	l.stored.put(&storedResponse{body: a.body, turns: a.turns, cancel: cancel})
+	queued := a.body
+	l.work.Go(func() {
+		defer cancel()
+		ok := g.each(func(*choice, delta) bool { return true })
+		g.book(ok)
+		if ok {
+			a.finish("")
+		} else {
+			a.finish("cancelled")
+		}
+	})
+	c.replyNulls(queued)
+}
+
+func (l *life) responsesGet(c *call, id string) {
+	r, ok := l.stored.get(id)
+	if !ok {
+		l.noResponse(c, id)
+		return
+	}
+	c.replyNulls(r.body)
+}
+
+func (l *life) responsesCancel(c *call, id string) {
+	r, ok := l.stored.get(id)
+	switch {
+	case !ok:
+		l.noResponse(c, id)
+	case r.cancel == nil || r.body.Status == "completed" || r.body.Status == "incomplete":
+		l.fail(c, apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: "response_id", Message: "Cannot cancel a synchronous response."})
+	default:
+		r.cancel()
+		r.body.Status = "cancelled"
+		c.replyNulls(r.body)
+	}
+}
+
+func (l *life) noResponse(c *call, id string) {
+	l.fail(c, apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: "response_id", Message: "Response with id '" + id + "' not found."})
+}
+
+// responseAnswer writes one response.
+type responseAnswer struct {
+	l     *life
+	g     *generation
+	req   *responseRequest
+	turns []vocab.Message
+	store bool
+	body  responseBody
+	item  string
+	seq   int
+	s     *stream
+}
+
+func (a *responseAnswer) begin(g *generation, model string) {
+	a.g, a.item = g, "msg_"+a.l.newID()
+	id := "resp_" + g.id
+	tools := a.req.Tools
+	if tools == nil {
+		tools = []jsontext.Value{}
+	}
+	a.body = responseBody{
+		ID: id, CreatedAt: g.created, Instructions: a.req.Instructions, Model: model, Object: "response",
+		Output: []responseItem{}, ParallelToolCalls: true, Temperature: 1, ToolChoice: "auto", Tools: tools, TopP: 1,
+		MaxOutputTokens: a.req.MaxOutputTokens, PreviousResponseID: a.req.PreviousResponseID,
+		ServiceTier: "auto", Status: "in_progress", Truncation: "disabled",
+	}
+}
+
+// finish fills in the output and keeps the response; status overrides what the answer says.
+func (a *responseAnswer) finish(status string) {
+	ch := a.g.choices[0]
+	u := a.g.usage(true)
+	a.body.Output = []responseItem{a.message(string(ch.text), "completed")}
+	a.body.Usage = &responseUsage{InputTokens: u.prompt, InputTokensDetails: cachedDetails{u.cached}, OutputTokens: u.completion, TotalTokens: u.prompt + u.completion}
+	a.body.Status = "completed"
+	if ch.finish == "length" && a.l.features.modern {
+		a.body.Status = "incomplete"
+		a.body.IncompleteDetails = &incompleteDetails{"max_output_tokens"}
+	}
+	if status != "" {
+		a.body.Status = status
+	}
+	if a.store {
+		a.l.stored.put(&storedResponse{body: a.body, turns: a.turns})
+	}
+}
+
+func (a *responseAnswer) message(text, status string) responseItem {
+	content := []responsePart{}
+	if status == "completed" {
+		content = append(content, responsePart{Annotations: []struct{}{}, Text: text, Type: "output_text"})
+	}
+	return responseItem{ID: a.item, Content: content, Role: "assistant", Status: status, Type: "message"}
+}
+
+// event sends one event with its number.
+func (a *responseAnswer) event(name string, v map[string]any) {
+	v["sequence_number"], v["type"] = a.seq, name
+	a.seq++
+	a.s.value(name, v)
+}
+
+func (a *responseAnswer) stream() bool {
+	a.s = newStream(a.l, a.g.c)
+	started := false
+	ok := a.g.each(func(_ *choice, d delta) bool {
+		if !started {
+			started = true
+			a.opening()
+		}
+		if d.text != "" {
+			a.event("response.output_text.delta", a.at(map[string]any{"delta": d.text, "logprobs": []int{}}))
+		}
+		a.s.send()
+		return !a.s.ended
+	})
+	if !ok {
+		return false
+	}
+	a.closing()
+	return true
+}
+
+func (a *responseAnswer) at(v map[string]any) map[string]any {
+	v["content_index"], v["item_id"], v["output_index"] = 0, a.item, 0
+	return v
+}
+
+func (a *responseAnswer) opening() {
+	a.s.head()
+	a.event("response.created", map[string]any{"response": a.body})
+	a.event("response.in_progress", map[string]any{"response": a.body})
+	a.event("response.output_item.added", map[string]any{"item": a.message("", "in_progress"), "output_index": 0})
+	a.event("response.content_part.added", a.at(map[string]any{"part": responsePart{Annotations: []struct{}{}, Type: "output_text"}}))
+}
+
+func (a *responseAnswer) closing() {
+	text := string(a.g.choices[0].text)
+	part := responsePart{Annotations: []struct{}{}, Text: text, Type: "output_text"}
+	a.event("response.output_text.done", a.at(map[string]any{"text": text, "logprobs": []int{}}))
+	a.event("response.content_part.done", a.at(map[string]any{"part": part}))
+	a.event("response.output_item.done", map[string]any{"item": a.message(text, "completed"), "output_index": 0})
+	a.finish("")
+	a.event("response.completed", map[string]any{"response": a.body})
+	a.s.send()
+}

@@ -1,0 +1,248 @@
+package enginesim
+
+import (
+	"net/http"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
+)
+
+// tokenizeRequest is both forms of /tokenize.
+type tokenizeRequest struct {
+	chatRequest
+	Prompt          *string `json:"prompt"`
+	ReturnTokenStrs bool    `json:"return_token_strs"`
+}
+
+type tokenizeReply struct {
+	Count       int      `json:"count"`
+	MaxModelLen int      `json:"max_model_len"`
+	Tokens      []uint32 `json:"tokens"`
+	TokenStrs   []string `json:"token_strs"`
+}
+
+func (l *life) tokenize(c *call) {
+	var req tokenizeRequest
+	if !l.read(c, &req) {
+		return
+	}
+	var p promptIDs
+	var bad *apiError
+	switch {
+	case req.Messages != nil:
+		req.KVTransfer = nil // not a field of this route
+		p, bad = l.chatPrompt(&req.chatRequest)
+	case req.Prompt != nil:
+		if bad = l.known(&req.Model); bad == nil {
+			p.ids = vocab.EncodePrompt(*req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
+		}
+	default:
+		e := missingField("prompt")
+		bad = &e
+	}
+	if bad != nil {
+		l.fail(c, *bad)
+		return
+	}
+	ids := append([]uint32{}, l.told(c, p.ids)...) // a list, also when empty
+	reply := tokenizeReply{Count: len(ids), MaxModelLen: l.cfg.Core.MaxModelLen, Tokens: ids}
+	if req.ReturnTokenStrs {
+		for _, id := range ids {
+			reply.TokenStrs = append(reply.TokenStrs, safe(vocab.Decode(nil, []uint32{id}, false)))
+		}
+	}
+	c.replyNulls(reply)
+}
+
+// told is what a tokenizing route answers: the ids, or by fault others.
+func (l *life) told(c *call, ids []uint32) []uint32 {
+	if !c.faults.WrongIDs {
+		return ids
+	}
+	wrong := make([]uint32, len(ids))
+	for i, id := range ids {
+		wrong[i] = (id + 1) % vocab.Size
+	}
+	return wrong
+}
+
+// replyNulls answers v with nil slices written as null, as Python does.
+func (c *call) replyNulls(v any) {
+	b, err := json.Marshal(v, json.Deterministic(true), json.FormatNilSliceAsNull(true), json.FormatNilMapAsNull(true))
+	if err != nil {
+		panic(err) // our own types always marshal
+	}
+	c.send(http.StatusOK, "application/json", b)
+}
+
+func (l *life) detokenize(c *call) {
+	var req struct {
+		Model  string   `json:"model"`
+		Tokens []uint32 `json:"tokens"`
+	}
+	if !l.read(c, &req) {
+		return
+	}
+	if bad := l.known(&req.Model); bad != nil {
+		l.fail(c, *bad)
+		return
+	}
+	if req.Tokens == nil {
+		l.fail(c, missingField("tokens"))
+		return
+	}
+	b := quote([]byte(`{"prompt":`), safe(vocab.Decode(nil, req.Tokens, false)))
+	c.send(http.StatusOK, "application/json", append(b, '}'))
+}
+
+// rendered is the reply of /render: the engine's own request.
+type rendered struct {
+	RequestID      string         `json:"request_id"`
+	Model          string         `json:"model"`
+	TokenIDs       []uint32       `json:"token_ids"`
+	Mask           []int          `json:"assistant_tokens_mask"`
+	Offsets        [][2]int       `json:"token_offsets"`
+	Features       *mmFeatures    `json:"features"`
+	SamplingParams samplingParams `json:"sampling_params"`
+	Stream         bool           `json:"stream"`
+	StreamOptions  *streamOptions `json:"stream_options"`
+	CacheSalt      *string        `json:"cache_salt"`
+	Priority       int            `json:"priority"`
+	KVTransfer     jsontext.Value `json:"kv_transfer_params"`
+	ECTransfer     jsontext.Value `json:"ec_transfer_params"`
+}
+
+type samplingParams struct {
+	MaxTokens *int `json:"max_tokens"`
+	N         int  `json:"n"`
+}
+
+type mmFeatures struct {
+	Hashes       map[string][]string   `json:"mm_hashes"`
+	Placeholders map[string][]mmPlace  `json:"mm_placeholders"`
+	Kwargs       map[string][]struct{} `json:"kwargs_data"`
+}
+
+type mmPlace struct {
+	Offset int `json:"offset"`
+	Length int `json:"length"`
+}
+
+// renderAllowed answers for versions that hide the route.
+func (l *life) renderAllowed(c *call) bool {
+	if !l.features.renderGuarded || l.cfg.ScaleOut {
+		return true
+	}
+	l.fail(c, apiError{
+		Status: http.StatusForbidden, Type: "PermissionDeniedError",
+		Message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",
+	})
+	return false
+}
+
+func (l *life) renderChat(c *call) {
+	var req chatRequest
+	if !l.renderAllowed(c) || !l.read(c, &req) {
+		return
+	}
+	p, bad := l.chatPrompt(&req)
+	if bad == nil {
+		bad = l.renderable(&req.sampling)
+	}
+	if bad == nil {
+		_, bad = l.fit(&req.sampling, &p)
+	}
+	if bad != nil {
+		l.fail(c, *bad)
+		return
+	}
+	c.replyNulls(l.render(c, &req.sampling, p, "chatcmpl-"))
+}
+
+func (l *life) renderMessages(c *call) {
+	if !l.renderAllowed(c) {
+		return
+	}
+	if chat, p, ok := l.messagesChat(c); ok {
+		c.replyNulls(l.render(c, &chat.sampling, p, "chatcmpl-"))
+	}
+}
+
+func (l *life) renderResponses(c *call) {
+	var req responseRequest
+	if !l.renderAllowed(c) || !l.read(c, &req) {
+		return
+	}
+	var p promptIDs
+	var chat chatRequest
+	bad := &apiError{
+		Status: http.StatusBadRequest, Type: "invalid_request_error", Param: "previous_response_id",
+		Message: "previous_response_id is not supported by the stateless render endpoint.",
+	}
+	if req.PreviousResponseID == nil {
+		chat, p, bad = l.responsePrompt(&req)
+	}
+	if bad != nil {
+		l.fail(c, *bad)
+		return
+	}
+	c.replyNulls(l.render(c, &chat.sampling, p, "resp_"))
+}
+
+func (l *life) renderCompletion(c *call) {
+	var req completionRequest
+	if !l.renderAllowed(c) || !l.read(c, &req) {
+		return
+	}
+	prompts, bad := l.completionPrompts(&req)
+	if bad == nil {
+		bad = l.renderable(&req.sampling)
+	}
+	if bad != nil {
+		l.fail(c, *bad)
+		return
+	}
+	var list []rendered
+	for _, p := range prompts {
+		if _, bad := l.fit(&req.sampling, &p); bad != nil {
+			l.fail(c, *bad)
+			return
+		}
+		list = append(list, l.render(c, &req.sampling, p, "cmpl-"))
+	}
+	c.replyNulls(list)
+}
+
+// renderable finds what the render routes refuse: what the routes that generate do, and beam searches, which
+// those serve.
+func (l *life) renderable(s *sampling) *apiError {
+	if s.BeamSearch {
+		return refuse("Beam search is not supported by the render endpoint", "")
+	}
+	return l.check(s)
+}
+
+func (l *life) render(c *call, s *sampling, p promptIDs, prefix string) rendered {
+	out := rendered{
+		RequestID: prefix + l.requestID(c.r, s.RequestID), Model: s.Model, TokenIDs: l.told(c, p.ids),
+		SamplingParams: samplingParams{MaxTokens: s.limit(), N: 1},
+		KVTransfer:     jsontext.Value("null"), ECTransfer: jsontext.Value("null"),
+	}
+	if s.N != nil {
+		out.SamplingParams.N = *s.N
+	}
+	if s.CacheSalt != "" {
+		out.CacheSalt = &s.CacheSalt
+	}
+	if len(p.items) > 0 {
+		f := &mmFeatures{Hashes: map[string][]string{}, Placeholders: map[string][]mmPlace{}}
+		for _, it := range p.items {
+			f.Hashes["image"] = append(f.Hashes["image"], it.ID)
+			f.Placeholders["image"] = append(f.Placeholders["image"], mmPlace{it.Offset, it.Length})
+		}
+		out.Features = f
+	}
+	return out
+}

@@ -1,0 +1,237 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+// router is the product's own choice in virtual time.
+type router struct {
+	sim      *sim
+	chooser  *chooser.Chooser
+	index    *kvindex.Index
+	replicas []*replica.Replica
+	choices  []*chooser.Choice
+	requests []chooser.Request
+	epoch    time.Time
+	wake     float64
+	served   []replica.Slot // the rank that completed a call, NoSlot before
+	texts    bool
+	attempts []*attempt
+	job      *job
+	dice     *rand.Rand // which events get lost
+	// accuracy has the predicted over the actual time to the first token of each answer.
+	accuracy []float64
+	err      error
+	tokens   []uint32
+	names    []kvblock.EngineHash
+}
+
+func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
+	n := len(s.trace.Calls)
+	r := &router{
+		sim: s, job: j, dice: rand.New(rand.NewPCG(j.seed, 3)), epoch: time.Unix(1_000_000_000, 0),
+		choices: make([]*chooser.Choice, n), attempts: make([]*attempt, n), requests: make([]chooser.Request, n),
+	}
+	r.served = slices.Repeat([]replica.Slot{replica.NoSlot}, n)
+	now := func() time.Time { return r.epoch.Add(time.Duration(s.now * float64(time.Second))) }
+	bcfg := load.DefaultConfig()
+	bcfg.Remembered = 16
+	book, err := load.New(bcfg, load.Params{Now: now})
+	if err != nil {
+		return nil, err
+	}
+	icfg := kvindex.DefaultConfig()
+	icfg.MaxBytes = 1 << 40
+	icfg.MaxRanks = max(icfg.MaxRanks, len(s.engines))
+	if r.index, err = kvindex.New(icfg, kvindex.Params{}); err != nil {
+		return nil, err
+	}
+	r.chooser, err = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.options.PaceBias, Weight: j.share, OnOutcome: r.ended})
+	if err != nil {
+		return nil, err
+	}
+	for i, e := range s.engines {
+		rep := &replica.Replica{
+			ID: replica.ID("r" + strconv.Itoa(i)), State: replica.StateReady, Slots: []replica.Slot{replica.Slot(i)},
+			Models: []replica.Model{{ID: "m"}}, BlockSize: s.trace.block, Blocks: e.machine.Pool().Size(), MaxBatchedTokens: e.machine.Config().MaxBatchedTokens,
+		}
+		r.replicas = append(r.replicas, rep)
+		book.AddRank(replica.Slot(i))
+		if err := r.index.AddRank(replica.Slot(i), kvindex.RankInfo{BlockSize: s.trace.block, Capacity: rep.Blocks}); err != nil {
+			return nil, err
+		}
+		r.index.SetState(replica.Slot(i), kvblock.FeedExact)
+		r.chooser.AddRank(replica.Slot(i), rep, 0)
+	}
+	r.texts = cfg.Policy == decision.PrefixAffinity
+	return r, nil
+}
+
+func (r *router) arrive(call int) {
+	c := &r.sim.trace.Calls[call]
+	req := &r.requests[call]
+	*req = chooser.Request{
+		ID: strconv.Itoa(call), Model: "m", Replicas: r.replicas, Session: "s" + strconv.Itoa(c.Session), Tenant: c.Tenant, ExpectedOutput: c.Out,
+	}
+	k := r.sim.trace.knowledge(call, &r.job.options)
+	req.PromptTokens, req.Estimated = k.tokens, k.estimated
+	if b := k.before; b >= 0 && r.served[b] != replica.NoSlot && k.known == r.sim.trace.Calls[b].In {
+		req.Answer = chooser.Answer{Slot: r.served[b], Known: k.known, Held: min(k.known+r.sim.trace.Calls[b].Out, c.In) - 1}
+	}
+	hashes := k.hashes
+	req.Hashes = func(int) []blockhash.Hash { return hashes }
+	if r.texts {
+		req.Text = textOf(c.IDs[:min(len(c.IDs), (c.In+r.sim.trace.Chunk-1)/r.sim.trace.Chunk)])
+	}
+	req.Yield = func() { r.takeBack(call) }
+	if wait := r.sim.delays.tokenizing(c.In); wait > 0 {
+		r.sim.after(wait, func() { r.submit(call) })
+		return
+	}
+	r.submit(call)
+}
+
+// comeback is the time in seconds from taking a request back to sending it again.
+const comeback = 0.003
+
+// takeBack has a call that gives way go on later.
+func (r *router) takeBack(call int) {
+	choice, req := r.choices[call], &r.requests[call]
+	r.sim.takeBack(r.attempts[call])
+	r.sim.after(comeback, func() {
+		choice.Release(chooser.Result{End: decision.EndYielded, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		req.Attempt++
+		req.Resumes = choice
+		r.submit(call)
+	})
+}
+
+func (r *router) submit(call int) {
+	r.sim.look()
+	req := &r.requests[call]
+	r.chooser.Submit(req, time.Time{}, func(choice *chooser.Choice, err error) {
+		var refused *chooser.Refused
+		switch {
+		case errors.As(err, &refused):
+			r.sim.refuse(call)
+			return
+		case err != nil:
+			r.err = errors.Join(r.err, fmt.Errorf("call %d: %w", call, err))
+			return
+		}
+		r.choices[call] = choice
+		r.attempts[call] = r.sim.send(call, int(choice.Slot))
+	})
+	r.plan()
+}
+
+// plan has the chooser's clock tick when it asks for it.
+func (r *router) plan() {
+	at, ok := r.chooser.NextWake()
+	if !ok {
+		return
+	}
+	t := max(at.Sub(r.epoch).Seconds(), r.sim.now+1e-6)
+	if r.wake > r.sim.now && r.wake <= t {
+		return
+	}
+	r.wake = t
+	r.sim.schedule(event{at: t, kind: eventDo, do: func() {
+		if r.wake == t {
+			r.wake = 0
+			r.sim.look()
+			r.chooser.Tick()
+			r.plan()
+		}
+	}})
+}
+
+func (r *router) firstToken(a *attempt) bool {
+	choice := r.choices[a.call]
+	if !choice.Begin() {
+		return false
+	}
+	choice.FirstToken()
+	r.plan()
+	return true
+}
+
+func (r *router) progress(a *attempt, tokens int) { r.choices[a.call].Progress(tokens) }
+
+func (r *router) finished(a *attempt) {
+	c := &r.sim.trace.Calls[a.call]
+	choice := r.choices[a.call]
+	choice.Progress(c.Out)
+	choice.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: c.In, OutputTokens: c.Out, CachedTokens: r.sim.cached[a.call]})
+	r.served[a.call] = choice.Slot
+	r.choices[a.call], r.attempts[a.call] = nil, nil
+	r.plan()
+}
+
+// ended notes how right the prediction was.
+func (r *router) ended(o decision.Outcome) {
+	if o.TTFT > 0 && o.Predicted > 0 {
+		r.accuracy = append(r.accuracy, o.Predicted.Seconds()/o.TTFT.Seconds())
+	}
+}
+
+// changed delivers an engine's events, late or never where the run asks for that.
+func (r *router) changed(e int, events []kvEvent) {
+	if loss := r.job.options.EventLoss; loss > 0 {
+		events = slices.DeleteFunc(events, func(kvEvent) bool { return r.dice.Float64() < loss })
+	}
+	if r.sim.delays.Event > 0 {
+		r.sim.after(r.sim.delays.Event, func() { r.apply(e, events) })
+		return
+	}
+	r.apply(e, events)
+}
+
+func (r *router) apply(e int, events []kvEvent) {
+	for i := range events {
+		if ev := &events[i]; ev.stored != nil {
+			r.stored(e, ev.stored.call, ev.from, ev.to)
+		} else {
+			r.names = append(r.names[:0], kvblock.EngineHash(ev.removed))
+			r.index.Remove(replica.Slot(e), &kvblock.Removed{Hashes: r.names})
+		}
+	}
+}
+
+func (r *router) stored(e, call, from, to int) {
+	keys := r.sim.trace.hashes[call]
+	ev := kvblock.Stored{BlockSize: r.sim.trace.block, HasParent: from > 0}
+	if from > 0 {
+		ev.Parent = kvblock.EngineHash(keys[from-1])
+	}
+	r.tokens, r.names = r.tokens[:0], r.names[:0]
+	for j := from; j < to; j++ {
+		r.tokens = r.sim.trace.appendBlock(r.tokens, call, j)
+		r.names = append(r.names, kvblock.EngineHash(keys[j]))
+	}
+	ev.Tokens, ev.Hashes = r.tokens, r.names
+	r.index.Store(replica.Slot(e), &ev)
+}
+
+// textOf writes the chunks' ids as the text that stands for them.
+func textOf(ids []uint64) string {
+	b := make([]byte, 0, 8*len(ids))
+	for _, id := range ids {
+		b = strconv.AppendUint(b, id+1<<24, 36)
+		b = append(b, ' ')
+	}
+	return string(b)
+}

@@ -1,0 +1,357 @@
+package replay
+
+import (
+	"container/heap"
+	"math"
+	"math/rand/v2"
+
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/sim/enginemodel"
+)
+
+// event is something that happens at a moment of virtual time.
+type event struct {
+	at   float64
+	seq  uint64 // orders events of one moment
+	kind eventKind
+	n    int    // call or engine
+	gen  uint32 // of the engine when it was scheduled
+	do   func()
+}
+
+type eventKind uint8
+
+const (
+	eventArrival eventKind = iota
+	eventEngine
+	eventDo
+)
+
+type eventHeap []event
+
+func (h eventHeap) Len() int { return len(h) }
+func (h eventHeap) Less(i, j int) bool {
+	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].seq < h[j].seq
+}
+func (h eventHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *eventHeap) Push(x any)   { *h = append(*h, x.(event)) }
+func (h *eventHeap) Pop() any {
+	old := *h
+	e := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return e
+}
+
+// dispatcher is the router's side of a simulation.
+type dispatcher interface {
+	// arrive hands over a call; the dispatcher sends it to an engine, now or later.
+	arrive(call int)
+	// firstToken says that the router has a call's first token. It reports false when the router took
+	// the call back and does not want it.
+	firstToken(a *attempt) bool
+	// progress says how many tokens the router has, finished that it has the last one.
+	progress(a *attempt, tokens int)
+	finished(a *attempt)
+	// changed hands over what changed in the cache of engine e; the slice is the dispatcher's.
+	changed(e int, events []kvEvent)
+}
+
+// sim is one run of one trace under one dispatcher.
+type sim struct {
+	trace   *workload
+	engines []*engine
+	pooled  bool // the engines share one cache
+	delays  Delays
+	now     float64
+	events  eventHeap
+	seq     uint64
+	router  dispatcher
+	looked  float64 // when the engines were last caught up
+	dice    *rand.Rand
+
+	arrived []float64 // per call
+	first   []float64 // time of the first token, NaN before
+	done    []float64 // time of the last token, NaN before
+	cached  []int
+	next    [][]int32 // calls that follow a call in its session
+	due     []float64 // when a call of an open loop arrives that another one is waited for; nil when none is
+	steps   int
+	// waiting is the number of calls that have arrived and have no first token, since the sum of
+	// their arrivals, and waited the sum of all waits that are over.
+	waiting       int
+	since, waited float64
+}
+
+// workload is a trace made ready: block hashes per call, arrival times scaled.
+type workload struct {
+	*Trace
+	block  int
+	hashes [][]blockhash.Hash
+	before []int32 // the turn before in the session, -1 for none
+}
+
+// newSim starts the arrivals. speed divides the trace's time between arrivals; jitter spreads
+// arrivals of one moment evenly up to the next.
+func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
+	n := len(w.Calls)
+	s := &sim{trace: w, engines: engines, arrived: make([]float64, n), first: make([]float64, n), done: make([]float64, n), cached: make([]int, n), next: make([][]int32, n)}
+	for i := range s.first {
+		s.first[i], s.done[i] = math.NaN(), math.NaN()
+	}
+	s.dice = rand.New(rand.NewPCG(seed, 11))
+	at := spread(w.Trace, seed)
+	for i := range w.Calls {
+		if p := w.Calls[i].Prev; p >= 0 {
+			s.next[p] = append(s.next[p], int32(i))
+			continue
+		}
+		if w.After != nil && w.After[i] >= 0 {
+			if s.due == nil {
+				s.due = make([]float64, n)
+			}
+			s.next[w.After[i]] = append(s.next[w.After[i]], int32(i))
+			s.due[i] = at[i] / speed
+			continue
+		}
+		s.schedule(event{at: at[i] / speed, kind: eventArrival, n: i})
+	}
+	return s
+}
+
+// spread returns the calls' arrivals; those that the trace's coarse clock puts at one moment are
+// spread at random until the next.
+func spread(t *Trace, seed uint64) []float64 {
+	dice := rand.New(rand.NewPCG(seed, 1))
+	at := make([]float64, len(t.Calls))
+	for i := 0; i < len(at); {
+		j := i
+		for j < len(at) && t.Calls[j].At == t.Calls[i].At {
+			j++
+		}
+		gap := 0.0
+		if j < len(at) {
+			gap = t.Calls[j].At - t.Calls[i].At
+		}
+		for k := i; k < j; k++ {
+			at[k] = t.Calls[k].At
+			if j-i > 1 {
+				at[k] += dice.Float64() * gap
+			}
+		}
+		i = j
+	}
+	return at
+}
+
+func (s *sim) schedule(e event) {
+	s.seq++
+	e.seq = s.seq
+	heap.Push(&s.events, e)
+}
+
+// after runs do when delay seconds have passed.
+func (s *sim) after(delay float64, do func()) {
+	s.schedule(event{at: s.now + delay, kind: eventDo, do: do})
+}
+
+// mean is the mean time to the first token over all calls of the trace if nobody waited any longer:
+// it only grows.
+func (s *sim) mean() float64 {
+	return (s.waited + float64(s.waiting)*s.now - s.since) / float64(len(s.arrived))
+}
+
+// run plays until nothing is left to happen, or until the mean time to the first token is sure to
+// exceed most seconds (0: whatever it is); then it reports false.
+func (s *sim) run(most float64) bool {
+	for len(s.events) > 0 {
+		ev := heap.Pop(&s.events).(event)
+		s.now = ev.at
+		switch ev.kind {
+		case eventArrival:
+			s.arrived[ev.n] = s.now
+			s.waiting++
+			s.since += s.now
+			s.router.arrive(ev.n)
+		case eventEngine:
+			if e := s.engines[ev.n]; e.gen == ev.gen && e.until == ev.at {
+				s.step(e)
+			}
+		case eventDo:
+			ev.do()
+		}
+		if s.steps++; most > 0 && s.steps&1023 == 0 && s.mean() > most {
+			return false
+		}
+	}
+	return true
+}
+
+// send dispatches a call to engine e.
+func (s *sim) send(call, e int) *attempt {
+	c := &s.trace.Calls[call]
+	a := &attempt{call: call, engine: e}
+	a.seq = enginemodel.Sequence{Owner: a, Keys: s.trace.hashes[call], Prompt: c.In, Most: c.Out}
+	s.after(s.delays.Send, func() {
+		en := s.engines[e]
+		s.catchUp(en)
+		if en.add(&a.seq, s.now) {
+			s.plan(en)
+		}
+	})
+	return a
+}
+
+// takeBack has the router's cancellation reach the engine. What the call finds of itself later is no hit.
+func (s *sim) takeBack(a *attempt) {
+	a.gone = true
+	s.after(s.delays.Send, func() {
+		en := s.engines[a.engine]
+		s.catchUp(en)
+		if !a.seq.Live() {
+			return
+		}
+		en.cut()
+		s.cached[a.call] += a.seq.Cached() - a.seq.Computed()
+		en.machine.Abort(&a.seq)
+		s.plan(en)
+	})
+}
+
+func (s *sim) plan(e *engine) {
+	if e.steps > 0 {
+		s.schedule(event{at: e.until, kind: eventEngine, n: e.slot, gen: e.gen})
+	}
+}
+
+// lookEvery is how far in seconds an engine's decode steps may be ahead of what the router knows of them.
+const lookEvery = 0.02
+
+// look lets the router see what the engines have done in the steps that ended by now.
+func (s *sim) look() {
+	if s.now < s.looked+lookEvery || s.pooled {
+		return
+	}
+	s.looked = s.now
+	for _, e := range s.engines {
+		s.catchUp(e)
+	}
+}
+
+// catchUp completes the steps of an engine's run that have ended. The step that is running is then
+// the first of the planned ones.
+func (s *sim) catchUp(e *engine) {
+	n := e.ended(s.now)
+	if n == 0 {
+		return
+	}
+	began := e.started + e.step.Seconds(n)
+	out := e.machine.Complete(n)
+	s.publish(e)
+	e.plan(began)
+	s.plan(e)
+	s.progress(out)
+}
+
+// progress reports tokens that are no first ones.
+func (s *sim) progress(out []*enginemodel.Sequence) {
+	for _, q := range out {
+		if a := q.Owner.(*attempt); a.begun && q.Made() >= a.reported+progressStep {
+			a.reported = q.Made()
+			s.router.progress(a, a.reported)
+		}
+	}
+}
+
+// progressStep is how many tokens the router reports together, as in package router.
+const progressStep = 8
+
+// step ends a run of an engine's steps and starts the next.
+func (s *sim) step(e *engine) {
+	out := e.machine.Complete(e.steps)
+	s.publish(e)
+	s.progress(out)
+	ended := false
+	for i, q := range out {
+		a := q.Owner.(*attempt)
+		at := s.delays.Receive + float64(i)*s.delays.Gap
+		if s.delays.Jitter > 0 && (!a.started || !q.Live()) {
+			at += s.dice.ExpFloat64() * s.delays.Jitter
+		}
+		if !a.started {
+			a.started = true
+			a.firstAt = s.now + at
+			s.after(at, func() { s.begun(a) })
+		}
+		if !q.Live() {
+			ended = true
+			at = max(at, a.firstAt-s.now)
+			s.after(at, func() { s.finished(a) })
+		}
+	}
+	e.plan(s.now)
+	s.plan(e)
+	if ended && s.pooled {
+		s.unblock()
+	}
+}
+
+// unblock plans the idle engines whose waiting calls found no block in the shared cache.
+func (s *sim) unblock() {
+	for _, e := range s.engines {
+		if e.steps == 0 && len(e.machine.Waiting()) > 0 {
+			e.plan(s.now)
+			s.plan(e)
+		}
+	}
+}
+
+// begun is the moment at which the router has a call's first token.
+func (s *sim) begun(a *attempt) {
+	if a.gone || !s.router.firstToken(a) {
+		return
+	}
+	a.begun = true
+	s.first[a.call] = s.now
+	s.waiting--
+	s.since -= s.arrived[a.call]
+	s.waited += s.now - s.arrived[a.call]
+	s.cached[a.call] += a.seq.Cached()
+}
+
+// finished is the moment at which the router has its last one.
+func (s *sim) finished(a *attempt) {
+	if !a.begun {
+		return // taken back
+	}
+	s.done[a.call] = s.now
+	s.goOn(a.call)
+	s.router.finished(a)
+}
+
+// publish hands out the changes of an engine's cache.
+func (s *sim) publish(e *engine) {
+	if len(e.events) > 0 {
+		s.router.changed(e.slot, e.events)
+		e.events = nil
+	}
+}
+
+// refuse ends a call that the router turned away: it has no first token, and its session goes on.
+func (s *sim) refuse(call int) {
+	s.waiting--
+	s.since -= s.arrived[call]
+	s.goOn(call)
+}
+
+// goOn schedules the calls that waited for the end of one.
+func (s *sim) goOn(call int) {
+	for _, n := range s.next[call] {
+		at := s.now
+		if s.trace.Calls[n].Prev >= 0 {
+			at += s.trace.Calls[n].At
+		} else {
+			at = max(at, s.due[n])
+		}
+		s.schedule(event{at: at, kind: eventArrival, n: int(n)})
+	}
+}
