@@ -88,7 +88,7 @@ func (l *life) chatPrompt(req *chatRequest) (promptIDs, *apiError) {
 			kwargs[k] = v
 		}
 	}
-	out, err := vocab.Render(vocab.Chat{
+	out, err := l.cfg.Vocabulary.Render(vocab.Chat{
 		Messages: req.Messages, Tools: req.Tools, GenerationPrompt: add, Continue: req.ContinueFinal, Kwargs: kwargs,
 	})
 	if err != nil {

@@ -61,15 +61,15 @@ func (l *life) completionPrompts(req *completionRequest) ([]promptIDs, *apiError
 	if bad := l.known(&req.Model); bad != nil {
 		return nil, bad
 	}
-	return readPrompts(req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
+	return l.readPrompts(req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
 }
 
 // readPrompts reads a string, token ids, a list of strings or a list of token ids.
-func readPrompts(raw jsontext.Value, special bool) ([]promptIDs, *apiError) {
+func (l *life) readPrompts(raw jsontext.Value, special bool) ([]promptIDs, *apiError) {
 	wrong := func() *apiError {
 		return refuse("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
 	}
-	text := func(s string) promptIDs { return promptIDs{ids: vocab.EncodePrompt(s, special), text: s} }
+	text := func(s string) promptIDs { return promptIDs{ids: l.cfg.Vocabulary.Encode(s, special), text: s} }
 	given := func(ids []uint32) promptIDs {
 		return promptIDs{ids: ids, text: string(vocab.Decode(nil, ids, true)), given: true}
 	}

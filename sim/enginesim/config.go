@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
+	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 )
 
 // Config describes one simulated replica.
@@ -39,7 +40,29 @@ type Config struct {
 	KeepAlive time.Duration
 	// APIKey guards /v1 when not empty.
 	APIKey string
+	// Vocabulary replaces the tokenizer and the chat template of package vocab when not nil.
+	Vocabulary Vocabulary
 }
+
+// Vocabulary is a tokenizer with a chat template. It must be safe for concurrent use. Answers are written
+// in the words of package vocab all the same.
+type Vocabulary interface {
+	// Encode gives the ids of a text, behind what opens a prompt when addSpecial is set.
+	Encode(text string, addSpecial bool) []uint32
+	// Decode gives the text of ids, special tokens included.
+	Decode(ids []uint32) string
+	// Render gives the ids of a conversation. Its error is the message of the engine's 400.
+	Render(c vocab.Chat) (vocab.Rendered, error)
+}
+
+// vocabulary is package vocab as a Vocabulary.
+type vocabulary struct{}
+
+func (vocabulary) Encode(text string, addSpecial bool) []uint32 {
+	return vocab.EncodePrompt(text, addSpecial)
+}
+func (vocabulary) Decode(ids []uint32) string                  { return string(vocab.Decode(nil, ids, false)) }
+func (vocabulary) Render(c vocab.Chat) (vocab.Rendered, error) { return vocab.Render(c) }
 
 // DefaultConfig is one rank of a 70B model with everything that a router likes switched on.
 func DefaultConfig() Config {

@@ -62,6 +62,9 @@ func New(cfg Config, p Params) (*Engine, error) {
 		cfg: cfg, features: featuresOf(v, cfg.Version), log: p.Log,
 		http: newRelay(p.HTTP), restarts: make(chan time.Duration, 1), salt: rand.Uint64(),
 	}
+	if e.cfg.Vocabulary == nil {
+		e.cfg.Vocabulary = vocabulary{}
+	}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}

@@ -23,9 +23,11 @@ type Faults struct {
 	HalfBody  bool `json:"half_body,omitzero"`
 	WrongJSON bool `json:"wrong_json,omitzero"`
 	Cut       bool `json:"cut,omitzero"`
-	// Status answers an error of this status, with RetryAfter seconds when above zero.
-	Status     int `json:"status,omitzero"`
-	RetryAfter int `json:"retry_after,omitzero"`
+	// Status answers an error of this status, with RetryAfter seconds when above zero. Body answers these bytes,
+	// with Status or 200.
+	Status     int    `json:"status,omitzero"`
+	RetryAfter int    `json:"retry_after,omitzero"`
+	Body       string `json:"body,omitzero"`
 	// StringCodes writes errors as the Rust front end does.
 	StringCodes bool `json:"string_codes,omitzero"`
 	// Scaling answers 503 to everything, as during elastic scaling.

@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -165,9 +166,13 @@ func (l *life) early(ctx context.Context, c *call) bool {
 	case f.Scaling:
 		c.reply(http.StatusServiceUnavailable, map[string]string{"error": "The model is currently scaling. Please try again later."})
 		return true
-	case f.Status > 0:
+	case f.Status > 0 || f.Body != "":
 		if f.RetryAfter > 0 {
 			c.w.Header().Set("Retry-After", strconv.Itoa(f.RetryAfter))
+		}
+		if f.Body != "" {
+			c.send(cmp.Or(f.Status, http.StatusOK), "application/json", []byte(f.Body))
+			return true
 		}
 		l.fail(c, apiError{Status: f.Status, Message: http.StatusText(f.Status), Type: errorType(f.Status)})
 		return true

@@ -44,7 +44,7 @@ func appendChatLogprob(b []byte, id uint32, k int) []byte {
 }
 
 // safe replaces what is not UTF-8.
-func safe(raw []byte) string {
+func safe[text []byte | string](raw text) string {
 	return string([]rune(string(raw)))
 }
 

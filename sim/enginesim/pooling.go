@@ -31,8 +31,8 @@ type poolingRequest struct {
 const embeddingSize = 32
 
 // inputs reads a string, ids, or a list of either.
-func inputs(raw jsontext.Value) [][]uint32 {
-	list, bad := readPrompts(raw, true)
+func (l *life) inputs(raw jsontext.Value) [][]uint32 {
+	list, bad := l.readPrompts(raw, true)
 	if bad != nil {
 		return nil
 	}
@@ -74,9 +74,9 @@ func (l *life) embeddings(c *call) {
 	if !l.read(c, &req) {
 		return
 	}
-	prompts := inputs(req.Input)
+	prompts := l.inputs(req.Input)
 	if req.Messages != nil {
-		out, err := vocab.Render(vocab.Chat{Messages: req.Messages})
+		out, err := l.cfg.Vocabulary.Render(vocab.Chat{Messages: req.Messages})
 		if err != nil {
 			l.fail(c, *renderError(err))
 			return
@@ -121,7 +121,7 @@ func (l *life) pooled(c *call, prefix, object string, value func([]uint32) any) 
 	if !l.read(c, &req) {
 		return
 	}
-	prompts := inputs(req.Input)
+	prompts := l.inputs(req.Input)
 	n, ok := l.compute(c, &req.sampling, prompts)
 	if !ok {
 		return
@@ -146,7 +146,7 @@ func (l *life) score(c *call) {
 	if !l.read(c, &req) {
 		return
 	}
-	left, right := inputs(first(req.Text1, req.Queries)), inputs(first(req.Text2, req.Items, req.Documents))
+	left, right := l.inputs(first(req.Text1, req.Queries)), l.inputs(first(req.Text2, req.Items, req.Documents))
 	if len(left) == 1 {
 		for len(left) < len(right) {
 			left = append(left, left[0])
@@ -173,8 +173,8 @@ func (l *life) rerank(c *call) {
 	if !l.read(c, &req) {
 		return
 	}
-	docs := inputs(req.Documents)
-	query := vocab.EncodePrompt(req.Query, true)
+	docs := l.inputs(req.Documents)
+	query := l.cfg.Vocabulary.Encode(req.Query, true)
 	left := make([][]uint32, len(docs))
 	for i := range left {
 		left[i] = query

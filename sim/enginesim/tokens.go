@@ -32,11 +32,11 @@ func (l *life) tokenize(c *call) {
 	var bad *apiError
 	switch {
 	case req.Messages != nil:
-		req.KVTransfer = nil // not a field of this route
+		req.KVTransfer, req.Documents, req.ReasoningEffort = nil, nil, nil // no fields of this route
 		p, bad = l.chatPrompt(&req.chatRequest)
 	case req.Prompt != nil:
 		if bad = l.known(&req.Model); bad == nil {
-			p.ids = vocab.EncodePrompt(*req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
+			p.ids = l.cfg.Vocabulary.Encode(*req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
 		}
 	default:
 		e := missingField("prompt")
@@ -50,7 +50,7 @@ func (l *life) tokenize(c *call) {
 	reply := tokenizeReply{Count: len(ids), MaxModelLen: l.cfg.Core.MaxModelLen, Tokens: ids}
 	if req.ReturnTokenStrs {
 		for _, id := range ids {
-			reply.TokenStrs = append(reply.TokenStrs, safe(vocab.Decode(nil, []uint32{id}, false)))
+			reply.TokenStrs = append(reply.TokenStrs, safe(l.cfg.Vocabulary.Decode([]uint32{id})))
 		}
 	}
 	c.replyNulls(reply)
@@ -93,7 +93,7 @@ func (l *life) detokenize(c *call) {
 		l.fail(c, missingField("tokens"))
 		return
 	}
-	b := quote([]byte(`{"prompt":`), safe(vocab.Decode(nil, req.Tokens, false)))
+	b := quote([]byte(`{"prompt":`), safe(l.cfg.Vocabulary.Decode(req.Tokens)))
 	c.send(http.StatusOK, "application/json", append(b, '}'))
 }
 

@@ -6,13 +6,12 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/tokenizertest"
 )
 
 // The rank that answered a turn holds the answer, too, before the next turn's ids are known; where prompts turn out not to repeat
 // answers, nothing more is counted on.
 func TestTheAnswerOfTheTurnBefore(t *testing.T) {
-	rep := serve(t, "a", &tokenizertest.Replica{})
+	rep := serve(t, "a", &simulated{})
 	pool := start(t, tokenizer.DefaultConfig())
 	k := &talker{dice: rand.New(rand.NewPCG(1, 1))}
 	turn := func() *tokenizer.Encoding {

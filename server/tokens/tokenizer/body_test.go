@@ -1,10 +1,7 @@
 package tokenizer_test
 
 import (
-	"bytes"
 	"errors"
-	"io"
-	"net/http"
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -12,27 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/tokenizertest"
 )
-
-// inMemory hands requests to a fake replica without a network.
-type inMemory struct{ to http.Handler }
-
-type recorder struct {
-	bytes.Buffer
-	status int
-	header http.Header
-}
-
-func (r *recorder) Header() http.Header { return r.header }
-func (r *recorder) WriteHeader(s int)   { r.status = s }
-
-// RoundTrip implements http.RoundTripper.
-func (m inMemory) RoundTrip(req *http.Request) (*http.Response, error) {
-	w := &recorder{status: http.StatusOK, header: http.Header{}}
-	m.to.ServeHTTP(w, req)
-	return &http.Response{StatusCode: w.status, Header: w.header, Body: io.NopCloser(&w.Buffer), ContentLength: int64(w.Len()), Request: req}, nil
-}
 
 // Whatever a client sends ends as ids, as no ids with a reason, or as its own fault; twice the same way.
 func FuzzBodies(f *testing.F) {
@@ -48,9 +25,8 @@ func FuzzBodies(f *testing.F) {
 		}
 		f.Add([]byte(seed[:len(seed)/2]), 0, true)
 	}
-	r := &tokenizertest.Replica{BPE: bpe, Template: tokenizertest.Templates["think"], Render: true}
-	pool := tokenizer.New(tokenizer.DefaultConfig(), tokenizer.Params{Transport: inMemory{r}})
-	reps := []*replica.Replica{{ID: "a", URL: "http://a", State: replica.StateReady, Version: "0.24.0"}}
+	pool := tokenizer.New(tokenizer.DefaultConfig(), tokenizer.Params{})
+	reps := []*replica.Replica{serve(f, "a", &simulated{template: templates["think"], render: true})}
 	f.Fuzz(func(t *testing.T, body []byte, route int, truncated bool) {
 		routes := []openai.Route{openai.RouteChat, openai.RouteCompletions, openai.RouteResponses, openai.RouteMessages}
 		req, err := openai.Read(openai.Params{Route: routes[uint(route)%4], Body: body, Truncated: truncated})

@@ -11,7 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/tokenizertest"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 // talker makes up a conversation turn by turn, in the client's JSON.
@@ -69,7 +69,7 @@ func (k *talker) body() string {
 // block is ever named wrongly; and templates that keep what they rendered are answered early.
 func TestKnownBeginningsAreTrue(t *testing.T) {
 	early := map[string]int{}
-	for name, template := range tokenizertest.Templates {
+	for name, template := range templates {
 		for _, loop := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s loop=%v", name, loop), func(t *testing.T) {
 				early[name] += converse(t, template, loop)
@@ -87,10 +87,10 @@ func TestKnownBeginningsAreTrue(t *testing.T) {
 }
 
 // converse holds conversations and returns how many turns were answered early.
-func converse(t *testing.T, template tokenizertest.Template, loop bool) (early int) {
+func converse(t *testing.T, render template, loop bool) (early int) {
 	t.Helper()
-	truth := tokenizertest.Replica{BPE: bpe, Template: template}
-	rep := serve(t, "a", &tokenizertest.Replica{Template: template, Render: loop})
+	truth := simulated{template: render}
+	rep := serve(t, "a", &simulated{template: render, render: loop})
 	truthRep := serve(t, "truth", &truth)
 	pool := start(t, tokenizer.DefaultConfig())
 	fresh := tokenizer.DefaultConfig()
@@ -130,11 +130,11 @@ func converse(t *testing.T, template tokenizertest.Template, loop bool) (early i
 // those, under every template, and only where it is true.
 func TestSharedBeginnings(t *testing.T) {
 	system := strings.Repeat("Be kind, be brief.\n\n", 150)
-	for name, template := range tokenizertest.Templates {
+	for name, template := range templates {
 		for _, tools := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s tools=%v", name, tools), func(t *testing.T) {
-				rep := serve(t, "a", &tokenizertest.Replica{Template: template})
-				truthRep := serve(t, "truth", &tokenizertest.Replica{Template: template})
+				rep := serve(t, "a", &simulated{template: template})
+				truthRep := serve(t, "truth", &simulated{template: template})
 				pool := start(t, tokenizer.DefaultConfig())
 				fresh := tokenizer.DefaultConfig()
 				fresh.CacheBytes = 0
@@ -168,9 +168,9 @@ func TestSharedBeginnings(t *testing.T) {
 // A template that treats long messages differently is found out when the first long one comes:
 // what is longer than anything verified before is tokenized in full.
 func TestLongerMessagesAreNotTrusted(t *testing.T) {
-	template := tokenizertest.Templates["shortened"]
-	rep := serve(t, "a", &tokenizertest.Replica{Template: template})
-	truthRep := serve(t, "truth", &tokenizertest.Replica{Template: template})
+	template := templates["shortened"]
+	rep := serve(t, "a", &simulated{template: template})
+	truthRep := serve(t, "truth", &simulated{template: template})
 	pool := start(t, tokenizer.DefaultConfig())
 	fresh := tokenizer.DefaultConfig()
 	fresh.CacheBytes = 0
@@ -202,7 +202,7 @@ func TestLongerMessagesAreNotTrusted(t *testing.T) {
 
 // A delta sends the new text, not the conversation.
 func TestDeltasFollowTheNewText(t *testing.T) {
-	r := &tokenizertest.Replica{Render: true}
+	r := &simulated{render: true}
 	rep := serve(t, "a", r)
 	pool := start(t, tokenizer.DefaultConfig())
 	var asked, whole int64
@@ -210,11 +210,11 @@ func TestDeltasFollowTheNewText(t *testing.T) {
 		k := &talker{dice: rand.New(rand.NewPCG(uint64(c), 1))}
 		for range 30 {
 			k.turn()
-			before := r.Tokens.Load()
+			before := r.encoded.Load()
 			enc := encode(t, pool, k.body(), rep)
 			pool.WaitIdle()
 			if c > 0 { // the first conversation teaches
-				asked += r.Tokens.Load() - before
+				asked += r.encoded.Load() - before
 				whole += int64(enc.Tokens)
 			}
 		}
@@ -226,7 +226,7 @@ func TestDeltasFollowTheNewText(t *testing.T) {
 
 // While all tokenizers are down, running conversations keep their beginnings.
 func TestKnownBeginningsSurviveAnOutage(t *testing.T) {
-	r := &tokenizertest.Replica{}
+	r := &simulated{}
 	rep := serve(t, "a", r)
 	pool := start(t, tokenizer.DefaultConfig())
 	k := &talker{dice: rand.New(rand.NewPCG(1, 1))}
@@ -235,7 +235,7 @@ func TestKnownBeginningsSurviveAnOutage(t *testing.T) {
 		encode(t, pool, k.body(), rep)
 		pool.WaitIdle()
 	}
-	r.Fail(tokenizertest.Fault500)
+	r.SetFaults(enginesim.Faults{Status: 500})
 	for i := range 4 {
 		k.turn()
 		enc := encode(t, pool, k.body(), rep)
@@ -248,7 +248,7 @@ func TestKnownBeginningsSurviveAnOutage(t *testing.T) {
 
 // What must be exact is never answered from a known beginning or a delta.
 func TestNeedFullIsOneAnswersIDs(t *testing.T) {
-	rep := serve(t, "a", &tokenizertest.Replica{})
+	rep := serve(t, "a", &simulated{})
 	pool := start(t, tokenizer.DefaultConfig())
 	k := &talker{dice: rand.New(rand.NewPCG(1, 1))}
 	for range 12 {

@@ -6,13 +6,12 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/tokenizertest"
 )
 
 // A request in another format has the ids of the chat request that the engine makes of it.
 func TestOtherFormatsAreEncodedAsTheirChatForm(t *testing.T) {
 	for _, render := range []bool{false, true} {
-		rep := serve(t, "a", &tokenizertest.Replica{Render: render})
+		rep := serve(t, "a", &simulated{render: render})
 		pool := start(t, tokenizer.DefaultConfig())
 		want := encode(t, pool, `{"messages":[{"role":"system","content":"Be kind"},{"role":"user","content":"Hello"}]}`, rep).IDs
 		messages := read(t, `{"system":"Be kind","max_tokens":3,"messages":[{"role":"user","content":[{"type":"text","text":"Hello"}]}]}`)
@@ -35,7 +34,7 @@ func TestOtherFormatsAreEncodedAsTheirChatForm(t *testing.T) {
 
 // Of a body that was cut, what came before the cut is scored.
 func TestACutBodyGivesABeginning(t *testing.T) {
-	rep := serve(t, "a", &tokenizertest.Replica{Render: true})
+	rep := serve(t, "a", &simulated{render: true})
 	pool := start(t, tokenizer.DefaultConfig())
 	long := ""
 	for range 30 {
@@ -61,8 +60,8 @@ func TestACutBodyGivesABeginning(t *testing.T) {
 // ids of what has a chat form and of what has none; older engines, and what the routes refuse, take the chat form.
 func TestItem17BodiesOfOtherFormatsAreRenderedAsTheyAre(t *testing.T) {
 	ids := []uint32{5, 6, 7, 8, 9}
-	fresh := serve(t, "a", &tokenizertest.Replica{Render: true, Native: true, NativeIDs: ids})
-	old := serve(t, "b", &tokenizertest.Replica{Render: true})
+	fresh := serve(t, "a", &simulated{render: true, native: true, nativeIDs: ids})
+	old := serve(t, "b", &simulated{render: true})
 	response := func(body string) *prompt.Prompt {
 		p := read(t, `{"prompt":"Hello"}`)
 		p.API, p.Body = prompt.APIResponses, []byte(body)

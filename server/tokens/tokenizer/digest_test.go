@@ -10,7 +10,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/tokenizertest"
 )
 
 // A body that came before needs none of its messages to be found again.
@@ -24,7 +23,7 @@ func TestABodySeenBeforeIsFoundByItsDigest(t *testing.T) {
 	} {
 		t.Run(route.String(), func(t *testing.T) {
 			pool := start(t, tokenizer.DefaultConfig())
-			rep := serve(t, "a", &tokenizertest.Replica{})
+			rep := serve(t, "a", &simulated{})
 			memory := openai.NewMemory(1 << 20)
 			var ids []uint32
 			for sight := range 4 {
@@ -55,7 +54,7 @@ func TestABodySeenBeforeIsFoundByItsDigest(t *testing.T) {
 // The same bytes are another prompt for another model, other weights or a cut body.
 func TestADigestIsNotAllOfTheKey(t *testing.T) {
 	pool := start(t, tokenizer.DefaultConfig())
-	rep := serve(t, "a", &tokenizertest.Replica{})
+	rep := serve(t, "a", &simulated{})
 	text := func(change func(*prompt.Prompt)) *prompt.Prompt {
 		p := &prompt.Prompt{Kind: prompt.KindText, API: prompt.APICompletions, Model: model, Text: "The quick brown fox", Digest: prompt.Digest{Hi: 1, Lo: 2}}
 		change(p)

@@ -1,8 +1,12 @@
 package tokenizer_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +17,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/tokenizertest"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 func encode(t *testing.T, p *tokenizer.Pool, body string, rs ...*replica.Replica) *tokenizer.Encoding {
@@ -63,7 +67,7 @@ func TestEdgeCases(t *testing.T) {
 		} {
 			t.Run(string(source)+" "+tc.name, func(t *testing.T) {
 				pool := start(t, tokenizer.DefaultConfig())
-				enc := encode(t, pool, tc.body, serve(t, "a", &tokenizertest.Replica{Render: render}))
+				enc := encode(t, pool, tc.body, serve(t, "a", &simulated{render: render}))
 				if !slices.Equal(enc.IDs, tc.ids) || enc.Source != tc.source || enc.Reason != tc.reason {
 					t.Errorf("Encode() = %v from %s (%q), want %v from %s (%q)", enc.IDs, enc.Source, enc.Reason, tc.ids, tc.source, tc.reason)
 				}
@@ -75,19 +79,44 @@ func TestEdgeCases(t *testing.T) {
 func TestImagesWithoutHashesHaveNoIDs(t *testing.T) {
 	pool := start(t, tokenizer.DefaultConfig())
 	enc := encode(t, pool, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}}]}]}`,
-		serve(t, "a", &tokenizertest.Replica{}))
+		serve(t, "a", &simulated{}))
 	if enc.Source != tokenizer.SourceNone || enc.Reason != "unmappable" {
 		t.Errorf("Encode() from %s (%q), want none (unmappable)", enc.Source, enc.Reason)
 	}
 }
 
 func TestEmptyAnswerIsTokenless(t *testing.T) {
-	r := &tokenizertest.Replica{}
-	r.Fail(tokenizertest.FaultEmpty)
+	r := &simulated{faults: enginesim.Faults{Body: `{"count":0,"max_model_len":131072,"tokens":[],"token_strs":null,"token_ids":[]}`}}
 	enc := encode(t, start(t, tokenizer.DefaultConfig()), `{"prompt":"x"}`, serve(t, "a", r))
 	if enc.Source != tokenizer.SourceNone || enc.Reason != tokenizer.ReasonEmpty {
 		t.Errorf("Encode() from %s (%q), want none (empty)", enc.Source, enc.Reason)
 	}
+}
+
+// spy keeps the last body that was sent.
+type spy struct {
+	mu   sync.Mutex
+	body []byte // guarded by mu
+}
+
+// RoundTrip implements http.RoundTripper.
+func (s *spy) RoundTrip(req *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.body = body
+	s.mu.Unlock()
+	req = req.Clone(req.Context())
+	req.Body = io.NopCloser(bytes.NewReader(body))
+	return http.DefaultTransport.RoundTrip(req)
+}
+
+func (s *spy) last() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return string(s.body)
 }
 
 func TestFieldsReachTheTokenizer(t *testing.T) {
@@ -99,12 +128,13 @@ func TestFieldsReachTheTokenizer(t *testing.T) {
 		{"documents", `,"documents":["x"]`, "<|im_start|>system\n# Documents\n[x]<|im_end|>\n" + chatML("user", "Hello", "assistant", "The quick")},
 	} {
 		for _, render := range []bool{false, true} {
-			r := &tokenizertest.Replica{Render: render}
-			enc := encode(t, start(t, tokenizer.DefaultConfig()), `{`+messages+tc.extra+`,"temperature":0.5}`, serve(t, "a", r))
+			r := &simulated{render: render}
+			sent := &spy{}
+			enc := encode(t, startWith(t, tokenizer.DefaultConfig(), tokenizer.Params{Transport: sent}), `{`+messages+tc.extra+`,"temperature":0.5}`, serve(t, "a", r))
 			if got := bpe.Decode(enc.IDs); got != tc.want {
 				t.Errorf("%s, render %v: ids are of %q, want %q", tc.name, render, got, tc.want)
 			}
-			if _, fields := r.Last(); !render && fields["temperature"] != nil {
+			if body := sent.last(); !render && strings.Contains(body, "temperature") {
 				t.Errorf("%s: temperature reached /tokenize", tc.name)
 			}
 		}
@@ -113,7 +143,7 @@ func TestFieldsReachTheTokenizer(t *testing.T) {
 
 // With continue_final_message alone, /tokenize would add a generation prompt and refuse.
 func TestContinueFinalMessageAlone(t *testing.T) {
-	r := &tokenizertest.Replica{}
+	r := &simulated{}
 	enc := encode(t, start(t, tokenizer.DefaultConfig()),
 		`{"messages":[{"role":"assistant","content":"The"}],"continue_final_message":true}`, serve(t, "a", r))
 	if got := bpe.Decode(enc.IDs); got != "<|im_start|>assistant\nThe" {
@@ -123,30 +153,30 @@ func TestContinueFinalMessageAlone(t *testing.T) {
 
 func TestClientFaultsSurface(t *testing.T) {
 	for _, tc := range []struct {
-		fault  tokenizertest.Fault
 		status int
 		text   string
-	}{{tokenizertest.Fault404, 404, "does not exist"}, {tokenizertest.Fault400, 400, "roles must alternate"}} {
-		r := &tokenizertest.Replica{}
-		r.Fail(tc.fault)
+	}{{404, "The model `x` does not exist."}, {400, "template: conversation roles must alternate"}} {
+		r := &simulated{faults: enginesim.Faults{
+			Status: tc.status, Body: fmt.Sprintf(`{"error":{"message":%q,"type":"BadRequestError","param":null,"code":%d}}`, tc.text, tc.status),
+		}}
 		rep := serve(t, "a", r)
 		pool := start(t, tokenizer.DefaultConfig())
 		for range 10 { // more often than a breaker would bear
 			_, err := pool.Encode(context.Background(), tokenizer.Request{Prompt: read(t, `{"prompt":"x"}`), Replicas: []*replica.Replica{rep}, Pool: model})
 			var fault *tokenizer.ClientFault
 			if !errors.As(err, &fault) || fault.Status != tc.status || !strings.Contains(string(fault.Body), tc.text) {
-				t.Fatalf("%s: Encode() error = %v, want a client fault %d with %q", tc.fault, err, tc.status, tc.text)
+				t.Fatalf("%d: Encode() error = %v, want a client fault %d with %q", tc.status, err, tc.status, tc.text)
 			}
 		}
-		r.Fail(tokenizertest.FaultNone)
+		r.SetFaults(enginesim.Faults{})
 		if enc := encode(t, pool, `{"prompt":"x"}`, rep); enc.Source == tokenizer.SourceNone {
-			t.Errorf("%s: the endpoint was shut by client faults: %s", tc.fault, enc.Reason)
+			t.Errorf("%d: the endpoint was shut by client faults: %s", tc.status, enc.Reason)
 		}
 	}
 }
 
 func TestAnUntrustedTemplateIsTheClientsFault(t *testing.T) {
-	rep := serve(t, "a", &tokenizertest.Replica{})
+	rep := serve(t, "a", &simulated{})
 	_, err := start(t, tokenizer.DefaultConfig()).Encode(context.Background(), tokenizer.Request{
 		Prompt:   read(t, `{"messages":[{"role":"user","content":"x"}],"chat_template":"{{ x }}"}`),
 		Replicas: []*replica.Replica{rep}, Pool: model,
@@ -162,23 +192,31 @@ func TestAnUntrustedTemplateIsTheClientsFault(t *testing.T) {
 func TestTokenizerFaultsNeverFailARequest(t *testing.T) {
 	cfg := tokenizer.DefaultConfig()
 	cfg.Remote.Timeout = 300 * time.Millisecond
-	for fault, reason := range map[tokenizertest.Fault]string{
-		tokenizertest.FaultHang: "timeout", tokenizertest.FaultHalfBody: "connect", tokenizertest.FaultWrongJSON: "malformed",
-		tokenizertest.FaultNotJSON: "malformed", tokenizertest.Fault500: "status", tokenizertest.FaultStringCode: "status",
-		tokenizertest.FaultStringErr: "status", tokenizertest.Fault429: "status", tokenizertest.Fault401: "auth",
-		tokenizertest.FaultNoRoute: "unsupported",
+	for _, tc := range []struct {
+		name, reason string
+		faults       enginesim.Faults
+	}{
+		{"hang", "timeout", enginesim.Faults{Hang: true}},
+		{"half a body", "connect", enginesim.Faults{HalfBody: true}},
+		{"an object without tokens", "malformed", enginesim.Faults{Body: `{"count":3,"ids":[1,2,3]}`}},
+		{"no JSON", "malformed", enginesim.Faults{Body: "<html>ok</html>"}},
+		{"500", "status", enginesim.Faults{Status: 500}},
+		{"500 with a string code", "status", enginesim.Faults{Status: 500, StringCodes: true}},
+		{"503 with a string", "status", enginesim.Faults{Scaling: true}},
+		{"429", "status", enginesim.Faults{Status: 429, RetryAfter: 1}},
+		{"401", "auth", enginesim.Faults{Status: 401, Body: `{"error":"Unauthorized"}`}},
+		{"no route", "unsupported", enginesim.Faults{Status: 404, Body: `{"detail":"Not Found"}`}},
 	} {
-		t.Run(string(fault), func(t *testing.T) {
+		t.Run(tc.name, func(t *testing.T) {
 			cfg := cfg
-			bad := &tokenizertest.Replica{}
-			bad.Fail(fault)
+			bad := &simulated{faults: tc.faults}
 			badRep := serve(t, "bad", bad)
 			enc := encode(t, start(t, cfg), `{"prompt":"The quick"}`, badRep)
-			if enc.Source != tokenizer.SourceNone || enc.Reason != reason {
-				t.Errorf("alone: source %s (%q), want none (%q)", enc.Source, enc.Reason, reason)
+			if enc.Source != tokenizer.SourceNone || enc.Reason != tc.reason {
+				t.Errorf("alone: source %s (%q), want none (%q)", enc.Source, enc.Reason, tc.reason)
 			}
 			cfg.Remote.Timeout = 5 * time.Second
-			good := serve(t, "good", &tokenizertest.Replica{})
+			good := serve(t, "good", &simulated{})
 			pool := start(t, cfg)
 			for _, text := range []string{"a", "b", "c", "d"} {
 				if enc := encode(t, pool, `{"prompt":`+quoted(text)+`}`, badRep, good); enc.Source != tokenizer.SourceTokenize {
@@ -190,9 +228,8 @@ func TestTokenizerFaultsNeverFailARequest(t *testing.T) {
 }
 
 func TestASlowReplicaIsHedged(t *testing.T) {
-	slow := &tokenizertest.Replica{}
-	slow.Fail(tokenizertest.FaultSlow)
-	a, b := serve(t, "slow", slow), serve(t, "fast", &tokenizertest.Replica{})
+	slow := &simulated{faults: enginesim.Faults{Slow: enginesim.Duration(time.Second)}}
+	a, b := serve(t, "slow", slow), serve(t, "fast", &simulated{})
 	pool := start(t, tokenizer.DefaultConfig())
 	for i := range 4 {
 		from := time.Now()
@@ -204,7 +241,7 @@ func TestASlowReplicaIsHedged(t *testing.T) {
 }
 
 func TestExactCacheAndWhatIsInItsKey(t *testing.T) {
-	r := &tokenizertest.Replica{}
+	r := &simulated{}
 	rep := serve(t, "a", r)
 	pool := start(t, tokenizer.DefaultConfig())
 	bodies := []string{
@@ -223,20 +260,20 @@ func TestExactCacheAndWhatIsInItsKey(t *testing.T) {
 		}
 		want[body] = enc.IDs
 	}
-	calls := r.Calls.Load()
+	calls := r.calls("/")
 	for _, body := range bodies {
 		enc := encode(t, pool, body, rep)
 		if enc.Source != tokenizer.SourceExactCache || !slices.Equal(enc.IDs, want[body]) {
 			t.Errorf("%s: second source is %s with %v, want exact_cache with %v", body, enc.Source, enc.IDs, want[body])
 		}
 	}
-	if r.Calls.Load() != calls {
-		t.Errorf("%d calls for cached prompts", r.Calls.Load()-calls)
+	if r.calls("/") != calls {
+		t.Errorf("%d calls for cached prompts", r.calls("/")-calls)
 	}
 }
 
 func TestConcurrentCallersShareOneCall(t *testing.T) {
-	r := &tokenizertest.Replica{Base: 50 * time.Millisecond}
+	r := &simulated{faults: enginesim.Faults{Slow: enginesim.Duration(50 * time.Millisecond)}}
 	rep := serve(t, "a", r)
 	pool := start(t, tokenizer.DefaultConfig())
 	var wg sync.WaitGroup
@@ -249,13 +286,13 @@ func TestConcurrentCallersShareOneCall(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := r.Calls.Load(); n != 1 {
+	if n := r.calls("/"); n != 1 {
 		t.Errorf("20 callers made %d calls, want 1", n)
 	}
 }
 
 func TestOneCallerLeavingDoesNotDisturbTheOthers(t *testing.T) {
-	r := &tokenizertest.Replica{Base: 100 * time.Millisecond}
+	r := &simulated{faults: enginesim.Faults{Slow: enginesim.Duration(100 * time.Millisecond)}}
 	rep := serve(t, "a", r)
 	pool := start(t, tokenizer.DefaultConfig())
 	req := tokenizer.Request{Prompt: read(t, `{"prompt":"shared"}`), Replicas: []*replica.Replica{rep}, Pool: model}
@@ -265,7 +302,7 @@ func TestOneCallerLeavingDoesNotDisturbTheOthers(t *testing.T) {
 		enc, _ := pool.Encode(ctx, req)
 		left <- enc
 	}()
-	eventually(t, "the call", func() bool { return r.Calls.Load() == 1 })
+	eventually(t, "the call", func() bool { return r.calls("/") == 1 })
 	stays := make(chan *tokenizer.Encoding)
 	go func() {
 		enc, _ := pool.Encode(context.Background(), req)
@@ -281,7 +318,7 @@ func TestOneCallerLeavingDoesNotDisturbTheOthers(t *testing.T) {
 }
 
 func TestTruncationIsAppliedToTheIDs(t *testing.T) {
-	rep := serve(t, "a", &tokenizertest.Replica{})
+	rep := serve(t, "a", &simulated{})
 	pool := start(t, tokenizer.DefaultConfig())
 	all := encode(t, pool, `{"prompt":"The quick brown fox jumps"}`, rep).IDs
 	for body, want := range map[string][]uint32{
@@ -297,7 +334,7 @@ func TestTruncationIsAppliedToTheIDs(t *testing.T) {
 }
 
 func TestHashesAreThoseOfTheIDs(t *testing.T) {
-	rep := serve(t, "a", &tokenizertest.Replica{})
+	rep := serve(t, "a", &simulated{})
 	pool := start(t, tokenizer.DefaultConfig())
 	enc := encode(t, pool, `{"prompt":`+quoted(strings.Repeat("The quick brown fox. ", 50))+`}`, rep)
 	for _, ns := range []blockhash.Namespace{{}, {Adapter: "x"}, {Salt: "y"}, {}} {
@@ -334,7 +371,7 @@ func TestApproximateHashesFollowTheText(t *testing.T) {
 
 // The longest prompt of a request is what the context must hold, as the engine will have cut it.
 func TestTheLongestPromptCounts(t *testing.T) {
-	rep := serve(t, "a", &tokenizertest.Replica{})
+	rep := serve(t, "a", &simulated{})
 	rep.Models = []replica.Model{{ID: model, MaxLen: 20}}
 	pool := start(t, tokenizer.DefaultConfig())
 	for body, want := range map[string]struct{ longest, tokens int }{

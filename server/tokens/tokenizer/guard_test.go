@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/tokenizertest"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
 func parityOf(t *testing.T, p *tokenizer.Pool) tokenizer.ParityStatus {
@@ -34,7 +34,7 @@ func prove(t *testing.T, p *tokenizer.Pool, enc *tokenizer.Encoding) {
 }
 
 func TestParityByTheEnginesCount(t *testing.T) {
-	rep := serve(t, "a", &tokenizertest.Replica{})
+	rep := serve(t, "a", &simulated{})
 	pool := start(t, tokenizer.DefaultConfig())
 	enc := encode(t, pool, `{"prompt":"The quick brown fox"}`, rep)
 	if s := parityOf(t, pool); s.State != "unproven" {
@@ -61,7 +61,7 @@ func TestParityByTheEnginesCount(t *testing.T) {
 // Early answers are compared too, by what was completed behind them; a wrong join bars joining,
 // not the model.
 func TestParityOfEarlyAnswers(t *testing.T) {
-	rep := serve(t, "a", &tokenizertest.Replica{})
+	rep := serve(t, "a", &simulated{})
 	pool := start(t, tokenizer.DefaultConfig())
 	k := &talker{dice: rand.New(rand.NewPCG(1, 1))}
 	for range 14 {
@@ -86,7 +86,7 @@ func TestParityOfEarlyAnswers(t *testing.T) {
 }
 
 func TestParityByStoredBlocks(t *testing.T) {
-	rep := serve(t, "a", &tokenizertest.Replica{})
+	rep := serve(t, "a", &simulated{})
 	stored := func(tokens []uint32) *kvblock.Stored {
 		return &kvblock.Stored{Tokens: slices.Clone(tokens), BlockSize: 16, Hashes: make([]kvblock.EngineHash, len(tokens)/16)}
 	}
@@ -129,7 +129,7 @@ func TestParityByStoredBlocks(t *testing.T) {
 }
 
 func TestHandoff(t *testing.T) {
-	rep := serve(t, "a", &tokenizertest.Replica{Render: true})
+	rep := serve(t, "a", &simulated{render: true})
 	rep.Version = "0.28.0"
 	cfg := tokenizer.DefaultConfig()
 	cfg.Models = map[string]tokenizer.ModelConfig{"off": {Handoff: "off"}}
@@ -187,7 +187,7 @@ func TestHandoff(t *testing.T) {
 // Chat ids are handed over only to a replica that has shown to use them.
 func TestHandoffOnChatIsProbed(t *testing.T) {
 	for _, takes := range []bool{true, false} {
-		r := &tokenizertest.Replica{Render: true, TakesIDs: takes}
+		r := &simulated{render: true, takesIDs: takes}
 		rep := serve(t, "a", r)
 		rep.Version = "0.28.0"
 		cfg := tokenizer.DefaultConfig()
@@ -203,7 +203,7 @@ func TestHandoffOnChatIsProbed(t *testing.T) {
 		for range 3 {
 			pool.Handoff(t.Context(), req, enc, rep) // the first one starts the probe
 		}
-		eventually(t, "the probe", func() bool { return r.Generated.Load() == 1 })
+		eventually(t, "the probe", func() bool { return r.calls("/v1/chat/completions") == 1 })
 		if !takes {
 			for range 100 {
 				if h := pool.Handoff(t.Context(), req, enc, rep); h.Form != tokenizer.HandoffNone {
@@ -220,7 +220,7 @@ func TestHandoffOnChatIsProbed(t *testing.T) {
 }
 
 func TestPublicForms(t *testing.T) {
-	r := &tokenizertest.Replica{}
+	r := &simulated{}
 	rep := serve(t, "a", r)
 	pool := start(t, tokenizer.DefaultConfig())
 	batch := make([]string, 20)
@@ -240,11 +240,11 @@ func TestPublicForms(t *testing.T) {
 			t.Errorf("text %d is %q, want %q", i, text, want)
 		}
 	}
-	calls := r.Calls.Load()
-	if _, err := pool.DetokenizeBatch(t.Context(), []*replica.Replica{rep}, model, enc.Batch); err != nil || r.Calls.Load() != calls {
-		t.Errorf("texts were asked for again: %d calls, %v", r.Calls.Load()-calls, err)
+	calls := r.calls("/")
+	if _, err := pool.DetokenizeBatch(t.Context(), []*replica.Replica{rep}, model, enc.Batch); err != nil || r.calls("/") != calls {
+		t.Errorf("texts were asked for again: %d calls, %v", r.calls("/")-calls, err)
 	}
-	r.Fail(tokenizertest.Fault500)
+	r.SetFaults(enginesim.Faults{Status: 500})
 	if _, err := pool.Tokenize(t.Context(), request(read(t, `{"prompt":"new"}`), rep)); err == nil || !strings.Contains(err.Error(), "no tokenizer is available") {
 		t.Errorf("Tokenize() with all tokenizers down: %v", err)
 	}

@@ -3,8 +3,9 @@ package tokenizer_test
 import (
 	"context"
 	"encoding/json"
-	"net/http/httptest"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,7 +14,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/tokenizertest"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -22,41 +24,125 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var sample = strings.Repeat("The quick brown fox jumps over the lazy dog.\n\nHello, world!\nassistant\nuser\nsystem\n"+
 	"And then, after all that was said and done:\n\n  - one\n  - two\n\nthe end. assistant: user: \n\n\n", 40)
 
-var bpe = tokenizertest.Train(sample, 300, tokenizertest.Specials...)
+var bpe = train(sample, 300, specials...)
 
 const model = "m"
 
-// serve starts a fake replica and returns the router's view of it.
-func serve(t *testing.T, id string, r *tokenizertest.Replica) *replica.Replica {
+// simulated is a simulated replica with the test's tokenizer and one of the test's templates.
+type simulated struct {
+	template template
+	// render serves the render routes, native those of /v1/messages and /v1/responses too; these give nativeIDs.
+	render, native bool
+	nativeIDs      []uint32
+	// takesIDs uses the ids in kv_transfer_params on the chat route.
+	takesIDs bool
+	// faults are those from the start.
+	faults enginesim.Faults
+
+	*enginesim.Engine
+	encoded atomic.Int64 // ids that the tokenizer gave
+}
+
+// Encode implements enginesim.Vocabulary.
+func (r *simulated) Encode(text string, addSpecial bool) []uint32 {
+	ids := bpe.Encode(text)
+	if addSpecial && text != "" {
+		ids = append(bpe.Encode("<|begin|>"), ids...)
+	}
+	r.encoded.Add(int64(len(ids)))
+	return ids
+}
+
+// Decode implements enginesim.Vocabulary.
+func (r *simulated) Decode(ids []uint32) string { return bpe.Decode(ids) }
+
+// Render implements enginesim.Vocabulary.
+func (r *simulated) Render(c vocab.Chat) (vocab.Rendered, error) {
+	if r.nativeIDs != nil {
+		return vocab.Rendered{IDs: r.nativeIDs}, nil
+	}
+	if err := c.Validate(); err != nil {
+		return vocab.Rendered{}, err
+	}
+	return vocab.Rendered{IDs: r.Encode(r.template(&c), false)}, nil
+}
+
+// calls counts the requests so far to paths that begin with one of these.
+func (r *simulated) calls(paths ...string) int {
+	n := 0
+	for _, each := range r.Requests() {
+		for _, path := range paths {
+			if strings.HasPrefix(each.Path, path) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// serve starts a simulated replica and returns the router's view of it.
+func serve(t testing.TB, id string, r *simulated) *replica.Replica {
 	t.Helper()
-	if r.BPE == nil {
-		r.BPE = bpe
+	if r.template == nil {
+		r.template = chatMLTemplate
 	}
-	if r.Template == nil {
-		r.Template = tokenizertest.Templates["chatml"]
+	cfg := enginesim.DefaultConfig()
+	cfg.Models, cfg.Vocabulary, cfg.Core.Timing.Speed = []string{model, "n"}, r, 1000
+	cfg.Version = "0.17.0"
+	switch {
+	case r.native:
+		cfg.Version = "0.33.0"
+	case r.render:
+		cfg.Version = "0.24.0"
 	}
-	srv := httptest.NewServer(r)
-	t.Cleanup(srv.Close)
-	version := "0.17.0"
-	if r.Render {
-		version = "0.24.0"
-	}
-	if r.Native {
-		version = "0.33.0"
-	}
-	return &replica.Replica{
-		ID: replica.ID(id), URL: srv.URL, State: replica.StateReady, Version: version, RustFrontend: r.Rust,
+	view := &replica.Replica{
+		ID: replica.ID(id), State: replica.StateReady, Version: cfg.Version,
 		Models: []replica.Model{{ID: model, Root: "/weights", MaxLen: 131072}},
 	}
+	if r.takesIDs {
+		cfg.Version = "0.28.0"
+	}
+	view.URL = simulate(t, cfg, r)
+	return view
+}
+
+// simulate runs an engine until the test ends and returns its URL.
+func simulate(t testing.TB, cfg enginesim.Config, r *simulated) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine, err := enginesim.New(cfg, enginesim.Params{HTTP: ln})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Engine = engine
+	engine.SetFaults(r.faults)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- engine.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("the simulated replica: %v", err)
+		}
+	})
+	return "http://" + ln.Addr().String()
 }
 
 // start makes a pool and runs it for the time of the test.
 func start(t *testing.T, cfg tokenizer.Config) *tokenizer.Pool {
 	t.Helper()
+	return startWith(t, cfg, tokenizer.Params{})
+}
+
+func startWith(t *testing.T, cfg tokenizer.Config, params tokenizer.Params) *tokenizer.Pool {
+	t.Helper()
 	if err := cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	p := tokenizer.New(cfg, tokenizer.Params{})
+	p := tokenizer.New(cfg, params)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()

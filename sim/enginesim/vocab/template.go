@@ -41,6 +41,7 @@ type Message struct {
 	Role       string         `json:"role"`
 	Content    jsontext.Value `json:"content"`
 	Name       string         `json:"name"`
+	Reasoning  string         `json:"reasoning"`
 	ToolCalls  []Call         `json:"tool_calls"`
 	ToolCallID string         `json:"tool_call_id"`
 }
@@ -66,13 +67,21 @@ type Rendered struct {
 	Items []Item
 }
 
-// Render writes the conversation with the template and encodes it.
-func Render(c Chat) (Rendered, error) {
+// Validate finds what no template can render.
+func (c *Chat) Validate() error {
 	if len(c.Messages) == 0 {
-		return Rendered{}, ErrNoMessages
+		return ErrNoMessages
 	}
 	if c.GenerationPrompt && c.Continue {
-		return Rendered{}, ErrBothPrompts
+		return ErrBothPrompts
+	}
+	return nil
+}
+
+// Render writes the conversation with the template and encodes it.
+func Render(c Chat) (Rendered, error) {
+	if err := c.Validate(); err != nil {
+		return Rendered{}, err
 	}
 	var w writer
 	w.system(c)

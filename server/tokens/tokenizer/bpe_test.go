@@ -1,4 +1,4 @@
-package tokenizertest
+package tokenizer_test
 
 import (
 	"cmp"
@@ -9,8 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// BPE is a byte-level byte-pair encoder.
-type BPE struct {
+// pairEncoder is a byte-level byte-pair encoder, whose merges reach over line ends and spaces as those of current
+// models do.
+type pairEncoder struct {
 	ranks    map[[2]uint32]uint32 // pair -> id of the merged token; lower ids were learned earlier
 	pieces   []string             // id -> bytes
 	specials []string
@@ -18,9 +19,9 @@ type BPE struct {
 	words    sync.Map // word -> []uint32, so that a word is merged once
 }
 
-// Train learns up to merges merges from text. Specials are tokens that text is split at first.
-func Train(text string, merges int, specials ...string) *BPE {
-	t := &BPE{ranks: map[[2]uint32]uint32{}, special: map[string]uint32{}}
+// train learns up to merges merges from text. Specials are tokens that text is split at first.
+func train(text string, merges int, specials ...string) *pairEncoder {
+	t := &pairEncoder{ranks: map[[2]uint32]uint32{}, special: map[string]uint32{}}
 	for i := range 256 {
 		t.pieces = append(t.pieces, string([]byte{byte(i)}))
 	}
@@ -69,7 +70,7 @@ func Train(text string, merges int, specials ...string) *BPE {
 	return t
 }
 
-func (t *BPE) bytes(s string) []uint32 {
+func (t *pairEncoder) bytes(s string) []uint32 {
 	ids := make([]uint32, len(s))
 	for i := range len(s) {
 		ids[i] = uint32(s[i])
@@ -91,7 +92,7 @@ func merge(ids []uint32, pair [2]uint32, id uint32) []uint32 {
 }
 
 // Encode gives the ids of text.
-func (t *BPE) Encode(text string) []uint32 {
+func (t *pairEncoder) Encode(text string) []uint32 {
 	var ids []uint32
 	for text != "" {
 		at, which := t.nextSpecial(text)
@@ -107,7 +108,7 @@ func (t *BPE) Encode(text string) []uint32 {
 }
 
 // nextSpecial finds the first special token, or the end.
-func (t *BPE) nextSpecial(text string) (int, string) {
+func (t *pairEncoder) nextSpecial(text string) (int, string) {
 	for at := 0; at < len(text); at++ {
 		if c := text[at]; c != '<' && c != '[' {
 			continue
@@ -122,7 +123,7 @@ func (t *BPE) nextSpecial(text string) (int, string) {
 }
 
 // word merges the bytes of one word, earliest learned pair first.
-func (t *BPE) word(w string) []uint32 {
+func (t *pairEncoder) word(w string) []uint32 {
 	if ids, ok := t.words.Load(w); ok {
 		return ids.([]uint32)
 	}
@@ -131,7 +132,7 @@ func (t *BPE) word(w string) []uint32 {
 	return ids
 }
 
-func (t *BPE) merged(w string) []uint32 {
+func (t *pairEncoder) merged(w string) []uint32 {
 	ids := t.bytes(w)
 	for {
 		var best [2]uint32
@@ -150,7 +151,7 @@ func (t *BPE) merged(w string) []uint32 {
 }
 
 // Decode gives the text of ids; unknown ids are dropped.
-func (t *BPE) Decode(ids []uint32) string {
+func (t *pairEncoder) Decode(ids []uint32) string {
 	var b strings.Builder
 	for _, id := range ids {
 		if int(id) < len(t.pieces) {

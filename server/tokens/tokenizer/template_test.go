@@ -1,21 +1,17 @@
-package tokenizertest
+package tokenizer_test
 
 import (
 	"encoding/json"
 	"fmt"
 	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 )
 
-// Message is one chat message as templates see it.
-type Message struct {
-	Role      string          `json:"role"`
-	Content   json.RawMessage `json:"content"`
-	Reasoning string          `json:"reasoning"`
-	ToolCalls json.RawMessage `json:"tool_calls"`
-}
-
-// Text is the content's text.
-func (m Message) Text() string {
+// contentOf is the text of a message's content.
+func contentOf(m vocab.Message) string {
 	var s string
 	if json.Unmarshal(m.Content, &s) == nil {
 		return s
@@ -29,17 +25,13 @@ func (m Message) Text() string {
 	return s
 }
 
-// Chat is what a template renders.
-type Chat struct {
-	Messages []Message
-	Tools    json.RawMessage
-	Kwargs   map[string]any
-	// Generate is add_generation_prompt, Continue continue_final_message.
-	Generate bool
-	Continue bool
+// withContent is the message with another text.
+func withContent(m vocab.Message, text string) vocab.Message {
+	m.Content = jsontext.Value(quoted(text))
+	return m
 }
 
-func (c *Chat) lastUser() int {
+func lastUser(c *vocab.Chat) int {
 	for i := len(c.Messages) - 1; i >= 0; i-- {
 		if c.Messages[i].Role == "user" {
 			return i
@@ -48,36 +40,38 @@ func (c *Chat) lastUser() int {
 	return -1
 }
 
-func (c *Chat) tools() string {
-	if len(c.Tools) == 0 || string(c.Tools) == "null" {
+func toolsOf(c *vocab.Chat) string {
+	if len(c.Tools) == 0 {
 		return ""
 	}
-	return string(c.Tools)
+	return fmt.Sprintf("%s", c.Tools)
 }
 
-// Template renders a chat as text.
-type Template func(*Chat) string
+// template renders a chat as text.
+type template func(*vocab.Chat) string
 
-// Specials are the special tokens of all templates here.
-var Specials = []string{"<|im_start|>", "<|im_end|>", "<|begin|>", "<|header|>", "<|end_header|>", "<|eot|>", "[INST]", "[/INST]", "[TOOLS]", "[/TOOLS]", "</s>"}
+// specials are the special tokens of all templates here.
+var specials = []string{"<|im_start|>", "<|im_end|>", "<|begin|>", "<|header|>", "<|end_header|>", "<|eot|>", "[INST]", "[/INST]", "[TOOLS]", "[/TOOLS]", "</s>"}
 
-// Templates are the templates by name.
-var Templates = map[string]Template{
-	"chatml": chatML, "llama3": llama3, "think": think, "mistral": mistral, "plain": plain,
+// templates are the templates by name.
+var templates = map[string]template{
+	"chatml": chatMLTemplate, "llama3": llama3, "think": think, "mistral": mistral, "plain": plain,
 	"counted": counted, "merged": merged, "shortened": shortened, "trimmed": trimmed,
 }
 
-// chatML: each message in its own frame; kwargs may ask for an empty thought.
-func chatML(c *Chat) string {
+// chatMLTemplate: each message in its own frame; kwargs may ask for an empty thought.
+func chatMLTemplate(c *vocab.Chat) string {
 	var b strings.Builder
-	if t := c.tools(); t != "" {
+	if t := toolsOf(c); t != "" {
 		fmt.Fprintf(&b, "<|im_start|>system\n# Tools\n%s<|im_end|>\n", t)
 	}
-	if docs, ok := c.Kwargs["documents"]; ok {
+	if raw, ok := c.Kwargs["documents"]; ok {
+		var docs any
+		_ = json.Unmarshal(raw, &docs) // came from JSON
 		fmt.Fprintf(&b, "<|im_start|>system\n# Documents\n%v<|im_end|>\n", docs)
 	}
 	for i, m := range c.Messages {
-		fmt.Fprintf(&b, "<|im_start|>%s\n%s", m.Role, m.Text())
+		fmt.Fprintf(&b, "<|im_start|>%s\n%s", m.Role, contentOf(m))
 		if len(m.ToolCalls) > 0 {
 			fmt.Fprintf(&b, "\n<tool_call>\n%s\n</tool_call>", m.ToolCalls)
 		}
@@ -86,9 +80,9 @@ func chatML(c *Chat) string {
 		}
 		b.WriteString("<|im_end|>\n")
 	}
-	if c.Generate {
+	if c.GenerationPrompt {
 		b.WriteString("<|im_start|>assistant\n")
-		if c.Kwargs["enable_thinking"] == false {
+		if string(c.Kwargs["enable_thinking"]) == "false" {
 			b.WriteString("<think>\n\n</think>\n\n")
 		}
 	}
@@ -96,24 +90,24 @@ func chatML(c *Chat) string {
 }
 
 // llama3: headers as special tokens, contents trimmed, a beginning-of-text token.
-func llama3(c *Chat) string {
+func llama3(c *vocab.Chat) string {
 	var b strings.Builder
 	b.WriteString("<|begin|>")
 	for _, m := range c.Messages {
-		fmt.Fprintf(&b, "<|header|>%s<|end_header|>\n\n%s<|eot|>", m.Role, strings.TrimSpace(m.Text()))
+		fmt.Fprintf(&b, "<|header|>%s<|end_header|>\n\n%s<|eot|>", m.Role, strings.TrimSpace(contentOf(m)))
 	}
-	if c.Generate {
+	if c.GenerationPrompt {
 		b.WriteString("<|header|>assistant<|end_header|>\n\n")
 	}
 	return b.String()
 }
 
-// think: like chatML, but thoughts are shown only behind the last user message.
-func think(c *Chat) string {
-	last := c.lastUser()
+// think: like chatMLTemplate, but thoughts are shown only behind the last user message.
+func think(c *vocab.Chat) string {
+	last := lastUser(c)
 	var b strings.Builder
 	for i, m := range c.Messages {
-		text := m.Text()
+		text := contentOf(m)
 		if m.Role == "assistant" {
 			thought := m.Reasoning
 			if before, after, ok := strings.Cut(text, "</think>"); ok {
@@ -130,85 +124,85 @@ func think(c *Chat) string {
 		}
 		b.WriteString("<|im_end|>\n")
 	}
-	if c.Generate {
+	if c.GenerationPrompt {
 		b.WriteString("<|im_start|>assistant\n")
 	}
 	return b.String()
 }
 
 // mistral: tools stand before the last user message and move with it; no generation prompt.
-func mistral(c *Chat) string {
-	last := c.lastUser()
+func mistral(c *vocab.Chat) string {
+	last := lastUser(c)
 	var b strings.Builder
 	for i, m := range c.Messages {
 		switch m.Role {
 		case "user", "system":
-			if t := c.tools(); t != "" && i == last {
+			if t := toolsOf(c); t != "" && i == last {
 				fmt.Fprintf(&b, "[TOOLS]%s[/TOOLS]", t)
 			}
-			fmt.Fprintf(&b, "[INST] %s[/INST]", m.Text())
+			fmt.Fprintf(&b, "[INST] %s[/INST]", contentOf(m))
 		default:
-			fmt.Fprintf(&b, " %s</s>", m.Text())
+			fmt.Fprintf(&b, " %s</s>", contentOf(m))
 		}
 	}
 	return b.String()
 }
 
 // plain: no special tokens at all, so merges reach over every boundary.
-func plain(c *Chat) string {
+func plain(c *vocab.Chat) string {
 	var b strings.Builder
 	for _, m := range c.Messages {
-		fmt.Fprintf(&b, "%s: %s\n", m.Role, m.Text())
+		fmt.Fprintf(&b, "%s: %s\n", m.Role, contentOf(m))
 	}
-	if c.Generate {
+	if c.GenerationPrompt {
 		b.WriteString("assistant:")
 	}
 	return b.String()
 }
 
 // counted: the number of messages stands in front of all of them.
-func counted(c *Chat) string {
-	return fmt.Sprintf("<|begin|>messages: %d\n", len(c.Messages)) + chatML(c)
+func counted(c *vocab.Chat) string {
+	return fmt.Sprintf("<|begin|>messages: %d\n", len(c.Messages)) + chatMLTemplate(c)
 }
 
 // merged: system messages from anywhere are moved to the front.
-func merged(c *Chat) string {
+func merged(c *vocab.Chat) string {
 	var system []string
 	rest := *c
 	rest.Messages = nil
 	for _, m := range c.Messages {
 		if m.Role == "system" {
-			system = append(system, m.Text())
+			system = append(system, contentOf(m))
 		} else {
 			rest.Messages = append(rest.Messages, m)
 		}
 	}
-	return "<|im_start|>system\n" + strings.Join(system, "\n") + "<|im_end|>\n" + chatML(&rest)
+	return "<|im_start|>system\n" + strings.Join(system, "\n") + "<|im_end|>\n" + chatMLTemplate(&rest)
 }
 
 // shortened: long tool results are cut unless they are behind the last assistant message.
-func shortened(c *Chat) string {
+func shortened(c *vocab.Chat) string {
 	short := *c
-	short.Messages = append([]Message(nil), c.Messages...)
+	short.Messages = append([]vocab.Message(nil), c.Messages...)
 	fresh := true
 	for i := len(short.Messages) - 1; i >= 0; i-- {
 		m := &short.Messages[i]
 		if m.Role == "assistant" {
 			fresh = false
 		}
-		if text := m.Text(); m.Role == "tool" && !fresh && len(text) > 200 {
-			m.Content, _ = json.Marshal(text[:200] + "...") // a string always marshals
+		if text := contentOf(*m); m.Role == "tool" && !fresh && len(text) > 200 {
+			*m = withContent(*m, text[:200]+"...")
 		}
 	}
-	return chatML(&short)
+	return chatMLTemplate(&short)
 }
 
 // trimmed: the space around the last message's content is kept, that of older ones is not.
-func trimmed(c *Chat) string {
+func trimmed(c *vocab.Chat) string {
 	cut := *c
-	cut.Messages = append([]Message(nil), c.Messages...)
+	cut.Messages = append([]vocab.Message(nil), c.Messages...)
 	for i := range cut.Messages[:max(0, len(cut.Messages)-1)] {
-		cut.Messages[i].Content, _ = json.Marshal(strings.TrimSpace(cut.Messages[i].Text())) // as above
+		cut.Messages[i] = withContent(cut.Messages[i], strings.TrimSpace(contentOf(cut.Messages[i])))
 	}
-	return chatML(&cut)
+	return chatMLTemplate(&cut)
 }
