@@ -24,6 +24,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/pins"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -46,8 +49,8 @@ type parts struct {
 	chooser   *chooser.Chooser
 	tokens    *tokenizer.Pool
 	upstream  *upstream.Client
-	breaker   *upstream.Breaker
-	retries   *upstream.Budget
+	breaker   *breaker.Breaker
+	retries   *retry.Budget
 	lookup    func(string) (string, bool)
 	decisions *decisionlog.Log
 	router    *router.Router
@@ -108,11 +111,11 @@ func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error)
 	if p.decisions, err = decisionlog.New(c.Decisions, decisionlog.Params{Log: p.part("decisionlog"), Meter: t.Meters()}); err != nil {
 		return err
 	}
-	p.breaker = upstream.NewBreaker(c.Upstream.Breaker, nil)
+	p.breaker = breaker.New(c.Upstream.Breaker, nil)
 	if err = p.breaker.Meter(t.Meters(), p.replicaIDs); err != nil {
 		return err
 	}
-	closed := func(id replica.ID) bool { return p.breaker.State(id) != upstream.BreakerOpen }
+	closed := func(id replica.ID) bool { return p.breaker.State(id) != breaker.Open }
 	if p.limiter, err = quota.New(c.Tenants, quota.Params{Meter: t.Meters()}); err != nil {
 		return err
 	}
@@ -134,11 +137,11 @@ func (p *parts) replicaIDs() []replica.ID {
 
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
 	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainReads: !c.Listen.RawSockets})
-	p.retries = upstream.NewBudget(c.Upstream.Retry, nil)
+	p.retries = retry.NewBudget(c.Upstream.Retry, nil)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
 	p.router, err = router.New(c.Router, router.Params{
 		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser,
-		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: upstream.NewPins(c.Upstream.Pins, nil),
+		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: pins.New(c.Upstream.Pins, nil),
 		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),
 		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.index.believeText,

@@ -2,7 +2,6 @@ package config
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
@@ -13,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/check"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
@@ -88,39 +88,23 @@ func Default() Config {
 // Validate reports every bad field at once, named as the operator wrote it.
 func (c Config) Validate() error {
 	return errors.Join(
-		within("listen", c.Listen.Validate()),
-		within("registry", c.Registry.Validate()),
-		within("router", c.Router.Validate()),
-		within("chooser", c.Chooser.Validate()),
-		within("tokenizer", c.Tokenizer.Validate()),
-		within("kvindex", c.KVIndex.Validate()),
-		within("kvevents", c.KVEvents.Validate()),
-		within("load", c.Load.Validate()),
-		within("enginestats", c.EngineStats.Validate()),
-		within("upstream", c.Upstream.Validate()),
-		within("decisions", c.Decisions.Validate()),
-		within("audit", c.Audit.Validate()),
-		within("api", c.API.Validate()),
-		within("tenants", c.Tenants.Validate()),
-		within("gateway", c.Gateway.Validate()),
-		within("admin", c.Admin.Validate()),
-		within("telemetry", c.Telemetry.Validate()),
-		within("reload", c.Reload.Validate()),
+		check.Within("listen", c.Listen.Validate()),
+		check.Within("registry", c.Registry.Validate()),
+		check.Within("router", c.Router.Validate()),
+		check.Within("chooser", c.Chooser.Validate()),
+		check.Within("tokenizer", c.Tokenizer.Validate()),
+		check.Within("kvindex", c.KVIndex.Validate()),
+		check.Within("kvevents", c.KVEvents.Validate()),
+		check.Within("load", c.Load.Validate()),
+		check.Within("enginestats", c.EngineStats.Validate()),
+		check.Within("upstream", c.Upstream.Validate()),
+		check.Within("decisions", c.Decisions.Validate()),
+		check.Within("audit", c.Audit.Validate()),
+		check.Within("api", c.API.Validate()),
+		check.Within("tenants", c.Tenants.Validate()),
+		check.Within("gateway", c.Gateway.Validate()),
+		check.Within("admin", c.Admin.Validate()),
+		check.Within("telemetry", c.Telemetry.Validate()),
+		check.Within("reload", c.Reload.Validate()),
 	)
-}
-
-// within puts the section's name before each of the errors.
-func within(section string, err error) error {
-	if err == nil {
-		return nil
-	}
-	joined, many := err.(interface{ Unwrap() []error })
-	if !many {
-		return fmt.Errorf("%s.%w", section, err)
-	}
-	var errs []error
-	for _, e := range joined.Unwrap() {
-		errs = append(errs, within(section, e))
-	}
-	return errors.Join(errs...)
 }

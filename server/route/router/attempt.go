@@ -7,6 +7,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -27,7 +29,7 @@ func (r *Router) attempt(caller, ctx context.Context, j *job, to Sink) (f *failu
 	pass, ok := r.Breaker.Allow(choice.Replica.ID)
 	if !ok && hasOther(choice.Decision) {
 		result.End = decision.EndMoved
-		f := &failure{outcome: upstream.OutcomeUnavailable, public: errOnTrial()}
+		f := &failure{outcome: retry.Unavailable, public: errOnTrial()}
 		f.resumed = r.asksAgain(caller, j, f)
 		return f
 	}
@@ -37,7 +39,7 @@ func (r *Router) attempt(caller, ctx context.Context, j *job, to Sink) (f *failu
 	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: choice.Replica, Rank: choice.Rank}, out)
 	outcome := upstream.Classify(resp, err)
 	h.answered(resp, outcome)
-	if err != nil || outcome != upstream.OutcomeOK {
+	if err != nil || outcome != retry.OK {
 		f := r.refusal(ctx, j, resp, err, outcome)
 		r.settle(choice.Replica.ID, pass, f.outcome)
 		result.End = endOf(ctx, f.outcome)
@@ -66,19 +68,19 @@ func (r *Router) attempt(caller, ctx context.Context, j *job, to Sink) (f *failu
 		return nil
 	case r.goesOn(caller, j, f):
 		result.End, f.resumed = decision.EndResumed, true
-	case j.begun && f.outcome == upstream.OutcomeBroken:
+	case j.begun && f.outcome == retry.Broken:
 		result.End = decision.EndFailed
 	}
 	return f
 }
 
 // settle tells those who judge replicas how an attempt went.
-func (r *Router) settle(id replica.ID, pass upstream.Pass, outcome upstream.Outcome) {
+func (r *Router) settle(id replica.ID, pass breaker.Pass, outcome retry.Verdict) {
 	r.Breaker.Report(id, pass, outcome)
 	switch outcome {
-	case upstream.OutcomeUnreachable, upstream.OutcomeBroken, upstream.OutcomeMalformed, upstream.OutcomeStalled:
+	case retry.Unreachable, retry.Broken, retry.Malformed, retry.Stalled:
 		r.Registry.ReportFailure(id, errAnswer)
-	case upstream.OutcomeOK:
+	case retry.OK:
 		r.Registry.Alive(id)
 	default: // says nothing about whether the replica is there
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // Draw implements span.Story: it draws the steps of the request below the surface's span, and says on
@@ -112,7 +112,7 @@ func (h *hop) drawAttempt(on *span.Canvas, t *recorder.Tracer, st *story) {
 	if !h.times.Began.IsZero() {
 		h.drawWait(on, t, span.FirstByte, h.times.Began, h.times.Head)
 	}
-	if h.outcome == upstream.OutcomeOK && !h.times.Head.IsZero() {
+	if h.outcome == retry.OK && !h.times.Head.IsZero() {
 		answer := span.Part{Name: span.Stream, From: h.times.Head, To: h.sent.to, Above: h.proxy}
 		if h.broken {
 			answer.Failed = "the answer did not come to its end"

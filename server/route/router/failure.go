@@ -9,12 +9,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // failure is an attempt that did not end well.
 type failure struct {
-	outcome upstream.Outcome
+	outcome retry.Verdict
 	// public is what the client is told when nothing better comes.
 	public *apierror.Error
 	// resumed: the stream goes on with the next attempt, which is prepared.
@@ -51,9 +52,9 @@ func hasOther(d *decision.Decision) bool {
 }
 
 // refusal is an attempt that ended before its answer began. resp is closed.
-func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, err error, outcome upstream.Outcome) *failure {
+func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, err error, outcome retry.Verdict) *failure {
 	f := &failure{outcome: outcome}
-	if err != nil && outcome == upstream.OutcomeCanceled && stalled(ctx) {
+	if err != nil && outcome == retry.Canceled && stalled(ctx) {
 		return j.abandoned(err)
 	}
 	if err != nil {
@@ -66,19 +67,19 @@ func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, e
 		return j.abandoned(readErr)
 	}
 	if readErr != nil && ctx.Err() != nil {
-		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(cause(ctx, readErr))}
+		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, readErr))}
 	}
-	wait, told := upstream.RetryAfter(resp.Header, time.Now())
-	if !told && (outcome == upstream.OutcomeRefused || outcome == upstream.OutcomeUnavailable) && hasOther(j.choice.Decision) {
+	wait, told := retry.After(resp.Header, time.Now())
+	if !told && (outcome == retry.Refused || outcome == retry.Unavailable) && hasOther(j.choice.Decision) {
 		wait, told = refusedPause, true
 	}
 	if told {
 		r.Breaker.Pause(j.choice.Replica.ID, wait)
 	}
 	switch outcome {
-	case upstream.OutcomeRefused:
+	case retry.Refused:
 		f.public = apierror.New(apierror.Overloaded, "every replica that was tried refuses more requests", nil, apierror.WithRetryAfter(max(wait, time.Second)))
-	case upstream.OutcomeUnavailable, upstream.OutcomeGateway:
+	case retry.Unavailable, retry.Gateway:
 		f.public = apierror.New(apierror.UpstreamError, "the replica is not available", nil, apierror.WithRetryAfter(max(wait, time.Second)))
 		if resp.Status == http.StatusServiceUnavailable {
 			f.public = apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(max(wait, time.Second)))
@@ -90,18 +91,18 @@ func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, e
 }
 
 // unanswered names a failure without an answer; no address is in its text.
-func (r *Router) unanswered(ctx context.Context, outcome upstream.Outcome, err error) *apierror.Error {
+func (r *Router) unanswered(ctx context.Context, outcome retry.Verdict, err error) *apierror.Error {
 	switch outcome {
-	case upstream.OutcomeCanceled:
+	case retry.Canceled:
 		if fault, ok := bodyFault(err); ok {
 			return fault
 		}
 		return apierror.From(cause(ctx, err))
-	case upstream.OutcomeTimeout:
+	case retry.Timeout:
 		return apierror.New(apierror.UpstreamError, "the replica did not answer in time", err)
-	case upstream.OutcomeMalformed:
+	case retry.Malformed:
 		return apierror.New(apierror.UpstreamError, "the replica's answer was malformed", err)
-	case upstream.OutcomeOwnFault:
+	case retry.OwnFault:
 		return apierror.New(apierror.Overloaded, "the router has no room for another connection to a replica", err, apierror.WithRetryAfter(time.Second), apierror.WithUnavailable())
 	default:
 		return apierror.New(apierror.UpstreamUnreachable, "the replica could not be reached", err)
@@ -114,11 +115,11 @@ func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
 	case stalled(ctx) && !errors.Is(err, errClientGone):
 		return j.abandoned(err)
 	case errors.Is(err, errClientGone), errors.Is(err, errYielded), ctx.Err() != nil:
-		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(cause(ctx, context.Canceled))}
+		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, context.Canceled))}
 	case !j.begun:
-		return &failure{outcome: upstream.OutcomeBroken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica's answer broke off before it began", err)}
+		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica's answer broke off before it began", err)}
 	}
-	return &failure{outcome: upstream.OutcomeBroken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica's answer broke off", err)}
+	return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica's answer broke off", err)}
 }
 
 // mayRetry decides whether another replica is tried after f: only before the client's first byte,
@@ -144,16 +145,16 @@ func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
 }
 
 // endOf says how the decision ended for the record.
-func endOf(ctx context.Context, o upstream.Outcome) decision.End {
+func endOf(ctx context.Context, o retry.Verdict) decision.End {
 	if gaveWay(ctx, o) {
 		return decision.EndYielded
 	}
 	switch o {
-	case upstream.OutcomeOK:
+	case retry.OK:
 		return decision.EndCompleted
-	case upstream.OutcomeCanceled:
+	case retry.Canceled:
 		return decision.EndCanceled
-	case upstream.OutcomeClientFault:
+	case retry.ClientFault:
 		return decision.EndRejected
 	default:
 	}
@@ -164,6 +165,6 @@ func endOf(ctx context.Context, o upstream.Outcome) decision.End {
 }
 
 // noteRetry leaves the retry on the request's own span.
-func noteRetry(ctx context.Context, o upstream.Outcome) {
+func noteRetry(ctx context.Context, o retry.Verdict) {
 	span.Note(ctx, span.EventRetry, span.Reason.String(o.String()))
 }

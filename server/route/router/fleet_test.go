@@ -25,6 +25,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/pins"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -210,7 +213,7 @@ func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *re
 	uc, cc := upstream.DefaultConfig(), chooser.DefaultConfig()
 	p := router.Params{
 		Tokens: tokenizer.New(tokenizer.DefaultConfig(), tokenizer.Params{}), Upstream: upstream.New(uc, upstream.Params{}),
-		Breaker: upstream.NewBreaker(uc.Breaker, nil), Budget: upstream.NewBudget(uc.Retry, nil), Pins: upstream.NewPins(uc.Pins, nil),
+		Breaker: breaker.New(uc.Breaker, nil), Budget: retry.NewBudget(uc.Retry, nil), Pins: pins.New(uc.Pins, nil),
 		Bodies: openai.NewMemory(1 << 20), Attempts: 3, Lease: time.Minute,
 	}
 	if change != nil {

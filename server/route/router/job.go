@@ -18,7 +18,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
 // job is one call on its way through the steps. It belongs to one goroutine.
@@ -80,7 +80,7 @@ type job struct {
 	broke    *failure         // the first break
 	dead     []replica.ID     // who broke it off
 
-	scan   upstream.Scanner
+	scan   sse.Scanner
 	status int
 
 	received   time.Time

@@ -13,7 +13,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/kit/labels"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
 const ns = "kvpilot.router."
@@ -37,7 +38,7 @@ type metrics struct {
 	results labels.Sets[result]
 	kinds   [2][4]metric.MeasurementOption               // by source and kind
 	paces   [2]map[openai.Route]metric.MeasurementOption // by source
-	again   map[upstream.Outcome]metric.MeasurementOption
+	again   map[retry.Verdict]metric.MeasurementOption
 	wentOn  map[string]metric.MeasurementOption
 }
 
@@ -53,7 +54,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 		p = noop.NewMeterProvider()
 	}
 	meter := p.Meter("github.com/kvpilot/kvpilot/server/route/router")
-	m := &metrics{routes: map[openai.Route]metric.MeasurementOption{}, again: map[upstream.Outcome]metric.MeasurementOption{}, wentOn: map[string]metric.MeasurementOption{}}
+	m := &metrics{routes: map[openai.Route]metric.MeasurementOption{}, again: map[retry.Verdict]metric.MeasurementOption{}, wentOn: map[string]metric.MeasurementOption{}}
 	var errs []error
 	histogram := func(name, unit, text string, bounds ...float64) metric.Float64Histogram {
 		h, err := meter.Float64Histogram(ns+name, metric.WithUnit(unit), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(bounds...))
@@ -99,7 +100,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 			m.paces[source][route] = labelled(attribute.String("route", route.String()), attribute.String("source", by))
 		}
 	}
-	for o := upstream.OutcomeOK; o <= upstream.OutcomeCanceled; o++ {
+	for o := retry.OK; o <= retry.Canceled; o++ {
 		if o.Retryable() {
 			m.again[o] = labelled(attribute.String("outcome", o.String()))
 			m.retries.Add(context.Background(), 0, m.again[o])
@@ -142,7 +143,7 @@ func (res result) labels() []attribute.KeyValue {
 
 func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
 
-func (m *metrics) retried(o upstream.Outcome) { m.retries.Add(context.Background(), 1, m.again[o]) }
+func (m *metrics) retried(o retry.Verdict) { m.retries.Add(context.Background(), 1, m.again[o]) }
 
 func (m *metrics) resumed(result string) {
 	m.resumes.Add(context.Background(), 1, m.wentOn[result])
@@ -193,14 +194,14 @@ func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took 
 }
 
 // cost is what the request has cost by the engine's usage, or, of a stream without it, by the router's own count.
-func (j *job) cost() (u upstream.Usage, source int) {
+func (j *job) cost() (u sse.Usage, source int) {
 	if u, ok := j.scan.Usage(); ok {
 		return u, fromEngine
 	}
 	if n := j.scan.ContentEvents(); n > 0 && !j.firstToken.IsZero() {
-		return upstream.Usage{PromptTokens: j.choice.Decision.PromptTokens, CachedTokens: j.cachedOwn(), CompletionTokens: j.tokensIn(n)}, fromRouter
+		return sse.Usage{PromptTokens: j.choice.Decision.PromptTokens, CachedTokens: j.cachedOwn(), CompletionTokens: j.tokensIn(n)}, fromRouter
 	}
-	return upstream.Usage{}, fromRouter
+	return sse.Usage{}, fromRouter
 }
 
 // decided counts a choice that was handed to the caller.

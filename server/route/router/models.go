@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
+	"github.com/kvpilot/kvpilot/server/wire/pins"
 )
 
 // modelCard is one entry of /v1/models, as vLLM writes it.
@@ -100,7 +100,7 @@ func (r *Router) stored(ctx context.Context, j *job, id string, to Sink) error {
 	if !r.mayRead(j.call.Tenant, id) {
 		return unknownResponse(id)
 	}
-	if at, owner := r.Pins.Get(j.call.Tenant, id); owner == upstream.OwnerSelf {
+	if at, owner := r.Pins.Get(j.call.Tenant, id); owner == pins.OwnerSelf {
 		if rep, ok := snapshot.Replica(at); ok {
 			candidates = []*replica.Replica{rep}
 		}

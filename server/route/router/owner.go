@@ -5,14 +5,14 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
+	"github.com/kvpilot/kvpilot/server/wire/pins"
 )
 
 // mayRead reports whether a stored response may be read, continued or cancelled by a tenant. Engines ask for no owner: an id
 // is all that they want to know.
 func (r *Router) mayRead(tenant, id string) bool {
 	_, owner := r.Pins.Get(tenant, id)
-	return owner == upstream.OwnerSelf || owner == upstream.OwnerUnknown && (tenant == "" || r.set.Load().UnownedResponses)
+	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && (tenant == "" || r.set.Load().UnownedResponses)
 }
 
 // checkResponse refuses a request that continues a response of another tenant, on whatever route, and one that would give

@@ -25,6 +25,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/pins"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -189,12 +192,12 @@ type partitioned struct {
 	remotes []*remote
 	router  *router.Router
 	book    *load.Book
-	breaker *upstream.Breaker
+	breaker *breaker.Breaker
 	asked   atomic.Int64
 }
 
 // startPartitioned makes a router before n remotes; it runs in a bubble until stop is called.
-func startPartitioned(t *testing.T, n int, transport string, retry upstream.RetryConfig) (p *partitioned, stop func()) {
+func startPartitioned(t *testing.T, n int, transport string, bounds retry.Config) (p *partitioned, stop func()) {
 	t.Helper()
 	p = &partitioned{t: t, network: &network{remotes: map[string]*remote{}}}
 	rc := registry.DefaultConfig()
@@ -205,20 +208,20 @@ func startPartitioned(t *testing.T, n int, transport string, retry upstream.Retr
 		rc.Replicas = append(rc.Replicas, registry.Spec{ID: replica.ID(r.name), URL: "http://" + r.name + ":8000", BlockSize: 16, Blocks: 1000})
 	}
 	uc, tc := upstream.DefaultConfig(), tokenizer.DefaultConfig()
-	uc.Transport, uc.Retry, uc.ResponseHeaderTimeout, uc.StallTimeout = transport, retry, 10*time.Second, 10*time.Second
+	uc.Transport, uc.Retry, uc.ResponseHeaderTimeout, uc.StallTimeout = transport, bounds, 10*time.Second, 10*time.Second
 	tc.Enabled = false
-	p.breaker = upstream.NewBreaker(uc.Breaker, nil)
+	p.breaker = breaker.New(uc.Breaker, nil)
 	params := router.Params{
 		Tokens: tokenizer.New(tc, tokenizer.Params{}), Upstream: upstream.New(uc, upstream.Params{Dial: p.network.dial}),
-		Breaker: p.breaker, Budget: upstream.NewBudget(retry, nil), Pins: upstream.NewPins(uc.Pins, nil),
-		Bodies: openai.NewMemory(1 << 20), Attempts: retry.Attempts, Lease: time.Minute,
+		Breaker: p.breaker, Budget: retry.NewBudget(bounds, nil), Pins: pins.New(uc.Pins, nil),
+		Bodies: openai.NewMemory(1 << 20), Attempts: bounds.Attempts, Lease: time.Minute,
 	}
 	index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	must(t, err)
 	p.book, err = load.New(load.DefaultConfig(), load.Params{})
 	must(t, err)
 	params.Chooser, err = chooser.New(chooser.DefaultConfig(), chooser.Params{
-		Index: index, Book: p.book, Seed: 1, Allow: func(id replica.ID) bool { return p.breaker.State(id) != upstream.BreakerOpen },
+		Index: index, Book: p.book, Seed: 1, Allow: func(id replica.ID) bool { return p.breaker.State(id) != breaker.Open },
 	})
 	must(t, err)
 	hooks := wired(t, p.book, index, params.Chooser)
@@ -314,7 +317,7 @@ func (p *partitioned) closes() {
 		}
 		open := 0
 		for _, r := range p.remotes {
-			if p.breaker.State(replica.ID(r.name)) != upstream.BreakerClosed {
+			if p.breaker.State(replica.ID(r.name)) != breaker.Closed {
 				open++
 			}
 		}
@@ -335,7 +338,7 @@ func TestAPartitionLosesNothingThatHadNotBegun(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s %d", transport, seed), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					p, stop := startPartitioned(t, 6, transport, upstream.RetryConfig{Attempts: 12, Ratio: 1, MinPerSecond: 10_000})
+					p, stop := startPartitioned(t, 6, transport, retry.Config{Attempts: 12, Ratio: 1, MinPerSecond: 10_000})
 					defer stop()
 					p.underFaults(seed, 40*time.Second, 0)
 				})

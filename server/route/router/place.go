@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/pins"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -70,7 +71,7 @@ func (r *Router) findHolder(ctx context.Context, j *job) {
 		return
 	}
 	at, owner := r.Pins.Get(j.call.Tenant, id)
-	known := owner == upstream.OwnerSelf
+	known := owner == pins.OwnerSelf
 	if !known {
 		if at, known = r.locate(ctx, j, id); known && j.call.Tenant == "" {
 			r.Pins.Put("", id, at)

@@ -17,6 +17,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -118,7 +119,7 @@ func (r *Router) connect(ctx context.Context, j *job, up Upgrade) (f *failure) {
 	pass, ok := r.Breaker.Allow(choice.Replica.ID)
 	if !ok && hasOther(choice.Decision) {
 		result.End = decision.EndMoved
-		return &failure{outcome: upstream.OutcomeUnavailable, public: errOnTrial()}
+		return &failure{outcome: retry.Unavailable, public: errOnTrial()}
 	}
 	out := &upstream.Request{
 		Method: j.method(), Path: j.path(), Query: j.call.RawQuery, Header: j.call.Header, Client: j.call.Client, RequestID: j.call.RequestID,
@@ -134,14 +135,14 @@ func (r *Router) connect(ctx context.Context, j *job, up Upgrade) (f *failure) {
 		return f
 	}
 	defer there.Close() //nolint:errcheck // nobody is left to be told
-	h.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, upstream.OutcomeOK)
+	h.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
 	choice.Arrived()
-	r.settle(choice.Replica.ID, pass, upstream.OutcomeOK)
+	r.settle(choice.Replica.ID, pass, retry.OK)
 	r.explain(j, there.Header)
 	here, err := up.Switch(there.Header)
 	if err != nil {
 		result.End = decision.EndCanceled
-		return &failure{outcome: upstream.OutcomeCanceled, public: switchError(err)}
+		return &failure{outcome: retry.Canceled, public: switchError(err)}
 	}
 	defer here.Close() //nolint:errcheck // as above
 	j.begun, j.status = true, http.StatusSwitchingProtocols
@@ -150,7 +151,7 @@ func (r *Router) connect(ctx context.Context, j *job, up Upgrade) (f *failure) {
 		return nil
 	}
 	h.brokeOff()
-	if f.outcome == upstream.OutcomeBroken {
+	if f.outcome == retry.Broken {
 		// Its health is asked at once; the breaker stays out of it: a client may be what its engine hangs up on.
 		r.Registry.ReportFailure(choice.Replica.ID, errAnswer)
 		return f
@@ -232,15 +233,15 @@ func ended(cause error, said bool) *failure {
 	stopping, byRouter := errors.AsType[*apierror.Error](cause)
 	switch {
 	case byRouter:
-		return &failure{outcome: upstream.OutcomeCanceled, public: stopping}
+		return &failure{outcome: retry.Canceled, public: stopping}
 	case said:
 		return nil
 	case errors.Is(cause, errIdle):
-		return &failure{outcome: upstream.OutcomeCanceled, public: apierror.New(apierror.DeadlineExceeded, "the WebSocket was idle for too long (router.realtime_idle)", cause)}
+		return &failure{outcome: retry.Canceled, public: apierror.New(apierror.DeadlineExceeded, "the WebSocket was idle for too long (router.realtime_idle)", cause)}
 	case errors.Is(cause, errReplicaEnd):
-		return &failure{outcome: upstream.OutcomeBroken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica ended the WebSocket without a word", cause)}
+		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica ended the WebSocket without a word", cause)}
 	}
-	return &failure{outcome: upstream.OutcomeCanceled, public: apierror.From(errors.Join(context.Canceled, cause))}
+	return &failure{outcome: retry.Canceled, public: apierror.From(errors.Join(context.Canceled, cause))}
 }
 
 // pourBuffer is the size of a read: two are held by each WebSocket, however long it rests.

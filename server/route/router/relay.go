@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -139,14 +140,14 @@ func (j *job) complete() bool {
 }
 
 // ended says what an answer that came to its end means: an engine may tell of its failure in a stream.
-func (j *job) ended() (upstream.Outcome, decision.End) {
+func (j *job) ended() (retry.Verdict, decision.End) {
 	switch {
 	case !j.scan.Failed():
-		return upstream.OutcomeOK, decision.EndCompleted
+		return retry.OK, decision.EndCompleted
 	case j.scan.ContentEvents() == 0:
-		return upstream.OutcomeClientFault, decision.EndFailed // whose fault it is is not known
+		return retry.ClientFault, decision.EndFailed // whose fault it is is not known
 	}
-	return upstream.OutcomeEngineError, decision.EndFailed
+	return retry.EngineError, decision.EndFailed
 }
 
 // pass hands one piece to the client and looks at it.

@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -63,7 +64,7 @@ func (j *job) following() bool {
 
 // goesOn decides whether a stream that broke off is written on by another replica, and prepares the attempt.
 func (r *Router) goesOn(ctx context.Context, j *job, f *failure) bool {
-	if j.set.ResumeStreams == 0 || !j.begun || !j.req.Stream || f.outcome != upstream.OutcomeBroken {
+	if j.set.ResumeStreams == 0 || !j.begun || !j.req.Stream || f.outcome != retry.Broken {
 		return false
 	}
 	seam, result := r.seam(ctx, j)
@@ -176,7 +177,7 @@ func (j *job) continueFrom(seam *resume.Seam) {
 
 // told is what the client is told after f: of the break itself when another replica could not help.
 func (j *job) told(f *failure) error {
-	if j.broke != nil && f.outcome != upstream.OutcomeCanceled {
+	if j.broke != nil && f.outcome != retry.Canceled {
 		return j.broke.public
 	}
 	return f.public

@@ -18,6 +18,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -127,7 +129,7 @@ func TestRetriesAreBounded(t *testing.T) {
 	})
 	t.Run("by the budget", func(t *testing.T) {
 		f := start(t, 4, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
-			p.Budget = upstream.NewBudget(upstream.RetryConfig{Attempts: 3}, nil)
+			p.Budget = retry.NewBudget(retry.Config{Attempts: 3}, nil)
 		})
 		f.script(text(503, "loading"))
 		for range 3 {
@@ -139,8 +141,8 @@ func TestRetriesAreBounded(t *testing.T) {
 	})
 	t.Run("but a replica that is gone costs nobody the first", func(t *testing.T) {
 		f := start(t, 3, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
-			p.Budget = upstream.NewBudget(upstream.RetryConfig{Attempts: 3}, nil)
-			p.Breaker = upstream.NewBreaker(upstream.BreakerConfig{}, nil)
+			p.Budget = retry.NewBudget(retry.Config{Attempts: 3}, nil)
+			p.Breaker = breaker.New(breaker.Config{}, nil)
 		})
 		for f.router.Budget.Withdraw() { // nothing is saved up
 		}
@@ -318,7 +320,7 @@ func TestWaits16NoDescriptorLeftIsNoReplicasFault(t *testing.T) {
 				}
 			}
 			for _, r := range f.params.Registry.Snapshot().Replicas {
-				if s := f.params.Breaker.State(r.ID); s != upstream.BreakerClosed || r.State != replica.StateReady {
+				if s := f.params.Breaker.State(r.ID); s != breaker.Closed || r.State != replica.StateReady {
 					t.Errorf("%s: breaker %s, %s", r.ID, s, r.State)
 				}
 			}

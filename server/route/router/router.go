@@ -22,6 +22,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/pins"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -31,9 +34,9 @@ type Params struct {
 	Tokens   *tokenizer.Pool
 	Chooser  *chooser.Chooser
 	Upstream *upstream.Client
-	Breaker  *upstream.Breaker
-	Budget   *upstream.Budget
-	Pins     *upstream.Pins
+	Breaker  *breaker.Breaker
+	Budget   *retry.Budget
+	Pins     *pins.Pins
 	// Bodies remembers what was read from bodies; nil remembers nothing.
 	Bodies *openai.Memory
 	// Limits keeps tenants to their limits; nil has none.

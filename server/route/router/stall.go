@@ -5,7 +5,7 @@ import (
 	"errors"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // errStalled is why an attempt's context ended: its rank shows no sign of life.
@@ -23,7 +23,7 @@ func stalled(ctx context.Context) bool { return errors.Is(context.Cause(ctx), er
 // abandoned is the failure of such an attempt.
 func (j *job) abandoned(err error) *failure {
 	if j.begun {
-		return &failure{outcome: upstream.OutcomeBroken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica stopped in the middle of its answer", err)}
+		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica stopped in the middle of its answer", err)}
 	}
-	return &failure{outcome: upstream.OutcomeStalled, public: apierror.New(apierror.UpstreamError, "the replica shows no sign of life", err)}
+	return &failure{outcome: retry.Stalled, public: apierror.New(apierror.UpstreamError, "the replica shows no sign of life", err)}
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -43,7 +45,7 @@ type story struct {
 	answerID   string
 	finish     string
 	firstToken time.Time
-	usage      upstream.Usage
+	usage      sse.Usage
 	counted    bool   // usage was told
 	fault      string // the kind of our own fault that ended it, and its public words
 	words      string
@@ -90,8 +92,8 @@ type hop struct {
 	firstToken time.Time
 	status     int // of the replica's answer; 0 when there was none
 	chunks     int
-	outcome    upstream.Outcome // how the answer began
-	broken     bool             // it began and did not come to its end
+	outcome    retry.Verdict // how the answer began
+	broken     bool          // it began and did not come to its end
 	yielded    bool
 	release    stretch
 	end        decision.End
@@ -216,7 +218,7 @@ func (h *hop) observe(out *upstream.Request) {
 }
 
 // answered notes how the answer began; resp is nil when there is none.
-func (h *hop) answered(resp *upstream.Response, outcome upstream.Outcome) {
+func (h *hop) answered(resp *upstream.Response, outcome retry.Verdict) {
 	if h == nil {
 		return
 	}

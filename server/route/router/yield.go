@@ -9,7 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // errYielded is why an attempt's context ended: the request gave way to a shorter one.
@@ -64,8 +64,8 @@ func recalled(ctx context.Context) error {
 }
 
 // gaveWay reports whether an attempt under ctx ended because the request gave way.
-func gaveWay(ctx context.Context, outcome upstream.Outcome) bool {
-	return outcome == upstream.OutcomeCanceled && errors.Is(context.Cause(ctx), errYielded)
+func gaveWay(ctx context.Context, outcome retry.Verdict) bool {
+	return outcome == retry.Canceled && errors.Is(context.Cause(ctx), errYielded)
 }
 
 // letPass waits until the engine has the request that overtook this one: sent at the same moment, this one

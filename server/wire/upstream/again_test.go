@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"hash/crc32"
 	"io"
 	"math/rand/v2"
@@ -158,7 +159,7 @@ func TestAStreamedBodyIsSentAgainAsAWholeOrNotAtAll(t *testing.T) {
 			if tc.again && (err != nil || got != want) {
 				t.Errorf("got %q, %v; want the answer to the whole body", got, err)
 			}
-			if !tc.again && (err == nil || Classify(nil, err) != OutcomeUnreachable) {
+			if !tc.again && (err == nil || Classify(nil, err) != retry.Unreachable) {
 				t.Errorf("got %q, %v; want an error, for the body's beginning is gone", got, err)
 			}
 		})

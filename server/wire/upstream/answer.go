@@ -44,7 +44,7 @@ func (a *leanAnswer) fill() error {
 	if err == nil {
 		return nil
 	}
-	if err == io.EOF && a.frame.kind == framingClose { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
+	if err == io.EOF && a.frame.UntilClose() { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 		a.finish(true)
 		return a.ended
 	}
@@ -74,14 +74,14 @@ func (a *leanAnswer) room() []byte {
 // decode takes the framing out of what was read. No bytes and no error mean: read on.
 func (a *leanAnswer) decode() ([]byte, error) {
 	from := a.r
-	n, used, err := a.frame.decode(a.buf.b[a.r:a.w])
+	n, used, err := a.frame.Decode(a.buf.b[a.r:a.w])
 	a.r += used
 	if err != nil {
 		a.ended = &Error{Replica: a.id, Phase: PhaseBody, Err: err}
 		a.abort()
 		return nil, a.ended
 	}
-	if a.frame.over() {
+	if a.frame.Complete() {
 		a.finish(a.r < a.w)
 	}
 	if n > 0 {

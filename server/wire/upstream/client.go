@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/wire/http1"
 )
 
 // Params are what a Client is made of.
@@ -109,22 +111,12 @@ func checkRequest(t Target, r *Request) error {
 	switch {
 	case t.Replica == nil:
 		return errors.New("no replica to send to")
-	case !validName(r.Method):
+	case !http1.ValidName(r.Method):
 		return errors.New("invalid method")
-	case len(r.Path) == 0 || r.Path[0] != '/' || !validTarget(r.Path) || !validTarget(r.Query):
+	case len(r.Path) == 0 || r.Path[0] != '/' || !http1.ValidTarget(r.Path) || !http1.ValidTarget(r.Query):
 		return errors.New("invalid path or query")
 	case r.Stream == nil && r.StreamSize != 0:
 		return errors.New("stream size without a stream")
 	}
 	return nil
-}
-
-// validTarget reports whether s can stand in a request line.
-func validTarget(s string) bool {
-	for i := range len(s) {
-		if s[i] <= ' ' || s[i] == 0x7f {
-			return false
-		}
-	}
-	return true
 }

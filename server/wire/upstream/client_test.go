@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // eachTransport runs a test with both transports, and with both ways to read a socket; what callers see must
@@ -233,7 +235,7 @@ func TestAStreamedBodyIsSentAsItIsRead(t *testing.T) {
 			}
 		}
 		_, err := c.Do(ctxFor(t), target, &Request{Method: "POST", Path: "/", Stream: io.MultiReader(strings.NewReader("x"), badReader{}), StreamSize: -1})
-		if err == nil || Classify(nil, err) != OutcomeCanceled {
+		if err == nil || Classify(nil, err) != retry.Canceled {
 			t.Errorf("a body that cannot be read: got %v, outcome %v; it is not the replica's fault", err, Classify(nil, err))
 		}
 	})
@@ -333,7 +335,7 @@ func TestLeavingStopsTheEngine(t *testing.T) {
 				case <-time.After(30 * time.Second):
 					t.Fatal("the engine was not told")
 				}
-				if _, err := resp.Next(); name == "cancel" && Classify(nil, err) != OutcomeCanceled {
+				if _, err := resp.Next(); name == "cancel" && Classify(nil, err) != retry.Canceled {
 					t.Errorf("after a cancel: got %v", err)
 				}
 				resp.Close()
@@ -351,7 +353,7 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		_, err := c.Do(ctx, target, post("{}"))
-		if !errors.Is(err, context.DeadlineExceeded) || Classify(nil, err) != OutcomeCanceled {
+		if !errors.Is(err, context.DeadlineExceeded) || Classify(nil, err) != retry.Canceled {
 			t.Errorf("got %v, %v", err, Classify(nil, err))
 		}
 	})
@@ -380,15 +382,15 @@ func TestFailuresAreTold(t *testing.T) {
 	cases := []struct {
 		name   string
 		target Target
-		want   Outcome
+		want   retry.Verdict
 	}{
-		{"nobody listens", nobody, OutcomeUnreachable},
-		{"closed at once", closed, OutcomeUnreachable},
-		{"no answer", serveConn(t, silent), OutcomeTimeout},
-		{"stall", serveConn(t, stalls), OutcomeBroken},
-		{"broken length", serveRaw(t, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), OutcomeBroken},
-		{"broken chunks", serveRaw(t, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel"), OutcomeBroken},
-		{"missing last chunk", serveRaw(t, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"), OutcomeBroken},
+		{"nobody listens", nobody, retry.Unreachable},
+		{"closed at once", closed, retry.Unreachable},
+		{"no answer", serveConn(t, silent), retry.Timeout},
+		{"stall", serveConn(t, stalls), retry.Broken},
+		{"broken length", serveRaw(t, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), retry.Broken},
+		{"broken chunks", serveRaw(t, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel"), retry.Broken},
+		{"missing last chunk", serveRaw(t, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"), retry.Broken},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
@@ -403,5 +405,28 @@ func TestFailuresAreTold(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+func TestAConnectionThatTheReplicaWillCloseIsNotKept(t *testing.T) {
+	var connections atomic.Int64
+	target := serveConn(t, func(c net.Conn) {
+		connections.Add(1)
+		for { // a replica that says close and is slow to do it
+			if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {
+				return
+			}
+			io.WriteString(c, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
+		}
+	})
+	c := New(DefaultConfig(), Params{})
+	t.Cleanup(c.transport.shut)
+	for range 2 {
+		if _, err := answerOf(t, c, target, &Request{Method: http.MethodGet, Path: "/"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := connections.Load(); n != 2 {
+		t.Errorf("two requests over %d connections, want one each", n)
 	}
 }

@@ -2,8 +2,12 @@ package upstream
 
 import (
 	"errors"
-	"fmt"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/check"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/pins"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // The transports.
@@ -32,47 +36,11 @@ type Config struct {
 	// MaxHeaderBytes bounds the head of an answer.
 	MaxHeaderBytes int `yaml:"max_header_bytes"`
 	// Retry bounds retries on other replicas.
-	Retry RetryConfig `yaml:"retry"`
+	Retry retry.Config `yaml:"retry"`
 	// Breaker keeps requests away from failing replicas.
-	Breaker BreakerConfig `yaml:"breaker"`
+	Breaker breaker.Config `yaml:"breaker"`
 	// Pins remembers where stored responses are.
-	Pins PinsConfig `yaml:"pins"`
-}
-
-// RetryConfig bounds retries.
-type RetryConfig struct {
-	// Attempts is the largest number of replicas tried for one request, the first included.
-	Attempts int `yaml:"attempts"`
-	// Ratio is the share of requests that may be retried when many fail. A request's first retry after its
-	// connection broke is not counted: a replica that dies costs no request that had not begun.
-	Ratio float64 `yaml:"ratio"`
-	// MinPerSecond is the rate of retries that is always allowed.
-	MinPerSecond float64 `yaml:"min_per_second"`
-}
-
-// BreakerConfig sets when a replica is left alone.
-type BreakerConfig struct {
-	// Failures in a row that open the breaker. Zero: the breaker never opens.
-	Failures int `yaml:"failures"`
-	// Rate is the share of failures within Window that opens it, once MinRequests were seen.
-	Rate float64 `yaml:"rate"`
-	// MinRequests is the number of requests within Window below which Rate says nothing.
-	MinRequests int `yaml:"min_requests"`
-	// Window is the time over which Rate is taken.
-	Window time.Duration `yaml:"window"`
-	// OpenFor is how long it stays open at first; each failed trial doubles it, up to MaxOpenFor.
-	OpenFor    time.Duration `yaml:"open_for"`
-	MaxOpenFor time.Duration `yaml:"max_open_for"`
-	// Trials is the number of successful trial requests that close it again.
-	Trials int `yaml:"trials"`
-}
-
-// PinsConfig bounds the memory of stored responses.
-type PinsConfig struct {
-	// Max is the number of responses remembered; the least recently used goes first.
-	Max int `yaml:"max"`
-	// TTL forgets a response after this long.
-	TTL time.Duration `yaml:"ttl"`
+	Pins pins.Config `yaml:"pins"`
 }
 
 // DefaultConfig holds the defaults.
@@ -83,41 +51,24 @@ func DefaultConfig() Config {
 		IdleTimeout:       4 * time.Second,
 		MaxIdlePerReplica: 1024,
 		MaxHeaderBytes:    64 << 10,
-		Retry:             RetryConfig{Attempts: 3, Ratio: 0.2, MinPerSecond: 5},
-		Breaker: BreakerConfig{
-			Failures: 5, Rate: 0.5, MinRequests: 20, Window: 10 * time.Second,
-			OpenFor: 5 * time.Second, MaxOpenFor: time.Minute, Trials: 2,
-		},
-		Pins: PinsConfig{Max: 100_000, TTL: 24 * time.Hour},
+		Retry:             retry.DefaultConfig(),
+		Breaker:           breaker.DefaultConfig(),
+		Pins:              pins.DefaultConfig(),
 	}
 }
 
-// Validate reports every bad field at once, named as the operator wrote it.
+// Validate reports every invalid field at once, named as the operator wrote it.
 func (c Config) Validate() error {
-	var errs []error
-	check := func(ok bool, format string, args ...any) {
-		if !ok {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
-	}
-	check(c.Transport == TransportLean || c.Transport == TransportStd, "transport: %q is neither %q nor %q", c.Transport, TransportLean, TransportStd)
-	check(c.DialTimeout > 0, "dial_timeout: %v is not positive", c.DialTimeout)
-	check(c.ResponseHeaderTimeout >= 0, "response_header_timeout: %v is negative", c.ResponseHeaderTimeout)
-	check(c.StallTimeout >= 0, "stall_timeout: %v is negative", c.StallTimeout)
-	check(c.IdleTimeout > 0, "idle_timeout: %v is not positive", c.IdleTimeout)
-	check(c.MaxIdlePerReplica >= 0, "max_idle_per_replica: %d is negative", c.MaxIdlePerReplica)
-	check(c.MaxHeaderBytes >= 4<<10, "max_header_bytes: %d is below 4096", c.MaxHeaderBytes)
-	check(c.Retry.Attempts >= 1, "retry.attempts: %d is below 1", c.Retry.Attempts)
-	check(c.Retry.Ratio >= 0 && c.Retry.Ratio <= 1, "retry.ratio: %v is not between 0 and 1", c.Retry.Ratio)
-	check(c.Retry.MinPerSecond >= 0, "retry.min_per_second: %v is negative", c.Retry.MinPerSecond)
-	check(c.Breaker.Failures >= 0, "breaker.failures: %d is negative", c.Breaker.Failures)
-	check(c.Breaker.Rate >= 0 && c.Breaker.Rate <= 1, "breaker.rate: %v is not between 0 and 1", c.Breaker.Rate)
-	check(c.Breaker.MinRequests >= 1, "breaker.min_requests: %d is below 1", c.Breaker.MinRequests)
-	check(c.Breaker.Window > 0, "breaker.window: %v is not positive", c.Breaker.Window)
-	check(c.Breaker.OpenFor > 0, "breaker.open_for: %v is not positive", c.Breaker.OpenFor)
-	check(c.Breaker.MaxOpenFor >= c.Breaker.OpenFor, "breaker.max_open_for: %v is below open_for", c.Breaker.MaxOpenFor)
-	check(c.Breaker.Trials >= 1, "breaker.trials: %d is below 1", c.Breaker.Trials)
-	check(c.Pins.Max >= 1, "pins.max: %d is below 1", c.Pins.Max)
-	check(c.Pins.TTL > 0, "pins.ttl: %v is not positive", c.Pins.TTL)
-	return errors.Join(errs...)
+	return errors.Join(
+		check.OneOf("transport", c.Transport, TransportLean, TransportStd),
+		check.Positive("dial_timeout", c.DialTimeout),
+		check.AtLeast("response_header_timeout", c.ResponseHeaderTimeout, 0),
+		check.AtLeast("stall_timeout", c.StallTimeout, 0),
+		check.Positive("idle_timeout", c.IdleTimeout),
+		check.AtLeast("max_idle_per_replica", c.MaxIdlePerReplica, 0),
+		check.AtLeast("max_header_bytes", c.MaxHeaderBytes, 4<<10),
+		check.Within("retry", c.Retry.Validate()),
+		check.Within("breaker", c.Breaker.Validate()),
+		check.Within("pins", c.Pins.Validate()),
+	)
 }

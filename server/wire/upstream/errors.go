@@ -43,9 +43,6 @@ func (e *Error) Timeout() bool {
 	return errors.Is(e.Err, os.ErrDeadlineExceeded) || errors.As(e.Err, &timeout) && timeout.Timeout()
 }
 
-// errMalformed is the root of every error about bytes that are no proper HTTP.
-var errMalformed = errors.New("malformed HTTP answer")
-
 // failed wraps err; when the caller's own context ended, that is the error.
 func failed(ctx context.Context, id replica.ID, phase Phase, err error) error {
 	if cause := ended(ctx, err); cause != nil {

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvpilot/kvpilot/server/wire/http1"
 )
 
 // withheld names the client's headers that do not go to a replica: those about the hop to
@@ -49,7 +51,7 @@ func forwarded(ctx context.Context, t Target, r *Request, add func(name, value s
 	listed := r.Header["Connection"]
 	for name, values := range r.Header {
 		canonical := http.CanonicalHeaderKey(name)
-		if withheld(canonical) || nominated(listed, canonical) {
+		if withheld(canonical) || http1.Nominated(listed, canonical) {
 			continue
 		}
 		if canonical == "Content-Type" && r.ContentType != "" {
@@ -58,19 +60,19 @@ func forwarded(ctx context.Context, t Target, r *Request, add func(name, value s
 		if spanned.IsValid() && (canonical == "Traceparent" || canonical == "Tracestate") {
 			continue
 		}
-		if !validName(canonical) {
+		if !http1.ValidName(canonical) {
 			continue
 		}
 		for _, v := range values {
-			if validValue(v) {
+			if http1.ValidValue(v) {
 				add(canonical, v)
 			}
 		}
 	}
-	if r.ContentType != "" && validValue(r.ContentType) {
+	if r.ContentType != "" && http1.ValidValue(r.ContentType) {
 		add("Content-Type", r.ContentType)
 	}
-	if r.RequestID != "" && validValue(r.RequestID) {
+	if r.RequestID != "" && http1.ValidValue(r.RequestID) {
 		add("X-Request-Id", r.RequestID)
 	}
 	if r.Client != "" {
@@ -79,13 +81,13 @@ func forwarded(ctx context.Context, t Target, r *Request, add func(name, value s
 	if spanned.IsValid() {
 		addTrace(spanned, add)
 	}
-	if !t.Replica.APIKey.IsEmpty() && validValue(t.Replica.APIKey.Reveal()) {
+	if !t.Replica.APIKey.IsEmpty() && http1.ValidValue(t.Replica.APIKey.Reveal()) {
 		add("Authorization", "Bearer "+t.Replica.APIKey.Reveal())
 	}
 	switch rank := r.Header["X-Data-Parallel-Rank"]; {
 	case len(t.Replica.Slots) > 1:
 		add("X-Data-Parallel-Rank", strconv.Itoa(t.Rank))
-	case len(rank) > 0 && validValue(rank[0]):
+	case len(rank) > 0 && http1.ValidValue(rank[0]):
 		add("X-Data-Parallel-Rank", rank[0])
 	}
 }
@@ -108,47 +110,4 @@ func addTrace(sc trace.SpanContext, add func(name, value string)) {
 	if state := sc.TraceState().String(); state != "" {
 		add("Tracestate", state)
 	}
-}
-
-// nominated reports whether a Connection header names the header as hop-by-hop.
-func nominated(connection []string, name string) bool {
-	for _, line := range connection {
-		for token := range strings.SplitSeq(line, ",") {
-			if strings.EqualFold(strings.TrimSpace(token), name) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// validName reports whether s is a token as HTTP defines it.
-func validName(s string) bool {
-	if s == "" {
-		return false
-	}
-	for i := range len(s) {
-		if !tokenByte(s[i]) {
-			return false
-		}
-	}
-	return true
-}
-
-func tokenByte(c byte) bool {
-	switch {
-	case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
-		return true
-	}
-	return strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
-}
-
-// validValue reports whether s can be a header's value.
-func validValue(s string) bool {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {
-			return false
-		}
-	}
-	return true
 }

@@ -1,11 +1,10 @@
 package upstream
 
 import (
-	"bytes"
-	"io"
-	"net/http/httputil"
 	"strings"
 	"testing"
+
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 func TestAnswersThatCouldBeReadInTwoWaysAreRefused(t *testing.T) {
@@ -58,7 +57,7 @@ func TestAnswersThatCouldBeReadInTwoWaysAreRefused(t *testing.T) {
 				_, err = resp.ReadAll(1 << 20)
 				resp.Close()
 			}
-			if err == nil || Classify(nil, err) != OutcomeMalformed {
+			if err == nil || Classify(nil, err) != retry.Malformed {
 				t.Errorf("got %v (%v), want it refused", Classify(nil, err), err)
 			}
 		})
@@ -97,57 +96,4 @@ func TestUnusualButProperAnswersAreRead(t *testing.T) {
 			}
 		})
 	}
-}
-
-// FuzzChunks checks the chunk decoder against net/http's: whatever it accepts, it must read
-// as that one does, however the bytes are cut.
-func FuzzChunks(f *testing.F) {
-	for _, seed := range []string{"5\r\nhello\r\n0\r\n\r\n", "1\r\na\r\n2;x=y\r\nbc\r\n0\r\nT: v\r\n\r\nrest", "5\r\nhel", "\r\n", "0\r\n\r\n", "000f\r\n0123456789abcde\r\n0\r\n\r\n"} {
-		f.Add([]byte(seed), uint8(3))
-	}
-	f.Fuzz(func(t *testing.T, wire []byte, step uint8) {
-		frame := framing{kind: framingChunked}
-		var body []byte
-		rest := bytes.Clone(wire)
-		for len(rest) > 0 && !frame.over() {
-			piece := rest[:min(len(rest), int(step)+1)]
-			n, used, err := frame.decode(piece)
-			if err != nil {
-				return // stricter than net/http is fine
-			}
-			if !frame.over() && used != len(piece) {
-				t.Fatalf("left %d bytes of a body that goes on", len(piece)-used)
-			}
-			body = append(body, piece[:n]...)
-			rest = rest[used:]
-		}
-		want, err := io.ReadAll(httputil.NewChunkedReader(bytes.NewReader(wire)))
-		if frame.over() && (err != nil || !bytes.Equal(body, want)) {
-			t.Errorf("%q: got %q, want %q (%v)", wire, body, want, err)
-		}
-		if !frame.over() && !bytes.HasPrefix(want, body) && !bytes.HasPrefix(body, want) {
-			t.Errorf("%q: got %q, net/http %q", wire, body, want)
-		}
-	})
-}
-
-func FuzzHead(f *testing.F) {
-	f.Add([]byte("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX: y\r\n"))
-	f.Add([]byte("HTTP/1.0 404\r\n"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		h, err := parseHead(b)
-		if err != nil {
-			return
-		}
-		if h.chunked && h.length >= 0 || h.status < 100 || h.status > 999 {
-			t.Errorf("%q: got %+v", b, h)
-		}
-		for name, values := range h.header {
-			for _, v := range values {
-				if !validName(name) || strings.ContainsAny(v, "\r\n\x00") {
-					t.Errorf("%q: header %q: %q", b, name, v)
-				}
-			}
-		}
-	})
 }

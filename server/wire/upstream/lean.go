@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+	"github.com/kvpilot/kvpilot/server/wire/http1"
 )
 
 // lean is kvpilot's own transport: connections without goroutines, whose reads go straight
@@ -109,7 +110,7 @@ func parseHost(base string) (*host, error) {
 	default:
 		return nil, fmt.Errorf("replica URL: scheme %q is neither http nor https", u.Scheme)
 	}
-	if u.Hostname() == "" || !validTarget(h.name) || !validTarget(h.prefix) {
+	if u.Hostname() == "" || !http1.ValidTarget(h.name) || !http1.ValidTarget(h.prefix) {
 		return nil, errors.New("replica URL: no valid host")
 	}
 	h.address = net.JoinHostPort(u.Hostname(), port)
@@ -330,7 +331,7 @@ func (l *lean) exchange(ctx context.Context, c *conn, cfg *Config, t Target, r *
 		a.abort()
 		return nil, err
 	}
-	a.broken = sent != nil
+	a.broken = a.broken || sent != nil
 	return &a.resp, nil
 }
 
@@ -362,7 +363,7 @@ type leanAnswer struct {
 		n   int
 		err error
 	}
-	frame framing
+	frame http1.Body
 	ended error
 	// broken: the connection is not fit for another request.
 	broken bool

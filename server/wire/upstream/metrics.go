@@ -2,14 +2,13 @@ package upstream
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
-	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // metrics are what the client counts. Metric options are made once: building an attribute set
@@ -38,7 +37,7 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 		metric.WithDescription("Requests sent again on a fresh connection because the replica had closed the idle one."), metric.WithUnit("{request}"))
 	m.dials, _ = meter.Int64Counter("kvpilot.upstream.dials",
 		metric.WithDescription("Connections opened to replicas."), metric.WithUnit("{connection}"))
-	for _, o := range outcomes() {
+	for _, o := range retry.Verdicts() {
 		option := metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", o.String())))
 		m.byKind = append(m.byKind, option)
 		m.attempts.Add(context.Background(), 0, option)
@@ -48,30 +47,7 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 	return m
 }
 
-// Meter adds the state of each replica's circuit to the metrics. replicas lists those that there are.
-func (b *Breaker) Meter(provider metric.MeterProvider, replicas func() []replica.ID) error {
-	if provider == nil {
-		return nil
-	}
-	meter := provider.Meter("github.com/kvpilot/kvpilot/server/wire/upstream")
-	state, err := meter.Int64ObservableGauge("kvpilot.upstream.breaker.state",
-		metric.WithDescription("One for the present state of each replica's breaker: closed, trial, open (gets no requests)."), metric.WithUnit("{replica}"))
-	if err != nil {
-		return fmt.Errorf("breaker metrics: %w", err)
-	}
-	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		for _, id := range replicas() {
-			o.ObserveInt64(state, 1, metric.WithAttributes(attribute.String("replica", string(id)), attribute.String("state", b.State(id).String())))
-		}
-		return nil
-	}, state)
-	if err != nil {
-		return fmt.Errorf("breaker metrics: %w", err)
-	}
-	return nil
-}
-
-func (m *metrics) answered(o Outcome, took time.Duration) {
+func (m *metrics) answered(o retry.Verdict, took time.Duration) {
 	m.attempts.Add(context.Background(), 1, m.byKind[o])
 	m.head.Record(context.Background(), took.Seconds(), m.byKind[o])
 }

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"io"
 	"net/http"
 	"testing"
@@ -45,7 +46,7 @@ func TestTimeLimitsChangeForTheNextExchange(t *testing.T) {
 			_, err = after.ReadAll(10)
 			after.Close()
 		}
-		if got := Classify(nil, err); got != OutcomeBroken {
+		if got := Classify(nil, err); got != retry.Broken {
 			t.Errorf("the next exchange ends as %v (%v), want it to stall", got, err)
 		}
 		time.Sleep(60 * time.Millisecond)
@@ -61,23 +62,4 @@ func TestTimeLimitsChangeForTheNextExchange(t *testing.T) {
 			t.Error("wrong settings were taken")
 		}
 	})
-}
-
-func TestBreakerAndBudgetTakeNewBounds(t *testing.T) {
-	now := time.Unix(1000, 0)
-	clock := func() time.Time { return now }
-	b := NewBreaker(DefaultConfig().Breaker, clock)
-	stricter := DefaultConfig().Breaker
-	stricter.Failures = 1
-	b.Update(stricter)
-	pass, _ := b.Allow("r")
-	b.Report("r", pass, OutcomeUnreachable)
-	if b.State("r") != BreakerOpen {
-		t.Error("one failure is not enough")
-	}
-	budget := NewBudget(RetryConfig{Attempts: 3, Ratio: 1, MinPerSecond: 10}, clock)
-	budget.Update(RetryConfig{Attempts: 3})
-	if !budget.Withdraw() || budget.Withdraw() {
-		t.Error("the smaller budget has not just the one retry that it always has")
-	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+	"github.com/kvpilot/kvpilot/server/wire/http1"
 )
 
 // handshakeTimeout bounds the wait for the answer to an upgrade: engines accept it before they compute anything.
@@ -107,7 +108,7 @@ func (u *upgrades) do(ctx context.Context, t Target, r *Request) (*Tunnel, *Resp
 	case resp.StatusCode < 400: // neither a WebSocket nor a refusal
 		resp.Body.Close()
 		cancel()
-		return nil, nil, &Error{Replica: t.Replica.ID, Phase: PhaseHead, Err: malformed("no answer to a WebSocket's handshake")}
+		return nil, nil, &Error{Replica: t.Replica.ID, Phase: PhaseHead, Err: http1.Malformed("no answer to a WebSocket's handshake")}
 	}
 	answer.body = &stdAnswer{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: handshakeTimeout}
 	return nil, answer, nil
@@ -132,7 +133,7 @@ func handshake(to, from http.Header) {
 	to.Set("Upgrade", "websocket")
 	for _, name := range []string{"Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions"} {
 		for _, value := range from[name] {
-			if validValue(value) {
+			if http1.ValidValue(value) {
 				to[name] = append(to[name], value)
 			}
 		}
@@ -140,7 +141,7 @@ func handshake(to, from http.Header) {
 	var protocols []string
 	for _, line := range from["Sec-Websocket-Protocol"] {
 		for one := range strings.SplitSeq(line, ",") {
-			if one = strings.TrimSpace(one); one != "" && validValue(one) && !strings.HasPrefix(one, "openai-insecure-api-key.") {
+			if one = strings.TrimSpace(one); one != "" && http1.ValidValue(one) && !strings.HasPrefix(one, "openai-insecure-api-key.") {
 				protocols = append(protocols, one)
 			}
 		}
@@ -153,5 +154,5 @@ func handshake(to, from http.Header) {
 // isWebSocket reports whether a replica has switched, and to what it was asked to.
 func isWebSocket(resp *http.Response) bool {
 	return resp.StatusCode == http.StatusSwitchingProtocols && strings.EqualFold(resp.Header.Get("Upgrade"), "websocket") &&
-		nominated(resp.Header["Connection"], "upgrade")
+		http1.Nominated(resp.Header["Connection"], "upgrade")
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -54,7 +55,7 @@ func relay(client *upstream.Client, to upstream.Target, w http.ResponseWriter, r
 	}
 	w.WriteHeader(resp.Status)
 	flush := http.NewResponseController(w)
-	var scan upstream.Scanner
+	var scan sse.Scanner
 	scan.Reset(prompt.APIChat, resp.ContentLength < 0)
 	for {
 		b, err := resp.Next()

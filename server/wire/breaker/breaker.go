@@ -1,4 +1,4 @@
-package upstream
+package breaker
 
 import (
 	"sync"
@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // Breaker watches what becomes of requests, replica by replica, and says which replicas to
 // leave alone. It is safe for concurrent use. Every request that Allow let through must be
 // reported, once, with the Pass that it was given.
 type Breaker struct {
-	cfg atomic.Pointer[BreakerConfig]
+	cfg atomic.Pointer[Config]
 	now func() time.Time
 
 	mu       sync.Mutex
@@ -27,27 +28,27 @@ type Pass struct {
 	trial uint64 // which of that turn's trials; 0 when it is none
 }
 
-// BreakerState says whether requests may go to a replica.
-type BreakerState uint8
+// State says whether requests may go to a replica.
+type State uint8
 
 // The states.
 const (
-	// BreakerClosed: all requests.
-	BreakerClosed BreakerState = iota
-	// BreakerTrial: one trial request at a time.
-	BreakerTrial
-	// BreakerOpen: none.
-	BreakerOpen
+	// Closed: all requests.
+	Closed State = iota
+	// Trial: one trial request at a time.
+	Trial
+	// Open: none.
+	Open
 )
 
 // String gives the state in the form that metrics and JSON use.
-func (s BreakerState) String() string {
+func (s State) String() string {
 	switch s {
-	case BreakerClosed:
+	case Closed:
 		return "closed"
-	case BreakerTrial:
+	case Trial:
 		return "trial"
-	case BreakerOpen:
+	case Open:
 		return "open"
 	}
 	return "unknown"
@@ -71,8 +72,8 @@ type circuit struct {
 // trialLease is how long a trial that nobody reports keeps others waiting.
 const trialLease = time.Minute
 
-// NewBreaker makes a breaker with all circuits closed. A nil now is time.Now.
-func NewBreaker(cfg BreakerConfig, now func() time.Time) *Breaker {
+// New makes a breaker with all circuits closed. A nil now is time.Now.
+func New(cfg Config, now func() time.Time) *Breaker {
 	if now == nil {
 		now = time.Now
 	}
@@ -82,29 +83,29 @@ func NewBreaker(cfg BreakerConfig, now func() time.Time) *Breaker {
 }
 
 // Update puts new bounds in force. Circuits that are open stay so for as long as they were to.
-func (b *Breaker) Update(cfg BreakerConfig) { b.cfg.Store(&cfg) }
+func (b *Breaker) Update(cfg Config) { b.cfg.Store(&cfg) }
 
 // State says whether requests may go to the replica, without taking a trial.
-func (b *Breaker) State(id replica.ID) BreakerState {
+func (b *Breaker) State(id replica.ID) State {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.circuits[id]
 	if c == nil {
-		return BreakerClosed
+		return Closed
 	}
 	return c.state(b.now())
 }
 
-func (c *circuit) state(now time.Time) BreakerState {
+func (c *circuit) state(now time.Time) State {
 	switch {
 	case now.Before(c.until):
-		return BreakerOpen
+		return Open
 	case !c.open:
-		return BreakerClosed
+		return Closed
 	case !c.trial.IsZero() && now.Sub(c.trial) < trialLease:
-		return BreakerOpen
+		return Open
 	}
-	return BreakerTrial
+	return Trial
 }
 
 // Allow asks to send one request to the replica; on a half-open circuit it takes the trial. The Pass is valid when the
@@ -119,20 +120,20 @@ func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
 	now := b.now()
 	pass := Pass{turn: c.turn}
 	switch c.state(now) {
-	case BreakerClosed:
+	case Closed:
 		return pass, true
-	case BreakerTrial:
+	case Trial:
 		c.trial = now
 		c.trials++
 		pass.trial = c.trials
 		return pass, true
-	case BreakerOpen:
+	case Open:
 	}
 	return pass, false
 }
 
 // Report tells what became of a request that Allow was asked for.
-func (b *Breaker) Report(id replica.ID, pass Pass, outcome Outcome) {
+func (b *Breaker) Report(id replica.ID, pass Pass, outcome retry.Verdict) {
 	if b.cfg.Load().Failures == 0 {
 		return
 	}
@@ -155,7 +156,7 @@ func (b *Breaker) Report(id replica.ID, pass Pass, outcome Outcome) {
 		b.reportTrial(c, pass, outcome, now)
 		return
 	}
-	if outcome == OutcomeCanceled || outcome == OutcomeOwnFault {
+	if outcome == retry.Canceled || outcome == retry.OwnFault {
 		return
 	}
 	if now.Sub(c.since) > b.cfg.Load().Window {
@@ -176,7 +177,7 @@ func (b *Breaker) Report(id replica.ID, pass Pass, outcome Outcome) {
 
 // reportTrial takes note of a trial's result. One that took longer than the lease counts as well, but it ends only
 // itself. Requests that were sent although the answer was no are none of the circuit's.
-func (b *Breaker) reportTrial(c *circuit, pass Pass, outcome Outcome, now time.Time) {
+func (b *Breaker) reportTrial(c *circuit, pass Pass, outcome retry.Verdict, now time.Time) {
 	if pass.trial == 0 {
 		return
 	}
@@ -184,7 +185,7 @@ func (b *Breaker) reportTrial(c *circuit, pass Pass, outcome Outcome, now time.T
 		c.trial = time.Time{}
 	}
 	switch {
-	case outcome == OutcomeCanceled || outcome == OutcomeRefused || outcome == OutcomeOwnFault:
+	case outcome == retry.Canceled || outcome == retry.Refused || outcome == retry.OwnFault:
 	case outcome.Fault():
 		b.trip(c, now, min(2*c.openFor, b.cfg.Load().MaxOpenFor))
 	default:

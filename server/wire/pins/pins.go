@@ -1,4 +1,4 @@
-package upstream
+package pins
 
 import (
 	"container/list"
@@ -11,7 +11,7 @@ import (
 // Pins remembers which replica stores a response, because an engine's store is in its own
 // process, and which tenant it belongs to. It is bounded; the least recently used goes first. Safe for concurrent use.
 type Pins struct {
-	cfg PinsConfig
+	cfg Config
 	now func() time.Time
 
 	mu    sync.Mutex
@@ -26,8 +26,8 @@ type pin struct {
 	at       time.Time
 }
 
-// NewPins makes an empty memory. A nil now is time.Now.
-func NewPins(cfg PinsConfig, now func() time.Time) *Pins {
+// New makes an empty memory. A nil now is time.Now.
+func New(cfg Config, now func() time.Time) *Pins {
 	if now == nil {
 		now = time.Now
 	}

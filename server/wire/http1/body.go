@@ -1,23 +1,22 @@
-package upstream
+package http1
 
 import (
-	"errors"
-	"fmt"
+	"net/http"
 )
 
-// framing tells the bytes of a body from what is around them.
-type framing struct {
-	kind  framingKind
+// Body separates the bytes of a body from their framing. It reads nothing itself.
+type Body struct {
+	kind  framing
 	left  uint64 // of the body (framingLength) or of the chunk
 	state chunkState
 	seen  int // digits of a size, or bytes of an extension or of the trailers
 }
 
-type framingKind uint8
+type framing uint8
 
 const (
 	// framingNone: no body.
-	framingNone framingKind = iota
+	framingNone framing = iota
 	// framingLength: as many bytes as Content-Length says.
 	framingLength
 	// framingChunked: chunks.
@@ -26,7 +25,7 @@ const (
 	framingClose
 )
 
-// chunkState is what a chunked body must go on with.
+// chunkState is what must come next in a chunked body.
 type chunkState uint8
 
 const (
@@ -50,10 +49,34 @@ const (
 	maxFrameExtra = 4 << 10
 )
 
-var errChunk = errors.New("invalid chunk")
+// BodyOf is the body of the response to a request with the method, as its head frames it.
+func BodyOf(method string, h *Head) Body {
+	switch {
+	case method == http.MethodHead || h.Status == http.StatusNoContent || h.Status == http.StatusNotModified:
+		return Body{kind: framingNone}
+	case h.Chunked:
+		return Body{kind: framingChunked}
+	case h.Length >= 0:
+		return Body{kind: framingLength, left: uint64(h.Length)}
+	}
+	return Body{kind: framingClose}
+}
 
-// over reports whether the body is complete.
-func (f *framing) over() bool {
+// Size is the number of bytes that are to come, -1 when it is not known.
+func (f *Body) Size() int64 {
+	switch f.kind {
+	case framingNone, framingLength:
+		return int64(f.left) //nolint:gosec // it was an int64
+	case framingChunked, framingClose:
+	}
+	return -1
+}
+
+// UntilClose reports whether the body ends with its connection.
+func (f *Body) UntilClose() bool { return f.kind == framingClose }
+
+// Complete reports whether all of the body was decoded.
+func (f *Body) Complete() bool {
 	switch f.kind {
 	case framingNone:
 		return true
@@ -66,9 +89,9 @@ func (f *framing) over() bool {
 	return false
 }
 
-// decode moves the body's bytes within b to its start. It returns their number and how much
+// Decode moves the body's bytes within b to its start. It returns their number and how much
 // of b was used, which is all of it unless the body ended.
-func (f *framing) decode(b []byte) (body, used int, err error) {
+func (f *Body) Decode(b []byte) (body, used int, err error) {
 	switch f.kind {
 	case framingNone:
 		return 0, 0, nil
@@ -93,7 +116,7 @@ func (f *framing) decode(b []byte) (body, used int, err error) {
 			continue
 		}
 		if !f.step(b[used]) {
-			return body, used, fmt.Errorf("%w: %w", errMalformed, errChunk)
+			return body, used, Malformed("invalid chunk")
 		}
 		used++
 	}
@@ -101,7 +124,7 @@ func (f *framing) decode(b []byte) (body, used int, err error) {
 }
 
 // step takes one byte between the chunks' data.
-func (f *framing) step(c byte) bool {
+func (f *Body) step(c byte) bool {
 	switch f.state {
 	case chunkSize:
 		return f.stepSize(c)
@@ -150,7 +173,7 @@ func (f *framing) step(c byte) bool {
 }
 
 // stepSize takes one byte of a chunk's size.
-func (f *framing) stepSize(c byte) bool {
+func (f *Body) stepSize(c byte) bool {
 	if v := hexDigit(c); v >= 0 {
 		if f.seen == 0 {
 			f.left = 0

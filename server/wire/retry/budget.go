@@ -1,4 +1,4 @@
-package upstream
+package retry
 
 import (
 	"sync"
@@ -11,28 +11,28 @@ type Budget struct {
 	now func() time.Time
 
 	mu     sync.Mutex
-	cfg    RetryConfig // guarded by mu
-	tokens float64     // guarded by mu
-	last   time.Time   // guarded by mu
+	cfg    Config    // guarded by mu
+	tokens float64   // guarded by mu
+	last   time.Time // guarded by mu
 }
 
 // budgetSeconds is how many seconds of MinPerSecond may be saved up.
 const budgetSeconds = 10
 
 // NewBudget makes a budget that is full. A nil now is time.Now.
-func NewBudget(cfg RetryConfig, now func() time.Time) *Budget {
+func NewBudget(cfg Config, now func() time.Time) *Budget {
 	if now == nil {
 		now = time.Now
 	}
 	return &Budget{cfg: cfg, now: now, tokens: capacity(cfg), last: now()}
 }
 
-func capacity(cfg RetryConfig) float64 {
+func capacity(cfg Config) float64 {
 	return max(cfg.MinPerSecond*budgetSeconds, cfg.Ratio*100, 1)
 }
 
 // Update puts a new budget in force; what was saved up stays, as far as the new one allows.
-func (b *Budget) Update(cfg RetryConfig) {
+func (b *Budget) Update(cfg Config) {
 	b.mu.Lock()
 	b.cfg = cfg
 	b.tokens = min(b.tokens, capacity(cfg))

@@ -1,0 +1,60 @@
+// Package check words the errors of settings in one way: the setting, what it must be, what it is. Each function returns nil
+// for a valid value, so that a Validate is one errors.Join of them.
+package check
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// That returns an error about the setting unless ok.
+func That(ok bool, setting, format string, args ...any) error {
+	if ok {
+		return nil
+	}
+	return fmt.Errorf(setting+": "+format, args...)
+}
+
+// AtLeast returns an error when v is below least.
+func AtLeast[T cmp.Ordered](setting string, v, least T) error {
+	return That(v >= least, setting, "must be at least %v, is %v", least, v)
+}
+
+// Between returns an error when v is below least or above most.
+func Between[T cmp.Ordered](setting string, v, least, most T) error {
+	return That(v >= least && v <= most, setting, "must be from %v to %v, is %v", least, most, v)
+}
+
+// Positive returns an error when v is not above zero.
+func Positive[T cmp.Ordered](setting string, v T) error {
+	var zero T
+	return That(v > zero, setting, "must be positive, is %v", v)
+}
+
+// NotEmpty returns an error when v is empty.
+func NotEmpty[T ~string](setting string, v T) error {
+	return That(v != "", setting, "must not be empty")
+}
+
+// OneOf returns an error when v is none of the allowed values.
+func OneOf[T ~string](setting string, v T, allowed ...T) error {
+	return That(slices.Contains(allowed, v), setting, "must be one of %q, is %q", allowed, v)
+}
+
+// Within puts the section's name before each of the errors that err joins.
+func Within(section string, err error) error {
+	if err == nil {
+		return nil
+	}
+	joined, many := err.(interface{ Unwrap() []error }) //nolint:errorlint // only what errors.Join made is taken apart
+	if !many {
+		return fmt.Errorf("%s.%w", section, err)
+	}
+	var errs []error
+	for _, e := range joined.Unwrap() {
+		errs = append(errs, Within(section, e))
+	}
+	return errors.Join(errs...)
+}

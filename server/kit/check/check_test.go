@@ -1,0 +1,27 @@
+package check
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+func TestErrorsNameTheSettingAndWhatItMustBe(t *testing.T) {
+	for want, err := range map[string]error{
+		"a: must be at least 1, is 0":              AtLeast("a", 0, 1),
+		"a: must be from 0 to 1, is 1.5":           Between("a", 1.5, 0, 1),
+		"a: must be positive, is -1s":              Positive("a", -time.Second),
+		"a: must not be empty":                     NotEmpty("a", ""),
+		`a: must be one of ["x" "y"], is "z"`:      OneOf("a", "z", "x", "y"),
+		"b.a: must not be empty\nb.c: must be odd": Within("b", errors.Join(NotEmpty("a", ""), That(false, "c", "must be odd"))),
+	} {
+		if err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	for i, err := range []error{AtLeast("a", 1, 1), Between("a", 1, 0, 1), Positive("a", 1), NotEmpty("a", "x"), OneOf("a", "x", "x"), Within("b", nil)} {
+		if err != nil {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+}

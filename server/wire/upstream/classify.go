@@ -1,0 +1,61 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/kvpilot/kvpilot/server/wire/http1"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/socket"
+)
+
+// Classify says what the result of Client.Do or Response.Next means. With an error, resp is
+// not looked at; io.EOF from Next is no error and must not be passed.
+func Classify(resp *Response, err error) retry.Verdict {
+	if err != nil {
+		return classifyError(err)
+	}
+	switch status := resp.Status; {
+	case status < 400:
+		return retry.OK
+	case status == http.StatusTooManyRequests:
+		return retry.Refused
+	case status < 500:
+		return retry.ClientFault
+	case status == http.StatusServiceUnavailable:
+		return retry.Unavailable
+	case status == http.StatusBadGateway, status == http.StatusGatewayTimeout:
+		return retry.Gateway
+	}
+	return retry.EngineError
+}
+
+func classifyError(err error) retry.Verdict {
+	var source *sourceError
+	if errors.As(err, &source) {
+		return retry.Canceled
+	}
+	var failure *Error
+	if !errors.As(err, &failure) {
+		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+			return retry.Canceled
+		}
+		return retry.Unreachable
+	}
+	// Timeouts of package net pass for context.DeadlineExceeded; the caller's own end is the value itself.
+	if failure.Err == context.Canceled || failure.Err == context.DeadlineExceeded { //nolint:errorlint // see above
+		return retry.Canceled
+	}
+	switch {
+	case socket.OwnFault(failure.Err):
+		return retry.OwnFault
+	case errors.Is(failure.Err, http1.ErrMalformed):
+		return retry.Malformed
+	case failure.Phase == PhaseBody:
+		return retry.Broken
+	case failure.Timeout() && failure.Phase != PhaseDial:
+		return retry.Timeout
+	}
+	return retry.Unreachable
+}
