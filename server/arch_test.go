@@ -32,6 +32,8 @@ var within = map[string][]string{
 	"observe/telemetry":   {"observe/recorder"},
 	"observe/decisionlog": {"observe/journal"},
 	"observe/audit":       {"observe/journal"},
+	"tokens/openai":       {"tokens/rawjson"},
+	"tokens/tokenizer":    {"tokens/rawjson"},
 	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/admission"},
 	"route/router":        {"route/resume", "route/quota"},
 	"edge/gateway":        {"edge/guard", "edge/inproc"},

@@ -17,7 +17,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // The fake tokenizer's speed: what a real one needs on one core.

@@ -1,6 +1,10 @@
 package openai
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
+)
 
 // Chunk is what one event of a chat or completion stream says. Its slices are raw JSON and share
 // memory with the event; nil is null or absent.
@@ -31,29 +35,29 @@ type place struct{ from, to int }
 // ReadChunk reads the JSON of one event. It is false for what is no such object.
 func ReadChunk(data []byte, c *Chunk) bool {
 	*c = Chunk{data: data, Plain: true}
-	r := chunkReader{s: scanner{data: data}, c: c}
-	if r.s.space() != '{' || r.s.pos != 0 {
+	r := chunkReader{s: rawjson.Scanner{Data: data}, c: c}
+	if r.s.Space() != '{' || r.s.Pos != 0 {
 		return false
 	}
-	return r.s.members(r.member)
+	return r.s.Members(r.member)
 }
 
 type chunkReader struct {
-	s scanner
+	s rawjson.Scanner
 	c *Chunk
 }
 
 // raw reads one value: nil when it is null.
 func (r *chunkReader) raw() ([]byte, place, bool) {
-	from := r.s.pos
-	if !r.s.skip() {
+	from := r.s.Pos
+	if !r.s.Skip() {
 		return nil, place{}, false
 	}
-	v := r.s.data[from:r.s.pos]
+	v := r.s.Data[from:r.s.Pos]
 	if string(v) == "null" {
-		return nil, place{from, r.s.pos}, true
+		return nil, place{from, r.s.Pos}, true
 	}
-	return v, place{from, r.s.pos}, true
+	return v, place{from, r.s.Pos}, true
 }
 
 // into reads one value into dst.
@@ -64,10 +68,10 @@ func (r *chunkReader) into(dst *[]byte) (ok bool) {
 
 // list reads a list of ids, and where it is when it is not null.
 func (r *chunkReader) list(dst *[]byte, at *place) bool {
-	if from := r.s.pos; r.s.space() == '[' { // a prompt's list is long, and needs no look at each number
-		if n := bytes.IndexByte(r.s.data[from:], ']'); n > 0 && onlyNumbers(r.s.data[from+1:from+n]) {
-			r.s.pos = from + n + 1
-			*dst, *at = r.s.data[from:r.s.pos], place{from, r.s.pos}
+	if from := r.s.Pos; r.s.Space() == '[' { // a prompt's list is long, and needs no look at each number
+		if n := bytes.IndexByte(r.s.Data[from:], ']'); n > 0 && onlyNumbers(r.s.Data[from+1:from+n]) {
+			r.s.Pos = from + n + 1
+			*dst, *at = r.s.Data[from:r.s.Pos], place{from, r.s.Pos}
 			return true
 		}
 	}
@@ -98,12 +102,12 @@ func (r *chunkReader) member(name []byte, start int) bool {
 	c := r.c
 	switch string(name) {
 	case "choices":
-		c.Head = r.s.data[:start]
-		if r.s.space() != '[' {
+		c.Head = r.s.Data[:start]
+		if r.s.Space() != '[' {
 			c.Plain = false
-			return r.s.skip()
+			return r.s.Skip()
 		}
-		return r.s.elements(r.choice)
+		return r.s.Elements(r.choice)
 	case "usage":
 		return r.into(&c.Usage)
 	case "system_fingerprint":
@@ -113,17 +117,17 @@ func (r *chunkReader) member(name []byte, start int) bool {
 	case "error":
 		return r.fault()
 	}
-	return r.s.skip()
+	return r.s.Skip()
 }
 
 func (r *chunkReader) choice(at int) bool {
 	c := r.c
 	c.Choices++
-	if at > 0 || r.s.space() != '{' {
+	if at > 0 || r.s.Space() != '{' {
 		c.Plain = false
-		return r.s.skip()
+		return r.s.Skip()
 	}
-	return r.s.members(func(name []byte, _ int) bool {
+	return r.s.Members(func(name []byte, _ int) bool {
 		switch string(name) {
 		case "index":
 			v, _, ok := r.raw()
@@ -148,18 +152,18 @@ func (r *chunkReader) choice(at int) bool {
 
 // delta reads what chat adds.
 func (r *chunkReader) delta() bool {
-	if r.s.space() != '{' {
+	if r.s.Space() != '{' {
 		r.c.Plain = false
-		return r.s.skip()
+		return r.s.Skip()
 	}
 	r.c.Empty = true
-	return r.s.members(func(name []byte, _ int) bool {
+	return r.s.Members(func(name []byte, _ int) bool {
 		r.c.Empty = false
 		switch string(name) {
 		case "content":
 			return r.into(&r.c.Text)
 		case "role":
-			return r.s.skip()
+			return r.s.Skip()
 		}
 		return r.other()
 	})
@@ -175,16 +179,16 @@ func (r *chunkReader) other() bool {
 // fault reads an error object.
 func (r *chunkReader) fault() bool {
 	c := r.c
-	switch r.s.space() {
+	switch r.s.Space() {
 	case 'n':
-		return r.s.skip()
+		return r.s.Skip()
 	case '{':
 	default:
 		c.Fault = 500
-		return r.s.skip()
+		return r.s.Skip()
 	}
 	c.Fault = 500
-	return r.s.members(func(name []byte, _ int) bool {
+	return r.s.Members(func(name []byte, _ int) bool {
 		v, _, ok := r.raw()
 		if string(name) == "code" {
 			if n := wholeNumber(string(v)); n >= 400 {
@@ -219,8 +223,7 @@ func (c *Chunk) AppendText(dst []byte) []byte {
 	if len(c.Text) < 2 || c.Text[0] != '"' {
 		return dst
 	}
-	inner := c.Text[1 : len(c.Text)-1]
-	return append(dst, text{raw: inner, escaped: bytes.IndexByte(inner, '\\') >= 0}.bytes()...)
+	return append(dst, rawjson.TextOf(c.Text).Bytes()...)
 }
 
 // EachID calls visit with each id of a raw list, until it is false. It is false when that happened,
@@ -253,15 +256,15 @@ func EachID(raw []byte, visit func(id uint32) bool) bool {
 // CachedTokens is what Usage says of the prompt's cached part, -1 when it does not.
 func (c *Chunk) CachedTokens() int {
 	cached := -1
-	r := chunkReader{s: scanner{data: c.Usage}, c: c}
-	if r.s.space() != '{' {
+	r := chunkReader{s: rawjson.Scanner{Data: c.Usage}, c: c}
+	if r.s.Space() != '{' {
 		return cached
 	}
-	r.s.members(func(name []byte, _ int) bool {
-		if string(name) != "prompt_tokens_details" || r.s.space() != '{' {
-			return r.s.skip()
+	r.s.Members(func(name []byte, _ int) bool {
+		if string(name) != "prompt_tokens_details" || r.s.Space() != '{' {
+			return r.s.Skip()
 		}
-		return r.s.members(func(name []byte, _ int) bool {
+		return r.s.Members(func(name []byte, _ int) bool {
 			v, _, ok := r.raw()
 			if string(name) == "cached_tokens" && v != nil {
 				cached = wholeNumber(string(v))

@@ -4,6 +4,7 @@ import (
 	"strconv"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // continued says what a member of a body is to the rest of an answer: known, and asked for again with it.
@@ -82,17 +83,17 @@ func IDsEdit() Edit { return Edit{Name: "return_token_ids", Value: []byte("true"
 // the request asked for them. Only a request that is Resumable has one.
 func (r *Request) Continuation(model string, ids []uint32, limit int) []byte {
 	body := make([]byte, 0, 7*len(ids)+256)
-	body = append(appendQuoted(append(body, `{"model":`...), model), `,"stream":true,"return_token_ids":true,"max_tokens":`...)
+	body = append(rawjson.AppendString(append(body, `{"model":`...), model), `,"stream":true,"return_token_ids":true,"max_tokens":`...)
 	body = append(strconv.AppendInt(body, int64(limit), 10), `,"prompt":`...)
-	body = appendIDs(body, ids)
+	body = rawjson.AppendUint32s(body, ids)
 	for i, m := range r.members {
 		if _, again := continued(m.name); again && r.lastMember(m.name) == i && !overruled(r.imposed, -1, m.name) {
-			body = append(appendQuoted(append(body, ','), m.name), ':')
+			body = append(rawjson.AppendString(append(body, ','), m.name), ':')
 			body = append(body, r.Body[m.start:m.valueEnd]...)
 		}
 	}
 	for _, e := range r.imposed {
-		body = append(appendQuoted(append(body, ','), e.Name), ':')
+		body = append(rawjson.AppendString(append(body, ','), e.Name), ':')
 		body = append(body, e.Value...)
 	}
 	return append(body, '}')

@@ -1,5 +1,7 @@
 package openai
 
+import "github.com/kvpilot/kvpilot/server/tokens/rawjson"
+
 // cutMessage makes a whole message of the raw beginning of one that the end of the body cut off: what is there
 // of its content, and the other members that are complete. It is nil when there is no content.
 func cutMessage(raw []byte) []byte {
@@ -52,27 +54,27 @@ func closeString(value []byte) []byte {
 	if len(value) == 0 || value[0] != '"' {
 		return nil
 	}
-	s := scanner{data: value}
-	t, _ := s.str()
-	if !t.open {
+	s := rawjson.Scanner{Data: value}
+	t, _ := s.Text()
+	if !t.Open {
 		return nil
 	}
-	return append(append([]byte{'"'}, t.raw...), '"')
+	return append(append([]byte{'"'}, t.Raw...), '"')
 }
 
 // closeObject ends an object that was cut off: open makes a value of the member in which the cut is, or nil.
 // It returns the names of the members that are there, too.
 func closeObject(raw []byte, open func(name string, value []byte) []byte) ([]byte, map[string]bool) {
 	names := map[string]bool{}
-	s := scanner{data: raw}
-	if s.space() != '{' {
+	s := rawjson.Scanner{Data: raw}
+	if s.Space() != '{' {
 		return nil, names
 	}
-	end, last := s.pos+1, []byte(nil)
-	s.members(func(name []byte, keyStart int) bool {
-		start, key := s.pos, string(name)
-		if s.skip() && whole(raw, s.pos) {
-			end, names[key] = s.pos, true
+	end, last := s.Pos+1, []byte(nil)
+	s.Members(func(name []byte, keyStart int) bool {
+		start, key := s.Pos, string(name)
+		if s.Skip() && whole(raw, s.Pos) {
+			end, names[key] = s.Pos, true
 			return true
 		}
 		if value := open(key, raw[start:]); value != nil {
@@ -85,12 +87,12 @@ func closeObject(raw []byte, open func(name string, value []byte) []byte) ([]byt
 
 // closeArray ends an array that was cut off; open makes a value of the element in which the cut is, or nil.
 func closeArray(raw []byte, open func(value []byte) []byte) []byte {
-	s := scanner{data: raw, pos: 0}
+	s := rawjson.Scanner{Data: raw}
 	end, n, last := 1, 0, []byte(nil)
-	s.elements(func(int) bool {
-		start := s.pos
-		if s.skip() && whole(raw, s.pos) {
-			end = s.pos
+	s.Elements(func(int) bool {
+		start := s.Pos
+		if s.Skip() && whole(raw, s.Pos) {
+			end = s.Pos
 			n++
 			return true
 		}
@@ -129,32 +131,6 @@ func closed(complete []byte, n int, last []byte, closer byte) []byte {
 		out = append(out, last...)
 	}
 	return append(out, closer)
-}
-
-// untilCut is the part of a string's raw inside that can be relied on when the body ended in it: up to the
-// first byte that is no text, and without half a character at its end.
-func untilCut(raw []byte, escaped bool) []byte {
-	if bad := badByte(raw); bad >= 0 {
-		raw = raw[:bad]
-	}
-	if n := len(raw) - len(`\ud800`); escaped && n >= 0 && highSurrogate(raw[n:]) && !escapedAt(raw, n) {
-		raw = raw[:n]
-	}
-	return raw
-}
-
-// highSurrogate reports whether raw is the escape of the first half of a character.
-func highSurrogate(raw []byte) bool {
-	return raw[0] == '\\' && raw[1] == 'u' && hexRune(raw[2:]) >= 0xD800 && hexRune(raw[2:]) < 0xDC00
-}
-
-// escapedAt reports whether the byte at i belongs to an escape sequence that began before it.
-func escapedAt(raw []byte, i int) bool {
-	n := 0
-	for i > 0 && raw[i-1] == '\\' {
-		i, n = i-1, n+1
-	}
-	return n%2 == 1
 }
 
 // readPart is the beginning of a cut body that was read whole, as an object.

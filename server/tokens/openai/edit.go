@@ -2,8 +2,9 @@ package openai
 
 import (
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // Edit sets or removes one top-level member of a body.
@@ -43,7 +44,7 @@ func (r *Request) Edit(edits ...Edit) []byte {
 			splices = append(splices, splice{r.members[m].start, r.members[m].valueEnd, e.Value})
 			continue
 		}
-		added = append(appendQuoted(append(added, ','), e.Name), ':')
+		added = append(rawjson.AppendString(append(added, ','), e.Name), ':')
 		added = append(added, e.Value...)
 	}
 	splices, kept := r.removals(splices, edits)
@@ -109,7 +110,7 @@ func (r *Request) WithModel(name string) []byte {
 
 // ModelEdit names the model that the engine knows.
 func ModelEdit(name string) Edit {
-	return Edit{Name: "model", Value: appendQuoted(nil, name)}
+	return Edit{Name: "model", Value: rawjson.AppendString(nil, name)}
 }
 
 // WithPromptIDs returns the body with the prompt handed over as token ids; see PromptIDsEdit.
@@ -132,7 +133,7 @@ func (r *Request) PromptIDsEdit(ids []uint32) (Edit, bool) {
 	}
 	switch r.Prompt.API.String() + "/" + r.Prompt.Kind.String() {
 	case "completions/text", "completions/ids":
-		return Edit{Name: "prompt", Value: appendIDs(nil, ids)}, true
+		return Edit{Name: "prompt", Value: rawjson.AppendUint32s(nil, ids)}, true
 	case "chat/chat", "messages/chat":
 		return r.transferEdit(ids)
 	}
@@ -144,7 +145,7 @@ func (r *Request) transferEdit(ids []uint32) (Edit, bool) {
 	const name = "kv_transfer_params"
 	old := r.Raw(name)
 	if len(old) == 0 || string(old) == "null" {
-		value := append([]byte(`{"prompt_token_ids":`), appendIDs(nil, ids)...)
+		value := append([]byte(`{"prompt_token_ids":`), rawjson.AppendUint32s(nil, ids)...)
 		return Edit{Name: name, Value: append(value, '}')}, true
 	}
 	if old[0] != '{' {
@@ -155,18 +156,6 @@ func (r *Request) transferEdit(ids []uint32) (Edit, bool) {
 	if strings.TrimSpace(string(old[1:len(old)-1])) != "" {
 		value = append(value, ',')
 	}
-	value = appendIDs(append(value, `"prompt_token_ids":`...), ids)
+	value = rawjson.AppendUint32s(append(value, `"prompt_token_ids":`...), ids)
 	return Edit{Name: name, Value: append(value, '}')}, true
-}
-
-func appendIDs(dst []byte, ids []uint32) []byte {
-	dst = slices.Grow(dst, len(ids)*7+2)
-	dst = append(dst, '[')
-	for i, id := range ids {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendUint(dst, uint64(id), 10)
-	}
-	return append(dst, ']')
 }

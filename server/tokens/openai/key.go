@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // PromptText is the prompt as plain text, the key of prefix-affinity: the prompt itself, the strings of
@@ -34,7 +35,7 @@ func (r *Request) PromptText() string {
 	w := textWriter{out: make([]byte, 0, size)}
 	for _, name := range [...]string{"system", "instructions"} { // templates put them first
 		if raw := p.Field(name); raw != nil {
-			w.s = scanner{data: raw}
+			w.s = rawjson.Scanner{Data: raw}
 			w.content()
 		}
 	}
@@ -42,7 +43,7 @@ func (r *Request) PromptText() string {
 		w.out = append(w.out, t...)
 	}
 	for _, m := range p.Messages {
-		w.s = scanner{data: m}
+		w.s = rawjson.Scanner{Data: m}
 		w.message()
 	}
 	if len(w.out) == 0 {
@@ -53,37 +54,37 @@ func (r *Request) PromptText() string {
 
 // textWriter collects the text of messages. A message that breaks off gives what came before.
 type textWriter struct {
-	s   scanner
+	s   rawjson.Scanner
 	out []byte
 }
 
 // message takes the content of one message.
 func (w *textWriter) message() bool {
-	return w.s.members(func(name []byte, _ int) bool {
+	return w.s.Members(func(name []byte, _ int) bool {
 		if string(name) == "content" {
 			return w.content()
 		}
-		return w.s.skip()
+		return w.s.Skip()
 	})
 }
 
 // content takes a string, a list of strings and parts, or one part.
 func (w *textWriter) content() bool {
-	switch w.s.space() {
+	switch w.s.Space() {
 	case '"':
-		t, ok := w.s.str()
-		w.out = append(w.out, t.bytes()...)
+		t, ok := w.s.Text()
+		w.out = append(w.out, t.Bytes()...)
 		return ok
 	case '[':
-		return w.s.elements(func(int) bool { return w.content() })
+		return w.s.Elements(func(int) bool { return w.content() })
 	case '{':
-		return w.s.members(func(name []byte, _ int) bool {
+		return w.s.Members(func(name []byte, _ int) bool {
 			switch string(name) {
 			case "text", "content":
 				return w.content()
 			}
-			return w.s.skip()
+			return w.s.Skip()
 		})
 	}
-	return w.s.skip()
+	return w.s.Skip()
 }

@@ -17,7 +17,7 @@ type Limits struct {
 func (r *reader) tooMany(field, what string, limit int) bool {
 	r.refusal = &BadRequest{
 		Message: fmt.Sprintf("The request has more than %d %s.", limit, what),
-		Param:   field, Code: CodeInvalidValue, Status: http.StatusBadRequest, Offset: r.s.pos,
+		Param:   field, Code: CodeInvalidValue, Status: http.StatusBadRequest, Offset: r.s.Pos,
 	}
 	return false
 }
@@ -25,5 +25,5 @@ func (r *reader) tooMany(field, what string, limit int) bool {
 // moreItems reports whether one more item than n may be remembered; if not, the body is refused.
 func (r *reader) moreItems(n int, what string) bool {
 	limit := r.limits.Items
-	return limit <= 0 || n < limit || r.tooMany(r.s.field, what, limit)
+	return limit <= 0 || n < limit || r.tooMany(r.field, what, limit)
 }

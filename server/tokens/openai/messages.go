@@ -2,25 +2,25 @@ package openai
 
 // message reads one message and reports whether any part of it is not text.
 func (r *reader) message() (media, ok bool) {
-	ok = r.s.members(func(name []byte, _ int) bool {
+	ok = r.s.Members(func(name []byte, _ int) bool {
 		if string(name) == "content" {
 			m, ok := r.content()
 			media = m
 			return ok
 		}
-		return r.s.skip()
+		return r.s.Skip()
 	})
 	return media, ok
 }
 
 // content reads a message's content: a string, or a list of parts.
 func (r *reader) content() (media, ok bool) {
-	if r.s.space() != '[' {
-		return false, r.s.skip()
+	if r.s.Space() != '[' {
+		return false, r.s.Skip()
 	}
-	ok = r.s.elements(func(int) bool {
-		if r.s.space() != '{' {
-			return r.s.skip()
+	ok = r.s.Elements(func(int) bool {
+		if r.s.Space() != '{' {
+			return r.s.Skip()
 		}
 		m, ok := r.part()
 		media = media || m
@@ -33,14 +33,14 @@ func (r *reader) content() (media, ok bool) {
 // without a type, when it has a member that only media have. A tool result may hold parts.
 func (r *reader) part() (media, ok bool) {
 	typed, textual, hint, nested := false, false, false, false
-	ok = r.s.members(func(name []byte, _ int) bool {
+	ok = r.s.Members(func(name []byte, _ int) bool {
 		switch string(name) {
 		case "type":
-			if r.s.space() != '"' {
-				return r.s.skip()
+			if r.s.Space() != '"' {
+				return r.s.Skip()
 			}
-			t, ok := r.s.str()
-			typed, textual = true, textPart(t.bytes())
+			t, ok := r.s.Text()
+			typed, textual = true, textPart(t.Bytes())
 			return ok
 		case "content":
 			m, ok := r.content()
@@ -50,7 +50,7 @@ func (r *reader) part() (media, ok bool) {
 			"audio_embeds", "video_url", "video", "file", "source":
 			hint = true
 		}
-		return r.s.skip()
+		return r.s.Skip()
 	})
 	return nested || typed && !textual || !typed && hint, ok
 }

@@ -8,6 +8,8 @@ import (
 	"mime"
 	"mime/multipart"
 	"net/http"
+
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // maxFormValue bounds a form value that routing reads.
@@ -97,7 +99,7 @@ func (f *Form) read(form *multipart.Reader) error {
 			f.Model = string(value)
 			continue
 		}
-		s := reader{s: scanner{data: append(append([]byte{'"'}, value...), '"')}, req: f.Request}
+		s := reader{s: rawjson.Scanner{Data: append(append([]byte{'"'}, value...), '"')}, req: f.Request}
 		s.boolean(&f.Stream)
 	}
 	return nil

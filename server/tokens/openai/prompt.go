@@ -5,13 +5,14 @@ import (
 	"math"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // found is what a prompt, messages or input member held. Its zero value is a value without a
 // prompt in it: absent, null, empty or of a wrong type.
 type found struct {
 	kind  prompt.Kind
-	texts []text
+	texts []rawjson.Text
 	ids   []uint32
 	batch [][]uint32
 	items [][]byte
@@ -24,23 +25,23 @@ func (f *found) truthy() bool { return f.kind != prompt.KindNone }
 // list reads a list of messages (objects).
 func (r *reader) list(f *found) bool {
 	*f = found{}
-	if r.s.space() != '[' {
-		return r.s.skip()
+	if r.s.Space() != '[' {
+		return r.s.Skip()
 	}
 	onlyObjects := true
-	ok := r.s.elements(func(int) bool {
+	ok := r.s.Elements(func(int) bool {
 		if !r.moreItems(len(f.items), "messages") {
 			return false
 		}
-		start := r.s.pos
-		if r.s.space() != '{' {
-			onlyObjects = onlyObjects && r.s.atEnd() // an end in front of the next message spoils nothing
-			return r.s.skip()
+		start := r.s.Pos
+		if r.s.Space() != '{' {
+			onlyObjects = onlyObjects && r.s.AtEnd() // an end in front of the next message spoils nothing
+			return r.s.Skip()
 		}
 		media, ok := r.message()
 		if !ok {
-			if r.truncated && r.s.eof {
-				if cut := cutMessage(r.s.data[start:]); cut != nil {
+			if r.truncated && r.s.EOF {
+				if cut := cutMessage(r.s.Data[start:]); cut != nil {
 					f.media, f.items = f.media || media, append(f.items, cut)
 				}
 			}
@@ -50,7 +51,7 @@ func (r *reader) list(f *found) bool {
 		if f.items == nil {
 			f.items = make([][]byte, 0, 8)
 		}
-		f.items = append(f.items, r.s.data[start:r.s.pos:r.s.pos])
+		f.items = append(f.items, r.s.Data[start:r.s.Pos:r.s.Pos])
 		return true
 	})
 	if onlyObjects && len(f.items) > 0 {
@@ -64,7 +65,7 @@ func (r *reader) list(f *found) bool {
 // promptOrList reads the input of the Responses API, which is a string or a list of items,
 // and of the pooling routes, whose inputs are shaped like prompts.
 func (r *reader) promptOrList(f *found) bool {
-	if r.s.space() == '[' && r.firstElement() == '{' {
+	if r.s.Space() == '[' && r.firstElement() == '{' {
 		return r.list(f)
 	}
 	return r.promptValue(f)
@@ -72,21 +73,21 @@ func (r *reader) promptOrList(f *found) bool {
 
 // firstElement peeks at the first byte of the array's first element.
 func (r *reader) firstElement() byte {
-	peek := scanner{data: r.s.data, pos: r.s.pos + 1}
-	return peek.space()
+	peek := rawjson.Scanner{Data: r.s.Data, Pos: r.s.Pos + 1}
+	return peek.Space()
 }
 
 // promptValue reads a string, a list of strings, of ids, or of lists of ids.
 func (r *reader) promptValue(f *found) bool {
 	*f = found{}
-	switch r.s.space() {
+	switch r.s.Space() {
 	case '"':
-		t, ok := r.s.str()
+		t, ok := r.s.Text()
 		f.text(t)
 		return ok
 	case '[':
 	default:
-		return r.s.skip()
+		return r.s.Skip()
 	}
 	switch r.firstElement() {
 	case '"':
@@ -101,28 +102,28 @@ func (r *reader) promptValue(f *found) bool {
 	return ok
 }
 
-func (f *found) text(t text) {
-	if len(t.raw) > 0 {
+func (f *found) text(t rawjson.Text) {
+	if len(t.Raw) > 0 {
 		f.kind, f.texts = prompt.KindText, append(f.texts, t)
 	}
 }
 
 func (r *reader) strings(f *found) bool {
 	pure := true
-	ok := r.s.elements(func(int) bool {
+	ok := r.s.Elements(func(int) bool {
 		if !r.moreItems(len(f.texts), "prompts") {
 			return false
 		}
-		if r.s.space() != '"' {
-			pure = pure && r.s.atEnd()
-			return r.s.skip()
+		if r.s.Space() != '"' {
+			pure = pure && r.s.AtEnd()
+			return r.s.Skip()
 		}
-		t, ok := r.s.str()
+		t, ok := r.s.Text()
 		f.texts = append(f.texts, t)
 		return ok
 	})
 	switch {
-	case !pure || len(f.texts) == 0 || len(f.texts) == 1 && len(f.texts[0].raw) == 0:
+	case !pure || len(f.texts) == 0 || len(f.texts) == 1 && len(f.texts[0].Raw) == 0:
 		*f = found{}
 	case len(f.texts) == 1:
 		f.kind = prompt.KindText
@@ -134,13 +135,13 @@ func (r *reader) strings(f *found) bool {
 
 func (r *reader) idLists(f *found) bool {
 	pure := true
-	ok := r.s.elements(func(n int) bool {
+	ok := r.s.Elements(func(n int) bool {
 		if !r.moreItems(n, "prompts") {
 			return false
 		}
-		if r.s.space() != '[' {
-			pure = pure && r.s.atEnd()
-			return r.s.skip()
+		if r.s.Space() != '[' {
+			pure = pure && r.s.AtEnd()
+			return r.s.Skip()
 		}
 		ids, ok, clean := r.ids()
 		if pure = pure && clean; pure && len(ids) > 0 {
@@ -164,28 +165,28 @@ func (r *reader) idLists(f *found) bool {
 func (r *reader) ids() (ids []uint32, ok, pure bool) {
 	s := &r.s
 	pure = true
-	if end := bytes.IndexByte(s.data[s.pos:], ']'); end > 1 {
-		ids = make([]uint32, 0, 1+bytes.Count(s.data[s.pos:s.pos+end], []byte{','}))
+	if end := bytes.IndexByte(s.Data[s.Pos:], ']'); end > 1 {
+		ids = make([]uint32, 0, 1+bytes.Count(s.Data[s.Pos:s.Pos+end], []byte{','}))
 	}
-	ok = s.elements(func(int) bool {
+	ok = s.Elements(func(int) bool {
 		for { // plain "123,456," without leaving the loop
-			id, next, plain := plainID(s.data, s.pos)
+			id, next, plain := plainID(s.Data, s.Pos)
 			if !plain {
 				break
 			}
 			if pure {
 				ids = append(ids, id)
 			}
-			s.pos = next
-			if s.data[next] != ',' || next+1 >= len(s.data) || s.data[next+1]-'0' > 9 {
+			s.Pos = next
+			if s.Data[next] != ',' || next+1 >= len(s.Data) || s.Data[next+1]-'0' > 9 {
 				return true
 			}
-			s.pos = next + 1
+			s.Pos = next + 1
 		}
-		if start := s.pos; digits(s.data, start) < len(s.data) { // not a number that the end of the text may have cut
+		if rawjson.Digits(s.Data, s.Pos) < len(s.Data) { // not a number that the end of the text may have cut
 			pure = false
 		}
-		return s.skip()
+		return s.Skip()
 	})
 	return ids, ok, pure
 }

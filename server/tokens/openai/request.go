@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // Params are what Read reads.
@@ -78,7 +79,7 @@ type member struct {
 // Read reads a body. The error is always a *BadRequest; there is none where the body may be a prefix.
 func Read(p Params) (*Request, error) {
 	r := &reader{req: &Request{Route: p.Route, N: 1, Body: p.Body}, limits: p.Limits, truncated: p.Truncated}
-	r.s.data = p.Body
+	r.s.Data = p.Body
 	r.req.Prompt.Body = p.Body
 	if err := r.body(); err != nil {
 		if !p.Truncated {
@@ -114,8 +115,10 @@ func (r *Request) lastMember(name string) int {
 
 // reader is one reading of a body.
 type reader struct {
-	s   scanner
+	s   rawjson.Scanner
 	req *Request
+	// field is the top-level member being read, for errors.
+	field string
 	// what was found under each of the three keys that can hold a prompt
 	messages, prompt, input found
 	maxCompletionTokens     int
@@ -129,58 +132,61 @@ type reader struct {
 // body walks over the whole text.
 func (r *reader) body() error {
 	s := &r.s
-	s.data = bytes.TrimPrefix(s.data, []byte("\xEF\xBB\xBF"))
-	if skipped := len(r.req.Body) - len(s.data); skipped > 0 {
-		s.data, s.pos = r.req.Body, skipped
+	s.Data = bytes.TrimPrefix(s.Data, []byte("\xEF\xBB\xBF"))
+	if skipped := len(r.req.Body) - len(s.Data); skipped > 0 {
+		s.Data, s.Pos = r.req.Body, skipped
 	}
-	c := s.space()
+	c := s.Space()
 	switch {
-	case s.atEnd():
-		return syntaxAt(s.data, s.pos, "", "the body is empty")
+	case s.AtEnd():
+		return syntaxAt(s.Data, s.Pos, "", "the body is empty")
 	case c != '{':
-		if !s.skip() {
-			return s.err()
+		if !s.Skip() {
+			return r.err()
 		}
-		return invalidValue("", "The request body must be a JSON object.", s.pos)
+		return invalidValue("", "The request body must be a JSON object.", s.Pos)
 	}
 	r.req.members = make([]member, 0, 16)
-	ok := s.members(r.member)
+	ok := s.Members(r.member)
 	if ok {
-		r.req.end = s.pos - 1
-		if s.space(); !s.atEnd() {
-			s.field = ""
-			ok = s.fail(s.pos, "extra data after the object")
+		r.req.end = s.Pos - 1
+		if s.Space(); !s.AtEnd() {
+			r.field = ""
+			ok = s.Fail(s.Pos, "extra data after the object")
 		}
 	}
-	if !ok && s.what == "" {
+	if !ok && s.What == "" {
 		if r.refusal != nil {
 			return r.refusal
 		}
 		return r.refused()
 	}
 	if !ok {
-		return s.err()
+		return r.err()
 	}
 	return nil
 }
 
+// err is the error for a body that is no JSON.
+func (r *reader) err() error { return syntaxAt(r.s.Data, r.s.Pos, r.field, r.s.What) }
+
 // refused is the error for a value that was read but cannot be used.
 func (r *reader) refused() error {
-	return invalidValue("model", "The model must be a string.", r.s.pos)
+	return invalidValue("model", "The model must be a string.", r.s.Pos)
 }
 
 // member reads one top-level member.
 func (r *reader) member(name []byte, keyStart int) bool {
-	m := member{name: memberName(name), key: keyStart, start: r.s.pos}
-	r.s.field = m.name
+	m := member{name: memberName(name), key: keyStart, start: r.s.Pos}
+	r.field = m.name
 	if limit := r.limits.Members; limit > 0 && len(r.req.members) >= limit {
 		return r.tooMany("", "members", limit)
 	}
 	ok := r.value(m.name)
-	m.valueEnd = r.s.pos
+	m.valueEnd = r.s.Pos
 	if ok {
 		r.req.members = append(r.req.members, m)
-		r.s.field = ""
+		r.field = ""
 	}
 	return ok
 }
@@ -198,7 +204,7 @@ func (r *reader) value(name string) bool {
 			if string(key) == "include_usage" {
 				return r.boolean(&r.req.IncludeUsage)
 			}
-			return r.s.skip()
+			return r.s.Skip()
 		})
 	case "messages":
 		return r.list(&r.messages)
@@ -229,34 +235,34 @@ func (r *reader) value(name string) bool {
 	case "previous_response_id":
 		return r.string(&r.req.PreviousResponse)
 	case "kv_transfer_params":
-		r.req.KVTransfer = r.s.space() != 'n'
-		return r.s.skip()
+		r.req.KVTransfer = r.s.Space() != 'n'
+		return r.s.Skip()
 	case "vllm_xargs":
 		r.req.own.xargs = ""
 		return r.object(func(key []byte) bool {
 			if string(key) == "session_id" {
 				return r.string(&r.req.own.xargs)
 			}
-			return r.s.skip()
+			return r.s.Skip()
 		})
 	}
-	return r.s.skip()
+	return r.s.Skip()
 }
 
 // model reads the model's name; null is absent.
 func (r *reader) model() bool {
-	switch r.s.space() {
+	switch r.s.Space() {
 	case '"':
 		return r.string(&r.req.Model)
 	case 'n':
 		r.req.Model = ""
-		return r.s.skip()
+		return r.s.Skip()
 	}
-	start := r.s.pos
-	if !r.s.skip() {
+	start := r.s.Pos
+	if !r.s.Skip() {
 		return false
 	}
-	r.s.pos = start
+	r.s.Pos = start
 	return false // with no syntax error recorded: refused
 }
 

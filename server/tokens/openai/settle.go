@@ -40,13 +40,13 @@ func (r *reader) settlePrompt() {
 		p.IDs = from.batch[0]
 	}
 	if len(from.texts) > 0 {
-		p.Text = from.texts[0].shared()
+		p.Text = from.texts[0].Shared()
 	}
 	if len(from.texts) > 1 {
 		p.Texts = make([]string, len(from.texts))
 		p.Texts[0] = p.Text
 		for i, t := range from.texts[1:] {
-			p.Texts[i+1] = t.shared()
+			p.Texts[i+1] = t.Shared()
 		}
 	}
 	p.Partial = r.partial

@@ -5,36 +5,38 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // string reads a string into dst; any other value is read and leaves dst empty.
 func (r *reader) string(dst *string) bool {
 	*dst = ""
-	if r.s.space() != '"' {
-		return r.s.skip()
+	if r.s.Space() != '"' {
+		return r.s.Skip()
 	}
-	t, ok := r.s.str()
+	t, ok := r.s.Text()
 	if ok {
-		*dst = t.copied()
+		*dst = t.Copied()
 	}
 	return ok
 }
 
 // object reads an object member by member; any other value is skipped. visit reads the value.
 func (r *reader) object(visit func(key []byte) bool) bool {
-	if r.s.space() != '{' {
-		return r.s.skip()
+	if r.s.Space() != '{' {
+		return r.s.Skip()
 	}
-	return r.s.members(func(key []byte, _ int) bool { return visit(key) })
+	return r.s.Members(func(key []byte, _ int) bool { return visit(key) })
 }
 
 // boolean reads a flag as pydantic does: true, 1, "true", "yes", "on", ... in any case.
 func (r *reader) boolean(dst *bool) bool {
-	start := r.s.pos
-	if !r.s.skip() {
+	start := r.s.Pos
+	if !r.s.Skip() {
 		return false
 	}
-	switch strings.ToLower(strings.Trim(string(clip(r.s.data[start:r.s.pos])), `"`)) {
+	switch strings.ToLower(strings.Trim(string(clip(r.s.Data[start:r.s.Pos])), `"`)) {
 	case "true", "1", "1.0", "t", "y", "yes", "on":
 		*dst = true
 	default:
@@ -45,11 +47,11 @@ func (r *reader) boolean(dst *bool) bool {
 
 // integer reads a whole number as pydantic does: 5, 5.0, "5". Anything else is zero.
 func (r *reader) integer(dst *int) bool {
-	start := r.s.pos
-	if !r.s.skip() {
+	start := r.s.Pos
+	if !r.s.Skip() {
 		return false
 	}
-	*dst = wholeNumber(string(clip(r.s.data[start:r.s.pos])))
+	*dst = wholeNumber(string(clip(r.s.Data[start:r.s.Pos])))
 	return true
 }
 
@@ -91,13 +93,13 @@ func metadataUser(raw []byte) string {
 	if len(raw) == 0 || raw[0] != '{' {
 		return ""
 	}
-	r := reader{s: scanner{data: raw}, req: &Request{}}
+	r := reader{s: rawjson.Scanner{Data: raw}, req: &Request{}}
 	user := ""
 	r.object(func(key []byte) bool {
 		if string(key) == "user_id" {
 			return r.string(&user)
 		}
-		return r.s.skip()
+		return r.s.Skip()
 	})
 	return user
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/kit/cache"
 	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/convert"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
 

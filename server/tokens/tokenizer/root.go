@@ -6,7 +6,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/kit/cache"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // A root is what many conversations begin with: tools and a system message. Its ids are those

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // Chat returns the prompt in chat form, or false when there is no exact one. A prompt that is

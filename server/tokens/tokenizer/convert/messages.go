@@ -4,7 +4,7 @@ import (
 	"strings"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // billing begins a system block that some clients send with a fresh value each time; the engine

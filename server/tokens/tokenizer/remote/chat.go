@@ -4,7 +4,7 @@ import (
 	"bytes"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // chatBody maps a chat request to the chat form of /tokenize so that its answer has the ids

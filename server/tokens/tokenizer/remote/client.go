@@ -16,7 +16,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // engineIdle is how long vLLM keeps an idle connection; ours must be closed sooner.

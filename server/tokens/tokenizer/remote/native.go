@@ -6,7 +6,7 @@ import (
 	"net/http"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // nativePath is where vLLM renders a body of another format than chat and completions (from 0.32 on); empty

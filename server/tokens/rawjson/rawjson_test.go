@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 func TestUint32s(t *testing.T) {

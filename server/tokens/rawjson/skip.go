@@ -1,17 +1,17 @@
-package openai
+package rawjson
 
-// skip reads one value of any kind, however deep, without recursion.
-func (s *scanner) skip() bool {
+// Skip reads one value of any kind, however deep, without recursion.
+func (s *Scanner) Skip() bool {
 	var objects [maxDepth / 64]uint64 // bit n: is the nth open container an object?
 	open := 0
 	for {
-		c := s.space()
+		c := s.Space()
 		switch c {
 		case '{', '[':
 			if s.depth+open >= maxDepth {
-				return s.fail(s.pos, "nested too deep")
+				return s.Fail(s.Pos, "nested too deep")
 			}
-			s.pos++
+			s.Pos++
 			bit := uint64(1) << (open % 64)
 			if c == '{' {
 				objects[open/64] |= bit
@@ -19,7 +19,7 @@ func (s *scanner) skip() bool {
 				objects[open/64] &^= bit
 			}
 			open++
-			if closer := s.space(); closer == c+2 { // '}' is '{'+2 and ']' is '['+2
+			if closer := s.Space(); closer == c+2 { // '}' is '{'+2 and ']' is '['+2
 				break
 			}
 			if c == '{' && !s.key() {
@@ -42,7 +42,7 @@ func (s *scanner) skip() bool {
 }
 
 // afterValue closes containers until another value must follow (more), or none is open.
-func (s *scanner) afterValue(objects *[maxDepth / 64]uint64, open *int) (more, ok bool) {
+func (s *Scanner) afterValue(objects *[maxDepth / 64]uint64, open *int) (more, ok bool) {
 	for *open > 0 {
 		top := *open - 1
 		isObject := objects[top/64]>>(top%64)&1 == 1
@@ -50,71 +50,75 @@ func (s *scanner) afterValue(objects *[maxDepth / 64]uint64, open *int) (more, o
 		if isObject {
 			closer = '}'
 		}
-		switch c := s.space(); {
+		switch c := s.Space(); {
 		case c == closer:
-			s.pos++
+			s.Pos++
 			*open = top
 		case c == ',':
-			s.pos++
+			s.Pos++
 			if isObject {
-				s.space()
+				s.Space()
 				return true, s.key()
 			}
-			if s.space() == ']' {
-				return false, s.fail(s.pos, "expected a value")
+			if s.Space() == ']' {
+				return false, s.Fail(s.Pos, "expected a value")
 			}
 			return true, true
-		case s.atEnd():
+		case s.AtEnd():
 			return false, s.end("',' or '" + string(closer) + "'")
 		default:
-			return false, s.fail(s.pos, "expected ',' or '"+string(closer)+"'")
+			return false, s.Fail(s.Pos, "expected ',' or '"+string(closer)+"'")
 		}
 	}
 	return false, true
 }
 
 // key reads a member's name and its colon.
-func (s *scanner) key() bool {
-	if s.atEnd() {
+func (s *Scanner) key() bool {
+	if s.AtEnd() {
 		return s.end("a member name")
 	}
-	if s.data[s.pos] != '"' {
-		return s.fail(s.pos, "expected a member name in double quotes")
+	if s.Data[s.Pos] != '"' {
+		return s.Fail(s.Pos, "expected a member name in double quotes")
 	}
-	if _, ok := s.str(); !ok {
+	if _, ok := s.Text(); !ok {
 		return false
 	}
 	return s.expect(':', "':'")
 }
 
-// members walks over an object: visit is called with each member's name and must read its
+// Members walks over an object: visit is called with each member's name and must read its
 // value. The name is valid during the call.
-func (s *scanner) members(visit func(name []byte, keyStart int) bool) bool {
+func (s *Scanner) Members(visit func(name []byte, keyStart int) bool) bool {
+	return s.members(func(name Text, keyStart int) bool { return visit(name.Bytes(), keyStart) })
+}
+
+func (s *Scanner) members(visit func(name Text, keyStart int) bool) bool {
 	if !s.enter() {
 		return false
 	}
-	if s.space() == '}' {
+	if s.Space() == '}' {
 		return s.leave()
 	}
 	for {
-		if s.space() != '"' {
-			if s.atEnd() {
+		if s.Space() != '"' {
+			if s.AtEnd() {
 				return s.end("a member name")
 			}
-			return s.fail(s.pos, "expected a member name in double quotes")
+			return s.Fail(s.Pos, "expected a member name in double quotes")
 		}
-		start := s.pos
-		name, ok := s.str()
+		start := s.Pos
+		name, ok := s.Text()
 		if !ok || !s.expect(':', "':'") {
 			return false
 		}
-		s.space()
-		if !visit(name.bytes(), start) {
+		s.Space()
+		if !visit(name, start) {
 			return false
 		}
-		switch s.space() {
+		switch s.Space() {
 		case ',':
-			s.pos++
+			s.Pos++
 		case '}':
 			return s.leave()
 		default:
@@ -123,22 +127,22 @@ func (s *scanner) members(visit func(name []byte, keyStart int) bool) bool {
 	}
 }
 
-// elements walks over an array: visit must read the element that starts at pos.
-func (s *scanner) elements(visit func(index int) bool) bool {
+// Elements walks over an array: visit must read the element that starts at Pos.
+func (s *Scanner) Elements(visit func(index int) bool) bool {
 	if !s.enter() {
 		return false
 	}
-	if s.space() == ']' {
+	if s.Space() == ']' {
 		return s.leave()
 	}
 	for index := 0; ; index++ {
-		s.space()
+		s.Space()
 		if !visit(index) {
 			return false
 		}
-		switch s.space() {
+		switch s.Space() {
 		case ',':
-			s.pos++
+			s.Pos++
 		case ']':
 			return s.leave()
 		default:
@@ -147,24 +151,24 @@ func (s *scanner) elements(visit func(index int) bool) bool {
 	}
 }
 
-func (s *scanner) wantMore(closer string) bool {
-	if s.atEnd() {
+func (s *Scanner) wantMore(closer string) bool {
+	if s.AtEnd() {
 		return s.end("',' or " + closer)
 	}
-	return s.fail(s.pos, "expected ',' or "+closer)
+	return s.Fail(s.Pos, "expected ',' or "+closer)
 }
 
-func (s *scanner) enter() bool {
+func (s *Scanner) enter() bool {
 	if s.depth >= maxDepth {
-		return s.fail(s.pos, "nested too deep")
+		return s.Fail(s.Pos, "nested too deep")
 	}
 	s.depth++
-	s.pos++
+	s.Pos++
 	return true
 }
 
-func (s *scanner) leave() bool {
+func (s *Scanner) leave() bool {
 	s.depth--
-	s.pos++
+	s.Pos++
 	return true
 }

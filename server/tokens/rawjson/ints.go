@@ -1,6 +1,9 @@
 package rawjson
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
 // Uint32s appends the ids of the list of integers in b, which must hold nothing else, to dst.
 // A number that is negative, fractional or above 2^32-1 is an error, and so is more than max ids.
@@ -46,7 +49,7 @@ func Uint32s(dst []uint32, b []byte, max int) ([]uint32, error) {
 
 // AppendUint32s appends ids as a JSON list.
 func AppendUint32s(dst []byte, ids []uint32) []byte {
-	dst = append(dst, '[')
+	dst = append(slices.Grow(dst, len(ids)*7+2), '[')
 	for i, id := range ids {
 		if i > 0 {
 			dst = append(dst, ',')

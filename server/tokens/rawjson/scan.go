@@ -1,4 +1,4 @@
-package openai
+package rawjson
 
 import (
 	"bytes"
@@ -11,44 +11,44 @@ import (
 // limits are 128 (Rust) and about 1,000 (Python).
 const maxDepth = 256
 
-// scanner walks over JSON text. Each method starts at the first byte of what it names and
-// leaves pos behind its last one; a false result means that err says why.
-type scanner struct {
-	data []byte
-	pos  int
-	// depth counts the containers that members and elements have opened.
+// Scanner walks over JSON text. Each method starts at the first byte of what it names and
+// leaves Pos behind its last one; a false result means that What says why.
+type Scanner struct {
+	Data []byte
+	Pos  int
+	// EOF is set when the text ended too early, as opposed to being wrong.
+	EOF bool
+	// What says what is wrong at Pos, once a method returned false; empty when a visitor stopped.
+	What string
+
+	// depth counts the containers that Members and Elements have opened.
 	depth int
-	// eof is set when the text ended too early, as opposed to being wrong.
-	eof  bool
-	what string
-	// field is the top-level member being read, for errors.
-	field string
+	// lax leaves the bytes of strings unchecked: only their end counts.
+	lax bool
 }
 
-// fail records what is wrong at offset.
-func (s *scanner) fail(offset int, what string) bool {
-	if s.what == "" {
-		s.what, s.pos = what, offset
+// Fail records what is wrong at offset.
+func (s *Scanner) Fail(offset int, what string) bool {
+	if s.What == "" {
+		s.What, s.Pos = what, offset
 	}
 	return false
 }
 
 // end records that the text ended while something was expected.
-func (s *scanner) end(what string) bool {
-	if s.what == "" {
-		s.eof = true
+func (s *Scanner) end(what string) bool {
+	if s.What == "" {
+		s.EOF = true
 	}
-	return s.fail(len(s.data), "the text ends where "+what+" is expected")
+	return s.Fail(len(s.Data), "the text ends where "+what+" is expected")
 }
 
-func (s *scanner) err() *BadRequest { return syntaxAt(s.data, s.pos, s.field, s.what) }
-
-// space advances over white space and returns the byte after it, 0 at the end.
-func (s *scanner) space() byte {
-	for s.pos < len(s.data) {
-		switch c := s.data[s.pos]; c {
+// Space advances over white space and returns the byte after it, 0 at the end.
+func (s *Scanner) Space() byte {
+	for s.Pos < len(s.Data) {
+		switch c := s.Data[s.Pos]; c {
 		case ' ', '\n', '\r', '\t':
-			s.pos++
+			s.Pos++
 		default:
 			return c
 		}
@@ -56,63 +56,65 @@ func (s *scanner) space() byte {
 	return 0
 }
 
-// atEnd tells the end of the text from a NUL byte after space returned 0.
-func (s *scanner) atEnd() bool { return s.pos >= len(s.data) }
+// AtEnd tells the end of the text from a NUL byte after Space returned 0.
+func (s *Scanner) AtEnd() bool { return s.Pos >= len(s.Data) }
 
-// expect is space followed by the byte c.
-func (s *scanner) expect(c byte, what string) bool {
-	if s.space() != c {
-		if s.atEnd() {
+// expect is Space followed by the byte c.
+func (s *Scanner) expect(c byte, what string) bool {
+	if s.Space() != c {
+		if s.AtEnd() {
 			return s.end(what)
 		}
-		return s.fail(s.pos, "expected "+what)
+		return s.Fail(s.Pos, "expected "+what)
 	}
-	s.pos++
+	s.Pos++
 	return true
 }
 
-// text is one string literal without its quotes.
-type text struct {
-	raw     []byte
+// Text is one string literal without its quotes.
+type Text struct {
+	Raw     []byte
 	escaped bool
-	// open is set when the body ended inside the string.
-	open bool
+	// Open is set when the text ended inside the string.
+	Open bool
 }
 
-// str reads a string. On a text that ends inside it, the part that is there is returned with false.
-func (s *scanner) str() (text, bool) {
-	start := s.pos + 1
-	end := bytes.IndexByte(s.data[start:], '"')
+// Text reads a string. On a text that ends inside it, the part that is there is returned with false.
+func (s *Scanner) Text() (Text, bool) {
+	start := s.Pos + 1
+	end := bytes.IndexByte(s.Data[start:], '"')
 	if end < 0 {
-		end = len(s.data) - start
+		end = len(s.Data) - start
 	}
 	end += start
 	escaped := false
-	if b := bytes.IndexByte(s.data[start:end], '\\'); b >= 0 {
+	if b := bytes.IndexByte(s.Data[start:end], '\\'); b >= 0 {
 		var ok bool
 		escaped = true
 		if end, ok = s.escapes(start + b); !ok {
-			return text{raw: untilCut(s.data[start:end], true), escaped: true, open: true}, false
+			return Text{Raw: untilCut(s.Data[start:end], true), escaped: true, Open: true}, false
 		}
 	}
-	if end == len(s.data) {
-		return text{raw: untilCut(s.data[start:], escaped), escaped: escaped, open: true}, s.end("the end of a string")
+	if end == len(s.Data) {
+		return Text{Raw: untilCut(s.Data[start:], escaped), escaped: escaped, Open: true}, s.end("the end of a string")
 	}
-	raw := s.data[start:end]
-	if bad := badByte(raw); bad >= 0 {
-		return text{}, s.failByte(start + bad)
+	raw := s.Data[start:end]
+	if !s.lax {
+		if bad := badByte(raw); bad >= 0 {
+			return Text{}, s.failByte(start + bad)
+		}
 	}
-	s.pos = end + 1
-	return text{raw: raw, escaped: escaped}, true
+	s.Pos = end + 1
+	return Text{Raw: raw, escaped: escaped}, true
 }
 
 // escapes checks the escape sequences from i on, up to the string's closing quote, whose
 // offset it returns; it is the end of the text when there is none. When a sequence is wrong
 // or cut off, its offset is returned with false.
-func (s *scanner) escapes(i int) (int, bool) {
+func (s *Scanner) escapes(i int) (int, bool) {
 	for {
-		i = quoteOrEscape(s.data, i)
-		if i == len(s.data) || s.data[i] == '"' {
+		i = quoteOrEscape(s.Data, i)
+		if i == len(s.Data) || s.Data[i] == '"' {
 			return i, true
 		}
 		size, ok := s.escape(i)
@@ -142,36 +144,36 @@ func quoteOrEscape(b []byte, i int) int {
 	return i
 }
 
-func (s *scanner) failByte(offset int) bool {
-	if s.data[offset] < 0x20 {
-		return s.fail(offset, "control character in a string")
+func (s *Scanner) failByte(offset int) bool {
+	if s.Data[offset] < 0x20 {
+		return s.Fail(offset, "control character in a string")
 	}
-	return s.fail(offset, "invalid UTF-8 in a string")
+	return s.Fail(offset, "invalid UTF-8 in a string")
 }
 
 // escape checks the escape sequence at offset and returns its size.
-func (s *scanner) escape(offset int) (int, bool) {
-	if offset+1 >= len(s.data) {
+func (s *Scanner) escape(offset int) (int, bool) {
+	if offset+1 >= len(s.Data) {
 		return 0, s.end("an escape sequence")
 	}
-	switch s.data[offset+1] {
+	switch s.Data[offset+1] {
 	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
 		return 2, true
 	case 'u':
 		for i := offset + 2; i < offset+6; i++ {
-			if i >= len(s.data) {
+			if i >= len(s.Data) {
 				return 0, s.end("an escape sequence")
 			}
-			if hexValue(s.data[i]) < 0 {
-				return 0, s.fail(offset, "invalid \\u escape")
+			if hexValue(s.Data[i]) < 0 {
+				return 0, s.Fail(offset, "invalid \\u escape")
 			}
 		}
 		return 6, true
 	}
-	return 0, s.fail(offset, "invalid escape")
+	return 0, s.Fail(offset, "invalid escape")
 }
 
-// badByte finds the first byte of a string's inside that Python's json would refuse: a
+// badByte finds the first byte of a string's inside that Python's json would reject: a
 // control character, or bytes that are no UTF-8. It is -1 when there is none.
 func badByte(b []byte) int {
 	const lows, highs = 0x2020202020202020, 0x8080808080808080
@@ -202,7 +204,7 @@ func badByte(b []byte) int {
 
 func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
-// badByteBeyondASCII goes on at i, from where text may be anything.
+// badByteBeyondASCII continues at i, from where text may be anything.
 func badByteBeyondASCII(b []byte, i int) int {
 	const lows, highs = 0x2020202020202020, 0x8080808080808080
 	control := false
@@ -220,7 +222,7 @@ func badByteBeyondASCII(b []byte, i int) int {
 	return badByteSlow(b, i)
 }
 
-// badByteSlow goes on at i, character by character.
+// badByteSlow continues at i, character by character.
 func badByteSlow(b []byte, i int) int {
 	for i < len(b) {
 		if b[i] < 0x20 {
@@ -232,7 +234,7 @@ func badByteSlow(b []byte, i int) int {
 		}
 		r, size := utf8.DecodeRune(b[i:])
 		if r == utf8.RuneError && size == 1 {
-			// Python decodes with "surrogatepass": encoded surrogates are let through.
+			// Python decodes with "surrogatepass": encoded surrogates pass.
 			if !encodedSurrogate(b[i:]) {
 				return i
 			}
@@ -248,8 +250,8 @@ func encodedSurrogate(b []byte) bool {
 }
 
 // number reads a number by JSON's grammar.
-func (s *scanner) number() bool {
-	i, d := s.pos, s.data
+func (s *Scanner) number() bool {
+	i, d := s.Pos, s.Data
 	if i < len(d) && d[i] == '-' {
 		i++
 	}
@@ -257,17 +259,17 @@ func (s *scanner) number() bool {
 	case i >= len(d):
 		return s.end("a digit")
 	case d[i] == 'I':
-		s.pos = i
+		s.Pos = i
 		return s.word("Infinity")
 	case d[i] == '0':
 		i++
 	case d[i] >= '1' && d[i] <= '9':
-		i = digits(d, i)
+		i = Digits(d, i)
 	default:
-		return s.fail(i, "expected a digit")
+		return s.Fail(i, "expected a digit")
 	}
 	if i < len(d) && d[i] == '.' {
-		end := digits(d, i+1)
+		end := Digits(d, i+1)
 		if end == i+1 {
 			return s.missingDigit(end)
 		}
@@ -278,24 +280,25 @@ func (s *scanner) number() bool {
 		if i < len(d) && (d[i] == '+' || d[i] == '-') {
 			i++
 		}
-		end := digits(d, i)
+		end := Digits(d, i)
 		if end == i {
 			return s.missingDigit(end)
 		}
 		i = end
 	}
-	s.pos = i
+	s.Pos = i
 	return true
 }
 
-func (s *scanner) missingDigit(offset int) bool {
-	if offset >= len(s.data) {
+func (s *Scanner) missingDigit(offset int) bool {
+	if offset >= len(s.Data) {
 		return s.end("a digit")
 	}
-	return s.fail(offset, "expected a digit")
+	return s.Fail(offset, "expected a digit")
 }
 
-func digits(d []byte, i int) int {
+// Digits returns the index of the first byte at or after i that is no digit.
+func Digits(d []byte, i int) int {
 	for i < len(d) && d[i]-'0' <= 9 {
 		i++
 	}
@@ -303,26 +306,29 @@ func digits(d []byte, i int) int {
 }
 
 // word reads one of the bare words of JSON, or of Python's json (NaN, Infinity).
-func (s *scanner) word(want string) bool {
-	rest := s.data[s.pos:]
+func (s *Scanner) word(want string) bool {
+	rest := s.Data[s.Pos:]
 	if len(rest) < len(want) {
 		if string(rest) == want[:len(rest)] {
 			return s.end(want)
 		}
-		return s.fail(s.pos, "unknown word")
+		return s.Fail(s.Pos, "unknown word")
 	}
 	if string(rest[:len(want)]) != want {
-		return s.fail(s.pos, "unknown word")
+		return s.Fail(s.Pos, "unknown word")
 	}
-	s.pos += len(want)
+	s.Pos += len(want)
 	return true
 }
 
 // scalar reads a value that is no object and no array, whose first byte is c.
-func (s *scanner) scalar(c byte) bool {
+func (s *Scanner) scalar(c byte) bool {
 	switch c {
 	case '"':
-		_, ok := s.str()
+		if s.lax {
+			return s.skipString()
+		}
+		_, ok := s.Text()
 		return ok
 	case 't':
 		return s.word("true")
@@ -337,8 +343,25 @@ func (s *scanner) scalar(c byte) bool {
 	case '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
 		return s.number()
 	}
-	if s.atEnd() {
+	if s.AtEnd() {
 		return s.end("a value")
 	}
-	return s.fail(s.pos, "expected a value")
+	return s.Fail(s.Pos, "expected a value")
+}
+
+// skipString finds the end of a string.
+func (s *Scanner) skipString() bool {
+	first := s.Pos + 1
+	for from := first; ; {
+		n := bytes.IndexByte(s.Data[from:], '"')
+		if n < 0 {
+			return s.end("the end of a string")
+		}
+		end := from + n
+		if !escapedAt(s.Data[first:], end-first) {
+			s.Pos = end + 1
+			return true
+		}
+		from = end + 1
+	}
 }
