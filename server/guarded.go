@@ -46,7 +46,7 @@ func (s *Server) guardListener(setting string, at net.Addr) {
 		return
 	}
 	if s.surfaces.callers.Open() {
-		s.parts.log.Warn("anybody who can reach this address may use it: no API keys are set (api.keys_file)", "setting", setting, "address", at.String())
+		s.parts.log.Warn("any client that can reach this address may use it: no API keys are set (api.keys_file)", "setting", setting, "address", at.String())
 	}
 }
 

@@ -34,7 +34,7 @@ func (c *crew) start(ctx context.Context, parts ...component) {
 			switch {
 			case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)):
 			case err == nil:
-				c.failed <- fmt.Errorf("%s ended by itself", p.name)
+				c.failed <- fmt.Errorf("%s stopped unexpectedly", p.name)
 			default:
 				c.failed <- fmt.Errorf("%s: %w", p.name, err)
 			}

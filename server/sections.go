@@ -53,7 +53,7 @@ func updates(name string, update func(config.Config) error, below ...string) sec
 }
 
 // errKeysOff keeps a file that lost its keys from opening the doors to everybody.
-var errKeysOff = errors.New("api.keys: the new settings have no API key, so that everybody could call; only a restart turns keys off")
+var errKeysOff = errors.New("api.keys: the new settings have no API key and would admit every caller; only a restart turns keys off")
 
 // callersSection applies who may call. Going back reads the keys file and the key set as they are by then.
 func (s *Server) callersSection() section {
@@ -79,7 +79,7 @@ func (s *Server) callersSection() section {
 }
 
 // errNoFleet keeps a file that lost its end from taking the fleet away.
-var errNoFleet = errors.New("registry.replicas: the new settings name no replica and no place to find any; only a restart takes the last one away")
+var errNoFleet = errors.New("registry.replicas: the new settings have no replica and no source of replicas; only a restart removes the last one")
 
 // hasSource reports whether replicas may come from the settings.
 func hasSource(c config.Config) bool {

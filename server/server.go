@@ -158,7 +158,7 @@ func (s *Server) leave(doors []door, stop context.CancelFunc, crew *crew) error 
 	drain, cancel := context.WithTimeout(context.Background(), listen.DrainTimeout)
 	defer cancel()
 	if err := shutAll(drain, doors); err != nil {
-		s.parts.log.Warn("not everything was finished in time", "error", err)
+		s.parts.log.Warn("the drain deadline passed with work unfinished", "error", err)
 	}
 	stop()
 	crew.wait()

@@ -199,7 +199,7 @@ func TestClientCertificates(t *testing.T) {
 		t.Errorf("a certificate of another authority: %d %s", code, text)
 	}
 	// gRPC, through the commands.
-	for name, want := range map[string]string{"team": "needs the role", "stranger": "no tenant is known", "watcher": ""} {
+	for name, want := range map[string]string{"team": "needs the role", "stranger": "matches no tenant", "watcher": ""} {
 		var out, errOut bytes.Buffer
 		err := run(context.Background(), []string{"replicas", "drain", "nobody", "--address", f.grpc, "--ca", a.file("ca.pem"), "--cert", a.file(name + ".pem"), "--cert-key", a.file(name + ".key")}, nil, &out, &errOut)
 		if err == nil || want != "" && !strings.Contains(err.Error(), want) {

@@ -96,7 +96,7 @@ func TestReplicasWithTLSAndKeys(t *testing.T) {
 
 // Without keys, a door that others can reach is worth a warning; with keys it is not.
 func TestAStartWithoutKeysBeyondTheLoopbackWarns(t *testing.T) {
-	const warning = "anybody who can reach this address may use it"
+	const warning = "any client that can reach this address may use it"
 	for name, c := range map[string]struct {
 		args []string
 		want int

@@ -43,9 +43,9 @@ func TestMistakesAreNamed(t *testing.T) {
 		"unknown key":      {config.Source{File: write(t, "telemetry:\n  service_nam: x\n")}, []string{"service_nam"}},
 		"unknown variable": {config.Source{Env: []string{"KVPILOT_TELEMETRY_LOGLEVEL=x"}}, []string{"KVPILOT_TELEMETRY_LOGLEVEL", "no such setting"}},
 		"unknown flag":     {config.Source{Set: []string{"telemetry.nope=1"}}, []string{"telemetry.nope", "no such setting"}},
-		"flag without =":   {config.Source{Set: []string{"telemetry"}}, []string{"want key=value"}},
+		"flag without =":   {config.Source{Set: []string{"telemetry"}}, []string{"must have the form key=value"}},
 		"bad duration":     {config.Source{Set: []string{"telemetry.traces.slow=5"}}, []string{"telemetry.traces.slow", "duration"}},
-		"bad number":       {config.Source{Env: []string{"KVPILOT_TELEMETRY_TRACES_RATIO=much"}}, []string{"KVPILOT_TELEMETRY_TRACES_RATIO", "no number"}},
+		"bad number":       {config.Source{Env: []string{"KVPILOT_TELEMETRY_TRACES_RATIO=much"}}, []string{"KVPILOT_TELEMETRY_TRACES_RATIO", "must be a number"}},
 		"several at once":  {config.Source{Set: []string{"telemetry.log_level=loud", "telemetry.traces.ratio=2"}}, []string{"telemetry.log_level", "telemetry.traces.ratio"}},
 		"missing file":     {config.Source{File: "/nonexistent/kvpilot.yaml"}, []string{"/nonexistent/kvpilot.yaml"}},
 	}

@@ -107,19 +107,19 @@ const (
 
 func (l Listen) checkTLS() (errs []error) {
 	if (l.TLSCert == "") != (l.TLSKey == "") {
-		errs = append(errs, errors.New("tls_cert: tls_cert and tls_key go together"))
+		errs = append(errs, errors.New("tls_cert: tls_cert and tls_key must be set together"))
 	}
 	if (l.AdminTLSCert == "") != (l.AdminTLSKey == "") {
-		errs = append(errs, errors.New("admin_tls_cert: admin_tls_cert and admin_tls_key go together"))
+		errs = append(errs, errors.New("admin_tls_cert: admin_tls_cert and admin_tls_key must be set together"))
 	}
 	if l.AdminTLS && l.TLSCert == "" && l.AdminTLSCert == "" {
 		errs = append(errs, errors.New("admin_tls: there is no certificate: set admin_tls_cert or tls_cert"))
 	}
 	if l.AdminTLSCert != "" && !l.AdminTLS {
-		errs = append(errs, errors.New("admin_tls_cert: is set, but admin_tls is not"))
+		errs = append(errs, errors.New("admin_tls_cert: has no effect unless admin_tls is set"))
 	}
 	if l.ClientCA != "" && l.TLSCert == "" && !l.AdminTLS {
-		errs = append(errs, errors.New("client_ca: no address speaks TLS: set tls_cert or admin_tls"))
+		errs = append(errs, errors.New("client_ca: no address uses TLS: set tls_cert or admin_tls"))
 	}
 	for name, value := range map[string]string{"client_auth": l.ClientAuth, "admin_client_auth": l.AdminClientAuth} {
 		if value != AuthOptional && value != AuthRequired {

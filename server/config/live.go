@@ -25,7 +25,7 @@ const (
 // Validate reports every bad field at once.
 func (r Reload) Validate() error {
 	if r.Versions < 1 || r.Versions > maxVersions {
-		return fmt.Errorf("versions: %d is not within 1 to %d", r.Versions, maxVersions)
+		return fmt.Errorf("versions: must be from 1 to %[2]d, not %[1]d", r.Versions, maxVersions)
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func applySet(c *Config, flags []string) error {
 		f, known := byPath[path]
 		switch {
 		case !found:
-			errs = append(errs, fmt.Errorf("--set %s: want key=value", flag))
+			errs = append(errs, fmt.Errorf("--set %s: must have the form key=value", flag))
 		case !known:
 			errs = append(errs, fmt.Errorf("--set %s: no such setting", path))
 		default:
@@ -138,7 +138,7 @@ func (f field) set(text string) error {
 	if v.Type() == durationType {
 		d, err := time.ParseDuration(text)
 		if err != nil {
-			return fmt.Errorf("%q is no duration such as 500ms, 30s or 5m", text)
+			return fmt.Errorf("must be a duration such as 500ms, 30s or 5m, not %q", text)
 		}
 		v.SetInt(int64(d))
 		return nil
@@ -147,25 +147,26 @@ func (f field) set(text string) error {
 	case reflect.Bool:
 		b, err := strconv.ParseBool(text)
 		if err != nil {
-			return fmt.Errorf("%q is neither true nor false", text)
+			return fmt.Errorf("must be true or false, not %q", text)
 		}
 		v.SetBool(b)
 	case reflect.Int, reflect.Int64, reflect.Int32:
 		n, err := strconv.ParseInt(text, 10, v.Type().Bits())
 		if err != nil {
-			return fmt.Errorf("%q is no whole number in range", text)
+			bits := v.Type().Bits()
+			return fmt.Errorf("must be an integer from %d to %d, not %q", int64(-1)<<(bits-1), int64(1)<<(bits-1)-1, text)
 		}
 		v.SetInt(n)
 	case reflect.Uint64, reflect.Uint32:
 		n, err := strconv.ParseUint(text, 10, v.Type().Bits())
 		if err != nil {
-			return fmt.Errorf("%q is no positive whole number in range", text)
+			return fmt.Errorf("must be an integer from 0 to %d, not %q", uint64(1)<<v.Type().Bits()-1, text)
 		}
 		v.SetUint(n)
 	case reflect.Float64:
 		x, err := strconv.ParseFloat(text, 64)
 		if err != nil {
-			return fmt.Errorf("%q is no number", text)
+			return fmt.Errorf("must be a number, not %q", text)
 		}
 		v.SetFloat(x)
 	case reflect.String:

@@ -20,11 +20,11 @@ func Reference(root fs.FS) (string, error) {
 	r.line("")
 	r.line("Generated from the sources by `make docs`; do not edit.")
 	r.line("")
-	r.line("Order, later wins: the defaults below, the YAML file of `--config`, environment variables, `--set path=value` and the other flags.")
-	r.line("A variable's name is the path in capitals with underscores: `listen.http` is `KVPILOT_LISTEN_HTTP`. Lists of texts are separated by commas there;")
+	r.line("Later sources override earlier ones: the defaults below, the YAML file of `--config`, environment variables, `--set path=value` and the other flags.")
+	r.line("A variable's name is the path in capitals with underscores: `listen.http` is `KVPILOT_LISTEN_HTTP`. Lists of strings are separated by commas there;")
 	r.line("lists of objects and maps can only be written in the file. Unknown keys and variables are errors.")
 	r.line("Settings marked *yes* under reload change while the router runs: [operations.md](operations.md) says how. The others need a restart.")
-	r.line("`kvpilot serve --print-config` prints what is in force, secrets starred; `--check-config` only checks.")
+	r.line("`kvpilot serve --print-config` prints the settings in force, with secrets masked; `--check-config` only checks them.")
 	if err := r.structure(reflect.ValueOf(Default()), nil); err != nil {
 		return "", err
 	}

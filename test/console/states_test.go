@@ -289,7 +289,7 @@ func TestARouterThatRefusesForAWhile(t *testing.T) {
 	b := s.begin(t)
 	b.until("the replica is listed", `document.getElementById('replica-table').innerText.includes('gpu-a')`)
 	b.expectFaults()
-	s.refuse("too many people watch this router's console")
+	s.refuse("too many consoles are connected to this router")
 	b.until("it says why", `document.getElementById('status').textContent.includes('too many people')`)
 	b.shot("refused-wide-light")
 	s.refuse("")

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// checkResume: a stream goes on on another replica wherever the connection to its own is cut, and the
+// checkResume: a stream is resumed on another replica wherever the connection to its own is cut, and the
 // client has the text that the engine writes undisturbed.
 func (r *run) checkResume(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -109,7 +109,7 @@ func TestReplicasThatMisbehave(t *testing.T) {
 	z := gzip.NewWriter(&zipped)
 	io.WriteString(z, `{"object":"chat.completion"}`) //nolint:errcheck // a buffer takes all
 	z.Close()
-	const broke = `"error":{"message":"the replica's answer broke off`
+	const broke = `"error":{"message":"the replica's answer ended early`
 	cut := "data: {" + broke + `"`
 	cases := map[string]struct {
 		script func(io.Writer)
@@ -134,7 +134,7 @@ func TestReplicasThatMisbehave(t *testing.T) {
 		"no end of the event": {script: func(w io.Writer) { io.WriteString(w, eventStream+"\r\n"+oneEvent+"data: [DONE]") }, status: 200, holds: "data: [DONE]\n\n"},
 		"too short a body": {script: func(w io.Writer) {
 			io.WriteString(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{}")
-		}, status: 502, holds: "broke off"},
+		}, status: 502, holds: "ended early"},
 		"too long a body": {script: func(w io.Writer) {
 			io.WriteString(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\n\r\nsmuggled")
 		}, status: 200, exact: "{}"},

@@ -209,7 +209,7 @@ func TestEveryClientSpeaksTLSAsConfigured(t *testing.T) {
 		says   string // empty: it works
 	}{
 		"all as it should be":        {ours.Demanding(here, ours), whole, ""},
-		"no client certificate":      {ours.Demanding(here, ours), tlspeer.Config{CAFile: ours.File}, "asks for a client certificate"},
+		"no client certificate":      {ours.Demanding(here, ours), tlspeer.Config{CAFile: ours.File}, "requires a client certificate"},
 		"a stranger's certificate":   {ours.Demanding(here, ours), tlspeer.Config{CAFile: ours.File, CertFile: strangeCert, KeyFile: strangeKey}, "does not accept the router's client certificate"},
 		"an unknown authority":       {ours.Server(here), tlspeer.Config{CAFile: theirs.File}, `signed by an authority that is not trusted (issuer "ours")`},
 		"the system's authorities":   {ours.Server(here), tlspeer.Config{MinVersion: "1.2"}, "not trusted"},

@@ -55,7 +55,7 @@ func rows() []row {
 			{title: "Waiting in the router", unit: "s", text: "Time in the hold queue, while every suitable replica was busy.", queries: quantiles("kvpilot_router_held_seconds", "")},
 			{title: "Actual over predicted first token", unit: "short", text: "1 is a perfect prediction; far above 1 the replica is slower than it was.", queries: quantiles("kvpilot_decisionlog_ttft_ratio", "")},
 			{title: "Regret of served choices", unit: "s", text: "How much later the first token was predicted where requests went than at the fastest candidate: what fairness to later requests costs.", queries: quantiles("kvpilot_decisionlog_regret_seconds", "")},
-			{title: "Retries by cause", unit: "reqps", text: "Attempts on another replica, by what the one before met.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_router_retries_total" + rate + "))", "{{outcome}}"}}},
+			{title: "Retries by cause", unit: "reqps", text: "Attempts on another replica, by the outcome of the previous attempt.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_router_retries_total" + rate + "))", "{{outcome}}"}}},
 			{title: "Streams that went on elsewhere", unit: "reqps", text: "Streams whose replica died after their first byte, by what became of them.", queries: [][2]string{{"sum by (result) (rate(kvpilot_router_resumes_total" + rate + "))", "{{result}}"}}},
 		}},
 		{"Replicas and reservations", []panel{
@@ -64,7 +64,7 @@ func rows() []row {
 			{title: "Learned prefill rate", unit: "short", text: "Prompt tokens per second of each rank, as learned from first tokens.", queries: [][2]string{{"kvpilot_chooser_prefill_rate_per_second", "{{replica}}"}}},
 			{title: "Age of the oldest reservation", unit: "s", alarm: 3600, text: "By replica. Above an hour it is a very long answer, or a booking that its caller forgot.", queries: [][2]string{{"max by (replica) (kvpilot_load_reservation_age_seconds)", "{{replica}}"}}},
 			{title: "Breakers that are not closed", unit: "short", text: "open: requests to the replica failed, and it gets none; trial: it is tried again.", queries: [][2]string{{`sum by (replica, state) (kvpilot_upstream_breaker_state{state!="closed"})`, "{{replica}} {{state}}"}}},
-			{title: "Attempts by outcome", unit: "reqps", text: "Requests sent to replicas, by what became of them up to the head of the answer.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_upstream_attempts_total" + rate + "))", "{{outcome}}"}}},
+			{title: "Attempts by outcome", unit: "reqps", text: "Requests sent to replicas, by outcome up to the header of the answer.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_upstream_attempts_total" + rate + "))", "{{outcome}}"}}},
 		}},
 		{"Events and index", []panel{
 			{title: "Blocks stored and removed", unit: "ops", text: "What the replicas' KV events say, in blocks per second.", queries: [][2]string{{"sum(rate(kvpilot_kvindex_stored_total" + rate + "))", "stored"}, {"sum(rate(kvpilot_kvindex_removed_total" + rate + "))", "removed"}}},

@@ -27,13 +27,13 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var errs []error
 	if c.MaxRequests < 1 {
-		errs = append(errs, fmt.Errorf("max_requests: %d is below 1", c.MaxRequests))
+		errs = append(errs, fmt.Errorf("max_requests: must be at least 1, not %d", c.MaxRequests))
 	}
 	if c.MaxBytes < 1 {
-		errs = append(errs, fmt.Errorf("max_bytes: %d is below 1", c.MaxBytes))
+		errs = append(errs, fmt.Errorf("max_bytes: must be at least 1, not %d", c.MaxBytes))
 	}
 	if c.MaxWait < 0 {
-		errs = append(errs, fmt.Errorf("max_wait: %s is negative", c.MaxWait))
+		errs = append(errs, fmt.Errorf("max_wait: must not be negative: %s", c.MaxWait))
 	}
 	return errors.Join(errs...)
 }

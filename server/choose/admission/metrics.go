@@ -42,7 +42,7 @@ func newMetrics(provider metric.MeterProvider, q *Queue) (*metrics, error) {
 	m := &metrics{}
 	var err, e error
 	m.wait, e = meter.Float64Histogram("kvpilot.admission.wait",
-		metric.WithDescription("Time that requests waited in the hold queue before they went to a rank."), metric.WithUnit("s"),
+		metric.WithDescription("Time that requests waited in the hold queue before they were sent to a rank."), metric.WithUnit("s"),
 		metric.WithExplicitBucketBoundaries(0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300))
 	err = errors.Join(err, e)
 	depth, e := meter.Int64ObservableGauge("kvpilot.admission.requests",
@@ -52,7 +52,7 @@ func newMetrics(provider metric.MeterProvider, q *Queue) (*metrics, error) {
 		metric.WithDescription("Memory held by the requests in the hold queue."), metric.WithUnit("By"))
 	err = errors.Join(err, e)
 	refused, e := meter.Int64ObservableCounter("kvpilot.admission.refusals",
-		metric.WithDescription("Requests that the hold queue turned away, by cause."), metric.WithUnit("{request}"))
+		metric.WithDescription("Requests that the hold queue rejected, by cause."), metric.WithUnit("{request}"))
 	err = errors.Join(err, e)
 	_, e = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(depth, q.count.Load())

@@ -7,12 +7,12 @@ import (
 
 // Why a request is turned away.
 var (
-	ErrFull     = errors.New("too many requests wait")
-	ErrBytes    = errors.New("the requests that wait hold too many bytes")
+	ErrFull     = errors.New("too many requests are queued")
+	ErrBytes    = errors.New("the queued requests hold too many bytes")
 	ErrDeadline = errors.New("the deadline cannot be met")
 	ErrTimeout  = errors.New("waited too long")
 	ErrShutdown = errors.New("the router is shutting down")
-	ErrShare    = errors.New("another tenant has a right to the place in the queue")
+	ErrShare    = errors.New("the place in the queue belongs to another tenant")
 )
 
 // Ticket is one waiting request. Its owner fills the exported fields before Push and leaves them

@@ -45,7 +45,7 @@ func newAffinity(meter metric.Meter, ring selector.RingConfig) (*affinity, error
 	a := &affinity{recent: make([]bool, 0, ring.AffinityWindow), known: map[string]*list.Element{}}
 	var err, errs error
 	a.fallbacks, err = meter.Int64Counter("kvpilot.chooser.ring_fallbacks",
-		metric.WithDescription("Consistent-hash requests that their ring's owner did not serve, by the successor that did; -1 is a rank beyond them."), metric.WithUnit("{request}"))
+		metric.WithDescription("Consistent-hash requests that the ring's owner did not serve, by the successor that served them; -1 is a rank beyond the successors."), metric.WithUnit("{request}"))
 	errs = errors.Join(errs, err)
 	for n := -1; n <= ring.Fallbacks; n++ {
 		if n != 0 {
@@ -57,10 +57,10 @@ func newAffinity(meter metric.Meter, ring selector.RingConfig) (*affinity, error
 		metric.WithExplicitBucketBoundaries(1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1))
 	errs = errors.Join(errs, err)
 	rate, err := meter.Float64ObservableGauge("kvpilot.chooser.affinity_rate",
-		metric.WithDescription("Share of the last consistent-hash requests (chooser.ring.affinity_window) that went where their session was before; 1 until there is one."), metric.WithUnit("1"))
+		metric.WithDescription("Share of the last consistent-hash requests (chooser.ring.affinity_window) that were sent to the previous rank of their session; 1 before the first request."), metric.WithUnit("1"))
 	errs = errors.Join(errs, err)
 	top, err := meter.Int64ObservableGauge("kvpilot.chooser.top_sessions",
-		metric.WithDescription("Requests of the busiest consistent-hash sessions among the last 1024 seen, by place from 1 to 20."), metric.WithUnit("{request}"))
+		metric.WithDescription("Requests of the busiest consistent-hash sessions among the last 1024 seen, by position from 1 to 20."), metric.WithUnit("{request}"))
 	errs = errors.Join(errs, err)
 	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		share, busiest := a.read()

@@ -138,7 +138,7 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 
 func (req *Request) check() error {
 	if req.ID == "" && !req.DryRun {
-		return fmt.Errorf("%w: no id", ErrInvalid)
+		return fmt.Errorf("%w: the id is missing", ErrInvalid)
 	}
 	if p := req.Options.Policy; p != "" && !p.Known() {
 		return fmt.Errorf("%w: unknown policy %q", ErrInvalid, p)

@@ -125,16 +125,16 @@ func (c Config) Validate() error {
 		objective("models."+name+".", m.Objective, m.SLO)
 	}
 	if c.HoldAbove < 0 {
-		errs = append(errs, fmt.Errorf("hold_above: %s is negative", c.HoldAbove))
+		errs = append(errs, fmt.Errorf("hold_above: must not be negative: %s", c.HoldAbove))
 	}
 	if c.Stall.After < 0 || c.Stall.Unhealthy < 0 {
 		errs = append(errs, fmt.Errorf("stall: after %s or unhealthy %s is negative", c.Stall.After, c.Stall.Unhealthy))
 	}
 	if c.YieldRanks < 0 {
-		errs = append(errs, fmt.Errorf("yield_ranks: %d is negative", c.YieldRanks))
+		errs = append(errs, fmt.Errorf("yield_ranks: must not be negative: %d", c.YieldRanks))
 	}
 	if c.MaxRequestsPerRank < 0 {
-		errs = append(errs, fmt.Errorf("max_requests_per_rank: %d is negative", c.MaxRequestsPerRank))
+		errs = append(errs, fmt.Errorf("max_requests_per_rank: must not be negative: %d", c.MaxRequestsPerRank))
 	}
 	for name, err := range map[string]error{"queue": c.Queue.Validate(), "ring": c.Ring.Validate(), "tree": c.Tree.Validate()} {
 		if err != nil {

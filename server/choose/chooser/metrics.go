@@ -43,7 +43,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 		metric.WithExplicitBucketBoundaries(0.1, 0.33, 0.6, 0.8, 0.9, 1.1, 1.25, 1.6, 3, 10))
 	errs = append(errs, err)
 	m.decisions, err = meter.Int64Counter("kvpilot.chooser.decisions",
-		metric.WithDescription("Requests that were given a rank, by policy."), metric.WithUnit("{decision}"))
+		metric.WithDescription("Requests placed on a rank, by policy."), metric.WithUnit("{decision}"))
 	errs = append(errs, err)
 	errs = append(errs, m.ofVigil(meter))
 	m.affinity, err = newAffinity(meter, c.ring)
@@ -58,13 +58,13 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 	}{
 		{"kvpilot.chooser.held", "Requests that had to wait in the hold queue.", &m.held},
 		{"kvpilot.chooser.left", "Requests whose caller left while they waited in the hold queue.", &m.left},
-		{"kvpilot.chooser.yields", "Long prompts that gave way to a shorter request before their first token.", &m.yields},
-		{"kvpilot.chooser.unreachable", "Requests refused under the objective slo because no replica could keep their targets.", &m.unreachable},
-		{"kvpilot.chooser.refused", "Requests for which no replica could serve.", &m.refused},
-		{"kvpilot.chooser.races", "Choices made again because the rank was booked meanwhile.", &m.races},
+		{"kvpilot.chooser.yields", "Long prompts preempted by a shorter request before their first token.", &m.yields},
+		{"kvpilot.chooser.unreachable", "Requests rejected under the objective slo because no replica could meet their targets.", &m.unreachable},
+		{"kvpilot.chooser.refused", "Requests that no replica could serve.", &m.refused},
+		{"kvpilot.chooser.races", "Choices repeated because another request booked the rank first.", &m.races},
 		{"kvpilot.chooser.ring_rebuilds", "Consistent-hash rings built because the pool changed.", &m.rings},
 		{"kvpilot.chooser.shadow_agreed", "Decisions with which the shadow policy agreed.", &m.agreed},
-		{"kvpilot.chooser.shadow_differed", "Decisions that the shadow policy would have made otherwise.", &m.differed},
+		{"kvpilot.chooser.shadow_differed", "Decisions that the shadow policy would have made differently.", &m.differed},
 	}
 	var observed []metric.Observable
 	handles := make([]metric.Int64ObservableCounter, len(counters))
@@ -74,13 +74,13 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 		observed = append(observed, handles[i])
 	}
 	regret, err := meter.Float64ObservableGauge("kvpilot.chooser.shadow_regret",
-		metric.WithDescription("Predicted first-token time that the shadow policy's choices would have cost more, summed."), metric.WithUnit("s"))
+		metric.WithDescription("Sum of the additional predicted first-token time of the shadow policy's choices."), metric.WithUnit("s"))
 	errs = append(errs, err)
 	rate, err := meter.Float64ObservableGauge("kvpilot.chooser.prefill_rate",
 		metric.WithDescription("Learned prefill rate of a rank at no context."), metric.WithUnit("{token}/s"))
 	errs = append(errs, err)
 	spread, err := meter.Float64ObservableGauge("kvpilot.chooser.prefill_rate_uncertainty",
-		metric.WithDescription("Uncertainty of the prefill rate of a rank, as a share of it, by where the rate comes from."), metric.WithUnit("1"))
+		metric.WithDescription("Relative uncertainty of the prefill rate of a rank, by the source of the rate."), metric.WithUnit("1"))
 	errs = append(errs, err)
 	observed = append(observed, regret, rate, spread)
 	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
@@ -102,9 +102,9 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 func (m *metrics) ofVigil(meter metric.Meter) error {
 	var errs [2]error
 	m.stalls, errs[0] = meter.Int64Counter("kvpilot.chooser.stalls",
-		metric.WithDescription("Times that a rank with requests showed no sign of life and was avoided, by evidence."), metric.WithUnit("{stall}"))
+		metric.WithDescription("Times that a rank with requests in flight stalled and was avoided, by evidence."), metric.WithUnit("{stall}"))
 	m.forsaken, errs[1] = meter.Int64Counter("kvpilot.chooser.forsaken",
-		metric.WithDescription("Requests taken back from a rank without a sign of life, by whether their answer had begun."), metric.WithUnit("{request}"))
+		metric.WithDescription("Requests withdrawn from a stalled rank, by whether their answer had begun."), metric.WithUnit("{request}"))
 	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}

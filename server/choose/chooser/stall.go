@@ -113,13 +113,13 @@ func (c *Chooser) judge(r *rank, v *Vitals, now time.Time, passed time.Duration,
 // verdict tells operators.
 func (c *Chooser) verdict(r *rank, before, now Evidence) {
 	if now == EvidenceNone {
-		c.log.Info("a rank shows signs of life again", "replica", string(r.replica), "rank", r.index)
+		c.log.Info("a stalled rank has recovered", "replica", string(r.replica), "rank", r.index)
 		c.nudge()
 		return
 	}
 	c.metrics.stalled(now)
 	if before == EvidenceNone {
-		c.log.Warn("a rank with requests shows no sign of life and is avoided", "replica", string(r.replica), "rank", r.index,
+		c.log.Warn("a rank with requests has stalled and is avoided", "replica", string(r.replica), "rank", r.index,
 			"evidence", now.String(), "silent", r.vigil.silence, "requests", r.vigil.flying.Load())
 	}
 	c.nudge()

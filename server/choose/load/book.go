@@ -229,7 +229,7 @@ func (b *Book) claim(sh *shard, hash uint64, req *Request) (r *Reservation, fres
 	if r = sh.live[hash]; r != nil {
 		sh.mu.Unlock()
 		if r.id != req.ID || r.tenant != req.Tenant {
-			return nil, false, fmt.Errorf("%w: the id's hash is another one's, take a new id", ErrInvalid)
+			return nil, false, fmt.Errorf("%w: the id's hash collides with another id, use a new id", ErrInvalid)
 		}
 		r.mu.Lock()
 		return r, false, nil
@@ -303,7 +303,7 @@ func (b *Book) since(t time.Time) int64 { return int64(t.Sub(b.start)) }
 func (r *Request) check() error {
 	switch {
 	case r.ID == "" || len(r.ID) > maxIDBytes:
-		return fmt.Errorf("%w: id has %d bytes, 1 to %d are allowed", ErrInvalid, len(r.ID), maxIDBytes)
+		return fmt.Errorf("%[1]w: the id must have 1 to %[3]d bytes, not %[2]d", ErrInvalid, len(r.ID), maxIDBytes)
 	case r.PromptTokens < 0 || r.PrefillTokens < 0:
 		return fmt.Errorf("%w: token counts are negative", ErrInvalid)
 	}

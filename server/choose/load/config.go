@@ -34,16 +34,16 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var errs []error
 	if c.MaxReservations < 1 {
-		errs = append(errs, fmt.Errorf("max_reservations: %d is below 1", c.MaxReservations))
+		errs = append(errs, fmt.Errorf("max_reservations: must be at least 1, not %d", c.MaxReservations))
 	}
 	if c.Lease < time.Second {
-		errs = append(errs, fmt.Errorf("lease: %s is below 1s", c.Lease))
+		errs = append(errs, fmt.Errorf("lease: must be at least 1s, not %s", c.Lease))
 	}
 	if c.MaxLease < c.Lease {
-		errs = append(errs, fmt.Errorf("max_lease: %s is below lease, %s", c.MaxLease, c.Lease))
+		errs = append(errs, fmt.Errorf("max_lease: must be at least lease (%[2]s), not %[1]s", c.MaxLease, c.Lease))
 	}
 	if c.Remembered < 0 {
-		errs = append(errs, fmt.Errorf("remembered: %d is negative", c.Remembered))
+		errs = append(errs, fmt.Errorf("remembered: must not be negative: %d", c.Remembered))
 	}
 	return errors.Join(errs...)
 }

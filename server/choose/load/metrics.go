@@ -48,11 +48,11 @@ func newMetrics(params Params, b *Book) error {
 	ends, err2 := meter.Int64ObservableCounter("kvpilot.load.ended",
 		metric.WithUnit("{reservation}"), metric.WithDescription("Bookings that ended, by reason: released, expired (lease), lost (rank gone), moved."))
 	refused, err3 := meter.Int64ObservableCounter("kvpilot.load.refused",
-		metric.WithUnit("{reservation}"), metric.WithDescription("Bookings that were not made, by reason: conflict (booked since the look), full."))
+		metric.WithUnit("{reservation}"), metric.WithDescription("Failed bookings, by reason: conflict (the rank was booked after it was read), full."))
 	reports, err4 := meter.Int64ObservableCounter("kvpilot.load.reports",
 		metric.WithUnit("{report}"), metric.WithDescription("Lifecycle reports, by call and outcome."))
 	doubted, err5 := meter.Int64ObservableCounter("kvpilot.load.doubted",
-		metric.WithUnit("{reservation}"), metric.WithDescription("Bookings of external callers whose weight was taken off because the engine showed no such request."))
+		metric.WithUnit("{reservation}"), metric.WithDescription("Bookings of external callers whose load was removed because the engine reported no such request."))
 	for _, err := range []error{err1, err2, err3, err4, err5} {
 		if err != nil {
 			return fmt.Errorf("register load metrics: %w", err)
@@ -95,7 +95,7 @@ func newRankMetrics(meter metric.Meter, name func(replica.Slot) (replica.Rank, b
 	wait, err3 := meter.Float64ObservableGauge("kvpilot.load.prefill_time",
 		metric.WithUnit("s"), metric.WithDescription("Predicted time that a rank needs for the prompt tokens it has yet to compute."))
 	blocks, err4 := meter.Float64ObservableGauge("kvpilot.load.blocks",
-		metric.WithUnit("{block}"), metric.WithDescription("KV blocks that the requests in flight on a rank use, those they share counted once."))
+		metric.WithUnit("{block}"), metric.WithDescription("KV blocks that the requests in flight on a rank use; shared blocks count once."))
 	age, err5 := meter.Float64ObservableGauge("kvpilot.load.reservation.age",
 		metric.WithUnit("s"), metric.WithDescription("Age of a rank's oldest reservation; 0 when it has none."))
 	_, err6 := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {

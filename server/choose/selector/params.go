@@ -76,9 +76,9 @@ func Apply(base decision.Params, set map[string]float64) (decision.Params, error
 		case !known:
 			errs = append(errs, fmt.Errorf("unknown weight %q; known are %s", name, strings.Join(slices.Sorted(maps.Keys(places)), ", ")))
 		case value < 0 || math.IsNaN(value) || math.IsInf(value, 0):
-			errs = append(errs, fmt.Errorf("weight %s: %v is not a number from zero up", name, value))
+			errs = append(errs, fmt.Errorf("weight %s: must be a number of at least 0, not %v", name, value))
 		case (name == "cpu_credit" || name == "disk_credit" || name == "match_threshold") && value > 1:
-			errs = append(errs, fmt.Errorf("weight %s: %v is above 1", name, value))
+			errs = append(errs, fmt.Errorf("weight %s: must be at most 1, not %v", name, value))
 		default:
 			*place = value
 		}

@@ -30,13 +30,13 @@ func DefaultRingConfig() RingConfig {
 func (c RingConfig) Validate() error {
 	var errs []error
 	if c.VirtualNodes < 1 {
-		errs = append(errs, fmt.Errorf("virtual_nodes: %d is below 1", c.VirtualNodes))
+		errs = append(errs, fmt.Errorf("virtual_nodes: must be at least 1, not %d", c.VirtualNodes))
 	}
 	if c.Fallbacks < 0 {
-		errs = append(errs, fmt.Errorf("fallbacks: %d is negative", c.Fallbacks))
+		errs = append(errs, fmt.Errorf("fallbacks: must not be negative: %d", c.Fallbacks))
 	}
 	if c.AffinityWindow < 1 {
-		errs = append(errs, fmt.Errorf("affinity_window: %d is below 1", c.AffinityWindow))
+		errs = append(errs, fmt.Errorf("affinity_window: must be at least 1, not %d", c.AffinityWindow))
 	}
 	return errors.Join(errs...)
 }

@@ -32,13 +32,13 @@ func DefaultTreeConfig() TreeConfig {
 func (c TreeConfig) Validate() error {
 	var errs []error
 	if c.EvictAbove < 1 {
-		errs = append(errs, fmt.Errorf("evict_above: %d is below 1", c.EvictAbove))
+		errs = append(errs, fmt.Errorf("evict_above: must be at least 1, not %d", c.EvictAbove))
 	}
 	if c.EvictTo < 0 || c.EvictTo > c.EvictAbove {
 		errs = append(errs, fmt.Errorf("evict_to: %d is not between 0 and evict_above, %d", c.EvictTo, c.EvictAbove))
 	}
 	if c.EvictEvery <= 0 {
-		errs = append(errs, fmt.Errorf("evict_every: %s is not positive", c.EvictEvery))
+		errs = append(errs, fmt.Errorf("evict_every: must be positive, not %s", c.EvictEvery))
 	}
 	return errors.Join(errs...)
 }

@@ -137,7 +137,7 @@ func CheckTenant(name string) error {
 	case len(name) > maxTenant:
 		return fmt.Errorf("the tenant has %d bytes, at most %d are allowed", len(name), maxTenant)
 	case !utf8.ValidString(name) || strings.TrimSpace(name) != name || strings.ContainsFunc(name, unicode.IsControl):
-		return fmt.Errorf("the tenant %q must be printable text without spaces at its ends", name)
+		return fmt.Errorf("the tenant %q must be printable text without leading or trailing spaces", name)
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ const (
 	EndExpired
 	// EndRemoved: the replica left the fleet.
 	EndRemoved
-	// EndYielded: it gave way to a shorter request before its first token and goes on later, as the
+	// EndYielded: it preempted by a shorter request before its first token and goes on later, as the
 	// next attempt.
 	EndYielded
 	// EndResumed: its stream broke off after the first byte and goes on on another replica, as the next

@@ -226,9 +226,9 @@ func (cs *Callers) readKeysFile() {
 	if err == nil {
 		s.tokens = cs.set.Load().tokens
 		cs.set.Store(s)
-		cs.log.Info("API keys were read again", "file", cs.config.KeysFile, "keys", len(more))
+		cs.log.Info("API keys were reloaded", "file", cs.config.KeysFile, "keys", len(more))
 	} else {
-		cs.log.Error("API keys cannot be read; those before stay in force", "error", err)
+		cs.log.Error("API keys cannot be read; the previous ones stay in force", "error", err)
 	}
 	cs.metrics.read(KeysFile, err)
 	cs.onRead(KeysFile, err)
@@ -245,7 +245,7 @@ func (cs *Callers) readKeySet(ctx context.Context) {
 	before := t.keys.current.Load()
 	err := t.keys.read(ctx, cs.now())
 	if err != nil {
-		cs.log.Error("the key set of tokens cannot be read; the one before stays in force", "from", t.keys.from.String(), "error", err)
+		cs.log.Error("the key set of tokens cannot be read; the previous one stays in force", "from", t.keys.from.String(), "error", err)
 	}
 	cs.metrics.read(JWKS, err)
 	if err != nil || t.keys.current.Load() != before {

@@ -84,11 +84,11 @@ func (s *set) byCertificate(state *tls.ConnectionState, now time.Time) (*caller.
 			continue
 		}
 		if err := caller.CheckTenant(tenant); err != nil {
-			return nil, apierror.New(apierror.Unauthenticated, "the client certificate names no usable tenant", err)
+			return nil, apierror.New(apierror.Unauthenticated, "the client certificate has no valid tenant", err)
 		}
 		return &caller.Caller{Tenant: tenant, Name: san, Roles: r.roles, By: caller.ByCertificate}, nil
 	}
-	return nil, apierror.New(apierror.Unauthenticated, "no tenant is known for the client certificate", nil)
+	return nil, apierror.New(apierror.Unauthenticated, "the client certificate matches no tenant", nil)
 }
 
 func (r rule) tenantOf(leaf *x509.Certificate) (tenant, san string) {

@@ -104,7 +104,7 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("keys[%d]: %w", i, err))
 		}
 		if slices.ContainsFunc(c.Keys[:i], func(other Key) bool { return other.Key == k.Key }) {
-			errs = append(errs, fmt.Errorf("keys[%d]: the key of %q is another one's too", i, k.Name))
+			errs = append(errs, fmt.Errorf("keys[%d]: the key of %q is used more than once", i, k.Name))
 		}
 	}
 	for i, rule := range c.Certificates {
@@ -279,7 +279,7 @@ func parseExpiry(text string) (time.Time, error) {
 	}
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return at, fmt.Errorf("%q must be a day such as 2027-01-31 or a moment such as 2027-01-31T12:00:00Z", text)
+		return at, fmt.Errorf("%q must be a date such as 2027-01-31 or a time such as 2027-01-31T12:00:00Z", text)
 	}
 	return at, nil
 }

@@ -86,7 +86,7 @@ func parseLine(line string) (Key, error) {
 		case "expires":
 			k.Expires = value
 		default:
-			return Key{}, fmt.Errorf("after the key of %q comes something that is none of roles=, name= and expires=", tenant)
+			return Key{}, fmt.Errorf("the key of %q may be followed only by roles=, name= and expires=", tenant)
 		}
 		if value == "" {
 			return Key{}, fmt.Errorf("%s= of %q is empty", option, tenant)
@@ -123,7 +123,7 @@ func FormatLine(tenant, key, roles, name, expires string) (string, error) {
 		return "", fmt.Errorf("these values cannot be written to a keys file: %w", err)
 	}
 	if len(list) != 1 || list[0].Name != tenant || list[0].Key.Reveal() != key || list[0].Caller != name {
-		return "", fmt.Errorf("the tenant and the name must have neither spaces nor colons")
+		return "", fmt.Errorf("the tenant and the name must not contain spaces or colons")
 	}
 	return line, nil
 }

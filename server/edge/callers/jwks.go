@@ -80,7 +80,7 @@ func newKeySet(j JWT, wake chan<- struct{}) (*keySet, error) {
 			MaxResponseHeaderBytes: 64 << 10,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error {
-			return errors.New("the answer leads elsewhere: name the final URL in jwt.jwks_url")
+			return errors.New("the server redirects: set jwt.jwks_url to the final URL")
 		},
 	}
 	return k, nil
@@ -166,7 +166,7 @@ func (k *keySet) text(ctx context.Context) ([]byte, error) {
 	}
 	defer func() { _ = resp.Body.Close() }() // only read
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the answer is %d", resp.StatusCode)
+		return nil, fmt.Errorf("the status is %d", resp.StatusCode)
 	}
 	return bounded(resp.Body)
 }

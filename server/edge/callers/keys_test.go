@@ -84,14 +84,14 @@ func TestKeysOfAFile(t *testing.T) {
 	}
 	for words, by := range map[string]callers.Credentials{
 		"is needed":     {},
-		"is not known":  bearer("plain-key-2"),
-		"usable tenant": {Key: "gateway-key", Tenant: "a\nb"},
+		"is unknown":  bearer("plain-key-2"),
+		"valid tenant": {Key: "gateway-key", Tenant: "a\nb"},
 	} {
 		who, err := cs.Identify(by)
 		refused(t, who, err, words)
 	}
 	who, err := cs.Identify(bearer(hashed)) // the file's text opens nothing
-	refused(t, who, err, "is not known")
+	refused(t, who, err, "is unknown")
 	now = now.Add(time.Minute)
 	who, err = cs.Identify(bearer(fresh))
 	refused(t, who, err, "expired")

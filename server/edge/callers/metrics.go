@@ -16,7 +16,7 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	}
 	meter := provider.Meter("github.com/kvpilot/kvpilot/server/edge/callers")
 	reads, err := meter.Int64Counter("kvpilot.callers.reads", metric.WithUnit("{read}"),
-		metric.WithDescription("Times that a changed keys file or the key set of tokens was read, by source and outcome. After a failure the one before stays in force."))
+		metric.WithDescription("Reads of a changed keys file or of the key set of tokens, by source and outcome. After a failure the previous one stays in force."))
 	if err != nil {
 		return nil, err
 	}

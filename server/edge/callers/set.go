@@ -98,7 +98,7 @@ func (s *set) identify(c *Credentials, now time.Time) (*caller.Caller, error) {
 	case e == nil && s.tokens != nil && strings.Count(key, ".") == 2:
 		return s.tokens.identify(d, key, now)
 	case e == nil:
-		return nil, apierror.New(apierror.Unauthenticated, "the API key is not known", nil)
+		return nil, apierror.New(apierror.Unauthenticated, "the API key is unknown", nil)
 	case !e.expires.IsZero() && !now.Before(e.expires):
 		return nil, apierror.New(apierror.Unauthenticated, "the API key has expired", nil)
 	}
@@ -119,7 +119,7 @@ func (s *set) missing() error {
 // actFor is a gateway's request for one of its tenants.
 func actFor(who *caller.Caller, tenant string) (*caller.Caller, error) {
 	if err := caller.CheckTenant(tenant); err != nil {
-		return nil, apierror.New(apierror.Unauthenticated, "the gateway names no usable tenant", err)
+		return nil, apierror.New(apierror.Unauthenticated, "the gateway's request has no valid tenant", err)
 	}
 	return who.For(tenant), nil
 }

@@ -94,12 +94,12 @@ func (t *tokens) verify(raw string, present *keys, now time.Time) (*verifiedToke
 	}
 	parsed, err := jwt.ParseSigned(raw, t.algorithms)
 	if err != nil || len(parsed.Headers) != 1 {
-		return nil, refuseToken("the token is not signed as it must be", err)
+		return nil, refuseToken("the token must have one signature of an accepted algorithm", err)
 	}
 	header := parsed.Headers[0]
 	candidates := present.candidates(header.KeyID, header.Algorithm)
 	if len(candidates) == 0 {
-		public := refuseToken("the token's key is not known", nil)
+		public := refuseToken("the token's key is unknown", nil)
 		if done := t.keys.want(now); done != nil {
 			return nil, &pendingError{public, done}
 		}
@@ -122,7 +122,7 @@ func (t *tokens) verify(raw string, present *keys, now time.Time) (*verifiedToke
 // accept checks the claims of a token whose signature is right.
 func (t *tokens) accept(claims *jwt.Claims, all map[string]any, present *keys, now time.Time) (*verifiedToken, error) {
 	if claims.Expiry == nil {
-		return nil, refuseToken("the token has no end (exp)", nil)
+		return nil, refuseToken("the token has no expiry (exp)", nil)
 	}
 	err := claims.ValidateWithLeeway(jwt.Expected{Issuer: t.config.Issuer, AnyAudience: t.config.Audiences, Time: now}, t.config.Leeway)
 	switch {
@@ -135,7 +135,7 @@ func (t *tokens) accept(claims *jwt.Claims, all map[string]any, present *keys, n
 	}
 	tenant, _ := claim(all, t.config.TenantClaim).(string)
 	if err := caller.CheckTenant(tenant); err != nil {
-		return nil, refuseToken("the token's claim "+t.config.TenantClaim+" names no tenant", err)
+		return nil, refuseToken("the token's claim "+t.config.TenantClaim+" has no valid tenant", err)
 	}
 	name, _ := claim(all, t.config.NameClaim).(string)
 	v := &verifiedToken{

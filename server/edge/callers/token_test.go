@@ -182,29 +182,29 @@ func TestTokensThatAreRefused(t *testing.T) {
 	embedded, _ := json.Marshal(jose.JSONWebKey{Key: other.rsa.Public(), KeyID: "r1"})
 	ec := func(change claims) string { return sign(t, jose.ES256, i.ec, "e1", good(now, change)) }
 	for name, tc := range map[string]struct{ token, words string }{
-		"alg none":                    {forged(`{"alg":"none"}`, good(now, nil), func(string) []byte { return nil }), "signed as it must"},
-		"alg None":                    {forged(`{"alg":"None","kid":"r1"}`, good(now, nil), func(string) []byte { return nil }), "signed as it must"},
-		"HS with the public key":      {forged(`{"alg":"HS256","kid":"r1"}`, good(now, nil), hs(public)), "signed as it must"},
+		"alg none":                    {forged(`{"alg":"none"}`, good(now, nil), func(string) []byte { return nil }), "signature of an accepted algorithm"},
+		"alg None":                    {forged(`{"alg":"None","kid":"r1"}`, good(now, nil), func(string) []byte { return nil }), "signature of an accepted algorithm"},
+		"HS with the public key":      {forged(`{"alg":"HS256","kid":"r1"}`, good(now, nil), hs(public)), "signature of an accepted algorithm"},
 		"RS with another's key":       {sign(t, jose.RS256, other.rsa, "r1", good(now, nil)), "signature is wrong"},
 		"RS with an embedded key":     {forged(`{"alg":"RS256","kid":"r1","jwk":`+string(embedded)+`}`, good(now, nil), rs(other.rsa)), "signature is wrong"},
 		"a critical header":           {forged(`{"alg":"RS256","kid":"r1","crit":["x"],"x":1}`, good(now, nil), rs(i.rsa)), "signature is wrong"},
-		"an algorithm not allowed":    {sign(t, jose.RS512, i.rsa, "r1", good(now, nil)), "signed as it must"},
-		"an RSA algorithm, an EC key": {forged(`{"alg":"RS256","kid":"e1"}`, good(now, nil), rs(i.rsa)), "key is not known"},
-		"an unknown key":              {sign(t, jose.ES256, i.ec, "e2", good(now, nil)), "key is not known"},
+		"an algorithm not allowed":    {sign(t, jose.RS512, i.rsa, "r1", good(now, nil)), "signature of an accepted algorithm"},
+		"an RSA algorithm, an EC key": {forged(`{"alg":"RS256","kid":"e1"}`, good(now, nil), rs(i.rsa)), "key is unknown"},
+		"an unknown key":              {sign(t, jose.ES256, i.ec, "e2", good(now, nil)), "key is unknown"},
 		"a changed payload":           {strings.Replace(honest, ".", ".e30", 1), "signature is wrong"},
 		"no signature":                {honest[:strings.LastIndexByte(honest, '.')+1], ""},
 		"expired":                     {ec(claims{"exp": now.Add(-time.Minute).Unix()}), "has expired"},
-		"no end":                      {ec(claims{"exp": nil}), "no end"},
+		"no end":                      {ec(claims{"exp": nil}), "no expiry"},
 		"not yet":                     {ec(claims{"nbf": now.Add(time.Minute).Unix()}), "not valid yet"},
 		"issued tomorrow":             {ec(claims{"iat": now.Add(24 * time.Hour).Unix()}), "not valid yet"},
 		"another issuer":              {ec(claims{"iss": "https://issuer.test/"}), "not for this router"},
 		"no issuer":                   {ec(claims{"iss": nil}), "not for this router"},
 		"another audience":            {ec(claims{"aud": "grafana"}), "not for this router"},
 		"no audience":                 {ec(claims{"aud": nil}), "not for this router"},
-		"no tenant":                   {ec(claims{"tenant": nil}), "names no tenant"},
-		"an empty tenant":             {ec(claims{"tenant": ""}), "names no tenant"},
-		"a tenant that is a list":     {ec(claims{"tenant": []string{"team"}}), "names no tenant"},
-		"a tenant with a line end":    {ec(claims{"tenant": "a\nb"}), "names no tenant"},
+		"no tenant":                   {ec(claims{"tenant": nil}), "has no valid tenant"},
+		"an empty tenant":             {ec(claims{"tenant": ""}), "has no valid tenant"},
+		"a tenant that is a list":     {ec(claims{"tenant": []string{"team"}}), "has no valid tenant"},
+		"a tenant with a line end":    {ec(claims{"tenant": "a\nb"}), "has no valid tenant"},
 		"too long":                    {ec(claims{"x": strings.Repeat("y", 20<<10)}), "too long"},
 	} {
 		who, err := cs.Identify(bearer(tc.token))
@@ -316,7 +316,7 @@ func TestKeysAreRotated(t *testing.T) {
 		t.Errorf("a token by a new key: %+v, %v", who, err)
 	}
 	who, err := cs.Identify(old) // its key is gone, and so is the memory of it
-	refused(t, who, err, "not known")
+	refused(t, who, err, "unknown")
 	broken := []byte(nil)
 	e.text.Store(&broken)
 	offset.Add(int64(2 * time.Hour))

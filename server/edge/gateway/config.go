@@ -39,10 +39,10 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var errs []error
 	if c.MaxBodyBytes < 1 {
-		errs = append(errs, fmt.Errorf("max_body_bytes: %d is not positive", c.MaxBodyBytes))
+		errs = append(errs, fmt.Errorf("max_body_bytes: must be positive, not %d", c.MaxBodyBytes))
 	}
 	if c.MaxBodiesBytes < c.MaxBodyBytes {
-		errs = append(errs, fmt.Errorf("max_bodies_bytes: %d is less than one body may have (max_body_bytes)", c.MaxBodiesBytes))
+		errs = append(errs, fmt.Errorf("max_bodies_bytes: must be at least max_body_bytes, not %d", c.MaxBodiesBytes))
 	}
 	if c.BodyTimeout <= 0 {
 		errs = append(errs, errors.New("body_timeout: must be positive"))
@@ -55,7 +55,7 @@ func (c Config) Validate() error {
 			continue
 		}
 		if u, err := url.Parse(origin); err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
-			errs = append(errs, fmt.Errorf("allow_origins[%d]: %q is no origin such as https://chat.example.com", i, origin))
+			errs = append(errs, fmt.Errorf("allow_origins[%d]: must be an origin such as https://chat.example.com, not %q", i, origin))
 		}
 	}
 	return errors.Join(errs...)

@@ -66,7 +66,7 @@ func (g *Gateway) onRoutingError(ctx context.Context, _ *runtime.ServeMux, _ run
 // passOn hands a path that has no route to InferenceService.Forward.
 func (g *Gateway) passOn(ctx context.Context, rq *request) {
 	if ambiguous(rq.exchange.Path) {
-		rq.fail(apierror.New(apierror.InvalidBody, "the path has an escape that can be read in two ways", nil))
+		rq.fail(apierror.New(apierror.InvalidBody, "the path has an ambiguous escape", nil))
 		return
 	}
 	rq.exchange.Answer = rq

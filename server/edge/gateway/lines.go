@@ -62,7 +62,7 @@ func (d *lineDecoder) mistake(err error) *apierror.Error {
 }
 
 // errEndlessLine ends a stream whose next message cannot be found.
-var errEndlessLine = errors.New("a line that is no JSON has no end")
+var errEndlessLine = errors.New("a line that is not JSON does not end")
 
 // skip goes to the line behind the one that is no JSON.
 func (d *lineDecoder) skip() error {

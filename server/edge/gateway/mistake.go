@@ -71,7 +71,7 @@ func misnamed(data []byte, m protoreflect.Message) error {
 		}
 		for _, name := range slices.Sorted(maps.Keys(members(data))) {
 			if fieldNamed(m.Descriptor(), name) == nil {
-				return &mistake{clip(name), "is unknown, and none of " + names(one.Fields()) + " is there"}
+				return &mistake{clip(name), "is unknown, and one of " + names(one.Fields()) + " is required"}
 			}
 		}
 	}
@@ -126,7 +126,7 @@ func findMistake(at string, data []byte, md protoreflect.MessageDescriptor) *mis
 			}
 		}
 		if len(set) > 1 {
-			return &mistake{join(at, set[1]), fmt.Sprintf("cannot be there beside %q: at most one of %s may be", set[0], names(fields))}
+			return &mistake{join(at, set[1]), fmt.Sprintf("cannot be combined with %q: at most one of %s may be set", set[0], names(fields))}
 		}
 	}
 	for i := range md.Fields().Len() {
@@ -155,7 +155,7 @@ func readable(fd protoreflect.FieldDescriptor, value []byte) bool {
 func mistakeIn(at string, value []byte, fd protoreflect.FieldDescriptor) *mistake {
 	switch {
 	case fd.IsMap():
-		return &mistake{at, "must be an object whose values are each " + expected(fd.MapValue())}
+		return &mistake{at, "must be an object, each value " + expected(fd.MapValue())}
 	case !fd.IsList():
 		return mistakeInOne(at, value, fd)
 	case kindOf(value) != "an array":
@@ -201,13 +201,13 @@ func expected(fd protoreflect.FieldDescriptor) string {
 		}
 		return "one of " + strings.Join(list, ", ")
 	case protoreflect.Int32Kind, protoreflect.Sint32Kind, protoreflect.Sfixed32Kind:
-		return "an integer of 32 bits"
+		return "an integer from -2147483648 to 2147483647"
 	case protoreflect.Int64Kind, protoreflect.Sint64Kind, protoreflect.Sfixed64Kind:
 		return "an integer"
 	case protoreflect.Uint32Kind, protoreflect.Fixed32Kind:
 		return "an integer from 0 to 4294967295"
 	case protoreflect.Uint64Kind, protoreflect.Fixed64Kind:
-		return "an integer that is not negative"
+		return "an integer of at least 0"
 	case protoreflect.FloatKind, protoreflect.DoubleKind:
 		return "a number"
 	case protoreflect.StringKind:

@@ -21,10 +21,10 @@ func TestAWrongFieldIsNamedWithWhatIsExpected(t *testing.T) {
 		"in camel case":            {"tokenize", `{"text":"x","addSpecialTokens":1}`, "add_special_tokens", `must be true or false, not 1`},
 		"a body that is no base64": {"tokenize", `{"body":{"json":{"prompt":"x"}}}`, "body.json", `must be a string in base64`},
 		"a wrong name of a value":  {"tokenize", `{"body":{"json":"e30=","api":[]}}`, "body.api", `must be one of API_KIND_UNSPECIFIED, API_KIND_CHAT_COMPLETIONS`},
-		"one too many":             {"tokenize", `{"text":"x","texts":{"texts":["x"]}}`, "texts", `cannot be there beside "text": at most one of "text", "body", "texts" may be`},
+		"one too many":             {"tokenize", `{"text":"x","texts":{"texts":["x"]}}`, "texts", `cannot be combined with "text": at most one of "text", "body", "texts" may be set`},
 		"an item of a message":     {"detokenize", `{"sequences":[{"ids":[1]},[2]]}`, "sequences[1]", `must be an object with "ids", not an array`},
-		"an unknown prompt":        {"tokenize", `{"prompt":"hi"}`, "prompt", `is unknown, and none of "text", "body", "texts" is there`},
-		"a chat as it is":          {"choose", `{"model":"m","messages":[]}`, "messages", `is unknown, and none of "`},
+		"an unknown prompt":        {"tokenize", `{"prompt":"hi"}`, "prompt", `is unknown, and one of "text", "body", "texts" is required`},
+		"a chat as it is":          {"choose", `{"model":"m","messages":[]}`, "messages", `is unknown, and one of "`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			resp, got := call(t, "POST", url+"/kvpilot/v1/"+c.path, c.body)

@@ -145,7 +145,7 @@ func (u upgrade) Switch(header http.Header) (io.ReadWriteCloser, error) {
 	_ = header.Write(&head) // a Builder takes everything
 	head.WriteString("\r\n")
 	if _, err := io.WriteString(one, head.String()); err != nil {
-		one.Close() //nolint:errcheck // the client is gone
+		one.Close() //nolint:errcheck // the client disconnected
 		return nil, err
 	}
 	return one, nil

@@ -42,7 +42,7 @@ func (g *Gateway) fromElsewhere(r *http.Request, found *route) error {
 // RefuseHost answers requests for a host that is not the router's.
 func (g *Gateway) RefuseHost() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		e := apierror.New(apierror.PermissionDenied, "this router is not reached by the name in the header Host: ask for localhost, or list the name in listen.hosts", nil)
+		e := apierror.New(apierror.PermissionDenied, "the name in the header Host is not one of this router's: use localhost, or add the name to listen.hosts", nil)
 		contentType, text := e.Body(dialectOf(r.URL.Path))
 		setErrorHeaders(w.Header(), e)
 		w.Header().Set("Content-Type", contentType)

@@ -118,7 +118,7 @@ func (a *API) permit(who *caller.Caller, method string, m *methodInfo, from orig
 	if needs == 0 {
 		needs = caller.Admin
 	}
-	err := apierror.New(apierror.PermissionDenied, "the caller may not do this: it needs the role "+strings.ReplaceAll(needs.String(), ",", " or "), nil)
+	err := apierror.New(apierror.PermissionDenied, "the caller needs the role "+strings.ReplaceAll(needs.String(), ",", " or "), nil)
 	a.Audit.Write(audit.Event{
 		Kind: audit.Refused, Outcome: apierror.Name(err.Reason), Address: from.address, RequestID: from.requestID, Method: method,
 	}.From(who))

@@ -185,7 +185,7 @@ func readMethods() (map[string]*methodInfo, error) {
 				rpc := service.Methods().Get(j)
 				name := "/" + string(service.FullName()) + "/" + string(rpc.Name())
 				if roles[name] == 0 {
-					return nil, fmt.Errorf("%s has no role in methodRoles: nobody could call it", name)
+					return nil, fmt.Errorf("%s has no role in methodRoles and could not be called", name)
 				}
 				list[name] = &methodInfo{
 					roles: roles[name], input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody", prompt: carriesPrompt(rpc.Input()),

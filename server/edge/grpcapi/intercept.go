@@ -139,7 +139,7 @@ func (a *API) check(m *methodInfo, req any) error {
 func (a *API) end(ctx context.Context, name string, m *methodInfo, began time.Time, panicked any, err error) error {
 	if panicked != nil {
 		a.metrics.panics.Add(ctx, 1)
-		a.Log.Error("a call ended in a bug", "method", name, "panic", panicked, "stack", string(debug.Stack()))
+		a.Log.Error("a call panicked", "method", name, "panic", panicked, "stack", string(debug.Stack()))
 		return apierror.New(apierror.Internal, "internal error", errPanic)
 	}
 	if err == nil {

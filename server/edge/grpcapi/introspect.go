@@ -37,7 +37,7 @@ func (s *routing) ExplainDecision(ctx context.Context, in *kvpilotv1.ExplainDeci
 		return !who.Sees(e.Decision.Tenant)
 	})
 	if len(found) == 0 {
-		return nil, apierror.New(apierror.DecisionNotFound, "the decision is not in the log: it was made elsewhere, or long ago", nil)
+		return nil, apierror.New(apierror.DecisionNotFound, "the decision is not in the log: another router made it, or it is too old", nil)
 	}
 	if foreign {
 		s.api.recordRead(ctx, kvpilotv1.RoutingService_ExplainDecision_FullMethodName, named)
@@ -196,14 +196,14 @@ type about struct {
 func policies(p decision.Policy) about {
 	switch p {
 	case decision.PredictedTTFT:
-		return about{"The rank with the lowest predicted time to the first token, with what the choice costs everybody else weighted up as the fleet fills.",
+		return about{"The rank with the lowest predicted time to the first token, plus the delay that the choice adds to other requests, which weighs more as the fleet fills.",
 			[]string{"temperature", "cpu_credit", "disk_credit", "session_bonus"}}
 	case decision.OverlapLoad:
 		return about{"Cached blocks against booked load, as a sum.", []string{"temperature", "cpu_credit", "disk_credit", "overlap_credit", "credit_decay", "prefill_scale", "request_weight"}}
 	case decision.WeightedScorers:
 		return about{"A weighted sum of scores for cached prefix, queue and KV use.", []string{"temperature", "cpu_credit", "disk_credit", "prefix_weight", "queue_weight", "kv_weight"}}
 	case decision.PrefixAffinity:
-		return about{"The rank that was sent the longest beginning of the text, unless load is too uneven.", []string{"match_threshold", "imbalance_threshold"}}
+		return about{"The rank that received the longest prefix of the text, unless load is too uneven.", []string{"match_threshold", "imbalance_threshold"}}
 	case decision.ConsistentHash:
 		return about{"The rank that owns the session on a hash ring.", nil}
 	case decision.LeastTokens:

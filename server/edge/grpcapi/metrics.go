@@ -28,11 +28,11 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	var m metrics
 	var errs [4]error
 	m.panics, errs[0] = meter.Int64Counter("kvpilot.grpcapi.panics", metric.WithUnit("{call}"),
-		metric.WithDescription("Calls that ended in a bug of the router."))
+		metric.WithDescription("Calls that panicked."))
 	m.refused, errs[1] = meter.Int64Counter("kvpilot.grpcapi.refused", metric.WithUnit("{call}"),
-		metric.WithDescription("Calls refused before their handler ran, by reason."))
+		metric.WithDescription("Calls rejected before their handler ran, by reason."))
 	m.elsewhere, errs[2] = meter.Int64Counter("kvpilot.grpcapi.served_elsewhere", metric.WithUnit("{request}"),
-		metric.WithDescription("Requests that another replica served than the one that was chosen for the external caller."))
+		metric.WithDescription("Requests served by another replica than the one chosen for the external caller."))
 	m.released, errs[3] = meter.Int64Counter("kvpilot.grpcapi.released_by_stream_end", metric.WithUnit("{reservation}"),
 		metric.WithDescription("Reservations that ended because the tracking stream they were bound to ended."))
 	if err := errors.Join(errs[:]...); err != nil {

@@ -41,7 +41,7 @@ const weightTemperature = "temperature"
 
 // errOverrides refuses what the operator does not allow: to ignore it would answer another question.
 func errOverrides() error {
-	return apierror.New(apierror.PermissionDenied, "this router does not let callers take part in the choice", nil)
+	return apierror.New(apierror.PermissionDenied, "this router does not accept routing options from callers (api.overrides)", nil)
 }
 
 // options reads what the headers ask of the choice.
@@ -69,7 +69,7 @@ func (a *API) options(h http.Header) (chooser.Options, error) {
 	if name, rank, ok := strings.Cut(pin, "@"); ok {
 		n, err := strconv.ParseUint(rank, 10, 16)
 		if err != nil {
-			return o, invalid(headerPin, "the rank after @ is no number")
+			return o, invalid(headerPin, "the rank after @ must be a number")
 		}
 		o.Pinned, o.PinnedRank = replica.ID(name), int(n)
 	}
@@ -77,7 +77,7 @@ func (a *API) options(h http.Header) (chooser.Options, error) {
 		name, text, _ := strings.Cut(pair, "=")
 		n, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
-			return o, invalid(headerWeights, "each weight is name=number")
+			return o, invalid(headerWeights, "each weight must have the form name=number")
 		}
 		if o.Weights == nil {
 			o.Weights = map[string]float64{}
@@ -122,7 +122,7 @@ func (a *API) overrides(c *kvpilotv1.Candidates, p *kvpilotv1.PolicyOverride) (c
 // checkPolicy names an unknown policy or number before anything is done.
 func checkPolicy(o chooser.Options) error {
 	if o.Policy != "" && !o.Policy.Known() {
-		return invalid("policy", "unknown policy; ListPolicies has those that there are")
+		return invalid("policy", "unknown policy; ListPolicies lists the known ones")
 	}
 	if _, err := selector.Apply(decision.Params{}, o.Weights); err != nil {
 		return apierror.New(apierror.InvalidBody, err.Error(), err, apierror.WithParam("policy.params"))

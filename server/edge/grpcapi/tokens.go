@@ -19,7 +19,7 @@ const retryTokenize = time.Second
 func (s *routing) Tokenize(ctx context.Context, in *kvpilotv1.TokenizeRequest) (*kvpilotv1.TokenizeResponse, error) {
 	if b := in.GetBody(); b != nil {
 		if in.AddSpecialTokens != nil {
-			return nil, invalid("add_special_tokens", "a body says for itself whether special tokens are added")
+			return nil, invalid("add_special_tokens", "must not be set with a body, whose own add_special_tokens counts")
 		}
 		return s.tokenizeBody(ctx, in.GetModel(), b)
 	}
@@ -101,7 +101,7 @@ func (a *API) pool(model string) (*registry.Pool, error) {
 	if model == "" {
 		pool, ok := snapshot.Unnamed()
 		if !ok {
-			return nil, invalid("model", "the model is missing and there is not just one to choose")
+			return nil, invalid("model", "the model is missing, and the router does not serve exactly one")
 		}
 		return pool, nil
 	}

@@ -37,5 +37,5 @@ func (b *Budget) force(n int64) bool { return b.held.Add(n) <= b.limit }
 func (b *Budget) full() bool { return b.held.Load() >= b.limit }
 
 func errFull() *apierror.Error {
-	return apierror.New(apierror.Overloaded, "the router holds as many request bodies as it may (gateway.max_bodies_bytes)", nil, apierror.WithRetryAfter(time.Second))
+	return apierror.New(apierror.Overloaded, "the memory for request bodies is used up (gateway.max_bodies_bytes)", nil, apierror.WithRetryAfter(time.Second))
 }

@@ -126,4 +126,4 @@ func (c *Call) end() {
 	}
 }
 
-var errStalled = errors.New("the caller reads nothing")
+var errStalled = errors.New("the caller does not read its responses")

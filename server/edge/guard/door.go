@@ -208,8 +208,8 @@ func (d *Door) round(now int64) {
 	}
 	for _, c := range stalled {
 		d.metrics.count(stalledReader)
-		d.Log.Info("a gRPC caller that reads nothing was given up", "tenant", c.tenant())
-		c.refuse(apierror.New(apierror.Cancelled, "the caller reads nothing (gateway.stall_timeout)", errStalled))
+		d.Log.Info("a gRPC call ended because its caller does not read its responses", "tenant", c.tenant())
+		c.refuse(apierror.New(apierror.Cancelled, "the caller does not read its responses (gateway.stall_timeout)", errStalled))
 	}
 }
 

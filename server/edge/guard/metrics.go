@@ -45,9 +45,9 @@ func newMetrics(provider metric.MeterProvider, b *Budget) (*metrics, error) {
 	var m metrics
 	var errs [2]error
 	m.ended, errs[0] = meter.Int64Counter("kvpilot.guard.ended_calls", metric.WithUnit("{call}"),
-		metric.WithDescription("gRPC calls that were refused or ended to keep memory and streams within their bounds, by reason."))
+		metric.WithDescription("gRPC calls that were rejected or ended to keep memory and streams within their bounds, by reason."))
 	_, errs[1] = meter.Int64ObservableGauge("kvpilot.guard.body_bytes", metric.WithUnit("By"),
-		metric.WithDescription("Bytes of request bodies in memory, of the REST and the gRPC door together."),
+		metric.WithDescription("Bytes of request bodies in memory, REST and gRPC together."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(b.Held())
 			return nil

@@ -43,7 +43,7 @@ func noted(v any) error {
 	}
 	switch {
 	case bytes.Equal(unknown, note(noteTooLarge)):
-		return apierror.New(apierror.BodyTooLarge, fmt.Sprintf("a message may have %d bytes beside its prompt", maxRest), nil)
+		return apierror.New(apierror.BodyTooLarge, fmt.Sprintf("a message may have at most %d bytes besides its prompt", maxRest), nil)
 	case bytes.Equal(unknown, note(noteNoRoom)):
 		return errFull()
 	case bytes.Equal(unknown, note(noteCompressed)):

@@ -95,7 +95,7 @@ func TestDirectStreamErrors(t *testing.T) {
 			func(grpc.ServerStreamingServer[httpbody.HttpBody]) error { return refused }, &taken{},
 			func(err error) bool { return apierror.From(err) == refused },
 		},
-		"the client is gone": {
+		"the client disconnected": {
 			func(ss grpc.ServerStreamingServer[httpbody.HttpBody]) error { return ss.Send(&httpbody.HttpBody{}) }, &taken{fail: gone},
 			func(err error) bool { return status.Code(err) == codes.Unknown },
 		},

@@ -79,7 +79,7 @@ type Body interface {
 // Upgrade is a client that waits for its connection to become a WebSocket.
 type Upgrade interface {
 	// Switch tells the client so, with these headers beside those of the switch itself, and gives the connection, which is
-	// to be closed. It is called once at most. An error means that the client is gone, or is not to have it.
+	// to be closed. It is called once at most. An error means that the client disconnected, or is not to have it.
 	Switch(header http.Header) (io.ReadWriteCloser, error)
 }
 
@@ -89,7 +89,7 @@ type Answer interface {
 	// the Answer from then on.
 	Begin(status int, header http.Header) error
 	// Message delivers one message of the stream. It does not keep msg: the handler may use it, and
-	// the bytes in it, again as soon as Message returns. An error means that the client is gone.
+	// the bytes in it, again as soon as Message returns. An error means that the client disconnected.
 	Message(msg any) error
 }
 

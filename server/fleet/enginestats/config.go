@@ -42,16 +42,16 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var errs []error
 	if c.Path == "" || c.Path[0] != '/' {
-		errs = append(errs, fmt.Errorf("path: %q does not start with a slash", c.Path))
+		errs = append(errs, fmt.Errorf("path: must start with a slash, not %q", c.Path))
 	}
 	if c.Interval < 10*time.Millisecond {
-		errs = append(errs, fmt.Errorf("interval: %s is below 10ms", c.Interval))
+		errs = append(errs, fmt.Errorf("interval: must be at least 10ms, not %s", c.Interval))
 	}
 	if c.Timeout < time.Millisecond {
-		errs = append(errs, fmt.Errorf("timeout: %s is below 1ms", c.Timeout))
+		errs = append(errs, fmt.Errorf("timeout: must be at least 1ms, not %s", c.Timeout))
 	}
 	if c.Stale < c.Interval {
-		errs = append(errs, fmt.Errorf("stale: %s is below interval, %s", c.Stale, c.Interval))
+		errs = append(errs, fmt.Errorf("stale: must be at least interval (%[2]s), not %[1]s", c.Stale, c.Interval))
 	}
 	if c.MaxBytes < 1 || c.Concurrency < 1 {
 		errs = append(errs, errors.New("max_bytes, concurrency: must be at least 1"))

@@ -22,7 +22,7 @@ func newMetrics(provider metric.MeterProvider, p *Poller) (*metrics, error) {
 	}
 	meter := provider.Meter("github.com/kvpilot/kvpilot/server/fleet/enginestats")
 	polls, err := meter.Int64Counter("kvpilot.enginestats.polls", metric.WithUnit("{poll}"),
-		metric.WithDescription("Looks at replicas' /metrics, by outcome: ok, failed."))
+		metric.WithDescription("Reads of replicas' /metrics, by outcome: ok, failed."))
 	if err := errors.Join(err, newRankMetrics(meter, p)); err != nil {
 		return nil, fmt.Errorf("register enginestats metrics: %w", err)
 	}
@@ -51,7 +51,7 @@ func newRankMetrics(meter metric.Meter, p *Poller) error {
 	usage, err2 := meter.Float64ObservableGauge("kvpilot.enginestats.kv_usage",
 		metric.WithUnit("1"), metric.WithDescription("Share of a rank's KV cache in use by its own report."))
 	foreign, err3 := meter.Float64ObservableGauge("kvpilot.enginestats.foreign_requests",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests in a rank's engine that somebody else sent, estimated."))
+		metric.WithUnit("{request}"), metric.WithDescription("Estimated requests in a rank's engine that this router did not send."))
 	age, err4 := meter.Float64ObservableGauge("kvpilot.enginestats.age",
 		metric.WithUnit("s"), metric.WithDescription("Time since a rank's engine last reported."))
 	_, err5 := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {

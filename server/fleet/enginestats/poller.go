@@ -293,7 +293,7 @@ func (p *Poller) poll(ctx context.Context, t *target) {
 			failed = 0
 		} else {
 			failed++
-			p.log.Debug("engine statistics not read", "replica", t.replica.Load().ID, "error", err)
+			p.log.Debug("engine statistics could not be read", "replica", t.replica.Load().ID, "error", err)
 		}
 		wait = p.config.Load().Interval << min(failed, 4)
 		wait += time.Duration(rand.Int64N(int64(wait/5)+1)) - wait/10

@@ -49,7 +49,7 @@ func (f *feed) apply(seq uint64, payload []byte, at time.Time, replayed bool) bo
 	f.pos.dirty = f.pos.dirty || stored > 0
 	if batch.PrefixMisfits > 0 {
 		f.pos.exact = false
-		f.complain("batch %d: %d stores whose tokens do not fit their hashes", seq, batch.PrefixMisfits)
+		f.complain("batch %d: %d stores whose tokens do not match their hashes", seq, batch.PrefixMisfits)
 	}
 	f.remark(batch)
 	f.advance(seq, payload)
@@ -75,7 +75,7 @@ func (f *feed) remark(batch *vllm.Batch) {
 		f.warn(oddField, "unknown fields of KV events are skipped", "fields", batch.UnknownFields)
 	}
 	if batch.PrefixMisfits > 0 {
-		f.warn(oddMisfit, "KV events whose tokens do not fit their hashes are skipped", "events", batch.PrefixMisfits)
+		f.warn(oddMisfit, "KV events whose tokens do not match their hashes are skipped", "events", batch.PrefixMisfits)
 	}
 }
 

@@ -34,7 +34,7 @@ func (p *Plane) bind(f *feed) {
 
 	b.mu.Lock()
 	if i := slices.IndexFunc(b.feeds, func(other *feed) bool { return other.events.Topic == f.events.Topic }); i >= 0 {
-		f.note("rank " + b.feeds[i].label + " has the same socket and topic: their events cannot be told apart")
+		f.note("rank " + b.feeds[i].label + " has the same socket and topic: their events cannot be distinguished")
 		p.log.Error("two ranks share an event socket and a topic", "rank", f.label, "other", b.feeds[i].label, "endpoint", b.endpoint, "topic", f.events.Topic)
 	}
 	b.feeds = append(b.feeds, f)

@@ -50,14 +50,14 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	bad(c.Workers < 0 || c.Workers > 1024, "workers: %d is not between 0 and 1024", c.Workers)
-	bad(c.QueueBytes < 1<<20, "queue_bytes: %d is less than 1 MiB", c.QueueBytes)
-	bad(c.MaxMessageBytes < 64<<10, "max_message_bytes: %d is less than 64 KiB", c.MaxMessageBytes)
+	bad(c.Workers < 0 || c.Workers > 1024, "workers: must be from 0 to 1024, not %d", c.Workers)
+	bad(c.QueueBytes < 1<<20, "queue_bytes: must be at least 1 MiB, not %d", c.QueueBytes)
+	bad(c.MaxMessageBytes < 64<<10, "max_message_bytes: must be at least 64 KiB, not %d", c.MaxMessageBytes)
 	bad(int64(c.MaxMessageBytes) > c.QueueBytes, "max_message_bytes: %d is more than queue_bytes", c.MaxMessageBytes)
-	bad(c.Heartbeat < 0, "heartbeat: %v is negative", c.Heartbeat)
-	bad(c.Probe < 0, "probe: %v is negative", c.Probe)
-	bad(c.ReplayTimeout <= 0, "replay_timeout: %v is not positive", c.ReplayTimeout)
-	bad(c.ForgetAfter < 0, "forget_after: %v is negative", c.ForgetAfter)
-	bad(c.ReconnectMax <= 0, "reconnect_max: %v is not positive", c.ReconnectMax)
+	bad(c.Heartbeat < 0, "heartbeat: must not be negative: %v", c.Heartbeat)
+	bad(c.Probe < 0, "probe: must not be negative: %v", c.Probe)
+	bad(c.ReplayTimeout <= 0, "replay_timeout: must be positive, not %v", c.ReplayTimeout)
+	bad(c.ForgetAfter < 0, "forget_after: must not be negative: %v", c.ForgetAfter)
+	bad(c.ReconnectMax <= 0, "reconnect_max: must be positive, not %v", c.ReconnectMax)
 	return errors.Join(errs...)
 }

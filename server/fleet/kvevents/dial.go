@@ -143,7 +143,7 @@ func (f *feed) strange(m *zmtp.Message) {
 	f.plane.putMessage(m)
 	f.count(func(s *Status) { s.Malformed++ })
 	f.note(fmt.Sprintf("a message without a batch number: frames of %v bytes", sizes))
-	f.warn(oddFrames, "KV event messages without a batch number; they are not understood", "frame_bytes", sizes)
+	f.warn(oddFrames, "KV event messages without a batch number are dropped", "frame_bytes", sizes)
 	f.strangeDue.Store(true)
 	f.schedule()
 }

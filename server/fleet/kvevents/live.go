@@ -34,7 +34,7 @@ func (f *feed) onUp(it item) {
 	case same:
 		f.conn.trusted = true
 	case named:
-		f.newLife("the engine names itself anew")
+		f.newLife("the engine reports a new identity")
 		return
 	}
 	f.conn.doubtful = f.pos.known && f.pos.barren && !same

@@ -131,7 +131,7 @@ func TestItem19WhatIsNotUnderstoodIsSaid(t *testing.T) {
 	if s := statusOf(p, slot); s.DecodeErrors != 2 || s.Unknown != 4 || s.Misfits != 2 || s.State != kvblock.FeedDegraded {
 		t.Errorf("status = %s", dump(s))
 	}
-	for _, text := range []string{"without a batch number", "cannot be read", "of an unknown kind", "unknown fields", "do not fit their hashes"} {
+	for _, text := range []string{"without a batch number", "cannot be read", "of an unknown kind", "unknown fields", "do not match their hashes"} {
 		if n := out.count(text); n < 1 || n > 2 { // the change of state may repeat the reason
 			t.Errorf("%q is logged %d times, want once", text, n)
 		}

@@ -132,7 +132,7 @@ func (f *feed) verify(m reply) {
 		f.rec.verified = true // the ring no longer holds our last batch
 		f.conn.trusted = true
 		if m.seq == f.pos.next {
-			f.complain("the replay left out batch %d", f.rec.from)
+			f.complain("the replay lacks batch %d", f.rec.from)
 			f.reset("gap")
 			f.base(m.seq)
 			f.take(m.seq, m.payload())
@@ -171,7 +171,7 @@ func (f *feed) uselessReply() {
 	}
 }
 
-var errUseless = errors.New("the replay repeats itself")
+var errUseless = errors.New("the replay sent the same batches again")
 
 // onReplayEnd: the end marker came, or the attempt failed.
 func (f *feed) onReplayEnd(err error) {
@@ -222,7 +222,7 @@ func (f *feed) missing(r *recovery) {
 // barren: the engine has published on this connection and its replays are empty: a ring of no size.
 func (f *feed) barren() {
 	f.pos.barren = true
-	f.complain("replays of this engine hold nothing")
+	f.complain("replays of this engine are empty")
 }
 
 // giveUp ends a recovery that failed. Live batches go on from where they are.

@@ -36,7 +36,7 @@ type Status struct {
 	// Malformed counts messages without a batch number.
 	Malformed uint64
 	// DecodeErrors counts batches that could not be read; Unknown fields and tags were skipped, Misfits
-	// were events whose tokens do not fit their hashes.
+	// were events whose tokens do not match their hashes.
 	DecodeErrors, Unknown, Misfits uint64
 	// LastError is the last thing that went wrong, and when.
 	LastError   string

@@ -48,19 +48,19 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var errs []error
 	if c.MaxBytes < 1<<20 {
-		errs = append(errs, fmt.Errorf("max_bytes: %d is less than one MiB", c.MaxBytes))
+		errs = append(errs, fmt.Errorf("max_bytes: must be at least one MiB, not %d", c.MaxBytes))
 	}
 	if c.MaxRanks < 1 || c.MaxRanks > MaxRanks {
-		errs = append(errs, fmt.Errorf("max_ranks: %d is not in 1..%d", c.MaxRanks, MaxRanks))
+		errs = append(errs, fmt.Errorf("max_ranks: must be from 1 to %[2]d, not %[1]d", c.MaxRanks, MaxRanks))
 	}
 	if c.BeliefTTL <= 0 {
-		errs = append(errs, fmt.Errorf("belief_ttl: %v is not positive", c.BeliefTTL))
+		errs = append(errs, fmt.Errorf("belief_ttl: must be positive, not %v", c.BeliefTTL))
 	}
 	if c.DefaultCapacity < 1 {
-		errs = append(errs, fmt.Errorf("default_capacity: %d is not positive", c.DefaultCapacity))
+		errs = append(errs, fmt.Errorf("default_capacity: must be positive, not %d", c.DefaultCapacity))
 	}
 	if c.SnapshotEvery < 0 {
-		errs = append(errs, fmt.Errorf("snapshot_every: %v is negative", c.SnapshotEvery))
+		errs = append(errs, fmt.Errorf("snapshot_every: must not be negative: %v", c.SnapshotEvery))
 	}
 	return errors.Join(errs...)
 }

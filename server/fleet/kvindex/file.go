@@ -33,7 +33,7 @@ func (ix *Index) Restore() {
 	begin := time.Now()
 	got, err := ix.Load(bufio.NewReaderSize(f, 1<<20))
 	if err != nil {
-		ix.log.Warn("the snapshot of the index is not whole", "file", name, "ranks", got.Ranks, "blocks", got.Blocks, "error", err)
+		ix.log.Warn("the snapshot of the index is incomplete", "file", name, "ranks", got.Ranks, "blocks", got.Blocks, "error", err)
 		return
 	}
 	ix.log.Info("index restored", "file", name, "ranks", got.Ranks, "blocks", got.Blocks, "took", time.Since(begin).Round(time.Millisecond))

@@ -87,7 +87,7 @@ func TestADamagedFileIsAWarning(t *testing.T) {
 	addNamed(t, ix, kvblock.FeedExact)
 	ix.Store(0, stored(1, 3))
 	expect(t, ix, chain(tokens(1, 3)), kvindex.Overlap{GPU: 3})
-	if !strings.Contains(log.String(), "not whole") {
+	if !strings.Contains(log.String(), "incomplete") {
 		t.Errorf("the log is %q, want a warning", log.String())
 	}
 	stop(t, ix) // replaces it

@@ -94,7 +94,7 @@ func (l *loader) next() (byte, []byte, error) {
 	}
 	body := l.buf[:n]
 	if xxh3.HashSeed(body, uint64(head[4])) != binary.LittleEndian.Uint64(l.buf[n:]) {
-		return 0, nil, damaged("a checksum does not fit", nil)
+		return 0, nil, damaged("a checksum does not match", nil)
 	}
 	return head[4], body, nil
 }
@@ -143,7 +143,7 @@ func (l *loader) read() error {
 			l.ranks <- d
 			d = nil
 		default:
-			return damaged("a frame does not make sense", nil)
+			return damaged("a frame is invalid", nil)
 		}
 	}
 }

@@ -32,9 +32,9 @@ func newMetrics(provider metric.MeterProvider, ix *Index) (*metrics, error) {
 	removed := b.counter("kvpilot.kvindex.removed", "{block}", "Blocks named by removed events.")
 	unkeyed := b.counter("kvpilot.kvindex.unkeyed", "{block}", "Stored blocks that cannot be matched, by reason.")
 	unknown := b.counter("kvpilot.kvindex.removed_unknown", "{block}", "Removals of blocks that were not known.")
-	odd := b.counter("kvpilot.kvindex.odd_size", "{block}", "Blocks of another size than their rank's; they are found in part only.")
+	odd := b.counter("kvpilot.kvindex.odd_size", "{block}", "Blocks whose size differs from their rank's; they are matched only in part.")
 	cut := b.counter("kvpilot.kvindex.cut", "{block}", "Blocks left out because of the byte budget.")
-	retries := b.counter("kvpilot.kvindex.lookup_retries", "{lookup}", "Lookups that started over beside a writer.")
+	retries := b.counter("kvpilot.kvindex.lookup_retries", "{lookup}", "Lookups restarted because of a concurrent write.")
 	if b.err != nil {
 		return nil, fmt.Errorf("kvindex: make metrics: %w", b.err)
 	}

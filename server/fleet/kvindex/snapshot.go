@@ -37,7 +37,7 @@ const (
 
 // ErrSnapshot is wrapped by errors about a snapshot that is damaged, truncated or of another
 // format.
-var ErrSnapshot = errors.New("not a whole snapshot")
+var ErrSnapshot = errors.New("not a complete snapshot")
 
 // Snapshot writes the facts that ranks with a name hold. It locks one rank at a time, so that
 // events go on; replaying the events since the snapshot began brings a loaded one up to date.

@@ -187,7 +187,7 @@ func (r *rank) oddSize(p *part, ev *kvblock.Stored) {
 	r.totals.OddSize += int64(len(ev.Hashes))
 	if !r.told {
 		r.told = true
-		r.ix.log.Warn("a KV event has a larger block size than the rank; its blocks are found in part only",
+		r.ix.log.Warn("a KV event has a larger block size than the rank; its blocks are matched only in part",
 			"replica", string(r.info.Rank.Replica), "rank", r.info.Rank.Index, "block_size", p.blockSize, "of_event", ev.BlockSize)
 	}
 }

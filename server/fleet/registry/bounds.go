@@ -9,7 +9,7 @@ import (
 )
 
 // ErrForbidden: the operator does not let replicas at such an address register.
-var ErrForbidden = errors.New("replicas may not be registered there")
+var ErrForbidden = errors.New("registration is not allowed from this address")
 
 // ErrRanks: the registered replicas would have more ranks together than Config allows.
 var ErrRanks = errors.New("too many ranks of registered replicas")
@@ -21,7 +21,7 @@ func (c RegistrationConfig) networks() ([]netip.Prefix, error) {
 	for i, text := range c.Networks {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("registration.networks[%d]: %q is no network such as 10.0.0.0/8", i, text))
+			errs = append(errs, fmt.Errorf("registration.networks[%d]: must be a network such as 10.0.0.0/8, not %q", i, text))
 			continue
 		}
 		list = append(list, p)
@@ -68,7 +68,7 @@ func reachable(host string, networks []netip.Prefix) error {
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
 		if len(networks) > 0 {
-			return fmt.Errorf("%w: %q is no address, and registry.registration.networks is set", ErrForbidden, host)
+			return fmt.Errorf("%w: %q must be an IP address, because registry.registration.networks is set", ErrForbidden, host)
 		}
 		return nil
 	}

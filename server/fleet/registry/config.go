@@ -115,7 +115,7 @@ func (c Config) Validate() error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("replicas[%d]: %w", i, err))
 		} else if seen[done.ID] {
-			errs = append(errs, fmt.Errorf("replicas[%d]: id %q is there twice", i, done.ID))
+			errs = append(errs, fmt.Errorf("replicas[%d]: duplicate id %q", i, done.ID))
 		}
 		seen[done.ID] = true
 	}
@@ -177,15 +177,15 @@ func (c Config) knownPools() (errs []error) {
 func (p ProbeConfig) validate() error {
 	var errs []error
 	if p.Path == "" || p.Path[0] != '/' {
-		errs = append(errs, fmt.Errorf("path: %q does not start with a slash", p.Path))
+		errs = append(errs, fmt.Errorf("path: must start with a slash, not %q", p.Path))
 	}
 	for name, d := range map[string]time.Duration{"interval": p.Interval, "timeout": p.Timeout, "models_interval": p.ModelsInterval} {
 		if d < time.Millisecond {
-			errs = append(errs, fmt.Errorf("%s: %s is below 1ms", name, d))
+			errs = append(errs, fmt.Errorf("%s: must be at least 1ms, not %s", name, d))
 		}
 	}
 	if p.MaxInterval < p.Interval {
-		errs = append(errs, fmt.Errorf("max_interval: %s is below interval, %s", p.MaxInterval, p.Interval))
+		errs = append(errs, fmt.Errorf("max_interval: must be at least interval (%[2]s), not %[1]s", p.MaxInterval, p.Interval))
 	}
 	if p.Up < 1 || p.Down < 1 || p.Concurrency < 1 {
 		errs = append(errs, errors.New("up, down, concurrency: must be at least 1"))
@@ -199,13 +199,13 @@ func (d DNSConfig) validate() error {
 		errs = append(errs, errors.New("name: is empty"))
 	}
 	if !d.SRV && (d.Port < 1 || d.Port > 65535) {
-		errs = append(errs, fmt.Errorf("port: %d is not within 1 to 65535", d.Port))
+		errs = append(errs, fmt.Errorf("port: must be from 1 to 65535, not %d", d.Port))
 	}
 	if d.Interval != 0 && d.Interval < time.Second {
-		errs = append(errs, fmt.Errorf("interval: %s is below 1s", d.Interval))
+		errs = append(errs, fmt.Errorf("interval: must be at least 1s, not %s", d.Interval))
 	}
 	if d.Template.ID != "" || d.Template.URL != "" {
-		errs = append(errs, errors.New("template: id and url come from the look-up"))
+		errs = append(errs, errors.New("template: must not have id or url, which come from the look-up"))
 	}
 	return errors.Join(errs...)
 }

@@ -265,7 +265,7 @@ func (c *core) learn(id replica.ID, l Learned) {
 		return
 	}
 	if e.spec.BlockSize > 0 && e.spec.BlockSize != l.BlockSize {
-		c.r.log.Error("the configured block size is not the replica's own", "replica", id,
+		c.r.log.Error("the configured block size differs from the replica's", "replica", id,
 			"configured", e.spec.BlockSize, "reported", l.BlockSize)
 	}
 	if e.learned.BlockSize > 0 && e.spec.BlockSize == 0 {

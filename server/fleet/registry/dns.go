@@ -51,7 +51,7 @@ func (r *Registry) watchDNS(ctx context.Context, conf DNSConfig) error {
 		}
 		if err != nil && absent < absentLooks {
 			r.metrics.sourceFailed(ctx, source)
-			r.log.Warn("name not resolved, its replicas stay", "name", conf.Name, "error", err)
+			r.log.Warn("name not resolved, its replicas are kept", "name", conf.Name, "error", err)
 		} else if last == nil || !slices.Equal(hosts, last) {
 			specs, err := r.dnsSpecs(conf, hosts)
 			if err != nil {

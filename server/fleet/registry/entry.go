@@ -77,7 +77,7 @@ func (e *entry) update(want listing, c *core) {
 	moved := old.URL != want.spec.URL
 	if moved || old.Ranks != want.spec.Ranks || old.ranksSet != want.spec.ranksSet || old.Events != want.spec.Events || old.BlockSize != want.spec.BlockSize {
 		e.reslot = true
-		c.r.log.Info("replica registered anew, its metadata changed", "replica", e.id, "url", want.spec.URL)
+		c.r.log.Info("replica registered again with changed metadata", "replica", e.id, "url", want.spec.URL)
 	}
 	if moved {
 		e.health, e.ups, e.downs, e.models, e.learned, e.began = replica.StateStarting, 0, 0, nil, Learned{}, time.Time{}

@@ -55,7 +55,7 @@ func (r *Registry) watchFile(ctx context.Context, name string) error {
 		text, err := r.loadFile(ctx, name, last)
 		if err != nil {
 			r.metrics.sourceFailed(ctx, sourceFile)
-			r.log.Error("replica file not taken over, the old replicas stay", "error", err)
+			r.log.Error("replica file rejected, the old replicas are kept", "error", err)
 		}
 		last = text
 	}
@@ -91,7 +91,7 @@ func (r *Registry) loadFile(ctx context.Context, name string, last []byte) ([]by
 		return text, fmt.Errorf("replica file %s: %w", name, err)
 	}
 	r.offer(sourceFile, specs)
-	r.log.InfoContext(ctx, "replica file taken over", "file", name, "replicas", len(specs))
+	r.log.InfoContext(ctx, "replica file applied", "file", name, "replicas", len(specs))
 	return text, nil
 }
 
@@ -101,7 +101,7 @@ func (r *Registry) offer(source string, specs []Spec) {
 }
 
 // errNoList is what a file is wrong with that was only just begun, or emptied to be written anew.
-var errNoList = errors.New(`there is no list "replicas"; a fleet without replicas is written as "replicas: []"`)
+var errNoList = errors.New(`the list "replicas" is missing; write "replicas: []" for a fleet without replicas`)
 
 func (r *Registry) parseFile(text []byte) ([]Spec, error) {
 	if len(text) > maxFile {
@@ -125,7 +125,7 @@ func (r *Registry) parseFile(text []byte) ([]Spec, error) {
 			_, err = r.keys.Load().of(s, false)
 		}
 		if err == nil && seen[s.ID] {
-			err = fmt.Errorf("id %q is there twice", s.ID)
+			err = fmt.Errorf("duplicate id %q", s.ID)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("replicas[%d]: %w", i, err))

@@ -57,7 +57,7 @@ func (k KubernetesConfig) validate() error {
 		errs = append(errs, errors.New("service: is empty"))
 	}
 	if k.Template.ID != "" || k.Template.URL != "" {
-		errs = append(errs, errors.New("template: id and url come from Kubernetes"))
+		errs = append(errs, errors.New("template: must not have id or url, which come from Kubernetes"))
 	}
 	if k.APIServer != "" && !strings.HasPrefix(k.APIServer, "https://") && !strings.HasPrefix(k.APIServer, "http://") {
 		errs = append(errs, fmt.Errorf("api_server: %q is not of the form https://host:port", k.APIServer))
@@ -103,7 +103,7 @@ func (r *Registry) watchKubernetes(ctx context.Context, conf KubernetesConfig) e
 		}
 		if !errors.Is(err, errTooOld) {
 			r.metrics.sourceFailed(ctx, c.source)
-			r.log.Warn("Kubernetes not followed, the old replicas stay", "source", c.source, "error", err)
+			r.log.Warn("Kubernetes watch failed, the old replicas are kept", "source", c.source, "error", err)
 		}
 		if !pause(ctx, wait/2+time.Duration(rand.Int64N(int64(wait)))) {
 			return nil

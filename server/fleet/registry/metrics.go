@@ -30,12 +30,12 @@ func newMetrics(provider metric.MeterProvider, r *Registry) (*metrics, error) {
 		return c
 	}
 	m := &metrics{
-		probes:        counter("kvpilot.registry.probes", "{probe}", "Probes of replicas, by outcome: ok, failed, refused (nobody listens)."),
+		probes:        counter("kvpilot.registry.probes", "{probe}", "Probes of replicas, by outcome: ok, failed, refused (the port is closed)."),
 		states:        counter("kvpilot.registry.state_changes", "{change}", "Changes of replicas' states, by the new state."),
-		passive:       counter("kvpilot.registry.reported_failures", "{failure}", "Failed requests that asked for a probe at once."),
+		passive:       counter("kvpilot.registry.reported_failures", "{failure}", "Failed requests that caused an immediate probe."),
 		restarts:      counter("kvpilot.registry.restarts", "{restart}", "Engine restarts noticed behind a replica."),
-		leasesExpired: counter("kvpilot.registry.leases_expired", "{lease}", "Registrations that nobody renewed."),
-		sourceErrors:  counter("kvpilot.registry.source_errors", "{error}", "Looks at a source that failed and left the old replicas in place, by source."),
+		leasesExpired: counter("kvpilot.registry.leases_expired", "{lease}", "Registrations that expired because they were not renewed."),
+		sourceErrors:  counter("kvpilot.registry.source_errors", "{error}", "Failed reads of a source, after which the old replicas were kept, by source."),
 		ok:            outcome("ok"), failed: outcome("failed"), refused: outcome("refused"),
 	}
 	gauge, err := meter.Int64ObservableGauge("kvpilot.registry.replicas",

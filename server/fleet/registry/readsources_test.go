@@ -29,7 +29,7 @@ func TestItem18EventSourcesOfEveryForm(t *testing.T) {
 		{"another machine's socket", "http://h:8000", one(`"endpoint":"ipc:///tmp/kv"`), "own machine", nil},
 		{"another transport", "http://h:8000", one(`"endpoint":"inproc://kv"`), "only tcp and ipc", nil},
 		{"no port", "http://h:8000", one(`"endpoint":"tcp://h"`), "missing port", nil},
-		{"no rank", "http://h:8000", `{"x":{"endpoint":"tcp://*:1"}}`, "no rank", nil},
+		{"is not a rank", "http://h:8000", `{"x":{"endpoint":"tcp://*:1"}}`, "is not a rank", nil},
 		{"no JSON", "http://h:8000", `<html>`, "invalid character", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

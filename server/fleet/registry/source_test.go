@@ -248,7 +248,7 @@ probe: {interval: 1s}
 
 	bad := map[string]func(*registry.Config){
 		"replicas[0]": func(c *registry.Config) { c.Replicas = []registry.Spec{{URL: "h:8000"}} },
-		"there twice": func(c *registry.Config) {
+		"duplicate id": func(c *registry.Config) {
 			c.Replicas = []registry.Spec{{ID: "a", URL: "http://h:1"}, {ID: "a", URL: "http://h:2"}}
 		},
 		"ranks": func(c *registry.Config) { c.Replicas = []registry.Spec{{URL: "http://h:1", Ranks: 5000}} },

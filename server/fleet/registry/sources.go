@@ -53,7 +53,7 @@ func readSources(body []byte, base string) ([]replica.Events, error) {
 	for name := range answer {
 		rank, err := strconv.Atoi(name)
 		if err != nil || rank < 0 {
-			return nil, fmt.Errorf("%s: %q is no rank", sourcesPath, name)
+			return nil, fmt.Errorf("%s: %q is not a rank", sourcesPath, name)
 		}
 		names[rank] = name
 	}
@@ -108,9 +108,9 @@ func (e *entry) found(list []replica.Events, c *core) {
 	if e.spec.asks() {
 		e.reslot, e.dirty = true, true
 		if n := len(list); n > 0 && e.spec.ranksSet && n != e.spec.Ranks {
-			c.r.log.Warn("the replica has another number of ranks than configured", "replica", e.id, "configured", e.spec.Ranks, "reported", n)
+			c.r.log.Warn("the replica's number of ranks differs from the configured one", "replica", e.id, "configured", e.spec.Ranks, "reported", n)
 		}
-		c.r.log.Info("the replica tells where it publishes KV events", "replica", e.id, "ranks", len(list), "events", list)
+		c.r.log.Info("the replica reported where it publishes KV events", "replica", e.id, "ranks", len(list), "events", list)
 	}
 	e.sources = list
 }

@@ -117,7 +117,7 @@ func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 	}
 	s.completed = true
 	if s.Ranks < 1 || s.Ranks > maxRanks {
-		errs = append(errs, fmt.Errorf("ranks: %d is not within 1 to %d", s.Ranks, maxRanks))
+		errs = append(errs, fmt.Errorf("ranks: must be from 1 to %[2]d, not %[1]d", s.Ranks, maxRanks))
 	}
 	if s.BlockSize < 0 || s.Blocks < 0 || s.MaxBatchedTokens < 0 {
 		errs = append(errs, errors.New("block_size, blocks, max_batched_tokens: must not be negative"))
@@ -227,7 +227,7 @@ func tcpAddress(rest, host string, rank int, numbered, dialled bool) (string, er
 	}
 	port, err := strconv.Atoi(portText)
 	if err != nil || port < 1 || port > 65535 {
-		return "", fmt.Errorf("port %q is not a number within 1 to 65535", portText)
+		return "", fmt.Errorf("port %q must be a number from 1 to 65535", portText)
 	}
 	if !numbered {
 		port += rank

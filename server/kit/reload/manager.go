@@ -167,9 +167,9 @@ func (m *Manager[C]) whole(origin Origin, text []byte) error {
 	case len(bytes.TrimSpace(text)) == 0:
 		return errors.New("the settings file is empty; write {} for defaults alone")
 	case before[len(before)-1] == '\n' && text[len(text)-1] != '\n':
-		return errors.New("the settings file does not end with a line break, as if it were cut short; end it with one if it is whole")
+		return errors.New("the settings file does not end with a line break and may be truncated; add one if the file is complete")
 	case origin == OriginFile && len(text) < len(before) && bytes.HasPrefix(before, text) && len(bytes.TrimSpace(before[len(text):])) > 0:
-		return errors.New("the settings file is the beginning of what it was, as if it were still being written; ask for a reload if it is meant so")
+		return errors.New("the settings file is a prefix of its previous contents and may be half-written; run kvpilot reload if it is complete")
 	}
 	return nil
 }
@@ -320,7 +320,7 @@ func (m *Manager[C]) note(ctx context.Context, ask Request, r Result, err error)
 		return
 	case errors.As(err, &refused), errors.Is(err, ErrNoVersion):
 		m.metrics.count(ctx, resultRefused)
-		log.Error("settings refused, the old ones stay", "error", err)
+		log.Error("settings rejected, the old ones stay in force", "error", err)
 		return
 	case err != nil:
 		m.metrics.count(ctx, resultFailed)
@@ -331,7 +331,7 @@ func (m *Manager[C]) note(ctx context.Context, ask Request, r Result, err error)
 		return
 	case r.Unchanged:
 		m.metrics.count(ctx, resultUnchanged)
-		log.Info("settings are as they were", "version", r.Version.Number)
+		log.Info("settings are unchanged", "version", r.Version.Number)
 		return
 	}
 	m.metrics.count(ctx, resultApplied)

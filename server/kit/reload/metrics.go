@@ -37,14 +37,14 @@ func newMetrics(p metric.MeterProvider, read func() gauges) (*metrics, error) {
 	m := &metrics{}
 	var err error
 	if m.reloads, err = meter.Int64Counter("kvpilot.config.reloads", metric.WithUnit("{reload}"),
-		metric.WithDescription("Reloads of the settings, by result: applied, unchanged, checked (dry run), refused (wrong settings), failed (went back), closed (while shutting down).")); err != nil {
+		metric.WithDescription("Reloads of the settings, by result: applied, unchanged, checked (dry run), refused (wrong settings), failed (rolled back), closed (while shutting down).")); err != nil {
 		return nil, err
 	}
 	for _, result := range []string{resultApplied, resultUnchanged, resultChecked, resultRefused, resultFailed, resultClosed} {
 		m.reloads.Add(context.Background(), 0, resultOption(result))
 	}
 	last, err := meter.Float64ObservableGauge("kvpilot.config.last.success", metric.WithUnit("s"),
-		metric.WithDescription("When settings were last read and found good, in seconds since 1970."))
+		metric.WithDescription("Time of the last successful check of the settings, in seconds since 1970."))
 	if err != nil {
 		return nil, err
 	}

@@ -92,7 +92,7 @@ type Refused struct{ Err error }
 
 // Error implements error.
 func (e *Refused) Error() string {
-	return "the new settings are refused, the old ones stay: " + e.Err.Error()
+	return "the new settings are rejected, the old ones stay in force: " + e.Err.Error()
 }
 
 // Unwrap gives the cause.

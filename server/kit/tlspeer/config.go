@@ -26,7 +26,7 @@ type Config struct {
 func (c Config) Validate() error {
 	var errs []error
 	if (c.CertFile == "") != (c.KeyFile == "") {
-		errs = append(errs, errors.New("cert_file: cert_file and key_file go together"))
+		errs = append(errs, errors.New("cert_file: cert_file and key_file must be set together"))
 	}
 	if _, err := c.version(); err != nil {
 		errs = append(errs, err)
@@ -41,7 +41,7 @@ func (c Config) version() (uint16, error) {
 	case "1.3":
 		return tls.VersionTLS13, nil
 	}
-	return 0, fmt.Errorf("min_version: %q is neither 1.2 nor 1.3", c.MinVersion)
+	return 0, fmt.Errorf("min_version: must be 1.2 or 1.3, not %q", c.MinVersion)
 }
 
 // Or takes what is not set from d; certificate and key belong together.

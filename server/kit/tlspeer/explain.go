@@ -42,11 +42,11 @@ func reasonOf(err error) string {
 	var plain tls.RecordHeaderError
 	switch {
 	case errors.As(err, &unknown):
-		return "the replica's certificate is signed by an authority that is not trusted" + issuer(unknown.Cert) + "; tls.ca_file names those that are"
+		return "the replica's certificate is signed by an authority that is not trusted" + issuer(unknown.Cert) + "; add the authority to tls.ca_file"
 	case errors.As(err, &invalid):
 		return validity(invalid)
 	case errors.As(err, &name):
-		return fmt.Sprintf("the replica's certificate is for %s, not for %s; tls.server_name says which name is meant", names(name.Certificate), name.Host)
+		return fmt.Sprintf("the replica's certificate is for %s, not for %s; set tls.server_name to the expected name", names(name.Certificate), name.Host)
 	case errors.As(err, &plain):
 		return "the replica does not speak TLS; is its URL http://?"
 	case strings.Contains(err.Error(), "tls: server selected unsupported protocol version"):
@@ -101,17 +101,17 @@ func refusal(text string) string {
 	}
 	switch {
 	case says("certificate required"):
-		return "the replica asks for a client certificate; tls.cert_file and tls.key_file name one"
+		return "the replica requires a client certificate; set tls.cert_file and tls.key_file"
 	case says("expired certificate"):
-		return "the replica says that the router's client certificate has expired; tls.cert_file names it"
+		return "the replica reports that the router's client certificate has expired; renew the one in tls.cert_file"
 	case says("certificate", "access denied"):
-		return "the replica does not accept the router's client certificate (" + alert + "); tls.cert_file names it"
+		return "the replica does not accept the router's client certificate (" + alert + "); check tls.cert_file"
 	case says("protocol version"):
 		return "the replica speaks no version of TLS that is allowed (tls.min_version)"
 	case says("unrecognized name"):
-		return "the replica does not know the name that it is called by; tls.server_name says which is meant"
+		return "the replica does not know the requested server name; set tls.server_name"
 	case says("handshake failure"):
-		return "the replica ended the handshake; it may ask for a client certificate (tls.cert_file), or for other versions (tls.min_version)"
+		return "the replica ended the handshake; it may require a client certificate (tls.cert_file) or another version (tls.min_version)"
 	}
 	return "the replica ended the connection: " + alert
 }

@@ -22,9 +22,9 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	var m metrics
 	var errs [2]error
 	m.events, errs[0] = meter.Int64Counter("kvpilot.audit.events", metric.WithUnit("{event}"),
-		metric.WithDescription("What the audit log is for, by kind, whether it is written or not."))
+		metric.WithDescription("Audit events by kind, counted even if no audit log is written."))
 	m.lost, errs[1] = meter.Int64Counter("kvpilot.audit.dropped", metric.WithUnit("{event}"),
-		metric.WithDescription("Events that the disk did not take in time."))
+		metric.WithDescription("Events dropped because the disk was too slow."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}

@@ -22,7 +22,7 @@ func DefaultConfig() Config { return Config{Size: 2000, FileMaxBytes: 256 << 20}
 // Validate reports every bad field at once.
 func (c Config) Validate() error {
 	if c.Size < 1 || c.Size > 1_000_000 {
-		return errors.New("size: must be between 1 and 1000000")
+		return errors.New("size: must be from 1 to 1000000")
 	}
 	if c.FileMaxBytes < 0 {
 		return errors.New("file_max_bytes: must not be negative")

@@ -42,8 +42,8 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	var m metrics
 	var errs [6]error
 	m.decisions, errs[0] = meter.Int64Counter(ns+"decisions", metric.WithDescription("Decisions by policy and reason."), metric.WithUnit("{decision}"))
-	m.endings, errs[1] = meter.Int64Counter(ns+"endings", metric.WithDescription("Ended decisions by how the request left its replica."), metric.WithUnit("{decision}"))
-	m.drops, errs[2] = meter.Int64Counter(ns+"dropped", metric.WithDescription("Entries that a slow subscriber or the file did not take."), metric.WithUnit("{entry}"))
+	m.endings, errs[1] = meter.Int64Counter(ns+"endings", metric.WithDescription("Ended decisions by how the request ended."), metric.WithUnit("{decision}"))
+	m.drops, errs[2] = meter.Int64Counter(ns+"dropped", metric.WithDescription("Entries dropped because a subscriber or the file was too slow."), metric.WithUnit("{entry}"))
 	m.cacheGap, errs[3] = meter.Float64Histogram(ns+"cached_tokens.error", metric.WithDescription("Absolute difference between predicted and actual cached tokens."), metric.WithUnit("{token}"), metric.WithExplicitBucketBoundaries(0, 16, 64, 256, 1024, 4096, 16384, 65536))
 	m.ttftGap, errs[4] = meter.Float64Histogram(ns+"ttft.ratio", metric.WithDescription("Actual time to first token divided by the predicted one."), metric.WithUnit("1"), metric.WithExplicitBucketBoundaries(.1, .25, .5, .75, .9, 1.1, 1.5, 2, 4, 10))
 	m.regret, errs[5] = meter.Float64Histogram(ns+"regret", metric.WithDescription("Predicted time to first token of the served choice minus that of the fastest candidate."), metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(0, .001, .01, .05, .1, .5, 1, 5, 30))

@@ -194,10 +194,10 @@ func (w *Writer) note(err error) {
 	switch {
 	case err != nil && !w.failing:
 		w.failing = true
-		w.Log.Error(w.Name+" cannot be written; it is tried again every second", "file", w.Path, "error", err)
+		w.Log.Error(w.Name+" cannot be written; retrying every second", "file", w.Path, "error", err)
 	case err == nil && w.failing:
 		w.failing = false
-		w.Log.Info(w.Name+" is written again", "file", w.Path, "lost", w.lost)
+		w.Log.Info(w.Name+" can be written again", "file", w.Path, "lost", w.lost)
 		w.lost = 0
 	}
 }

@@ -56,14 +56,14 @@ func (c Config) Validate() error {
 	var errs []error
 	oneOf := func(name, got string, allowed ...string) {
 		if !slices.Contains(allowed, got) {
-			errs = append(errs, fmt.Errorf("%s: %q is none of %v", name, got, allowed))
+			errs = append(errs, fmt.Errorf("%s: must be one of %v, not %q", name, allowed, got))
 		}
 	}
 	oneOf("log_level", c.LogLevel, "debug", "info", "warn", "error")
 	oneOf("log_format", c.LogFormat, "text", "json")
 	oneOf("traces.protocol", c.Traces.Protocol, "grpc", "http")
 	if c.Traces.Ratio < 0 || c.Traces.Ratio > 1 {
-		errs = append(errs, fmt.Errorf("traces.ratio: %v is not between 0 and 1", c.Traces.Ratio))
+		errs = append(errs, fmt.Errorf("traces.ratio: must be from 0 to 1, not %v", c.Traces.Ratio))
 	}
 	if c.Traces.Slow < 0 {
 		errs = append(errs, errors.New("traces.slow: must not be negative"))

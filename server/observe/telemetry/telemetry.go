@@ -148,7 +148,7 @@ func sampler(c Traces) sdktrace.Sampler {
 
 func droppedSpans(m metric.MeterProvider) (metric.Int64Counter, error) {
 	return m.Meter("github.com/kvpilot/kvpilot/server/observe/telemetry").Int64Counter("kvpilot.telemetry.spans.dropped",
-		metric.WithUnit("{span}"), metric.WithDescription("Spans that were to be kept and could not be: the exporter is too slow or fails."))
+		metric.WithUnit("{span}"), metric.WithDescription("Spans lost because the exporter was too slow or failed."))
 }
 
 func newLogger(c Config, to io.Writer, level *slog.LevelVar) *slog.Logger {

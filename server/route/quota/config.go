@@ -54,21 +54,21 @@ func (c Config) Validate() error {
 		}
 		l := c[name]
 		if name == "" || len(name) > 256 {
-			errs = append(errs, fmt.Errorf("%q: a tenant's name has 1 to 256 characters", name))
+			errs = append(errs, fmt.Errorf("%q: a tenant's name must have 1 to 256 characters", name))
 		}
 		if r := l.RequestsPerSecond; r != Unlimited && (math.IsNaN(r) || r < 0 || r > maxCount) {
-			bad("requests_per_second", "%v is neither a rate nor -1", r)
+			bad("requests_per_second", "must be a rate or -1, not %v", r)
 		}
 		for field, n := range map[string]int{
 			"request_burst": l.RequestBurst, "tokens_per_minute": l.TokensPerMinute, "token_burst": l.TokenBurst,
 			"in_flight": l.InFlight, "reserved_tokens": l.ReservedTokens,
 		} {
 			if n < Unlimited || n > maxCount {
-				bad(field, "%d is neither a number nor -1", n)
+				bad(field, "must be a number or -1, not %d", n)
 			}
 		}
 		if w := l.Weight; math.IsNaN(w) || w < 0 || w > maxWeight || w > 0 && w < 1/maxWeight {
-			bad("weight", "%v is not between %g and %g", w, 1/maxWeight, maxWeight)
+			bad("weight", "must be from %[2]g to %[3]g, not %[1]v", w, 1/maxWeight, maxWeight)
 		}
 	}
 	return errors.Join(errs...)

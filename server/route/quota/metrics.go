@@ -44,12 +44,12 @@ func (l *Limiter) meter(p metric.MeterProvider) error {
 		errs = append(errs, err)
 		return g
 	}
-	admitted := counter("requests", "{request}", "Requests that a tenant's limits let in. Tenants with an entry in the settings, and the first 64 others, have a label of their own; the rest are \"other\".")
-	refused := counter("refusals", "{request}", "Requests refused by a tenant's limits, by cause: requests, tokens, in_flight or reserved_tokens.")
+	admitted := counter("requests", "{request}", "Requests that a tenant's limits admitted. Tenants with an entry in the settings, and the first 64 others, have a label of their own; the rest are \"other\".")
+	refused := counter("refusals", "{request}", "Requests rejected by a tenant's limits, by cause: requests, tokens, in_flight or reserved_tokens.")
 	tokens := counter("tokens", "{token}", "Tokens charged to a tenant: as engines counted them, or as predicted where they did not.")
 	inFlight := gauge("requests.in_flight", "{request}", "A tenant's requests in flight, reservations among them.")
 	reserved := gauge("tokens.reserved", "{token}", "Tokens booked by a tenant's reservations.")
-	left := gauge("tokens.left", "{token}", "Tokens that a tenant may take now; below zero when answers were longer than predicted.")
+	left := gauge("tokens.left", "{token}", "Tokens that a tenant may use now; below zero when answers were longer than predicted.")
 	_, err := m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		for label, s := range l.shown() {
 			who := metric.WithAttributes(attribute.String("tenant", label))

@@ -101,10 +101,10 @@ func (r *Refusal) Message() string {
 	case CauseTokens:
 		return "the tenant's limit of tokens per minute is reached (" + strconv.Itoa(r.State.Tokens) + " at once)"
 	case CauseInFlight:
-		return "the tenant has as many requests in flight as it may"
+		return "the tenant has reached its limit of requests in flight"
 	case CauseReserved, causes:
 	}
-	return "the tenant's reservations hold as many tokens as they may"
+	return "the tenant's reservations have reached their limit of tokens"
 }
 
 // State is a tenant's account at one moment. A limit of zero is none.

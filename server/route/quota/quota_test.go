@@ -153,7 +153,7 @@ func TestEntriesTakeFromDefaultWhatTheyLeaveOut(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{`"": a tenant's name`, "a.in_flight: -2", "a.weight: +Inf", "a.requests_per_second: NaN"} {
+	for _, want := range []string{`"": a tenant's name`, "a.in_flight: must be a number or -1, not -2", "not +Inf", "a.requests_per_second: must be a rate or -1, not NaN"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error %q lacks %q", err, want)
 		}

@@ -92,7 +92,7 @@ func (r *Router) adapterTargets(j *job, req *openai.Request) ([]*replica.Replica
 			pool, known = onlyBase(s)
 		}
 		if !known {
-			return nil, apierror.New(apierror.InvalidBody, "there is not just one base model: name the adapter's in the field \"model\", or one replica in x-kvpilot-pin", nil, apierror.WithParam("model"))
+			return nil, apierror.New(apierror.InvalidBody, "the router does not serve exactly one base model: name the adapter's in the field \"model\", or one replica in x-kvpilot-pin", nil, apierror.WithParam("model"))
 		}
 		in = pool.Replicas
 	}
@@ -157,7 +157,7 @@ func joined(j *job, targets []*replica.Replica, answers []loaded, to Sink) error
 	}
 	list := strings.Join(each, " ")
 	if worst >= 0 && answers[worst].err != nil {
-		return apierror.New(apierror.UpstreamError, fmt.Sprintf("%d of %d replicas did not answer as asked (%s); ask again: those that did will say so", failed, len(targets), clip(list, 1024)), answers[worst].err)
+		return apierror.New(apierror.UpstreamError, fmt.Sprintf("%d of %d replicas failed (%s); retry: replicas that already succeeded report it", failed, len(targets), clip(list, 1024)), answers[worst].err)
 	}
 	a := answers[max(worst, 0)]
 	j.status = a.status

@@ -46,6 +46,6 @@ type Sink interface {
 	// The header belongs to the Sink from then on.
 	Begin(status int, header http.Header) error
 	// Write hands over the next bytes of the body, to be delivered at once. p is valid until
-	// Write returns. An error means that the client is gone.
+	// Write returns. An error means that the client disconnected.
 	Write(p []byte) error
 }

@@ -80,7 +80,7 @@ type Answer struct {
 // rest through the lifecycle methods of the chooser. An error is an *apierror.Error.
 func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
 	if q.Explain && !r.tellsOverlap(&Call{Tenant: q.Tenant, ShowOverlap: q.ShowOverlap}) {
-		return nil, apierror.New(apierror.PermissionDenied, "a decision tells what others have sent: this key may not see it (router.show_overlap)", nil, apierror.WithParam("explain"))
+		return nil, apierror.New(apierror.PermissionDenied, "a decision reveals what other tenants have sent: this key may not read it (router.show_overlap)", nil, apierror.WithParam("explain"))
 	}
 	if q.Once && q.Reserve && !q.DryRun {
 		return r.chooseOnce(ctx, q)
@@ -220,7 +220,7 @@ func (r *Router) findAdapter(j *job, adapter string) error {
 
 // errCutBeforeModel is what a cut body meets whose model is needed and not in it.
 func errCutBeforeModel() *apierror.Error {
-	return apierror.New(apierror.BodyTooLarge, "the body was cut off before its model, and there is not just one model: raise the proxy's limit for bodies", nil, apierror.WithParam("model"))
+	return apierror.New(apierror.BodyTooLarge, "the body was cut off before its model, and the router does not serve exactly one: raise the proxy's limit for bodies", nil, apierror.WithParam("model"))
 }
 
 // readQuestion finds the prompt in whatever form it came.

@@ -101,7 +101,7 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var errs []error
 	if strings.ContainsAny(c.SessionHeader, " :\t\r\n") {
-		errs = append(errs, fmt.Errorf("session_header: %q is no header name", c.SessionHeader))
+		errs = append(errs, fmt.Errorf("session_header: %q is not a valid header name", c.SessionHeader))
 	}
 	if c.TokenizeTimeout <= 0 {
 		errs = append(errs, errors.New("tokenize_timeout: must be positive"))
@@ -110,22 +110,22 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("max_messages: %d must be at least 1, max_members %d at least 16", c.MaxMessages, c.MaxMembers))
 	}
 	if c.ResumeStreams < 0 || c.ResumeStreams > maxResumes {
-		errs = append(errs, fmt.Errorf("resume_streams: %d is not between 0 and %d", c.ResumeStreams, maxResumes))
+		errs = append(errs, fmt.Errorf("resume_streams: must be from 0 to %[2]d, not %[1]d", c.ResumeStreams, maxResumes))
 	}
 	if c.TenantSalt != SwitchOn && c.TenantSalt != SwitchOff {
-		errs = append(errs, fmt.Errorf("tenant_salt: %q is neither on nor off", c.TenantSalt))
+		errs = append(errs, fmt.Errorf("tenant_salt: must be on or off, not %q", c.TenantSalt))
 	}
 	if n := len(c.TenantSaltSecret.Reveal()); c.TenantSalt == SwitchOn && n < minSecret {
-		errs = append(errs, fmt.Errorf("tenant_salt_secret: %d characters, tenant_salt needs at least %d", n, minSecret))
+		errs = append(errs, fmt.Errorf("tenant_salt_secret: must have at least %[2]d characters, not %[1]d", n, minSecret))
 	}
 	if c.UnsaltedRoutes != UnsaltedRefuse && c.UnsaltedRoutes != UnsaltedPass {
-		errs = append(errs, fmt.Errorf("unsalted_routes: %q is neither refuse nor pass", c.UnsaltedRoutes))
+		errs = append(errs, fmt.Errorf("unsalted_routes: must be refuse or pass, not %q", c.UnsaltedRoutes))
 	}
 	if c.ShowOverlap != ShowAuto && c.ShowOverlap != ShowAlways {
-		errs = append(errs, fmt.Errorf("show_overlap: %q is neither auto nor always", c.ShowOverlap))
+		errs = append(errs, fmt.Errorf("show_overlap: must be auto or always, not %q", c.ShowOverlap))
 	}
 	if c.RealtimeIdle < 0 {
-		errs = append(errs, fmt.Errorf("realtime_idle: %v is negative", c.RealtimeIdle))
+		errs = append(errs, fmt.Errorf("realtime_idle: must not be negative: %v", c.RealtimeIdle))
 	}
 	return errors.Join(errs...)
 }

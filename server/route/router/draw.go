@@ -115,7 +115,7 @@ func (h *hop) drawAttempt(on *span.Canvas, t *recorder.Tracer, st *story) {
 	if h.outcome == retry.OK && !h.times.Head.IsZero() {
 		answer := span.Part{Name: span.Stream, From: h.times.Head, To: h.sent.to, Above: h.proxy}
 		if h.broken {
-			answer.Failed = "the answer did not come to its end"
+			answer.Failed = "the answer ended early"
 			on.Draw(t, answer, span.Chunks.Int(h.chunks), span.ErrorType.String("broken"))
 		} else {
 			on.Draw(t, answer, span.Chunks.Int(h.chunks))
@@ -152,7 +152,7 @@ func (h *hop) drawAttempt(on *span.Canvas, t *recorder.Tracer, st *story) {
 func (h *hop) drawWait(on *span.Canvas, t *recorder.Tracer, name string, from, to time.Time) {
 	wait := span.Part{Name: name, From: from, To: to, Above: h.proxy}
 	if to.IsZero() {
-		wait.To, wait.Failed = h.sent.to, "it did not come to that"
+		wait.To, wait.Failed = h.sent.to, "not reached"
 		on.Draw(t, wait, span.ErrorType.String(h.outcome.String()))
 		return
 	}

@@ -79,7 +79,7 @@ func (r *Router) finish(ctx context.Context, j *job, err error) {
 	took := time.Since(j.received)
 	public := apierror.From(err)
 	if public == nil && j.scan.Failed() { // the client knows it from the engine
-		public = apierror.New(apierror.UpstreamError, "the replica told of an error in its stream", nil)
+		public = apierror.New(apierror.UpstreamError, "the replica reported an error in its stream", nil)
 	}
 	r.metrics.end(ctx, j, public, took)
 	j.tell(public)

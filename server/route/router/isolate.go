@@ -112,7 +112,7 @@ func (r *Router) isolate(j *job) error {
 	case saltTaken:
 	}
 	if raw := string(j.req.Raw("cache_salt")); j.req.Salt == "" && raw != "" && raw != "null" {
-		return apierror.New(apierror.InvalidBody, "cache_salt must be a string that is not empty", nil, apierror.WithParam("cache_salt"))
+		return apierror.New(apierror.InvalidBody, "cache_salt must be a non-empty string", nil, apierror.WithParam("cache_salt"))
 	}
 	salt := j.set.isolation.salt(j.call.Tenant, j.req.Salt)
 	j.req.Salt, j.req.Prompt.Salt, j.req.Prompt.Apart, j.isolated = salt, salt, j.call.Tenant, true

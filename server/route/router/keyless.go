@@ -70,9 +70,9 @@ func advice(reason string) string {
 	case lacksRest:
 		return "have the proxy send more of the body: raise the buffer in which it keeps it"
 	case lacksPrompt:
-		return "the body has no messages, prompt or input with anything in them"
+		return "the body's messages, prompt or input are missing or empty"
 	case lacksText:
-		return "prefix-affinity goes by text, and the prompt has none (token ids or media only): choose another policy"
+		return "prefix-affinity needs text, and the prompt has none (token ids or media only): choose another policy"
 	}
 	return "no replica gave token ids: docs/tokenization.md says what the reason means"
 }

@@ -69,7 +69,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
 	var err error
-	m.inFlight, err = meter.Int64UpDownCounter(ns+"requests.in_flight", metric.WithUnit("{request}"), metric.WithDescription("Requests that have been read and not answered to the end."))
+	m.inFlight, err = meter.Int64UpDownCounter(ns+"requests.in_flight", metric.WithUnit("{request}"), metric.WithDescription("Requests in progress: read and not yet fully answered."))
 	errs = append(errs, err)
 	m.requests = counter("requests", "{request}", "Ended requests by route, HTTP status and error reason.")
 	m.duration = histogram("request.duration", "s", "Time from a request's first byte to its answer's last.", slow...)
@@ -77,11 +77,11 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.perToken = histogram("time_per_output_token", "s", "Mean time between the output tokens of a streamed answer; by source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
 	m.overhead = histogram("overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
 	m.held = histogram("held", "s", "Time in the hold queue.", fast...)
-	m.encode = histogram("tokenize", "s", "Time until the prompt's token ids were known, or given up.", fast...)
+	m.encode = histogram("tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
 	m.tokens = counter("tokens", "{token}", "Tokens by kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
-	m.retries = counter("retries", "{attempt}", "Attempts on another replica, by what the one before met.")
-	m.resumes = counter("resumes", "{stream}", "Streams that broke off after their first byte while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or why they could not go on.")
-	m.keyless.counter = counter("keyless", "{request}", "Requests that load had to place because they lack the key that their policy goes by, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
+	m.retries = counter("retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.")
+	m.resumes = counter("resumes", "{stream}", "Streams that broke off after their first byte while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or the reason why they could not be resumed.")
+	m.keyless.counter = counter("keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	for _, name := range resumeResults() {
 		m.wentOn[name] = labelled(attribute.String("result", name))
 		m.resumes.Add(context.Background(), 0, m.wentOn[name])

@@ -62,7 +62,7 @@ func (r *Router) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
 			return r.claim(ctx, q, name, c)
 		}
 		if c.digest != digest {
-			return nil, apierror.New(apierror.Conflict, "another request is under way by this request_id", nil, apierror.WithParam("request_id"))
+			return nil, apierror.New(apierror.Conflict, "another request with this request_id is in progress", nil, apierror.WithParam("request_id"))
 		}
 		select {
 		case <-c.done:

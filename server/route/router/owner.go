@@ -25,7 +25,7 @@ func (r *Router) checkResponse(j *job) error {
 		return unknownResponse(id)
 	}
 	if j.req.RequestID != "" && j.call.Route == openai.RouteResponses {
-		return apierror.New(apierror.InvalidBody, "the engine names the response where callers have keys: leave request_id out", nil, apierror.WithParam("request_id"))
+		return apierror.New(apierror.InvalidBody, "must be left out where callers have keys: the engine names the response", nil, apierror.WithParam("request_id"))
 	}
 	return nil
 }

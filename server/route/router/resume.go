@@ -76,7 +76,7 @@ func (r *Router) goesOn(ctx context.Context, j *job, f *failure) bool {
 		return false
 	}
 	span.Note(ctx, span.EventResume, span.Replica.String(string(j.choice.Replica.ID)), span.Attempt.Int(j.attempt), span.OutputTokens.Int(seam.Answer))
-	r.Log.Info("a stream goes on on another replica", "request", j.call.RequestID, "replica", string(j.choice.Replica.ID), "tokens", seam.Answer, "error", f.public)
+	r.Log.Info("a stream is resumed on another replica", "request", j.call.RequestID, "replica", string(j.choice.Replica.ID), "tokens", seam.Answer, "error", f.public)
 	if j.seam == nil {
 		j.broke = f
 	}

@@ -234,7 +234,7 @@ func (r *Router) findPool(j *job) error {
 	if name == "" {
 		pool, ok := snapshot.Unnamed()
 		if !ok {
-			return apierror.New(apierror.InvalidBody, "the field \"model\" is missing and there is not just one model to choose", nil, apierror.WithParam("model"))
+			return apierror.New(apierror.InvalidBody, "the field \"model\" is missing, and the router does not serve exactly one model", nil, apierror.WithParam("model"))
 		}
 		j.usePool(pool)
 		return nil
@@ -274,7 +274,7 @@ func (r *Router) undecided(ctx context.Context, j *job, err error) error {
 			return j.failed.public
 		}
 		if full(none.Decision) {
-			return apierror.New(apierror.Overloaded, "every replica that may serve has as many requests as it is allowed", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
+			return apierror.New(apierror.Overloaded, "every replica that may serve the request has reached its limit of requests", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
 		}
 		return apierror.New(apierror.NoReplica, "no replica of the model `"+clip(j.pool.Model, 128)+"` can take a request now", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
 	case errors.As(err, &refused):
@@ -283,7 +283,7 @@ func (r *Router) undecided(ctx context.Context, j *job, err error) error {
 		case "deadline":
 			reason, message = apierror.DeadlineUnreachable, "no replica can answer within the deadline"
 		case "target":
-			reason, message = apierror.DeadlineUnreachable, "no replica can keep the request's latency targets now"
+			reason, message = apierror.DeadlineUnreachable, "no replica can meet the request's latency targets now"
 		case "timeout":
 			message = "no replica became free in time"
 		case "shutdown":

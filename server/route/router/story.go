@@ -228,7 +228,7 @@ func (h *hop) answered(resp *upstream.Response, outcome retry.Verdict) {
 	}
 }
 
-// brokeOff notes that the answer did not come to its end.
+// brokeOff notes that the answer ended early.
 func (h *hop) brokeOff() {
 	if h != nil {
 		h.broken = true

@@ -13,7 +13,7 @@ import (
 )
 
 // errYielded is why an attempt's context ended: the request gave way to a shorter one.
-var errYielded = errors.New("gave way to a shorter request")
+var errYielded = errors.New("preempted by a shorter request")
 
 const (
 	// maxYields bounds how often one request gives way.

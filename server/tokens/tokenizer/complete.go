@@ -75,7 +75,7 @@ func (p *Pool) learn(ctx context.Context, req Request, m *model, k *known, e *en
 		return
 	}
 	p.metrics.broken.Add(ctx, 1)
-	p.log.Warn("a chat template renders older messages anew: this kind of turn is tokenized in full",
+	p.log.Warn("a chat template renders older messages differently: this kind of turn is tokenized in full",
 		slog.String("model", m.name), slog.Int("position", position), slog.Int("known", k.stable))
 }
 

@@ -63,17 +63,17 @@ func (c Config) Validate() error {
 		errs = append(errs, prefixed("remote", err)...)
 	}
 	if c.CacheBytes < 0 {
-		errs = append(errs, fmt.Errorf("cache_bytes: %d is negative", c.CacheBytes))
+		errs = append(errs, fmt.Errorf("cache_bytes: must not be negative: %d", c.CacheBytes))
 	}
 	if c.Background < 1 || c.Background > 1024 {
-		errs = append(errs, fmt.Errorf("background: %d is not in 1..1024", c.Background))
+		errs = append(errs, fmt.Errorf("background: must be from 1 to 1024, not %d", c.Background))
 	}
 	if !validHandoff(c.Handoff) {
-		errs = append(errs, fmt.Errorf("handoff: %q is none of off, completions, all", c.Handoff))
+		errs = append(errs, fmt.Errorf("handoff: must be off, completions or all, not %q", c.Handoff))
 	}
 	for name, m := range c.Models {
 		if m.Handoff != "" && !validHandoff(m.Handoff) {
-			errs = append(errs, fmt.Errorf("models.%s.handoff: %q is none of off, completions, all", name, m.Handoff))
+			errs = append(errs, fmt.Errorf("models.%s.handoff: must be off, completions or all, not %q", name, m.Handoff))
 		}
 		if d := m.TemplateDefaults; d != "" && rawjson.Members([]byte(d), func(string, []byte) bool { return true }) != nil {
 			errs = append(errs, fmt.Errorf("models.%s.template_defaults: not a JSON object", name))

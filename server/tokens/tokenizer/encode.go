@@ -290,7 +290,7 @@ func (p *Pool) ask(ctx context.Context, req Request, j *remote.Job) (*remote.Ans
 	defer sp.End()
 	a, err := p.remote.Do(ctx, req.Replicas, j)
 	if err != nil {
-		span.Fail(sp, string(remote.KindOf(err)), "the ids were not given")
+		span.Fail(sp, string(remote.KindOf(err)), "no token ids were obtained")
 		return nil, err
 	}
 	if sp.IsRecording() && len(a.IDs) > 0 {

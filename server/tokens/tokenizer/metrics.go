@@ -39,21 +39,21 @@ func newMetrics(provider metric.MeterProvider, stats func() cache.Stats) *metric
 	m.result, _ = meter.Int64Counter("kvpilot.tokenizer.encodings", metric.WithUnit("{prompt}"),
 		metric.WithDescription("Prompts by the source of their ids, and the reason when there are none."))
 	m.shared, _ = meter.Int64Counter("kvpilot.tokenizer.shared", metric.WithUnit("{prompt}"),
-		metric.WithDescription("Prompts that shared a call under way."))
+		metric.WithDescription("Prompts that joined a call in progress."))
 	m.shared.Add(context.Background(), 0)
 	m.gave, _ = meter.Int64Counter("kvpilot.tokenizer.handoffs", metric.WithUnit("{prompt}"),
-		metric.WithDescription("Decisions about giving ids to the engine, by form and reason."))
+		metric.WithDescription("Decisions whether to send ids to the engine, by form and reason."))
 	m.differ, _ = meter.Int64Counter("kvpilot.tokenizer.parity.mismatches", metric.WithUnit("{prompt}"),
 		metric.WithDescription("Prompts whose ids differ from the engine's."))
 	m.skipped, _ = meter.Int64Counter("kvpilot.tokenizer.background.skipped", metric.WithUnit("{prompt}"),
-		metric.WithDescription("Encodings not completed behind an early answer because too many waited."))
+		metric.WithDescription("Encodings not completed in the background because too many were queued."))
 	m.broken, _ = meter.Int64Counter("kvpilot.tokenizer.conversation.broken", metric.WithUnit("{turn}"),
-		metric.WithDescription("Turns whose known beginning turned out not to be the beginning of the whole."))
+		metric.WithDescription("Turns whose known beginning was not a prefix of the full prompt."))
 	m.skipped.Add(context.Background(), 0)
 	m.broken.Add(context.Background(), 0)
 	bytes, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.size", metric.WithUnit("By"), metric.WithDescription("Memory of the cache of encodings."))
 	items, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.items", metric.WithUnit("{encoding}"), metric.WithDescription("Encodings in the cache."))
-	evicted, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.cache.evictions", metric.WithUnit("{encoding}"), metric.WithDescription("Encodings that gave up their place."))
+	evicted, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.cache.evictions", metric.WithUnit("{encoding}"), metric.WithDescription("Encodings evicted."))
 	_, _ = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		s := stats()
 		o.ObserveInt64(bytes, s.Bytes)

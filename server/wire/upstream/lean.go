@@ -92,7 +92,7 @@ func (l *lean) host(r *replica.Replica) (*host, error) {
 	return h, nil
 }
 
-var errShut = errors.New("the client is shut")
+var errShut = errors.New("the client is closed")
 
 func parseHost(base string) (*host, error) {
 	u, err := url.Parse(base)
@@ -108,7 +108,7 @@ func parseHost(base string) (*host, error) {
 		port = orDefault(port, "443")
 		h.secure = true
 	default:
-		return nil, fmt.Errorf("replica URL: scheme %q is neither http nor https", u.Scheme)
+		return nil, fmt.Errorf("replica URL: scheme must be http or https, not %q", u.Scheme)
 	}
 	if u.Hostname() == "" || !http1.ValidTarget(h.name) || !http1.ValidTarget(h.prefix) {
 		return nil, errors.New("replica URL: no valid host")

@@ -29,9 +29,9 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 	m := &metrics{}
 	// The names are constant and valid, which is all that these constructors check.
 	m.attempts, _ = meter.Int64Counter("kvpilot.upstream.attempts",
-		metric.WithDescription("Requests sent to replicas, by what became of them up to the head of the answer."), metric.WithUnit("{request}"))
+		metric.WithDescription("Requests sent to replicas, by outcome up to the header of the answer."), metric.WithUnit("{request}"))
 	m.head, _ = meter.Float64Histogram("kvpilot.upstream.response_head.duration",
-		metric.WithDescription("Time from sending a request to the head of its answer."), metric.WithUnit("s"),
+		metric.WithDescription("Time from sending a request to the header of its answer."), metric.WithUnit("s"),
 		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300))
 	m.redials, _ = meter.Int64Counter("kvpilot.upstream.stale_connections",
 		metric.WithDescription("Requests sent again on a fresh connection because the replica had closed the idle one."), metric.WithUnit("{request}"))

@@ -179,7 +179,7 @@ func (c *Conn) handleCommand(m *Message, size uint64) (delivered bool, err error
 		m.seal()
 		return true, nil
 	case "ERROR":
-		return false, breach("peer hangs up: %q", errorReason(data))
+		return false, breach("peer reports an error: %q", errorReason(data))
 	}
 	return false, nil // PONG, and commands of later versions
 }

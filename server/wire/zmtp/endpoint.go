@@ -33,7 +33,7 @@ func Address(endpoint string) (network, address string, err error) {
 	case "ipc":
 		return "unix", rest, nil
 	}
-	return "", "", fmt.Errorf("endpoint %q: transport %q is not spoken", endpoint, scheme)
+	return "", "", fmt.Errorf("endpoint %q: transport %q is not supported", endpoint, scheme)
 }
 
 // Dial connects to endpoint and shakes hands, within Params.HandshakeTimeout.

@@ -7,6 +7,6 @@ var (
 	ErrSilent = errors.New("peer is silent")
 	// ErrTooLarge is returned by Recv when a message exceeds Params.MaxMessage or has too many frames.
 	ErrTooLarge = errors.New("message is too large")
-	// ErrProtocol is wrapped by every error that is a peer's breach of ZMTP.
-	ErrProtocol = errors.New("breach of ZMTP")
+	// ErrProtocol is wrapped by every error that is a peer's ZMTP protocol violation.
+	ErrProtocol = errors.New("ZMTP protocol violation")
 )

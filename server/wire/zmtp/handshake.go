@@ -144,7 +144,7 @@ func (c *Conn) readGreeting() error {
 		return breach("peer speaks ZMTP %d.%d, 3.0 or later is needed", g[10], g[11])
 	}
 	if mechanism := bytes.TrimRight(g[12:32], "\x00"); string(mechanism) != "NULL" {
-		return breach("peer wants security mechanism %q, only NULL is spoken", mechanism)
+		return breach("peer requires security mechanism %q, only NULL is supported", mechanism)
 	}
 	c.minor = min(g[11], ourMinor)
 	if g[10] > 3 {
@@ -159,7 +159,7 @@ func (c *Conn) readReady() error {
 		return err
 	}
 	if flags&flagCommand == 0 || size > maxCommand {
-		return breach("first frame is no READY command")
+		return breach("first frame is not a READY command")
 	}
 	body := make([]byte, size)
 	if err := c.readFull(body); err != nil {
@@ -181,7 +181,7 @@ func (c *Conn) readReady() error {
 		return err
 	}
 	if !slices.Contains(peersOf(c.params.Type), c.peer) {
-		reason := fmt.Sprintf("%s cannot talk to %s", c.params.Type, c.peer)
+		reason := fmt.Sprintf("a %s socket cannot connect to a %s socket", c.params.Type, c.peer)
 		_, _ = c.nc.Write(appendCommand(nil, "ERROR", append([]byte{byte(len(reason))}, reason...))) // a courtesy; the connection closes
 		return breach("%s", reason)
 	}

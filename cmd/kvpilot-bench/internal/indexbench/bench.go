@@ -42,7 +42,7 @@ func (c Config) Validate() error {
 	case c.Blocks < c.Ranks*1000:
 		return fmt.Errorf("blocks: %d is less than 1000 per rank", c.Blocks)
 	case c.RemovedPerEvent < 1:
-		return fmt.Errorf("removed per event: %d is not positive", c.RemovedPerEvent)
+		return fmt.Errorf("removed per event: must be positive, not %d", c.RemovedPerEvent)
 	case c.Phase <= 0 || c.WriteRate <= 0 || c.OpenRate < 0:
 		return fmt.Errorf("phase and rates must be positive")
 	}

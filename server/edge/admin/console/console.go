@@ -100,7 +100,7 @@ func (c *Console) watch(w http.ResponseWriter, r *http.Request) {
 	case c.viewers <- struct{}{}:
 		defer func() { <-c.viewers }()
 	default:
-		writeJSON(w, http.StatusServiceUnavailable, map[string]string{"error": "too many people watch this router's console"})
+		writeJSON(w, http.StatusServiceUnavailable, map[string]string{"error": "too many consoles are connected to this router"})
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -135,7 +135,7 @@ func (c *Console) choose(w http.ResponseWriter, r *http.Request) {
 		err = json.Unmarshal(text, &ask)
 	}
 	if err != nil {
-		writeJSON(w, http.StatusBadRequest, map[string]string{"error": "the request is no JSON object of at most 1 MiB"})
+		writeJSON(w, http.StatusBadRequest, map[string]string{"error": "the request must be a JSON object of at most 1 MiB"})
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), 30*time.Second)

@@ -118,7 +118,7 @@ func (p *Pool) judge(caller context.Context, e *endpoint, err error, trial bool,
 func (p *Pool) failed(e *endpoint, now time.Time, trial bool, f *Fault) {
 	if e.breaker.fail(now, trial) {
 		p.metrics.breakers.add(context.Background(), 1)
-		p.log.Warn("tokenizer endpoint is left alone after repeated failures",
+		p.log.Warn("tokenizer endpoint is suspended after repeated failures",
 			slog.String("replica", string(e.id)), slog.String("kind", string(f.Kind)), slog.Any("cause", f.Cause))
 	}
 }

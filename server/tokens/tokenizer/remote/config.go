@@ -38,22 +38,22 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var errs []error
 	if c.Timeout <= 0 || c.Timeout > 5*time.Minute {
-		errs = append(errs, fmt.Errorf("timeout: %v is not in (0, 5m]", c.Timeout))
+		errs = append(errs, fmt.Errorf("timeout: must be above 0 and at most 5m, not %v", c.Timeout))
 	}
 	if c.HealthPeriod < 0 {
-		errs = append(errs, fmt.Errorf("health_period: %v is negative", c.HealthPeriod))
+		errs = append(errs, fmt.Errorf("health_period: must not be negative: %v", c.HealthPeriod))
 	}
 	if c.TTL < 0 {
-		errs = append(errs, fmt.Errorf("ttl: %v is negative", c.TTL))
+		errs = append(errs, fmt.Errorf("ttl: must not be negative: %v", c.TTL))
 	}
 	if c.MaxEndpoints < 1 {
-		errs = append(errs, fmt.Errorf("max_endpoints: %d is less than 1", c.MaxEndpoints))
+		errs = append(errs, fmt.Errorf("max_endpoints: must be at least 1, not %d", c.MaxEndpoints))
 	}
 	if c.Concurrency < 1 || c.Concurrency > 1024 {
-		errs = append(errs, fmt.Errorf("concurrency: %d is not in 1..1024", c.Concurrency))
+		errs = append(errs, fmt.Errorf("concurrency: must be from 1 to 1024, not %d", c.Concurrency))
 	}
 	if c.MaxAnswerBytes < 1<<10 {
-		errs = append(errs, fmt.Errorf("max_answer_bytes: %d is less than 1024", c.MaxAnswerBytes))
+		errs = append(errs, fmt.Errorf("max_answer_bytes: must be at least 1024, not %d", c.MaxAnswerBytes))
 	}
 	return errors.Join(errs...)
 }

@@ -45,11 +45,11 @@ func newMetrics(provider metric.MeterProvider, endpoints func() (known, open int
 		c.Add(context.Background(), 0)
 		return counter{c}
 	}
-	m.hedges = zero("kvpilot.tokenizer.hedges", "{call}", "Second questions asked because the first was slow.")
-	m.hedgesWon = zero("kvpilot.tokenizer.hedges.won", "{call}", "Second questions that were answered first.")
-	m.retries = zero("kvpilot.tokenizer.retries", "{call}", "Questions asked again after a failure.")
-	m.breakers = zero("kvpilot.tokenizer.breaker.opened", "{endpoint}", "Times an endpoint was left alone after repeated failures.")
-	m.expired = zero("kvpilot.tokenizer.endpoint.expired", "{endpoint}", "Endpoints forgotten unused.")
+	m.hedges = zero("kvpilot.tokenizer.hedges", "{call}", "Hedged calls, made because the first was slow.")
+	m.hedgesWon = zero("kvpilot.tokenizer.hedges.won", "{call}", "Hedged calls that were answered first.")
+	m.retries = zero("kvpilot.tokenizer.retries", "{call}", "Calls retried after a failure.")
+	m.breakers = zero("kvpilot.tokenizer.breaker.opened", "{endpoint}", "Times an endpoint was suspended after repeated failures.")
+	m.expired = zero("kvpilot.tokenizer.endpoint.expired", "{endpoint}", "Endpoints removed because they were not used.")
 	known, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints", metric.WithUnit("{endpoint}"), metric.WithDescription("Known tokenizer endpoints."))
 	open, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints.open", metric.WithUnit("{endpoint}"), metric.WithDescription("Endpoints whose breaker is open."))
 	_, _ = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
