@@ -23,7 +23,7 @@ type failure struct {
 }
 
 // errClientGone is why a Sink refused bytes.
-var errClientGone = errors.New("the client is gone")
+var errClientGone = errors.New("the client disconnected")
 
 // errAnswer is why the registry is asked to look at a replica again.
 var errAnswer = errors.New("a request to the replica failed")
@@ -78,7 +78,7 @@ func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, e
 	}
 	switch outcome {
 	case retry.Refused:
-		f.public = apierror.New(apierror.Overloaded, "every replica that was tried refuses more requests", nil, apierror.WithRetryAfter(max(wait, time.Second)))
+		f.public = apierror.New(apierror.Overloaded, "every replica that was tried rejects requests", nil, apierror.WithRetryAfter(max(wait, time.Second)))
 	case retry.Unavailable, retry.Gateway:
 		f.public = apierror.New(apierror.UpstreamError, "the replica is not available", nil, apierror.WithRetryAfter(max(wait, time.Second)))
 		if resp.Status == http.StatusServiceUnavailable {
@@ -103,7 +103,7 @@ func (r *Router) unanswered(ctx context.Context, outcome retry.Verdict, err erro
 	case retry.Malformed:
 		return apierror.New(apierror.UpstreamError, "the replica's answer was malformed", err)
 	case retry.OwnFault:
-		return apierror.New(apierror.Overloaded, "the router has no room for another connection to a replica", err, apierror.WithRetryAfter(time.Second), apierror.WithUnavailable())
+		return apierror.New(apierror.Overloaded, "the router cannot open another connection to a replica", err, apierror.WithRetryAfter(time.Second), apierror.WithUnavailable())
 	default:
 		return apierror.New(apierror.UpstreamUnreachable, "the replica could not be reached", err)
 	}
@@ -117,9 +117,9 @@ func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
 	case errors.Is(err, errClientGone), errors.Is(err, errYielded), ctx.Err() != nil:
 		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, context.Canceled))}
 	case !j.begun:
-		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica's answer broke off before it began", err)}
+		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica closed the connection before it answered", err)}
 	}
-	return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica's answer broke off", err)}
+	return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica's answer ended early", err)}
 }
 
 // mayRetry decides whether another replica is tried after f: only before the client's first byte,
@@ -140,7 +140,7 @@ func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
 	}
 	r.metrics.retried(f.outcome)
 	noteRetry(ctx, f.outcome)
-	r.Log.Info("trying another replica", "request", j.call.RequestID, "replica", string(j.choice.Replica.ID), "outcome", f.outcome.String(), "error", f.public)
+	r.Log.Info("retrying on another replica", "request", j.call.RequestID, "replica", string(j.choice.Replica.ID), "outcome", f.outcome.String(), "error", f.public)
 	return true
 }
 

@@ -24,7 +24,7 @@ import (
 // Upgrade is a client that waits for its connection to become a WebSocket.
 type Upgrade interface {
 	// Switch tells the client so, with these headers beside those of the switch itself, and gives the connection. It is called
-	// once at most. An error means that the client is gone, or is not to have it.
+	// once at most. An error means that the client disconnected, or is not to have it.
 	Switch(header http.Header) (io.ReadWriteCloser, error)
 }
 
@@ -186,7 +186,7 @@ func worded(f *failure) *failure {
 }
 
 var (
-	errIdle       = errors.New("nothing passed for the idle timeout")
+	errIdle       = errors.New("no traffic for the idle timeout")
 	errReplicaEnd = errors.New("the replica ended the connection")
 	errClientEnd  = errors.New("the client ended the connection")
 )
@@ -239,7 +239,7 @@ func ended(cause error, said bool) *failure {
 	case errors.Is(cause, errIdle):
 		return &failure{outcome: retry.Canceled, public: apierror.New(apierror.DeadlineExceeded, "the WebSocket was idle for too long (router.realtime_idle)", cause)}
 	case errors.Is(cause, errReplicaEnd):
-		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica ended the WebSocket without a word", cause)}
+		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica closed the WebSocket without a close frame", cause)}
 	}
 	return &failure{outcome: retry.Canceled, public: apierror.From(errors.Join(context.Canceled, cause))}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // errStalled is why an attempt's context ended: its rank shows no sign of life.
-var errStalled = errors.New("the replica shows no sign of life")
+var errStalled = errors.New("the replica has stalled")
 
 // mayMove reports whether the request may be tried elsewhere when its rank shows no sign of life. The last try is left
 // to its end: a request that every engine takes so long for is not helped by another one.
@@ -25,5 +25,5 @@ func (j *job) abandoned(err error) *failure {
 	if j.begun {
 		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica stopped in the middle of its answer", err)}
 	}
-	return &failure{outcome: retry.Stalled, public: apierror.New(apierror.UpstreamError, "the replica shows no sign of life", err)}
+	return &failure{outcome: retry.Stalled, public: apierror.New(apierror.UpstreamError, "the replica has stalled", err)}
 }

@@ -40,7 +40,7 @@ func (s *Scanner) end(what string) bool {
 	if s.What == "" {
 		s.EOF = true
 	}
-	return s.Fail(len(s.Data), "the text ends where "+what+" is expected")
+	return s.Fail(len(s.Data), "the text ends, but "+what+" is expected")
 }
 
 // Space advances over white space and returns the byte after it, 0 at the end.
