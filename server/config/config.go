@@ -24,9 +24,9 @@ import (
 
 // Config is the tree of all settings: a struct of the parts' own structs.
 type Config struct {
-	// Where the router is reached, and how it leaves.
+	// The router's addresses, and how it shuts down.
 	Listen Listen `yaml:"listen"`
-	// Which replicas exist.
+	// The replicas and their discovery.
 	Registry registry.Config `yaml:"registry"`
 	// How a request is read and sent.
 	Router router.Config `yaml:"router"`
@@ -40,17 +40,17 @@ type Config struct {
 	KVEvents kvevents.Config `yaml:"kvevents"`
 	// Reservations.
 	Load load.Config `yaml:"load"`
-	// What engines report of their load.
+	// The load that engines report.
 	EngineStats enginestats.Config `yaml:"enginestats"`
 	// Connections to replicas, retries, breakers.
 	Upstream upstream.Config `yaml:"upstream"`
 	// The memory of decisions.
 	Decisions decisionlog.Config `yaml:"decisions"`
-	// The record of who did what.
+	// The audit log: changes, rejected credentials, reads of other tenants' data.
 	Audit audit.Config `yaml:"audit"`
-	// Who may call, and what callers may ask for.
+	// Callers' credentials, and what callers may set.
 	API grpcapi.Config `yaml:"api"`
-	// What each tenant may take, and its share while requests wait.
+	// Each tenant's limits, and its share while requests wait.
 	Tenants quota.Config `yaml:"tenants"`
 	// The REST surface.
 	Gateway gateway.Config `yaml:"gateway"`

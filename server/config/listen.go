@@ -10,48 +10,52 @@ import (
 
 // Listen says where the router is reached and how it leaves.
 type Listen struct {
-	// HTTP is the address of the OpenAI-style REST surface; empty opens none.
+	// HTTP is the address of the OpenAI-style REST surface. Empty: no such surface.
 	HTTP string `yaml:"http"`
-	// GRPC is the address of the gRPC services; empty opens none.
+	// GRPC is the address of the gRPC services. Empty: no such surface.
 	GRPC string `yaml:"grpc"`
-	// Admin is the address of health, metrics, profiles and the console; empty opens none.
+	// Admin is the address of health, metrics, profiles and the console. Empty: no such surface.
 	Admin string `yaml:"admin"`
-	// Hosts are names, beside localhost, by which requests may ask for an HTTP or admin address of the
-	// loopback; "*" allows all. Web pages could else reach the router under names of their own.
+	// Hosts lists the names, besides localhost, that the Host header may have at an HTTP or admin address of the
+	// loopback; "*" allows all. This stops web pages from reaching the router under names of their own.
 	Hosts []string `yaml:"hosts"`
-	// TLSCert and TLSKey name PEM files; with both, HTTP and GRPC speak TLS. They are read again when
-	// they change.
+	// TLSCert names a PEM file with the certificate of the HTTP and gRPC addresses, which use TLS when it and tls_key
+	// are set. It is read again when it changes.
 	TLSCert string `yaml:"tls_cert"`
-	TLSKey  string `yaml:"tls_key"`
-	// AdminTLS has the admin address speak TLS too: with AdminTLSCert and AdminTLSKey, or with TLSCert and TLSKey where those
-	// are empty.
-	AdminTLS     bool   `yaml:"admin_tls"`
+	// TLSKey names a PEM file with the key of tls_cert. It is read again when it changes.
+	TLSKey string `yaml:"tls_key"`
+	// AdminTLS makes the admin address use TLS, with admin_tls_cert and admin_tls_key, or with tls_cert and tls_key
+	// where those are empty.
+	AdminTLS bool `yaml:"admin_tls"`
+	// AdminTLSCert names a PEM file with the certificate of the admin address. Empty: tls_cert.
 	AdminTLSCert string `yaml:"admin_tls_cert"`
-	AdminTLSKey  string `yaml:"admin_tls_key"`
-	// ClientCA names a PEM file with the certificates that client certificates are checked with, at each address that speaks
-	// TLS; api.certificates gives their tenants. It is read again when it changes. Empty: clients show no certificates.
+	// AdminTLSKey names a PEM file with the key of admin_tls_cert. Empty: tls_key.
+	AdminTLSKey string `yaml:"admin_tls_key"`
+	// ClientCA names a PEM file with the certificate authorities of client certificates, at each address that uses
+	// TLS; api.certificates maps them to tenants. It is read again when it changes. Empty: client certificates are not
+	// requested.
 	ClientCA string `yaml:"client_ca"`
-	// ClientAuth is optional (a certificate that is shown must be good) or required, at HTTP and GRPC.
+	// ClientAuth is optional (a client certificate must be valid if there is one) or required, for HTTP and gRPC.
 	ClientAuth string `yaml:"client_auth"`
-	// AdminClientAuth is the same at Admin, where probes and scrapers may have no certificate.
+	// AdminClientAuth is client_auth for the admin address, where probes and scrapers may have no certificate.
 	AdminClientAuth string `yaml:"admin_client_auth"`
-	// ReadHeaderTimeout bounds the wait for a request's head, IdleTimeout the life of a connection
-	// without a request.
+	// ReadHeaderTimeout limits the time to read a request's header.
 	ReadHeaderTimeout time.Duration `yaml:"read_header_timeout"`
-	IdleTimeout       time.Duration `yaml:"idle_timeout"`
-	// MaxHeaderBytes bounds a request's head.
+	// IdleTimeout closes client connections that have no request for this long.
+	IdleTimeout time.Duration `yaml:"idle_timeout"`
+	// MaxHeaderBytes limits the size of a request's header.
 	MaxHeaderBytes int `yaml:"max_header_bytes"`
-	// MaxStreams bounds the requests of one HTTP/2 or gRPC connection at once.
+	// MaxStreams limits the concurrent requests of one HTTP/2 or gRPC connection.
 	MaxStreams int `yaml:"max_streams"`
-	// MaxConnections bounds the connections of each of the three doors; further ones wait to be accepted.
-	// Zero: a quarter of the files that the process may open, so that as many are left for replicas.
+	// MaxConnections limits the connections of each of the three addresses; further ones wait to be accepted. Zero: a
+	// quarter of the files that the process may open, which leaves as many for replicas.
 	MaxConnections int `yaml:"max_connections"`
-	// RawSockets reads from replicas and writes to clients with system calls that Go's scheduler does not know of, on
-	// Linux: a busy router then wakes fewer threads. Turn it off to rule these calls out when you look for a fault.
+	// RawSockets reads from replicas and writes to clients with system calls that bypass Go's scheduler, on Linux, so
+	// that a busy router wakes fewer threads. Turn it off to rule these calls out when you look for a fault.
 	RawSockets bool `yaml:"raw_sockets"`
-	// DrainDelay is the time between saying not ready and not accepting, so that balancers notice.
+	// DrainDelay is the time between reporting not ready and closing the listeners, in which load balancers can react.
 	DrainDelay time.Duration `yaml:"drain_delay"`
-	// DrainTimeout bounds how long streams may go on after that.
+	// DrainTimeout limits how long streams may continue after that.
 	DrainTimeout time.Duration `yaml:"drain_timeout"`
 }
 

@@ -10,10 +10,10 @@ import (
 
 // Reload says how changed settings are noticed and remembered.
 type Reload struct {
-	// Watch applies changes of the settings file, and of the key files that it names, by itself. SIGHUP and kvpilot reload do so at
-	// any time.
+	// Watch applies changes of the settings file, and of the key files that it names, automatically. SIGHUP and
+	// kvpilot reload apply them at any time.
 	Watch bool `yaml:"watch"`
-	// Versions is how many versions of the settings are remembered, for kvpilot config rollback.
+	// Versions is the number of versions of the settings that are remembered, for kvpilot config rollback.
 	Versions int `yaml:"versions"`
 }
 

@@ -10,11 +10,11 @@ import (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// MaxRequests bounds the requests that wait, over all models; further ones are refused.
+	// MaxRequests limits the requests that wait, over all models; further ones are rejected.
 	MaxRequests int `yaml:"max_requests"`
-	// MaxBytes bounds the bodies of the requests that wait.
+	// MaxBytes limits the bodies of the requests that wait.
 	MaxBytes int `yaml:"max_bytes"`
-	// MaxWait is the longest time a request waits; zero leaves it to the caller's deadline.
+	// MaxWait is the longest time that a request waits. Zero: until the caller's deadline.
 	MaxWait time.Duration `yaml:"max_wait"`
 }
 

@@ -14,40 +14,38 @@ import (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Policy is the rule of choice for models that set none: predicted-ttft, overlap-load,
-	// weighted-scorers, prefix-affinity, consistent-hash, least-tokens, least-requests,
-	// power-of-two, round-robin or random. docs/policies.md says when to use which.
+	// Policy is the policy for models that set none: predicted-ttft, overlap-load, weighted-scorers, prefix-affinity,
+	// consistent-hash, least-tokens, least-requests, power-of-two, round-robin or random. docs/policies.md says when
+	// to use which.
 	Policy decision.Policy `yaml:"policy"`
-	// Objective is what predicted-ttft makes small: answer (the time to the last token, with nearly
-	// the best time to the first), ttft (the time to the first token alone) or slo (the number of
-	// answers that miss the targets below; a request that no replica can serve in time is refused
-	// with 429 at once instead of making others late).
+	// Objective is what predicted-ttft minimizes: answer (the time to the last token, with nearly the best time to the
+	// first), ttft (the time to the first token alone) or slo (the number of answers that miss the targets below; a
+	// request that no replica can serve in time is rejected with 429 at once and does not delay others).
 	Objective decision.Objective `yaml:"objective"`
-	// SLO holds the targets of models that set none. Requests may set their own with the headers
+	// SLO has the targets of models that set none. Requests may set their own with the headers
 	// X-Kvpilot-TTFT-Ms and X-Kvpilot-TPOT-Ms.
 	SLO SLOConfig `yaml:"slo"`
-	// Weights overrides the policies' numbers by name, for example overlap_credit.
+	// Weights overrides the policies' parameters by name, for example overlap_credit.
 	Weights map[string]float64 `yaml:"weights"`
-	// Shadow names a policy that decides beside the serving one; its choices are recorded and
-	// never served. Empty runs none.
+	// Shadow names a policy that runs in parallel with the serving one; its choices are recorded and never served.
+	// Empty: none.
 	Shadow decision.Policy `yaml:"shadow"`
-	// Models overrides the three for single models, by the name that clients use.
+	// Models overrides policy, objective, slo, weights and shadow for single models, by the name that clients use.
 	Models map[string]ModelConfig `yaml:"models"`
-	// HoldAbove is the predicted prefill time that a rank may have ahead before requests wait in
-	// the router instead (predicted-ttft only); one full step of the engine is enough where that
-	// takes less. Zero turns the hold queue off.
+	// HoldAbove is the predicted prefill time that a rank may have queued before requests wait in the router instead
+	// (predicted-ttft only); one full step of the engine is enough where that takes less. Zero: no hold queue.
 	HoldAbove time.Duration `yaml:"hold_above"`
-	// YieldRanks lets long prompts give way where at least so many ranks may serve; zero never, 1 always.
-	// While such a prompt has no first token and a much shorter request wants its rank, kvpilot takes it
-	// back from the engine, which keeps what it has computed in its prefix cache, and sends it again
-	// behind the short one (predicted-ttft with a hold queue, streamed requests, ranks whose KV events
-	// are exact). Engines count each as an aborted request. Fewer ranks win nothing by it.
+	// YieldRanks lets a short request preempt a long prompt where at least this many ranks may serve; 0 never, 1
+	// always. While a long prompt has no first token and a much shorter request wants its rank, kvpilot cancels it at
+	// the engine, which keeps the computed part in its prefix cache, and requeues it behind the short one
+	// (predicted-ttft with a hold queue, streamed requests, ranks whose KV events are exact). Engines count each as an
+	// aborted request. Fleets with fewer ranks gain nothing by it.
 	YieldRanks int `yaml:"yield_ranks"`
-	// MaxRequestsPerRank vetoes ranks with that many requests in flight. Zero sets no limit.
+	// MaxRequestsPerRank excludes ranks with that many requests in flight. Zero: no limit.
 	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`
-	// Stall says when a replica that hangs behind a healthy answer is avoided.
+	// Stall says when a replica that reports healthy but makes no progress is avoided.
 	Stall StallConfig `yaml:"stall"`
-	// Queue bounds the hold queue.
+	// Queue limits the hold queue.
 	Queue admission.Config `yaml:"queue"`
 	// Ring configures consistent-hash.
 	Ring selector.RingConfig `yaml:"ring"`
@@ -57,8 +55,9 @@ type Config struct {
 
 // SLOConfig is what an answer must keep to be good; zero asks nothing.
 type SLOConfig struct {
-	// TTFT bounds the time to the first token, TPOT the mean time of each token after it.
+	// TTFT is the target of the time to the first token.
 	TTFT time.Duration `yaml:"ttft"`
+	// TPOT is the target of the mean time of each token after the first.
 	TPOT time.Duration `yaml:"tpot"`
 }
 
@@ -66,13 +65,17 @@ func (c SLOConfig) targets() decision.Targets { return decision.Targets{TTFT: c.
 
 // ModelConfig is one model's own choice of policy; empty fields keep the common ones.
 type ModelConfig struct {
+	// Policy overrides chooser.policy.
 	Policy decision.Policy `yaml:"policy"`
-	// Objective and SLO are as above.
+	// Objective overrides chooser.objective.
 	Objective decision.Objective `yaml:"objective"`
-	SLO       SLOConfig          `yaml:"slo"`
+	// SLO overrides chooser.slo.
+	SLO SLOConfig `yaml:"slo"`
 
+	// Weights overrides chooser.weights.
 	Weights map[string]float64 `yaml:"weights"`
-	Shadow  decision.Policy    `yaml:"shadow"`
+	// Shadow overrides chooser.shadow.
+	Shadow decision.Policy `yaml:"shadow"`
 }
 
 // DefaultConfig returns the defaults.

@@ -11,12 +11,13 @@ import (
 // StallConfig says when a rank that has requests and shows no sign of life is avoided, though its replica is
 // healthy by its own word.
 type StallConfig struct {
-	// After is the shortest time without a sign of life, while the engine's counters stand still, after which a rank with
-	// requests is stalled; five times as long where its counters are not read. A rank that was silent for longer before, or
-	// whose prefill was predicted to take longer, is given more. Zero watches no rank, and doubts no booking of an external caller.
+	// After is the shortest time without output, while the engine's counters do not change, after which a rank with
+	// requests is stalled; five times as long where its counters are not read. A rank that was silent for longer
+	// before, or whose prefill was predicted to take longer, gets more time. Zero: stalls are not detected, and
+	// bookings of external callers are not doubted.
 	After time.Duration `yaml:"after"`
-	// Unhealthy is how long a stream may go on to wait for a replica that is called unhealthy and shows no sign of life.
-	// Then it ends with an error, or goes on elsewhere (router.resume_streams). Zero: for ever.
+	// Unhealthy is how long a stream may wait for a replica that is unhealthy and silent. Then the stream ends with an
+	// error, or is resumed on another replica (router.resume_streams). Zero: without limit.
 	Unhealthy time.Duration `yaml:"unhealthy"`
 }
 

@@ -13,15 +13,15 @@ import (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// MaxReservations bounds the requests in flight, own and leased together; further ones are refused.
+	// MaxReservations limits the requests in flight, own and leased together; further ones are rejected.
 	MaxReservations int `yaml:"max_reservations"`
-	// Lease is how long a reservation that an external caller holds lives without a report, when the
-	// caller asks for no other time.
+	// Lease is how long a reservation of an external caller lives without a report, when the caller asks for no other
+	// time.
 	Lease time.Duration `yaml:"lease"`
-	// MaxLease caps the lease that a caller may ask for.
+	// MaxLease is the longest lease that a caller may ask for.
 	MaxLease time.Duration `yaml:"max_lease"`
-	// Remembered is how many ended reservations are remembered, so that late reports are told
-	// "ended" rather than "unknown" and cannot bring a request back to life.
+	// Remembered is the number of ended reservations that are remembered, so that late reports get "ended" instead of
+	// "unknown" and cannot revive a request.
 	Remembered int `yaml:"remembered"`
 }
 

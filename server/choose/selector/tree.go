@@ -13,13 +13,13 @@ import (
 
 // TreeConfig is what an operator may set of prefix-affinity's text tree.
 type TreeConfig struct {
-	// Evict bounds the text that is kept per rank.
+	// Evict limits the text that is kept per rank.
 	Evict bool `yaml:"evict"`
-	// EvictAbove and EvictTo are in characters per rank: above the first, the oldest text goes until
-	// the second is reached.
+	// EvictAbove is the number of characters per rank above which the oldest text is evicted.
 	EvictAbove int `yaml:"evict_above"`
-	EvictTo    int `yaml:"evict_to"`
-	// EvictEvery is the time between two looks.
+	// EvictTo is the number of characters per rank at which eviction stops.
+	EvictTo int `yaml:"evict_to"`
+	// EvictEvery is the time between two checks.
 	EvictEvery time.Duration `yaml:"evict_every"`
 }
 

@@ -29,17 +29,18 @@ type Config struct {
 
 // Key is one API key.
 type Key struct {
-	// Name is the tenant that requests with this key count for. A tenant may have several keys.
+	// Name is the tenant to which requests with this key belong. A tenant may have several keys.
 	Name string `yaml:"name"`
-	// Key is the secret itself, or sha256: and the hex SHA-256 of one (kvpilot key new makes both).
+	// Key is the secret itself, or sha256: and its hex SHA-256 (kvpilot key new makes both).
 	Key secret.String `yaml:"key"`
 	// Admin is short for the role admin.
 	Admin bool `yaml:"admin"`
-	// Roles are infer, route, observe, admin, forward and gateway; empty: infer and route.
+	// Roles lists roles: infer, route, observe, admin, forward, gateway. Empty: infer and route.
 	Roles []string `yaml:"roles"`
-	// Caller names the key's holder within the tenant, in the audit log; empty: the tenant's name.
+	// Caller names the key's holder within the tenant, for the audit log. Empty: the tenant's name.
 	Caller string `yaml:"caller"`
-	// Expires is the day (2027-01-31, UTC) or the moment (2027-01-31T12:00:00Z) from which the key is refused. Empty: never.
+	// Expires is the date (2027-01-31, UTC) or time (2027-01-31T12:00:00Z) from which the key is rejected. Empty:
+	// never.
 	Expires string `yaml:"expires"`
 }
 
@@ -47,39 +48,43 @@ type Key struct {
 type JWT struct {
 	// Issuer is the iss that tokens must have. Empty: no tokens are accepted.
 	Issuer string `yaml:"issuer"`
-	// Audiences are the aud values of which tokens must have one.
+	// Audiences lists the accepted values of aud.
 	Audiences []string `yaml:"audiences"`
-	// JWKSURL is where the issuer publishes its keys (https, or http on the loopback); JWKSFile is a file with them,
-	// which is read again when it changes. One of the two is needed.
-	JWKSURL  string `yaml:"jwks_url"`
+	// JWKSURL is where the issuer publishes its keys (https, or http on the loopback). Exactly one of jwks_url and
+	// jwks_file must be set.
+	JWKSURL string `yaml:"jwks_url"`
+	// JWKSFile names a file with the issuer's keys. It is read again when it changes.
 	JWKSFile string `yaml:"jwks_file"`
-	// CAFile has the certificates (PEM) that JWKSURL's server is checked with; empty: the system's.
+	// CAFile names a PEM file with the certificate authorities of jwks_url's server. Empty: the system's.
 	CAFile string `yaml:"ca_file"`
-	// Refresh is how often JWKSURL is read. An unknown key in a token has it read sooner, at most every 10 s.
+	// Refresh is the time between reads of jwks_url. An unknown key in a token causes an earlier read, at most every
+	// 10 s.
 	Refresh time.Duration `yaml:"refresh"`
 	// Algorithms are the accepted signatures: RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384, ES512, EdDSA.
 	Algorithms []string `yaml:"algorithms"`
-	// Leeway is how far clocks may differ.
+	// Leeway is the accepted difference between clocks.
 	Leeway time.Duration `yaml:"leeway"`
-	// TenantClaim, NameClaim and RolesClaim name the claims with the tenant, the caller's name and its roles (a list, or
-	// names separated by spaces). A dot leads into an object: realm_access.roles.
+	// TenantClaim names the claim with the tenant. A dot leads into an object: realm_access.roles.
 	TenantClaim string `yaml:"tenant_claim"`
-	NameClaim   string `yaml:"name_claim"`
-	RolesClaim  string `yaml:"roles_claim"`
-	// RoleMap gives kvpilot's roles for values of RolesClaim, separated by commas. Empty: the values are the roles' own names.
+	// NameClaim names the claim with the caller's name.
+	NameClaim string `yaml:"name_claim"`
+	// RolesClaim names the claim with the caller's roles (a list, or names separated by spaces).
+	RolesClaim string `yaml:"roles_claim"`
+	// RoleMap maps values of roles_claim to kvpilot's roles, separated by commas. Empty: the values are names of
+	// roles.
 	RoleMap map[string]string `yaml:"role_map"`
-	// DefaultRoles are those of tokens that name none.
+	// DefaultRoles lists the roles of tokens without roles.
 	DefaultRoles []string `yaml:"default_roles"`
 }
 
 // Certificate gives the tenant and the roles of client certificates by a name in them.
 type Certificate struct {
-	// SAN is the URI (spiffe://cluster.local/ns/{tenant}/sa/*) or DNS name of a certificate. "*" stands for one segment of
-	// a URI or one label of a DNS name, "{tenant}" too.
+	// SAN is the URI (spiffe://cluster.local/ns/{tenant}/sa/*) or DNS name of a certificate. "*" and "{tenant}" stand
+	// for one segment of a URI or one label of a DNS name.
 	SAN string `yaml:"san"`
-	// Tenant is the tenant; empty takes what {tenant} in SAN matches.
+	// Tenant is the tenant. Empty: what {tenant} in san matches.
 	Tenant string `yaml:"tenant"`
-	// Roles are as a key's.
+	// Roles lists roles, as a key's.
 	Roles []string `yaml:"roles"`
 }
 

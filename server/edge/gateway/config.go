@@ -9,19 +9,19 @@ import (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// MaxBodyBytes bounds a request body, over gRPC too; larger ones are refused with 413.
+	// MaxBodyBytes limits a request body, over gRPC too; larger ones are rejected with 413.
 	MaxBodyBytes int64 `yaml:"max_body_bytes"`
-	// MaxBodiesBytes bounds the bodies of all requests under way together, of the REST and the gRPC door;
-	// what would exceed it is refused with 429. Allow the mean body times the requests in flight; the
-	// process needs about twice as much memory.
+	// MaxBodiesBytes limits the bodies of all requests in progress together, REST and gRPC; what would exceed it is
+	// rejected with 429. Allow the mean body times the requests in flight; the process needs about twice as much
+	// memory.
 	MaxBodiesBytes int64 `yaml:"max_bodies_bytes"`
-	// BodyTimeout is how long a client may take to send its body, over gRPC too.
+	// BodyTimeout limits the time in which a client sends its body, over gRPC too.
 	BodyTimeout time.Duration `yaml:"body_timeout"`
-	// StallTimeout ends an answer whose client takes nothing for this long, over gRPC and at the admin
-	// door too. Zero: never.
+	// StallTimeout ends an answer whose client reads nothing for this long, over gRPC and at the admin address too.
+	// Zero: never.
 	StallTimeout time.Duration `yaml:"stall_timeout"`
 	// AllowOrigins lists the web origins whose pages may call the router (CORS), for example
-	// "https://chat.example.com"; "*" allows all. Empty allows none.
+	// "https://chat.example.com"; "*" allows all. Empty: none.
 	AllowOrigins []string `yaml:"allow_origins"`
 }
 

@@ -4,20 +4,22 @@ import "github.com/kvpilot/kvpilot/server/edge/callers"
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Keys are the API keys that callers may show. Without Keys, KeysFile, JWT and Certificates no credentials are asked for.
+	// Keys lists the API keys of callers. Without keys, keys_file, jwt and certificates, callers need no credentials.
 	Keys []Key `yaml:"keys"`
-	// KeysFile names a file with one "tenant:key" or "tenant:key:admin" per line, and options after a space: roles=infer,route
-	// name=ci expires=2027-01-31. A key may be written as sha256: and the hex SHA-256 of it (kvpilot key new). Lines that begin
-	// with # are comments. The file is read again when it changes; a broken one leaves the keys before in force.
+	// KeysFile names a file with one "tenant:key" or "tenant:key:admin" per line, and options after a space:
+	// roles=infer,route name=ci expires=2027-01-31. A key may be written as sha256: and its hex SHA-256 (kvpilot key
+	// new). Lines that begin with # are comments. The file is read again when it changes; if that fails, the previous
+	// keys stay in force.
 	KeysFile string `yaml:"keys_file"`
 	// JWT says which signed tokens are accepted.
 	JWT callers.JWT `yaml:"jwt"`
-	// Certificates give the tenant of client certificates (listen.client_ca) by a name in them; the first that matches counts.
+	// Certificates maps client certificates (listen.client_ca) to tenants by a name in them; the first match counts.
 	Certificates []callers.Certificate `yaml:"certificates"`
-	// TenantHeader is the header in which callers with the role gateway name the tenant of a request. It is ignored from others.
+	// TenantHeader is the header in which callers with the role gateway send the tenant of a request. It is ignored
+	// from others.
 	TenantHeader string `yaml:"tenant_header"`
-	// Overrides lets callers choose the policy, its numbers and the replicas of a request by
-	// x-kvpilot-* headers and ChooseReplica's fields.
+	// Overrides lets callers choose the policy, its parameters and the replicas of a request by x-kvpilot-* headers
+	// and ChooseReplica's fields.
 	Overrides bool `yaml:"overrides"`
 }
 

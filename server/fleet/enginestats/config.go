@@ -18,15 +18,15 @@ import (
 type Config struct {
 	// Path is where replicas serve their metrics.
 	Path string `yaml:"path"`
-	// Interval is the time between looks at a replica; each is moved by up to a tenth.
+	// Interval is the time between reads of a replica, varied by up to a tenth.
 	Interval time.Duration `yaml:"interval"`
-	// Timeout bounds each look.
+	// Timeout limits each read.
 	Timeout time.Duration `yaml:"timeout"`
-	// Stale is the age from which statistics are not used any more.
+	// Stale is the age from which statistics are ignored.
 	Stale time.Duration `yaml:"stale"`
-	// MaxBytes bounds the answer that is read.
+	// MaxBytes limits the answer that is read.
 	MaxBytes int64 `yaml:"max_bytes"`
-	// Concurrency bounds the looks under way at once.
+	// Concurrency limits the concurrent reads.
 	Concurrency int `yaml:"concurrency"`
 }
 

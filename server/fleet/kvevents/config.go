@@ -8,24 +8,24 @@ import (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Workers is how many goroutines decode and apply events. Zero: half of the processors, at least two.
+	// Workers is the number of goroutines that decode and apply events. Zero: half of the processors, at least two.
 	Workers int `yaml:"workers"`
-	// QueueBytes bounds the memory of batches that have arrived and are not applied, over all
-	// ranks. What arrives beyond it is dropped, counted, and fetched again by a replay.
+	// QueueBytes limits the memory of batches that have arrived and are not applied, over all ranks. Batches beyond it
+	// are dropped, counted, and fetched again by a replay.
 	QueueBytes int64 `yaml:"queue_bytes"`
-	// MaxMessageBytes bounds one batch on the wire; a larger one ends the connection.
+	// MaxMessageBytes limits one batch on the wire; a larger one ends the connection.
 	MaxMessageBytes int `yaml:"max_message_bytes"`
-	// Heartbeat is how long a connection may be quiet before the engine's socket is asked for a
-	// sign of life; after three the connection is given up. Zero asks never.
+	// Heartbeat is how long a connection may be quiet before the engine's socket is sent a ping; after three
+	// unanswered pings the connection is closed. Zero: no pings.
 	Heartbeat time.Duration `yaml:"heartbeat"`
-	// Probe is how long a feed may be quiet before a replay from its last batch looks for events
-	// that were lost on the way. Zero looks never.
+	// Probe is how long a feed may be quiet before a replay from its last batch checks for lost events. Zero: no
+	// checks.
 	Probe time.Duration `yaml:"probe"`
 	// ReplayTimeout is how long a replay may make no progress.
 	ReplayTimeout time.Duration `yaml:"replay_timeout"`
-	// ForgetAfter is how long a rank's blocks are kept while its feed cannot be reached. Zero keeps them.
+	// ForgetAfter is how long a rank's blocks are kept while its feed cannot be reached. Zero: without limit.
 	ForgetAfter time.Duration `yaml:"forget_after"`
-	// ReconnectMax bounds the growing pause between attempts to connect.
+	// ReconnectMax limits the growing pause between attempts to connect.
 	ReconnectMax time.Duration `yaml:"reconnect_max"`
 }
 

@@ -15,25 +15,21 @@ const MaxRanks = 4096
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// MaxBytes bounds the index's memory at BlockCost per block. When it is reached, new blocks
-	// of ranks that have their share are not indexed until engines evict others, and the ranks'
-	// state says so.
+	// MaxBytes limits the index's memory, at 48 bytes per block. At the limit, new blocks of ranks that have used
+	// their share are not indexed until engines evict others, and the ranks' state says so.
 	MaxBytes int64 `yaml:"max_bytes"`
-	// MaxRanks is the largest number of ranks at one time; every 64 cost 8 bytes per distinct
-	// set of ranks.
+	// MaxRanks limits the ranks at one time; every 64 cost 8 bytes per distinct set of ranks.
 	MaxRanks int `yaml:"max_ranks"`
-	// BeliefTTL is how long a routed prompt is believed to be in its rank's cache when neither
-	// an event nor a first token has confirmed it.
+	// BeliefTTL is how long a routed prompt is assumed to be in its rank's cache when neither an event nor a first
+	// token has confirmed it.
 	BeliefTTL time.Duration `yaml:"belief_ttl"`
-	// DefaultCapacity is the number of blocks that a rank without events is taken to hold when
-	// its replica does not report a number.
+	// DefaultCapacity is the assumed number of blocks of a rank without events whose replica does not report a number.
 	DefaultCapacity int `yaml:"default_capacity"`
-	// Snapshot is a file that keeps what ranks with events hold over a restart of the router: read
-	// before their feeds begin, checked against what these say then, and written when the router
-	// stops. Empty: none.
+	// Snapshot names a file that keeps what ranks with events hold across restarts of the router: it is read before
+	// their feeds begin, checked against the feeds, and written when the router stops. Empty: none.
 	Snapshot string `yaml:"snapshot"`
-	// SnapshotEvery is how often the file is written while the router runs, against its sudden end.
-	// Zero: only when it stops.
+	// SnapshotEvery is the time between writes of the file while the router runs, in case it crashes. Zero: it is
+	// written only when the router stops.
 	SnapshotEvery time.Duration `yaml:"snapshot_every"`
 }
 

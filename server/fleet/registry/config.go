@@ -16,9 +16,9 @@ import (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Replicas is the fixed list.
+	// Replicas lists replicas.
 	Replicas []Spec `yaml:"replicas"`
-	// File names a YAML file with a list "replicas" of the same form; it is watched.
+	// File names a YAML file with a list "replicas" of the same form. It is watched for changes.
 	File string `yaml:"file"`
 	// DNS lists names whose addresses are replicas.
 	DNS []DNSConfig `yaml:"dns"`
@@ -26,62 +26,64 @@ type Config struct {
 	Kubernetes []KubernetesConfig `yaml:"kubernetes"`
 	// Aliases maps names that clients may use to names that replicas serve.
 	Aliases map[string]string `yaml:"aliases"`
-	// Access is how the router shows itself to replicas, and what it trusts, where a replica or its pool says nothing else.
+	// Access has the credentials that the router shows to replicas and the authorities that it trusts, unless a replica or its pool has its own.
 	Access Access `yaml:"access"`
-	// Pools are the same for groups of replicas, by a name that their entries give as pool, or by the model that they serve.
+	// Pools has the settings of access for groups of replicas, by the name in their field pool, or by the model that
+	// they serve.
 	Pools map[string]Access `yaml:"pools"`
-	// Events is the default for replicas that say nothing about events.
+	// Events is the default for replicas without events settings.
 	Events EventsSpec `yaml:"events"`
-	// Probe says how health is watched.
+	// Probe configures health checks.
 	Probe ProbeConfig `yaml:"probe"`
-	// Registration bounds registration by RPC.
+	// Registration limits registration by RPC.
 	Registration RegistrationConfig `yaml:"registration"`
 }
 
 // ProbeConfig says how each replica's health is watched.
 type ProbeConfig struct {
-	// Path is asked for health: 200 is healthy.
+	// Path is requested to check health: status 200 is healthy.
 	Path string `yaml:"path"`
-	// Interval is the time between probes of a replica; each is moved by up to a tenth.
+	// Interval is the time between probes of a replica, varied by up to a tenth.
 	Interval time.Duration `yaml:"interval"`
-	// MaxInterval is the longest time between probes of a replica that stays down. While its machine answers (the port
-	// is closed, or takes connections that nobody serves), the first minutes long it is asked every half a second.
+	// MaxInterval is the longest time between probes of a replica that stays down. While its machine responds (the
+	// port is closed, or accepts connections that are not served), it is probed every half second for the first
+	// minutes.
 	MaxInterval time.Duration `yaml:"max_interval"`
-	// Timeout bounds each request of a probe.
+	// Timeout limits each request of a probe.
 	Timeout time.Duration `yaml:"timeout"`
-	// Up is how many probes in a row must succeed before a replica that was down takes requests again.
+	// Up is the number of consecutive successful probes after which a replica that was down takes requests again.
 	Up int `yaml:"up"`
-	// Down is how many probes in a row must fail before a replica takes no more. A refused connection
-	// counts as that many.
+	// Down is the number of consecutive failed probes after which a replica takes no more requests. A refused
+	// connection counts as that many.
 	Down int `yaml:"down"`
-	// ModelsInterval is the time between looks at /v1/models, where adapters come and go.
+	// ModelsInterval is the time between reads of /v1/models, whose list of adapters may change.
 	ModelsInterval time.Duration `yaml:"models_interval"`
-	// Concurrency bounds the probes under way at once; as many more may be under way of replicas that fail them.
+	// Concurrency limits the concurrent probes; as many more may run for replicas that fail them.
 	Concurrency int `yaml:"concurrency"`
 }
 
 // RegistrationConfig bounds registration by RPC.
 type RegistrationConfig struct {
-	// Enabled lets callers register replicas where no API keys are in use; with keys, those that may
-	// change the fleet always can.
+	// Enabled lets callers register replicas where no API keys are in use; with keys, callers with the role admin
+	// always can.
 	Enabled bool `yaml:"enabled"`
-	// Lease is the time a registration lives when the caller asks for no other.
+	// Lease is the lifetime of a registration when the caller asks for no other.
 	Lease time.Duration `yaml:"lease"`
-	// MaxLease caps what a caller may ask for.
+	// MaxLease is the longest lease that a caller may ask for.
 	MaxLease time.Duration `yaml:"max_lease"`
-	// Max bounds the registered replicas.
+	// Max limits the registered replicas.
 	Max int `yaml:"max"`
-	// MaxRanks bounds the ranks of all registered replicas together.
+	// MaxRanks limits the ranks of all registered replicas together.
 	MaxRanks int `yaml:"max_ranks"`
-	// Networks are those in which registered replicas must have their addresses, for example "10.0.0.0/8".
+	// Networks lists the networks in which registered replicas must have their addresses, for example "10.0.0.0/8".
 	// Empty: any but link-local ones.
 	Networks []string `yaml:"networks"`
 }
 
 // DNSConfig makes replicas of a name's addresses.
 type DNSConfig struct {
-	// Name is looked up. Host records (A and AAAA) need a port; with SRV records it is the full
-	// record name, for example "_http._tcp.vllm.default.svc.cluster.local".
+	// Name is the name to look up. Host records (A and AAAA) need a port; with SRV records it is the full record name,
+	// for example "_http._tcp.vllm.default.svc.cluster.local".
 	Name string `yaml:"name"`
 	// SRV looks up SRV records, which bring their own ports.
 	SRV bool `yaml:"srv"`
@@ -89,7 +91,7 @@ type DNSConfig struct {
 	Port int `yaml:"port"`
 	// Interval is the time between look-ups.
 	Interval time.Duration `yaml:"interval"`
-	// Template gives the other fields of each replica; its id and URL must be empty.
+	// Template sets the other fields of each replica; its id and url must be empty.
 	Template Spec `yaml:"template"`
 	// TLS makes the URLs https.
 	TLS bool `yaml:"tls"`

@@ -25,7 +25,7 @@ import (
 
 // KubernetesConfig makes replicas of the pods behind a Service, by its EndpointSlices.
 type KubernetesConfig struct {
-	// Service is the Service's name; a headless one will do.
+	// Service is the Service's name; the Service may be headless.
 	Service string `yaml:"service"`
 	// Namespace is the Service's namespace. Empty: the one that kvpilot runs in.
 	Namespace string `yaml:"namespace"`
@@ -33,11 +33,11 @@ type KubernetesConfig struct {
 	Port string `yaml:"port"`
 	// TLS makes the URLs https.
 	TLS bool `yaml:"tls"`
-	// Template gives the other fields of each replica; its id and URL must be empty.
+	// Template sets the other fields of each replica; its id and url must be empty.
 	Template Spec `yaml:"template"`
 	// APIServer is the API server's URL.
 	APIServer string `yaml:"api_server"`
-	// Credentials is a folder with the files token, ca.crt and namespace, as a pod has it.
+	// Credentials is a directory with the files token, ca.crt and namespace, as in a pod.
 	Credentials string `yaml:"credentials"`
 }
 

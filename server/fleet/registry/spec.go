@@ -18,7 +18,7 @@ import (
 
 // Spec describes one replica, as an operator writes it and as Register receives it.
 type Spec struct {
-	// ID names the replica to clients and operators. Empty: a name is made from the URL.
+	// ID names the replica to clients and operators. Empty: derived from the URL.
 	ID replica.ID `yaml:"id"`
 	// URL is the base URL, for example "http://10.0.0.7:8000".
 	URL string `yaml:"url"`
@@ -26,16 +26,16 @@ type Spec struct {
 	APIKey secret.String `yaml:"api_key"`
 	// APIKeyFile names a file that holds the key instead.
 	APIKeyFile string `yaml:"api_key_file"`
-	// APIKeyEnv names a variable of the environment that holds the key instead.
+	// APIKeyEnv names an environment variable that holds the key instead.
 	APIKeyEnv string `yaml:"api_key_env"`
-	// TLS is for a URL that begins with https. What is not set, and the key, comes from the pool, else from registry.access.
+	// TLS configures TLS for an https URL. Unset fields, and the key, come from the pool, else from registry.access.
 	TLS tlspeer.Config `yaml:"tls"`
-	// Pool names an entry of registry.pools. Empty: the first of models that has one.
+	// Pool names an entry of registry.pools. Empty: the first entry that has the name of one of the replica's models.
 	Pool string `yaml:"pool"`
-	// Models are the names to serve from this replica, instead of all that its /v1/models lists.
+	// Models lists the models to serve from this replica, instead of all that its /v1/models lists.
 	Models []string `yaml:"models"`
-	// Ranks is the number of data-parallel ranks behind the URL. Zero means as many as the replica tells
-	// (vLLM from 0.32 on, with KV events), else one.
+	// Ranks is the number of data-parallel ranks behind the URL. Zero: as many as the replica reports (vLLM from 0.32
+	// on, with KV events), else one.
 	Ranks int `yaml:"ranks"`
 	// Events says where the ranks publish KV cache events. Unset fields come from registry.events.
 	Events EventsSpec `yaml:"events"`
@@ -45,7 +45,7 @@ type Spec struct {
 	Blocks int `yaml:"blocks"`
 	// MaxBatchedTokens is the engine's token budget per step, when known.
 	MaxBatchedTokens int `yaml:"max_batched_tokens"`
-	// Labels are free key-value pairs (zone, tier, ...).
+	// Labels is a map of free key-value pairs (zone, tier, ...).
 	Labels map[string]string `yaml:"labels"`
 
 	completed, ranksSet bool // it went through complete; Ranks was said and not assumed
@@ -56,14 +56,14 @@ type Spec struct {
 // "{host}" and a wildcard ("*", "0.0.0.0") stand for the replica's host and "{rank}" for the
 // rank's index; where no "{rank}" is, the port grows by the rank's index, as vLLM does it.
 type EventsSpec struct {
-	// Endpoint is the engine's PUB address, for example "tcp://{host}:5557"; "none" for no events. Empty, the
-	// replica is asked for the addresses of every rank (GET /kv_event_sources, vLLM from 0.32 on). With
-	// "grpc://{host}:port" the router asks vLLM's Control service there for the addresses of every rank.
+	// Endpoint is the engine's PUB address, for example "tcp://{host}:5557"; "none" for no events. Empty: the replica
+	// is asked for the addresses of all ranks (GET /kv_event_sources, vLLM from 0.32 on). With "grpc://{host}:port"
+	// the router asks vLLM's Control service there for them.
 	Endpoint string `yaml:"endpoint"`
 	// Replay is the engine's ROUTER address for replays; "none" for none.
 	Replay string `yaml:"replay"`
-	// Topic is the subscription prefix; empty takes everything. "{host}", "{rank}" and "{id}", the replica's
-	// id, may stand in it.
+	// Topic is the subscription prefix; empty subscribes to everything. It may contain "{host}", "{rank}" and "{id}",
+	// the replica's id.
 	Topic string `yaml:"topic"`
 	// Bind makes the router bind the endpoint and the engine dial it.
 	Bind bool `yaml:"bind"`

@@ -7,10 +7,11 @@ const Stderr = "stderr"
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// File receives one JSON line per event; "stderr" writes them there, empty writes none. A path that cannot be opened
-	// refuses to start; a disk that fills up later stops nothing, and what is lost is counted.
+	// File receives one JSON line per event; "stderr" writes them there, empty: none. The router does not start with a
+	// path that cannot be opened; a full disk stops nothing, and what is lost is counted.
 	File string `yaml:"file"`
-	// FileMaxBytes bounds the file: when it is larger it becomes FILE.1, in place of the one before. Zero leaves that to others.
+	// FileMaxBytes limits the file: a larger one is renamed to FILE.1, which replaces the previous one. Zero: no
+	// rotation.
 	FileMaxBytes int64 `yaml:"file_max_bytes"`
 }
 

@@ -4,15 +4,14 @@ import "errors"
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Size is how many decisions are remembered; each takes about 250 bytes per candidate.
+	// Size is the number of decisions remembered; each takes about 250 bytes per candidate.
 	Size int `yaml:"size"`
-	// File receives one JSON line per ended decision; empty writes none. It is opened for append
-	// and reopened when it was moved away, so that logrotate needs no signal. A path that cannot be
-	// opened refuses to start; a disk that fills up later is tried again every second, up to a
-	// mebibyte is kept for it, and what is lost then is counted.
+	// File receives one JSON line per ended decision; empty: none. It is opened for append, and reopened after it was
+	// moved away, so that logrotate needs no signal. The router does not start with a path that cannot be opened; a
+	// full disk is retried every second, up to one mebibyte is buffered, and what is lost is counted.
 	File string `yaml:"file"`
-	// FileMaxBytes bounds the file: when it is larger it becomes FILE.1, in place of the one before.
-	// Zero leaves that to others.
+	// FileMaxBytes limits the file: a larger one is renamed to FILE.1, which replaces the previous one. Zero: no
+	// rotation.
 	FileMaxBytes int64 `yaml:"file_max_bytes"`
 }
 

@@ -11,31 +11,31 @@ import (
 
 // Config is what an operator may set.
 type Config struct {
-	// ServiceName is the service.name of spans and metrics. OTEL_SERVICE_NAME counts while it is "kvpilot".
+	// ServiceName is the service.name of spans and metrics. While it is "kvpilot", OTEL_SERVICE_NAME overrides it.
 	ServiceName string `yaml:"service_name"`
-	// LogLevel is debug, info, warn or error.
+	// LogLevel is the lowest level that is logged: debug, info, warn or error.
 	LogLevel string `yaml:"log_level"`
-	// LogFormat is text or json.
+	// LogFormat is the format of the log: text or json.
 	LogFormat string `yaml:"log_format"`
-	// Traces says where spans go and which are kept.
+	// Traces says where spans are sent and which are kept.
 	Traces Traces `yaml:"traces"`
 }
 
 // Traces configures tracing.
 type Traces struct {
-	// Endpoint is an OTLP endpoint: host:port for grpc, a URL for http. Empty, OTEL_TRACES_EXPORTER and
-	// OTEL_EXPORTER_OTLP_ENDPOINT say where spans go; without these too, nowhere.
+	// Endpoint is an OTLP endpoint: host:port for grpc, a URL for http. Empty: OTEL_TRACES_EXPORTER and
+	// OTEL_EXPORTER_OTLP_ENDPOINT select the exporter; without these, spans are not exported.
 	Endpoint string `yaml:"endpoint"`
-	// Protocol is grpc or http.
+	// Protocol is the protocol of endpoint: grpc or http.
 	Protocol string `yaml:"protocol"`
-	// Insecure sends without TLS.
+	// Insecure sends spans without TLS.
 	Insecure bool `yaml:"insecure"`
 	// Token is sent as a bearer token with every export.
 	Token secret.String `yaml:"token"`
 	// Ratio is the share of traces kept when the caller did not decide, from 0 to 1.
 	Ratio float64 `yaml:"ratio"`
-	// TrustParent lets callers decide by traceparent that their request's trace is kept, or not; otherwise
-	// Ratio decides for all.
+	// TrustParent lets callers decide by traceparent whether their request's trace is kept; otherwise ratio decides
+	// for all.
 	TrustParent bool `yaml:"trust_parent"`
 	// Slow keeps the trace of any request that took longer, sampled or not. Zero: no such rule.
 	Slow time.Duration `yaml:"slow"`

@@ -20,22 +20,23 @@ type Config map[string]Limits
 
 // Limits is what an operator may set for a tenant. Zero takes the value of the entry called default; -1 is no limit.
 type Limits struct {
-	// RequestsPerSecond bounds the requests that begin, in the long run.
+	// RequestsPerSecond limits the rate at which requests begin, in the long run.
 	RequestsPerSecond float64 `yaml:"requests_per_second"`
-	// RequestBurst is how many may begin at once after a pause; unset, as many as in one second, and at least one.
+	// RequestBurst is the number of requests that may begin at once after a pause. Unset: as many as in one second,
+	// and at least one.
 	RequestBurst int `yaml:"request_burst"`
-	// TokensPerMinute bounds the tokens of prompts and answers, in the long run.
+	// TokensPerMinute limits the rate of tokens, of prompts and answers, in the long run.
 	TokensPerMinute int `yaml:"tokens_per_minute"`
-	// TokenBurst is how many may be taken at once after a pause; unset, those of one minute.
+	// TokenBurst is the number of tokens that may be used at once after a pause. Unset: those of one minute.
 	TokenBurst int `yaml:"token_burst"`
-	// InFlight bounds the requests that are under way at the same time, reservations among them.
+	// InFlight limits the requests in flight, reservations included.
 	InFlight int `yaml:"in_flight"`
-	// ReservedTokens bounds the tokens of the reservations that live: prompts, and the outputs expected.
+	// ReservedTokens limits the tokens of live reservations: prompts and expected outputs.
 	ReservedTokens int `yaml:"reserved_tokens"`
-	// MaxPriority is the highest priority that may be claimed: higher goes first, 0 is the usual one (a body's
-	// field "priority" with the sign turned). A request that claims more is served at this one.
+	// MaxPriority is the highest priority that a request may have: higher is served first, 0 is the default (a body's
+	// field "priority" with its sign inverted). A request that asks for a higher one gets this one.
 	MaxPriority *int `yaml:"max_priority"`
-	// Weight is the tenant's share of the fleet while requests wait, beside the others'; unset it is 1.
+	// Weight is the tenant's share of the fleet while requests wait, relative to the other tenants'. Unset: 1.
 	Weight float64 `yaml:"weight"`
 }
 

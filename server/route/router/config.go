@@ -11,42 +11,42 @@ import (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// SessionHeader names the header that carries a session; case and the difference between - and
-	// _ do not matter. Empty turns it off.
+	// SessionHeader names the header that carries a session; case and the difference between - and _ do not matter.
+	// Empty: no header does.
 	SessionHeader string `yaml:"session_header"`
-	// TokenizeTimeout bounds the wait for token ids; a request without them is routed by what is known.
+	// TokenizeTimeout limits the wait for token ids; after it, a request is routed without them.
 	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"`
-	// MaxMessages bounds the messages of a chat, and the prompts of a batch; requests with more are refused
-	// with 400.
+	// MaxMessages limits the messages of a chat, and the prompts of a batch; requests with more are rejected with 400.
 	MaxMessages int `yaml:"max_messages"`
-	// MaxMembers bounds the members of a request body's object in the same way.
+	// MaxMembers limits the members of a request body's object in the same way.
 	MaxMembers int `yaml:"max_members"`
-	// UnknownRoutes proxies paths that kvpilot does not know to the pool that the body's model names.
+	// UnknownRoutes forwards paths that kvpilot does not know to the pool of the body's model.
 	UnknownRoutes bool `yaml:"unknown_routes"`
-	// UnownedResponses lets callers with keys read, continue and cancel stored responses that this router did not see made
-	// (it was restarted, or another router made them). Off, they are unknown: nothing tells whose they are.
+	// UnownedResponses lets callers with keys read, continue and cancel stored responses whose creation this router
+	// did not see (it was restarted, or another router made them). Off, such responses are unknown, because their
+	// owner is.
 	UnownedResponses bool `yaml:"unowned_responses"`
-	// ResumeStreams is how often one stream may go on on another replica after its own has died; 0 turns
-	// it off. It is for streams of chat and completions without tools, penalties, seeds, stop strings and the
-	// like (see adr/014), and asks engines for the token ids of prompt and answer.
+	// ResumeStreams is the number of times that one stream may be resumed on another replica after its replica has
+	// died; 0 turns it off. It applies to streams of chat and completions without tools, penalties, seeds, stop
+	// strings and the like (see adr/014), and requests the token ids of prompt and answer from engines.
 	ResumeStreams int `yaml:"resume_streams"`
-	// TenantSalt (on or off) keeps tenants apart in the engines' prefix caches: each request gets a cache_salt that
-	// is derived from its tenant and, when it has one, from its own. What replicas hold of a tenant's prompts then
-	// comes from that tenant alone, and so do kvpilot's predictions. Callers without a key are one tenant.
+	// TenantSalt (on or off) separates tenants in the engines' prefix caches: each request gets a cache_salt that is
+	// derived from its tenant and, if it has one, from its own. What replicas hold of a tenant's prompts, and what
+	// kvpilot predicts from it, then comes from that tenant alone. Callers without a key are one tenant.
 	TenantSalt string `yaml:"tenant_salt"`
 	// TenantSaltSecret makes the salts unguessable. All routers of a fleet need the same one, of at least 16
-	// characters; with another one, what is cached is not found any more.
+	// characters; a change of it makes all cached blocks unreachable.
 	TenantSaltSecret secret.String `yaml:"tenant_salt_secret"`
-	// UnsaltedRoutes says what becomes of requests on routes that have no cache_salt while tenant_salt is on: refuse
-	// answers 501, pass sends them, and their blocks are shared among tenants.
+	// UnsaltedRoutes is what happens to requests on routes without cache_salt while tenant_salt is on: refuse answers
+	// 501, pass forwards them, and tenants share their blocks.
 	UnsaltedRoutes string `yaml:"unsalted_routes"`
-	// ShowOverlap says to whom answers tell what replicas held of a prompt: auto withholds it from callers with a
-	// tenant, whom it would tell what others have sent, unless tenant_salt is on; always shows it.
+	// ShowOverlap is auto or always: whether answers contain what replicas held of a prompt. With auto, callers that
+	// have a tenant do not get it unless tenant_salt is on, because it reveals what other tenants have sent.
 	ShowOverlap string `yaml:"show_overlap"`
-	// RealtimeIdle ends a WebSocket (/v1/realtime) of which nothing passed in either direction for this long. vLLM sends a ping
-	// every 20 s. Zero: never.
+	// RealtimeIdle ends a WebSocket (/v1/realtime) without traffic in either direction for this long. vLLM sends a
+	// ping every 20 s. Zero: never.
 	RealtimeIdle time.Duration `yaml:"realtime_idle"`
-	// Headers says what answers tell about the choice.
+	// Headers selects the response headers that describe the choice.
 	Headers Headers `yaml:"headers"`
 }
 
@@ -65,17 +65,17 @@ const minSecret = 16
 
 // Headers switches the response headers that explain a choice.
 type Headers struct {
-	// Replica tells the replica's name.
+	// Replica adds the replica's name.
 	Replica bool `yaml:"replica"`
-	// Address tells the replica's address also.
+	// Address adds the replica's address.
 	Address bool `yaml:"address"`
-	// Overlap tells how many prompt tokens were expected in the replica's cache.
+	// Overlap adds the number of prompt tokens that were expected in the replica's cache.
 	Overlap bool `yaml:"overlap"`
-	// Policy tells the policy that chose, and why it chose as it did.
+	// Policy adds the policy that chose, and the reason of the choice.
 	Policy bool `yaml:"policy"`
-	// Decision tells the decision's id, for ExplainDecision.
+	// Decision adds the decision's id, for ExplainDecision.
 	Decision bool `yaml:"decision"`
-	// Overhead tells kvpilot's own time before the request left for the replica, in microseconds.
+	// Overhead adds kvpilot's own time before the request left for the replica, in microseconds.
 	Overhead bool `yaml:"overhead"`
 }
 

@@ -10,25 +10,25 @@ import (
 
 // Config is what an operator may set.
 type Config struct {
-	// Enabled turns tokenization on; off, requests are routed by approximate keys and load.
+	// Enabled turns tokenization on; without it, requests are routed by approximate keys and load.
 	Enabled bool `yaml:"enabled"`
 	// Remote configures the replicas as tokenizers.
 	Remote remote.Config `yaml:"remote"`
-	// CacheBytes bounds the memory for known encodings. Zero: nothing is remembered.
+	// CacheBytes limits the memory of cached encodings. Zero: no cache.
 	CacheBytes int64 `yaml:"cache_bytes"`
-	// Conversations scores a growing conversation by the ids already known. It needs the cache.
+	// Conversations scores a growing conversation by the ids that are already known. It needs the cache.
 	Conversations bool `yaml:"conversations"`
-	// Background bounds the encodings that are completed behind an early answer at once.
+	// Background limits the concurrent encodings that are completed in the background after an early answer.
 	Background int `yaml:"background"`
-	// Handoff gives ids to the engine so that it does not tokenize again: off, completions or all.
+	// Handoff sends ids to the engine so that it does not tokenize again: off, completions or all.
 	Handoff string `yaml:"handoff"`
-	// Models are settings of single models, by the name that clients use.
+	// Models has the settings of single models, by the name that clients use.
 	Models map[string]ModelConfig `yaml:"models"`
 }
 
 // ModelConfig is what an operator may set for one model.
 type ModelConfig struct {
-	// Handoff overrides the general setting; empty keeps it.
+	// Handoff overrides tokenizer.handoff. Empty: no override.
 	Handoff string `yaml:"handoff"`
 	// TemplateDefaults repeats the engine's --default-chat-template-kwargs (a JSON object) for
 	// engines 0.14 to 0.17, whose /tokenize does not apply it.

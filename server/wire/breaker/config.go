@@ -9,16 +9,17 @@ import (
 
 // Config sets when a replica is left alone.
 type Config struct {
-	// Failures in a row that open the breaker. Zero: the breaker never opens.
+	// Failures is the number of consecutive failures that open the breaker. Zero: the breaker never opens.
 	Failures int `yaml:"failures"`
-	// Rate is the share of failures within Window that opens it, once MinRequests were seen.
+	// Rate is the share of failures within window that opens it, after min_requests requests.
 	Rate float64 `yaml:"rate"`
-	// MinRequests is the number of requests within Window below which Rate says nothing.
+	// MinRequests is the number of requests within window below which rate is ignored.
 	MinRequests int `yaml:"min_requests"`
-	// Window is the time over which Rate is taken.
+	// Window is the time over which rate is computed.
 	Window time.Duration `yaml:"window"`
-	// OpenFor is how long it stays open at first; each failed trial doubles it, up to MaxOpenFor.
-	OpenFor    time.Duration `yaml:"open_for"`
+	// OpenFor is how long it stays open at first; each failed trial doubles it, up to max_open_for.
+	OpenFor time.Duration `yaml:"open_for"`
+	// MaxOpenFor is the longest time that it stays open.
 	MaxOpenFor time.Duration `yaml:"max_open_for"`
 	// Trials is the number of successful trial requests that close it again.
 	Trials int `yaml:"trials"`

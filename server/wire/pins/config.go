@@ -9,7 +9,7 @@ import (
 
 // Config bounds the memory of stored responses.
 type Config struct {
-	// Max is the number of responses remembered; the least recently used goes first.
+	// Max is the number of responses remembered; the least recently used is evicted first.
 	Max int `yaml:"max"`
 	// TTL forgets a response after this long.
 	TTL time.Duration `yaml:"ttl"`

@@ -20,26 +20,26 @@ const (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Transport is the HTTP client in use: "lean", or "std" for net/http's.
+	// Transport selects the HTTP client: "lean", or "std" for net/http's.
 	Transport string `yaml:"transport"`
-	// DialTimeout bounds a connection's opening, TLS included.
+	// DialTimeout limits the time to open a connection, TLS included.
 	DialTimeout time.Duration `yaml:"dial_timeout"`
-	// ResponseHeaderTimeout bounds the wait for an answer's head, which comes with the whole answer when it is
-	// not streamed. Zero: only the caller's deadline bounds it.
+	// ResponseHeaderTimeout limits the wait for an answer's header, which comes with the whole answer when it is not
+	// streamed. Zero: only the caller's deadline counts.
 	ResponseHeaderTimeout time.Duration `yaml:"response_header_timeout"`
-	// StallTimeout ends an answer of which nothing came for this long after its head. Zero: never.
+	// StallTimeout ends an answer that is silent for this long after its header. Zero: never.
 	StallTimeout time.Duration `yaml:"stall_timeout"`
 	// IdleTimeout closes connections without a request. vLLM closes them after 5 s, so it must be shorter.
 	IdleTimeout time.Duration `yaml:"idle_timeout"`
-	// MaxIdlePerReplica bounds the idle connections kept to one replica.
+	// MaxIdlePerReplica limits the idle connections kept to one replica.
 	MaxIdlePerReplica int `yaml:"max_idle_per_replica"`
-	// MaxHeaderBytes bounds the head of an answer.
+	// MaxHeaderBytes limits the header of an answer.
 	MaxHeaderBytes int `yaml:"max_header_bytes"`
-	// Retry bounds retries on other replicas.
+	// Retry limits retries on other replicas.
 	Retry retry.Config `yaml:"retry"`
-	// Breaker keeps requests away from failing replicas.
+	// Breaker stops requests to failing replicas.
 	Breaker breaker.Config `yaml:"breaker"`
-	// Pins remembers where stored responses are.
+	// Pins remembers which replica has which stored response.
 	Pins pins.Config `yaml:"pins"`
 }
 

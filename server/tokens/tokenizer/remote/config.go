@@ -8,17 +8,17 @@ import (
 
 // Config is what an operator may set.
 type Config struct {
-	// Timeout caps one question including its retries; the caller's deadline may be sooner.
+	// Timeout limits one call including its retries; the caller's deadline may be sooner.
 	Timeout time.Duration `yaml:"timeout"`
-	// HealthPeriod is the time between probes of endpoints that were not used or failed. Zero: no probes.
+	// HealthPeriod is the time between probes of endpoints that were not used or that failed. Zero: no probes.
 	HealthPeriod time.Duration `yaml:"health_period"`
-	// TTL forgets an endpoint that was not used for this long. Zero: never.
+	// TTL removes an endpoint that was not used for this long. Zero: never.
 	TTL time.Duration `yaml:"ttl"`
-	// MaxEndpoints bounds the endpoints known at once; an idle or unhealthy one gives up its place.
+	// MaxEndpoints limits the known endpoints; an idle or unhealthy one is evicted.
 	MaxEndpoints int `yaml:"max_endpoints"`
-	// Concurrency bounds the questions that one replica works on at once; others wait their turn.
+	// Concurrency limits the concurrent calls to one replica; further ones wait.
 	Concurrency int `yaml:"concurrency"`
-	// MaxAnswerBytes bounds one answer.
+	// MaxAnswerBytes limits the size of one answer.
 	MaxAnswerBytes int64 `yaml:"max_answer_bytes"`
 }
 
