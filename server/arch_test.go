@@ -23,6 +23,7 @@ var rooms = []string{"kit", "domain", "wire", "observe", "fleet", "tokens", "cho
 // within lists the imports that are allowed inside a room; the packages of a room do not know each other otherwise.
 // A sub-package ("kvevents/vllm") belongs to its parent.
 var within = map[string][]string{
+	"kit/tlspeer":         {"kit/check"},
 	"domain/replica":      {"domain/secret"},
 	"domain/decision":     {"domain/kvblock", "domain/replica"},
 	"domain/kvblock":      {"domain/blockhash"},

@@ -90,6 +90,7 @@ func (p *parts) changed(s *registry.Snapshot) {
 			p.index.UpdateRank(slot, kvindex.RankInfo{Rank: replica.Rank{Replica: r.ID, Index: rank}, BlockSize: r.BlockSize, Capacity: r.Blocks})
 		}
 	}
+	p.breaker.Retain(func(id replica.ID) bool { _, known := s.Replica(id); return known })
 	p.chooser.Changed()
 	select {
 	case p.changedFleet <- struct{}{}:

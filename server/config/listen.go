@@ -2,10 +2,11 @@ package config
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"net"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
 // Listen says where the router is reached and how it leaves.
@@ -68,70 +69,51 @@ func DefaultListen() Listen {
 	}
 }
 
-// Validate reports every bad field at once.
+// Validate reports every invalid field at once.
 func (l Listen) Validate() error {
-	var errs []error
-	for name, address := range map[string]string{"http": l.HTTP, "grpc": l.GRPC, "admin": l.Admin} {
-		if address == "" {
-			continue
-		}
-		if _, _, err := net.SplitHostPort(address); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %q is not of the form host:port", name, address))
-		}
-	}
-	if l.HTTP == "" && l.GRPC == "" {
-		errs = append(errs, errors.New("http: http and grpc must not both be empty"))
-	}
-	errs = append(errs, l.checkTLS()...)
-	for name, d := range map[string]time.Duration{"read_header_timeout": l.ReadHeaderTimeout, "idle_timeout": l.IdleTimeout} {
-		if d <= 0 {
-			errs = append(errs, fmt.Errorf("%s: must be positive", name))
-		}
-	}
-	if l.DrainDelay < 0 || l.DrainTimeout < 0 {
-		errs = append(errs, errors.New("drain_timeout: drain_delay and drain_timeout must not be negative"))
-	}
-	if l.MaxHeaderBytes < 4<<10 || l.MaxHeaderBytes > math.MaxUint32 {
-		errs = append(errs, errors.New("max_header_bytes: must be from 4096 to 4294967295"))
-	}
-	if l.MaxStreams < 1 || l.MaxStreams > math.MaxInt32 {
-		errs = append(errs, errors.New("max_streams: must be from 1 to 2147483647"))
-	}
-	if l.MaxConnections < 0 {
-		errs = append(errs, errors.New("max_connections: must not be negative"))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		checkAddress("http", l.HTTP), checkAddress("grpc", l.GRPC), checkAddress("admin", l.Admin),
+		check.That(l.HTTP != "" || l.GRPC != "", "http", "http and grpc must not both be empty"),
+		l.checkTLS(),
+		check.Positive("read_header_timeout", l.ReadHeaderTimeout),
+		check.Positive("idle_timeout", l.IdleTimeout),
+		check.AtLeast("drain_delay", l.DrainDelay, 0),
+		check.AtLeast("drain_timeout", l.DrainTimeout, 0),
+		check.Between("max_header_bytes", l.MaxHeaderBytes, 4<<10, math.MaxUint32),
+		check.Between("max_streams", l.MaxStreams, 1, math.MaxInt32),
+		check.AtLeast("max_connections", l.MaxConnections, 0),
+	)
 }
 
-// The values of ClientAuth.
+func checkAddress(setting, address string) error {
+	if address == "" {
+		return nil
+	}
+	_, _, err := net.SplitHostPort(address)
+	return check.That(err == nil, setting, "must be host:port, not %q", address)
+}
+
+// The values of ClientAuth and AdminClientAuth.
 const (
 	AuthOptional = "optional"
 	AuthRequired = "required"
 )
 
-func (l Listen) checkTLS() (errs []error) {
-	if (l.TLSCert == "") != (l.TLSKey == "") {
-		errs = append(errs, errors.New("tls_cert: tls_cert and tls_key must be set together"))
+func (l Listen) checkTLS() error {
+	return errors.Join(
+		check.That((l.TLSCert == "") == (l.TLSKey == ""), "tls_cert", "tls_cert and tls_key must be set together"),
+		check.That((l.AdminTLSCert == "") == (l.AdminTLSKey == ""), "admin_tls_cert", "admin_tls_cert and admin_tls_key must be set together"),
+		check.That(!l.AdminTLS || l.TLSCert != "" || l.AdminTLSCert != "", "admin_tls", "there is no certificate: set admin_tls_cert or tls_cert"),
+		check.That(l.AdminTLSCert == "" || l.AdminTLS, "admin_tls_cert", "has no effect unless admin_tls is set"),
+		check.That(l.ClientCA == "" || l.TLSCert != "" || l.AdminTLS, "client_ca", "no address uses TLS: set tls_cert or admin_tls"),
+		l.checkAuth("client_auth", l.ClientAuth),
+		l.checkAuth("admin_client_auth", l.AdminClientAuth),
+	)
+}
+
+func (l Listen) checkAuth(setting, value string) error {
+	if err := check.OneOf(setting, value, AuthOptional, AuthRequired); err != nil {
+		return err
 	}
-	if (l.AdminTLSCert == "") != (l.AdminTLSKey == "") {
-		errs = append(errs, errors.New("admin_tls_cert: admin_tls_cert and admin_tls_key must be set together"))
-	}
-	if l.AdminTLS && l.TLSCert == "" && l.AdminTLSCert == "" {
-		errs = append(errs, errors.New("admin_tls: there is no certificate: set admin_tls_cert or tls_cert"))
-	}
-	if l.AdminTLSCert != "" && !l.AdminTLS {
-		errs = append(errs, errors.New("admin_tls_cert: has no effect unless admin_tls is set"))
-	}
-	if l.ClientCA != "" && l.TLSCert == "" && !l.AdminTLS {
-		errs = append(errs, errors.New("client_ca: no address uses TLS: set tls_cert or admin_tls"))
-	}
-	for name, value := range map[string]string{"client_auth": l.ClientAuth, "admin_client_auth": l.AdminClientAuth} {
-		if value != AuthOptional && value != AuthRequired {
-			errs = append(errs, fmt.Errorf("%s: %q must be optional or required", name, value))
-		}
-		if value == AuthRequired && l.ClientCA == "" {
-			errs = append(errs, fmt.Errorf("%s: required needs client_ca", name))
-		}
-	}
-	return errs
+	return check.That(value != AuthRequired || l.ClientCA != "", setting, "required needs client_ca")
 }

@@ -1,10 +1,10 @@
 package config
 
 import (
-	"fmt"
 	"reflect"
 	"slices"
 
+	"github.com/kvpilot/kvpilot/server/kit/check"
 	"github.com/kvpilot/kvpilot/server/kit/reload"
 )
 
@@ -24,10 +24,7 @@ const (
 
 // Validate reports every bad field at once.
 func (r Reload) Validate() error {
-	if r.Versions < 1 || r.Versions > maxVersions {
-		return fmt.Errorf("versions: must be from 1 to %[2]d, not %[1]d", r.Versions, maxVersions)
-	}
-	return nil
+	return check.Between("versions", r.Versions, 1, maxVersions)
 }
 
 // LivePaths are the settings that a reload applies, each with all below it; the others need a restart. It is the one table of

@@ -4,7 +4,6 @@ import (
 	"encoding"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"regexp"
 	"slices"
@@ -71,16 +70,6 @@ func applySet(c *Config, flags []string) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// Paths lists every setting that a variable or flag can override, sorted.
-func Paths() []string {
-	c := Default()
-	list := map[string]bool{}
-	for _, f := range fields(reflect.ValueOf(&c).Elem(), nil) {
-		list[f.path()] = true
-	}
-	return slices.Sorted(maps.Keys(list))
 }
 
 // field is one setting that holds a single value or a list of strings.

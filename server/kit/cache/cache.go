@@ -10,8 +10,8 @@ type Key struct{ Hi, Lo uint64 }
 
 const shards = 16
 
-// NodeBytes is what a value costs beyond its own bytes: key, links and the map's share.
-const NodeBytes = 224
+// nodeBytes is what a value costs beyond its own bytes: key, links and the map's share.
+const nodeBytes = 224
 
 // Cache keeps values of type V.
 type Cache[V any] struct {
@@ -69,7 +69,7 @@ func (c *Cache[V]) Get(k Key) *V {
 // was room.
 func (c *Cache[V]) Put(k Key, v *V, bytes int) bool {
 	s := c.shard(k)
-	cost := int64(bytes) + NodeBytes
+	cost := int64(bytes) + nodeBytes
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.remove(k)

@@ -19,18 +19,18 @@ func That(ok bool, setting, format string, args ...any) error {
 
 // AtLeast returns an error when v is below least.
 func AtLeast[T cmp.Ordered](setting string, v, least T) error {
-	return That(v >= least, setting, "must be at least %v, is %v", least, v)
+	return That(v >= least, setting, "must be at least %v, not %v", least, v)
 }
 
 // Between returns an error when v is below least or above most.
 func Between[T cmp.Ordered](setting string, v, least, most T) error {
-	return That(v >= least && v <= most, setting, "must be from %v to %v, is %v", least, most, v)
+	return That(v >= least && v <= most, setting, "must be from %v to %v, not %v", least, most, v)
 }
 
 // Positive returns an error when v is not above zero.
 func Positive[T cmp.Ordered](setting string, v T) error {
 	var zero T
-	return That(v > zero, setting, "must be positive, is %v", v)
+	return That(v > zero, setting, "must be positive, not %v", v)
 }
 
 // NotEmpty returns an error when v is empty.
@@ -40,7 +40,7 @@ func NotEmpty[T ~string](setting string, v T) error {
 
 // OneOf returns an error when v is none of the allowed values.
 func OneOf[T ~string](setting string, v T, allowed ...T) error {
-	return That(slices.Contains(allowed, v), setting, "must be one of %q, is %q", allowed, v)
+	return That(slices.Contains(allowed, v), setting, "must be one of %q, not %q", allowed, v)
 }
 
 // Within puts the section's name before each of the errors that err joins.

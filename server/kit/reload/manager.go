@@ -131,7 +131,7 @@ func (m *Manager[C]) Close() {
 	defer m.reloading.Unlock()
 }
 
-// Reload reads the settings again and applies them. Its error is a *Refused, a *Failed or ErrClosed.
+// Reload reads the settings again and applies them. Its error is a *Refused, a *failed or ErrClosed.
 func (m *Manager[C]) Reload(ctx context.Context, ask Request) (Result, error) {
 	m.reloading.Lock()
 	defer m.reloading.Unlock()
@@ -255,7 +255,7 @@ func (m *Manager[C]) apply(ask Request, next Loaded[C], rollbackOf uint64) (Resu
 		m.versions = slices.Delete(m.versions, 0, extra)
 	}
 	m.now = Loaded[C]{Config: merged, Text: next.Text, Files: next.Files}
-	m.last, m.waiting = result.Version.Time, len(result.Waiting())
+	m.last, m.waiting = result.Version.Time, len(result.waiting())
 	return result, nil
 }
 
@@ -281,7 +281,7 @@ func (m *Manager[C]) run(now, next C, changes []Change) error {
 				stuck = append(stuck, fmt.Errorf("%s: %w", d.name, err))
 			}
 		}
-		return &Failed{Section: s.Name, Err: err, Stuck: errors.Join(stuck...)}
+		return &failed{Section: s.Name, Err: err, Stuck: errors.Join(stuck...)}
 	}
 	return nil
 }
@@ -340,7 +340,7 @@ func (m *Manager[C]) note(ctx context.Context, ask Request, r Result, err error)
 		lines = append(lines, c.String())
 	}
 	log.Info("settings applied", "version", r.Version.Number, "hash", r.Version.Hash, "changes", lines)
-	if waiting := r.Waiting(); len(waiting) > 0 {
+	if waiting := r.waiting(); len(waiting) > 0 {
 		log.Warn("some settings need a restart", "settings", len(waiting))
 	}
 }

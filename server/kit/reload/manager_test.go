@@ -143,7 +143,7 @@ func TestWhenOnePartCannotApplyAllGoBack(t *testing.T) {
 	b := newBench(t)
 	b.fails["apply b"] = true
 	_, err := b.reload(tree{"2", "2", "1"})
-	var failed *Failed
+	var failed *failed
 	if !errors.As(err, &failed) || failed.Section != "b" || failed.Stuck != nil {
 		t.Errorf("error %v", err)
 	}

@@ -82,8 +82,8 @@ type Result struct {
 	Unchanged bool
 }
 
-// Waiting lists the changes that need a restart.
-func (r Result) Waiting() []Change {
+// waiting lists the changes that need a restart.
+func (r Result) waiting() []Change {
 	return slices.DeleteFunc(slices.Clone(r.Changes), func(c Change) bool { return !c.Restart })
 }
 
@@ -98,16 +98,16 @@ func (e *Refused) Error() string {
 // Unwrap gives the cause.
 func (e *Refused) Unwrap() error { return e.Err }
 
-// Failed is why new settings are not in force although they are right: a part could not take them. The old ones are in
+// failed is why new settings are not in force although they are right: a part could not take them. The old ones are in
 // force again, unless Stuck says which parts could not go back.
-type Failed struct {
+type failed struct {
 	Section string
 	Err     error
 	Stuck   error
 }
 
 // Error implements error.
-func (e *Failed) Error() string {
+func (e *failed) Error() string {
 	text := fmt.Sprintf("the new settings could not be applied (%s: %v)", e.Section, e.Err)
 	if e.Stuck != nil {
 		return text + fmt.Sprintf(", and not all old ones are in force again: %v; restart the router", e.Stuck)
@@ -116,4 +116,4 @@ func (e *Failed) Error() string {
 }
 
 // Unwrap gives the cause.
-func (e *Failed) Unwrap() error { return e.Err }
+func (e *failed) Unwrap() error { return e.Err }

@@ -4,6 +4,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+
+	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
 // Config is what an operator may set.
@@ -24,14 +26,11 @@ type Config struct {
 
 // Validate reports every bad field at once.
 func (c Config) Validate() error {
-	var errs []error
-	if (c.CertFile == "") != (c.KeyFile == "") {
-		errs = append(errs, errors.New("cert_file: cert_file and key_file must be set together"))
-	}
-	if _, err := c.version(); err != nil {
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	_, err := c.version()
+	return errors.Join(
+		check.That((c.CertFile == "") == (c.KeyFile == ""), "cert_file", "cert_file and key_file must be set together"),
+		err,
+	)
 }
 
 func (c Config) version() (uint16, error) {

@@ -10,27 +10,27 @@ import (
 	"time"
 )
 
-// Explained is a TLS failure in words for operators.
-type Explained struct {
+// explained is a TLS failure in words for operators.
+type explained struct {
 	Reason string
 	Err    error
 }
 
 // Error implements error.
-func (e *Explained) Error() string { return "TLS: " + e.Reason }
+func (e *explained) Error() string { return "TLS: " + e.Reason }
 
 // Unwrap gives the cause.
-func (e *Explained) Unwrap() error { return e.Err }
+func (e *explained) Unwrap() error { return e.Err }
 
 // Explain says what is wrong between router and replica when err is a TLS failure, and where to change it; any other error is
 // returned as it is.
 func Explain(err error) error {
-	var known *Explained
+	var known *explained
 	if err == nil || errors.As(err, &known) {
 		return err
 	}
 	if reason := reasonOf(err); reason != "" {
-		return &Explained{reason, err}
+		return &explained{reason, err}
 	}
 	return err
 }

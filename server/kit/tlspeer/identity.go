@@ -38,9 +38,6 @@ func New(c Config) (*Identity, error) {
 	return i, i.read(time.Now())
 }
 
-// Settings are what the Identity was made of.
-func (i *Identity) Settings() Config { return i.config }
-
 // read makes the TLS settings anew when a file has changed. mu is held.
 func (i *Identity) read(now time.Time) error {
 	i.looked = now
@@ -83,8 +80,8 @@ func (i *Identity) read(now time.Time) error {
 
 func fileSetting(n int) string { return [...]string{"ca_file", "cert_file", "key_file"}[n] }
 
-// For is the TLS settings of a connection to host. Files that cannot be read leave those that were read last.
-func (i *Identity) For(host string) *tls.Config {
+// forHost is the TLS settings of a connection to host. Files that cannot be read leave those that were read last.
+func (i *Identity) forHost(host string) *tls.Config {
 	if i == nil {
 		return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 	}
@@ -102,7 +99,7 @@ func (i *Identity) For(host string) *tls.Config {
 
 // Handshake speaks TLS over conn with the replica called host. conn is closed when it fails, and the error says why.
 func (i *Identity) Handshake(ctx context.Context, conn net.Conn, host string) (*tls.Conn, error) {
-	secured := tls.Client(conn, i.For(host))
+	secured := tls.Client(conn, i.forHost(host))
 	if err := secured.HandshakeContext(ctx); err != nil {
 		_ = conn.Close() // there is nobody left to tell
 		return nil, Explain(fmt.Errorf("TLS handshake: %w", err))

@@ -124,7 +124,7 @@ func New(c Config, p Params) (*Log, error) {
 	switch c.File {
 	case "":
 		return l, nil
-	case Stderr:
+	case stderr:
 		if to.To = p.Stderr; to.To == nil {
 			to.To = io.Discard
 		}

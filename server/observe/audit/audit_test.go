@@ -25,7 +25,7 @@ func written(t *testing.T, do func(*audit.Log)) []audit.Event {
 	t.Helper()
 	var out bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		l, err := audit.New(audit.Config{File: audit.Stderr}, audit.Params{Stderr: &out})
+		l, err := audit.New(audit.Config{File: "stderr"}, audit.Params{Stderr: &out})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,9 +1,9 @@
 package audit
 
-import "errors"
+import "github.com/kvpilot/kvpilot/server/kit/check"
 
-// Stderr as the file writes to the router's standard error.
-const Stderr = "stderr"
+// stderr as the file writes to the router's standard error.
+const stderr = "stderr"
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
@@ -18,10 +18,5 @@ type Config struct {
 // DefaultConfig writes no file.
 func DefaultConfig() Config { return Config{FileMaxBytes: 64 << 20} }
 
-// Validate reports every bad field at once.
-func (c Config) Validate() error {
-	if c.FileMaxBytes < 0 {
-		return errors.New("file_max_bytes: must not be negative")
-	}
-	return nil
-}
+// Validate reports every invalid field at once.
+func (c Config) Validate() error { return check.AtLeast("file_max_bytes", c.FileMaxBytes, 0) }

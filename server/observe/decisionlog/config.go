@@ -1,6 +1,10 @@
 package decisionlog
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/kvpilot/kvpilot/server/kit/check"
+)
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
@@ -18,13 +22,10 @@ type Config struct {
 // DefaultConfig remembers 2,000 decisions and writes no file.
 func DefaultConfig() Config { return Config{Size: 2000, FileMaxBytes: 256 << 20} }
 
-// Validate reports every bad field at once.
+// Validate reports every invalid field at once.
 func (c Config) Validate() error {
-	if c.Size < 1 || c.Size > 1_000_000 {
-		return errors.New("size: must be from 1 to 1000000")
-	}
-	if c.FileMaxBytes < 0 {
-		return errors.New("file_max_bytes: must not be negative")
-	}
-	return nil
+	return errors.Join(
+		check.Between("size", c.Size, 1, 1_000_000),
+		check.AtLeast("file_max_bytes", c.FileMaxBytes, 0),
+	)
 }

@@ -60,7 +60,7 @@ func (m *metrics) decided(d *decision.Decision) {
 	m.decisions.Add(context.Background(), 1, m.reasons.Of(reasonLabels{string(d.Policy), string(d.Reason), d.DryRun}, func(l reasonLabels) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("policy", l.policy), attribute.String("reason", l.reason), attribute.Bool("dry_run", l.dryRun)}
 	}))
-	if gap, ok := Regret(d); ok {
+	if gap, ok := regret(d); ok {
 		m.regret.Record(context.Background(), gap)
 	}
 }
@@ -82,9 +82,9 @@ func (m *metrics) dropped(by string, n int64) {
 	m.drops.Add(context.Background(), n, metric.WithAttributes(attribute.String("by", by)))
 }
 
-// Regret is how much later, in seconds, the served choice was predicted to give its first token
+// regret is how much later, in seconds, the served choice was predicted to give its first token
 // than the fastest candidate that could have served; ok is false when nothing was predicted.
-func Regret(d *decision.Decision) (seconds float64, ok bool) {
+func regret(d *decision.Decision) (seconds float64, ok bool) {
 	pick := d.Pick()
 	if pick == nil || pick.TTFT <= 0 {
 		return 0, false

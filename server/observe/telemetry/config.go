@@ -2,11 +2,10 @@ package telemetry
 
 import (
 	"errors"
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
 // Config is what an operator may set.
@@ -51,25 +50,14 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate reports every bad field, named as the operator wrote it.
+// Validate reports every invalid field at once, named as the operator wrote it.
 func (c Config) Validate() error {
-	var errs []error
-	oneOf := func(name, got string, allowed ...string) {
-		if !slices.Contains(allowed, got) {
-			errs = append(errs, fmt.Errorf("%s: must be one of %v, not %q", name, allowed, got))
-		}
-	}
-	oneOf("log_level", c.LogLevel, "debug", "info", "warn", "error")
-	oneOf("log_format", c.LogFormat, "text", "json")
-	oneOf("traces.protocol", c.Traces.Protocol, "grpc", "http")
-	if c.Traces.Ratio < 0 || c.Traces.Ratio > 1 {
-		errs = append(errs, fmt.Errorf("traces.ratio: must be from 0 to 1, not %v", c.Traces.Ratio))
-	}
-	if c.Traces.Slow < 0 {
-		errs = append(errs, errors.New("traces.slow: must not be negative"))
-	}
-	if c.ServiceName == "" {
-		errs = append(errs, errors.New("service_name: must not be empty"))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		check.OneOf("log_level", c.LogLevel, "debug", "info", "warn", "error"),
+		check.OneOf("log_format", c.LogFormat, "text", "json"),
+		check.OneOf("traces.protocol", c.Traces.Protocol, "grpc", "http"),
+		check.Between("traces.ratio", c.Traces.Ratio, 0, 1),
+		check.AtLeast("traces.slow", c.Traces.Slow, 0),
+		check.NotEmpty("service_name", c.ServiceName),
+	)
 }

@@ -1,6 +1,7 @@
 package breaker
 
 import (
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -222,9 +223,9 @@ func (b *Breaker) Pause(id replica.ID, d time.Duration) {
 	}
 }
 
-// Forget drops the record of a replica that is gone.
-func (b *Breaker) Forget(id replica.ID) {
+// Retain drops the circuits of replicas for which known is false.
+func (b *Breaker) Retain(known func(replica.ID) bool) {
 	b.mu.Lock()
-	delete(b.circuits, id)
-	b.mu.Unlock()
+	defer b.mu.Unlock()
+	maps.DeleteFunc(b.circuits, func(id replica.ID, _ *circuit) bool { return !known(id) })
 }

@@ -301,3 +301,19 @@ func TestBreakerTakesNewBounds(t *testing.T) {
 		t.Error("one failure is not enough")
 	}
 }
+
+func TestRetainDropsTheCircuitsOfReplicasThatAreGone(t *testing.T) {
+	b := breakerFor(newClock())
+	for _, id := range []replica.ID{"stays", "goes"} {
+		for range 5 {
+			fail(b, id)
+		}
+	}
+	b.Retain(func(id replica.ID) bool { return id == "stays" })
+	if got := b.State("stays"); got != Open {
+		t.Errorf("the circuit of a replica that stays is %v", got)
+	}
+	if got := b.State("goes"); got != Closed || len(b.circuits) != 1 {
+		t.Errorf("the circuit of a replica that is gone is %v; %d circuits are kept", got, len(b.circuits))
+	}
+}

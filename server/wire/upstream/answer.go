@@ -54,7 +54,7 @@ func (a *leanAnswer) fill() error {
 	case isTimeout(err) && a.ctx.Err() == nil:
 		err = errStalled
 	}
-	a.ended = failed(a.ctx, a.id, PhaseBody, err)
+	a.ended = failed(a.ctx, a.id, phaseBody, err)
 	a.abort()
 	return a.ended
 }
@@ -77,7 +77,7 @@ func (a *leanAnswer) decode() ([]byte, error) {
 	n, used, err := a.frame.Decode(a.buf.b[a.r:a.w])
 	a.r += used
 	if err != nil {
-		a.ended = &Error{Replica: a.id, Phase: PhaseBody, Err: err}
+		a.ended = &requestError{replica: a.id, phase: phaseBody, err: err}
 		a.abort()
 		return nil, a.ended
 	}

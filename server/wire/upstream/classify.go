@@ -36,7 +36,7 @@ func classifyError(err error) retry.Verdict {
 	if errors.As(err, &source) {
 		return retry.Canceled
 	}
-	var failure *Error
+	var failure *requestError
 	if !errors.As(err, &failure) {
 		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 			return retry.Canceled
@@ -44,17 +44,17 @@ func classifyError(err error) retry.Verdict {
 		return retry.Unreachable
 	}
 	// Timeouts of package net pass for context.DeadlineExceeded; the caller's own end is the value itself.
-	if failure.Err == context.Canceled || failure.Err == context.DeadlineExceeded { //nolint:errorlint // see above
+	if failure.err == context.Canceled || failure.err == context.DeadlineExceeded { //nolint:errorlint // see above
 		return retry.Canceled
 	}
 	switch {
-	case socket.OwnFault(failure.Err):
+	case socket.OwnFault(failure.err):
 		return retry.OwnFault
-	case errors.Is(failure.Err, http1.ErrMalformed):
+	case errors.Is(failure.err, http1.ErrMalformed):
 		return retry.Malformed
-	case failure.Phase == PhaseBody:
+	case failure.phase == phaseBody:
 		return retry.Broken
-	case failure.Timeout() && failure.Phase != PhaseDial:
+	case isTimeout(failure.err) && failure.phase != phaseDial:
 		return retry.Timeout
 	}
 	return retry.Unreachable

@@ -51,7 +51,7 @@ func TestTheCallersDeadlineIsNoFaultOfTheReplica(t *testing.T) {
 		"another failure then":      {ahead{context.Background()}, &net.OpError{Op: "dial", Err: os.ErrPermission}, retry.Unreachable},
 		"the dial took too long":    {context.Background(), timeout, retry.Unreachable},
 	} {
-		if got := Classify(nil, failed(c.ctx, "r", PhaseDial, c.err)); got != c.want {
+		if got := Classify(nil, failed(c.ctx, "r", phaseDial, c.err)); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}

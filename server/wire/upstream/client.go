@@ -92,11 +92,10 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// Do sends the request and returns when the head of the answer is there. When ctx ends, the
-// request is aborted, also while its answer is being read. The error is an *Error or, for a
-// request that cannot be sent, another one.
+// Do sends the request and returns when the head of the response is there. When ctx ends, the
+// request is aborted, also while its response is being read. Classify says what an error means.
 //
-// A connection that the replica closed while it was idle is replaced without anybody noticing.
+// A connection that the replica closed while it was idle is replaced transparently.
 func (c *Client) Do(ctx context.Context, t Target, r *Request) (*Response, error) {
 	if err := checkRequest(t, r); err != nil {
 		return nil, err

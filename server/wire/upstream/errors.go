@@ -2,53 +2,46 @@ package upstream
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
-	"os"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
-// Phase is how far a request had come when it failed.
-type Phase string
+// phase is how far a request had come when it failed.
+type phase string
 
 // The phases.
 const (
-	PhaseDial  Phase = "dial"
-	PhaseWrite Phase = "write"
-	PhaseHead  Phase = "head"
-	PhaseBody  Phase = "body"
+	phaseDial  phase = "dial"
+	phaseWrite phase = "write"
+	phaseHead  phase = "head"
+	phaseBody  phase = "body"
 )
 
-// Error is a failure between kvpilot and a replica. Its text may hold addresses and is not
+// requestError is a failure between kvpilot and a replica. Its text may hold addresses and is not
 // for clients.
-type Error struct {
-	Replica replica.ID
-	Phase   Phase
-	Err     error
+type requestError struct {
+	replica replica.ID
+	phase   phase
+	err     error
 }
 
 // Error implements error.
-func (e *Error) Error() string { return fmt.Sprintf("replica %s: %s: %v", e.Replica, e.Phase, e.Err) }
-
-// Unwrap gives the cause.
-func (e *Error) Unwrap() error { return e.Err }
-
-// Timeout reports whether a time limit ended the request.
-func (e *Error) Timeout() bool {
-	var timeout net.Error
-	return errors.Is(e.Err, os.ErrDeadlineExceeded) || errors.As(e.Err, &timeout) && timeout.Timeout()
+func (e *requestError) Error() string {
+	return fmt.Sprintf("replica %s: %s: %v", e.replica, e.phase, e.err)
 }
 
+// Unwrap returns the cause.
+func (e *requestError) Unwrap() error { return e.err }
+
 // failed wraps err; when the caller's own context ended, that is the error.
-func failed(ctx context.Context, id replica.ID, phase Phase, err error) error {
+func failed(ctx context.Context, id replica.ID, at phase, err error) error {
 	if cause := ended(ctx, err); cause != nil {
 		err = cause
 	}
-	return &Error{Replica: id, Phase: phase, Err: tlspeer.Explain(err)}
+	return &requestError{replica: id, phase: at, err: tlspeer.Explain(err)}
 }
 
 // ended says how ctx ended, nil when it did not. Package net keeps a context's deadline by a clock of its own, and may

@@ -21,7 +21,7 @@ func (a *leanAnswer) readHead(method string) *exchangeError {
 		}
 		parsed, bad := http1.ParseHead(head, withheldFromClient)
 		if bad != nil {
-			return &exchangeError{phase: PhaseHead, cause: bad}
+			return &exchangeError{phase: phaseHead, cause: bad}
 		}
 		if parsed.Status >= 200 {
 			return a.settle(method, &parsed)
@@ -30,7 +30,7 @@ func (a *leanAnswer) readHead(method string) *exchangeError {
 			break
 		}
 	}
-	return &exchangeError{phase: PhaseHead, cause: http1.Malformed("unexpected interim answer")}
+	return &exchangeError{phase: phaseHead, cause: http1.Malformed("unexpected interim answer")}
 }
 
 // takeHead reads a head, and returns it with its last line break but without the empty line.
@@ -46,7 +46,7 @@ func (a *leanAnswer) takeHead() ([]byte, *exchangeError) {
 		searched = max(a.r, a.w-3)
 		if a.w == len(a.buf.b) {
 			if a.w-a.r >= a.cfg.MaxHeaderBytes {
-				return nil, &exchangeError{phase: PhaseHead, cause: http1.Malformed("head too large")}
+				return nil, &exchangeError{phase: phaseHead, cause: http1.Malformed("head too large")}
 			}
 			searched -= a.r
 			a.grow()
@@ -58,7 +58,7 @@ func (a *leanAnswer) takeHead() ([]byte, *exchangeError) {
 			if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 				err = io.ErrUnexpectedEOF
 			}
-			return nil, &exchangeError{phase: PhaseHead, cause: err, unanswered: unanswered}
+			return nil, &exchangeError{phase: phaseHead, cause: err, unanswered: unanswered}
 		}
 	}
 }

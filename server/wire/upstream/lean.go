@@ -128,10 +128,10 @@ func orDefault(s, otherwise string) string {
 func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 	h, err := l.host(t.Replica)
 	if err != nil {
-		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+		return nil, failed(ctx, t.Replica.ID, phaseDial, err)
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+		return nil, failed(ctx, t.Replica.ID, phaseDial, err)
 	}
 	cfg := l.cfg.Load()
 	var c *conn
@@ -142,7 +142,7 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 		reused := c != nil
 		if !reused {
 			if c, err = l.dialTimed(ctx, h, cfg, r.Times); err != nil {
-				return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+				return nil, failed(ctx, t.Replica.ID, phaseDial, err)
 			}
 		}
 		if r.Times != nil {
@@ -296,7 +296,7 @@ func (l *lean) shut() {
 
 // exchangeError is why an exchange failed.
 type exchangeError struct {
-	phase Phase
+	phase phase
 	cause error
 	// unanswered: the connection ended before the first byte of an answer.
 	unanswered bool
@@ -313,7 +313,7 @@ func (l *lean) exchange(ctx context.Context, c *conn, cfg *Config, t Target, r *
 	var source *sourceError
 	if errors.As(sent, &source) {
 		a.abort()
-		return nil, &exchangeError{phase: PhaseWrite, cause: sent}
+		return nil, &exchangeError{phase: phaseWrite, cause: sent}
 	}
 	if sent != nil { // the replica may have refused before all of it was read
 		c.limit(earlyAnswerWait)
@@ -322,11 +322,11 @@ func (l *lean) exchange(ctx context.Context, c *conn, cfg *Config, t Target, r *
 	}
 	err := a.readHead(r.Method)
 	if err == nil && sent != nil && a.resp.Status < 400 {
-		err = &exchangeError{phase: PhaseWrite, cause: sent}
+		err = &exchangeError{phase: phaseWrite, cause: sent}
 	}
 	if err != nil {
 		if sent != nil {
-			err.phase, err.cause = PhaseWrite, sent
+			err.phase, err.cause = phaseWrite, sent
 		}
 		a.abort()
 		return nil, err

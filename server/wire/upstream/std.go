@@ -73,7 +73,7 @@ func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 	req, err := http.NewRequestWithContext(ctx, r.Method, url, nil)
 	if err != nil {
 		cancel()
-		return nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+		return nil, failed(ctx, t.Replica.ID, phaseDial, err)
 	}
 	if r.Times != nil {
 		req = req.WithContext(httptrace.WithClientTrace(ctx, timed(r.Times)))
@@ -134,12 +134,12 @@ func (s *std) setBody(req *http.Request, r *Request) *sourceGate {
 	return gate
 }
 
-func phaseOf(err error) Phase {
+func phaseOf(err error) phase {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
-		return PhaseDial
+		return phaseDial
 	}
-	return PhaseHead
+	return phaseHead
 }
 
 func (s *std) prune(time.Time) {} // net/http does it by itself
@@ -192,9 +192,9 @@ func (a *stdAnswer) end(err error, stalled bool) {
 	case err == io.EOF: //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 		a.ended = io.EOF
 	case stalled:
-		a.ended = &Error{Replica: a.target.Replica.ID, Phase: PhaseBody, Err: errStalled}
+		a.ended = &requestError{replica: a.target.Replica.ID, phase: phaseBody, err: errStalled}
 	default:
-		a.ended = failed(a.ctx, a.target.Replica.ID, PhaseBody, err)
+		a.ended = failed(a.ctx, a.target.Replica.ID, phaseBody, err)
 	}
 }
 

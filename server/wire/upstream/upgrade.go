@@ -77,7 +77,7 @@ func (u *upgrades) do(ctx context.Context, t Target, r *Request) (*Tunnel, *Resp
 	req, err := http.NewRequestWithContext(ctx, r.Method, url, nil)
 	if err != nil {
 		cancel()
-		return nil, nil, failed(ctx, t.Replica.ID, PhaseDial, err)
+		return nil, nil, failed(ctx, t.Replica.ID, phaseDial, err)
 	}
 	if r.Times != nil {
 		req = req.WithContext(httptrace.WithClientTrace(ctx, timed(r.Times)))
@@ -108,7 +108,7 @@ func (u *upgrades) do(ctx context.Context, t Target, r *Request) (*Tunnel, *Resp
 	case resp.StatusCode < 400: // neither a WebSocket nor a refusal
 		resp.Body.Close()
 		cancel()
-		return nil, nil, &Error{Replica: t.Replica.ID, Phase: PhaseHead, Err: http1.Malformed("no answer to a WebSocket's handshake")}
+		return nil, nil, &requestError{replica: t.Replica.ID, phase: phaseHead, err: http1.Malformed("no answer to a WebSocket's handshake")}
 	}
 	answer.body = &stdAnswer{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: handshakeTimeout}
 	return nil, answer, nil

@@ -51,9 +51,6 @@ func (c *Conn) SetDeadline(t time.Time) {
 	}
 }
 
-// Buffered reports whether Recv would find bytes of a next message without a read from the network.
-func (c *Conn) Buffered() bool { return c.w > c.r }
-
 // Recv reads the next message into m. Subscriptions and cancellations from the peer are
 // delivered as in ZMTP 3.0: one frame, 1 or 0 followed by the topic. After any error the
 // connection is of no use.
@@ -72,7 +69,7 @@ func (c *Conn) Recv(m *Message) error {
 			continue
 		}
 		if size > uint64(c.params.MaxMessage-len(m.buf)) || len(m.ends) == maxFrames {
-			return ErrTooLarge
+			return errTooLarge
 		}
 		if err := c.readBody(m, int(size)); err != nil {
 			return err
@@ -102,9 +99,6 @@ func (c *Conn) WriteEncoded(wire []byte) error {
 
 // Subscribe asks a PUB peer for the messages whose first frame starts with topic.
 func (c *Conn) Subscribe(topic string) error { return c.subscription(1, "SUBSCRIBE", topic) }
-
-// Unsubscribe takes one Subscribe back.
-func (c *Conn) Unsubscribe(topic string) error { return c.subscription(0, "CANCEL", topic) }
 
 func (c *Conn) subscription(mark byte, command, topic string) error {
 	c.mu.Lock()
@@ -147,7 +141,7 @@ func (c *Conn) write(b []byte) error {
 // holds a subscription.
 func (c *Conn) handleCommand(m *Message, size uint64) (delivered bool, err error) {
 	if size > maxCommand {
-		return false, ErrTooLarge
+		return false, errTooLarge
 	}
 	if len(m.ends) > 0 {
 		return false, breach("command inside a message")
@@ -168,7 +162,7 @@ func (c *Conn) handleCommand(m *Message, size uint64) (delivered bool, err error
 		return false, c.pong(data)
 	case "SUBSCRIBE", "CANCEL":
 		if len(data) > maxTopic {
-			return false, ErrTooLarge
+			return false, errTooLarge
 		}
 		mark := byte(0)
 		if name == "SUBSCRIBE" {
@@ -302,7 +296,7 @@ func (c *Conn) fill() error {
 		case !beats, !c.deadline.IsZero() && !time.Now().Before(c.deadline):
 			return err
 		case c.asked:
-			return ErrSilent
+			return errSilent
 		default:
 			if err := c.Ping(); err != nil {
 				return err

@@ -13,9 +13,9 @@ import (
 // keepAlive finds dead hosts that neither answer nor refuse.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}
 
-// Address splits a ZeroMQ endpoint ("tcp://host:port", "ipc://path") into what package net wants.
+// splitEndpoint splits a ZeroMQ endpoint ("tcp://host:port", "ipc://path") into what package net wants.
 // A host of "*" becomes the wildcard address. Other transports are an error.
-func Address(endpoint string) (network, address string, err error) {
+func splitEndpoint(endpoint string) (network, address string, err error) {
 	scheme, rest, ok := strings.Cut(endpoint, "://")
 	if !ok || rest == "" {
 		return "", "", fmt.Errorf("endpoint %q is not of the form tcp://host:port or ipc://path", endpoint)
@@ -38,7 +38,7 @@ func Address(endpoint string) (network, address string, err error) {
 
 // Dial connects to endpoint and shakes hands, within Params.HandshakeTimeout.
 func Dial(ctx context.Context, endpoint string, p Params) (*Conn, error) {
-	network, address, err := Address(endpoint)
+	network, address, err := splitEndpoint(endpoint)
 	if err != nil {
 		return nil, err
 	}
@@ -50,13 +50,13 @@ func Dial(ctx context.Context, endpoint string, p Params) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", endpoint, err)
 	}
-	return Handshake(ctx, nc, p)
+	return shakeHands(ctx, nc, p)
 }
 
 // Listen opens endpoint for Serve. The socket file that a dead process left behind an ipc
 // endpoint is replaced.
 func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
-	network, address, err := Address(endpoint)
+	network, address, err := splitEndpoint(endpoint)
 	if err != nil {
 		return nil, err
 	}

@@ -90,12 +90,12 @@ func appendCommand(dst []byte, name string, data []byte) []byte {
 // splitCommand takes a command's body apart into its name and data.
 func splitCommand(body []byte) (name string, data []byte, err error) {
 	if len(body) == 0 || int(body[0]) > len(body)-1 || body[0] == 0 {
-		return "", nil, fmt.Errorf("malformed command: %w", ErrProtocol)
+		return "", nil, fmt.Errorf("malformed command: %w", errProtocol)
 	}
 	n := int(body[0])
 	return string(body[1 : 1+n]), body[1+n:], nil
 }
 
 func breach(format string, args ...any) error {
-	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrProtocol)
+	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errProtocol)
 }

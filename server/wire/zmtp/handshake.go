@@ -60,7 +60,7 @@ type Params struct {
 	// Heartbeat is how long a peer may be quiet before it is asked with PING; 0 asks nothing. A peer that
 	// speaks ZMTP 3.0, which has no PING, is asked nothing: TCP's own keep-alive finds dead hosts.
 	Heartbeat time.Duration
-	// Silence is how long a peer may be quiet before Recv returns ErrSilent; 0 means three
+	// Silence is how long a peer may be quiet before Recv returns errSilent; 0 means three
 	// heartbeats, and less than one and a half is taken as that. It has no effect without Heartbeat.
 	Silence time.Duration
 	// WriteTimeout bounds each write; 0 means 10 s.
@@ -84,9 +84,9 @@ func (p Params) withDefaults() Params {
 	return p
 }
 
-// Handshake greets the peer on nc and returns the connection ready for messages. It owns nc
+// shakeHands greets the peer on nc and returns the connection ready for messages. It owns nc
 // from the call on and closes it when it fails.
-func Handshake(ctx context.Context, nc net.Conn, p Params) (*Conn, error) {
+func shakeHands(ctx context.Context, nc net.Conn, p Params) (*Conn, error) {
 	p = p.withDefaults()
 	stop := context.AfterFunc(ctx, func() { hangUp(nc) })
 	c, err := handshake(nc, p)

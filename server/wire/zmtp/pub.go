@@ -39,9 +39,9 @@ func (p *Pub) Serve(ctx context.Context, ln net.Listener) error {
 	return Serve(ctx, ln, Params{Type: PUB}, p.handle)
 }
 
-// Dial connects to a SUB socket that has bound endpoint and serves it until the connection or
+// dial connects to a SUB socket that has bound endpoint and serves it until the connection or
 // ctx ends.
-func (p *Pub) Dial(ctx context.Context, endpoint string) error {
+func (p *Pub) dial(ctx context.Context, endpoint string) error {
 	c, err := Dial(ctx, endpoint, Params{Type: PUB})
 	if err != nil {
 		return err
@@ -89,11 +89,8 @@ func (p *Pub) Subscriptions() int {
 	return n
 }
 
-// Dropped counts the messages that were not queued because a subscriber was too slow.
-func (p *Pub) Dropped() uint64 { return p.dropped.Load() }
-
-// Disconnect cuts every subscriber off; those that dial come back by themselves.
-func (p *Pub) Disconnect() {
+// disconnect closes every connection.
+func (p *Pub) disconnect() {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	for s := range p.subs {

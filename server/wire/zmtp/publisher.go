@@ -60,7 +60,7 @@ func (p *Publisher) Serve(ctx context.Context, ln net.Listener) error { return p
 
 // Dial publishes to a subscriber that has bound endpoint, until the connection or ctx ends.
 func (p *Publisher) Dial(ctx context.Context, endpoint string) error {
-	return p.pub.Dial(ctx, endpoint)
+	return p.pub.dial(ctx, endpoint)
 }
 
 // ServeReplay answers replay requests from ln until ctx ends.
@@ -103,11 +103,8 @@ func (p *Publisher) Next() uint64 {
 // Subscriptions counts the subscriptions of all connected subscribers.
 func (p *Publisher) Subscriptions() int { return p.pub.Subscriptions() }
 
-// Dropped counts the messages that were dropped because a subscriber was too slow.
-func (p *Publisher) Dropped() uint64 { return p.pub.Dropped() }
-
-// Disconnect cuts every subscriber off; those that dial come back by themselves.
-func (p *Publisher) Disconnect() { p.pub.Disconnect() }
+// Disconnect closes every subscriber's connection; those that dial connect again by themselves.
+func (p *Publisher) Disconnect() { p.pub.disconnect() }
 
 // record numbers payload and keeps it. The caller holds p.mu.
 func (p *Publisher) record(payload []byte) uint64 {

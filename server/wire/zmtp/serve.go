@@ -46,7 +46,7 @@ func Serve(ctx context.Context, ln net.Listener, p Params, handle func(context.C
 		}
 		peers.Go(func() {
 			defer func() { <-room }()
-			c, err := Handshake(ctx, nc, p)
+			c, err := shakeHands(ctx, nc, p)
 			if err != nil {
 				return // a port scan, a wrong socket type: nothing that the owner of ln can mend
 			}

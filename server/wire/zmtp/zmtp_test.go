@@ -343,7 +343,7 @@ func TestEndpoints(t *testing.T) {
 		"tcp://10.0.0.7":      "error",
 		"":                    "error",
 	} {
-		network, address, err := zmtp.Address(endpoint)
+		network, address, err := zmtp.SplitEndpoint(endpoint)
 		got := network + " " + address
 		if err != nil {
 			got = "error"

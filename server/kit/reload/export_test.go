@@ -1,0 +1,3 @@
+package reload
+
+func (r Result) Waiting() []Change { return r.waiting() }

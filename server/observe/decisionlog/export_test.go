@@ -1,0 +1,3 @@
+package decisionlog
+
+var Regret = regret
