@@ -177,12 +177,6 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	if held := d.GetHeld().AsDuration(); held > 0 {
 		facts = append(facts, "held "+latency(held))
 	}
-	if d.GetOvertook() != "" {
-		facts = append(facts, "overtook "+d.GetOvertook())
-	}
-	if d.GetResumes() {
-		facts = append(facts, "goes on after it gave way")
-	}
 	if o := d.GetOutcome(); o != nil {
 		facts = append(facts, word(o.GetEnd(), "END_"))
 		if t := o.GetTtft().AsDuration(); t > 0 {

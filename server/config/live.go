@@ -40,7 +40,7 @@ func LivePaths() []string {
 		"router.session_header", "router.tokenize_timeout", "router.max_messages", "router.max_members", "router.resume_streams", "router.headers",
 		"router.realtime_idle", "router.show_overlap", "router.unsalted_routes", "router.unowned_responses",
 		"chooser.policy", "chooser.objective", "chooser.slo", "chooser.weights", "chooser.shadow", "chooser.models", "chooser.hold_above",
-		"chooser.yield_ranks", "chooser.max_requests_per_rank", "chooser.stall", "chooser.queue",
+		"chooser.max_requests_per_rank", "chooser.stall", "chooser.queue",
 		"tokenizer.remote.timeout",
 		"enginestats.interval", "enginestats.timeout",
 		"upstream.dial_timeout", "upstream.response_header_timeout", "upstream.stall_timeout", "upstream.retry", "upstream.breaker",

@@ -14,10 +14,9 @@ const longRun = 1 << 30
 type attempt struct {
 	call, engine int
 	seq          enginemodel.Sequence
-	// started says that the engine has made its first token, begun that the router has it, gone that
-	// the router took the call back.
-	started, begun, gone bool
-	firstAt              float64 // when the router gets it
+	// started says that the engine has made its first token, begun that the router has it.
+	started, begun bool
+	firstAt        float64 // when the router gets it
 	// reported is the number of tokens that the router knows of.
 	reported int
 }

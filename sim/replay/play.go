@@ -141,10 +141,7 @@ func (o *oracle) submit(call int) {
 	o.sim.send(call, best)
 }
 
-func (o *oracle) firstToken(a *attempt) bool {
-	o.left[a.engine] -= o.work[a.call]
-	return true
-}
+func (o *oracle) firstToken(a *attempt)  { o.left[a.engine] -= o.work[a.call] }
 func (o *oracle) progress(*attempt, int) {}
 func (o *oracle) finished(*attempt)      {}
 func (o *oracle) changed(int, []kvEvent) {}

@@ -29,7 +29,6 @@ type router struct {
 	wake     float64
 	served   []replica.Slot // the rank that completed a call, NoSlot before
 	texts    bool
-	attempts []*attempt
 	job      *job
 	dice     *rand.Rand // which events get lost
 	// accuracy has the predicted over the actual time to the first token of each answer.
@@ -43,7 +42,7 @@ func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
 	n := len(s.trace.Calls)
 	r := &router{
 		sim: s, job: j, dice: rand.New(rand.NewPCG(j.seed, 3)), epoch: time.Unix(1_000_000_000, 0),
-		choices: make([]*chooser.Choice, n), attempts: make([]*attempt, n), requests: make([]chooser.Request, n),
+		choices: make([]*chooser.Choice, n), requests: make([]chooser.Request, n),
 	}
 	r.served = slices.Repeat([]replica.Slot{replica.NoSlot}, n)
 	now := func() time.Time { return r.epoch.Add(time.Duration(s.now * float64(time.Second))) }
@@ -96,27 +95,11 @@ func (r *router) arrive(call int) {
 	if r.texts {
 		req.Text = textOf(c.IDs[:min(len(c.IDs), (c.In+r.sim.trace.Chunk-1)/r.sim.trace.Chunk)])
 	}
-	req.Yield = func() { r.takeBack(call) }
 	if wait := r.sim.delays.tokenizing(c.In); wait > 0 {
 		r.sim.after(wait, func() { r.submit(call) })
 		return
 	}
 	r.submit(call)
-}
-
-// comeback is the time in seconds from taking a request back to sending it again.
-const comeback = 0.003
-
-// takeBack has a call that gives way go on later.
-func (r *router) takeBack(call int) {
-	choice, req := r.choices[call], &r.requests[call]
-	r.sim.takeBack(r.attempts[call])
-	r.sim.after(comeback, func() {
-		choice.Release(chooser.Result{End: decision.EndYielded, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
-		req.Attempt++
-		req.Resumes = choice
-		r.submit(call)
-	})
 }
 
 func (r *router) submit(call int) {
@@ -133,7 +116,7 @@ func (r *router) submit(call int) {
 			return
 		}
 		r.choices[call] = choice
-		r.attempts[call] = r.sim.send(call, int(choice.Slot))
+		r.sim.send(call, int(choice.Slot))
 	})
 	r.plan()
 }
@@ -159,14 +142,9 @@ func (r *router) plan() {
 	}})
 }
 
-func (r *router) firstToken(a *attempt) bool {
-	choice := r.choices[a.call]
-	if !choice.Begin() {
-		return false
-	}
-	choice.FirstToken()
+func (r *router) firstToken(a *attempt) {
+	r.choices[a.call].FirstToken()
 	r.plan()
-	return true
 }
 
 func (r *router) progress(a *attempt, tokens int) { r.choices[a.call].Progress(tokens) }
@@ -177,7 +155,7 @@ func (r *router) finished(a *attempt) {
 	choice.Progress(c.Out)
 	choice.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: c.In, OutputTokens: c.Out, CachedTokens: r.sim.cached[a.call]})
 	r.served[a.call] = choice.Slot
-	r.choices[a.call], r.attempts[a.call] = nil, nil
+	r.choices[a.call] = nil
 	r.plan()
 }
 

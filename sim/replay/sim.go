@@ -46,9 +46,8 @@ func (h *eventHeap) Pop() any {
 type dispatcher interface {
 	// arrive hands over a call; the dispatcher sends it to an engine, now or later.
 	arrive(call int)
-	// firstToken says that the router has a call's first token. It reports false when the router took
-	// the call back and does not want it.
-	firstToken(a *attempt) bool
+	// firstToken says that the router has a call's first token.
+	firstToken(a *attempt)
 	// progress says how many tokens the router has, finished that it has the last one.
 	progress(a *attempt, tokens int)
 	finished(a *attempt)
@@ -201,22 +200,6 @@ func (s *sim) send(call, e int) *attempt {
 	return a
 }
 
-// takeBack has the router's cancellation reach the engine. What the call finds of itself later is no hit.
-func (s *sim) takeBack(a *attempt) {
-	a.gone = true
-	s.after(s.delays.Send, func() {
-		en := s.engines[a.engine]
-		s.catchUp(en)
-		if !a.seq.Live() {
-			return
-		}
-		en.cut()
-		s.cached[a.call] += a.seq.Cached() - a.seq.Computed()
-		en.machine.Abort(&a.seq)
-		s.plan(en)
-	})
-}
-
 func (s *sim) plan(e *engine) {
 	if e.steps > 0 {
 		s.schedule(event{at: e.until, kind: eventEngine, n: e.slot, gen: e.gen})
@@ -307,9 +290,7 @@ func (s *sim) unblock() {
 
 // begun is the moment at which the router has a call's first token.
 func (s *sim) begun(a *attempt) {
-	if a.gone || !s.router.firstToken(a) {
-		return
-	}
+	s.router.firstToken(a)
 	a.begun = true
 	s.first[a.call] = s.now
 	s.waiting--
@@ -320,9 +301,6 @@ func (s *sim) begun(a *attempt) {
 
 // finished is the moment at which the router has its last one.
 func (s *sim) finished(a *attempt) {
-	if !a.begun {
-		return // taken back
-	}
 	s.done[a.call] = s.now
 	s.goOn(a.call)
 	s.router.finished(a)

@@ -37,7 +37,6 @@ func (r *run) checks(ctx context.Context) {
 	r.check(ctx, "streams that go on", r.checkResume)
 	r.check(ctx, "32 clients", r.checkLoad)
 	r.check(ctx, "64 chats", r.checkChats)
-	r.check(ctx, "long prompts give way", r.checkYield)
 	r.check(ctx, "kill -9 under load", r.checkKill)
 }
 

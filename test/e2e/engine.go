@@ -14,25 +14,17 @@ import (
 	"time"
 )
 
-// shape is the model that an engine serves and how much of it.
-type shape struct {
-	folder  string // of the model, as model.py calls the shape too
-	context int    // tokens
-	step    int    // tokens of one step; 0 leaves that to the engine
-	adapter bool   // serve the LoRA adapter as well
-}
-
-// tiny answers at once; long reads prompts that take many steps.
-var (
-	tiny = shape{folder: "tiny", context: 4096, adapter: true}
-	long = shape{folder: "long", context: 16384, step: 2048}
+// modelFolder is the model's in the cache, contextLength the engines' longest sequence in tokens.
+const (
+	modelFolder   = "tiny"
+	contextLength = 4096
 )
 
 // engine is one real vLLM replica.
 type engine struct {
 	r                    *run
-	shape                shape
 	id                   string
+	adapter              bool // serve the LoRA adapter as well
 	http, events, replay int
 	pid                  int           // 0: not running
 	gone                 chan struct{} // closed when it has ended
@@ -45,8 +37,8 @@ const blockSize = 32
 func (r *run) startFleet(ctx context.Context) error {
 	kept := r.kept().Engines
 	for i := range r.replicas {
-		e := &engine{r: r, id: fmt.Sprintf("vllm-%d", i), shape: tiny}
-		e.shape.adapter = r.tests == "" // an engine with adapters dies of prompt_logprobs beside another request
+		e := &engine{r: r, id: fmt.Sprintf("vllm-%d", i)}
+		e.adapter = r.tests == "" // an engine with adapters dies of prompt_logprobs beside another request
 
 		if i < len(kept) {
 			r.fleet = append(r.fleet, e)
@@ -104,21 +96,18 @@ func (e *engine) start(ctx context.Context) error {
 		args := []string{
 			"sim", "--model", "tiny", "--version", e.r.version,
 			"--port", strconv.Itoa(e.http), "--events-port", strconv.Itoa(e.events), "--replay-port", strconv.Itoa(e.replay),
-			"--block-size", strconv.Itoa(blockSize), "--blocks", "4097", "--max-model-len", strconv.Itoa(e.shape.context), "--max-seqs", "16",
+			"--block-size", strconv.Itoa(blockSize), "--blocks", "4097", "--max-model-len", strconv.Itoa(contextLength), "--max-seqs", "16",
 		}
-		if e.shape.adapter {
+		if e.adapter {
 			args = append(args, "--adapter", "adapter", "--speed", "2")
-		}
-		if e.shape.step > 0 {
-			args = append(args, "--max-batched-tokens", strconv.Itoa(e.shape.step))
 		}
 		return e.launch(exec.CommandContext(context.WithoutCancel(ctx), e.r.binary, args...))
 	}
-	model := filepath.Join(e.r.cache, e.shape.folder)
+	model := filepath.Join(e.r.cache, modelFolder)
 	args := []string{
 		"-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", "tiny",
 		"--host", "127.0.0.1", "--port", strconv.Itoa(e.http),
-		"--dtype", "float32", "--enforce-eager", "--max-model-len", strconv.Itoa(e.shape.context), "--max-num-seqs", "16",
+		"--dtype", "float32", "--enforce-eager", "--max-model-len", strconv.Itoa(contextLength), "--max-num-seqs", "16",
 		"--block-size", strconv.Itoa(blockSize),
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 		"--otlp-traces-endpoint", e.r.spans.url(),
@@ -129,11 +118,8 @@ func (e *engine) start(ctx context.Context) error {
 	} else { // as the tests start it
 		args = append(args, "--max-logprobs", "-1", "--enable-tokenizer-info-endpoint")
 	}
-	if e.shape.adapter {
+	if e.adapter {
 		args = append(args, "--enable-lora", "--max-lora-rank", "8", "--max-loras", "2", "--lora-modules", "adapter="+filepath.Join(model, "lora"))
-	}
-	if e.shape.step > 0 {
-		args = append(args, "--max-num-batched-tokens", strconv.Itoa(e.shape.step))
 	}
 	if e.r.hasRender() {
 		args = append(args, "--enable-scale-out")

@@ -40,7 +40,7 @@ func (r *run) checkRuntimeAdapter(ctx context.Context) (string, error) {
 		}
 		return nil
 	}
-	if err := adapter("/v1/load_lora_adapter", object{"lora_name": "second", "lora_path": filepath.Join(r.cache, tiny.folder, "lora")}); err != nil {
+	if err := adapter("/v1/load_lora_adapter", object{"lora_name": "second", "lora_path": filepath.Join(r.cache, modelFolder, "lora")}); err != nil {
 		return "", err
 	}
 	ask := object{"model": "second", "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}

@@ -169,22 +169,16 @@ func findPython(ctx context.Context) (string, error) {
 	return "", errors.New("no Python from 3.10 to 3.13 with venv was found; install one")
 }
 
-// makeModels writes the models with their tokenizer and adapter.
-func (r *run) makeModels(ctx context.Context) error {
+// makeModel writes the model with its tokenizer and adapter.
+func (r *run) makeModel(ctx context.Context) error {
 	if r.sim {
 		return nil
 	}
-	for _, shape := range []shape{tiny, long} {
-		folder := filepath.Join(r.cache, shape.folder)
-		if _, err := os.Stat(filepath.Join(folder, "lora", "adapter_config.json")); err == nil {
-			continue
-		}
-		script := filepath.Join("test", "e2e", "model.py")
-		if err := r.logged(ctx, "model.log", r.python, script, folder, shape.folder); err != nil {
-			return err
-		}
+	folder := filepath.Join(r.cache, modelFolder)
+	if _, err := os.Stat(filepath.Join(folder, "lora", "adapter_config.json")); err == nil {
+		return nil
 	}
-	return nil
+	return r.logged(ctx, "model.log", r.python, filepath.Join("test", "e2e", "model.py"), folder)
 }
 
 // logged runs a command with its output in a log file.

@@ -12,7 +12,6 @@ import (
 type keptFleet struct {
 	Collector string       `json:"collector"`
 	Engines   []keptEngine `json:"engines"`
-	Long      *keptEngine  `json:"long,omitempty"`
 }
 
 type keptEngine struct {
@@ -36,9 +35,6 @@ func (r *run) kept() keptFleet {
 			return keptFleet{}
 		}
 	}
-	if k.Long != nil && syscall.Kill(k.Long.PID, 0) != nil {
-		k.Long = nil
-	}
 	return k
 }
 
@@ -50,9 +46,6 @@ func (r *run) remember() error {
 	k := keptFleet{Collector: r.spans.address}
 	for _, e := range r.fleet {
 		k.Engines = append(k.Engines, keptEngine{e.pid, e.http, e.events, e.replay})
-	}
-	if e := r.long; e != nil {
-		k.Long = &keptEngine{e.pid, e.http, e.events, e.replay}
 	}
 	b, err := json.Marshal(k)
 	if err != nil {

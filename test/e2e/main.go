@@ -38,7 +38,6 @@ type run struct {
 	binary  string
 	extra   string // settings of the router beyond the usual ones
 	fleet   []*engine
-	long    *engine // what the check of giving way uses; nil before
 	router  *routerProcess
 	spans   *collector
 	results []result
@@ -92,7 +91,7 @@ func (r *run) all(ctx context.Context) error {
 	}{
 		{"build kvpilot", r.build},
 		{"install vLLM", r.install},
-		{"make the models", r.makeModels},
+		{"make the models", r.makeModel},
 		{"collect spans", r.startCollector},
 		{"start the replicas", r.startFleet},
 		{"start the router", r.startRouter},
@@ -167,8 +166,8 @@ func (r *run) stopAll() {
 	if r.router != nil {
 		r.router.stop()
 	}
-	for _, e := range append(r.fleet, r.long) {
-		if e != nil && !r.keep {
+	for _, e := range r.fleet {
+		if !r.keep {
 			e.stop()
 		}
 	}

@@ -2,7 +2,7 @@
 byte-level BPE tokenizer trained on the spot, and a chat template with system, user, assistant
 and tool turns and a thinking switch. Nothing is downloaded.
 
-usage: model.py FOLDER [SHAPE]
+usage: model.py FOLDER
 """
 
 import json
@@ -11,12 +11,8 @@ import sys
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-# tiny answers at once. long reads long prompts, and its wide layers make each token cost about
-# the same wherever it stands, as in large models: attention alone would make the last ones dear.
-SHAPES = {
-    "tiny": {"hidden": 128, "intermediate": 256, "context": 4096},
-    "long": {"hidden": 256, "intermediate": 8192, "context": 32768},
-}
+# The model's size: it answers at once.
+HIDDEN, INTERMEDIATE, CONTEXT = 128, 256, 4096
 
 SPECIALS = ["<|endoftext|>", "<|begin_of_text|>", "<|im_start|>", "<|im_end|>"]
 
@@ -68,7 +64,7 @@ TEMPLATE = """{%- if tools %}<|im_start|>system
 {% endif %}{% endif %}"""
 
 
-def make_tokenizer(folder: pathlib.Path, shape: dict) -> int:
+def make_tokenizer(folder: pathlib.Path) -> int:
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
@@ -91,7 +87,7 @@ def make_tokenizer(folder: pathlib.Path, shape: dict) -> int:
             "bos_token": "<|begin_of_text|>",
             "eos_token": "<|im_end|>",
             "pad_token": "<|endoftext|>",
-            "model_max_length": shape["context"],
+            "model_max_length": CONTEXT,
             "clean_up_tokenization_spaces": False,
             "chat_template": TEMPLATE,
         },
@@ -99,18 +95,18 @@ def make_tokenizer(folder: pathlib.Path, shape: dict) -> int:
     return tok.get_vocab_size()
 
 
-def make_model(folder: pathlib.Path, vocab: int, shape: dict) -> dict:
+def make_model(folder: pathlib.Path, vocab: int) -> dict:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": shape["hidden"],
-        "intermediate_size": shape["intermediate"],
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": shape["hidden"] // 4,
+        "head_dim": HIDDEN // 4,
         "vocab_size": vocab,
-        "max_position_embeddings": shape["context"],
+        "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
@@ -204,9 +200,8 @@ def write(path: pathlib.Path, value: dict) -> None:
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    shape = SHAPES[sys.argv[2] if len(sys.argv) > 2 else "tiny"]
-    vocab = make_tokenizer(folder, shape)
-    config = make_model(folder, vocab, shape)
+    vocab = make_tokenizer(folder)
+    config = make_model(folder, vocab)
     make_lora(folder / "lora", config)
     print(f"made a model with {vocab} ids in {folder}")
 

@@ -104,8 +104,6 @@ const (
 	End_END_EXPIRED End = 6
 	// The replica left the fleet.
 	End_END_REMOVED End = 7
-	// The request gave way to a shorter one before its first token and goes on as its next attempt.
-	End_END_YIELDED End = 8
 	// The stream broke off after its first byte and goes on on another replica, as the next attempt.
 	End_END_RESUMED End = 9
 )
@@ -121,7 +119,6 @@ var (
 		5: "END_MOVED",
 		6: "END_EXPIRED",
 		7: "END_REMOVED",
-		8: "END_YIELDED",
 		9: "END_RESUMED",
 	}
 	End_value = map[string]int32{
@@ -133,7 +130,6 @@ var (
 		"END_MOVED":       5,
 		"END_EXPIRED":     6,
 		"END_REMOVED":     7,
-		"END_YIELDED":     8,
 		"END_RESUMED":     9,
 	}
 )
@@ -287,10 +283,6 @@ type Decision struct {
 	TraceId string `protobuf:"bytes,26,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
 	// The span within it in which the decision was made, in hex.
 	SpanId string `protobuf:"bytes,27,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
-	// The decision whose request gave way to this one; empty for none.
-	Overtook string `protobuf:"bytes,28,opt,name=overtook,proto3" json:"overtook,omitempty"`
-	// The request goes on here after it gave way.
-	Resumes bool `protobuf:"varint,29,opt,name=resumes,proto3" json:"resumes,omitempty"`
 	// The tenant that asked; empty when callers need no key.
 	Tenant        string `protobuf:"bytes,30,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -516,20 +508,6 @@ func (x *Decision) GetSpanId() string {
 	return ""
 }
 
-func (x *Decision) GetOvertook() string {
-	if x != nil {
-		return x.Overtook
-	}
-	return ""
-}
-
-func (x *Decision) GetResumes() bool {
-	if x != nil {
-		return x.Resumes
-	}
-	return false
-}
-
 func (x *Decision) GetTenant() string {
 	if x != nil {
 		return x.Tenant
@@ -578,8 +556,6 @@ type Candidate struct {
 	TtftMs float64 `protobuf:"fixed64,18,opt,name=ttft_ms,json=ttftMs,proto3" json:"ttft_ms,omitempty"`
 	// What the policy compares; the lowest wins. Milliseconds for predicted-ttft, otherwise the policy's own unit.
 	Cost float64 `protobuf:"fixed64,19,opt,name=cost,proto3" json:"cost,omitempty"`
-	// The part of backlog_ms that gives way to this request, in milliseconds.
-	YieldsMs float64 `protobuf:"fixed64,20,opt,name=yields_ms,json=yieldsMs,proto3" json:"yields_ms,omitempty"`
 	// How long the rank had requests and showed no sign of life, in milliseconds, where that is its veto (stalled).
 	SilentMs      float64 `protobuf:"fixed64,21,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -745,13 +721,6 @@ func (x *Candidate) GetTtftMs() float64 {
 func (x *Candidate) GetCost() float64 {
 	if x != nil {
 		return x.Cost
-	}
-	return 0
-}
-
-func (x *Candidate) GetYieldsMs() float64 {
-	if x != nil {
-		return x.YieldsMs
 	}
 	return 0
 }
@@ -984,7 +953,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\x8c\b\n" +
+	"diskTokens\"\xf5\a\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -1018,13 +987,11 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x06shadow\x18\x18 \x01(\v2\x12.kvpilot.v1.ShadowR\x06shadow\x12\x12\n" +
 	"\x04seed\x18\x19 \x01(\x06R\x04seed\x12\x19\n" +
 	"\btrace_id\x18\x1a \x01(\tR\atraceId\x12\x17\n" +
-	"\aspan_id\x18\x1b \x01(\tR\x06spanId\x12\x1a\n" +
-	"\bovertook\x18\x1c \x01(\tR\bovertook\x12\x18\n" +
-	"\aresumes\x18\x1d \x01(\bR\aresumes\x12\x16\n" +
+	"\aspan_id\x18\x1b \x01(\tR\x06spanId\x12\x16\n" +
 	"\x06tenant\x18\x1e \x01(\tR\x06tenant\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xb7\x05\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x1c\x10\x1dJ\x04\b\x1d\x10\x1eR\bovertookR\aresumes\"\xab\x05\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -1050,10 +1017,9 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"prefill_ms\x18\x11 \x01(\x01R\tprefillMs\x12\x17\n" +
 	"\attft_ms\x18\x12 \x01(\x01R\x06ttftMs\x12\x12\n" +
 	"\x04cost\x18\x13 \x01(\x01R\x04cost\x12\x1b\n" +
-	"\tyields_ms\x18\x14 \x01(\x01R\byieldsMs\x12\x1b\n" +
 	"\tsilent_ms\x18\x15 \x01(\x01R\bsilentMsB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
-	"\t_kv_usage\"\x88\x01\n" +
+	"\t_kv_usageJ\x04\b\x14\x10\x15R\tyields_ms\"\x88\x01\n" +
 	"\x06Shadow\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x1d\n" +
 	"\n" +
@@ -1082,7 +1048,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x0fFEED_STATE_NONE\x10\x01\x12\x13\n" +
 	"\x0fFEED_STATE_COLD\x10\x02\x12\x14\n" +
 	"\x10FEED_STATE_EXACT\x10\x03\x12\x17\n" +
-	"\x13FEED_STATE_DEGRADED\x10\x04*\xb4\x01\n" +
+	"\x13FEED_STATE_DEGRADED\x10\x04*\xb6\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -1093,8 +1059,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\tEND_MOVED\x10\x05\x12\x0f\n" +
 	"\vEND_EXPIRED\x10\x06\x12\x0f\n" +
 	"\vEND_REMOVED\x10\a\x12\x0f\n" +
-	"\vEND_YIELDED\x10\b\x12\x0f\n" +
-	"\vEND_RESUMED\x10\tB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\vEND_RESUMED\x10\t\"\x04\b\b\x10\b*\vEND_YIELDEDB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_decision_proto_rawDescOnce sync.Once

@@ -102,9 +102,6 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 		l.start = now
 	}
 	t.arrived = now
-	if t.Since.IsZero() {
-		t.Since = now
-	}
 	l.number++
 	t.number = l.number
 	who := l.of(t.Tenant)
@@ -121,7 +118,6 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	}
 	t.key = l.key(t)
 	switch {
-	case t.Accepted:
 	case !t.Deadline.IsZero() && now.Add(expect()+seconds(t.Work)).After(t.Deadline):
 		return refuse(ErrDeadline)
 	case count > int64(config.MaxRequests) && !l.makeRoom(who, 1, 0):
@@ -129,7 +125,7 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	case tooMuch() > 0 && !l.makeRoom(who, 0, tooMuch()):
 		return refuse(ErrBytes)
 	}
-	if config.MaxWait > 0 && !t.Accepted {
+	if config.MaxWait > 0 {
 		if latest := now.Add(config.MaxWait); t.Deadline.IsZero() || latest.Before(t.Deadline) {
 			t.Deadline = latest
 		}
@@ -142,7 +138,7 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 }
 
 // key is the ticket's work plus its ageing: who began to wait later comes later. mu is held.
-func (l *Line) key(t *Ticket) float64 { return t.Work + ageing*t.Since.Sub(l.start).Seconds() }
+func (l *Line) key(t *Ticket) float64 { return t.Work + ageing*t.arrived.Sub(l.start).Seconds() }
 
 // enter puts a ticket into its tenant's heap and the counts. mu is held.
 func (l *Line) enter(t *Ticket, who *tenant) {

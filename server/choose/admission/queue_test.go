@@ -207,21 +207,3 @@ func BenchmarkEmptyQueue(b *testing.B) {
 		}
 	}
 }
-
-func TestWhoComesBackIsNotRefused(t *testing.T) {
-	q, l := newLine(t, func(c *admission.Config) { c.MaxRequests, c.MaxBytes, c.MaxWait = 1, 10, time.Second })
-	push(t, l, epoch, &admission.Ticket{Owner: "first", Bytes: 10})
-	back := push(t, l, epoch, &admission.Ticket{Owner: "back", Bytes: 10, Work: 9, Accepted: true, Since: epoch.Add(-time.Minute), Deadline: epoch.Add(2 * time.Second)})
-	if out := l.Expired(epoch.Add(1500 * time.Millisecond)); len(out) != 1 || out[0].Owner != "first" {
-		t.Errorf("%d waited too long, want only the first", len(out))
-	}
-	if n := q.Len(); n != 1 || !l.Remove(back) || q.Len() != 0 {
-		t.Errorf("%d wait, then %d", n, q.Len())
-	}
-	if _, err := l.Push(&admission.Ticket{Bytes: 11}, epoch, 1, 0); !errors.Is(err, admission.ErrBytes) {
-		t.Errorf("Push() = %v, want the bound on bytes", err)
-	}
-	if n := q.Len(); n != 0 {
-		t.Errorf("%d are counted after a refusal", n)
-	}
-}

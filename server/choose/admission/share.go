@@ -165,14 +165,13 @@ func (l *Line) makeRoom(who *tenant, places, bytes int) bool {
 	return true
 }
 
-// last is the end of the tenant's line that holds so many places or bytes; nil when that would take too many. Those
-// that were let in before stay.
+// last is the end of the tenant's line that holds so many places or bytes; nil when that would take too many.
 func (w *tenant) last(places, bytes int) []*Ticket {
 	var out []*Ticket
 	for places > 0 || bytes > 0 {
 		var last *Ticket
 		for _, t := range w.tickets {
-			if !t.Accepted && (last == nil || last.before(t)) && !slices.Contains(out, t) {
+			if (last == nil || last.before(t)) && !slices.Contains(out, t) {
 				last = t
 			}
 		}

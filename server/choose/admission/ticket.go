@@ -31,10 +31,6 @@ type Ticket struct {
 	// Cost is what its tenant is charged when it goes: the seconds of an engine that it is predicted to take, its
 	// answer included; 0 is Work. It may change as Work does.
 	Cost float64
-	// Since is when the waiting began, for the order, where that was before Push; zero is at Push.
-	Since time.Time
-	// Accepted says that it was let in before and comes back: it counts, and no bound refuses it.
-	Accepted bool
 	// Owner is whatever the visitor needs to know.
 	Owner any
 

@@ -7,7 +7,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
-	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
@@ -30,15 +29,6 @@ type Choice struct {
 	streamed    bool
 	silent      bool // its first token is not sure to be seen
 	leased      bool
-	// yield is the request's; work is the prefill in seconds that was booked, since when the request first asked.
-	// unfair says that the time to its first token tells nothing about the rank.
-	yield  func()
-	work   float64
-	since  time.Time
-	unfair bool
-	// computes names the first block of the prompt that the rank did not hold, which is number lacks.
-	computes blockhash.Hash
-	lacks    int
 	// entry is its place in the account of the rank's speed.
 	entry speed.Entry
 	// Of the vigil over its rank: the prefill and, unless it is streamed, the decoding that were predicted, in seconds, how its
@@ -54,21 +44,17 @@ type Choice struct {
 	certain uint32
 	// stores counts what the rank had announced when the choice was made.
 	stores uint64
-	// ahead is the choice's turn before the one that it overtook; nil for none.
-	ahead *turn
 
-	mu      sync.Mutex
-	first   time.Time      // of the first token; guarded by mu
-	mark    mark           // guarded by mu
-	output  int            // tokens so far; guarded by mu
-	ended   bool           // guarded by mu
-	onEnd   []func(Result) // guarded by mu
-	result  Result         // once it has ended; guarded by mu
-	began   bool           // the client has something; guarded by mu
-	yielded bool           // it gave way; guarded by mu
+	mu     sync.Mutex
+	first  time.Time      // of the first token; guarded by mu
+	mark   mark           // guarded by mu
+	output int            // tokens so far; guarded by mu
+	ended  bool           // guarded by mu
+	onEnd  []func(Result) // guarded by mu
+	result Result         // once it has ended; guarded by mu
+	began  bool           // the client has something; guarded by mu
 	// forsaken: its caller was told to take it back from a stalled rank; guarded by mu
 	forsaken bool
-	behind   *turn  // of the one that it gave way to; guarded by mu
 	whole    *whole // nil: the decision knew as much; guarded by mu
 }
 
@@ -90,8 +76,6 @@ func (c *Choice) firstToken(teach bool) load.Outcome {
 		c.rank.vigil.regain(c)
 	}
 	c.Alive()
-	c.settled()
-	c.Arrived()
 	now := c.chooser.clock()
 	l := c.chooser.params.Book.View(c.Slot, now)
 	c.mu.Lock()
@@ -158,10 +142,6 @@ func (c *Choice) Release(result Result) bool {
 	}
 	c.reservation.Release()
 	c.land(result.End == decision.EndCompleted)
-	c.Arrived()
-	if result.End != decision.EndYielded {
-		c.settled()
-	}
 	if first.IsZero() {
 		c.belief.End() // it never got as far as the cache
 	}

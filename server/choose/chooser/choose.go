@@ -13,7 +13,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
@@ -30,7 +29,6 @@ const maxRaces = 8
 // *Refused, an ErrInvalid, an ErrDuplicate or the context's error.
 func (c *Chooser) Choose(ctx context.Context, req *Request) (*Choice, error) {
 	if err := ctx.Err(); err != nil {
-		req.Resumes.settled()
 		return nil, err
 	}
 	deadline, _ := ctx.Deadline()
@@ -91,7 +89,6 @@ func (w *waiter) end(choice *Choice, err error) {
 
 // begin decides at once or puts the request in line; then it returns the waiter.
 func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, error)) (*Choice, *waiter, error) {
-	req.Resumes.settled()
 	if err := req.check(); err != nil {
 		return nil, nil, err
 	}
@@ -124,8 +121,7 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 		w.answer = make(chan answer, 1)
 	}
 	w.ticket = &admission.Ticket{
-		Tenant: req.Tenant, Priority: req.Priority, Bytes: req.Bytes, Deadline: deadline, Work: req.order(s.d.Pick().Prefill), Cost: cost(&s.d), Owner: w,
-		Since: req.firstAsked(now), Accepted: req.Resumes != nil,
+		Tenant: req.Tenant, Priority: req.Priority, Bytes: req.Bytes, Deadline: deadline, Work: s.d.Pick().Prefill, Cost: cost(&s.d), Owner: w,
 	}
 	servers, soonest := c.room(&s.d)
 	if wait, err := ln.hold.Push(w.ticket, now, servers, soonest); err != nil {
@@ -152,18 +148,8 @@ var errNoRoom = errors.New("no room")
 // commit books the choice in s, and makes it again when another request was booked on the same
 // rank since the loads were read. One that may wait and has not yet gets errNoRoom when no room is left then.
 func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *waiter) (*Choice, error) {
-	var roomAt replica.Slot // where somebody gave way for it
-	madeRoom := s.d.Overtook
-	if pick := s.d.Pick(); pick != nil {
-		roomAt = pick.Slot
-	}
 	for race := 0; ; race++ {
 		d := &s.d
-		if pick := d.Pick(); pick == nil || pick.Slot != roomAt {
-			d.Overtook = "" // it goes elsewhere after all
-		} else {
-			d.Overtook = madeRoom
-		}
 		if d.Chosen < 0 {
 			c.metrics.refused.Add(1)
 			d := c.record(s, now)
@@ -243,22 +229,14 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	choice := &both.choice
 	*choice = Choice{
 		Decision: d, Replica: req.Replicas[s.owner[d.Chosen]], Rank: int(cand.Rank), Slot: cand.Slot,
-		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0, silent: req.Unstreamed || req.Lease != 0 && !req.Reports, ahead: s.ahead,
+		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0, silent: req.Unstreamed || req.Lease != 0 && !req.Reports,
 		unread: req.Unread, samples: req.Samples, stores: stores, certain: req.certain(cand),
 	}
-	s.ahead = nil
 	if rk := c.rank(cand.Slot); rk != nil && !d.TooLong {
 		whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
-		saved := whole - cand.Prefill
-		if req.Resumes != nil {
-			saved = 0 // what it finds is its own
-		}
-		rk.route(cand.Prefill, saved, c.since(now))
+		rk.route(cand.Prefill, whole-cand.Prefill, c.since(now))
 		choice.rank = rk
-		choice.unfair = d.Overtook != "" || d.Resumes
-		choice.since = req.firstAsked(now.Add(-d.Held))
 		choice.learnBooked(now)
-		choice.mayYield(req, cand, booking.PrefillTime.Seconds())
 	}
 	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
 		choice.belief = c.params.Index.Predict(cand.Slot, booking.Hashes, now.Add(2*duration(cand.TTFT)+beliefSlack))

@@ -35,12 +35,6 @@ type Config struct {
 	// HoldAbove is the predicted prefill time that a rank may have queued before requests wait in the router instead
 	// (predicted-ttft only); one full step of the engine is enough where that takes less. Zero: no hold queue.
 	HoldAbove time.Duration `yaml:"hold_above"`
-	// YieldRanks lets a short request preempt a long prompt where at least this many ranks may serve; 0 never, 1
-	// always. While a long prompt has no first token and a much shorter request wants its rank, kvpilot cancels it at
-	// the engine, which keeps the computed part in its prefix cache, and requeues it behind the short one
-	// (predicted-ttft with a hold queue, streamed requests, ranks whose KV events are exact). Engines count each as an
-	// aborted request. Fleets with fewer ranks gain nothing by it.
-	YieldRanks int `yaml:"yield_ranks"`
 	// MaxRequestsPerRank excludes ranks with that many requests in flight. Zero: no limit.
 	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`
 	// Stall says when a replica that reports healthy but makes no progress is avoided.
@@ -81,14 +75,13 @@ type ModelConfig struct {
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
-		Policy:     decision.PredictedTTFT,
-		Objective:  decision.ObjectiveAnswer,
-		HoldAbove:  500 * time.Millisecond,
-		YieldRanks: 32,
-		Stall:      StallConfig{After: 2 * time.Second, Unhealthy: 10 * time.Second},
-		Queue:      admission.DefaultConfig(),
-		Ring:       selector.DefaultRingConfig(),
-		Tree:       selector.DefaultTreeConfig(),
+		Policy:    decision.PredictedTTFT,
+		Objective: decision.ObjectiveAnswer,
+		HoldAbove: 500 * time.Millisecond,
+		Stall:     StallConfig{After: 2 * time.Second, Unhealthy: 10 * time.Second},
+		Queue:     admission.DefaultConfig(),
+		Ring:      selector.DefaultRingConfig(),
+		Tree:      selector.DefaultTreeConfig(),
 	}
 }
 
@@ -132,9 +125,6 @@ func (c Config) Validate() error {
 	}
 	if c.Stall.After < 0 || c.Stall.Unhealthy < 0 {
 		errs = append(errs, fmt.Errorf("stall: after %s or unhealthy %s is negative", c.Stall.After, c.Stall.Unhealthy))
-	}
-	if c.YieldRanks < 0 {
-		errs = append(errs, fmt.Errorf("yield_ranks: must not be negative: %d", c.YieldRanks))
 	}
 	if c.MaxRequestsPerRank < 0 {
 		errs = append(errs, fmt.Errorf("max_requests_per_rank: must not be negative: %d", c.MaxRequestsPerRank))

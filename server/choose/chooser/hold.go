@@ -40,7 +40,7 @@ func (c *Chooser) room(d *decision.Decision) (servers int, soonest time.Duration
 			continue
 		}
 		servers++
-		if over := max(0, cand.Backlog-cand.Yields-c.enough(cand)); least < 0 || over < least {
+		if over := max(0, cand.Backlog-c.enough(cand)); least < 0 || over < least {
 			least = over
 		}
 	}
@@ -88,11 +88,8 @@ func (c *Chooser) visit(ln *line) {
 		open := false
 		for i := range s.d.Candidates {
 			o := &s.d.Candidates[i]
-			if o.Veto != decision.VetoNone && o.Veto != decision.VetoElsewhere {
+			if o.Veto != decision.VetoNone {
 				continue
-			}
-			if o.Yields > 0 {
-				open = true
 			}
 			if over := o.Backlog - c.enough(o); over >= 0 {
 				soonest = min(soonest, over)
@@ -141,7 +138,7 @@ func (c *Chooser) rouse() {
 // it stays; before it goes, the index is asked again.
 func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict {
 	ln := w.line
-	s.known, s.since = nil, w.ticket.Since
+	s.known, s.since = nil, w.ticket.Arrived()
 	if now.Sub(w.matched) < matchLife {
 		s.known = w.overlaps
 	}
@@ -164,21 +161,19 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict 
 		if !stale {
 			w.overlaps, w.matched = append(w.overlaps[:0], s.overlaps...), now
 		}
-		if !c.hasRoom(s.d.Pick()) && !c.couldMakeRoom(s.d.Pick()) || !stale {
+		if !c.hasRoom(s.d.Pick()) || !stale {
 			break
 		}
 		stale, s.known = false, nil
 	}
 	s.known = nil
 	cand := s.d.Pick()
-	w.ticket.Work, w.ticket.Cost = w.req.order(cand.Prefill), cost(&s.d)
-	if !c.hasRoom(cand) && !c.makeRoom(s, cand, w, now) {
+	w.ticket.Work, w.ticket.Cost = cand.Prefill, cost(&s.d)
+	if !c.hasRoom(cand) {
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
 		return admission.Keep
 	}
 	choice, err := c.commit(s, w.req, ln, now, w)
-	s.ahead.end() // unless it is the choice's now
-	s.ahead = nil
 	w.end(choice, err)
 	if err != nil {
 		return admission.Drop

@@ -38,7 +38,7 @@ func (c *Choice) learnBooked(now time.Time) {
 	l := c.chooser.params.Book.View(c.Slot, now)
 	c.rank.speed.Booked(&c.entry, speed.Work{
 		Tokens: n, Context: float64(c.Decision.PromptTokens) - n,
-		Estimated: c.Decision.Estimated, Unknown: c.Decision.Keyless || c.unfair, Silent: c.silent,
+		Estimated: c.Decision.Estimated, Unknown: c.Decision.Keyless, Silent: c.silent,
 	}, now, decodes(&l))
 }
 
@@ -48,7 +48,6 @@ func (c *Choice) learnFirst(now time.Time, l *load.RankLoad, teach bool) {
 	if c.rank == nil {
 		return
 	}
-	c.rank.firstToken(now)
 	if !teach {
 		c.rank.speed.Ended(&c.entry, now)
 		return
@@ -63,7 +62,7 @@ func (c *Choice) learnFirst(now time.Time, l *load.RankLoad, teach bool) {
 		c.rank.speed.Correct(&c.entry, float64(max(1, known.prompt-known.held)), float64(known.held))
 	}
 	c.rank.speed.FirstToken(&c.entry, now, decodes(l))
-	if !c.streamed || c.unfair {
+	if !c.streamed {
 		return
 	}
 	cand, actual := c.Decision.Pick(), now.Sub(c.at).Seconds()

@@ -27,12 +27,9 @@ type scratch struct {
 	// the one under way means nothing. visit is 0 outside of one.
 	seen  []standing
 	visit uint64
-	// held says that the request may wait, and so have others give way; since is when the one that
-	// waits first asked.
+	// held says that the request may wait in the hold queue, since is when the one on offer began to (zero: it has not).
 	held  bool
 	since time.Time
-	// ahead is the turn of a request that somebody has given way to.
-	ahead *turn
 }
 
 const (
@@ -58,20 +55,17 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter, Policy: t.policy,
 		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, ExpectedOutput: req.ExpectedOutput,
 		DryRun: req.DryRun, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: t.params,
-		Resumes: req.Resumes != nil,
-		Pinned:  req.Options.Pinned != "" || req.Holder != "",
-		Seed:    c.seed.Add(0x9e3779b97f4a7c15),
+		Pinned: req.Options.Pinned != "" || req.Holder != "",
+		Seed:   c.seed.Add(0x9e3779b97f4a7c15),
 	}
 	if p := req.Options.Policy; p != "" {
 		d.Policy = p
 	}
 	if d.Policy == decision.PredictedTTFT {
 		d.Objective, d.Targets = t.objective, req.Options.Targets.Or(t.targets)
-		since := s.since
-		if since.IsZero() {
-			since = req.firstAsked(now)
+		if !s.since.IsZero() {
+			d.Waited = max(0, now.Sub(s.since))
 		}
-		d.Waited = max(0, now.Sub(since))
 	}
 	if len(req.Options.Weights) > 0 {
 		params, err := selector.Apply(t.params, req.Options.Weights)
@@ -285,7 +279,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.QueuedTokens = uint32(max(0, l.PrefillTokens))
 		cand.DecodeBlocks = l.DecodeBlocks
 		cand.EngineWaiting, cand.KVUsage = -1, -1
-		if cand.Veto == decision.VetoCap || cand.Veto == decision.VetoElsewhere {
+		if cand.Veto == decision.VetoCap {
 			cand.Veto = decision.VetoNone
 		}
 		if cand.Veto == decision.VetoNone && limit > 0 && l.InFlight >= limit {
@@ -313,8 +307,6 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = c.crowding(cand, d)
-		cand.Planned += rk.giving.awaited.get()
-		cand.Yields = c.yields(s, req, rk, cand, now)
 		if cand.Veto == decision.VetoNone {
 			cand.Busy, cand.Returns, cand.Saved, cand.Residual = at.busy, at.returns, at.saved, at.residual
 			busy += cand.Busy
@@ -325,12 +317,6 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 	if usable > 0 {
 		d.Load = busy / float64(usable)
 		d.Omega = omega(d.Load, usable)
-	}
-	if usable < set.config.YieldRanks {
-		keepAll(d)
-	}
-	if req.Resumes != nil {
-		stay(d, req.Resumes.Slot)
 	}
 }
 

@@ -15,15 +15,15 @@ import (
 
 // metrics are the chooser's own; most are counted with atomics and read when collected.
 type metrics struct {
-	held, left, refused, races, rings, yields, unreachable atomic.Int64
-	agreed, differed                                       atomic.Int64
-	regret                                                 number // seconds, summed
-	took                                                   metric.Float64Histogram
-	errors                                                 metric.Float64Histogram
-	decisions                                              metric.Int64Counter
-	attributes                                             map[decision.Policy]metric.MeasurementOption
-	affinity                                               *affinity
-	stalls, forsaken                                       metric.Int64Counter
+	held, left, refused, races, rings, unreachable atomic.Int64
+	agreed, differed                               atomic.Int64
+	regret                                         number // seconds, summed
+	took                                           metric.Float64Histogram
+	errors                                         metric.Float64Histogram
+	decisions                                      metric.Int64Counter
+	attributes                                     map[decision.Policy]metric.MeasurementOption
+	affinity                                       *affinity
+	stalls, forsaken                               metric.Int64Counter
 }
 
 func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
@@ -58,7 +58,6 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) (*metrics, error) {
 	}{
 		{"kvpilot.chooser.held", "Requests that had to wait in the hold queue.", &m.held},
 		{"kvpilot.chooser.left", "Requests whose caller left while they waited in the hold queue.", &m.left},
-		{"kvpilot.chooser.yields", "Long prompts preempted by a shorter request before their first token.", &m.yields},
 		{"kvpilot.chooser.unreachable", "Requests rejected under the objective slo because no replica could meet their targets.", &m.unreachable},
 		{"kvpilot.chooser.refused", "Requests that no replica could serve.", &m.refused},
 		{"kvpilot.chooser.races", "Choices repeated because another request booked the rank first.", &m.races},

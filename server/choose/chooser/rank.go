@@ -32,11 +32,9 @@ type rank struct {
 
 	work   number // mean prefill time of a request in seconds
 	lately lately
-	giving giving
 	vigil  vigil
 
-	mu    sync.Mutex
-	first atomic.Int64 // when its last first token was seen, in the nanoseconds of time.Time.UnixNano
+	mu sync.Mutex // serialises route and unroute
 }
 
 // number is a float64 that may be read and replaced at once.
@@ -80,7 +78,7 @@ func (r *rank) route(seconds, saved float64, now int64) {
 	}
 }
 
-// unroute takes back what was counted and will be counted again: the rest of a prompt that gave way.
+// unroute uncounts the prefill of a booking that the engine shows no request for.
 func (r *rank) unroute(seconds float64, now int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,15 +90,6 @@ func (r *rank) unroute(seconds float64, now int64) {
 	uncount(&l.saved, 0)
 	uncount(&l.returns, 0)
 	l.at.Store(now)
-}
-
-// servedSince is when the engine came to a request booked at booked: then, or when the one before it
-// had its first token.
-func (r *rank) servedSince(booked time.Time) time.Time {
-	if first := r.first.Load(); first > booked.UnixNano() {
-		return time.Unix(0, first)
-	}
-	return booked
 }
 
 // load is the share of the rank's time that the prefill routed to it lately takes.
@@ -115,6 +104,3 @@ func (l *lately) fade(now int64) float64 {
 	}
 	return math.Exp(-float64(now-l.at.Load()) / float64(busyMemory))
 }
-
-// firstToken notes that a first token was seen at now.
-func (r *rank) firstToken(now time.Time) { r.first.Store(now.UnixNano()) }

@@ -58,13 +58,6 @@ type Request struct {
 	// Bytes is the memory that the request holds while it waits (its body), for the queue's bound.
 	Bytes int
 
-	// Yield, when set, allows a much shorter request to go first while this one has no first token: it
-	// is called at most once per choice, by any goroutine and under locks, so it must only signal. The
-	// caller then takes the request back from the engine, ends the choice with EndYielded and, once
-	// its Behind is closed, asks again as the next Attempt and with Resumes set to that choice.
-	Yield   func()
-	Resumes *Choice
-
 	// Abandon, when set, has the caller take the request back from a rank that shows no sign of life: when its answer has not
 	// begun, Movable is set and another replica can serve it, or when its replica has been unhealthy for long. It is
 	// called at most once, by any goroutine, so it must only signal; the choice is then to be ended.

@@ -237,10 +237,21 @@ func (c *Choice) begun() bool {
 	return c.began
 }
 
+// Begin says that the client is about to be given the first byte. It returns false when the caller was told to leave
+// the rank, which is stalled: then nothing of this answer may be used.
+func (c *Choice) Begin() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.forsaken {
+		c.began = true
+	}
+	return c.began
+}
+
 // forsake has the caller take the request back from its rank, unless its answer began meanwhile.
 func (c *Choice) forsake(begun bool) {
 	c.mu.Lock()
-	if c.ended || c.yielded || c.forsaken || c.began != begun {
+	if c.ended || c.forsaken || c.began != begun {
 		c.mu.Unlock()
 		return
 	}

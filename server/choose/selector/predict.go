@@ -12,7 +12,7 @@ func predict(d *decision.Decision, c *decision.Candidate) {
 	n := uncached(d, c)
 	c.Uncached = uint32(n)
 	c.Prefill = decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
-	c.TTFT = c.Backlog - c.Yields + c.Planned + c.Prefill*(1+c.Slowdown) + c.StepTime + c.Overhead
+	c.TTFT = c.Backlog + c.Planned + c.Prefill*(1+c.Slowdown) + c.StepTime + c.Overhead
 	if c.Requests > 0 && c.Waiting == 0 {
 		c.TTFT += c.StepTime / 2 // a decode step runs, and half of it is left on average
 	}
@@ -36,12 +36,6 @@ func uncached(d *decision.Decision, c *decision.Candidate) float64 {
 	cached := float64(c.GPU) + d.Params.CPUCredit*float64(c.CPU) + d.Params.DiskCredit*float64(c.Disk)
 	prompt := float64(d.PromptTokens)
 	return min(prompt, max(prompt-cached, 1))
-}
-
-// Work predicts the candidate's Prefill before the choice.
-func Work(d *decision.Decision, c *decision.Candidate) float64 {
-	n := uncached(d, c)
-	return decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
 }
 
 // The weights of returns, docs/adr/006-predicted-time.md: half of those who find their rank
@@ -72,7 +66,7 @@ const lateCost = 3600
 func predicted(d *decision.Decision, c *decision.Candidate) float64 {
 	decoding := float64(c.Requests) - float64(c.Waiting)
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
-	cost := (c.Backlog-c.Yields+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding
+	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding
 	cost += othersReturn*blocked(c) + ownReturn*c.Residual + d.Params.Interference*math.Sqrt(max(0, decoding))*c.Prefill
 	if c.Session {
 		bonus := d.Params.SessionBonus

@@ -74,10 +74,6 @@ type Decision struct {
 	Scored time.Duration `json:"scored_ns"`
 	// Tries counts how often the pick lost a race against other requests and was made again.
 	Tries int `json:"tries,omitempty"`
-	// Overtook is the ID of the request that gave way to this one; empty for none.
-	Overtook string `json:"overtook,omitempty"`
-	// Resumes is set when the request goes on after it gave way.
-	Resumes bool `json:"resumes,omitempty"`
 	// Shadow is what another policy would have done; nil when none runs.
 	Shadow *Shadow `json:"shadow,omitempty"`
 }
@@ -158,9 +154,6 @@ type Candidate struct {
 	// Planned is the predicted work in seconds of requests that wait in the router for this rank and
 	// go first.
 	Planned float64 `json:"planned_s,omitempty"`
-	// Yields is the part of Backlog that gives way to this request: the rest of a long prompt that its
-	// engine is asked to put down and goes on with later.
-	Yields float64 `json:"yields_s,omitempty"`
 	// Silent is how long in seconds the rank had requests and showed no sign of life, where that is its veto.
 	Silent float64 `json:"silent_s,omitempty"`
 	// TokenTime is the learned prefill time per token in seconds for a short prompt, Bend the

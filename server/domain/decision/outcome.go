@@ -26,9 +26,6 @@ const (
 	EndExpired
 	// EndRemoved: the replica left the fleet.
 	EndRemoved
-	// EndYielded: it preempted by a shorter request before its first token and goes on later, as the
-	// next attempt.
-	EndYielded
 	// EndResumed: its stream broke off after the first byte and goes on on another replica, as the next
 	// attempt.
 	EndResumed
@@ -36,7 +33,7 @@ const (
 )
 
 func endNames() [ends]string {
-	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed", "yielded", "resumed"}
+	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed", "resumed"}
 }
 
 // String gives the end in the form that metrics and JSON use.

@@ -26,8 +26,6 @@ const (
 	VetoCap
 	// VetoContext: the prompt exceeds the replica's context length.
 	VetoContext
-	// VetoElsewhere: the request gave way and goes on where its blocks are.
-	VetoElsewhere
 	// VetoStalled: has requests and shows no sign of life.
 	VetoStalled
 	vetoes
@@ -36,7 +34,7 @@ const (
 // vetoNames are the forms that metrics and JSON use.
 func vetoNames() [vetoes]string {
 	return [vetoes]string{
-		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context", "elsewhere", "stalled",
+		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context", "stalled",
 	}
 }
 

@@ -19,7 +19,7 @@ func decisionProto(d *decision.Decision, o *decision.Outcome) *kvpilotv1.Decisio
 		PromptTokens: uint32(d.PromptTokens), Estimated: d.Estimated, ExpectedOutputTokens: uint32(max(d.ExpectedOutput, 0)),
 		DryRun: d.DryRun, Margin: d.Margin, Params: paramsProto(&d.Params), Load: d.Load, Omega: d.Omega,
 		Held: durationpb.New(d.Held), Took: durationpb.New(d.Took), Tries: uint32(d.Tries), Seed: d.Seed,
-		TraceId: d.TraceID, SpanId: d.SpanID, Overtook: d.Overtook, Resumes: d.Resumes, Tenant: d.Tenant,
+		TraceId: d.TraceID, SpanId: d.SpanID, Tenant: d.Tenant,
 		Candidates: make([]*kvpilotv1.Candidate, len(d.Candidates)),
 	}
 	scale := 1.0
@@ -47,7 +47,7 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 		ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Veto: c.Veto.String(), Overlap: overlapProto(c),
 		Feed: feedProto(c.Feed), BlockSize: c.BlockSize, Session: c.Session,
 		Requests: c.Requests, Waiting: c.Waiting, QueuedTokens: c.QueuedTokens, DecodeBlocks: c.DecodeBlocks, Blocks: c.Blocks,
-		BacklogMs: c.Backlog * milli, YieldsMs: c.Yields * milli, SilentMs: c.Silent * milli, UncachedTokens: c.Uncached, PrefillMs: c.Prefill * milli, TtftMs: c.TTFT * milli, Cost: c.Cost * scale,
+		BacklogMs: c.Backlog * milli, SilentMs: c.Silent * milli, UncachedTokens: c.Uncached, PrefillMs: c.Prefill * milli, TtftMs: c.TTFT * milli, Cost: c.Cost * scale,
 	}
 	if c.EngineWaiting >= 0 {
 		n := uint32(c.EngineWaiting)
@@ -104,8 +104,6 @@ func endProto(e decision.End) kvpilotv1.End {
 		return kvpilotv1.End_END_EXPIRED
 	case decision.EndRemoved:
 		return kvpilotv1.End_END_REMOVED
-	case decision.EndYielded:
-		return kvpilotv1.End_END_YIELDED
 	case decision.EndResumed:
 		return kvpilotv1.End_END_RESUMED
 	}

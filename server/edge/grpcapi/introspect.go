@@ -42,7 +42,7 @@ func (s *routing) ExplainDecision(ctx context.Context, in *kvpilotv1.ExplainDeci
 	if foreign {
 		s.api.recordRead(ctx, kvpilotv1.RoutingService_ExplainDecision_FullMethodName, named)
 	}
-	return &kvpilotv1.ExplainDecisionResponse{Decisions: entriesProto(who, found)}, nil
+	return &kvpilotv1.ExplainDecisionResponse{Decisions: entriesProto(found)}, nil
 }
 
 func (s *routing) ListDecisions(ctx context.Context, in *kvpilotv1.ListDecisionsRequest) (*kvpilotv1.ListDecisionsResponse, error) {
@@ -53,7 +53,7 @@ func (s *routing) ListDecisions(ctx context.Context, in *kvpilotv1.ListDecisions
 	who := s.api.caller(ctx)
 	found := s.api.Decisions.Last(limit, filterFor(who, in.GetModel(), in.GetReplicaId()))
 	s.api.recordRead(ctx, kvpilotv1.RoutingService_ListDecisions_FullMethodName, "")
-	return &kvpilotv1.ListDecisionsResponse{Decisions: entriesProto(who, found)}, nil
+	return &kvpilotv1.ListDecisionsResponse{Decisions: entriesProto(found)}, nil
 }
 
 // filterFor lets those decisions through that the caller may see.
@@ -61,19 +61,10 @@ func filterFor(who *caller.Caller, model, id string) decisionlog.Filter {
 	return decisionlog.Filter{Model: model, Replica: id, Own: !who.May(caller.Observe), Tenant: who.Tenant}
 }
 
-func entriesProto(who *caller.Caller, list []decisionlog.Entry) []*kvpilotv1.Decision {
+func entriesProto(list []decisionlog.Entry) []*kvpilotv1.Decision {
 	out := make([]*kvpilotv1.Decision, len(list))
 	for i, e := range list {
-		out[i] = shown(who, e.Decision, e.Outcome)
-	}
-	return out
-}
-
-// shown is a decision as the caller may see it: the name of another tenant's decision in it is left out.
-func shown(who *caller.Caller, d *decision.Decision, o *decision.Outcome) *kvpilotv1.Decision {
-	out := decisionProto(d, o)
-	if !who.May(caller.Observe) {
-		out.Overtook = ""
+		out[i] = decisionProto(e.Decision, e.Outcome)
 	}
 	return out
 }
@@ -95,7 +86,7 @@ func (s *routing) WatchDecisions(in *kvpilotv1.WatchDecisionsRequest, out grpc.S
 			return stopped(out.Context())
 		case e := <-sub.Entries():
 			lost := sub.Lost()
-			if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Decision: shown(who, e.Decision, e.Outcome), Lost: lost - told}); err != nil {
+			if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Decision: decisionProto(e.Decision, e.Outcome), Lost: lost - told}); err != nil {
 				return err
 			}
 			told = lost

@@ -221,8 +221,6 @@ func endFrom(e kvpilotv1.End) decision.End {
 		return decision.EndExpired
 	case kvpilotv1.End_END_REMOVED:
 		return decision.EndRemoved
-	case kvpilotv1.End_END_YIELDED:
-		return decision.EndYielded
 	case kvpilotv1.End_END_RESUMED:
 		return decision.EndResumed
 	case kvpilotv1.End_END_UNSPECIFIED, kvpilotv1.End_END_COMPLETED:

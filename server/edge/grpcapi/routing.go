@@ -56,7 +56,7 @@ func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	}
 	out := chosen(a, q)
 	if in.GetExplain() {
-		out.Decision = shown(s.api.caller(ctx), a.Decision, nil)
+		out.Decision = decisionProto(a.Decision, nil)
 	}
 	if in.GetReturnTokenIds() && a.Encoding != nil && !a.Encoding.Partial && len(a.Encoding.IDs) > 0 {
 		out.TokenIds = &kvpilotv1.TokenIds{Ids: a.Encoding.IDs}
@@ -109,7 +109,7 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	}
 	out := chosen(a, q)
 	if explain {
-		out.Decision = shown(s.api.caller(ctx), a.Decision, nil)
+		out.Decision = decisionProto(a.Decision, nil)
 	}
 	return out, nil
 }

@@ -34,7 +34,6 @@ const (
 	EventFallback   = "kvpilot.fallback"
 	EventRetry      = "kvpilot.retry"
 	EventHedge      = "kvpilot.hedge"
-	EventYield      = "kvpilot.yield"
 	EventResume     = "kvpilot.resume"
 )
 

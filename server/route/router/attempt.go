@@ -22,7 +22,7 @@ func (r *Router) attempt(caller, ctx context.Context, j *job, to Sink) (f *failu
 	result := chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 	choice, h := j.choice, j.noteAttempt()
 	defer func() {
-		h.over(j, choice, f, f != nil && gaveWay(ctx, f.outcome))
+		h.over(j, choice, f)
 		choice.Release(result)
 		h.released(result.End)
 	}()
@@ -42,13 +42,12 @@ func (r *Router) attempt(caller, ctx context.Context, j *job, to Sink) (f *failu
 	if err != nil || outcome != retry.OK {
 		f := r.refusal(ctx, j, resp, err, outcome)
 		r.settle(choice.Replica.ID, pass, f.outcome)
-		result.End = endOf(ctx, f.outcome)
+		result.End = endOf(f.outcome)
 		f.resumed = r.asksAgain(caller, j, f)
 		return f
 	}
 	defer resp.Close()
 	earlier := j.earlier()
-	choice.Arrived()
 	err = r.relay(ctx, j, resp, to)
 	r.usage(ctx, j, earlier, &result)
 	if err == nil {
@@ -60,7 +59,7 @@ func (r *Router) attempt(caller, ctx context.Context, j *job, to Sink) (f *failu
 	h.brokeOff()
 	f = r.broken(ctx, j, err)
 	r.settle(choice.Replica.ID, pass, f.outcome)
-	result.End = endOf(ctx, f.outcome)
+	result.End = endOf(f.outcome)
 	switch {
 	case r.conclude(caller, j, err, to):
 		result.End = decision.EndCompleted

@@ -131,14 +131,10 @@ func (h *hop) drawAttempt(on *span.Canvas, t *recorder.Tracer, st *story) {
 	if h.status != 0 {
 		attrs = append(attrs, span.HTTPStatus.Int(h.status))
 	}
-	var moments [2]span.Event
-	events := moments[:0]
+	var events []span.Event
 	if !h.firstToken.IsZero() {
 		attrs = append(attrs, span.FirstChunk.Float64(h.firstToken.Sub(h.sent.from).Seconds()))
-		events = append(events, span.Event{Name: span.EventFirstToken, At: h.firstToken})
-	}
-	if h.yielded {
-		events = append(events, span.Event{Name: span.EventYield, At: h.sent.to})
+		events = []span.Event{{Name: span.EventFirstToken, At: h.firstToken}}
 	}
 	whole := h.sent.part(span.Proxy)
 	whole.Kind, whole.ID, whole.Events = trace.SpanKindClient, h.proxy, events

@@ -114,7 +114,7 @@ func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
 	switch {
 	case stalled(ctx) && !errors.Is(err, errClientGone):
 		return j.abandoned(err)
-	case errors.Is(err, errClientGone), errors.Is(err, errYielded), ctx.Err() != nil:
+	case errors.Is(err, errClientGone), ctx.Err() != nil:
 		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, context.Canceled))}
 	case !j.begun:
 		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica closed the connection before it answered", err)}
@@ -126,7 +126,7 @@ func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
 // only after faults that another replica may not have, within the attempts and the budget. The budget keeps a fleet
 // in trouble from being asked twice for everything; where a replica is gone, nobody is.
 func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
-	if j.begun || !f.outcome.Retryable() || j.attempt+1-j.yields >= j.set.attempts || ctx.Err() != nil {
+	if j.begun || !f.outcome.Retryable() || j.attempt+1 >= j.set.attempts || ctx.Err() != nil {
 		return false
 	}
 	if j.upload != nil && j.upload.spent {
@@ -145,10 +145,7 @@ func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
 }
 
 // endOf says how the decision ended for the record.
-func endOf(ctx context.Context, o retry.Verdict) decision.End {
-	if gaveWay(ctx, o) {
-		return decision.EndYielded
-	}
+func endOf(o retry.Verdict) decision.End {
 	switch o {
 	case retry.OK:
 		return decision.EndCompleted

@@ -68,7 +68,6 @@ type job struct {
 	asked   chooser.Request
 	choice  *chooser.Choice
 	attempt int
-	yields  int           // how many of them gave way
 	before  time.Duration // the time that those took
 	failed  *failure      // the last attempt's
 	begun   bool          // the client was given something
@@ -203,7 +202,6 @@ func (j *job) chose(c *chooser.Choice, at time.Time) {
 // retry prepares the next attempt on another replica.
 func (j *job) retry(f *failure) {
 	j.failed = f
-	j.asked.Resumes = nil
 	j.asked.Exclude = append(j.asked.Exclude, j.choice.Replica.ID)
 	j.choice = nil
 	j.attempt++

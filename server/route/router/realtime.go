@@ -112,7 +112,7 @@ func (r *Router) connect(ctx context.Context, j *job, up Upgrade) (f *failure) {
 	result := chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 	choice, h := j.choice, j.noteAttempt()
 	defer func() {
-		h.over(j, choice, f, false)
+		h.over(j, choice, f)
 		choice.Release(result)
 		h.released(result.End)
 	}()
@@ -131,12 +131,11 @@ func (r *Router) connect(ctx context.Context, j *job, up Upgrade) (f *failure) {
 		h.answered(resp, outcome)
 		f := worded(r.refusal(ctx, j, resp, err, outcome))
 		r.settle(choice.Replica.ID, pass, f.outcome)
-		result.End = endOf(ctx, f.outcome)
+		result.End = endOf(f.outcome)
 		return f
 	}
 	defer there.Close() //nolint:errcheck // nobody is left to be told
 	h.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
-	choice.Arrived()
 	r.settle(choice.Replica.ID, pass, retry.OK)
 	r.explain(j, there.Header)
 	here, err := up.Switch(there.Header)

@@ -199,7 +199,7 @@ func (j *job) undone(ctx context.Context, err error) error {
 func (r *Router) toEngine(ctx context.Context, j *job) *upstream.Request {
 	out := &upstream.Request{
 		Method: j.method(), Path: j.path(), Query: j.call.RawQuery,
-		Header: j.header(), Client: j.call.Client, RequestID: j.engineID(), ContentType: j.call.ContentType,
+		Header: j.header(), Client: j.call.Client, RequestID: j.call.RequestID, ContentType: j.call.ContentType,
 	}
 	if j.seam != nil {
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""

@@ -153,7 +153,7 @@ func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 	r.Budget.Deposit()
 	for {
 		ask := j.ask(r)
-		actx, done := j.recallable(ctx, ask, r)
+		actx, done := r.movable(ctx, j, ask)
 		if err := r.choose(ctx, j, ask); err != nil {
 			done(nil)
 			return j.undone(ctx, err)
@@ -163,10 +163,6 @@ func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
 		done(nil)
 		if f == nil {
 			return nil
-		}
-		if gaveWay(actx, f.outcome) {
-			j.resume(ctx)
-			continue
 		}
 		if f.resumed {
 			continue

@@ -94,7 +94,6 @@ type hop struct {
 	chunks     int
 	outcome    retry.Verdict // how the answer began
 	broken     bool          // it began and did not come to its end
-	yielded    bool
 	release    stretch
 	end        decision.End
 }
@@ -236,14 +235,14 @@ func (h *hop) brokeOff() {
 }
 
 // over notes that the attempt is over, with f when it failed.
-func (h *hop) over(j *job, choice *chooser.Choice, f *failure, yielded bool) {
+func (h *hop) over(j *job, choice *chooser.Choice, f *failure) {
 	if h == nil {
 		return
 	}
 	h.sent.to = time.Now()
 	h.replica, h.rank, h.url, h.method = string(choice.Replica.ID), choice.Rank, choice.Replica.URL, j.method()
-	h.overhead, h.chunks, h.yielded = j.overhead, j.scan.Events(), yielded
-	if f != nil && !yielded {
+	h.overhead, h.chunks = j.overhead, j.scan.Events()
+	if f != nil {
 		h.sent.fault, h.sent.failed, j.story.failed = f.outcome.String(), f.public.OwnWords(), true
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -120,6 +121,23 @@ func firstly(status int) http.HandlerFunc {
 		step(w, r)
 	}
 }
+
+// prompt is a streamed completion of n token ids that begin with first.
+func prompt(first, n int, more string) *router.Call {
+	var ids strings.Builder
+	for i := range n {
+		if i > 0 {
+			ids.WriteByte(',')
+		}
+		ids.WriteString(strconv.Itoa(first + i))
+	}
+	return &router.Call{
+		Route: openai.RouteCompletions, Method: http.MethodPost, Path: "/v1/completions", Header: http.Header{"Content-Type": {"application/json"}},
+		Body: []byte(`{"model":"m","stream":true` + more + `,"prompt":[` + ids.String() + `]}`), RequestID: "req-" + strconv.Itoa(first),
+	}
+}
+
+var answered = []string{"data: {\"id\":\"a\",\"choices\":[{\"index\":0,\"text\":\"x\"}]}\n\n", "data: [DONE]\n\n"}
 
 func TestTheSpansOfARequestTellItsStory(t *testing.T) {
 	all := sdktrace.AlwaysSample()

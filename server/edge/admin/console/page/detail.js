@@ -29,8 +29,6 @@ function facts(d, o, toTrace) {
     ['fleet load', `${(100 * d.load).toFixed(0)} %`],
     d.held_ns ? ['held in the router', ms(d.held_ns / 1e6)] : null,
     ['the choice took', ms(d.took_ns / 1e6)],
-    d.overtook ? ['overtook', d.overtook] : null,
-    d.resumes ? ['goes on', 'after it gave way to a shorter one'] : null,
   ];
   if (o) {
     list.push(['end', o.end]);
