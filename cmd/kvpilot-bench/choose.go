@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"runtime"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -26,7 +26,6 @@ import (
 type benchChoose struct {
 	ranks, blocks, promptTokens int
 	duration                    time.Duration
-	asJSON                      bool
 }
 
 // chooseFigures are the command's result.
@@ -47,18 +46,13 @@ type chooseFigures struct {
 
 func newBenchChooseCommand() *cobra.Command {
 	var b benchChoose
-	cmd := &cobra.Command{
-		Use:   "choose",
-		Short: "Measure a decision: hash, match, price every rank, pick and book",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return b.run(cmd.OutOrStdout()) },
-	}
+	cmd := figuresCommand("choose", "Measure a decision: hash, match, price every rank, pick and book",
+		func(*cobra.Command) (*chooseFigures, error) { return b.run() }, printChooseBench)
 	flags := cmd.Flags()
 	flags.IntVar(&b.ranks, "ranks", 64, "ranks to choose among")
 	flags.IntVar(&b.blocks, "blocks", 1_000_000, "blocks in the index, over all ranks")
 	flags.IntVar(&b.promptTokens, "prompt-tokens", 8192, "length of the prompts")
 	flags.DurationVar(&b.duration, "duration", 2*time.Second, "time of each of the five measurements")
-	flags.BoolVar(&b.asJSON, "json", false, "print JSON")
 	return cmd
 }
 
@@ -68,17 +62,17 @@ const (
 	chooseInFlight = 4
 )
 
-func (b *benchChoose) run(out io.Writer) error {
+func (b *benchChoose) run() (*chooseFigures, error) {
 	if b.ranks < 1 || b.ranks > kvindex.MaxRanks || b.blocks < 1 || b.promptTokens < 1 {
-		return fmt.Errorf("ranks must be 1 to %d, blocks and prompt tokens at least 1", kvindex.MaxRanks)
+		return nil, fmt.Errorf("ranks must be 1 to %d, blocks and prompt tokens at least 1", kvindex.MaxRanks)
 	}
 	bed, err := b.newBed()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	f := chooseFigures{Ranks: b.ranks, Blocks: b.blocks, PromptTokens: b.promptTokens}
+	f := &chooseFigures{Ranks: b.ranks, Blocks: b.blocks, PromptTokens: b.promptTokens}
 	if _, err := bed.work(0, 500*time.Millisecond, nil); err != nil { // warm up
-		return err
+		return nil, err
 	}
 	var times []time.Duration
 	var before, after runtime.MemStats
@@ -88,18 +82,16 @@ func (b *benchChoose) run(out io.Writer) error {
 	runtime.ReadMemStats(&after)
 	f.Allocs = float64(after.Mallocs-before.Mallocs) / float64(n)
 	slices.Sort(times)
-	f.P50 = float64(times[len(times)/2].Nanoseconds()) / 1e3
-	f.P99 = float64(times[len(times)*99/100].Nanoseconds()) / 1e3
+	f.P50, f.P99 = measure.Micros(measure.Quantile(times, 0.5)), measure.Micros(measure.Quantile(times, 0.99))
 	f.PerSecond1, f.PerSecond2 = bed.compare(b.duration, bed.decide)
 	f.Scaling = f.PerSecond2 / f.PerSecond1
 	one, two := bed.compare(b.duration, bed.hash)
 	f.Machine = two / one
-	if b.asJSON {
-		enc := json.NewEncoder(out)
-		enc.SetIndent("", "  ")
-		return enc.Encode(f)
-	}
-	_, err = fmt.Fprintf(out, "%d ranks, %d blocks, prompts of %d tokens: p50 %.1f µs, p99 %.1f µs, %.1f allocations; %.0f decisions/s on one core, %.0f on two (%.2f times; mere hashing here %.2f times)\n",
+	return f, nil
+}
+
+func printChooseBench(out io.Writer, f *chooseFigures) error {
+	_, err := fmt.Fprintf(out, "%d ranks, %d blocks, prompts of %d tokens: p50 %.1f µs, p99 %.1f µs, %.1f allocations; %.0f decisions/s on one core, %.0f on two (%.2f times; mere hashing here %.2f times)\n",
 		f.Ranks, f.Blocks, f.PromptTokens, f.P50, f.P99, f.Allocs, f.PerSecond1, f.PerSecond2, f.Scaling, f.Machine)
 	return err
 }
@@ -183,10 +175,7 @@ func (bed *chooseBed) compare(d time.Duration, task func(worker int, d time.Dura
 		cores := 1 + (turn+turn/2)%2 // one, two, two, one
 		rates[cores-1] = append(rates[cores-1], throughput(cores, d/chooseTurns, task))
 	}
-	for _, r := range rates {
-		slices.Sort(r)
-	}
-	return rates[0][chooseTurns/2], rates[1][chooseTurns/2]
+	return measure.Median(rates[0]), measure.Median(rates[1])
 }
 
 // throughput is how often per second some goroutines on as many cores do task.

@@ -2,53 +2,36 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
-	"os/exec"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/eventbench"
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 )
 
 // newBenchEventsCommand measures the way of KV events from the sockets into the index.
 func newBenchEventsCommand() *cobra.Command {
 	c := eventbench.Config{Start: startEngines}
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:   "events",
-		Short: "Measure KV events from the engines' sockets to the index: blocks per second, and how soon they are visible",
-		Long: `Starts a process that publishes KV events in vLLM's form as so many engines, follows their
+	cmd := figuresCommand("events", "Measure KV events from the engines' sockets to the index: blocks per second, and how soon they are visible",
+		func(cmd *cobra.Command) (*eventbench.Result, error) {
+			c.Progress = cmd.ErrOrStderr()
+			return eventbench.Run(cmd.Context(), c)
+		}, printEventBench)
+	cmd.Long = `Starts a process that publishes KV events in vLLM's form as so many engines, follows their
 sockets, and applies what comes to an index. Only this process's processor time counts.
 
 Delays are counted from the moment before an engine wrote the batch ("visible") and from when it was
 due ("from due"), which includes that the engines' process may have come late. Their sum is in no
-other figure: the load is an open loop, and what is late is sent at once.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c.Progress = cmd.ErrOrStderr()
-			r, err := eventbench.Run(cmd.Context(), c)
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				e := json.NewEncoder(cmd.OutOrStdout())
-				e.SetIndent("", "  ")
-				return e.Encode(r)
-			}
-			return printEventBench(cmd.OutOrStdout(), r)
-		},
-	}
+other figure: the load is an open loop, and what is late is sent at once.`
 	f := cmd.Flags()
 	f.IntVar(&c.Engines, "engines", 16, "engines that publish")
 	f.IntVar(&c.Blocks, "blocks", 3_000_000, "blocks stored, and as many removed, as fast as they are taken")
 	f.IntVar(&c.Rate, "rate", 100_000, "blocks stored per second, and as many removed, while delays are measured")
 	f.DurationVar(&c.Steady, "steady", 10*time.Second, "how long delays are measured")
-	f.BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.AddCommand(newBenchEnginesCommand())
 	return cmd
 }
@@ -70,23 +53,9 @@ func newBenchEnginesCommand() *cobra.Command {
 	return cmd
 }
 
-func startEngines(ctx context.Context, l eventbench.Load) (*eventbench.Engines, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, self, "events", "engines",
+func startEngines(ctx context.Context, l eventbench.Load) (*measure.Child, error) {
+	return measure.StartSelf(ctx, "events", "engines",
 		"--engines", strconv.Itoa(l.Engines), "--batches", strconv.Itoa(l.Batches), "--rate", strconv.Itoa(l.Rate))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	return &eventbench.Engines{In: in, Out: out, Wait: cmd.Wait}, cmd.Start()
 }
 
 func printEventBench(w io.Writer, r *eventbench.Result) error {

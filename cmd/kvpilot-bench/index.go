@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"time"
@@ -13,30 +12,16 @@ import (
 
 func newBenchIndexCommand() *cobra.Command {
 	c := indexbench.Config{}
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:   "index",
-		Short: "Measure the KV index: events applied, lookups, memory, snapshots",
-		Long: `Plays a request trace against simulated ranks whose LRU caches announce what they store and
+	cmd := figuresCommand("index", "Measure the KV index: events applied, lookups, memory, snapshots",
+		func(cmd *cobra.Command) (*indexbench.Result, error) {
+			c.Progress = cmd.ErrOrStderr()
+			return indexbench.Run(cmd.Context(), c)
+		}, printIndexBench)
+	cmd.Long = `Plays a request trace against simulated ranks whose LRU caches announce what they store and
 evict, and measures how fast the index applies these events and answers lookups of prompts
 that were held out. An applied event is visible: no work is left when the clock stops.
 
-Without --trace a synthetic conversation trace is used. Ten million blocks need about 2 GiB.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c.Progress = cmd.ErrOrStderr()
-			r, err := indexbench.Run(cmd.Context(), c)
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				e := json.NewEncoder(cmd.OutOrStdout())
-				e.SetIndent("", "  ")
-				return e.Encode(r)
-			}
-			return printIndexBench(cmd.OutOrStdout(), r)
-		},
-	}
+Without --trace a synthetic conversation trace is used. Ten million blocks need about 2 GiB.`
 	f := cmd.Flags()
 	f.IntVar(&c.Ranks, "ranks", 64, "simulated ranks")
 	f.IntVar(&c.Blocks, "blocks", 10_000_000, "blocks held by all ranks together")
@@ -47,7 +32,6 @@ Without --trace a synthetic conversation trace is used. Ten million blocks need 
 	f.IntVar(&c.WriteRate, "write-rate", 2_000_000, "block operations per second beside lookups")
 	f.IntVar(&c.OpenRate, "open-rate", 1_000_000, "block operations per second offered in the open loop; 0: no open loop")
 	f.StringVar(&c.Dir, "dir", "", "folder for the snapshot, which is removed again")
-	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -52,4 +53,24 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	router.Hidden = true
 	root.AddCommand(router)
 	return root
+}
+
+// figuresCommand is a benchmark that prints its figures, as JSON when asked to.
+func figuresCommand[figures any](use, short string, run func(*cobra.Command) (*figures, error), print func(io.Writer, *figures) error) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		f, err := run(cmd)
+		if err != nil {
+			return err
+		}
+		if !asJSON {
+			return print(cmd.OutOrStdout(), f)
+		}
+		enc := json.NewEncoder(cmd.OutOrStdout())
+		enc.SetIndent("", "  ")
+		return enc.Encode(f)
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
 }

@@ -2,9 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"os"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -65,28 +64,20 @@ type tokenizeBench struct {
 
 func newBenchTokenizeCommand() *cobra.Command {
 	b := tokenizeBench{}
-	var asJSON, serve bool
-	cmd := &cobra.Command{
-		Use:   "tokenize",
-		Short: "Measure what tokenization costs: growing conversations, cached prompts, an outage",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if serve {
-				return serveFakeTokenizer(cmd.Context(), cmd.InOrStdin(), os.Stdout)
-			}
-			report, err := b.run(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", "  ")
-				return enc.Encode(report)
-			}
-			_, err = fmt.Fprint(cmd.OutOrStdout(), report.text())
+	cmd := figuresCommand("tokenize", "Measure what tokenization costs: growing conversations, cached prompts, an outage",
+		func(cmd *cobra.Command) (*tokenizeReport, error) { return b.run(cmd.Context()) },
+		func(out io.Writer, r *tokenizeReport) error {
+			_, err := fmt.Fprint(out, r.text())
 			return err
+		})
+	cmd.AddCommand(&cobra.Command{
+		Use:    "replica",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return serveFakeTokenizer(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 		},
-	}
+	})
 	f := cmd.Flags()
 	f.IntVar(&b.clients, "clients", 64, "conversations held at once")
 	f.IntVar(&b.turns, "turns", 40, "turns of each conversation")
@@ -94,9 +85,6 @@ func newBenchTokenizeCommand() *cobra.Command {
 	f.IntVar(&b.replicas, "replicas", 4, "replicas that tokenize, 2 ms + 2 us per token each")
 	f.IntVar(&b.soak, "soak", 200_000, "distinct prompts for the memory soak")
 	f.DurationVar(&b.pause, "pause", 200*time.Millisecond, "time between turns in the run with pauses")
-	f.BoolVar(&asJSON, "json", false, "print JSON")
-	f.BoolVar(&serve, "serve-fake", false, "be one of the replicas")
-	_ = f.MarkHidden("serve-fake") // the flag exists
 	return cmd
 }
 

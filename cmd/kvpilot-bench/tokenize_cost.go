@@ -8,26 +8,16 @@ import (
 	"net/http"
 	"os"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
-
-// cpuTime is the processor time that this process has used.
-func cpuTime() time.Duration {
-	var u syscall.Rusage
-	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
 
 // cpu measures the processor time per request turn by turn: all conversations take a turn, and
 // what they leave in the background is waited for.
@@ -53,11 +43,11 @@ func (b tokenizeBench) cpu(ctx context.Context, r *tokenizeReport) error {
 				bodies[i] = k.body()
 			}
 			runtime.GC()
-			before := cpuTime()
+			before := measure.CPUTime()
 			if err := b.step(ctx, pool, fleet, bodies); err != nil {
 				return err
 			}
-			perTurn[t] = (cpuTime() - before) / time.Duration(len(talks))
+			perTurn[t] = (measure.CPUTime() - before) / time.Duration(len(talks))
 		}
 	}
 	last := len(perTurn) - 1
@@ -128,7 +118,7 @@ func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
 			}
 			took[i] = time.Since(began)
 		}
-		return median(took), nil
+		return measure.Median(took), nil
 	}
 	encoded, err := hit(nil)
 	if err != nil {
@@ -145,11 +135,6 @@ func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
 	r.ExactHitMicros, r.ExactHitEncodeMicros, r.ExactHitReadMicros = float64(whole)/1e3, float64(encoded)/1e3, float64(readAnew)/1e3
 	r.ExactHitAllocs = float64(after.Mallocs-before.Mallocs) / rounds
 	return err
-}
-
-func median(d []time.Duration) time.Duration {
-	slices.Sort(d)
-	return d[len(d)/2]
 }
 
 // inProcess answers as the fake replica, at once and without a network.

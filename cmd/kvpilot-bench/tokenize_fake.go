@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -9,13 +8,12 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
 	"strings"
 	"time"
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
@@ -66,7 +64,8 @@ func fakeTokenize(body []byte, scale float64) []byte {
 }
 
 // serveFakeTokenizer serves until in ends, in a process of its own so that its time is not counted as
-// the router's. It tells its address first.
+// the router's. It writes its address first. It is no simulated replica (package enginesim): it must take no more
+// than the modelled time, and its processes share two cores with the router that is measured.
 func serveFakeTokenizer(ctx context.Context, in io.Reader, out io.Writer) error {
 	listen := net.ListenConfig{}
 	l, err := listen.Listen(ctx, "tcp", "127.0.0.1:0")
@@ -102,29 +101,17 @@ type fakeFleet struct {
 }
 
 func startFakeFleet(ctx context.Context, n int) (*fakeFleet, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	f := &fakeFleet{}
 	for i := range n {
-		cmd := exec.CommandContext(ctx, self, "tokenize", "--serve-fake")
-		in, err := cmd.StdinPipe()
+		child, err := measure.StartSelf(ctx, "tokenize", "replica")
 		if err != nil {
-			return f, err
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			return f, err
-		}
-		if err := cmd.Start(); err != nil {
 			return f, err
 		}
 		f.stop = append(f.stop, func() {
-			_ = in.Close() // its end is the signal to stop
-			_ = cmd.Wait() // the exit status says nothing here
+			_ = child.In.Close() // its end is the signal to stop
+			_ = child.Wait()     // the exit status says nothing here
 		})
-		line, err := bufio.NewReader(out).ReadString('\n')
+		line, err := child.Out.ReadString('\n')
 		if err != nil {
 			return f, fmt.Errorf("start a fake replica: %w", err)
 		}

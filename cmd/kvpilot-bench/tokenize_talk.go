@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -109,8 +110,7 @@ func (h *held) mean() time.Duration {
 }
 
 func (h *held) quantile(q float64) time.Duration {
-	s := slices.Sorted(slices.Values(h.stages))
-	return s[int(q*float64(len(s)-1))]
+	return measure.Quantile(slices.Sorted(slices.Values(h.stages)), q)
 }
 
 // hold lets all clients talk at once.

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -85,7 +86,7 @@ func (s *traced) turn(b *testing.B) {
 	b.Helper()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	began := cpuTime()
+	began := measure.CPUTime()
 	for range requestsPerTurn {
 		s.seed++
 		body := fmt.Sprintf(`{"model":"bench","messages":[{"role":"user","content":"%s"}],"max_tokens":200,"seed":%d}`, strings.Repeat("the quick brown fox ", 10), s.seed)
@@ -98,7 +99,7 @@ func (s *traced) turn(b *testing.B) {
 			b.Fatal(resp.Status, err)
 		}
 	}
-	ended := cpuTime()
+	ended := measure.CPUTime()
 	runtime.ReadMemStats(&after)
 	s.cpu = append(s.cpu, float64(ended-began)/1e3/requestsPerTurn)
 	s.mallocs += int64(after.Mallocs - before.Mallocs)

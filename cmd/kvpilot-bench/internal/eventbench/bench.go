@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
@@ -27,17 +28,9 @@ type Config struct {
 	Rate   int
 	Steady time.Duration
 	// Start runs Publish somewhere.
-	Start func(ctx context.Context, l Load) (*Engines, error)
+	Start func(ctx context.Context, l Load) (*measure.Child, error)
 	// Progress says what is going on.
 	Progress io.Writer
-}
-
-// Engines is a running Publish.
-type Engines struct {
-	In  io.WriteCloser
-	Out io.Reader
-	// Wait ends after In was closed.
-	Wait func() error
 }
 
 // Result is what was measured.
@@ -89,13 +82,13 @@ func (c Config) flood(ctx context.Context, r *Result) error {
 	if err != nil {
 		return err
 	}
-	begin, used := time.Now(), cpuTime()
+	begin, used := time.Now(), measure.CPUTime()
 	if err := s.run(ctx, true); err != nil {
 		return s.stop(err)
 	}
 	r.Blocks = int64(s.want) * batchOps
 	r.BlocksPerS = float64(r.Blocks) / time.Since(begin).Seconds()
-	if used = cpuTime() - used; used > 0 {
+	if used = measure.CPUTime() - used; used > 0 {
 		r.BlocksPerCPUS = float64(r.Blocks) / used.Seconds()
 	}
 	return s.stop(nil)
@@ -109,12 +102,12 @@ func (c Config) steady(ctx context.Context, r *Result) error {
 		return err
 	}
 	over := watchSleep(ctx)
-	begin, used := time.Now(), cpuTime()
+	begin, used := time.Now(), measure.CPUTime()
 	if err := s.run(ctx, false); err != nil {
 		over.stop()
 		return s.stop(err)
 	}
-	r.SteadyCPUShare = (cpuTime() - used).Seconds() / time.Since(begin).Seconds()
+	r.SteadyCPUShare = (measure.CPUTime() - used).Seconds() / time.Since(begin).Seconds()
 	r.OversleepP99 = quantile(over.stop(), .99)
 	var report Report
 	if err := s.answers.Decode(&report); err != nil {
@@ -142,16 +135,13 @@ func (c Config) steady(ctx context.Context, r *Result) error {
 
 // quantile is in microseconds; it sorts list.
 func quantile(list []time.Duration, q float64) float64 {
-	if len(list) == 0 {
-		return 0
-	}
 	slices.Sort(list)
-	return float64(list[int(q*float64(len(list)-1))].Nanoseconds()) / 1e3
+	return measure.Micros(measure.Quantile(list, q))
 }
 
 // session is one run of the engines with a router's half before it.
 type session struct {
-	engines *Engines
+	engines *measure.Child
 	answers *json.Decoder
 	plane   *kvevents.Plane
 	running sync.WaitGroup

@@ -1,6 +1,7 @@
 package eventbench_test
 
 import (
+	"bufio"
 	"context"
 	"io"
 	"testing"
@@ -9,12 +10,13 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/eventbench"
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // here runs the engines in this process.
-func here(ctx context.Context, l eventbench.Load) (*eventbench.Engines, error) {
+func here(ctx context.Context, l eventbench.Load) (*measure.Child, error) {
 	in, stdin := io.Pipe()
 	stdout, out := io.Pipe()
 	done := make(chan error, 1)
@@ -24,7 +26,7 @@ func here(ctx context.Context, l eventbench.Load) (*eventbench.Engines, error) {
 		in.Close()
 		done <- err
 	}()
-	return &eventbench.Engines{In: stdin, Out: stdout, Wait: func() error { return <-done }}, nil
+	return &measure.Child{In: stdin, Out: bufio.NewReader(stdout), Wait: func() error { return <-done }}, nil
 }
 
 func TestRunMeasuresEverything(t *testing.T) {
@@ -54,7 +56,7 @@ func TestRunRefusesWhatCannotBeMeasured(t *testing.T) {
 	if _, err := eventbench.Run(t.Context(), eventbench.Config{Engines: 0, Blocks: 1, Rate: 1, Steady: 1}); err == nil {
 		t.Error("no engines: no error")
 	}
-	broken := func(context.Context, eventbench.Load) (*eventbench.Engines, error) { return nil, io.ErrUnexpectedEOF }
+	broken := func(context.Context, eventbench.Load) (*measure.Child, error) { return nil, io.ErrUnexpectedEOF }
 	if _, err := eventbench.Run(t.Context(), eventbench.Config{Engines: 1, Blocks: 1, Rate: 1, Steady: 1, Start: broken, Progress: io.Discard}); err == nil {
 		t.Error("engines that do not start: no error")
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
@@ -21,10 +22,7 @@ type lap struct {
 }
 
 func (l *lap) at(q float64) float64 {
-	if len(l.each) == 0 {
-		return 0
-	}
-	return float64(l.each[min(int(q*float64(len(l.each))), len(l.each)-1)])
+	return float64(measure.Quantile(l.each, q))
 }
 
 // look asks for prompts in random order until stop, timing each.
@@ -32,7 +30,7 @@ func (b *bench) look(seed uint64, stop func() bool) lap {
 	dice := rand.New(rand.NewPCG(b.Seed, seed))
 	each := make([]time.Duration, 0, 1<<20)
 	var room [256]kvindex.Overlap
-	begin, used := time.Now(), cpuTime()
+	begin, used := time.Now(), measure.CPUTime()
 	var prompt []blockhash.Hash
 	for len(each) < cap(each) {
 		// In life the hashes were just computed: they are at hand, the index is not.
@@ -44,7 +42,7 @@ func (b *bench) look(seed uint64, stop func() bool) lap {
 			break
 		}
 	}
-	l := lap{each: each, took: time.Since(begin), cpu: cpuTime() - used}
+	l := lap{each: each, took: time.Since(begin), cpu: measure.CPUTime() - used}
 	slices.Sort(l.each)
 	return l
 }
@@ -75,7 +73,7 @@ func (b *bench) lookups(context.Context) error {
 	var wg sync.WaitGroup
 	var rates [2]float64
 	var asked atomic.Int64
-	used := cpuTime()
+	used := measure.CPUTime()
 	for i := range rates {
 		wg.Go(func() {
 			l := b.look(uint64(3+i), after(b.Phase))
@@ -84,7 +82,7 @@ func (b *bench) lookups(context.Context) error {
 		})
 	}
 	wg.Wait()
-	if used = cpuTime() - used; used > 0 {
+	if used = measure.CPUTime() - used; used > 0 {
 		b.result.TwoCoreCPU = 2 * b.result.LookupCPU * float64(asked.Load()) / float64(used.Nanoseconds())
 	}
 	b.result.TwoCore = (rates[0] + rates[1]) / b.result.Lookups
@@ -134,7 +132,7 @@ func (b *bench) events(ctx context.Context) error {
 		}
 		var wg sync.WaitGroup
 		var total atomic.Int64
-		begin, used := time.Now(), cpuTime()
+		begin, used := time.Now(), measure.CPUTime()
 		for w := range workers {
 			wg.Go(func() {
 				a := applier{ix: b.ix, p: newPlayer(b.fleet.requests)}
@@ -143,7 +141,7 @@ func (b *bench) events(ctx context.Context) error {
 		}
 		wg.Wait()
 		rate := float64(total.Load()) / time.Since(begin).Seconds()
-		b.result.ApplyCPU = float64((cpuTime() - used).Nanoseconds()) / float64(total.Load())
+		b.result.ApplyCPU = float64((measure.CPUTime() - used).Nanoseconds()) / float64(total.Load())
 		if workers == 1 {
 			b.result.BlockOpsPerSOneCore = rate
 		} else {

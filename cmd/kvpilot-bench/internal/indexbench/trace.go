@@ -1,16 +1,11 @@
 package indexbench
 
 import (
-	"bufio"
-	"compress/gzip"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"os"
-	"strings"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
 const (
@@ -18,44 +13,35 @@ const (
 	idBlocks    = 512 / blockTokens // blocks per hash id of a trace
 )
 
-// Request is one line of a trace in Mooncake's form.
+// Request is one request of a trace.
 type Request struct {
-	Timestamp   int64    `json:"timestamp"` // in milliseconds
-	InputLength int      `json:"input_length"`
-	HashIDs     []uint32 `json:"hash_ids"`
+	Timestamp   int64 // in milliseconds
+	InputLength int
+	HashIDs     []uint32
 }
 
 func (r *Request) blocks() int { return min(r.InputLength/blockTokens, len(r.HashIDs)*idBlocks) }
 
-// ReadTrace reads a trace file of JSON lines, gzipped when its name ends in .gz.
+// ReadTrace reads a trace file in Mooncake's form, gzipped when its name ends in .gz.
 func ReadTrace(path string) ([]Request, error) {
-	f, err := os.Open(path)
+	t, err := replay.ReadTrace(path)
 	if err != nil {
-		return nil, fmt.Errorf("open trace: %w", err)
-	}
-	defer f.Close()
-	var src io.Reader = bufio.NewReader(f)
-	if strings.HasSuffix(path, ".gz") {
-		if src, err = gzip.NewReader(src); err != nil {
-			return nil, fmt.Errorf("read trace %s: %w", path, err)
-		}
+		return nil, err
 	}
 	var list []Request
-	for lines := json.NewDecoder(src); ; {
-		var r Request
-		switch err := lines.Decode(&r); {
-		case err == io.EOF:
-			if len(list) == 0 {
-				return nil, fmt.Errorf("trace %s has no usable request", path)
-			}
-			return list, nil
-		case err != nil:
-			return nil, fmt.Errorf("read trace %s, line %d: %w", path, len(list)+1, err)
+	for _, c := range t.Calls {
+		r := Request{Timestamp: int64(c.At * 1000), InputLength: c.In}
+		for _, id := range c.IDs {
+			r.HashIDs = append(r.HashIDs, uint32(id))
 		}
 		if r.blocks() > 0 {
 			list = append(list, r)
 		}
 	}
+	if len(list) == 0 || t.Closed {
+		return nil, fmt.Errorf("trace %s has no usable request", path)
+	}
+	return list, nil
 }
 
 // SyntheticTrace makes conversations whose turns extend each other, shaped like the public

@@ -61,6 +61,22 @@ type bench struct {
 
 // Run measures and writes the results to out; progress takes remarks.
 func Run(ctx context.Context, o Options, out, progress io.Writer) error {
+	return o.with(ctx, progress, func(ctx context.Context, b *bench) error {
+		if err := b.startAll(ctx); err != nil {
+			return err
+		}
+		if err := b.cases(ctx); err != nil {
+			return err
+		}
+		if o.JSON {
+			return json.MarshalWrite(out, map[string]any{"results": b.results}, jsontext.Multiline(true), json.Deterministic(true))
+		}
+		return b.table(out)
+	})
+}
+
+// with makes what a run needs, runs it and cleans up.
+func (o Options) with(ctx context.Context, progress io.Writer, run func(context.Context, *bench) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
 	defer cancel()
 	dir, err := os.MkdirTemp("", "kvpilot-bench-")
@@ -69,27 +85,12 @@ func Run(ctx context.Context, o Options, out, progress io.Writer) error {
 	}
 	b := &bench{options: o, dir: dir, progress: progress}
 	defer b.cleanup()
-	if err := o.makeProfiles(); err != nil {
-		return err
+	if o.Profiles != "" {
+		if err := os.MkdirAll(o.Profiles, 0o750); err != nil {
+			return err
+		}
 	}
-	if err := b.startAll(ctx); err != nil {
-		return err
-	}
-	if err := b.cases(ctx); err != nil {
-		return err
-	}
-	if o.JSON {
-		return json.MarshalWrite(out, map[string]any{"results": b.results}, jsontext.Multiline(true), json.Deterministic(true))
-	}
-	return b.table(out)
-}
-
-// makeProfiles makes the folder for profiles.
-func (o Options) makeProfiles() error {
-	if o.Profiles == "" {
-		return nil
-	}
-	return os.MkdirAll(o.Profiles, 0o750)
+	return run(ctx, b)
 }
 
 func (b *bench) cleanup() {
@@ -104,7 +105,7 @@ func (b *bench) cleanup() {
 
 func (b *bench) startAll(ctx context.Context) error {
 	var err error
-	if b.upstream, err = start(ctx, "upstream", append(slices.Clone(b.options.Self), "upstream")...); err != nil {
+	if b.upstream, err = b.role(ctx, "upstream"); err != nil {
 		return err
 	}
 	for _, name := range b.options.Subjects {
@@ -121,18 +122,20 @@ func (b *bench) startAll(ctx context.Context) error {
 	return nil
 }
 
+// role starts a role of this binary.
+func (b *bench) role(ctx context.Context, name string, args ...string) (*process, error) {
+	return start(ctx, name, slices.Concat(b.options.Self, []string{name}, args)...)
+}
+
 // errAbsent says that a program is not installed.
 var errAbsent = errors.New("not installed")
 
 func (b *bench) startSubject(ctx context.Context, name string) (*process, error) {
-	self := slices.Clone(b.options.Self)
 	switch name {
 	case Direct:
 		return &process{name: Direct, address: b.upstream.address}, nil
-	case ReverseProxy:
-		return start(ctx, name, append(self, "reverseproxy", b.upstream.address)...)
-	case RelayLean, RelayStd:
-		return start(ctx, name, append(self, name, b.upstream.address)...)
+	case ReverseProxy, RelayLean, RelayStd:
+		return b.role(ctx, name, b.upstream.address)
 	case Kvpilot:
 		return b.startKvpilot(ctx)
 	case Nginx:

@@ -228,11 +228,3 @@ func readAnswer(in *bufio.Reader) error {
 	_, err := io.CopyN(io.Discard, in, int64(length))
 	return err
 }
-
-// quantile of sorted values.
-func quantile(sorted []time.Duration, q float64) time.Duration {
-	if len(sorted) == 0 {
-		return 0
-	}
-	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
-}

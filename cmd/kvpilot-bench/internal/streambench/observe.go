@@ -15,6 +15,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 )
 
 // The routers that Observe compares: two without tracing, whose difference is the noise; a
@@ -64,29 +66,24 @@ const scrapeReplicas = 256
 
 // Observe measures what traces, the console and scrapes cost, and writes it to out.
 func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
-	defer cancel()
-	dir, err := os.MkdirTemp("", "kvpilot-bench-")
+	var r Observed
+	err := o.with(ctx, progress, func(ctx context.Context, b *bench) error {
+		for _, part := range []struct {
+			name string
+			run  func(context.Context, *Observed) error
+		}{{"traces", b.observeTraces}, {"console", b.observeConsole}, {"scrape", b.observeScrape}} {
+			if len(o.Cases) > 0 && !slices.Contains(o.Cases, part.name) {
+				continue
+			}
+			fmt.Fprintf(progress, "%s ...\n", part.name)
+			if err := part.run(ctx, &r); err != nil {
+				return fmt.Errorf("%s: %w", part.name, err)
+			}
+		}
+		return nil
+	})
 	if err != nil {
 		return err
-	}
-	b := &bench{options: o, dir: dir, progress: progress}
-	defer b.cleanup()
-	if err := o.makeProfiles(); err != nil {
-		return err
-	}
-	var r Observed
-	for _, part := range []struct {
-		name string
-		run  func(context.Context, *Observed) error
-	}{{"traces", b.observeTraces}, {"console", b.observeConsole}, {"scrape", b.observeScrape}} {
-		if len(o.Cases) > 0 && !slices.Contains(o.Cases, part.name) {
-			continue
-		}
-		fmt.Fprintf(progress, "%s ...\n", part.name)
-		if err := part.run(ctx, &r); err != nil {
-			return fmt.Errorf("%s: %w", part.name, err)
-		}
 	}
 	if o.JSON {
 		return json.MarshalWrite(out, r, jsontext.Multiline(true))
@@ -112,12 +109,12 @@ func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
 // observeTraces lets the five routers take turns, in changing order, and compares each turn with
 // that of the router without tracing beside it.
 func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
-	collector, err := start(ctx, "collector", append(slices.Clone(b.options.Self), "collector")...)
+	collector, err := b.role(ctx, "collector")
 	if err != nil {
 		return err
 	}
 	defer collector.stop()
-	if b.upstream, err = start(ctx, "upstream", append(slices.Clone(b.options.Self), "upstream")...); err != nil {
+	if b.upstream, err = b.role(ctx, "upstream"); err != nil {
 		return err
 	}
 	endpoint := "telemetry.traces.endpoint=" + collector.address
@@ -176,7 +173,7 @@ func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
 func (b *bench) observeConsole(ctx context.Context, r *Observed) error {
 	if b.upstream == nil {
 		var err error
-		if b.upstream, err = start(ctx, "upstream", append(slices.Clone(b.options.Self), "upstream")...); err != nil {
+		if b.upstream, err = b.role(ctx, "upstream"); err != nil {
 			return err
 		}
 	}
@@ -242,7 +239,7 @@ func view(ctx context.Context, admin string) (leave func(), err error) {
 
 // observeScrape reads /metrics of a router before many replicas.
 func (b *bench) observeScrape(ctx context.Context, r *Observed) error {
-	many, err := start(ctx, "upstreams", append(slices.Clone(b.options.Self), "upstreams", fmt.Sprint(scrapeReplicas))...)
+	many, err := b.role(ctx, "upstreams", fmt.Sprint(scrapeReplicas))
 	if err != nil {
 		return err
 	}
@@ -283,7 +280,7 @@ func (b *bench) observeScrape(ctx context.Context, r *Observed) error {
 	}
 	to, err := p.cpu()
 	r.ScrapeReplicas, r.ScrapeCPUMS = scrapeReplicas, float64(to-from)/1e6/scrapes
-	r.ScrapeP50MS, r.ScrapeMaxMS = middle(took), slices.Max(took)
+	r.ScrapeP50MS, r.ScrapeMaxMS = measure.Median(took), slices.Max(took)
 	return err
 }
 

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 )
 
 // pairs are the turns of each subject, in the order of the rounds.
@@ -44,17 +46,12 @@ func perSecond(o round) float64  { return float64(o.units) / o.wall.Seconds() }
 
 func allocsPerUnit(o round) float64 { return float64(o.mallocs) / float64(o.units) }
 
-func middle(values []float64) float64 {
-	slices.Sort(values)
-	return values[len(values)/2]
-}
-
 func (a pairs) median(name string, value func(round) float64) float64 {
 	var values []float64
 	for _, one := range a[name] {
 		values = append(values, value(one))
 	}
-	return middle(values)
+	return measure.Median(values)
 }
 
 // against compares the CPU time of each round with that of the router without tracing.

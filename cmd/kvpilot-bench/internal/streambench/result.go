@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 )
 
 // Result is one case for one subject. Fields that a case does not measure are absent.
@@ -58,8 +60,8 @@ func (r *Result) compare(ours, theirs []round, unary bool) {
 	}
 	r.CPUVsReverse = against(cpuPerUnit, ratio)
 	a, b := pooled(ours), pooled(theirs)
-	r.P50VsReverse = round2(ratio(float64(quantile(a, 0.5)), float64(quantile(b, 0.5))))
-	r.P99VsReverse = round2(ratio(float64(quantile(a, 0.99)), float64(quantile(b, 0.99))))
+	r.P50VsReverse = round2(ratio(float64(measure.Quantile(a, 0.5)), float64(measure.Quantile(b, 0.5))))
+	r.P99VsReverse = round2(ratio(float64(measure.Quantile(a, 0.99)), float64(measure.Quantile(b, 0.99))))
 	if unary {
 		r.RequestOverhead = against(cpuPerUnit, func(a, b float64) float64 { return a - b })
 	}
@@ -75,13 +77,9 @@ func pooled(rounds []round) []time.Duration {
 	return all
 }
 
-func micros(d time.Duration) float64 { return float64(d) / 1e3 }
-func p99(o round) float64            { return micros(quantile(o.latencies, 0.99)) }
+func p99(o round) float64 { return measure.Micros(measure.Quantile(o.latencies, 0.99)) }
 
-func median(values []float64) float64 {
-	slices.Sort(values)
-	return round2(values[len(values)/2])
-}
+func median(values []float64) float64 { return round2(measure.Median(values)) }
 
 // summarize takes the median of the rounds' CPU times and rates, so that one disturbed round does not
 // count, and the quantiles of all rounds' latencies.
@@ -96,7 +94,7 @@ func summarize(name, subject string, rounds []round) Result {
 	}
 	r.CPUPerUnit = middle(cpuPerUnit)
 	all := pooled(rounds)
-	r.P50, r.P99 = round2(micros(quantile(all, 0.5))), round2(micros(quantile(all, 0.99)))
+	r.P50, r.P99 = round2(measure.Micros(measure.Quantile(all, 0.5))), round2(measure.Micros(measure.Quantile(all, 0.99)))
 	if len(rounds) > 0 {
 		tails := make([]float64, len(rounds))
 		for i, one := range rounds {

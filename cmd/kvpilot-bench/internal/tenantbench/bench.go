@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 )
 
 // Options say what is measured.
@@ -160,11 +162,8 @@ func (t *tally) fail() {
 func (t *tally) quantile(q float64) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.first) == 0 {
-		return 0
-	}
 	slices.Sort(t.first)
-	return t.first[int(q*float64(len(t.first)-1))].Round(time.Millisecond)
+	return measure.Quantile(t.first, q).Round(time.Millisecond)
 }
 
 // words is a prompt of about so many tokens that begins as no other one.

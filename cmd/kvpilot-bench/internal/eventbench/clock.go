@@ -1,5 +1,3 @@
-//go:build unix
-
 package eventbench
 
 import (
@@ -8,15 +6,6 @@ import (
 	"syscall"
 	"time"
 )
-
-// cpuTime is the processor time that the process has used.
-func cpuTime() time.Duration {
-	var u syscall.Rusage
-	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
 
 // sleeper is a thread that only sleeps.
 type sleeper struct {

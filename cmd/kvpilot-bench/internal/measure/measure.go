@@ -1,0 +1,68 @@
+// Package measure is what all benchmarks share: processor time, quantiles, child processes. Its functions are safe
+// for concurrent use.
+package measure
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// CPUTime is the processor time that this process has used.
+func CPUTime() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// Quantile of a sorted list, zero for an empty one.
+func Quantile[T cmp.Ordered](sorted []T, q float64) T {
+	if len(sorted) == 0 {
+		var zero T
+		return zero
+	}
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}
+
+// Median sorts a list and returns its middle.
+func Median[T cmp.Ordered](list []T) T {
+	slices.Sort(list)
+	return Quantile(list, 0.5)
+}
+
+// Micros is a time in microseconds.
+func Micros(d time.Duration) float64 { return float64(d) / 1e3 }
+
+// Child is this program again, as a process of its own that ends with its input.
+type Child struct {
+	In   io.WriteCloser
+	Out  *bufio.Reader
+	Wait func() error
+}
+
+// StartSelf runs this program with these arguments.
+func StartSelf(ctx context.Context, args ...string) (*Child, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, self, args...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	return &Child{In: in, Out: bufio.NewReader(out), Wait: cmd.Wait}, cmd.Start()
+}
