@@ -2,8 +2,6 @@ package enginesim
 
 import (
 	"errors"
-	"net/http"
-	"strconv"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -46,18 +44,13 @@ func (l *life) chat(c *call) {
 	if tool != nil {
 		p.forced = vocab.CallText(tool.name, tool.arguments)
 	}
-	g := l.start(c, &req.sampling, "chatcmpl-", []promptIDs{p})
-	if g == nil {
-		return
-	}
-	ok := false
-	defer func() { g.end(ok) }()
-	a := &chatAnswer{g: g, req: &req, tool: tool, prompt: p}
-	if req.Stream {
-		ok = a.stream()
-	} else {
-		ok = a.whole()
-	}
+	l.answer(c, &req.sampling, "chatcmpl-", []promptIDs{p}, func(g *generation) bool {
+		a := &chatAnswer{g: g, req: &req, tool: tool, prompt: p}
+		if req.Stream {
+			return a.stream()
+		}
+		return g.whole("chat.completion", true, a.wholeChoice, a.wholePrompt)
+	})
 }
 
 // chatPrompt renders the conversation, or takes the ids that came with the request.
@@ -120,91 +113,39 @@ type chatAnswer struct {
 	req    *chatRequest
 	tool   *toolCall
 	prompt promptIDs
-	prefix []byte
+	prefix text
 }
 
 func (a *chatAnswer) stream() bool {
-	g := a.g
-	s := newStream(g.l, g.c)
-	a.prefix = g.chunkPrefix("chat.completion.chunk")
-	started := false
-	ok := g.each(func(ch *choice, d delta) bool {
-		if !started {
-			started = true
-			s.head()
-			for _, each := range g.choices {
-				a.roleChunk(s, each)
-			}
+	a.prefix = a.g.chunkPrefix("chat.completion.chunk")
+	s, ok := a.g.stream(func(s *stream) {
+		for _, ch := range a.g.choices {
+			a.roleChunk(s, ch)
 		}
-		a.chunk(s, ch, d)
-		s.send()
-		return !s.ended
-	})
-	if !ok {
-		return false
-	}
-	if o := a.req.StreamOptions; o != nil && o.IncludeUsage {
-		b := append(append(s.begin(""), a.prefix...), `],"usage":`...)
-		b = g.usage(true).final(b, g.l)
-		s.end(append(g.fingerprint(b, true), '}'))
-	}
-	s.done()
-	return true
-}
-
-// chunkPrefix is what all chunks of a stream begin with, up to their choices.
-func (g *generation) chunkPrefix(object string) []byte {
-	b := append([]byte(`{"id":`), quote(nil, g.id)...)
-	b = append(b, `,"object":"`+object+`","created":`...)
-	b = strconv.AppendInt(b, g.created, 10)
-	b = append(b, `,"model":`...)
-	b = quote(b, g.s.Model)
-	return append(b, `,"choices":[`...)
-}
-
-// fingerprint names the engine's build, on last chunks only.
-func (g *generation) fingerprint(b []byte, last bool) []byte {
-	if last && g.l.features.modern {
-		b = append(b, `,"system_fingerprint":"vllm-`...)
-		b = append(append(b, g.l.features.name...), `-sim"`...)
-	}
-	return b
+	}, a.chunk)
+	return ok && a.g.streamed(s, a.prefix, true)
 }
 
 func (a *chatAnswer) roleChunk(s *stream, ch *choice) {
 	b := append(s.begin(""), a.prefix...)
-	b = append(b, `{"index":`...)
-	b = strconv.AppendInt(b, int64(ch.index), 10)
-	b = append(b, `,"delta":{"role":"assistant","content":""`...)
-	b = a.reasoning(b)
-	b = append(b, `},"logprobs":null,"finish_reason":null}]`...)
-	b = a.continuous(b, 0)
+	b = a.reasoning(b.raw(`{"index":`).int(ch.index).raw(`,"delta":{"role":"assistant","content":""`))
+	b = b.raw(`},"logprobs":null,"finish_reason":null}]`)
+	b = a.g.runningUsage(b, a.g.promptTokens, 0)
 	if a.g.l.features.returnIDs {
-		b = append(b, `,"prompt_token_ids":`...)
-		b = idsOrNull(b, a.req.ReturnTokenIDs, a.prompt.ids)
+		b = b.raw(`,"prompt_token_ids":`).ids(a.req.ReturnTokenIDs, a.prompt.ids)
 	}
 	if a.g.l.features.modern {
-		b = append(b, `,"prompt_text":null`...)
+		b = b.raw(`,"prompt_text":null`)
 	}
-	s.end(append(b, '}'))
+	s.end(b.raw("}"))
 }
 
 // reasoning writes the field that older versions always send.
-func (a *chatAnswer) reasoning(b []byte) []byte {
+func (a *chatAnswer) reasoning(b text) text {
 	if a.g.l.features.modern {
 		return b
 	}
-	return append(b, `,"reasoning_content":null`...)
-}
-
-// continuous writes the running usage when it was asked for.
-func (a *chatAnswer) continuous(b []byte, made int) []byte {
-	o := a.req.StreamOptions
-	if o == nil || !o.IncludeUsage || !o.Continuous {
-		return b
-	}
-	u := usage{prompt: a.g.promptTokens, completion: made}
-	return u.running(append(b, `,"usage":`...), a.g.l)
+	return b.raw(`,"reasoning_content":null`)
 }
 
 func (a *chatAnswer) chunk(s *stream, ch *choice, d delta) {
@@ -216,136 +157,63 @@ func (a *chatAnswer) chunk(s *stream, ch *choice, d delta) {
 	if skip && !d.done {
 		return
 	}
-	b := append(s.begin(""), a.prefix...)
-	b = append(b, `{"index":`...)
-	b = strconv.AppendInt(b, int64(ch.index), 10)
-	b = append(b, `,"delta":{`...)
-	b = append(b, inner...)
-	b = append(b, `},"logprobs":`...)
-	b = a.logprobs(b, d.ids)
-	b = append(b, `,"finish_reason":`...)
-	b = reasonOrNull(b, reason)
+	b := append(s.begin(""), a.prefix...).raw(`{"index":`).int(ch.index)
+	b = append(b.raw(`,"delta":{`), inner...).raw(`},"logprobs":`).chatLogprobs(a.req.Logprobs, d.ids, a.req.TopLogprobs)
+	b = b.raw(`,"finish_reason":`).strOrNull(reason)
 	if d.done {
-		b = appendAny(append(b, `,"stop_reason":`...), ch.stop)
+		b = b.raw(`,"stop_reason":`).stop(ch.stop)
 	}
 	if a.g.l.features.returnIDs {
-		b = append(b, `,"token_ids":`...)
-		b = idsOrNull(b, a.req.ReturnTokenIDs, d.ids)
+		b = b.raw(`,"token_ids":`).ids(a.req.ReturnTokenIDs, d.ids)
 	}
-	b = append(b, `}]`...)
-	b = a.continuous(b, len(ch.ids))
-	s.end(append(a.g.fingerprint(b, d.done), '}'))
+	b = a.g.runningUsage(b.raw(`}]`), a.g.promptTokens, len(ch.ids))
+	s.end(a.g.fingerprint(b, d.done).raw("}"))
 }
 
-// delta writes what is inside a chunk's delta; skip: there is nothing to tell.
-func (a *chatAnswer) delta(ch *choice, d delta) (inner []byte, skip bool) {
+// delta writes what is inside a chunk's delta; skip: there is nothing to say.
+func (a *chatAnswer) delta(ch *choice, d delta) (inner text, skip bool) {
 	if a.tool != nil {
 		inner = a.tool.delta(ch, d)
 		return inner, len(inner) == 0
 	}
-	inner = quote(append(inner, `"content":`...), d.text)
-	return a.reasoning(inner), false
+	return a.reasoning(inner.raw(`"content":`).str(d.text)), false
 }
 
-func (a *chatAnswer) logprobs(b []byte, ids []uint32) []byte {
-	if !a.req.Logprobs {
-		return append(b, "null"...)
+// wholePrompt writes what an answer that is not streamed says of its prompt.
+func (a *chatAnswer) wholePrompt(b text) text {
+	b = b.raw(`,"prompt_logprobs":null,"prompt_token_ids":`).ids(a.req.ReturnTokenIDs && a.g.l.features.returnIDs, a.prompt.ids)
+	if a.g.l.features.modern {
+		b = b.raw(`,"prompt_text":null`)
 	}
-	b = append(b, `{"content":[`...)
-	for i, id := range ids {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = appendChatLogprob(b, id, 0)
-		b = append(b, `,"top_logprobs":[`...)
-		for k := range a.req.TopLogprobs {
-			if k > 0 {
-				b = append(b, ',')
-			}
-			b = append(appendChatLogprob(b, rival(id, k), k), '}')
-		}
-		b = append(b, `]}`...)
-	}
-	return append(b, `]}`...)
+	return b
 }
 
-// whole answers without a stream.
-func (a *chatAnswer) whole() bool {
-	g := a.g
-	if !g.each(func(*choice, delta) bool { return true }) {
-		return false
-	}
-	b := append([]byte(`{"id":`), quote(nil, g.id)...)
-	b = append(b, `,"object":"chat.completion","created":`...)
-	b = strconv.AppendInt(b, g.created, 10)
-	b = append(b, `,"model":`...)
-	b = quote(b, g.s.Model)
-	b = append(b, `,"choices":[`...)
-	for i, ch := range g.choices {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = a.wholeChoice(b, ch)
-	}
-	b = append(b, `],"service_tier":null,"system_fingerprint":`...)
-	b = g.wholeFingerprint(b)
-	b = append(b, `,"usage":`...)
-	b = g.usage(true).whole(b, g.l)
-	b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":`...)
-	b = idsOrNull(b, a.req.ReturnTokenIDs && g.l.features.returnIDs, a.prompt.ids)
-	if g.l.features.modern {
-		b = append(b, `,"prompt_text":null,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
-	} else {
-		b = append(b, `,"kv_transfer_params":null}`...)
-	}
-	g.c.send(http.StatusOK, "application/json", b)
-	return true
-}
-
-func (g *generation) wholeFingerprint(b []byte) []byte {
-	if !g.l.features.modern {
-		return append(b, "null"...)
-	}
-	return quote(b, "vllm-"+g.l.features.name+"-sim")
-}
-
-func (a *chatAnswer) wholeChoice(b []byte, ch *choice) []byte {
-	modern := a.g.l.features.modern
-	b = append(b, `{"index":`...)
-	b = strconv.AppendInt(b, int64(ch.index), 10)
-	b = append(b, `,"message":{"role":"assistant","content":`...)
+func (a *chatAnswer) wholeChoice(b text, ch *choice) text {
+	modern, reason := a.g.l.features.modern, ch.finish
+	b = b.raw(`{"index":`).int(ch.index).raw(`,"message":{"role":"assistant","content":`)
 	called := a.tool != nil && ch.finish == "stop"
 	if called {
-		b = append(b, "null"...)
+		reason = "tool_calls"
+		b = b.raw("null")
 	} else {
 		b = quote(b, ch.text)
 	}
-	b = append(b, `,"refusal":null,"annotations":null,"audio":null,"function_call":null`...)
+	b = b.raw(`,"refusal":null,"annotations":null,"audio":null,"function_call":null`)
 	switch {
 	case called:
 		calls, err := json.Marshal(a.tool.calls(ch))
 		if err != nil {
 			panic(err) // our own types always marshal
 		}
-		b = append(append(b, `,"tool_calls":`...), calls...)
+		b = append(b.raw(`,"tool_calls":`), calls...)
 	case !modern:
-		b = append(b, `,"tool_calls":[]`...)
+		b = b.raw(`,"tool_calls":[]`)
 	}
-	b = append(b, `,"reasoning":null`...)
-	b = a.reasoning(b)
-	b = append(b, `},"logprobs":`...)
-	b = a.logprobs(b, ch.ids)
-	b = append(b, `,"finish_reason":`...)
-	if called {
-		b = append(b, `"tool_calls"`...)
-	} else {
-		b = reasonOrNull(b, ch.finish)
-	}
-	b = appendAny(append(b, `,"stop_reason":`...), ch.stop)
-	b = append(b, `,"token_ids":`...)
-	b = idsOrNull(b, a.req.ReturnTokenIDs && a.g.l.features.returnIDs, ch.ids)
+	b = a.reasoning(b.raw(`,"reasoning":null`)).raw(`},"logprobs":`).chatLogprobs(a.req.Logprobs, ch.ids, a.req.TopLogprobs)
+	b = b.raw(`,"finish_reason":`).strOrNull(reason).raw(`,"stop_reason":`).stop(ch.stop)
+	b = b.raw(`,"token_ids":`).ids(a.req.ReturnTokenIDs && a.g.l.features.returnIDs, ch.ids)
 	if modern {
-		b = append(b, `,"routed_experts":null`...)
+		b = b.raw(`,"routed_experts":null`)
 	}
-	return append(b, '}')
+	return b.raw("}")
 }

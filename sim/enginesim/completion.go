@@ -1,8 +1,7 @@
 package enginesim
 
 import (
-	"net/http"
-	"strconv"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/go-json-experiment/json"
@@ -42,18 +41,17 @@ func (l *life) completion(c *call) {
 		n := defaultAnswer
 		req.MaxTokens = &n
 	}
-	g := l.start(c, &req.sampling, "cmpl-", prompts)
-	if g == nil {
-		return
-	}
-	ok := false
-	defer func() { g.end(ok) }()
-	a := &completionAnswer{g: g, req: &req}
-	if req.Stream {
-		ok = a.stream()
-	} else {
-		ok = a.whole()
-	}
+	l.answer(c, &req.sampling, "cmpl-", prompts, func(g *generation) bool {
+		a := &completionAnswer{g: g, req: &req, echoed: map[int]bool{}}
+		if !req.Stream {
+			return g.whole("text_completion", false, a.wholeChoice, func(b text) text { return b })
+		}
+		prefix := g.chunkPrefix("text_completion")
+		s, ok := g.stream(func(*stream) {}, func(s *stream, ch *choice, d delta) {
+			s.end(a.chunk(append(s.begin(""), prefix...), ch, d))
+		})
+		return ok && g.streamed(s, prefix, false)
+	})
 }
 
 // completionPrompts checks the model and reads the prompt.
@@ -69,7 +67,7 @@ func (l *life) readPrompts(raw jsontext.Value, special bool) ([]promptIDs, *apiE
 	wrong := func() *apiError {
 		return refuse("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
 	}
-	text := func(s string) promptIDs { return promptIDs{ids: l.cfg.Vocabulary.Encode(s, special), text: s} }
+	plain := func(s string) promptIDs { return promptIDs{ids: l.cfg.Vocabulary.Encode(s, special), text: s} }
 	given := func(ids []uint32) promptIDs {
 		return promptIDs{ids: ids, text: string(vocab.Decode(nil, ids, true)), given: true}
 	}
@@ -81,7 +79,7 @@ func (l *life) readPrompts(raw jsontext.Value, special bool) ([]promptIDs, *apiE
 		if err := json.Unmarshal(raw, &one, jsontext.AllowInvalidUTF8(true)); err != nil {
 			return nil, wrong()
 		}
-		return []promptIDs{text(one)}, nil
+		return []promptIDs{plain(one)}, nil
 	}
 	var ids []uint32
 	if json.Unmarshal(raw, &ids) == nil && len(ids) > 0 {
@@ -97,7 +95,7 @@ func (l *life) readPrompts(raw jsontext.Value, special bool) ([]promptIDs, *apiE
 		var ids []uint32
 		switch {
 		case json.Unmarshal(item, &s, jsontext.AllowInvalidUTF8(true)) == nil:
-			prompts = append(prompts, text(s))
+			prompts = append(prompts, plain(s))
 		case json.Unmarshal(item, &ids) == nil:
 			prompts = append(prompts, given(ids))
 		default:
@@ -114,121 +112,41 @@ type completionAnswer struct {
 	echoed map[int]bool
 }
 
-func (a *completionAnswer) stream() bool {
-	g := a.g
-	s := newStream(g.l, g.c)
-	prefix := g.chunkPrefix("text_completion")
-	a.echoed = map[int]bool{}
-	started := false
-	ok := g.each(func(ch *choice, d delta) bool {
-		if !started {
-			started = true
-			s.head()
-		}
-		s.end(a.chunk(append(s.begin(""), prefix...), ch, d))
-		s.send()
-		return !s.ended
-	})
-	if !ok {
-		return false
-	}
-	if o := a.req.StreamOptions; o != nil && o.IncludeUsage {
-		b := append(append(s.begin(""), prefix...), `],"usage":`...)
-		b = g.usage(false).final(b, g.l)
-		s.end(append(g.fingerprint(b, true), '}'))
-	}
-	s.done()
-	return true
-}
-
-func (a *completionAnswer) chunk(b []byte, ch *choice, d delta) []byte {
+func (a *completionAnswer) chunk(b text, ch *choice, d delta) text {
 	g := a.g
 	first := !a.echoed[ch.index]
 	a.echoed[ch.index] = true
-	text := d.text
+	said := d.text
 	if first && a.req.Echo {
-		text = ch.prompt.text + text
+		said = ch.prompt.text + said
 	}
-	b = append(b, `{"index":`...)
-	b = strconv.AppendInt(b, int64(ch.index), 10)
-	b = quote(append(b, `,"text":`...), text)
-	b = append(b, `,"logprobs":`...)
-	if a.req.Logprobs != nil {
-		offset := utf8.RuneCount(ch.text) - utf8.RuneCountInString(d.text)
-		b = appendLogprobs(b, d.ids, *a.req.Logprobs, offset, 0)
-	} else {
-		b = append(b, "null"...)
-	}
-	b = reasonOrNull(append(b, `,"finish_reason":`...), ch.finish)
-	b = appendAny(append(b, `,"stop_reason":`...), ch.stop)
+	offset := utf8.RuneCount(ch.text) - utf8.RuneCountInString(d.text)
+	b = b.raw(`{"index":`).int(ch.index).raw(`,"text":`).str(said).raw(`,"logprobs":`).logprobs(a.req.Logprobs, d.ids, offset, 0)
+	b = b.raw(`,"finish_reason":`).strOrNull(ch.finish).raw(`,"stop_reason":`).stop(ch.stop)
 	if g.l.features.returnIDs {
-		b = append(b, `,"prompt_token_ids":`...)
-		b = idsOrNull(b, a.req.ReturnTokenIDs && first, ch.prompt.ids)
-		b = append(b, `,"token_ids":`...)
-		b = idsOrNull(b, a.req.ReturnTokenIDs, d.ids)
+		b = b.raw(`,"prompt_token_ids":`).ids(a.req.ReturnTokenIDs && first, ch.prompt.ids)
+		b = b.raw(`,"token_ids":`).ids(a.req.ReturnTokenIDs, d.ids)
 	}
-	b = append(b, `}]`...)
-	o := a.req.StreamOptions
-	switch {
-	case o != nil && o.IncludeUsage && o.Continuous:
-		u := usage{prompt: len(ch.prompt.ids), completion: len(ch.ids)}
-		b = u.running(append(b, `,"usage":`...), g.l)
-	case !g.l.features.modern:
-		b = append(b, `,"usage":null`...)
+	b = b.raw(`}]`)
+	n := len(b)
+	if b = g.runningUsage(b, len(ch.prompt.ids), len(ch.ids)); len(b) == n && !g.l.features.modern {
+		b = b.raw(`,"usage":null`)
 	}
-	return append(g.fingerprint(b, d.done), '}')
+	return g.fingerprint(b, d.done).raw("}")
 }
 
-func (a *completionAnswer) whole() bool {
-	g := a.g
-	if !g.each(func(*choice, delta) bool { return true }) {
-		return false
-	}
-	b := g.chunkPrefix("text_completion")
-	for i, ch := range g.choices {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = a.wholeChoice(b, ch)
-	}
-	b = append(b, `],"service_tier":null,"system_fingerprint":`...)
-	b = g.wholeFingerprint(b)
-	b = append(b, `,"usage":`...)
-	b = g.usage(false).whole(b, g.l)
-	if g.l.features.modern {
-		b = append(b, `,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
-	} else {
-		b = append(b, `,"kv_transfer_params":null}`...)
-	}
-	g.c.send(http.StatusOK, "application/json", b)
-	return true
-}
-
-func (a *completionAnswer) wholeChoice(b []byte, ch *choice) []byte {
-	g := a.g
-	text := string(ch.text)
-	ids, skip := ch.ids, 0
+func (a *completionAnswer) wholeChoice(b text, ch *choice) text {
+	said, ids, skip := string(ch.text), ch.ids, 0
 	if a.req.Echo {
-		text = ch.prompt.text + text
-		ids, skip = append(append([]uint32{}, ch.prompt.ids...), ch.ids...), 1
+		said = ch.prompt.text + said
+		ids, skip = slices.Concat(ch.prompt.ids, ch.ids), 1
 	}
-	b = append(b, `{"index":`...)
-	b = strconv.AppendInt(b, int64(ch.index), 10)
-	b = quote(append(b, `,"text":`...), text)
-	b = append(b, `,"logprobs":`...)
-	if a.req.Logprobs != nil {
-		b = appendLogprobs(b, ids, *a.req.Logprobs, 0, skip)
-	} else {
-		b = append(b, "null"...)
+	asked := a.req.ReturnTokenIDs && a.g.l.features.returnIDs
+	b = b.raw(`{"index":`).int(ch.index).raw(`,"text":`).str(said).raw(`,"logprobs":`).logprobs(a.req.Logprobs, ids, 0, skip)
+	b = b.raw(`,"finish_reason":`).strOrNull(ch.finish).raw(`,"stop_reason":`).stop(ch.stop)
+	b = b.raw(`,"token_ids":`).ids(asked, ch.ids).raw(`,"prompt_logprobs":null,"prompt_token_ids":`).ids(asked, ch.prompt.ids)
+	if a.g.l.features.modern {
+		b = b.raw(`,"routed_experts":null`)
 	}
-	b = reasonOrNull(append(b, `,"finish_reason":`...), ch.finish)
-	b = appendAny(append(b, `,"stop_reason":`...), ch.stop)
-	asked := a.req.ReturnTokenIDs && g.l.features.returnIDs
-	b = idsOrNull(append(b, `,"token_ids":`...), asked, ch.ids)
-	b = append(b, `,"prompt_logprobs":null`...)
-	b = idsOrNull(append(b, `,"prompt_token_ids":`...), asked, ch.prompt.ids)
-	if g.l.features.modern {
-		b = append(b, `,"routed_experts":null`...)
-	}
-	return append(b, '}')
+	return b.raw("}")
 }

@@ -1,11 +1,6 @@
 package enginesim
 
-import (
-	"math"
-	"strconv"
-
-	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
-)
+import "github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 
 // logprob makes up the log probability of a token of rank k: plausible, and the same each time.
 func logprob(id uint32, k int) float64 {
@@ -22,63 +17,58 @@ func rival(id uint32, k int) uint32 {
 	return 512 + (id+uint32(k)*7919)%(vocab.Size-512)
 }
 
-func appendFloat(b []byte, f float64) []byte {
-	return strconv.AppendFloat(b, math.Round(f*1e6)/1e6, 'f', -1, 64)
-}
-
-// appendChatLogprob leaves the object open.
-func appendChatLogprob(b []byte, id uint32, k int) []byte {
-	raw := vocab.Decode(nil, []uint32{id}, false)
-	b = append(b, `{"token":`...)
-	b = quote(b, safe(raw))
-	b = append(b, `,"logprob":`...)
-	b = appendFloat(b, logprob(id, k))
-	b = append(b, `,"bytes":[`...)
-	for i, c := range raw {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = strconv.AppendUint(b, uint64(c), 10)
-	}
-	return append(b, ']')
-}
-
 // safe replaces what is not UTF-8.
-func safe[text []byte | string](raw text) string {
-	return string([]rune(string(raw)))
+func safe[T []byte | string](raw T) string { return string([]rune(string(raw))) }
+
+func tokenText(id uint32) string { return safe(vocab.Decode(nil, []uint32{id}, false)) }
+
+// chatLogprob leaves the object open.
+func (b text) chatLogprob(id uint32, k int) text {
+	raw := vocab.Decode(nil, []uint32{id}, false)
+	b = b.raw(`{"token":`).str(safe(raw)).raw(`,"logprob":`).float(logprob(id, k)).raw(`,"bytes":`)
+	return b.list(len(raw), '[', ']', func(b text, i int) text { return b.int(int(raw[i])) })
 }
 
-// appendLogprobs writes the completions form for ids; offset is where their text begins. The
-// first prompt token has none.
-func appendLogprobs(b []byte, ids []uint32, top, offset, skip int) []byte {
-	var offsets, probs, tokens, tops []byte
-	for i, id := range ids {
-		if i > 0 {
-			offsets, probs, tokens, tops = append(offsets, ','), append(probs, ','), append(tokens, ','), append(tops, ',')
-		}
-		text := safe(vocab.Decode(nil, []uint32{id}, false))
-		offsets = strconv.AppendInt(offsets, int64(offset), 10)
-		offset += len([]rune(text))
-		tokens = quote(tokens, text)
-		if i < skip {
-			probs, tops = append(probs, "null"...), append(tops, "null"...)
-			continue
-		}
-		probs = appendFloat(probs, logprob(id, 0))
-		tops = append(tops, '{')
-		for k := range max(1, top) {
-			if k > 0 {
-				tops = append(tops, ',')
-			}
-			r := rival(id, k)
-			tops = quote(tops, safe(vocab.Decode(nil, []uint32{r}, false)))
-			tops = appendFloat(append(tops, ':'), logprob(r, k))
-		}
-		tops = append(tops, '}')
+// chatLogprobs appends the chat form for ids, each with the top rivals.
+func (b text) chatLogprobs(asked bool, ids []uint32, top int) text {
+	if !asked {
+		return b.raw("null")
 	}
-	b = append(append(b, `{"text_offset":[`...), offsets...)
-	b = append(append(b, `],"token_logprobs":[`...), probs...)
-	b = append(append(b, `],"tokens":[`...), tokens...)
-	b = append(append(b, `],"top_logprobs":[`...), tops...)
-	return append(b, `]}`...)
+	return b.raw(`{"content":`).list(len(ids), '[', ']', func(b text, i int) text {
+		b = b.chatLogprob(ids[i], 0).raw(`,"top_logprobs":`)
+		return b.list(top, '[', ']', func(b text, k int) text { return b.chatLogprob(rival(ids[i], k), k).raw("}") }).raw("}")
+	}).raw("}")
+}
+
+// logprobs appends the completions form for ids, null unless top is set; offset is where their text begins, and the
+// first skip ids, of the prompt, have none.
+func (b text) logprobs(top *int, ids []uint32, offset, skip int) text {
+	if top == nil {
+		return b.raw("null")
+	}
+	list := func(b text, each func(b text, id uint32) text) text {
+		return b.list(len(ids), '[', ']', func(b text, i int) text { return each(b, ids[i]) })
+	}
+	known := func(b text, each func(b text, id uint32) text) text {
+		return b.list(len(ids), '[', ']', func(b text, i int) text {
+			if i < skip {
+				return b.raw("null")
+			}
+			return each(b, ids[i])
+		})
+	}
+	b = list(b.raw(`{"text_offset":`), func(b text, id uint32) text {
+		b = b.int(offset)
+		offset += len([]rune(tokenText(id)))
+		return b
+	})
+	b = known(b.raw(`,"token_logprobs":`), func(b text, id uint32) text { return b.float(logprob(id, 0)) })
+	b = list(b.raw(`,"tokens":`), func(b text, id uint32) text { return b.str(tokenText(id)) })
+	b = known(b.raw(`,"top_logprobs":`), func(b text, id uint32) text {
+		return b.list(max(1, *top), '{', '}', func(b text, k int) text {
+			r := rival(id, k)
+			return b.str(tokenText(r)).raw(":").float(logprob(r, k))
+		})
+	})
+	return b.raw("}")
 }

@@ -66,10 +66,8 @@ func anthropicTools(list []jsontext.Value) []jsontext.Value {
 		if len(t.Schema) == 0 {
 			t.Schema = jsontext.Value("{}")
 		}
-		b := append([]byte(`{"type":"function","function":{"name":`), quote(nil, t.Name)...)
-		b = quote(append(b, `,"description":`...), t.Description)
-		b = append(append(append(b, `,"parameters":`...), t.Schema...), `}}`...)
-		out = append(out, b)
+		b := text(`{"type":"function","function":{"name":`).str(t.Name).raw(`,"description":`).str(t.Description)
+		out = append(out, jsontext.Value(append(b.raw(`,"parameters":`), t.Schema...).raw(`}}`)))
 	}
 	return out
 }
@@ -88,25 +86,22 @@ func (l *life) messagesCreate(c *call) {
 	if !ok {
 		return
 	}
-	g := l.start(c, &chat.sampling, "chatcmpl-", []promptIDs{p})
-	if g == nil {
-		return
-	}
-	done := false
-	defer func() { g.end(done) }()
-	if chat.Stream {
-		done = g.messageStream()
-		return
-	}
-	if done = g.each(func(*choice, delta) bool { return true }); !done {
-		return
-	}
+	l.answer(c, &chat.sampling, "chatcmpl-", []promptIDs{p}, func(g *generation) bool {
+		if chat.Stream {
+			return g.messageStream()
+		}
+		return g.finished() && g.message()
+	})
+}
+
+// message answers without a stream.
+func (g *generation) message() bool {
 	ch := g.choices[0]
 	type block struct {
 		Type string `json:"type"`
 		Text string `json:"text"`
 	}
-	c.reply(http.StatusOK, struct {
+	g.c.reply(http.StatusOK, struct {
 		ID      string         `json:"id"`
 		Type    string         `json:"type"`
 		Role    string         `json:"role"`
@@ -114,7 +109,8 @@ func (l *life) messagesCreate(c *call) {
 		Model   string         `json:"model"`
 		Reason  string         `json:"stop_reason"`
 		Usage   anthropicUsage `json:"usage"`
-	}{g.id, "message", "assistant", []block{{"text", string(ch.text)}}, chat.Model, anthropicReason(ch), g.anthropicUsage()})
+	}{g.id, "message", "assistant", []block{{"text", string(ch.text)}}, g.s.Model, anthropicReason(ch), g.anthropicUsage()})
+	return true
 }
 
 // anthropicUsage counts the prompt in three parts: read from the cache, written into it, and the rest.
@@ -140,25 +136,19 @@ func anthropicReason(ch *choice) string {
 }
 
 func (g *generation) messageStream() bool {
-	s := newStream(g.l, g.c)
-	started, modern := false, g.l.features.modern
-	ok := g.each(func(_ *choice, d delta) bool {
-		if !started {
-			started = true
-			s.head()
-			message := map[string]any{"id": g.id, "content": []int{}, "model": g.s.Model}
-			if modern {
-				message["type"], message["role"], message["stop_reason"], message["stop_sequence"] = "message", "assistant", nil, nil
-				message["usage"] = anthropicUsage{InputTokens: g.promptTokens}
-			}
-			s.value("message_start", map[string]any{"type": "message_start", "message": message})
-			s.value("content_block_start", map[string]any{"type": "content_block_start", "content_block": map[string]string{"type": "text", "text": ""}, "index": 0})
+	modern := g.l.features.modern
+	s, ok := g.stream(func(s *stream) {
+		message := map[string]any{"id": g.id, "content": []int{}, "model": g.s.Model}
+		if modern {
+			message["type"], message["role"], message["stop_reason"], message["stop_sequence"] = "message", "assistant", nil, nil
+			message["usage"] = anthropicUsage{InputTokens: g.promptTokens}
 		}
+		s.value("message_start", map[string]any{"type": "message_start", "message": message})
+		s.value("content_block_start", map[string]any{"type": "content_block_start", "content_block": map[string]string{"type": "text", "text": ""}, "index": 0})
+	}, func(s *stream, _ *choice, d delta) {
 		if d.text != "" {
 			s.value("content_block_delta", map[string]any{"type": "content_block_delta", "delta": map[string]string{"type": "text_delta", "text": d.text}, "index": 0})
 		}
-		s.send()
-		return !s.ended
 	})
 	if !ok {
 		return false

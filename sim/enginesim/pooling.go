@@ -1,9 +1,11 @@
 package enginesim
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"net/http"
+	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/zeebo/xxh3"
@@ -60,12 +62,10 @@ func (l *life) compute(c *call, s *sampling, prompts [][]uint32) (tokens int, ok
 		tokens += len(ids)
 		list = append(list, promptIDs{ids: ids})
 	}
-	g := l.start(c, s, "pool-", list)
-	if g == nil {
-		return 0, false
-	}
-	defer func() { g.end(ok) }()
-	ok = g.each(func(*choice, delta) bool { return true })
+	l.answer(c, s, "pool-", list, func(g *generation) bool {
+		ok = g.finished()
+		return ok
+	})
 	return tokens, ok
 }
 
@@ -188,20 +188,13 @@ func (l *life) rerank(c *call) {
 	for i, ids := range pairs {
 		results = append(results, map[string]any{"index": i, "relevance_score": chance(ids), "document": map[string]any{"text": string(vocab.Decode(nil, docs[i], true)), "multi_modal": nil}})
 	}
-	sortByScore(results)
+	slices.SortStableFunc(results, func(a, b map[string]any) int {
+		return cmp.Compare(b["relevance_score"].(float64), a["relevance_score"].(float64))
+	})
 	if req.TopN > 0 && req.TopN < len(results) {
 		results = results[:req.TopN]
 	}
 	c.reply(http.StatusOK, map[string]any{"id": "rerank-" + l.requestID(c.r, ""), "model": req.Model, "results": results, "usage": map[string]int{"prompt_tokens": n, "total_tokens": n}})
-}
-
-func sortByScore(list []map[string]any) {
-	score := func(i int) float64 { return list[i]["relevance_score"].(float64) }
-	for i := 1; i < len(list); i++ {
-		for j := i; j > 0 && score(j) > score(j-1); j-- {
-			list[j], list[j-1] = list[j-1], list[j]
-		}
-	}
 }
 
 func first(list ...jsontext.Value) jsontext.Value {
@@ -268,42 +261,28 @@ func (l *life) transcribe(c *call) {
 	ids := make([]uint32, max(1, min(1500, int(header.Size/640))))
 	limit := 24
 	s.MaxTokens = &limit
-	g := l.start(c, &s, "trsc-", []promptIDs{{ids: ids}})
-	if g == nil {
-		return
-	}
-	ok := false
-	defer func() { g.end(ok) }()
-	if s.Stream {
-		ok = g.transcript()
-		return
-	}
-	if ok = g.each(func(*choice, delta) bool { return true }); !ok {
-		return
-	}
-	text := string(g.choices[0].text)
-	if c.r.FormValue("response_format") == "text" {
-		c.send(http.StatusOK, "text/plain; charset=utf-8", []byte(text))
-		return
-	}
-	c.reply(http.StatusOK, map[string]any{"text": text, "usage": map[string]any{"type": "duration", "seconds": header.Size/32000 + 1}})
+	l.answer(c, &s, "trsc-", []promptIDs{{ids: ids}}, func(g *generation) bool {
+		if s.Stream {
+			return g.transcript()
+		}
+		if !g.finished() {
+			return false
+		}
+		said := string(g.choices[0].text)
+		if c.r.FormValue("response_format") == "text" {
+			c.send(http.StatusOK, "text/plain; charset=utf-8", []byte(said))
+			return true
+		}
+		c.reply(http.StatusOK, map[string]any{"text": said, "usage": map[string]any{"type": "duration", "seconds": header.Size/32000 + 1}})
+		return true
+	})
 }
 
 func (g *generation) transcript() bool {
-	s := newStream(g.l, g.c)
 	prefix := g.chunkPrefix("transcription.chunk")
-	started := false
-	ok := g.each(func(ch *choice, d delta) bool {
-		if !started {
-			started = true
-			s.head()
-		}
-		b := append(append(s.begin(""), prefix...), `{"delta":{"content":`...)
-		b = quote(b, d.text)
-		b = reasonOrNull(append(b, `},"finish_reason":`...), ch.finish)
-		s.end(append(b, `,"stop_reason":null}]}`...))
-		s.send()
-		return !s.ended
+	s, ok := g.stream(func(*stream) {}, func(s *stream, ch *choice, d delta) {
+		b := append(s.begin(""), prefix...).raw(`{"delta":{"content":`).str(d.text).raw(`},"finish_reason":`).strOrNull(ch.finish)
+		s.end(b.raw(`,"stop_reason":null}]}`))
 	})
 	if ok {
 		s.done()

@@ -136,21 +136,18 @@ func (l *life) responsesCreate(c *call) {
 		l.responsesBackground(c, a, &chat.sampling, p)
 		return
 	}
-	g := l.start(c, &chat.sampling, "", []promptIDs{p})
-	if g == nil {
-		return
-	}
-	ok := false
-	defer func() { g.end(ok) }()
-	a.begin(g, chat.Model)
-	if req.Stream {
-		ok = a.stream()
-		return
-	}
-	if ok = g.each(func(*choice, delta) bool { return true }); ok {
+	l.answer(c, &chat.sampling, "", []promptIDs{p}, func(g *generation) bool {
+		a.begin(g, chat.Model)
+		if req.Stream {
+			return a.stream()
+		}
+		if !g.finished() {
+			return false
+		}
 		a.finish("")
 		c.replyNulls(a.body)
-	}
+		return true
+	})
 }
 
 // responseTurns makes messages of the input and of the responses before it.
@@ -184,7 +181,6 @@ func (l *life) responseTurns(req *responseRequest) ([]vocab.Message, *apiError) 
 	return append(turns, list...), nil
 }
 
-// responsesBackground answers at once and goes on by itself until cancelled.
 // responsePrompt turns the request into a chat request and renders it.
 func (l *life) responsePrompt(req *responseRequest) (chat chatRequest, p promptIDs, bad *apiError) {
 	turns, bad := l.responseTurns(req)
@@ -197,6 +193,7 @@ func (l *life) responsePrompt(req *responseRequest) (chat chatRequest, p promptI
 	return chat, p, bad
 }
 
+// responsesBackground answers at once and generates until it ends or is cancelled.
 func (l *life) responsesBackground(c *call, a *responseAnswer, s *sampling, p promptIDs) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.r.Context()))
 	own := &call{w: &keeper{header: http.Header{}}, r: c.r.WithContext(ctx), record: c.record, book: c.book}
@@ -212,7 +209,7 @@ func (l *life) responsesBackground(c *call, a *responseAnswer, s *sampling, p pr
 	queued := a.body
 	l.work.Go(func() {
 		defer cancel()
-		ok := g.each(func(*choice, delta) bool { return true })
+		ok := g.finished()
 		g.book(ok)
 		if ok {
 			a.finish("")
@@ -313,24 +310,15 @@ func (a *responseAnswer) event(name string, v map[string]any) {
 }
 
 func (a *responseAnswer) stream() bool {
-	a.s = newStream(a.l, a.g.c)
-	started := false
-	ok := a.g.each(func(_ *choice, d delta) bool {
-		if !started {
-			started = true
-			a.opening()
-		}
+	_, ok := a.g.stream(a.opening, func(_ *stream, _ *choice, d delta) {
 		if d.text != "" {
 			a.event("response.output_text.delta", a.at(map[string]any{"delta": d.text, "logprobs": []int{}}))
 		}
-		a.s.send()
-		return !a.s.ended
 	})
-	if !ok {
-		return false
+	if ok {
+		a.closing()
 	}
-	a.closing()
-	return true
+	return ok
 }
 
 func (a *responseAnswer) at(v map[string]any) map[string]any {
@@ -338,8 +326,8 @@ func (a *responseAnswer) at(v map[string]any) map[string]any {
 	return v
 }
 
-func (a *responseAnswer) opening() {
-	a.s.head()
+func (a *responseAnswer) opening(s *stream) {
+	a.s = s
 	a.event("response.created", map[string]any{"response": a.body})
 	a.event("response.in_progress", map[string]any{"response": a.body})
 	a.event("response.output_item.added", map[string]any{"item": a.message("", "in_progress"), "output_index": 0})

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 )
 
 // stream writes server-sent events and dies as the faults ask for.
@@ -29,12 +28,12 @@ func (s *stream) head() {
 }
 
 // begin starts an event and returns the buffer to append its JSON to.
-func (s *stream) begin(event string) []byte {
-	b := s.buf
+func (s *stream) begin(event string) text {
+	b := text(s.buf)
 	if event != "" {
-		b = append(append(append(b, "event: "...), event...), '\n')
+		b = b.raw("event: " + event + "\n")
 	}
-	return append(b, "data: "...)
+	return b.raw("data: ")
 }
 
 // end takes the event back; it goes out with the next send.
@@ -98,10 +97,4 @@ func (s *stream) send() {
 	_, _ = s.c.w.Write(s.buf) // the request's context tells when the client has left
 	_ = s.flush()
 	s.buf = s.buf[:0]
-}
-
-// quote appends text as a JSON string; bytes that are no UTF-8 become the replacement character.
-func quote[T ~string | ~[]byte](b []byte, text T) []byte {
-	b, _ = jsontext.AppendQuote(b, text) // the error tells of those bytes; the string is whole all the same
-	return b
 }

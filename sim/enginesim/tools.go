@@ -130,7 +130,7 @@ func (d toolDefinition) arguments() string {
 }
 
 // delta writes the part of the call that d adds: first the function's name, then arguments.
-func (t *toolCall) delta(ch *choice, d delta) []byte {
+func (t *toolCall) delta(ch *choice, d delta) text {
 	p := t.progress[ch.index]
 	if p == nil {
 		p = &toolProgress{id: "chatcmpl-tool-" + ch.callID}
@@ -146,16 +146,16 @@ func (t *toolCall) delta(ch *choice, d delta) []byte {
 	p.sent = len(args)
 	if !p.named {
 		p.named = true
-		b := `"content":null,"tool_calls":[{"id":"` + p.id + `","type":"function","index":0,"function":{"name":` + string(quote(nil, t.name))
+		b := text(`"content":null,"tool_calls":[{"id":"` + p.id + `","type":"function","index":0,"function":{"name":`).str(t.name)
 		if more != "" { // several tokens at once: the reader was late
-			b += `,"arguments":` + string(quote(nil, more))
+			b = b.raw(`,"arguments":`).str(more)
 		}
-		return []byte(b + `}}]`)
+		return b.raw(`}}]`)
 	}
 	if more == "" {
 		return nil
 	}
-	return []byte(`"tool_calls":[{"index":0,"function":{"arguments":` + string(quote(nil, more)) + `}}]`)
+	return text(`"tool_calls":[{"index":0,"function":{"arguments":`).str(more).raw(`}}]`)
 }
 
 type wholeCall struct {

@@ -1,0 +1,96 @@
+package enginesim
+
+import "net/http"
+
+// answer generates for the prompts and has write answer the client; write is false when the answer broke off.
+func (l *life) answer(c *call, s *sampling, prefix string, prompts []promptIDs, write func(*generation) bool) {
+	g := l.start(c, s, prefix, prompts)
+	if g == nil {
+		return
+	}
+	ok := false
+	defer func() { g.end(ok) }()
+	ok = write(g)
+}
+
+// finished waits for all choices; false when the answer broke off.
+func (g *generation) finished() bool { return g.each(func(*choice, delta) bool { return true }) }
+
+// stream sends an event stream: open writes what comes before the first delta, on writes each delta. It is false
+// when the answer broke off.
+func (g *generation) stream(open func(*stream), on func(*stream, *choice, delta)) (*stream, bool) {
+	s := newStream(g.l, g.c)
+	started := false
+	ok := g.each(func(ch *choice, d delta) bool {
+		if !started {
+			started = true
+			s.head()
+			open(s)
+		}
+		on(s, ch, d)
+		s.send()
+		return !s.ended
+	})
+	return s, ok
+}
+
+// streamed ends a stream of chunks that begin with prefix: the usage when it was asked for, and the end mark.
+func (g *generation) streamed(s *stream, prefix text, chat bool) bool {
+	if o := g.s.StreamOptions; o != nil && o.IncludeUsage {
+		b := g.usage(chat).final(append(s.begin(""), prefix...).raw(`],"usage":`), g.l)
+		s.end(g.fingerprint(b, true).raw("}"))
+	}
+	s.done()
+	return true
+}
+
+// whole answers without a stream: choice writes each choice, extra what follows the usage.
+func (g *generation) whole(object string, chat bool, choice func(text, *choice) text, extra func(text) text) bool {
+	if !g.finished() {
+		return false
+	}
+	b := g.chunkPrefix(object)
+	for i, ch := range g.choices {
+		if i > 0 {
+			b = b.raw(",")
+		}
+		b = choice(b, ch)
+	}
+	b = b.raw(`],"service_tier":null,"system_fingerprint":`)
+	if g.l.features.modern {
+		b = b.str(g.build())
+	} else {
+		b = b.raw("null")
+	}
+	b = extra(g.usage(chat).whole(b.raw(`,"usage":`), g.l)).raw(`,"kv_transfer_params":null`)
+	if g.l.features.modern {
+		b = b.raw(`,"ec_transfer_params":null,"metrics":null`)
+	}
+	g.c.send(http.StatusOK, "application/json", b.raw("}"))
+	return true
+}
+
+// chunkPrefix is what all chunks of a stream begin with, up to their choices.
+func (g *generation) chunkPrefix(object string) text {
+	return text(`{"id":`).str(g.id).raw(`,"object":"` + object + `","created":`).int(int(g.created)).raw(`,"model":`).str(g.s.Model).raw(`,"choices":[`)
+}
+
+// build is the engine's build.
+func (g *generation) build() string { return "vllm-" + g.l.features.name + "-sim" }
+
+// fingerprint names the engine's build, on last chunks only.
+func (g *generation) fingerprint(b text, last bool) text {
+	if last && g.l.features.modern {
+		b = b.raw(`,"system_fingerprint":`).str(g.build())
+	}
+	return b
+}
+
+// runningUsage writes the usage so far into a chunk when it was asked for.
+func (g *generation) runningUsage(b text, prompt, made int) text {
+	o := g.s.StreamOptions
+	if o == nil || !o.IncludeUsage || !o.Continuous {
+		return b
+	}
+	return usage{prompt: prompt, completion: made}.running(b.raw(`,"usage":`), g.l)
+}
