@@ -1,7 +1,7 @@
 package main
 
 import (
-	"os"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -17,13 +17,9 @@ func newBenchTenantsCommand() *cobra.Command {
 		Short: "Measure how two tenants of weights 1 and 3 share a fleet, and what a third one waits",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			to, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-			if err != nil {
-				return err
-			}
-			defer to.Close()
+			var to io.Writer // nil: the processes' output goes to the null device
 			if log {
-				return tenantbench.Run(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+				to = cmd.ErrOrStderr()
 			}
 			return tenantbench.Run(cmd.Context(), o, cmd.OutOrStdout(), to)
 		},

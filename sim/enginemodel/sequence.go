@@ -38,9 +38,6 @@ const (
 // Live reports whether s was submitted and has not ended.
 func (s *Sequence) Live() bool { return s.state == waiting || s.state == running }
 
-// Admitted reports whether s was ever scheduled.
-func (s *Sequence) Admitted() bool { return s.admitted }
-
 // Cached is how many prompt tokens were found in the cache when s was first scheduled.
 func (s *Sequence) Cached() int { return s.cached }
 

@@ -27,11 +27,6 @@ func (s *Step) Ended(elapsed float64) int {
 	return sort.Search(s.Steps, func(i int) bool { return s.Seconds(i+1) > elapsed })
 }
 
-// Through is how many steps have ended when the one that runs at elapsed seconds has.
-func (s *Step) Through(elapsed float64) int {
-	return 1 + sort.Search(s.Steps-1, func(i int) bool { return s.Seconds(i+1) >= elapsed })
-}
-
 // Plan chooses the tokens of the next step and gives them blocks: first for the sequences that run,
 // in order, then for those that wait. Nothing may be planned and not completed when it is called.
 //

@@ -6,6 +6,18 @@
 // Faults makes it slow, silent, wrong or dead on demand; Restart begins a new engine life. All
 // methods are safe to call at once.
 //
+// Where to read what:
+//
+//   - engine, life, port: the process, what a restart loses, and the listeners that outlive it;
+//   - config, features: what a replica is, and what differs between vLLM versions;
+//   - routes: every path; routes_*: the handlers of one dialect or surface each;
+//   - generation, choice, sampling, tools: one request's answers while the engine makes them, in the words of prose;
+//   - answer, text, sse, usage, logprobs, errors: how answers are written;
+//   - faults, records: what goes wrong on demand, and what was asked.
+//
+// Below it: core drives the step machine of package enginemodel in real time, feed writes its KV events, vocab is
+// the tokenizer and the chat template, websocket the frames of /v1/realtime.
+//
 // Its shapes follow answers captured from real replicas (0.12.0 and 0.32.0) and the versions'
 // sources; docs/vllm-compatibility.md says what was compared. It computes no attention: the
 // text is made of words chosen by the prompt's hash, so equal prompts have equal answers.

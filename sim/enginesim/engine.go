@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/kvpilot/kvpilot/sim/enginesim/core"
 )
 
 // Params are an Engine's surroundings.
@@ -157,4 +159,17 @@ func (e *Engine) SetSpeed(speed float64) {
 			c.SetSpeed(speed)
 		}
 	}
+}
+
+// Stats returns each rank's load; empty between lives.
+func (e *Engine) Stats() []core.Stats {
+	l := e.life.Load()
+	if l == nil {
+		return nil
+	}
+	list := make([]core.Stats, 0, len(l.cores))
+	for _, c := range l.cores {
+		list = append(list, c.Stats())
+	}
+	return list
 }

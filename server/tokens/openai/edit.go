@@ -113,16 +113,6 @@ func ModelEdit(name string) Edit {
 	return Edit{Name: "model", Value: rawjson.AppendString(nil, name)}
 }
 
-// WithPromptIDs returns the body with the prompt handed over as token ids; see PromptIDsEdit.
-// Where that is not possible the body is returned as it is.
-func (r *Request) WithPromptIDs(ids []uint32) []byte {
-	edit, ok := r.PromptIDsEdit(ids)
-	if !ok {
-		return r.Body
-	}
-	return r.Edit(edit)
-}
-
 // PromptIDsEdit hands token ids to the engine, so that it does not tokenize again: as the
 // prompt of a completion, and for chat as kv_transfer_params.prompt_token_ids (vLLM's Python
 // front end from 0.27 or 0.28). It is false when the body's shape leaves no place for them:

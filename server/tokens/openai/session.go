@@ -5,9 +5,6 @@ import (
 	"strings"
 )
 
-// DefaultSessionHeader names the header that carries a session when nothing else is configured.
-const DefaultSessionHeader = "x-session-id"
-
 // SessionFrom finds the session in headers (or gRPC metadata) by one rule for every entry:
 // names are compared without case and with "-" and "_" alike, the first match wins, and an
 // empty value is no session. An empty name turns sessions off.

@@ -284,15 +284,6 @@ func (p *Pool) Parity() []ParityStatus {
 	return list
 }
 
-// ClearParity forgets what was seen of a model, after its cause was repaired.
-func (p *Pool) ClearParity(pool string) {
-	x := &p.model(pool).parity
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.status = ParityStatus{State: "unproven", Position: -1, Since: time.Now()}
-	x.run, x.misses, x.expects = 0, 0, nil
-}
-
 func commonPrefix(a, b []uint32) int {
 	n := min(len(a), len(b))
 	for i := range n {

@@ -10,24 +10,16 @@ import (
 
 // Config is the modelled hardware and model of one rank.
 type Config struct {
-	// BlockSize is in tokens. Blocks counts the KV blocks; one of them is never used, as in vLLM.
-	BlockSize int
-	Blocks    int
+	// Config is the step machine's. One of its Blocks is never used, as in vLLM; PrefixCaching stands for NoCaching.
+	enginemodel.Config
 	// MaxModelLen bounds prompt and answer together, in tokens.
 	MaxModelLen int
-	// MaxBatchedTokens is the token budget of a step, MaxSeqs the most sequences that run at once.
-	MaxBatchedTokens int
-	MaxSeqs          int
-	// WholePrompts admits a request only when its whole prompt fits into free blocks, as vLLM's
-	// scheduler_reserve_full_isl does.
-	WholePrompts bool
 	// PrefixCaching keeps the blocks of finished requests for later ones.
 	PrefixCaching bool
 	// Seed makes the names of blocks; each engine life has its own.
 	Seed uint64
 	// EarlyEvents publishes a step's events before it is computed (vLLM before 0.11.1), not after.
 	EarlyEvents bool
-	Timing      Timing
 }
 
 // Timing is the model of a step's duration.
@@ -35,14 +27,13 @@ type Timing = enginemodel.Timing
 
 // DefaultConfig is a 70B model on four GPUs, as docs/simulator.md describes it.
 func DefaultConfig() Config {
-	return Config{
-		BlockSize: 16, Blocks: 40_000, MaxModelLen: 131_072,
-		MaxBatchedTokens: 2048, MaxSeqs: 256, WholePrompts: true, PrefixCaching: true,
+	return Config{MaxModelLen: 131_072, PrefixCaching: true, Config: enginemodel.Config{
+		BlockSize: 16, Blocks: 40_000, MaxBatchedTokens: 2048, MaxSeqs: 256, WholePrompts: true,
 		Timing: Timing{
 			PrefillRate: 8000, HalfContext: 50_000, Base: 10 * time.Millisecond,
 			PerSequence: 50 * time.Microsecond, PerContextToken: 17 * time.Nanosecond, Speed: 1,
 		},
-	}
+	}}
 }
 
 // Validate reports every bad field.
@@ -57,10 +48,9 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// model is the part that the step machine knows.
+// model is the step machine's configuration.
 func (c Config) model() enginemodel.Config {
-	return enginemodel.Config{
-		BlockSize: c.BlockSize, Blocks: c.Blocks - 1, MaxBatchedTokens: c.MaxBatchedTokens, MaxSeqs: c.MaxSeqs,
-		WholePrompts: c.WholePrompts, NoCaching: !c.PrefixCaching, Timing: c.Timing,
-	}
+	m := c.Config
+	m.Blocks, m.NoCaching = c.Blocks-1, !c.PrefixCaching
+	return m
 }

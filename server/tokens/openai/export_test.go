@@ -1,0 +1,10 @@
+package openai
+
+// WithPromptIDs returns the body with the prompt as token ids; the body as it is where that is not possible.
+func (r *Request) WithPromptIDs(ids []uint32) []byte {
+	edit, ok := r.PromptIDsEdit(ids)
+	if !ok {
+		return r.Body
+	}
+	return r.Edit(edit)
+}
