@@ -62,12 +62,14 @@ type parts struct {
 // newParts builds the parts, lower ones first.
 func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (string, bool)) (*parts, error) {
 	p := &parts{lookup: lookup, log: t.Log(), history: console.NewHistory(), changedFleet: make(chan struct{}, 1)}
-	for _, build := range []func(config.Config, *telemetry.Telemetry) error{
-		p.buildIndex, p.buildLoad, p.buildRegistry, p.buildChoice, p.buildRouter,
-	} {
-		if err := build(c, t); err != nil {
-			return nil, err
-		}
+	p.buildIndex(c, t)
+	p.buildLoad(c, t)
+	p.buildRegistry(c, t)
+	if err := p.buildChoice(c, t); err != nil {
+		return nil, err
+	}
+	if err := p.buildRouter(c, t); err != nil {
+		return nil, err
 	}
 	return p, nil
 }
@@ -75,20 +77,15 @@ func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (stri
 // part names a part in its log lines.
 func (p *parts) part(name string) *slog.Logger { return p.log.With("part", name) }
 
-func (p *parts) buildIndex(c config.Config, t *telemetry.Telemetry) (err error) {
-	if p.kvindex, err = kvindex.New(c.KVIndex, kvindex.Params{Log: p.part("kvindex"), Meter: t.Meters()}); err != nil {
-		return err
-	}
+func (p *parts) buildIndex(c config.Config, t *telemetry.Telemetry) {
+	p.kvindex = kvindex.New(c.KVIndex, kvindex.Params{Log: p.part("kvindex"), Meter: t.Meters()})
 	p.index = newIndex(p.kvindex)
 	p.events = kvevents.New(c.KVEvents, kvevents.Params{Sink: sink{p}, Log: p.part("kvevents"), Meter: t.Meters()})
-	return nil
 }
 
-func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) (err error) {
-	if p.book, err = load.New(c.Load, load.Params{Log: p.part("load"), Meter: t.Meters(), Rank: p.rankOf}); err != nil {
-		return err
-	}
-	p.stats, err = enginestats.New(c.EngineStats, enginestats.Params{
+func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) {
+	p.book = load.New(c.Load, load.Params{Log: p.part("load"), Meter: t.Meters(), Rank: p.rankOf})
+	p.stats = enginestats.New(c.EngineStats, enginestats.Params{
 		Log: p.part("enginestats"), Meter: t.Meters(),
 		InFlight:  func(slot replica.Slot) int { return p.book.View(slot, time.Now()).InFlight },
 		OnLearned: p.learned,
@@ -96,15 +93,13 @@ func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) (err error) {
 		OnAnswer:  func(id replica.ID) { p.registry.Alive(id) },
 		OnRestart: func(id replica.ID, noticed time.Time) { p.registry.NoteRestart(id, noticed) },
 	})
-	return err
 }
 
-func (p *parts) buildRegistry(c config.Config, t *telemetry.Telemetry) (err error) {
-	p.registry, err = registry.New(c.Registry, registry.Params{
+func (p *parts) buildRegistry(c config.Config, t *telemetry.Telemetry) {
+	p.registry = registry.New(c.Registry, registry.Params{
 		Log: p.part("registry"), Meter: t.Meters(), Lookup: p.lookup,
 		OnRankAdded: p.rankAdded, OnRankRemoved: p.rankRemoved, OnRestarted: p.restarted, OnChanged: p.changed,
 	})
-	return err
 }
 
 func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error) {

@@ -106,14 +106,8 @@ type chooseBed struct {
 func (b *benchChoose) newBed() (*chooseBed, error) {
 	icfg := kvindex.DefaultConfig()
 	icfg.MaxRanks = max(icfg.MaxRanks, b.ranks)
-	index, err := kvindex.New(icfg, kvindex.Params{})
-	if err != nil {
-		return nil, err
-	}
-	book, err := load.New(load.DefaultConfig(), load.Params{})
-	if err != nil {
-		return nil, err
-	}
+	index := kvindex.New(icfg, kvindex.Params{})
+	book := load.New(load.DefaultConfig(), load.Params{})
 	cfg := chooser.DefaultConfig()
 	c, err := chooser.New(cfg, chooser.Params{Index: index, Book: book, Seed: 1})
 	if err != nil {

@@ -48,16 +48,12 @@ func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
 	now := func() time.Time { return r.epoch.Add(time.Duration(s.now * float64(time.Second))) }
 	bcfg := load.DefaultConfig()
 	bcfg.Remembered = 16
-	book, err := load.New(bcfg, load.Params{Now: now})
-	if err != nil {
-		return nil, err
-	}
+	book := load.New(bcfg, load.Params{Now: now})
 	icfg := kvindex.DefaultConfig()
 	icfg.MaxBytes = 1 << 40
 	icfg.MaxRanks = max(icfg.MaxRanks, len(s.engines))
-	if r.index, err = kvindex.New(icfg, kvindex.Params{}); err != nil {
-		return nil, err
-	}
+	r.index = kvindex.New(icfg, kvindex.Params{})
+	var err error
 	r.chooser, err = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.options.PaceBias, Weight: j.share, OnOutcome: r.ended})
 	if err != nil {
 		return nil, err

@@ -129,10 +129,7 @@ func statistics(t *testing.T, r *replica.Replica) error {
 	c := enginestats.DefaultConfig()
 	c.Interval = 10 * time.Millisecond
 	answered := make(chan struct{}, 100)
-	p, err := enginestats.New(c, enginestats.Params{Log: said.logger(), OnAnswer: func(replica.ID) { answered <- struct{}{} }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := enginestats.New(c, enginestats.Params{Log: said.logger(), OnAnswer: func(replica.ID) { answered <- struct{}{} }})
 	p.Add(0, r, 0)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -167,10 +164,7 @@ func tokenize(t *testing.T, r *replica.Replica) error {
 func probe(t *testing.T, c registry.Config, lookup func(string) (string, bool)) (*replica.Replica, string) {
 	t.Helper()
 	c.Probe.Interval, c.Probe.MaxInterval = 20*time.Millisecond, 20*time.Millisecond
-	r, err := registry.New(c, registry.Params{Lookup: lookup})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := registry.New(c, registry.Params{Lookup: lookup})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
@@ -302,8 +296,9 @@ func TestKeysAndCertificatesComeFromReplicaPoolOrAll(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			conf := registry.DefaultConfig()
 			conf.Access, conf.Replicas = c.Access, c.Replicas
-			r, err := registry.New(conf, registry.Params{Lookup: lookup})
+			err := conf.Validate()
 			if err == nil {
+				r := registry.New(conf, registry.Params{Lookup: lookup})
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 				defer cancel()
 				err = r.Run(ctx)

@@ -42,12 +42,8 @@ func newFleet(t *testing.T, n int, change func(*chooser.Config, *chooser.Params)
 	t.Helper()
 	f := &fleet{t: t}
 	var err error
-	if f.index, err = kvindex.New(kvindex.DefaultConfig(), kvindex.Params{}); err != nil {
-		t.Fatal(err)
-	}
-	if f.book, err = load.New(load.DefaultConfig(), load.Params{}); err != nil {
-		t.Fatal(err)
-	}
+	f.index = kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
+	f.book = load.New(load.DefaultConfig(), load.Params{})
 	cfg := chooser.DefaultConfig()
 	params := chooser.Params{Index: f.index, Book: f.book, Seed: 1, OnOutcome: func(o decision.Outcome) {
 		f.mu.Lock()

@@ -16,14 +16,8 @@ import (
 // chooser keeps nothing of it.
 func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		book, err := load.New(load.DefaultConfig(), load.Params{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		book := load.New(load.DefaultConfig(), load.Params{})
+		index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 		var outcomes []decision.Outcome // appended by the book's sweep, read after it waits
 		c, err := New(DefaultConfig(), Params{Index: index, Book: book, OnOutcome: func(o decision.Outcome) { outcomes = append(outcomes, o) }})
 		if err != nil {

@@ -13,14 +13,8 @@ import (
 // What was routed to a rank is counted per second of the last minute, and fades.
 func TestARankKnowsWhoReturnedLately(t *testing.T) {
 	now := time.Unix(1000, 0)
-	book, err := load.New(load.DefaultConfig(), load.Params{Now: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	book := load.New(load.DefaultConfig(), load.Params{Now: func() time.Time { return now }})
+	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	c, err := New(DefaultConfig(), Params{Index: index, Book: book, Now: func() time.Time { return now }})
 	if err != nil {
 		t.Fatal(err)

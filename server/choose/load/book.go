@@ -36,11 +36,8 @@ type Book struct {
 	ranks   atomic.Pointer[[]*rank]
 }
 
-// New returns an empty book. It starts nothing; Run ends leases that nobody renews.
-func New(config Config, params Params) (*Book, error) {
-	if err := config.Validate(); err != nil {
-		return nil, err
-	}
+// New returns an empty book. config must be valid. It starts nothing; Run ends leases that are not renewed.
+func New(config Config, params Params) *Book {
 	log := params.Log
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -54,10 +51,8 @@ func New(config Config, params Params) (*Book, error) {
 		b.shards[i].open(share(config.Remembered, i))
 	}
 	b.ranks.Store(&[]*rank{})
-	if err := newMetrics(params, b); err != nil {
-		return nil, err
-	}
-	return b, nil
+	newMetrics(params, b)
+	return b
 }
 
 // share is the part of total that falls to shard i.
@@ -136,15 +131,6 @@ func (b *Book) View(slot replica.Slot, now time.Time) RankLoad {
 		return RankLoad{}
 	}
 	return rk.view(b.since(now))
-}
-
-// Version returns the number of bookings made on slot so far; ReserveIf compares it.
-func (b *Book) Version(slot replica.Slot) uint64 {
-	rk := b.rank(slot)
-	if rk == nil {
-		return 0
-	}
-	return rk.version.Load()
 }
 
 // Live is the number of reservations that have not ended.

@@ -12,10 +12,7 @@ import (
 // newBook returns a book with the ranks 0 to ranks-1.
 func newBook(t testing.TB, ranks int) *load.Book {
 	t.Helper()
-	b, err := load.New(load.DefaultConfig(), load.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := load.New(load.DefaultConfig(), load.Params{})
 	for slot := range ranks {
 		b.AddRank(replica.Slot(slot))
 	}

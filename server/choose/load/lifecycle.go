@@ -26,30 +26,9 @@ func (b *Book) Find(tenant, id string) (*Reservation, bool) {
 	return r, r != nil
 }
 
-// PrefillDone is Reservation.PrefillDone by key.
-func (b *Book) PrefillDone(key Key) Outcome {
-	_, out := b.call(callPrefill, key, (*Reservation).prefillDone)
-	return out
-}
-
-// Progress is Reservation.Progress by key.
-func (b *Book) Progress(key Key, outputTokens int) Outcome {
-	_, out := b.call(callProgress, key, func(r *Reservation) Outcome { return r.progress(outputTokens) })
-	return out
-}
-
 // Renew is Reservation.Renew by key.
 func (b *Book) Renew(key Key) Outcome {
 	_, out := b.call(callRenew, key, (*Reservation).renewed)
-	return out
-}
-
-// Release is Reservation.Release by key. It also ends a reservation that is Lost.
-func (b *Book) Release(key Key) Outcome {
-	r, out := b.call(callRelease, key, (*Reservation).release)
-	if out == Applied {
-		b.gone(r, &b.counts.released)
-	}
 	return out
 }
 

@@ -42,15 +42,12 @@ func gather(t *testing.T, reader *sdk.ManualReader) map[string]float64 {
 
 func TestMetricsShowWhatIsBooked(t *testing.T) {
 	reader := sdk.NewManualReader()
-	b, err := load.New(load.DefaultConfig(), load.Params{
+	b := load.New(load.DefaultConfig(), load.Params{
 		Meter: sdk.NewMeterProvider(sdk.WithReader(reader)),
 		Rank: func(slot replica.Slot) (replica.Rank, bool) {
 			return replica.Rank{Replica: "a", Index: int(slot)}, slot < 2
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for slot := range replica.Slot(3) {
 		b.AddRank(slot)
 	}

@@ -216,9 +216,6 @@ func (m *model) view(slot replica.Slot, now time.Time) RankLoad {
 			continue
 		}
 		l.InFlight++
-		if r.req.Peer {
-			l.Peers++
-		}
 		l.OutputTokens += r.output
 		l.ContextTokens += r.req.PromptTokens + r.output
 		l.DecodeBlocks += r.weight * float64(blocks(r.req, r.output)-len(r.req.Hashes))
@@ -253,7 +250,7 @@ func (m *model) view(slot replica.Slot, now time.Time) RankLoad {
 
 func (l RankLoad) near(o RankLoad) bool {
 	close := func(a, b float64) bool { return math.Abs(a-b) <= 1e-2 }
-	return l.InFlight == o.InFlight && l.Peers == o.Peers && l.Prefilling == o.Prefilling &&
+	return l.InFlight == o.InFlight && l.Prefilling == o.Prefilling &&
 		close(l.PrefillTokens, o.PrefillTokens) && l.PrefillTime == o.PrefillTime && l.Overdue == o.Overdue &&
 		close(l.DecodeBlocks, o.DecodeBlocks) && l.ContextTokens == o.ContextTokens && l.OutputTokens == o.OutputTokens
 }
@@ -276,7 +273,7 @@ func randomRequest(dice *rand.Rand, slots int) Request {
 		ID: fmt.Sprint("r", dice.IntN(12)), Attempt: uint32(dice.IntN(3)), Slot: replica.Slot(dice.IntN(slots)),
 		PromptTokens: prompt, PrefillTokens: dice.IntN(prompt + 1), Hashes: hashes, BlockSize: blockSize,
 		PrefillTime: time.Duration(dice.IntN(4)) * time.Second, ExpectedTokens: dice.IntN(30) - 5,
-		Unstreamed: dice.IntN(3) == 0, Peer: dice.IntN(4) == 0,
+		Unstreamed: dice.IntN(3) == 0,
 	}
 	if dice.IntN(2) == 0 {
 		req.Lease = time.Duration(1+dice.IntN(5)) * time.Second
@@ -289,10 +286,7 @@ func TestTheBookEqualsTheModel(t *testing.T) {
 	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) {
 			dice := rand.New(rand.NewPCG(seed, 1))
-			b, err := New(DefaultConfig(), Params{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := New(DefaultConfig(), Params{})
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			go func() { _ = b.Run(ctx) }() // returns nil by contract; the leak check sees it end

@@ -21,28 +21,12 @@ const (
 	// Lost: the rank that the reservation was booked on is gone, so nothing is booked any more. The
 	// request may be booked again under its next attempt, or released.
 	Lost
+	outcomes
 )
-
-// Outcomes is the number of outcomes.
-const Outcomes = 6
 
 // String gives the outcome in the form that metrics, logs and JSON use.
 func (o Outcome) String() string {
-	switch o {
-	case Applied:
-		return "applied"
-	case Duplicate:
-		return "duplicate"
-	case Stale:
-		return "stale"
-	case Unknown:
-		return "unknown"
-	case Ended:
-		return "ended"
-	case Lost:
-		return "lost"
-	}
-	return "invalid"
+	return [outcomes]string{"applied", "duplicate", "stale", "unknown", "ended", "lost"}[o]
 }
 
 // What Reserve and ReserveIf may answer instead of a reservation.

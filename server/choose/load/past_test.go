@@ -10,10 +10,7 @@ import (
 // A view with a time before the booking went round for ever when the first in line was unstreamed and
 // had nothing to prefill.
 func TestAViewFromBeforeTheBookingEnds(t *testing.T) {
-	book, err := load.New(load.DefaultConfig(), load.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	book := load.New(load.DefaultConfig(), load.Params{})
 	book.AddRank(0)
 	before := time.Now()
 	time.Sleep(time.Millisecond)

@@ -16,10 +16,7 @@ import (
 // end nothing may be left.
 func TestConcurrentLivesLeaveNothing(t *testing.T) {
 	const slots, workers, steps = 4, 8, 3000
-	b, err := New(DefaultConfig(), Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := New(DefaultConfig(), Params{})
 	for slot := range replica.Slot(slots) {
 		b.AddRank(slot)
 	}
@@ -96,10 +93,7 @@ func randomCall(t *testing.T, b *Book, dice *rand.Rand, slots int) {
 
 // ReserveIf is what makes choosing and booking one step: of many who saw the same load, one books.
 func TestReserveIfLetsOneOfManyIn(t *testing.T) {
-	b, err := New(DefaultConfig(), Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := New(DefaultConfig(), Params{})
 	for slot := range replica.Slot(4) {
 		b.AddRank(slot)
 	}
@@ -133,10 +127,7 @@ func TestReserveIfLetsOneOfManyIn(t *testing.T) {
 
 // Between the moment when a fresh reservation can be found and the one when its booking fails, Find hands it out.
 func TestAReservationThatCouldNotBeBookedAnswersEveryCall(t *testing.T) {
-	b, err := New(DefaultConfig(), Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := New(DefaultConfig(), Params{})
 	b.AddRank(0)
 	req := Request{ID: "r", Attempt: 1}
 	sh, hash := b.shard(req.Tenant, req.ID)
@@ -144,7 +135,7 @@ func TestAReservationThatCouldNotBeBookedAnswersEveryCall(t *testing.T) {
 	if err != nil || !fresh {
 		t.Fatal(fresh, err)
 	}
-	if _, err := b.settle(r, fresh, b.rank(0), &req, b.Version(0)+1); !errors.Is(err, ErrConflict) {
+	if _, err := b.settle(r, fresh, b.rank(0), &req, b.View(0, time.Now()).Version+1); !errors.Is(err, ErrConflict) {
 		t.Fatalf("settle: %v, want a conflict", err)
 	}
 	r.mu.Unlock()

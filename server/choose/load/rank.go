@@ -21,10 +21,8 @@ const whole = 1 << 16
 type RankLoad struct {
 	// Version grows with each booking; see Book.ReserveIf.
 	Version uint64
-	// InFlight counts the requests booked and not ended, those of peers included.
+	// InFlight counts the requests booked and not ended.
 	InFlight int
-	// Peers are the requests among InFlight that other routers booked.
-	Peers int
 	// Prefilling are the requests among InFlight whose first token was not seen yet.
 	Prefilling int
 	// PrefillTokens are the uncached prompt tokens that the rank has yet to compute. The request that
@@ -63,10 +61,10 @@ type rank struct {
 
 // sums are the totals over a rank's stays.
 type sums struct {
-	inFlight, peers, prefilling int64
-	tokens, nanos               int64 // uncached prefill still to do, as booked
-	prompt                      int64 // prompt tokens
-	own                         int64 // weighted blocks that belong to one stay each
+	inFlight, prefilling int64
+	tokens, nanos        int64 // uncached prefill still to do, as booked
+	prompt               int64 // prompt tokens
+	own                  int64 // weighted blocks that belong to one stay each
 }
 
 func newRank(slot replica.Slot) *rank {
@@ -85,9 +83,6 @@ func (rk *rank) add(s *stay, hashes []blockhash.Hash, version uint64) error {
 	}
 	rk.stays.push(s)
 	rk.sums.inFlight++
-	if s.peer {
-		rk.sums.peers++
-	}
 	rk.sums.prompt += int64(s.promptTokens)
 	s.private = max(0, s.promptBlocks-int64(len(hashes)))
 	rk.tree.insert(s, hashes[:min(int64(len(hashes)), s.promptBlocks)], rk)
@@ -119,9 +114,6 @@ func (rk *rank) remove(s *stay) {
 	rk.sums.own -= s.weight * s.own()
 	rk.tree.remove(s, rk)
 	rk.sums.inFlight--
-	if s.peer {
-		rk.sums.peers--
-	}
 	rk.sums.prompt -= int64(s.promptTokens)
 	rk.output.Add(-s.output)
 	rk.publish()

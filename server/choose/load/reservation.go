@@ -39,8 +39,6 @@ type Request struct {
 	// Unstreamed marks a request whose first token nobody sees, or may not be reported: its prefill
 	// counts as done when its predicted time is over, at the latest.
 	Unstreamed bool
-	// Peer marks a booking that another router made and told us about.
-	Peer bool
 }
 
 // Reservation is one request's booking. Its methods are safe for concurrent use and idempotent.

@@ -387,10 +387,7 @@ func TestMovingFreesTheOldRank(t *testing.T) { // S-32, FB 8.6
 func TestTheBookIsBounded(t *testing.T) {
 	config := load.DefaultConfig()
 	config.MaxReservations, config.Remembered = 10, 128
-	b, err := load.New(config, load.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := load.New(config, load.Params{})
 	b.AddRank(0)
 	for i := range 10 {
 		mustReserve(t, b, load.Request{ID: fmt.Sprint("held", i)})

@@ -18,7 +18,6 @@ type stay struct {
 	prefillTokens int64
 	prefillNanos  int64
 	unstreamed    bool
-	peer          bool
 
 	blockSize    int64
 	expected     int64
@@ -41,8 +40,8 @@ func (s *stay) fill(r *Reservation, rk *rank, req *Request, now int64) {
 		owner: r, rank: rk, bookedAt: now, promptTokens: req.PromptTokens,
 		prefillTokens: int64(req.PrefillTokens),
 		prefillNanos:  int64(min(max(req.PrefillTime, 0), maxPrefill)),
-		unstreamed:    req.Unstreamed, peer: req.Peer,
-		blockSize: int64(max(req.BlockSize, 0)), expected: int64(req.ExpectedTokens), weight: whole,
+		unstreamed:    req.Unstreamed,
+		blockSize:     int64(max(req.BlockSize, 0)), expected: int64(req.ExpectedTokens), weight: whole,
 	}
 	s.promptBlocks = s.blocksAt(0)
 }

@@ -8,10 +8,7 @@ import (
 
 // A reservation of another tenant is as unknown as one that never was, while it lives and after its end.
 func TestReservationsOfTenantsAreApart(t *testing.T) {
-	b, err := load.New(load.DefaultConfig(), load.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := load.New(load.DefaultConfig(), load.Params{})
 	b.AddRank(1)
 	for _, tenant := range []string{"a", "b", ""} {
 		if _, err := b.Reserve(load.Request{ID: "same", Tenant: tenant, Slot: 1, PromptTokens: 10}); err != nil {

@@ -9,14 +9,14 @@ import (
 // published is the copy of a rank's sums that readers see whole: seq is odd while a writer, who
 // holds the rank's mu, changes it.
 type published struct {
-	seq                         atomic.Uint64
-	version                     atomic.Uint64
-	inFlight, peers, prefilling atomic.Int64
-	tokens, nanos, prompt       atomic.Int64
-	blocks                      atomic.Int64 // weighted, in units of whole
-	headTokens, headNanos       atomic.Int64
-	anchor                      atomic.Int64
-	headUnstreamed              atomic.Bool
+	seq                   atomic.Uint64
+	version               atomic.Uint64
+	inFlight, prefilling  atomic.Int64
+	tokens, nanos, prompt atomic.Int64
+	blocks                atomic.Int64 // weighted, in units of whole
+	headTokens, headNanos atomic.Int64
+	anchor                atomic.Int64
+	headUnstreamed        atomic.Bool
 }
 
 // publish makes the sums visible. rk.mu is held.
@@ -25,7 +25,6 @@ func (rk *rank) publish() {
 	p.seq.Add(1)
 	p.version.Store(rk.version.Load())
 	p.inFlight.Store(s.inFlight)
-	p.peers.Store(s.peers)
 	p.prefilling.Store(s.prefilling)
 	p.tokens.Store(s.tokens)
 	p.nanos.Store(s.nanos)
@@ -55,7 +54,7 @@ func (rk *rank) view(now int64) RankLoad {
 			continue
 		}
 		load := RankLoad{
-			Version: p.version.Load(), InFlight: int(p.inFlight.Load()), Peers: int(p.peers.Load()),
+			Version: p.version.Load(), InFlight: int(p.inFlight.Load()),
 			Prefilling: int(p.prefilling.Load()), OutputTokens: int(rk.output.Load()),
 			ContextTokens: int(p.prompt.Load()), DecodeBlocks: float64(p.blocks.Load()) / whole,
 		}

@@ -134,10 +134,9 @@ func newRig(t testing.TB, c grpcapi.Config) *rig {
 		}
 	}
 	r := &rig{router: &fakeRouter{}, life: &fakeLife{}}
-	book, err := load.New(load.DefaultConfig(), load.Params{})
-	must(err)
-	fleet, err := registry.New(registry.DefaultConfig(), registry.Params{})
-	must(err)
+	book := load.New(load.DefaultConfig(), load.Params{})
+	fleet := registry.New(registry.DefaultConfig(), registry.Params{})
+	var err error
 	r.decisions, err = decisionlog.New(decisionlog.DefaultConfig(), decisionlog.Params{})
 	must(err)
 	api, err := grpcapi.New(c, grpcapi.Params{

@@ -51,11 +51,8 @@ type target struct {
 	last    map[replica.Slot]time.Time
 }
 
-// New returns a poller without replicas.
-func New(config Config, params Params) (*Poller, error) {
-	if err := config.Validate(); err != nil {
-		return nil, err
-	}
+// New returns a poller without replicas. config must be valid.
+func New(config Config, params Params) *Poller {
 	if params.Log == nil {
 		params.Log = slog.New(slog.DiscardHandler)
 	}
@@ -72,11 +69,8 @@ func New(config Config, params Params) (*Poller, error) {
 	}
 	p.config.Store(&config)
 	p.table.Store(&[]*account{})
-	var err error
-	if p.metrics, err = newMetrics(params.Meter, p); err != nil {
-		return nil, err
-	}
-	return p, nil
+	p.metrics = newMetrics(params.Meter, p)
+	return p
 }
 
 // Add starts to poll for a rank. It fits registry.Params.OnRankAdded.
@@ -193,25 +187,6 @@ func (p *Poller) Stats(slot replica.Slot) (Stats, bool) {
 		}
 	}
 	return Stats{}, false
-}
-
-// Observe takes in what a reply's ORCA header said of a rank.
-func (p *Poller) Observe(slot replica.Slot, o ORCA) {
-	a := p.account(slot)
-	if a == nil {
-		return
-	}
-	for {
-		old := a.stats.Load()
-		if old == nil {
-			return // a header alone does not make statistics
-		}
-		s := *old
-		s.KVUsage, s.Waiting = o.KVUsage, o.Waiting
-		if a.stats.CompareAndSwap(old, &s) {
-			return
-		}
-	}
 }
 
 // Ask has a rank's replica looked at now instead of when it is due.
@@ -366,7 +341,7 @@ func (p *Poller) apply(t *target, pg *page, now time.Time) {
 		if !ok || a == nil {
 			continue
 		}
-		s := e.stats(now, pg.adapters)
+		s := e.stats(now)
 		s.stale = p.config.Load().Stale
 		s.foreign = p.foreign(t, a, slot, s, now)
 		a.stats.Store(&s)
@@ -384,12 +359,12 @@ func pick(slots map[int]replica.Slot, index, place, engines int) (replica.Slot, 
 	return slot, ok
 }
 
-func (e *engine) stats(now time.Time, adapters []string) Stats {
+func (e *engine) stats(now time.Time) Stats {
 	return Stats{
 		At: now, Running: int(count(e.running)), Waiting: int(count(e.waiting)), KVUsage: min(max(e.usage, 0), 1),
 		QueryTokens: count(max(e.queries, e.oldQueries)), HitTokens: count(max(e.hits, e.oldHits)), PrefillSeconds: max(0, e.prefill),
 		PromptTokens: count(e.prompt), OutputTokens: count(e.output),
-		Preemptions: count(e.preemptions), Asleep: e.asleep, Adapters: adapters,
+		Preemptions: count(e.preemptions),
 	}
 }
 

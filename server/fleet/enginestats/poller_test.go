@@ -71,10 +71,7 @@ func virtual(t *testing.T, e *engine, params enginestats.Params, test func(t *te
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		params.Client = &http.Client{Transport: e}
-		p, err := enginestats.New(enginestats.DefaultConfig(), params)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := enginestats.New(enginestats.DefaultConfig(), params)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- p.Run(ctx) }()
@@ -109,11 +106,6 @@ func TestStatsArriveAndGrowStale(t *testing.T) {
 		}
 		if _, auth := e.seen(); auth != "Bearer k" {
 			t.Errorf("authorization %q", auth)
-		}
-		p.Observe(0, enginestats.ORCA{KVUsage: 0.75, Waiting: 9})
-		p.Observe(77, enginestats.ORCA{})
-		if s, _ := p.Stats(0); s.Waiting != 9 || s.KVUsage != 0.75 || s.Running != 3 {
-			t.Errorf("after a reply header: %+v", s)
 		}
 		e.set(func(e *engine) { e.status = 500 })
 		before := s.At

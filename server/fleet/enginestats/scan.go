@@ -3,11 +3,11 @@ package enginestats
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strconv"
 	"time"
 )
@@ -19,9 +19,6 @@ type page struct {
 	tokens  int           // kv_cache_size_tokens
 	began   time.Time     // by the engine's clock
 	ahead   time.Duration // of this machine's clock over the engine's
-
-	adapters   []string
-	adaptersAt float64
 }
 
 type engine struct {
@@ -31,14 +28,12 @@ type engine struct {
 	prompt, output          float64
 	preemptions             float64
 	prefill                 float64 // seconds, summed over requests
-	asleep                  bool
-	seen                    bool // a gauge of requests was there
+	seen                    bool    // a gauge of requests was there
 }
 
 const (
-	maxEngines  = 4096
-	maxLine     = 64 << 10
-	maxAdapters = 1024
+	maxEngines = 4096
+	maxLine    = 64 << 10
 )
 
 var errNoEngine = errors.New("no vLLM metrics in the answer")
@@ -90,13 +85,11 @@ func (p *page) line(line []byte) {
 		if value > 0 && value < 1e11 {
 			p.began = time.UnixMilli(int64(value * 1000))
 		}
-	case "vllm:lora_requests_info":
-		p.lora(labels, value)
 	case "vllm:cache_config_info":
 		p.cacheConfig(labels)
 	default:
 		if e := p.engine(labels); e != nil {
-			e.set(name, labels, value)
+			e.set(name, value)
 		}
 	}
 }
@@ -104,19 +97,19 @@ func (p *page) line(line []byte) {
 // wanted picks the few lines that matter from the thousands of a page.
 func wanted(name []byte) bool {
 	switch string(name) {
-	case "process_start_time_seconds", "vllm:lora_requests_info", "vllm:cache_config_info",
+	case "process_start_time_seconds", "vllm:cache_config_info",
 		"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
 		"vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
 		"vllm:gpu_prefix_cache_hits_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
-		"vllm:num_preemptions_total", "vllm:engine_sleep_state", "vllm:request_prefill_time_seconds_sum":
+		"vllm:num_preemptions_total", "vllm:request_prefill_time_seconds_sum":
 		return true
 	}
 	return false
 }
 
-// set takes in a sample. Samples of one name add up (several served models), except for shares
-// and states. The gpu_ names are those of engines before 0.11.
-func (e *engine) set(name, labels []byte, v float64) {
+// set takes in a sample. Samples of one name add up (several served models), except for
+// shares. The gpu_ names are those of engines before 0.11.
+func (e *engine) set(name []byte, v float64) {
 	switch string(name) {
 	case "vllm:request_prefill_time_seconds_sum":
 		e.prefill += v
@@ -142,10 +135,6 @@ func (e *engine) set(name, labels []byte, v float64) {
 		e.output += v
 	case "vllm:num_preemptions_total":
 		e.preemptions += v
-	case "vllm:engine_sleep_state":
-		if state, ok := label(labels, "sleep_state"); ok && string(state) != "awake" && v > 0 {
-			e.asleep = true
-		}
 	}
 }
 
@@ -167,16 +156,9 @@ func (p *page) engine(labels []byte) *engine {
 }
 
 func (p *page) cacheConfig(labels []byte) {
-	p.learned.BlockSize = orElse(intLabel(labels, "block_size"), p.learned.BlockSize)
-	p.learned.Blocks = orElse(intLabel(labels, "num_gpu_blocks"), p.learned.Blocks)
-	p.tokens = orElse(intLabel(labels, "kv_cache_size_tokens"), p.tokens)
-}
-
-func orElse(a, b int) int {
-	if a > 0 {
-		return a
-	}
-	return b
+	p.learned.BlockSize = cmp.Or(intLabel(labels, "block_size"), p.learned.BlockSize)
+	p.learned.Blocks = cmp.Or(intLabel(labels, "num_gpu_blocks"), p.learned.Blocks)
+	p.tokens = cmp.Or(intLabel(labels, "kv_cache_size_tokens"), p.tokens)
 }
 
 // intLabel is 0 when the label is missing, "None" or no positive whole number.
@@ -187,21 +169,4 @@ func intLabel(labels []byte, name string) int {
 		return 0
 	}
 	return n
-}
-
-// lora takes the adapters of the newest sample: its value is the time it was made.
-func (p *page) lora(labels []byte, at float64) {
-	if at < p.adaptersAt {
-		return
-	}
-	p.adaptersAt, p.adapters = at, nil
-	for _, name := range []string{"running_lora_adapters", "waiting_lora_adapters"} {
-		names, _ := label(labels, name)
-		for adapter := range bytes.SplitSeq(names, []byte(",")) {
-			if text := string(bytes.TrimSpace(adapter)); text != "" && len(p.adapters) < maxAdapters &&
-				!slices.Contains(p.adapters, text) {
-				p.adapters = append(p.adapters, text)
-			}
-		}
-	}
 }

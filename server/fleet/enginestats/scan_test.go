@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -50,19 +49,16 @@ func TestScanReadsBothFormats(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := time.Now()
-	first, second := p.engines[0].stats(now, nil), p.engines[1].stats(now, nil)
+	first, second := p.engines[0].stats(now), p.engines[1].stats(now)
 	if first.Running != 3 || first.Waiting != 2 || first.KVUsage != 0.25 || first.QueryTokens != 1_200_000 || first.HitTokens != 600_000 ||
-		first.PromptTokens != 10 || first.OutputTokens != 20 || first.Preemptions != 4 || first.Asleep {
+		first.PromptTokens != 10 || first.OutputTokens != 20 || first.Preemptions != 4 {
 		t.Errorf("engine 0: %+v", first)
 	}
-	if second.Running != 1 || second.KVUsage != 1 || !second.Asleep {
-		t.Errorf("engine 1: %+v, want 1 running, usage capped at 1, asleep", second)
+	if second.Running != 1 || second.KVUsage != 1 {
+		t.Errorf("engine 1: %+v, want 1 running, usage capped at 1", second)
 	}
 	if p.learned != (Learned{BlockSize: 16, Blocks: 2048}) {
 		t.Errorf("learned %+v", p.learned)
-	}
-	if !slices.Equal(p.adapters, []string{"sql", "chat", "code"}) {
-		t.Errorf("adapters %v, want those of the newest sample, once each", p.adapters)
 	}
 	if p.began.Unix() != 1_750_000_000 {
 		t.Errorf("began %s", p.began)
@@ -72,7 +68,7 @@ func TestScanReadsBothFormats(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := p.engines[0].stats(now, nil); s.Running != 7 || s.Waiting != 1 || s.KVUsage != 0.5 || s.HitTokens != 5 {
+	if s := p.engines[0].stats(now); s.Running != 7 || s.Waiting != 1 || s.KVUsage != 0.5 || s.HitTokens != 5 {
 		t.Errorf("OpenMetrics: %+v", s)
 	}
 }
@@ -101,7 +97,7 @@ func TestScanSkipsWhatItDoesNotUnderstand(t *testing.T) {
 		t.Errorf("a good line after bad ones: %v", err)
 	}
 	huge := &engine{running: 1e300, waiting: -5, queries: 1e300, usage: -1}
-	if s := huge.stats(time.Now(), nil); s.Running < 0 || s.Waiting != 0 || s.KVUsage != 0 {
+	if s := huge.stats(time.Now()); s.Running < 0 || s.Waiting != 0 || s.KVUsage != 0 {
 		t.Errorf("absurd values: %+v", s)
 	}
 }
@@ -118,26 +114,6 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-func TestORCA(t *testing.T) {
-	cases := []struct {
-		header string
-		want   ORCA
-		ok     bool
-	}{
-		{`JSON {"named_metrics": {"kv_cache_usage_perc": 0.4, "num_requests_waiting": 3.0}}`, ORCA{0.4, 3}, true},
-		{`TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=3.0`, ORCA{0.4, 3}, true},
-		{`TEXT named_metrics.kv_cache_usage_perc=0.4`, ORCA{}, false},
-		{`JSON {"named_metrics": {"kv_cache_usage_perc": 4, "num_requests_waiting": 3}}`, ORCA{}, false},
-		{`TEXT named_metrics.kv_cache_usage_perc=NaN,named_metrics.num_requests_waiting=1`, ORCA{}, false},
-		{`BIN xyz`, ORCA{}, false}, {`JSON nonsense`, ORCA{}, false}, {``, ORCA{}, false},
-	}
-	for _, c := range cases {
-		if got, ok := ParseORCA(c.header); got != c.want || ok != c.ok {
-			t.Errorf("ParseORCA(%q) = %+v, %v, want %+v, %v", c.header, got, ok, c.want, c.ok)
-		}
-	}
-}
-
 func FuzzScan(f *testing.F) {
 	for _, seed := range []string{python[:600], rust, `vllm:num_requests_running{engine="0"} 1e400`, "vllm:cache_config_info{block_size=\"\\", "{} 1\n \n#"} {
 		f.Add([]byte(seed))
@@ -148,23 +124,13 @@ func FuzzScan(f *testing.F) {
 			return
 		}
 		for index, e := range p.engines {
-			s := e.stats(time.Now(), p.adapters)
+			s := e.stats(time.Now())
 			if index < -1 || s.Running < 0 || s.Waiting < 0 || s.KVUsage < 0 || s.KVUsage > 1 || math.IsNaN(s.KVUsage) {
 				t.Errorf("engine %d: %+v", index, s)
 			}
 		}
 		if p.learned.BlockSize < 0 || p.learned.Blocks < 0 {
 			t.Errorf("learned %+v", p.learned)
-		}
-	})
-}
-
-func FuzzORCA(f *testing.F) {
-	f.Add(`JSON {"named_metrics": {"kv_cache_usage_perc": 0.4, "num_requests_waiting": 3.0}}`)
-	f.Add(`TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=3.0`)
-	f.Fuzz(func(t *testing.T, header string) {
-		if o, ok := ParseORCA(header); ok && (o.Waiting < 0 || o.KVUsage < 0 || o.KVUsage > 1) {
-			t.Errorf("%+v", o)
 		}
 	})
 }

@@ -23,10 +23,6 @@ type Stats struct {
 	PrefillSeconds float64
 	// Preemptions counts the requests that the engine had to push back since it began.
 	Preemptions uint64
-	// Asleep tells that the engine's weights are offloaded.
-	Asleep bool
-	// Adapters are the LoRA adapters that the replica's requests use now.
-	Adapters []string
 
 	foreign float64
 	stale   time.Duration

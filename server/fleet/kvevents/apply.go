@@ -1,7 +1,6 @@
 package kvevents
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -10,9 +9,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents/vllm"
 )
-
-// background is the context of metric calls, which carry nothing.
-var background = context.Background()
 
 // apply hands a batch to the sink and moves on. It reports false, and does nothing, when the
 // batch cannot be read.
@@ -119,6 +115,9 @@ func (f *feed) damaged(seq uint64, payload []byte) {
 	f.advance(seq, payload)
 }
 
+// resetNames are the reasons of resets.
+var resetNames = [...]string{"gap", "restart", "unreadable", "unreachable", "rebuild", "no feed"}
+
 // reset makes the sink forget the rank, if there is anything to forget.
 func (f *feed) reset(reason string) {
 	f.pos.exact = false
@@ -192,7 +191,7 @@ func (f *feed) account(batch *vllm.Batch, stored, removed int, at time.Time, rep
 		s.LastEvent = time.UnixMilli(int64(batch.Time * 1000))
 	}
 	f.reportMu.Unlock()
-	f.plane.metrics.batch(batch, stored, removed, lag)
+	f.plane.metrics.applied(batch, stored, removed, lag)
 }
 
 // complain notes what went wrong; it is logged with the change of state that it causes.

@@ -98,10 +98,7 @@ func (nowhere) SetState(replica.Slot, kvblock.FeedState) {}
 
 func benchIndex(b *testing.B, ranks int) *kvindex.Index {
 	b.Helper()
-	index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	for i := range ranks {
 		if err := index.AddRank(replica.Slot(i), kvindex.RankInfo{Rank: replica.Rank{Replica: "b", Index: i}, BlockSize: benchSize}); err != nil {
 			b.Fatal(err)

@@ -123,7 +123,7 @@ func TestControlServiceThatCannotHelp(t *testing.T) {
 		{"another transport", "none for rank 0", [][]byte{source("nats", "tcp://*:1", "", 0)}},
 		{"an engine that dials", "configure this endpoint with bind", [][]byte{source("zmq", "tcp://10.0.0.1:5557", "", 0)}},
 		{"no address", "missing port", [][]byte{source("zmq", "tcp://*", "", 0)}},
-		{"broken bytes", "unexpected EOF", [][]byte{{0x0a, 0x7f}}},
+		{"broken bytes", "cannot parse invalid wire-format data", [][]byte{{0x0a, 0x7f}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			control.set("x", tt.sources...)

@@ -56,10 +56,7 @@ func TestChaosEndsTrueInTheIndex(t *testing.T) {
 	if testing.Short() {
 		rounds = 50
 	}
-	index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	sink := newSink()
 	p := startPlaneWith(t, quick(), both{sink, index}, sink)
 	dice := rand.New(rand.NewPCG(11, 12))
@@ -145,10 +142,7 @@ func TestASnapshotIsJudgedByTheFeed(t *testing.T) {
 				t.Helper()
 				config := kvindex.DefaultConfig()
 				config.Snapshot = file
-				index, err := kvindex.New(config, kvindex.Params{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				index := kvindex.New(config, kvindex.Params{})
 				index.Restore()
 				if err := index.AddRank(slot, kvindex.RankInfo{Rank: replica.Rank{Replica: "x"}, BlockSize: 4}); err != nil {
 					t.Fatal(err)

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -71,9 +70,6 @@ func New(c Config, p Params) *Plane {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
-	if p.Meter == nil {
-		p.Meter = noop.NewMeterProvider()
-	}
 	pl := &Plane{
 		config: c, sink: p.Sink, log: p.Log,
 		runnable: make(chan *feed, maxFeeds),
@@ -115,7 +111,6 @@ func (p *Plane) Run(ctx context.Context) error {
 	p.mu.Unlock()
 	p.slotsTurn.Unlock()
 	p.running.Wait()
-	p.metrics.close()
 	return nil
 }
 

@@ -16,21 +16,10 @@ const (
 	whyRebuild            // an earlier replay failed: read all again
 )
 
-func (w why) String() string {
-	switch w {
-	case whyFirst:
-		return "first"
-	case whyResume:
-		return "resume"
-	case whyGap:
-		return "gap"
-	case whyProbe:
-		return "probe"
-	case whyRebuild:
-		return "rebuild"
-	}
-	return "unknown"
-}
+// whyNames are the forms that metrics and logs use.
+var whyNames = [...]string{"first", "resume", "gap", "probe", "rebuild"}
+
+func (w why) String() string { return whyNames[w] }
 
 const (
 	maxAttempts = 64                     // requests in one recovery, when each makes some progress

@@ -27,10 +27,7 @@ func TestSoak(t *testing.T) {
 		t.Skip("KVPILOT_SOAK gives no length, for example 10m: make soak sets it")
 	}
 	const ranks = 6
-	index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	sink := newSink()
 	p := startPlaneWith(t, quick(), both{sink, index}, sink)
 	add := func(i int) {

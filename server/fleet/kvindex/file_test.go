@@ -21,10 +21,7 @@ func kept(t *testing.T, file string, log *bytes.Buffer) *kvindex.Index {
 	t.Helper()
 	config := kvindex.DefaultConfig()
 	config.Snapshot = file
-	ix, err := kvindex.New(config, kvindex.Params{Log: slog.New(slog.NewTextHandler(log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ix := kvindex.New(config, kvindex.Params{Log: slog.New(slog.NewTextHandler(log, nil))})
 	ix.Restore()
 	return ix
 }

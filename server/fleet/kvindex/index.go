@@ -48,7 +48,6 @@ type Index struct {
 	strides [kvblock.Tiers]atomic.Uint64
 	// entries counts reverse entries of all ranks; it is what the budget bounds.
 	entries atomic.Int64
-	metrics *metrics
 	// searches are lent to lookups, so that these allocate nothing.
 	searches sync.Pool
 	unknown  atomic.Int64 // calls for slots that do not exist
@@ -68,11 +67,8 @@ type parked struct {
 // parkFor is how long such a rank is kept: replicas are found within minutes of a start.
 const parkFor = 15 * time.Minute
 
-// New returns an empty index.
-func New(config Config, params Params) (*Index, error) {
-	if err := config.Validate(); err != nil {
-		return nil, fmt.Errorf("kvindex: %w", err)
-	}
+// New returns an empty index. config must be valid.
+func New(config Config, params Params) *Index {
 	ix := &Index{config: config, log: params.Log, sets: newSetTable(config.MaxRanks)}
 	if ix.log == nil {
 		ix.log = slog.New(slog.DiscardHandler)
@@ -84,12 +80,8 @@ func New(config Config, params Params) (*Index, error) {
 	words := ix.sets.words
 	ix.searches.New = func() any { return &search{active: make([]uint64, words)} }
 	ix.ranks.Store(&[]*rank{})
-	m, err := newMetrics(params.Meter, ix)
-	if err != nil {
-		return nil, err
-	}
-	ix.metrics = m
-	return ix, nil
+	newMetrics(params.Meter, ix)
+	return ix
 }
 
 // Run ends beliefs whose time is over until ctx ends, and writes the snapshot file when it is due and
@@ -283,30 +275,4 @@ func (ix *Index) Reach(slot replica.Slot, promptTokens int) int {
 		ahead = max(ahead, int(r.lookahead.Load()))
 	}
 	return max(0, promptTokens-ahead)
-}
-
-// BlockSizes returns the distinct block sizes of all ranks in ascending order. Ranks match
-// only hashes of their own size: a caller with several sizes asks once for each.
-func (ix *Index) BlockSizes() []int {
-	var sizes []int
-	for slot, r := range *ix.ranks.Load() {
-		if r == nil {
-			continue
-		}
-		if n := ix.BlockSize(replica.Slot(slot)); n > 0 && !slices.Contains(sizes, n) {
-			sizes = append(sizes, n)
-		}
-	}
-	slices.Sort(sizes)
-	return sizes
-}
-
-// LastTokenRule returns how many tokens an engine takes from its cache when it holds the
-// first blocks of a prompt: whole blocks, and at most all tokens but one, because the last
-// token is always computed.
-func LastTokenRule(blocks, blockSize, promptTokens int) int {
-	if blockSize <= 0 || promptTokens <= 0 {
-		return 0
-	}
-	return min(blocks, (promptTokens-1)/blockSize) * blockSize
 }

@@ -19,10 +19,7 @@ const size = 4 // tokens per block in most tests
 
 func newIndex(t testing.TB, ranks int) *kvindex.Index {
 	t.Helper()
-	ix, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ix := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	for slot := range replica.Slot(ranks) {
 		if err := ix.AddRank(slot, kvindex.RankInfo{}); err != nil {
 			t.Fatal(err)
@@ -212,10 +209,7 @@ func TestBeliefsEndWithFactsFirstTokensAndTime(t *testing.T) {
 }
 
 func TestRanksWithoutEventsForgetTheOldest(t *testing.T) {
-	ix, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ix := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	if err := ix.AddRank(3, kvindex.RankInfo{Capacity: 10}); err != nil {
 		t.Fatal(err)
 	}
@@ -228,15 +222,5 @@ func TestRanksWithoutEventsForgetTheOldest(t *testing.T) {
 	expect(t, ix, b)
 	if n := ix.Stats().Blocks; n != 0 {
 		t.Errorf("%d blocks after events began, want 0", n)
-	}
-}
-
-func TestLastTokenRule(t *testing.T) {
-	for _, c := range []struct{ blocks, size, prompt, want int }{
-		{4, 16, 64, 48}, {4, 16, 65, 64}, {3, 16, 64, 48}, {0, 16, 64, 0}, {4, 0, 64, 0}, {1, 16, 1, 0},
-	} {
-		if got := kvindex.LastTokenRule(c.blocks, c.size, c.prompt); got != c.want {
-			t.Errorf("LastTokenRule(%d, %d, %d) = %d, want %d", c.blocks, c.size, c.prompt, got, c.want)
-		}
 	}
 }

@@ -38,10 +38,7 @@ func collect(t *testing.T, from *metric.ManualReader) map[string]int64 {
 
 func TestMetricsExistAtZeroAndCountRanksThatAreGone(t *testing.T) {
 	reader := metric.NewManualReader()
-	ix, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{Meter: metric.NewMeterProvider(metric.WithReader(reader))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ix := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{Meter: metric.NewMeterProvider(metric.WithReader(reader))})
 	for _, name := range []string{"held", "blocks", "memory", "sets", "believed", "ranks", "stored", "removed", "unkeyed", "removed_unknown", "cut", "lookup_retries"} {
 		if n, ok := collect(t, reader)["kvpilot.kvindex."+name]; !ok || n != 0 {
 			t.Errorf("%s = %d, exists %v, want zero from the start", name, n, ok)

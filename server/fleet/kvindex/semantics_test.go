@@ -281,10 +281,7 @@ func TestTheBudgetIsKeptAndShown(t *testing.T) {
 	config := kvindex.DefaultConfig()
 	config.MaxBytes = 4 << 20
 	budget := config.MaxBytes / kvindex.BlockCost
-	ix, err := kvindex.New(config, kvindex.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ix := kvindex.New(config, kvindex.Params{})
 	for slot := range replica.Slot(2) {
 		if err := ix.AddRank(slot, kvindex.RankInfo{}); err != nil {
 			t.Fatal(err)
@@ -321,10 +318,7 @@ func TestTheBudgetIsKeptAndShown(t *testing.T) {
 func TestRanksWithoutEventsAreLRU(t *testing.T) {
 	const capacity = 50
 	dice := rand.New(rand.NewPCG(3, 3))
-	ix, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ix := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	if err := ix.AddRank(0, kvindex.RankInfo{Capacity: capacity}); err != nil {
 		t.Fatal(err)
 	}

@@ -22,10 +22,7 @@ func named(t testing.TB, n int, fill bool) *kvindex.Index {
 	t.Helper()
 	config := kvindex.DefaultConfig()
 	config.MaxBytes = 1 << 20
-	ix, err := kvindex.New(config, kvindex.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ix := kvindex.New(config, kvindex.Params{})
 	for slot := range replica.Slot(n) {
 		info := kvindex.RankInfo{Rank: replica.Rank{Replica: replica.ID(fmt.Sprint("r", slot))}}
 		if err := ix.AddRank(slot, info); err != nil {

@@ -1,7 +1,6 @@
 package kvindex
 
 import (
-	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -39,9 +38,7 @@ type RankStats struct {
 	// those among them that cannot be matched; Guessed those of a rank without events.
 	Blocks           [kvblock.Tiers]int
 	Unkeyed, Guessed int
-	Beliefs          int
 	Bytes            int64
-	Groups           []GroupStats
 	// FromSnapshot is set while the content is a snapshot's that no full replay has confirmed.
 	FromSnapshot bool
 	Totals
@@ -74,16 +71,6 @@ func (t *Totals) add(o Totals) {
 	t.Cut += o.Cut
 	t.Resized += o.Resized
 	t.Resets += o.Resets
-}
-
-// GroupStats is one attention group of a rank in one tier.
-type GroupStats struct {
-	Tier              kvblock.Tier
-	Group             int
-	Kind              kvblock.Kind
-	BlockSize, Window int
-	Blocks, Unkeyed   int
-	Chain, Limit      bool
 }
 
 // Stats returns the index's numbers; it locks one rank at a time.
@@ -128,9 +115,7 @@ func (r *rank) stats() RankStats {
 	defer r.mu.Unlock()
 	s := RankStats{
 		Rank: r.info.Rank, State: r.state, BlockSize: int(r.blockSize.Load()), Capacity: r.info.Capacity,
-		Beliefs: len(r.beliefs), FromSnapshot: r.loaded,
-		Totals: r.totals,
-		Bytes:  r.salts.bytes() + r.believed.bytes(),
+		FromSnapshot: r.loaded, Totals: r.totals, Bytes: r.salts.bytes() + r.believed.bytes(),
 	}
 	if r.approx != nil {
 		s.Guessed = r.approx.len()
@@ -141,54 +126,6 @@ func (r *rank) stats() RankStats {
 		s.Blocks[p.tier] += p.rev.live
 		s.Unkeyed += p.unkeyed
 		s.Bytes += p.rev.bytes()
-		s.Groups = append(s.Groups, GroupStats{
-			Tier: p.tier, Group: p.group, Kind: p.kind, BlockSize: p.blockSize, Window: p.window,
-			Blocks: p.rev.live, Unkeyed: p.unkeyed, Chain: p.role == roleChain, Limit: p.role == roleLimit,
-		})
 	}
 	return s
-}
-
-// PathBlock says who holds one block of a prompt.
-type PathBlock struct {
-	Hash blockhash.Hash
-	// Tiers lists the holding ranks of each tier, Believed those that are believed to hold it.
-	Tiers    [kvblock.Tiers][]replica.Slot
-	Believed []replica.Slot
-}
-
-// Path tells for each block of a prompt which ranks hold it: what Match sees, without its
-// shortcuts. It is for people and tests.
-func (ix *Index) Path(hashes []blockhash.Hash) []PathBlock {
-	for {
-		epoch := ix.sets.epoch.Load()
-		path := make([]PathBlock, len(hashes))
-		for i, h := range hashes {
-			path[i].Hash = h
-			for t, p := range ix.tiers {
-				path[i].Tiers[t] = ix.holders(p, h)
-			}
-			path[i].Believed = ix.holders(ix.beliefs, h)
-		}
-		if ix.sets.epoch.Load() == epoch {
-			return path
-		}
-	}
-}
-
-// holders lists the ranks that hold a block in one plane.
-func (ix *Index) holders(p *plane, h blockhash.Hash) []replica.Slot {
-	id := p.get(spread(h))
-	if id == 0 {
-		return nil
-	}
-	words := make([]uint64, ix.sets.words)
-	ix.sets.load(id, words)
-	var list []replica.Slot
-	for slot := range replica.Slot(64 * len(words)) {
-		if words[slot/64]>>(slot%64)&1 != 0 {
-			list = append(list, slot)
-		}
-	}
-	return list
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/kit/check"
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
@@ -34,20 +35,16 @@ func (a Access) or(d Access) Access {
 }
 
 func (a Access) validate() error {
-	var errs []error
 	ways := 0
 	for _, set := range []bool{!a.APIKey.IsEmpty(), a.APIKeyFile != "", a.APIKeyEnv != ""} {
 		if set {
 			ways++
 		}
 	}
-	if ways > 1 {
-		errs = append(errs, errors.New("api_key: only one of api_key, api_key_file and api_key_env may be set"))
-	}
-	if err := a.TLS.Validate(); err != nil {
-		errs = append(errs, fmt.Errorf("tls: %w", err))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		check.That(ways <= 1, "api_key", "only one of api_key, api_key_file and api_key_env may be set"),
+		check.Within("tls", a.TLS.Validate()),
+	)
 }
 
 // access is the spec's own part.
@@ -90,13 +87,11 @@ func newKeyring(c *Config, lookup func(string) (string, bool), former *keyring) 
 func (k *keyring) check(c *Config) error {
 	var errs []error
 	try := func(name string, a Access) {
-		if _, err := k.key(a); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", name, err))
-		}
+		_, err := k.key(a)
+		errs = append(errs, check.Within(name, err))
 		if a.TLS != (tlspeer.Config{}) {
-			if _, err := tlspeer.New(a.TLS); err != nil {
-				errs = append(errs, fmt.Errorf("%s.tls: %w", name, err))
-			}
+			_, err := tlspeer.New(a.TLS)
+			errs = append(errs, check.Within(name+".tls", err))
 		}
 	}
 	try("access", c.Access)

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+
+	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
 // ErrForbidden: the operator does not let replicas at such an address register.
@@ -14,16 +16,13 @@ var ErrForbidden = errors.New("registration is not allowed from this address")
 // ErrRanks: the registered replicas would have more ranks together than Config allows.
 var ErrRanks = errors.New("too many ranks of registered replicas")
 
-// networks are the parsed Networks of a valid configuration.
+// networks parses Networks.
 func (c RegistrationConfig) networks() ([]netip.Prefix, error) {
-	var list []netip.Prefix
+	list := make([]netip.Prefix, 0, len(c.Networks))
 	var errs []error
 	for i, text := range c.Networks {
 		p, err := netip.ParsePrefix(text)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("registration.networks[%d]: must be a network such as 10.0.0.0/8, not %q", i, text))
-			continue
-		}
+		errs = append(errs, check.That(err == nil, fmt.Sprintf("networks[%d]", i), "must be a network such as 10.0.0.0/8, is %q", text))
 		list = append(list, p)
 	}
 	return list, errors.Join(errs...)

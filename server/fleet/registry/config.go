@@ -6,11 +6,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/check"
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
@@ -114,100 +116,68 @@ func (c Config) Validate() error {
 	seen := map[replica.ID]bool{}
 	for i, s := range c.Replicas {
 		done, err := s.complete(c.Events)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("replicas[%d]: %w", i, err))
-		} else if seen[done.ID] {
-			errs = append(errs, fmt.Errorf("replicas[%d]: duplicate id %q", i, done.ID))
-		}
+		name := fmt.Sprintf("replicas[%d]", i)
+		errs = append(errs, check.Within(name, err), check.That(err != nil || !seen[done.ID], name, "duplicate id %q", done.ID), c.knownPool(name, s))
 		seen[done.ID] = true
 	}
 	for i, d := range c.DNS {
-		if err := d.validate(); err != nil {
-			errs = append(errs, fmt.Errorf("dns[%d]: %w", i, err))
-		}
+		name := fmt.Sprintf("dns[%d]", i)
+		errs = append(errs, check.Within(name, d.validate()), c.knownPool(name+".template", d.Template))
 	}
 	for i, k := range c.Kubernetes {
-		if err := k.validate(); err != nil {
-			errs = append(errs, fmt.Errorf("kubernetes[%d]: %w", i, err))
-		}
+		name := fmt.Sprintf("kubernetes[%d]", i)
+		errs = append(errs, check.Within(name, k.validate()), c.knownPool(name+".template", k.Template))
 	}
 	for alias, served := range c.Aliases {
-		if alias == "" || served == "" {
-			errs = append(errs, fmt.Errorf("aliases: %q: %q: neither may be empty", alias, served))
-		}
-	}
-	if err := c.Access.validate(); err != nil {
-		errs = append(errs, fmt.Errorf("access: %w", err))
+		errs = append(errs, check.That(alias != "" && served != "", "aliases", "%q: %q: neither may be empty", alias, served))
 	}
 	for name, pool := range c.Pools {
-		if err := pool.or(c.Access).validate(); err != nil {
-			errs = append(errs, fmt.Errorf("pools.%s: %w", name, err))
-		}
+		errs = append(errs, check.Within("pools."+name, pool.or(c.Access).validate()))
 	}
-	errs = append(errs, c.knownPools()...)
-	if err := c.Probe.validate(); err != nil {
-		errs = append(errs, fmt.Errorf("probe: %w", err))
-	}
-	if r := c.Registration; r.Lease < time.Second || r.MaxLease < r.Lease || r.Max < 0 || r.MaxRanks < 0 {
-		errs = append(errs, errors.New("registration: lease must be at least 1s, max_lease at least lease, max and max_ranks not negative"))
-	}
-	if _, err := c.Registration.networks(); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, check.Within("access", c.Access.validate()), check.Within("probe", c.Probe.validate()), check.Within("registration", c.Registration.validate()))
 	return errors.Join(errs...)
 }
 
-// knownPools says which entries name a pool that is not there.
-func (c Config) knownPools() (errs []error) {
-	known := func(setting string, s Spec) {
-		if _, ok := c.Pools[s.Pool]; !ok && s.Pool != "" {
-			errs = append(errs, fmt.Errorf("%s.pool: there is no registry.pools.%s", setting, s.Pool))
-		}
-	}
-	for i, s := range c.Replicas {
-		known(fmt.Sprintf("replicas[%d]", i), s)
-	}
-	for i, d := range c.DNS {
-		known(fmt.Sprintf("dns[%d].template", i), d.Template)
-	}
-	for i, k := range c.Kubernetes {
-		known(fmt.Sprintf("kubernetes[%d].template", i), k.Template)
-	}
-	return errs
+// knownPool checks that the pool exists which an entry names.
+func (c Config) knownPool(setting string, s Spec) error {
+	_, ok := c.Pools[s.Pool]
+	return check.That(ok || s.Pool == "", setting+".pool", "there is no registry.pools.%s", s.Pool)
 }
 
 func (p ProbeConfig) validate() error {
-	var errs []error
-	if p.Path == "" || p.Path[0] != '/' {
-		errs = append(errs, fmt.Errorf("path: must start with a slash, not %q", p.Path))
-	}
-	for name, d := range map[string]time.Duration{"interval": p.Interval, "timeout": p.Timeout, "models_interval": p.ModelsInterval} {
-		if d < time.Millisecond {
-			errs = append(errs, fmt.Errorf("%s: must be at least 1ms, not %s", name, d))
-		}
-	}
-	if p.MaxInterval < p.Interval {
-		errs = append(errs, fmt.Errorf("max_interval: must be at least interval (%[2]s), not %[1]s", p.MaxInterval, p.Interval))
-	}
-	if p.Up < 1 || p.Down < 1 || p.Concurrency < 1 {
-		errs = append(errs, errors.New("up, down, concurrency: must be at least 1"))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		check.That(strings.HasPrefix(p.Path, "/"), "path", "must start with a slash, is %q", p.Path),
+		check.AtLeast("interval", p.Interval, time.Millisecond),
+		check.AtLeast("timeout", p.Timeout, time.Millisecond),
+		check.AtLeast("models_interval", p.ModelsInterval, time.Millisecond),
+		check.That(p.MaxInterval >= p.Interval, "max_interval", "must be at least interval (%s), is %s", p.Interval, p.MaxInterval),
+		check.AtLeast("up", p.Up, 1),
+		check.AtLeast("down", p.Down, 1),
+		check.AtLeast("concurrency", p.Concurrency, 1),
+	)
+}
+
+func (r RegistrationConfig) validate() error {
+	_, err := r.networks()
+	return errors.Join(
+		check.AtLeast("lease", r.Lease, time.Second),
+		check.That(r.MaxLease >= r.Lease, "max_lease", "must be at least lease (%s), is %s", r.Lease, r.MaxLease),
+		check.AtLeast("max", r.Max, 0),
+		check.AtLeast("max_ranks", r.MaxRanks, 0),
+		err,
+	)
 }
 
 func (d DNSConfig) validate() error {
-	var errs []error
-	if d.Name == "" {
-		errs = append(errs, errors.New("name: is empty"))
+	errs := []error{
+		check.NotEmpty("name", d.Name),
+		check.That(d.Template.ID == "" && d.Template.URL == "", "template", "id and url must be empty: they come from the look-up"),
 	}
-	if !d.SRV && (d.Port < 1 || d.Port > 65535) {
-		errs = append(errs, fmt.Errorf("port: must be from 1 to 65535, not %d", d.Port))
+	if !d.SRV {
+		errs = append(errs, check.Between("port", d.Port, 1, 65535))
 	}
-	if d.Interval != 0 && d.Interval < time.Second {
-		errs = append(errs, fmt.Errorf("interval: must be at least 1s, not %s", d.Interval))
-	}
-	if d.Template.ID != "" || d.Template.URL != "" {
-		errs = append(errs, errors.New("template: must not have id or url, which come from the look-up"))
+	if d.Interval != 0 {
+		errs = append(errs, check.AtLeast("interval", d.Interval, time.Second))
 	}
 	return errors.Join(errs...)
 }

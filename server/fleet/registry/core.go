@@ -155,7 +155,7 @@ func (c *core) commit() {
 		if e.dirty {
 			e.dirty = false
 			if e.rebuild(c.drained(e.id)) {
-				c.r.metrics.states.Add(c.ctx, 1, stateOption(e.state))
+				c.r.metrics.stateChanged(c.ctx, e.state)
 			}
 			c.changed = true
 		}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -171,9 +172,9 @@ func (e *entry) rebuild(drained bool) (changed bool) {
 		ID: e.id, URL: e.spec.URL, APIKey: e.access.key, TLS: e.access.peer, State: state, Life: e.life,
 		Slots: e.slots, Events: e.events(), Models: e.models, Labels: e.spec.Labels,
 		Version: e.version, RustFrontend: e.rust, Since: e.since, Mute: e.mute && state == replica.StateUnhealthy,
-		BlockSize:        orElse(e.spec.BlockSize, e.learned.BlockSize),
-		Blocks:           orElse(e.spec.Blocks, e.learned.Blocks),
-		MaxBatchedTokens: orElse(e.spec.MaxBatchedTokens, e.learned.MaxBatchedTokens),
+		BlockSize:        cmp.Or(e.spec.BlockSize, e.learned.BlockSize),
+		Blocks:           cmp.Or(e.spec.Blocks, e.learned.Blocks),
+		MaxBatchedTokens: cmp.Or(e.spec.MaxBatchedTokens, e.learned.MaxBatchedTokens),
 	}
 	return changed
 }
@@ -181,13 +182,6 @@ func (e *entry) rebuild(drained bool) (changed bool) {
 // binds reports whether the router binds an address for the published ranks.
 func (e *entry) binds() bool {
 	return slices.ContainsFunc(e.view.Events, func(ev replica.Events) bool { return ev.Bind })
-}
-
-func orElse(a, b int) int {
-	if a > 0 {
-		return a
-	}
-	return b
 }
 
 func (e *entry) details() details {

@@ -187,10 +187,7 @@ func virtual(t *testing.T, f *fleet, config registry.Config, params registry.Par
 	synctest.Test(t, func(t *testing.T) {
 		params.Client = &http.Client{Transport: f}
 		w := watch(t, &params)
-		r, err := registry.New(config, params)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := registry.New(config, params)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- r.Run(ctx) }()

@@ -21,6 +21,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
 // KubernetesConfig makes replicas of the pods behind a Service, by its EndpointSlices.
@@ -52,17 +53,12 @@ const (
 )
 
 func (k KubernetesConfig) validate() error {
-	var errs []error
-	if k.Service == "" {
-		errs = append(errs, errors.New("service: is empty"))
-	}
-	if k.Template.ID != "" || k.Template.URL != "" {
-		errs = append(errs, errors.New("template: must not have id or url, which come from Kubernetes"))
-	}
-	if k.APIServer != "" && !strings.HasPrefix(k.APIServer, "https://") && !strings.HasPrefix(k.APIServer, "http://") {
-		errs = append(errs, fmt.Errorf("api_server: %q is not of the form https://host:port", k.APIServer))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		check.NotEmpty("service", k.Service),
+		check.That(k.Template.ID == "" && k.Template.URL == "", "template", "id and url must be empty: they come from Kubernetes"),
+		check.That(k.APIServer == "" || strings.HasPrefix(k.APIServer, "https://") || strings.HasPrefix(k.APIServer, "http://"),
+			"api_server", "must have the form https://host:port, is %q", k.APIServer),
+	)
 }
 
 // cluster follows the EndpointSlices of one Service.
@@ -77,8 +73,8 @@ type cluster struct {
 // watchKubernetes keeps the replicas of a Service up to date. While the API server cannot be
 // asked, they stay as they are.
 func (r *Registry) watchKubernetes(ctx context.Context, conf KubernetesConfig) error {
-	conf.APIServer = cmpOr(strings.TrimRight(conf.APIServer, "/"), inClusterServer)
-	conf.Credentials = cmpOr(conf.Credentials, inClusterCredentials)
+	conf.APIServer = cmp.Or(strings.TrimRight(conf.APIServer, "/"), inClusterServer)
+	conf.Credentials = cmp.Or(conf.Credentials, inClusterCredentials)
 	if conf.Namespace == "" {
 		text, err := os.ReadFile(path.Join(conf.Credentials, "namespace"))
 		if err != nil {

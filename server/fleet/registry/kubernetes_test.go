@@ -304,10 +304,7 @@ func TestKubernetesConfigIsChecked(t *testing.T) {
 	}
 	c := registry.DefaultConfig()
 	c.Kubernetes = []registry.KubernetesConfig{{Service: "s", Credentials: t.TempDir()}}
-	r, err := registry.New(c, registry.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := registry.New(c, registry.Params{})
 	if err := r.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "namespace") {
 		t.Errorf("Run outside a cluster: %v, want an error about the namespace", err)
 	}

@@ -97,7 +97,7 @@ func TestRegistrationLeases(t *testing.T) {
 		if _, _, err := r.Register(ctx, spec("s"), 0); !errors.Is(err, registry.ErrTaken) {
 			t.Errorf("Register over a configured one: %v, want ErrTaken", err)
 		}
-		if _, _, err := r.Register(ctx, registry.Spec{URL: "10.0.0.7:8000"}, 0); err == nil || !strings.Contains(err.Error(), "http://10.0.0.7:8000 meant") {
+		if _, _, err := r.Register(ctx, registry.Spec{URL: "10.0.0.7:8000"}, 0); err == nil || !strings.Contains(err.Error(), "did you mean http://10.0.0.7:8000") {
 			t.Errorf("a URL without a scheme: %v", err)
 		}
 		if _, _, err := r.Register(ctx, registry.Spec{URL: "ftp://x"}, 0); err == nil {
@@ -204,8 +204,7 @@ func TestBlockSizes(t *testing.T) {
 			rep, _ := r.Snapshot().Replica(id)
 			return rep.BlockSize
 		}
-		rep, _ := r.Snapshot().Replica("a")
-		r.SetBlockSize(rep.Slots[0], 16)
+		r.Learn("a", registry.Learned{BlockSize: 16})
 		r.Learn("a", registry.Learned{Blocks: 1000})
 		if got := size("a"); got != 16 {
 			t.Errorf("block size %d, want the learned 16", got)
@@ -213,7 +212,7 @@ func TestBlockSizes(t *testing.T) {
 		if log := w.take(); len(log) != 0 {
 			t.Errorf("learning the block size changed the ranks: %v", log)
 		}
-		r.SetBlockSize(rep.Slots[0], 64)
+		r.Learn("a", registry.Learned{BlockSize: 64})
 		if got := size("a"); got != 64 {
 			t.Errorf("block size %d, want the new 64", got)
 		}
@@ -224,7 +223,6 @@ func TestBlockSizes(t *testing.T) {
 		if got := size("b"); got != 32 {
 			t.Errorf("block size %d, want the configured 32", got)
 		}
-		r.SetBlockSize(999, 16) // a slot of nobody
 	})
 }
 

@@ -32,12 +32,8 @@ type Registry struct {
 	changed   chan struct{} // closed and replaced with each snapshot; guarded by changedMu
 }
 
-// New checks the configuration and returns a registry without replicas. Those of the
-// configuration appear when Run begins.
-func New(config Config, params Params) (*Registry, error) {
-	if err := config.Validate(); err != nil {
-		return nil, err
-	}
+// New returns a registry without replicas. Those of the configuration, which must be valid, appear when Run begins.
+func New(config Config, params Params) *Registry {
 	if params.Log == nil {
 		params.Log = slog.New(slog.DiscardHandler)
 	}
@@ -57,12 +53,8 @@ func New(config Config, params Params) (*Registry, error) {
 	r.conf.Store(&config)
 	r.keys.Store(newKeyring(&config, params.Lookup, nil))
 	r.snapshot.Store(newSnapshot(nil, nil))
-	m, err := newMetrics(params.Meter, r)
-	if err != nil {
-		return nil, err
-	}
-	r.metrics = m
-	return r, nil
+	r.metrics = newMetrics(params.Meter, r)
+	return r
 }
 
 // Snapshot returns what is known now. It is never nil.
@@ -197,13 +189,6 @@ func (r *Registry) Learn(id replica.ID, l Learned) {
 		return
 	}
 	r.inbox.put(func(c *core) { c.learn(id, l) })
-}
-
-// SetBlockSize is Learn for the replica of a rank whose events tell the block size.
-func (r *Registry) SetBlockSize(slot replica.Slot, blockSize int) {
-	if rep, _, ok := r.Snapshot().BySlot(slot); ok {
-		r.Learn(rep.ID, Learned{BlockSize: blockSize})
-	}
 }
 
 // Refresh has a replica asked for all that it tells of itself, at once.

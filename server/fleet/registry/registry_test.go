@@ -59,10 +59,7 @@ func fast(specs ...registry.Spec) registry.Config {
 // start runs a registry until the test ends.
 func start(t *testing.T, config registry.Config, params registry.Params) *registry.Registry {
 	t.Helper()
-	r, err := registry.New(config, params)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := registry.New(config, params)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/kit/check"
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
@@ -95,8 +97,8 @@ func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 	var errs []error
 	base, err := url.Parse(s.URL)
 	switch {
-	case !strings.Contains(s.URL, "://"): // what people write first; url.Parse complains about other things
-		errs = append(errs, fmt.Errorf("url: %q has no scheme; is http://%s meant?", s.URL, s.URL))
+	case !strings.Contains(s.URL, "://"): // the most frequent mistake; url.Parse reports others
+		errs = append(errs, fmt.Errorf("url: %q has no scheme; did you mean http://%s?", s.URL, s.URL))
 	case err != nil:
 		errs = append(errs, fmt.Errorf("url: %w", err))
 	case base.Scheme != "http" && base.Scheme != "https", base.Host == "", base.RawQuery != "", base.Fragment != "", base.User != nil:
@@ -107,47 +109,31 @@ func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 	if s.ID == "" && len(errs) == 0 {
 		s.ID = replica.ID(fmt.Sprintf("replica-%08x", uint32(xxh3.HashString(s.URL))))
 	}
-	if len(s.ID) > maxIDLen || strings.ContainsFunc(string(s.ID), func(r rune) bool { return r <= ' ' || r > '~' }) {
-		errs = append(errs, fmt.Errorf("id: %q: 1 to %d printable ASCII characters without spaces are allowed", s.ID, maxIDLen))
-	}
+	errs = append(errs, check.That(len(s.ID) <= maxIDLen && !strings.ContainsFunc(string(s.ID), func(r rune) bool { return r <= ' ' || r > '~' }),
+		"id", "must be 1 to %d printable ASCII characters without spaces, is %q", maxIDLen, s.ID))
 	if s.Ranks == 0 {
 		s.Ranks = 1
 	} else if !s.completed {
 		s.ranksSet = true
 	}
 	s.completed = true
-	if s.Ranks < 1 || s.Ranks > maxRanks {
-		errs = append(errs, fmt.Errorf("ranks: must be from 1 to %[2]d, not %[1]d", s.Ranks, maxRanks))
-	}
-	if s.BlockSize < 0 || s.Blocks < 0 || s.MaxBatchedTokens < 0 {
-		errs = append(errs, errors.New("block_size, blocks, max_batched_tokens: must not be negative"))
-	}
-	if len(s.Labels) > maxLabels {
-		errs = append(errs, fmt.Errorf("labels: %d, at most %d are allowed", len(s.Labels), maxLabels))
-	}
-	if slices.Contains(s.Models, "") {
-		errs = append(errs, errors.New("models: a name is empty"))
-	}
-	if err := s.access().validate(); err != nil {
+	errs = append(errs,
+		check.Between("ranks", s.Ranks, 1, maxRanks),
+		check.AtLeast("block_size", s.BlockSize, 0),
+		check.AtLeast("blocks", s.Blocks, 0),
+		check.AtLeast("max_batched_tokens", s.MaxBatchedTokens, 0),
+		check.That(len(s.Labels) <= maxLabels, "labels", "at most %d are allowed, not %d", maxLabels, len(s.Labels)),
+		check.That(!slices.Contains(s.Models, ""), "models", "a name is empty"),
+		s.access().validate())
+	s.Events = s.Events.or(defaults)
+	if errors.Join(errs...) == nil {
+		_, err := s.events()
 		errs = append(errs, err)
 	}
-	s.Events = s.Events.or(defaults)
-	if len(errs) == 0 {
-		if _, err := s.events(); err != nil {
-			errs = append(errs, err)
-		}
-	}
 	if err := errors.Join(errs...); err != nil {
-		return s, fmt.Errorf("replica %q: %w", cmpOr(string(s.ID), s.URL), err)
+		return s, fmt.Errorf("replica %q: %w", cmp.Or(string(s.ID), s.URL), err)
 	}
 	return s, nil
-}
-
-func cmpOr(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // events gives the addresses of each rank; nil when there are none.

@@ -144,10 +144,7 @@ func TestARegisteredReplicaGetsNoKeyButItsOwn(t *testing.T) {
 }
 
 func TestAnUpdateOfARegistryThatEndedSaysSo(t *testing.T) {
-	r, err := registry.New(fast(), registry.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := registry.New(fast(), registry.Params{})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := r.Run(ctx); err != nil {

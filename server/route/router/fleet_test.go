@@ -219,11 +219,10 @@ func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *re
 	if change != nil {
 		change(&p, &cc, &rc)
 	}
-	index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	must(t, err)
+	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	f.index = index
-	f.book, err = load.New(load.DefaultConfig(), load.Params{})
-	must(t, err)
+	f.book = load.New(load.DefaultConfig(), load.Params{})
+	var err error
 	p.Chooser, err = chooser.New(cc, chooser.Params{Index: index, Book: f.book, Seed: 1, OnOutcome: func(o decision.Outcome) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -231,8 +230,7 @@ func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *re
 	}})
 	must(t, err)
 	f.chooser = p.Chooser
-	p.Registry, err = registry.New(rc, wired(t, f.book, index, p.Chooser))
-	must(t, err)
+	p.Registry = registry.New(rc, wired(t, f.book, index, p.Chooser))
 	f.params = p
 	f.router, err = router.New(router.DefaultConfig(), p)
 	must(t, err)

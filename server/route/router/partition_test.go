@@ -216,18 +216,16 @@ func startPartitioned(t *testing.T, n int, transport string, bounds retry.Config
 		Breaker: p.breaker, Budget: retry.NewBudget(bounds, nil), Pins: pins.New(uc.Pins, nil),
 		Bodies: openai.NewMemory(1 << 20), Attempts: bounds.Attempts, Lease: time.Minute,
 	}
-	index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	must(t, err)
-	p.book, err = load.New(load.DefaultConfig(), load.Params{})
-	must(t, err)
+	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
+	p.book = load.New(load.DefaultConfig(), load.Params{})
+	var err error
 	params.Chooser, err = chooser.New(chooser.DefaultConfig(), chooser.Params{
 		Index: index, Book: p.book, Seed: 1, Allow: func(id replica.ID) bool { return p.breaker.State(id) != breaker.Open },
 	})
 	must(t, err)
 	hooks := wired(t, p.book, index, params.Chooser)
 	hooks.Client = &http.Client{Transport: p.network}
-	params.Registry, err = registry.New(rc, hooks)
-	must(t, err)
+	params.Registry = registry.New(rc, hooks)
 	p.router, err = router.New(router.DefaultConfig(), params)
 	must(t, err)
 	halt := running(t, params)

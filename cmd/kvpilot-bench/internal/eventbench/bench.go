@@ -162,11 +162,9 @@ func (s *session) Store(slot replica.Slot, ev *kvblock.Stored) {
 
 // start runs engines and follows them.
 func (c Config) start(ctx context.Context, l Load) (*session, error) {
-	index, err := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	if err != nil {
-		return nil, err
-	}
+	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	s := &session{Index: index, want: l.Batches * l.Engines, seen: make([][]int64, l.Engines)}
+	var err error
 	if s.engines, err = c.Start(ctx, l); err != nil {
 		return nil, fmt.Errorf("start the engines: %w", err)
 	}

@@ -145,7 +145,7 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	return &b.result, nil
 }
 
-func (b *bench) newIndex() (*kvindex.Index, error) {
+func (b *bench) newIndex() *kvindex.Index {
 	config := kvindex.DefaultConfig()
 	config.MaxBytes = max(config.MaxBytes, int64(b.Blocks)*kvindex.BlockCost*2)
 	config.MaxRanks = max(config.MaxRanks, b.Ranks+1)
@@ -175,10 +175,7 @@ func (b *bench) fill(ctx context.Context) error {
 	}
 	runtime.GC()
 	b.baseline = heap()
-	ix, err := b.newIndex()
-	if err != nil {
-		return err
-	}
+	ix := b.newIndex()
 	b.ix = ix
 	for slot := range b.Ranks {
 		if err := b.addRank(ix, slot); err != nil {

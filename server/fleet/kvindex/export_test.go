@@ -1,0 +1,67 @@
+package kvindex
+
+import (
+	"slices"
+
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// BlockSizes returns the distinct block sizes of all ranks in ascending order.
+func (ix *Index) BlockSizes() []int {
+	var sizes []int
+	for slot, r := range *ix.ranks.Load() {
+		if r == nil {
+			continue
+		}
+		if n := ix.BlockSize(replica.Slot(slot)); n > 0 && !slices.Contains(sizes, n) {
+			sizes = append(sizes, n)
+		}
+	}
+	slices.Sort(sizes)
+	return sizes
+}
+
+// PathBlock lists the holders of one block of a prompt.
+type PathBlock struct {
+	Hash blockhash.Hash
+	// Tiers lists the holding ranks of each tier, Believed those that are believed to hold it.
+	Tiers    [kvblock.Tiers][]replica.Slot
+	Believed []replica.Slot
+}
+
+// Path lists for each block of a prompt the ranks that hold it: what Match sees, without its shortcuts.
+func (ix *Index) Path(hashes []blockhash.Hash) []PathBlock {
+	for {
+		epoch := ix.sets.epoch.Load()
+		path := make([]PathBlock, len(hashes))
+		for i, h := range hashes {
+			path[i].Hash = h
+			for t, p := range ix.tiers {
+				path[i].Tiers[t] = ix.holders(p, h)
+			}
+			path[i].Believed = ix.holders(ix.beliefs, h)
+		}
+		if ix.sets.epoch.Load() == epoch {
+			return path
+		}
+	}
+}
+
+// holders lists the ranks that hold a block in one plane.
+func (ix *Index) holders(p *plane, h blockhash.Hash) []replica.Slot {
+	id := p.get(spread(h))
+	if id == 0 {
+		return nil
+	}
+	words := make([]uint64, ix.sets.words)
+	ix.sets.load(id, words)
+	var list []replica.Slot
+	for slot := range replica.Slot(64 * len(words)) {
+		if words[slot/64]>>(slot%64)&1 != 0 {
+			list = append(list, slot)
+		}
+	}
+	return list
+}
