@@ -28,7 +28,7 @@ const (
 type ConfigOrigin int32
 
 const (
-	// Not told.
+	// Not specified.
 	ConfigOrigin_CONFIG_ORIGIN_UNSPECIFIED ConfigOrigin = 0
 	// The router began with it.
 	ConfigOrigin_CONFIG_ORIGIN_START ConfigOrigin = 1
@@ -94,9 +94,9 @@ type ConfigChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The setting, for example chooser.policy.
 	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	// The value in force, secrets starred; empty when there was none.
+	// The value in force, secrets masked; empty when there was none.
 	Old string `protobuf:"bytes,2,opt,name=old,proto3" json:"old,omitempty"`
-	// The new value, secrets starred; empty when there is none. For a file whose contents changed, it says so.
+	// The new value, secrets masked; empty when there is none. For a file it is a note that its contents changed.
 	New string `protobuf:"bytes,3,opt,name=new,proto3" json:"new,omitempty"`
 	// It takes effect with the next start of the process.
 	NeedsRestart  bool `protobuf:"varint,4,opt,name=needs_restart,json=needsRestart,proto3" json:"needs_restart,omitempty"`
@@ -171,15 +171,15 @@ type ConfigVersion struct {
 	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
 	// What made it.
 	Origin ConfigOrigin `protobuf:"varint,3,opt,name=origin,proto3,enum=kvpilot.v1.ConfigOrigin" json:"origin,omitempty"`
-	// Who asked for it: the tenant of the API key, and the address; empty when nobody did.
+	// The caller that requested it: the tenant of the API key, and the address; empty when no caller did.
 	Who string `protobuf:"bytes,4,opt,name=who,proto3" json:"who,omitempty"`
-	// A short digest of all settings but the secrets: routers with equal settings have equal ones.
+	// A short digest of all settings except the secrets: routers with equal settings have equal digests.
 	Hash string `protobuf:"bytes,5,opt,name=hash,proto3" json:"hash,omitempty"`
 	// What it changed.
 	Changes []*ConfigChange `protobuf:"bytes,6,rep,name=changes,proto3" json:"changes,omitempty"`
-	// It is the one in force.
+	// It is the version in force.
 	Current bool `protobuf:"varint,7,opt,name=current,proto3" json:"current,omitempty"`
-	// The version whose settings it has again; 0 for none.
+	// The version whose settings it restored; 0 for none.
 	RollbackOf    uint64 `protobuf:"varint,8,opt,name=rollback_of,json=rollbackOf,proto3" json:"rollback_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -274,7 +274,7 @@ func (x *ConfigVersion) GetRollbackOf() uint64 {
 // ReloadConfigRequest asks for a reload.
 type ReloadConfigRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only check, and say what would change.
+	// Only check, and report what would change.
 	DryRun        bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -317,14 +317,14 @@ func (x *ReloadConfigRequest) GetDryRun() bool {
 	return false
 }
 
-// ReloadConfigResponse says what changed.
+// ReloadConfigResponse lists what changed.
 type ReloadConfigResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The version in force after the call.
 	Version *ConfigVersion `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	// What differs from the settings that were in force; with dry_run, what would change.
 	Changes []*ConfigChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
-	// Nothing was applied, because dry_run was asked for or nothing differs.
+	// Nothing was applied, because dry_run was set or nothing differs.
 	Unchanged     bool `protobuf:"varint,3,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -469,7 +469,7 @@ type RollbackConfigRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The version whose settings are to be applied.
 	Version uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
-	// Only check, and say what would change.
+	// Only check, and report what would change.
 	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -519,14 +519,14 @@ func (x *RollbackConfigRequest) GetDryRun() bool {
 	return false
 }
 
-// RollbackConfigResponse says what changed.
+// RollbackConfigResponse lists what changed.
 type RollbackConfigResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The version in force after the call.
 	Version *ConfigVersion `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	// What differs from the settings that were in force; with dry_run, what would change.
 	Changes []*ConfigChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
-	// Nothing was applied, because dry_run was asked for or nothing differs.
+	// Nothing was applied, because dry_run was set or nothing differs.
 	Unchanged     bool `protobuf:"varint,3,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -31,8 +31,8 @@ const (
 // ConfigService applies changed settings to a running router. Its RPCs are for operators: where API keys are in use, the
 // key must allow changing the fleet.
 type ConfigServiceClient interface {
-	// ReloadConfig reads the settings again, checks all of them, and applies those that need no restart. When any is wrong,
-	// or cannot be applied, none is.
+	// ReloadConfig reads the settings again, checks all of them, and applies those that need no restart. When any is invalid
+	// or cannot be applied, none is applied.
 	ReloadConfig(ctx context.Context, in *ReloadConfigRequest, opts ...grpc.CallOption) (*ReloadConfigResponse, error)
 	// ListConfigVersions returns the settings that were in force since the router began, latest first.
 	ListConfigVersions(ctx context.Context, in *ListConfigVersionsRequest, opts ...grpc.CallOption) (*ListConfigVersionsResponse, error)
@@ -86,8 +86,8 @@ func (c *configServiceClient) RollbackConfig(ctx context.Context, in *RollbackCo
 // ConfigService applies changed settings to a running router. Its RPCs are for operators: where API keys are in use, the
 // key must allow changing the fleet.
 type ConfigServiceServer interface {
-	// ReloadConfig reads the settings again, checks all of them, and applies those that need no restart. When any is wrong,
-	// or cannot be applied, none is.
+	// ReloadConfig reads the settings again, checks all of them, and applies those that need no restart. When any is invalid
+	// or cannot be applied, none is applied.
 	ReloadConfig(context.Context, *ReloadConfigRequest) (*ReloadConfigResponse, error)
 	// ListConfigVersions returns the settings that were in force since the router began, latest first.
 	ListConfigVersions(context.Context, *ListConfigVersionsRequest) (*ListConfigVersionsResponse, error)

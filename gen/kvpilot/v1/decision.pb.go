@@ -27,15 +27,15 @@ const (
 type FeedState int32
 
 const (
-	// Not told.
+	// Not specified.
 	FeedState_FEED_STATE_UNSPECIFIED FeedState = 0
-	// The rank publishes no events; what is known was guessed from what was routed to it.
+	// The rank publishes no events; its content is estimated from the requests routed to it.
 	FeedState_FEED_STATE_NONE FeedState = 1
 	// Connected or connecting; the content is not known yet.
 	FeedState_FEED_STATE_COLD FeedState = 2
 	// Every event since the engine's start, or since a full replay, was applied.
 	FeedState_FEED_STATE_EXACT FeedState = 3
-	// Events were lost or not understood; what is known is a lower bound.
+	// Events were lost or not decoded; the known content is a lower bound.
 	FeedState_FEED_STATE_DEGRADED FeedState = 4
 )
 
@@ -88,23 +88,23 @@ func (FeedState) EnumDescriptor() ([]byte, []int) {
 type End int32
 
 const (
-	// Not told.
+	// Not specified.
 	End_END_UNSPECIFIED End = 0
 	// The engine answered to the last byte.
 	End_END_COMPLETED End = 1
-	// The caller cancelled or went away.
+	// The caller cancelled or disconnected.
 	End_END_CANCELED End = 2
-	// The engine refused the request (its own 4xx).
+	// The engine rejected the request (its own 4xx).
 	End_END_REJECTED End = 3
 	// Connect failure, engine 5xx or broken stream.
 	End_END_FAILED End = 4
-	// It was tried on another replica before the first byte.
+	// It was retried on another replica before the first byte.
 	End_END_MOVED End = 5
 	// The lease of an external caller ran out.
 	End_END_EXPIRED End = 6
 	// The replica left the fleet.
 	End_END_REMOVED End = 7
-	// The stream broke off after its first byte and goes on on another replica, as the next attempt.
+	// The stream was cut off after its first byte and is resumed on another replica, as the next attempt.
 	End_END_RESUMED End = 9
 )
 
@@ -225,12 +225,12 @@ func (x *Overlap) GetDiskTokens() uint32 {
 	return 0
 }
 
-// Decision is one choice with everything that it was made from.
+// Decision is one choice with all its inputs.
 type Decision struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names the request and its reservation; also the value of the header x-kvpilot-decision.
 	DecisionId string `protobuf:"bytes,1,opt,name=decision_id,json=decisionId,proto3" json:"decision_id,omitempty"`
-	// The try that this decision was for; the first is 0.
+	// The attempt of the request; the first is 0.
 	Attempt uint32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// The request's own id (X-Request-Id).
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -242,12 +242,12 @@ type Decision struct {
 	Adapter string `protobuf:"bytes,6,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	// The policy that chose.
 	Policy string `protobuf:"bytes,7,opt,name=policy,proto3" json:"policy,omitempty"`
-	// Why the decision fell as it did, in one word: cost, tie, only, pinned, dice, no_key,
-	// imbalance, too_long (the prompt exceeds every context; the engine words the refusal) or none.
+	// The reason of the choice, in one word: cost, tie, only, pinned, dice, no_key,
+	// imbalance, too_long (the prompt exceeds every context; the engine writes the error) or none.
 	Reason string `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
-	// The replica that was chosen; empty when none could be.
+	// The chosen replica; empty when none could serve.
 	ReplicaId string `protobuf:"bytes,9,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	// The data-parallel rank that was chosen.
+	// The chosen data-parallel rank.
 	Rank uint32 `protobuf:"varint,10,opt,name=rank,proto3" json:"rank,omitempty"`
 	// Tokens in the prompt.
 	PromptTokens uint32 `protobuf:"varint,11,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
@@ -255,35 +255,35 @@ type Decision struct {
 	Estimated bool `protobuf:"varint,12,opt,name=estimated,proto3" json:"estimated,omitempty"`
 	// Output tokens that the request was expected to produce; 0 when unknown.
 	ExpectedOutputTokens uint32 `protobuf:"varint,13,opt,name=expected_output_tokens,json=expectedOutputTokens,proto3" json:"expected_output_tokens,omitempty"`
-	// The decision changed nothing: it booked no load and taught the index nothing.
+	// The decision changed nothing: it booked no load and did not update the index.
 	DryRun bool `protobuf:"varint,14,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// By how much the best other candidate would have cost more, in the policy's unit (milliseconds for predicted-ttft).
+	// How much more the best other candidate would have cost, in the policy's unit (milliseconds for predicted-ttft).
 	Margin float64 `protobuf:"fixed64,15,opt,name=margin,proto3" json:"margin,omitempty"`
-	// The policy's numbers as they were for this request, by name.
+	// The policy's parameters for this request, by name.
 	Params map[string]float64 `protobuf:"bytes,16,rep,name=params,proto3" json:"params,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
-	// The fleet's load as estimated then, 0 to 1.
+	// The fleet's estimated load at that time, 0 to 1.
 	Load float64 `protobuf:"fixed64,17,opt,name=load,proto3" json:"load,omitempty"`
-	// The weight 1/(1 - load) that the policy gave to work that everybody pays for.
+	// The weight 1/(1 - load) of work that delays other requests.
 	Omega float64 `protobuf:"fixed64,18,opt,name=omega,proto3" json:"omega,omitempty"`
 	// How long the request waited in the router's queue before this choice.
 	Held *durationpb.Duration `protobuf:"bytes,19,opt,name=held,proto3" json:"held,omitempty"`
 	// How long the choice itself took.
 	Took *durationpb.Duration `protobuf:"bytes,20,opt,name=took,proto3" json:"took,omitempty"`
-	// How often the choice lost a race against other requests and was made again.
+	// How often the choice was repeated because other requests booked the rank first.
 	Tries uint32 `protobuf:"varint,21,opt,name=tries,proto3" json:"tries,omitempty"`
-	// Every rank that was looked at, vetoed ones included.
+	// Every rank that was considered, vetoed ones included.
 	Candidates []*Candidate `protobuf:"bytes,22,rep,name=candidates,proto3" json:"candidates,omitempty"`
-	// What became of it; absent while the request runs or when nobody told.
+	// The outcome; absent while the request runs or when it was not reported.
 	Outcome *Outcome `protobuf:"bytes,23,opt,name=outcome,proto3" json:"outcome,omitempty"`
-	// What another policy would have chosen; absent when none was asked.
+	// What another policy would have chosen; absent when no shadow policy is configured.
 	Shadow *Shadow `protobuf:"bytes,24,opt,name=shadow,proto3" json:"shadow,omitempty"`
-	// The seed of the dice for ties, temperature and the random policies.
+	// The seed of the random numbers for ties, temperature and the random policies.
 	Seed uint64 `protobuf:"fixed64,25,opt,name=seed,proto3" json:"seed,omitempty"`
-	// The trace that the request left, in hex; empty when nobody recorded it.
+	// The request's trace, in hex; empty when it was not recorded.
 	TraceId string `protobuf:"bytes,26,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
 	// The span within it in which the decision was made, in hex.
 	SpanId string `protobuf:"bytes,27,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
-	// The tenant that asked; empty when callers need no key.
+	// The caller's tenant; empty when callers need no key.
 	Tenant        string `protobuf:"bytes,30,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -515,7 +515,7 @@ func (x *Decision) GetTenant() string {
 	return ""
 }
 
-// Candidate is one rank as a decision saw it, and what the policy made of it.
+// Candidate is one rank as a decision saw it, with the policy's numbers for it.
 type Candidate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The replica's id.
@@ -556,7 +556,7 @@ type Candidate struct {
 	TtftMs float64 `protobuf:"fixed64,18,opt,name=ttft_ms,json=ttftMs,proto3" json:"ttft_ms,omitempty"`
 	// What the policy compares; the lowest wins. Milliseconds for predicted-ttft, otherwise the policy's own unit.
 	Cost float64 `protobuf:"fixed64,19,opt,name=cost,proto3" json:"cost,omitempty"`
-	// How long the rank had requests and showed no sign of life, in milliseconds, where that is its veto (stalled).
+	// How long the rank has been silent with requests in flight, in milliseconds, where that is its veto (stalled).
 	SilentMs      float64 `protobuf:"fixed64,21,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -732,7 +732,7 @@ func (x *Candidate) GetSilentMs() float64 {
 	return 0
 }
 
-// Shadow is the choice of a policy that was asked and not served.
+// Shadow is the choice of a policy that ran in parallel and was not served.
 type Shadow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The policy.
@@ -814,12 +814,12 @@ func (x *Shadow) GetRegretMs() float64 {
 	return 0
 }
 
-// Outcome is what became of a decision.
+// Outcome is how the request of a decision ended.
 type Outcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How the request left its replica.
 	End End `protobuf:"varint,1,opt,name=end,proto3,enum=kvpilot.v1.End" json:"end,omitempty"`
-	// The replica that served, which an external caller may have named.
+	// The replica that served; an external caller may have reported another one than was chosen.
 	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	// The rank that served.
 	Rank uint32 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
@@ -833,9 +833,9 @@ type Outcome struct {
 	PromptTokens *uint32 `protobuf:"varint,7,opt,name=prompt_tokens,json=promptTokens,proto3,oneof" json:"prompt_tokens,omitempty"`
 	// Produced tokens by the engine's own count. Absent when it gave none.
 	OutputTokens *uint32 `protobuf:"varint,8,opt,name=output_tokens,json=outputTokens,proto3,oneof" json:"output_tokens,omitempty"`
-	// Prompt tokens that the engine says it had cached. Absent when it gave none.
+	// Prompt tokens that the engine reported as cached. Absent when it gave none.
 	CachedTokens *uint32 `protobuf:"varint,9,opt,name=cached_tokens,json=cachedTokens,proto3,oneof" json:"cached_tokens,omitempty"`
-	// The cached tokens that the decision counted on.
+	// The cached tokens that the decision predicted.
 	PredictedCachedTokens uint32 `protobuf:"varint,10,opt,name=predicted_cached_tokens,json=predictedCachedTokens,proto3" json:"predicted_cached_tokens,omitempty"`
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache

@@ -21,13 +21,13 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ErrorReason names every fault that kvpilot reports to callers. A gRPC caller finds it, without the prefix, in the
+// ErrorReason names every error that kvpilot reports to callers. A gRPC caller finds it, without the prefix, in the
 // google.rpc.ErrorInfo detail of the status (domain "kvpilot"); a REST caller finds it in the header x-kvpilot-reason.
 // docs/api.md lists the gRPC code, the HTTP status and the OpenAI error type of each.
 type ErrorReason int32
 
 const (
-	// No reason: a fault that an older or newer router could not name.
+	// No reason: an error that has no name in this version of the contract.
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
 	// The body or a field of the request is malformed; the message says where.
 	ErrorReason_ERROR_REASON_INVALID_BODY ErrorReason = 1
@@ -43,13 +43,13 @@ const (
 	ErrorReason_ERROR_REASON_BODY_TOO_LARGE ErrorReason = 6
 	// The API key is missing or wrong.
 	ErrorReason_ERROR_REASON_UNAUTHENTICATED ErrorReason = 7
-	// No connection to a replica could be made.
+	// A connection to a replica could not be made.
 	ErrorReason_ERROR_REASON_UPSTREAM_UNREACHABLE ErrorReason = 8
-	// A replica answered with a fault of its own.
+	// A replica answered with an error of its own.
 	ErrorReason_ERROR_REASON_UPSTREAM_ERROR ErrorReason = 9
 	// A replica's answer ended before it was complete.
 	ErrorReason_ERROR_REASON_UPSTREAM_STREAM_BROKEN ErrorReason = 10
-	// A replica refused the prompt while tokenizing it: the client's own fault.
+	// A replica rejected the prompt when it tokenized it: the request is invalid.
 	ErrorReason_ERROR_REASON_TOKENIZE_REFUSED ErrorReason = 11
 	// No reservation has this id (it was never made here, or it ended long ago).
 	ErrorReason_ERROR_REASON_RESERVATION_NOT_FOUND ErrorReason = 12
@@ -57,15 +57,15 @@ const (
 	ErrorReason_ERROR_REASON_RESERVATION_ENDED ErrorReason = 13
 	// The decision is not, or no longer, in the decision log.
 	ErrorReason_ERROR_REASON_DECISION_NOT_FOUND ErrorReason = 14
-	// The caller cancelled or went away.
+	// The caller cancelled or disconnected.
 	ErrorReason_ERROR_REASON_CANCELLED ErrorReason = 15
 	// The caller's deadline passed.
 	ErrorReason_ERROR_REASON_DEADLINE_EXCEEDED ErrorReason = 16
-	// The router is stopping and takes nothing new; retry elsewhere.
+	// The router is stopping and accepts no new requests; retry elsewhere.
 	ErrorReason_ERROR_REASON_SHUTTING_DOWN ErrorReason = 17
-	// This router, or every replica of the pool, does not support what was asked.
+	// This router, or every replica of the pool, does not support the request.
 	ErrorReason_ERROR_REASON_NOT_SUPPORTED ErrorReason = 18
-	// A bug or an unnamed fault of the router; the cause is in its log only.
+	// A bug or an unnamed error of the router; the cause is in its log only.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 19
 	// No replica has this id.
 	ErrorReason_ERROR_REASON_REPLICA_NOT_FOUND ErrorReason = 20
@@ -75,15 +75,15 @@ const (
 	ErrorReason_ERROR_REASON_METHOD_NOT_ALLOWED ErrorReason = 22
 	// The caller is known but may not do this.
 	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 23
-	// The request conflicts with what is there, for example a replica id registered from a file.
+	// The request conflicts with existing state, for example a replica id that a file has.
 	ErrorReason_ERROR_REASON_CONFLICT ErrorReason = 24
 	// The body's content type or content encoding is not accepted.
 	ErrorReason_ERROR_REASON_UNSUPPORTED_MEDIA_TYPE ErrorReason = 25
 	// The client took too long to send its body.
 	ErrorReason_ERROR_REASON_BODY_TIMEOUT ErrorReason = 26
-	// The engine refused the request and no other reason names why; its own answer, which is passed on, says it.
+	// The engine rejected the request and no other reason applies; its own answer, which is forwarded, has the cause.
 	ErrorReason_ERROR_REASON_UPSTREAM_REFUSED ErrorReason = 27
-	// The caller's tenant has used up one of its limits; RetryInfo says when there is room again.
+	// The caller's tenant has used up one of its limits; RetryInfo has the time to wait.
 	ErrorReason_ERROR_REASON_RATE_LIMIT_EXCEEDED ErrorReason = 28
 )
 

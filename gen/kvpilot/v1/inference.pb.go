@@ -263,7 +263,7 @@ func (x *GetModelRequest) GetModel() string {
 	return ""
 }
 
-// ForwardRequest is a request for a path that the router does not know.
+// ForwardRequest is a request for a path that is not one of the router's.
 type ForwardRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The HTTP method; empty means POST.

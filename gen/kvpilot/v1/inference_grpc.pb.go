@@ -59,11 +59,11 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// InferenceService answers inference requests by passing them to the replica that will answer soonest. Bodies go through
-// byte for byte, in both directions: a request is the JSON (or multipart) body of the REST route, an answer is the
+// InferenceService answers inference requests by forwarding them to the replica that will answer soonest. Bodies are
+// forwarded byte for byte, in both directions: a request is the JSON (or multipart) body of the REST route, an answer is the
 // replica's own, as one message when it is not streamed and as one message per read when it is. The status of an answer
 // that is not an error is 200; an error is a gRPC status with a google.rpc.ErrorInfo detail, and with a
-// google.api.HttpBody detail where the replica explained itself. Request metadata: x-request-id, x-session-id and the
+// google.api.HttpBody detail where the replica sent an error of its own. Request metadata: x-request-id, x-session-id and the
 // x-kvpilot-* keys. Response metadata: x-request-id, x-kvpilot-replica and the rest of docs/api.md.
 type InferenceServiceClient interface {
 	// ChatCompletions answers a chat in OpenAI's format.
@@ -108,15 +108,15 @@ type InferenceServiceClient interface {
 	CohereChat(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// RenderCohereChat returns the token ids that the engine would use for a chat in Cohere's format.
 	RenderCohereChat(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
-	// LoadAdapter has every replica of a pool load a LoRA adapter, or the one that x-kvpilot-pin names. The pool is
-	// that of the body's model, or the only one. The engines take it only when they were started to. The answer is
-	// the engines' own when all have loaded it, else the first refusal, with what became of the others.
+	// LoadAdapter loads a LoRA adapter into every replica of a pool, or into the one that x-kvpilot-pin names. The pool is
+	// that of the body's model, or the only one. Engines must be started with support for it. The answer is the engines'
+	// own when all have loaded it, else the first failure, with the results of the others.
 	LoadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
-	// UnloadAdapter has every replica of a pool drop a LoRA adapter, or the one that x-kvpilot-pin names.
+	// UnloadAdapter unloads a LoRA adapter from every replica of a pool, or from the one that x-kvpilot-pin names.
 	UnloadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
-	// Realtime is vLLM's /v1/realtime: a WebSocket between the client and one replica, chosen by load, whose bytes pass as
-	// they are. It needs the upgrade of an HTTP/1.1 connection to the REST door; over gRPC, over HTTP/2 and without an
-	// upgrade it is refused.
+	// Realtime is vLLM's /v1/realtime: a WebSocket between the client and one replica, chosen by load, whose bytes are
+	// forwarded unchanged. It needs the upgrade of an HTTP/1.1 connection to the REST address; over gRPC, over HTTP/2 and
+	// without an upgrade it is rejected.
 	Realtime(ctx context.Context, in *RealtimeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// DerenderChatCompletions turns generated token ids into a chat answer, in vLLM's format.
 	DerenderChatCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
@@ -134,8 +134,8 @@ type InferenceServiceClient interface {
 	ListModels(ctx context.Context, in *ListModelsRequest, opts ...grpc.CallOption) (*httpbody.HttpBody, error)
 	// GetModel returns one model in OpenAI's format.
 	GetModel(ctx context.Context, in *GetModelRequest, opts ...grpc.CallOption) (*httpbody.HttpBody, error)
-	// Forward passes a request for any other path to a replica of the model that the body names. It is off unless the
-	// router's configuration allows it. Over REST it is what answers paths that have no route.
+	// Forward forwards a request for any other path to a replica of the body's model. It is off unless the
+	// router's configuration allows it (router.unknown_routes). Over REST it serves paths that have no route.
 	Forward(ctx context.Context, in *ForwardRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 }
 
@@ -760,11 +760,11 @@ type InferenceService_ForwardClient = grpc.ServerStreamingClient[httpbody.HttpBo
 // All implementations must embed UnimplementedInferenceServiceServer
 // for forward compatibility.
 //
-// InferenceService answers inference requests by passing them to the replica that will answer soonest. Bodies go through
-// byte for byte, in both directions: a request is the JSON (or multipart) body of the REST route, an answer is the
+// InferenceService answers inference requests by forwarding them to the replica that will answer soonest. Bodies are
+// forwarded byte for byte, in both directions: a request is the JSON (or multipart) body of the REST route, an answer is the
 // replica's own, as one message when it is not streamed and as one message per read when it is. The status of an answer
 // that is not an error is 200; an error is a gRPC status with a google.rpc.ErrorInfo detail, and with a
-// google.api.HttpBody detail where the replica explained itself. Request metadata: x-request-id, x-session-id and the
+// google.api.HttpBody detail where the replica sent an error of its own. Request metadata: x-request-id, x-session-id and the
 // x-kvpilot-* keys. Response metadata: x-request-id, x-kvpilot-replica and the rest of docs/api.md.
 type InferenceServiceServer interface {
 	// ChatCompletions answers a chat in OpenAI's format.
@@ -809,15 +809,15 @@ type InferenceServiceServer interface {
 	CohereChat(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// RenderCohereChat returns the token ids that the engine would use for a chat in Cohere's format.
 	RenderCohereChat(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
-	// LoadAdapter has every replica of a pool load a LoRA adapter, or the one that x-kvpilot-pin names. The pool is
-	// that of the body's model, or the only one. The engines take it only when they were started to. The answer is
-	// the engines' own when all have loaded it, else the first refusal, with what became of the others.
+	// LoadAdapter loads a LoRA adapter into every replica of a pool, or into the one that x-kvpilot-pin names. The pool is
+	// that of the body's model, or the only one. Engines must be started with support for it. The answer is the engines'
+	// own when all have loaded it, else the first failure, with the results of the others.
 	LoadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
-	// UnloadAdapter has every replica of a pool drop a LoRA adapter, or the one that x-kvpilot-pin names.
+	// UnloadAdapter unloads a LoRA adapter from every replica of a pool, or from the one that x-kvpilot-pin names.
 	UnloadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
-	// Realtime is vLLM's /v1/realtime: a WebSocket between the client and one replica, chosen by load, whose bytes pass as
-	// they are. It needs the upgrade of an HTTP/1.1 connection to the REST door; over gRPC, over HTTP/2 and without an
-	// upgrade it is refused.
+	// Realtime is vLLM's /v1/realtime: a WebSocket between the client and one replica, chosen by load, whose bytes are
+	// forwarded unchanged. It needs the upgrade of an HTTP/1.1 connection to the REST address; over gRPC, over HTTP/2 and
+	// without an upgrade it is rejected.
 	Realtime(*RealtimeRequest, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// DerenderChatCompletions turns generated token ids into a chat answer, in vLLM's format.
 	DerenderChatCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
@@ -835,8 +835,8 @@ type InferenceServiceServer interface {
 	ListModels(context.Context, *ListModelsRequest) (*httpbody.HttpBody, error)
 	// GetModel returns one model in OpenAI's format.
 	GetModel(context.Context, *GetModelRequest) (*httpbody.HttpBody, error)
-	// Forward passes a request for any other path to a replica of the model that the body names. It is off unless the
-	// router's configuration allows it. Over REST it is what answers paths that have no route.
+	// Forward forwards a request for any other path to a replica of the body's model. It is off unless the
+	// router's configuration allows it (router.unknown_routes). Over REST it serves paths that have no route.
 	Forward(*ForwardRequest, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	mustEmbedUnimplementedInferenceServiceServer()
 }

@@ -137,7 +137,7 @@ type RequestBody struct {
 	Json []byte `protobuf:"bytes,1,opt,name=json,proto3" json:"json,omitempty"`
 	// The format of json.
 	Api ApiKind `protobuf:"varint,2,opt,name=api,proto3,enum=kvpilot.v1.ApiKind" json:"api,omitempty"`
-	// json is a prefix of the body: what can be read of it is scored, and a fault in it is not the client's.
+	// json is a prefix of the body: what can be read of it is scored, and its missing end is not an error.
 	Truncated     bool `protobuf:"varint,3,opt,name=truncated,proto3" json:"truncated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

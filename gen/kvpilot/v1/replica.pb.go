@@ -29,13 +29,13 @@ const (
 type ReplicaState int32
 
 const (
-	// Not told.
+	// Not specified.
 	ReplicaState_REPLICA_STATE_UNSPECIFIED ReplicaState = 0
 	// Known, but not yet seen healthy. Takes no requests.
 	ReplicaState_REPLICA_STATE_STARTING ReplicaState = 1
 	// Takes requests.
 	ReplicaState_REPLICA_STATE_READY ReplicaState = 2
-	// Finishes what it has and takes nothing new.
+	// Finishes its requests and takes no new ones.
 	ReplicaState_REPLICA_STATE_DRAINING ReplicaState = 3
 	// Failed its probes or too many requests. Takes no requests until it recovers.
 	ReplicaState_REPLICA_STATE_UNHEALTHY ReplicaState = 4
@@ -97,7 +97,7 @@ type Replica struct {
 	State ReplicaState `protobuf:"varint,3,opt,name=state,proto3,enum=kvpilot.v1.ReplicaState" json:"state,omitempty"`
 	// When it entered that state.
 	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
-	// Engine processes seen behind this id; it grows when a restart is noticed.
+	// The number of engine processes seen behind this id; it grows with each detected restart.
 	Life uint64 `protobuf:"varint,5,opt,name=life,proto3" json:"life,omitempty"`
 	// Its data-parallel ranks, in order.
 	Ranks []*ReplicaRank `protobuf:"bytes,6,rep,name=ranks,proto3" json:"ranks,omitempty"`
@@ -463,7 +463,7 @@ type RegisterRequest struct {
 	Ranks uint32 `protobuf:"varint,4,opt,name=ranks,proto3" json:"ranks,omitempty"`
 	// Key-value pairs of the operator's own. At most 64.
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// How long it stays listed without being registered again. Absent: as configured. 1 s to 24 h.
+	// How long it stays registered without a renewal. Absent: as configured. 1 s to 24 h.
 	Lease *durationpb.Duration `protobuf:"bytes,6,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The key that the router sends to the replica as a bearer token; empty sends none. It is never returned.
 	ApiKey        string `protobuf:"bytes,7,opt,name=api_key,json=apiKey,proto3" json:"api_key,omitempty"`
@@ -555,7 +555,7 @@ type RegisterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The lease; register again before it ends.
 	Lease *durationpb.Duration `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
-	// The replica was not there before.
+	// The replica was new.
 	Created       bool `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -693,7 +693,7 @@ type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The replica.
 	ReplicaId string `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	// Allow new work again instead.
+	// Allow new work again.
 	Undo          bool `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1024,7 +1024,7 @@ type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The replica as it is now, or as it was when it was removed.
 	Replica *Replica `protobuf:"bytes,1,opt,name=replica,proto3" json:"replica,omitempty"`
-	// It is gone.
+	// It was removed.
 	Removed       bool `protobuf:"varint,2,opt,name=removed,proto3" json:"removed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -31,9 +31,9 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ReplicaService is the list of replicas: who is there, who may take work, and how to join or leave.
+// ReplicaService manages the list of replicas: which exist, which may take work, and how to join or leave.
 type ReplicaServiceClient interface {
-	// Register adds a replica, or renews its lease when the same id is there already.
+	// Register adds a replica, or renews its lease when the id exists already.
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterResponse, error)
 	// Deregister removes a replica that was registered. Requests that run on it may end.
 	Deregister(ctx context.Context, in *DeregisterRequest, opts ...grpc.CallOption) (*DeregisterResponse, error)
@@ -128,9 +128,9 @@ type ReplicaService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 // All implementations must embed UnimplementedReplicaServiceServer
 // for forward compatibility.
 //
-// ReplicaService is the list of replicas: who is there, who may take work, and how to join or leave.
+// ReplicaService manages the list of replicas: which exist, which may take work, and how to join or leave.
 type ReplicaServiceServer interface {
-	// Register adds a replica, or renews its lease when the same id is there already.
+	// Register adds a replica, or renews its lease when the id exists already.
 	Register(context.Context, *RegisterRequest) (*RegisterResponse, error)
 	// Deregister removes a replica that was registered. Requests that run on it may end.
 	Deregister(context.Context, *DeregisterRequest) (*DeregisterResponse, error)

@@ -22,17 +22,17 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Effect is what a lifecycle call did. Calls may come late, twice or out of order.
+// Effect is what a lifecycle call did. Calls may arrive late, repeatedly or out of order.
 type Effect int32
 
 const (
-	// Not told.
+	// Not specified.
 	Effect_EFFECT_UNSPECIFIED Effect = 0
 	// The call was the first of its kind and took effect.
 	Effect_EFFECT_APPLIED Effect = 1
 	// The same was reported before; nothing changed but the lease.
 	Effect_EFFECT_DUPLICATE Effect = 2
-	// The call was overtaken by a later attempt or a later report; nothing changed.
+	// A later attempt or a later report exists; nothing changed.
 	Effect_EFFECT_STALE Effect = 3
 )
 
@@ -271,7 +271,7 @@ type ReleaseReservationRequest struct {
 	Attempt *uint32 `protobuf:"varint,2,opt,name=attempt,proto3,oneof" json:"attempt,omitempty"`
 	// How the request left its replica. Unspecified counts as completed.
 	End End `protobuf:"varint,3,opt,name=end,proto3,enum=kvpilot.v1.End" json:"end,omitempty"`
-	// The replica that really served, when the caller knows it to differ from the chosen one.
+	// The replica that served, when it differs from the chosen one.
 	ServedBy string `protobuf:"bytes,4,opt,name=served_by,json=servedBy,proto3" json:"served_by,omitempty"`
 	// Tokens that were produced. Absent: as last reported.
 	OutputTokens *uint32 `protobuf:"varint,5,opt,name=output_tokens,json=outputTokens,proto3,oneof" json:"output_tokens,omitempty"`
@@ -353,7 +353,7 @@ func (x *ReleaseReservationRequest) GetCachedTokens() uint32 {
 	return 0
 }
 
-// RenewReservationRequest begins a lease anew without reporting progress, for a request that still waits for its first token.
+// RenewReservationRequest restarts a lease without reporting progress, for a request that still waits for its first token.
 type RenewReservationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The reservation.
@@ -411,7 +411,7 @@ func (x *RenewReservationRequest) GetAttempt() uint32 {
 // TrackReservationRequest is one lifecycle report on a stream that carries those of many reservations.
 type TrackReservationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The caller's own number for this report; it comes back in the answer.
+	// The caller's own number for this report; the answer repeats it.
 	Sequence uint64 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// The report.
 	//
@@ -541,7 +541,7 @@ type TrackReservationRequest_Renew struct {
 }
 
 type TrackReservationRequest_Bind struct {
-	// The reservation's life is tied to this stream: it is released when the stream ends.
+	// The reservation is bound to this stream: it is released when the stream ends.
 	Bind *BindReservation `protobuf:"bytes,6,opt,name=bind,proto3,oneof"`
 }
 
@@ -555,7 +555,7 @@ func (*TrackReservationRequest_Renew) isTrackReservationRequest_Report() {}
 
 func (*TrackReservationRequest_Bind) isTrackReservationRequest_Report() {}
 
-// BindReservation ties a reservation's life to the stream.
+// BindReservation binds a reservation to the stream, whose end releases it.
 type BindReservation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The reservation.
@@ -610,7 +610,7 @@ func (x *BindReservation) GetAttempt() uint32 {
 	return 0
 }
 
-// TrackReservationResponse answers one report. A fault of one report does not end the stream.
+// TrackReservationResponse answers one report. A failed report does not end the stream.
 type TrackReservationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The report's own number.
@@ -619,7 +619,7 @@ type TrackReservationResponse struct {
 	Reservation *Reservation `protobuf:"bytes,2,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	// Why the report failed; unspecified when it did not.
 	Reason ErrorReason `protobuf:"varint,3,opt,name=reason,proto3,enum=kvpilot.v1.ErrorReason" json:"reason,omitempty"`
-	// What went wrong, for people; empty when nothing did.
+	// A readable description of the error; empty when there is none.
 	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -25,11 +25,11 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Reports is what a caller tells of a booking before its end.
+// Reports is what a caller reports of a booking before its end.
 type Reports int32
 
 const (
-	// The first token and progress if it likes: the prefill counts until it is reported done, at most for as long as predicted.
+	// Optionally the first token and progress: the prefill counts until it is reported done, at most for as long as predicted.
 	Reports_REPORTS_UNSPECIFIED Reports = 0
 	// The first token, always: the prefill counts until it is reported done (x-kvpilot-reports: all).
 	Reports_REPORTS_ALL Reports = 1
@@ -165,7 +165,7 @@ type PolicyOverride struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One of ListPolicies; empty keeps the configured one.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The policy's numbers to replace, by the names that ListPolicies gives. At most 32.
+	// The policy's parameters to replace, by their names in ListPolicies. At most 32.
 	Params map[string]float64 `protobuf:"bytes,2,rep,name=params,proto3" json:"params,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// Above zero the choice is drawn by softmax over scaled costs. Absent: as configured. 0 to 100.
 	Temperature   *float64 `protobuf:"fixed64,3,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
@@ -224,7 +224,7 @@ func (x *PolicyOverride) GetTemperature() float64 {
 	return 0
 }
 
-// ChooseReplicaRequest is one request that is about to be sent somewhere.
+// ChooseReplicaRequest describes one request that is about to be sent.
 type ChooseReplicaRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The model as clients name it. May be empty when the body names it, or when the router serves one model only.
@@ -243,32 +243,31 @@ type ChooseReplicaRequest struct {
 	Policy *PolicyOverride `protobuf:"bytes,6,opt,name=policy,proto3" json:"policy,omitempty"`
 	// The session; empty for none.
 	SessionId string `protobuf:"bytes,7,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	// Higher goes first where requests wait, from -1,000 to 1,000.
+	// Requests with a higher priority are served first where requests wait, from -1,000 to 1,000.
 	Priority int32 `protobuf:"varint,8,opt,name=priority,proto3" json:"priority,omitempty"`
-	// The time to the first token that the caller can live with. When no replica can make it, the answer is an error at
-	// once. Absent: no bound. 1 ms to 1 h.
+	// The longest acceptable time to the first token. When no replica can meet it, the call fails immediately. Absent: no bound. 1 ms to 1 h.
 	TtftDeadline *durationpb.Duration `protobuf:"bytes,9,opt,name=ttft_deadline,json=ttftDeadline,proto3" json:"ttft_deadline,omitempty"`
 	// Tokens that the request is expected to produce; 0 when unknown.
 	ExpectedOutputTokens uint32 `protobuf:"varint,10,opt,name=expected_output_tokens,json=expectedOutputTokens,proto3" json:"expected_output_tokens,omitempty"`
-	// The LoRA adapter; empty when the model's name says it, or for a base model. Only replicas that serve it may be chosen,
+	// The LoRA adapter; empty when the model's name is the adapter's, or for a base model. Only replicas that serve it may be chosen,
 	// and the answer's model is the adapter's name.
 	Adapter string `protobuf:"bytes,11,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	// The cache_salt that the request will carry; empty for none.
 	CacheSalt string `protobuf:"bytes,12,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
-	// Decide and explain, but book nothing and teach the index nothing.
+	// Decide and explain, but book nothing and do not update the index.
 	DryRun bool `protobuf:"varint,13,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// Book the load. Absent means yes, unless dry_run is set.
 	Reserve *bool `protobuf:"varint,14,opt,name=reserve,proto3,oneof" json:"reserve,omitempty"`
 	// How long the booking lives without a lifecycle report. Absent: as configured. 100 ms to 1 h.
 	Lease *durationpb.Duration `protobuf:"bytes,15,opt,name=lease,proto3" json:"lease,omitempty"`
-	// The request's own id, for logs and ExplainDecision; made when empty. While the booking that was made under an id lives,
-	// the same request with the same id gets that booking again and books nothing more.
+	// The request's own id, for logs and ExplainDecision; made when empty. While the booking of an id lives,
+	// the same request with the same id returns that booking and books nothing more.
 	RequestId string `protobuf:"bytes,16,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Return the whole decision too.
 	Explain bool `protobuf:"varint,17,opt,name=explain,proto3" json:"explain,omitempty"`
-	// Return the prompt's token ids too, so that they need not be made twice.
+	// Return the prompt's token ids too, so that they are computed only once.
 	ReturnTokenIds bool `protobuf:"varint,18,opt,name=return_token_ids,json=returnTokenIds,proto3" json:"return_token_ids,omitempty"`
-	// What the caller reports of the booking beside its end. RouteBody reads it from the header x-kvpilot-reports.
+	// What the caller reports of the booking besides its end. RouteBody reads it from the header x-kvpilot-reports.
 	Reports       Reports `protobuf:"varint,19,opt,name=reports,proto3,enum=kvpilot.v1.Reports" json:"reports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -500,7 +499,7 @@ type ChooseReplicaResponse struct {
 	LeaseMs uint32 `protobuf:"varint,10,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	// The policy that chose.
 	Policy string `protobuf:"bytes,11,opt,name=policy,proto3" json:"policy,omitempty"`
-	// Why the decision fell as it did, in one word.
+	// The reason of the choice, in one word.
 	Reason string `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Tokens in the prompt.
 	PromptTokens uint32 `protobuf:"varint,13,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
@@ -514,15 +513,15 @@ type ChooseReplicaResponse struct {
 	PredictedTtftMs float64 `protobuf:"fixed64,17,opt,name=predicted_ttft_ms,json=predictedTtftMs,proto3" json:"predicted_ttft_ms,omitempty"`
 	// Headers to add to the request that goes to the replica.
 	RequestHeaders map[string]string `protobuf:"bytes,18,rep,name=request_headers,json=requestHeaders,proto3" json:"request_headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The whole decision, when it was asked for.
+	// The whole decision, if requested.
 	Decision *Decision `protobuf:"bytes,19,opt,name=decision,proto3" json:"decision,omitempty"`
-	// The prompt's token ids, when they were asked for and are known.
+	// The prompt's token ids, if requested and known.
 	TokenIds *TokenIds `protobuf:"bytes,20,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
-	// Applied when the load was booked by this call, duplicate when an earlier call with this request_id booked it (its lease
-	// begins anew), unspecified when nothing was booked.
+	// Applied when this call booked the load, duplicate when an earlier call with this request_id booked it (its lease
+	// restarts), unspecified when nothing was booked.
 	Effect Effect `protobuf:"varint,21,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
 	// The cache_salt that the request's body must carry (in place of its own, when it has one): with router.tenant_salt the
-	// prediction holds for that salt only. Empty: the body stays as it is.
+	// prediction holds for that salt only. Empty: the body stays unchanged.
 	CacheSalt string `protobuf:"bytes,22,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
 	// The tenant that owns the reservation, for a caller with the role `gateway` that reports on behalf of several: it names the tenant in the
 	// tenant header (x-kvpilot-tenant) of its reports. Empty when the router asks for no credentials.
@@ -862,7 +861,7 @@ type ListDecisionsRequest struct {
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// Only for this replica; empty means all.
 	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	// At most so many; 0 means 100. At most 1,000.
+	// The largest number to return; 0 means 100. At most 1,000.
 	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1075,7 +1074,7 @@ func (x *WatchDecisionsResponse) GetLost() uint64 {
 	return 0
 }
 
-// ScoreOverlapRequest asks who holds a prompt.
+// ScoreOverlapRequest asks which ranks hold a prompt.
 type ScoreOverlapRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The model as clients name it. May be empty when the body names it, or when the router serves one model only.
@@ -1088,7 +1087,7 @@ type ScoreOverlapRequest struct {
 	//	*ScoreOverlapRequest_Text
 	//	*ScoreOverlapRequest_Body
 	Prompt isScoreOverlapRequest_Prompt `protobuf_oneof:"prompt"`
-	// The LoRA adapter; empty when the model's name says it, or for a base model.
+	// The LoRA adapter; empty when the model's name is the adapter's, or for a base model.
 	Adapter string `protobuf:"bytes,5,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	// The cache_salt; empty for none.
 	CacheSalt     string `protobuf:"bytes,6,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
@@ -1654,16 +1653,16 @@ func (x *ListPoliciesResponse) GetPolicies() []*Policy {
 	return nil
 }
 
-// Policy is a rule of choice.
+// Policy is a routing policy.
 type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name, for PolicyOverride.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// What it does, in one sentence.
 	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
-	// Its numbers as configured, by name.
+	// Its parameters as configured, by name.
 	Params map[string]float64 `protobuf:"bytes,3,rep,name=params,proto3" json:"params,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
-	// It is the one used when a request names none.
+	// It is the policy of requests that name none.
 	Default       bool `protobuf:"varint,4,opt,name=default,proto3" json:"default,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

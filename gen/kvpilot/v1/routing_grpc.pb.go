@@ -42,13 +42,14 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // RoutingService decides which replica should answer, without answering itself: for proxies and schedulers that talk to
-// the replicas on their own, and for people who ask why.
+// the replicas on their own, and for operators that inspect decisions.
 type RoutingServiceClient interface {
 	// Tokenize returns the exact token ids that a replica of the model would use.
 	Tokenize(ctx context.Context, in *TokenizeRequest, opts ...grpc.CallOption) (*TokenizeResponse, error)
 	// Detokenize returns the text of token ids.
 	Detokenize(ctx context.Context, in *DetokenizeRequest, opts ...grpc.CallOption) (*DetokenizeResponse, error)
-	// ChooseReplica picks the replica that will answer soonest and, unless told otherwise, books the load there.
+	// ChooseReplica picks the replica that will answer soonest and, unless reserve or dry_run say otherwise, books the load
+	// there.
 	ChooseReplica(ctx context.Context, in *ChooseReplicaRequest, opts ...grpc.CallOption) (*ChooseReplicaResponse, error)
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
@@ -61,7 +62,7 @@ type RoutingServiceClient interface {
 	ReportDecodeProgress(ctx context.Context, in *ReportDecodeProgressRequest, opts ...grpc.CallOption) (*Reservation, error)
 	// ReleaseReservation ends a reservation. Ending one that has ended already succeeds and changes nothing.
 	ReleaseReservation(ctx context.Context, in *ReleaseReservationRequest, opts ...grpc.CallOption) (*Reservation, error)
-	// RenewReservation begins a lease anew without reporting progress.
+	// RenewReservation restarts a lease without reporting progress.
 	RenewReservation(ctx context.Context, in *RenewReservationRequest, opts ...grpc.CallOption) (*Reservation, error)
 	// TrackReservation carries the lifecycle reports of many reservations on one stream, one answer per report. Over REST
 	// both directions are JSON objects, one per line.
@@ -71,9 +72,9 @@ type RoutingServiceClient interface {
 	// ListDecisions returns recorded decisions, newest first.
 	ListDecisions(ctx context.Context, in *ListDecisionsRequest, opts ...grpc.CallOption) (*ListDecisionsResponse, error)
 	// WatchDecisions streams decisions as they are made, and again when their outcome is known. A reader that is too slow
-	// loses decisions; how many is told with the next one.
+	// loses decisions; the next one has their number.
 	WatchDecisions(ctx context.Context, in *WatchDecisionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDecisionsResponse], error)
-	// ScoreOverlap tells how much of a prompt each rank of a pool holds, and chooses nothing.
+	// ScoreOverlap returns how much of a prompt each rank of a pool holds, without choosing.
 	ScoreOverlap(ctx context.Context, in *ScoreOverlapRequest, opts ...grpc.CallOption) (*ScoreOverlapResponse, error)
 	// GetLoads returns the load that the router counts on each rank, and what the engines report.
 	GetLoads(ctx context.Context, in *GetLoadsRequest, opts ...grpc.CallOption) (*GetLoadsResponse, error)
@@ -256,13 +257,14 @@ func (c *routingServiceClient) ListPolicies(ctx context.Context, in *ListPolicie
 // for forward compatibility.
 //
 // RoutingService decides which replica should answer, without answering itself: for proxies and schedulers that talk to
-// the replicas on their own, and for people who ask why.
+// the replicas on their own, and for operators that inspect decisions.
 type RoutingServiceServer interface {
 	// Tokenize returns the exact token ids that a replica of the model would use.
 	Tokenize(context.Context, *TokenizeRequest) (*TokenizeResponse, error)
 	// Detokenize returns the text of token ids.
 	Detokenize(context.Context, *DetokenizeRequest) (*DetokenizeResponse, error)
-	// ChooseReplica picks the replica that will answer soonest and, unless told otherwise, books the load there.
+	// ChooseReplica picks the replica that will answer soonest and, unless reserve or dry_run say otherwise, books the load
+	// there.
 	ChooseReplica(context.Context, *ChooseReplicaRequest) (*ChooseReplicaResponse, error)
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
@@ -275,7 +277,7 @@ type RoutingServiceServer interface {
 	ReportDecodeProgress(context.Context, *ReportDecodeProgressRequest) (*Reservation, error)
 	// ReleaseReservation ends a reservation. Ending one that has ended already succeeds and changes nothing.
 	ReleaseReservation(context.Context, *ReleaseReservationRequest) (*Reservation, error)
-	// RenewReservation begins a lease anew without reporting progress.
+	// RenewReservation restarts a lease without reporting progress.
 	RenewReservation(context.Context, *RenewReservationRequest) (*Reservation, error)
 	// TrackReservation carries the lifecycle reports of many reservations on one stream, one answer per report. Over REST
 	// both directions are JSON objects, one per line.
@@ -285,9 +287,9 @@ type RoutingServiceServer interface {
 	// ListDecisions returns recorded decisions, newest first.
 	ListDecisions(context.Context, *ListDecisionsRequest) (*ListDecisionsResponse, error)
 	// WatchDecisions streams decisions as they are made, and again when their outcome is known. A reader that is too slow
-	// loses decisions; how many is told with the next one.
+	// loses decisions; the next one has their number.
 	WatchDecisions(*WatchDecisionsRequest, grpc.ServerStreamingServer[WatchDecisionsResponse]) error
-	// ScoreOverlap tells how much of a prompt each rank of a pool holds, and chooses nothing.
+	// ScoreOverlap returns how much of a prompt each rank of a pool holds, without choosing.
 	ScoreOverlap(context.Context, *ScoreOverlapRequest) (*ScoreOverlapResponse, error)
 	// GetLoads returns the load that the router counts on each rank, and what the engines report.
 	GetLoads(context.Context, *GetLoadsRequest) (*GetLoadsResponse, error)
