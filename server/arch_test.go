@@ -37,8 +37,8 @@ var within = map[string][]string{
 	"tokens/tokenizer":    {"tokens/rawjson"},
 	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/admission"},
 	"route/router":        {"route/resume", "route/quota"},
-	"edge/gateway":        {"edge/guard", "edge/inproc"},
-	"edge/grpcapi":        {"edge/guard", "edge/callers", "edge/inproc"},
+	"edge/gateway":        {"edge/guard", "edge/httpcall"},
+	"edge/grpcapi":        {"edge/guard", "edge/callers", "edge/httpcall"},
 }
 
 // genUsers may import the generated contract; engineContract is vLLM's and kvevents' alone.

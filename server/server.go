@@ -121,7 +121,7 @@ func (s *Server) Run(ctx context.Context) error {
 	background := append(s.parts.background(), component{"health", func(ctx context.Context) error {
 		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
 	}})
-	background = append(background, component{"guard", s.surfaces.door.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
+	background = append(background, component{"gateway", s.surfaces.gateway.Run}, component{"guard", s.surfaces.door.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
 	if s.params.Source != nil {
 		background = append(background, component{"settings", s.followSettings})
 	}

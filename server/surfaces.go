@@ -20,7 +20,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
@@ -89,16 +88,12 @@ func recordReads(to *audit.Log) func(callers.Source, error) {
 	}
 }
 
-// openREST makes the REST surface: grpc-gateway over the in-process hop.
+// openREST makes the REST surface.
 func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready func() error) error {
-	hop := inproc.New(inproc.Params{
-		Unary: []grpc.UnaryServerInterceptor{api.Unary}, Stream: []grpc.StreamServerInterceptor{api.Stream},
-		OnPanic: func(method string, value any, stack []byte) {
-			p.log.Error("a handler panicked", "method", method, "panic", value, "stack", string(stack))
-		},
-	})
-	api.Register(hop)
-	params := gateway.Params{Conn: hop, Ready: ready, Budget: s.budget, Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator(), Authorize: api.Authorize}
+	params := gateway.Params{
+		Register: api.Register, Unary: api.Unary, Stream: api.Stream, Authorize: api.Authorize, Ready: ready, Budget: s.budget,
+		Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator(),
+	}
 	g, err := gateway.New(c.Gateway, params)
 	if err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/api/httpbody"
 
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
 // nowhere is a ResponseWriter without a connection.
@@ -33,7 +33,7 @@ func BenchmarkRequest(b *testing.B) {
 	b.ReportAllocs()
 	header := http.Header{"Content-Type": {"application/json"}, "Content-Length": {"4"}}
 	out := httpbody.HttpBody{Data: []byte("null")}
-	g := newHandler(b, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, to bodies) error {
+	g := newHandler(b, &services{chat: func(e *httpcall.Call, _ *httpbody.HttpBody, to bodies) error {
 		if err := e.Answer.Begin(200, header); err != nil {
 			return err
 		}
@@ -56,7 +56,7 @@ func BenchmarkRequest(b *testing.B) {
 // BenchmarkChunk is the same for one chunk of a stream.
 func BenchmarkChunk(b *testing.B) {
 	b.ReportAllocs()
-	g := newHandler(b, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, to bodies) error {
+	g := newHandler(b, &services{chat: func(e *httpcall.Call, _ *httpbody.HttpBody, to bodies) error {
 		if err := e.Answer.Begin(200, http.Header{"Content-Type": {"text/event-stream"}}); err != nil {
 			return err
 		}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
 // firstPiece is read before memory is taken for more of a body, and pieceGrowth is how much
@@ -39,7 +39,7 @@ func (*body) Close() error             { return nil }
 // behind which there is no next: the generated code ends the stream there and tells nobody why.
 type liveBody struct {
 	io.ReadCloser
-	mistakes *inproc.Mistakes
+	mistakes *httpcall.Mistakes
 	wrong    atomic.Pointer[apierror.Error]
 }
 

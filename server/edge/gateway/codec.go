@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
 // codec is the one marshaler: an HttpBody is the bytes of the HTTP body themselves; every other
@@ -93,7 +93,7 @@ func (c codec) NewEncoder(w io.Writer) runtime.Encoder {
 	})
 }
 
-// NewDecoder reads a request. A whole body that was read already is taken without a copy.
+// NewDecoder reads a request. A body that was read whole is decoded where it is.
 func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 	if whole, ok := r.(*body); ok {
 		return runtime.DecoderFunc(func(v any) error { return c.decodeWhole(whole, v) })
@@ -114,10 +114,6 @@ func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 }
 
 func (c codec) decodeWhole(b *body, v any) error {
-	if m, ok := v.(*httpbody.HttpBody); ok {
-		m.ContentType, m.Data = b.contentType, b.data
-		return nil
-	}
 	if len(bytes.TrimSpace(b.data)) == 0 {
 		return io.EOF // no body is an empty message
 	}
@@ -127,7 +123,9 @@ func (c codec) decodeWhole(b *body, v any) error {
 	if !json.Valid(b.data) {
 		return syntaxError(b.data)
 	}
-	return c.Unmarshal(b.data, v)
+	err := c.Unmarshal(b.data, v)
+	b.data = nil // the message takes its place in memory
+	return err
 }
 
 // syntaxError says where JSON breaks.
@@ -146,7 +144,7 @@ func syntaxError(data []byte) error {
 func openStream(ctx context.Context, w http.ResponseWriter, m proto.Message) error {
 	md, ok := runtime.ServerMetadataFromContext(ctx)
 	rq, ours := w.(*request)
-	if m != nil || !ok || !ours || rq.status != 0 || !inproc.IsOpen(md.HeaderMD) {
+	if m != nil || !ok || !ours || rq.status != 0 || !httpcall.IsOpen(md.HeaderMD) {
 		return nil
 	}
 	rq.w.Header().Set("Content-Type", typeLines)

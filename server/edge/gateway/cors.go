@@ -45,7 +45,7 @@ func (g *Gateway) answerOptions(rq *request, r *http.Request) bool {
 	if r.Method != http.MethodOptions {
 		return false
 	}
-	allowed := g.routes.allowed(g.mux, r.URL)
+	allowed := g.routes.allowed(r.URL)
 	if len(allowed) == 0 {
 		return false
 	}

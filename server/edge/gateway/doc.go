@@ -1,12 +1,12 @@
-// Package gateway is the REST surface: grpc-gateway's mux over the in-process hop, and what it
-// takes for OpenAI clients to notice nothing.
+// Package gateway is the REST surface, and what it takes for OpenAI clients to notice nothing.
 //
-// A Gateway is an http.Handler. It reads a body once, within a limit, and hands it to the RPC
-// uncopied; a streamed answer goes from the handler straight to the client, byte for byte,
-// flushed as it comes. Errors have OpenAI's shape (Anthropic's below /v1/messages) with exact
-// statuses; after the first byte they are the stream's last event. Routes are those of the
-// contract's annotations and nobody writes one by hand. Each request has an id and a server span,
-// and is counted. A Gateway is safe for concurrent use and owns no goroutine.
+// A Gateway is an http.Handler. Its routes are those of the contract's annotations. A raw route, whose
+// RPC carries an HttpBody, calls the generated server interface with a stream that writes to the
+// client, byte for byte, flushed as it comes. A typed route goes through grpc-gateway's generated
+// handler and a grpc.Server in memory (Run). A body is read once, within a limit, and handed over
+// uncopied. Errors have OpenAI's shape (Anthropic's below /v1/messages) with exact statuses; after
+// the first byte they are the stream's last event. Each request has an id and a server span, and is
+// counted. A Gateway is safe for concurrent use.
 //
 // It leaves to others: what an RPC does (grpcapi), listeners and timeouts of idle connections
 // (server), health and metrics endpoints (admin).

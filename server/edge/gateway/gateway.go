@@ -21,12 +21,15 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/span"
 )
 
-// Params are what a Gateway works with. Conn is required.
+// Params are what a Gateway works with. Register is required.
 type Params struct {
-	// Conn reaches the three services; the in-process hop in production.
-	Conn grpc.ClientConnInterface
+	// Register adds the services to a registrar.
+	Register func(grpc.ServiceRegistrar)
+	// Unary and Stream run around every handler; they may be nil.
+	Unary  grpc.UnaryServerInterceptor
+	Stream grpc.StreamServerInterceptor
 	// Authorize identifies the sender of a request before its body is read. rpc is the full name of the method that the
-	// route stands for; empty while that is not known. Nil leaves that to the services. Its errors are shown as package
+	// route stands for; empty when there is no such route. Nil leaves that to the services. Its errors are shown as package
 	// apierror says.
 	Authorize func(r *http.Request, requestID, rpc string) (*caller.Caller, error)
 	// Ready says why the router should get no requests now; nil when it should, as it always is
@@ -46,11 +49,13 @@ type Params struct {
 // Gateway answers HTTP requests. Make one with New.
 type Gateway struct {
 	conf      atomic.Pointer[Config]
-	mux       *runtime.ServeMux
 	routes    *routes
-	inference kvpilotv1.InferenceServiceClient
+	typed     *runtime.ServeMux // the generated handlers of typed routes
+	hop       *hop
+	unary     grpc.UnaryServerInterceptor
+	stream    grpc.StreamServerInterceptor
+	forward   *service // answers paths without a route; nil: 404 does
 	authorize func(*http.Request, string, string) (*caller.Caller, error)
-	forward   bool
 	ready     func() error
 	cors      *cors
 	// crossOrigin keeps pages of other origins from changing anything.
@@ -66,8 +71,8 @@ type Gateway struct {
 // New makes a Gateway with the routes of the contract.
 func New(c Config, p Params) (*Gateway, error) {
 	g := &Gateway{
-		authorize: p.Authorize, forward: p.Forward, ready: p.Ready, cors: newCORS(c.AllowOrigins),
-		log: p.Log, propagator: p.Propagator, inference: kvpilotv1.NewInferenceServiceClient(p.Conn),
+		authorize: p.Authorize, ready: p.Ready, cors: newCORS(c.AllowOrigins),
+		log: p.Log, propagator: p.Propagator, unary: p.Unary, stream: p.Stream, hop: newHop(p),
 	}
 	g.conf.Store(&c)
 	if g.budget = p.Budget; g.budget == nil {
@@ -90,12 +95,22 @@ func New(c Config, p Params) (*Gateway, error) {
 	if g.metrics, err = newMetrics(p.Meter); err != nil {
 		return nil, err
 	}
-	if g.routes, err = readRoutes(); err != nil {
+	all := services{}
+	p.Register(all)
+	if g.routes, err = readRoutes(all); err != nil {
 		return nil, err
 	}
-	g.mux = runtime.NewServeMux(
+	if p.Forward {
+		forward := all[kvpilotv1.InferenceService_Forward_FullMethodName]
+		g.forward = &forward
+	}
+	if g.stream == nil {
+		g.stream = func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			return next(srv, ss)
+		}
+	}
+	g.typed = runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, codec{}),
-		runtime.WithMiddlewares(g.routes.capture),
 		runtime.WithIncomingHeaderMatcher(noHeader),
 		runtime.WithOutgoingHeaderMatcher(noHeader),
 		runtime.WithOutgoingTrailerMatcher(noHeader),
@@ -106,13 +121,15 @@ func New(c Config, p Params) (*Gateway, error) {
 		runtime.WithForwardResponseOption(openStream),
 		runtime.WithErrorHandler(g.onError),
 		runtime.WithStreamErrorHandler(g.onStreamError),
-		runtime.WithRoutingErrorHandler(g.onRoutingError),
 	)
-	if err := g.register(p.Conn); err != nil {
+	if err := g.register(); err != nil {
 		return nil, fmt.Errorf("register the contract's routes: %w", err)
 	}
-	return g, g.routes.resolve(g.mux)
+	return g, nil
 }
+
+// Run serves the typed routes until ctx ends, and returns when their handlers have. It is called once.
+func (g *Gateway) Run(ctx context.Context) error { return g.hop.run(ctx) }
 
 // Update puts new time limits in force, for requests that begin from now on. What else is in next stays as it was.
 func (g *Gateway) Update(next Config) error {
@@ -128,21 +145,17 @@ func (g *Gateway) Update(next Config) error {
 // StallTimeout is how long a client may take nothing, now.
 func (g *Gateway) StallTimeout() time.Duration { return g.conf.Load().StallTimeout }
 
-// register mounts the generated handlers. They start nothing: the context is not kept.
-func (g *Gateway) register(conn grpc.ClientConnInterface) error {
+// register mounts the generated handlers of the services with typed routes. They start nothing: the context is not kept.
+func (g *Gateway) register() error {
 	ctx := context.Background()
-	if err := kvpilotv1.RegisterInferenceServiceHandlerClient(ctx, g.mux, g.inference); err != nil {
+	if err := kvpilotv1.RegisterRoutingServiceHandlerClient(ctx, g.typed, kvpilotv1.NewRoutingServiceClient(g.hop)); err != nil {
 		return err
 	}
-	if err := kvpilotv1.RegisterRoutingServiceHandlerClient(ctx, g.mux, kvpilotv1.NewRoutingServiceClient(conn)); err != nil {
+	if err := kvpilotv1.RegisterReplicaServiceHandlerClient(ctx, g.typed, kvpilotv1.NewReplicaServiceClient(g.hop)); err != nil {
 		return err
 	}
-	if err := kvpilotv1.RegisterReplicaServiceHandlerClient(ctx, g.mux, kvpilotv1.NewReplicaServiceClient(conn)); err != nil {
-		return err
-	}
-	return kvpilotv1.RegisterConfigServiceHandlerClient(ctx, g.mux, kvpilotv1.NewConfigServiceClient(conn))
+	return kvpilotv1.RegisterConfigServiceHandlerClient(ctx, g.typed, kvpilotv1.NewConfigServiceClient(g.hop))
 }
 
-// noHeader passes no header as metadata, in either direction: requests carry theirs in the
-// Exchange, and answers set theirs themselves.
+// noHeader passes no header as metadata, in either direction: handlers find the client's in its httpcall.Call.
 func noHeader(string) (string, bool) { return "", false }

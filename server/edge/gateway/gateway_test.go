@@ -22,7 +22,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
 func TestMain(m *testing.M) {
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 
 type (
 	bodies      = grpc.ServerStreamingServer[httpbody.HttpBody]
-	chatHandler = func(*inproc.Exchange, *httpbody.HttpBody, bodies) error
+	chatHandler = func(*httpcall.Call, *httpbody.HttpBody, bodies) error
 )
 
 // services answer as each test says.
@@ -41,37 +41,42 @@ type services struct {
 	kvpilotv1.UnimplementedReplicaServiceServer
 	chat   chatHandler
 	choose func(*kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error)
+	// chooseIn is choose with the call's context.
+	chooseIn func(context.Context, *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error)
 }
 
 func (s *services) ChatCompletions(in *httpbody.HttpBody, out bodies) error {
-	return s.chat(inproc.FromContext(out.Context()), in, out)
+	return s.chat(httpcall.From(out.Context()), in, out)
 }
 
 func (s *services) Messages(in *httpbody.HttpBody, out bodies) error {
-	return s.chat(inproc.FromContext(out.Context()), in, out)
+	return s.chat(httpcall.From(out.Context()), in, out)
 }
 
 func (s *services) Responses(in *httpbody.HttpBody, out bodies) error {
-	return s.chat(inproc.FromContext(out.Context()), in, out)
+	return s.chat(httpcall.From(out.Context()), in, out)
 }
 
 func (s *services) Rerank(in *httpbody.HttpBody, out bodies) error {
-	return s.chat(inproc.FromContext(out.Context()), in, out)
+	return s.chat(httpcall.From(out.Context()), in, out)
 }
 
 func (s *services) RetrieveResponse(in *kvpilotv1.RetrieveResponseRequest, out bodies) error {
-	return s.chat(inproc.FromContext(out.Context()), &httpbody.HttpBody{Data: []byte(in.GetResponseId())}, out)
+	return s.chat(httpcall.From(out.Context()), &httpbody.HttpBody{Data: []byte(in.GetResponseId())}, out)
 }
 
 func (s *services) Forward(in *kvpilotv1.ForwardRequest, out bodies) error {
-	return s.chat(inproc.FromContext(out.Context()), &httpbody.HttpBody{Data: []byte(in.GetMethod() + " " + in.GetPath() + "?" + in.GetQuery() + " " + string(in.GetBody()))}, out)
+	return s.chat(httpcall.From(out.Context()), &httpbody.HttpBody{Data: []byte(in.GetMethod() + " " + in.GetPath() + "?" + in.GetQuery() + " " + string(in.GetBody()))}, out)
 }
 
 func (s *services) GetModel(_ context.Context, in *kvpilotv1.GetModelRequest) (*httpbody.HttpBody, error) {
 	return &httpbody.HttpBody{ContentType: "application/json", Data: []byte(`{"id":"` + in.GetModel() + `"}`)}, nil
 }
 
-func (s *services) ChooseReplica(_ context.Context, in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+func (s *services) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+	if s.chooseIn != nil {
+		return s.chooseIn(ctx, in)
+	}
 	if s.choose == nil {
 		return &kvpilotv1.ChooseReplicaResponse{}, nil
 	}
@@ -80,11 +85,11 @@ func (s *services) ChooseReplica(_ context.Context, in *kvpilotv1.ChooseReplicaR
 
 func (s *services) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilotv1.ChooseReplicaResponse, error) {
 	return &kvpilotv1.ChooseReplicaResponse{Host: "h", Port: 8000, ReplicaId: "r-1",
-		Reason: string(in.GetData()) + inproc.FromContext(ctx).Header.Get("X-Body-Truncated")}, nil
+		Reason: string(in.GetData()) + httpcall.From(ctx).Header.Get("X-Body-Truncated")}, nil
 }
 
 func (s *services) Watch(_ *kvpilotv1.WatchRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error {
-	if err := out.SendHeader(inproc.StreamOpen()); err != nil {
+	if err := out.SendHeader(httpcall.StreamOpen()); err != nil {
 		return err
 	}
 	<-out.Context().Done()
@@ -110,7 +115,7 @@ func (s *services) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackR
 			return err
 		}
 		out := &kvpilotv1.TrackReservationResponse{Sequence: in.GetSequence()}
-		if wrong := inproc.FromContext(ss.Context()).Mistakes.Take(n); wrong != nil {
+		if wrong := httpcall.From(ss.Context()).Mistakes.Take(n); wrong != nil {
 			out.Message = apierror.From(wrong).Message
 		}
 		if err := ss.Send(out); err != nil {
@@ -124,11 +129,11 @@ type option func(*gateway.Config, *gateway.Params)
 // newHandler makes a Gateway over services.
 func newHandler(t testing.TB, s *services, options ...option) http.Handler {
 	t.Helper()
-	channel := inproc.New(inproc.Params{})
-	kvpilotv1.RegisterInferenceServiceServer(channel, s)
-	kvpilotv1.RegisterRoutingServiceServer(channel, s)
-	kvpilotv1.RegisterReplicaServiceServer(channel, s)
-	c, p := gateway.DefaultConfig(), gateway.Params{Conn: channel}
+	c, p := gateway.DefaultConfig(), gateway.Params{Register: func(to grpc.ServiceRegistrar) {
+		kvpilotv1.RegisterInferenceServiceServer(to, s)
+		kvpilotv1.RegisterRoutingServiceServer(to, s)
+		kvpilotv1.RegisterReplicaServiceServer(to, s)
+	}}
 	for _, set := range options {
 		set(&c, &p)
 	}
@@ -139,6 +144,15 @@ func newHandler(t testing.TB, s *services, options ...option) http.Handler {
 	if err != nil {
 		t.Fatal(err)
 	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- g.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
 	return g
 }
 
@@ -175,7 +189,7 @@ func call(t testing.TB, method, url, body string, header ...string) (*http.Respo
 }
 
 // echo answers with the request's own bytes.
-func echo(_ *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
+func echo(_ *httpcall.Call, in *httpbody.HttpBody, out bodies) error {
 	return out.Send(&httpbody.HttpBody{ContentType: "text/plain", Data: in.GetData()})
 }
 
@@ -184,9 +198,9 @@ func TestBodiesPassByteForByte(t *testing.T) {
 	for i := range every {
 		every[i] = byte(i)
 	}
-	var seen inproc.Exchange
+	var seen httpcall.Call
 	var contentType string
-	url := start(t, &services{chat: func(e *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
+	url := start(t, &services{chat: func(e *httpcall.Call, in *httpbody.HttpBody, out bodies) error {
 		seen, contentType = *e, in.GetContentType()
 		return echo(e, in, out)
 	}})
@@ -224,7 +238,7 @@ func TestBodiesPassByteForByte(t *testing.T) {
 }
 
 func TestStatusAndHeadersAreTheHandlers(t *testing.T) {
-	url := start(t, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+	url := start(t, &services{chat: func(e *httpcall.Call, _ *httpbody.HttpBody, out bodies) error {
 		err := e.Answer.Begin(207, http.Header{
 			"Content-Type": {"application/json; charset=utf-8"}, "Content-Length": {"4"}, "X-Kvpilot-Replica": {"r-1"},
 			"Connection": {"close"}, "Transfer-Encoding": {"chunked"}, "Keep-Alive": {"timeout=5"},
@@ -245,7 +259,7 @@ func TestStatusAndHeadersAreTheHandlers(t *testing.T) {
 
 func TestStreamedPiecesArriveAsTheyAreSent(t *testing.T) {
 	next := make(chan string)
-	url := start(t, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+	url := start(t, &services{chat: func(e *httpcall.Call, _ *httpbody.HttpBody, out bodies) error {
 		if err := e.Answer.Begin(200, http.Header{"Content-Type": {"text/event-stream"}}); err != nil {
 			return err
 		}
@@ -299,7 +313,7 @@ func TestErrorsBeforeTheFirstByte(t *testing.T) {
 		"a panic":      {nil, "/v1/chat/completions", 500, `{"error":{"message":"internal error","type":"server_error","param":null,"code":"internal"}}`, "application/json", [2]string{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			url := start(t, &services{chat: func(*inproc.Exchange, *httpbody.HttpBody, bodies) error {
+			url := start(t, &services{chat: func(*httpcall.Call, *httpbody.HttpBody, bodies) error {
 				if tc.err == nil {
 					panic("bug")
 				}
@@ -322,7 +336,7 @@ func TestErrorsBeforeTheFirstByte(t *testing.T) {
 func TestErrorsAfterTheFirstByte(t *testing.T) {
 	broken := apierror.New(apierror.UpstreamStreamBroken, "broke off", nil)
 	answer := func(header http.Header) chatHandler {
-		return func(e *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+		return func(e *httpcall.Call, _ *httpbody.HttpBody, out bodies) error {
 			if err := e.Answer.Begin(200, header); err != nil {
 				return err
 			}
@@ -377,7 +391,7 @@ func TestAnErrorStandsForItselfAfterACut(t *testing.T) {
 		"data: 1\n\n: comment": "\n\n",
 	} {
 		for _, size := range []int{1, 2, 3, 100} {
-			url := start(t, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+			url := start(t, &services{chat: func(e *httpcall.Call, _ *httpbody.HttpBody, out bodies) error {
 				if err := e.Answer.Begin(200, http.Header{"Content-Type": {"text/event-stream"}}); err != nil {
 					return err
 				}
@@ -588,7 +602,7 @@ func TestBothDirectionsStream(t *testing.T) {
 
 func TestAuthorizationComesBeforeTheBody(t *testing.T) {
 	var tenant string
-	url := start(t, &services{chat: func(e *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
+	url := start(t, &services{chat: func(e *httpcall.Call, in *httpbody.HttpBody, out bodies) error {
 		tenant = e.Caller.Tenant
 		return echo(e, in, out)
 	}}, func(_ *gateway.Config, p *gateway.Params) {
@@ -677,7 +691,7 @@ func TestCORS(t *testing.T) {
 
 func TestClientGoneCancelsTheCall(t *testing.T) {
 	began, ended := make(chan struct{}), make(chan struct{})
-	url := start(t, &services{chat: func(_ *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+	url := start(t, &services{chat: func(_ *httpcall.Call, _ *httpbody.HttpBody, out bodies) error {
 		close(began)
 		<-out.Context().Done()
 		close(ended)

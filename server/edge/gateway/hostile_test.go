@@ -16,7 +16,7 @@ import (
 	"google.golang.org/genproto/googleapis/api/httpbody"
 
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
 // dial opens a bare connection, for requests that no client would send.
@@ -98,7 +98,7 @@ func TestSlowBodyIsGivenUp(t *testing.T) {
 		t.Errorf("%d %s (close %t)", resp.StatusCode, body, resp.Close)
 	}
 	// The deadline is the body's, not the answer's.
-	slow := start(t, &services{chat: func(e *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
+	slow := start(t, &services{chat: func(e *httpcall.Call, in *httpbody.HttpBody, out bodies) error {
 		select {
 		case <-out.Context().Done():
 			return out.Context().Err()
@@ -124,7 +124,7 @@ func TestAnnouncedBodyTakesNoMemoryBeforeItComes(t *testing.T) {
 
 func TestBodiesTogetherAreBounded(t *testing.T) {
 	began, done := make(chan struct{}, 2), make(chan struct{})
-	url := start(t, &services{chat: func(e *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
+	url := start(t, &services{chat: func(e *httpcall.Call, in *httpbody.HttpBody, out bodies) error {
 		began <- struct{}{}
 		<-done
 		return echo(e, in, out)
@@ -160,7 +160,7 @@ func TestBodiesTogetherAreBounded(t *testing.T) {
 
 func TestClientThatTakesNothingIsCutOff(t *testing.T) {
 	ended := make(chan error, 1)
-	url := start(t, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+	url := start(t, &services{chat: func(e *httpcall.Call, _ *httpbody.HttpBody, out bodies) error {
 		if err := e.Answer.Begin(200, http.Header{"Content-Type": {"text/event-stream"}}); err != nil {
 			return err
 		}

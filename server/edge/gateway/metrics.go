@@ -55,11 +55,11 @@ func (m *metrics) begin() { m.active.Add(context.Background(), 1) }
 
 func (m *metrics) end(rq *request) {
 	m.active.Add(context.Background(), -1)
-	m.duration.Record(context.Background(), time.Since(rq.exchange.Received).Seconds(), m.label(rq))
+	m.duration.Record(context.Background(), time.Since(rq.call.Received).Seconds(), m.label(rq))
 }
 
 func (m *metrics) label(rq *request) metric.MeasurementOption {
-	key := labelKey{knownMethod(rq.exchange.Method), rq.pattern, rq.outcome()}
+	key := labelKey{knownMethod(rq.call.Method), rq.pattern, rq.outcome()}
 	if set, ok := m.labels.Load(key); ok {
 		return set.(metric.MeasurementOption)
 	}

@@ -20,7 +20,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 )
 
@@ -28,7 +28,7 @@ func TestEachRequestLeavesASpanAndACount(t *testing.T) {
 	var ended []sdktrace.ReadOnlySpan
 	var mu sync.Mutex
 	counts := metric.NewManualReader()
-	url := start(t, &services{chat: func(e *inproc.Exchange, in *httpbody.HttpBody, out bodies) error {
+	url := start(t, &services{chat: func(e *httpcall.Call, in *httpbody.HttpBody, out bodies) error {
 		if len(in.GetData()) == 0 {
 			return apierror.New(apierror.UpstreamUnreachable, "unreachable", nil)
 		}
@@ -133,7 +133,7 @@ func TestIdleStreamsAreSmall(t *testing.T) {
 		<-done
 	}))
 	t.Cleanup(plain.Close)
-	url := start(t, &services{chat: func(e *inproc.Exchange, _ *httpbody.HttpBody, out bodies) error {
+	url := start(t, &services{chat: func(e *httpcall.Call, _ *httpbody.HttpBody, out bodies) error {
 		if err := e.Answer.Begin(200, http.Header{"Content-Type": {"text/event-stream"}}); err != nil {
 			return err
 		}

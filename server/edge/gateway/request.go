@@ -6,27 +6,28 @@ import (
 	"maps"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
-	"google.golang.org/genproto/googleapis/api/httpbody"
-
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
-// request is one HTTP request on its way. It is the ResponseWriter that the generated handlers
-// see and the Answer that raw routes write to; one goroutine uses it at a time.
+// request is one HTTP request on its way. It is the ResponseWriter that the generated handlers of typed routes see; the
+// handlers of raw routes see it as an answer. One goroutine uses it at a time.
 type request struct {
 	g        *Gateway
 	config   *Config // as the request began with
 	w        http.ResponseWriter
 	control  *http.ResponseController
 	flusher  flusher
-	exchange inproc.Exchange
+	ctx      context.Context // the handler's: gRPC's interfaces ask for it by method
+	call     httpcall.Call
+	params   map[string]string // the variables of the path
 	body     body
+	received bool   // the body was handed to the handler of a raw route
 	held     int64  // bytes counted in the budget
-	pattern  string // the route as metrics name it; empty when there is none
-	named    string // the pattern in the span's name
+	pattern  string // the route as metrics and spans name it; empty when there is none
 
 	status  int     // as sent; 0 while nothing was
 	tail    [2]byte // the last bytes of a stream of server-sent events
@@ -35,63 +36,24 @@ type request struct {
 	pushed  bool    // every write goes out at once
 	opened  bool    // the first piece was written
 	failed  *apierror.Error
-	live    *liveBody // of a stream of messages; nil otherwise
-	tunnel  *tunnel   // what the connection became; nil while it is HTTP
-	aborted bool      // the connection must not look as if the answer were whole
+	refused atomic.Pointer[error] // how the handler of a typed route ended; nil without an error
+	live    *liveBody             // of a stream of messages; nil otherwise
+	tunnel  *tunnel               // what the connection became; nil while it is HTTP
+	aborted bool                  // the connection must not look as if the answer were whole
 	stallBy time.Time
 	// multiplexed: HTTP/2 ends a stream at its deadline even when nothing is being written.
 	multiplexed bool
 }
 
-var (
-	_ http.ResponseWriter = (*request)(nil)
-	_ inproc.Answer       = (*request)(nil)
-)
+var _ http.ResponseWriter = (*request)(nil)
+
+var errBegun = errors.New("the answer has begun")
 
 type requestKey struct{}
 
 func requestFrom(ctx context.Context) *request {
 	rq, _ := ctx.Value(requestKey{}).(*request)
 	return rq
-}
-
-// matched tells which route was found.
-func (rq *request) matched(r *route) {
-	if r == nil {
-		return
-	}
-	rq.pattern = r.pattern
-	if r.raw {
-		rq.exchange.Answer = rq
-	}
-}
-
-// Begin implements inproc.Answer.
-func (rq *request) Begin(status int, header http.Header) error {
-	if rq.status != 0 {
-		return errors.New("the answer has begun")
-	}
-	h := rq.w.Header()
-	for name, values := range header {
-		if !hopByHop(name) {
-			h[name] = values
-		}
-	}
-	rq.start(status)
-	return nil
-}
-
-// Message implements inproc.Answer.
-func (rq *request) Message(msg any) error {
-	m, ok := msg.(*httpbody.HttpBody)
-	if !ok {
-		return errors.New("a raw route answers with HttpBody")
-	}
-	if rq.status == 0 {
-		rq.w.Header().Set("Content-Type", codec{}.ContentType(m))
-		rq.start(http.StatusOK)
-	}
-	return rq.write(m.Data)
 }
 
 // start sends the status and the headers, with the first bytes of the body.
@@ -238,7 +200,7 @@ func (rq *request) fail(e *apierror.Error) {
 		e = wrong // the service saw the stream end there
 	}
 	rq.failed = e
-	dialect := dialectOf(rq.exchange.Path)
+	dialect := dialectOf(rq.call.Path)
 	switch {
 	case rq.tunnel != nil: // the connection is no longer one for answers
 		rq.g.metrics.brokenStream(e)

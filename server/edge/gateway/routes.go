@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -11,10 +10,12 @@ import (
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/genproto/googleapis/api/annotations"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
 // route is one binding of an RPC to a method and a path.
@@ -24,9 +25,9 @@ type route struct {
 	rpc string
 	// pattern is the path as the contract writes it: "/v1/models/{model=**}".
 	pattern string
-	// raw routes stream an engine's answer; others marshal messages of ours.
+	// raw routes carry an HttpBody in either direction. They call the service directly; others go over the listener in memory.
 	raw bool
-	// opaque routes take a body as it is, whatever its type; others take JSON.
+	// opaque routes take a body whatever its type says; others take JSON.
 	opaque bool
 	// small routes take messages without a prompt.
 	small bool
@@ -34,15 +35,40 @@ type route struct {
 	live bool
 	// upgrade routes make a WebSocket of the client's connection.
 	upgrade bool
-	// handler is the generated one, for routes whose path has no variable.
-	handler runtime.HandlerFunc
+	// form routes read a form themselves, while it arrives.
+	form bool
+	service
 }
 
-// routes is the contract's table of routes, and a short way past the mux for those that have no
-// variable in their path: the mux tries its patterns one by one.
+// service is one method of the generated server interface. It is empty when the method is not registered.
+type service struct {
+	impl   any
+	unary  grpc.MethodHandler
+	stream grpc.StreamHandler
+	info   *grpc.StreamServerInfo
+}
+
+// services are the registered methods by their full names. It is a grpc.ServiceRegistrar.
+type services map[string]service
+
+// RegisterService implements grpc.ServiceRegistrar.
+func (s services) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	for _, m := range desc.Methods {
+		s["/"+desc.ServiceName+"/"+m.MethodName] = service{impl: impl, unary: m.Handler}
+	}
+	for _, m := range desc.Streams {
+		name := "/" + desc.ServiceName + "/" + m.StreamName
+		info := &grpc.StreamServerInfo{FullMethod: name, IsClientStream: m.ClientStreams, IsServerStream: m.ServerStreams}
+		s[name] = service{impl: impl, stream: m.Handler, info: info}
+	}
+}
+
+// routes is the contract's table of routes.
 type routes struct {
-	exact   map[string][]*route // by path
-	pattern map[string][]*route // by pattern, those with variables
+	// exact are the routes without a variable, by path: the mux compares its patterns one by one.
+	exact map[string][]*route
+	// patterns matches the paths of the others. Its handlers only report the match.
+	patterns *runtime.ServeMux
 }
 
 const (
@@ -51,8 +77,14 @@ const (
 )
 
 // readRoutes reads the contract's annotations.
-func readRoutes() (*routes, error) {
-	t := &routes{exact: map[string][]*route{}, pattern: map[string][]*route{}}
+func readRoutes(all services) (*routes, error) {
+	none := func(context.Context, *runtime.ServeMux, runtime.Marshaler, http.ResponseWriter, *http.Request, int) {}
+	malformed := func(context.Context, *runtime.ServeMux, runtime.Marshaler, http.ResponseWriter, *http.Request, error) {
+	}
+	t := &routes{exact: map[string][]*route{}, patterns: runtime.NewServeMux(
+		runtime.WithRoutingErrorHandler(none), runtime.WithErrorHandler(malformed),
+		runtime.WithDisableHTTPMethodOverride(), runtime.WithDisablePathLengthFallback(),
+	)}
 	for _, file := range []protoreflect.FileDescriptor{
 		kvpilotv1.File_kvpilot_v1_inference_proto, kvpilotv1.File_kvpilot_v1_routing_proto, kvpilotv1.File_kvpilot_v1_replica_proto,
 		kvpilotv1.File_kvpilot_v1_config_proto,
@@ -60,7 +92,7 @@ func readRoutes() (*routes, error) {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()
 			for j := range methods.Len() {
-				if err := t.add(methods.Get(j)); err != nil {
+				if err := t.add(methods.Get(j), all); err != nil {
 					return nil, err
 				}
 			}
@@ -69,36 +101,40 @@ func readRoutes() (*routes, error) {
 	return t, nil
 }
 
-func (t *routes) add(rpc protoreflect.MethodDescriptor) error {
+func (t *routes) add(rpc protoreflect.MethodDescriptor, all services) error {
 	rule, _ := proto.GetExtension(rpc.Options(), annotations.E_Http).(*annotations.HttpRule)
 	if rule == nil {
 		return nil
 	}
+	name := "/" + string(rpc.Parent().FullName()) + "/" + string(rpc.Name())
 	for _, binding := range append([]*annotations.HttpRule{rule}, rule.GetAdditionalBindings()...) {
 		method, pattern := verbOf(binding)
 		if method == "" {
 			return fmt.Errorf("%s: a binding without a known method", rpc.FullName())
 		}
 		r := &route{
-			method: method, pattern: pattern, rpc: fullName(rpc),
-			raw:     rpc.Output().FullName() == httpBodyName && rpc.IsStreamingServer(),
-			opaque:  rpc.Input().FullName() == httpBodyName,
+			method: method, pattern: pattern, rpc: name, service: all[name],
+			raw:     rpc.Input().FullName() == httpBodyName || rpc.Output().FullName() == httpBodyName,
+			opaque:  rpc.Input().FullName() == httpBodyName || strings.Contains(pattern, "{"),
 			small:   small(rpc.Input()),
 			live:    rpc.IsStreamingClient(),
 			upgrade: rpc.FullName() == realtimeName,
+			form:    openai.RouteOf(pattern).TakesForm(),
 		}
-		if strings.Contains(pattern, "{") {
-			t.pattern[pattern] = append(t.pattern[pattern], r)
-		} else {
+		if !strings.Contains(pattern, "{") {
 			t.exact[pattern] = append(t.exact[pattern], r)
+			continue
+		}
+		report := func(w http.ResponseWriter, _ *http.Request, params map[string]string) {
+			if m, ok := w.(*match); ok {
+				m.route, m.params = r, params
+			}
+		}
+		if err := t.patterns.HandlePath(method, pattern, report); err != nil {
+			return fmt.Errorf("%s: %w", rpc.FullName(), err)
 		}
 	}
 	return nil
-}
-
-// fullName is the name of a method as gRPC writes it.
-func fullName(rpc protoreflect.MethodDescriptor) string {
-	return "/" + string(rpc.Parent().FullName()) + "/" + string(rpc.Name())
 }
 
 func verbOf(rule *annotations.HttpRule) (method, pattern string) {
@@ -117,27 +153,35 @@ func verbOf(rule *annotations.HttpRule) (method, pattern string) {
 	return "", ""
 }
 
-// find returns the route of a path without variables, or nil.
-func (t *routes) find(method, path string) *route {
-	for _, r := range t.exact[path] {
-		if r.method == method {
-			return r
+// match is what a path with variables stands for. It is the ResponseWriter through which the handlers of routes.patterns
+// report; nothing is written to it.
+type match struct {
+	http.ResponseWriter
+	route  *route
+	params map[string]string
+}
+
+// find returns the route of a path and its variables; nil when there is none. Routes without variables have nil params.
+func (t *routes) find(method string, u *url.URL) (*route, map[string]string) {
+	if list := t.exact[u.Path]; len(list) > 0 {
+		for _, r := range list {
+			if r.method == method {
+				return r, nil
+			}
 		}
+		return nil, nil
 	}
-	return nil
+	var m match
+	t.patterns.ServeHTTP(&m, &http.Request{Method: method, URL: u})
+	return m.route, m.params
 }
 
 // allowed lists the methods that a path has.
-func (t *routes) allowed(mux http.Handler, u *url.URL) []string {
+func (t *routes) allowed(u *url.URL) []string {
 	var list []string
-	for _, r := range t.exact[u.Path] {
-		list = append(list, r.method)
-	}
-	if list == nil { // a path with a variable, or none at all: the mux knows
-		for _, method := range []string{http.MethodDelete, http.MethodGet, http.MethodPatch, http.MethodPost, http.MethodPut} {
-			if probe(mux, method, u, &route{}) {
-				list = append(list, method)
-			}
+	for _, method := range []string{http.MethodDelete, http.MethodGet, http.MethodPatch, http.MethodPost, http.MethodPut} {
+		if found, _ := t.find(method, u); found != nil {
+			list = append(list, method)
 		}
 	}
 	if slices.Contains(list, http.MethodGet) {
@@ -147,22 +191,8 @@ func (t *routes) allowed(mux http.Handler, u *url.URL) []string {
 	return list
 }
 
-type probeKey struct{}
-
-// probe asks the mux which generated handler answers, without calling it, and reports whether there is one.
-func probe(mux http.Handler, method string, u *url.URL, found *route) bool {
-	ctx := context.WithValue(context.Background(), probeKey{}, found)
-	mux.ServeHTTP(nil, (&http.Request{Method: method, URL: u, Header: http.Header{}}).WithContext(ctx))
-	return found.handler != nil
-}
-
-func isProbe(ctx context.Context) bool {
-	_, ok := ctx.Value(probeKey{}).(*route)
-	return ok
-}
-
-// tidy is u without a slash at its end, where only that way it names a route: engines send clients on to that
-// route, which costs them their body twice.
+// tidy is u without a slash at its end when only that path has a route. Engines redirect such clients, which then send
+// their body twice.
 func (t *routes) tidy(u *url.URL) *url.URL {
 	path, found := strings.CutSuffix(u.Path, "/")
 	if !found || len(t.exact[u.Path]) > 0 || len(t.exact[path]) == 0 {
@@ -171,44 +201,4 @@ func (t *routes) tidy(u *url.URL) *url.URL {
 	short := *u
 	short.Path, short.RawPath = path, ""
 	return &short
-}
-
-// capture stands between the mux and every generated handler. It catches the handler when resolve
-// asks for it; on a real request it tells which route with variables was found.
-func (t *routes) capture(next runtime.HandlerFunc) runtime.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
-		if found, ok := r.Context().Value(probeKey{}).(*route); ok {
-			found.handler = next
-			return
-		}
-		if rq := requestFrom(r.Context()); rq != nil {
-			if pattern, ok := runtime.HTTPPattern(r.Context()); ok {
-				rq.matched(t.named(r.Method, pattern.String()))
-			}
-		}
-		next(w, r, params)
-	}
-}
-
-// named finds a route with variables by its pattern as the mux prints it.
-func (t *routes) named(method, printed string) *route {
-	for _, r := range t.pattern[strings.ReplaceAll(printed, "=*}", "}")] {
-		if r.method == method {
-			return r
-		}
-	}
-	return nil
-}
-
-// resolve finds the generated handler of each route without variables, by asking the mux once.
-func (t *routes) resolve(mux *runtime.ServeMux) error {
-	var errs []error
-	for path, list := range t.exact {
-		for _, r := range list {
-			if !probe(mux, r.method, &url.URL{Path: path}, r) {
-				errs = append(errs, fmt.Errorf("%s %s is in the contract but not in the mux", r.method, path))
-			}
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -2,16 +2,19 @@ package gateway
 
 import (
 	"context"
+	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/observe/span"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
 // ServeHTTP answers one request.
@@ -22,12 +25,13 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r = r.WithContext(r.Context()) // the server's own copy stays as it came
 		r.URL = u
 	}
-	rq.exchange = inproc.Exchange{
+	rq.call.Call = router.Call{
 		Method: r.Method, Path: r.URL.EscapedPath(), RawQuery: r.URL.RawQuery,
-		Header: r.Header, RequestID: inproc.RequestID(r.Header), RemoteAddr: r.RemoteAddr, Received: time.Now(),
+		Header: r.Header, RequestID: httpcall.RequestID(r.Header), Client: hostOf(r.RemoteAddr), Received: time.Now(),
 	}
+	rq.call.Answer = (*answer)(rq)
 	h := w.Header()
-	h[inproc.HeaderRequestID] = []string{rq.exchange.RequestID}
+	h[httpcall.HeaderRequestID] = []string{rq.call.RequestID}
 	if r.ProtoMajor == 1 && len(r.TransferEncoding) > 0 {
 		// net/http drops a Content-Length beside a Transfer-Encoding without a word, and what a proxy
 		// before us made of the pair we cannot know: such a connection is not used again.
@@ -37,12 +41,13 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.serveHealth(rq)
 		return
 	}
-	found := g.routes.find(readMethod(r.Method), r.URL.Path)
+	found, params := g.routes.find(readMethod(r.Method), r.URL)
 	if found != nil {
-		rq.exchange.Path = r.URL.Path // however the client escaped it
+		rq.pattern, rq.params = found.pattern, params
+		if params == nil {
+			rq.call.Path = r.URL.Path // however the client escaped it
+		}
 	}
-	rq.matched(found)
-
 	ctx, s := g.startSpan(r, rq)
 	g.metrics.begin()
 	defer g.finish(rq, r, s)
@@ -55,83 +60,108 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rq.start(http.StatusNoContent)
 		return
 	}
-	g.route(ctx, rq, r, found)
+	rq.ctx = httpcall.With(ctx, &rq.call)
+	switch {
+	case !g.admit(rq, r, found) || !g.takeBody(rq, r, found):
+	case found == nil:
+		g.serveUnknown(rq, r)
+	case found.raw:
+		g.serveRaw(rq, &found.service, found.rpc)
+	default:
+		g.serveTyped(rq, r)
+	}
 	if rq.status == 0 && rq.failed == nil {
 		rq.fail(apierror.New(apierror.Internal, "internal error", errNoAnswer))
 	}
 }
 
-// route lets the caller in, reads the body and calls the generated handler.
-func (g *Gateway) route(ctx context.Context, rq *request, r *http.Request, found *route) {
+// admit checks the sender of a request, before its body is read.
+func (g *Gateway) admit(rq *request, r *http.Request, found *route) bool {
 	g.expectBody(rq, r)
-	if err := g.fromElsewhere(r, found); err != nil {
-		rq.fail(apierror.From(err))
-		return
-	}
-	if g.authorize != nil {
+	err := g.fromElsewhere(r, found)
+	if err == nil && g.authorize != nil {
 		rpc := ""
 		if found != nil {
 			rpc = found.rpc
 		}
-		var err error
-		if rq.exchange.Caller, err = g.authorize(r, rq.exchange.RequestID, rpc); err != nil {
-			rq.fail(apierror.From(err))
-			return
-		}
+		rq.call.Caller, err = g.authorize(r, rq.call.RequestID, rpc)
 	}
-	ctx = inproc.WithExchange(context.WithValue(ctx, requestKey{}, rq), &rq.exchange)
-	inner := r.WithContext(ctx)
-	inner.Method = readMethod(r.Method)
-	// The generated code would copy headers into metadata, one by one; they ride in the Exchange.
-	inner.Header, inner.Host, inner.RemoteAddr = nil, "", ""
-	switch {
-	case found != nil && found.upgrade && !g.takeUpgrade(rq, r):
-		return
-	case inner.Method == http.MethodGet:
-		inner.Body = http.NoBody // the generated code would read it to its end, however long
-	case found != nil && found.live:
-		if err := acceptable(r, false); err != nil {
-			rq.fail(apierror.From(err))
-			return
-		}
-		_ = rq.control.SetReadDeadline(time.Time{}) // it lasts as long as the answer
-		_ = rq.control.EnableFullDuplex()           // HTTP/2 needs no asking
-		rq.exchange.Mistakes = &inproc.Mistakes{}
-		rq.live = &liveBody{ReadCloser: r.Body, mistakes: rq.exchange.Mistakes}
-		inner.Body = rq.live
-	case found != nil && openai.RouteOf(found.pattern).TakesForm():
-		if !g.takeUpload(rq, r, inner) {
-			return
-		}
-	default:
-		if !g.takeBody(rq, r, inner, found) {
-			return
-		}
-	}
-	if found != nil {
-		found.handler(rq, inner, nil)
-		if wrong := rq.live.mistake(); wrong != nil {
-			rq.fail(wrong)
-		}
-		return
-	}
-	g.mux.ServeHTTP(rq, inner)
-}
-
-// takeBody reads the body and leaves it where the codec finds it.
-func (g *Gateway) takeBody(rq *request, r, inner *http.Request, found *route) bool {
-	if err := acceptable(r, found == nil || found.opaque); err != nil {
-		rq.fail(apierror.From(err))
-		return false
-	}
-	data, err := g.readBody(rq, r, g.bodyLimit(found, r.URL.Path))
 	if err != nil {
 		rq.fail(apierror.From(err))
-		return false
 	}
-	rq.body = body{data: data, contentType: r.Header.Get("Content-Type")}
+	return err == nil
+}
+
+// takeBody reads the body, or leaves it to the handlers that read it while it arrives.
+func (g *Gateway) takeBody(rq *request, r *http.Request, found *route) bool {
+	var err error
+	switch {
+	case found != nil && found.upgrade:
+		err = g.takeUpgrade(rq, r)
+	case readMethod(r.Method) == http.MethodGet: // a body, if there is one, is not read
+	case found != nil && found.live:
+		if err = acceptable(r, false); err == nil {
+			_ = rq.control.SetReadDeadline(time.Time{}) // it lasts as long as the answer
+			_ = rq.control.EnableFullDuplex()           // HTTP/2 needs no asking
+			rq.call.Mistakes = &httpcall.Mistakes{}
+			rq.live = &liveBody{ReadCloser: r.Body, mistakes: rq.call.Mistakes}
+		}
+	case found != nil && found.form:
+		err = g.takeUpload(rq, r)
+	default:
+		if err = acceptable(r, found == nil || found.opaque); err == nil {
+			rq.body.contentType = r.Header.Get("Content-Type")
+			rq.body.data, err = g.readBody(rq, r, g.bodyLimit(found, r.URL.Path))
+		}
+	}
+	if err != nil {
+		rq.fail(apierror.From(err))
+	}
+	return err == nil
+}
+
+// serveTyped hands a request to the generated handler, which decodes the message and calls the service over the hop.
+func (g *Gateway) serveTyped(rq *request, r *http.Request) {
+	// The generated code would copy headers into metadata, one by one; handlers find them in the Call.
+	inner := r.WithContext(context.WithValue(rq.ctx, requestKey{}, rq))
+	inner.Method = readMethod(r.Method)
+	inner.Header, inner.Host, inner.RemoteAddr = nil, "", ""
 	inner.Body = &rq.body
-	return true
+	if rq.live != nil {
+		inner.Body = rq.live
+	}
+	g.typed.ServeHTTP(rq, inner)
+	if wrong := rq.live.mistake(); wrong != nil {
+		rq.fail(wrong)
+	}
+}
+
+// serveUnknown answers paths and methods that have no route.
+func (g *Gateway) serveUnknown(rq *request, r *http.Request) {
+	allowed := g.routes.allowed(r.URL)
+	if r.URL.Path == healthPath {
+		allowed = []string{http.MethodGet, http.MethodHead}
+	}
+	switch {
+	case len(allowed) > 0:
+		rq.w.Header().Set("Allow", strings.Join(allowed, ", "))
+		rq.fail(apierror.New(apierror.MethodNotAllowed, "the method "+knownMethod(rq.call.Method)+" is not allowed here", nil))
+	case g.forward == nil || !strings.HasPrefix(r.URL.Path, "/"):
+		rq.fail(apierror.New(apierror.RouteNotFound, "there is no route "+clip(rq.call.Path), nil))
+	case ambiguous(rq.call.Path):
+		rq.fail(apierror.New(apierror.InvalidBody, "the path has an ambiguous escape", nil))
+	default:
+		g.serveRaw(rq, g.forward, kvpilotv1.InferenceService_Forward_FullMethodName)
+	}
+}
+
+// hostOf is an address without its port; empty when it has none.
+func hostOf(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return ""
+	}
+	return host
 }
 
 // carrier is a request's header as propagators read it: they ask for names that are not in their
@@ -159,8 +189,7 @@ func canonical(name string) string {
 // startSpan begins the server span, as a child of the client's when it sent one.
 func (g *Gateway) startSpan(r *http.Request, rq *request) (context.Context, trace.Span) {
 	ctx := g.propagator.Extract(r.Context(), carrier{propagation.HeaderCarrier(r.Header)})
-	rq.named = rq.pattern
-	return span.StartAt(ctx, g.tracer, spanName(knownMethod(rq.exchange.Method), rq.pattern), trace.SpanKindServer, trace.SpanID{}, rq.exchange.Received)
+	return span.StartAt(ctx, g.tracer, spanName(knownMethod(rq.call.Method), rq.pattern), trace.SpanKindServer, trace.SpanID{}, rq.call.Received)
 }
 
 // spanName has few values, as OpenTelemetry's conventions want it: clients make up methods.

@@ -12,7 +12,7 @@ import (
 // story is what the server span says of an HTTP request.
 type story struct {
 	method, path, scheme, version string
-	requestID, route, name        string // name is the span's, when the route was found later
+	requestID, route              string
 	status                        int
 	fault, words                  string // the kind of our own fault, and its public words
 }
@@ -23,14 +23,11 @@ var stories = sync.Pool{New: func() any { return &story{} }}
 func tell(rq *request, r *http.Request) *story {
 	st := stories.Get().(*story)
 	*st = story{
-		method: knownMethod(rq.exchange.Method), path: rq.exchange.Path, scheme: "http", version: strings.TrimPrefix(r.Proto, "HTTP/"),
-		requestID: strings.Clone(rq.exchange.RequestID), route: rq.pattern, status: rq.outcome(),
+		method: knownMethod(rq.call.Method), path: rq.call.Path, scheme: "http", version: strings.TrimPrefix(r.Proto, "HTTP/"),
+		requestID: strings.Clone(rq.call.RequestID), route: rq.pattern, status: rq.outcome(),
 	}
 	if r.TLS != nil {
 		st.scheme = "https"
-	}
-	if rq.pattern != rq.named {
-		st.name = spanName(st.method, rq.pattern)
 	}
 	if e := rq.failed; e != nil && e.Fault() == apierror.FaultOurs {
 		st.fault, st.words = apierror.Name(e.Reason), e.OwnWords()
@@ -48,9 +45,6 @@ func (st *story) Free() {
 func (st *story) Draw(on *span.Canvas) {
 	on.Set(span.HTTPMethod.String(st.method), span.URLPath.String(st.path), span.URLScheme.String(st.scheme), span.HTTPVersion.String(st.version),
 		span.HTTPStatus.Int(st.status), span.RequestID.String(st.requestID))
-	if st.name != "" {
-		on.Rename(st.name)
-	}
 	if st.route != "" {
 		on.Set(span.HTTPRoute.String(st.route))
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
 // tunnels are the connections that have become WebSockets: net/http knows nothing of them any more.
@@ -88,20 +88,19 @@ func (g *Gateway) Leave(ctx context.Context) error {
 // upgrade is a client that waits for its connection to become a WebSocket.
 type upgrade struct{ rq *request }
 
-var _ inproc.Upgrade = upgrade{}
+var _ router.Upgrade = upgrade{}
 
-// takeUpgrade offers the client's connection to the service, when that is what the request asks for. The service words the
-// refusal of any other.
-func (g *Gateway) takeUpgrade(rq *request, r *http.Request) bool {
+// takeUpgrade offers the client's connection to the handler, when that is what the request asks for. The handler rejects any
+// other.
+func (g *Gateway) takeUpgrade(rq *request, r *http.Request) error {
 	if hasBody(r) {
-		rq.fail(apierror.New(apierror.InvalidBody, "the handshake of a WebSocket has no body", nil))
-		return false
+		return apierror.New(apierror.InvalidBody, "the handshake of a WebSocket has no body", nil)
 	}
 	if r.Method == http.MethodGet && r.ProtoMajor == 1 && r.ProtoMinor > 0 &&
 		lists(r.Header["Connection"], "upgrade") && lists(r.Header["Upgrade"], "websocket") && r.Header.Get("Sec-Websocket-Key") != "" {
-		rq.exchange.Upgrade = upgrade{rq}
+		rq.call.Upgrade = upgrade{rq}
 	}
-	return true
+	return nil
 }
 
 // lists reports whether a header whose values are lists names a word.
@@ -116,7 +115,7 @@ func lists(values []string, word string) bool {
 	return false
 }
 
-// Switch implements inproc.Upgrade.
+// Switch implements router.Upgrade.
 func (u upgrade) Switch(header http.Header) (io.ReadWriteCloser, error) {
 	rq := u.rq
 	one := &tunnel{stall: rq.g.StallTimeout()}

@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
 // upload is a request body that is passed on as it comes. What is read of it counts among the
@@ -17,27 +17,26 @@ type upload struct {
 	passed bool
 }
 
-// takeUpload leaves the body to be read by the service.
-func (g *Gateway) takeUpload(rq *request, r, inner *http.Request) bool {
+// takeUpload leaves the body to be read by the handler.
+func (g *Gateway) takeUpload(rq *request, r *http.Request) error {
 	if err := acceptable(r, true); err != nil {
-		rq.fail(apierror.From(err))
-		return false
+		return err
 	}
 	limit := g.conf.Load().MaxBodyBytes
 	if r.ContentLength > limit {
-		rq.fail(apierror.From(tooLarge(limit)))
-		return false
+		return tooLarge(limit)
 	}
-	rq.body = body{contentType: r.Header.Get("Content-Type")}
-	inner.Body = &rq.body
+	rq.body.contentType = r.Header.Get("Content-Type")
 	if hasBody(r) {
-		rq.exchange.Body = &upload{rq: rq, from: http.MaxBytesReader(rq.w, r.Body, limit), closes: r.ProtoMajor == 1}
-		rq.exchange.BodySize = r.ContentLength
+		rq.call.Stream = &upload{rq: rq, from: http.MaxBytesReader(rq.w, r.Body, limit), closes: r.ProtoMajor == 1}
+		rq.call.StreamSize = r.ContentLength
 	}
-	return true
+	return nil
 }
 
-// Read implements inproc.Body.
+var _ router.Stream = (*upload)(nil)
+
+// Read implements router.Stream.
 func (u *upload) Read(p []byte) (int, error) {
 	n, err := u.from.Read(p)
 	if n > 0 && !u.passed {
@@ -57,5 +56,5 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Pass implements inproc.Body.
+// Pass implements router.Stream.
 func (u *upload) Pass() { u.passed = true }

@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 )
 
@@ -69,7 +69,7 @@ func (a *API) AllowAdmin(r *http.Request, roles caller.Roles) error {
 	if _, password, ok := r.BasicAuth(); ok {
 		by.Key = password
 	}
-	from, path := origin{hostOf(r.RemoteAddr), r.Header.Get(inproc.HeaderRequestID)}, r.URL.Path
+	from, path := origin{hostOf(r.RemoteAddr), r.Header.Get(httpcall.HeaderRequestID)}, r.URL.Path
 	who, err := a.Callers.IdentifyWaiting(r.Context(), by)
 	if err != nil {
 		return a.unknown(err, path, from)
@@ -131,7 +131,7 @@ func (a *API) record(ctx context.Context, kind audit.Kind, method, target string
 	if err != nil {
 		e.Outcome = apierror.Name(apierror.From(err).Reason)
 	}
-	if x := inproc.FromContext(ctx); x != nil {
+	if x := httpcall.From(ctx); x != nil {
 		e.RequestID = x.RequestID
 	} else if md, ok := metadata.FromIncomingContext(ctx); ok {
 		e.RequestID = single(md, "x-request-id")
@@ -156,13 +156,13 @@ func (a *API) mayRegister() error {
 
 // clientOf is the address that a call came from, without its port.
 func clientOf(ctx context.Context) string {
-	address := ""
-	if e := inproc.FromContext(ctx); e != nil {
-		address = e.RemoteAddr
-	} else if p, ok := peer.FromContext(ctx); ok {
-		address = p.Addr.String()
+	if e := httpcall.From(ctx); e != nil {
+		return e.Client
 	}
-	return hostOf(address)
+	if p, ok := peer.FromContext(ctx); ok {
+		return hostOf(p.Addr.String())
+	}
+	return ""
 }
 
 // hostOf is an address without its port; empty when it has none.

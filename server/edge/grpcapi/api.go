@@ -132,7 +132,7 @@ func New(c Config, p Params) (*API, error) {
 // UseOverrides puts the settings that are read at each call in force.
 func (a *API) UseOverrides(c Config) { a.conf.Store(&c) }
 
-// Register adds the services to a grpc.Server or to the in-process hop.
+// Register adds the services to a grpc.Server or to the REST surface.
 func (a *API) Register(to grpc.ServiceRegistrar) {
 	kvpilotv1.RegisterInferenceServiceServer(to, &inference{api: a})
 	kvpilotv1.RegisterRoutingServiceServer(to, &routing{api: a})

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -32,7 +33,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/route/router"
@@ -119,7 +120,7 @@ type rig struct {
 	decisions *decisionlog.Log
 	// socket is a real gRPC connection, hop the REST surface's way in.
 	socket grpc.ClientConnInterface
-	hop    *inproc.Channel
+	hop    grpc.ClientConnInterface
 }
 
 func newRig(t testing.TB, c grpcapi.Config) *rig {
@@ -159,9 +160,38 @@ func newRig(t testing.TB, c grpcapi.Config) *rig {
 		<-served
 	})
 	r.socket = conn
-	r.hop = inproc.New(inproc.Params{Unary: []grpc.UnaryServerInterceptor{api.Unary}, Stream: []grpc.StreamServerInterceptor{api.Stream}})
-	api.Register(r.hop)
+	hop := restHop{ClientConnInterface: conn, unary: api.Unary, methods: map[string]grpc.MethodHandler{}, impls: map[string]any{}}
+	api.Register(hop)
+	r.hop = hop
 	return r
+}
+
+// restHop makes unary calls as the REST surface does: with the context of an HTTP request, and an error that passes as it is.
+type restHop struct {
+	grpc.ClientConnInterface // for streams
+	unary                    grpc.UnaryServerInterceptor
+	methods                  map[string]grpc.MethodHandler
+	impls                    map[string]any
+}
+
+// RegisterService implements grpc.ServiceRegistrar.
+func (h restHop) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	for _, m := range desc.Methods {
+		name := "/" + desc.ServiceName + "/" + m.MethodName
+		h.methods[name], h.impls[name] = m.Handler, impl
+	}
+}
+
+// Invoke implements grpc.ClientConnInterface.
+func (h restHop) Invoke(ctx context.Context, name string, in, out any, _ ...grpc.CallOption) error {
+	got, err := h.methods[name](h.impls[name], ctx, func(m any) error {
+		proto.Merge(m.(proto.Message), in.(proto.Message))
+		return nil
+	}, h.unary)
+	if err == nil {
+		proto.Merge(out.(proto.Message), got.(proto.Message))
+	}
+	return err
 }
 
 // recvAll reads a raw answer to its end.
@@ -420,7 +450,7 @@ func TestKeys(t *testing.T) {
 		t.Errorf("tenant %q, %v", r.router.call.Tenant, err)
 	}
 	// What the REST surface has checked is not checked again, but for an admin's calls.
-	ctx := inproc.WithExchange(t.Context(), &inproc.Exchange{Header: http.Header{}, Caller: &caller.Caller{Tenant: "team", Roles: caller.Default}})
+	ctx := httpcall.With(t.Context(), &httpcall.Call{Call: router.Call{Header: http.Header{}}, Caller: &caller.Caller{Tenant: "team", Roles: caller.Default}})
 	if _, err := kvpilotv1.NewInferenceServiceClient(r.hop).ListModels(ctx, &kvpilotv1.ListModelsRequest{}); err != nil {
 		t.Errorf("behind the gateway: %v", err)
 	}

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -20,55 +20,61 @@ import (
 // call describes a raw call to the router: as the REST client sent it, or with the route's own
 // path for a gRPC caller.
 func (a *API) call(ctx context.Context, method, path string) (*router.Call, error) {
-	c := &router.Call{}
-	if e := inproc.FromContext(ctx); e != nil {
-		c.Method, c.Path, c.RawQuery = e.Method, e.Path, e.RawQuery
-		c.Header, c.RequestID, c.Received, c.Tenant = e.Header, e.RequestID, e.Received, a.tenant(ctx)
-	} else {
-		h := headers(ctx)
+	c := sent(ctx)
+	if c.Method == "" { // of a gRPC caller
 		c.Method, c.Path = method, path
-		c.Header, c.RequestID, c.Received, c.Tenant = h, inproc.RequestID(h), time.Now(), a.tenant(ctx)
 	}
-	c.Client = clientOf(ctx)
-	c.ShowOverlap = a.observes(ctx)
+	c.Tenant, c.ShowOverlap = a.tenant(ctx), a.observes(ctx)
 	c.Route = openai.RouteOf(c.Path)
 	var err error
 	c.Options, err = a.options(c.Header)
 	return c, err
 }
 
-// sink takes the router's answer to the door that the call came through.
-type sink struct {
-	out grpc.ServerStream
-	// answer is the REST client's; nil behind the gRPC door.
-	answer inproc.Answer
-	// message is used again for each piece of a REST answer.
-	message     httpbody.HttpBody
+// sent is what a call says of itself beside its message: a REST client's request, or a gRPC caller's metadata.
+func sent(ctx context.Context) *router.Call {
+	if e := httpcall.From(ctx); e != nil {
+		return &e.Call
+	}
+	h := headers(ctx)
+	return &router.Call{Header: h, RequestID: httpcall.RequestID(h), Client: clientOf(ctx), Received: time.Now()}
+}
+
+// sinkFor takes the router's answer to the caller: a REST client itself, or a stream of messages.
+func sinkFor(out grpc.ServerStream) router.Sink {
+	if e := httpcall.From(out.Context()); e != nil {
+		return e.Answer
+	}
+	return &messages{out: out}
+}
+
+// finish completes an answer: a gRPC caller gets one message even when the body is empty.
+func finish(to router.Sink, err error) error {
+	if m, ok := to.(*messages); ok && err == nil && m.begun && !m.sent {
+		return m.Write(nil)
+	}
+	return err
+}
+
+// messages is the Sink of a gRPC caller.
+type messages struct {
+	out         grpc.ServerStream
 	contentType string
 	begun, sent bool
 }
 
-func newSink(out grpc.ServerStream) *sink {
-	s := &sink{out: out}
-	if e := inproc.FromContext(out.Context()); e != nil {
-		s.answer = e.Answer
-	}
-	return s
-}
+var _ router.Sink = (*messages)(nil)
 
 // Begin implements router.Sink.
-func (s *sink) Begin(status int, header http.Header) error {
+func (s *messages) Begin(status int, header http.Header) error {
 	s.begun = true
-	if s.answer != nil {
-		return s.answer.Begin(status, header)
-	}
 	s.contentType = header.Get("Content-Type")
 	md := metadata.MD{}
 	if status != http.StatusOK {
 		md.Set("x-http-status", strconv.Itoa(status))
 	}
 	for name, values := range header {
-		if name == inproc.HeaderRequestID || strings.HasPrefix(name, "X-Kvpilot-") || strings.HasPrefix(name, "X-Ratelimit-") {
+		if name == httpcall.HeaderRequestID || strings.HasPrefix(name, "X-Kvpilot-") || strings.HasPrefix(name, "X-Ratelimit-") {
 			md[strings.ToLower(name)] = values
 		}
 	}
@@ -76,11 +82,7 @@ func (s *sink) Begin(status int, header http.Header) error {
 }
 
 // Write implements router.Sink.
-func (s *sink) Write(p []byte) error {
-	if s.answer != nil {
-		s.message.Data = p
-		return s.answer.Message(&s.message) // as the stream's SendMsg would, without the layers between
-	}
+func (s *messages) Write(p []byte) error {
 	// grpc-go has encoded the message when SendMsg returns; instruments may look at it later, so each
 	// piece gets a message of its own.
 	m := &httpbody.HttpBody{Data: p}
@@ -88,14 +90,6 @@ func (s *sink) Write(p []byte) error {
 		m.ContentType, s.sent = s.contentType, true
 	}
 	return s.out.SendMsg(m)
-}
-
-// end completes the answer: a gRPC caller gets one message even when the body is empty.
-func (s *sink) end(err error) error {
-	if err == nil && s.answer == nil && s.begun && !s.sent {
-		return s.Write(nil)
-	}
-	return err
 }
 
 func invalid(param, message string) error {

@@ -14,9 +14,8 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
-	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -35,17 +34,14 @@ func (s *inference) serve(in *httpbody.HttpBody, out bodies, path string) error 
 		return err
 	}
 	call.Body, call.ContentType = in.GetData(), contentType(out.Context(), in.GetContentType())
-	if e := inproc.FromContext(out.Context()); e != nil && e.Body != nil {
-		call.Stream, call.StreamSize = e.Body, e.BodySize
-	}
-	to := newSink(out)
-	return to.end(s.api.Router.Serve(out.Context(), call, to))
+	to := sinkFor(out)
+	return finish(to, s.api.Router.Serve(out.Context(), call, to))
 }
 
 // contentType is that of a body: a REST client's own header says it where the message does not, and a
 // gRPC caller who says nothing sends JSON.
 func contentType(ctx context.Context, said string) string {
-	if said == "" && inproc.FromContext(ctx) == nil {
+	if said == "" && httpcall.From(ctx) == nil {
 		return "application/json"
 	}
 	return said
@@ -154,8 +150,8 @@ func (s *inference) adapter(in *httpbody.HttpBody, out bodies, path string) erro
 		return err
 	}
 	call.Body, call.ContentType = in.GetData(), in.GetContentType()
-	to := newSink(out)
-	return to.end(s.api.Router.Adapter(out.Context(), call, to))
+	to := sinkFor(out)
+	return finish(to, s.api.Router.Adapter(out.Context(), call, to))
 }
 
 // errNoUpgrade is what a call of Realtime meets that brings no connection to make a WebSocket of.
@@ -164,7 +160,7 @@ func errNoUpgrade() error {
 }
 
 func (s *inference) Realtime(in *kvpilotv1.RealtimeRequest, out bodies) error {
-	e := inproc.FromContext(out.Context())
+	e := httpcall.From(out.Context())
 	if e == nil || e.Upgrade == nil {
 		return errNoUpgrade()
 	}
@@ -216,8 +212,8 @@ func (s *inference) stored(out bodies, method, id, suffix, query string) error {
 	if call.RawQuery == "" {
 		call.RawQuery = query
 	}
-	to := newSink(out)
-	return to.end(s.api.Router.Stored(out.Context(), call, id, to))
+	to := sinkFor(out)
+	return finish(to, s.api.Router.Stored(out.Context(), call, id, to))
 }
 
 func (s *inference) ListModels(context.Context, *kvpilotv1.ListModelsRequest) (*httpbody.HttpBody, error) {
@@ -246,8 +242,8 @@ func (s *inference) Forward(in *kvpilotv1.ForwardRequest, out bodies) error {
 	}
 	call.Route, call.RawQuery = openai.RouteOther, in.GetQuery()
 	call.Body, call.ContentType = in.GetBody(), contentType(out.Context(), in.GetContentType())
-	to := newSink(out)
-	return to.end(s.api.Router.Serve(out.Context(), call, to))
+	to := sinkFor(out)
+	return finish(to, s.api.Router.Serve(out.Context(), call, to))
 }
 
 // guarded reports paths whose own methods look at owners and roles, however they are escaped.
@@ -267,5 +263,3 @@ func guarded(name string) bool {
 	}
 	return false
 }
-
-var _ router.Sink = (*sink)(nil)

@@ -18,7 +18,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
 // errPanic is the hidden cause of a call that ended in a bug.
@@ -29,7 +29,7 @@ type callerKey struct{}
 // caller is the sender of a call that enter has let in. It has no role when enter has not seen the call.
 func (a *API) caller(ctx context.Context) *caller.Caller {
 	var who *caller.Caller
-	if e := inproc.FromContext(ctx); e != nil {
+	if e := httpcall.From(ctx); e != nil {
 		who = e.Caller
 	} else if c := guard.FromContext(ctx); c != nil {
 		who = c.Caller
@@ -88,7 +88,7 @@ func (a *API) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo,
 
 // enter identifies the caller, where its door has not, and lets it in when one of its roles allows the method.
 func (a *API) enter(ctx context.Context, method string, m *methodInfo) (context.Context, error) {
-	e := inproc.FromContext(ctx)
+	e := httpcall.From(ctx)
 	if e == nil && guard.FromContext(ctx) != nil {
 		return ctx, nil // Admit has let it in
 	}
@@ -100,7 +100,7 @@ func (a *API) enter(ctx context.Context, method string, m *methodInfo) (context.
 	}
 	h := headers(ctx)
 	by := callers.Credentials{Key: h.Get("X-Api-Key"), Authorization: h.Get("Authorization"), Tenant: h.Get(a.tenantHeader)}
-	who, err := a.admitted(by, method, m, origin{clientOf(ctx), h.Get(inproc.HeaderRequestID)})
+	who, err := a.admitted(by, method, m, origin{clientOf(ctx), h.Get(httpcall.HeaderRequestID)})
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +176,7 @@ func (s *checkedStream) RecvMsg(m any) error {
 
 // headers are a REST client's headers, or a gRPC client's metadata in the same form.
 func headers(ctx context.Context) http.Header {
-	if e := inproc.FromContext(ctx); e != nil {
+	if e := httpcall.From(ctx); e != nil {
 		return e.Header
 	}
 	md, _ := metadata.FromIncomingContext(ctx)

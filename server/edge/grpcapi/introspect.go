@@ -15,7 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 )
 
@@ -74,7 +74,7 @@ func (s *routing) WatchDecisions(in *kvpilotv1.WatchDecisionsRequest, out grpc.S
 	s.api.recordRead(out.Context(), kvpilotv1.RoutingService_WatchDecisions_FullMethodName, "")
 	sub := s.api.Decisions.Subscribe(filterFor(who, in.GetModel(), in.GetReplicaId()))
 	defer sub.Close()
-	if err := out.SendHeader(inproc.StreamOpen()); err != nil {
+	if err := out.SendHeader(httpcall.StreamOpen()); err != nil {
 		return err
 	}
 	ctx, done := s.api.lasting(out.Context())

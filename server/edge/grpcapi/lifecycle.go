@@ -15,7 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 )
 
@@ -129,11 +129,11 @@ func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackRe
 	bound, linked := map[string]uint32{}, map[string]bool{}
 	quiet := trace.ContextWithSpan(ss.Context(), noop.Span{}) // thousands of reports would fill the stream's span
 	defer func() { s.releaseAll(ss.Context(), bound) }()
-	if err := ss.SendHeader(inproc.StreamOpen()); err != nil {
+	if err := ss.SendHeader(httpcall.StreamOpen()); err != nil {
 		return err
 	}
-	var unreadable *inproc.Mistakes // of a REST caller's lines
-	if e := inproc.FromContext(ss.Context()); e != nil {
+	var unreadable *httpcall.Mistakes // of a REST caller's lines
+	if e := httpcall.From(ss.Context()); e != nil {
 		unreadable = e.Mistakes
 	}
 	for n := 1; ; n++ {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 )
@@ -141,7 +141,7 @@ func (s *replicas) Get(_ context.Context, in *kvpilotv1.GetRequest) (*kvpilotv1.
 }
 
 func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error {
-	if err := out.SendHeader(inproc.StreamOpen()); err != nil {
+	if err := out.SendHeader(httpcall.StreamOpen()); err != nil {
 		return err
 	}
 	ctx, done := s.api.lasting(out.Context())

@@ -12,7 +12,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -65,13 +64,13 @@ func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 }
 
 func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilotv1.ChooseReplicaResponse, error) {
-	h := headers(ctx)
-	o, err := s.api.options(h)
-	if err != nil {
+	q := s.api.question(ctx)
+	h := q.Header
+	var err error
+	if q.Options, err = s.api.options(h); err != nil {
 		return nil, err
 	}
-	q := s.api.question(ctx)
-	q.Options, q.Body = o, in.GetData()
+	q.Body = in.GetData()
 	if said, ok := h[headerTruncated]; ok { // its presence counts, whatever it says
 		q.Truncated, q.FullSize = true, fullSize(said)
 	}
@@ -130,14 +129,11 @@ func fullSize(said []string) int64 {
 
 // question is what every call of this service begins with.
 func (a *API) question(ctx context.Context) *router.Question {
-	h := headers(ctx)
-	q := &router.Question{Header: h, Tenant: a.tenant(ctx), ShowOverlap: a.observes(ctx), Options: chooser.Options{PinnedRank: -1}}
-	if e := inproc.FromContext(ctx); e != nil {
-		q.RequestID, q.Received = e.RequestID, e.Received
-	} else {
-		q.RequestID, q.Received = inproc.RequestID(h), time.Now()
+	c := sent(ctx)
+	return &router.Question{
+		Header: c.Header, RequestID: c.RequestID, Received: c.Received,
+		Tenant: a.tenant(ctx), ShowOverlap: a.observes(ctx), Options: chooser.Options{PinnedRank: -1},
 	}
-	return q
 }
 
 func setBody(q *router.Question, b *kvpilotv1.RequestBody) {

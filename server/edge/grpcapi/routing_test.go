@@ -23,7 +23,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
-	"github.com/kvpilot/kvpilot/server/edge/inproc"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -162,8 +162,8 @@ func TestRouteBody(t *testing.T) {
 	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
 	client := kvpilotv1.NewRoutingServiceClient(r.hop)
 	ask := func(h http.Header) (*kvpilotv1.ChooseReplicaResponse, *router.Question, error) {
-		e := &inproc.Exchange{Header: h, RequestID: "id", Received: time.Now()}
-		out, err := client.RouteBody(inproc.WithExchange(t.Context(), e), &httpbody.HttpBody{Data: []byte(`{"messages":`)})
+		e := &httpcall.Call{Call: router.Call{Header: h, RequestID: "id", Received: time.Now()}}
+		out, err := client.RouteBody(httpcall.With(t.Context(), e), &httpbody.HttpBody{Data: []byte(`{"messages":`)})
 		return out, r.router.questions[len(r.router.questions)-1], err
 	}
 	out, q, err := ask(http.Header{"X-Body-Truncated": {"12/900"}, "X-Kvpilot-Lease-Ms": {"5000"}, "X-Kvpilot-Allow": {"a, b"}, "X-Kvpilot-Weights": {"cpu_credit=0.5"}, "X-Kvpilot-Path": {"/v1/completions"}})

@@ -1,4 +1,4 @@
-package inproc
+package httpcall
 
 import (
 	"math/rand/v2"
