@@ -30,7 +30,7 @@ func TestServedMetricsAreDocumentedAndBounded(t *testing.T) {
 	series := map[string]int{}
 	for s := bufio.NewScanner(resp.Body); s.Scan(); {
 		line := s.Text()
-		if !strings.HasPrefix(line, "kvpilot_") {
+		if !strings.HasPrefix(line, "kvpilot_") && !strings.HasPrefix(line, "gen_ai_") {
 			continue
 		}
 		name := line[:strings.IndexAny(line, "{ ")]
@@ -54,7 +54,8 @@ func TestServedMetricsAreDocumentedAndBounded(t *testing.T) {
 			t.Errorf("%s has %d series for two replicas", name, n)
 		}
 	}
-	for _, name := range []string{"kvpilot_build_info", "kvpilot_load_reservation_age_seconds", "kvpilot_upstream_breaker_state"} {
+	for _, name := range []string{"kvpilot_build_info", "kvpilot_load_reservation_age_seconds", "kvpilot_upstream_breaker_state",
+		"gen_ai_server_request_duration_seconds", "gen_ai_server_time_to_first_token_seconds", "gen_ai_server_time_per_output_token_seconds", "gen_ai_client_token_usage"} {
 		if series[name] == 0 {
 			t.Errorf("%s is not served", name)
 		}

@@ -83,8 +83,8 @@ func TestKeysOfAFile(t *testing.T) {
 		}
 	}
 	for words, by := range map[string]callers.Credentials{
-		"is needed":     {},
-		"is unknown":  bearer("plain-key-2"),
+		"is needed":    {},
+		"is unknown":   bearer("plain-key-2"),
 		"valid tenant": {Key: "gateway-key", Tenant: "a\nb"},
 	} {
 		who, err := cs.Identify(by)

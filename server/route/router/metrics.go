@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/kit/labels"
+	"github.com/kvpilot/kvpilot/server/observe/genai"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
@@ -33,6 +35,7 @@ type metrics struct {
 	requests metric.Int64Counter
 	resumes  metric.Int64Counter
 	keyless  keyless
+	genai    *genai.Metrics
 
 	routes  map[openai.Route]metric.MeasurementOption
 	results labels.Sets[result]
@@ -69,6 +72,8 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
 	var err error
+	m.genai, err = genai.New(p)
+	errs = append(errs, err)
 	m.inFlight, err = meter.Int64UpDownCounter(ns+"requests.in_flight", metric.WithUnit("{request}"), metric.WithDescription("Requests in progress: read and not yet fully answered."))
 	errs = append(errs, err)
 	m.requests = counter("requests", "{request}", "Ended requests by route, HTTP status and error reason.")
@@ -191,6 +196,25 @@ func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took 
 	if n := u.CompletionTokens; n > 1 && !j.firstToken.IsZero() {
 		m.perToken.Record(plain, time.Since(j.firstToken).Seconds()/float64(n-1), m.paces[source][j.call.Route])
 	}
+	m.genai.Record(j.genai(res, u, took))
+}
+
+// genai is the request in the terms of OpenTelemetry's GenAI conventions.
+func (j *job) genai(res result, u sse.Usage, took time.Duration) genai.Request {
+	r := genai.Request{
+		Operation: operation(j.call.Route), Model: j.choice.Decision.Model, Duration: took,
+		Input: max(0, u.PromptTokens), Output: max(0, u.CompletionTokens),
+	}
+	if !j.firstToken.IsZero() {
+		r.FirstToken = j.firstToken.Sub(j.received)
+	}
+	switch {
+	case res.reason != apierror.Unspecified:
+		r.ErrorType = apierror.Name(res.reason)
+	case res.status >= http.StatusBadRequest:
+		r.ErrorType = strconv.Itoa(res.status)
+	}
+	return r
 }
 
 // cost is what the request has cost by the engine's usage, or, of a stream without it, by the router's own count.
