@@ -48,9 +48,18 @@ LINT := $(GO) tool -modfile=tools/lint/go.mod
 tidy-check: ## fail when go.mod or go.sum of a module differs from what go mod tidy makes
 	@for mod in $$(git ls-files '*go.mod'); do (cd "$$(dirname "$$mod")" && $(GO) mod tidy -diff) || { echo "$$mod: run go mod tidy there"; exit 1; }; done
 
-.PHONY: lint vulncheck bench-smoke check
-lint: ## run the linters
+.PHONY: lint unused binaries vulncheck bench-smoke check
+lint: unused ## run the linters
 	$(LINT) golangci-lint run ./...
+
+unused: ## fail on functions that nothing calls, and on exports of server/ and sim/ that no other package uses
+	@found=$$($(LINT) deadcode -test ./...) && test -z "$$found" || { echo "$$found"; exit 1; }
+	@$(GO) -C tools/lint run ./exports -C ../.. ./server/... ./sim/...
+
+SIZE ?= 1048576
+binaries: ## fail when a tracked file is binary and larger than SIZE bytes
+	@git ls-files -z | xargs -0 -n 64 stat -c '%s %n' | while read -r size name; do \
+		[ "$$size" -le $(SIZE) ] || grep -qI . "$$name" || { echo "$$name: a binary of $$size bytes is tracked"; exit 1; }; done
 
 vulncheck: ## look for known vulnerabilities in what the binary really calls
 	@$(LINT) govulncheck ./... > .vulncheck.out 2>&1; status=$$?; cat .vulncheck.out; \

@@ -2,7 +2,8 @@
 //
 //   - A package's own tests, external ones included, do not count as another package.
 //   - A method that any interface of the program names counts as used.
-//   - A type counts as used when a name or field that is used has it, and a constant when its type is used.
+//   - A type counts as used when a name or field that is used has it, and a constant when its type or another constant of
+//     its group is used.
 //
 // Usage, from tools/lint: go run ./exports -C ../.. ./server/... ./sim/...
 package main
@@ -10,6 +11,7 @@ package main
 import (
 	"flag"
 	"fmt"
+	"go/ast"
 	"go/token"
 	"go/types"
 	"log"
@@ -60,14 +62,22 @@ func unused(dir string, patterns []string) ([]string, error) {
 		uses(pkg, used)
 	}
 	at := func(obj types.Object) token.Position { return all[0].Fset.Position(obj.Pos()) }
+	isUsedType := func(t types.Type) bool {
+		named, ok := t.(*types.Named)
+		return ok && used[at(named.Obj())]
+	}
+	groups, usedGroups := constGroups(all), map[token.Position]bool{}
 	for grown := true; grown; {
 		grown = false
 		for place, obj := range exports {
 			if !used[place] {
-				if c, ok := obj.(*types.Const); ok && isNamed(c.Type()) && used[at(c.Type().(*types.Named).Obj())] { //nolint:forcetypeassert // isNamed says so
+				if c, ok := obj.(*types.Const); ok && (usedGroups[groups[place]] || isUsedType(c.Type())) {
 					used[place], grown = true, true
 				}
 				continue
+			}
+			if group, ok := groups[place]; ok && !usedGroups[group] {
+				usedGroups[group], grown = true, true
 			}
 			for _, t := range mentioned(obj) {
 				if p := at(t); !used[p] {
@@ -97,7 +107,26 @@ func unused(dir string, patterns []string) ([]string, error) {
 	return lines, nil
 }
 
-func isNamed(t types.Type) bool { _, ok := t.(*types.Named); return ok }
+// constGroups maps each constant to the place of the declaration that it shares with others.
+func constGroups(all []*packages.Package) map[token.Position]token.Position {
+	groups := map[token.Position]token.Position{}
+	for _, pkg := range all {
+		for _, file := range pkg.Syntax {
+			for _, decl := range file.Decls {
+				group, ok := decl.(*ast.GenDecl)
+				if !ok || group.Tok != token.CONST {
+					continue
+				}
+				for _, spec := range group.Specs {
+					for _, name := range spec.(*ast.ValueSpec).Names { //nolint:forcetypeassert // constants have no other
+						groups[pkg.Fset.Position(name.Pos())] = pkg.Fset.Position(group.Pos())
+					}
+				}
+			}
+		}
+	}
+	return groups
+}
 
 // mentioned lists the named types that a user of the object sees: in its signature, its exported fields and its methods.
 func mentioned(obj types.Object) []types.Object {
@@ -105,6 +134,9 @@ func mentioned(obj types.Object) []types.Object {
 	seen := map[types.Type]bool{}
 	var look func(t types.Type, inside bool)
 	look = func(t types.Type, inside bool) {
+		if a, ok := t.(*types.Alias); ok {
+			found = append(found, a.Obj())
+		}
 		t = types.Unalias(t)
 		if seen[t] {
 			return
@@ -184,6 +216,15 @@ func uses(pkg *packages.Package, used map[token.Position]bool) {
 // interfaceMethods are the names of the methods of all interfaces in the program.
 func interfaceMethods(all []*packages.Package) map[string]bool {
 	names := map[string]bool{}
+	for _, pkg := range all {
+		for _, tv := range pkg.TypesInfo.Types { // those without a name, too
+			if it, ok := tv.Type.(*types.Interface); ok {
+				for m := range it.Methods() {
+					names[m.Name()] = true
+				}
+			}
+		}
+	}
 	packages.Visit(all, nil, func(pkg *packages.Package) {
 		scope := pkg.Types.Scope()
 		for _, name := range scope.Names() {
