@@ -2,16 +2,15 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"time"
+
+	"github.com/kvpilot/kvpilot/internal/proc"
 )
 
 // modelFolder is the model's in the cache, contextLength the engines' longest sequence in tokens.
@@ -26,8 +25,7 @@ type engine struct {
 	id                   string
 	adapter              bool // serve the LoRA adapter as well
 	http, events, replay int
-	pid                  int           // 0: not running
-	gone                 chan struct{} // closed when it has ended
+	process              *proc.Process // nil: not running
 }
 
 // blockSize is what the replicas use.
@@ -62,7 +60,7 @@ func (r *run) startFleet(ctx context.Context) error {
 
 // launchNew starts the replica on free ports and waits until it serves.
 func (e *engine) launchNew(ctx context.Context) error {
-	ports, err := freePorts(ctx, 3)
+	ports, err := proc.FreePorts(3)
 	if err != nil {
 		return err
 	}
@@ -75,19 +73,6 @@ func (e *engine) launchNew(ctx context.Context) error {
 
 // startWait bounds a replica's start: on two busy cores the imports alone take minutes.
 const startWait = 20 * time.Minute
-
-func freePorts(ctx context.Context, n int) ([]int, error) {
-	var list []int
-	for range n {
-		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer ln.Close() //nolint:errcheck // only its number was wanted
-		list = append(list, ln.Addr().(*net.TCPAddr).Port)
-	}
-	return list, nil
-}
 
 func (e *engine) url() string { return "http://127.0.0.1:" + strconv.Itoa(e.http) }
 
@@ -136,67 +121,32 @@ func (e *engine) start(ctx context.Context) error {
 }
 
 // launch starts the process with its output in the replica's log.
-func (e *engine) launch(cmd *exec.Cmd) error {
-	log, err := os.OpenFile(e.logFile(), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	defer log.Close() //nolint:errcheck // the process has its own descriptor
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its workers go with it
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	e.pid, e.gone = cmd.Process.Pid, make(chan struct{})
-	go func(gone chan struct{}) {
-		_ = cmd.Wait() // how it ended is in its log
-		close(gone)
-	}(e.gone)
-	return nil
+func (e *engine) launch(cmd *exec.Cmd) (err error) {
+	e.process, err = proc.Start(e.id, e.logFile(), cmd)
+	return err
 }
 
 // wait waits until the replica answers.
 func (e *engine) wait(ctx context.Context, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for {
-		if code, _, err := call(ctx, http.MethodGet, e.url()+"/health", nil); err == nil && code == http.StatusOK {
-			return nil
+	return e.process.Until(ctx, limit, 500*time.Millisecond, func(ctx context.Context) error {
+		code, _, err := call(ctx, http.MethodGet, e.url()+"/health", nil)
+		if err == nil && code != http.StatusOK {
+			err = fmt.Errorf("status %d", code)
 		}
-		select {
-		case <-e.gone:
-			return fmt.Errorf("%s ended while starting; see %s", e.id, e.logFile())
-		case <-ctx.Done():
-			return fmt.Errorf("%s does not answer; see %s", e.id, e.logFile())
-		case <-time.After(500 * time.Millisecond):
-		}
-	}
+		return err
+	})
 }
 
 // stop ends the replica and its workers, gently first.
 func (e *engine) stop() {
-	if e.pid == 0 {
-		return
-	}
-	e.signal(syscall.SIGTERM)
-	select {
-	case <-e.gone:
-	case <-time.After(15 * time.Second):
-	}
-	e.kill()
+	e.process.Stop(15 * time.Second)
+	e.process = nil
 }
 
 // kill ends the replica as a crash would.
 func (e *engine) kill() {
-	e.signal(syscall.SIGKILL)
-	<-e.gone
-	e.pid = 0
-}
-
-func (e *engine) signal(s syscall.Signal) {
-	if err := syscall.Kill(-e.pid, s); err != nil && !errors.Is(err, syscall.ESRCH) {
-		fmt.Fprintf(e.r.out, "  signal to %s: %v\n", e.id, err)
-	}
+	e.process.Kill()
+	e.process = nil
 }
 
 // hasRender tells whether the version serves /render.

@@ -5,7 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
-	"time"
+
+	"github.com/kvpilot/kvpilot/internal/proc"
 )
 
 // keptFleet describes replicas that an earlier run left running.
@@ -45,7 +46,7 @@ func (r *run) remember() error {
 	}
 	k := keptFleet{Collector: r.spans.address}
 	for _, e := range r.fleet {
-		k.Engines = append(k.Engines, keptEngine{e.pid, e.http, e.events, e.replay})
+		k.Engines = append(k.Engines, keptEngine{e.process.PID, e.http, e.events, e.replay})
 	}
 	b, err := json.Marshal(k)
 	if err != nil {
@@ -54,17 +55,10 @@ func (r *run) remember() error {
 	return os.WriteFile(r.keptFile(), b, 0o644)
 }
 
-// adopt takes over a replica that runs already. It is no child of this process, so its end is
-// found by asking.
+// adopt takes over a replica that runs already.
 func (e *engine) adopt(k keptEngine) {
-	e.pid, e.http, e.events, e.replay = k.PID, k.HTTP, k.Events, k.Replay
-	e.gone = make(chan struct{})
-	go func(pid int, gone chan struct{}) {
-		for syscall.Kill(pid, 0) == nil {
-			time.Sleep(100 * time.Millisecond)
-		}
-		close(gone)
-	}(e.pid, e.gone)
+	e.http, e.events, e.replay = k.HTTP, k.Events, k.Replay
+	e.process = proc.Adopt(e.id, e.logFile(), k.PID)
 }
 
 func (e *engine) logFile() string { return filepath.Join(e.r.logs, e.id+".log") }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,8 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
+
+	"github.com/kvpilot/kvpilot/internal/proc"
 )
 
 // checkResume: a stream is resumed on another replica wherever the connection to its own is cut, and the
@@ -140,7 +140,7 @@ func (r *run) hear(ctx context.Context, url string, body object) (heard, error) 
 
 // resuming starts another router, which lets streams go on, before two addresses.
 func (r *run) resuming(ctx context.Context, front []string) (url string, stop func(), err error) {
-	ports, err := freePorts(ctx, 3)
+	ports, err := proc.FreePorts(3)
 	if err != nil {
 		return "", nil, err
 	}
@@ -152,28 +152,24 @@ func (r *run) resuming(ctx context.Context, front []string) (url string, stop fu
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		return "", nil, err
 	}
-	log, err := os.Create(filepath.Join(r.logs, "resume.log"))
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), r.binary, "serve", "--config", file)
+	p, err := proc.Start("kvpilot", filepath.Join(r.logs, "resume.log"), cmd)
 	if err != nil {
 		return "", nil, err
 	}
-	defer log.Close() //nolint:errcheck // the process has its own descriptor
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), r.binary, "serve", "--config", file)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
+	stop = func() { p.Stop(20 * time.Second) }
+	url = "http://" + address
+	if err := p.Until(ctx, time.Minute, 200*time.Millisecond, func(ctx context.Context) error {
+		code, body, err := call(ctx, "GET", url+"/kvpilot/v1/replicas", nil)
+		if n := strings.Count(string(body), "REPLICA_STATE_READY"); err == nil && (code != 200 || n != len(front)) {
+			err = fmt.Errorf("status %d, %d of %d replicas are ready", code, n, len(front))
+		}
+		return err
+	}); err != nil {
+		stop()
 		return "", nil, err
 	}
-	stop = func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-		_ = cmd.Wait()                          // how is in its log
-	}
-	url = "http://" + address
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
-		if code, body, err := call(ctx, "GET", url+"/kvpilot/v1/replicas", nil); err == nil && code == 200 && strings.Count(string(body), "REPLICA_STATE_READY") == len(front) {
-			return url, stop, nil
-		}
-	}
-	stop()
-	return "", nil, errors.New("the second router does not see its replicas")
+	return url, stop, nil
 }
 
 // whole lets answers through.

@@ -7,19 +7,18 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/proc"
 )
 
 // routerProcess is a running kvpilot.
 type routerProcess struct {
 	http, grpc, admin string
 	api               *client.Client
-	cmd               *exec.Cmd
-	gone              chan struct{}
+	process           *proc.Process
 }
 
 // build makes the binary under test.
@@ -30,33 +29,23 @@ func (r *run) build(ctx context.Context) error {
 
 // startRouter starts kvpilot in front of the fleet.
 func (r *run) startRouter(ctx context.Context) error {
-	ports, err := freePorts(ctx, 3)
+	ports, err := proc.FreePorts(3)
 	if err != nil {
 		return err
 	}
 	p := &routerProcess{
 		http: fmt.Sprintf("127.0.0.1:%d", ports[0]), grpc: fmt.Sprintf("127.0.0.1:%d", ports[1]),
-		admin: fmt.Sprintf("127.0.0.1:%d", ports[2]), gone: make(chan struct{}),
+		admin: fmt.Sprintf("127.0.0.1:%d", ports[2]),
 	}
 	file := filepath.Join(r.logs, "kvpilot.yaml")
 	if err := os.WriteFile(file, []byte(r.settings(p)), 0o644); err != nil {
 		return err
 	}
-	log, err := os.Create(filepath.Join(r.logs, "kvpilot.log"))
-	if err != nil {
-		return err
-	}
-	p.cmd = exec.CommandContext(context.WithoutCancel(ctx), r.binary, "serve", "--config", file)
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	if err := p.cmd.Start(); err != nil {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), r.binary, "serve", "--config", file)
+	if p.process, err = proc.Start("kvpilot", filepath.Join(r.logs, "kvpilot.log"), cmd); err != nil {
 		return err
 	}
 	r.router = p
-	go func() {
-		_ = p.cmd.Wait() // how it ended is in its log
-		log.Close()      //nolint:errcheck // a log
-		close(p.gone)
-	}()
 	if p.api, err = client.Dial(p.grpc); err != nil {
 		return err
 	}
@@ -83,33 +72,24 @@ func (r *run) settings(p *routerProcess) string {
 
 // waitExact waits until n replicas are ready and their events are followed exactly.
 func (r *run) waitExact(ctx context.Context, n int, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	state := "no answer"
-	for {
+	return r.router.process.Until(ctx, limit, 200*time.Millisecond, func(ctx context.Context) error {
 		list, err := r.router.api.ListReplicas(ctx, "")
-		exact := 0
-		if err == nil {
-			state = ""
-			for _, rep := range list {
-				feed := rep.GetRanks()[0].GetFeed()
-				state += fmt.Sprintf(" %s=%v/%v", rep.GetReplicaId(), rep.GetState(), feed)
-				if rep.GetState() == kvpilotv1.ReplicaState_REPLICA_STATE_READY && feed == kvpilotv1.FeedState_FEED_STATE_EXACT {
-					exact++
-				}
+		if err != nil {
+			return err
+		}
+		state, exact := "", 0
+		for _, rep := range list {
+			feed := rep.GetRanks()[0].GetFeed()
+			state += fmt.Sprintf(" %s=%v/%v", rep.GetReplicaId(), rep.GetState(), feed)
+			if rep.GetState() == kvpilotv1.ReplicaState_REPLICA_STATE_READY && feed == kvpilotv1.FeedState_FEED_STATE_EXACT {
+				exact++
 			}
 		}
-		if exact >= n {
-			return nil
-		}
-		select {
-		case <-r.router.gone:
-			return fmt.Errorf("kvpilot ended; see %s", filepath.Join(r.logs, "kvpilot.log"))
-		case <-ctx.Done():
+		if exact < n {
 			return fmt.Errorf("%d of %d replicas are ready and exact:%s", exact, n, state)
-		case <-time.After(200 * time.Millisecond):
 		}
-	}
+		return nil
+	})
 }
 
 func (p *routerProcess) url() string { return "http://" + p.http }
@@ -118,13 +98,5 @@ func (p *routerProcess) stop() {
 	if p.api != nil {
 		p.api.Close() //nolint:errcheck // nothing is in flight
 	}
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err == nil {
-		select {
-		case <-p.gone:
-			return
-		case <-time.After(20 * time.Second):
-		}
-	}
-	_ = p.cmd.Process.Kill() // it may have ended just now
-	<-p.gone
+	p.process.Stop(20 * time.Second)
 }

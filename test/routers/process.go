@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,74 +10,36 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kvpilot/kvpilot/internal/proc"
 )
 
 // errSkip marks what cannot be had here; the text before it says why.
 var errSkip = errors.New("skipped here")
 
-// process is something that was started and is stopped by its process id.
-type process struct {
-	name string
-	log  string
-	cmd  *exec.Cmd
-	gone chan struct{}
+// start runs a command with its output in a log file of its name; it ends with this process.
+func start(ctx context.Context, dir, name string, args ...string) (*proc.Process, error) {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), args[0], args[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return proc.Start(name, filepath.Join(dir, name+".log"), cmd)
 }
 
-// start runs a command with its output in a log file of its name.
-func start(ctx context.Context, dir, name string, args ...string) (*process, error) {
-	p := &process{name: name, log: filepath.Join(dir, name+".log"), gone: make(chan struct{})}
-	log, err := os.OpenFile(p.log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()                                                             //nolint:errcheck // the process has its own descriptor
-	p.cmd = exec.CommandContext(context.WithoutCancel(ctx), args[0], args[1:]...) // stop ends it, in order
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
-	}
-	go func() {
-		_ = p.cmd.Wait() // how it ended is in its log
-		close(p.gone)
-	}()
-	return p, nil
-}
+// grace is how long a process may take to end: some wait longer than that for nothing.
+const grace = 3 * time.Second
 
-// ended tells whether the process is gone.
-func (p *process) ended() bool {
-	select {
-	case <-p.gone:
-		return true
-	default:
-		return false
-	}
-}
+// poll is the pause between two looks at what is starting.
+const poll = 100 * time.Millisecond
 
-// stop ends the process and its workers, gently first.
-func (p *process) stop() {
-	if p == nil || p.ended() {
-		return
+// cpuOf is the processor time of the process groups so far.
+func cpuOf(processes []*proc.Process) time.Duration {
+	groups := map[string]bool{}
+	for _, p := range processes {
+		groups[strconv.Itoa(p.PID)] = true
 	}
-	p.signal(syscall.SIGTERM)
-	select {
-	case <-p.gone:
-	case <-time.After(3 * time.Second): // some wait longer than that for nothing
-		p.signal(syscall.SIGKILL)
-		<-p.gone
-	}
-}
-
-func (p *process) signal(s syscall.Signal) {
-	_ = syscall.Kill(-p.cmd.Process.Pid, s) // it may have ended just now
-}
-
-// cpu is the processor time of the process group so far.
-func (p *process) cpu() time.Duration {
 	sum := time.Duration(0)
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is good
 	for _, name := range stats {
-		if f := statFields(name); len(f) > 14 && f[2] == strconv.Itoa(p.cmd.Process.Pid) {
+		if f := statFields(name); len(f) > 14 && groups[f[2]] {
 			sum += ticks(f[11]) + ticks(f[12])
 		}
 	}
@@ -130,37 +90,4 @@ func ownTime() time.Duration {
 		return 0
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// freePorts finds ports that nothing listens on.
-func freePorts(ctx context.Context, n int) ([]int, error) {
-	var ports []int
-	for range n {
-		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer ln.Close() //nolint:errcheck // nothing was served from it
-		ports = append(ports, ln.Addr().(*net.TCPAddr).Port)
-	}
-	return ports, nil
-}
-
-// until asks ready every while until it is, the process has ended or the time is over.
-func until(ctx context.Context, limit time.Duration, p *process, ready func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for {
-		err := ready(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-p.gone:
-			return fmt.Errorf("%s ended while starting; see %s", p.name, p.log)
-		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w; see %s", p.name, err, p.log)
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
 }

@@ -11,11 +11,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvpilot/kvpilot/internal/proc"
 )
 
 // fleet is the simulated replicas of one run.
 type fleet struct {
-	processes []*process
+	processes []*proc.Process
 	urls      []string
 	events    []string // of each replica
 	replays   []string
@@ -45,7 +47,7 @@ func startFleet(ctx context.Context, o *options, binary, dir string) (_ *fleet, 
 			return nil, err
 		}
 		f.processes = append(f.processes, p)
-		if err := until(ctx, 20*time.Second, p, func(context.Context) error { return f.read(p, first+n) }); err != nil {
+		if err := p.Until(ctx, 20*time.Second, poll, func(context.Context) error { return f.read(p, first+n) }); err != nil {
 			return nil, err
 		}
 	}
@@ -58,8 +60,8 @@ func startFleet(ctx context.Context, o *options, binary, dir string) (_ *fleet, 
 }
 
 // read takes the replicas' addresses from the simulator's output until there are want.
-func (f *fleet) read(p *process, want int) error {
-	raw, err := os.ReadFile(p.log)
+func (f *fleet) read(p *proc.Process, want int) error {
+	raw, err := os.ReadFile(p.Log)
 	if err != nil {
 		return err
 	}
@@ -79,17 +81,11 @@ func (f *fleet) read(p *process, want int) error {
 
 func (f *fleet) stop() {
 	for _, p := range f.processes {
-		p.stop()
+		p.Stop(grace)
 	}
 }
 
-func (f *fleet) cpu() time.Duration {
-	sum := time.Duration(0)
-	for _, p := range f.processes {
-		sum += p.cpu()
-	}
-	return sum
-}
+func (f *fleet) cpu() time.Duration { return cpuOf(f.processes) }
 
 // rankState is the part of a replica's GET /sim/state that matters here.
 type rankState struct {

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvpilot/kvpilot/internal/proc"
 )
 
 // subject is a router to compare.
@@ -40,7 +42,7 @@ type port struct{ http, admin, extra int }
 // running is a router in front of a fleet.
 type running struct {
 	*subject
-	processes []*process
+	processes []*proc.Process
 	ports     []port
 	dirs      []string
 }
@@ -99,7 +101,7 @@ func (s *subject) start(ctx context.Context, f *fleet, dir string) (_ *running, 
 		}
 	}()
 	for n := range s.processes {
-		numbers, err := freePorts(ctx, 3)
+		numbers, err := proc.FreePorts(3)
 		if err != nil {
 			return nil, err
 		}
@@ -117,14 +119,14 @@ func (s *subject) start(ctx context.Context, f *fleet, dir string) (_ *running, 
 			return nil, err
 		}
 		r.processes, r.ports, r.dirs = append(r.processes, p), append(r.ports, at), append(r.dirs, own)
-		if err := until(ctx, 60*time.Second, p, func(ctx context.Context) error { return r.serves(ctx, n) }); err != nil {
+		if err := p.Until(ctx, 60*time.Second, poll, func(ctx context.Context) error { return r.serves(ctx, n) }); err != nil {
 			return nil, err
 		}
 	}
 	if !s.maker.follows(s) {
 		return r, nil
 	}
-	return r, until(ctx, 30*time.Second, r.processes[0], func(ctx context.Context) error { return f.followed(ctx, s.processes) })
+	return r, r.processes[0].Until(ctx, 30*time.Second, poll, func(ctx context.Context) error { return f.followed(ctx, s.processes) })
 }
 
 // serves sends a small request through process n.
@@ -147,24 +149,18 @@ func (r *running) urls() []string {
 
 func (r *running) stop() {
 	for _, p := range r.processes {
-		p.stop()
+		p.Stop(grace)
 	}
 }
 
-func (r *running) cpu() time.Duration {
-	sum := time.Duration(0)
-	for _, p := range r.processes {
-		sum += p.cpu()
-	}
-	return sum
-}
+func (r *running) cpu() time.Duration { return cpuOf(r.processes) }
 
 // died names a process that ended while it was measured.
 func (r *running) died() error {
 	var errs []error
 	for _, p := range r.processes {
-		if p.ended() {
-			errs = append(errs, fmt.Errorf("%s ended; see %s", p.name, p.log))
+		if p.Ended() {
+			errs = append(errs, fmt.Errorf("%s ended; see %s", p.Name, p.Log))
 		}
 	}
 	return errors.Join(errs...)
