@@ -1,4 +1,4 @@
--- Asks kvpilot which replica should answer a request, and tells it what becomes of the request. The
+-- Asks kvpilot which replica should answer a request, and reports the outcome to it. The
 -- request itself goes straight from HAProxy to the replica.
 --
 -- In haproxy.cfg:  lua-load kvpilot.lua
@@ -7,7 +7,7 @@
 --   http-after-response  set-var(txn.kvpilot_status) status
 -- Environment of HAProxy:
 --   KVPILOT_URL         where kvpilot's REST surface is (default http://127.0.0.1:8080)
---   KVPILOT_API_KEY     the key for reports, when kvpilot asks for keys, with the roles route and gateway; the choice is asked for with the
+--   KVPILOT_API_KEY     the key for reports, when kvpilot requires keys, with the roles route and gateway; the choice is asked for with the
 --                       client's own
 --   KVPILOT_TIMEOUT_MS  how long a request may wait for its choice (default 600000, as kvpilot's chooser.queue.max_wait)
 --   KVPILOT_LEASE_MS    how soon the bookings of a HAProxy that died end by themselves (default 6000)
@@ -77,7 +77,7 @@ core.register_action("kvpilot_choose", { "http-req" }, function(txn)
   local client = core.httpclient()
   local res = client:post({ url = base .. "/v1/route:choose", headers = headers, body = body, timeout = timeout })
   local kind = res and res.headers and res.headers["content-type"] and res.headers["content-type"][0] or ""
-  if not res or not res.status or not kind:find("application/json", 1, true) then -- HAProxy's own word that nobody answered
+  if not res or not res.status or not kind:find("application/json", 1, true) then -- HAProxy's own error: there was no answer
     return refuse(txn, 503, "Service Unavailable", "the router cannot be reached")
   end
   if res.status ~= 200 then
@@ -116,7 +116,7 @@ local function post(path, body, owner)
   core.httpclient():post({ url = base .. path, headers = headers, body = body, timeout = report_timeout })
 end
 
--- report tells kvpilot about a booking, without anybody waiting for it.
+-- report sends a report on a booking to kvpilot, asynchronously.
 local function report(reservation, what, body)
   local owner = owners[reservation]
   core.register_task(function()

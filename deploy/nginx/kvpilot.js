@@ -1,5 +1,5 @@
 // Asks kvpilot which replica should answer a request; nginx then streams straight from that replica.
-// kvpilot.conf beside this file says how it is used. Needs njs 0.7 or later.
+// kvpilot.conf next to this file says how it is used. Needs njs 0.7 or later.
 
 // How many characters of a body kvpilot sees. Of a longer one, the beginning decides.
 const SEEN = 256 * 1024;
@@ -11,7 +11,7 @@ async function route(r) {
     let body;
     try {
         body = r.requestText || '';
-    } catch (e) { // larger than client_body_buffer_size: it is in a file that nobody can open
+    } catch (e) { // larger than client_body_buffer_size: it is in a file that the script cannot open
         r.internalRedirect('@kvpilot');
         return;
     }
@@ -22,7 +22,7 @@ async function route(r) {
     }
     const answer = await r.subrequest('/-/kvpilot/choose', { method: 'POST', body: body });
     const kind = answer.headersOut['Content-Type'] || '';
-    if (kind.indexOf('application/json') !== 0) { // nginx's own word that nobody answered
+    if (kind.indexOf('application/json') !== 0) { // nginx's own error: there was no answer
         refuse(r, 'the router cannot be reached');
         return;
     }

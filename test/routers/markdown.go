@@ -98,6 +98,6 @@ func (r *report) readme(path string) error {
 	if !ok || !ends {
 		return fmt.Errorf("%s has no marks %q and %q", path, readmeBegins, readmeEnds)
 	}
-	text := before + readmeBegins + "\nIn real time, beside other routers and before the same replicas: " + r.sentence() + "\n" + readmeEnds + after
+	text := before + readmeBegins + "\nIn real time, compared with other routers in front of the same replicas: " + r.sentence() + "\n" + readmeEnds + after
 	return os.WriteFile(path, []byte(text), 0o644)
 }

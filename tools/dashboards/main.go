@@ -1,5 +1,5 @@
 // Command dashboards writes deploy/grafana/dashboards/kvpilot.json from the list of panels below:
-// a dashboard's JSON is mostly repetition, and nobody should edit it by hand.
+// a dashboard's JSON is mostly repetition and must not be edited by hand.
 package main
 
 import (
@@ -56,7 +56,7 @@ func rows() []row {
 			{title: "Actual over predicted first token", unit: "short", text: "1 is a perfect prediction; far above 1 the replica is slower than it was.", queries: quantiles("kvpilot_decisionlog_ttft_ratio", "")},
 			{title: "Regret of served choices", unit: "s", text: "How much later the first token was predicted where requests went than at the fastest candidate: what fairness to later requests costs.", queries: quantiles("kvpilot_decisionlog_regret_seconds", "")},
 			{title: "Retries by cause", unit: "reqps", text: "Attempts on another replica, by the outcome of the previous attempt.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_router_retries_total" + rate + "))", "{{outcome}}"}}},
-			{title: "Streams that went on elsewhere", unit: "reqps", text: "Streams whose replica died after their first byte, by what became of them.", queries: [][2]string{{"sum by (result) (rate(kvpilot_router_resumes_total" + rate + "))", "{{result}}"}}},
+			{title: "Streams resumed elsewhere", unit: "reqps", text: "Streams whose replica died after their first byte, by outcome.", queries: [][2]string{{"sum by (result) (rate(kvpilot_router_resumes_total" + rate + "))", "{{result}}"}}},
 		}},
 		{"Replicas and reservations", []panel{
 			{title: "Replicas by state", unit: "short", text: "Only ready replicas get requests.", queries: [][2]string{{"sum by (state) (kvpilot_registry_replicas)", "{{state}}"}}},

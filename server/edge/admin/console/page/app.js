@@ -154,7 +154,7 @@ async function explain(id) {
   }
 }
 
-// reading reports whether somebody looks at a trace, which must not be taken away.
+// reading reports whether a trace is open, which must not be replaced.
 function reading() {
   const list = $('trace-list');
   return list.querySelector('details[open]') || list.contains(document.activeElement);
@@ -200,7 +200,7 @@ $('choose').addEventListener('submit', async (e) => {
   const request = { model: $('choose-model').value };
   if (text.trim().startsWith('{')) {
     try { request.body = JSON.parse(text); } catch (bad) {
-      $('chosen').replaceChildren(el('p', { class: 'error' }, `This is no valid JSON: ${bad.message}`));
+      $('chosen').replaceChildren(el('p', { class: 'error' }, `This is not valid JSON: ${bad.message}`));
       return;
     }
   } else request.text = text;

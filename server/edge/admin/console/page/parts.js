@@ -9,7 +9,7 @@ export function el(name, attributes, ...children) {
   return node;
 }
 
-// sync makes the children of parent equal to nodes and keeps those that are there already, so that
+// sync makes the children of parent equal to nodes and keeps existing ones, so that
 // a selection, a focus and a scroll position outlive the next second. Rows with a data-key are
 // only ever themselves. Listeners of nodes are not carried over: parents listen for them.
 export function sync(parent, ...nodes) {

@@ -6,7 +6,7 @@ const feedKind = { exact: 'good', cold: 'warn', degraded: 'warn', none: '' };
 const stateKind = { ready: 'good', starting: 'warn', draining: 'warn', unhealthy: 'bad' };
 const FEW = 12; // replicas that are listed unasked
 
-// trouble is what somebody should know about a replica, in words.
+// trouble describes a replica's problem, if it has one.
 function trouble(r, at) {
   const list = [];
   if (r.state !== 'ready') list.push(`${r.state} for ${duration((at - Date.parse(r.since)) / 1000)}${r.drained ? ', drained by an operator' : ''}${r.error ? `: ${r.error}` : ''}`);
