@@ -75,7 +75,7 @@ func (t *Tracker) Choose(ctx context.Context, req *kvpilotv1.ChooseReplicaReques
 	bind := &kvpilotv1.BindReservation{ReservationId: ch.GetReservationId(), Attempt: proto.Uint32(ch.GetAttempt())}
 	err = t.report(ctx, &kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_Bind{Bind: bind}})
 	if err != nil {
-		return ch, fmt.Errorf("tie the reservation to the stream: %w", err)
+		return ch, fmt.Errorf("bind the reservation to the stream: %w", err)
 	}
 	return &Choice{ChooseReplicaResponse: ch.ChooseReplicaResponse, send: t}, nil
 }

@@ -29,9 +29,9 @@ due ("from due"), which includes that the engines' process may have come late. T
 other figure: the load is an open loop, and what is late is sent at once.`
 	f := cmd.Flags()
 	f.IntVar(&c.Engines, "engines", 16, "engines that publish")
-	f.IntVar(&c.Blocks, "blocks", 3_000_000, "blocks stored, and as many removed, as fast as they are taken")
+	f.IntVar(&c.Blocks, "blocks", 3_000_000, "blocks stored, and as many removed, as fast as they are accepted")
 	f.IntVar(&c.Rate, "rate", 100_000, "blocks stored per second, and as many removed, while delays are measured")
-	f.DurationVar(&c.Steady, "steady", 10*time.Second, "how long delays are measured")
+	f.DurationVar(&c.Steady, "steady", 10*time.Second, "duration of the measurement of delays")
 	cmd.AddCommand(newBenchEnginesCommand())
 	return cmd
 }

@@ -29,7 +29,7 @@ Without --trace a synthetic conversation trace is used. Ten million blocks need 
 	f.Uint64Var(&c.Seed, "seed", 1, "seed of all chance")
 	f.IntVar(&c.RemovedPerEvent, "removed-per-event", 128, "hashes per removal at most; 1: each removal by itself")
 	f.DurationVar(&c.Phase, "phase", 3*time.Second, "least duration of each timed phase")
-	f.IntVar(&c.WriteRate, "write-rate", 2_000_000, "block operations per second beside lookups")
+	f.IntVar(&c.WriteRate, "write-rate", 2_000_000, "block operations per second during lookups")
 	f.IntVar(&c.OpenRate, "open-rate", 1_000_000, "block operations per second offered in the open loop; 0: no open loop")
 	f.StringVar(&c.Dir, "dir", "", "folder for the snapshot, which is removed again")
 	return cmd

@@ -14,7 +14,7 @@ func newBenchTenantsCommand() *cobra.Command {
 	var log bool
 	cmd := &cobra.Command{
 		Use:   "tenants",
-		Short: "Measure how two tenants of weights 1 and 3 share a fleet, and what a third one waits",
+		Short: "Measure how two tenants of weights 1 and 3 share a fleet, and how long a third one waits",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var to io.Writer // nil: the processes' output goes to the null device
@@ -27,7 +27,7 @@ func newBenchTenantsCommand() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringVar(&o.Self, "kvpilot", "bin/kvpilot", "the kvpilot to run as router and as replicas; make build makes it")
 	flags.IntVar(&o.Replicas, "replicas", o.Replicas, "simulated replicas")
-	flags.IntVar(&o.Loops, "loops", o.Loops, "requests that each busy tenant has under way")
+	flags.IntVar(&o.Loops, "loops", o.Loops, "requests that each busy tenant has in progress")
 	flags.IntVar(&o.Prompt, "prompt", o.Prompt, "mean tokens of a prompt")
 	flags.IntVar(&o.Answer, "answer", o.Answer, "tokens of an answer")
 	flags.DurationVar(&o.Warm, "warm", o.Warm, "time before anything counts")

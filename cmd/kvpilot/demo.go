@@ -48,8 +48,8 @@ func newDemoCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show KV-aware routing against round robin, with simulated replicas",
-		Long: `Start simulated replicas and the router in this process, play the same kind of multi-turn load twice through
-the REST surface, first round robin and then KV-aware, and print what users would have felt.`,
+		Long: `Start simulated replicas and the router in this process, play the same multi-turn load twice through the
+REST surface, first with round robin and then KV-aware, and compare the latencies.`,
 		Example: `  kvpilot demo
   kvpilot demo --serve
   kvpilot demo --replicas http://10.0.0.7:8000,http://10.0.0.8:8000`,
@@ -64,16 +64,16 @@ the REST surface, first round robin and then KV-aware, and print what users woul
 	}
 	flags := cmd.Flags()
 	flags.StringSliceVar(&f.replicas, "replicas", nil, "base URLs of real replicas to use instead of simulated ones")
-	flags.StringSliceVar(&f.events, "events", []string{"tcp://{host}:5557"}, "where --replicas publish KV events: one address for all, or one for each")
-	flags.StringSliceVar(&f.replays, "replays", nil, "where --replicas replay KV events, in the same way")
-	flags.IntVar(&f.count, "count", 4, "how many simulated replicas")
-	flags.Float64Var(&f.speed, "speed", 3, "how many times faster than a 70B model on four GPUs")
-	flags.BoolVar(&f.serve, "serve", false, "keep everything running afterwards, until stopped")
+	flags.StringSliceVar(&f.events, "events", []string{"tcp://{host}:5557"}, "where --replicas publish KV events: one address for all, or one per replica")
+	flags.StringSliceVar(&f.replays, "replays", nil, "where --replicas replay KV events: one address for all, or one per replica")
+	flags.IntVar(&f.count, "count", 4, "number of simulated replicas")
+	flags.Float64Var(&f.speed, "speed", 3, "speed, relative to a 70B model on four GPUs")
+	flags.BoolVar(&f.serve, "serve", false, "keep everything running after the comparison, until stopped")
 	flags.BoolVar(&f.verbose, "verbose", false, "write the router's log")
 	flags.IntVar(&f.conversations, "conversations", 40, "conversations to play")
 	flags.IntVar(&f.turns, "turns", 6, "turns of each conversation")
-	flags.IntVar(&f.concurrency, "concurrency", 20, "conversations at once")
-	flags.StringVar(&f.model, "model", "", "model to ask for; empty takes the first one")
+	flags.IntVar(&f.concurrency, "concurrency", 20, "concurrent conversations")
+	flags.StringVar(&f.model, "model", "", "model to use; empty: the first one")
 	flags.StringVar(&f.http, "http", "", "address of the REST surface (default with --serve: 127.0.0.1:8080 when free; else any free port)")
 	flags.StringVar(&f.grpc, "grpc", "", "address of the gRPC services (likewise 127.0.0.1:9090)")
 	flags.StringVar(&f.admin, "admin", "", "address of health, metrics and console (likewise 127.0.0.1:9091)")

@@ -26,8 +26,8 @@ func newExplainCommand(env []string, out io.Writer) *cobra.Command {
 	r := &remote{out: out}
 	cmd := &cobra.Command{
 		Use:     "explain ID",
-		Short:   "Tell why a request went to its replica",
-		Long:    "Tell why a request went to its replica. ID is the X-Kvpilot-Decision or the X-Request-Id of the answer.",
+		Short:   "Explain why a request was sent to its replica",
+		Long:    "Explain why a request was sent to its replica. ID is the X-Kvpilot-Decision or the X-Request-Id of the answer.",
 		Example: "  kvpilot explain 8c3b6092650dd5056524d45e",
 		Args:    exactly("the X-Kvpilot-Decision or X-Request-Id of an answer"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -37,7 +37,7 @@ func newExplainCommand(env []string, out io.Writer) *cobra.Command {
 					list, err = c.Explain(ctx, args[0])
 				}
 				if status.Code(err) == codes.NotFound {
-					return fmt.Errorf("nothing is known of %s at %s: another router decided it, or it is older than what is remembered (decisions.size); decisions.file keeps them all", args[0], r.address)
+					return fmt.Errorf("%[2]s has no decision for %[1]s: another router made it, or it is no longer remembered (decisions.size); decisions.file keeps all of them", args[0], r.address)
 				}
 				if err != nil {
 					return err
@@ -73,7 +73,7 @@ func newChooseCommand(env []string, out io.Writer) *cobra.Command {
 	var f chooseFlags
 	cmd := &cobra.Command{
 		Use:     "choose",
-		Short:   "Tell where a prompt would go, and why; nothing is sent or booked",
+		Short:   "Show which replica a prompt would be sent to, and why, without sending or booking anything",
 		Example: "  kvpilot choose --prompt 'Tell me about Ada Lovelace'\n  kvpilot choose --model sim --body request.json\n  kvpilot choose --body - < request.json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -94,10 +94,10 @@ func newChooseCommand(env []string, out io.Writer) *cobra.Command {
 		},
 	}
 	r.flags(cmd, env)
-	cmd.Flags().StringVar(&f.model, "model", "", "model; may be left out when there is just one")
+	cmd.Flags().StringVar(&f.model, "model", "", "model; optional when there is only one")
 	cmd.Flags().StringVar(&f.prompt, "prompt", "", "a plain prompt")
-	cmd.Flags().StringVar(&f.body, "body", "", "file with an OpenAI request in JSON; - reads it from the standard input")
-	cmd.Flags().StringVar(&f.policy, "policy", "", "another policy than the model's")
+	cmd.Flags().StringVar(&f.body, "body", "", "file with an OpenAI request in JSON; - reads standard input")
+	cmd.Flags().StringVar(&f.policy, "policy", "", "policy to use instead of the model's")
 	cmd.Flags().StringVar(&f.session, "session", "", "session id")
 	cmd.MarkFlagsMutuallyExclusive("prompt", "body")
 	complete(cmd, "policy", policyNames, r)
@@ -113,7 +113,7 @@ func (f *chooseFlags) question(in io.Reader) (*kvpilotv1.ChooseReplicaRequest, e
 	}
 	if f.body == "" {
 		if f.prompt == "" {
-			return nil, errors.New("what should be asked? --prompt TEXT or --body FILE says it")
+			return nil, errors.New("a prompt is required: --prompt TEXT or --body FILE")
 		}
 		q.Prompt = &kvpilotv1.ChooseReplicaRequest_Text{Text: f.prompt}
 		return q, nil
@@ -127,7 +127,7 @@ func (f *chooseFlags) question(in io.Reader) (*kvpilotv1.ChooseReplicaRequest, e
 		return nil, fmt.Errorf("read the request: %w", err)
 	}
 	if !json.Valid(text) {
-		return nil, fmt.Errorf("--body %s holds no JSON; an OpenAI request is meant, such as {\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}", f.body)
+		return nil, fmt.Errorf("--body %s must be an OpenAI request in JSON, such as {\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}", f.body)
 	}
 	q.Prompt = &kvpilotv1.ChooseReplicaRequest_Body{Body: &kvpilotv1.RequestBody{Json: text}}
 	return q, nil
@@ -138,12 +138,12 @@ func (f *chooseFlags) hint(ctx context.Context, c *client.Client, err error) err
 	code := status.Code(err)
 	if code == codes.InvalidArgument && f.policy != "" {
 		if names, failed := policyNames(ctx, c); failed == nil && !slices.Contains(names, f.policy) {
-			return fmt.Errorf("there is no policy %q; there are %s", f.policy, strings.Join(names, ", "))
+			return fmt.Errorf("unknown policy %q; known are %s", f.policy, strings.Join(names, ", "))
 		}
 	}
 	if code == codes.NotFound || code == codes.InvalidArgument {
 		if names, failed := modelNames(ctx, c); failed == nil && !slices.Contains(names, f.model) && (f.model != "" || len(names) > 1) {
-			return fmt.Errorf("%s; there are the models %s (--model)", status.Convert(err).Message(), strings.Join(names, ", "))
+			return fmt.Errorf("%s; known models are %s (--model)", status.Convert(err).Message(), strings.Join(names, ", "))
 		}
 	}
 	return err
@@ -172,7 +172,7 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	if target == "" {
 		target = "no replica"
 	}
-	fmt.Fprintf(out, "%s → %s  (%s, decided by %s, attempt %d)\n", plain(d.GetDecisionId()), plain(target), d.GetPolicy(), d.GetReason(), d.GetAttempt()+1)
+	fmt.Fprintf(out, "%s → %s  (%s, reason %s, attempt %d)\n", plain(d.GetDecisionId()), plain(target), d.GetPolicy(), d.GetReason(), d.GetAttempt()+1)
 	facts := []string{fmt.Sprintf("%d prompt tokens", d.GetPromptTokens()), fmt.Sprintf("margin %.4g", d.GetMargin()), fmt.Sprintf("fleet load %.2f", d.GetLoad())}
 	if held := d.GetHeld().AsDuration(); held > 0 {
 		facts = append(facts, "held "+latency(held))
@@ -190,7 +190,7 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 		if s.GetAgrees() {
 			facts = append(facts, fmt.Sprintf("the shadow %s agreed", s.GetPolicy()))
 		} else {
-			facts = append(facts, fmt.Sprintf("the shadow %s would have taken %s, for a first token %s later", s.GetPolicy(), plain(s.GetReplicaId()), milliseconds(s.GetRegretMs())))
+			facts = append(facts, fmt.Sprintf("the shadow %s would have chosen %s, for a first token %s later", s.GetPolicy(), plain(s.GetReplicaId()), milliseconds(s.GetRegretMs())))
 		}
 	}
 	if best, later := fastest(d); later >= 0.01 {

@@ -15,9 +15,9 @@ func newKeyCommand(out io.Writer) *cobra.Command {
 	var tenant, roles, name, expires string
 	fresh := &cobra.Command{
 		Use:   "new",
-		Short: "Print a new API key, and the line that lets it in",
-		Long: "Print a new API key, and the line for the router's keys file (api.keys_file) that lets it in.\n\n" +
-			"The line holds the key's SHA-256, so that the file opens nothing. The key itself is kept nowhere: give it to the caller.",
+		Short: "Print a new API key and its line for the keys file",
+		Long: "Print a new API key, and the line that admits it in the router's keys file (api.keys_file).\n\n" +
+			"The line has the SHA-256 of the key, which cannot be used as a key. The key itself is not stored: give it to the caller.",
 		Example: "  kvpilot key new --tenant team-a\n  kvpilot key new --tenant ops --roles admin --name ci --expires 2027-01-31",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -31,10 +31,10 @@ func newKeyCommand(out io.Writer) *cobra.Command {
 		},
 	}
 	flags := fresh.Flags()
-	flags.StringVar(&tenant, "tenant", "", "the tenant that requests with the key count for")
-	flags.StringVar(&roles, "roles", "", "infer, route, observe, admin, forward, gateway, separated by commas (default infer,route)")
-	flags.StringVar(&name, "name", "", "the key's holder within the tenant, for the audit log")
-	flags.StringVar(&expires, "expires", "", "the day (2027-01-31, UTC) or the moment from which the key is refused (default never)")
+	flags.StringVar(&tenant, "tenant", "", "tenant of the requests with this key")
+	flags.StringVar(&roles, "roles", "", "roles, separated by commas: infer, route, observe, admin, forward, gateway (default infer,route)")
+	flags.StringVar(&name, "name", "", "holder of the key within the tenant, for the audit log")
+	flags.StringVar(&expires, "expires", "", "date (2027-01-31, UTC) or time (2027-01-31T12:00:00Z) from which the key is rejected (default never)")
 	if err := fresh.MarkFlagRequired("tenant"); err != nil {
 		panic(err) // the flag is declared above
 	}

@@ -35,11 +35,11 @@ func newReloadCommand(env []string, out io.Writer) *cobra.Command {
 	var dry bool
 	cmd := &cobra.Command{
 		Use:   "reload",
-		Short: "Have a running router read its settings again",
-		Long: "Have a running router read its settings again, check all of them, and apply those that need no restart.\n\n" +
-			"All are applied or none: when one is wrong, the old ones stay. Requests that are under way keep the settings they began with.\n" +
-			"docs/config.md marks what needs a restart. Where API keys are in use, an admin key is needed.\n\n" +
-			"Exit codes: 0 when the new settings are in force (or good, with --dry-run), 2 when the router refuses them, 1 when it cannot be asked.",
+		Short: "Reload the settings of a running router",
+		Long: "Reload the settings of a running router: check all of them, and apply those that need no restart.\n\n" +
+			"If one is invalid, none is applied and the old ones stay in force. Requests in progress keep the settings they started with.\n" +
+			"docs/config.md marks the settings that need a restart. Where API keys are in use, an admin key is required.\n\n" +
+			"Exit codes: 0 if the new settings are in force (or valid, with --dry-run), 2 if the router rejects them, 1 if it cannot be reached.",
 		Example: "  kvpilot reload --dry-run\n  kvpilot reload",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -56,7 +56,7 @@ func newReloadCommand(env []string, out io.Writer) *cobra.Command {
 		},
 	}
 	r.flags(cmd, env)
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "only check, and say what would change")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "only check, and report what would change")
 	return cmd
 }
 
@@ -64,7 +64,7 @@ func newReloadCommand(env []string, out io.Writer) *cobra.Command {
 func newConfigCommand(env []string, out io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Show the versions of a running router's settings, and go back to one",
+		Short: "List the versions of a running router's settings, and roll back to one",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -76,7 +76,7 @@ func newVersionsCommand(env []string, out io.Writer) *cobra.Command {
 	r := &remote{out: out}
 	cmd := &cobra.Command{
 		Use:   "versions",
-		Short: "List the settings that were in force since the router began, latest first",
+		Short: "List the versions of the settings since the router started, latest first",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
@@ -100,16 +100,16 @@ func newRollbackCommand(env []string, out io.Writer) *cobra.Command {
 	var dry bool
 	cmd := &cobra.Command{
 		Use:   "rollback VERSION",
-		Short: "Put the settings of an earlier version in force again, as a new version",
-		Long: "Put the settings of an earlier version in force again, as a new version.\n\n" +
-			"The settings file stays as it is: the next change of it, a reload or a restart puts what it says in force. Files that the settings\n" +
-			"name, such as keys, are read as they are now.\n\n" +
-			"Exit codes: 0 when the version is in force (or good, with --dry-run), 2 when the router refuses it, 1 when it cannot be asked.",
+		Short: "Restore the settings of an earlier version, as a new version",
+		Long: "Restore the settings of an earlier version, as a new version.\n\n" +
+			"The settings file is not changed: its next change, a reload or a restart applies it again. Files that the settings\n" +
+			"name, such as keys, are read in their present state.\n\n" +
+			"Exit codes: 0 if the version is in force (or valid, with --dry-run), 2 if the router rejects it, 1 if it cannot be reached.",
 		Args: exactly("a version, as `kvpilot config versions` lists it"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			number, err := strconv.ParseUint(args[0], 10, 64)
 			if err != nil || number == 0 {
-				return fmt.Errorf("%q is no version; kvpilot config versions lists them", args[0])
+				return fmt.Errorf("%q is not a version; kvpilot config versions lists them", args[0])
 			}
 			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				answer, err := c.Settings().RollbackConfig(ctx, &kvpilotv1.RollbackConfigRequest{Version: number, DryRun: dry})
@@ -124,7 +124,7 @@ func newRollbackCommand(env []string, out io.Writer) *cobra.Command {
 		},
 	}
 	r.flags(cmd, env)
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "only check, and say what would change")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "only check, and report what would change")
 	return cmd
 }
 
@@ -155,11 +155,11 @@ func printReload(out io.Writer, dry bool, answer reloaded) error {
 	version := answer.GetVersion().GetVersion()
 	switch {
 	case len(now)+len(later) == 0 && dry:
-		fmt.Fprintln(&text, "The settings are good. Nothing would change.")
+		fmt.Fprintln(&text, "The settings are valid. Nothing would change.")
 	case len(now)+len(later) == 0:
 		fmt.Fprintf(&text, "Nothing has changed; version %d stays in force.\n", version)
 	case dry:
-		fmt.Fprintln(&text, "The settings are good.")
+		fmt.Fprintln(&text, "The settings are valid.")
 	default:
 		fmt.Fprintf(&text, "Version %d is in force.\n", version)
 	}
@@ -184,7 +184,7 @@ func printReload(out io.Writer, dry bool, answer reloaded) error {
 
 func printVersions(out io.Writer, list []*kvpilotv1.ConfigVersion) error {
 	g := &grid{columns: []column{
-		{head: "VERSION", right: true}, {head: "TIME"}, {head: "BY"}, {head: "WHO", spare: 1}, {head: "HASH", spare: 2}, {head: "CHANGES", spare: 3},
+		{head: "VERSION", right: true}, {head: "TIME"}, {head: "BY"}, {head: "CALLER", spare: 1}, {head: "HASH", spare: 2}, {head: "CHANGES", spare: 3},
 	}}
 	for _, v := range list {
 		number, by := strconv.FormatUint(v.GetVersion(), 10), word(v.GetOrigin(), "CONFIG_ORIGIN_")

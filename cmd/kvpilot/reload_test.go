@@ -219,7 +219,7 @@ func TestReloadCommands(t *testing.T) {
 	}
 	say([]string{"Nothing has changed; version 1"}, "reload")
 	f.rewrite(f.text + "chooser: {policy: round-robin}\nkvindex: {max_ranks: 100}\ntelemetry: {traces: {token: hunter2hunter2}}\n")
-	say([]string{"The settings are good.", "Would be applied:\n  chooser.policy: predicted-ttft -> round-robin\n", "Needs a restart:\n  kvindex.max_ranks: 512 -> 100\n", "telemetry.traces.token: (none) -> ******"}, "reload", "--dry-run")
+	say([]string{"The settings are valid.", "Would be applied:\n  chooser.policy: predicted-ttft -> round-robin\n", "Needs a restart:\n  kvindex.max_ranks: 512 -> 100\n", "telemetry.traces.token: (none) -> ******"}, "reload", "--dry-run")
 	if a := f.post("/v1/chat/completions", conversation("dry", 1, "")); a.header.Get("X-Kvpilot-Policy") != "predicted-ttft" {
 		t.Error("a dry run changed the policy")
 	}

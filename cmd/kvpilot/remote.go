@@ -43,13 +43,13 @@ func (r *remote) flags(cmd *cobra.Command, env []string) {
 	r.env = env
 	f := cmd.Flags()
 	f.StringVar(&r.address, "address", lookup(env, "KVPILOT_ADDRESS", defaultRemote), "the router's gRPC address (KVPILOT_ADDRESS)")
-	f.StringVar(&r.key, "key", "", "API key; the variable KVPILOT_KEY keeps it out of the list of processes")
-	f.BoolVar(&r.tls, "tls", false, "speak TLS")
-	f.StringVar(&r.ca, "ca", "", "speak TLS and trust the certificates in this file (PEM)")
-	f.StringVar(&r.cert, "cert", "", "speak TLS and show the client certificate in this file (PEM)")
+	f.StringVar(&r.key, "key", "", "API key; the variable KVPILOT_KEY keeps it out of the process list")
+	f.BoolVar(&r.tls, "tls", false, "use TLS")
+	f.StringVar(&r.ca, "ca", "", "use TLS and trust the certificates in this file (PEM)")
+	f.StringVar(&r.cert, "cert", "", "use TLS and send the client certificate in this file (PEM)")
 	f.StringVar(&r.certKey, "cert-key", "", "the private key of --cert (PEM)")
-	f.StringVarP(&r.output, "output", "o", "table", "table or json")
-	f.DurationVar(&r.timeout, "timeout", 10*time.Second, "longest wait for an answer")
+	f.StringVarP(&r.output, "output", "o", "table", "output format: table or json")
+	f.DurationVar(&r.timeout, "timeout", 10*time.Second, "time limit of a call")
 	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // the flag is declared above
 	}
@@ -68,7 +68,7 @@ func lookup(env []string, name, otherwise string) string {
 // ask connects and calls do; gRPC's errors come out as people read them.
 func (r *remote) ask(ctx context.Context, do func(context.Context, *client.Client) error) error {
 	if r.output != "table" && r.output != "json" {
-		return fmt.Errorf("--output %q is neither table nor json", r.output)
+		return fmt.Errorf("--output must be table or json, not %q", r.output)
 	}
 	var options []client.Option
 	if key := or(r.key, lookup(r.env, "KVPILOT_KEY", "")); key != "" {
@@ -101,7 +101,7 @@ func (r *remote) secure() (*tls.Config, error) {
 		}
 	}
 	if (r.cert == "") != (r.certKey == "") {
-		return nil, errors.New("--cert and --cert-key go together")
+		return nil, errors.New("--cert and --cert-key must be set together")
 	}
 	if r.cert != "" {
 		pair, err := tls.LoadX509KeyPair(r.cert, r.certKey)
@@ -145,14 +145,14 @@ func (r *remote) readable(err error) error {
 	text := s.Message()
 	switch {
 	case strings.Contains(text, "unexpected HTTP status code"), strings.Contains(text, "unexpected content-type"), strings.Contains(text, "error reading server preface"):
-		return fmt.Errorf("%s does not speak gRPC; is it the REST or the admin address? The router's listen.grpc is meant (--address, KVPILOT_ADDRESS)", r.address)
+		return fmt.Errorf("%s does not serve gRPC; it may be the REST or the admin address. Use the router's listen.grpc (--address, KVPILOT_ADDRESS)", r.address)
 	case s.Code() == codes.Unavailable && (strings.Contains(text, "dial") || strings.Contains(text, "resolver") || strings.Contains(text, "invalid target")):
 		why := text[strings.LastIndex(text, ": ")+1:]
-		return fmt.Errorf("no router answers at %s (%s); --address or KVPILOT_ADDRESS names its gRPC address", r.address, strings.Trim(why, ` "`))
+		return fmt.Errorf("no router answers at %s (%s); set --address or KVPILOT_ADDRESS to its gRPC address", r.address, strings.Trim(why, ` "`))
 	case strings.Contains(text, "first record does not look like a TLS handshake"):
-		return fmt.Errorf("%s does not speak TLS; leave --tls and --ca out", r.address)
+		return fmt.Errorf("%s does not use TLS; omit --tls and --ca", r.address)
 	case strings.Contains(text, "failed to verify certificate"):
-		return fmt.Errorf("%s: its certificate is not trusted (%s); --ca names a file with those that are", r.address, text[strings.LastIndex(text, "x509: ")+len("x509: "):])
+		return fmt.Errorf("%s: its certificate is not trusted (%s); set --ca to a file with its authority", r.address, text[strings.LastIndex(text, "x509: ")+len("x509: "):])
 	case s.Code() == codes.DeadlineExceeded:
 		return fmt.Errorf("%s did not answer within %s (--timeout)", r.address, r.timeout)
 	case s.Code() == codes.Unauthenticated:

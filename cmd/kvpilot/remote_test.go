@@ -66,15 +66,15 @@ func TestCommandsAskARunningRouter(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"explain", "nobody"}, "nothing is known of nobody"},
+		{[]string{"explain", "nobody"}, "has no decision for nobody"},
 		{[]string{"choose"}, "--prompt TEXT or --body FILE"},
-		{[]string{"choose", "--body", nothing}, "holds no JSON"},
-		{[]string{"choose", "--prompt", "x", "--policy", "wrong"}, "there are predicted-ttft"},
-		{[]string{"choose", "--prompt", "x", "--model", "wrong"}, "there are the models sim"},
+		{[]string{"choose", "--body", nothing}, "must be an OpenAI request in JSON"},
+		{[]string{"choose", "--prompt", "x", "--policy", "wrong"}, "known are predicted-ttft"},
+		{[]string{"choose", "--prompt", "x", "--model", "wrong"}, "known models are sim"},
 		{[]string{"choose", "--prompt", "x", "--body", body}, "prompt"},
 		{[]string{"replicas", "drain", "nobody"}, "kvpilot replicas lists them"},
-		{[]string{"top", "-o", "xml"}, "neither table nor json"},
-		{[]string{"replicas", "--tls"}, "does not speak TLS"},
+		{[]string{"top", "-o", "xml"}, "must be table or json"},
+		{[]string{"replicas", "--tls"}, "does not use TLS"},
 		{[]string{"replicas", "--ca", body}, "no certificate"},
 	} {
 		if _, err := f.command(c.args...); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -39,10 +39,10 @@ func newReplayCommand() *cobra.Command {
 	var f replayFlags
 	cmd := &cobra.Command{
 		Use:   "replay",
-		Short: "Play a trace over modelled replicas under any policies, and compare them",
-		Long: `Replay plays a trace of requests (Mooncake's jsonl, plain or gzipped, or closed-loop sessions) over
-modelled vLLM replicas, with this program's own choice, load book and index in virtual time. The load
-is given as a share of what an oracle with one pooled cache can complete.`,
+		Short: "Play a trace over modelled replicas with several policies, and compare them",
+		Long: `Play a trace of requests (Mooncake's jsonl, plain or gzipped, or closed-loop sessions) over modelled vLLM
+replicas, with the router's own choice, reservations and index, in virtual time. The load is given as a
+share of what an oracle with one pooled cache can complete.`,
 		Example: `  kvpilot replay --trace conversation_trace.jsonl.gz --replicas 8 --load 0.7,0.95 --policies all --seeds 3
   kvpilot replay --generate hotdoc --replicas 8 --load 0.95 --policies predicted-ttft,overlap-load --json`,
 		Args: cobra.NoArgs,
@@ -52,31 +52,31 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.trace, "trace", "", "trace file to play")
-	flags.StringVar(&f.generate, "generate", "", "make a trace instead: "+strings.Join(replay.Generators(), ", "))
+	flags.StringVar(&f.generate, "generate", "", "generate a trace instead: "+strings.Join(replay.Generators(), ", "))
 	flags.IntVar(&f.requests, "requests", 12000, "requests of a generated trace")
-	flags.IntVar(&f.atLeast, "at-least", replay.FewestRequests, "play a trace file of fewer requests again and again until there are as many; 0 plays it once")
+	flags.IntVar(&f.atLeast, "at-least", replay.FewestRequests, "repeat a shorter trace file up to this many requests; 0 plays it once")
 	flags.IntVar(&f.replicas, "replicas", 8, "modelled replicas")
-	flags.StringVar(&f.loads, "load", "0.7", "arrival rate as a share of the oracle's saturation; several with commas")
-	flags.Float64SliceVar(&f.rates, "rate", nil, "arrival rate in requests per second instead; several with commas")
-	flags.IntVar(&f.first, "first", 0, "play the first so many requests of a trace file once; 0 plays all")
-	flags.StringVar(&f.policies, "policies", "all", "policies with commas, or all")
-	flags.StringVar(&f.objective, "objective", "", "what predicted-ttft makes small: answer (default), ttft or slo (with the targets of --slo-ttft and --slo-tpot)")
-	flags.StringToStringVar(&f.weights, "weights", nil, "numbers of the policies by name, for example interference=0.1,congestion=1")
+	flags.StringVar(&f.loads, "load", "0.7", "arrival rates as shares of the oracle's saturation, separated by commas")
+	flags.Float64SliceVar(&f.rates, "rate", nil, "arrival rates in requests per second instead, separated by commas")
+	flags.IntVar(&f.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
+	flags.StringVar(&f.policies, "policies", "all", "policies, separated by commas, or all")
+	flags.StringVar(&f.objective, "objective", "", "objective of predicted-ttft: answer (default), ttft or slo (with the targets of --slo-ttft and --slo-tpot)")
+	flags.StringToStringVar(&f.weights, "weights", nil, "parameters of the policies by name, for example interference=0.1,congestion=1")
 	flags.IntVar(&f.seeds, "seeds", 3, "runs per policy")
 	flags.StringVar(&f.profile, "profile", "70b", "modelled engine: 70b or 8b")
 	flags.IntVar(&f.block, "block", 128, "block size in tokens; results do not depend on it, the time to play does")
-	flags.IntVar(&f.workers, "workers", 0, "runs at once; 0 takes the number of cores")
+	flags.IntVar(&f.workers, "workers", 0, "concurrent runs; 0: the number of cores")
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
 	flags.StringVar(&f.plot, "plot", "", "write a page of bar charts (HTML) to this file")
 	flags.StringVar(&f.svg, "svg", "", "draw mean first tokens and whole answers over the loads to this SVG file")
 	flags.BoolVar(&f.noSaturation, "no-saturation", false, "leave out the runs that measure saturation")
-	flags.Float64Var(&f.patience, "patience", 20, "give a run up when its mean is sure to exceed this many times the oracle's; 0 never")
+	flags.Float64Var(&f.patience, "patience", 20, "stop a run when its mean is certain to exceed this many times the oracle's; 0: never")
 	goal := replay.DefaultGoal()
 	flags.DurationVar(&f.goalTTFT, "slo-ttft", seconds(goal.TTFT), "an answer is good when its first token comes within this time")
 	flags.DurationVar(&f.goalTPOT, "slo-tpot", seconds(goal.TPOT), "and its other tokens take at most this time each, on average")
 	flags.BoolVar(&f.quiet, "quiet", false, "show no progress")
-	flags.Float64Var(&f.bias, "rate-bias", 1, "what the router believes of prefill times, as a multiple of what it learned")
-	flags.Float64Var(&f.loss, "event-loss", 0, "share of KV events that get lost")
+	flags.Float64Var(&f.bias, "rate-bias", 1, "factor on the prefill times that the router learned")
+	flags.Float64Var(&f.loss, "event-loss", 0, "share of KV events that are lost")
 	d := replay.LocalDelays()
 	flags.DurationVar(&f.event, "event-delay", seconds(d.Event), "time from the end of an engine's step until the router's index has its KV events")
 	flags.DurationVar(&f.send, "send-delay", seconds(d.Send), "time from the choice until the engine's scheduler has the request")
@@ -84,10 +84,10 @@ is given as a share of what an oracle with one pooled cache can complete.`,
 	flags.DurationVar(&f.gap, "output-gap", seconds(d.Gap), "time between two outputs of one step, which the engine writes one after the other")
 	flags.DurationVar(&f.jitter, "output-jitter", seconds(d.Jitter), "mean of an exponential time by which each output is late")
 	flags.DurationVar(&f.tokenize, "tokenize-time", seconds(d.Tokenize), "time until the router has a prompt's token ids")
-	flags.DurationVar(&f.tokenizeToken, "tokenize-token-time", seconds(d.TokenizeToken), "and what each token adds to it")
+	flags.DurationVar(&f.tokenizeToken, "tokenize-token-time", seconds(d.TokenizeToken), "additional time per prompt token")
 	flags.Float64SliceVar(&f.speeds, "speeds", nil, "speeds of the replicas as multiples of the profile's, repeated over all of them: 4, or 1,3 for a pool of two speeds")
-	flags.Float64Var(&f.beginnings, "known-beginnings", 0, "share of later turns of which the router knows the ids of the turn before and estimates the rest")
-	flags.Float64Var(&f.texts, "known-texts", 0, "share of requests of which the router knows no ids and estimates the length")
+	flags.Float64Var(&f.beginnings, "known-beginnings", 0, "share of later turns for which the router knows the ids of the previous turn and estimates the rest")
+	flags.Float64Var(&f.texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
 	return cmd
 }
 
@@ -159,7 +159,7 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 	var err error
 	switch {
 	case (f.trace == "") == (f.generate == ""):
-		return o, nil, errors.New("give either --trace or --generate")
+		return o, nil, errors.New("set exactly one of --trace and --generate")
 	case f.trace != "":
 		o.AtLeast = f.atLeast
 		if o.Trace, err = replay.ReadTrace(f.trace); err == nil && f.first > 0 {

@@ -21,7 +21,7 @@ func newReplicasCommand(env []string, out io.Writer) *cobra.Command {
 	r := &remote{out: out}
 	cmd := &cobra.Command{
 		Use:   "replicas",
-		Short: "List the replicas of a running router, drain and undrain them",
+		Short: "List, drain and undrain the replicas of a running router",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
@@ -33,7 +33,7 @@ func newReplicasCommand(env []string, out io.Writer) *cobra.Command {
 					return r.json(&kvpilotv1.ListResponse{Replicas: list})
 				}
 				if len(list) == 0 {
-					_, err := fmt.Fprintln(out, "The router knows no replica. Name some with --replica or registry.replicas, or register them by RPC.")
+					_, err := fmt.Fprintln(out, "The router has no replicas. Add them with --replica or registry.replicas, or register them by RPC.")
 					return err
 				}
 				if err := replicaGrid(list).print(out); err != nil {
@@ -51,9 +51,9 @@ func newReplicasCommand(env []string, out io.Writer) *cobra.Command {
 
 func newDrainCommand(env []string, out io.Writer, name string, undo bool) *cobra.Command {
 	r := &remote{out: out}
-	short := "Let a replica finish what it has and give it nothing new"
+	short := "Let a replica finish its requests and send it no new ones"
 	if undo {
-		short = "Give a drained replica requests again"
+		short = "Send requests to a drained replica again"
 	}
 	cmd := &cobra.Command{
 		Use: name + " REPLICA", Short: short, Args: exactly("a replica's id, as `kvpilot replicas` lists it"),
@@ -61,7 +61,7 @@ func newDrainCommand(env []string, out io.Writer, name string, undo bool) *cobra
 			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				answer, err := c.Replicas().Drain(ctx, &kvpilotv1.DrainRequest{ReplicaId: args[0], Undo: undo})
 				if status.Code(err) == codes.NotFound {
-					return fmt.Errorf("%s knows no replica %q; kvpilot replicas lists them", r.address, args[0])
+					return fmt.Errorf("%s has no replica %q; kvpilot replicas lists them", r.address, args[0])
 				}
 				if err != nil {
 					return err

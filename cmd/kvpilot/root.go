@@ -28,7 +28,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root.AddCommand(&cobra.Command{
 		Use: "bench", Hidden: true, DisableFlagParsing: true,
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("the benchmarks are a program of their own: go run ./cmd/kvpilot-bench, in kvpilot's sources")
+			return errors.New("the benchmarks are a separate program: run go run ./cmd/kvpilot-bench in kvpilot's sources")
 		},
 	})
 	root.AddCommand(newReplayCommand(), newKeyCommand(out))

@@ -34,8 +34,8 @@ func newSimCommand() *cobra.Command {
 		Short: "Serve simulated vLLM replicas",
 		Long: `Serve simulated vLLM replicas: real HTTP, real KV events over ZMQ, a real block cache, modelled time.
 
-Requests go to http://HOST:PORT as to vLLM. /sim/state, /sim/faults, /sim/restart and /sim/requests are the
-simulator's own; docs/simulator.md describes them.`,
+Send requests to http://HOST:PORT as to vLLM. /sim/state, /sim/faults, /sim/restart and /sim/requests control
+the simulator; docs/simulator.md describes them.`,
 		Example: `  kvpilot sim --port 8000
   kvpilot sim --count 4 --speed 10 --version 0.12.0
   kvpilot sim --faults '{"die_after":5,"times":1}'`,
@@ -51,7 +51,7 @@ simulator's own; docs/simulator.md describes them.`,
 	flags.IntVar(&f.ports.replay, "replay-port", 5657, "ZMQ port of the replays; each further rank takes the next one")
 	flags.BoolVar(&f.noEvents, "no-events", false, "publish no KV events")
 	flags.BoolVar(&f.noReplay, "no-replay", false, "answer no replay requests")
-	flags.IntVar(&f.count, "count", 1, "how many replicas")
+	flags.IntVar(&f.count, "count", 1, "number of replicas")
 	flags.StringSliceVar(&c.Models, "model", c.Models, "served model names")
 	flags.StringSliceVar(&c.Adapters, "adapter", nil, "LoRA adapters, as further model names")
 	flags.StringVar(&c.Version, "version", c.Version, "vLLM version to imitate")
@@ -61,25 +61,25 @@ simulator's own; docs/simulator.md describes them.`,
 	flags.IntVar(&c.Core.Blocks, "blocks", c.Core.Blocks, "KV blocks of each rank")
 	flags.IntVar(&c.Core.MaxModelLen, "max-model-len", c.Core.MaxModelLen, "context length in tokens")
 	flags.IntVar(&c.Core.MaxBatchedTokens, "max-batched-tokens", c.Core.MaxBatchedTokens, "token budget of a step")
-	flags.IntVar(&c.Core.MaxSeqs, "max-seqs", c.Core.MaxSeqs, "sequences that run at once")
-	flags.Uint64Var(&f.seed, "hash-seed", 0, "seed of the block hashes of all replicas, as PYTHONHASHSEED is for vLLM's; 0 draws one for each")
+	flags.IntVar(&c.Core.MaxSeqs, "max-seqs", c.Core.MaxSeqs, "concurrently running sequences")
+	flags.Uint64Var(&f.seed, "hash-seed", 0, "seed of the block hashes of all replicas, as PYTHONHASHSEED is for vLLM's; 0: a random one for each")
 	flags.BoolVar(&c.Core.PrefixCaching, "prefix-caching", c.Core.PrefixCaching, "keep the blocks of finished requests")
 	flags.Float64Var(&c.Core.Timing.PrefillRate, "prefill-rate", c.Core.Timing.PrefillRate, "prompt tokens per second at short context")
 	flags.Float64Var(&c.Core.Timing.HalfContext, "half-context", c.Core.Timing.HalfContext, "context in tokens at which a prompt token costs twice as much")
 	flags.DurationVar(&c.Core.Timing.Base, "step-time", c.Core.Timing.Base, "time of an empty step")
 	flags.DurationVar(&c.Core.Timing.PerSequence, "sequence-time", c.Core.Timing.PerSequence, "time that each decoding sequence adds to a step")
 	flags.DurationVar(&c.Core.Timing.PerContextToken, "context-time", c.Core.Timing.PerContextToken, "time that each cached token of a decoding sequence adds to a step")
-	flags.Float64Var(&c.Core.Timing.Speed, "speed", c.Core.Timing.Speed, "how many times faster than the model of time")
-	flags.IntVar(&c.MeanAnswer, "mean-answer", c.MeanAnswer, "mean tokens of an answer that nothing cuts short")
+	flags.Float64Var(&c.Core.Timing.Speed, "speed", c.Core.Timing.Speed, "speed, relative to the modelled time")
+	flags.IntVar(&c.MeanAnswer, "mean-answer", c.MeanAnswer, "mean tokens of an answer without a limit")
 	flags.BoolVar(&c.TokenDetails, "prompt-tokens-details", c.TokenDetails, "report cached_tokens")
 	flags.BoolVar(&c.ScaleOut, "scale-out", c.ScaleOut, "serve /render where the version asks for --enable-scale-out")
 	flags.BoolVar(&c.RequestIDHeader, "request-id-headers", false, "answer X-Request-Id")
 	flags.BoolVar(&c.BytesHashes, "bytes-hashes", false, "write event hashes as byte strings")
 	flags.StringVar(&c.Topic, "topic", "", "topic of the KV events")
-	flags.IntVar(&c.ReplayBuffer, "replay-buffer", c.ReplayBuffer, "event batches kept for replays")
+	flags.IntVar(&c.ReplayBuffer, "replay-buffer", c.ReplayBuffer, "number of event batches kept for replays")
 	flags.DurationVar(&c.KeepAlive, "keep-alive", c.KeepAlive, "how long idle connections stay open; 0 closes each after its answer")
-	flags.StringVar(&c.APIKey, "api-key", "", "key that /v1 asks for")
-	flags.StringVar(&f.faults, "faults", "", "faults to begin with, as JSON; see docs/simulator.md")
+	flags.StringVar(&c.APIKey, "api-key", "", "key that /v1 requires")
+	flags.StringVar(&f.faults, "faults", "", "initial faults, as JSON; see docs/simulator.md")
 	return cmd
 }
 

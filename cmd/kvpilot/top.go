@@ -26,8 +26,8 @@ func newTopCommand(env []string, out io.Writer) *cobra.Command {
 		Use:   "top",
 		Short: "Show replicas, load and decisions of a running router, live",
 		Long: "Show replicas, load and decisions of a running router, live, until interrupted.\n\n" +
-			"A terminal shows what fits: columns that matter less give way, and of a large fleet those in trouble\n" +
-			"come first. A file gets everything. With -o json each look is one line.",
+			"A terminal shows what fits: less important columns are hidden, and in a large fleet replicas in trouble\n" +
+			"come first. A file gets everything. With -o json each update is one line.",
 		Example: "  kvpilot top\n  kvpilot top --times 1 > now.txt",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -35,8 +35,8 @@ func newTopCommand(env []string, out io.Writer) *cobra.Command {
 		},
 	}
 	r.flags(cmd, env)
-	cmd.Flags().DurationVar(&every, "every", time.Second, "time between two looks")
-	cmd.Flags().IntVar(&times, "times", 0, "end after so many looks; 0 goes on until interrupted")
+	cmd.Flags().DurationVar(&every, "every", time.Second, "time between updates")
+	cmd.Flags().IntVar(&times, "times", 0, "number of updates; 0: until interrupted")
 	return cmd
 }
 
@@ -116,7 +116,7 @@ func (s *screen) draw(lines func(width, height int) []string) error {
 
 // lost keeps the last picture and says above it why there is no news.
 func (s *screen) lost(why error) error {
-	s.last[0] = shorten(plain(why.Error())+"; trying again", max(s.width, 1))
+	s.last[0] = shorten(plain(why.Error())+"; retrying", max(s.width, 1))
 	return s.write()
 }
 
@@ -193,7 +193,7 @@ func (v view) lines(width, height int) []string {
 	}
 	list = append(list, "")
 	if len(v.decisions.GetDecisions()) == 0 {
-		return append(list, "No request has come yet.")
+		return append(list, "No requests yet.")
 	}
 	list = append(list, recent.lines(width)...)
 	if height > 0 {

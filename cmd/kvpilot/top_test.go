@@ -53,7 +53,7 @@ func TestTopFitsEveryTerminal(t *testing.T) {
 		t.Errorf("a file gets %d lines", len(whole))
 	}
 	empty := view{loads: &kvpilotv1.GetLoadsResponse{}, decisions: &kvpilotv1.ListDecisionsResponse{}}
-	if text := strings.Join(empty.lines(80, 24), "\n"); !strings.Contains(text, "No request has come yet") {
+	if text := strings.Join(empty.lines(80, 24), "\n"); !strings.Contains(text, "No requests yet") {
 		t.Errorf("an empty router shows:\n%s", text)
 	}
 }
@@ -64,7 +64,7 @@ func TestTopKeepsItsPictureWhenTheRouterIsGone(t *testing.T) {
 	if err := s.lost(errors.New("no router answers at 127.0.0.1:9090")); err != nil {
 		t.Fatal(err)
 	}
-	if got := out.String(); !strings.HasPrefix(got, home+"no router answers") || !strings.Contains(got, "trying again") || !strings.Contains(got, "the table") {
+	if got := out.String(); !strings.HasPrefix(got, home+"no router answers") || !strings.Contains(got, "retrying") || !strings.Contains(got, "the table") {
 		t.Errorf("drawn: %q", got)
 	}
 }

@@ -51,7 +51,7 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 			case f.print:
 				return config.Print(out, c)
 			case f.check:
-				fmt.Fprintln(out, "the settings are good")
+				fmt.Fprintln(out, "the settings are valid")
 				return nil
 			}
 			hangups := make(chan os.Signal, 1) // one that waits says as much as many
@@ -72,14 +72,14 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 	list := cmd.Flags()
 	list.StringVar(&f.file, "config", "", "YAML file with settings")
 	list.StringArrayVar(&f.set, "set", nil, "override one setting: path.to.key=value")
-	list.StringArrayVar(&f.replicas, "replica", nil, "base URL of a replica; may be given again")
+	list.StringArrayVar(&f.replicas, "replica", nil, "base URL of a replica; may be repeated")
 	list.StringVar(&f.events, "events", "", "where replicas publish KV events, for example tcp://{host}:5557 (registry.events.endpoint)")
 	list.StringVar(&f.replay, "replay", "", "where replicas replay KV events, for example tcp://{host}:5657 (registry.events.replay)")
 	list.StringVar(&f.http, "http", "", "address of the REST surface (listen.http)")
 	list.StringVar(&f.grpc, "grpc", "", "address of the gRPC services (listen.grpc)")
 	list.StringVar(&f.admin, "admin", "", "address of health, metrics and console (listen.admin)")
 	list.BoolVar(&f.check, "check-config", false, "check the settings and exit")
-	list.BoolVar(&f.print, "print-config", false, "print the settings, secrets starred, and exit")
+	list.BoolVar(&f.print, "print-config", false, "print the settings, secrets masked, and exit")
 	return cmd
 }
 

@@ -63,7 +63,7 @@ func (p *process) cpu() (time.Duration, error) {
 	for _, pid := range p.pids {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 		if err != nil || len(threads) == 0 {
-			return 0, fmt.Errorf("process %d tells no times: %w", pid, err)
+			return 0, fmt.Errorf("process %d reports no times: %w", pid, err)
 		}
 		for _, name := range threads {
 			text, err := os.ReadFile(name)
@@ -99,7 +99,7 @@ func (p *process) reservations(ctx context.Context) (int, error) {
 			return int(n), err
 		}
 	}
-	return 0, errors.New("the metrics do not tell the number of reservations")
+	return 0, errors.New("the metrics lack the number of reservations")
 }
 
 // rss is the memory in use, in bytes, after a garbage collection.
@@ -139,7 +139,7 @@ func (p *process) memory(ctx context.Context, collect bool) (mallocs int64, err 
 			return strconv.ParseInt(strings.TrimSpace(value), 10, 64)
 		}
 	}
-	return 0, errors.New("the heap profile does not tell the number of allocations")
+	return 0, errors.New("the heap profile lacks the number of allocations")
 }
 
 // goroutines counts them.
