@@ -215,7 +215,7 @@ func TestAWrongAddressIsExplained(t *testing.T) {
 	l := listen(t)
 	nobody := l.Addr().String()
 	l.Close()
-	for address, want := range map[string]string{nobody: "no router answers at", f.http: "does not serve gRPC", f.admin: "does not speak gRPC"} {
+	for address, want := range map[string]string{nobody: "no router answers at", f.http: "does not serve gRPC", f.admin: "does not serve gRPC"} {
 		if _, err := f.command("replicas", "--address", address); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", address, err, want)
 		}

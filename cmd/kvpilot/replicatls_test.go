@@ -77,7 +77,7 @@ func TestReplicasWithTLSAndKeys(t *testing.T) {
 			save("sesame-open\n")
 			// A certificate that is gone is refused, and the old one stays.
 			f.rewrite(strings.Replace(f.text, cert, cert+"-gone", 1))
-			if _, err := f.cli("reload"); err == nil || !strings.Contains(err.Error(), "registry.access.tls: cert_file") {
+			if _, err := f.cli("reload"); err == nil || !strings.Contains(err.Error(), "registry.access.tls.cert_file") {
 				t.Errorf("a missing certificate: %v", err)
 			}
 			f.rewrite(f.text)
