@@ -35,7 +35,7 @@ var within = map[string][]string{
 	"observe/audit":       {"observe/journal"},
 	"tokens/openai":       {"tokens/rawjson"},
 	"tokens/tokenizer":    {"tokens/rawjson"},
-	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/admission"},
+	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/holdqueue", "choose/liveness"},
 	"route/router":        {"route/resume", "route/quota"},
 	"edge/gateway":        {"edge/guard", "edge/httpcall"},
 	"edge/grpcapi":        {"edge/guard", "edge/callers", "edge/httpcall"},

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
@@ -165,13 +166,13 @@ func (s sink) SetState(slot replica.Slot, state kvblock.FeedState) {
 }
 
 // vitals is what shows whether a rank's engine lives and works, as the chooser asks it.
-func (p *parts) vitals(slot replica.Slot, now time.Time) chooser.Vitals {
+func (p *parts) vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 	r, _, ok := p.registry.Snapshot().BySlot(slot)
 	if !ok {
-		return chooser.Vitals{}
+		return liveness.Vitals{}
 	}
 	pulse := p.registry.Pulse(r.ID, now)
-	v := chooser.Vitals{Asked: pulse.Asked, Late: pulse.Late, Answered: pulse.Answered, Unhealthy: r.State == replica.StateUnhealthy}
+	v := liveness.Vitals{Asked: pulse.Asked, Late: pulse.Late, Answered: pulse.Answered, Unhealthy: r.State == replica.StateUnhealthy}
 	if s, ok := p.stats.Stats(slot); ok {
 		v.Counted, v.KVUsage, v.Requests = s.At, s.KVUsage, s.Running+s.Waiting
 		v.Count = s.PromptTokens + s.OutputTokens + s.QueryTokens + s.Preemptions

@@ -114,7 +114,7 @@ func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error)
 	if p.limiter, err = quota.New(c.Tenants, quota.Params{Meter: t.Meters()}); err != nil {
 		return err
 	}
-	p.chooser, err = chooser.New(c.Chooser, chooser.Params{
+	p.chooser = chooser.New(c.Chooser, chooser.Params{
 		Index: p.kvindex, Book: p.book, Engine: p.report, Vitals: p.vitals, Ask: func(slot replica.Slot) { p.stats.Ask(slot) }, Allow: closed,
 		OnDecision: p.decided, OnOutcome: p.ended, Weight: p.limiter.Weight,
 		Log: p.part("chooser"), Meter: t.Meters(),

@@ -109,10 +109,7 @@ func (b *benchChoose) newBed() (*chooseBed, error) {
 	index := kvindex.New(icfg, kvindex.Params{})
 	book := load.New(load.DefaultConfig(), load.Params{})
 	cfg := chooser.DefaultConfig()
-	c, err := chooser.New(cfg, chooser.Params{Index: index, Book: book, Seed: 1})
-	if err != nil {
-		return nil, err
-	}
+	c := chooser.New(cfg, chooser.Params{Index: index, Book: book, Seed: 1})
 	bed := &chooseBed{chooser: c}
 	perRank := max(1, b.blocks/b.ranks)
 	for i := range b.ranks {

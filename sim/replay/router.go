@@ -39,6 +39,9 @@ type router struct {
 }
 
 func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
 	n := len(s.trace.Calls)
 	r := &router{
 		sim: s, job: j, dice: rand.New(rand.NewPCG(j.seed, 3)), epoch: time.Unix(1_000_000_000, 0),
@@ -53,11 +56,7 @@ func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
 	icfg.MaxBytes = 1 << 40
 	icfg.MaxRanks = max(icfg.MaxRanks, len(s.engines))
 	r.index = kvindex.New(icfg, kvindex.Params{})
-	var err error
-	r.chooser, err = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.options.PaceBias, Weight: j.share, OnOutcome: r.ended})
-	if err != nil {
-		return nil, err
-	}
+	r.chooser = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.options.PaceBias, Weight: j.share, OnOutcome: r.ended})
 	for i, e := range s.engines {
 		rep := &replica.Replica{
 			ID: replica.ID("r" + strconv.Itoa(i)), State: replica.StateReady, Slots: []replica.Slot{replica.Slot(i)},

@@ -3,7 +3,6 @@ package chooser
 import (
 	"container/list"
 	"context"
-	"errors"
 	"slices"
 	"strconv"
 	"sync"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 const (
@@ -27,6 +27,8 @@ const (
 type affinity struct {
 	fallbacks metric.Int64Counter
 	built     metric.Float64Histogram
+	rate      metric.Float64ObservableGauge
+	top       metric.Int64ObservableGauge
 
 	mu     sync.Mutex
 	recent []bool                   // whether the last requests found their session's rank again; guarded by mu
@@ -41,41 +43,30 @@ type affine struct {
 	requests int64
 }
 
-func newAffinity(meter metric.Meter, ring selector.RingConfig) (*affinity, error) {
+func newAffinity(s *instruments.Set, ring selector.RingConfig) *affinity {
 	a := &affinity{recent: make([]bool, 0, ring.AffinityWindow), known: map[string]*list.Element{}}
-	var err, errs error
-	a.fallbacks, err = meter.Int64Counter("kvpilot.chooser.ring_fallbacks",
-		metric.WithDescription("Consistent-hash requests that the ring's owner did not serve, by the successor that served them; -1 is a rank beyond the successors."), metric.WithUnit("{request}"))
-	errs = errors.Join(errs, err)
+	var places []metric.MeasurementOption
 	for n := -1; n <= ring.Fallbacks; n++ {
 		if n != 0 {
-			a.fallbacks.Add(context.Background(), 0, byRank(n))
+			places = append(places, byRank(n))
 		}
 	}
-	a.built, err = meter.Float64Histogram("kvpilot.chooser.ring_rebuild.duration",
-		metric.WithDescription("Time to build a consistent-hash ring."), metric.WithUnit("s"),
-		metric.WithExplicitBucketBoundaries(1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1))
-	errs = errors.Join(errs, err)
-	rate, err := meter.Float64ObservableGauge("kvpilot.chooser.affinity_rate",
-		metric.WithDescription("Share of the last consistent-hash requests (chooser.ring.affinity_window) that were sent to the previous rank of their session; 1 before the first request."), metric.WithUnit("1"))
-	errs = errors.Join(errs, err)
-	top, err := meter.Int64ObservableGauge("kvpilot.chooser.top_sessions",
-		metric.WithDescription("Requests of the busiest consistent-hash sessions among the last 1024 seen, by position from 1 to 20."), metric.WithUnit("{request}"))
-	errs = errors.Join(errs, err)
-	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		share, busiest := a.read()
-		o.ObserveFloat64(rate, share)
-		for i, n := range busiest {
-			o.ObserveInt64(top, n, metric.WithAttributes(attribute.Int("place", i+1)))
-		}
-		return nil
-	}, rate, top)
-	return a, errors.Join(errs, err)
+	a.fallbacks = s.CounterBy("kvpilot.chooser.ring_fallbacks", "{request}", "Consistent-hash requests that the ring's owner did not serve, by the successor that served them; -1 is a rank beyond the successors.", places...)
+	a.built = s.Histogram("kvpilot.chooser.ring_rebuild.duration", "s", "Time to build a consistent-hash ring.", 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1)
+	a.rate = s.ObservedFloat("kvpilot.chooser.affinity_rate", "1", "Share of the last consistent-hash requests (chooser.ring.affinity_window) that were sent to the previous rank of their session; 1 before the first request.")
+	a.top = s.ObservedGauge("kvpilot.chooser.top_sessions", "{request}", "Requests of the busiest consistent-hash sessions among the last 1024 seen, by position from 1 to 20.")
+	return a
 }
 
-func byRank(n int) metric.MeasurementOption {
-	return metric.WithAttributes(attribute.String("rank", strconv.Itoa(n)))
+func (a *affinity) observe(o metric.Observer) {
+	share, busiest := a.read()
+	o.ObserveFloat64(a.rate, share)
+	for i, n := range busiest {
+		o.ObserveInt64(a.top, n, metric.WithAttributes(attribute.Int("place", i+1)))
+	}
 }
+
+func byRank(n int) metric.MeasurementOption { return instruments.Label("rank", strconv.Itoa(n)) }
 
 // routed counts a request of session that consistent-hash sent to slot, whose place on the ring is
 // place (0: none).

@@ -2,9 +2,9 @@ package chooser
 
 import (
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -31,13 +31,10 @@ type Choice struct {
 	leased      bool
 	// entry is its place in the account of the rank's speed.
 	entry speed.Entry
-	// Of the vigil over its rank: the prefill and, unless it is streamed, the decoding that were predicted, in seconds, how its
-	// caller takes it back, and whether it may go elsewhere then. The list belongs to the vigil.
-	prefills, decodes      float64
-	abandon                func()
-	movable, inFlight      bool
-	prefilled              atomic.Bool
-	prevFlying, nextFlying *Choice
+	// flight is the request among those in flight on its rank, while tracked; abandon is its Request's.
+	flight  liveness.Request
+	tracked bool
+	abandon func()
 	// unread and samples are the request's; certain is what the rank held of the prompt by its hashes alone, in tokens.
 	unread  bool
 	samples int
@@ -53,27 +50,27 @@ type Choice struct {
 	onEnd  []func(Result) // guarded by mu
 	result Result         // once it has ended; guarded by mu
 	began  bool           // the client has something; guarded by mu
-	// forsaken: its caller was told to take it back from a stalled rank; guarded by mu
-	forsaken bool
-	whole    *whole // nil: the decision knew as much; guarded by mu
+	// withdrawn: its caller was signalled to withdraw it from a stalled rank; guarded by mu
+	withdrawn bool
+	whole     *whole // nil: the decision knew as much; guarded by mu
 }
 
 // FirstToken says that the engine has prefilled the prompt: its prefill load is given back and
 // the rank's rates learn from the time it took.
 func (c *Choice) FirstToken() {
-	if c.reservation == nil || c.firstToken(true) != load.Applied {
+	if c.reservation == nil || c.firstToken() != load.Applied {
 		return
 	}
 	c.chooser.freed(c.Slot)
 }
 
-func (c *Choice) firstToken(teach bool) load.Outcome {
+func (c *Choice) firstToken() load.Outcome {
 	out := c.reservation.PrefillDone()
 	if out != load.Applied {
 		return out
 	}
-	if !c.prefilled.Swap(true) && c.leased && c.rank != nil {
-		c.rank.vigil.regain(c)
+	if before := c.flight.Prefilled(); !before && c.leased && c.rank != nil {
+		c.rank.liveness.Settle(&c.flight)
 	}
 	c.Alive()
 	now := c.chooser.clock()
@@ -82,7 +79,7 @@ func (c *Choice) firstToken(teach bool) load.Outcome {
 	c.first = now
 	c.mark.set(now, 0, &l)
 	c.mu.Unlock()
-	c.learnFirst(now, &l, teach)
+	c.learnFirst(now, &l)
 	return out
 }
 
@@ -105,7 +102,7 @@ func (c *Choice) progress(outputTokens int) load.Outcome {
 	if grown && !unseen {
 		c.learnSteps(c.chooser.clock(), outputTokens)
 	}
-	if unseen && c.firstToken(true) == load.Applied {
+	if unseen && c.firstToken() == load.Applied {
 		c.chooser.freed(c.Slot)
 	}
 	return c.reservation.Progress(outputTokens)
@@ -141,7 +138,7 @@ func (c *Choice) Release(result Result) bool {
 		defer f(result)
 	}
 	c.reservation.Release()
-	c.land(result.End == decision.EndCompleted)
+	c.untrack(result.End == decision.EndCompleted)
 	if first.IsZero() {
 		c.belief.End() // it never got as far as the cache
 	}

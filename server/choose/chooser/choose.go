@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/admission"
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -66,7 +66,7 @@ func (c *Chooser) Submit(req *Request, deadline time.Time, deliver func(*Choice,
 type waiter struct {
 	req     *Request
 	line    *line
-	ticket  *admission.Ticket
+	ticket  *holdqueue.Ticket
 	answer  chan answer          // of Choose
 	deliver func(*Choice, error) // of Submit
 	// overlaps is what the index said at matched.
@@ -120,12 +120,12 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 	if deliver == nil {
 		w.answer = make(chan answer, 1)
 	}
-	w.ticket = &admission.Ticket{
+	w.ticket = &holdqueue.Ticket{
 		Tenant: req.Tenant, Priority: req.Priority, Bytes: req.Bytes, Deadline: deadline, Work: s.d.Pick().Prefill, Cost: cost(&s.d), Owner: w,
 	}
 	servers, soonest := c.room(&s.d)
 	if wait, err := ln.hold.Push(w.ticket, now, servers, soonest); err != nil {
-		return nil, nil, &Refused{Cause: admission.Cause(err), RetryAfter: max(wait, time.Second)}
+		return nil, nil, &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
 	}
 	c.metrics.held.Add(1)
 	c.pump(ln)
@@ -151,7 +151,7 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 	for race := 0; ; race++ {
 		d := &s.d
 		if d.Chosen < 0 {
-			c.metrics.refused.Add(1)
+			c.metrics.rejected.Add(1)
 			d := c.record(s, now)
 			c.publish(d)
 			return nil, &NoReplica{Decision: d, RetryAfter: time.Second}
@@ -247,7 +247,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	if choice.leased {
 		c.booked.Store(bookedName{req.Tenant, req.ID}, choice)
 	}
-	choice.takeOff(req, booking.PrefillTime.Seconds(), cand.StepTime*float64(orUnlimited(req.ExpectedOutput)))
+	choice.track(req, booking.PrefillTime)
 	c.metrics.decided(d)
 	c.publish(d)
 	return choice

@@ -2,7 +2,6 @@ package chooser
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -10,9 +9,11 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/kvpilot/kvpilot/server/choose/admission"
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
+	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
@@ -28,13 +29,13 @@ type Chooser struct {
 	log     *slog.Logger
 	clock   func() time.Time
 	start   time.Time
-	queue   *admission.Queue
+	queue   *holdqueue.Queue
 	metrics *metrics
 
 	ranks    atomic.Pointer[[]*rank]
-	ranksMu  sync.Mutex // serialises AddRank and RemoveRank
-	kinds    kinds      // guarded by ranksMu
-	lines    sync.Map   // model name to *line
+	ranksMu  sync.Mutex  // serialises AddRank and RemoveRank
+	kinds    speed.Kinds // guarded by ranksMu
+	lines    sync.Map    // model name to *line
 	lineList atomic.Pointer[[]*line]
 	linesMu  sync.Mutex // serialises new lines
 	sessions *sessions
@@ -74,7 +75,7 @@ type Params struct {
 	// Engine returns the engine's recent own report; nil or false when there is none.
 	Engine func(replica.Slot) (Report, bool)
 	// Vitals says whether a rank's engine lives; nil: nobody knows, and no rank is held for stalled.
-	Vitals func(slot replica.Slot, now time.Time) Vitals
+	Vitals func(slot replica.Slot, now time.Time) liveness.Vitals
 	// Ask has a rank's engine asked anew for what Vitals tells; nil: it is asked in its own time.
 	Ask func(slot replica.Slot)
 	// Allow reports whether a replica's breaker lets requests through; nil lets all through.
@@ -95,16 +96,9 @@ type Params struct {
 	PaceBias float64
 }
 
-// New returns a Chooser. It starts nothing.
-func New(cfg Config, params Params) (*Chooser, error) {
-	queue, err := admission.New(cfg.Queue, admission.Params{Meter: params.Meter, Weight: params.Weight})
-	if err != nil {
-		return nil, fmt.Errorf("chooser: %w", err)
-	}
-	settings, err := newSettings(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("chooser: %w", err)
-	}
+// New returns a Chooser. cfg must be valid. It starts nothing.
+func New(cfg Config, params Params) *Chooser {
+	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Weight: params.Weight})
 	c := &Chooser{ring: cfg.Ring, tree: cfg.Tree, params: params, log: params.Log, clock: params.Now, queue: queue, sessions: newSessions(), wake: make(chan struct{}, 1)}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
@@ -116,7 +110,7 @@ func New(cfg Config, params Params) (*Chooser, error) {
 		c.params.PaceBias = 1
 	}
 	c.start = c.clock()
-	c.settings.Store(settings)
+	c.settings.Store(newSettings(cfg))
 	c.ranks.Store(&[]*rank{})
 	c.lineList.Store(&[]*line{})
 	c.residence.set(10)
@@ -126,11 +120,9 @@ func New(cfg Config, params Params) (*Chooser, error) {
 		seed = uint64(time.Now().UnixNano())
 	}
 	c.seed.Store(seed)
-	if c.metrics, err = newMetrics(params.Meter, c); err != nil {
-		return nil, fmt.Errorf("chooser: %w", err)
-	}
+	c.metrics = newMetrics(params.Meter, c)
 	params.Book.OnExpired(c.expired)
-	return c, nil
+	return c
 }
 
 // sweepEvery is how often leased choices are looked at whose lease the load book ended.
@@ -138,9 +130,9 @@ const sweepEvery = 5 * time.Second
 
 // Run keeps time for the hold queue, and watches that ranks live, until ctx ends; then it refuses everybody who still waits.
 func (c *Chooser) Run(ctx context.Context) error {
-	var vigil sync.WaitGroup
-	defer vigil.Wait()
-	vigil.Go(func() { c.keepVigil(ctx) })
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { c.watchRanks(ctx) })
 	timer := time.NewTimer(sweepEvery)
 	defer timer.Stop()
 	swept := c.clock()
@@ -182,7 +174,7 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 	old := *c.ranks.Load()
 	if int(slot) < len(old) && old[slot] != nil {
 		table := append([]*rank(nil), old...)
-		c.kinds.drop(old[slot])
+		c.kinds.Remove(old[slot].speed)
 		table[slot] = nil
 		c.ranks.Store(&table)
 	}

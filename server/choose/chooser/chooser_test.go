@@ -41,7 +41,6 @@ type fleet struct {
 func newFleet(t *testing.T, n int, change func(*chooser.Config, *chooser.Params)) *fleet {
 	t.Helper()
 	f := &fleet{t: t}
-	var err error
 	f.index = kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	f.book = load.New(load.DefaultConfig(), load.Params{})
 	cfg := chooser.DefaultConfig()
@@ -53,9 +52,7 @@ func newFleet(t *testing.T, n int, change func(*chooser.Config, *chooser.Params)
 	if change != nil {
 		change(&cfg, &params)
 	}
-	if f.chooser, err = chooser.New(cfg, params); err != nil {
-		t.Fatal(err)
-	}
+	f.chooser = chooser.New(cfg, params)
 	for i := range n {
 		slot := replica.Slot(i)
 		r := &replica.Replica{ID: replica.ID(fmt.Sprintf("r%d", i)), State: replica.StateReady, Slots: []replica.Slot{slot}, Models: []replica.Model{{ID: "m"}}, BlockSize: block, Blocks: 40000}

@@ -7,9 +7,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/admission"
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
@@ -40,7 +41,7 @@ type Config struct {
 	// Stall says when a replica that reports healthy but makes no progress is avoided.
 	Stall StallConfig `yaml:"stall"`
 	// Queue limits the hold queue.
-	Queue admission.Config `yaml:"queue"`
+	Queue holdqueue.Config `yaml:"queue"`
 	// Ring configures consistent-hash.
 	Ring selector.RingConfig `yaml:"ring"`
 	// Tree configures prefix-affinity's text tree.
@@ -79,7 +80,7 @@ func DefaultConfig() Config {
 		Objective: decision.ObjectiveAnswer,
 		HoldAbove: 500 * time.Millisecond,
 		Stall:     StallConfig{After: 2 * time.Second, Unhealthy: 10 * time.Second},
-		Queue:     admission.DefaultConfig(),
+		Queue:     holdqueue.DefaultConfig(),
 		Ring:      selector.DefaultRingConfig(),
 		Tree:      selector.DefaultTreeConfig(),
 	}
@@ -87,52 +88,39 @@ func DefaultConfig() Config {
 
 // Validate reports every bad field at once, named as the operator wrote it.
 func (c Config) Validate() error {
-	var errs []error
-	check := func(name string, p, shadow decision.Policy, weights map[string]float64) {
-		if p != "" && !p.Known() {
-			errs = append(errs, fmt.Errorf("%spolicy: unknown policy %q; known are %v", name, p, decision.Policies()))
-		}
-		if shadow != "" && !shadow.Known() {
-			errs = append(errs, fmt.Errorf("%sshadow: unknown policy %q; known are %v", name, shadow, decision.Policies()))
-		}
-		if _, err := selector.Apply(selector.DefaultParams(), weights); err != nil {
-			errs = append(errs, fmt.Errorf("%sweights: %w", name, err))
-		}
-	}
-	objective := func(name string, o decision.Objective, slo SLOConfig) {
-		if !o.Known() {
-			errs = append(errs, fmt.Errorf("%sobjective: unknown objective %q; known are %v", name, o, decision.Objectives()))
-		}
-		if slo.TTFT < 0 || slo.TPOT < 0 {
-			errs = append(errs, fmt.Errorf("%sslo: ttft %s and tpot %s must not be negative", name, slo.TTFT, slo.TPOT))
-		}
-	}
-	check("", c.Policy, c.Shadow, c.Weights)
-	objective("", c.Objective, c.SLO)
-	if c.Policy == "" {
-		errs = append(errs, errors.New("policy: empty"))
+	errs := []error{
+		check.NotEmpty("policy", c.Policy),
+		validateRules("", ModelConfig{c.Policy, c.Objective, c.SLO, c.Weights, c.Shadow}),
+		check.AtLeast("hold_above", c.HoldAbove, 0),
+		check.AtLeast("max_requests_per_rank", c.MaxRequestsPerRank, 0),
+		check.AtLeast("stall.after", c.Stall.After, 0),
+		check.AtLeast("stall.unhealthy", c.Stall.Unhealthy, 0),
+		check.Within("queue", c.Queue.Validate()),
+		check.Within("ring", c.Ring.Validate()),
+		check.Within("tree", c.Tree.Validate()),
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Models)) {
 		m := c.Models[name]
-		check("models."+name+".", m.Policy, m.Shadow, m.Weights)
 		if m.Objective == "" {
 			m.Objective = c.Objective
 		}
-		objective("models."+name+".", m.Objective, m.SLO)
-	}
-	if c.HoldAbove < 0 {
-		errs = append(errs, fmt.Errorf("hold_above: must not be negative: %s", c.HoldAbove))
-	}
-	if c.Stall.After < 0 || c.Stall.Unhealthy < 0 {
-		errs = append(errs, fmt.Errorf("stall: after %s or unhealthy %s is negative", c.Stall.After, c.Stall.Unhealthy))
-	}
-	if c.MaxRequestsPerRank < 0 {
-		errs = append(errs, fmt.Errorf("max_requests_per_rank: must not be negative: %d", c.MaxRequestsPerRank))
-	}
-	for name, err := range map[string]error{"queue": c.Queue.Validate(), "ring": c.Ring.Validate(), "tree": c.Tree.Validate()} {
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", name, err))
-		}
+		errs = append(errs, validateRules("models."+name+".", m))
 	}
 	return errors.Join(errs...)
+}
+
+// validateRules checks what may be set for all models or for one.
+func validateRules(name string, m ModelConfig) error {
+	_, err := selector.Apply(selector.DefaultParams(), m.Weights)
+	if err != nil {
+		err = fmt.Errorf("%sweights: %w", name, err)
+	}
+	return errors.Join(
+		check.OneOf(name+"policy", m.Policy, append(decision.Policies(), "")...),
+		check.OneOf(name+"shadow", m.Shadow, append(decision.Policies(), "")...),
+		check.OneOf(name+"objective", m.Objective, decision.Objectives()...),
+		check.AtLeast(name+"slo.ttft", m.SLO.TTFT, 0),
+		check.AtLeast(name+"slo.tpot", m.SLO.TPOT, 0),
+		err,
+	)
 }

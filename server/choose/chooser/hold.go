@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/admission"
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -64,7 +64,7 @@ func (c *Chooser) pump(ln *line) {
 func (c *Chooser) visit(ln *line) {
 	now := c.clock()
 	for _, t := range ln.hold.Expired(now) {
-		t.Owner.(*waiter).end(nil, &Refused{Cause: admission.Cause(t.Why()), RetryAfter: time.Second})
+		t.Owner.(*waiter).end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
 	}
 	ln.wakeAt.Store(0)
 	ln.visited.Store(c.since(now))
@@ -79,10 +79,10 @@ func (c *Chooser) visit(ln *line) {
 	}()
 	ln.planned = make(map[replica.Slot]float64, 16)
 	soonest := maxWake.Seconds()
-	ln.hold.Visit(now, mostVisited, func(t *admission.Ticket) admission.Verdict {
+	ln.hold.Visit(now, mostVisited, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		w := t.Owner.(*waiter)
 		verdict := c.offer(s, w, now)
-		if verdict != admission.Keep {
+		if verdict != holdqueue.Keep {
 			return verdict
 		}
 		open := false
@@ -98,9 +98,9 @@ func (c *Chooser) visit(ln *line) {
 			}
 		}
 		if !open {
-			return admission.Stop
+			return holdqueue.Stop
 		}
-		return admission.Keep
+		return holdqueue.Keep
 	})
 	wanted := ln.planned // read by others from now on: the next visit makes a map of its own
 	ln.wanted.Store(&wanted)
@@ -136,7 +136,7 @@ func (c *Chooser) rouse() {
 
 // offer decides about one that waits. What the index said of its prompt may be a moment old while
 // it stays; before it goes, the index is asked again.
-func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict {
+func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) holdqueue.Verdict {
 	ln := w.line
 	s.known, s.since = nil, w.ticket.Arrived()
 	if now.Sub(w.matched) < matchLife {
@@ -146,17 +146,17 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict 
 	for {
 		if err := c.look(s, w.req, ln, now, ln.planned); err != nil {
 			w.end(nil, err)
-			return admission.Drop
+			return holdqueue.Drop
 		}
 		selector.Choose(&s.d)
 		if s.d.Chosen < 0 {
 			choice, err := c.commit(s, w.req, ln, now, w)
 			w.end(choice, err)
-			return admission.Drop
+			return holdqueue.Drop
 		}
 		if err := c.unreachable(&s.d, w.req); err != nil {
 			w.end(nil, err)
-			return admission.Drop
+			return holdqueue.Drop
 		}
 		if !stale {
 			w.overlaps, w.matched = append(w.overlaps[:0], s.overlaps...), now
@@ -171,14 +171,14 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) admission.Verdict 
 	w.ticket.Work, w.ticket.Cost = cand.Prefill, cost(&s.d)
 	if !c.hasRoom(cand) {
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
-		return admission.Keep
+		return holdqueue.Keep
 	}
 	choice, err := c.commit(s, w.req, ln, now, w)
 	w.end(choice, err)
 	if err != nil {
-		return admission.Drop
+		return holdqueue.Drop
 	}
-	return admission.Release
+	return holdqueue.Release
 }
 
 // cost is what a tenant is charged for the pick, in seconds of its engine: the prefill, and of each step of the
@@ -256,7 +256,7 @@ func (c *Chooser) freed(slot replica.Slot) {
 func (c *Chooser) shutDown() {
 	for _, ln := range *c.lineList.Load() {
 		for _, t := range ln.hold.Drain() {
-			t.Owner.(*waiter).end(nil, &Refused{Cause: admission.Cause(t.Why()), RetryAfter: time.Second})
+			t.Owner.(*waiter).end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
 		}
 	}
 }

@@ -42,14 +42,9 @@ func (c *Choice) learnBooked(now time.Time) {
 	}, now, decodes(&l))
 }
 
-// learnFirst closes the entry at the first token. teach is false when the time of the first token is
-// known only roughly.
-func (c *Choice) learnFirst(now time.Time, l *load.RankLoad, teach bool) {
+// learnFirst closes the entry at the first token.
+func (c *Choice) learnFirst(now time.Time, l *load.RankLoad) {
 	if c.rank == nil {
-		return
-	}
-	if !teach {
-		c.rank.speed.Ended(&c.entry, now)
 		return
 	}
 	if c.chooser.foreign(c.Slot) {

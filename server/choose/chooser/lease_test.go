@@ -19,10 +19,7 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		book := load.New(load.DefaultConfig(), load.Params{})
 		index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 		var outcomes []decision.Outcome // appended by the book's sweep, read after it waits
-		c, err := New(DefaultConfig(), Params{Index: index, Book: book, OnOutcome: func(o decision.Outcome) { outcomes = append(outcomes, o) }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := New(DefaultConfig(), Params{Index: index, Book: book, OnOutcome: func(o decision.Outcome) { outcomes = append(outcomes, o) }})
 		r := &replica.Replica{ID: "a", State: replica.StateReady, Slots: []replica.Slot{0}, Models: []replica.Model{{ID: "m"}}, BlockSize: 16}
 		book.AddRank(0)
 		c.AddRank(0, r, 0)

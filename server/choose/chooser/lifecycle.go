@@ -15,7 +15,7 @@ func (c *Chooser) PrefillCompleted(key load.Key) load.Outcome {
 	if choice == nil {
 		return out
 	}
-	if out = choice.firstToken(true); out == load.Applied {
+	if out = choice.firstToken(); out == load.Applied {
 		c.freed(choice.Slot)
 	}
 	return out

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/admission"
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -18,7 +18,7 @@ type line struct {
 	cursor atomic.Uint32
 	ring   atomic.Pointer[ringOf]
 	tree   atomic.Pointer[selector.Tree]
-	hold   *admission.Line
+	hold   *holdqueue.Line
 
 	pumping sync.Mutex               // held by the one who visits the waiting
 	again   atomic.Bool              // somebody wanted a visit meanwhile

@@ -76,7 +76,7 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 	}
 	s.held = set.holdAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.Unbooked && !req.NoQueue
 	c.candidates(s, req)
-	c.avoid(d, now)
+	c.avoidStalled(d, now)
 	matching := c.clock()
 	c.overlap(s, req)
 	d.Scored = c.clock().Sub(matching)
@@ -290,7 +290,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 			continue
 		}
 		if r := req.Replicas[s.owner[i]]; rk.known.Load() != r {
-			c.know(rk, r)
+			c.updateRank(rk, r)
 		}
 		m := rk.speed.Model()
 		cand.TokenTime, cand.Bend, cand.Overhead = m.Token*c.params.PaceBias, m.Bend, m.Overhead
@@ -352,7 +352,8 @@ func (c *Chooser) reported(cand *decision.Candidate, rk *rank) {
 		return
 	}
 	cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
-	rk.counters.see(rk.speed, &rep, speed.Decodes{Sequences: int(cand.Requests) - int(cand.Waiting)})
+	rk.counters.See(rk.speed, &speed.Report{At: rep.At, Queued: rep.Queued, Foreign: rep.Foreign, Uncached: rep.Uncached, PrefillSeconds: rep.PrefillSeconds},
+		speed.Decodes{Sequences: int(cand.Requests) - int(cand.Waiting)})
 	if rep.Blocks > 0 {
 		cand.Blocks = uint32(rep.Blocks)
 	}
@@ -382,4 +383,22 @@ func hashesFor(req *Request, cand *decision.Candidate) []blockhash.Hash {
 		return nil
 	}
 	return req.Hashes(int(cand.BlockSize))
+}
+
+// panicFor is how long replicas that nothing comes back from are used all the same, when they are most of a pool.
+const panicFor = time.Minute
+
+// MostMute reports whether most of a pool's replicas became unhealthy lately for the sole reason that nothing came back from
+// their probes: rather than all of them, this machine or its network may be at fault, so they stay in use for a while.
+func MostMute(replicas []*replica.Replica, now time.Time) bool {
+	mute, others := 0, 0
+	for _, r := range replicas {
+		switch {
+		case r.Mute && r.State == replica.StateUnhealthy && now.Sub(r.Since) < panicFor:
+			mute++
+		case r.State == replica.StateReady, r.State == replica.StateUnhealthy:
+			others++
+		}
+	}
+	return mute > others
 }

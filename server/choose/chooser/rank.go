@@ -8,8 +8,10 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 // busyMemory is the time constant of the load estimate ρ.
@@ -23,18 +25,33 @@ type rank struct {
 	index   int
 
 	speed *speed.Rank
-	kind  *speed.Kind                     // guarded by the chooser's ranksMu
 	known atomic.Pointer[replica.Replica] // what kind was made of
-	// attributes name the rank in metrics.
-	attributes metric.MeasurementOption
+	// labels name the rank in metrics.
+	labels metric.MeasurementOption
 
-	counters counters
+	counters speed.Counters
 
-	work   number // mean prefill time of a request in seconds
-	lately lately
-	vigil  vigil
+	work     number // mean prefill time of a request in seconds
+	lately   lately
+	liveness liveness.Monitor
 
 	mu sync.Mutex // serialises route and unroute
+}
+
+// newRank makes the memory of rank index of r; ranksMu is held.
+func (c *Chooser) newRank(slot replica.Slot, r *replica.Replica, index int) *rank {
+	rk := &rank{slot: slot, replica: r.ID, index: index, speed: c.kinds.Add(r), labels: instruments.Rank(string(r.ID), index)}
+	rk.known.Store(r)
+	return rk
+}
+
+// updateRank applies what the registry has learned about the replica since the rank was added.
+func (c *Chooser) updateRank(rk *rank, r *replica.Replica) {
+	c.ranksMu.Lock()
+	defer c.ranksMu.Unlock()
+	if rk.known.Swap(r) != r && c.rank(rk.slot) == rk {
+		c.kinds.Update(rk.speed, r)
+	}
 }
 
 // number is a float64 that may be read and replaced at once.
@@ -42,6 +59,16 @@ type number struct{ bits atomic.Uint64 }
 
 func (n *number) get() float64  { return math.Float64frombits(n.bits.Load()) }
 func (n *number) set(v float64) { n.bits.Store(math.Float64bits(v)) }
+
+// add is safe for concurrent use.
+func (n *number) add(v float64) {
+	for {
+		old := n.bits.Load()
+		if n.bits.CompareAndSwap(old, math.Float64bits(math.Float64frombits(old)+v)) {
+			return
+		}
+	}
+}
 
 // lately is what was routed to a rank, per second and fading with busyMemory.
 type lately struct {

@@ -15,10 +15,7 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 	now := time.Unix(1000, 0)
 	book := load.New(load.DefaultConfig(), load.Params{Now: func() time.Time { return now }})
 	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	c, err := New(DefaultConfig(), Params{Index: index, Book: book, Now: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := New(DefaultConfig(), Params{Index: index, Book: book, Now: func() time.Time { return now }})
 	c.AddRank(0, &replica.Replica{ID: "r"}, 0)
 	book.AddRank(0)
 	near := func(what string, got, want float64) {

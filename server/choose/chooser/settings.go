@@ -1,7 +1,7 @@
 package chooser
 
 import (
-	"fmt"
+	"cmp"
 
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -13,12 +13,12 @@ type Settings struct {
 	config Config
 	// holdAbove is Config.HoldAbove in seconds.
 	holdAbove float64
-	common    terms
-	models    map[string]*terms
+	common    rules
+	models    map[string]*rules
 }
 
-// terms are what is set for one model.
-type terms struct {
+// rules are the settings for one model.
+type rules struct {
 	policy decision.Policy
 	shadow decision.Policy
 	params decision.Params
@@ -27,50 +27,28 @@ type terms struct {
 	targets   decision.Targets
 }
 
-func newSettings(c Config) (*Settings, error) {
-	if err := c.Validate(); err != nil {
-		return nil, err
-	}
-	s := &Settings{config: c, holdAbove: c.HoldAbove.Seconds(), models: make(map[string]*terms, len(c.Models))}
-	if err := s.common.fill(c, ModelConfig{}); err != nil {
-		return nil, err
-	}
+func newSettings(c Config) *Settings {
+	s := &Settings{config: c, holdAbove: c.HoldAbove.Seconds(), common: c.rules(ModelConfig{}), models: make(map[string]*rules, len(c.Models))}
 	for name, own := range c.Models {
-		t := &terms{}
-		if err := t.fill(c, own); err != nil {
-			return nil, err
-		}
-		s.models[name] = t
+		r := c.rules(own)
+		s.models[name] = &r
 	}
-	return s, nil
+	return s
 }
 
-// fill joins the common settings with a model's own.
-func (t *terms) fill(c Config, own ModelConfig) error {
-	t.policy, t.shadow, t.objective = c.Policy, c.Shadow, c.Objective
-	if own.Policy != "" {
-		t.policy = own.Policy
+// rules joins the common settings with a model's own.
+func (c Config) rules(own ModelConfig) rules {
+	r := rules{
+		policy: cmp.Or(own.Policy, c.Policy), shadow: cmp.Or(own.Shadow, c.Shadow), objective: cmp.Or(own.Objective, c.Objective),
+		targets: own.SLO.targets().Or(c.SLO.targets()),
 	}
-	if own.Shadow != "" {
-		t.shadow = own.Shadow
-	}
-	if own.Objective != "" {
-		t.objective = own.Objective
-	}
-	t.targets = own.SLO.targets().Or(c.SLO.targets())
-	params, err := selector.Apply(selector.ForObjective(selector.DefaultParams(), t.objective), c.Weights)
-	if err == nil {
-		params, err = selector.Apply(params, own.Weights)
-	}
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	t.params = params
-	return nil
+	r.params, _ = selector.Apply(selector.ForObjective(selector.DefaultParams(), r.objective), c.Weights) // Validate checked both
+	r.params, _ = selector.Apply(r.params, own.Weights)
+	return r
 }
 
-// of are the terms of a model.
-func (s *Settings) of(model string) *terms {
+// of returns the rules for a model.
+func (s *Settings) of(model string) *rules {
 	if t, own := s.models[model]; own {
 		return t
 	}
@@ -95,14 +73,11 @@ func (c *Chooser) settingsOf(req *Request) *Settings {
 // an error, nothing has changed.
 func (c *Chooser) Update(cfg Config) error {
 	cfg.Ring, cfg.Tree = c.ring, c.tree
-	next, err := newSettings(cfg)
-	if err != nil {
+	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	if err := c.queue.Update(cfg.Queue); err != nil {
-		return err
-	}
-	c.settings.Store(next)
+	c.queue.Update(cfg.Queue)
+	c.settings.Store(newSettings(cfg))
 	c.nudge() // those who wait may have room now
 	return nil
 }

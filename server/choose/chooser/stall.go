@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -21,12 +22,15 @@ type StallConfig struct {
 	Unhealthy time.Duration `yaml:"unhealthy"`
 }
 
-// keepVigil looks at the ranks until ctx ends.
-func (c *Chooser) keepVigil(ctx context.Context) {
+// longestAnswer is the length in tokens of an answer that has no limit.
+const longestAnswer = 4096
+
+// watchRanks judges the ranks until ctx ends.
+func (c *Chooser) watchRanks(ctx context.Context) {
 	if c.params.Vitals == nil {
 		return
 	}
-	tick := time.NewTicker(vigilPeriod)
+	tick := time.NewTicker(liveness.Period)
 	defer tick.Stop()
 	last := c.clock()
 	for {
@@ -35,31 +39,32 @@ func (c *Chooser) keepVigil(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if c.settings.Load().config.Stall.After == 0 {
+		stall := c.settings.Load().config.Stall
+		if stall.After == 0 {
 			continue
 		}
 		now := c.clock()
-		// When this process was held up, so was everybody's news: that time counts as one look.
-		passed := min(now.Sub(last), 2*vigilPeriod)
+		// When this process was suspended, it missed signs of life too: that time counts as one round.
+		passed := min(now.Sub(last), 2*liveness.Period)
 		last = now
-		c.lookAround(now, passed)
+		c.judgeRanks(liveness.Round{Now: now, Passed: passed, After: stall.After}, stall.Unhealthy)
 	}
 }
 
-// lookAround judges every rank once.
-func (c *Chooser) lookAround(now time.Time, passed time.Duration) {
+// judgeRanks judges every rank once.
+func (c *Chooser) judgeRanks(round liveness.Round, unhealthy time.Duration) {
 	ranks := *c.ranks.Load()
-	vitals := make([]Vitals, len(ranks))
-	var best, second time.Time // the last answers to health questions, of two replicas that are not late
+	vitals := make([]liveness.Vitals, len(ranks))
+	var best, second time.Time // the last answers to health probes, of two replicas that are not late
 	var answered replica.ID
 	for slot, r := range ranks {
 		if r == nil {
 			continue
 		}
 		v := &vitals[slot]
-		*v = c.params.Vitals(replica.Slot(slot), now)
+		*v = c.params.Vitals(replica.Slot(slot), round.Now)
 		switch {
-		case v.Late >= lateAfter, r.replica == answered:
+		case v.Late >= liveness.LateAfter, r.replica == answered:
 		case v.Answered.After(best):
 			best, second, answered = v.Answered, best, r.replica
 		case v.Answered.After(second):
@@ -70,87 +75,92 @@ func (c *Chooser) lookAround(now time.Time, passed time.Duration) {
 		if r == nil {
 			continue
 		}
-		elsewhere := best
+		round.Elsewhere = best
 		if r.replica == answered {
-			elsewhere = second
+			round.Elsewhere = second
 		}
-		c.judge(r, &vitals[slot], now, passed, elsewhere)
-		c.doubt(r, &vitals[slot], now)
+		round.SpeedKnown = r.speed.Model().Samples > 0
+		c.judgeRank(r, &vitals[slot], round, unhealthy)
+		c.suspendMissing(r, &vitals[slot], round.Now)
 	}
 }
 
-// judge gives a rank its verdict and moves what must not wait there.
-func (c *Chooser) judge(r *rank, v *Vitals, now time.Time, passed time.Duration, elsewhere time.Time) {
-	w := &r.vigil
-	slack := float64(slackUnknown)
-	if r.speed.Model().Samples > 0 {
-		slack = slackKnown
+// judgeRank judges a rank and withdraws the requests that must not wait there.
+func (c *Chooser) judgeRank(r *rank, v *liveness.Vitals, round liveness.Round, unhealthy time.Duration) {
+	m := &r.liveness
+	if before, now := m.Look(v, round); now != before {
+		c.verdictChanged(r, before, now)
 	}
-	before := Evidence(w.evidence.Load())
-	set := c.settings.Load().config.Stall
-	verdict := w.look(v, now, passed, set.After, slack, elsewhere)
-	if verdict >= EvidenceCounters && w.over == passed { // it has just fallen
-		w.pause = min(max(firstPause, 2*w.pause), lastPause)
-		w.until.Store(c.since(now.Add(w.pause)))
-	}
-	if verdict != EvidenceNone {
-		w.silent.Store(int64(w.silence))
-	}
-	if verdict != before {
-		w.evidence.Store(uint32(verdict))
-		c.verdict(r, before, verdict)
-	}
-	sick := v.Unhealthy && set.Unhealthy > 0 && w.sick >= set.Unhealthy
-	if w.over == 0 && !sick {
+	sick := v.Unhealthy && unhealthy > 0 && m.Sick() >= unhealthy
+	if !m.Stalled() && !sick {
 		return
 	}
-	for _, choice := range w.movable(sick) {
-		if begun := choice.begun(); begun && sick || !begun && c.goesElsewhere(choice, now) {
-			choice.forsake(begun)
+	for _, request := range m.Movable(sick) {
+		choice := request.Owner.(*Choice)
+		if begun := choice.hasBegun(); begun && sick || !begun && c.canMove(choice, round.Now) {
+			choice.withdraw(begun)
 		}
 	}
 }
 
-// verdict tells operators.
-func (c *Chooser) verdict(r *rank, before, now Evidence) {
-	if now == EvidenceNone {
-		c.log.Info("a stalled rank has recovered", "replica", string(r.replica), "rank", r.index)
-		c.nudge()
+// verdictChanged logs and counts a verdict.
+func (c *Chooser) verdictChanged(r *rank, before, now liveness.Evidence) {
+	defer c.nudge()
+	if now == liveness.None {
+		c.log.Info("a stalled rank works again", "replica", string(r.replica), "rank", r.index)
 		return
 	}
 	c.metrics.stalled(now)
-	if before == EvidenceNone {
-		c.log.Warn("a rank with requests has stalled and is avoided", "replica", string(r.replica), "rank", r.index,
-			"evidence", now.String(), "silent", r.vigil.silence, "requests", r.vigil.flying.Load())
+	if before == liveness.None {
+		c.log.Warn("a rank with requests stalled and is avoided", "replica", string(r.replica), "rank", r.index,
+			"evidence", now.String(), "silent", r.liveness.Silent(), "requests", r.liveness.InFlight())
 	}
-	c.nudge()
 }
 
-// goesElsewhere reports whether another replica could take the request of a choice.
-func (c *Chooser) goesElsewhere(choice *Choice, now time.Time) bool {
-	at := c.since(now)
+// canMove reports whether another replica could take the request of a choice.
+func (c *Chooser) canMove(choice *Choice, now time.Time) bool {
 	for i := range choice.Decision.Candidates {
 		o := &choice.Decision.Candidates[i]
 		if o.Replica == choice.Replica.ID || o.Veto != decision.VetoNone && o.Veto != decision.VetoStalled {
 			continue
 		}
-		if r := c.rank(o.Slot); r != nil && !r.vigil.avoided(at) {
+		if r := c.rank(o.Slot); r != nil && !r.liveness.Avoided(now) {
 			return true
 		}
 	}
 	return false
 }
 
-// avoid vetoes the ranks that are stalled, unless all are.
-func (c *Chooser) avoid(d *decision.Decision, now time.Time) {
-	at := c.since(now)
+// suspendMissing stops counting the bookings of external callers whose requests the engine does not report.
+func (c *Chooser) suspendMissing(r *rank, v *liveness.Vitals, now time.Time) {
+	list, ask := r.liveness.Missing(v, now)
+	if ask && c.params.Ask != nil {
+		c.params.Ask(r.slot)
+	}
+	freed := false
+	for _, request := range list {
+		choice := request.Owner.(*Choice)
+		r.liveness.Settle(request)
+		if choice.reservation.Suspend() {
+			freed = true
+			choice.belief.End()
+			r.unroute(request.Prefill, c.since(now))
+		}
+	}
+	if freed {
+		c.freed(r.slot)
+	}
+}
+
+// avoidStalled vetoes the ranks that are stalled, unless all are.
+func (c *Chooser) avoidStalled(d *decision.Decision, now time.Time) {
 	stalled, left := 0, 0
 	for i := range d.Candidates {
 		cand := &d.Candidates[i]
 		if cand.Veto != decision.VetoNone {
 			continue
 		}
-		if r := c.rank(cand.Slot); r != nil && r.vigil.avoided(at) {
+		if r := c.rank(cand.Slot); r != nil && r.liveness.Avoided(now) {
 			stalled++
 		} else {
 			left++
@@ -161,102 +171,90 @@ func (c *Chooser) avoid(d *decision.Decision, now time.Time) {
 	}
 	for i := range d.Candidates {
 		cand := &d.Candidates[i]
-		if r := c.rank(cand.Slot); cand.Veto == decision.VetoNone && r != nil && r.vigil.avoided(at) {
-			cand.Veto, cand.Silent = decision.VetoStalled, time.Duration(r.vigil.silent.Load()).Seconds()
+		if r := c.rank(cand.Slot); cand.Veto == decision.VetoNone && r != nil && r.liveness.Avoided(now) {
+			cand.Veto, cand.Silent = decision.VetoStalled, r.liveness.Silent().Seconds()
 		}
 	}
 }
 
-// panicFor is how long replicas that nothing comes back from are used all the same, when they are most of a pool.
-const panicFor = time.Minute
-
-// MostMute reports whether most of a pool's replicas became unhealthy lately for the sole reason that nothing came back from
-// their probes: rather than all of them, this machine or its network may be at fault, so they stay in use for a while.
-func MostMute(replicas []*replica.Replica, now time.Time) bool {
-	mute, others := 0, 0
-	for _, r := range replicas {
-		switch {
-		case r.Mute && r.State == replica.StateUnhealthy && now.Sub(r.Since) < panicFor:
-			mute++
-		case r.State == replica.StateReady, r.State == replica.StateUnhealthy:
-			others++
-		}
+// Heard notes that a rank showed a sign of life, for example by its event feed.
+func (c *Chooser) Heard(slot replica.Slot) {
+	if r := c.rank(slot); r != nil {
+		r.liveness.Sign()
 	}
-	return mute > others
 }
 
-// takeOff adds a booked choice to those in flight on its rank, where they are this process's own: of a lease's holder
-// nobody knows whether the request was sent.
-func (c *Choice) takeOff(req *Request, prefill, decode float64) {
+// track adds a booked choice to the requests in flight on its rank. Whether the request of a lease was sent is unknown until
+// its holder reports.
+func (c *Choice) track(req *Request, prefill time.Duration) {
 	if c.rank == nil || req.Quiet {
 		return
 	}
-	c.prefills, c.decodes, c.abandon, c.movable = prefill, decode, req.Abandon, req.Movable
+	cand, limit := c.Decision.Pick(), req.ExpectedOutput
+	if limit <= 0 {
+		limit = longestAnswer
+	}
+	f := &c.flight
+	f.Owner, f.At, f.Streamed, f.Movable, f.Withdrawable = c, c.at, c.streamed, req.Movable, req.Abandon != nil
+	f.Prefill, f.Decode, f.FullStep = prefill.Seconds(), cand.StepTime*float64(limit), cand.FullStep
+	c.abandon = req.Abandon
 	if c.leased {
-		c.rank.vigil.lend(c)
+		c.rank.liveness.Lend(f)
 		return
 	}
-	c.rank.vigil.enter(c)
-	c.inFlight = true
+	c.rank.liveness.Enter(f)
+	c.tracked = true
 }
 
-// land takes it off again; answered says that the engine gave an answer.
-func (c *Choice) land(answered bool) {
+// untrack removes it; answered is set when the engine gave an answer.
+func (c *Choice) untrack(answered bool) {
 	if c.rank == nil {
 		return
 	}
 	if answered {
-		c.rank.vigil.sign()
+		c.rank.liveness.Sign()
 	}
-	if c.inFlight {
-		c.rank.vigil.leave(c)
+	if c.tracked {
+		c.rank.liveness.Leave(&c.flight)
 	}
 	if c.leased {
-		c.rank.vigil.regain(c)
+		c.rank.liveness.Settle(&c.flight)
 	}
 }
 
-// Alive says that something came from the engine for this request.
+// Alive notes that something came from the engine for this request.
 func (c *Choice) Alive() {
 	if c.rank != nil {
-		c.rank.vigil.sign()
+		c.rank.liveness.Sign()
 	}
 }
 
-// orUnlimited is the length of answer to reckon with at most.
-func orUnlimited(expected int) int {
-	if expected <= 0 {
-		return unlimited
-	}
-	return expected
-}
-
-func (c *Choice) begun() bool {
+func (c *Choice) hasBegun() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.began
 }
 
-// Begin says that the client is about to be given the first byte. It returns false when the caller was told to leave
-// the rank, which is stalled: then nothing of this answer may be used.
+// Begin notes that the client is about to receive the first byte. It returns false when the request was withdrawn from
+// its rank, which is stalled: then nothing of this answer may be used.
 func (c *Choice) Begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.forsaken {
+	if !c.withdrawn {
 		c.began = true
 	}
 	return c.began
 }
 
-// forsake has the caller take the request back from its rank, unless its answer began meanwhile.
-func (c *Choice) forsake(begun bool) {
+// withdraw signals the caller to withdraw the request from its rank, unless its answer has begun meanwhile.
+func (c *Choice) withdraw(afterBegin bool) {
 	c.mu.Lock()
-	if c.ended || c.forsaken || c.began != begun {
+	if c.ended || c.withdrawn || c.began != afterBegin {
 		c.mu.Unlock()
 		return
 	}
-	c.forsaken = true
+	c.withdrawn = true
 	c.mu.Unlock()
-	c.chooser.metrics.forsook(begun)
+	c.chooser.metrics.withdrawn.Add(context.Background(), 1, begun(afterBegin))
 	c.abandon()
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -38,7 +39,7 @@ func (e *engines) set(i int, change func(*engineState)) {
 }
 
 // vitals are as of an engine whose metrics are read every second.
-func (e *engines) vitals(slot replica.Slot, now time.Time) chooser.Vitals {
+func (e *engines) vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := &e.list[slot]
@@ -50,7 +51,7 @@ func (e *engines) vitals(slot replica.Slot, now time.Time) chooser.Vitals {
 			s.count += 10
 		}
 	}
-	v := chooser.Vitals{Counted: now.Truncate(time.Second), Count: s.count, KVUsage: s.kv, Requests: s.requests, Answered: now.Truncate(time.Second), Unhealthy: s.unhealthy}
+	v := liveness.Vitals{Counted: now.Truncate(time.Second), Count: s.count, KVUsage: s.kv, Requests: s.requests, Answered: now.Truncate(time.Second), Unhealthy: s.unhealthy}
 	if s.blind {
 		v.Counted, v.Count = time.Time{}, 0
 	}

@@ -145,8 +145,8 @@ func TestAReservationThatCouldNotBeBookedAnswersEveryCall(t *testing.T) {
 	if slot := r.Slot(); slot != replica.NoSlot {
 		t.Errorf("slot %d, want none", slot)
 	}
-	if r.Doubt() {
-		t.Error("an unbooked reservation was doubted")
+	if r.Suspend() {
+		t.Error("an unbooked reservation was suspended")
 	}
 	for name, call := range map[string]func() Outcome{
 		"prefill done": r.PrefillDone, "progress": func() Outcome { return r.Progress(3) }, "renew": r.Renew, "release": r.Release,

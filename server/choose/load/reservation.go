@@ -60,7 +60,7 @@ type Reservation struct {
 	prefilled bool          // guarded by mu
 	ended     bool          // guarded by mu
 	lost      bool          // guarded by mu
-	doubted   bool          // nothing of it is booked, until it is reported on; guarded by mu
+	suspended bool          // nothing of it is booked, until it is reported on; guarded by mu
 
 	first stay // the first attempt's stay, so that most reservations are one allocation
 }
@@ -125,7 +125,7 @@ func (r *Reservation) prefillDone() Outcome {
 	if out := r.standing(); out != Applied {
 		return out
 	}
-	if out := r.believe(); out != Applied {
+	if out := r.restore(); out != Applied {
 		return out
 	}
 	r.renew(r.book.now())
@@ -141,7 +141,7 @@ func (r *Reservation) progress(outputTokens int) Outcome {
 	if out := r.standing(); out != Applied {
 		return out
 	}
-	if out := r.believe(); out != Applied {
+	if out := r.restore(); out != Applied {
 		return out
 	}
 	r.renew(r.book.now())
@@ -201,7 +201,7 @@ func (r *Reservation) attach(rk *rank, req *Request, version uint64, now int64) 
 	if err := rk.add(s, req.Hashes, version); err != nil {
 		return err
 	}
-	r.stay, r.attempt, r.prefilled, r.lost, r.doubted = s, req.Attempt, false, false, false
+	r.stay, r.attempt, r.prefilled, r.lost, r.suspended = s, req.Attempt, false, false, false
 	r.renew(now)
 	return nil
 }
@@ -222,26 +222,26 @@ func (r *Reservation) count(c call, out Outcome) Outcome {
 	return out
 }
 
-// Doubt takes a booking's whole weight off its rank, because the engine shows no such request. The reservation lives on:
+// Suspend removes the booking from its rank, because the engine reports no such request. The reservation remains:
 // its next report books it again, without prefill. It returns false for one that has reported or is not booked.
-func (r *Reservation) Doubt() bool {
+func (r *Reservation) Suspend() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.standing() != Applied || r.prefilled || r.doubted {
+	if r.standing() != Applied || r.prefilled || r.suspended {
 		return false
 	}
-	r.doubted = true
+	r.suspended = true
 	r.detach()
 	r.book.counts.doubted.Add(1)
 	return true
 }
 
-// believe books a doubted reservation again, whose request turned out to be there. r.mu is held.
-func (r *Reservation) believe() Outcome {
-	if !r.doubted {
+// restore books a suspended reservation again, whose request turned out to be there. r.mu is held.
+func (r *Reservation) restore() Outcome {
+	if !r.suspended {
 		return Applied
 	}
-	r.doubted = false
+	r.suspended = false
 	rk := r.stay.rank
 	if err := rk.add(r.stay, nil, anyVersion); err != nil {
 		r.lost = true

@@ -2,12 +2,12 @@ package selector
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"sort"
 	"strconv"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
 // RingConfig is what an operator may set of the consistent-hash ring.
@@ -28,17 +28,11 @@ func DefaultRingConfig() RingConfig {
 
 // Validate reports every bad field at once.
 func (c RingConfig) Validate() error {
-	var errs []error
-	if c.VirtualNodes < 1 {
-		errs = append(errs, fmt.Errorf("virtual_nodes: must be at least 1, not %d", c.VirtualNodes))
-	}
-	if c.Fallbacks < 0 {
-		errs = append(errs, fmt.Errorf("fallbacks: must not be negative: %d", c.Fallbacks))
-	}
-	if c.AffinityWindow < 1 {
-		errs = append(errs, fmt.Errorf("affinity_window: must be at least 1, not %d", c.AffinityWindow))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		check.AtLeast("virtual_nodes", c.VirtualNodes, 1),
+		check.AtLeast("fallbacks", c.Fallbacks, 0),
+		check.AtLeast("affinity_window", c.AffinityWindow, 1),
+	)
 }
 
 // ringSeed is the seed of the ring's hash, the one that Ray Serve's router uses.

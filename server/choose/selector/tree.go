@@ -2,13 +2,13 @@ package selector
 
 import (
 	"errors"
-	"fmt"
 	"sort"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
 // TreeConfig is what an operator may set of prefix-affinity's text tree.
@@ -30,17 +30,11 @@ func DefaultTreeConfig() TreeConfig {
 
 // Validate reports every bad field at once.
 func (c TreeConfig) Validate() error {
-	var errs []error
-	if c.EvictAbove < 1 {
-		errs = append(errs, fmt.Errorf("evict_above: must be at least 1, not %d", c.EvictAbove))
-	}
-	if c.EvictTo < 0 || c.EvictTo > c.EvictAbove {
-		errs = append(errs, fmt.Errorf("evict_to: %d is not between 0 and evict_above, %d", c.EvictTo, c.EvictAbove))
-	}
-	if c.EvictEvery <= 0 {
-		errs = append(errs, fmt.Errorf("evict_every: must be positive, not %s", c.EvictEvery))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		check.AtLeast("evict_above", c.EvictAbove, 1),
+		check.Between("evict_to", c.EvictTo, 0, c.EvictAbove),
+		check.Positive("evict_every", c.EvictEvery),
+	)
 }
 
 // Tree remembers which rank was sent which text: a radix tree over bytes in which each node

@@ -10,6 +10,8 @@ import (
 
 // Kind is a set of ranks that are expected to be equally fast: the same model on the same hardware.
 type Kind struct {
+	key kindKey // of the Kinds that made it
+
 	mu      sync.Mutex
 	ranks   []*Rank   // guarded by mu
 	updated time.Time // when ranks that know little were last made to follow; guarded by mu
@@ -56,6 +58,13 @@ func (k *Kind) Remove(r *Rank) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.ranks = slices.DeleteFunc(k.ranks, func(o *Rank) bool { return o == r })
+}
+
+// Kind is the kind of the rank.
+func (r *Rank) Kind() *Kind {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.kind
 }
 
 // Len is the number of ranks.

@@ -219,10 +219,9 @@ func startPartitioned(t *testing.T, n int, transport string, bounds retry.Config
 	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	p.book = load.New(load.DefaultConfig(), load.Params{})
 	var err error
-	params.Chooser, err = chooser.New(chooser.DefaultConfig(), chooser.Params{
+	params.Chooser = chooser.New(chooser.DefaultConfig(), chooser.Params{
 		Index: index, Book: p.book, Seed: 1, Allow: func(id replica.ID) bool { return p.breaker.State(id) != breaker.Open },
 	})
-	must(t, err)
 	hooks := wired(t, p.book, index, params.Chooser)
 	hooks.Client = &http.Client{Transport: p.network}
 	params.Registry = registry.New(rc, hooks)

@@ -1,4 +1,4 @@
-package admission_test
+package holdqueue_test
 
 import (
 	"errors"
@@ -9,27 +9,24 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/admission"
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 )
 
-func weighted(t *testing.T, weights map[string]float64, change func(*admission.Config)) (*admission.Queue, *admission.Line) {
+func weighted(t *testing.T, weights map[string]float64, change func(*holdqueue.Config)) (*holdqueue.Queue, *holdqueue.Line) {
 	t.Helper()
-	cfg := admission.DefaultConfig()
+	cfg := holdqueue.DefaultConfig()
 	cfg.MaxWait = 0
 	if change != nil {
 		change(&cfg)
 	}
-	q, err := admission.New(cfg, admission.Params{Weight: func(tenant string) float64 { return weights[tenant] }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := holdqueue.New(cfg, holdqueue.Params{Weight: func(tenant string) float64 { return weights[tenant] }})
 	return q, q.NewLine()
 }
 
 // pop releases the one that goes next; nil when nobody waits.
-func pop(l *admission.Line, now time.Time) *admission.Ticket {
-	var out *admission.Ticket
-	l.Visit(now, 1, func(t *admission.Ticket) admission.Verdict { out = t; return admission.Release })
+func pop(l *holdqueue.Line, now time.Time) *holdqueue.Ticket {
+	var out *holdqueue.Ticket
+	l.Visit(now, 1, func(t *holdqueue.Ticket) holdqueue.Verdict { out = t; return holdqueue.Release })
 	return out
 }
 
@@ -47,7 +44,7 @@ func TestItem9FloodingTenantsShareByWeightAndAThirdHardlyWaits(t *testing.T) {
 			if name == "a" {
 				work *= 3 // fewer and larger ones gain nothing
 			}
-			push(t, l, at(now), &admission.Ticket{Tenant: name, Work: work, Cost: work * 1.5, Priority: dice.IntN(3), Owner: name})
+			push(t, l, at(now), &holdqueue.Ticket{Tenant: name, Work: work, Cost: work * 1.5, Priority: dice.IntN(3), Owner: name})
 		}
 		if flood {
 			for range 200 {
@@ -59,7 +56,7 @@ func TestItem9FloodingTenantsShareByWeightAndAThirdHardlyWaits(t *testing.T) {
 		arrives := 0.0
 		for now := 0.0; now < hour; now += rooms.ExpFloat64() * 0.1 { // a room opens
 			for arrives <= now {
-				push(t, l, at(arrives), &admission.Ticket{Tenant: "c", Work: 0.5, Owner: "c"})
+				push(t, l, at(arrives), &holdqueue.Ticket{Tenant: "c", Work: 0.5, Owner: "c"})
 				arrives += 2 + third.ExpFloat64()*10
 			}
 			out := pop(l, at(now))
@@ -90,13 +87,13 @@ func TestItem9FloodingTenantsShareByWeightAndAThirdHardlyWaits(t *testing.T) {
 func TestAnIdleTenantSavesNothingUp(t *testing.T) {
 	_, l := weighted(t, map[string]float64{"a": 1, "b": 1}, nil)
 	for range 400 {
-		push(t, l, epoch, &admission.Ticket{Tenant: "a", Work: 1})
+		push(t, l, epoch, &holdqueue.Ticket{Tenant: "a", Work: 1})
 	}
 	for range 200 {
 		pop(l, epoch)
 	}
 	for range 100 {
-		push(t, l, epoch, &admission.Ticket{Tenant: "b", Work: 1})
+		push(t, l, epoch, &holdqueue.Ticket{Tenant: "b", Work: 1})
 	}
 	got := map[string]int{}
 	for range 100 {
@@ -110,13 +107,13 @@ func TestAnIdleTenantSavesNothingUp(t *testing.T) {
 func TestWhatATenantHadBeyondItsShareCountsOnWhileOthersWait(t *testing.T) {
 	_, l := weighted(t, nil, nil)
 	for range 10 {
-		push(t, l, epoch, &admission.Ticket{Tenant: "b", Work: 1})
+		push(t, l, epoch, &holdqueue.Ticket{Tenant: "b", Work: 1})
 	}
-	push(t, l, epoch, &admission.Ticket{Tenant: "a", Work: 5})
+	push(t, l, epoch, &holdqueue.Ticket{Tenant: "a", Work: 5})
 	for pop(l, epoch).Tenant != "a" {
 	}
 	// a leaves and comes back: its five seconds are not forgotten, since b waits all the time.
-	push(t, l, epoch, &admission.Ticket{Tenant: "a", Work: 1})
+	push(t, l, epoch, &holdqueue.Ticket{Tenant: "a", Work: 1})
 	for i := range 4 {
 		if who := pop(l, epoch).Tenant; who != "b" {
 			t.Fatalf("release %d goes to %s, want b until it had five seconds too", i, who)
@@ -127,9 +124,9 @@ func TestWhatATenantHadBeyondItsShareCountsOnWhileOthersWait(t *testing.T) {
 func TestAnEmptyShareGoesToTheOthers(t *testing.T) {
 	_, l := weighted(t, map[string]float64{"a": 1, "b": 1000}, nil)
 	for range 50 {
-		push(t, l, epoch, &admission.Ticket{Tenant: "a", Work: 1})
+		push(t, l, epoch, &holdqueue.Ticket{Tenant: "a", Work: 1})
 	}
-	push(t, l, epoch, &admission.Ticket{Tenant: "b", Work: 1})
+	push(t, l, epoch, &holdqueue.Ticket{Tenant: "b", Work: 1})
 	for i := range 51 {
 		if pop(l, epoch) == nil {
 			t.Fatalf("release %d: nobody goes although %d wait", i, l.Len())
@@ -140,8 +137,8 @@ func TestAnEmptyShareGoesToTheOthers(t *testing.T) {
 func TestPriorityOrdersWithinATenantOnly(t *testing.T) {
 	_, l := weighted(t, nil, nil)
 	for range 10 {
-		push(t, l, epoch, &admission.Ticket{Tenant: "loud", Work: 1, Priority: 1000})
-		push(t, l, epoch, &admission.Ticket{Tenant: "quiet", Work: 1, Priority: -5})
+		push(t, l, epoch, &holdqueue.Ticket{Tenant: "loud", Work: 1, Priority: 1000})
+		push(t, l, epoch, &holdqueue.Ticket{Tenant: "quiet", Work: 1, Priority: -5})
 	}
 	got := map[string]int{}
 	for range 10 {
@@ -153,25 +150,25 @@ func TestPriorityOrdersWithinATenantOnly(t *testing.T) {
 }
 
 func TestAFullQueueMakesRoomForWhoHasLess(t *testing.T) {
-	q, l := weighted(t, map[string]float64{"a": 1, "b": 1}, func(c *admission.Config) { c.MaxRequests, c.MaxBytes = 10, 1000 })
+	q, l := weighted(t, map[string]float64{"a": 1, "b": 1}, func(c *holdqueue.Config) { c.MaxRequests, c.MaxBytes = 10, 1000 })
 	for i := range 10 {
-		push(t, l, epoch, &admission.Ticket{Tenant: "a", Work: float64(1 + i), Bytes: 100, Owner: fmt.Sprint(i)})
+		push(t, l, epoch, &holdqueue.Ticket{Tenant: "a", Work: float64(1 + i), Bytes: 100, Owner: fmt.Sprint(i)})
 	}
-	if _, err := l.Push(&admission.Ticket{Tenant: "a"}, epoch, 1, 0); !errors.Is(err, admission.ErrFull) {
-		t.Fatalf("the one who fills the queue gets %v, want %v", err, admission.ErrFull)
+	if _, err := l.Push(&holdqueue.Ticket{Tenant: "a"}, epoch, 1, 0); !errors.Is(err, holdqueue.ErrFull) {
+		t.Fatalf("the one who fills the queue gets %v, want %v", err, holdqueue.ErrFull)
 	}
 	for i := range 5 {
-		push(t, l, epoch, &admission.Ticket{Tenant: "b", Work: 1, Bytes: 100})
+		push(t, l, epoch, &holdqueue.Ticket{Tenant: "b", Work: 1, Bytes: 100})
 		out := l.Expired(epoch)
-		if len(out) != 1 || !errors.Is(out[0].Why(), admission.ErrShare) || out[0].Owner != fmt.Sprint(9-i) {
+		if len(out) != 1 || !errors.Is(out[0].Why(), holdqueue.ErrShare) || out[0].Owner != fmt.Sprint(9-i) {
 			t.Fatalf("push %d: out goes %v, want the last of a", i, out)
 		}
 	}
-	if _, err := l.Push(&admission.Ticket{Tenant: "b"}, epoch, 1, 0); !errors.Is(err, admission.ErrFull) {
-		t.Errorf("b with half of the queue gets %v, want %v", err, admission.ErrFull)
+	if _, err := l.Push(&holdqueue.Ticket{Tenant: "b"}, epoch, 1, 0); !errors.Is(err, holdqueue.ErrFull) {
+		t.Errorf("b with half of the queue gets %v, want %v", err, holdqueue.ErrFull)
 	}
-	if _, err := l.Push(&admission.Ticket{Tenant: "c", Bytes: 500}, epoch, 1, 0); !errors.Is(err, admission.ErrBytes) {
-		t.Errorf("a newcomer who wants half of the bytes for one request gets %v, want %v", err, admission.ErrBytes)
+	if _, err := l.Push(&holdqueue.Ticket{Tenant: "c", Bytes: 500}, epoch, 1, 0); !errors.Is(err, holdqueue.ErrBytes) {
+		t.Errorf("a newcomer who wants half of the bytes for one request gets %v, want %v", err, holdqueue.ErrBytes)
 	}
 	if q.Len() != l.Len() {
 		t.Errorf("lengths %d and %d", q.Len(), l.Len())
@@ -187,10 +184,10 @@ func TestAFullQueueMakesRoomForWhoHasLess(t *testing.T) {
 
 // Who was pushed out is told so even when everybody else has left before the next look.
 func TestWhoIsPushedOutOfALineThatEmptiesIsTold(t *testing.T) {
-	_, l := weighted(t, nil, func(c *admission.Config) { c.MaxRequests = 2 })
-	rest := []*admission.Ticket{push(t, l, epoch, &admission.Ticket{Tenant: "a"})}
-	last := push(t, l, epoch, &admission.Ticket{Tenant: "a", Work: 1})
-	rest = append(rest, push(t, l, epoch, &admission.Ticket{Tenant: "b"}))
+	_, l := weighted(t, nil, func(c *holdqueue.Config) { c.MaxRequests = 2 })
+	rest := []*holdqueue.Ticket{push(t, l, epoch, &holdqueue.Ticket{Tenant: "a"})}
+	last := push(t, l, epoch, &holdqueue.Ticket{Tenant: "a", Work: 1})
+	rest = append(rest, push(t, l, epoch, &holdqueue.Ticket{Tenant: "b"}))
 	for _, tk := range rest {
 		l.Remove(tk)
 	}
@@ -207,7 +204,7 @@ func TestSharesAgreeWithAPlainSum(t *testing.T) {
 		q, l := weighted(t, weights, nil)
 		type plain struct {
 			tag   float64
-			queue []*admission.Ticket
+			queue []*holdqueue.Ticket
 		}
 		model := map[string]*plain{}
 		clock := 0.0
@@ -225,7 +222,7 @@ func TestSharesAgreeWithAPlainSum(t *testing.T) {
 			name := names[r.IntN(len(names))]
 			switch op := r.IntN(10); {
 			case op < 5:
-				tk := push(t, l, now, &admission.Ticket{Tenant: name, Work: r.Float64(), Priority: r.IntN(2)})
+				tk := push(t, l, now, &holdqueue.Ticket{Tenant: name, Work: r.Float64(), Priority: r.IntN(2)})
 				p := model[name]
 				if p == nil {
 					p = &plain{}
@@ -271,13 +268,10 @@ func TestSharesAgreeWithAPlainSum(t *testing.T) {
 func BenchmarkVisit(b *testing.B) {
 	for _, tenants := range []int{1, 10, 1000} {
 		b.Run(fmt.Sprintf("tenants=%d", tenants), func(b *testing.B) {
-			q, err := admission.New(admission.DefaultConfig(), admission.Params{})
-			if err != nil {
-				b.Fatal(err)
-			}
+			q := holdqueue.New(holdqueue.DefaultConfig(), holdqueue.Params{})
 			l := q.NewLine()
 			add := func(i int) {
-				if _, err := l.Push(&admission.Ticket{Tenant: fmt.Sprint(i % tenants), Work: float64(i%97) / 10}, epoch, 16, 0); err != nil {
+				if _, err := l.Push(&holdqueue.Ticket{Tenant: fmt.Sprint(i % tenants), Work: float64(i%97) / 10}, epoch, 16, 0); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -287,7 +281,7 @@ func BenchmarkVisit(b *testing.B) {
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				l.Visit(epoch, 1, func(*admission.Ticket) admission.Verdict { return admission.Release })
+				l.Visit(epoch, 1, func(*holdqueue.Ticket) holdqueue.Verdict { return holdqueue.Release })
 				i++
 				add(i)
 			}

@@ -1,16 +1,27 @@
-package chooser
+package speed
 
 import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/kvpilot/kvpilot/server/choose/speed"
 )
 
-// counters follows an engine's own counters, report by report. They teach the speed of an engine that
-// other callers keep busy, and of one that has served before this process began.
-type counters struct {
+// Report is what an engine counts about its own work.
+type Report struct {
+	// At is when the report was made; zero: unknown.
+	At time.Time
+	// Queued is the number of requests that wait in the engine, Foreign the estimate of its requests from other senders.
+	Queued  int
+	Foreign float64
+	// Uncached counts the prompt tokens that the engine did not find in its cache since it began, PrefillSeconds the time
+	// that its requests spent in prefill, one by one.
+	Uncached       uint64
+	PrefillSeconds float64
+}
+
+// Counters follows an engine's own counters, report by report. They teach the speed of an engine that
+// other senders keep busy, and of one that has served before this process began.
+type Counters struct {
 	latest atomic.Int64 // when the last report was made, in nanoseconds
 
 	mu       sync.Mutex
@@ -27,8 +38,8 @@ const (
 	leastHistory = 20000
 )
 
-// see takes in a report; one that was seen already is skipped.
-func (c *counters) see(rank *speed.Rank, rep *Report, d speed.Decodes) {
+// See takes a report into account; one that was seen before is skipped.
+func (c *Counters) See(rank *Rank, rep *Report, d Decodes) {
 	at := rep.At.UnixNano()
 	if rep.At.IsZero() || c.latest.Load() == at {
 		return
@@ -39,7 +50,7 @@ func (c *counters) see(rank *speed.Rank, rep *Report, d speed.Decodes) {
 	if first && rep.Uncached >= leastHistory && rep.PrefillSeconds > 0 {
 		rank.History(float64(rep.Uncached), rep.PrefillSeconds, rep.At)
 	}
-	// Own requests teach more exactly where nobody else's are in their way.
+	// Own requests teach more exactly where no others delay them.
 	if rep.Queued == 0 || rep.Foreign < 1 || rep.Uncached < c.uncached {
 		c.began = time.Time{}
 		c.uncached = rep.Uncached

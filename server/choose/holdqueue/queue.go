@@ -1,4 +1,4 @@
-package admission
+package holdqueue
 
 import (
 	"container/heap"
@@ -41,29 +41,16 @@ type Queue struct {
 	bytes   atomic.Int64
 }
 
-// New returns an empty queue.
-func New(config Config, params Params) (*Queue, error) {
-	if err := config.Validate(); err != nil {
-		return nil, err
-	}
+// New returns an empty queue. config must be valid.
+func New(config Config, params Params) *Queue {
 	q := &Queue{weight: params.Weight}
 	q.config.Store(&config)
-	m, err := newMetrics(params.Meter, q)
-	if err != nil {
-		return nil, err
-	}
-	q.metrics = m
-	return q, nil
+	q.metrics = newMetrics(params.Meter, q)
+	return q
 }
 
-// Update puts new bounds in force. Those who wait already stay, with the deadlines that they have.
-func (q *Queue) Update(config Config) error {
-	if err := config.Validate(); err != nil {
-		return err
-	}
-	q.config.Store(&config)
-	return nil
-}
+// Update applies new bounds. config must be valid. Tickets that wait already keep their place and their deadlines.
+func (q *Queue) Update(config Config) { q.config.Store(&config) }
 
 // Len is the number of tickets in all lines.
 func (q *Queue) Len() int { return int(q.count.Load()) }
@@ -113,7 +100,7 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	refuse := func(why error) (time.Duration, error) {
 		q.count.Add(-1)
 		q.bytes.Add(-int64(t.Bytes))
-		q.metrics.refuse(why)
+		q.metrics.reject(why)
 		return expect(), why
 	}
 	t.key = l.key(t)
@@ -274,7 +261,7 @@ func (l *Line) Expired(now time.Time) []*Ticket {
 	for _, t := range late {
 		l.take(t)
 		t.why = ErrTimeout
-		l.queue.metrics.refuse(ErrTimeout)
+		l.queue.metrics.reject(ErrTimeout)
 	}
 	return append(out, late...)
 }
@@ -288,7 +275,7 @@ func (l *Line) Drain() []*Ticket {
 		for _, t := range who.tickets {
 			t.why = ErrShutdown
 			l.leave(t)
-			l.queue.metrics.refuse(ErrShutdown)
+			l.queue.metrics.reject(ErrShutdown)
 		}
 		out = append(out, who.tickets...)
 	}

@@ -1,4 +1,4 @@
-package admission
+package holdqueue
 
 import (
 	"container/heap"
@@ -158,7 +158,7 @@ func (l *Line) makeRoom(who *tenant, places, bytes int) bool {
 	for _, t := range out {
 		l.take(t)
 		t.why = ErrShare
-		l.queue.metrics.refuse(ErrShare)
+		l.queue.metrics.reject(ErrShare)
 	}
 	l.out = append(l.out, out...)
 	l.pushed.Store(int64(len(l.out)))

@@ -1,11 +1,12 @@
-package admission
+package holdqueue
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
@@ -25,17 +26,11 @@ func DefaultConfig() Config {
 
 // Validate reports every bad field at once, named as the operator wrote it.
 func (c Config) Validate() error {
-	var errs []error
-	if c.MaxRequests < 1 {
-		errs = append(errs, fmt.Errorf("max_requests: must be at least 1, not %d", c.MaxRequests))
-	}
-	if c.MaxBytes < 1 {
-		errs = append(errs, fmt.Errorf("max_bytes: must be at least 1, not %d", c.MaxBytes))
-	}
-	if c.MaxWait < 0 {
-		errs = append(errs, fmt.Errorf("max_wait: must not be negative: %s", c.MaxWait))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		check.AtLeast("max_requests", c.MaxRequests, 1),
+		check.AtLeast("max_bytes", c.MaxBytes, 1),
+		check.AtLeast("max_wait", c.MaxWait, 0),
+	)
 }
 
 // Params is what the code passes in. Its zero value is valid.

@@ -1,4 +1,4 @@
-package admission_test
+package holdqueue_test
 
 import (
 	"errors"
@@ -8,25 +8,22 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/admission"
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 )
 
 var epoch = time.Unix(1000, 0)
 
-func newLine(t *testing.T, change func(*admission.Config)) (*admission.Queue, *admission.Line) {
+func newLine(t *testing.T, change func(*holdqueue.Config)) (*holdqueue.Queue, *holdqueue.Line) {
 	t.Helper()
-	cfg := admission.DefaultConfig()
+	cfg := holdqueue.DefaultConfig()
 	if change != nil {
 		change(&cfg)
 	}
-	q, err := admission.New(cfg, admission.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := holdqueue.New(cfg, holdqueue.Params{})
 	return q, q.NewLine()
 }
 
-func push(t *testing.T, l *admission.Line, at time.Time, tk *admission.Ticket) *admission.Ticket {
+func push(t *testing.T, l *holdqueue.Line, at time.Time, tk *holdqueue.Ticket) *holdqueue.Ticket {
 	t.Helper()
 	if wait, err := l.Push(tk, at, 1, 0); err != nil {
 		t.Fatalf("Push(%v) = %v, %v", tk.Owner, wait, err)
@@ -35,21 +32,21 @@ func push(t *testing.T, l *admission.Line, at time.Time, tk *admission.Ticket) *
 }
 
 // order is the owners' names in the order in which they are offered.
-func order(l *admission.Line, now time.Time) string {
+func order(l *holdqueue.Line, now time.Time) string {
 	var names []string
-	l.Visit(now, 1000, func(t *admission.Ticket) admission.Verdict {
+	l.Visit(now, 1000, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		names = append(names, t.Owner.(string))
-		return admission.Keep
+		return holdqueue.Keep
 	})
 	return strings.Join(names, " ")
 }
 
 func TestCheapestFirstWithAgeing(t *testing.T) {
 	_, l := newLine(t, nil)
-	push(t, l, epoch, &admission.Ticket{Owner: "dear", Work: 3})
-	push(t, l, epoch, &admission.Ticket{Owner: "cheap", Work: 0.1})
-	push(t, l, epoch.Add(10*time.Second), &admission.Ticket{Owner: "middle", Work: 1})
-	push(t, l, epoch.Add(40*time.Second), &admission.Ticket{Owner: "late", Work: 0.1})
+	push(t, l, epoch, &holdqueue.Ticket{Owner: "dear", Work: 3})
+	push(t, l, epoch, &holdqueue.Ticket{Owner: "cheap", Work: 0.1})
+	push(t, l, epoch.Add(10*time.Second), &holdqueue.Ticket{Owner: "middle", Work: 1})
+	push(t, l, epoch.Add(40*time.Second), &holdqueue.Ticket{Owner: "late", Work: 0.1})
 	if got, want := order(l, epoch.Add(41*time.Second)), "cheap middle dear late"; got != want {
 		t.Errorf("order %q, want %q: thirty seconds of waiting make up for three of work", got, want)
 	}
@@ -57,9 +54,9 @@ func TestCheapestFirstWithAgeing(t *testing.T) {
 
 func TestPriorityComesFirst(t *testing.T) {
 	_, l := newLine(t, nil)
-	push(t, l, epoch, &admission.Ticket{Owner: "cheap", Work: 0.1})
-	push(t, l, epoch, &admission.Ticket{Owner: "urgent", Work: 9, Priority: 1})
-	push(t, l, epoch, &admission.Ticket{Owner: "idle", Work: 0.1, Priority: -1})
+	push(t, l, epoch, &holdqueue.Ticket{Owner: "cheap", Work: 0.1})
+	push(t, l, epoch, &holdqueue.Ticket{Owner: "urgent", Work: 9, Priority: 1})
+	push(t, l, epoch, &holdqueue.Ticket{Owner: "idle", Work: 0.1, Priority: -1})
 	if got, want := order(l, epoch), "urgent cheap idle"; got != want {
 		t.Errorf("order %q, want %q", got, want)
 	}
@@ -68,16 +65,16 @@ func TestPriorityComesFirst(t *testing.T) {
 func TestTenantsShareFairly(t *testing.T) {
 	_, l := newLine(t, nil)
 	for range 50 {
-		push(t, l, epoch, &admission.Ticket{Owner: "many", Tenant: "many", Work: 1})
+		push(t, l, epoch, &holdqueue.Ticket{Owner: "many", Tenant: "many", Work: 1})
 	}
 	for range 5 {
-		push(t, l, epoch, &admission.Ticket{Owner: "few", Tenant: "few", Work: 1.5})
+		push(t, l, epoch, &holdqueue.Ticket{Owner: "few", Tenant: "few", Work: 1.5})
 	}
 	share := map[string]int{}
 	for i := range 10 {
-		l.Visit(epoch.Add(time.Duration(i)*time.Millisecond), 1, func(t *admission.Ticket) admission.Verdict {
+		l.Visit(epoch.Add(time.Duration(i)*time.Millisecond), 1, func(t *holdqueue.Ticket) holdqueue.Verdict {
 			share[t.Owner.(string)]++
-			return admission.Release
+			return holdqueue.Release
 		})
 	}
 	if share["few"] < 3 || share["many"] < 4 {
@@ -87,12 +84,12 @@ func TestTenantsShareFairly(t *testing.T) {
 
 func TestNobodyStarves(t *testing.T) {
 	_, l := newLine(t, nil)
-	push(t, l, epoch, &admission.Ticket{Owner: "dear", Work: 5})
+	push(t, l, epoch, &holdqueue.Ticket{Owner: "dear", Work: 5})
 	for i := 1; i <= 100; i++ {
 		now := epoch.Add(time.Duration(i) * time.Second)
-		push(t, l, now, &admission.Ticket{Owner: "cheap", Work: 0.01})
+		push(t, l, now, &holdqueue.Ticket{Owner: "cheap", Work: 0.01})
 		out := ""
-		l.Visit(now, 1, func(t *admission.Ticket) admission.Verdict { out = t.Owner.(string); return admission.Release })
+		l.Visit(now, 1, func(t *holdqueue.Ticket) holdqueue.Verdict { out = t.Owner.(string); return holdqueue.Release })
 		if out == "dear" {
 			if i < 45 || i > 55 {
 				t.Errorf("five seconds of work went after %d s, want about 50", i)
@@ -104,20 +101,20 @@ func TestNobodyStarves(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	q, l := newLine(t, func(c *admission.Config) { c.MaxRequests, c.MaxBytes = 3, 100 })
-	push(t, l, epoch, &admission.Ticket{Owner: "a", Work: 2, Bytes: 60})
-	if _, err := l.Push(&admission.Ticket{Work: 1, Bytes: 41}, epoch, 1, 0); !errors.Is(err, admission.ErrBytes) {
+	q, l := newLine(t, func(c *holdqueue.Config) { c.MaxRequests, c.MaxBytes = 3, 100 })
+	push(t, l, epoch, &holdqueue.Ticket{Owner: "a", Work: 2, Bytes: 60})
+	if _, err := l.Push(&holdqueue.Ticket{Work: 1, Bytes: 41}, epoch, 1, 0); !errors.Is(err, holdqueue.ErrBytes) {
 		t.Errorf("too many bytes: %v", err)
 	}
 	// Before it there are 2 s of work on one rank that has room in 1 s; it brings 3 s itself.
-	late := &admission.Ticket{Work: 3, Deadline: epoch.Add(5900 * time.Millisecond)}
-	if wait, err := l.Push(late, epoch, 1, time.Second); !errors.Is(err, admission.ErrDeadline) || wait != 3*time.Second {
+	late := &holdqueue.Ticket{Work: 3, Deadline: epoch.Add(5900 * time.Millisecond)}
+	if wait, err := l.Push(late, epoch, 1, time.Second); !errors.Is(err, holdqueue.ErrDeadline) || wait != 3*time.Second {
 		t.Errorf("a deadline that cannot be met: %v, retry after %v, want 3s", err, wait)
 	}
 	late.Deadline = epoch.Add(6100 * time.Millisecond)
 	push(t, l, epoch, late)
-	push(t, l, epoch, &admission.Ticket{Owner: "c"})
-	if _, err := l.Push(&admission.Ticket{}, epoch, 1, 0); !errors.Is(err, admission.ErrFull) {
+	push(t, l, epoch, &holdqueue.Ticket{Owner: "c"})
+	if _, err := l.Push(&holdqueue.Ticket{}, epoch, 1, 0); !errors.Is(err, holdqueue.ErrFull) {
 		t.Errorf("too many requests: %v", err)
 	}
 	if q.Len() != 3 || l.Len() != 3 {
@@ -132,8 +129,8 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestMaxWaitEndsTheWait(t *testing.T) {
-	_, l := newLine(t, func(c *admission.Config) { c.MaxWait = time.Minute })
-	push(t, l, epoch, &admission.Ticket{Owner: "a"})
+	_, l := newLine(t, func(c *holdqueue.Config) { c.MaxWait = time.Minute })
+	push(t, l, epoch, &holdqueue.Ticket{Owner: "a"})
 	if n := len(l.Expired(epoch.Add(59 * time.Second))); n != 0 {
 		t.Errorf("%d expired early", n)
 	}
@@ -145,15 +142,15 @@ func TestMaxWaitEndsTheWait(t *testing.T) {
 // The queue against the simplest correct version: a list that is sorted anew for each visit.
 func TestQueueAgreesWithASortedList(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
-	q, l := newLine(t, func(c *admission.Config) { c.MaxWait = 0 })
-	var list []*admission.Ticket
+	q, l := newLine(t, func(c *holdqueue.Config) { c.MaxWait = 0 })
+	var list []*holdqueue.Ticket
 	now := epoch
-	key := func(t *admission.Ticket) float64 { return t.Work + 0.1*t.Arrived().Sub(epoch).Seconds() }
+	key := func(t *holdqueue.Ticket) float64 { return t.Work + 0.1*t.Arrived().Sub(epoch).Seconds() }
 	for step := range 5000 {
 		now = now.Add(time.Duration(r.IntN(1000)) * time.Millisecond)
 		switch op := r.IntN(10); {
 		case op < 5:
-			list = append(list, push(t, l, now, &admission.Ticket{Work: r.Float64() * 5, Priority: r.IntN(3), Bytes: r.IntN(100), Owner: step}))
+			list = append(list, push(t, l, now, &holdqueue.Ticket{Work: r.Float64() * 5, Priority: r.IntN(3), Bytes: r.IntN(100), Owner: step}))
 		case op < 7 && len(list) > 0:
 			i := r.IntN(len(list))
 			if !l.Remove(list[i]) || l.Remove(list[i]) {
@@ -161,7 +158,7 @@ func TestQueueAgreesWithASortedList(t *testing.T) {
 			}
 			list = slices.Delete(list, i, i+1)
 		default:
-			slices.SortFunc(list, func(a, b *admission.Ticket) int {
+			slices.SortFunc(list, func(a, b *holdqueue.Ticket) int {
 				switch {
 				case a.Priority != b.Priority:
 					return b.Priority - a.Priority
@@ -173,20 +170,20 @@ func TestQueueAgreesWithASortedList(t *testing.T) {
 				return 0
 			})
 			most, i := 1+r.IntN(5), 0
-			var kept []*admission.Ticket
-			l.Visit(now, most, func(tk *admission.Ticket) admission.Verdict {
+			var kept []*holdqueue.Ticket
+			l.Visit(now, most, func(tk *holdqueue.Ticket) holdqueue.Verdict {
 				if tk != list[i] {
 					t.Fatalf("step %d: offered %v at place %d, want %v", step, tk.Owner, i, list[i].Owner)
 				}
 				i++
 				switch r.IntN(3) {
 				case 0:
-					return admission.Release
+					return holdqueue.Release
 				case 1:
 					tk.Work = r.Float64() * 5
 				}
 				kept = append(kept, tk)
-				return admission.Keep
+				return holdqueue.Keep
 			})
 			list = append(kept, list[i:]...)
 		}
@@ -197,10 +194,7 @@ func TestQueueAgreesWithASortedList(t *testing.T) {
 }
 
 func BenchmarkEmptyQueue(b *testing.B) {
-	q, err := admission.New(admission.DefaultConfig(), admission.Params{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	q := holdqueue.New(holdqueue.DefaultConfig(), holdqueue.Params{})
 	for b.Loop() {
 		if q.Len() != 0 {
 			b.Fatal("not empty")

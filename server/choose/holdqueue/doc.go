@@ -1,4 +1,4 @@
-// Package admission is the hold queue: requests wait here, in the router, while every suitable
+// Package holdqueue is the hold queue: requests wait here, in the router, while every suitable
 // rank has enough to do, because an engine would serve them first come first served, on the
 // rank that looked best too early.
 //
@@ -10,4 +10,4 @@
 // replicas: whoever visits decides what goes and where. Len of an empty queue is one atomic
 // load. All methods are safe for concurrent use; the function given to Visit runs under the
 // line's lock and must not call back into the line.
-package admission
+package holdqueue

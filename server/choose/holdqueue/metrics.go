@@ -1,0 +1,63 @@
+package holdqueue
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
+)
+
+// metrics are the queue's own: depth, bytes, wait, rejections.
+type metrics struct {
+	wait     metric.Float64Histogram
+	rejected [len(causes)]atomic.Int64
+}
+
+// causes are the reasons of a rejection, with the names that metrics and public errors use.
+var causes = [...]struct {
+	err  error
+	name string
+}{
+	{ErrFull, "queue_full"}, {ErrBytes, "queue_bytes"}, {ErrDeadline, "deadline"},
+	{ErrTimeout, "timeout"}, {ErrShutdown, "shutdown"}, {ErrShare, "queue_share"},
+}
+
+// Cause is the name of a rejection in metrics and public errors.
+func Cause(err error) string { return causes[causeOf(err)].name }
+
+func causeOf(err error) int {
+	for i := range causes {
+		if errors.Is(err, causes[i].err) {
+			return i
+		}
+	}
+	return 0
+}
+
+func newMetrics(provider metric.MeterProvider, q *Queue) *metrics {
+	s := instruments.New(provider, "server/choose/holdqueue")
+	m := &metrics{}
+	m.wait = s.Histogram("kvpilot.admission.wait", "s", "Time that requests waited in the hold queue before they were sent to a rank.",
+		0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+	depth := s.ObservedGauge("kvpilot.admission.requests", "{request}", "Requests waiting in the hold queue.")
+	bytes := s.ObservedGauge("kvpilot.admission.bytes", "By", "Memory held by the requests in the hold queue.")
+	rejected := s.ObservedCounter("kvpilot.admission.refusals", "{request}", "Requests that the hold queue rejected, by cause.")
+	s.Observe(func(o metric.Observer) {
+		o.ObserveInt64(depth, q.count.Load())
+		o.ObserveInt64(bytes, q.bytes.Load())
+		for i := range causes {
+			o.ObserveInt64(rejected, m.rejected[i].Load(), instruments.Label("cause", causes[i].name))
+		}
+	})
+	return m
+}
+
+func (m *metrics) reject(err error) { m.rejected[causeOf(err)].Add(1) }
+
+func (m *metrics) released(waited time.Duration) {
+	m.wait.Record(context.Background(), waited.Seconds())
+}

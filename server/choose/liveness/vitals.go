@@ -1,0 +1,38 @@
+package liveness
+
+import "time"
+
+// Vitals is what others know of a rank's engine.
+type Vitals struct {
+	// Counted is when the engine's own counters were read last; zero: they are not. Count grows with every
+	// token that it computes, KVUsage is the share of KV blocks in use.
+	Counted time.Time
+	Count   uint64
+	KVUsage float64
+	// Requests are the requests that the engine reports.
+	Requests int
+	// Asked is when the unanswered health probe was sent (zero: there is none), Late how much later than usual
+	// its answer is, Answered when the last answer came.
+	Asked    time.Time
+	Late     time.Duration
+	Answered time.Time
+	// Unhealthy is set while the replica counts as unhealthy.
+	Unhealthy bool
+}
+
+// Evidence is the reason why a rank counts as stalled.
+type Evidence uint8
+
+// The kinds of evidence.
+const (
+	None Evidence = iota
+	// Probe: its replica does not answer its health probe either, while others do.
+	Probe
+	// Counters: with requests there, the engine's own counters stand still.
+	Counters
+	// Silence: nothing comes back for much longer than ever before, and than predicted.
+	Silence
+)
+
+// String gives the evidence in the form that metrics and logs use.
+func (e Evidence) String() string { return [...]string{"none", "probe", "counters", "silence"}[e] }
