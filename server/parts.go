@@ -103,13 +103,9 @@ func (p *parts) buildRegistry(c config.Config, t *telemetry.Telemetry) {
 }
 
 func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error) {
-	if p.decisions, err = decisionlog.New(c.Decisions, decisionlog.Params{Log: p.part("decisionlog"), Meter: t.Meters()}); err != nil {
-		return err
-	}
+	p.decisions = decisionlog.New(c.Decisions, decisionlog.Params{Log: p.part("decisionlog"), Meter: t.Meters()})
 	p.breaker = breaker.New(c.Upstream.Breaker, nil)
-	if err = p.breaker.Meter(t.Meters(), p.replicaIDs); err != nil {
-		return err
-	}
+	p.breaker.Meter(t.Meters(), p.replicaIDs)
 	closed := func(id replica.ID) bool { return p.breaker.State(id) != breaker.Open }
 	if p.limiter, err = quota.New(c.Tenants, quota.Params{Meter: t.Meters()}); err != nil {
 		return err

@@ -94,9 +94,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	if s.surfaces, err = newSurfaces(c, t, s.parts, source, p.LogTo, s.changeable, p.Source != nil && c.Reload.Watch); err != nil {
 		return nil, err
 	}
-	if s.settings, err = s.newSettings(c); err != nil {
-		return nil, err
-	}
+	s.settings = s.newSettings(c)
 	return s, nil
 }
 

@@ -27,7 +27,7 @@ func (p Params) lookup() func(string) (string, bool) {
 }
 
 // newSettings makes the keeper of the settings.
-func (s *Server) newSettings(c config.Config) (*reload.Manager[config.Config], error) {
+func (s *Server) newSettings(c config.Config) *reload.Manager[config.Config] {
 	return reload.New(reload.Loaded[config.Config]{Config: c, Text: s.params.Text}, reload.Params[config.Config]{
 		Load:  func() (reload.Loaded[config.Config], error) { return config.Read(*s.params.Source) },
 		Files: config.NamedFiles, Diff: config.Diff, Merge: config.Merge, Hash: config.Hash,

@@ -43,10 +43,7 @@ type surfaces struct {
 }
 
 func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource, logTo io.Writer, settings func() grpcapi.Settings, followed bool) (*surfaces, error) {
-	record, err := audit.New(c.Audit, audit.Params{Stderr: logTo, Log: p.part("audit"), Meter: t.Meters()})
-	if err != nil {
-		return nil, err
-	}
+	record := audit.New(c.Audit, audit.Params{Stderr: logTo, Log: p.part("audit"), Meter: t.Meters()})
 	who, err := callers.New(c.API.Callers(), callers.Params{Log: p.part("callers"), Meter: t.Meters(), OnRead: recordReads(record), NoFollow: followed})
 	if err != nil {
 		return nil, fmt.Errorf("api.%w", err)

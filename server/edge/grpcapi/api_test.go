@@ -137,9 +137,7 @@ func newRig(t testing.TB, c grpcapi.Config) *rig {
 	r := &rig{router: &fakeRouter{}, life: &fakeLife{}}
 	book := load.New(load.DefaultConfig(), load.Params{})
 	fleet := registry.New(registry.DefaultConfig(), registry.Params{})
-	var err error
-	r.decisions, err = decisionlog.New(decisionlog.DefaultConfig(), decisionlog.Params{})
-	must(err)
+	r.decisions = decisionlog.New(decisionlog.DefaultConfig(), decisionlog.Params{})
 	api, err := grpcapi.New(c, grpcapi.Params{
 		Router: r.router, Lifecycle: r.life, Book: book, Registry: fleet, Decisions: r.decisions,
 		Choice: chooser.DefaultConfig, Forward: true,

@@ -86,7 +86,7 @@ var ErrClosed = errors.New("the process is about to end")
 var ErrNoVersion = errors.New("no such version")
 
 // New makes a Manager with the settings that the process begins with.
-func New[C any](first Loaded[C], p Params[C]) (*Manager[C], error) {
+func New[C any](first Loaded[C], p Params[C]) *Manager[C] {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
@@ -99,9 +99,8 @@ func New[C any](first Loaded[C], p Params[C]) (*Manager[C], error) {
 	}
 	m := &Manager[C]{Params: p, now: first, last: p.Now()}
 	m.versions = []version[C]{{Version{Number: 1, Time: m.last, Origin: OriginStart, Hash: p.Hash(first.Config)}, first}}
-	var err error
-	m.metrics, err = newMetrics(p.Meter, m.gauges)
-	return m, err
+	m.metrics = newMetrics(p.Meter, m.gauges)
+	return m
 }
 
 // Config is the settings in force.

@@ -60,8 +60,7 @@ func newBench(t *testing.T) *bench {
 	}
 	first := Loaded[tree]{Config: tree{"1", "1", "1"}, Text: []byte("a: 1\nb: 1\n")}
 	b.next = first
-	var err error
-	b.Manager, err = New(first, Params[tree]{
+	b.Manager = New(first, Params[tree]{
 		Load: func() (Loaded[tree], error) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
@@ -85,9 +84,6 @@ func newBench(t *testing.T) *bench {
 		Sections: []Section[tree]{part("a", func(c tree) string { return c.A }), part("b", func(c tree) string { return c.B })},
 		Keep:     3,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return b
 }
 

@@ -111,26 +111,23 @@ type reading struct {
 }
 
 // New makes a Log. It opens nothing: Run does.
-func New(c Config, p Params) (*Log, error) {
+func New(c Config, p Params) *Log {
 	if p.Now == nil {
 		p.Now = time.Now
 	}
-	m, err := newMetrics(p.Meter)
-	if err != nil {
-		return nil, err
-	}
+	m := newMetrics(p.Meter)
 	l := &Log{metrics: m, now: p.Now, tokens: refusedBurst, filled: p.Now(), read: map[reader]*reading{}}
 	to := journal.Params{Name: "audit log", Path: c.File, MaxBytes: c.FileMaxBytes, Dropped: m.dropped, Log: p.Log}
 	switch c.File {
 	case "":
-		return l, nil
+		return l
 	case stderr:
 		if to.To = p.Stderr; to.To == nil {
 			to.To = io.Discard
 		}
 	}
 	l.to = journal.New(to)
-	return l, nil
+	return l
 }
 
 // Run writes the file until ctx ends.

@@ -25,10 +25,7 @@ func written(t *testing.T, do func(*audit.Log)) []audit.Event {
 	t.Helper()
 	var out bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		l, err := audit.New(audit.Config{File: "stderr"}, audit.Params{Stderr: &out})
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := audit.New(audit.Config{File: "stderr"}, audit.Params{Stderr: &out})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- l.Run(ctx) }()
@@ -112,10 +109,7 @@ func TestADiskThatTakesNothingStopsNobody(t *testing.T) {
 	if err := os.Symlink("/dev/full", file); err != nil {
 		t.Skip(err)
 	}
-	l, err := audit.New(audit.Config{File: file}, audit.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := audit.New(audit.Config{File: file}, audit.Params{})
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -135,10 +129,7 @@ func TestADiskThatTakesNothingStopsNobody(t *testing.T) {
 }
 
 func TestWithoutAFileNothingIsWritten(t *testing.T) {
-	l, err := audit.New(audit.DefaultConfig(), audit.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := audit.New(audit.DefaultConfig(), audit.Params{})
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	l.Write(audit.Event{Kind: audit.Drain})

@@ -2,42 +2,27 @@ package audit
 
 import (
 	"context"
-	"errors"
 
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-type metrics struct {
-	events metric.Int64Counter
-	lost   metric.Int64Counter
-}
+type metrics struct{ events, lost metric.Int64Counter }
 
-func newMetrics(provider metric.MeterProvider) (*metrics, error) {
-	if provider == nil {
-		provider = noop.NewMeterProvider()
-	}
-	meter := provider.Meter("github.com/kvpilot/kvpilot/server/observe/audit")
-	var m metrics
-	var errs [2]error
-	m.events, errs[0] = meter.Int64Counter("kvpilot.audit.events", metric.WithUnit("{event}"),
-		metric.WithDescription("Audit events by kind, counted even if no audit log is written."))
-	m.lost, errs[1] = meter.Int64Counter("kvpilot.audit.dropped", metric.WithUnit("{event}"),
-		metric.WithDescription("Events dropped because the disk was too slow."))
-	if err := errors.Join(errs[:]...); err != nil {
-		return nil, err
-	}
+func newMetrics(provider metric.MeterProvider) *metrics {
+	s := instruments.New(provider, "server/observe/audit")
+	var series []metric.MeasurementOption
 	for _, k := range kinds() {
-		m.events.Add(context.Background(), 0, label(k))
+		series = append(series, label(k))
 	}
-	m.dropped(0)
-	return &m, nil
+	return &metrics{
+		events: s.CounterBy("kvpilot.audit.events", "{event}", "Audit events by kind, counted even if no audit log is written.", series...),
+		lost:   s.Counter("kvpilot.audit.dropped", "{event}", "Events dropped because the disk was too slow."),
+	}
 }
 
-func label(k Kind) metric.MeasurementOption {
-	return metric.WithAttributes(attribute.String("event", string(k)))
-}
+func label(k Kind) metric.MeasurementOption { return instruments.Label("event", string(k)) }
 
 func (m *metrics) event(k Kind)    { m.events.Add(context.Background(), 1, label(k)) }
 func (m *metrics) dropped(n int64) { m.lost.Add(context.Background(), n) }

@@ -44,27 +44,23 @@ type Log struct {
 }
 
 // New makes an empty Log. It opens nothing: Run does.
-func New(c Config, p Params) (*Log, error) {
+func New(c Config, p Params) *Log {
 	l := &Log{
 		ring:  make([]Entry, c.Size),
 		at:    make(map[key]int, c.Size),
 		byReq: make(map[string][]key, c.Size),
 		subs:  map[*Subscription]struct{}{},
 	}
-	m, err := newMetrics(p.Meter)
-	if err != nil {
-		return nil, err
-	}
-	l.metrics = m
+	l.metrics = newMetrics(p.Meter)
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.File != "" {
 		l.file = journal.New(journal.Params{
-			Name: "decision log", Path: c.File, MaxBytes: c.FileMaxBytes, Log: p.Log, Dropped: func(n int64) { m.dropped("file", n) },
+			Name: "decision log", Path: c.File, MaxBytes: c.FileMaxBytes, Log: p.Log, Dropped: func(n int64) { l.metrics.dropped("file", n) },
 		})
 	}
-	return l, nil
+	return l
 }
 
 // Run writes the file until ctx ends, and what is queued then. A Log without a file needs no Run,

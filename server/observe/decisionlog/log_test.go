@@ -26,11 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func newLog(t *testing.T, c decisionlog.Config) *decisionlog.Log {
 	t.Helper()
-	l, err := decisionlog.New(c, decisionlog.Params{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
+	return decisionlog.New(c, decisionlog.Params{})
 }
 
 func made(id string, attempt int, request string) *decision.Decision {
@@ -184,10 +180,7 @@ func TestADiskThatIsFullLosesNothingAtOnce(t *testing.T) {
 	}
 	var said bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		l, err := decisionlog.New(decisionlog.Config{Size: 100, File: path}, decisionlog.Params{Log: slog.New(slog.NewTextHandler(&said, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := decisionlog.New(decisionlog.Config{Size: 100, File: path}, decisionlog.Params{Log: slog.New(slog.NewTextHandler(&said, nil))})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- l.Run(ctx) }()
@@ -227,10 +220,7 @@ func TestADirectoryThatIsTakenAwayIsTold(t *testing.T) {
 	}
 	var said bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		l, err := decisionlog.New(decisionlog.Config{Size: 100, File: filepath.Join(dir, "decisions.jsonl")}, decisionlog.Params{Log: slog.New(slog.NewTextHandler(&said, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := decisionlog.New(decisionlog.Config{Size: 100, File: filepath.Join(dir, "decisions.jsonl")}, decisionlog.Params{Log: slog.New(slog.NewTextHandler(&said, nil))})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- l.Run(ctx) }()

@@ -2,14 +2,13 @@ package decisionlog
 
 import (
 	"context"
-	"errors"
 	"math"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/kit/labels"
 )
 
@@ -34,26 +33,16 @@ type reasonLabels struct {
 	dryRun         bool
 }
 
-func newMetrics(p metric.MeterProvider) (*metrics, error) {
-	if p == nil {
-		p = noop.NewMeterProvider()
+func newMetrics(p metric.MeterProvider) *metrics {
+	s := instruments.New(p, "server/observe/decisionlog")
+	return &metrics{
+		decisions: s.CounterBy(ns+"decisions", "{decision}", "Decisions by policy and reason."),
+		endings:   s.CounterBy(ns+"endings", "{decision}", "Ended decisions by how the request ended."),
+		drops:     s.CounterBy(ns+"dropped", "{entry}", "Entries dropped because a subscriber or the file was too slow.", instruments.Values("by", "file", "subscriber")...),
+		cacheGap:  s.Histogram(ns+"cached_tokens.error", "{token}", "Absolute difference between predicted and actual cached tokens.", 0, 16, 64, 256, 1024, 4096, 16384, 65536),
+		ttftGap:   s.Histogram(ns+"ttft.ratio", "1", "Actual time to first token divided by the predicted one.", .1, .25, .5, .75, .9, 1.1, 1.5, 2, 4, 10),
+		regret:    s.Histogram(ns+"regret", "s", "Predicted time to first token of the served choice minus that of the fastest candidate.", 0, .001, .01, .05, .1, .5, 1, 5, 30),
 	}
-	meter := p.Meter("github.com/kvpilot/kvpilot/server/observe/decisionlog")
-	var m metrics
-	var errs [6]error
-	m.decisions, errs[0] = meter.Int64Counter(ns+"decisions", metric.WithDescription("Decisions by policy and reason."), metric.WithUnit("{decision}"))
-	m.endings, errs[1] = meter.Int64Counter(ns+"endings", metric.WithDescription("Ended decisions by how the request ended."), metric.WithUnit("{decision}"))
-	m.drops, errs[2] = meter.Int64Counter(ns+"dropped", metric.WithDescription("Entries dropped because a subscriber or the file was too slow."), metric.WithUnit("{entry}"))
-	m.cacheGap, errs[3] = meter.Float64Histogram(ns+"cached_tokens.error", metric.WithDescription("Absolute difference between predicted and actual cached tokens."), metric.WithUnit("{token}"), metric.WithExplicitBucketBoundaries(0, 16, 64, 256, 1024, 4096, 16384, 65536))
-	m.ttftGap, errs[4] = meter.Float64Histogram(ns+"ttft.ratio", metric.WithDescription("Actual time to first token divided by the predicted one."), metric.WithUnit("1"), metric.WithExplicitBucketBoundaries(.1, .25, .5, .75, .9, 1.1, 1.5, 2, 4, 10))
-	m.regret, errs[5] = meter.Float64Histogram(ns+"regret", metric.WithDescription("Predicted time to first token of the served choice minus that of the fastest candidate."), metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(0, .001, .01, .05, .1, .5, 1, 5, 30))
-	if err := errors.Join(errs[:]...); err != nil {
-		return nil, err
-	}
-	for _, by := range []string{"file", "subscriber"} {
-		m.dropped(by, 0) // it is there before the first one is lost, so that an alert sees it grow
-	}
-	return &m, nil
 }
 
 func (m *metrics) decided(d *decision.Decision) {
@@ -79,7 +68,7 @@ func (m *metrics) ended(o *decision.Outcome) {
 }
 
 func (m *metrics) dropped(by string, n int64) {
-	m.drops.Add(context.Background(), n, metric.WithAttributes(attribute.String("by", by)))
+	m.drops.Add(context.Background(), n, instruments.Label("by", by))
 }
 
 // regret is how much later, in seconds, the served choice was predicted to give its first token
