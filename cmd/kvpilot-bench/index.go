@@ -48,7 +48,7 @@ func printIndexBench(w io.Writer, r *indexbench.Result) error {
 		{"lookup beside writes", "p50 %.1f µs, p99 %.1f µs at %.2f M block-ops/s", []any{r.LookupP50Write / 1e3, r.LookupP99Write / 1e3, r.WritesPerS / 1e6}},
 		{"memory per block", "%.1f B, of which lookup %.1f B; %.1f B of heap", []any{r.BytesPerBlock, r.LookupBytesPerBlock, r.HeapBytesPerBlock}},
 		{"garbage collector", "full collection %.1f ms, longest pause %.0f µs", []any{r.GCFull, r.GCPauseMax}},
-		{"reset", "%d blocks in %.1f ms, longest lookup meanwhile %.0f µs", []any{r.ResetBlocks, r.Reset, r.ResetMaxStall}},
+		{"reset", "%d blocks in %.1f ms, longest lookup during it %.0f µs", []any{r.ResetBlocks, r.Reset, r.ResetMaxStall}},
 		{"snapshot", "%.0f MB, written in %.2f s, loaded in %.2f s", []any{float64(r.SnapshotBytes) / 1e6, r.SnapshotWrite, r.SnapshotLoad}},
 	}
 	for _, l := range lines {

@@ -87,7 +87,7 @@ func (b tokenizeBench) step(ctx context.Context, pool *tokenizer.Pool, fleet *fa
 }
 
 // exact measures a hit in the exact cache with the body of a conversation's last turn: all of the
-// router's work from the body's bytes to the ids; the encoding alone; and with the body read anew.
+// router's work from the body's bytes to the ids; the encoding alone; and with the body read as if it were new.
 func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
 	cfg := tokenizer.DefaultConfig()
 	pool := tokenizer.New(cfg, tokenizer.Params{Transport: inProcess{}})
@@ -196,7 +196,7 @@ func liveHeap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// residentBytes is the process's resident memory, 0 where /proc does not tell.
+// residentBytes is the process's resident memory, 0 where /proc is missing.
 func residentBytes() int64 {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -87,7 +87,7 @@ func (b tokenizeBench) outage(ctx context.Context, r *tokenizeReport) error {
 	return nil
 }
 
-// through lets half of the clients talk for half of the turns, then kills the tokenizers if
+// through has half of the clients talk for half of the turns, then kills the tokenizers if
 // asked to, and measures the second half, in which the other clients start.
 func (b tokenizeBench) through(ctx context.Context, down bool) (g *ground, failed int, longest time.Duration, err error) {
 	fleet, err := startFakeFleet(ctx, b.replicas)

@@ -113,7 +113,7 @@ func (h *held) quantile(q float64) time.Duration {
 	return measure.Quantile(slices.Sorted(slices.Values(h.stages)), q)
 }
 
-// hold lets all clients talk at once.
+// hold has all clients talk at once.
 func (b tokenizeBench) hold(ctx context.Context, cfg tokenizer.Config, fleet *fakeFleet, pause time.Duration) (*held, error) {
 	pool, stop := runPool(ctx, cfg)
 	defer stop()

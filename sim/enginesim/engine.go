@@ -42,7 +42,7 @@ type Engine struct {
 	salt            uint64 // keeps the ids apart from those of other engines
 }
 
-// New checks the configuration and returns an Engine that serves nobody yet.
+// New checks the configuration and returns an Engine; Run starts it.
 func New(cfg Config, p Params) (*Engine, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("simulated replica: %w", err)

@@ -147,7 +147,7 @@ type anthropicCause struct {
 	Message string `json:"message"`
 }
 
-// spoiled lets work write into memory and sends half of it, or something that is not JSON.
+// spoiled has work write into memory and sends half of it, or something that is not JSON.
 func spoiled(c *call, work func()) {
 	real := c.w
 	kept := &keeper{header: real.Header(), status: http.StatusOK}
@@ -181,5 +181,5 @@ func (k *keeper) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Flush lets streams be kept too.
+// Flush is there so that streams can be kept.
 func (k *keeper) Flush() {}

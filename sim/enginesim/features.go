@@ -64,7 +64,7 @@ type features struct {
 	// resetReply: /reset_prefix_cache answers a body.
 	resetReply  bool
 	replayTopic bool
-	// eventSources: /kv_event_sources tells where each rank publishes.
+	// eventSources: /kv_event_sources says where each rank publishes.
 	eventSources bool
 	earlyEvents  bool
 	layout       feed.Layout

@@ -66,7 +66,7 @@ func (l *life) rank(r *http.Request) (int, *apiError) {
 		return l.pick(), nil // vLLM ignores what is no integer
 	}
 	if n < 0 || n >= len(l.cores) {
-		return 0, refuse(fmt.Sprintf("data_parallel_rank %d is out of range [0, %d).", n, len(l.cores)), "")
+		return 0, reject(fmt.Sprintf("data_parallel_rank %d is out of range [0, %d).", n, len(l.cores)), "")
 	}
 	return n, nil
 }
@@ -105,7 +105,7 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 		if maxTokens > 0 {
 			write := newWriter
 			if p.given {
-				write = goOn
+				write = newContinuation
 			}
 			params.Next = write(writerParams{
 				prompt: p.ids, variant: uint64(i), seed: g.s.Seed, adapter: params.Space.Adapter, mean: g.l.cfg.MeanAnswer,

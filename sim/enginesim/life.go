@@ -23,7 +23,7 @@ type life struct {
 	pubs    []*zmtp.Publisher // empty when there are no events
 	batches atomic.Uint64     // event batches so far, for the faults that count them
 	turn    atomic.Uint64     // for the balancer between ranks
-	load    atomic.Int64      // requests in flight, as /load tells them
+	load    atomic.Int64      // requests in flight, as /load reports them
 	meters  meters
 	stored  responseStore
 	work    sync.WaitGroup // background responses

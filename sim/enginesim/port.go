@@ -51,7 +51,7 @@ func (r *relay) run(ctx context.Context) error {
 		p := r.now
 		r.mu.Unlock()
 		if p == nil || !p.give(ctx, conn) {
-			_ = conn.Close() // refused: nobody is there
+			_ = conn.Close() // refused: no process is there
 		}
 	}
 }

@@ -35,7 +35,7 @@ type writerParams struct {
 }
 
 func newWriter(p writerParams) *writer {
-	// The last 64 tokens suffice to tell prompts apart, and cost the same for any length.
+	// The last 64 tokens suffice to distinguish prompts, and cost the same for any length.
 	tail := p.prompt[max(0, len(p.prompt)-64):]
 	buf := binary.LittleEndian.AppendUint64(nil, uint64(len(p.prompt)))
 	for _, id := range tail {
@@ -58,9 +58,9 @@ func newWriter(p writerParams) *writer {
 // lookback is how long an answer may be to be recognised at the end of a prompt.
 const lookback = 1024
 
-// goOn is newWriter for a prompt of ids: where it ends in the beginning of this model's own answer to
-// what comes before, the answer goes on from there, as it would with a real model.
-func goOn(p writerParams) *writer {
+// newContinuation is newWriter for a prompt of ids: where it ends in the beginning of this model's own answer to
+// what comes before, the answer continues from there, as it would with a real model.
+func newContinuation(p writerParams) *writer {
 	if p.forced == "" {
 		for at := len(p.prompt) - 1; at > 0 && at >= len(p.prompt)-lookback; at-- {
 			if !vocab.Capital(p.prompt[at]) { // no answer begins with it

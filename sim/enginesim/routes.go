@@ -23,7 +23,7 @@ type call struct {
 	r      *http.Request
 	faults Faults
 	record *Record
-	book   *recordBox // whose lock guards record
+	book   *recordBox // its lock guards record
 	body   []byte
 }
 
@@ -160,7 +160,7 @@ func (l *life) early(ctx context.Context, c *call) bool {
 		panic(http.ErrAbortHandler)
 	case f.Hang:
 		// The server only notices that a client leaves once the body is read.
-		_, _ = io.Copy(io.Discard, c.r.Body) // whatever is wrong with it, nobody will be told
+		_, _ = io.Copy(io.Discard, c.r.Body) // the request has no answer anyway
 		<-ctx.Done()
 		return true
 	case f.Scaling:

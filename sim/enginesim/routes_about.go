@@ -28,7 +28,7 @@ type eventSource struct {
 	Topic       string  `json:"topic"`
 }
 
-// eventSources tells where each rank publishes; a socket on all addresses is named with a wildcard.
+// eventSources answers where each rank publishes; a socket on all addresses is named with a wildcard.
 func (l *life) eventSources(c *call) {
 	all := map[string]eventSource{}
 	for rank, r := range l.events {

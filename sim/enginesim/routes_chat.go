@@ -66,11 +66,11 @@ func (l *life) chatPrompt(req *chatRequest) (promptIDs, *apiError) {
 		return promptIDs{ids: kv.PromptTokenIDs, given: true}, nil
 	}
 	if req.ChatTemplate != nil {
-		return promptIDs{}, refuse("Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with untrusted chat template.", "")
+		return promptIDs{}, reject("Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with untrusted chat template.", "")
 	}
 	add := req.AddGenerationPrompt == nil || *req.AddGenerationPrompt
 	if req.ContinueFinal && req.AddGenerationPrompt != nil && add {
-		return promptIDs{}, refuse("Cannot set both `continue_final_message` and `add_generation_prompt` to True.", "")
+		return promptIDs{}, reject("Cannot set both `continue_final_message` and `add_generation_prompt` to True.", "")
 	}
 	kwargs := map[string]jsontext.Value{}
 	for k, v := range req.TemplateKwargs {
@@ -102,9 +102,9 @@ func (l *life) chatPrompt(req *chatRequest) (promptIDs, *apiError) {
 
 func renderError(err error) *apiError {
 	if errors.Is(err, vocab.ErrNoMessages) {
-		return refuse("list index out of range", "")
+		return reject("list index out of range", "")
 	}
-	return refuse(err.Error(), "")
+	return reject(err.Error(), "")
 }
 
 // chatAnswer writes one request's answer.

@@ -31,7 +31,7 @@ func (l *life) completion(c *call) {
 		bad = l.check(&req.sampling)
 	}
 	if bad == nil && req.Stream && req.BeamSearch {
-		bad = refuse("Streaming is not currently supported with beam search", "")
+		bad = reject("Streaming is not currently supported with beam search", "")
 	}
 	if bad != nil {
 		l.fail(c, *bad)
@@ -65,7 +65,7 @@ func (l *life) completionPrompts(req *completionRequest) ([]promptIDs, *apiError
 // readPrompts reads a string, token ids, a list of strings or a list of token ids.
 func (l *life) readPrompts(raw jsontext.Value, special bool) ([]promptIDs, *apiError) {
 	wrong := func() *apiError {
-		return refuse("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+		return reject("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
 	}
 	plain := func(s string) promptIDs { return promptIDs{ids: l.cfg.Vocabulary.Encode(s, special), text: s} }
 	given := func(ids []uint32) promptIDs {

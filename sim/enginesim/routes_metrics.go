@@ -107,7 +107,7 @@ func (l *life) metrics(c *call) {
 	x := &exposition{model: l.cfg.Models[0]}
 	stats := make([]core.Stats, len(l.cores))
 	for i, core := range l.cores {
-		stats[i] = core.Told()
+		stats[i] = core.Reported()
 	}
 	gauge := func(name, help string, value func(core.Stats) float64) {
 		x.family(name, "gauge", help)
@@ -145,14 +145,14 @@ func (l *life) metrics(c *call) {
 		x.WriteString("# EOF\n")
 	} else {
 		l.cacheInfo(x)
-		// Told as Python's Prometheus client reads it from the kernel: to a hundredth of a second.
+		// As Python's Prometheus client reads it from the kernel: to a hundredth of a second.
 		fmt.Fprintf(x, "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds %.2f\n",
 			float64(l.started.UnixMilli())/1000)
 	}
 	c.send(http.StatusOK, kind, []byte(x.String()))
 }
 
-// histograms are kept for the replica as a whole and told under engine 0.
+// histograms are kept for the replica as a whole and labelled with engine 0.
 func (l *life) histograms(x *exposition) {
 	l.meters.mu.Lock()
 	defer l.meters.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
 )
 
-// adminState is what GET /sim/state tells.
+// adminState is the answer to GET /sim/state.
 type adminState struct {
 	Version string      `json:"version"`
 	Model   string      `json:"model"`
@@ -33,7 +33,7 @@ type rankState struct {
 	Aborted       uint64  `json:"aborted"`
 	NextEvent     uint64  `json:"next_event"`
 	Subscriptions int     `json:"subscriptions"`
-	// Clock tells whether the machine kept up with the modelled time.
+	// Clock shows whether the machine kept up with the modelled time.
 	Clock clockState `json:"clock"`
 }
 
@@ -65,12 +65,12 @@ func (l *life) admin(w http.ResponseWriter, r *http.Request) {
 			Down Duration `json:"down"`
 		}
 		if adminBody(c, &req) {
-			// The restart cuts this connection too: with its length told, the answer is whole once it is flushed.
+			// The restart cuts this connection too: with its length given, the answer is whole once it is flushed.
 			body := fmt.Appendf(nil, `{"ended_life":%d}`, l.Lives())
 			c.w.Header().Set("Connection", "close")
 			c.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 			c.send(http.StatusOK, "application/json", body)
-			_ = http.NewResponseController(w).Flush() // nobody is there to be told of a failure
+			_ = http.NewResponseController(w).Flush() // a client that left needs no answer
 			l.Restart(time.Duration(req.Down))
 		}
 	case "POST /sim/speed":

@@ -46,7 +46,7 @@ func (l *life) tokenize(c *call) {
 		l.fail(c, *bad)
 		return
 	}
-	ids := append([]uint32{}, l.told(c, p.ids)...) // a list, also when empty
+	ids := append([]uint32{}, l.answerIDs(c, p.ids)...) // a list, also when empty
 	reply := tokenizeReply{Count: len(ids), MaxModelLen: l.cfg.Core.MaxModelLen, Tokens: ids}
 	if req.ReturnTokenStrs {
 		for _, id := range ids {
@@ -56,8 +56,8 @@ func (l *life) tokenize(c *call) {
 	c.replyNulls(reply)
 }
 
-// told is what a tokenizing route answers: the ids, or by fault others.
-func (l *life) told(c *call, ids []uint32) []uint32 {
+// answerIDs is what a tokenizing route answers: the ids, or by fault others.
+func (l *life) answerIDs(c *call, ids []uint32) []uint32 {
 	if !c.faults.WrongIDs {
 		return ids
 	}
@@ -219,14 +219,14 @@ func (l *life) renderCompletion(c *call) {
 // those serve.
 func (l *life) renderable(s *sampling) *apiError {
 	if s.BeamSearch {
-		return refuse("Beam search is not supported by the render endpoint", "")
+		return reject("Beam search is not supported by the render endpoint", "")
 	}
 	return l.check(s)
 }
 
 func (l *life) render(c *call, s *sampling, p promptIDs, prefix string) rendered {
 	out := rendered{
-		RequestID: prefix + l.requestID(c.r, s.RequestID), Model: s.Model, TokenIDs: l.told(c, p.ids),
+		RequestID: prefix + l.requestID(c.r, s.RequestID), Model: s.Model, TokenIDs: l.answerIDs(c, p.ids),
 		SamplingParams: samplingParams{MaxTokens: s.limit(), N: 1},
 		KVTransfer:     jsontext.Value("null"), ECTransfer: jsontext.Value("null"),
 	}

@@ -81,21 +81,21 @@ type promptIDs struct {
 // check finds what vLLM refuses before it looks at the prompt.
 func (l *life) check(s *sampling) *apiError {
 	if s.StreamOptions != nil && !s.Stream {
-		return refuse("Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options")
+		return reject("Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options")
 	}
 	if s.N != nil && *s.N > maxChoices {
-		return refuse(fmt.Sprintf("n must be at most %d, got %d. (parameter=n, value=%d)", maxChoices, *s.N, *s.N), "n")
+		return reject(fmt.Sprintf("n must be at most %d, got %d. (parameter=n, value=%d)", maxChoices, *s.N, *s.N), "n")
 	}
 	if s.N != nil && *s.N < 1 {
-		return refuse(fmt.Sprintf("n must be at least 1, got %d. (parameter=n, value=%d)", *s.N, *s.N), "n")
+		return reject(fmt.Sprintf("n must be at least 1, got %d. (parameter=n, value=%d)", *s.N, *s.N), "n")
 	}
 	if m := s.limit(); m != nil && *m < 0 {
-		return refuse(fmt.Sprintf("max_tokens must be at least 1, got %d. (parameter=max_tokens, value=%d)", *m, *m), "max_tokens")
+		return reject(fmt.Sprintf("max_tokens must be at least 1, got %d. (parameter=max_tokens, value=%d)", *m, *m), "max_tokens")
 	}
 	return nil
 }
 
-func refuse(message, param string) *apiError {
+func reject(message, param string) *apiError {
 	e := badRequest(message, param)
 	return &e
 }
@@ -124,17 +124,17 @@ func (l *life) fit(s *sampling, p *promptIDs) (maxTokens int, e *apiError) {
 		}
 	}
 	if len(p.ids) == 0 {
-		return 0, refuse("The decoder prompt cannot be empty", "")
+		return 0, reject("The decoder prompt cannot be empty", "")
 	}
 	if asked != nil && *asked > limit && l.features.modern {
-		return 0, refuse(fmt.Sprintf("max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens. (parameter=max_tokens, value=%d)", *asked, limit, *asked), "max_tokens")
+		return 0, reject(fmt.Sprintf("max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens. (parameter=max_tokens, value=%d)", *asked, limit, *asked), "max_tokens")
 	}
 	want := 1
 	if asked != nil {
 		want = *asked
 	}
 	if len(p.ids)+want > limit {
-		return 0, refuse(fmt.Sprintf("This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt contains %d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the number of requested output tokens. (parameter=input_tokens, value=%d)",
+		return 0, reject(fmt.Sprintf("This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt contains %d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the number of requested output tokens. (parameter=input_tokens, value=%d)",
 			limit, want, len(p.ids), len(p.ids)+want, len(p.ids)), "input_tokens")
 	}
 	if asked != nil {

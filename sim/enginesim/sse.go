@@ -94,7 +94,7 @@ func (s *stream) send() {
 	if len(s.buf) == 0 {
 		return
 	}
-	_, _ = s.c.w.Write(s.buf) // the request's context tells when the client has left
+	_, _ = s.c.w.Write(s.buf) // the request's context ends when the client leaves
 	_ = s.flush()
 	s.buf = s.buf[:0]
 }

@@ -68,7 +68,7 @@ func (j *job) play() (Numbers, error) {
 		cfg.SLO = chooser.SLOConfig{TTFT: time.Duration(o.Goal.TTFT * float64(time.Second)), TPOT: time.Duration(o.Goal.TPOT * float64(time.Second))}
 	}
 	cfg.Weights = o.Weights
-	// The player measures the choice, so nobody is refused.
+	// The player measures the choice, so no call is rejected.
 	cfg.Queue.MaxWait, cfg.Queue.MaxRequests = 0, math.MaxInt32
 	// The text that stands for a chunk is short: the tree's bounds shrink with it.
 	cfg.Tree.EvictAbove, cfg.Tree.EvictTo = cfg.Tree.EvictAbove/256, cfg.Tree.EvictTo/256

@@ -48,11 +48,11 @@ type Options struct {
 	Patience float64
 	// Workers bounds the runs at once; 0 takes the number of cores.
 	Workers int
-	// Progress, when set, is told how many of all runs are done.
+	// Progress, when set, is called with how many of all runs are done.
 	Progress func(done, all int)
 }
 
-// FewestRequests is a good AtLeast. A policy that lets cheap requests go first leaves the dear ones for
+// FewestRequests is a good AtLeast. A policy that sends cheap requests first leaves the expensive ones for
 // the end, and in a short run the end is what is measured.
 const FewestRequests = 6000
 

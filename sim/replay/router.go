@@ -104,7 +104,7 @@ func (r *router) submit(call int) {
 		var refused *chooser.Refused
 		switch {
 		case errors.As(err, &refused):
-			r.sim.refuse(call)
+			r.sim.reject(call)
 			return
 		case err != nil:
 			r.err = errors.Join(r.err, fmt.Errorf("call %d: %w", call, err))

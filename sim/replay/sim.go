@@ -153,7 +153,7 @@ func (s *sim) after(delay float64, do func()) {
 	s.schedule(event{at: s.now + delay, kind: eventDo, do: do})
 }
 
-// mean is the mean time to the first token over all calls of the trace if nobody waited any longer:
+// mean is the mean time to the first token over all calls of the trace if no call waited any longer:
 // it only grows.
 func (s *sim) mean() float64 {
 	return (s.waited + float64(s.waiting)*s.now - s.since) / float64(len(s.arrived))
@@ -209,7 +209,7 @@ func (s *sim) plan(e *engine) {
 // lookEvery is how far in seconds an engine's decode steps may be ahead of what the router knows of them.
 const lookEvery = 0.02
 
-// look lets the router see what the engines have done in the steps that ended by now.
+// look shows the router what the engines have done in the steps that ended by now.
 func (s *sim) look() {
 	if s.now < s.looked+lookEvery || s.pooled {
 		return
@@ -302,7 +302,7 @@ func (s *sim) begun(a *attempt) {
 // finished is the moment at which the router has its last one.
 func (s *sim) finished(a *attempt) {
 	s.done[a.call] = s.now
-	s.goOn(a.call)
+	s.startNext(a.call)
 	s.router.finished(a)
 }
 
@@ -314,15 +314,15 @@ func (s *sim) publish(e *engine) {
 	}
 }
 
-// refuse ends a call that the router turned away: it has no first token, and its session goes on.
-func (s *sim) refuse(call int) {
+// reject ends a call that the router rejected: it has no first token, and its session continues.
+func (s *sim) reject(call int) {
 	s.waiting--
 	s.since -= s.arrived[call]
-	s.goOn(call)
+	s.startNext(call)
 }
 
-// goOn schedules the calls that waited for the end of one.
-func (s *sim) goOn(call int) {
+// startNext schedules the calls that waited for the end of one.
+func (s *sim) startNext(call int) {
 	for _, n := range s.next[call] {
 		at := s.now
 		if s.trace.Calls[n].Prev >= 0 {

@@ -29,7 +29,7 @@ type Call struct {
 	// Session numbers the session, Prev is the call that must complete first (-1: none).
 	Session int
 	Prev    int
-	// Tenant is who sends it; tenants share the hold queue.
+	// Tenant sends it; tenants share the hold queue.
 	Tenant string
 }
 

@@ -76,10 +76,10 @@ func (r *Request) AnswerLimit() int {
 // defaultAnswer is max_tokens of /v1/completions when a client gives none.
 const defaultAnswer = 16
 
-// IDsEdit asks an engine to tell the token ids of prompt and answer.
+// IDsEdit asks an engine for the token ids of prompt and answer.
 func IDsEdit() Edit { return Edit{Name: "return_token_ids", Value: []byte("true")} }
 
-// Continuation is the body of a completion that goes on after ids and writes at most limit tokens, as
+// Continuation is the body of a completion that continues after ids and writes at most limit tokens, as
 // the request asked for them. Only a request that is Resumable has one.
 func (r *Request) Continuation(model string, ids []uint32, limit int) []byte {
 	body := make([]byte, 0, 7*len(ids)+256)

@@ -49,7 +49,7 @@ func (r *Request) PromptText() string {
 	if len(w.out) == 0 {
 		return ""
 	}
-	return unsafe.String(&w.out[0], len(w.out)) // nobody writes to it any more
+	return unsafe.String(&w.out[0], len(w.out)) // nothing writes to it any more
 }
 
 // textWriter collects the text of messages. A message that breaks off gives what came before.

@@ -46,7 +46,7 @@ func (m *Memory) Read(p Params) (*Request, error) {
 	key := cache.Key{Hi: sum.Hi, Lo: sum.Lo}
 	if known := m.known.Get(key); known != nil && known.size == len(p.Body) {
 		r := known.on(p.Body)
-		r.heed(p)
+		r.applyHeaders(p)
 		return r, nil
 	}
 	r, err := Read(p)
@@ -60,7 +60,7 @@ func (m *Memory) Read(p Params) (*Request, error) {
 	return r, nil
 }
 
-// seenBefore tells whether a body of this outline came before, and notes it.
+// seenBefore reports whether a body of this outline came before, and notes it.
 func (m *Memory) seenBefore(p Params) bool {
 	var outline [outlineSamples * outlineBytes]byte
 	stride := (len(p.Body) - outlineBytes) / (outlineSamples - 1)

@@ -27,7 +27,7 @@ type Form struct {
 }
 
 // ReadForm reads a multipart form up to its model, without what comes after it. head bounds the
-// bytes that are held: a form whose model comes after a longer file is refused with 413. An error
+// bytes that are held: a form whose model comes after a longer file is rejected with 413. An error
 // of body itself is returned as it is; every other one is a *BadRequest.
 func ReadForm(p Params, contentType string, body io.Reader, head int) (*Form, error) {
 	kind, params, err := mime.ParseMediaType(contentType)
@@ -41,7 +41,7 @@ func ReadForm(p Params, contentType string, body io.Reader, head int) (*Form, er
 	f.Head, f.Whole = held.bytes.Bytes(), held.err == io.EOF //nolint:errorlint // the plain io.EOF is the end
 	switch {
 	case err == nil:
-		f.heed(p)
+		f.applyHeaders(p)
 		return f, nil
 	case held.left == 0:
 		return nil, &BadRequest{Message: fmt.Sprintf("The form's model does not come within its first %d bytes: send it before the file.", head),

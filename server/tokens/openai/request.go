@@ -88,7 +88,7 @@ func Read(p Params) (*Request, error) {
 		r.req.Truncated = true // what was read before the fault is what there is
 	}
 	r.finish()
-	r.req.heed(p)
+	r.req.applyHeaders(p)
 	return r.req, nil
 }
 
@@ -292,8 +292,8 @@ func (r *reader) finish() {
 	}
 }
 
-// heed settles what the headers have a say in.
-func (r *Request) heed(p Params) {
+// applyHeaders sets what headers may decide.
+func (r *Request) applyHeaders(p Params) {
 	r.Session, r.Priority = r.own.session, r.own.priority
 	if r.Session == "" {
 		r.Session = SessionFrom(p.Header, p.SessionHeader)

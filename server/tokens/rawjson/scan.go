@@ -56,7 +56,7 @@ func (s *Scanner) Space() byte {
 	return 0
 }
 
-// AtEnd tells the end of the text from a NUL byte after Space returned 0.
+// AtEnd reports whether the 0 that Space returned is the end of the text and no NUL byte.
 func (s *Scanner) AtEnd() bool { return s.Pos >= len(s.Data) }
 
 // expect is Space followed by the byte c.

@@ -79,7 +79,7 @@ func (p *Pool) learn(ctx context.Context, req Request, m *model, k *known, e *en
 		slog.String("model", m.name), slog.Int("position", position), slog.Int("known", k.stable))
 }
 
-// succeed lets the beginning before k go when nothing but this conversation came from it: a
+// succeed releases the beginning before k when nothing but this conversation came from it: a
 // conversation keeps its last two turns.
 func (p *Pool) succeed(k *known) {
 	k.entry.children.Add(1)

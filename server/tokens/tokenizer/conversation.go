@@ -87,7 +87,7 @@ type known struct {
 	key   cache.Key
 	count int // its messages
 	steps []step
-	// stable is how many of its ids are sure to begin the new prompt too; 0 when nobody knows.
+	// stable is how many of its ids are sure to begin the new prompt too; 0 when that is not known.
 	stable int
 	// delta is set when the steps are fit for a delta.
 	delta bool
@@ -168,7 +168,7 @@ func (l *learned) observe(k *known, ids []uint32) (broke bool, position int) {
 		return true, same
 	}
 	if len(k.steps) != 1 {
-		return false, same // which step lost what cannot be told
+		return false, same // it is not known which step lost it
 	}
 	c := l.class(k.steps[0].class)
 	switch {

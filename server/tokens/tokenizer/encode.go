@@ -170,7 +170,7 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 	if k != nil && k.stable > 0 && !req.NeedFull {
 		enc := k.begun(pr, m, ks.exact)
 		enc.later = new(later)
-		p.behind(ctx, ks.exact, p.telling(enc.later, pr, m, all))
+		p.behind(ctx, ks.exact, p.notifying(enc.later, pr, m, all))
 		return enc, nil
 	}
 	if k != nil && !req.NeedFull {
@@ -190,23 +190,23 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 	return fromEntry(pr, e, source, m), nil
 }
 
-// telling is the work that tells l of its result.
-func (p *Pool) telling(l *later, pr *prompt.Prompt, m *model, do work) work {
+// notifying is the work that hands its result to l.
+func (p *Pool) notifying(l *later, pr *prompt.Prompt, m *model, do work) work {
 	return func(ctx context.Context) (*entry, Source, error) {
 		e, source, err := do(ctx)
 		if err == nil {
-			l.come(fromEntry(pr, e, source, m))
+			l.set(fromEntry(pr, e, source, m))
 		}
 		return e, source, err
 	}
 }
 
 // waitOrBegin waits for all ids of a prompt whose beginning is known but not trusted, unless
-// other conversations teach meanwhile that it may be.
+// other conversations show before that it may be.
 func (p *Pool) waitOrBegin(ctx context.Context, req Request, m *model, key cache.Key, k *known, all work) (*Encoding, error) {
 	trusted := *k // the flight reads k
 	begun := new(later)
-	e, source, shared, err := p.flights.waitOr(ctx, key, p.telling(begun, req.Prompt, m, all), m.learned.watch, func() bool {
+	e, source, shared, err := p.flights.waitOr(ctx, key, p.notifying(begun, req.Prompt, m, all), m.learned.watch, func() bool {
 		trusted.stable, trusted.delta = m.learned.judge(k.entry, k.steps)
 		return trusted.stable > 0
 	})

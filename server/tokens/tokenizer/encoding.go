@@ -81,7 +81,7 @@ type Encoding struct {
 	// Exact, estimated from the text otherwise.
 	Tokens int
 	Exact  bool
-	// MaxLen is the model's context length as the tokenizer told it; 0 when unknown.
+	// MaxLen is the model's context length as the tokenizer gave it; 0 when unknown.
 	MaxLen int
 	// Reason says why Source is none; empty otherwise.
 	Reason string
@@ -98,34 +98,34 @@ type Encoding struct {
 
 // later is the whole encoding of a prompt whose beginning was answered with, once it is there.
 type later struct {
-	mu   sync.Mutex
-	enc  *Encoding       // guarded by mu
-	tell func(*Encoding) // guarded by mu
+	mu     sync.Mutex
+	enc    *Encoding       // guarded by mu
+	notify func(*Encoding) // guarded by mu
 }
 
-func (l *later) come(enc *Encoding) {
+func (l *later) set(enc *Encoding) {
 	l.mu.Lock()
 	l.enc = enc
-	tell := l.tell
+	notify := l.notify
 	l.mu.Unlock()
-	if tell != nil {
-		tell(enc)
+	if notify != nil {
+		notify(enc)
 	}
 }
 
-// OnWhole has tell called with the whole encoding of a partial one when it is known: at once, or later from
+// OnWhole has notify called with the whole encoding of a partial one when it is known: at once, or later from
 // another goroutine, or never. The last call counts.
-func (enc *Encoding) OnWhole(tell func(*Encoding)) {
+func (enc *Encoding) OnWhole(notify func(*Encoding)) {
 	l := enc.later
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
 	whole := l.enc
-	l.tell = tell
+	l.notify = notify
 	l.mu.Unlock()
 	if whole != nil {
-		tell(whole)
+		notify(whole)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/cache"
 )
 
-// flights lets callers who want the same ids at the same time share one call. A flight lives
+// flights has concurrent requests for the same ids share one call. A flight lives
 // as long as anybody waits for it: the last one to leave cancels it.
 type flights struct {
 	mu   sync.Mutex
@@ -53,7 +53,7 @@ func (f *flights) join(ctx context.Context, key cache.Key, do work) (fl *flight,
 	return fl, false
 }
 
-// detached starts a flight that nobody needs to wait for; refused is called when there is one
+// detached starts a flight that needs no waiting caller; refused is called when there is one
 // for the key already.
 func (f *flights) detached(ctx context.Context, key cache.Key, do work, refused func()) {
 	if fl, shared := f.join(ctx, key, do); shared {
@@ -88,13 +88,13 @@ func (f *flights) wait(ctx context.Context, key cache.Key, do work) (e *entry, s
 }
 
 // waitOr is wait that ends early, with neither entry nor error, once enough says so after a
-// signal from news. The flight goes on without the caller.
+// signal from news. The flight continues without the caller.
 func (f *flights) waitOr(ctx context.Context, key cache.Key, do work, news func() <-chan struct{}, enough func() bool) (e *entry, s Source, shared bool, err error) {
 	fl, shared := f.join(ctx, key, do)
 	for {
 		changed := news()
 		if enough() {
-			return nil, "", shared, nil // still counted as waiting, so that nobody cancels it
+			return nil, "", shared, nil // still counted as waiting, so that it is not cancelled
 		}
 		select {
 		case <-fl.done:

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// provenAfter equal prompt lengths in a row make a model's tokenization proven.
+	// provenAfter consecutive equal prompt lengths make a model's tokenization proven.
 	provenAfter = 8
-	// clearedAfter equal lengths in a row clear a suspicion.
+	// clearedAfter consecutive equal lengths clear a suspicion.
 	clearedAfter = 64
 	// missesAfter prompts whose first block never showed up among a rank's events, while other
 	// roots did, make it suspect.
@@ -64,8 +64,8 @@ type ParityStatus struct {
 type parity struct {
 	mu      sync.Mutex
 	status  ParityStatus                    // guarded by mu
-	run     int                             // guarded by mu; equal lengths in a row
-	misses  int                             // guarded by mu; missed blocks in a row
+	run     int                             // guarded by mu; consecutive equal lengths
+	misses  int                             // guarded by mu; consecutive missed blocks
 	expects map[replica.Slot][]*expectation // guarded by mu
 }
 
@@ -75,7 +75,7 @@ type expectation struct {
 	ns     string
 	until  time.Time
 	closer int  // most leading tokens that a stored root block shared with it
-	others bool // other root blocks were stored meanwhile
+	others bool // other root blocks were stored since
 }
 
 func (x *parity) suspect() bool {
@@ -182,7 +182,7 @@ func (p *Pool) reportMismatch(ctx context.Context, pool, detail string, position
 	}
 }
 
-// Routed tells the guard that the encoded prompt went to a rank which was believed to hold
+// Routed notes that the encoded prompt went to a rank which was believed to hold
 // overlap leading tokens of it. A prompt with no overlap must show up among the rank's events.
 // Call it only for ranks whose feed is exact: what others hold is not known.
 func (p *Pool) Routed(pool string, enc *Encoding, slot replica.Slot, adapter string, overlap int) {

@@ -90,7 +90,7 @@ func shapeOf(message []byte) shape {
 	return s
 }
 
-// spaceAtEnds tells whether a raw string begins (1) or ends (2) with white space, or is empty (3).
+// spaceAtEnds reports whether a raw string begins (1) or ends (2) with white space, or is empty (3).
 func spaceAtEnds(value []byte) byte {
 	if value[0] != '"' {
 		return 0

@@ -53,7 +53,7 @@ func (e *entry) lengths() (longest, total int) {
 	return longest, total
 }
 
-// contextOf is the model's context where all replicas that tell it agree, else 0.
+// contextOf is the model's context where all replicas that report one agree, else 0.
 func contextOf(req Request) int {
 	length := 0
 	for _, r := range req.Replicas {

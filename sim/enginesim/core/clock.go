@@ -2,7 +2,7 @@ package core
 
 import "time"
 
-// Clock tells how well real time kept up with the modelled time. A machine that is too busy for the
+// Clock counts how well real time kept up with the modelled time. A machine that is too busy for the
 // engines it simulates ends steps late; what was measured on it then says little.
 type Clock struct {
 	// Steps were computed; Modelled is the time that they were to take.

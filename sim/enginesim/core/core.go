@@ -24,7 +24,7 @@ type Core struct {
 	stopped  bool                    // guarded by mu: Run has ended
 	finished [FinishAbort + 1]uint64 // guarded by mu
 	clock    Clock                   // guarded by mu
-	frozen   Stats                   // guarded by mu: what a paused core told last
+	frozen   Stats                   // guarded by mu: what a paused core reported last
 }
 
 // Stats are a rank's present load and its counts.
@@ -112,8 +112,8 @@ func (c *Core) Reset() bool {
 	return ok
 }
 
-// Told is what the engine's metrics tell: they come with its steps, so those of one that hangs stand still.
-func (c *Core) Told() Stats {
+// Reported is what the engine's metrics show: they change with its steps, so those of one that hangs do not.
+func (c *Core) Reported() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.paused {
@@ -122,7 +122,7 @@ func (c *Core) Told() Stats {
 	return c.stats()
 }
 
-// Stats tells the present load.
+// Stats returns the present load.
 func (c *Core) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -25,7 +25,7 @@ type Event struct {
 	First int
 }
 
-// Space is what tells blocks with equal tokens apart.
+// Space is what distinguishes blocks of equal tokens.
 type Space struct {
 	// Adapter and AdapterID name a LoRA adapter; empty and 0 for the base model.
 	Adapter   string

@@ -112,7 +112,7 @@ func (s *Sequence) Cached() int {
 	return s.cached
 }
 
-// Times tells the moments so far.
+// Times returns the moments so far.
 func (s *Sequence) Times() Timings {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -29,7 +29,7 @@ type Chat struct {
 	Tools []jsontext.Value
 	// GenerationPrompt opens the assistant's turn at the end.
 	GenerationPrompt bool
-	// Continue leaves the last message open, so that the model goes on writing it.
+	// Continue leaves the last message open, so that the model continues it.
 	Continue bool
 	// Kwargs are chat_template_kwargs; the template knows enable_thinking, documents and
 	// reasoning_effort, and drops all others.

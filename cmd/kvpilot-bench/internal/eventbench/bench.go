@@ -29,7 +29,7 @@ type Config struct {
 	Steady time.Duration
 	// Start runs Publish somewhere.
 	Start func(ctx context.Context, l Load) (*measure.Child, error)
-	// Progress says what is going on.
+	// Progress takes remarks for people.
 	Progress io.Writer
 }
 
@@ -185,7 +185,7 @@ func (c Config) start(ctx context.Context, l Load) (*session, error) {
 	live, cancel := context.WithCancel(ctx)
 	s.cancel = cancel
 	s.running.Go(func() {
-		_ = s.plane.Run(live) // it has no error to tell
+		_ = s.plane.Run(live) // it returns no error
 	})
 	for ctx.Err() == nil && !s.connected() {
 		time.Sleep(time.Millisecond)
@@ -202,8 +202,8 @@ func (s *session) connected() bool {
 	return true
 }
 
-// run lets the engines publish and returns when all of it is visible.
-func (s *session) run(ctx context.Context, tell bool) error {
+// run has the engines publish and returns when all of it is visible.
+func (s *session) run(ctx context.Context, report bool) error {
 	if _, err := fmt.Fprintln(s.engines.In, "go"); err != nil {
 		return err
 	}
@@ -219,7 +219,7 @@ func (s *session) run(ctx context.Context, tell bool) error {
 			return ctx.Err()
 		case <-pause.C:
 		}
-		if tell {
+		if report {
 			if _, err := fmt.Fprintln(s.engines.In, n/len(s.seen)); err != nil {
 				return err
 			}
@@ -240,6 +240,6 @@ func (s *session) stop(err error) error {
 		s.running.Wait()
 	}
 	err = errors.Join(err, s.engines.In.Close())
-	_, _ = io.Copy(io.Discard, s.engines.Out) // what nobody wants to know must not keep the engines
+	_, _ = io.Copy(io.Discard, s.engines.Out) // unread output must not block the engines
 	return errors.Join(err, s.engines.Wait())
 }

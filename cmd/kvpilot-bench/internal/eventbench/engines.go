@@ -73,12 +73,12 @@ func Publish(ctx context.Context, l Load, in io.Reader, out io.Writer) error {
 	begin := make(chan struct{})
 	go func() { // ends with the pipe, and ends everything else
 		defer cancel()
-		told := false
+		begun := false
 		for lines := bufio.NewScanner(in); lines.Scan(); {
 			if n, err := strconv.ParseInt(lines.Text(), 10, 64); err == nil {
 				applied.Store(n)
-			} else if !told {
-				told = true
+			} else if !begun {
+				begun = true
 				close(begin)
 			}
 		}

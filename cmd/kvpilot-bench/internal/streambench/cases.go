@@ -163,7 +163,7 @@ func (b *bench) turn(ctx context.Context, p *process, load func(context.Context,
 }
 
 // spent is what the process has used so far. Allocations are read in their own case only: the profile
-// that tells them costs milliseconds of the process's time.
+// that counts them costs milliseconds of the process's time.
 func (b *bench) spent(ctx context.Context, p *process) (s round, err error) {
 	if b.counting {
 		if s.mallocs, err = p.memory(ctx, false); err != nil {

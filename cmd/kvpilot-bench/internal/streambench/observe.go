@@ -106,7 +106,7 @@ func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
 	return err
 }
 
-// observeTraces lets the five routers take turns, in changing order, and compares each turn with
+// observeTraces has the five routers take turns, in changing order, and compares each turn with
 // that of the router without tracing beside it.
 func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
 	collector, err := b.role(ctx, "collector")
@@ -169,7 +169,7 @@ func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
 	return nil
 }
 
-// observeConsole lets a router work at a steady pace, and looks at its console every other while.
+// observeConsole has a router work at a steady pace, with a viewer of its console half of the time.
 func (b *bench) observeConsole(ctx context.Context, r *Observed) error {
 	if b.upstream == nil {
 		var err error

@@ -72,7 +72,7 @@ func (p *pacer) err() error {
 	return nil
 }
 
-// pace lets each of some workers send one small request per interval, until ctx ends.
+// pace has each worker send one small request per interval, until ctx ends.
 func pace(ctx context.Context, address string, workers int, every time.Duration) *pacer {
 	p := &pacer{}
 	for range workers {

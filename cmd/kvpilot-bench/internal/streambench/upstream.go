@@ -136,7 +136,7 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 	w.Write(text) //nolint:errcheck // the reader is gone then
 }
 
-// phaseHeader tells at which part of its interval a stream wants its chunks, in nanoseconds. The load
+// phaseHeader names the part of its interval in which a stream gets its chunks, in nanoseconds. The load
 // gives the same phases to every subject: which streams fall together decides how long chunks wait.
 const phaseHeader = "X-Bench-Phase"
 

@@ -36,7 +36,7 @@ func Defaults() Options {
 	return Options{Replicas: 4, Loops: 120, Prompt: 2000, Answer: 8, Warm: 15 * time.Second, For: time.Minute, Alone: 30 * time.Second, Every: time.Second}
 }
 
-// who are the tenants: two that flood, by weight, and one that does not.
+// settings are the tenants: two that flood, by weight, and one that does not.
 const settings = `api:
   keys: [{name: a, key: key-of-a-}, {name: b, key: key-of-b-}, {name: c, key: key-of-c-}]
 tenants:

@@ -82,7 +82,7 @@ func startFleet(ctx context.Context, o Options, file string, log io.Writer) (*fl
 	return f, nil
 }
 
-// freePorts are addresses that nobody listens on now.
+// freePorts are addresses without a listener.
 func freePorts(ctx context.Context, n int) ([]string, error) {
 	var list []string
 	for range n {

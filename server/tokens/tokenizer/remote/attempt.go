@@ -75,7 +75,7 @@ func (p *Pool) askBest(ctx context.Context, e *endpoint, j *Job) (*Answer, strin
 	return a, "render", err
 }
 
-// judge tells the endpoint's breaker what an attempt showed.
+// judge updates the endpoint's breaker from the end of an attempt.
 func (p *Pool) judge(caller context.Context, e *endpoint, err error, trial bool, took time.Duration) {
 	now := time.Now()
 	var f *Fault

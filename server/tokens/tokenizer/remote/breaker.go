@@ -12,11 +12,11 @@ const (
 	breakerTrial     = 10 * time.Second // after this a trial that never ended counts as gone
 )
 
-// breaker keeps questions from an endpoint that failed several times in a row. While open it
-// lets one trial through whenever its pause has passed; each failed trial doubles the pause.
+// breaker keeps questions from an endpoint after consecutive failures. While open it admits
+// one trial whenever its pause has passed; each failed trial doubles the pause.
 type breaker struct {
 	mu       sync.Mutex
-	failures int           // guarded by mu; in a row
+	failures int           // guarded by mu; consecutive
 	pause    time.Duration // guarded by mu; zero when closed
 	until    time.Time     // guarded by mu; end of the pause or of the running trial
 }

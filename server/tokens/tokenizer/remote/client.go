@@ -87,7 +87,7 @@ func (c *client) post(ctx context.Context, e *endpoint, path string, body []byte
 	}
 	req.Header["Content-Type"] = []string{"application/json"}
 	// Tokenizing has no effect, so a POST that met a connection closed while idle may be sent
-	// again; an empty value tells net/http so and is not sent.
+	// again; an empty value has net/http leave the header out.
 	req.Header["Idempotency-Key"] = nil
 	if e.key != "" {
 		req.Header["Authorization"] = []string{"Bearer " + e.key}
@@ -153,7 +153,7 @@ func transportFault(ctx context.Context, err error) error {
 	return &Fault{Kind: KindConnect, Cause: err}
 }
 
-// classify turns an error status into whose fault it is; model is the one that was asked about.
+// classify decides whether an error status is the client's fault or the replica's; model is the one that was asked about.
 func classify(status int, header http.Header, body []byte, model string) error {
 	switch {
 	case status == http.StatusForbidden && bytes.Contains(body, []byte("--enable-scale-out")):
@@ -176,7 +176,7 @@ func classify(status int, header http.Header, body []byte, model string) error {
 	return malformed("status %d", status)
 }
 
-// namesModel tells a 404 about the model from one about the route. Both may be of the type NotFoundError: the
+// namesModel reports whether a 404 is about the model and not about the route. Both may be of the type NotFoundError: the
 // model's names it, or the field.
 func namesModel(body []byte, model string) bool {
 	if bytes.Contains(body, []byte("model_not_found")) || bytes.Contains(body, []byte(`"model"`)) {

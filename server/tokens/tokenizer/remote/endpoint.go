@@ -94,7 +94,7 @@ func (t *table) get(r *replica.Replica, now time.Time) *endpoint {
 	}
 	next := maps.Clone(old)
 	delete(next, r.ID)
-	if len(next) >= t.cfg.MaxEndpoints && !t.giveUpOne(next, now) {
+	if len(next) >= t.cfg.MaxEndpoints && !t.evictOne(next, now) {
 		return nil
 	}
 	e := newEndpoint(r, t.cfg.Concurrency, now)
@@ -103,8 +103,8 @@ func (t *table) get(r *replica.Replica, now time.Time) *endpoint {
 	return e
 }
 
-// giveUpOne removes an endpoint that fails, or else the one that is idle for longest.
-func (t *table) giveUpOne(m map[replica.ID]*endpoint, now time.Time) bool {
+// evictOne removes an endpoint that fails, or else the one that is idle for longest.
+func (t *table) evictOne(m map[replica.ID]*endpoint, now time.Time) bool {
 	var victim *endpoint
 	for _, e := range m {
 		if e.inflight.Load() > 0 {

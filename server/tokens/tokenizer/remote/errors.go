@@ -76,8 +76,8 @@ func KindOf(err error) Kind {
 	return "other"
 }
 
-// retryable tells whether another endpoint may do better.
-func (f *Fault) retryable() bool {
+// isRetryable reports whether another endpoint may do better.
+func (f *Fault) isRetryable() bool {
 	switch f.Kind {
 	case KindConnect, KindStatus, KindMalformed, KindAuth, KindUnsupported, KindTimeout, KindTooLarge, KindUnmappable:
 		return true

@@ -75,7 +75,7 @@ func (j *Job) size() int {
 	return n
 }
 
-// request gives path and body for an endpoint; render tells which of the two forms.
+// request gives path and body for an endpoint; render selects one of the two forms.
 func (j *Job) request(e *endpoint, render bool) (string, []byte, error) {
 	switch j.Op {
 	case opProbe:

@@ -163,11 +163,11 @@ func (d *dialogue) run() (*Answer, error) {
 
 // again says whether to try once more, and after what pause.
 func (d *dialogue) again(f *Fault) (time.Duration, bool) {
-	if !f.retryable() || d.attempts >= maxAttempts || d.ctx.Err() != nil {
+	if !f.isRetryable() || d.attempts >= maxAttempts || d.ctx.Err() != nil {
 		return 0, false
 	}
 	if e, _ := d.pool.pick(d.replicas, d.tried); e != nil {
-		return 0, true // somebody who was not asked yet
+		return 0, true // an endpoint that was not asked yet
 	}
 	if f.Kind != KindConnect && f.Kind != KindStatus {
 		return 0, false

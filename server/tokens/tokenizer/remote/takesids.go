@@ -15,7 +15,7 @@ import (
 const supportAsking support = 3
 
 // probeIDs is how many ids the probe sends: more than any template makes of its one letter
-// would be a coincidence, so the count that comes back tells whose prompt was used.
+// would be a coincidence, so the count shows which prompt was used.
 const probeIDs = 3
 
 // TakesIDs reports whether the replica's chat route takes ids through kv_transfer_params. The
