@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/kit/cache"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/parity"
 )
 
 const (
@@ -154,7 +155,7 @@ func (l *learned) judge(e *entry, steps []step) (stable int, delta bool) {
 // observe learns from a prompt whose full ids came in one answer while k was known. It reports
 // whether k broke a rule that was relied on, and at which token.
 func (l *learned) observe(k *known, ids []uint32) (broke bool, position int) {
-	same := commonPrefix(k.entry.ids, ids)
+	same := parity.CommonPrefix(k.entry.ids, ids)
 	loss := len(k.entry.ids) - same
 	l.mu.Lock()
 	defer l.mu.Unlock()

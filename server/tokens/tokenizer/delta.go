@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/parity"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
 
@@ -71,7 +72,7 @@ func (p *Pool) delta(ctx context.Context, req Request, m *model, k *known) (*ent
 	both, old := a.IDs[0], k.entry.ids
 	shared := commonSuffix(front, old)
 	cut := len(front) - shared
-	if shared == 0 || commonPrefix(front, both) <= cut {
+	if shared == 0 || parity.CommonPrefix(front, both) <= cut {
 		return nil, errNoDelta
 	}
 	kept := len(old) - shared

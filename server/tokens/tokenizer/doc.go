@@ -7,6 +7,11 @@
 // *ClientFault with the engine's answer. Ids of a partial encoding are a prefix of the full
 // ones: no block is ever keyed by a guess. ApproximateHashes keys text when there are no ids.
 //
+// Where to read what: encode and encoding are the way of a prompt and its result, question and flight the calls to
+// replicas, key, entry and truncate the exact cache; conversation, structure, root, delta, complete and answer are
+// known beginnings and what is learned of a model's template; guard and handoff are about giving ids to engines.
+// Below it: remote asks replicas, convert makes chat requests of other formats, parity compares ids with the engines'.
+//
 // A Pool is safe for concurrent use; Run gives it its background work. Ids, hashes and media
 // of an Encoding are shared and read-only. Choosing a replica and forwarding bytes are left to
 // others: Handoff says whether ids may be given to an engine, package openai writes them.

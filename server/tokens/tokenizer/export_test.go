@@ -1,7 +1,5 @@
 package tokenizer
 
-import "time"
-
 // Broken counts the classes of turns that broke their rule.
 func (p *Pool) Broken() int {
 	n := 0
@@ -22,23 +20,8 @@ func (p *Pool) Broken() int {
 // Derived reports whether the ids were joined from a known beginning and a delta.
 func Derived(enc *Encoding) bool { return enc.entry != nil && enc.entry.derived }
 
-// Expire lets the time run out in which first blocks are expected.
-func (p *Pool) Expire(pool string) {
-	x := &p.model(pool).parity
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, list := range x.expects {
-		for _, e := range list {
-			e.until = time.Now().Add(-time.Second)
-		}
-	}
-}
+// Expire ends the time in which first blocks are expected.
+func (p *Pool) Expire(pool string) { p.model(pool).parity.Expire() }
 
-// ClearParity forgets what was seen of a model, after its cause was repaired.
-func (p *Pool) ClearParity(pool string) {
-	x := &p.model(pool).parity
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.status = ParityStatus{State: "unproven", Position: -1, Since: time.Now()}
-	x.run, x.misses, x.expects = 0, 0, nil
-}
+// ClearParity forgets what was seen of a model.
+func (p *Pool) ClearParity(pool string) { p.model(pool).parity.Clear() }

@@ -64,14 +64,14 @@ func (p *Pool) handoff(ctx context.Context, req Request, enc *Encoding, to *repl
 		return no("truncated")
 	case enc.entry != nil && enc.entry.derived:
 		return no("derived") // sure enough to route by, not to generate from
-	case m.parity.suspect():
+	case m.parity.IsSuspect():
 		return no("suspect")
 	}
 	chat := pr.API == prompt.APIChat && pr.Kind == prompt.KindChat && mode == HandoffAll
 	switch {
 	case !chat && (pr.API != prompt.APICompletions || pr.Kind != prompt.KindText):
 		return no("shape")
-	case !m.parity.proven():
+	case !m.parity.IsProven():
 		return no("unproven")
 	}
 	if name := shown(pr); name != "" {

@@ -7,13 +7,13 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/kvpilot/kvpilot/server/kit/cache"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/parity"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
 
@@ -98,7 +98,7 @@ func (p *Pool) CacheStats() cache.Stats { return p.cache.Stats() }
 type model struct {
 	name    string
 	set     ModelConfig
-	parity  parity
+	parity  *parity.Guard
 	learned learned
 	// generation counts how often all that is cached of the model was given up.
 	generation atomic.Uint64
@@ -111,8 +111,7 @@ func (p *Pool) model(name string) *model {
 	if m, ok := p.models.Load(name); ok {
 		return m.(*model)
 	}
-	fresh := &model{name: name, set: p.cfg.Models[name], ratio: 0.25}
-	fresh.parity.status = ParityStatus{State: "unproven", Position: -1, Since: time.Now()}
+	fresh := &model{name: name, set: p.cfg.Models[name], ratio: 0.25, parity: parity.New(name)}
 	m, known := p.models.LoadOrStore(name, fresh)
 	if !known {
 		p.metrics.known(name)

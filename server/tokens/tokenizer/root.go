@@ -7,6 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/kit/cache"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/parity"
 )
 
 // A root is what many conversations begin with: tools and a system message. Its ids are those
@@ -74,7 +75,7 @@ func (p *Pool) sprout(ctx context.Context, req Request, m *model, ks keys, full 
 			mark.children.Store(0)
 			return nil, "", err
 		}
-		if n := commonPrefix(e.ids, full.ids); n > margin {
+		if n := parity.CommonPrefix(e.ids, full.ids); n > margin {
 			root := &entry{ids: full.ids[:n:n], maxLen: full.maxLen, root: true}
 			p.cache.Put(key, root, root.bytes())
 		}

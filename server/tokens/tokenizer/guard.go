@@ -1,0 +1,110 @@
+package tokenizer
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"slices"
+
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/cache"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/parity"
+)
+
+// Observation is what an engine's answer said about a prompt that was encoded here.
+type Observation struct {
+	Pool     string
+	Encoding *Encoding
+	// PromptTokens and CachedTokens are the engine's usage; negative when it did not say.
+	PromptTokens int
+	CachedTokens int
+	// PredictedOverlap is the overlap, in tokens, that the chosen rank was believed to hold.
+	PredictedOverlap int
+	// HandedOff is set when the engine was given the ids: its count then proves nothing.
+	HandedOff bool
+}
+
+// ParityStatus is how well a model's tokenization here agrees with the engines.
+type ParityStatus = parity.Status
+
+// Observe compares what the engine counted with what was encoded.
+func (p *Pool) Observe(ctx context.Context, o Observation) {
+	enc := o.Encoding
+	if enc == nil || enc.Source == SourceNone || enc.Source == SourceBody {
+		return
+	}
+	m := p.model(o.Pool)
+	e := p.counted(m, enc)
+	isCounted := e != nil && o.PromptTokens > 0 && !o.HandedOff
+	if isCounted && e.derived && o.PromptTokens != len(e.ids) {
+		m.learned.disproved(e.steps)
+		p.metrics.broken.Add(ctx, 1)
+		p.log.Warn("the engine counted another number of prompt tokens than were joined: this kind of turn is tokenized in full",
+			slog.String("model", o.Pool), slog.Int("joined", len(e.ids)), slog.Int("counted", o.PromptTokens))
+		return
+	}
+	if o.CachedTokens >= 0 && o.PredictedOverlap >= 256 && o.CachedTokens < o.PredictedOverlap/4 {
+		m.parity.Overpredicted()
+	}
+	if isCounted {
+		p.reportMismatch(ctx, o.Pool, m.parity.Length(len(e.ids), o.PromptTokens))
+	}
+}
+
+// counted is the entry whose length can be compared with the engine's, for an early answer that which was completed
+// behind it; nil when there is none.
+func (p *Pool) counted(m *model, enc *Encoding) *entry {
+	switch {
+	case enc.Batch != nil || enc.prompt != nil && enc.prompt.Kind == prompt.KindBatch:
+		return nil
+	case enc.Partial && enc.whole == (cache.Key{}):
+		return nil
+	case enc.Partial:
+		return p.lookup(enc.whole, m)
+	}
+	return enc.entry
+}
+
+func (p *Pool) reportMismatch(ctx context.Context, pool string, found parity.Mismatch) {
+	if found.Detail == "" {
+		return
+	}
+	p.metrics.mismatch(pool)
+	if found.First {
+		p.model(pool).generation.Add(1) // what is cached may be what is wrong
+		p.log.Error("token ids computed here differ from the engine's: tokenization of this model is suspect",
+			slog.String("model", pool), slog.String("detail", found.Detail), slog.Int("position", found.Position))
+	}
+}
+
+// Routed notes that the encoded prompt went to a rank which was believed to hold overlap leading tokens of it. A
+// prompt with no overlap must show up among the rank's events. It must be called for ranks only whose feed is exact:
+// what others hold is not known.
+func (p *Pool) Routed(pool string, enc *Encoding, slot replica.Slot, adapter string, overlap int) {
+	if enc == nil || enc.Source == SourceNone || overlap > 0 || len(enc.IDs) < 16 || len(enc.Media) > 0 {
+		return
+	}
+	p.model(pool).parity.Expect(slot, enc.IDs, adapter)
+}
+
+// ObserveStored compares a rank's stored root blocks with the prompts expected there. It is
+// cheap when nothing is expected. pool names the model that the rank serves.
+func (p *Pool) ObserveStored(pool string, slot replica.Slot, ev *kvblock.Stored) {
+	if ev.HasParent || ev.BlockSize <= 0 || len(ev.Tokens) < ev.BlockSize || ev.Tier != kvblock.TierGPU || ev.Ambiguous {
+		return
+	}
+	p.reportMismatch(context.Background(), pool, p.model(pool).parity.Stored(slot, ev))
+}
+
+// Parity returns the guard's view of every model seen so far.
+func (p *Pool) Parity() []ParityStatus {
+	var list []ParityStatus
+	p.models.Range(func(_, v any) bool {
+		list = append(list, v.(*model).parity.Status())
+		return true
+	})
+	slices.SortFunc(list, func(a, b ParityStatus) int { return cmp.Compare(a.Model, b.Model) })
+	return list
+}
