@@ -1,10 +1,6 @@
 package openai
 
-import (
-	"bytes"
-
-	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
-)
+import "github.com/kvpilot/kvpilot/server/tokens/rawjson"
 
 // Chunk is what one event of a chat or completion stream says. Its slices are raw JSON and share
 // memory with the event; nil is null or absent.
@@ -68,34 +64,15 @@ func (r *chunkReader) into(dst *[]byte) (ok bool) {
 
 // list reads a list of ids, and where it is when it is not null.
 func (r *chunkReader) list(dst *[]byte, at *place) bool {
-	if from := r.s.Pos; r.s.Space() == '[' { // a prompt's list is long, and needs no look at each number
-		if n := bytes.IndexByte(r.s.Data[from:], ']'); n > 0 && onlyNumbers(r.s.Data[from+1:from+n]) {
-			r.s.Pos = from + n + 1
-			*dst, *at = r.s.Data[from:r.s.Pos], place{from, r.s.Pos}
-			return true
-		}
+	if from := r.s.Pos; r.s.SkipIDs() {
+		*dst, *at = r.s.Data[from:r.s.Pos], place{from, r.s.Pos}
+		return true
 	}
 	v, p, ok := r.raw()
 	if v != nil {
 		*dst, *at = v, p
 	}
 	return ok
-}
-
-// onlyNumbers reports whether the inside of a list holds whole numbers with one comma between.
-func onlyNumbers(b []byte) bool {
-	comma := true // a number must follow
-	for _, c := range b {
-		switch {
-		case c-'0' <= 9:
-			comma = false
-		case c != ',' || comma:
-			return false
-		default:
-			comma = true
-		}
-	}
-	return !comma || len(b) == 0
 }
 
 func (r *chunkReader) member(name []byte, start int) bool {

@@ -6,8 +6,9 @@ func (s *Scanner) Skip() bool {
 	open := 0
 	for {
 		c := s.Space()
-		switch c {
-		case '{', '[':
+		switch {
+		case c == '[' && s.depth+open < maxDepth && s.SkipIDs():
+		case c == '{' || c == '[':
 			if s.depth+open >= maxDepth {
 				return s.Fail(s.Pos, "nested too deep")
 			}
@@ -26,10 +27,8 @@ func (s *Scanner) Skip() bool {
 				return false
 			}
 			continue
-		default:
-			if !s.scalar(c) {
-				return false
-			}
+		case !s.scalar(c):
+			return false
 		}
 		more, ok := s.afterValue(&objects, &open)
 		if !ok {
@@ -37,6 +36,31 @@ func (s *Scanner) Skip() bool {
 		}
 		if !more {
 			return true
+		}
+	}
+}
+
+// SkipIDs skips a list of whole numbers in its compact form, as lists of token ids are written. It is false, with
+// nothing read, for any other value.
+func (s *Scanner) SkipIDs() bool {
+	d, i := s.Data, s.Pos
+	if i >= len(d) || d[i] != '[' {
+		return false
+	}
+	for {
+		i++
+		start := i
+		for i < len(d) && d[i]-'0' <= 9 {
+			i++
+		}
+		switch {
+		case i == start || i == len(d) || d[start] == '0' && i > start+1:
+			return false
+		case d[i] == ']':
+			s.Pos = i + 1
+			return true
+		case d[i] != ',':
+			return false
 		}
 	}
 }
