@@ -72,12 +72,8 @@ func New(c Config, p Params) (*Callers, error) {
 	if p.OnRead == nil {
 		p.OnRead = func(Source, error) {}
 	}
-	m, err := newMetrics(p.Meter)
-	if err != nil {
-		return nil, err
-	}
 	cs := &Callers{
-		log: p.Log, metrics: m, now: p.Now, onRead: p.OnRead, noFollow: p.NoFollow, everybody: caller.Everybody(), wake: make(chan struct{}, 1),
+		log: p.Log, metrics: newMetrics(p.Meter), now: p.Now, onRead: p.OnRead, noFollow: p.NoFollow, everybody: caller.Everybody(), wake: make(chan struct{}, 1),
 	}
 	return cs, cs.replace(c, false)
 }

@@ -5,27 +5,16 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 type metrics struct{ reads metric.Int64Counter }
 
-func newMetrics(provider metric.MeterProvider) (*metrics, error) {
-	if provider == nil {
-		provider = noop.NewMeterProvider()
-	}
-	meter := provider.Meter("github.com/kvpilot/kvpilot/server/edge/callers")
-	reads, err := meter.Int64Counter("kvpilot.callers.reads", metric.WithUnit("{read}"),
-		metric.WithDescription("Reads of a changed keys file or of the key set of tokens, by source and outcome. After a failure the previous one stays in force."))
-	if err != nil {
-		return nil, err
-	}
-	for _, source := range []Source{KeysFile, JWKS} {
-		for _, outcome := range []string{"ok", "failed"} {
-			reads.Add(context.Background(), 0, readLabels(source, outcome))
-		}
-	}
-	return &metrics{reads}, nil
+func newMetrics(provider metric.MeterProvider) *metrics {
+	return &metrics{instruments.New(provider, "server/edge/callers").CounterBy("kvpilot.callers.reads", "{read}",
+		"Reads of a changed keys file or of the key set of tokens, by source and outcome. After a failure the previous one stays in force.",
+		readLabels(KeysFile, "ok"), readLabels(KeysFile, "failed"), readLabels(JWKS, "ok"), readLabels(JWKS, "failed"))}
 }
 
 func (m *metrics) read(source Source, err error) {
@@ -37,5 +26,5 @@ func (m *metrics) read(source Source, err error) {
 }
 
 func readLabels(source Source, outcome string) metric.MeasurementOption {
-	return metric.WithAttributes(attribute.String("source", string(source)), attribute.String("outcome", outcome))
+	return instruments.Labels(attribute.String("source", string(source)), attribute.String("outcome", outcome))
 }

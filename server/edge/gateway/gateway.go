@@ -72,7 +72,7 @@ type Gateway struct {
 func New(c Config, p Params) (*Gateway, error) {
 	g := &Gateway{
 		authorize: p.Authorize, ready: p.Ready, cors: newCORS(c.AllowOrigins),
-		log: p.Log, propagator: p.Propagator, unary: p.Unary, stream: p.Stream, hop: newHop(p),
+		log: p.Log, propagator: p.Propagator, unary: p.Unary, stream: p.Stream, hop: newHop(p), metrics: newMetrics(p.Meter),
 	}
 	g.conf.Store(&c)
 	if g.budget = p.Budget; g.budget == nil {
@@ -90,9 +90,6 @@ func New(c Config, p Params) (*Gateway, error) {
 	g.tracer = p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/edge/gateway", trace.WithSchemaURL(span.SchemaURL))
 	var err error
 	if g.crossOrigin, err = newCrossOrigin(c.AllowOrigins); err != nil {
-		return nil, err
-	}
-	if g.metrics, err = newMetrics(p.Meter); err != nil {
 		return nil, err
 	}
 	all := services{}

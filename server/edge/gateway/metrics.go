@@ -2,15 +2,14 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 // metrics counts requests. Label sets are made once: there is one per method, route and status.
@@ -27,27 +26,15 @@ type labelKey struct {
 	status        int
 }
 
-func newMetrics(provider metric.MeterProvider) (*metrics, error) {
-	if provider == nil {
-		provider = noop.NewMeterProvider()
+func newMetrics(provider metric.MeterProvider) *metrics {
+	s := instruments.New(provider, "server/edge/gateway")
+	return &metrics{
+		duration: s.Histogram("http.server.request.duration", "s", "Time from a request's header to the last byte of its answer.",
+			0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
+		active: s.UpDownCounter("http.server.active_requests", "{request}", "REST requests being answered."),
+		broken: s.CounterBy("kvpilot.gateway.broken_streams", "{stream}", "Answers that failed after their first byte, by reason.",
+			instruments.Values("reason", apierror.Name(apierror.UpstreamStreamBroken), apierror.Name(apierror.UpstreamError), apierror.Name(apierror.Cancelled))...),
 	}
-	meter := provider.Meter("github.com/kvpilot/kvpilot/server/edge/gateway")
-	var m metrics
-	var errs [3]error
-	m.duration, errs[0] = meter.Float64Histogram("http.server.request.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time from a request's header to the last byte of its answer."),
-		metric.WithExplicitBucketBoundaries(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300))
-	m.active, errs[1] = meter.Int64UpDownCounter("http.server.active_requests", metric.WithUnit("{request}"),
-		metric.WithDescription("REST requests being answered."))
-	m.broken, errs[2] = meter.Int64Counter("kvpilot.gateway.broken_streams", metric.WithUnit("{stream}"),
-		metric.WithDescription("Answers that failed after their first byte, by reason."))
-	if err := errors.Join(errs[:]...); err != nil {
-		return nil, err
-	}
-	for _, reason := range []apierror.Reason{apierror.UpstreamStreamBroken, apierror.UpstreamError, apierror.Cancelled} {
-		m.broken.Add(context.Background(), 0, metric.WithAttributes(attribute.String("reason", apierror.Name(reason))))
-	}
-	return &m, nil
 }
 
 // begin counts a request in, end counts it out.
@@ -67,11 +54,11 @@ func (m *metrics) label(rq *request) metric.MeasurementOption {
 	if key.route != "" {
 		attrs = append(attrs, attribute.String("http.route", key.route))
 	}
-	set := metric.WithAttributeSet(attribute.NewSet(attrs...))
+	set := instruments.Labels(attrs...)
 	m.labels.Store(key, set)
 	return set
 }
 
 func (m *metrics) brokenStream(e *apierror.Error) {
-	m.broken.Add(context.Background(), 1, metric.WithAttributes(attribute.String("reason", apierror.Name(e.Reason))))
+	m.broken.Add(context.Background(), 1, instruments.Label("reason", apierror.Name(e.Reason)))
 }

@@ -10,7 +10,9 @@ import (
 
 	"buf.build/go/protovalidate"
 	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/genproto/googleapis/api/annotations"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
@@ -112,15 +114,11 @@ func New(c Config, p Params) (*API, error) {
 			return nil, err
 		}
 	}
-	m, err := newMetrics(p.Meter)
-	if err != nil {
-		return nil, err
-	}
 	methods, err := readMethods()
 	if err != nil {
 		return nil, err
 	}
-	a := &API{Params: p, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), everybody: caller.Everybody(), metrics: m, methods: methods}
+	a := &API{Params: p, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), everybody: caller.Everybody(), metrics: newMetrics(p.Meter), methods: methods}
 	a.conf.Store(&c)
 	a.life, a.Leave = context.WithCancel(context.Background())
 	if a.rules, err = protovalidate.New(protovalidate.WithMessageDescriptors(a.inputs()...)); err != nil {
@@ -161,6 +159,8 @@ func stopped(ctx context.Context) error {
 // methodInfo is what the interceptor needs to know of an RPC.
 type methodInfo struct {
 	input protoreflect.MessageDescriptor
+	// path is the one of its first REST route; empty when that is no POST.
+	path string
 	// raw requests are HttpBody: no rules apply, and the router logs the call.
 	raw bool
 	// prompt says that a message may be as large as prompts are.
@@ -187,7 +187,9 @@ func readMethods() (map[string]*methodInfo, error) {
 				if roles[name] == 0 {
 					return nil, fmt.Errorf("%s has no role in methodRoles and could not be called", name)
 				}
+				rule, _ := proto.GetExtension(rpc.Options(), annotations.E_Http).(*annotations.HttpRule)
 				list[name] = &methodInfo{
+					path:  rule.GetPost(),
 					roles: roles[name], input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody", prompt: carriesPrompt(rpc.Input()),
 				}
 			}

@@ -25,10 +25,17 @@ type inference struct {
 	api *API
 }
 
-type bodies = grpc.ServerStreamingServer[httpbody.HttpBody]
+type (
+	body   = httpbody.HttpBody
+	bodies = grpc.ServerStreamingServer[httpbody.HttpBody]
+)
 
-// serve answers a raw call. path is the route's own; a REST client may have used another one of it.
-func (s *inference) serve(in *httpbody.HttpBody, out bodies, path string) error {
+// serve answers a raw call. A gRPC caller's path is the first of its method in the contract; a REST client has its own.
+func (s *inference) serve(in *body, out bodies) error {
+	path := ""
+	if name, ok := grpc.MethodFromServerStream(out); ok {
+		path = s.api.methods[name].path
+	}
 	call, err := s.api.call(out.Context(), http.MethodPost, path)
 	if err != nil {
 		return err
@@ -47,89 +54,33 @@ func contentType(ctx context.Context, said string) string {
 	return said
 }
 
-func (s *inference) ChatCompletions(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/chat/completions")
-}
+// The routes whose body goes to one replica.
 
-func (s *inference) ChatCompletionsBatch(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/chat/completions/batch")
-}
-
-func (s *inference) Completions(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/completions")
-}
-
-func (s *inference) Responses(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/responses")
-}
-
-func (s *inference) Messages(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/messages")
-}
-
-func (s *inference) CountMessageTokens(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/messages/count_tokens")
-}
-
-func (s *inference) Generate(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/inference/v1/generate")
-}
-
-func (s *inference) Embeddings(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/embeddings")
-}
-
-func (s *inference) EmbedV2(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v2/embed")
-}
-
-func (s *inference) Rerank(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/rerank")
-}
-
-func (s *inference) Score(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/score")
-}
-
-func (s *inference) Classify(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/classify")
-}
-
-func (s *inference) Pooling(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/pooling")
-}
-
-func (s *inference) AudioTranscriptions(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/audio/transcriptions")
-}
-
-func (s *inference) AudioTranslations(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/audio/translations")
-}
-
-func (s *inference) RenderChatCompletions(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/chat/completions/render")
-}
-
-func (s *inference) RenderCompletions(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/completions/render")
-}
-
-func (s *inference) RenderMessages(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/messages/render")
-}
-
-func (s *inference) RenderResponses(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/responses/render")
-}
-
-func (s *inference) CohereChat(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/cohere/v2/chat")
-}
-
-func (s *inference) RenderCohereChat(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/cohere/v2/chat/render")
-}
+func (s *inference) ChatCompletions(in *body, out bodies) error         { return s.serve(in, out) }
+func (s *inference) ChatCompletionsBatch(in *body, out bodies) error    { return s.serve(in, out) }
+func (s *inference) Completions(in *body, out bodies) error             { return s.serve(in, out) }
+func (s *inference) Responses(in *body, out bodies) error               { return s.serve(in, out) }
+func (s *inference) Messages(in *body, out bodies) error                { return s.serve(in, out) }
+func (s *inference) CountMessageTokens(in *body, out bodies) error      { return s.serve(in, out) }
+func (s *inference) Generate(in *body, out bodies) error                { return s.serve(in, out) }
+func (s *inference) Embeddings(in *body, out bodies) error              { return s.serve(in, out) }
+func (s *inference) EmbedV2(in *body, out bodies) error                 { return s.serve(in, out) }
+func (s *inference) Rerank(in *body, out bodies) error                  { return s.serve(in, out) }
+func (s *inference) Score(in *body, out bodies) error                   { return s.serve(in, out) }
+func (s *inference) Classify(in *body, out bodies) error                { return s.serve(in, out) }
+func (s *inference) Pooling(in *body, out bodies) error                 { return s.serve(in, out) }
+func (s *inference) AudioTranscriptions(in *body, out bodies) error     { return s.serve(in, out) }
+func (s *inference) AudioTranslations(in *body, out bodies) error       { return s.serve(in, out) }
+func (s *inference) RenderChatCompletions(in *body, out bodies) error   { return s.serve(in, out) }
+func (s *inference) RenderCompletions(in *body, out bodies) error       { return s.serve(in, out) }
+func (s *inference) RenderMessages(in *body, out bodies) error          { return s.serve(in, out) }
+func (s *inference) RenderResponses(in *body, out bodies) error         { return s.serve(in, out) }
+func (s *inference) CohereChat(in *body, out bodies) error              { return s.serve(in, out) }
+func (s *inference) RenderCohereChat(in *body, out bodies) error        { return s.serve(in, out) }
+func (s *inference) DerenderChatCompletions(in *body, out bodies) error { return s.serve(in, out) }
+func (s *inference) DerenderCompletions(in *body, out bodies) error     { return s.serve(in, out) }
+func (s *inference) TokenizeBody(in *body, out bodies) error            { return s.serve(in, out) }
+func (s *inference) DetokenizeBody(in *body, out bodies) error          { return s.serve(in, out) }
 
 func (s *inference) LoadAdapter(in *httpbody.HttpBody, out bodies) error {
 	err := s.adapter(in, out, "/v1/load_lora_adapter")
@@ -169,22 +120,6 @@ func (s *inference) Realtime(in *kvpilotv1.RealtimeRequest, out bodies) error {
 		return err
 	}
 	return s.api.Router.Realtime(out.Context(), call, in.GetModel(), e.Upgrade)
-}
-
-func (s *inference) DerenderChatCompletions(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/chat/completions/derender")
-}
-
-func (s *inference) DerenderCompletions(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/v1/completions/derender")
-}
-
-func (s *inference) TokenizeBody(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/tokenize")
-}
-
-func (s *inference) DetokenizeBody(in *httpbody.HttpBody, out bodies) error {
-	return s.serve(in, out, "/detokenize")
 }
 
 func (s *inference) RetrieveResponse(in *kvpilotv1.RetrieveResponseRequest, out bodies) error {

@@ -71,11 +71,7 @@ func NewDoor(l Limits, p Params) (*Door, error) {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
-	m, err := newMetrics(p.Meter, p.Budget)
-	if err != nil {
-		return nil, err
-	}
-	d := &Door{Params: p, limits: l, budget: p.Budget, metrics: m}
+	d := &Door{Params: p, limits: l, budget: p.Budget, metrics: newMetrics(p.Meter, p.Budget)}
 	d.SetTimes(l.Receive, l.Stall)
 	d.frames = &frames{budget: p.Budget, over: d.shed}
 	d.calls.next, d.calls.prev = &d.calls, &d.calls

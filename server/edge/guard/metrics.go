@@ -2,11 +2,10 @@ package guard
 
 import (
 	"context"
-	"errors"
 
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 // ending is why a door ended or refused a call.
@@ -37,29 +36,16 @@ type metrics struct {
 	reasons [endings]metric.MeasurementOption
 }
 
-func newMetrics(provider metric.MeterProvider, b *Budget) (*metrics, error) {
-	if provider == nil {
-		provider = noop.NewMeterProvider()
-	}
-	meter := provider.Meter("github.com/kvpilot/kvpilot/server/edge/guard")
-	var m metrics
-	var errs [2]error
-	m.ended, errs[0] = meter.Int64Counter("kvpilot.guard.ended_calls", metric.WithUnit("{call}"),
-		metric.WithDescription("gRPC calls that were rejected or ended to keep memory and streams within their bounds, by reason."))
-	_, errs[1] = meter.Int64ObservableGauge("kvpilot.guard.body_bytes", metric.WithUnit("By"),
-		metric.WithDescription("Bytes of request bodies in memory, REST and gRPC together."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(b.Held())
-			return nil
-		}))
-	if err := errors.Join(errs[:]...); err != nil {
-		return nil, err
-	}
+func newMetrics(provider metric.MeterProvider, b *Budget) *metrics {
+	s := instruments.New(provider, "server/edge/guard")
+	m := &metrics{}
 	for e := range endings {
-		m.reasons[e] = metric.WithAttributeSet(attribute.NewSet(attribute.String("reason", e.String())))
-		m.ended.Add(context.Background(), 0, m.reasons[e])
+		m.reasons[e] = instruments.Label("reason", e.String())
 	}
-	return &m, nil
+	m.ended = s.CounterBy("kvpilot.guard.ended_calls", "{call}", "gRPC calls that were rejected or ended to keep memory and streams within their bounds, by reason.", m.reasons[:]...)
+	held := s.ObservedGauge("kvpilot.guard.body_bytes", "By", "Bytes of request bodies in memory, REST and gRPC together.")
+	s.Observe(func(o metric.Observer) { o.ObserveInt64(held, b.Held()) })
+	return m
 }
 
 func (m *metrics) count(e ending) { m.ended.Add(context.Background(), 1, m.reasons[e]) }

@@ -46,6 +46,11 @@ func (s *Set) CounterBy(name, unit, help string, series ...metric.MeasurementOpt
 	return c
 }
 
+// UpDownCounter makes a counter that also goes down.
+func (s *Set) UpDownCounter(name, unit, help string) metric.Int64UpDownCounter {
+	return must(s.meter.Int64UpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(help)))
+}
+
 // Histogram makes a histogram with these bucket boundaries.
 func (s *Set) Histogram(name, unit, help string, bounds ...float64) metric.Float64Histogram {
 	return must(s.meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(bounds...)))
