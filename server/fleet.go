@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
@@ -21,13 +22,13 @@ func (p *parts) rankAdded(slot replica.Slot, r *replica.Replica, rank int) {
 	p.book.AddRank(slot)
 	p.chooser.AddRank(slot, r, rank)
 	info := kvindex.RankInfo{Rank: replica.Rank{Replica: r.ID, Index: rank}, BlockSize: r.BlockSize, Capacity: r.Blocks}
-	if err := p.index.AddRank(slot, info); err != nil {
+	if err := p.kvindex.AddRank(slot, info); err != nil {
 		p.log.Error("a rank is not indexed", "replica", string(r.ID), "rank", rank, "error", err)
 	}
 	if rank < len(r.Events) && r.Events[rank].Endpoint != "" {
 		p.events.Add(slot, r.Events[rank], rankName(r, rank))
 	} else {
-		p.index.SetState(slot, kvblock.FeedNone)
+		p.kvindex.SetState(slot, kvblock.FeedNone)
 	}
 	p.stats.Add(slot, r, rank)
 }
@@ -55,7 +56,7 @@ func (p *parts) rankOf(slot replica.Slot) (replica.Rank, bool) {
 func (p *parts) rankRemoved(slot replica.Slot) {
 	p.stats.Remove(slot)
 	p.events.Remove(slot)
-	p.index.RemoveRank(slot)
+	p.kvindex.RemoveRank(slot)
 	p.chooser.RemoveRank(slot)
 	if lost := p.book.RemoveRank(slot); lost > 0 {
 		p.log.Warn("requests were in flight on a rank that is gone", "slot", slot, "requests", lost)
@@ -68,7 +69,7 @@ func (p *parts) restarted(r *replica.Replica, began time.Time) {
 	for rank, slot := range r.Slots {
 		p.book.Forget(slot, began)
 		if rank >= len(r.Events) || r.Events[rank].Endpoint == "" {
-			p.index.Reset(slot)
+			p.kvindex.Reset(slot)
 		}
 		p.events.Restarted(slot, began)
 	}
@@ -77,7 +78,7 @@ func (p *parts) restarted(r *replica.Replica, began time.Time) {
 // began takes an engine's word on when its process began.
 func (p *parts) began(id replica.ID, at time.Time) {
 	p.registry.NoteStart(id, at)
-	p.index.Began(id, at)
+	p.kvindex.Began(id, at)
 }
 
 // changed follows each new view of the fleet.
@@ -88,7 +89,7 @@ func (p *parts) changed(s *registry.Snapshot) {
 			p.stats.Ask(r.Slots[0]) // it may have been down, and looked at rarely
 		}
 		for rank, slot := range r.Slots {
-			p.index.UpdateRank(slot, kvindex.RankInfo{Rank: replica.Rank{Replica: r.ID, Index: rank}, BlockSize: r.BlockSize, Capacity: r.Blocks})
+			p.kvindex.UpdateRank(slot, kvindex.RankInfo{Rank: replica.Rank{Replica: r.ID, Index: rank}, BlockSize: r.BlockSize, Capacity: r.Blocks})
 		}
 	}
 	p.breaker.Retain(func(id replica.ID) bool { _, known := s.Replica(id); return known })
@@ -134,10 +135,13 @@ func (p *parts) background() []component {
 
 // sink takes the events of all ranks into the index, and lets the tokenizer's parity guard see
 // the blocks that engines store.
-type sink struct{ p *parts }
+type sink struct {
+	*kvindex.Index
+	p *parts
+}
 
 func (s sink) Store(slot replica.Slot, ev *kvblock.Stored) {
-	s.p.kvindex.Store(slot, ev)
+	s.Index.Store(slot, ev)
 	s.p.chooser.Heard(slot) // blocks are stored by steps
 	if ev.HasParent || ev.BlockSize <= 0 {
 		return // only the beginnings of prompts are compared
@@ -147,16 +151,8 @@ func (s sink) Store(slot replica.Slot, ev *kvblock.Stored) {
 	}
 }
 
-func (s sink) Remove(slot replica.Slot, ev *kvblock.Removed) { s.p.kvindex.Remove(slot, ev) }
-
-func (s sink) Clear(slot replica.Slot, tier kvblock.Tier, all bool) {
-	s.p.kvindex.Clear(slot, tier, all)
-}
-
-func (s sink) Reset(slot replica.Slot) { s.p.kvindex.Reset(slot) }
-
 func (s sink) SetState(slot replica.Slot, state kvblock.FeedState) {
-	s.p.kvindex.SetState(slot, state)
+	s.Index.SetState(slot, state)
 	if state != kvblock.FeedExact {
 		return
 	}
@@ -198,4 +194,15 @@ func (p *parts) report(slot replica.Slot) (chooser.Report, bool) {
 		r.Uncached = s.QueryTokens - s.HitTokens
 	}
 	return r, true
+}
+
+// textBeliefFor is how long a rank is believed to hold a prompt that is known by its text only,
+// while no tokenizer answers: long enough for the next turn of a conversation.
+const textBeliefFor = 10 * time.Minute
+
+// believeText notes where a prompt went whose keys were made of its text.
+func (p *parts) believeText(slot replica.Slot, hashes []blockhash.Hash) {
+	if p.kvindex.State(slot) != kvblock.FeedNone {
+		p.kvindex.Predict(slot, hashes, time.Now().Add(textBeliefFor))
+	}
 }

@@ -14,9 +14,9 @@ import (
 // messageFrame is what a gRPC message may have beside the largest body.
 const messageFrame = 64 << 10
 
-// newDoor bounds what callers of the gRPC door may hold.
-func newDoor(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, budget *guard.Budget) (*guard.Door, error) {
-	return guard.NewDoor(guard.Limits{
+// newGuard bounds what gRPC callers may hold.
+func newGuard(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, budget *guard.Budget) *guard.Guard {
+	return guard.New(guard.Limits{
 		Message: int(c.Gateway.MaxBodyBytes) + messageFrame,
 		Streams: uint32(c.Listen.MaxStreams), HeaderBytes: uint32(c.Listen.MaxHeaderBytes), //nolint:gosec // Validate bounds them
 		Handshake: c.Listen.ReadHeaderTimeout, Idle: c.Listen.IdleTimeout,
@@ -27,13 +27,13 @@ func newDoor(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API
 	})
 }
 
-// guardAdmin keeps pages of other origins from changing anything through the admin door, and ends
+// guardAdmin keeps pages of other origins from changing anything through the admin listener, and ends
 // answers that nobody reads.
 func guardAdmin(stall func() time.Duration, next http.Handler) http.Handler {
 	return guard.Impatient(stall, http.NewCrossOriginProtection().Handler(next))
 }
 
-// guardListener does what depends on where a door is open: on the loopback requests must be for
+// guardListener does what depends on where a listener is open: on the loopback requests must be for
 // this machine; elsewhere anybody may call unless there are keys, which is worth a warning.
 func (s *Server) guardListener(setting string, at net.Addr) {
 	if guard.Loopback(at) {
@@ -50,10 +50,10 @@ func (s *Server) guardListener(setting string, at net.Addr) {
 	}
 }
 
-// Connections of a door when the operator names no bound: a quarter of the files that the process
-// may open for each door, so that as many are left for replicas.
+// Connections of a listener when the operator names no bound: a quarter of the files that the process
+// may open for each one, so that as many are left for replicas.
 const (
-	doorShare          = 4
+	listenerShare      = 4
 	fewestConnections  = 64
 	mostConnections    = 64 << 10
 	unknownConnections = 4096
@@ -67,5 +67,5 @@ func maxConnections(l config.Listen) int {
 	if !ok {
 		return unknownConnections
 	}
-	return int(min(max(files/doorShare, fewestConnections), mostConnections)) //nolint:gosec // between the two
+	return int(min(max(files/listenerShare, fewestConnections), mostConnections)) //nolint:gosec // between the two
 }

@@ -18,16 +18,16 @@ type component struct {
 	run  func(ctx context.Context) error
 }
 
-// crew runs components and reports the first one that ends before it was told to.
-type crew struct {
+// group runs components and reports the first one that ends before its context does.
+type group struct {
 	wg     sync.WaitGroup
 	failed chan error
 }
 
-func newCrew(size int) *crew { return &crew{failed: make(chan error, size)} }
+func newGroup(size int) *group { return &group{failed: make(chan error, size)} }
 
 // start runs each component on a goroutine of its own until ctx ends.
-func (c *crew) start(ctx context.Context, parts ...component) {
+func (c *group) start(ctx context.Context, parts ...component) {
 	for _, p := range parts {
 		c.wg.Go(func() {
 			err := p.run(ctx)
@@ -43,19 +43,19 @@ func (c *crew) start(ctx context.Context, parts ...component) {
 }
 
 // wait returns when every component has ended.
-func (c *crew) wait() { c.wg.Wait() }
+func (c *group) wait() { c.wg.Wait() }
 
-// door is a listening surface: serve blocks until the door is shut, shut lets what is under way
-// finish until ctx ends and then cuts it off.
-type door struct {
+// endpoint is a server on its listener: serve blocks until it is stopped. stop lets requests finish until ctx ends and then
+// closes their connections.
+type endpoint struct {
 	name  string
 	serve func() error
-	shut  func(ctx context.Context) error
+	stop  func(ctx context.Context) error
 }
 
-// httpDoor serves HTTP on l. upgraded ends the connections that have become something else; nil when there are none.
-func httpDoor(name string, l net.Listener, s *http.Server, upgraded func(context.Context) error) door {
-	return door{
+// httpEndpoint serves HTTP on l. upgraded ends the connections that have become something else; nil when there are none.
+func httpEndpoint(name string, l net.Listener, s *http.Server, upgraded func(context.Context) error) endpoint {
+	return endpoint{
 		name: name,
 		serve: func() error {
 			if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -63,7 +63,7 @@ func httpDoor(name string, l net.Listener, s *http.Server, upgraded func(context
 			}
 			return nil
 		},
-		shut: func(ctx context.Context) error {
+		stop: func(ctx context.Context) error {
 			others := make(chan error, 1)
 			go func() {
 				if upgraded == nil {
@@ -83,12 +83,12 @@ func httpDoor(name string, l net.Listener, s *http.Server, upgraded func(context
 	}
 }
 
-// grpcDoor serves gRPC on l.
-func grpcDoor(name string, l net.Listener, s *grpc.Server) door {
-	return door{
+// grpcEndpoint serves gRPC on l.
+func grpcEndpoint(name string, l net.Listener, s *grpc.Server) endpoint {
+	return endpoint{
 		name:  name,
 		serve: func() error { return s.Serve(l) },
-		shut: func(ctx context.Context) error {
+		stop: func(ctx context.Context) error {
 			done := make(chan struct{})
 			go func() {
 				s.GracefulStop()
@@ -106,12 +106,12 @@ func grpcDoor(name string, l net.Listener, s *grpc.Server) door {
 	}
 }
 
-// shutAll shuts the doors side by side.
-func shutAll(ctx context.Context, doors []door) error {
-	errs := make([]error, len(doors))
+// stopAll stops the endpoints concurrently.
+func stopAll(ctx context.Context, endpoints []endpoint) error {
+	errs := make([]error, len(endpoints))
 	var wg sync.WaitGroup
-	for i, d := range doors {
-		wg.Go(func() { errs[i] = d.shut(ctx) })
+	for i, d := range endpoints {
+		wg.Go(func() { errs[i] = d.stop(ctx) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)

@@ -41,7 +41,6 @@ type parts struct {
 	log       *slog.Logger
 	registry  *registry.Registry
 	kvindex   *kvindex.Index
-	index     *index
 	events    *kvevents.Plane
 	stats     *enginestats.Poller
 	book      *load.Book
@@ -79,8 +78,7 @@ func (p *parts) part(name string) *slog.Logger { return p.log.With("part", name)
 
 func (p *parts) buildIndex(c config.Config, t *telemetry.Telemetry) {
 	p.kvindex = kvindex.New(c.KVIndex, kvindex.Params{Log: p.part("kvindex"), Meter: t.Meters()})
-	p.index = newIndex(p.kvindex)
-	p.events = kvevents.New(c.KVEvents, kvevents.Params{Sink: sink{p}, Log: p.part("kvevents"), Meter: t.Meters()})
+	p.events = kvevents.New(c.KVEvents, kvevents.Params{Sink: sink{p.kvindex, p}, Log: p.part("kvevents"), Meter: t.Meters()})
 }
 
 func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) {
@@ -135,7 +133,7 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: pins.New(c.Upstream.Pins, nil),
 		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),
-		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.index.believeText,
+		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.believeText,
 		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),
 	})
 	return err

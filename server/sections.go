@@ -33,7 +33,7 @@ func (s *Server) sections() []section {
 		updates("tokenizer", func(c config.Config) error { return p.tokens.Update(c.Tokenizer) }, "tokenizer"),
 		updates("enginestats", func(c config.Config) error { return p.stats.Update(c.EngineStats) }, "enginestats"),
 		updates("gateway", func(c config.Config) error {
-			at.door.SetTimes(c.Gateway.BodyTimeout, c.Gateway.StallTimeout)
+			at.guard.SetTimes(c.Gateway.BodyTimeout, c.Gateway.StallTimeout)
 			return at.gateway.Update(c.Gateway)
 		}, "gateway"),
 		updates("telemetry", func(c config.Config) error { return s.telemetry.Update(c.Telemetry) }, "telemetry"),
@@ -52,7 +52,7 @@ func updates(name string, update func(config.Config) error, below ...string) sec
 	}}
 }
 
-// errKeysOff keeps a file that lost its keys from opening the doors to everybody.
+// errKeysOff keeps a file that lost its keys from letting every client in.
 var errKeysOff = errors.New("api.keys: the new settings have no API key and would admit every caller; only a restart turns keys off")
 
 // callersSection applies who may call. Going back reads the keys file and the key set as they are by then.

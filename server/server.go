@@ -42,11 +42,11 @@ type Params struct {
 	Text []byte
 	// Hangup asks for a reload.
 	Hangup <-chan os.Signal
-	// OnServing is told the addresses once every door is open.
+	// OnServing is called with the addresses once every listener is open.
 	OnServing func(Addresses)
 }
 
-// Addresses are where the doors are open; empty for those that are not.
+// Addresses are those of the listeners; empty for one that is not open.
 type Addresses struct {
 	HTTP, GRPC, Admin string
 }
@@ -108,7 +108,7 @@ func (s *Server) ready() error {
 
 // Run serves until ctx ends, drains, and returns nil; or it returns the first error of any part.
 func (s *Server) Run(ctx context.Context) error {
-	doors, addresses, err := s.open(ctx)
+	endpoints, addresses, err := s.open(ctx)
 	if err != nil {
 		return err
 	}
@@ -119,16 +119,16 @@ func (s *Server) Run(ctx context.Context) error {
 	background := append(s.parts.background(), component{"health", func(ctx context.Context) error {
 		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
 	}})
-	background = append(background, component{"gateway", s.surfaces.gateway.Run}, component{"guard", s.surfaces.door.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
+	background = append(background, component{"gateway", s.surfaces.gateway.Run}, component{"guard", s.surfaces.guard.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
 	if s.params.Source != nil {
 		background = append(background, component{"settings", s.followSettings})
 	}
-	crew := newCrew(len(background) + len(doors))
-	crew.start(working, background...)
+	running := newGroup(len(background) + len(endpoints))
+	running.start(working, background...)
 	serving, shut := context.WithCancel(working)
 	defer shut()
-	for _, d := range doors {
-		crew.start(serving, component{d.name, func(context.Context) error { return d.serve() }})
+	for _, d := range endpoints {
+		running.start(serving, component{d.name, func(context.Context) error { return d.serve() }})
 	}
 	s.parts.log.Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "version", s.params.Version)
 	if s.params.OnServing != nil {
@@ -138,28 +138,28 @@ func (s *Server) Run(ctx context.Context) error {
 	var failure error
 	select {
 	case <-ctx.Done():
-	case failure = <-crew.failed:
+	case failure = <-running.failed:
 		s.parts.log.Error("a part failed, shutting down", "error", failure)
 	}
-	shut() // from here on, doors that end have ended as they should
-	return errors.Join(failure, s.leave(doors, stop, crew))
+	shut() // from here on, an endpoint that ends does so on purpose
+	return errors.Join(failure, s.leave(endpoints, stop, running))
 }
 
 // leave is the order of shutdown: not ready, stop accepting, drain, stop background work, flush.
-func (s *Server) leave(doors []door, stop context.CancelFunc, crew *crew) error {
+func (s *Server) leave(endpoints []endpoint, stop context.CancelFunc, running *group) error {
 	began := time.Now()
 	s.leaving.Store(true)
 	s.settings.Close()
 	listen := s.settings.Config().Listen
 	s.surfaces.leave()
-	pause(listen.DrainDelay, crew.failed)
+	pause(listen.DrainDelay, running.failed)
 	drain, cancel := context.WithTimeout(context.Background(), listen.DrainTimeout)
 	defer cancel()
-	if err := shutAll(drain, doors); err != nil {
+	if err := stopAll(drain, endpoints); err != nil {
 		s.parts.log.Warn("the drain deadline passed with work unfinished", "error", err)
 	}
 	stop()
-	crew.wait()
+	running.wait()
 	flush, cancelFlush := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancelFlush()
 	if err := s.telemetry.Close(flush); err != nil {
@@ -169,11 +169,11 @@ func (s *Server) leave(doors []door, stop context.CancelFunc, crew *crew) error 
 	return nil
 }
 
-// open opens the doors that the configuration names.
-func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
+// open opens the listeners that the configuration names.
+func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 	l := s.params.Listeners
 	var at Addresses
-	var doors []door
+	var endpoints []endpoint
 	secure, err := serverTLS(s.config.Listen)
 	if err != nil {
 		return nil, at, err
@@ -188,11 +188,11 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 		address string
 		secure  *tls.Config
 		at      *string
-		open    func(net.Listener) door
+		open    func(net.Listener) endpoint
 	}{
-		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) door { return httpDoor("http", l, s.surfaces.http, s.surfaces.upgraded) }},
-		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) door { return grpcDoor("grpc", l, s.surfaces.grpc) }},
-		{"listen.admin", l.Admin, s.config.Listen.Admin, adminSecure, &at.Admin, func(l net.Listener) door { return httpDoor("admin", l, s.surfaces.admin, nil) }},
+		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) endpoint { return httpEndpoint("http", l, s.surfaces.http, s.surfaces.upgraded) }},
+		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) endpoint { return grpcEndpoint("grpc", l, s.surfaces.grpc) }},
+		{"listen.admin", l.Admin, s.config.Listen.Admin, adminSecure, &at.Admin, func(l net.Listener) endpoint { return httpEndpoint("admin", l, s.surfaces.admin, nil) }},
 	} {
 		listener := d.given
 		if listener == nil {
@@ -200,8 +200,8 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 				continue
 			}
 			if listener, err = new(net.ListenConfig).Listen(ctx, "tcp", d.address); err != nil {
-				for _, open := range doors {
-					err = errors.Join(err, open.shut(ctx))
+				for _, open := range endpoints {
+					err = errors.Join(err, open.stop(ctx))
 				}
 				return nil, at, fmt.Errorf("%s: %w", d.setting, err)
 			}
@@ -212,12 +212,12 @@ func (s *Server) open(ctx context.Context) ([]door, Addresses, error) {
 		if d.secure != nil {
 			listener = tls.NewListener(listener, d.secure)
 		}
-		doors = append(doors, d.open(listener))
+		endpoints = append(endpoints, d.open(listener))
 	}
-	return doors, at, nil
+	return endpoints, at, nil
 }
 
-// quick gives a door's connections writes that keep the processor, unless the operator turned that off.
+// quick gives a listener's connections writes that keep the processor, unless the operator turned that off.
 func quick(c config.Listen, l net.Listener) net.Listener {
 	if !c.RawSockets {
 		return l

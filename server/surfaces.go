@@ -24,13 +24,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
-// surfaces are the doors' servers: one implementation of the services behind REST and gRPC.
+// surfaces are the servers of the listeners: one implementation of the services behind REST and gRPC.
 type surfaces struct {
 	http   *http.Server
 	grpc   *grpc.Server
 	admin  *http.Server
 	health *health.Server
-	door   *guard.Door
+	guard  *guard.Guard
 	budget *guard.Budget
 	// wrongHost answers requests for other hosts.
 	wrongHost http.Handler
@@ -103,11 +103,8 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 
 // openGRPC makes the gRPC surface, with health and reflection.
 func (s *surfaces) openGRPC(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API) error {
-	var err error
-	if s.door, err = newDoor(c, t, p, api, s.budget); err != nil {
-		return err
-	}
-	options := append(s.door.Options(),
+	s.guard = newGuard(c, t, p, api, s.budget)
+	options := append(s.guard.Options(),
 		grpc.ChainUnaryInterceptor(api.Unary), grpc.ChainStreamInterceptor(api.Stream),
 		grpc.StatsHandler(otelgrpc.NewServerHandler(
 			otelgrpc.WithTracerProvider(t.Tracers()), otelgrpc.WithMeterProvider(t.Meters()), otelgrpc.WithPropagators(t.Propagator()),
@@ -118,7 +115,7 @@ func (s *surfaces) openGRPC(c config.Config, t *telemetry.Telemetry, p *parts, a
 		return err
 	}
 	s.grpc = grpc.NewServer(append(options, secure...)...)
-	api.Register(s.door.Registrar(s.grpc))
+	api.Register(s.guard.Registrar(s.grpc))
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	return nil

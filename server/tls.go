@@ -28,26 +28,26 @@ type certificate struct {
 	looked  time.Time        // guarded by mu
 }
 
-// serverTLS is the TLS of the HTTP and gRPC doors; nil when they speak plain text.
+// serverTLS is the TLS of the HTTP and gRPC listeners; nil when they speak plain text.
 func serverTLS(l config.Listen) (*tls.Config, error) {
 	if l.TLSCert == "" {
 		return nil, nil
 	}
-	return doorTLS("listen.tls_cert", l.TLSCert, l.TLSKey, l.ClientCA, l.ClientAuth)
+	return listenerTLS("listen.tls_cert", l.TLSCert, l.TLSKey, l.ClientCA, l.ClientAuth)
 }
 
-// adminTLS is the TLS of the admin door; nil when it speaks plain text.
+// adminTLS is the TLS of the admin listener; nil when it speaks plain text.
 func adminTLS(l config.Listen) (*tls.Config, error) {
 	switch {
 	case !l.AdminTLS:
 		return nil, nil
 	case l.AdminTLSCert != "":
-		return doorTLS("listen.admin_tls_cert", l.AdminTLSCert, l.AdminTLSKey, l.ClientCA, l.AdminClientAuth)
+		return listenerTLS("listen.admin_tls_cert", l.AdminTLSCert, l.AdminTLSKey, l.ClientCA, l.AdminClientAuth)
 	}
-	return doorTLS("listen.tls_cert", l.TLSCert, l.TLSKey, l.ClientCA, l.AdminClientAuth)
+	return listenerTLS("listen.tls_cert", l.TLSCert, l.TLSKey, l.ClientCA, l.AdminClientAuth)
 }
 
-func doorTLS(setting, certFile, keyFile, ca, auth string) (*tls.Config, error) {
+func listenerTLS(setting, certFile, keyFile, ca, auth string) (*tls.Config, error) {
 	c := &certificate{certFile: certFile, keyFile: keyFile}
 	if _, err := c.get(nil); err != nil {
 		return nil, fmt.Errorf("%s: %w", setting, err)
@@ -135,7 +135,7 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return c.pair, nil
 }
 
-// grpcCredentials makes the gRPC door speak TLS when the configuration names a certificate.
+// grpcCredentials makes the gRPC listener speak TLS when the configuration names a certificate.
 func grpcCredentials(l config.Listen) ([]grpc.ServerOption, error) {
 	secure, err := serverTLS(l)
 	if secure == nil || err != nil {

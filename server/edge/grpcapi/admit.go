@@ -29,6 +29,14 @@ func (a *API) CarriesPrompt(method string) bool {
 // origin is where a call came from, for the audit log.
 type origin struct{ address, requestID string }
 
+func originOf(ctx context.Context) origin {
+	if e := httpcall.From(ctx); e != nil {
+		return origin{e.Client, e.RequestID}
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	return origin{clientOf(ctx), single(md, "x-request-id")}
+}
+
 // Admit identifies the sender of a gRPC call before anything of its message is read.
 func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller.Caller, error) {
 	m := a.methods[method]
@@ -43,7 +51,14 @@ func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller
 		}
 		from.address = hostOf(p.Addr.String())
 	}
-	return a.admitted(by, method, m, from)
+	who, err := a.Callers.Identify(by)
+	if err != nil {
+		return nil, a.unknown(err, method, from)
+	}
+	if err := a.permit(who, method, m, from); err != nil {
+		return nil, err
+	}
+	return who, nil
 }
 
 // Authorize identifies the sender of a REST request before its body is read. rpc is the method that the route stands for;
@@ -83,18 +98,6 @@ func (a *API) AllowAdmin(r *http.Request, roles caller.Roles) error {
 	return nil
 }
 
-// admitted identifies the sender of a call without waiting, and looks at its roles.
-func (a *API) admitted(by callers.Credentials, method string, m *methodInfo, from origin) (*caller.Caller, error) {
-	who, err := a.Callers.Identify(by)
-	if err != nil {
-		return nil, a.unknown(err, method, from)
-	}
-	if err := a.permit(who, method, m, from); err != nil {
-		return nil, err
-	}
-	return who, nil
-}
-
 // unknown counts and records a refusal of credentials, and returns it.
 func (a *API) unknown(err error, method string, from origin) error {
 	if err == nil {
@@ -127,14 +130,10 @@ func (a *API) permit(who *caller.Caller, method string, m *methodInfo, from orig
 
 // record writes what a call did to the fleet, or what it read, into the audit log.
 func (a *API) record(ctx context.Context, kind audit.Kind, method, target string, err error) {
-	e := audit.Event{Kind: kind, Outcome: audit.OK, Address: clientOf(ctx), Target: target, Method: method}
+	from := originOf(ctx)
+	e := audit.Event{Kind: kind, Outcome: audit.OK, Address: from.address, RequestID: from.requestID, Target: target, Method: method}
 	if err != nil {
 		e.Outcome = apierror.Name(apierror.From(err).Reason)
-	}
-	if x := httpcall.From(ctx); x != nil {
-		e.RequestID = x.RequestID
-	} else if md, ok := metadata.FromIncomingContext(ctx); ok {
-		e.RequestID = single(md, "x-request-id")
 	}
 	a.Audit.Write(e.From(a.caller(ctx)))
 }

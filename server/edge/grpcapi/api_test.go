@@ -33,6 +33,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
@@ -144,8 +145,11 @@ func newRig(t testing.TB, c grpcapi.Config) *rig {
 	})
 	must(err)
 	r.api = api
-	server := grpc.NewServer(grpc.UnaryInterceptor(api.Unary), grpc.StreamInterceptor(api.Stream))
-	api.Register(server)
+	protect := guard.New(guard.Limits{Message: 4 << 20, Streams: 1000, HeaderBytes: 1 << 20, Handshake: time.Minute, Idle: time.Minute}, guard.Params{
+		Budget: guard.NewBudget(1 << 30), Known: api.Known, Prompts: api.CarriesPrompt, Admit: api.Admit,
+	})
+	server := grpc.NewServer(append(protect.Options(), grpc.UnaryInterceptor(api.Unary), grpc.StreamInterceptor(api.Stream))...)
+	api.Register(protect.Registrar(server))
 	lis := bufconn.Listen(1 << 20)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(lis) }()

@@ -16,7 +16,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
-	"github.com/kvpilot/kvpilot/server/edge/callers"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
@@ -24,17 +23,13 @@ import (
 // errPanic is the hidden cause of a call that ended in a bug.
 var errPanic = errors.New("panic")
 
-type callerKey struct{}
-
-// caller is the sender of a call that enter has let in. It has no role when enter has not seen the call.
+// caller is the sender of a call. It has no role when credentials are needed and were not checked.
 func (a *API) caller(ctx context.Context) *caller.Caller {
 	var who *caller.Caller
 	if e := httpcall.From(ctx); e != nil {
 		who = e.Caller
 	} else if c := guard.FromContext(ctx); c != nil {
 		who = c.Caller
-	} else {
-		who, _ = ctx.Value(callerKey{}).(*caller.Caller)
 	}
 	switch {
 	case who != nil:
@@ -51,7 +46,7 @@ func (a *API) tenant(ctx context.Context) string { return a.caller(ctx).Tenant }
 // observes reports whether the caller may see what belongs to others.
 func (a *API) observes(ctx context.Context) bool { return a.caller(ctx).May(caller.Observe) }
 
-// Unary runs around every unary call of both doors.
+// Unary runs around every unary call, over gRPC and REST.
 func (a *API) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
 	m := a.methods[info.FullMethod]
 	if m == nil {
@@ -59,7 +54,7 @@ func (a *API) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, ne
 	}
 	began := time.Now()
 	defer func() { err = a.end(ctx, info.FullMethod, m, began, recover(), err) }()
-	if ctx, err = a.enter(ctx, info.FullMethod, m); err != nil {
+	if err := a.enter(ctx, info.FullMethod, m); err != nil {
 		return nil, err
 	}
 	if err := a.check(m, req); err != nil {
@@ -68,7 +63,7 @@ func (a *API) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, ne
 	return next(ctx, req)
 }
 
-// Stream runs around every streaming call of both doors.
+// Stream runs around every streaming call, over gRPC and REST.
 func (a *API) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 	m := a.methods[info.FullMethod]
 	if m == nil {
@@ -76,39 +71,22 @@ func (a *API) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo,
 	}
 	began := time.Now()
 	defer func() { err = a.end(ss.Context(), info.FullMethod, m, began, recover(), err) }()
-	ctx, err := a.enter(ss.Context(), info.FullMethod, m)
-	if err != nil {
+	if err := a.enter(ss.Context(), info.FullMethod, m); err != nil {
 		return err
 	}
-	if !m.raw || ctx != ss.Context() {
-		ss = &checkedStream{ServerStream: ss, api: a, method: m, ctx: ctx}
+	if !m.raw {
+		ss = &checkedStream{ServerStream: ss, api: a, method: m}
 	}
 	return next(srv, ss)
 }
 
-// enter identifies the caller, where its door has not, and lets it in when one of its roles allows the method.
-func (a *API) enter(ctx context.Context, method string, m *methodInfo) (context.Context, error) {
-	e := httpcall.From(ctx)
-	if e == nil && guard.FromContext(ctx) != nil {
-		return ctx, nil // Admit has let it in
+// enter checks the roles of a call's sender: those of a REST route are checked here for the second time.
+func (a *API) enter(ctx context.Context, method string, m *methodInfo) error {
+	who := a.caller(ctx)
+	if who.May(m.roles) {
+		return nil
 	}
-	if e != nil && e.Caller != nil {
-		return ctx, a.permit(e.Caller, method, m, origin{clientOf(ctx), e.RequestID})
-	}
-	if a.Callers.Open() {
-		return ctx, nil
-	}
-	h := headers(ctx)
-	by := callers.Credentials{Key: h.Get("X-Api-Key"), Authorization: h.Get("Authorization"), Tenant: h.Get(a.tenantHeader)}
-	who, err := a.admitted(by, method, m, origin{clientOf(ctx), h.Get(httpcall.HeaderRequestID)})
-	if err != nil {
-		return nil, err
-	}
-	if e != nil {
-		e.Caller = who
-		return ctx, nil
-	}
-	return context.WithValue(ctx, callerKey{}, who), nil
+	return a.permit(who, method, m, originOf(ctx))
 }
 
 // check applies the contract's rules.
@@ -162,10 +140,7 @@ type checkedStream struct {
 	grpc.ServerStream
 	api    *API
 	method *methodInfo
-	ctx    context.Context // gRPC's interface asks for it by method
 }
-
-func (s *checkedStream) Context() context.Context { return s.ctx }
 
 func (s *checkedStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil || s.method.each {

@@ -25,8 +25,8 @@ type settings struct {
 	api *API
 }
 
-// door is the router's settings; an error where they cannot be changed.
-func (s *settings) door() (Settings, error) {
+// manager returns the router's settings, or an error where they cannot be changed.
+func (s *settings) manager() (Settings, error) {
 	if s.api.Settings != nil {
 		if d := s.api.Settings(); d != nil {
 			return d, nil
@@ -36,11 +36,11 @@ func (s *settings) door() (Settings, error) {
 }
 
 func (s *settings) ReloadConfig(ctx context.Context, in *kvpilotv1.ReloadConfigRequest) (*kvpilotv1.ReloadConfigResponse, error) {
-	door, err := s.door()
+	manager, err := s.manager()
 	if err != nil {
 		return nil, err
 	}
-	result, err := door.Reload(ctx, reload.Request{Origin: reload.OriginCall, Who: s.api.whoOf(ctx), DryRun: in.GetDryRun()})
+	result, err := manager.Reload(ctx, reload.Request{Origin: reload.OriginCall, Who: s.api.whoOf(ctx), DryRun: in.GetDryRun()})
 	if !in.GetDryRun() {
 		s.api.record(ctx, audit.Settings, kvpilotv1.ConfigService_ReloadConfig_FullMethodName, "", err)
 	}
@@ -51,11 +51,11 @@ func (s *settings) ReloadConfig(ctx context.Context, in *kvpilotv1.ReloadConfigR
 }
 
 func (s *settings) RollbackConfig(ctx context.Context, in *kvpilotv1.RollbackConfigRequest) (*kvpilotv1.RollbackConfigResponse, error) {
-	door, err := s.door()
+	manager, err := s.manager()
 	if err != nil {
 		return nil, err
 	}
-	result, err := door.Rollback(ctx, in.GetVersion(), reload.Request{Who: s.api.whoOf(ctx), DryRun: in.GetDryRun()})
+	result, err := manager.Rollback(ctx, in.GetVersion(), reload.Request{Who: s.api.whoOf(ctx), DryRun: in.GetDryRun()})
 	if !in.GetDryRun() {
 		s.api.record(ctx, audit.Settings, kvpilotv1.ConfigService_RollbackConfig_FullMethodName, "", err)
 	}
@@ -66,12 +66,12 @@ func (s *settings) RollbackConfig(ctx context.Context, in *kvpilotv1.RollbackCon
 }
 
 func (s *settings) ListConfigVersions(context.Context, *kvpilotv1.ListConfigVersionsRequest) (*kvpilotv1.ListConfigVersionsResponse, error) {
-	door, err := s.door()
+	manager, err := s.manager()
 	if err != nil {
 		return nil, err
 	}
 	out := &kvpilotv1.ListConfigVersionsResponse{}
-	for i, v := range door.Versions() {
+	for i, v := range manager.Versions() {
 		out.Versions = append(out.Versions, versionProto(v, i == 0))
 	}
 	return out, nil

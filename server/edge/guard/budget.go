@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 )
 
-// Budget counts the bytes of the request bodies that are in memory, of all doors together.
+// Budget counts the bytes of the request bodies that are in memory, of all listeners together.
 type Budget struct {
 	limit int64
 	held  atomic.Int64

@@ -12,15 +12,15 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 )
 
-// Call is one call of a Door, and the context that it runs in.
+// Call is one call of a Guard, and the context that it runs in.
 type Call struct {
 	context.Context //nolint:containedctx // a transport stream carries its context by definition
 	// Caller is the sender of the call.
 	Caller *caller.Caller
 
-	door   *Door
+	guard  *Guard
 	cancel context.CancelFunc
-	began  int64 // the door's tick
+	began  int64 // the guard's tick
 	// receiving says that the caller has not sent its message whole.
 	receiving atomic.Bool
 	// sending is the tick at which a message to the caller began to be written, 0 while none is.
@@ -32,8 +32,8 @@ type Call struct {
 	// live calls receive messages until they end.
 	live atomic.Bool
 
-	next, prev *Call // guarded by Door.mu
-	listed     bool  // guarded by Door.mu
+	next, prev *Call // guarded by Guard.mu
+	listed     bool  // guarded by Guard.mu
 }
 
 type callKey struct{}
@@ -46,7 +46,7 @@ func (c *Call) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// FromContext returns the Call that a handler runs for; nil when it came through another door.
+// FromContext returns the Call that a handler runs for; nil when it came over another listener.
 func FromContext(ctx context.Context) *Call {
 	c, _ := ctx.Value(callKey{}).(*Call)
 	return c
@@ -104,7 +104,7 @@ func (c *Call) received(m any) error {
 	if !c.live.Load() {
 		c.receiving.Store(false)
 	}
-	if err := c.door.budget.Take(int64(bytes)); err != nil {
+	if err := c.guard.budget.Take(int64(bytes)); err != nil {
 		return err
 	}
 	c.held += int64(bytes)
@@ -113,16 +113,16 @@ func (c *Call) received(m any) error {
 
 // passed gives back what was counted of messages so far.
 func (c *Call) passed() {
-	c.door.budget.Give(c.held)
+	c.guard.budget.Give(c.held)
 	c.held = 0
 }
 
 // end forgets the call. Its context ends with its stream, after the answer was sent.
 func (c *Call) end() {
 	c.passed()
-	c.door.remove(c)
+	c.guard.remove(c)
 	if c.refused.Load() != nil {
-		c.door.shedding.Store(false)
+		c.guard.shedding.Store(false)
 	}
 }
 

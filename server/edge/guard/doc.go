@@ -1,11 +1,11 @@
 // Package guard bounds what callers may hold: memory for messages that arrive, calls that nobody
 // reads, and what is done before a caller is known.
 //
-// Budget counts the bytes of the request bodies of all doors. Door protects a grpc.Server: it
+// Budget counts the bytes of the request bodies of all listeners. Guard protects a grpc.Server: it
 // checks a call's key before any of its message is read, ends calls that take too long to send or
 // to receive, and decodes messages within the budget. CheckHost and CrossOrigin protect HTTP
-// doors from web pages.
+// listeners from web pages.
 //
-// A Budget and a Door are safe for concurrent use. Door.Run is the only goroutine; without it
+// A Budget and a Guard are safe for concurrent use. Guard.Run is the only goroutine; without it
 // nothing ends calls that stall.
 package guard

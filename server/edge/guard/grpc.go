@@ -22,8 +22,8 @@ const (
 	deadPeerAnswer = 20 * time.Second
 )
 
-// Options are the server options by which the door works.
-func (d *Door) Options() []grpc.ServerOption {
+// Options are the server options that install the guard.
+func (d *Guard) Options() []grpc.ServerOption {
 	l := d.limits
 	return []grpc.ServerOption{
 		grpc.InTapHandle(d.tap),
@@ -46,12 +46,12 @@ func (noCompression) Do(io.Reader) ([]byte, error) { return note(noteCompressed)
 // Type implements grpc.Decompressor.
 func (noCompression) Type() string { return "gzip" }
 
-// Registrar registers services whose calls the door watches.
-func (d *Door) Registrar(to grpc.ServiceRegistrar) grpc.ServiceRegistrar { return registrar{d, to} }
+// Registrar registers services whose calls are watched.
+func (d *Guard) Registrar(to grpc.ServiceRegistrar) grpc.ServiceRegistrar { return registrar{d, to} }
 
 type registrar struct {
-	door *Door
-	to   grpc.ServiceRegistrar
+	guard *Guard
+	to    grpc.ServiceRegistrar
 }
 
 // RegisterService implements grpc.ServiceRegistrar.
@@ -137,7 +137,7 @@ func (s *stream) RecvMsg(m any) error {
 // SendMsg implements grpc.ServerStream.
 func (s *stream) SendMsg(m any) error {
 	c := s.call
-	c.sending.Store(c.door.tick.Load())
+	c.sending.Store(c.guard.tick.Load())
 	err := s.ServerStream.SendMsg(m)
 	c.sending.Store(0)
 	if err != nil {

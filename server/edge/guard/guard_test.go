@@ -92,15 +92,12 @@ func TestLargeBodiesAreDecodedWithoutACopy(t *testing.T) {
 
 // A call that sends for too long, and one that reads nothing, end; one that does neither goes on.
 func TestRoundsEndCallsThatTakeTooLong(t *testing.T) {
-	d, err := NewDoor(Limits{Receive: 8 * time.Second, Stall: 16 * time.Second}, Params{
+	d := New(Limits{Receive: 8 * time.Second, Stall: 16 * time.Second}, Params{
 		Budget: NewBudget(1 << 20), Known: func(string) bool { return true }, Prompts: func(string) bool { return true },
 		Admit: func(context.Context, string, metadata.MD) (*caller.Caller, error) {
 			return &caller.Caller{Tenant: "team-a"}, nil
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, err := d.tap(t.Context(), &tap.Info{FullMethodName: "/a/b"})
 	if err != nil {
 		t.Fatal(err)

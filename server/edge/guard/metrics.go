@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-// ending is why a door ended or refused a call.
+// ending is why a call was ended or rejected.
 type ending int
 
 const (

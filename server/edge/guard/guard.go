@@ -15,7 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 )
 
-// Limits bound what one caller may hold at a gRPC door.
+// Limits bound what one caller may hold at a gRPC listener.
 type Limits struct {
 	// Message bounds a message in bytes, and what grpc-go sends.
 	Message int
@@ -33,10 +33,10 @@ type Limits struct {
 	Stall time.Duration
 }
 
-// Params are what a Door works with. Budget and Known are required.
+// Params are what a Guard works with. Budget and Known are required.
 type Params struct {
 	Budget *Budget
-	// Known reports the methods that the door protects; others (health, reflection) pass.
+	// Known reports the methods that are protected; others (health, reflection) pass.
 	Known func(method string) bool
 	// Prompts reports the methods that are refused while the budget is full.
 	Prompts func(method string) bool
@@ -47,9 +47,9 @@ type Params struct {
 	Meter metric.MeterProvider
 }
 
-// Door protects a grpc.Server. Make one with NewDoor, give the server its Options and register
+// Guard protects a grpc.Server. Make one with New, give the server its Options and register
 // services through Registrar.
-type Door struct {
+type Guard struct {
 	Params
 	receive atomic.Int64 // nanoseconds
 	stall   atomic.Int64 // nanoseconds
@@ -66,12 +66,12 @@ type Door struct {
 	calls Call // guarded by mu: the head of a ring, the newest call first
 }
 
-// NewDoor makes a Door.
-func NewDoor(l Limits, p Params) (*Door, error) {
+// New makes a Guard.
+func New(l Limits, p Params) *Guard {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
-	d := &Door{Params: p, limits: l, budget: p.Budget, metrics: newMetrics(p.Meter, p.Budget)}
+	d := &Guard{Params: p, limits: l, budget: p.Budget, metrics: newMetrics(p.Meter, p.Budget)}
 	d.SetTimes(l.Receive, l.Stall)
 	d.frames = &frames{budget: p.Budget, over: d.shed}
 	d.calls.next, d.calls.prev = &d.calls, &d.calls
@@ -82,22 +82,22 @@ func NewDoor(l Limits, p Params) (*Door, error) {
 			d.period = min(d.period, max(limit/8, time.Millisecond))
 		}
 	}
-	return d, nil
+	return d
 }
 
 // SetTimes changes how long callers may take to send, and to read; calls under way are measured by it too. How exactly
 // is as it was at the beginning: an eighth of the shorter one, at most a second.
-func (d *Door) SetTimes(receive, stall time.Duration) {
+func (d *Guard) SetTimes(receive, stall time.Duration) {
 	d.receive.Store(int64(receive))
 	d.stall.Store(int64(stall))
 }
 
 // tap sees a call's header before anything of its message is kept.
-func (d *Door) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+func (d *Guard) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if !d.Known(info.FullMethodName) {
 		return ctx, nil
 	}
-	c := &Call{door: d, began: d.tick.Load()}
+	c := &Call{guard: d, began: d.tick.Load()}
 	if d.Admit != nil {
 		var err error
 		if c.Caller, err = d.Admit(ctx, info.FullMethodName, info.Header); err != nil {
@@ -118,13 +118,13 @@ func (d *Door) tap(ctx context.Context, info *tap.Info) (context.Context, error)
 	return c, nil
 }
 
-func (d *Door) remove(c *Call) {
+func (d *Guard) remove(c *Call) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.unlist(c)
 }
 
-func (d *Door) unlist(c *Call) {
+func (d *Guard) unlist(c *Call) {
 	if c.listed {
 		c.listed = false
 		c.prev.next, c.next.prev = c.next, c.prev
@@ -134,7 +134,7 @@ func (d *Door) unlist(c *Call) {
 
 // shed ends the newest of the calls that are being received, when the budget is exceeded, and
 // waits for its end before it ends another.
-func (d *Door) shed() {
+func (d *Guard) shed() {
 	if !d.shedding.CompareAndSwap(false, true) {
 		return
 	}
@@ -149,7 +149,7 @@ func (d *Door) shed() {
 
 // victim is the newest call that is being received. Live ones go last: they are few, and others'
 // reservations may hang on them.
-func (d *Door) victim() (live *Call) {
+func (d *Guard) victim() (live *Call) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for c := d.calls.next; c != &d.calls; c = c.next {
@@ -165,7 +165,7 @@ func (d *Door) victim() (live *Call) {
 }
 
 // Run ends calls that take too long, until ctx ends.
-func (d *Door) Run(ctx context.Context) error {
+func (d *Guard) Run(ctx context.Context) error {
 	tick := time.NewTicker(d.period)
 	defer tick.Stop()
 	for {
@@ -179,7 +179,7 @@ func (d *Door) Run(ctx context.Context) error {
 }
 
 // round looks at every call once.
-func (d *Door) round(now int64) {
+func (d *Guard) round(now int64) {
 	receive, stall := d.ticks(time.Duration(d.receive.Load())), d.ticks(time.Duration(d.stall.Load()))
 	var slow, stalled []*Call
 	d.mu.Lock()
@@ -210,4 +210,4 @@ func (d *Door) round(now int64) {
 }
 
 // ticks is a time in rounds of Run.
-func (d *Door) ticks(limit time.Duration) int64 { return int64((limit + d.period - 1) / d.period) }
+func (d *Guard) ticks(limit time.Duration) int64 { return int64((limit + d.period - 1) / d.period) }
