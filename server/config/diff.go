@@ -98,7 +98,7 @@ func addressable(v reflect.Value) reflect.Value {
 	return out
 }
 
-// nameOf is what tells an object from the others of its list.
+// nameOf identifies an object within its list.
 func nameOf(v reflect.Value) string {
 	if v.Kind() != reflect.Struct {
 		return ""

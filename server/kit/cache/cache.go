@@ -25,7 +25,7 @@ type shard[V any] struct {
 	items map[Key]*node[V] // guarded by mu
 	head  *node[V]         // guarded by mu; newest
 	tail  *node[V]         // guarded by mu; oldest
-	hand  *node[V]         // guarded by mu; where eviction goes on
+	hand  *node[V]         // guarded by mu; where eviction continues
 	bytes int64            // guarded by mu
 	limit int64
 }

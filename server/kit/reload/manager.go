@@ -64,7 +64,7 @@ type Manager[C any] struct {
 	Params[C]
 	metrics *metrics
 
-	reloading sync.Mutex // held by the one who reloads
+	reloading sync.Mutex // held during a reload
 
 	mu       sync.Mutex
 	now      Loaded[C]    // guarded by mu: in force; settings that need a restart as they were at start
@@ -209,7 +209,7 @@ func (m *Manager[C]) ended() bool {
 	return m.closed
 }
 
-// apply checks next and puts it in force. m.reloading is held, so that m.now does not change meanwhile.
+// apply checks next and puts it in force. m.reloading is held, so that m.now does not change.
 func (m *Manager[C]) apply(ask Request, next Loaded[C], rollbackOf uint64) (Result, error) {
 	m.mu.Lock()
 	now := m.now
@@ -298,7 +298,7 @@ func Below(path, setting string) bool {
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// changedFiles lists the files whose contents differ while the setting does not: a setting that differs is told of by Diff.
+// changedFiles lists the files whose contents differ while the setting does not: Diff reports a setting that differs.
 func changedFiles(now, next map[string]string) []Change {
 	var list []Change
 	for _, path := range slices.Sorted(maps.Keys(next)) {

@@ -43,9 +43,9 @@ const (
 	OriginFile Origin = "file"
 	// OriginSignal: the process got SIGHUP.
 	OriginSignal Origin = "signal"
-	// OriginCall: somebody asked for a reload.
+	// OriginCall: a caller asked for a reload.
 	OriginCall Origin = "call"
-	// OriginRollback: somebody asked for an earlier version.
+	// OriginRollback: a caller asked for an earlier version.
 	OriginRollback Origin = "rollback"
 )
 
@@ -55,7 +55,7 @@ type Version struct {
 	Number uint64
 	Time   time.Time
 	Origin Origin
-	// Who asked for it; empty when nobody did.
+	// Who is the caller that asked for it; empty when none did.
 	Who string
 	// Hash is a digest of all settings but the secrets.
 	Hash    string
@@ -64,7 +64,7 @@ type Version struct {
 	RollbackOf uint64
 }
 
-// Request is what somebody asks for.
+// Request asks for a reload.
 type Request struct {
 	Origin Origin
 	Who    string

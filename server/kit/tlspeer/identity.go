@@ -38,7 +38,7 @@ func New(c Config) (*Identity, error) {
 	return i, i.read(time.Now())
 }
 
-// read makes the TLS settings anew when a file has changed. mu is held.
+// read rebuilds the TLS settings when a file has changed. mu is held.
 func (i *Identity) read(now time.Time) error {
 	i.looked = now
 	var files [3][]byte
@@ -101,7 +101,7 @@ func (i *Identity) forHost(host string) *tls.Config {
 func (i *Identity) Handshake(ctx context.Context, conn net.Conn, host string) (*tls.Conn, error) {
 	secured := tls.Client(conn, i.forHost(host))
 	if err := secured.HandshakeContext(ctx); err != nil {
-		_ = conn.Close() // there is nobody left to tell
+		_ = conn.Close() // nothing can be done about it
 		return nil, Explain(fmt.Errorf("TLS handshake: %w", err))
 	}
 	return secured, nil

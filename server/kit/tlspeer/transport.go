@@ -10,7 +10,7 @@ import (
 
 type identityKey struct{}
 
-// With says as whom the requests of ctx are sent.
+// With sets the identity with which the requests of ctx are sent.
 func With(ctx context.Context, i *Identity) context.Context {
 	if i == nil {
 		return ctx

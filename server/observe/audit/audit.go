@@ -44,7 +44,7 @@ type Event struct {
 	Kind Kind      `json:"event"`
 	// Outcome is "ok", or the reason of the error.
 	Outcome string `json:"outcome"`
-	// Tenant, Caller and By tell the sender of the request, as package caller has them.
+	// Tenant, Caller and By identify the sender of the request, as in package caller.
 	Tenant string        `json:"tenant,omitempty"`
 	Caller string        `json:"caller,omitempty"`
 	By     caller.Source `json:"by,omitempty"`
@@ -73,7 +73,7 @@ const OK = "ok"
 const (
 	// refusedRate and refusedBurst bound refusals per second.
 	refusedRate, refusedBurst = 10, 100
-	// readEvery is how often the same reads of the same caller are written, maxReaders how many callers are told apart.
+	// readEvery is how often the same reads of the same caller are written, maxReaders how many callers are distinguished.
 	readEvery, maxReaders = time.Minute, 1024
 	// longest bounds what comes from a request, in bytes.
 	longest = 256

@@ -1,4 +1,4 @@
-// Package audit records who did what to the router: changes of the fleet and the settings, refused credentials, and reads of
+// Package audit records the callers and their actions on the router: changes of the fleet and the settings, refused credentials, and reads of
 // what belongs to other tenants, as JSON lines. Events never hold prompts or credentials.
 //
 // Log.Write does not wait: an event that the disk does not take in time is counted and lost. Refusals and reads, which

@@ -111,7 +111,7 @@ func (l *Log) forget(place int) {
 	l.ring[place] = Entry{}
 }
 
-// Finish says how a decision ended. Decisions that were forgotten meanwhile are only written to
+// Finish says how a decision ended. Decisions that are no longer remembered are only written to
 // the file and to subscribers when they are still known; the first outcome of an attempt stays.
 func (l *Log) Finish(o decision.Outcome) {
 	l.metrics.ended(&o)

@@ -76,7 +76,7 @@ func (w *Writer) Offer(v any) {
 // its start.
 func (w *Writer) Run(ctx context.Context) error {
 	if err := w.open(); err != nil {
-		return err // at start somebody is there to put it right
+		return err // at start the operator can correct it
 	}
 	ticker := time.NewTicker(flushEvery)
 	defer ticker.Stop()

@@ -27,11 +27,11 @@ type Params struct {
 	Sampler sdktrace.Sampler
 	// Slow gives the time from which any trace is kept. Nil or zero: no such rule.
 	Slow func() time.Duration
-	// Keep takes over a trace that is kept; it must not block.
+	// Keep receives a trace that is kept and owns it; it MUST NOT block.
 	Keep func(*Trace)
 	// Dropped gets the number of spans that could not be recorded.
 	Dropped func(int)
-	// Shown gets the spans of some traces when they are over, at most twenty a second, kept or not. The
+	// Shown receives the spans of some traces when they are over, at most twenty a second, kept or not. The
 	// first span of the trace comes last. It must not block; nil shows none.
 	Shown func([]sdktrace.ReadOnlySpan)
 	// OnlyShown says that kept traces go nowhere: those that were not chosen are recorded only if

@@ -12,13 +12,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 )
 
-// What follows draws on the spans of kvpilot's own recorder; on others, and where nobody records, it
+// What follows draws on the spans of kvpilot's own recorder; on others, and where nothing is recorded, it
 // does nothing and costs nothing. Lists of attributes stay on the stack, and no options are made.
 
 // KeyValue is one attribute.
 type KeyValue = attribute.KeyValue
 
-// A Story tells on a Canvas, in Parts with Events, what was done for a request.
+// A Story draws on a Canvas, in Parts with Events, what was done for a request.
 type (
 	Story  = recorder.Story
 	Canvas = recorder.Canvas
@@ -26,16 +26,16 @@ type (
 	Event  = recorder.Event
 )
 
-// unrecorded is a span that nobody records, made once.
+// unrecorded is a span that is not recorded, made once.
 var unrecorded trace.Span = noop.Span{}
 
-// Start begins a child of the span in ctx. Below a span that nobody records it makes none, so
+// Start begins a child of the span in ctx. Below a span that is not recorded it makes none, so
 // that a request outside the sample pays nothing for its steps.
 func Start(ctx context.Context, t trace.Tracer, name string, kind trace.SpanKind) (context.Context, trace.Span) {
 	return StartAt(ctx, t, name, kind, trace.SpanID{}, time.Time{})
 }
 
-// StartAt is Start for a span that began before it could be told of, or that is a part of one that is
+// StartAt is Start for a span that began in the past, or that is a part of one that is
 // going to be drawn with the planned id above; either may be left out.
 func StartAt(ctx context.Context, t trace.Tracer, name string, kind trace.SpanKind, above trace.SpanID, at time.Time) (context.Context, trace.Span) {
 	if own, ok := t.(interface {
@@ -63,7 +63,7 @@ func Leave(s trace.Span, st Story, failed bool) {
 }
 
 // Planned makes the id of a child of above that is going to be drawn, for what must name it before.
-// It is not valid when nobody records the child.
+// It is not valid when the child is not recorded.
 func Planned(above trace.Span) trace.SpanID {
 	if own, ok := above.(*recorder.Span); ok && own.IsRecording() {
 		return recorder.NewSpanID()

@@ -100,7 +100,7 @@ func Fail(s trace.Span, errorType, description string) {
 }
 
 // IDs names the trace of a span in hex, and the span in it that was planned, or the span itself;
-// both are empty when nobody records it.
+// both are empty when it is not recorded.
 func IDs(above trace.Span, planned trace.SpanID) (traceID, spanID string) {
 	if !above.IsRecording() {
 		return "", ""

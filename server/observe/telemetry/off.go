@@ -9,14 +9,14 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// off records nothing and costs nothing. A caller's trace stays in the context, so that it goes on
+// off records nothing and costs nothing. A caller's trace stays in the context, so that it continues
 // to the replica as it came.
 type off struct{ embedded.TracerProvider }
 
 // Tracer implements trace.TracerProvider.
 func (off) Tracer(string, ...trace.TracerOption) trace.Tracer { return offTracer{} }
 
-// unrecorded is a span that nobody records, made once.
+// unrecorded is a span that is not recorded, made once.
 var unrecorded trace.Span = noop.Span{}
 
 type offTracer struct{ embedded.Tracer }

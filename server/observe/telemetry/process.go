@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// process is what the process tells of itself: its version, memory, processor time, open files and
+// process describes the process: its version, memory, processor time, open files and
 // goroutines, under the names that Prometheus' own clients use.
 func process(version string) []prometheus.Collector {
 	return []prometheus.Collector{

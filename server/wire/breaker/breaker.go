@@ -10,9 +10,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// Breaker watches what becomes of requests, replica by replica, and says which replicas to
-// leave alone. It is safe for concurrent use. Every request that Allow let through must be
-// reported, once, with the Pass that it was given.
+// Breaker records the results of requests by replica, and keeps requests away from replicas that fail.
+// It is safe for concurrent use. The caller MUST report every request that Allow allowed, once, with
+// the Pass that Allow returned.
 type Breaker struct {
 	cfg atomic.Pointer[Config]
 	now func() time.Time
@@ -70,7 +70,7 @@ type circuit struct {
 	turn      uint64        // 0 until it first opens
 }
 
-// trialLease is how long a trial that nobody reports keeps others waiting.
+// trialLease is how long an unreported trial blocks the next one.
 const trialLease = time.Minute
 
 // New makes a breaker with all circuits closed. A nil now is time.Now.
@@ -110,7 +110,7 @@ func (c *circuit) state(now time.Time) State {
 }
 
 // Allow asks to send one request to the replica; on a half-open circuit it takes the trial. The Pass is valid when the
-// answer is no, too: who has no other replica may send the request all the same.
+// answer is no, too: a caller without another replica MAY send the request anyway.
 func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -133,7 +133,7 @@ func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
 	return pass, false
 }
 
-// Report tells what became of a request that Allow was asked for.
+// Report records the end of a request for which Allow was called.
 func (b *Breaker) Report(id replica.ID, pass Pass, outcome retry.Verdict) {
 	if b.cfg.Load().Failures == 0 {
 		return

@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
-// Config sets when a replica is left alone.
+// Config says when requests are kept away from a replica.
 type Config struct {
 	// Failures is the number of consecutive failures that open the breaker. Zero: the breaker never opens.
 	Failures int `yaml:"failures"`

@@ -57,7 +57,7 @@ func (p *Pins) Put(tenant, response string, id replica.ID) {
 	}
 }
 
-// Owner is whose a response is.
+// Owner relates a response to the asking tenant.
 type Owner int
 
 // The owners.

@@ -1,7 +1,7 @@
-// Package socket reads from and writes to TCP sockets without telling the scheduler.
+// Package socket reads from and writes to TCP sockets without notifying the scheduler.
 //
 // Package net announces each system call, so that the scheduler may give the caller's processor
-// to another thread meanwhile. A write to a socket that never blocks still takes as long as the
+// to another thread. A write to a socket that never blocks still takes as long as the
 // kernel's work on the segment, which is longer than the scheduler waits when it looks: under
 // load every other chunk of a stream then wakes a thread, which takes the processor from the
 // peer that the chunk is for. Calls of this package keep the processor; how much one of them

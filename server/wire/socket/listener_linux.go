@@ -42,7 +42,7 @@ type conn struct {
 	raw syscall.RawConn
 	try func(fd uintptr) bool
 
-	// mu is never waited for: whoever finds it held writes as package net does, which waits for
+	// mu is never waited for: a writer that finds it held writes as package net does, which waits for
 	// its turn.
 	mu    sync.Mutex
 	left  []byte        // guarded by mu

@@ -93,7 +93,7 @@ func (f *finder) stitch(b []byte) []byte {
 	case kind != needleNone && at < old && at+size >= old:
 		f.pending, f.colon = kind, false
 		return f.resume(b[at+size-old:])
-	case kind == needleNone && n-old == len(b): // shorter than a name: it may go on in the next piece
+	case kind == needleNone && n-old == len(b): // shorter than a name: it may continue in the next piece
 		f.remember(joined[:n])
 		return nil
 	}
@@ -144,7 +144,7 @@ func indexName(b, name []byte) int {
 	return -1
 }
 
-// resume goes on with a value that is being read, and returns what follows it.
+// resume continues to read a value, and returns the bytes after it.
 func (f *finder) resume(b []byte) []byte {
 	for len(b) > 0 {
 		switch {

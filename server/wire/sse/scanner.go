@@ -59,7 +59,7 @@ func (s *Scanner) Events() int { return s.events }
 // group of tokens.
 func (s *Scanner) ContentEvents() int { return s.content }
 
-// Failed reports whether the stream has told of an error. A stream that failed may still end
+// Failed reports whether the stream reported an error. A stream that failed may still end
 // with [DONE].
 func (s *Scanner) Failed() bool { return s.failed }
 

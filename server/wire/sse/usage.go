@@ -68,7 +68,7 @@ func (c *capture) read(u *Usage) {
 }
 
 // parts is a prompt as Anthropic's format counts it: what was neither read from the cache nor written into
-// it, and those two. A count that is not told is -1.
+// it, and those two. A missing count is -1.
 type parts struct{ rest, read, created int }
 
 // readParts puts the parts that the object gives into p.
@@ -82,7 +82,7 @@ func (c *capture) readParts(p *parts) {
 	count(b, &p.created, `"cache_creation_input_tokens"`)
 }
 
-// whole is the length of the prompt, -1 when it is not told.
+// whole is the length of the prompt, -1 when it is not known.
 func (p parts) whole() int {
 	if p.rest < 0 {
 		return -1

@@ -5,7 +5,7 @@ package upstream
 import "syscall"
 
 // alive reports whether an idle connection can take a request: the replica has neither
-// closed it nor sent anything that nobody asked for.
+// closed it nor sent anything unrequested.
 func (c *conn) alive() bool {
 	if c.raw == nil {
 		return true

@@ -33,7 +33,7 @@ func newConn(h *host, base net.Conn) *conn {
 
 // shut closes the connection. It may be called at any time, more than once.
 func (c *conn) shut() {
-	c.base.Close() //nolint:errcheck // there is nobody left to tell
+	c.base.Close() //nolint:errcheck // nothing can be done about it
 }
 
 // limit bounds the reads that follow; zero lifts the bound.
@@ -164,7 +164,7 @@ func appendHead(ctx context.Context, b []byte, h *host, t Target, r *Request) []
 type buffer struct{ b []byte }
 
 // The sizes of buffers. Streams need small ones, for thousands may wait at once; a read that
-// fills one up makes the answer go on with a large one.
+// fills one up switches the response to a large one.
 const (
 	smallBuffer = 4 << 10
 	largeBuffer = 32 << 10

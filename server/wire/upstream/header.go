@@ -27,7 +27,7 @@ func withheld(name string) bool {
 		strings.HasPrefix(name, "Grpc-") || strings.HasPrefix(name, "X-Kvpilot-") || strings.HasPrefix(name, ":")
 }
 
-// withheldFromClient names the headers of an answer that end here: those about the hop, and those
+// withheldFromClient names the headers of a response that end here: those about the hop, and those
 // by which a server rules its clients' browsers, which kvpilot's own origin is not an engine's to do. Names are in canonical form.
 func withheldFromClient(name string) bool {
 	switch name {

@@ -29,7 +29,7 @@ type lean struct {
 	ended bool              // guarded by mu
 }
 
-// hostKey tells hosts apart: by base URL, and by who the router is there.
+// hostKey identifies a host: its base URL and the identity that the router has there.
 type hostKey struct {
 	base string
 	peer *tlspeer.Identity
@@ -156,7 +156,7 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 			return resp, nil
 		}
 		// The replica may have closed the connection just before the request came: then
-		// nothing of an answer was read, and a fresh connection settles it.
+		// nothing of a response was read, and a fresh connection settles it.
 		if !reused || !err.unanswered || ctx.Err() != nil || !r.again() {
 			return nil, failed(ctx, t.Replica.ID, err.phase, err.cause)
 		}
@@ -165,7 +165,7 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 	}
 }
 
-// dialTimed opens a connection and notes when, for those who want to know.
+// dialTimed opens a connection and records when, if t is not nil.
 func (l *lean) dialTimed(ctx context.Context, h *host, cfg *Config, t *Times) (*conn, error) {
 	if t == nil {
 		return l.dial(ctx, h, cfg)
@@ -298,17 +298,17 @@ func (l *lean) shut() {
 type exchangeError struct {
 	phase phase
 	cause error
-	// unanswered: the connection ended before the first byte of an answer.
+	// unanswered: the connection ended before the first byte of a response.
 	unanswered bool
 }
 
-// exchange sends the request on c and reads the head of the answer. On an error c is closed.
+// exchange sends the request on c and reads the head of the response. On an error c is closed.
 func (l *lean) exchange(ctx context.Context, c *conn, cfg *Config, t Target, r *Request) (*Response, *exchangeError) {
 	stop := func() bool { return true }
 	if ctx.Done() != nil {
 		stop = context.AfterFunc(ctx, c.shut)
 	}
-	a := &leanAnswer{ctx: ctx, lean: l, cfg: cfg, conn: c, stop: stop, id: t.Replica.ID}
+	a := &leanBody{ctx: ctx, lean: l, cfg: cfg, conn: c, stop: stop, id: t.Replica.ID}
 	sent := l.send(ctx, c, t, r)
 	var source *sourceError
 	if errors.As(sent, &source) {
@@ -316,7 +316,7 @@ func (l *lean) exchange(ctx context.Context, c *conn, cfg *Config, t Target, r *
 		return nil, &exchangeError{phase: phaseWrite, cause: sent}
 	}
 	if sent != nil { // the replica may have refused before all of it was read
-		c.limit(earlyAnswerWait)
+		c.limit(earlyResponseWait)
 	} else {
 		c.limit(cfg.ResponseHeaderTimeout)
 	}
@@ -335,8 +335,8 @@ func (l *lean) exchange(ctx context.Context, c *conn, cfg *Config, t Target, r *
 	return &a.resp, nil
 }
 
-// earlyAnswerWait is how long an answer is waited for after a request could not be written.
-const earlyAnswerWait = 200 * time.Millisecond
+// earlyResponseWait is how long a response is waited for after a request could not be written.
+const earlyResponseWait = 200 * time.Millisecond
 
 // send writes the request.
 func (l *lean) send(ctx context.Context, c *conn, t Target, r *Request) error {
@@ -345,10 +345,10 @@ func (l *lean) send(ctx context.Context, c *conn, t Target, r *Request) error {
 	return c.write(appendHead(ctx, head.b[:0], c.host, t, r), r)
 }
 
-// leanAnswer is one answer as it is read.
-type leanAnswer struct {
+// leanBody is one response as it is read.
+type leanBody struct {
 	resp Response
-	ctx  context.Context //nolint:containedctx // it is the life of the answer, as in http.Request
+	ctx  context.Context //nolint:containedctx // it is the life of the response, as in http.Request
 	lean *lean
 	cfg  *Config // as the exchange began with
 	conn *conn   // nil once it was given back or closed
@@ -356,7 +356,7 @@ type leanAnswer struct {
 	id   replica.ID
 
 	buf   *buffer // nil while nothing is read
-	large bool    // reads go on with a large buffer
+	large bool    // further reads use a large buffer
 	r, w  int     // buf.b[r:w] was read from the connection and not yet decoded
 	try   func(fd uintptr) bool
 	got   struct { // what try read

@@ -44,7 +44,7 @@ type Request struct {
 	Again func() bool
 	// Span, when it is valid, is named to the replica as the sender, instead of the span in ctx.
 	Span trace.SpanID
-	// Times, when it is set, is told how the exchange went in time.
+	// Times, when it is set, receives the moments of the exchange.
 	Times *Times
 }
 
@@ -53,7 +53,7 @@ type Request struct {
 type Times struct {
 	// DialBegan and Dialed are set when a new connection was opened.
 	DialBegan, Dialed time.Time
-	// Began is when there was a connection to send on, Head when the head of the answer had come.
+	// Began is when there was a connection to send on, Head when the head of the response had come.
 	Began, Head time.Time
 }
 
@@ -71,7 +71,7 @@ func (r *Request) size() int64 {
 	return int64(len(r.Body)) + r.StreamSize
 }
 
-// Response is a replica's answer. It belongs to one goroutine; to abort it from another one,
+// Response is a replica's response. It belongs to one goroutine; to abort it from another one,
 // end the context that Do was called with.
 type Response struct {
 	Status int
@@ -80,11 +80,11 @@ type Response struct {
 	// ContentLength is the size of the body, -1 when it is not known beforehand.
 	ContentLength int64
 
-	body answer
+	body body
 }
 
-// answer is the rest of an answer, as a transport reads it.
-type answer interface {
+// body is the rest of a response, as a transport reads it.
+type body interface {
 	// next returns what one read returned, valid until the next call; io.EOF at the end.
 	next() ([]byte, error)
 	// close gives the connection back after the end, and closes it before.
@@ -108,7 +108,7 @@ func (r *Response) ReadAll(limit int) ([]byte, error) {
 	}
 	for {
 		b, err := r.Next()
-		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
+		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a response that was cut off
 			return all, nil
 		}
 		if err != nil {

@@ -34,7 +34,7 @@ func newStd(cfg *Config, dial dialFunc) *std {
 	return s
 }
 
-// update implements transport. What is under way goes on where it began.
+// update implements transport. Requests in flight keep the transport that they began with.
 func (s *std) update(cfg *Config) { s.now.Swap(s.ways(cfg)).inner.CloseIdleConnections() }
 
 func (s *std) ways(cfg *Config) *stdWays {
@@ -103,7 +103,7 @@ func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 		}
 	}
 	return &Response{Status: resp.StatusCode, Header: resp.Header, ContentLength: resp.ContentLength,
-		body: &stdAnswer{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: ways.cfg.StallTimeout}}, nil
+		body: &stdBody{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: ways.cfg.StallTimeout}}, nil
 }
 
 // timed notes the moments of an exchange. RoundTrip may return before a dial that it no longer needs
@@ -146,9 +146,9 @@ func (s *std) prune(time.Time) {} // net/http does it by itself
 
 func (s *std) shut() { s.now.Load().inner.CloseIdleConnections() }
 
-// stdAnswer reads an answer of net/http.
-type stdAnswer struct {
-	ctx    context.Context //nolint:containedctx // it is the life of the answer, as in http.Request
+// stdBody reads a response of net/http.
+type stdBody struct {
+	ctx    context.Context //nolint:containedctx // it is the life of the response, as in http.Request
 	cancel context.CancelFunc
 	target Target
 	body   io.ReadCloser
@@ -161,7 +161,7 @@ type stdAnswer struct {
 // stdBuffer is the size of a read.
 const stdBuffer = 8 << 10
 
-func (a *stdAnswer) next() ([]byte, error) {
+func (a *stdBody) next() ([]byte, error) {
 	if a.ended != nil {
 		return nil, a.ended
 	}
@@ -187,9 +187,9 @@ func (a *stdAnswer) next() ([]byte, error) {
 	}
 }
 
-func (a *stdAnswer) end(err error, stalled bool) {
+func (a *stdBody) end(err error, stalled bool) {
 	switch {
-	case err == io.EOF: //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
+	case err == io.EOF: //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a response that was cut off
 		a.ended = io.EOF
 	case stalled:
 		a.ended = &requestError{replica: a.target.Replica.ID, phase: phaseBody, err: errStalled}
@@ -198,20 +198,20 @@ func (a *stdAnswer) end(err error, stalled bool) {
 	}
 }
 
-func (a *stdAnswer) close() {
+func (a *stdBody) close() {
 	if a.closed.CompareAndSwap(false, true) {
 		a.cancel()
-		a.body.Close() //nolint:errcheck // there is nobody left to tell
+		a.body.Close() //nolint:errcheck // nothing can be done about it
 	}
 }
 
-// errStalled ends an answer of which nothing came for too long.
+// errStalled ends a response of which nothing came for too long.
 var errStalled = errors.New("no bytes within the stall timeout")
 
 // userAgent names kvpilot to replicas.
 const userAgent = "kvpilot"
 
-// sourceGate marks the errors of a request's own stream. net/http may go on reading a body after
+// sourceGate marks the errors of a request's own stream. net/http may continue to read a body after
 // the request has failed: once the gate is shut, the stream is the caller's again.
 type sourceGate struct {
 	mu   sync.Mutex

@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/http1"
 )
 
-// handshakeTimeout bounds the wait for the answer to an upgrade: engines accept it before they compute anything.
+// handshakeTimeout bounds the wait for the response to an upgrade: engines accept it before they compute anything.
 const handshakeTimeout = 10 * time.Second
 
 // Tunnel is a connection to a replica that has become a WebSocket. One goroutine may read while another one writes.
@@ -24,8 +24,8 @@ type Tunnel struct {
 	io.ReadWriteCloser
 }
 
-// Upgrade asks the replica to make a WebSocket of a fresh connection. It returns the tunnel, or the answer of a replica that
-// did not; the errors are those of Do. When ctx ends before the answer, the request is aborted; a tunnel outlives it.
+// Upgrade asks the replica to make a WebSocket of a fresh connection. It returns the tunnel, or the response of a replica that
+// did not; the errors are those of Do. When ctx ends before the response, the request is aborted; a tunnel outlives it.
 func (c *Client) Upgrade(ctx context.Context, t Target, r *Request) (*Tunnel, *Response, error) {
 	if err := checkRequest(t, r); err != nil {
 		return nil, nil, err
@@ -57,8 +57,8 @@ func newUpgrades(cfg *Config, dial dialFunc) *upgrades {
 	return &upgrades{inner: tlspeer.NewTransports(inner)}
 }
 
-// patient is a connection whose writes are bounded one by one: a replica that takes nothing must not hold the client's
-// bytes for ever.
+// patient is a connection that bounds each write: a replica that reads nothing must not hold the client's
+// bytes forever.
 type patient struct{ net.Conn }
 
 // Write implements io.Writer.
@@ -100,18 +100,18 @@ func (u *upgrades) do(ctx context.Context, t Target, r *Request) (*Tunnel, *Resp
 			delete(resp.Header, name)
 		}
 	}
-	answer := &Response{Status: resp.StatusCode, Header: resp.Header, ContentLength: resp.ContentLength}
+	response := &Response{Status: resp.StatusCode, Header: resp.Header, ContentLength: resp.ContentLength}
 	both, writable := resp.Body.(io.ReadWriteCloser)
 	switch {
 	case switches && writable:
-		return &Tunnel{Header: resp.Header, ReadWriteCloser: &released{both, cancel}}, answer, nil
+		return &Tunnel{Header: resp.Header, ReadWriteCloser: &released{both, cancel}}, response, nil
 	case resp.StatusCode < 400: // neither a WebSocket nor a refusal
 		resp.Body.Close()
 		cancel()
 		return nil, nil, &requestError{replica: t.Replica.ID, phase: phaseHead, err: http1.Malformed("no answer to a WebSocket's handshake")}
 	}
-	answer.body = &stdAnswer{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: handshakeTimeout}
-	return nil, answer, nil
+	response.body = &stdBody{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: handshakeTimeout}
+	return nil, response, nil
 }
 
 // released ends the request's context with the tunnel.

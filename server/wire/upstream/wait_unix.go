@@ -10,9 +10,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/socket"
 )
 
-// read reads once into the empty buffer. While nothing comes, the answer holds no buffer, so
+// read reads once into the empty buffer. While nothing comes, the response holds no buffer, so
 // that thousands of quiet streams cost little.
-func (a *leanAnswer) read() (int, error) {
+func (a *leanBody) read() (int, error) {
 	c := a.conn
 	if c.raw == nil || c.stream != c.base {
 		return c.stream.Read(a.room())
@@ -41,7 +41,7 @@ func (c *conn) reader() func(fd uintptr, b []byte) (int, error) {
 }
 
 // tryRead reads from the socket, and is false when nothing is there yet.
-func (a *leanAnswer) tryRead(fd uintptr) bool {
+func (a *leanBody) tryRead(fd uintptr) bool {
 	n, err := a.conn.reader()(fd, a.room())
 	if err == syscall.EAGAIN { //nolint:errorlint // a bare errno
 		putBuffer(a.buf)

@@ -39,7 +39,7 @@ func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 // from any goroutine.
 func (c *Conn) Close() { hangUp(c.nc) }
 
-// hangUp closes what nobody will use again; there is nothing to do about a failure.
+// hangUp closes a connection that is not used again; nothing can be done about a failure.
 func hangUp(c io.Closer) { _ = c.Close() }
 
 // SetDeadline bounds the following calls of Recv; zero removes the bound. Only the goroutine that

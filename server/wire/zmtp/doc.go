@@ -4,7 +4,7 @@
 // Conn is one connection after its handshake. Recv reads whole messages into a Message that
 // the caller owns and reuses, answers PING, sends PING when the peer is quiet and gives up on
 // a peer that stays silent. One goroutine may call Recv while others send. A connection never
-// reconnects by itself: whoever reads a stream must know about every break in it.
+// reconnects by itself: the reader of a stream must know about every break in it.
 //
 // Serve accepts connections for the bound side of any socket type. Pub and Publisher are the
 // publishing side: Pub fans messages out to subscribers and drops for those that are too slow,

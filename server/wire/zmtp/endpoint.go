@@ -74,7 +74,7 @@ func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	return ln, nil
 }
 
-// abandoned reports whether path is a socket that nobody listens on.
+// abandoned reports whether path is a socket without a listener.
 func abandoned(ctx context.Context, path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode()&os.ModeSocket == 0 {

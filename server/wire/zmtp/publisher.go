@@ -44,7 +44,7 @@ type record struct {
 	payload []byte
 }
 
-// NewPublisher returns a Publisher that serves nobody yet.
+// NewPublisher returns a Publisher without subscribers.
 func NewPublisher(p PublisherParams) *Publisher {
 	if p.Buffer <= 0 {
 		p.Buffer = 10000

@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// next implements answer.
-func (a *leanAnswer) next() ([]byte, error) {
+// next implements body.
+func (a *leanBody) next() ([]byte, error) {
 	if a.ended != nil {
 		return nil, a.ended
 	}
@@ -26,7 +26,7 @@ func (a *leanAnswer) next() ([]byte, error) {
 }
 
 // fill reads once into the empty buffer.
-func (a *leanAnswer) fill() error {
+func (a *leanBody) fill() error {
 	if a.w == smallBuffer { // the last read filled it
 		a.large = true
 		putBuffer(a.buf)
@@ -44,12 +44,12 @@ func (a *leanAnswer) fill() error {
 	if err == nil {
 		return nil
 	}
-	if err == io.EOF && a.frame.UntilClose() { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
+	if err == io.EOF && a.frame.UntilClose() { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a response that was cut off
 		a.finish(true)
 		return a.ended
 	}
 	switch {
-	case err == io.EOF: //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
+	case err == io.EOF: //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a response that was cut off
 		err = io.ErrUnexpectedEOF
 	case isTimeout(err) && a.ctx.Err() == nil:
 		err = errStalled
@@ -60,7 +60,7 @@ func (a *leanAnswer) fill() error {
 }
 
 // room is the buffer to read into.
-func (a *leanAnswer) room() []byte {
+func (a *leanBody) room() []byte {
 	if a.buf == nil {
 		size := smallBuffer
 		if a.large {
@@ -72,7 +72,7 @@ func (a *leanAnswer) room() []byte {
 }
 
 // decode takes the framing out of what was read. No bytes and no error mean: read on.
-func (a *leanAnswer) decode() ([]byte, error) {
+func (a *leanBody) decode() ([]byte, error) {
 	from := a.r
 	n, used, err := a.frame.Decode(a.buf.b[a.r:a.w])
 	a.r += used
@@ -90,9 +90,9 @@ func (a *leanAnswer) decode() ([]byte, error) {
 	return nil, a.ended
 }
 
-// finish ends an answer that is complete. The connection goes on to the next request, unless
-// the replica sent more than the answer or asked to close.
-func (a *leanAnswer) finish(extra bool) {
+// finish ends a response that is complete. The connection serves the next request, unless
+// the replica sent more than the response or asked to close.
+func (a *leanBody) finish(extra bool) {
 	a.ended = io.EOF
 	c := a.conn
 	a.conn = nil
@@ -105,8 +105,8 @@ func (a *leanAnswer) finish(extra bool) {
 	c.host.give(c, a.lean.now(), a.cfg.MaxIdlePerReplica)
 }
 
-// abort closes the connection of an answer that is not complete.
-func (a *leanAnswer) abort() {
+// abort closes the connection of a response that is not complete.
+func (a *leanBody) abort() {
 	if a.conn == nil {
 		return
 	}
@@ -115,10 +115,10 @@ func (a *leanAnswer) abort() {
 	a.conn = nil
 }
 
-// close implements answer.
-func (a *leanAnswer) close() {
+// close implements body.
+func (a *leanBody) close() {
 	a.abort()
-	if a.ended == nil || a.ended == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
+	if a.ended == nil || a.ended == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a response that was cut off
 		a.ended = errClosed
 	}
 	if a.buf != nil {
