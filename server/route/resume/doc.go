@@ -1,8 +1,8 @@
 // Package resume follows one streamed answer so that another replica can write it on.
 //
 // A Follower is given what an engine sends, and gives back what the client gets: whole events, without
-// the token ids that the router asked for. When the engine dies, Seam says which tokens the client has
-// the text of; after GoOn the Follower takes the events of another engine, which continues from them, and
+// the token ids that the router asked for. When the engine dies, Point says which tokens the client has
+// the text of; after Resume the Follower takes the events of another engine, which continues from them, and
 // puts them into the client's stream. What was given back is never taken back or given twice.
 //
 // A Follower belongs to one goroutine. What it keeps is bounded (see Follower). It does not decide whether

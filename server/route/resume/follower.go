@@ -235,7 +235,7 @@ func (f *Follower) note(c *openai.Chunk) {
 	}
 }
 
-// keptText is what is kept of the text: more than the tail of a Seam.
+// keptText is what is kept of the text: more than the tail of a Point.
 const keptText = 512
 
 // show remembers text that the client gets.

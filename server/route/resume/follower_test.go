@@ -161,17 +161,17 @@ func (e *engine) follow(route openai.Route, body string) *followed {
 	return f
 }
 
-// goOn asks the engine for the rest. It is false where the seam lies inside a character.
-func (e *engine) goOn(q *followed, f *resume.Follower, seam *resume.Seam) ([]byte, bool) {
-	if !seam.Sure && !seam.Whole(string(bytes.ToValidUTF8(vocab.Decode(nil, seam.Tail(), true), []byte("\uFFFD")))) {
+// goOn asks the engine for the rest. It is false where the point lies inside a character.
+func (e *engine) goOn(q *followed, f *resume.Follower, point *resume.Point) ([]byte, bool) {
+	if !point.Sure && !point.Whole(string(bytes.ToValidUTF8(vocab.Decode(nil, point.Tail(), true), []byte("\uFFFD")))) {
 		return nil, false
 	}
 	limit := 4096
 	if n := q.req.AnswerLimit(); n > 0 {
-		limit = n - seam.Answer
+		limit = n - point.Answer
 	}
-	f.GoOn()
-	return e.ask("/v1/completions", q.req.Continuation("sim", seam.IDs, limit)), true
+	f.Resume()
+	return e.ask("/v1/completions", q.req.Continuation("sim", point.IDs, limit)), true
 }
 
 // feed gives a follower b in pieces of any size.
@@ -241,8 +241,8 @@ func (e *engine) everyCut(t *testing.T, q *followed) {
 			continue
 		}
 		if len(out) == 0 {
-			if seam, ok := f.Seam(); ok {
-				t.Fatalf("cut at %d: a seam at %+v before the first event", cut, seam)
+			if point, ok := f.Point(); ok {
+				t.Fatalf("cut at %d: a point at %+v before the first event", cut, point)
 			}
 			continue
 		}
@@ -253,11 +253,11 @@ func (e *engine) everyCut(t *testing.T, q *followed) {
 				out = append(out, end...)
 				break
 			}
-			seam, ok := f.Seam()
+			point, ok := f.Point()
 			if !ok {
 				break // the end had come
 			}
-			rest, ok := e.goOn(q, f, &seam)
+			rest, ok := e.goOn(q, f, &point)
 			if !ok {
 				refused++
 				break
@@ -303,9 +303,9 @@ func TestTheSeam(t *testing.T) {
 			if _, err := f.Feed([]byte(c.stream)); err != nil {
 				t.Fatal(err)
 			}
-			seam, ok := f.Seam()
-			if got := fmt.Sprint(seam.IDs); !ok || got != c.want || seam.Sure != c.sure {
-				t.Errorf("Seam() = %s, sure %v, %v; want %s, %v", got, seam.Sure, ok, c.want, c.sure)
+			point, ok := f.Point()
+			if got := fmt.Sprint(point.IDs); !ok || got != c.want || point.Sure != c.sure {
+				t.Errorf("Point() = %s, sure %v, %v; want %s, %v", got, point.Sure, ok, c.want, c.sure)
 			}
 		})
 	}
@@ -323,20 +323,20 @@ func TestAParserInTheEngine(t *testing.T) {
 	if err != nil || strings.Contains(string(out), `"delta":{}`) {
 		t.Fatalf("Feed() = %s, %v", out, err)
 	}
-	if seam, ok := f.Seam(); !ok || !seam.Sure || seam.Answer != 1 {
-		t.Errorf("Seam() = %+v, %v; want the one before the event without text", seam, ok)
+	if point, ok := f.Point(); !ok || !point.Sure || point.Answer != 1 {
+		t.Errorf("Point() = %+v, %v; want the one before the event without text", point, ok)
 	}
 	if _, err := f.Feed([]byte(delta(`{"content":"\u4f60\n"}`, "[5]"))); err != nil {
 		t.Fatal(err)
 	}
-	seam, ok := f.Seam()
-	if !ok || seam.Sure || seam.Answer != 3 {
-		t.Fatalf("Seam() = %+v, %v; want one after three ids that is not sure", seam, ok)
+	point, ok := f.Point()
+	if !ok || point.Sure || point.Answer != 3 {
+		t.Fatalf("Point() = %+v, %v; want one after three ids that is not sure", point, ok)
 	}
 	for text, want := range map[string]bool{
 		"tea 你\n": true, "\uFFFD a 你\n": true, "\uFFFD你\n": true, " 你\n": true, "tea 你\n<": false, "tea 你\n\uFFFD": false, "\uFFFD": false, "": false, "coffee, tea 你\n": false,
 	} {
-		if got := seam.Whole(text); got != want {
+		if got := point.Whole(text); got != want {
 			t.Errorf("Whole(%q) = %v, want %v", text, got, want)
 		}
 	}
@@ -373,8 +373,8 @@ func TestWhatIsNotFollowed(t *testing.T) {
 			if string(out) != want {
 				t.Errorf("the client gets %q, want %q", out, want)
 			}
-			if _, ok := f.Seam(); ok || f.Lost() != c.want {
-				t.Errorf("Seam() = %v, Lost() = %q, want %q", ok, f.Lost(), c.want)
+			if _, ok := f.Point(); ok || f.Lost() != c.want {
+				t.Errorf("Point() = %v, Lost() = %q, want %q", ok, f.Lost(), c.want)
 			}
 		})
 	}
@@ -390,8 +390,8 @@ func TestAnEnginesWordOfItsFailureIsNotPassedOn(t *testing.T) {
 		if !errors.Is(err, resume.ErrFailed) || bytes.Contains(out, []byte("dead")) || bytes.Contains(out, []byte("DONE")) || len(out) == 0 {
 			t.Errorf("Feed() = %q, %v; want the first event and ErrFailed", out, err)
 		}
-		if _, ok := f.Seam(); !ok {
-			t.Error("there is no seam")
+		if _, ok := f.Point(); !ok {
+			t.Error("there is no point")
 		}
 	}
 }
@@ -410,7 +410,7 @@ func TestAContinuationOfAnotherFormIsRefused(t *testing.T) {
 			if _, err := f.Feed([]byte(first)); err != nil {
 				t.Fatal(err)
 			}
-			f.GoOn()
+			f.Resume()
 			if _, err := f.Feed([]byte(c)); !errors.Is(err, resume.ErrStrange) {
 				t.Errorf("Feed() = %v, want ErrStrange", err)
 			}
@@ -435,8 +435,8 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 		}
 		large = large[n:]
 	}
-	if s, ok := f.Seam(); !ok || len(s.IDs) != len(known)+1 {
-		t.Fatalf("Seam() = %d ids, %v", len(s.IDs), ok)
+	if s, ok := f.Point(); !ok || len(s.IDs) != len(known)+1 {
+		t.Fatalf("Point() = %d ids, %v", len(s.IDs), ok)
 	}
 	one := []byte(piece("word", "[1234]"))
 	n := testing.AllocsPerRun(1000, func() {

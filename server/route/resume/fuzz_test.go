@@ -27,11 +27,11 @@ func FuzzFeed(f *testing.F) {
 				}
 				rest = rest[n:]
 			}
-			if seam, ok := f.Seam(); ok {
-				if len(seam.Tail()) > seam.Answer || seam.Answer > len(seam.IDs) {
-					t.Fatalf("%+v", seam)
+			if point, ok := f.Point(); ok {
+				if len(point.Tail()) > point.Answer || point.Answer > len(point.IDs) {
+					t.Fatalf("%+v", point)
 				}
-				f.GoOn()
+				f.Resume()
 				f.Feed(b)
 			}
 			f.Ending()

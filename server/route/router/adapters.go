@@ -26,11 +26,7 @@ const adaptersAtOnce = 16
 // Adapter answers a call that loads or unloads a LoRA adapter: every replica of the pool is asked, or the one
 // that the call is pinned to. The answer is that of the engines when all agree, else the first refusal.
 func (r *Router) Adapter(ctx context.Context, call *Call, to Sink) error {
-	j := r.newJob(ctx, call)
-	r.metrics.begin()
-	err := r.adapter(ctx, j, to)
-	r.finish(ctx, j, err)
-	return err
+	return r.account(ctx, call, to, func(rq *request, d *delivery) error { return r.adapter(ctx, rq, d) })
 }
 
 // loaded is one replica's answer.
@@ -41,13 +37,13 @@ type loaded struct {
 	err    error
 }
 
-func (r *Router) adapter(ctx context.Context, j *job, to Sink) error {
-	req, err := openai.Read(openai.Params{Route: openai.RouteOther, Header: j.call.Header, Body: j.call.Body})
+func (r *Router) adapter(ctx context.Context, rq *request, d *delivery) error {
+	req, err := openai.Read(openai.Params{Route: openai.RouteOther, Header: rq.call.Header, Body: rq.call.Body})
 	if err != nil {
 		return badRequest(err)
 	}
-	j.req, j.body = req, req.Body
-	targets, err := r.adapterTargets(j, req)
+	rq.parsed, rq.body = req, req.Body
+	targets, err := r.adapterTargets(rq, req)
 	if err != nil {
 		return err
 	}
@@ -56,7 +52,7 @@ func (r *Router) adapter(ctx context.Context, j *job, to Sink) error {
 	g.SetLimit(adaptersAtOnce)
 	for i, rep := range targets {
 		g.Go(func() error {
-			answers[i] = r.askAdapter(ctx, j, rep)
+			answers[i] = r.askAdapter(ctx, rq, rep)
 			return nil
 		})
 	}
@@ -67,14 +63,14 @@ func (r *Router) adapter(ctx context.Context, j *job, to Sink) error {
 	for _, rep := range targets {
 		r.Registry.Refresh(rep.ID) // /v1/models lists the adapter now, or no more
 	}
-	return joined(j, targets, answers, to)
+	return joined(d, targets, answers)
 }
 
 // adapterTargets are the replicas to ask: those of the pool that the body's model names, of the pool that has the
 // adapter, or of the only base model; of them the one that the call is pinned to.
-func (r *Router) adapterTargets(j *job, req *openai.Request) ([]*replica.Replica, error) {
+func (r *Router) adapterTargets(rq *request, req *openai.Request) ([]*replica.Replica, error) {
 	s := r.Registry.Snapshot()
-	pinned := j.call.Options.Pinned
+	pinned := rq.call.Options.Pinned
 	var in []*replica.Replica
 	pool, known := s.Pool(req.Model)
 	name, _ := req.Text("lora_name")
@@ -125,10 +121,10 @@ func onlyBase(s *registry.Snapshot) (*registry.Pool, bool) {
 }
 
 // askAdapter sends the call to one replica.
-func (r *Router) askAdapter(ctx context.Context, j *job, rep *replica.Replica) loaded {
+func (r *Router) askAdapter(ctx context.Context, rq *request, rep *replica.Replica) loaded {
 	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{
-		Method: j.method(), Path: j.path(), Query: j.call.RawQuery, Header: j.call.Header, ContentType: j.call.ContentType,
-		RequestID: j.call.RequestID, Body: j.body,
+		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery, Header: rq.call.Header, ContentType: rq.call.ContentType,
+		RequestID: rq.call.RequestID, Body: rq.body,
 	})
 	if err != nil {
 		return loaded{err: err}
@@ -139,7 +135,7 @@ func (r *Router) askAdapter(ctx context.Context, j *job, rep *replica.Replica) l
 }
 
 // joined makes one answer of all: the first refusal counts, else the first answer.
-func joined(j *job, targets []*replica.Replica, answers []loaded, to Sink) error {
+func joined(d *delivery, targets []*replica.Replica, answers []loaded) error {
 	var each []string
 	worst, failed := -1, 0
 	for i, a := range answers {
@@ -160,15 +156,15 @@ func joined(j *job, targets []*replica.Replica, answers []loaded, to Sink) error
 		return apierror.New(apierror.UpstreamError, fmt.Sprintf("%d of %d replicas failed (%s); retry: replicas that already succeeded report it", failed, len(targets), clip(list, 1024)), answers[worst].err)
 	}
 	a := answers[max(worst, 0)]
-	j.status = a.status
+	d.status = a.status
 	h := http.Header{"Content-Length": {strconv.Itoa(len(a.body))}, HeaderAdapter: {list}}
 	if kind := a.header.Get("Content-Type"); kind != "" {
 		h.Set("Content-Type", kind)
 	}
-	if err := to.Begin(a.status, h); err != nil {
+	if err := d.to.Begin(a.status, h); err != nil {
 		return apierror.From(context.Canceled)
 	}
-	if err := to.Write(a.body); err != nil {
+	if err := d.to.Write(a.body); err != nil {
 		return apierror.From(context.Canceled)
 	}
 	return nil

@@ -2,80 +2,181 @@ package router
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// maxErrorBody bounds an engine's refusal that is read to be passed on.
-const maxErrorBody = 1 << 20
+// attempt is one try of a request on one replica, from the choice to the release of its reservation.
+type attempt struct {
+	choice *chooser.Choice
+	chosen time.Time
+	// held and overhead are the time in the hold queue, and kvpilot's own time until the choice.
+	held, overhead time.Duration
+	// point is where a stream is resumed; nil for the whole answer.
+	point *resume.Point
+	// follower follows a stream that another replica could resume; nil for most.
+	follower *resume.Follower
+	// handedOff is set when the engine is sent the prompt's token ids instead of its text.
+	handedOff bool
+	// earlier counts the content events that other replicas sent to the client, reported those of this one that the load book knows.
+	earlier, reported int
 
-// attempt sends the request to the chosen replica and passes the answer on, under ctx, which ends with the
-// caller's or when the attempt is taken back. Every way out ends the reservation. It returns nil when the
-// client has the whole answer.
-func (r *Router) attempt(caller, ctx context.Context, j *job, to Sink) (f *failure) {
-	result := chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
-	choice, h := j.choice, j.noteAttempt()
-	defer func() {
-		h.over(j, choice, f)
-		choice.Release(result)
-		h.released(result.End)
-	}()
-	pass, ok := r.Breaker.Allow(choice.Replica.ID)
-	if !ok && hasOther(choice.Decision) {
-		result.End = decision.EndMoved
-		f := &failure{outcome: retry.Unavailable, public: errOnTrial()}
-		f.resumed = r.asksAgain(caller, j, f)
-		return f
-	}
-
-	out := r.toEngine(ctx, j)
-	h.observe(out)
-	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: choice.Replica, Rank: choice.Rank}, out)
-	outcome := upstream.Classify(resp, err)
-	h.answered(resp, outcome)
-	if err != nil || outcome != retry.OK {
-		f := r.refusal(ctx, j, resp, err, outcome)
-		r.settle(choice.Replica.ID, pass, f.outcome)
-		result.End = endOf(f.outcome)
-		f.resumed = r.asksAgain(caller, j, f)
-		return f
-	}
-	defer resp.Close()
-	earlier := j.earlier()
-	err = r.relay(ctx, j, resp, to)
-	r.usage(ctx, j, earlier, &result)
-	if err == nil {
-		outcome, result.End = j.ended()
-		r.answered(j, &result)
-		r.settle(choice.Replica.ID, pass, outcome)
-		return nil
-	}
-	h.brokeOff()
-	f = r.broken(ctx, j, err)
-	r.settle(choice.Replica.ID, pass, f.outcome)
-	result.End = endOf(f.outcome)
-	switch {
-	case r.conclude(caller, j, err, to):
-		result.End = decision.EndCompleted
-		r.answered(j, &result)
-		return nil
-	case r.goesOn(caller, j, f):
-		result.End, f.resumed = decision.EndResumed, true
-	case j.begun && f.outcome == retry.Broken:
-		result.End = decision.EndFailed
-	}
-	return f
+	pass   breaker.Pass
+	resp   *upstream.Response
+	kept   []byte // of an answer that is forwarded as one piece
+	hop    *hop   // nil when the request is not recorded
+	cancel context.CancelFunc
+	// stalled is set when the chooser stopped the attempt because its rank shows no sign of life.
+	stalled atomic.Bool
+	// broken is set when the answer ended early, ended when the reservation was released.
+	broken, ended bool
 }
 
-// settle tells those who judge replicas how an attempt went.
-func (r *Router) settle(id replica.ID, pass breaker.Pass, outcome retry.Verdict) {
-	r.Breaker.Report(id, pass, outcome)
+// errStalled is why the answer of a stalled rank is not used.
+var errStalled = errors.New("the replica has stalled")
+
+// stop stops the attempt on a stalled rank. Any goroutine may call it.
+func (a *attempt) stop() {
+	a.stalled.Store(true)
+	a.cancel()
+}
+
+// isStalled reports whether the attempt was stopped, by the chooser and not by the end of ctx.
+func (a *attempt) isStalled(ctx context.Context) bool { return a.stalled.Load() && ctx.Err() == nil }
+
+// tries is what the attempts of a request share: the question to the chooser, and what the ones before have met.
+type tries struct {
+	ask    chooser.Request
+	failed *failure // the last attempt's
+	// before is the time that replicas took until a stream was resumed.
+	before time.Duration
+	point  *resume.Point
+}
+
+// next prepares the attempt after one that ended with f, on another replica.
+func (t *tries) next(a *attempt, f *failure) {
+	t.failed = f
+	t.ask.Exclude = append(t.ask.Exclude, a.choice.Replica.ID)
+	t.ask.Attempt++
+}
+
+// open makes one attempt up to the head of the replica's answer. On failure the attempt has ended; it is nil when no
+// replica was chosen.
+func (r *Router) open(ctx context.Context, rq *request, t *tries, d *delivery) (*attempt, *failure) {
+	actx, cancel := context.WithCancel(ctx)
+	a := &attempt{cancel: cancel, point: t.point}
+	t.ask.Abandon, t.ask.Movable = a.stop, r.mayMove(rq, t)
+	d.attempt = nil
+	d.attempts++
+	if err := r.choose(ctx, rq, t, a); err != nil {
+		cancel()
+		if rq.refused != nil && rq.refused.Firm && ctx.Err() == nil { // truer than that no replica can take it now
+			err = rq.refusal()
+		}
+		return nil, &failure{unchosen: true, public: apierror.From(err)}
+	}
+	d.attempt, d.chosen = a, true
+	r.learnRouted(ctx, rq, t, a)
+	if f := r.send(ctx, actx, rq, a); f != nil {
+		r.end(ctx, rq, d, f, endOf(f.outcome))
+		return a, f
+	}
+	return a, nil
+}
+
+// mayMove reports whether the request may be tried elsewhere when its rank shows no sign of life. The last attempt runs
+// to its end: a request that takes every engine so long is not helped by another one.
+func (r *Router) mayMove(rq *request, t *tries) bool {
+	return rq.upload == nil && rq.call.Options.Pinned == "" && t.point == nil && len(t.ask.Replicas) > 1 && t.ask.Attempt+1 < rq.set.attempts
+}
+
+// choose has the attempt decided and booked.
+func (r *Router) choose(ctx context.Context, rq *request, t *tries, a *attempt) error {
+	if pool, ok := r.Registry.Snapshot().Pool(rq.pool.Model); ok { // it may have changed since the last attempt
+		t.ask.Replicas = pool.Replicas
+	}
+	began := time.Now()
+	id := rq.plan()
+	t.ask.TraceID, t.ask.SpanID = span.IDs(rq.span, id)
+	choice, err := r.Chooser.Choose(ctx, &t.ask)
+	a.chosen = time.Now()
+	rq.noteChoice(id, began, a.chosen, choice, err)
+	if err != nil {
+		return r.undecided(ctx, rq, t, err)
+	}
+	a.choice, a.held = choice, choice.Decision.Held
+	a.overhead = a.chosen.Sub(rq.received) - rq.tokenizing - a.held - t.before
+	r.whole(rq, choice)
+	return nil
+}
+
+// learnRouted tells the parts that learn from it where a prompt went.
+func (r *Router) learnRouted(ctx context.Context, rq *request, t *tries, a *attempt) {
+	r.noteKeyless(ctx, rq, a.choice.Decision)
+	pick := a.choice.Decision.Pick()
+	if pick == nil || rq.enc == nil || a.point != nil || a.choice.Decision.TooLong {
+		return
+	}
+	if rq.question == nil && pick.Feed == kvblock.FeedExact { // of other ranks it is not known what they hold
+		r.Tokens.Routed(rq.pool.Served, rq.enc, pick.Slot, rq.adapter, overlap(a.choice.Decision))
+	}
+	if len(rq.enc.IDs) == 0 && t.ask.Hashes != nil && r.Believe != nil {
+		r.Believe(pick.Slot, t.ask.Hashes(int(pick.BlockSize)))
+	}
+}
+
+// send sends the request to the chosen replica, under actx, which ends with ctx or when the attempt is stopped, and
+// reads the head of the answer.
+func (r *Router) send(ctx, actx context.Context, rq *request, a *attempt) *failure {
+	a.hop = rq.noteAttempt(a)
+	if !r.allowed(a) {
+		return onTrial()
+	}
+	out := r.toEngine(actx, rq, a)
+	a.hop.observe(out)
+	resp, err := r.Upstream.Do(actx, upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}, out)
+	outcome := upstream.Classify(resp, err)
+	a.hop.answered(resp, outcome)
+	if err != nil || outcome != retry.OK {
+		f := r.refusal(ctx, a, resp, err, outcome)
+		r.settle(a, f.outcome)
+		return f
+	}
+	a.resp = resp
+	return nil
+}
+
+// allowed asks the replica's breaker. An open one counts only where another replica could have been chosen.
+func (r *Router) allowed(a *attempt) (ok bool) {
+	a.pass, ok = r.Breaker.Allow(a.choice.Replica.ID)
+	return ok || !hasOther(a.choice.Decision)
+}
+
+// hasOther reports whether another replica could have been chosen.
+func hasOther(d *decision.Decision) bool {
+	pick := d.Pick()
+	return pick != nil && slices.ContainsFunc(d.Candidates, func(c decision.Candidate) bool {
+		return c.Veto == decision.VetoNone && c.Replica != pick.Replica
+	})
+}
+
+// settle tells breaker and registry how an attempt went.
+func (r *Router) settle(a *attempt, outcome retry.Verdict) {
+	id := a.choice.Replica.ID
+	r.Breaker.Report(id, a.pass, outcome)
 	switch outcome {
 	case retry.Unreachable, retry.Broken, retry.Malformed, retry.Stalled:
 		r.Registry.ReportFailure(id, errAnswer)
@@ -85,37 +186,70 @@ func (r *Router) settle(id replica.ID, pass breaker.Pass, outcome retry.Verdict)
 	}
 }
 
-// usage takes over what the engine said that the request has cost. Of a stream of which it said nothing, the
-// router's own count is taken, and marked as that.
-func (r *Router) usage(ctx context.Context, j *job, earlier int, to *chooser.Result) {
-	r.reported(ctx, j, to)
-	if n := j.scan.ContentEvents() - earlier; to.PromptTokens < 0 && n > 0 && !j.firstToken.IsZero() {
-		to.PromptTokens, to.CachedTokens = j.choice.Decision.PromptTokens, j.cachedOwn()
-		to.OutputTokens, to.Counted = j.tokensIn(n), true
+// end ends the attempt under way, with f when it failed, and releases its reservation. Only the first call counts.
+func (r *Router) end(ctx context.Context, rq *request, d *delivery, f *failure, end decision.End) {
+	a := d.attempt
+	if a == nil || a.ended {
+		return
 	}
+	a.ended = true
+	result := chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+	if a.resp != nil {
+		a.resp.Close()
+		r.learnUsage(ctx, rq, d, &result)
+	}
+	a.hop.over(rq, d, f)
+	a.choice.Release(result)
+	a.hop.released(end)
+	a.cancel()
 }
 
-// reported takes over the engine's usage, and learns from it.
-func (r *Router) reported(ctx context.Context, j *job, to *chooser.Result) {
-	if u, ok := j.scan.Usage(); ok {
+// endOf says how the decision ended, for the record.
+func endOf(o retry.Verdict) decision.End {
+	switch o {
+	case retry.OK:
+		return decision.EndCompleted
+	case retry.Canceled:
+		return decision.EndCanceled
+	case retry.ClientFault:
+		return decision.EndRejected
+	default:
+	}
+	if o.Retryable() {
+		return decision.EndMoved
+	}
+	return decision.EndFailed
+}
+
+// learnUsage sets the request's usage in to, and teaches it to the parts that predicted it. Of a stream without usage the
+// router's own count is taken, and marked.
+func (r *Router) learnUsage(ctx context.Context, rq *request, d *delivery, to *chooser.Result) {
+	a := d.attempt
+	if u, ok := d.scan.Usage(); ok {
 		to.PromptTokens, to.OutputTokens, to.CachedTokens = u.PromptTokens, u.CompletionTokens, u.CachedTokens
-		if j.seam != nil { // the client's counts are those of the whole request
-			to.PromptTokens, to.OutputTokens = u.PromptTokens+j.seam.Answer, u.CompletionTokens-j.seam.Answer
+		if a.point != nil { // the client's counts are those of the whole request
+			to.PromptTokens, to.OutputTokens = u.PromptTokens+a.point.Answer, u.CompletionTokens-a.point.Answer
 		}
 	}
-	if j.seam != nil {
-		return // nothing to learn of prompts: this one is no client's
+	if a.point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
+		r.observe(ctx, rq, a, to)
+		r.pin(rq, d)
 	}
-	r.observe(ctx, j, to)
-	r.pin(j)
+	if n := d.scan.ContentEvents() - a.earlier; to.PromptTokens < 0 && n > 0 && !d.firstToken.IsZero() {
+		to.PromptTokens, to.CachedTokens = a.choice.Decision.PromptTokens, a.cachedOwn()
+		to.OutputTokens, to.Counted = rq.tokensIn(n), true
+	}
+	if a.point == nil && rq.parsed.N <= 1 && to.End == decision.EndCompleted { // the conversation's next turn can count on it
+		r.Tokens.Answered(rq.pool.Served, rq.enc, a.choice.Slot, to.OutputTokens)
+	}
 }
 
 // tokensIn is about how many tokens came in n content events of a stream: each format but that of completions begins
 // with an event that has none, chat for each of its choices.
-func (j *job) tokensIn(n int) int {
-	switch j.req.Prompt.API {
+func (rq *request) tokensIn(n int) int {
+	switch rq.parsed.Prompt.API {
 	case prompt.APIChat:
-		return max(1, n-j.req.N)
+		return max(1, n-rq.parsed.N)
 	case prompt.APIResponses, prompt.APIMessages:
 		return max(1, n-1)
 	case prompt.APICompletions, prompt.APIOther:
@@ -124,4 +258,6 @@ func (j *job) tokensIn(n int) int {
 }
 
 // cachedOwn is how much of the prompt the router takes to have come from the cache.
-func (j *job) cachedOwn() int { return min(overlap(j.choice.Decision), j.choice.Decision.PromptTokens) }
+func (a *attempt) cachedOwn() int {
+	return min(overlap(a.choice.Decision), a.choice.Decision.PromptTokens)
+}

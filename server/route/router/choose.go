@@ -89,132 +89,134 @@ func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
 }
 
 func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error) {
-	j := r.newQuestion(ctx, q)
+	rq := r.newQuestion(ctx, q)
+	d := &delivery{} // stays empty: the caller sends the request
 	defer func() {
-		r.settleLimits(j, err)
-		j.tell(apierror.From(err))
+		r.settleLimits(rq, d, err)
+		rq.tell(d, apierror.From(err))
 	}()
-	if err := r.question(ctx, j, q); err != nil {
+	if err := r.question(ctx, rq, q); err != nil {
 		return nil, err
 	}
-	j.wantIDs, j.choosing = q.DryRun, true
-	if err := r.tokenize(ctx, j); err != nil {
+	if err := r.tokenize(ctx, rq); err != nil {
 		return nil, err
 	}
-	ask := j.ask(r)
+	t := r.newTries(rq)
+	ask := &t.ask
 	if ask.ExpectedOutput == 0 {
 		ask.ExpectedOutput = q.ExpectedOutput
 	}
 	if !q.DryRun {
-		if err := r.book(j, ask.ExpectedOutput, q.Reserve); err != nil {
+		if err := r.book(rq, ask.ExpectedOutput, q.Reserve); err != nil {
 			return nil, err
 		}
 	}
 	ask.DryRun, ask.Unbooked = q.DryRun, !q.DryRun && !q.Reserve
-	// Nobody sees the first token of an answer that comes whole.
-	ask.Unstreamed = q.EndOnly || len(q.Body) > 0 && !j.req.Truncated && !j.req.Stream
+	// The first token of an answer in one piece is not seen.
+	ask.Unstreamed = q.EndOnly || len(q.Body) > 0 && !rq.parsed.Truncated && !rq.parsed.Stream
 	ask.Reports = q.FirstToken && !ask.Unstreamed
 	if q.Reserve {
 		if ask.Lease = q.Lease; ask.Lease <= 0 {
 			ask.Lease = r.Lease
 		}
 	}
-	if err := r.choose(ctx, j, ask); err != nil {
+	chosen := new(attempt)
+	if err := r.choose(ctx, rq, t, chosen); err != nil {
 		return nil, err
 	}
-	choice := j.choice
+	choice := chosen.choice
 	if choice.Decision.TooLong {
 		choice.Release(chooser.Result{End: decision.EndRejected, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
-		return nil, tooLong(j)
+		return nil, tooLong(rq, choice, ask.Longest)
 	}
 	if !q.DryRun {
-		r.routed(ctx, j)
+		r.learnRouted(ctx, rq, t, chosen)
 	}
 	host, port := hostPort(choice.Replica.URL)
-	r.metrics.decided(j)
+	r.metrics.decided(rq, chosen)
 	a := &Answer{
-		Choice: choice, Host: host, Port: port, Served: j.pool.Served, Encoding: j.enc, Lease: ask.Lease,
-		Lowered: j.lowered, Priority: j.req.Priority, HideOverlap: !r.tellsOverlap(j.call),
+		Choice: choice, Host: host, Port: port, Served: rq.pool.Served, Encoding: rq.enc, Lease: ask.Lease,
+		Lowered: rq.lowered, Priority: rq.parsed.Priority, HideOverlap: !r.tellsOverlap(rq.call),
 	}
-	if j.isolated {
-		a.Salt = j.req.Salt
+	if rq.isolated {
+		a.Salt = rq.parsed.Salt
 	}
 	if q.Reserve && !q.DryRun {
-		r.reserved(j, choice)
+		r.reserved(rq, choice)
 	}
 	return a, nil
 }
 
-// tooLong is what an engine would say of the prompt.
-func tooLong(j *job) error {
+// tooLong is what an engine would say of a prompt of so many tokens.
+func tooLong(rq *request, c *chooser.Choice, tokens int) error {
 	return apierror.New(apierror.InvalidBody, fmt.Sprintf("This model's maximum context length is %d tokens. However, the prompt has %d tokens. Please reduce its length.",
-		contextOf(j.choice.Replica, j.pool.Served), j.asked.Longest), nil, apierror.WithParam("prompt"))
+		contextOf(c.Replica, rq.pool.Served), tokens), nil, apierror.WithParam("prompt"))
 }
 
-// newQuestion makes a job for a question.
-func (r *Router) newQuestion(ctx context.Context, q *Question) *job {
-	j := r.newJob(ctx, &Call{
+// newQuestion makes the request of a question.
+func (r *Router) newQuestion(ctx context.Context, q *Question) *request {
+	rq := r.newRequest(ctx, &Call{
 		Route: q.Route, Header: q.Header, Body: q.Body, RequestID: q.RequestID,
 		Tenant: q.Tenant, ShowOverlap: q.ShowOverlap, Options: q.Options, Received: q.Received,
 	})
-	j.outside = true
-	return j
+	rq.question = q
+	return rq
 }
 
 // question reads a question. Its caller has settleLimits called.
-func (r *Router) question(ctx context.Context, j *job, q *Question) error {
-	if err := r.enter(j); err != nil {
+func (r *Router) question(ctx context.Context, rq *request, q *Question) error {
+	if err := r.enter(rq); err != nil {
 		return err
 	}
-	if err := r.readQuestion(ctx, j, q); err != nil {
+	if err := r.readQuestion(rq, q); err != nil {
 		return err
 	}
 	if q.Model != "" {
-		j.req.Model = q.Model
+		rq.parsed.Model = q.Model
 	}
 	if q.Session != "" {
-		j.req.Session = q.Session
+		rq.parsed.Session = q.Session
 	}
 	if q.Salt != "" {
-		j.req.Salt, j.req.Prompt.Salt = q.Salt, q.Salt
+		rq.parsed.Salt, rq.parsed.Prompt.Salt = q.Salt, q.Salt
 	}
 	if q.Priority != 0 {
-		j.req.Priority = -q.Priority
+		rq.parsed.Priority = -q.Priority
 	}
-	r.capPriority(j)
-	if err := r.isolate(j); err != nil {
+	r.capPriority(rq)
+	if err := r.isolate(rq); err != nil {
 		return err
 	}
-	if err := r.findAdapter(j, q.Adapter); err != nil {
-		if j.req.Truncated && j.req.Model == "" && apierror.From(err).Reason == apierror.InvalidBody {
+	if err := r.findAdapter(rq, q.Adapter); err != nil {
+		if rq.parsed.Truncated && rq.parsed.Model == "" && apierror.From(err).Reason == apierror.InvalidBody {
 			return errCutBeforeModel() // the caller's body may well name one
 		}
 		return err
 	}
-	if err := r.denyOld(j); err != nil {
+	if err := r.denyOld(rq); err != nil {
 		return err
 	}
-	return r.place(ctx, j)
+	return r.place(ctx, rq)
 }
 
 // findAdapter finds the pool of a question: the adapter's where one is named, which must be one of the
 // model's, if that is named too.
-func (r *Router) findAdapter(j *job, adapter string) error {
+func (r *Router) findAdapter(rq *request, adapter string) error {
 	if adapter == "" {
-		return r.findPool(j)
+		return r.findPool(rq)
 	}
 	snapshot := r.Registry.Snapshot()
 	pool, ok := snapshot.Pool(adapter)
-	if ok && j.req.Model != "" && j.req.Model != adapter {
-		if err := r.findPool(j); err != nil {
+	if ok && rq.parsed.Model != "" && rq.parsed.Model != adapter {
+		if err := r.findPool(rq); err != nil {
 			return err
 		}
-		ok = pool == j.pool || pool.AdapterOf(j.pool)
+		ok = pool == rq.pool || pool.AdapterOf(rq.pool)
 	}
 	if !ok || pool.Adapter == "" {
 		return apierror.New(apierror.ModelNotFound, "The model has no adapter `"+clip(adapter, 128)+"`.", nil, apierror.WithParam("adapter"))
 	}
-	j.usePool(pool)
+	rq.usePool(pool)
 	return nil
 }
 
@@ -224,18 +226,17 @@ func errCutBeforeModel() *apierror.Error {
 }
 
 // readQuestion finds the prompt in whatever form it came.
-func (r *Router) readQuestion(ctx context.Context, j *job, q *Question) error {
+func (r *Router) readQuestion(rq *request, q *Question) error {
 	switch {
 	case len(q.Body) > 0:
-		j.truncated, j.fullSize = q.Truncated, q.FullSize
-		if err := r.read(ctx, j); err != nil {
+		if err := r.read(rq); err != nil {
 			return err
 		}
-		j.call.Route = j.req.Route
+		rq.call.Route = rq.parsed.Route
 	default:
-		j.call.Route = openai.RouteCompletions
-		j.req = &openai.Request{Route: openai.RouteCompletions, N: 1, Stream: true}
-		p := &j.req.Prompt
+		rq.call.Route = openai.RouteCompletions
+		rq.parsed = &openai.Request{Route: openai.RouteCompletions, N: 1, Stream: true}
+		p := &rq.parsed.Prompt
 		p.API = prompt.APICompletions
 		switch {
 		case len(q.IDs) > 0:
@@ -243,9 +244,9 @@ func (r *Router) readQuestion(ctx context.Context, j *job, q *Question) error {
 		case q.Text != "":
 			p.Kind, p.Text = prompt.KindText, q.Text
 		}
-		j.req.Session = openai.SessionFrom(q.Header, j.set.SessionHeader)
+		rq.parsed.Session = openai.SessionFrom(q.Header, rq.set.SessionHeader)
 	}
-	if !j.call.Route.Generates() {
+	if !rq.call.Route.Generates() {
 		return apierror.New(apierror.NotSupported, "the body is of a kind whose place in a cache does not matter", nil)
 	}
 	return nil
@@ -254,23 +255,24 @@ func (r *Router) readQuestion(ctx context.Context, j *job, q *Question) error {
 // Encode gives the token ids of a question's prompt, whole, and how they were found. It chooses
 // nothing.
 func (r *Router) Encode(ctx context.Context, q *Question) (_ *Answer, err error) {
-	j := r.newQuestion(ctx, q)
+	rq := r.newQuestion(ctx, q)
+	rq.onlyIDs = true
+	d := &delivery{}
 	defer func() {
-		r.settleLimits(j, err)
-		j.tell(apierror.From(err))
+		r.settleLimits(rq, d, err)
+		rq.tell(d, apierror.From(err))
 	}()
-	if err := r.question(ctx, j, q); err != nil {
+	if err := r.question(ctx, rq, q); err != nil {
 		return nil, err
 	}
-	j.needFull, j.wantIDs = true, true
-	if err := r.tokenize(ctx, j); err != nil {
+	if err := r.tokenize(ctx, rq); err != nil {
 		return nil, err
 	}
-	if j.enc.Reason == tokenizer.ReasonNoPrompt {
+	if rq.enc.Reason == tokenizer.ReasonNoPrompt {
 		return nil, apierror.New(apierror.InvalidBody, "there is no prompt to tokenize", nil)
 	}
-	if len(j.enc.IDs) == 0 && j.enc.Source == tokenizer.SourceNone {
-		return nil, apierror.New(apierror.UpstreamError, "no replica could tokenize the prompt: "+j.enc.Reason, nil, apierror.WithRetryAfter(time.Second))
+	if len(rq.enc.IDs) == 0 && rq.enc.Source == tokenizer.SourceNone {
+		return nil, apierror.New(apierror.UpstreamError, "no replica could tokenize the prompt: "+rq.enc.Reason, nil, apierror.WithRetryAfter(time.Second))
 	}
-	return &Answer{Served: j.pool.Served, Encoding: j.enc}, nil
+	return &Answer{Served: rq.pool.Served, Encoding: rq.enc}, nil
 }

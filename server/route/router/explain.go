@@ -26,19 +26,19 @@ const (
 )
 
 // explain puts into h what the operator lets clients know about the choice.
-func (r *Router) explain(j *job, h http.Header) {
-	if j.call.RequestID != "" {
-		h[HeaderRequestID] = []string{j.call.RequestID}
+func (r *Router) explain(rq *request, a *attempt, h http.Header) {
+	if rq.call.RequestID != "" {
+		h[HeaderRequestID] = []string{rq.call.RequestID}
 	}
-	show := j.set.Headers
-	c := j.choice
+	show := rq.set.Headers
+	c := a.choice
 	if show.Replica {
 		h[HeaderReplica] = []string{string(c.Replica.ID)}
 	}
 	if show.Address {
 		h[HeaderAddress] = []string{c.Replica.URL}
 	}
-	overlap := r.tellsOverlap(j.call)
+	overlap := r.tellsOverlap(rq.call)
 	if show.Overlap && overlap {
 		h[HeaderOverlap] = []string{strconv.Itoa(c.Held())}
 	}
@@ -49,10 +49,10 @@ func (r *Router) explain(j *job, h http.Header) {
 		}
 	}
 	if show.Decision {
-		h[HeaderDecision] = []string{j.id}
+		h[HeaderDecision] = []string{rq.id}
 	}
 	if show.Overhead {
-		h[HeaderOverhead] = []string{strconv.FormatInt(j.overhead.Microseconds(), 10)}
+		h[HeaderOverhead] = []string{strconv.FormatInt(a.overhead.Microseconds(), 10)}
 	}
 }
 
@@ -75,14 +75,14 @@ func bestOverlap(d *decision.Decision) int {
 }
 
 // finish is the one place where a request's end is counted, logged and put on its span.
-func (r *Router) finish(ctx context.Context, j *job, err error) {
-	took := time.Since(j.received)
+func (r *Router) finish(ctx context.Context, rq *request, d *delivery, err error) {
+	took := time.Since(rq.received)
 	public := apierror.From(err)
-	if public == nil && j.scan.Failed() { // the client knows it from the engine
+	if public == nil && d.scan.Failed() { // the client knows it from the engine
 		public = apierror.New(apierror.UpstreamError, "the replica reported an error in its stream", nil)
 	}
-	r.metrics.end(ctx, j, public, took)
-	j.tell(public)
+	r.metrics.end(ctx, rq, d, public, took)
+	rq.tell(d, public)
 	level := slog.LevelInfo
 	if public != nil {
 		switch public.Fault() {
@@ -96,25 +96,26 @@ func (r *Router) finish(ctx context.Context, j *job, err error) {
 	if !r.Log.Enabled(ctx, level) {
 		return
 	}
-	r.Log.LogAttrs(ctx, level, "request", r.logLine(j, public, took)...)
+	r.Log.LogAttrs(ctx, level, "request", r.logLine(rq, d, public, took)...)
 }
 
 // logLine is the one line that a request leaves; nothing of its prompt or answer is in it.
-func (r *Router) logLine(j *job, public *apierror.Error, took time.Duration) []slog.Attr {
+func (r *Router) logLine(rq *request, d *delivery, public *apierror.Error, took time.Duration) []slog.Attr {
 	line := append(make([]slog.Attr, 0, 16),
-		slog.String("id", j.call.RequestID), slog.String("decision", j.id), slog.String("route", j.call.Route.String()))
-	if j.req != nil {
-		line = append(line, slog.String("model", clip(j.req.Model, 128)), slog.Bool("stream", j.req.Stream))
+		slog.String("id", rq.call.RequestID), slog.String("decision", rq.id), slog.String("route", rq.call.Route.String()))
+	if rq.parsed != nil {
+		line = append(line, slog.String("model", clip(rq.parsed.Model, 128)), slog.Bool("stream", rq.parsed.Stream))
 	}
-	if c := j.choice; c != nil {
+	if d.attempt != nil {
+		c := d.attempt.choice
 		line = append(line, slog.String("replica", string(c.Replica.ID)), slog.Int("prompt_tokens", c.Decision.PromptTokens), slog.Int("overlap_tokens", c.Held()))
 	}
-	if !j.firstToken.IsZero() {
-		line = append(line, slog.Duration("ttft", j.firstToken.Sub(j.received).Round(time.Microsecond)))
+	if !d.firstToken.IsZero() {
+		line = append(line, slog.Duration("ttft", d.firstToken.Sub(rq.received).Round(time.Microsecond)))
 	}
-	line = append(line, slog.Duration("took", took.Round(time.Microsecond)), slog.Int("attempts", j.attempt+1))
+	line = append(line, slog.Duration("took", took.Round(time.Microsecond)), slog.Int("attempts", max(1, d.attempts)))
 	if public == nil {
-		return append(line, slog.Int("status", j.status))
+		return append(line, slog.Int("status", d.status))
 	}
 	return append(line, slog.Int("status", public.HTTPStatus()), slog.String("reason", apierror.Name(public.Reason)), slog.Any("error", public))
 }

@@ -7,20 +7,24 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// failure is an attempt that did not end well.
+// maxErrorBody bounds an engine's error response that is read to be forwarded.
+const maxErrorBody = 1 << 20
+
+// failure is why an attempt did not succeed.
 type failure struct {
 	outcome retry.Verdict
-	// public is what the client is told when nothing better comes.
+	// unchosen is set when no replica was chosen, so that there is no outcome.
+	unchosen bool
+	// public is the client's error when no other attempt succeeds.
 	public *apierror.Error
-	// resumed: the stream goes on with the next attempt, which is prepared.
-	resumed bool
 }
+
+// Error implements error.
+func (f *failure) Error() string { return f.public.Error() }
 
 // errClientGone is why a Sink refused bytes.
 var errClientGone = errors.New("the client disconnected")
@@ -35,27 +39,16 @@ func gone(err error) error { return errors.Join(errClientGone, err) }
 // others. Who refuses at once has nothing to do, and would be chosen by everybody who comes.
 const refusedPause = time.Second
 
-// errOnTrial is what a request meets whose replica is being tried by another request just now.
-func errOnTrial() *apierror.Error {
-	return apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))
-}
-
-// hasOther reports whether another replica could have been chosen.
-func hasOther(d *decision.Decision) bool {
-	pick := d.Pick()
-	for i := range d.Candidates {
-		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && pick != nil && c.Replica != pick.Replica {
-			return true
-		}
-	}
-	return false
+// onTrial is the failure of a request whose replica is being tried by another request just now.
+func onTrial() *failure {
+	return &failure{outcome: retry.Unavailable, public: apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))}
 }
 
 // refusal is an attempt that ended before its answer began. resp is closed.
-func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, err error, outcome retry.Verdict) *failure {
+func (r *Router) refusal(ctx context.Context, a *attempt, resp *upstream.Response, err error, outcome retry.Verdict) *failure {
 	f := &failure{outcome: outcome}
-	if err != nil && outcome == retry.Canceled && stalled(ctx) {
-		return j.abandoned(err)
+	if err != nil && outcome == retry.Canceled && a.isStalled(ctx) {
+		return stalledBefore(err)
 	}
 	if err != nil {
 		f.public = r.unanswered(ctx, outcome, err)
@@ -63,18 +56,18 @@ func (r *Router) refusal(ctx context.Context, j *job, resp *upstream.Response, e
 	}
 	defer resp.Close()
 	body, readErr := resp.ReadAll(maxErrorBody)
-	if readErr != nil && stalled(ctx) {
-		return j.abandoned(readErr)
+	if readErr != nil && a.isStalled(ctx) {
+		return stalledBefore(readErr)
 	}
 	if readErr != nil && ctx.Err() != nil {
 		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, readErr))}
 	}
 	wait, told := retry.After(resp.Header, time.Now())
-	if !told && (outcome == retry.Refused || outcome == retry.Unavailable) && hasOther(j.choice.Decision) {
+	if !told && (outcome == retry.Refused || outcome == retry.Unavailable) && hasOther(a.choice.Decision) {
 		wait, told = refusedPause, true
 	}
 	if told {
-		r.Breaker.Pause(j.choice.Replica.ID, wait)
+		r.Breaker.Pause(a.choice.Replica.ID, wait)
 	}
 	switch outcome {
 	case retry.Refused:
@@ -109,59 +102,29 @@ func (r *Router) unanswered(ctx context.Context, outcome retry.Verdict, err erro
 	}
 }
 
-// broken is an answer that ended before it was complete.
-func (r *Router) broken(ctx context.Context, j *job, err error) *failure {
+// stalledBefore is the failure of an attempt that was stopped before the client's first byte.
+func stalledBefore(err error) *failure {
+	return &failure{outcome: retry.Stalled, public: apierror.New(apierror.UpstreamError, "the replica has stalled", err)}
+}
+
+// broken is the failure of an answer that ended with err, before it was complete.
+func broken(ctx context.Context, d *delivery, err error) *failure {
+	if f, ok := errors.AsType[*failure](err); ok {
+		return f
+	}
+	text := "the replica's answer ended early"
 	switch {
-	case stalled(ctx) && !errors.Is(err, errClientGone):
-		return j.abandoned(err)
-	case errors.Is(err, errClientGone), ctx.Err() != nil:
+	case errors.Is(err, errClientGone):
 		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, context.Canceled))}
-	case !j.begun:
-		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica closed the connection before it answered", err)}
+	case errors.Is(err, errStalled), d.attempt.isStalled(ctx):
+		if !d.begun {
+			return stalledBefore(err)
+		}
+		text = "the replica stopped in the middle of its answer"
+	case ctx.Err() != nil:
+		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, context.Canceled))}
+	case !d.begun:
+		text = "the replica's answer ended early, before it began"
 	}
-	return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica's answer ended early", err)}
-}
-
-// mayRetry decides whether another replica is tried after f: only before the client's first byte,
-// only after faults that another replica may not have, within the attempts and the budget. The budget keeps a fleet
-// in trouble from being asked twice for everything; where a replica is gone, nobody is.
-func (r *Router) mayRetry(ctx context.Context, j *job, f *failure) bool {
-	if j.begun || !f.outcome.Retryable() || j.attempt+1 >= j.set.attempts || ctx.Err() != nil {
-		return false
-	}
-	if j.upload != nil && j.upload.spent {
-		return false
-	}
-	if j.call.Options.Pinned != "" || j.holder != "" {
-		return false
-	}
-	if free := j.attempt == 0 && f.outcome.Gone(); !free && !r.Budget.Withdraw() {
-		return false
-	}
-	r.metrics.retried(f.outcome)
-	noteRetry(ctx, f.outcome)
-	r.Log.Info("retrying on another replica", "request", j.call.RequestID, "replica", string(j.choice.Replica.ID), "outcome", f.outcome.String(), "error", f.public)
-	return true
-}
-
-// endOf says how the decision ended for the record.
-func endOf(o retry.Verdict) decision.End {
-	switch o {
-	case retry.OK:
-		return decision.EndCompleted
-	case retry.Canceled:
-		return decision.EndCanceled
-	case retry.ClientFault:
-		return decision.EndRejected
-	default:
-	}
-	if o.Retryable() {
-		return decision.EndMoved
-	}
-	return decision.EndFailed
-}
-
-// noteRetry leaves the retry on the request's own span.
-func noteRetry(ctx context.Context, o retry.Verdict) {
-	span.Note(ctx, span.EventRetry, span.Reason.String(o.String()))
+	return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, text, err)}
 }

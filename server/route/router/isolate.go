@@ -97,36 +97,36 @@ func saltingOf(route openai.Route, path string) salting {
 }
 
 // isolate gives the request its tenant's salt: in the body that engines get, and in the keys of its blocks here.
-func (r *Router) isolate(j *job) error {
-	if j.set.isolation == nil {
+func (r *Router) isolate(rq *request) error {
+	if rq.set.isolation == nil {
 		return nil
 	}
-	switch saltingOf(j.call.Route, j.path()) {
+	switch saltingOf(rq.call.Route, rq.path()) {
 	case saltNeedless:
 		return nil
 	case saltMissing:
-		if j.set.isolation.pass {
+		if rq.set.isolation.pass {
 			return nil
 		}
 		return apierror.New(apierror.NotSupported, "the route has no cache_salt, which this router needs to keep tenants apart (router.unsalted_routes)", nil)
 	case saltTaken:
 	}
-	if raw := string(j.req.Raw("cache_salt")); j.req.Salt == "" && raw != "" && raw != "null" {
+	if raw := string(rq.parsed.Raw("cache_salt")); rq.parsed.Salt == "" && raw != "" && raw != "null" {
 		return apierror.New(apierror.InvalidBody, "cache_salt must be a non-empty string", nil, apierror.WithParam("cache_salt"))
 	}
-	salt := j.set.isolation.salt(j.call.Tenant, j.req.Salt)
-	j.req.Salt, j.req.Prompt.Salt, j.req.Prompt.Apart, j.isolated = salt, salt, j.call.Tenant, true
-	j.req.Impose(openai.Edit{Name: "cache_salt", Value: append(append([]byte{'"'}, salt...), '"')})
+	salt := rq.set.isolation.salt(rq.call.Tenant, rq.parsed.Salt)
+	rq.parsed.Salt, rq.parsed.Prompt.Salt, rq.parsed.Prompt.Apart, rq.isolated = salt, salt, rq.call.Tenant, true
+	rq.parsed.Impose(openai.Edit{Name: "cache_salt", Value: append(append([]byte{'"'}, salt...), '"')})
 	return nil
 }
 
 // saltedSince is the first 0.x version of vLLM that is known to take a cache_salt on the route; 0 is any.
-func (j *job) saltedSince() int {
-	switch j.call.Route {
+func (rq *request) saltedSince() int {
+	switch rq.call.Route {
 	case openai.RouteAny, openai.RouteChat, openai.RouteCompletions, openai.RouteResponses:
 		return 0
 	default:
-		if strings.HasSuffix(j.path(), "/generate") {
+		if strings.HasSuffix(rq.path(), "/generate") {
 			return 0
 		}
 		return 32 // 0.12 has none on these, and one between did not have them all
@@ -134,13 +134,13 @@ func (j *job) saltedSince() int {
 }
 
 // denyOld keeps the request away from replicas whose vLLM ignores a cache_salt on its route.
-func (r *Router) denyOld(j *job) error {
-	if !j.isolated || j.set.isolation.pass {
+func (r *Router) denyOld(rq *request) error {
+	if !rq.isolated || rq.set.isolation.pass {
 		return nil
 	}
-	since := j.saltedSince()
+	since := rq.saltedSince()
 	var old []replica.ID
-	for _, rep := range j.pool.Replicas {
+	for _, rep := range rq.pool.Replicas {
 		if olderThan(rep.Version, since) {
 			old = append(old, rep.ID)
 		}
@@ -148,10 +148,10 @@ func (r *Router) denyOld(j *job) error {
 	switch {
 	case len(old) == 0:
 		return nil
-	case len(old) == len(j.pool.Replicas):
+	case len(old) == len(rq.pool.Replicas):
 		return apierror.New(apierror.NotSupported, "the replicas' vLLM has no cache_salt on this route, which this router needs to keep tenants apart (router.unsalted_routes)", nil)
 	}
-	o := &j.call.Options
+	o := &rq.call.Options
 	o.Denied = append(slices.Clip(o.Denied), old...)
 	return nil
 }
@@ -168,11 +168,11 @@ func olderThan(version string, minor int) bool {
 }
 
 // apart is a key of the caller's own by which its requests are kept together: other tenants' is another one.
-func (j *job) apart(key string) string {
-	if !j.isolated || key == "" {
+func (rq *request) apart(key string) string {
+	if !rq.isolated || key == "" {
 		return key
 	}
-	return j.req.Salt + "\x00" + key
+	return rq.parsed.Salt + "\x00" + key
 }
 
 // tellsOverlap reports whether the caller may see what replicas hold of its prompt: that tells what others have sent,

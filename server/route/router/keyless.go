@@ -29,37 +29,36 @@ type keyless struct {
 }
 
 // noteKeyless counts a decision that was made without a key.
-func (r *Router) noteKeyless(ctx context.Context, j *job) {
-	d := j.choice.Decision
-	if d.Reason != decision.ReasonNoKey || !j.call.Route.Generates() { // prompts of other routes have no place in a cache
+func (r *Router) noteKeyless(ctx context.Context, rq *request, d *decision.Decision) {
+	if d.Reason != decision.ReasonNoKey || !rq.call.Route.Generates() { // prompts of other routes have no place in a cache
 		return
 	}
-	reason := j.lacks(d.Policy)
+	reason := rq.lacks(d.Policy)
 	k := &r.metrics.keyless
 	k.counter.Add(ctx, 1, k.reasons.Of(reason, func(reason string) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("reason", reason)}
 	}))
 	if _, again := k.said.LoadOrStore(reason, true); !again {
 		r.Log.LogAttrs(ctx, slog.LevelWarn, "a request has no key for its policy and was placed by load; others like it are counted only",
-			slog.String("key_reason", reason), slog.String("policy", string(d.Policy)), slog.String("request", j.call.RequestID), slog.String("advice", advice(reason)))
+			slog.String("key_reason", reason), slog.String("policy", string(d.Policy)), slog.String("request", rq.call.RequestID), slog.String("advice", advice(reason)))
 	}
 }
 
 // lacks names what the request does not have.
-func (j *job) lacks(policy decision.Policy) string {
+func (rq *request) lacks(policy decision.Policy) string {
 	switch {
 	case policy == decision.ConsistentHash:
 		return lacksSession
-	case j.req.Prompt.Kind == prompt.KindNone && (j.truncated || j.req.Truncated):
+	case rq.parsed.Prompt.Kind == prompt.KindNone && (rq.truncated() || rq.parsed.Truncated):
 		return lacksRest
-	case j.req.Prompt.Kind == prompt.KindNone || j.enc == nil:
+	case rq.parsed.Prompt.Kind == prompt.KindNone || rq.enc == nil:
 		return lacksPrompt
 	case policy == decision.PrefixAffinity:
 		return lacksText
-	case j.enc.Reason == "":
+	case rq.enc.Reason == "":
 		return lacksPrompt
 	}
-	return j.enc.Reason
+	return rq.enc.Reason
 }
 
 // advice says what an operator can do about it.

@@ -20,15 +20,15 @@ const headerPriority = "X-Vllm-Priority"
 const bytesPerToken = 4
 
 // enter counts a request against its tenant's limits, or refuses it. Its caller has settleLimits called.
-func (r *Router) enter(j *job) error {
+func (r *Router) enter(rq *request) error {
 	if r.Limits == nil || !r.Limits.Active() {
 		return nil
 	}
 	g := new(quota.Grant)
-	if refusal := r.Limits.Admit(g, j.call.Tenant); refusal != nil {
+	if refusal := r.Limits.Admit(g, rq.call.Tenant); refusal != nil {
 		return overLimit(refusal)
 	}
-	j.grant = g
+	rq.grant = g
 	return nil
 }
 
@@ -39,60 +39,60 @@ func overLimit(refusal *quota.Refusal) *apierror.Error {
 }
 
 // book books the tokens that the request is predicted to take. limit bounds the output; 0 is none.
-func (r *Router) book(j *job, limit int, reserve bool) error {
-	if !j.grant.InUse() {
+func (r *Router) book(rq *request, limit int, reserve bool) error {
+	if !rq.grant.InUse() {
 		return nil
 	}
-	generates := j.call.Route.Generates() || j.call.Route == openai.RouteOther && strings.HasSuffix(j.path(), "/generate")
-	ask := quota.Ask{Prompt: j.promptSize(), MaxOutput: limit, Answers: j.req.N, Generates: generates, Reserve: reserve}
-	if refusal := r.Limits.Book(j.grant, ask); refusal != nil {
+	generates := rq.call.Route.Generates() || rq.call.Route == openai.RouteOther && strings.HasSuffix(rq.path(), "/generate")
+	ask := quota.Ask{Prompt: rq.promptSize(), MaxOutput: limit, Answers: rq.parsed.N, Generates: generates, Reserve: reserve}
+	if refusal := r.Limits.Book(rq.grant, ask); refusal != nil {
 		return overLimit(refusal)
 	}
 	return nil
 }
 
 // promptSize is the number of the prompt's tokens, as far as it is known before an engine says it.
-func (j *job) promptSize() int {
+func (rq *request) promptSize() int {
 	switch {
-	case j.enc != nil:
-		return j.tokens()
-	case j.upload != nil:
+	case rq.enc != nil:
+		return rq.tokens()
+	case rq.upload != nil:
 		return 0 // a recording says nothing about its tokens
 	}
-	switch j.call.Route {
+	switch rq.call.Route {
 	case openai.RouteTokenize, openai.RouteDetokenize, openai.RouteCountTokens:
 		return 0 // nothing is computed
 	case openai.RouteOther:
-		if strings.HasSuffix(j.path(), "render") {
+		if strings.HasSuffix(rq.path(), "render") {
 			return 0
 		}
 	default:
 	}
-	return len(j.body) / bytesPerToken
+	return len(rq.body) / bytesPerToken
 }
 
 // settleLimits ends a request's grant: with what it took, as far as that is known. It is called for each job, however
 // that ends.
-func (r *Router) settleLimits(j *job, err error) {
-	if j.grant.InUse() {
-		r.Limits.Settle(j.grant, j.used(err))
+func (r *Router) settleLimits(rq *request, d *delivery, err error) {
+	if rq.grant.InUse() {
+		r.Limits.Settle(rq.grant, rq.used(d, err))
 	}
 }
 
 // used is what the request has cost its tenant.
-func (j *job) used(err error) quota.Usage {
-	if u, ok := j.scan.Usage(); ok {
+func (rq *request) used(d *delivery, err error) quota.Usage {
+	if u, ok := d.scan.Usage(); ok {
 		return quota.Usage{Charge: quota.ChargeUsage, Prompt: u.PromptTokens, Output: u.CompletionTokens}
 	}
-	switch n := j.scan.ContentEvents(); {
-	case j.choosing && err == nil:
+	switch n := d.scan.ContentEvents(); {
+	case rq.question != nil && !rq.onlyIDs && err == nil:
 		return quota.Usage{Charge: quota.ChargeBooked} // nobody will say what it took; a dry run has booked nothing
-	case n > 0 && !j.firstToken.IsZero(): // a stream without usage: the router's own count
-		return quota.Usage{Charge: quota.ChargeUsage, Prompt: j.promptSize(), Output: j.tokensIn(n)}
-	case j.begun && err == nil:
+	case n > 0 && !d.firstToken.IsZero(): // a stream without usage: the router's own count
+		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize(), Output: rq.tokensIn(n)}
+	case d.begun && err == nil:
 		return quota.Usage{Charge: quota.ChargeBooked}
-	case !j.chosen.IsZero() && left(err): // the engine was at it when the client left
-		return quota.Usage{Charge: quota.ChargeUsage, Prompt: j.promptSize()}
+	case d.chosen && left(err): // the engine was at it when the client left
+		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize()}
 	}
 	return quota.Usage{}
 }
@@ -107,12 +107,12 @@ func left(err error) bool {
 }
 
 // reserved hands the grant of a reservation over to it: whatever ends that, settles.
-func (r *Router) reserved(j *job, c *chooser.Choice) {
-	g, prompt := j.grant, j.promptSize()
+func (r *Router) reserved(rq *request, c *chooser.Choice) {
+	g, prompt := rq.grant, rq.promptSize()
 	if !g.InUse() {
 		return
 	}
-	j.grant = nil
+	rq.grant = nil
 	c.OnEnd(func(result chooser.Result) { r.Limits.Settle(g, usedOutside(result, prompt)) })
 }
 
@@ -133,36 +133,36 @@ func usedOutside(result chooser.Result, prompt int) quota.Usage {
 }
 
 // capPriority serves a request that claims a higher priority than its tenant may at the highest that it may.
-func (r *Router) capPriority(j *job) {
-	if r.Limits == nil || j.req == nil {
+func (r *Router) capPriority(rq *request) {
+	if r.Limits == nil || rq.parsed == nil {
 		return
 	}
-	most, capped := r.Limits.MaxPriority(j.call.Tenant)
-	if !capped || -j.req.Priority <= most {
+	most, capped := r.Limits.MaxPriority(rq.call.Tenant)
+	if !capped || -rq.parsed.Priority <= most {
 		return
 	}
-	j.req.Priority, j.lowered = -most, true
-	if j.req.Present("priority") {
-		j.req.Impose(openai.Edit{Name: "priority", Value: strconv.AppendInt(nil, int64(-most), 10)})
+	rq.parsed.Priority, rq.lowered = -most, true
+	if rq.parsed.Present("priority") {
+		rq.parsed.Impose(openai.Edit{Name: "priority", Value: strconv.AppendInt(nil, int64(-most), 10)})
 	}
 }
 
 // header is what replicas see of the client's headers.
-func (j *job) header() http.Header {
-	if !j.lowered || j.call.Header.Get(headerPriority) == "" {
-		return j.call.Header
+func (rq *request) header() http.Header {
+	if !rq.lowered || rq.call.Header.Get(headerPriority) == "" {
+		return rq.call.Header
 	}
-	h := maps.Clone(j.call.Header)
-	h[headerPriority] = []string{strconv.Itoa(j.req.Priority)}
+	h := maps.Clone(rq.call.Header)
+	h[headerPriority] = []string{strconv.Itoa(rq.parsed.Priority)}
 	return h
 }
 
 // explainLimits puts the tenant's account beside an answer.
-func (r *Router) explainLimits(j *job, h http.Header) {
-	if !j.grant.InUse() {
+func (r *Router) explainLimits(rq *request, h http.Header) {
+	if !rq.grant.InUse() {
 		return
 	}
-	if s, ok := r.Limits.State(j.grant); ok {
+	if s, ok := r.Limits.State(rq.grant); ok {
 		s.Set(h)
 	}
 }

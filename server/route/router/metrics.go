@@ -159,54 +159,55 @@ const notable = time.Millisecond
 
 // end counts one request. The engine's own statuses are few, so the label's values are too. With
 // the request's context, an exemplar leads from a latency to its trace: from those that a panel shows.
-func (m *metrics) end(ctx context.Context, j *job, public *apierror.Error, took time.Duration) {
-	route := m.routes[j.call.Route]
+func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *apierror.Error, took time.Duration) {
+	route := m.routes[rq.call.Route]
 	plain := context.Background() // makes no exemplar
 	m.inFlight.Add(plain, -1)
-	res := result{route: j.call.Route, status: j.status}
+	res := result{route: rq.call.Route, status: d.status}
 	if public != nil {
 		res.status, res.reason = public.HTTPStatus(), public.Reason
 	}
 	m.requests.Add(plain, 1, m.results.Of(res, result.labels))
-	if j.firstToken.IsZero() { // else the first token's latency has it
+	if d.firstToken.IsZero() { // else the first token's latency has it
 		m.duration.Record(ctx, took.Seconds(), route)
 	} else {
 		m.duration.Record(plain, took.Seconds(), route)
 	}
-	if j.tokenizing > 0 {
-		m.encode.Record(plain, j.tokenizing.Seconds(), route)
+	if rq.tokenizing > 0 {
+		m.encode.Record(plain, rq.tokenizing.Seconds(), route)
 	}
-	if j.choice == nil {
+	a := d.attempt
+	if a == nil {
 		return
 	}
-	if j.overhead > notable {
-		m.overhead.Record(ctx, j.overhead.Seconds(), route)
+	if a.overhead > notable {
+		m.overhead.Record(ctx, a.overhead.Seconds(), route)
 	} else {
-		m.overhead.Record(plain, j.overhead.Seconds(), route)
+		m.overhead.Record(plain, a.overhead.Seconds(), route)
 	}
-	m.held.Record(plain, j.held.Seconds(), route)
-	m.tokens.Add(plain, int64(j.choice.Held()), m.kinds[fromRouter][tokensOverlap])
-	if !j.firstToken.IsZero() {
-		m.ttft.Record(ctx, j.firstToken.Sub(j.received).Seconds(), route)
+	m.held.Record(plain, a.held.Seconds(), route)
+	m.tokens.Add(plain, int64(a.choice.Held()), m.kinds[fromRouter][tokensOverlap])
+	if !d.firstToken.IsZero() {
+		m.ttft.Record(ctx, d.firstToken.Sub(rq.received).Seconds(), route)
 	}
-	u, source := j.cost()
+	u, source := rq.cost(d)
 	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), m.kinds[source][tokensPrompt])
 	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), m.kinds[source][tokensCached])
 	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), m.kinds[source][tokensOutput])
-	if n := u.CompletionTokens; n > 1 && !j.firstToken.IsZero() {
-		m.perToken.Record(plain, time.Since(j.firstToken).Seconds()/float64(n-1), m.paces[source][j.call.Route])
+	if n := u.CompletionTokens; n > 1 && !d.firstToken.IsZero() {
+		m.perToken.Record(plain, time.Since(d.firstToken).Seconds()/float64(n-1), m.paces[source][rq.call.Route])
 	}
-	m.genai.Record(j.genai(res, u, took))
+	m.genai.Record(rq.genai(d, res, u, took))
 }
 
 // genai is the request in the terms of OpenTelemetry's GenAI conventions.
-func (j *job) genai(res result, u sse.Usage, took time.Duration) genai.Request {
+func (rq *request) genai(d *delivery, res result, u sse.Usage, took time.Duration) genai.Request {
 	r := genai.Request{
-		Operation: operation(j.call.Route), Model: j.choice.Decision.Model, Duration: took,
+		Operation: operation(rq.call.Route), Model: d.attempt.choice.Decision.Model, Duration: took,
 		Input: max(0, u.PromptTokens), Output: max(0, u.CompletionTokens),
 	}
-	if !j.firstToken.IsZero() {
-		r.FirstToken = j.firstToken.Sub(j.received)
+	if !d.firstToken.IsZero() {
+		r.FirstToken = d.firstToken.Sub(rq.received)
 	}
 	switch {
 	case res.reason != apierror.Unspecified:
@@ -218,22 +219,22 @@ func (j *job) genai(res result, u sse.Usage, took time.Duration) genai.Request {
 }
 
 // cost is what the request has cost by the engine's usage, or, of a stream without it, by the router's own count.
-func (j *job) cost() (u sse.Usage, source int) {
-	if u, ok := j.scan.Usage(); ok {
+func (rq *request) cost(d *delivery) (u sse.Usage, source int) {
+	if u, ok := d.scan.Usage(); ok {
 		return u, fromEngine
 	}
-	if n := j.scan.ContentEvents(); n > 0 && !j.firstToken.IsZero() {
-		return sse.Usage{PromptTokens: j.choice.Decision.PromptTokens, CachedTokens: j.cachedOwn(), CompletionTokens: j.tokensIn(n)}, fromRouter
+	if n := d.scan.ContentEvents(); n > 0 && !d.firstToken.IsZero() {
+		return sse.Usage{PromptTokens: d.attempt.choice.Decision.PromptTokens, CachedTokens: d.attempt.cachedOwn(), CompletionTokens: rq.tokensIn(n)}, fromRouter
 	}
 	return sse.Usage{}, fromRouter
 }
 
 // decided counts a choice that was handed to the caller.
-func (m *metrics) decided(j *job) {
-	route := m.routes[j.call.Route]
-	m.overhead.Record(context.Background(), j.overhead.Seconds(), route)
-	m.held.Record(context.Background(), j.held.Seconds(), route)
-	if j.tokenizing > 0 {
-		m.encode.Record(context.Background(), j.tokenizing.Seconds(), route)
+func (m *metrics) decided(rq *request, a *attempt) {
+	route := m.routes[rq.call.Route]
+	m.overhead.Record(context.Background(), a.overhead.Seconds(), route)
+	m.held.Record(context.Background(), a.held.Seconds(), route)
+	if rq.tokenizing > 0 {
+		m.encode.Record(context.Background(), rq.tokenizing.Seconds(), route)
 	}
 }

@@ -82,25 +82,23 @@ func mustJSON(v any) []byte {
 // it can only be answered by the replica that has it. One that nobody remembers is looked for on
 // every replica that takes requests.
 func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) error {
-	j := r.newJob(ctx, call)
-	r.metrics.begin()
-	var err error
-	defer func() { r.settleLimits(j, err) }()
-	if err = r.enter(j); err == nil {
-		err = r.stored(ctx, j, id, to)
-	}
-	r.finish(ctx, j, err)
-	return err
+	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
+		if err := r.enter(rq); err != nil {
+			return err
+		}
+		return r.stored(ctx, rq, id, d)
+	})
 }
 
-func (r *Router) stored(ctx context.Context, j *job, id string, to Sink) error {
-	j.req, j.body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(j.call.RawQuery, "stream=true")}, j.call.Body
+func (r *Router) stored(ctx context.Context, rq *request, id string, d *delivery) error {
+	rq.pool = &registry.Pool{}
+	rq.parsed, rq.body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.call.RawQuery, "stream=true")}, rq.call.Body
 	snapshot := r.Registry.Snapshot()
 	candidates := snapshot.Replicas
-	if !r.mayRead(j.call.Tenant, id) {
+	if !r.mayRead(rq.call.Tenant, id) {
 		return unknownResponse(id)
 	}
-	if at, owner := r.Pins.Get(j.call.Tenant, id); owner == pins.OwnerSelf {
+	if at, owner := r.Pins.Get(rq.call.Tenant, id); owner == pins.OwnerSelf {
 		if rep, ok := snapshot.Replica(at); ok {
 			candidates = []*replica.Replica{rep}
 		}
@@ -110,14 +108,14 @@ func (r *Router) stored(ctx context.Context, j *job, id string, to Sink) error {
 		if rep.State != replica.StateReady && rep.State != replica.StateDraining || len(rep.Models) == 0 {
 			continue
 		}
-		last = r.ask(ctx, j, rep, to)
+		last = r.direct(ctx, rq, rep, d)
 		if last == nil {
-			if j.call.Tenant == "" {
+			if rq.call.Tenant == "" {
 				r.Pins.Put("", id, rep.ID)
 			}
 			return nil
 		}
-		if j.begun || ctx.Err() != nil || last.public.HTTPStatus() != http.StatusNotFound && !last.outcome.Retryable() {
+		if d.begun || ctx.Err() != nil || last.public.HTTPStatus() != http.StatusNotFound && !last.outcome.Retryable() {
 			break
 		}
 	}
@@ -127,11 +125,15 @@ func (r *Router) stored(ctx context.Context, j *job, id string, to Sink) error {
 	return apierror.New(apierror.NoReplica, "no replica can take a request now", nil)
 }
 
-// ask sends the call to one replica without a choice or a reservation.
-func (r *Router) ask(ctx context.Context, j *job, rep *replica.Replica, to Sink) *failure {
-	j.pool = &registry.Pool{Replicas: []*replica.Replica{rep}}
-	j.chosen = time.Now()
-	j.noteDirect()
-	j.choice = &chooser.Choice{Decision: &decision.Decision{ID: j.id, Chosen: -1}, Replica: rep}
-	return r.attempt(ctx, ctx, j, to)
+// direct sends the call to one replica without a choice or a reservation.
+func (r *Router) direct(ctx context.Context, rq *request, rep *replica.Replica, d *delivery) *failure {
+	actx, cancel := context.WithCancel(ctx)
+	rq.noteDirect()
+	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{ID: rq.id, Chosen: -1}, Replica: rep}, chosen: time.Now(), cancel: cancel}
+	d.attempt, d.chosen = a, true
+	if f := r.send(ctx, actx, rq, a); f != nil {
+		r.end(ctx, rq, d, f, endOf(f.outcome))
+		return f
+	}
+	return r.deliver(ctx, rq, &tries{}, d)
 }

@@ -17,14 +17,14 @@ func (r *Router) mayRead(tenant, id string) bool {
 
 // checkResponse refuses a request that continues a response of another tenant, on whatever route, and one that would give
 // its own response a name of the caller's choice: it could be another tenant's.
-func (r *Router) checkResponse(j *job) error {
-	if j.call.Tenant == "" || j.req == nil {
+func (r *Router) checkResponse(rq *request) error {
+	if rq.call.Tenant == "" || rq.parsed == nil {
 		return nil
 	}
-	if id := j.req.PreviousResponse; id != "" && !r.mayRead(j.call.Tenant, id) {
+	if id := rq.parsed.PreviousResponse; id != "" && !r.mayRead(rq.call.Tenant, id) {
 		return unknownResponse(id)
 	}
-	if j.req.RequestID != "" && j.call.Route == openai.RouteResponses {
+	if rq.parsed.RequestID != "" && rq.call.Route == openai.RouteResponses {
 		return apierror.New(apierror.InvalidBody, "must be left out where callers have keys: the engine names the response", nil, apierror.WithParam("request_id"))
 	}
 	return nil

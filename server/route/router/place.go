@@ -20,20 +20,20 @@ import (
 
 // place finds out whether one replica alone can serve: the one that the caller names, or the one that
 // stores the response which the request continues.
-func (r *Router) place(ctx context.Context, j *job) error {
-	if err := r.checkResponse(j); err != nil {
+func (r *Router) place(ctx context.Context, rq *request) error {
+	if err := r.checkResponse(rq); err != nil {
 		return err
 	}
-	if j.call.Options.Pinned != "" {
-		return r.checkPin(j)
+	if rq.call.Options.Pinned != "" {
+		return r.checkPin(rq)
 	}
-	r.findHolder(ctx, j)
+	r.findHolder(ctx, rq)
 	return nil
 }
 
 // checkPin refuses a pin that no retry will make true.
-func (r *Router) checkPin(j *job) error {
-	o := &j.call.Options
+func (r *Router) checkPin(rq *request) error {
+	o := &rq.call.Options
 	name := "`" + clip(string(o.Pinned), 128) + "`"
 	missing := func(message string) error {
 		return apierror.New(apierror.ReplicaNotFound, message, nil, apierror.WithParam("pin"))
@@ -44,8 +44,8 @@ func (r *Router) checkPin(j *job) error {
 		return missing("There is no replica " + name + ".")
 	case len(at.Models) == 0:
 		return nil // it has not said yet what it serves
-	case !serves(j.pool, at.ID):
-		return missing("The replica " + name + " does not serve the model `" + clip(j.pool.Model, 128) + "`.")
+	case !serves(rq.pool, at.ID):
+		return missing("The replica " + name + " does not serve the model `" + clip(rq.pool.Model, 128) + "`.")
 	case o.PinnedRank >= len(at.Slots):
 		return missing("The replica " + name + " has no such rank.")
 	}
@@ -57,31 +57,31 @@ func serves(p *registry.Pool, id replica.ID) bool {
 }
 
 // pin remembers where a response is stored.
-func (r *Router) pin(j *job) {
-	if j.call.Route == openai.RouteResponses {
-		r.Pins.Put(j.call.Tenant, j.scan.ResponseID(), j.choice.Replica.ID)
+func (r *Router) pin(rq *request, d *delivery) {
+	if rq.call.Route == openai.RouteResponses {
+		r.Pins.Put(rq.call.Tenant, d.scan.ResponseID(), d.attempt.choice.Replica.ID)
 	}
 }
 
 // findHolder finds the replica that stores the response which the request continues: any other one
 // would answer that there is none. Where nobody has it, any replica says so in its own words.
-func (r *Router) findHolder(ctx context.Context, j *job) {
-	id := j.req.PreviousResponse
-	if id == "" || j.call.Route != openai.RouteResponses || len(j.pool.Replicas) < 2 {
+func (r *Router) findHolder(ctx context.Context, rq *request) {
+	id := rq.parsed.PreviousResponse
+	if id == "" || rq.call.Route != openai.RouteResponses || len(rq.pool.Replicas) < 2 {
 		return
 	}
-	at, owner := r.Pins.Get(j.call.Tenant, id)
+	at, owner := r.Pins.Get(rq.call.Tenant, id)
 	known := owner == pins.OwnerSelf
 	if !known {
-		if at, known = r.locate(ctx, j, id); known && j.call.Tenant == "" {
+		if at, known = r.locate(ctx, rq, id); known && rq.call.Tenant == "" {
 			r.Pins.Put("", id, at)
 		}
 	}
-	o := &j.call.Options
-	if !known || !serves(j.pool, at) || slices.Contains(o.Denied, at) || len(o.Allowed) > 0 && !slices.Contains(o.Allowed, at) {
+	o := &rq.call.Options
+	if !known || !serves(rq.pool, at) || slices.Contains(o.Denied, at) || len(o.Allowed) > 0 && !slices.Contains(o.Allowed, at) {
 		return
 	}
-	j.holder = at
+	rq.holder = at
 }
 
 const (
@@ -93,13 +93,13 @@ const (
 
 // locate asks the pool's replicas which of them stores a response: another router saw it made, or this
 // one before it was restarted.
-func (r *Router) locate(ctx context.Context, j *job, id string) (replica.ID, bool) {
+func (r *Router) locate(ctx context.Context, rq *request, id string) (replica.ID, bool) {
 	ctx, cancel := context.WithTimeout(ctx, locateTimeout)
 	defer cancel()
-	found := make(chan replica.ID, len(j.pool.Replicas))
+	found := make(chan replica.ID, len(rq.pool.Replicas))
 	var all errgroup.Group
 	all.SetLimit(locateAtOnce)
-	for _, rep := range j.pool.Replicas {
+	for _, rep := range rq.pool.Replicas {
 		if rep.State != replica.StateReady && rep.State != replica.StateDraining {
 			continue
 		}

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -32,62 +31,58 @@ type Upgrade interface {
 // passes for the configured time, or the surface ends it. model is the handshake's; without one it is the only model, or the
 // first that can serve. An error is an *apierror.Error, as that of Serve.
 func (r *Router) Realtime(ctx context.Context, call *Call, model string, up Upgrade) error {
-	j := r.newJob(ctx, call)
-	j.noteAdmission()
-	r.metrics.begin()
-	err := r.realtime(ctx, j, model, up)
-	r.finish(ctx, j, err)
-	return err
+	return r.account(ctx, call, nil, func(rq *request, d *delivery) error {
+		rq.noteAdmission()
+		return r.realtime(ctx, rq, d, model, up)
+	})
 }
 
-func (r *Router) realtime(ctx context.Context, j *job, model string, up Upgrade) error {
-	j.req = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: openai.SessionFrom(j.call.Header, j.set.SessionHeader)}
-	if err := r.findRealtimePool(j); err != nil {
+func (r *Router) realtime(ctx context.Context, rq *request, d *delivery, model string, up Upgrade) error {
+	rq.parsed = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: openai.SessionFrom(rq.call.Header, rq.set.SessionHeader)}
+	if err := r.findRealtimePool(rq); err != nil {
 		return err
 	}
-	if err := r.place(ctx, j); err != nil {
+	if err := r.place(ctx, rq); err != nil {
 		return err
 	}
 	r.Budget.Deposit()
+	t := r.newTries(rq)
+	// Only the two ends know when it computes, and it may be idle for hours.
+	t.ask.Unstreamed, t.ask.Quiet = true, true
 	for {
-		ask := j.ask(r)
-		// Nobody but the two knows when it computes, and it may rest for hours.
-		ask.Unstreamed, ask.Quiet = true, true
-		if err := r.choose(ctx, j, ask); err != nil {
-			return err
-		}
-		f := r.connect(ctx, j, up)
-		switch {
-		case f == nil:
+		f := r.connect(ctx, rq, t, d, up)
+		switch r.judge(ctx, rq, t, d, f) {
+		case done:
 			return nil
-		case !r.mayRetry(ctx, j, f):
+		case failed:
 			return f.public
+		case elsewhere:
+			t.next(d.attempt, f)
 		}
-		j.retry(f)
 	}
 }
 
 // findRealtimePool finds the replicas. The model of a session is named inside the WebSocket, so a handshake without one goes to
 // the first pool that can serve.
-func (r *Router) findRealtimePool(j *job) error {
+func (r *Router) findRealtimePool(rq *request) error {
 	snapshot := r.Registry.Snapshot()
-	pool, ok := snapshot.Pool(j.req.Model)
+	pool, ok := snapshot.Pool(rq.parsed.Model)
 	switch {
-	case j.req.Model == "":
+	case rq.parsed.Model == "":
 		if pool, ok = firstReady(snapshot); !ok {
 			return apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))
 		}
 	case !ok:
-		return unknownModel(j.req.Model, snapshot)
-	case pool.Served != j.req.Model:
-		query, err := url.ParseQuery(j.call.RawQuery)
+		return unknownModel(rq.parsed.Model, snapshot)
+	case pool.Served != rq.parsed.Model:
+		query, err := url.ParseQuery(rq.call.RawQuery)
 		if err != nil {
 			return apierror.New(apierror.InvalidBody, "the query cannot be read", err)
 		}
 		query.Set("model", pool.Served)
-		j.call.RawQuery = query.Encode()
+		rq.call.RawQuery = query.Encode()
 	}
-	j.pool, j.adapter = pool, pool.Adapter
+	rq.pool, rq.adapter = pool, pool.Adapter
 	return nil
 }
 
@@ -108,54 +103,56 @@ func firstReady(s *registry.Snapshot) (*registry.Pool, bool) {
 
 // connect has the chosen replica and the client switch, and passes bytes between them. Every way out ends the reservation. It
 // returns nil when the WebSocket came to its end.
-func (r *Router) connect(ctx context.Context, j *job, up Upgrade) (f *failure) {
-	result := chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
-	choice, h := j.choice, j.noteAttempt()
-	defer func() {
-		h.over(j, choice, f)
-		choice.Release(result)
-		h.released(result.End)
-	}()
-	pass, ok := r.Breaker.Allow(choice.Replica.ID)
-	if !ok && hasOther(choice.Decision) {
-		result.End = decision.EndMoved
-		return &failure{outcome: retry.Unavailable, public: errOnTrial()}
+func (r *Router) connect(ctx context.Context, rq *request, t *tries, d *delivery, up Upgrade) (f *failure) {
+	a := &attempt{cancel: func() {}}
+	d.attempt = nil
+	d.attempts++
+	if err := r.choose(ctx, rq, t, a); err != nil {
+		return &failure{unchosen: true, public: apierror.From(err)}
+	}
+	d.attempt, d.chosen = a, true
+	a.hop = rq.noteAttempt(a)
+	end := decision.EndFailed
+	defer func() { r.end(ctx, rq, d, f, end) }()
+	if !r.allowed(a) {
+		end = decision.EndMoved
+		return onTrial()
 	}
 	out := &upstream.Request{
-		Method: j.method(), Path: j.path(), Query: j.call.RawQuery, Header: j.call.Header, Client: j.call.Client, RequestID: j.call.RequestID,
+		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery, Header: rq.call.Header, Client: rq.call.Client, RequestID: rq.call.RequestID,
 	}
-	h.observe(out)
-	there, resp, err := r.Upstream.Upgrade(ctx, upstream.Target{Replica: choice.Replica, Rank: choice.Rank}, out)
+	a.hop.observe(out)
+	there, resp, err := r.Upstream.Upgrade(ctx, upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}, out)
 	if there == nil {
 		outcome := upstream.Classify(resp, err)
-		h.answered(resp, outcome)
-		f := worded(r.refusal(ctx, j, resp, err, outcome))
-		r.settle(choice.Replica.ID, pass, f.outcome)
-		result.End = endOf(f.outcome)
+		a.hop.answered(resp, outcome)
+		f := worded(r.refusal(ctx, a, resp, err, outcome))
+		r.settle(a, f.outcome)
+		end = endOf(f.outcome)
 		return f
 	}
-	defer there.Close() //nolint:errcheck // nobody is left to be told
-	h.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
-	r.settle(choice.Replica.ID, pass, retry.OK)
-	r.explain(j, there.Header)
+	defer there.Close() //nolint:errcheck // both ends are done
+	a.hop.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
+	r.settle(a, retry.OK)
+	r.explain(rq, a, there.Header)
 	here, err := up.Switch(there.Header)
 	if err != nil {
-		result.End = decision.EndCanceled
+		end = decision.EndCanceled
 		return &failure{outcome: retry.Canceled, public: switchError(err)}
 	}
 	defer here.Close() //nolint:errcheck // as above
-	j.begun, j.status = true, http.StatusSwitchingProtocols
-	if f = r.passBytes(ctx, j, here, there); f == nil {
-		result.End = decision.EndCompleted
+	d.begun, d.status = true, http.StatusSwitchingProtocols
+	if f = r.passBytes(ctx, a, here, there); f == nil {
+		end = decision.EndCompleted
 		return nil
 	}
-	h.brokeOff()
+	a.brokeOff()
 	if f.outcome == retry.Broken {
 		// Its health is asked at once; the breaker stays out of it: a client may be what its engine hangs up on.
-		r.Registry.ReportFailure(choice.Replica.ID, errAnswer)
+		r.Registry.ReportFailure(a.choice.Replica.ID, errAnswer)
 		return f
 	}
-	result.End = decision.EndCanceled
+	end = decision.EndCanceled
 	return f
 }
 
@@ -191,7 +188,7 @@ var (
 )
 
 // passBytes passes what the two send, until one of them leaves. It is nil when one of them had said that it would.
-func (r *Router) passBytes(ctx context.Context, j *job, here, there io.ReadWriteCloser) *failure {
+func (r *Router) passBytes(ctx context.Context, a *attempt, here, there io.ReadWriteCloser) *failure {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	stop := context.AfterFunc(ctx, func() { // wakes whoever reads or writes
@@ -216,7 +213,7 @@ func (r *Router) passBytes(ctx context.Context, j *job, here, there io.ReadWrite
 			end(errors.Join(errReplicaEnd, err))
 		}
 	})
-	read, err := pour(here, there, &told, func() { alive(); j.choice.Alive() })
+	read, err := pour(here, there, &told, func() { alive(); a.choice.Alive() })
 	switch {
 	case read:
 		end(errors.Join(errReplicaEnd, err))

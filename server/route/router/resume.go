@@ -3,12 +3,14 @@ package router
 import (
 	"context"
 	"errors"
+	"io"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
@@ -34,118 +36,228 @@ func resumeResults() []string {
 	return []string{resultResumed, resultEnded, resultIneligible, resultSeam, resultLimit, resultBudget}
 }
 
-// follow prepares a streamed answer to be written on by another replica, where that can be exact.
-func (r *Router) follow(j *job) {
-	if j.set.ResumeStreams == 0 || !j.call.Route.Generates() || j.upload != nil || j.enc == nil || j.enc.Tokens >= resume.MaxTokens ||
-		len(j.pool.Replicas) < 2 || j.call.Options.Pinned != "" || !j.req.Resumable() ||
-		strings.EqualFold(j.call.Header.Get(HeaderResume), "off") {
-		return
+// follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other.
+func (r *Router) follow(rq *request) *resume.Follower {
+	if rq.set.ResumeStreams == 0 || !rq.call.Route.Generates() || rq.upload != nil || rq.enc == nil || rq.enc.Tokens >= resume.MaxTokens ||
+		len(rq.pool.Replicas) < 2 || rq.call.Options.Pinned != "" || !rq.parsed.Resumable() ||
+		strings.EqualFold(rq.call.Header.Get(HeaderResume), "off") {
+		return nil
 	}
-	p := resume.Params{API: j.req.Prompt.API, Usage: j.req.IncludeUsage}
-	if j.enc.Exact && !j.enc.Partial {
-		p.Known = j.enc.IDs
+	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage}
+	if rq.enc.Exact && !rq.enc.Partial {
+		p.Known = rq.enc.IDs
 	}
-	j.follower = resume.New(p)
+	return resume.New(p)
 }
 
-// following makes the follower ready for an attempt, and says whether the engine is asked for token ids.
-// The Rust front end writes other bytes when it is asked.
-func (j *job) following() bool {
-	if j.follower == nil {
-		return false
+// resumable returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
+func (r *Router) resumable(rq *request, t *tries, d *delivery, first *reply) source {
+	if rq.set.ResumeStreams == 0 || !rq.parsed.Stream {
+		return first
 	}
-	j.follower.Restart()
-	if j.choice.Replica.RustFrontend {
-		j.follower.Lose(resume.LostIDs)
-		return false
+	if !first.streamed && first.a.follower != nil {
+		first.a.follower.Lose(resume.LostForm)
 	}
-	return true
+	return &resumed{router: r, rq: rq, tries: t, d: d, reply: first, follower: first.a.follower}
 }
 
-// goesOn decides whether a stream that broke off is written on by another replica, and prepares the attempt.
-func (r *Router) goesOn(ctx context.Context, j *job, f *failure) bool {
-	if j.set.ResumeStreams == 0 || !j.begun || !j.req.Stream || f.outcome != retry.Broken {
-		return false
+// resumed is a stream that another replica resumes when its own dies. Its reader gets one stream.
+type resumed struct {
+	router *Router
+	rq     *request
+	tries  *tries
+	d      *delivery
+	// reply is the one under way; follower is nil where the stream cannot be resumed.
+	reply    *reply
+	follower *resume.Follower
+	// fault is why the reply is not read on, after what was returned last; io.EOF once its end was written.
+	fault error
+	// first is the first break, resumes how many there were, refusals how many replicas refused to resume since the last one.
+	first             *failure
+	resumes, refusals int
+	dead              []replica.ID
+}
+
+// next implements source.
+func (s *resumed) next(ctx context.Context) ([]byte, error) {
+	for {
+		piece, err := s.read(ctx)
+		switch {
+		case err == nil:
+			return piece, nil
+		case err == io.EOF, !s.d.begun: //nolint:errorlint // a wrapped one is an answer that was cut off
+			return nil, err
+		}
+		f := broken(ctx, s.d, err)
+		if f.outcome != retry.Broken {
+			return nil, s.worst(f)
+		}
+		if end, ok := s.ending(ctx); ok {
+			return end, nil
+		}
+		if f := s.resume(ctx, f); f != nil {
+			return nil, f
+		}
 	}
-	seam, result := r.seam(ctx, j)
-	if result == resultResumed && j.resumes > 0 && !r.Budget.Withdraw() { // the first time is free: the replica is gone
+}
+
+// read returns the next bytes of the reply under way, as the client gets them.
+func (s *resumed) read(ctx context.Context) ([]byte, error) {
+	for s.fault == nil {
+		if s.reply.a.point != nil && !s.reply.streamed {
+			return nil, errContinuation
+		}
+		piece, err := s.reply.next(ctx)
+		if err != nil || s.follower == nil || !s.reply.streamed {
+			return piece, err
+		}
+		if piece, s.fault = s.follower.Feed(piece); len(piece) > 0 {
+			return piece, nil
+		}
+	}
+	return nil, s.fault
+}
+
+// errContinuation is why a continuation cannot be used that is no stream.
+var errContinuation = errors.New("the continuation is not streamed")
+
+// ending is what is missing of a stream that broke off after its finish reason; false where more is missing.
+func (s *resumed) ending(ctx context.Context) ([]byte, bool) {
+	if s.follower == nil || ctx.Err() != nil {
+		return nil, false
+	}
+	end, ok := s.follower.Ending()
+	if ok {
+		s.fault = io.EOF
+		s.reply.a.brokeOff()
+		s.router.metrics.resumed(resultEnded)
+	}
+	return end, ok
+}
+
+// worst is the failure that the client is told of after f: the first break, when no other replica could resume the stream.
+func (s *resumed) worst(f *failure) *failure {
+	if s.first != nil && f.outcome != retry.Canceled {
+		return s.first
+	}
+	return f
+}
+
+// resume has another replica resume the stream, which broke with f. The failure that it returns is the client's.
+func (s *resumed) resume(ctx context.Context, f *failure) *failure {
+	r, a := s.router, s.reply.a
+	point, result := s.point(ctx)
+	if result == resultResumed && s.resumes > 0 && !r.Budget.Withdraw() { // the first time is free: the replica is gone
 		result = resultBudget
 	}
 	r.metrics.resumed(result)
 	if result != resultResumed {
-		return false
+		return s.worst(f)
 	}
-	span.Note(ctx, span.EventResume, span.Replica.String(string(j.choice.Replica.ID)), span.Attempt.Int(j.attempt), span.OutputTokens.Int(seam.Answer))
-	r.Log.Info("a stream is resumed on another replica", "request", j.call.RequestID, "replica", string(j.choice.Replica.ID), "tokens", seam.Answer, "error", f.public)
-	if j.seam == nil {
-		j.broke = f
+	span.Note(ctx, span.EventResume, span.Replica.String(string(a.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
+	r.Log.Info("resuming a stream on another replica", "request", s.rq.call.RequestID, "replica", string(a.choice.Replica.ID), "tokens", point.Answer, "error", f.public)
+	if s.first == nil {
+		s.first = f
 	}
-	j.resumes++
-	j.refusals = 0
-	j.continueFrom(seam)
-	j.asked.Exclude = j.dead // who refused the request before may take its rest
-	j.retry(j.broke)
-	j.dead = slices.Clip(j.asked.Exclude)
-	return true
+	s.resumes++
+	s.refusals = 0
+	a.brokeOff()
+	r.settle(a, f.outcome)
+	r.end(ctx, s.rq, s.d, f, decision.EndResumed)
+	s.follower.Resume()
+	s.tries.continueAt(s.rq, point)
+	s.tries.ask.Exclude = s.dead // a replica that refused the request before may take its rest
+	s.prepare(a)
+	s.dead = slices.Clip(s.tries.ask.Exclude)
+	return s.reopen(ctx)
 }
 
-// asksAgain decides whether yet another replica is asked to write the stream on after f, with which
-// one refused to.
-func (r *Router) asksAgain(ctx context.Context, j *job, f *failure) bool {
-	if j.seam == nil || !f.outcome.Retryable() || j.refusals+1 >= j.set.attempts || ctx.Err() != nil || !r.Budget.Withdraw() {
-		return false
-	}
-	r.metrics.retried(f.outcome)
-	noteRetry(ctx, f.outcome)
-	j.refusals++
-	j.before += j.held + time.Since(j.chosen)
-	j.retry(j.broke)
-	return true
+// prepare prepares the attempt after a.
+func (s *resumed) prepare(a *attempt) {
+	s.tries.before += a.held + time.Since(a.chosen)
+	s.tries.next(a, s.first)
 }
 
-// seam is where the stream goes on, if the result is resultResumed.
-func (r *Router) seam(ctx context.Context, j *job) (*resume.Seam, string) {
-	if j.follower == nil {
+// reopen asks replicas for the rest of the stream until one sends it.
+func (s *resumed) reopen(ctx context.Context) *failure {
+	r := s.router
+	for {
+		earlier := s.d.scan.ContentEvents()
+		a, f := r.open(ctx, s.rq, s.tries, s.d)
+		switch {
+		case f == nil:
+			a.earlier, a.follower = earlier, s.follower
+			s.reply, s.fault = newReply(s.rq, s.d), nil
+			return nil
+		case f.unchosen && ctx.Err() != nil:
+			return f
+		case f.unchosen, !f.outcome.Retryable(), s.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil, !r.Budget.Withdraw():
+			return s.worst(f)
+		}
+		r.noteRetry(ctx, f)
+		s.refusals++
+		s.prepare(a)
+	}
+}
+
+// point is where the stream can be resumed, if the result is resultResumed.
+func (s *resumed) point(ctx context.Context) (*resume.Point, string) {
+	if s.follower == nil {
 		return nil, resultIneligible
 	}
-	seam, ok := j.follower.Seam()
+	point, ok := s.follower.Point()
 	switch {
-	case !ok || r.rest(j, &seam, nil) < 1:
+	case !ok || s.router.rest(s.rq, &point, nil) < 1:
 		return nil, resultIneligible
-	case j.resumes >= j.set.ResumeStreams:
+	case s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
-	case !seam.Sure && !r.wholeText(ctx, j, &seam):
+	case !point.Sure && !s.wholeText(ctx, &point):
 		return nil, resultSeam
 	}
-	return &seam, resultResumed
+	return &point, resultResumed
 }
 
-// wholeText asks a replica whether the client has all text of the ids before the seam.
-func (r *Router) wholeText(ctx context.Context, j *job, seam *resume.Seam) bool {
-	dead := j.choice.Replica.ID
-	others := slices.DeleteFunc(slices.Clone(j.pool.Replicas), func(o *replica.Replica) bool {
-		return o.ID == dead || slices.Contains(j.asked.Exclude, o.ID)
+// wholeText asks a replica whether the client has all text of the ids before the point.
+func (s *resumed) wholeText(ctx context.Context, point *resume.Point) bool {
+	dead := s.reply.a.choice.Replica.ID
+	others := slices.DeleteFunc(slices.Clone(s.tries.ask.Replicas), func(o *replica.Replica) bool {
+		return o.ID == dead || slices.Contains(s.tries.ask.Exclude, o.ID)
 	})
-	ctx, cancel := context.WithTimeout(ctx, j.set.TokenizeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
 	defer cancel()
-	texts, err := r.Tokens.DetokenizeBatch(ctx, others, j.pool.Served, [][]uint32{seam.Tail()})
-	return err == nil && len(texts) == 1 && seam.Whole(texts[0])
+	texts, err := s.router.Tokens.DetokenizeBatch(ctx, others, s.rq.pool.Served, [][]uint32{point.Tail()})
+	return err == nil && len(texts) == 1 && point.Whole(texts[0])
 }
 
-// rest is how many tokens of the answer are left after the seam: of the client's limit, or of the model's
-// context on the replica, or, with none, on any that tells it.
-func (r *Router) rest(j *job, seam *resume.Seam, on *replica.Replica) int {
-	if limit := j.req.AnswerLimit(); limit > 0 {
-		return limit - seam.Answer
+// continueAt makes the rest of the answer what the next replica is chosen for.
+func (t *tries) continueAt(rq *request, point *resume.Point) {
+	t.point = point
+	a := &t.ask
+	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(point.IDs), false, len(point.IDs), false
+	a.ExpectedOutput = max(rq.parsed.MaxTokens-point.Answer, 0)
+	ns := blockhash.Namespace{Adapter: rq.adapter, Salt: rq.parsed.Salt}
+	a.Hashes = func(blockSize int) []blockhash.Hash {
+		if blockSize <= 0 {
+			return nil
+		}
+		return blockhash.Extend(nil, 0, point.IDs, blockSize, ns.Seed())
 	}
-	longest := contextOf(on, j.pool.Served)
-	for _, o := range j.pool.Replicas {
+}
+
+// rest is how many tokens of the answer are left after the point: of the client's limit, or of the model's
+// context on the replica, or, with none, on any that tells it.
+func (r *Router) rest(rq *request, point *resume.Point, on *replica.Replica) int {
+	if limit := rq.parsed.AnswerLimit(); limit > 0 {
+		return limit - point.Answer
+	}
+	longest := contextOf(on, rq.pool.Served)
+	for _, o := range rq.pool.Replicas {
 		if longest > 0 {
 			break
 		}
-		longest = contextOf(o, j.pool.Served)
+		longest = contextOf(o, rq.pool.Served)
 	}
-	return longest - len(seam.IDs)
+	return longest - len(point.IDs)
 }
 
 // contextOf is the length of the model's context on a replica, 0 when it is not known. An adapter has
@@ -158,95 +270,20 @@ func contextOf(on *replica.Replica, served string) int {
 	return selector.Context(on, m)
 }
 
-// continueFrom makes the rest of the answer what the next replica is chosen for and asked.
-func (j *job) continueFrom(seam *resume.Seam) {
-	j.follower.GoOn()
-	j.seam = seam
-	j.before += j.held + time.Since(j.chosen)
-	a := &j.asked
-	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(seam.IDs), false, len(seam.IDs), false
-	a.ExpectedOutput = max(j.req.MaxTokens-seam.Answer, 0)
-	ns := blockhash.Namespace{Adapter: j.adapter, Salt: j.req.Salt}
-	a.Hashes = func(blockSize int) []blockhash.Hash {
-		if blockSize <= 0 {
-			return nil
-		}
-		return blockhash.Extend(nil, 0, seam.IDs, blockSize, ns.Seed())
-	}
-}
-
-// told is what the client is told after f: of the break itself when another replica could not help.
-func (j *job) told(f *failure) error {
-	if j.broke != nil && f.outcome != retry.Canceled {
-		return j.broke.public
-	}
-	return f.public
-}
-
-// undone is what the client is told when no replica was chosen: as told says.
-func (j *job) undone(ctx context.Context, err error) error {
-	switch {
-	case ctx.Err() != nil:
-	case j.broke != nil:
-		return j.broke.public
-	case j.refused != nil && j.refused.Firm: // truer than that there is no replica for it now
-		return j.refusal()
-	}
-	return err
-}
-
 // toEngine is what the chosen replica is asked for: the client's request, or the rest of its answer.
-func (r *Router) toEngine(ctx context.Context, j *job) *upstream.Request {
+func (r *Router) toEngine(ctx context.Context, rq *request, a *attempt) *upstream.Request {
 	out := &upstream.Request{
-		Method: j.method(), Path: j.path(), Query: j.call.RawQuery,
-		Header: j.header(), Client: j.call.Client, RequestID: j.call.RequestID, ContentType: j.call.ContentType,
+		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery,
+		Header: rq.header(), Client: rq.call.Client, RequestID: rq.call.RequestID, ContentType: rq.call.ContentType,
 	}
-	if j.seam != nil {
+	if a.point != nil {
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""
-		out.Body = j.req.Continuation(j.pool.Served, j.seam.IDs, r.rest(j, j.seam, j.choice.Replica))
+		out.Body = rq.parsed.Continuation(rq.pool.Served, a.point.IDs, r.rest(rq, a.point, a.choice.Replica))
 		return out
 	}
-	out.Body = r.outgoing(ctx, j)
-	if j.upload != nil {
-		j.upload.into(out)
+	out.Body = r.outgoing(ctx, rq, a)
+	if rq.upload != nil {
+		rq.upload.into(out)
 	}
 	return out
-}
-
-// conclude writes the end of a stream that broke off after its finish reason. It is false where more
-// is missing.
-func (r *Router) conclude(ctx context.Context, j *job, err error, to Sink) bool {
-	if j.follower == nil || !j.begun || errors.Is(err, errClientGone) || ctx.Err() != nil {
-		return false
-	}
-	end, ok := j.follower.Ending()
-	if !ok || to.Write(end) != nil {
-		return false
-	}
-	j.scan.Feed(end)
-	r.metrics.resumed(resultEnded)
-	return true
-}
-
-// errContinuation is an answer to a continuation that is no stream.
-var errContinuation = errors.New("the continuation is not streamed")
-
-// followed is what the answer goes through on its way to the client; nil for most.
-func (j *job) followed(streamed bool) (*resume.Follower, error) {
-	switch {
-	case j.follower == nil || streamed:
-		return j.follower, nil
-	case j.seam != nil:
-		return nil, errContinuation
-	}
-	j.follower.Lose(resume.LostForm)
-	return nil, nil
-}
-
-// earlier counts the content events that the client has of other replicas.
-func (j *job) earlier() int {
-	if j.seam == nil {
-		return 0
-	}
-	return j.scan.ContentEvents()
 }

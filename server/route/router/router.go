@@ -15,7 +15,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
-	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/span"
@@ -104,142 +103,150 @@ func (r *Router) Update(c Config, attempts int) error {
 // Serve answers one call through to. An error is an *apierror.Error; it means that the Sink was
 // given nothing, or that the answer broke after its first byte.
 func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
-	j := r.newJob(ctx, call)
-	j.noteAdmission()
+	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
+		rq.noteAdmission()
+		if err := r.prepare(ctx, rq); err != nil {
+			return err
+		}
+		return r.answer(ctx, rq, d)
+	})
+}
+
+// account has serve answer a call, and accounts for it, however it ends.
+func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*request, *delivery) error) (err error) {
+	rq, d := r.newRequest(ctx, call), &delivery{to: to}
 	r.metrics.begin()
-	var err error
-	defer func() { r.settleLimits(j, err) }() // also when a handler panics
-	err = r.serve(ctx, j, to)
-	r.finish(ctx, j, err)
+	defer func() { r.settleLimits(rq, d, err) }() // also when a handler panics
+	err = serve(rq, d)
+	r.finish(ctx, rq, d, err)
 	return err
 }
 
-func (r *Router) serve(ctx context.Context, j *job, to Sink) error {
-	if err := r.enter(j); err != nil {
+// prepare learns what the choice needs: limit → read → pool → place → tokenize → book.
+func (r *Router) prepare(ctx context.Context, rq *request) error {
+	if err := r.enter(rq); err != nil {
 		return err
 	}
 	read := r.read
-	if j.call.Route.TakesForm() {
+	if rq.call.Route.TakesForm() {
 		read = r.readForm
 	}
-	if err := read(ctx, j); err != nil {
+	if err := read(rq); err != nil {
 		return err
 	}
-	r.capPriority(j)
-	if err := r.isolate(j); err != nil {
+	r.capPriority(rq)
+	if err := r.isolate(rq); err != nil {
 		return err
 	}
-	if err := r.findPool(j); err != nil {
+	if err := r.findPool(rq); err != nil {
 		return err
 	}
-	if err := r.denyOld(j); err != nil {
+	if err := r.denyOld(rq); err != nil {
 		return err
 	}
-	if err := r.place(ctx, j); err != nil {
+	if err := r.place(ctx, rq); err != nil {
 		return err
 	}
-	if err := r.tokenize(ctx, j); err != nil {
+	if err := r.tokenize(ctx, rq); err != nil {
 		return err
 	}
-	if err := r.book(j, j.req.MaxTokens, false); err != nil {
-		return err
-	}
-	r.follow(j)
-	return r.answer(ctx, j, to)
+	return r.book(rq, rq.parsed.MaxTokens, false)
 }
 
 // answer tries replicas, one after the other, until one has answered or the request must end.
-func (r *Router) answer(ctx context.Context, j *job, to Sink) error {
+func (r *Router) answer(ctx context.Context, rq *request, d *delivery) error {
 	r.Budget.Deposit()
-	for {
-		ask := j.ask(r)
-		actx, done := r.movable(ctx, j, ask)
-		if err := r.choose(ctx, j, ask); err != nil {
-			done(nil)
-			return j.undone(ctx, err)
-		}
-		r.routed(ctx, j)
-		f := r.attempt(ctx, actx, j, to)
-		done(nil)
-		if f == nil {
+	for t := r.newTries(rq); ; {
+		f := r.attempt(ctx, rq, t, d)
+		switch r.judge(ctx, rq, t, d, f) {
+		case done:
 			return nil
+		case failed:
+			return f.public
+		case elsewhere:
+			t.next(d.attempt, f)
 		}
-		if f.resumed {
-			continue
-		}
-		if !r.mayRetry(ctx, j, f) {
-			return j.told(f)
-		}
-		j.retry(f)
 	}
 }
 
-// choose has the request decided and booked.
-func (r *Router) choose(ctx context.Context, j *job, ask *chooser.Request) error {
-	began := time.Now()
-	id := j.plan()
-	ask.TraceID, ask.SpanID = span.IDs(j.span, id)
-	choice, err := r.Chooser.Choose(ctx, ask)
-	ended := time.Now()
-	j.noteChoice(id, began, ended, choice, err)
-	if err != nil {
-		return r.undecided(ctx, j, err)
+// attempt makes one attempt: choose, send, deliver, release. It returns nil when the client has the whole answer.
+func (r *Router) attempt(ctx context.Context, rq *request, t *tries, d *delivery) (f *failure) {
+	if _, f = r.open(ctx, rq, t, d); f != nil {
+		return f
 	}
-	j.chose(choice, ended)
-	r.whole(j, choice)
-	return nil
+	return r.deliver(ctx, rq, t, d)
 }
 
-// routed tells those who learn from where prompts went.
-func (r *Router) routed(ctx context.Context, j *job) {
-	r.noteKeyless(ctx, j)
-	pick := j.choice.Decision.Pick()
-	if pick == nil || j.enc == nil || j.seam != nil || j.choice.Decision.TooLong {
-		return
+// followUp is what follows an attempt.
+type followUp uint8
+
+const (
+	done      followUp = iota // the client has the whole answer
+	elsewhere                 // another replica is tried
+	failed                    // the client gets the error
+)
+
+// judge decides what follows an attempt. Another replica is tried only before the client's first byte, only after faults that
+// another replica may not have, within the attempts and the budget. The budget keeps a fleet in trouble from being asked
+// twice for everything; the first retry after a replica is gone is free.
+func (r *Router) judge(ctx context.Context, rq *request, t *tries, d *delivery, f *failure) followUp {
+	switch {
+	case f == nil:
+		return done
+	case f.unchosen, d.begun, ctx.Err() != nil, !f.outcome.Retryable(), t.ask.Attempt+1 >= rq.set.attempts:
+		return failed
+	case rq.call.Options.Pinned != "", rq.holder != "", rq.upload != nil && rq.upload.spent: // no other replica can serve it
+		return failed
+	case t.ask.Attempt == 0 && f.outcome.Gone():
+	case !r.Budget.Withdraw():
+		return failed
 	}
-	if j.sent() && pick.Feed == kvblock.FeedExact { // of other ranks it is not known what they hold
-		r.Tokens.Routed(j.pool.Served, j.enc, pick.Slot, j.adapter, overlap(j.choice.Decision))
-	}
-	if len(j.enc.IDs) == 0 && j.asked.Hashes != nil && r.Believe != nil {
-		r.Believe(pick.Slot, j.asked.Hashes(int(pick.BlockSize)))
-	}
+	r.noteRetry(ctx, f)
+	r.Log.Info("retrying on another replica", "request", rq.call.RequestID, "replica", string(d.attempt.choice.Replica.ID), "outcome", f.outcome.String(), "error", f.public)
+	return elsewhere
+}
+
+// noteRetry counts a retry after f, and leaves it on the request's span.
+func (r *Router) noteRetry(ctx context.Context, f *failure) {
+	r.metrics.retried(f.outcome)
+	span.Note(ctx, span.EventRetry, span.Reason.String(f.outcome.String()))
 }
 
 // read takes from the body what routing needs.
-func (r *Router) read(ctx context.Context, j *job) error {
+func (r *Router) read(rq *request) error {
 	began := time.Now()
 	req, err := r.Bodies.Read(openai.Params{
-		Route: j.call.Route, Header: j.call.Header, SessionHeader: j.set.SessionHeader,
-		Body: j.call.Body, Truncated: j.truncated, Limits: openai.Limits{Members: j.set.MaxMembers, Items: j.set.MaxMessages},
+		Route: rq.call.Route, Header: rq.call.Header, SessionHeader: rq.set.SessionHeader,
+		Body: rq.call.Body, Truncated: rq.truncated(), Limits: openai.Limits{Members: rq.set.MaxMembers, Items: rq.set.MaxMessages},
 	})
 	if err != nil {
 		refused := badRequest(err)
-		j.noteRead(began, refused)
+		rq.noteRead(began, refused)
 		return refused
 	}
-	j.req, j.body = req, req.Body
-	j.noteRead(began, nil)
+	rq.parsed, rq.body = req, req.Body
+	rq.noteRead(began, nil)
 	return nil
 }
 
 // findPool finds the replicas that serve the model. A body without a model means the one that each
 // engine would take.
-func (r *Router) findPool(j *job) error {
+func (r *Router) findPool(rq *request) error {
 	snapshot := r.Registry.Snapshot()
-	name := j.req.Model
+	name := rq.parsed.Model
 	if name == "" {
 		pool, ok := snapshot.Unnamed()
 		if !ok {
 			return apierror.New(apierror.InvalidBody, "the field \"model\" is missing, and the router does not serve exactly one model", nil, apierror.WithParam("model"))
 		}
-		j.usePool(pool)
+		rq.usePool(pool)
 		return nil
 	}
 	pool, ok := snapshot.Pool(name)
 	if !ok {
 		return unknownModel(name, snapshot)
 	}
-	j.usePool(pool)
+	rq.usePool(pool)
 	return nil
 }
 
@@ -261,18 +268,18 @@ func clip(text string, limit int) string {
 
 // undecided turns the chooser's refusal into the caller's error. After a failed attempt, an empty
 // pool means that every replica was tried: the attempt's own fault is the truer answer.
-func (r *Router) undecided(ctx context.Context, j *job, err error) error {
+func (r *Router) undecided(ctx context.Context, rq *request, t *tries, err error) error {
 	var none *chooser.NoReplica
 	var refused *chooser.Refused
 	switch {
 	case errors.As(err, &none):
-		if j.failed != nil {
-			return j.failed.public
+		if t.failed != nil {
+			return t.failed.public
 		}
 		if full(none.Decision) {
 			return apierror.New(apierror.Overloaded, "every replica that may serve the request has reached its limit of requests", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
 		}
-		return apierror.New(apierror.NoReplica, "no replica of the model `"+clip(j.pool.Model, 128)+"` can take a request now", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
+		return apierror.New(apierror.NoReplica, "no replica of the model `"+clip(rq.pool.Model, 128)+"` can take a request now", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
 	case errors.As(err, &refused):
 		reason, message := apierror.Overloaded, "the router's queue is full"
 		switch refused.Cause {

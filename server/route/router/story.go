@@ -101,9 +101,9 @@ type hop struct {
 var stories = sync.Pool{New: func() any { return &story{hops: make([]hop, 0, 2)} }}
 
 // newStory begins the story of a job whose surface's span is recorded.
-func (r *Router) newStory(j *job) *story {
+func (r *Router) newStory(rq *request) *story {
 	st := stories.Get().(*story)
-	st.tracer, st.received = r.tracer, j.received
+	st.tracer, st.received = r.tracer, rq.received
 	return st
 }
 
@@ -116,15 +116,15 @@ func (st *story) Free() {
 
 // noteAdmission notes what the surface did before the router was asked: letting the caller in and
 // reading the body.
-func (j *job) noteAdmission() {
-	if st := j.story; st != nil && !j.call.Received.IsZero() {
-		st.admitted = time.Since(j.received)
+func (rq *request) noteAdmission() {
+	if st := rq.story; st != nil && !rq.call.Received.IsZero() {
+		st.admitted = time.Since(rq.received)
 	}
 }
 
 // noteRead notes that a body was read since began, or why it is not taken.
-func (j *job) noteRead(began time.Time, refused *apierror.Error) {
-	st := j.story
+func (rq *request) noteRead(began time.Time, refused *apierror.Error) {
+	st := rq.story
 	if st == nil {
 		return
 	}
@@ -135,20 +135,20 @@ func (j *job) noteRead(began time.Time, refused *apierror.Error) {
 }
 
 // plan makes the id of a span of the story that must be named before it is drawn.
-func (j *job) plan() trace.SpanID {
-	if j.story == nil {
+func (rq *request) plan() trace.SpanID {
+	if rq.story == nil {
 		return trace.SpanID{}
 	}
-	return span.Planned(j.span)
+	return span.Planned(rq.span)
 }
 
 // noteTokens notes how the prompt's ids were asked for.
-func (j *job) noteTokens(id trace.SpanID, began time.Time, enc *tokenizer.Encoding, err error) {
-	st := j.story
+func (rq *request) noteTokens(id trace.SpanID, began time.Time, enc *tokenizer.Encoding, err error) {
+	st := rq.story
 	if st == nil {
 		return
 	}
-	st.asked = tokens{id: id, stretch: stretch{from: began, to: began.Add(j.tokenizing)}}
+	st.asked = tokens{id: id, stretch: stretch{from: began, to: began.Add(rq.tokenizing)}}
 	if err != nil {
 		if _, ok := errors.AsType[*tokenizer.ClientFault](err); ok {
 			st.asked.fault, st.asked.failed, st.failed = apierror.Name(apierror.TokenizeRefused), "refused by the tokenizer", true
@@ -162,8 +162,8 @@ func (j *job) noteTokens(id trace.SpanID, began time.Time, enc *tokenizer.Encodi
 }
 
 // noteChoice notes a choice that was begun at began and ended at ended.
-func (j *job) noteChoice(id trace.SpanID, began, ended time.Time, choice *chooser.Choice, err error) {
-	st := j.story
+func (rq *request) noteChoice(id trace.SpanID, began, ended time.Time, choice *chooser.Choice, err error) {
+	st := rq.story
 	if st == nil {
 		return
 	}
@@ -186,25 +186,27 @@ func (j *job) noteChoice(id trace.SpanID, began, ended time.Time, choice *choose
 }
 
 // noteDirect notes that an attempt follows without a choice.
-func (j *job) noteDirect() {
-	if st := j.story; st != nil {
+func (rq *request) noteDirect() {
+	if st := rq.story; st != nil {
 		st.hops = append(st.hops, hop{})
 	}
 }
 
 // hop is the one that is under way; nil when nobody records.
-func (j *job) hop() *hop {
-	if j.story == nil || len(j.story.hops) == 0 {
+func (rq *request) hop() *hop {
+	if rq.story == nil || len(rq.story.hops) == 0 {
 		return nil
 	}
-	return &j.story.hops[len(j.story.hops)-1]
+	return &rq.story.hops[len(rq.story.hops)-1]
 }
 
-// noteAttempt begins what is told of an attempt; nil when nobody records. The methods of a hop take nil.
-func (j *job) noteAttempt() *hop {
-	h := j.hop()
+// noteAttempt begins the notes of an attempt; nil when nothing is recorded. The methods of a hop take nil.
+func (rq *request) noteAttempt(a *attempt) *hop {
+	h := rq.hop()
 	if h != nil {
-		h.proxy, h.sent.from = j.plan(), j.chosen
+		h.proxy, h.sent.from = rq.plan(), a.chosen
+		h.replica, h.rank, h.url, h.method = string(a.choice.Replica.ID), a.choice.Rank, a.choice.Replica.URL, rq.method()
+		h.overhead = a.overhead
 	}
 	return h
 }
@@ -235,15 +237,14 @@ func (h *hop) brokeOff() {
 }
 
 // over notes that the attempt is over, with f when it failed.
-func (h *hop) over(j *job, choice *chooser.Choice, f *failure) {
+func (h *hop) over(rq *request, d *delivery, f *failure) {
 	if h == nil {
 		return
 	}
 	h.sent.to = time.Now()
-	h.replica, h.rank, h.url, h.method = string(choice.Replica.ID), choice.Rank, choice.Replica.URL, j.method()
-	h.overhead, h.chunks = j.overhead, j.scan.Events()
+	h.chunks = d.scan.Events()
 	if f != nil {
-		h.sent.fault, h.sent.failed, j.story.failed = f.outcome.String(), f.public.OwnWords(), true
+		h.sent.fault, h.sent.failed, rq.story.failed = f.outcome.String(), f.public.OwnWords(), true
 	}
 }
 
@@ -254,29 +255,28 @@ func (h *hop) released(end decision.End) {
 	}
 }
 
-// tell leaves the story with the surface's span; the job's is over.
-func (j *job) tell(public *apierror.Error) {
-	st := j.story
+// tell leaves the story with the surface's span; the request is over.
+func (rq *request) tell(d *delivery, public *apierror.Error) {
+	st := rq.story
 	if st == nil {
 		return
 	}
-	j.story = nil
-	st.route, st.requestID, st.decisionID, st.firstToken = j.call.Route, strings.Clone(j.call.RequestID), j.id, j.firstToken
-	if j.req != nil {
-		st.understood, st.kind, st.streamed, st.maxTokens = true, j.req.Prompt.Kind, j.req.Stream, j.req.MaxTokens
-		st.session = strings.Clone(clip(j.req.Session, 256))
-		if j.pool != nil && j.pool.Model == j.req.Model {
-			st.model = j.pool.Model
+	st.route, st.requestID, st.decisionID, st.firstToken = rq.call.Route, strings.Clone(rq.call.RequestID), rq.id, d.firstToken
+	if rq.parsed != nil {
+		st.understood, st.kind, st.streamed, st.maxTokens = true, rq.parsed.Prompt.Kind, rq.parsed.Stream, rq.parsed.MaxTokens
+		st.session = strings.Clone(clip(rq.parsed.Session, 256))
+		if rq.pool != nil && rq.pool.Model == rq.parsed.Model {
+			st.model = rq.pool.Model
 		} else {
-			st.model = strings.Clone(clip(j.req.Model, 128))
+			st.model = strings.Clone(clip(rq.parsed.Model, 128))
 		}
 	}
-	st.answerID, st.finish = clip(j.scan.ResponseID(), 128), clip(j.scan.FinishReason(), 32)
-	st.usage, st.counted = j.scan.Usage()
+	st.answerID, st.finish = clip(d.scan.ResponseID(), 128), clip(d.scan.FinishReason(), 32)
+	st.usage, st.counted = d.scan.Usage()
 	if public != nil && public.Fault() == apierror.FaultOurs {
 		st.fault, st.words, st.failed = apierror.Name(public.Reason), public.OwnWords(), true
 	}
-	span.Leave(j.span, st, st.failed)
+	span.Leave(rq.span, st, st.failed)
 }
 
 // decided is the decision behind a choice, or behind its refusal; nil when none was made.

@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
-	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
@@ -16,98 +16,106 @@ import (
 // tokenize gets the prompt's token ids. Only the client's own fault is an error: a tokenizer that
 // is down, slow or wrong, or a body without a prompt, leaves the request without ids, and says why. So does a
 // refusal that the route which generates may not share, or may put into other words: the engine has the say.
-func (r *Router) tokenize(ctx context.Context, j *job) error {
-	if !j.call.Route.Generates() {
+func (r *Router) tokenize(ctx context.Context, rq *request) error {
+	if !rq.call.Route.Generates() {
 		return nil
 	}
 	began := time.Now()
-	tctx, cancel := context.WithTimeout(ctx, j.set.TokenizeTimeout)
+	tctx, cancel := context.WithTimeout(ctx, rq.set.TokenizeTimeout)
 	defer cancel()
-	ask := j.encodeRequest()
-	ask.Span = j.plan()
-	ask.SizeOnly = !j.wantIDs && !r.Chooser.ReadsCache(j.settings, j.pool.Model, &j.call.Options)
+	ask := rq.encodeRequest()
+	ask.Span = rq.plan()
+	ask.SizeOnly = !rq.wantsIDs() && !r.Chooser.ReadsCache(rq.policies, rq.pool.Model, &rq.call.Options)
 	enc, err := r.Tokens.Encode(tctx, ask)
-	j.tokenizing = time.Since(began)
+	rq.tokenizing = time.Since(began)
 	if fault, ok := errors.AsType[*tokenizer.ClientFault](err); ok && ctx.Err() == nil {
-		j.refused = fault
-		if !j.surfaces(fault) {
+		rq.refused = fault
+		if !rq.surfaces(fault) {
 			err = nil
 		}
 	}
-	j.noteTokens(ask.Span, began, enc, err)
+	rq.noteTokens(ask.Span, began, enc, err)
 	switch {
 	case err == nil:
-		j.enc = enc
+		rq.enc = enc
 		return nil
 	case ctx.Err() != nil:
 		return apierror.From(cause(ctx, err))
-	case j.refused != nil:
-		return j.refusal()
+	case rq.refused != nil:
+		return rq.refusal()
 	}
 	return apierror.From(err)
 }
 
 // surfaces reports whether a tokenizer route's refusal is the answer to the client: where nothing but the ids
 // is asked for; where no engine will be asked and one would refuse; and where one would in these very words.
-func (j *job) surfaces(f *tokenizer.ClientFault) bool {
+func (rq *request) surfaces(f *tokenizer.ClientFault) bool {
 	switch {
-	case j.needFull:
+	case rq.onlyIDs:
 		return true
-	case j.choosing:
+	case rq.question != nil:
 		return f.Firm
 	}
 	return f.Firm && f.Rendered
 }
 
 // refusal is the tokenizer route's answer as the client's.
-func (j *job) refusal() *apierror.Error {
-	return apierror.Upstream(j.refused.Status, j.refused.ContentType, j.refused.Body)
+func (rq *request) refusal() *apierror.Error {
+	return apierror.Upstream(rq.refused.Status, rq.refused.ContentType, rq.refused.Body)
 }
+
+// wantsIDs reports whether the caller asks for ids or overlaps, whether the policy looks at them or not.
+func (rq *request) wantsIDs() bool { return rq.onlyIDs || rq.question != nil && rq.question.DryRun }
 
 // encodeRequest is the question to the tokenizer.
-func (j *job) encodeRequest() tokenizer.Request {
-	return tokenizer.Request{Prompt: &j.req.Prompt, Pool: j.pool.Served, Replicas: j.pool.Replicas, NeedFull: j.needFull}
+func (rq *request) encodeRequest() tokenizer.Request {
+	return tokenizer.Request{Prompt: &rq.parsed.Prompt, Pool: rq.pool.Served, Replicas: rq.pool.Replicas, NeedFull: rq.onlyIDs}
 }
 
-// outgoing is the body for the chosen replica: the client's, or the one that hands the ids over.
-func (r *Router) outgoing(ctx context.Context, j *job) []byte {
-	j.handedOff = false
-	followed := j.following()
-	if j.enc == nil || len(j.enc.IDs) == 0 {
-		return j.plain(followed)
+// outgoing is the body for the chosen replica: the client's, or the one that hands the ids over. A stream that is followed
+// asks for the ids, too, but not of the Rust front end, which then writes other bytes.
+func (r *Router) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
+	followed := false
+	if a.follower = r.follow(rq); a.follower != nil {
+		if followed = !a.choice.Replica.RustFrontend; !followed {
+			a.follower.Lose(resume.LostIDs)
+		}
 	}
-	h := r.Tokens.Handoff(ctx, j.encodeRequest(), j.enc, j.choice.Replica)
+	if rq.enc == nil || len(rq.enc.IDs) == 0 {
+		return rq.plain(followed)
+	}
+	h := r.Tokens.Handoff(ctx, rq.encodeRequest(), rq.enc, a.choice.Replica)
 	if h.Form == tokenizer.HandoffNone {
-		return j.plain(followed)
+		return rq.plain(followed)
 	}
-	edit, ok := j.req.PromptIDsEdit(h.IDs)
+	edit, ok := rq.parsed.PromptIDsEdit(h.IDs)
 	if !ok {
-		return j.plain(followed)
+		return rq.plain(followed)
 	}
-	j.handedOff = true
+	a.handedOff = true
 	if followed {
-		return j.req.Edit(openai.ModelEdit(j.pool.Served), edit, openai.IDsEdit())
+		return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit, openai.IDsEdit())
 	}
-	return j.req.Edit(openai.ModelEdit(j.pool.Served), edit)
+	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit)
 }
 
 // plain is the client's body; a stream that is followed asks for the ids.
-func (j *job) plain(followed bool) []byte {
+func (rq *request) plain(followed bool) []byte {
 	switch {
 	case !followed:
-		return j.body
-	case j.req.Model == "":
-		return j.req.Edit(openai.IDsEdit())
+		return rq.body
+	case rq.parsed.Model == "":
+		return rq.parsed.Edit(openai.IDsEdit())
 	}
-	return j.req.Edit(openai.ModelEdit(j.pool.Served), openai.IDsEdit())
+	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), openai.IDsEdit())
 }
 
 // whole has a choice that was made with the beginning of a prompt told of the rest, when that is known in time.
-func (r *Router) whole(j *job, c *chooser.Choice) {
-	if j.enc == nil || !j.enc.Partial {
+func (r *Router) whole(rq *request, c *chooser.Choice) {
+	if rq.enc == nil || !rq.enc.Partial {
 		return
 	}
-	enc, pool, ns := j.enc, j.pool.Served, blockhash.Namespace{Adapter: j.adapter, Salt: j.req.Salt}
+	enc, pool, ns := rq.enc, rq.pool.Served, blockhash.Namespace{Adapter: rq.adapter, Salt: rq.parsed.Salt}
 	enc.OnWhole(func(full *tokenizer.Encoding) {
 		if !full.Exact {
 			return
@@ -119,20 +127,13 @@ func (r *Router) whole(j *job, c *chooser.Choice) {
 	})
 }
 
-// answered notes which rank completed the answer, so that the conversation's next turn can count on it.
-func (r *Router) answered(j *job, to *chooser.Result) {
-	if j.seam == nil && j.req.N <= 1 && to.End == decision.EndCompleted {
-		r.Tokens.Answered(j.pool.Served, j.enc, j.choice.Slot, to.OutputTokens)
-	}
-}
-
 // observe lets the parity guard compare what was predicted with what the engine counted.
-func (r *Router) observe(ctx context.Context, j *job, res *chooser.Result) {
-	if j.enc == nil || res.PromptTokens < 0 {
+func (r *Router) observe(ctx context.Context, rq *request, a *attempt, res *chooser.Result) {
+	if rq.enc == nil || res.PromptTokens < 0 {
 		return
 	}
 	r.Tokens.Observe(ctx, tokenizer.Observation{
-		Pool: j.pool.Served, Encoding: j.enc, PromptTokens: res.PromptTokens, CachedTokens: res.CachedTokens,
-		PredictedOverlap: j.choice.Held(), HandedOff: j.handedOff,
+		Pool: rq.pool.Served, Encoding: rq.enc, PromptTokens: res.PromptTokens, CachedTokens: res.CachedTokens,
+		PredictedOverlap: a.choice.Held(), HandedOff: a.handedOff,
 	})
 }

@@ -2,7 +2,6 @@ package router
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"time"
@@ -38,34 +37,34 @@ type upload struct {
 }
 
 // readForm finds a form's model; what comes after it stays with the client.
-func (r *Router) readForm(ctx context.Context, j *job) error {
+func (r *Router) readForm(rq *request) error {
 	began := time.Now()
-	contentType := j.call.ContentType
+	contentType := rq.call.ContentType
 	if contentType == "" {
-		contentType = j.call.Header.Get("Content-Type")
+		contentType = rq.call.Header.Get("Content-Type")
 	}
-	body, limit := io.Reader(bytes.NewReader(j.call.Body)), len(j.call.Body)+1
-	if j.call.Stream != nil {
-		body, limit = j.call.Stream, maxFormHead
+	body, limit := io.Reader(bytes.NewReader(rq.call.Body)), len(rq.call.Body)+1
+	if rq.call.Stream != nil {
+		body, limit = rq.call.Stream, maxFormHead
 	}
-	form, err := openai.ReadForm(openai.Params{Route: j.call.Route, Header: j.call.Header, SessionHeader: j.set.SessionHeader}, contentType, body, limit)
+	form, err := openai.ReadForm(openai.Params{Route: rq.call.Route, Header: rq.call.Header, SessionHeader: rq.set.SessionHeader}, contentType, body, limit)
 	if err != nil {
 		refused := badRequest(err)
-		j.noteRead(began, refused)
+		rq.noteRead(began, refused)
 		return refused
 	}
 	u := &upload{form: form, head: form.Head, left: -1}
-	if j.call.Stream == nil {
-		form.Head = j.call.Body
+	if rq.call.Stream == nil {
+		form.Head = rq.call.Body
 		u.head = form.Head
 	} else if !form.Whole {
-		u.rest = j.call.Stream
-		if j.call.StreamSize >= 0 {
-			u.left = j.call.StreamSize - int64(len(form.Head))
+		u.rest = rq.call.Stream
+		if rq.call.StreamSize >= 0 {
+			u.left = rq.call.StreamSize - int64(len(form.Head))
 		}
 	}
-	j.req, j.upload = form.Request, u
-	j.noteRead(began, nil)
+	rq.parsed, rq.upload = form.Request, u
+	rq.noteRead(began, nil)
 	return nil
 }
 

@@ -7,8 +7,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// Seam is where a stream broke off and can be written on.
-type Seam struct {
+// Point is where a stream broke off and can be written on.
+type Point struct {
 	// IDs are those of the prompt and of the answer's part that the client has, the last Answer of them.
 	IDs    []uint32
 	Answer int
@@ -22,11 +22,11 @@ type Seam struct {
 const tailTokens = 16
 
 // Tail are the last ids of the answer.
-func (s *Seam) Tail() []uint32 { return s.IDs[len(s.IDs)-min(tailTokens, s.Answer):] }
+func (s *Point) Tail() []uint32 { return s.IDs[len(s.IDs)-min(tailTokens, s.Answer):] }
 
 // Whole reports whether the client's text ends with text, which an engine says that Tail stands for: then
 // nothing of it is held back. Tail may begin inside a character, and some tokenizers drop the first space.
-func (s *Seam) Whole(text string) bool {
+func (s *Point) Whole(text string) bool {
 	text = strings.TrimLeft(text, "\uFFFD ")
 	return text != "" && bytes.HasSuffix(s.shown, []byte(text))
 }
@@ -39,18 +39,18 @@ func (f *Follower) Lost() Lost {
 	return f.lost
 }
 
-// Seam is false when the stream cannot go on: it is not followed, or has nothing left to write.
-func (f *Follower) Seam() (Seam, bool) {
+// Point is false when the stream cannot go on: it is not followed, or has nothing left to write.
+func (f *Follower) Point() (Point, bool) {
 	if f.Lost() != NotLost || f.finished || f.done {
-		return Seam{}, false
+		return Point{}, false
 	}
 	ids := make([]uint32, 0, len(f.prompt)+f.safe)
 	ids = append(append(ids, f.prompt...), f.ids[:f.safe]...)
-	return Seam{IDs: ids, Answer: f.safe, Sure: f.sure || f.safe == 0, shown: bytes.Clone(f.shown)}, true
+	return Point{IDs: ids, Answer: f.safe, Sure: f.sure || f.safe == 0, shown: bytes.Clone(f.shown)}, true
 }
 
-// GoOn says that what is fed from now on is a completion that continues from the Seam.
-func (f *Follower) GoOn() {
+// Resume says that what is fed from now on is a completion that continues from the Point.
+func (f *Follower) Resume() {
 	f.ids, f.answered = f.ids[:f.safe], f.safe
 	f.sure, f.parsed = true, false
 	f.resumed = true

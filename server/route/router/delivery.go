@@ -1,0 +1,257 @@
+package router
+
+import (
+	"context"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
+)
+
+// progressStep is how many content events are reported together: fewer than a block holds, since
+// blocks are what the report is for.
+const progressStep = 8
+
+// delivery is the answer as the client gets it, whichever attempts it comes from. It belongs to one goroutine.
+type delivery struct {
+	to Sink
+	// begun is set once the client has the head of the answer, of this status.
+	begun  bool
+	status int
+	// scan reads what the client is given.
+	scan       sse.Scanner
+	firstToken time.Time
+
+	// attempt is the one under way or the last one; nil before the first choice and when none was made after a failure.
+	attempt *attempt
+	// attempts counts them, chosen is set when one of them had a replica.
+	attempts int
+	chosen   bool
+}
+
+// source is an answer to be read: a replica's, or a stream that others resume.
+type source interface {
+	// next returns the next bytes, valid until the following call, and io.EOF at the end of a complete answer.
+	next(ctx context.Context) ([]byte, error)
+}
+
+// reply is the answer of one replica.
+type reply struct {
+	rq *request
+	d  *delivery
+	a  *attempt
+	// streamed is set for a stream of events.
+	streamed bool
+}
+
+func newReply(rq *request, d *delivery) *reply {
+	return &reply{rq: rq, d: d, a: d.attempt, streamed: mediaType(d.attempt.resp.Header) == "text/event-stream"}
+}
+
+// next implements source.
+func (p *reply) next(context.Context) ([]byte, error) {
+	piece, err := p.a.resp.Next()
+	switch {
+	case err == nil:
+		p.a.choice.Alive()
+		return piece, nil
+	case p.streamed && p.d.scan.Done(): // the client has the whole answer, and may have left
+		return nil, io.EOF
+	case err == io.EOF && p.streamed && (p.d.scan.Events() > 0 || p.a.follower != nil) && !p.complete(): //nolint:errorlint // as below
+		return nil, io.ErrUnexpectedEOF
+	}
+	return nil, err // the plain io.EOF is the end; a wrapped one is an answer that was cut off
+}
+
+// complete reports whether a stream that ended properly is whole: it said so, it reported an error, or each of its
+// choices is finished, as some engines leave it at. What streams of other formats say is not known here.
+func (p *reply) complete() bool {
+	scan := &p.d.scan
+	if scan.Done() || scan.Failed() {
+		return true
+	}
+	switch ask := &p.rq.parsed.Prompt; ask.API {
+	case prompt.APIChat, prompt.APICompletions:
+		return scan.Finished() >= p.rq.parsed.N*max(1, len(ask.Texts), len(ask.Batch))
+	case prompt.APIOther:
+		return true
+	case prompt.APIResponses, prompt.APIMessages:
+	}
+	return false
+}
+
+// deliver forwards the answer of the attempt under way, and ends the attempt. It returns nil when the client has the whole answer.
+func (r *Router) deliver(ctx context.Context, rq *request, t *tries, d *delivery) (f *failure) {
+	end := decision.EndFailed // of an attempt that a panic ends
+	defer func() { r.end(ctx, rq, d, f, end) }()
+	err := r.forward(ctx, rq, t, d)
+	if err == nil {
+		outcome := retry.Broken // only its end was missing, which the router wrote
+		if end = decision.EndCompleted; !d.attempt.broken {
+			outcome, end = d.outcome()
+		}
+		r.settle(d.attempt, outcome)
+		return nil
+	}
+	if f = broken(ctx, d, err); d.attempt == nil || d.attempt.ended {
+		return f
+	}
+	d.attempt.brokeOff()
+	r.settle(d.attempt, f.outcome)
+	if end = endOf(f.outcome); d.begun && f.outcome == retry.Broken {
+		end = decision.EndFailed
+	}
+	return f
+}
+
+// brokeOff notes that the answer ended early.
+func (a *attempt) brokeOff() {
+	a.broken = true
+	a.hop.brokeOff()
+}
+
+// outcome says what a complete answer means: an engine may report its failure in a stream.
+func (d *delivery) outcome() (retry.Verdict, decision.End) {
+	switch {
+	case !d.scan.Failed():
+		return retry.OK, decision.EndCompleted
+	case d.scan.ContentEvents() == 0:
+		return retry.ClientFault, decision.EndFailed // it is not known whose fault it is
+	}
+	return retry.EngineError, decision.EndFailed
+}
+
+// maxKept bounds an answer that is forwarded as one piece; a longer one goes to the client as it comes.
+const maxKept = 1 << 20
+
+// forward gives the client the answer, piece by piece as it comes. The Sink is begun with the first
+// piece, not with the head, so that a replica that dies between the two costs nothing.
+func (r *Router) forward(ctx context.Context, rq *request, t *tries, d *delivery) error {
+	first := newReply(rq, d)
+	d.scan.Reset(rq.parsed.Prompt.API, first.streamed)
+	from := r.resumable(rq, t, d, first)
+	a := d.attempt
+	// An object is of no use before its end: kept until then, one that ends early costs nothing.
+	keeps := a.resp.ContentLength <= maxKept && mediaType(a.resp.Header) == "application/json"
+	for {
+		piece, err := from.next(ctx)
+		if err == io.EOF { //nolint:errorlint // a wrapped one is an answer that was cut off
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if keeps {
+			if piece, keeps = a.keep(piece); keeps {
+				continue
+			}
+		}
+		if err := r.write(rq, d, piece, first.streamed); err != nil {
+			return err
+		}
+	}
+	if len(a.kept) > 0 {
+		if err := r.write(rq, d, a.kept, false); err != nil {
+			return err
+		}
+	}
+	if d.begun {
+		return nil
+	}
+	if !d.attempt.choice.Begin() {
+		return errStalled
+	}
+	return r.begin(rq, d)
+}
+
+// keep adds a piece to an answer that is forwarded as one piece. It returns what to forward once that has come whole, or is
+// too long.
+func (a *attempt) keep(piece []byte) (whole []byte, keeps bool) {
+	if len(a.kept) == 0 && int64(len(piece)) == a.resp.ContentLength {
+		return piece, false // as nearly always
+	}
+	if a.kept == nil && a.resp.ContentLength > 0 {
+		a.kept = make([]byte, 0, a.resp.ContentLength)
+	}
+	if a.kept = append(a.kept, piece...); len(a.kept) <= maxKept {
+		return nil, true
+	}
+	whole, a.kept = a.kept, nil
+	return whole, false
+}
+
+// write gives the client one piece, and reads it.
+func (r *Router) write(rq *request, d *delivery, piece []byte, streamed bool) error {
+	a := d.attempt
+	over := streamed && d.scan.Done() // before this piece: a client that left lacks nothing of the answer
+	content := d.scan.ContentEvents() - a.earlier
+	if !d.begun && !a.choice.Begin() {
+		return errStalled // the answer came too late
+	}
+	if content == 0 { // a client that reads nothing must not make the prefill look longer
+		d.scan.Feed(piece)
+		if streamed && d.scan.ContentEvents() > a.earlier {
+			d.sawFirstToken()
+		}
+	}
+	if !d.begun {
+		if err := r.begin(rq, d); err != nil {
+			return err
+		}
+	}
+	if err := d.to.Write(piece); err != nil && !over {
+		return gone(err)
+	}
+	if content > 0 {
+		d.scan.Feed(piece) // nothing waits for what it finds
+	}
+	if n := d.scan.ContentEvents() - a.earlier; streamed && n >= a.reported+progressStep {
+		a.choice.Progress(n)
+		a.reported = n
+	}
+	return nil
+}
+
+// begin gives the client the head of the answer.
+func (r *Router) begin(rq *request, d *delivery) error {
+	resp := d.attempt.resp
+	d.begun, d.status = true, resp.Status
+	r.pin(rq, d) // before the client can continue the response
+	h := resp.Header
+	if resp.ContentLength >= 0 {
+		h.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
+	}
+	r.explain(rq, d.attempt, h)
+	r.explainLimits(rq, h)
+	if err := d.to.Begin(resp.Status, h); err != nil {
+		return gone(err)
+	}
+	return nil
+}
+
+// sawFirstToken marks the end of a prefill; the client's first token is the first replica's.
+func (d *delivery) sawFirstToken() {
+	now := time.Now()
+	if d.firstToken.IsZero() {
+		d.firstToken = now
+	}
+	d.attempt.choice.FirstToken()
+	if h := d.attempt.hop; h != nil {
+		h.firstToken = now
+	}
+}
+
+// mediaType is the type of an answer without its parameters, empty when it cannot be read.
+func mediaType(h http.Header) string {
+	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+	if err != nil {
+		return ""
+	}
+	return kind
+}

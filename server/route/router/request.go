@@ -1,0 +1,164 @@
+package router
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+)
+
+// request is one call: what came in, and what was learnt of it before the first choice. The attempts only read it.
+type request struct {
+	call *Call
+	// question is set when the caller sends the request itself, onlyIDs when it asks for token ids and no choice.
+	question *Question
+	onlyIDs  bool
+	set      *settings
+	policies *chooser.Settings
+	// span is the surface's, story the notes from which the spans below it are drawn; nil when nothing is recorded.
+	span     trace.Span
+	story    *story
+	received time.Time
+	// id names the decision and the reservation. It is ours: a client may use an id twice.
+	id string
+	// grant is what the tenant's limits allow; nil when there are none, or when a reservation has it.
+	grant  *quota.Grant
+	parsed *openai.Request
+	// body is what replicas receive: the client's bytes, or those with the model's name or the prompt's ids put in.
+	// upload is the body instead, on routes whose body is forwarded as it comes.
+	body   []byte
+	upload *upload
+	// lowered is set when the request claims a higher priority than its tenant may, isolated when it has its tenant's salt.
+	lowered, isolated bool
+	pool              *registry.Pool
+	// adapter is the LoRA adapter whose blocks are meant; empty for the base model.
+	adapter string
+	// holder is the replica that stores the response which the request continues; empty for none.
+	holder replica.ID
+	// enc is what is known of the prompt's ids; nil on routes whose prompts have no place in a cache.
+	enc        *tokenizer.Encoding
+	tokenizing time.Duration
+	// refused is a tokenizer route's refusal of the prompt, which the request is sent without ids in spite of.
+	refused *tokenizer.ClientFault
+}
+
+func (r *Router) newRequest(ctx context.Context, call *Call) *request {
+	rq := &request{call: call, set: r.set.Load(), span: trace.SpanFromContext(ctx), id: newID(), received: call.Received, policies: r.Chooser.Settings()}
+	if rq.received.IsZero() {
+		rq.received = time.Now()
+	}
+	if rq.span.IsRecording() {
+		rq.story = r.newStory(rq)
+	}
+	return rq
+}
+
+// newID makes a name that no other request of any router has.
+func newID() string {
+	var b [12]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// usePool fixes which engine model the request is for.
+func (rq *request) usePool(p *registry.Pool) {
+	rq.pool, rq.adapter = p, p.Adapter
+	rq.parsed.Prompt.Model = p.Served
+	rq.parsed.Prompt.Adapter = p.Adapter
+	switch {
+	case rq.upload != nil:
+		rq.upload.rename(p.Served)
+	case rq.parsed.Model != "":
+		rq.body = rq.parsed.WithModel(p.Served)
+	default:
+		rq.body = rq.parsed.Edit()
+	}
+}
+
+// newTries makes the question to the chooser for the first attempt.
+func (r *Router) newTries(rq *request) *tries {
+	t := &tries{ask: chooser.Request{
+		Settings: rq.policies, ID: rq.id, RequestID: rq.call.RequestID,
+		Model: rq.pool.Model, Served: rq.pool.Served, Adapter: rq.adapter, Replicas: rq.pool.Replicas,
+		Session: rq.apart(rq.parsed.Session), Tenant: rq.call.Tenant,
+		Priority: -rq.parsed.Priority, ExpectedOutput: rq.parsed.MaxTokens,
+		Unstreamed: !rq.parsed.Stream, Bytes: rq.size(),
+		Options: rq.call.Options, Unread: rq.parsed.Unread(), Samples: rq.parsed.N, Holder: rq.holder,
+	}}
+	rq.prompt(&t.ask)
+	if r.Chooser.ReadsText(rq.policies, rq.pool.Model, &rq.call.Options) {
+		t.ask.Text = rq.apart(rq.parsed.PromptText())
+	}
+	return t
+}
+
+// size is the body's size, as far as it is known.
+func (rq *request) size() int {
+	if rq.upload != nil {
+		return rq.upload.size()
+	}
+	return len(rq.body)
+}
+
+// maxPrompt bounds the prompt that a cut body's full size is taken to stand for; no context is that long.
+const maxPrompt = 16 << 20
+
+// prompt fills in what is known of the prompt's place in a cache.
+func (rq *request) prompt(a *chooser.Request) {
+	a.Keyless = true
+	if rq.enc == nil {
+		return
+	}
+	a.PromptTokens, a.Estimated = rq.tokens(), !rq.enc.Exact
+	a.Longest = rq.enc.Longest()
+	a.Answer = chooser.Answer(rq.enc.Answer)
+	ns := blockhash.Namespace{Adapter: rq.adapter, Salt: rq.parsed.Salt}
+	switch {
+	case len(rq.enc.IDs) > 0:
+		a.Keyless = false
+		a.Hashes = func(blockSize int) []blockhash.Hash { return rq.enc.Hashes(blockSize, ns) }
+	case rq.parsed.Prompt.Kind != prompt.KindNone: // no ids: keys made of the text keep conversations together
+		a.Hashes = func(blockSize int) []blockhash.Hash {
+			return tokenizer.ApproximateHashes(nil, &rq.parsed.Prompt, blockSize, ns)
+		}
+	}
+}
+
+// tokens is the number of the prompt's tokens; of a cut one, about.
+func (rq *request) tokens() int {
+	if have := int64(len(rq.call.Body)); rq.parsed.Truncated && have > 0 && rq.question != nil && rq.question.FullSize > have {
+		return int(min(float64(rq.enc.Tokens)*float64(rq.question.FullSize)/float64(have), maxPrompt))
+	}
+	return rq.enc.Tokens
+}
+
+// truncated reports whether the body is the beginning of a longer one.
+func (rq *request) truncated() bool { return rq.question != nil && rq.question.Truncated }
+
+// path is where the engine serves the call.
+func (rq *request) path() string {
+	if rq.call.Path != "" {
+		return rq.call.Path
+	}
+	return rq.call.Route.Path()
+}
+
+// method is POST unless the client said otherwise.
+func (rq *request) method() string {
+	if rq.call.Method != "" {
+		return rq.call.Method
+	}
+	return http.MethodPost
+}
