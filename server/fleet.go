@@ -14,7 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
-// The methods below carry news of the fleet from the registry to everybody who keeps state per
+// The methods below report changes of the fleet from the registry to the parts that keep state per
 // rank. They are called in order, before a snapshot shows an addition and after one stopped
 // showing a removal.
 
@@ -64,7 +64,7 @@ func (p *parts) rankRemoved(slot replica.Slot) {
 }
 
 // restarted drops what was believed of a former engine process. Ranks with events learn of it
-// from their sequence numbers too; whoever notices first wins.
+// from their sequence numbers too; the first notice counts.
 func (p *parts) restarted(r *replica.Replica, began time.Time) {
 	for rank, slot := range r.Slots {
 		p.book.Forget(slot, began)
@@ -133,7 +133,7 @@ func (p *parts) background() []component {
 	}
 }
 
-// sink takes the events of all ranks into the index, and lets the tokenizer's parity guard see
+// sink takes the events of all ranks into the index, and shows the tokenizer's parity guard
 // the blocks that engines store.
 type sink struct {
 	*kvindex.Index
@@ -185,7 +185,7 @@ func (p *parts) report(slot replica.Slot) (chooser.Report, bool) {
 	}
 	waiting := s.Waiting
 	if s.Foreign(now) < 1 {
-		// A report is older than our own last booking: without anybody else's requests, what waits
+		// A report is older than our own last booking: without requests of others, what waits
 		// there beyond ours has left the queue since.
 		waiting = min(waiting, p.book.View(slot, now).Prefilling)
 	}
@@ -200,7 +200,7 @@ func (p *parts) report(slot replica.Slot) (chooser.Report, bool) {
 // while no tokenizer answers: long enough for the next turn of a conversation.
 const textBeliefFor = 10 * time.Minute
 
-// believeText notes where a prompt went whose keys were made of its text.
+// believeText notes where a prompt went when its keys were made of its text.
 func (p *parts) believeText(slot replica.Slot, hashes []blockhash.Hash) {
 	if p.kvindex.State(slot) != kvblock.FeedNone {
 		p.kvindex.Predict(slot, hashes, time.Now().Add(textBeliefFor))

@@ -28,13 +28,13 @@ func newGuard(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.AP
 }
 
 // guardAdmin keeps pages of other origins from changing anything through the admin listener, and ends
-// answers that nobody reads.
+// responses that are not read.
 func guardAdmin(stall func() time.Duration, next http.Handler) http.Handler {
-	return guard.Impatient(stall, http.NewCrossOriginProtection().Handler(next))
+	return guard.StallTimeout(stall, http.NewCrossOriginProtection().Handler(next))
 }
 
 // guardListener does what depends on where a listener is open: on the loopback requests must be for
-// this machine; elsewhere anybody may call unless there are keys, which is worth a warning.
+// this machine; on other addresses a router without keys is open to all, which is worth a warning.
 func (s *Server) guardListener(setting string, at net.Addr) {
 	if guard.Loopback(at) {
 		switch setting {

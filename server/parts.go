@@ -54,7 +54,7 @@ type parts struct {
 	decisions *decisionlog.Log
 	router    *router.Router
 	history   *console.History
-	// changedFleet holds one token when the fleet has changed since somebody looked.
+	// changedFleet holds one token when the fleet has changed since the last look.
 	changedFleet chan struct{}
 }
 
@@ -139,7 +139,7 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	return err
 }
 
-// decided and ended carry the chooser's news to those who keep a record.
+// decided and ended report the chooser's decisions and outcomes to the parts that record them.
 
 func (p *parts) decided(d *decision.Decision) {
 	p.decisions.Add(d)

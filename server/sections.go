@@ -55,7 +55,7 @@ func updates(name string, update func(config.Config) error, below ...string) sec
 // errKeysOff keeps a file that lost its keys from letting every client in.
 var errKeysOff = errors.New("api.keys: the new settings have no API key and would admit every caller; only a restart turns keys off")
 
-// callersSection applies who may call. Going back reads the keys file and the key set as they are by then.
+// callersSection applies the accepted credentials. Going back reads the keys file and the key set as they are by then.
 func (s *Server) callersSection() section {
 	at := s.surfaces
 	update := updates("callers", func(c config.Config) error {

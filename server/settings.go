@@ -72,7 +72,7 @@ func (s *Server) followSettings(ctx context.Context) error {
 	}
 }
 
-// lookAtFiles digests the settings file and the files that the settings in force name.
+// lookAtFiles digests the settings file and the files that the current settings name.
 func (s *Server) lookAtFiles() string {
 	var text []byte
 	if file := s.params.Source.File; file != "" {

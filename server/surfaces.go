@@ -121,7 +121,7 @@ func (s *surfaces) openGRPC(c config.Config, t *telemetry.Telemetry, p *parts, a
 	return nil
 }
 
-// leave tells those who ask for health that the router is going.
+// leave makes health checks fail and ends the streams that last.
 func (s *surfaces) leave() {
 	s.health.Shutdown()
 	s.api.Leave()

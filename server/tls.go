@@ -17,15 +17,39 @@ import (
 // recheck is how often a certificate's files are looked at, at most.
 const recheck = 10 * time.Second
 
-// certificate is a key pair on disk that is read again when its file changes, so that renewals
-// need no restart.
-type certificate struct {
-	certFile, keyFile string
+// cached is a value read from a file, which is read again when the file changes, so that renewals need no restart. The value
+// stays the same while the file does, so that TLS sessions can be resumed.
+type cached[T any] struct {
+	file string
+	read func() (T, error)
 
-	mu      sync.Mutex
-	pair    *tls.Certificate // guarded by mu
-	changed time.Time        // guarded by mu
-	looked  time.Time        // guarded by mu
+	mu     sync.Mutex
+	known  bool        // guarded by mu: value was read
+	value  T           // guarded by mu
+	from   os.FileInfo // guarded by mu: the file as it was read
+	looked time.Time   // guarded by mu
+}
+
+// get returns the value of the file as it is now, or the last good one.
+func (c *cached[T]) get() (T, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	if c.known && now.Sub(c.looked) < recheck {
+		return c.value, nil
+	}
+	c.looked = now
+	info, err := os.Stat(c.file)
+	if err == nil && (!c.known || !os.SameFile(info, c.from) || !info.ModTime().Equal(c.from.ModTime())) {
+		var value T
+		if value, err = c.read(); err == nil {
+			c.known, c.value, c.from = true, value, info
+		}
+	}
+	if c.known {
+		return c.value, nil
+	}
+	return c.value, err
 }
 
 // serverTLS is the TLS of the HTTP and gRPC listeners; nil when they speak plain text.
@@ -48,91 +72,44 @@ func adminTLS(l config.Listen) (*tls.Config, error) {
 }
 
 func listenerTLS(setting, certFile, keyFile, ca, auth string) (*tls.Config, error) {
-	c := &certificate{certFile: certFile, keyFile: keyFile}
-	if _, err := c.get(nil); err != nil {
+	pair := &cached[*tls.Certificate]{file: certFile, read: func() (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+		return &pair, err
+	}}
+	if _, err := pair.get(); err != nil {
 		return nil, fmt.Errorf("%s: %w", setting, err)
 	}
-	base := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.get, NextProtos: []string{"h2", "http/1.1"}}
+	base := &tls.Config{
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return pair.get() },
+	}
 	if ca == "" {
 		return base, nil
 	}
-	clients := &clientCA{file: ca, base: base.Clone()}
-	clients.base.ClientAuth = tls.VerifyClientCertIfGiven
+	base.ClientAuth = tls.VerifyClientCertIfGiven
 	if auth == config.AuthRequired {
-		clients.base.ClientAuth = tls.RequireAndVerifyClientCert
+		base.ClientAuth = tls.RequireAndVerifyClientCert
 	}
-	now, err := clients.get(nil)
+	// Each connection is checked with the authorities as they are on disk.
+	checked := &cached[*tls.Config]{file: ca, read: func() (*tls.Config, error) {
+		text, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, err
+		}
+		c := base.Clone()
+		c.ClientCAs = x509.NewCertPool()
+		if !c.ClientCAs.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("%s holds no certificate in PEM", ca)
+		}
+		return c, nil
+	}}
+	now, err := checked.get()
 	if err != nil {
 		return nil, fmt.Errorf("listen.client_ca: %w", err)
 	}
 	out := now.Clone()
-	out.GetConfigForClient = clients.get
+	out.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return checked.get() }
 	return out, nil
-}
-
-// clientCA gives each connection the TLS settings with the certificates that clients are checked with, as they are on disk
-// now. The settings stay the same while the file does, so that sessions can be resumed.
-type clientCA struct {
-	file string
-	base *tls.Config
-
-	mu      sync.Mutex
-	now     *tls.Config // guarded by mu
-	changed os.FileInfo // guarded by mu
-	looked  time.Time   // guarded by mu
-}
-
-// get implements tls.Config.GetConfigForClient. A file that cannot be read leaves the last good one.
-func (c *clientCA) get(*tls.ClientHelloInfo) (*tls.Config, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	at := time.Now()
-	if c.now != nil && at.Sub(c.looked) < recheck {
-		return c.now, nil
-	}
-	c.looked = at
-	info, err := os.Stat(c.file)
-	if err == nil && (c.now == nil || !os.SameFile(info, c.changed) || !info.ModTime().Equal(c.changed.ModTime())) {
-		var text []byte
-		if text, err = os.ReadFile(c.file); err == nil {
-			pool := x509.NewCertPool()
-			if pool.AppendCertsFromPEM(text) {
-				c.now, c.changed = c.base.Clone(), info
-				c.now.ClientCAs = pool
-			} else {
-				err = fmt.Errorf("%s holds no certificate in PEM", c.file)
-			}
-		}
-	}
-	if c.now == nil {
-		return nil, err
-	}
-	return c.now, nil
-}
-
-// get returns the pair as it is on disk now; one that cannot be read leaves the last good one.
-func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := time.Now()
-	if c.pair != nil && now.Sub(c.looked) < recheck {
-		return c.pair, nil
-	}
-	c.looked = now
-	info, err := os.Stat(c.certFile)
-	if err == nil && c.pair != nil && info.ModTime().Equal(c.changed) {
-		return c.pair, nil
-	}
-	if err == nil {
-		var pair tls.Certificate
-		if pair, err = tls.LoadX509KeyPair(c.certFile, c.keyFile); err == nil {
-			c.pair, c.changed = &pair, info.ModTime()
-		}
-	}
-	if c.pair == nil {
-		return nil, err
-	}
-	return c.pair, nil
 }
 
 // grpcCredentials makes the gRPC listener speak TLS when the configuration names a certificate.

@@ -50,13 +50,13 @@ func WithParam(name string) Option {
 	return func(e *Error) { e.Param = strings.ToValidUTF8(name, "�") }
 }
 
-// WithRetryAfter tells callers when to come back.
+// WithRetryAfter sets when callers may retry.
 func WithRetryAfter(d time.Duration) Option { return func(e *Error) { e.RetryAfter = d } }
 
 // WithHeader puts further headers into the answer.
 func WithHeader(h http.Header) Option { return func(e *Error) { e.Header = h } }
 
-// WithUnavailable makes an Overloaded the router's own: 503 and UNAVAILABLE instead of 429, which tells a
+// WithUnavailable makes an Overloaded the router's own: 503 and UNAVAILABLE instead of 429, which asks a
 // caller to send less.
 func WithUnavailable() Option { return func(e *Error) { e.unavailable = true } }
 
@@ -137,7 +137,7 @@ func (e *Error) HTTPStatus() int {
 	return status
 }
 
-// Fault says who is to blame, for the choice of a log level.
+// Fault is the side at fault; it chooses the log level.
 type Fault uint8
 
 // The faults.
@@ -150,7 +150,7 @@ const (
 	FaultOurs
 )
 
-// Fault tells who is to blame.
+// Fault returns the side at fault.
 func (e *Error) Fault() Fault {
 	status := e.HTTPStatus()
 	switch {

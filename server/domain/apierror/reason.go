@@ -45,7 +45,7 @@ const (
 	RateLimitExceeded    = kvpilotv1.ErrorReason_ERROR_REASON_RATE_LIMIT_EXCEEDED
 )
 
-// StatusClientClosed is the HTTP status of a request whose client went away; no client sees it.
+// StatusClientClosed is the HTTP status of a request that the client gave up; no client sees it.
 const StatusClientClosed = 499
 
 // The error types of OpenAI's API that kvpilot uses.

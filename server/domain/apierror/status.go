@@ -22,7 +22,7 @@ const (
 )
 
 // maxDetail bounds an engine's answer in a status detail, in bytes: details travel in the trailers,
-// and clients of other languages refuse header blocks above 8 KiB.
+// and clients of other languages reject header blocks above 8 KiB.
 const maxDetail = 4 << 10
 
 // GRPCStatus is what gRPC callers see. grpc-go and status.FromError use it by themselves.
@@ -109,7 +109,7 @@ func (e *Error) answer() *Answer {
 }
 
 // upstreamReason names an engine's refusal for callers and logs: as far as the status, and for a 404
-// the body, tell it.
+// the body, show it.
 func upstreamReason(httpStatus int, body []byte) Reason {
 	switch httpStatus {
 	case http.StatusBadRequest, http.StatusUnprocessableEntity:
@@ -150,12 +150,12 @@ func aboutModel(body []byte) bool {
 	if len(body) > longestFault || json.Unmarshal(body, &shape) != nil {
 		return false
 	}
-	told := shape.fault
-	if len(shape.Error) > 0 && json.Unmarshal(shape.Error, &told) != nil {
+	named := shape.fault
+	if len(shape.Error) > 0 && json.Unmarshal(shape.Error, &named) != nil {
 		return false
 	}
-	return told.Param == "model" || told.Code == "model_not_found" ||
-		strings.HasPrefix(told.Message, "The model `") && strings.Contains(told.Message, "` does not exist")
+	return named.Param == "model" || named.Code == "model_not_found" ||
+		strings.HasPrefix(named.Message, "The model `") && strings.Contains(named.Message, "` does not exist")
 }
 
 // refusedCode is the gRPC code that comes closest to an engine's refusal.

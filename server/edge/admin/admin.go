@@ -17,12 +17,12 @@ type Params struct {
 	Metrics http.Handler
 	// Console serves /console; nil serves none.
 	Console http.Handler
-	// Allow returns an error of package apierror for a request whose sender has none of the roles; nil lets all in.
+	// Allow returns an error of package apierror for a request whose sender has none of the roles; nil allows all.
 	Allow func(r *http.Request, roles caller.Roles) error
 }
 
-// route is one pattern of the surface with the roles of which a caller needs one. Without roles it is for everybody when it
-// is open, and for nobody when it is not.
+// route is one pattern of the surface with the roles of which a caller needs one. An open route
+// has no roles and needs no credentials.
 type route struct {
 	pattern string
 	open    bool
@@ -81,7 +81,7 @@ func (p Params) guard(r route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if p.Allow != nil {
 			if err := p.Allow(req, r.roles); err != nil {
-				refuse(w, apierror.From(err))
+				reject(w, apierror.From(err))
 				return
 			}
 		}
@@ -89,8 +89,8 @@ func (p Params) guard(r route) http.Handler {
 	})
 }
 
-// refuse has browsers ask for a key, which they send as the password of basic authentication.
-func refuse(w http.ResponseWriter, e *apierror.Error) {
+// reject answers with the error. Browsers then ask for a key, which they send as the password of basic authentication.
+func reject(w http.ResponseWriter, e *apierror.Error) {
 	if e.Reason == apierror.Unauthenticated {
 		w.Header().Set("WWW-Authenticate", `Basic realm="kvpilot", charset="UTF-8"`)
 	}
@@ -100,7 +100,7 @@ func refuse(w http.ResponseWriter, e *apierror.Error) {
 func answer(w http.ResponseWriter, status int, state, reason string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// the client may be gone; there is nobody else to tell
+	// the client may be gone
 	_ = json.NewEncoder(w).Encode(struct {
 		Status string `json:"status"`
 		Reason string `json:"reason,omitempty"`

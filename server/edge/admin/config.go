@@ -16,5 +16,5 @@ type Config struct {
 // DefaultConfig has the console on: the admin address is the loopback's unless the operator says otherwise.
 func DefaultConfig() Config { return Config{Console: true} }
 
-// Validate has nothing to refuse.
+// Validate accepts every Config.
 func (c Config) Validate() error { return nil }

@@ -52,7 +52,7 @@ type Callers struct {
 	now       func() time.Time
 	onRead    func(Source, error)
 	noFollow  bool
-	everybody *caller.Caller
+	anonymous *caller.Caller
 	set       atomic.Pointer[set]
 	wake      chan struct{} // holds one token when a key set is wanted
 
@@ -73,13 +73,13 @@ func New(c Config, p Params) (*Callers, error) {
 		p.OnRead = func(Source, error) {}
 	}
 	cs := &Callers{
-		log: p.Log, metrics: newMetrics(p.Meter), now: p.Now, onRead: p.OnRead, noFollow: p.NoFollow, everybody: caller.Everybody(), wake: make(chan struct{}, 1),
+		log: p.Log, metrics: newMetrics(p.Meter), now: p.Now, onRead: p.OnRead, noFollow: p.NoFollow, anonymous: caller.Everybody(), wake: make(chan struct{}, 1),
 	}
 	return cs, cs.replace(c, false)
 }
 
 // Update replaces all credentials by those of c, or none of them when it returns an error. Callers that are identified
-// already stay so until their call ends. A key set whose source stays the same is kept; another one is read first.
+// already stay so until their call ends. A key set from the same source is kept; another one is read first.
 func (cs *Callers) Update(c Config) error { return cs.replace(c, true) }
 
 func (cs *Callers) replace(c Config, fetch bool) error {
@@ -157,7 +157,7 @@ type Credentials struct {
 func (cs *Callers) Identify(c Credentials) (*caller.Caller, error) {
 	s := cs.set.Load()
 	if s.open {
-		return cs.everybody, nil
+		return cs.anonymous, nil
 	}
 	now := cs.now()
 	who, err := s.identify(&c, now)
@@ -170,7 +170,7 @@ func (cs *Callers) Identify(c Credentials) (*caller.Caller, error) {
 	return who, nil
 }
 
-// IdentifyWaiting is Identify for callers that may wait: a token whose key is not known yet waits for the key set.
+// IdentifyWaiting is Identify for callers that may wait: a token with an unknown key waits for the key set.
 func (cs *Callers) IdentifyWaiting(ctx context.Context, c Credentials) (*caller.Caller, error) {
 	who, err := cs.Identify(c)
 	pending, ok := errors.AsType[*pendingError](err)

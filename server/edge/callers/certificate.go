@@ -107,7 +107,7 @@ func (r rule) tenantOf(leaf *x509.Certificate) (tenant, san string) {
 	return "", ""
 }
 
-// verified returns the state of a connection whose client has shown a certificate that was checked; nil otherwise.
+// verified returns the state of a connection with a verified client certificate; nil otherwise.
 func verified(state *tls.ConnectionState) *tls.ConnectionState {
 	if state == nil || len(state.VerifiedChains) == 0 || len(state.PeerCertificates) == 0 {
 		return nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
 // Config says which credentials are accepted. Without any, no caller is asked for one.
@@ -120,9 +121,7 @@ func (c Config) Validate() error {
 	if c.TenantHeader == "" || strings.ContainsFunc(c.TenantHeader, func(r rune) bool { return !isToken(r) }) {
 		errs = append(errs, fmt.Errorf("tenant_header: %q must be the name of a header", c.TenantHeader))
 	}
-	for _, err := range c.JWT.check() {
-		errs = append(errs, fmt.Errorf("jwt.%w", err))
-	}
+	errs = append(errs, check.Within("jwt", errors.Join(c.JWT.check()...)))
 	return errors.Join(errs...)
 }
 
@@ -137,33 +136,19 @@ func (j JWT) check() (errs []error) {
 		}
 		return errs
 	}
-	if len(j.Audiences) == 0 || slices.Contains(j.Audiences, "") {
-		errs = append(errs, errors.New("audiences: at least one is needed, and none may be empty: tokens for other services would be accepted"))
-	}
-	if (j.JWKSURL == "") == (j.JWKSFile == "") {
-		errs = append(errs, errors.New("jwks_url: exactly one of jwks_url and jwks_file is needed"))
-	}
-	if j.JWKSURL != "" {
-		if err := checkURL(j.JWKSURL); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	if j.Refresh < minRefetch {
-		errs = append(errs, fmt.Errorf("refresh: must be at least %v", minRefetch))
-	}
-	if j.Leeway < 0 || j.Leeway > 5*time.Minute {
-		errs = append(errs, errors.New("leeway: must be from 0s to 5m"))
-	}
-	if len(j.Algorithms) == 0 {
-		errs = append(errs, errors.New("algorithms: at least one is needed"))
-	}
+	errs = append(errs,
+		check.That(len(j.Audiences) > 0 && !slices.Contains(j.Audiences, ""), "audiences", "at least one is needed, and none may be empty: tokens for other services would be accepted"),
+		check.That((j.JWKSURL == "") != (j.JWKSFile == ""), "jwks_url", "exactly one of jwks_url and jwks_file is needed"),
+		checkURL(j.JWKSURL),
+		check.AtLeast("refresh", j.Refresh, minRefetch),
+		check.Between("leeway", j.Leeway, 0, 5*time.Minute),
+		check.That(len(j.Algorithms) > 0, "algorithms", "at least one is needed"),
+		check.NotEmpty("tenant_claim", j.TenantClaim),
+	)
 	for i, a := range j.Algorithms {
 		if !slices.Contains(asymmetric(), jose.SignatureAlgorithm(a)) {
 			errs = append(errs, fmt.Errorf("algorithms[%d]: %q must be one of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384, ES512, EdDSA", i, a))
 		}
-	}
-	if j.TenantClaim == "" {
-		errs = append(errs, errors.New("tenant_claim: is missing"))
 	}
 	for value, names := range j.RoleMap {
 		if _, err := caller.ParseRoles(splitNames(names)); err != nil {
@@ -176,17 +161,19 @@ func (j JWT) check() (errs []error) {
 	return errs
 }
 
-// asymmetric lists the algorithms whose verifying key cannot sign.
+// asymmetric lists the algorithms with a verifying key that cannot sign.
 func asymmetric() []jose.SignatureAlgorithm {
 	return []jose.SignatureAlgorithm{
 		jose.RS256, jose.RS384, jose.RS512, jose.PS256, jose.PS384, jose.PS512, jose.ES256, jose.ES384, jose.ES512, jose.EdDSA,
 	}
 }
 
-// checkURL refuses key sets that somebody on the way could replace.
+// checkURL rejects key sets that could be replaced on their way.
 func checkURL(text string) error {
 	u, err := url.Parse(text)
 	switch {
+	case text == "":
+		return nil
 	case err != nil || u.Host == "":
 		return errors.New("jwks_url: must be a URL such as https://issuer.example.com/jwks.json")
 	case u.Scheme == "https":

@@ -103,8 +103,8 @@ func NewKey() (key, hashed string) {
 	return key, Hash(key)
 }
 
-// Hash is the form of a key that a file may hold in its place. A fast hash is enough for a key of NewKey: nobody can try
-// 2^256 of them. It protects no key that people thought up.
+// Hash is the form of a key that a file may hold in its place. A fast hash is enough for a key of NewKey: 2^256
+// of them cannot be tried. It does not protect a key that a person invented.
 func Hash(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return hashPrefix + hex.EncodeToString(sum[:])

@@ -77,7 +77,7 @@ func unsalted(key string) digest {
 }
 
 // identify returns the holder of a request's credentials. A key or a token counts before a certificate: a wrong one is
-// refused whatever the certificate says.
+// rejected even with a valid certificate.
 func (s *set) identify(c *Credentials, now time.Time) (*caller.Caller, error) {
 	key := c.Key
 	if scheme, token, ok := strings.Cut(c.Authorization, " "); ok && strings.EqualFold(scheme, "Bearer") {

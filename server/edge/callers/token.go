@@ -32,12 +32,12 @@ type tokens struct {
 	known      *cache.Cache[verifiedToken]
 }
 
-// verifiedToken is a token whose signature and claims were found good.
+// verifiedToken is a token with a valid signature and valid claims.
 type verifiedToken struct {
 	digest  digest
 	caller  caller.Caller
 	expires time.Time // leeway included
-	by      *keys     // it counts as long as they are in force
+	by      *keys     // the token is valid as long as these keys are current
 }
 
 // newTokens makes tokens. j must be valid.
@@ -56,7 +56,7 @@ func newTokens(j JWT, keys *keySet) *tokens {
 	return t
 }
 
-// pendingError refuses a token whose key is not known while the key set is being read.
+// pendingError rejects a token with an unknown key while the key set is being read.
 type pendingError struct {
 	public error
 	done   <-chan struct{}
@@ -68,7 +68,7 @@ func (e *pendingError) Error() string { return e.public.Error() }
 // Unwrap returns the public error.
 func (e *pendingError) Unwrap() error { return e.public }
 
-func refuseToken(why string, cause error) error {
+func rejectToken(why string, cause error) error {
 	return apierror.New(apierror.Unauthenticated, why, cause)
 }
 
@@ -90,16 +90,16 @@ func (t *tokens) identify(d digest, raw string, now time.Time) (*caller.Caller, 
 
 func (t *tokens) verify(raw string, present *keys, now time.Time) (*verifiedToken, error) {
 	if len(raw) > longestToken {
-		return nil, refuseToken("the token is too long", nil)
+		return nil, rejectToken("the token is too long", nil)
 	}
 	parsed, err := jwt.ParseSigned(raw, t.algorithms)
 	if err != nil || len(parsed.Headers) != 1 {
-		return nil, refuseToken("the token must have one signature of an accepted algorithm", err)
+		return nil, rejectToken("the token must have one signature of an accepted algorithm", err)
 	}
 	header := parsed.Headers[0]
 	candidates := present.candidates(header.KeyID, header.Algorithm)
 	if len(candidates) == 0 {
-		public := refuseToken("the token's key is unknown", nil)
+		public := rejectToken("the token's key is unknown", nil)
 		if done := t.keys.want(now); done != nil {
 			return nil, &pendingError{public, done}
 		}
@@ -114,28 +114,28 @@ func (t *tokens) verify(raw string, present *keys, now time.Time) (*verifiedToke
 		}
 	}
 	if err != nil {
-		return nil, refuseToken("the token's signature is wrong", err)
+		return nil, rejectToken("the token's signature is wrong", err)
 	}
 	return t.accept(&claims, all, present, now)
 }
 
-// accept checks the claims of a token whose signature is right.
+// accept checks the claims of a token with a valid signature.
 func (t *tokens) accept(claims *jwt.Claims, all map[string]any, present *keys, now time.Time) (*verifiedToken, error) {
 	if claims.Expiry == nil {
-		return nil, refuseToken("the token has no expiry (exp)", nil)
+		return nil, rejectToken("the token has no expiry (exp)", nil)
 	}
 	err := claims.ValidateWithLeeway(jwt.Expected{Issuer: t.config.Issuer, AnyAudience: t.config.Audiences, Time: now}, t.config.Leeway)
 	switch {
 	case errors.Is(err, jwt.ErrExpired):
-		return nil, refuseToken("the token has expired", err)
+		return nil, rejectToken("the token has expired", err)
 	case errors.Is(err, jwt.ErrNotValidYet), errors.Is(err, jwt.ErrIssuedInTheFuture):
-		return nil, refuseToken("the token is not valid yet", err)
+		return nil, rejectToken("the token is not valid yet", err)
 	case err != nil:
-		return nil, refuseToken("the token is not for this router (iss, aud)", err)
+		return nil, rejectToken("the token is not for this router (iss, aud)", err)
 	}
 	tenant, _ := claim(all, t.config.TenantClaim).(string)
 	if err := caller.CheckTenant(tenant); err != nil {
-		return nil, refuseToken("the token's claim "+t.config.TenantClaim+" has no valid tenant", err)
+		return nil, rejectToken("the token's claim "+t.config.TenantClaim+" has no valid tenant", err)
 	}
 	name, _ := claim(all, t.config.NameClaim).(string)
 	v := &verifiedToken{

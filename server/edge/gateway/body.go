@@ -36,7 +36,7 @@ func (*body) Read([]byte) (int, error) { return 0, io.EOF }
 func (*body) Close() error             { return nil }
 
 // liveBody is a body of messages that are answered as they come. mistakes are those that cannot be read, wrong the one
-// behind which there is no next: the generated code ends the stream there and tells nobody why.
+// after which none can be read: the generated code ends the stream there without the reason.
 type liveBody struct {
 	io.ReadCloser
 	mistakes *httpcall.Mistakes
@@ -52,7 +52,7 @@ func (b *liveBody) mistake() *apierror.Error {
 }
 
 // expectBody starts the clock for a body that is still to come. It runs on while the body is
-// refused and net/http reads what is left of it, and ends when the whole body was read.
+// rejected and net/http reads the rest of it, and stops when the whole body was read.
 func (g *Gateway) expectBody(rq *request, r *http.Request) {
 	if hasBody(r) {
 		// Test writers have no deadlines; a connection's failure shows when it is read.
@@ -79,7 +79,7 @@ func (g *Gateway) readBody(rq *request, r *http.Request, limit int64) (data []by
 	}
 	if err != nil {
 		if r.ProtoMajor == 1 {
-			rq.w.Header().Set("Connection", "close") // what is left of the body cannot be told from a request
+			rq.w.Header().Set("Connection", "close") // the rest of the body would be read as a request
 		}
 		return nil, bodyError(err, limit)
 	}
@@ -155,9 +155,9 @@ func tooLarge(limit int64) error {
 	return apierror.New(apierror.BodyTooLarge, fmt.Sprintf("the request body is larger than the %d bytes that this router accepts", limit), nil)
 }
 
-// acceptable refuses bodies in a form that the route cannot read. Compressed bodies are refused:
+// checkType rejects bodies in a form that the route cannot read. Compressed bodies are rejected:
 // engines do not take them, and a small one may hide a huge one.
-func acceptable(r *http.Request, opaque bool) error {
+func checkType(r *http.Request, opaque bool) error {
 	for _, coding := range r.Header["Content-Encoding"] {
 		if coding != "" && !strings.EqualFold(coding, "identity") {
 			return apierror.New(apierror.UnsupportedMediaType, "compressed request bodies are not accepted", nil)

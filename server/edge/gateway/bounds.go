@@ -35,8 +35,8 @@ func (g *Gateway) bodyLimit(found *route, path string) int64 {
 	return g.conf.Load().MaxBodyBytes
 }
 
-// fewEnough refuses JSON of so many values that the message would take far more memory than they.
-func fewEnough(data []byte) error {
+// checkValues rejects JSON of so many values that the message would take far more memory than the text.
+func checkValues(data []byte) error {
 	if len(data) > mostValues && bytes.Count(data, []byte{','}) > mostValues {
 		return fmt.Errorf("the request body has more than %d values", mostValues)
 	}

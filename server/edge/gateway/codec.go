@@ -117,7 +117,7 @@ func (c codec) decodeWhole(b *body, v any) error {
 	if len(bytes.TrimSpace(b.data)) == 0 {
 		return io.EOF // no body is an empty message
 	}
-	if err := fewEnough(b.data); err != nil {
+	if err := checkValues(b.data); err != nil {
 		return err
 	}
 	if !json.Valid(b.data) {
@@ -139,8 +139,8 @@ func syntaxError(data []byte) error {
 	return errors.New("invalid JSON")
 }
 
-// openStream tells a client at once that its stream of messages is open; grpc-gateway by itself
-// would tell it with the first message.
+// openStream sends the header of a stream of messages when the stream is open; grpc-gateway would
+// send it with the first message.
 func openStream(ctx context.Context, w http.ResponseWriter, m proto.Message) error {
 	md, ok := runtime.ServerMetadataFromContext(ctx)
 	rq, ours := w.(*request)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/url"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
@@ -37,18 +39,11 @@ func DefaultConfig() Config {
 
 // Validate reports every bad field at once, named as the operator wrote it.
 func (c Config) Validate() error {
-	var errs []error
-	if c.MaxBodyBytes < 1 {
-		errs = append(errs, fmt.Errorf("max_body_bytes: must be positive, not %d", c.MaxBodyBytes))
-	}
-	if c.MaxBodiesBytes < c.MaxBodyBytes {
-		errs = append(errs, fmt.Errorf("max_bodies_bytes: must be at least max_body_bytes, not %d", c.MaxBodiesBytes))
-	}
-	if c.BodyTimeout <= 0 {
-		errs = append(errs, errors.New("body_timeout: must be positive"))
-	}
-	if c.StallTimeout < 0 {
-		errs = append(errs, errors.New("stall_timeout: must not be negative"))
+	errs := []error{
+		check.Positive("max_body_bytes", c.MaxBodyBytes),
+		check.That(c.MaxBodiesBytes >= c.MaxBodyBytes, "max_bodies_bytes", "must be at least max_body_bytes, not %d", c.MaxBodiesBytes),
+		check.Positive("body_timeout", c.BodyTimeout),
+		check.AtLeast("stall_timeout", c.StallTimeout, 0),
 	}
 	for i, origin := range c.AllowOrigins {
 		if origin == "*" {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// cors lets pages of the allowed origins call the router.
+// cors allows pages of the configured origins to call the router.
 type cors struct {
 	all     bool
 	origins []string
@@ -40,7 +40,7 @@ func (c *cors) answer(h http.Header, r *http.Request) bool {
 	return true
 }
 
-// answerOptions tells the methods of a path that has a route; of others it says nothing.
+// answerOptions lists the methods of a path that has a route; it leaves other paths alone.
 func (g *Gateway) answerOptions(rq *request, r *http.Request) bool {
 	if r.Method != http.MethodOptions {
 		return false

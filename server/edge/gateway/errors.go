@@ -23,7 +23,7 @@ func (g *Gateway) onError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Ma
 // onStreamError is onError for streams. The status that it returns is not sent: the request takes no more bytes.
 func (g *Gateway) onStreamError(ctx context.Context, err error) *status.Status {
 	if rq := requestFrom(ctx); rq != nil {
-		if whole := rq.refused.Load(); whole != nil {
+		if whole := rq.handled.Load(); whole != nil {
 			err = *whole
 		}
 		rq.fail(public(err))

@@ -33,7 +33,7 @@ type Params struct {
 	// apierror says.
 	Authorize func(r *http.Request, requestID, rpc string) (*caller.Caller, error)
 	// Ready says why the router should get no requests now; nil when it should, as it always is
-	// without one. Its text is shown to whoever asks for /health.
+	// without one. Its text is the answer to /health.
 	Ready func() error
 	// Budget counts the bytes of bodies; nil makes one of the configured size.
 	Budget *guard.Budget
@@ -128,7 +128,7 @@ func New(c Config, p Params) (*Gateway, error) {
 // Run serves the typed routes until ctx ends, and returns when their handlers have. It is called once.
 func (g *Gateway) Run(ctx context.Context) error { return g.hop.run(ctx) }
 
-// Update puts new time limits in force, for requests that begin from now on. What else is in next stays as it was.
+// Update replaces the time limits for requests that begin from now on. Other settings of next are ignored.
 func (g *Gateway) Update(next Config) error {
 	if err := next.Validate(); err != nil {
 		return err

@@ -8,8 +8,8 @@ import (
 
 const healthPath = "/health"
 
-// isHealth reports whether a request asks for health as engines are asked: those who point a load
-// balancer or a client at the router instead of at an engine keep their probes. Such a request
+// isHealth reports whether a request asks for health as engines are asked: load balancers and clients
+// that point at the router instead of an engine keep their probes. Such a request
 // needs no key, makes no span and counts in no metric.
 func isHealth(r *http.Request) bool {
 	switch r.URL.Path {

@@ -153,6 +153,6 @@ func keepStream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next gr
 
 func keep(ctx context.Context, err error) {
 	if rq := requestFrom(ctx); rq != nil && err != nil {
-		rq.refused.Store(&err)
+		rq.handled.Store(&err)
 	}
 }

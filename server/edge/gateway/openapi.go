@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/gen/openapi"
 )
 
-// openapiPath serves the description of the REST surface, to everybody.
+// openapiPath serves the description of the REST surface, without credentials.
 const openapiPath = "/openapi.json"
 
 func serveOpenAPI(rq *request) {

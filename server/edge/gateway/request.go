@@ -36,7 +36,7 @@ type request struct {
 	pushed  bool    // every write goes out at once
 	opened  bool    // the first piece was written
 	failed  *apierror.Error
-	refused atomic.Pointer[error] // how the handler of a typed route ended; nil without an error
+	handled atomic.Pointer[error] // the error of a typed route's handler; nil without one
 	live    *liveBody             // of a stream of messages; nil otherwise
 	tunnel  *tunnel               // what the connection became; nil while it is HTTP
 	aborted bool                  // the connection must not look as if the answer were whole
@@ -126,7 +126,7 @@ func (rq *request) apart(p []byte) (err error) {
 // flusher sends what was written so far.
 type flusher interface{ FlushError() error }
 
-// flusherOf is w itself where it can: the controller would look for the way anew for every piece.
+// flusherOf is w itself where possible: the controller would look for its method again for every piece.
 func flusherOf(w http.ResponseWriter, control *http.ResponseController) flusher {
 	if f, ok := w.(flusher); ok {
 		return f
@@ -211,7 +211,7 @@ func (rq *request) fail(e *apierror.Error) {
 		h.Set("Content-Type", contentType)
 		h.Set("Content-Length", itoa(int64(len(text))))
 		rq.start(e.HTTPStatus())
-		_ = rq.write(text) // the client may be gone; there is nobody left to tell
+		_ = rq.write(text) // the client may be gone
 	case rq.events:
 		_ = rq.write(append(rq.endOfEvent(), e.Events(dialect)...)) // as above
 		rq.g.metrics.brokenStream(e)

@@ -191,9 +191,9 @@ func (t *routes) allowed(u *url.URL) []string {
 	return list
 }
 
-// tidy is u without a slash at its end when only that path has a route. Engines redirect such clients, which then send
+// trimSlash is u without a slash at its end when only that path has a route. Engines redirect such clients, which then send
 // their body twice.
-func (t *routes) tidy(u *url.URL) *url.URL {
+func (t *routes) trimSlash(u *url.URL) *url.URL {
 	path, found := strings.CutSuffix(u.Path, "/")
 	if !found || len(t.exact[u.Path]) > 0 || len(t.exact[path]) == 0 {
 		return u

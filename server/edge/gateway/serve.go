@@ -21,7 +21,7 @@ import (
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rq := &request{g: g, config: g.conf.Load(), w: w, control: http.NewResponseController(w), multiplexed: r.ProtoMajor > 1}
 	rq.flusher = flusherOf(w, rq.control)
-	if u := g.routes.tidy(r.URL); u != r.URL {
+	if u := g.routes.trimSlash(r.URL); u != r.URL {
 		r = r.WithContext(r.Context()) // the server's own copy stays as it came
 		r.URL = u
 	}
@@ -78,7 +78,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // admit checks the sender of a request, before its body is read.
 func (g *Gateway) admit(rq *request, r *http.Request, found *route) bool {
 	g.expectBody(rq, r)
-	err := g.fromElsewhere(r, found)
+	err := g.checkOrigin(r, found)
 	if err == nil && g.authorize != nil {
 		rpc := ""
 		if found != nil {
@@ -100,7 +100,7 @@ func (g *Gateway) takeBody(rq *request, r *http.Request, found *route) bool {
 		err = g.takeUpgrade(rq, r)
 	case readMethod(r.Method) == http.MethodGet: // a body, if there is one, is not read
 	case found != nil && found.live:
-		if err = acceptable(r, false); err == nil {
+		if err = checkType(r, false); err == nil {
 			_ = rq.control.SetReadDeadline(time.Time{}) // it lasts as long as the answer
 			_ = rq.control.EnableFullDuplex()           // HTTP/2 needs no asking
 			rq.call.Mistakes = &httpcall.Mistakes{}
@@ -109,7 +109,7 @@ func (g *Gateway) takeBody(rq *request, r *http.Request, found *route) bool {
 	case found != nil && found.form:
 		err = g.takeUpload(rq, r)
 	default:
-		if err = acceptable(r, found == nil || found.opaque); err == nil {
+		if err = checkType(r, found == nil || found.opaque); err == nil {
 			rq.body.contentType = r.Header.Get("Content-Type")
 			rq.body.data, err = g.readBody(rq, r, g.bodyLimit(found, r.URL.Path))
 		}
@@ -165,7 +165,7 @@ func hostOf(address string) string {
 }
 
 // carrier is a request's header as propagators read it: they ask for names that are not in their
-// canonical form, which would be made anew for each request.
+// canonical form, which would be built again for each request.
 type carrier struct{ propagation.HeaderCarrier }
 
 // Get implements propagation.TextMapCarrier.
@@ -215,7 +215,7 @@ func (g *Gateway) finish(rq *request, r *http.Request, s trace.Span) {
 	}
 	g.metrics.end(rq)
 	if s.IsRecording() {
-		st := tell(rq, r)
+		st := describe(rq, r)
 		span.Leave(s, st, st.fault != "")
 	}
 	s.End()

@@ -19,8 +19,8 @@ type story struct {
 
 var stories = sync.Pool{New: func() any { return &story{} }}
 
-// tell takes from a request what its span is going to say.
-func tell(rq *request, r *http.Request) *story {
+// describe notes what the span of a request needs.
+func describe(rq *request, r *http.Request) *story {
 	st := stories.Get().(*story)
 	*st = story{
 		method: knownMethod(rq.call.Method), path: rq.call.Path, scheme: "http", version: strings.TrimPrefix(r.Proto, "HTTP/"),

@@ -19,10 +19,10 @@ type tunnels struct {
 	mu      sync.Mutex
 	open    map[*tunnel]struct{} // guarded by mu
 	leaving bool                 // guarded by mu: no more are opened
-	none    chan struct{}        // guarded by mu; closed when none is left, nil while nobody waits
+	none    chan struct{}        // guarded by mu; closed when none is left; nil without a waiter
 }
 
-// add takes a connection in, unless the router is stopping.
+// add registers a connection, unless the router is stopping.
 func (t *tunnels) add(one *tunnel) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -36,9 +36,9 @@ func (t *tunnels) add(one *tunnel) bool {
 	return true
 }
 
-// drop takes one off whose handler has ended.
+// drop removes a connection when its handler has ended.
 func (t *tunnels) drop(one *tunnel) {
-	one.Close() //nolint:errcheck // nobody is left to be told
+	one.Close() //nolint:errcheck // the connection is not used again
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.open, one)
@@ -48,7 +48,7 @@ func (t *tunnels) drop(one *tunnel) {
 	}
 }
 
-// leave lets no more in and returns a channel that is closed when none is left.
+// leave accepts no more and returns a channel that is closed when none is left.
 func (t *tunnels) leave() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -103,7 +103,7 @@ func (g *Gateway) takeUpgrade(rq *request, r *http.Request) error {
 	return nil
 }
 
-// lists reports whether a header whose values are lists names a word.
+// lists reports whether a header with lists as values names a word.
 func lists(values []string, word string) bool {
 	for _, line := range values {
 		for one := range strings.SplitSeq(line, ",") {
@@ -159,7 +159,7 @@ type tunnel struct {
 	ended   bool     // guarded by mu
 	stopped bool     // guarded by mu: by the router, which is stopping
 
-	early *bufio.Reader // what came with the request; for the one who reads, nil when it is empty
+	early *bufio.Reader // what came with the request; used by the reading goroutine, nil when it is empty
 }
 
 // take begins the tunnel; net/http's deadlines end here.
@@ -220,7 +220,7 @@ func (t *tunnel) cut() {
 	t.mu.Lock()
 	t.stopped = !t.ended
 	t.mu.Unlock()
-	t.Close() //nolint:errcheck // nobody is left to be told
+	t.Close() //nolint:errcheck // the connection is not used again
 }
 
 func (t *tunnel) wasStopped() bool {

@@ -19,7 +19,7 @@ type upload struct {
 
 // takeUpload leaves the body to be read by the handler.
 func (g *Gateway) takeUpload(rq *request, r *http.Request) error {
-	if err := acceptable(r, true); err != nil {
+	if err := checkType(r, true); err != nil {
 		return err
 	}
 	limit := g.conf.Load().MaxBodyBytes
@@ -49,7 +49,7 @@ func (u *upload) Read(p []byte) (int, error) {
 		_ = u.rq.control.SetReadDeadline(time.Time{}) // else it would end the answer
 	case err != nil:
 		if u.closes && u.rq.status == 0 {
-			u.rq.w.Header().Set("Connection", "close") // what is left of the body cannot be told from a request
+			u.rq.w.Header().Set("Connection", "close") // the rest of the body would be read as a request
 		}
 		err = bodyError(err, u.rq.g.conf.Load().MaxBodyBytes)
 	}

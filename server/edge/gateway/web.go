@@ -23,9 +23,9 @@ func newCrossOrigin(origins []string) (*http.CrossOriginProtection, error) {
 	return c, nil
 }
 
-// fromElsewhere refuses what a page of another origin asks for. "*" lets all pages ask engines, but
-// not change the fleet or the router's bookings.
-func (g *Gateway) fromElsewhere(r *http.Request, found *route) error {
+// checkOrigin rejects requests of pages of other origins. "*" allows all pages to call engines, but
+// not to change the fleet or the router's bookings.
+func (g *Gateway) checkOrigin(r *http.Request, found *route) error {
 	if g.cors.all && !strings.HasPrefix(r.URL.Path, "/kvpilot/") {
 		return nil
 	}

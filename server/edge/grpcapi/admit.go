@@ -62,7 +62,7 @@ func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller
 }
 
 // Authorize identifies the sender of a REST request before its body is read. rpc is the method that the route stands for;
-// of a route whose method is not known yet, the role is looked at when it is.
+// without a method, only the credentials are checked.
 func (a *API) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
 	by := callers.Credentials{Key: r.Header.Get("X-Api-Key"), Authorization: r.Header.Get("Authorization"), Tenant: r.Header.Get(a.tenantHeader), TLS: r.TLS}
 	who, err := a.Callers.IdentifyWaiting(r.Context(), by)
@@ -77,7 +77,7 @@ func (a *API) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller,
 	return who, a.unknown(err, rpc, from)
 }
 
-// AllowAdmin lets a request of the admin surface in when its sender has one of the roles. Browsers send a key as the password
+// AllowAdmin checks that the sender of a request to the admin surface has one of the roles. Browsers send a key as the password
 // of basic authentication.
 func (a *API) AllowAdmin(r *http.Request, roles caller.Roles) error {
 	by := callers.Credentials{Key: r.Header.Get("X-Api-Key"), Authorization: r.Header.Get("Authorization"), TLS: r.TLS}
@@ -111,7 +111,7 @@ func (a *API) unknown(err error, method string, from origin) error {
 	return err
 }
 
-// permit refuses a caller that has none of a method's roles.
+// permit rejects a caller that has none of a method's roles.
 func (a *API) permit(who *caller.Caller, method string, m *methodInfo, from origin) error {
 	if who.May(m.roles) {
 		return nil
@@ -145,7 +145,7 @@ func (a *API) recordRead(ctx context.Context, method, target string) {
 	}
 }
 
-// mayRegister refuses registration where anybody could register.
+// mayRegister rejects registration without credentials unless the operator allows it.
 func (a *API) mayRegister() error {
 	if !a.Callers.Open() || a.Registration {
 		return nil

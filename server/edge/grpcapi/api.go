@@ -86,7 +86,7 @@ type API struct {
 	conf atomic.Pointer[Config]
 	// tenantHeader is the header of gateways, tenantKey the same as metadata have it.
 	tenantHeader, tenantKey string
-	everybody               *caller.Caller
+	anonymous               *caller.Caller
 	rules                   protovalidate.Validator
 	metrics                 *metrics
 	methods                 map[string]*methodInfo
@@ -118,7 +118,7 @@ func New(c Config, p Params) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &API{Params: p, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), everybody: caller.Everybody(), metrics: newMetrics(p.Meter), methods: methods}
+	a := &API{Params: p, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), anonymous: caller.Everybody(), metrics: newMetrics(p.Meter), methods: methods}
 	a.conf.Store(&c)
 	a.life, a.Leave = context.WithCancel(context.Background())
 	if a.rules, err = protovalidate.New(protovalidate.WithMessageDescriptors(a.inputs()...)); err != nil {
@@ -127,7 +127,7 @@ func New(c Config, p Params) (*API, error) {
 	return a, nil
 }
 
-// UseOverrides puts the settings that are read at each call in force.
+// UseOverrides replaces the settings that are read at each call.
 func (a *API) UseOverrides(c Config) { a.conf.Store(&c) }
 
 // Register adds the services to a grpc.Server or to the REST surface.
@@ -167,7 +167,7 @@ type methodInfo struct {
 	prompt bool
 	// roles are those of which a caller needs one.
 	roles caller.Roles
-	// each message of the stream is answered by itself, a broken rule too: the handler applies them.
+	// each message of the stream is answered separately, a broken rule too: the handler applies them.
 	each bool
 }
 

@@ -31,7 +31,7 @@ func DefaultConfig() Config {
 	return Config{Overrides: true, JWT: callers.DefaultJWT(), TenantHeader: "X-Kvpilot-Tenant"}
 }
 
-// Callers are the settings of who may call.
+// Callers are the settings of the accepted credentials.
 func (c Config) Callers() callers.Config {
 	return callers.Config{Keys: c.Keys, KeysFile: c.KeysFile, JWT: c.JWT, Certificates: c.Certificates, TenantHeader: c.TenantHeader}
 }

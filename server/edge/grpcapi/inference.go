@@ -45,8 +45,8 @@ func (s *inference) serve(in *body, out bodies) error {
 	return finish(to, s.api.Router.Serve(out.Context(), call, to))
 }
 
-// contentType is that of a body: a REST client's own header says it where the message does not, and a
-// gRPC caller who says nothing sends JSON.
+// contentType is that of a body: the message's, else that in a REST client's header; a
+// gRPC caller without one sends JSON.
 func contentType(ctx context.Context, said string) string {
 	if said == "" && httpcall.From(ctx) == nil {
 		return "application/json"

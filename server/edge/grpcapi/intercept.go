@@ -35,7 +35,7 @@ func (a *API) caller(ctx context.Context) *caller.Caller {
 	case who != nil:
 		return who
 	case a.Callers.Open():
-		return a.everybody
+		return a.anonymous
 	}
 	return &caller.Caller{}
 }

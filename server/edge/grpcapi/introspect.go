@@ -56,7 +56,7 @@ func (s *routing) ListDecisions(ctx context.Context, in *kvpilotv1.ListDecisions
 	return &kvpilotv1.ListDecisionsResponse{Decisions: entriesProto(found)}, nil
 }
 
-// filterFor lets those decisions through that the caller may see.
+// filterFor selects the decisions that the caller may see.
 func filterFor(who *caller.Caller, model, id string) decisionlog.Filter {
 	return decisionlog.Filter{Model: model, Replica: id, Own: !who.May(caller.Observe), Tenant: who.Tenant}
 }
@@ -79,22 +79,22 @@ func (s *routing) WatchDecisions(in *kvpilotv1.WatchDecisionsRequest, out grpc.S
 	}
 	ctx, done := s.api.lasting(out.Context())
 	defer done()
-	told := uint64(0)
+	reported := uint64(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return stopped(out.Context())
 		case e := <-sub.Entries():
 			lost := sub.Lost()
-			if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Decision: decisionProto(e.Decision, e.Outcome), Lost: lost - told}); err != nil {
+			if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Decision: decisionProto(e.Decision, e.Outcome), Lost: lost - reported}); err != nil {
 				return err
 			}
-			told = lost
+			reported = lost
 		}
 	}
 }
 
-// ScoreOverlap makes a dry run and tells what it saw.
+// ScoreOverlap makes a dry run and returns the overlaps it found.
 func (s *routing) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRequest) (*kvpilotv1.ScoreOverlapResponse, error) {
 	q := s.api.question(ctx)
 	q.Model, q.Adapter, q.Salt, q.DryRun, q.Explain = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), true, true

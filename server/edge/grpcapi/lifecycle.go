@@ -183,7 +183,7 @@ func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequ
 	return nil, invalid("report", "a report is missing")
 }
 
-// bind ties a reservation to the stream. Its lease goes on: a stream that is open but silent for
+// bind ties a reservation to the stream. The lease still runs: a stream that is open but silent for
 // longer is taken for dead.
 func (s *routing) bind(ctx context.Context, in *kvpilotv1.BindReservation, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
 	key := s.key(ctx, in.GetReservationId(), in.Attempt)

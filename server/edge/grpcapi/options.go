@@ -29,7 +29,7 @@ const (
 	headerReserve   = "X-Kvpilot-Reserve"
 	headerDryRun    = "X-Kvpilot-Dry-Run"
 	headerExplain   = "X-Kvpilot-Explain"
-	headerReports   = "X-Kvpilot-Reports" // all: the first token is told; end: it is not; absent: it may be
+	headerReports   = "X-Kvpilot-Reports" // all: the first token is reported; end: only the end is; absent: either
 	headerPath      = "X-Kvpilot-Path"
 	headerTruncated = "X-Body-Truncated"
 )
@@ -39,7 +39,7 @@ const maxTargetMS = 3_600_000
 
 const weightTemperature = "temperature"
 
-// errOverrides refuses what the operator does not allow: to ignore it would answer another question.
+// errOverrides rejects what the operator does not allow: without it the answer would be to another question.
 func errOverrides() error {
 	return apierror.New(apierror.PermissionDenied, "this router does not accept routing options from callers (api.overrides)", nil)
 }

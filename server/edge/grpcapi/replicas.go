@@ -161,7 +161,7 @@ func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingSer
 	return stopped(out.Context())
 }
 
-// registryError names what the registry refuses; the rest are words about the caller's own spec.
+// registryError is the public form of a registry's error. Errors about the caller's own spec are shown as they are.
 func registryError(err error) error {
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

@@ -113,8 +113,8 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	return out, nil
 }
 
-// fullSize is the size of a whole body of which a proxy sent the beginning, as X-Body-Truncated tells it:
-// "8/90000". It is 0 when that tells none.
+// fullSize is the size of the whole body when a proxy sent its beginning, from X-Body-Truncated: "8/90000". It is 0 when the
+// header has none.
 func fullSize(said []string) int64 {
 	if len(said) == 0 {
 		return 0
@@ -153,7 +153,7 @@ func setBody(q *router.Question, b *kvpilotv1.RequestBody) {
 }
 
 // choose asks the router; a choice that cannot make the caller's deadline is given up for the
-// fastest candidate, and refused when that one cannot make it either.
+// fastest candidate, and rejected when that one cannot make it either.
 func (s *routing) choose(ctx context.Context, q *router.Question, deadline time.Duration) (*router.Answer, error) {
 	a, err := s.api.Router.Choose(ctx, q)
 	if err != nil || deadline <= 0 || a.Duplicate {
@@ -204,7 +204,7 @@ func chosen(a *router.Answer, q *router.Question) *kvpilotv1.ChooseReplicaRespon
 		out.RequestHeaders["x-vllm-priority"] = strconv.Itoa(a.Priority)
 	}
 	if a.HideOverlap {
-		out.Reason = "" // as the predicted time, it tells what the replica holds
+		out.Reason = "" // like the predicted time, it shows what the replica holds
 	} else if pick := d.Pick(); pick != nil {
 		out.OverlapGpuTokens, out.OverlapCpuTokens, out.OverlapDiskTokens = pick.GPU, pick.CPU, pick.Disk
 		out.PredictedTtftMs = pick.TTFT * 1000

@@ -40,7 +40,7 @@ func (s *settings) ReloadConfig(ctx context.Context, in *kvpilotv1.ReloadConfigR
 	if err != nil {
 		return nil, err
 	}
-	result, err := manager.Reload(ctx, reload.Request{Origin: reload.OriginCall, Who: s.api.whoOf(ctx), DryRun: in.GetDryRun()})
+	result, err := manager.Reload(ctx, reload.Request{Origin: reload.OriginCall, Who: s.api.senderOf(ctx), DryRun: in.GetDryRun()})
 	if !in.GetDryRun() {
 		s.api.record(ctx, audit.Settings, kvpilotv1.ConfigService_ReloadConfig_FullMethodName, "", err)
 	}
@@ -55,7 +55,7 @@ func (s *settings) RollbackConfig(ctx context.Context, in *kvpilotv1.RollbackCon
 	if err != nil {
 		return nil, err
 	}
-	result, err := manager.Rollback(ctx, in.GetVersion(), reload.Request{Who: s.api.whoOf(ctx), DryRun: in.GetDryRun()})
+	result, err := manager.Rollback(ctx, in.GetVersion(), reload.Request{Who: s.api.senderOf(ctx), DryRun: in.GetDryRun()})
 	if !in.GetDryRun() {
 		s.api.record(ctx, audit.Settings, kvpilotv1.ConfigService_RollbackConfig_FullMethodName, "", err)
 	}
@@ -77,8 +77,8 @@ func (s *settings) ListConfigVersions(context.Context, *kvpilotv1.ListConfigVers
 	return out, nil
 }
 
-// whoOf names a caller in the history: the key's tenant, and the address.
-func (a *API) whoOf(ctx context.Context) string {
+// senderOf names a caller in the history: the key's tenant, and the address.
+func (a *API) senderOf(ctx context.Context) string {
 	tenant, address := a.tenant(ctx), clientOf(ctx)
 	switch {
 	case tenant == "":

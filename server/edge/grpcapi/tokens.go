@@ -81,7 +81,7 @@ func (s *routing) Detokenize(ctx context.Context, in *kvpilotv1.DetokenizeReques
 	return &kvpilotv1.DetokenizeResponse{Texts: texts}, nil
 }
 
-// tokenizeError tells the client's own fault from the tokenizer's.
+// tokenizeError separates the client's fault from the tokenizer's.
 func tokenizeError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return apierror.From(ctx.Err())

@@ -24,8 +24,8 @@ type Call struct {
 	// receiving says that the caller has not sent its message whole.
 	receiving atomic.Bool
 	// sending is the tick at which a message to the caller began to be written, 0 while none is.
-	sending atomic.Int64
-	refused atomic.Pointer[apierror.Error]
+	sending  atomic.Int64
+	rejected atomic.Pointer[apierror.Error]
 	// answer sends the call's status; nil until its handler runs.
 	answer atomic.Pointer[statusWriter]
 	held   int64 // bytes counted in the budget; the handler's goroutine alone uses it
@@ -72,10 +72,10 @@ func (c *Call) handled(ctx context.Context) {
 	}
 }
 
-// refuse ends the call with an error for its caller. The first one counts. A call without a
+// reject ends the call with an error for its caller. The first one counts. A call without a
 // handler yet ends as cancelled.
-func (c *Call) refuse(e *apierror.Error) {
-	if !c.refused.CompareAndSwap(nil, e) {
+func (c *Call) reject(e *apierror.Error) {
+	if !c.rejected.CompareAndSwap(nil, e) {
 		return
 	}
 	if w := c.answer.Load(); w != nil && c.receiving.Load() {
@@ -89,7 +89,7 @@ func (c *Call) reason(err error) error {
 	if err == nil {
 		return nil
 	}
-	if e := c.refused.Load(); e != nil {
+	if e := c.rejected.Load(); e != nil {
 		return e
 	}
 	return err
@@ -121,7 +121,7 @@ func (c *Call) passed() {
 func (c *Call) end() {
 	c.passed()
 	c.guard.remove(c)
-	if c.refused.Load() != nil {
+	if c.rejected.Load() != nil {
 		c.guard.shedding.Store(false)
 	}
 }

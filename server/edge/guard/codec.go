@@ -31,10 +31,10 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		return c.CodecV2.Unmarshal(data, v)
 	}
 	if n > maxRest && !carriesPrompt(m) {
-		return refuse(m, noteTooLarge)
+		return reject(m, noteTooLarge)
 	}
 	if c.budget.Take(int64(n)) != nil {
-		return refuse(m, noteNoRoom)
+		return reject(m, noteNoRoom)
 	}
 	defer c.budget.Give(int64(n))
 	wire := data.Materialize()
@@ -44,14 +44,14 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 			return err
 		}
 		if rest > maxRest {
-			return refuse(m, noteTooLarge)
+			return reject(m, noteTooLarge)
 		}
 	}
 	if body, ok := m.(*httpbody.HttpBody); ok && aliasBody(wire, body) {
 		return nil
 	}
 	if c.budget.Take(int64(n)) != nil {
-		return refuse(m, noteNoRoom)
+		return reject(m, noteNoRoom)
 	}
 	defer c.budget.Give(int64(n))
 	return proto.Unmarshal(wire, m)

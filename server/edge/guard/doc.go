@@ -1,5 +1,5 @@
-// Package guard bounds what callers may hold: memory for messages that arrive, calls that nobody
-// reads, and what is done before a caller is known.
+// Package guard bounds what callers may hold: memory for messages that arrive, calls without a
+// reader, and what is done before a caller is known.
 //
 // Budget counts the bytes of the request bodies of all listeners. Guard protects a grpc.Server: it
 // checks a call's key before any of its message is read, ends calls that take too long to send or

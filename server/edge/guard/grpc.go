@@ -29,7 +29,7 @@ func (d *Guard) Options() []grpc.ServerOption {
 		grpc.InTapHandle(d.tap),
 		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto"), d.budget}),
 		experimental.BufferPool(d.frames),
-		grpc.RPCDecompressor(noCompression{}), //nolint:staticcheck // the only way to refuse what another package has registered
+		grpc.RPCDecompressor(noCompression{}), //nolint:staticcheck // the only way to reject what another package has registered
 		grpc.MaxRecvMsgSize(l.Message), grpc.MaxSendMsgSize(l.Message),
 		grpc.MaxConcurrentStreams(l.Streams), grpc.MaxHeaderListSize(l.HeaderBytes), grpc.ConnectionTimeout(l.Handshake),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: l.Idle, Time: deadPeer, Timeout: deadPeerAnswer}),
@@ -141,7 +141,7 @@ func (s *stream) SendMsg(m any) error {
 	err := s.ServerStream.SendMsg(m)
 	c.sending.Store(0)
 	if err != nil {
-		if e := c.refused.Load(); e != nil {
+		if e := c.rejected.Load(); e != nil {
 			return e
 		}
 	}

@@ -38,9 +38,9 @@ type Params struct {
 	Budget *Budget
 	// Known reports the methods that are protected; others (health, reflection) pass.
 	Known func(method string) bool
-	// Prompts reports the methods that are refused while the budget is full.
+	// Prompts reports the methods that are rejected while the budget is full.
 	Prompts func(method string) bool
-	// Admit identifies the sender of a call, or refuses it. It must not wait. Nil admits all.
+	// Admit identifies the sender of a call, or rejects it. It must not wait. Nil admits all.
 	Admit func(ctx context.Context, method string, md metadata.MD) (*caller.Caller, error)
 
 	Log   *slog.Logger
@@ -144,7 +144,7 @@ func (d *Guard) shed() {
 		return
 	}
 	d.metrics.count(refusedFull)
-	victim.refuse(errFull())
+	victim.reject(errFull())
 }
 
 // victim is the newest call that is being received. Live ones go last: they are few, and others'
@@ -197,15 +197,15 @@ func (d *Guard) round(now int64) {
 		c = next
 	}
 	d.mu.Unlock()
-	d.shedding.Store(false) // a victim may have had no handler that would say so
+	d.shedding.Store(false) // a victim without a handler does not reset it
 	for _, c := range slow {
 		d.metrics.count(slowSender)
-		c.refuse(apierror.New(apierror.BodyTimeout, "the message did not arrive in time (gateway.body_timeout)", nil))
+		c.reject(apierror.New(apierror.BodyTimeout, "the message did not arrive in time (gateway.body_timeout)", nil))
 	}
 	for _, c := range stalled {
 		d.metrics.count(stalledReader)
 		d.Log.Info("a gRPC call ended because its caller does not read its responses", "tenant", c.tenant())
-		c.refuse(apierror.New(apierror.Cancelled, "the caller does not read its responses (gateway.stall_timeout)", errStalled))
+		c.reject(apierror.New(apierror.Cancelled, "the caller does not read its responses (gateway.stall_timeout)", errStalled))
 	}
 }
 

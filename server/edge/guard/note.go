@@ -12,7 +12,7 @@ import (
 
 // A codec's error reaches the caller as an internal one, whatever it is. So a message that must not
 // be decoded is left empty, with a note in its unknown fields of why; the handler's wrapper reads
-// it. A caller who sends a note refuses nothing but its own call.
+// it. A caller that sends a note rejects only its own call.
 const (
 	noteField      = protowire.Number(1<<29 - 1)
 	noteTooLarge   = "kvpilot: too large"
@@ -24,8 +24,8 @@ func note(why string) []byte {
 	return protowire.AppendString(protowire.AppendTag(nil, noteField, protowire.BytesType), why)
 }
 
-// refuse leaves a note in a message instead of decoding it.
-func refuse(m proto.Message, why string) error {
+// reject leaves a note in a message instead of decoding it.
+func reject(m proto.Message, why string) error {
 	proto.Reset(m)
 	m.ProtoReflect().SetUnknown(note(why))
 	return nil

@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// Impatient ends answers whose client takes nothing for as long as limit says when they begin. Zero: never.
-func Impatient(most func() time.Duration, next http.Handler) http.Handler {
+// StallTimeout ends responses that the client does not read for as long as limit returns when they begin. Zero: never.
+func StallTimeout(most func() time.Duration, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		limit := most()
 		if limit <= 0 {
 			next.ServeHTTP(w, r)
 			return
 		}
-		next.ServeHTTP(&impatient{ResponseWriter: w, control: http.NewResponseController(w), limit: limit, multiplexed: r.ProtoMajor > 1}, r)
+		next.ServeHTTP(&stallWriter{ResponseWriter: w, control: http.NewResponseController(w), limit: limit, multiplexed: r.ProtoMajor > 1}, r)
 	})
 }
 
-// impatient sets a deadline for each piece of an answer.
-type impatient struct {
+// stallWriter sets a deadline for each piece of an answer.
+type stallWriter struct {
 	http.ResponseWriter
 	control *http.ResponseController
 	limit   time.Duration
@@ -27,22 +27,22 @@ type impatient struct {
 }
 
 // Unwrap is for http.ResponseController.
-func (w *impatient) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+func (w *stallWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Write implements http.ResponseWriter.
-func (w *impatient) Write(p []byte) (int, error) {
+func (w *stallWriter) Write(p []byte) (int, error) {
 	w.extend()
 	return w.ResponseWriter.Write(p)
 }
 
 // WriteHeader implements http.ResponseWriter.
-func (w *impatient) WriteHeader(status int) {
+func (w *stallWriter) WriteHeader(status int) {
 	w.extend()
 	w.ResponseWriter.WriteHeader(status)
 }
 
 // FlushError is for http.ResponseController.
-func (w *impatient) FlushError() error {
+func (w *stallWriter) FlushError() error {
 	w.extend()
 	err := w.control.Flush()
 	if w.multiplexed {
@@ -52,8 +52,8 @@ func (w *impatient) FlushError() error {
 }
 
 // Flush implements http.Flusher.
-func (w *impatient) Flush() { _ = w.FlushError() } // the next write says it again
+func (w *stallWriter) Flush() { _ = w.FlushError() } // the next write says it again
 
-func (w *impatient) extend() {
+func (w *stallWriter) extend() {
 	_ = w.control.SetWriteDeadline(time.Now().Add(w.limit)) // test writers have no deadlines
 }

@@ -34,10 +34,10 @@ func LocalHost(host string, names []string) bool {
 }
 
 // CheckHost refuses requests that are not for this machine or one of the names.
-func CheckHost(names []string, refuse, next http.Handler) http.Handler {
+func CheckHost(names []string, reject, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !LocalHost(r.Host, names) {
-			refuse.ServeHTTP(w, r)
+			reject.ServeHTTP(w, r)
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -34,7 +34,7 @@ type Console struct {
 	text []byte    // the state at that time; guarded by mu
 }
 
-// New makes a Console. history may be shared with whoever feeds it.
+// New makes a Console. history may be shared with the goroutines that feed it.
 func New(source Source, history *History) *Console {
 	return &Console{source: source, history: history, viewers: make(chan struct{}, maxViewers)}
 }

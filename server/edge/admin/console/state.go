@@ -97,7 +97,7 @@ type Parity struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// Policy is the rule in force.
+// Policy is the policy in use.
 type Policy struct {
 	Name   string `json:"name"`
 	Shadow string `json:"shadow,omitempty"`
