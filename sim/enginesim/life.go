@@ -19,6 +19,7 @@ import (
 type life struct {
 	*Engine
 	started time.Time
+	surface surface
 	cores   []*core.Core
 	pubs    []*zmtp.Publisher // empty when there are no events
 	batches atomic.Uint64     // event batches so far, for the faults that count them
@@ -31,7 +32,7 @@ type life struct {
 }
 
 func newLife(e *Engine, n uint64) *life {
-	l := &life{Engine: e, started: time.Now()}
+	l := &life{Engine: e, started: time.Now(), surface: surfaceOf(&e.features, e.cfg.Rust)}
 	cfg := e.cfg.Core
 	cfg.EarlyEvents = e.features.earlyEvents
 	cfg.Seed += n * 0x9e3779b97f4a7c15

@@ -29,97 +29,65 @@ type call struct {
 
 type handler func(l *life, c *call)
 
-// route finds the handler of a path; methods is nil for unknown paths.
-func (l *life) route(path string) (methods map[string]handler) {
-	f := l.features
-	if !l.cfg.Rust {
-		switch path {
-		case "/ping":
-			return map[string]handler{"GET": (*life).health, "POST": (*life).health}
-		case "/v1/responses":
-			if f.responses {
-				return post((*life).responsesCreate)
-			}
-		case "/v1/messages":
-			if f.messages {
-				return post((*life).messagesCreate)
-			}
-		case "/v1/messages/count_tokens":
-			if f.messages {
-				return post((*life).messagesCount)
-			}
-		case "/v1/embeddings":
-			return post((*life).embeddings)
-		case "/pooling":
-			return post((*life).pooling)
-		case "/classify":
-			return post((*life).classify)
-		case "/score", "/v1/score":
-			return post((*life).score)
-		case "/rerank", "/v1/rerank", "/v2/rerank":
-			return post((*life).rerank)
-		case "/v1/audio/transcriptions", "/v1/audio/translations":
-			return post((*life).transcribe)
+// surface is the handlers of each path, by method.
+type surface map[string]map[string]handler
+
+// add serves the paths where the version and the front end have them.
+func (s surface) add(has bool, method string, h handler, paths ...string) {
+	for _, path := range paths {
+		if has && s[path] == nil {
+			s[path] = map[string]handler{}
 		}
-		if methods = f.renders(path); methods != nil {
-			return methods
-		}
-		if path == "/v1/realtime" && f.realtime {
-			return get((*life).realtime)
-		}
-		if id, ok := strings.CutPrefix(path, "/v1/responses/"); ok && f.responses {
-			if id, ok := strings.CutSuffix(id, "/cancel"); ok {
-				return post(func(l *life, c *call) { l.responsesCancel(c, id) })
-			}
-			return get(func(l *life, c *call) { l.responsesGet(c, id) })
+		if has {
+			s[path][method] = h
 		}
 	}
-	switch path {
-	case "/v1/chat/completions":
-		return post((*life).chat)
-	case "/v1/completions":
-		return post((*life).completion)
-	case "/tokenize":
-		return post((*life).tokenize)
-	case "/detokenize":
-		return post((*life).detokenize)
-	case "/v1/models":
-		return get((*life).models)
-	case "/health":
-		return get((*life).health)
-	case "/metrics":
-		return get((*life).metrics)
-	case "/load":
-		return get((*life).serverLoad)
-	case "/kv_event_sources":
-		if f.eventSources && !l.cfg.Rust {
-			return get((*life).eventSources)
-		}
-	case "/version":
-		return get((*life).versionReply)
-	case "/reset_prefix_cache":
-		return post((*life).resetPrefixCache)
-	}
-	return nil
 }
 
-// renders finds the handlers of the routes that give a prompt's token ids.
-func (f *features) renders(path string) map[string]handler {
-	switch {
-	case path == "/v1/chat/completions/render" && f.render:
-		return post((*life).renderChat)
-	case path == "/v1/completions/render" && f.render:
-		return post((*life).renderCompletion)
-	case path == "/v1/messages/render" && f.renderAll:
-		return post((*life).renderMessages)
-	case path == "/v1/responses/render" && f.renderAll:
-		return post((*life).renderResponses)
-	}
-	return nil
+// surfaceOf is what an engine of these features serves.
+func surfaceOf(f *features, rust bool) surface {
+	s, python := surface{}, !rust
+	s.add(true, "GET", (*life).health, "/health")
+	s.add(true, "GET", (*life).versionReply, "/version")
+	s.add(true, "GET", (*life).metrics, "/metrics")
+	s.add(true, "GET", (*life).serverLoad, "/load")
+	s.add(true, "GET", (*life).models, "/v1/models")
+	s.add(true, "POST", (*life).resetPrefixCache, "/reset_prefix_cache")
+	s.add(true, "POST", (*life).chat, "/v1/chat/completions")
+	s.add(true, "POST", (*life).completion, "/v1/completions")
+	s.add(true, "POST", (*life).tokenize, "/tokenize")
+	s.add(true, "POST", (*life).detokenize, "/detokenize")
+	s.add(python, "GET", (*life).health, "/ping")
+	s.add(python, "POST", (*life).health, "/ping")
+	s.add(python, "POST", (*life).embeddings, "/v1/embeddings")
+	s.add(python, "POST", (*life).pooling, "/pooling")
+	s.add(python, "POST", (*life).classify, "/classify")
+	s.add(python, "POST", (*life).score, "/score", "/v1/score")
+	s.add(python, "POST", (*life).rerank, "/rerank", "/v1/rerank", "/v2/rerank")
+	s.add(python, "POST", (*life).transcribe, "/v1/audio/transcriptions", "/v1/audio/translations")
+	s.add(python && f.responses, "POST", (*life).responsesCreate, "/v1/responses")
+	s.add(python && f.messages, "POST", (*life).messagesCreate, "/v1/messages")
+	s.add(python && f.messages, "POST", (*life).messagesCount, "/v1/messages/count_tokens")
+	s.add(python && f.render, "POST", (*life).renderChat, "/v1/chat/completions/render")
+	s.add(python && f.render, "POST", (*life).renderCompletion, "/v1/completions/render")
+	s.add(python && f.renderAll, "POST", (*life).renderMessages, "/v1/messages/render")
+	s.add(python && f.renderAll, "POST", (*life).renderResponses, "/v1/responses/render")
+	s.add(python && f.realtime, "GET", (*life).realtime, "/v1/realtime")
+	s.add(python && f.eventSources, "GET", (*life).eventSources, "/kv_event_sources")
+	return s
 }
 
-func post(h handler) map[string]handler { return map[string]handler{"POST": h} }
-func get(h handler) map[string]handler  { return map[string]handler{"GET": h} }
+// route finds the handlers of a path, nil for unknown paths.
+func (l *life) route(path string) map[string]handler {
+	id, stored := strings.CutPrefix(path, "/v1/responses/")
+	if methods := l.surface[path]; methods != nil || !stored || l.surface["/v1/responses"] == nil {
+		return methods
+	}
+	if id, ok := strings.CutSuffix(id, "/cancel"); ok {
+		return map[string]handler{"POST": func(l *life, c *call) { l.responsesCancel(c, id) }}
+	}
+	return map[string]handler{"GET": func(l *life, c *call) { l.responsesGet(c, id) }}
+}
 
 // serve is the whole HTTP surface.
 func (l *life) serve(w http.ResponseWriter, r *http.Request) {

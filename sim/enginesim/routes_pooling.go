@@ -69,103 +69,85 @@ func (l *life) compute(c *call, s *sampling, prompts [][]uint32) (tokens int, ok
 	return tokens, ok
 }
 
-func (l *life) embeddings(c *call) {
+// pooled answers a route with one item for each prompt; prompts takes them from the request, and its error has been
+// answered when it is false.
+func (l *life) pooled(c *call, prefix string, prompts func(*poolingRequest) ([][]uint32, bool), item func(*poolingRequest, []uint32) map[string]any) {
 	var req poolingRequest
 	if !l.read(c, &req) {
 		return
 	}
-	prompts := l.inputs(req.Input)
-	if req.Messages != nil {
-		out, err := l.cfg.Vocabulary.Render(vocab.Chat{Messages: req.Messages})
-		if err != nil {
-			l.fail(c, *renderError(err))
-			return
-		}
-		prompts = [][]uint32{out.IDs}
-	}
-	n, ok := l.compute(c, &req.sampling, prompts)
+	list, ok := prompts(&req)
 	if !ok {
 		return
 	}
-	size := embeddingSize
-	if req.Dimensions > 0 {
-		size = req.Dimensions
+	n, ok := l.compute(c, &req.sampling, list)
+	if !ok {
+		return
 	}
-	data := make([]map[string]any, 0, len(prompts))
-	for i, ids := range prompts {
-		data = append(data, map[string]any{"index": i, "object": "embedding", "embedding": vector(ids, size)})
+	data := make([]map[string]any, 0, len(list))
+	for i, ids := range list {
+		d := item(&req, ids)
+		d["index"] = i
+		data = append(data, d)
 	}
-	c.reply(http.StatusOK, poolReply(l.requestID(c.r, ""), "embd-", req.Model, data, n))
-}
-
-func poolReply(id, prefix, model string, data []map[string]any, tokens int) map[string]any {
-	return map[string]any{
-		"id": prefix + id, "object": "list", "model": model, "data": data,
-		"usage": map[string]any{"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": nil},
-	}
-}
-
-func (l *life) pooling(c *call) {
-	l.pooled(c, "pool-", "pooling", func(ids []uint32) any { return vector(ids, embeddingSize) })
-}
-
-func (l *life) classify(c *call) {
-	l.pooled(c, "classify-", "classification", func(ids []uint32) any {
-		p := chance(ids)
-		return []float64{p, 1 - p}
+	c.reply(http.StatusOK, map[string]any{
+		"id": prefix + l.requestID(c.r, ""), "object": "list", "model": req.Model, "data": data,
+		"usage": map[string]any{"prompt_tokens": n, "total_tokens": n, "completion_tokens": 0, "prompt_tokens_details": nil},
 	})
 }
 
-func (l *life) pooled(c *call, prefix, object string, value func([]uint32) any) {
-	var req poolingRequest
-	if !l.read(c, &req) {
-		return
-	}
-	prompts := l.inputs(req.Input)
-	n, ok := l.compute(c, &req.sampling, prompts)
-	if !ok {
-		return
-	}
-	data := make([]map[string]any, 0, len(prompts))
-	for i, ids := range prompts {
-		d := map[string]any{"index": i, "object": object, "data": value(ids)}
-		if object == "classification" {
-			p := chance(ids)
-			d = map[string]any{"index": i, "label": "LABEL_0", "probs": value(ids), "num_classes": 2}
-			if p < 0.5 {
-				d["label"] = "LABEL_1"
-			}
+func (l *life) embeddings(c *call) {
+	l.pooled(c, "embd-", func(req *poolingRequest) ([][]uint32, bool) {
+		if req.Messages == nil {
+			return l.inputs(req.Input), true
 		}
-		data = append(data, d)
-	}
-	c.reply(http.StatusOK, poolReply(l.requestID(c.r, ""), prefix, req.Model, data, n))
+		out, err := l.cfg.Vocabulary.Render(vocab.Chat{Messages: req.Messages})
+		if err != nil {
+			l.fail(c, *renderError(err))
+		}
+		return [][]uint32{out.IDs}, err == nil
+	}, func(req *poolingRequest, ids []uint32) map[string]any {
+		size := embeddingSize
+		if req.Dimensions > 0 {
+			size = req.Dimensions
+		}
+		return map[string]any{"object": "embedding", "embedding": vector(ids, size)}
+	})
+}
+
+// input are the prompts of the routes that take nothing else.
+func (l *life) input(req *poolingRequest) ([][]uint32, bool) { return l.inputs(req.Input), true }
+
+func (l *life) pooling(c *call) {
+	l.pooled(c, "pool-", l.input, func(_ *poolingRequest, ids []uint32) map[string]any {
+		return map[string]any{"object": "pooling", "data": vector(ids, embeddingSize)}
+	})
+}
+
+func (l *life) classify(c *call) {
+	l.pooled(c, "classify-", l.input, func(_ *poolingRequest, ids []uint32) map[string]any {
+		p, label := chance(ids), "LABEL_0"
+		if p < 0.5 {
+			label = "LABEL_1"
+		}
+		return map[string]any{"label": label, "probs": []float64{p, 1 - p}, "num_classes": 2}
+	})
 }
 
 func (l *life) score(c *call) {
-	var req poolingRequest
-	if !l.read(c, &req) {
-		return
-	}
-	left, right := l.inputs(first(req.Text1, req.Queries)), l.inputs(first(req.Text2, req.Items, req.Documents))
-	if len(left) == 1 {
-		for len(left) < len(right) {
-			left = append(left, left[0])
+	l.pooled(c, "score-", func(req *poolingRequest) ([][]uint32, bool) {
+		left, right := l.inputs(first(req.Text1, req.Queries)), l.inputs(first(req.Text2, req.Items, req.Documents))
+		if len(left) == 1 {
+			left = slices.Repeat(left, max(1, len(right)))
 		}
-	}
-	if len(left) != len(right) {
-		l.fail(c, badRequest("Input lengths must be either 1:1, 1:N or N:N", ""))
-		return
-	}
-	pairs := join(left, right)
-	n, ok := l.compute(c, &req.sampling, pairs)
-	if !ok {
-		return
-	}
-	data := make([]map[string]any, 0, len(pairs))
-	for i, ids := range pairs {
-		data = append(data, map[string]any{"index": i, "object": "score", "score": chance(ids)})
-	}
-	c.reply(http.StatusOK, poolReply(l.requestID(c.r, ""), "score-", req.Model, data, n))
+		if len(left) != len(right) {
+			l.fail(c, badRequest("Input lengths must be either 1:1, 1:N or N:N", ""))
+			return nil, false
+		}
+		return join(left, right), true
+	}, func(_ *poolingRequest, ids []uint32) map[string]any {
+		return map[string]any{"object": "score", "score": chance(ids)}
+	})
 }
 
 func (l *life) rerank(c *call) {
@@ -174,12 +156,7 @@ func (l *life) rerank(c *call) {
 		return
 	}
 	docs := l.inputs(req.Documents)
-	query := l.cfg.Vocabulary.Encode(req.Query, true)
-	left := make([][]uint32, len(docs))
-	for i := range left {
-		left[i] = query
-	}
-	pairs := join(left, docs)
+	pairs := join(slices.Repeat([][]uint32{l.cfg.Vocabulary.Encode(req.Query, true)}, len(docs)), docs)
 	n, ok := l.compute(c, &req.sampling, pairs)
 	if !ok {
 		return
@@ -209,7 +186,7 @@ func first(list ...jsontext.Value) jsontext.Value {
 func join(left, right [][]uint32) [][]uint32 {
 	pairs := make([][]uint32, 0, len(right))
 	for i := range right {
-		pairs = append(pairs, append(append([]uint32{}, left[i]...), right[i]...))
+		pairs = append(pairs, slices.Concat(left[i], right[i]))
 	}
 	return pairs
 }
