@@ -77,65 +77,50 @@ func (j *Job) parse(body []byte, render bool) (*Answer, error) {
 	return a, nil
 }
 
-// parseTokenize reads {"count":..,"max_model_len":..,"tokens":[..]}.
-func (a *Answer) parseTokenize(body []byte, probe bool) error {
-	var tokens, count, maxLen []byte
+// readIDs reads the object in body: the list of ids called name, and the members that others asks for.
+func (a *Answer) readIDs(route, name string, body []byte, others map[string]*[]byte) (int, error) {
+	var list []byte
 	err := rawjson.Members(body, func(key string, v []byte) bool {
-		switch key {
-		case "tokens":
-			tokens = v
-		case "count":
-			count = v
-		case "max_model_len":
-			maxLen = v
+		if key == name {
+			list = v
+		} else if to := others[key]; to != nil {
+			*to = v
 		}
 		return true
 	})
+	switch {
+	case err != nil:
+		return 0, malformed("%s: %w", route, err)
+	case list == nil:
+		return 0, malformed("%s: an answer without %s", route, name)
+	}
+	ids, err := rawjson.Uint32s(make([]uint32, 0, len(list)/5+1), list, maxIDs)
 	if err != nil {
-		return malformed("tokenize: %w", err)
-	}
-	if tokens == nil {
-		return malformed("tokenize: an answer without tokens")
-	}
-	ids, err := rawjson.Uint32s(make([]uint32, 0, len(tokens)/5+1), tokens, maxIDs)
-	if err != nil {
-		return malformed("tokenize: tokens: %w", err)
-	}
-	if n := smallInt(count); !probe && count != nil && n != len(ids) {
-		return malformed("tokenize: count is %d, tokens are %d", n, len(ids))
+		return 0, malformed("%s: %s: %w", route, name, err)
 	}
 	a.IDs = append(a.IDs, slices.Clip(ids))
+	return len(ids), nil
+}
+
+// parseTokenize reads {"count":..,"max_model_len":..,"tokens":[..]}.
+func (a *Answer) parseTokenize(body []byte, probe bool) error {
+	var count, maxLen []byte
+	n, err := a.readIDs("tokenize", "tokens", body, map[string]*[]byte{"count": &count, "max_model_len": &maxLen})
+	if err == nil && !probe && count != nil && smallInt(count) != n {
+		return malformed("tokenize: count is %d, tokens are %d", smallInt(count), n)
+	}
 	a.MaxLen = smallInt(maxLen)
-	return nil
+	return err
 }
 
 // parseRendered reads the GenerateRequest that the render routes answer with.
 func (a *Answer) parseRendered(body []byte) error {
-	var tokens, features []byte
-	err := rawjson.Members(body, func(key string, v []byte) bool {
-		switch key {
-		case "token_ids":
-			tokens = v
-		case "features":
-			features = v
-		}
-		return true
-	})
-	if err != nil {
-		return malformed("render: %w", err)
+	var features []byte
+	n, err := a.readIDs("render", "token_ids", body, map[string]*[]byte{"features": &features})
+	if err != nil || len(a.IDs) > 1 || rawjson.IsNull(features) {
+		return err
 	}
-	if tokens == nil {
-		return malformed("render: an answer without token_ids")
-	}
-	ids, err := rawjson.Uint32s(make([]uint32, 0, len(tokens)/5+1), tokens, maxIDs)
-	if err != nil {
-		return malformed("render: token_ids: %w", err)
-	}
-	a.IDs = append(a.IDs, slices.Clip(ids))
-	if len(a.IDs) > 1 || rawjson.IsNull(features) {
-		return nil
-	}
-	return a.parseFeatures(features, len(ids))
+	return a.parseFeatures(features, n)
 }
 
 // parseFeatures reads mm_hashes and mm_placeholders and leaves the tensors alone.

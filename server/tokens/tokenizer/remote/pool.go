@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -244,7 +245,7 @@ func (p *Pool) pick(replicas []*replica.Replica, tried []*endpoint) (*endpoint, 
 			continue
 		}
 		e := p.table.get(r, now)
-		if e == nil || contains(tried, e) {
+		if e == nil || slices.ContainsFunc(tried, func(t *endpoint) bool { return t.id == e.id }) {
 			continue
 		}
 		if !e.usable(now) {
@@ -266,13 +267,4 @@ func (p *Pool) pick(replicas []*replica.Replica, tried []*endpoint) (*endpoint, 
 		return nil, &Fault{Kind: KindBusy}
 	}
 	return best, nil
-}
-
-func contains(list []*endpoint, e *endpoint) bool {
-	for _, x := range list {
-		if x.id == e.id {
-			return true
-		}
-	}
-	return false
 }
