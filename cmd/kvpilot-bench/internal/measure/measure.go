@@ -1,4 +1,4 @@
-// Package measure is what all benchmarks share: processor time, quantiles, child processes. Its functions are safe
+// Package measure is what all benchmarks share: processor time, quantiles, child processes, addresses. Its functions are safe
 // for concurrent use.
 package measure
 
@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -65,4 +66,28 @@ func StartSelf(ctx context.Context, args ...string) (*Child, error) {
 		return nil, err
 	}
 	return &Child{In: in, Out: bufio.NewReader(out), Wait: cmd.Wait}, cmd.Start()
+}
+
+// FreeAddresses are n addresses of this machine that have no listener now.
+func FreeAddresses(ctx context.Context, n int) ([]string, error) {
+	var list []string
+	for range n {
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close() // held until all are known, so that they differ
+		list = append(list, l.Addr().String())
+	}
+	return list, nil
+}
+
+// Await calls ready until it returns nil, and returns its last error once limit is over.
+func Await(ctx context.Context, limit time.Duration, ready func() error) error {
+	for deadline := time.Now().Add(limit); ; time.Sleep(50 * time.Millisecond) {
+		err := ready()
+		if err == nil || ctx.Err() != nil || time.Now().After(deadline) {
+			return err
+		}
+	}
 }

@@ -137,7 +137,7 @@ func (b *bench) startSubject(ctx context.Context, name string) (*process, error)
 	case ReverseProxy, RelayLean, RelayStd:
 		return b.role(ctx, name, b.upstream.address)
 	case Kvpilot:
-		return b.startKvpilot(ctx)
+		return b.startRouter(ctx, Kvpilot)
 	case Nginx:
 		return b.startNginx(ctx)
 	case HAProxy:

@@ -295,14 +295,13 @@ func countSeries(text string) (n int) {
 
 // allReady waits until a router has found all its replicas ready.
 func (b *bench) allReady(ctx context.Context, p *process, want int) error {
-	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	return measure.Await(ctx, time.Minute, func() error {
 		text, err := get(ctx, p.address, "/kvpilot/v1/replicas")
-		if n := strings.Count(text, "REPLICA_STATE_READY"); n >= want {
-			return nil
-		} else if time.Now().After(deadline) {
-			return fmt.Errorf("%d of %d replicas are ready: %w", n, want, err)
+		if n := strings.Count(text, "REPLICA_STATE_READY"); err == nil && n < want {
+			err = fmt.Errorf("%d of %d replicas are ready", n, want)
 		}
-	}
+		return err
+	})
 }
 
 // ServeCollector is the main function of a process that takes spans over OTLP and forgets them.

@@ -25,17 +25,23 @@ type process struct {
 	pids []int
 }
 
-// start runs the command; its first line of output is its address.
-func start(ctx context.Context, name string, args ...string) (*process, error) {
+// command is a process that is interrupted when ctx ends.
+func command(ctx context.Context, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stderr = os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	return cmd
+}
+
+// start runs the command; its first line of output is its address.
+func start(ctx context.Context, name string, args ...string) (*process, error) {
+	cmd := command(ctx, args)
 	cmd.Env = append(os.Environ(), "GODEBUG=")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 5 * time.Second
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}

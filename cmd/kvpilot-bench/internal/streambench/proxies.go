@@ -3,22 +3,20 @@ package streambench
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 )
 
 // startNginx starts Debian's nginx as a plain streaming proxy with one worker per CPU core of two.
 func (b *bench) startNginx(ctx context.Context) (*process, error) {
-	address, err := freeAddress()
-	if err != nil {
-		return nil, err
-	}
-	text := fmt.Sprintf(`worker_processes 2;
+	return b.startProxy(ctx, Nginx, "nginx.conf", func(address string) string {
+		return fmt.Sprintf(`worker_processes 2;
 daemon off;
 pid %[1]s/nginx.pid;
 error_log stderr crit;
@@ -47,16 +45,13 @@ http {
   }
 }
 `, b.dir, b.upstream.address, address)
-	return b.startProxy(ctx, Nginx, address, "nginx.conf", text, "nginx", "-c", filepath.Join(b.dir, "nginx.conf"), "-p", b.dir)
+	}, "nginx", "-c", filepath.Join(b.dir, "nginx.conf"), "-p", b.dir)
 }
 
 // startHAProxy starts Debian's HAProxy with two threads.
 func (b *bench) startHAProxy(ctx context.Context) (*process, error) {
-	address, err := freeAddress()
-	if err != nil {
-		return nil, err
-	}
-	text := fmt.Sprintf(`global
+	return b.startProxy(ctx, HAProxy, "haproxy.cfg", func(address string) string {
+		return fmt.Sprintf(`global
   nbthread 2
   maxconn 8000
 defaults
@@ -72,43 +67,39 @@ frontend in
 backend replica
   server r1 %s maxconn 8000
 `, address, b.upstream.address)
-	return b.startProxy(ctx, HAProxy, address, "haproxy.cfg", text, "haproxy", "-db", "-q", "-f", filepath.Join(b.dir, "haproxy.cfg"))
+	}, "haproxy", "-db", "-q", "-f", filepath.Join(b.dir, "haproxy.cfg"))
 }
 
 // startProxy writes the configuration, starts the program, and waits until it answers.
-func (b *bench) startProxy(ctx context.Context, name, address, file, text string, args ...string) (*process, error) {
+func (b *bench) startProxy(ctx context.Context, name, file string, config func(address string) string, args ...string) (*process, error) {
 	program, err := exec.LookPath(args[0])
-	if err != nil {
-		for _, dir := range []string{"/usr/sbin/", "/usr/local/sbin/"} {
-			if _, statErr := os.Stat(dir + args[0]); statErr == nil {
-				program, err = dir+args[0], nil
-			}
+	for _, dir := range []string{"/usr/sbin/", "/usr/local/sbin/"} {
+		if _, statErr := os.Stat(dir + args[0]); err != nil && statErr == nil {
+			program, err = dir+args[0], nil
 		}
 	}
 	if err != nil {
 		return nil, errAbsent
 	}
-	if err := os.WriteFile(filepath.Join(b.dir, file), []byte(text), 0o600); err != nil {
+	free, err := measure.FreeAddresses(ctx, 1)
+	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, program, args[1:]...)
-	cmd.Stderr = os.Stderr
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 5 * time.Second
-	if err := cmd.Start(); err != nil {
+	if err := os.WriteFile(filepath.Join(b.dir, file), []byte(config(free[0])), 0o600); err != nil {
 		return nil, err
 	}
-	p := &process{name: name, cmd: cmd, address: address}
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		if _, err = get(ctx, address, "/health"); err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			p.stop()
-			return nil, fmt.Errorf("does not answer: %w", err)
-		}
+	p := &process{name: name, address: free[0], cmd: command(ctx, append([]string{program}, args[1:]...))}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
 	}
-	p.pids = append(children(cmd.Process.Pid), cmd.Process.Pid)
+	if err := measure.Await(ctx, 10*time.Second, func() error {
+		_, err := get(ctx, p.address, "/health")
+		return err
+	}); err != nil {
+		p.stop()
+		return nil, fmt.Errorf("does not answer: %w", err)
+	}
+	p.pids = append(children(p.cmd.Process.Pid), p.cmd.Process.Pid)
 	return p, nil
 }
 
@@ -125,14 +116,4 @@ func children(pid int) []int {
 		}
 	}
 	return pids
-}
-
-// freeAddress finds a port that is free now.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }

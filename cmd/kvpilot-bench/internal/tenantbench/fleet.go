@@ -17,6 +17,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 )
 
 // fleet is the router and the replicas behind it.
@@ -38,7 +40,7 @@ func (f *fleet) failed() error {
 
 // startFleet starts the processes and waits until the router takes requests.
 func startFleet(ctx context.Context, o Options, file string, log io.Writer) (*fleet, error) {
-	ports, err := freePorts(ctx, o.Replicas+3)
+	ports, err := measure.FreeAddresses(ctx, o.Replicas+3)
 	if err != nil {
 		return nil, err
 	}
@@ -80,20 +82,6 @@ func startFleet(ctx context.Context, o Options, file string, log io.Writer) (*fl
 		return nil, err
 	}
 	return f, nil
-}
-
-// freePorts are addresses without a listener.
-func freePorts(ctx context.Context, n int) ([]string, error) {
-	var list []string
-	for range n {
-		l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close() // held until all are known, so that they differ
-		list = append(list, l.Addr().String())
-	}
-	return list, nil
 }
 
 // ready waits until the router serves and has warmed every replica up.
