@@ -46,8 +46,8 @@ type Chooser struct {
 	residence number
 	booked    sync.Map // reservation id to *Choice, for callers outside the process
 	wake      chan struct{}
-	// rests is until when Run sleeps, on the chooser's scale; 0 while it does not.
-	rests atomic.Int64
+	// sleepsUntil is until when Run sleeps, on the chooser's scale; 0 while it does not.
+	sleepsUntil atomic.Int64
 }
 
 // Report is what a rank's engine says about itself.
@@ -142,15 +142,15 @@ func (c *Chooser) Run(ctx context.Context) error {
 			c.sweep()
 		}
 		c.Tick()
-		timer.Reset(c.rest())
+		timer.Reset(c.sleep())
 		select {
 		case <-ctx.Done():
-			c.shutDown()
+			c.drain()
 			return nil
 		case <-timer.C:
 		case <-c.wake:
 		}
-		c.rests.Store(0)
+		c.sleepsUntil.Store(0)
 	}
 }
 
@@ -209,7 +209,7 @@ func (c *Chooser) since(now time.Time) int64 { return int64(now.Sub(c.start)) }
 // nudge has Run look at the queue.
 func (c *Chooser) nudge() {
 	if c.queue.Len() > 0 {
-		c.rouse()
+		c.wakeRun()
 	}
 }
 

@@ -47,13 +47,13 @@ func (c *Chooser) room(d *decision.Decision) (servers int, soonest time.Duration
 	return servers, duration(max(0, least))
 }
 
-// pump offers room to those who wait. One visit runs at a time; who comes meanwhile leaves word.
-func (c *Chooser) pump(ln *line) {
+// offerRoom offers room to those who wait. One visit runs at a time; who comes meanwhile leaves word.
+func (c *Chooser) offerRoom(ln *line) {
 	ln.again.Store(true)
-	for ln.again.Load() && ln.pumping.TryLock() {
+	for ln.again.Load() && ln.visiting.TryLock() {
 		ln.again.Store(false)
 		c.visit(ln)
-		ln.pumping.Unlock()
+		ln.visiting.Unlock()
 	}
 }
 
@@ -107,27 +107,27 @@ func (c *Chooser) visit(ln *line) {
 	if ln.hold.Len() > 0 {
 		at := c.since(now) + int64(max(minWake, duration(soonest)))
 		ln.wakeAt.Store(at)
-		if at < c.rests.Load() { // Run went to sleep before anybody waited
-			c.rouse()
+		if at < c.sleepsUntil.Load() { // Run went to sleep before anybody waited
+			c.wakeRun()
 		}
 	}
 }
 
-// rest is how long Run may sleep: until the next visit. A visit that is planned meanwhile, for earlier,
+// sleep is how long Run may sleep: until the next visit. A visit that is planned meanwhile, for earlier,
 // either is seen here or sees until when Run sleeps.
-func (c *Chooser) rest() time.Duration {
+func (c *Chooser) sleep() time.Duration {
 	now := c.clock()
 	until := now.Add(sweepEvery)
-	c.rests.Store(c.since(until))
+	c.sleepsUntil.Store(c.since(until))
 	if at, ok := c.NextWake(); ok && at.Before(until) {
 		until = at
-		c.rests.Store(c.since(until))
+		c.sleepsUntil.Store(c.since(until))
 	}
 	return max(time.Millisecond, until.Sub(now))
 }
 
-// rouse wakes Run.
-func (c *Chooser) rouse() {
+// wakeRun wakes Run.
+func (c *Chooser) wakeRun() {
 	select {
 	case c.wake <- struct{}{}:
 	default: // somebody did already
@@ -210,7 +210,7 @@ func (c *Chooser) Tick() (next time.Time, ok bool) {
 			continue
 		}
 		if at := ln.wakeAt.Load(); at == 0 || at <= now {
-			c.pump(ln)
+			c.offerRoom(ln)
 		}
 	}
 	return c.NextWake()
@@ -248,12 +248,12 @@ func (c *Chooser) freed(slot replica.Slot) {
 				continue
 			}
 		}
-		c.pump(ln)
+		c.offerRoom(ln)
 	}
 }
 
-// shutDown refuses everybody who waits.
-func (c *Chooser) shutDown() {
+// drain rejects every request that waits.
+func (c *Chooser) drain() {
 	for _, ln := range *c.lineList.Load() {
 		for _, t := range ln.hold.Drain() {
 			t.Owner.(*waiter).end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})

@@ -32,7 +32,7 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 	s := new(scratch)
 	check := func(left float64) {
 		t.Helper()
-		at := c.standing(s, 0, now)
+		at := c.reading(s, 0, now)
 		near("busy", at.busy, left*8/60)
 		near("returns", at.returns, left*2/60)
 		near("saved", at.saved, 4.001/2)
@@ -48,7 +48,7 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 	rk.route(6, 0, c.since(now))
 	check(math.Exp(-1))
 	s.forget(0)
-	if at := c.standing(s, 0, now); at.busy <= 0.1 {
+	if at := c.reading(s, 0, now); at.busy <= 0.1 {
 		t.Errorf("busy is %v after what was routed was forgotten", at.busy)
 	}
 }

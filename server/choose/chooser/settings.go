@@ -55,6 +55,18 @@ func (s *Settings) of(model string) *rules {
 	return &s.common
 }
 
+// ReadsCache reports whether a request of the model, with these options, will be decided by what
+// replicas hold of its prompt, be it by the serving policy or by the shadow beside it.
+func (s *Settings) ReadsCache(model string, o *Options) bool {
+	r := s.of(model)
+	return cmp.Or(o.Policy, r.policy).ReadsCache() || r.shadow.ReadsCache()
+}
+
+// ReadsText reports whether the request will be decided by its prompt's text.
+func (s *Settings) ReadsText(model string, o *Options) bool {
+	return cmp.Or(o.Policy, s.of(model).policy) == decision.PrefixAffinity
+}
+
 // Settings are those in force, for a request that begins.
 func (c *Chooser) Settings() *Settings { return c.settings.Load() }
 

@@ -33,10 +33,9 @@ func Choose(d *decision.Decision) {
 	}
 }
 
-// pick fills Chosen, Margin and Reason where there is somebody to choose; last is the last of them.
+// pick fills Chosen, Margin and Reason where at least one candidate is eligible; last is the last of them.
 func pick(d *decision.Decision, eligible, last int) {
-	throw := dice{state: d.Seed}
-	reason := price(d, &throw, eligible)
+	reason, throw := policyOf(d.Policy).Select(d, dice{state: d.Seed}, eligible) // by value: an interface's pointers go to the heap
 	if eligible == 1 {
 		d.Chosen, d.Reason = last, decision.ReasonOnly
 		if d.Candidates[last].Place != 0 && d.Policy == decision.ConsistentHash {

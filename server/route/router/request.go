@@ -98,7 +98,7 @@ func (r *Router) newTries(rq *request) *tries {
 		Options: rq.call.Options, Unread: rq.parsed.Unread(), Samples: rq.parsed.N, Holder: rq.holder,
 	}}
 	rq.prompt(&t.ask)
-	if r.Chooser.ReadsText(rq.policies, rq.pool.Model, &rq.call.Options) {
+	if rq.policies.ReadsText(rq.pool.Model, &rq.call.Options) {
 		t.ask.Text = rq.apart(rq.parsed.PromptText())
 	}
 	return t

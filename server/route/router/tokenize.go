@@ -25,7 +25,7 @@ func (r *Router) tokenize(ctx context.Context, rq *request) error {
 	defer cancel()
 	ask := rq.encodeRequest()
 	ask.Span = rq.plan()
-	ask.SizeOnly = !rq.wantsIDs() && !r.Chooser.ReadsCache(rq.policies, rq.pool.Model, &rq.call.Options)
+	ask.SizeOnly = !rq.wantsIDs() && !rq.policies.ReadsCache(rq.pool.Model, &rq.call.Options)
 	enc, err := r.Tokens.Encode(tctx, ask)
 	rq.tokenizing = time.Since(began)
 	if fault, ok := errors.AsType[*tokenizer.ClientFault](err); ok && ctx.Err() == nil {

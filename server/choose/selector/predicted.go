@@ -55,6 +55,15 @@ func blocked(c *decision.Candidate) float64 {
 // lateCost is the cost in seconds of missing a target: more than any queue.
 const lateCost = 3600
 
+// predictedTTFT takes the rank with the shortest predicted time, by the cost of predicted.
+type predictedTTFT struct{}
+
+// Select implements policy.
+func (predictedTTFT) Select(d *decision.Decision, throw dice, _ int) (decision.Reason, dice) {
+	each(d, func(c *decision.Candidate) float64 { return predicted(d, c) })
+	return cacheReason(d), throw
+}
+
 // predicted prices a candidate by time: how long until the first token, its own uncached work
 // weighted because others wait for it too, and how long the rank would make it wait for KV memory
 // that is already promised to others. The weight is Omega, for those that wait in the fleet, plus the

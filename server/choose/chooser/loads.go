@@ -1,0 +1,179 @@
+package chooser
+
+import (
+	"math"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+const (
+	// decodeWeight is what a second of decoding counts relative to a second before the first token: 0.3 for the request's own, and as
+	// much for the requests that decode with it, whose steps grow as much. It spreads prompts that many
+	// ranks hold, or could: docs/adr/017-whole-answer.md.
+	decodeWeight = 0.6
+	// rhoCap bounds ω: a full fleet must still be able to spread a prefix.
+	rhoCap = 0.9
+	// defaultBudget is the tokens per step when the engine does not say.
+	defaultBudget = 2048
+)
+
+// reading is how a rank stands at one moment, whoever asks.
+type reading struct {
+	visit uint64
+	load  load.RankLoad
+	rank  *rank
+	// busy, returns, saved and residual are those of decision.Candidate.
+	busy, returns, saved, residual float64
+}
+
+// reading reads how a rank stands, once per visit of the hold queue: what others book meanwhile
+// shows when a booking is refused, and forget drops what the visit itself booked.
+func (c *Chooser) reading(s *scratch, slot replica.Slot, now time.Time) *reading {
+	for int(slot) >= len(s.seen) {
+		s.seen = append(s.seen, reading{})
+	}
+	at := &s.seen[slot]
+	if s.visit != 0 && at.visit == s.visit {
+		return at
+	}
+	*at = reading{visit: s.visit, load: c.params.Book.View(slot, now), rank: c.rank(slot)}
+	if at.rank != nil {
+		l := &at.rank.lately
+		left := l.fade(c.since(now))
+		at.busy, at.residual = left*l.busy.get(), left*l.squares.get()
+		if returns := l.returns.get(); returns > 0 {
+			at.returns, at.saved = left*returns, l.saved.get()/returns
+		}
+	}
+	return at
+}
+
+// forget has the slot read anew.
+func (s *scratch) forget(slot replica.Slot) {
+	if int(slot) < len(s.seen) {
+		s.seen[slot].visit = 0
+	}
+}
+
+// loads reads what is booked on each rank, and how fast it is. It may be called again for the
+// same candidates when a booking lost a race.
+func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[replica.Slot]float64) {
+	d := &s.d
+	set := c.settingsOf(req)
+	limit := set.config.MaxRequestsPerRank
+	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
+		limit = o
+	}
+	var busy float64
+	usable := 0
+	s.versions = s.versions[:0]
+	for i := range d.Candidates {
+		cand := &d.Candidates[i]
+		at := c.reading(s, cand.Slot, now)
+		l := &at.load
+		s.versions = append(s.versions, l.Version)
+		cand.Requests, cand.Waiting = uint32(l.InFlight), uint32(l.Prefilling)
+		cand.QueuedTokens = uint32(max(0, l.PrefillTokens))
+		cand.DecodeBlocks = l.DecodeBlocks
+		cand.EngineWaiting, cand.KVUsage = -1, -1
+		if cand.Veto == decision.VetoCap {
+			cand.Veto = decision.VetoNone
+		}
+		if cand.Veto == decision.VetoNone && limit > 0 && l.InFlight >= limit {
+			cand.Veto = decision.VetoCap
+		}
+		rk := at.rank
+		if rk == nil {
+			continue
+		}
+		if r := req.Replicas[s.owner[i]]; rk.known.Load() != r {
+			c.updateRank(rk, r)
+		}
+		m := rk.speed.Model()
+		cand.TokenTime, cand.Bend, cand.Overhead = m.Token*c.params.PaceBias, m.Bend, m.Overhead
+		cand.Spread, cand.Speed = m.Spread, m.Source
+		cand.StepTime = m.Step(l.InFlight, l.ContextTokens)
+		cand.Decode = decodeWeight * float64(outputs(d.ExpectedOutput)) * (cand.StepTime - m.Base)
+		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
+		cand.Planned = planned[cand.Slot] // a nil map has none
+		c.reported(cand, rk)
+		budget := float64(defaultBudget)
+		if b := req.Replicas[s.owner[i]].MaxBatchedTokens; b > 0 {
+			budget = float64(b)
+		}
+		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
+		cand.FullStep = budget*cand.TokenTime + cand.StepTime
+		cand.Crowding = c.crowding(cand, d)
+		if cand.Veto == decision.VetoNone {
+			cand.Busy, cand.Returns, cand.Saved, cand.Residual = at.busy, at.returns, at.saved, at.residual
+			busy += cand.Busy
+			usable++
+		}
+	}
+	d.Load, d.Omega = 0, 1
+	if usable > 0 {
+		d.Load = busy / float64(usable)
+		d.Omega = omega(d.Load, usable)
+	}
+}
+
+// outputs is the number of output tokens to reckon with.
+func outputs(expected int) int {
+	if expected <= 0 || expected > 256 {
+		return 256
+	}
+	return expected
+}
+
+// omega is the weight of uncached work: a second of it costs others nothing while ranks are idle,
+// and many seconds when all are busy. How often that is at load rho falls with the number of
+// ranks; this is Sakasegawa's approximation of the queue before n servers.
+func omega(rho float64, n int) float64 {
+	if rho = min(rho, rhoCap); rho <= 0 {
+		return 1
+	}
+	return 1 + math.Pow(rho, math.Sqrt(2*float64(n+1)))/(1-rho)
+}
+
+// maxOverdue bounds how much a first token that does not come counts as backlog.
+const maxOverdue = time.Minute
+
+// reported blends in what the engine says: requests that it has queued and we have not sent are
+// work too (another router's, say).
+func (c *Chooser) reported(cand *decision.Candidate, rk *rank) {
+	if c.params.Engine == nil {
+		return
+	}
+	rep, ok := c.params.Engine(cand.Slot)
+	if !ok {
+		return
+	}
+	cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
+	rk.counters.See(rk.speed, &speed.Report{At: rep.At, Queued: rep.Queued, Foreign: rep.Foreign, Uncached: rep.Uncached, PrefillSeconds: rep.PrefillSeconds},
+		speed.Decodes{Sequences: int(cand.Requests) - int(cand.Waiting)})
+	if rep.Blocks > 0 {
+		cand.Blocks = uint32(rep.Blocks)
+	}
+	if extra := rep.Waiting - int(cand.Waiting); extra > 0 {
+		cand.Backlog += float64(extra) * rk.work.get()
+	}
+}
+
+// crowding is the predicted wait for KV memory: blocks beyond the rank's capacity become free at
+// the rate at which requests leave.
+func (c *Chooser) crowding(cand *decision.Candidate, d *decision.Decision) float64 {
+	if cand.Blocks == 0 {
+		return 0
+	}
+	tokens := d.PromptTokens - int(cand.GPU) + d.ExpectedOutput
+	need := cand.DecodeBlocks + float64(tokens)/float64(cand.BlockSize)
+	excess := need - float64(cand.Blocks)
+	if excess <= 0 {
+		return 0
+	}
+	return excess / float64(cand.Blocks) * c.residence.get()
+}

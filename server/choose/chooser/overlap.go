@@ -1,0 +1,77 @@
+package chooser
+
+import (
+	"slices"
+
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// overlap asks the index what each rank holds of the prompt.
+func (c *Chooser) overlap(s *scratch, req *Request) {
+	if req.Hashes == nil {
+		return
+	}
+	d := &s.d
+	s.sizes = s.sizes[:0]
+	top := replica.Slot(0)
+	for i := range d.Candidates {
+		cand := &d.Candidates[i]
+		top = max(top, cand.Slot)
+		if size := int(cand.BlockSize); !slices.Contains(s.sizes, size) {
+			s.sizes = append(s.sizes, size)
+		}
+	}
+	s.bySlot = s.bySlot[:0]
+	for range int(top) + 1 {
+		s.bySlot = append(s.bySlot, -1)
+	}
+	for i := range d.Candidates {
+		s.bySlot[d.Candidates[i].Slot] = int32(i)
+	}
+	for _, size := range s.sizes {
+		if s.known != nil && len(s.sizes) == 1 {
+			s.overlaps = append(s.overlaps[:0], s.known...)
+		} else {
+			s.overlaps = c.params.Index.Match(s.overlaps[:0], req.Hashes(size))
+		}
+		for _, o := range s.overlaps {
+			if int(o.Slot) >= len(s.bySlot) || s.bySlot[o.Slot] < 0 {
+				continue
+			}
+			cand := &d.Candidates[s.bySlot[o.Slot]]
+			if int(cand.BlockSize) != size {
+				continue
+			}
+			cand.GPU, cand.CPU, cand.Disk = o.GPU*uint32(size), o.CPU*uint32(size), o.Disk*uint32(size)
+			if a := &req.Answer; a.Slot == o.Slot && a.Held > a.Known && int(cand.GPU) >= a.Known/size*size {
+				cand.GPU = max(cand.GPU, uint32(min(a.Held, c.params.Index.Reach(o.Slot, req.PromptTokens))/size*size))
+			}
+			if req.Unread {
+				cand.GPU, cand.CPU, cand.Disk = 0, 0, 0
+			}
+			if !req.Estimated && req.PromptTokens > 0 {
+				cutTo(cand, c.params.Index.Reach(o.Slot, req.PromptTokens)/size*size)
+			}
+			d.Clip(cand)
+		}
+	}
+}
+
+// cutTo cuts what a rank holds of the prompt to what its engine can take from there.
+func cutTo(cand *decision.Candidate, reach int) {
+	left := uint32(reach)
+	for _, held := range []*uint32{&cand.GPU, &cand.CPU, &cand.Disk} {
+		*held = min(*held, left)
+		left -= *held
+	}
+}
+
+// hashesFor returns the prompt's hashes in the chosen rank's block size.
+func hashesFor(req *Request, cand *decision.Candidate) []blockhash.Hash {
+	if req.Hashes == nil {
+		return nil
+	}
+	return req.Hashes(int(cand.BlockSize))
+}
