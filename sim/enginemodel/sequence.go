@@ -44,8 +44,5 @@ func (s *Sequence) Cached() int { return s.cached }
 // Made counts the tokens of the answer so far.
 func (s *Sequence) Made() int { return s.made }
 
-// Computed counts the tokens whose KV is in memory, those of the step that runs included.
-func (s *Sequence) Computed() int { return s.computed + s.planned }
-
 // length counts the tokens that are known.
 func (s *Sequence) length() int { return s.Prompt + s.made }

@@ -136,9 +136,6 @@ func (e *Engine) Restart(down time.Duration) {
 	}
 }
 
-// Lives counts the engine's lives; the first one is 1.
-func (e *Engine) Lives() uint64 { return e.lives.Load() }
-
 // ResetPrefixCache empties the cache of all ranks; false when one was in use.
 func (e *Engine) ResetPrefixCache() bool {
 	l := e.life.Load()

@@ -75,9 +75,6 @@ func (e *Engine) SetFaults(f Faults) {
 	}
 }
 
-// Faults returns the present faults.
-func (e *Engine) Faults() Faults { return e.faults.get() }
-
 type faultBox struct {
 	mu   sync.Mutex
 	now  Faults // guarded by mu

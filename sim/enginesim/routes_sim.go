@@ -53,7 +53,7 @@ func (l *life) admin(w http.ResponseWriter, r *http.Request) {
 	case "GET /sim/state":
 		c.reply(http.StatusOK, l.state())
 	case "GET /sim/faults":
-		c.reply(http.StatusOK, l.Faults())
+		c.reply(http.StatusOK, l.faults.get())
 	case "POST /sim/faults":
 		var f Faults
 		if adminBody(c, &f) {
@@ -66,7 +66,7 @@ func (l *life) admin(w http.ResponseWriter, r *http.Request) {
 		}
 		if adminBody(c, &req) {
 			// The restart cuts this connection too: with its length given, the answer is whole once it is flushed.
-			body := fmt.Appendf(nil, `{"ended_life":%d}`, l.Lives())
+			body := fmt.Appendf(nil, `{"ended_life":%d}`, l.lives.Load())
 			c.w.Header().Set("Connection", "close")
 			c.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 			c.send(http.StatusOK, "application/json", body)
@@ -108,7 +108,7 @@ func adminBody(c *call, v any) bool {
 }
 
 func (l *life) state() adminState {
-	s := adminState{Version: l.features.name, Model: l.cfg.Models[0], Life: l.Lives(), Faults: l.Faults()}
+	s := adminState{Version: l.features.name, Model: l.cfg.Models[0], Life: l.lives.Load(), Faults: l.faults.get()}
 	for i, co := range l.cores {
 		st := co.Stats()
 		r := rankState{

@@ -131,7 +131,7 @@ func TestRatesReplaceLoads(t *testing.T) {
 	if math.Abs(r.RPS-1.5) > 1e-9 || math.Abs(r.Load*r.Oracle.SaturationRPS-1.5) > 1e-9 {
 		t.Errorf("%v requests/s at load %v of %v", r.RPS, r.Load, r.Oracle.SaturationRPS)
 	}
-	at := o.Trace.Arrivals(1.5, 1)
+	at := o.Trace.arrivals(1.5, 1)
 	if rate := float64(len(at)) / at[len(at)-1]; math.Abs(rate-1.5) > 0.05 {
 		t.Errorf("arrivals come at %v per second, want 1.5", rate)
 	}
@@ -205,7 +205,7 @@ func TestCallsWaitForTheAnswersInThem(t *testing.T) {
 	if s.done[0] < 1 || s.arrived[1] != s.done[0] || s.arrived[2] != 90 {
 		t.Errorf("arrivals %v, ends %v; want the second at the first one's end, the third at its own time", s.arrived, s.done)
 	}
-	many := trace.Repeat(3)
+	many := trace.repeat(3)
 	if len(many.After) != 9 || many.After[4] != 3 || many.After[3] != -1 {
 		t.Errorf("After of a repeated trace: %v", many.After)
 	}

@@ -231,8 +231,8 @@ func TestThePublicTraceIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(trace.Calls) != 12031 || trace.Tokens()/len(trace.Calls) != 12035 {
-		t.Errorf("%d calls of %d tokens on average, want 12031 of 12035", len(trace.Calls), trace.Tokens()/len(trace.Calls))
+	if len(trace.Calls) != 12031 || trace.tokens()/len(trace.Calls) != 12035 {
+		t.Errorf("%d calls of %d tokens on average, want 12031 of 12035", len(trace.Calls), trace.tokens()/len(trace.Calls))
 	}
 }
 

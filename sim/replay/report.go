@@ -62,7 +62,7 @@ func (o *Options) enough() *Trace {
 	if o.Trace.Closed {
 		return o.Trace
 	}
-	return o.Trace.Repeat((o.AtLeast + len(o.Trace.Calls) - 1) / len(o.Trace.Calls))
+	return o.Trace.repeat((o.AtLeast + len(o.Trace.Calls) - 1) / len(o.Trace.Calls))
 }
 
 // overload is the arrival rate of saturation runs as a share of the oracle's own.

@@ -191,9 +191,9 @@ func (t *Trace) First(n int) *Trace {
 	return &short
 }
 
-// Arrivals are the times in seconds at which the calls of an open-loop trace arrive when there are rate
+// arrivals are the times in seconds at which the calls of an open-loop trace arrive when there are rate
 // of them per second. Calls that the trace's clock puts at one moment are spread at random until the next.
-func (t *Trace) Arrivals(rate float64, seed uint64) []float64 {
+func (t *Trace) arrivals(rate float64, seed uint64) []float64 {
 	at := spread(t, seed)
 	speed := rate / t.rate()
 	for i := range at {
@@ -213,9 +213,9 @@ func (t *Trace) rate() float64 {
 	return float64(len(t.Calls)) / max(last, 1e-3)
 }
 
-// Repeat returns the trace played so many times, one pass after the other, each with prefixes and
+// repeat returns the trace played so many times, one pass after the other, each with prefixes and
 // sessions of its own.
-func (t *Trace) Repeat(passes int) *Trace {
+func (t *Trace) repeat(passes int) *Trace {
 	if passes <= 1 || len(t.Calls) == 0 {
 		return t
 	}
@@ -257,8 +257,8 @@ func (t *Trace) Repeat(passes int) *Trace {
 	return long
 }
 
-// Tokens is the number of prompt tokens of the trace.
-func (t *Trace) Tokens() int {
+// tokens is the number of prompt tokens of the trace.
+func (t *Trace) tokens() int {
 	n := 0
 	for i := range t.Calls {
 		n += t.Calls[i].In

@@ -22,14 +22,11 @@ type Config struct {
 	EarlyEvents bool
 }
 
-// Timing is the model of a step's duration.
-type Timing = enginemodel.Timing
-
 // DefaultConfig is a 70B model on four GPUs, as docs/simulator.md describes it.
 func DefaultConfig() Config {
 	return Config{MaxModelLen: 131_072, PrefixCaching: true, Config: enginemodel.Config{
 		BlockSize: 16, Blocks: 40_000, MaxBatchedTokens: 2048, MaxSeqs: 256, WholePrompts: true,
-		Timing: Timing{
+		Timing: enginemodel.Timing{
 			PrefillRate: 8000, HalfContext: 50_000, Base: 10 * time.Millisecond,
 			PerSequence: 50 * time.Microsecond, PerContextToken: 17 * time.Nanosecond, Speed: 1,
 		},

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvpilot/kvpilot/sim/enginemodel"
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
 )
 
@@ -19,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func config() core.Config {
 	c := core.DefaultConfig()
 	c.BlockSize, c.Blocks, c.MaxModelLen, c.MaxBatchedTokens, c.MaxSeqs = 4, 17, 64, 100, 4
-	c.Timing = core.Timing{PrefillRate: 1000, HalfContext: 1e12, Base: 10 * time.Millisecond, Speed: 1}
+	c.Timing = enginemodel.Timing{PrefillRate: 1000, HalfContext: 1e12, Base: 10 * time.Millisecond, Speed: 1}
 	return c
 }
 

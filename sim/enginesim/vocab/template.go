@@ -12,12 +12,12 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// ImageTokens is how many tokens stand for one image.
-const ImageTokens = 64
+// imageTokens is how many tokens stand for one image.
+const imageTokens = 64
 
 // Errors of the template; their texts are what clients see.
 var (
-	ErrBothPrompts = errors.New( //nolint:staticcheck // the engine's own words
+	errBothPrompts = errors.New( //nolint:staticcheck // the engine's own words
 		"continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start a new assistant message instead.")
 	ErrNoMessages = errors.New("a conversation needs at least one message")
 )
@@ -73,7 +73,7 @@ func (c *Chat) Validate() error {
 		return ErrNoMessages
 	}
 	if c.GenerationPrompt && c.Continue {
-		return ErrBothPrompts
+		return errBothPrompts
 	}
 	return nil
 }
@@ -159,7 +159,7 @@ func (w *writer) message(m Message, open bool) error {
 
 // CallText is how the model writes a tool call.
 func CallText(name, arguments string) string {
-	return CallHead(name) + arguments + CallTail
+	return CallHead(name) + arguments + callTail
 }
 
 // CallHead and CallTail enclose the arguments of a tool call.
@@ -167,8 +167,8 @@ func CallHead(name string) string {
 	return `<tool_call>` + "\n" + `{"name": "` + name + `", "arguments": `
 }
 
-// CallTail ends a tool call.
-const CallTail = "}\n</tool_call>"
+// callTail ends a tool call.
+const callTail = "}\n</tool_call>"
 
 func (c Call) arguments() string {
 	var text string
@@ -233,14 +233,14 @@ func (w *writer) encode() Rendered {
 	if len(w.images) == 0 {
 		return Rendered{IDs: ids}
 	}
-	out := Rendered{IDs: make([]uint32, 0, len(ids)+len(w.images)*ImageTokens)}
+	out := Rendered{IDs: make([]uint32, 0, len(ids)+len(w.images)*imageTokens)}
 	for _, id := range ids {
 		if id != ImagePad || len(out.Items) == len(w.images) {
 			out.IDs = append(out.IDs, id)
 			continue
 		}
-		out.Items = append(out.Items, Item{ID: w.images[len(out.Items)], Offset: len(out.IDs), Length: ImageTokens})
-		for range ImageTokens {
+		out.Items = append(out.Items, Item{ID: w.images[len(out.Items)], Offset: len(out.IDs), Length: imageTokens})
+		for range imageTokens {
 			out.IDs = append(out.IDs, ImagePad)
 		}
 	}

@@ -1,0 +1,3 @@
+package vocab
+
+var ErrBothPrompts = errBothPrompts
