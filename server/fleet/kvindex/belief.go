@@ -59,9 +59,9 @@ func (b *Belief) End() {
 	}
 }
 
-// Expire ends what has had its time: beliefs, and a snapshot's ranks that nobody added. Run
+// expire ends what has had its time: beliefs, and a snapshot's ranks that nobody added. Run
 // calls it four times a second.
-func (ix *Index) Expire(now time.Time) {
+func (ix *Index) expire(now time.Time) {
 	ix.mu.Lock()
 	for name, p := range ix.parked {
 		if !p.until.After(now) {

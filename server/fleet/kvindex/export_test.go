@@ -2,6 +2,7 @@ package kvindex
 
 import (
 	"slices"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
@@ -65,3 +66,7 @@ func (ix *Index) holders(p *plane, h blockhash.Hash) []replica.Slot {
 	}
 	return list
 }
+
+var ErrSnapshot = errSnapshot
+
+func (ix *Index) Expire(now time.Time) { ix.expire(now) }

@@ -101,7 +101,7 @@ func (ix *Index) Run(ctx context.Context) error {
 			ix.save()
 			return nil
 		case now := <-tick.C:
-			ix.Expire(now)
+			ix.expire(now)
 		case <-due:
 			ix.save()
 		}

@@ -103,7 +103,7 @@ func damaged(what string, err error) error {
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return err
 	}
-	return fmt.Errorf("%w: %s", ErrSnapshot, what)
+	return fmt.Errorf("%w: %s", errSnapshot, what)
 }
 
 func (l *loader) read() error {

@@ -35,9 +35,9 @@ const (
 	frameSize
 )
 
-// ErrSnapshot is wrapped by errors about a snapshot that is damaged, truncated or of another
+// errSnapshot is wrapped by errors about a snapshot that is damaged, truncated or of another
 // format.
-var ErrSnapshot = errors.New("not a complete snapshot")
+var errSnapshot = errors.New("not a complete snapshot")
 
 // Snapshot writes the facts that ranks with a name hold. It locks one rank at a time, so that
 // events go on; replaying the events since the snapshot began brings a loaded one up to date.

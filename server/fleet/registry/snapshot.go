@@ -43,17 +43,6 @@ type Pool struct {
 	Replicas []*replica.Replica
 }
 
-// Ready counts the pool's replicas that take requests.
-func (p *Pool) Ready() int {
-	n := 0
-	for _, r := range p.Replicas {
-		if r.State == replica.StateReady {
-			n++
-		}
-	}
-	return n
-}
-
 // Details is what operators may want to know of a replica beside its view.
 type Details struct {
 	// Source is where the replica comes from: static, file, dns:NAME,

@@ -9,15 +9,15 @@ import (
 // What one payload may hold; more is refused. vLLM's largest batches, one scheduler step with a
 // full context window, are far below.
 const (
-	MaxHashes = 1 << 20
-	MaxTokens = 1 << 24
-	MaxEvents = 1 << 18
-	MaxItems  = 1 << 18
+	maxHashes = 1 << 20
+	maxTokens = 1 << 24
+	maxEvents = 1 << 18
+	maxItems  = 1 << 18
 )
 
-// ErrPayload is wrapped by every error of Decode: the payload is no batch of KV events, or is
+// errPayload is wrapped by every error of Decode: the payload is no batch of KV events, or is
 // larger than the limits.
-var ErrPayload = errors.New("not a batch of KV events")
+var errPayload = errors.New("not a batch of KV events")
 
 // Op says which field of an Event is meant.
 type Op uint8

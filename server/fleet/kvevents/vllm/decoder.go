@@ -162,8 +162,8 @@ func (d *Decoder) events(b []byte) ([]byte, error) {
 	}
 	d.batch.Wire = n
 	for range n {
-		if len(d.batch.Events) >= MaxEvents {
-			return b, refuse("more than %d events", MaxEvents)
+		if len(d.batch.Events) >= maxEvents {
+			return b, refuse("more than %d events", maxEvents)
 		}
 		switch msgp.NextType(b) {
 		case msgp.ArrayType:

@@ -29,8 +29,8 @@ func (d *Decoder) readExtraKeys(b []byte) error {
 		return nil
 	}
 	rows := len(d.perRow)
-	if rows+n > MaxItems {
-		return refuse("more than %d rows of extra keys", MaxItems)
+	if rows+n > maxItems {
+		return refuse("more than %d rows of extra keys", maxItems)
 	}
 	any := false
 	for i := range n {
@@ -74,8 +74,8 @@ func (d *Decoder) readExtraRow(b []byte, i int) ([]byte, error) {
 			b, err = skip(b, "extra_keys")
 		}
 	}
-	if len(d.items) > MaxItems {
-		return b, refuse("more than %d items", MaxItems)
+	if len(d.items) > maxItems {
+		return b, refuse("more than %d items", maxItems)
 	}
 	return b, err
 }

@@ -12,10 +12,10 @@ import (
 )
 
 func refuse(format string, args ...any) error {
-	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrPayload)
+	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errPayload)
 }
 
-func wrap(what string, err error) error { return fmt.Errorf("%s: %w: %w", what, ErrPayload, err) }
+func wrap(what string, err error) error { return fmt.Errorf("%s: %w: %w", what, errPayload, err) }
 
 func isNil(b []byte) bool { return len(b) > 0 && b[0] == 0xc0 }
 

@@ -156,8 +156,8 @@ func (d *Decoder) readHashes(b []byte) ([]byte, error) {
 	if err != nil {
 		return b, err
 	}
-	if n > MaxHashes-len(d.hashes) {
-		return b, refuse("more than %d hashes", MaxHashes)
+	if n > maxHashes-len(d.hashes) {
+		return b, refuse("more than %d hashes", maxHashes)
 	}
 	d.hashes = d.hashes[:d.event.hashes] // a field that comes twice counts once
 	for range n {
@@ -180,8 +180,8 @@ func (d *Decoder) readTokens(b []byte) ([]byte, error) {
 	if err != nil {
 		return b, err
 	}
-	if n > MaxTokens-len(d.tokens) {
-		return b, refuse("more than %d tokens", MaxTokens)
+	if n > maxTokens-len(d.tokens) {
+		return b, refuse("more than %d tokens", maxTokens)
 	}
 	tokens := d.tokens[:d.event.tokens]
 	for range n {

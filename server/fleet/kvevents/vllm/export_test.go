@@ -1,0 +1,3 @@
+package vllm
+
+var ErrPayload = errPayload

@@ -1,0 +1,14 @@
+package registry
+
+import "github.com/kvpilot/kvpilot/server/domain/replica"
+
+// Ready counts the pool's replicas that take requests.
+func (p *Pool) Ready() int {
+	n := 0
+	for _, r := range p.Replicas {
+		if r.State == replica.StateReady {
+			n++
+		}
+	}
+	return n
+}
