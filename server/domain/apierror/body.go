@@ -129,7 +129,7 @@ func (e *Error) RetryAfterMS() string {
 
 // anthropicType is the error type in Anthropic's vocabulary.
 func anthropicType(r Reason) string {
-	_, status, kind := Codes(r)
+	_, status, kind := codesOf(r)
 	switch {
 	case status == 413:
 		return "request_too_large"

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Domain is the ErrorInfo domain of every fault that kvpilot names.
-const Domain = "kvpilot"
+// domain is the ErrorInfo domain of every fault that kvpilot names.
+const domain = "kvpilot"
 
 // Error is a public fault.
 type Error struct {
@@ -75,11 +75,11 @@ func (e *Error) Upgrade() string {
 func (e *Error) codes() (rpc codes.Code, httpStatus int, openAIType string) {
 	switch {
 	case e.unavailable:
-		return Codes(NoReplica)
+		return codesOf(NoReplica)
 	case e.upgrade:
 		return codes.Unimplemented, http.StatusUpgradeRequired, typeInvalid
 	}
-	return Codes(e.Reason)
+	return codesOf(e.Reason)
 }
 
 // New makes a fault. The message is shown, the cause (which may be nil) is only logged.

@@ -58,9 +58,9 @@ const (
 	typeServer     = "server_error"
 )
 
-// Codes gives a reason's gRPC code, HTTP status and OpenAI error type. It is the only place
+// codesOf gives a reason's gRPC code, HTTP status and OpenAI error type. It is the only place
 // where they meet.
-func Codes(r Reason) (rpc codes.Code, httpStatus int, openAIType string) {
+func codesOf(r Reason) (rpc codes.Code, httpStatus int, openAIType string) {
 	switch r {
 	case InvalidBody, TokenizeRefused:
 		return codes.InvalidArgument, http.StatusBadRequest, typeInvalid
@@ -110,8 +110,8 @@ func Name(r Reason) string {
 	return "UNSPECIFIED" // a number that this build has no name for
 }
 
-// Named is the inverse of Name; an unknown name is Unspecified.
-func Named(name string) Reason {
+// named is the inverse of Name; an unknown name is Unspecified.
+func named(name string) Reason {
 	return Reason(kvpilotv1.ErrorReason_value["ERROR_REASON_"+name])
 }
 

@@ -31,7 +31,7 @@ func (e *Error) GRPCStatus() *status.Status {
 	if e.Reason == UpstreamRefused && e.Answer != nil {
 		code = refusedCode(e.Answer.Status)
 	}
-	info := &errdetails.ErrorInfo{Reason: Name(e.Reason), Domain: Domain}
+	info := &errdetails.ErrorInfo{Reason: Name(e.Reason), Domain: domain}
 	details := []protoadapt.MessageV1{info}
 	if e.Param != "" || e.Answer != nil || len(e.Header) > 0 {
 		info.Metadata = map[string]string{}
@@ -73,8 +73,8 @@ func fromStatus(err error) *Error {
 	for _, detail := range st.Details() {
 		switch d := detail.(type) {
 		case *errdetails.ErrorInfo:
-			if d.GetDomain() == Domain {
-				e.Reason = Named(d.GetReason())
+			if d.GetDomain() == domain {
+				e.Reason = named(d.GetReason())
 				e.Param = d.GetMetadata()[metaParam]
 				if n, bad := strconv.Atoi(d.GetMetadata()[metaStatus]); bad == nil && n >= 100 && n <= 599 {
 					e.answer().Status = n

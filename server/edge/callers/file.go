@@ -100,12 +100,12 @@ func NewKey() (key, hashed string) {
 	var b [32]byte
 	rand.Read(b[:])
 	key = "kvp_" + base64.RawURLEncoding.EncodeToString(b[:])
-	return key, Hash(key)
+	return key, hash(key)
 }
 
-// Hash is the form of a key that a file may hold in its place. A fast hash is enough for a key of NewKey: 2^256
+// hash is the form of a key that a file may hold in its place. A fast hash is enough for a key of NewKey: 2^256
 // of them cannot be tried. It does not protect a key that a person invented.
-func Hash(key string) string {
+func hash(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return hashPrefix + hex.EncodeToString(sum[:])
 }

@@ -28,9 +28,6 @@ func (b *Budget) Take(n int64) error {
 // Give counts n bytes less.
 func (b *Budget) Give(n int64) { b.held.Add(-n) }
 
-// Held is the number of bytes counted.
-func (b *Budget) Held() int64 { return b.held.Load() }
-
 // force counts n bytes that are in memory already and reports whether the limit holds.
 func (b *Budget) force(n int64) bool { return b.held.Add(n) <= b.limit }
 

@@ -44,7 +44,7 @@ func newMetrics(provider metric.MeterProvider, b *Budget) *metrics {
 	}
 	m.ended = s.CounterBy("kvpilot.guard.ended_calls", "{call}", "gRPC calls that were rejected or ended to keep memory and streams within their bounds, by reason.", m.reasons[:]...)
 	held := s.ObservedGauge("kvpilot.guard.body_bytes", "By", "Bytes of request bodies in memory, REST and gRPC together.")
-	s.Observe(func(o metric.Observer) { o.ObserveInt64(held, b.Held()) })
+	s.Observe(func(o metric.Observer) { o.ObserveInt64(held, b.held.Load()) })
 	return m
 }
 

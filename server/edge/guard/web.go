@@ -17,9 +17,9 @@ func Loopback(a net.Addr) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// LocalHost reports whether a request's Host names this machine, or one of the names. A page whose
+// localHost reports whether a request's Host names this machine, or one of the names. A page whose
 // name leads to the loopback (DNS rebinding) sends its own name.
-func LocalHost(host string, names []string) bool {
+func localHost(host string, names []string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
@@ -36,7 +36,7 @@ func LocalHost(host string, names []string) bool {
 // CheckHost refuses requests that are not for this machine or one of the names.
 func CheckHost(names []string, reject, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !LocalHost(r.Host, names) {
+		if !localHost(r.Host, names) {
 			reject.ServeHTTP(w, r)
 			return
 		}

@@ -267,7 +267,7 @@ func (s inside) Draw(on *Canvas) {
 	on.Set(attribute.String("a", "last"))
 	on.SetTexts("list", "x", "", strings.Repeat("long", 400))
 	on.SetTexts("none")
-	on.Rename("renamed")
+	on.rename("renamed")
 	on.Fail("told later")
 }
 

@@ -121,8 +121,8 @@ func (c *Canvas) Fail(description string) {
 	}
 }
 
-// Rename gives the span another name.
-func (c *Canvas) Rename(name string) {
+// rename gives the span another name.
+func (c *Canvas) rename(name string) {
 	if !c.counts {
 		c.span.ReadWriteSpan.SetName(name)
 	}

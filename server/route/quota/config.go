@@ -12,7 +12,7 @@ import (
 const Default = "default"
 
 // Unlimited, in place of a limit, sets none where the entry called default has one.
-const Unlimited = -1
+const unlimited = -1
 
 // Config holds the tenants' limits by name. The entry called default is for all others, and gives what an entry
 // leaves out.
@@ -57,14 +57,14 @@ func (c Config) Validate() error {
 		if name == "" || len(name) > 256 {
 			errs = append(errs, fmt.Errorf("%q: a tenant's name must have 1 to 256 characters", name))
 		}
-		if r := l.RequestsPerSecond; r != Unlimited && (math.IsNaN(r) || r < 0 || r > maxCount) {
+		if r := l.RequestsPerSecond; r != unlimited && (math.IsNaN(r) || r < 0 || r > maxCount) {
 			bad("requests_per_second", "must be a rate or -1, not %v", r)
 		}
 		for field, n := range map[string]int{
 			"request_burst": l.RequestBurst, "tokens_per_minute": l.TokensPerMinute, "token_burst": l.TokenBurst,
 			"in_flight": l.InFlight, "reserved_tokens": l.ReservedTokens,
 		} {
-			if n < Unlimited || n > maxCount {
+			if n < unlimited || n > maxCount {
 				bad(field, "must be a number or -1, not %d", n)
 			}
 		}

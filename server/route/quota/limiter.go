@@ -15,8 +15,8 @@ const (
 	maxTenants = 4096
 	// maxLabels bounds the tenants without an entry that metrics show by name.
 	maxLabels = 64
-	// Others is the label of all further ones.
-	Others = "other"
+	// others is the label of all further ones.
+	others = "other"
 )
 
 // Params is what the code passes in. Its zero value is valid.
@@ -177,11 +177,11 @@ func (l *Limiter) account(name string, now time.Time) *tenant {
 	}
 	if !named && len(l.tenants) >= maxTenants {
 		if l.others == nil {
-			l.others = newTenant(Others, settings.base, now)
+			l.others = newTenant(others, settings.base, now)
 		}
 		return l.others
 	}
-	label := Others
+	label := others
 	switch {
 	case named:
 		label = name
@@ -197,7 +197,7 @@ func (l *Limiter) account(name string, now time.Time) *tenant {
 // forget closes the accounts of which nothing would be lost. Those that metrics show by name stay. mu is held.
 func (l *Limiter) forget(now time.Time) {
 	for name, t := range l.tenants {
-		if t.label == Others && t.close(now) {
+		if t.label == others && t.close(now) {
 			l.gone.add(&t.counted)
 			delete(l.tenants, name)
 		}

@@ -103,7 +103,7 @@ func (l *Limiter) shown() map[string]*shown {
 		add(l.others)
 	}
 	if l.gone.admitted > 0 {
-		of(Others).add(&l.gone)
+		of(others).add(&l.gone)
 	}
 	return by
 }

@@ -141,7 +141,7 @@ func TestPredictionLearnsHowLongATenantsAnswersAre(t *testing.T) {
 
 func TestEntriesTakeFromDefaultWhatTheyLeaveOut(t *testing.T) {
 	seven := 7
-	c := Config{Default: {RequestsPerSecond: 5, TokensPerMinute: 60, InFlight: 9, Weight: 2, MaxPriority: &seven}, "a": {TokensPerMinute: 600, InFlight: Unlimited, Weight: 3}}
+	c := Config{Default: {RequestsPerSecond: 5, TokensPerMinute: 60, InFlight: 9, Weight: 2, MaxPriority: &seven}, "a": {TokensPerMinute: 600, InFlight: unlimited, Weight: 3}}
 	if got, want := c.of("a"), (limits{rate: 5, burst: 5, tokens: 10, tokenBurst: 600, weight: 3, maxPriority: 7, capped: true}); got != want {
 		t.Errorf("limits %+v, want %+v", got, want)
 	}
@@ -197,8 +197,8 @@ func TestItem9NothingIsBookedAtRest(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := Config{
 				Default: {RequestsPerSecond: 20, TokensPerMinute: 60000, InFlight: 8, ReservedTokens: 4000},
-				"big":   {RequestsPerSecond: Unlimited, TokensPerMinute: 600000, InFlight: 30},
-				"free":  {RequestsPerSecond: Unlimited, TokensPerMinute: Unlimited, InFlight: Unlimited, ReservedTokens: Unlimited},
+				"big":   {RequestsPerSecond: unlimited, TokensPerMinute: 600000, InFlight: 30},
+				"free":  {RequestsPerSecond: unlimited, TokensPerMinute: unlimited, InFlight: unlimited, ReservedTokens: unlimited},
 			}
 			l := limiter(t, c)
 			names := []string{"big", "free", "x", "y", ""}

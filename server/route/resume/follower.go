@@ -18,13 +18,13 @@ const (
 	roomy = 16 << 10
 )
 
-// ErrFailed is the engine's word in mid-stream that it failed. It was not passed on.
-var ErrFailed = errors.New("the engine reported a failure in its stream")
+// errFailed is the engine's word in mid-stream that it failed. It was not passed on.
+var errFailed = errors.New("the engine reported a failure in its stream")
 
-// ErrStrange is an event in a continuation that cannot be put into the client's stream.
-var ErrStrange = errors.New("the continuation is not of the expected form")
+// errStrange is an event in a continuation that cannot be put into the client's stream.
+var errStrange = errors.New("the continuation is not of the expected form")
 
-// Lost says why a stream is no longer followed.
+// reason says why a stream is no longer followed.
 type Lost string
 
 // The reasons.
@@ -134,7 +134,7 @@ func (f *Follower) foreign(piece []byte) bool { return bytes.IndexByte(piece, '\
 // letThrough ends the following of a stream that does not come in vLLM's events.
 func (f *Follower) letThrough(data []byte) ([]byte, error) {
 	if f.resumed {
-		return nil, ErrStrange
+		return nil, errStrange
 	}
 	f.Lose(LostForm)
 	f.raw, f.held = true, nil
@@ -159,7 +159,7 @@ func (f *Follower) event(e []byte) error {
 		return f.asIs(e)
 	}
 	if c.Fault >= 500 && f.lost == NotLost {
-		return ErrFailed
+		return errFailed
 	}
 	if c.Fault > 0 {
 		f.Lose(LostForm)
@@ -179,7 +179,7 @@ func (f *Follower) event(e []byte) error {
 // asIs passes an event on that was not understood.
 func (f *Follower) asIs(e []byte) error {
 	if f.resumed {
-		return ErrStrange
+		return errStrange
 	}
 	f.out = append(f.out, e...)
 	return nil

@@ -31,8 +31,8 @@ func (s *Point) Whole(text string) bool {
 	return text != "" && bytes.HasSuffix(s.shown, []byte(text))
 }
 
-// Lost says why the stream is not followed.
-func (f *Follower) Lost() Lost {
+// reason says why the stream is not followed.
+func (f *Follower) reason() Lost {
 	if f.lost == NotLost && (f.prompt == nil || f.head == nil) {
 		return LostIDs // it broke off before the engine told
 	}
@@ -41,7 +41,7 @@ func (f *Follower) Lost() Lost {
 
 // Point is false when the stream cannot go on: it is not followed, or has nothing left to write.
 func (f *Follower) Point() (Point, bool) {
-	if f.Lost() != NotLost || f.finished || f.done {
+	if f.reason() != NotLost || f.finished || f.done {
 		return Point{}, false
 	}
 	ids := make([]uint32, 0, len(f.prompt)+f.safe)
@@ -83,13 +83,13 @@ func (f *Follower) words() openai.Continued {
 // redress writes an event of the continuation for the client.
 func (f *Follower) redress(c *openai.Chunk) error {
 	if c.Choices > 0 && (c.Choices > 1 || c.Index != 0 || !c.Plain) {
-		return ErrStrange
+		return errStrange
 	}
 	if c.Choices > 0 && len(c.Text) <= len(`""`) && c.Finish == nil && len(c.IDs) <= len(`[]`) {
 		return nil
 	}
 	if f.blind && c.Usage != nil {
-		return ErrStrange // the counts are not known
+		return errStrange // the counts are not known
 	}
 	d := f.words()
 	f.out = append(d.Event(append(f.out, "data: "...), c), "\n\n"...)

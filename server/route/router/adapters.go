@@ -17,8 +17,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// HeaderAdapter tells what became of a LoRA adapter on each replica: "gpu-1=200 gpu-2=400".
-const HeaderAdapter = "X-Kvpilot-Adapter"
+// headerAdapter tells what became of a LoRA adapter on each replica: "gpu-1=200 gpu-2=400".
+const headerAdapter = "X-Kvpilot-Adapter"
 
 // adaptersAtOnce bounds the replicas that load an adapter at the same time: they read one store.
 const adaptersAtOnce = 16
@@ -157,7 +157,7 @@ func joined(d *delivery, targets []*replica.Replica, answers []loaded) error {
 	}
 	a := answers[max(worst, 0)]
 	d.status = a.status
-	h := http.Header{"Content-Length": {strconv.Itoa(len(a.body))}, HeaderAdapter: {list}}
+	h := http.Header{"Content-Length": {strconv.Itoa(len(a.body))}, headerAdapter: {list}}
 	if kind := a.header.Get("Content-Type"); kind != "" {
 		h.Set("Content-Type", kind)
 	}

@@ -15,44 +15,44 @@ import (
 
 // The response headers that explain a choice.
 const (
-	HeaderRequestID = "X-Request-Id"
-	HeaderReplica   = "X-Kvpilot-Replica"
-	HeaderAddress   = "X-Kvpilot-Address"
-	HeaderOverlap   = "X-Kvpilot-Overlap-Tokens"
-	HeaderPolicy    = "X-Kvpilot-Policy"
-	HeaderChoice    = "X-Kvpilot-Choice"
-	HeaderDecision  = "X-Kvpilot-Decision"
-	HeaderOverhead  = "X-Kvpilot-Overhead-Us"
+	headerRequestID = "X-Request-Id"
+	headerReplica   = "X-Kvpilot-Replica"
+	headerAddress   = "X-Kvpilot-Address"
+	headerOverlap   = "X-Kvpilot-Overlap-Tokens"
+	headerPolicy    = "X-Kvpilot-Policy"
+	headerChoice    = "X-Kvpilot-Choice"
+	headerDecision  = "X-Kvpilot-Decision"
+	headerOverhead  = "X-Kvpilot-Overhead-Us"
 )
 
 // explain puts into h what the operator lets clients know about the choice.
 func (r *Router) explain(rq *request, a *attempt, h http.Header) {
 	if rq.call.RequestID != "" {
-		h[HeaderRequestID] = []string{rq.call.RequestID}
+		h[headerRequestID] = []string{rq.call.RequestID}
 	}
 	show := rq.set.Headers
 	c := a.choice
 	if show.Replica {
-		h[HeaderReplica] = []string{string(c.Replica.ID)}
+		h[headerReplica] = []string{string(c.Replica.ID)}
 	}
 	if show.Address {
-		h[HeaderAddress] = []string{c.Replica.URL}
+		h[headerAddress] = []string{c.Replica.URL}
 	}
 	overlap := r.tellsOverlap(rq.call)
 	if show.Overlap && overlap {
-		h[HeaderOverlap] = []string{strconv.Itoa(c.Held())}
+		h[headerOverlap] = []string{strconv.Itoa(c.Held())}
 	}
 	if show.Policy {
-		h[HeaderPolicy] = []string{string(c.Decision.Policy)}
+		h[headerPolicy] = []string{string(c.Decision.Policy)}
 		if c.Decision.Reason != "" && overlap { // there was a choice; what decided it tells of the caches
-			h[HeaderChoice] = []string{string(c.Decision.Reason)}
+			h[headerChoice] = []string{string(c.Decision.Reason)}
 		}
 	}
 	if show.Decision {
-		h[HeaderDecision] = []string{rq.id}
+		h[headerDecision] = []string{rq.id}
 	}
 	if show.Overhead {
-		h[HeaderOverhead] = []string{strconv.FormatInt(a.overhead.Microseconds(), 10)}
+		h[headerOverhead] = []string{strconv.FormatInt(a.overhead.Microseconds(), 10)}
 	}
 }
 

@@ -19,8 +19,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// HeaderResume says "off" for a stream that must not go on on another replica.
-const HeaderResume = "X-Kvpilot-Resume"
+// headerResume says "off" for a stream that must not go on on another replica.
+const headerResume = "X-Kvpilot-Resume"
 
 // The results of a stream that broke off after its first byte, as metrics tell them apart.
 const (
@@ -40,7 +40,7 @@ func resumeResults() []string {
 func (r *Router) follow(rq *request) *resume.Follower {
 	if rq.set.ResumeStreams == 0 || !rq.call.Route.Generates() || rq.upload != nil || rq.enc == nil || rq.enc.Tokens >= resume.MaxTokens ||
 		len(rq.pool.Replicas) < 2 || rq.call.Options.Pinned != "" || !rq.parsed.Resumable() ||
-		strings.EqualFold(rq.call.Header.Get(HeaderResume), "off") {
+		strings.EqualFold(rq.call.Header.Get(headerResume), "off") {
 		return nil
 	}
 	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage}

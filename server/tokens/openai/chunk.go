@@ -230,8 +230,8 @@ func EachID(raw []byte, visit func(id uint32) bool) bool {
 	return true
 }
 
-// CachedTokens is what Usage says of the prompt's cached part, -1 when it does not.
-func (c *Chunk) CachedTokens() int {
+// cachedTokens is what Usage says of the prompt's cached part, -1 when it does not.
+func (c *Chunk) cachedTokens() int {
 	cached := -1
 	r := chunkReader{s: rawjson.Scanner{Data: c.Usage}, c: c}
 	if r.s.Space() != '{' {

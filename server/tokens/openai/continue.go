@@ -151,7 +151,7 @@ func (d *Continued) usage(dst []byte, c *Chunk) []byte {
 	dst = strconv.AppendInt(append(dst, `{"prompt_tokens":`...), int64(d.PromptTokens), 10)
 	dst = strconv.AppendInt(append(dst, `,"total_tokens":`...), int64(d.PromptTokens+d.OutputTokens), 10)
 	dst = strconv.AppendInt(append(dst, `,"completion_tokens":`...), int64(d.OutputTokens), 10)
-	if n := c.CachedTokens(); n >= 0 {
+	if n := c.cachedTokens(); n >= 0 {
 		dst = strconv.AppendInt(append(dst, `,"prompt_tokens_details":{"cached_tokens":`...), int64(min(n, d.PromptTokens)), 10)
 		dst = append(dst, '}')
 	}

@@ -8,3 +8,5 @@ func (r *Request) WithPromptIDs(ids []uint32) []byte {
 	}
 	return r.Edit(edit)
 }
+
+func (c *Chunk) CachedTokens() int { return c.cachedTokens() }

@@ -10,7 +10,7 @@ import (
 func Uint32s(dst []uint32, b []byte, max int) ([]uint32, error) {
 	i := Space(b, 0)
 	if i >= len(b) || b[i] != '[' {
-		return dst, ErrSyntax
+		return dst, errSyntax
 	}
 	i = Space(b, i+1)
 	if i < len(b) && b[i] == ']' {
@@ -28,7 +28,7 @@ func Uint32s(dst []uint32, b []byte, max int) ([]uint32, error) {
 			i++
 		}
 		if digits := i - start; digits == 0 || digits > 10 || v > 1<<32-1 || len(dst) >= max {
-			return dst, ErrSyntax
+			return dst, errSyntax
 		}
 		dst = append(dst, uint32(v))
 		if i+1 < len(b) && b[i] == ',' && b[i+1]-'0' <= 9 {
@@ -42,7 +42,7 @@ func Uint32s(dst []uint32, b []byte, max int) ([]uint32, error) {
 		case i < len(b) && b[i] == ',':
 			i = Space(b, i+1) // a missing number fails above
 		default:
-			return dst, ErrSyntax
+			return dst, errSyntax
 		}
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"errors"
 )
 
-// ErrSyntax says that the text is not the JSON that was expected.
-var ErrSyntax = errors.New("malformed JSON")
+// errSyntax says that the text is not the JSON that was expected.
+var errSyntax = errors.New("malformed JSON")
 
 // Space returns the index of the first byte at or after i that is not white space.
 func Space(b []byte, i int) int {
@@ -21,7 +21,7 @@ func Space(b []byte, i int) int {
 func Members(b []byte, visit func(key string, value []byte) bool) error {
 	s := Scanner{Data: b, lax: true}
 	if s.Space() != '{' {
-		return ErrSyntax
+		return errSyntax
 	}
 	return s.walked(s.members(func(name Text, _ int) bool {
 		from := s.Pos
@@ -34,7 +34,7 @@ func Members(b []byte, visit func(key string, value []byte) bool) error {
 func Elements(b []byte, visit func(value []byte) bool) error {
 	s := Scanner{Data: b, lax: true}
 	if s.Space() != '[' {
-		return ErrSyntax
+		return errSyntax
 	}
 	return s.walked(s.Elements(func(int) bool {
 		from := s.Pos
@@ -45,7 +45,7 @@ func Elements(b []byte, visit func(value []byte) bool) error {
 // walked is the error of a walk; a visitor that stopped is none.
 func (s *Scanner) walked(ok bool) error {
 	if !ok && s.What != "" {
-		return ErrSyntax
+		return errSyntax
 	}
 	return nil
 }
@@ -68,7 +68,7 @@ func IsNull(v []byte) bool { return len(v) == 0 || string(v) == "null" }
 // Unquote decodes a raw JSON string.
 func Unquote(b []byte) (string, error) {
 	if len(b) < 2 || b[0] != '"' || b[len(b)-1] != '"' {
-		return "", ErrSyntax
+		return "", errSyntax
 	}
 	inner := b[1 : len(b)-1]
 	if bytes.IndexByte(inner, '\\') < 0 {
@@ -77,7 +77,7 @@ func Unquote(b []byte) (string, error) {
 	s := Scanner{Data: b}
 	t, ok := s.Text()
 	if !ok || s.Pos != len(b) {
-		return "", ErrSyntax
+		return "", errSyntax
 	}
 	return t.Copied(), nil
 }

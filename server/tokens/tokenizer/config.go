@@ -39,9 +39,9 @@ type ModelConfig struct {
 
 // The values of Handoff.
 const (
-	HandoffOff         = "off"
-	HandoffCompletions = "completions"
-	HandoffAll         = "all"
+	handoffOff         = "off"
+	handoffCompletions = "completions"
+	handoffAll         = "all"
 )
 
 // DefaultConfig has the defaults.
@@ -52,7 +52,7 @@ func DefaultConfig() Config {
 		CacheBytes:    256 << 20,
 		Conversations: true,
 		Background:    8,
-		Handoff:       HandoffCompletions,
+		Handoff:       handoffCompletions,
 	}
 }
 
@@ -83,7 +83,7 @@ func (c Config) Validate() error {
 }
 
 func validHandoff(s string) bool {
-	return s == HandoffOff || s == HandoffCompletions || s == HandoffAll
+	return s == handoffOff || s == handoffCompletions || s == handoffAll
 }
 
 // prefixed names the section in each of the joined errors.

@@ -170,8 +170,3 @@ func (enc *Encoding) Longest() int {
 	}
 	return longest
 }
-
-// Hashes is Encoding.Hashes as a function.
-func Hashes(enc *Encoding, blockSize int, ns blockhash.Namespace) []blockhash.Hash {
-	return enc.Hashes(blockSize, ns)
-}

@@ -1,5 +1,7 @@
 package tokenizer
 
+const HandoffAll = handoffAll
+
 // Broken counts the classes of turns that broke their rule.
 func (p *Pool) Broken() int {
 	n := 0

@@ -52,7 +52,7 @@ func (p *Pool) handoff(ctx context.Context, req Request, enc *Encoding, to *repl
 		mode = m.set.Handoff
 	}
 	switch {
-	case mode == HandoffOff:
+	case mode == handoffOff:
 		return no("off")
 	case enc.Source == SourceNone || enc.Source == SourceBody:
 		return no("no_ids")
@@ -67,7 +67,7 @@ func (p *Pool) handoff(ctx context.Context, req Request, enc *Encoding, to *repl
 	case m.parity.IsSuspect():
 		return no("suspect")
 	}
-	chat := pr.API == prompt.APIChat && pr.Kind == prompt.KindChat && mode == HandoffAll
+	chat := pr.API == prompt.APIChat && pr.Kind == prompt.KindChat && mode == handoffAll
 	switch {
 	case !chat && (pr.API != prompt.APICompletions || pr.Kind != prompt.KindText):
 		return no("shape")

@@ -76,7 +76,7 @@ func (c *Console) state() []byte {
 		return c.text
 	}
 	s := c.source.State()
-	s.At, s.History, s.Minute = now, c.history.Seconds(now), c.history.Minute(now)
+	s.At, s.History, s.Minute = now, c.history.lastSeconds(now), c.history.lastMinute(now)
 	text, err := json.Marshal(s)
 	if err != nil {
 		text = []byte(`{}`) // a state is plain numbers and texts; the page shows that it got none
@@ -87,7 +87,7 @@ func (c *Console) state() []byte {
 
 // hour answers with the last hour in coarse steps.
 func (c *Console) hour(w http.ResponseWriter, _ *http.Request) {
-	step, points := c.history.Hour(time.Now())
+	step, points := c.history.lastHour(time.Now())
 	writeJSON(w, http.StatusOK, struct {
 		Step   int      `json:"step"`
 		Points []Second `json:"points"`

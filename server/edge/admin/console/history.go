@@ -150,22 +150,22 @@ func (h *History) count(now time.Time, do func(*second)) {
 	do(h.hour.at(t))
 }
 
-// Seconds returns the last five minutes, oldest first; seconds without requests are left out.
-func (h *History) Seconds(now time.Time) []Second {
+// lastSeconds returns the last five minutes, oldest first; seconds without requests are left out.
+func (h *History) lastSeconds(now time.Time) []Second {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.seconds.list(now.Unix())
 }
 
-// Hour returns the last hour in steps of so many seconds.
-func (h *History) Hour(now time.Time) (step int, list []Second) {
+// lastHour returns the last hour in steps of so many seconds.
+func (h *History) lastHour(now time.Time) (step int, list []Second) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return hourStep, h.hour.list(now.Unix())
 }
 
-// Minute sums up the sixty seconds before the present one.
-func (h *History) Minute(now time.Time) Minute {
+// lastMinute sums up the sixty seconds before the present one.
+func (h *History) lastMinute(now time.Time) Minute {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	t := now.Unix()

@@ -1,0 +1,6 @@
+package apierror
+
+var (
+	Codes = codesOf
+	Named = named
+)

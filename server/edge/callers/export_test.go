@@ -1,0 +1,3 @@
+package callers
+
+var Hash = hash

@@ -1,0 +1,9 @@
+package router
+
+const (
+	HeaderChoice  = headerChoice
+	HeaderOverlap = headerOverlap
+	HeaderReplica = headerReplica
+	HeaderAdapter = headerAdapter
+	HeaderResume  = headerResume
+)
