@@ -11,7 +11,7 @@ import (
 // Choice is a decision and, when it was booked, the handle of its reservation. Send the request
 // to URL with RequestHeaders, and with CacheSalt in its body when that is not empty, and say how it fares: PrefillDone with the first token, Progress now
 // and then, Release at the end, whatever the end is. The load is believed to be there until
-// then, or until the lease runs out because nobody reported.
+// then, or until the lease expires without a report.
 //
 // Reports are idempotent and may be repeated. A Choice is safe for concurrent use. On a choice
 // that was not booked (a dry run) they do nothing.
@@ -44,7 +44,7 @@ func (c *Client) ChooseForBody(ctx context.Context, body []byte) (*Choice, error
 	})
 }
 
-// Booked tells whether there is a reservation to report on.
+// Booked reports whether there is a reservation to report on.
 func (ch *Choice) Booked() bool { return ch.GetReservationId() != "" }
 
 // PrefillDone reports that the first token was produced.

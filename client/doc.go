@@ -5,7 +5,7 @@
 // how the request fares; a Tracker carries these reports of many choices over one stream and
 // releases them all when the caller dies. Chat, ChatStream and their siblings have the router
 // answer the request itself, bodies passed through byte for byte. Explain and WatchDecisions
-// tell why a request went where it did, WatchReplicas who is there.
+// explain why a request was sent where it was, WatchReplicas lists the replicas.
 //
 // A Client is safe for concurrent use and keeps one connection. Calls that may be repeated
 // without harm (tokenizing, lifecycle reports, reads) are retried a few times when the router is

@@ -148,7 +148,7 @@ func (t *Tracker) ended() error {
 	return fmt.Errorf("%w: %w", ErrTrackerClosed, t.err)
 }
 
-// ReportError is a report that the router could not use; the stream goes on.
+// ReportError is a report that the router could not use; the stream continues.
 type ReportError struct {
 	Reason  kvpilotv1.ErrorReason
 	Message string

@@ -45,7 +45,7 @@ func (c *Client) WatchReplicas(ctx context.Context, model string) iter.Seq2[*kvp
 }
 
 // WatchDecisions yields decisions as they are made and again with their outcome, under the same
-// rules as WatchReplicas. A reader that is too slow loses some and is told how many.
+// rules as WatchReplicas. A reader that is too slow loses some and gets their number.
 func (c *Client) WatchDecisions(ctx context.Context, model string) iter.Seq2[*kvpilotv1.WatchDecisionsResponse, error] {
 	return watch(ctx, func(ctx context.Context) (grpc.ServerStreamingClient[kvpilotv1.WatchDecisionsResponse], error) {
 		return c.routing.WatchDecisions(ctx, &kvpilotv1.WatchDecisionsRequest{Model: model})

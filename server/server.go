@@ -26,7 +26,7 @@ type Listeners struct {
 	HTTP, GRPC, Admin net.Listener
 }
 
-// Params is what the process hands in beside the Config.
+// Params is what the process passes in addition to the Config.
 type Params struct {
 	// LogTo receives the log.
 	LogTo io.Writer

@@ -45,7 +45,7 @@ func printIndexBench(w io.Writer, r *indexbench.Result) error {
 		{"events applied", "%.2f M block-ops/s on two cores, %.2f M on one (%.0f ns of processor each)", []any{r.BlockOpsPerS / 1e6, r.BlockOpsPerSOneCore / 1e6, r.ApplyCPU}},
 		{"lookup", "p50 %.1f µs, p99 %.1f µs, p99.9 %.1f µs, %.2f allocations", []any{r.LookupP50 / 1e3, r.LookupP99 / 1e3, r.LookupP999 / 1e3, r.AllocsPerLookup}},
 		{"lookup rate", "%.0f/s on one core, %.2f times as many on two (%.2f by processor time)", []any{r.Lookups, r.TwoCore, r.TwoCoreCPU}},
-		{"lookup beside writes", "p50 %.1f µs, p99 %.1f µs at %.2f M block-ops/s", []any{r.LookupP50Write / 1e3, r.LookupP99Write / 1e3, r.WritesPerS / 1e6}},
+		{"lookup with writes", "p50 %.1f µs, p99 %.1f µs at %.2f M block-ops/s", []any{r.LookupP50Write / 1e3, r.LookupP99Write / 1e3, r.WritesPerS / 1e6}},
 		{"memory per block", "%.1f B, of which lookup %.1f B; %.1f B of heap", []any{r.BytesPerBlock, r.LookupBytesPerBlock, r.HeapBytesPerBlock}},
 		{"garbage collector", "full collection %.1f ms, longest pause %.0f µs", []any{r.GCFull, r.GCPauseMax}},
 		{"reset", "%d blocks in %.1f ms, longest lookup during it %.0f µs", []any{r.ResetBlocks, r.Reset, r.ResetMaxStall}},

@@ -32,7 +32,7 @@ func TestBenchIndexPrintsItsFigures(t *testing.T) {
 	if err := run(t.Context(), args, nil, &out, &progress); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out.String(), "lookup beside writes") {
+	if !strings.Contains(out.String(), "lookup with writes") {
 		t.Errorf("the table is %q", out.String())
 	}
 	if err := run(t.Context(), []string{"index", "--ranks", "0"}, nil, &out, &progress); err == nil {

@@ -102,7 +102,7 @@ func (b tokenizeBench) run(ctx context.Context) (*tokenizeReport, error) {
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// text is the report for people, the promises beside the figures.
+// text is the report for people, the promises next to the figures.
 func (r *tokenizeReport) text() string {
 	return fmt.Sprintf(`%d conversations of %d turns up to %d tokens, %d replicas
   stage, share of /tokenize in full   %6.3f   (promised: below 0.10; %.2f ms of %.2f ms, p99 %.1f ms)
@@ -110,7 +110,7 @@ func (r *tokenizeReport) text() string {
     with %v ms between turns         %6.3f
   answered early                      %6.3f   of all turns
   CPU, turn %d over turn 1            %6.2f   (promised: at most 3; %.0f us over %.0f us)
-  exact hit                           %6.1f us (promised: at most 20; body read anew %.1f us; %.0f allocations)
+  exact hit                           %6.1f us (promised: at most 20; body parsed again %.1f us; %.0f allocations)
 all tokenizers killed
   failed requests                     %6d   (promised: 0; longest stage %.1f ms)
   cached-token share                  %6.3f   instead of %.3f: %.1f points lost (promised: at most 10)

@@ -38,7 +38,7 @@ func complete(cmd *cobra.Command, flag string, list func(context.Context, *clien
 		return
 	}
 	if err := cmd.RegisterFlagCompletionFunc(flag, offer); err != nil {
-		panic(err) // the flag is declared beside this call
+		panic(err) // the flag is declared next to this call
 	}
 }
 

@@ -176,8 +176,8 @@ func (d *demo) config(ctx context.Context, specs []registry.Spec) (config.Config
 	return c, c.Validate()
 }
 
-// address is where to listen when asked for nothing: a demo that goes on serving takes the address
-// that kvpilot has everywhere else, so that commands find it, unless somebody else has it.
+// address is where to listen without a flag: a demo that keeps serving uses kvpilot's default address,
+// so that commands find it, unless it is taken.
 func (d *demo) address(ctx context.Context, asked, usual string) string {
 	const free = "127.0.0.1:0"
 	switch {

@@ -21,7 +21,7 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 )
 
-// newExplainCommand tells why a request went where it went.
+// newExplainCommand explains why a request was sent to its replica.
 func newExplainCommand(env []string, out io.Writer) *cobra.Command {
 	r := &remote{out: out}
 	cmd := &cobra.Command{

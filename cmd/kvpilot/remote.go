@@ -22,7 +22,7 @@ import (
 	"github.com/kvpilot/kvpilot/client"
 )
 
-// defaultRemote is where a router serves gRPC unless told otherwise.
+// defaultRemote is where a router serves gRPC by default.
 const defaultRemote = "127.0.0.1:9090"
 
 // remote is what the commands that ask a running router have in common.
@@ -136,7 +136,7 @@ func (r *remote) target() string {
 	return r.address
 }
 
-// readable says what an RPC's error means to somebody at a terminal.
+// readable explains an RPC's error to the user of a terminal.
 func (r *remote) readable(err error) error {
 	s, ok := status.FromError(err)
 	if err == nil || !ok {

@@ -191,7 +191,7 @@ function Life:http_headers(txn, msg)
 end
 
 -- The head of a stream comes before its first token, which comes with the first piece. HAProxy 2.6 calls
--- this also without anything new. What it leaves alone goes on.
+-- this also without anything new. What it does not change continues.
 function Life:http_payload(txn, msg)
   if not self.streamed or not msg.channel:is_resp() or msg:input() == 0 then
     return

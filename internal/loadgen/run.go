@@ -40,7 +40,7 @@ func (c Config) Requests() int { return c.Conversations * c.Turns }
 // Result is one request.
 type Result struct {
 	Conversation, Turn int
-	// Replica is who answered, as the router tells it.
+	// Replica is the replica that answered, as the router reports it.
 	Replica string
 	// TTFT is the time to the first token, Total to the last byte.
 	TTFT, Total                              time.Duration

@@ -22,7 +22,7 @@ type Source struct {
 	Env []string
 	// Set are "path.to.key=value" overrides from the command line.
 	Set []string
-	// Replicas are base URLs from the command line, beside registry.replicas.
+	// Replicas are base URLs from the command line, in addition to registry.replicas.
 	Replicas []string
 }
 

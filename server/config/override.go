@@ -14,7 +14,7 @@ import (
 
 const envPrefix = "KVPILOT_"
 
-// serviceLink matches the variables that Kubernetes injects beside a Service called kvpilot:
+// serviceLink matches the variables that Kubernetes injects for a Service called kvpilot:
 // KVPILOT_SERVICE_HOST, KVPILOT_SERVICE_PORT_HTTP, KVPILOT_PORT, KVPILOT_PORT_8080_TCP_ADDR.
 var serviceLink = regexp.MustCompile(`^KVPILOT_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
 

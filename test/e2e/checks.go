@@ -34,7 +34,7 @@ func (r *run) checks(ctx context.Context) {
 	r.check(ctx, "traces", r.checkTraces)
 	r.check(ctx, "abort", r.checkAbort)
 	r.check(ctx, "reset of the prefix cache", r.checkReset)
-	r.check(ctx, "streams that go on", r.checkResume)
+	r.check(ctx, "resumed streams", r.checkResume)
 	r.check(ctx, "32 clients", r.checkLoad)
 	r.check(ctx, "64 chats", r.checkChats)
 	r.check(ctx, "kill -9 under load", r.checkKill)
@@ -180,7 +180,7 @@ func (r *run) checkBlocks(ctx context.Context) (string, error) {
 func (r *run) holds(ctx context.Context, id string, ids []uint32, adapter, salt string) (int, error) {
 	want := len(ids) / blockSize * blockSize
 	got := uint32(0)
-	ids = append(slices.Clone(ids), 0) // the block of a prompt's last token would not count: it is computed anew
+	ids = append(slices.Clone(ids), 0) // the block of a prompt's last token would not count: it is computed again
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		resp, err := r.router.api.Routing().ScoreOverlap(ctx, &kvpilotv1.ScoreOverlapRequest{
 			Model: "tiny", Adapter: adapter, CacheSalt: salt,
@@ -251,7 +251,7 @@ func (r *run) checkSalt(ctx context.Context) (string, error) {
 	}
 	detail := fmt.Sprintf("cached tokens without, with and again with the salt: %v", cached)
 	if !r.hasRender() {
-		detail += "; events of this version do not carry salts, so the index cannot tell them apart"
+		detail += "; events of this version do not carry salts, so the index cannot distinguish them"
 	}
 	return detail, nil
 }
@@ -332,7 +332,7 @@ func (r *run) checkReset(ctx context.Context) (string, error) {
 func (r *run) checkAbort(ctx context.Context) (string, error) {
 	inner, leave := context.WithCancel(ctx)
 	defer leave()
-	raw, err := json.Marshal(object{"model": "tiny", "prompt": "go on", "max_tokens": 3000, "ignore_eos": true, "stream": true})
+	raw, err := json.Marshal(object{"model": "tiny", "prompt": "continue", "max_tokens": 3000, "ignore_eos": true, "stream": true})
 	if err != nil {
 		return "", err
 	}

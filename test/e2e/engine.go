@@ -36,7 +36,7 @@ func (r *run) startFleet(ctx context.Context) error {
 	kept := r.kept().Engines
 	for i := range r.replicas {
 		e := &engine{r: r, id: fmt.Sprintf("vllm-%d", i)}
-		e.adapter = r.tests == "" // an engine with adapters dies of prompt_logprobs beside another request
+		e.adapter = r.tests == "" // an engine with adapters crashes on prompt_logprobs together with another request
 
 		if i < len(kept) {
 			r.fleet = append(r.fleet, e)
@@ -149,7 +149,7 @@ func (e *engine) kill() {
 	e.process = nil
 }
 
-// hasRender tells whether the version serves /render.
+// hasRender reports whether the version serves /render.
 func (r *run) hasRender() bool { return r.atLeast(18) }
 
 // atLeast compares the minor version.

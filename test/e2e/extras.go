@@ -128,7 +128,7 @@ func (r *run) checkRealtime(ctx context.Context) (string, error) {
 	return fmt.Sprintf("a handshake is answered %d, direct and routed", direct), nil
 }
 
-// shake asks for a WebSocket and tells the answer's status.
+// shake requests a WebSocket and returns the answer's status.
 func shake(ctx context.Context, address string) (int, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {

@@ -134,7 +134,7 @@ func sitePackages(venv string) (string, error) {
 	return site[0], nil
 }
 
-// imports tells whether the environment is whole, without the long import of torch.
+// imports reports whether the environment is complete, without the long import of torch.
 func (r *run) imports(ctx context.Context) error {
 	return r.logged(ctx, "install.log", r.python, "-c", "import importlib.metadata as m, importlib.util as u, sys; print(m.version('vllm')); sys.exit(not all(map(u.find_spec, ['vllm', 'torch', 'opentelemetry.exporter.otlp.proto.grpc'])))")
 }

@@ -55,7 +55,7 @@ func (r *run) remember() error {
 	return os.WriteFile(r.keptFile(), b, 0o644)
 }
 
-// adopt takes over a replica that runs already.
+// adopt uses a replica that runs already.
 func (e *engine) adopt(k keptEngine) {
 	e.http, e.events, e.replay = k.HTTP, k.Events, k.Replay
 	e.process = proc.Adopt(e.id, e.logFile(), k.PID)

@@ -128,7 +128,7 @@ type outcome struct {
 }
 
 // checkKill kills one replica under load: only the streams that it was serving may be lost, and
-// its return is learned anew.
+// its return is learned again.
 func (r *run) checkKill(ctx context.Context) (string, error) {
 	victim := r.fleet[len(r.fleet)-1]
 	prompt := strings.Repeat("The router sends each request to the replica. ", 12)
@@ -190,12 +190,12 @@ func (r *run) checkKill(ctx context.Context) (string, error) {
 	if _, err := r.holds(ctx, victim.id, ids, "", ""); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%d streams, %d lost, all of them %s's; back and learned anew after %.0f s", len(outcomes), lost, victim.id, time.Since(began).Seconds()), nil
+	return fmt.Sprintf("%d streams, %d lost, all of them %s's; back and learned again after %.0f s", len(outcomes), lost, victim.id, time.Since(began).Seconds()), nil
 }
 
 // longStream asks for a stream of a few seconds.
 func (r *run) longStream(ctx context.Context, i int) outcome {
-	raw, err := json.Marshal(object{"model": "tiny", "prompt": fmt.Sprintf("stream %d goes on", i), "max_tokens": 300, "ignore_eos": true, "stream": true})
+	raw, err := json.Marshal(object{"model": "tiny", "prompt": fmt.Sprintf("stream %d continues", i), "max_tokens": 300, "ignore_eos": true, "stream": true})
 	if err != nil {
 		return outcome{err: err.Error()}
 	}

@@ -69,7 +69,7 @@ func (r *run) checkResume(ctx context.Context) (string, error) {
 	if other := cuts - equal - lost; cuts == 0 || lost > cuts/2 || other > cuts/10 {
 		return "", fmt.Errorf("of %d cuts %d gave the same text, %d another one, and %d ended the stream", cuts, equal, other, lost)
 	}
-	return fmt.Sprintf("%d cuts: %d streams went on, %d of them with the very text of the undisturbed ones; %d ended, inside a character", cuts, cuts-lost, equal, lost), nil
+	return fmt.Sprintf("%d cuts: %d streams resumed, %d of them with the very text of the undisturbed ones; %d ended, inside a character", cuts, cuts-lost, equal, lost), nil
 }
 
 // heard is what a client makes of a stream.
@@ -138,7 +138,7 @@ func (r *run) hear(ctx context.Context, url string, body object) (heard, error) 
 	return h, nil
 }
 
-// resuming starts another router, which lets streams go on, before two addresses.
+// resuming starts another router, which resumes streams, in front of two addresses.
 func (r *run) resuming(ctx context.Context, front []string) (url string, stop func(), err error) {
 	ports, err := proc.FreePorts(3)
 	if err != nil {

@@ -58,7 +58,7 @@ func (r *run) settings(p *routerProcess) string {
 	fmt.Fprintf(&b, "listen: {http: %q, grpc: %q, admin: %q}\n", p.http, p.grpc, p.admin)
 	b.WriteString("registry:\n  probe: {interval: 1s, max_interval: 2s, models_interval: 2s}\n  replicas:\n")
 	for _, e := range r.fleet {
-		if r.atLeast(32) { // the engine tells where it publishes
+		if r.atLeast(32) { // the engine reports where it publishes
 			fmt.Fprintf(&b, "  - {id: %s, url: %q}\n", e.id, e.url())
 			continue
 		}

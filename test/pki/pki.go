@@ -26,7 +26,7 @@ type Authority struct {
 	File string
 }
 
-// Cert says what a certificate is for; the zero value is valid for an hour, for nobody.
+// Cert says what a certificate is for; the zero value is valid for an hour, without names.
 type Cert struct {
 	Names   []string
 	Expired bool

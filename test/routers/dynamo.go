@@ -81,7 +81,7 @@ func runDynamo(ctx context.Context, args []string) error {
 	}
 }
 
-// register tells the service of the replicas, once it answers.
+// register registers the replicas at the service, once it answers.
 func (s *selecting) register(ctx context.Context, events, replays []string) error {
 	for n, replica := range s.replicas {
 		worker := map[string]any{
@@ -101,7 +101,7 @@ func (s *selecting) register(ctx context.Context, events, replays []string) erro
 	return nil
 }
 
-// tell calls the service.
+// call calls the service.
 func (s *selecting) tell(ctx context.Context, method, path string, body, answer any) error {
 	raw, err := json.Marshal(body)
 	if err != nil {

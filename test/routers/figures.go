@@ -47,9 +47,9 @@ type figures struct {
 	// Slow is the time that engines lost, as a share of the time they modelled.
 	Slow float64 `json:"time_lost_share"`
 	// Stood is how many turns came later than planned because the answer before them did.
-	Stood int      `json:"turns_delayed"`
-	Void  []string `json:"void,omitempty"`
-	Told  *told    `json:"told,omitempty"`
+	Stood int       `json:"turns_delayed"`
+	Void  []string  `json:"void,omitempty"`
+	Told  *forecast `json:"told,omitempty"`
 	// PromptError is how far prompts were from the trace's lengths, on average.
 	PromptError float64 `json:"prompt_tokens_off"`
 }
@@ -180,7 +180,7 @@ func (w *watcher) end(ctx context.Context, f *figures) error {
 	return nil
 }
 
-// share tells who prefilled how much.
+// share is how much each replica prefilled.
 func (f *figures) share(o *options, states []rankState) {
 	var sum, most, all float64
 	for n, s := range states {

@@ -58,8 +58,8 @@ func (k *kvpilot) command(s *subject, f *fleet, at port, dir string) ([]string, 
 	return args, nil
 }
 
-// told is what kvpilot says about its own predictions.
-type told struct {
+// forecast is what kvpilot reports about its own predictions.
+type forecast struct {
 	// Ratio quantiles are of predicted over actual time to the first token, for answers that had one.
 	Predictions int     `json:"predictions"`
 	RatioP10    float64 `json:"ratio_p10"`
@@ -87,10 +87,10 @@ type entry struct {
 	} `json:"outcome"`
 }
 
-// told reads the decisions of all router processes, once these have ended.
-func (r *running) told(replicas int) (*told, error) {
+// forecast reads the decisions of all router processes, once these have ended.
+func (r *running) forecast(replicas int) (*forecast, error) {
 	var ratios []float64
-	t := &told{}
+	t := &forecast{}
 	held := time.Duration(0)
 	for _, dir := range r.dirs {
 		rates := make([]float64, replicas)

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// markdown writes the report and, beside it, its plots.
+// markdown writes the report and its plots.
 func (r *report) markdown(path string) error {
 	name := strings.TrimSuffix(filepath.Base(path), ".md")
 	var errs []error

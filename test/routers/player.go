@@ -132,7 +132,7 @@ func (p *player) call(ctx context.Context, i int) {
 	}
 }
 
-// due waits until a call may be made ready and tells its moment; false: the run ended before.
+// due waits until a call may be made ready and returns its time; false: the run ended before.
 func (p *player) due(ctx context.Context, i int) (time.Time, bool) {
 	at := p.at(i)
 	follows := p.trace.Calls[i].Prev

@@ -50,7 +50,7 @@ func cpuOf(processes []*proc.Process) time.Duration {
 func statFields(name string) []string {
 	raw, err := os.ReadFile(name)
 	if err != nil {
-		return nil // it ended meanwhile
+		return nil // it has ended
 	}
 	text := string(raw)
 	return strings.Fields(text[strings.LastIndexByte(text, ')')+1:])

@@ -58,13 +58,13 @@ func run(ctx context.Context, o *options) error {
 	}
 	for round := range o.rounds {
 		if err := rep.round(ctx, o, subjects, binary, round); err != nil {
-			return errors.Join(err, rep.finish(o)) // what was measured before is worth telling
+			return errors.Join(err, rep.finish(o)) // what was measured before is reported
 		}
 	}
 	return rep.finish(o)
 }
 
-// cells makes what is played; a trace that cannot be had is told and left out.
+// cells makes what is played; an unavailable trace is reported and left out.
 func (r *report) cells(o *options, subjects []*subject) error {
 	for _, name := range o.traces {
 		for _, load := range o.loads {
@@ -121,7 +121,7 @@ func (r *report) round(ctx context.Context, o *options, subjects []*subject, bin
 	return errors.Join(group.Wait(), r.write())
 }
 
-// prepare installs the routers; those that cannot be had are told with the reason.
+// prepare installs the routers; unavailable ones are reported with the reason.
 func (o *options) prepare(ctx context.Context, binary string) (list []*subject, skipped []string, err error) {
 	for _, name := range o.routers {
 		s, err := o.parse(name, binary)
@@ -233,7 +233,7 @@ func (o *options) measure(ctx context.Context, c *cell, s *subject, binary strin
 		return nil, err
 	}
 	r.stop()
-	if result.Told, err = r.told(o.replicas); err != nil {
+	if result.Told, err = r.forecast(o.replicas); err != nil {
 		return nil, err
 	}
 	return result, nil

@@ -28,11 +28,11 @@ type subject struct {
 
 // maker knows how one kind of router is installed and started.
 type maker interface {
-	// install makes it ready and tells its version; errSkip says that it cannot be had here.
+	// install makes it ready and returns its version; errSkip: it is not available here.
 	install(ctx context.Context, o *options) (version string, err error)
 	// command is the command line of one process that listens on port, and may use the folder.
 	command(s *subject, f *fleet, port port, dir string) ([]string, error)
-	// follows tells whether it subscribes to the replicas' KV events.
+	// follows reports whether it subscribes to the replicas' KV events.
 	follows(s *subject) bool
 }
 

@@ -40,7 +40,7 @@ func (r *report) print(out io.Writer) error {
 	return err
 }
 
-// setting tells what all cells have in common.
+// setting describes what all cells have in common.
 func (r *report) setting() string {
 	s := fmt.Sprintf("%d replicas, %g s of requests a run, %d rounds, %s, engines %g times as fast as kvpilot's guess", r.Replicas, r.Seconds, r.Rounds, r.API, r.Speed)
 	if len(r.Speeds) > 0 {
@@ -92,7 +92,7 @@ func (row *rows) cells() []string {
 	return list
 }
 
-// remarks are the lines below a cell's table: replay, and what kvpilot tells of itself.
+// remarks are the lines below a cell's table: replay, and what kvpilot reports about itself.
 func (c *cell) remarks() []string {
 	var list []string
 	if c.Setting != "" {
@@ -120,7 +120,7 @@ const (
 	sameCached = 0.02
 )
 
-// compare tells how real processes differ from replay.
+// compare describes how real processes differ from replay.
 func (p *played) compare(f *figures) string {
 	ttft, cached := f.TTFT/p.TTFT-1, f.Cached-p.Cached
 	verdict := "within"
@@ -130,8 +130,8 @@ func (p *played) compare(f *figures) string {
 	return fmt.Sprintf("real processes against replay: TTFT %+.0f %%, cached %+.1f points: %s %.0f %% and %.0f points", 100*ttft, 100*cached, verdict, 100*sameTTFT, 100*sameCached)
 }
 
-// String tells the predictions and the learned rates.
-func (t *told) String() string {
+// String has the predictions and the learned rates.
+func (t *forecast) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "predicted / actual TTFT p10 %.2f, p50 %.2f, p90 %.2f of %d; held %.2f s on average; learned tokens/s", t.RatioP10, t.RatioP50, t.RatioP90, t.Predictions, t.HeldMean)
 	for n, rates := range t.Rates {

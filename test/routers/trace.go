@@ -165,7 +165,7 @@ func agentTrace(agents, n int, seed uint64) *trace {
 	return w
 }
 
-// opened is a closed loop as if nobody waited: one call after the other at an even pace.
+// opened is a closed loop as if clients did not wait: one call after the other at an even pace.
 func (t *trace) opened() *replay.Trace {
 	c := *t.Trace
 	c.Closed = false

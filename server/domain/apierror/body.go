@@ -33,7 +33,7 @@ type openAIError struct {
 	Code    string  `json:"code"`
 }
 
-// responsesEvent is the error event of a stream of the Responses API. The fields beside type are its
+// responsesEvent is the error event of a stream of the Responses API. The fields besides type are its
 // documented form; the SDKs look for error, as in every other stream, and raise it.
 type responsesEvent struct {
 	Type    string      `json:"type"`

@@ -119,7 +119,7 @@ func nonZero(h uint64) Hash {
 	return Hash(h)
 }
 
-// nativeLittle tells whether uint32s lie in memory as the scheme wants them.
+// nativeLittle reports whether uint32s are stored in memory as the scheme needs them.
 var nativeLittle = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
 // littleEndian returns the tokens' bytes, without a copy on little-endian machines.

@@ -101,8 +101,8 @@ type Caller struct {
 	By    Source
 }
 
-// Everybody is the caller of a router that asks for no credentials.
-func Everybody() *Caller { return &Caller{Roles: Any, By: Open} }
+// Anonymous is the caller of a router that requires no credentials.
+func Anonymous() *Caller { return &Caller{Roles: Any, By: Open} }
 
 // May reports whether the caller has one of the roles.
 func (c *Caller) May(one Roles) bool {

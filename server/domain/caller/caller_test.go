@@ -39,7 +39,7 @@ func TestSees(t *testing.T) {
 	if !own.Sees("a") || own.Sees("b") || own.Sees("") {
 		t.Error("a caller sees its own tenant's and no other's")
 	}
-	if !(&caller.Caller{Tenant: "a", Roles: caller.Observe}).Sees("b") || !caller.Everybody().Sees("b") {
+	if !(&caller.Caller{Tenant: "a", Roles: caller.Observe}).Sees("b") || !caller.Anonymous().Sees("b") {
 		t.Error("an observer sees all")
 	}
 }

@@ -42,7 +42,7 @@ type Decision struct {
 	ExpectedOutput int  `json:"expected_output,omitempty"`
 	DryRun         bool `json:"dry_run,omitempty"`
 
-	// TraceID and SpanID name in hex the span in which the decision was made; empty when nobody
+	// TraceID and SpanID name in hex the span in which the decision was made; empty when no tracer
 	// recorded it.
 	TraceID string `json:"trace_id,omitempty"`
 	SpanID  string `json:"span_id,omitempty"`
@@ -154,7 +154,7 @@ type Candidate struct {
 	// Planned is the predicted work in seconds of requests that wait in the router for this rank and
 	// go first.
 	Planned float64 `json:"planned_s,omitempty"`
-	// Silent is how long in seconds the rank had requests and showed no sign of life, where that is its veto.
+	// Silent is how long in seconds the rank had requests and made no progress, if that is its veto.
 	Silent float64 `json:"silent_s,omitempty"`
 	// TokenTime is the learned prefill time per token in seconds for a short prompt, Bend the
 	// context length at which attention has doubled it, StepTime the time of a decode step and

@@ -26,7 +26,7 @@ const (
 	EndExpired
 	// EndRemoved: the replica left the fleet.
 	EndRemoved
-	// EndResumed: its stream broke off after the first byte and goes on on another replica, as the next
+	// EndResumed: its stream ended early after the first byte and is resumed on another replica, as the next
 	// attempt.
 	EndResumed
 	ends

@@ -26,7 +26,7 @@ const (
 	VetoCap
 	// VetoContext: the prompt exceeds the replica's context length.
 	VetoContext
-	// VetoStalled: has requests and shows no sign of life.
+	// VetoStalled: has requests and makes no progress.
 	VetoStalled
 	vetoes
 )

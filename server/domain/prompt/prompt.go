@@ -66,7 +66,7 @@ type Prompt struct {
 	// Body is the whole request body as the client sent it.
 	Body []byte
 	// Digest names Body and its route, when it is known; two prompts of one digest differ in Model,
-	// Adapter and Salt at most. Whoever changes anything else must clear it.
+	// Adapter and Salt at most. A change of any other field must clear it.
 	Digest Digest
 	// Text is the prompt (KindText) or the first of a batch, decoded from JSON.
 	Text  string

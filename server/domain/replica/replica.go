@@ -12,7 +12,7 @@ import (
 type ID string
 
 // Slot is the dense number of one rank of one replica in this process. The registry hands
-// slots out from zero and reuses one only after every part was told that its rank is gone.
+// slots out from zero and reuses one only after every part was notified that its rank was removed.
 type Slot uint32
 
 // NoSlot is the slot of no rank.
@@ -69,7 +69,7 @@ type Model struct {
 // Events says where a rank publishes its KV cache events.
 type Events struct {
 	// Endpoint is the ZMQ PUB address, for example "tcp://10.0.0.7:5557"; empty when the rank publishes none.
-	// "grpc://host:port" is vLLM's Control service, which tells the addresses of its rank number Rank.
+	// "grpc://host:port" is vLLM's Control service, which reports the addresses of its rank number Rank.
 	Endpoint string
 	// Rank is the data-parallel rank that Endpoint is asked for.
 	Rank int
@@ -88,7 +88,7 @@ type Replica struct {
 	URL string
 	// APIKey is sent as a bearer token to the replica; empty sends none.
 	APIKey secret.String
-	// TLS is how the router speaks TLS with it; nil as with anybody.
+	// TLS is how the router speaks TLS with it; nil: the defaults.
 	TLS   *tlspeer.Identity
 	State State
 	// Life counts the engine processes seen behind this ID: it grows when a restart is noticed.
@@ -103,7 +103,7 @@ type Replica struct {
 	Labels map[string]string
 	// Version is vLLM's version ("0.24.0"), empty when unknown.
 	Version string
-	// RustFrontend tells the Rust front end from the Python one.
+	// RustFrontend reports whether it is the Rust front end instead of the Python one.
 	RustFrontend bool
 	// BlockSize is the KV block size in tokens; 0 when not yet learned.
 	BlockSize int

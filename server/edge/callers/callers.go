@@ -73,7 +73,7 @@ func New(c Config, p Params) (*Callers, error) {
 		p.OnRead = func(Source, error) {}
 	}
 	cs := &Callers{
-		log: p.Log, metrics: newMetrics(p.Meter), now: p.Now, onRead: p.OnRead, noFollow: p.NoFollow, anonymous: caller.Everybody(), wake: make(chan struct{}, 1),
+		log: p.Log, metrics: newMetrics(p.Meter), now: p.Now, onRead: p.OnRead, noFollow: p.NoFollow, anonymous: caller.Anonymous(), wake: make(chan struct{}, 1),
 	}
 	return cs, cs.replace(c, false)
 }

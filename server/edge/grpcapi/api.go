@@ -118,7 +118,7 @@ func New(c Config, p Params) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &API{Params: p, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), anonymous: caller.Everybody(), metrics: newMetrics(p.Meter), methods: methods}
+	a := &API{Params: p, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), anonymous: caller.Anonymous(), metrics: newMetrics(p.Meter), methods: methods}
 	a.conf.Store(&c)
 	a.life, a.Leave = context.WithCancel(context.Background())
 	if a.rules, err = protovalidate.New(protovalidate.WithMessageDescriptors(a.inputs()...)); err != nil {

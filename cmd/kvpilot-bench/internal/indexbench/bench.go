@@ -24,7 +24,7 @@ type Config struct {
 	RemovedPerEvent int
 	// Phase is how long each timed phase of lookups lasts at least.
 	Phase time.Duration
-	// WriteRate is the block operations per second applied beside lookups.
+	// WriteRate is the block operations per second applied during lookups.
 	WriteRate int
 	// OpenRate, when positive, adds the open loop: events and lookups at the trace's own times,
 	// scaled so that this many block operations per second are offered.
@@ -125,7 +125,7 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	}{
 		{"read the trace and fill the index", b.fill},
 		{"lookups", b.lookups},
-		{"lookups beside writes", b.lookupsBesideWrites},
+		{"lookups with writes", b.lookupsBesideWrites},
 		{"events", b.events},
 		{"open loop", b.openLoop},
 		{"memory and garbage collection", b.memory},

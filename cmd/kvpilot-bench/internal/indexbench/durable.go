@@ -14,7 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
-// reset measures how long one rank of 40,000 blocks takes to forget, beside lookups.
+// reset measures how long one rank of 40,000 blocks takes to forget, during lookups.
 func (b *bench) reset(context.Context) error {
 	slot := replica.Slot(b.Ranks)
 	if err := b.addRank(b.ix, b.Ranks); err != nil {

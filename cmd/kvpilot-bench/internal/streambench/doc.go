@@ -2,7 +2,7 @@
 // httputil.ReverseProxy and other proxies in front of the same fake upstream.
 //
 // Upstream, proxy and load are processes of their own, so that each one's CPU time can be
-// told apart. The load process is the one that calls Run; it starts the others from the same
+// distinguished. The load process is the one that calls Run; it starts the others from the same
 // binary (Serve* are their main functions) and ends them. Latency is the time from the
 // upstream's write of a chunk to the load's read of it; CPU is the proxy process's user and
 // system time. Subjects take turns within each case, so that a noisy machine hits all alike.

@@ -107,7 +107,7 @@ func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
 }
 
 // observeTraces has the five routers take turns, in changing order, and compares each turn with
-// that of the router without tracing beside it.
+// that of the router without tracing, which runs in parallel.
 func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
 	collector, err := b.role(ctx, "collector")
 	if err != nil {

@@ -106,7 +106,7 @@ func (f *fleet) phase(ctx context.Context, d time.Duration, do func(context.Cont
 
 func report(out io.Writer, o Options, a, b, alone, third *tally) error {
 	if a.tokens == 0 || len(alone.first) == 0 || len(third.first) == 0 {
-		return fmt.Errorf("too little was measured: a had %d tokens, c %d requests alone and %d beside the others", a.tokens, len(alone.first), len(third.first))
+		return fmt.Errorf("too little was measured: a had %d tokens, c %d requests alone and %d together with the others", a.tokens, len(alone.first), len(third.first))
 	}
 	ratio := float64(b.tokens) / float64(a.tokens)
 	fmt.Fprintf(out, "%d replicas, %d requests of each busy tenant under way, prompts of about %d tokens, answers of %d, %s\n\n", o.Replicas, o.Loops, o.Prompt, o.Answer, o.For)
@@ -118,7 +118,7 @@ func report(out io.Writer, o Options, a, b, alone, third *tally) error {
 	for _, row := range []struct {
 		name string
 		t    *tally
-	}{{"alone", alone}, {"beside a and b", third}} {
+	}{{"alone", alone}, {"together with a and b", third}} {
 		fmt.Fprintf(out, "| %s | %d | %s | %s |\n", row.name, len(row.t.first), row.t.quantile(0.5), row.t.quantile(0.99))
 	}
 	fmt.Fprintf(out, "| of a | %d | %s | %s |\n", len(a.first), a.quantile(0.5), a.quantile(0.99))

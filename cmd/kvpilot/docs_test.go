@@ -1,0 +1,151 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+)
+
+// pages are the documents whose snippets the tests below check.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	texts := map[string]string{}
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/adr/*.md", "deploy/*/*.md"} {
+		files, err := filepath.Glob(filepath.Join("../..", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			texts[file] = read(t, file)
+		}
+	}
+	if len(texts) < 20 {
+		t.Fatalf("only %d pages were found", len(texts))
+	}
+	return texts
+}
+
+var fence = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$")
+
+// snippets returns the fenced blocks of a page in a language.
+func snippets(page string, languages ...string) []string {
+	var list []string
+	for _, m := range fence.FindAllStringSubmatch(page, -1) {
+		for _, language := range languages {
+			if m[1] == language {
+				list = append(list, m[2])
+			}
+		}
+	}
+	return list
+}
+
+func TestSnippetsOfTheDocumentsAreValid(t *testing.T) {
+	valid := 0
+	for file, page := range pages(t) {
+		for _, text := range snippets(page, "json") {
+			valid++
+			if !json.Valid([]byte(text)) {
+				t.Errorf("%s: not valid JSON:\n%s", file, text)
+			}
+		}
+		for _, text := range snippets(page, "yaml") {
+			valid++
+			var any map[string]any
+			if err := yaml.Unmarshal([]byte(text), &any); err != nil {
+				t.Errorf("%s: not valid YAML: %v\n%s", file, err, text)
+			}
+			settingsExist(t, file, any, "")
+		}
+	}
+	if valid < 5 {
+		t.Errorf("only %d snippets were checked", valid)
+	}
+}
+
+// settingsExist checks the keys of a YAML snippet that is part of a settings file.
+func settingsExist(t *testing.T, file string, tree map[string]any, above string) {
+	t.Helper()
+	reference := read(t, "../../docs/config.md")
+	for key, value := range tree {
+		path := above + key
+		if above == "" && !strings.Contains(reference, "\n## "+key+"\n") && !strings.Contains(reference, "| `"+key+"` |") {
+			continue // not a settings file: Kubernetes, Helm
+		}
+		nested, ok := value.(map[string]any)
+		switch {
+		case strings.Contains(reference, "| `"+path+"` |"): // a list or a map below it has the reference's own forms
+		case strings.Contains(reference, "# "+path+"\n") && ok:
+			settingsExist(t, file, nested, path+".")
+		default:
+			t.Errorf("%s: there is no setting %s", file, path)
+		}
+	}
+}
+
+// commandLine finds kvpilot's command lines in a shell snippet.
+var commandLine = regexp.MustCompile(`(?m)^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:go run \./cmd/|bin/|\./)?(kvpilot (?:[a-z]|--).*)$`)
+
+func TestCommandsOfTheDocumentsExist(t *testing.T) {
+	commands, targets := 0, 0
+	makefile := read(t, "../../Makefile")
+	for file, page := range pages(t) {
+		if strings.HasSuffix(file, "CHANGELOG.md") || strings.Contains(file, "/adr/") {
+			continue // they describe what was
+		}
+		for _, text := range snippets(page, "", "sh") {
+			text = strings.ReplaceAll(text, "\\\n", " ")
+			for _, m := range commandLine.FindAllStringSubmatch(text, -1) {
+				commands++
+				line := regexp.MustCompile(`\s+[#|>].*$`).ReplaceAllString(m[1], "")
+				if !commandExists(t, strings.ReplaceAll(line, "'", "")) {
+					t.Errorf("%s: %s", file, m[1])
+				}
+			}
+		}
+		for _, target := range named(page, "`make ([a-z][a-z0-9-]*)") {
+			targets++
+			if !strings.Contains(makefile, "\n"+target+":") {
+				t.Errorf("%s: there is no target %s in the Makefile", file, target)
+			}
+		}
+		for _, setting := range named(page, "`((?:listen|registry|router|chooser|tokenizer|kvindex|kvevents|load|enginestats|upstream|decisions|audit|api|gateway|admin|telemetry|reload)\\.[a-z_]+(?:\\.[a-z_]+)*)(?:=[^`]*|: [^`]*)?`") {
+			if !settingExists(t, setting) {
+				t.Errorf("%s: there is no setting %s", file, setting)
+			}
+		}
+	}
+	if commands < 10 || targets < 5 {
+		t.Errorf("only %d commands and %d targets were checked", commands, targets)
+	}
+}
+
+func settingExists(t *testing.T, path string) bool {
+	t.Helper()
+	reference := read(t, "../../docs/config.md")
+	return strings.Contains(reference, "| `"+path+"` |") || strings.Contains(reference, "# "+path+"\n") || strings.Contains(reference, "| `"+path+".NAME.") ||
+		strings.HasSuffix(path, ".yaml") || strings.HasSuffix(path, ".go")
+}
+
+func TestLinksOfTheDocumentsLeadSomewhere(t *testing.T) {
+	links := 0
+	for file, page := range pages(t) {
+		for _, target := range named(page, `\]\(([^)#\s]+)(?:#[^)]*)?\)`) {
+			if strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
+				continue
+			}
+			links++
+			if _, err := os.Stat(filepath.Join(filepath.Dir(file), target)); err != nil {
+				t.Errorf("%s: %v", file, err)
+			}
+		}
+	}
+	if links < 50 {
+		t.Errorf("only %d links were checked", links)
+	}
+}
