@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -20,14 +19,13 @@ import (
 // ServeHTTP answers one request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rq := &request{g: g, config: g.conf.Load(), w: w, control: http.NewResponseController(w), multiplexed: r.ProtoMajor > 1}
-	rq.flusher = flusherOf(w, rq.control)
 	if u := g.routes.trimSlash(r.URL); u != r.URL {
 		r = r.WithContext(r.Context()) // the server's own copy stays as it came
 		r.URL = u
 	}
 	rq.call.Call = router.Call{
 		Method: r.Method, Path: r.URL.EscapedPath(), RawQuery: r.URL.RawQuery,
-		Header: r.Header, RequestID: httpcall.RequestID(r.Header), Client: hostOf(r.RemoteAddr), Received: time.Now(),
+		Header: r.Header, RequestID: httpcall.RequestID(r.Header), Client: httpcall.Host(r.RemoteAddr), Received: time.Now(),
 	}
 	rq.call.Answer = (*answer)(rq)
 	h := w.Header()
@@ -153,15 +151,6 @@ func (g *Gateway) serveUnknown(rq *request, r *http.Request) {
 	default:
 		g.serveRaw(rq, g.forward, kvpilotv1.InferenceService_Forward_FullMethodName)
 	}
-}
-
-// hostOf is an address without its port; empty when it has none.
-func hostOf(address string) string {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return ""
-	}
-	return host
 }
 
 // carrier is a request's header as propagators read it: they ask for names that are not in their

@@ -2,7 +2,6 @@ package grpcapi
 
 import (
 	"context"
-	"net"
 	"net/http"
 	"strings"
 
@@ -49,7 +48,7 @@ func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller
 		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
 			by.TLS = &info.State
 		}
-		from.address = hostOf(p.Addr.String())
+		from.address = httpcall.Host(p.Addr.String())
 	}
 	who, err := a.Callers.Identify(by)
 	if err != nil {
@@ -66,7 +65,7 @@ func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller
 func (a *API) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
 	by := callers.Credentials{Key: r.Header.Get("X-Api-Key"), Authorization: r.Header.Get("Authorization"), Tenant: r.Header.Get(a.tenantHeader), TLS: r.TLS}
 	who, err := a.Callers.IdentifyWaiting(r.Context(), by)
-	from := origin{hostOf(r.RemoteAddr), requestID}
+	from := origin{httpcall.Host(r.RemoteAddr), requestID}
 	m := a.methods[rpc]
 	if m == nil {
 		rpc = r.URL.Path
@@ -84,7 +83,7 @@ func (a *API) AllowAdmin(r *http.Request, roles caller.Roles) error {
 	if _, password, ok := r.BasicAuth(); ok {
 		by.Key = password
 	}
-	from, path := origin{hostOf(r.RemoteAddr), r.Header.Get(httpcall.HeaderRequestID)}, r.URL.Path
+	from, path := origin{httpcall.Host(r.RemoteAddr), r.Header.Get(httpcall.HeaderRequestID)}, r.URL.Path
 	who, err := a.Callers.IdentifyWaiting(r.Context(), by)
 	if err != nil {
 		return a.unknown(err, path, from)
@@ -159,18 +158,9 @@ func clientOf(ctx context.Context) string {
 		return e.Client
 	}
 	if p, ok := peer.FromContext(ctx); ok {
-		return hostOf(p.Addr.String())
+		return httpcall.Host(p.Addr.String())
 	}
 	return ""
-}
-
-// hostOf is an address without its port; empty when it has none.
-func hostOf(address string) string {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return ""
-	}
-	return host
 }
 
 func single(md metadata.MD, name string) string {

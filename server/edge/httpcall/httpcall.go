@@ -5,6 +5,7 @@ package httpcall
 
 import (
 	"context"
+	"net"
 	"sync"
 
 	"google.golang.org/grpc/metadata"
@@ -37,6 +38,15 @@ func With(ctx context.Context, c *Call) context.Context { return context.WithVal
 func From(ctx context.Context) *Call {
 	c, _ := ctx.Value(callKey{}).(*Call)
 	return c
+}
+
+// Host is an address without its port; empty when it has none.
+func Host(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return ""
+	}
+	return host
 }
 
 // keyOpen marks the header of a stream that is open but may have nothing to send for long.
