@@ -18,7 +18,7 @@ type choice struct {
 	detok  detok
 	ids    []uint32 // all so far
 	text   []byte   // all so far, stop strings cut off
-	sent   int      // bytes of text that were handed out
+	sent   int      // bytes of text that were sent
 	finish string   // finish_reason; empty while running
 	stop   any      // stop_reason: nil, a string or an id
 	fresh  []uint32 // scratch of the last poll

@@ -119,7 +119,7 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 }
 
 // each calls on with every delta until all choices are done; false: the client left, the
-// engine died, or on wants no more.
+// engine died, or on returned false.
 func (g *generation) each(on func(*choice, delta) bool) bool {
 	left := len(g.choices)
 	for left > 0 {

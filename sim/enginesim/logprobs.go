@@ -9,7 +9,7 @@ func logprob(id uint32, k int) float64 {
 	return -float64(k)*1.5 - float64(x%1000)/1000 - 0.01
 }
 
-// rival is the token of rank k beside the chosen one, which has rank 0.
+// rival is the token of rank k next to the chosen one, which has rank 0.
 func rival(id uint32, k int) uint32 {
 	if k == 0 {
 		return id

@@ -21,7 +21,7 @@ const (
 
 // Curves draws the mean time to the first token and that of the whole answer over the load, one line per
 // policy and one for the oracle, as an SVG picture. The reports are of one trace and fleet. A run that was
-// given up has no point.
+// abandoned has no point.
 func Curves(w io.Writer, reports []*Report) error {
 	if len(reports) == 0 {
 		return fmt.Errorf("no reports to draw")

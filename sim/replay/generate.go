@@ -13,7 +13,7 @@ func Generators() []string { return []string{"conv", "hotdoc", "onedoc", "agent"
 // Generate makes a trace of about n calls: conv, many-turn conversations of 12k tokens as in
 // Mooncake's trace; hotdoc, questions about 300 documents of 20k tokens of which few are hot;
 // agent, closed-loop sessions that grow to more than 100k tokens; synth, short prompts on a few
-// shared system prompts beside long ones without any.
+// shared system prompts, and long ones without any.
 func Generate(name string, n int, seed uint64) (*Trace, error) {
 	g := &generator{dice: rand.New(rand.NewPCG(seed, 7)), trace: &Trace{Name: name, Chunk: chunkTokens}}
 	switch name {

@@ -44,7 +44,7 @@ type Numbers struct {
 	// Predicted is the router's predicted time from its choice to the first token over the actual
 	// one; zero for a rule that predicts nothing.
 	Predicted Quantiles `json:"predicted_over_actual,omitzero"`
-	// Abandoned says that the run was given up because its mean had passed the limit: Mean is only
+	// Abandoned says that the run was abandoned because its mean had passed the limit: Mean is only
 	// known to be at least that, and the others are not known.
 	Abandoned bool `json:"abandoned,omitempty"`
 	// rate is the calls per second while the fleet was full.

@@ -100,7 +100,7 @@ type job struct {
 	speed   float64
 	seed    uint64
 	policy  decision.Policy
-	// most is the mean time to the first token at which the run is given up; 0 never.
+	// most is the mean time to the first token at which the run is abandoned; 0 never.
 	most float64
 	// share is a tenant's weight in the hold queue; nil: all have the same.
 	share func(tenant string) float64

@@ -57,7 +57,7 @@ type Options struct {
 const FewestRequests = 6000
 
 // enough is the trace played as often as AtLeast takes. Sessions that wait for their own answers are
-// left alone: their passes would run beside each other.
+// left alone: their passes would run at the same time.
 func (o *Options) enough() *Trace {
 	if o.Trace.Closed {
 		return o.Trace

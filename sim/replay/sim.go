@@ -306,7 +306,7 @@ func (s *sim) finished(a *attempt) {
 	s.router.finished(a)
 }
 
-// publish hands out the changes of an engine's cache.
+// publish delivers the changes of an engine's cache.
 func (s *sim) publish(e *engine) {
 	if len(e.events) > 0 {
 		s.router.changed(e.slot, e.events)

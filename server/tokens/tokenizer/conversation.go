@@ -229,7 +229,7 @@ func (l *learned) noDelta(k *known) {
 	}
 }
 
-// wantsDelta reports whether a delta should be tried beside a full answer, to learn.
+// wantsDelta reports whether a delta should be tried along with a full answer, to learn.
 func (l *learned) wantsDelta(k *known) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 
 // Encode returns the ids of the prompt, or what is known of them. The error is nil, or a *ClientFault with
 // which a tokenizer route refused the prompt; the route that generates may take it all the same, so there is
-// an Encoding beside the error. All else is an Encoding with SourceNone and a Reason.
+// an Encoding along with the error. All else is an Encoding with SourceNone and a Reason.
 func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
 	start := time.Now()
 	enc, err := p.encode(ctx, req)

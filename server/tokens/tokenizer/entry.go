@@ -103,7 +103,7 @@ func (h *hashes) upTo(e *entry, n int) []blockhash.Hash {
 	return h.list[:want:want]
 }
 
-// inherit takes over the hashes of the first n ids from an older entry that shares them.
+// inherit copies the hashes of the first n ids from an older entry that shares them.
 func (e *entry) inherit(old *entry, n int) {
 	old.mu.Lock()
 	lists := make([]hashes, 0, len(old.hashes))

@@ -100,7 +100,7 @@ type model struct {
 	set     ModelConfig
 	parity  *parity.Guard
 	learned learned
-	// generation counts how often all that is cached of the model was given up.
+	// generation counts how often all that is cached of the model was dropped.
 	generation atomic.Uint64
 
 	mu    sync.Mutex

@@ -215,7 +215,7 @@ func (c *Core) plan() (took time.Duration, busy bool) {
 	return time.Duration(math.Round(step.Seconds(1) * float64(time.Second))), true
 }
 
-// complete ends the step and hands out its tokens.
+// complete ends the step and delivers its tokens.
 func (c *Core) complete() {
 	now := time.Now()
 	c.mu.Lock()
@@ -268,7 +268,7 @@ func (c *Core) extendKeys(s *Sequence) {
 	}
 }
 
-// publish hands the pending events out.
+// publish delivers the pending events.
 func (c *Core) publish() {
 	c.mu.Lock()
 	events := c.events

@@ -3,5 +3,5 @@
 //
 // A Core is one data-parallel rank. Submit queues a Sequence, Abort ends one and frees its
 // blocks at once, and Run is the one goroutine that schedules steps, waits as long as a GPU
-// would compute, and hands out tokens. All methods are safe to call at once.
+// would compute, and delivers tokens. All methods are safe to call at once.
 package core

@@ -53,7 +53,7 @@ func (s Space) Overlapping(start, end int) []Item {
 	return list
 }
 
-// extra is what the block from start to end puts into its hash beside its tokens.
+// extra is what the block from start to end puts into its hash besides its tokens.
 func (s Space) extra(start, end int) []byte {
 	var b []byte
 	if s.Adapter != "" {
