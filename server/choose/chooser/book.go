@@ -90,7 +90,7 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 	}
 }
 
-// finish makes the Choice of a booking that was made, and tells those who must know.
+// finish makes the Choice of a booking that was made, and reports it.
 func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res *load.Reservation, booking load.Request) *Choice {
 	d := &s.d
 	c.addShadow(d, req)

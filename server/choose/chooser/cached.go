@@ -8,7 +8,7 @@ import (
 // Whole tells the prompt's length and what the chosen rank holds of it, now that all its ids are known. The
 // decision was made with their beginning and stays as it is; the prediction that the outcome is compared with
 // counts on what is found now. What the engine has stored of this very prompt since does not count. It returns
-// how many of the prompt's tokens the rank holds by that, and whether it could be told.
+// how many of the prompt's tokens the rank holds by that, and whether that is known.
 func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok bool) {
 	size := int(c.Decision.Pick().BlockSize)
 	if size <= 0 || len(hashes) == 0 {
@@ -40,7 +40,7 @@ func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok 
 	return held, true
 }
 
-// whole is what Whole told.
+// whole is what Whole found.
 type whole struct{ held, prompt int }
 
 // Held is how many of the prompt's tokens the chosen rank was believed to hold, by the best that is known.

@@ -58,7 +58,7 @@ func (c *Chooser) candidates(s *scratch, req *Request) {
 }
 
 // anyAllowed reports whether some replica that passes the filter has a closed breaker. When none
-// has, breakers are not heeded: trying is better than refusing everybody.
+// has, breakers are ignored: trying is better than rejecting every request.
 func (c *Chooser) anyAllowed(f *selector.Filter, replicas []*replica.Replica) bool {
 	for _, r := range replicas {
 		if f.Replica(r) == decision.VetoNone && c.params.Allow(r.ID) {

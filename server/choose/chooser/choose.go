@@ -32,7 +32,7 @@ func (c *Chooser) Choose(ctx context.Context, req *Request) (*Choice, error) {
 		c.metrics.left.Add(1)
 		return nil, ctx.Err()
 	}
-	// It was released at this very moment: nobody will use the booking.
+	// It was released at this very moment: no caller will use the booking.
 	if a := <-t.answer; a.choice != nil {
 		a.choice.Release(Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 	}

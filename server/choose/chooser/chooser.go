@@ -74,9 +74,9 @@ type Params struct {
 	Book  *load.Book
 	// Engine returns the engine's recent own report; nil or false when there is none.
 	Engine func(replica.Slot) (Report, bool)
-	// Vitals says whether a rank's engine lives; nil: nobody knows, and no rank is held for stalled.
+	// Vitals returns the signs of life of a rank's engine; nil: none are known, and no rank counts as stalled.
 	Vitals func(slot replica.Slot, now time.Time) liveness.Vitals
-	// Ask has a rank's engine asked anew for what Vitals tells; nil: it is asked in its own time.
+	// Ask requests fresh Vitals of a rank's engine; nil: they come in their own time.
 	Ask func(slot replica.Slot)
 	// Allow reports whether a replica's breaker lets requests through; nil lets all through.
 	Allow func(replica.ID) bool
@@ -128,7 +128,7 @@ func New(cfg Config, params Params) *Chooser {
 // sweepEvery is how often leased choices are looked at whose lease the load book ended.
 const sweepEvery = 5 * time.Second
 
-// Run keeps time for the hold queue, and watches that ranks live, until ctx ends; then it refuses everybody who still waits.
+// Run keeps time for the hold queue, and watches that ranks live, until ctx ends; then it rejects every request that still waits.
 func (c *Chooser) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
@@ -154,7 +154,7 @@ func (c *Chooser) Run(ctx context.Context) error {
 	}
 }
 
-// AddRank tells that rank index of r exists at slot. A slot that is known keeps what was learned.
+// AddRank notes that rank index of r exists at slot. A slot that is known keeps what was learned.
 func (c *Chooser) AddRank(slot replica.Slot, r *replica.Replica, index int) {
 	c.ranksMu.Lock()
 	defer c.ranksMu.Unlock()
@@ -168,7 +168,7 @@ func (c *Chooser) AddRank(slot replica.Slot, r *replica.Replica, index int) {
 	c.ranks.Store(&table)
 }
 
-// RemoveRank forgets a rank: its rates, sessions and text. The load book is told by others.
+// RemoveRank forgets a rank: its rates, sessions and text. The load book is updated by its own RemoveRank.
 func (c *Chooser) RemoveRank(slot replica.Slot) {
 	c.ranksMu.Lock()
 	old := *c.ranks.Load()
@@ -188,7 +188,7 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 	c.nudge()
 }
 
-// Changed tells that the fleet changed (a replica became ready, say): those who wait are looked
+// Changed notes that the fleet changed (a replica became ready, say): requests that wait are looked
 // at again.
 func (c *Chooser) Changed() { c.nudge() }
 

@@ -19,11 +19,11 @@ func (c *Chooser) hasRoom(cand *decision.Candidate) bool {
 }
 
 // enough is the predicted prefill time from which a rank has enough ahead: a full step, so that the
-// engine can fill the next one while the router is told of this one's end, and at most hold_above.
+// engine can fill the next one while the router learns of this one's end, and at most hold_above.
 func (c *Chooser) enough(cand *decision.Candidate) float64 {
 	most := c.settings.Load().holdAbove
 	switch {
-	case most == 0: // turned off while somebody waits: that one may go
+	case most == 0: // turned off while requests wait: they may go
 		return math.Inf(1)
 	case cand.FullStep <= 0:
 		return most
@@ -47,7 +47,7 @@ func (c *Chooser) room(d *decision.Decision) (servers int, soonest time.Duration
 	return servers, duration(max(0, least))
 }
 
-// offerRoom offers room to those who wait. One visit runs at a time; who comes meanwhile leaves word.
+// offerRoom offers room to the requests that wait. One visit runs at a time; a call meanwhile makes it run again.
 func (c *Chooser) offerRoom(ln *line) {
 	ln.again.Store(true)
 	for ln.again.Load() && ln.visiting.TryLock() {
@@ -107,7 +107,7 @@ func (c *Chooser) visit(ln *line) {
 	if ln.hold.Len() > 0 {
 		at := c.since(now) + int64(max(minWake, duration(soonest)))
 		ln.wakeAt.Store(at)
-		if at < c.sleepsUntil.Load() { // Run went to sleep before anybody waited
+		if at < c.sleepsUntil.Load() { // Run went to sleep before this request waited
 			c.wakeRun()
 		}
 	}
@@ -130,7 +130,7 @@ func (c *Chooser) sleep() time.Duration {
 func (c *Chooser) wakeRun() {
 	select {
 	case c.wake <- struct{}{}:
-	default: // somebody did already
+	default: // it is awake
 	}
 }
 
@@ -192,13 +192,13 @@ const (
 	// matchLife is how long a waiting request's overlap is believed before the index is asked again.
 	matchLife = 250 * time.Millisecond
 	// minWake and maxWake bound the time between visits that nothing but time brings about;
-	// quietly is the time that must pass before a visit for a rank that nobody waits for.
+	// quietly is the time that must pass before a visit for a rank that no request waits for.
 	minWake = 5 * time.Millisecond
 	maxWake = 50 * time.Millisecond
 	quietly = 20 * time.Millisecond
 )
 
-// Tick visits the lines whose time has come and says when to call it next; false when nobody
+// Tick visits the lines whose time has come and says when to call it next; false when no request
 // waits. Run calls it; a player of traces calls it in virtual time.
 func (c *Chooser) Tick() (next time.Time, ok bool) {
 	if c.queue.Len() == 0 {
@@ -216,7 +216,7 @@ func (c *Chooser) Tick() (next time.Time, ok bool) {
 	return c.NextWake()
 }
 
-// NextWake says when Tick should be called next; false when nobody waits.
+// NextWake says when Tick should be called next; false when no request waits.
 func (c *Chooser) NextWake() (next time.Time, ok bool) {
 	if c.queue.Len() == 0 {
 		return time.Time{}, false
@@ -233,7 +233,7 @@ func (c *Chooser) NextWake() (next time.Time, ok bool) {
 	return c.start.Add(time.Duration(soonest)), true
 }
 
-// freed tells that the rank at slot has less to do than before: those who wait for it are looked
+// freed notes that the rank at slot has less to do than before: the requests that wait for it are looked
 // at now, others soon.
 func (c *Chooser) freed(slot replica.Slot) {
 	if c.queue.Len() == 0 {

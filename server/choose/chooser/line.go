@@ -19,12 +19,12 @@ type line struct {
 	tree   atomic.Pointer[selector.Tree]
 	hold   *holdqueue.Line
 
-	visiting sync.Mutex               // held by the one who visits the waiting
-	again    atomic.Bool              // somebody wanted a visit meanwhile
+	visiting sync.Mutex               // held during a visit of the hold queue
+	again    atomic.Bool              // another visit was requested meanwhile
 	wakeAt   atomic.Int64             // when the next visit may find room, on the chooser's scale; 0: never
 	planned  map[replica.Slot]float64 // of the visit under way; guarded by visiting
-	// visited is when the last visit was, on the chooser's scale; wanted the ranks that those who
-	// then stayed wait for; that map is never written again.
+	// visited is when the last visit was, on the chooser's scale; wanted the ranks that the requests
+	// which remained wait for; that map is never written again.
 	visited atomic.Int64
 	wanted  atomic.Pointer[map[replica.Slot]float64]
 }

@@ -21,7 +21,7 @@ const (
 	defaultBudget = 2048
 )
 
-// reading is how a rank stands at one moment, whoever asks.
+// reading is what is known of a rank at one moment.
 type reading struct {
 	visit uint64
 	load  load.RankLoad
@@ -52,7 +52,7 @@ func (c *Chooser) reading(s *scratch, slot replica.Slot, now time.Time) *reading
 	return at
 }
 
-// forget has the slot read anew.
+// forget makes the next reading of the slot a fresh one.
 func (s *scratch) forget(slot replica.Slot) {
 	if int(slot) < len(s.seen) {
 		s.seen[slot].visit = 0

@@ -73,7 +73,7 @@ type Request struct {
 	// Holder, when set, is the one replica that can serve because it stores what the request continues;
 	// it may be draining.
 	Holder replica.ID
-	// Lease, above zero, lets the reservation expire when nobody reports on it for that long;
+	// Lease, above zero, lets the reservation expire when it is not reported on for that long;
 	// for callers outside this process. Zero ties it to the Choice alone.
 	Lease time.Duration
 	// Reports says that the holder of the lease is sure to report the first token. Of any other, the

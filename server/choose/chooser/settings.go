@@ -90,6 +90,6 @@ func (c *Chooser) Update(cfg Config) error {
 	}
 	c.queue.Update(cfg.Queue)
 	c.settings.Store(newSettings(cfg))
-	c.nudge() // those who wait may have room now
+	c.nudge() // requests that wait may have room now
 	return nil
 }

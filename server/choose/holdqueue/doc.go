@@ -7,7 +7,7 @@
 // should go: tenants share the line by their weights, in predicted seconds of the engines; within a tenant,
 // higher priority goes first, then the cheapest predicted work with credit for the time waited, so that
 // nothing starves. The queue knows nothing of
-// replicas: whoever visits decides what goes and where. Len of an empty queue is one atomic
+// replicas: the visitor decides what goes and where. Len of an empty queue is one atomic
 // load. All methods are safe for concurrent use; the function given to Visit runs under the
 // line's lock and must not call back into the line.
 package holdqueue

@@ -91,9 +91,9 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	t.arrived = now
 	l.number++
 	t.number = l.number
-	who := l.of(t.Tenant)
-	defer l.forget(who)
-	expect := func() time.Duration { return soonest + seconds(l.ahead(t, who)/float64(max(1, servers))) }
+	tn := l.of(t.Tenant)
+	defer l.forget(tn)
+	expect := func() time.Duration { return soonest + seconds(l.ahead(t, tn)/float64(max(1, servers))) }
 	count := q.count.Add(1)
 	q.bytes.Add(int64(t.Bytes))
 	tooMuch := func() int { return int(q.bytes.Load()) - config.MaxBytes }
@@ -107,9 +107,9 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	switch {
 	case !t.Deadline.IsZero() && now.Add(expect()+seconds(t.Work)).After(t.Deadline):
 		return refuse(ErrDeadline)
-	case count > int64(config.MaxRequests) && !l.makeRoom(who, 1, 0):
+	case count > int64(config.MaxRequests) && !l.makeRoom(tn, 1, 0):
 		return refuse(ErrFull)
-	case tooMuch() > 0 && !l.makeRoom(who, 0, tooMuch()):
+	case tooMuch() > 0 && !l.makeRoom(tn, 0, tooMuch()):
 		return refuse(ErrBytes)
 	}
 	if config.MaxWait > 0 {
@@ -120,23 +120,23 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	if d := t.Deadline; !d.IsZero() && (l.soonest.IsZero() || d.Before(l.soonest)) {
 		l.soonest = d
 	}
-	l.enter(t, who)
+	l.enter(t, tn)
 	return 0, nil
 }
 
-// key is the ticket's work plus its ageing: who began to wait later comes later. mu is held.
+// key is the ticket's work plus its ageing: a later arrival comes later. mu is held.
 func (l *Line) key(t *Ticket) float64 { return t.Work + ageing*t.arrived.Sub(l.start).Seconds() }
 
 // enter puts a ticket into its tenant's heap and the counts. mu is held.
-func (l *Line) enter(t *Ticket, who *tenant) {
-	t.tenant = who
-	who.bytes += t.Bytes
-	who.push(t)
+func (l *Line) enter(t *Ticket, tn *tenant) {
+	t.tenant = tn
+	tn.bytes += t.Bytes
+	tn.push(t)
 	l.count.Add(1)
-	if who.place < 0 {
-		l.tenants[who.name] = who // others may have left meanwhile, and all been forgotten
-		who.begin(l.clock)
-		heap.Push(&l.active, who)
+	if tn.place < 0 {
+		l.tenants[tn.name] = tn // others may have left meanwhile, and all been forgotten
+		tn.begin(l.clock)
+		heap.Push(&l.active, tn)
 	}
 }
 
@@ -153,12 +153,12 @@ func (l *Line) Remove(t *Ticket) bool {
 
 // take takes a ticket that waits out of line. mu is held, and no visit is under way.
 func (l *Line) take(t *Ticket) {
-	who := t.tenant
-	who.remove(t)
+	tn := t.tenant
+	tn.remove(t)
 	l.leave(t)
-	if len(who.tickets) == 0 {
-		heap.Remove(&l.active, who.place)
-		l.forget(who)
+	if len(tn.tickets) == 0 {
+		heap.Remove(&l.active, tn.place)
+		l.forget(tn)
 	}
 }
 
@@ -174,32 +174,32 @@ func (l *Line) Visit(now time.Time, most int, visit func(*Ticket) Verdict) {
 	l.catchUp()
 	var touched []*tenant
 	for range most {
-		who := l.next()
-		if who == nil {
+		tn := l.next()
+		if tn == nil {
 			break
 		}
-		if !who.visited {
-			who.visited = true
-			touched = append(touched, who)
+		if !tn.visited {
+			tn.visited = true
+			touched = append(touched, tn)
 		}
-		t := who.pop()
+		t := tn.pop()
 		verdict := visit(t)
-		who.weight = l.weightOf(who.name)
-		cost := t.charge() / who.weight
-		who.offered += cost
+		tn.weight = l.weightOf(tn.name)
+		cost := t.charge() / tn.weight
+		tn.offered += cost
 		if verdict == Keep || verdict == Stop {
-			who.kept = append(who.kept, t)
+			tn.kept = append(tn.kept, t)
 		} else {
 			l.leave(t)
 			if verdict == Release {
-				l.clock = max(l.clock, who.tag)
-				who.tag += cost
+				l.clock = max(l.clock, tn.tag)
+				tn.tag += cost
 				l.queue.metrics.released(now.Sub(t.arrived))
 			} else {
-				who.offered -= cost
+				tn.offered -= cost
 			}
 		}
-		heap.Fix(&l.active, who.place)
+		heap.Fix(&l.active, tn.place)
 		if verdict == Stop {
 			break
 		}
@@ -209,25 +209,25 @@ func (l *Line) Visit(now time.Time, most int, visit func(*Ticket) Verdict) {
 
 // settle ends a visit: those that stay are in line again, each where its work puts it. mu is held.
 func (l *Line) settle(touched []*tenant) {
-	for _, who := range touched {
-		for _, t := range who.kept {
+	for _, tn := range touched {
+		for _, t := range tn.kept {
 			t.key = l.key(t)
-			who.push(t)
+			tn.push(t)
 		}
-		clear(who.kept)
-		who.kept = who.kept[:0]
-		who.offered, who.visited = who.tag, false
-		switch waits := len(who.tickets) > 0; {
-		case waits && who.place < 0:
-			heap.Push(&l.active, who)
+		clear(tn.kept)
+		tn.kept = tn.kept[:0]
+		tn.offered, tn.visited = tn.tag, false
+		switch waits := len(tn.tickets) > 0; {
+		case waits && tn.place < 0:
+			heap.Push(&l.active, tn)
 		case waits:
-			heap.Fix(&l.active, who.place)
-		case who.place >= 0:
-			heap.Remove(&l.active, who.place)
+			heap.Fix(&l.active, tn.place)
+		case tn.place >= 0:
+			heap.Remove(&l.active, tn.place)
 		}
 	}
-	for _, who := range touched {
-		l.forget(who)
+	for _, tn := range touched {
+		l.forget(tn)
 	}
 }
 
@@ -247,8 +247,8 @@ func (l *Line) Expired(now time.Time) []*Ticket {
 	}
 	l.soonest = time.Time{}
 	var late []*Ticket
-	for _, who := range l.active {
-		for _, t := range who.tickets {
+	for _, tn := range l.active {
+		for _, t := range tn.tickets {
 			switch d := t.Deadline; {
 			case d.IsZero():
 			case !d.After(now):
@@ -271,13 +271,13 @@ func (l *Line) Drain() []*Ticket {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := l.out
-	for _, who := range l.active {
-		for _, t := range who.tickets {
+	for _, tn := range l.active {
+		for _, t := range tn.tickets {
 			t.why = ErrShutdown
 			l.leave(t)
 			l.queue.metrics.reject(ErrShutdown)
 		}
-		out = append(out, who.tickets...)
+		out = append(out, tn.tickets...)
 	}
 	l.out, l.active, l.clock = nil, nil, 0
 	l.pushed.Store(0)

@@ -34,27 +34,27 @@ type tenant struct {
 
 // of finds a tenant, or makes one. mu is held.
 func (l *Line) of(name string) *tenant {
-	who := l.tenants[name]
-	if who == nil {
-		who = &tenant{name: name, weight: l.weightOf(name), place: -1}
-		l.tenants[name] = who
+	tn := l.tenants[name]
+	if tn == nil {
+		tn = &tenant{name: name, weight: l.weightOf(name), place: -1}
+		l.tenants[name] = tn
 	}
-	return who
+	return tn
 }
 
-// forget drops a tenant that has nothing in line and no more than the others. When nobody waits, all are equal
+// forget drops a tenant that has nothing in line and no more than the others. When no tenant waits, all are equal
 // again. mu is held.
-func (l *Line) forget(who *tenant) {
+func (l *Line) forget(tn *tenant) {
 	if len(l.active) == 0 {
 		clear(l.tenants)
 		l.clock = 0
 		return
 	}
-	if len(who.tickets) > 0 || who.place >= 0 {
+	if len(tn.tickets) > 0 || tn.place >= 0 {
 		return
 	}
-	if who.tag <= l.clock || len(l.tenants)-len(l.active) > maxTenants {
-		delete(l.tenants, who.name)
+	if tn.tag <= l.clock || len(l.tenants)-len(l.active) > maxTenants {
+		delete(l.tenants, tn.name)
 	}
 }
 
@@ -77,9 +77,9 @@ func (w *tenant) begin(clock float64) {
 // catchUp bounds what tenants are owed. mu is held.
 func (l *Line) catchUp() {
 	for len(l.active) > 0 && l.active[0].tag < l.clock-maxOwed {
-		who := l.active[0]
-		who.tag = l.clock - maxOwed
-		who.offered = who.tag
+		tn := l.active[0]
+		tn.tag = l.clock - maxOwed
+		tn.offered = tn.tag
 		heap.Fix(&l.active, 0)
 	}
 }
@@ -88,8 +88,8 @@ func (l *Line) catchUp() {
 // until the visit ends. mu is held.
 func (l *Line) next() *tenant {
 	for len(l.active) > 0 {
-		if who := l.active[0]; len(who.tickets) > 0 {
-			return who
+		if tn := l.active[0]; len(tn.tickets) > 0 {
+			return tn
 		}
 		heap.Remove(&l.active, 0)
 	}
@@ -98,21 +98,21 @@ func (l *Line) next() *tenant {
 
 // ahead is the work that would be done before t, of its own tenant and of the others while they catch up with it.
 // mu is held.
-func (l *Line) ahead(t *Ticket, who *tenant) float64 {
+func (l *Line) ahead(t *Ticket, tn *tenant) float64 {
 	var work, cost float64
-	for _, o := range who.tickets {
+	for _, o := range tn.tickets {
 		if o.before(t) {
 			work += o.work
 			cost += o.cost
 		}
 	}
-	start := who.tag
-	if who.place < 0 {
+	start := tn.tag
+	if tn.place < 0 {
 		start = max(start, l.clock)
 	}
-	start += cost / who.weight
+	start += cost / tn.weight
 	for _, o := range l.active {
-		if o == who || o.cost <= 0 {
+		if o == tn || o.cost <= 0 {
 			continue
 		}
 		if before := (start - o.tag) * o.weight; before > 0 {
@@ -123,8 +123,8 @@ func (l *Line) ahead(t *Ticket, who *tenant) float64 {
 }
 
 // makeRoom has the tenant that holds most of the queue for its weight give up as many places, or as many bytes, when
-// even then it holds no less of it than who. mu is held.
-func (l *Line) makeRoom(who *tenant, places, bytes int) bool {
+// even then it holds no less of it than tn. mu is held.
+func (l *Line) makeRoom(tn *tenant, places, bytes int) bool {
 	size := func(w *tenant) float64 {
 		if bytes > 0 {
 			return float64(w.bytes) / w.weight
@@ -133,7 +133,7 @@ func (l *Line) makeRoom(who *tenant, places, bytes int) bool {
 	}
 	var victim *tenant
 	for _, o := range l.active {
-		if o != who && (victim == nil || size(o) > size(victim)) {
+		if o != tn && (victim == nil || size(o) > size(victim)) {
 			victim = o
 		}
 	}
@@ -148,9 +148,9 @@ func (l *Line) makeRoom(who *tenant, places, bytes int) bool {
 	for _, t := range out {
 		freed += t.Bytes
 	}
-	theirs, ours := float64(len(victim.tickets)-len(out))/victim.weight, float64(len(who.tickets)+1)/who.weight
+	theirs, ours := float64(len(victim.tickets)-len(out))/victim.weight, float64(len(tn.tickets)+1)/tn.weight
 	if bytes > 0 {
-		theirs, ours = float64(victim.bytes-freed)/victim.weight, float64(who.bytes+bytes)/who.weight
+		theirs, ours = float64(victim.bytes-freed)/victim.weight, float64(tn.bytes+bytes)/tn.weight
 	}
 	if theirs < ours {
 		return false

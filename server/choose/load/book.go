@@ -106,13 +106,13 @@ func (b *Book) Forget(slot replica.Slot, before time.Time) int {
 	return b.lose(rk.bookedBefore(b.since(before)))
 }
 
-// lose takes stays off their rank and marks their reservations.
-func (b *Book) lose(stays []*stay) int {
+// lose takes bookings off their rank and marks their reservations.
+func (b *Book) lose(bookings []*booking) int {
 	n := 0
-	for _, s := range stays {
+	for _, s := range bookings {
 		r := s.owner
 		r.mu.Lock()
-		if r.stay == s && !r.ended && !r.lost {
+		if r.booking == s && !r.ended && !r.lost {
 			r.lost = true
 			r.detach()
 			n++
@@ -171,13 +171,13 @@ func (b *Book) reserve(req Request, version uint64) (*Reservation, error) {
 		again, err := b.settle(r, fresh, rk, &req, version)
 		r.mu.Unlock()
 		switch {
-		case again: // it ended and is about to be buried: do that here and look again
-			sh.bury(r)
+		case again: // it ended and is about to be removed: do that here and look again
+			sh.end(r)
 		case err == nil:
 			return r, nil
 		default:
 			if fresh {
-				sh.bury(r)
+				sh.end(r)
 				b.live.Add(-1)
 			}
 			if errors.Is(err, ErrConflict) {
@@ -237,9 +237,9 @@ func (b *Book) claim(sh *shard, hash uint64, req *Request) (r *Reservation, fres
 	return r, true, nil
 }
 
-// move books r anew under a later attempt. r.mu is held.
+// move books r again under a later attempt. r.mu is held.
 func (b *Book) move(r *Reservation, rk *rank, req *Request, version uint64) error {
-	old, wasLost := r.stay, r.lost
+	old, wasLost := r.booking, r.lost
 	if err := r.attach(rk, req, version, b.now()); err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (b *Book) move(r *Reservation, rk *rank, req *Request, version uint64) erro
 	return nil
 }
 
-// leaseFor bounds what a caller asked for; zero stays zero: the stream owns the reservation.
+// leaseFor bounds what a caller asked for; zero remains zero: the stream owns the reservation.
 func (b *Book) leaseFor(asked time.Duration) time.Duration {
 	switch {
 	case asked == 0:

@@ -34,7 +34,7 @@ func (b *Book) Renew(key Key) Outcome {
 
 // gone finishes the end of a reservation that release ended.
 func (b *Book) gone(r *Reservation, counter *atomic.Int64) {
-	r.shard.bury(r)
+	r.shard.end(r)
 	b.live.Add(-1)
 	counter.Add(1)
 }
@@ -64,7 +64,7 @@ func (b *Book) call(c call, key Key, do func(*Reservation) Outcome) (*Reservatio
 	return r, out
 }
 
-// Run ends leases that nobody renewed, until ctx ends.
+// Run ends leases that were not renewed, until ctx ends.
 func (b *Book) Run(ctx context.Context) error {
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
@@ -78,7 +78,7 @@ func (b *Book) Run(ctx context.Context) error {
 	}
 }
 
-// OnExpired makes f hear of each reservation whose lease ran out, after it ended. f is called
+// OnExpired calls f for each reservation whose lease ran out, after it ended. f is called
 // without a lock, from Run; it replaces the one before it.
 func (b *Book) OnExpired(f func(Key)) { b.onExpired.Store(&f) }
 

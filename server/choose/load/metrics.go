@@ -86,8 +86,8 @@ func newMetrics(params Params, b *Book) {
 func (rk *rank) oldest(now int64) time.Duration {
 	rk.mu.Lock()
 	defer rk.mu.Unlock()
-	if rk.stays.first == nil {
+	if rk.bookings.first == nil {
 		return 0
 	}
-	return time.Duration(max(0, now-rk.stays.first.bookedAt))
+	return time.Duration(max(0, now-rk.bookings.first.bookedAt))
 }

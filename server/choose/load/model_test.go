@@ -382,7 +382,7 @@ func mustBeEmpty(t *testing.T, b *Book) {
 			continue
 		}
 		if rk.sums != (sums{}) || rk.tree.shared != 0 || len(rk.tree.byFirst) != 0 || rk.tree.root.child != nil ||
-			rk.stays.first != nil || rk.queue.first != nil || rk.output.Load() != 0 {
+			rk.bookings.first != nil || rk.queue.first != nil || rk.output.Load() != 0 {
 			t.Errorf("rank %d is not empty: sums %+v, %d shared, %d nodes, %d output", rk.slot, rk.sums, rk.tree.shared, len(rk.tree.byFirst), rk.output.Load())
 		}
 	}

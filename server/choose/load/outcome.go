@@ -31,7 +31,7 @@ func (o Outcome) String() string {
 
 // What Reserve and ReserveIf may answer instead of a reservation.
 var (
-	// ErrConflict: the rank was booked by somebody else since its version was read. Look again and choose again.
+	// ErrConflict: the rank was booked by another request since its version was read. Read it and choose again.
 	ErrConflict = errors.New("the rank's load changed since it was read")
 	// ErrNoRank: no rank has this slot (any more).
 	ErrNoRank = errors.New("no rank has this slot")

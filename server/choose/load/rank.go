@@ -46,25 +46,25 @@ type rank struct {
 	slot    replica.Slot
 	version atomic.Uint64 // bookings so far; grows under mu
 	pub     published
-	output  atomic.Int64 // output tokens of all stays
+	output  atomic.Int64 // output tokens of all bookings
 
 	_  [64]byte // keeps what readers touch apart from what writers touch
 	mu sync.Mutex
 
-	closed bool    // guarded by mu
-	stays  allList // in the order of booking; guarded by mu
-	queue  preList // those with prefill to do, in the order of booking; guarded by mu
-	anchor int64   // since when the first in queue is served; guarded by mu
-	tree   tree    // guarded by mu
-	sums   sums    // guarded by mu
+	closed   bool    // guarded by mu
+	bookings allList // in the order of booking; guarded by mu
+	queue    preList // those with prefill to do, in the order of booking; guarded by mu
+	anchor   int64   // since when the first in queue is served; guarded by mu
+	tree     tree    // guarded by mu
+	sums     sums    // guarded by mu
 }
 
-// sums are the totals over a rank's stays.
+// sums are the totals over a rank's bookings.
 type sums struct {
 	inFlight, prefilling int64
 	tokens, nanos        int64 // uncached prefill still to do, as booked
 	prompt               int64 // prompt tokens
-	own                  int64 // weighted blocks that belong to one stay each
+	own                  int64 // weighted blocks that belong to one booking each
 }
 
 func newRank(slot replica.Slot) *rank {
@@ -72,7 +72,7 @@ func newRank(slot replica.Slot) *rank {
 }
 
 // add books s, unless the rank is closed or was booked since version.
-func (rk *rank) add(s *stay, hashes []blockhash.Hash, version uint64) error {
+func (rk *rank) add(s *booking, hashes []blockhash.Hash, version uint64) error {
 	rk.mu.Lock()
 	defer rk.mu.Unlock()
 	if rk.closed {
@@ -81,7 +81,7 @@ func (rk *rank) add(s *stay, hashes []blockhash.Hash, version uint64) error {
 	if version != anyVersion && rk.version.Load() != version {
 		return ErrConflict
 	}
-	rk.stays.push(s)
+	rk.bookings.push(s)
 	rk.sums.inFlight++
 	rk.sums.prompt += int64(s.promptTokens)
 	s.private = max(0, s.promptBlocks-int64(len(hashes)))
@@ -101,7 +101,7 @@ func (rk *rank) add(s *stay, hashes []blockhash.Hash, version uint64) error {
 }
 
 // remove takes s off; a second time does nothing.
-func (rk *rank) remove(s *stay) {
+func (rk *rank) remove(s *booking) {
 	rk.mu.Lock()
 	defer rk.mu.Unlock()
 	if !s.booked {
@@ -110,7 +110,7 @@ func (rk *rank) remove(s *stay) {
 	if s.queued {
 		rk.leaveQueue(s, s.owner.book.now())
 	}
-	rk.stays.drop(s)
+	rk.bookings.drop(s)
 	rk.sums.own -= s.weight * s.own()
 	rk.tree.remove(s, rk)
 	rk.sums.inFlight--
@@ -120,7 +120,7 @@ func (rk *rank) remove(s *stay) {
 }
 
 // prefilled ends the prefill part of s.
-func (rk *rank) prefilled(s *stay, now int64) {
+func (rk *rank) prefilled(s *booking, now int64) {
 	rk.mu.Lock()
 	defer rk.mu.Unlock()
 	if s.queued {
@@ -131,7 +131,7 @@ func (rk *rank) prefilled(s *stay, now int64) {
 
 // leaveQueue takes s off the prefill queue, where it is. When it was the first, the next one is
 // served from now on. rk.mu is held.
-func (rk *rank) leaveQueue(s *stay, now int64) {
+func (rk *rank) leaveQueue(s *booking, now int64) {
 	if rk.queue.first == s {
 		rk.anchor = now
 	}
@@ -157,7 +157,7 @@ func (rk *rank) settle(now int64) {
 }
 
 // grow sets the output of s; the owner's lock is held, so output grows in order.
-func (rk *rank) grow(s *stay, outputTokens int) {
+func (rk *rank) grow(s *booking, outputTokens int) {
 	before := s.output
 	s.output = int64(outputTokens)
 	rk.output.Add(s.output - before)
@@ -174,17 +174,17 @@ func (rk *rank) grow(s *stay, outputTokens int) {
 	rk.publish()
 }
 
-// close ends the account and returns the stays that were booked on it.
-func (rk *rank) close() []*stay {
+// close ends the account and returns the bookings that were booked on it.
+func (rk *rank) close() []*booking {
 	rk.mu.Lock()
 	defer rk.mu.Unlock()
 	rk.closed = true
-	return rk.stays.collect(math.MaxInt64)
+	return rk.bookings.collect(math.MaxInt64)
 }
 
-// bookedBefore returns the stays that were booked before the moment t.
-func (rk *rank) bookedBefore(t int64) []*stay {
+// bookedBefore returns the bookings that were booked before the moment t.
+func (rk *rank) bookedBefore(t int64) []*booking {
 	rk.mu.Lock()
 	defer rk.mu.Unlock()
-	return rk.stays.collect(t)
+	return rk.bookings.collect(t)
 }

@@ -36,7 +36,7 @@ type Request struct {
 	// Lease makes the reservation expire when nothing is reported for so long; negative takes the
 	// configured lease. Zero: a stream in this process owns it and releases it.
 	Lease time.Duration
-	// Unstreamed marks a request whose first token nobody sees, or may not be reported: its prefill
+	// Unstreamed marks a request whose first token is not seen, or may not be reported: its prefill
 	// counts as done when its predicted time is over, at the latest.
 	Unstreamed bool
 }
@@ -55,14 +55,14 @@ type Reservation struct {
 
 	mu        sync.Mutex
 	attempt   uint32        // guarded by mu
-	stay      *stay         // the present booking; guarded by mu
+	booking   *booking      // the present booking; guarded by mu
 	lease     time.Duration // guarded by mu
 	prefilled bool          // guarded by mu
 	ended     bool          // guarded by mu
 	lost      bool          // guarded by mu
 	suspended bool          // nothing of it is booked, until it is reported on; guarded by mu
 
-	first stay // the first attempt's stay, so that most reservations are one allocation
+	first booking // the first attempt's booking, so that most reservations are one allocation
 }
 
 // ID returns the id that the reservation was booked under.
@@ -79,10 +79,10 @@ func (r *Reservation) Attempt() uint32 {
 func (r *Reservation) Slot() replica.Slot {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.lost || r.stay == nil { // Find may see a reservation before its booking fails
+	if r.lost || r.booking == nil { // Find may see a reservation before its booking fails
 		return replica.NoSlot
 	}
-	return r.stay.rank.slot
+	return r.booking.rank.slot
 }
 
 // PrefillDone reports the first token: the rank has no more prefill work for this request.
@@ -92,7 +92,7 @@ func (r *Reservation) PrefillDone() Outcome {
 	return r.count(callPrefill, r.prefillDone())
 }
 
-// Progress reports the output tokens so far. It implies PrefillDone. Reports that stay within
+// Progress reports the output tokens so far. It implies PrefillDone. Reports within
 // a block cost no more than a counter, so every chunk may report.
 func (r *Reservation) Progress(outputTokens int) Outcome {
 	r.mu.Lock()
@@ -122,7 +122,7 @@ func (r *Reservation) Release() Outcome {
 // The methods below expect r.mu to be held.
 
 func (r *Reservation) prefillDone() Outcome {
-	if out := r.standing(); out != Applied {
+	if out := r.status(); out != Applied {
 		return out
 	}
 	if out := r.restore(); out != Applied {
@@ -133,19 +133,19 @@ func (r *Reservation) prefillDone() Outcome {
 		return Duplicate
 	}
 	r.prefilled = true
-	r.stay.rank.prefilled(r.stay, r.book.now())
+	r.booking.rank.prefilled(r.booking, r.book.now())
 	return Applied
 }
 
 func (r *Reservation) progress(outputTokens int) Outcome {
-	if out := r.standing(); out != Applied {
+	if out := r.status(); out != Applied {
 		return out
 	}
 	if out := r.restore(); out != Applied {
 		return out
 	}
 	r.renew(r.book.now())
-	switch s := r.stay; {
+	switch s := r.booking; {
 	case outputTokens < int(s.output):
 		return Stale
 	case outputTokens == int(s.output):
@@ -161,7 +161,7 @@ func (r *Reservation) progress(outputTokens int) Outcome {
 }
 
 func (r *Reservation) renewed() Outcome {
-	out := r.standing()
+	out := r.status()
 	if out == Applied {
 		r.renew(r.book.now())
 	}
@@ -180,8 +180,8 @@ func (r *Reservation) release() Outcome {
 	return Applied
 }
 
-// standing tells whether the reservation is booked; Applied when it is.
-func (r *Reservation) standing() Outcome {
+// status reports whether the reservation is booked; Applied when it is.
+func (r *Reservation) status() Outcome {
 	switch {
 	case r.ended:
 		return Ended
@@ -191,22 +191,22 @@ func (r *Reservation) standing() Outcome {
 	return Applied
 }
 
-// attach books req on rk as r's present stay.
+// attach books req on rk as r's present booking.
 func (r *Reservation) attach(rk *rank, req *Request, version uint64, now int64) error {
 	s := &r.first
-	if r.stay != nil {
-		s = new(stay)
+	if r.booking != nil {
+		s = new(booking)
 	}
 	s.fill(r, rk, req, now)
 	if err := rk.add(s, req.Hashes, version); err != nil {
 		return err
 	}
-	r.stay, r.attempt, r.prefilled, r.lost, r.suspended = s, req.Attempt, false, false, false
+	r.booking, r.attempt, r.prefilled, r.lost, r.suspended = s, req.Attempt, false, false, false
 	r.renew(now)
 	return nil
 }
 
-func (r *Reservation) detach() { r.stay.rank.remove(r.stay) }
+func (r *Reservation) detach() { r.booking.rank.remove(r.booking) }
 
 // renew moves the lease's end.
 func (r *Reservation) renew(now int64) {
@@ -227,7 +227,7 @@ func (r *Reservation) count(c call, out Outcome) Outcome {
 func (r *Reservation) Suspend() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.standing() != Applied || r.prefilled || r.suspended {
+	if r.status() != Applied || r.prefilled || r.suspended {
 		return false
 	}
 	r.suspended = true
@@ -242,11 +242,11 @@ func (r *Reservation) restore() Outcome {
 		return Applied
 	}
 	r.suspended = false
-	rk := r.stay.rank
-	if err := rk.add(r.stay, nil, anyVersion); err != nil {
+	rk := r.booking.rank
+	if err := rk.add(r.booking, nil, anyVersion); err != nil {
 		r.lost = true
 		return Lost
 	}
-	rk.prefilled(r.stay, r.book.now())
+	rk.prefilled(r.booking, r.book.now())
 	return Applied
 }

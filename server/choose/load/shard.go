@@ -3,17 +3,17 @@ package load
 import "sync"
 
 // shard is one part of the id map, with its share of the memory of ended reservations. Ids are
-// represented by a seeded 64-bit hash; the living are compared in full.
+// represented by a seeded 64-bit hash; live ones are compared in full.
 type shard struct {
 	mu    sync.Mutex
 	live  map[uint64]*Reservation // by hash of the id; guarded by mu
-	ended graves                  // guarded by mu
+	ended tombstones              // guarded by mu
 	_     [64]byte                // keeps neighbours off one cache line
 }
 
 func (s *shard) open(remembered int) {
 	s.live = map[uint64]*Reservation{}
-	s.ended = newGraves(remembered)
+	s.ended = newTombstones(remembered)
 }
 
 // find returns the live reservation of a tenant's id. s.mu is held.
@@ -24,9 +24,8 @@ func (s *shard) find(hash uint64, tenant, id string) *Reservation {
 	return nil
 }
 
-// bury takes an ended reservation out of the living and remembers it, unless it never came to
-// be. Later calls find nothing to do.
-func (s *shard) bury(r *Reservation) {
+// end removes an ended reservation from the live ones and remembers it, unless it was never booked. Later calls find nothing to do.
+func (s *shard) end(r *Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.live[r.hash] != r {
@@ -38,27 +37,27 @@ func (s *shard) bury(r *Reservation) {
 	}
 }
 
-// graves remembers which ids ended last, and at which attempt. It is a table of small sets: an
+// tombstones remembers which ids ended last, and at which attempt. It is a table of small sets: an
 // entry goes to the set that its hash names and pushes out the oldest there.
-type graves []graveSet
+type tombstones []tombstoneSet
 
-type graveSet [8]grave // newest first
+type tombstoneSet [8]tombstone // newest first
 
-type grave struct {
+type tombstone struct {
 	hash    uint64 // 0: empty
 	attempt uint32
 }
 
-func newGraves(n int) graves {
-	ways := len(graveSet{})
-	return make(graves, (n+ways-1)/ways)
+func newTombstones(n int) tombstones {
+	ways := len(tombstoneSet{})
+	return make(tombstones, (n+ways-1)/ways)
 }
 
-func (g graves) set(hash uint64) *graveSet {
+func (g tombstones) set(hash uint64) *tombstoneSet {
 	return &g[hash>>32%uint64(len(g))] // the low bits chose the shard
 }
 
-func (g graves) add(hash uint64, attempt uint32) {
+func (g tombstones) add(hash uint64, attempt uint32) {
 	if len(g) == 0 {
 		return
 	}
@@ -71,10 +70,10 @@ func (g graves) add(hash uint64, attempt uint32) {
 		}
 	}
 	copy(set[1:last+1], set[:last])
-	set[0] = grave{hash, attempt}
+	set[0] = tombstone{hash, attempt}
 }
 
-func (g graves) find(hash uint64) (attempt uint32, ok bool) {
+func (g tombstones) find(hash uint64) (attempt uint32, ok bool) {
 	if len(g) == 0 {
 		return 0, false
 	}

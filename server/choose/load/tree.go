@@ -6,16 +6,16 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 )
 
-// tree holds the hashed prompt blocks that a rank's stays use, each once. A block's hash names
+// tree holds the hashed prompt blocks that a rank's bookings use, each once. A block's hash names
 // everything before it too, so one map from a node's first hash finds any path, and two paths
 // that agree on a block agree on all before it.
 //
-// A node is a run of blocks that the same stays use. Nodes used by one stay count among that
-// stay's exclusive blocks; all others count in shared.
+// A node is a run of blocks that the same bookings use. Nodes used by one booking count among that
+// booking's exclusive blocks; all others count in shared.
 type tree struct {
 	root    node
 	byFirst map[blockhash.Hash]*node
-	shared  int64 // blocks used by two stays or more
+	shared  int64 // blocks used by two bookings or more
 	free    *node // unused nodes, linked by next
 	spare   int   // how many
 }
@@ -26,21 +26,21 @@ const maxSpareNodes = 256
 type node struct {
 	parent     *node
 	edge       []blockhash.Hash
-	users      int64 // stays whose prompt goes through here
-	child      *node // first child
-	prev, next *node // siblings
-	ends       *stay // first of the stays that end here
+	users      int64    // bookings whose prompt goes through here
+	child      *node    // first child
+	prev, next *node    // siblings
+	ends       *booking // first of the bookings that end here
 }
 
 func newTree() tree { return tree{byFirst: map[blockhash.Hash]*node{}} }
 
-// insert adds the path of s. A stay that was alone on a part of it shares that part from now on.
-func (t *tree) insert(s *stay, hashes []blockhash.Hash, rk *rank) {
+// insert adds the path of s. A booking that was alone on a part of it shares that part from now on.
+func (t *tree) insert(s *booking, hashes []blockhash.Hash, rk *rank) {
 	if len(hashes) == 0 {
 		return
 	}
 	at := &t.root
-	var alone *stay
+	var alone *booking
 	for len(hashes) > 0 {
 		n := t.byFirst[hashes[0]]
 		if n == nil {
@@ -70,8 +70,8 @@ func (t *tree) insert(s *stay, hashes []blockhash.Hash, rk *rank) {
 	at.ends = s
 }
 
-// remove takes the path of s away. A stay that is left alone on a part of it has that part for itself.
-func (t *tree) remove(s *stay, rk *rank) {
+// removes the path of s. A booking that is left alone on a part of it has that part for itself.
+func (t *tree) remove(s *booking, rk *rank) {
 	if s.node == nil {
 		return
 	}
@@ -85,7 +85,7 @@ func (t *tree) remove(s *stay, rk *rank) {
 	}
 	n := s.node
 	s.node, s.prevEnd, s.nextEnd, s.exclusive = nil, nil, nil, 0
-	var alone *stay
+	var alone *booking
 	for n != &t.root {
 		up := n.parent
 		n.users--
@@ -104,7 +104,7 @@ func (t *tree) remove(s *stay, rk *rank) {
 }
 
 // exclude changes the blocks that s has for itself by delta. rk.mu is held.
-func (rk *rank) exclude(s *stay, delta int64) {
+func (rk *rank) exclude(s *booking, delta int64) {
 	s.exclusive += delta
 	rk.sums.own += s.weight * delta
 }
@@ -119,8 +119,8 @@ func agree(edge, hashes []blockhash.Hash) int {
 	return sort.Search(n, func(i int) bool { return edge[i] != hashes[i] })
 }
 
-// only is the one stay that uses n, whose users are 1.
-func (n *node) only() *stay {
+// only is the one booking that uses n, whose users are 1.
+func (n *node) only() *booking {
 	for n.ends == nil {
 		n = n.child
 	}
@@ -169,7 +169,7 @@ func unlink(n *node) {
 	}
 }
 
-// drop removes a node that nobody uses.
+// drop removes an unused node.
 func (t *tree) drop(n *node) {
 	delete(t.byFirst, n.edge[0])
 	unlink(n)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// published is the copy of a rank's sums that readers see whole: seq is odd while a writer, who
+// published is the copy of a rank's sums that readers see whole: seq is odd while a writer, which
 // holds the rank's mu, changes it.
 type published struct {
 	seq                   atomic.Uint64
@@ -32,7 +32,7 @@ func (rk *rank) publish() {
 	p.blocks.Store(s.own + whole*rk.tree.shared)
 	head := rk.queue.first
 	if head == nil {
-		head = &noStay
+		head = &noBooking
 	}
 	p.headTokens.Store(head.prefillTokens)
 	p.headNanos.Store(head.prefillNanos)
@@ -41,8 +41,8 @@ func (rk *rank) publish() {
 	p.seq.Add(1)
 }
 
-// noStay stands for the head of an empty queue; nobody changes it.
-var noStay stay
+// noBooking stands for the head of an empty queue; it never changes.
+var noBooking booking
 
 // view is the published load as it stands at now.
 func (rk *rank) view(now int64) RankLoad {

@@ -18,7 +18,7 @@ type Filter struct {
 	// Excluded, Denied and Allowed are lists of replicas; an empty Allowed allows all.
 	Excluded, Denied, Allowed []replica.ID
 	// Pinned names the only replica; PinnedRank its rank, below zero for any. Draining lets a replica
-	// pass that drains: nobody else has what it stores.
+	// pass that drains: no other replica has what it stores.
 	Pinned     replica.ID
 	PinnedRank int
 	Draining   bool

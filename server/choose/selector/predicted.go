@@ -38,15 +38,15 @@ func uncached(d *decision.Decision, c *decision.Candidate) float64 {
 	return min(prompt, max(prompt-cached, 1))
 }
 
-// The weights of returns, docs/adr/006-predicted-time.md: half of those who find their rank
+// The weights of returns, docs/adr/006-predicted-time.md: half of the requests that find their rank
 // prefilling wait it out, and about a third of requests have a next turn.
 const (
 	othersReturn = 0.5
 	ownReturn    = 0.3
 )
 
-// blocked is the time that those who return to the rank would wait, all together, while it
-// prefills this request. Nobody waits longer than prefilling elsewhere would take.
+// blocked is the time that requests that return to the rank would wait, all together, while it
+// prefills this request. No request waits longer than prefilling elsewhere would take.
 func blocked(c *decision.Candidate) float64 {
 	wait := min(c.Prefill, c.Saved)
 	return c.Returns * wait * (c.Prefill - wait/2)

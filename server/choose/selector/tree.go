@@ -157,7 +157,7 @@ func (n *treeNode) remove(slot replica.Slot) {
 	n.prune()
 }
 
-// prune takes n out of the tree when nobody uses it and nothing hangs below.
+// prune removes n from the tree when no rank uses it and nothing hangs below.
 func (n *treeNode) prune() {
 	if n.parent != nil && len(n.used) == 0 && len(n.children) == 0 {
 		delete(n.parent.children, n.text[0])

@@ -19,7 +19,7 @@ type pull struct{ at, weight float64 }
 // huber is the relative error from which a row counts less, as 1/error.
 const huber = 0.25
 
-// rounds is the number of times a fit weighs its rows anew.
+// rounds is the number of times a fit weighs its rows again.
 const rounds = 5
 
 // least minimises the weighted squared relative errors of rows, with large errors discounted

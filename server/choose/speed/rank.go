@@ -315,7 +315,7 @@ func (r *Rank) History(tokens, seconds float64, now time.Time) {
 	r.refit(now)
 }
 
-// refit makes the Model anew and lets the kind know.
+// refit updates the Model and notifies the kind.
 func (r *Rank) refit(now time.Time) {
 	r.update()
 	r.kind.learned(r, now)
@@ -328,7 +328,7 @@ const (
 	kindWeight   = 2
 )
 
-// update makes the Model anew.
+// update recomputes the Model.
 func (r *Rank) update() {
 	prior, weight := Prior(), priorWeight
 	kin := r.kind.typical(r)

@@ -75,14 +75,14 @@ type Params struct {
 	Client *http.Client
 	// InFlight tells how many requests this router has booked on a rank; Foreign needs it.
 	InFlight func(replica.Slot) int
-	// OnLearned is told when a replica's cache configuration is seen or changes.
+	// OnLearned is called when a replica's cache configuration is seen or changes.
 	OnLearned func(replica.ID, Learned)
-	// OnStart is told the moment at which a replica's engine process began, by this machine's clock:
+	// OnStart is called with the moment at which a replica's engine process began, by this machine's clock:
 	// when it is first seen, and whenever it is another process.
 	OnStart func(id replica.ID, began time.Time)
-	// OnAnswer is told of each report that a replica gave.
+	// OnAnswer is called for each report that a replica gave.
 	OnAnswer func(id replica.ID)
-	// OnRestart is told when an engine that does not say when it began turns out to be a new process,
+	// OnRestart is called when an engine that does not say when it began turns out to be a new process,
 	// because its counters fell.
 	OnRestart func(id replica.ID, noticed time.Time)
 }

@@ -7,7 +7,7 @@
 // The engines' numbers are late: gauges change when a step ends and are seen when they are
 // polled. So the main signal of load is what this router has in flight, which package load knows
 // at once, and the engine's own count corrects it from below: Foreign estimates the requests
-// that somebody else sent (another router, a direct client), as the engine's running and waiting
+// from other senders (another router, a direct client), as the engine's running and waiting
 // requests less our own, damped against the jitter of polling and fading when polls fail.
 // A Poller is safe for concurrent use.
 package enginestats

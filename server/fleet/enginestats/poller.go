@@ -41,12 +41,12 @@ type target struct {
 	replica atomic.Pointer[replica.Replica]
 	slots   map[int]replica.Slot // by rank; guarded by the poller's mu
 	cancel  context.CancelFunc   // nil until its goroutine runs; guarded by the poller's mu
-	kick    chan struct{}        // somebody wants a look now
+	kick    chan struct{}        // a poll is wanted now
 
 	// What follows belongs to the goroutine that asks.
 	learned Learned
 	began   time.Time
-	counted uint64 // tokens counted by the engine, to notice that it began anew
+	counted uint64 // tokens counted by the engine, to notice that it restarted
 	own     map[replica.Slot]int
 	last    map[replica.Slot]time.Time
 }
@@ -346,7 +346,7 @@ func (p *Poller) apply(t *target, pg *page, now time.Time) {
 		s.foreign = p.foreign(t, a, slot, s, now)
 		a.stats.Store(&s)
 	}
-	p.tell(t, pg, counted, now)
+	p.notify(t, pg, counted, now)
 }
 
 // pick finds the slot of an engine. Its label is the rank's index, or, when a replica shows the
@@ -385,8 +385,8 @@ func (p *Poller) foreign(t *target, a *account, slot replica.Slot, s Stats, now 
 	return damp(old.foreign, seen, now.Sub(last))
 }
 
-// tell hands on what is news about the engine itself.
-func (p *Poller) tell(t *target, pg *page, counted uint64, now time.Time) {
+// notify reports what is new about the engine itself.
+func (p *Poller) notify(t *target, pg *page, counted uint64, now time.Time) {
 	switch {
 	case !pg.began.IsZero():
 		if !pg.began.Equal(t.began) && p.params.OnStart != nil {

@@ -17,7 +17,7 @@ func (f *feed) apply(seq uint64, payload []byte, at time.Time, replayed bool) bo
 	if err != nil {
 		f.count(func(s *Status) { s.DecodeErrors++ })
 		f.plane.metrics.decodeErrors.Add(background, 1)
-		f.complain("batch %d: %v", seq, err)
+		f.noteProblem("batch %d: %v", seq, err)
 		f.warn(oddBatch, "a batch of KV events cannot be read", "batch", seq, "error", err)
 		return false
 	}
@@ -45,7 +45,7 @@ func (f *feed) apply(seq uint64, payload []byte, at time.Time, replayed bool) bo
 	f.pos.dirty = f.pos.dirty || stored > 0
 	if batch.PrefixMisfits > 0 {
 		f.pos.exact = false
-		f.complain("batch %d: %d stores whose tokens do not match their hashes", seq, batch.PrefixMisfits)
+		f.noteProblem("batch %d: %d stores whose tokens do not match their hashes", seq, batch.PrefixMisfits)
 	}
 	f.remark(batch)
 	f.advance(seq, payload)
@@ -107,7 +107,7 @@ func (f *feed) advance(seq uint64, payload []byte) {
 	f.pos.print, f.pos.hasPrint = xxh3.Hash(payload), true
 }
 
-// damaged steps over a batch that nobody can read. It may have held removals, so nothing that was
+// damaged steps over a batch that cannot be read. It may have held removals, so nothing that was
 // known before it can be relied on.
 func (f *feed) damaged(seq uint64, payload []byte) {
 	f.reset("unreadable")
@@ -147,14 +147,14 @@ func (f *feed) state() kvblock.FeedState {
 	return kvblock.FeedExact
 }
 
-// tell passes a change of state on and renews the report.
-func (f *feed) tell() {
+// publish passes a change of state on and renews the report.
+func (f *feed) publish() {
 	state := f.state()
-	if !f.told.any || state != f.told.state {
-		if f.told.any {
-			f.plane.log.Info("KV event feed", "rank", f.label, "state", state.String(), "was", f.told.state.String(), "why", f.told.complaint)
+	if !f.published.any || state != f.published.state {
+		if f.published.any {
+			f.plane.log.Info("KV event feed", "rank", f.label, "state", state.String(), "was", f.published.state.String(), "why", f.published.problem)
 		}
-		f.told.any, f.told.state = true, state
+		f.published.any, f.published.state = true, state
 		f.plane.sink.SetState(f.slot, state)
 	}
 	f.reportMu.Lock()
@@ -194,10 +194,10 @@ func (f *feed) account(batch *vllm.Batch, stored, removed int, at time.Time, rep
 	f.plane.metrics.applied(batch, stored, removed, lag)
 }
 
-// complain notes what went wrong; it is logged with the change of state that it causes.
-func (f *feed) complain(format string, args ...any) {
+// noteProblem notes what went wrong; it is logged with the change of state that it causes.
+func (f *feed) noteProblem(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	f.told.complaint = text
+	f.published.problem = text
 	f.plane.log.Debug("KV event feed", "rank", f.label, "problem", text)
 	f.note(text)
 }

@@ -118,7 +118,7 @@ func (b *binder) follow(_ context.Context, conn *zmtp.Conn) {
 		}
 	}
 	if len(users) == 1 {
-		epochs[users[0]] = users[0].connected(users[0].events, "") // nobody else can be meant
+		epochs[users[0]] = users[0].connected(users[0].events, "") // no other feed can be meant
 	}
 	err := b.plane.receive(conn, func(m *zmtp.Message, n numbered, ok bool) { //nolint:contextcheck // only metrics take one, and nothing is in it
 		f := b.route(m)
@@ -127,7 +127,7 @@ func (b *binder) follow(_ context.Context, conn *zmtp.Conn) {
 			return
 		}
 		if !ok {
-			f.strange(m)
+			f.onMalformed(m)
 			return
 		}
 		epoch, known := epochs[f]

@@ -88,7 +88,7 @@ func (f *feed) follow(ctx context.Context, conn *zmtp.Conn, sockets replica.Even
 	epoch := f.connected(sockets, instance)
 	err := f.plane.receive(conn, func(m *zmtp.Message, n numbered, ok bool) { //nolint:contextcheck // only metrics take one, and nothing is in it
 		if !ok {
-			f.strange(m)
+			f.onMalformed(m)
 			return
 		}
 		f.deliver(epoch, n, m)
@@ -133,9 +133,9 @@ func sequence(m *zmtp.Message) (n numbered, ok bool) {
 	return n, true
 }
 
-// strange deals with a message that is no batch: it may have said anything, so what is known is a
+// onMalformed deals with a message that is no batch: it may have said anything, so what is known is a
 // lower bound from now on.
-func (f *feed) strange(m *zmtp.Message) {
+func (f *feed) onMalformed(m *zmtp.Message) {
 	sizes := make([]int, 0, len(m.Frames))
 	for _, frame := range m.Frames {
 		sizes = append(sizes, len(frame))
@@ -144,7 +144,7 @@ func (f *feed) strange(m *zmtp.Message) {
 	f.count(func(s *Status) { s.Malformed++ })
 	f.note(fmt.Sprintf("a message without a batch number: frames of %v bytes", sizes))
 	f.warn(oddFrames, "KV event messages without a batch number are dropped", "frame_bytes", sizes)
-	f.strangeDue.Store(true)
+	f.malformedDue.Store(true)
 	f.schedule()
 }
 

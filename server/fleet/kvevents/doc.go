@@ -21,8 +21,8 @@
 // replay is asked for from that batch on, and the answer must begin with the same bytes. A
 // number that goes back, another content, or an answer without the batch is a new life: the
 // rank is reset at once and read from the start. Without a replay socket only numbers can
-// tell: a connection that goes on with the next number is taken for the same life. An endpoint
-// "grpc://host:port" is vLLM's Control service, which tells the sockets and names the process.
+// tell: a connection that continues with the next number is taken for the same life. An endpoint
+// "grpc://host:port" is vLLM's Control service, which lists the sockets and names the process.
 //
 // Decoding is in package vllm, the wire in server/wire/zmtp. What blocks mean is the Sink's work.
 package kvevents

@@ -29,17 +29,17 @@ type feed struct {
 	scheduled atomic.Bool   // in Plane.runnable, or having its turn
 	started   atomic.Bool   // cancel and spawn are set
 	closed    atomic.Bool
-	restarted atomic.Int64 // when a new engine process began, as somebody else saw; 0: none
+	restarted atomic.Int64 // when a new engine process began, as other parts noticed; 0: none
 	tickDue   atomic.Bool
-	// strangeDue: a message came that is no batch. odd are the kinds of oddities that were logged.
-	strangeDue atomic.Bool
-	odd        atomic.Uint32
-	waiting    atomic.Bool // live batches wait for a replay
-	dropped    atomic.Uint64
-	queue      queue
-	replies    chan reply
-	cancel     context.CancelFunc
-	spawn      func(func(context.Context)) // starts a goroutine that ends with the feed
+	// malformedDue: a message came that is no batch. odd are the kinds of oddities that were logged.
+	malformedDue atomic.Bool
+	odd          atomic.Uint32
+	waiting      atomic.Bool // live batches wait for a replay
+	dropped      atomic.Uint64
+	queue        queue
+	replies      chan reply
+	cancel       context.CancelFunc
+	spawn        func(func(context.Context)) // starts a goroutine that ends with the feed
 
 	turn  sync.Mutex // held by the worker that runs the feed; everything below belongs to it
 	d     *vllm.Decoder
@@ -51,8 +51,8 @@ type feed struct {
 	lives lives
 	jobs  uint64 // numbers replay requests
 	// rereadAt is when a replay was last asked for a batch that could not be read.
-	rereadAt time.Time
-	told     tellings
+	rereadAt  time.Time
+	published publication
 	// replayAt is where replays are asked for; instance the name of the engine process, if it has one.
 	replayAt, instance string
 
@@ -70,7 +70,7 @@ type position struct {
 	exact    bool      // everything since the engine's start was applied
 	lower    bool      // this life has said something about tiers below the GPU
 	dirty    bool      // the sink may hold something
-	partial  bool      // a replay failed that could have told more; it is worth another try
+	partial  bool      // a replay failed that could have brought more; it is worth another attempt
 	barren   bool      // replays of this life hold nothing
 	replayed bool      // replays of this life hold something
 }
@@ -90,11 +90,11 @@ type connection struct {
 	probeAt  time.Time // when to look for lost events
 }
 
-// tellings is what the rest of the router was told.
-type tellings struct {
-	state     kvblock.FeedState
-	any       bool
-	complaint string
+// publication is what the rest of the router knows of the feed.
+type publication struct {
+	state   kvblock.FeedState
+	any     bool
+	problem string
 }
 
 func newFeed(p *Plane, slot replica.Slot, events replica.Events, label string) *feed {
@@ -108,9 +108,9 @@ func newFeed(p *Plane, slot replica.Slot, events replica.Events, label string) *
 	return f
 }
 
-// inherit takes over what old knew, so that the same engine behind new sockets goes on.
+// inherit takes over what old knew, so that the same engine continues behind new sockets.
 func (f *feed) inherit(old *feed) {
-	f.pos, f.told, f.lives, f.instance = old.pos, old.told, old.lives, old.instance
+	f.pos, f.published, f.lives, f.instance = old.pos, old.published, old.lives, old.instance
 	s := old.report()
 	s.Label, s.Endpoint, s.Replay = f.label, f.events.Endpoint, f.events.Replay
 	f.status = s
@@ -143,7 +143,7 @@ func (f *feed) takeTurn(d *vllm.Decoder) {
 }
 
 func (f *feed) hasWork() bool {
-	if f.restarted.Load() != 0 || f.tickDue.Load() || f.strangeDue.Load() || len(f.replies) > 0 {
+	if f.restarted.Load() != 0 || f.tickDue.Load() || f.malformedDue.Load() || len(f.replies) > 0 {
 		return true
 	}
 	n, _ := f.queue.size()
@@ -159,7 +159,7 @@ func (f *feed) run() {
 	if began := f.restarted.Swap(0); began != 0 && f.pos.known && f.lives.latest.UnixNano() < began {
 		f.newLife("the engine process is a new one")
 	}
-	if f.strangeDue.Swap(false) {
+	if f.malformedDue.Swap(false) {
 		f.pos.exact = false
 	}
 	if f.tickDue.Swap(false) {
@@ -175,7 +175,7 @@ func (f *feed) run() {
 		}
 	}
 	f.waiting.Store(f.rec != nil)
-	f.tell()
+	f.publish()
 }
 
 // step deals with one thing and reports whether there was one.
@@ -232,7 +232,7 @@ func (f *feed) onTick(now time.Time) {
 	forget := f.plane.config.ForgetAfter
 	if !f.conn.up {
 		if forget > 0 && f.pos.known && now.Sub(f.conn.downAt) > forget {
-			f.complain("forgotten: not reachable for %v", forget)
+			f.noteProblem("forgotten: not reachable for %v", forget)
 			f.reset("unreachable")
 			f.pos = position{}
 		}

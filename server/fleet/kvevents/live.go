@@ -57,7 +57,7 @@ func (f *feed) onDown(it item) {
 	}
 	f.conn.up = false
 	f.conn.downAt = it.at
-	f.complain("disconnected: %v", it.err)
+	f.noteProblem("disconnected: %v", it.err)
 }
 
 // onLive deals with a batch and reports whether it is done; otherwise it waits for a replay.
@@ -137,7 +137,7 @@ func (f *feed) fillGap(seq uint64) (lost bool) {
 			return false
 		}
 	}
-	f.complain("batches %d to %d are lost", f.pos.next, seq-1)
+	f.noteProblem("batches %d to %d are lost", f.pos.next, seq-1)
 	f.reset("gap")
 	return true
 }
@@ -169,7 +169,7 @@ func (f *feed) base(seq uint64) {
 
 // newLife: the engine process is another one; all that was known about it is void.
 func (f *feed) newLife(format string, args ...any) {
-	f.complain(format, args...)
+	f.noteProblem(format, args...)
 	f.reset("restart")
 	f.count(func(s *Status) { s.Restarts++ })
 	f.pos = position{}

@@ -121,7 +121,7 @@ func (f *feed) verify(m reply) {
 		f.rec.verified = true // the ring no longer holds our last batch
 		f.conn.trusted = true
 		if m.seq == f.pos.next {
-			f.complain("the replay lacks batch %d", f.rec.from)
+			f.noteProblem("the replay lacks batch %d", f.rec.from)
 			f.reset("gap")
 			f.base(m.seq)
 			f.take(m.seq, m.payload())
@@ -138,7 +138,7 @@ func (f *feed) verify(m reply) {
 
 // hole steps over batches that no replay holds.
 func (f *feed) hole(m reply) {
-	f.complain("batches %d to %d are in no replay", f.pos.next, m.seq-1)
+	f.noteProblem("batches %d to %d are in no replay", f.pos.next, m.seq-1)
 	f.reset("gap")
 	f.base(m.seq)
 	f.take(m.seq, m.payload())
@@ -167,7 +167,7 @@ func (f *feed) onReplayEnd(err error) {
 	r := f.rec
 	if err != nil {
 		r.failures++
-		f.complain("replay (%s) from %d: %v", r.why, r.from, err)
+		f.noteProblem("replay (%s) from %d: %v", r.why, r.from, err)
 		f.plane.metrics.replayFailed(r.why)
 		if r.failures < maxFailures && r.attempts < maxAttempts && !errors.Is(err, errUseless) {
 			f.ask(time.Duration(r.failures) * 100 * time.Millisecond)
@@ -211,10 +211,10 @@ func (f *feed) missing(r *recovery) {
 // barren: the engine has published on this connection and its replays are empty: a ring of no size.
 func (f *feed) barren() {
 	f.pos.barren = true
-	f.complain("replays of this engine are empty")
+	f.noteProblem("replays of this engine are empty")
 }
 
-// giveUp ends a recovery that failed. Live batches go on from where they are.
+// giveUp ends a recovery that failed. Live batches continue from where they are.
 func (f *feed) giveUp() {
 	f.rec = nil
 	f.pos.partial = f.pos.partial || !f.pos.exact || !f.conn.trusted

@@ -65,7 +65,7 @@ func (f *feed) fetch(ctx context.Context, endpoint string, job, from uint64) err
 		}
 		n, ok := sequence(m)
 		if !ok {
-			f.strange(m)
+			f.onMalformed(m)
 			return errors.New("a reply without a number")
 		}
 		if n.seq == zmtp.EndOfReplay {

@@ -59,7 +59,7 @@ func (b *Belief) End() {
 	}
 }
 
-// expire ends what has had its time: beliefs, and a snapshot's ranks that nobody added. Run
+// expire ends what has had its time: beliefs, and a snapshot's ranks that were not added. Run
 // calls it four times a second.
 func (ix *Index) expire(now time.Time) {
 	ix.mu.Lock()

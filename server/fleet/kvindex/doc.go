@@ -10,5 +10,5 @@
 // parallel. Locks nest in this order: Index.mu, rank.mu, shard.mu, setTable.mu.
 //
 // What the index says is advice: a stale or missing entry costs a cache hit, never a request.
-// Which state a rank's feed is in is told by the feed (SetState) and only kept here.
+// Which state a rank's feed is in is set by the feed (SetState) and only kept here.
 package kvindex

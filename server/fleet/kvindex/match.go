@@ -86,7 +86,7 @@ func (ix *Index) applyLimits(dst []Overlap, base int, hashes []blockhash.Hash) [
 func (ix *Index) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *plane, tier kvblock.Tier) []Overlap {
 	var room, more [MaxRanks / 64]uint64
 	seen, fresh := room[:ix.sets.words], more[:ix.sets.words]
-	// Ranks that end at the same place follow each other: one probe tells who of them goes on.
+	// Ranks that end at the same place follow each other: one probe tells which of them continue.
 	next, goOn := -1, uint32(0)
 	for i := range dst[base:] {
 		if from := int(dst[base+i].reach()); from != next && from < len(hashes) {

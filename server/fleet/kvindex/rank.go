@@ -41,7 +41,7 @@ type rank struct {
 	limits    atomic.Pointer[[]limit]
 	totals    Totals // guarded by mu
 	recent    recent // guarded by mu
-	told      bool   // an event of an odd block size was logged; guarded by mu
+	warned    bool   // an event of an odd block size was logged; guarded by mu
 }
 
 // role is what a part's blocks mean for matching.
@@ -145,8 +145,8 @@ func (r *rank) publish(p *part, key blockhash.Hash) {
 	}
 }
 
-// unhold takes back one hold.
-func (r *rank) unhold(p *part, key blockhash.Hash) {
+// release ends one hold.
+func (r *rank) release(p *part, key blockhash.Hash) {
 	if r.salts.live > 0 {
 		r.salts.drop(revID(kvblock.EngineHash(key)))
 	}
@@ -213,7 +213,7 @@ func (r *rank) eachKey(p *part, f func(key blockhash.Hash)) {
 
 // drop forgets what p holds.
 func (r *rank) drop(p *part) {
-	r.eachKey(p, func(key blockhash.Hash) { r.unhold(p, key) })
+	r.eachKey(p, func(key blockhash.Hash) { r.release(p, key) })
 	r.ix.entries.Add(int64(-p.rev.live))
 	p.rev, p.unkeyed, p.dups = revmap{}, 0, nil
 }
@@ -246,7 +246,7 @@ func (r *rank) dropGuesses() {
 			delete(p.rev.more, *name&^refMask)
 			p.rev.free(name)
 			if *key != 0 {
-				r.unhold(p, blockhash.Hash(*key))
+				r.release(p, blockhash.Hash(*key))
 			} else {
 				p.unkeyed--
 			}

@@ -40,7 +40,7 @@ const (
 var errSnapshot = errors.New("not a complete snapshot")
 
 // Snapshot writes the facts that ranks with a name hold. It locks one rank at a time, so that
-// events go on; replaying the events since the snapshot began brings a loaded one up to date.
+// events continue; replaying the events since the snapshot began brings a loaded one up to date.
 func (ix *Index) Snapshot(w io.Writer) error {
 	if _, err := io.WriteString(w, snapshotMagic); err != nil {
 		return fmt.Errorf("write snapshot: %w", err)

@@ -22,7 +22,7 @@ type Stats struct {
 	Unknown, Retries int64
 	// Cut is set when the budget left out any block of a present rank.
 	Cut bool
-	// Parked counts ranks that a snapshot brought and nobody has added yet.
+	// Parked counts ranks that a snapshot brought and that were not added yet.
 	Parked int
 	Total  Totals
 }

@@ -85,7 +85,7 @@ func (r *rank) storeOne(p *part, id uint64, key blockhash.Hash, salt uint64) {
 }
 
 // nameWaiting gives their keys to blocks of other parts that were announced before the chain
-// told what they are: offloaded copies and limiting groups name blocks by hash only.
+// named them: offloaded copies and limiting groups name blocks by hash only.
 func (r *rank) nameWaiting(chain *part, ev *kvblock.Stored, salt uint64) {
 	for _, p := range r.parts {
 		if p == chain || p.unkeyed == 0 {
@@ -185,8 +185,8 @@ const oddEvents = 16
 // where they end on the rank's own.
 func (r *rank) oddSize(p *part, ev *kvblock.Stored) {
 	r.totals.OddSize += int64(len(ev.Hashes))
-	if !r.told {
-		r.told = true
+	if !r.warned {
+		r.warned = true
 		r.ix.log.Warn("a KV event has a larger block size than the rank; its blocks are matched only in part",
 			"replica", string(r.info.Rank.Replica), "rank", r.info.Rank.Index, "block_size", p.blockSize, "of_event", ev.BlockSize)
 	}
@@ -299,7 +299,7 @@ func (r *rank) extend(parent blockhash.Hash, ev *kvblock.Stored, salt uint64) {
 }
 
 // extendCoarse appends the keys at the ends of blocks that are several chain blocks long. With
-// multimodal items the chain blocks' own items are not told, so that such blocks stay unkeyed
+// multimodal items the chain blocks' own items are unknown, so that such blocks stay unkeyed
 // unless the chain names them.
 func (r *rank) extendCoarse(parent blockhash.Hash, ev *kvblock.Stored, unit int, salt uint64) {
 	seed := blockhash.Namespace{Adapter: ev.Adapter}.Seed() + salt
@@ -365,7 +365,7 @@ func (r *rank) removeRun(p *part, run []kvblock.EngineHash) {
 		}
 	}
 	for _, key := range gone[:n] {
-		r.unhold(p, key)
+		r.release(p, key)
 	}
 }
 

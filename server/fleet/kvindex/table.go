@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 )
 
-// A slot word names a block and who holds it. From the top: the tag (with the shard's number 49
+// A slot word names a block and its holders. From the top: the tag (with the shard's number 49
 // bits of the spread hash), the bucket's passed mark, and the set id; a slot with set id zero is
 // free, whatever its tag. Blocks of tags are of eight classes; the passed mark of a bucket's i-th
 // slot says that a block of class i may lie past this bucket, which was full once. Marks are
@@ -31,7 +31,7 @@ const (
 )
 
 // spread moves the entropy of h into its upper bits. Block hashes are well mixed already; the
-// multiplication keeps the table sound when somebody's are not.
+// multiplication keeps the table sound when an input's are not.
 func spread(h blockhash.Hash) uint64 { return uint64(h) * 0x9E3779B97F4A7C15 }
 
 // tagOf returns the slot word of a spread hash with no mark and set id zero.

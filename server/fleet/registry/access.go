@@ -108,7 +108,7 @@ func (k *keyring) check(c *Config) error {
 }
 
 // of finds a replica's credentials: its own, else its pool's, else those of all. A replica that registered itself is given
-// no key but its own: whoever may register could else have the others' sent to an address of their choice.
+// no key but its own: a caller that may register could otherwise have the others' sent to an address of their choice.
 func (k *keyring) of(s Spec, registered bool) (credentials, error) {
 	a := s.access()
 	switch pool, err := k.pool(s); {

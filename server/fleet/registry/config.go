@@ -193,15 +193,15 @@ type Params struct {
 	// Lookup finds variables of the environment, which settings may name; nil finds none.
 	Lookup func(name string) (value string, ok bool)
 
-	// OnRankAdded is told of each new rank before a snapshot shows it.
+	// OnRankAdded is called for each new rank before a snapshot shows it.
 	OnRankAdded func(slot replica.Slot, r *replica.Replica, rank int)
-	// OnRankRemoved is told of each rank that no snapshot shows any more. Its slot may be used again
+	// OnRankRemoved is called for each rank that no snapshot shows any more. Its slot may be used again
 	// after the call returned.
 	OnRankRemoved func(slot replica.Slot)
-	// OnRestarted is told that the engine behind a replica is a new process, which began at the given
+	// OnRestarted is called when the engine behind a replica is a new process, which began at the given
 	// moment or a little earlier. The replica keeps its slots.
 	OnRestarted func(r *replica.Replica, began time.Time)
-	// OnChanged is told of each new snapshot after it was published.
+	// OnChanged is called with each new snapshot after it was published.
 	OnChanged func(*Snapshot)
 }
 

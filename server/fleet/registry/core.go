@@ -61,8 +61,8 @@ func (c *core) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-c.r.inbox.wake:
-			for _, wish := range c.r.inbox.take() {
-				wish(c)
+			for _, command := range c.r.inbox.take() {
+				command(c)
 			}
 		case <-expiry.C:
 			c.expire(time.Now())
@@ -162,7 +162,7 @@ func (c *core) commit() {
 	}
 	if c.changed {
 		c.changed = false
-		c.tell(came, went)
+		c.announce(came, went)
 	}
 	for _, f := range slices.Concat(c.restarts, c.afterCommit) {
 		f()
@@ -208,8 +208,8 @@ func (c *core) reconcile() (came, went []rankChange) {
 	return came, went
 }
 
-// tell publishes the entries as a snapshot, with the callbacks before and after it.
-func (c *core) tell(came, went []rankChange) {
+// announce publishes the entries as a snapshot, with the callbacks before and after it.
+func (c *core) announce(came, went []rankChange) {
 	p := &c.r.params
 	remove := func(change rankChange) {
 		for _, slot := range change.slots {

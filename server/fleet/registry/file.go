@@ -100,7 +100,7 @@ func (r *Registry) offer(source string, specs []Spec) {
 	r.inbox.put(func(c *core) { c.setSource(source, specs) })
 }
 
-// errNoList is what a file is wrong with that was only just begun, or emptied to be written anew.
+// errNoList is the error of a file that is being written.
 var errNoList = errors.New(`the list "replicas" is missing; write "replicas: []" for a fleet without replicas`)
 
 func (r *Registry) parseFile(text []byte) ([]Spec, error) {

@@ -48,7 +48,7 @@ const (
 
 	kubeBackOff    = time.Second
 	kubeMaxBackOff = 30 * time.Second
-	// kubeWatch is how long one watch lasts. The token is read anew for the next one.
+	// kubeWatch is how long one watch lasts. The token is read again for the next one.
 	kubeWatch = 5 * time.Minute
 )
 

@@ -57,7 +57,7 @@ func (p *prober) forget() {
 type result struct {
 	at      time.Time
 	err     error
-	refused bool // nobody listens there
+	refused bool // the port is closed
 	mute    bool // nothing came back in time
 	own     bool // this machine had no room for a connection
 	near    bool // the machine at its address answers, or did

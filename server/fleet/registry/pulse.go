@@ -10,7 +10,7 @@ import (
 )
 
 // pulse is how promptly a replica answers its health question. It changes with every probe and
-// is shared by the prober, the snapshots and those who ask.
+// is shared by the prober, the snapshots and their readers.
 type pulse struct {
 	// asked is when the question was sent that no answer came to since, in Unix nanoseconds; 0: none is open.
 	asked atomic.Int64
@@ -78,14 +78,14 @@ func (r *Registry) Alive(id replica.ID) {
 // whence is how far a probe came.
 type whence struct{ connected bool }
 
-// traced has w told when the probe under ctx has a connection.
+// traced sets w.connected when the probe under ctx has a connection.
 func traced(ctx context.Context, w *whence) context.Context {
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { w.connected = true }})
 }
 
 const (
 	// nearby is the time between probes of a replica that is down, as long as its machine answers: a port that is
-	// closed opens with the engine, and a process that is mute may go on at any moment.
+	// closed opens with the engine, and a silent process may continue at any moment.
 	nearby = 500 * time.Millisecond
 	// nearbyFor is after how long it is asked ever more rarely like any other.
 	nearbyFor = 10 * time.Minute

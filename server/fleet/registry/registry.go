@@ -145,7 +145,7 @@ func staticSpecs(c *Config, keys *keyring) ([]Spec, error) {
 	return specs, nil
 }
 
-// publish makes s the snapshot and wakes those who watch.
+// publish makes s the snapshot and wakes the watchers.
 func (r *Registry) publish(s *Snapshot) {
 	r.snapshot.Store(s)
 	r.changedMu.Lock()
@@ -213,7 +213,7 @@ func (r *Registry) NoteStart(id replica.ID, began time.Time) {
 }
 
 // NoteRestart tells that the engine behind a replica turned out to be a new process just now. It is
-// for engines whose start is not known; the same restart may be told more than once.
+// for engines whose start is not known; the same restart may be noted more than once.
 func (r *Registry) NoteRestart(id replica.ID, noticed time.Time) {
 	r.inbox.put(func(c *core) {
 		if e := c.entries[id]; e != nil && e.began.IsZero() && noticed.Sub(e.lifeSeen) > sameRestart {
@@ -227,19 +227,19 @@ func (l Learned) newsFor(r *replica.Replica) bool {
 		l.MaxBatchedTokens > 0 && l.MaxBatchedTokens != r.MaxBatchedTokens
 }
 
-// inbox is the queue of wishes for the core. It holds at most one for each caller that waits and
+// inbox is the queue of commands for the core. It holds at most one for each caller that waits and
 // a few for each replica.
 type inbox struct {
-	mu     sync.Mutex
-	wishes []func(*core) // guarded by mu
-	wake   chan struct{}
+	mu       sync.Mutex
+	commands []func(*core) // guarded by mu
+	wake     chan struct{}
 }
 
 func newInbox() inbox { return inbox{wake: make(chan struct{}, 1)} }
 
-func (b *inbox) put(wish func(*core)) {
+func (b *inbox) put(command func(*core)) {
 	b.mu.Lock()
-	b.wishes = append(b.wishes, wish)
+	b.commands = append(b.commands, command)
 	b.mu.Unlock()
 	select {
 	case b.wake <- struct{}{}:
@@ -250,19 +250,19 @@ func (b *inbox) put(wish func(*core)) {
 func (b *inbox) take() []func(*core) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	wishes := b.wishes
-	b.wishes = nil
-	return wishes
+	commands := b.commands
+	b.commands = nil
+	return commands
 }
 
-// do runs wish in the core and returns its error once the snapshot shows what it did.
-func (r *Registry) do(ctx context.Context, wish func(*core) error) error {
+// do runs command in the core and returns its error once the snapshot shows what it did.
+func (r *Registry) do(ctx context.Context, command func(*core) error) error {
 	answer := make(chan error, 1)
 	r.inbox.put(func(c *core) {
 		if ctx.Err() != nil {
-			return // nobody waits for it any more
+			return // the caller has gone
 		}
-		err := wish(c)
+		err := command(c)
 		c.afterCommit = append(c.afterCommit, func() { answer <- err })
 	})
 	select {

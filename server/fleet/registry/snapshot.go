@@ -60,8 +60,8 @@ type Details struct {
 	LeaseEnds time.Time
 }
 
-// Pool returns the replicas that serve model. A name of the form base:adapter, when nobody serves one
-// that is called so, means the adapter of that base model.
+// Pool returns the replicas that serve model. A name of the form base:adapter, when no replica serves that name,
+// means the adapter of that base model.
 func (s *Snapshot) Pool(model string) (*Pool, bool) {
 	if p, ok := s.pools[model]; ok {
 		return p, true
@@ -107,7 +107,7 @@ func (s *Snapshot) Details(id replica.ID) Details { return s.details[id].read() 
 // Models returns the pools of all names that clients may use, by name.
 func (s *Snapshot) Models() []*Pool { return s.names }
 
-// Silent is how many replicas have not told yet which models they serve. While there are any, a
+// Silent is how many replicas have not reported yet which models they serve. While there are any, a
 // model that no pool has may still turn up.
 func (s *Snapshot) Silent() int { return s.silent }
 

@@ -2,16 +2,16 @@ package load
 
 import "time"
 
-// stay is one attempt's time on one rank. What changes after it was booked is guarded by the
+// booking is one attempt's time on one rank. What changes after it was booked is guarded by the
 // rank's mu, except output, which the owner's lock guards.
-type stay struct {
+type booking struct {
 	owner *Reservation
 	rank  *rank
 
-	prev, next   *stay // among all of the rank
-	prevQ, nextQ *stay // among those with prefill to do
-	booked       bool  // is among all
-	queued       bool  // has prefill to do
+	prev, next   *booking // among all of the rank
+	prevQ, nextQ *booking // among those with prefill to do
+	booked       bool     // is among all
+	queued       bool     // has prefill to do
 
 	bookedAt      int64
 	promptTokens  int
@@ -24,19 +24,19 @@ type stay struct {
 	output       int64 // tokens
 	promptBlocks int64 // blocks of the prompt, its partial last one included
 	private      int64 // blocks of the prompt that have no hash and so are never shared
-	exclusive    int64 // hashed blocks of the prompt that no other stay uses now
+	exclusive    int64 // hashed blocks of the prompt that no other booking uses now
 	outputBlocks int64 // blocks begun by output
 	weight       int64 // of private, exclusive and outputBlocks; whole until output decays it
 
-	node             *node // the end of the prompt's hashed blocks in the rank's tree; nil when there are none
-	prevEnd, nextEnd *stay // the stays that end at the same node
+	node             *node    // the end of the prompt's hashed blocks in the rank's tree; nil when there are none
+	prevEnd, nextEnd *booking // the bookings that end at the same node
 }
 
 // maxPrefill caps one request's predicted prefill time, so that sums cannot overflow.
 const maxPrefill = 24 * time.Hour
 
-func (s *stay) fill(r *Reservation, rk *rank, req *Request, now int64) {
-	*s = stay{
+func (s *booking) fill(r *Reservation, rk *rank, req *Request, now int64) {
+	*s = booking{
 		owner: r, rank: rk, bookedAt: now, promptTokens: req.PromptTokens,
 		prefillTokens: int64(req.PrefillTokens),
 		prefillNanos:  int64(min(max(req.PrefillTime, 0), maxPrefill)),
@@ -47,7 +47,7 @@ func (s *stay) fill(r *Reservation, rk *rank, req *Request, now int64) {
 }
 
 // blocksAt is how many blocks the request fills after so many output tokens.
-func (s *stay) blocksAt(output int64) int64 {
+func (s *booking) blocksAt(output int64) int64 {
 	if s.blockSize == 0 {
 		return 0
 	}
@@ -55,7 +55,7 @@ func (s *stay) blocksAt(output int64) int64 {
 }
 
 // decay is the weight of a request that has produced output of the tokens expected of it.
-func (s *stay) decay(output int64) int64 {
+func (s *booking) decay(output int64) int64 {
 	switch {
 	case s.expected <= 0:
 		return whole
@@ -65,13 +65,13 @@ func (s *stay) decay(output int64) int64 {
 	return whole - output*whole/s.expected
 }
 
-// own are the blocks that the stay shares with nobody.
-func (s *stay) own() int64 { return s.private + s.exclusive + s.outputBlocks }
+// own are the blocks that the booking does not share.
+func (s *booking) own() int64 { return s.private + s.exclusive + s.outputBlocks }
 
-// allList is a rank's list of stays, oldest first.
-type allList struct{ first, last *stay }
+// allList is a rank's list of bookings, oldest first.
+type allList struct{ first, last *booking }
 
-func (l *allList) push(s *stay) {
+func (l *allList) push(s *booking) {
 	s.booked, s.prev, s.next = true, l.last, nil
 	if l.last != nil {
 		l.last.next = s
@@ -81,7 +81,7 @@ func (l *allList) push(s *stay) {
 	l.last = s
 }
 
-func (l *allList) drop(s *stay) {
+func (l *allList) drop(s *booking) {
 	if s.prev != nil {
 		s.prev.next = s.next
 	} else {
@@ -95,9 +95,9 @@ func (l *allList) drop(s *stay) {
 	s.booked, s.prev, s.next = false, nil, nil
 }
 
-// collect returns the stays booked before the moment t.
-func (l *allList) collect(t int64) []*stay {
-	var found []*stay
+// collect returns the bookings booked before the moment t.
+func (l *allList) collect(t int64) []*booking {
+	var found []*booking
 	for s := l.first; s != nil; s = s.next {
 		if s.bookedAt < t {
 			found = append(found, s)
@@ -107,9 +107,9 @@ func (l *allList) collect(t int64) []*stay {
 }
 
 // preList is a rank's prefill queue, first in line first.
-type preList struct{ first, last *stay }
+type preList struct{ first, last *booking }
 
-func (l *preList) push(s *stay) {
+func (l *preList) push(s *booking) {
 	s.prevQ, s.nextQ = l.last, nil
 	if l.last != nil {
 		l.last.nextQ = s
@@ -119,7 +119,7 @@ func (l *preList) push(s *stay) {
 	l.last = s
 }
 
-func (l *preList) drop(s *stay) {
+func (l *preList) drop(s *booking) {
 	if s.prevQ != nil {
 		s.prevQ.nextQ = s.nextQ
 	} else {
