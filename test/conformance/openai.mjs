@@ -94,7 +94,7 @@ async function broken(promise) {
     for await (const _ of await promise) events++;
     return { class: "none" };
   } catch (e) {
-    return { class: e.constructor.name, said: /broke off/.test(e.message + JSON.stringify(e.error ?? null)), some: events > 0 };
+    return { class: e.constructor.name, said: /ended early/.test(e.message + JSON.stringify(e.error ?? null)), some: events > 0 };
   }
 }
 const streams = {

@@ -107,7 +107,7 @@ def broken(start):
             events += 1
         return {"class": "none"}
     except Exception as e:  # its class is the result
-        return {"class": type(e).__name__, "said": "broke off" in f"{e} {getattr(e, 'body', '')}", "some": events > 0}
+        return {"class": type(e).__name__, "said": "ended early" in f"{e} {getattr(e, 'body', '')}", "some": events > 0}
 
 
 streams = {
