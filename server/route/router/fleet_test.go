@@ -320,9 +320,6 @@ func (f *fleet) eventually(what string, done func() bool) {
 	}
 }
 
-// waiting counts the requests in the hold queue.
-func (f *fleet) waiting() int { return f.chooser.Waiting() }
-
 // settled checks that nothing is booked any more.
 func (f *fleet) settled() {
 	f.t.Helper()

@@ -88,9 +88,6 @@ func (p *Pool) Update(next Config) error {
 // WaitIdle waits until nothing is under way in the background.
 func (p *Pool) WaitIdle() { p.flights.wg.Wait() }
 
-// endpoints lists the replicas known as tokenizers.
-func (p *Pool) endpoints() []remote.EndpointStatus { return p.remote.Status() }
-
 // CacheStats returns the figures of the cache.
 func (p *Pool) CacheStats() cache.Stats { return p.cache.Stats() }
 

@@ -11,5 +11,3 @@ var (
 func (c *Conn) Unsubscribe(topic string) error { return c.subscription(0, "CANCEL", topic) }
 
 func (p *Publisher) Dropped() uint64 { return p.pub.dropped.Load() }
-
-func (p *Pub) Dropped() uint64 { return p.dropped.Load() }
