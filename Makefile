@@ -49,7 +49,7 @@ tidy-check: ## fail when go.mod or go.sum of a module differs from what go mod t
 	@for mod in $$(git ls-files '*go.mod'); do (cd "$$(dirname "$$mod")" && $(GO) mod tidy -diff) || { echo "$$mod: run go mod tidy there"; exit 1; }; done
 
 .PHONY: lint unused binaries vulncheck bench-smoke check
-lint: ## run the linters
+lint: unused ## run the linters
 	$(LINT) golangci-lint run ./...
 
 unused: ## fail on functions that nothing calls, and on exports of server/ and sim/ that no other package uses
