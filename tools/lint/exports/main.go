@@ -87,7 +87,9 @@ func unused(dir string, patterns []string) ([]string, error) {
 		}
 	}
 	named := interfaceMethods(all)
-	named["Is"], named["As"], named["Unwrap"] = true, true, true // package errors asks for them without a name
+	for _, name := range []string{"Is", "As", "Unwrap", "FlushError"} { // interfaces inside functions of errors and net/http
+		named[name] = true
+	}
 	absolute, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err

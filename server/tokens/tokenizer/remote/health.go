@@ -60,8 +60,8 @@ func (p *Pool) probe(ctx context.Context) {
 	wg.Wait()
 }
 
-// EndpointStatus is what is known about one endpoint.
-type EndpointStatus struct {
+// endpointStatus is what is known about one endpoint.
+type endpointStatus struct {
 	Replica  string    `json:"replica"`
 	Open     bool      `json:"breaker_open"`
 	Inflight int       `json:"inflight"`
@@ -71,10 +71,10 @@ type EndpointStatus struct {
 }
 
 // Status lists the known endpoints.
-func (p *Pool) Status() []EndpointStatus {
-	var list []EndpointStatus
+func (p *Pool) Status() []endpointStatus {
+	var list []endpointStatus
 	for _, e := range *p.table.live.Load() {
-		list = append(list, EndpointStatus{
+		list = append(list, endpointStatus{
 			Replica: string(e.id), Open: e.breaker.isOpen(), Inflight: int(e.inflight.Load()),
 			LastUsed: time.Unix(0, e.lastUsed.Load()),
 			Render:   [...]string{"unknown", "yes", "no"}[e.render.Load()],
