@@ -11,7 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
-// messageFrame is what a gRPC message may have beside the largest body.
+// messageFrame is what a gRPC message may have in addition to the largest body.
 const messageFrame = 64 << 10
 
 // newGuard bounds what gRPC callers may hold.

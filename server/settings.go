@@ -14,7 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 )
 
-// lookEvery is the time between looks at the settings file and those that it names: a change is taken when two looks in a row
+// lookEvery is the time between looks at the settings file and those that it names: a change is applied when two consecutive looks
 // see the same, so after two to four seconds.
 const lookEvery = 2 * time.Second
 

@@ -18,7 +18,7 @@ type Entry struct {
 	Outcome *decision.Outcome `json:"outcome,omitempty"`
 }
 
-// Params is what the process hands in beside the Config.
+// Params is what the process passes in addition to the Config.
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// shownPerSecond is how many traces are shown to people: more than anybody looks at, and too few to
+// shownPerSecond is how many traces are shown in the console: more than can be read, and too few to
 // cost anything.
 const shownPerSecond = 20
 

@@ -5,6 +5,6 @@
 // are sampled by ratio when the caller did not decide, and traces that failed or were slow are
 // kept all the same: the decision falls when a trace's first span ends (package recorder). Nothing here ever
 // blocks a request; what cannot be kept is dropped and counted. Only packages server and config
-// import this package: everybody else takes a *slog.Logger, a metric.MeterProvider or a
+// import this package: all others take a *slog.Logger, a metric.MeterProvider or a
 // trace.TracerProvider.
 package telemetry

@@ -24,7 +24,7 @@ import (
 // megabytes.
 const (
 	drawQueue     = 16 << 20  // bytes of traces that are not drawn yet
-	drawBatch     = 256 << 10 // bytes that are drawn in a row: some sixty requests
+	drawBatch     = 256 << 10 // bytes that are drawn at once: some sixty requests
 	drawEvery     = time.Second
 	exportQueue   = 4096 // spans
 	exportBatch   = 2048 // spans per call: those of some 170 requests

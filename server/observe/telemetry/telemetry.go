@@ -25,7 +25,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 )
 
-// Params is what the process hands in beside the Config.
+// Params is what the process passes in addition to the Config.
 type Params struct {
 	// LogTo receives the log.
 	LogTo io.Writer
@@ -33,7 +33,7 @@ type Params struct {
 	Version string
 	// Instance names this process among the routers of a fleet.
 	Instance string
-	// Exporters receive the traces that are kept, beside the configured endpoint.
+	// Exporters receive the traces that are kept, in addition to the configured endpoint.
 	Exporters []sdktrace.SpanExporter
 	// Shown gets the spans of recorded traces when their first span ends, which comes last, kept or not,
 	// at most twenty a second. It must not block, and nil shows none.
