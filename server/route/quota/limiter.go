@@ -75,9 +75,7 @@ func New(c Config, p Params) (*Limiter, error) {
 		l.clock = time.Now
 	}
 	l.table.Store(newTable(c))
-	if err := l.meter(p.Meter); err != nil {
-		return nil, err
-	}
+	l.meter(p.Meter)
 	return l, nil
 }
 

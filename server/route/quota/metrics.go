@@ -1,12 +1,10 @@
 package quota
 
 import (
-	"context"
-	"errors"
-
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 const ns = "kvpilot.tenant."
@@ -28,45 +26,30 @@ func (c *counts) add(o *counts) {
 }
 
 // meter registers the instruments. Requests cost nothing for them: they read the accounts.
-func (l *Limiter) meter(p metric.MeterProvider) error {
-	if p == nil {
-		p = noop.NewMeterProvider()
-	}
-	m := p.Meter("github.com/kvpilot/kvpilot/server/route/quota")
-	var errs []error
-	counter := func(name, unit, text string) metric.Int64ObservableCounter {
-		c, err := m.Int64ObservableCounter(ns+name, metric.WithUnit(unit), metric.WithDescription(text))
-		errs = append(errs, err)
-		return c
-	}
-	gauge := func(name, unit, text string) metric.Int64ObservableGauge {
-		g, err := m.Int64ObservableGauge(ns+name, metric.WithUnit(unit), metric.WithDescription(text))
-		errs = append(errs, err)
-		return g
-	}
-	admitted := counter("requests", "{request}", "Requests that a tenant's limits admitted. Tenants with an entry in the settings, and the first 64 others, have a label of their own; the rest are \"other\".")
-	refused := counter("refusals", "{request}", "Requests rejected by a tenant's limits, by cause: requests, tokens, in_flight or reserved_tokens.")
-	tokens := counter("tokens", "{token}", "Tokens charged to a tenant: as engines counted them, or as predicted where they did not.")
-	inFlight := gauge("requests.in_flight", "{request}", "A tenant's requests in flight, reservations among them.")
-	reserved := gauge("tokens.reserved", "{token}", "Tokens booked by a tenant's reservations.")
-	left := gauge("tokens.left", "{token}", "Tokens that a tenant may use now; below zero when answers were longer than predicted.")
-	_, err := m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		for label, s := range l.shown() {
-			who := metric.WithAttributes(attribute.String("tenant", label))
-			o.ObserveInt64(admitted, s.admitted, who)
-			o.ObserveInt64(tokens, int64(s.tokens), who)
-			o.ObserveInt64(inFlight, s.inFlight, who)
-			o.ObserveInt64(reserved, s.reserved, who)
+func (l *Limiter) meter(p metric.MeterProvider) {
+	s := instruments.New(p, "server/route/quota")
+	admitted := s.ObservedCounter(ns+"requests", "{request}", "Requests that a tenant's limits admitted. Tenants with an entry in the settings, and the first 64 others, have a label of their own; the rest are \"other\".")
+	refused := s.ObservedCounter(ns+"refusals", "{request}", "Requests rejected by a tenant's limits, by cause: requests, tokens, in_flight or reserved_tokens.")
+	tokens := s.ObservedCounter(ns+"tokens", "{token}", "Tokens charged to a tenant: as engines counted them, or as predicted where they did not.")
+	inFlight := s.ObservedGauge(ns+"requests.in_flight", "{request}", "A tenant's requests in flight, reservations among them.")
+	reserved := s.ObservedGauge(ns+"tokens.reserved", "{token}", "Tokens booked by a tenant's reservations.")
+	left := s.ObservedGauge(ns+"tokens.left", "{token}", "Tokens that a tenant may use now; below zero when answers were longer than predicted.")
+	s.Observe(func(o metric.Observer) {
+		for name, s := range l.shown() {
+			tenant := attribute.String("tenant", name)
+			label := metric.WithAttributes(tenant)
+			o.ObserveInt64(admitted, s.admitted, label)
+			o.ObserveInt64(tokens, int64(s.tokens), label)
+			o.ObserveInt64(inFlight, s.inFlight, label)
+			o.ObserveInt64(reserved, s.reserved, label)
 			if s.limited {
-				o.ObserveInt64(left, int64(s.level), who)
+				o.ObserveInt64(left, int64(s.level), label)
 			}
 			for cause := range causes {
-				o.ObserveInt64(refused, s.refused[cause], metric.WithAttributes(attribute.String("tenant", label), attribute.String("cause", cause.String())))
+				o.ObserveInt64(refused, s.refused[cause], metric.WithAttributes(tenant, attribute.String("cause", cause.String())))
 			}
 		}
-		return nil
-	}, admitted, refused, tokens, inFlight, reserved, left)
-	return errors.Join(append(errs, err)...)
+	})
 }
 
 // shown sums the accounts up by label.

@@ -18,13 +18,13 @@ const (
 	roomy = 16 << 10
 )
 
-// errFailed is the engine's word in mid-stream that it failed. It was not passed on.
+// errFailed is an engine's error event in mid-stream. It was not forwarded.
 var errFailed = errors.New("the engine reported a failure in its stream")
 
 // errStrange is an event in a continuation that cannot be put into the client's stream.
 var errStrange = errors.New("the continuation is not of the expected form")
 
-// reason says why a stream is no longer followed.
+// Lost is why a stream is no longer followed.
 type Lost string
 
 // The reasons.
@@ -33,7 +33,7 @@ const (
 	NotLost Lost = ""
 	// LostForm: an event that is not one piece of plain text.
 	LostForm Lost = "form"
-	// LostIDs: text whose ids were not told.
+	// LostIDs: text without ids.
 	LostIDs Lost = "no_ids"
 	// LostSize: more tokens than are remembered.
 	LostSize Lost = "size"
@@ -46,7 +46,7 @@ type Params struct {
 	// Known are the prompt's ids as the router has them, read-only. Where the engine's are the same they
 	// are not kept twice.
 	Known []uint32
-	// Usage says that the client's stream ends with the usage.
+	// Usage is set when the client's stream ends with the usage.
 	Usage bool
 }
 
@@ -81,9 +81,6 @@ type Follower struct {
 // New makes a Follower.
 func New(p Params) *Follower { return &Follower{p: p, sure: true} }
 
-// Restart forgets everything: another engine answers from the beginning.
-func (f *Follower) Restart() { *f = Follower{p: f.p, sure: true, held: f.held[:0], out: f.out[:0]} }
-
 // Lose ends the following for a reason that the events do not show. Ids are still taken out.
 func (f *Follower) Lose(why Lost) {
 	if f.lost == NotLost {
@@ -105,7 +102,7 @@ func (f *Follower) Feed(piece []byte) ([]byte, error) {
 		data = f.held
 	}
 	if f.foreign(piece) || len(data) > maxEvent {
-		return f.letThrough(data)
+		return f.passThrough(data)
 	}
 	var err error
 	for err == nil {
@@ -131,8 +128,8 @@ func (f *Follower) Feed(piece []byte) ([]byte, error) {
 // foreign reports whether a piece has line ends that engines do not send.
 func (f *Follower) foreign(piece []byte) bool { return bytes.IndexByte(piece, '\r') >= 0 }
 
-// letThrough ends the following of a stream that does not come in vLLM's events.
-func (f *Follower) letThrough(data []byte) ([]byte, error) {
+// passThrough ends the following of a stream that does not come in vLLM's events.
+func (f *Follower) passThrough(data []byte) ([]byte, error) {
 	if f.resumed {
 		return nil, errStrange
 	}
@@ -167,7 +164,7 @@ func (f *Follower) event(e []byte) error {
 	}
 	f.note(c)
 	if f.resumed {
-		return f.redress(c)
+		return f.rewrite(c)
 	}
 	if c.Empty && c.Choices > 0 && c.Finish == nil && c.IDs != nil {
 		return nil // it is there for the ids alone
@@ -185,7 +182,7 @@ func (f *Follower) asIs(e []byte) error {
 	return nil
 }
 
-// note remembers what an event says.
+// note remembers an event's content.
 func (f *Follower) note(c *openai.Chunk) {
 	f.finished = f.finished || c.Finish != nil
 	f.usage = f.usage || c.Choices == 0 && c.Usage != nil

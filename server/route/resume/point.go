@@ -12,7 +12,7 @@ type Point struct {
 	// IDs are those of the prompt and of the answer's part that the client has, the last Answer of them.
 	IDs    []uint32
 	Answer int
-	// Sure says that the client has all text of the ids. Otherwise Whole tells, with the text of Tail.
+	// Sure is set when the client has all text of the ids. Otherwise Whole decides, with the text of Tail.
 	Sure bool
 
 	shown []byte
@@ -24,22 +24,22 @@ const tailTokens = 16
 // Tail are the last ids of the answer.
 func (s *Point) Tail() []uint32 { return s.IDs[len(s.IDs)-min(tailTokens, s.Answer):] }
 
-// Whole reports whether the client's text ends with text, which an engine says that Tail stands for: then
+// Whole reports whether the client's text ends with text, which an engine decoded from Tail: then
 // nothing of it is held back. Tail may begin inside a character, and some tokenizers drop the first space.
 func (s *Point) Whole(text string) bool {
 	text = strings.TrimLeft(text, "\uFFFD ")
 	return text != "" && bytes.HasSuffix(s.shown, []byte(text))
 }
 
-// reason says why the stream is not followed.
+// reason returns why the stream is not followed.
 func (f *Follower) reason() Lost {
 	if f.lost == NotLost && (f.prompt == nil || f.head == nil) {
-		return LostIDs // it broke off before the engine told
+		return LostIDs // it broke off before the engine sent them
 	}
 	return f.lost
 }
 
-// Point is false when the stream cannot go on: it is not followed, or has nothing left to write.
+// Point is false when the stream cannot be resumed: it is not followed, or has nothing left to write.
 func (f *Follower) Point() (Point, bool) {
 	if f.reason() != NotLost || f.finished || f.done {
 		return Point{}, false
@@ -49,7 +49,7 @@ func (f *Follower) Point() (Point, bool) {
 	return Point{IDs: ids, Answer: f.safe, Sure: f.sure || f.safe == 0, shown: bytes.Clone(f.shown)}, true
 }
 
-// Resume says that what is fed from now on is a completion that continues from the Point.
+// Resume announces that what is fed from now on is a completion that continues from the Point.
 func (f *Follower) Resume() {
 	f.ids, f.answered = f.ids[:f.safe], f.safe
 	f.sure, f.parsed = true, false
@@ -80,8 +80,8 @@ func (f *Follower) words() openai.Continued {
 	return openai.Continued{API: f.p.API, Head: f.head, PromptTokens: f.promptTokens, OutputTokens: f.answered}
 }
 
-// redress writes an event of the continuation for the client.
-func (f *Follower) redress(c *openai.Chunk) error {
+// rewrite writes an event of the continuation for the client.
+func (f *Follower) rewrite(c *openai.Chunk) error {
 	if c.Choices > 0 && (c.Choices > 1 || c.Index != 0 || !c.Plain) {
 		return errStrange
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// headerAdapter tells what became of a LoRA adapter on each replica: "gpu-1=200 gpu-2=400".
+// headerAdapter reports the status of a LoRA adapter's call on each replica: "gpu-1=200 gpu-2=400".
 const headerAdapter = "X-Kvpilot-Adapter"
 
 // adaptersAtOnce bounds the replicas that load an adapter at the same time: they read one store.

@@ -123,7 +123,7 @@ func (r *Router) choose(ctx context.Context, rq *request, t *tries, a *attempt) 
 	return nil
 }
 
-// learnRouted tells the parts that learn from it where a prompt went.
+// learnRouted reports where a prompt went to the parts that learn from it.
 func (r *Router) learnRouted(ctx context.Context, rq *request, t *tries, a *attempt) {
 	r.noteKeyless(ctx, rq, a.choice.Decision)
 	pick := a.choice.Decision.Pick()
@@ -173,7 +173,7 @@ func hasOther(d *decision.Decision) bool {
 	})
 }
 
-// settle tells breaker and registry how an attempt went.
+// settle reports the outcome of an attempt to breaker and registry.
 func (r *Router) settle(a *attempt, outcome retry.Verdict) {
 	id := a.choice.Replica.ID
 	r.Breaker.Report(id, a.pass, outcome)

@@ -30,11 +30,11 @@ type Call struct {
 	RequestID string
 	// Client is the client's address, without a port; empty when it is not known.
 	Client string
-	// Tenant names whose key the request came with; empty when keys are not in use.
+	// Tenant is the owner of the request's key; empty when keys are not in use.
 	Tenant string
-	// ShowOverlap lets the caller see what replicas hold of its prompt, whoever sent that.
+	// ShowOverlap lets the caller see what replicas hold of its prompt, although other tenants may have sent it.
 	ShowOverlap bool
-	// Options are what the caller asks of the choice itself.
+	// Options constrain the choice.
 	Options chooser.Options
 	// Received is when the first byte of the request was seen.
 	Received time.Time

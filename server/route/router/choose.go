@@ -33,7 +33,7 @@ type Question struct {
 	// for it lives, asking again gives the same answer and books nothing.
 	Once   bool
 	Tenant string
-	// ShowOverlap lets the caller see what replicas hold of the prompt, whoever sent that.
+	// ShowOverlap lets the caller see what replicas hold of the prompt, although other tenants may have sent it.
 	ShowOverlap bool
 	Adapter     string
 	Salt        string
@@ -93,7 +93,7 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 	d := &delivery{} // stays empty: the caller sends the request
 	defer func() {
 		r.settleLimits(rq, d, err)
-		rq.tell(d, apierror.From(err))
+		rq.leaveStory(d, apierror.From(err))
 	}()
 	if err := r.question(ctx, rq, q); err != nil {
 		return nil, err
@@ -220,7 +220,7 @@ func (r *Router) findAdapter(rq *request, adapter string) error {
 	return nil
 }
 
-// errCutBeforeModel is what a cut body meets whose model is needed and not in it.
+// errCutBeforeModel rejects a cut body that lacks its model where the model is needed.
 func errCutBeforeModel() *apierror.Error {
 	return apierror.New(apierror.BodyTooLarge, "the body was cut off before its model, and the router does not serve exactly one: raise the proxy's limit for bodies", nil, apierror.WithParam("model"))
 }
@@ -260,7 +260,7 @@ func (r *Router) Encode(ctx context.Context, q *Question) (_ *Answer, err error)
 	d := &delivery{}
 	defer func() {
 		r.settleLimits(rq, d, err)
-		rq.tell(d, apierror.From(err))
+		rq.leaveStory(d, apierror.From(err))
 	}()
 	if err := r.question(ctx, rq, q); err != nil {
 		return nil, err

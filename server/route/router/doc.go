@@ -1,8 +1,8 @@
 // Package router takes one request from its prompt to its last byte.
 //
 // Router.Serve reads the body, gets the prompt's token ids, lets the chooser decide and reserve,
-// and streams the chosen replica's answer to the caller's Sink; before the first byte it may try
-// another replica, after it only with the rest of a stream of plain text, where the operator allows
+// and streams the chosen replica's answer to the caller's Sink. Before the first byte it may retry on
+// another replica; after it, another replica may resume a stream of plain text, where the operator allows
 // that. Choose does the same up to the reservation and hands that to
 // the caller, who reports the rest through the lifecycle methods.
 //

@@ -44,7 +44,7 @@ func (r *Router) explain(rq *request, a *attempt, h http.Header) {
 	}
 	if show.Policy {
 		h[headerPolicy] = []string{string(c.Decision.Policy)}
-		if c.Decision.Reason != "" && overlap { // there was a choice; what decided it tells of the caches
+		if c.Decision.Reason != "" && overlap { // there was a choice; its reason reveals the caches
 			h[headerChoice] = []string{string(c.Decision.Reason)}
 		}
 	}
@@ -82,7 +82,7 @@ func (r *Router) finish(ctx context.Context, rq *request, d *delivery, err error
 		public = apierror.New(apierror.UpstreamError, "the replica reported an error in its stream", nil)
 	}
 	r.metrics.end(ctx, rq, d, public, took)
-	rq.tell(d, public)
+	rq.leaveStory(d, public)
 	level := slog.LevelInfo
 	if public != nil {
 		switch public.Fault() {
@@ -120,7 +120,7 @@ func (r *Router) logLine(rq *request, d *delivery, public *apierror.Error, took 
 	return append(line, slog.Int("status", public.HTTPStatus()), slog.String("reason", apierror.Name(public.Reason)), slog.Any("error", public))
 }
 
-// hostPort splits a replica's base URL for callers who open their own connections.
+// hostPort splits a replica's base URL for callers that open their own connections.
 func hostPort(base string) (host string, port int) {
 	scheme, rest, _ := strings.Cut(base, "://")
 	address, _, _ := strings.Cut(rest, "/")

@@ -35,8 +35,8 @@ var errAnswer = errors.New("a request to the replica failed")
 // gone marks an error of the Sink, so that it is not taken for the replica's.
 func gone(err error) error { return errors.Join(errClientGone, err) }
 
-// refusedPause is how long a replica that wants no more and does not say for how long is left to itself while there are
-// others. Who refuses at once has nothing to do, and would be chosen by everybody who comes.
+// refusedPause is how long a replica that rejects requests without a Retry-After gets none while there are others. A replica
+// that rejects at once is idle, and every request would choose it.
 const refusedPause = time.Second
 
 // onTrial is the failure of a request whose replica is being tried by another request just now.
@@ -62,11 +62,11 @@ func (r *Router) refusal(ctx context.Context, a *attempt, resp *upstream.Respons
 	if readErr != nil && ctx.Err() != nil {
 		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, readErr))}
 	}
-	wait, told := retry.After(resp.Header, time.Now())
-	if !told && (outcome == retry.Refused || outcome == retry.Unavailable) && hasOther(a.choice.Decision) {
-		wait, told = refusedPause, true
+	wait, known := retry.After(resp.Header, time.Now())
+	if !known && (outcome == retry.Refused || outcome == retry.Unavailable) && hasOther(a.choice.Decision) {
+		wait, known = refusedPause, true
 	}
-	if told {
+	if known {
 		r.Breaker.Pause(a.choice.Replica.ID, wait)
 	}
 	switch outcome {

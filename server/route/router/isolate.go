@@ -19,13 +19,13 @@ import (
 // isolation gives each tenant a cache_salt of its own, so that engines share no block between tenants; nil gives none.
 type isolation struct {
 	secret []byte
-	// pass lets requests through whose route has no cache_salt.
+	// pass accepts requests on routes without a cache_salt.
 	pass  bool
 	known sync.Map // tenant to its salt
 	count atomic.Int64
 }
 
-// maxSalts bounds the salts that are remembered; others are derived anew.
+// maxSalts bounds the salts that are remembered; others are derived each time.
 const maxSalts = 4096
 
 func newIsolation(c Config) *isolation {
@@ -70,7 +70,7 @@ const (
 	saltNeedless // no block is computed
 )
 
-// saltingOf tells it of a route. docs/security.md has the versions of vLLM.
+// saltingOf returns it for a route. docs/security.md has the versions of vLLM.
 func saltingOf(route openai.Route, path string) salting {
 	path = strings.TrimSuffix(path, "/")
 	switch route {
@@ -133,7 +133,7 @@ func (rq *request) saltedSince() int {
 	}
 }
 
-// denyOld keeps the request away from replicas whose vLLM ignores a cache_salt on its route.
+// denyOld denies the replicas on which vLLM ignores a cache_salt on the request's route.
 func (r *Router) denyOld(rq *request) error {
 	if !rq.isolated || rq.set.isolation.pass {
 		return nil
@@ -175,7 +175,7 @@ func (rq *request) apart(key string) string {
 	return rq.parsed.Salt + "\x00" + key
 }
 
-// tellsOverlap reports whether the caller may see what replicas hold of its prompt: that tells what others have sent,
+// tellsOverlap reports whether the caller may see what replicas hold of its prompt: it reveals what others have sent,
 // unless their blocks are kept apart.
 func (r *Router) tellsOverlap(call *Call) bool {
 	set := r.set.Load()

@@ -21,11 +21,11 @@ const (
 	lacksRest    = "truncated"
 )
 
-// keyless counts requests that load had to place, and says so once per reason.
+// keyless counts requests that were placed by load, and logs each reason once.
 type keyless struct {
 	counter metric.Int64Counter
 	reasons labels.Sets[string]
-	said    sync.Map // reasons that were logged
+	logged  sync.Map // reasons that were logged
 }
 
 // noteKeyless counts a decision that was made without a key.
@@ -38,7 +38,7 @@ func (r *Router) noteKeyless(ctx context.Context, rq *request, d *decision.Decis
 	k.counter.Add(ctx, 1, k.reasons.Of(reason, func(reason string) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("reason", reason)}
 	}))
-	if _, again := k.said.LoadOrStore(reason, true); !again {
+	if _, again := k.logged.LoadOrStore(reason, true); !again {
 		r.Log.LogAttrs(ctx, slog.LevelWarn, "a request has no key for its policy and was placed by load; others like it are counted only",
 			slog.String("key_reason", reason), slog.String("policy", string(d.Policy)), slog.String("request", rq.call.RequestID), slog.String("advice", advice(reason)))
 	}

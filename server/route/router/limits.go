@@ -51,13 +51,13 @@ func (r *Router) book(rq *request, limit int, reserve bool) error {
 	return nil
 }
 
-// promptSize is the number of the prompt's tokens, as far as it is known before an engine says it.
+// promptSize is the number of the prompt's tokens, as far as it is known before an engine reports it.
 func (rq *request) promptSize() int {
 	switch {
 	case rq.enc != nil:
 		return rq.tokens()
 	case rq.upload != nil:
-		return 0 // a recording says nothing about its tokens
+		return 0 // the tokens of a recording are not known
 	}
 	switch rq.call.Route {
 	case openai.RouteTokenize, openai.RouteDetokenize, openai.RouteCountTokens:
@@ -71,7 +71,7 @@ func (rq *request) promptSize() int {
 	return len(rq.body) / bytesPerToken
 }
 
-// settleLimits ends a request's grant: with what it took, as far as that is known. It is called for each job, however
+// settleLimits ends a request's grant: with what it took, as far as that is known. It is called for each request, however
 // that ends.
 func (r *Router) settleLimits(rq *request, d *delivery, err error) {
 	if rq.grant.InUse() {
@@ -86,7 +86,7 @@ func (rq *request) used(d *delivery, err error) quota.Usage {
 	}
 	switch n := d.scan.ContentEvents(); {
 	case rq.question != nil && !rq.onlyIDs && err == nil:
-		return quota.Usage{Charge: quota.ChargeBooked} // nobody will say what it took; a dry run has booked nothing
+		return quota.Usage{Charge: quota.ChargeBooked} // its usage is not reported; a dry run has booked nothing
 	case n > 0 && !d.firstToken.IsZero(): // a stream without usage: the router's own count
 		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize(), Output: rq.tokensIn(n)}
 	case d.begun && err == nil:
@@ -125,7 +125,7 @@ func usedOutside(result chooser.Result, prompt int) quota.Usage {
 		}
 		return quota.Usage{Charge: quota.ChargeUsage, Prompt: prompt, Output: max(0, result.OutputTokens)}
 	case result.End == decision.EndCompleted, result.End == decision.EndExpired:
-		return quota.Usage{Charge: quota.ChargeBooked} // nobody said what it was
+		return quota.Usage{Charge: quota.ChargeBooked} // its usage was not reported
 	case result.End == decision.EndCanceled:
 		return quota.Usage{Charge: quota.ChargeUsage, Prompt: prompt}
 	}
@@ -157,7 +157,7 @@ func (rq *request) header() http.Header {
 	return h
 }
 
-// explainLimits puts the tenant's account beside an answer.
+// explainLimits adds the tenant's account to an answer's headers.
 func (r *Router) explainLimits(rq *request, h http.Header) {
 	if !rq.grant.InUse() {
 		return

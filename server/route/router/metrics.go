@@ -2,16 +2,17 @@ package router
 
 import (
 	"context"
-	"errors"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/kit/labels"
 	"github.com/kvpilot/kvpilot/server/observe/genai"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -37,12 +38,12 @@ type metrics struct {
 	keyless  keyless
 	genai    *genai.Metrics
 
-	routes  map[openai.Route]metric.MeasurementOption
-	results labels.Sets[result]
-	kinds   [2][4]metric.MeasurementOption               // by source and kind
-	paces   [2]map[openai.Route]metric.MeasurementOption // by source
-	again   map[retry.Verdict]metric.MeasurementOption
-	wentOn  map[string]metric.MeasurementOption
+	routes   map[openai.Route]metric.MeasurementOption
+	results  labels.Sets[result]
+	kinds    [2][4]metric.MeasurementOption               // by source and kind
+	paces    [2]map[openai.Route]metric.MeasurementOption // by source
+	again    map[retry.Verdict]metric.MeasurementOption
+	ofResume map[string]metric.MeasurementOption
 }
 
 // result is how a request ended, as metrics tell it apart.
@@ -53,67 +54,53 @@ type result struct {
 }
 
 func newMetrics(p metric.MeterProvider) (*metrics, error) {
-	if p == nil {
-		p = noop.NewMeterProvider()
+	s := instruments.New(p, "server/route/router")
+	m := &metrics{routes: map[openai.Route]metric.MeasurementOption{}, again: map[retry.Verdict]metric.MeasurementOption{}, ofResume: map[string]metric.MeasurementOption{}}
+	var err error
+	if m.genai, err = genai.New(p); err != nil {
+		return nil, err
 	}
-	meter := p.Meter("github.com/kvpilot/kvpilot/server/route/router")
-	m := &metrics{routes: map[openai.Route]metric.MeasurementOption{}, again: map[retry.Verdict]metric.MeasurementOption{}, wentOn: map[string]metric.MeasurementOption{}}
-	var errs []error
-	histogram := func(name, unit, text string, bounds ...float64) metric.Float64Histogram {
-		h, err := meter.Float64Histogram(ns+name, metric.WithUnit(unit), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(bounds...))
-		errs = append(errs, err)
-		return h
-	}
-	counter := func(name, unit, text string) metric.Int64Counter {
-		c, err := meter.Int64Counter(ns+name, metric.WithUnit(unit), metric.WithDescription(text))
-		errs = append(errs, err)
-		return c
-	}
+	m.labels()
 	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
-	var err error
-	m.genai, err = genai.New(p)
-	errs = append(errs, err)
-	m.inFlight, err = meter.Int64UpDownCounter(ns+"requests.in_flight", metric.WithUnit("{request}"), metric.WithDescription("Requests in progress: read and not yet fully answered."))
-	errs = append(errs, err)
-	m.requests = counter("requests", "{request}", "Ended requests by route, HTTP status and error reason.")
-	m.duration = histogram("request.duration", "s", "Time from a request's first byte to its answer's last.", slow...)
-	m.ttft = histogram("ttft", "s", "Time from a request's first byte to the first content of its streamed answer.", slow...)
-	m.perToken = histogram("time_per_output_token", "s", "Mean time between the output tokens of a streamed answer; by source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
-	m.overhead = histogram("overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
-	m.held = histogram("held", "s", "Time in the hold queue.", fast...)
-	m.encode = histogram("tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
-	m.tokens = counter("tokens", "{token}", "Tokens by kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
-	m.retries = counter("retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.")
-	m.resumes = counter("resumes", "{stream}", "Streams that broke off after their first byte while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or the reason why they could not be resumed.")
-	m.keyless.counter = counter("keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
+	m.inFlight = s.UpDownCounter(ns+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
+	m.requests = s.CounterBy(ns+"requests", "{request}", "Ended requests by route, HTTP status and error reason.",
+		m.results.Of(result{route: openai.RouteChat, status: http.StatusOK}, result.labels))
+	m.duration = s.Histogram(ns+"request.duration", "s", "Time from a request's first byte to its answer's last.", slow...)
+	m.ttft = s.Histogram(ns+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer.", slow...)
+	m.perToken = s.Histogram(ns+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer; by source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
+	m.overhead = s.Histogram(ns+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
+	m.held = s.Histogram(ns+"held", "s", "Time in the hold queue.", fast...)
+	m.encode = s.Histogram(ns+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
+	m.tokens = s.CounterBy(ns+"tokens", "{token}", "Tokens by kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
+	m.retries = s.CounterBy(ns+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", slices.Collect(maps.Values(m.again))...)
+	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that broke off after their first byte while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
+	m.keyless.counter = s.CounterBy(ns+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
+	return m, nil
+}
+
+// labels makes the labels of measurements.
+func (m *metrics) labels() {
 	for _, name := range resumeResults() {
-		m.wentOn[name] = labelled(attribute.String("result", name))
-		m.resumes.Add(context.Background(), 0, m.wentOn[name])
+		m.ofResume[name] = instruments.Label("result", name)
 	}
 	for kind, name := range tokenKinds() {
 		for source, by := range sources() {
-			m.kinds[source][kind] = labelled(attribute.String("kind", name), attribute.String("source", by))
+			m.kinds[source][kind] = instruments.Labels(attribute.String("kind", name), attribute.String("source", by))
 		}
 	}
-	for route := openai.RouteAny; route <= openai.RouteOther; route++ {
-		m.routes[route] = labelled(attribute.String("route", route.String()))
-		for source, by := range sources() {
-			if m.paces[source] == nil {
-				m.paces[source] = map[openai.Route]metric.MeasurementOption{}
-			}
-			m.paces[source][route] = labelled(attribute.String("route", route.String()), attribute.String("source", by))
+	for source, by := range sources() {
+		m.paces[source] = map[openai.Route]metric.MeasurementOption{}
+		for route := openai.RouteAny; route <= openai.RouteOther; route++ {
+			m.routes[route] = instruments.Label("route", route.String())
+			m.paces[source][route] = instruments.Labels(attribute.String("route", route.String()), attribute.String("source", by))
 		}
 	}
-	for o := retry.OK; o <= retry.Canceled; o++ {
+	for _, o := range retry.Verdicts() {
 		if o.Retryable() {
-			m.again[o] = labelled(attribute.String("outcome", o.String()))
-			m.retries.Add(context.Background(), 0, m.again[o])
+			m.again[o] = instruments.Label("outcome", o.String())
 		}
 	}
-	ok := result{route: openai.RouteChat, status: http.StatusOK}
-	m.requests.Add(context.Background(), 0, m.results.Of(ok, result.labels))
-	return m, errors.Join(errs...)
 }
 
 // The kinds of token that are counted.
@@ -134,10 +121,6 @@ const (
 
 func sources() [2]string { return [2]string{"engine", "router"} }
 
-func labelled(attrs ...attribute.KeyValue) metric.MeasurementOption {
-	return metric.WithAttributeSet(attribute.NewSet(attrs...))
-}
-
 func (res result) labels() []attribute.KeyValue {
 	reason := ""
 	if res.reason != apierror.Unspecified {
@@ -151,10 +134,10 @@ func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
 func (m *metrics) retried(o retry.Verdict) { m.retries.Add(context.Background(), 1, m.again[o]) }
 
 func (m *metrics) resumed(result string) {
-	m.resumes.Add(context.Background(), 1, m.wentOn[result])
+	m.resumes.Add(context.Background(), 1, m.ofResume[result])
 }
 
-// notable is the time of our own from which one wants to see the trace behind it.
+// notable is kvpilot's own time from which a trace is worth an exemplar.
 const notable = time.Millisecond
 
 // end counts one request. The engine's own statuses are few, so the label's values are too. With

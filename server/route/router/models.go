@@ -79,7 +79,7 @@ func mustJSON(v any) []byte {
 }
 
 // Stored answers a call about a stored response (GET, DELETE or cancel of /v1/responses/{id}):
-// it can only be answered by the replica that has it. One that nobody remembers is looked for on
+// it can only be answered by the replica that has it. One of an unknown replica is looked for on
 // every replica that takes requests.
 func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) error {
 	return r.account(ctx, call, to, func(rq *request, d *delivery) error {

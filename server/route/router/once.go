@@ -28,7 +28,7 @@ type claim struct {
 	answer *Answer
 }
 
-// take returns the claim of a name; mine says that it was made now.
+// take returns the claim of a name; mine is set when this call made it.
 func (c *claims) take(name claimName, digest uint64) (_ *claim, mine bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,7 +53,7 @@ func (c *claims) drop(name claimName, gone *claim) {
 }
 
 // chooseOnce answers a question with a name: the first time by a choice, and as long as its
-// reservation lives by the same again, with the lease begun anew.
+// reservation lives by the same, with its lease renewed.
 func (r *Router) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
 	name, digest := claimName{q.Tenant, q.RequestID}, q.digest(r.claims.seed)
 	for {

@@ -8,8 +8,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/pins"
 )
 
-// mayRead reports whether a stored response may be read, continued or cancelled by a tenant. Engines ask for no owner: an id
-// is all that they want to know.
+// mayRead reports whether a stored response may be read, continued or cancelled by a tenant. Engines check no owner: the id
+// suffices.
 func (r *Router) mayRead(tenant, id string) bool {
 	_, owner := r.Pins.Get(tenant, id)
 	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && (tenant == "" || r.set.Load().UnownedResponses)

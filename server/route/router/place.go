@@ -43,7 +43,7 @@ func (r *Router) checkPin(rq *request) error {
 	case !known:
 		return missing("There is no replica " + name + ".")
 	case len(at.Models) == 0:
-		return nil // it has not said yet what it serves
+		return nil // it has not reported yet what it serves
 	case !serves(rq.pool, at.ID):
 		return missing("The replica " + name + " does not serve the model `" + clip(rq.pool.Model, 128) + "`.")
 	case o.PinnedRank >= len(at.Slots):
@@ -64,7 +64,7 @@ func (r *Router) pin(rq *request, d *delivery) {
 }
 
 // findHolder finds the replica that stores the response which the request continues: any other one
-// would answer that there is none. Where nobody has it, any replica says so in its own words.
+// would answer that there is none. Where no replica has it, any of them answers so.
 func (r *Router) findHolder(ctx context.Context, rq *request) {
 	id := rq.parsed.PreviousResponse
 	if id == "" || rq.call.Route != openai.RouteResponses || len(rq.pool.Replicas) < 2 {
@@ -106,7 +106,7 @@ func (r *Router) locate(ctx context.Context, rq *request, id string) (replica.ID
 		all.Go(func() error {
 			if r.stores(ctx, rep, id) {
 				found <- rep.ID
-				cancel() // nobody else has it
+				cancel() // no other replica has it
 			}
 			return nil
 		})

@@ -187,12 +187,12 @@ var (
 	errClientEnd  = errors.New("the client ended the connection")
 )
 
-// passBytes passes what the two send, until one of them leaves. It is nil when one of them had said that it would.
+// passBytes passes what the two send, until one of them leaves. It is nil when one of them had sent a close frame.
 func (r *Router) passBytes(ctx context.Context, a *attempt, here, there io.ReadWriteCloser) *failure {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	stop := context.AfterFunc(ctx, func() { // wakes whoever reads or writes
-		here.Close()  //nolint:errcheck // nobody is left to be told
+	stop := context.AfterFunc(ctx, func() { // wakes readers and writers
+		here.Close()  //nolint:errcheck // both ends are done
 		there.Close() //nolint:errcheck // as above
 	})
 	defer stop()
@@ -202,10 +202,10 @@ func (r *Router) passBytes(ctx context.Context, a *attempt, here, there io.ReadW
 		defer idle.Stop()
 		alive = func() { idle.Reset(limit) }
 	}
-	var asked, told closing
+	var sent, received closing
 	var up sync.WaitGroup
 	up.Go(func() {
-		read, err := pour(there, here, &asked, alive)
+		read, err := pour(there, here, &sent, alive)
 		switch {
 		case read:
 			end(errors.Join(errClientEnd, err))
@@ -213,7 +213,7 @@ func (r *Router) passBytes(ctx context.Context, a *attempt, here, there io.ReadW
 			end(errors.Join(errReplicaEnd, err))
 		}
 	})
-	read, err := pour(here, there, &told, func() { alive(); a.choice.Alive() })
+	read, err := pour(here, there, &received, func() { alive(); a.choice.Alive() })
 	switch {
 	case read:
 		end(errors.Join(errReplicaEnd, err))
@@ -221,16 +221,16 @@ func (r *Router) passBytes(ctx context.Context, a *attempt, here, there io.ReadW
 		end(errors.Join(errClientEnd, err))
 	}
 	up.Wait()
-	return ended(context.Cause(ctx), asked.seen || told.seen)
+	return ended(context.Cause(ctx), sent.seen || received.seen)
 }
 
-// ended judges why a WebSocket ended; said tells that one of the two had sent the message that closes it.
-func ended(cause error, said bool) *failure {
+// ended judges why a WebSocket ended; closed is set when one of the two had sent the message that closes it.
+func ended(cause error, closed bool) *failure {
 	stopping, byRouter := errors.AsType[*apierror.Error](cause)
 	switch {
 	case byRouter:
 		return &failure{outcome: retry.Canceled, public: stopping}
-	case said:
+	case closed:
 		return nil
 	case errors.Is(cause, errIdle):
 		return &failure{outcome: retry.Canceled, public: apierror.New(apierror.DeadlineExceeded, "the WebSocket was idle for too long (router.realtime_idle)", cause)}

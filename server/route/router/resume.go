@@ -19,7 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// headerResume says "off" for a stream that must not go on on another replica.
+// headerResume is "off" for a stream that must not be resumed on another replica.
 const headerResume = "X-Kvpilot-Resume"
 
 // The results of a stream that broke off after its first byte, as metrics tell them apart.
@@ -135,7 +135,7 @@ func (s *resumed) ending(ctx context.Context) ([]byte, bool) {
 	return end, ok
 }
 
-// worst is the failure that the client is told of after f: the first break, when no other replica could resume the stream.
+// worst is the failure that the client gets after f: the first break, when no other replica could resume the stream.
 func (s *resumed) worst(f *failure) *failure {
 	if s.first != nil && f.outcome != retry.Canceled {
 		return s.first
@@ -245,7 +245,7 @@ func (t *tries) continueAt(rq *request, point *resume.Point) {
 }
 
 // rest is how many tokens of the answer are left after the point: of the client's limit, or of the model's
-// context on the replica, or, with none, on any that tells it.
+// context on the replica, or, with none, on any that reports it.
 func (r *Router) rest(rq *request, point *resume.Point, on *replica.Replica) int {
 	if limit := rq.parsed.AnswerLimit(); limit > 0 {
 		return limit - point.Answer

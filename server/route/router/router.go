@@ -42,7 +42,7 @@ type Params struct {
 	Limits quota.Owner
 	// Attempts bounds the replicas that one request is tried on.
 	Attempts int
-	// Lease is the life of a reservation handed to an external caller who names none.
+	// Lease is the life of a reservation handed to an external caller that names none.
 	Lease time.Duration
 	// Believe notes that a rank was sent a prompt which is known by its text only, so that the rest
 	// of the conversation follows it; nil notes nothing.
@@ -309,7 +309,7 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// badRequest is the public form of what openai.Read says.
+// badRequest is the public form of an error of openai.Read.
 func badRequest(err error) *apierror.Error {
 	var bad *openai.BadRequest
 	if !errors.As(err, &bad) {

@@ -46,7 +46,7 @@ type story struct {
 	finish     string
 	firstToken time.Time
 	usage      sse.Usage
-	counted    bool   // usage was told
+	counted    bool   // the engine reported its usage
 	fault      string // the kind of our own fault that ended it, and its public words
 	words      string
 }
@@ -100,7 +100,7 @@ type hop struct {
 
 var stories = sync.Pool{New: func() any { return &story{hops: make([]hop, 0, 2)} }}
 
-// newStory begins the story of a job whose surface's span is recorded.
+// newStory begins the story of a request whose surface's span is recorded.
 func (r *Router) newStory(rq *request) *story {
 	st := stories.Get().(*story)
 	st.tracer, st.received = r.tracer, rq.received
@@ -192,7 +192,7 @@ func (rq *request) noteDirect() {
 	}
 }
 
-// hop is the one that is under way; nil when nobody records.
+// hop is the one under way; nil when nothing is recorded.
 func (rq *request) hop() *hop {
 	if rq.story == nil || len(rq.story.hops) == 0 {
 		return nil
@@ -211,7 +211,7 @@ func (rq *request) noteAttempt(a *attempt) *hop {
 	return h
 }
 
-// observe has the exchange with the replica tell its times, and the replica told of the span.
+// observe has the exchange with the replica note its times, and sends the replica the span's id.
 func (h *hop) observe(out *upstream.Request) {
 	if h != nil {
 		out.Span, out.Times, h.path = h.proxy, &h.times, clip(out.Path, 256)
@@ -255,8 +255,8 @@ func (h *hop) released(end decision.End) {
 	}
 }
 
-// tell leaves the story with the surface's span; the request is over.
-func (rq *request) tell(d *delivery, public *apierror.Error) {
+// leaveStory leaves the story with the surface's span; the request is over.
+func (rq *request) leaveStory(d *delivery, public *apierror.Error) {
 	st := rq.story
 	if st == nil {
 		return

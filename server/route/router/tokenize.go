@@ -14,8 +14,8 @@ import (
 )
 
 // tokenize gets the prompt's token ids. Only the client's own fault is an error: a tokenizer that
-// is down, slow or wrong, or a body without a prompt, leaves the request without ids, and says why. So does a
-// refusal that the route which generates may not share, or may put into other words: the engine has the say.
+// is down, slow or wrong, or a body without a prompt, leaves the request without ids, for a reason. So does a
+// refusal that the route which generates may not share, or may word otherwise: the engine decides.
 func (r *Router) tokenize(ctx context.Context, rq *request) error {
 	if !rq.call.Route.Generates() {
 		return nil
@@ -110,7 +110,7 @@ func (rq *request) plain(followed bool) []byte {
 	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), openai.IDsEdit())
 }
 
-// whole has a choice that was made with the beginning of a prompt told of the rest, when that is known in time.
+// whole reports the whole prompt to a choice that was made with its beginning, when it is known in time.
 func (r *Router) whole(rq *request, c *chooser.Choice) {
 	if rq.enc == nil || !rq.enc.Partial {
 		return

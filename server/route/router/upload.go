@@ -22,7 +22,7 @@ const (
 // Stream is a request body that is still coming.
 type Stream interface {
 	io.Reader
-	// Pass says that what is read from now on is passed on and not kept.
+	// Pass is called once what is read from then on is forwarded and not kept.
 	Pass()
 }
 
@@ -32,7 +32,7 @@ type upload struct {
 	head []byte
 	rest Stream // nil when head is the whole
 	left int64  // bytes of rest, -1 when unknown
-	// spent says that head and rest are no longer the whole body, so that it cannot be sent again.
+	// spent is set once head and rest are no longer the whole body, which then cannot be sent again.
 	spent bool
 }
 
