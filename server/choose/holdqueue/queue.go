@@ -8,9 +8,6 @@ import (
 )
 
 const (
-	// ageing is the work in seconds that a second of waiting makes up for: a request with a minute
-	// of prefill lets cheaper ones of its tenant pass for at most ten minutes. docs/adr/007-hold-queue.md.
-	ageing = 0.1
 	// leastCharge is the least that a request costs its tenant, in seconds.
 	leastCharge = 0.001
 	// mostOut bounds the requests that make room for one of another tenant.
@@ -123,9 +120,6 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	l.enter(t, tn)
 	return 0, nil
 }
-
-// key is the ticket's work plus its ageing: a later arrival comes later. mu is held.
-func (l *Line) key(t *Ticket) float64 { return t.Work + ageing*t.arrived.Sub(l.start).Seconds() }
 
 // enter puts a ticket into its tenant's heap and the counts. mu is held.
 func (l *Line) enter(t *Ticket, tn *tenant) {

@@ -104,37 +104,6 @@ func (rq *request) endOfEvent() []byte {
 	return []byte("\n\n")
 }
 
-// apart is send on a goroutine of its own, for the first piece of a stream: net/http writes the
-// header so deep that the stack of the request's goroutine would be doubled, and stay so for as
-// long as the stream lasts (5 KB per idle stream).
-func (rq *request) apart(p []byte) (err error) {
-	var panicked any
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer func() { panicked = recover() }()
-		err = rq.send(p)
-	}()
-	<-done // write deadlines bound it
-	if panicked != nil {
-		panic(panicked) // where net/http expects it
-	}
-	return err
-}
-
-// send hands p to the connection.
-func (rq *request) send(p []byte) error {
-	if _, err := rq.w.Write(p); err != nil {
-		return err
-	}
-	if rq.pushed {
-		err := rq.control.Flush()
-		rq.flushed()
-		return err
-	}
-	return nil
-}
-
 // Header, WriteHeader and Write are for the generated handlers. They do nothing once an error was
 // written: grpc-gateway then writes one of its own.
 func (rq *request) Header() http.Header {
@@ -164,14 +133,6 @@ func (rq *request) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	return len(p), nil
-}
-
-// FlushError is for streams of messages.
-func (rq *request) FlushError() error {
-	rq.extend()
-	err := rq.control.Flush()
-	rq.flushed()
-	return err
 }
 
 // fail answers with an error. The first one counts.
