@@ -38,10 +38,10 @@ func InGo(src []byte) []Hit {
 	s.Init(file, src, nil, scanner.ScanComments)
 	for {
 		pos, kind, literal := s.Scan()
-		switch kind {
-		case token.EOF:
+		if kind == token.EOF {
 			return hits
-		case token.COMMENT, token.STRING:
+		}
+		if kind == token.COMMENT || kind == token.STRING {
 			for _, hit := range InText(literal) {
 				hits = append(hits, Hit{file.Line(pos) + hit.Line - 1, hit.Word})
 			}

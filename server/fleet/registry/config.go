@@ -157,13 +157,13 @@ func (p ProbeConfig) validate() error {
 	)
 }
 
-func (r RegistrationConfig) validate() error {
-	_, err := r.networks()
+func (c RegistrationConfig) validate() error {
+	_, err := c.networks()
 	return errors.Join(
-		check.AtLeast("lease", r.Lease, time.Second),
-		check.That(r.MaxLease >= r.Lease, "max_lease", "must be at least lease (%s), is %s", r.Lease, r.MaxLease),
-		check.AtLeast("max", r.Max, 0),
-		check.AtLeast("max_ranks", r.MaxRanks, 0),
+		check.AtLeast("lease", c.Lease, time.Second),
+		check.That(c.MaxLease >= c.Lease, "max_lease", "must be at least lease (%s), is %s", c.Lease, c.MaxLease),
+		check.AtLeast("max", c.Max, 0),
+		check.AtLeast("max_ranks", c.MaxRanks, 0),
 		err,
 	)
 }
