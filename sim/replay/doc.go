@@ -1,6 +1,6 @@
 // Package replay plays a trace of requests over modelled vLLM replicas and says how well each
 // policy chose: mean and tail of the time to the first token, hit rate, saturation, imbalance,
-// against an oracle whose replicas share one cache.
+// against an oracle with replicas that share one cache.
 //
 // It is a discrete-event simulation: time is virtual, runs are seeded and repeatable, and one
 // run uses one core. The choice is made by the product's own code (package chooser with its

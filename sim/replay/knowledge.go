@@ -15,7 +15,7 @@ type knowledge struct {
 	tokens    int
 	estimated bool
 	hashes    []blockhash.Hash
-	// before is the turn whose prompt is all that is known, and known its tokens; -1 when all is known, or nothing.
+	// before is the turn with the prompt that is all that is known, and known its tokens; -1 when all is known, or nothing.
 	before, known int
 }
 

@@ -71,7 +71,7 @@ func Plot(w io.Writer, reports []*Report) error {
 .bar{fill:#7a8ca8}.best{fill:#1d6f42}.oracle{fill:#c9b458}text{font:12px system-ui,sans-serif;fill:currentColor}
 @media(prefers-color-scheme:dark){body{background:#16181d;color:#e4e6eb}}</style><h1>kvpilot replay</h1>`)
 	for _, r := range reports {
-		fmt.Fprintf(&b, "<h2>%s, %d replicas, load %.2f</h2><p>%d requests at %.2f/s, profile %s, %d seeds. Mean time to the first token in seconds; p99 and cache hit rate beside it. The axis is logarithmic.</p>",
+		fmt.Fprintf(&b, "<h2>%s, %d replicas, load %.2f</h2><p>%d requests at %.2f/s, profile %s, %d seeds. Mean time to the first token in seconds; p99 and cache hit rate next to it. The axis is logarithmic.</p>",
 			html.EscapeString(r.Trace), r.Replicas, r.Load, r.Calls, r.RPS, html.EscapeString(r.Profile), r.Seeds)
 		r.bars(&b)
 	}

@@ -117,7 +117,7 @@ func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 	return s
 }
 
-// spread returns the calls' arrivals; those that the trace's coarse clock puts at one moment are
+// spread returns the calls' arrivals; arrivals that the trace's coarse clock puts at one moment are
 // spread at random until the next.
 func spread(t *Trace, seed uint64) []float64 {
 	dice := rand.New(rand.NewPCG(seed, 1))
@@ -160,7 +160,7 @@ func (s *sim) mean() float64 {
 }
 
 // run plays until nothing is left to happen, or until the mean time to the first token is sure to
-// exceed most seconds (0: whatever it is); then it reports false.
+// exceed most seconds (0: no limit); then it reports false.
 func (s *sim) run(most float64) bool {
 	for len(s.events) > 0 {
 		ev := heap.Pop(&s.events).(event)
@@ -278,7 +278,7 @@ func (s *sim) step(e *engine) {
 	}
 }
 
-// unblock plans the idle engines whose waiting calls found no block in the shared cache.
+// unblock plans the idle engines with waiting calls that found no block in the shared cache.
 func (s *sim) unblock() {
 	for _, e := range s.engines {
 		if e.steps == 0 && len(e.machine.Waiting()) > 0 {

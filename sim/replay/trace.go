@@ -41,7 +41,7 @@ type Trace struct {
 	Chunk int
 	// Closed says that calls of one session wait for each other.
 	Closed bool
-	// After gives for each call of an open loop the one whose answer is part of its prompt (-1: none): it arrives at its own
+	// After gives for each call of an open loop the call with the answer that is part of its prompt (-1: none): it arrives at its own
 	// time, but not before that answer is there. Nil says that no call waits.
 	After []int
 }

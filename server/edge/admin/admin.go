@@ -17,7 +17,7 @@ type Params struct {
 	Metrics http.Handler
 	// Console serves /console; nil serves none.
 	Console http.Handler
-	// Allow returns an error of package apierror for a request whose sender has none of the roles; nil allows all.
+	// Allow returns an error of package apierror if the sender of a request has none of the roles; nil allows all.
 	Allow func(r *http.Request, roles caller.Roles) error
 }
 

@@ -206,7 +206,7 @@ func parseKeySet(text []byte) (*keys, error) {
 	return out, nil
 }
 
-// algorithmsOf are those that a public key can check. Symmetric keys have none.
+// algorithmsOf returns the algorithms that a public key can check. Symmetric keys have none.
 func algorithmsOf(key jose.JSONWebKey) []jose.SignatureAlgorithm {
 	switch k := key.Key.(type) {
 	case *rsa.PublicKey:

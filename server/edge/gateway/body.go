@@ -19,7 +19,7 @@ import (
 
 // firstPiece is read before memory is taken for more of a body, and pieceGrowth is how much
 // larger the next piece may be: a client that announces much must also send something. What is
-// copied from piece to piece is small beside the whole.
+// copied from piece to piece is small compared to the whole.
 const (
 	firstPiece  = 128 << 10
 	pieceGrowth = 64
@@ -35,7 +35,7 @@ type body struct {
 func (*body) Read([]byte) (int, error) { return 0, io.EOF }
 func (*body) Close() error             { return nil }
 
-// liveBody is a body of messages that are answered as they come. mistakes are those that cannot be read, wrong the one
+// liveBody is a body of messages that are answered as they come. mistakes are the messages that cannot be read, wrong the one
 // after which none can be read: the generated code ends the stream there without the reason.
 type liveBody struct {
 	io.ReadCloser

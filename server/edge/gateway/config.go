@@ -19,10 +19,10 @@ type Config struct {
 	MaxBodiesBytes int64 `yaml:"max_bodies_bytes"`
 	// BodyTimeout limits the time in which a client sends its body, over gRPC too.
 	BodyTimeout time.Duration `yaml:"body_timeout"`
-	// StallTimeout ends an answer whose client reads nothing for this long, over gRPC and at the admin address too.
+	// StallTimeout ends an answer when its client reads nothing for this long, over gRPC and at the admin address too.
 	// Zero: never.
 	StallTimeout time.Duration `yaml:"stall_timeout"`
-	// AllowOrigins lists the web origins whose pages may call the router (CORS), for example
+	// AllowOrigins lists the web origins with pages that may call the router (CORS), for example
 	// "https://chat.example.com"; "*" allows all. Empty: none.
 	AllowOrigins []string `yaml:"allow_origins"`
 }

@@ -1,7 +1,7 @@
 // Package gateway is the REST surface, and what it takes for OpenAI clients to notice nothing.
 //
-// A Gateway is an http.Handler. Its routes are those of the contract's annotations. A raw route, whose
-// RPC carries an HttpBody, calls the generated server interface with a stream that writes to the
+// A Gateway is an http.Handler. Its routes are those of the contract's annotations. A raw route (its
+// RPC carries an HttpBody) calls the generated server interface with a stream that writes to the
 // client, byte for byte, flushed as it comes. A typed route goes through grpc-gateway's generated
 // handler and a grpc.Server in memory (Run). A body is read once, within a limit, and handed over
 // uncopied. Errors have OpenAI's shape (Anthropic's below /v1/messages) with exact statuses; after

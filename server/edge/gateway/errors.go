@@ -32,7 +32,7 @@ func (g *Gateway) onStreamError(ctx context.Context, err error) *status.Status {
 }
 
 // public is the error to show. Errors of the services are public already; what is left is the
-// generated code's own complaint about a body, a path or a query, whose text tells of nothing
+// generated code's own complaint about a body, a path or a query, and its text shows nothing
 // but the client's input.
 func public(err error) *apierror.Error {
 	e := apierror.From(err)

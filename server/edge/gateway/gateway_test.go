@@ -334,7 +334,7 @@ func TestErrorsBeforeTheFirstByte(t *testing.T) {
 }
 
 func TestErrorsAfterTheFirstByte(t *testing.T) {
-	broken := apierror.New(apierror.UpstreamStreamBroken, "broke off", nil)
+	broken := apierror.New(apierror.UpstreamStreamBroken, "ended early", nil)
 	answer := func(header http.Header) chatHandler {
 		return func(e *httpcall.Call, _ *httpbody.HttpBody, out bodies) error {
 			if err := e.Answer.Begin(200, header); err != nil {
@@ -348,12 +348,12 @@ func TestErrorsAfterTheFirstByte(t *testing.T) {
 	}
 	events := start(t, &services{chat: answer(http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}})})
 	resp, got := call(t, "POST", events+"/v1/chat/completions", "{}")
-	want := "data: 1\n\n" + `data: {"error":{"message":"broke off","type":"server_error","param":null,"code":"upstream_stream_broken"}}` + "\n\ndata: [DONE]\n\n"
+	want := "data: 1\n\n" + `data: {"error":{"message":"ended early","type":"server_error","param":null,"code":"upstream_stream_broken"}}` + "\n\ndata: [DONE]\n\n"
 	if resp.StatusCode != 200 || got != want {
 		t.Errorf("OpenAI stream:\n%q\nwant\n%q", got, want)
 	}
 	for path, want := range map[string]string{
-		"/v1/responses":         "data: 1\n\nevent: error\n" + `data: {"type":"error","code":"upstream_stream_broken","message":"broke off","param":null,"error":{"message":"broke off","type":"server_error","param":null,"code":"upstream_stream_broken"}}` + "\n\n",
+		"/v1/responses":         "data: 1\n\nevent: error\n" + `data: {"type":"error","code":"upstream_stream_broken","message":"ended early","param":null,"error":{"message":"ended early","type":"server_error","param":null,"code":"upstream_stream_broken"}}` + "\n\n",
 		"/v1/chat/completions/": want, // as without its last slash
 	} {
 		if _, got = call(t, "POST", events+path, "{}"); got != want {
@@ -361,7 +361,7 @@ func TestErrorsAfterTheFirstByte(t *testing.T) {
 		}
 	}
 	_, got = call(t, "POST", events+"/v1/messages", "{}")
-	if want := "data: 1\n\nevent: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"broke off\"}}\n\n"; got != want {
+	if want := "data: 1\n\nevent: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"ended early\"}}\n\n"; got != want {
 		t.Errorf("Anthropic stream:\n%q\nwant\n%q", got, want)
 	}
 	// An answer that is no stream must not look whole.
@@ -378,9 +378,9 @@ func TestErrorsAfterTheFirstByte(t *testing.T) {
 	}
 }
 
-// An answer may break off anywhere. What it was cut off in must not swallow the error.
+// An answer may end early anywhere. What it was cut off in must not swallow the error.
 func TestAnErrorStandsForItselfAfterACut(t *testing.T) {
-	const failure = `data: {"error":{"message":"broke off","type":"server_error","param":null,"code":"upstream_stream_broken"}}` + "\n\ndata: [DONE]\n\n"
+	const failure = `data: {"error":{"message":"ended early","type":"server_error","param":null,"code":"upstream_stream_broken"}}` + "\n\ndata: [DONE]\n\n"
 	for cut, want := range map[string]string{
 		"data: 1\n\n":          "",
 		"data: 1\n":            "\n",
@@ -400,7 +400,7 @@ func TestAnErrorStandsForItselfAfterACut(t *testing.T) {
 						return err
 					}
 				}
-				return apierror.New(apierror.UpstreamStreamBroken, "broke off", nil)
+				return apierror.New(apierror.UpstreamStreamBroken, "ended early", nil)
 			}})
 			if _, got := call(t, "POST", url+"/v1/chat/completions", "{}"); got != cut+want+failure {
 				t.Errorf("after %q in pieces of %d: %q", cut, size, got)

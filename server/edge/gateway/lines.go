@@ -16,8 +16,8 @@ import (
 // maxWrongLine bounds what is read to find the end of a line that is no JSON.
 const maxWrongLine = 1 << 20
 
-// lineDecoder reads the messages of a live body. One that cannot be read comes empty, with what was
-// wrong noted beside it, so that the service answers it like any other; the next one is read from the
+// lineDecoder reads the messages of a live body. It returns an unreadable message empty and notes its
+// mistake, so that the service answers it like any other; the next message is read from the
 // next line.
 type lineDecoder struct {
 	body    *liveBody
@@ -61,7 +61,7 @@ func (d *lineDecoder) mistake(err error) *apierror.Error {
 	return wrong
 }
 
-// errEndlessLine ends a stream whose next message cannot be found.
+// errEndlessLine ends a stream when its next message cannot be found.
 var errEndlessLine = errors.New("a line that is not JSON does not end")
 
 // skip goes to the line behind the one that is no JSON.

@@ -58,7 +58,7 @@ func readMessage(data []byte, m proto.Message) error {
 }
 
 // misnamed looks for an unknown field where one of several is expected and none is there: what the caller meant would be
-// ignored without a word. Other unknown fields are a newer client's.
+// silently ignored. Other unknown fields are a newer client's.
 func misnamed(data []byte, m protoreflect.Message) error {
 	if len(data) > manyItems && bytes.Count(data, []byte{','}) > manyMembers {
 		return nil

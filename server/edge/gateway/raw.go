@@ -46,7 +46,7 @@ func (g *Gateway) serveRaw(rq *request, to *service, rpc string) {
 	}
 }
 
-// answer is a request as the handler of a raw route sees it: the server's end of a stream, whose messages go straight to
+// answer is a request as the handler of a raw route sees it: the server's end of a stream that sends messages straight to
 // the client, and the Sink that the router writes to.
 type answer request
 

@@ -27,7 +27,7 @@ type route struct {
 	pattern string
 	// raw routes carry an HttpBody in either direction. They call the service directly; others go over the listener in memory.
 	raw bool
-	// opaque routes take a body whatever its type says; others take JSON.
+	// opaque routes take a body of any content type; others take JSON.
 	opaque bool
 	// small routes take messages without a prompt.
 	small bool

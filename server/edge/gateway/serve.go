@@ -31,8 +31,8 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h[httpcall.HeaderRequestID] = []string{rq.call.RequestID}
 	if r.ProtoMajor == 1 && len(r.TransferEncoding) > 0 {
-		// net/http drops a Content-Length beside a Transfer-Encoding without a word, and what a proxy
-		// before us made of the pair we cannot know: such a connection is not used again.
+		// net/http silently drops a Content-Length next to a Transfer-Encoding, and what a proxy
+		// before us made of the pair is unknown: such a connection is not used again.
 		h.Set("Connection", "close")
 	}
 	if isHealth(r) {
@@ -216,7 +216,7 @@ func (g *Gateway) finish(rq *request, r *http.Request, s trace.Span) {
 	}
 }
 
-// outcome is the status for the record: 499 for a client that left, whatever was sent before.
+// outcome is the status for the record: 499 if the client disconnected, also after a part of the answer was sent.
 func (rq *request) outcome() int {
 	if rq.failed != nil && rq.failed.Reason == apierror.Cancelled {
 		return apierror.StatusClientClosed

@@ -62,7 +62,7 @@ func (t *tunnels) leave() <-chan struct{} {
 	return none
 }
 
-// cut ends those that are left.
+// cut closes the open tunnels.
 func (t *tunnels) cut() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -71,8 +71,8 @@ func (t *tunnels) cut() {
 	}
 }
 
-// Leave opens no more WebSockets, waits for those that are open until ctx ends, and then cuts them off. It returns when the
-// last handler has ended; the error says that some were cut off. It is called once.
+// Leave rejects new WebSockets, waits for the open ones until ctx ends, and then closes them. It returns when the
+// last handler has ended; an error means that some were closed by it. It must be called once only.
 func (g *Gateway) Leave(ctx context.Context) error {
 	none := g.tunnels.leave()
 	select {

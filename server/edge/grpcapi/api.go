@@ -68,7 +68,7 @@ type Params struct {
 	Stats func(replica.Slot) (enginestats.Stats, bool)
 	// Feed gives the state of a rank's event feed; nil means none publishes events.
 	Feed func(replica.Slot) kvblock.FeedState
-	// Callers identifies callers; nil makes one of the Config, whose files are not read again.
+	// Callers identifies callers; nil makes one of the Config. Its files are not read again.
 	Callers *callers.Callers
 	// Audit takes what changes the fleet, refusals and reads of others' data; nil takes none.
 	Audit *audit.Log
@@ -208,7 +208,7 @@ func carriesPrompt(m protoreflect.MessageDescriptor) bool {
 	return false
 }
 
-// inputs are the messages whose rules are read at start, so that no request waits for it.
+// inputs are the messages with rules that are compiled at start, so that no request waits for it.
 func (a *API) inputs() []protoreflect.MessageDescriptor {
 	var list []protoreflect.MessageDescriptor
 	for _, m := range a.methods {

@@ -31,7 +31,7 @@ func (a *API) call(ctx context.Context, method, path string) (*router.Call, erro
 	return c, err
 }
 
-// sent is what a call says of itself beside its message: a REST client's request, or a gRPC caller's metadata.
+// sent returns what a call carries in addition to its message: a REST client's request, or a gRPC caller's metadata.
 func sent(ctx context.Context) *router.Call {
 	if e := httpcall.From(ctx); e != nil {
 		return &e.Call

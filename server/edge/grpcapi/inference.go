@@ -54,7 +54,7 @@ func contentType(ctx context.Context, said string) string {
 	return said
 }
 
-// The routes whose body goes to one replica.
+// The routes that send their body to one replica.
 
 func (s *inference) ChatCompletions(in *body, out bodies) error         { return s.serve(in, out) }
 func (s *inference) ChatCompletionsBatch(in *body, out bodies) error    { return s.serve(in, out) }
@@ -181,7 +181,7 @@ func (s *inference) Forward(in *kvpilotv1.ForwardRequest, out bodies) error {
 	return finish(to, s.api.Router.Serve(out.Context(), call, to))
 }
 
-// guarded reports paths whose own methods look at owners and roles, however they are escaped.
+// guarded reports whether a path, escaped in any way, has its own method, which checks owners and roles.
 func guarded(name string) bool {
 	for range 3 { // engines unescape once; proxies before them may too
 		plain, err := url.PathUnescape(name)

@@ -65,8 +65,8 @@ func (s *routing) noteServer(ctx context.Context, key load.Key, servedBy string)
 	}
 }
 
-// key names a reservation of the caller's tenant, by the attempt that the call names or the latest. Nobody else's is found by
-// it, whatever the caller's roles.
+// key names a reservation of the caller's tenant, by the attempt that the call names or the latest. It never finds another
+// tenant's reservation, for any role of the caller.
 func (s *routing) key(ctx context.Context, id string, attempt *uint32) load.Key {
 	key := load.Key{Tenant: s.api.tenant(ctx), ID: id}
 	if attempt != nil {

@@ -71,7 +71,7 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 		return nil, err
 	}
 	q.Body = in.GetData()
-	if said, ok := h[headerTruncated]; ok { // its presence counts, whatever it says
+	if said, ok := h[headerTruncated]; ok { // its presence counts, with any value
 		q.Truncated, q.FullSize = true, fullSize(said)
 	}
 	if path := first(h, headerPath); path != "" {

@@ -60,7 +60,7 @@ func (c *Call) tenant() string {
 	return c.Caller.Tenant
 }
 
-// statusWriter is what grpc-go's transport offers beside its public interface.
+// statusWriter is what grpc-go's transport offers in addition to its public interface.
 type statusWriter interface {
 	WriteStatus(*status.Status) error
 }
@@ -111,7 +111,7 @@ func (c *Call) received(m any) error {
 	return nil
 }
 
-// passed gives back what was counted of messages so far.
+// passed releases the bytes that were counted of messages so far.
 func (c *Call) passed() {
 	c.guard.budget.Give(c.held)
 	c.held = 0

@@ -94,7 +94,7 @@ func restOf(wire []byte, m proto.Message) (int, error) {
 	return total - largest, nil
 }
 
-// aliasBody decodes a body whose data stays where it is on the wire. It reports false for one that
+// aliasBody decodes a body without copying its data, which aliases wire. It reports false for a body that
 // has more than a type and data.
 func aliasBody(wire []byte, into *httpbody.HttpBody) bool {
 	var contentType, data []byte

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// deadPeer is how long a connection may be silent before it is asked for a sign of life, and
-	// deadPeerAnswer how long the answer may take.
+	// deadPeer is how long a connection may be silent before it is pinged, and
+	// deadPeerAnswer is how long the answer may take.
 	deadPeer       = time.Minute
 	deadPeerAnswer = 20 * time.Second
 )
@@ -46,7 +46,7 @@ func (noCompression) Do(io.Reader) ([]byte, error) { return note(noteCompressed)
 // Type implements grpc.Decompressor.
 func (noCompression) Type() string { return "gzip" }
 
-// Registrar registers services whose calls are watched.
+// Registrar registers services and watches their calls.
 func (d *Guard) Registrar(to grpc.ServiceRegistrar) grpc.ServiceRegistrar { return registrar{d, to} }
 
 type registrar struct {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 )
 
-// A codec's error reaches the caller as an internal one, whatever it is. So a message that must not
+// A codec's error always reaches the caller as an internal one. So a message that must not
 // be decoded is left empty, with a note in its unknown fields of why; the handler's wrapper reads
 // it. A caller that sends a note rejects only its own call.
 const (

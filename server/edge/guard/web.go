@@ -17,8 +17,8 @@ func Loopback(a net.Addr) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// localHost reports whether a request's Host names this machine, or one of the names. A page whose
-// name leads to the loopback (DNS rebinding) sends its own name.
+// localHost reports whether a request's Host names this machine, or one of the names. A page with
+// a name that resolves to the loopback (DNS rebinding) sends its own name.
 func localHost(host string, names []string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name

@@ -3,10 +3,10 @@
 // each tenant's weight in the hold queue.
 //
 // A request has one Grant. Admit counts it when it arrives, Book books the tokens that it is predicted to take, and
-// Settle puts what it took in their place; a Grant is settled once, whatever else happens to the request. Requests
+// Settle replaces them by what it took; a Grant is settled exactly once, however the request ends. Requests
 // per second are golang.org/x/time/rate's; the bucket of tokens is this package's own, because a booking that is
 // corrected when its request ends may leave the bucket below zero, which that one cannot.
 //
-// Owner is the seam for a fleet of routers: whichever router owns a tenant keeps its buckets. Limiter is the owner of
+// Owner is the interface for a fleet of routers: the router that owns a tenant keeps its buckets. Limiter is the owner of
 // every tenant in a router that stands alone. All methods are safe for concurrent use.
 package quota

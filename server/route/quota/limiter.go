@@ -192,7 +192,7 @@ func (l *Limiter) account(name string, now time.Time) *tenant {
 	return t
 }
 
-// forget closes the accounts of which nothing would be lost. Those that metrics show by name stay. mu is held.
+// forget closes the accounts that hold no state worth keeping. Accounts that metrics show by name are kept. mu is held.
 func (l *Limiter) forget(now time.Time) {
 	for name, t := range l.tenants {
 		if t.label == others && t.close(now) {

@@ -44,7 +44,7 @@ type Ask struct {
 	Answers   int
 	// Generates says that it has an output: routes that compute embeddings have none.
 	Generates bool
-	// Reserve says that it is a reservation, whose holder sends the request itself.
+	// Reserve marks a reservation: its owner sends the request itself.
 	Reserve bool
 }
 

@@ -34,7 +34,7 @@ type tenant struct {
 	output   float64 // mean of the answers' tokens
 	took     float64 // mean of the requests' times, in seconds
 	counted  counts
-	closed   bool // forgotten: whoever still has it must look it up again
+	closed   bool // forgotten: callers that still have it must look it up again
 }
 
 // counts are what metrics show of a tenant.
@@ -85,7 +85,7 @@ func (t *tenant) refill(now time.Time) {
 	}
 }
 
-// admit is false when the account was closed meanwhile.
+// admit returns false if the account was closed since it was looked up.
 func (t *tenant) admit(g *Grant, now time.Time) (_ *Refusal, open bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

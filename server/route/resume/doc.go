@@ -1,6 +1,6 @@
-// Package resume follows one streamed answer so that another replica can write it on.
+// Package resume follows one streamed answer so that another replica can continue it.
 //
-// A Follower is given what an engine sends, and gives back what the client gets: whole events, without
+// A Follower takes what an engine sends and returns what the client gets: whole events, without
 // the token ids that the router asked for. When the engine dies, Point returns the tokens that the client has
 // the text of; after Resume the Follower takes the events of another engine, which continues from them, and
 // puts them into the client's stream. What it returned is never withdrawn or returned twice.

@@ -62,7 +62,7 @@ type Follower struct {
 	// promptTokens and answered count both, also when they are no longer remembered; blind: not all are counted.
 	promptTokens, answered int
 	blind                  bool
-	// safe counts the ids whose text the client has. sure: nothing of theirs is held back by the detokenizer.
+	// safe counts the ids of which the client has the text. sure: the detokenizer holds back none of that text.
 	safe int
 	sure bool
 	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.

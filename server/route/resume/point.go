@@ -7,9 +7,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// Point is where a stream broke off and can be written on.
+// Point is where a stream ended early and can be resumed.
 type Point struct {
-	// IDs are those of the prompt and of the answer's part that the client has, the last Answer of them.
+	// IDs are the ids of the prompt, followed by the Answer ids of the answer that the client has.
 	IDs    []uint32
 	Answer int
 	// Sure is set when the client has all text of the ids. Otherwise Whole decides, with the text of Tail.
@@ -34,7 +34,7 @@ func (s *Point) Whole(text string) bool {
 // reason returns why the stream is not followed.
 func (f *Follower) reason() Lost {
 	if f.lost == NotLost && (f.prompt == nil || f.head == nil) {
-		return LostIDs // it broke off before the engine sent them
+		return LostIDs // it ended before the engine sent them
 	}
 	return f.lost
 }
@@ -57,7 +57,7 @@ func (f *Follower) Resume() {
 	f.held = f.held[:0]
 }
 
-// Ending is what is missing of a stream whose finish reason the client has. It is false for any other.
+// Ending returns what is missing of a stream after the client has its finish reason. It returns false for any other stream.
 func (f *Follower) Ending() ([]byte, bool) {
 	if !f.finished || f.done || f.raw {
 		return nil, false

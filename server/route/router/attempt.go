@@ -39,7 +39,7 @@ type attempt struct {
 	kept   []byte // of an answer that is forwarded as one piece
 	hop    *hop   // nil when the request is not recorded
 	cancel context.CancelFunc
-	// stalled is set when the chooser stopped the attempt because its rank shows no sign of life.
+	// stalled is set when the chooser stopped the attempt because its rank made no progress.
 	stalled atomic.Bool
 	// broken is set when the answer ended early, ended when the reservation was released.
 	broken, ended bool
@@ -97,8 +97,8 @@ func (r *Router) open(ctx context.Context, rq *request, t *tries, d *delivery) (
 	return a, nil
 }
 
-// mayMove reports whether the request may be tried elsewhere when its rank shows no sign of life. The last attempt runs
-// to its end: a request that takes every engine so long is not helped by another one.
+// mayMove reports whether the request may be retried on another replica when its rank is stalled. The last attempt runs
+// to its end: if every engine takes that long, another one does not help.
 func (r *Router) mayMove(rq *request, t *tries) bool {
 	return rq.upload == nil && rq.call.Options.Pinned == "" && t.point == nil && len(t.ask.Replicas) > 1 && t.ask.Attempt+1 < rq.set.attempts
 }
@@ -159,7 +159,7 @@ func (r *Router) send(ctx, actx context.Context, rq *request, a *attempt) *failu
 	return nil
 }
 
-// allowed asks the replica's breaker. An open one counts only where another replica could have been chosen.
+// allowed asks the replica's breaker. An open breaker counts only if another replica could have been chosen.
 func (r *Router) allowed(a *attempt) (ok bool) {
 	a.pass, ok = r.Breaker.Allow(a.choice.Replica.ID)
 	return ok || !hasOther(a.choice.Decision)

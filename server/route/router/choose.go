@@ -58,7 +58,7 @@ type Question struct {
 // Answer is a choice handed to the caller.
 type Answer struct {
 	*chooser.Choice
-	// Host and Port are the replica's, for callers who open their own connection.
+	// Host and Port are the replica's, for callers that open their own connection.
 	Host string
 	Port int
 	// Served is the model's name on the replica, Encoding what is known of the prompt.
@@ -225,7 +225,7 @@ func errCutBeforeModel() *apierror.Error {
 	return apierror.New(apierror.BodyTooLarge, "the body was cut off before its model, and the router does not serve exactly one: raise the proxy's limit for bodies", nil, apierror.WithParam("model"))
 }
 
-// readQuestion finds the prompt in whatever form it came.
+// readQuestion finds the prompt in any of its forms.
 func (r *Router) readQuestion(rq *request, q *Question) error {
 	switch {
 	case len(q.Body) > 0:

@@ -7,7 +7,7 @@ import "encoding/binary"
 type closing struct {
 	seen bool
 
-	head [14]byte // of the frame whose head has not come whole
+	head [14]byte // of the frame with an incomplete head
 	have int
 	skip uint64 // what is to come of the frame before it
 }

@@ -22,13 +22,13 @@ type Config struct {
 	MaxMembers int `yaml:"max_members"`
 	// UnknownRoutes forwards paths that kvpilot does not know to the pool of the body's model.
 	UnknownRoutes bool `yaml:"unknown_routes"`
-	// UnownedResponses lets callers with keys read, continue and cancel stored responses whose creation this router
-	// did not see (it was restarted, or another router made them). Off, such responses are unknown, because their
+	// UnownedResponses lets callers with keys read, continue and cancel stored responses if this router
+	// did not see their creation (it was restarted, or another router made them). Off, such responses are unknown, because their
 	// owner is.
 	UnownedResponses bool `yaml:"unowned_responses"`
 	// ResumeStreams is the number of times that one stream may be resumed on another replica after its replica has
 	// died; 0 turns it off. It applies to streams of chat and completions without tools, penalties, seeds, stop
-	// strings and the like (see adr/014), and requests the token ids of prompt and answer from engines.
+	// strings and similar options (see adr/014), and requests the token ids of prompt and answer from engines.
 	ResumeStreams int `yaml:"resume_streams"`
 	// TenantSalt (on or off) separates tenants in the engines' prefix caches: each request gets a cache_salt that is
 	// derived from its tenant and, if it has one, from its own. What replicas hold of a tenant's prompts, and what

@@ -122,7 +122,7 @@ func (d *delivery) outcome() (retry.Verdict, decision.End) {
 	case !d.scan.Failed():
 		return retry.OK, decision.EndCompleted
 	case d.scan.ContentEvents() == 0:
-		return retry.ClientFault, decision.EndFailed // it is not known whose fault it is
+		return retry.ClientFault, decision.EndFailed // the cause is not known
 	}
 	return retry.EngineError, decision.EndFailed
 }

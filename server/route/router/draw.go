@@ -59,7 +59,7 @@ func (st *story) drawTokens(on *span.Canvas, t *recorder.Tracer) {
 	case !a.id.IsValid(): // they were not asked for
 	case asked.Failed != "":
 		on.Draw(t, asked, span.ErrorType.String(a.fault))
-	case a.source == "": // the request ended meanwhile
+	case a.source == "": // the request ended before the answer
 		on.Draw(t, asked)
 	default:
 		if a.without != "" {

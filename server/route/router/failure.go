@@ -39,7 +39,7 @@ func gone(err error) error { return errors.Join(errClientGone, err) }
 // that rejects at once is idle, and every request would choose it.
 const refusedPause = time.Second
 
-// onTrial is the failure of a request whose replica is being tried by another request just now.
+// onTrial is the failure of a request if another request is the running trial of its replica.
 func onTrial() *failure {
 	return &failure{outcome: retry.Unavailable, public: apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))}
 }

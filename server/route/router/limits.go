@@ -106,7 +106,7 @@ func left(err error) bool {
 	return reason == apierror.Cancelled || reason == apierror.DeadlineExceeded
 }
 
-// reserved hands the grant of a reservation over to it: whatever ends that, settles.
+// reserved hands the grant to its reservation: the end of the reservation settles it.
 func (r *Router) reserved(rq *request, c *chooser.Choice) {
 	g, prompt := rq.grant, rq.promptSize()
 	if !g.InUse() {

@@ -46,7 +46,7 @@ type metrics struct {
 	ofResume map[string]metric.MeasurementOption
 }
 
-// result is how a request ended, as metrics tell it apart.
+// result is how a request ended, as the labels of metrics distinguish it.
 type result struct {
 	route  openai.Route
 	status int
@@ -74,7 +74,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.encode = s.Histogram(ns+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
 	m.tokens = s.CounterBy(ns+"tokens", "{token}", "Tokens by kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
 	m.retries = s.CounterBy(ns+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", slices.Collect(maps.Values(m.again))...)
-	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that broke off after their first byte while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
+	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
 	m.keyless.counter = s.CounterBy(ns+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	return m, nil
 }
@@ -141,7 +141,7 @@ func (m *metrics) resumed(result string) {
 const notable = time.Millisecond
 
 // end counts one request. The engine's own statuses are few, so the label's values are too. With
-// the request's context, an exemplar leads from a latency to its trace: from those that a panel shows.
+// the request's context, an exemplar leads from a latency that a panel shows to its trace.
 func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *apierror.Error, took time.Duration) {
 	route := m.routes[rq.call.Route]
 	plain := context.Background() // makes no exemplar

@@ -12,7 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// claims are the questions with names whose reservations live, or are being made.
+// claims are the named questions that have a live reservation, or are getting one.
 type claims struct {
 	seed  maphash.Seed
 	mu    sync.Mutex

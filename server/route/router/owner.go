@@ -15,7 +15,7 @@ func (r *Router) mayRead(tenant, id string) bool {
 	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && (tenant == "" || r.set.Load().UnownedResponses)
 }
 
-// checkResponse refuses a request that continues a response of another tenant, on whatever route, and one that would give
+// checkResponse refuses a request that continues a response of another tenant, on any route, and one that would give
 // its own response a name of the caller's choice: it could be another tenant's.
 func (r *Router) checkResponse(rq *request) error {
 	if rq.call.Tenant == "" || rq.parsed == nil {

@@ -22,8 +22,8 @@ import (
 
 // Upgrade is a client that waits for its connection to become a WebSocket.
 type Upgrade interface {
-	// Switch tells the client so, with these headers beside those of the switch itself, and gives the connection. It is called
-	// once at most. An error means that the client disconnected, or is not to have it.
+	// Switch answers the client with these headers in addition to those of the switch itself, and returns the connection. It is called
+	// at most once. An error means that the client disconnected, or must not get the connection.
 	Switch(header http.Header) (io.ReadWriteCloser, error)
 }
 
@@ -148,7 +148,7 @@ func (r *Router) connect(ctx context.Context, rq *request, t *tries, d *delivery
 	}
 	a.brokeOff()
 	if f.outcome == retry.Broken {
-		// Its health is asked at once; the breaker stays out of it: a client may be what its engine hangs up on.
+		// Its health is checked at once. The breaker does not count it: the engine may have closed the connection because of the client.
 		r.Registry.ReportFailure(a.choice.Replica.ID, errAnswer)
 		return f
 	}

@@ -37,17 +37,17 @@ type request struct {
 	grant  *quota.Grant
 	parsed *openai.Request
 	// body is what replicas receive: the client's bytes, or those with the model's name or the prompt's ids put in.
-	// upload is the body instead, on routes whose body is forwarded as it comes.
+	// upload is the body instead, on routes that forward the body as it arrives.
 	body   []byte
 	upload *upload
 	// lowered is set when the request claims a higher priority than its tenant may, isolated when it has its tenant's salt.
 	lowered, isolated bool
 	pool              *registry.Pool
-	// adapter is the LoRA adapter whose blocks are meant; empty for the base model.
+	// adapter is the LoRA adapter that the blocks belong to; empty for the base model.
 	adapter string
 	// holder is the replica that stores the response which the request continues; empty for none.
 	holder replica.ID
-	// enc is what is known of the prompt's ids; nil on routes whose prompts have no place in a cache.
+	// enc is what is known of the prompt's ids; nil on routes with prompts that engines do not cache.
 	enc        *tokenizer.Encoding
 	tokenizing time.Duration
 	// refused is a tokenizer route's refusal of the prompt, which the request is sent without ids in spite of.

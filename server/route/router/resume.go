@@ -22,7 +22,7 @@ import (
 // headerResume is "off" for a stream that must not be resumed on another replica.
 const headerResume = "X-Kvpilot-Resume"
 
-// The results of a stream that broke off after its first byte, as metrics tell them apart.
+// The results of a stream that ended early, after its first byte, as the labels of metrics distinguish them.
 const (
 	resultResumed    = "resumed"
 	resultEnded      = "ended"      // only its end was missing, which the router wrote
@@ -121,7 +121,7 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 // errContinuation is why a continuation cannot be used that is no stream.
 var errContinuation = errors.New("the continuation is not streamed")
 
-// ending is what is missing of a stream that broke off after its finish reason; false where more is missing.
+// ending returns what is missing of a stream that ended early, after its finish reason; false if more is missing.
 func (s *resumed) ending(ctx context.Context) ([]byte, bool) {
 	if s.follower == nil || ctx.Err() != nil {
 		return nil, false

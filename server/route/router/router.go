@@ -79,7 +79,7 @@ func New(c Config, p Params) (*Router, error) {
 	return r, nil
 }
 
-// settings are what a request keeps from its beginning to its end, whatever is reloaded meanwhile.
+// settings are what a request keeps from its beginning to its end, also when a reload changes them.
 type settings struct {
 	Config
 	attempts int

@@ -21,8 +21,8 @@ import (
 )
 
 // story is what the spans of a request are drawn from when it is over (draw.go). Each step notes its
-// times and results here. Nothing of the request is held on to but short texts. A request that nobody
-// records has no story, and noting costs it nothing.
+// times and results here. It keeps nothing of the request but short texts. A request that is not
+// recorded has no story, and noting costs it nothing.
 type story struct {
 	tracer trace.Tracer
 
@@ -31,7 +31,7 @@ type story struct {
 	read     stretch
 	asked    tokens
 	hops     []hop
-	failed   bool // some step did, whatever came of the request
+	failed   bool // some step did; the request may have succeeded
 
 	route      openai.Route
 	understood bool // the body was read
@@ -100,7 +100,7 @@ type hop struct {
 
 var stories = sync.Pool{New: func() any { return &story{hops: make([]hop, 0, 2)} }}
 
-// newStory begins the story of a request whose surface's span is recorded.
+// newStory begins the story of a request if the surface's span is recorded.
 func (r *Router) newStory(rq *request) *story {
 	st := stories.Get().(*story)
 	st.tracer, st.received = r.tracer, rq.received
@@ -248,7 +248,7 @@ func (h *hop) over(rq *request, d *delivery, f *failure) {
 	}
 }
 
-// released notes that the reservation was given back when the attempt was over.
+// released notes that the reservation was released at the end of the attempt.
 func (h *hop) released(end decision.End) {
 	if h != nil {
 		h.release, h.end = stretch{from: h.sent.to, to: time.Now()}, end

@@ -7,7 +7,7 @@ import "github.com/kvpilot/kvpilot/server/tokens/rawjson"
 type Chunk struct {
 	// Head is the object up to its choices: the brace, id, object, created and model, each with its comma.
 	Head []byte
-	// Choices counts the choices; the rest is about the first one, whose Index is 0 in a stream of one.
+	// Choices counts the choices; the rest is about the first one. Its Index is 0 in a stream of one.
 	Choices, Index int
 	// Text is the string of delta.content or text.
 	Text []byte

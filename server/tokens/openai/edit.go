@@ -21,7 +21,7 @@ type splice struct {
 	with     []byte
 }
 
-// Impose has every body that is made of the request from now on carry the edits, whatever else is edited.
+// Impose has every body that is made of the request from now on carry the edits, in addition to any others.
 func (r *Request) Impose(edits ...Edit) { r.imposed = append(r.imposed, edits...) }
 
 // Edit returns the body with the edits made; all other bytes are as the client sent them.
@@ -63,7 +63,7 @@ func overruled(edits []Edit, i int, name string) bool {
 }
 
 // removals cuts out the members to remove, each with the comma that joined it, and counts
-// those that stay.
+// the members that stay.
 func (r *Request) removals(splices []splice, edits []Edit) (_ []splice, kept int) {
 	for i, m := range r.members {
 		e := slices.IndexFunc(edits, func(e Edit) bool { return e.Value == nil && e.Name == m.name })
@@ -130,7 +130,7 @@ func (r *Request) PromptIDsEdit(ids []uint32) (Edit, bool) {
 	return Edit{}, false
 }
 
-// transferEdit puts the ids last into kv_transfer_params, whatever else the client put there.
+// transferEdit puts the ids last into kv_transfer_params, after anything that the client put there.
 func (r *Request) transferEdit(ids []uint32) (Edit, bool) {
 	const name = "kv_transfer_params"
 	old := r.Raw(name)

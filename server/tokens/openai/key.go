@@ -52,7 +52,7 @@ func (r *Request) PromptText() string {
 	return unsafe.String(&w.out[0], len(w.out)) // nothing writes to it any more
 }
 
-// textWriter collects the text of messages. A message that breaks off gives what came before.
+// textWriter collects the text of messages. A message that ends early contributes what came before.
 type textWriter struct {
 	s   rawjson.Scanner
 	out []byte

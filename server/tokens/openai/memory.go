@@ -21,7 +21,7 @@ const (
 	outlineBytes   = 16
 )
 
-// Memory remembers what Read found in large bodies, so that one that comes again, byte for byte,
+// Memory remembers what Read found in large bodies, so that an identical body, byte for byte,
 // is only hashed. A body is remembered when it is seen for the second time; one that is new costs
 // a look at a few of its bytes. It keeps offsets and what had to be decoded, not the bodies.
 //

@@ -27,7 +27,7 @@ type Form struct {
 }
 
 // ReadForm reads a multipart form up to its model, without what comes after it. head bounds the
-// bytes that are held: a form whose model comes after a longer file is rejected with 413. An error
+// bytes that are held: a form with its model after a longer file is rejected with 413. An error
 // of body itself is returned as it is; every other one is a *BadRequest.
 func ReadForm(p Params, contentType string, body io.Reader, head int) (*Form, error) {
 	kind, params, err := mime.ParseMediaType(contentType)

@@ -63,7 +63,7 @@ func (r *reader) list(f *found) bool {
 }
 
 // promptOrList reads the input of the Responses API, which is a string or a list of items,
-// and of the pooling routes, whose inputs are shaped like prompts.
+// and of the pooling routes, which take inputs shaped like prompts.
 func (r *reader) promptOrList(f *found) bool {
 	if r.s.Space() == '[' && r.firstElement() == '{' {
 		return r.list(f)

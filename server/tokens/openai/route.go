@@ -7,7 +7,7 @@ type Route uint8
 
 // The routes.
 const (
-	// RouteAny is a body whose route is not known: messages, prompt or input decide what it is.
+	// RouteAny is a body of an unknown route: messages, prompt or input decide what it is.
 	RouteAny Route = iota
 	RouteChat
 	RouteCompletions

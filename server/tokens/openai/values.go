@@ -45,7 +45,7 @@ func (r *reader) boolean(dst *bool) bool {
 	return true
 }
 
-// integer reads a whole number as pydantic does: 5, 5.0, "5". Anything else is zero.
+// integer reads an integer as pydantic does: 5, 5.0, "5". Anything else is zero.
 func (r *reader) integer(dst *int) bool {
 	start := r.s.Pos
 	if !r.s.Skip() {

@@ -108,8 +108,8 @@ func (s *Scanner) Text() (Text, bool) {
 	return Text{Raw: raw, escaped: escaped}, true
 }
 
-// escapes checks the escape sequences from i on, up to the string's closing quote, whose
-// offset it returns; it is the end of the text when there is none. When a sequence is wrong
+// escapes checks the escape sequences from i on, up to the string's closing quote, and
+// returns its offset, or the end of the text when there is none. When a sequence is wrong
 // or cut off, its offset is returned with false.
 func (s *Scanner) escapes(i int) (int, bool) {
 	for {
@@ -321,7 +321,7 @@ func (s *Scanner) word(want string) bool {
 	return true
 }
 
-// scalar reads a value that is no object and no array, whose first byte is c.
+// scalar reads a value that begins with c and is neither an object nor an array.
 func (s *Scanner) scalar(c byte) bool {
 	switch c {
 	case '"':

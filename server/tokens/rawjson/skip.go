@@ -40,7 +40,7 @@ func (s *Scanner) Skip() bool {
 	}
 }
 
-// SkipIDs skips a list of whole numbers in its compact form, as lists of token ids are written. It is false, with
+// SkipIDs skips a list of integers in its compact form, as lists of token ids are written. It returns false, with
 // nothing read, for any other value.
 func (s *Scanner) SkipIDs() bool {
 	d, i := s.Data, s.Pos

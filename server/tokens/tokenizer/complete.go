@@ -32,7 +32,7 @@ func (p *Pool) behind(ctx context.Context, key cache.Key, do work) {
 	}, func() { p.queued.Add(-1) })
 }
 
-// complete gets all ids of a prompt whose beginning may be known, and learns from them.
+// complete gets all ids of a prompt with a beginning that may be known, and learns from them.
 func (p *Pool) complete(ctx context.Context, req Request, m *model, ks keys, k *known) (*entry, Source, error) {
 	key := ks.exact
 	if k == nil {

@@ -31,7 +31,7 @@ type ModelConfig struct {
 	// Handoff overrides tokenizer.handoff. Empty: no override.
 	Handoff string `yaml:"handoff"`
 	// TemplateDefaults repeats the engine's --default-chat-template-kwargs (a JSON object) for
-	// engines 0.14 to 0.17, whose /tokenize does not apply it.
+	// engines 0.14 to 0.17: their /tokenize does not apply it.
 	TemplateDefaults string `yaml:"template_defaults"`
 	// DropToolsOnNone repeats the engine's --exclude-tools-when-tool-choice-none.
 	DropToolsOnNone bool `yaml:"drop_tools_on_none"`

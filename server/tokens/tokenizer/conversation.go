@@ -14,7 +14,7 @@ const (
 	// trustAfter observations without exception make a class of steps known.
 	trustAfter = 3
 	// lossLimit is the largest loss, in tokens, that a class may have: a generation prompt and
-	// the like. What loses more does not keep what was rendered before.
+	// similar. What loses more does not keep what was rendered before.
 	lossLimit = 64
 	// margin is given away at each boundary beyond the largest loss seen: tokens that might merge
 	// with text behind them.
@@ -152,7 +152,7 @@ func (l *learned) judge(e *entry, steps []step) (stable int, delta bool) {
 	return max(0, stable), delta
 }
 
-// observe learns from a prompt whose full ids came in one answer while k was known. It reports
+// observe learns from a prompt if its full ids came in one answer while k was known. It reports
 // whether k broke a rule that was relied on, and at which token.
 func (l *learned) observe(k *known, ids []uint32) (broke bool, position int) {
 	same := parity.CommonPrefix(k.entry.ids, ids)

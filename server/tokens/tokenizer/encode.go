@@ -196,7 +196,7 @@ func (p *Pool) notifying(l *later, pr *prompt.Prompt, m *model, do work) work {
 	}
 }
 
-// waitOrBegin waits for all ids of a prompt whose beginning is known but not trusted, unless
+// waitOrBegin waits for all ids of a prompt with a beginning that is known but not trusted, unless
 // other conversations show before that it may be.
 func (p *Pool) waitOrBegin(ctx context.Context, req Request, m *model, key cache.Key, k *known, all work) (*Encoding, error) {
 	trusted := *k // the flight reads k

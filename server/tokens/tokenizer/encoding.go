@@ -95,7 +95,7 @@ type Encoding struct {
 	later *later
 }
 
-// later is the whole encoding of a prompt whose beginning was answered with, once it is there.
+// later is the whole encoding of a prompt, available some time after its beginning was returned.
 type later struct {
 	mu     sync.Mutex
 	enc    *Encoding       // guarded by mu

@@ -7,8 +7,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/cache"
 )
 
-// flights has concurrent requests for the same ids share one call. A flight lives
-// as long as anybody waits for it: the last one to leave cancels it.
+// flights makes concurrent requests for the same ids share one call. A flight lives
+// as long as a request waits for it: the last waiter to leave cancels it.
 type flights struct {
 	mu   sync.Mutex
 	open map[cache.Key]*flight // guarded by mu

@@ -53,8 +53,8 @@ func (p *Pool) Observe(ctx context.Context, o Observation) {
 	}
 }
 
-// counted is the entry whose length can be compared with the engine's, for an early answer that which was completed
-// behind it; nil when there is none.
+// counted returns the entry with a length that can be compared with the engine's; for an early answer, the one completed
+// after it; nil if there is none.
 func (p *Pool) counted(m *model, enc *Encoding) *entry {
 	switch {
 	case enc.Batch != nil || enc.prompt != nil && enc.prompt.Kind == prompt.KindBatch:
@@ -80,7 +80,7 @@ func (p *Pool) reportMismatch(ctx context.Context, pool string, found parity.Mis
 }
 
 // Routed notes that the encoded prompt went to a rank which was believed to hold overlap leading tokens of it. A
-// prompt with no overlap must show up among the rank's events. It must be called for ranks only whose feed is exact:
+// prompt with no overlap must show up among the rank's events. It must be called only for ranks with an exact feed:
 // what others hold is not known.
 func (p *Pool) Routed(pool string, enc *Encoding, slot replica.Slot, adapter string, overlap int) {
 	if enc == nil || enc.Source == SourceNone || overlap > 0 || len(enc.IDs) < 16 || len(enc.Media) > 0 {

@@ -22,7 +22,7 @@ func truncate(pr *prompt.Prompt, e *entry) error {
 		case e.maxLen > 0 && out > 0:
 			limit = e.maxLen - out
 		case e.maxLen > 0 && len(e.ids) < e.maxLen/2:
-			return nil // far from the limit whatever the output is
+			return nil // far from the limit with any output
 		default:
 			return &remote.Fault{Kind: remote.KindUnmappable}
 		}
@@ -37,7 +37,7 @@ func truncate(pr *prompt.Prompt, e *entry) error {
 	return nil
 }
 
-// untouched reports whether prompts of at most longest tokens fit whatever is cut to the context.
+// untouched reports whether prompts of at most longest tokens are never cut to the context.
 func untouched(pr *prompt.Prompt, longest, maxLen int) bool {
 	return pr.Truncate == 0 || pr.Truncate < 0 && maxLen > 0 && longest < maxLen/2
 }

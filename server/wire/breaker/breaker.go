@@ -57,17 +57,17 @@ func (s State) String() string {
 
 // circuit is one replica's record.
 type circuit struct {
-	inRow     int // failures in a row
-	requests  int // within the window that began at since
-	failures  int
-	since     time.Time
-	open      bool          // or on trial, once until has passed
-	until     time.Time     // no request before this
-	openFor   time.Duration // the last time it was open
-	trial     time.Time     // when the running trial began; zero when none is running
-	trials    uint64        // begun in this turn, the running one included
-	successes int           // of trials
-	turn      uint64        // 0 until it first opens
+	consecutive int // consecutive failures
+	requests    int // within the window that began at since
+	failures    int
+	since       time.Time
+	open        bool          // or on trial, once until has passed
+	until       time.Time     // no request before this
+	openFor     time.Duration // the last time it was open
+	trial       time.Time     // when the running trial began; zero when none is running
+	trials      uint64        // begun in this turn, the running one included
+	successes   int           // of trials
+	turn        uint64        // 0 until it first opens
 }
 
 // trialLease is how long an unreported trial blocks the next one.
@@ -165,13 +165,13 @@ func (b *Breaker) Report(id replica.ID, pass Pass, outcome retry.Verdict) {
 	}
 	c.requests++
 	if !fault {
-		c.inRow = 0
+		c.consecutive = 0
 		return
 	}
-	c.inRow++
+	c.consecutive++
 	c.failures++
 	tooMany := c.requests >= b.cfg.Load().MinRequests && float64(c.failures) >= b.cfg.Load().Rate*float64(c.requests)
-	if c.inRow >= b.cfg.Load().Failures || tooMany {
+	if c.consecutive >= b.cfg.Load().Failures || tooMany {
 		b.trip(c, now, b.cfg.Load().OpenFor)
 	}
 }

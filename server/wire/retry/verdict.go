@@ -30,7 +30,7 @@ const (
 	Timeout
 	// Malformed: the response was not valid HTTP.
 	Malformed
-	// Broken: the response broke off after its head.
+	// Broken: the response ended early, after its head.
 	Broken
 	// OwnFault: this machine had no file descriptor, local port or buffer left for a connection.
 	OwnFault

@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// Listener returns a listener whose TCP connections keep the processor while they write. Other
+// Listener returns a listener of TCP connections that keep the processor while they write. Other
 // connections of l are passed on as they are.
 func Listener(l net.Listener) net.Listener { return &listener{Listener: l} }
 
@@ -36,7 +36,7 @@ func (l *listener) Accept() (net.Conn, error) {
 // mostAtOnce bounds a write that keeps the processor: it takes tens of microseconds.
 const mostAtOnce = 64 << 10
 
-// conn is a TCP connection whose small writes keep the processor.
+// conn is a TCP connection that keeps the processor during small writes.
 type conn struct {
 	*net.TCPConn
 	raw syscall.RawConn

@@ -7,7 +7,7 @@ import "bytes"
 // It searches for names with their quotes and then wants a colon. Inside a JSON string each
 // quote is preceded by a backslash, so generated text is never taken for a member.
 type finder struct {
-	// anthropic looks for stop_reason instead of finish_reason, which chat has beside it with another meaning
+	// anthropic looks for stop_reason instead of finish_reason; chat has both, stop_reason with another meaning
 	anthropic bool
 
 	tail    [needleMax - 1]byte // the last bytes of the pieces before, if a name may begin there

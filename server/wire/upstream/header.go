@@ -12,7 +12,7 @@ import (
 )
 
 // withheld names the client's headers that do not go to a replica: those about the hop to
-// kvpilot, those that kvpilot writes itself, the client's credentials, which are for kvpilot, what
+// kvpilot, the headers that kvpilot writes itself, the client's credentials, which are for kvpilot, what
 // browsers say of a page, and what clients claim of proxies before them. Names are in canonical form.
 func withheld(name string) bool {
 	switch name {

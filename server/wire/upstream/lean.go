@@ -15,8 +15,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/http1"
 )
 
-// lean is kvpilot's own transport: connections without goroutines, whose reads go straight
-// from the socket to the caller.
+// lean is kvpilot's own transport: connections without goroutines that read straight
+// from the socket into the caller's buffer.
 type lean struct {
 	cfg     atomic.Pointer[Config]
 	now     func() time.Time
@@ -351,7 +351,7 @@ type leanBody struct {
 	ctx  context.Context //nolint:containedctx // it is the life of the response, as in http.Request
 	lean *lean
 	cfg  *Config // as the exchange began with
-	conn *conn   // nil once it was given back or closed
+	conn *conn   // nil once it was released or closed
 	stop func() bool
 	id   replica.ID
 

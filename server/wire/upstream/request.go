@@ -22,8 +22,8 @@ type Request struct {
 	Method string
 	// Path begins with a slash; Query has no question mark.
 	Path, Query string
-	// Header holds the client's headers. It is not changed; those that must not or need not
-	// reach a replica are left out, whatever is in it.
+	// Header holds the client's headers. It is not changed; headers that must not or need not
+	// reach a replica are always left out.
 	Header http.Header
 	// ContentType is sent instead of Header's, when it is set.
 	ContentType string

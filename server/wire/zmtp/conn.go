@@ -97,7 +97,7 @@ func (c *Conn) WriteEncoded(wire []byte) error {
 	return c.write(wire)
 }
 
-// Subscribe asks a PUB peer for the messages whose first frame starts with topic.
+// Subscribe asks a PUB peer for the messages with a first frame that starts with topic.
 func (c *Conn) Subscribe(topic string) error { return c.subscription(1, "SUBSCRIBE", topic) }
 
 func (c *Conn) subscription(mark byte, command, topic string) error {
@@ -111,7 +111,7 @@ func (c *Conn) subscription(mark byte, command, topic string) error {
 	return c.flush()
 }
 
-// Ping asks the peer for a sign of life; the answer is taken by Recv.
+// Ping sends a PING; Recv handles the peer's answer.
 func (c *Conn) Ping() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,7 +268,7 @@ func unexpected(err error) error {
 	return err
 }
 
-// fill reads more bytes from the network, asking a quiet peer for a sign of life.
+// fill reads more bytes from the network and pings a quiet peer.
 func (c *Conn) fill() error {
 	if c.r == c.w {
 		c.r, c.w = 0, 0

@@ -119,7 +119,7 @@ func handshake(nc net.Conn, p Params) (*Conn, error) {
 	if err := c.readReady(); err != nil {
 		return nil, err
 	}
-	_ = nc.SetDeadline(time.Time{}) // fails only on a closed connection, whose last bytes Recv still delivers
+	_ = nc.SetDeadline(time.Time{}) // fails only on a closed connection; Recv still delivers its last bytes
 	c.heard = time.Now()
 	return c, nil
 }

@@ -53,7 +53,7 @@ func (p *Pub) dial(ctx context.Context, endpoint string) error {
 	return nil
 }
 
-// Send publishes one message to every subscriber whose topic is a prefix of the first frame. It
+// Send publishes one message to every subscriber with a topic that is a prefix of the first frame. It
 // never blocks. The frames are copied.
 func (p *Pub) Send(frames ...[]byte) {
 	if len(frames) == 0 {

@@ -103,7 +103,7 @@ func (p *Publisher) Next() uint64 {
 // Subscriptions counts the subscriptions of all connected subscribers.
 func (p *Publisher) Subscriptions() int { return p.pub.Subscriptions() }
 
-// Disconnect closes every subscriber's connection; those that dial connect again by themselves.
+// Disconnect closes every subscriber's connection; subscribers that dial reconnect by themselves.
 func (p *Publisher) Disconnect() { p.pub.disconnect() }
 
 // record numbers payload and keeps it. The caller holds p.mu.

@@ -33,7 +33,7 @@ func Serve(ctx context.Context, ln net.Listener, p Params, handle func(context.C
 				return nil
 			}
 			if temporary(err) {
-				wait(ctx, 50*time.Millisecond) // out of descriptors: others may be given back
+				wait(ctx, 50*time.Millisecond) // out of descriptors: others may be released
 				continue
 			}
 			return err

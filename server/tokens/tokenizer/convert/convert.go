@@ -143,7 +143,7 @@ func onlyText(list []byte, kind string) (text []byte, ok bool) {
 	return text, ok && n == 1 && err == nil
 }
 
-// joinTexts decodes and joins the texts of a list's text parts, leaving out those that skip names.
+// joinTexts decodes and joins the texts of a list's text parts, leaving out the parts that skip names.
 func joinTexts(list []byte, sep string, skip func(string) bool) (string, bool) {
 	var texts []string
 	ok := true

@@ -20,7 +20,7 @@ const (
 	provenAfter = 8
 	// clearedAfter consecutive equal lengths clear a suspicion.
 	clearedAfter = 64
-	// missesAfter prompts whose first block never showed up among a rank's events, while other
+	// missesAfter prompts with a first block that never showed up among a rank's events, while other
 	// roots did, make it suspect.
 	missesAfter = 8
 	// expectFor is how long a rank may take to report a prompt's first block.
@@ -36,7 +36,7 @@ type Status struct {
 	Model string `json:"model"`
 	// State is unproven, proven or suspect.
 	State string `json:"state"`
-	// Equal and Unequal count prompts whose length was compared with the engine's.
+	// Equal and Unequal count prompts with a length that was compared with the engine's.
 	Equal   int64 `json:"equal"`
 	Unequal int64 `json:"unequal"`
 	// BlocksEqual and BlocksMissed count first blocks expected among a rank's events.

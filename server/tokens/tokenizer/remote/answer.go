@@ -158,7 +158,7 @@ func (a *Answer) parseFeatures(features []byte, tokens int) error {
 	return nil
 }
 
-// smallInt reads a short whole number, or gives 0.
+// smallInt reads an integer of at most 9 digits, or returns 0.
 func smallInt(v []byte) int {
 	n := 0
 	if len(v) == 0 || len(v) > 9 {

@@ -32,7 +32,7 @@ func (p *Pool) Run(ctx context.Context) error {
 	}
 }
 
-// probe asks every endpoint that was not used since the last round, or whose breaker is open,
+// probe asks every endpoint that was not used since the last round, or has an open breaker,
 // for the ids of an empty text. A probe is no use: it does not keep an endpoint from expiring.
 func (p *Pool) probe(ctx context.Context) {
 	now := time.Now()

@@ -32,7 +32,7 @@ type Job struct {
 	// Native is the prompt in the client's own format, when that is another one and the replica may know it.
 	Native *prompt.Prompt
 	// TemplateDefaults is the engine's --default-chat-template-kwargs as a JSON object; used for
-	// the versions whose /tokenize does not apply it by itself (0.14 to 0.17).
+	// the versions with a /tokenize that does not apply it by itself (0.14 to 0.17).
 	TemplateDefaults []byte
 	// DropToolsOnNone mirrors --exclude-tools-when-tool-choice-none.
 	DropToolsOnNone bool
@@ -44,7 +44,7 @@ type Job struct {
 	IDs     []uint32
 }
 
-// beams reports whether the prompt is for a beam search, which the render routes refuse and those that
+// beams reports whether the prompt is for a beam search, which the render routes refuse and the routes that
 // generate serve.
 func (j *Job) beams() bool {
 	v := j.Prompt.Field("use_beam_search")
