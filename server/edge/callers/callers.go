@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// lookEvery is how often files are looked at.
+	// lookEvery is how often files are checked.
 	lookEvery = time.Second
 	// updateTimeout bounds the time in which Update reads a new key set.
 	updateTimeout = 5 * time.Second
@@ -30,7 +30,7 @@ type Params struct {
 	Meter metric.MeterProvider
 	// OnRead is called after a file of keys or a key set was read again, or could not be.
 	OnRead func(source Source, err error)
-	// NoFollow leaves it to Update to read a changed file of keys again.
+	// NoFollow turns off reading a changed file of keys again; only Update does.
 	NoFollow bool
 	// Now is the clock.
 	Now func() time.Time

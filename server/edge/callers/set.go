@@ -62,7 +62,7 @@ func (s *set) digest(key string) digest {
 	return sha256.Sum256(append(append(buf, s.salt[:]...), key...))
 }
 
-// again is the salted digest of a digest.
+// again returns the salted digest of a digest.
 func (s *set) again(d digest) digest {
 	var buf [len(s.salt) + len(d)]byte
 	copy(buf[:], s.salt[:])

@@ -5,7 +5,7 @@ import "os"
 // file notices when a file on disk becomes another one. It belongs to one goroutine at a time.
 type file struct {
 	path string
-	was  os.FileInfo // as it was read; nil when it could not be looked at
+	was  os.FileInfo // as it was read; nil when stat failed
 	seen os.FileInfo // as it was at the last look
 }
 
@@ -13,7 +13,7 @@ type file struct {
 func (f *file) read() { f.was = f.look() }
 
 // changed reports whether the file is another one than that which was read, and has been so since the last look: one that
-// is being written is left alone for as long. A file that is gone is no other one.
+// is being written is skipped until it stops changing. A file that is gone does not count as another one.
 func (f *file) changed() bool {
 	now := f.look()
 	settled := same(now, f.seen)

@@ -19,7 +19,7 @@ import (
 // codec is the one marshaler: an HttpBody is the bytes of the HTTP body themselves; every other
 // message is JSON with the contract's own field names, zero values included, so that small scripts
 // can rely on a field being there. Unknown fields are ignored, so that old routers take new
-// clients, unless one is there instead of all that is needed.
+// clients, unless one is there and every needed field is missing.
 type codec struct{}
 
 var (

@@ -1,4 +1,4 @@
-// Package gateway is the REST surface, and what it takes for OpenAI clients to notice nothing.
+// Package gateway is the REST surface, compatible with OpenAI clients.
 //
 // A Gateway is an http.Handler. Its routes are those of the contract's annotations. A raw route (its
 // RPC carries an HttpBody) calls the generated server interface with a stream that writes to the
@@ -8,6 +8,6 @@
 // the first byte they are the stream's last event. Each request has an id and a server span, and is
 // counted. A Gateway is safe for concurrent use.
 //
-// It leaves to others: what an RPC does (grpcapi), listeners and timeouts of idle connections
+// Other packages do the rest: what an RPC does (grpcapi), listeners and timeouts of idle connections
 // (server), health and metrics endpoints (admin).
 package gateway

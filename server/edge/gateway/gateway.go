@@ -139,7 +139,7 @@ func (g *Gateway) Update(next Config) error {
 	return nil
 }
 
-// StallTimeout is how long a client may take nothing, now.
+// StallTimeout returns how long a client may read nothing, by the current settings.
 func (g *Gateway) StallTimeout() time.Duration { return g.conf.Load().StallTimeout }
 
 // register mounts the generated handlers of the services with typed routes. They start nothing: the context is not kept.

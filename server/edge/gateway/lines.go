@@ -89,7 +89,7 @@ func (d *lineDecoder) skip() error {
 	return nil
 }
 
-// numbered leaves in m nothing but the number by which its sender knows it, where that can be read.
+// numbered clears m except for the number by which its sender knows it, if that can be read.
 func numbered(line []byte, m proto.Message) {
 	proto.Reset(m)
 	if n, ok := members(line)["sequence"]; ok {

@@ -37,7 +37,7 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 	}
 }
 
-// begin counts a request in, end counts it out.
+// begin counts a request that begins, end one that ends.
 func (m *metrics) begin() { m.active.Add(context.Background(), 1) }
 
 func (m *metrics) end(rq *request) {

@@ -13,7 +13,7 @@ import (
 type upload struct {
 	rq     *request
 	from   io.Reader
-	closes bool // a body that was not read to its end leaves the connection useless
+	closes bool // a body that was not read to its end makes the connection unusable
 	passed bool
 }
 

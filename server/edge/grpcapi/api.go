@@ -51,7 +51,7 @@ type Lifecycle interface {
 	Finish(key load.Key, result chooser.Result) load.Outcome
 }
 
-// Params are the parts that the services speak for. Those before Stats are required.
+// Params are the parts that the services expose. The fields before Stats are required.
 type Params struct {
 	Router    Router
 	Lifecycle Lifecycle
@@ -61,7 +61,7 @@ type Params struct {
 	Tokens    *tokenizer.Pool
 	// Choice gives the configuration that ListPolicies shows.
 	Choice func() chooser.Config
-	// Settings gives what ConfigService speaks for; nil where settings cannot be changed.
+	// Settings implements ConfigService; nil if settings cannot be changed.
 	Settings func() Settings
 
 	// Stats gives what a rank's engine reported last; nil when engines are not asked.
@@ -92,8 +92,8 @@ type API struct {
 	methods                 map[string]*methodInfo
 	// life ends with Leave; it is no request's context.
 	life context.Context
-	// Leave ends the streams that would otherwise last for ever (watches), so that a shutdown need not
-	// wait for them. Calls that answer are not touched. It may be called again.
+	// Leave ends the streams that would otherwise never end (watches), so that a shutdown need not
+	// wait for them. Calls that answer are not affected. It is idempotent.
 	Leave context.CancelFunc
 }
 

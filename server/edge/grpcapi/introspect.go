@@ -178,7 +178,7 @@ func (s *routing) ListPolicies(context.Context, *kvpilotv1.ListPoliciesRequest) 
 	return out, nil
 }
 
-// about is what people want to know of a policy.
+// about describes a policy for people.
 type about struct {
 	text   string
 	params []string

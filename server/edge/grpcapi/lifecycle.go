@@ -46,12 +46,12 @@ func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseR
 	s.noteServer(ctx, key, in.GetServedBy())
 	outcome := s.api.Lifecycle.Finish(key, result)
 	if outcome == load.Ended {
-		outcome = load.Duplicate // what the caller wanted is so
+		outcome = load.Duplicate // what the caller wanted is already done
 	}
 	return s.reported(ctx, key, outcome)
 }
 
-// noteServer counts requests that did not go where they were sent.
+// noteServer counts requests that did not go to the chosen replica.
 func (s *routing) noteServer(ctx context.Context, key load.Key, servedBy string) {
 	if servedBy == "" {
 		return
@@ -184,7 +184,7 @@ func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequ
 }
 
 // bind ties a reservation to the stream. The lease still runs: a stream that is open but silent for
-// longer is taken for dead.
+// longer is treated as dead.
 func (s *routing) bind(ctx context.Context, in *kvpilotv1.BindReservation, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
 	key := s.key(ctx, in.GetReservationId(), in.Attempt)
 	if _, again := bound[key.ID]; !again && len(bound) >= maxBound {

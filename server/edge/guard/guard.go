@@ -178,7 +178,7 @@ func (d *Guard) Run(ctx context.Context) error {
 	}
 }
 
-// round looks at every call once.
+// round checks every call once.
 func (d *Guard) round(now int64) {
 	receive, stall := d.ticks(time.Duration(d.receive.Load())), d.ticks(time.Duration(d.stall.Load()))
 	var slow, stalled []*Call

@@ -52,7 +52,7 @@ func (w *stallWriter) FlushError() error {
 }
 
 // Flush implements http.Flusher.
-func (w *stallWriter) Flush() { _ = w.FlushError() } // the next write says it again
+func (w *stallWriter) Flush() { _ = w.FlushError() } // the next write returns the error again
 
 func (w *stallWriter) extend() {
 	_ = w.control.SetWriteDeadline(time.Now().Add(w.limit)) // test writers have no deadlines

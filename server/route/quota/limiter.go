@@ -79,7 +79,7 @@ func New(c Config, p Params) (*Limiter, error) {
 	return l, nil
 }
 
-// Update puts new settings in force, all at once; when they are wrong, the old ones stay. What is booked stays
+// Update applies new settings, all at once; if they are invalid, it keeps the old ones. What is booked stays
 // booked, and what was taken stays taken.
 func (l *Limiter) Update(c Config) error {
 	if err := c.Validate(); err != nil {

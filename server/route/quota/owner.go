@@ -23,7 +23,7 @@ type Owner interface {
 	MaxPriority(tenant string) (int, bool)
 }
 
-// Grant is what one request has been given. Its zero value holds nothing; it must not be copied once it is in use.
+// Grant is the booking of one request. Its zero value holds nothing; it must not be copied once it is in use.
 type Grant struct {
 	tenant   *tenant // nil: nothing to settle
 	began    time.Time
@@ -61,7 +61,7 @@ type Charge uint8
 
 // The ways to settle a booking.
 const (
-	// ChargeNothing gives everything back: it failed before anything was computed for it.
+	// ChargeNothing releases the whole booking: the request failed before anything was computed for it.
 	ChargeNothing Charge = iota
 	// ChargeUsage takes the tokens in Usage.
 	ChargeUsage
@@ -86,7 +86,7 @@ func (c Cause) String() string {
 	return [...]string{"requests", "tokens", "in_flight", "reserved_tokens", "unknown"}[min(c, causes)]
 }
 
-// Refusal says why a request is not served, and when there is room again.
+// Refusal says why a request is not served, and when to retry.
 type Refusal struct {
 	Cause      Cause
 	RetryAfter time.Duration

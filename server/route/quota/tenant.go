@@ -9,18 +9,18 @@ import (
 )
 
 const (
-	// firstOutput is the number of output tokens to reckon with before a tenant has had an answer.
+	// firstOutput is the number of output tokens to assume before a tenant has had an answer.
 	firstOutput = 256
-	// firstTime is the time of a request to reckon with before one has ended.
+	// firstTime is the time of a request to assume before one has ended.
 	firstTime = time.Second
 	// memory is how many requests the two means remember, about.
 	memory = 16
-	// shortest and longest bound the time after which a request that was refused is asked to come back.
+	// shortest and longest bound the Retry-After of a refused request.
 	shortest = 10 * time.Millisecond
 	longest  = time.Hour
 )
 
-// tenant is the account of one.
+// tenant is the account of one tenant.
 type tenant struct {
 	label string // in metrics
 
@@ -52,7 +52,7 @@ func newTenant(label string, l limits, now time.Time) *tenant {
 	return t
 }
 
-// limit puts new limits in place of the old ones. What was taken stays taken.
+// limit replaces the limits. It keeps what was taken.
 func (t *tenant) limit(l limits, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -128,7 +128,7 @@ func (t *tenant) book(g *Grant, ask Ask, now time.Time) *Refusal {
 	}
 	if t.limits.tokens > 0 {
 		t.refill(now)
-		// One that is larger than the bucket goes when that is full, and leaves it below zero.
+		// A request larger than the bucket is admitted when the bucket is full, and leaves it below zero.
 		if lacks := min(need, t.limits.tokenBurst) - t.level; lacks > 0 {
 			return t.refuse(CauseTokens, seconds(lacks/t.limits.tokens), now)
 		}

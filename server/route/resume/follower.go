@@ -74,7 +74,7 @@ type Follower struct {
 
 	held  []byte // the event that is not complete
 	out   []byte
-	chunk openai.Chunk // the event that is looked at
+	chunk openai.Chunk // the event being parsed
 	raw   bool         // not in events: passed on as it comes
 }
 
@@ -89,7 +89,7 @@ func (f *Follower) Lose(why Lost) {
 }
 
 // Feed takes the next bytes of the engine's stream, cut anywhere, and gives those for the client, which
-// are valid until the next call. With an error, the stream is to be taken for broken after them.
+// are valid until the next call. With an error, the stream is broken after them.
 func (f *Follower) Feed(piece []byte) ([]byte, error) {
 	f.out = f.out[:0]
 	if f.raw {
@@ -173,7 +173,7 @@ func (f *Follower) event(e []byte) error {
 	return nil
 }
 
-// asIs passes an event on that was not understood.
+// asIs forwards an event that was not understood.
 func (f *Follower) asIs(e []byte) error {
 	if f.resumed {
 		return errStrange

@@ -61,7 +61,7 @@ func (r *Router) adapter(ctx context.Context, rq *request, d *delivery) error {
 		return apierror.From(cause(ctx, ctx.Err()))
 	}
 	for _, rep := range targets {
-		r.Registry.Refresh(rep.ID) // /v1/models lists the adapter now, or no more
+		r.Registry.Refresh(rep.ID) // /v1/models lists the adapter now, or no longer
 	}
 	return joined(d, targets, answers)
 }
@@ -83,7 +83,7 @@ func (r *Router) adapterTargets(rq *request, req *openai.Request) ([]*replica.Re
 		in = s.Replicas
 	default:
 		if pool, known = s.Pool(name); known && pool.Entry.Parent != "" {
-			pool, known = s.Pool(pool.Entry.Parent) // a replica that has not loaded it yet shall answer for itself
+			pool, known = s.Pool(pool.Entry.Parent) // a replica that has not loaded it yet answers for itself
 		} else {
 			pool, known = onlyBase(s)
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// attempt is one try of a request on one replica, from the choice to the release of its reservation.
+// attempt is one attempt of a request on one replica, from the choice to the release of its reservation.
 type attempt struct {
 	choice *chooser.Choice
 	chosen time.Time
@@ -57,7 +57,7 @@ func (a *attempt) stop() {
 // isStalled reports whether the attempt was stopped, by the chooser and not by the end of ctx.
 func (a *attempt) isStalled(ctx context.Context) bool { return a.stalled.Load() && ctx.Err() == nil }
 
-// tries is what the attempts of a request share: the question to the chooser, and what the ones before have met.
+// tries is what the attempts of a request share: the question to the chooser, and the results of the earlier attempts.
 type tries struct {
 	ask    chooser.Request
 	failed *failure // the last attempt's
@@ -103,7 +103,7 @@ func (r *Router) mayMove(rq *request, t *tries) bool {
 	return rq.upload == nil && rq.call.Options.Pinned == "" && t.point == nil && len(t.ask.Replicas) > 1 && t.ask.Attempt+1 < rq.set.attempts
 }
 
-// choose has the attempt decided and booked.
+// choose makes the chooser decide and book the attempt.
 func (r *Router) choose(ctx context.Context, rq *request, t *tries, a *attempt) error {
 	if pool, ok := r.Registry.Snapshot().Pool(rq.pool.Model); ok { // it may have changed since the last attempt
 		t.ask.Replicas = pool.Replicas
@@ -221,8 +221,8 @@ func endOf(o retry.Verdict) decision.End {
 	return decision.EndFailed
 }
 
-// learnUsage sets the request's usage in to, and teaches it to the parts that predicted it. Of a stream without usage the
-// router's own count is taken, and marked.
+// learnUsage sets the request's usage in to, and reports it to the parts that predicted it. For a stream without usage the
+// router's own count is used, and marked.
 func (r *Router) learnUsage(ctx context.Context, rq *request, d *delivery, to *chooser.Result) {
 	a := d.attempt
 	if u, ok := d.scan.Usage(); ok {

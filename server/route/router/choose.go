@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
-// Question asks for a replica without having the request sent there.
+// Question asks for a replica without sending the request there.
 type Question struct {
 	// Model names the pool; empty takes the body's, or the only model there is.
 	Model string
@@ -79,7 +79,7 @@ type Answer struct {
 // Choose decides, and reserves when asked to, without sending anything. The caller reports the
 // rest through the lifecycle methods of the chooser. An error is an *apierror.Error.
 func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
-	if q.Explain && !r.tellsOverlap(&Call{Tenant: q.Tenant, ShowOverlap: q.ShowOverlap}) {
+	if q.Explain && !r.showsOverlap(&Call{Tenant: q.Tenant, ShowOverlap: q.ShowOverlap}) {
 		return nil, apierror.New(apierror.PermissionDenied, "a decision reveals what other tenants have sent: this key may not read it (router.show_overlap)", nil, apierror.WithParam("explain"))
 	}
 	if q.Once && q.Reserve && !q.DryRun {
@@ -136,7 +136,7 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 	r.metrics.decided(rq, chosen)
 	a := &Answer{
 		Choice: choice, Host: host, Port: port, Served: rq.pool.Served, Encoding: rq.enc, Lease: ask.Lease,
-		Lowered: rq.lowered, Priority: rq.parsed.Priority, HideOverlap: !r.tellsOverlap(rq.call),
+		Lowered: rq.lowered, Priority: rq.parsed.Priority, HideOverlap: !r.showsOverlap(rq.call),
 	}
 	if rq.isolated {
 		a.Salt = rq.parsed.Salt
@@ -163,7 +163,7 @@ func (r *Router) newQuestion(ctx context.Context, q *Question) *request {
 	return rq
 }
 
-// question reads a question. Its caller has settleLimits called.
+// question reads a question. Its caller must call settleLimits.
 func (r *Router) question(ctx context.Context, rq *request, q *Question) error {
 	if err := r.enter(rq); err != nil {
 		return err

@@ -3,7 +3,7 @@ package router
 import "encoding/binary"
 
 // closing looks for the message that closes a WebSocket (RFC 6455, section 5.2) among the bytes that pass, wherever the pieces
-// were cut. What is no WebSocket makes it see nothing, or something; the bytes pass either way.
+// were cut. On other protocols its result has no meaning; the bytes pass either way.
 type closing struct {
 	seen bool
 
@@ -15,7 +15,7 @@ type closing struct {
 // opClose is the opcode of the message.
 const opClose = 8
 
-// feed looks at the next piece.
+// feed reads the next piece.
 func (c *closing) feed(b []byte) {
 	for len(b) > 0 && !c.seen {
 		if c.skip > 0 {

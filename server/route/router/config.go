@@ -79,7 +79,7 @@ type Headers struct {
 	Overhead bool `yaml:"overhead"`
 }
 
-// maxResumes bounds ResumeStreams: a request may be what its replicas die of.
+// maxResumes bounds ResumeStreams: a request may be the reason why its replicas die.
 const maxResumes = 8
 
 // DefaultConfig returns the defaults.

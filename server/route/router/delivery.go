@@ -18,13 +18,13 @@ import (
 // blocks are what the report is for.
 const progressStep = 8
 
-// delivery is the answer as the client gets it, whichever attempts it comes from. It belongs to one goroutine.
+// delivery is the answer as the client gets it, from one or more attempts. It belongs to one goroutine.
 type delivery struct {
 	to Sink
 	// begun is set once the client has the head of the answer, of this status.
 	begun  bool
 	status int
-	// scan reads what the client is given.
+	// scan reads what the client gets.
 	scan       sse.Scanner
 	firstToken time.Time
 
@@ -102,7 +102,7 @@ func (r *Router) deliver(ctx context.Context, rq *request, t *tries, d *delivery
 	if f = broken(ctx, d, err); d.attempt == nil || d.attempt.ended {
 		return f
 	}
-	d.attempt.brokeOff()
+	d.attempt.endedEarly()
 	r.settle(d.attempt, f.outcome)
 	if end = endOf(f.outcome); d.begun && f.outcome == retry.Broken {
 		end = decision.EndFailed
@@ -110,10 +110,10 @@ func (r *Router) deliver(ctx context.Context, rq *request, t *tries, d *delivery
 	return f
 }
 
-// brokeOff notes that the answer ended early.
-func (a *attempt) brokeOff() {
+// endedEarly notes that the answer ended early.
+func (a *attempt) endedEarly() {
 	a.broken = true
-	a.hop.brokeOff()
+	a.hop.endedEarly()
 }
 
 // outcome says what a complete answer means: an engine may report its failure in a stream.

@@ -12,8 +12,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// Draw implements span.Story: it draws the steps of the request below the surface's span, and says on
-// that what came of the request.
+// Draw implements span.Story: it draws the steps of the request below the surface's span, and adds
+// the request's result to that.
 func (st *story) Draw(on *span.Canvas) {
 	t, ok := st.tracer.(*recorder.Tracer)
 	if !ok {
@@ -69,7 +69,7 @@ func (st *story) drawTokens(on *span.Canvas, t *recorder.Tracer) {
 	}
 }
 
-// drawChoice draws the wait in the queue, the look at the index, and the choice itself.
+// drawChoice draws the wait in the queue, the index look-up, and the choice itself.
 func (h *hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 	if h.choice.from.IsZero() {
 		return // there was none to make
@@ -155,7 +155,7 @@ func (h *hop) drawWait(on *span.Canvas, t *recorder.Tracer, name string, from, t
 	on.Draw(t, wait)
 }
 
-// describe puts on the surface's span what came of the request.
+// describe adds the request's result to the surface's span.
 func (st *story) describe(on *span.Canvas) {
 	var list [24]span.KeyValue
 	attrs := append(list[:0], span.RequestID.String(st.requestID), span.DecisionID.String(st.decisionID))

@@ -38,7 +38,7 @@ func (r *Router) explain(rq *request, a *attempt, h http.Header) {
 	if show.Address {
 		h[headerAddress] = []string{c.Replica.URL}
 	}
-	overlap := r.tellsOverlap(rq.call)
+	overlap := r.showsOverlap(rq.call)
 	if show.Overlap && overlap {
 		h[headerOverlap] = []string{strconv.Itoa(c.Held())}
 	}

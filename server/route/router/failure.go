@@ -29,10 +29,10 @@ func (f *failure) Error() string { return f.public.Error() }
 // errClientGone is why a Sink refused bytes.
 var errClientGone = errors.New("the client disconnected")
 
-// errAnswer is why the registry is asked to look at a replica again.
+// errAnswer is why the registry is asked to probe a replica again.
 var errAnswer = errors.New("a request to the replica failed")
 
-// gone marks an error of the Sink, so that it is not taken for the replica's.
+// gone marks an error of the Sink, to distinguish it from the replica's.
 func gone(err error) error { return errors.Join(errClientGone, err) }
 
 // refusedPause is how long a replica that rejects requests without a Retry-After gets none while there are others. A replica

@@ -167,7 +167,7 @@ func olderThan(version string, minor int) bool {
 	return err == nil && n < minor && !strings.Contains(version, "dev")
 }
 
-// apart is a key of the caller's own by which its requests are kept together: other tenants' is another one.
+// apart prefixes a key of the caller's with the request's salt, if blocks are isolated: tenants never share a key.
 func (rq *request) apart(key string) string {
 	if !rq.isolated || key == "" {
 		return key
@@ -175,9 +175,9 @@ func (rq *request) apart(key string) string {
 	return rq.parsed.Salt + "\x00" + key
 }
 
-// tellsOverlap reports whether the caller may see what replicas hold of its prompt: it reveals what others have sent,
+// showsOverlap reports whether the caller may see what replicas hold of its prompt: it reveals what others have sent,
 // unless their blocks are kept apart.
-func (r *Router) tellsOverlap(call *Call) bool {
+func (r *Router) showsOverlap(call *Call) bool {
 	set := r.set.Load()
 	return call.Tenant == "" || call.ShowOverlap || set.isolation != nil || set.ShowOverlap == ShowAlways
 }

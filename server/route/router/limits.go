@@ -16,10 +16,10 @@ import (
 // headerPriority is the request's priority at the engine, smaller first; it wins over the body's.
 const headerPriority = "X-Vllm-Priority"
 
-// bytesPerToken stands for a prompt of which only the size is known.
+// bytesPerToken estimates the tokens of a prompt if only its size is known.
 const bytesPerToken = 4
 
-// enter counts a request against its tenant's limits, or refuses it. Its caller has settleLimits called.
+// enter counts a request against its tenant's limits, or refuses it. Its caller must call settleLimits.
 func (r *Router) enter(rq *request) error {
 	if r.Limits == nil || !r.Limits.Active() {
 		return nil
@@ -71,8 +71,8 @@ func (rq *request) promptSize() int {
 	return len(rq.body) / bytesPerToken
 }
 
-// settleLimits ends a request's grant: with what it took, as far as that is known. It is called for each request, however
-// that ends.
+// settleLimits ends a request's grant: with what it took, as far as that is known. It must be called for each request, in every way
+// that the request can end.
 func (r *Router) settleLimits(rq *request, d *delivery, err error) {
 	if rq.grant.InUse() {
 		r.Limits.Settle(rq.grant, rq.used(d, err))
@@ -91,7 +91,7 @@ func (rq *request) used(d *delivery, err error) quota.Usage {
 		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize(), Output: rq.tokensIn(n)}
 	case d.begun && err == nil:
 		return quota.Usage{Charge: quota.ChargeBooked}
-	case d.chosen && left(err): // the engine was at it when the client left
+	case d.chosen && left(err): // the engine was computing when the client left
 		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize()}
 	}
 	return quota.Usage{}
@@ -132,7 +132,7 @@ func usedOutside(result chooser.Result, prompt int) quota.Usage {
 	return quota.Usage{}
 }
 
-// capPriority serves a request that claims a higher priority than its tenant may at the highest that it may.
+// capPriority lowers a request's priority to the highest that its tenant may claim.
 func (r *Router) capPriority(rq *request) {
 	if r.Limits == nil || rq.parsed == nil {
 		return

@@ -28,7 +28,7 @@ type modelCard struct {
 	Permission  []any   `json:"permission"`
 }
 
-// Models answers GET /v1/models: every name that some replica serves or an alias gives.
+// Models answers GET /v1/models: every name that a replica serves or an alias defines.
 func (r *Router) Models() []byte {
 	cards := []modelCard{}
 	for _, pool := range r.Registry.Snapshot().Models() {

@@ -86,7 +86,7 @@ func (r *Router) findHolder(ctx context.Context, rq *request) {
 
 const (
 	// locateTimeout bounds the search for a response that this router did not see made, locateAtOnce
-	// the replicas that are asked side by side.
+	// the replicas that are asked in parallel.
 	locateTimeout = time.Second
 	locateAtOnce  = 16
 )

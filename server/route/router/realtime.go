@@ -146,7 +146,7 @@ func (r *Router) connect(ctx context.Context, rq *request, t *tries, d *delivery
 		end = decision.EndCompleted
 		return nil
 	}
-	a.brokeOff()
+	a.endedEarly()
 	if f.outcome == retry.Broken {
 		// Its health is checked at once. The breaker does not count it: the engine may have closed the connection because of the client.
 		r.Registry.ReportFailure(a.choice.Replica.ID, errAnswer)

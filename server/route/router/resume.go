@@ -129,7 +129,7 @@ func (s *resumed) ending(ctx context.Context) ([]byte, bool) {
 	end, ok := s.follower.Ending()
 	if ok {
 		s.fault = io.EOF
-		s.reply.a.brokeOff()
+		s.reply.a.endedEarly()
 		s.router.metrics.resumed(resultEnded)
 	}
 	return end, ok
@@ -161,7 +161,7 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	}
 	s.resumes++
 	s.refusals = 0
-	a.brokeOff()
+	a.endedEarly()
 	r.settle(a, f.outcome)
 	r.end(ctx, s.rq, s.d, f, decision.EndResumed)
 	s.follower.Resume()

@@ -229,8 +229,8 @@ func (h *hop) answered(resp *upstream.Response, outcome retry.Verdict) {
 	}
 }
 
-// brokeOff notes that the answer ended early.
-func (h *hop) brokeOff() {
+// endedEarly notes that the answer ended early.
+func (h *hop) endedEarly() {
 	if h != nil {
 		h.broken = true
 	}
@@ -255,7 +255,7 @@ func (h *hop) released(end decision.End) {
 	}
 }
 
-// leaveStory leaves the story with the surface's span; the request is over.
+// leaveStory hands the story to the surface's span; the request is over.
 func (rq *request) leaveStory(d *delivery, public *apierror.Error) {
 	st := rq.story
 	if st == nil {

@@ -83,7 +83,7 @@ func New(cfg Config, now func() time.Time) *Breaker {
 	return b
 }
 
-// Update puts new bounds in force. Circuits that are open stay so for as long as they were to.
+// Update applies new bounds. Circuits that are open stay so for as long as they were to.
 func (b *Breaker) Update(cfg Config) { b.cfg.Store(&cfg) }
 
 // State says whether requests may go to the replica, without taking a trial.
@@ -206,7 +206,7 @@ func (b *Breaker) turn() uint64 {
 	return b.turns
 }
 
-// Pause keeps requests away from the replica for a while, as its Retry-After asks.
+// Pause rejects requests to the replica for a time, as its Retry-After asks.
 func (b *Breaker) Pause(id replica.ID, d time.Duration) {
 	if d <= 0 {
 		return
