@@ -21,18 +21,8 @@ var unread = []string{
 	"internal/loadgen/text.go",     // a vocabulary of prompts
 	"sim/enginesim/vocab/words.go", // a vocabulary of answers
 	"server/edge/gateway/request.go",
-	"server/choose/chooser",
-	"server/choose/holdqueue",
-	"server/choose/liveness",
-	"server/choose/load",
-	"server/choose/selector",
-	"server/choose/speed",
-	"server/fleet/enginestats",
-	"server/fleet/kvevents",
-	"server/fleet/kvevents/vllm",
-	"server/fleet/kvevents/vllmtest",
-	"server/fleet/kvindex",
-	"server/fleet/registry",
+	"server/choose/holdqueue/queue.go",
+	"server/choose/load/lease.go",
 }
 
 // checked are the kinds of files that people read.

@@ -22,8 +22,8 @@ const (
 	topSessions    = 20
 )
 
-// affinity watches whether consistent-hash keeps sessions where they were. Sessions are counted by
-// place in the list of the busiest, never by name: names are the callers' own.
+// affinity measures whether consistent-hash keeps sessions on their ranks. Sessions are counted by
+// place in the list of the busiest, never by name: names belong to the callers.
 type affinity struct {
 	fallbacks metric.Int64Counter
 	built     metric.Float64Histogram
@@ -68,8 +68,8 @@ func (a *affinity) observe(o metric.Observer) {
 
 func byRank(n int) metric.MeasurementOption { return instruments.Label("rank", strconv.Itoa(n)) }
 
-// routed counts a request of session that consistent-hash sent to slot, whose place on the ring is
-// place (0: none).
+// routed counts a request of session that consistent-hash sent to slot. place is the slot's place on the
+// ring (0: none).
 func (a *affinity) routed(session string, slot replica.Slot, place int) {
 	if place != 1 {
 		a.fallbacks.Add(context.Background(), 1, byRank(place-1))

@@ -13,14 +13,14 @@ import (
 )
 
 // beliefSlack is how long after twice the predicted first token a prompt is believed to be in
-// the cache of its rank when no event says so.
+// the cache of its rank without an event for it.
 const beliefSlack = 10 * time.Second
 
-// maxRaces is how often a choice is made again because its rank was booked meanwhile; after that
+// maxRaces is how often a choice is made again because its rank was booked by another request in between; after that
 // it is booked as it is.
 const maxRaces = 8
 
-// errNoRoom is commit's word that others took the room meanwhile: the request has to wait like them.
+// errNoRoom: other requests have taken the room since the loads were read. The request must wait like them.
 var errNoRoom = errors.New("no room")
 
 // commit books the choice in s, and makes it again when another request was booked on the same

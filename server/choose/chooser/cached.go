@@ -5,7 +5,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// Whole tells the prompt's length and what the chosen rank holds of it, now that all its ids are known. The
+// Whole reports the prompt's length and what the chosen rank holds of it, now that all its ids are known. The
 // decision was made with their beginning and stays as it is; the prediction that the outcome is compared with
 // counts on what is found now. What the engine has stored of this very prompt since does not count. It returns
 // how many of the prompt's tokens the rank holds by that, and whether that is known.

@@ -57,8 +57,8 @@ func (c *Chooser) candidates(s *scratch, req *Request) {
 	c.tooLong(s, req, f.Model)
 }
 
-// anyAllowed reports whether some replica that passes the filter has a closed breaker. When none
-// has, breakers are ignored: trying is better than rejecting every request.
+// anyAllowed reports whether a replica that passes the filter has a closed breaker. Without one,
+// breakers are ignored: trying is better than rejecting every request.
 func (c *Chooser) anyAllowed(f *selector.Filter, replicas []*replica.Replica) bool {
 	for _, r := range replicas {
 		if f.Replica(r) == decision.VetoNone && c.params.Allow(r.ID) {
@@ -68,9 +68,9 @@ func (c *Chooser) anyAllowed(f *selector.Filter, replicas []*replica.Replica) bo
 	return false
 }
 
-// tooLong lets a prompt that no context holds go where the longest one is: its engine words the
-// refusal, which is the caller's to act on, while no replica would be one to retry. A replica that
-// could hold the prompt and only cannot take it now keeps the veto: a retry may find it.
+// tooLong allows the replicas with the longest context when no context holds the prompt: the engine's
+// error is one that the caller can act on, while "no replica" would invite a retry. A replica that
+// could hold the prompt and only cannot take it now keeps its veto: a retry may find it.
 func (c *Chooser) tooLong(s *scratch, req *Request, model string) {
 	d := &s.d
 	longest := 0
@@ -84,7 +84,7 @@ func (c *Chooser) tooLong(s *scratch, req *Request, model string) {
 			}
 		case decision.VetoContext:
 			longest = max(longest, contextOf(req.Replicas[s.owner[i]], model))
-		default: // the caller's wish, which no retry changes
+		default: // the caller's option, which no retry changes
 		}
 	}
 	if longest == 0 {
@@ -103,11 +103,11 @@ func contextOf(r *replica.Replica, model string) int {
 	return selector.Context(r, m)
 }
 
-// panicFor is how long replicas that nothing comes back from are used all the same, when they are most of a pool.
+// panicFor is how long replicas that do not answer are still used, when they are most of a pool.
 const panicFor = time.Minute
 
-// MostMute reports whether most of a pool's replicas became unhealthy lately for the sole reason that nothing came back from
-// their probes: rather than all of them, this machine or its network may be at fault, so they stay in use for a while.
+// MostMute reports whether most of a pool's replicas became unhealthy lately only because their probes got no
+// answer. Then this machine or its network is more likely at fault than all of them, so they stay in use for a while.
 func MostMute(replicas []*replica.Replica, now time.Time) bool {
 	mute, others := 0, 0
 	for _, r := range replicas {

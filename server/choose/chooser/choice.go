@@ -27,7 +27,7 @@ type Choice struct {
 	belief      *kvindex.Belief
 	at          time.Time
 	streamed    bool
-	silent      bool // its first token is not sure to be seen
+	silent      bool // its first token may not be seen
 	leased      bool
 	// entry is its place in the account of the rank's speed.
 	entry speed.Entry
@@ -49,13 +49,13 @@ type Choice struct {
 	ended  bool           // guarded by mu
 	onEnd  []func(Result) // guarded by mu
 	result Result         // once it has ended; guarded by mu
-	began  bool           // the client has something; guarded by mu
+	began  bool           // the client has received something; guarded by mu
 	// withdrawn: its caller was signalled to withdraw it from a stalled rank; guarded by mu
 	withdrawn bool
 	whole     *whole // nil: the decision knew as much; guarded by mu
 }
 
-// FirstToken says that the engine has prefilled the prompt: its prefill load is given back and
+// FirstToken reports that the engine has prefilled the prompt. It releases the prefill load, and
 // the rank's rates learn from the time it took.
 func (c *Choice) FirstToken() {
 	if c.reservation == nil || c.firstToken() != load.Applied {
@@ -83,7 +83,7 @@ func (c *Choice) firstToken() load.Outcome {
 	return out
 }
 
-// Progress says how many output tokens the request has produced in all so far; it implies
+// Progress reports how many output tokens the request has produced in all so far; it implies
 // FirstToken.
 func (c *Choice) Progress(outputTokens int) {
 	if c.reservation == nil {
@@ -108,7 +108,7 @@ func (c *Choice) progress(outputTokens int) load.Outcome {
 	return c.reservation.Progress(outputTokens)
 }
 
-// OnEnd has f called when the reservation has ended, at once when it has already.
+// OnEnd calls f when the reservation ends, at once when it has ended already.
 func (c *Choice) OnEnd(f func(Result)) {
 	c.mu.Lock()
 	ended, result := c.ended, c.result
@@ -140,7 +140,7 @@ func (c *Choice) Release(result Result) bool {
 	c.reservation.Release()
 	c.untrack(result.End == decision.EndCompleted)
 	if first.IsZero() {
-		c.belief.End() // it never got as far as the cache
+		c.belief.End() // it never reached the cache
 	}
 	if c.leased {
 		c.chooser.booked.CompareAndDelete(bookedName{c.Decision.Tenant, c.Decision.ID}, c)

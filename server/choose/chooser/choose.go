@@ -40,7 +40,7 @@ func (c *Chooser) Choose(ctx context.Context, req *Request) (*Choice, error) {
 }
 
 // Submit is Choose without waiting: deliver is called once with the outcome, at once or when the
-// hold queue lets the request go, possibly on another goroutine; it must not block. deadline may
+// hold queue releases the request, possibly on another goroutine; it must not block. deadline may
 // be zero. req must not change until then.
 func (c *Chooser) Submit(req *Request, deadline time.Time, deliver func(*Choice, error)) {
 	choice, t, err := c.begin(req, deadline, deliver)
@@ -56,7 +56,7 @@ type waiter struct {
 	ticket  *holdqueue.Ticket
 	answer  chan answer          // of Choose
 	deliver func(*Choice, error) // of Submit
-	// overlaps is what the index said at matched.
+	// overlaps is the index's answer at the time matched.
 	overlaps []kvindex.Overlap
 	matched  time.Time
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
-// Chooser decides and books. Make one with New and give it life with Run.
+// Chooser decides and books. New makes one; Run runs it.
 type Chooser struct {
 	settings atomic.Pointer[Settings]
 	// ring and tree are of the settings that the chooser began with.
@@ -50,7 +50,7 @@ type Chooser struct {
 	sleepsUntil atomic.Int64
 }
 
-// Report is what a rank's engine says about itself.
+// Report is what a rank's engine reports about itself.
 type Report struct {
 	Waiting int
 	// KVUsage is the share of KV blocks in use, 0 to 1; below zero when unknown.
@@ -74,21 +74,21 @@ type Params struct {
 	Book  *load.Book
 	// Engine returns the engine's recent own report; nil or false when there is none.
 	Engine func(replica.Slot) (Report, bool)
-	// Vitals returns the signs of life of a rank's engine; nil: none are known, and no rank counts as stalled.
+	// Vitals returns the progress of a rank's engine; nil: none is known, and no rank counts as stalled.
 	Vitals func(slot replica.Slot, now time.Time) liveness.Vitals
-	// Ask requests fresh Vitals of a rank's engine; nil: they come in their own time.
+	// Ask requests fresh Vitals of a rank's engine; nil: they arrive without a request.
 	Ask func(slot replica.Slot)
-	// Allow reports whether a replica's breaker lets requests through; nil lets all through.
+	// Allow reports whether a replica's breaker admits requests; nil admits all.
 	Allow func(replica.ID) bool
 	// OnDecision, when set, receives each decision that was made (dry runs included) and must not
-	// block; OnOutcome receives what became of each that was booked.
+	// block; OnOutcome receives the outcome of each that was booked.
 	OnDecision func(*decision.Decision)
 	OnOutcome  func(decision.Outcome)
 	Log        *slog.Logger
 	Meter      metric.MeterProvider
 	// Now is the clock; nil takes the system's.
 	Now func() time.Time
-	// Weight is a tenant's share of the hold queue beside the others'; nil: all have the same.
+	// Weight is a tenant's share of the hold queue relative to the other tenants; nil: all have the same.
 	Weight func(tenant string) float64
 	// Seed starts the dice; 0 takes one from the clock.
 	Seed uint64
@@ -125,10 +125,10 @@ func New(cfg Config, params Params) *Chooser {
 	return c
 }
 
-// sweepEvery is how often leased choices are looked at whose lease the load book ended.
+// sweepEvery is how often choices are removed after the load book has ended their lease.
 const sweepEvery = 5 * time.Second
 
-// Run keeps time for the hold queue, and watches that ranks live, until ctx ends; then it rejects every request that still waits.
+// Run visits the hold queue in time and judges the ranks until ctx ends; then it rejects every request that still waits.
 func (c *Chooser) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
@@ -188,8 +188,8 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 	c.nudge()
 }
 
-// Changed notes that the fleet changed (a replica became ready, say): requests that wait are looked
-// at again.
+// Changed notes that the fleet changed (for example, a replica became ready): waiting requests are
+// visited again.
 func (c *Chooser) Changed() { c.nudge() }
 
 // Waiting is the number of requests in the hold queue.
@@ -206,7 +206,7 @@ func (c *Chooser) rank(slot replica.Slot) *rank {
 // since is now on the chooser's own scale, which the load estimate uses.
 func (c *Chooser) since(now time.Time) int64 { return int64(now.Sub(c.start)) }
 
-// nudge has Run look at the queue.
+// nudge makes Run visit the queue.
 func (c *Chooser) nudge() {
 	if c.queue.Len() > 0 {
 		c.wakeRun()
@@ -226,7 +226,7 @@ type Rate struct {
 	// StepTime is the time of a decode step with nothing to read, in seconds.
 	StepTime float64 `json:"step_s"`
 	// Samples counts the pieces of busy time behind this, Spread is the uncertainty of the rate as a
-	// share of it, and Source says where it comes from.
+	// share of it, and Source is its origin.
 	Samples int                  `json:"samples"`
 	Spread  float64              `json:"spread"`
 	Source  decision.SpeedSource `json:"source"`

@@ -8,8 +8,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// Errors that callers tell apart with errors.Is. Choose also returns the context's error when
-// the caller went away.
+// Errors that callers distinguish with errors.Is. Choose also returns the context's error when
+// the caller has left.
 var (
 	// ErrInvalid: the request itself cannot be decided (unknown policy or weight, no ID).
 	ErrInvalid = errors.New("invalid choice request")
@@ -19,7 +19,7 @@ var (
 	ErrDuplicate = errors.New("reservation exists")
 )
 
-// NoReplica says that no candidate was left. Decision has every veto.
+// NoReplica reports that no candidate was left. Decision has every veto.
 type NoReplica struct {
 	Decision *decision.Decision
 	// RetryAfter is a hint for the caller.
@@ -30,11 +30,11 @@ func (e *NoReplica) Error() string {
 	return fmt.Sprintf("no replica can serve model %q now: all %d candidates are vetoed", e.Decision.Model, len(e.Decision.Candidates))
 }
 
-// Refused says that the hold queue turned the request away, or that its targets cannot be kept.
+// Refused reports that the hold queue rejected the request, or that its targets cannot be kept.
 type Refused struct {
 	// Cause is "queue_full", "queue_bytes", "deadline", "timeout", "shutdown" or "target".
 	Cause string
-	// RetryAfter is when a new try has a chance, from the predicted drain of the queue.
+	// RetryAfter is when a retry has a chance, from the predicted drain of the queue.
 	RetryAfter time.Duration
 }
 

@@ -23,7 +23,7 @@ func (c *Chooser) hasRoom(cand *decision.Candidate) bool {
 func (c *Chooser) enough(cand *decision.Candidate) float64 {
 	most := c.settings.Load().holdAbove
 	switch {
-	case most == 0: // turned off while requests wait: they may go
+	case most == 0: // turned off while requests wait: all are released
 		return math.Inf(1)
 	case cand.FullStep <= 0:
 		return most
@@ -31,7 +31,7 @@ func (c *Chooser) enough(cand *decision.Candidate) float64 {
 	return min(most, cand.FullStep)
 }
 
-// room counts the ranks that may serve and says in how long the first of them has room.
+// room counts the ranks that may serve and returns in how long the first of them has room.
 func (c *Chooser) room(d *decision.Decision) (servers int, soonest time.Duration) {
 	least := -1.0
 	for i := range d.Candidates {
@@ -47,7 +47,7 @@ func (c *Chooser) room(d *decision.Decision) (servers int, soonest time.Duration
 	return servers, duration(max(0, least))
 }
 
-// offerRoom offers room to the requests that wait. One visit runs at a time; a call meanwhile makes it run again.
+// offerRoom offers room to the requests that wait. One visit runs at a time; a call during a visit starts another one.
 func (c *Chooser) offerRoom(ln *line) {
 	ln.again.Store(true)
 	for ln.again.Load() && ln.visiting.TryLock() {
@@ -59,7 +59,7 @@ func (c *Chooser) offerRoom(ln *line) {
 
 // visit plays the queue forward in the order in which it should go: each request takes the rank
 // that would serve it soonest, given what those before it will bring there; where that rank has
-// room now, the request goes. Those that must wait count as planned work on their rank, so that
+// room now, the request is released. Requests that must wait count as planned work on their rank, so that
 // the rest see the whole line for a hot prefix and spread it when waiting costs more.
 func (c *Chooser) visit(ln *line) {
 	now := c.clock()
@@ -113,7 +113,7 @@ func (c *Chooser) visit(ln *line) {
 	}
 }
 
-// sleep is how long Run may sleep: until the next visit. A visit that is planned meanwhile, for earlier,
+// sleep is how long Run may sleep: until the next visit. A visit that is planned at the same time, for earlier,
 // either is seen here or sees until when Run sleeps.
 func (c *Chooser) sleep() time.Duration {
 	now := c.clock()
@@ -134,8 +134,8 @@ func (c *Chooser) wakeRun() {
 	}
 }
 
-// offer decides about one that waits. What the index said of its prompt may be a moment old while
-// it stays; before it goes, the index is asked again.
+// offer decides about a waiting request. The index's answer about its prompt may be a moment old while
+// it waits; the index is asked again before it is released.
 func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) holdqueue.Verdict {
 	ln := w.line
 	s.known, s.since = nil, w.ticket.Arrived()
@@ -189,7 +189,7 @@ func cost(d *decision.Decision) float64 {
 }
 
 const (
-	// matchLife is how long a waiting request's overlap is believed before the index is asked again.
+	// matchLife is how long a waiting request's overlap is used before the index is asked again.
 	matchLife = 250 * time.Millisecond
 	// minWake and maxWake bound the time between visits that nothing but time brings about;
 	// quietly is the time that must pass before a visit for a rank that no request waits for.
@@ -198,7 +198,7 @@ const (
 	quietly = 20 * time.Millisecond
 )
 
-// Tick visits the lines whose time has come and says when to call it next; false when no request
+// Tick visits the lines that are due and returns when to call it next; false when no request
 // waits. Run calls it; a player of traces calls it in virtual time.
 func (c *Chooser) Tick() (next time.Time, ok bool) {
 	if c.queue.Len() == 0 {
@@ -216,7 +216,7 @@ func (c *Chooser) Tick() (next time.Time, ok bool) {
 	return c.NextWake()
 }
 
-// NextWake says when Tick should be called next; false when no request waits.
+// NextWake returns when Tick should be called next; false when no request waits.
 func (c *Chooser) NextWake() (next time.Time, ok bool) {
 	if c.queue.Len() == 0 {
 		return time.Time{}, false

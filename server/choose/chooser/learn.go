@@ -97,7 +97,7 @@ func (c *Choice) learnSteps(now time.Time, output int) {
 	}
 }
 
-// learnEnd closes the entry of a request whose first token was not seen.
+// learnEnd closes the entry of a request without a first token.
 func (c *Choice) learnEnd(now time.Time, output int, completed bool) {
 	if c.rank == nil {
 		return
@@ -112,7 +112,7 @@ func (c *Choice) learnEnd(now time.Time, output int, completed bool) {
 	c.rank.speed.Ended(&c.entry, now)
 }
 
-// foreign reports whether the engine computes for others, too, so that its time tells little.
+// foreign reports whether the engine computes for others, too, so that its time is little evidence.
 func (c *Chooser) foreign(slot replica.Slot) bool {
 	if c.params.Engine == nil {
 		return false

@@ -45,7 +45,7 @@ func (c *Chooser) Finish(key load.Key, result Result) load.Outcome {
 	return load.Applied
 }
 
-// find returns the choice that a key names, or what is known of it instead.
+// find returns the choice of a key, or the outcome that is known instead.
 func (c *Chooser) find(key load.Key) (*Choice, load.Outcome) {
 	if v, ok := c.booked.Load(bookedName{key.Tenant, key.ID}); ok {
 		switch choice := v.(*Choice); {
@@ -71,7 +71,7 @@ func (c *Chooser) expired(key load.Key) {
 	}
 }
 
-// sweep ends the choices whose lease ran out: the load book has freed them already.
+// sweep ends the choices with an expired lease: the load book has freed them already.
 func (c *Chooser) sweep() {
 	c.booked.Range(func(name, v any) bool {
 		if n := name.(bookedName); !c.live(n) {

@@ -20,7 +20,7 @@ type line struct {
 	hold   *holdqueue.Line
 
 	visiting sync.Mutex               // held during a visit of the hold queue
-	again    atomic.Bool              // another visit was requested meanwhile
+	again    atomic.Bool              // another visit was requested during a visit
 	wakeAt   atomic.Int64             // when the next visit may find room, on the chooser's scale; 0: never
 	planned  map[replica.Slot]float64 // of the visit under way; guarded by visiting
 	// visited is when the last visit was, on the chooser's scale; wanted the ranks that the requests

@@ -12,12 +12,12 @@ import (
 
 const (
 	// decodeWeight is what a second of decoding counts relative to a second before the first token: 0.3 for the request's own, and as
-	// much for the requests that decode with it, whose steps grow as much. It spreads prompts that many
+	// much for the requests that decode with it: their steps grow as much. It spreads prompts that many
 	// ranks hold, or could: docs/adr/017-whole-answer.md.
 	decodeWeight = 0.6
 	// rhoCap bounds ω: a full fleet must still be able to spread a prefix.
 	rhoCap = 0.9
-	// defaultBudget is the tokens per step when the engine does not say.
+	// defaultBudget is the tokens per step when the engine does not report them.
 	defaultBudget = 2048
 )
 
@@ -30,7 +30,7 @@ type reading struct {
 	busy, returns, saved, residual float64
 }
 
-// reading reads how a rank stands, once per visit of the hold queue: what others book meanwhile
+// reading reads how a rank stands, once per visit of the hold queue: what others book during the visit
 // shows when a booking is refused, and forget drops what the visit itself booked.
 func (c *Chooser) reading(s *scratch, slot replica.Slot, now time.Time) *reading {
 	for int(slot) >= len(s.seen) {
@@ -121,7 +121,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 	}
 }
 
-// outputs is the number of output tokens to reckon with.
+// outputs is the expected number of output tokens.
 func outputs(expected int) int {
 	if expected <= 0 || expected > 256 {
 		return 256
@@ -142,8 +142,8 @@ func omega(rho float64, n int) float64 {
 // maxOverdue bounds how much a first token that does not come counts as backlog.
 const maxOverdue = time.Minute
 
-// reported blends in what the engine says: requests that it has queued and we have not sent are
-// work too (another router's, say).
+// reported adds what the engine reports: requests in its queue that this router has not sent are
+// work too (for example, another router's).
 func (c *Chooser) reported(cand *decision.Candidate, rk *rank) {
 	if c.params.Engine == nil {
 		return

@@ -19,11 +19,11 @@ type scratch struct {
 	known    []kvindex.Overlap // used instead of asking the index, when not nil
 	slots    []replica.Slot
 	sizes    []int // distinct block sizes of the pool
-	// seen is what a visit of the hold queue read of the ranks, by slot; an entry whose visit is not
-	// the one under way means nothing. visit is 0 outside of one.
+	// seen is what a visit of the hold queue read of the ranks, by slot; an entry of an earlier visit
+	// is not valid. visit is 0 outside of a visit.
 	seen  []reading
 	visit uint64
-	// held says that the request may wait in the hold queue, since is when the one on offer began to (zero: it has not).
+	// held is set when the request may wait in the hold queue; since is when the offered request began to wait (zero: it has not).
 	held  bool
 	since time.Time
 }

@@ -15,7 +15,7 @@ type Request struct {
 	// tries from zero: a retry on another replica is the same ID with the next attempt.
 	ID      string
 	Attempt int
-	// Settings are those that the request began with; nil takes those in force.
+	// Settings are the settings at the request's start; nil takes the settings in force.
 	Settings *Settings
 	// RequestID is the client's name for the request, for the record; it need not be unique.
 	RequestID string
@@ -26,7 +26,7 @@ type Request struct {
 	Model   string
 	Served  string
 	Adapter string
-	// Replicas is the pool, in any state; those that may not serve are vetoed with a reason.
+	// Replicas is the pool, in any state; a replica that may not serve is vetoed with a reason.
 	Replicas []*replica.Replica
 
 	// PromptTokens is the prompt's length in tokens; set Estimated when it is a guess.
@@ -37,13 +37,13 @@ type Request struct {
 	Longest int
 	// Hashes returns the prompt's block hashes for a block size, or names made of its text where no token
 	// ids are known; nil when there are neither. It may be called again, later and with other sizes, until
-	// Choose returns. Keyless says that no token ids are known.
+	// Choose returns. Keyless is set when no token ids are known.
 	Hashes  func(blockSize int) []blockhash.Hash
 	Keyless bool
 	// Answer is what one rank holds beyond Hashes, because it gave an answer that the prompt continues with.
 	Answer Answer
-	// Text is the prompt as text, the key of prefix-affinity; empty when there is none. ReadsText says
-	// whether it is looked at.
+	// Text is the prompt as text, the key of prefix-affinity; empty when there is none. ReadsText reports
+	// whether it is read.
 	Text string
 	// Session and Tenant are the caller's own names; empty for none.
 	Session string
@@ -52,19 +52,19 @@ type Request struct {
 	Priority int
 	// ExpectedOutput is max_completion_tokens or max_tokens; 0 when unknown.
 	ExpectedOutput int
-	// Unstreamed says that the first token cannot be seen (a plain JSON answer), so the request
-	// counts as prefilled when that was predicted.
+	// Unstreamed is set when the first token cannot be seen (a plain JSON answer). The request then
+	// counts as prefilled at the predicted time.
 	Unstreamed bool
 	// Bytes is the memory that the request holds while it waits (its body), for the queue's bound.
 	Bytes int
 
-	// Abandon, when set, has the caller take the request back from a rank that shows no sign of life: when its answer has not
+	// Abandon, when set, makes the caller withdraw the request from a rank that makes no progress: when its answer has not
 	// begun, Movable is set and another replica can serve it, or when its replica has been unhealthy for long. It is
-	// called at most once, by any goroutine, so it must only signal; the choice is then to be ended.
+	// called at most once, by any goroutine, so it must only signal. The caller must then end the choice.
 	Abandon func()
 	Movable bool
-	// Quiet says that the engine may honestly send nothing for as long as the request lasts, so that its silence says
-	// nothing about the rank.
+	// Quiet is set when a working engine may send nothing for as long as the request lasts: then its silence is no
+	// evidence against the rank.
 	Quiet bool
 
 	// Exclude names replicas that must not be tried (again).
@@ -73,11 +73,11 @@ type Request struct {
 	// Holder, when set, is the one replica that can serve because it stores what the request continues;
 	// it may be draining.
 	Holder replica.ID
-	// Lease, above zero, lets the reservation expire when it is not reported on for that long;
+	// Lease, above zero, is the time without a report after which the reservation expires;
 	// for callers outside this process. Zero ties it to the Choice alone.
 	Lease time.Duration
-	// Reports says that the holder of the lease is sure to report the first token. Of any other, the
-	// prefill counts as done when that was predicted, or with its report, whichever comes first.
+	// Reports is set when the holder of the lease always reports the first token. Otherwise the
+	// prefill counts as done at the predicted time or with the report, whichever comes first.
 	Reports bool
 	// DryRun decides, books nothing and teaches nothing; it never waits. Unbooked books nothing either,
 	// but the request is going to be sent there: the policies that remember what was sent where learn.
@@ -85,21 +85,21 @@ type Request struct {
 	Unbooked bool
 	// NoQueue never waits: it takes the best rank now.
 	NoQueue bool
-	// Unread says that the engine reads no cached block for this request (prompt_logprobs).
+	// Unread is set when the engine reads no cached block for this request (prompt_logprobs).
 	Unread bool
 	// Samples is how many answers the engine computes for the prompt; 0 is one. All but the first find
 	// the prompt in the cache, and the engine counts the last one's blocks.
 	Samples int
 }
 
-// Answer says that the rank Slot, if it holds the first Known tokens of the prompt, as far as they fill blocks, holds Held tokens:
-// it gave an answer of which the ids are not known yet. The zero value says nothing.
+// Answer is what a rank holds because it gave an answer with ids that are not known yet: if the rank Slot holds the
+// first Known tokens of the prompt, as far as they fill blocks, it holds Held tokens. The zero value has no effect.
 type Answer struct {
 	Slot        replica.Slot
 	Known, Held int
 }
 
-// certain is how many of the tokens that cand is said to hold are those of blocks with a known name.
+// certain is how many of cand's overlap tokens belong to blocks with a known name.
 func (req *Request) certain(cand *decision.Candidate) uint32 {
 	if a := &req.Answer; a.Slot == cand.Slot && a.Held > a.Known {
 		return min(cand.GPU, uint32(a.Known)/cand.BlockSize*cand.BlockSize)
@@ -115,7 +115,7 @@ type Options struct {
 	Weights map[string]float64
 	// Targets override the model's.
 	Targets decision.Targets
-	// Allowed, when not empty, names the only replicas that may serve; Denied those that may not.
+	// Allowed, when not empty, names the only replicas that may serve; Denied names replicas that may not.
 	Allowed []replica.ID
 	Denied  []replica.ID
 	// Pinned names the one replica that may serve. PinnedRank is its rank, -1 or below for any;
@@ -138,7 +138,7 @@ type Result struct {
 	CachedTokens int
 	// ServedBy is the replica that served in place of the chosen one, empty when that one did.
 	ServedBy replica.ID
-	// Counted says that they are the router's own: the prompt as it was tokenized, the overlap that was predicted,
+	// Counted is set when they are the router's own: the prompt as it was tokenized, the overlap that was predicted,
 	// and the pieces of the answer.
 	Counted bool
 }

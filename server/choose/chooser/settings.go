@@ -8,7 +8,7 @@ import (
 )
 
 // Settings are a Config made ready for choices. They never change: a request that began with some keeps them over its
-// retries, whatever was reloaded meanwhile.
+// retries, even after a reload.
 type Settings struct {
 	config Config
 	// holdAbove is Config.HoldAbove in seconds.
@@ -56,7 +56,7 @@ func (s *Settings) of(model string) *rules {
 }
 
 // ReadsCache reports whether a request of the model, with these options, will be decided by what
-// replicas hold of its prompt, be it by the serving policy or by the shadow beside it.
+// replicas hold of its prompt, be it by the serving policy or by the shadow policy.
 func (s *Settings) ReadsCache(model string, o *Options) bool {
 	r := s.of(model)
 	return cmp.Or(o.Policy, r.policy).ReadsCache() || r.shadow.ReadsCache()

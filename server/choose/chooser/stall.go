@@ -9,8 +9,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// StallConfig says when a rank that has requests and shows no sign of life is avoided, though its replica is
-// healthy by its own word.
+// StallConfig configures when a rank that has requests and makes no progress is avoided although its replica
+// reports itself healthy.
 type StallConfig struct {
 	// After is the shortest time without output, while the engine's counters do not change, after which a rank with
 	// requests is stalled; five times as long where its counters are not read. A rank that was silent for longer
@@ -44,7 +44,7 @@ func (c *Chooser) watchRanks(ctx context.Context) {
 			continue
 		}
 		now := c.clock()
-		// When this process was suspended, it missed signs of life too: that time counts as one round.
+		// When this process was suspended, it missed progress too: that time counts as one round.
 		passed := min(now.Sub(last), 2*liveness.Period)
 		last = now
 		c.judgeRanks(liveness.Round{Now: now, Passed: passed, After: stall.After}, stall.Unhealthy)
@@ -131,7 +131,7 @@ func (c *Chooser) canMove(choice *Choice, now time.Time) bool {
 	return false
 }
 
-// suspendMissing stops counting the bookings of external callers whose requests the engine does not report.
+// suspendMissing stops counting the bookings of external callers when the engine does not report their requests.
 func (c *Chooser) suspendMissing(r *rank, v *liveness.Vitals, now time.Time) {
 	list, ask := r.liveness.Missing(v, now)
 	if ask && c.params.Ask != nil {
@@ -177,7 +177,7 @@ func (c *Chooser) avoidStalled(d *decision.Decision, now time.Time) {
 	}
 }
 
-// Heard notes that a rank showed a sign of life, for example by its event feed.
+// Heard notes that a rank made progress, for example by its event feed.
 func (c *Chooser) Heard(slot replica.Slot) {
 	if r := c.rank(slot); r != nil {
 		r.liveness.Sign()
@@ -222,7 +222,7 @@ func (c *Choice) untrack(answered bool) {
 	}
 }
 
-// Alive notes that something came from the engine for this request.
+// Alive notes that the engine has sent something for this request.
 func (c *Choice) Alive() {
 	if c.rank != nil {
 		c.rank.liveness.Sign()
@@ -246,7 +246,7 @@ func (c *Choice) Begin() bool {
 	return c.began
 }
 
-// withdraw signals the caller to withdraw the request from its rank, unless its answer has begun meanwhile.
+// withdraw signals the caller to withdraw the request from its rank, unless its answer has begun.
 func (c *Choice) withdraw(afterBegin bool) {
 	c.mu.Lock()
 	if c.ended || c.withdrawn || c.began != afterBegin {

@@ -6,14 +6,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// causeTarget is the Refused.Cause of a request whose targets no rank can keep.
+// causeTarget is the Refused.Cause of a request with targets that no rank can keep.
 const causeTarget = "target"
 
-// unreachable refuses a request, under the objective slo, that even the best rank would serve too
-// late, and surely so: by more than what is uncertain about its speed. To serve it would make others
-// late and gain nothing.
+// unreachable rejects a request, under the objective slo, that even the best rank would serve too
+// late by more than the uncertainty of its speed. Serving it would make other requests late and gain nothing.
 // Where the targets are the model's and not the request's own, and the fleet has room, a request that is late by its own
-// prefill is served all the same: what it leaves in the cache lets others keep theirs.
+// prefill is still served: what it leaves in the cache helps others to keep theirs.
 func (c *Chooser) unreachable(d *decision.Decision, req *Request) error {
 	pick := d.Pick()
 	if d.Objective != decision.ObjectiveSLO || d.DryRun || pick == nil || pick.Late <= max(leastLate, pick.Spread) {
@@ -33,6 +32,6 @@ const (
 	// roomBelow is the fleet's load by prefill below which it has room for late requests. In the player, 0.5 kept the most
 	// answers within their targets at all loads; 0.65 and 0.8 lost some on conversations, 0 on documents.
 	roomBelow = 0.5
-	// maxRetryAfter bounds the hint for a new try.
+	// maxRetryAfter bounds the hint for a retry.
 	maxRetryAfter = time.Minute
 )

@@ -36,6 +36,6 @@ func (c Config) Validate() error {
 // Params is what the code passes in. Its zero value is valid.
 type Params struct {
 	Meter metric.MeterProvider
-	// Weight is a tenant's share beside the others'; nil: all have the same.
+	// Weight is a tenant's share relative to the other tenants; nil: all have the same.
 	Weight func(tenant string) float64
 }

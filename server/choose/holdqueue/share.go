@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// The line is shared by start-time fair queueing: each tenant has a tag, the seconds of engines that it was given
+// The line is shared by start-time fair queueing: each tenant has a tag, the seconds of engines that it received
 // divided by its weight, and the tenant with the smallest tag goes next. One that begins to wait starts at the line's
 // clock, so that it neither pays for the time before nor has saved anything up. docs/adr/019-sharing-the-queue.md.
 
 const (
 	// maxTenants bounds the tenants that a line remembers while they have nothing in it.
 	maxTenants = 1024
-	// maxOwed bounds, in seconds at weight 1, what a tenant can make up for whose requests found no room while
-	// others' did.
+	// maxOwed bounds, in seconds at weight 1, what a tenant can recover after its requests found no room while
+	// other tenants' requests did.
 	maxOwed = 10
 )
 
@@ -25,7 +25,7 @@ type tenant struct {
 	bytes   int     // of those
 	// work and cost sum up the tickets.
 	work, cost float64
-	// tag is what it was given, divided by its weight; offered the same as the visit under way assumes it.
+	// tag is what it received, divided by its weight; offered the same as the visit under way assumes it.
 	tag, offered float64
 	place        int // among those that wait; -1 when it does not
 	visited      bool
@@ -68,7 +68,7 @@ func (l *Line) weightOf(name string) float64 {
 	return 1
 }
 
-// begin has a tenant wait that did not. What it was given beyond the others' counts on.
+// begin makes a tenant wait that did not. What it received beyond the other tenants still counts.
 func (w *tenant) begin(clock float64) {
 	w.tag = max(w.tag, clock)
 	w.offered = w.tag
@@ -84,7 +84,7 @@ func (l *Line) catchUp() {
 	}
 }
 
-// next is the tenant whose ticket goes next; nil when all were offered. Those that have none left are out of the heap
+// next is the tenant whose ticket goes next; nil when all were offered. Tenants without further tickets are out of the heap
 // until the visit ends. mu is held.
 func (l *Line) next() *tenant {
 	for len(l.active) > 0 {
@@ -231,7 +231,7 @@ func (h *tickets) Pop() any {
 	return t
 }
 
-// tenants is a heap of the tenants that wait: the one that was given least is the first.
+// tenants is a heap of the waiting tenants: the tenant with the smallest tag is the first.
 type tenants []*tenant
 
 func (h tenants) Len() int { return len(h) }

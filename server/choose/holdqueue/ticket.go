@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Why a request is turned away.
+// The reasons of a rejection.
 var (
 	ErrFull     = errors.New("too many requests are queued")
 	ErrBytes    = errors.New("the queued requests hold too many bytes")
@@ -24,7 +24,7 @@ type Ticket struct {
 	Priority int
 	// Bytes is the memory it holds.
 	Bytes int
-	// Deadline is when it is of no use any more; zero is never.
+	// Deadline is when it becomes useless; zero is never.
 	Deadline time.Time
 	// Work is the predicted work in seconds that it would bring to the best rank.
 	Work float64
@@ -61,7 +61,7 @@ func (t *Ticket) before(o *Ticket) bool {
 	return t.number < o.number
 }
 
-// charge is what the tenant pays; nothing is free, so that each tenant moves on.
+// charge is what the tenant pays. It is never zero, so that each tenant's tag grows.
 func (t *Ticket) charge() float64 {
 	if t.Cost > 0 {
 		return max(t.Cost, leastCharge)

@@ -16,7 +16,7 @@ const (
 	recentAnswer = 1500 * time.Millisecond
 	// blindFactor is how much more silence is allowed where the engine's counters are not read.
 	blindFactor = 5
-	// gapFactor is how much longer than the rank's longest harmless silence another may be.
+	// gapFactor is how much longer a silence may be than the rank's longest harmless one.
 	gapFactor = 2
 	// slackKnown and slackUnknown are how many times longer than predicted a prefill may take, once the rank's
 	// speed was learned and before.
@@ -29,13 +29,13 @@ const (
 	// firstPause and lastPause bound the time until a stalled rank is tried again with one request.
 	firstPause = 5 * time.Second
 	lastPause  = time.Minute
-	// noticeDelay is how much later than it came a sign of life may be noticed.
+	// noticeDelay bounds the time between progress and its notice.
 	noticeDelay = 3 * Period
 )
 
 // Monitor follows one rank. Its zero value is ready.
 type Monitor struct {
-	// heard is set by every sign of life and reset by the next round.
+	// heard is set by all progress and reset by the next round.
 	heard atomic.Bool
 	// evidence is the verdict; until is when a stalled rank without requests may be tried again, in Unix nanoseconds.
 	evidence atomic.Uint32
@@ -52,12 +52,12 @@ type Monitor struct {
 	count        uint64
 	usage        float64
 	heardAt      time.Time
-	silence, gap time.Duration // since the last sign, with requests there; the longest lately that ended with one
+	silence, gap time.Duration // since the last progress, with requests there; the longest lately that ended with progress
 	over, sick   time.Duration // since the verdict; unhealthy and silent
 	pause        time.Duration
 }
 
-// Sign notes a sign of life. It costs one read most of the time.
+// Sign notes progress. It costs one read most of the time.
 func (m *Monitor) Sign() {
 	if !m.heard.Load() {
 		m.heard.Store(true)
@@ -76,7 +76,7 @@ func (m *Monitor) Avoided(now time.Time) bool {
 	}
 }
 
-// Silent is how long a stalled rank has shown no sign of life.
+// Silent is how long a stalled rank has made no progress.
 func (m *Monitor) Silent() time.Duration { return time.Duration(m.silent.Load()) }
 
 // InFlight counts the requests in flight.
@@ -115,7 +115,7 @@ func (m *Monitor) Look(v *Vitals, r Round) (before, now Evidence) {
 // Stalled reports whether the last round found the rank stalled.
 func (m *Monitor) Stalled() bool { return m.over > 0 }
 
-// Sick is how long the replica has been unhealthy without a sign of life.
+// Sick is how long the replica has been unhealthy without progress.
 func (m *Monitor) Sick() time.Duration { return m.sick }
 
 func (m *Monitor) judge(v *Vitals, r *Round, before Evidence) Evidence {
@@ -163,7 +163,7 @@ func (m *Monitor) judge(v *Vitals, r *Round, before Evidence) Evidence {
 	return Silence
 }
 
-// listen reports whether there was a sign of life since the last round.
+// listen reports whether there was progress since the last round.
 func (m *Monitor) listen(v *Vitals, now time.Time) bool {
 	heard := m.heard.Swap(false)
 	if !v.Counted.IsZero() {

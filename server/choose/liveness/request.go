@@ -19,7 +19,7 @@ type Request struct {
 	FullStep float64
 	// Streamed is set when the tokens of the answer are seen as they come.
 	Streamed bool
-	// Movable is set when another replica could serve the request, Withdrawable when its owner can withdraw it at all.
+	// Movable is set when another replica could serve the request, Withdrawable when its owner can withdraw it.
 	Movable, Withdrawable bool
 
 	prefilled  atomic.Bool
@@ -30,7 +30,7 @@ type Request struct {
 func (r *Request) Prefilled() (before bool) { return r.prefilled.Swap(true) }
 
 // reportAfter is the least age at which an engine must report a request. vLLM's gauges change with its steps, so a
-// request whose first step takes longer has twice that time.
+// request with a longer first step has twice that step's time.
 const reportAfter = 500 * time.Millisecond
 
 // due is when the engine must report the request.
@@ -82,7 +82,7 @@ func (m *Monitor) Settle(r *Request) {
 	delete(m.lent, r)
 }
 
-// Missing lists the lent bookings whose requests the engine does not report, the oldest first, and reports whether newer Vitals
+// Missing lists the lent bookings with requests that the engine does not report, the oldest first, and reports whether newer Vitals
 // are needed to know. It is lenient: any request that runs may be any of them.
 func (m *Monitor) Missing(v *Vitals, now time.Time) (list []*Request, ask bool) {
 	m.mu.Lock()
@@ -123,7 +123,7 @@ func (m *Monitor) Movable(all bool) []*Request {
 	return list
 }
 
-// longest is the longest time in seconds that the next sign of life may take: the longest prefill that is not over, and the
+// longest is the longest time in seconds that the next progress may take: the longest prefill that is not over, and the
 // longest answer where the tokens are not seen.
 func (m *Monitor) longest(blind bool) float64 {
 	m.mu.Lock()

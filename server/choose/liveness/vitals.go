@@ -30,7 +30,7 @@ const (
 	Probe
 	// Counters: with requests there, the engine's own counters stand still.
 	Counters
-	// Silence: nothing comes back for much longer than ever before, and than predicted.
+	// Silence: the engine sends nothing for much longer than ever before, and than predicted.
 	Silence
 )
 

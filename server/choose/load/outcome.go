@@ -2,7 +2,7 @@ package load
 
 import "errors"
 
-// Outcome says what a lifecycle call did.
+// Outcome is the effect of a lifecycle call.
 type Outcome uint8
 
 // The outcomes. Only Applied changed the booked load.

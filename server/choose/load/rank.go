@@ -23,7 +23,7 @@ type RankLoad struct {
 	Version uint64
 	// InFlight counts the requests booked and not ended.
 	InFlight int
-	// Prefilling are the requests among InFlight whose first token was not seen yet.
+	// Prefilling are the requests among InFlight without a first token.
 	Prefilling int
 	// PrefillTokens are the uncached prompt tokens that the rank has yet to compute. The request that
 	// is first in line counts less as its predicted time passes.
@@ -142,7 +142,7 @@ func (rk *rank) leaveQueue(s *booking, now int64) {
 	rk.sums.nanos -= s.prefillNanos
 }
 
-// settle ends the prefill of unstreamed requests at the head of the queue whose time is over.
+// settle ends the prefill of unstreamed requests at the head of the queue after their predicted time.
 func (rk *rank) settle(now int64) {
 	rk.mu.Lock()
 	defer rk.mu.Unlock()

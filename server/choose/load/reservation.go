@@ -9,7 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Request says what to book.
+// Request is what to book.
 type Request struct {
 	// ID names the reservation; 1 to 256 bytes, unique among the tenant's requests in flight.
 	ID string
@@ -107,7 +107,7 @@ func (r *Reservation) Renew() Outcome {
 	return r.count(callRenew, r.renewed())
 }
 
-// Release gives the booking back. Only the first call does.
+// Release ends the booking. Only the first call has an effect.
 func (r *Reservation) Release() Outcome {
 	r.mu.Lock()
 	out := r.release()
@@ -236,7 +236,7 @@ func (r *Reservation) Suspend() bool {
 	return true
 }
 
-// restore books a suspended reservation again, whose request turned out to be there. r.mu is held.
+// restore books a suspended reservation again after a report showed that its request exists. r.mu is held.
 func (r *Reservation) restore() Outcome {
 	if !r.suspended {
 		return Applied

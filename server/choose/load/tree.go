@@ -26,7 +26,7 @@ const maxSpareNodes = 256
 type node struct {
 	parent     *node
 	edge       []blockhash.Hash
-	users      int64    // bookings whose prompt goes through here
+	users      int64    // bookings with a prompt that passes through this node
 	child      *node    // first child
 	prev, next *node    // siblings
 	ends       *booking // first of the bookings that end here
@@ -119,7 +119,7 @@ func agree(edge, hashes []blockhash.Hash) int {
 	return sort.Search(n, func(i int) bool { return edge[i] != hashes[i] })
 }
 
-// only is the one booking that uses n, whose users are 1.
+// only returns the one booking that uses n. n.users must be 1.
 func (n *node) only() *booking {
 	for n.ends == nil {
 		n = n.child

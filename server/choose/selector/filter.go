@@ -7,9 +7,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Filter is what a candidate must pass. Its zero value lets every ready replica pass.
+// Filter is what a candidate must pass. Every ready replica passes its zero value.
 type Filter struct {
-	// Mute lets replicas pass that are unhealthy only because nothing comes back from their probes.
+	// Mute admits replicas that are unhealthy only because their probes get no answer.
 	Mute bool
 	// Model is the name the replicas must serve; empty skips the check. A LoRA adapter is a model.
 	Model string
@@ -17,8 +17,8 @@ type Filter struct {
 	PromptTokens int
 	// Excluded, Denied and Allowed are lists of replicas; an empty Allowed allows all.
 	Excluded, Denied, Allowed []replica.ID
-	// Pinned names the only replica; PinnedRank its rank, below zero for any. Draining lets a replica
-	// pass that drains: no other replica has what it stores.
+	// Pinned names the only replica; PinnedRank its rank, below zero for any. Draining admits a replica
+	// that drains: no other replica has what it stores.
 	Pinned     replica.ID
 	PinnedRank int
 	Draining   bool
@@ -26,7 +26,7 @@ type Filter struct {
 	MinRank, MaxRank int
 }
 
-// serves reports whether the replica's state lets it take the request.
+// serves reports whether the replica can take the request in its state.
 func (f *Filter) serves(r *replica.Replica) bool {
 	switch r.State {
 	case replica.StateReady:

@@ -56,7 +56,7 @@ func (weightedScorers) Select(d *decision.Decision, throw dice, _ int) (decision
 	return cacheReason(d), throw
 }
 
-// usage is the share of the KV memory in use: the engine's word, else what is booked.
+// usage is the share of the KV memory in use: as the engine reports it, else as booked.
 func usage(c *decision.Candidate) float64 {
 	switch {
 	case c.KVUsage >= 0:

@@ -99,7 +99,7 @@ const (
 )
 
 // noise is by how much more than c another candidate may cost and be as good: what is known of
-// their speeds does not tell them apart.
+// their speeds does not distinguish them.
 func noise(d *decision.Decision, c *decision.Candidate) float64 {
 	if d.Policy != decision.PredictedTTFT {
 		return 0

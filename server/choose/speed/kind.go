@@ -22,7 +22,7 @@ const (
 	experienced = 4
 	// followEvery bounds how often ranks that know little are updated.
 	followEvery = 100 * time.Millisecond
-	// defaultBudget is the tokens per step when the engine does not say.
+	// defaultBudget is the tokens per step when the engine does not report them.
 	defaultBudget = 2048
 )
 

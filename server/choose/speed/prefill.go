@@ -46,7 +46,7 @@ func (f *prefillFit) add(s sample) {
 	f.count++
 }
 
-// fit updates m, whose Step is used as it is. prior is what is believed without samples, with the
+// fit updates m; m.Step is used as it is. prior is what is believed without samples, with the
 // weight of so many samples.
 func (f *prefillFit) fit(m *Model, prior *Model, priorWeight float64) {
 	n := min(f.count, kept)
@@ -68,7 +68,7 @@ func (f *prefillFit) fit(m *Model, prior *Model, priorWeight float64) {
 	scale := math.Exp(median(f.list))
 	token := boundToken(prior.Token * scale)
 	start := [3]float64{token, token / prior.Bend, prior.Overhead}
-	// The bend is drawn to the built-in one and not to the kind's: where prompts do not tell, ranks that
+	// The bend is drawn to the built-in one and not to the kind's: where prompts are no evidence, ranks that
 	// follow each other would carry it away.
 	p := least(f.rows, start, [3]pull{{start[0], priorWeight / 4}, {token / priorBend, 4}, {start[2], 1}})
 	m.Token = boundToken(p[0])
@@ -78,8 +78,8 @@ func (f *prefillFit) fit(m *Model, prior *Model, priorWeight float64) {
 	m.Spread = f.spread(m)
 }
 
-// tokensOfHalf is the prompt length whose sample counts half for the scale: the time of shorter ones
-// is mostly overhead.
+// tokensOfHalf is the prompt length at which a sample counts half for the scale: the time of shorter
+// prompts is mostly overhead.
 const tokensOfHalf = 256
 
 // spread estimates the uncertainty of m.Token from how far the samples lie from the fit.

@@ -12,10 +12,10 @@ import (
 type Work struct {
 	// Tokens are the uncached prompt tokens, Context the cached ones before them.
 	Tokens, Context float64
-	// Estimated says that the prompt's length is a guess, Unknown that nothing is known of what the
-	// engine has cached of it.
+	// Estimated is set when the prompt's length is a guess, Unknown when the cached part of the prompt
+	// is unknown.
 	Estimated, Unknown bool
-	// Silent says that the first token cannot be seen (an answer that is not streamed).
+	// Silent is set when the first token cannot be seen (an answer that is not streamed).
 	Silent bool
 }
 
@@ -30,7 +30,7 @@ type Entry struct {
 	alone      bool // nothing else was booked since
 }
 
-// Decodes is what an engine decodes beside its prefill: sequences that read context tokens.
+// Decodes is what an engine decodes in addition to its prefill: sequences that read context tokens.
 type Decodes struct{ Sequences, Context int }
 
 const (
@@ -54,7 +54,7 @@ type Rank struct {
 	budget      float64   // tokens per step; guarded by mu
 	prefill     prefillFit
 	steps       stepFit
-	engine      *Model // what the engine's own counters said before anything was seen; guarded by mu
+	engine      *Model // from the engine's own counters, before any request was seen; guarded by mu
 	watch       watch  // guarded by mu
 }
 
@@ -203,7 +203,7 @@ func (r *Rank) Ended(e *Entry, now time.Time) {
 	r.void(now)
 }
 
-// Disturbed says that the engine computes for others, too: the time until the work booked so far is
+// Disturbed notes that the engine computes for others, too: the time until the work booked so far is
 // done does not count.
 func (r *Rank) Disturbed(now time.Time) {
 	r.mu.Lock()
@@ -219,7 +219,7 @@ func (r *Rank) void(now time.Time) {
 	r.begin(now, 0)
 }
 
-// Answered closes the entry of an answer that came whole after output tokens, while the engine
+// Answered closes the entry of an unstreamed answer of output tokens, while the engine
 // decoded d. When the request had the engine's prefill for itself, either its prefill or its steps
 // are learned from the whole time, whichever is the larger part.
 func (r *Rank) Answered(e *Entry, now time.Time, output int, d Decodes) {

@@ -23,7 +23,7 @@ type watch struct {
 	distrusted bool
 }
 
-// see takes in a prediction and what became of it. It reports whether trust changed.
+// see adds a prediction and its outcome. It reports whether trust changed.
 func (w *watch) see(predicted, actual float64, now time.Time) bool {
 	if predicted <= 0 || actual <= 0 {
 		return false
@@ -43,13 +43,13 @@ func (w *watch) see(predicted, actual float64, now time.Time) bool {
 	if w.wrongSince.IsZero() || now.Sub(w.wrongSince) < patience {
 		return false
 	}
-	// Whatever is believed has been wrong for a while: the other belief gets its chance.
+	// The Model in use has been wrong for a while: try the other one.
 	w.distrusted = !w.distrusted
 	w.wrongSince, w.mean = time.Time{}, 0
 	return true
 }
 
-// Predicted takes in how long a first token took beside what was predicted, in seconds, to notice
+// Predicted compares how long a first token took with what was predicted, in seconds, to notice
 // a rank whose predictions are wrong. It reports whether the rank's Model is now trusted, and
 // whether that changed.
 func (r *Rank) Predicted(predicted, actual float64, now time.Time) (trusted, changed bool) {

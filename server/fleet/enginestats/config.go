@@ -59,7 +59,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Learned is what a replica's metrics tell about the engine. Zero fields are not known.
+// Learned is what a replica's metrics report about the engine. Zero fields are not known.
 type Learned struct {
 	// BlockSize is in tokens.
 	BlockSize int
@@ -73,7 +73,7 @@ type Params struct {
 	Meter metric.MeterProvider
 	// Client makes the requests; nil makes one that suits vLLM.
 	Client *http.Client
-	// InFlight tells how many requests this router has booked on a rank; Foreign needs it.
+	// InFlight returns how many requests this router has booked on a rank; Foreign needs it.
 	InFlight func(replica.Slot) int
 	// OnLearned is called when a replica's cache configuration is seen or changes.
 	OnLearned func(replica.ID, Learned)
@@ -82,7 +82,7 @@ type Params struct {
 	OnStart func(id replica.ID, began time.Time)
 	// OnAnswer is called for each report that a replica gave.
 	OnAnswer func(id replica.ID)
-	// OnRestart is called when an engine that does not say when it began turns out to be a new process,
+	// OnRestart is called when an engine that does not report its start time turns out to be a new process,
 	// because its counters fell.
 	OnRestart func(id replica.ID, noticed time.Time)
 }

@@ -1,7 +1,7 @@
 // Package enginestats reads the load that engines report on their /metrics.
 //
-// A Poller asks each replica at a jittered interval and keeps the newest Stats of each rank's
-// slot, to be read without a lock. It also tells what only /metrics shows: the block size, the
+// A Poller polls each replica at a jittered interval and keeps the newest Stats of each rank's
+// slot, to be read without a lock. It also reports what only /metrics shows: the block size, the
 // number of blocks, and when the engine process began.
 //
 // The engines' numbers are late: gauges change when a step ends and are seen when they are

@@ -17,13 +17,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
-// Poller asks replicas for their load. Make one with New and give it life with Run.
+// Poller polls replicas for their load. New makes one; Run runs it.
 type Poller struct {
 	config  atomic.Pointer[Config]
 	params  Params
 	log     *slog.Logger
 	metrics *metrics
-	asking  chan struct{} // one token per look under way
+	asking  chan struct{} // one token per running poll
 	wake    chan struct{}
 
 	mu      sync.Mutex
@@ -43,7 +43,7 @@ type target struct {
 	cancel  context.CancelFunc   // nil until its goroutine runs; guarded by the poller's mu
 	kick    chan struct{}        // a poll is wanted now
 
-	// What follows belongs to the goroutine that asks.
+	// What follows belongs to the goroutine that polls.
 	learned Learned
 	began   time.Time
 	counted uint64 // tokens counted by the engine, to notice that it restarted
@@ -95,7 +95,7 @@ func (p *Poller) Add(slot replica.Slot, r *replica.Replica, rank int) {
 	p.nudge()
 }
 
-// Renew takes over how a replica is to be asked: its key and certificates may change while its ranks stay.
+// Renew applies how a replica is to be polled: its key and certificates may change while its ranks stay.
 func (p *Poller) Renew(r *replica.Replica) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,7 +189,7 @@ func (p *Poller) Stats(slot replica.Slot) (Stats, bool) {
 	return Stats{}, false
 }
 
-// Ask has a rank's replica looked at now instead of when it is due.
+// Ask polls a rank's replica now, before it is due.
 func (p *Poller) Ask(slot replica.Slot) {
 	p.mu.Lock()
 	t := p.bySlot[slot]
@@ -225,7 +225,7 @@ func (p *Poller) Run(ctx context.Context) error {
 	}
 }
 
-// start gives a goroutine to each target that has none.
+// start starts the goroutine of each target without one.
 func (p *Poller) start(ctx context.Context, asking *sync.WaitGroup) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -275,7 +275,7 @@ func (p *Poller) poll(ctx context.Context, t *target) {
 	}
 }
 
-// ask makes one look.
+// ask polls once.
 func (p *Poller) ask(ctx context.Context, t *target) error {
 	ctx, cancel := context.WithTimeout(ctx, p.config.Load().Timeout)
 	defer cancel()
@@ -320,15 +320,15 @@ func (p *Poller) ranks(t *target) map[int]replica.Slot {
 	return maps.Clone(t.slots)
 }
 
-// noteOwn remembers the most requests that we had on each rank since the last report: those that
-// ended meanwhile may still show in the engine's gauges.
+// noteOwn remembers the most requests that we had on each rank since the last report: requests
+// that have ended may still show in the engine's gauges.
 func (p *Poller) noteOwn(t *target) {
 	for _, slot := range p.ranks(t) {
 		t.own[slot] = max(t.own[slot], p.params.InFlight(slot))
 	}
 }
 
-// apply takes over a page.
+// apply applies a page.
 func (p *Poller) apply(t *target, pg *page, now time.Time) {
 	slots := p.ranks(t)
 	engines := slices.Sorted(maps.Keys(pg.engines))
@@ -371,7 +371,7 @@ func (e *engine) stats(now time.Time) Stats {
 // count makes a sample a count, within what fits.
 func count(v float64) uint64 { return uint64(min(max(v, 0), 1<<62)) }
 
-// foreign is the new estimate of what others sent to the rank.
+// foreign is the new estimate of the requests that other senders have on the rank.
 func (p *Poller) foreign(t *target, a *account, slot replica.Slot, s Stats, now time.Time) float64 {
 	own := max(t.own[slot], p.params.InFlight(slot))
 	t.own[slot] = p.params.InFlight(slot)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// page is what one answer of /metrics says.
+// page is what one answer of /metrics reports.
 type page struct {
 	engines map[int]*engine // by the engine label; -1: no label
 	learned Learned
@@ -74,7 +74,7 @@ func (p *page) finish() error {
 	return errNoEngine
 }
 
-// line takes in one sample.
+// line adds one sample.
 func (p *page) line(line []byte) {
 	name, labels, value, ok := sample(line, wanted)
 	if !ok {
@@ -107,7 +107,7 @@ func wanted(name []byte) bool {
 	return false
 }
 
-// set takes in a sample. Samples of one name add up (several served models), except for
+// set adds a sample. Samples of one name add up (several served models), except for
 // shares. The gpu_ names are those of engines before 0.11.
 func (e *engine) set(name []byte, v float64) {
 	switch string(name) {
@@ -161,7 +161,7 @@ func (p *page) cacheConfig(labels []byte) {
 	p.tokens = cmp.Or(intLabel(labels, "kv_cache_size_tokens"), p.tokens)
 }
 
-// intLabel is 0 when the label is missing, "None" or no positive whole number.
+// intLabel is 0 when the label is missing, "None" or not a positive integer.
 func intLabel(labels []byte, name string) int {
 	text, _ := label(labels, name)
 	n, err := strconv.Atoi(string(text))

@@ -47,7 +47,7 @@ func (s Stats) Foreign(now time.Time) float64 {
 // the usual delay between a request's end here and in the engine's gauges.
 const riseTime = 2 * time.Second
 
-// damp moves the estimate towards what the newest report says: slowly up, because our own
+// damp moves the estimate towards the newest report: slowly up, because our own
 // requests show for a moment as foreign when they end, and quickly down.
 func damp(before, seen float64, passed time.Duration) float64 {
 	if seen <= before {

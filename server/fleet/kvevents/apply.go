@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents/vllm"
 )
 
-// apply hands a batch to the sink and moves on. It reports false, and does nothing, when the
+// apply passes a batch to the sink and advances. It reports false, and does nothing, when the
 // batch cannot be read.
 func (f *feed) apply(seq uint64, payload []byte, at time.Time, replayed bool) bool {
 	batch, err := f.d.Decode(payload)
@@ -130,7 +130,7 @@ func (f *feed) reset(reason string) {
 	f.plane.metrics.reset(reason)
 }
 
-// state is what the feed is worth now.
+// state is the feed's state now.
 func (f *feed) state() kvblock.FeedState {
 	switch {
 	case f.events.Endpoint == "":
@@ -147,7 +147,7 @@ func (f *feed) state() kvblock.FeedState {
 	return kvblock.FeedExact
 }
 
-// publish passes a change of state on and renews the report.
+// publish reports a change of state to the sink and updates the Status.
 func (f *feed) publish() {
 	state := f.state()
 	if !f.published.any || state != f.published.state {

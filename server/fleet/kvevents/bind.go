@@ -9,8 +9,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
-// binder is a socket of ours that engines dial. Several ranks may share it; the topic tells
-// them apart.
+// binder is a socket of ours that engines dial. Several ranks may share it; the topic
+// distinguishes them.
 type binder struct {
 	plane    *Plane
 	endpoint string
@@ -55,7 +55,7 @@ func (p *Plane) bind(f *feed) {
 	}
 }
 
-// unbind takes f off its binder, which ends with its last user.
+// unbind removes f from its binder, which ends with its last user.
 func (p *Plane) unbind(f *feed) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,7 +73,7 @@ func (p *Plane) unbind(f *feed) {
 	}
 }
 
-// run listens until ctx ends, again and again if it must.
+// run listens until ctx ends and retries after errors.
 func (b *binder) run(ctx context.Context) {
 	pause := reconnectMin
 	for ctx.Err() == nil {

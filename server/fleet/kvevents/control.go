@@ -80,7 +80,7 @@ func (c *control) sockets(ctx context.Context, rank int, topic string) (replica.
 	return events, nil
 }
 
-// instance is the name of the engine process; empty when the service has none to give.
+// instance is the name of the engine process; empty when the service does not name it.
 func (c *control) instance(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
 	defer cancel()

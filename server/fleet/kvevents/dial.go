@@ -24,7 +24,7 @@ const (
 // number of the batch. Zero is no name.
 type publisher [16]byte
 
-// numbered is what the frame before the payload says.
+// numbered is the content of the frame before the payload.
 type numbered struct {
 	seq uint64
 	by  publisher
@@ -77,7 +77,7 @@ func (f *feed) connect(ctx context.Context, params zmtp.Params) error {
 	return f.follow(ctx, conn, sockets, c.instance(ctx))
 }
 
-// follow subscribes and queues what comes until the connection ends.
+// follow subscribes and queues the messages until the connection ends.
 func (f *feed) follow(ctx context.Context, conn *zmtp.Conn, sockets replica.Events, instance string) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, conn.Close)
@@ -133,7 +133,7 @@ func sequence(m *zmtp.Message) (n numbered, ok bool) {
 	return n, true
 }
 
-// onMalformed deals with a message that is no batch: it may have said anything, so what is known is a
+// onMalformed handles a message that is no batch: a batch may be lost with it, so what is known is only a
 // lower bound from now on.
 func (f *feed) onMalformed(m *zmtp.Message) {
 	sizes := make([]int, 0, len(m.Frames))
@@ -148,7 +148,7 @@ func (f *feed) onMalformed(m *zmtp.Message) {
 	f.schedule()
 }
 
-// connected tells the feed about a new connection and numbers it.
+// connected notifies the feed of a new connection and numbers it.
 func (f *feed) connected(sockets replica.Events, instance string) (epoch uint64) {
 	epoch = f.epochs.Add(1)
 	f.queue.push(item{kind: itemUp, epoch: epoch, at: time.Now(), made: &made{sockets, instance}}, 0)
@@ -161,7 +161,7 @@ func (f *feed) disconnected(epoch uint64, err error) {
 	f.schedule()
 }
 
-// deliver queues a batch, or drops it where there is no room: the gap brings it back.
+// deliver queues a batch, or drops it where there is no room: the replay of the gap fetches it again.
 func (f *feed) deliver(epoch uint64, n numbered, m *zmtp.Message) {
 	it := item{kind: itemLive, epoch: epoch, seq: n.seq, by: n.by, msg: m, at: time.Now()}
 	size := it.bytes()

@@ -1,7 +1,7 @@
 // Package kvevents follows the KV cache event feeds of engines and drives a Sink with them.
 //
 // A Plane has one feed per rank. Add and Remove follow the registry, Run does the work, Status
-// tells how each feed does; all are safe for concurrent use. For each rank the Sink sees one
+// reports how each feed does; all are safe for concurrent use. For each rank the Sink sees one
 // goroutine at a time and the engine's own order. Batches are decoded on a bounded set of
 // goroutines; queues are bounded, and what does not fit is dropped, counted and fetched again.
 //
@@ -10,7 +10,7 @@
 //   - COLD: not reached yet, or the first replay is not finished. Nothing is known.
 //   - EXACT: the Sink holds what the engine holds, up to events under way. Reached when the stream, or a
 //     replay, was followed from batch 0; when a replay shows that nothing was published yet; and when the
-//     engine says that its GPU cache is empty and no lower tier was ever seen.
+//     engine reports that its GPU cache is empty and no lower tier was ever seen.
 //   - DEGRADED: the Sink holds a part of what the engine holds: the ring of past batches did not
 //     reach back to the start, a batch could not be read, or batches are in no replay (then everything known
 //     before them was reset, because it may since have been removed). While the feed is not connected the
@@ -20,8 +20,8 @@
 // An engine life has no name on the wire. It is recognised by the content of the last batch: a
 // replay is asked for from that batch on, and the answer must begin with the same bytes. A
 // number that goes back, another content, or an answer without the batch is a new life: the
-// rank is reset at once and read from the start. Without a replay socket only numbers can
-// tell: a connection that continues with the next number is taken for the same life. An endpoint
+// rank is reset at once and read from the start. Without a replay socket only numbers
+// show it: a connection that continues with the next number is taken for the same life. An endpoint
 // "grpc://host:port" is vLLM's Control service, which lists the sockets and names the process.
 //
 // Decoding is in package vllm, the wire in server/wire/zmtp. What blocks mean is the Sink's work.

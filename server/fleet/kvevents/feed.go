@@ -17,8 +17,8 @@ const (
 	turnTime  = 2 * time.Millisecond // the same, in time
 )
 
-// feed follows one rank. Readers put what arrives into its queue; the worker that has the turn
-// takes it out and alone touches the state below it.
+// feed follows one rank. Readers push what arrives into its queue; only the worker that has the turn
+// takes it out and touches the state below turn.
 type feed struct {
 	plane  *Plane
 	slot   replica.Slot
@@ -66,9 +66,9 @@ type position struct {
 	next     uint64 // the batch expected next
 	print    uint64 // of batch next-1, to recognise the engine life
 	hasPrint bool
-	by       publisher // of this engine life; zero: the engine does not say
+	by       publisher // of this engine life; zero: the engine does not name it
 	exact    bool      // everything since the engine's start was applied
-	lower    bool      // this life has said something about tiers below the GPU
+	lower    bool      // this life has published events of tiers below the GPU
 	dirty    bool      // the sink may hold something
 	partial  bool      // a replay failed that could have brought more; it is worth another attempt
 	barren   bool      // replays of this life hold nothing
@@ -108,7 +108,7 @@ func newFeed(p *Plane, slot replica.Slot, events replica.Events, label string) *
 	return f
 }
 
-// inherit takes over what old knew, so that the same engine continues behind new sockets.
+// inherit copies what old knew, so that the same engine continues behind new sockets.
 func (f *feed) inherit(old *feed) {
 	f.pos, f.published, f.lives, f.instance = old.pos, old.published, old.lives, old.instance
 	s := old.report()
@@ -150,7 +150,7 @@ func (f *feed) hasWork() bool {
 	return n > 0 && !f.waiting.Load()
 }
 
-// run deals with what has happened, for at most one turn.
+// run handles what has happened, for at most one turn.
 func (f *feed) run() {
 	if f.events.Endpoint == "" {
 		f.reset("no feed")
@@ -178,7 +178,7 @@ func (f *feed) run() {
 	f.publish()
 }
 
-// step deals with one thing and reports whether there was one.
+// step handles one item and reports whether there was one.
 func (f *feed) step() bool {
 	select {
 	case r := <-f.replies:
@@ -209,7 +209,7 @@ func (f *feed) step() bool {
 	return true
 }
 
-// release gives a batch's memory back.
+// release frees a batch's memory.
 func (f *feed) release(it item) {
 	if it.msg == nil {
 		return
@@ -227,7 +227,7 @@ func (f *feed) discard() {
 	f.rec = nil
 }
 
-// onTick looks at the clock: forgetting, probing, trying again.
+// onTick does what is due by the clock: forget, probe, retry.
 func (f *feed) onTick(now time.Time) {
 	forget := f.plane.config.ForgetAfter
 	if !f.conn.up {

@@ -60,7 +60,7 @@ func (f *feed) onDown(it item) {
 	f.noteProblem("disconnected: %v", it.err)
 }
 
-// onLive deals with a batch and reports whether it is done; otherwise it waits for a replay.
+// onLive handles a batch and reports whether it is done; otherwise it waits for a replay.
 func (f *feed) onLive(it item) (done bool) {
 	if it.epoch != f.conn.epoch {
 		return true
@@ -103,7 +103,7 @@ func (f *feed) onLive(it item) (done bool) {
 	return true
 }
 
-// otherPublisher notes who published the batch in hand, and begins a new life when it is another
+// otherPublisher notes the publisher of the current batch, and begins a new life when it is another
 // process than before.
 func (f *feed) otherPublisher(by publisher) bool {
 	switch {
@@ -125,8 +125,8 @@ func (f *feed) sawLive(it item) {
 	f.nextProbe(f.plane.config.Probe)
 }
 
-// fillGap asks for a replay of what is missing before seq and returns false while it runs. It
-// returns true when there is no more hope, and everything known is forgotten.
+// fillGap requests a replay of what is missing before seq and returns false while it runs. It
+// returns true after everything known was forgotten, because no replay can fill the gap.
 func (f *feed) fillGap(seq uint64) (lost bool) {
 	if !f.tried(seq) {
 		f.count(func(s *Status) { s.Gaps++ })
@@ -142,12 +142,12 @@ func (f *feed) fillGap(seq uint64) (lost bool) {
 	return true
 }
 
-// tried reports whether a replay was asked for to reach seq and got no further than we are now.
+// tried reports whether a replay was requested to reach seq and ended where the feed is now.
 func (f *feed) tried(seq uint64) bool {
 	return f.gap.tried && f.gap.seq == seq && f.gap.next == f.pos.next
 }
 
-// unreadable deals with a live batch that was not understood. It counts as lost; the ring of the
+// unreadable handles a live batch that could not be decoded. It counts as lost; the ring of the
 // engine may hold it in a better shape.
 func (f *feed) unreadable(it item) (done bool) {
 	f.sawLive(it)
@@ -167,7 +167,7 @@ func (f *feed) base(seq uint64) {
 	f.gap = gap{}
 }
 
-// newLife: the engine process is another one; all that was known about it is void.
+// newLife: the engine process is a new one; all that was known about the old one is void.
 func (f *feed) newLife(format string, args ...any) {
 	f.noteProblem(format, args...)
 	f.reset("restart")
@@ -188,7 +188,7 @@ func (f *feed) canReplay() bool {
 	return f.replayAt != "" && !f.pos.barren && !f.lives.tooFast(time.Now())
 }
 
-// lives tells restarts from two engines that publish under one numbering.
+// lives distinguishes restarts from two engines that publish under one numbering.
 type lives struct {
 	since  time.Time // when the period began
 	count  int       // in the period

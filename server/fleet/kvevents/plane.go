@@ -17,7 +17,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
-// Sink takes what the feeds say. Calls for one slot come from one goroutine at a time and in
+// Sink receives what the feeds read. Calls for one slot come from one goroutine at a time and in
 // order; slots run in parallel. What is passed is valid until the call returns. A Sink must
 // not call the Plane back.
 type Sink interface {
@@ -40,7 +40,7 @@ type Params struct {
 // maxFeeds bounds the ranks of one Plane.
 const maxFeeds = 1 << 14
 
-// tickEvery is how often a feed looks at the clock.
+// tickEvery is the time between two ticks of a feed.
 const tickEvery = 250 * time.Millisecond
 
 // Plane runs the feeds of all ranks. Its methods may be called at any time and from any
@@ -61,7 +61,7 @@ type Plane struct {
 	mu      sync.Mutex
 	feeds   map[replica.Slot]*feed                       // guarded by mu
 	binders map[string]*binder                           // guarded by mu
-	live    func() (context.Context, context.CancelFunc) // guarded by mu; nil before and after Run: gives what is started a life
+	live    func() (context.Context, context.CancelFunc) // guarded by mu; nil before and after Run: makes the context of a new goroutine
 	running sync.WaitGroup
 }
 
@@ -165,8 +165,8 @@ func (p *Plane) Remove(slot replica.Slot) {
 	}
 }
 
-// Restarted says that the engine process of slot is a new one, which began at the given moment. Unless
-// the feed has found out itself since, its blocks are forgotten at once and read again.
+// Restarted notes that the engine process of slot is a new one, which began at the given moment. Unless
+// the feed has noticed that itself since, its blocks are forgotten at once and read again.
 func (p *Plane) Restarted(slot replica.Slot, began time.Time) {
 	p.mu.Lock()
 	f := p.feeds[slot]
@@ -204,7 +204,7 @@ func (p *Plane) Statuses() []Status {
 	return list
 }
 
-// start gives f its goroutines. The caller holds slotsTurn, and Run has begun.
+// start starts f's goroutines. The caller holds slotsTurn, and Run has begun.
 func (p *Plane) start(f *feed) {
 	ctx, cancel := p.life()
 	f.cancel = cancel
@@ -220,7 +220,7 @@ func (p *Plane) start(f *feed) {
 	}
 }
 
-// life gives a goroutine its context. The caller holds slotsTurn, and Run has begun.
+// life returns the context of a goroutine. The caller holds slotsTurn, and Run has begun.
 func (p *Plane) life() (context.Context, context.CancelFunc) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -254,7 +254,7 @@ func (p *Plane) work(ctx context.Context) {
 	}
 }
 
-// tick lets every feed look at the clock now and then, until ctx ends.
+// tick gives every feed a turn each tickEvery, until ctx ends.
 func (p *Plane) tick(ctx context.Context) {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()

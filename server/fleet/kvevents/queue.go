@@ -16,7 +16,7 @@ const (
 	itemDown                 // it ended
 )
 
-// item is one thing that happened on the event socket, in order.
+// item is one event of the socket, in order.
 type item struct {
 	kind  itemKind
 	epoch uint64 // the connection
@@ -28,7 +28,7 @@ type item struct {
 	made  *made // of itemUp
 }
 
-// made says where a new connection leads.
+// made is where a new connection leads.
 type made struct {
 	sockets  replica.Events
 	instance string // the engine process's name; empty when it is not known
@@ -46,8 +46,8 @@ func (it *item) bytes() int64 {
 // maxQueued bounds the batches in one queue, whatever their size.
 const maxQueued = 1 << 15
 
-// queue holds what has happened on the event socket and is not yet dealt with. The reader pushes,
-// the goroutine that has the feed's turn takes.
+// queue holds what has happened on the event socket and is not handled yet. The reader pushes;
+// the goroutine that has the feed's turn pops.
 type queue struct {
 	mu    sync.Mutex
 	items []item // guarded by mu; the live part starts at head
@@ -86,7 +86,7 @@ func (q *queue) peek() (item, bool) {
 	return q.items[q.head], true
 }
 
-// drop takes the oldest item off.
+// drop removes the oldest item.
 func (q *queue) drop() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -23,8 +23,8 @@ func (w why) String() string { return whyNames[w] }
 
 const (
 	maxAttempts = 64                     // requests in one recovery, when each makes some progress
-	maxFailures = 3                      // requests in a row that make none
-	maxUseless  = 1 << 16                // replies that are no news, before the peer is taken for mad
+	maxFailures = 3                      // consecutive requests that make none
+	maxUseless  = 1 << 16                // replies without new batches, before the replay counts as failed
 	settle      = 500 * time.Millisecond // after a recovery, to find what fell between replay and subscription
 	rereadEvery = 30 * time.Second
 )
@@ -51,7 +51,7 @@ func (f *feed) recover(w why) {
 	f.ask(0)
 }
 
-// ask sends the request for what is missing now.
+// ask requests what is missing now.
 func (f *feed) ask(delay time.Duration) {
 	r := f.rec
 	r.attempts++
@@ -68,7 +68,7 @@ func (f *feed) ask(delay time.Duration) {
 	f.replay(f.replayAt, r.job, r.from, delay)
 }
 
-// onReply deals with one message of a replay.
+// onReply handles one message of a replay.
 func (f *feed) onReply(m reply) {
 	if f.rec == nil || m.job != f.rec.job {
 		f.plane.putMessage(m.msg)
@@ -179,7 +179,7 @@ func (f *feed) onReplayEnd(err error) {
 	f.rec = nil
 	f.nextProbe(settle)
 	if f.conn.doubtful && !r.any {
-		return // as open as before; asked again until the engine says something
+		return // as open as before; retried until the engine answers
 	}
 	switch {
 	case r.check && !r.verified:

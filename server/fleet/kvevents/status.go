@@ -14,7 +14,7 @@ type Status struct {
 	// Endpoint and Replay are the engine's sockets; empty when there is none.
 	Endpoint, Replay string
 	State            kvblock.FeedState
-	// Connected says whether the event socket is connected now; Recovering whether a replay is running.
+	// Connected reports whether the event socket is connected now; Recovering whether a replay is running.
 	Connected, Recovering bool
 	// Next is the number of the batch that is expected next; meaningful when Known.
 	Next  uint64
@@ -36,7 +36,7 @@ type Status struct {
 	// Malformed counts messages without a batch number.
 	Malformed uint64
 	// DecodeErrors counts batches that could not be read; Unknown fields and tags were skipped, Misfits
-	// were events whose tokens do not match their hashes.
+	// were events with tokens that do not match their hashes.
 	DecodeErrors, Unknown, Misfits uint64
 	// LastError is the last thing that went wrong, and when.
 	LastError   string

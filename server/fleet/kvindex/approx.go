@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Routed tells that a prompt was sent to a rank that publishes no events: the rank is taken to
+// Routed notes that a prompt was sent to a rank that publishes no events: the rank is taken to
 // hold its blocks until as many others as its cache has room for were routed there later. For
 // ranks with events it does nothing.
 func (ix *Index) Routed(slot replica.Slot, hashes []blockhash.Hash) {

@@ -13,7 +13,7 @@ import (
 // it. Facts are never changed by it.
 type Belief struct {
 	rank   *rank
-	hashes []blockhash.Hash // those that the rank did not hold yet
+	hashes []blockhash.Hash // blocks that the rank did not hold yet
 	until  time.Time
 	live   bool // guarded by rank.mu
 }

@@ -9,6 +9,6 @@
 // for a writer. Events of one rank must come one at a time and in order; ranks run in
 // parallel. Locks nest in this order: Index.mu, rank.mu, shard.mu, setTable.mu.
 //
-// What the index says is advice: a stale or missing entry costs a cache hit, never a request.
+// The index's answers are advice: a stale or missing entry costs a cache hit, never a request.
 // Which state a rank's feed is in is set by the feed (SetState) and only kept here.
 package kvindex

@@ -39,7 +39,7 @@ func (ix *Index) Restore() {
 	ix.log.Info("index restored", "file", name, "ranks", got.Ranks, "blocks", got.Blocks, "took", time.Since(begin).Round(time.Millisecond))
 }
 
-// save writes the snapshot file: a new one beside it takes its place when it is whole and on disk.
+// save writes the snapshot to a new file next to the old one, which it replaces once it is complete and on disk.
 func (ix *Index) save() {
 	name := ix.config.Snapshot
 	if name == "" {
@@ -75,7 +75,7 @@ func (ix *Index) replace(name string) error {
 	return nil
 }
 
-// Began tells when a replica's engine process began. What an older snapshot brought and no event has
+// Began notes when a replica's engine process began. What an older snapshot brought and no event has
 // named is another process's: it is forgotten.
 func (ix *Index) Began(id replica.ID, began time.Time) {
 	for _, r := range *ix.ranks.Load() {

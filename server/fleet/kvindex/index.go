@@ -42,7 +42,7 @@ type Index struct {
 	beliefs *plane
 	// ranks by slot; replaced as a whole under mu.
 	ranks atomic.Pointer[[]*rank]
-	// limited counts the ranks whose matches are cut by limiting groups.
+	// limited counts the ranks with matches that limiting groups cut.
 	limited atomic.Int32
 	// strides has bit k set when a rank's tier ever held chunks of k > 1 blocks.
 	strides [kvblock.Tiers]atomic.Uint64
@@ -84,7 +84,7 @@ func New(config Config, params Params) *Index {
 	return ix
 }
 
-// Run ends beliefs whose time is over until ctx ends, and writes the snapshot file when it is due and
+// Run ends expired beliefs until ctx ends, and writes the snapshot file when it is due and
 // at the end.
 func (ix *Index) Run(ctx context.Context) error {
 	tick := time.NewTicker(250 * time.Millisecond)
@@ -108,8 +108,8 @@ func (ix *Index) Run(ctx context.Context) error {
 	}
 }
 
-// AddRank makes slot known. A rank that a snapshot brought is taken over with its content; its
-// state is then what the feed says next. It is an error when the slot is in use or above max_ranks.
+// AddRank makes slot known. A rank from a snapshot keeps its content; its
+// state is then what the feed reports next. It is an error when the slot is in use or above max_ranks.
 func (ix *Index) AddRank(slot replica.Slot, info RankInfo) error {
 	if int(slot) >= ix.config.MaxRanks {
 		return fmt.Errorf("kvindex: rank slot %d is above max_ranks (%d): its cache is not indexed", slot, ix.config.MaxRanks)
@@ -161,7 +161,7 @@ func (ix *Index) RemoveRank(slot replica.Slot) {
 	r.mu.Unlock()
 }
 
-// UpdateRank tells what is newly known about a rank. Zero fields change nothing.
+// UpdateRank adds what is newly known about a rank. Zero fields change nothing.
 func (ix *Index) UpdateRank(slot replica.Slot, info RankInfo) {
 	ix.locked(slot, func(r *rank) {
 		if info.BlockSize > 0 {

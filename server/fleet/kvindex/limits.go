@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// limit is a group whose blocks cut a rank's match.
+// limit is a group that cuts a rank's match where its blocks are missing.
 type limit struct {
 	group int
 	// stride is how many chain blocks one of its blocks spans.
@@ -80,7 +80,7 @@ func (ix *Index) limitedLead(slot replica.Slot, hashes []blockhash.Hash, lead in
 func (ix *Index) limitEnd(slot replica.Slot, hashes []blockhash.Hash, l limit, lead int) int {
 	gpu := ix.tiers[kvblock.TierGPU]
 	end := lead / l.stride // counted in the group's own blocks
-	run := 0               // held blocks seen in a row, going down from end
+	run := 0               // consecutive held blocks, going down from end
 	for at := end; at > 0; at-- {
 		if at%8 == 0 {
 			for i := at; i > max(at-8, 0); i-- {

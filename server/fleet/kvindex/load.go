@@ -14,7 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Loaded says what Load took over.
+// Loaded counts what Load has restored.
 type Loaded struct {
 	// Ranks is the number of ranks in the snapshot that were taken; Parked those among them that
 	// are not known yet and wait for AddRank; Skipped those left out because the rank holds facts
@@ -23,7 +23,7 @@ type Loaded struct {
 	Blocks                 int64
 }
 
-// Load takes over the ranks of a snapshot. A rank that was added and holds nothing gets the
+// Load restores the ranks of a snapshot. A rank that was added and holds nothing gets the
 // snapshot's content at once; one that is not known yet is kept until AddRank names it, and one
 // that already has content keeps it. Loaded blocks are guesses until events name them: counting
 // of copies begins with the first event, and when the feed becomes exact (SetState), the blocks

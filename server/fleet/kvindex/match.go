@@ -26,7 +26,7 @@ const tries = 8
 //
 // Engines evict the end of a chain before its beginning, so a rank that holds a block is taken
 // to hold those before it; where that is not so, the first block and the last one counted are
-// held, and the one after is not. Only ranks whose block size the hashes have can match.
+// held, and the one after is not. Only ranks with the block size of the hashes can match.
 func (ix *Index) Match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 	if len(hashes) == 0 {
 		return dst
@@ -86,8 +86,8 @@ func (ix *Index) applyLimits(dst []Overlap, base int, hashes []blockhash.Hash) [
 func (ix *Index) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *plane, tier kvblock.Tier) []Overlap {
 	var room, more [MaxRanks / 64]uint64
 	seen, fresh := room[:ix.sets.words], more[:ix.sets.words]
-	// Ranks that end at the same place follow each other: one probe tells which of them continue.
-	next, goOn := -1, uint32(0)
+	// Ranks that end at the same place follow each other: one probe finds which of them continue.
+	next, continues := -1, uint32(0)
 	for i := range dst[base:] {
 		if from := int(dst[base+i].reach()); from != next && from < len(hashes) {
 			next = from
@@ -100,18 +100,18 @@ func (ix *Index) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *pla
 		seen[o.Slot/64] |= 1 << (o.Slot % 64)
 		if ix.stride(o.Slot, tier) == 1 {
 			if from := int(o.reach()); from != next {
-				next, goOn = from, 0
+				next, continues = from, 0
 				if from < len(hashes) {
-					goOn = p.get(spread(hashes[from]))
+					continues = p.get(spread(hashes[from]))
 				}
 			}
-			if !ix.sets.has(goOn, o.Slot) {
+			if !ix.sets.has(continues, o.Slot) {
 				continue
 			}
 		}
 		o.add(tier, ix.run(p, tier, o.Slot, hashes, int(o.reach())))
 	}
-	// Ranks whose lower tier holds chunks of k blocks have the end of the first chunk there.
+	// In a rank with a lower tier of k-block chunks, the first chunk ends there.
 	for strides := ix.strides[tier].Load() | 1<<1; strides != 0; strides &= strides - 1 {
 		k := bits.TrailingZeros64(strides)
 		if k > len(hashes) {

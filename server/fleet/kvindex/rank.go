@@ -61,7 +61,7 @@ type part struct {
 	window    int
 	blockSize int
 	role      role
-	// settled: the block size is beyond doubt. odd counts the events in a row that had another one.
+	// settled: the block size is beyond doubt. odd counts the consecutive events that had another one.
 	settled bool
 	odd     int
 	rev     revmap

@@ -27,7 +27,7 @@ func (ix *Index) Stores(slot replica.Slot) (n uint64) {
 
 // StoredSince returns the first of the hashes that began a store since Stores was n: where an engine that
 // computes this prompt had to begin. It is len(hashes) when none did, and known is false when there were
-// too many stores to tell.
+// too many stores to know.
 func (ix *Index) StoredSince(slot replica.Slot, n uint64, hashes []blockhash.Hash) (at int, known bool) {
 	at = len(hashes)
 	ix.locked(slot, func(r *rank) {

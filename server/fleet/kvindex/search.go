@@ -31,7 +31,7 @@ type span struct {
 }
 
 // parts is the number of parts that a round splits a range of n steps into, one of so many ranges.
-// One range alone waits for memory whatever it looks at; many ranges look at many places anyway.
+// One range alone waits for memory at any position; many ranges read many positions anyway.
 func parts(n, ranges int) int {
 	k := 8
 	switch {
@@ -106,7 +106,7 @@ func (s *search) split(r span, ranges int) {
 	}
 }
 
-// look finds the sets at all positions of the round.
+// look reads the sets at all positions of the round.
 func (s *search) look() {
 	if cap(s.ids) < len(s.at) {
 		s.ids = make([]uint32, 2*len(s.at))
@@ -115,7 +115,7 @@ func (s *search) look() {
 	s.plane.getAll(s.ids, s.hashes, s.at)
 }
 
-// refine splits all ranges at the positions that were looked at and keeps the parts in which a rank
+// refine splits all ranges at the positions that were read and keeps the parts in which a rank
 // drops out. It reports whether any of them is longer than a step.
 func (s *search) refine(ids []uint32) bool {
 	at := s.at[len(s.at)-len(ids):]

@@ -26,7 +26,7 @@ const (
 type setTable struct {
 	words  int // 64-bit words per set
 	chunks [chunks]atomic.Pointer[setChunk]
-	// epoch grows before freed ids are used again. A reader whose epoch changed read ids that
+	// epoch grows before freed ids are used again. A reader that sees another epoch read ids that
 	// may have meant something else, and starts over.
 	epoch atomic.Uint64
 	bytes atomic.Int64
@@ -55,7 +55,7 @@ func newSetTable(maxRanks int) *setTable {
 func single(slot replica.Slot) uint32 { return uint32(slot) + 1 }
 
 // members returns the words of an interned set. They are read atomically and mean nothing
-// when the epoch changed meanwhile.
+// when the epoch changed during the read.
 func (t *setTable) members(id uint32) []uint64 {
 	n := id - singles
 	c := t.chunks[n>>chunkBits].Load()

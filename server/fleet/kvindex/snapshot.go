@@ -17,7 +17,7 @@ import (
 // A snapshot is a magic word, then frames: length (uint32), kind (one byte), body, and the
 // XXH3-64 of kind and body; all numbers are little-endian. A rank is a rank frame, the entry
 // frames of each of its parts after a part frame, salts, and an end frame; the file ends with
-// a done frame. A reader takes every rank whose end frame it reached, so that a truncated or
+// a done frame. A reader restores every rank up to the last end frame that it reached, so that a truncated or
 // damaged file gives what is whole. Unknown kinds are refused: they come with a new magic.
 const (
 	snapshotMagic = "KVPIDX01"

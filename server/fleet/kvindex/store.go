@@ -142,7 +142,7 @@ func (r *rank) key(p *part, ev *kvblock.Stored) (salt uint64) {
 
 // learnSize learns the part's block size and reports whether the event is a partial block: a
 // prefix that ends inside one. Such an event has one hash and less tokens than a block, so that an
-// event of several blocks always tells the true size.
+// event of several blocks always shows the true size.
 //
 // Once a rank's size is settled, events of a larger one do not change it: the rank would seem empty. Only
 // when no others come any more has the engine really changed, and then what it held before is void.
@@ -178,10 +178,10 @@ func (r *rank) learnSize(p *part, ev *kvblock.Stored) bool {
 	return false
 }
 
-// oddEvents is how many events in a row may have a larger block size before that is taken for the rank's.
+// oddEvents is how many consecutive events may have a larger block size before that is taken for the rank's.
 const oddEvents = 16
 
-// oddSize counts an event of a larger block size than the rank's, and says so once. Its blocks are keyed
+// oddSize counts an event of a larger block size than the rank's, and logs it once. Its blocks are keyed
 // where they end on the rank's own.
 func (r *rank) oddSize(p *part, ev *kvblock.Stored) {
 	r.totals.OddSize += int64(len(ev.Hashes))

@@ -11,7 +11,7 @@ import (
 // A slot word names a block and its holders. From the top: the tag (with the shard's number 49
 // bits of the spread hash), the bucket's passed mark, and the set id; a slot with set id zero is
 // free, whatever its tag. Blocks of tags are of eight classes; the passed mark of a bucket's i-th
-// slot says that a block of class i may lie past this bucket, which was full once. Marks are
+// slot means that a block of class i may lie past this bucket, which was full once. Marks are
 // only taken back when the table is rebuilt; in a small one all buckets may carry the same, so a
 // search ends where it began.
 const (

@@ -77,13 +77,13 @@ func newKeyring(c *Config, lookup func(string) (string, bool), former *keyring) 
 	former.mu.Lock()
 	defer former.mu.Unlock()
 	for config, peer := range former.peers {
-		peer.Recheck() // its files may be why the settings were read again
+		peer.Recheck() // the settings may have been read again because its files changed
 		k.peers[config] = peer
 	}
 	return k
 }
 
-// check reads all that the settings name, and says what cannot be.
+// check reads all that the settings name, and returns what cannot be read.
 func (k *keyring) check(c *Config) error {
 	var errs []error
 	try := func(name string, a Access) {
@@ -107,8 +107,8 @@ func (k *keyring) check(c *Config) error {
 	return errors.Join(errs...)
 }
 
-// of finds a replica's credentials: its own, else its pool's, else those of all. A replica that registered itself is given
-// no key but its own: a caller that may register could otherwise have the others' sent to an address of their choice.
+// of finds a replica's credentials: its own, else its pool's, else the default ones. A replica that registered itself gets
+// only its own key: otherwise a caller that may register could have other keys sent to an address of its choice.
 func (k *keyring) of(s Spec, registered bool) (credentials, error) {
 	a := s.access()
 	switch pool, err := k.pool(s); {
@@ -130,7 +130,7 @@ func (k *keyring) of(s Spec, registered bool) (credentials, error) {
 	return credentials{key, peer}, nil
 }
 
-// pool is what the replica's pool has: the one that it names, else the first of its models that is one.
+// pool is the settings of the replica's pool: the pool that it names, else that of the first of its models that is a pool's name.
 func (k *keyring) pool(s Spec) (Access, error) {
 	if s.Pool != "" {
 		a, ok := k.pools[s.Pool]

@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
-// ErrForbidden: the operator does not let replicas at such an address register.
+// ErrForbidden: the settings do not allow replicas at such an address to register.
 var ErrForbidden = errors.New("registration is not allowed from this address")
 
 // ErrRanks: the registered replicas would have more ranks together than Config allows.
@@ -28,8 +28,8 @@ func (c RegistrationConfig) networks() ([]netip.Prefix, error) {
 	return list, errors.Join(errs...)
 }
 
-// permit refuses a caller's spec whose addresses the router must not dial: it would become the
-// caller's way to whatever the router can reach.
+// permit rejects a caller's spec with addresses that the router must not dial: otherwise the caller could
+// reach through the router everything that the router can reach.
 func (c RegistrationConfig) permit(s Spec) error {
 	networks, err := c.networks()
 	if err != nil {

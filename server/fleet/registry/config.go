@@ -41,7 +41,7 @@ type Config struct {
 	Registration RegistrationConfig `yaml:"registration"`
 }
 
-// ProbeConfig says how each replica's health is watched.
+// ProbeConfig configures how each replica's health is probed.
 type ProbeConfig struct {
 	// Path is requested to check health: status 200 is healthy.
 	Path string `yaml:"path"`
@@ -138,7 +138,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// knownPool checks that the pool exists which an entry names.
+// knownPool checks that the pool of an entry exists.
 func (c Config) knownPool(setting string, s Spec) error {
 	_, ok := c.Pools[s.Pool]
 	return check.That(ok || s.Pool == "", setting+".pool", "there is no registry.pools.%s", s.Pool)

@@ -32,7 +32,7 @@ type core struct {
 	drains  map[replica.ID]time.Time // drained by an operator, since when
 	entries map[replica.ID]*entry
 	slots   slotPool
-	doubled map[replica.ID]string // the source whose listing of an id is ignored
+	doubled map[replica.ID]string // the source with an ignored listing of an id
 
 	changed     bool     // a new snapshot is due
 	membership  bool     // sources changed
@@ -113,7 +113,7 @@ func (c *core) wanted() map[replica.ID]listing {
 				continue
 			}
 			doubled[id] = name
-			if c.doubled[id] != name { // said once, not with every change of the fleet
+			if c.doubled[id] != name { // logged once, not with every change of the fleet
 				c.r.log.Warn("replica listed twice", "replica", id, "used", first.source, "ignored", name)
 			}
 		}
@@ -136,7 +136,7 @@ type rankChange struct {
 }
 
 // commit brings the entries in line with the sources, publishes a snapshot when anything changed
-// and tells the other parts.
+// and notifies the other parts.
 func (c *core) commit() {
 	var came, went []rankChange
 	if c.membership {
@@ -170,7 +170,7 @@ func (c *core) commit() {
 	c.restarts, c.afterCommit = nil, nil
 }
 
-// reconcile makes, drops and updates entries as the sources say.
+// reconcile makes, drops and updates entries as the sources list them.
 func (c *core) reconcile() (came, went []rankChange) {
 	wanted := c.wanted()
 	for id, e := range c.entries {

@@ -19,7 +19,7 @@ import (
 const (
 	defaultDNSInterval = 15 * time.Second
 	dnsTimeout         = 5 * time.Second
-	// absentLooks is how many times in a row a name must not exist before its replicas go.
+	// absentLooks is how many consecutive lookups must not find a name before its replicas are removed.
 	absentLooks = 3
 )
 

@@ -20,16 +20,16 @@ type entry struct {
 	prober *prober
 
 	health   replica.State // Starting, Ready or Unhealthy; draining lies above it
-	ups      int           // probes in a row that succeeded
-	downs    int           // probes in a row that failed
+	ups      int           // consecutive probes that succeeded
+	downs    int           // consecutive probes that failed
 	life     uint64
 	lifeSeen time.Time // when the present life was first noticed
-	began    time.Time // when the engine process began, by its own word; zero: it does not say
+	began    time.Time // when the engine process began, as it reports; zero: it does not report it
 	gone     bool      // its port was closed since it last answered
-	mute     bool      // unhealthy because probes are not answered at all
+	mute     bool      // unhealthy because probes get no answer
 
 	models  []replica.Model
-	sources []replica.Events // where it says that its ranks publish
+	sources []replica.Events // where it reports that its ranks publish
 	version string
 	rust    bool
 	learned Learned
@@ -67,7 +67,7 @@ func moment(nanos int64) time.Time {
 	return time.Unix(0, nanos)
 }
 
-// update takes over what the sources say now. A replica that moved, or that publishes elsewhere,
+// update applies what the sources list now. A replica that moved, or that publishes elsewhere,
 // gets new ranks: what was known of the old ones does not hold.
 func (e *entry) update(want listing, c *core) {
 	old, shown := e.spec, e.access
@@ -96,7 +96,7 @@ func (s Spec) equal(o Spec) bool {
 		s.MaxBatchedTokens == o.MaxBatchedTokens && s.leaving == o.leaving && maps.Equal(s.Labels, o.Labels)
 }
 
-// took takes in the result of a probe.
+// took applies the result of a probe.
 func (e *entry) took(res result, c *core) {
 	e.vitals.probed.Store(res.at.UnixNano())
 	if res.err != nil {
@@ -110,7 +110,7 @@ func (e *entry) took(res result, c *core) {
 	}
 	if e.gone {
 		e.gone = false
-		if e.began.IsZero() { // else its own word counts
+		if e.began.IsZero() { // else its own report counts
 			c.restarted(e, res.at)
 		}
 	}
@@ -131,7 +131,7 @@ func (e *entry) took(res result, c *core) {
 	}
 }
 
-// adopt takes over what a successful probe learned; nil fields were not asked for.
+// adopt applies what a successful probe learned; nil fields were not asked for.
 func (e *entry) adopt(res result) {
 	if res.models != nil && !slices.Equal(res.models, e.models) {
 		e.models, e.dirty = res.models, true
@@ -152,7 +152,7 @@ func (e *entry) failed(res result, c *core) {
 		e.mute, e.dirty = false, true // it is more than late
 	}
 	if e.health != replica.StateReady || !res.refused && e.downs < c.r.config().Probe.Down {
-		return // one that never was healthy is still starting
+		return // a replica that never was healthy is still starting
 	}
 	c.r.log.Warn("replica is unhealthy", "replica", e.id, "error", res.err)
 	e.health, e.mute, e.dirty = replica.StateUnhealthy, res.mute, true
@@ -191,7 +191,7 @@ func (e *entry) details() details {
 	}
 }
 
-// details are what a snapshot keeps; those that change without a new snapshot are read through vitals.
+// details are what a snapshot keeps; fields that change without a new snapshot are read through vitals.
 type details struct {
 	Details
 	vitals *vitals

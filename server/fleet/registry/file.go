@@ -71,8 +71,8 @@ func drain(events <-chan fsnotify.Event) {
 	}
 }
 
-// loadFile reads the file and hands its replicas over unless the text is as it was. It returns the
-// text that it looked at.
+// loadFile reads the file and offers its replicas unless the text is unchanged. It returns the
+// text that it read.
 func (r *Registry) loadFile(ctx context.Context, name string, last []byte) ([]byte, error) {
 	file, err := os.Open(name)
 	if err != nil {
@@ -95,7 +95,7 @@ func (r *Registry) loadFile(ctx context.Context, name string, last []byte) ([]by
 	return text, nil
 }
 
-// offer hands a source's replicas to the core.
+// offer passes a source's replicas to the core.
 func (r *Registry) offer(source string, specs []Spec) {
 	r.inbox.put(func(c *core) { c.setSource(source, specs) })
 }

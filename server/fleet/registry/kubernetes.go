@@ -70,8 +70,8 @@ type cluster struct {
 	slices map[string]endpointSlice // by name
 }
 
-// watchKubernetes keeps the replicas of a Service up to date. While the API server cannot be
-// asked, they stay as they are.
+// watchKubernetes keeps the replicas of a Service up to date. While the API server does not
+// answer, they stay as they are.
 func (r *Registry) watchKubernetes(ctx context.Context, conf KubernetesConfig) error {
 	conf.APIServer = cmp.Or(strings.TrimRight(conf.APIServer, "/"), inClusterServer)
 	conf.Credentials = cmp.Or(conf.Credentials, inClusterCredentials)
@@ -127,7 +127,7 @@ func kubeClient(conf KubernetesConfig) (*http.Client, error) {
 	return &http.Client{Transport: transport}, nil
 }
 
-// follow lists once and then watches until something fails. listed tells that the list succeeded.
+// follow lists once and then watches until something fails. listed reports whether the list succeeded.
 func (c *cluster) follow(ctx context.Context) (listed bool, err error) {
 	version, err := c.list(ctx)
 	if err != nil {
@@ -176,7 +176,7 @@ func (c *cluster) offer(ctx context.Context) {
 	c.r.offer(c.source, slices.Collect(maps.Values(byID)))
 }
 
-// spec fills the template for one endpoint. Whether a pod is ready is for the probes to say; one
+// spec fills the template for one endpoint. The probes decide whether a pod is ready; a pod
 // that is being terminated drains.
 func (c *cluster) spec(e endpoint, port int) (Spec, error) {
 	if len(e.Addresses) == 0 {

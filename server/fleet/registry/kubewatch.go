@@ -52,7 +52,7 @@ const (
 	kubeTimeout  = 30 * time.Second
 )
 
-// errTooOld: the API server has forgotten the version; the next list starts afresh.
+// errTooOld: the API server has forgotten the version; the next list starts from the beginning.
 var errTooOld = errors.New("the resource version is too old")
 
 // port finds the port that the operator named.

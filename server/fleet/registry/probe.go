@@ -21,7 +21,7 @@ import (
 const (
 	maxProbeBody  = 4 << 20
 	versionEvery  = time.Minute
-	minProbeGap   = 100 * time.Millisecond // between probes that others ask for
+	minProbeGap   = 100 * time.Millisecond // between probes that other parts request
 	suspicionWait = 500 * time.Millisecond // between probes while a failure is not yet confirmed
 )
 
@@ -32,12 +32,12 @@ type prober struct {
 	pulse  *pulse
 	cancel context.CancelFunc
 	kick   chan struct{}
-	renew  chan struct{} // forget what the old engine said
+	renew  chan struct{} // forget what the old engine reported
 }
 
 func (p *prober) stop() { p.cancel() }
 
-// wake asks for a probe at once.
+// wake requests a probe at once.
 func (p *prober) wake() {
 	select {
 	case p.kick <- struct{}{}:
@@ -45,7 +45,7 @@ func (p *prober) wake() {
 	}
 }
 
-// forget makes the next probe ask for everything again.
+// forget makes the next probe read everything again.
 func (p *prober) forget() {
 	select {
 	case p.renew <- struct{}{}:
@@ -63,7 +63,7 @@ type result struct {
 	near    bool // the machine at its address answers, or did
 	models  []replica.Model
 	version *version
-	// sources are where the replica's ranks publish KV events, when it was asked and said so.
+	// sources are where the replica's ranks publish KV events, when it was asked and answered.
 	sources *[]replica.Events
 }
 
@@ -113,7 +113,7 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 		}
 		turns := r.probing
 		if fails > 0 {
-			turns = r.doubting // those that hang take no healthy one's turn
+			turns = r.doubting // hanging probes take no turn of a healthy replica
 		}
 		select {
 		case turns <- struct{}{}:
@@ -126,7 +126,7 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 		if res.version != nil {
 			engine = res.version.text
 		}
-		if res.err == nil && p.spec.asks() && tellsSources(engine) && !now.Before(sourcesDue) {
+		if res.err == nil && p.spec.asks() && listsSources(engine) && !now.Before(sourcesDue) {
 			res.sources = p.sources(ctx, r)
 		}
 		<-turns
@@ -134,7 +134,7 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 			return
 		}
 		r.metrics.probed(ctx, res)
-		if res.own { // it tells nothing of the replica
+		if res.own { // it is no evidence about the replica
 			last = res.at
 			timer.Reset(suspicionWait)
 			continue
@@ -153,7 +153,7 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 				down = now
 			}
 			fails, oks = fails+1, 0
-			modelsDue, versionDue, sourcesDue = time.Time{}, time.Time{}, time.Time{} // it may come back as another one
+			modelsDue, versionDue, sourcesDue = time.Time{}, time.Time{}, time.Time{} // it may return as another process
 		} else {
 			fails, oks, seen = 0, oks+1, true
 		}
@@ -163,9 +163,9 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 	}
 }
 
-// wait is the time to the next probe after so many failures or successes in a row. A replica that
-// was never seen healthy may be loading its model: it is asked at the usual pace. near says that it may
-// be back at any moment.
+// wait is the time to the next probe after so many consecutive failures or successes. A replica that
+// was never seen healthy may be loading its model: it is probed at the usual pace. near is set when it may
+// return at any moment.
 func (p ProbeConfig) wait(fails, oks int, seen, near bool) time.Duration {
 	wait := p.Interval
 	switch {
@@ -268,7 +268,7 @@ func (p *prober) get(ctx context.Context, r *Registry, path string) ([]byte, err
 }
 
 // sources asks where the replica's ranks publish KV events; nil when there was no answer. A server
-// without the route publishes none that it could tell of.
+// without the route publishes none that it could list.
 func (p *prober) sources(ctx context.Context, r *Registry) *[]replica.Events {
 	body, err := p.get(ctx, r, sourcesPath)
 	var refused statusError
@@ -295,12 +295,12 @@ type statusError struct {
 // Error names the path and the status.
 func (e statusError) Error() string { return fmt.Sprintf("probe %s: status %d", e.path, e.status) }
 
-// models are those that the replica lists, or those that the operator named.
+// models are the models that the replica lists, or that the operator named.
 func (p *prober) models(ctx context.Context, r *Registry) ([]replica.Model, error) {
 	body, err := p.get(ctx, r, "/v1/models")
 	if err != nil {
 		if len(p.spec.Models) > 0 {
-			return p.spec.only(nil), nil // the operator's word is enough
+			return p.spec.only(nil), nil // the operator's list is enough
 		}
 		return nil, err
 	}
@@ -314,7 +314,7 @@ func (p *prober) models(ctx context.Context, r *Registry) ([]replica.Model, erro
 	return listed, err
 }
 
-// only picks the operator's names, with what the replica says of them.
+// only picks the operator's names, with what the replica reports about them.
 func (s Spec) only(listed []replica.Model) []replica.Model {
 	models := make([]replica.Model, len(s.Models))
 	for i, name := range s.Models {

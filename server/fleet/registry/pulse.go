@@ -9,12 +9,12 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// pulse is how promptly a replica answers its health question. It changes with every probe and
+// pulse is how promptly a replica answers its health probe. It changes with every probe and
 // is shared by the prober, the snapshots and their readers.
 type pulse struct {
-	// asked is when the question was sent that no answer came to since, in Unix nanoseconds; 0: none is open.
+	// asked is when the unanswered probe was sent, in Unix nanoseconds; 0: there is none.
 	asked atomic.Int64
-	// answered is when the last answer came, whatever it said.
+	// answered is when the last answer came, of any kind.
 	answered atomic.Int64
 	// usual is the longest time that answers took lately, in nanoseconds.
 	usual atomic.Int64
@@ -29,7 +29,7 @@ const (
 	mostPatience = 10 * time.Second
 )
 
-// ask notes a question. One that was not answered stays the one that counts.
+// ask notes a probe. An unanswered earlier one stays the one that counts.
 func (p *pulse) ask(now time.Time) { p.asked.CompareAndSwap(0, now.UnixNano()) }
 
 // answer notes that something came back after so long.
@@ -39,12 +39,12 @@ func (p *pulse) answer(now time.Time, took time.Duration) {
 	p.asked.Store(0)
 }
 
-// excuse drops a question that was never sent.
+// excuse drops a probe that was never sent.
 func (p *pulse) excuse() { p.asked.Store(0) }
 
-// Pulse is how a replica answers its health question.
+// Pulse is how a replica answers its health probe.
 type Pulse struct {
-	// Asked is when the question was sent that has no answer yet; zero when there is none.
+	// Asked is when the unanswered probe was sent; zero when there is none.
 	Asked time.Time
 	// Late is by how much its answer is later than answers of this replica usually are.
 	Late time.Duration
@@ -52,8 +52,8 @@ type Pulse struct {
 	Answered time.Time
 }
 
-// Pulse tells how promptly a replica answers its health question. Below a ready replica that is known
-// long before it is called unhealthy.
+// Pulse returns how promptly a replica answers its health probe. That shows a problem of a ready replica
+// long before it counts as unhealthy.
 func (r *Registry) Pulse(id replica.ID, now time.Time) Pulse {
 	v := r.Snapshot().details[id].vitals
 	if v == nil {
@@ -66,7 +66,7 @@ func (r *Registry) Pulse(id replica.ID, now time.Time) Pulse {
 	return p
 }
 
-// Alive tells that something showed a replica to be alive: its event feed, its metrics, a request. One that
+// Alive notes evidence that a replica is alive: its event feed, its metrics, a request. One that
 // may not serve yet is probed at once; otherwise this costs a look at the snapshot.
 func (r *Registry) Alive(id replica.ID) {
 	s := r.Snapshot()
@@ -87,7 +87,7 @@ const (
 	// nearby is the time between probes of a replica that is down, as long as its machine answers: a port that is
 	// closed opens with the engine, and a silent process may continue at any moment.
 	nearby = 500 * time.Millisecond
-	// nearbyFor is after how long it is asked ever more rarely like any other.
+	// nearbyFor is after how long it is probed ever more rarely like any other.
 	nearbyFor = 10 * time.Minute
 	// confirm is the time to the next probe of a replica that answers again.
 	confirm = 100 * time.Millisecond

@@ -14,7 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Registry knows the replicas. Make one with New and give it life with Run.
+// Registry knows the replicas. New makes one; Run runs it.
 type Registry struct {
 	conf    atomic.Pointer[Config]
 	keys    atomic.Pointer[keyring]
@@ -26,7 +26,7 @@ type Registry struct {
 	inbox    inbox
 	done     chan struct{} // closed when Run has ended
 	probing  chan struct{} // one token per probe under way
-	doubting chan struct{} // the same for replicas whose last probe failed
+	doubting chan struct{} // the same for replicas with a failed last probe
 
 	changedMu sync.Mutex
 	changed   chan struct{} // closed and replaced with each snapshot; guarded by changedMu
@@ -111,7 +111,7 @@ func (r *Registry) Update(ctx context.Context, next Config) error {
 	})
 }
 
-// Check says what Update would refuse, and changes nothing.
+// Check returns the error that Update would return, and changes nothing.
 func (r *Registry) Check(next Config) error {
 	_, _, err := r.prepare(next)
 	return err
@@ -161,7 +161,7 @@ func (r *Registry) next() <-chan struct{} {
 	return r.changed
 }
 
-// ReportFailure tells that a request to a replica failed in a way that is the replica's fault. It
+// ReportFailure notes that a request to a replica failed in a way that is the replica's fault. It
 // is probed at once.
 func (r *Registry) ReportFailure(id replica.ID, err error) {
 	s := r.Snapshot()
@@ -191,7 +191,7 @@ func (r *Registry) Learn(id replica.ID, l Learned) {
 	r.inbox.put(func(c *core) { c.learn(id, l) })
 }
 
-// Refresh has a replica asked for all that it tells of itself, at once.
+// Refresh has a replica asked at once for all that it reports about itself.
 func (r *Registry) Refresh(id replica.ID) {
 	r.inbox.put(func(c *core) {
 		if e := c.entries[id]; e != nil {
@@ -201,8 +201,8 @@ func (r *Registry) Refresh(id replica.ID) {
 	})
 }
 
-// NoteStart tells when the engine process behind a replica began. When that is another moment
-// than before, the engine restarted. An engine whose start is known is believed: a port that was
+// NoteStart notes when the engine process behind a replica began. When that is another moment
+// than before, the engine restarted. The start that an engine reports is trusted: a port that was
 // closed for a while is then no restart by itself.
 func (r *Registry) NoteStart(id replica.ID, began time.Time) {
 	r.inbox.put(func(c *core) {
@@ -212,8 +212,8 @@ func (r *Registry) NoteStart(id replica.ID, began time.Time) {
 	})
 }
 
-// NoteRestart tells that the engine behind a replica turned out to be a new process just now. It is
-// for engines whose start is not known; the same restart may be noted more than once.
+// NoteRestart notes that the engine behind a replica turned out to be a new process just now. It is
+// for engines with an unknown start; the same restart may be noted more than once.
 func (r *Registry) NoteRestart(id replica.ID, noticed time.Time) {
 	r.inbox.put(func(c *core) {
 		if e := c.entries[id]; e != nil && e.began.IsZero() && noticed.Sub(e.lifeSeen) > sameRestart {
@@ -260,7 +260,7 @@ func (r *Registry) do(ctx context.Context, command func(*core) error) error {
 	answer := make(chan error, 1)
 	r.inbox.put(func(c *core) {
 		if ctx.Err() != nil {
-			return // the caller has gone
+			return // the caller has left
 		}
 		err := command(c)
 		c.afterCommit = append(c.afterCommit, func() { answer <- err })

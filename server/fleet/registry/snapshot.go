@@ -39,20 +39,20 @@ type Pool struct {
 	Adapter string
 	// Entry is the model as the first of the replicas lists it.
 	Entry replica.Model
-	// Replicas are those that list Served, in all states, by ID. At least one.
+	// Replicas are the replicas that list Served, in all states, by ID. At least one.
 	Replicas []*replica.Replica
 }
 
-// Details is what operators may want to know of a replica beside its view.
+// Details is what operators may want to know of a replica in addition to its view.
 type Details struct {
 	// Source is where the replica comes from: static, file, dns:NAME,
 	// kubernetes:NAMESPACE/SERVICE or registered.
 	Source string
-	// Drained tells that an operator drains it, or that its source is about to remove it.
+	// Drained reports that an operator drains it, or that its source is about to remove it.
 	Drained bool
 	// LastError is why the last probe failed; empty when it did not.
 	LastError string
-	// Failures is how many probes failed in a row.
+	// Failures is how many consecutive probes failed.
 	Failures int
 	// Probed is when the last probe ended.
 	Probed time.Time
@@ -91,8 +91,8 @@ func (p *Pool) AdapterOf(base *Pool) bool {
 	return false
 }
 
-// Unnamed returns the pool that a request means which names no model: the one of the model that every
-// replica lists first, as each would take it itself.
+// Unnamed returns the pool of a request without a model: the pool of the model that every
+// replica lists first, because each would use that model itself.
 func (s *Snapshot) Unnamed() (*Pool, bool) { return s.unnamed, s.unnamed != nil }
 
 // Replica returns the replica with this id.
@@ -195,8 +195,8 @@ func (s *Snapshot) firstOfAll() *Pool {
 	return s.pools[name]
 }
 
-// addAliases gives each alias whose target is served a pool of its own. An alias hides a served
-// model of the same name: the operator's word counts more than the engine's.
+// addAliases gives each alias of a served model a pool of its own. An alias hides a served
+// model of the same name: the operator's setting has precedence over the engine's list.
 func (s *Snapshot) addAliases(aliases map[string]string) {
 	made := map[string]*Pool{}
 	for alias, served := range aliases {

@@ -14,14 +14,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// sourcesPath is where vLLM tells, from 0.32 on, which sockets each data-parallel rank publishes on.
+// sourcesPath is where vLLM lists, from 0.32 on, which sockets each data-parallel rank publishes on.
 const sourcesPath = "/kv_event_sources"
 
-// asks reports whether the replica itself is to tell where its events are.
+// asks reports whether the replica itself is asked where its events are.
 func (s Spec) asks() bool { return s.Events.Endpoint == "" }
 
-// tellsSources reports whether a vLLM of this version has the route; of an unknown version it may.
-func tellsSources(version string) bool {
+// listsSources reports whether a vLLM of this version has the route; of an unknown version it may.
+func listsSources(version string) bool {
 	var major, minor int
 	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n < 2 { // a development build, or no vLLM
 		return true
@@ -100,7 +100,7 @@ func boundAddress(endpoint, host string) (string, error) {
 	return tcpAddress(rest, host, 0, true, true)
 }
 
-// found takes over where a replica says that it publishes. Whatever changes makes its ranks new ones.
+// found applies where a replica reports that it publishes. Any change makes its ranks new ones.
 func (e *entry) found(list []replica.Events, c *core) {
 	if slices.Equal(list, e.sources) {
 		return
@@ -115,7 +115,7 @@ func (e *entry) found(list []replica.Events, c *core) {
 	e.sources = list
 }
 
-// ranks is the number of the replica's ranks: the operator's word, else the replica's.
+// ranks is the number of the replica's ranks: as the operator sets it, else as the replica reports it.
 func (e *entry) ranks() int {
 	if e.spec.ranksSet || !e.spec.asks() {
 		return e.spec.Ranks
@@ -123,7 +123,7 @@ func (e *entry) ranks() int {
 	return max(1, len(e.sources))
 }
 
-// events gives each rank's addresses, as configured or as the replica says.
+// events gives each rank's addresses, as configured or as the replica reports.
 func (e *entry) events() []replica.Events {
 	if !e.spec.asks() {
 		events, _ := e.spec.events() // checked when the spec was completed

@@ -50,8 +50,8 @@ type Spec struct {
 	// Labels is a map of free key-value pairs (zone, tier, ...).
 	Labels map[string]string `yaml:"labels"`
 
-	completed, ranksSet bool // it went through complete; Ranks was said and not assumed
-	leaving             bool // its source says that it is about to go: it drains
+	completed, ranksSet bool // complete has run; Ranks was set and not assumed
+	leaving             bool // its source is about to remove it: it drains
 }
 
 // EventsSpec says where the ranks of a replica publish KV cache events. In both addresses
@@ -186,7 +186,7 @@ func rankAddress(template, host string, rank int, dialled bool) (string, error) 
 	switch scheme {
 	case "tcp":
 		return tcpAddress(rest, host, rank, numbered, dialled)
-	case "grpc", "grpcs": // vLLM's Control service: one address for all ranks, which it tells apart
+	case "grpc", "grpcs": // vLLM's Control service: one address for all ranks, which it distinguishes
 		if !dialled {
 			return "", fmt.Errorf("%q is a service to ask and cannot be bound", template)
 		}

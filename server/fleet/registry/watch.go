@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// ChangeKind says what happened to a replica.
+// ChangeKind is what happened to a replica.
 type ChangeKind uint8
 
 // The kinds of change.

@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// What one payload may hold; more is refused. vLLM's largest batches, one scheduler step with a
+// What one payload may hold; more is rejected. vLLM's largest batches, one scheduler step with a
 // full context window, are far below.
 const (
 	maxHashes = 1 << 20
@@ -19,7 +19,7 @@ const (
 // larger than the limits.
 var errPayload = errors.New("not a batch of KV events")
 
-// Op says which field of an Event is meant.
+// Op is the kind of an Event: which of its fields is set.
 type Op uint8
 
 // The operations.
@@ -41,7 +41,7 @@ type Event struct {
 type Batch struct {
 	// Time is the engine's clock when it published, in seconds since 1970; 0 when absent.
 	Time float64
-	// Rank is the data-parallel rank, -1 when the engine did not say.
+	// Rank is the data-parallel rank, -1 when the engine did not send it.
 	Rank int
 	// Events are in the engine's order; successive removals from one tier are joined into one.
 	Events []Event

@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// Buffers that one unusual payload has made larger than this are given back.
+// Buffers that one unusual payload has made larger than this are released.
 const (
 	keepHashes  = 1 << 17
 	keepTokens  = 1 << 20
@@ -57,7 +57,7 @@ func (d *Decoder) reset() {
 	d.batch = Batch{Rank: -1, Events: events}
 }
 
-// keep empties s for reuse, or lets it go when it has grown beyond limit elements.
+// keep empties s for reuse, or drops it when it has grown beyond limit elements.
 func keep[T any](s []T, limit int) []T {
 	if cap(s) > limit {
 		return nil
@@ -65,7 +65,7 @@ func keep[T any](s []T, limit int) []T {
 	return s[:0]
 }
 
-// intern returns b as a string that lives beyond the payload; names that come again cost nothing.
+// intern returns b as a string that lives beyond the payload; repeated names cost nothing.
 func (d *Decoder) intern(b []byte) string {
 	if len(b) == 0 {
 		return ""
@@ -74,7 +74,7 @@ func (d *Decoder) intern(b []byte) string {
 		return s
 	}
 	s := string(b)
-	if len(b) <= 512 { // long ones are rarely names that come again
+	if len(b) <= 512 { // long ones are rarely repeated names
 		d.strings[s] = s
 	}
 	return s

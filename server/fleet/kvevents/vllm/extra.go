@@ -6,9 +6,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// readExtraKeys reads what beside its tokens went into each block's hash: the adapter's name,
+// readExtraKeys reads what went into each block's hash in addition to its tokens: the adapter's name,
 // multimodal items, the cache salt in a prompt's first block, a digest of prompt embeddings,
-// in this order. Nothing on the wire says which is which:
+// in this order. Nothing on the wire distinguishes them:
 //
 //   - the adapter's name is the first string and equals lora_name;
 //   - from 0.19 on an item is a pair [identifier, offset], in 0.18 a string;
@@ -131,7 +131,7 @@ func (d *Decoder) readPair(b []byte) ([]byte, error) {
 	return rest, nil
 }
 
-// itemsMayBeStrings tells the layout of 0.18 and 0.19, which has extra_keys and no group, from
+// itemsMayBeStrings distinguishes the layout of 0.18 and 0.19, which has extra_keys and no group, from
 // later ones, where items are always pairs.
 func (d *Decoder) itemsMayBeStrings() bool {
 	return !d.event.named && d.event.fields <= 8

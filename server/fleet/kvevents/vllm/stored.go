@@ -112,7 +112,7 @@ func (d *Decoder) finishStored() error {
 	e.Tokens = d.tokens[d.event.tokens:len(d.tokens):len(d.tokens)]
 	e.Ambiguous = d.event.ambiguous
 	if len(e.Hashes) == 0 {
-		return nil // an engine has nothing to say here
+		return nil // no block was stored
 	}
 	if e.BlockSize < 0 {
 		return refuse("block_size %d", e.BlockSize)
@@ -159,7 +159,7 @@ func (d *Decoder) readHashes(b []byte) ([]byte, error) {
 	if n > maxHashes-len(d.hashes) {
 		return b, refuse("more than %d hashes", maxHashes)
 	}
-	d.hashes = d.hashes[:d.event.hashes] // a field that comes twice counts once
+	d.hashes = d.hashes[:d.event.hashes] // a repeated field counts once
 	for range n {
 		h, present, rest, err := hash(b)
 		if err != nil {

@@ -10,7 +10,7 @@ import (
 type Layout struct {
 	// Name is the first version that sends it.
 	Name string
-	// Map tells maps with named fields from arrays.
+	// Map is set for maps with named fields, unset for arrays.
 	Map bool
 	// Stored and Removed are the fields after the tag, in order.
 	Stored, Removed []string
