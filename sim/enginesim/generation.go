@@ -181,8 +181,8 @@ func (g *generation) book(ok bool) {
 	}
 }
 
-// cached is the hit of the first answer.
-func (g *generation) cached() int { return g.choices[0].seq.Cached() }
+// cached is the hit of the last answer, which vLLM reports: of several samples it finds the blocks that the first one has stored.
+func (g *generation) cached() int { return g.choices[len(g.choices)-1].seq.Cached() }
 
 func (g *generation) outputTokens() int {
 	n := 0

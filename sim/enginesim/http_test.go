@@ -88,6 +88,17 @@ func TestCachedTokensFollowTheLastTokenRule(t *testing.T) {
 	}
 }
 
+// Of several samples vLLM reports the hits of the last one, which finds what the first one has stored.
+func TestCachedTokensOfSeveralSamples(t *testing.T) {
+	r := start(t, fast())
+	for turn, want := range []int{64, 64} {
+		_, body := r.post(t, "/v1/completions", `{"model":"sim","max_tokens":1,"n":2,"prompt":[`+strings.Repeat("7,", 69)+`7]}`)
+		if got := cachedOf(t, body); got != want {
+			t.Errorf("request %d: cached %d, want %d: %s", turn, got, want, body)
+		}
+	}
+}
+
 func TestTheNextTurnHitsTheAnswersBlocks(t *testing.T) {
 	r := start(t, fast())
 	messages := `{"role":"user","content":"Tell me a long story about the sea."}`
