@@ -75,8 +75,8 @@ func (q *Queue) NewLine() *Line { return &Line{queue: q, tenants: map[string]*te
 func (l *Line) Len() int { return int(l.count.Load()) }
 
 // Push puts t in line. servers is how many ranks serve the line and soonest the time until one of
-// them has room; they tell whether t's deadline can be met. When t is refused, wait is the time
-// after which a new try has a chance. When the queue is full, t takes the place of the last request of the
+// them has room; t's deadline is held against both. When t is rejected, wait is the time
+// after which a retry has a chance. When the queue is full, t takes the place of the last request of the
 // tenant that has more of it than its share; the next call of Expired returns that one.
 func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration) (wait time.Duration, err error) {
 	q, config := l.queue, l.queue.config.Load()
@@ -128,7 +128,7 @@ func (l *Line) enter(t *Ticket, tn *tenant) {
 	tn.push(t)
 	l.count.Add(1)
 	if tn.place < 0 {
-		l.tenants[tn.name] = tn // others may have left meanwhile, and all been forgotten
+		l.tenants[tn.name] = tn // it was forgotten if its others have left
 		tn.begin(l.clock)
 		heap.Push(&l.active, tn)
 	}
@@ -226,7 +226,7 @@ func (l *Line) settle(touched []*tenant) {
 }
 
 // Expired takes out the tickets whose deadline has passed and returns them, with those that had to make room for
-// other tenants' since the last call; Why tells them apart.
+// other tenants' since the last call; Why distinguishes them.
 func (l *Line) Expired(now time.Time) []*Ticket {
 	if l.count.Load() == 0 && l.pushed.Load() == 0 {
 		return nil

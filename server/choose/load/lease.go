@@ -108,7 +108,7 @@ func (b *Book) sweep(now int64) int {
 	return expired
 }
 
-// expire ends r unless it was renewed meanwhile.
+// expire ends r unless it was renewed in the meantime.
 func (b *Book) expire(r *Reservation, now int64) bool {
 	r.mu.Lock()
 	d := r.deadline.Load()

@@ -168,7 +168,7 @@ func (rq *request) fail(e *apierror.Error) {
 	}
 }
 
-// setErrorHeaders puts beside a body what HTTP has headers for.
+// setErrorHeaders sets the headers that go with an error: reason, retry hints, authentication and upgrade.
 func setErrorHeaders(h http.Header, e *apierror.Error) {
 	h.Set("X-Kvpilot-Reason", apierror.Name(e.Reason))
 	if after := e.RetryAfterHeader(); after != "" {
