@@ -10,9 +10,10 @@ import (
 // flights makes concurrent requests for the same ids share one call. A flight lives
 // as long as a request waits for it: the last waiter to leave cancels it.
 type flights struct {
-	mu   sync.Mutex
-	open map[cache.Key]*flight // guarded by mu
-	wg   sync.WaitGroup
+	mu     sync.Mutex
+	open   map[cache.Key]*flight // guarded by mu
+	closed bool                  // guarded by mu; no flight starts any more
+	wg     sync.WaitGroup
 }
 
 type flight struct {
@@ -39,6 +40,12 @@ func (f *flights) join(ctx context.Context, key cache.Key, do work) (fl *flight,
 	// the flight outlives its first caller when others have joined, and keeps its trace
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	fl = &flight{done: make(chan struct{}), cancel: cancel, waiters: 1}
+	if f.closed {
+		fl.err = context.Canceled
+		close(fl.done)
+		cancel()
+		return fl, false
+	}
 	f.open[key] = fl
 	f.wg.Go(func() {
 		fl.entry, fl.source, fl.err = do(own)
@@ -108,9 +115,10 @@ func (f *flights) waitOr(ctx context.Context, key cache.Key, do work, news func(
 	}
 }
 
-// close cancels what is under way and waits for its end.
+// close cancels what is under way, waits for its end, and stops new flights: a join then gets context.Canceled.
 func (f *flights) close() {
 	f.mu.Lock()
+	f.closed = true
 	for _, fl := range f.open {
 		fl.cancel()
 	}

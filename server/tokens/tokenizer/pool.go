@@ -69,10 +69,13 @@ func New(cfg Config, params Params) *Pool {
 
 // Run probes and expires tokenizer endpoints until ctx ends, then ends what is under way.
 func (p *Pool) Run(ctx context.Context) error {
+	asking, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
 	done := make(chan error, 1)
-	go func() { done <- p.remote.Run(ctx) }()
+	go func() { done <- p.remote.Run(asking) }()
 	<-ctx.Done()
-	p.flights.close() // first, so that the remote pool has nothing left to wait for
+	p.flights.close() // first: nothing may ask the remote pool once it waits for its last question
+	stop()
 	return <-done
 }
 
