@@ -52,8 +52,7 @@ tidy-check: ## fail when go.mod or go.sum of a module differs from what go mod t
 lint: unused ## run the linters
 	$(LINT) golangci-lint run ./...
 
-# Not yet in it: server/choose, whose external tests use names that no other package does.
-EXPORTS := ./sim/... $(addprefix ./server/,config domain/... edge/... fleet/... kit/... observe/... route/... tokens/... wire/...)
+EXPORTS := ./sim/... $(addprefix ./server/,config choose/... domain/... edge/... fleet/... kit/... observe/... peers/... route/... tokens/... wire/...)
 
 unused: ## fail on functions that nothing calls, and on exports of server/ and sim/ that no other package uses
 	@found=$$($(LINT) deadcode -test ./...) && test -z "$$found" || { echo "$$found"; exit 1; }
@@ -91,7 +90,7 @@ bench-proxies: build-bench ## kvpilot, httputil.ReverseProxy, nginx and HAProxy 
 	bin/kvpilot-bench stream --subjects reverseproxy,kvpilot,nginx,haproxy,direct --cases stream-64,stream-512,small-request,large-request,idle
 
 .PHONY: chaos
-chaos: build ## hang, stop and kill simulated replicas behind a running router, with real signals and time (four minutes)
+chaos: build ## hang, stop, kill and cut off replicas and routers, with real signals and time (seven minutes; CHAOS_RATE: requests/s)
 	CHAOS_BINARY="$$PWD/bin/kvpilot" $(GO) test -count=1 -timeout 600s -v ./test/chaos
 
 check: ## everything that must pass before a change lands
@@ -101,6 +100,7 @@ check: ## everything that must pass before a change lands
 docs: ## write the generated references in docs/
 	$(GO) test ./server/config -run TestTheReferenceIsUpToDate -update
 	$(GO) test ./server -run TestTheMetricsReferenceIsUpToDate -update
+	$(GO) test ./deploy -run TestTheSchemaKnowsTheSettings -update
 	$(GO) run ./tools/dashboards deploy/grafana/dashboards/kvpilot.json
 
 SOAK ?= 10m
@@ -144,6 +144,11 @@ quality-check: ## fail when the default policy loses its lead on shortened trace
 test-console: build ## use the console in a headless Chromium (Debian package chromium); pictures go to .cache/screenshots
 	@$(GO) -C test/console mod download >/dev/null 2>&1 || { echo 'SKIPPED: chromedp cannot be downloaded here'; exit 0; }; \
 	CONSOLE_BINARY="$$PWD/bin/kvpilot" CONSOLE_PICTURES="$$PWD/.cache/screenshots" $(GO) -C test/console test -count=1 -timeout 900s -v .
+
+.PHONY: test-deploy
+test-deploy: build ## render the chart with Helm and the manifests with kustomize, and check every object and setting
+	@$(GO) -C test/deploy mod download >/dev/null 2>&1 || { echo 'SKIPPED: Helm and kustomize cannot be downloaded here'; exit 0; }; \
+	DEPLOY_BINARY="$$PWD/bin/kvpilot" $(GO) -C test/deploy test -count=1 -timeout 300s .
 
 ROUTERS ?=
 .PHONY: bench-routers

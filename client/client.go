@@ -24,6 +24,7 @@ type Client struct {
 	inference kvpilotv1.InferenceServiceClient
 	replicas  kvpilotv1.ReplicaServiceClient
 	settings  kvpilotv1.ConfigServiceClient
+	router    kvpilotv1.RouterServiceClient
 }
 
 // Option changes how Dial connects.
@@ -114,11 +115,15 @@ func New(conn *grpc.ClientConn) *Client {
 	return &Client{
 		conn: conn, routing: kvpilotv1.NewRoutingServiceClient(conn),
 		inference: kvpilotv1.NewInferenceServiceClient(conn), replicas: kvpilotv1.NewReplicaServiceClient(conn), settings: kvpilotv1.NewConfigServiceClient(conn),
+		router: kvpilotv1.NewRouterServiceClient(conn),
 	}
 }
 
 // Close ends the connection and all calls on it.
 func (c *Client) Close() error { return c.conn.Close() }
+
+// Router is the generated client of RouterService.
+func (c *Client) Router() kvpilotv1.RouterServiceClient { return c.router }
 
 // Routing is the generated client of RoutingService.
 func (c *Client) Routing() kvpilotv1.RoutingServiceClient { return c.routing }

@@ -5,6 +5,7 @@ package deploy_test
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -78,6 +80,13 @@ func at(t *testing.T, v any, path ...any) any {
 	return v
 }
 
+// last is the last entry of a list.
+func last(t *testing.T, v any, path ...any) any {
+	t.Helper()
+	list := at(t, v, path...).([]any)
+	return list[len(list)-1]
+}
+
 func byKind(t *testing.T, docs []object, kind string) object {
 	t.Helper()
 	for _, d := range docs {
@@ -127,7 +136,7 @@ func TestTheChartFitsTheProgram(t *testing.T) {
 		t.Errorf("the chart's settings are %+v", c.Listen)
 	}
 
-	values["replicas"] = 3
+	values["replicas"] = 5
 	values["watchNamespaces"] = []any{"models"}
 	values["env"] = []any{object{"name": "KVPILOT_TELEMETRY_LOG_LEVEL", "value": "debug"}}
 	values["volumes"] = []any{object{"name": "keys", "secret": object{"secretName": "keys"}}}
@@ -141,8 +150,8 @@ func TestTheChartFitsTheProgram(t *testing.T) {
 		}
 	}
 	pod := at(t, byKind(t, docs, "Deployment"), "spec", "template", "spec")
-	if roles != 2 || at(t, pod, "nodeSelector", "pool") != "cpu" || at(t, pod, "containers", 0, "env", 0, "value") != "debug" ||
-		at(t, pod, "volumes", 1, "name") != "keys" || at(t, pod, "containers", 0, "volumeMounts", 1, "mountPath") != "/keys" {
+	if roles != 2 || at(t, pod, "nodeSelector", "pool") != "cpu" || at(t, last(t, pod, "containers", 0, "env"), "value") != "debug" ||
+		at(t, last(t, pod, "volumes"), "name") != "keys" || at(t, last(t, pod, "containers", 0, "volumeMounts"), "mountPath") != "/keys" {
 		t.Errorf("values did not arrive: %d roles, %v", roles, pod)
 	}
 }
@@ -160,7 +169,9 @@ func check(t *testing.T, docs []object, c config.Config) {
 	for _, p := range at(t, pod, "spec", "containers", 0, "ports").([]any) {
 		ports[p.(object)["name"].(string)] = fmt.Sprint(":", p.(object)["containerPort"])
 	}
-	if want := map[string]string{"http": c.Listen.HTTP, "grpc": c.Listen.GRPC, "admin": c.Listen.Admin}; !maps.Equal(ports, want) {
+	if want := map[string]string{
+		"http": c.Listen.HTTP, "grpc": c.Listen.GRPC, "admin": c.Listen.Admin, "gossip": c.Fleet.Listen, "gossip-udp": c.Fleet.Listen, "peer": c.Fleet.RPCAddress(),
+	}; !maps.Equal(ports, want) {
 		t.Errorf("ports %v, the program listens at %v", ports, want)
 	}
 	grace := time.Duration(toInt(at(t, pod, "spec", "terminationGracePeriodSeconds"))) * time.Second
@@ -197,6 +208,39 @@ func toInt(v any) int {
 	return n
 }
 
+func deepCopy(v any) any {
+	switch v := v.(type) {
+	case object:
+		all := object{}
+		for key, value := range v {
+			all[key] = deepCopy(value)
+		}
+		return all
+	case []any:
+		all := make([]any, len(v))
+		for i := range v {
+			all[i] = deepCopy(v[i])
+		}
+		return all
+	}
+	return v
+}
+
+// merge adds what others have and to has not.
+func merge(to object, others ...object) object {
+	for _, other := range others {
+		for key, value := range other {
+			inner, both := to[key].(object)
+			if theirs, ok := value.(object); both && ok {
+				merge(inner, theirs)
+			} else if _, has := to[key]; !has {
+				to[key] = value
+			}
+		}
+	}
+	return to
+}
+
 // render does what helm does for this chart, with the few functions that it uses.
 func render(t *testing.T, values object) []object {
 	t.Helper()
@@ -228,19 +272,41 @@ func render(t *testing.T, values object) []object {
 			return "\n" + strings.Repeat(" ", n) + strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", n))
 		},
 		"default": func(otherwise, v any) any {
-			if v == nil || v == "" {
+			if r := reflect.ValueOf(v); !r.IsValid() || r.IsZero() || r.Kind() == reflect.Map && r.Len() == 0 {
 				return otherwise
 			}
 			return v
 		},
-		"quote":      func(v any) string { return fmt.Sprintf("%q", fmt.Sprint(v)) },
-		"trunc":      func(n int, s string) string { return s[:min(n, len(s))] },
-		"trimSuffix": func(suffix, s string) string { return strings.TrimSuffix(s, suffix) },
-		"contains":   func(part, s string) bool { return strings.Contains(s, part) },
-		"sha256sum":  func(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) },
-		"list":       func(v ...any) []any { return v },
-		"concat":     func(lists ...[]any) []any { return slices.Concat(lists...) },
-		"int":        toInt,
+		"deepCopy": deepCopy,
+		"dict": func(pairs ...any) object {
+			d := object{}
+			for i := 0; i+1 < len(pairs); i += 2 {
+				d[pairs[i].(string)] = pairs[i+1]
+			}
+			return d
+		},
+		"get": func(d object, key string) any {
+			if v, has := d[key]; has {
+				return v
+			}
+			return ""
+		},
+		"hasKey": func(d object, key string) bool { _, has := d[key]; return has },
+		"set":    func(d object, key string, v any) object { d[key] = v; return d },
+		"merge":  merge,
+		// There is no cluster, and one key is as good as another.
+		"lookup":       func(...string) object { return object{} },
+		"randAlphaNum": func(n int) string { return strings.Repeat("k", n) },
+		"b64enc":       func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) },
+		"fail":         func(text string) (string, error) { return "", errors.New(text) },
+		"quote":        func(v any) string { return fmt.Sprintf("%q", fmt.Sprint(v)) },
+		"trunc":        func(n int, s string) string { return s[:min(n, len(s))] },
+		"trimSuffix":   func(suffix, s string) string { return strings.TrimSuffix(s, suffix) },
+		"contains":     func(part, s string) bool { return strings.Contains(s, part) },
+		"sha256sum":    func(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) },
+		"list":         func(v ...any) []any { return v },
+		"concat":       func(lists ...[]any) []any { return slices.Concat(lists...) },
+		"int":          toInt,
 		"add": func(numbers ...int) (sum int) {
 			for _, n := range numbers {
 				sum += n

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/config"
 )
@@ -44,17 +45,32 @@ func servicePorts(t *testing.T, docs []object) map[string][]string {
 func TestTheAdminPortIsNotOnThePublicService(t *testing.T) {
 	values := documents(t, "values.yaml", readFile(t, "helm/kvpilot/values.yaml"))[0]
 	ports := servicePorts(t, render(t, values))
-	if !slices.Equal(ports["prod-kvpilot"], []string{"http", "grpc"}) || !slices.Equal(ports["prod-kvpilot-admin"], []string{"admin"}) || len(ports) != 2 {
+	if !slices.Equal(ports["prod-kvpilot"], []string{"http", "grpc"}) || !slices.Equal(ports["prod-kvpilot-admin"], []string{"admin"}) ||
+		!slices.Equal(ports["prod-kvpilot-peers"], []string{"gossip", "gossip-udp", "peer"}) || len(ports) != 3 {
 		t.Errorf("the chart's Services have the ports %v", ports)
 	}
 	values["adminService"].(object)["enabled"] = false
+	values["fleet"].(object)["enabled"] = false
 	if ports = servicePorts(t, render(t, values)); len(ports) != 1 {
-		t.Errorf("without the admin Service: %v", ports)
+		t.Errorf("without the admin Service and a fleet: %v", ports)
 	}
 	if ports = servicePorts(t, documents(t, "service.yaml", readFile(t, "kubernetes/base/service.yaml"))); !slices.Equal(ports["kvpilot"], []string{"http", "grpc"}) || !slices.Equal(ports["kvpilot-admin"], []string{"admin"}) {
 		t.Errorf("the base's Services have the ports %v", ports)
 	}
 }
+
+// Issue 19, fault 4: any setting of listen made two keys "listen" in kvpilot.yaml, and the router crashed in a loop.
+func TestTheChartTakesFurtherSettingsOfListen(t *testing.T) {
+	values := documents(t, "values.yaml", readFile(t, "helm/kvpilot/values.yaml"))[0]
+	values["config"].(object)["listen"] = object{"hosts": []any{"kvpilot.example.com"}}
+	text := at(t, byKind(t, render(t, values), "ConfigMap"), "data", "kvpilot.yaml").(string)
+	if c := settings(t, "the chart's kvpilot.yaml", []byte(text)); len(c.Listen.Hosts) != 1 || c.Listen.HTTP != ":8080" || c.Listen.DrainTimeout != 5*time.Minute {
+		t.Errorf("the settings of listen are %+v", c.Listen)
+	}
+}
+
+// downward is what a pod knows of itself.
+var downward = map[string]string{"metadata.name": "kvpilot-7d9f-x2x", "status.podIP": "10.1.2.3"}
 
 // settingsOf reads the settings of a pod: the file and its environment, as the program does.
 func settingsOf(t *testing.T, text string, container any) config.Config {
@@ -65,7 +81,11 @@ func settingsOf(t *testing.T, text string, container any) config.Config {
 	}
 	var env []string
 	for _, e := range at(t, container, "env").([]any) {
-		env = append(env, fmt.Sprintf("%s=%v", e.(object)["name"], e.(object)["value"]))
+		value := e.(object)["value"]
+		if value == nil {
+			value = downward[at(t, e, "valueFrom", "fieldRef", "fieldPath").(string)]
+		}
+		env = append(env, fmt.Sprintf("%s=%v", e.(object)["name"], value))
 	}
 	c, err := config.Load(config.Source{File: file, Env: env})
 	if err != nil {
@@ -166,7 +186,7 @@ func TestTheChartsNetworkPolicies(t *testing.T) {
 		t.Errorf("the engines take connections from %v", from)
 	}
 	policy["operators"] = []any{}
-	if rules := at(t, named(t, render(t, values), "NetworkPolicy", "kvpilot"), "spec", "ingress").([]any); len(rules) != 1 {
+	if rules := at(t, named(t, render(t, values), "NetworkPolicy", "kvpilot"), "spec", "ingress").([]any); len(rules) != 2 || strings.Contains(fmt.Sprint(rules), "admin") {
 		t.Errorf("without operators the rules are %v: the admin port is nobody's", rules)
 	}
 }
@@ -203,8 +223,10 @@ func checkPolicies(t *testing.T, docs []object) {
 			t.Errorf("the port %s is closed, or open to all: %v", name, allowed)
 		}
 	}
-	if allowed["admin"] == allowed["http"] {
-		t.Errorf("callers reach the admin port: %v", allowed)
+	for _, port := range []string{"admin", "gossip", "gossip-udp", "peer"} {
+		if allowed[port] == allowed["http"] {
+			t.Errorf("callers reach the port %s: %v", port, allowed)
+		}
 	}
 }
 

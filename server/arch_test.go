@@ -18,7 +18,7 @@ import (
 const module = "github.com/kvpilot/kvpilot/"
 
 // rooms are the folders below server/ from the lowest to the highest. A package imports lower rooms only.
-var rooms = []string{"kit", "domain", "wire", "observe", "fleet", "tokens", "choose", "route", "edge", "config"}
+var rooms = []string{"kit", "domain", "wire", "observe", "fleet", "tokens", "choose", "peers", "route", "edge", "config"}
 
 // within lists the imports that are allowed inside a room; the packages of a room do not know each other otherwise.
 // A sub-package ("kvevents/vllm") belongs to its parent.
@@ -37,13 +37,17 @@ var within = map[string][]string{
 	"tokens/openai":       {"tokens/rawjson"},
 	"tokens/tokenizer":    {"tokens/rawjson"},
 	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/holdqueue", "choose/liveness"},
+	"peers/identity":      {"peers/refusals"},
+	"peers/members":       {"peers/identity", "peers/refusals"},
+	"peers/link":          {"peers/identity", "peers/members", "peers/refusals"},
+	"peers/forward":       {"peers/identity", "peers/members"},
 	"route/router":        {"route/resume", "route/quota"},
 	"edge/gateway":        {"edge/guard", "edge/httpcall"},
 	"edge/grpcapi":        {"edge/guard", "edge/callers", "edge/httpcall"},
 }
 
 // genUsers may import the generated contract; engineContract is vLLM's and kvevents' alone.
-var genUsers = []string{"", "domain/apierror", "edge/grpcapi", "edge/gateway", "edge/admin"}
+var genUsers = []string{"", "domain/apierror", "peers/decide", "peers/facts", "peers/members", "peers/link", "peers/warm", "peers/forward", "edge/grpcapi", "edge/gateway", "edge/admin"}
 
 const engineContract = "gen/vllm/control"
 
@@ -104,6 +108,20 @@ func TestNothingHappensAtInit(t *testing.T) {
 	eachFile(t, ".", func(t *testing.T, file string, src []byte) {
 		if bytes.Contains(src, []byte("\nfunc init()")) {
 			t.Errorf("%s has an init function", file)
+		}
+	})
+}
+
+// The root's New is the exception: programs build the whole tree in code, too.
+func TestConstructorsTrustTheirConfig(t *testing.T) {
+	eachFile(t, ".", func(t *testing.T, file string, src []byte) {
+		_, body, found := bytes.Cut(src, []byte("\nfunc New("))
+		if !found || owner(file) == "" || strings.HasSuffix(file, "_test.go") {
+			return
+		}
+		body, _, _ = bytes.Cut(body, []byte("\n}\n"))
+		if bytes.Contains(body, []byte(".Validate()")) {
+			t.Errorf("%s: New validates what server/config has validated", file)
 		}
 	})
 }

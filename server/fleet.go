@@ -1,7 +1,12 @@
 package server
 
 import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -10,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
@@ -27,6 +33,7 @@ func (p *parts) rankAdded(slot replica.Slot, r *replica.Replica, rank int) {
 	}
 	if rank < len(r.Events) && r.Events[rank].Endpoint != "" {
 		p.events.Add(slot, r.Events[rank], rankName(r, rank))
+		p.kvindex.Claim(slot)
 	} else {
 		p.kvindex.SetState(slot, kvblock.FeedNone)
 	}
@@ -107,15 +114,28 @@ func (p *parts) learned(id replica.ID, l enginestats.Learned) {
 // ready says why the router should get no requests now.
 func (p *parts) ready() error {
 	all := p.registry.Snapshot().Replicas
+	states := map[string]int{}
 	for _, r := range all {
-		if r.State == replica.StateReady && len(r.Models) > 0 {
+		switch {
+		case r.State == replica.StateReady && len(r.Models) > 0:
 			return nil
+		case r.State == replica.StateReady:
+			states["ready without a model"]++
+		default:
+			states[r.State.String()]++
 		}
 	}
 	if chooser.MostMute(all, time.Now()) {
 		return nil
 	}
-	return errNoReplicaYet
+	if len(all) == 0 {
+		return errNoReplica
+	}
+	var list []string
+	for _, state := range slices.Sorted(maps.Keys(states)) {
+		list = append(list, fmt.Sprintf("%d %s", states[state], state))
+	}
+	return errors.New("no replica takes requests: " + strings.Join(list, ", "))
 }
 
 // background lists the parts with work of their own.
@@ -161,6 +181,22 @@ func (s sink) SetState(slot replica.Slot, state kvblock.FeedState) {
 	}
 }
 
+// feeds are the event feeds as the index sees them: where they stand, and where they may continue.
+type feeds struct{ p *parts }
+
+func (f feeds) Still(slot replica.Slot, do func(position []byte)) { f.p.events.Still(slot, do) }
+
+func (f feeds) Continue(slot replica.Slot, position []byte, larger bool, fill func()) kvindex.Continued {
+	switch f.p.events.Continue(slot, position, larger, fill) {
+	case kvevents.ContinuedHere:
+		return kvindex.ContinuedHere
+	case kvevents.ContinuedThere:
+		return kvindex.ContinuedThere
+	case kvevents.ContinuedNone:
+	}
+	return kvindex.ContinuedNone
+}
+
 // vitals is what shows whether a rank's engine lives and works, as the chooser asks it.
 func (p *parts) vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 	r, _, ok := p.registry.Snapshot().BySlot(slot)
@@ -177,23 +213,12 @@ func (p *parts) vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 }
 
 // report is what a rank's engine says of itself, as the chooser asks it.
-func (p *parts) report(slot replica.Slot) (chooser.Report, bool) {
-	now := time.Now()
+func (p *parts) report(slot replica.Slot, now time.Time, prefilling int) (chooser.Report, bool) {
 	s, ok := p.stats.Stats(slot)
-	if !ok || !s.Fresh(now) {
+	if !ok {
 		return chooser.Report{}, false
 	}
-	waiting := s.Waiting
-	if s.Foreign(now) < 1 {
-		// A report is older than our own last booking: without requests of others, what waits
-		// there beyond ours has left the queue since.
-		waiting = min(waiting, p.book.View(slot, now).Prefilling)
-	}
-	r := chooser.Report{Waiting: waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds}
-	if s.QueryTokens > s.HitTokens {
-		r.Uncached = s.QueryTokens - s.HitTokens
-	}
-	return r, true
+	return chooser.ReportOf(&s, prefilling, now)
 }
 
 // textBeliefFor is how long a rank is believed to hold a prompt that is known by its text only,

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
@@ -17,6 +16,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
@@ -143,13 +144,13 @@ func declared(t *testing.T) []instrument {
 	r := &instruments{list: map[string]instrument{}}
 	tel := telemetry.Of(slog.New(slog.DiscardHandler), r, tracenoop.NewTracerProvider())
 	c := config.Default()
+	c.Fleet.Listen, c.Fleet.Key = "127.0.0.1:1", secret.New("a key that makes the fleet's parts")
 	p, err := newParts(c, tel, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	source := &consoleSource{parts: p, began: time.Now(), ready: p.ready, traces: &traceRing{}}
 	s := &Server{config: c, telemetry: tel, parts: p}
-	if s.surfaces, err = newSurfaces(c, tel, p, source, nil, s.changeable, false); err != nil {
+	if s.surfaces, err = s.newSurfaces(tel, &history.Traces{}); err != nil {
 		t.Fatal(err)
 	}
 	s.newSettings(c)

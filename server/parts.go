@@ -12,12 +12,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/edge/admin/console"
+	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
+	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 	"github.com/kvpilot/kvpilot/server/route/quota"
@@ -33,8 +34,8 @@ import (
 // rememberedBodies bounds what is kept of bodies that came more than once: a few kilobytes each.
 const rememberedBodies = 16 << 20
 
-// errNoReplicaYet is why a router without replicas is not ready.
-var errNoReplicaYet = errors.New("no replica takes requests yet")
+// errNoReplica is why a router without replicas is not ready.
+var errNoReplica = errors.New("no replica is known")
 
 // parts are everything below the surfaces.
 type parts struct {
@@ -52,19 +53,23 @@ type parts struct {
 	retries   *retry.Budget
 	lookup    func(string) (string, bool)
 	decisions *decisionlog.Log
+	pins      *pins.Pins
 	router    *router.Router
-	history   *console.History
+	peers     *peers
+	history   *history.History
 	// changedFleet holds one token when the fleet has changed since the last look.
 	changedFleet chan struct{}
 }
 
 // newParts builds the parts, lower ones first.
 func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (string, bool)) (*parts, error) {
-	p := &parts{lookup: lookup, log: t.Log(), history: console.NewHistory(), changedFleet: make(chan struct{}, 1)}
+	p := &parts{lookup: lookup, log: t.Log(), history: history.New(), changedFleet: make(chan struct{}, 1)}
 	p.buildIndex(c, t)
 	p.buildLoad(c, t)
 	p.buildRegistry(c, t)
-	if err := p.buildChoice(c, t); err != nil {
+	p.buildChoice(c, t)
+	p.pins = pins.New(c.Upstream.Pins, nil)
+	if err := p.buildPeers(c, t); err != nil {
 		return nil, err
 	}
 	if err := p.buildRouter(c, t); err != nil {
@@ -77,7 +82,7 @@ func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (stri
 func (p *parts) part(name string) *slog.Logger { return p.log.With("part", name) }
 
 func (p *parts) buildIndex(c config.Config, t *telemetry.Telemetry) {
-	p.kvindex = kvindex.New(c.KVIndex, kvindex.Params{Log: p.part("kvindex"), Meter: t.Meters()})
+	p.kvindex = kvindex.New(c.KVIndex, kvindex.Params{Log: p.part("kvindex"), Meter: t.Meters(), Feeds: feeds{p}})
 	p.events = kvevents.New(c.KVEvents, kvevents.Params{Sink: sink{p.kvindex, p}, Log: p.part("kvevents"), Meter: t.Meters()})
 }
 
@@ -97,23 +102,21 @@ func (p *parts) buildRegistry(c config.Config, t *telemetry.Telemetry) {
 	p.registry = registry.New(c.Registry, registry.Params{
 		Log: p.part("registry"), Meter: t.Meters(), Lookup: p.lookup,
 		OnRankAdded: p.rankAdded, OnRankRemoved: p.rankRemoved, OnRestarted: p.restarted, OnChanged: p.changed,
+		OnDrain: p.drained, OnRegistered: p.registered, OnDeregistered: p.deregistered,
 	})
 }
 
-func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) (err error) {
-	p.decisions = decisionlog.New(c.Decisions, decisionlog.Params{Log: p.part("decisionlog"), Meter: t.Meters()})
+func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) {
+	p.decisions = decisionlog.New(c.Decisions, decisionlog.Params{Log: p.part("decisionlog"), Meter: t.Meters(), Line: grpcapi.DecisionLine})
 	p.breaker = breaker.New(c.Upstream.Breaker, nil)
 	p.breaker.Meter(t.Meters(), p.replicaIDs)
 	closed := func(id replica.ID) bool { return p.breaker.State(id) != breaker.Open }
-	if p.limiter, err = quota.New(c.Tenants, quota.Params{Meter: t.Meters()}); err != nil {
-		return err
-	}
+	p.limiter = quota.New(c.Tenants, quota.Params{Meter: t.Meters()})
 	p.chooser = chooser.New(c.Chooser, chooser.Params{
 		Index: p.kvindex, Book: p.book, Engine: p.report, Vitals: p.vitals, Ask: func(slot replica.Slot) { p.stats.Ask(slot) }, Allow: closed,
 		OnDecision: p.decided, OnOutcome: p.ended, Weight: p.limiter.Weight,
 		Log: p.part("chooser"), Meter: t.Meters(),
 	})
-	return err
 }
 
 func (p *parts) replicaIDs() []replica.ID {
@@ -128,12 +131,16 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainReads: !c.Listen.RawSockets})
 	p.retries = retry.NewBudget(c.Upstream.Retry, nil)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
+	choose := p.chooser.Choose
+	if p.peers != nil {
+		choose = p.peers.frontend.Choose
+	}
 	p.router, err = router.New(c.Router, router.Params{
-		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser,
-		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: pins.New(c.Upstream.Pins, nil),
+		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser, ChooseRank: choose, Origin: p.peers.origin(),
+		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: p.peers.pins(),
 		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),
-		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.believeText,
+		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.believeText, Unserved: p.history.Unserved,
 		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),
 	})
 	return err

@@ -34,7 +34,7 @@ func (s *Server) sections() []section {
 		updates("enginestats", func(c config.Config) error { return p.stats.Update(c.EngineStats) }, "enginestats"),
 		updates("gateway", func(c config.Config) error {
 			at.guard.SetTimes(c.Gateway.BodyTimeout, c.Gateway.StallTimeout)
-			return at.gateway.Update(c.Gateway)
+			return errors.Join(at.gateway.Update(c.Gateway), at.console.Update(c.Gateway))
 		}, "gateway"),
 		updates("telemetry", func(c config.Config) error { return s.telemetry.Update(c.Telemetry) }, "telemetry"),
 		s.listenSection(),

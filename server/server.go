@@ -11,12 +11,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/net/netutil"
 
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/kit/reload"
-	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 	"github.com/kvpilot/kvpilot/server/wire/socket"
 )
@@ -24,6 +23,10 @@ import (
 // Listeners are the sockets to serve on; a nil one is opened from the configuration.
 type Listeners struct {
 	HTTP, GRPC, Admin net.Listener
+	// Gossip, GossipPackets and Peers are those of fleet.listen and fleet.rpc_listen.
+	Gossip        net.Listener
+	GossipPackets net.PacketConn
+	Peers         net.Listener
 }
 
 // Params is what the process passes in addition to the Config.
@@ -49,6 +52,8 @@ type Params struct {
 // Addresses are those of the listeners; empty for one that is not open.
 type Addresses struct {
 	HTTP, GRPC, Admin string
+	// Gossip and Peers are for the other routers of the fleet.
+	Gossip, Peers string
 }
 
 // Server is a whole router. Make one with New and run it once.
@@ -74,10 +79,10 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	if err != nil {
 		host = "unknown" // a name for spans; nothing depends on it
 	}
-	traces := &traceRing{}
+	traces := &history.Traces{}
 	tp := telemetry.Params{LogTo: p.LogTo, Version: p.Version, Instance: fmt.Sprintf("%s/%d", host, os.Getpid()), Env: p.Env}
 	if c.Admin.Console {
-		tp.Shown = traces.add
+		tp.Shown = traces.Add
 	}
 	t, err := telemetry.New(ctx, c.Telemetry, tp)
 	if err != nil {
@@ -87,11 +92,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	if s.parts, err = newParts(c, t, p.lookup()); err != nil {
 		return nil, err
 	}
-	source := &consoleSource{
-		parts: s.parts, version: p.Version, began: time.Now(), ready: s.ready, traces: traces,
-		tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server", trace.WithSchemaURL(span.SchemaURL)),
-	}
-	if s.surfaces, err = newSurfaces(c, t, s.parts, source, p.LogTo, s.changeable, p.Source != nil && c.Reload.Watch); err != nil {
+	if s.surfaces, err = s.newSurfaces(t, traces); err != nil {
 		return nil, err
 	}
 	s.settings = s.newSettings(c)
@@ -116,10 +117,10 @@ func (s *Server) Run(ctx context.Context) error {
 	// Background work outlives ctx: streams that are being drained still need it.
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	background := append(s.parts.background(), component{"health", func(ctx context.Context) error {
+	background := append(append(s.parts.background(), s.parts.peers.background()...), component{"health", func(ctx context.Context) error {
 		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
 	}})
-	background = append(background, component{"gateway", s.surfaces.gateway.Run}, component{"guard", s.surfaces.guard.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
+	background = append(background, component{"gateway", s.surfaces.gateway.Run}, component{"console", s.surfaces.console.Run}, component{"guard", s.surfaces.guard.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
 	if s.params.Source != nil {
 		background = append(background, component{"settings", s.followSettings})
 	}
@@ -129,6 +130,9 @@ func (s *Server) Run(ctx context.Context) error {
 	defer shut()
 	for _, d := range endpoints {
 		running.start(serving, component{d.name, func(context.Context) error { return d.serve() }})
+	}
+	if !hasSource(s.config) {
+		s.parts.log.Warn("no replicas are configured: set --replica, registry.replicas or another source of docs/replicas.md", "registration", s.config.Registry.Registration.Enabled)
 	}
 	s.parts.log.Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "version", s.params.Version)
 	if s.params.OnServing != nil {
@@ -148,10 +152,12 @@ func (s *Server) Run(ctx context.Context) error {
 // leave is the order of shutdown: not ready, stop accepting, drain, stop background work, flush.
 func (s *Server) leave(endpoints []endpoint, stop context.CancelFunc, running *group) error {
 	began := time.Now()
+	s.surfaces.leaving.Store(true)
 	s.leaving.Store(true)
 	s.settings.Close()
 	listen := s.settings.Config().Listen
 	s.surfaces.leave()
+	s.parts.peers.leave()
 	pause(listen.DrainDelay, running.failed)
 	drain, cancel := context.WithTimeout(context.Background(), listen.DrainTimeout)
 	defer cancel()
@@ -213,6 +219,12 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 			listener = tls.NewListener(listener, d.secure)
 		}
 		endpoints = append(endpoints, d.open(listener))
+	}
+	if err := s.parts.peers.open(ctx, s.config.Fleet, l, &at); err != nil {
+		for _, open := range endpoints {
+			err = errors.Join(err, open.stop(ctx))
+		}
+		return nil, at, err
 	}
 	return endpoints, at, nil
 }

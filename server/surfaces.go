@@ -3,11 +3,12 @@ package server
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -15,12 +16,13 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/edge/admin"
-	"github.com/kvpilot/kvpilot/server/edge/admin/console"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
+	"github.com/kvpilot/kvpilot/server/observe/history"
+	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
@@ -40,38 +42,60 @@ type surfaces struct {
 	// upgraded waits for the connections that http knows nothing of any more, and cuts them off when its context ends.
 	upgraded func(context.Context) error
 	gateway  *gateway.Gateway
+	// leaving has client connections end with their next answer.
+	leaving atomic.Bool
+	// console serves the RPCs that the console reads.
+	console *gateway.Gateway
 }
 
-func newSurfaces(c config.Config, t *telemetry.Telemetry, p *parts, source *consoleSource, logTo io.Writer, settings func() grpcapi.Settings, followed bool) (*surfaces, error) {
-	record := audit.New(c.Audit, audit.Params{Stderr: logTo, Log: p.part("audit"), Meter: t.Meters()})
-	who, err := callers.New(c.API.Callers(), callers.Params{Log: p.part("callers"), Meter: t.Meters(), OnRead: recordReads(record), NoFollow: followed})
+func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*surfaces, error) {
+	c, p := s.config, s.parts
+	record := audit.New(c.Audit, audit.Params{Stderr: s.params.LogTo, Log: p.part("audit"), Meter: t.Meters()})
+	who, err := callers.New(c.API.Callers(), callers.Params{
+		Log: p.part("callers"), Meter: t.Meters(), OnRead: recordReads(record), NoFollow: s.params.Source != nil && c.Reload.Watch,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("api.%w", err)
 	}
 	api, err := grpcapi.New(c.API, grpcapi.Params{
 		Router: p.router, Lifecycle: p.chooser, Book: p.book, Registry: p.registry, Decisions: p.decisions, Tokens: p.tokens,
-		Choice: p.chooser.Config, Settings: settings, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
+		Choice: p.chooser.Config, Settings: s.changeable, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
+		Version: s.params.Version, Ready: s.ready, Index: p.kvindex.Stats, Feeds: p.events.Statuses, Rates: p.chooser.Rates,
+		Peers: p.peers.fleet(), Waiting: p.chooser.Waiting, Breaker: p.breaker.State, History: p.history, Traces: traces,
+		Tracer:  t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/edge/grpcapi", trace.WithSchemaURL(span.SchemaURL)),
 		Callers: who, Audit: record, Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	s := &surfaces{health: health.NewServer(), api: api, callers: who, audit: record, budget: guard.NewBudget(c.Gateway.MaxBodiesBytes)}
-	if err := s.openREST(c, t, p, api, source.ready); err != nil {
+	if p.peers != nil {
+		p.peers.services = api.RegisterForPeers
+	}
+	out := &surfaces{health: health.NewServer(), api: api, callers: who, audit: record, budget: guard.NewBudget(c.Gateway.MaxBodiesBytes)}
+	if err := out.openREST(c, t, p, api, s.ready); err != nil {
 		return nil, err
 	}
-	if err := s.openGRPC(c, t, p, api); err != nil {
+	if err := out.openGRPC(c, t, p, api); err != nil {
 		return nil, err
 	}
-	page, err := console.New(source, p.history).Handler()
+	return out, out.openAdmin(c, t, p, api, s.ready)
+}
+
+// openAdmin makes the admin surface. The console polls: its calls are neither traced nor counted among the clients', and no
+// other origin's page may make them.
+func (s *surfaces) openAdmin(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready func() error) (err error) {
+	own := c.Gateway
+	own.AllowOrigins = nil
+	s.console, err = gateway.New(own, gateway.Params{
+		Register: api.Register, Unary: api.Unary, Stream: api.Stream, Authorize: api.AuthorizeAdmin, Ready: ready, Budget: s.budget, Log: p.part("admin"),
+	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	s.admin = httpServer(c.Listen, guardAdmin(s.gateway.StallTimeout, admin.Handler(c.Admin, admin.Params{
-		Ready: source.ready, Metrics: t.MetricsHandler(), Console: page,
-		Allow: api.AllowAdmin,
+		Ready: ready, Metrics: t.MetricsHandler(), RPCs: s.console, Allow: api.AllowAdmin,
 	})), p.part("admin"))
-	return s, nil
+	return nil
 }
 
 // recordReads records that credentials were read again.
@@ -95,7 +119,7 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 	if err != nil {
 		return err
 	}
-	s.http = httpServer(c.Listen, g, p.part("http"))
+	s.http = httpServer(c.Listen, closing(&s.leaving, g), p.part("http"))
 	s.upgraded = g.Leave
 	s.wrongHost, s.gateway = g.RefuseHost(), g
 	return nil
@@ -121,6 +145,17 @@ func (s *surfaces) openGRPC(c config.Config, t *telemetry.Telemetry, p *parts, a
 	return nil
 }
 
+// closing ends client connections with their next answer once leaving is set: HTTP/1 by "Connection: close", for which HTTP/2
+// sends GOAWAY. Clients then have a connection to another router when the listener closes, and no request meets its end.
+func closing(leaving *atomic.Bool, h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if leaving.Load() {
+			w.Header().Set("Connection", "close")
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
 // leave makes health checks fail and ends the streams that last.
 func (s *surfaces) leave() {
 	s.health.Shutdown()
@@ -134,7 +169,7 @@ func (s *surfaces) watchHealth(ctx context.Context, changed <-chan struct{}, rea
 		if ready() != nil {
 			state = healthpb.HealthCheckResponse_NOT_SERVING
 		}
-		for _, service := range []string{"", "kvpilot.v1.InferenceService", "kvpilot.v1.RoutingService", "kvpilot.v1.ReplicaService"} {
+		for _, service := range []string{"", "kvpilot.v1.InferenceService", "kvpilot.v1.RoutingService", "kvpilot.v1.ReplicaService", "kvpilot.v1.RouterService"} {
 			s.health.SetServingStatus(service, state)
 		}
 		select {

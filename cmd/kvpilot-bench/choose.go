@@ -48,7 +48,10 @@ func newBenchChooseCommand() *cobra.Command {
 	var b benchChoose
 	cmd := figuresCommand("choose", "Measure a decision: hash, match, price every rank, pick and book",
 		func(*cobra.Command) (*chooseFigures, error) { return b.run() }, printChooseBench)
-	flags := cmd.Flags()
+	fleet := figuresCommand("fleet", "Measure the decider of a fleet of routers: read a peer's question, choose, book, answer, release",
+		func(*cobra.Command) (*fleetFigures, error) { return b.runFleet() }, printFleetBench)
+	cmd.AddCommand(fleet)
+	flags := cmd.PersistentFlags()
 	flags.IntVar(&b.ranks, "ranks", 64, "ranks to choose among")
 	flags.IntVar(&b.blocks, "blocks", 1_000_000, "blocks in the index, over all ranks")
 	flags.IntVar(&b.promptTokens, "prompt-tokens", 8192, "length of the prompts")

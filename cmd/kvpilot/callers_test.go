@@ -176,9 +176,9 @@ func TestClientCertificates(t *testing.T) {
 		{"an observer's chat", a.client(t, "watcher"), "POST", "/v1/chat/completions", false, 403},
 		{"no certificate", plain, "POST", "/v1/chat/completions", false, 401},
 		{"no known name", a.client(t, "stranger"), "POST", "/v1/chat/completions", false, 401},
-		{"a tenant's console", a.client(t, "team"), "GET", "/console/api/state", true, 403},
-		{"an observer's console", a.client(t, "watcher"), "GET", "/console/api/state", true, 200},
-		{"nobody's console", plain, "GET", "/console/api/state", true, 401},
+		{"a tenant's console", a.client(t, "team"), "GET", "/kvpilot/v1/decisions", true, 403},
+		{"an observer's console", a.client(t, "watcher"), "GET", "/kvpilot/v1/decisions", true, 200},
+		{"nobody's console", plain, "GET", "/kvpilot/v1/decisions", true, 401},
 		{"nobody's metrics", plain, "GET", "/metrics", true, 200},
 	} {
 		at := f.http

@@ -14,9 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvpilot/kvpilot/cmd/internal/serve"
 	"github.com/kvpilot/kvpilot/internal/loadgen"
-	"github.com/kvpilot/kvpilot/server"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -30,6 +28,7 @@ type demoFlags struct {
 	events        []string
 	replays       []string
 	count         int
+	routers       int
 	speed         float64
 	serve         bool
 	verbose       bool
@@ -49,12 +48,17 @@ func newDemoCommand(env []string, out, errOut io.Writer) *cobra.Command {
 		Use:   "demo",
 		Short: "Show KV-aware routing against round robin, with simulated replicas",
 		Long: `Start simulated replicas and the router in this process, play the same multi-turn load twice through the
-REST surface, first with round robin and then KV-aware, and compare the latencies.`,
+REST surface, first with round robin and then KV-aware, and compare the latencies. Several routers are a fleet: each request goes to the
+next one, and one of them decides for all.`,
 		Example: `  kvpilot demo
   kvpilot demo --serve
-  kvpilot demo --replicas http://10.0.0.7:8000,http://10.0.0.8:8000`,
+  kvpilot demo --routers 3
+  kvpilot demo --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.routers < 1 || f.routers > 16 {
+				return fmt.Errorf("--routers must be from 1 to 16, got %d", f.routers)
+			}
 			d := &demo{demoFlags: f, env: env, out: out, log: io.Discard}
 			if f.verbose {
 				d.log = errOut
@@ -63,10 +67,12 @@ REST surface, first with round robin and then KV-aware, and compare the latencie
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringSliceVar(&f.replicas, "replicas", nil, "base URLs of real replicas to use instead of simulated ones")
-	flags.StringSliceVar(&f.events, "events", []string{"tcp://{host}:5557"}, "where --replicas publish KV events: one address for all, or one per replica")
-	flags.StringSliceVar(&f.replays, "replays", nil, "where --replicas replay KV events: one address for all, or one per replica")
+	formerly(flags, map[string]string{"replicas": "replica", "replays": "replay"})
+	flags.StringSliceVar(&f.replicas, "replica", nil, "base URL of a real replica to use instead of simulated ones; may be repeated")
+	flags.StringSliceVar(&f.events, "events", []string{"tcp://{host}:5557"}, "where replicas publish KV events; one address for all, or repeated, one for each")
+	flags.StringSliceVar(&f.replays, "replay", nil, "where replicas replay KV events; one address for all, or repeated, one for each")
 	flags.IntVar(&f.count, "count", 4, "number of simulated replicas")
+	flags.IntVar(&f.routers, "routers", 1, "number of routers")
 	flags.Float64Var(&f.speed, "speed", 3, "speed, relative to a 70B model on four GPUs")
 	flags.BoolVar(&f.serve, "serve", false, "keep everything running after the comparison, until stopped")
 	flags.BoolVar(&f.verbose, "verbose", false, "write the router's log")
@@ -97,24 +103,19 @@ func (d *demo) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c, err := d.config(ctx, specs)
-	if err != nil {
-		return err
-	}
-	serving := make(chan server.Addresses, 1)
-	s, err := server.New(ctx, c, server.Params{LogTo: d.log, Version: serve.Version(), OnServing: func(a server.Addresses) { serving <- a }})
+	routers, err := d.newRouters(ctx, specs)
 	if err != nil {
 		return err
 	}
 	group, inner := errgroup.WithContext(ctx)
-	routerDown := make(chan struct{})
+	routersDown := make(chan struct{})
 	simCtx, stopSims := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopSims()
 	group.Go(func() error { return runSims(simCtx, d.sims) })
-	group.Go(func() error { defer close(routerDown); return s.Run(inner) })
-	group.Go(func() error { <-routerDown; stopSims(); return nil }) // streams in flight end properly
+	group.Go(func() error { defer close(routersDown); return runRouters(inner, routers) })
+	group.Go(func() error { <-routersDown; stopSims(); return nil }) // streams in flight end properly
 	group.Go(func() error {
-		err := d.play(inner, serving, began)
+		err := d.play(inner, routers, began)
 		stop()
 		return err
 	})
@@ -160,9 +161,14 @@ func (d *demo) fleet(ctx context.Context) ([]registry.Spec, error) {
 	return specs, nil
 }
 
-// config is the router's configuration: the defaults and the demo's fleet.
-func (d *demo) config(ctx context.Context, specs []registry.Spec) (config.Config, error) {
+// config is the configuration of router number n: the defaults and the demo's replicas. The first one has the usual addresses.
+func (d *demo) config(ctx context.Context, specs []registry.Spec, n int) (config.Config, error) {
 	usual := config.DefaultListen()
+	if n > 0 {
+		other := *d
+		other.http, other.grpc, other.admin, other.serve = "", "", "", false
+		d = &other
+	}
 	c, err := config.Load(config.Source{Env: d.env, Set: []string{
 		"listen.http=" + d.address(ctx, d.http, usual.HTTP),
 		"listen.grpc=" + d.address(ctx, d.grpc, usual.GRPC),
@@ -173,7 +179,7 @@ func (d *demo) config(ctx context.Context, specs []registry.Spec) (config.Config
 	}
 	c.Registry.Replicas = specs
 	c.API.Overrides = true
-	return c, c.Validate()
+	return c, nil
 }
 
 // address is where to listen without a flag: a demo that keeps serving uses kvpilot's default address,
@@ -202,18 +208,19 @@ type phase struct {
 }
 
 // play waits for the fleet, plays both rounds and prints the table.
-func (d *demo) play(ctx context.Context, serving <-chan server.Addresses, began time.Time) error {
-	var at server.Addresses
-	select {
-	case at = <-serving:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	d.welcome(at)
-	base := "http://" + dialableString(at.HTTP)
-	model, err := d.waitForModels(ctx, base)
-	if err != nil {
+func (d *demo) play(ctx context.Context, routers []*demoRouter, began time.Time) error {
+	if err := untilServing(ctx, routers); err != nil {
 		return err
+	}
+	d.welcome(routers)
+	var model string
+	var bases []string
+	for _, r := range routers {
+		m, err := d.waitForModels(ctx, r.base())
+		if err != nil {
+			return err
+		}
+		model, bases = m, append(bases, r.base())
 	}
 	phases := []*phase{
 		{title: "round robin", policy: decision.RoundRobin},
@@ -223,21 +230,23 @@ func (d *demo) play(ctx context.Context, serving <-chan server.Addresses, began 
 		for _, r := range d.sims {
 			r.engine.ResetPrefixCache()
 		}
-		if err := d.round(ctx, p, base, model, uint64(i)); err != nil {
+		if err := d.round(ctx, p, bases, model, uint64(i)); err != nil {
 			return err
 		}
 	}
 	d.table(phases, time.Since(began))
+	d.decisions(ctx, routers, model)
 	if !d.serve {
 		return nil
 	}
-	d.goOn(at, base, model)
+	d.goOn(routers, model)
 	<-ctx.Done()
 	return nil
 }
 
 // goOn says what to try while the fleet is up.
-func (d *demo) goOn(at server.Addresses, base, model string) {
+func (d *demo) goOn(routers []*demoRouter, model string) {
+	at, base := routers[0].at, routers[0].base()
 	fmt.Fprintf(d.out, "\nstill serving model %s; stop with Ctrl-C. Try:\n", model)
 	fmt.Fprintf(d.out, "  curl -N %s/v1/chat/completions -H 'Content-Type: application/json' \\\n", base)
 	fmt.Fprintf(d.out, "    -d '{\"model\":\"%s\",\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n", model)
@@ -247,9 +256,12 @@ func (d *demo) goOn(at server.Addresses, base, model string) {
 	}
 	fmt.Fprintf(d.out, "  kvpilot top%s\n  kvpilot choose%s --model %s --prompt 'Where would this go?'\n", address, address, model)
 	fmt.Fprintf(d.out, "  a browser at http://%s/console/\n", dialableString(at.Admin))
+	if len(routers) > 1 {
+		fmt.Fprintf(d.out, "  curl -s %s/kvpilot/v1/decisions: decidedBy and askedBy name the routers of each\n", base)
+	}
 }
 
-func (d *demo) welcome(at server.Addresses) {
+func (d *demo) welcome(routers []*demoRouter) {
 	if len(d.sims) > 0 {
 		fmt.Fprintf(d.out, "%d simulated replicas, each like a 70B model on four GPUs, %g times as fast:", len(d.sims), d.speed)
 		for _, r := range d.sims {
@@ -257,13 +269,20 @@ func (d *demo) welcome(at server.Addresses) {
 		}
 		fmt.Fprintln(d.out)
 	}
-	fmt.Fprintf(d.out, "router: REST http://%s, gRPC %s, console http://%s/console/\n\n", dialableString(at.HTTP), dialableString(at.GRPC), dialableString(at.Admin))
+	for _, r := range routers {
+		name := r.name
+		if len(routers) == 1 {
+			name = "router"
+		}
+		fmt.Fprintf(d.out, "%s: REST %s, gRPC %s, console http://%s/console/\n", name, r.base(), dialableString(r.at.GRPC), dialableString(r.at.Admin))
+	}
+	fmt.Fprintln(d.out)
 }
 
 // round plays one round and shows its progress.
-func (d *demo) round(ctx context.Context, p *phase, base, model string, n uint64) error {
+func (d *demo) round(ctx context.Context, p *phase, bases []string, model string, n uint64) error {
 	load := loadgen.Config{
-		URL: base, Model: model, Header: http.Header{"X-Kvpilot-Policy": {string(p.policy)}},
+		URL: bases[0], Others: bases[1:], Model: model, Header: http.Header{"X-Kvpilot-Policy": {string(p.policy)}},
 		Conversations: d.conversations, Turns: d.turns, Concurrency: d.concurrency,
 		Tenants: 10, SystemWords: 1500, UserWords: 250, MaxTokens: 60,
 		Seed: uint64(time.Now().UnixNano())<<1 + n,

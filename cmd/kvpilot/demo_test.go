@@ -103,3 +103,20 @@ func TestSimServesWhatItPrints(t *testing.T) {
 		t.Error("an unknown fault was accepted")
 	}
 }
+
+func TestDemoRunsAFleetOfRouters(t *testing.T) {
+	var out stack.Log
+	err := run(t.Context(), []string{"demo", "--routers", "3", "--conversations", "9", "--turns", "3", "--concurrency", "3", "--speed", "30"}, nil, &out, io.Discard)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, &out)
+	}
+	if n := strings.Count(out.String(), "decides for model sim"); n != 1 {
+		t.Errorf("%d routers decide, want one:\n%s", n, &out)
+	}
+	if n := len(regexp.MustCompile(`(?m)^router-\d asked for [1-9]`).FindAllString(out.String(), -1)); n != 2 {
+		t.Errorf("%d routers asked another one, want two:\n%s", n, &out)
+	}
+	if err := run(t.Context(), []string{"demo", "--routers", "0"}, nil, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "--routers") {
+		t.Errorf("--routers 0: %v", err)
+	}
+}

@@ -54,7 +54,6 @@ func cached(t *testing.T, a answer) usage {
 func TestAConversationReturnsToTheReplicaThatHoldsIt(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 3})
 	home := map[string]string{}
-	over := 0
 	for turn := 1; turn <= 7; turn += 2 {
 		for _, name := range []string{"anna", "boris", "chen", "dora"} {
 			a := f.post("/v1/chat/completions", conversation(name, turn, ""))
@@ -69,12 +68,8 @@ func TestAConversationReturnsToTheReplicaThatHoldsIt(t *testing.T) {
 			}
 			got, predicted := u.Usage.PromptTokensDetails.CachedTokens, 0
 			fmt.Sscan(a.header.Get("X-Kvpilot-Overlap-Tokens"), &predicted)
-			// A conversation's known beginning is scored at once, so up to a block may be missing. Under load one prediction in some
-			// hundred is two blocks too long.
-			if predicted > got {
-				over++
-			}
-			if got == 0 || predicted > got+32 || predicted < got-16 || over > 1 {
+			// A conversation's known beginning is scored at once, so up to a block may be missing.
+			if got == 0 || predicted > got || predicted < got-16 {
 				t.Errorf("%s turn %d: predicted overlap %d, the engine found %d", name, turn, predicted, got)
 			}
 		}

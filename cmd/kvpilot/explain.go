@@ -177,6 +177,17 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	if held := d.GetHeld().AsDuration(); held > 0 {
 		facts = append(facts, "held "+latency(held))
 	}
+	switch by, from := d.GetDecidedBy(), d.GetAskedBy(); {
+	case by != "" && from != "":
+		facts = append(facts, fmt.Sprintf("decided by router %s for router %s", plain(by), plain(from)))
+	case by != "":
+		facts = append(facts, "decided by router "+plain(by))
+	case from != "":
+		facts = append(facts, "decided for router "+plain(from))
+	}
+	if why := d.GetAlone(); why != "" {
+		facts = append(facts, fmt.Sprintf("decided without the other routers (%s)", strings.ReplaceAll(plain(why), "_", " ")))
+	}
 	if o := d.GetOutcome(); o != nil {
 		facts = append(facts, word(o.GetEnd(), "END_"))
 		if t := o.GetTtft().AsDuration(); t > 0 {
@@ -201,7 +212,11 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	}
 	wide, _ := terminal(out)
 	fmt.Fprintf(out, "%s\n\n", wrapped(facts, wide))
-	return candidateGrid(d).print(out)
+	if err := candidateGrid(d).print(out); err != nil || d.GetOthers()+d.GetVetoedOthers() == 0 {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "\nnot listed: %d more that could serve, %d that could not\n", d.GetOthers(), d.GetVetoedOthers())
+	return err
 }
 
 // wrapped joins facts with commas, in lines of at most so many cells; zero knows no end of a line.

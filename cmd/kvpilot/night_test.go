@@ -83,7 +83,7 @@ func TestAnEngineThatCountsOtherwiseIsTold(t *testing.T) {
 	}
 	f.eventually("the mismatch is counted", func() bool { return f.metric("kvpilot_tokenizer_parity_mismatches_total") > 0 })
 	f.eventually("the console says which model is suspect", func() bool {
-		resp, err := http.Get("http://" + f.admin + "/console/api/state")
+		resp, err := http.Get("http://" + f.admin + "/kvpilot/v1/status")
 		if err != nil {
 			return false
 		}
@@ -134,6 +134,9 @@ func TestATerminatedRouterLosesNoStream(t *testing.T) {
 		resp, err := http.Get("http://" + own.http + "/v1/models")
 		if err == nil {
 			resp.Body.Close()
+			if !resp.Close {
+				t.Error("the router keeps a client's connection that it is about to close")
+			}
 		}
 		return err != nil
 	})

@@ -37,7 +37,7 @@ func named(text, pattern string) []string {
 
 func TestWhatOperatorsAreToldToLookAtExists(t *testing.T) {
 	// A line of the page may end within what is looked for.
-	page := regexp.MustCompile(`\s+`).ReplaceAllString(read(t, "../../docs/operations.md")+read(t, "../../docs/tracing.md"), " ")
+	page := regexp.MustCompile(`\s+`).ReplaceAllString(read(t, "../../docs/operations.md")+read(t, "../../docs/tracing.md")+read(t, "../../docs/fleet.md"), " ")
 	metrics, panels, alerts := read(t, "../../docs/metrics.md"), read(t, "../../deploy/grafana/dashboards/kvpilot.json"), read(t, "../../deploy/prometheus/alerts.yml")
 	settings := read(t, "../../docs/config.md")
 	for _, what := range []struct {
@@ -48,7 +48,7 @@ func TestWhatOperatorsAreToldToLookAtExists(t *testing.T) {
 		{"metric", `(kvpilot_[a-z0-9_]+)`, 8, func(m string) bool { return strings.Contains(metrics, "`"+m+"`") }},
 		{"panel", `panel "([^"]+)"`, 6, func(p string) bool { return strings.Contains(panels, `"title": "`+p+`"`) }},
 		{"alert", "`(Kvpilot[A-Za-z]+)`", 7, func(a string) bool { return strings.Contains(alerts, "alert: "+a+"\n") }},
-		{"setting", "`((?:listen|chooser|telemetry|admin|registry)\\.[a-z_.]+)`", 5, func(s string) bool { return strings.Contains(settings, "`"+s+"`") }},
+		{"setting", "`((?:listen|chooser|fleet|telemetry|admin|registry)\\.[a-z_.]+)`", 5, func(s string) bool { return strings.Contains(settings, "`"+s+"`") }},
 		{"span, event or attribute", "`(kvpilot\\.[a-z_.]+)`", 20, knownSpanWord},
 		{"command", "`(kvpilot [a-z][^`]*)`", 8, func(c string) bool { return commandExists(t, c) }},
 	} {
@@ -72,7 +72,7 @@ func knownSpanWord(word string) bool {
 		string(span.RequestID), string(span.DecisionID), string(span.Reason), string(span.Policy), string(span.Replica), string(span.Rank), string(span.Candidates),
 		string(span.PromptTokens), string(span.PromptKind), string(span.OverlapTokens), string(span.BestOverlap), string(span.PredictedTTFT), string(span.Margin),
 		string(span.TokenizerSource), string(span.KnownTokens), string(span.HeldFor), string(span.Attempt), string(span.Chunks), string(span.Overhead),
-		string(span.FinishedBy), string(span.Reused), string(span.Effect), string(span.FallbackOf),
+		string(span.FinishedBy), string(span.Reused), string(span.Effect), string(span.FallbackOf), string(span.DecidedBy), string(span.DecidedAlone),
 	}, word)
 }
 
@@ -145,7 +145,7 @@ func TestTheNightsQuestionsAreAnswered(t *testing.T) {
 	if f.metric("kvpilot_router_retries_total", `outcome="unavailable"`) < 1 {
 		t.Error("9: no retry is counted")
 	}
-	_, traces := get("/console/api/traces")
+	_, traces := get("/kvpilot/v1/traces")
 	has("4: without Jaeger", traces, "kvpilot.stream", "kvpilot.choose")
 	for _, kind := range []string{"prompt", "cached", "overlap"} {
 		if f.metric("kvpilot_router_tokens_total", `kind="`+kind+`"`) < 0 {
@@ -162,7 +162,7 @@ func TestTheNightsQuestionsAreAnswered(t *testing.T) {
 	has("9: taken out by hand", ask("replicas", "drain", "r0"), "r0 is draining")
 	f.eventually("1: nothing takes requests", func() bool {
 		status, text := get("/readyz")
-		return status == http.StatusServiceUnavailable && strings.Contains(text, "no replica")
+		return status == http.StatusServiceUnavailable && strings.Contains(text, "no replica takes requests: 1 draining, 1 unhealthy")
 	})
 	a := f.post("/v1/chat/completions", conversation("refused", 1, ""))
 	if a.status != http.StatusServiceUnavailable || a.header.Get("X-Kvpilot-Reason") == "" {

@@ -31,7 +31,6 @@ func (e *exitError) Unwrap() error { return e.err }
 
 // newReloadCommand has a running router read its settings again.
 func newReloadCommand(env []string, out io.Writer) *cobra.Command {
-	r := &remote{out: out}
 	var dry bool
 	cmd := &cobra.Command{
 		Use:   "reload",
@@ -42,20 +41,11 @@ func newReloadCommand(env []string, out io.Writer) *cobra.Command {
 			"Exit codes: 0 if the new settings are in force (or valid, with --dry-run), 2 if the router rejects them, 1 if it cannot be reached.",
 		Example: "  kvpilot reload --dry-run\n  kvpilot reload",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				answer, err := c.Settings().ReloadConfig(ctx, &kvpilotv1.ReloadConfigRequest{DryRun: dry})
-				if err != nil {
-					return r.refusal(err)
-				}
-				if r.output == "json" {
-					return r.json(answer)
-				}
-				return printReload(out, dry, answer)
-			})
-		},
 	}
-	r.flags(cmd, env)
+	query(cmd, env, out, func(ctx context.Context, r *remote, c *client.Client, _ []string) (*kvpilotv1.ReloadConfigResponse, error) {
+		answer, err := c.Settings().ReloadConfig(ctx, &kvpilotv1.ReloadConfigRequest{DryRun: dry})
+		return answer, r.refusal(err)
+	}, func(a *kvpilotv1.ReloadConfigResponse) error { return printReload(out, dry, a) })
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "only check, and report what would change")
 	return cmd
 }
@@ -65,38 +55,24 @@ func newConfigCommand(env []string, out io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "List the versions of a running router's settings, and roll back to one",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newVersionsCommand(env, out), newRollbackCommand(env, out))
 	return cmd
 }
 
 func newVersionsCommand(env []string, out io.Writer) *cobra.Command {
-	r := &remote{out: out}
 	cmd := &cobra.Command{
 		Use:   "versions",
 		Short: "List the versions of the settings since the router started, latest first",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				answer, err := c.Settings().ListConfigVersions(ctx, &kvpilotv1.ListConfigVersionsRequest{})
-				if err != nil {
-					return err
-				}
-				if r.output == "json" {
-					return r.json(answer)
-				}
-				return printVersions(out, answer.GetVersions())
-			})
-		},
 	}
-	r.flags(cmd, env)
+	query(cmd, env, out, func(ctx context.Context, _ *remote, c *client.Client, _ []string) (*kvpilotv1.ListConfigVersionsResponse, error) {
+		return c.Settings().ListConfigVersions(ctx, &kvpilotv1.ListConfigVersionsRequest{})
+	}, func(a *kvpilotv1.ListConfigVersionsResponse) error { return printVersions(out, a.GetVersions()) })
 	return cmd
 }
 
 func newRollbackCommand(env []string, out io.Writer) *cobra.Command {
-	r := &remote{out: out}
 	var dry bool
 	cmd := &cobra.Command{
 		Use:   "rollback VERSION",
@@ -106,24 +82,15 @@ func newRollbackCommand(env []string, out io.Writer) *cobra.Command {
 			"name, such as keys, are read in their present state.\n\n" +
 			"Exit codes: 0 if the version is in force (or valid, with --dry-run), 2 if the router rejects it, 1 if it cannot be reached.",
 		Args: exactly("a version, as `kvpilot config versions` lists it"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			number, err := strconv.ParseUint(args[0], 10, 64)
-			if err != nil || number == 0 {
-				return fmt.Errorf("%q is not a version; kvpilot config versions lists them", args[0])
-			}
-			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				answer, err := c.Settings().RollbackConfig(ctx, &kvpilotv1.RollbackConfigRequest{Version: number, DryRun: dry})
-				if err != nil {
-					return r.refusal(err)
-				}
-				if r.output == "json" {
-					return r.json(answer)
-				}
-				return printReload(out, dry, answer)
-			})
-		},
 	}
-	r.flags(cmd, env)
+	query(cmd, env, out, func(ctx context.Context, r *remote, c *client.Client, args []string) (*kvpilotv1.RollbackConfigResponse, error) {
+		number, err := strconv.ParseUint(args[0], 10, 64)
+		if err != nil || number == 0 {
+			return nil, fmt.Errorf("%q is not a version; kvpilot config versions lists them", args[0])
+		}
+		answer, err := c.Settings().RollbackConfig(ctx, &kvpilotv1.RollbackConfigRequest{Version: number, DryRun: dry})
+		return answer, r.refusal(err)
+	}, func(a *kvpilotv1.RollbackConfigResponse) error { return printReload(out, dry, a) })
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "only check, and report what would change")
 	return cmd
 }

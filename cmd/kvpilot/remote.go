@@ -16,10 +16,10 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvpilot/kvpilot/client"
+	"github.com/kvpilot/kvpilot/server/kit/jsonform"
 )
 
 // defaultRemote is where a router serves gRPC by default.
@@ -48,11 +48,23 @@ func (r *remote) flags(cmd *cobra.Command, env []string) {
 	f.StringVar(&r.ca, "ca", "", "use TLS and trust the certificates in this file (PEM)")
 	f.StringVar(&r.cert, "cert", "", "use TLS and send the client certificate in this file (PEM)")
 	f.StringVar(&r.certKey, "cert-key", "", "the private key of --cert (PEM)")
-	f.StringVarP(&r.output, "output", "o", "table", "output format: table or json")
 	f.DurationVar(&r.timeout, "timeout", 10*time.Second, "time limit of a call")
+	outputFlag(cmd, &r.output)
+}
+
+// outputFlag adds --output.
+func outputFlag(cmd *cobra.Command, output *string) {
+	cmd.Flags().StringVarP(output, "output", "o", "table", "output format: table or json")
 	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // the flag is declared above
 	}
+}
+
+func knownOutput(output string) error {
+	if output != "table" && output != "json" {
+		return fmt.Errorf("--output must be table or json, not %q", output)
+	}
+	return nil
 }
 
 // lookup finds a variable in an environment of os.Environ's form.
@@ -67,8 +79,8 @@ func lookup(env []string, name, otherwise string) string {
 
 // ask connects and calls do; gRPC's errors come out as people read them.
 func (r *remote) ask(ctx context.Context, do func(context.Context, *client.Client) error) error {
-	if r.output != "table" && r.output != "json" {
-		return fmt.Errorf("--output must be table or json, not %q", r.output)
+	if err := knownOutput(r.output); err != nil {
+		return err
 	}
 	var options []client.Option
 	if key := or(r.key, lookup(r.env, "KVPILOT_KEY", "")); key != "" {
@@ -178,13 +190,32 @@ func (r *remote) once(ctx context.Context, do func(context.Context, *client.Clie
 	return r.ask(ctx, do)
 }
 
+// query has cmd ask a running router once and print the answer: as JSON, or with show.
+func query[A proto.Message](cmd *cobra.Command, env []string, out io.Writer, ask func(context.Context, *remote, *client.Client, []string) (A, error), show func(A) error) *remote {
+	r := &remote{out: out}
+	r.flags(cmd, env)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+			answer, err := ask(ctx, r, c, args)
+			switch {
+			case err != nil:
+				return err
+			case r.output == "json":
+				return r.json(answer)
+			}
+			return show(answer)
+		})
+	}
+	return r
+}
+
 // json prints a message on lines of its own.
 func (r *remote) json(m proto.Message) error {
-	text, err := protojson.MarshalOptions{EmitUnpopulated: true, UseProtoNames: true}.Marshal(m)
+	text, err := jsonform.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
-	var even bytes.Buffer // protojson varies its spaces on purpose
+	var even bytes.Buffer
 	if err := json.Indent(&even, text, "", "  "); err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}

@@ -29,7 +29,10 @@ type replayFlags struct {
 	jitter                                          time.Duration
 	event                                           time.Duration
 	asJSON, noSaturation, quiet                     bool
-	objective                                       string
+	objective, output                               string
+	routers                                         int
+	fleet                                           string
+	rtt                                             time.Duration
 	weights                                         map[string]string
 	goalTTFT, goalTPOT                              time.Duration
 }
@@ -44,7 +47,7 @@ func newReplayCommand() *cobra.Command {
 replicas, with the router's own choice, reservations and index, in virtual time. The load is given as a
 share of what an oracle with one pooled cache can complete.`,
 		Example: `  kvpilot replay --trace conversation_trace.jsonl.gz --replicas 8 --load 0.7,0.95 --policies all --seeds 3
-  kvpilot replay --generate hotdoc --replicas 8 --load 0.95 --policies predicted-ttft,overlap-load --json`,
+  kvpilot replay --generate hotdoc --replicas 8 --load 0.95 --policies predicted-ttft,overlap-load -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -56,6 +59,9 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.IntVar(&f.requests, "requests", 12000, "requests of a generated trace")
 	flags.IntVar(&f.atLeast, "at-least", replay.FewestRequests, "repeat a shorter trace file up to this many requests; 0 plays it once")
 	flags.IntVar(&f.replicas, "replicas", 8, "modelled replicas")
+	flags.IntVar(&f.routers, "routers", 1, "routers before the replicas; each request goes to a random one")
+	flags.StringVar(&f.fleet, "fleet", string(replay.FleetAlone), fmt.Sprintf("how several routers decide, one of %v: each alone, or all by asking one decider", replay.Fleets()))
+	flags.DurationVar(&f.rtt, "rtt", time.Millisecond, "round trip between two routers")
 	flags.StringVar(&f.loads, "load", "0.7", "arrival rates as shares of the oracle's saturation, separated by commas")
 	flags.Float64SliceVar(&f.rates, "rate", nil, "arrival rates in requests per second instead, separated by commas")
 	flags.IntVar(&f.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
@@ -66,7 +72,9 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.StringVar(&f.profile, "profile", "70b", "modelled engine: 70b or 8b")
 	flags.IntVar(&f.block, "block", 128, "block size in tokens; results do not depend on it, the time to play does")
 	flags.IntVar(&f.workers, "workers", 0, "concurrent runs; 0: the number of cores")
+	outputFlag(cmd, &f.output)
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
+	flags.Lookup("json").Hidden = true // its former name
 	flags.StringVar(&f.plot, "plot", "", "write a page of bar charts (HTML) to this file")
 	flags.StringVar(&f.svg, "svg", "", "draw mean first tokens and whole answers over the loads to this SVG file")
 	flags.BoolVar(&f.noSaturation, "no-saturation", false, "leave out the runs that measure saturation")
@@ -92,6 +100,9 @@ share of what an oracle with one pooled cache can complete.`,
 }
 
 func (f *replayFlags) run(out, errOut io.Writer) error {
+	if err := knownOutput(f.output); err != nil {
+		return err
+	}
 	options, loads, err := f.options()
 	if err != nil {
 		return err
@@ -116,7 +127,7 @@ func (f *replayFlags) run(out, errOut io.Writer) error {
 			return err
 		}
 	}
-	if !f.asJSON {
+	if !f.asJSON && f.output == "table" {
 		for _, r := range reports {
 			if err := r.Table(out); err != nil {
 				return err
@@ -134,7 +145,7 @@ func (f *replayFlags) run(out, errOut io.Writer) error {
 
 func (f *replayFlags) options() (replay.Options, []float64, error) {
 	o := replay.Options{
-		Replicas: f.replicas, Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
+		Replicas: f.replicas, Routers: f.routers, Fleet: replay.Fleet(f.fleet), RTT: f.rtt.Seconds(), Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
 		Goal:     replay.Goal{TTFT: f.goalTTFT.Seconds(), TPOT: f.goalTPOT.Seconds()},
 		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss,
 		Speeds: f.speeds, Rates: f.rates, Beginnings: f.beginnings, Texts: f.texts,

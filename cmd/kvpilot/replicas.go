@@ -18,63 +18,45 @@ import (
 
 // newReplicasCommand lists replicas and takes them in and out of use.
 func newReplicasCommand(env []string, out io.Writer) *cobra.Command {
-	r := &remote{out: out}
 	cmd := &cobra.Command{
 		Use:   "replicas",
 		Short: "List, drain and undrain the replicas of a running router",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				list, err := c.ListReplicas(ctx, "")
-				if err != nil {
-					return err
-				}
-				if r.output == "json" {
-					return r.json(&kvpilotv1.ListResponse{Replicas: list})
-				}
-				if len(list) == 0 {
-					_, err := fmt.Fprintln(out, "The router has no replicas. Add them with --replica or registry.replicas, or register them by RPC.")
-					return err
-				}
-				if err := replicaGrid(list).print(out); err != nil {
-					return err
-				}
-				printTroubles(out, list)
-				return nil
-			})
-		},
 	}
-	r.flags(cmd, env)
+	query(cmd, env, out, func(ctx context.Context, _ *remote, c *client.Client, _ []string) (*kvpilotv1.ListResponse, error) {
+		list, err := c.ListReplicas(ctx, "")
+		return &kvpilotv1.ListResponse{Replicas: list}, err
+	}, func(a *kvpilotv1.ListResponse) error {
+		if len(a.GetReplicas()) == 0 {
+			_, err := fmt.Fprintln(out, "The router has no replicas. Add them with --replica or registry.replicas, or register them by RPC.")
+			return err
+		}
+		if err := replicaGrid(a.GetReplicas()).print(out); err != nil {
+			return err
+		}
+		printTroubles(out, a.GetReplicas())
+		return nil
+	})
 	cmd.AddCommand(newDrainCommand(env, out, "drain", false), newDrainCommand(env, out, "undrain", true))
 	return cmd
 }
 
 func newDrainCommand(env []string, out io.Writer, name string, undo bool) *cobra.Command {
-	r := &remote{out: out}
 	short := "Let a replica finish its requests and send it no new ones"
 	if undo {
 		short = "Send requests to a drained replica again"
 	}
-	cmd := &cobra.Command{
-		Use: name + " REPLICA", Short: short, Args: exactly("a replica's id, as `kvpilot replicas` lists it"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return r.once(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				answer, err := c.Replicas().Drain(ctx, &kvpilotv1.DrainRequest{ReplicaId: args[0], Undo: undo})
-				if status.Code(err) == codes.NotFound {
-					return fmt.Errorf("%s has no replica %q; kvpilot replicas lists them", r.address, args[0])
-				}
-				if err != nil {
-					return err
-				}
-				if r.output == "json" {
-					return r.json(answer)
-				}
-				fmt.Fprintf(out, "%s is %s\n", args[0], word(answer.GetReplica().GetState(), "REPLICA_STATE_"))
-				return nil
-			})
-		},
-	}
-	r.flags(cmd, env)
+	cmd := &cobra.Command{Use: name + " REPLICA", Short: short, Args: exactly("a replica's id, as `kvpilot replicas` lists it")}
+	r := query(cmd, env, out, func(ctx context.Context, r *remote, c *client.Client, args []string) (*kvpilotv1.DrainResponse, error) {
+		answer, err := c.Replicas().Drain(ctx, &kvpilotv1.DrainRequest{ReplicaId: args[0], Undo: undo})
+		if status.Code(err) == codes.NotFound {
+			err = fmt.Errorf("%s has no replica %q; kvpilot replicas lists them", r.address, args[0])
+		}
+		return answer, err
+	}, func(a *kvpilotv1.DrainResponse) error {
+		_, err := fmt.Fprintf(out, "%s is %s\n", a.GetReplica().GetReplicaId(), word(a.GetReplica().GetState(), "REPLICA_STATE_"))
+		return err
+	})
 	complete(cmd, "", replicaNames, r)
 	return cmd
 }

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"runtime"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvpilot/kvpilot/cmd/internal/serve"
 )
@@ -31,8 +35,34 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 			return errors.New("the benchmarks are a separate program: run go run ./cmd/kvpilot-bench in kvpilot's sources")
 		},
 	})
-	root.AddCommand(newReplayCommand(), newKeyCommand(out))
-	root.AddCommand(newSimCommand())
-	root.AddCommand(newDemoCommand(env, out, errOut))
+	root.AddCommand(newReplayCommand(), newKeyCommand(out), newSimCommand(), newDemoCommand(env, out, errOut))
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		rejectUnknown(root, cmd)
+	}
 	return root
+}
+
+// rejectUnknown makes a name that is no command an error where cobra prints a help text and succeeds.
+func rejectUnknown(root, cmd *cobra.Command) {
+	switch {
+	case cmd.Name() == "help":
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if _, rest, err := root.Find(args); err != nil || len(rest) > 0 {
+				return fmt.Errorf("unknown command %q for %q", strings.Join(args, " "), cmd.CommandPath())
+			}
+			return nil
+		}
+	case !cmd.Runnable():
+		cmd.Args = cobra.NoArgs
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
+}
+
+// formerly lets flags be set by the names that they had in earlier versions.
+func formerly(flags *pflag.FlagSet, names map[string]string) {
+	flags.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(cmp.Or(names[name], name))
+	})
 }

@@ -308,7 +308,7 @@ func TestAdapterNarrowsTheChoice(t *testing.T) {
 func TestPinOfNobodyIsNotFound(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 2, engine: func(i int, c *enginesim.Config) { c.Models = append(c.Models, fmt.Sprint("own-", i)) }})
 	for _, tc := range []struct{ path, body, pin, names string }{
-		{"/v1/completions", `{"model":"sim","prompt":"x"}`, "r9", "`r9`"},
+		{"/v1/completions", `{"model":"sim","prompt":"x"}`, "r9", "`r9`; ReplicaService.List"},
 		{"/v1/completions", `{"model":"own-0","prompt":"x"}`, "r1", "`r1`"},
 		{"/v1/completions", `{"model":"sim","prompt":"x"}`, "r1@4", "`r1`"},
 		{"/v1/route:choose", `{"model":"sim","prompt":"x"}`, "r9", "`r9`"},

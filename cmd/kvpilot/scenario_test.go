@@ -28,7 +28,7 @@ func TestS3FailuresKeepTheirStatusAndSayWhy(t *testing.T) {
 		message    string
 	}{
 		{"no replica may be chosen", `{"model":"sim","prompt":"x"}`, []string{"X-Kvpilot-Deny", "r0"}, enginesim.Faults{}, 503, "no replica"},
-		{"a bad routing request", `{"model":"sim","prompt":"x"}`, []string{"X-Kvpilot-Policy", "nonsense"}, enginesim.Faults{}, 400, "unknown policy"},
+		{"a bad routing request", `{"model":"sim","prompt":"x"}`, []string{"X-Kvpilot-Policy", "nonsense"}, enginesim.Faults{}, 400, `unknown policy "nonsense"; known are [predicted-ttft `},
 		{"every replica is unavailable", `{"model":"sim","prompt":"x"}`, nil, refuse, 503, "no replica"},
 	}
 	for _, tc := range cases {

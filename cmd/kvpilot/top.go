@@ -6,15 +6,18 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/kit/jsonform"
 )
 
 // newTopCommand shows a running router in the terminal.
@@ -24,8 +27,8 @@ func newTopCommand(env []string, out io.Writer) *cobra.Command {
 	var times int
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show replicas, load and decisions of a running router, live",
-		Long: "Show replicas, load and decisions of a running router, live, until interrupted.\n\n" +
+		Short: "Show routers, replicas, load and decisions of a running router, live",
+		Long: "Show routers, replicas, load and decisions of a running router, live, until interrupted.\n\n" +
 			"A terminal shows what fits: less important columns are hidden, and in a large fleet replicas in trouble\n" +
 			"come first. A file gets everything. With -o json each update is one line.",
 		Example: "  kvpilot top\n  kvpilot top --times 1 > now.txt",
@@ -133,6 +136,8 @@ func (s *screen) write() error {
 type view struct {
 	address   string
 	at        time.Time
+	status    *kvpilotv1.GetStatusResponse
+	routers   []*kvpilotv1.Router
 	replicas  []*kvpilotv1.Replica
 	loads     *kvpilotv1.GetLoadsResponse
 	decisions *kvpilotv1.ListDecisionsResponse
@@ -143,13 +148,21 @@ func (r *remote) look(ctx context.Context, c *client.Client) (view, error) {
 	defer cancel()
 	v := view{address: r.address, at: time.Now()}
 	var err error
+	if v.status, err = c.Router().GetStatus(ctx, &kvpilotv1.GetStatusRequest{}); err != nil {
+		return v, err
+	}
+	routers, err := c.Router().ListRouters(ctx, &kvpilotv1.ListRoutersRequest{})
+	if err != nil && status.Code(err) != codes.Unimplemented { // an older router
+		return v, err
+	}
+	v.routers = routers.GetRouters()
 	if v.replicas, err = c.ListReplicas(ctx, ""); err != nil {
 		return v, err
 	}
 	if v.loads, err = c.Routing().GetLoads(ctx, &kvpilotv1.GetLoadsRequest{}); err != nil {
 		return v, err
 	}
-	v.decisions, err = c.Routing().ListDecisions(ctx, &kvpilotv1.ListDecisionsRequest{Limit: recentDecisions})
+	v.decisions, err = c.Routing().ListDecisions(ctx, &kvpilotv1.ListDecisionsRequest{Limit: recentDecisions, OnlyChosen: true})
 	return v, err
 }
 
@@ -159,8 +172,8 @@ const recentDecisions = 12
 // jsonLine writes a look as one line.
 func (r *remote) jsonLine(v view) error {
 	all := map[string]json.RawMessage{}
-	for _, m := range []proto.Message{&kvpilotv1.ListResponse{Replicas: v.replicas}, v.loads, v.decisions} {
-		text, err := protojson.MarshalOptions{EmitUnpopulated: true, UseProtoNames: true}.Marshal(m)
+	for _, m := range []proto.Message{v.status, &kvpilotv1.ListRoutersResponse{Routers: v.routers}, &kvpilotv1.ListResponse{Replicas: v.replicas}, v.loads, v.decisions} {
+		text, err := jsonform.Marshal(m)
 		if err != nil {
 			return fmt.Errorf("write JSON: %w", err)
 		}
@@ -176,12 +189,16 @@ func (r *remote) jsonLine(v view) error {
 // lines draws a look; zeros ask for all of it.
 func (v view) lines(width, height int) []string {
 	list := []string{v.head(), ""}
+	// A small terminal has no room for the routers; the head has their number.
+	if routers := routerGrid(v.routers); len(routers.rows) > 1 && (height == 0 || height >= len(routers.rows)+roomBesideRouters) {
+		list = append(append(list, routers.lines(width)...), "")
+	}
 	loads := v.grid()
 	recent := recentGrid(v.decisions.GetDecisions())
 	rows := len(loads.rows)
 	if height > 0 {
-		// Two lines above, a blank between, two heads, one line for what is left out.
-		room := max(height-6, 2)
+		// What is above, a blank between, two heads, one line for what is left out.
+		room := max(height-len(list)-4, 2)
 		rows = min(rows, max(room-min(len(recent.rows), recentDecisions, room/2), 1))
 		recent.rows = recent.rows[:min(len(recent.rows), max(room-rows, 0))]
 	}
@@ -205,6 +222,49 @@ func (v view) lines(width, height int) []string {
 	return list
 }
 
+// roomBesideRouters is the height of the rest of the picture when the routers are shown.
+const roomBesideRouters = 20
+
+// routerGrid is the table of the fleet's routers.
+func routerGrid(list []*kvpilotv1.Router) *grid {
+	g := &grid{columns: []column{
+		{head: "ROUTER"}, {head: "ID", spare: 2}, {head: "STATE"}, {head: "IN FLIGHT", right: true}, {head: "HELD", right: true, spare: 1}, {head: "UP", right: true, spare: 1},
+		{head: "DECIDES", spare: 1}, {head: "VERSION", spare: 3},
+	}}
+	for _, r := range list {
+		report := r.GetReport()
+		flight, held, up := "–", "–", "–"
+		if report != nil {
+			flight, held = fmt.Sprint(report.GetRequests()), fmt.Sprint(report.GetHeld())
+		}
+		if at := r.GetStarted(); at != nil && report != nil {
+			up = max(0, time.Since(at.AsTime())).Round(time.Second).String()
+		}
+		g.add(or(r.GetName(), r.GetRouterId()), r.GetRouterId(), routerState(r), flight, held, up, or(strings.Join(r.GetDecides(), ", "), "–"), or(report.GetVersion(), "–"))
+	}
+	return g
+}
+
+// routerState says how a router stands, in a word or two.
+func routerState(r *kvpilotv1.Router) string {
+	report := r.GetReport()
+	switch {
+	case r.GetState() != kvpilotv1.RouterState_ROUTER_STATE_ALIVE:
+		return word(r.GetState(), "ROUTER_STATE_")
+	case !r.GetConnected():
+		return "no link"
+	case report == nil:
+		return "silent"
+	case report.GetNotReady() != "":
+		return "not ready"
+	case !report.GetAble():
+		return "not able"
+	case r.GetSelf():
+		return "asked"
+	}
+	return "alive"
+}
+
 func (v view) head() string {
 	ready, flight, prefill := 0, uint32(0), uint32(0)
 	for _, r := range v.replicas {
@@ -216,7 +276,24 @@ func (v view) head() string {
 		flight += l.GetRequests()
 		prefill += l.GetWaiting()
 	}
-	return fmt.Sprintf("kvpilot at %s  %s  %d of %d ready, %d in flight, %d in prefill", v.address, v.at.Format(time.TimeOnly), ready, len(v.replicas), flight, prefill)
+	text := fmt.Sprintf("kvpilot at %s  %s  %d of %d ready, %d in flight, %d in prefill", v.address, v.at.Format(time.TimeOnly), ready, len(v.replicas), flight, prefill)
+	if n := len(v.routers); n > 1 {
+		answers := 0
+		for _, r := range v.routers {
+			if r.GetReport() != nil {
+				answers++
+			}
+		}
+		text += fmt.Sprintf(", %d of %d routers answer", answers, n)
+	}
+	if failed := v.status.GetMinute().GetFailed(); failed > 0 {
+		text += fmt.Sprintf(", %d failed in the last minute", failed)
+	}
+	unserved := v.status.GetMinute().GetUnserved()
+	for _, reason := range slices.Sorted(maps.Keys(unserved)) {
+		text += fmt.Sprintf(", %d answered with %s", unserved[reason], reason)
+	}
+	return text
 }
 
 // grid is the table of ranks, those of replicas in trouble first when not all is well.

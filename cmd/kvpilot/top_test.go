@@ -52,9 +52,43 @@ func TestTopFitsEveryTerminal(t *testing.T) {
 	if whole := large().lines(0, 0); len(whole) != 2+1+64+1+1+recentDecisions {
 		t.Errorf("a file gets %d lines", len(whole))
 	}
+	broken := large()
+	broken.status = &kvpilotv1.GetStatusResponse{Minute: &kvpilotv1.HistoryStep{Failed: 3, Unserved: map[string]uint32{"RATE_LIMIT_EXCEEDED": 7, "NO_REPLICA": 40}}}
+	if head := broken.head(); !strings.HasSuffix(head, ", 3 failed in the last minute, 40 answered with NO_REPLICA, 7 answered with RATE_LIMIT_EXCEEDED") {
+		t.Errorf("failures are not in %q", head)
+	}
 	empty := view{loads: &kvpilotv1.GetLoadsResponse{}, decisions: &kvpilotv1.ListDecisionsResponse{}}
 	if text := strings.Join(empty.lines(80, 24), "\n"); !strings.Contains(text, "No requests yet") {
 		t.Errorf("an empty router shows:\n%s", text)
+	}
+}
+
+func TestTopShowsTheRouters(t *testing.T) {
+	v := large()
+	v.routers = []*kvpilotv1.Router{
+		{RouterId: "0123abcd", Name: "router-0", Self: true, Connected: true, State: kvpilotv1.RouterState_ROUTER_STATE_ALIVE, Decides: []string{"m"}, Report: &kvpilotv1.RouterReport{Able: true, Requests: 7, Version: "v9"}},
+		{RouterId: "1123abcd", Connected: true, State: kvpilotv1.RouterState_ROUTER_STATE_ALIVE},
+		{RouterId: "2123abcd", Name: "router-2", State: kvpilotv1.RouterState_ROUTER_STATE_DEAD},
+		{RouterId: "3123abcd", Name: "router-3", Connected: true, State: kvpilotv1.RouterState_ROUTER_STATE_ALIVE, Report: &kvpilotv1.RouterReport{Requests: 2}},
+	}
+	for _, size := range [][2]int{{200, 50}, {120, 24}, {80, 23}, {40, 10}, {1, 1}} {
+		list := v.lines(size[0], size[1])
+		if len(list) > size[1] {
+			t.Errorf("%v: %d lines", size, len(list))
+		}
+		if shown, room := strings.Contains(strings.Join(list, "\n"), "ROUTER"), size[1] >= 24; shown != room {
+			t.Errorf("%v: the routers are shown: %v", size, shown)
+		}
+	}
+	whole := strings.Join(v.lines(0, 0), "\n")
+	for _, want := range []string{"2 of 4 routers answer", "asked", "silent", "dead", "not able", "1123abcd", "v9"} {
+		if !strings.Contains(whole, want) {
+			t.Errorf("%q is not in:\n%s", want, whole)
+		}
+	}
+	v.routers = v.routers[:1]
+	if text := strings.Join(v.lines(0, 0), "\n"); strings.Contains(text, "outer") && strings.Contains(text, "ROUTER") {
+		t.Errorf("a router alone shows:\n%s", text)
 	}
 }
 

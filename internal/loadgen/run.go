@@ -18,6 +18,8 @@ import (
 type Config struct {
 	// URL is the endpoint's base URL; Model what to ask for.
 	URL, Model string
+	// Others are base URLs of further routers of the same fleet: each request goes to the next one, URL's included.
+	Others []string
 	// Header is sent with each request.
 	Header http.Header
 	// Conversations are played, each of Turns turns, Concurrency of them at once.
@@ -39,7 +41,6 @@ func (c Config) Requests() int { return c.Conversations * c.Turns }
 
 // Result is one request.
 type Result struct {
-	Conversation, Turn int
 	// Replica is the replica that answered, as the router reports it.
 	Replica string
 	// TTFT is the time to the first token, Total to the last byte.
@@ -81,6 +82,16 @@ func Run(ctx context.Context, c Config, on func(Result)) error {
 type player struct {
 	Config
 	client *http.Client
+	asked  atomic.Int64
+}
+
+// url is where the next request goes.
+func (p *player) url() string {
+	n := int(p.asked.Add(1)-1) % (1 + len(p.Others))
+	if n == 0 {
+		return p.URL
+	}
+	return p.Others[n-1]
 }
 
 type message struct {
@@ -99,7 +110,6 @@ func (p *player) converse(ctx context.Context, n int, on func(Result)) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.Conversation, r.Turn = n, turn
 		on(r)
 		if r.Err != nil {
 			return
@@ -127,7 +137,7 @@ func (p *player) ask(ctx context.Context, messages []message, session string) (a
 		r.Err = err
 		return "", r
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.URL+"/v1/chat/completions", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url()+"/v1/chat/completions", bytes.NewReader(body))
 	if err != nil {
 		r.Err = err
 		return "", r

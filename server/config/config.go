@@ -16,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
+	"github.com/kvpilot/kvpilot/server/peers/members"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -44,6 +45,8 @@ type Config struct {
 	EngineStats enginestats.Config `yaml:"enginestats"`
 	// Connections to replicas, retries, breakers.
 	Upstream upstream.Config `yaml:"upstream"`
+	// The other routers, and how this one works with them.
+	Fleet members.Config `yaml:"fleet"`
 	// The memory of decisions.
 	Decisions decisionlog.Config `yaml:"decisions"`
 	// The audit log: changes, rejected credentials, reads of other tenants' data.
@@ -75,6 +78,7 @@ func Default() Config {
 		Load:        load.DefaultConfig(),
 		EngineStats: enginestats.DefaultConfig(),
 		Upstream:    upstream.DefaultConfig(),
+		Fleet:       members.DefaultConfig(),
 		Decisions:   decisionlog.DefaultConfig(),
 		Audit:       audit.DefaultConfig(),
 		API:         grpcapi.DefaultConfig(),
@@ -98,6 +102,7 @@ func (c Config) Validate() error {
 		check.Within("load", c.Load.Validate()),
 		check.Within("enginestats", c.EngineStats.Validate()),
 		check.Within("upstream", c.Upstream.Validate()),
+		check.Within("fleet", c.Fleet.Validate()),
 		check.Within("decisions", c.Decisions.Validate()),
 		check.Within("audit", c.Audit.Validate()),
 		check.Within("api", c.API.Validate()),

@@ -47,7 +47,15 @@ func TestMistakesAreNamed(t *testing.T) {
 		"bad duration":     {config.Source{Set: []string{"telemetry.traces.slow=5"}}, []string{"telemetry.traces.slow", "duration"}},
 		"bad number":       {config.Source{Env: []string{"KVPILOT_TELEMETRY_TRACES_RATIO=much"}}, []string{"KVPILOT_TELEMETRY_TRACES_RATIO", "must be a number"}},
 		"several at once":  {config.Source{Set: []string{"telemetry.log_level=loud", "telemetry.traces.ratio=2"}}, []string{"telemetry.log_level", "telemetry.traces.ratio"}},
-		"missing file":     {config.Source{File: "/nonexistent/kvpilot.yaml"}, []string{"/nonexistent/kvpilot.yaml"}},
+		"no unit":          {config.Source{File: write(t, "chooser:\n  hold_above: 500\nlisten:\n  drain_timeout: 30\n  drain_delay: 5x\n")}, []string{"line 2: chooser.hold_above: must be a duration such as 500ms", "line 4: listen.drain_timeout", "line 5: listen.drain_delay"}},
+		"wrong types": {config.Source{File: write(t, "listen: {max_streams: many, admin_tls: 1, hosts: a, http: [1]}\nregistry:\n  probe: {up: 1.5}\n  replicas:\n  - ranks: two\n    api_key: {a: b}\nchooser: {weights: {congestion: x}}\nrouter: 3\n")},
+			[]string{
+				"line 1: listen.max_streams: must be an integer", "listen.admin_tls: must be true or false", "listen.hosts: must be a list", "listen.http: must be a string",
+				"line 3: registry.probe.up: must be an integer", "line 5: registry.replicas[0].ranks: must be an integer", "line 6: registry.replicas[0].api_key: must be a string",
+				"line 7: chooser.weights.congestion: must be a number", "line 8: router: must be a mapping",
+			}},
+		"no policy":    {config.Source{Set: []string{"chooser.policy=wrong"}}, []string{"chooser.policy: must be one of predicted-ttft, overlap-load", `not "wrong"`}},
+		"missing file": {config.Source{File: "/nonexistent/kvpilot.yaml"}, []string{"/nonexistent/kvpilot.yaml"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -72,6 +80,23 @@ func TestKubernetesServiceLinksAreNotSettings(t *testing.T) {
 	}})
 	if err != nil {
 		t.Errorf("Load() = %v", err)
+	}
+}
+
+// The manifests have Services kvpilot-admin and kvpilot-peers too.
+func TestLinksToFurtherServicesOfKvpilotAreNotSettings(t *testing.T) {
+	_, err := config.Load(config.Source{Env: []string{
+		"KVPILOT_ADMIN_PORT=tcp://10.0.0.1:9091", "KVPILOT_ADMIN_SERVICE_HOST=10.0.0.1", "KVPILOT_ADMIN_SERVICE_PORT=9091",
+		"KVPILOT_ADMIN_SERVICE_PORT_ADMIN=9091", "KVPILOT_ADMIN_PORT_9091_TCP=tcp://10.0.0.1:9091",
+		"KVPILOT_ADMIN_PORT_9091_TCP_ADDR=10.0.0.1", "KVPILOT_ADMIN_PORT_9091_TCP_PROTO=tcp", "KVPILOT_ADMIN_PORT_9091_TCP_PORT=9091",
+	}})
+	if err != nil {
+		t.Errorf("Load() = %v", err)
+	}
+	for _, wrong := range []string{"KVPILOT_LISTEN_PORT=8080", "KVPILOT_LISTEN_HOST=10.0.0.1"} {
+		if _, err := config.Load(config.Source{Env: []string{wrong}}); err == nil {
+			t.Errorf("%s was taken", wrong)
+		}
 	}
 }
 

@@ -142,8 +142,9 @@ func display(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// Hash is a short digest of all settings but the secrets.
+// Hash is a short digest of all settings but the secrets and what is a router's own: its name and address in the fleet.
 func Hash(c Config) string {
+	c.Fleet.Name, c.Fleet.Advertise = "", ""
 	var text strings.Builder
 	if err := Print(&text, c); err != nil {
 		return "unknown"

@@ -36,9 +36,9 @@ type Listen struct {
 	// TLS; api.certificates maps them to tenants. It is read again when it changes. Empty: client certificates are not
 	// requested.
 	ClientCA string `yaml:"client_ca"`
-	// ClientAuth is optional (a client certificate must be valid if there is one) or required, for HTTP and gRPC.
+	// ClientAuth decides whether HTTP and gRPC clients need a certificate: optional (it must be valid if there is one) or required.
 	ClientAuth string `yaml:"client_auth"`
-	// AdminClientAuth is client_auth for the admin address, where probes and scrapers may have no certificate.
+	// AdminClientAuth decides the same for the admin address, where probes and scrapers may have no certificate.
 	AdminClientAuth string `yaml:"admin_client_auth"`
 	// ReadHeaderTimeout limits the time to read a request's header.
 	ReadHeaderTimeout time.Duration `yaml:"read_header_timeout"`

@@ -77,6 +77,10 @@ func TestTheDifferenceIsNamedAndSecretsAreStarred(t *testing.T) {
 	if config.Hash(one) != config.Hash(other) {
 		t.Error("the hash tells of a secret")
 	}
+	other.Fleet.Name, other.Fleet.Advertise = "kvpilot-1", "10.1.2.3"
+	if config.Hash(one) != config.Hash(other) {
+		t.Error("routers of a fleet with equal settings have different hashes")
+	}
 }
 
 func TestTracesThatNobodyRecordsNeedARestart(t *testing.T) {

@@ -68,6 +68,9 @@ func (s Source) Lookup(name string) (string, bool) {
 // Parse reads YAML over the values in c. Unknown keys are errors that name the line; its text is left out, for a secret may
 // stand there.
 func Parse(text []byte, c *Config) error {
+	if err := checkTypes(text); err != nil {
+		return err
+	}
 	err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(c)
 	if err == nil || errors.Is(err, io.EOF) { // an empty file sets nothing
 		return nil

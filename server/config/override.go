@@ -14,9 +14,9 @@ import (
 
 const envPrefix = "KVPILOT_"
 
-// serviceLink matches the variables that Kubernetes injects for a Service called kvpilot:
-// KVPILOT_SERVICE_HOST, KVPILOT_SERVICE_PORT_HTTP, KVPILOT_PORT, KVPILOT_PORT_8080_TCP_ADDR.
-var serviceLink = regexp.MustCompile(`^KVPILOT_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
+// serviceLink matches the variables that Kubernetes injects for Services called kvpilot or kvpilot-SOMETHING:
+// KVPILOT_SERVICE_HOST, KVPILOT_ADMIN_SERVICE_PORT_HTTP, KVPILOT_PORT=tcp://…, KVPILOT_ADMIN_PORT_9091_TCP_ADDR.
+var serviceLink = regexp.MustCompile(`^KVPILOT_([A-Z0-9_]+_)?(SERVICE_HOST=|SERVICE_PORT(_[A-Z0-9_]+)?=|PORT=(tcp|udp|sctp)://|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=)`)
 
 // forClients reports variables that kvpilot's client commands read and a router has no use for.
 func forClients(name string) bool { return name == "KVPILOT_ADDRESS" || name == "KVPILOT_KEY" }
@@ -40,7 +40,7 @@ func applyEnv(c *Config, env []string) error {
 			if err := f.set(value); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", name, err))
 			}
-		case serviceLink.MatchString(name), forClients(name):
+		case serviceLink.MatchString(entry), forClients(name):
 		default:
 			errs = append(errs, fmt.Errorf("%s: no such setting", name))
 		}

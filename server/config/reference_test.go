@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"flag"
+	"io/fs"
 	"os"
 	"strings"
 	"testing"
@@ -9,26 +10,61 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 )
 
-var update = flag.Bool("update", false, "rewrite docs/config.md")
+var update = flag.Bool("update", false, "rewrite docs/config.md and docs/config.example.yaml")
 
 func TestTheReferenceIsUpToDate(t *testing.T) {
-	const file = "../../docs/config.md"
-	want, err := config.Reference(os.DirFS("../.."))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if *update {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+	for name, write := range map[string]func(fs.FS) (string, error){"config.md": config.Reference, "config.example.yaml": config.SampleFile} {
+		file := "../../docs/" + name
+		want, err := write(os.DirFS("../.."))
+		if err != nil {
 			t.Fatal(err)
 		}
+		if *update {
+			if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != want {
+			t.Errorf("docs/%s differs from the sources: run make docs and commit it", name)
+		}
 	}
-	got, err := os.ReadFile(file)
+}
+
+func TestTheExampleSetsTheDefaults(t *testing.T) {
+	got, err := config.Load(config.Source{File: "../../docs/config.example.yaml"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(got) != want {
-		t.Error("docs/config.md differs from the sources: run make docs and commit it")
+	for _, path := range config.Paths() {
+		if name := path[strings.LastIndex(path, ".")+1:]; !strings.Contains(read(t, "../../docs/config.example.yaml"), " "+name+": ") {
+			t.Errorf("%s is not in the example", path)
+		}
 	}
+	if was, is := printed(t, config.Default()), printed(t, got); was != is {
+		t.Errorf("the example sets something else than the defaults:\n%s\nwant\n%s", is, was)
+	}
+}
+
+func printed(t *testing.T, c config.Config) string {
+	t.Helper()
+	var out strings.Builder
+	if err := config.Print(&out, c); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 func TestEverySettingIsExplained(t *testing.T) {

@@ -44,6 +44,8 @@ type Numbers struct {
 	// Predicted is the router's predicted time from its choice to the first token over the actual
 	// one; zero for a rule that predicts nothing.
 	Predicted Quantiles `json:"predicted_over_actual,omitzero"`
+	// DecidedAlone is the share of requests that a router of a fleet with one decider decided itself, without an answer of the decider.
+	DecidedAlone float64 `json:"decided_alone,omitempty"`
 	// Abandoned says that the run was abandoned because its mean had passed the limit: Mean is only
 	// known to be at least that, and the others are not known.
 	Abandoned bool `json:"abandoned,omitempty"`
@@ -209,6 +211,7 @@ func (n *Numbers) add(other Numbers, share float64) {
 	n.Imbalance += share * other.Imbalance
 	n.Abandoned = n.Abandoned || other.Abandoned
 	n.Preemptions += share * other.Preemptions
+	n.DecidedAlone += share * other.DecidedAlone
 	if n.Work == nil {
 		n.Work = make([]Work, len(other.Work))
 	}

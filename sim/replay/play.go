@@ -72,17 +72,17 @@ func (j *job) play() (Numbers, error) {
 	cfg.Queue.MaxWait, cfg.Queue.MaxRequests = 0, math.MaxInt32
 	// The text that stands for a chunk is short: the tree's bounds shrink with it.
 	cfg.Tree.EvictAbove, cfg.Tree.EvictTo = cfg.Tree.EvictAbove/256, cfg.Tree.EvictTo/256
-	r, err := newRouter(s, cfg, j)
+	v, err := newService(s, cfg, j)
 	if err != nil {
 		return Numbers{}, err
 	}
-	s.router = r
+	s.router = v
 	if !s.run(j.most) {
-		return Numbers{Mean: j.most, Abandoned: true}, r.err
+		return Numbers{Mean: j.most, Abandoned: true}, v.err()
 	}
 	n := s.numbers(o.Goal)
-	n.Predicted = quantilesOf(r.accuracy)
-	return n, r.err
+	n.Predicted, n.DecidedAlone = quantilesOf(v.accuracy()), v.alone()
+	return n, v.err()
 }
 
 // unbound is the workload without calls that wait for others: how fast a full fleet is shows when it always has work.

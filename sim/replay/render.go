@@ -15,8 +15,12 @@ import (
 
 // Table writes the report for people.
 func (r *Report) Table(w io.Writer) error {
-	fmt.Fprintf(w, "%s: %d requests, %d replicas (%s), load %.2f of the pooled cache's saturation (%.2f requests/s), %d seeds; good: TTFT <= %s and TPOT <= %s\n",
-		r.Trace, r.Calls, r.Replicas, r.Profile, r.Load, r.RPS, r.Seeds, seconds(r.Goal.TTFT), seconds(r.Goal.TPOT))
+	routers := ""
+	if r.Routers > 1 {
+		routers = fmt.Sprintf(", %d routers (%s, round trip %s)", r.Routers, r.Fleet, seconds(r.RTT))
+	}
+	fmt.Fprintf(w, "%s: %d requests, %d replicas (%s)%s, load %.2f of the pooled cache's saturation (%.2f requests/s), %d seeds; good: TTFT <= %s and TPOT <= %s\n",
+		r.Trace, r.Calls, r.Replicas, r.Profile, routers, r.Load, r.RPS, r.Seeds, seconds(r.Goal.TTFT), seconds(r.Goal.TPOT))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "policy\tTTFT mean\tp50\tp90\tp99\tanswer mean\tp50\tp99\tTPOT p50 ms\tp99\tgood\thit rate\timbalance\tpreempted\tpredicted/actual p10\tp50\tp90\tvs oracle\tsaturation\t")
 	row := func(name string, p PolicyReport) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -14,6 +15,11 @@ import (
 type Options struct {
 	Trace    *Trace
 	Replicas int
+	// Routers stand in front of the replicas, and each call goes to one of them at random; 0 is 1. Fleet says how
+	// they decide when there are several; empty is FleetAlone. RTT is the round trip between two of them in seconds.
+	Routers int
+	Fleet   Fleet
+	RTT     float64
 	// Load is the arrival rate as a share of the pooled-cache oracle's saturation rate; Rates, when there
 	// are any, are the arrival rates in requests per second instead.
 	Load     float64
@@ -73,6 +79,9 @@ type Report struct {
 	Trace    string  `json:"trace"`
 	Calls    int     `json:"requests"`
 	Replicas int     `json:"replicas"`
+	Routers  int     `json:"routers,omitempty"`
+	Fleet    Fleet   `json:"fleet,omitempty"`
+	RTT      float64 `json:"rtt_s,omitempty"`
 	Load     float64 `json:"load"`
 	Profile  string  `json:"profile"`
 	Seeds    int     `json:"seeds"`
@@ -105,6 +114,15 @@ func (o *Options) check() error {
 	}
 	if o.Replicas < 1 || o.Replicas > 4096 {
 		errs = append(errs, fmt.Errorf("%d replicas: 1 to 4096 are possible", o.Replicas))
+	}
+	if o.Routers < 0 || o.Routers > 64 {
+		errs = append(errs, fmt.Errorf("%d routers: 1 to 64 are possible", o.Routers))
+	}
+	if o.Fleet != "" && !slices.Contains(Fleets(), o.Fleet) {
+		errs = append(errs, fmt.Errorf("unknown fleet %q; known are %v", o.Fleet, Fleets()))
+	}
+	if o.RTT < 0 || o.RTT > 1 {
+		errs = append(errs, fmt.Errorf("round trip %v: must be from 0 to 1 second", o.RTT))
 	}
 	if o.Load <= 0 || o.Load > 10 {
 		errs = append(errs, fmt.Errorf("load %v: above 0, and 1 is the oracle's saturation", o.Load))
@@ -158,6 +176,9 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 	if o.Trace.longest() > o.Profile.CacheTokens {
 		return nil, fmt.Errorf("a request of %d tokens does not fit the replica's cache of %d", o.Trace.longest(), o.Profile.CacheTokens)
 	}
+	if o.Routers > 1 && o.Fleet == "" {
+		o.Fleet = FleetAlone
+	}
 	if o.PaceBias == 0 {
 		o.PaceBias = 1
 	}
@@ -198,6 +219,9 @@ func (p *player) loads(loads []float64, capacity, base float64) ([]*Report, erro
 		reports[i] = &Report{
 			Trace: o.Trace.Name, Calls: len(p.work.Calls), Replicas: o.Replicas, Load: load, Profile: o.Profile.Name, Seeds: o.Seeds, Goal: o.Goal,
 			RPS: load * capacity, Policies: map[decision.Policy]PolicyReport{}, order: o.Policies,
+		}
+		if o.Routers > 1 {
+			reports[i].Routers, reports[i].Fleet, reports[i].RTT = o.Routers, o.Fleet, o.RTT
 		}
 		for seed := range o.Seeds {
 			jobs = append(jobs, &job{report: reports[i], speed: load * capacity / base, seed: uint64(seed + 1)})

@@ -19,51 +19,65 @@ import (
 
 // router is the product's own choice in virtual time.
 type router struct {
+	*calls
 	sim      *sim
+	number   int // among the routers of the run
 	chooser  *chooser.Chooser
+	book     *load.Book
 	index    *kvindex.Index
+	gauges   *gauges // nil: none are read
+	member   *member // nil: no fleet, it decides alone
 	replicas []*replica.Replica
-	choices  []*chooser.Choice
-	requests []chooser.Request
 	epoch    time.Time
 	wake     float64
-	served   []replica.Slot // the rank that completed a call, NoSlot before
 	texts    bool
 	job      *job
 	dice     *rand.Rand // which events get lost
 	// accuracy has the predicted over the actual time to the first token of each answer.
 	accuracy []float64
+	alone    int // calls that it decided because the decider did not answer
 	err      error
 	tokens   []uint32
 	names    []kvblock.EngineHash
 }
 
-func newRouter(s *sim, cfg chooser.Config, j *job) (*router, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	n := len(s.trace.Calls)
-	r := &router{
-		sim: s, job: j, dice: rand.New(rand.NewPCG(j.seed, 3)), epoch: time.Unix(1_000_000_000, 0),
+// calls is the state of the calls; each of them is of one router.
+type calls struct {
+	choices  []*chooser.Choice
+	requests []chooser.Request
+	served   []replica.Slot // the rank that completed a call, NoSlot before
+	servedBy []int          // the router that had it
+}
+
+func newCalls(n int) *calls {
+	return &calls{
 		choices: make([]*chooser.Choice, n), requests: make([]chooser.Request, n),
+		served: slices.Repeat([]replica.Slot{replica.NoSlot}, n), servedBy: make([]int, n),
 	}
-	r.served = slices.Repeat([]replica.Slot{replica.NoSlot}, n)
-	now := func() time.Time { return r.epoch.Add(time.Duration(s.now * float64(time.Second))) }
+}
+
+func newRouter(s *sim, cfg chooser.Config, j *job, number int, all *calls) (*router, error) {
+	r := &router{
+		calls: all, sim: s, number: number, job: j, dice: rand.New(rand.NewPCG(j.seed, 3+uint64(number)<<8)), epoch: time.Unix(1_000_000_000, 0),
+	}
 	bcfg := load.DefaultConfig()
 	bcfg.Remembered = 16
-	book := load.New(bcfg, load.Params{Now: now})
+	r.book = load.New(bcfg, load.Params{Now: r.now})
 	icfg := kvindex.DefaultConfig()
 	icfg.MaxBytes = 1 << 40
 	icfg.MaxRanks = max(icfg.MaxRanks, len(s.engines))
 	r.index = kvindex.New(icfg, kvindex.Params{})
-	r.chooser = chooser.New(cfg, chooser.Params{Index: r.index, Book: book, Now: now, Seed: 1 + j.seed<<20, PaceBias: j.options.PaceBias, Weight: j.share, OnOutcome: r.ended})
+	r.chooser = chooser.New(cfg, chooser.Params{
+		Index: r.index, Book: r.book, Engine: r.report, Now: r.now, Seed: 1 + j.seed<<20 + uint64(number)<<40,
+		PaceBias: j.options.PaceBias, Weight: j.share, OnOutcome: r.ended,
+	})
 	for i, e := range s.engines {
 		rep := &replica.Replica{
 			ID: replica.ID("r" + strconv.Itoa(i)), State: replica.StateReady, Slots: []replica.Slot{replica.Slot(i)},
 			Models: []replica.Model{{ID: "m"}}, BlockSize: s.trace.block, Blocks: e.machine.Pool().Size(), MaxBatchedTokens: e.machine.Config().MaxBatchedTokens,
 		}
 		r.replicas = append(r.replicas, rep)
-		book.AddRank(replica.Slot(i))
+		r.book.AddRank(replica.Slot(i))
 		if err := r.index.AddRank(replica.Slot(i), kvindex.RankInfo{BlockSize: s.trace.block, Capacity: rep.Blocks}); err != nil {
 			return nil, err
 		}
@@ -82,7 +96,7 @@ func (r *router) arrive(call int) {
 	}
 	k := r.sim.trace.knowledge(call, &r.job.options)
 	req.PromptTokens, req.Estimated = k.tokens, k.estimated
-	if b := k.before; b >= 0 && r.served[b] != replica.NoSlot && k.known == r.sim.trace.Calls[b].In {
+	if b := k.before; b >= 0 && r.served[b] != replica.NoSlot && r.servedBy[b] == r.number && k.known == r.sim.trace.Calls[b].In {
 		req.Answer = chooser.Answer{Slot: r.served[b], Known: k.known, Held: min(k.known+r.sim.trace.Calls[b].Out, c.In) - 1}
 	}
 	hashes := k.hashes
@@ -100,7 +114,7 @@ func (r *router) arrive(call int) {
 func (r *router) submit(call int) {
 	r.sim.look()
 	req := &r.requests[call]
-	r.chooser.Submit(req, time.Time{}, func(choice *chooser.Choice, err error) {
+	deliver := func(choice *chooser.Choice, err error) {
 		var refused *chooser.Refused
 		switch {
 		case errors.As(err, &refused):
@@ -110,9 +124,17 @@ func (r *router) submit(call int) {
 			r.err = errors.Join(r.err, fmt.Errorf("call %d: %w", call, err))
 			return
 		}
+		if choice.Decision.Alone != "" {
+			r.alone++
+		}
 		r.choices[call] = choice
 		r.sim.send(call, int(choice.Slot))
-	})
+	}
+	if r.member != nil {
+		r.member.frontend.Submit(req, time.Time{}, deliver)
+	} else {
+		r.chooser.Submit(req, time.Time{}, deliver)
+	}
 	r.plan()
 }
 
@@ -149,7 +171,7 @@ func (r *router) finished(a *attempt) {
 	choice := r.choices[a.call]
 	choice.Progress(c.Out)
 	choice.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: c.In, OutputTokens: c.Out, CachedTokens: r.sim.cached[a.call]})
-	r.served[a.call] = choice.Slot
+	r.served[a.call], r.servedBy[a.call] = choice.Slot, r.number
 	r.choices[a.call] = nil
 	r.plan()
 }

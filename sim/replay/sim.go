@@ -75,6 +75,7 @@ type sim struct {
 	next    [][]int32 // calls that follow a call in its session
 	due     []float64 // when a call of an open loop arrives that another one is waited for; nil when none is
 	steps   int
+	ended   int // calls that have their last token or were rejected
 	// waiting is the number of calls that have arrived and have no first token, since the sum of
 	// their arrivals, and waited the sum of all waits that are over.
 	waiting       int
@@ -302,6 +303,7 @@ func (s *sim) begun(a *attempt) {
 // finished is the moment at which the router has its last one.
 func (s *sim) finished(a *attempt) {
 	s.done[a.call] = s.now
+	s.ended++
 	s.startNext(a.call)
 	s.router.finished(a)
 }
@@ -318,6 +320,7 @@ func (s *sim) publish(e *engine) {
 func (s *sim) reject(call int) {
 	s.waiting--
 	s.since -= s.arrived[call]
+	s.ended++
 	s.startNext(call)
 }
 

@@ -54,14 +54,14 @@ func playTenants(t *testing.T, trace *Trace, replicas int, share func(string) fl
 	s.delays = LocalDelays()
 	cfg := chooser.DefaultConfig()
 	cfg.Queue.MaxWait = 0
-	r, err := newRouter(s, cfg, j)
+	r, err := newService(s, cfg, j)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.router = r
 	s.run(0)
-	if r.err != nil {
-		t.Fatal(r.err)
+	if err := r.err(); err != nil {
+		t.Fatal(err)
 	}
 	return s
 }

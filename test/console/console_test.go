@@ -1,6 +1,9 @@
 package console
 
 import (
+	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -69,7 +72,7 @@ func TestABusyRouter(t *testing.T) {
 		b.do("ask with a body", chromedp.SetValue(chromedp.CSS("#choose-text"), `{"messages":[{"role":"user","content":"hello"}]}`), chromedp.Click(chromedp.CSS("#choose button")))
 		b.until("the candidates are shown again", `document.querySelectorAll('#chosen tr.pick').length === 1`)
 		b.do("ask nonsense", chromedp.SetValue(chromedp.CSS("#choose-text"), `{"messages":`), chromedp.Click(chromedp.CSS("#choose button")))
-		b.until("it says what is wrong", `document.getElementById('chosen').innerText.includes('no valid JSON')`)
+		b.until("it says what is wrong", `document.getElementById('chosen').innerText.includes('not valid JSON')`)
 		b.do("ask again", chromedp.SetValue(chromedp.CSS("#choose-text"), "You work for customer 2"), chromedp.Click(chromedp.CSS("#choose button")))
 		b.until("the candidates are back", `document.querySelectorAll('#chosen tr.pick').length === 1`)
 	})
@@ -118,6 +121,50 @@ func keysOnly(b *browser) {
 	b.do("escape", chromedp.KeyEvent(kb.Escape))
 	b.until("the explanation is closed", `document.querySelectorAll('#explain tr').length === 0`)
 	b.until("the focus is back in the list", `document.activeElement.closest('#decision-table')`)
+}
+
+// Browsers send a key as the password of basic authentication, to the page and to the RPCs that it reads.
+func TestAConsoleThatNeedsAKey(t *testing.T) {
+	keys := filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(keys, []byte("ops:observe-key-0001 roles=observe\nteam:infer-key-0001 roles=infer\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := startFleet(t, 0, "api.keys_file="+keys)
+	b := openBrowser(t, "http://")
+	b.look(1280, 900, "light")
+	b.expectFaults() // the browser writes that it was asked for a key
+	for user, want := range map[string]string{"ops:observe-key-0001": "no replica", "team:infer-key-0001": ""} {
+		b.do("give the key", chromedp.Navigate("http://"+user+"@"+f.admin+"/console/"))
+		if want == "" {
+			b.until("the key is not enough", `document.body.innerText.includes('PERMISSION_DENIED')`)
+			continue
+		}
+		b.do("open the console", chromedp.Navigate("http://"+f.admin+"/console/"))
+		b.until("the RPCs answer", `document.getElementById('status').textContent.includes('`+want+`')`)
+		b.do("ask", chromedp.Evaluate[chromedp.Void](`document.getElementById('find-id').value = 'x'; document.querySelector('#find button').click()`))
+		b.until("it is answered", `document.getElementById('explain').innerText.includes('Nothing is known of x')`)
+	}
+}
+
+func TestAnOutage(t *testing.T) {
+	f := startFleet(t, 1)
+	f.replicas[0].stop()
+	b := open(t, f)
+	b.until("the replica is unhealthy", `document.getElementById('replica-table').innerText.includes('unhealthy')`)
+	for range 20 {
+		resp, err := http.Post("http://"+f.http+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"demo-70b","messages":[{"role":"user","content":"hello"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusServiceUnavailable {
+			t.Errorf("a request is answered %d", resp.StatusCode)
+		}
+	}
+	b.until("the requests have failed, and why", `[...document.querySelectorAll('#tiles .tile')].some((t) => t.innerText.includes('Failed') && t.classList.contains('bad') && t.querySelector('b').innerText === '20' && t.innerText.includes('20 no replica'))`)
+	b.until("none of them runs", `[...document.querySelectorAll('#decision-table tbody tr')].every((r) => r.innerText.includes('unserved'))`)
+	b.views("outage")
+	b.clean()
 }
 
 func TestADeadReplica(t *testing.T) {

@@ -413,11 +413,17 @@ func TestKeysWithoutRolesMoveNothing(t *testing.T) {
 		{s.HTTP, "GET", "/kvpilot/v1/loads", ``},
 		{s.HTTP, "POST", "/sleep", `{"model":"sim"}`},
 		{s.Admin, "GET", "/console/", ``},
-		{s.Admin, "GET", "/console/api/state", ``},
-		{s.Admin, "GET", "/console/api/watch", ``},
-		{s.Admin, "GET", "/console/api/explain?id=x", ``},
-		{s.Admin, "GET", "/console/api/traces", ``},
-		{s.Admin, "POST", "/console/api/choose", `{}`},
+		{s.Admin, "GET", "/kvpilot/v1/status", ``},
+		{s.Admin, "GET", "/kvpilot/v1/history", ``},
+		{s.Admin, "GET", "/kvpilot/v1/traces", ``},
+		{s.Admin, "GET", "/kvpilot/v1/replicas", ``},
+		{s.Admin, "GET", "/kvpilot/v1/loads", ``},
+		{s.Admin, "GET", "/kvpilot/v1/decisions", ``},
+		{s.Admin, "GET", "/kvpilot/v1/decisions/x", ``},
+		{s.Admin, "POST", "/kvpilot/v1/choose", `{"dry_run":true}`},
+		{s.HTTP, "GET", "/kvpilot/v1/status", ``},
+		{s.HTTP, "GET", "/kvpilot/v1/history", ``},
+		{s.HTTP, "GET", "/kvpilot/v1/traces", ``},
 		{s.Admin, "GET", "/debug/pprof/heap", ``},
 		{s.Admin, "GET", "/debug/pprof/cmdline", ``},
 	} {
@@ -428,9 +434,19 @@ func TestKeysWithoutRolesMoveNothing(t *testing.T) {
 		}
 	}
 	t.Logf("%d of %d come through", passed, tries)
-	for path, want := range map[string]int{"/console/api/state": 200, "/debug/pprof/cmdline": 403} {
+	for path, want := range map[string]int{"/kvpilot/v1/status": 200, "/kvpilot/v1/decisions": 200, "/kvpilot/v1/config/versions": 403, "/debug/pprof/cmdline": 403} {
 		if got := askWith(t, s.Admin, observerKey, "GET", path, ""); got.status != want {
 			t.Errorf("an observer's %s: %d", path, got.status)
+		}
+	}
+	for body, want := range map[string]int{`{"text":"x","dry_run":true}`: 200, `{"text":"x"}`: 403} {
+		if got := askWith(t, s.Admin, observerKey, "POST", "/kvpilot/v1/choose", body); got.status != want {
+			t.Errorf("an observer chooses with %s: %d %s", body, got.status, got.body)
+		}
+	}
+	for _, path := range []string{"/kvpilot/v1/replicas", "/kvpilot/v1/replicas/" + id + ":drain", "/kvpilot/v1/config:reload", "/v1/chat/completions"} { // nothing changes here
+		if got := askWith(t, s.Admin, adminKey, "POST", path, `{}`); got.status != 404 && got.status != 405 {
+			t.Errorf("POST %s at the admin address: %d %s", path, got.status, got.body)
 		}
 	}
 	if got := askWith(t, s.Admin, adminKey, "GET", "/debug/pprof/cmdline", ""); got.status != 200 {

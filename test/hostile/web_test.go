@@ -95,6 +95,28 @@ func TestWebPagesReachNothing(t *testing.T) {
 	alive(t, s)
 }
 
+// The console's RPCs are for its own page, whichever pages gateway.allow_origins lets call the engines.
+func TestTheAdminAddressKnowsNoOtherOrigin(t *testing.T) {
+	s := stack.Start(t, stack.Options{Configure: func(c *config.Config) { c.Gateway.AllowOrigins = []string{"*"} }})
+	const evil = "https://evil.example"
+	for _, path := range []string{"/kvpilot/v1/decisions", "/kvpilot/v1/status", "/kvpilot/v1/replicas:watch"} {
+		if resp := page(t, "GET", s.Admin, path, "", evil, "cross-site", "", ""); resp.Header.Get("Access-Control-Allow-Origin") != "" {
+			t.Errorf("%s: a page of another origin may read the answer", path)
+		}
+	}
+	for _, how := range [][2]string{{"cross-site", "application/json"}, {"", "application/json"}, {"cross-site", "text/plain"}} {
+		if resp := page(t, "POST", s.Admin, "/kvpilot/v1/choose", "", evil, how[0], how[1], `{"text":"a","dry_run":true}`); resp.StatusCode != http.StatusForbidden {
+			t.Errorf("a dry run by a page of another origin, %q: %d", how, resp.StatusCode)
+		}
+	}
+	if resp := page(t, "OPTIONS", s.Admin, "/kvpilot/v1/choose", "", evil, "cross-site", "", ""); resp.StatusCode < 400 || resp.Header.Get("Access-Control-Allow-Origin") != "" {
+		t.Errorf("a preflight: %d %v", resp.StatusCode, resp.Header)
+	}
+	if resp := page(t, "POST", s.Admin, "/kvpilot/v1/choose", "", "http://"+s.Admin, "same-origin", "application/json", `{"text":"a","dry_run":true}`); resp.StatusCode != http.StatusOK {
+		t.Errorf("the console's own dry run: %d", resp.StatusCode)
+	}
+}
+
 // Item 3: without keys, nobody registers a replica unless the operator allows it.
 func TestRegistrationIsOffByDefault(t *testing.T) {
 	s := stack.Start(t, stack.Options{})

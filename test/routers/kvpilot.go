@@ -71,21 +71,32 @@ type forecast struct {
 	HeldMean float64 `json:"held_mean_s"`
 }
 
-// entry is the part of a line of the decisions file that matters here.
+// entry is the part of a line of the decisions file that matters here: a Decision of the contract.
 type entry struct {
-	Decision struct {
-		Chosen     int           `json:"chosen"`
-		Held       time.Duration `json:"held_ns"`
-		Candidates []struct {
-			Replica   string  `json:"replica"`
-			TokenTime float64 `json:"token_s"`
-		} `json:"candidates"`
-	} `json:"decision"`
+	Held       span `json:"held"`
+	Candidates []struct {
+		Replica string `json:"replica_id"`
+		Speed   struct {
+			Rate float64 `json:"tokens_per_second"`
+		} `json:"speed"`
+	} `json:"candidates"`
 	Outcome struct {
-		TTFT      time.Duration `json:"ttft_ns"`
-		Predicted time.Duration `json:"predicted_ttft_ns"`
+		TTFT      span `json:"ttft"`
+		Predicted span `json:"predicted_ttft"`
 	} `json:"outcome"`
 }
+
+// span is a duration in the contract's JSON: "0.120s".
+type span time.Duration
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *span) UnmarshalText(text []byte) error {
+	d, err := time.ParseDuration(string(text))
+	*s = span(d)
+	return err
+}
+
+func (s span) seconds() float64 { return time.Duration(s).Seconds() }
 
 // forecast reads the decisions of all router processes, once these have ended.
 func (r *running) forecast(replicas int) (*forecast, error) {
@@ -95,13 +106,13 @@ func (r *running) forecast(replicas int) (*forecast, error) {
 	for _, dir := range r.dirs {
 		rates := make([]float64, replicas)
 		err := readEntries(filepath.Join(dir, "decisions.jsonl"), func(e *entry) {
-			held += e.Decision.Held
+			held += time.Duration(e.Held)
 			if e.Outcome.TTFT > 0 && e.Outcome.Predicted > 0 {
-				ratios = append(ratios, e.Outcome.Predicted.Seconds()/e.Outcome.TTFT.Seconds())
+				ratios = append(ratios, e.Outcome.Predicted.seconds()/e.Outcome.TTFT.seconds())
 			}
-			for _, c := range e.Decision.Candidates {
-				if n, err := strconv.Atoi(strings.TrimPrefix(c.Replica, "replica-")); err == nil && n < replicas && c.TokenTime > 0 {
-					rates[n] = 1 / c.TokenTime
+			for _, c := range e.Candidates {
+				if n, err := strconv.Atoi(strings.TrimPrefix(c.Replica, "replica-")); err == nil && n < replicas && c.Speed.Rate > 0 {
+					rates[n] = c.Speed.Rate
 				}
 			}
 		})

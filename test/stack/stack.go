@@ -22,13 +22,19 @@ import (
 type Stack struct {
 	// HTTP, GRPC and Admin are the router's addresses (host:port).
 	HTTP, GRPC, Admin string
+	// Gossip is where other routers join this one; empty unless Configure sets fleet.listen.
+	Gossip string
 	// Replicas are the base URLs of the simulated replicas.
 	Replicas []string
+	// Stop stops the router, and returns when it has ended.
+	Stop func()
 }
 
 // Options say what to start; the zero value starts two fast replicas.
 type Options struct {
-	Replicas  int
+	Replicas int
+	// Existing are base URLs of replicas that run already; then none are started.
+	Existing  []string
 	Engine    func(*enginesim.Config)
 	Configure func(*config.Config)
 }
@@ -43,9 +49,13 @@ func Start(t testing.TB, o Options) *Stack {
 	c := config.Default()
 	c.Telemetry.LogLevel = "error"
 	c.Listen.DrainTimeout = time.Second
-	for range max(o.Replicas, 1+boolInt(o.Replicas == 0)) {
-		url := startReplica(ctx, t, &running, o.Engine)
-		s.Replicas = append(s.Replicas, url)
+	s.Replicas = o.Existing
+	if len(o.Existing) == 0 {
+		for range max(o.Replicas, 1+boolInt(o.Replicas == 0)) {
+			s.Replicas = append(s.Replicas, startReplica(ctx, t, &running, o.Engine))
+		}
+	}
+	for _, url := range s.Replicas {
 		c.Registry.Replicas = append(c.Registry.Replicas, registry.Spec{URL: url})
 	}
 	if o.Configure != nil {
@@ -96,15 +106,28 @@ func (s *Stack) startRouter(ctx context.Context, t testing.TB, running *sync.Wai
 	t.Helper()
 	listeners := server.Listeners{HTTP: listen(t), GRPC: listen(t), Admin: listen(t)}
 	s.HTTP, s.GRPC, s.Admin = listeners.HTTP.Addr().String(), listeners.GRPC.Addr().String(), listeners.Admin.Addr().String()
-	router, err := server.New(ctx, c, server.Params{LogTo: io.Discard, Version: "test", Listeners: listeners})
+	serving := make(chan server.Addresses, 1)
+	router, err := server.New(ctx, c, server.Params{
+		LogTo: io.Discard, Version: "test", Listeners: listeners, OnServing: func(a server.Addresses) { serving <- a },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	within, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	s.Stop = func() { cancel(); <-ended }
 	running.Go(func() {
-		if err := router.Run(ctx); err != nil && ctx.Err() == nil {
+		defer close(ended)
+		defer cancel()
+		if err := router.Run(within); err != nil && within.Err() == nil {
 			t.Errorf("router: %v", err)
 		}
 	})
+	select {
+	case at := <-serving:
+		s.Gossip = at.Gossip
+	case <-ended:
+	}
 }
 
 // waitReady waits until the router takes requests, which it says without asking for a key.

@@ -106,20 +106,23 @@ const (
 	End_END_REMOVED End = 7
 	// The stream was cut off after its first byte and is resumed on another replica, as the next attempt.
 	End_END_RESUMED End = 9
+	// No replica could take the request: it was answered with an error.
+	End_END_UNSERVED End = 10
 )
 
 // Enum value maps for End.
 var (
 	End_name = map[int32]string{
-		0: "END_UNSPECIFIED",
-		1: "END_COMPLETED",
-		2: "END_CANCELED",
-		3: "END_REJECTED",
-		4: "END_FAILED",
-		5: "END_MOVED",
-		6: "END_EXPIRED",
-		7: "END_REMOVED",
-		9: "END_RESUMED",
+		0:  "END_UNSPECIFIED",
+		1:  "END_COMPLETED",
+		2:  "END_CANCELED",
+		3:  "END_REJECTED",
+		4:  "END_FAILED",
+		5:  "END_MOVED",
+		6:  "END_EXPIRED",
+		7:  "END_REMOVED",
+		9:  "END_RESUMED",
+		10: "END_UNSERVED",
 	}
 	End_value = map[string]int32{
 		"END_UNSPECIFIED": 0,
@@ -131,6 +134,7 @@ var (
 		"END_EXPIRED":     6,
 		"END_REMOVED":     7,
 		"END_RESUMED":     9,
+		"END_UNSERVED":    10,
 	}
 )
 
@@ -259,7 +263,7 @@ type Decision struct {
 	DryRun bool `protobuf:"varint,14,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// How much more the best other candidate would have cost, in the policy's unit (milliseconds for predicted-ttft).
 	Margin float64 `protobuf:"fixed64,15,opt,name=margin,proto3" json:"margin,omitempty"`
-	// The policy's parameters for this request, by name.
+	// The policy's parameters for this request, by name; those that are 0 are left out.
 	Params map[string]float64 `protobuf:"bytes,16,rep,name=params,proto3" json:"params,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// The fleet's estimated load at that time, 0 to 1.
 	Load float64 `protobuf:"fixed64,17,opt,name=load,proto3" json:"load,omitempty"`
@@ -271,7 +275,9 @@ type Decision struct {
 	Took *durationpb.Duration `protobuf:"bytes,20,opt,name=took,proto3" json:"took,omitempty"`
 	// How often the choice was repeated because other requests booked the rank first.
 	Tries uint32 `protobuf:"varint,21,opt,name=tries,proto3" json:"tries,omitempty"`
-	// Every rank that was considered, vetoed ones included.
+	// Every rank that was considered, vetoed ones included. In a pool of more than 64 ranks, those that mattered, unless the
+	// decision was made to be read (a dry run, explain): the chosen one, the 32 cheapest, the 16 that hold most of the prompt, the
+	// fastest, those that the policy remembers, the cheapest of another replica, and one of each veto.
 	Candidates []*Candidate `protobuf:"bytes,22,rep,name=candidates,proto3" json:"candidates,omitempty"`
 	// The outcome; absent while the request runs or when it was not reported.
 	Outcome *Outcome `protobuf:"bytes,23,opt,name=outcome,proto3" json:"outcome,omitempty"`
@@ -284,7 +290,38 @@ type Decision struct {
 	// The span within it in which the decision was made, in hex.
 	SpanId string `protobuf:"bytes,27,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
 	// The caller's tenant; empty when callers need no key.
-	Tenant        string `protobuf:"bytes,30,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant string `protobuf:"bytes,30,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// What predicted-ttft makes small: ttft, answer or slo. Empty for other policies.
+	Objective string `protobuf:"bytes,31,opt,name=objective,proto3" json:"objective,omitempty"`
+	// The time to the first token that the request must keep. Absent: no target.
+	TargetTtft *durationpb.Duration `protobuf:"bytes,32,opt,name=target_ttft,json=targetTtft,proto3" json:"target_ttft,omitempty"`
+	// The mean time of each token after the first that the request must keep. Absent: no target.
+	TargetTpot *durationpb.Duration `protobuf:"bytes,33,opt,name=target_tpot,json=targetTpot,proto3" json:"target_tpot,omitempty"`
+	// The key that the policy goes by was missing: no token ids were known, or, for consistent-hash, there is no session.
+	Keyless bool `protobuf:"varint,34,opt,name=keyless,proto3" json:"keyless,omitempty"`
+	// The request could go to one replica only: the caller named it, or it stores what the request continues.
+	Pinned bool `protobuf:"varint,35,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	// The prompt exceeds every context; only the ranks with the longest are left.
+	TooLong bool `protobuf:"varint,36,opt,name=too_long,json=tooLong,proto3" json:"too_long,omitempty"`
+	// The length in characters of the text that the policy compares; 0 when it reads none.
+	PromptChars uint32 `protobuf:"varint,37,opt,name=prompt_chars,json=promptChars,proto3" json:"prompt_chars,omitempty"`
+	// Round-robin's position.
+	Cursor uint32 `protobuf:"varint,38,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	// The time since the request first asked, which counts against its targets.
+	Waited *durationpb.Duration `protobuf:"bytes,39,opt,name=waited,proto3" json:"waited,omitempty"`
+	// The part of took that finding the overlaps took.
+	Scored *durationpb.Duration `protobuf:"bytes,40,opt,name=scored,proto3" json:"scored,omitempty"`
+	// The id of the router that decided for the one that was asked; empty when that one decided itself.
+	DecidedBy string `protobuf:"bytes,41,opt,name=decided_by,json=decidedBy,proto3" json:"decided_by,omitempty"`
+	// The id of the router that asked for the decision; empty when a client did.
+	AskedBy string `protobuf:"bytes,42,opt,name=asked_by,json=askedBy,proto3" json:"asked_by,omitempty"`
+	// Why a router of a fleet decided without the others; empty when it did not.
+	Alone string `protobuf:"bytes,43,opt,name=alone,proto3" json:"alone,omitempty"`
+	// Ranks that could serve and are not among the candidates. All were priced; where this router decided, none costs less than the
+	// 32 cheapest.
+	Others uint32 `protobuf:"varint,44,opt,name=others,proto3" json:"others,omitempty"`
+	// Ranks that could not serve and are not among the candidates.
+	VetoedOthers  uint32 `protobuf:"varint,45,opt,name=vetoed_others,json=vetoedOthers,proto3" json:"vetoed_others,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -515,6 +552,111 @@ func (x *Decision) GetTenant() string {
 	return ""
 }
 
+func (x *Decision) GetObjective() string {
+	if x != nil {
+		return x.Objective
+	}
+	return ""
+}
+
+func (x *Decision) GetTargetTtft() *durationpb.Duration {
+	if x != nil {
+		return x.TargetTtft
+	}
+	return nil
+}
+
+func (x *Decision) GetTargetTpot() *durationpb.Duration {
+	if x != nil {
+		return x.TargetTpot
+	}
+	return nil
+}
+
+func (x *Decision) GetKeyless() bool {
+	if x != nil {
+		return x.Keyless
+	}
+	return false
+}
+
+func (x *Decision) GetPinned() bool {
+	if x != nil {
+		return x.Pinned
+	}
+	return false
+}
+
+func (x *Decision) GetTooLong() bool {
+	if x != nil {
+		return x.TooLong
+	}
+	return false
+}
+
+func (x *Decision) GetPromptChars() uint32 {
+	if x != nil {
+		return x.PromptChars
+	}
+	return 0
+}
+
+func (x *Decision) GetCursor() uint32 {
+	if x != nil {
+		return x.Cursor
+	}
+	return 0
+}
+
+func (x *Decision) GetWaited() *durationpb.Duration {
+	if x != nil {
+		return x.Waited
+	}
+	return nil
+}
+
+func (x *Decision) GetScored() *durationpb.Duration {
+	if x != nil {
+		return x.Scored
+	}
+	return nil
+}
+
+func (x *Decision) GetDecidedBy() string {
+	if x != nil {
+		return x.DecidedBy
+	}
+	return ""
+}
+
+func (x *Decision) GetAskedBy() string {
+	if x != nil {
+		return x.AskedBy
+	}
+	return ""
+}
+
+func (x *Decision) GetAlone() string {
+	if x != nil {
+		return x.Alone
+	}
+	return ""
+}
+
+func (x *Decision) GetOthers() uint32 {
+	if x != nil {
+		return x.Others
+	}
+	return 0
+}
+
+func (x *Decision) GetVetoedOthers() uint32 {
+	if x != nil {
+		return x.VetoedOthers
+	}
+	return 0
+}
+
 // Candidate is one rank as a decision saw it, with the policy's numbers for it.
 type Candidate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -557,7 +699,35 @@ type Candidate struct {
 	// What the policy compares; the lowest wins. Milliseconds for predicted-ttft, otherwise the policy's own unit.
 	Cost float64 `protobuf:"fixed64,19,opt,name=cost,proto3" json:"cost,omitempty"`
 	// How long the rank has been silent with requests in flight, in milliseconds, where that is its veto (stalled).
-	SilentMs      float64 `protobuf:"fixed64,21,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"`
+	SilentMs float64 `protobuf:"fixed64,21,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"`
+	// How fast the rank was taken to be.
+	Speed *RankSpeed `protobuf:"bytes,22,opt,name=speed,proto3" json:"speed,omitempty"`
+	// The share by which the rank's decodes slow a prefill down.
+	Slowdown float64 `protobuf:"fixed64,23,opt,name=slowdown,proto3" json:"slowdown,omitempty"`
+	// The predicted work of requests that wait in the router for this rank and go first, in milliseconds.
+	PlannedMs float64 `protobuf:"fixed64,24,opt,name=planned_ms,json=plannedMs,proto3" json:"planned_ms,omitempty"`
+	// The time of a step whose token budget is full of prefill, in milliseconds.
+	FullStepMs float64 `protobuf:"fixed64,25,opt,name=full_step_ms,json=fullStepMs,proto3" json:"full_step_ms,omitempty"`
+	// How much longer than on an idle rank decoding would take here, in milliseconds, weighted.
+	DecodeMs float64 `protobuf:"fixed64,26,opt,name=decode_ms,json=decodeMs,proto3" json:"decode_ms,omitempty"`
+	// The predicted time until KV memory is free that is promised to others, in milliseconds.
+	CrowdingMs float64 `protobuf:"fixed64,27,opt,name=crowding_ms,json=crowdingMs,proto3" json:"crowding_ms,omitempty"`
+	// The predicted time of each token after the first, in milliseconds.
+	TpotMs float64 `protobuf:"fixed64,28,opt,name=tpot_ms,json=tpotMs,proto3" json:"tpot_ms,omitempty"`
+	// The share by which the prediction misses a target, whichever it misses by more; 0 when both are kept.
+	Late float64 `protobuf:"fixed64,29,opt,name=late,proto3" json:"late,omitempty"`
+	// Requests per second that lately came back to what the rank holds.
+	ReturnsPerSecond float64 `protobuf:"fixed64,30,opt,name=returns_per_second,json=returnsPerSecond,proto3" json:"returns_per_second,omitempty"`
+	// The prefill time that each of them was spared, in milliseconds.
+	SavedMs float64 `protobuf:"fixed64,31,opt,name=saved_ms,json=savedMs,proto3" json:"saved_ms,omitempty"`
+	// How long one of them would find the rank prefilling for others, on average, in milliseconds.
+	ResidualMs float64 `protobuf:"fixed64,32,opt,name=residual_ms,json=residualMs,proto3" json:"residual_ms,omitempty"`
+	// Leading characters of the prompt that the text tree knows for this replica (prefix-affinity).
+	Chars uint32 `protobuf:"varint,33,opt,name=chars,proto3" json:"chars,omitempty"`
+	// The size of the replica's text tree in characters (prefix-affinity).
+	HeldChars uint32 `protobuf:"varint,34,opt,name=held_chars,json=heldChars,proto3" json:"held_chars,omitempty"`
+	// The rank's position on the hash ring for this request, 1 for the owner; 0 when it is not among its successors (consistent-hash).
+	Place         uint32 `protobuf:"varint,35,opt,name=place,proto3" json:"place,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -732,6 +902,223 @@ func (x *Candidate) GetSilentMs() float64 {
 	return 0
 }
 
+func (x *Candidate) GetSpeed() *RankSpeed {
+	if x != nil {
+		return x.Speed
+	}
+	return nil
+}
+
+func (x *Candidate) GetSlowdown() float64 {
+	if x != nil {
+		return x.Slowdown
+	}
+	return 0
+}
+
+func (x *Candidate) GetPlannedMs() float64 {
+	if x != nil {
+		return x.PlannedMs
+	}
+	return 0
+}
+
+func (x *Candidate) GetFullStepMs() float64 {
+	if x != nil {
+		return x.FullStepMs
+	}
+	return 0
+}
+
+func (x *Candidate) GetDecodeMs() float64 {
+	if x != nil {
+		return x.DecodeMs
+	}
+	return 0
+}
+
+func (x *Candidate) GetCrowdingMs() float64 {
+	if x != nil {
+		return x.CrowdingMs
+	}
+	return 0
+}
+
+func (x *Candidate) GetTpotMs() float64 {
+	if x != nil {
+		return x.TpotMs
+	}
+	return 0
+}
+
+func (x *Candidate) GetLate() float64 {
+	if x != nil {
+		return x.Late
+	}
+	return 0
+}
+
+func (x *Candidate) GetReturnsPerSecond() float64 {
+	if x != nil {
+		return x.ReturnsPerSecond
+	}
+	return 0
+}
+
+func (x *Candidate) GetSavedMs() float64 {
+	if x != nil {
+		return x.SavedMs
+	}
+	return 0
+}
+
+func (x *Candidate) GetResidualMs() float64 {
+	if x != nil {
+		return x.ResidualMs
+	}
+	return 0
+}
+
+func (x *Candidate) GetChars() uint32 {
+	if x != nil {
+		return x.Chars
+	}
+	return 0
+}
+
+func (x *Candidate) GetHeldChars() uint32 {
+	if x != nil {
+		return x.HeldChars
+	}
+	return 0
+}
+
+func (x *Candidate) GetPlace() uint32 {
+	if x != nil {
+		return x.Place
+	}
+	return 0
+}
+
+// RankSpeed is how fast a rank is, as the router has learned it.
+type RankSpeed struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The prefill rate of a short prompt, in tokens per second; 0 when unknown.
+	TokensPerSecond float64 `protobuf:"fixed64,1,opt,name=tokens_per_second,json=tokensPerSecond,proto3" json:"tokens_per_second,omitempty"`
+	// The context length in tokens at which attention halves that rate; 0 when attention is not modelled.
+	BendTokens float64 `protobuf:"fixed64,2,opt,name=bend_tokens,json=bendTokens,proto3" json:"bend_tokens,omitempty"`
+	// The time of a decode step, in milliseconds.
+	StepMs float64 `protobuf:"fixed64,3,opt,name=step_ms,json=stepMs,proto3" json:"step_ms,omitempty"`
+	// The time that a request spends outside of engine steps, in milliseconds.
+	OverheadMs float64 `protobuf:"fixed64,4,opt,name=overhead_ms,json=overheadMs,proto3" json:"overhead_ms,omitempty"`
+	// The uncertainty of the rate as a share of it.
+	Spread float64 `protobuf:"fixed64,5,opt,name=spread,proto3" json:"spread,omitempty"`
+	// Where the rate comes from: prior (nothing was seen), engine (its own counters), kind (ranks of the same kind), learned, or
+	// distrusted (the median of the kind, because the rank's predictions have been wrong for a while).
+	Source string `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
+	// The share of the rank's recent time that the prefill routed to it takes.
+	Busy float64 `protobuf:"fixed64,7,opt,name=busy,proto3" json:"busy,omitempty"`
+	// The pieces of busy time behind the rate; 0 while it is only assumed. Not set in decisions.
+	Samples uint32 `protobuf:"varint,8,opt,name=samples,proto3" json:"samples,omitempty"`
+	// The mean of predicted divided by actual time to the first token of late; 0 when there was none. Not set in decisions.
+	PredictionRatio float64 `protobuf:"fixed64,9,opt,name=prediction_ratio,json=predictionRatio,proto3" json:"prediction_ratio,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *RankSpeed) Reset() {
+	*x = RankSpeed{}
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RankSpeed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RankSpeed) ProtoMessage() {}
+
+func (x *RankSpeed) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RankSpeed.ProtoReflect.Descriptor instead.
+func (*RankSpeed) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RankSpeed) GetTokensPerSecond() float64 {
+	if x != nil {
+		return x.TokensPerSecond
+	}
+	return 0
+}
+
+func (x *RankSpeed) GetBendTokens() float64 {
+	if x != nil {
+		return x.BendTokens
+	}
+	return 0
+}
+
+func (x *RankSpeed) GetStepMs() float64 {
+	if x != nil {
+		return x.StepMs
+	}
+	return 0
+}
+
+func (x *RankSpeed) GetOverheadMs() float64 {
+	if x != nil {
+		return x.OverheadMs
+	}
+	return 0
+}
+
+func (x *RankSpeed) GetSpread() float64 {
+	if x != nil {
+		return x.Spread
+	}
+	return 0
+}
+
+func (x *RankSpeed) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *RankSpeed) GetBusy() float64 {
+	if x != nil {
+		return x.Busy
+	}
+	return 0
+}
+
+func (x *RankSpeed) GetSamples() uint32 {
+	if x != nil {
+		return x.Samples
+	}
+	return 0
+}
+
+func (x *RankSpeed) GetPredictionRatio() float64 {
+	if x != nil {
+		return x.PredictionRatio
+	}
+	return 0
+}
+
 // Shadow is the choice of a policy that ran in parallel and was not served.
 type Shadow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -751,7 +1138,7 @@ type Shadow struct {
 
 func (x *Shadow) Reset() {
 	*x = Shadow{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -763,7 +1150,7 @@ func (x *Shadow) String() string {
 func (*Shadow) ProtoMessage() {}
 
 func (x *Shadow) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -776,7 +1163,7 @@ func (x *Shadow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shadow.ProtoReflect.Descriptor instead.
 func (*Shadow) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Shadow) GetPolicy() string {
@@ -819,7 +1206,7 @@ type Outcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How the request left its replica.
 	End End `protobuf:"varint,1,opt,name=end,proto3,enum=kvpilot.v1.End" json:"end,omitempty"`
-	// The replica that served; an external caller may have reported another one than was chosen.
+	// The replica that served; an external caller may have reported another one than was chosen. Empty when none did.
 	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	// The rank that served.
 	Rank uint32 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
@@ -837,13 +1224,15 @@ type Outcome struct {
 	CachedTokens *uint32 `protobuf:"varint,9,opt,name=cached_tokens,json=cachedTokens,proto3,oneof" json:"cached_tokens,omitempty"`
 	// The cached tokens that the decision predicted.
 	PredictedCachedTokens uint32 `protobuf:"varint,10,opt,name=predicted_cached_tokens,json=predictedCachedTokens,proto3" json:"predicted_cached_tokens,omitempty"`
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// Produced tokens by the router's count of the stream's pieces, where the engine gave no count. Absent otherwise.
+	CountedOutputTokens *uint32 `protobuf:"varint,11,opt,name=counted_output_tokens,json=countedOutputTokens,proto3,oneof" json:"counted_output_tokens,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +1244,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +1257,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Outcome) GetEnd() End {
@@ -941,6 +1330,13 @@ func (x *Outcome) GetPredictedCachedTokens() uint32 {
 	return 0
 }
 
+func (x *Outcome) GetCountedOutputTokens() uint32 {
+	if x != nil && x.CountedOutputTokens != nil {
+		return *x.CountedOutputTokens
+	}
+	return 0
+}
+
 var File_kvpilot_v1_decision_proto protoreflect.FileDescriptor
 
 const file_kvpilot_v1_decision_proto_rawDesc = "" +
@@ -953,7 +1349,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\xf5\a\n" +
+	"diskTokens\"\x86\f\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -988,10 +1384,28 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x04seed\x18\x19 \x01(\x06R\x04seed\x12\x19\n" +
 	"\btrace_id\x18\x1a \x01(\tR\atraceId\x12\x17\n" +
 	"\aspan_id\x18\x1b \x01(\tR\x06spanId\x12\x16\n" +
-	"\x06tenant\x18\x1e \x01(\tR\x06tenant\x1a9\n" +
+	"\x06tenant\x18\x1e \x01(\tR\x06tenant\x12\x1c\n" +
+	"\tobjective\x18\x1f \x01(\tR\tobjective\x12:\n" +
+	"\vtarget_ttft\x18  \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"targetTtft\x12:\n" +
+	"\vtarget_tpot\x18! \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"targetTpot\x12\x18\n" +
+	"\akeyless\x18\" \x01(\bR\akeyless\x12\x16\n" +
+	"\x06pinned\x18# \x01(\bR\x06pinned\x12\x19\n" +
+	"\btoo_long\x18$ \x01(\bR\atooLong\x12!\n" +
+	"\fprompt_chars\x18% \x01(\rR\vpromptChars\x12\x16\n" +
+	"\x06cursor\x18& \x01(\rR\x06cursor\x121\n" +
+	"\x06waited\x18' \x01(\v2\x19.google.protobuf.DurationR\x06waited\x121\n" +
+	"\x06scored\x18( \x01(\v2\x19.google.protobuf.DurationR\x06scored\x12\x1d\n" +
+	"\n" +
+	"decided_by\x18) \x01(\tR\tdecidedBy\x12\x19\n" +
+	"\basked_by\x18* \x01(\tR\aaskedBy\x12\x14\n" +
+	"\x05alone\x18+ \x01(\tR\x05alone\x12\x16\n" +
+	"\x06others\x18, \x01(\rR\x06others\x12#\n" +
+	"\rvetoed_others\x18- \x01(\rR\fvetoedOthers\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x1c\x10\x1dJ\x04\b\x1d\x10\x1eR\bovertookR\aresumes\"\xab\x05\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x1c\x10\x1dJ\x04\b\x1d\x10\x1eR\bovertookR\aresumes\"\xd5\b\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -1017,16 +1431,47 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"prefill_ms\x18\x11 \x01(\x01R\tprefillMs\x12\x17\n" +
 	"\attft_ms\x18\x12 \x01(\x01R\x06ttftMs\x12\x12\n" +
 	"\x04cost\x18\x13 \x01(\x01R\x04cost\x12\x1b\n" +
-	"\tsilent_ms\x18\x15 \x01(\x01R\bsilentMsB\x11\n" +
+	"\tsilent_ms\x18\x15 \x01(\x01R\bsilentMs\x12+\n" +
+	"\x05speed\x18\x16 \x01(\v2\x15.kvpilot.v1.RankSpeedR\x05speed\x12\x1a\n" +
+	"\bslowdown\x18\x17 \x01(\x01R\bslowdown\x12\x1d\n" +
+	"\n" +
+	"planned_ms\x18\x18 \x01(\x01R\tplannedMs\x12 \n" +
+	"\ffull_step_ms\x18\x19 \x01(\x01R\n" +
+	"fullStepMs\x12\x1b\n" +
+	"\tdecode_ms\x18\x1a \x01(\x01R\bdecodeMs\x12\x1f\n" +
+	"\vcrowding_ms\x18\x1b \x01(\x01R\n" +
+	"crowdingMs\x12\x17\n" +
+	"\atpot_ms\x18\x1c \x01(\x01R\x06tpotMs\x12\x12\n" +
+	"\x04late\x18\x1d \x01(\x01R\x04late\x12,\n" +
+	"\x12returns_per_second\x18\x1e \x01(\x01R\x10returnsPerSecond\x12\x19\n" +
+	"\bsaved_ms\x18\x1f \x01(\x01R\asavedMs\x12\x1f\n" +
+	"\vresidual_ms\x18  \x01(\x01R\n" +
+	"residualMs\x12\x14\n" +
+	"\x05chars\x18! \x01(\rR\x05chars\x12\x1d\n" +
+	"\n" +
+	"held_chars\x18\" \x01(\rR\theldChars\x12\x14\n" +
+	"\x05place\x18# \x01(\rR\x05placeB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
-	"\t_kv_usageJ\x04\b\x14\x10\x15R\tyields_ms\"\x88\x01\n" +
+	"\t_kv_usageJ\x04\b\x14\x10\x15R\tyields_ms\"\x9b\x02\n" +
+	"\tRankSpeed\x12*\n" +
+	"\x11tokens_per_second\x18\x01 \x01(\x01R\x0ftokensPerSecond\x12\x1f\n" +
+	"\vbend_tokens\x18\x02 \x01(\x01R\n" +
+	"bendTokens\x12\x17\n" +
+	"\astep_ms\x18\x03 \x01(\x01R\x06stepMs\x12\x1f\n" +
+	"\voverhead_ms\x18\x04 \x01(\x01R\n" +
+	"overheadMs\x12\x16\n" +
+	"\x06spread\x18\x05 \x01(\x01R\x06spread\x12\x16\n" +
+	"\x06source\x18\x06 \x01(\tR\x06source\x12\x12\n" +
+	"\x04busy\x18\a \x01(\x01R\x04busy\x12\x18\n" +
+	"\asamples\x18\b \x01(\rR\asamples\x12)\n" +
+	"\x10prediction_ratio\x18\t \x01(\x01R\x0fpredictionRatio\"\x88\x01\n" +
 	"\x06Shadow\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x02 \x01(\tR\treplicaId\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\rR\x04rank\x12\x16\n" +
 	"\x06agrees\x18\x04 \x01(\bR\x06agrees\x12\x1b\n" +
-	"\tregret_ms\x18\x05 \x01(\x01R\bregretMs\"\xf3\x03\n" +
+	"\tregret_ms\x18\x05 \x01(\x01R\bregretMs\"\xc6\x04\n" +
 	"\aOutcome\x12!\n" +
 	"\x03end\x18\x01 \x01(\x0e2\x0f.kvpilot.v1.EndR\x03end\x12\x1d\n" +
 	"\n" +
@@ -1039,16 +1484,18 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\routput_tokens\x18\b \x01(\rH\x01R\foutputTokens\x88\x01\x01\x12(\n" +
 	"\rcached_tokens\x18\t \x01(\rH\x02R\fcachedTokens\x88\x01\x01\x126\n" +
 	"\x17predicted_cached_tokens\x18\n" +
-	" \x01(\rR\x15predictedCachedTokensB\x10\n" +
+	" \x01(\rR\x15predictedCachedTokens\x127\n" +
+	"\x15counted_output_tokens\x18\v \x01(\rH\x03R\x13countedOutputTokens\x88\x01\x01B\x10\n" +
 	"\x0e_prompt_tokensB\x10\n" +
 	"\x0e_output_tokensB\x10\n" +
-	"\x0e_cached_tokens*\x80\x01\n" +
+	"\x0e_cached_tokensB\x18\n" +
+	"\x16_counted_output_tokens*\x80\x01\n" +
 	"\tFeedState\x12\x1a\n" +
 	"\x16FEED_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fFEED_STATE_NONE\x10\x01\x12\x13\n" +
 	"\x0fFEED_STATE_COLD\x10\x02\x12\x14\n" +
 	"\x10FEED_STATE_EXACT\x10\x03\x12\x17\n" +
-	"\x13FEED_STATE_DEGRADED\x10\x04*\xb6\x01\n" +
+	"\x13FEED_STATE_DEGRADED\x10\x04*\xc8\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -1059,7 +1506,9 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\tEND_MOVED\x10\x05\x12\x0f\n" +
 	"\vEND_EXPIRED\x10\x06\x12\x0f\n" +
 	"\vEND_REMOVED\x10\a\x12\x0f\n" +
-	"\vEND_RESUMED\x10\t\"\x04\b\b\x10\b*\vEND_YIELDEDB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\vEND_RESUMED\x10\t\x12\x10\n" +
+	"\fEND_UNSERVED\x10\n" +
+	"\"\x04\b\b\x10\b*\vEND_YIELDEDB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_decision_proto_rawDescOnce sync.Once
@@ -1074,38 +1523,44 @@ func file_kvpilot_v1_decision_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_v1_decision_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(FeedState)(0),                // 0: kvpilot.v1.FeedState
 	(End)(0),                      // 1: kvpilot.v1.End
 	(*Overlap)(nil),               // 2: kvpilot.v1.Overlap
 	(*Decision)(nil),              // 3: kvpilot.v1.Decision
 	(*Candidate)(nil),             // 4: kvpilot.v1.Candidate
-	(*Shadow)(nil),                // 5: kvpilot.v1.Shadow
-	(*Outcome)(nil),               // 6: kvpilot.v1.Outcome
-	nil,                           // 7: kvpilot.v1.Decision.ParamsEntry
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
+	(*RankSpeed)(nil),             // 5: kvpilot.v1.RankSpeed
+	(*Shadow)(nil),                // 6: kvpilot.v1.Shadow
+	(*Outcome)(nil),               // 7: kvpilot.v1.Outcome
+	nil,                           // 8: kvpilot.v1.Decision.ParamsEntry
+	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
 }
 var file_kvpilot_v1_decision_proto_depIdxs = []int32{
-	8,  // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	7,  // 1: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
-	9,  // 2: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
-	9,  // 3: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
+	9,  // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	8,  // 1: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
+	10, // 2: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
+	10, // 3: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
 	4,  // 4: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
-	6,  // 5: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
-	5,  // 6: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
-	2,  // 7: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
-	0,  // 8: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
-	1,  // 9: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
-	9,  // 10: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
-	9,  // 11: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
-	9,  // 12: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	7,  // 5: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
+	6,  // 6: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
+	10, // 7: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
+	10, // 8: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
+	10, // 9: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
+	10, // 10: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
+	2,  // 11: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
+	0,  // 12: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
+	5,  // 13: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
+	1,  // 14: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
+	10, // 15: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
+	10, // 16: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
+	10, // 17: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_decision_proto_init() }
@@ -1114,14 +1569,14 @@ func file_kvpilot_v1_decision_proto_init() {
 		return
 	}
 	file_kvpilot_v1_decision_proto_msgTypes[2].OneofWrappers = []any{}
-	file_kvpilot_v1_decision_proto_msgTypes[4].OneofWrappers = []any{}
+	file_kvpilot_v1_decision_proto_msgTypes[5].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_decision_proto_rawDesc), len(file_kvpilot_v1_decision_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

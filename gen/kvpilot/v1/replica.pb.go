@@ -86,6 +86,63 @@ func (ReplicaState) EnumDescriptor() ([]byte, []int) {
 	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{0}
 }
 
+// BreakerState says whether requests go to a replica after requests failed there.
+type BreakerState int32
+
+const (
+	// Not specified.
+	BreakerState_BREAKER_STATE_UNSPECIFIED BreakerState = 0
+	// All requests.
+	BreakerState_BREAKER_STATE_CLOSED BreakerState = 1
+	// One trial request at a time.
+	BreakerState_BREAKER_STATE_TRIAL BreakerState = 2
+	// None.
+	BreakerState_BREAKER_STATE_OPEN BreakerState = 3
+)
+
+// Enum value maps for BreakerState.
+var (
+	BreakerState_name = map[int32]string{
+		0: "BREAKER_STATE_UNSPECIFIED",
+		1: "BREAKER_STATE_CLOSED",
+		2: "BREAKER_STATE_TRIAL",
+		3: "BREAKER_STATE_OPEN",
+	}
+	BreakerState_value = map[string]int32{
+		"BREAKER_STATE_UNSPECIFIED": 0,
+		"BREAKER_STATE_CLOSED":      1,
+		"BREAKER_STATE_TRIAL":       2,
+		"BREAKER_STATE_OPEN":        3,
+	}
+)
+
+func (x BreakerState) Enum() *BreakerState {
+	p := new(BreakerState)
+	*p = x
+	return p
+}
+
+func (x BreakerState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (BreakerState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_replica_proto_enumTypes[1].Descriptor()
+}
+
+func (BreakerState) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_replica_proto_enumTypes[1]
+}
+
+func (x BreakerState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use BreakerState.Descriptor instead.
+func (BreakerState) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{1}
+}
+
 // Replica is one vLLM engine process.
 type Replica struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -116,7 +173,11 @@ type Replica struct {
 	// The engine's token budget of one step; 0 when unknown.
 	MaxBatchedTokens uint32 `protobuf:"varint,13,opt,name=max_batched_tokens,json=maxBatchedTokens,proto3" json:"max_batched_tokens,omitempty"`
 	// Why the last probe failed; empty when it did not.
-	LastError     string `protobuf:"bytes,14,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	LastError string `protobuf:"bytes,14,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	// An operator drains it, or its source is about to remove it.
+	Drained bool `protobuf:"varint,15,opt,name=drained,proto3" json:"drained,omitempty"`
+	// Whether requests go there after those that failed.
+	Breaker       BreakerState `protobuf:"varint,16,opt,name=breaker,proto3,enum=kvpilot.v1.BreakerState" json:"breaker,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -249,6 +310,20 @@ func (x *Replica) GetLastError() string {
 	return ""
 }
 
+func (x *Replica) GetDrained() bool {
+	if x != nil {
+		return x.Drained
+	}
+	return false
+}
+
+func (x *Replica) GetBreaker() BreakerState {
+	if x != nil {
+		return x.Breaker
+	}
+	return BreakerState_BREAKER_STATE_UNSPECIFIED
+}
+
 // ReplicaRank is one data-parallel rank of a replica.
 type ReplicaRank struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -259,9 +334,21 @@ type ReplicaRank struct {
 	// Where it replays them (ZMQ ROUTER); empty when it does not.
 	ReplayEndpoint string `protobuf:"bytes,3,opt,name=replay_endpoint,json=replayEndpoint,proto3" json:"replay_endpoint,omitempty"`
 	// How far the index may be trusted for it.
-	Feed          FeedState `protobuf:"varint,4,opt,name=feed,proto3,enum=kvpilot.v1.FeedState" json:"feed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Feed FeedState `protobuf:"varint,4,opt,name=feed,proto3,enum=kvpilot.v1.FeedState" json:"feed,omitempty"`
+	// The last thing that went wrong with its events; empty when nothing did.
+	FeedError string `protobuf:"bytes,5,opt,name=feed_error,json=feedError,proto3" json:"feed_error,omitempty"`
+	// How long the last batch of events waited in the router before it was applied, in milliseconds.
+	FeedLagMs float64 `protobuf:"fixed64,6,opt,name=feed_lag_ms,json=feedLagMs,proto3" json:"feed_lag_ms,omitempty"`
+	// Gaps found in the numbering of its events.
+	Gaps uint64 `protobuf:"varint,7,opt,name=gaps,proto3" json:"gaps,omitempty"`
+	// How often its blocks were forgotten.
+	Resets uint64 `protobuf:"varint,8,opt,name=resets,proto3" json:"resets,omitempty"`
+	// Blocks in GPU memory that the index knows of, or assumes when it publishes no events.
+	KnownBlocks uint32 `protobuf:"varint,9,opt,name=known_blocks,json=knownBlocks,proto3" json:"known_blocks,omitempty"`
+	// Blocks in lower tiers that the index knows of.
+	KnownLowerBlocks uint32 `protobuf:"varint,10,opt,name=known_lower_blocks,json=knownLowerBlocks,proto3" json:"known_lower_blocks,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ReplicaRank) Reset() {
@@ -320,6 +407,48 @@ func (x *ReplicaRank) GetFeed() FeedState {
 		return x.Feed
 	}
 	return FeedState_FEED_STATE_UNSPECIFIED
+}
+
+func (x *ReplicaRank) GetFeedError() string {
+	if x != nil {
+		return x.FeedError
+	}
+	return ""
+}
+
+func (x *ReplicaRank) GetFeedLagMs() float64 {
+	if x != nil {
+		return x.FeedLagMs
+	}
+	return 0
+}
+
+func (x *ReplicaRank) GetGaps() uint64 {
+	if x != nil {
+		return x.Gaps
+	}
+	return 0
+}
+
+func (x *ReplicaRank) GetResets() uint64 {
+	if x != nil {
+		return x.Resets
+	}
+	return 0
+}
+
+func (x *ReplicaRank) GetKnownBlocks() uint32 {
+	if x != nil {
+		return x.KnownBlocks
+	}
+	return 0
+}
+
+func (x *ReplicaRank) GetKnownLowerBlocks() uint32 {
+	if x != nil {
+		return x.KnownLowerBlocks
+	}
+	return 0
 }
 
 // ReplicaModel is one model name that a replica serves.
@@ -1079,7 +1208,7 @@ var File_kvpilot_v1_replica_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\n" +
 	"\x18kvpilot/v1/replica.proto\x12\n" +
-	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19kvpilot/v1/decision.proto\"\xc8\x04\n" +
+	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19kvpilot/v1/decision.proto\"\x96\x05\n" +
 	"\aReplica\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x10\n" +
@@ -1098,15 +1227,25 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\x06blocks\x18\f \x01(\rR\x06blocks\x12,\n" +
 	"\x12max_batched_tokens\x18\r \x01(\rR\x10maxBatchedTokens\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x0e \x01(\tR\tlastError\x1a9\n" +
+	"last_error\x18\x0e \x01(\tR\tlastError\x12\x18\n" +
+	"\adrained\x18\x0f \x01(\bR\adrained\x122\n" +
+	"\abreaker\x18\x10 \x01(\x0e2\x18.kvpilot.v1.BreakerStateR\abreaker\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9e\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xda\x02\n" +
 	"\vReplicaRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12'\n" +
 	"\x0fevents_endpoint\x18\x02 \x01(\tR\x0eeventsEndpoint\x12'\n" +
 	"\x0freplay_endpoint\x18\x03 \x01(\tR\x0ereplayEndpoint\x12)\n" +
-	"\x04feed\x18\x04 \x01(\x0e2\x15.kvpilot.v1.FeedStateR\x04feed\"Z\n" +
+	"\x04feed\x18\x04 \x01(\x0e2\x15.kvpilot.v1.FeedStateR\x04feed\x12\x1d\n" +
+	"\n" +
+	"feed_error\x18\x05 \x01(\tR\tfeedError\x12\x1e\n" +
+	"\vfeed_lag_ms\x18\x06 \x01(\x01R\tfeedLagMs\x12\x12\n" +
+	"\x04gaps\x18\a \x01(\x04R\x04gaps\x12\x16\n" +
+	"\x06resets\x18\b \x01(\x04R\x06resets\x12!\n" +
+	"\fknown_blocks\x18\t \x01(\rR\vknownBlocks\x12,\n" +
+	"\x12known_lower_blocks\x18\n" +
+	" \x01(\rR\x10knownLowerBlocks\"Z\n" +
 	"\fReplicaModel\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\tR\x06parent\x12\"\n" +
@@ -1166,7 +1305,12 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\x16REPLICA_STATE_STARTING\x10\x01\x12\x17\n" +
 	"\x13REPLICA_STATE_READY\x10\x02\x12\x1a\n" +
 	"\x16REPLICA_STATE_DRAINING\x10\x03\x12\x1b\n" +
-	"\x17REPLICA_STATE_UNHEALTHY\x10\x042\x82\x05\n" +
+	"\x17REPLICA_STATE_UNHEALTHY\x10\x04*x\n" +
+	"\fBreakerState\x12\x1d\n" +
+	"\x19BREAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14BREAKER_STATE_CLOSED\x10\x01\x12\x17\n" +
+	"\x13BREAKER_STATE_TRIAL\x10\x02\x12\x16\n" +
+	"\x12BREAKER_STATE_OPEN\x10\x032\x82\x05\n" +
 	"\x0eReplicaService\x12f\n" +
 	"\bRegister\x12\x1b.kvpilot.v1.RegisterRequest\x1a\x1c.kvpilot.v1.RegisterResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/kvpilot/v1/replicas\x12v\n" +
 	"\n" +
@@ -1188,64 +1332,66 @@ func file_kvpilot_v1_replica_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_replica_proto_rawDescData
 }
 
-var file_kvpilot_v1_replica_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_kvpilot_v1_replica_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_kvpilot_v1_replica_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_kvpilot_v1_replica_proto_goTypes = []any{
 	(ReplicaState)(0),             // 0: kvpilot.v1.ReplicaState
-	(*Replica)(nil),               // 1: kvpilot.v1.Replica
-	(*ReplicaRank)(nil),           // 2: kvpilot.v1.ReplicaRank
-	(*ReplicaModel)(nil),          // 3: kvpilot.v1.ReplicaModel
-	(*EventsSpec)(nil),            // 4: kvpilot.v1.EventsSpec
-	(*RegisterRequest)(nil),       // 5: kvpilot.v1.RegisterRequest
-	(*RegisterResponse)(nil),      // 6: kvpilot.v1.RegisterResponse
-	(*DeregisterRequest)(nil),     // 7: kvpilot.v1.DeregisterRequest
-	(*DeregisterResponse)(nil),    // 8: kvpilot.v1.DeregisterResponse
-	(*DrainRequest)(nil),          // 9: kvpilot.v1.DrainRequest
-	(*DrainResponse)(nil),         // 10: kvpilot.v1.DrainResponse
-	(*ListRequest)(nil),           // 11: kvpilot.v1.ListRequest
-	(*ListResponse)(nil),          // 12: kvpilot.v1.ListResponse
-	(*GetRequest)(nil),            // 13: kvpilot.v1.GetRequest
-	(*GetResponse)(nil),           // 14: kvpilot.v1.GetResponse
-	(*WatchRequest)(nil),          // 15: kvpilot.v1.WatchRequest
-	(*WatchResponse)(nil),         // 16: kvpilot.v1.WatchResponse
-	nil,                           // 17: kvpilot.v1.Replica.LabelsEntry
-	nil,                           // 18: kvpilot.v1.RegisterRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
-	(FeedState)(0),                // 20: kvpilot.v1.FeedState
-	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
+	(BreakerState)(0),             // 1: kvpilot.v1.BreakerState
+	(*Replica)(nil),               // 2: kvpilot.v1.Replica
+	(*ReplicaRank)(nil),           // 3: kvpilot.v1.ReplicaRank
+	(*ReplicaModel)(nil),          // 4: kvpilot.v1.ReplicaModel
+	(*EventsSpec)(nil),            // 5: kvpilot.v1.EventsSpec
+	(*RegisterRequest)(nil),       // 6: kvpilot.v1.RegisterRequest
+	(*RegisterResponse)(nil),      // 7: kvpilot.v1.RegisterResponse
+	(*DeregisterRequest)(nil),     // 8: kvpilot.v1.DeregisterRequest
+	(*DeregisterResponse)(nil),    // 9: kvpilot.v1.DeregisterResponse
+	(*DrainRequest)(nil),          // 10: kvpilot.v1.DrainRequest
+	(*DrainResponse)(nil),         // 11: kvpilot.v1.DrainResponse
+	(*ListRequest)(nil),           // 12: kvpilot.v1.ListRequest
+	(*ListResponse)(nil),          // 13: kvpilot.v1.ListResponse
+	(*GetRequest)(nil),            // 14: kvpilot.v1.GetRequest
+	(*GetResponse)(nil),           // 15: kvpilot.v1.GetResponse
+	(*WatchRequest)(nil),          // 16: kvpilot.v1.WatchRequest
+	(*WatchResponse)(nil),         // 17: kvpilot.v1.WatchResponse
+	nil,                           // 18: kvpilot.v1.Replica.LabelsEntry
+	nil,                           // 19: kvpilot.v1.RegisterRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
+	(FeedState)(0),                // 21: kvpilot.v1.FeedState
+	(*durationpb.Duration)(nil),   // 22: google.protobuf.Duration
 }
 var file_kvpilot_v1_replica_proto_depIdxs = []int32{
 	0,  // 0: kvpilot.v1.Replica.state:type_name -> kvpilot.v1.ReplicaState
-	19, // 1: kvpilot.v1.Replica.since:type_name -> google.protobuf.Timestamp
-	2,  // 2: kvpilot.v1.Replica.ranks:type_name -> kvpilot.v1.ReplicaRank
-	3,  // 3: kvpilot.v1.Replica.models:type_name -> kvpilot.v1.ReplicaModel
-	17, // 4: kvpilot.v1.Replica.labels:type_name -> kvpilot.v1.Replica.LabelsEntry
-	20, // 5: kvpilot.v1.ReplicaRank.feed:type_name -> kvpilot.v1.FeedState
-	4,  // 6: kvpilot.v1.RegisterRequest.events:type_name -> kvpilot.v1.EventsSpec
-	18, // 7: kvpilot.v1.RegisterRequest.labels:type_name -> kvpilot.v1.RegisterRequest.LabelsEntry
-	21, // 8: kvpilot.v1.RegisterRequest.lease:type_name -> google.protobuf.Duration
-	21, // 9: kvpilot.v1.RegisterResponse.lease:type_name -> google.protobuf.Duration
-	1,  // 10: kvpilot.v1.DrainResponse.replica:type_name -> kvpilot.v1.Replica
-	1,  // 11: kvpilot.v1.ListResponse.replicas:type_name -> kvpilot.v1.Replica
-	1,  // 12: kvpilot.v1.GetResponse.replica:type_name -> kvpilot.v1.Replica
-	1,  // 13: kvpilot.v1.WatchResponse.replica:type_name -> kvpilot.v1.Replica
-	5,  // 14: kvpilot.v1.ReplicaService.Register:input_type -> kvpilot.v1.RegisterRequest
-	7,  // 15: kvpilot.v1.ReplicaService.Deregister:input_type -> kvpilot.v1.DeregisterRequest
-	9,  // 16: kvpilot.v1.ReplicaService.Drain:input_type -> kvpilot.v1.DrainRequest
-	11, // 17: kvpilot.v1.ReplicaService.List:input_type -> kvpilot.v1.ListRequest
-	13, // 18: kvpilot.v1.ReplicaService.Get:input_type -> kvpilot.v1.GetRequest
-	15, // 19: kvpilot.v1.ReplicaService.Watch:input_type -> kvpilot.v1.WatchRequest
-	6,  // 20: kvpilot.v1.ReplicaService.Register:output_type -> kvpilot.v1.RegisterResponse
-	8,  // 21: kvpilot.v1.ReplicaService.Deregister:output_type -> kvpilot.v1.DeregisterResponse
-	10, // 22: kvpilot.v1.ReplicaService.Drain:output_type -> kvpilot.v1.DrainResponse
-	12, // 23: kvpilot.v1.ReplicaService.List:output_type -> kvpilot.v1.ListResponse
-	14, // 24: kvpilot.v1.ReplicaService.Get:output_type -> kvpilot.v1.GetResponse
-	16, // 25: kvpilot.v1.ReplicaService.Watch:output_type -> kvpilot.v1.WatchResponse
-	20, // [20:26] is the sub-list for method output_type
-	14, // [14:20] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	20, // 1: kvpilot.v1.Replica.since:type_name -> google.protobuf.Timestamp
+	3,  // 2: kvpilot.v1.Replica.ranks:type_name -> kvpilot.v1.ReplicaRank
+	4,  // 3: kvpilot.v1.Replica.models:type_name -> kvpilot.v1.ReplicaModel
+	18, // 4: kvpilot.v1.Replica.labels:type_name -> kvpilot.v1.Replica.LabelsEntry
+	1,  // 5: kvpilot.v1.Replica.breaker:type_name -> kvpilot.v1.BreakerState
+	21, // 6: kvpilot.v1.ReplicaRank.feed:type_name -> kvpilot.v1.FeedState
+	5,  // 7: kvpilot.v1.RegisterRequest.events:type_name -> kvpilot.v1.EventsSpec
+	19, // 8: kvpilot.v1.RegisterRequest.labels:type_name -> kvpilot.v1.RegisterRequest.LabelsEntry
+	22, // 9: kvpilot.v1.RegisterRequest.lease:type_name -> google.protobuf.Duration
+	22, // 10: kvpilot.v1.RegisterResponse.lease:type_name -> google.protobuf.Duration
+	2,  // 11: kvpilot.v1.DrainResponse.replica:type_name -> kvpilot.v1.Replica
+	2,  // 12: kvpilot.v1.ListResponse.replicas:type_name -> kvpilot.v1.Replica
+	2,  // 13: kvpilot.v1.GetResponse.replica:type_name -> kvpilot.v1.Replica
+	2,  // 14: kvpilot.v1.WatchResponse.replica:type_name -> kvpilot.v1.Replica
+	6,  // 15: kvpilot.v1.ReplicaService.Register:input_type -> kvpilot.v1.RegisterRequest
+	8,  // 16: kvpilot.v1.ReplicaService.Deregister:input_type -> kvpilot.v1.DeregisterRequest
+	10, // 17: kvpilot.v1.ReplicaService.Drain:input_type -> kvpilot.v1.DrainRequest
+	12, // 18: kvpilot.v1.ReplicaService.List:input_type -> kvpilot.v1.ListRequest
+	14, // 19: kvpilot.v1.ReplicaService.Get:input_type -> kvpilot.v1.GetRequest
+	16, // 20: kvpilot.v1.ReplicaService.Watch:input_type -> kvpilot.v1.WatchRequest
+	7,  // 21: kvpilot.v1.ReplicaService.Register:output_type -> kvpilot.v1.RegisterResponse
+	9,  // 22: kvpilot.v1.ReplicaService.Deregister:output_type -> kvpilot.v1.DeregisterResponse
+	11, // 23: kvpilot.v1.ReplicaService.Drain:output_type -> kvpilot.v1.DrainResponse
+	13, // 24: kvpilot.v1.ReplicaService.List:output_type -> kvpilot.v1.ListResponse
+	15, // 25: kvpilot.v1.ReplicaService.Get:output_type -> kvpilot.v1.GetResponse
+	17, // 26: kvpilot.v1.ReplicaService.Watch:output_type -> kvpilot.v1.WatchResponse
+	21, // [21:27] is the sub-list for method output_type
+	15, // [15:21] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_replica_proto_init() }
@@ -1259,7 +1405,7 @@ func file_kvpilot_v1_replica_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_replica_proto_rawDesc), len(file_kvpilot_v1_replica_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,

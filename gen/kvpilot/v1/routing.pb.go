@@ -862,7 +862,9 @@ type ListDecisionsRequest struct {
 	// Only for this replica; empty means all.
 	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	// The largest number to return; 0 means 100. At most 1,000.
-	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Leave out the candidates that were not chosen.
+	OnlyChosen    bool `protobuf:"varint,4,opt,name=only_chosen,json=onlyChosen,proto3" json:"only_chosen,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -918,11 +920,20 @@ func (x *ListDecisionsRequest) GetLimit() uint32 {
 	return 0
 }
 
+func (x *ListDecisionsRequest) GetOnlyChosen() bool {
+	if x != nil {
+		return x.OnlyChosen
+	}
+	return false
+}
+
 // ListDecisionsResponse has recorded decisions.
 type ListDecisionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The decisions, newest first.
-	Decisions     []*Decision `protobuf:"bytes,1,rep,name=decisions,proto3" json:"decisions,omitempty"`
+	Decisions []*Decision `protobuf:"bytes,1,rep,name=decisions,proto3" json:"decisions,omitempty"`
+	// The names of the fleet's routers that did not answer in time: decisions of theirs may be missing.
+	Unanswered    []string `protobuf:"bytes,2,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -964,13 +975,22 @@ func (x *ListDecisionsResponse) GetDecisions() []*Decision {
 	return nil
 }
 
+func (x *ListDecisionsResponse) GetUnanswered() []string {
+	if x != nil {
+		return x.Unanswered
+	}
+	return nil
+}
+
 // WatchDecisionsRequest filters decisions as they are made.
 type WatchDecisionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only of this model; empty means all.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// Only for this replica; empty means all.
-	ReplicaId     string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// Leave out the candidates that were not chosen.
+	OnlyChosen    bool `protobuf:"varint,3,opt,name=only_chosen,json=onlyChosen,proto3" json:"only_chosen,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1017,6 +1037,13 @@ func (x *WatchDecisionsRequest) GetReplicaId() string {
 		return x.ReplicaId
 	}
 	return ""
+}
+
+func (x *WatchDecisionsRequest) GetOnlyChosen() bool {
+	if x != nil {
+		return x.OnlyChosen
+	}
+	return false
 }
 
 // WatchDecisionsResponse is one decision.
@@ -1401,7 +1428,10 @@ func (x *GetLoadsRequest) GetReplicaId() string {
 type GetLoadsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The ranks, in the order of replicas and ranks.
-	Ranks         []*RankLoad `protobuf:"bytes,1,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	Ranks []*RankLoad `protobuf:"bytes,1,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	// The names of the fleet's routers that decide for a pool and did not answer in time: the loads of their pools are as this router
+	// knows them.
+	Unanswered    []string `protobuf:"bytes,2,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1443,6 +1473,13 @@ func (x *GetLoadsResponse) GetRanks() []*RankLoad {
 	return nil
 }
 
+func (x *GetLoadsResponse) GetUnanswered() []string {
+	if x != nil {
+		return x.Unanswered
+	}
+	return nil
+}
+
 // RankLoad is the load of one rank.
 type RankLoad struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1465,7 +1502,13 @@ type RankLoad struct {
 	// Share of the KV cache in use by the engine's own report, 0 to 1. Absent when it has not reported.
 	KvUsage *float64 `protobuf:"fixed64,9,opt,name=kv_usage,json=kvUsage,proto3,oneof" json:"kv_usage,omitempty"`
 	// How old the engine's report is. Absent when there is none.
-	EngineAge     *durationpb.Duration `protobuf:"bytes,10,opt,name=engine_age,json=engineAge,proto3" json:"engine_age,omitempty"`
+	EngineAge *durationpb.Duration `protobuf:"bytes,10,opt,name=engine_age,json=engineAge,proto3" json:"engine_age,omitempty"`
+	// The predicted time until the rank has prefilled all that is booked, in milliseconds.
+	BacklogMs float64 `protobuf:"fixed64,11,opt,name=backlog_ms,json=backlogMs,proto3" json:"backlog_ms,omitempty"`
+	// How fast the rank is, as the router has learned it. Absent for a rank that no request was sent to.
+	Speed *RankSpeed `protobuf:"bytes,12,opt,name=speed,proto3" json:"speed,omitempty"`
+	// The id of the router that counted the load: the one that decides for the replica's pool. Empty for this one.
+	CountedBy     string `protobuf:"bytes,13,opt,name=counted_by,json=countedBy,proto3" json:"counted_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1568,6 +1611,27 @@ func (x *RankLoad) GetEngineAge() *durationpb.Duration {
 		return x.EngineAge
 	}
 	return nil
+}
+
+func (x *RankLoad) GetBacklogMs() float64 {
+	if x != nil {
+		return x.BacklogMs
+	}
+	return 0
+}
+
+func (x *RankLoad) GetSpeed() *RankSpeed {
+	if x != nil {
+		return x.Speed
+	}
+	return nil
+}
+
+func (x *RankLoad) GetCountedBy() string {
+	if x != nil {
+		return x.CountedBy
+	}
+	return ""
 }
 
 // ListPoliciesRequest has no filters.
@@ -1817,18 +1881,25 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02H\x00R\trequestIdB\f\n" +
 	"\x03key\x12\x05\xbaH\x02\b\x01\"M\n" +
 	"\x17ExplainDecisionResponse\x122\n" +
-	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\"\x7f\n" +
+	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\"\xa0\x01\n" +
 	"\x14ListDecisionsRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
 	"\n" +
 	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\x12\x1e\n" +
-	"\x05limit\x18\x03 \x01(\rB\b\xbaH\x05*\x03\x18\xe8\aR\x05limit\"K\n" +
+	"\x05limit\x18\x03 \x01(\rB\b\xbaH\x05*\x03\x18\xe8\aR\x05limit\x12\x1f\n" +
+	"\vonly_chosen\x18\x04 \x01(\bR\n" +
+	"onlyChosen\"k\n" +
 	"\x15ListDecisionsResponse\x122\n" +
-	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\"`\n" +
+	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\x12\x1e\n" +
+	"\n" +
+	"unanswered\x18\x02 \x03(\tR\n" +
+	"unanswered\"\x81\x01\n" +
 	"\x15WatchDecisionsRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
 	"\n" +
-	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\"^\n" +
+	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\x12\x1f\n" +
+	"\vonly_chosen\x18\x03 \x01(\bR\n" +
+	"onlyChosen\"^\n" +
 	"\x16WatchDecisionsResponse\x120\n" +
 	"\bdecision\x18\x01 \x01(\v2\x14.kvpilot.v1.DecisionR\bdecision\x12\x12\n" +
 	"\x04lost\x18\x02 \x01(\x04R\x04lost\"\x8d\x02\n" +
@@ -1855,9 +1926,12 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x0fGetLoadsRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
 	"\n" +
-	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\">\n" +
+	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\"^\n" +
 	"\x10GetLoadsResponse\x12*\n" +
-	"\x05ranks\x18\x01 \x03(\v2\x14.kvpilot.v1.RankLoadR\x05ranks\"\xa2\x03\n" +
+	"\x05ranks\x18\x01 \x03(\v2\x14.kvpilot.v1.RankLoadR\x05ranks\x12\x1e\n" +
+	"\n" +
+	"unanswered\x18\x02 \x03(\tR\n" +
+	"unanswered\"\x8d\x04\n" +
 	"\bRankLoad\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -1871,7 +1945,12 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\bkv_usage\x18\t \x01(\x01H\x02R\akvUsage\x88\x01\x01\x128\n" +
 	"\n" +
 	"engine_age\x18\n" +
-	" \x01(\v2\x19.google.protobuf.DurationR\tengineAgeB\x11\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\tengineAge\x12\x1d\n" +
+	"\n" +
+	"backlog_ms\x18\v \x01(\x01R\tbacklogMs\x12+\n" +
+	"\x05speed\x18\f \x01(\v2\x15.kvpilot.v1.RankSpeedR\x05speed\x12\x1d\n" +
+	"\n" +
+	"counted_by\x18\r \x01(\tR\tcountedByB\x11\n" +
 	"\x0f_engine_runningB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
 	"\t_kv_usage\"\x15\n" +
@@ -1953,18 +2032,19 @@ var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(Effect)(0),                           // 27: kvpilot.v1.Effect
 	(*Overlap)(nil),                       // 28: kvpilot.v1.Overlap
 	(FeedState)(0),                        // 29: kvpilot.v1.FeedState
-	(*TokenizeRequest)(nil),               // 30: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),             // 31: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),             // 32: google.api.HttpBody
-	(*ReportPrefillCompletedRequest)(nil), // 33: kvpilot.v1.ReportPrefillCompletedRequest
-	(*ReportDecodeProgressRequest)(nil),   // 34: kvpilot.v1.ReportDecodeProgressRequest
-	(*ReleaseReservationRequest)(nil),     // 35: kvpilot.v1.ReleaseReservationRequest
-	(*RenewReservationRequest)(nil),       // 36: kvpilot.v1.RenewReservationRequest
-	(*TrackReservationRequest)(nil),       // 37: kvpilot.v1.TrackReservationRequest
-	(*TokenizeResponse)(nil),              // 38: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),            // 39: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),                   // 40: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil),      // 41: kvpilot.v1.TrackReservationResponse
+	(*RankSpeed)(nil),                     // 30: kvpilot.v1.RankSpeed
+	(*TokenizeRequest)(nil),               // 31: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),             // 32: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),             // 33: google.api.HttpBody
+	(*ReportPrefillCompletedRequest)(nil), // 34: kvpilot.v1.ReportPrefillCompletedRequest
+	(*ReportDecodeProgressRequest)(nil),   // 35: kvpilot.v1.ReportDecodeProgressRequest
+	(*ReleaseReservationRequest)(nil),     // 36: kvpilot.v1.ReleaseReservationRequest
+	(*RenewReservationRequest)(nil),       // 37: kvpilot.v1.RenewReservationRequest
+	(*TrackReservationRequest)(nil),       // 38: kvpilot.v1.TrackReservationRequest
+	(*TokenizeResponse)(nil),              // 39: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),            // 40: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),                   // 41: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil),      // 42: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	20, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
@@ -1989,43 +2069,44 @@ var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	29, // 19: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
 	16, // 20: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
 	25, // 21: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	19, // 22: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	22, // 23: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	30, // 24: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	31, // 25: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	3,  // 26: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	32, // 27: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	33, // 28: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
-	34, // 29: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
-	35, // 30: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
-	36, // 31: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
-	37, // 32: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
-	5,  // 33: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	7,  // 34: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	9,  // 35: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	11, // 36: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	14, // 37: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	17, // 38: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	38, // 39: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	39, // 40: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	4,  // 41: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	4,  // 42: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	40, // 43: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
-	40, // 44: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
-	40, // 45: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
-	40, // 46: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
-	41, // 47: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	6,  // 48: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	8,  // 49: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	10, // 50: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	12, // 51: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	15, // 52: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	18, // 53: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	39, // [39:54] is the sub-list for method output_type
-	24, // [24:39] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	30, // 22: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
+	19, // 23: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	22, // 24: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	31, // 25: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	32, // 26: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	3,  // 27: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	33, // 28: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	34, // 29: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
+	35, // 30: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
+	36, // 31: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
+	37, // 32: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
+	38, // 33: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
+	5,  // 34: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	7,  // 35: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	9,  // 36: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	11, // 37: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	14, // 38: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	17, // 39: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	39, // 40: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	40, // 41: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	4,  // 42: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	4,  // 43: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	41, // 44: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
+	41, // 45: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
+	41, // 46: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
+	41, // 47: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
+	42, // 48: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	6,  // 49: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	8,  // 50: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	10, // 51: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	12, // 52: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	15, // 53: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	18, // 54: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	40, // [40:55] is the sub-list for method output_type
+	25, // [25:40] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }

@@ -49,7 +49,7 @@ type RoutingServiceClient interface {
 	// Detokenize returns the text of token ids.
 	Detokenize(ctx context.Context, in *DetokenizeRequest, opts ...grpc.CallOption) (*DetokenizeResponse, error)
 	// ChooseReplica picks the replica that will answer soonest and, unless reserve or dry_run say otherwise, books the load
-	// there.
+	// there. The role observe allows dry runs only.
 	ChooseReplica(ctx context.Context, in *ChooseReplicaRequest, opts ...grpc.CallOption) (*ChooseReplicaResponse, error)
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
@@ -67,7 +67,7 @@ type RoutingServiceClient interface {
 	// TrackReservation carries the lifecycle reports of many reservations on one stream, one answer per report. Over REST
 	// both directions are JSON objects, one per line.
 	TrackReservation(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TrackReservationRequest, TrackReservationResponse], error)
-	// ExplainDecision returns a recorded decision with every candidate's numbers.
+	// ExplainDecision returns a recorded decision with its candidates' numbers.
 	ExplainDecision(ctx context.Context, in *ExplainDecisionRequest, opts ...grpc.CallOption) (*ExplainDecisionResponse, error)
 	// ListDecisions returns recorded decisions, newest first.
 	ListDecisions(ctx context.Context, in *ListDecisionsRequest, opts ...grpc.CallOption) (*ListDecisionsResponse, error)
@@ -264,7 +264,7 @@ type RoutingServiceServer interface {
 	// Detokenize returns the text of token ids.
 	Detokenize(context.Context, *DetokenizeRequest) (*DetokenizeResponse, error)
 	// ChooseReplica picks the replica that will answer soonest and, unless reserve or dry_run say otherwise, books the load
-	// there.
+	// there. The role observe allows dry runs only.
 	ChooseReplica(context.Context, *ChooseReplicaRequest) (*ChooseReplicaResponse, error)
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
@@ -282,7 +282,7 @@ type RoutingServiceServer interface {
 	// TrackReservation carries the lifecycle reports of many reservations on one stream, one answer per report. Over REST
 	// both directions are JSON objects, one per line.
 	TrackReservation(grpc.BidiStreamingServer[TrackReservationRequest, TrackReservationResponse]) error
-	// ExplainDecision returns a recorded decision with every candidate's numbers.
+	// ExplainDecision returns a recorded decision with its candidates' numbers.
 	ExplainDecision(context.Context, *ExplainDecisionRequest) (*ExplainDecisionResponse, error)
 	// ListDecisions returns recorded decisions, newest first.
 	ListDecisions(context.Context, *ListDecisionsRequest) (*ListDecisionsResponse, error)

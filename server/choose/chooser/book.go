@@ -3,7 +3,6 @@ package chooser
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/load"
@@ -30,22 +29,24 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 		d := &s.d
 		if d.Chosen < 0 {
 			c.metrics.rejected.Add(1)
-			d := c.record(s, now)
+			d := c.record(s, req, now)
 			c.publish(d)
 			return nil, &NoReplica{Decision: d, RetryAfter: time.Second}
 		}
 		d.Tries = race
 		if t != nil {
 			d.Held = now.Sub(t.ticket.Arrived())
+		} else {
+			d.Held = req.Age // it waited at another router
 		}
 		cand := d.Pick()
-		r := req.Replicas[s.owner[d.Chosen]]
+		r := s.owner(d.Chosen)
 		if req.DryRun || req.Unbooked {
 			if req.Unbooked {
 				c.remember(d, req, ln, hashesFor(req, cand), now)
 			}
-			c.addShadow(d, req)
-			d := c.record(s, now)
+			c.addShadow(s, req)
+			d := c.record(s, req, now)
 			c.publish(d)
 			return &Choice{Decision: d, Replica: r, Rank: int(cand.Rank), Slot: cand.Slot}, nil
 		}
@@ -53,7 +54,7 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 			ID: req.ID, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
 			PrefillTokens: int(cand.Uncached), PrefillTime: duration(cand.Prefill * (1 + cand.Slowdown)),
 			Hashes: hashesFor(req, cand), BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
-			Lease: req.Lease, Unstreamed: req.Unstreamed || req.Lease != 0 && !req.Reports,
+			Lease: req.Lease, Unstreamed: req.Unstreamed || req.Lease != 0 && !req.Reports, Again: req.Again,
 		}
 		if d.TooLong { // the engine refuses it at once
 			booking.PromptTokens, booking.PrefillTokens, booking.PrefillTime, booking.Hashes = 0, 0, 0, nil
@@ -92,13 +93,12 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 
 // finish makes the Choice of a booking that was made, and reports it.
 func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res *load.Reservation, booking load.Request) *Choice {
-	d := &s.d
-	c.addShadow(d, req)
+	c.addShadow(s, req)
 	both := new(struct {
 		choice   Choice
 		decision decision.Decision
 	})
-	d = c.recordIn(&both.decision, s, now)
+	d := c.recordIn(&both.decision, s, req, now)
 	cand := d.Pick()
 	var stores uint64
 	if req.Estimated {
@@ -106,9 +106,9 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	}
 	choice := &both.choice
 	*choice = Choice{
-		Decision: d, Replica: req.Replicas[s.owner[d.Chosen]], Rank: int(cand.Rank), Slot: cand.Slot,
+		Decision: d, Replica: s.owner(s.d.Chosen), Rank: int(cand.Rank), Slot: cand.Slot,
 		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0, silent: req.Unstreamed || req.Lease != 0 && !req.Reports,
-		unread: req.Unread, samples: req.Samples, stores: stores, certain: req.certain(cand),
+		unread: req.Unread, samples: req.Samples, observer: req.Observer, stores: stores, certain: req.certain(cand),
 	}
 	if rk := c.rank(cand.Slot); rk != nil && !d.TooLong {
 		whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
@@ -125,22 +125,13 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	if choice.leased {
 		c.booked.Store(bookedName{req.Tenant, req.ID}, choice)
 	}
+	if d.Others > 0 {
+		choice.pool = req.Replicas
+	}
 	choice.track(req, booking.PrefillTime)
 	c.metrics.decided(d)
 	c.publish(d)
 	return choice
-}
-
-// record copies the decision out of the scratch memory.
-func (c *Chooser) record(s *scratch, now time.Time) *decision.Decision {
-	return c.recordIn(new(decision.Decision), s, now)
-}
-
-func (c *Chooser) recordIn(d *decision.Decision, s *scratch, now time.Time) *decision.Decision {
-	*d = s.d
-	d.Candidates = slices.Clone(s.d.Candidates)
-	d.Took = c.clock().Sub(now)
-	return d
 }
 
 func (c *Chooser) publish(d *decision.Decision) {
@@ -150,7 +141,8 @@ func (c *Chooser) publish(d *decision.Decision) {
 }
 
 // addShadow runs the shadow policy on a copy of the decision and records its choice.
-func (c *Chooser) addShadow(d *decision.Decision, req *Request) {
+func (c *Chooser) addShadow(s *scratch, req *Request) {
+	d := &s.d
 	t := c.settingsOf(req).of(req.Model)
 	if t.shadow == "" || t.shadow == d.Policy {
 		return
@@ -158,7 +150,8 @@ func (c *Chooser) addShadow(d *decision.Decision, req *Request) {
 	other := *d
 	other.Policy = t.shadow
 	other.Params = t.params
-	other.Candidates = slices.Clone(d.Candidates)
+	s.shadow = append(s.shadow[:0], d.Candidates...)
+	other.Candidates = s.shadow
 	selector.Choose(&other)
 	pick, served := other.Pick(), d.Pick()
 	if pick == nil {

@@ -15,12 +15,14 @@ func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok 
 		return 0, false
 	}
 	cand := c.Decision.Pick()
+	overlaps := c.chooser.params.Index.Match(nil, hashes)
+	// After Match: a store that Match has seen counts as one since the choice.
 	began, known := c.chooser.params.Index.StoredSince(c.Slot, c.stores, hashes)
 	if !known {
 		return 0, false
 	}
 	found := decision.Candidate{GPU: min(cand.GPU, c.certain), CPU: cand.CPU, Disk: cand.Disk}
-	for _, o := range c.chooser.params.Index.Match(nil, hashes) {
+	for _, o := range overlaps {
 		// What is believed since is this very request's.
 		if gpu := min(o.GPU-o.Believed, uint32(began)) * uint32(size); o.Slot == c.Slot && !c.unread && gpu > found.GPU {
 			found = decision.Candidate{GPU: gpu}

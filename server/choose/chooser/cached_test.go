@@ -1,6 +1,7 @@
 package chooser_test
 
 import (
+	"sync"
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -108,6 +109,34 @@ func TestTheRankOfTheLastAnswerHoldsIt(t *testing.T) {
 			}
 			c.Release(done(decision.EndCompleted))
 		})
+	}
+	f.empty()
+}
+
+// What the engine stores of the prompt while Whole looks does not count as held before.
+func TestWholeLeavesOutWhatIsStoredAtTheSameTime(t *testing.T) {
+	f := newFleet(t, 1, nil)
+	const held, all = 10 * block, 90 * block
+	for n := range 400 {
+		id := n + 1
+		f.holds(0, id, held)
+		hashes := blockhash.Chain(nil, tokens(id, all+5), block, blockhash.Namespace{})
+		req := f.request(id, all+5)
+		req.Estimated = true
+		req.Hashes = func(int) []blockhash.Hash { return hashes[:10] }
+		c := f.choose(req)
+		stored := &kvblock.Stored{Parent: kvblock.EngineHash(id*100_000 + 10), HasParent: true, Tokens: tokens(id, all)[held:], BlockSize: block}
+		for i := 11; i <= all/block; i++ {
+			stored.Hashes = append(stored.Hashes, kvblock.EngineHash(id*100_000+i))
+		}
+		var done sync.WaitGroup
+		done.Go(func() { f.index.Store(0, stored) })
+		c.Whole(hashes, all+5)
+		done.Wait()
+		if c.Held() != held {
+			t.Fatalf("prompt %d: Held() = %d, want %d", id, c.Held(), held)
+		}
+		c.Release(chooser.Result{End: decision.EndCompleted})
 	}
 	f.empty()
 }

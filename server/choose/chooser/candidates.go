@@ -1,6 +1,8 @@
 package chooser
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -12,7 +14,7 @@ import (
 const defaultBlock = 16
 
 // candidates lists the ranks with their vetoes.
-func (c *Chooser) candidates(s *scratch, req *Request) {
+func (c *Chooser) candidates(s *scratch, req *Request, ln *line) {
 	o := &req.Options
 	f := selector.Filter{
 		Model: req.Served, Excluded: req.Exclude, Denied: o.Denied, Allowed: o.Allowed,
@@ -21,37 +23,46 @@ func (c *Chooser) candidates(s *scratch, req *Request) {
 	if f.Model == "" {
 		f.Model = req.Model
 	}
-	f.Mute = MostMute(req.Replicas, s.d.At)
+	p := ln.poolFor(req.Replicas)
+	f.Mute = p.mute && MostMute(req.Replicas, s.d.At)
 	if req.Holder != "" {
 		f.Pinned, f.PinnedRank, f.Draining = req.Holder, -1, true
 	}
 	f.PromptTokens = req.Longest
-	d := &s.d
-	s.owner = s.owner[:0]
-	careful := c.params.Allow != nil && c.anyAllowed(&f, req.Replicas)
-	for i, r := range req.Replicas {
-		veto := f.Replica(r)
-		if veto == decision.VetoNone && careful && !c.params.Allow(r.ID) {
-			veto = decision.VetoExcluded
+	var rules *poolRules
+	if f.Plain() {
+		rules = p.rulesFor(&f)
+	}
+	careful := (c.params.Allow != nil || len(req.Avoid) > 0) && c.anyAllowed(&f, req, p, rules)
+	s.pool, s.sizes = p, s.sizes[:0]
+	s.d.Candidates, s.ranks = sized(s.d.Candidates, len(p.ranks)), sized(s.ranks, len(p.ranks))
+	table, cands := *c.ranks.Load(), s.d.Candidates
+	var veto decision.Veto
+	owner, size := int32(-1), uint32(0)
+	for i := range p.ranks {
+		at, cand := &p.ranks[i], &cands[i]
+		if at.owner != owner {
+			owner = at.owner
+			if veto = p.veto(&f, rules, int(owner)); veto == decision.VetoNone && careful && !c.allows(req, at.replica) {
+				veto = decision.VetoExcluded
+			}
 		}
-		for index, slot := range r.Slots {
-			d.Candidates = append(d.Candidates, decision.Candidate{})
-			cand := &d.Candidates[len(d.Candidates)-1]
-			cand.Replica, cand.Slot, cand.Rank, cand.Veto = r.ID, slot, uint16(index), veto
-			if veto == decision.VetoNone {
-				cand.Veto = f.Rank(index)
+		state, known := c.params.Index.Rank(at.slot)
+		*cand = decision.Candidate{
+			Replica: at.replica, Slot: at.slot, Rank: at.index, Feed: state, Veto: veto, Blocks: at.blocks,
+			BlockSize: uint32(cmp.Or(known, p.replicas[owner].BlockSize, defaultBlock)),
+		}
+		if veto == decision.VetoNone {
+			cand.Veto = f.Rank(int(at.index))
+		}
+		if cand.BlockSize != size {
+			if size = cand.BlockSize; !slices.Contains(s.sizes, int(size)) {
+				s.sizes = append(s.sizes, int(size))
 			}
-			cand.Feed = c.params.Index.State(slot)
-			block := c.params.Index.BlockSize(slot)
-			if block == 0 {
-				block = r.BlockSize
-			}
-			if block == 0 {
-				block = defaultBlock
-			}
-			cand.BlockSize = uint32(block)
-			cand.Blocks = uint32(max(0, r.Blocks))
-			s.owner = append(s.owner, int32(i))
+		}
+		s.ranks[i] = nil
+		if int(at.slot) < len(table) {
+			s.ranks[i] = table[at.slot]
 		}
 	}
 	c.tooLong(s, req, f.Model)
@@ -59,13 +70,18 @@ func (c *Chooser) candidates(s *scratch, req *Request) {
 
 // anyAllowed reports whether a replica that passes the filter has a closed breaker. Without one,
 // breakers are ignored: trying is better than rejecting every request.
-func (c *Chooser) anyAllowed(f *selector.Filter, replicas []*replica.Replica) bool {
-	for _, r := range replicas {
-		if f.Replica(r) == decision.VetoNone && c.params.Allow(r.ID) {
+func (c *Chooser) anyAllowed(f *selector.Filter, req *Request, p *pool, rules *poolRules) bool {
+	for i, r := range req.Replicas {
+		if p.veto(f, rules, i) == decision.VetoNone && c.allows(req, r.ID) {
 			return true
 		}
 	}
 	return false
+}
+
+// allows reports whether neither this router nor the one that asks finds the replica broken.
+func (c *Chooser) allows(req *Request, id replica.ID) bool {
+	return (c.params.Allow == nil || c.params.Allow(id)) && !slices.Contains(req.Avoid, id)
 }
 
 // tooLong allows the replicas with the longest context when no context holds the prompt: the engine's
@@ -79,11 +95,11 @@ func (c *Chooser) tooLong(s *scratch, req *Request, model string) {
 		case decision.VetoNone:
 			return
 		case decision.VetoState, decision.VetoExcluded:
-			if context := contextOf(req.Replicas[s.owner[i]], model); context == 0 || context >= req.Longest {
+			if context := contextOf(s.owner(i), model); context == 0 || context >= req.Longest {
 				return
 			}
 		case decision.VetoContext:
-			longest = max(longest, contextOf(req.Replicas[s.owner[i]], model))
+			longest = max(longest, contextOf(s.owner(i), model))
 		default: // the caller's option, which no retry changes
 		}
 	}
@@ -91,7 +107,7 @@ func (c *Chooser) tooLong(s *scratch, req *Request, model string) {
 		return
 	}
 	for i := range d.Candidates {
-		if cand := &d.Candidates[i]; cand.Veto == decision.VetoContext && contextOf(req.Replicas[s.owner[i]], model) == longest {
+		if cand := &d.Candidates[i]; cand.Veto == decision.VetoContext && contextOf(s.owner(i), model) == longest {
 			cand.Veto = decision.VetoNone
 		}
 	}

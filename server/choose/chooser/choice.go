@@ -36,9 +36,14 @@ type Choice struct {
 	tracked bool
 	abandon func()
 	// unread and samples are the request's; certain is what the rank held of the prompt by its hashes alone, in tokens.
-	unread  bool
-	samples int
-	certain uint32
+	unread   bool
+	samples  int
+	observer Observer
+	// adopted is set when another router decided: the rank's speed learns nothing from it. quiet is set when that router records
+	// its end, too. pool are the replicas that it could have been sent to, where the decision does not list them all.
+	adopted, quiet bool
+	pool           []*replica.Replica
+	certain        uint32
 	// stores counts what the rank had announced when the choice was made.
 	stores uint64
 
@@ -80,6 +85,9 @@ func (c *Choice) firstToken() load.Outcome {
 	c.mark.set(now, 0, &l)
 	c.mu.Unlock()
 	c.learnFirst(now, &l)
+	if c.observer != nil {
+		c.observer.FirstToken()
+	}
 	return out
 }
 
@@ -105,7 +113,11 @@ func (c *Choice) progress(outputTokens int) load.Outcome {
 	if unseen && c.firstToken() == load.Applied {
 		c.chooser.freed(c.Slot)
 	}
-	return c.reservation.Progress(outputTokens)
+	out := c.reservation.Progress(outputTokens)
+	if c.observer != nil && grown {
+		c.observer.Progress(outputTokens)
+	}
+	return out
 }
 
 // OnEnd calls f when the reservation ends, at once when it has ended already.
@@ -157,12 +169,15 @@ func (c *Choice) Release(result Result) bool {
 	}
 	c.learnEnd(now, output, result.End == decision.EndCompleted)
 	c.report(result, first, now)
+	if c.observer != nil {
+		c.observer.Ended(result)
+	}
 	c.chooser.freed(c.Slot)
 	return true
 }
 
 func (c *Choice) report(result Result, first, now time.Time) {
-	if c.chooser.params.OnOutcome == nil {
+	if c.chooser.params.OnOutcome == nil || c.quiet {
 		return
 	}
 	cand := c.Decision.Pick()

@@ -41,12 +41,29 @@ func (c *Chooser) Choose(ctx context.Context, req *Request) (*Choice, error) {
 
 // Submit is Choose without waiting: deliver is called once with the outcome, at once or when the
 // hold queue releases the request, possibly on another goroutine; it must not block. deadline may
-// be zero. req must not change until then.
-func (c *Chooser) Submit(req *Request, deadline time.Time, deliver func(*Choice, error)) {
-	choice, t, err := c.begin(req, deadline, deliver)
-	if t == nil {
+// be zero. req must not change until then. The result is nil when deliver was called already.
+func (c *Chooser) Submit(req *Request, deadline time.Time, deliver func(*Choice, error)) *Waiting {
+	choice, w, err := c.begin(req, deadline, deliver)
+	if w == nil {
 		deliver(choice, err)
+		return nil
 	}
+	return &Waiting{c, w}
+}
+
+// Waiting is a request that Submit put in the hold queue.
+type Waiting struct {
+	chooser *Chooser
+	waiter  *waiter
+}
+
+// Leave takes the request out of the queue. It returns false when the outcome is, or is being, delivered.
+func (w *Waiting) Leave() bool {
+	if !w.waiter.line.hold.Remove(w.waiter.ticket) {
+		return false
+	}
+	w.chooser.metrics.left.Add(1)
+	return true
 }
 
 // waiter is a request in the hold queue.
@@ -83,6 +100,9 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 	s := c.scratch.Get().(*scratch)
 	defer c.scratch.Put(s)
 	now := c.clock()
+	if s.since = (time.Time{}); req.Age > 0 {
+		s.since = now.Add(-req.Age)
+	}
 	if err := c.look(s, req, ln, now, nil); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
@@ -108,7 +128,7 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 		w.answer = make(chan answer, 1)
 	}
 	w.ticket = &holdqueue.Ticket{
-		Tenant: req.Tenant, Priority: req.Priority, Bytes: req.Bytes, Deadline: deadline, Work: s.d.Pick().Prefill, Cost: cost(&s.d), Owner: w,
+		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Work: s.d.Pick().Prefill, Cost: cost(&s.d), Owner: w,
 	}
 	servers, soonest := c.room(&s.d)
 	if wait, err := ln.hold.Push(w.ticket, now, servers, soonest); err != nil {

@@ -50,30 +50,13 @@ type Chooser struct {
 	sleepsUntil atomic.Int64
 }
 
-// Report is what a rank's engine reports about itself.
-type Report struct {
-	Waiting int
-	// KVUsage is the share of KV blocks in use, 0 to 1; below zero when unknown.
-	KVUsage float64
-	// Blocks is the number of KV blocks; 0 when unknown.
-	Blocks int
-	// Foreign estimates how many of the engine's requests other callers sent.
-	Foreign float64
-	// At is when the report was made; zero when unknown. Then Queued is the engine's own count of
-	// waiting requests, Uncached the prompt tokens that it did not find in its cache since it began,
-	// and PrefillSeconds the time that its requests spent in prefill, one by one.
-	At             time.Time
-	Queued         int
-	Uncached       uint64
-	PrefillSeconds float64
-}
-
 // Params are what a Chooser works with. Index and Book are needed, the rest may be zero.
 type Params struct {
 	Index *kvindex.Index
 	Book  *load.Book
-	// Engine returns the engine's recent own report; nil or false when there is none.
-	Engine func(replica.Slot) (Report, bool)
+	// Engine returns the engine's own report as it stands at now, while prefilling of this router's requests wait there for their
+	// first token; nil or false when there is none. Every choice asks for every rank.
+	Engine func(slot replica.Slot, now time.Time, prefilling int) (Report, bool)
 	// Vitals returns the progress of a rank's engine; nil: none is known, and no rank counts as stalled.
 	Vitals func(slot replica.Slot, now time.Time) liveness.Vitals
 	// Ask requests fresh Vitals of a rank's engine; nil: they arrive without a request.
@@ -215,25 +198,25 @@ func (c *Chooser) nudge() {
 
 // Rate is what was learned about a rank.
 type Rate struct {
-	Slot    replica.Slot `json:"slot"`
-	Replica replica.ID   `json:"replica"`
-	Rank    int          `json:"rank"`
+	Slot    replica.Slot
+	Replica replica.ID
+	Rank    int
 	// TokensPerSecond is the prefill rate at no context, Bend the context at which it halves.
-	TokensPerSecond float64 `json:"tokens_per_second"`
-	Bend            float64 `json:"bend_tokens"`
+	TokensPerSecond float64
+	Bend            float64
 	// Overhead is the time in seconds that a request spends outside of engine steps.
-	Overhead float64 `json:"overhead_s"`
+	Overhead float64
 	// StepTime is the time of a decode step with nothing to read, in seconds.
-	StepTime float64 `json:"step_s"`
+	StepTime float64
 	// Samples counts the pieces of busy time behind this, Spread is the uncertainty of the rate as a
 	// share of it, and Source is its origin.
-	Samples int                  `json:"samples"`
-	Spread  float64              `json:"spread"`
-	Source  decision.SpeedSource `json:"source"`
+	Samples int
+	Spread  float64
+	Source  decision.SpeedSource
 	// Error is the mean of predicted ÷ actual time to the first token of late.
-	Error float64 `json:"error"`
+	Error float64
 	// Busy is the share of the last minute's time taken by the prefill routed there.
-	Busy float64 `json:"busy"`
+	Busy float64
 }
 
 // Rates lists what was learned about all ranks.

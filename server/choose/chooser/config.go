@@ -23,7 +23,7 @@ type Config struct {
 	// first), ttft (the time to the first token alone) or slo (the number of answers that miss the targets below; a
 	// request that no replica can serve in time is rejected with 429 at once and does not delay others).
 	Objective decision.Objective `yaml:"objective"`
-	// SLO has the targets of models that set none. Requests may set their own with the headers
+	// SLO sets the targets of models that have none of their own. Requests may set their own with the headers
 	// X-Kvpilot-TTFT-Ms and X-Kvpilot-TPOT-Ms.
 	SLO SLOConfig `yaml:"slo"`
 	// Weights overrides the policies' parameters by name, for example overlap_credit.

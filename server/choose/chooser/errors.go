@@ -13,8 +13,6 @@ import (
 var (
 	// ErrInvalid: the request itself cannot be decided (unknown policy or weight, no ID).
 	ErrInvalid = errors.New("invalid choice request")
-	// ErrUnknown: no reservation has this id and attempt; it never existed or has ended.
-	ErrUnknown = errors.New("unknown reservation")
 	// ErrDuplicate: the id and attempt are already booked.
 	ErrDuplicate = errors.New("reservation exists")
 )

@@ -44,10 +44,10 @@ func (c *Choice) learnBooked(now time.Time) {
 
 // learnFirst closes the entry at the first token.
 func (c *Choice) learnFirst(now time.Time, l *load.RankLoad) {
-	if c.rank == nil {
+	if c.rank == nil || c.adopted {
 		return
 	}
-	if c.chooser.foreign(c.Slot) {
+	if c.chooser.foreign(c.Slot, now, l.Prefilling) {
 		c.rank.speed.Disturbed(now)
 	}
 	c.mu.Lock()
@@ -73,7 +73,7 @@ func (c *Choice) learnFirst(now time.Time, l *load.RankLoad) {
 // learnSteps measures the decode steps since the mark, when there were enough of them and no prefill
 // disturbed them.
 func (c *Choice) learnSteps(now time.Time, output int) {
-	if c.rank == nil {
+	if c.rank == nil || c.adopted {
 		return
 	}
 	l := c.chooser.params.Book.View(c.Slot, now)
@@ -86,8 +86,8 @@ func (c *Choice) learnSteps(now time.Time, output int) {
 	}
 	c.mark.set(now, output, &l)
 	c.mu.Unlock()
-	if from.quiet == 0 || from.quiet != l.Version {
-		return
+	if from.quiet == 0 || from.quiet != l.Version || c.chooser.foreign(c.Slot, now, l.Prefilling) {
+		return // steps may have carried prefill, of this process or of other senders
 	}
 	if from.output == 0 {
 		steps-- // the first token came with the prefill's last step
@@ -99,7 +99,7 @@ func (c *Choice) learnSteps(now time.Time, output int) {
 
 // learnEnd closes the entry of a request without a first token.
 func (c *Choice) learnEnd(now time.Time, output int, completed bool) {
-	if c.rank == nil {
+	if c.rank == nil || c.adopted {
 		return
 	}
 	if completed && !c.streamed && !c.leased && output > 0 {
@@ -113,10 +113,10 @@ func (c *Choice) learnEnd(now time.Time, output int, completed bool) {
 }
 
 // foreign reports whether the engine computes for others, too, so that its time is little evidence.
-func (c *Chooser) foreign(slot replica.Slot) bool {
+func (c *Chooser) foreign(slot replica.Slot, now time.Time, prefilling int) bool {
 	if c.params.Engine == nil {
 		return false
 	}
-	rep, ok := c.params.Engine(slot)
+	rep, ok := c.params.Engine(slot, now, prefilling)
 	return ok && rep.Foreign >= 1
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // Fresh prompts on an idle fleet of equals: 40 of 40 went to one replica.
@@ -78,6 +79,38 @@ func TestFirstTokensOfOneStepTeachTheirSum(t *testing.T) {
 			t.Errorf("%.0f tokens/s, want 8,000", r.TokensPerSecond)
 		}
 	})
+}
+
+// Steps that carried the prefill of another router's requests were learned as decode steps of 0.3 s, and prompts as
+// all but free: four routers in front of eight engines were eight times as slow as they had to be.
+func TestStepsOfAnEngineThatOthersUseTeachNothing(t *testing.T) {
+	for _, foreign := range []float64{0, 4} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 1, func(_ *chooser.Config, p *chooser.Params) {
+				p.Engine = func(replica.Slot, time.Time, int) (chooser.Report, bool) {
+					return chooser.Report{Foreign: foreign}, true
+				}
+			})
+			before := f.chooser.Rates()[0].StepTime
+			for i := range 20 {
+				c := f.choose(f.request(i, 1000))
+				time.Sleep(1000 * time.Second / 8000)
+				c.FirstToken()
+				for n := 8; n <= 64; n += 8 {
+					time.Sleep(8 * 300 * time.Millisecond)
+					c.Progress(n)
+				}
+				c.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 64})
+			}
+			after := f.chooser.Rates()[0].StepTime
+			if foreign == 0 && math.Abs(after/0.3-1) > 0.2 {
+				t.Errorf("an engine of its own: steps of %.3f s, want 0.3", after)
+			}
+			if foreign > 0 && after > 2*before {
+				t.Errorf("a shared engine: steps of %.3f s, %.3f before", after, before)
+			}
+		})
+	}
 }
 
 func TestUnreachableTargetsAreRefusedAtOnce(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 type line struct {
 	model  string
 	cursor atomic.Uint32
+	pool   atomic.Pointer[pool] // of the last request
 	ring   atomic.Pointer[ringOf]
 	tree   atomic.Pointer[selector.Tree]
 	hold   *holdqueue.Line

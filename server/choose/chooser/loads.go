@@ -25,25 +25,34 @@ const (
 type reading struct {
 	visit uint64
 	load  load.RankLoad
-	rank  *rank
 	// busy, returns, saved and residual are those of decision.Candidate.
 	busy, returns, saved, residual float64
 }
 
+// gauge is a moment at which ranks are read.
+type gauge struct {
+	views load.Views
+	now   int64 // on the chooser's scale
+}
+
 // reading reads how a rank stands, once per visit of the hold queue: what others book during the visit
 // shows when a booking is refused, and forget drops what the visit itself booked.
-func (c *Chooser) reading(s *scratch, slot replica.Slot, now time.Time) *reading {
-	for int(slot) >= len(s.seen) {
-		s.seen = append(s.seen, reading{})
+func (s *scratch) reading(g *gauge, slot replica.Slot, rk *rank) *reading {
+	at := &s.once
+	if s.visit != 0 {
+		for int(slot) >= len(s.seen) {
+			s.seen = append(s.seen, reading{})
+		}
+		if at = &s.seen[slot]; at.visit == s.visit {
+			return at
+		}
+		at.visit = s.visit
 	}
-	at := &s.seen[slot]
-	if s.visit != 0 && at.visit == s.visit {
-		return at
-	}
-	*at = reading{visit: s.visit, load: c.params.Book.View(slot, now), rank: c.rank(slot)}
-	if at.rank != nil {
-		l := &at.rank.lately
-		left := l.fade(c.since(now))
+	g.views.Read(slot, &at.load)
+	at.busy, at.returns, at.saved, at.residual = 0, 0, 0, 0
+	if rk != nil {
+		l := &rk.lately
+		left := l.fade(g.now)
 		at.busy, at.residual = left*l.busy.get(), left*l.squares.get()
 		if returns := l.returns.get(); returns > 0 {
 			at.returns, at.saved = left*returns, l.saved.get()/returns
@@ -70,12 +79,14 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 	}
 	var busy float64
 	usable := 0
-	s.versions = s.versions[:0]
+	g := gauge{views: c.params.Book.ViewAll(now), now: c.since(now)}
+	decodes := decodeWeight * float64(outputs(d.ExpectedOutput))
+	s.versions = sized(s.versions, len(d.Candidates))
 	for i := range d.Candidates {
-		cand := &d.Candidates[i]
-		at := c.reading(s, cand.Slot, now)
+		cand, rk := &d.Candidates[i], s.ranks[i]
+		at := s.reading(&g, cand.Slot, rk)
 		l := &at.load
-		s.versions = append(s.versions, l.Version)
+		s.versions[i] = l.Version
 		cand.Requests, cand.Waiting = uint32(l.InFlight), uint32(l.Prefilling)
 		cand.QueuedTokens = uint32(max(0, l.PrefillTokens))
 		cand.DecodeBlocks = l.DecodeBlocks
@@ -86,25 +97,21 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		if cand.Veto == decision.VetoNone && limit > 0 && l.InFlight >= limit {
 			cand.Veto = decision.VetoCap
 		}
-		rk := at.rank
 		if rk == nil {
 			continue
 		}
-		if r := req.Replicas[s.owner[i]]; rk.known.Load() != r {
+		if r := s.owner(i); rk.known.Load() != r {
 			c.updateRank(rk, r)
 		}
-		m := rk.speed.Model()
+		m := rk.model.Load()
 		cand.TokenTime, cand.Bend, cand.Overhead = m.Token*c.params.PaceBias, m.Bend, m.Overhead
 		cand.Spread, cand.Speed = m.Spread, m.Source
 		cand.StepTime = m.Step(l.InFlight, l.ContextTokens)
-		cand.Decode = decodeWeight * float64(outputs(d.ExpectedOutput)) * (cand.StepTime - m.Base)
+		cand.Decode = decodes * (cand.StepTime - m.Base)
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot] // a nil map has none
-		c.reported(cand, rk)
-		budget := float64(defaultBudget)
-		if b := req.Replicas[s.owner[i]].MaxBatchedTokens; b > 0 {
-			budget = float64(b)
-		}
+		c.reported(cand, rk, now)
+		budget := s.pool.ranks[i].budget
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = c.crowding(cand, d)
@@ -144,11 +151,11 @@ const maxOverdue = time.Minute
 
 // reported adds what the engine reports: requests in its queue that this router has not sent are
 // work too (for example, another router's).
-func (c *Chooser) reported(cand *decision.Candidate, rk *rank) {
+func (c *Chooser) reported(cand *decision.Candidate, rk *rank, now time.Time) {
 	if c.params.Engine == nil {
 		return
 	}
-	rep, ok := c.params.Engine(cand.Slot)
+	rep, ok := c.params.Engine(cand.Slot, now, int(cand.Waiting))
 	if !ok {
 		return
 	}

@@ -1,6 +1,7 @@
 package chooser
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -13,16 +14,19 @@ import (
 type scratch struct {
 	d        decision.Decision
 	versions []uint64 // of each candidate's load when it was read
-	owner    []int32  // each candidate's replica in the request's pool
-	bySlot   []int32  // candidate by slot, -1 for none
+	pool     *pool    // each candidate's rank in it has the candidate's index
+	ranks    []*rank  // of each candidate; nil for one that is not known
 	overlaps []kvindex.Overlap
 	known    []kvindex.Overlap // used instead of asking the index, when not nil
 	slots    []replica.Slot
 	sizes    []int // distinct block sizes of the pool
+	shadow   []decision.Candidate
+	listing  listing
 	// seen is what a visit of the hold queue read of the ranks, by slot; an entry of an earlier visit
 	// is not valid. visit is 0 outside of a visit.
 	seen  []reading
 	visit uint64
+	once  reading // the last one outside of a visit
 	// held is set when the request may wait in the hold queue; since is when the offered request began to wait (zero: it has not).
 	held  bool
 	since time.Time
@@ -37,7 +41,7 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 	*d = decision.Decision{
 		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter, Policy: t.policy,
 		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, ExpectedOutput: req.ExpectedOutput,
-		DryRun: req.DryRun, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: t.params,
+		DryRun: req.DryRun, AskedBy: req.AskedBy, Alone: req.Alone, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: t.params,
 		Pinned: req.Options.Pinned != "" || req.Holder != "",
 		Seed:   c.seed.Add(0x9e3779b97f4a7c15),
 	}
@@ -58,8 +62,8 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 		d.Params = params
 	}
 	s.held = set.holdAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.Unbooked && !req.NoQueue
-	c.candidates(s, req)
-	c.avoidStalled(d, now)
+	c.candidates(s, req, ln)
+	s.avoidStalled(now)
 	matching := c.clock()
 	c.overlap(s, req)
 	d.Scored = c.clock().Sub(matching)
@@ -67,3 +71,9 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 	c.loads(s, req, now, planned)
 	return nil
 }
+
+// owner is the replica of a candidate.
+func (s *scratch) owner(i int) *replica.Replica { return s.pool.replicas[s.pool.ranks[i].owner] }
+
+// sized returns list with n elements, which may have any value.
+func sized[E any](list []E, n int) []E { return slices.Grow(list[:0], n)[:n] }

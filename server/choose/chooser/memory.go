@@ -63,10 +63,8 @@ func (c *Chooser) recall(s *scratch, req *Request, ln *line) {
 		}
 		s.slots = c.ringFor(ln, req.Replicas).Walk(s.slots[:0], key)
 		for place, slot := range s.slots {
-			for i := range d.Candidates {
-				if d.Candidates[i].Slot == slot {
-					d.Candidates[i].Place = uint32(place + 1)
-				}
+			if at := s.pool.at(slot); at >= 0 {
+				d.Candidates[at].Place = uint32(place + 1)
 			}
 		}
 	case decision.PrefixAffinity:
@@ -75,10 +73,8 @@ func (c *Chooser) recall(s *scratch, req *Request, ln *line) {
 		}
 		tree := c.treeFor(ln)
 		tree.Match(req.Text, func(slot replica.Slot, chars int) {
-			for i := range d.Candidates {
-				if d.Candidates[i].Slot == slot {
-					d.Candidates[i].Chars = uint32(chars)
-				}
+			if at := s.pool.at(slot); at >= 0 {
+				d.Candidates[at].Chars = uint32(chars)
 			}
 		})
 		for i := range d.Candidates {
@@ -89,8 +85,8 @@ func (c *Chooser) recall(s *scratch, req *Request, ln *line) {
 			break
 		}
 		if slot, ok := c.sessions.get(sessionKey{ln, req.Session}); ok {
-			for i := range d.Candidates {
-				d.Candidates[i].Session = d.Candidates[i].Slot == slot
+			if at := s.pool.at(slot); at >= 0 {
+				d.Candidates[at].Session = true
 			}
 		}
 	}

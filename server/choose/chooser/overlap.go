@@ -1,11 +1,8 @@
 package chooser
 
 import (
-	"slices"
-
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // overlap asks the index what each rank holds of the prompt.
@@ -14,22 +11,6 @@ func (c *Chooser) overlap(s *scratch, req *Request) {
 		return
 	}
 	d := &s.d
-	s.sizes = s.sizes[:0]
-	top := replica.Slot(0)
-	for i := range d.Candidates {
-		cand := &d.Candidates[i]
-		top = max(top, cand.Slot)
-		if size := int(cand.BlockSize); !slices.Contains(s.sizes, size) {
-			s.sizes = append(s.sizes, size)
-		}
-	}
-	s.bySlot = s.bySlot[:0]
-	for range int(top) + 1 {
-		s.bySlot = append(s.bySlot, -1)
-	}
-	for i := range d.Candidates {
-		s.bySlot[d.Candidates[i].Slot] = int32(i)
-	}
 	for _, size := range s.sizes {
 		if s.known != nil && len(s.sizes) == 1 {
 			s.overlaps = append(s.overlaps[:0], s.known...)
@@ -37,10 +18,11 @@ func (c *Chooser) overlap(s *scratch, req *Request) {
 			s.overlaps = c.params.Index.Match(s.overlaps[:0], req.Hashes(size))
 		}
 		for _, o := range s.overlaps {
-			if int(o.Slot) >= len(s.bySlot) || s.bySlot[o.Slot] < 0 {
+			at := s.pool.at(o.Slot)
+			if at < 0 {
 				continue
 			}
-			cand := &d.Candidates[s.bySlot[o.Slot]]
+			cand := &d.Candidates[at]
 			if int(cand.BlockSize) != size {
 				continue
 			}

@@ -20,20 +20,20 @@ const busyMemory = 60 * time.Second
 // rank is what the chooser itself remembers of one slot: how fast it is and how much prefill was
 // sent to it lately. Readers take no lock.
 type rank struct {
+	// What every choice reads comes first: it fits in three cache lines.
+	known    atomic.Pointer[replica.Replica] // what kind was made of
+	model    atomic.Pointer[speed.Model]     // what speed says
+	work     number                          // mean prefill time of a request in seconds
+	lately   lately
+	counters speed.Counters
+	liveness liveness.Monitor
+
 	slot    replica.Slot
 	replica replica.ID
 	index   int
-
-	speed *speed.Rank
-	known atomic.Pointer[replica.Replica] // what kind was made of
+	speed   *speed.Rank
 	// labels name the rank in metrics.
 	labels metric.MeasurementOption
-
-	counters speed.Counters
-
-	work     number // mean prefill time of a request in seconds
-	lately   lately
-	liveness liveness.Monitor
 
 	mu sync.Mutex // serialises route and unroute
 }
@@ -42,6 +42,7 @@ type rank struct {
 func (c *Chooser) newRank(slot replica.Slot, r *replica.Replica, index int) *rank {
 	rk := &rank{slot: slot, replica: r.ID, index: index, speed: c.kinds.Add(r), labels: instruments.Rank(string(r.ID), index)}
 	rk.known.Store(r)
+	rk.speed.Mirror(&rk.model)
 	return rk
 }
 

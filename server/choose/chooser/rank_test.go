@@ -30,9 +30,12 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 	rk.route(1, 1, c.since(now))     // and another
 	rk.route(0, 0.001, c.since(now)) // the first block of a system prompt is no return
 	s := new(scratch)
+	read := func() *reading {
+		return s.reading(&gauge{views: book.ViewAll(now), now: c.since(now)}, 0, rk)
+	}
 	check := func(left float64) {
 		t.Helper()
-		at := c.reading(s, 0, now)
+		at := read()
 		near("busy", at.busy, left*8/60)
 		near("returns", at.returns, left*2/60)
 		near("saved", at.saved, 4.001/2)
@@ -48,7 +51,7 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 	rk.route(6, 0, c.since(now))
 	check(math.Exp(-1))
 	s.forget(0)
-	if at := c.reading(s, 0, now); at.busy <= 0.1 {
+	if at := read(); at.busy <= 0.1 {
 		t.Errorf("busy is %v after what was routed was forgotten", at.busy)
 	}
 }

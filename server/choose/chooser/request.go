@@ -67,8 +67,10 @@ type Request struct {
 	// evidence against the rank.
 	Quiet bool
 
-	// Exclude names replicas that must not be tried (again).
+	// Exclude names replicas that must not be tried (again), Avoid those that another router finds broken: they are used when
+	// nothing else is left.
 	Exclude []replica.ID
+	Avoid   []replica.ID
 	Options Options
 	// Holder, when set, is the one replica that can serve because it stores what the request continues;
 	// it may be draining.
@@ -83,6 +85,17 @@ type Request struct {
 	// but the request is going to be sent there: the policies that remember what was sent where learn.
 	DryRun   bool
 	Unbooked bool
+	// Age is the time since the request first asked another router; it counts as waited here.
+	Age time.Duration
+	// AskedBy names the peer that asks, Alone says why this router decides without its peers; both for the record.
+	AskedBy string
+	Alone   string
+	// Again makes the booking although the ID and attempt were booked before: that booking is void.
+	Again bool
+	// Observer, when set, is informed of what is reported of the choice.
+	Observer Observer
+	// Explain makes the decision list every rank of a large pool, as a dry run's does.
+	Explain bool
 	// NoQueue never waits: it takes the best rank now.
 	NoQueue bool
 	// Unread is set when the engine reads no cached block for this request (prompt_logprobs).
@@ -90,6 +103,15 @@ type Request struct {
 	// Samples is how many answers the engine computes for the prompt; 0 is one. All but the first find
 	// the prompt in the cache, and the engine counts the last one's blocks.
 	Samples int
+}
+
+// Observer is informed of the reports of one choice, in the order of their effect on the load book. Its methods must not block and
+// may be called by several goroutines.
+type Observer interface {
+	FirstToken()
+	// Progress has the output tokens so far; it is called for each report.
+	Progress(outputTokens int)
+	Ended(Result)
 }
 
 // Answer is what a rank holds because it gave an answer with ids that are not known yet: if the rank Slot holds the
@@ -111,7 +133,7 @@ func (req *Request) certain(cand *decision.Candidate) uint32 {
 type Options struct {
 	// Policy overrides the model's policy; empty keeps it.
 	Policy decision.Policy
-	// Weights overrides the policy's numbers by their JSON names in decision.Params.
+	// Weights overrides the policy's numbers by the names of selector.Numbers.
 	Weights map[string]float64
 	// Targets override the model's.
 	Targets decision.Targets

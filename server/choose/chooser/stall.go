@@ -119,6 +119,16 @@ func (c *Chooser) verdictChanged(r *rank, before, now liveness.Evidence) {
 
 // canMove reports whether another replica could take the request of a choice.
 func (c *Chooser) canMove(choice *Choice, now time.Time) bool {
+	for _, other := range choice.pool {
+		if other.ID == choice.Replica.ID || other.State != replica.StateReady {
+			continue
+		}
+		for _, slot := range other.Slots {
+			if r := c.rank(slot); r != nil && !r.liveness.Avoided(now) {
+				return true
+			}
+		}
+	}
 	for i := range choice.Decision.Candidates {
 		o := &choice.Decision.Candidates[i]
 		if o.Replica == choice.Replica.ID || o.Veto != decision.VetoNone && o.Veto != decision.VetoStalled {
@@ -153,14 +163,13 @@ func (c *Chooser) suspendMissing(r *rank, v *liveness.Vitals, now time.Time) {
 }
 
 // avoidStalled vetoes the ranks that are stalled, unless all are.
-func (c *Chooser) avoidStalled(d *decision.Decision, now time.Time) {
+func (s *scratch) avoidStalled(now time.Time) {
 	stalled, left := 0, 0
-	for i := range d.Candidates {
-		cand := &d.Candidates[i]
-		if cand.Veto != decision.VetoNone {
+	for i := range s.d.Candidates {
+		if s.d.Candidates[i].Veto != decision.VetoNone {
 			continue
 		}
-		if r := c.rank(cand.Slot); r != nil && r.liveness.Avoided(now) {
+		if r := s.ranks[i]; r != nil && r.liveness.Avoided(now) {
 			stalled++
 		} else {
 			left++
@@ -169,9 +178,9 @@ func (c *Chooser) avoidStalled(d *decision.Decision, now time.Time) {
 	if stalled == 0 || left == 0 {
 		return
 	}
-	for i := range d.Candidates {
-		cand := &d.Candidates[i]
-		if r := c.rank(cand.Slot); cand.Veto == decision.VetoNone && r != nil && r.liveness.Avoided(now) {
+	for i := range s.d.Candidates {
+		cand := &s.d.Candidates[i]
+		if r := s.ranks[i]; cand.Veto == decision.VetoNone && r != nil && r.liveness.Avoided(now) {
 			cand.Veto, cand.Silent = decision.VetoStalled, r.liveness.Silent().Seconds()
 		}
 	}

@@ -22,8 +22,8 @@ var causes = [...]struct {
 	err  error
 	name string
 }{
-	{ErrFull, "queue_full"}, {ErrBytes, "queue_bytes"}, {ErrDeadline, "deadline"},
-	{ErrTimeout, "timeout"}, {ErrShutdown, "shutdown"}, {ErrShare, "queue_share"},
+	{errFull, "queue_full"}, {errBytes, "queue_bytes"}, {errDeadline, "deadline"},
+	{errTimeout, "timeout"}, {errShutdown, "shutdown"}, {errShare, "queue_share"},
 }
 
 // Cause is the name of a rejection in metrics and public errors.

@@ -85,7 +85,7 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	if l.start.IsZero() {
 		l.start = now
 	}
-	t.arrived = now
+	t.arrived = now.Add(-t.Age)
 	l.number++
 	t.number = l.number
 	tn := l.of(t.Tenant)
@@ -103,14 +103,14 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	t.key = l.key(t)
 	switch {
 	case !t.Deadline.IsZero() && now.Add(expect()+seconds(t.Work)).After(t.Deadline):
-		return refuse(ErrDeadline)
+		return refuse(errDeadline)
 	case count > int64(config.MaxRequests) && !l.makeRoom(tn, 1, 0):
-		return refuse(ErrFull)
+		return refuse(errFull)
 	case tooMuch() > 0 && !l.makeRoom(tn, 0, tooMuch()):
-		return refuse(ErrBytes)
+		return refuse(errBytes)
 	}
 	if config.MaxWait > 0 {
-		if latest := now.Add(config.MaxWait); t.Deadline.IsZero() || latest.Before(t.Deadline) {
+		if latest := t.arrived.Add(config.MaxWait); t.Deadline.IsZero() || latest.Before(t.Deadline) {
 			t.Deadline = latest
 		}
 	}
@@ -254,8 +254,8 @@ func (l *Line) Expired(now time.Time) []*Ticket {
 	}
 	for _, t := range late {
 		l.take(t)
-		t.why = ErrTimeout
-		l.queue.metrics.reject(ErrTimeout)
+		t.why = errTimeout
+		l.queue.metrics.reject(errTimeout)
 	}
 	return append(out, late...)
 }
@@ -267,9 +267,9 @@ func (l *Line) Drain() []*Ticket {
 	out := l.out
 	for _, tn := range l.active {
 		for _, t := range tn.tickets {
-			t.why = ErrShutdown
+			t.why = errShutdown
 			l.leave(t)
-			l.queue.metrics.reject(ErrShutdown)
+			l.queue.metrics.reject(errShutdown)
 		}
 		out = append(out, tn.tickets...)
 	}

@@ -157,8 +157,8 @@ func (l *Line) makeRoom(tn *tenant, places, bytes int) bool {
 	}
 	for _, t := range out {
 		l.take(t)
-		t.why = ErrShare
-		l.queue.metrics.reject(ErrShare)
+		t.why = errShare
+		l.queue.metrics.reject(errShare)
 	}
 	l.out = append(l.out, out...)
 	l.pushed.Store(int64(len(l.out)))

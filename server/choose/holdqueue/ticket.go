@@ -7,12 +7,12 @@ import (
 
 // The reasons of a rejection.
 var (
-	ErrFull     = errors.New("too many requests are queued")
-	ErrBytes    = errors.New("the queued requests hold too many bytes")
-	ErrDeadline = errors.New("the deadline cannot be met")
-	ErrTimeout  = errors.New("waited too long")
-	ErrShutdown = errors.New("the router is shutting down")
-	ErrShare    = errors.New("the place in the queue belongs to another tenant")
+	errFull     = errors.New("too many requests are queued")
+	errBytes    = errors.New("the queued requests hold too many bytes")
+	errDeadline = errors.New("the deadline cannot be met")
+	errTimeout  = errors.New("waited too long")
+	errShutdown = errors.New("the router is shutting down")
+	errShare    = errors.New("the place in the queue belongs to another tenant")
 )
 
 // Ticket is one waiting request. Its owner fills the exported fields before Push and leaves them
@@ -24,6 +24,8 @@ type Ticket struct {
 	Priority int
 	// Bytes is the memory it holds.
 	Bytes int
+	// Age is the time that it has waited already, in the queue of another router.
+	Age time.Duration
 	// Deadline is when it becomes useless; zero is never.
 	Deadline time.Time
 	// Work is the predicted work in seconds that it would bring to the best rank.

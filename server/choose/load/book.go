@@ -126,11 +126,28 @@ func (b *Book) lose(bookings []*booking) int {
 // View returns the load of slot as it stands at now, without a lock. A slot without an account
 // has no load.
 func (b *Book) View(slot replica.Slot, now time.Time) RankLoad {
-	rk := b.rank(slot)
-	if rk == nil {
-		return RankLoad{}
+	var load RankLoad
+	v := b.ViewAll(now)
+	v.Read(slot, &load)
+	return load
+}
+
+// Views are the loads of all ranks at one moment. Unlike View, it reads the clock's scale and the list of ranks once.
+type Views struct {
+	ranks []*rank
+	now   int64
+}
+
+// ViewAll returns the loads as they stand at now; each is read when it is asked for.
+func (b *Book) ViewAll(now time.Time) Views { return Views{ranks: *b.ranks.Load(), now: b.since(now)} }
+
+// Read sets load to what Book.View returns for the slot.
+func (v *Views) Read(slot replica.Slot, load *RankLoad) {
+	if int(slot) >= len(v.ranks) || v.ranks[slot] == nil {
+		*load = RankLoad{}
+		return
 	}
-	return rk.view(b.since(now))
+	v.ranks[slot].view(v.now, load)
 }
 
 // Live is the number of reservations that have not ended.
@@ -201,6 +218,11 @@ func (b *Book) settle(r *Reservation, fresh bool, rk *rank, req *Request, versio
 		return true, nil
 	case req.Attempt < r.attempt:
 		return false, ErrStale
+	case req.Again:
+		r.release()
+		b.live.Add(-1)
+		b.counts.moved.Add(1)
+		return true, nil
 	case req.Attempt > r.attempt:
 		return false, b.move(r, rk, req, version)
 	default:
@@ -215,12 +237,12 @@ func (b *Book) claim(sh *shard, hash uint64, req *Request) (r *Reservation, fres
 	if r = sh.live[hash]; r != nil {
 		sh.mu.Unlock()
 		if r.id != req.ID || r.tenant != req.Tenant {
-			return nil, false, fmt.Errorf("%w: the id's hash collides with another id, use a new id", ErrInvalid)
+			return nil, false, fmt.Errorf("%w: the id's hash collides with another id, use a new id", errInvalid)
 		}
 		r.mu.Lock()
 		return r, false, nil
 	}
-	if attempt, known := sh.ended.find(hash); known && req.Attempt <= attempt {
+	if attempt, known := sh.ended.find(hash); known && req.Attempt <= attempt && !req.Again {
 		sh.mu.Unlock()
 		return nil, false, ErrEnded
 	}
@@ -289,9 +311,9 @@ func (b *Book) since(t time.Time) int64 { return int64(t.Sub(b.start)) }
 func (r *Request) check() error {
 	switch {
 	case r.ID == "" || len(r.ID) > maxIDBytes:
-		return fmt.Errorf("%[1]w: the id must have 1 to %[3]d bytes, not %[2]d", ErrInvalid, len(r.ID), maxIDBytes)
+		return fmt.Errorf("%[1]w: the id must have 1 to %[3]d bytes, not %[2]d", errInvalid, len(r.ID), maxIDBytes)
 	case r.PromptTokens < 0 || r.PrefillTokens < 0:
-		return fmt.Errorf("%w: token counts are negative", ErrInvalid)
+		return fmt.Errorf("%w: token counts are negative", errInvalid)
 	}
 	r.PrefillTokens = min(r.PrefillTokens, r.PromptTokens)
 	return nil

@@ -1,5 +1,19 @@
 package load
 
+import "github.com/kvpilot/kvpilot/server/domain/replica"
+
+var ErrInvalid = errInvalid
+
+// Slot returns the rank that the reservation is booked on, NoSlot when that rank is gone or the booking failed.
+func (r *Reservation) Slot() replica.Slot {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lost || r.booking == nil { // Find may see a reservation before its booking fails
+		return replica.NoSlot
+	}
+	return r.booking.rank.slot
+}
+
 // PrefillDone is Reservation.PrefillDone by key, as the chooser finds a reservation for a caller outside the process.
 func (b *Book) PrefillDone(key Key) Outcome {
 	_, out := b.call(callPrefill, key, (*Reservation).prefillDone)

@@ -71,7 +71,8 @@ func newMetrics(params Params, b *Book) {
 			if rk == nil || !known {
 				continue
 			}
-			v := rk.view(now)
+			var v RankLoad
+			rk.view(now, &v)
 			labels := instruments.Rank(string(rank.Replica), rank.Index)
 			o.ObserveInt64(requests, int64(v.InFlight), labels)
 			o.ObserveFloat64(tokens, v.PrefillTokens, labels)

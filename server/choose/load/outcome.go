@@ -41,6 +41,6 @@ var (
 	ErrStale = errors.New("a later attempt is booked")
 	// ErrFull: the book holds Config.MaxReservations reservations.
 	ErrFull = errors.New("too many reservations")
-	// ErrInvalid: the request cannot be booked as it stands.
-	ErrInvalid = errors.New("invalid reservation")
+	// errInvalid: the request cannot be booked as it stands.
+	errInvalid = errors.New("invalid reservation")
 )

@@ -36,6 +36,9 @@ type Request struct {
 	// Lease makes the reservation expire when nothing is reported for so long; negative takes the
 	// configured lease. Zero: a stream in this process owns it and releases it.
 	Lease time.Duration
+	// Again makes a reservation of its own, although the id and attempt have ended or are booked: what was booked under them is void,
+	// and its owner's calls have no effect any more.
+	Again bool
 	// Unstreamed marks a request whose first token is not seen, or may not be reported: its prefill
 	// counts as done when its predicted time is over, at the latest.
 	Unstreamed bool
@@ -73,16 +76,6 @@ func (r *Reservation) Attempt() uint32 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.attempt
-}
-
-// Slot returns the rank that the reservation is booked on, NoSlot when that rank is gone or the booking failed.
-func (r *Reservation) Slot() replica.Slot {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.lost || r.booking == nil { // Find may see a reservation before its booking fails
-		return replica.NoSlot
-	}
-	return r.booking.rank.slot
 }
 
 // PrefillDone reports the first token: the rank has no more prefill work for this request.

@@ -44,8 +44,8 @@ func (rk *rank) publish() {
 // noBooking stands for the head of an empty queue; it never changes.
 var noBooking booking
 
-// view is the published load as it stands at now.
-func (rk *rank) view(now int64) RankLoad {
+// view sets load to the published load as it stands at now.
+func (rk *rank) view(now int64, load *RankLoad) {
 	p := &rk.pub
 	for {
 		seq := p.seq.Load()
@@ -53,19 +53,19 @@ func (rk *rank) view(now int64) RankLoad {
 			runtime.Gosched()
 			continue
 		}
-		load := RankLoad{
+		output := int(rk.output.Load())
+		*load = RankLoad{
 			Version: p.version.Load(), InFlight: int(p.inFlight.Load()),
-			Prefilling: int(p.prefilling.Load()), OutputTokens: int(rk.output.Load()),
-			ContextTokens: int(p.prompt.Load()), DecodeBlocks: float64(p.blocks.Load()) / whole,
+			Prefilling: int(p.prefilling.Load()), OutputTokens: output,
+			ContextTokens: int(p.prompt.Load()) + output, DecodeBlocks: float64(p.blocks.Load()) / whole,
 		}
 		tokens, nanos, anchor := p.tokens.Load(), p.nanos.Load(), p.anchor.Load()
 		headTokens, headNanos, unstreamed := p.headTokens.Load(), p.headNanos.Load(), p.headUnstreamed.Load()
 		if p.seq.Load() != seq {
 			continue
 		}
-		load.ContextTokens += load.OutputTokens
 		if load.Prefilling == 0 {
-			return load
+			return
 		}
 		served := max(0, now-anchor)
 		if unstreamed && now >= anchor+headNanos {
@@ -73,7 +73,7 @@ func (rk *rank) view(now int64) RankLoad {
 			continue
 		}
 		load.drain(tokens, nanos, headTokens, headNanos, served)
-		return load
+		return
 	}
 }
 

@@ -26,6 +26,11 @@ type Filter struct {
 	MinRank, MaxRank int
 }
 
+// Plain reports whether the verdict on a replica follows from its state, its models and the length of the prompt.
+func (f *Filter) Plain() bool {
+	return len(f.Excluded)+len(f.Denied)+len(f.Allowed) == 0 && f.Pinned == "" && !f.Draining
+}
+
 // serves reports whether the replica can take the request in its state.
 func (f *Filter) serves(r *replica.Replica) bool {
 	switch r.State {

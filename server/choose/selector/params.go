@@ -62,7 +62,18 @@ func numbers(p *decision.Params) map[string]*float64 {
 	}
 }
 
-// Apply returns base with the numbers of set, by their JSON names in decision.Params. It names
+// Numbers returns the numbers of p that are not 0, by the names that operators and callers use.
+func Numbers(p *decision.Params) map[string]float64 {
+	out := map[string]float64{}
+	for name, value := range numbers(p) {
+		if *value != 0 {
+			out[name] = *value
+		}
+	}
+	return out
+}
+
+// Apply returns base with the numbers of set, by the names of Numbers. It names
 // every unknown name and bad number at once.
 func Apply(base decision.Params, set map[string]float64) (decision.Params, error) {
 	if len(set) == 0 {

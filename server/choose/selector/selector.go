@@ -57,7 +57,7 @@ func pick(d *decision.Decision, eligible, last int) {
 }
 
 // Recompute makes the choice again from the inputs that d holds and reports whether it falls on
-// the same candidate. d is not changed; the result is the decision made again.
+// the same candidate. d is not changed and must list all candidates (Others and VetoedOthers are 0); the result is the decision made again.
 func Recompute(d *decision.Decision) (again decision.Decision, same bool) {
 	again = *d
 	again.Candidates = slices.Clone(d.Candidates)

@@ -48,7 +48,7 @@ func (c *Counters) See(rank *Rank, rep *Report, d Decodes) {
 	defer c.mu.Unlock()
 	first := c.latest.Swap(at) == 0
 	if first && rep.Uncached >= leastHistory && rep.PrefillSeconds > 0 {
-		rank.History(float64(rep.Uncached), rep.PrefillSeconds, rep.At)
+		rank.history(float64(rep.Uncached), rep.PrefillSeconds, rep.At)
 	}
 	// Own requests teach more exactly where no others delay them.
 	if rep.Queued == 0 || rep.Foreign < 1 || rep.Uncached < c.uncached {
@@ -61,7 +61,7 @@ func (c *Counters) See(rank *Rank, rep *Report, d Decodes) {
 		return
 	}
 	if took, n := rep.At.Sub(c.began), rep.Uncached-c.uncached; took >= leastStretch && n >= leastComputed {
-		rank.Throughput(float64(n), took.Seconds(), d, rep.At)
+		rank.throughput(float64(n), took.Seconds(), d, rep.At)
 		c.began, c.uncached = rep.At, rep.Uncached
 	}
 }

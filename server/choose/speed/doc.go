@@ -6,7 +6,7 @@
 // engine step together, or overtake each other on their way, change no sum. Each piece of the
 // account is a sample; a robust fit of the last samples gives the Model.
 //
-// Ranks of one Kind (the same model on the same hardware) share what they learned: a rank that has
+// Ranks of one kind (the same model on the same hardware) share what they learned: a rank that has
 // seen little is taken to be like its equals, and one that disagrees with them by more than a
 // factor of two must prove it.
 //

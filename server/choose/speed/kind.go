@@ -1,6 +1,7 @@
 package speed
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -8,13 +9,16 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// Kind is a set of ranks that are expected to be equally fast: the same model on the same hardware.
-type Kind struct {
+// kind is a set of ranks that are expected to be equally fast: the same model on the same hardware.
+type kind struct {
 	key kindKey // of the Kinds that made it
 
 	mu      sync.Mutex
 	ranks   []*Rank   // guarded by mu
+	joined  uint64    // ranks so far; guarded by mu
 	updated time.Time // when ranks that know little were last made to follow; guarded by mu
+	// known are the ranks with a Model that counts, in the order of before; guarded by mu
+	known []*Rank
 }
 
 const (
@@ -26,86 +30,113 @@ const (
 	defaultBudget = 2048
 )
 
-// NewRank adds a rank to the kind.
-func (k *Kind) NewRank() *Rank {
+// newRank adds a rank to the kind.
+func (k *kind) newRank() *Rank {
 	r := &Rank{kind: k, budget: defaultBudget}
-	k.mu.Lock()
-	k.ranks = append(k.ranks, r)
-	k.mu.Unlock()
+	k.add(r)
 	r.mu.Lock()
 	r.update()
 	r.mu.Unlock()
 	return r
 }
 
-// Adopt moves a rank that belongs to another kind, or to none any more, to k.
-func (k *Kind) Adopt(r *Rank) {
+// adopt moves a rank that belongs to another kind, or to none any more, to k.
+func (k *kind) adopt(r *Rank) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.kind == k {
 		return
 	}
-	r.kind.Remove(r)
-	k.mu.Lock()
-	k.ranks = append(k.ranks, r)
-	k.mu.Unlock()
+	r.kind.remove(r)
+	k.add(r)
 	r.kind = k
 	r.update()
 }
 
-// Remove takes a rank out of the kind.
-func (k *Kind) Remove(r *Rank) {
+// add makes r the last of the ranks.
+func (k *kind) add(r *Rank) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.joined++
+	r.place = k.joined
+	k.ranks = append(k.ranks, r)
+}
+
+// remove takes a rank out of the kind.
+func (k *kind) remove(r *Rank) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.ranks = slices.DeleteFunc(k.ranks, func(o *Rank) bool { return o == r })
+	k.known = slices.DeleteFunc(k.known, func(o *Rank) bool { return o == r })
+	r.place = 0
 }
 
-// Kind is the kind of the rank.
-func (r *Rank) Kind() *Kind {
+// currentKind is the kind that the rank belongs to now.
+func (r *Rank) currentKind() *kind {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.kind
 }
 
-// Len is the number of ranks.
-func (k *Kind) Len() int {
+// len is the number of ranks.
+func (k *kind) len() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.ranks)
 }
 
-// typical is the Model of the median rank among the experienced ones other than r; nil when there is
-// none.
-func (k *Kind) typical(r *Rank) *Model {
+// before orders ranks by their rate, the fastest first, and equal ones as they joined.
+func before(r *Rank, m *Model, o *Rank) int {
+	return cmp.Or(cmp.Compare(m.Token, o.model.Load().Token), cmp.Compare(r.place, o.place))
+}
+
+// publish makes m the Model of r.
+func (k *kind) publish(r *Rank, m *Model) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	models := make([]*Model, 0, 16)
-	for _, o := range k.ranks {
-		if o == r {
-			continue
-		}
-		if m := o.model.Load(); m != nil && m.Source == decision.SpeedLearned && m.Samples >= experienced {
-			models = append(models, m)
-		}
+	if at, ok := k.find(r); ok {
+		k.known = slices.Delete(k.known, at, at+1)
 	}
-	if len(models) == 0 {
+	r.model.Store(m)
+	if r.place > 0 && m.Source == decision.SpeedLearned && m.Samples >= experienced {
+		at, _ := k.find(r)
+		k.known = slices.Insert(k.known, at, r)
+	}
+}
+
+// find returns where r is among the known ranks, or where it belongs. k.mu is held.
+func (k *kind) find(r *Rank) (at int, ok bool) {
+	m := r.model.Load()
+	if m == nil {
+		return 0, false
+	}
+	at, ok = slices.BinarySearchFunc(k.known, r, func(o, r *Rank) int { return -before(r, m, o) })
+	return at, ok && k.known[at] == r
+}
+
+// typical is the Model of the median rank among the experienced ones other than r; nil when there is
+// none.
+func (k *kind) typical(r *Rank) *Model {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n := len(k.known)
+	own, among := k.find(r)
+	if among {
+		n--
+	}
+	if n == 0 {
 		return nil
 	}
-	slices.SortFunc(models, func(a, b *Model) int {
-		switch {
-		case a.Token < b.Token:
-			return -1
-		case a.Token > b.Token:
-			return 1
-		}
-		return 0
-	})
-	return models[(len(models)-1)/2]
+	at := (n - 1) / 2
+	if among && own <= at {
+		at++
+	}
+	return k.known[at].model.Load()
 }
 
 // learned has ranks that know little follow what r has learned. r.mu is held, so that others are
 // only tried.
-func (k *Kind) learned(r *Rank, now time.Time) {
+func (k *kind) learned(r *Rank, now time.Time) {
 	k.mu.Lock()
 	if now.Sub(k.updated) < followEvery && !k.updated.IsZero() {
 		k.mu.Unlock()

@@ -29,49 +29,49 @@ func keyOf(r *replica.Replica) kindKey {
 	return k
 }
 
-// Kinds finds the Kind of a replica. Its zero value is empty; it is not safe for concurrent use.
-type Kinds struct{ byKey map[kindKey]*Kind }
+// Kinds finds the kind of a replica. Its zero value is empty; it is not safe for concurrent use.
+type Kinds struct{ byKey map[kindKey]*kind }
 
 // Add makes a Rank of the replica's kind.
 func (ks *Kinds) Add(r *replica.Replica) *Rank {
-	rank := ks.of(r).NewRank()
-	rank.SetBudget(r.MaxBatchedTokens)
+	rank := ks.of(r).newRank()
+	rank.setBudget(r.MaxBatchedTokens)
 	return rank
 }
 
 // Update moves the rank to the kind of its replica, of which more is known now.
 func (ks *Kinds) Update(rank *Rank, r *replica.Replica) {
-	rank.SetBudget(r.MaxBatchedTokens)
-	old := rank.Kind()
+	rank.setBudget(r.MaxBatchedTokens)
+	old := rank.currentKind()
 	if kind := ks.of(r); kind != old {
-		kind.Adopt(rank)
+		kind.adopt(rank)
 		ks.tidy(old)
 	}
 }
 
 // Remove removes the rank from its kind.
 func (ks *Kinds) Remove(rank *Rank) {
-	kind := rank.Kind()
-	kind.Remove(rank)
+	kind := rank.currentKind()
+	kind.remove(rank)
 	ks.tidy(kind)
 }
 
-func (ks *Kinds) of(r *replica.Replica) *Kind {
+func (ks *Kinds) of(r *replica.Replica) *kind {
 	if ks.byKey == nil {
-		ks.byKey = map[kindKey]*Kind{}
+		ks.byKey = map[kindKey]*kind{}
 	}
 	key := keyOf(r)
 	k := ks.byKey[key]
 	if k == nil {
-		k = &Kind{key: key}
+		k = &kind{key: key}
 		ks.byKey[key] = k
 	}
 	return k
 }
 
 // tidy drops an empty kind.
-func (ks *Kinds) tidy(k *Kind) {
-	if k.Len() == 0 {
+func (ks *Kinds) tidy(k *kind) {
+	if k.len() == 0 {
 		delete(ks.byKey, k.key)
 	}
 }

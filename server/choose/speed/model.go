@@ -41,13 +41,13 @@ type Model struct {
 // priorSpread is the uncertainty of a guess: an order of magnitude.
 const priorSpread = 10
 
-// Prior is the Model of an engine of which nothing is known.
-func Prior() Model {
+// prior is the Model of an engine of which nothing is known.
+func prior() Model {
 	return Model{Token: priorToken, Bend: priorBend, Overhead: priorOverhead, Base: priorBase, Load: 1, Spread: priorSpread}
 }
 
-// Prefill is the time in seconds to prefill n tokens after context tokens that are already there.
-func (m *Model) Prefill(context, n float64) float64 {
+// prefill is the time in seconds to prefill n tokens after context tokens that are already there.
+func (m *Model) prefill(context, n float64) float64 {
 	return decision.PrefillTime(m.Token, m.Bend, context, n)
 }
 

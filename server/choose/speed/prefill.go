@@ -1,6 +1,10 @@
 package speed
 
-import "math"
+import (
+	"math"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
 
 // sample is a piece of an engine's busy time: what was finished in it.
 type sample struct {
@@ -70,7 +74,11 @@ func (f *prefillFit) fit(m *Model, prior *Model, priorWeight float64) {
 	start := [3]float64{token, token / prior.Bend, prior.Overhead}
 	// The bend is drawn to the built-in one and not to the kind's: where prompts are no evidence, ranks that
 	// follow each other would carry it away.
-	p := least(f.rows, start, [3]pull{{start[0], priorWeight / 4}, {token / priorBend, 4}, {start[2], 1}})
+	bend := float64(priorBend)
+	if prior.Source == decision.SpeedLearned { // of this very rank, by another router
+		bend = prior.Bend
+	}
+	p := least(f.rows, start, [3]pull{{start[0], priorWeight / 4}, {token / bend, 4}, {start[2], 1}})
 	m.Token = boundToken(p[0])
 	m.Bend = min(max(m.Token/max(p[1], 1e-30), shortestBend), longestBend)
 	m.Overhead = min(max(p[2], priorOverhead/20), 60)

@@ -41,28 +41,42 @@ const (
 	pieces = 2
 )
 
-// Rank is the account of one engine rank. Make one with Kind.NewRank.
+// Rank is the account of one engine rank. Make one with Kinds.Add.
 type Rank struct {
+	// model is written under the lock of its kind.
 	model atomic.Pointer[Model]
+	place uint64 // in the order in which ranks joined the kind, 0 once removed; guarded by the kind's mu
 
 	mu          sync.Mutex
-	kind        *Kind     // guarded by mu
-	first, last *Entry    // booked and without a first token, in the order of booking; guarded by mu
-	since       time.Time // when the running sample began; guarded by mu
-	latest      time.Time // the first token seen last; guarded by mu
-	running     sample    // guarded by mu
-	budget      float64   // tokens per step; guarded by mu
+	mirror      *atomic.Pointer[Model] // gets each Model, too; nil for none; guarded by mu
+	kind        *kind                  // guarded by mu
+	first, last *Entry                 // booked and without a first token, in the order of booking; guarded by mu
+	since       time.Time              // when the running sample began; guarded by mu
+	latest      time.Time              // the first token seen last; guarded by mu
+	running     sample                 // guarded by mu
+	budget      float64                // tokens per step; guarded by mu
 	prefill     prefillFit
 	steps       stepFit
 	engine      *Model // from the engine's own counters, before any request was seen; guarded by mu
 	watch       watch  // guarded by mu
+	// peer is what another router has learned, in place of older samples; taught is when the last own sample came. guarded by mu
+	peer   *Model
+	taught time.Time
 }
 
 // Model is what is known now. The result is shared and must not be changed.
 func (r *Rank) Model() *Model { return r.model.Load() }
 
-// SetBudget sets the number of tokens that an engine step takes at most.
-func (r *Rank) SetBudget(tokens int) {
+// Mirror makes r store its Model in to, too: a reader of many ranks finds it where it reads the rest of them.
+func (r *Rank) Mirror(to *atomic.Pointer[Model]) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mirror = to
+	to.Store(r.Model())
+}
+
+// setBudget sets the number of tokens that an engine step takes at most.
+func (r *Rank) setBudget(tokens int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if tokens > 0 {
@@ -184,6 +198,7 @@ func (r *Rank) flush(end time.Time) {
 }
 
 func (r *Rank) learn(s sample, now time.Time) {
+	r.taught = now
 	r.prefill.add(s)
 	if n := r.prefill.count; n <= kept/2 || n%4 == 0 {
 		r.refit(now)
@@ -238,7 +253,7 @@ func (r *Rank) Answered(e *Entry, now time.Time, output int, d Decodes) {
 	m := r.Model()
 	steps := float64(output - 1)
 	decoding := steps * m.Step(d.Sequences, d.Context)
-	prefilling := m.Prefill(e.work.Context, e.work.Tokens) + m.Overhead + m.Step(d.Sequences, d.Context)
+	prefilling := m.prefill(e.work.Context, e.work.Tokens) + m.Overhead + m.Step(d.Sequences, d.Context)
 	if steps >= 16 && decoding > 3*prefilling && seconds > prefilling {
 		r.stepped((seconds-prefilling)/steps, steps/2, d, now)
 		return
@@ -266,9 +281,12 @@ func (r *Rank) stepped(seconds, steps float64, d Decodes, now time.Time) {
 	if seconds <= 0 || steps <= 0 {
 		return
 	}
-	before := Prior()
+	before := prior()
 	if k := r.kind.typical(r); k != nil {
 		before = *k
+	}
+	if r.peer != nil {
+		before = *r.peer
 	}
 	r.steps.add(stepSample{load: stepLoad(d.Sequences, d.Context), seconds: seconds, steps: steps}, &before)
 	if n := r.steps.count(); n <= 8 || n%16 == 0 {
@@ -276,9 +294,9 @@ func (r *Rank) stepped(seconds, steps float64, d Decodes, now time.Time) {
 	}
 }
 
-// Throughput takes in what the engine itself counted over an interval in which it never ran out of
+// throughput takes in what the engine itself counted over an interval in which it never ran out of
 // prefill: uncached tokens computed in seconds.
-func (r *Rank) Throughput(tokens, seconds float64, d Decodes, now time.Time) {
+func (r *Rank) throughput(tokens, seconds float64, d Decodes, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if tokens <= 0 || seconds <= 0 {
@@ -300,15 +318,15 @@ func (r *Rank) meanBent() float64 {
 	return bent / tokens
 }
 
-// History takes in what the engine counted over its life before this process saw it: seconds spent
+// history takes in what the engine counted over its life before this process saw it: seconds spent
 // in prefill for so many uncached tokens. It counts only while nothing better is known.
-func (r *Rank) History(tokens, seconds float64, now time.Time) {
+func (r *Rank) history(tokens, seconds float64, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if tokens <= 0 || seconds <= 0 || r.engine != nil {
 		return
 	}
-	m := Prior()
+	m := prior()
 	m.Token, m.Spread, m.Source = boundToken(seconds/tokens), 1, decision.SpeedEngine
 	m.follow(&r.steps)
 	r.engine = &m
@@ -330,9 +348,11 @@ const (
 
 // update recomputes the Model.
 func (r *Rank) update() {
-	prior, weight := Prior(), priorWeight
+	prior, weight := prior(), priorWeight
 	kin := r.kind.typical(r)
 	switch {
+	case r.peer != nil:
+		prior, weight = *r.peer, r.peer.weight()
 	case kin != nil:
 		prior, weight = *kin, kindWeight
 		prior.Source, prior.Spread, prior.Samples = decision.SpeedKind, max(2*kin.Spread, 0.2), 0
@@ -342,18 +362,21 @@ func (r *Rank) update() {
 	m := prior
 	if n := r.prefill.count; n > 0 {
 		m.Source = decision.SpeedLearned
-		m.follow(&r.steps)
+		r.follow(&m)
 		for range 2 { // what decodes take follows from the rate while no step was seen
 			r.prefill.fit(&m, &prior, weight)
-			m.follow(&r.steps)
+			r.follow(&m)
 		}
-		if kin != nil && n < proven {
+		if r.peer != nil {
+			m.Samples += r.peer.Samples
+		}
+		if kin != nil && m.Samples < proven {
 			m.Token = min(max(m.Token, kin.Token/mistrust), kin.Token*mistrust)
 		}
 	} else if r.steps.count() > 0 {
-		m.follow(&r.steps)
+		r.follow(&m)
 	}
-	if kin != nil && r.steps.count() == 0 {
+	if kin != nil && r.peer == nil && r.steps.count() == 0 {
 		m.Base, m.Load = kin.Base*m.Token/kin.Token, kin.Load*m.Token/kin.Token
 	}
 	if r.watch.distrusted && kin != nil {
@@ -361,5 +384,8 @@ func (r *Rank) update() {
 		m = *kin
 		m.Source, m.Samples, m.Spread = decision.SpeedDistrusted, own.Samples, max(own.Spread, 1)
 	}
-	r.model.Store(&m)
+	r.kind.publish(r, &m)
+	if r.mirror != nil {
+		r.mirror.Store(&m)
+	}
 }

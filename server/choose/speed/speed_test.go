@@ -1,4 +1,4 @@
-package speed_test
+package speed
 
 import (
 	"fmt"
@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -22,19 +21,19 @@ type engine struct {
 }
 
 type prompt struct {
-	entry  *speed.Entry
-	work   speed.Work
+	entry  *Entry
+	work   Work
 	booked time.Time
 	first  time.Time
 }
 
 // play sends prompts that arrive gap seconds apart on average and shows the rank what a router sees.
-func (e *engine) play(rank *speed.Rank, n int, gap float64, draw func() speed.Work) {
+func (e *engine) play(rank *Rank, n int, gap float64, draw func() Work) {
 	prompts := make([]*prompt, n)
 	at := e.now
 	for i := range prompts {
 		at = at.Add(seconds(gap * e.r.ExpFloat64()))
-		prompts[i] = &prompt{entry: new(speed.Entry), work: draw(), booked: at}
+		prompts[i] = &prompt{entry: new(Entry), work: draw(), booked: at}
 	}
 	// Steps: as many tokens as the budget takes, in order.
 	var step time.Time
@@ -84,9 +83,9 @@ func (e *engine) play(rank *speed.Rank, n int, gap float64, draw func() speed.Wo
 	for _, ev := range events {
 		e.now = ev.at
 		if ev.first {
-			rank.FirstToken(ev.p.entry, ev.at, speed.Decodes{})
+			rank.FirstToken(ev.p.entry, ev.at, Decodes{})
 		} else {
-			rank.Booked(ev.p.entry, ev.p.work, ev.at, speed.Decodes{})
+			rank.Booked(ev.p.entry, ev.p.work, ev.at, Decodes{})
 		}
 	}
 }
@@ -102,16 +101,16 @@ func newEngine(tokensPerSecond float64, seed uint64) *engine {
 }
 
 // documents draws long prompts, half of them cached to a part; chat draws short turns after long contexts.
-func documents(r *rand.Rand) func() speed.Work {
-	return func() speed.Work {
+func documents(r *rand.Rand) func() Work {
+	return func() Work {
 		n := 500 + r.Float64()*12000
-		return speed.Work{Tokens: n, Context: math.Floor(r.Float64() * 2 * n)}
+		return Work{Tokens: n, Context: math.Floor(r.Float64() * 2 * n)}
 	}
 }
 
-func chat(r *rand.Rand) func() speed.Work {
-	return func() speed.Work {
-		return speed.Work{Tokens: 100 + r.Float64()*900, Context: r.Float64() * 8000, Estimated: true}
+func chat(r *rand.Rand) func() Work {
+	return func() Work {
+		return Work{Tokens: 100 + r.Float64()*900, Context: r.Float64() * 8000, Estimated: true}
 	}
 }
 
@@ -127,11 +126,11 @@ func within(t *testing.T, what string, got, want, share float64) {
 func TestEnginesOfAnySpeedAreLearned(t *testing.T) {
 	for _, rate := range []float64{500, 2000, 8000, 32000, 128000, 500000} {
 		for _, load := range []float64{0.3, 0.9, 1.5} {
-			for name, kind := range map[string]func(*rand.Rand) func() speed.Work{"documents": documents, "chat": chat} {
+			for name, draws := range map[string]func(*rand.Rand) func() Work{"documents": documents, "chat": chat} {
 				t.Run(fmt.Sprintf("%.0f tokens per second at load %v of %s", rate, load, name), func(t *testing.T) {
 					e := newEngine(rate, 7)
-					rank := new(speed.Kind).NewRank()
-					draw := kind(e.r)
+					rank := new(kind).newRank()
+					draw := draws(e.r)
 					var work float64
 					for range 1000 {
 						w := draw()
@@ -145,7 +144,7 @@ func TestEnginesOfAnySpeedAreLearned(t *testing.T) {
 					}
 					within(t, "tokens per second", 1/m.Token, rate, limit)
 					want := decision.PrefillTime(e.token, e.bend, 4000, 4000) + 3*e.base + e.overhead
-					got := m.Prefill(4000, 4000) + 2*m.Step(0, 0) + m.Overhead
+					got := m.prefill(4000, 4000) + 2*m.Step(0, 0) + m.Overhead
 					within(t, "time of 4,000 tokens after 4,000", got, want, max(limit, 0.25))
 					if m.Source != decision.SpeedLearned || m.Samples == 0 {
 						t.Errorf("source %s after %d samples", m.Source, m.Samples)
@@ -157,8 +156,8 @@ func TestEnginesOfAnySpeedAreLearned(t *testing.T) {
 }
 
 func TestEqualsShareWhatTheyLearn(t *testing.T) {
-	kind := new(speed.Kind)
-	first, second := kind.NewRank(), kind.NewRank()
+	kind := new(kind)
+	first, second := kind.newRank(), kind.newRank()
 	if m := second.Model(); m.Source != decision.SpeedPrior {
 		t.Fatalf("source %s before anything was seen", m.Source)
 	}
@@ -170,9 +169,9 @@ func TestEqualsShareWhatTheyLearn(t *testing.T) {
 		t.Errorf("source %s, %d samples, want the kind's and none", m.Source, m.Samples)
 	}
 	// One slow prompt (a first compilation, say) does not make the second rank an outcast.
-	var entry speed.Entry
-	second.Booked(&entry, speed.Work{Tokens: 4000}, e.now, speed.Decodes{})
-	second.FirstToken(&entry, e.now.Add(20*time.Second), speed.Decodes{})
+	var entry Entry
+	second.Booked(&entry, Work{Tokens: 4000}, e.now, Decodes{})
+	second.FirstToken(&entry, e.now.Add(20*time.Second), Decodes{})
 	if got := second.Model().Token * 64000; got > 2.5 {
 		t.Errorf("after one slow prompt the rank is believed to be %.1f times slower than its equals", got)
 	}
@@ -185,43 +184,43 @@ func TestEqualsShareWhatTheyLearn(t *testing.T) {
 }
 
 func TestARankCanMoveToAnotherKind(t *testing.T) {
-	one, other := new(speed.Kind), new(speed.Kind)
-	moved, stays := one.NewRank(), other.NewRank()
+	one, other := new(kind), new(kind)
+	moved, stays := one.newRank(), other.newRank()
 	e := newEngine(64000, 3)
 	e.play(stays, 40, 0.2, documents(e.r))
 	if m := moved.Model(); m.Source != decision.SpeedPrior {
 		t.Fatalf("source %s in a kind of its own", m.Source)
 	}
-	other.Adopt(moved)
-	if m := moved.Model(); m.Source != decision.SpeedKind || one.Len() != 0 || other.Len() != 2 {
-		t.Errorf("source %s, kinds of %d and %d ranks", m.Source, one.Len(), other.Len())
+	other.adopt(moved)
+	if m := moved.Model(); m.Source != decision.SpeedKind || one.len() != 0 || other.len() != 2 {
+		t.Errorf("source %s, kinds of %d and %d ranks", m.Source, one.len(), other.len())
 	}
-	other.Remove(moved)
-	if other.Len() != 1 {
-		t.Errorf("%d ranks after one was removed", other.Len())
+	other.remove(moved)
+	if other.len() != 1 {
+		t.Errorf("%d ranks after one was removed", other.len())
 	}
 }
 
 // What others compute on the engine, and what was computed for requests that left, is no measure of
-// its speed.
+// its
 func TestDisturbedTimeDoesNotTeach(t *testing.T) {
-	rank := new(speed.Kind).NewRank()
+	rank := new(kind).newRank()
 	now := time.Unix(1000, 0)
 	for range 50 {
-		var a, b speed.Entry
-		rank.Booked(&a, speed.Work{Tokens: 4000}, now, speed.Decodes{})
-		rank.Booked(&b, speed.Work{Tokens: 4000}, now, speed.Decodes{})
+		var a, b Entry
+		rank.Booked(&a, Work{Tokens: 4000}, now, Decodes{})
+		rank.Booked(&b, Work{Tokens: 4000}, now, Decodes{})
 		now = now.Add(10 * time.Second)
 		rank.Ended(&a, now) // it left
 		now = now.Add(10 * time.Second)
-		rank.FirstToken(&b, now, speed.Decodes{})
-		rank.Booked(&a, speed.Work{Tokens: 4000}, now, speed.Decodes{})
+		rank.FirstToken(&b, now, Decodes{})
+		rank.Booked(&a, Work{Tokens: 4000}, now, Decodes{})
 		rank.Disturbed(now)
 		now = now.Add(10 * time.Second)
-		rank.FirstToken(&a, now, speed.Decodes{})
-		rank.Booked(&a, speed.Work{Tokens: 4000, Unknown: true}, now, speed.Decodes{})
+		rank.FirstToken(&a, now, Decodes{})
+		rank.Booked(&a, Work{Tokens: 4000, Unknown: true}, now, Decodes{})
 		now = now.Add(10 * time.Second)
-		rank.FirstToken(&a, now, speed.Decodes{})
+		rank.FirstToken(&a, now, Decodes{})
 	}
 	if m := rank.Model(); m.Samples != 0 || m.Source != decision.SpeedPrior {
 		t.Errorf("learned %.0f tokens/s from %d samples of disturbed time", 1/m.Token, m.Samples)
@@ -229,7 +228,7 @@ func TestDisturbedTimeDoesNotTeach(t *testing.T) {
 }
 
 func TestAnswersThatComeWholeTeach(t *testing.T) {
-	rank := new(speed.Kind).NewRank()
+	rank := new(kind).newRank()
 	now := time.Unix(1000, 0)
 	r := rand.New(rand.NewPCG(1, 1))
 	for i := range 120 {
@@ -237,10 +236,10 @@ func TestAnswersThatComeWholeTeach(t *testing.T) {
 		if i%2 == 1 {
 			n, output = 100, 200
 		}
-		var e speed.Entry
-		rank.Booked(&e, speed.Work{Tokens: n, Silent: true}, now, speed.Decodes{})
+		var e Entry
+		rank.Booked(&e, Work{Tokens: n, Silent: true}, now, Decodes{})
 		now = now.Add(seconds(0.003 + 0.004 + n/32000 + float64(output-1)*0.004))
-		rank.Answered(&e, now, output, speed.Decodes{Sequences: 1})
+		rank.Answered(&e, now, output, Decodes{Sequences: 1})
 		now = now.Add(time.Second)
 	}
 	m := rank.Model()
@@ -250,14 +249,14 @@ func TestAnswersThatComeWholeTeach(t *testing.T) {
 
 // A silent request before a streamed one is done when the streamed one has its first token.
 func TestSilentWorkIsCountedByTheNextFirstToken(t *testing.T) {
-	rank := new(speed.Kind).NewRank()
+	rank := new(kind).newRank()
 	now := time.Unix(1000, 0)
 	for range 40 {
-		var silent, streamed speed.Entry
-		rank.Booked(&silent, speed.Work{Tokens: 8000, Silent: true}, now, speed.Decodes{})
-		rank.Booked(&streamed, speed.Work{Tokens: 1000}, now, speed.Decodes{})
+		var silent, streamed Entry
+		rank.Booked(&silent, Work{Tokens: 8000, Silent: true}, now, Decodes{})
+		rank.Booked(&streamed, Work{Tokens: 1000}, now, Decodes{})
 		now = now.Add(seconds(9000.0 / 16000))
-		rank.FirstToken(&streamed, now, speed.Decodes{})
+		rank.FirstToken(&streamed, now, Decodes{})
 		now = now.Add(time.Second)
 		rank.Ended(&silent, now)
 	}
@@ -265,13 +264,13 @@ func TestSilentWorkIsCountedByTheNextFirstToken(t *testing.T) {
 }
 
 func TestStepsAreLearned(t *testing.T) {
-	rank := new(speed.Kind).NewRank()
+	rank := new(kind).newRank()
 	r := rand.New(rand.NewPCG(1, 1))
 	now := time.Unix(1000, 0)
-	truth := func(d speed.Decodes) float64 { return 0.030 + 1e-4*float64(d.Sequences) + 6e-8*float64(d.Context) }
+	truth := func(d Decodes) float64 { return 0.030 + 1e-4*float64(d.Sequences) + 6e-8*float64(d.Context) }
 	for range 200 {
 		k := 1 + r.IntN(100)
-		d := speed.Decodes{Sequences: k, Context: k * (1000 + r.IntN(8000))}
+		d := Decodes{Sequences: k, Context: k * (1000 + r.IntN(8000))}
 		noise := 0.9 + 0.2*r.Float64()
 		if r.IntN(10) == 0 {
 			noise = 5 // a client that reads slowly
@@ -280,28 +279,28 @@ func TestStepsAreLearned(t *testing.T) {
 		rank.Stepped(truth(d)*noise, 8, d, now)
 	}
 	m := rank.Model()
-	for _, d := range []speed.Decodes{{1, 2000}, {20, 100000}, {100, 600000}} {
+	for _, d := range []Decodes{{1, 2000}, {20, 100000}, {100, 600000}} {
 		within(t, fmt.Sprintf("step of %v", d), m.Step(d.Sequences, d.Context), truth(d), 0.2)
 	}
 }
 
 func TestTheEnginesOwnCountersAreABeginning(t *testing.T) {
-	rank := new(speed.Kind).NewRank()
-	rank.History(1e6, 20, time.Unix(1000, 0))
+	rank := new(kind).newRank()
+	rank.history(1e6, 20, time.Unix(1000, 0))
 	m := rank.Model()
 	if m.Source != decision.SpeedEngine {
 		t.Errorf("source %s", m.Source)
 	}
 	within(t, "tokens per second", 1/m.Token, 50000, 0.01)
 	for i := range 30 {
-		rank.Throughput(40000, 1, speed.Decodes{}, time.Unix(1001+int64(i), 0))
+		rank.throughput(40000, 1, Decodes{}, time.Unix(1001+int64(i), 0))
 	}
 	within(t, "tokens per second of a rank that others keep busy", 1/rank.Model().Token, 40000, 0.15)
 }
 
 func TestWrongPredictionsForAMinuteAreDistrusted(t *testing.T) {
-	kind := new(speed.Kind)
-	good, bad := kind.NewRank(), kind.NewRank()
+	kind := new(kind)
+	good, bad := kind.newRank(), kind.newRank()
 	e := newEngine(8000, 1)
 	e.play(good, 100, 1, documents(e.r))
 	slow := newEngine(800, 2)
@@ -328,14 +327,14 @@ func TestWrongPredictionsForAMinuteAreDistrusted(t *testing.T) {
 
 // What was estimated at the choice and is known exactly later teaches the exact number.
 func TestCorrectedWorkTeaches(t *testing.T) {
-	rank := new(speed.Kind).NewRank()
+	rank := new(kind).newRank()
 	now := time.Unix(1000, 0)
 	for range 40 {
-		var e speed.Entry
-		rank.Booked(&e, speed.Work{Tokens: 3000, Estimated: true}, now, speed.Decodes{})
+		var e Entry
+		rank.Booked(&e, Work{Tokens: 3000, Estimated: true}, now, Decodes{})
 		rank.Correct(&e, 2000, 1000)
 		now = now.Add(seconds(2000.0 / 8000))
-		rank.FirstToken(&e, now, speed.Decodes{})
+		rank.FirstToken(&e, now, Decodes{})
 		rank.Correct(&e, 9, 9) // too late
 		now = now.Add(time.Second)
 	}

@@ -43,6 +43,7 @@ const (
 	BodyTimeout          = kvpilotv1.ErrorReason_ERROR_REASON_BODY_TIMEOUT
 	UpstreamRefused      = kvpilotv1.ErrorReason_ERROR_REASON_UPSTREAM_REFUSED
 	RateLimitExceeded    = kvpilotv1.ErrorReason_ERROR_REASON_RATE_LIMIT_EXCEEDED
+	RouterUnreachable    = kvpilotv1.ErrorReason_ERROR_REASON_ROUTER_UNREACHABLE
 )
 
 // StatusClientClosed is the HTTP status of a request that the client gave up; no client sees it.
@@ -72,7 +73,7 @@ func codesOf(r Reason) (rpc codes.Code, httpStatus int, openAIType string) {
 		return codes.FailedPrecondition, http.StatusConflict, typeInvalid
 	case Conflict:
 		return codes.AlreadyExists, http.StatusConflict, typeInvalid
-	case NoReplica, ShuttingDown:
+	case NoReplica, ShuttingDown, RouterUnreachable:
 		return codes.Unavailable, http.StatusServiceUnavailable, typeServer
 	case Overloaded, DeadlineUnreachable, RateLimitExceeded:
 		return codes.ResourceExhausted, http.StatusTooManyRequests, typeRateLimit

@@ -10,204 +10,220 @@ import (
 // Decision is one choice with everything it was made from.
 type Decision struct {
 	// ID names the request (and its reservation), Attempt counts its tries from zero.
-	ID      string `json:"id"`
-	Attempt int    `json:"attempt"`
+	ID      string
+	Attempt int
 	// RequestID is the client's X-Request-Id, or the one made for it; not necessarily unique.
-	RequestID string `json:"request_id,omitempty"`
+	RequestID string
 	// Tenant owns the request; empty when callers need no key.
-	Tenant string    `json:"tenant,omitempty"`
-	At     time.Time `json:"at"`
+	Tenant string
+	At     time.Time
 	// Model is the name the client used, Adapter the LoRA adapter behind it or "".
-	Model   string `json:"model"`
-	Adapter string `json:"adapter,omitempty"`
-	Policy  Policy `json:"policy"`
-	Reason  Reason `json:"reason"`
+	Model   string
+	Adapter string
+	Policy  Policy
+	Reason  Reason
 	// Objective is what predicted-ttft makes small, Targets what the answer should keep.
-	Objective Objective `json:"objective,omitempty"`
-	Targets   Targets   `json:"targets,omitzero"`
+	Objective Objective
+	Targets   Targets
 	// PromptTokens is the prompt's length; an estimate when Estimated.
-	PromptTokens int  `json:"prompt_tokens"`
-	Estimated    bool `json:"estimated,omitempty"`
+	PromptTokens int
+	Estimated    bool
 	// Keyless says that the key is missing that the policy goes by: no token ids were known, so that
 	// nothing exact is known of the caches, or, for consistent-hash, there is no session.
-	Keyless bool `json:"keyless,omitempty"`
+	Keyless bool
 	// Pinned says that the request could go to one replica only: the caller named it, or it stores what
 	// the request continues.
-	Pinned bool `json:"pinned,omitempty"`
+	Pinned bool
 	// TooLong says that the prompt exceeds every context; only the ranks with the longest are left.
-	TooLong bool `json:"too_long,omitempty"`
+	TooLong bool
 	// PromptChars is the length of the text key in characters; 0 when the policy reads none.
-	PromptChars int `json:"prompt_chars,omitempty"`
+	PromptChars int
 	// ExpectedOutput is the expected number of output tokens; 0 when unknown.
-	ExpectedOutput int  `json:"expected_output,omitempty"`
-	DryRun         bool `json:"dry_run,omitempty"`
+	ExpectedOutput int
+	DryRun         bool
+
+	// DecidedBy is the id of the router that made the decision when another one asked it, AskedBy the id of the one that asked;
+	// Alone says why a router of a fleet decided without the others. Empty in a fleet of one.
+	DecidedBy string
+	AskedBy   string
+	Alone     string
 
 	// TraceID and SpanID name in hex the span in which the decision was made; empty when no tracer
 	// recorded it.
-	TraceID string `json:"trace_id,omitempty"`
-	SpanID  string `json:"span_id,omitempty"`
+	TraceID string
+	SpanID  string
 
-	// Candidates holds one entry per rank of the pool, vetoed ones included.
-	Candidates []Candidate `json:"candidates"`
+	// Candidates holds one entry per rank of the pool, vetoed ones included. The record of a choice among more than 64 ranks lists
+	// those that mattered, unless it was made to be read (a dry run, explain): the pick, the 32 cheapest, the 16 that hold most of
+	// the prompt, the fastest, those that the policy remembers, the cheapest of another replica, and one of each veto. Of another
+	// router's decision it lists the pick.
+	Candidates []Candidate
+	// Others counts the ranks that could serve and are not among Candidates. All were priced; where this router decided, none costs
+	// less than the 32 cheapest. VetoedOthers counts those that could not serve.
+	Others, VetoedOthers int
 	// Chosen is the index of the chosen candidate, -1 when there is none.
-	Chosen int `json:"chosen"`
+	Chosen int
 	// Margin is how much more the best other candidate would have cost, in the policy's unit
 	// (seconds for predicted-ttft); 0 when there was no other.
-	Margin float64 `json:"margin"`
+	Margin float64
 
 	// Params are the policy's numbers as they were for this request.
-	Params Params `json:"params"`
+	Params Params
 	// Load is the fleet's load ρ as estimated then, 0 to 1; Omega the weight 1/(1−ρ) it gave.
-	Load  float64 `json:"load"`
-	Omega float64 `json:"omega"`
+	Load  float64
+	Omega float64
 	// Seed feeds the dice for ties, temperature and random policies. Cursor is round-robin's.
-	Seed   uint64 `json:"seed"`
-	Cursor uint32 `json:"cursor,omitempty"`
+	Seed   uint64
+	Cursor uint32
 
 	// Waited is the time since the request first asked, which counts against Targets.
-	Waited time.Duration `json:"waited_ns,omitempty"`
+	Waited time.Duration
 	// Held is the time the request waited in the router's queue before this choice.
-	Held time.Duration `json:"held_ns,omitempty"`
+	Held time.Duration
 	// Took is the time the choice itself took.
-	Took time.Duration `json:"took_ns"`
+	Took time.Duration
 	// Scored is the part of it that finding the overlaps took.
-	Scored time.Duration `json:"scored_ns"`
+	Scored time.Duration
 	// Tries counts how often the pick lost a race against other requests and was made again.
-	Tries int `json:"tries,omitempty"`
+	Tries int
 	// Shadow is what another policy would have done; nil when none runs.
-	Shadow *Shadow `json:"shadow,omitempty"`
+	Shadow *Shadow
 }
 
 // Params are the numbers that an operator or a request may set for a policy; each policy reads
 // its own. The zero value of a field is meaningful, so a complete Params comes from package selector.
 type Params struct {
 	// Temperature above zero draws among candidates by softmax over scaled costs.
-	Temperature float64 `json:"temperature,omitempty"`
+	Temperature float64
 	// CPUCredit and DiskCredit say how much of a token held in a lower tier counts as cached.
-	CPUCredit  float64 `json:"cpu_credit"`
-	DiskCredit float64 `json:"disk_credit"`
+	CPUCredit  float64
+	DiskCredit float64
 
 	// OverlapCredit, CreditDecay, PrefillScale and RequestWeight belong to overlap-load.
-	OverlapCredit float64 `json:"overlap_credit,omitempty"`
-	CreditDecay   float64 `json:"credit_decay,omitempty"`
-	PrefillScale  float64 `json:"prefill_scale,omitempty"`
-	RequestWeight float64 `json:"request_weight,omitempty"`
+	OverlapCredit float64
+	CreditDecay   float64
+	PrefillScale  float64
+	RequestWeight float64
 
 	// PrefixWeight, QueueWeight and KVWeight belong to weighted-scorers.
-	PrefixWeight float64 `json:"prefix_weight,omitempty"`
-	QueueWeight  float64 `json:"queue_weight,omitempty"`
-	KVWeight     float64 `json:"kv_weight,omitempty"`
+	PrefixWeight float64
+	QueueWeight  float64
+	KVWeight     float64
 
 	// MatchThreshold and ImbalanceThreshold belong to prefix-affinity; the latter 0 means none.
-	MatchThreshold     float64 `json:"match_threshold,omitempty"`
-	ImbalanceThreshold float64 `json:"imbalance_threshold,omitempty"`
+	MatchThreshold     float64
+	ImbalanceThreshold float64
 
 	// Interference is the weight of the decodes that a prefill delays, Congestion that of the requests
 	// that wait behind it (predicted-ttft). An objective sets both.
-	Interference float64 `json:"interference,omitempty"`
-	Congestion   float64 `json:"congestion,omitempty"`
+	Interference float64
+	Congestion   float64
 
 	// SessionBonus is how many seconds of predicted time returning to a session's rank is worth.
-	SessionBonus float64 `json:"session_bonus,omitempty"`
+	SessionBonus float64
 }
 
 // Candidate is one rank as the choice saw it, and what the policy made of it.
 type Candidate struct {
-	Replica replica.ID        `json:"replica"`
-	Slot    replica.Slot      `json:"slot"`
-	Rank    uint16            `json:"rank"`
-	Feed    kvblock.FeedState `json:"feed"`
-	Veto    Veto              `json:"veto,omitempty"`
+	// The fields as far as TTFT fill a cache line: the passes of a choice over all candidates read no others.
+
+	Replica replica.ID
+	Slot    replica.Slot
+	Rank    uint16
+	Feed    kvblock.FeedState
+	Veto    Veto
 	// Session is set when the request's session was last served here.
-	Session bool `json:"session,omitempty"`
+	Session bool
 
 	// BlockSize is the rank's block size in tokens.
-	BlockSize uint32 `json:"block_size"`
+	BlockSize uint32
 	// GPU counts the prompt's leading tokens held on the GPU, CPU and Disk the further tokens
 	// that continue the prefix in those tiers.
-	GPU  uint32 `json:"gpu_tokens"`
-	CPU  uint32 `json:"cpu_tokens,omitempty"`
-	Disk uint32 `json:"disk_tokens,omitempty"`
-	// Chars counts the leading characters that the text tree knows for this replica.
-	Chars uint32 `json:"chars,omitempty"`
-	// Held is the size of the replica's text tree in characters (prefix-affinity).
-	Held uint32 `json:"held_chars,omitempty"`
+	GPU  uint32
+	CPU  uint32
+	Disk uint32
 	// Place is the rank's position on the hash ring for this request: 1 for the owner, then its
 	// successors, 0 when it is not among them.
-	Place uint32 `json:"place,omitempty"`
+	Place uint32
+	// Cost is what the policy compares; the lowest wins.
+	Cost float64
+	// TTFT is the predicted time to the first token.
+	TTFT float64
+
+	// Chars counts the leading characters that the text tree knows for this replica.
+	Chars uint32
+	// Held is the size of the replica's text tree in characters (prefix-affinity).
+	Held uint32
 
 	// Requests counts requests in flight, Waiting those of them without a first token.
-	Requests uint32 `json:"requests"`
-	Waiting  uint32 `json:"waiting"`
+	Requests uint32
+	Waiting  uint32
 	// QueuedTokens are uncached prompt tokens booked and not yet prefilled.
-	QueuedTokens uint32 `json:"queued_tokens"`
+	QueuedTokens uint32
 	// DecodeBlocks are the KV blocks of the requests in flight.
-	DecodeBlocks float64 `json:"decode_blocks"`
+	DecodeBlocks float64
 	// Blocks is the rank's KV capacity in blocks; 0 when unknown.
-	Blocks uint32 `json:"blocks,omitempty"`
+	Blocks uint32
 	// EngineWaiting and KVUsage are the engine's own report; -1 when there is none.
-	EngineWaiting int32   `json:"engine_waiting"`
-	KVUsage       float32 `json:"kv_usage"`
+	EngineWaiting int32
+	KVUsage       float32
 
 	// Backlog is the predicted time in seconds until the rank has prefilled all that is booked.
-	Backlog float64 `json:"backlog_s"`
+	Backlog float64
 	// Planned is the predicted work in seconds of requests that wait in the router for this rank and
 	// go first.
-	Planned float64 `json:"planned_s,omitempty"`
+	Planned float64
 	// Silent is how long in seconds the rank had requests and made no progress, if that is its veto.
-	Silent float64 `json:"silent_s,omitempty"`
+	Silent float64
 	// TokenTime is the learned prefill time per token in seconds for a short prompt, Bend the
 	// context length at which attention has doubled it, StepTime the time of a decode step and
 	// Slowdown the share by which its decodes slow a prefill down.
-	TokenTime float64 `json:"token_s"`
-	Bend      float64 `json:"bend_tokens"`
-	StepTime  float64 `json:"step_s"`
-	Slowdown  float64 `json:"slowdown"`
+	TokenTime float64
+	Bend      float64
+	StepTime  float64
+	Slowdown  float64
 	// Overhead is the learned time in seconds that a request spends outside of engine steps. Spread is
 	// the uncertainty of TokenTime as a share of it, Speed where it comes from.
-	Overhead float64     `json:"overhead_s"`
-	Spread   float64     `json:"spread"`
-	Speed    SpeedSource `json:"speed_source"`
+	Overhead float64
+	Spread   float64
+	Speed    SpeedSource
 
 	// Busy is the share of the rank's recent time that the prefill routed to it takes.
-	Busy float64 `json:"busy"`
+	Busy float64
 	// Returns are the requests per second that lately came back to what the rank holds, Saved the
 	// prefill time that each was spared, and Residual how long one of them would find the rank
 	// prefilling for others, on average.
-	Returns  float64 `json:"returns_per_s,omitempty"`
-	Saved    float64 `json:"saved_s,omitempty"`
-	Residual float64 `json:"residual_s,omitempty"`
+	Returns  float64
+	Saved    float64
+	Residual float64
 	// FullStep is the time of a step whose token budget is full of prefill.
-	FullStep float64 `json:"full_step_s,omitempty"`
+	FullStep float64
 	// Decode is how much longer than on an idle rank decoding would take here, in seconds, weighted.
-	Decode float64 `json:"decode_s"`
+	Decode float64
 	// Crowding is the predicted time in seconds until KV memory is free that is promised to others.
-	Crowding float64 `json:"crowding_s,omitempty"`
+	Crowding float64
 
 	// Uncached are the prompt tokens this rank would have to prefill, lower tiers credited.
-	Uncached uint32 `json:"uncached_tokens"`
-	// Prefill is the predicted time to prefill them, TTFT the predicted time to the first token.
-	Prefill float64 `json:"prefill_s"`
-	TTFT    float64 `json:"ttft_s"`
+	Uncached uint32
+	// Prefill is the predicted time to prefill them.
+	Prefill float64
 	// TPOT is the predicted time of each token after the first.
-	TPOT float64 `json:"tpot_s"`
+	TPOT float64
 	// Late is the share by which TTFT (with the time already waited) or TPOT misses its target,
 	// whichever misses by more; 0 when both are kept.
-	Late float64 `json:"late,omitempty"`
-	// Cost is what the policy compares; the lowest wins.
-	Cost float64 `json:"cost"`
+	Late float64
 }
 
 // Shadow is the choice of a policy that was asked and not served.
 type Shadow struct {
-	Policy  Policy     `json:"policy"`
-	Replica replica.ID `json:"replica"`
-	Rank    uint16     `json:"rank"`
+	Policy  Policy
+	Replica replica.ID
+	Rank    uint16
 	// Agrees is set when both policies chose the same rank.
-	Agrees bool `json:"agrees"`
+	Agrees bool
 	// Regret is the predicted time to the first token of the shadow's choice minus that of the
 	// served one, in seconds: above zero, the shadow would have been slower.
-	Regret float64 `json:"regret_s"`
+	Regret float64
 }
 
 // Clip bounds what c is said to hold by the prompt: its length may be an estimate, and so may what is

@@ -29,9 +29,9 @@ func (o Objective) Known() bool { return slices.Contains(Objectives(), o) }
 // Targets are what an answer must keep to be good. Zero asks nothing.
 type Targets struct {
 	// TTFT bounds the time from the request to its first token.
-	TTFT time.Duration `json:"ttft_ns,omitempty"`
+	TTFT time.Duration
 	// TPOT bounds the mean time of each token after the first.
-	TPOT time.Duration `json:"tpot_ns,omitempty"`
+	TPOT time.Duration
 }
 
 // Set reports whether there is a target.

@@ -1,7 +1,6 @@
 package decision
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -29,14 +28,16 @@ const (
 	// EndResumed: its stream ended early after the first byte and is resumed on another replica, as the next
 	// attempt.
 	EndResumed
+	// EndUnserved: no replica could take the request, which was answered with an error.
+	EndUnserved
 	ends
 )
 
 func endNames() [ends]string {
-	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed", "resumed"}
+	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed", "resumed", "unserved"}
 }
 
-// String gives the end in the form that metrics and JSON use.
+// String gives the end in the form that metrics and logs use.
 func (e End) String() string {
 	if e < ends {
 		return endNames()[e]
@@ -44,41 +45,27 @@ func (e End) String() string {
 	return "unknown"
 }
 
-// MarshalText implements encoding.TextMarshaler.
-func (e End) MarshalText() ([]byte, error) { return []byte(e.String()), nil }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (e *End) UnmarshalText(text []byte) error {
-	for i, name := range endNames() {
-		if name == string(text) {
-			*e = End(i)
-			return nil
-		}
-	}
-	return fmt.Errorf("unknown end %q", text)
-}
-
 // Outcome says what became of a decision.
 type Outcome struct {
-	ID      string       `json:"id"`
-	Attempt int          `json:"attempt"`
-	Replica replica.ID   `json:"replica"`
-	Rank    uint16       `json:"rank"`
-	Slot    replica.Slot `json:"slot"`
-	End     End          `json:"end"`
+	ID      string
+	Attempt int
+	Replica replica.ID
+	Rank    uint16
+	Slot    replica.Slot
+	End     End
 	// TTFT is the time from the decision to the first token; 0 when none was seen.
-	TTFT time.Duration `json:"ttft_ns,omitempty"`
+	TTFT time.Duration
 	// Predicted is the time to the first token that the decision predicted.
-	Predicted time.Duration `json:"predicted_ttft_ns,omitempty"`
+	Predicted time.Duration
 	// Duration is the time from the decision to the end.
-	Duration time.Duration `json:"duration_ns"`
+	Duration time.Duration
 	// PromptTokens, OutputTokens and CachedTokens are the engine's own usage; -1 when it gave none.
-	PromptTokens int `json:"prompt_tokens"`
-	OutputTokens int `json:"output_tokens"`
-	CachedTokens int `json:"cached_tokens"`
+	PromptTokens int
+	OutputTokens int
+	CachedTokens int
 	// Counted says that the engine gave none, and that they are the router's own: the prompt as it was tokenized,
 	// the overlap that was predicted, and the pieces of the stream.
-	Counted bool `json:"counted,omitempty"`
+	Counted bool
 	// PredictedCached are the cached tokens that the decision counted on.
-	PredictedCached int `json:"predicted_cached_tokens"`
+	PredictedCached int
 }

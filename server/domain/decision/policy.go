@@ -38,6 +38,17 @@ func (p Policy) ReadsCache() bool {
 	}
 }
 
+// ReadsLoad reports whether the rule goes by the requests in flight, so that routers which decide apart from each other decide worse.
+// PrefixAffinity, whose first rule is the text that each router has seen, is not one of them.
+func (p Policy) ReadsLoad() bool {
+	switch p {
+	case PredictedTTFT, OverlapLoad, WeightedScorers, LeastTokens, LeastRequests, PowerOfTwo:
+		return true
+	default:
+		return false
+	}
+}
+
 // Known reports whether p is one of the policies.
 func (p Policy) Known() bool { return slices.Contains(Policies(), p) }
 

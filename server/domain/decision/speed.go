@@ -1,7 +1,5 @@
 package decision
 
-import "fmt"
-
 // SpeedSource says where the speed of a rank comes from.
 type SpeedSource uint8
 
@@ -23,17 +21,3 @@ var speedSources = [...]string{"prior", "engine", "kind", "learned", "distrusted
 
 // String gives the source in the form that metrics, logs and JSON use.
 func (s SpeedSource) String() string { return speedSources[s] }
-
-// MarshalText writes the source's name.
-func (s SpeedSource) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// UnmarshalText reads a source's name.
-func (s *SpeedSource) UnmarshalText(text []byte) error {
-	for i, name := range speedSources {
-		if name == string(text) {
-			*s = SpeedSource(i)
-			return nil
-		}
-	}
-	return fmt.Errorf("unknown source of speed %q", text)
-}

@@ -1,7 +1,5 @@
 package decision
 
-import "fmt"
-
 // Veto says why a candidate could not be chosen; VetoNone means it could.
 type Veto uint8
 
@@ -53,18 +51,4 @@ func (v Veto) String() string {
 		return vetoNames()[v]
 	}
 	return "unknown"
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (v Veto) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (v *Veto) UnmarshalText(text []byte) error {
-	for i, name := range vetoNames() {
-		if name == string(text) {
-			*v = Veto(i)
-			return nil
-		}
-	}
-	return fmt.Errorf("unknown veto %q", text)
 }

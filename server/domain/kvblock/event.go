@@ -1,7 +1,5 @@
 package kvblock
 
-import "fmt"
-
 // EngineHash is an engine's own name for a block, opaque to the router and meaningful only
 // within one rank and one engine life. Signed hashes are reinterpreted as unsigned; byte
 // strings give their last eight bytes, big-endian (vLLM's own rule for the integer form).
@@ -132,18 +130,4 @@ func (s FeedState) String() string {
 		return "degraded"
 	}
 	return "unknown"
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (s FeedState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// UnmarshalText implements encoding.TextUnmarshaler; it takes what MarshalText gives.
-func (s *FeedState) UnmarshalText(text []byte) error {
-	for f := FeedNone; f <= FeedDegraded; f++ {
-		if f.String() == string(text) {
-			*s = f
-			return nil
-		}
-	}
-	return fmt.Errorf("unknown feed state %q", text)
 }

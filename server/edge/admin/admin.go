@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/edge/admin/console"
 )
 
 // Params are what the surface shows.
@@ -15,8 +16,8 @@ type Params struct {
 	Ready func() error
 	// Metrics serves the metrics.
 	Metrics http.Handler
-	// Console serves /console; nil serves none.
-	Console http.Handler
+	// RPCs serves the contract's RPCs under their REST paths, for the console. It checks the roles that each of them needs.
+	RPCs http.Handler
 	// Allow returns an error of package apierror if the sender of a request has none of the roles; nil allows all.
 	Allow func(r *http.Request, roles caller.Roles) error
 }
@@ -46,10 +47,14 @@ func routes(c Config, p Params) []route {
 		{"GET /readyz", !c.KeyedHealth, caller.Observe, http.HandlerFunc(ready)},
 		{"GET /metrics", !c.KeyedMetrics, caller.Observe, p.Metrics},
 	}
-	if c.Console && p.Console != nil {
+	if c.Console {
+		page := console.Handler()
 		list = append(list,
-			route{"/console", false, caller.Observe, p.Console},
-			route{"/console/", false, caller.Observe, p.Console},
+			route{"/console", false, caller.Observe, page},
+			route{"/console/", false, caller.Observe, page},
+			// The RPCs that read, and the one that makes dry runs: this surface changes nothing.
+			route{"GET /kvpilot/v1/", false, caller.Observe, p.RPCs},
+			route{"POST /kvpilot/v1/choose", false, caller.Observe, p.RPCs},
 			route{"GET /{$}", true, 0, http.RedirectHandler("/console/", http.StatusFound)})
 	}
 	if c.Profiles {

@@ -14,7 +14,7 @@ import (
 func TestEveryRouteHasARole(t *testing.T) {
 	ok := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	var who *caller.Caller
-	p := Params{Ready: func() error { return nil }, Metrics: ok, Console: ok, Allow: func(_ *http.Request, roles caller.Roles) error {
+	p := Params{Ready: func() error { return nil }, Metrics: ok, RPCs: ok, Allow: func(_ *http.Request, roles caller.Roles) error {
 		switch {
 		case who == nil:
 			return apierror.New(apierror.Unauthenticated, "who", nil)

@@ -5,7 +5,7 @@ type Config struct {
 	// Profiles serves Go's profiles under /debug/pprof/, to the role admin. They reveal the process's memory, prompts
 	// included.
 	Profiles bool `yaml:"profiles"`
-	// Console serves the page at /console, to the role observe.
+	// Console serves the page at /console, and below /kvpilot/v1/ the RPCs that it reads, to the role observe.
 	Console bool `yaml:"console"`
 	// KeyedMetrics requires the role observe at /metrics, where callers need credentials.
 	KeyedMetrics bool `yaml:"keyed_metrics"`

@@ -80,12 +80,14 @@ func New(c Config, p Params) (*Callers, error) {
 
 // Update replaces all credentials by those of c, or none of them when it returns an error. Callers that are identified
 // already stay so until their call ends. A key set from the same source is kept; another one is read first.
-func (cs *Callers) Update(c Config) error { return cs.replace(c, true) }
-
-func (cs *Callers) replace(c Config, fetch bool) error {
+func (cs *Callers) Update(c Config) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
+	return cs.replace(c, true)
+}
+
+func (cs *Callers) replace(c Config, fetch bool) error {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	var f *file

@@ -38,7 +38,7 @@ type Key struct {
 	Admin bool `yaml:"admin"`
 	// Roles lists roles: infer, route, observe, admin, forward, gateway. Empty: infer and route.
 	Roles []string `yaml:"roles"`
-	// Caller names holder of the key within the tenant, for the audit log. Empty: the tenant's name.
+	// Caller names the holder of the key within the tenant, for the audit log. Empty: the tenant's name.
 	Caller string `yaml:"caller"`
 	// Expires is the date (2027-01-31, UTC) or time (2027-01-31T12:00:00Z) from which the key is rejected. Empty:
 	// never.

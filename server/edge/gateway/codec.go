@@ -10,15 +10,14 @@ import (
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/genproto/googleapis/api/httpbody"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
+	"github.com/kvpilot/kvpilot/server/kit/jsonform"
 )
 
 // codec is the one marshaler: an HttpBody is the bytes of the HTTP body themselves; every other
-// message is JSON with the contract's own field names, zero values included, so that small scripts
-// can rely on a field being there. Unknown fields are ignored, so that old routers take new
+// message is JSON as package jsonform writes it. Unknown fields are ignored, so that old routers take new
 // clients, unless one is there and every needed field is missing.
 type codec struct{}
 
@@ -51,27 +50,13 @@ func (codec) Marshal(v any) ([]byte, error) {
 	case *httpbody.HttpBody:
 		return v.GetData(), nil
 	case proto.Message:
-		return marshal(v)
+		return jsonform.Marshal(v)
 	case map[string]any: // grpc-gateway wraps a stream's messages
 		if m, ok := v["result"].(proto.Message); ok && len(v) == 1 {
-			return marshal(m)
+			return jsonform.Marshal(m)
 		}
 	}
 	return json.Marshal(v)
-}
-
-// marshal removes the white space that protojson varies from build to build.
-func marshal(m proto.Message) ([]byte, error) {
-	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
-	if err != nil {
-		return nil, err
-	}
-	var out bytes.Buffer
-	out.Grow(len(text))
-	if err := json.Compact(&out, text); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
 }
 
 func (codec) Unmarshal(data []byte, v any) error {

@@ -151,6 +151,9 @@ func (g *Gateway) register() error {
 	if err := kvpilotv1.RegisterReplicaServiceHandlerClient(ctx, g.typed, kvpilotv1.NewReplicaServiceClient(g.hop)); err != nil {
 		return err
 	}
+	if err := kvpilotv1.RegisterRouterServiceHandlerClient(ctx, g.typed, kvpilotv1.NewRouterServiceClient(g.hop)); err != nil {
+		return err
+	}
 	return kvpilotv1.RegisterConfigServiceHandlerClient(ctx, g.typed, kvpilotv1.NewConfigServiceClient(g.hop))
 }
 

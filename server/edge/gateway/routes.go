@@ -87,7 +87,7 @@ func readRoutes(all services) (*routes, error) {
 	)}
 	for _, file := range []protoreflect.FileDescriptor{
 		kvpilotv1.File_kvpilot_v1_inference_proto, kvpilotv1.File_kvpilot_v1_routing_proto, kvpilotv1.File_kvpilot_v1_replica_proto,
-		kvpilotv1.File_kvpilot_v1_config_proto,
+		kvpilotv1.File_kvpilot_v1_config_proto, kvpilotv1.File_kvpilot_v1_router_proto,
 	} {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()

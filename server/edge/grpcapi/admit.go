@@ -33,6 +33,9 @@ func originOf(ctx context.Context) origin {
 		return origin{e.Client, e.RequestID}
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
+	if p := passedOn(ctx); p != nil {
+		return origin{p.address, single(md, "x-request-id")}
+	}
 	return origin{clientOf(ctx), single(md, "x-request-id")}
 }
 
@@ -63,7 +66,29 @@ func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller
 // Authorize identifies the sender of a REST request before its body is read. rpc is the method that the route stands for;
 // without a method, only the credentials are checked.
 func (a *API) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
-	by := callers.Credentials{Key: r.Header.Get("X-Api-Key"), Authorization: r.Header.Get("Authorization"), Tenant: r.Header.Get(a.tenantHeader), TLS: r.TLS}
+	by := credentialsOf(r)
+	by.Tenant = r.Header.Get(a.tenantHeader)
+	return a.authorize(r, by, requestID, rpc)
+}
+
+// AuthorizeAdmin is Authorize for the admin surface, where browsers send a key as the password of basic authentication.
+func (a *API) AuthorizeAdmin(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
+	return a.authorize(r, browserCredentials(r), requestID, rpc)
+}
+
+func credentialsOf(r *http.Request) callers.Credentials {
+	return callers.Credentials{Key: r.Header.Get("X-Api-Key"), Authorization: r.Header.Get("Authorization"), TLS: r.TLS}
+}
+
+func browserCredentials(r *http.Request) callers.Credentials {
+	by := credentialsOf(r)
+	if _, password, ok := r.BasicAuth(); ok {
+		by.Key = password
+	}
+	return by
+}
+
+func (a *API) authorize(r *http.Request, by callers.Credentials, requestID, rpc string) (*caller.Caller, error) {
 	who, err := a.Callers.IdentifyWaiting(r.Context(), by)
 	from := origin{httpcall.Host(r.RemoteAddr), requestID}
 	m := a.methods[rpc]
@@ -76,15 +101,10 @@ func (a *API) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller,
 	return who, a.unknown(err, rpc, from)
 }
 
-// AllowAdmin checks that the sender of a request to the admin surface has one of the roles. Browsers send a key as the password
-// of basic authentication.
+// AllowAdmin checks that the sender of a request to the admin surface has one of the roles.
 func (a *API) AllowAdmin(r *http.Request, roles caller.Roles) error {
-	by := callers.Credentials{Key: r.Header.Get("X-Api-Key"), Authorization: r.Header.Get("Authorization"), TLS: r.TLS}
-	if _, password, ok := r.BasicAuth(); ok {
-		by.Key = password
-	}
 	from, path := origin{httpcall.Host(r.RemoteAddr), r.Header.Get(httpcall.HeaderRequestID)}, r.URL.Path
-	who, err := a.Callers.IdentifyWaiting(r.Context(), by)
+	who, err := a.Callers.IdentifyWaiting(r.Context(), browserCredentials(r))
 	if err != nil {
 		return a.unknown(err, path, from)
 	}
@@ -137,9 +157,10 @@ func (a *API) record(ctx context.Context, kind audit.Kind, method, target string
 	a.Audit.Write(e.From(a.caller(ctx)))
 }
 
-// recordRead writes that a call reads what belongs to other tenants. Without credentials there are none.
+// recordRead writes that a call reads what belongs to other tenants. Without credentials there are none. A call that another router
+// has passed on is written there.
 func (a *API) recordRead(ctx context.Context, method, target string) {
-	if who := a.caller(ctx); who.By != caller.Open && who.May(caller.Observe) {
+	if who := a.caller(ctx); who.By != caller.Open && who.May(caller.Observe) && passedOn(ctx) == nil {
 		a.record(ctx, audit.Read, method, target, nil)
 	}
 }

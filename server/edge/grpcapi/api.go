@@ -7,9 +7,12 @@ import (
 	"net/http"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"buf.build/go/protovalidate"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/genproto/googleapis/api/annotations"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -24,11 +27,16 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
+	"github.com/kvpilot/kvpilot/server/observe/history"
+	"github.com/kvpilot/kvpilot/server/peers/forward"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
 )
 
 // Router answers inference calls; *router.Router does.
@@ -68,6 +76,21 @@ type Params struct {
 	Stats func(replica.Slot) (enginestats.Stats, bool)
 	// Feed gives the state of a rank's event feed; nil means none publishes events.
 	Feed func(replica.Slot) kvblock.FeedState
+	// Version, Ready (why the router should get no requests now), Index, Feeds, Rates, Waiting (requests in the hold queue),
+	// Breaker, History and Traces are what the router and its parts report of themselves; nil ones report nothing.
+	Version string
+	Ready   func() error
+	Index   func() kvindex.Stats
+	Feeds   func() []kvevents.Status
+	Rates   func() []chooser.Rate
+	Waiting func() int
+	Breaker func(replica.ID) breaker.State
+	History *history.History
+	Traces  *history.Traces
+	// Tracer records dry runs that no other span is above of; nil records none.
+	Tracer trace.Tracer
+	// Peers are the other routers of the fleet; nil without a fleet.
+	Peers *forward.Fleet
 	// Callers identifies callers; nil makes one of the Config. Its files are not read again.
 	Callers *callers.Callers
 	// Audit takes what changes the fleet, refusals and reads of others' data; nil takes none.
@@ -87,6 +110,7 @@ type API struct {
 	// tenantHeader is the header of gateways, tenantKey the same as metadata have it.
 	tenantHeader, tenantKey string
 	anonymous               *caller.Caller
+	began                   time.Time
 	rules                   protovalidate.Validator
 	metrics                 *metrics
 	methods                 map[string]*methodInfo
@@ -114,17 +138,45 @@ func New(c Config, p Params) (*API, error) {
 			return nil, err
 		}
 	}
+	p.reportNothing()
 	methods, err := readMethods()
 	if err != nil {
 		return nil, err
 	}
-	a := &API{Params: p, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), anonymous: caller.Anonymous(), metrics: newMetrics(p.Meter), methods: methods}
+	a := &API{Params: p, tenantHeader: http.CanonicalHeaderKey(c.TenantHeader), tenantKey: strings.ToLower(c.TenantHeader), anonymous: caller.Anonymous(), began: time.Now(), metrics: newMetrics(p.Meter), methods: methods}
 	a.conf.Store(&c)
 	a.life, a.Leave = context.WithCancel(context.Background())
 	if a.rules, err = protovalidate.New(protovalidate.WithMessageDescriptors(a.inputs()...)); err != nil {
 		return nil, err
 	}
 	return a, nil
+}
+
+// reportNothing fills in what reports nothing.
+func (p *Params) reportNothing() {
+	orZero(&p.Ready)
+	orZero(&p.Index)
+	orZero(&p.Feeds)
+	orZero(&p.Rates)
+	orZero(&p.Waiting)
+	if p.Breaker == nil {
+		p.Breaker = func(replica.ID) breaker.State { return breaker.Closed }
+	}
+	if p.History == nil {
+		p.History = history.New()
+	}
+	if p.Traces == nil {
+		p.Traces = &history.Traces{}
+	}
+	if p.Tracer == nil {
+		p.Tracer = noop.Tracer{}
+	}
+}
+
+func orZero[T any](f *func() T) {
+	if *f == nil {
+		*f = func() (none T) { return none }
+	}
 }
 
 // UseOverrides replaces the settings that are read at each call.
@@ -136,6 +188,7 @@ func (a *API) Register(to grpc.ServiceRegistrar) {
 	kvpilotv1.RegisterRoutingServiceServer(to, &routing{api: a})
 	kvpilotv1.RegisterReplicaServiceServer(to, &replicas{api: a})
 	kvpilotv1.RegisterConfigServiceServer(to, &settings{api: a})
+	kvpilotv1.RegisterRouterServiceServer(to, &status{api: a})
 }
 
 // lasting is the context of a stream that ends with the router.
@@ -177,7 +230,7 @@ func readMethods() (map[string]*methodInfo, error) {
 	roles := methodRoles()
 	for _, file := range []protoreflect.FileDescriptor{
 		kvpilotv1.File_kvpilot_v1_inference_proto, kvpilotv1.File_kvpilot_v1_routing_proto, kvpilotv1.File_kvpilot_v1_replica_proto,
-		kvpilotv1.File_kvpilot_v1_config_proto,
+		kvpilotv1.File_kvpilot_v1_config_proto, kvpilotv1.File_kvpilot_v1_router_proto,
 	} {
 		for i := range file.Services().Len() {
 			service := file.Services().Get(i)

@@ -37,8 +37,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
+	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -119,12 +121,13 @@ type rig struct {
 	router    *fakeRouter
 	life      *fakeLife
 	decisions *decisionlog.Log
+	history   *history.History
 	// socket is a real gRPC connection, hop the REST surface's way in.
 	socket grpc.ClientConnInterface
 	hop    grpc.ClientConnInterface
 }
 
-func newRig(t testing.TB, c grpcapi.Config) *rig {
+func newRig(t testing.TB, c grpcapi.Config, with ...func(*grpcapi.Params)) *rig {
 	t.Helper()
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
@@ -135,14 +138,18 @@ func newRig(t testing.TB, c grpcapi.Config) *rig {
 			t.Fatal(err)
 		}
 	}
-	r := &rig{router: &fakeRouter{}, life: &fakeLife{}}
+	r := &rig{router: &fakeRouter{}, life: &fakeLife{}, history: history.New()}
 	book := load.New(load.DefaultConfig(), load.Params{})
 	fleet := registry.New(registry.DefaultConfig(), registry.Params{})
 	r.decisions = decisionlog.New(decisionlog.DefaultConfig(), decisionlog.Params{})
-	api, err := grpcapi.New(c, grpcapi.Params{
+	params := grpcapi.Params{
 		Router: r.router, Lifecycle: r.life, Book: book, Registry: fleet, Decisions: r.decisions,
-		Choice: chooser.DefaultConfig, Forward: true,
-	})
+		Tokens: tokenizer.New(tokenizer.DefaultConfig(), tokenizer.Params{}), Choice: chooser.DefaultConfig, History: r.history, Forward: true,
+	}
+	for _, change := range with {
+		change(&params)
+	}
+	api, err := grpcapi.New(c, params)
 	must(err)
 	r.api = api
 	protect := guard.New(guard.Limits{Message: 4 << 20, Streams: 1000, HeaderBytes: 1 << 20, Handshake: time.Minute, Idle: time.Minute}, guard.Params{

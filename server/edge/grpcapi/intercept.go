@@ -30,6 +30,8 @@ func (a *API) caller(ctx context.Context) *caller.Caller {
 		who = e.Caller
 	} else if c := guard.FromContext(ctx); c != nil {
 		who = c.Caller
+	} else if p := passedOn(ctx); p != nil {
+		return p.caller
 	}
 	switch {
 	case who != nil:

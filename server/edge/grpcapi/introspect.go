@@ -2,7 +2,6 @@ package grpcapi
 
 import (
 	"context"
-	"encoding/json"
 	"slices"
 	"time"
 
@@ -31,18 +30,16 @@ func (s *routing) ExplainDecision(ctx context.Context, in *kvpilotv1.ExplainDeci
 	case *kvpilotv1.ExplainDecisionRequest_RequestId:
 		found = s.api.Decisions.FindRequest(key.RequestId)
 	}
-	who, foreign := s.api.caller(ctx), false
-	found = slices.DeleteFunc(found, func(e decisionlog.Entry) bool {
-		foreign = foreign || e.Decision.Tenant != who.Tenant
-		return !who.Sees(e.Decision.Tenant)
-	})
-	if len(found) == 0 {
+	who := s.api.caller(ctx)
+	found = slices.DeleteFunc(found, func(e decisionlog.Entry) bool { return !who.Sees(e.Decision.Tenant) })
+	list := s.api.explainWide(ctx, in, entriesProto(found, false))
+	if len(list) == 0 {
 		return nil, apierror.New(apierror.DecisionNotFound, "the decision is not in the log: another router made it, or it is too old", nil)
 	}
-	if foreign {
+	if slices.ContainsFunc(list, func(d *kvpilotv1.Decision) bool { return d.GetTenant() != who.Tenant }) {
 		s.api.recordRead(ctx, kvpilotv1.RoutingService_ExplainDecision_FullMethodName, named)
 	}
-	return &kvpilotv1.ExplainDecisionResponse{Decisions: entriesProto(found)}, nil
+	return &kvpilotv1.ExplainDecisionResponse{Decisions: list}, nil
 }
 
 func (s *routing) ListDecisions(ctx context.Context, in *kvpilotv1.ListDecisionsRequest) (*kvpilotv1.ListDecisionsResponse, error) {
@@ -53,7 +50,11 @@ func (s *routing) ListDecisions(ctx context.Context, in *kvpilotv1.ListDecisions
 	who := s.api.caller(ctx)
 	found := s.api.Decisions.Last(limit, filterFor(who, in.GetModel(), in.GetReplicaId()))
 	s.api.recordRead(ctx, kvpilotv1.RoutingService_ListDecisions_FullMethodName, "")
-	return &kvpilotv1.ListDecisionsResponse{Decisions: entriesProto(found)}, nil
+	out := &kvpilotv1.ListDecisionsResponse{Decisions: entriesProto(found, in.GetOnlyChosen())}
+	if s.api.fleet(ctx) != nil {
+		out.Decisions, out.Unanswered = s.api.listWide(ctx, in, out.Decisions, limit)
+	}
+	return out, nil
 }
 
 // filterFor selects the decisions that the caller may see.
@@ -61,10 +62,10 @@ func filterFor(who *caller.Caller, model, id string) decisionlog.Filter {
 	return decisionlog.Filter{Model: model, Replica: id, Own: !who.May(caller.Observe), Tenant: who.Tenant}
 }
 
-func entriesProto(list []decisionlog.Entry) []*kvpilotv1.Decision {
+func entriesProto(list []decisionlog.Entry, onlyChosen bool) []*kvpilotv1.Decision {
 	out := make([]*kvpilotv1.Decision, len(list))
 	for i, e := range list {
-		out[i] = decisionProto(e.Decision, e.Outcome)
+		out[i] = decisionProto(e.Decision, e.Outcome, onlyChosen)
 	}
 	return out
 }
@@ -86,7 +87,7 @@ func (s *routing) WatchDecisions(in *kvpilotv1.WatchDecisionsRequest, out grpc.S
 			return stopped(out.Context())
 		case e := <-sub.Entries():
 			lost := sub.Lost()
-			if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Decision: decisionProto(e.Decision, e.Outcome), Lost: lost - reported}); err != nil {
+			if err := out.Send(&kvpilotv1.WatchDecisionsResponse{Decision: decisionProto(e.Decision, e.Outcome, in.GetOnlyChosen()), Lost: lost - reported}); err != nil {
 				return err
 			}
 			reported = lost
@@ -105,6 +106,11 @@ func (s *routing) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRe
 		q.Text = p.Text
 	case *kvpilotv1.ScoreOverlapRequest_Body:
 		setBody(q, p.Body)
+	}
+	if out, passed, err := asDecider(ctx, s.api, q.Model, in.GetBody().GetJson(), func(ctx context.Context, c kvpilotv1.RoutingServiceClient) (*kvpilotv1.ScoreOverlapResponse, error) {
+		return c.ScoreOverlap(ctx, in)
+	}); passed {
+		return out, err
 	}
 	a, err := s.api.Router.Choose(ctx, q)
 	if err != nil {
@@ -128,15 +134,22 @@ func (s *routing) GetLoads(ctx context.Context, in *kvpilotv1.GetLoadsRequest) (
 	}
 	s.api.recordRead(ctx, kvpilotv1.RoutingService_GetLoads_FullMethodName, "")
 	now := time.Now()
+	speeds := map[replica.Slot]*kvpilotv1.RankSpeed{}
+	for _, rate := range s.api.Rates() {
+		speeds[rate.Slot] = rateProto(rate)
+	}
 	out := &kvpilotv1.GetLoadsResponse{}
 	for _, r := range list {
 		if in.GetReplicaId() != "" && string(r.ID) != in.GetReplicaId() {
 			continue
 		}
 		for rank, slot := range r.Slots {
-			out.Ranks = append(out.Ranks, s.rankLoad(r, rank, slot, now))
+			load := s.rankLoad(r, rank, slot, now)
+			load.Speed = speeds[slot]
+			out.Ranks = append(out.Ranks, load)
 		}
 	}
+	s.api.loadsWide(ctx, in, list, out)
 	return out, nil
 }
 
@@ -145,7 +158,7 @@ func (s *routing) rankLoad(r *replica.Replica, rank int, slot replica.Slot, now 
 	out := &kvpilotv1.RankLoad{
 		ReplicaId: string(r.ID), Rank: uint32(rank),
 		Requests: uint32(v.InFlight), Waiting: uint32(v.Prefilling),
-		QueuedTokens: uint64(max(v.PrefillTokens, 0)), DecodeBlocks: v.DecodeBlocks,
+		QueuedTokens: uint64(max(v.PrefillTokens, 0)), DecodeBlocks: v.DecodeBlocks, BacklogMs: millis(v.PrefillTime),
 	}
 	if e, ok := s.api.Stats(slot); ok && !e.At.IsZero() {
 		running, waiting := uint32(max(e.Running, 0)), uint32(max(e.Waiting, 0))
@@ -161,7 +174,7 @@ func (s *routing) ListPolicies(context.Context, *kvpilotv1.ListPoliciesRequest) 
 	if err != nil {
 		return nil, err
 	}
-	numbers := paramsProto(&params)
+	numbers := selector.Numbers(&params)
 	out := &kvpilotv1.ListPoliciesResponse{}
 	for _, p := range decision.Policies() {
 		about := policies(p)
@@ -209,17 +222,4 @@ func policies(p decision.Policy) about {
 		return about{"Any rank.", nil}
 	}
 	return about{}
-}
-
-// paramsProto gives a policy's numbers by the names that operators and callers use.
-func paramsProto(p *decision.Params) map[string]float64 {
-	out := map[string]float64{}
-	text, err := json.Marshal(p)
-	if err == nil {
-		err = json.Unmarshal(text, &out)
-	}
-	if err != nil {
-		return nil // a struct of plain numbers always marshals
-	}
-	return out
 }

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
@@ -17,24 +20,37 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/peers/forward"
 )
 
 func (s *routing) ReportPrefillCompleted(ctx context.Context, in *kvpilotv1.ReportPrefillCompletedRequest) (*kvpilotv1.Reservation, error) {
+	if out, passed, err := toOwner(ctx, s.api, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReportPrefillCompleted); passed {
+		return s.passed(ctx, out, err)
+	}
 	key := s.key(ctx, in.GetReservationId(), in.Attempt)
 	return s.reported(ctx, key, s.api.Lifecycle.PrefillCompleted(key))
 }
 
 func (s *routing) ReportDecodeProgress(ctx context.Context, in *kvpilotv1.ReportDecodeProgressRequest) (*kvpilotv1.Reservation, error) {
+	if out, passed, err := toOwner(ctx, s.api, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReportDecodeProgress); passed {
+		return s.passed(ctx, out, err)
+	}
 	key := s.key(ctx, in.GetReservationId(), in.Attempt)
 	return s.reported(ctx, key, s.api.Lifecycle.ReportProgress(key, int(in.GetOutputTokens())))
 }
 
 func (s *routing) RenewReservation(ctx context.Context, in *kvpilotv1.RenewReservationRequest) (*kvpilotv1.Reservation, error) {
+	if out, passed, err := toOwner(ctx, s.api, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.RenewReservation); passed {
+		return s.passed(ctx, out, err)
+	}
 	key := s.key(ctx, in.GetReservationId(), in.Attempt)
 	return s.reported(ctx, key, s.api.Lifecycle.Renew(key))
 }
 
 func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseReservationRequest) (*kvpilotv1.Reservation, error) {
+	if out, passed, err := toOwner(ctx, s.api, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReleaseReservation); passed {
+		return s.passed(ctx, out, err)
+	}
 	key := s.key(ctx, in.GetReservationId(), in.Attempt)
 	result := chooser.Result{End: endFrom(in.GetEnd()), PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, ServedBy: replica.ID(in.GetServedBy())}
 	if in.OutputTokens != nil {
@@ -49,6 +65,18 @@ func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseR
 		outcome = load.Duplicate // what the caller wanted is already done
 	}
 	return s.reported(ctx, key, outcome)
+}
+
+// passed is the answer to a report that its owner has taken.
+func (s *routing) passed(ctx context.Context, out *kvpilotv1.Reservation, err error) (*kvpilotv1.Reservation, error) {
+	if err != nil {
+		return nil, err
+	}
+	if sp := trace.SpanFromContext(ctx); sp.IsRecording() {
+		effect := strings.ToLower(strings.TrimPrefix(out.GetEffect().String(), "EFFECT_"))
+		sp.SetAttributes(span.DecisionID.String(out.GetReservationId()), span.Attempt.Int(int(out.GetAttempt())), span.Effect.String(effect))
+	}
+	return out, nil
 }
 
 // noteServer counts requests that did not go to the chosen replica.
@@ -96,9 +124,13 @@ func (s *routing) reported(ctx context.Context, key load.Key, outcome load.Outco
 	case load.Lost:
 		return nil, apierror.New(apierror.ReservationEnded, "the replica that the reservation was booked on is gone", nil, apierror.WithParam("reservation_id"))
 	case load.Unknown:
-		return nil, apierror.New(apierror.ReservationNotFound, "there is no such reservation", nil, apierror.WithParam("reservation_id"))
+		return nil, reservationNotFound()
 	}
 	return out, nil
+}
+
+func reservationNotFound() error {
+	return apierror.New(apierror.ReservationNotFound, "there is no such reservation", nil, apierror.WithParam("reservation_id"))
 }
 
 // link ties a span to the one in which a reservation was decided.
@@ -186,26 +218,47 @@ func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequ
 // bind ties a reservation to the stream. The lease still runs: a stream that is open but silent for
 // longer is treated as dead.
 func (s *routing) bind(ctx context.Context, in *kvpilotv1.BindReservation, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
-	key := s.key(ctx, in.GetReservationId(), in.Attempt)
-	if _, again := bound[key.ID]; !again && len(bound) >= maxBound {
+	id := in.GetReservationId()
+	if _, again := bound[id]; !again && len(bound) >= maxBound {
 		return nil, apierror.New(apierror.Overloaded, "too many reservations are bound to this stream", nil)
 	}
-	out, err := s.reported(ctx, key, s.api.Lifecycle.Renew(key))
+	out, err := s.RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: id, Attempt: in.Attempt})
 	if err == nil {
-		bound[key.ID] = key.Attempt
+		bound[id] = out.GetAttempt()
 	}
 	return out, err
 }
 
-// releaseAll ends what was still bound to a stream that has ended.
+// releaseAll ends what was still bound to a stream that has ended. Leases end what other routers own and does not take in time.
 func (s *routing) releaseAll(ctx context.Context, bound map[string]uint32) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releasePatience)
+	defer cancel()
+	var passing errgroup.Group
+	passing.SetLimit(releasesAtOnce)
 	for id, attempt := range bound {
+		if s.api.fleet(ctx) != nil && forward.OwnerID(id) != s.api.Peers.Self().ID {
+			passing.Go(func() error {
+				out, err := s.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id, Attempt: &attempt, End: kvpilotv1.End_END_CANCELED})
+				if err == nil && out.GetEffect() == kvpilotv1.Effect_EFFECT_APPLIED {
+					s.api.metrics.released.Add(ctx, 1)
+				}
+				return nil
+			})
+			continue
+		}
 		result := chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 		if s.api.Lifecycle.Finish(load.Key{Tenant: s.api.tenant(ctx), ID: id, Attempt: attempt}, result) == load.Applied {
 			s.api.metrics.released.Add(ctx, 1)
 		}
 	}
+	_ = passing.Wait() // no function returns an error
 }
+
+// releasePatience bounds the time of releaseAll, releasesAtOnce the calls that it has open.
+const (
+	releasePatience = 5 * time.Second
+	releasesAtOnce  = 16
+)
 
 func endFrom(e kvpilotv1.End) decision.End {
 	switch e {
@@ -223,6 +276,8 @@ func endFrom(e kvpilotv1.End) decision.End {
 		return decision.EndRemoved
 	case kvpilotv1.End_END_RESUMED:
 		return decision.EndResumed
+	case kvpilotv1.End_END_UNSERVED:
+		return decision.EndUnserved
 	case kvpilotv1.End_END_UNSPECIFIED, kvpilotv1.End_END_COMPLETED:
 	}
 	return decision.EndCompleted

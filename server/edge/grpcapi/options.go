@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"fmt"
 	"math"
 	"net/http"
 	"strconv"
@@ -122,7 +123,7 @@ func (a *API) overrides(c *kvpilotv1.Candidates, p *kvpilotv1.PolicyOverride) (c
 // checkPolicy names an unknown policy or number before anything is done.
 func checkPolicy(o chooser.Options) error {
 	if o.Policy != "" && !o.Policy.Known() {
-		return invalid("policy", "unknown policy; ListPolicies lists the known ones")
+		return invalid("policy", fmt.Sprintf("unknown policy %.64q; known are %v", o.Policy, decision.Policies()))
 	}
 	if _, err := selector.Apply(decision.Params{}, o.Weights); err != nil {
 		return apierror.New(apierror.InvalidBody, err.Error(), err, apierror.WithParam("policy.params"))

@@ -105,7 +105,7 @@ func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (_ *kv
 	if !ok {
 		return nil, registryError(registry.ErrUnknownReplica)
 	}
-	return &kvpilotv1.DrainResponse{Replica: s.api.replicaProto(r)}, nil
+	return &kvpilotv1.DrainResponse{Replica: s.api.replicaProto(r, s.api.caches())}, nil
 }
 
 // replicasOf are the replicas that serve a model; no name means all there are.
@@ -125,9 +125,9 @@ func (s *replicas) List(_ context.Context, in *kvpilotv1.ListRequest) (*kvpilotv
 	if err != nil {
 		return nil, err
 	}
-	out := &kvpilotv1.ListResponse{}
+	out, known := &kvpilotv1.ListResponse{}, s.api.caches()
 	for _, r := range list {
-		out.Replicas = append(out.Replicas, s.api.replicaProto(r))
+		out.Replicas = append(out.Replicas, s.api.replicaProto(r, known))
 	}
 	return out, nil
 }
@@ -137,7 +137,7 @@ func (s *replicas) Get(_ context.Context, in *kvpilotv1.GetRequest) (*kvpilotv1.
 	if !ok {
 		return nil, registryError(registry.ErrUnknownReplica)
 	}
-	return &kvpilotv1.GetResponse{Replica: s.api.replicaProto(r)}, nil
+	return &kvpilotv1.GetResponse{Replica: s.api.replicaProto(r, s.api.caches())}, nil
 }
 
 func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error {
@@ -154,7 +154,7 @@ func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingSer
 		if _, serves := r.Serves(in.GetModel()); in.GetModel() != "" && !serves {
 			continue
 		}
-		if err := out.Send(&kvpilotv1.WatchResponse{Replica: s.api.replicaProto(r), Removed: change.Kind == registry.ChangeRemoved}); err != nil {
+		if err := out.Send(&kvpilotv1.WatchResponse{Replica: s.api.replicaProto(r, s.api.caches()), Removed: change.Kind == registry.ChangeRemoved}); err != nil {
 			return err
 		}
 	}

@@ -47,7 +47,7 @@ func methodRoles() map[string]caller.Roles {
 
 		kvpilotv1.RoutingService_Tokenize_FullMethodName:               caller.Route,
 		kvpilotv1.RoutingService_Detokenize_FullMethodName:             caller.Route,
-		kvpilotv1.RoutingService_ChooseReplica_FullMethodName:          caller.Route,
+		kvpilotv1.RoutingService_ChooseReplica_FullMethodName:          caller.Route | caller.Observe, // observe: dry runs only
 		kvpilotv1.RoutingService_RouteBody_FullMethodName:              caller.Route,
 		kvpilotv1.RoutingService_ReportPrefillCompleted_FullMethodName: caller.Route,
 		kvpilotv1.RoutingService_ReportDecodeProgress_FullMethodName:   caller.Route,
@@ -64,6 +64,11 @@ func methodRoles() map[string]caller.Roles {
 		kvpilotv1.ConfigService_ReloadConfig_FullMethodName:       caller.Admin,
 		kvpilotv1.ConfigService_ListConfigVersions_FullMethodName: caller.Admin,
 		kvpilotv1.ConfigService_RollbackConfig_FullMethodName:     caller.Admin,
+
+		kvpilotv1.RouterService_GetStatus_FullMethodName:   caller.Observe,
+		kvpilotv1.RouterService_GetHistory_FullMethodName:  caller.Observe,
+		kvpilotv1.RouterService_ListTraces_FullMethodName:  caller.Observe,
+		kvpilotv1.RouterService_ListRouters_FullMethodName: caller.Observe,
 
 		kvpilotv1.ReplicaService_Register_FullMethodName:   caller.Admin,
 		kvpilotv1.ReplicaService_Deregister_FullMethodName: caller.Admin,

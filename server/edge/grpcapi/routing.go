@@ -6,12 +6,16 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/genproto/googleapis/api/httpbody"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -23,6 +27,14 @@ type routing struct {
 }
 
 func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+	if who := s.api.caller(ctx); !in.GetDryRun() && !who.May(caller.Route) {
+		return nil, s.api.permit(who, kvpilotv1.RoutingService_ChooseReplica_FullMethodName, &methodInfo{roles: caller.Route}, originOf(ctx))
+	}
+	if in.GetDryRun() && !trace.SpanContextFromContext(ctx).IsValid() {
+		var dry trace.Span
+		ctx, dry = span.Start(ctx, s.api.Tracer, span.DryRun, trace.SpanKindInternal)
+		defer dry.End()
+	}
 	o, err := s.api.overrides(in.GetCandidates(), in.GetPolicy())
 	if err != nil {
 		return nil, err
@@ -49,13 +61,20 @@ func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	if q.DryRun && q.Reserve {
 		return nil, invalid("reserve", "a dry run books nothing")
 	}
+	if q.DryRun {
+		if out, passed, err := asDecider(ctx, s.api, q.Model, in.GetBody().GetJson(), func(ctx context.Context, c kvpilotv1.RoutingServiceClient) (*kvpilotv1.ChooseReplicaResponse, error) {
+			return c.ChooseReplica(ctx, in)
+		}); passed {
+			return out, err
+		}
+	}
 	a, err := s.choose(ctx, q, in.GetTtftDeadline().AsDuration())
 	if err != nil {
 		return nil, err
 	}
 	out := chosen(a, q)
 	if in.GetExplain() {
-		out.Decision = decisionProto(a.Decision, nil)
+		out.Decision = s.api.explainChosen(ctx, a.Decision)
 	}
 	if in.GetReturnTokenIds() && a.Encoding != nil && !a.Encoding.Partial && len(a.Encoding.IDs) > 0 {
 		out.TokenIds = &kvpilotv1.TokenIds{Ids: a.Encoding.IDs}
@@ -102,13 +121,20 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	default:
 		return nil, invalid(headerReports, "it must be all or end")
 	}
+	if q.DryRun {
+		if out, passed, err := asDecider(ctx, s.api, "", q.Body, func(ctx context.Context, c kvpilotv1.RoutingServiceClient) (*kvpilotv1.ChooseReplicaResponse, error) {
+			return c.RouteBody(ctx, in)
+		}); passed {
+			return out, err
+		}
+	}
 	a, err := s.choose(ctx, q, 0)
 	if err != nil {
 		return nil, err
 	}
 	out := chosen(a, q)
 	if explain {
-		out.Decision = decisionProto(a.Decision, nil)
+		out.Decision = s.api.explainChosen(ctx, a.Decision)
 	}
 	return out, nil
 }
@@ -165,20 +191,19 @@ func (s *routing) choose(ctx context.Context, q *router.Question, deadline time.
 		return a, nil // policies that predict nothing leave zero
 	}
 	a.Release(chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
-	fastest := fastest(a.Decision)
-	if fastest == nil || fastest.TTFT > limit {
+	fastest := fastest(s.api.explainChosen(ctx, a.Decision))
+	if fastest == nil || fastest.GetTtftMs() > limit*milli {
 		wait := time.Duration((pick.TTFT - limit) * float64(time.Second))
 		return nil, apierror.New(apierror.DeadlineUnreachable, "no replica can give the first token in time", nil, apierror.WithRetryAfter(max(wait, time.Second)))
 	}
-	q.Options.Pinned, q.Options.PinnedRank = fastest.Replica, int(fastest.Rank)
+	q.Options.Pinned, q.Options.PinnedRank = replica.ID(fastest.GetReplicaId()), int(fastest.GetRank())
 	return s.api.Router.Choose(ctx, q)
 }
 
-func fastest(d *decision.Decision) *decision.Candidate {
-	var best *decision.Candidate
-	for i := range d.Candidates {
-		c := &d.Candidates[i]
-		if c.Veto == decision.VetoNone && c.TTFT > 0 && (best == nil || c.TTFT < best.TTFT) {
+func fastest(d *kvpilotv1.Decision) *kvpilotv1.Candidate {
+	var best *kvpilotv1.Candidate
+	for _, c := range d.GetCandidates() {
+		if c.GetVeto() == "" && c.GetTtftMs() > 0 && (best == nil || c.GetTtftMs() < best.GetTtftMs()) {
 			best = c
 		}
 	}

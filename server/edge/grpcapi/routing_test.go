@@ -224,7 +224,7 @@ func TestLifecycle(t *testing.T) {
 			kvpilotv1.End_END_UNSPECIFIED: decision.EndCompleted, kvpilotv1.End_END_COMPLETED: decision.EndCompleted, kvpilotv1.End_END_CANCELED: decision.EndCanceled,
 			kvpilotv1.End_END_REJECTED: decision.EndRejected, kvpilotv1.End_END_FAILED: decision.EndFailed, kvpilotv1.End_END_MOVED: decision.EndMoved,
 			kvpilotv1.End_END_EXPIRED: decision.EndExpired, kvpilotv1.End_END_REMOVED: decision.EndRemoved,
-			kvpilotv1.End_END_RESUMED: decision.EndResumed,
+			kvpilotv1.End_END_RESUMED: decision.EndResumed, kvpilotv1.End_END_UNSERVED: decision.EndUnserved,
 		}[end]
 		if got := r.life.finished[end.String()].End; got != want {
 			t.Errorf("%s ended as %s", end, got)
@@ -375,6 +375,9 @@ func TestEveryPolicyIsDescribed(t *testing.T) {
 		if p.GetDescription() == "" {
 			t.Errorf("%s has no description", p.GetName())
 		}
+	}
+	if got := got.GetPolicies()[0].GetParams(); got["cpu_credit"] != .75 || got["session_bonus"] != .05 {
+		t.Errorf("the numbers of predicted-ttft are %v", got)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,8 +46,7 @@ type target struct {
 	learned Learned
 	began   time.Time
 	counted uint64 // tokens counted by the engine, to notice that it restarted
-	own     map[replica.Slot]int
-	last    map[replica.Slot]time.Time
+	senders map[replica.Slot]*Senders
 }
 
 // New returns a poller without replicas. config must be valid.
@@ -80,8 +78,7 @@ func (p *Poller) Add(slot replica.Slot, r *replica.Replica, rank int) {
 	t := p.targets[r.ID]
 	if t == nil || t.replica.Load().URL != r.URL || t.slots[rank] != slot && t.has(rank) {
 		t = &target{
-			slots: map[int]replica.Slot{}, kick: make(chan struct{}, 1),
-			own: map[replica.Slot]int{}, last: map[replica.Slot]time.Time{},
+			slots: map[int]replica.Slot{}, kick: make(chan struct{}, 1), senders: map[replica.Slot]*Senders{},
 		}
 		t.replica.Store(r)
 		if old := p.targets[r.ID]; old != nil && old.cancel != nil {
@@ -311,108 +308,4 @@ func (p *Poller) ask(ctx context.Context, t *target) error {
 		p.params.OnAnswer(t.replica.Load().ID)
 	}
 	return nil
-}
-
-// ranks returns the target's slots by rank.
-func (p *Poller) ranks(t *target) map[int]replica.Slot {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return maps.Clone(t.slots)
-}
-
-// noteOwn remembers the most requests that we had on each rank since the last report: requests
-// that have ended may still show in the engine's gauges.
-func (p *Poller) noteOwn(t *target) {
-	for _, slot := range p.ranks(t) {
-		t.own[slot] = max(t.own[slot], p.params.InFlight(slot))
-	}
-}
-
-// apply applies a page.
-func (p *Poller) apply(t *target, pg *page, now time.Time) {
-	slots := p.ranks(t)
-	engines := slices.Sorted(maps.Keys(pg.engines))
-	counted := uint64(0)
-	for place, index := range engines {
-		e := pg.engines[index]
-		counted += count(e.prompt + e.output)
-		slot, ok := pick(slots, index, place, len(engines))
-		a := p.account(slot)
-		if !ok || a == nil {
-			continue
-		}
-		s := e.stats(now)
-		s.stale = p.config.Load().Stale
-		s.foreign = p.foreign(t, a, slot, s, now)
-		a.stats.Store(&s)
-	}
-	p.notify(t, pg, counted, now)
-}
-
-// pick finds the slot of an engine. Its label is the rank's index, or, when a replica shows the
-// ranks of a larger group, the label's place among the others.
-func pick(slots map[int]replica.Slot, index, place, engines int) (replica.Slot, bool) {
-	if engines == len(slots) {
-		index = place
-	}
-	slot, ok := slots[max(index, 0)]
-	return slot, ok
-}
-
-func (e *engine) stats(now time.Time) Stats {
-	return Stats{
-		At: now, Running: int(count(e.running)), Waiting: int(count(e.waiting)), KVUsage: min(max(e.usage, 0), 1),
-		QueryTokens: count(max(e.queries, e.oldQueries)), HitTokens: count(max(e.hits, e.oldHits)), PrefillSeconds: max(0, e.prefill),
-		PromptTokens: count(e.prompt), OutputTokens: count(e.output),
-		Preemptions: count(e.preemptions),
-	}
-}
-
-// count makes a sample a count, within what fits.
-func count(v float64) uint64 { return uint64(min(max(v, 0), 1<<62)) }
-
-// foreign is the new estimate of the requests that other senders have on the rank.
-func (p *Poller) foreign(t *target, a *account, slot replica.Slot, s Stats, now time.Time) float64 {
-	own := max(t.own[slot], p.params.InFlight(slot))
-	t.own[slot] = p.params.InFlight(slot)
-	seen := float64(max(0, s.Running+s.Waiting-own))
-	last, known := t.last[slot]
-	t.last[slot] = now
-	old := a.stats.Load()
-	if !known || old == nil {
-		return seen
-	}
-	return damp(old.foreign, seen, now.Sub(last))
-}
-
-// notify reports what is new about the engine itself.
-func (p *Poller) notify(t *target, pg *page, counted uint64, now time.Time) {
-	switch {
-	case !pg.began.IsZero():
-		if !pg.began.Equal(t.began) && p.params.OnStart != nil {
-			p.params.OnStart(t.replica.Load().ID, pg.began.Add(pg.ahead))
-		}
-		t.began = pg.began
-	case counted < t.counted && p.params.OnRestart != nil:
-		p.params.OnRestart(t.replica.Load().ID, now)
-	}
-	t.counted = counted
-	if pg.learned != t.learned && pg.learned != (Learned{}) {
-		t.learned = pg.learned
-		if p.params.OnLearned != nil {
-			p.params.OnLearned(t.replica.Load().ID, pg.learned)
-		}
-	}
-}
-
-// ahead is how far this machine's clock is ahead of the one that made the answer, to a second.
-func ahead(resp *http.Response, now time.Time) time.Duration {
-	date, err := http.ParseTime(resp.Header.Get("Date"))
-	if err != nil {
-		return 0
-	}
-	if d := now.Sub(date).Truncate(time.Second); d > time.Second || d < -time.Second {
-		return d
-	}
-	return 0 // what rounding makes of clocks that agree
 }

@@ -43,6 +43,30 @@ func (s Stats) Foreign(now time.Time) float64 {
 	return s.foreign * math.Min(1, 2*left) // in full for the first half of the time
 }
 
+// Senders estimates how many of a rank's requests other senders sent, from report to report. The zero value
+// has seen no report. It is not safe for concurrent use.
+type Senders struct {
+	own     int
+	last    time.Time
+	foreign float64
+}
+
+// Asked notes the requests that this router has on the rank when it asks for a report: requests that have
+// ended before the answer arrives may still show in the engine's gauges.
+func (f *Senders) Asked(own int) { f.own = max(f.own, own) }
+
+// See returns the report s with the estimate. own is this router's requests on the rank when the report
+// arrives, stale the age from which it is ignored.
+func (f *Senders) See(s Stats, own int, stale time.Duration) Stats {
+	seen := float64(max(0, s.Running+s.Waiting-max(f.own, own)))
+	if !f.last.IsZero() {
+		seen = damp(f.foreign, seen, s.At.Sub(f.last))
+	}
+	f.own, f.last, f.foreign = own, s.At, seen
+	s.foreign, s.stale = seen, stale
+	return s
+}
+
 // riseTime is how long a foreign load must last to count for about two thirds. It is longer than
 // the usual delay between a request's end here and in the engine's gauges.
 const riseTime = 2 * time.Second

@@ -103,7 +103,7 @@ func (f *feed) removals(events []vllm.Event) int {
 
 // advance makes seq the last batch.
 func (f *feed) advance(seq uint64, payload []byte) {
-	f.pos.known, f.pos.next = true, seq+1
+	f.pos.known, f.pos.next, f.pos.unproven = true, seq+1, false
 	f.pos.print, f.pos.hasPrint = xxh3.Hash(payload), true
 }
 

@@ -73,6 +73,7 @@ type position struct {
 	partial  bool      // a replay failed that could have brought more; it is worth another attempt
 	barren   bool      // replays of this life hold nothing
 	replayed bool      // replays of this life hold something
+	unproven bool      // another feed gave it, and no event has confirmed it yet
 }
 
 // connection is what is known about the event socket.
@@ -229,6 +230,9 @@ func (f *feed) discard() {
 
 // onTick does what is due by the clock: forget, probe, retry.
 func (f *feed) onTick(now time.Time) {
+	if f.rec != nil && f.rec.delayed && !f.plane.delays(now) {
+		f.begin()
+	}
 	forget := f.plane.config.ForgetAfter
 	if !f.conn.up {
 		if forget > 0 && f.pos.known && now.Sub(f.conn.downAt) > forget {

@@ -88,11 +88,7 @@ func checkLowerBound(t *testing.T, got, want map[place]int) {
 
 func TestGapIsFilledByReplay(t *testing.T) {
 	t.Parallel()
-	e := startEngine(t, zmtp.PublisherParams{})
-	p, sink := startPlane(t, quick())
-	p.Add(slot, e.events(), "a/0")
-	e.publish(4, 0)
-	expect(t, p, sink, slot, e, kvblock.FeedExact)
+	e, p, sink := followEngine(t, quick())
 	for range 3 {
 		e.pub.Lose(e.change(5, 2))
 	}
@@ -105,11 +101,7 @@ func TestGapIsFilledByReplay(t *testing.T) {
 
 func TestProbeFindsWhatWasLostAtTheEnd(t *testing.T) {
 	t.Parallel()
-	e := startEngine(t, zmtp.PublisherParams{})
-	p, sink := startPlane(t, quick())
-	p.Add(slot, e.events(), "a/0")
-	e.publish(4, 0)
-	expect(t, p, sink, slot, e, kvblock.FeedExact)
+	e, p, sink := followEngine(t, quick())
 	eventually(t, "the first replay has ended", func() bool { return !statusOf(p, slot).Recovering })
 	e.pub.Lose(e.change(5, 2))
 	s := expect(t, p, sink, slot, e, kvblock.FeedExact)
@@ -120,11 +112,7 @@ func TestProbeFindsWhatWasLostAtTheEnd(t *testing.T) {
 
 func TestHoleThatNoReplayFills(t *testing.T) {
 	t.Parallel()
-	e := startEngine(t, zmtp.PublisherParams{})
-	p, sink := startPlane(t, quick())
-	p.Add(slot, e.events(), "a/0")
-	e.publish(4, 0)
-	expect(t, p, sink, slot, e, kvblock.FeedExact)
+	e, p, sink := followEngine(t, quick())
 	e.change(0, 2) // a batch that the engine could not encode
 	e.pub.Skip(1)
 	e.publish(2, 0)
@@ -214,11 +202,7 @@ func TestRestartSeenByOthers(t *testing.T) {
 
 func TestBrokenConnectionKeepsWhatIsKnown(t *testing.T) {
 	t.Parallel()
-	e := startEngine(t, zmtp.PublisherParams{})
-	p, sink := startPlane(t, quick())
-	p.Add(slot, e.events(), "a/0")
-	e.publish(4, 0)
-	expect(t, p, sink, slot, e, kvblock.FeedExact)
+	e, p, sink := followEngine(t, quick())
 	for range 5 {
 		e.pub.Disconnect()
 		e.publish(3, 2) // nobody is connected, or the new connection: either way it must arrive
@@ -233,11 +217,7 @@ func TestUnreachableEngineIsForgotten(t *testing.T) {
 	t.Parallel()
 	c := quick()
 	c.ForgetAfter = 300 * time.Millisecond
-	e := startEngine(t, zmtp.PublisherParams{})
-	p, sink := startPlane(t, c)
-	p.Add(slot, e.events(), "a/0")
-	e.publish(4, 0)
-	expect(t, p, sink, slot, e, kvblock.FeedExact)
+	e, p, sink := followEngine(t, c)
 	e.kill()
 	eventually(t, "degraded", func() bool { return sink.state(slot) == kvblock.FeedDegraded })
 	if len(sink.content(slot)) != 4 {
@@ -476,11 +456,7 @@ func TestTwoEnginesOnOneSocketDoNotLoop(t *testing.T) {
 
 func TestUnreadableBatches(t *testing.T) {
 	t.Parallel()
-	e := startEngine(t, zmtp.PublisherParams{})
-	p, sink := startPlane(t, quick())
-	p.Add(slot, e.events(), "a/0")
-	e.publish(4, 0)
-	expect(t, p, sink, slot, e, kvblock.FeedExact)
+	e, p, sink := followEngine(t, quick())
 	e.change(1, 1)
 	e.pub.Publish([]byte("\x93\x01\x91\xa5wrong\x00"))
 	e.publish(2, 0)

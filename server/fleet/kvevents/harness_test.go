@@ -255,6 +255,17 @@ func startPlane(t *testing.T, c kvevents.Config) (*kvevents.Plane, *mapSink) {
 }
 
 // startPlaneWith runs a Plane with a sink around the simplest one.
+// followEngine starts an engine and a plane that follows it, and waits until the plane has the engine's first blocks.
+func followEngine(t *testing.T, c kvevents.Config) (*engine, *kvevents.Plane, *mapSink) {
+	t.Helper()
+	e := startEngine(t, zmtp.PublisherParams{})
+	p, sink := startPlane(t, c)
+	p.Add(slot, e.events(), "a/0")
+	e.publish(4, 0)
+	expect(t, p, sink, slot, e, kvblock.FeedExact)
+	return e, p, sink
+}
+
 func startPlaneWith(t *testing.T, c kvevents.Config, outer kvevents.Sink, sink *mapSink) *kvevents.Plane {
 	t.Helper()
 	p := kvevents.New(c, kvevents.Params{Sink: outer})

@@ -138,7 +138,7 @@ func (f *feed) fillGap(seq uint64) (lost bool) {
 		}
 	}
 	f.noteProblem("batches %d to %d are lost", f.pos.next, seq-1)
-	f.reset("gap")
+	f.doubt("gap")
 	return true
 }
 

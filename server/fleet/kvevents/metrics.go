@@ -20,9 +20,9 @@ var background = context.Background()
 
 // metrics counts what the feeds do.
 type metrics struct {
-	batches, connects, gaps, decodeErrors, malformed, dropped metric.Int64Counter
-	events, blocks, replays, replayFailures, resets, unknown  metric.Int64Counter
-	lag                                                       metric.Float64Histogram
+	batches, connects, gaps, decodeErrors, malformed, dropped           metric.Int64Counter
+	continued, events, blocks, replays, replayFailures, resets, unknown metric.Int64Counter
+	lag                                                                 metric.Float64Histogram
 
 	kinds, ops, whats, whys options
 }
@@ -49,6 +49,7 @@ func newMetrics(provider metric.MeterProvider, p *Plane) *metrics {
 	m.batches = s.Counter("kvpilot.kvevents.batches", "{batch}", "Batches applied, live or replayed.")
 	m.events = s.CounterBy("kvpilot.kvevents.events", "{event}", "Events applied, by kind.", kinds...)
 	m.blocks = s.CounterBy("kvpilot.kvevents.blocks", "{block}", "Blocks stored and removed.", ops...)
+	m.continued = s.Counter("kvpilot.kvevents.continued", "{feed}", "Feeds that continued where a snapshot or another router's index ends.")
 	m.connects = s.Counter("kvpilot.kvevents.connects", "{connection}", "Connections made to event sockets.")
 	m.gaps = s.Counter("kvpilot.kvevents.gaps", "{gap}", "Gaps found in the numbering of batches.")
 	m.replays = s.CounterBy("kvpilot.kvevents.replays", "{replay}", "Replays requested, by reason.", whys...)

@@ -55,6 +55,7 @@ type Plane struct {
 	replays   chan struct{} // room for replays at the same time
 	messages  sync.Pool     // of *zmtp.Message
 	queued    atomic.Int64  // bytes in all queues
+	delayed   atomic.Int64  // until when first replays wait, in Unix nanoseconds
 	perFeed   int64         // bytes that one queue may hold
 	slotsTurn sync.Mutex    // one Add, Remove or Run at a time
 

@@ -41,11 +41,23 @@ type recovery struct {
 	useless  int
 	attempts int
 	failures int
+	delayed  bool // it has not begun: a position may come that makes it needless
 }
 
 // recover begins a recovery. Live batches wait until it ends.
 func (f *feed) recover(w why) {
 	f.rec = &recovery{why: w}
+	if w == whyFirst && f.plane.delays(time.Now()) {
+		f.rec.delayed = true
+		return
+	}
+	f.begin()
+}
+
+// begin asks for the replay of a recovery.
+func (f *feed) begin() {
+	w := f.rec.why
+	f.rec.delayed = false
 	f.count(func(s *Status) { s.Replays++ })
 	f.plane.metrics.replay(w)
 	f.ask(0)
@@ -122,7 +134,7 @@ func (f *feed) verify(m reply) {
 		f.conn.trusted = true
 		if m.seq == f.pos.next {
 			f.noteProblem("the replay lacks batch %d", f.rec.from)
-			f.reset("gap")
+			f.doubt("gap")
 			f.base(m.seq)
 			f.take(m.seq, m.payload())
 			return
@@ -131,6 +143,7 @@ func (f *feed) verify(m reply) {
 	case f.samePrint(m.payload()):
 		f.rec.verified = true
 		f.conn.trusted = true
+		f.pos.unproven = false
 	default:
 		f.newLife("batch %d is not the one seen before: the engine is a new one", m.seq)
 	}
@@ -139,7 +152,7 @@ func (f *feed) verify(m reply) {
 // hole steps over batches that no replay holds.
 func (f *feed) hole(m reply) {
 	f.noteProblem("batches %d to %d are in no replay", f.pos.next, m.seq-1)
-	f.reset("gap")
+	f.doubt("gap")
 	f.base(m.seq)
 	f.take(m.seq, m.payload())
 }

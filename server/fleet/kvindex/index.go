@@ -19,6 +19,8 @@ import (
 type Params struct {
 	Log   *slog.Logger         // nil: none
 	Meter metric.MeterProvider // nil: none
+	// Feeds follow the ranks' events; nil: a loaded rank is a guess until events name its blocks.
+	Feeds Feeds
 }
 
 // RankInfo describes a rank to AddRank. Unknown numbers are 0 and learned from events.
@@ -35,6 +37,7 @@ type RankInfo struct {
 type Index struct {
 	config Config
 	log    *slog.Logger
+	feeds  Feeds
 	sets   *setTable
 	// tiers are facts, one plane per tier; the GPU plane also has the guesses of ranks without
 	// events and, under keys of their own, the blocks of limiting groups. beliefs is apart.
@@ -42,6 +45,7 @@ type Index struct {
 	beliefs *plane
 	// ranks by slot; replaced as a whole under mu.
 	ranks atomic.Pointer[[]*rank]
+	faces []face // by slot
 	// limited counts the ranks with matches that limiting groups cut.
 	limited atomic.Int32
 	// strides has bit k set when a rank's tier ever held chunks of k > 1 blocks.
@@ -69,7 +73,7 @@ const parkFor = 15 * time.Minute
 
 // New returns an empty index. config must be valid.
 func New(config Config, params Params) *Index {
-	ix := &Index{config: config, log: params.Log, sets: newSetTable(config.MaxRanks)}
+	ix := &Index{config: config, faces: make([]face, config.MaxRanks), log: params.Log, feeds: params.Feeds, sets: newSetTable(config.MaxRanks)}
 	if ix.log == nil {
 		ix.log = slog.New(slog.DiscardHandler)
 	}
@@ -120,7 +124,7 @@ func (ix *Index) AddRank(slot replica.Slot, info RankInfo) error {
 		return fmt.Errorf("kvindex: rank slot %d was added twice", slot)
 	}
 	r := ix.parked[info.Rank].rank
-	if r != nil && info.Rank != (replica.Rank{}) {
+	if r != nil && info.Rank != (replica.Rank{}) && r.position == nil { // else Claim takes it
 		delete(ix.parked, info.Rank)
 	} else {
 		r = &rank{}
@@ -129,7 +133,8 @@ func (ix *Index) AddRank(slot replica.Slot, info RankInfo) error {
 	if info.BlockSize == 0 {
 		info.BlockSize = r.info.BlockSize // a snapshot's
 	}
-	r.ix, r.info = ix, info
+	r.ix, r.info, r.face = ix, info, &ix.faces[slot]
+	r.reported.Store(int32(info.BlockSize))
 	r.writer.slot = slot
 	r.publishAll()
 	r.mu.Unlock()
@@ -157,6 +162,8 @@ func (ix *Index) RemoveRank(slot replica.Slot) {
 	r.reset()
 	r.writer.forget(ix.sets)
 	r.gone = true
+	r.feed.Store(uint32(kvblock.FeedNone))
+	r.reported.Store(0)
 	ix.past.add(r.totals)
 	r.mu.Unlock()
 }
@@ -166,6 +173,7 @@ func (ix *Index) UpdateRank(slot replica.Slot, info RankInfo) {
 	ix.locked(slot, func(r *rank) {
 		if info.BlockSize > 0 {
 			r.info.BlockSize = info.BlockSize
+			r.reported.Store(int32(info.BlockSize))
 		}
 		if info.Capacity > 0 {
 			r.info.Capacity = info.Capacity
@@ -244,26 +252,27 @@ func (ix *Index) SetState(slot replica.Slot, s kvblock.FeedState) {
 
 // State returns the state of the rank's feed; FeedNone for slots that do not exist.
 func (ix *Index) State(slot replica.Slot) kvblock.FeedState {
-	r := ix.rank(slot)
-	if r == nil {
-		return kvblock.FeedNone
-	}
-	return kvblock.FeedState(r.feed.Load())
+	state, _ := ix.Rank(slot)
+	return state
 }
 
 // BlockSize returns the rank's block size in tokens: learned from events, else as reported,
 // else 0.
 func (ix *Index) BlockSize(slot replica.Slot) int {
-	n := 0
-	if r := ix.rank(slot); r != nil {
-		n = int(r.blockSize.Load())
-		if n == 0 {
-			r.mu.Lock()
-			n = r.info.BlockSize
-			r.mu.Unlock()
-		}
+	_, size := ix.Rank(slot)
+	return size
+}
+
+// Rank returns State and BlockSize in one look.
+func (ix *Index) Rank(slot replica.Slot) (state kvblock.FeedState, blockSize int) {
+	if int(slot) >= len(ix.faces) {
+		return kvblock.FeedNone, 0
 	}
-	return n
+	f := &ix.faces[slot]
+	if blockSize = int(f.blockSize.Load()); blockSize == 0 {
+		blockSize = int(f.reported.Load())
+	}
+	return kvblock.FeedState(f.feed.Load()), blockSize
 }
 
 // Reach returns how many of a prompt's tokens the rank can take from its cache at most, whatever it

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +29,9 @@ type Loaded struct {
 // that already has content keeps it. Loaded blocks are guesses until events name them: counting
 // of copies begins with the first event, and when the feed becomes exact (SetState), the blocks
 // that no event has named are forgotten.
+//
+// A rank with its feed's position is a fact, not a guess: its feed continues there, unless that knows better, and
+// the content replaces what the rank holds. One without a feed is kept until Claim.
 //
 // A truncated or damaged snapshot gives the ranks before the damage, and an error that wraps
 // ErrSnapshot.
@@ -57,7 +61,11 @@ func (ix *Index) Load(from io.Reader) (Loaded, error) {
 	return l.done, nil
 }
 
-const loadWorkers = 4
+const (
+	loadWorkers = 4
+	// maxPosition bounds a feed's position in bytes.
+	maxPosition = 1024
+)
 
 type loader struct {
 	ix    *Index
@@ -111,7 +119,7 @@ func (l *loader) read() error {
 	if _, err := io.ReadFull(l.from, magic); err != nil {
 		return damaged("it ends early", err)
 	}
-	if string(magic) != snapshotMagic {
+	if string(magic) != snapshotMagic && string(magic) != olderMagic {
 		return damaged("it has another format", nil)
 	}
 	var d *draft
@@ -133,6 +141,8 @@ func (l *loader) read() error {
 		case kind == frameRank && d == nil && len(body) > 8:
 			d = &draft{rank: newLoaded(l.ix, body)}
 			d.rank.taken = l.taken
+		case kind == framePosition && d != nil && len(d.items) == 0 && len(body) <= maxPosition:
+			d.rank.position = slices.Clone(body)
 		case kind == framePart && d != nil && d.rank.loadPart(body):
 			d.items = append(d.items, nil)
 		case kind == frameItems && d != nil && last >= 0:
@@ -168,7 +178,7 @@ func appendWords(words []uint64, body []byte) []uint64 {
 }
 
 func newLoaded(ix *Index, body []byte) *rank {
-	r := &rank{ix: ix, loaded: true, state: kvblock.FeedCold}
+	r := &rank{face: new(face), ix: ix, loaded: true, state: kvblock.FeedCold}
 	r.info.Rank = replica.Rank{
 		Replica: replica.ID(body[8:]),
 		Index:   int(binary.LittleEndian.Uint32(body)),
@@ -208,6 +218,13 @@ func (r *rank) loadPart(body []byte) bool {
 // does not allow, and what cannot be an entry, is left out.
 func (d *draft) build(ix *Index) *rank {
 	r := d.rank
+	mark := uint64(refGuess)
+	if ix.feeds == nil {
+		r.position = nil
+	}
+	if r.position != nil {
+		mark = 0
+	}
 	for i, p := range r.parts {
 		pairs := d.items[i]
 		if over := ix.entries.Load() + int64(len(pairs)/2) - ix.config.MaxBytes/BlockCost; over > 0 {
@@ -215,7 +232,7 @@ func (d *draft) build(ix *Index) *rank {
 			r.totals.Cut += int64(len(pairs)/2) - keep
 			pairs = pairs[:2*keep]
 		}
-		p.rev.fill(pairs, refGuess)
+		p.rev.fill(pairs, mark)
 		p.rev.each(func(_, key *uint64) {
 			if *key == 0 {
 				p.unkeyed++
@@ -243,45 +260,69 @@ func (m *revmap) fill(pairs []uint64, mark uint64) {
 }
 
 // adopt gives a loaded rank's content to the rank of its name, or parks it.
-func (ix *Index) adopt(from *rank) (n Loaded) {
-	blocks := 0
-	for _, p := range from.parts {
-		blocks += p.rev.live
+func (ix *Index) adopt(from *rank) Loaded {
+	if from.position != nil {
+		return ix.continued(from)
 	}
-	ix.mu.Lock()
-	var to *rank
-	for _, r := range *ix.ranks.Load() {
-		if r != nil && r.info.Rank == from.info.Rank {
-			to = r
-		}
-	}
+	to := ix.named(from.info.Rank)
 	if to == nil {
-		if ix.parked == nil {
-			ix.parked = map[replica.Rank]parked{}
-		}
-		if ix.parked[from.info.Rank].rank != nil {
-			ix.entries.Add(int64(-blocks))
-			n = Loaded{Skipped: 1}
-		} else {
-			ix.parked[from.info.Rank] = parked{from, time.Now().Add(parkFor)}
-			n = Loaded{Ranks: 1, Parked: 1, Blocks: int64(blocks)}
-		}
-		ix.mu.Unlock()
-		return n
+		return ix.park(from)
 	}
-	ix.mu.Unlock()
 	to.mu.Lock()
 	defer to.mu.Unlock()
 	if to.gone || len(to.parts) > 0 {
-		ix.entries.Add(int64(-blocks))
+		ix.entries.Add(-from.entries())
 		return Loaded{Skipped: 1}
 	}
-	to.dropApprox()
-	to.parts, to.chains, to.salts, to.loaded, to.taken = from.parts, from.chains, from.salts, true, from.taken
-	if to.info.BlockSize == 0 {
-		to.info.BlockSize = from.info.BlockSize
+	to.loaded = true
+	return to.take(from)
+}
+
+// named is the rank of this name, or nil.
+func (ix *Index) named(name replica.Rank) *rank {
+	for _, r := range *ix.ranks.Load() {
+		if r != nil && r.info.Rank == name {
+			return r
+		}
 	}
-	to.totals.Cut += from.totals.Cut
-	to.publishAll()
-	return Loaded{Ranks: 1, Blocks: int64(blocks)}
+	return nil
+}
+
+// entries counts the reverse entries of a rank.
+func (r *rank) entries() (n int64) {
+	for _, p := range r.parts {
+		n += int64(p.rev.live)
+	}
+	return n
+}
+
+// take makes r hold what a loaded rank brings; r.mu is held, and r holds nothing.
+func (r *rank) take(from *rank) Loaded {
+	r.dropApprox()
+	r.parts, r.chains, r.salts, r.taken = from.parts, from.chains, from.salts, from.taken
+	if r.info.BlockSize == 0 {
+		r.info.BlockSize = from.info.BlockSize
+		r.reported.Store(int32(r.info.BlockSize))
+	}
+	r.totals.Cut += from.totals.Cut
+	r.publishAll()
+	return Loaded{Ranks: 1, Blocks: from.entries()}
+}
+
+// park keeps a loaded rank until its replica is found. A position makes it worth more than one without.
+func (ix *Index) park(from *rank) Loaded {
+	ix.mu.Lock()
+	defer ix.mu.Unlock()
+	if ix.parked == nil {
+		ix.parked = map[replica.Rank]parked{}
+	}
+	if old := ix.parked[from.info.Rank].rank; old != nil {
+		if from.position == nil {
+			ix.entries.Add(-from.entries())
+			return Loaded{Skipped: 1}
+		}
+		ix.entries.Add(-old.entries())
+	}
+	ix.parked[from.info.Rank] = parked{from, time.Now().Add(parkFor)}
+	return Loaded{Ranks: 1, Parked: 1, Blocks: from.entries()}
 }

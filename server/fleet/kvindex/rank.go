@@ -9,8 +9,16 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
+// face is what every choice reads of a rank, without its lock. Those of an index lie side by side: a choice reads all of them.
+type face struct {
+	feed      atomic.Uint32 // state
+	blockSize atomic.Int32  // learned from events, 0 for unknown
+	reported  atomic.Int32  // info.BlockSize
+}
+
 // rank is what one rank holds. Its writers take mu; lookups read the atomics only.
 type rank struct {
+	*face  // of the rank's slot; its own until it has one
 	mu     sync.Mutex
 	ix     *Index
 	info   RankInfo // the name never changes; the rest is guarded by mu
@@ -20,6 +28,8 @@ type rank struct {
 	loaded bool // the content is a snapshot's, not yet confirmed; guarded by mu
 	// taken is when that snapshot was written. guarded by mu
 	taken time.Time
+	// position is where the rank's feed stood then, while the rank is parked; nil: unknown.
+	position []byte
 
 	parts  []*part              // guarded by mu
 	chains [kvblock.Tiers]*part // the part of each tier that forms the prefix chain; guarded by mu
@@ -34,8 +44,6 @@ type rank struct {
 	ids      []string         // scratch; guarded by mu
 	warm     uint64           // keeps loads that only warm caches from being optimised away; guarded by mu
 
-	feed      atomic.Uint32 // state, for readers without the lock
-	blockSize atomic.Int32
 	lookahead atomic.Int32                // tokens behind a block that its name covers too
 	strides   [kvblock.Tiers]atomic.Int32 // blocks per chunk of a lower tier, 0: one
 	limits    atomic.Pointer[[]limit]

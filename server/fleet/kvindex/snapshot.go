@@ -17,10 +17,12 @@ import (
 // A snapshot is a magic word, then frames: length (uint32), kind (one byte), body, and the
 // XXH3-64 of kind and body; all numbers are little-endian. A rank is a rank frame, the entry
 // frames of each of its parts after a part frame, salts, and an end frame; the file ends with
-// a done frame. A reader restores every rank up to the last end frame that it reached, so that a truncated or
+// a done frame. A position frame after a rank frame says where the rank's feed stood; formats before 02 have none. A reader
+// restores every rank up to the last end frame that it reached, so that a truncated or
 // damaged file gives what is whole. Unknown kinds are refused: they come with a new magic.
 const (
-	snapshotMagic = "KVPIDX01"
+	snapshotMagic = "KVPIDX02"
+	olderMagic    = "KVPIDX01"
 	frameEntries  = 8192
 	maxFrame      = 16*frameEntries + 1024
 )
@@ -33,15 +35,21 @@ const (
 	frameEnd
 	frameDone
 	frameSize
+	framePosition
 )
 
 // errSnapshot is wrapped by errors about a snapshot that is damaged, truncated or of another
 // format.
 var errSnapshot = errors.New("not a complete snapshot")
 
-// Snapshot writes the facts that ranks with a name hold. It locks one rank at a time, so that
-// events continue; replaying the events since the snapshot began brings a loaded one up to date.
+// Snapshot writes the facts that ranks with a name hold. It copies one rank at a time, and only that rank's events wait for
+// as long; replaying the events since then brings a loaded one up to date.
 func (ix *Index) Snapshot(w io.Writer) error {
+	return ix.SnapshotOf(w, func(replica.ID) bool { return true })
+}
+
+// SnapshotOf is Snapshot for some replicas.
+func (ix *Index) SnapshotOf(w io.Writer, replicas func(replica.ID) bool) error {
 	if _, err := io.WriteString(w, snapshotMagic); err != nil {
 		return fmt.Errorf("write snapshot: %w", err)
 	}
@@ -58,10 +66,10 @@ func (ix *Index) Snapshot(w io.Writer) error {
 	}
 	ix.mu.Unlock()
 	for _, r := range ranks {
-		if r == nil {
+		if r == nil || !replicas(r.info.Rank.Replica) {
 			continue
 		}
-		s.rank(r)
+		s.rank(ix, r)
 		if s.err != nil {
 			return fmt.Errorf("write snapshot: %w", s.err)
 		}
@@ -108,9 +116,24 @@ func (s *snapshotWriter) frame(kind byte, body []byte) {
 
 // image is a copy of what a rank holds, taken under its lock and written without it.
 type image struct {
-	info  RankInfo
-	parts []part
-	salts revmap
+	info     RankInfo
+	parts    []part
+	salts    revmap
+	position []byte
+}
+
+// still takes a rank's image while its feed stands still.
+func (ix *Index) still(r *rank) (img image, ok bool) {
+	if ix.feeds == nil || ix.rank(r.writer.slot) != r {
+		img, ok = r.image()
+		img.position = r.position
+		return img, ok
+	}
+	ix.feeds.Still(r.writer.slot, func(position []byte) {
+		img, ok = r.image()
+		img.position = slices.Clone(position)
+	})
+	return img, ok
 }
 
 func (r *rank) image() (image, bool) {
@@ -141,8 +164,8 @@ func (m *revmap) clone() revmap {
 	return c
 }
 
-func (s *snapshotWriter) rank(r *rank) {
-	img, ok := r.image()
+func (s *snapshotWriter) rank(ix *Index, r *rank) {
+	img, ok := ix.still(r)
 	if !ok {
 		return
 	}
@@ -150,6 +173,9 @@ func (s *snapshotWriter) rank(r *rank) {
 	b = binary.LittleEndian.AppendUint32(b, uint32(img.info.BlockSize))
 	b = append(b, img.info.Rank.Replica...)
 	s.frame(frameRank, b)
+	if img.position != nil {
+		s.frame(framePosition, img.position)
+	}
 	for i := range img.parts {
 		p := &img.parts[i]
 		b = append(b[:0], byte(p.tier), byte(p.kind), byte(p.role), 0)

@@ -12,14 +12,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
-// Access has the credentials that the router shows to replicas, and the authorities that it trusts.
+// Access is the credentials that the router shows to replicas, and the authorities that it trusts.
 type Access struct {
-	// APIKey is sent to replicas as a bearer token, except to those that registered with a key of their own. At most
+	// APIKey is the bearer token for replicas, except for those that registered with a key of their own. At most
 	// one of api_key, api_key_file and api_key_env may be set.
 	APIKey secret.String `yaml:"api_key"`
 	// APIKeyFile names a file that holds the key instead.
 	APIKeyFile string `yaml:"api_key_file"`
-	// APIKeyEnv names a variable of the environment that holds the key instead.
+	// APIKeyEnv names an environment variable that holds the key instead.
 	APIKeyEnv string `yaml:"api_key_env"`
 	// TLS configures TLS for replicas with https URLs.
 	TLS tlspeer.Config `yaml:"tls"`

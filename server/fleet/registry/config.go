@@ -28,10 +28,9 @@ type Config struct {
 	Kubernetes []KubernetesConfig `yaml:"kubernetes"`
 	// Aliases maps names that clients may use to names that replicas serve.
 	Aliases map[string]string `yaml:"aliases"`
-	// Access has the credentials that the router shows to replicas and the authorities that it trusts, unless a replica or its pool has its own.
+	// Access sets the credentials that the router shows to replicas and the authorities that it trusts, unless a replica or its pool has its own.
 	Access Access `yaml:"access"`
-	// Pools has the settings of access for groups of replicas, by the name in their field pool, or by the model that
-	// they serve.
+	// Pools sets what access sets for groups of replicas, by the name in their field pool, or by the model that they serve.
 	Pools map[string]Access `yaml:"pools"`
 	// Events is the default for replicas without events settings.
 	Events EventsSpec `yaml:"events"`
@@ -43,7 +42,7 @@ type Config struct {
 
 // ProbeConfig configures how each replica's health is probed.
 type ProbeConfig struct {
-	// Path is requested to check health: status 200 is healthy.
+	// Path is the path of the health check; status 200 is healthy.
 	Path string `yaml:"path"`
 	// Interval is the time between probes of a replica, varied by up to a tenth.
 	Interval time.Duration `yaml:"interval"`
@@ -91,7 +90,7 @@ type DNSConfig struct {
 	SRV bool `yaml:"srv"`
 	// Port is the port of every address; unused with SRV.
 	Port int `yaml:"port"`
-	// Interval is the time between look-ups.
+	// Interval is the time between look-ups, at least a second. Zero: 15 s.
 	Interval time.Duration `yaml:"interval"`
 	// Template sets the other fields of each replica; its id and url must be empty.
 	Template Spec `yaml:"template"`
@@ -203,6 +202,12 @@ type Params struct {
 	OnRestarted func(r *replica.Replica, began time.Time)
 	// OnChanged is called with each new snapshot after it was published.
 	OnChanged func(*Snapshot)
+	// OnDrain is called when a caller of this router has drained or undrained a replica, OnRegistered when one has registered
+	// a replica or renewed its registration, with the time left of the lease, and OnDeregistered when one has withdrawn it.
+	// What Apply does is not reported. They are called in the order of the changes and must not block.
+	OnDrain        func(id replica.ID, drained bool)
+	OnRegistered   func(spec Spec, left time.Duration)
+	OnDeregistered func(id replica.ID)
 }
 
 // newClient suits vLLM: its keep-alive is 5 s, and a probe must not wait for a dead peer.

@@ -27,18 +27,26 @@ func (r *Registry) setDrain(ctx context.Context, id replica.ID, drain bool) erro
 		if drain == c.drained(id) {
 			return nil
 		}
-		if drain {
-			c.drains[id] = time.Now()
-			c.boundDrains()
-		} else {
-			delete(c.drains, id)
+		c.setDrain(id, e, drain)
+		if report := r.params.OnDrain; report != nil {
+			report(id, drain)
 		}
-		if e != nil {
-			e.dirty = true
-		}
-		r.log.Info("replica drain set", "replica", id, "draining", drain)
 		return nil
 	})
+}
+
+// setDrain changes the drain of a replica; e is its entry, or nil while it is absent.
+func (c *core) setDrain(id replica.ID, e *entry, drain bool) {
+	if drain {
+		c.drains[id] = time.Now()
+		c.boundDrains()
+	} else {
+		delete(c.drains, id)
+	}
+	if e != nil {
+		e.dirty = true
+	}
+	c.r.log.Info("replica drain set", "replica", id, "draining", drain)
 }
 
 // boundDrains forgets the oldest drain of an absent replica when there are too many.

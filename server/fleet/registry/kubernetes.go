@@ -36,9 +36,10 @@ type KubernetesConfig struct {
 	TLS bool `yaml:"tls"`
 	// Template sets the other fields of each replica; its id and url must be empty.
 	Template Spec `yaml:"template"`
-	// APIServer is the API server's URL.
+	// APIServer is the API server's URL. Empty: https://kubernetes.default.svc.
 	APIServer string `yaml:"api_server"`
-	// Credentials is a directory with the files token, ca.crt and namespace, as in a pod.
+	// Credentials is a directory with the files token, ca.crt and namespace. Empty: the pod's service account,
+	// /var/run/secrets/kubernetes.io/serviceaccount.
 	Credentials string `yaml:"credentials"`
 }
 

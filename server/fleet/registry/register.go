@@ -13,20 +13,31 @@ import (
 // lease of zero takes the configured time. It returns the id, which is made from the URL when the
 // spec has none, and when the lease ends.
 func (r *Registry) Register(ctx context.Context, spec Spec, lease time.Duration) (replica.ID, time.Time, error) {
-	spec.APIKeyFile, spec.APIKeyEnv, spec.TLS, spec.Pool = "", "", tlspeer.Config{}, "" // a caller may not read this machine's files
-	spec, err := spec.complete(r.config().Events)
+	given := spec
+	spec, err := r.admit(spec)
 	if err != nil {
 		return "", time.Time{}, err
 	}
-	if err := r.config().Registration.permit(spec); err != nil {
-		return "", time.Time{}, err
-	}
+	given.ID = spec.ID
 	var ends time.Time
 	err = r.do(ctx, func(c *core) error {
 		ends, err = c.register(spec, lease)
+		if report := r.params.OnRegistered; err == nil && report != nil {
+			report(given, time.Until(ends))
+		}
 		return err
 	})
 	return spec.ID, ends, err
+}
+
+// admit completes a caller's spec and checks that such a replica may be registered.
+func (r *Registry) admit(spec Spec) (Spec, error) {
+	spec.APIKeyFile, spec.APIKeyEnv, spec.TLS, spec.Pool = "", "", tlspeer.Config{}, "" // a caller may not read this machine's files
+	spec, err := spec.complete(r.config().Events)
+	if err != nil {
+		return spec, err
+	}
+	return spec, r.config().Registration.permit(spec)
 }
 
 // Renew prolongs a registration by its lease. ErrUnknownReplica means: register again.
@@ -52,6 +63,9 @@ func (r *Registry) Deregister(ctx context.Context, id replica.ID) error {
 			return ErrUnknownReplica
 		}
 		c.deregister(id)
+		if report := r.params.OnDeregistered; report != nil {
+			report(id)
+		}
 		return nil
 	})
 }

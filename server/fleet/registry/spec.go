@@ -24,7 +24,7 @@ type Spec struct {
 	ID replica.ID `yaml:"id"`
 	// URL is the base URL, for example "http://10.0.0.7:8000".
 	URL string `yaml:"url"`
-	// APIKey is sent to the replica as a bearer token.
+	// APIKey is the key that the router sends to the replica as a bearer token.
 	APIKey secret.String `yaml:"api_key"`
 	// APIKeyFile names a file that holds the key instead.
 	APIKeyFile string `yaml:"api_key_file"`

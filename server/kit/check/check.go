@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // That returns an error about the setting unless ok.
@@ -40,7 +41,14 @@ func NotEmpty[T ~string](setting string, v T) error {
 
 // OneOf returns an error when v is none of the allowed values.
 func OneOf[T ~string](setting string, v T, allowed ...T) error {
-	return That(slices.Contains(allowed, v), setting, "must be one of %q, not %q", allowed, v)
+	if slices.Contains(allowed, v) {
+		return nil
+	}
+	var names []string
+	for _, a := range allowed {
+		names = append(names, cmp.Or(string(a), "nothing"))
+	}
+	return fmt.Errorf("%s: must be one of %s, not %q", setting, strings.Join(names, ", "), v)
 }
 
 // Within puts the section's name before each of the errors that err joins.

@@ -12,7 +12,7 @@ func TestErrorsNameTheSettingAndWhatItMustBe(t *testing.T) {
 		"a: must be from 0 to 1, not 1.5":          Between("a", 1.5, 0, 1),
 		"a: must be positive, not -1s":             Positive("a", -time.Second),
 		"a: must not be empty":                     NotEmpty("a", ""),
-		`a: must be one of ["x" "y"], not "z"`:     OneOf("a", "z", "x", "y"),
+		`a: must be one of x, y, nothing, not "z"`: OneOf("a", "z", "x", "y", ""),
 		"b.a: must not be empty\nb.c: must be odd": Within("b", errors.Join(NotEmpty("a", ""), That(false, "c", "must be odd"))),
 	} {
 		if err == nil || err.Error() != want {

@@ -27,11 +27,8 @@ type Identity struct {
 	looked time.Time   // guarded by mu
 }
 
-// New reads the files.
+// New reads the files. c must be valid.
 func New(c Config) (*Identity, error) {
-	if err := c.Validate(); err != nil {
-		return nil, err
-	}
 	i := &Identity{config: c}
 	i.mu.Lock()
 	defer i.mu.Unlock()

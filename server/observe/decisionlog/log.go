@@ -2,26 +2,30 @@ package decisionlog
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"sync"
 
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/journal"
 )
 
 // Entry is one decision and, when it has ended, its outcome. It is immutable.
 type Entry struct {
-	Decision *decision.Decision `json:"decision"`
+	Decision *decision.Decision
 	// Outcome is nil while the request is in flight, and for dry runs.
-	Outcome *decision.Outcome `json:"outcome,omitempty"`
+	Outcome *decision.Outcome
 }
 
 // Params is what the process passes in addition to the Config.
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
+	// Line is what the file has of an entry, as JSON. It is required with a file, and called by Run.
+	Line func(Entry) json.Marshaler
 }
 
 // key names one attempt.
@@ -33,6 +37,7 @@ type key struct {
 // Log is the memory of decisions.
 type Log struct {
 	file    *journal.Writer
+	line    func(Entry) json.Marshaler
 	metrics *metrics
 
 	mu    sync.RWMutex
@@ -50,6 +55,7 @@ func New(c Config, p Params) *Log {
 		at:    make(map[key]int, c.Size),
 		byReq: make(map[string][]key, c.Size),
 		subs:  map[*Subscription]struct{}{},
+		line:  p.Line,
 	}
 	l.metrics = newMetrics(p.Meter)
 	if p.Log == nil {
@@ -73,9 +79,15 @@ func (l *Log) Run(ctx context.Context) error {
 	return l.file.Run(ctx)
 }
 
-// Add remembers a decision in the place of the oldest one.
+// Add remembers a decision in the place of the oldest one. One without a replica has ended with it.
 func (l *Log) Add(d *decision.Decision) {
 	e := Entry{Decision: d}
+	if d.Pick() == nil && !d.DryRun {
+		e.Outcome = &decision.Outcome{
+			ID: d.ID, Attempt: d.Attempt, Slot: replica.NoSlot, End: decision.EndUnserved,
+			PromptTokens: -1, OutputTokens: -1, CachedTokens: -1,
+		}
+	}
 	l.mu.Lock()
 	l.forget(l.next)
 	k := key{d.ID, d.Attempt}
@@ -88,6 +100,17 @@ func (l *Log) Add(d *decision.Decision) {
 	l.publish(e)
 	l.mu.Unlock()
 	l.metrics.decided(d)
+	if e.Outcome != nil {
+		l.metrics.ended(e.Outcome)
+		l.write(e)
+	}
+}
+
+// write offers an ended decision to the file.
+func (l *Log) write(e Entry) {
+	if l.file != nil {
+		l.file.Offer(l.line(e))
+	}
 }
 
 // forget empties a place of the ring; mu is held.
@@ -125,9 +148,7 @@ func (l *Log) Finish(o decision.Outcome) {
 	e := l.ring[place]
 	l.publish(e)
 	l.mu.Unlock()
-	if l.file != nil {
-		l.file.Offer(e)
-	}
+	l.write(e)
 }
 
 // Get returns one attempt of a decision.

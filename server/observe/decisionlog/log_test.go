@@ -26,7 +26,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func newLog(t *testing.T, c decisionlog.Config) *decisionlog.Log {
 	t.Helper()
-	return decisionlog.New(c, decisionlog.Params{})
+	return decisionlog.New(c, decisionlog.Params{Line: line})
+}
+
+func line(e decisionlog.Entry) json.Marshaler {
+	text, err := json.Marshal(e)
+	if err != nil {
+		panic(err)
+	}
+	return json.RawMessage(text)
 }
 
 func made(id string, attempt int, request string) *decision.Decision {
@@ -58,6 +66,38 @@ func TestDecisionsAreFoundByIDAndByRequest(t *testing.T) {
 	}
 	if got := l.Last(9, decisionlog.Filter{Replica: "b"}); len(got) != 0 {
 		t.Errorf("Last(replica b) = %d entries, want none: a was chosen", len(got))
+	}
+}
+
+// A request that no replica could take does not run for ever: its decision has ended, in the log and in the file.
+func TestADecisionWithoutAReplicaHasEnded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "decisions.jsonl")
+	l := newLog(t, decisionlog.Config{Size: 8, File: path})
+	s := l.Subscribe(decisionlog.Filter{})
+	defer s.Close()
+	none := made("none", 0, "req")
+	none.Chosen = -1
+	l.Add(none)
+	dry := made("dry", 0, "")
+	dry.Chosen, dry.DryRun = -1, true
+	l.Add(dry)
+	l.Finish(decision.Outcome{ID: "none", End: decision.EndFailed}) // the first outcome stays
+	if got := l.Find("none"); len(got) != 1 || got[0].Outcome == nil || got[0].Outcome.End != decision.EndUnserved || got[0].Outcome.CachedTokens != -1 {
+		t.Errorf("Find(none) = %+v", got)
+	}
+	if got := l.Find("dry"); len(got) != 1 || got[0].Outcome != nil {
+		t.Errorf("Find(dry) = %+v", got)
+	}
+	if e := <-s.Entries(); e.Outcome == nil || len(s.Entries()) != 1 {
+		t.Errorf("a subscriber gets %+v and %d more", e, len(s.Entries()))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := l.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := lines(t, path); got != 1 {
+		t.Errorf("the file has %d lines, want 1", got)
 	}
 }
 
@@ -180,7 +220,7 @@ func TestADiskThatIsFullLosesNothingAtOnce(t *testing.T) {
 	}
 	var said bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		l := decisionlog.New(decisionlog.Config{Size: 100, File: path}, decisionlog.Params{Log: slog.New(slog.NewTextHandler(&said, nil))})
+		l := decisionlog.New(decisionlog.Config{Size: 100, File: path}, decisionlog.Params{Line: line, Log: slog.New(slog.NewTextHandler(&said, nil))})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- l.Run(ctx) }()
@@ -220,7 +260,7 @@ func TestADirectoryThatIsTakenAwayIsTold(t *testing.T) {
 	}
 	var said bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		l := decisionlog.New(decisionlog.Config{Size: 100, File: filepath.Join(dir, "decisions.jsonl")}, decisionlog.Params{Log: slog.New(slog.NewTextHandler(&said, nil))})
+		l := decisionlog.New(decisionlog.Config{Size: 100, File: filepath.Join(dir, "decisions.jsonl")}, decisionlog.Params{Line: line, Log: slog.New(slog.NewTextHandler(&said, nil))})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- l.Run(ctx) }()

@@ -18,7 +18,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/labels"
 )
 
-// Metrics records ended requests. It is safe for concurrent use and, for label values that were seen before, allocates nothing.
+// Metrics records ended requests. It is safe for concurrent use. Label sets are kept, so a record allocates only what the SDK copies of its options.
 type Metrics struct {
 	duration metric.Float64Histogram
 	ttft     metric.Float64Histogram

@@ -60,7 +60,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-func TestRecordAllocatesNothing(t *testing.T) {
+func TestRecordKeepsLabelSets(t *testing.T) {
 	m, err := New(sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader())))
 	if err != nil {
 		t.Fatal(err)

@@ -78,6 +78,8 @@ const (
 	BestOverlap     = attribute.Key("kvpilot.overlap.best_tokens")
 	PredictedTTFT   = attribute.Key("kvpilot.predicted.ttft")
 	Margin          = attribute.Key("kvpilot.margin")
+	DecidedBy       = attribute.Key("kvpilot.decided_by")
+	DecidedAlone    = attribute.Key("kvpilot.alone")
 	TokenizerSource = attribute.Key("kvpilot.tokenizer.source")
 	KnownTokens     = attribute.Key("kvpilot.tokenizer.known_tokens")
 	HeldFor         = attribute.Key("kvpilot.hold.seconds")

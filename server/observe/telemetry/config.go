@@ -29,7 +29,7 @@ type Traces struct {
 	Protocol string `yaml:"protocol"`
 	// Insecure sends spans without TLS.
 	Insecure bool `yaml:"insecure"`
-	// Token is sent as a bearer token with every export.
+	// Token is the bearer token that is sent with every export.
 	Token secret.String `yaml:"token"`
 	// Ratio is the share of traces kept when the caller did not decide, from 0 to 1.
 	Ratio float64 `yaml:"ratio"`

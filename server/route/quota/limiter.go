@@ -22,13 +22,10 @@ const (
 // Params is what the code passes in. Its zero value is valid.
 type Params struct {
 	Meter metric.MeterProvider
-	// Now is the clock; nil takes the system's.
-	Now func() time.Time
 }
 
 // Limiter owns all tenants of a router that stands alone. Make one with New.
 type Limiter struct {
-	clock func() time.Time
 	table atomic.Pointer[table]
 
 	mu      sync.RWMutex
@@ -65,18 +62,12 @@ func (t *table) of(name string) limits {
 	return t.config.of(name)
 }
 
-// New returns a Limiter.
-func New(c Config, p Params) (*Limiter, error) {
-	if err := c.Validate(); err != nil {
-		return nil, err
-	}
-	l := &Limiter{clock: p.Now, tenants: map[string]*tenant{}}
-	if l.clock == nil {
-		l.clock = time.Now
-	}
+// New returns a Limiter. c must be valid.
+func New(c Config, p Params) *Limiter {
+	l := &Limiter{tenants: map[string]*tenant{}}
 	l.table.Store(newTable(c))
 	l.meter(p.Meter)
-	return l, nil
+	return l
 }
 
 // Update applies new settings, all at once; if they are invalid, it keeps the old ones. What is booked stays
@@ -87,7 +78,7 @@ func (l *Limiter) Update(c Config) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	t, now := newTable(c), l.clock()
+	t, now := newTable(c), time.Now()
 	l.table.Store(t)
 	for name, who := range l.tenants {
 		who.limit(t.of(name), now)
@@ -122,7 +113,7 @@ func (l *Limiter) Weight(tenant string) float64 {
 
 // Admit implements Owner.
 func (l *Limiter) Admit(g *Grant, tenant string) *Refusal {
-	for now := l.clock(); ; {
+	for now := time.Now(); ; {
 		if refusal, open := l.account(tenant, now).admit(g, now); open {
 			return refusal
 		}
@@ -134,7 +125,7 @@ func (l *Limiter) Book(g *Grant, ask Ask) *Refusal {
 	if g.tenant == nil || g.settled.Load() {
 		return nil
 	}
-	return g.tenant.book(g, ask, l.clock())
+	return g.tenant.book(g, ask, time.Now())
 }
 
 // Settle implements Owner.
@@ -142,7 +133,7 @@ func (l *Limiter) Settle(g *Grant, u Usage) {
 	if g.tenant == nil || g.settled.Swap(true) {
 		return
 	}
-	g.tenant.settle(g, u, l.clock())
+	g.tenant.settle(g, u, time.Now())
 }
 
 // State implements Owner.
@@ -152,7 +143,7 @@ func (l *Limiter) State(g *Grant) (State, bool) {
 	}
 	g.tenant.mu.Lock()
 	defer g.tenant.mu.Unlock()
-	return g.tenant.state(l.clock()), true
+	return g.tenant.state(time.Now()), true
 }
 
 // account finds a tenant's account, or opens one.

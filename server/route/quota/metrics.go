@@ -1,6 +1,8 @@
 package quota
 
 import (
+	"time"
+
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
@@ -56,7 +58,7 @@ func (l *Limiter) meter(p metric.MeterProvider) {
 func (l *Limiter) shown() map[string]*shown {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	now := l.clock()
+	now := time.Now()
 	by := map[string]*shown{}
 	of := func(label string) *shown {
 		s := by[label]

@@ -14,11 +14,10 @@ import (
 
 func limiter(t testing.TB, c Config) *Limiter {
 	t.Helper()
-	l, err := New(c, Params{})
-	if err != nil {
+	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	return l
+	return New(c, Params{})
 }
 
 // begin admits and books one request; it returns the refusal, if there is one, after settling.
@@ -65,7 +64,7 @@ func TestTokensAreBookedByPredictionAndSettledByUsage(t *testing.T) {
 		l := limiter(t, Config{Default: {TokensPerMinute: 6000}})
 		left := func(want int) {
 			t.Helper()
-			s, _ := l.State(&Grant{tenant: l.account("a", l.clock())})
+			s, _ := l.State(&Grant{tenant: l.account("a", time.Now())})
 			if s.TokensLeft != want {
 				t.Errorf("%d tokens are left, want %d", s.TokensLeft, want)
 			}

@@ -105,13 +105,10 @@ func (r *Router) mayMove(rq *request, t *tries) bool {
 
 // choose makes the chooser decide and book the attempt.
 func (r *Router) choose(ctx context.Context, rq *request, t *tries, a *attempt) error {
-	if pool, ok := r.Registry.Snapshot().Pool(rq.pool.Model); ok { // it may have changed since the last attempt
-		t.ask.Replicas = pool.Replicas
-	}
 	began := time.Now()
 	id := rq.plan()
 	t.ask.TraceID, t.ask.SpanID = span.IDs(rq.span, id)
-	choice, err := r.Chooser.Choose(ctx, &t.ask)
+	choice, err := r.chooseNow(ctx, rq, t)
 	a.chosen = time.Now()
 	rq.noteChoice(id, began, a.chosen, choice, err)
 	if err != nil {
@@ -121,6 +118,25 @@ func (r *Router) choose(ctx context.Context, rq *request, t *tries, a *attempt) 
 	a.overhead = a.chosen.Sub(rq.received) - rq.tokenizing - a.held - t.before
 	r.whole(rq, choice)
 	return nil
+}
+
+// maxViews bounds how many views of the fleet one choice looks at.
+const maxViews = 3
+
+// chooseNow asks for a rank of the pool as it is now. When there is none and the view of the fleet has changed since, for example because
+// a replica's ranks were replaced by new ones, it asks again.
+func (r *Router) chooseNow(ctx context.Context, rq *request, t *tries) (choice *chooser.Choice, err error) {
+	for range maxViews {
+		view := r.Registry.Snapshot()
+		if pool, ok := view.Pool(rq.pool.Model); ok { // it may have changed since the last attempt
+			t.ask.Replicas = pool.Replicas
+		}
+		var none *chooser.NoReplica
+		if choice, err = r.ChooseRank(ctx, &t.ask); !errors.As(err, &none) || r.Registry.Snapshot() == view {
+			break
+		}
+	}
+	return choice, err
 }
 
 // learnRouted reports where a prompt went to the parts that learn from it.
@@ -168,9 +184,9 @@ func (r *Router) allowed(a *attempt) (ok bool) {
 // hasOther reports whether another replica could have been chosen.
 func hasOther(d *decision.Decision) bool {
 	pick := d.Pick()
-	return pick != nil && slices.ContainsFunc(d.Candidates, func(c decision.Candidate) bool {
+	return pick != nil && (d.Others > 0 || slices.ContainsFunc(d.Candidates, func(c decision.Candidate) bool {
 		return c.Veto == decision.VetoNone && c.Replica != pick.Replica
-	})
+	}))
 }
 
 // settle reports the outcome of an attempt to breaker and registry.

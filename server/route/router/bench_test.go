@@ -16,9 +16,7 @@ func BenchmarkServe(b *testing.B) {
 		b.Run(with, func(b *testing.B) {
 			f := start(b, 1, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
 				if with == "limits" {
-					l, err := quota.New(plenty(), quota.Params{})
-					must(b, err)
-					p.Limits = l
+					p.Limits = quota.New(plenty(), quota.Params{})
 				}
 			})
 			r := f.router

@@ -92,8 +92,12 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 	rq := r.newQuestion(ctx, q)
 	d := &delivery{} // stays empty: the caller sends the request
 	defer func() {
+		public := apierror.From(err)
 		r.settleLimits(rq, d, err)
-		rq.leaveStory(d, apierror.From(err))
+		if !q.DryRun {
+			r.noteUnserved(d, public)
+		}
+		rq.leaveStory(d, public)
 	}()
 	if err := r.question(ctx, rq, q); err != nil {
 		return nil, err
@@ -111,7 +115,7 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 			return nil, err
 		}
 	}
-	ask.DryRun, ask.Unbooked = q.DryRun, !q.DryRun && !q.Reserve
+	ask.DryRun, ask.Unbooked, ask.Explain = q.DryRun, !q.DryRun && !q.Reserve, q.Explain
 	// The first token of an answer in one piece is not seen.
 	ask.Unstreamed = q.EndOnly || len(q.Body) > 0 && !rq.parsed.Truncated && !rq.parsed.Stream
 	ask.Reports = q.FirstToken && !ask.Unstreamed

@@ -30,7 +30,7 @@ type Config struct {
 	// died; 0 turns it off. It applies to streams of chat and completions without tools, penalties, seeds, stop
 	// strings and similar options (see adr/014), and requests the token ids of prompt and answer from engines.
 	ResumeStreams int `yaml:"resume_streams"`
-	// TenantSalt (on or off) separates tenants in the engines' prefix caches: each request gets a cache_salt that is
+	// TenantSalt separates tenants in the engines' prefix caches, on or off: each request gets a cache_salt that is
 	// derived from its tenant and, if it has one, from its own. What replicas hold of a tenant's prompts, and what
 	// kvpilot predicts from it, then comes from that tenant alone. Callers without a key are one tenant.
 	TenantSalt string `yaml:"tenant_salt"`
@@ -40,7 +40,7 @@ type Config struct {
 	// UnsaltedRoutes is what happens to requests on routes without cache_salt while tenant_salt is on: refuse answers
 	// 501, pass forwards them, and tenants share their blocks.
 	UnsaltedRoutes string `yaml:"unsalted_routes"`
-	// ShowOverlap is auto or always: whether answers contain what replicas held of a prompt. With auto, callers that
+	// ShowOverlap decides whether answers contain what replicas held of a prompt: auto or always. With auto, callers that
 	// have a tenant do not get it unless tenant_salt is on, because it reveals what other tenants have sent.
 	ShowOverlap string `yaml:"show_overlap"`
 	// RealtimeIdle ends a WebSocket (/v1/realtime) without traffic in either direction for this long. vLLM sends a

@@ -83,16 +83,25 @@ func (h *hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 	if h.held > 0 {
 		on.Draw(t, span.Part{Name: span.Hold, From: chosen.From, To: chosen.From.Add(h.held)}, span.HeldFor.Float64(h.held.Seconds()))
 	}
-	looked := chosen.To.Add(-h.took)
-	chosen.From = looked.Add(h.scored)
-	on.Draw(t, span.Part{Name: span.Score, From: looked, To: chosen.From},
-		span.PromptTokens.Int(h.prompt), span.BestOverlap.Int(h.best), span.Candidates.Int(h.candidates))
-
-	var list [10]span.KeyValue
+	if h.decidedBy != "" { // another router looked: what is seen here is the time of the question
+		chosen.From = chosen.From.Add(h.held)
+	} else {
+		looked := chosen.To.Add(-h.took)
+		chosen.From = looked.Add(h.scored)
+		on.Draw(t, span.Part{Name: span.Score, From: looked, To: chosen.From},
+			span.PromptTokens.Int(h.prompt), span.BestOverlap.Int(h.best), span.Candidates.Int(h.candidates))
+	}
+	var list [12]span.KeyValue
 	attrs := append(list[:0], span.DecisionID.String(h.decision), span.Policy.String(string(h.policy)), span.Reason.String(string(h.reason)),
 		span.Candidates.Int(h.candidates), span.Margin.Float64(h.margin))
 	if h.replica != "" {
 		attrs = append(attrs, span.Replica.String(h.replica), span.Rank.Int(h.rank), span.OverlapTokens.Int(h.overlap), span.PredictedTTFT.Float64(h.ttft))
+	}
+	if h.decidedBy != "" {
+		attrs = append(attrs, span.DecidedBy.String(h.decidedBy))
+	}
+	if h.alone != "" {
+		attrs = append(attrs, span.DecidedAlone.String(h.alone))
 	}
 	if h.reason == decision.ReasonNoKey {
 		chosen.Events = []span.Event{span.FellBack(chosen.To, "choose", string(h.reason))}

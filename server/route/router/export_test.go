@@ -7,3 +7,6 @@ const (
 	HeaderAdapter = headerAdapter
 	HeaderResume  = headerResume
 )
+
+// NewID makes the id of a request.
+func NewID(origin string) string { return newID(origin) }

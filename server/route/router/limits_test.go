@@ -33,9 +33,8 @@ type account struct {
 
 func newAccount(t *testing.T, c quota.Config) *account {
 	t.Helper()
-	l, err := quota.New(c, quota.Params{})
-	must(t, err)
-	return &account{Limiter: l, admitted: map[*quota.Grant]bool{}, settled: map[*quota.Grant]int{}, charges: map[*quota.Grant]quota.Usage{}, asks: map[*quota.Grant][]quota.Ask{}}
+	must(t, c.Validate())
+	return &account{Limiter: quota.New(c, quota.Params{}), admitted: map[*quota.Grant]bool{}, settled: map[*quota.Grant]int{}, charges: map[*quota.Grant]quota.Usage{}, asks: map[*quota.Grant][]quota.Ask{}}
 }
 
 func (a *account) Admit(g *quota.Grant, tenant string) *quota.Refusal {

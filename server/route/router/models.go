@@ -95,10 +95,10 @@ func (r *Router) stored(ctx context.Context, rq *request, id string, d *delivery
 	rq.parsed, rq.body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.call.RawQuery, "stream=true")}, rq.call.Body
 	snapshot := r.Registry.Snapshot()
 	candidates := snapshot.Replicas
-	if !r.mayRead(rq.call.Tenant, id) {
+	if !r.mayRead(ctx, rq.call.Tenant, id) {
 		return unknownResponse(id)
 	}
-	if at, owner := r.Pins.Get(rq.call.Tenant, id); owner == pins.OwnerSelf {
+	if at, owner := r.pinned(ctx, rq.call.Tenant, id); owner == pins.OwnerSelf {
 		if rep, ok := snapshot.Replica(at); ok {
 			candidates = []*replica.Replica{rep}
 		}
@@ -111,7 +111,7 @@ func (r *Router) stored(ctx context.Context, rq *request, id string, d *delivery
 		last = r.direct(ctx, rq, rep, d)
 		if last == nil {
 			if rq.call.Tenant == "" {
-				r.Pins.Put("", id, rep.ID)
+				r.keepPin("", id, rep.ID)
 			}
 			return nil
 		}

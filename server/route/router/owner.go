@@ -1,6 +1,7 @@
 package router
 
 import (
+	"context"
 	"net/http"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
@@ -10,18 +11,18 @@ import (
 
 // mayRead reports whether a stored response may be read, continued or cancelled by a tenant. Engines check no owner: the id
 // suffices.
-func (r *Router) mayRead(tenant, id string) bool {
-	_, owner := r.Pins.Get(tenant, id)
+func (r *Router) mayRead(ctx context.Context, tenant, id string) bool {
+	_, owner := r.pinned(ctx, tenant, id)
 	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && (tenant == "" || r.set.Load().UnownedResponses)
 }
 
 // checkResponse refuses a request that continues a response of another tenant, on any route, and one that would give
 // its own response a name of the caller's choice: it could be another tenant's.
-func (r *Router) checkResponse(rq *request) error {
+func (r *Router) checkResponse(ctx context.Context, rq *request) error {
 	if rq.call.Tenant == "" || rq.parsed == nil {
 		return nil
 	}
-	if id := rq.parsed.PreviousResponse; id != "" && !r.mayRead(rq.call.Tenant, id) {
+	if id := rq.parsed.PreviousResponse; id != "" && !r.mayRead(ctx, rq.call.Tenant, id) {
 		return unknownResponse(id)
 	}
 	if rq.parsed.RequestID != "" && rq.call.Route == openai.RouteResponses {

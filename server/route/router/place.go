@@ -21,7 +21,7 @@ import (
 // place finds out whether one replica alone can serve: the one that the caller names, or the one that
 // stores the response which the request continues.
 func (r *Router) place(ctx context.Context, rq *request) error {
-	if err := r.checkResponse(rq); err != nil {
+	if err := r.checkResponse(ctx, rq); err != nil {
 		return err
 	}
 	if rq.call.Options.Pinned != "" {
@@ -41,7 +41,7 @@ func (r *Router) checkPin(rq *request) error {
 	at, known := r.Registry.Snapshot().Replica(o.Pinned)
 	switch {
 	case !known:
-		return missing("There is no replica " + name + ".")
+		return missing("There is no replica " + name + "; ReplicaService.List, GET /kvpilot/v1/replicas, lists the ids.")
 	case len(at.Models) == 0:
 		return nil // it has not reported yet what it serves
 	case !serves(rq.pool, at.ID):
@@ -59,8 +59,34 @@ func serves(p *registry.Pool, id replica.ID) bool {
 // pin remembers where a response is stored.
 func (r *Router) pin(rq *request, d *delivery) {
 	if rq.call.Route == openai.RouteResponses {
-		r.Pins.Put(rq.call.Tenant, d.scan.ResponseID(), d.attempt.choice.Replica.ID)
+		r.keepPin(rq.call.Tenant, d.scan.ResponseID(), d.attempt.choice.Replica.ID)
 	}
+}
+
+// FleetPins are the pins that the other routers of the fleet have made or keep.
+type FleetPins interface {
+	// PinMade has a new pin kept where each router finds it.
+	PinMade(tenant, response string, id replica.ID)
+	// FindPin enters another router's pin of a response in Pins, and reports whether there is one.
+	FindPin(ctx context.Context, response string) bool
+}
+
+// keepPin remembers where a response is stored, here and in the fleet.
+func (r *Router) keepPin(tenant, response string, id replica.ID) {
+	r.Pins.Put(tenant, response, id)
+	if r.Fleet != nil && response != "" {
+		r.Fleet.PinMade(tenant, response, id)
+	}
+}
+
+// pinned returns where a response is stored and which tenant owns it, as Pins.Get does, from another router of the fleet when this
+// one has not seen the response made.
+func (r *Router) pinned(ctx context.Context, tenant, id string) (replica.ID, pins.Owner) {
+	at, owner := r.Pins.Get(tenant, id)
+	if owner != pins.OwnerUnknown || r.Fleet == nil || !r.Fleet.FindPin(ctx, id) {
+		return at, owner
+	}
+	return r.Pins.Get(tenant, id)
 }
 
 // findHolder finds the replica that stores the response which the request continues: any other one
@@ -70,11 +96,11 @@ func (r *Router) findHolder(ctx context.Context, rq *request) {
 	if id == "" || rq.call.Route != openai.RouteResponses || len(rq.pool.Replicas) < 2 {
 		return
 	}
-	at, owner := r.Pins.Get(rq.call.Tenant, id)
+	at, owner := r.pinned(ctx, rq.call.Tenant, id)
 	known := owner == pins.OwnerSelf
 	if !known {
 		if at, known = r.locate(ctx, rq, id); known && rq.call.Tenant == "" {
-			r.Pins.Put("", id, at)
+			r.keepPin("", id, at)
 		}
 	}
 	o := &rq.call.Options

@@ -55,7 +55,7 @@ type request struct {
 }
 
 func (r *Router) newRequest(ctx context.Context, call *Call) *request {
-	rq := &request{call: call, set: r.set.Load(), span: trace.SpanFromContext(ctx), id: newID(), received: call.Received, policies: r.Chooser.Settings()}
+	rq := &request{call: call, set: r.set.Load(), span: trace.SpanFromContext(ctx), id: newID(r.Origin), received: call.Received, policies: r.Chooser.Settings()}
 	if rq.received.IsZero() {
 		rq.received = time.Now()
 	}
@@ -65,11 +65,12 @@ func (r *Router) newRequest(ctx context.Context, call *Call) *request {
 	return rq
 }
 
-// newID makes a name that no other request of any router has.
-func newID() string {
+// newID makes a name that no other request of any router has. It begins with origin.
+func newID(origin string) string {
 	var b [12]byte
 	rand.Read(b[:])
-	return hex.EncodeToString(b[:])
+	id := hex.EncodeToString(b[:])
+	return origin + id[min(len(origin), len(id)):]
 }
 
 // usePool fixes which engine model the request is for.

@@ -27,15 +27,19 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// Params are the parts that a Router joins. All but Bodies, Limits, Believe, Log, Meter and Tracer are required.
+// Params are the parts that a Router joins. All but ChooseRank, Origin, Fleet, Bodies, Limits, Believe, Unserved, Log, Meter and Tracer are required.
 type Params struct {
 	Registry *registry.Registry
 	Tokens   *tokenizer.Pool
 	Chooser  *chooser.Chooser
-	Upstream *upstream.Client
-	Breaker  *breaker.Breaker
-	Budget   *retry.Budget
-	Pins     *pins.Pins
+	// ChooseRank decides and books, by Chooser or by another router's; nil: Chooser does.
+	ChooseRank func(context.Context, *chooser.Request) (*chooser.Choice, error)
+	Upstream   *upstream.Client
+	Breaker    *breaker.Breaker
+	Budget     *retry.Budget
+	Pins       *pins.Pins
+	// Fleet keeps pins where the other routers find them; nil: there are none.
+	Fleet FleetPins
 	// Bodies remembers what was read from bodies; nil remembers nothing.
 	Bodies *openai.Memory
 	// Limits keeps tenants to their limits; nil has none.
@@ -47,6 +51,11 @@ type Params struct {
 	// Believe notes that a rank was sent a prompt which is known by its text only, so that the rest
 	// of the conversation follows it; nil notes nothing.
 	Believe func(slot replica.Slot, hashes []blockhash.Hash)
+	// Origin begins the ids of decisions and reservations, with hexadecimal digits that name this router in its fleet; empty: none.
+	Origin string
+	// Unserved counts a request that was answered with 429 or a server error before any replica was chosen, by the error's
+	// reason; nil counts none.
+	Unserved func(reason string)
 
 	Log    *slog.Logger
 	Meter  metric.MeterProvider
@@ -69,6 +78,9 @@ func New(c Config, p Params) (*Router, error) {
 	}
 	if p.Tracer == nil {
 		p.Tracer = noop.NewTracerProvider()
+	}
+	if p.ChooseRank == nil {
+		p.ChooseRank = p.Chooser.Choose
 	}
 	m, err := newMetrics(p.Meter)
 	if err != nil {

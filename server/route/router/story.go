@@ -72,8 +72,10 @@ type hop struct {
 	id     trace.SpanID // of the choice's span; the decision names it
 
 	// What was decided; decided is false when nothing was.
-	decided                     bool
-	held, took, scored          time.Duration
+	decided            bool
+	held, took, scored time.Duration
+	// decidedBy is the router that chose, where it is another one; alone says why this one chose without the others.
+	decidedBy, alone            string
 	decision                    string
 	policy                      decision.Policy
 	reason                      decision.Reason
@@ -179,7 +181,8 @@ func (rq *request) noteChoice(id trace.SpanID, began, ended time.Time, choice *c
 	}
 	h.decided, h.decision, h.policy, h.reason, h.attempt = true, d.ID, d.Policy, d.Reason, d.Attempt
 	h.held, h.took, h.scored, h.margin = d.Held, d.Took, d.Scored, d.Margin
-	h.candidates, h.prompt, h.best = len(d.Candidates), d.PromptTokens, bestOverlap(d)
+	h.decidedBy, h.alone = d.DecidedBy, d.Alone
+	h.candidates, h.prompt, h.best = len(d.Candidates)+d.Others+d.VetoedOthers, d.PromptTokens, bestOverlap(d)
 	if pick := d.Pick(); pick != nil {
 		h.replica, h.rank, h.overlap, h.ttft = string(pick.Replica), int(pick.Rank), overlap(d), pick.TTFT
 	}

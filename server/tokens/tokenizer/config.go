@@ -22,7 +22,7 @@ type Config struct {
 	Background int `yaml:"background"`
 	// Handoff sends ids to the engine so that it does not tokenize again: off, completions or all.
 	Handoff string `yaml:"handoff"`
-	// Models has the settings of single models, by the name that clients use.
+	// Models overrides the settings of single models, by the name that clients use.
 	Models map[string]ModelConfig `yaml:"models"`
 }
 

@@ -17,9 +17,12 @@ type Breaker struct {
 	cfg atomic.Pointer[Config]
 	now func() time.Time
 
+	some     atomic.Bool // there are circuits
 	mu       sync.Mutex
 	circuits map[replica.ID]*circuit // guarded by mu
 	turns    uint64                  // guarded by mu: how often a circuit has opened or closed
+	// openUntil is from when on all circuits are closed or on trial, if nothing more happens; guarded by mu.
+	openUntil time.Time
 }
 
 // Pass ties what becomes of a request to the circuit's state when it was asked for: what began before the circuit
@@ -88,6 +91,9 @@ func (b *Breaker) Update(cfg Config) { b.cfg.Store(&cfg) }
 
 // State says whether requests may go to the replica, without taking a trial.
 func (b *Breaker) State(id replica.ID) State {
+	if !b.some.Load() { // every choice asks for every replica
+		return Closed
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.circuits[id]
@@ -95,6 +101,29 @@ func (b *Breaker) State(id replica.ID) State {
 		return Closed
 	}
 	return c.state(b.now())
+}
+
+// mayBeOpen notes that a circuit may be open until then; mu is held.
+func (b *Breaker) mayBeOpen(until time.Time) {
+	if until.After(b.openUntil) {
+		b.openUntil = until
+	}
+}
+
+// Opened lists the replicas whose circuit is open, in no order. It costs nothing while none can be.
+func (b *Breaker) Opened() (ids []replica.ID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.now()
+	if now.After(b.openUntil) {
+		return nil
+	}
+	for id, c := range b.circuits {
+		if c.state(now) == Open {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 func (c *circuit) state(now time.Time) State {
@@ -125,6 +154,7 @@ func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
 		return pass, true
 	case Trial:
 		c.trial = now
+		b.mayBeOpen(now.Add(trialLease))
 		c.trials++
 		pass.trial = c.trials
 		return pass, true
@@ -148,6 +178,7 @@ func (b *Breaker) Report(id replica.ID, pass Pass, outcome retry.Verdict) {
 		}
 		c = &circuit{}
 		b.circuits[id] = c
+		b.some.Store(true)
 	}
 	if pass.turn != c.turn {
 		return // from before the circuit opened or closed
@@ -198,6 +229,7 @@ func (b *Breaker) reportTrial(c *circuit, pass Pass, outcome retry.Verdict, now 
 
 func (b *Breaker) trip(c *circuit, now time.Time, openFor time.Duration) {
 	*c = circuit{open: true, openFor: openFor, until: now.Add(openFor), turn: b.turn()}
+	b.mayBeOpen(c.until)
 }
 
 // turn numbers a change of any circuit's state.
@@ -217,9 +249,11 @@ func (b *Breaker) Pause(id replica.ID, d time.Duration) {
 	if c == nil {
 		c = &circuit{}
 		b.circuits[id] = c
+		b.some.Store(true)
 	}
 	if until := b.now().Add(min(d, b.cfg.Load().MaxOpenFor)); until.After(c.until) {
 		c.until = until
+		b.mayBeOpen(until)
 	}
 }
 
@@ -228,4 +262,5 @@ func (b *Breaker) Retain(known func(replica.ID) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	maps.DeleteFunc(b.circuits, func(id replica.ID, _ *circuit) bool { return !known(id) })
+	b.some.Store(len(b.circuits) > 0)
 }

@@ -317,3 +317,38 @@ func TestRetainDropsTheCircuitsOfReplicasThatAreGone(t *testing.T) {
 		t.Errorf("the circuit of a replica that is gone is %v; %d circuits are kept", got, len(b.circuits))
 	}
 }
+
+func TestOpenedListsTheOpenCircuits(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	b := New(DefaultConfig(), func() time.Time { return now })
+	if got := b.Opened(); got != nil {
+		t.Errorf("opened %v before anything happened", got)
+	}
+	b.Pause("paused", time.Second)
+	for range 100 {
+		pass, _ := b.Allow("failing")
+		b.Report("failing", pass, retry.Unreachable)
+	}
+	pass, _ := b.Allow("fine")
+	b.Report("fine", pass, retry.OK)
+	got := b.Opened()
+	slices.Sort(got)
+	if !slices.Equal(got, []replica.ID{"failing", "paused"}) {
+		t.Errorf("opened %v, want failing and paused", got)
+	}
+	for range 1000 { // as State has it, at every moment
+		now = now.Add(100 * time.Millisecond)
+		open := map[replica.ID]bool{}
+		for _, id := range b.Opened() {
+			open[id] = true
+		}
+		for _, id := range []replica.ID{"paused", "failing", "fine"} {
+			if want := b.State(id) == Open; open[id] != want {
+				t.Fatalf("%s: opened %v, state %v", id, open[id], b.State(id))
+			}
+		}
+		if now.UnixMilli()%700 == 0 {
+			b.Allow("failing")
+		}
+	}
+}

@@ -89,6 +89,22 @@ func (p *Pins) Get(tenant, response string) (replica.ID, Owner) {
 	return found.replica, OwnerSelf
 }
 
+// Find returns what is known of a response, whichever tenant it belongs to.
+func (p *Pins) Find(response string) (tenant string, id replica.ID, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, ok := p.byID[response]
+	if !ok {
+		return "", "", false
+	}
+	found := e.Value.(pin) //nolint:forcetypeassert // as in Get
+	if p.now().Sub(found.at) > p.cfg.TTL {
+		p.drop(e)
+		return "", "", false
+	}
+	return found.tenant, found.replica, true
+}
+
 // drop forgets one response. The caller holds mu.
 func (p *Pins) drop(e *list.Element) {
 	delete(p.byID, p.order.Remove(e).(pin).response) //nolint:forcetypeassert // the list holds nothing else

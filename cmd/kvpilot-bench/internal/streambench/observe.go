@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -194,9 +195,7 @@ func (b *bench) observeConsole(ctx context.Context, r *Observed) error {
 		for _, viewed := range []int{i % 2, 1 - i%2} {
 			leave := func() {}
 			if viewed == 1 {
-				if leave, err = view(ctx, p.debug); err != nil {
-					return err
-				}
+				leave = view(ctx, p.debug)
 			}
 			from, err := p.cpu()
 			if err != nil {
@@ -217,24 +216,43 @@ func (b *bench) observeConsole(ctx context.Context, r *Observed) error {
 }
 
 // view watches a console as a browser does, until leave is called.
-func view(ctx context.Context, admin string) (leave func(), err error) {
+func view(ctx context.Context, admin string) (leave func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/console/api/watch", nil)
+	var done sync.WaitGroup
+	done.Go(func() {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			since := url.QueryEscape(time.Now().UTC().Format(time.RFC3339))
+			for _, path := range []string{"status", "replicas", "loads", "decisions?limit=25&only_chosen=true", "history?since=" + since} {
+				fetch(ctx, "http://"+admin+"/kvpilot/v1/"+path) //nolint:errcheck // the next look tries again
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return func() { cancel(); done.Wait() }
+}
+
+// fetch reads an answer to its end.
+func fetch(ctx context.Context, address string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
-		cancel()
-		return nil, err
+		return err
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		cancel()
-		return nil, err
+		return err
 	}
-	var done sync.WaitGroup
-	done.Go(func() {
-		defer resp.Body.Close()
-		io.Copy(io.Discard, resp.Body) //nolint:errcheck // it ends when the viewer leaves
-	})
-	return func() { cancel(); done.Wait() }, nil
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", address, resp.Status)
+	}
+	_, err = io.Copy(io.Discard, resp.Body)
+	return err
 }
 
 // observeScrape reads /metrics of a router before many replicas.

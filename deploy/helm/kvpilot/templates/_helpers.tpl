@@ -22,14 +22,37 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{- define "kvpilot.peers" -}}
+{{- printf "%s-peers" (include "kvpilot.name" . | trunc 57 | trimSuffix "-") -}}
+{{- end -}}
+
+{{- /* The Secret with the fleet's key. */ -}}
+{{- define "kvpilot.fleetSecret" -}}
+{{- .Values.fleet.key.secret | default (printf "%s-fleet" (include "kvpilot.name" . | trunc 57 | trimSuffix "-")) -}}
+{{- end -}}
+
+{{- /* The settings: the operator's, with those that belong to the chart's ports, probes and Services. */ -}}
 {{- define "kvpilot.config" -}}
-{{ toYaml .Values.config }}
-listen:
-  http: ":8080"
-  grpc: ":9090"
-  admin: ":9091"
-  drain_delay: {{ printf "%ds" (int .Values.drain.delaySeconds) }}
-  drain_timeout: {{ printf "%ds" (int .Values.drain.timeoutSeconds) }}
+{{- $config := deepCopy .Values.config -}}
+{{- $listen := get $config "listen" | default dict -}}
+{{- range $setting, $instead := dict "http" "the chart's port 8080" "grpc" "the chart's port 9090" "admin" "the chart's port 9091" "drain_delay" "drain.delaySeconds" "drain_timeout" "drain.timeoutSeconds" -}}
+{{- if hasKey $listen $setting -}}
+{{- fail (printf "config.listen.%s is set by the chart: remove it and use %s" $setting $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- $own := dict "http" ":8080" "grpc" ":9090" "admin" ":9091" "drain_delay" (printf "%ds" (int .Values.drain.delaySeconds)) "drain_timeout" (printf "%ds" (int .Values.drain.timeoutSeconds)) -}}
+{{- $_ := set $config "listen" (merge $own $listen) -}}
+{{- $fleet := get $config "fleet" | default dict -}}
+{{- range $setting, $instead := dict "name" "the pod's name" "listen" "the chart's port 7946" "rpc_listen" "the chart's port 7947" "join" "the chart's headless Service" "advertise" "the pod's address" "key" "fleet.key.secret" "key_file" "fleet.key.secret" -}}
+{{- if hasKey $fleet $setting -}}
+{{- fail (printf "config.fleet.%s is set by the chart: remove it and use %s" $setting $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.fleet.enabled -}}
+{{- $own := dict "listen" ":7946" "rpc_listen" ":7947" "key_file" (printf "/etc/kvpilot-fleet/%s" .Values.fleet.key.key) "join" (list (printf "%s.%s.svc:7946" (include "kvpilot.peers" .) .Release.Namespace)) -}}
+{{- $_ := set $config "fleet" (merge $own $fleet) -}}
+{{- end -}}
+{{ toYaml $config }}
 {{- end -}}
 
 {{- /* The Secrets that are mounted, by the name of their volume. */ -}}
@@ -46,10 +69,23 @@ engine-key: {{ . }}
 {{- with .Values.engines.tls.secret }}
 engine-tls: {{ . }}
 {{- end }}
+{{- if .Values.fleet.enabled }}
+fleet: {{ include "kvpilot.fleetSecret" . }}
+{{- end }}
 {{- end -}}
 
-{{- /* The settings that name files of the Secrets. */ -}}
-{{- define "kvpilot.secrets" -}}
+{{- /* The settings that name files of the Secrets, and those that each pod has for itself. */ -}}
+{{- define "kvpilot.env" -}}
+{{- if .Values.fleet.enabled }}
+- name: KVPILOT_FLEET_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: KVPILOT_FLEET_ADVERTISE
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+{{- end }}
 {{- if .Values.keys.secret }}
 - name: KVPILOT_API_KEYS_FILE
   value: /etc/kvpilot-keys/{{ .Values.keys.key }}

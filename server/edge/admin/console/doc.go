@@ -1,7 +1,5 @@
 // Package console is the operators' page: what the fleet does, where requests went and why.
 //
-// Handler serves one embedded page and the JSON that it shows; nothing is loaded from anywhere
-// else. The state is computed at most once a second, for any number of viewers. What it shows comes
-// through Source; it changes nothing, and its dry runs book nothing. History counts outcomes as
-// they come, in constant memory; it is safe for concurrent use.
+// Handler serves the embedded page; nothing is loaded from anywhere else. The page reads the contract's RPCs under their REST
+// paths, on the listener that it came from. It changes nothing, and its dry runs book nothing.
 package console

@@ -1,6 +1,7 @@
 import { chart } from './chart.js';
-import { el, ms, count, share, bytes, clock, duration, units, ask, say, sync } from './parts.js';
-import { replicaTable, decisionRow } from './tables.js';
+import { el, ms, count, share, bytes, clock, duration, units, say, sync } from './parts.js';
+import * as router from './router.js';
+import { replicaTable, routerRow, decisionRow } from './tables.js';
 import { showDecision } from './detail.js';
 import { showTraces, openTrace } from './traces.js';
 
@@ -17,34 +18,38 @@ function tile(label, value, note, kind) {
   return el('div', { class: 'tile ' + (kind || '') }, el('span', {}, label), el('b', {}, value), el('span', { title: note.length > 18 && note }, note || '\u00a0'));
 }
 
+const unwell = (s) => s.replicas.some((r) => r.state !== 'REPLICA_STATE_READY' || r.breaker === 'BREAKER_STATE_OPEN');
+
 function showTiles(s) {
-  const m = s.minute;
-  const by = (state) => s.replicas.filter((r) => r.state === state).length;
+  const m = s.minute, now = s.status, index = now.index;
+  const by = (state) => s.replicas.filter((r) => router.word(r.state) === state).length;
   const ready = by('ready');
   const kinds = ['unhealthy', 'starting', 'draining'].filter(by);
   const missing = kinds.length > 1 ? `${s.replicas.length - ready} are not` : kinds.map((state) => `${by(state)} ${state}`).join('');
-  const parity = s.parity || [];
-  const suspect = parity.filter((p) => p.state === 'suspect');
+  const suspect = now.parity.filter((p) => p.state === 'suspect');
+  const prompt = Number(m.prompt_tokens), counted = Number(m.counted_tokens);
+  const unserved = Object.entries(m.unserved).sort((a, b) => b[1] - a[1]).map(([reason, n]) => `${count(n)} ${router.word(reason)}`);
+  const failed = m.failed + m.unservedTotal;
   sync($('tiles'), [
     tile('Replicas ready', [String(ready), el('span', { class: 'u' }, ` of ${s.replicas.length}`)], missing || (ready ? 'all of them' : 'none is known'), ready === 0 ? 'bad' : missing ? 'warn' : ''),
-    tile('Requests', units(`${m.seconds ? (m.requests / m.seconds).toFixed(1) : '0'} /s`), 'last minute'),
-    tile('First token', m.p50_ms ? units(ms(m.p50_ms)) : '–', m.p99_ms ? `p99 ${ms(m.p99_ms)}` : 'median, last minute'),
-    tile('From caches', m.prompt_tokens ? units(share(m.cached_tokens / m.prompt_tokens)) : '–', m.counted_tokens ? `of prompt tokens; ${share(m.counted_tokens / m.prompt_tokens)} by kvpilot's own count` : 'of prompt tokens'),
-    tile('Failed', count(m.failed), 'last minute', m.failed ? 'bad' : ''),
-    tile('In flight', count(s.queue.booked), s.queue.waiting ? `${count(s.queue.waiting)} more wait here` : 'none waits here', s.queue.waiting ? 'warn' : ''),
-    tile('Blocks known', units(count(s.index.blocks)), s.index.cut ? `${bytes(s.index.bytes)}, the bound is met` : `${bytes(s.index.bytes)} of memory`, s.index.cut ? 'warn' : ''),
-    tile('Token ids', suspect.length ? 'suspect' : parity.length ? 'agree' : '–', suspect.length ? suspect.map((p) => p.model).join(', ') : parity.length ? 'with the engines' : 'not compared yet', suspect.length ? 'bad' : ''),
+    tile('Requests', units(`${m.seconds ? ((m.requests + m.unservedTotal) / m.seconds).toFixed(1) : '0'} /s`), 'last minute'),
+    tile('First token', m.ttft_p50_ms ? units(ms(m.ttft_p50_ms)) : '–', m.ttft_p99_ms ? `p99 ${ms(m.ttft_p99_ms)}` : 'median, last minute'),
+    tile('From caches', prompt ? units(share(m.cached_tokens / prompt)) : '–', counted ? `of prompt tokens; ${share(counted / prompt)} by kvpilot's own count` : 'of prompt tokens'),
+    tile('Failed', count(failed), unserved.length ? unserved.join(', ') : 'last minute', failed ? 'bad' : ''),
+    tile('In flight', count(now.booked), now.held ? `${count(now.held)} more wait here` : 'none waits here', now.held ? 'warn' : ''),
+    tile('Blocks known', units(count(index.blocks)), index.cut ? `${bytes(index.bytes)}, the bound is met` : `${bytes(index.bytes)} of memory`, index.cut ? 'warn' : ''),
+    tile('Token ids', suspect.length ? 'suspect' : now.parity.length ? 'agree' : '–', suspect.length ? suspect.map((p) => p.model).join(', ') : now.parity.length ? 'with the engines' : 'not compared yet', suspect.length ? 'bad' : ''),
   ]);
 }
 
 function showCharts(s) {
   const long = range === 'hour';
   if (long && !hour) return;
-  const step = long ? hour.step : 1;
-  const now = Math.floor(Date.parse(s.at) / 1000);
+  const step = long ? 15 : 1;
+  const now = Math.floor(s.at / 1000);
   const end = now - now % step - 1; // the present step is not over
   const points = (long ? hour.points : s.history).filter((h) => h.t <= end);
-  const time = { end, step, span: long ? 3600 : 300 };
+  const time = { end, step, span: long ? 3600 : points.length && end - points[0].t < 60 ? 60 : 300 }; // one axis for all charts
   const series = (f) => points.map((h) => [h.t, f(h)]).filter((p) => p[1] !== null);
   const known = new Map(points.map((h) => [h.t, h]));
   const dense = (f) => { // steps without requests are left out of the history; here they are zeros
@@ -52,28 +57,35 @@ function showCharts(s) {
     for (let t = points.length ? points[0].t : end + 1; t <= end; t += step) list.push([t, known.has(t) ? f(known.get(t)) / step : 0]);
     return list;
   };
-  chart($('figure-ttft'), time, [{ kind: 'seen', name: 'p50', fill: true, points: series((h) => h.p50_ms || null) }, { kind: 'slow', name: 'p99', points: series((h) => h.p99_ms || null) }], { show: ms });
-  chart($('figure-hit'), time, [{ kind: 'seen', name: '', fill: true, points: series((h) => h.prompt_tokens ? h.cached_tokens / h.prompt_tokens : null) }], { max: 1, show: share });
-  chart($('figure-rate'), time, [{ kind: 'seen', name: 'ended', fill: true, points: dense((h) => h.requests) }, { kind: 'failed', name: 'failed', points: dense((h) => h.failed) }], { show: (v) => v < 10 ? String(+v.toFixed(1)) : count(v) });
-  $('figure-shadow').hidden = !s.policy.shadow;
-  if (!s.policy.shadow) return;
-  $('shadow-name').textContent = `First token later, had ${s.policy.shadow} chosen`;
-  chart($('figure-shadow'), time, [{ kind: 'shadow', name: '', fill: true, points: series((h) => h.shadow_agreed < 0 ? null : Math.max(0, h.shadow_regret_ms)) }], { show: ms });
-  const agreed = points.filter((h) => h.shadow_agreed >= 0 && h.t > end - 60);
+  chart($('figure-ttft'), time, [{ kind: 'seen', name: 'p50', fill: true, points: series((h) => h.ttft_p50_ms || null) }, { kind: 'slow', name: 'p99', points: series((h) => h.ttft_p99_ms || null) }], { show: ms });
+  chart($('figure-hit'), time, [{ kind: 'seen', name: '', fill: true, points: series((h) => Number(h.prompt_tokens) ? h.cached_tokens / h.prompt_tokens : null) }], { max: 1, show: share });
+  chart($('figure-rate'), time, [{ kind: 'seen', name: 'ended', fill: true, points: dense((h) => h.requests + h.unservedTotal) }, { kind: 'failed', name: 'failed', points: dense((h) => h.failed + h.unservedTotal) }], { show: (v) => v < 10 ? String(+v.toFixed(1)) : count(v) });
+  const shadow = s.status.shadow_policy;
+  $('figure-shadow').hidden = !shadow;
+  if (!shadow) return;
+  $('shadow-name').textContent = `First token later, had ${shadow} chosen`;
+  chart($('figure-shadow'), time, [{ kind: 'shadow', name: '', fill: true, points: series((h) => h.shadow_agreed === undefined ? null : Math.max(0, h.shadow_regret_ms)) }], { show: ms });
+  const agreed = points.filter((h) => h.shadow_agreed !== undefined && h.t > end - 60);
   $('shadow-note').textContent = agreed.length ? `the same replica in ${share(agreed.reduce((a, h) => a + h.shadow_agreed, 0) / agreed.length)} of the last minute's decisions` : '';
 }
 
 function showStatus(s) {
-  const ready = s.replicas.filter((r) => r.state === 'ready').length;
-  $('status').className = s.not_ready ? 'bad' : 'good';
-  say($('status'), s.not_ready ? `not ready: ${s.not_ready}` : `${s.policy.name}${s.policy.shadow ? `, in its shadow ${s.policy.shadow}` : ''}`);
-  say($('uptime'), `up ${duration(s.uptime_s)}`);
+  const { not_ready: why, policy, shadow_policy: shadow, uptime, version } = s.status;
+  const ready = s.replicas.filter((r) => r.state === 'REPLICA_STATE_READY').length;
+  $('status').className = why ? 'bad' : unwell(s) ? 'mind' : 'good';
+  say($('status'), why ? `not ready: ${why}` : `${policy}${shadow ? `, in its shadow ${shadow}` : ''}`);
+  say($('uptime'), `up ${duration(parseFloat(uptime))}`);
   say(document.querySelector('title'), `${ready}/${s.replicas.length} ready · kvpilot`);
-  say($('foot'), `kvpilot ${s.version}`);
+  say($('foot'), `kvpilot ${version}`);
+}
+
+function showRouters(s) {
+  $('fleet').hidden = s.routers.length < 2;
+  sync($('router-table').tBodies[0], s.routers.length < 2 ? [] : s.routers.map(routerRow));
 }
 
 function showReplicas(s) {
-  const { rows, left } = replicaTable(s.replicas, Date.parse(s.at), allReplicas);
+  const { rows, left } = replicaTable(s.replicas, s.at, allReplicas);
   sync($('replica-table').tBodies[0], rows);
   const many = left > 0 || allReplicas && s.replicas.length > 16;
   $('more-replicas').hidden = !many;
@@ -84,12 +96,12 @@ function showReplicas(s) {
 }
 
 function showDecisions(s) {
-  const recent = s.recent || [];
+  const recent = s.recent;
   const focused = document.activeElement && document.activeElement.closest('#decision-table');
-  if (!paused && !focused) sync($('decision-table').tBodies[0], recent.map((d) => decisionRow(d, s.policy.name, opened)));
+  if (!paused && !focused) sync($('decision-table').tBodies[0], recent.map((d) => decisionRow(d, s.status.policy, opened)));
   $('no-decisions').hidden = recent.length > 0;
   $('decision-box').hidden = recent.length === 0;
-  if (recent.length > 0 && Math.abs(Date.parse(s.at) - traced) > 5000 && !reading()) loadTraces(true);
+  if (recent.length > 0 && Math.abs(s.at - traced) > 5000 && !reading()) loadTraces(true);
 }
 
 function show(s) {
@@ -98,9 +110,10 @@ function show(s) {
   showStatus(s);
   showTiles(s);
   showCharts(s);
+  showRouters(s);
   showReplicas(s);
   showDecisions(s);
-  const names = [...new Set(s.replicas.flatMap((r) => r.models))].sort();
+  const names = [...new Set(s.replicas.flatMap((r) => r.models.map((m) => m.id)))].sort();
   if (names.join() !== models) {
     models = names.join();
     const chosen = $('choose-model').value;
@@ -108,13 +121,12 @@ function show(s) {
     if (names.includes(chosen)) $('choose-model').value = chosen;
   }
   for (const field of $('choose').elements) field.disabled = names.length === 0;
-  if (range === 'hour' && (!hour || Math.abs(Date.parse(s.at) / 1000 - hour.loaded) >= hour.step)) loadHour();
+  if (range === 'hour' && (!hour || Math.abs(s.at / 1000 - hour.loaded) >= 15)) loadHour();
 }
 
 async function loadHour() {
   try {
-    const got = await ask('api/history');
-    hour = { ...got, loaded: last ? Date.parse(last.at) / 1000 : 0 };
+    hour = { points: await router.hour(), loaded: last ? last.at / 1000 : 0 };
     if (last) showCharts(last);
   } catch { /* the next state asks again */ }
 }
@@ -143,10 +155,10 @@ async function toTrace(id) {
 async function explain(id) {
   const box = $('explain');
   try {
-    const found = await ask('api/explain?id=' + encodeURIComponent(id));
-    if (!found || !found.length) throw new Error(`Nothing is known of ${id}. The last decisions are remembered (decisions.size); older ones are in decisions.file, if that is set.`);
-    box.replaceChildren(...found.map((f) => showDecision(f, { close: () => close(box, id), toTrace })));
-    markOpen(found[0].decision.id);
+    const found = await router.find(id);
+    if (!found.length) throw new Error(`Nothing is known of ${id}. The last decisions are remembered (decisions.size); older ones are in decisions.file, if that is set.`);
+    box.replaceChildren(...found.map((d) => showDecision(d, { close: () => close(box, id), toTrace })));
+    markOpen(found[0].decision_id);
     box.firstChild.focus({ preventScroll: true });
     box.scrollIntoView({ block: 'nearest' });
   } catch (e) {
@@ -162,9 +174,9 @@ function reading() {
 
 let traced = 0; // when the traces were loaded last, in the router's time
 async function loadTraces(unasked) {
-  traced = last ? Date.parse(last.at) : 0;
+  traced = last ? last.at : 0;
   try {
-    const traces = await ask('api/traces');
+    const traces = await router.traces();
     if (!unasked || !reading()) showTraces($('trace-list'), traces);
   } catch (e) {
     $('trace-list').replaceChildren(el('p', { class: 'error' }, e.message));
@@ -196,19 +208,11 @@ $('find').addEventListener('submit', (e) => {
 $('load-traces').addEventListener('click', () => loadTraces(false));
 $('choose').addEventListener('submit', async (e) => {
   e.preventDefault();
-  const text = $('choose-text').value;
-  const request = { model: $('choose-model').value };
-  if (text.trim().startsWith('{')) {
-    try { request.body = JSON.parse(text); } catch (bad) {
-      $('chosen').replaceChildren(el('p', { class: 'error' }, `This is not valid JSON: ${bad.message}`));
-      return;
-    }
-  } else request.text = text;
   try {
-    const f = await ask('api/choose', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(request) });
-    $('chosen').replaceChildren(showDecision(f, { close: () => close($('chosen'), '', $('choose-text')), toTrace }));
+    const d = await router.choose($('choose-model').value, $('choose-text').value);
+    $('chosen').replaceChildren(showDecision(d, { close: () => close($('chosen'), '', $('choose-text')), toTrace }));
   } catch (bad) {
-    $('chosen').replaceChildren(el('p', { class: 'error' }, bad.message));
+    $('chosen').replaceChildren(el('p', { class: 'error' }, bad instanceof SyntaxError ? `This is not valid JSON: ${bad.message}` : bad.message));
   }
 });
 
@@ -220,16 +224,20 @@ function gone(why) {
   say(document.querySelector('title'), 'unreachable · kvpilot');
 }
 
-// follow shows what the router sends. A browser gives a stream up for good when a server refuses
-// it, so that the page tries again itself and says what the refusal was.
-function follow() {
-  const source = new EventSource('api/watch');
-  source.onmessage = (e) => show(JSON.parse(e.data));
-  source.onerror = () => {
-    if (source.readyState !== EventSource.CLOSED) return gone('the router cannot be reached');
-    source.close();
-    ask('api/state').then((s) => { show(s); gone('the router sends no news'); }, (e) => gone(e instanceof TypeError ? 'the router cannot be reached' : e.message));
-    setTimeout(follow, 3000);
-  };
+// unanswered reports an error that is no answer of the router: nothing came, or nothing in time.
+const unanswered = (e) => e instanceof TypeError || e.name === 'TimeoutError';
+
+// follow shows the router once a second, while the page is in sight.
+async function follow() {
+  for (;;) {
+    if (!document.hidden) {
+      try {
+        show(await router.look());
+      } catch (e) {
+        gone(unanswered(e) ? 'the router cannot be reached' : e.message);
+      }
+    }
+    await new Promise((done) => { setTimeout(done, 1000); });
+  }
 }
-ask('api/state').then(show, (e) => gone(e instanceof TypeError ? 'the router cannot be reached' : e.message)).finally(follow);
+follow();

@@ -2,7 +2,6 @@
 
 import { el, clock, units } from './parts.js';
 
-const SHORTEST = 60; // seconds; a router that is younger is drawn closer
 const NS = 'http://www.w3.org/2000/svg';
 
 function svg(name, attributes) {
@@ -40,8 +39,6 @@ function valueAt(line, t, gap) {
 export function chart(figure, { end, span, step }, lines, { max, show }) {
   const gap = Math.max(5, 2 * step);
   lines = lines.map((l) => ({ ...l, points: l.points.filter((p) => p[0] > end - span && p[0] <= end) }));
-  const first = Math.min(...lines.flatMap((l) => l.points.slice(0, 1).map((p) => p[0])), end);
-  if (end - first < SHORTEST && step === 1) span = SHORTEST;
   const values = lines.flatMap((l) => l.points.map((p) => p[1]));
   figure.drawn = { end, span, gap, lines, top: max || nice(Math.max(...values, 0)), show };
   if (!figure.followed) {

@@ -1,42 +1,47 @@
-// One decision with all of its candidates side by side.
+// One decision with its candidates side by side.
 
 import { el, ms, count, clock, units, mark, meter } from './parts.js';
+import { milliseconds, word } from './router.js';
 
 const MOST = 16; // candidates that are drawn unasked
-const feeds = ['none', 'cold', 'exact', 'degraded'];
-const feed = (v) => v === undefined ? '' : typeof v === 'number' ? feeds[v] : v;
-const tokens = (c) => c.gpu_tokens + (c.cpu_tokens || 0) + (c.disk_tokens || 0);
-const tiers = (c) => [c.cpu_tokens ? `${count(c.cpu_tokens)} in CPU memory` : '', c.disk_tokens ? `${count(c.disk_tokens)} on disk` : ''].filter(Boolean).join(', ');
 
-function candidateRow(d, c, i, slowest) {
-  return el('tr', { class: i === d.chosen ? 'pick' : c.veto ? 'veto' : '' },
-    el('td', {}, i === d.chosen ? '▸ ' : '', el('span', { class: 'name', title: c.replica }, c.replica), c.rank ? ` rank ${c.rank}` : '', c.session ? el('span', { class: 'small' }, ' session') : ''),
+// tokens is how much of a prompt a candidate holds.
+export const tokens = ({ overlap: o }) => o.gpu_tokens + o.cpu_tokens + o.disk_tokens;
+const tiers = ({ overlap: o }) => [o.cpu_tokens ? `${count(o.cpu_tokens)} in CPU memory` : '', o.disk_tokens ? `${count(o.disk_tokens)} on disk` : ''].filter(Boolean).join(', ');
+
+function candidateRow(d, c, pick, slowest) {
+  return el('tr', { class: c === pick ? 'pick' : c.veto ? 'veto' : '' },
+    el('td', {}, c === pick ? '▸ ' : '', el('span', { class: 'name', title: c.replica_id }, c.replica_id), c.rank ? ` rank ${c.rank}` : '', c.session ? el('span', { class: 'small' }, ' session') : ''),
     el('td', { title: tiers(c) }, meter(d.prompt_tokens ? tokens(c) / d.prompt_tokens : 0), el('span', { class: 'toks' }, count(tokens(c)))),
     el('td', { class: 'n' }, count(c.uncached_tokens)),
-    el('td', { class: 'n' }, units(ms(1000 * c.backlog_s))),
-    el('td', { class: 'n' }, units(ms(1000 * c.prefill_s))),
-    el('td', {}, c.ttft_s ? [meter([Math.max(0, c.ttft_s - c.prefill_s) / slowest, 'ahead'], [c.prefill_s / slowest, '']), units(ms(1000 * c.ttft_s))] : '–'),
+    el('td', { class: 'n' }, units(ms(c.backlog_ms))),
+    el('td', { class: 'n' }, units(ms(c.prefill_ms))),
+    el('td', {}, c.ttft_ms ? [meter([Math.max(0, c.ttft_ms - c.prefill_ms) / slowest, 'ahead'], [c.prefill_ms / slowest, '']), units(ms(c.ttft_ms))] : '–'),
     el('td', { class: 'n' }, count(c.requests)),
-    el('td', { class: 'n' }, c.veto ? mark(c.veto, 'warn') : c.cost.toPrecision(4)),
-    el('td', {}, feed(c.feed)));
+    el('td', { class: 'n' }, c.veto ? mark(c.veto, 'warn') : cost(d, c.cost)),
+    el('td', {}, word(c.feed)));
 }
 
-function facts(d, o, toTrace) {
+// cost is in the policy's own unit.
+const cost = (d, v) => d.policy === 'predicted-ttft' ? units(ms(v)) : v.toPrecision(4);
+
+function facts(d, toTrace) {
+  const o = d.outcome, held = milliseconds(d.held);
   const list = [
     ['decided by', `${d.reason} (${d.policy})`],
     ['prompt', `${count(d.prompt_tokens)} tokens${d.estimated ? ', estimated' : ''}`],
-    d.margin ? ['margin to the next', d.margin.toPrecision(3)] : null,
+    d.margin ? ['margin to the next', cost(d, d.margin)] : null,
     ['fleet load', `${(100 * d.load).toFixed(0)} %`],
-    d.held_ns ? ['held in the router', ms(d.held_ns / 1e6)] : null,
-    ['the choice took', ms(d.took_ns / 1e6)],
+    held ? ['held in the router', ms(held)] : null,
+    ['the choice took', ms(milliseconds(d.took))],
   ];
   if (o) {
-    list.push(['end', o.end]);
-    if (o.ttft_ns) list.push(['first token', `after ${ms(o.ttft_ns / 1e6)}, predicted ${ms((o.predicted_ttft_ns || 0) / 1e6)}`]);
-    if (o.counted) list.push(['tokens', `about ${count(o.output_tokens)}, counted by kvpilot: the engine gave no usage`]);
-    else if (o.cached_tokens >= 0) list.push(['tokens cached', `${count(o.cached_tokens)}${o.predicted_cached_tokens === undefined ? '' : `, predicted ${count(o.predicted_cached_tokens)}`}`]);
+    list.push(['end', word(o.end)]);
+    if (o.ttft) list.push(['first token', `after ${ms(milliseconds(o.ttft))}, predicted ${ms(milliseconds(o.predicted_ttft))}`]);
+    if (o.counted_output_tokens !== undefined) list.push(['tokens', `about ${count(o.counted_output_tokens)}, counted by kvpilot: the engine gave no usage`]);
+    else if (o.cached_tokens !== undefined) list.push(['tokens cached', `${count(o.cached_tokens)}, predicted ${count(o.predicted_cached_tokens)}`]);
   }
-  if (d.shadow) list.push([`shadow ${d.shadow.policy}`, d.shadow.agrees ? 'agreed' : `would have taken ${d.shadow.replica}, for a first token ${ms(1000 * d.shadow.regret_s)} later`]);
+  if (d.shadow) list.push([`shadow ${d.shadow.policy}`, d.shadow.agrees ? 'agreed' : `would have taken ${d.shadow.replica_id}, for a first token ${ms(d.shadow.regret_ms)} later`]);
   if (d.trace_id) {
     const button = el('button', { class: 'link', type: 'button' }, el('code', {}, d.trace_id));
     button.addEventListener('click', () => toTrace(d.trace_id));
@@ -46,12 +51,12 @@ function facts(d, o, toTrace) {
 }
 
 // showDecision draws a decision.
-export function showDecision({ decision: d, outcome: o }, { close, toTrace }) {
-  const pick = d.candidates[d.chosen];
-  const order = d.candidates.map((c, i) => [c, i]).sort((a, b) => (a[0].veto ? 1 : 0) - (b[0].veto ? 1 : 0) || a[0].cost - b[0].cost);
-  const slowest = Math.max(...d.candidates.filter((c) => !c.veto).map((c) => c.ttft_s), 1e-9);
+export function showDecision(d, { close, toTrace }) {
+  const pick = d.candidates.find((c) => c.replica_id === d.replica_id && c.rank === d.rank);
+  const order = [...d.candidates].sort((a, b) => (a.veto ? 1 : 0) - (b.veto ? 1 : 0) || a.cost - b.cost);
+  const slowest = Math.max(...d.candidates.filter((c) => !c.veto).map((c) => c.ttft_ms), 1e-6);
   const body = el('tbody');
-  const draw = (n) => body.replaceChildren(...order.filter(([, i], place) => place < n || i === d.chosen).map(([c, i]) => candidateRow(d, c, i, slowest)));
+  const draw = (n) => body.replaceChildren(...order.filter((c, place) => place < n || c === pick).map((c) => candidateRow(d, c, pick, slowest)));
   const many = order.length > MOST + 4;
   draw(many ? MOST : order.length);
   const more = el('button', { type: 'button' }, `Show all ${order.length} candidates`);
@@ -59,12 +64,13 @@ export function showDecision({ decision: d, outcome: o }, { close, toTrace }) {
   const button = el('button', { type: 'button', title: 'Escape closes it too' }, 'Close');
   button.addEventListener('click', close);
   const heads = [['Candidate'], ['Overlap'], ['Uncached', 'n'], ['Prefill ahead', 'n'], ['Own prefill', 'n'], ['First token predicted'], ['In flight', 'n'], ['Cost', 'n'], ['Events']];
-  const card = el('div', { class: 'card', tabindex: -1, role: 'group', 'aria-label': `Decision ${d.id}` },
-    el('h3', {}, pick ? `→ ${pick.replica}${pick.rank ? ` rank ${pick.rank}` : ''}` : 'no replica', el('span', { class: 'small' }, `${clock(d.at)} · `, el('code', {}, d.id), d.attempt ? ` · attempt ${d.attempt + 1}` : ''), button),
-    facts(d, o, toTrace),
+  const card = el('div', { class: 'card', tabindex: -1, role: 'group', 'aria-label': `Decision ${d.decision_id}` },
+    el('h3', {}, pick ? `→ ${pick.replica_id}${pick.rank ? ` rank ${pick.rank}` : ''}` : 'no replica', el('span', { class: 'small' }, `${clock(d.time)} · `, el('code', {}, d.decision_id), d.attempt ? ` · attempt ${d.attempt + 1}` : ''), button),
+    facts(d, toTrace),
     el('div', { class: 'scroll', tabindex: 0, role: 'group', 'aria-label': 'Candidates' }, el('table', {},
       el('thead', {}, el('tr', {}, ...heads.map(([t, c]) => el('th', { class: c, scope: 'col' }, t)))), body)),
     many ? el('p', { class: 'more' }, more) : '',
+    d.others || d.vetoed_others ? el('p', { class: 'small' }, `Not listed: ${d.others || 0} more that could serve, ${d.vetoed_others || 0} that could not`) : '',
     el('p', { class: 'small legend' }, el('i', { class: 'ahead' }), 'waiting for what is ahead', el('span'), el('i'), 'own prefill'));
   card.addEventListener('keydown', (e) => { if (e.key === 'Escape') close(); });
   return card;

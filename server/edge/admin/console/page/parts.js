@@ -95,12 +95,3 @@ export function meter(...shares) {
   });
   return el('span', { class: 'meter', 'aria-hidden': 'true' }, bars);
 }
-
-export async function ask(path, options) {
-  const answer = await fetch(path, options);
-  let value;
-  try { value = await answer.json(); } catch { value = {}; }
-  if (answer.status === 401) throw new Error('the router asks for an API key; reload the page to give one');
-  if (!answer.ok) throw new Error(value.error || value.reason || `${answer.status} ${answer.statusText}`);
-  return value;
-}

@@ -1,55 +1,70 @@
 // The rows of the tables of replicas and decisions.
 
 import { el, ms, count, share, clock, duration, units, mark, meter } from './parts.js';
+import { tokens } from './detail.js';
+import { milliseconds, word } from './router.js';
 
 const feedKind = { exact: 'good', cold: 'warn', degraded: 'warn', none: '' };
 const stateKind = { ready: 'good', starting: 'warn', draining: 'warn', unhealthy: 'bad' };
 const FEW = 12; // replicas that are listed unasked
+const STALE = 15000; // milliseconds after which an engine's report is no longer shown
 
 // trouble describes a replica's problem, if it has one.
 function trouble(r, at) {
   const list = [];
-  if (r.state !== 'ready') list.push(`${r.state} for ${duration((at - Date.parse(r.since)) / 1000)}${r.drained ? ', drained by an operator' : ''}${r.error ? `: ${r.error}` : ''}`);
-  if (r.breaker !== 'closed') list.push(r.breaker === 'open' ? 'requests failed there, so it gets none for now' : 'requests failed there; it is being tried again');
+  const state = word(r.state);
+  if (state !== 'ready') list.push(`${state} for ${duration((at - Date.parse(r.since)) / 1000)}${r.drained ? ', drained by an operator' : ''}${r.last_error ? `: ${r.last_error}` : ''}`);
+  if (word(r.breaker) === 'open') list.push('requests failed there, so it gets none for now');
+  if (word(r.breaker) === 'trial') list.push('requests failed there; it is being tried again');
   for (const k of r.ranks) {
-    const bad = k.feed === 'degraded' || k.feed === 'cold';
-    if (bad && k.feed_error && r.state !== 'unhealthy') list.push(`events${r.ranks.length > 1 ? ` of rank ${k.rank}` : ''}: ${k.feed_error}`);
+    const bad = ['degraded', 'cold'].includes(word(k.feed));
+    if (bad && k.feed_error && state !== 'unhealthy') list.push(`events${r.ranks.length > 1 ? ` of rank ${k.rank}` : ''}: ${k.feed_error}`);
   }
   return list.join(' · ');
 }
 
 // rateTitle says where a rank's rate comes from and how sure it is.
-function rateTitle(k) {
-  if (!k.samples) return k.source === 'kind' ? 'as learned from replicas of the same kind' : k.source === 'engine' ? "from the engine's own counters" : 'nothing learned yet';
-  const sure = k.spread > 0 ? `, ±${Math.round(100 * k.spread)} %` : '';
-  const used = k.source === 'distrusted' ? "; its predictions are wrong, so its equals' rate is used" : '';
-  return `learned from ${k.samples} pieces of busy time${sure}; predicted first tokens take ${k.prediction_error.toFixed(2)} of the actual time${used}`;
+function rateTitle(v) {
+  if (!v.samples) return v.source === 'kind' ? 'as learned from replicas of the same kind' : v.source === 'engine' ? "from the engine's own counters" : 'nothing learned yet';
+  const sure = v.spread > 0 ? `, ±${Math.round(100 * v.spread)} %` : '';
+  const used = v.source === 'distrusted' ? "; its predictions are wrong, so its equals' rate is used" : '';
+  return `learned from ${v.samples} pieces of busy time${sure}; predicted first tokens take ${v.prediction_ratio.toFixed(2)} of the actual time${used}`;
 }
 
 // offBy is the factor by which a rank's predictions are wrong of late, when that is much.
-function offBy(k) {
-  const e = k.prediction_error;
-  if (!k.samples || !(e > 0) || (e < 2 && e > 0.5)) return '';
+function offBy(v) {
+  const e = v.prediction_ratio;
+  if (!v.samples || !(e > 0) || (e < 2 && e > 0.5)) return '';
   return (e > 1 ? e : 1 / e).toFixed(1);
 }
 
+// pace is the cells of a rank's speed; a dead rank has none.
+function pace(v) {
+  if (!v) return [el('td', { class: 'n' }, '–'), el('td', { class: 'n' }, '–'), el('td')];
+  return [
+    el('td', { class: 'n', title: rateTitle(v) }, units(`${count(v.tokens_per_second)}/s`), v.samples ? '' : el('span', { class: 'small' }, ' assumed'), offBy(v) ? mark('off ×' + offBy(v), 'warn') : ''),
+    el('td', { class: 'n' }, units(ms(v.step_ms))),
+    el('td', {}, meter(v.busy), el('span', { class: 'pct' }, units(share(v.busy)))),
+  ];
+}
+
 function replicaRows(r, at) {
-  const many = r.ranks.length > 1;
+  const id = r.replica_id, many = r.ranks.length > 1, broken = word(r.breaker), state = word(r.state);
   const rows = r.ranks.map((k, i) => {
-    const name = el('th', { scope: 'row', title: `${r.id} · ${r.url}` }, el('span', { class: 'name' }, r.id), many ? ` rank ${k.rank}` : '', r.version && !i ? el('span', { class: 'small' }, ' ' + r.version) : '');
-    const state = i ? el('td') : el('td', {}, mark(r.state, stateKind[r.state]), r.breaker !== 'closed' ? mark('breaker ' + r.breaker, 'warn') : '');
-    const feed = el('td', { title: k.feed_error || `${k.gaps} gaps, ${k.resets} resets, lag ${ms(k.lag_ms)}` }, mark(k.feed, feedKind[k.feed]), k.gaps ? el('span', { class: 'small' }, ` ${count(k.gaps)} gaps`) : '');
-    return el('tr', { class: r.state === 'unhealthy' ? 'dead' : '', 'data-key': `${r.id}/${k.rank}` }, name, state, feed,
-      el('td', { class: 'n' }, count(k.in_flight), k.prefilling ? el('span', { class: 'small' }, `, ${k.prefilling} in prefill`) : ''),
-      el('td', { class: 'n' }, k.queued_ms ? units(ms(k.queued_ms)) : '–'),
-      el('td', {}, k.kv_usage >= 0 ? [meter(k.kv_usage), el('span', { class: 'pct' }, units(share(k.kv_usage)))] : el('span', { class: 'small' }, 'not reported')),
-      el('td', { class: 'n' }, count(k.blocks), k.capacity ? el('span', { class: 'small' }, ` of ${count(k.capacity)}`) : ''),
-      el('td', { class: 'n', title: rateTitle(k) }, units(`${count(k.tokens_per_s)}/s`), k.samples ? '' : el('span', { class: 'small' }, ' assumed'), offBy(k) ? mark('off ×' + offBy(k), 'warn') : ''),
-      el('td', { class: 'n' }, units(ms(k.step_ms))),
-      el('td', {}, meter(k.busy), el('span', { class: 'pct' }, units(share(k.busy)))));
+    const l = k.load, feed = word(k.feed), gaps = Number(k.gaps);
+    const reported = state !== 'unhealthy' && l.kv_usage !== undefined && milliseconds(l.engine_age) < STALE;
+    return el('tr', { class: state === 'unhealthy' ? 'dead' : '', 'data-key': `${id}/${k.rank}` },
+      el('th', { scope: 'row', title: `${id} · ${r.url}` }, el('span', { class: 'name' }, id), many ? ` rank ${k.rank}` : '', r.version && !i ? el('span', { class: 'small' }, ' ' + r.version) : ''),
+      i ? el('td') : el('td', {}, mark(state, stateKind[state]), broken === 'closed' ? '' : mark('breaker ' + broken, 'warn')),
+      el('td', { title: k.feed_error || `${gaps} gaps, ${k.resets} resets, lag ${ms(k.feed_lag_ms)}` }, mark(feed, feedKind[feed]), gaps ? el('span', { class: 'small' }, ` ${count(gaps)} gaps`) : ''),
+      el('td', { class: 'n' }, count(l.requests || 0), l.waiting ? el('span', { class: 'small' }, `, ${l.waiting} in prefill`) : ''),
+      el('td', { class: 'n' }, l.backlog_ms ? units(ms(l.backlog_ms)) : '–'),
+      el('td', {}, reported ? [meter(l.kv_usage), el('span', { class: 'pct' }, units(share(l.kv_usage)))] : el('span', { class: 'small' }, 'not reported')),
+      el('td', { class: 'n' }, count(k.known_blocks), r.blocks ? el('span', { class: 'small' }, ` of ${count(r.blocks)}`) : ''),
+      pace(state === 'unhealthy' ? null : l.speed));
   });
   const why = trouble(r, at);
-  if (why) rows.push(el('tr', { class: 'why' + (r.state === 'unhealthy' ? '' : ' mind'), 'data-key': r.id + '/why' }, el('td', { colspan: 10 }, el('div', {}, why))));
+  if (why) rows.push(el('tr', { class: 'why' + (state === 'unhealthy' ? '' : ' mind'), 'data-key': id + '/why' }, el('td', { colspan: 10 }, el('div', {}, why))));
   return rows;
 }
 
@@ -65,28 +80,53 @@ export function replicaTable(replicas, at, all) {
   return { rows: shown.flatMap((r) => replicaRows(r, at)), left: replicas.length - shown.length };
 }
 
-const endKind = { completed: 'plain', canceled: 'plain', failed: 'bad' };
+// standing says how a router stands, and how bad that is.
+function standing(r) {
+  const state = word(r.state), report = r.report;
+  if (state !== 'alive') return [state, state === 'dead' ? 'bad' : 'warn', state === 'stranger' ? 'it speaks another wire version' : 'it does not answer any more'];
+  if (!r.connected) return ['no link', 'bad', 'gossip sees it, and no connection to it can be made'];
+  if (!report) return ['silent', 'bad', 'it did not answer in time'];
+  if (report.not_ready) return ['not ready', 'warn', report.not_ready];
+  if (!report.able) return ['not able', 'warn', 'its index does not know all ranks yet, so it leaves decisions to others'];
+  return ['alive', 'good', ''];
+}
+
+// routerRow is a line of the table of routers.
+export function routerRow(r) {
+  const [state, kind, why] = standing(r), report = r.report;
+  return el('tr', { 'data-key': r.router_id || 'self' },
+    el('th', { scope: 'row', title: `${r.router_id} · ${r.address}` }, el('span', { class: 'name' }, r.name || r.router_id), r.self ? el('span', { class: 'small' }, ' this one') : ''),
+    el('td', { title: why }, mark(state, kind)),
+    el('td', {}, r.decides.length ? r.decides.join(', ') : '–'),
+    el('td', { class: 'n' }, report ? count(report.requests) : '–'),
+    el('td', { class: 'n' }, report ? count(report.held) : '–'),
+    el('td', {}, report ? report.version || '–' : '–'));
+}
+
+const endKind = { completed: 'plain', canceled: 'plain', failed: 'bad', unserved: 'bad' };
 
 function ending(d) {
   if (d.dry_run) return el('span', { class: 'soft' }, 'dry run');
-  if (!d.end) return el('span', { class: 'soft' }, 'running');
-  const kind = endKind[d.end] || 'warn';
-  return kind === 'plain' ? el('span', {}, d.end) : mark(d.end, kind);
+  if (!d.outcome) return el('span', { class: 'soft' }, 'running');
+  const end = word(d.outcome.end), kind = endKind[end] || 'warn';
+  return kind === 'plain' ? el('span', {}, end) : mark(end, kind);
 }
 
-// decisionRow is a line of the list; the button in it opens the decision.
+// decisionRow is a line of the list; the button in it opens the decision. Of its candidates only the chosen one is known.
 export function decisionRow(d, policy, open) {
-  const miss = d.cached_tokens >= 0 && d.cached_tokens < d.overlap_tokens - 64;
+  const id = d.decision_id, pick = d.candidates[0], found = d.outcome?.cached_tokens, held = milliseconds(d.held);
+  const overlap = pick ? tokens(pick) : 0;
+  const miss = found < overlap - 64;
   const notes = [d.reason !== 'cost' ? d.reason : '', d.policy !== policy ? d.policy : ''].filter(Boolean).join(', ');
-  return el('tr', { class: 'link' + (open === d.id ? ' open' : ''), 'data-key': d.id },
-    el('td', {}, el('button', { class: 'row', type: 'button', 'aria-label': `${clock(d.at)}, ${d.replica || 'no replica'}: explain this decision` }, clock(d.at))),
-    el('td', {}, el('span', { class: 'name', title: d.replica }, d.replica || '–'), d.rank ? ` rank ${d.rank}` : '', notes ? el('span', { class: 'small' }, ' ' + notes) : ''),
+  return el('tr', { class: 'link' + (open === id ? ' open' : ''), 'data-key': id },
+    el('td', {}, el('button', { class: 'row', type: 'button', 'aria-label': `${clock(d.time)}, ${d.replica_id || 'no replica'}: explain this decision` }, clock(d.time))),
+    el('td', {}, el('span', { class: 'name', title: d.replica_id }, d.replica_id || '–'), d.rank ? ` rank ${d.rank}` : '', notes ? el('span', { class: 'small' }, ' ' + notes) : ''),
     el('td', {}, el('span', { class: 'model', title: d.model }, d.model)),
     el('td', { class: 'n' }, count(d.prompt_tokens)),
-    el('td', {}, meter(d.prompt_tokens ? d.overlap_tokens / d.prompt_tokens : 0), el('span', { class: 'toks' }, count(d.overlap_tokens))),
-    el('td', { class: 'n ' + (miss ? 'warn' : ''), title: miss ? 'the engine found less than was predicted' : '' }, d.cached_tokens >= 0 ? count(d.cached_tokens) : '–'),
-    el('td', { class: 'n' }, d.held_ms ? units(ms(d.held_ms)) : '–'),
-    el('td', { class: 'n' }, units(ms(d.predicted_ms))),
-    el('td', { class: 'n' }, d.ttft_ms ? units(ms(d.ttft_ms)) : '–'),
+    el('td', {}, meter(d.prompt_tokens ? overlap / d.prompt_tokens : 0), el('span', { class: 'toks' }, count(overlap))),
+    el('td', { class: 'n ' + (miss ? 'warn' : ''), title: miss ? 'the engine found less than was predicted' : '' }, found === undefined ? '–' : count(found)),
+    el('td', { class: 'n' }, held ? units(ms(held)) : '–'),
+    el('td', { class: 'n' }, pick ? units(ms(pick.ttft_ms)) : '–'),
+    el('td', { class: 'n' }, d.outcome?.ttft ? units(ms(milliseconds(d.outcome.ttft))) : '–'),
     el('td', {}, ending(d)));
 }

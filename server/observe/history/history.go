@@ -1,6 +1,7 @@
-package console
+package history
 
 import (
+	"maps"
 	"math"
 	"sync"
 	"time"
@@ -11,7 +12,7 @@ import (
 // What the history remembers: five minutes by the second and an hour in steps of fifteen.
 const (
 	historySeconds = 300
-	hourStep       = 15
+	hourStep       = 15 // seconds
 	hourSteps      = 3600 / hourStep
 	// octave is how many buckets of first-token times lie between a time and its double: a time is
 	// known to within five percent. The last bucket begins at a minute.
@@ -19,36 +20,28 @@ const (
 	ttftBuckets = 16*octave + 1
 )
 
-// Second is one step of the router's life.
-type Second struct {
-	// T is where the step begins, in seconds since 1970.
-	T        int64 `json:"t"`
-	Requests int   `json:"requests"`
-	Failed   int   `json:"failed"`
+// Step is what was counted in some seconds.
+type Step struct {
+	// T is where the step begins, in seconds since 1970, Seconds how long it is: less for a router that is younger.
+	T       int64
+	Seconds int
+	// Requests ended on a replica, Failed of them in a failure there.
+	Requests, Failed int
+	// Unserved requests were answered with an error before any replica was chosen, by its reason; nil when there were none.
+	Unserved map[string]int
 	// PromptTokens and CachedTokens are the engines' own counts, of answers that gave both, and the router's of
 	// streams that gave none; CountedTokens is how many of PromptTokens are of the latter.
-	PromptTokens  int `json:"prompt_tokens"`
-	CachedTokens  int `json:"cached_tokens"`
-	CountedTokens int `json:"counted_tokens,omitempty"`
+	PromptTokens, CachedTokens, CountedTokens int
 	// P50 and P99 are times to the first token in milliseconds; 0 when none was seen.
-	P50 float64 `json:"p50_ms"`
-	P99 float64 `json:"p99_ms"`
+	P50, P99 float64
 	// Regret is the shadow policy's mean regret in milliseconds; Agreed the share of its decisions
 	// that were the served ones, -1 when none ran.
-	Regret float64 `json:"shadow_regret_ms"`
-	Agreed float64 `json:"shadow_agreed"`
+	Regret, Agreed float64
 }
 
-// Minute sums up the last minute that is over.
-type Minute struct {
-	Second
-	// Seconds is how much of it was counted: less than sixty when the first request came later.
-	Seconds int `json:"seconds"`
-}
-
-// second is a Second while it is counted.
+// second is a Step while it is counted.
 type second struct {
-	Second
+	Step
 	ttft    [ttftBuckets]uint32 // log-spaced, see bucket
 	seen    uint32              // first tokens in ttft
 	shadows int
@@ -69,7 +62,7 @@ func (r *ring) at(now int64) *second {
 	t := now - now%r.step
 	s := &r.steps[t/r.step%int64(len(r.steps))]
 	if s.T != t {
-		*s = second{Second: Second{T: t}}
+		*s = second{Step: Step{T: t, Seconds: int(r.step)}}
 	}
 	return s
 }
@@ -85,13 +78,18 @@ func (r *ring) known(now int64, do func(*second)) {
 	}
 }
 
-func (r *ring) list(now int64) []Second {
-	list := make([]Second, 0, len(r.steps))
-	r.known(now, func(s *second) { list = append(list, s.done()) })
+// since are the steps that begin at from or later, oldest first.
+func (r *ring) since(from, now int64) []Step {
+	var list []Step
+	r.known(now, func(s *second) {
+		if s.T >= from {
+			list = append(list, s.done())
+		}
+	})
 	return list
 }
 
-// History counts outcomes by time. Make one with NewHistory.
+// History counts outcomes by time. Make one with New.
 type History struct {
 	mu      sync.Mutex
 	began   int64 // guarded by mu: the first second in which something was counted
@@ -99,16 +97,21 @@ type History struct {
 	hour    ring  // guarded by mu
 }
 
-// NewHistory makes an empty History; it takes half a megabyte.
-func NewHistory() *History {
+// New makes an empty History; it takes half a megabyte.
+func New() *History {
 	return &History{seconds: newRing(1, historySeconds), hour: newRing(hourStep, hourSteps)}
+}
+
+// Unserved counts a request that was answered with an error before any replica was chosen.
+func (h *History) Unserved(reason string) {
+	h.count(time.Now(), func(s *second) { s.unserve(reason, 1) })
 }
 
 // Outcome counts an ended request.
 func (h *History) Outcome(o decision.Outcome) {
 	h.count(time.Now(), func(s *second) {
 		s.Requests++
-		if o.End == decision.EndFailed || o.End == decision.EndMoved {
+		if o.End == decision.EndFailed || o.End == decision.EndMoved || o.End == decision.EndUnserved {
 			s.Failed++
 		}
 		if o.PromptTokens > 0 && o.CachedTokens >= 0 {
@@ -150,42 +153,42 @@ func (h *History) count(now time.Time, do func(*second)) {
 	do(h.hour.at(t))
 }
 
-// lastSeconds returns the last five minutes, oldest first; seconds without requests are left out.
-func (h *History) lastSeconds(now time.Time) []Second {
+// Since returns the steps that begin at from or later, oldest first: seconds of the last five minutes, or coarse ones of the
+// last hour. Steps in which nothing was counted are left out.
+func (h *History) Since(from time.Time, coarse bool) []Step {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.seconds.list(now.Unix())
+	r := &h.seconds
+	if coarse {
+		r = &h.hour
+	}
+	return r.since(from.Unix(), time.Now().Unix())
 }
 
-// lastHour returns the last hour in steps of so many seconds.
-func (h *History) lastHour(now time.Time) (step int, list []Second) {
+// Minute sums up the sixty seconds before the present one.
+func (h *History) Minute() Step {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return hourStep, h.hour.list(now.Unix())
-}
-
-// lastMinute sums up the sixty seconds before the present one.
-func (h *History) lastMinute(now time.Time) Minute {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	t := now.Unix()
-	sum := second{Second: Second{T: t - 60}}
+	t := time.Now().Unix()
+	sum := second{Step: Step{T: t - 60}}
 	h.seconds.known(t-1, func(s *second) {
 		if s.T >= t-60 {
 			sum.add(s)
 		}
 	})
-	m := Minute{Second: sum.done()}
 	if h.began > 0 {
-		m.Seconds = int(min(60, max(0, t-h.began)))
+		sum.Seconds = int(min(60, max(0, t-h.began)))
 	}
-	return m
+	return sum.done()
 }
 
 // add counts what o counted.
 func (s *second) add(o *second) {
 	s.Requests += o.Requests
 	s.Failed += o.Failed
+	for reason, n := range o.Unserved {
+		s.unserve(reason, n)
+	}
 	s.PromptTokens += o.PromptTokens
 	s.CachedTokens += o.CachedTokens
 	s.CountedTokens += o.CountedTokens
@@ -198,9 +201,17 @@ func (s *second) add(o *second) {
 	}
 }
 
+func (s *second) unserve(reason string, n int) {
+	if s.Unserved == nil {
+		s.Unserved = map[string]int{}
+	}
+	s.Unserved[reason] += n
+}
+
 // done is the step with its quantiles and means.
-func (s *second) done() Second {
-	out := s.Second
+func (s *second) done() Step {
+	out := s.Step
+	out.Unserved = maps.Clone(out.Unserved)
 	out.P50, out.P99 = s.quantiles()
 	out.Agreed = -1
 	if s.shadows > 0 {

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvpilot/kvpilot/test/stack"
+)
+
+func TestUnknownCommandsAreErrors(t *testing.T) {
+	for _, line := range []string{"foo", "bench foo", "key foo", "config foo", "replicas foo", "completion foo", "help foo", "help key foo", "serve foo"} {
+		err := run(t.Context(), strings.Fields(line), nil, io.Discard, io.Discard)
+		if err == nil {
+			t.Errorf("kvpilot %s: no error", line)
+		}
+	}
+	for _, line := range []string{"", "key", "config", "completion", "help", "help key new", "completion bash"} {
+		var out bytes.Buffer
+		if err := run(t.Context(), strings.Fields(line), nil, &out, io.Discard); err != nil || out.Len() == 0 {
+			t.Errorf("kvpilot %s: %v, %q", line, err, out.String())
+		}
+	}
+}
+
+// A name means one thing in all commands: the same type of value and, where it is the same thing, the same words.
+func TestFlagsHaveOneNameForOneThing(t *testing.T) {
+	instead := map[string]string{"replays": "replay", "json": "output"}
+	types := map[string]string{}
+	each(newRootCommand(nil, io.Discard, io.Discard), func(c *cobra.Command) {
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if better := instead[f.Name]; better != "" && !f.Hidden {
+				t.Errorf("%s --%s: other commands call it --%s", c.CommandPath(), f.Name, better)
+			}
+			kind := strings.TrimSuffix(strings.TrimSuffix(f.Value.Type(), "Array"), "Slice")
+			if before := types[f.Name]; before != "" && before != kind {
+				t.Errorf("%s --%s is a %s, elsewhere a %s", c.CommandPath(), f.Name, kind, before)
+			}
+			types[f.Name] = kind
+			if first, _, _ := strings.Cut(f.Usage, " "); f.Usage == "" || strings.HasSuffix(f.Usage, ".") || first != strings.ToLower(first) && !slices.Contains([]string{"HTTP", "ZMQ", "API", "URL", "LoRA", "YAML", "JSON", "KV", "TLS", "TTFT"}, first) && !strings.HasPrefix(first, "vLLM") {
+				t.Errorf("%s --%s: %q must begin with a small letter and end without a stop", c.CommandPath(), f.Name, f.Usage)
+			}
+		})
+	})
+}
+
+func each(c *cobra.Command, do func(*cobra.Command)) {
+	do(c)
+	for _, below := range c.Commands() {
+		each(below, do)
+	}
+}
+
+func TestFormerFlagsStillWork(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(t.Context(), strings.Fields("replay --generate hotdoc --requests 200 --replicas 2 --policies random --seeds 1 --no-saturation --quiet --json"), nil, &out, io.Discard); err != nil || !strings.HasPrefix(out.String(), "{") {
+		t.Errorf("%v %.100s", err, out.String())
+	}
+	var c cobra.Command
+	each(newRootCommand(nil, io.Discard, io.Discard), func(at *cobra.Command) {
+		if at.Name() == "demo" {
+			c = *at
+		}
+	})
+	if err := c.ParseFlags([]string{"--replicas", "http://a,http://b", "--replays", "tcp://{host}:1"}); err != nil || c.Flag("replica").Value.String() != "[http://a,http://b]" || c.Flag("replay").Value.String() != "[tcp://{host}:1]" {
+		t.Errorf("demo --replicas: %v", err)
+	}
+}
+
+func TestServeWithoutReplicasSaysWhatToDo(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	log := &stack.Log{}
+	args := strings.Fields("serve --http 127.0.0.1:0 --grpc 127.0.0.1:0 --admin 127.0.0.1:0")
+	err := run(ctx, args, nil, io.Discard, writerFunc(func(text []byte) (int, error) {
+		if bytes.Contains(text, []byte("msg=serving")) {
+			stop()
+		}
+		return log.Write(text)
+	}))
+	if err != nil || !strings.Contains(log.String(), "no replicas are configured: set --replica") {
+		t.Errorf("%v\n%s", err, log)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(text []byte) (int, error) { return f(text) }

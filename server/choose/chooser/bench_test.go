@@ -1,0 +1,121 @@
+package chooser_test
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+// bed is a chooser over a fleet in which every rank holds prompts, is busy and reports about itself.
+type bed struct {
+	chooser  *chooser.Chooser
+	replicas []*replica.Replica
+	prompts  [][]blockhash.Hash
+	flight   []*chooser.Choice
+	asked    int
+}
+
+// bedPrompt is the length of the prompts in tokens.
+const bedPrompt = 2048
+
+func newBed(b *testing.B, ranks int, policy decision.Policy) *bed {
+	b.Helper()
+	icfg := kvindex.DefaultConfig()
+	icfg.MaxRanks = max(icfg.MaxRanks, ranks)
+	index := kvindex.New(icfg, kvindex.Params{})
+	book := load.New(load.DefaultConfig(), load.Params{})
+	cfg := chooser.DefaultConfig()
+	cfg.Policy = policy
+	x := &bed{flight: make([]*chooser.Choice, 4*ranks)}
+	reports := make([]chooser.Report, ranks)
+	x.chooser = chooser.New(cfg, chooser.Params{
+		Index: index, Book: book, Seed: 1,
+		Engine: func(slot replica.Slot, _ time.Time, _ int) (chooser.Report, bool) { return reports[slot], true },
+		Allow:  func(replica.ID) bool { return true },
+	})
+	for i := range ranks {
+		slot := replica.Slot(i)
+		reports[i] = chooser.Report{Waiting: i % 3, KVUsage: float64(i%10) / 10, At: time.Now()}
+		r := &replica.Replica{ID: replica.ID("r" + strconv.Itoa(i)), State: replica.StateReady, Slots: []replica.Slot{slot}, Models: []replica.Model{{ID: "m"}}, BlockSize: block, Blocks: 40000}
+		x.replicas = append(x.replicas, r)
+		book.AddRank(slot)
+		x.chooser.AddRank(slot, r, 0)
+		if err := index.AddRank(slot, kvindex.RankInfo{BlockSize: block, Capacity: r.Blocks}); err != nil {
+			b.Fatal(err)
+		}
+		index.SetState(slot, kvblock.FeedExact)
+	}
+	// Each prompt is held by four ranks.
+	for number := range 256 {
+		ids := tokens(number, bedPrompt)
+		names := make([]kvblock.EngineHash, len(ids)/block)
+		for i := range names {
+			names[i] = kvblock.EngineHash(number*100_000 + i + 1)
+		}
+		for n := range 4 {
+			index.Store(replica.Slot((number*7+n*13)%ranks), &kvblock.Stored{Hashes: names, Tokens: ids, BlockSize: block})
+		}
+		x.prompts = append(x.prompts, blockhash.Chain(nil, ids, block, blockhash.Namespace{}))
+	}
+	for range len(x.flight) {
+		x.choose(b)
+	}
+	return x
+}
+
+// choose places a request and ends the oldest one; it returns the time that the choice took.
+func (x *bed) choose(b *testing.B) time.Duration {
+	n := x.asked
+	x.asked++
+	hashes := x.prompts[n%len(x.prompts)]
+	req := chooser.Request{
+		ID: strconv.Itoa(n), Model: "m", Replicas: x.replicas, PromptTokens: bedPrompt, ExpectedOutput: 256, NoQueue: true,
+		Session: strconv.Itoa(n % 1000), Hashes: func(int) []blockhash.Hash { return hashes },
+	}
+	began := time.Now()
+	choice, err := x.chooser.Choose(b.Context(), &req)
+	took := time.Since(began)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if n%8 != 0 { // some ranks always have requests that wait for their first token
+		choice.FirstToken()
+	}
+	at := &x.flight[n%len(x.flight)]
+	if *at != nil {
+		(*at).Release(done(decision.EndCompleted))
+	}
+	*at = choice
+	return took
+}
+
+// The time of a choice grows with the fleet much less than the fleet does.
+func BenchmarkChoose(b *testing.B) {
+	for _, policy := range []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.WeightedScorers, decision.LeastRequests, decision.RoundRobin} {
+		for _, ranks := range []int{64, 1000} {
+			b.Run(fmt.Sprintf("%s/ranks=%d", policy, ranks), func(b *testing.B) {
+				x := newBed(b, ranks, policy)
+				times := make([]time.Duration, 0, 1<<16)
+				b.ReportAllocs()
+				for b.Loop() {
+					if took := x.choose(b); len(times) < cap(times) {
+						times = append(times, took)
+					}
+				}
+				slices.Sort(times)
+				b.ReportMetric(float64(times[len(times)/2])/1e3, "µs/choice-p50")
+				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "decisions/s")
+			})
+		}
+	}
+}

@@ -1,0 +1,502 @@
+package chooser
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/liveness"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+// plainLook is look without what makes it quick: it asks each part about each rank, one by one, and remembers nothing. d is what
+// look made of the request; the seed, the turn and what does not depend on ranks are taken from it.
+func plainLook(c *Chooser, d *decision.Decision, req *Request, ln *line, now time.Time, planned map[replica.Slot]float64) *decision.Decision {
+	out := *d
+	out.Candidates, out.Load, out.Omega = nil, 0, 1
+	f := selector.Filter{
+		Model: cmp.Or(req.Served, req.Model), Excluded: req.Exclude, Denied: req.Options.Denied, Allowed: req.Options.Allowed,
+		Pinned: req.Options.Pinned, PinnedRank: req.Options.PinnedRank, MinRank: req.Options.MinRank, MaxRank: req.Options.MaxRank,
+		Mute: MostMute(req.Replicas, now), PromptTokens: req.Longest,
+	}
+	if req.Holder != "" {
+		f.Pinned, f.PinnedRank, f.Draining = req.Holder, -1, true
+	}
+	allowed := func(r *replica.Replica) bool { return c.params.Allow(r.ID) && !slices.Contains(req.Avoid, r.ID) }
+	careful := slices.ContainsFunc(req.Replicas, func(r *replica.Replica) bool { return f.Replica(r) == decision.VetoNone && allowed(r) })
+	var owners []*replica.Replica
+	for _, r := range req.Replicas {
+		for index, slot := range r.Slots {
+			veto := f.Replica(r)
+			if veto == decision.VetoNone && careful && !allowed(r) {
+				veto = decision.VetoExcluded
+			}
+			if veto == decision.VetoNone {
+				veto = f.Rank(index)
+			}
+			owners = append(owners, r)
+			out.Candidates = append(out.Candidates, decision.Candidate{
+				Replica: r.ID, Slot: slot, Rank: uint16(index), Veto: veto, Feed: c.params.Index.State(slot),
+				BlockSize: uint32(c.blockSize(slot, r)), Blocks: uint32(r.Blocks),
+			})
+		}
+	}
+	plainTooLong(out.Candidates, owners, req, f.Model)
+	plainStalls(c, out.Candidates, now)
+	plainOverlap(c, &out, req)
+	plainMemory(c, &out, req, ln)
+	plainLoads(c, &out, owners, req, now, planned)
+	return &out
+}
+
+func plainTooLong(cands []decision.Candidate, owners []*replica.Replica, req *Request, model string) {
+	longest := 0
+	for i := range cands {
+		context := contextOf(owners[i], model)
+		switch cands[i].Veto {
+		case decision.VetoNone:
+			return
+		case decision.VetoState, decision.VetoExcluded:
+			if context == 0 || context >= req.Longest {
+				return
+			}
+		case decision.VetoContext:
+			longest = max(longest, context)
+		default:
+		}
+	}
+	for i := range cands {
+		if longest > 0 && cands[i].Veto == decision.VetoContext && contextOf(owners[i], model) == longest {
+			cands[i].Veto = decision.VetoNone
+		}
+	}
+}
+
+func plainStalls(c *Chooser, cands []decision.Candidate, now time.Time) {
+	avoided := func(cand *decision.Candidate) bool {
+		r := c.rank(cand.Slot)
+		return r != nil && r.liveness.Avoided(now)
+	}
+	left := 0
+	for i := range cands {
+		if cands[i].Veto == decision.VetoNone && !avoided(&cands[i]) {
+			left++
+		}
+	}
+	for i := range cands {
+		if cand := &cands[i]; left > 0 && cand.Veto == decision.VetoNone && avoided(cand) {
+			cand.Veto, cand.Silent = decision.VetoStalled, c.rank(cand.Slot).liveness.Silent().Seconds()
+		}
+	}
+}
+
+func plainOverlap(c *Chooser, d *decision.Decision, req *Request) {
+	if req.Hashes == nil {
+		return
+	}
+	found := map[int][]kvindex.Overlap{}
+	for i := range d.Candidates {
+		cand := &d.Candidates[i]
+		size := int(cand.BlockSize)
+		if found[size] == nil {
+			found[size] = append(c.params.Index.Match(nil, req.Hashes(size)), kvindex.Overlap{Slot: replica.NoSlot})
+		}
+		for _, o := range found[size] {
+			if o.Slot != cand.Slot {
+				continue
+			}
+			cand.GPU, cand.CPU, cand.Disk = o.GPU*uint32(size), o.CPU*uint32(size), o.Disk*uint32(size)
+			if req.Unread {
+				cand.GPU, cand.CPU, cand.Disk = 0, 0, 0
+			}
+			if !req.Estimated && req.PromptTokens > 0 {
+				cutTo(cand, c.params.Index.Reach(o.Slot, req.PromptTokens)/size*size)
+			}
+			d.Clip(cand)
+		}
+	}
+}
+
+func plainMemory(c *Chooser, d *decision.Decision, req *Request, ln *line) {
+	var places []replica.Slot
+	if d.Policy == decision.ConsistentHash {
+		places = selector.NewRing(c.ring, req.Replicas).Walk(nil, cmp.Or(req.Session, req.ID+"/0"))
+	}
+	for i := range d.Candidates {
+		cand := &d.Candidates[i]
+		switch d.Policy {
+		case decision.RoundRobin:
+		case decision.ConsistentHash:
+			cand.Place = uint32(1 + slices.Index(places, cand.Slot))
+		case decision.PrefixAffinity:
+			c.treeFor(ln).Match(req.Text, func(slot replica.Slot, chars int) {
+				if slot == cand.Slot {
+					cand.Chars = uint32(chars)
+				}
+			})
+			if req.Text != "" {
+				cand.Held = uint32(c.treeFor(ln).Size(cand.Slot))
+			}
+		default:
+			slot, ok := c.sessions.get(sessionKey{ln, req.Session})
+			cand.Session = req.Session != "" && ok && slot == cand.Slot
+		}
+	}
+}
+
+func plainLoads(c *Chooser, d *decision.Decision, owners []*replica.Replica, req *Request, now time.Time, planned map[replica.Slot]float64) {
+	limit := c.settingsOf(req).config.MaxRequestsPerRank
+	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
+		limit = o
+	}
+	var busy float64
+	usable := 0
+	for i := range d.Candidates {
+		cand := &d.Candidates[i]
+		l, rk := c.params.Book.View(cand.Slot, now), c.rank(cand.Slot)
+		cand.Requests, cand.Waiting = uint32(l.InFlight), uint32(l.Prefilling)
+		cand.QueuedTokens, cand.DecodeBlocks = uint32(max(0, l.PrefillTokens)), l.DecodeBlocks
+		cand.EngineWaiting, cand.KVUsage = -1, -1
+		if cand.Veto == decision.VetoNone && limit > 0 && l.InFlight >= limit {
+			cand.Veto = decision.VetoCap
+		}
+		if rk == nil {
+			continue
+		}
+		m := rk.speed.Model()
+		cand.TokenTime, cand.Bend, cand.Overhead, cand.Spread, cand.Speed = m.Token*c.params.PaceBias, m.Bend, m.Overhead, m.Spread, m.Source
+		cand.StepTime = m.Step(l.InFlight, l.ContextTokens)
+		cand.Decode = decodeWeight * float64(outputs(d.ExpectedOutput)) * (cand.StepTime - m.Base)
+		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
+		cand.Planned = planned[cand.Slot]
+		if rep, ok := c.params.Engine(cand.Slot, now, l.Prefilling); ok {
+			cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
+			if rep.Blocks > 0 {
+				cand.Blocks = uint32(rep.Blocks)
+			}
+			cand.Backlog += float64(max(0, rep.Waiting-l.Prefilling)) * rk.work.get()
+		}
+		budget := float64(cmp.Or(owners[i].MaxBatchedTokens, defaultBudget))
+		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
+		cand.FullStep = budget*cand.TokenTime + cand.StepTime
+		cand.Crowding = c.crowding(cand, d)
+		if cand.Veto != decision.VetoNone {
+			continue
+		}
+		was := &rk.lately
+		left := was.fade(c.since(now))
+		cand.Busy, cand.Residual = left*was.busy.get(), left*was.squares.get()
+		if returns := was.returns.get(); returns > 0 {
+			cand.Returns, cand.Saved = left*returns, was.saved.get()/returns
+		}
+		busy += cand.Busy
+		usable++
+	}
+	if usable > 0 {
+		d.Load = busy / float64(usable)
+		d.Omega = omega(d.Load, usable)
+	}
+}
+
+// zoo is a random fleet with a random history.
+type zoo struct {
+	*Chooser
+	r        *rand.Rand
+	now      time.Time
+	index    *kvindex.Index
+	book     *load.Book
+	replicas []*replica.Replica
+	reports  map[replica.Slot]Report
+	open     map[replica.ID]bool // breakers
+	flight   []*Choice
+	asked    int
+}
+
+func newZoo(r *rand.Rand, ranks int) *zoo {
+	z := &zoo{r: r, now: time.Unix(1_000_000, 0), reports: map[replica.Slot]Report{}, open: map[replica.ID]bool{}}
+	icfg := kvindex.DefaultConfig()
+	icfg.MaxRanks = max(icfg.MaxRanks, ranks+8)
+	z.index = kvindex.New(icfg, kvindex.Params{})
+	clock := func() time.Time { return z.now }
+	z.book = load.New(load.DefaultConfig(), load.Params{Now: clock})
+	cfg := DefaultConfig()
+	if r.IntN(3) == 0 {
+		cfg.MaxRequestsPerRank = 1 + r.IntN(4)
+	}
+	cfg.Shadow = one(r, append(decision.Policies(), "", "")...)
+	cfg.Objective = one(r, decision.Objectives()...)
+	z.Chooser = New(cfg, Params{
+		Index: z.index, Book: z.book, Seed: 1, Now: clock,
+		Engine: func(slot replica.Slot, _ time.Time, _ int) (Report, bool) { rep, ok := z.reports[slot]; return rep, ok },
+		Allow:  func(id replica.ID) bool { return !z.open[id] },
+	})
+	for slot := 0; slot < ranks; {
+		rep := &replica.Replica{
+			ID: replica.ID(fmt.Sprint("r", slot)), State: replica.StateReady, Since: z.now, Blocks: r.IntN(3) * 500,
+			Models: []replica.Model{{ID: "m", MaxLen: r.IntN(3) * 4000}}, BlockSize: one(r, 0, 16, 32), MaxBatchedTokens: one(r, 0, 1024, 8192),
+		}
+		for range min(1+r.IntN(4)/3*7, ranks-slot) {
+			rep.Slots = append(rep.Slots, replica.Slot(slot))
+			slot++
+		}
+		z.replicas = append(z.replicas, rep)
+		for i, slot := range rep.Slots {
+			if r.IntN(30) == 0 {
+				continue // not everything is known of it yet
+			}
+			z.book.AddRank(slot)
+			z.AddRank(slot, rep, i)
+			_ = z.index.AddRank(slot, kvindex.RankInfo{BlockSize: rep.BlockSize, Capacity: 2000}) // slots are new
+			z.index.SetState(slot, one(r, kvblock.FeedExact, kvblock.FeedExact, kvblock.FeedCold, kvblock.FeedNone))
+		}
+	}
+	return z
+}
+
+func one[E any](r *rand.Rand, list ...E) E { return list[r.IntN(len(list))] }
+
+// prompt makes a prompt of n tokens; prompts of equal numbers begin alike.
+func prompt(number, n int) []uint32 {
+	ids := make([]uint32, n)
+	for i := range ids {
+		ids[i] = uint32(number*1_000_003 + i)
+	}
+	return ids
+}
+
+// disturb changes something of the fleet.
+func (z *zoo) disturb() {
+	r := z.r
+	at := r.IntN(len(z.replicas))
+	slot := one(r, z.replicas[at].Slots...)
+	switch r.IntN(9) {
+	case 0: // the registry publishes a replica anew, in a list of its own
+		changed := *z.replicas[at]
+		changed.State = one(r, replica.StateReady, replica.StateReady, replica.StateReady, replica.StateDraining, replica.StateUnhealthy)
+		changed.Mute, changed.Since = changed.State == replica.StateUnhealthy && r.IntN(2) == 0, z.now
+		changed.Blocks, changed.MaxBatchedTokens = r.IntN(3)*500, one(r, 0, 1024, 8192)
+		z.replicas = slices.Clone(z.replicas)
+		z.replicas[at] = &changed
+	case 1:
+		size := one(r, 16, 16, 32)
+		ids := prompt(r.IntN(4), size*(1+r.IntN(60)))
+		names := make([]kvblock.EngineHash, len(ids)/size)
+		for i := range names {
+			names[i] = kvblock.EngineHash(uint64(ids[0])<<20 + uint64(i+1)<<8 + uint64(size))
+		}
+		z.index.Store(slot, &kvblock.Stored{Hashes: names, Tokens: ids, BlockSize: size})
+	case 2:
+		z.reports[slot] = Report{Waiting: r.IntN(5), KVUsage: r.Float64(), Blocks: r.IntN(2) * 700, Foreign: r.Float64() * 2, At: z.now, Queued: r.IntN(3)}
+	case 3:
+		z.open[z.replicas[at].ID] = r.IntN(3) == 0
+	case 4:
+		if rk := z.rank(slot); rk != nil {
+			v := liveness.Vitals{}
+			if r.IntN(2) == 0 {
+				v.Asked, v.Late = z.now.Add(-time.Minute), time.Minute
+			}
+			rk.liveness.Look(&v, liveness.Round{Now: z.now, Passed: time.Second, After: time.Second, Elsewhere: z.now})
+		}
+	case 5:
+		z.index.SetState(slot, one(r, kvblock.FeedExact, kvblock.FeedNone))
+	case 6:
+		if r.IntN(4) == 0 {
+			z.RemoveRank(slot)
+			z.book.RemoveRank(slot)
+			z.index.RemoveRank(slot)
+		}
+	default:
+		z.now = z.now.Add(time.Duration(r.IntN(2000)) * time.Millisecond)
+	}
+	for len(z.flight) > 3*len(z.replicas) || len(z.flight) > 0 && r.IntN(3) == 0 {
+		choice := z.flight[0]
+		z.flight = z.flight[1:]
+		choice.FirstToken()
+		choice.Progress(r.IntN(200))
+		choice.Release(Result{End: decision.EndCompleted, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+	}
+	for _, choice := range z.flight {
+		if r.IntN(8) == 0 {
+			choice.FirstToken()
+		}
+	}
+}
+
+// request makes a random request.
+func (z *zoo) request() *Request {
+	r := z.r
+	z.asked++
+	number, n := r.IntN(4), 1+r.IntN(2000)
+	req := &Request{
+		ID: fmt.Sprint("q", z.asked), Model: "m", Replicas: z.replicas, PromptTokens: n, ExpectedOutput: r.IntN(400), NoQueue: true,
+		Estimated: r.IntN(5) == 0, Unread: r.IntN(20) == 0, Unstreamed: r.IntN(4) == 0, Session: one(r, "", "", "a", "b", "c"),
+		Text: one(r, "", "the same words", "the same beginning", "other words"),
+	}
+	req.Options.Policy = one(r, append(decision.Policies(), decision.PredictedTTFT, decision.PredictedTTFT, "")...)
+	if r.IntN(8) > 0 {
+		ids := prompt(number, n)
+		req.Hashes = func(size int) []blockhash.Hash { return blockhash.Chain(nil, ids, size, blockhash.Namespace{}) }
+	}
+	named := func() replica.ID { return one(r, z.replicas...).ID }
+	switch o := &req.Options; r.IntN(12) {
+	case 0:
+		o.Weights = map[string]float64{"temperature": 0.5}
+	case 1:
+		req.Exclude = []replica.ID{named(), named()}
+	case 2:
+		o.Denied, o.Allowed = []replica.ID{named()}, []replica.ID{named(), named(), named()}
+	case 3:
+		o.Pinned, o.PinnedRank = named(), r.IntN(3)-1
+	case 4:
+		o.MinRank, o.MaxRank = r.IntN(2), 1+r.IntN(3)
+	case 5:
+		o.MaxRequests = 1 + r.IntN(3)
+	case 6:
+		req.Longest = r.IntN(10_000)
+	case 7:
+		req.Avoid = []replica.ID{named(), named()}
+	case 8:
+		req.Holder = named()
+	case 9:
+		o.Targets = decision.Targets{TTFT: time.Duration(1+r.IntN(1000)) * time.Millisecond, TPOT: 20 * time.Millisecond}
+	}
+	return req
+}
+
+// What look keeps between requests and reads in bulk is what a look at each rank by itself finds, to the last bit, and so the pick
+// is the same: with all policies, vetoes, options, sessions and planned work.
+func TestTheQuickLookSeesWhatAPlainOneDoes(t *testing.T) {
+	for seed, ranks := range []int{3, 20, 70, 130, 300} {
+		r := rand.New(rand.NewPCG(uint64(seed), 7))
+		z := newZoo(r, ranks)
+		for step := range 200 {
+			z.disturb()
+			req := z.request()
+			ln := z.lineFor(req.Model)
+			var planned map[replica.Slot]float64
+			if r.IntN(3) == 0 {
+				planned = map[replica.Slot]float64{replica.Slot(r.IntN(10)): r.Float64()}
+			}
+			s := z.scratch.Get().(*scratch)
+			if s.visit = 0; planned != nil {
+				s.visit = z.visits.Add(1)
+			}
+			if err := z.look(s, req, ln, z.now, planned); err != nil {
+				t.Fatal(err)
+			}
+			plain := plainLook(z.Chooser, &s.d, req, ln, z.now, planned)
+			for i := range plain.Candidates {
+				if got, want := s.d.Candidates[i], plain.Candidates[i]; got != want {
+					t.Fatalf("seed %d, step %d, %s: candidate %d is\n%+v, want\n%+v", seed, step, s.d.Policy, i, got, want)
+				}
+			}
+			if !reflect.DeepEqual(s.d, *plain) {
+				t.Fatalf("seed %d, step %d: the decision is\n%+v, want\n%+v", seed, step, s.d, *plain)
+			}
+			selector.Choose(&s.d)
+			selector.Choose(plain)
+			if s.d.Chosen != plain.Chosen || s.d.Margin != plain.Margin || s.d.Reason != plain.Reason {
+				t.Fatalf("seed %d, step %d, %s: chosen %d by %v for %q, want %d by %v for %q", seed, step, s.d.Policy,
+					s.d.Chosen, s.d.Margin, s.d.Reason, plain.Chosen, plain.Margin, plain.Reason)
+			}
+			checkRecord(t, z.recordIn(new(decision.Decision), s, req, z.now), &s.d)
+			s.visit = 0
+			z.scratch.Put(s)
+			if choice, err := z.begunAt(req); err == nil {
+				z.flight = append(z.flight, choice)
+			}
+		}
+	}
+}
+
+// begunAt books the request.
+func (z *zoo) begunAt(req *Request) (*Choice, error) {
+	choice, _, err := z.begin(req, time.Time{}, nil)
+	return choice, err
+}
+
+// checkRecord holds a record against the decision with all candidates.
+func checkRecord(t *testing.T, got, all *decision.Decision) {
+	t.Helper()
+	if len(got.Candidates)+got.Others+got.VetoedOthers != len(all.Candidates) {
+		t.Fatalf("%d candidates are listed and %d not, of %d", len(got.Candidates), got.Others+got.VetoedOthers, len(all.Candidates))
+	}
+	if len(all.Candidates) <= wholeUpTo && got.Others+got.VetoedOthers != 0 {
+		t.Fatalf("%d of %d candidates are not listed", got.Others+got.VetoedOthers, len(all.Candidates))
+	}
+	if (got.Pick() == nil) != (all.Pick() == nil) || got.Pick() != nil && *got.Pick() != *all.Pick() {
+		t.Fatalf("the pick is %+v, want %+v", got.Pick(), all.Pick())
+	}
+	listed := map[replica.Slot]bool{}
+	vetoes := map[decision.Veto]bool{}
+	var dearest, least float64
+	var fastest, slowest float64
+	var most, some uint32
+	usable, other, vetoed := 0, false, 0
+	for i := range got.Candidates {
+		c := &got.Candidates[i]
+		listed[c.Slot], vetoes[c.Veto] = true, true
+		most = max(most, c.GPU+c.CPU+c.Disk)
+		if c.Veto == decision.VetoNone {
+			usable++
+			dearest = max(dearest, c.Cost)
+			if c.TTFT > 0 && (fastest == 0 || c.TTFT < fastest) {
+				fastest = c.TTFT
+			}
+			other = other || got.Pick() != nil && c.Replica != got.Pick().Replica
+		}
+	}
+	hasOther := false
+	for i := range all.Candidates {
+		c := &all.Candidates[i]
+		hasOther = hasOther || all.Pick() != nil && c.Veto == decision.VetoNone && c.Replica != all.Pick().Replica
+		if listed[c.Slot] {
+			continue
+		}
+		some = max(some, c.GPU+c.CPU+c.Disk)
+		switch {
+		case !vetoes[c.Veto]:
+			t.Fatalf("no candidate with the veto %q is listed", c.Veto)
+		case c.Veto != decision.VetoNone:
+			vetoed++
+		case c.Session || c.Place > 0:
+			t.Fatal("a rank that the policy remembers is not listed")
+		default:
+			if least == 0 || c.Cost < least {
+				least = c.Cost
+			}
+			if c.TTFT > 0 && (slowest == 0 || c.TTFT < slowest) {
+				slowest = c.TTFT
+			}
+			if usable < cheapestListed {
+				t.Fatalf("only %d that could serve are listed", usable)
+			}
+		}
+	}
+	if other != hasOther || some > most || slowest != 0 && slowest < fastest || vetoed != got.VetoedOthers {
+		t.Fatalf("another replica %v, want %v; overlap %d, unlisted %d; fastest %v, unlisted %v; %d vetoed, want %d", other, hasOther, most, some, fastest, slowest, got.VetoedOthers, vetoed)
+	}
+	if cheaper := cheaperThan(got, least); least != 0 && cheaper < cheapestListed {
+		t.Fatalf("a rank that costs %v is not listed, and only %d cheaper ones are", least, cheaper)
+	}
+}
+
+// cheaperThan counts the candidates that cost at most cost.
+func cheaperThan(d *decision.Decision, cost float64) (n int) {
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && c.Cost <= cost {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,105 @@
+package chooser
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// pool is a request's list of replicas, laid out by rank. It is valid as long as requests come with the same
+// replicas, which never change. All of it but rules is immutable.
+type pool struct {
+	replicas []*replica.Replica
+	ranks    []poolRank
+	bySlot   []int32 // index in ranks, -1 for none
+	mute     bool    // a replica answers no probes
+	rules    atomic.Pointer[poolRules]
+}
+
+// poolRank is what is known of a rank from its replica.
+type poolRank struct {
+	replica replica.ID
+	slot    replica.Slot
+	owner   int32 // in replicas
+	index   uint16
+	blocks  uint32
+	budget  float64 // tokens per step
+}
+
+// poolRules is what Filter says of each replica by its state and the model alone, and the model's context there.
+type poolRules struct {
+	model    string
+	mute     bool
+	vetoes   []decision.Veto
+	contexts []int
+}
+
+// poolFor returns the layout of replicas, which is made when they are others than those of the line's last request.
+func (ln *line) poolFor(replicas []*replica.Replica) *pool {
+	if p := ln.pool.Load(); p != nil && slices.Equal(p.replicas, replicas) {
+		return p
+	}
+	p := newPool(slices.Clone(replicas))
+	ln.pool.Store(p)
+	return p
+}
+
+func newPool(replicas []*replica.Replica) *pool {
+	p := &pool{replicas: replicas}
+	for i, r := range replicas {
+		p.mute = p.mute || r.Mute
+		budget := float64(defaultBudget)
+		if r.MaxBatchedTokens > 0 {
+			budget = float64(r.MaxBatchedTokens)
+		}
+		for index, slot := range r.Slots {
+			for int(slot) >= len(p.bySlot) {
+				p.bySlot = append(p.bySlot, -1)
+			}
+			p.bySlot[slot] = int32(len(p.ranks))
+			p.ranks = append(p.ranks, poolRank{
+				replica: r.ID, slot: slot, owner: int32(i), index: uint16(index), blocks: uint32(max(0, r.Blocks)), budget: budget,
+			})
+		}
+	}
+	return p
+}
+
+// at returns the index of a slot in the pool's ranks, -1 for none.
+func (p *pool) at(slot replica.Slot) int {
+	if int(slot) >= len(p.bySlot) {
+		return -1
+	}
+	return int(p.bySlot[slot])
+}
+
+// rulesFor returns what f says of the replicas by their state and the model alone.
+func (p *pool) rulesFor(f *selector.Filter) *poolRules {
+	if r := p.rules.Load(); r != nil && r.model == f.Model && r.mute == f.Mute {
+		return r
+	}
+	plain := selector.Filter{Model: f.Model, Mute: f.Mute}
+	r := &poolRules{model: f.Model, mute: f.Mute, vetoes: make([]decision.Veto, len(p.replicas)), contexts: make([]int, len(p.replicas))}
+	for i, one := range p.replicas {
+		r.vetoes[i], r.contexts[i] = plain.Replica(one), contextOf(one, f.Model)
+	}
+	p.rules.Store(r)
+	return r
+}
+
+// veto is f.Replica of a replica of the pool.
+func (p *pool) veto(f *selector.Filter, rules *poolRules, owner int) decision.Veto {
+	if rules == nil {
+		return f.Replica(p.replicas[owner])
+	}
+	if v := rules.vetoes[owner]; v != decision.VetoNone {
+		return v
+	}
+	if longest := rules.contexts[owner]; longest > 0 && f.PromptTokens > longest {
+		return decision.VetoContext
+	}
+	return decision.VetoNone
+}

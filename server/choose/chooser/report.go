@@ -1,0 +1,43 @@
+package chooser
+
+import (
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+)
+
+// Report is what a rank's engine reports about itself.
+type Report struct {
+	Waiting int
+	// KVUsage is the share of KV blocks in use, 0 to 1; below zero when unknown.
+	KVUsage float64
+	// Blocks is the number of KV blocks; 0 when unknown.
+	Blocks int
+	// Foreign estimates how many of the engine's requests other callers sent.
+	Foreign float64
+	// At is when the report was made; zero when unknown. Then Queued is the engine's own count of
+	// waiting requests, Uncached the prompt tokens that it did not find in its cache since it began,
+	// and PrefillSeconds the time that its requests spent in prefill, one by one.
+	At             time.Time
+	Queued         int
+	Uncached       uint64
+	PrefillSeconds float64
+}
+
+// ReportOf makes a Report of an engine's newest statistics; false when they are stale. prefilling is the number of
+// booked requests of the rank without a first token.
+func ReportOf(s *enginestats.Stats, prefilling int, now time.Time) (Report, bool) {
+	if !s.Fresh(now) {
+		return Report{}, false
+	}
+	r := Report{Waiting: s.Waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds}
+	if r.Foreign < 1 {
+		// The statistics are older than the last booking: without requests of others, what waits there
+		// beyond the booked requests has left the queue since.
+		r.Waiting = min(r.Waiting, prefilling)
+	}
+	if s.QueryTokens > s.HitTokens {
+		r.Uncached = s.QueryTokens - s.HitTokens
+	}
+	return r, true
+}

@@ -1,0 +1,104 @@
+package config
+
+import (
+	"encoding"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// checkTypes compares the values in a settings file with the types of the settings. It names line and setting of each one that
+// does not fit, and no value, which may be a secret. What it does not know is left to the decoder.
+func checkTypes(text []byte) error {
+	file, err := parser.ParseBytes(text, 0)
+	if err != nil || len(file.Docs) == 0 {
+		return nil //nolint:nilerr // the decoder reports it
+	}
+	return checkNode(file.Docs[0].Body, reflect.TypeFor[Config](), "")
+}
+
+func checkNode(node ast.Node, t reflect.Type, path string) error {
+	if anchor, ok := node.(*ast.AnchorNode); ok {
+		node = anchor.Value
+	}
+	switch node.(type) {
+	case nil, *ast.NullNode, *ast.AliasNode, *ast.TagNode:
+		return nil
+	}
+	if t == durationType {
+		return checkDuration(node, path)
+	}
+	if t.Kind() == reflect.String || reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
+		if _, ok := node.(ast.ScalarNode); !ok {
+			return mismatch(node, path, "a string")
+		}
+		return nil
+	}
+	switch t.Kind() {
+	case reflect.Struct, reflect.Map:
+		return checkMapping(node, t, path)
+	case reflect.Slice:
+		list, ok := node.(*ast.SequenceNode)
+		if !ok {
+			return mismatch(node, path, "a list")
+		}
+		var errs []error
+		for i, element := range list.Values {
+			errs = append(errs, checkNode(element, t.Elem(), fmt.Sprintf("%s[%d]", path, i)))
+		}
+		return errors.Join(errs...)
+	case reflect.Bool:
+		if _, ok := node.(*ast.BoolNode); !ok {
+			return mismatch(node, path, "true or false")
+		}
+	case reflect.Int, reflect.Int64, reflect.Uint32, reflect.Uint64:
+		if _, ok := node.(*ast.IntegerNode); !ok {
+			return mismatch(node, path, "an integer")
+		}
+	case reflect.Float64:
+		if _, ok := node.(*ast.StringNode); ok {
+			return mismatch(node, path, "a number")
+		}
+	}
+	return nil
+}
+
+func checkMapping(node ast.Node, t reflect.Type, path string) error {
+	values, ok := node.(ast.MapNode)
+	if !ok {
+		return mismatch(node, path, "a mapping")
+	}
+	var errs []error
+	for entries := values.MapRange(); entries.Next(); {
+		name := entries.Key().String()
+		below := strings.TrimPrefix(path+"."+name, ".")
+		if t.Kind() == reflect.Map {
+			errs = append(errs, checkNode(entries.Value(), t.Elem(), below))
+			continue
+		}
+		for f := range t.NumField() {
+			if tag, _, _ := strings.Cut(t.Field(f).Tag.Get("yaml"), ","); tag == name {
+				errs = append(errs, checkNode(entries.Value(), t.Field(f).Type, below))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func checkDuration(node ast.Node, path string) error {
+	if s, ok := node.(*ast.StringNode); ok {
+		if _, err := time.ParseDuration(s.Value); err == nil {
+			return nil
+		}
+	}
+	return mismatch(node, path, "a duration such as 500ms, 30s or 5m")
+}
+
+func mismatch(node ast.Node, path, want string) error {
+	return fmt.Errorf("line %d: %s: must be %s", node.GetToken().Position.Line, path, want)
+}

@@ -1,0 +1,62 @@
+// What the page asks of the router: the contract's RPCs under their REST paths, as docs/api.md has them.
+
+const PATIENCE = 10000; // milliseconds
+
+async function call(path, body) {
+  const options = body ? { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) } : {};
+  const answer = await fetch('../kvpilot/v1/' + path, { ...options, signal: AbortSignal.timeout(PATIENCE) });
+  let value;
+  try { value = await answer.json(); } catch { value = {}; }
+  if (answer.status === 401) throw new Error('the router asks for an API key; reload the page to give one');
+  if (!answer.ok) throw Object.assign(new Error(value.error?.message || value.reason || `${answer.status} ${answer.statusText}`), { status: answer.status });
+  return value;
+}
+
+// word is an enum's value as people say it: REPLICA_STATE_READY is ready.
+export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|END)_/, '').toLowerCase().replaceAll('_', ' ');
+
+// milliseconds is a duration of the contract, such as "0.120s".
+export const milliseconds = (duration) => 1000 * parseFloat(duration || 0);
+
+// steps are those of a history, with times in seconds.
+const steps = (list) => (list || []).map((s) => ({ ...s, t: Date.parse(s.time) / 1000, unservedTotal: Object.values(s.unserved).reduce((a, n) => a + n, 0) }));
+
+let seconds = []; // the last minutes' history
+
+// look is the router at this moment. Of the history only what is new is asked for.
+export async function look() {
+  const since = seconds.length ? '?since=' + encodeURIComponent(seconds.at(-1).time) : '';
+  const [status, fleet, loads, recent, history, routers] = await Promise.all(
+    [call('status'), call('replicas'), call('loads'), call('decisions?limit=25&only_chosen=true'), call('history' + since), call('routers')]);
+  const fresh = steps(history.steps);
+  const from = fresh.length ? fresh[0].t : Infinity;
+  const at = Date.parse(status.time);
+  seconds = [...seconds.filter((s) => s.t < from && s.t > at / 1000 - 301), ...fresh];
+  const load = new Map(loads.ranks.map((l) => [`${l.replica_id}/${l.rank}`, l]));
+  for (const r of fleet.replicas) for (const k of r.ranks) k.load = load.get(`${r.replica_id}/${k.rank}`) || {};
+  return { at, status, minute: steps([status.minute])[0], replicas: fleet.replicas, routers: routers.routers, recent: recent.decisions, history: seconds };
+}
+
+export async function hour() { return steps((await call('history?step_seconds=15')).steps); }
+
+export async function traces() { return (await call('traces')).traces; }
+
+// find is every attempt of a decision, or of a request; empty when nothing is known of the id.
+export async function find(id) {
+  const key = encodeURIComponent(id);
+  const paths = [`requests/${key}/decisions`, `decisions/${key}`];
+  for (const path of /^[0-9a-f]{24}$/.test(id) ? paths.reverse() : paths) { // decisions have such ids
+    try { return (await call(path)).decisions; } catch (e) { if (e.status !== 404) throw e; }
+  }
+  return [];
+}
+
+// choose is a dry run: where would a prompt, or a request body in JSON, go?
+export async function choose(model, text) {
+  const ask = { model, dry_run: true, explain: true };
+  if (text.trim().startsWith('{')) {
+    JSON.parse(text); // its errors say where
+    ask.body = { json: btoa(Array.from(new TextEncoder().encode(text), (b) => String.fromCharCode(b)).join('')) };
+  } else ask.text = text;
+  return (await call('choose', ask)).decision;
+}

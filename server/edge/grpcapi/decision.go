@@ -1,0 +1,159 @@
+package grpcapi
+
+import (
+	"encoding/json"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/kit/jsonform"
+	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
+)
+
+const milli = 1000 // seconds to milliseconds
+
+// DecisionLine is an entry of the decision log as a line of its file: the contract's Decision.
+func DecisionLine(e decisionlog.Entry) json.Marshaler { return decisionLine(e) }
+
+type decisionLine decisionlog.Entry
+
+// MarshalJSON implements json.Marshaler.
+func (e decisionLine) MarshalJSON() ([]byte, error) {
+	return jsonform.Marshal(decisionProto(e.Decision, e.Outcome, false))
+}
+
+func decisionProto(d *decision.Decision, o *decision.Outcome, onlyChosen bool) *kvpilotv1.Decision {
+	out := &kvpilotv1.Decision{
+		DecisionId: d.ID, Attempt: uint32(d.Attempt), RequestId: d.RequestID, Time: timestamppb.New(d.At),
+		Model: d.Model, Adapter: d.Adapter, Policy: string(d.Policy), Reason: string(d.Reason),
+		Objective: string(d.Objective), TargetTtft: limitProto(d.Targets.TTFT), TargetTpot: limitProto(d.Targets.TPOT),
+		PromptTokens: uint32(d.PromptTokens), Estimated: d.Estimated, ExpectedOutputTokens: uint32(max(d.ExpectedOutput, 0)),
+		Keyless: d.Keyless, Pinned: d.Pinned, TooLong: d.TooLong, PromptChars: uint32(max(d.PromptChars, 0)),
+		DryRun: d.DryRun, Margin: d.Margin, Params: selector.Numbers(&d.Params), Load: d.Load, Omega: d.Omega,
+		Waited: durationpb.New(d.Waited), Held: durationpb.New(d.Held), Took: durationpb.New(d.Took), Scored: durationpb.New(d.Scored),
+		Tries: uint32(d.Tries), Seed: d.Seed, Cursor: d.Cursor, TraceId: d.TraceID, SpanId: d.SpanID, Tenant: d.Tenant,
+		DecidedBy: d.DecidedBy, AskedBy: d.AskedBy, Alone: d.Alone, Others: uint32(max(d.Others, 0)), VetoedOthers: uint32(max(d.VetoedOthers, 0)),
+	}
+	scale := 1.0
+	if d.Policy == decision.PredictedTTFT {
+		scale = milli
+	}
+	out.Margin *= scale
+	pick := d.Pick()
+	if pick != nil {
+		out.ReplicaId, out.Rank = string(pick.Replica), uint32(pick.Rank)
+	}
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; !onlyChosen || c == pick {
+			out.Candidates = append(out.Candidates, candidateProto(c, scale))
+		}
+	}
+	if s := d.Shadow; s != nil {
+		out.Shadow = &kvpilotv1.Shadow{Policy: string(s.Policy), ReplicaId: string(s.Replica), Rank: uint32(s.Rank), Agrees: s.Agrees, RegretMs: s.Regret * milli}
+	}
+	if o != nil {
+		out.Outcome = outcomeProto(o)
+	}
+	return out
+}
+
+// limitProto leaves out a limit that is not set.
+func limitProto(d time.Duration) *durationpb.Duration {
+	if d == 0 {
+		return nil
+	}
+	return durationpb.New(d)
+}
+
+func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
+	out := &kvpilotv1.Candidate{
+		ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Veto: c.Veto.String(), Overlap: overlapProto(c),
+		Feed: feedProto(c.Feed), BlockSize: c.BlockSize, Session: c.Session,
+		Requests: c.Requests, Waiting: c.Waiting, QueuedTokens: c.QueuedTokens, DecodeBlocks: c.DecodeBlocks, Blocks: c.Blocks,
+		BacklogMs: c.Backlog * milli, SilentMs: c.Silent * milli, UncachedTokens: c.Uncached, PrefillMs: c.Prefill * milli, TtftMs: c.TTFT * milli, Cost: c.Cost * scale,
+		Slowdown: c.Slowdown, PlannedMs: c.Planned * milli, FullStepMs: c.FullStep * milli, DecodeMs: c.Decode * milli, CrowdingMs: c.Crowding * milli,
+		TpotMs: c.TPOT * milli, Late: c.Late, ReturnsPerSecond: c.Returns, SavedMs: c.Saved * milli, ResidualMs: c.Residual * milli,
+		Chars: c.Chars, HeldChars: c.Held, Place: c.Place,
+		Speed: &kvpilotv1.RankSpeed{
+			BendTokens: c.Bend, StepMs: c.StepTime * milli, OverheadMs: c.Overhead * milli, Spread: c.Spread, Source: c.Speed.String(), Busy: c.Busy,
+		},
+	}
+	if c.TokenTime > 0 {
+		out.Speed.TokensPerSecond = 1 / c.TokenTime
+	}
+	if c.EngineWaiting >= 0 {
+		n := uint32(c.EngineWaiting)
+		out.EngineWaiting = &n
+	}
+	if c.KVUsage >= 0 {
+		share := float64(c.KVUsage)
+		out.KvUsage = &share
+	}
+	return out
+}
+
+func rateProto(r chooser.Rate) *kvpilotv1.RankSpeed {
+	return &kvpilotv1.RankSpeed{
+		TokensPerSecond: r.TokensPerSecond, BendTokens: r.Bend, StepMs: r.StepTime * milli, OverheadMs: r.Overhead * milli,
+		Spread: r.Spread, Source: r.Source.String(), Busy: r.Busy, Samples: uint32(r.Samples), PredictionRatio: r.Error,
+	}
+}
+
+func overlapProto(c *decision.Candidate) *kvpilotv1.Overlap {
+	return &kvpilotv1.Overlap{GpuTokens: c.GPU, CpuTokens: c.CPU, DiskTokens: c.Disk}
+}
+
+func outcomeProto(o *decision.Outcome) *kvpilotv1.Outcome {
+	out := &kvpilotv1.Outcome{
+		End: endProto(o.End), ReplicaId: string(o.Replica), Rank: uint32(o.Rank),
+		PredictedTtft: durationpb.New(o.Predicted), Duration: durationpb.New(o.Duration),
+		PredictedCachedTokens: uint32(max(o.PredictedCached, 0)),
+	}
+	if !o.Counted { // the engine's own counts, or none
+		out.PromptTokens, out.OutputTokens, out.CachedTokens = known(o.PromptTokens), known(o.OutputTokens), known(o.CachedTokens)
+	} else {
+		out.CountedOutputTokens = known(o.OutputTokens)
+	}
+	if o.TTFT > 0 {
+		out.Ttft = durationpb.New(o.TTFT)
+	}
+	return out
+}
+
+// known leaves out a count that the engine did not give.
+func known(n int) *uint32 {
+	if n < 0 {
+		return nil
+	}
+	v := uint32(n)
+	return &v
+}
+
+func endProto(e decision.End) kvpilotv1.End {
+	switch e {
+	case decision.EndCompleted:
+		return kvpilotv1.End_END_COMPLETED
+	case decision.EndCanceled:
+		return kvpilotv1.End_END_CANCELED
+	case decision.EndRejected:
+		return kvpilotv1.End_END_REJECTED
+	case decision.EndFailed:
+		return kvpilotv1.End_END_FAILED
+	case decision.EndMoved:
+		return kvpilotv1.End_END_MOVED
+	case decision.EndExpired:
+		return kvpilotv1.End_END_EXPIRED
+	case decision.EndRemoved:
+		return kvpilotv1.End_END_REMOVED
+	case decision.EndResumed:
+		return kvpilotv1.End_END_RESUMED
+	case decision.EndUnserved:
+		return kvpilotv1.End_END_UNSERVED
+	}
+	return kvpilotv1.End_END_UNSPECIFIED
+}

@@ -1,0 +1,120 @@
+package grpcapi
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/observe/history"
+)
+
+// status reports what this router is and does.
+type status struct {
+	kvpilotv1.UnimplementedRouterServiceServer
+	api *API
+}
+
+func (s *status) GetStatus(context.Context, *kvpilotv1.GetStatusRequest) (*kvpilotv1.GetStatusResponse, error) {
+	a := s.api
+	choice, index := a.Choice(), a.Index()
+	out := &kvpilotv1.GetStatusResponse{
+		Time: timestamppb.Now(), Version: a.Version, Uptime: durationpb.New(time.Since(a.began)),
+		Policy: string(choice.Policy), ShadowPolicy: string(choice.Shadow),
+		Booked: uint32(a.Book.Live()), Held: uint32(a.Waiting()),
+		Index:  &kvpilotv1.IndexStatus{Blocks: uint64(index.Blocks), MaxBlocks: uint64(index.MaxBlocks), Bytes: uint64(index.Bytes), Cut: index.Cut},
+		Minute: stepProto(a.History.Minute()),
+	}
+	if err := a.Ready(); err != nil {
+		out.NotReady = err.Error()
+	}
+	for _, m := range a.Tokens.Parity() {
+		out.Parity = append(out.Parity, &kvpilotv1.TokenParity{Model: m.Model, State: m.State, Detail: m.Detail})
+	}
+	return out, nil
+}
+
+func (s *status) GetHistory(_ context.Context, in *kvpilotv1.GetHistoryRequest) (*kvpilotv1.GetHistoryResponse, error) {
+	out := &kvpilotv1.GetHistoryResponse{}
+	for _, step := range s.api.History.Since(in.GetSince().AsTime(), in.GetStepSeconds() > 1) {
+		out.Steps = append(out.Steps, stepProto(step))
+	}
+	return out, nil
+}
+
+func stepProto(s history.Step) *kvpilotv1.HistoryStep {
+	out := &kvpilotv1.HistoryStep{
+		Time: timestamppb.New(time.Unix(s.T, 0)), Seconds: uint32(s.Seconds), Requests: uint32(s.Requests), Failed: uint32(s.Failed),
+		PromptTokens: uint64(s.PromptTokens), CachedTokens: uint64(s.CachedTokens), CountedTokens: uint64(s.CountedTokens),
+		TtftP50Ms: s.P50, TtftP99Ms: s.P99, ShadowRegretMs: s.Regret, Unserved: map[string]uint32{},
+	}
+	for reason, n := range s.Unserved {
+		out.Unserved[reason] = uint32(n)
+	}
+	if s.Agreed >= 0 {
+		out.ShadowAgreed = &s.Agreed
+	}
+	return out
+}
+
+func (s *status) ListTraces(ctx context.Context, _ *kvpilotv1.ListTracesRequest) (*kvpilotv1.ListTracesResponse, error) {
+	s.api.recordRead(ctx, kvpilotv1.RouterService_ListTraces_FullMethodName, "")
+	out := &kvpilotv1.ListTracesResponse{}
+	for _, spans := range s.api.Traces.Last() {
+		out.Traces = append(out.Traces, traceProto(spans))
+	}
+	return out, nil
+}
+
+// traceProto turns spans into what a waterfall needs. The first local span ended last.
+func traceProto(spans []sdktrace.ReadOnlySpan) *kvpilotv1.Trace {
+	root := spans[len(spans)-1]
+	began := root.StartTime()
+	out := &kvpilotv1.Trace{
+		TraceId: root.SpanContext().TraceID().String(), Name: root.Name(),
+		Time: timestamppb.New(began), DurationMs: millis(root.EndTime().Sub(began)),
+	}
+	for _, s := range spans {
+		one := &kvpilotv1.Span{
+			SpanId: s.SpanContext().SpanID().String(), Name: s.Name(),
+			StartMs: millis(s.StartTime().Sub(began)), DurationMs: millis(s.EndTime().Sub(s.StartTime())),
+			Failed: s.Status().Code == codes.Error, Attributes: map[string]string{},
+		}
+		if s.Parent().IsValid() {
+			one.ParentSpanId = s.Parent().SpanID().String()
+		}
+		for _, a := range s.Attributes() {
+			one.Attributes[string(a.Key)] = attributeText(a.Value)
+		}
+		for _, e := range s.Events() {
+			name := e.Name
+			for _, a := range e.Attributes {
+				name += " " + attributeText(a.Value)
+			}
+			one.Events = append(one.Events, &kvpilotv1.SpanEvent{Name: name, AtMs: millis(e.Time.Sub(began))})
+		}
+		out.Failed = out.Failed || one.Failed
+		out.Spans = append(out.Spans, one)
+	}
+	slices.SortStableFunc(out.Spans, func(a, b *kvpilotv1.Span) int { return cmp.Compare(a.StartMs, b.StartMs) })
+	return out
+}
+
+// attributeText is an attribute's value for people. A message takes UTF-8 only.
+func attributeText(v attribute.Value) string {
+	text := v.String()
+	if v.Type() == attribute.STRINGSLICE {
+		text = strings.Join(v.AsStringSlice(), ", ")
+	}
+	return strings.ToValidUTF8(text, "\ufffd")
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

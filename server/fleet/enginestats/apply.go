@@ -1,0 +1,103 @@
+package enginestats
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// ranks returns the target's slots by rank.
+func (p *Poller) ranks(t *target) map[int]replica.Slot {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(t.slots)
+}
+
+// noteOwn notes the requests that this router has on each rank.
+func (p *Poller) noteOwn(t *target) {
+	for _, slot := range p.ranks(t) {
+		if t.senders[slot] == nil {
+			t.senders[slot] = new(Senders)
+		}
+		t.senders[slot].Asked(p.params.InFlight(slot))
+	}
+}
+
+// apply applies a page.
+func (p *Poller) apply(t *target, pg *page, now time.Time) {
+	slots := p.ranks(t)
+	engines := slices.Sorted(maps.Keys(pg.engines))
+	counted := uint64(0)
+	for place, index := range engines {
+		e := pg.engines[index]
+		counted += count(e.prompt + e.output)
+		slot, ok := pick(slots, index, place, len(engines))
+		a := p.account(slot)
+		if !ok || a == nil {
+			continue
+		}
+		if t.senders[slot] == nil {
+			t.senders[slot] = new(Senders)
+		}
+		s := t.senders[slot].See(e.stats(now), p.params.InFlight(slot), p.config.Load().Stale)
+		a.stats.Store(&s)
+	}
+	p.notify(t, pg, counted, now)
+}
+
+// pick finds the slot of an engine. Its label is the rank's index, or, when a replica shows the
+// ranks of a larger group, the label's place among the others.
+func pick(slots map[int]replica.Slot, index, place, engines int) (replica.Slot, bool) {
+	if engines == len(slots) {
+		index = place
+	}
+	slot, ok := slots[max(index, 0)]
+	return slot, ok
+}
+
+func (e *engine) stats(now time.Time) Stats {
+	return Stats{
+		At: now, Running: int(count(e.running)), Waiting: int(count(e.waiting)), KVUsage: min(max(e.usage, 0), 1),
+		QueryTokens: count(max(e.queries, e.oldQueries)), HitTokens: count(max(e.hits, e.oldHits)), PrefillSeconds: max(0, e.prefill),
+		PromptTokens: count(e.prompt), OutputTokens: count(e.output),
+		Preemptions: count(e.preemptions),
+	}
+}
+
+// count makes a sample a count, within what fits.
+func count(v float64) uint64 { return uint64(min(max(v, 0), 1<<62)) }
+
+// notify reports what is new about the engine itself.
+func (p *Poller) notify(t *target, pg *page, counted uint64, now time.Time) {
+	switch {
+	case !pg.began.IsZero():
+		if !pg.began.Equal(t.began) && p.params.OnStart != nil {
+			p.params.OnStart(t.replica.Load().ID, pg.began.Add(pg.ahead))
+		}
+		t.began = pg.began
+	case counted < t.counted && p.params.OnRestart != nil:
+		p.params.OnRestart(t.replica.Load().ID, now)
+	}
+	t.counted = counted
+	if pg.learned != t.learned && pg.learned != (Learned{}) {
+		t.learned = pg.learned
+		if p.params.OnLearned != nil {
+			p.params.OnLearned(t.replica.Load().ID, pg.learned)
+		}
+	}
+}
+
+// ahead is how far this machine's clock is ahead of the one that made the answer, to a second.
+func ahead(resp *http.Response, now time.Time) time.Duration {
+	date, err := http.ParseTime(resp.Header.Get("Date"))
+	if err != nil {
+		return 0
+	}
+	if d := now.Sub(date).Truncate(time.Second); d > time.Second || d < -time.Second {
+		return d
+	}
+	return 0 // what rounding makes of clocks that agree
+}

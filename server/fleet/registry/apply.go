@@ -1,0 +1,50 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// Registration is what a peer knows of a registered replica.
+type Registration struct {
+	Spec Spec
+	// Left is what is left of the lease. Zero: the registration was withdrawn.
+	Left time.Duration
+}
+
+// ApplyDrain puts in force what drained returns for a replica, known or not. The function runs in the order of all other
+// changes, so that it sees those of this router's callers; it must not block.
+func (r *Registry) ApplyDrain(ctx context.Context, id replica.ID, drained func() bool) error {
+	return r.do(ctx, func(c *core) error {
+		if drain := drained(); drain != c.drained(id) {
+			c.setDrain(id, c.entries[id], drain)
+		}
+		return nil
+	})
+}
+
+// ApplyRegistration puts in force what registration returns for a replica, as ApplyDrain does. A replica that is configured or
+// discovered here stays as it is.
+func (r *Registry) ApplyRegistration(ctx context.Context, id replica.ID, registration func() Registration) error {
+	return r.do(ctx, func(c *core) error {
+		now := registration()
+		if now.Left <= 0 {
+			if _, registered := c.leases[id]; registered {
+				c.deregister(id)
+			}
+			return nil
+		}
+		now.Spec.ID = id
+		spec, err := r.admit(now.Spec)
+		if err != nil {
+			return err
+		}
+		if _, err := c.register(spec, now.Left); err != nil && !errors.Is(err, ErrTaken) {
+			return err
+		}
+		return nil
+	})
+}

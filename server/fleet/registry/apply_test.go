@@ -1,0 +1,88 @@
+package registry_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+)
+
+func TestChangesByCallersAreReported(t *testing.T) {
+	var log []string
+	params := registry.Params{
+		OnDrain: func(id replica.ID, drained bool) { log = append(log, fmt.Sprint("drain ", id, " ", drained)) },
+		OnRegistered: func(s registry.Spec, left time.Duration) {
+			log = append(log, fmt.Sprint("register ", s.ID, " ", s.URL, " ", left))
+		},
+		OnDeregistered: func(id replica.ID) { log = append(log, fmt.Sprint("deregister ", id)) },
+	}
+	virtual(t, newFleet("a", "b"), listed(), params, func(t *testing.T, r *registry.Registry, _ *watcher) {
+		ctx := t.Context()
+		mustRegister(t, r, spec("a"), time.Hour)
+		mustRegister(t, r, spec("a"), time.Minute)
+		for _, do := range []func() error{
+			func() error { return r.Drain(ctx, "a") },
+			func() error { return r.Drain(ctx, "a") }, // no change
+			func() error { return r.Undrain(ctx, "a") },
+			func() error { return r.Deregister(ctx, "a") },
+			// What a peer reported is not reported back.
+			func() error { return r.ApplyDrain(ctx, "b", func() bool { return true }) },
+			func() error {
+				return r.ApplyRegistration(ctx, "b", func() registry.Registration { return registry.Registration{Spec: spec("b"), Left: time.Minute} })
+			},
+		} {
+			if err := do(); err != nil {
+				t.Error(err)
+			}
+		}
+		url := spec("a").URL
+		want := []string{"register a " + url + " 1h0m0s", "register a " + url + " 1m0s", "drain a true", "drain a false", "deregister a"}
+		if !slices.Equal(log, want) {
+			t.Errorf("reported %q, want %q", log, want)
+		}
+	})
+}
+
+func TestWhatPeersReportIsApplied(t *testing.T) {
+	virtual(t, newFleet("a", "s"), listed(spec("s")), registry.Params{}, func(t *testing.T, r *registry.Registry, _ *watcher) {
+		ctx := t.Context()
+		apply := func(id replica.ID, left time.Duration) error {
+			return r.ApplyRegistration(ctx, id, func() registry.Registration { return registry.Registration{Spec: spec(string(id)), Left: left} })
+		}
+		if err := r.ApplyDrain(ctx, "a", func() bool { return true }); err != nil {
+			t.Errorf("drain of a replica that is not known yet: %v", err)
+		}
+		if err := apply("a", time.Minute); err != nil {
+			t.Error(err)
+		}
+		pass(time.Second)
+		wantState(t, r, "a", replica.StateDraining)
+		if err := r.ApplyDrain(ctx, "a", func() bool { return false }); err != nil {
+			t.Error(err)
+		}
+		wantState(t, r, "a", replica.StateReady)
+		if err := apply("s", 0); err != nil {
+			t.Error(err)
+		}
+		if err := apply("s", time.Minute); err != nil {
+			t.Errorf("a registration of a configured replica: %v", err)
+		}
+		wantState(t, r, "s", replica.StateReady)
+		bad := spec("x")
+		bad.URL = "http://169.254.169.254"
+		err := r.ApplyRegistration(ctx, "x", func() registry.Registration { return registry.Registration{Spec: bad, Left: time.Minute} })
+		if !errors.Is(err, registry.ErrForbidden) {
+			t.Errorf("a peer's registration of the metadata service: %v", err)
+		}
+		if err := apply("a", 0); err != nil {
+			t.Error(err)
+		}
+		if _, there := r.Snapshot().Replica("a"); there {
+			t.Error("a withdrawn registration stays")
+		}
+	})
+}

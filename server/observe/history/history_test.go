@@ -1,0 +1,87 @@
+package history_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/observe/history"
+)
+
+func TestHistoryCountsBySecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := history.New()
+		for range 99 {
+			h.Outcome(decision.Outcome{TTFT: 10 * time.Millisecond, PromptTokens: 100, CachedTokens: 60})
+		}
+		h.Outcome(decision.Outcome{TTFT: 5 * time.Second, PromptTokens: 100, CachedTokens: -1, End: decision.EndFailed})
+		h.Decision(&decision.Decision{Shadow: &decision.Shadow{Agrees: true, Regret: .2}})
+		h.Decision(&decision.Decision{Shadow: &decision.Shadow{Regret: .4}})
+		h.Decision(&decision.Decision{})
+		for range 3 {
+			h.Unserved("no_replica")
+		}
+		h.Unserved("rate_limit_exceeded")
+		time.Sleep(2 * time.Second)
+		h.Outcome(decision.Outcome{})
+		got := h.Since(time.Time{}, false)
+		if len(got) != 2 {
+			t.Fatalf("%d seconds, want 2", len(got))
+		}
+		s := got[0]
+		if s.Requests != 100 || s.Failed != 1 || s.PromptTokens != 9900 || s.CachedTokens != 5940 {
+			t.Errorf("counted %+v", s)
+		}
+		if s.Unserved["no_replica"] != 3 || s.Unserved["rate_limit_exceeded"] != 1 || s.Seconds != 1 {
+			t.Errorf("unserved were %v in %d s", s.Unserved, s.Seconds)
+		}
+		if list := h.Since(time.Unix(s.T+1, 0), false); len(list) != 1 || list[0].T <= s.T {
+			t.Errorf("since the second one: %+v", list)
+		}
+		if s.P50 < 9.5 || s.P50 > 10.5 || s.P99 < 9.5 || s.P99 > 10.5 {
+			t.Errorf("p50 %v, p99 %v; want 10 ms within five percent", s.P50, s.P99)
+		}
+		if m := h.Minute(); m.Requests != 101-1 || m.Seconds != 2 || m.P50 < 9.5 || m.P50 > 10.5 {
+			t.Errorf("the minute is %+v", m)
+		}
+		if m := h.Minute(); m.Unserved["no_replica"] != 3 || m.Unserved["rate_limit_exceeded"] != 1 {
+			t.Errorf("unserved in the minute: %v", m.Unserved)
+		}
+		if s.Agreed != .5 || s.Regret < 299 || s.Regret > 301 {
+			t.Errorf("shadow agreed %v, regret %v ms; want 0.5 and 300", s.Agreed, s.Regret)
+		}
+		time.Sleep(301 * time.Second)
+		if got := h.Since(time.Time{}, false); len(got) != 0 {
+			t.Errorf("%d seconds are left after five minutes", len(got))
+		}
+		if m := h.Minute(); m.Requests != 0 || m.Seconds != 60 || m.P50 != 0 {
+			t.Errorf("the empty minute is %+v", m)
+		}
+		hour := h.Since(time.Time{}, true)
+		if len(hour) != 1 || hour[0].Requests != 101 || hour[0].T%15 != 0 || hour[0].Seconds != 15 || hour[0].P50 < 9.5 || hour[0].P50 > 10.5 {
+			t.Errorf("the hour has %+v", hour)
+		}
+		time.Sleep(time.Hour)
+		if hour := h.Since(time.Time{}, true); len(hour) != 0 {
+			t.Errorf("%d steps are left after an hour", len(hour))
+		}
+	})
+}
+
+func TestTheLastTracesAreKept(t *testing.T) {
+	var traces history.Traces
+	if got := traces.Last(); got != nil {
+		t.Errorf("an empty ring has %v", got)
+	}
+	traces.Add(make([]sdktrace.ReadOnlySpan, 1)) // nothing to draw
+	for n := range 30 {
+		traces.Add(make([]sdktrace.ReadOnlySpan, n+2))
+	}
+	got := traces.Last()
+	if len(got) != 24 || len(got[0]) != 31 || len(got[23]) != 8 {
+		t.Errorf("%d traces are kept", len(got))
+	}
+}

@@ -1,0 +1,159 @@
+package decide
+
+import (
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+)
+
+// progressEvery is how often a booking's progress is reported at most.
+const progressEvery = time.Second
+
+// booking is one request in flight at this frontend. It is its choice's Observer.
+type booking struct {
+	frontend *Frontend
+	number   uint64
+	pool     string
+	model    string
+	session  string
+	expected int
+	// tokens, unstreamed, leased and quiet are the request's.
+	tokens                    int
+	unstreamed, leased, quiet bool
+
+	reported atomic.Int64 // when progress was sent last, in nanoseconds since 1970
+
+	// Guarded by the frontend's mu.
+	at        ID // the peer that knows it, empty for none
+	choice    *chooser.Choice
+	hashes    []blockhash.Hash
+	prefilled bool
+	output    int
+	ended     bool
+}
+
+func newBooking(f *Frontend, w *Waiting, number uint64) *booking {
+	req := w.req
+	return &booking{
+		frontend: f, number: number, pool: w.pool, model: req.Model, session: req.Session, expected: req.ExpectedOutput, tokens: req.PromptTokens,
+		unstreamed: req.Unstreamed || req.Lease != 0 && !req.Reports, leased: req.Lease != 0, quiet: req.Quiet,
+	}
+}
+
+// enter notes a choice that was made, and says so to the router that decides for its pool; mu is held.
+func (f *Frontend) enter(b *booking, c *chooser.Choice, hashes func(int) []blockhash.Hash) {
+	if b.ended {
+		return
+	}
+	b.choice = c
+	if hashes != nil {
+		b.hashes = hashes(int(c.Decision.Pick().BlockSize))
+	}
+	f.live[b.number] = b
+	if to := f.decider(b.pool); to != f.params.Self {
+		f.assign(b, to)
+		f.sendBookings(to, false, []*booking{b})
+	}
+}
+
+// assign notes which peer knows the booking; mu is held.
+func (f *Frontend) assign(b *booking, to ID) {
+	if p := f.peers[b.at]; p != nil {
+		p.bookings--
+		p.sum ^= mix(b.number)
+	}
+	b.at = ""
+	if p := f.peers[to]; p != nil {
+		b.at = to
+		p.bookings++
+		p.sum ^= mix(b.number)
+	}
+}
+
+// FirstToken implements chooser.Observer.
+func (b *booking) FirstToken() {
+	f := b.frontend
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b.prefilled = true; b.at != "" && !b.ended {
+		f.params.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_FirstToken{FirstToken: b.number}})
+	}
+}
+
+// Progress implements chooser.Observer.
+func (b *booking) Progress(output int) {
+	f := b.frontend
+	now, last := f.params.Now().UnixNano(), b.reported.Load()
+	if now-last < int64(progressEvery) || !b.reported.CompareAndSwap(last, now) {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b.output = max(b.output, output); b.at != "" && !b.ended {
+		f.params.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Progress{
+			Progress: &kvpilotv1.Progress{Number: b.number, OutputTokens: uint32(max(0, b.output))},
+		}})
+	}
+}
+
+// Ended implements chooser.Observer.
+func (b *booking) Ended(r chooser.Result) {
+	f := b.frontend
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b.ended {
+		return
+	}
+	b.ended = true
+	delete(f.live, b.number)
+	if b.at != "" {
+		f.params.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_End{End: endOf(b.number, r)}})
+		f.assign(b, "")
+	}
+}
+
+// maxList is how many bookings one message has at most.
+const maxList = 256
+
+// sendBookings reports to a peer the bookings; mu is held. all: it forgets those that are not among them.
+func (f *Frontend) sendBookings(to ID, all bool, list []*booking) {
+	now := f.params.Now()
+	for first := true; first || len(list) > 0; first = false {
+		part := list[:min(len(list), maxList)]
+		list = list[len(part):]
+		msg := &kvpilotv1.Bookings{All: all, More: len(list) > 0}
+		for _, b := range part {
+			msg.Bookings = append(msg.Bookings, b.proto(now))
+		}
+		f.metrics.handedOver(len(part))
+		f.params.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Bookings{Bookings: msg}})
+	}
+}
+
+// proto describes the booking; the frontend's mu is held.
+func (b *booking) proto(now time.Time) *kvpilotv1.Booking {
+	d := b.choice.Decision
+	cand := d.Pick()
+	out := &kvpilotv1.Booking{
+		Number: b.number, Id: d.ID, Attempt: uint32(d.Attempt), Tenant: d.Tenant, Model: b.model, Session: b.session,
+		ReplicaId: string(cand.Replica), Rank: uint32(cand.Rank), PromptTokens: uint32(max(0, b.tokens)), UncachedTokens: cand.Uncached,
+		PrefillS: cand.Prefill * (1 + cand.Slowdown), ExpectedOutput: uint32(max(0, b.expected)), OutputTokens: uint32(max(0, b.output)),
+		Prefilled: b.prefilled, Unstreamed: b.unstreamed, Leased: b.leased, Quiet: b.quiet, Age: durationpb.New(max(0, now.Sub(d.At))),
+	}
+	if d.TooLong {
+		out.PromptTokens, out.UncachedTokens, out.PrefillS = 0, 0, 0
+	} else if b.hashes != nil {
+		out.Keys = keysOf(int(cand.BlockSize), b.hashes)
+	}
+	return out
+}
+
+// sendDrop voids a question or booking at a peer; mu is held.
+func (f *Frontend) sendDrop(to ID, number uint64) {
+	f.params.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Drop{Drop: number}})
+}

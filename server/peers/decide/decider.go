@@ -1,0 +1,368 @@
+package decide
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+)
+
+// Decider answers the questions of peers by this router's own chooser. Make one with NewDecider.
+type Decider struct {
+	cfg     Config
+	params  Params
+	metrics *deciderMetrics
+
+	mu      sync.Mutex
+	clients map[ID]*client    // guarded by mu
+	ability kvpilotv1.Ability // as it was announced last; guarded by mu
+}
+
+// client is a peer's frontend. The Decider's mu guards it.
+type client struct {
+	id     ID
+	up     bool
+	heard  time.Time
+	asks   map[uint64]*question
+	booked map[uint64]*booked
+	// numbers has the number of each reservation among both. A frontend's numbers grow: of two for one reservation the lower is void.
+	numbers map[string]uint64
+	// begun and sum describe the bookings that the frontend knows of: how many, and the sum of their mixed numbers.
+	begun uint32
+	sum   uint64
+	// listed are the bookings of a list that has come in part, nil between lists.
+	listed map[uint64]bool
+	// resynced is when all bookings were asked for last.
+	resynced time.Time
+}
+
+// question waits for its choice.
+type question struct {
+	id      string // of the reservation
+	waiting *chooser.Waiting
+	done    bool // it was decided
+	dropped bool // its frontend does not want it any more
+}
+
+// booked is a peer's request in flight.
+type booked struct {
+	id     string
+	choice *chooser.Choice // nil for one that could not be booked here
+	begun  bool
+	since  time.Time
+}
+
+// NewDecider returns a Decider without clients. cfg must be valid. It starts nothing.
+func NewDecider(cfg Config, params Params) *Decider {
+	params.fill()
+	d := &Decider{cfg: cfg, params: params, clients: map[ID]*client{}, ability: params.Ability()}
+	d.metrics = newDeciderMetrics(params.Meter, d)
+	return d
+}
+
+// Up notes that a peer's frontend is connected: its events arrive, in order, beginning with a list of its bookings. Those that it
+// had before remain until then.
+func (d *Decider) Up(id ID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := d.clients[id]
+	if c == nil {
+		c = &client{id: id, asks: map[uint64]*question{}, booked: map[uint64]*booked{}, numbers: map[string]uint64{}}
+		d.clients[id] = c
+	}
+	c.up, c.heard, c.listed = true, d.params.Now(), nil
+}
+
+// Down notes that the connection broke. Its questions leave the queue at once, its bookings remain for Config.Grace.
+func (d *Decider) Down(id ID) {
+	d.mu.Lock()
+	c := d.clients[id]
+	if c == nil {
+		d.mu.Unlock()
+		return
+	}
+	c.up, c.heard = false, d.params.Now()
+	leaving := c.leave()
+	d.mu.Unlock()
+	for _, w := range leaving {
+		w.Leave()
+	}
+}
+
+// leave drops all questions and returns those that wait in the queue; the Decider's mu is held.
+func (c *client) leave() (waiting []*chooser.Waiting) {
+	for n, q := range c.asks {
+		q.dropped = true
+		if q.waiting != nil {
+			waiting = append(waiting, q.waiting)
+		}
+		delete(c.asks, n)
+		c.unname(q.id, n)
+	}
+	return waiting
+}
+
+// Event takes what a peer's Frontend says.
+func (d *Decider) Event(from ID, ev *kvpilotv1.FrontendEvent) {
+	d.mu.Lock()
+	c := d.clients[from]
+	if c == nil {
+		d.mu.Unlock()
+		return
+	}
+	c.heard = d.params.Now()
+	d.mu.Unlock()
+	switch e := ev.GetEvent().(type) {
+	case *kvpilotv1.FrontendEvent_Ask:
+		d.ask(c, e.Ask)
+	case *kvpilotv1.FrontendEvent_Drop:
+		d.drop(c, e.Drop)
+	case *kvpilotv1.FrontendEvent_Begin:
+		d.begin(c, e.Begin)
+	case *kvpilotv1.FrontendEvent_FirstToken:
+		if choice := d.choice(c, e.FirstToken); choice != nil {
+			choice.FirstToken()
+		}
+	case *kvpilotv1.FrontendEvent_Progress:
+		if choice := d.choice(c, e.Progress.GetNumber()); choice != nil {
+			choice.Progress(int(e.Progress.GetOutputTokens()))
+		}
+	case *kvpilotv1.FrontendEvent_End:
+		d.end(c, e.End.GetNumber(), resultOf(e.End))
+	case *kvpilotv1.FrontendEvent_Bookings:
+		d.bookings(c, e.Bookings)
+	case *kvpilotv1.FrontendEvent_Ping:
+		d.ping(c, e.Ping)
+	}
+}
+
+// ask decides a question, now or when the hold queue releases it.
+func (d *Decider) ask(c *client, ask *kvpilotv1.Ask) {
+	number := ask.GetNumber()
+	q := &question{id: ask.GetId()}
+	d.mu.Lock()
+	older, ok := c.name(q.id, number)
+	if ok {
+		c.asks[number] = q
+	}
+	d.mu.Unlock()
+	if !ok {
+		return
+	}
+	d.drop(c, older)
+	req := requestOf(ask, c.id, d.params.Replicas(ask.GetModel(), ask.GetServed()))
+	var deadline time.Time
+	if ask.GetDeadline() != nil {
+		deadline = d.params.Now().Add(ask.GetDeadline().AsDuration())
+	}
+	w := d.params.Chooser.Submit(req, deadline, func(choice *chooser.Choice, err error) { d.decided(c, number, q, choice, err) })
+	if w == nil {
+		return
+	}
+	d.mu.Lock()
+	dropped := q.dropped
+	if !dropped && !q.done {
+		q.waiting = w
+		d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Held{Held: number}})
+	}
+	d.mu.Unlock()
+	if dropped {
+		w.Leave()
+	}
+}
+
+// decided answers a question.
+func (d *Decider) decided(c *client, number uint64, q *question, choice *chooser.Choice, err error) {
+	d.mu.Lock()
+	q.done = true
+	if q.dropped {
+		d.mu.Unlock()
+		if choice != nil {
+			choice.Release(void())
+		}
+		return
+	}
+	delete(c.asks, number)
+	if err != nil || !choice.Booked() {
+		c.unname(q.id, number)
+	}
+	if err != nil {
+		d.metrics.decided(outcomeRefused)
+		d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Refused{Refused: refusalOf(number, err)}})
+		d.mu.Unlock()
+		return
+	}
+	if choice.Booked() {
+		c.booked[number] = &booked{id: q.id, choice: choice, since: d.params.Now()}
+	}
+	d.metrics.decided(outcomeChosen)
+	d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Chosen{Chosen: chosenOf(number, choice)}})
+	d.mu.Unlock()
+}
+
+// name notes the number of a reservation's question or booking, and returns the one that it replaces, 0 for none. It returns false
+// when the number is known or void; the Decider's mu is held.
+func (c *client) name(id string, number uint64) (older uint64, ok bool) {
+	if older = c.numbers[id]; older >= number {
+		return 0, false
+	}
+	c.numbers[id] = number
+	return older, true
+}
+
+func (c *client) unname(id string, number uint64) {
+	if c.numbers[id] == number {
+		delete(c.numbers, id)
+	}
+}
+
+// reply sends to a client that is connected; mu is held.
+func (d *Decider) reply(c *client, r *kvpilotv1.DeciderReply) {
+	if c.up {
+		d.params.SendReply(c.id, r)
+	}
+}
+
+// drop voids a question or a booking.
+func (d *Decider) drop(c *client, number uint64) {
+	d.mu.Lock()
+	q := c.asks[number]
+	if q == nil {
+		d.mu.Unlock()
+		d.end(c, number, void())
+		return
+	}
+	q.dropped = true
+	delete(c.asks, number)
+	c.unname(q.id, number)
+	w := q.waiting
+	d.mu.Unlock()
+	if w != nil {
+		w.Leave()
+	}
+}
+
+// begin notes that the frontend uses a choice.
+func (d *Decider) begin(c *client, number uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if b := c.booked[number]; b != nil {
+		c.count(number, b)
+	}
+}
+
+// count counts a booking as one that the frontend knows of.
+func (c *client) count(number uint64, b *booked) {
+	if !b.begun {
+		b.begun = true
+		c.begun++
+		c.sum ^= mix(number)
+	}
+}
+
+// remove takes a booking off the books; the Decider's mu is held. Its choice, which may be nil, is to be released without it.
+func (c *client) remove(number uint64) *chooser.Choice {
+	b := c.booked[number]
+	if b == nil {
+		return nil
+	}
+	delete(c.booked, number)
+	c.unname(b.id, number)
+	if b.begun {
+		c.begun--
+		c.sum ^= mix(number)
+	}
+	return b.choice
+}
+
+func (d *Decider) choice(c *client, number uint64) *chooser.Choice {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if b := c.booked[number]; b != nil {
+		return b.choice
+	}
+	return nil
+}
+
+// end releases a booking.
+func (d *Decider) end(c *client, number uint64, r chooser.Result) {
+	d.mu.Lock()
+	choice := c.remove(number)
+	d.mu.Unlock()
+	if choice != nil {
+		choice.Release(r)
+	}
+}
+
+// resyncEvery is how often a frontend is asked for all its bookings at most.
+const resyncEvery = time.Second
+
+// ping answers a ping, and asks for all bookings when the frontend's differ from those here.
+func (d *Decider) ping(c *client, in *kvpilotv1.Ping) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Pong{Pong: &kvpilotv1.Pong{Number: in.GetNumber(), Ability: d.params.Ability()}}})
+	now := d.params.Now()
+	if (c.begun != in.GetBookings() || c.sum != in.GetSum()) && now.Sub(c.resynced) >= resyncEvery {
+		c.resynced = now
+		d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Resync{Resync: true}})
+	}
+}
+
+// Tick releases what belongs to frontends that stayed away, and informs the others that this router's ability has changed.
+func (d *Decider) Tick() {
+	now := d.params.Now()
+	var released []*chooser.Choice
+	var leaving []*chooser.Waiting
+	d.mu.Lock()
+	for id, c := range d.clients {
+		away := now.Sub(c.heard) > d.cfg.Grace
+		if away {
+			leaving = append(leaving, c.leave()...)
+		}
+		for n, b := range c.booked {
+			if away || !b.begun && now.Sub(b.since) > d.cfg.Grace {
+				if choice := c.remove(n); choice != nil {
+					released = append(released, choice)
+				}
+			}
+		}
+		if away && !c.up {
+			delete(d.clients, id)
+		}
+	}
+	if a := d.params.Ability(); a != d.ability {
+		d.ability = a
+		for _, c := range d.clients {
+			d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Pong{Pong: &kvpilotv1.Pong{Ability: a}}})
+		}
+	}
+	d.mu.Unlock()
+	for _, w := range leaving {
+		w.Leave()
+	}
+	for _, choice := range released {
+		choice.Release(void())
+	}
+}
+
+// tickEvery is how often Tick is to be called.
+func (d *Decider) tickEvery() time.Duration {
+	return max(time.Millisecond, min(d.cfg.Grace/10, 100*time.Millisecond))
+}
+
+// Run calls Tick until ctx ends.
+func (d *Decider) Run(ctx context.Context) error {
+	ticker := time.NewTicker(d.tickEvery())
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			d.Tick()
+		}
+	}
+}

@@ -1,0 +1,347 @@
+package decide
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// Params are what a Frontend and a Decider of one router work with.
+type Params struct {
+	// Self is this router.
+	Self ID
+	// Chooser is this router's own.
+	Chooser *chooser.Chooser
+	// Pool names the pool that a model's requests go to. Models that share replicas are one pool, by the same name at every router.
+	Pool func(model string) string
+	// Replicas are those that serve a model, by the name that clients use or by the one that engines know.
+	Replicas func(model, served string) []*replica.Replica
+	// RankOf names the rank of a slot.
+	RankOf func(replica.Slot) (replica.Rank, bool)
+	// Broken lists the replicas that this router finds broken; nil: none.
+	Broken func() []replica.ID
+	// Ability is how fit this router is to decide now; nil: able.
+	Ability func() kvpilotv1.Ability
+	// SendEvent takes a frontend's event to a peer's Decider.Event, SendReply a decider's reply to a peer's Frontend.Reply.
+	SendEvent func(to ID, ev *kvpilotv1.FrontendEvent)
+	SendReply func(to ID, reply *kvpilotv1.DeciderReply)
+	// After calls a function when a time has passed, without locks held; nil: at once.
+	After func(time.Duration, func())
+	// Now is the clock; nil takes the system's.
+	Now   func() time.Time
+	Log   *slog.Logger
+	Meter metric.MeterProvider
+}
+
+func (p *Params) fill() {
+	if p.After == nil {
+		p.After = func(_ time.Duration, f func()) { f() }
+	}
+	if p.Now == nil {
+		p.Now = time.Now
+	}
+	if p.Log == nil {
+		p.Log = slog.New(slog.DiscardHandler)
+	}
+	if p.Ability == nil {
+		p.Ability = func() kvpilotv1.Ability { return kvpilotv1.Ability_ABILITY_ABLE }
+	}
+	if p.Broken == nil {
+		p.Broken = func() []replica.ID { return nil }
+	}
+}
+
+// Frontend chooses for this router's requests, by asking the decider of each pool. Make one with NewFrontend.
+type Frontend struct {
+	cfg     Config
+	params  Params
+	metrics *metrics
+	number  atomic.Uint64
+
+	mu      sync.Mutex
+	peers   map[ID]*peer        // those that were up once and did not leave; guarded by mu
+	asks    map[uint64]*Waiting // questions without an answer; guarded by mu
+	fresh   []unanswered        // those that no reply was seen for, the oldest first; guarded by mu
+	here    map[*Waiting]bool   // requests in this router's own hold queue; guarded by mu
+	live    map[uint64]*booking // all requests in flight; guarded by mu
+	placed  map[string]ID       // the decider of each pool, as long as nothing changes; guarded by mu
+	ability kvpilotv1.Ability   // this router's own, as it was at the last look; guarded by mu
+}
+
+// unanswered is a question in the order of asking.
+type unanswered struct {
+	number uint64
+	asked  time.Time
+}
+
+// NewFrontend returns a Frontend without peers. cfg must be valid. It starts nothing.
+func NewFrontend(cfg Config, params Params) *Frontend {
+	params.fill()
+	f := &Frontend{
+		cfg: cfg, params: params, peers: map[ID]*peer{}, asks: map[uint64]*Waiting{},
+		here: map[*Waiting]bool{}, live: map[uint64]*booking{}, placed: map[string]ID{}, ability: params.Ability(),
+	}
+	f.metrics = newMetrics(params.Meter, f)
+	return f
+}
+
+// Choose is chooser.Chooser's, by whichever router decides for the request's pool.
+func (f *Frontend) Choose(ctx context.Context, req *chooser.Request) (*chooser.Choice, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	deadline, _ := ctx.Deadline()
+	type answer struct {
+		choice *chooser.Choice
+		err    error
+	}
+	got := make(chan answer, 1)
+	w := f.Submit(req, deadline, func(c *chooser.Choice, err error) { got <- answer{c, err} })
+	select {
+	case a := <-got:
+		return a.choice, a.err
+	case <-ctx.Done():
+	}
+	if w.leave() {
+		return nil, ctx.Err()
+	}
+	if a := <-got; a.choice != nil {
+		a.choice.Release(chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+	}
+	return nil, ctx.Err()
+}
+
+// Waiting is a request that has no choice yet.
+type Waiting struct {
+	frontend *Frontend
+	req      *chooser.Request
+	sizes    []int // block sizes that the request has hashes for
+	deadline time.Time
+	deliver  func(*chooser.Choice, error)
+	began    time.Time // when it first asked any router
+	pool     string
+	shared   bool // the policy needs one decider
+
+	// Guarded by the frontend's mu.
+	done   bool
+	turn   int              // of asking: what earlier turns bring is void
+	asked  time.Time        // the time of the present turn's question
+	at     ID               // the router asked, this one for its own chooser
+	number uint64           // of the question
+	held   bool             // it is in the decider's queue
+	local  *chooser.Waiting // its place in this router's own queue
+	moves  int
+}
+
+// maxMoves is how often a question is sent to another router before the frontend decides alone.
+const maxMoves = 4
+
+// Submit is Choose without waiting: deliver is called once with the outcome, unless leave returned true. It must not block, and is
+// called by any goroutine, possibly before Submit returns.
+func (f *Frontend) Submit(req *chooser.Request, deadline time.Time, deliver func(*chooser.Choice, error)) *Waiting {
+	w := &Waiting{
+		frontend: f, deadline: deadline, deliver: deliver, began: f.params.Now().Add(-req.Age), pool: f.params.Pool(req.Model),
+		shared: !req.DryRun && f.params.Chooser.PolicyOf(req).ReadsLoad(),
+	}
+	w.req, w.sizes = f.clone(req, w.shared)
+	f.route(w, 0, "")
+	return w
+}
+
+// clone copies req, with its hashes for the block sizes of its pool: a caller that leaves may reuse its memory while a peer's answer
+// is read. A request that is decided here alone is not copied.
+func (f *Frontend) clone(req *chooser.Request, shared bool) (*chooser.Request, []int) {
+	if !shared {
+		return req, nil
+	}
+	own := *req
+	if req.Hashes == nil {
+		return &own, nil
+	}
+	sizes := f.params.Chooser.BlockSizes(req.Replicas)
+	lists := make([][]blockhash.Hash, len(sizes))
+	for i, size := range sizes {
+		lists[i] = req.Hashes(size)
+	}
+	own.Hashes = func(size int) []blockhash.Hash {
+		if i := slices.Index(sizes, size); i >= 0 {
+			return lists[i]
+		}
+		return nil
+	}
+	return &own, sizes
+}
+
+// leave withdraws the request. It returns false when the outcome is, or is being, delivered.
+func (w *Waiting) leave() bool {
+	f := w.frontend
+	f.mu.Lock()
+	if w.done {
+		f.mu.Unlock()
+		return false
+	}
+	w.done = true
+	local := f.withdraw(w)
+	f.mu.Unlock()
+	if local != nil {
+		local.Leave()
+	}
+	return true
+}
+
+// withdraw voids the present turn. It returns the place in the own queue that the caller must leave once mu is released.
+func (f *Frontend) withdraw(w *Waiting) *chooser.Waiting {
+	w.turn++
+	if w.number != 0 {
+		delete(f.asks, w.number)
+		f.sendDrop(w.at, w.number)
+	}
+	delete(f.here, w)
+	local := w.local
+	w.local, w.number, w.held = nil, 0, false
+	return local
+}
+
+// route asks the decider of the request's pool, unless the turn has passed. alone, when not empty, is why this router decides instead.
+func (f *Frontend) route(w *Waiting, turn int, alone string) {
+	number := f.number.Add(1)
+	var ask *kvpilotv1.Ask
+	for {
+		f.mu.Lock()
+		if w.done || w.turn != turn {
+			f.mu.Unlock()
+			return
+		}
+		to := f.params.Self
+		if w.shared && alone == "" {
+			to = f.decider(w.pool)
+		}
+		if to == f.params.Self {
+			w.at, w.number = to, 0
+			f.here[w] = true
+			f.mu.Unlock()
+			f.decide(w, turn, number, alone)
+			return
+		}
+		if ask != nil {
+			f.ask(w, to, number, ask)
+			f.mu.Unlock()
+			return
+		}
+		f.mu.Unlock()
+		ask = f.question(w, number) // without the lock: it copies the hashes
+	}
+}
+
+// question makes the question for a request.
+func (f *Frontend) question(w *Waiting, number uint64) *kvpilotv1.Ask {
+	now := f.params.Now()
+	ask := askOf(w.req, w.sizes, f.params.RankOf)
+	ask.Number, ask.Age = number, span(now.Sub(w.began))
+	ask.Avoid = texts(f.params.Broken())
+	if !w.deadline.IsZero() {
+		ask.Deadline = span(max(time.Nanosecond, w.deadline.Sub(now)))
+	}
+	return ask
+}
+
+// ask sends a question; mu is held.
+func (f *Frontend) ask(w *Waiting, to ID, number uint64, ask *kvpilotv1.Ask) {
+	w.at, w.number, w.held, w.asked = to, number, false, f.params.Now()
+	f.asks[number] = w
+	f.fresh = append(f.fresh, unanswered{number, w.asked})
+	f.params.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ask{Ask: ask}})
+}
+
+// decide asks this router's own chooser.
+func (f *Frontend) decide(w *Waiting, turn int, number uint64, alone string) {
+	b := newBooking(f, w, number)
+	req := *w.req
+	req.Age, req.Observer, req.Alone, req.Again = max(0, f.params.Now().Sub(w.began)), b, alone, true
+	if alone != "" {
+		f.metrics.decidedAlone(alone)
+	}
+	local := f.params.Chooser.Submit(&req, w.deadline, func(c *chooser.Choice, err error) { f.decided(w, turn, b, c, err) })
+	if local == nil {
+		return
+	}
+	f.mu.Lock()
+	if !w.done && w.turn == turn {
+		w.local, local = local, nil
+	}
+	f.mu.Unlock()
+	if local != nil {
+		local.Leave()
+	}
+}
+
+// decided takes the own chooser's outcome.
+func (f *Frontend) decided(w *Waiting, turn int, b *booking, c *chooser.Choice, err error) {
+	f.mu.Lock()
+	if w.done || w.turn != turn {
+		f.mu.Unlock()
+		if c != nil {
+			c.Release(void())
+		}
+		return
+	}
+	w.done = true
+	delete(f.here, w)
+	if c != nil && c.Booked() {
+		f.enter(b, c, w.req.Hashes)
+	}
+	late := f.lag(c)
+	f.mu.Unlock()
+	if late > 0 {
+		f.params.After(late, func() { w.deliver(c, err) })
+		return
+	}
+	w.deliver(c, err)
+}
+
+// void is the result of a booking that is not used.
+func void() chooser.Result {
+	return chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+}
+
+// Requests counts this router's requests in flight.
+func (f *Frontend) Requests() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.live)
+}
+
+// Decider returns the router that decides for a model now.
+func (f *Frontend) Decider(model string) ID {
+	pool := f.params.Pool(model)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.decider(pool)
+}
+
+// decider is the router that decides for a pool; mu is held.
+func (f *Frontend) decider(pool string) ID {
+	if id, ok := f.placed[pool]; ok {
+		return id
+	}
+	members := []member{{f.params.Self, f.ability}}
+	for _, p := range f.peers {
+		if p.answers() {
+			members = append(members, member{p.id, p.ability})
+		}
+	}
+	id := place(pool, members)
+	f.placed[pool] = id
+	return id
+}

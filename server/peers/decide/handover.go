@@ -1,0 +1,115 @@
+package decide
+
+import (
+	"time"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// bookings takes requests in flight that a frontend reports. After a list of all, those that are not on it are released.
+func (d *Decider) bookings(c *client, in *kvpilotv1.Bookings) {
+	d.mu.Lock()
+	if in.GetAll() && c.listed == nil {
+		c.listed = map[uint64]bool{}
+	}
+	var fresh []*kvpilotv1.Booking
+	for _, b := range in.GetBookings() {
+		if c.listed != nil {
+			c.listed[b.GetNumber()] = true
+		}
+		if known := c.booked[b.GetNumber()]; known != nil {
+			c.count(b.GetNumber(), known)
+		} else {
+			fresh = append(fresh, b)
+		}
+	}
+	var gone []*chooser.Choice
+	if in.GetAll() && !in.GetMore() {
+		for n, b := range c.booked {
+			if !c.listed[n] && b.begun { // what has not begun may be on its way to the frontend
+				if choice := c.remove(n); choice != nil {
+					gone = append(gone, choice)
+				}
+			}
+		}
+		c.listed = nil
+	}
+	d.mu.Unlock()
+	for _, choice := range gone {
+		choice.Release(void())
+	}
+	for _, b := range fresh {
+		d.adopt(c, b)
+	}
+}
+
+// adopt books a frontend's request in flight. One that cannot be booked is noted, so that the sums agree.
+func (d *Decider) adopt(c *client, in *kvpilotv1.Booking) {
+	number := in.GetNumber()
+	d.mu.Lock()
+	older, ok := c.name(in.GetId(), number)
+	d.mu.Unlock()
+	if !ok {
+		return
+	}
+	d.drop(c, older)
+	choice := d.book(c.id, in)
+	d.mu.Lock()
+	b := &booked{id: in.GetId(), choice: choice, since: d.params.Now()}
+	c.booked[number] = b
+	c.count(number, b)
+	d.metrics.adopted()
+	gone := d.clients[c.id] != c
+	d.mu.Unlock()
+	if gone { // its frontend stayed away
+		d.end(c, number, void())
+	}
+}
+
+// book books in; nil when it cannot be booked, because its rank is not known here.
+func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
+	replicas := d.params.Replicas(in.GetModel(), "")
+	slot, ok := slotOf(replicas, replica.ID(in.GetReplicaId()), int(in.GetRank()))
+	if !ok {
+		return nil
+	}
+	req := &chooser.Request{
+		ID: in.GetId(), Attempt: int(in.GetAttempt()), Tenant: in.GetTenant(), Model: in.GetModel(), Session: in.GetSession(), Replicas: replicas,
+		PromptTokens: int(in.GetPromptTokens()), ExpectedOutput: int(in.GetExpectedOutput()), Unstreamed: in.GetUnstreamed(),
+		Quiet: in.GetQuiet() || in.GetLeased(), AskedBy: string(from), Again: true,
+	}
+	var hashed []blockhash.Hash
+	if in.GetKeys() != nil {
+		hashed = hashes(in.GetKeys())
+	}
+	at := d.params.Now().Add(-max(0, min(in.GetAge().AsDuration(), 24*time.Hour)))
+	dec := &decision.Decision{
+		ID: req.ID, Attempt: req.Attempt, Tenant: req.Tenant, At: at, Model: req.Model, PromptTokens: req.PromptTokens, AskedBy: string(from),
+		Candidates: []decision.Candidate{{
+			Replica: replica.ID(in.GetReplicaId()), Slot: slot, Rank: uint16(in.GetRank()), Uncached: in.GetUncachedTokens(), Prefill: in.GetPrefillS(),
+			BlockSize: in.GetKeys().GetBlockSize(), EngineWaiting: -1, KVUsage: -1,
+		}},
+	}
+	by := chooser.Decided{Decision: dec, Rank: int(in.GetRank()), Hashes: hashed, Recorded: true}
+	for _, r := range replicas {
+		if r.ID == replica.ID(in.GetReplicaId()) {
+			by.Replica = r
+		}
+	}
+	choice, err := d.params.Chooser.Adopt(req, by)
+	if err != nil {
+		d.params.Log.Debug("a peer's booking cannot be booked here", "router", string(from), "reservation", in.GetId(), "error", err)
+		return nil
+	}
+	if in.GetPrefilled() {
+		choice.FirstToken()
+	}
+	if n := int(in.GetOutputTokens()); n > 0 {
+		choice.Progress(n)
+	}
+	return choice
+}

@@ -1,0 +1,313 @@
+package decide
+
+import (
+	"time"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// peer is another router as this frontend sees it. The frontend's mu guards it.
+type peer struct {
+	id      ID
+	ability kvpilotv1.Ability
+	up      bool
+	silent  bool
+	heard   time.Time // when it said something last
+
+	pings, pongs uint64
+	pinged       time.Time // when the oldest ping without an answer was sent
+	roundTrip    time.Duration
+	nextPing     time.Time
+
+	bookings uint32 // those of this frontend that it knows, and the sum of their mixed numbers
+	sum      uint64
+}
+
+// answers reports whether the peer can be asked.
+func (p *peer) answers() bool { return p.up && !p.silent }
+
+// quietFactor is how many times Config.Patience a peer may be silent until it is not asked any more.
+const quietFactor = 5
+
+// idlePing is the time between pings to a peer that is asked nothing.
+const idlePing = time.Second
+
+// Up notes that events sent to the peer arrive from now on, in order, and that it knows nothing yet.
+func (f *Frontend) Up(id ID, ability kvpilotv1.Ability) {
+	now := f.params.Now()
+	f.mu.Lock()
+	f.forget(id)
+	f.peers[id] = &peer{id: id, up: true, ability: ability, heard: now, nextPing: now.Add(idlePing)}
+	f.sendBookings(id, true, nil)
+	moved := f.rebalance()
+	f.mu.Unlock()
+	f.move(moved)
+}
+
+// Down notes that the connection to the peer broke.
+func (f *Frontend) Down(id ID) {
+	f.mu.Lock()
+	f.forget(id)
+	delete(f.peers, id)
+	moved := f.rebalance()
+	f.mu.Unlock()
+	f.move(moved)
+}
+
+// forget notes that the peer knows no booking; mu is held.
+func (f *Frontend) forget(id ID) {
+	if f.peers[id] == nil {
+		return
+	}
+	for _, b := range f.live {
+		if b.at == id {
+			f.assign(b, "")
+		}
+	}
+}
+
+// rebalance gives every booking to the router that decides for its pool now, and returns the waiting requests that must ask another
+// router than they did; mu is held.
+func (f *Frontend) rebalance() []*Waiting {
+	clear(f.placed)
+	given := map[ID][]*booking{}
+	for _, b := range f.live {
+		to := f.decider(b.pool)
+		if to == f.params.Self {
+			to = ""
+		}
+		if b.at == to {
+			continue
+		}
+		if b.at != "" {
+			f.sendDrop(b.at, b.number)
+		}
+		f.assign(b, to)
+		if to != "" {
+			given[to] = append(given[to], b)
+		}
+	}
+	for to, list := range given {
+		f.sendBookings(to, false, list)
+	}
+	var moved []*Waiting
+	for _, w := range f.asks {
+		if w.at != f.decider(w.pool) {
+			moved = append(moved, w)
+		}
+	}
+	for w := range f.here {
+		if w.shared && f.decider(w.pool) != f.params.Self {
+			moved = append(moved, w)
+		}
+	}
+	return moved
+}
+
+// move makes waiting requests ask again.
+func (f *Frontend) move(list []*Waiting) {
+	for _, w := range list {
+		f.again(w, "")
+	}
+}
+
+// again asks again, or decides alone.
+func (f *Frontend) again(w *Waiting, alone string) {
+	f.mu.Lock()
+	if w.done {
+		f.mu.Unlock()
+		return
+	}
+	if w.moves++; w.moves > maxMoves && alone == "" {
+		alone = aloneMoved
+	}
+	local := f.withdraw(w)
+	turn := w.turn
+	f.mu.Unlock()
+	if local != nil && !local.Leave() {
+		// The own chooser has decided at this moment; that outcome is void, because the turn has passed.
+		f.metrics.voided()
+	}
+	f.route(w, turn, alone)
+}
+
+// Reply takes what a peer's Decider says.
+func (f *Frontend) Reply(from ID, reply *kvpilotv1.DeciderReply) {
+	f.heard(from)
+	switch r := reply.GetReply().(type) {
+	case *kvpilotv1.DeciderReply_Held:
+		f.mu.Lock()
+		if w := f.asks[r.Held]; w != nil && w.at == from {
+			w.held = true
+		}
+		f.mu.Unlock()
+	case *kvpilotv1.DeciderReply_Chosen:
+		f.chosen(from, r.Chosen)
+	case *kvpilotv1.DeciderReply_Refused:
+		f.refused(from, r.Refused)
+	case *kvpilotv1.DeciderReply_Pong:
+		f.pong(from, r.Pong)
+	case *kvpilotv1.DeciderReply_Resync:
+		f.resync(from)
+	}
+}
+
+// heard notes that the peer lives.
+func (f *Frontend) heard(from ID) {
+	f.mu.Lock()
+	p := f.peers[from]
+	if p == nil {
+		f.mu.Unlock()
+		return
+	}
+	p.heard = f.params.Now()
+	var moved []*Waiting
+	if p.silent {
+		p.silent = false
+		f.params.Log.Info("a silent router answers again", "router", string(from))
+		moved = f.rebalance()
+	}
+	f.mu.Unlock()
+	f.move(moved)
+}
+
+// chosen takes a peer's choice.
+func (f *Frontend) chosen(from ID, in *kvpilotv1.Chosen) {
+	f.mu.Lock()
+	w := f.asks[in.GetNumber()]
+	if w == nil || w.at != from {
+		f.sendDrop(from, in.GetNumber())
+		f.mu.Unlock()
+		return
+	}
+	asked := w.asked
+	f.mu.Unlock()
+	slot, ok := slotOf(w.req.Replicas, replica.ID(in.GetReplicaId()), int(in.GetRank()))
+	if !ok {
+		f.again(w, aloneUnknown) // which drops it at the peer
+		return
+	}
+	now := f.params.Now()
+	b := newBooking(f, w, in.GetNumber())
+	req := *w.req
+	req.Observer, req.Again = b, true
+	d := decisionOf(in, &req, from, slot, now)
+	d.Took = max(0, now.Sub(asked)-d.Held)
+	by := chooser.Decided{Decision: d, Rank: int(in.GetRank())}
+	for _, r := range req.Replicas {
+		if r.ID == d.Candidates[0].Replica {
+			by.Replica = r
+		}
+	}
+	if req.Hashes != nil {
+		by.Hashes = req.Hashes(int(in.GetBlockSize()))
+	}
+	c, err := f.params.Chooser.Adopt(&req, by)
+	if err != nil {
+		f.params.Log.Debug("a choice of a peer cannot be used", "router", string(from), "replica", in.GetReplicaId(), "error", err)
+		f.again(w, aloneUnknown)
+		return
+	}
+	f.take(w, b, c, from)
+}
+
+// take hands a peer's choice to the caller, unless the request has left or asked another router in the time between.
+func (f *Frontend) take(w *Waiting, b *booking, c *chooser.Choice, from ID) {
+	f.mu.Lock()
+	if w.done || w.number != b.number {
+		f.mu.Unlock()
+		c.Release(void())
+		return
+	}
+	w.done = true
+	delete(f.asks, b.number)
+	if c.Booked() {
+		b.choice = c
+		if w.req.Hashes != nil {
+			b.hashes = w.req.Hashes(int(c.Decision.Pick().BlockSize))
+		}
+		f.live[b.number] = b
+		f.assign(b, from)
+		f.params.SendEvent(from, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Begin{Begin: b.number}})
+	}
+	f.mu.Unlock()
+	f.metrics.answered(outcomeChosen, c.Decision.Took)
+	w.deliver(c, nil)
+}
+
+// refused takes a peer's refusal. What a peer cannot serve this router may be able to: it looks itself.
+func (f *Frontend) refused(from ID, in *kvpilotv1.Refused) {
+	f.mu.Lock()
+	w := f.asks[in.GetNumber()]
+	if w == nil || w.at != from {
+		f.mu.Unlock()
+		return
+	}
+	err := errorOf(in)
+	if err == nil {
+		f.mu.Unlock()
+		f.again(w, aloneNoReplica)
+		return
+	}
+	w.done = true
+	delete(f.asks, w.number)
+	asked := f.params.Now().Sub(w.asked)
+	f.mu.Unlock()
+	f.metrics.answered(outcomeRefused, asked)
+	w.deliver(nil, err)
+}
+
+// pong takes a sign of a peer, and its ability.
+func (f *Frontend) pong(from ID, in *kvpilotv1.Pong) {
+	f.mu.Lock()
+	p := f.peers[from]
+	if p == nil {
+		f.mu.Unlock()
+		return
+	}
+	if now := f.params.Now(); in.GetNumber() == p.pings && p.pings == p.pongs+1 {
+		p.roundTrip = now.Sub(p.pinged)
+	}
+	p.pongs = max(p.pongs, in.GetNumber())
+	var moved []*Waiting
+	if p.ability != in.GetAbility() {
+		p.ability = in.GetAbility()
+		moved = f.rebalance()
+	}
+	f.mu.Unlock()
+	f.move(moved)
+}
+
+// maxLag bounds how long a choice of this router for its own held request is kept back.
+const maxLag = 5 * time.Millisecond
+
+// lag is how long to keep back a choice of the own chooser for a request that was held; mu is held. The hold queue releases requests of
+// several routers in one visit, in an order in which one counts on the blocks of another. Those of peers learn of it half a round trip
+// later; if this router's own left at once, they would reach the engine first.
+func (f *Frontend) lag(c *chooser.Choice) (late time.Duration) {
+	if c == nil || c.Decision.Held <= 0 || c.Decision.Alone != "" {
+		return 0
+	}
+	for _, p := range f.peers {
+		if p.answers() {
+			late = max(late, p.roundTrip/2)
+		}
+	}
+	return min(late, maxLag)
+}
+
+// resync sends all bookings that the peer should know.
+func (f *Frontend) resync(from ID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var list []*booking
+	for _, b := range f.live {
+		if b.at == from {
+			list = append(list, b)
+		}
+	}
+	f.metrics.resynced()
+	f.sendBookings(from, true, list)
+}

@@ -1,0 +1,296 @@
+package decide
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// askOf writes a request as a question. sizes are the block sizes of its pool.
+func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica.Rank, bool)) *kvpilotv1.Ask {
+	ask := &kvpilotv1.Ask{
+		Id: req.ID, Attempt: uint32(req.Attempt), RequestId: req.RequestID, TraceId: req.TraceID, SpanId: req.SpanID,
+		Model: req.Model, Served: req.Served, Adapter: req.Adapter, Tenant: req.Tenant, Session: req.Session,
+		PromptTokens: uint32(max(0, req.PromptTokens)), Estimated: req.Estimated, Longest: uint32(max(0, req.Longest)), Keyless: req.Keyless,
+		Priority: int32(req.Priority), ExpectedOutput: uint32(max(0, req.ExpectedOutput)), Unstreamed: req.Unstreamed, Bytes: uint32(max(0, req.Bytes)),
+		Quiet: req.Quiet, Exclude: texts(req.Exclude), Avoid: texts(req.Avoid), Holder: string(req.Holder), Leased: req.Lease != 0, Reports: req.Reports,
+		Unbooked: req.Unbooked, NoQueue: req.NoQueue, Unread: req.Unread, Samples: uint32(max(0, req.Samples)),
+	}
+	if req.Hashes != nil {
+		for _, size := range sizes {
+			ask.Keys = append(ask.Keys, keysOf(size, req.Hashes(size)))
+		}
+	}
+	if a := &req.Answer; a.Held > a.Known {
+		if r, ok := rankOf(a.Slot); ok {
+			ask.Answer = &kvpilotv1.AnswerHeld{ReplicaId: string(r.Replica), Rank: uint32(r.Index), Known: uint32(a.Known), Held: uint32(a.Held)}
+		}
+	}
+	if o := &req.Options; !plain(o) {
+		ask.Options = &kvpilotv1.AskOptions{
+			Policy: string(o.Policy), Weights: o.Weights, Ttft: span(o.Targets.TTFT), Tpot: span(o.Targets.TPOT), Allowed: texts(o.Allowed), Denied: texts(o.Denied),
+			Pinned: string(o.Pinned), PinnedRank: int32(o.PinnedRank), MinRank: int32(o.MinRank), MaxRank: int32(o.MaxRank), MaxRequests: uint32(max(0, o.MaxRequests)),
+		}
+	}
+	return ask
+}
+
+// plain reports whether the options ask nothing.
+func plain(o *chooser.Options) bool {
+	return o.Policy == "" && len(o.Weights) == 0 && !o.Targets.Set() && len(o.Allowed) == 0 && len(o.Denied) == 0 && o.Pinned == "" &&
+		o.MinRank == 0 && o.MaxRank == 0 && o.MaxRequests == 0
+}
+
+// requestOf reads a question. replicas is its pool here.
+func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *chooser.Request {
+	req := &chooser.Request{
+		ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId(), TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(),
+		Model: ask.GetModel(), Served: ask.GetServed(), Adapter: ask.GetAdapter(), Tenant: ask.GetTenant(), Session: ask.GetSession(), Replicas: replicas,
+		PromptTokens: int(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: int(ask.GetLongest()), Keyless: ask.GetKeyless(),
+		Priority: int(ask.GetPriority()), ExpectedOutput: int(ask.GetExpectedOutput()), Bytes: int(ask.GetBytes()),
+		Exclude: ids(ask.GetExclude()), Avoid: ids(ask.GetAvoid()), Holder: replica.ID(ask.GetHolder()),
+		Unbooked: ask.GetUnbooked(), NoQueue: ask.GetNoQueue(), Unread: ask.GetUnread(), Samples: int(ask.GetSamples()),
+		Age: ask.GetAge().AsDuration(), AskedBy: string(from), Again: true,
+		// The frontend keeps the lease of an external caller; whether its request was sent is unknown.
+		Unstreamed: ask.GetUnstreamed() || ask.GetLeased() && !ask.GetReports(), Quiet: ask.GetQuiet() || ask.GetLeased(),
+	}
+	if keys := hashesOf(ask.GetKeys()); keys != nil {
+		req.Hashes = keys
+	}
+	if a := ask.GetAnswer(); a != nil {
+		if slot, ok := slotOf(replicas, replica.ID(a.GetReplicaId()), int(a.GetRank())); ok {
+			req.Answer = chooser.Answer{Slot: slot, Known: int(a.GetKnown()), Held: int(a.GetHeld())}
+		}
+	}
+	if o := ask.GetOptions(); o != nil {
+		req.Options = chooser.Options{
+			Policy: decision.Policy(o.GetPolicy()), Weights: o.GetWeights(), Targets: decision.Targets{TTFT: o.GetTtft().AsDuration(), TPOT: o.GetTpot().AsDuration()},
+			Allowed: ids(o.GetAllowed()), Denied: ids(o.GetDenied()), Pinned: replica.ID(o.GetPinned()), PinnedRank: int(o.GetPinnedRank()),
+			MinRank: int(o.GetMinRank()), MaxRank: int(o.GetMaxRank()), MaxRequests: int(o.GetMaxRequests()),
+		}
+	}
+	return req
+}
+
+// chosenOf writes a choice as the answer to a question.
+func chosenOf(number uint64, c *chooser.Choice) *kvpilotv1.Chosen {
+	d, cand := c.Decision, c.Decision.Pick()
+	others := 0
+	for i := range d.Candidates {
+		if o := &d.Candidates[i]; o.Veto == decision.VetoNone && i != d.Chosen {
+			others++
+		}
+	}
+	return &kvpilotv1.Chosen{
+		Number: number, ReplicaId: string(cand.Replica), Rank: uint32(cand.Rank), Policy: string(d.Policy), Reason: string(d.Reason), Feed: uint32(cand.Feed),
+		BlockSize: cand.BlockSize, GpuTokens: cand.GPU, CpuTokens: cand.CPU, DiskTokens: cand.Disk, UncachedTokens: cand.Uncached,
+		PrefillS: cand.Prefill, BacklogS: cand.Backlog, TtftS: cand.TTFT, TpotS: cand.TPOT, Cost: cand.Cost, Margin: d.Margin,
+		Requests: cand.Requests, Waiting: cand.Waiting, Others: uint32(others + d.Others), Held: span(d.Held), TooLong: d.TooLong,
+		FullStepS: cand.FullStep, StepS: cand.StepTime, Slowdown: cand.Slowdown, Load: d.Load,
+	}
+}
+
+// decisionOf reads the answer to req, which the rank at slot serves.
+func decisionOf(in *kvpilotv1.Chosen, req *chooser.Request, by ID, slot replica.Slot, now time.Time) *decision.Decision {
+	both := new(struct {
+		d     decision.Decision
+		cands [1]decision.Candidate
+	})
+	both.cands[0] = decision.Candidate{
+		Replica: replica.ID(in.GetReplicaId()), Rank: uint16(in.GetRank()), Slot: slot, Feed: kvblock.FeedState(in.GetFeed()), BlockSize: in.GetBlockSize(),
+		GPU: in.GetGpuTokens(), CPU: in.GetCpuTokens(), Disk: in.GetDiskTokens(), Uncached: in.GetUncachedTokens(),
+		Prefill: in.GetPrefillS(), Backlog: in.GetBacklogS(), TTFT: in.GetTtftS(), TPOT: in.GetTpotS(), Cost: in.GetCost(),
+		Requests: in.GetRequests(), Waiting: in.GetWaiting(), EngineWaiting: -1, KVUsage: -1,
+		FullStep: in.GetFullStepS(), StepTime: in.GetStepS(), Slowdown: in.GetSlowdown(),
+	}
+	both.d = decision.Decision{
+		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter,
+		Policy: decision.Policy(in.GetPolicy()), Reason: decision.Reason(in.GetReason()), PromptTokens: req.PromptTokens, Estimated: req.Estimated,
+		Keyless: req.Hashes == nil || req.Keyless, Pinned: req.Options.Pinned != "" || req.Holder != "", TooLong: in.GetTooLong(),
+		ExpectedOutput: req.ExpectedOutput, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: both.cands[:], Others: int(in.GetOthers()),
+		Margin: in.GetMargin(), Load: in.GetLoad(), Held: max(0, in.GetHeld().AsDuration()), DecidedBy: string(by),
+	}
+	return &both.d
+}
+
+// endOf writes how a request ended.
+func endOf(number uint64, r chooser.Result) *kvpilotv1.RequestEnd {
+	return &kvpilotv1.RequestEnd{
+		Number: number, End: endCode(r.End), PromptTokens: count(r.PromptTokens), OutputTokens: count(r.OutputTokens),
+		CachedTokens: count(r.CachedTokens), Counted: r.Counted, ServedBy: string(r.ServedBy),
+	}
+}
+
+// resultOf reads how a request ended.
+func resultOf(in *kvpilotv1.RequestEnd) chooser.Result {
+	r := chooser.Result{
+		End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, Counted: in.GetCounted(), ServedBy: replica.ID(in.GetServedBy()),
+	}
+	for e := decision.EndCompleted; e <= decision.EndResumed; e++ {
+		if endCode(e) == in.GetEnd() {
+			r.End = e
+		}
+	}
+	if in.PromptTokens != nil {
+		r.PromptTokens = int(in.GetPromptTokens())
+	}
+	if in.OutputTokens != nil {
+		r.OutputTokens = int(in.GetOutputTokens())
+	}
+	if in.CachedTokens != nil {
+		r.CachedTokens = int(in.GetCachedTokens())
+	}
+	return r
+}
+
+func endCode(e decision.End) kvpilotv1.End {
+	switch e {
+	case decision.EndCompleted:
+		return kvpilotv1.End_END_COMPLETED
+	case decision.EndCanceled:
+		return kvpilotv1.End_END_CANCELED
+	case decision.EndRejected:
+		return kvpilotv1.End_END_REJECTED
+	case decision.EndMoved:
+		return kvpilotv1.End_END_MOVED
+	case decision.EndExpired:
+		return kvpilotv1.End_END_EXPIRED
+	case decision.EndRemoved:
+		return kvpilotv1.End_END_REMOVED
+	case decision.EndResumed:
+		return kvpilotv1.End_END_RESUMED
+	default:
+		return kvpilotv1.End_END_FAILED
+	}
+}
+
+// The causes of Refused that are not the hold queue's.
+const (
+	causeNoReplica = "no_replica"
+	causeInvalid   = "invalid"
+	causeDuplicate = "duplicate"
+)
+
+// refusalOf writes an error of the chooser.
+func refusalOf(number uint64, err error) *kvpilotv1.Refused {
+	var none *chooser.NoReplica
+	var refused *chooser.Refused
+	switch out := (&kvpilotv1.Refused{Number: number, Message: err.Error()}); {
+	case errors.As(err, &none):
+		out.Cause, out.RetryAfter = causeNoReplica, span(none.RetryAfter)
+		return out
+	case errors.As(err, &refused):
+		out.Cause, out.RetryAfter = refused.Cause, span(refused.RetryAfter)
+		return out
+	case errors.Is(err, chooser.ErrDuplicate):
+		out.Cause = causeDuplicate
+		return out
+	default:
+		out.Cause = causeInvalid
+		return out
+	}
+}
+
+// errorOf reads a refusal; nil for one that the frontend must look at itself.
+func errorOf(in *kvpilotv1.Refused) error {
+	switch cause := in.GetCause(); cause {
+	case causeNoReplica:
+		return nil
+	case causeInvalid:
+		return fmt.Errorf("%w: %s", chooser.ErrInvalid, in.GetMessage())
+	case causeDuplicate:
+		return fmt.Errorf("%w: %s", chooser.ErrDuplicate, in.GetMessage())
+	default:
+		return &chooser.Refused{Cause: cause, RetryAfter: in.GetRetryAfter().AsDuration()}
+	}
+}
+
+func keysOf(size int, hashes []blockhash.Hash) *kvpilotv1.BlockKeys {
+	keys := make([]uint64, len(hashes))
+	for i, h := range hashes {
+		keys[i] = uint64(h)
+	}
+	return &kvpilotv1.BlockKeys{BlockSize: uint32(size), Keys: keys}
+}
+
+// hashesOf gives the hashes by block size; nil when there are none.
+func hashesOf(keys []*kvpilotv1.BlockKeys) func(size int) []blockhash.Hash {
+	if len(keys) == 0 {
+		return nil
+	}
+	all := make([][]blockhash.Hash, len(keys))
+	for i, k := range keys {
+		all[i] = hashes(k)
+	}
+	return func(size int) []blockhash.Hash {
+		i := slices.IndexFunc(keys, func(k *kvpilotv1.BlockKeys) bool { return int(k.GetBlockSize()) == size })
+		if i < 0 {
+			return nil
+		}
+		return all[i]
+	}
+}
+
+func hashes(k *kvpilotv1.BlockKeys) []blockhash.Hash {
+	list := make([]blockhash.Hash, len(k.GetKeys()))
+	for i, key := range k.GetKeys() {
+		list[i] = blockhash.Hash(key)
+	}
+	return list
+}
+
+func slotOf(replicas []*replica.Replica, id replica.ID, rank int) (replica.Slot, bool) {
+	for _, r := range replicas {
+		if r.ID == id && rank < len(r.Slots) {
+			return r.Slots[rank], true
+		}
+	}
+	return replica.NoSlot, false
+}
+
+func texts(list []replica.ID) []string {
+	if len(list) == 0 {
+		return nil
+	}
+	out := make([]string, len(list))
+	for i, id := range list {
+		out[i] = string(id)
+	}
+	return out
+}
+
+func ids(list []string) []replica.ID {
+	if len(list) == 0 {
+		return nil
+	}
+	out := make([]replica.ID, len(list))
+	for i, id := range list {
+		out[i] = replica.ID(id)
+	}
+	return out
+}
+
+func span(d time.Duration) *durationpb.Duration {
+	if d == 0 {
+		return nil
+	}
+	return durationpb.New(d)
+}
+
+func count(n int) *uint32 {
+	if n < 0 {
+		return nil
+	}
+	v := uint32(n)
+	return &v
+}

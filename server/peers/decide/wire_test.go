@@ -1,0 +1,165 @@
+package decide
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+func TestAQuestionSurvivesTheWire(t *testing.T) {
+	replicas := []*replica.Replica{{ID: "r0", Slots: []replica.Slot{5, 6}}}
+	req := &chooser.Request{
+		ID: "a", Attempt: 2, RequestID: "x", TraceID: "t", SpanID: "s", Model: "m", Served: "served", Adapter: "lora", Replicas: replicas,
+		PromptTokens: 100, Estimated: true, Longest: 90, Keyless: true, Answer: chooser.Answer{Slot: 6, Known: 32, Held: 64},
+		Session: "sess", Tenant: "ten", Priority: -3, ExpectedOutput: 7, Unstreamed: true, Bytes: 12, Quiet: true,
+		Exclude: []replica.ID{"gone"}, Holder: "r0", Unbooked: true, NoQueue: true, Unread: true, Samples: 3,
+		Options: chooser.Options{
+			Policy: decision.LeastTokens, Weights: map[string]float64{"cpu_credit": 0.5}, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond},
+			Allowed: []replica.ID{"r0"}, Denied: []replica.ID{"r9"}, Pinned: "r0", PinnedRank: -1, MinRank: 1, MaxRank: -1, MaxRequests: 9,
+		},
+	}
+	chain := []blockhash.Hash{1, 2, 1 << 63}
+	req.Hashes = func(int) []blockhash.Hash { return chain }
+	ask := askOf(req, []int{16, 32}, func(slot replica.Slot) (replica.Rank, bool) {
+		return replica.Rank{Replica: "r0", Index: int(slot) - 5}, true
+	})
+	ask.Age = span(3 * time.Second)
+	text, err := proto.Marshal(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back kvpilotv1.Ask
+	if err := proto.Unmarshal(text, &back); err != nil {
+		t.Fatal(err)
+	}
+	got := requestOf(&back, "0000000a", replicas)
+	if keys := got.Hashes(32); !reflect.DeepEqual(keys, chain) || got.Hashes(64) != nil {
+		t.Errorf("hashes %v, and %v for an unknown size", keys, got.Hashes(64))
+	}
+	want := *req
+	want.Hashes, got.Hashes = nil, nil
+	want.Age, want.AskedBy, want.Again = 3*time.Second, "0000000a", true
+	if !reflect.DeepEqual(*got, want) {
+		t.Errorf("after the wire: %+v\nwant %+v", *got, want)
+	}
+}
+
+func TestAResultSurvivesTheWire(t *testing.T) {
+	for end := decision.EndCompleted; end <= decision.EndResumed; end++ {
+		want := chooser.Result{End: end, PromptTokens: 10, OutputTokens: -1, CachedTokens: 0, Counted: true, ServedBy: "r1"}
+		if got := resultOf(endOf(4, want)); got != want {
+			t.Errorf("after the wire: %+v, want %+v", got, want)
+		}
+	}
+}
+
+func TestErrorsSurviveTheWire(t *testing.T) {
+	refused := &chooser.Refused{Cause: "queue_full", RetryAfter: time.Second}
+	if got, ok := errorOf(refusalOf(1, refused)).(*chooser.Refused); !ok || *got != *refused {
+		t.Errorf("after the wire: %v", got)
+	}
+	none := &chooser.NoReplica{Decision: &decision.Decision{}}
+	if err := errorOf(refusalOf(1, none)); err != nil {
+		t.Errorf("no replica there: %v, want nil: the frontend looks itself", err)
+	}
+}
+
+// A question of 2,000 tokens: 125 hashes of 8 bytes, and what goes with them.
+func TestAQuestionIsSmall(t *testing.T) {
+	hashes := make([]blockhash.Hash, 125)
+	for i := range hashes {
+		hashes[i] = blockhash.Hash(mix(uint64(i + 1)))
+	}
+	req := &chooser.Request{ID: "0123456789abcdef01234567", RequestID: "0123456789abcdef01234567", Model: "meta-llama/Llama-3.1-70B-Instruct", PromptTokens: 2000, ExpectedOutput: 200,
+		Hashes: func(int) []blockhash.Hash { return hashes }}
+	ask := askOf(req, []int{16}, nil)
+	ask.Number = 1 << 20
+	if n := proto.Size(ask); n > 1120 {
+		t.Errorf("%d bytes for 125 hashes, want at most 120 besides them", n)
+	}
+}
+
+func TestPlacesMoveOnlyWithTheirRouter(t *testing.T) {
+	var members []member
+	for i := range 5 {
+		members = append(members, member{ID(fmt.Sprintf("%08x", i*77)), kvpilotv1.Ability_ABILITY_ABLE})
+	}
+	counts := map[ID]int{}
+	for i := range 1000 {
+		pool := fmt.Sprint("model-", i)
+		before := place(pool, members)
+		counts[before]++
+		without := append(append([]member(nil), members[:2]...), members[3:]...)
+		if after := place(pool, without); before != members[2].id && after != before {
+			t.Fatalf("%s moved from %s to %s although neither left", pool, before, after)
+		}
+		unable := append([]member(nil), members...)
+		for j := range unable {
+			if unable[j].id == before {
+				unable[j].ability = kvpilotv1.Ability_ABILITY_UNABLE
+			}
+		}
+		if place(pool, unable) == before {
+			t.Fatalf("%s is decided by a router that is not able, although others are", pool)
+		}
+	}
+	for id, n := range counts {
+		if n < 130 || n > 270 {
+			t.Errorf("%s decides %d of 1000 pools, want about 200", id, n)
+		}
+	}
+}
+
+func FuzzEvent(f *testing.F) {
+	req := &chooser.Request{ID: "a", Model: "m", PromptTokens: 40, Hashes: func(int) []blockhash.Hash { return []blockhash.Hash{1, 2} }}
+	ask := askOf(req, []int{16}, nil)
+	ask.Number = 7
+	seed, err := proto.Marshal(&kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ask{Ask: ask}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(seed, uint64(3))
+	f.Add([]byte{}, uint64(0))
+	f.Fuzz(func(t *testing.T, text []byte, n uint64) {
+		var ev kvpilotv1.FrontendEvent
+		if proto.Unmarshal(text, &ev) != nil {
+			return
+		}
+		d := emptyDecider(t)
+		d.Up("0000000a")
+		d.Event("0000000a", &ev)
+		d.Event("0000000a", &ev)
+		d.Event("0000000a", &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Drop{Drop: n}})
+		d.Down("0000000a")
+		d.Tick()
+	})
+}
+
+// emptyDecider is a decider before one rank.
+func emptyDecider(t *testing.T) *Decider {
+	t.Helper()
+	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
+	book := load.New(load.DefaultConfig(), load.Params{})
+	c := chooser.New(chooser.DefaultConfig(), chooser.Params{Index: index, Book: book})
+	r := &replica.Replica{ID: "r0", State: replica.StateReady, Slots: []replica.Slot{0}, Models: []replica.Model{{ID: "m"}}, BlockSize: 16}
+	book.AddRank(0)
+	if err := index.AddRank(0, kvindex.RankInfo{BlockSize: 16}); err != nil {
+		t.Fatal(err)
+	}
+	c.AddRank(0, r, 0)
+	return NewDecider(DefaultConfig(), Params{
+		Self: "0000000b", Chooser: c, Pool: func(m string) string { return m }, Replicas: func(string, string) []*replica.Replica { return []*replica.Replica{r} },
+		RankOf: func(replica.Slot) (replica.Rank, bool) { return replica.Rank{}, false }, SendReply: func(ID, *kvpilotv1.DeciderReply) {},
+	})
+}

@@ -1,0 +1,219 @@
+package facts
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"math"
+	"strconv"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+)
+
+// Registry is where drains and registrations are put in force.
+type Registry interface {
+	ApplyDrain(ctx context.Context, id replica.ID, drained func() bool) error
+	ApplyRegistration(ctx context.Context, id replica.ID, registration func() registry.Registration) error
+}
+
+// Rates is where the speed of ranks is learned.
+type Rates interface {
+	// ExportModels lists what this router has learned itself.
+	ExportModels() map[replica.Rank]speed.Model
+	// ImportModels takes what deciders have learned.
+	ImportModels(models map[replica.Rank]speed.Model)
+}
+
+// Pins is where the pins of stored responses are kept.
+type Pins interface {
+	Put(tenant, response string, id replica.ID)
+	// Find returns a pin, whichever tenant it belongs to.
+	Find(response string) (tenant string, id replica.ID, ok bool)
+}
+
+// Params is what code passes to New. Self and Peers are needed; what else is nil takes no part.
+type Params struct {
+	// Self is the id of this router.
+	Self string
+	// Peers lists the peers that there is a connection to.
+	Peers    func() []Peer
+	Registry Registry
+	Rates    Rates
+	// Decides reports whether this router decides for a replica, so that it publishes what it learns about it.
+	Decides func(replica.ID) bool
+	Pins    Pins
+	Log     *slog.Logger
+	Meter   metric.MeterProvider
+}
+
+const (
+	// keepGone is how long facts that are no longer true are kept.
+	keepGone = 24 * time.Hour
+	// keepRates is how long rates are kept without a newer version.
+	keepRates = time.Hour
+	// The bounds of the tables.
+	maxDrains, maxRegistrations, maxRates = 10_000, 10_000, 16_384
+	maxRegistrationBytes                  = 32 << 20
+	// changedRate is the relative change from which a rate is published again.
+	changedRate = 0.02
+)
+
+// registration is a registered replica.
+type registration struct {
+	request []byte // RegisterRequest
+	until   time.Time
+}
+
+// rate is what was learned about one rank.
+type rate struct {
+	rank  replica.Rank
+	model speed.Model
+}
+
+// Store is the facts that this router knows.
+type Store struct {
+	params  Params
+	log     *slog.Logger
+	metrics *metrics
+
+	mu      sync.Mutex
+	clock   clock
+	drains  *table[struct{}]
+	regs    *table[registration]
+	rates   *table[rate]
+	senders map[string]*sender // by peer; guarded by mu
+	due     map[ref]struct{}   // to be put in force; guarded by mu
+	apply   chan struct{}      // holds one token when something is due
+	peers   chan struct{}      // holds one token when the peers have changed
+}
+
+// ref names a fact.
+type ref struct {
+	kind kind
+	key  string
+}
+
+// New returns a Store without facts. It starts nothing.
+func New(p Params) *Store {
+	if p.Log == nil {
+		p.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Store{
+		params: p, log: p.Log, clock: clock{router: p.Self},
+		drains:  newTable[struct{}](kindDrain, keepGone, 0, maxDrains, math.MaxInt),
+		regs:    newTable[registration](kindRegistration, keepGone, 0, maxRegistrations, maxRegistrationBytes),
+		rates:   newTable[rate](kindRate, keepRates, keepRates, maxRates, math.MaxInt),
+		senders: map[string]*sender{}, due: map[ref]struct{}{},
+		apply: make(chan struct{}, 1), peers: make(chan struct{}, 1),
+	}
+	s.metrics = newMetrics(p.Meter, s)
+	return s
+}
+
+// Drained notes that a caller of this router has drained or undrained a replica.
+func (s *Store) Drained(id replica.ID, drained bool) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.drains.put(string(id), entry[struct{}]{version: s.clock.next(now), gone: !drained}, now) {
+		s.spreadLocked(ref{kindDrain, string(id)})
+	}
+}
+
+// Registered notes that a caller of this router has registered a replica or renewed its registration. A renewal is published
+// while peers have the longer part of the lease left.
+func (s *Store) Registered(spec registry.Spec, left time.Duration) {
+	request, err := proto.MarshalOptions{Deterministic: true}.Marshal(requestOf(spec))
+	if err != nil || len(request) > maxRequest {
+		s.log.Warn("a registration is not shared with the other routers", "replica", string(spec.ID), "bytes", len(request), "error", err)
+		return
+	}
+	now := time.Now()
+	until := now.Add(left)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, known := s.regs.facts[string(spec.ID)]
+	if known && !old.gone && bytes.Equal(old.value.request, request) && old.value.until.Sub(now) > left*3/4 && old.value.until.Sub(until) <= 0 {
+		return
+	}
+	e := entry[registration]{version: s.clock.next(now), value: registration{request, until}, size: len(request)}
+	if s.regs.put(string(spec.ID), e, now) {
+		s.spreadLocked(ref{kindRegistration, string(spec.ID)})
+	}
+}
+
+// Deregistered notes that a caller of this router has withdrawn a registration.
+func (s *Store) Deregistered(id replica.ID) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.regs.put(string(id), entry[registration]{version: s.clock.next(now), gone: true}, now) {
+		s.spreadLocked(ref{kindRegistration, string(id)})
+	}
+}
+
+// publishRates makes facts of what this router has learned about the ranks for which it decides.
+func (s *Store) publishRates() {
+	if s.params.Rates == nil {
+		return
+	}
+	now := time.Now()
+	for rank, model := range s.params.Rates.ExportModels() {
+		if s.params.Decides != nil && !s.params.Decides(rank.Replica) {
+			continue
+		}
+		key := rateKey(rank)
+		s.mu.Lock()
+		if old, known := s.rates.facts[key]; !known || differ(&old.value.model, &model) || old.version.age(now) > keepRates/2 {
+			if s.rates.put(key, entry[rate]{version: s.clock.next(now), value: rate{rank, model}}, now) {
+				s.spreadLocked(ref{kindRate, key})
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+func rateKey(r replica.Rank) string { return strconv.Itoa(r.Index) + "/" + string(r.Replica) }
+
+// differ reports whether a model has changed enough to be published again.
+func differ(a, b *speed.Model) bool {
+	far := func(x, y float64) bool { return math.Abs(x-y) > changedRate*math.Max(math.Abs(x), math.Abs(y)) }
+	return far(a.Token, b.Token) || far(a.Bend, b.Bend) || far(a.Overhead, b.Overhead) || far(a.Base, b.Base) || far(a.Load, b.Load) ||
+		a.Samples < sure && b.Samples >= 2*a.Samples
+}
+
+// sure is the number of samples above which more of them make no difference.
+const sure = 64
+
+// expire drops the facts whose time is over, and notes the registrations whose lease is.
+func (s *Store) expire() {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, e := range s.regs.facts {
+		if !e.gone && !e.value.until.After(now) {
+			s.regs.bytes -= e.size
+			e.value, e.gone, e.size = registration{}, true, 0
+			s.regs.facts[key] = e // the version stays: each router notes this by itself
+		}
+	}
+	s.drains.expire(now)
+	s.regs.expire(now)
+	s.rates.expire(now)
+}
+
+// digest is equal on routers that know the same facts.
+func (s *Store) digestLocked() uint64 { return s.drains.digest ^ s.regs.digest ^ s.rates.digest }
+
+func (s *Store) digest() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.digestLocked()
+}

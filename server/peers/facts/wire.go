@@ -1,0 +1,241 @@
+package facts
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+)
+
+const (
+	maxRequest = 64 << 10
+	maxName    = 256
+	maxLease   = 24 * time.Hour
+	maxRank    = 4096
+	// messageBytes bounds the facts of one message.
+	messageBytes = 512 << 10
+)
+
+// merge enters facts of a peer and returns how many of them were news.
+func (s *Store) merge(in *kvpilotv1.Facts) (news int) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	took := func(k kind, key string, put bool) {
+		if put {
+			news++
+			s.metrics.applied(k)
+			s.dueLocked(ref{k, key})
+		}
+	}
+	for _, f := range in.GetDrains() {
+		v, err := s.checked(f.GetReplicaId(), f.GetVersion(), now, nil)
+		if err == nil {
+			took(kindDrain, f.GetReplicaId(), s.drains.put(f.GetReplicaId(), entry[struct{}]{version: v, gone: !f.GetDrained()}, now))
+		}
+	}
+	for _, f := range in.GetRegistrations() {
+		request, left := f.GetRequest(), min(f.GetLease().AsDuration(), maxLease)
+		v, err := s.checked(f.GetReplicaId(), f.GetVersion(), now, tooLarge(len(request)))
+		if err != nil {
+			continue
+		}
+		e := entry[registration]{version: v, gone: true}
+		if len(request) > 0 && left > 0 {
+			e.value, e.gone, e.size = registration{request, now.Add(left)}, false, len(request)
+		}
+		took(kindRegistration, f.GetReplicaId(), s.regs.put(f.GetReplicaId(), e, now))
+	}
+	for _, f := range in.GetRates() {
+		rank := replica.Rank{Replica: replica.ID(f.GetReplicaId()), Index: int(f.GetRank())}
+		model, bad := modelOf(f)
+		v, err := s.checked(f.GetReplicaId(), f.GetVersion(), now, bad)
+		if err == nil {
+			took(kindRate, rateKey(rank), s.rates.put(rateKey(rank), entry[rate]{version: v, value: rate{rank, model}}, now))
+		}
+	}
+	return news
+}
+
+// checked returns a fact's version, unless the fact is unfit. The clock follows every version that is taken.
+func (s *Store) checked(id string, in *kvpilotv1.FactVersion, now time.Time, bad error) (version, error) {
+	v := version{in.GetTimeMs(), in.GetRouterId()}
+	switch {
+	case bad != nil:
+	case id == "" || len(id) > maxName:
+		bad = fmt.Errorf("a replica id of %d bytes", len(id))
+	case v.router == "" || len(v.router) > maxName:
+		bad = errors.New("no router made it")
+	case v.ms > uint64(now.Add(maxAhead).UnixMilli()):
+		bad = fmt.Errorf("its time is %d ms, which is more than %v ahead of this router's clock", v.ms, maxAhead)
+	}
+	if bad != nil {
+		s.metrics.rejected()
+		s.log.Warn("a fact of a peer is rejected", "replica", id, "made_by", v.router, "error", bad)
+		return v, bad
+	}
+	s.clock.see(v)
+	return v, nil
+}
+
+func tooLarge(n int) error {
+	if n > maxRequest {
+		return fmt.Errorf("a registration of %d bytes", n)
+	}
+	return nil
+}
+
+// messages gives facts for peers, in messages of bounded size, in the order of refs.
+func (s *Store) messages(refs []ref) []*kvpilotv1.Facts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []*kvpilotv1.Facts
+	bytes := messageBytes
+	for _, r := range refs {
+		one := s.factLocked(r)
+		if one == nil {
+			continue
+		}
+		n := proto.Size(one)
+		if bytes+n > messageBytes {
+			list, bytes = append(list, &kvpilotv1.Facts{}), 0
+		}
+		bytes += n
+		last := list[len(list)-1]
+		last.Drains = append(last.Drains, one.Drains...)
+		last.Registrations = append(last.Registrations, one.Registrations...)
+		last.Rates = append(last.Rates, one.Rates...)
+	}
+	return list
+}
+
+// factLocked gives the present version of one fact; nil when it is not known any more.
+func (s *Store) factLocked(r ref) *kvpilotv1.Facts {
+	wire := func(v version) *kvpilotv1.FactVersion {
+		return &kvpilotv1.FactVersion{TimeMs: v.ms, RouterId: v.router}
+	}
+	out := &kvpilotv1.Facts{}
+	switch r.kind {
+	case kindDrain:
+		if e, known := s.drains.facts[r.key]; known {
+			out.Drains = append(out.Drains, &kvpilotv1.DrainFact{ReplicaId: r.key, Drained: !e.gone, Version: wire(e.version)})
+			return out
+		}
+	case kindRegistration:
+		if e, known := s.regs.facts[r.key]; known {
+			f := &kvpilotv1.RegistrationFact{ReplicaId: r.key, Version: wire(e.version)}
+			if left := time.Until(e.value.until); !e.gone && left > 0 {
+				f.Request, f.Lease = e.value.request, durationpb.New(left)
+			}
+			out.Registrations = append(out.Registrations, f)
+			return out
+		}
+	case kindRate:
+		if e, known := s.rates.facts[r.key]; known {
+			m := &e.value.model
+			out.Rates = append(out.Rates, &kvpilotv1.RateFact{
+				ReplicaId: string(e.value.rank.Replica), Rank: uint32(e.value.rank.Index), Version: wire(e.version),
+				TokenS: m.Token, BendTokens: m.Bend, OverheadS: m.Overhead, StepS: m.Base, Load: m.Load,
+				Samples: uint32(m.Samples), Steps: uint32(m.Steps), Spread: m.Spread,
+			})
+			return out
+		}
+	case kinds:
+	}
+	return nil
+}
+
+// all names every fact, the latest first.
+func (s *Store) all() []ref {
+	type dated struct {
+		ref
+		version
+	}
+	s.mu.Lock()
+	list := make([]dated, 0, len(s.drains.facts)+len(s.regs.facts)+len(s.rates.facts))
+	for key, e := range s.drains.facts {
+		list = append(list, dated{ref{kindDrain, key}, e.version})
+	}
+	for key, e := range s.regs.facts {
+		list = append(list, dated{ref{kindRegistration, key}, e.version})
+	}
+	for key, e := range s.rates.facts {
+		list = append(list, dated{ref{kindRate, key}, e.version})
+	}
+	s.mu.Unlock()
+	slices.SortFunc(list, func(a, b dated) int {
+		switch {
+		case a.after(b.version):
+			return -1
+		case b.after(a.version):
+			return 1
+		}
+		return 0
+	})
+	refs := make([]ref, len(list))
+	for i := range list {
+		refs[i] = list[i].ref
+	}
+	return refs
+}
+
+// modelOf reads a rank's speed.
+func modelOf(f *kvpilotv1.RateFact) (speed.Model, error) {
+	m := speed.Model{
+		Token: f.GetTokenS(), Bend: f.GetBendTokens(), Overhead: f.GetOverheadS(), Base: f.GetStepS(), Load: f.GetLoad(),
+		Samples: int(f.GetSamples()), Steps: int(f.GetSteps()), Spread: f.GetSpread(), Source: decision.SpeedLearned,
+	}
+	for _, v := range []float64{m.Token, m.Bend, m.Base} {
+		if !(v > 0) || math.IsInf(v, 0) {
+			return m, errors.New("a rate is not a positive number")
+		}
+	}
+	for _, v := range []float64{m.Overhead, m.Load, m.Spread} {
+		if !(v >= 0) || math.IsInf(v, 0) {
+			return m, errors.New("a rate is below zero or not a number")
+		}
+	}
+	if f.GetRank() >= maxRank {
+		return m, fmt.Errorf("rank %d", f.GetRank())
+	}
+	return m, nil
+}
+
+// requestOf and specOf are the wire form of a registration. A spec that a caller of Register has sent comes back as it was.
+
+func requestOf(s registry.Spec) *kvpilotv1.RegisterRequest {
+	out := &kvpilotv1.RegisterRequest{ReplicaId: string(s.ID), Url: s.URL, Ranks: uint32(s.Ranks), Labels: s.Labels, ApiKey: s.APIKey.Reveal()}
+	if s.Events.Endpoint != noEvents {
+		out.Events = []*kvpilotv1.EventsSpec{{Endpoint: s.Events.Endpoint, ReplayEndpoint: s.Events.Replay, Topic: s.Events.Topic}}
+	}
+	return out
+}
+
+func specOf(request []byte) (registry.Spec, error) {
+	in := &kvpilotv1.RegisterRequest{}
+	if err := proto.Unmarshal(request, in); err != nil {
+		return registry.Spec{}, err
+	}
+	s := registry.Spec{
+		ID: replica.ID(in.GetReplicaId()), URL: in.GetUrl(), Ranks: int(in.GetRanks()), Labels: in.GetLabels(), APIKey: secret.New(in.GetApiKey()),
+		Events: registry.EventsSpec{Endpoint: noEvents, Replay: noEvents},
+	}
+	if list := in.GetEvents(); len(list) > 0 {
+		s.Events = registry.EventsSpec{Endpoint: list[0].GetEndpoint(), Replay: list[0].GetReplayEndpoint(), Topic: list[0].GetTopic()}
+	}
+	return s, nil
+}
+
+// noEvents is the address of a replica that publishes none.
+const noEvents = "none"

@@ -1,0 +1,4 @@
+package refusals
+
+// Reasons lists the reasons.
+func Reasons() []Reason { return reasons() }

@@ -1,0 +1,205 @@
+package warm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/grpc"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+// Peer is another router that there is a connection to.
+type Peer struct {
+	ID   string
+	Conn grpc.ClientConnInterface
+}
+
+// Params are what a Warm works with. Index and Peers are needed.
+type Params struct {
+	Index *kvindex.Index
+	// Peers lists the peers that have an index worth pulling, the best first.
+	Peers func() []Peer
+	// Delay has feeds of which nothing is known wait until the given time for an index; nil: they do not. The zero time ends it.
+	Delay func(until time.Time)
+	// MaxBytes is the memory that the index may take; it bounds what a peer may send.
+	MaxBytes int64
+	Log      *slog.Logger
+	Meter    metric.MeterProvider
+}
+
+const (
+	// searchFor is how long a new router looks for a peer to pull from, lookEvery the time between looks.
+	searchFor = 5 * time.Second
+	lookEvery = 25 * time.Millisecond
+	// attemptFor bounds a pull, stallFor the time without data in it.
+	attemptFor = 60 * time.Second
+	stallFor   = 3 * time.Second
+	// delaySearch is how long feeds wait for a peer to be found, delayPull how long for the next data, and delayMost for all.
+	delaySearch, delayPull, delayMost = time.Second, 500 * time.Millisecond, 5 * time.Second
+)
+
+var (
+	errStalled = errors.New("the peer sent nothing for too long")
+	errSlow    = errors.New("the peer did not send its index in time")
+	errLarge   = errors.New("the peer sent more than the index may hold")
+)
+
+// Warm pulls and serves indexes.
+type Warm struct {
+	params  Params
+	log     *slog.Logger
+	metrics *metrics
+	began   time.Time
+	settled atomic.Bool
+	serving chan struct{} // room for pulls by peers
+}
+
+// New returns a Warm. It starts nothing.
+func New(p Params) *Warm {
+	if p.Log == nil {
+		p.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Warm{params: p, log: p.Log, metrics: newMetrics(p.Meter), serving: make(chan struct{}, maxServed)}
+}
+
+// Settled reports whether no more is to come from peers: an index was pulled, or there is none to pull.
+func (w *Warm) Settled() bool { return w.settled.Load() }
+
+// Run pulls the index of a peer, and then waits until ctx ends.
+func (w *Warm) Run(ctx context.Context) error {
+	w.began = time.Now()
+	w.delay(delaySearch)
+	w.pullOnce(ctx)
+	w.settled.Store(true)
+	if w.params.Delay != nil {
+		w.params.Delay(time.Time{})
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// delay has feeds wait for so long from now.
+func (w *Warm) delay(d time.Duration) {
+	if w.params.Delay == nil {
+		return
+	}
+	until, most := time.Now().Add(d), w.began.Add(delayMost)
+	if until.After(most) {
+		until = most
+	}
+	w.params.Delay(until)
+}
+
+// pullOnce tries each peer once, in the order of Peers, until one has sent its whole index.
+func (w *Warm) pullOnce(ctx context.Context) {
+	tried := map[string]bool{}
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for end := time.Now().Add(searchFor); ctx.Err() == nil && time.Now().Before(end); {
+		for _, p := range w.params.Peers() {
+			if tried[p.ID] || ctx.Err() != nil {
+				continue
+			}
+			tried[p.ID] = true
+			if w.attempt(ctx, p) {
+				return
+			}
+			end = time.Now().Add(searchFor)
+			break // the order may have changed
+		}
+		select {
+		case <-ctx.Done():
+		case <-look.C:
+		}
+	}
+	if len(tried) > 0 && ctx.Err() == nil {
+		w.log.Warn("no peer's index could be pulled; the engines' replays alone fill it", "peers", len(tried))
+	}
+}
+
+// attempt pulls from one peer, within its bounds, and reports whether all of it came.
+func (w *Warm) attempt(ctx context.Context, p Peer) bool {
+	ctx, give := context.WithCancelCause(ctx)
+	defer give(nil)
+	begin := time.Now()
+	slow := time.AfterFunc(attemptFor, func() { give(errSlow) })
+	defer slow.Stop()
+	quiet := time.AfterFunc(stallFor, func() { give(errStalled) })
+	defer quiet.Stop()
+	got, bytes, err := w.load(ctx, p, quiet)
+	took := time.Since(begin)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	attrs := []any{"peer", p.ID, "ranks", got.Ranks, "blocks", got.Blocks, "own_kept", got.Skipped, "not_found_yet", got.Parked, "bytes", bytes, "took", took.Round(time.Millisecond)}
+	switch {
+	case err == nil:
+		w.metrics.pulled(outcomeOK, took)
+		w.log.Info("the index of a peer was pulled", attrs...)
+	case got.Ranks > 0:
+		w.metrics.pulled(outcomeIncomplete, took)
+		w.log.Warn("a part of a peer's index was pulled", append(attrs, "error", err)...)
+	default:
+		w.metrics.pulled(outcomeFailed, took)
+		w.log.Warn("a peer's index was not pulled", append(attrs, "error", err)...)
+	}
+	return err == nil
+}
+
+func (w *Warm) load(ctx context.Context, p Peer, quiet *time.Timer) (kvindex.Loaded, int64, error) {
+	stream, err := kvpilotv1.NewPeerServiceClient(p.Conn).PullIndex(ctx, &kvpilotv1.PullIndexRequest{}, grpc.MaxCallRecvMsgSize(2*maxPiece))
+	if err != nil {
+		return kvindex.Loaded{}, 0, err
+	}
+	r := &reader{stream: stream, quiet: quiet, most: w.mostBytes(), progress: func() { w.delay(delayPull) }}
+	got, err := w.params.Index.Load(r)
+	if err != nil && r.err != nil {
+		err = r.err
+	}
+	return got, r.bytes, err
+}
+
+// mostBytes bounds a snapshot: sixteen bytes for each block that the index may hold, twice, and what comes with each rank.
+func (w *Warm) mostBytes() int64 { return w.params.MaxBytes/kvindex.BlockCost*16*2 + 64<<20 }
+
+// reader is a stream of pieces as bytes.
+type reader struct {
+	stream grpc.ServerStreamingClient[kvpilotv1.PullIndexResponse]
+	quiet  *time.Timer
+	rest   []byte
+	bytes  int64
+	most   int64
+	err    error // why the stream ended, unless it was whole
+	// progress is called with each piece.
+	progress func()
+}
+
+func (r *reader) Read(b []byte) (int, error) {
+	for len(r.rest) == 0 {
+		piece, err := r.stream.Recv()
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				r.err = fmt.Errorf("pull: %w", err)
+			}
+			return 0, err
+		}
+		r.quiet.Reset(stallFor)
+		r.progress()
+		r.rest = piece.GetData()
+		if r.bytes += int64(len(r.rest)); r.bytes > r.most {
+			r.err = errLarge
+			return 0, r.err
+		}
+	}
+	n := copy(b, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}

@@ -1,0 +1,242 @@
+package deploy
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/fake"
+)
+
+const chartDir = "../../deploy/helm/kvpilot"
+
+// cluster answers the chart's look-ups. nil is none, as for helm template.
+type cluster = engine.ClientProvider
+
+// render returns the objects of the chart with the given values.
+func render(t *testing.T, values string, in cluster) (string, error) {
+	t.Helper()
+	chart, err := loader.Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	given, err := chartutil.ReadValues([]byte(values))
+	if err != nil {
+		t.Fatal(err)
+	}
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	release := chartutil.ReleaseOptions{Name: "prod", Namespace: "serving", Revision: 1, IsInstall: true}
+	all, err := chartutil.ToRenderValues(chart, given, release, capabilities)
+	if err != nil {
+		return "", err
+	}
+	var files map[string]string
+	if in == nil {
+		files, err = engine.Render(chart, all)
+	} else {
+		files, err = engine.RenderWithClientProvider(chart, all, in)
+	}
+	if err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if path.Ext(name) == ".yaml" {
+			text.WriteString("---\n" + files[name] + "\n")
+		}
+	}
+	return text.String(), nil
+}
+
+func mustRender(t *testing.T, values string) *objects {
+	t.Helper()
+	text, err := render(t, values, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return read(t, []byte(text))
+}
+
+// valueSets are charts as people install them.
+var valueSets = map[string]string{
+	"defaults":   ``,
+	"one router": `{replicas: 1, fleet: {enabled: false}, podDisruptionBudget: {enabled: false}}`,
+	"own key":    `{fleet: {key: {secret: the-fleet, key: gossip}}, config: {fleet: {patience: 100ms}}}`,
+	// Issue 19, fault 4.
+	"settings of listen": `{config: {listen: {hosts: [kvpilot.example.com], max_streams: 1024}}}`,
+	// Helm writes large numbers as 4.294967296e+09.
+	"large numbers": `{config: {kvindex: {max_bytes: 4294967296}, gateway: {max_body_bytes: 41943040}}}`,
+	"secrets": `
+keys: {secret: the-keys}
+tls: {secret: the-tls}
+engines: {key: {secret: the-engine-key}, tls: {secret: the-engine-tls, clientCertificate: true, serverName: engine.internal}}
+`,
+	"policies": `
+networkPolicy:
+  enabled: true
+  callers: [{namespaceSelector: {matchLabels: {kvpilot: caller}}}]
+  engines: {podSelector: {matchLabels: {app.kubernetes.io/name: vllm}}, alsoFrom: [{podSelector: {matchLabels: {app: prometheus}}}]}
+`,
+	"scheduling": `
+replicas: 5
+podDisruptionBudget: {minAvailable: 60%}
+affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: pool, operator: In, values: [cpu]}]}]}}}
+topologySpreadConstraints: [{maxSkew: 2, topologyKey: rack, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app.kubernetes.io/name: kvpilot}}}]
+tolerations: [{key: dedicated, operator: Exists}]
+nodeSelector: {pool: cpu}
+podLabels: {team: serving}
+imagePullSecrets: [{name: registry}]
+service: {type: LoadBalancer, annotations: {lb: internal}}
+watchNamespaces: [models]
+env: [{name: KVPILOT_TELEMETRY_LOG_LEVEL, value: debug}]
+volumes: [{name: extra, emptyDir: {}}]
+volumeMounts: [{name: extra, mountPath: /extra}]
+config: {chooser: {policy: predicted-ttft}, tenants: {default: {in_flight: 64}}}
+`,
+}
+
+func TestEveryValueSetMakesAWorkingRouter(t *testing.T) {
+	for name, values := range valueSets {
+		t.Run(name, func(t *testing.T) {
+			o := mustRender(t, values)
+			o.consistent(t)
+			o.accepted(t)
+		})
+	}
+}
+
+func TestHelmFindsNoFault(t *testing.T) {
+	for name, values := range valueSets {
+		given, err := chartutil.ReadValues([]byte(values))
+		if err != nil {
+			t.Fatal(err)
+		}
+		result := lint.All(chartDir, given, "serving", true)
+		for _, message := range result.Messages {
+			if message.Severity > support.InfoSev {
+				t.Errorf("%s: %s", name, message)
+			}
+		}
+	}
+}
+
+func TestWrongValuesAreRejectedWithTheirName(t *testing.T) {
+	for _, test := range []struct{ values, want string }{
+		{`{replica: 3}`, "replica"},
+		{`{drain: {delay: 5}}`, "delay"},
+		{`{config: {listen: {http: ":8000"}}}`, "config.listen.http is set by the chart"},
+		{`{config: {listen: {drain_timeout: 10m}}}`, "use drain.timeoutSeconds"},
+		{`{config: {chooser: {polcy: round-robin}}}`, "polcy"},
+		{`{config: {upstream: {connect_timeout: 5}}}`, "connect_timeout"},
+		{`{config: {fleet: {key: 0123456789abcdef}}}`, "use fleet.key.secret"},
+		{`{replicas: three}`, "replicas"},
+		{`{podDisruptionBudget: {maxUnavailable: one}}`, "maxUnavailable"},
+	} {
+		if text, err := render(t, test.values, nil); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want an error with %q\n%s", test.values, err, test.want, text)
+		}
+	}
+}
+
+func TestAnUpdateLosesNoRouter(t *testing.T) {
+	o := mustRender(t, ``)
+	spec := o.deployment.Spec
+	update := spec.Strategy.RollingUpdate
+	if update == nil || update.MaxUnavailable.IntValue() != 0 || update.MaxSurge.IntValue() != 1 || spec.MinReadySeconds < 5 {
+		t.Errorf("pods are replaced by %+v, ready for %d s", update, spec.MinReadySeconds)
+	}
+	if grace := time.Duration(*spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second; grace <= 305*time.Second {
+		t.Errorf("pods are killed after %s, drain_delay and drain_timeout are 305 s", grace)
+	}
+	if len(o.disruptions) != 1 || o.disruptions[0].Spec.MaxUnavailable.IntValue() != 1 {
+		t.Errorf("budgets: %+v", o.disruptions)
+	}
+	if spread := spec.Template.Spec.TopologySpreadConstraints; len(spread) != 1 || spread[0].WhenUnsatisfiable != corev1.ScheduleAnyway {
+		t.Errorf("the spread is %+v", spread)
+	}
+	if terms := spec.Template.Spec.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution; len(terms) != 1 || terms[0].PodAffinityTerm.TopologyKey != "kubernetes.io/hostname" {
+		t.Errorf("the anti-affinity is %+v", terms)
+	}
+}
+
+func TestTheRoutersFormAFleet(t *testing.T) {
+	o := mustRender(t, valueSets["policies"])
+	peers := o.services["prod-kvpilot-peers"]
+	if peers == nil || peers.Spec.ClusterIP != corev1.ClusterIPNone || !peers.Spec.PublishNotReadyAddresses {
+		t.Fatalf("the peers' Service is %+v", peers)
+	}
+	if join := "prod-kvpilot-peers.serving.svc:7946"; !strings.Contains(o.settings(t), join) {
+		t.Errorf("no router joins %s:\n%s", join, o.settings(t))
+	}
+	if o.deployment.Spec.Replicas == nil || *o.deployment.Spec.Replicas != 3 {
+		t.Errorf("%v routers", o.deployment.Spec.Replicas)
+	}
+	closed := map[string]bool{"gossip": true, "gossip-udp": true, "peer": true}
+	for _, rule := range o.policies["prod-kvpilot"].Spec.Ingress {
+		for _, port := range rule.Ports {
+			if !closed[port.Port.StrVal] {
+				continue
+			}
+			delete(closed, port.Port.StrVal)
+			if len(rule.From) != 1 || rule.From[0].PodSelector == nil || rule.From[0].PodSelector.MatchLabels["app.kubernetes.io/instance"] != "prod" {
+				t.Errorf("port %s is open to %+v", port.Port.StrVal, rule.From)
+			}
+		}
+	}
+	if len(closed) > 0 {
+		t.Errorf("the policy has no rule for %v: routers do not reach each other", closed)
+	}
+}
+
+// secrets is a cluster that has Secrets and nothing else.
+type secrets struct{ objects []runtime.Object }
+
+func (s secrets) GetClientFor(string, string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	resource := schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	kinds := map[schema.GroupVersionResource]string{resource: "SecretList"}
+	return fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds, s.objects...).Resource(resource), true, nil
+}
+
+func keyIn(t *testing.T, values string, in cluster) string {
+	t.Helper()
+	text, err := render(t, values, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := read(t, []byte(text)).secrets["prod-kvpilot-fleet"]
+	if secret == nil {
+		return ""
+	}
+	return string(secret.Data["key"])
+}
+
+func TestTheFleetsKeyIsMadeOnceAndKept(t *testing.T) {
+	first, second := keyIn(t, ``, secrets{}), keyIn(t, ``, secrets{})
+	if len(first) < 32 || first == second {
+		t.Errorf("two installations have the keys %q and %q", first, second)
+	}
+	// "a-key-of-this-fleet" in base64.
+	old := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"name": "prod-kvpilot-fleet", "namespace": "serving"},
+		"data": map[string]any{"key": "YS1rZXktb2YtdGhpcy1mbGVldA=="},
+	}}
+	if kept := keyIn(t, ``, secrets{[]runtime.Object{old}}); kept != "a-key-of-this-fleet" {
+		t.Errorf("an upgrade replaces the key by %q", kept)
+	}
+	if made := keyIn(t, valueSets["own key"], secrets{}); made != "" {
+		t.Errorf("a key %q is made next to the operator's own", made)
+	}
+}

@@ -1,0 +1,2 @@
+// Package fleet tests several whole routers in front of the same replicas.
+package fleet
