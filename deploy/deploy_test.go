@@ -192,9 +192,9 @@ func check(t *testing.T, docs []object, c config.Config) {
 			}
 		}
 	}
-	rule := at(t, byKind(t, docs, "Role"), "rules", 0)
-	if fmt.Sprint(rule) != "map[apiGroups:[discovery.k8s.io] resources:[endpointslices] verbs:[list watch]]" {
-		t.Errorf("rights %v, want to list and watch EndpointSlices", rule)
+	rules := at(t, byKind(t, docs, "Role"), "rules")
+	if fmt.Sprint(rules) != "[map[apiGroups:[discovery.k8s.io] resources:[endpointslices] verbs:[list watch]] map[apiGroups:[] resources:[pods] verbs:[list watch]]]" {
+		t.Errorf("rights %v, want to list and watch EndpointSlices and Pods", rules)
 	}
 	account := at(t, pod, "spec", "serviceAccountName")
 	if name := at(t, byKind(t, docs, "ServiceAccount"), "metadata", "name"); name != account {

@@ -517,6 +517,9 @@ type ChooseReplicaResponse struct {
 	Decision *Decision `protobuf:"bytes,19,opt,name=decision,proto3" json:"decision,omitempty"`
 	// The prompt's token ids, if requested and known.
 	TokenIds *TokenIds `protobuf:"bytes,20,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
+	// The replica's labels: zone and node where its source knows them, engine and role where its pod names them, and those of
+	// the settings.
+	Labels map[string]string `protobuf:"bytes,24,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Applied when this call booked the load, duplicate when an earlier call with this request_id booked it (its lease
 	// restarts), unspecified when nothing was booked.
 	Effect Effect `protobuf:"varint,21,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
@@ -696,6 +699,13 @@ func (x *ChooseReplicaResponse) GetDecision() *Decision {
 func (x *ChooseReplicaResponse) GetTokenIds() *TokenIds {
 	if x != nil {
 		return x.TokenIds
+	}
+	return nil
+}
+
+func (x *ChooseReplicaResponse) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
 	}
 	return nil
 }
@@ -1840,7 +1850,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\areports\x18\x13 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
 	"\x06promptB\n" +
 	"\n" +
-	"\b_reserve\"\x8f\a\n" +
+	"\b_reserve\"\x91\b\n" +
 	"\x15ChooseReplicaResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
@@ -1864,12 +1874,16 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x11predicted_ttft_ms\x18\x11 \x01(\x01R\x0fpredictedTtftMs\x12^\n" +
 	"\x0frequest_headers\x18\x12 \x03(\v25.kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntryR\x0erequestHeaders\x120\n" +
 	"\bdecision\x18\x13 \x01(\v2\x14.kvpilot.v1.DecisionR\bdecision\x121\n" +
-	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12*\n" +
+	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12E\n" +
+	"\x06labels\x18\x18 \x03(\v2-.kvpilot.v1.ChooseReplicaResponse.LabelsEntryR\x06labels\x12*\n" +
 	"\x06effect\x18\x15 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\x12\x1d\n" +
 	"\n" +
 	"cache_salt\x18\x16 \x01(\tR\tcacheSalt\x12\x16\n" +
 	"\x06tenant\x18\x17 \x01(\tR\x06tenant\x1aA\n" +
 	"\x13RequestHeadersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x82\x01\n" +
 	"\x16ExplainDecisionRequest\x12-\n" +
@@ -2000,7 +2014,7 @@ func file_kvpilot_v1_routing_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvpilot_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_kvpilot_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(Reports)(0),                          // 0: kvpilot.v1.Reports
 	(*Candidates)(nil),                    // 1: kvpilot.v1.Candidates
@@ -2024,89 +2038,91 @@ var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(*Policy)(nil),                        // 19: kvpilot.v1.Policy
 	nil,                                   // 20: kvpilot.v1.PolicyOverride.ParamsEntry
 	nil,                                   // 21: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	nil,                                   // 22: kvpilot.v1.Policy.ParamsEntry
-	(*TokenIds)(nil),                      // 23: kvpilot.v1.TokenIds
-	(*RequestBody)(nil),                   // 24: kvpilot.v1.RequestBody
-	(*durationpb.Duration)(nil),           // 25: google.protobuf.Duration
-	(*Decision)(nil),                      // 26: kvpilot.v1.Decision
-	(Effect)(0),                           // 27: kvpilot.v1.Effect
-	(*Overlap)(nil),                       // 28: kvpilot.v1.Overlap
-	(FeedState)(0),                        // 29: kvpilot.v1.FeedState
-	(*RankSpeed)(nil),                     // 30: kvpilot.v1.RankSpeed
-	(*TokenizeRequest)(nil),               // 31: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),             // 32: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),             // 33: google.api.HttpBody
-	(*ReportPrefillCompletedRequest)(nil), // 34: kvpilot.v1.ReportPrefillCompletedRequest
-	(*ReportDecodeProgressRequest)(nil),   // 35: kvpilot.v1.ReportDecodeProgressRequest
-	(*ReleaseReservationRequest)(nil),     // 36: kvpilot.v1.ReleaseReservationRequest
-	(*RenewReservationRequest)(nil),       // 37: kvpilot.v1.RenewReservationRequest
-	(*TrackReservationRequest)(nil),       // 38: kvpilot.v1.TrackReservationRequest
-	(*TokenizeResponse)(nil),              // 39: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),            // 40: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),                   // 41: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil),      // 42: kvpilot.v1.TrackReservationResponse
+	nil,                                   // 22: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	nil,                                   // 23: kvpilot.v1.Policy.ParamsEntry
+	(*TokenIds)(nil),                      // 24: kvpilot.v1.TokenIds
+	(*RequestBody)(nil),                   // 25: kvpilot.v1.RequestBody
+	(*durationpb.Duration)(nil),           // 26: google.protobuf.Duration
+	(*Decision)(nil),                      // 27: kvpilot.v1.Decision
+	(Effect)(0),                           // 28: kvpilot.v1.Effect
+	(*Overlap)(nil),                       // 29: kvpilot.v1.Overlap
+	(FeedState)(0),                        // 30: kvpilot.v1.FeedState
+	(*RankSpeed)(nil),                     // 31: kvpilot.v1.RankSpeed
+	(*TokenizeRequest)(nil),               // 32: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),             // 33: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),             // 34: google.api.HttpBody
+	(*ReportPrefillCompletedRequest)(nil), // 35: kvpilot.v1.ReportPrefillCompletedRequest
+	(*ReportDecodeProgressRequest)(nil),   // 36: kvpilot.v1.ReportDecodeProgressRequest
+	(*ReleaseReservationRequest)(nil),     // 37: kvpilot.v1.ReleaseReservationRequest
+	(*RenewReservationRequest)(nil),       // 38: kvpilot.v1.RenewReservationRequest
+	(*TrackReservationRequest)(nil),       // 39: kvpilot.v1.TrackReservationRequest
+	(*TokenizeResponse)(nil),              // 40: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),            // 41: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),                   // 42: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil),      // 43: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	20, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
-	23, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	24, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
+	24, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	25, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
 	1,  // 3: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
 	2,  // 4: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
-	25, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
-	25, // 6: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
+	26, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
+	26, // 6: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
 	0,  // 7: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
 	21, // 8: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	26, // 9: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
-	23, // 10: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	27, // 11: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
-	26, // 12: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	26, // 13: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	26, // 14: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	23, // 15: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	24, // 16: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	13, // 17: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	28, // 18: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	29, // 19: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	16, // 20: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	25, // 21: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	30, // 22: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
-	19, // 23: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	22, // 24: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	31, // 25: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	32, // 26: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	3,  // 27: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	33, // 28: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	34, // 29: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
-	35, // 30: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
-	36, // 31: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
-	37, // 32: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
-	38, // 33: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
-	5,  // 34: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	7,  // 35: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	9,  // 36: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	11, // 37: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	14, // 38: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	17, // 39: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	39, // 40: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	40, // 41: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	4,  // 42: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	4,  // 43: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	41, // 44: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
-	41, // 45: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
-	41, // 46: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
-	41, // 47: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
-	42, // 48: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	6,  // 49: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	8,  // 50: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	10, // 51: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	12, // 52: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	15, // 53: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	18, // 54: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	40, // [40:55] is the sub-list for method output_type
-	25, // [25:40] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	27, // 9: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
+	24, // 10: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
+	22, // 11: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	28, // 12: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
+	27, // 13: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	27, // 14: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	27, // 15: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	24, // 16: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	25, // 17: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	13, // 18: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	29, // 19: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	30, // 20: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	16, // 21: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	26, // 22: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	31, // 23: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
+	19, // 24: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	23, // 25: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	32, // 26: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	33, // 27: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	3,  // 28: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	34, // 29: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	35, // 30: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
+	36, // 31: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
+	37, // 32: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
+	38, // 33: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
+	39, // 34: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
+	5,  // 35: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	7,  // 36: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	9,  // 37: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	11, // 38: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	14, // 39: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	17, // 40: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	40, // 41: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	41, // 42: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	4,  // 43: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	4,  // 44: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	42, // 45: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
+	42, // 46: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
+	42, // 47: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
+	42, // 48: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
+	43, // 49: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	6,  // 50: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	8,  // 51: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	10, // 52: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	12, // 53: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	15, // 54: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	18, // 55: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	41, // [41:56] is the sub-list for method output_type
+	26, // [26:41] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }
@@ -2140,7 +2156,7 @@ func file_kvpilot_v1_routing_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_routing_proto_rawDesc), len(file_kvpilot_v1_routing_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   22,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

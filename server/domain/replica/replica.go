@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/secret"
@@ -86,6 +87,8 @@ type Replica struct {
 	ID ID
 	// URL is the base URL without a trailing slash, for example "http://10.0.0.7:8000".
 	URL string
+	// MetricsURL is the base URL of its metrics without a trailing slash; empty: URL.
+	MetricsURL string
 	// APIKey is sent as a bearer token to the replica; empty sends none.
 	APIKey secret.String
 	// TLS is how the router speaks TLS with it; nil: the defaults.
@@ -117,6 +120,9 @@ type Replica struct {
 	// Since is when the replica entered its present State.
 	Since time.Time
 }
+
+// Metrics returns the base URL of the replica's metrics.
+func (r *Replica) Metrics() string { return cmp.Or(r.MetricsURL, r.URL) }
 
 // Serves reports whether the replica serves model, and returns the entry.
 func (r *Replica) Serves(model string) (Model, bool) {

@@ -217,7 +217,7 @@ func chosen(a *router.Answer, q *router.Question) *kvpilotv1.ChooseReplicaRespon
 		Host: a.Host, Port: uint32(a.Port), Url: a.Replica.URL,
 		ReplicaId: string(a.Replica.ID), Rank: uint32(a.Rank), Model: a.Served,
 		DecisionId: d.ID, Policy: string(d.Policy), Reason: string(d.Reason),
-		PromptTokens: uint32(d.PromptTokens), RequestHeaders: map[string]string{}, Tenant: q.Tenant,
+		PromptTokens: uint32(d.PromptTokens), RequestHeaders: map[string]string{}, Tenant: q.Tenant, Labels: a.Replica.Labels,
 	}
 	if q.RequestID != "" {
 		out.RequestHeaders["x-request-id"] = q.RequestID

@@ -133,6 +133,19 @@ func TestChooseReplicaRefusals(t *testing.T) {
 	}
 }
 
+func TestTheAnswerHasTheReplicasLabels(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	r.router.choose = func(*router.Question) (*router.Answer, error) {
+		a := answer("r-1", 0.25)
+		a.Replica.Labels = map[string]string{"zone": "eu-1a", "node": "n7"}
+		return a, nil
+	}
+	out, err := kvpilotv1.NewRoutingServiceClient(r.hop).ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{})
+	if err != nil || out.GetLabels()["zone"] != "eu-1a" || out.GetLabels()["node"] != "n7" {
+		t.Errorf("%v with labels %v", err, out.GetLabels())
+	}
+}
+
 func TestTTFTDeadline(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
 	client := kvpilotv1.NewRoutingServiceClient(r.hop)

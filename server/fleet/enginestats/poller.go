@@ -76,7 +76,7 @@ func (p *Poller) Add(slot replica.Slot, r *replica.Replica, rank int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t := p.targets[r.ID]
-	if t == nil || t.replica.Load().URL != r.URL || t.slots[rank] != slot && t.has(rank) {
+	if t == nil || t.replica.Load().URL != r.URL || t.replica.Load().Metrics() != r.Metrics() || t.slots[rank] != slot && t.has(rank) {
 		t = &target{
 			slots: map[int]replica.Slot{}, kick: make(chan struct{}, 1), senders: map[replica.Slot]*Senders{},
 		}
@@ -100,7 +100,7 @@ func (p *Poller) Renew(r *replica.Replica) {
 	if t == nil {
 		return
 	}
-	if old := t.replica.Load(); old.URL == r.URL && (old.APIKey != r.APIKey || old.TLS != r.TLS) {
+	if old := t.replica.Load(); old.URL == r.URL && (old.Metrics() != r.Metrics() || old.APIKey != r.APIKey || old.TLS != r.TLS) {
 		t.replica.Store(r)
 	}
 }
@@ -277,7 +277,7 @@ func (p *Poller) ask(ctx context.Context, t *target) error {
 	ctx, cancel := context.WithTimeout(ctx, p.config.Load().Timeout)
 	defer cancel()
 	r := t.replica.Load()
-	req, err := http.NewRequestWithContext(tlspeer.With(ctx, r.TLS), http.MethodGet, r.URL+p.config.Load().Path, nil)
+	req, err := http.NewRequestWithContext(tlspeer.With(ctx, r.TLS), http.MethodGet, r.Metrics()+p.config.Load().Path, nil)
 	if err != nil {
 		return fmt.Errorf("poll: %w", err)
 	}

@@ -30,6 +30,7 @@ type engine struct {
 	asked  int
 	hangs  bool
 	auth   string
+	host   string
 	date   time.Time
 }
 
@@ -49,7 +50,7 @@ func (e *engine) RoundTrip(req *http.Request) (*http.Response, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.asked++
-	e.auth = req.Header.Get("Authorization")
+	e.auth, e.host = req.Header.Get("Authorization"), req.URL.Host
 	if e.hangs {
 		e.mu.Unlock()
 		<-req.Context().Done()
@@ -133,6 +134,28 @@ func TestStatsArriveAndGrowStale(t *testing.T) {
 		if _, ok := p.Stats(0); ok {
 			t.Error("a removed rank still has statistics")
 		}
+	})
+}
+
+func TestMetricsMayHaveAPortOfTheirOwn(t *testing.T) {
+	e := &engine{status: 200, page: load(3, 1)}
+	virtual(t, e, enginestats.Params{}, func(t *testing.T, p *enginestats.Poller) {
+		own := node(0)
+		own.MetricsURL = "http://a:9400"
+		p.Add(0, own, 0)
+		pass(200 * time.Millisecond)
+		p.Renew(node(0)) // the port's setting is gone, the rank stays
+		e.set(func(e *engine) {
+			if e.host != "a:9400" {
+				t.Errorf("metrics were read from %s", e.host)
+			}
+		})
+		pass(3 * time.Second)
+		e.set(func(e *engine) {
+			if e.host != "a:8000" {
+				t.Errorf("without a port of their own they are read from %s", e.host)
+			}
+		})
 	})
 }
 

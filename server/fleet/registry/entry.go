@@ -84,7 +84,8 @@ func (e *entry) update(want listing, c *core) {
 		e.health, e.ups, e.downs, e.models, e.learned, e.began = replica.StateStarting, 0, 0, nil, Learned{}, time.Time{}
 		e.sources = nil
 	}
-	if moved || old.asks() != want.spec.asks() || shown != want.access || !slices.Equal(old.Models, want.spec.Models) {
+	if moved || old.asks() != want.spec.asks() || shown != want.access || !slices.Equal(old.Models, want.spec.Models) ||
+		old.model != want.spec.model || !old.adapters.equal(want.spec.adapters) {
 		e.prober.stop()
 		e.prober = c.startProber(e)
 	}
@@ -93,7 +94,7 @@ func (e *entry) update(want listing, c *core) {
 func (s Spec) equal(o Spec) bool {
 	return s.ID == o.ID && s.URL == o.URL && s.access() == o.access() && s.Pool == o.Pool && slices.Equal(s.Models, o.Models) &&
 		s.Ranks == o.Ranks && s.ranksSet == o.ranksSet && s.Events == o.Events && s.BlockSize == o.BlockSize && s.Blocks == o.Blocks &&
-		s.MaxBatchedTokens == o.MaxBatchedTokens && s.leaving == o.leaving && maps.Equal(s.Labels, o.Labels)
+		s.MaxBatchedTokens == o.MaxBatchedTokens && s.MetricsPort == o.MetricsPort && s.model == o.model && s.adapters.equal(o.adapters) && s.leaving == o.leaving && maps.Equal(s.Labels, o.Labels)
 }
 
 // took applies the result of a probe.
@@ -169,7 +170,7 @@ func (e *entry) rebuild(drained bool) (changed bool) {
 		e.state, e.since = state, time.Now()
 	}
 	e.view = &replica.Replica{
-		ID: e.id, URL: e.spec.URL, APIKey: e.access.key, TLS: e.access.peer, State: state, Life: e.life,
+		ID: e.id, URL: e.spec.URL, MetricsURL: e.spec.metricsURL(), APIKey: e.access.key, TLS: e.access.peer, State: state, Life: e.life,
 		Slots: e.slots, Events: e.events(), Models: e.models, Labels: e.spec.Labels,
 		Version: e.version, RustFrontend: e.rust, Since: e.since, Mute: e.mute && state == replica.StateUnhealthy,
 		BlockSize:        cmp.Or(e.spec.BlockSize, e.learned.BlockSize),

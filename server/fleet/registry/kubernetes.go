@@ -8,14 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -34,6 +35,11 @@ type KubernetesConfig struct {
 	Port string `yaml:"port"`
 	// TLS makes the URLs https.
 	TLS bool `yaml:"tls"`
+	// PodLabels is read or ignore: with read, the labels, annotations and environment variables of a pod set its
+	// model, engine, ports, adapters and role (docs/kubernetes.md). Empty: read.
+	PodLabels string `yaml:"pod_labels"`
+	// Engines names the engine of pods that do not name it themselves, by the name of their model.
+	Engines map[string]string `yaml:"engines"`
 	// Template sets the other fields of each replica; its id and url must be empty.
 	Template Spec `yaml:"template"`
 	// APIServer is the API server's URL. Empty: https://kubernetes.default.svc.
@@ -47,28 +53,49 @@ const (
 	inClusterServer      = "https://kubernetes.default.svc"
 	inClusterCredentials = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-	kubeBackOff    = time.Second
-	kubeMaxBackOff = 30 * time.Second
-	// kubeWatch is how long one watch lasts. The token is read again for the next one.
-	kubeWatch = 5 * time.Minute
+	podLabelsRead   = "read"
+	podLabelsIgnore = "ignore"
+
+	// podWait is how long an endpoint waits for its pod, whose labels may say another port: the two arrive by watches of
+	// their own.
+	podWait = 5 * time.Second
 )
 
 func (k KubernetesConfig) validate() error {
-	return errors.Join(
+	errs := []error{
 		check.NotEmpty("service", k.Service),
 		check.That(k.Template.ID == "" && k.Template.URL == "", "template", "id and url must be empty: they come from Kubernetes"),
 		check.That(k.APIServer == "" || strings.HasPrefix(k.APIServer, "https://") || strings.HasPrefix(k.APIServer, "http://"),
 			"api_server", "must have the form https://host:port, is %q", k.APIServer),
-	)
+		check.OneOf("pod_labels", k.PodLabels, "", podLabelsRead, podLabelsIgnore),
+	}
+	for _, model := range slices.Sorted(maps.Keys(k.Engines)) {
+		_, err := readEngine(k.Engines[model])
+		errs = append(errs, check.Within("engines."+model, err))
+	}
+	return errors.Join(errs...)
 }
 
-// cluster follows the EndpointSlices of one Service.
+// cluster makes replicas of the pods of one Service.
 type cluster struct {
 	r      *Registry
 	conf   KubernetesConfig
 	source string
-	client *http.Client
-	slices map[string]endpointSlice // by name
+	slices *collection[endpointSlice]
+	pods   *collection[pod] // nil when pod labels are ignored
+	wake   chan struct{}
+
+	// Only the goroutine of run touches these.
+	missed map[string]time.Time      // endpoints whose pod is not known, since when
+	faults map[string]string         // why an endpoint is no replica
+	wrong  map[complaint]struct{}    // what was logged about pods that exist
+	facts  map[replica.ID]podVersion // what was read of each pod
+}
+
+// podVersion is what one version of a pod says.
+type podVersion struct {
+	version string
+	facts   podFacts
 }
 
 // watchKubernetes keeps the replicas of a Service up to date. While the API server does not
@@ -88,25 +115,8 @@ func (r *Registry) watchKubernetes(ctx context.Context, conf KubernetesConfig) e
 		return fmt.Errorf("kubernetes: %w", err)
 	}
 	defer client.CloseIdleConnections()
-	c := &cluster{r: r, conf: conf, client: client, source: sourceKubernetes + ":" + conf.Namespace + "/" + conf.Service}
-	wait := kubeBackOff
-	for {
-		listed, err := c.follow(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if listed {
-			wait = kubeBackOff
-		}
-		if !errors.Is(err, errTooOld) {
-			r.metrics.sourceFailed(ctx, c.source)
-			r.log.Warn("Kubernetes watch failed, the old replicas are kept", "source", c.source, "error", err)
-		}
-		if !pause(ctx, wait/2+time.Duration(rand.Int64N(int64(wait)))) {
-			return nil
-		}
-		wait = min(2*wait, kubeMaxBackOff)
-	}
+	r.newCluster(conf, &kubeAPI{client: client, server: conf.APIServer, credentials: conf.Credentials}).run(ctx)
+	return nil
 }
 
 func kubeClient(conf KubernetesConfig) (*http.Client, error) {
@@ -128,45 +138,94 @@ func kubeClient(conf KubernetesConfig) (*http.Client, error) {
 	return &http.Client{Transport: transport}, nil
 }
 
-// follow lists once and then watches until something fails. listed reports whether the list succeeded.
-func (c *cluster) follow(ctx context.Context) (listed bool, err error) {
-	version, err := c.list(ctx)
-	if err != nil {
-		return false, err
+func (r *Registry) newCluster(conf KubernetesConfig, api *kubeAPI) *cluster {
+	c := &cluster{
+		r: r, conf: conf, source: sourceKubernetes + ":" + conf.Namespace + "/" + conf.Service, wake: make(chan struct{}, 1),
+		missed: map[string]time.Time{}, wrong: map[complaint]struct{}{}, facts: map[replica.ID]podVersion{},
 	}
-	c.offer(ctx)
-	for {
-		began := time.Now()
-		if version, err = c.watch(ctx, version); err != nil {
-			return true, err
+	notify := func() {
+		select {
+		case c.wake <- struct{}{}:
+		default: // it is awake already
 		}
-		if time.Since(began) < kubeBackOff && !pause(ctx, kubeBackOff) { // it should last minutes
-			return true, ctx.Err()
+	}
+	namespace := "/namespaces/" + url.PathEscape(conf.Namespace)
+	c.slices = &collection[endpointSlice]{
+		api: api, what: "endpoint slices", path: "/apis/discovery.k8s.io/v1" + namespace + "/endpointslices", changed: notify,
+		query: url.Values{"labelSelector": {"kubernetes.io/service-name=" + conf.Service}},
+		failed: func(err error) {
+			r.metrics.sourceFailed(context.Background(), c.source)
+			r.log.Warn("Kubernetes watch failed, the old replicas are kept", "source", c.source, "error", err)
+		},
+	}
+	if conf.PodLabels == podLabelsIgnore {
+		return c
+	}
+	c.pods = &collection[pod]{api: api, what: "pods", path: "/api/v1" + namespace + "/pods", changed: notify, failed: func(err error) {
+		if forbidden(err) {
+			r.log.Warn("pods may not be read: their labels and annotations are not used; grant list and watch on pods, or set pod_labels: ignore",
+				"source", c.source, "error", err)
+			return
+		}
+		r.metrics.sourceFailed(context.Background(), c.source)
+		r.log.Warn("Kubernetes watch of pods failed, what their labels said is kept", "source", c.source, "error", err)
+	}}
+	return c
+}
+
+// run follows the cluster until ctx ends.
+func (c *cluster) run(ctx context.Context) {
+	var watches sync.WaitGroup
+	defer watches.Wait()
+	watches.Go(func() { c.slices.run(ctx) })
+	if c.pods != nil {
+		watches.Go(func() { c.pods.run(ctx) })
+	}
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wake:
+		case <-timer.C:
+		}
+		if waits := c.offer(ctx); waits {
+			timer.Reset(podWait)
 		}
 	}
 }
 
-// offer makes replicas of all endpoints known.
-func (c *cluster) offer(ctx context.Context) {
-	byID := map[replica.ID]Spec{}
-	names := slices.SortedFunc(maps.Keys(c.slices), func(a, b string) int {
-		return cmp.Or(cmp.Compare(c.slices[a].AddressType, c.slices[b].AddressType), cmp.Compare(a, b))
+// offer makes replicas of all endpoints known. waits reports that an endpoint is left out until its pod is known.
+func (c *cluster) offer(ctx context.Context) (waits bool) {
+	var all []endpointSlice
+	listed := false
+	c.slices.read(func(objects map[string]endpointSlice, _, _ bool) {
+		listed = objects != nil
+		all = slices.Collect(maps.Values(objects))
 	})
-	for _, name := range names { // IPv4 before IPv6: a pod that has both counts once
-		slice := c.slices[name]
-		port, ok := slice.port(c.conf.Port)
-		if !ok {
-			if len(slice.Endpoints) > 0 {
-				c.r.log.Error("Service has no such port, or several and none is named", "source", c.source, "port", c.conf.Port)
-				c.r.metrics.sourceFailed(ctx, c.source)
-			}
-			continue
-		}
+	pods, tried, live := c.podsOf(all)
+	if !listed || !tried {
+		return false
+	}
+	slices.SortFunc(all, func(a, b endpointSlice) int { // IPv4 before IPv6: a pod that has both counts once
+		return cmp.Or(cmp.Compare(a.AddressType, b.AddressType), cmp.Compare(a.Metadata.Name, b.Metadata.Name))
+	})
+	byID, missed, faults := map[replica.ID]Spec{}, map[string]time.Time{}, map[string]string{}
+	for _, slice := range all {
 		for _, e := range slice.Endpoints {
-			spec, err := c.spec(e, port)
+			name := e.podName(c.conf.Namespace)
+			if name != "" && pods[name] == nil && live && c.waitsFor(name, missed) {
+				waits = true
+				continue
+			}
+			spec, err := c.spec(e, slice, pods[name])
 			if err != nil {
-				c.r.log.Error("endpoint cannot be a replica", "source", c.source, "error", err)
-				c.r.metrics.sourceFailed(ctx, c.source)
+				at := slice.Metadata.Name + " " + strings.Join(e.Addresses, ",")
+				if faults[at] = err.Error(); c.faults[at] != err.Error() {
+					c.r.log.Error("endpoint cannot be a replica", "source", c.source, "endpoint", at, "error", err)
+					c.r.metrics.sourceFailed(ctx, c.source)
+				}
 				continue
 			}
 			if _, known := byID[spec.ID]; !known {
@@ -174,24 +233,72 @@ func (c *cluster) offer(ctx context.Context) {
 			}
 		}
 	}
+	c.faults = faults
+	c.missed = missed
+	c.forgetPods(pods)
 	c.r.offer(c.source, slices.Collect(maps.Values(byID)))
+	return waits
+}
+
+// podsOf returns the pods of the endpoints, by name. tried reports that they were asked for, live that a pod that exists is
+// among them.
+func (c *cluster) podsOf(all []endpointSlice) (pods map[string]*pod, tried, live bool) {
+	if c.pods == nil {
+		return nil, true, false
+	}
+	pods = map[string]*pod{}
+	c.pods.read(func(objects map[string]pod, wasTried, isLive bool) {
+		tried, live = wasTried, isLive
+		for _, slice := range all {
+			for _, e := range slice.Endpoints {
+				name := e.podName(c.conf.Namespace)
+				if p, ok := objects[name]; ok && pods[name] == nil {
+					pods[name] = &p
+				}
+			}
+		}
+	})
+	return pods, tried, live
+}
+
+// waitsFor reports whether an endpoint should still wait for its pod, and notes since when it does.
+func (c *cluster) waitsFor(name string, missed map[string]time.Time) bool {
+	since, ok := c.missed[name]
+	if !ok {
+		since = time.Now()
+	}
+	missed[name] = since
+	return time.Since(since) < podWait
 }
 
 // spec fills the template for one endpoint. The probes decide whether a pod is ready; a pod
 // that is being terminated drains.
-func (c *cluster) spec(e endpoint, port int) (Spec, error) {
+func (c *cluster) spec(e endpoint, slice endpointSlice, p *pod) (Spec, error) {
 	if len(e.Addresses) == 0 {
 		return Spec{}, errors.New("endpoint without an address")
+	}
+	s := c.conf.Template
+	name := e.podName("")
+	if name != "" {
+		s.ID = replica.ID(name)
+	}
+	var facts podFacts
+	if p != nil {
+		facts = c.factsOf(s.ID, p)
+	}
+	port := facts.port
+	if port == 0 {
+		var ok bool
+		if port, ok = slice.port(c.conf.Port); !ok {
+			return Spec{}, fmt.Errorf("the Service has no port %q, or several and none is named", c.conf.Port)
+		}
 	}
 	scheme := "http://"
 	if c.conf.TLS {
 		scheme = "https://"
 	}
-	s := c.conf.Template
 	s.URL = scheme + net.JoinHostPort(e.Addresses[0], strconv.Itoa(port))
-	if e.Target != nil && e.Target.Kind == "Pod" {
-		s.ID = replica.ID(e.Target.Name)
-	} else {
+	if name == "" {
 		s.ID = replica.ID(fmt.Sprintf("%s-%08x", c.conf.Service, uint32(xxh3.HashString(s.URL))))
 	}
 	s.Labels = map[string]string{}
@@ -202,11 +309,62 @@ func (c *cluster) spec(e endpoint, port int) (Spec, error) {
 		s.Labels["node"] = *e.Node
 	}
 	maps.Copy(s.Labels, c.conf.Template.Labels)
-	s.leaving = e.Conditions.Terminating != nil && *e.Conditions.Terminating
+	s.leaving = e.Conditions.Terminating != nil && *e.Conditions.Terminating || p != nil && p.Metadata.DeletionTimestamp != nil
+	facts.apply(&s, c.conf.Engines)
 	s, err := s.complete(c.r.config().Events)
 	if err != nil {
 		return s, err
 	}
 	_, err = c.r.keys.Load().of(s, false)
 	return s, err
+}
+
+// The parts of discovery.k8s.io/v1 that matter here.
+type (
+	endpointSlice struct {
+		Metadata    objectMeta `json:"metadata"`
+		AddressType string     `json:"addressType"`
+		Endpoints   []endpoint `json:"endpoints"`
+		Ports       []struct {
+			Name *string `json:"name"`
+			Port *int    `json:"port"`
+		} `json:"ports"`
+	}
+	endpoint struct {
+		Addresses  []string `json:"addresses"`
+		Conditions struct {
+			Terminating *bool `json:"terminating"`
+		} `json:"conditions"`
+		Target *struct {
+			Kind      string `json:"kind"`
+			Name      string `json:"name"`
+			Namespace string `json:"namespace"`
+		} `json:"targetRef"`
+		Zone *string `json:"zone"`
+		Node *string `json:"nodeName"`
+	}
+)
+
+func (s endpointSlice) meta() objectMeta { return s.Metadata }
+
+// port finds the port that the operator named.
+func (s endpointSlice) port(want string) (int, bool) {
+	for _, p := range s.Ports {
+		if p.Port == nil {
+			continue
+		}
+		named := p.Name != nil && *p.Name == want || strconv.Itoa(*p.Port) == want
+		if want != "" && named || want == "" && len(s.Ports) == 1 {
+			return *p.Port, true
+		}
+	}
+	return 0, false
+}
+
+// podName is the name of the endpoint's pod; empty when it has none, or one of another namespace.
+func (e endpoint) podName(namespace string) string {
+	if e.Target == nil || e.Target.Kind != "Pod" || namespace != "" && e.Target.Namespace != "" && e.Target.Namespace != namespace {
+		return ""
+	}
+	return e.Target.Name
 }

@@ -6,43 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"os"
 	"path"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
-)
-
-// The parts of discovery.k8s.io/v1 that matter here.
-type (
-	endpointSlice struct {
-		Metadata    objectMeta `json:"metadata"`
-		AddressType string     `json:"addressType"`
-		Endpoints   []endpoint `json:"endpoints"`
-		Ports       []struct {
-			Name *string `json:"name"`
-			Port *int    `json:"port"`
-		} `json:"ports"`
-	}
-	endpoint struct {
-		Addresses  []string `json:"addresses"`
-		Conditions struct {
-			Terminating *bool `json:"terminating"`
-		} `json:"conditions"`
-		Target *struct {
-			Kind string `json:"kind"`
-			Name string `json:"name"`
-		} `json:"targetRef"`
-		Zone *string `json:"zone"`
-		Node *string `json:"nodeName"`
-	}
-	objectMeta struct {
-		Name            string `json:"name"`
-		ResourceVersion string `json:"resourceVersion"`
-		Continue        string `json:"continue"`
-	}
 )
 
 const (
@@ -50,51 +22,150 @@ const (
 	maxKubePage  = 64 << 20
 	maxKubeError = 4 << 10
 	kubeTimeout  = 30 * time.Second
+
+	kubeBackOff    = time.Second
+	kubeMaxBackOff = 30 * time.Second
+	// kubeForbiddenWait is the time between attempts to read what the account may not read.
+	kubeForbiddenWait = 5 * time.Minute
+	// kubeWatch is how long one watch lasts. The token is read again for the next one.
+	kubeWatch = 5 * time.Minute
 )
 
 // errTooOld: the API server has forgotten the version; the next list starts from the beginning.
 var errTooOld = errors.New("the resource version is too old")
 
-// port finds the port that the operator named.
-func (s endpointSlice) port(want string) (int, bool) {
-	for _, p := range s.Ports {
-		if p.Port == nil {
-			continue
-		}
-		named := p.Name != nil && *p.Name == want || strconv.Itoa(*p.Port) == want
-		if want != "" && named || want == "" && len(s.Ports) == 1 {
-			return *p.Port, true
-		}
-	}
-	return 0, false
+// kubeStatus is an answer of the API server that is neither 200 nor 410.
+type kubeStatus struct {
+	code int
+	text string
 }
 
-// list replaces what is known by all EndpointSlices of the Service, and returns the version that
-// a watch continues from.
-func (c *cluster) list(ctx context.Context) (version string, err error) {
-	found := map[string]endpointSlice{}
+// Error names the status and what the server says.
+func (e kubeStatus) Error() string { return fmt.Sprintf("status %d: %s", e.code, e.text) }
+
+type objectMeta struct {
+	Name            string            `json:"name"`
+	ResourceVersion string            `json:"resourceVersion"`
+	Continue        string            `json:"continue"`
+	Labels          map[string]string `json:"labels"`
+	Annotations     map[string]string `json:"annotations"`
+	// DeletionTimestamp is set while the object is being deleted.
+	DeletionTimestamp *string `json:"deletionTimestamp"`
+}
+
+// kubeObject is what a collection holds.
+type kubeObject interface{ meta() objectMeta }
+
+// collection mirrors the objects of one list of the API server: it lists, then watches, and lists again when the server
+// has forgotten the version. While the server cannot be read, the objects stay as they are. items may be called at once
+// with run.
+type collection[T kubeObject] struct {
+	api  *kubeAPI
+	what string // for errors: "endpoint slices"
+	path string
+	// query selects the objects of the list.
+	query url.Values
+	// changed is called after every change, and after an attempt to list; it must not block.
+	changed func()
+	// failed is called with why a list or a watch ended, unless that is expected.
+	failed func(error)
+
+	mu      sync.Mutex
+	objects map[string]T // by name; guarded by mu
+	tried   bool         // guarded by mu
+	live    bool         // guarded by mu
+}
+
+// run follows the list until ctx ends.
+func (c *collection[T]) run(ctx context.Context) {
+	wait := kubeBackOff
+	for {
+		listed, err := c.follow(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if listed {
+			wait = kubeBackOff
+		}
+		if !errors.Is(err, errTooOld) {
+			c.failed(err)
+		}
+		c.set(func() { c.tried, c.live = true, false })
+		turn := wait/2 + time.Duration(rand.Int64N(int64(wait)))
+		if forbidden(err) {
+			turn = max(turn, kubeForbiddenWait)
+		}
+		if !pause(ctx, turn) {
+			return
+		}
+		wait = min(2*wait, kubeMaxBackOff)
+	}
+}
+
+// forbidden reports whether the account lacks a right.
+func forbidden(err error) bool {
+	var status kubeStatus
+	return errors.As(err, &status) && status.code == http.StatusForbidden
+}
+
+// set changes the state and reports the change.
+func (c *collection[T]) set(change func()) {
+	c.mu.Lock()
+	change()
+	c.mu.Unlock()
+	c.changed()
+}
+
+// read calls do with the objects, by name; do must not keep the map. tried reports that a list was attempted, live that
+// the objects are those of the server at this moment.
+func (c *collection[T]) read(do func(objects map[string]T, tried, live bool)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	do(c.objects, c.tried, c.live)
+}
+
+// follow lists once and then watches until something fails. listed reports whether the list succeeded.
+func (c *collection[T]) follow(ctx context.Context) (listed bool, err error) {
+	version, err := c.list(ctx)
+	if err != nil {
+		return false, err
+	}
+	for {
+		began := time.Now()
+		if version, err = c.watch(ctx, version); err != nil {
+			return true, err
+		}
+		if time.Since(began) < kubeBackOff && !pause(ctx, kubeBackOff) { // it should last minutes
+			return true, ctx.Err()
+		}
+	}
+}
+
+// list replaces what is known by all objects of the list, and returns the version that a watch continues from.
+func (c *collection[T]) list(ctx context.Context) (version string, err error) {
+	found := map[string]T{}
 	query := url.Values{"limit": {strconv.Itoa(kubePage)}}
 	for {
 		var page struct {
-			Metadata objectMeta      `json:"metadata"`
-			Items    []endpointSlice `json:"items"`
+			Metadata objectMeta `json:"metadata"`
+			Items    []T        `json:"items"`
 		}
 		if err := c.page(ctx, query, &page); err != nil {
-			return "", fmt.Errorf("list endpoint slices: %w", err)
+			return "", fmt.Errorf("list %s: %w", c.what, err)
 		}
-		for _, slice := range page.Items {
-			found[slice.Metadata.Name] = slice
+		for _, object := range page.Items {
+			found[object.meta().Name] = object
 		}
 		version = page.Metadata.ResourceVersion
 		if page.Metadata.Continue == "" {
-			c.slices = found
+			c.set(func() { c.objects, c.tried, c.live = found, true, true })
 			return version, nil
 		}
 		query.Set("continue", page.Metadata.Continue)
 	}
 }
 
-func (c *cluster) page(ctx context.Context, query url.Values, into any) error {
+func (c *collection[T]) page(ctx context.Context, query url.Values, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, kubeTimeout)
 	defer cancel()
 	body, err := c.get(ctx, query)
@@ -107,7 +178,7 @@ func (c *cluster) page(ctx context.Context, query url.Values, into any) error {
 
 // watch follows changes from a version on, until the server ends the watch as it should, and
 // returns the version to continue from.
-func (c *cluster) watch(ctx context.Context, version string) (string, error) {
+func (c *collection[T]) watch(ctx context.Context, version string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, kubeWatch+kubeTimeout) // a server that forgets to end it is left
 	defer cancel()
 	body, err := c.get(ctx, url.Values{
@@ -115,7 +186,7 @@ func (c *cluster) watch(ctx context.Context, version string) (string, error) {
 		"timeoutSeconds": {strconv.Itoa(int(kubeWatch / time.Second))},
 	})
 	if err != nil {
-		return "", fmt.Errorf("watch endpoint slices: %w", err)
+		return "", fmt.Errorf("watch %s: %w", c.what, err)
 	}
 	defer body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
 	for events := json.NewDecoder(body); ; {
@@ -126,58 +197,70 @@ func (c *cluster) watch(ctx context.Context, version string) (string, error) {
 		if err := events.Decode(&event); errors.Is(err, io.EOF) {
 			return version, nil
 		} else if err != nil {
-			return "", fmt.Errorf("watch endpoint slices: %w", err)
+			return "", fmt.Errorf("watch %s: %w", c.what, err)
 		}
 		if event.Type == "ERROR" {
-			return "", watchError(event.Object)
+			return "", watchError(c.what, event.Object)
 		}
-		var slice endpointSlice
-		if err := json.Unmarshal(event.Object, &slice); err != nil {
-			return "", fmt.Errorf("watch endpoint slices: %w", err)
+		var object T
+		if err := json.Unmarshal(event.Object, &object); err != nil {
+			return "", fmt.Errorf("watch %s: %w", c.what, err)
 		}
-		if slice.Metadata.ResourceVersion != "" {
-			version = slice.Metadata.ResourceVersion
+		meta := object.meta()
+		if meta.ResourceVersion != "" {
+			version = meta.ResourceVersion
 		}
 		switch event.Type {
 		case "ADDED", "MODIFIED":
-			c.slices[slice.Metadata.Name] = slice
-			c.offer(ctx)
+			c.set(func() { c.objects[meta.Name] = object })
 		case "DELETED":
-			delete(c.slices, slice.Metadata.Name)
-			c.offer(ctx)
+			c.set(func() { delete(c.objects, meta.Name) })
 		}
 	}
 }
 
-func watchError(object []byte) error {
+func watchError(what string, object []byte) error {
 	var status struct {
 		Code    int    `json:"code"`
 		Message string `json:"message"`
 	}
 	if err := json.Unmarshal(object, &status); err != nil {
-		return fmt.Errorf("watch endpoint slices: %w", err)
+		return fmt.Errorf("watch %s: %w", what, err)
 	}
 	if status.Code == http.StatusGone {
 		return errTooOld
 	}
-	return fmt.Errorf("watch endpoint slices: %d %s", status.Code, status.Message)
+	return fmt.Errorf("watch %s: %w", what, kubeStatus{status.Code, status.Message})
 }
 
-// get asks for the Service's EndpointSlices. The token is read each time: Kubernetes replaces it.
-func (c *cluster) get(ctx context.Context, query url.Values) (io.ReadCloser, error) {
-	query.Set("labelSelector", "kubernetes.io/service-name="+c.conf.Service)
-	target := c.conf.APIServer + "/apis/discovery.k8s.io/v1/namespaces/" + url.PathEscape(c.conf.Namespace) + "/endpointslices?" + query.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
+func (c *collection[T]) get(ctx context.Context, query url.Values) (io.ReadCloser, error) {
+	for name, values := range c.query {
+		query[name] = values
+	}
+	return c.api.get(ctx, c.path, query)
+}
+
+// kubeAPI asks the API server.
+type kubeAPI struct {
+	client *http.Client
+	server string
+	// credentials is the directory of the file token.
+	credentials string
+}
+
+// get returns the body of a 200 answer. The token is read each time: Kubernetes replaces it.
+func (a *kubeAPI) get(ctx context.Context, at string, query url.Values) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+at+"?"+query.Encode(), nil)
 	if err != nil {
 		return nil, err
 	}
-	token, err := os.ReadFile(path.Join(c.conf.Credentials, "token"))
+	token, err := os.ReadFile(path.Join(a.credentials, "token"))
 	if err != nil {
 		return nil, fmt.Errorf("token: %w", err)
 	}
 	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	req.Header.Set("Accept", "application/json")
-	resp, err := c.client.Do(req)
+	resp, err := a.client.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -189,5 +272,5 @@ func (c *cluster) get(ctx context.Context, query url.Values) (io.ReadCloser, err
 		return nil, errTooOld
 	}
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxKubeError)) // what could be read is enough for a message
-	return nil, fmt.Errorf("status %d: %s", resp.StatusCode, strings.TrimSpace(string(text)))
+	return nil, kubeStatus{resp.StatusCode, strings.TrimSpace(string(text))}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 type metrics struct {
-	probes, states, passive, restarts, leasesExpired, sourceErrors metric.Int64Counter
+	probes, states, passive, restarts, leasesExpired, sourceErrors, labelErrors metric.Int64Counter
 
 	ok, failed, refused metric.MeasurementOption
 	byState             []metric.MeasurementOption
@@ -28,6 +28,7 @@ func newMetrics(provider metric.MeterProvider, r *Registry) *metrics {
 	m.restarts = s.Counter("kvpilot.registry.restarts", "{restart}", "Engine restarts noticed behind a replica.")
 	m.leasesExpired = s.Counter("kvpilot.registry.leases_expired", "{lease}", "Registrations that expired because they were not renewed.")
 	m.sourceErrors = s.CounterBy("kvpilot.registry.source_errors", "{error}", "Failed reads of a source, after which the old replicas were kept, by source.")
+	m.labelErrors = s.CounterBy("kvpilot.registry.label_errors", "{value}", "Labels, annotations and variables of pods that could not be used, by source.")
 
 	replicas := s.ObservedGauge("kvpilot.registry.replicas", "{replica}", "Replicas, by state.")
 	s.Observe(func(o metric.Observer) {
@@ -59,4 +60,8 @@ func (m *metrics) stateChanged(ctx context.Context, s replica.State) {
 
 func (m *metrics) sourceFailed(ctx context.Context, source string) {
 	m.sourceErrors.Add(ctx, 1, instruments.Label("source", source))
+}
+
+func (m *metrics) labelRejected(source string) {
+	m.labelErrors.Add(context.Background(), 1, instruments.Label("source", source))
 }

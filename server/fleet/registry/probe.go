@@ -33,6 +33,7 @@ type prober struct {
 	cancel context.CancelFunc
 	kick   chan struct{}
 	renew  chan struct{} // forget what the old engine reported
+	missed string        // the model of the spec that the replica was seen not to list; only run touches it
 }
 
 func (p *prober) stop() { p.cancel() }
@@ -305,13 +306,18 @@ func (p *prober) models(ctx context.Context, r *Registry) ([]replica.Model, erro
 		return nil, err
 	}
 	listed, err := readModels(body)
-	if len(p.spec.Models) > 0 {
+	narrowed, missing := p.spec.narrow(listed)
+	if missing != "" && p.spec.model != p.missed {
+		p.missed = missing
+		r.log.Warn("the replica does not list the model that its pod names: the label has no effect", "replica", p.spec.ID, "model", missing)
+	}
+	if len(p.spec.Models) > 0 && (p.spec.model == "" || missing != "") {
 		return p.spec.only(listed), nil
 	}
 	if err == nil && len(listed) == 0 {
 		err = errors.New("probe /v1/models: no models")
 	}
-	return listed, err
+	return narrowed, err
 }
 
 // only picks the operator's names, with what the replica reports about them.

@@ -47,11 +47,17 @@ type Spec struct {
 	Blocks int `yaml:"blocks"`
 	// MaxBatchedTokens is the engine's token budget per step, when known.
 	MaxBatchedTokens int `yaml:"max_batched_tokens"`
+	// MetricsPort is the port of the replica's /metrics. Zero: that of the URL.
+	MetricsPort int `yaml:"metrics_port"`
 	// Labels is a map of free key-value pairs (zone, tier, ...).
 	Labels map[string]string `yaml:"labels"`
 
 	completed, ranksSet bool // complete has run; Ranks was set and not assumed
 	leaving             bool // its source is about to remove it: it drains
+	// model, when set, is the one base model to serve, if the replica lists it; it counts more than Models. adapters,
+	// when set, limits the adapters that are served.
+	model    string
+	adapters *adapterRule
 }
 
 // EventsSpec says where the ranks of a replica publish KV cache events. In both addresses
@@ -122,6 +128,7 @@ func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 		check.AtLeast("block_size", s.BlockSize, 0),
 		check.AtLeast("blocks", s.Blocks, 0),
 		check.AtLeast("max_batched_tokens", s.MaxBatchedTokens, 0),
+		check.Between("metrics_port", s.MetricsPort, 0, 65535),
 		check.That(len(s.Labels) <= maxLabels, "labels", "at most %d are allowed, not %d", maxLabels, len(s.Labels)),
 		check.That(!slices.Contains(s.Models, ""), "models", "a name is empty"),
 		s.access().validate())
@@ -160,6 +167,16 @@ func (s Spec) events() ([]replica.Events, error) {
 		}
 	}
 	return list, nil
+}
+
+// metricsURL is the base URL of the replica's /metrics; empty: the URL.
+func (s Spec) metricsURL() string {
+	base, err := url.Parse(s.URL)
+	if s.MetricsPort == 0 || err != nil {
+		return ""
+	}
+	base.Host = net.JoinHostPort(base.Hostname(), strconv.Itoa(s.MetricsPort))
+	return base.String()
 }
 
 // topic is the rank's subscription prefix.

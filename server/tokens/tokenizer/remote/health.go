@@ -54,7 +54,7 @@ func (p *Pool) probe(ctx context.Context) {
 			}
 			_, err := p.client.ask(asked, e, &Job{Op: opProbe}, false)
 			p.judge(ctx, e, err, trial, time.Since(start))
-			p.metrics.observeCall(ctx, "", "probe", outcomeOf(err), time.Since(start))
+			p.metrics.observeCall(ctx, callLabels{replica: string(e.id), route: "probe", outcome: outcomeOf(err)}, time.Since(start))
 		})
 	}
 	wg.Wait()

@@ -7,6 +7,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvpilot/kvpilot/server/kit/labels"
 )
 
 // counter adds to a series that exists at zero from the start.
@@ -26,6 +28,8 @@ type metrics struct {
 	retries   counter
 	breakers  counter
 	expired   counter
+
+	byCall labels.Sets[callLabels]
 }
 
 func newMetrics(provider metric.MeterProvider, endpoints func() (known, open int64)) *metrics {
@@ -36,7 +40,7 @@ func newMetrics(provider metric.MeterProvider, endpoints func() (known, open int
 	m := &metrics{}
 	// An instrument with a constant, valid name cannot fail to be made.
 	m.calls, _ = meter.Float64Histogram("kvpilot.tokenizer.call.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time of one call to a replica's tokenizer routes."),
+		metric.WithDescription("Time of one call to a replica's tokenizer routes, by replica, model, route and outcome."),
 		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5))
 	m.failures, _ = meter.Int64Counter("kvpilot.tokenizer.endpoint.failures", metric.WithUnit("{call}"),
 		metric.WithDescription("Failed calls by replica and kind."))
@@ -61,9 +65,15 @@ func newMetrics(provider metric.MeterProvider, endpoints func() (known, open int
 	return m
 }
 
-func (m *metrics) observeCall(ctx context.Context, model, route, outcome string, took time.Duration) {
-	m.calls.Record(ctx, took.Seconds(), metric.WithAttributes(
-		attribute.String("model", model), attribute.String("route", route), attribute.String("outcome", outcome)))
+// callLabels are those of a call.
+type callLabels struct{ replica, model, route, outcome string }
+
+func (m *metrics) observeCall(ctx context.Context, l callLabels, took time.Duration) {
+	m.calls.Record(ctx, took.Seconds(), m.byCall.Of(l, func(l callLabels) []attribute.KeyValue {
+		return []attribute.KeyValue{
+			attribute.String("replica", l.replica), attribute.String("model", l.model), attribute.String("route", l.route), attribute.String("outcome", l.outcome),
+		}
+	}))
 }
 
 func (m *metrics) failure(ctx context.Context, id string, kind Kind) {

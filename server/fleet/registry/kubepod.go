@@ -1,0 +1,281 @@
+package registry
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// pod is the part of a core/v1 Pod that matters here.
+type pod struct {
+	Metadata objectMeta `json:"metadata"`
+	Spec     struct {
+		Containers []struct {
+			Env []struct {
+				Name  string `json:"name"`
+				Value string `json:"value"` // empty when it comes from elsewhere
+			} `json:"env"`
+		} `json:"containers"`
+	} `json:"spec"`
+}
+
+func (p pod) meta() objectMeta { return p.Metadata }
+
+// podFacts are what a pod says of the engine in it. Zero fields are not said.
+type podFacts struct {
+	model, engine, role string
+	port, metricsPort   int
+	eventsPort          int
+	replayPort          int
+	ranks               int
+	// events says that KV events are published (or, false, that they are not); nil when nothing is said.
+	events *bool
+	// adapters are the LoRA adapters to serve, where all is not set.
+	adapters *adapterRule
+}
+
+// adapterRule limits the LoRA adapters of a replica.
+type adapterRule struct{ names []string }
+
+// The names by which a pod says something, the first first: as a label, then as an annotation. Then come the
+// environment variables of its containers.
+var podNames = struct {
+	model, engine, role, port, metricsPort, eventsPort, replayPort, ranks, events, adapters, noAdapters []string
+	modelEnv, engineEnv                                                                                 []string
+}{
+	model:       []string{"kvpilot.model", "model.aibrix.ai/name", "llm-d.ai/model"},
+	engine:      []string{"kvpilot.engine", "model.aibrix.ai/engine", "llm-d.ai/engine-type"},
+	role:        []string{"kvpilot.role", "llm-d.ai/role", "role-name"},
+	port:        []string{"kvpilot.port", "model.aibrix.ai/port"},
+	metricsPort: []string{"kvpilot.metrics-port", "model.aibrix.ai/metric-port"},
+	eventsPort:  []string{"kvpilot.events-port"},
+	replayPort:  []string{"kvpilot.replay-port"},
+	ranks:       []string{"kvpilot.ranks"},
+	events:      []string{"kvpilot.events", "model.aibrix.ai/kv-events-enabled"},
+	adapters:    []string{"kvpilot.adapters"},
+	noAdapters:  []string{"adapter.model.aibrix.ai/enabled"},
+	modelEnv:    []string{"MODEL_NAME", "MODEL"},
+	engineEnv:   []string{"INFERENCE_ENGINE"},
+}
+
+const (
+	engineVLLM = "vllm"
+
+	maxNameLen  = 256
+	maxAdapters = 1024
+	// shownLen bounds what is logged of a value.
+	shownLen = 64
+)
+
+// complaint is a value of a pod that cannot be used.
+type complaint struct {
+	pod   replica.ID
+	name  string
+	value string
+}
+
+// factsOf reads a pod, once for each version of it. What cannot be used is logged once and counts as not said.
+func (c *cluster) factsOf(id replica.ID, p *pod) podFacts {
+	if known, ok := c.facts[id]; ok && known.version == p.Metadata.ResourceVersion && known.version != "" {
+		return known.facts
+	}
+	facts := readPod(p, func(name, value string, err error) {
+		value = strings.ToValidUTF8(value[:min(len(value), shownLen)], "?")
+		said := complaint{id, name, value}
+		if _, ok := c.wrong[said]; ok {
+			return
+		}
+		c.wrong[said] = struct{}{}
+		c.r.metrics.labelRejected(c.source)
+		c.r.log.Warn("the pod's label, annotation or variable cannot be used; the next source or the setting counts",
+			"source", c.source, "pod", id, "name", name, "value", value, "error", err)
+	})
+	c.facts[id] = podVersion{p.Metadata.ResourceVersion, facts}
+	return facts
+}
+
+// forgetPods removes what was noted about pods that are gone.
+func (c *cluster) forgetPods(pods map[string]*pod) {
+	for id := range c.facts {
+		if pods[string(id)] == nil {
+			delete(c.facts, id)
+		}
+	}
+	for said := range c.wrong {
+		if pods[string(said.pod)] == nil {
+			delete(c.wrong, said)
+		}
+	}
+}
+
+// podReader reads the values of one pod.
+type podReader struct {
+	pod    *pod
+	reject func(name, value string, err error)
+}
+
+func readPod(p *pod, reject func(name, value string, err error)) podFacts {
+	r := podReader{p, reject}
+	n := &podNames
+	f := podFacts{
+		model: first(r, n.model, n.modelEnv, readName), engine: first(r, n.engine, n.engineEnv, readEngine), role: first(r, n.role, nil, readName),
+		port: first(r, n.port, nil, readPort), metricsPort: first(r, n.metricsPort, nil, readPort),
+		eventsPort: first(r, n.eventsPort, nil, readPort), replayPort: first(r, n.replayPort, nil, readPort), ranks: first(r, n.ranks, nil, readRanks),
+		events: first(r, n.events, nil, readSwitch), adapters: first(r, n.adapters, nil, readAdapters),
+	}
+	if enabled := first(r, n.noAdapters, nil, readSwitch); f.adapters == nil && enabled != nil && !*enabled {
+		f.adapters = &adapterRule{}
+	}
+	return f
+}
+
+// first returns the first value that can be used: of the labels, of the annotations, of the variables.
+func first[T any](r podReader, names, variables []string, parse func(string) (T, error)) T {
+	for _, from := range []map[string]string{r.pod.Metadata.Labels, r.pod.Metadata.Annotations} {
+		for _, name := range names {
+			if text, ok := from[name]; ok && text != "" {
+				value, err := parse(text)
+				if err == nil {
+					return value
+				}
+				r.reject(name, text, err)
+			}
+		}
+	}
+	for _, name := range variables {
+		if text := r.variable(name); text != "" {
+			value, err := parse(text)
+			if err == nil {
+				return value
+			}
+			r.reject("$"+name, text, err)
+		}
+	}
+	var none T
+	return none
+}
+
+// variable is the value of an environment variable in the first container that sets it.
+func (r podReader) variable(name string) string {
+	for _, container := range r.pod.Spec.Containers {
+		for _, e := range container.Env {
+			if e.Name == name && e.Value != "" {
+				return e.Value
+			}
+		}
+	}
+	return ""
+}
+
+// apply puts the facts into a spec: they count more than the template. engines names the engine of a model.
+func (f *podFacts) apply(s *Spec, engines map[string]string) {
+	engine := f.engine
+	for _, model := range append([]string{f.model}, s.Models...) {
+		engine = cmp.Or(engine, strings.ToLower(engines[model]))
+	}
+	s.model, s.adapters = f.model, f.adapters
+	if engine != "" {
+		s.Labels["engine"] = engine
+	}
+	if f.role != "" {
+		s.Labels["role"] = f.role
+	}
+	s.MetricsPort = cmp.Or(f.metricsPort, s.MetricsPort)
+	s.Ranks = cmp.Or(f.ranks, s.Ranks)
+	switch {
+	case f.eventsPort > 0:
+		s.Events.Endpoint, s.Events.Bind = "tcp://{host}:"+strconv.Itoa(f.eventsPort), false
+	case f.events != nil && !*f.events, engine != "" && engine != engineVLLM:
+		s.Events.Endpoint, s.Events.Replay, s.Events.Bind = none, "", false
+	}
+	if f.replayPort > 0 {
+		s.Events.Replay = "tcp://{host}:" + strconv.Itoa(f.replayPort)
+	}
+}
+
+func readName(text string) (string, error) {
+	if len(text) > maxNameLen || strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r == 0x7f || r == '\ufffd' }) {
+		return "", fmt.Errorf("must be 1 to %d characters without spaces", maxNameLen)
+	}
+	return text, nil
+}
+
+// readEngine reads the name of an engine; upper and lower case are the same.
+func readEngine(text string) (string, error) {
+	name, err := readName(text)
+	if err == nil && strings.ContainsFunc(name, func(r rune) bool { return r > 0x7f }) {
+		err = errors.New("must be ASCII")
+	}
+	return strings.ToLower(name), err
+}
+
+func readPort(text string) (int, error) { return readNumber(text, 65535) }
+
+func readRanks(text string) (int, error) { return readNumber(text, maxRanks) }
+
+func readNumber(text string, most int) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > most {
+		return 0, fmt.Errorf("must be a number from 1 to %d", most)
+	}
+	return n, nil
+}
+
+func readSwitch(text string) (*bool, error) {
+	on, err := strconv.ParseBool(text)
+	if err != nil {
+		return nil, errors.New("must be true or false")
+	}
+	return &on, nil
+}
+
+// readAdapters reads names that are separated by commas.
+func readAdapters(text string) (*adapterRule, error) {
+	var rule adapterRule
+	for name := range strings.SplitSeq(text, ",") {
+		name = strings.TrimSpace(name)
+		if name == "" {
+			continue
+		}
+		if _, err := readName(name); err != nil {
+			return nil, fmt.Errorf("a name %w", err)
+		}
+		if rule.names = append(rule.names, name); len(rule.names) > maxAdapters {
+			return nil, fmt.Errorf("at most %d names are allowed", maxAdapters)
+		}
+	}
+	return &rule, nil
+}
+
+func (r *adapterRule) equal(o *adapterRule) bool {
+	return r == o || r != nil && o != nil && slices.Equal(r.names, o.names)
+}
+
+// narrow keeps what the source says that the replica serves, among the models that it lists. A model that it does not
+// list changes nothing: a wrong label must not take a replica out. missing is that model.
+func (s Spec) narrow(listed []replica.Model) (kept []replica.Model, missing string) {
+	model := s.model
+	if model != "" && !slices.ContainsFunc(listed, func(m replica.Model) bool { return m.ID == model && m.Parent == "" }) {
+		model, missing = "", model
+	}
+	if model == "" && s.adapters == nil {
+		return listed, missing
+	}
+	kept = make([]replica.Model, 0, len(listed))
+	for _, m := range listed {
+		switch {
+		case m.Parent == "":
+			if model == "" || m.ID == model {
+				kept = append(kept, m)
+			}
+		case s.adapters == nil || slices.Contains(s.adapters.names, m.ID):
+			kept = append(kept, m)
+		}
+	}
+	return kept, missing
+}
