@@ -12,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -241,12 +242,43 @@ func merge(to object, others ...object) object {
 	return to
 }
 
+// chartFiles are the chart's own files, as templates see them.
+type chartFiles struct{ t *testing.T }
+
+// Get returns a file's text.
+func (f chartFiles) Get(name string) string {
+	return string(readFile(f.t, filepath.Join("helm/kvpilot", name)))
+}
+
+// Glob returns the files whose names match, by name.
+func (f chartFiles) Glob(pattern string) map[string]string {
+	found := map[string]string{}
+	for _, name := range glob(f.t, filepath.Join("helm/kvpilot", pattern)) {
+		short := strings.TrimPrefix(name, "helm/kvpilot/")
+		found[short] = f.Get(short)
+	}
+	return found
+}
+
+func glob(t *testing.T, pattern string) []string {
+	t.Helper()
+	found, err := filepath.Glob(pattern)
+	if err != nil || len(found) == 0 {
+		t.Fatalf("nothing matches %s: %v", pattern, err)
+	}
+	return found
+}
+
 // render does what helm does for this chart, with the few functions that it uses.
 func render(t *testing.T, values object) []object {
 	t.Helper()
+	if image := values["image"].(object); image["repository"] == "" {
+		image["repository"] = "registry.example.com/kvpilot"
+	}
 	chart := documents(t, "Chart.yaml", readFile(t, "helm/kvpilot/Chart.yaml"))[0]
 	data := object{
 		"Values": values, "Release": object{"Name": "prod", "Namespace": "serving", "Service": "Helm"},
+		"Files": chartFiles{t},
 		"Chart": object{"Name": chart["name"], "Version": chart["version"], "AppVersion": chart["appVersion"]},
 	}
 	set := template.New("chart").Option("missingkey=error")
@@ -298,15 +330,23 @@ func render(t *testing.T, values object) []object {
 		"lookup":       func(...string) object { return object{} },
 		"randAlphaNum": func(n int) string { return strings.Repeat("k", n) },
 		"b64enc":       func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) },
-		"fail":         func(text string) (string, error) { return "", errors.New(text) },
-		"quote":        func(v any) string { return fmt.Sprintf("%q", fmt.Sprint(v)) },
-		"trunc":        func(n int, s string) string { return s[:min(n, len(s))] },
-		"trimSuffix":   func(suffix, s string) string { return strings.TrimSuffix(s, suffix) },
-		"contains":     func(part, s string) bool { return strings.Contains(s, part) },
-		"sha256sum":    func(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) },
-		"list":         func(v ...any) []any { return v },
-		"concat":       func(lists ...[]any) []any { return slices.Concat(lists...) },
-		"int":          toInt,
+		"required": func(text string, v any) (any, error) {
+			if v == nil || v == "" {
+				return v, errors.New(text)
+			}
+			return v, nil
+		},
+		"fail":       func(text string) (string, error) { return "", errors.New(text) },
+		"quote":      func(v any) string { return fmt.Sprintf("%q", fmt.Sprint(v)) },
+		"trunc":      func(n int, s string) string { return s[:min(n, len(s))] },
+		"trimSuffix": func(suffix, s string) string { return strings.TrimSuffix(s, suffix) },
+		"hasPrefix":  func(prefix, s string) bool { return strings.HasPrefix(s, prefix) },
+		"base":       path.Base,
+		"contains":   func(part, s string) bool { return strings.Contains(s, part) },
+		"sha256sum":  func(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) },
+		"list":       func(v ...any) []any { return v },
+		"concat":     func(lists ...[]any) []any { return slices.Concat(lists...) },
+		"int":        toInt,
 		"add": func(numbers ...int) (sum int) {
 			for _, n := range numbers {
 				sum += n
@@ -314,10 +354,7 @@ func render(t *testing.T, values object) []object {
 			return sum
 		},
 	})
-	files, err := filepath.Glob("helm/kvpilot/templates/*")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no templates: %v", err)
-	}
+	files := slices.Concat(glob(t, "helm/kvpilot/templates/*.*"), glob(t, "helm/kvpilot/templates/tests/*"))
 	var docs []object
 	for _, name := range files {
 		if _, err := set.New(name).Parse(string(readFile(t, name))); err != nil {

@@ -41,7 +41,7 @@ func servicePorts(t *testing.T, docs []object) map[string][]string {
 	return all
 }
 
-// Issue 19, fault 4: whoever may call the router reached its metrics, profiles and console by the same Service.
+// Whoever may call the router reached its metrics, profiles and console by the same Service.
 func TestTheAdminPortIsNotOnThePublicService(t *testing.T) {
 	values := documents(t, "values.yaml", readFile(t, "helm/kvpilot/values.yaml"))[0]
 	ports := servicePorts(t, render(t, values))
@@ -59,7 +59,7 @@ func TestTheAdminPortIsNotOnThePublicService(t *testing.T) {
 	}
 }
 
-// Issue 19, fault 4: any setting of listen made two keys "listen" in kvpilot.yaml, and the router crashed in a loop.
+// Any setting of listen made two keys "listen" in kvpilot.yaml, and the router crashed in a loop.
 func TestTheChartTakesFurtherSettingsOfListen(t *testing.T) {
 	values := documents(t, "values.yaml", readFile(t, "helm/kvpilot/values.yaml"))[0]
 	values["config"].(object)["listen"] = object{"hosts": []any{"kvpilot.example.com"}}

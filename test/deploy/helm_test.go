@@ -2,12 +2,15 @@ package deploy
 
 import (
 	"maps"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
@@ -33,10 +36,7 @@ func render(t *testing.T, values string, in cluster) (string, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	given, err := chartutil.ReadValues([]byte(values))
-	if err != nil {
-		t.Fatal(err)
-	}
+	given := valuesOf(t, values)
 	capabilities := chartutil.DefaultCapabilities.Copy()
 	release := chartutil.ReleaseOptions{Name: "prod", Namespace: "serving", Revision: 1, IsInstall: true}
 	all, err := chartutil.ToRenderValues(chart, given, release, capabilities)
@@ -61,6 +61,19 @@ func render(t *testing.T, values string, in cluster) (string, error) {
 	return text.String(), nil
 }
 
+// valuesOf reads values, and adds the image that every installation must name.
+func valuesOf(t *testing.T, text string) chartutil.Values {
+	t.Helper()
+	given, err := chartutil.ReadValues([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if given["image"] == nil {
+		given["image"] = map[string]any{"repository": "registry.example.com/kvpilot"}
+	}
+	return given
+}
+
 func mustRender(t *testing.T, values string) *objects {
 	t.Helper()
 	text, err := render(t, values, nil)
@@ -75,7 +88,7 @@ var valueSets = map[string]string{
 	"defaults":   ``,
 	"one router": `{replicas: 1, fleet: {enabled: false}, podDisruptionBudget: {enabled: false}}`,
 	"own key":    `{fleet: {key: {secret: the-fleet, key: gossip}}, config: {fleet: {patience: 100ms}}}`,
-	// Issue 19, fault 4.
+	// Any setting of listen made two keys "listen" in kvpilot.yaml.
 	"settings of listen": `{config: {listen: {hosts: [kvpilot.example.com], max_streams: 1024}}}`,
 	// Helm writes large numbers as 4.294967296e+09.
 	"large numbers": `{config: {kvindex: {max_bytes: 4294967296}, gateway: {max_body_bytes: 41943040}}}`,
@@ -108,8 +121,26 @@ config: {chooser: {policy: predicted-ttft}, tenants: {default: {in_flight: 64}}}
 `,
 }
 
+// allValueSets are those above and the examples that the chart ships.
+func allValueSets(t *testing.T) map[string]string {
+	t.Helper()
+	sets := maps.Clone(valueSets)
+	files, err := filepath.Glob(chartDir + "/ci/*-values.yaml")
+	if err != nil || len(files) < 6 {
+		t.Fatalf("%d examples: %v", len(files), err)
+	}
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sets[filepath.Base(name)] = string(text)
+	}
+	return sets
+}
+
 func TestEveryValueSetMakesAWorkingRouter(t *testing.T) {
-	for name, values := range valueSets {
+	for name, values := range allValueSets(t) {
 		t.Run(name, func(t *testing.T) {
 			o := mustRender(t, values)
 			o.consistent(t)
@@ -119,11 +150,8 @@ func TestEveryValueSetMakesAWorkingRouter(t *testing.T) {
 }
 
 func TestHelmFindsNoFault(t *testing.T) {
-	for name, values := range valueSets {
-		given, err := chartutil.ReadValues([]byte(values))
-		if err != nil {
-			t.Fatal(err)
-		}
+	for name, values := range allValueSets(t) {
+		given := valuesOf(t, values)
 		result := lint.All(chartDir, given, "serving", true)
 		for _, message := range result.Messages {
 			if message.Severity > support.InfoSev {
@@ -144,6 +172,15 @@ func TestWrongValuesAreRejectedWithTheirName(t *testing.T) {
 		{`{config: {fleet: {key: 0123456789abcdef}}}`, "use fleet.key.secret"},
 		{`{replicas: three}`, "replicas"},
 		{`{podDisruptionBudget: {maxUnavailable: one}}`, "maxUnavailable"},
+		{`{image: {tag: v1}}`, "image.repository: set it"},
+		{`{persistence: {enabled: true}}`, "persistence is for a single router"},
+		{`{replicas: 1, persistence: {enabled: true}, config: {kvindex: {snapshot: /x}}}`, "config.kvindex.snapshot is set by the chart"},
+		{`{persistence: {size: much}}`, "size"},
+		{`{httpRoute: {enabled: true}}`, "parentRefs"},
+		{`{ingress: {host: llm.example.com}}`, "host"},
+		{`{serviceMonitor: {enabled: true}, adminService: {enabled: false}}`, "set adminService.enabled"},
+		{`{serviceMonitor: {interval: often}}`, "interval"},
+		{`{config: {registry: {kubernetes: [{service: vllm, pod_label: read}]}}}`, "pod_label"},
 	} {
 		if text, err := render(t, test.values, nil); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want an error with %q\n%s", test.values, err, test.want, text)
@@ -169,6 +206,21 @@ func TestAnUpdateLosesNoRouter(t *testing.T) {
 	}
 	if terms := spec.Template.Spec.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution; len(terms) != 1 || terms[0].PodAffinityTerm.TopologyKey != "kubernetes.io/hostname" {
 		t.Errorf("the anti-affinity is %+v", terms)
+	}
+}
+
+func TestTheOperatorGetsRulesAndAlerts(t *testing.T) {
+	o := mustRender(t, allValueSets(t)["httproute-monitoring-values.yaml"])
+	rules := 0
+	for _, object := range o.all {
+		if r, ok := object.(*monitoringv1.PrometheusRule); ok {
+			for _, group := range r.Spec.Groups {
+				rules += len(group.Rules)
+			}
+		}
+	}
+	if rules < 20 {
+		t.Errorf("%d rules arrive", rules)
 	}
 }
 

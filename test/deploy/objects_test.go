@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
 // objects are what Kubernetes would get.
@@ -32,6 +34,7 @@ type objects struct {
 	configMaps  map[string]*corev1.ConfigMap
 	secrets     map[string]*corev1.Secret
 	policies    map[string]*networkingv1.NetworkPolicy
+	claims      map[string]*corev1.PersistentVolumeClaim
 	disruptions []*policyv1.PodDisruptionBudget
 }
 
@@ -41,6 +44,7 @@ func read(t *testing.T, manifests []byte) *objects {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		appsv1.AddToScheme, corev1.AddToScheme, networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme,
+		gatewayv1.Install, monitoringv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
@@ -49,6 +53,7 @@ func read(t *testing.T, manifests []byte) *objects {
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 	o := &objects{
 		services: map[string]*corev1.Service{}, configMaps: map[string]*corev1.ConfigMap{},
+		claims:  map[string]*corev1.PersistentVolumeClaim{},
 		secrets: map[string]*corev1.Secret{}, policies: map[string]*networkingv1.NetworkPolicy{},
 	}
 	reader := yaml.NewDocumentDecoder(io.NopCloser(bytes.NewReader(manifests)))
@@ -97,6 +102,8 @@ func (o *objects) add(t *testing.T, object runtime.Object) {
 		o.services[v.Name] = v
 	case *corev1.ConfigMap:
 		o.configMaps[v.Name] = v
+	case *corev1.PersistentVolumeClaim:
+		o.claims[v.Name] = v
 	case *corev1.Secret:
 		o.secrets[v.Name] = v
 	case *networkingv1.NetworkPolicy:
@@ -173,6 +180,9 @@ func (o *objects) mountsExist(t *testing.T) {
 		}
 	}
 	for _, volume := range spec.Volumes {
+		if claim := volume.PersistentVolumeClaim; claim != nil && o.claims[claim.ClaimName] == nil {
+			t.Errorf("volume %s: there is no claim %q", volume.Name, claim.ClaimName)
+		}
 		if volume.ConfigMap != nil && o.configMaps[volume.ConfigMap.Name] == nil {
 			t.Errorf("volume %s: there is no ConfigMap %q", volume.Name, volume.ConfigMap.Name)
 		}

@@ -6,6 +6,11 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "kvpilot.image" -}}
+{{- required "image.repository: set it to the image that you built and pushed (deploy/kubernetes/README.md)" .Values.image.repository -}}
+:{{- .Values.image.tag | default .Chart.AppVersion -}}
+{{- end -}}
+
 {{- define "kvpilot.account" -}}
 {{- .Values.serviceAccount.name | default (include "kvpilot.name" .) -}}
 {{- end -}}
@@ -52,7 +57,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $own := dict "listen" ":7946" "rpc_listen" ":7947" "key_file" (printf "/etc/kvpilot-fleet/%s" .Values.fleet.key.key) "join" (list (printf "%s.%s.svc:7946" (include "kvpilot.peers" .) .Release.Namespace)) -}}
 {{- $_ := set $config "fleet" (merge $own $fleet) -}}
 {{- end -}}
+{{- if .Values.persistence.enabled -}}
+{{- if gt (int .Values.replicas) 1 -}}
+{{- fail "persistence is for a single router (replicas: 1): the routers of a fleet get the index from each other" -}}
+{{- end -}}
+{{- $kvindex := get $config "kvindex" | default dict -}}
+{{- if hasKey $kvindex "snapshot" -}}
+{{- fail "config.kvindex.snapshot is set by the chart: remove it, or set persistence.enabled to false" -}}
+{{- end -}}
+{{- $_ := set $config "kvindex" (merge (dict "snapshot" "/var/lib/kvpilot/index.snapshot") $kvindex) -}}
+{{- end -}}
 {{ toYaml $config }}
+{{- end -}}
+
+{{- /* The claim of the volume that keeps the index. */ -}}
+{{- define "kvpilot.claim" -}}
+{{- .Values.persistence.existingClaim | default (include "kvpilot.name" .) -}}
+{{- end -}}
+
+{{- /* Whether helm test can ask the router. */ -}}
+{{- define "kvpilot.tested" -}}
+{{- if and .Values.test.enabled (or .Values.test.key.secret (not .Values.keys.secret)) -}}true{{- end -}}
 {{- end -}}
 
 {{- /* The Secrets that are mounted, by the name of their volume. */ -}}
@@ -114,4 +139,10 @@ fleet: {{ include "kvpilot.fleetSecret" . }}
   value: {{ . | quote }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- /* The labels of the pod of helm test; the Services do not select it. */ -}}
+{{- define "kvpilot.testLabels" -}}
+app.kubernetes.io/name: kvpilot-test
+app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
