@@ -27,7 +27,7 @@ func (ix *Index) Predict(slot replica.Slot, hashes []blockhash.Hash, until time.
 		until = time.Now().Add(ix.config.BeliefTTL)
 	}
 	gpu := ix.tiers[kvblock.TierGPU]
-	hashes = hashes[ix.run(gpu, kvblock.TierGPU, slot, hashes, 0):]
+	hashes = hashes[max(ix.run(gpu, kvblock.TierGPU, slot, hashes, 0), ix.guesses.lead(slot, hashes)):]
 	if len(hashes) == 0 {
 		return nil
 	}

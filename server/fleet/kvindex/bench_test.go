@@ -202,3 +202,42 @@ func usage() (u syscall.Rusage) {
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // zero, and no figure, when it fails
 	return u
 }
+
+// BenchmarkRouted notes prompts of so many blocks, all new or with nine tenths of them known, for ranks
+// without events that are full.
+func BenchmarkRouted(b *testing.B) {
+	const ranks, capacity = 8, 16384
+	for _, length := range []int{500, 4000} {
+		for _, shared := range []int{0, length * 9 / 10} {
+			b.Run(fmt.Sprintf("blocks=%d/shared=%d", length, shared), func(b *testing.B) {
+				ix := newIndex(b, 0)
+				for slot := range replica.Slot(ranks) {
+					if err := ix.AddRank(slot, kvindex.RankInfo{Capacity: capacity}); err != nil {
+						b.Fatal(err)
+					}
+				}
+				dice := rand.New(rand.NewPCG(1, 1))
+				prompt := make([]blockhash.Hash, length)
+				next := func() {
+					for i := range prompt {
+						if i >= shared || prompt[i] == 0 {
+							prompt[i] = blockhash.Hash(dice.Uint64())
+						}
+					}
+				}
+				for i := range ranks * capacity / length {
+					next()
+					ix.Routed(replica.Slot(i%ranks), prompt)
+				}
+				b.ReportAllocs()
+				n := 0
+				for b.Loop() {
+					next()
+					ix.Routed(replica.Slot(n%ranks), prompt)
+					n++
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n*length), "ns/block")
+			})
+		}
+	}
+}

@@ -40,9 +40,21 @@ func (ix *Index) Path(hashes []blockhash.Hash) []PathBlock {
 		for i, h := range hashes {
 			path[i].Hash = h
 			for t, p := range ix.tiers {
-				path[i].Tiers[t] = ix.holders(p, h)
+				path[i].Tiers[t] = ix.holders(p.get(spread(h)))
 			}
-			path[i].Believed = ix.holders(ix.beliefs, h)
+			path[i].Believed = ix.holders(ix.beliefs.get(spread(h)))
+		}
+		for at := 0; at < len(hashes); {
+			e := ix.guesses.heads.get(hashes[at])
+			if e == nil {
+				break
+			}
+			for range common(e.hashes, hashes[at:]) {
+				gpu := &path[at].Tiers[kvblock.TierGPU]
+				*gpu = append(*gpu, ix.holders(e.holders.Load())...)
+				slices.Sort(*gpu)
+				at++
+			}
 		}
 		if ix.sets.epoch.Load() == epoch {
 			return path
@@ -50,9 +62,8 @@ func (ix *Index) Path(hashes []blockhash.Hash) []PathBlock {
 	}
 }
 
-// holders lists the ranks that hold a block in one plane.
-func (ix *Index) holders(p *plane, h blockhash.Hash) []replica.Slot {
-	id := p.get(spread(h))
+// holders lists the ranks of a set.
+func (ix *Index) holders(id uint32) []replica.Slot {
 	if id == 0 {
 		return nil
 	}
@@ -70,3 +81,6 @@ func (ix *Index) holders(p *plane, h blockhash.Hash) []replica.Slot {
 var ErrSnapshot = errSnapshot
 
 func (ix *Index) Expire(now time.Time) { ix.expire(now) }
+
+// GuessBytes is the memory of the extents that live.
+func (ix *Index) GuessBytes() int64 { return ix.guesses.bytes.Load() }

@@ -39,9 +39,10 @@ type Index struct {
 	log    *slog.Logger
 	feeds  Feeds
 	sets   *setTable
-	// tiers are facts, one plane per tier; the GPU plane also has the guesses of ranks without
-	// events and, under keys of their own, the blocks of limiting groups. beliefs is apart.
+	// tiers are facts, one plane per tier; the GPU plane also has, under keys of their own, the
+	// blocks of limiting groups. guesses and beliefs lie apart.
 	tiers   [kvblock.Tiers]*plane
+	guesses *guesses
 	beliefs *plane
 	// ranks by slot; replaced as a whole under mu.
 	ranks atomic.Pointer[[]*rank]
@@ -81,6 +82,7 @@ func New(config Config, params Params) *Index {
 		ix.tiers[t] = newPlane(ix.sets)
 	}
 	ix.beliefs = newPlane(ix.sets)
+	ix.guesses = newGuesses(ix.sets, config.MaxRanks)
 	words := ix.sets.words
 	ix.searches.New = func() any { return &search{active: make([]uint64, words)} }
 	ix.ranks.Store(&[]*rank{})
@@ -240,7 +242,7 @@ func (ix *Index) SetState(slot replica.Slot, s kvblock.FeedState) {
 		if s == kvblock.FeedNone && r.state != s {
 			r.reset()
 		} else if s != kvblock.FeedNone {
-			r.dropApprox()
+			r.dropGuessed()
 		}
 		if s == kvblock.FeedExact && r.loaded {
 			r.dropGuesses()

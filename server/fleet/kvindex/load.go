@@ -298,7 +298,7 @@ func (r *rank) entries() (n int64) {
 
 // take makes r hold what a loaded rank brings; r.mu is held, and r holds nothing.
 func (r *rank) take(from *rank) Loaded {
-	r.dropApprox()
+	r.dropGuessed()
 	r.parts, r.chains, r.salts, r.taken = from.parts, from.chains, from.salts, from.taken
 	if r.info.BlockSize == 0 {
 		r.info.BlockSize = from.info.BlockSize

@@ -48,10 +48,16 @@ func (ix *Index) Match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 
 func (ix *Index) match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 	base := len(dst)
-	if gpu := ix.tiers[kvblock.TierGPU]; gpu.held.Load() > 0 {
+	gpu := ix.tiers[kvblock.TierGPU]
+	if facts, guesses := gpu.held.Load() > 0, ix.guesses.held.Load() > 0; facts || guesses {
 		s := ix.searches.Get().(*search)
 		s.plane, s.hashes, s.dst = gpu, hashes, dst
-		s.run()
+		if facts {
+			s.run()
+		}
+		if guesses {
+			s.guess(ix.guesses, base)
+		}
 		dst = s.dst
 		s.hashes, s.dst = nil, nil
 		ix.searches.Put(s)

@@ -34,9 +34,8 @@ type rank struct {
 	parts  []*part              // guarded by mu
 	chains [kvblock.Tiers]*part // the part of each tier that forms the prefix chain; guarded by mu
 	// salts has the salt's seed term of each salted block: events name the salt at the root only.
-	salts revmap // guarded by mu
-	// approx is what a rank without events was sent; nil for others. guarded by mu
-	approx *lru
+	salts   revmap // guarded by mu
+	guessed bool   // it has no events and was sent prompts; guarded by mu
 	// believed counts beliefs per block, beliefs are the live ones. guarded by mu
 	believed revmap
 	beliefs  []*Belief
@@ -185,7 +184,7 @@ func (r *rank) reset() {
 		r.strides[t].Store(0)
 	}
 	r.setLimits()
-	r.dropApprox()
+	r.dropGuessed()
 	r.endBeliefs()
 	r.loaded = false
 }

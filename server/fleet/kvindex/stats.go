@@ -79,11 +79,12 @@ func (ix *Index) Stats() Stats {
 		Blocks: ix.entries.Load(), MaxBlocks: ix.config.MaxBytes / BlockCost,
 		Believed: ix.beliefs.held.Load(), Unknown: ix.unknown.Load(), Retries: ix.retries.Load(),
 	}
-	s.LookupBytes = ix.sets.bytes.Load() + ix.beliefs.bytes.Load()
+	s.LookupBytes = ix.sets.bytes.Load() + ix.beliefs.bytes.Load() + ix.guesses.bytes.Load() + ix.guesses.heads.bytes.Load()
 	for t, p := range ix.tiers {
 		s.Held[t] = p.held.Load()
 		s.LookupBytes += p.bytes.Load()
 	}
+	s.Held[kvblock.TierGPU] += ix.guesses.held.Load()
 	s.Bytes = s.LookupBytes
 	ix.sets.mu.Lock()
 	s.Sets = ix.sets.live
@@ -117,10 +118,11 @@ func (r *rank) stats() RankStats {
 		Rank: r.info.Rank, State: r.state, BlockSize: int(r.blockSize.Load()), Capacity: r.info.Capacity,
 		FromSnapshot: r.loaded, Totals: r.totals, Bytes: r.salts.bytes() + r.believed.bytes(),
 	}
-	if r.approx != nil {
-		s.Guessed = r.approx.len()
+	if r.guessed {
+		var bytes int64
+		s.Guessed, bytes = r.ix.guesses.of(r.writer.slot)
 		s.Blocks[kvblock.TierGPU] = s.Guessed
-		s.Bytes += r.approx.bytes()
+		s.Bytes += bytes
 	}
 	for _, p := range r.parts {
 		s.Blocks[p.tier] += p.rev.live

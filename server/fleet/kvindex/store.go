@@ -11,9 +11,7 @@ func (r *rank) store(ev *kvblock.Stored) {
 		r.totals.Remote += int64(len(ev.Hashes))
 		return
 	}
-	if r.approx != nil {
-		r.dropApprox()
-	}
+	r.dropGuessed()
 	n := len(ev.Hashes)
 	r.totals.Stored += int64(n)
 	if n == 0 {
