@@ -42,6 +42,16 @@ func TestRunMeasuresEverything(t *testing.T) {
 	}
 }
 
+// TestASnapshotIsCheckedAfterTheCachesWereRenewed: writes that evict all that the held-out prompts match are no fault of the snapshot.
+func TestASnapshotIsCheckedAfterTheCachesWereRenewed(t *testing.T) {
+	c := small()
+	c.Dir, c.OpenRate, c.Ranks, c.Blocks = t.TempDir(), 0, 2, 6000
+	c.WriteRate, c.Phase = 2_000_000, 50*time.Millisecond
+	if _, err := indexbench.Run(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRunRefusesWhatCannotBeMeasured(t *testing.T) {
 	for name, change := range map[string]func(*indexbench.Config){
 		"no ranks":     func(c *indexbench.Config) { c.Ranks = 0 },

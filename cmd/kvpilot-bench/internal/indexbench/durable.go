@@ -3,12 +3,15 @@ package indexbench
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
@@ -77,6 +80,10 @@ func (b *bench) snapshot(context.Context) error {
 		b.result.SnapshotBytes = info.Size()
 	}
 	held := b.ix.Stats().Held
+	want, err := b.answers()
+	if err != nil {
+		return err
+	}
 	b.ix = nil // two indexes need not fit
 	fresh := b.newIndex()
 	for slot := range b.Ranks {
@@ -96,21 +103,48 @@ func (b *bench) snapshot(context.Context) error {
 	if got := fresh.Stats().Held; got != held {
 		return fmt.Errorf("the snapshot brought %d blocks, want %d", got, held)
 	}
-	return checkSame(fresh, b)
+	return want.check(fresh)
 }
 
-// checkSame makes sure that the loaded index answers: a figure for one that does not is worthless.
-func checkSame(ix *kvindex.Index, b *bench) error {
-	best := 0
-	for _, p := range b.prompts {
-		lead := uint32(0)
-		for _, o := range ix.Match(nil, p) {
-			lead = max(lead, o.GPU)
-		}
-		best += int(lead)
+// answers are prompts with what an index said of them.
+type answers struct {
+	prompts  [][]blockhash.Hash
+	overlaps [][]kvindex.Overlap
+}
+
+// answers asks the index for the held-out prompts and for those played last: the writes of the phases before may have
+// evicted all that the former match.
+func (b *bench) answers() (*answers, error) {
+	const recent = 512
+	a := &answers{prompts: slices.Clone(b.prompts)}
+	for n := max(0, b.next-recent); n < b.next; n++ {
+		a.prompts = append(a.prompts, b.fleet.hashes(nil, n))
 	}
-	if best == 0 && b.result.BestMatch > 0 {
-		return fmt.Errorf("the loaded index matches nothing")
+	matched := false
+	for _, p := range a.prompts {
+		o := ask(b.ix, p)
+		matched = matched || len(o) > 0
+		a.overlaps = append(a.overlaps, o)
+	}
+	if !matched {
+		return nil, errors.New("no prompt matches before the snapshot is written: it cannot be checked")
+	}
+	return a, nil
+}
+
+// check makes sure that a loaded index answers the same: a figure for one that does not is worthless.
+func (a *answers) check(ix *kvindex.Index) error {
+	for i, p := range a.prompts {
+		if got := ask(ix, p); !slices.Equal(got, a.overlaps[i]) {
+			return fmt.Errorf("the loaded index says %v of a prompt, want %v", got, a.overlaps[i])
+		}
 	}
 	return nil
+}
+
+// ask returns the overlaps of a prompt by slot.
+func ask(ix *kvindex.Index, prompt []blockhash.Hash) []kvindex.Overlap {
+	list := ix.Match(nil, prompt)
+	slices.SortFunc(list, func(a, b kvindex.Overlap) int { return int(a.Slot) - int(b.Slot) })
+	return list
 }
