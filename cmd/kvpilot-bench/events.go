@@ -32,6 +32,8 @@ other figure: the load is an open loop, and what is late is sent at once.`
 	f.IntVar(&c.Blocks, "blocks", 3_000_000, "blocks stored, and as many removed, as fast as they are accepted")
 	f.IntVar(&c.Rate, "rate", 100_000, "blocks stored per second, and as many removed, while delays are measured")
 	f.DurationVar(&c.Steady, "steady", 10*time.Second, "duration of the measurement of delays")
+	f.IntVar(&c.Burst, "burst", 0, "blocks stored in a burst, none twice, for memory and processor time; 0: no burst")
+	f.StringVar(&c.Profiles, "profiles", "", "folder for CPU profiles of each phase and a profile of the burst's allocations")
 	cmd.AddCommand(newBenchEnginesCommand())
 	return cmd
 }
@@ -50,21 +52,31 @@ func newBenchEnginesCommand() *cobra.Command {
 	cmd.Flags().IntVar(&l.Engines, "engines", 1, "")
 	cmd.Flags().IntVar(&l.Batches, "batches", 1, "")
 	cmd.Flags().IntVar(&l.Rate, "rate", 0, "")
+	cmd.Flags().BoolVar(&l.Fresh, "fresh", false, "")
 	return cmd
 }
 
 func startEngines(ctx context.Context, l eventbench.Load) (*measure.Child, error) {
 	return measure.StartSelf(ctx, "events", "engines",
-		"--engines", strconv.Itoa(l.Engines), "--batches", strconv.Itoa(l.Batches), "--rate", strconv.Itoa(l.Rate))
+		"--engines", strconv.Itoa(l.Engines), "--batches", strconv.Itoa(l.Batches), "--rate", strconv.Itoa(l.Rate), "--fresh="+strconv.FormatBool(l.Fresh))
 }
 
 func printEventBench(w io.Writer, r *eventbench.Result) error {
+	if b := r.Burst; b != nil {
+		_, err := fmt.Fprintf(w, `burst          %d blocks, %.2f M/s, %.0f ns of processor time each; index %.1f B per block
+memory         resident above the index %.1f B per block at most, %.1f B in the end; queues %.1f MiB at most
+`, b.Blocks, b.BlocksPerS/1e6, b.CPUPerBlock, b.Index, b.AbovePeak, b.AboveEnd, float64(b.QueuedPeak)/(1<<20))
+		if err != nil {
+			return err
+		}
+	}
 	_, err := fmt.Fprintf(w, `engines        %d
 as fast as can %.2f M blocks/s, %.2f M per second of processor time (%d blocks)
+processor time %.0f ns per block, %.0f ns with one core: two cores are worth %.2f
 visible        p50 %.0f µs, p99 %.0f µs, p99.9 %.0f µs, max %.0f µs at %.0f blocks/s stored and removed (%.0f asked for), %.0f %% of a processor
 from due       p50 %.0f µs, p99 %.0f µs; the engines' process was late by p99 %.0f µs
 the machine    a thread that only sleeps wakes up p99 %.0f µs late
-`, r.Engines, r.BlocksPerS/1e6, r.BlocksPerCPUS/1e6, r.Blocks,
+`, r.Engines, r.BlocksPerS/1e6, r.BlocksPerCPUS/1e6, r.Blocks, r.CPUPerBlock, r.CPUPerBlockOne, r.ScalingCPU,
 		r.VisibleP50, r.VisibleP99, r.VisibleP999, r.VisibleMax, r.AchievedPerS, r.OfferedPerS, 100*r.SteadyCPUShare,
 		r.FromDueP50, r.FromDueP99, r.PublishLateP99, r.OversleepP99)
 	return err

@@ -213,6 +213,6 @@ func (f *feed) report() Status {
 	f.reportMu.Lock()
 	defer f.reportMu.Unlock()
 	s := f.status
-	s.Queued, s.QueuedBytes, s.Dropped = n, bytes, f.dropped.Load()
+	s.Queued, s.QueuedBytes, s.Pauses = n, bytes, f.pauses.Load()
 	return s
 }

@@ -101,7 +101,7 @@ func (b *binder) users() []*feed {
 }
 
 // follow reads from one engine and hands each batch to the rank with the longest matching topic.
-func (b *binder) follow(_ context.Context, conn *zmtp.Conn) {
+func (b *binder) follow(ctx context.Context, conn *zmtp.Conn) {
 	b.mu.Lock()
 	b.conns[conn] = struct{}{}
 	users := slices.Clone(b.feeds)
@@ -135,7 +135,7 @@ func (b *binder) follow(_ context.Context, conn *zmtp.Conn) {
 			epoch = f.connected(f.events, "")
 			epochs[f] = epoch
 		}
-		f.deliver(epoch, n, m)
+		f.deliver(ctx, epoch, n, m)
 	})
 	for f, epoch := range epochs {
 		f.disconnected(epoch, err)

@@ -10,8 +10,8 @@ import (
 type Config struct {
 	// Workers is the number of goroutines that decode and apply events. Zero: half of the processors, at least two.
 	Workers int `yaml:"workers"`
-	// QueueBytes limits the memory of batches that have arrived and are not applied, over all ranks. Batches beyond it
-	// are dropped, counted, and fetched again by a replay.
+	// QueueBytes limits the memory of batches that have arrived and are not applied, over all ranks; one rank may
+	// have an eighth of it. Beyond it the router reads no more, so that batches wait in the engine up to its high-water mark.
 	QueueBytes int64 `yaml:"queue_bytes"`
 	// MaxMessageBytes limits one batch on the wire; a larger one ends the connection.
 	MaxMessageBytes int `yaml:"max_message_bytes"`
@@ -32,7 +32,7 @@ type Config struct {
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
-		QueueBytes:      256 << 20,
+		QueueBytes:      32 << 20,
 		MaxMessageBytes: 32 << 20,
 		Heartbeat:       10 * time.Second,
 		Probe:           15 * time.Second,

@@ -91,7 +91,7 @@ func (f *feed) follow(ctx context.Context, conn *zmtp.Conn, sockets replica.Even
 			f.onMalformed(m)
 			return
 		}
-		f.deliver(epoch, n, m)
+		f.deliver(ctx, epoch, n, m)
 	})
 	f.disconnected(epoch, err)
 	return err
@@ -151,28 +151,54 @@ func (f *feed) onMalformed(m *zmtp.Message) {
 // connected notifies the feed of a new connection and numbers it.
 func (f *feed) connected(sockets replica.Events, instance string) (epoch uint64) {
 	epoch = f.epochs.Add(1)
-	f.queue.push(item{kind: itemUp, epoch: epoch, at: time.Now(), made: &made{sockets, instance}}, 0)
+	f.queue.push(item{kind: itemUp, epoch: epoch, at: time.Now(), made: &made{sockets, instance}}, nil)
 	f.schedule()
 	return epoch
 }
 
 func (f *feed) disconnected(epoch uint64, err error) {
-	f.queue.push(item{kind: itemDown, epoch: epoch, at: time.Now(), err: err}, 0)
+	f.queue.push(item{kind: itemDown, epoch: epoch, at: time.Now(), err: err}, nil)
 	f.schedule()
 }
 
-// deliver queues a batch, or drops it where there is no room: the replay of the gap fetches it again.
-func (f *feed) deliver(epoch uint64, n numbered, m *zmtp.Message) {
+// deliver queues a batch. Where there is no room it waits until there is, and ctx ends the wait: what is not read
+// stays in the sockets' buffers and then in the engine, which drops what exceeds its high-water mark. Replays fetch that.
+func (f *feed) deliver(ctx context.Context, epoch uint64, n numbered, m *zmtp.Message) {
 	it := item{kind: itemLive, epoch: epoch, seq: n.seq, by: n.by, msg: m, at: time.Now()}
 	size := it.bytes()
-	if f.plane.queued.Add(size) > f.plane.config.QueueBytes || !f.queue.push(it, f.plane.perFeed) {
+	all := f.plane.queued.Add(size)
+	fits := func(queued int64) bool { return queued+size <= f.plane.perFeed && all <= f.plane.config.QueueBytes }
+	done := f.queue.push(it, fits)
+	if done == pushFull {
+		f.pauses.Add(1)
+		f.plane.metrics.pauses.Add(background, 1)
+		done = f.wait(ctx, it, size)
+	}
+	if done == pushShut {
 		f.plane.queued.Add(-size)
 		f.plane.putMessage(m)
-		f.dropped.Add(1)
-		f.plane.metrics.dropped.Add(background, 1)
+		return
 	}
 	if !f.waiting.Load() {
 		f.schedule()
+	}
+}
+
+// wait queues a batch that found no room, once there is.
+func (f *feed) wait(ctx context.Context, it item, size int64) pushed {
+	fits := func(queued int64) bool {
+		return queued+size <= f.plane.perFeed && f.plane.queued.Load() <= f.plane.config.QueueBytes
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return pushShut
+		case <-f.queue.room:
+		}
+		if done := f.queue.push(it, fits); done != pushFull {
+			f.queue.wake() // others may wait as well
+			return done
+		}
 	}
 }
 

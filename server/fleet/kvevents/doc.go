@@ -3,7 +3,8 @@
 // A Plane has one feed per rank. Add and Remove follow the registry, Run does the work, Status
 // reports how each feed does; all are safe for concurrent use. For each rank the Sink sees one
 // goroutine at a time and the engine's own order. Batches are decoded on a bounded set of
-// goroutines; queues are bounded, and what does not fit is dropped, counted and fetched again.
+// goroutines; queues are bounded: a full one stops the reading of its socket, so that the
+// engine's high-water mark decides, and what the engine drops then is fetched by a replay.
 //
 // What the states promise:
 //

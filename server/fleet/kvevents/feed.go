@@ -35,7 +35,7 @@ type feed struct {
 	malformedDue atomic.Bool
 	odd          atomic.Uint32
 	waiting      atomic.Bool // live batches wait for a replay
-	dropped      atomic.Uint64
+	pauses       atomic.Uint64
 	queue        queue
 	replies      chan reply
 	cancel       context.CancelFunc
@@ -99,7 +99,7 @@ type publication struct {
 }
 
 func newFeed(p *Plane, slot replica.Slot, events replica.Events, label string) *feed {
-	f := &feed{plane: p, slot: slot, events: events, label: label, replies: make(chan reply, maxReplies)}
+	f := &feed{plane: p, slot: slot, events: events, label: label, replies: make(chan reply, maxReplies), queue: newQueue()}
 	f.conn.downAt = time.Now()
 	f.status = Status{Slot: slot, Label: label, Endpoint: events.Endpoint, Replay: events.Replay}
 	if events.Endpoint != "" {

@@ -3,6 +3,7 @@ package kvevents_test
 import (
 	"context"
 	"maps"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func TestFollowsAnEngineFromItsStart(t *testing.T) {
 				e.publish(8, 2)
 			}
 			s := expect(t, p, sink, slot, e, kvblock.FeedExact)
-			if s.Gaps+s.Resets+s.DecodeErrors+s.Unknown+s.Dropped != 0 || s.Connects != 1 || s.Stored != 160 || s.Next != 20 {
+			if s.Gaps+s.Resets+s.DecodeErrors+s.Unknown != 0 || s.Connects != 1 || s.Stored != 160 || s.Next != 20 {
 				t.Errorf("status = %s", dump(s))
 			}
 			if s.LastEvent.IsZero() || time.Since(s.LastEvent) > time.Minute {
@@ -353,15 +354,22 @@ func TestFallingBehindEndsExact(t *testing.T) {
 	t.Parallel()
 	c := quick()
 	c.QueueBytes, c.MaxMessageBytes = 1<<20, 64<<10
-	e := startEngine(t, zmtp.PublisherParams{})
+	e := startEngine(t, zmtp.PublisherParams{HighWater: 50})
 	p, sink := startPlane(t, c)
 	sink.gate = make(chan struct{})
 	p.Add(slot, e.events(), "a/0")
 	eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
-	for range 3000 {
-		e.publish(16, 0)
+	pad := strings.Repeat("x", 48<<10) // sockets buffer megabytes
+	eventually(t, "the engine drops batches", func() bool {
+		h := e.next
+		e.next++
+		e.held[place{kvblock.TierGPU, kvblock.EngineHash(h)}]++
+		e.pub.Publish(e.batch(vllmtest.Stored([]uint64{h}, nil, blockTokens(h), 4).With("session_id", pad)))
+		return e.pub.Dropped() > 0
+	})
+	if s, _ := p.Status(slot); s.Pauses == 0 {
+		t.Error("the router never stopped reading")
 	}
-	eventually(t, "batches are dropped", func() bool { s, _ := p.Status(slot); return s.Dropped > 0 })
 	if s, _ := p.Status(slot); s.QueuedBytes > c.QueueBytes {
 		t.Errorf("%d bytes are queued, the limit is %d", s.QueuedBytes, c.QueueBytes)
 	}
@@ -371,6 +379,60 @@ func TestFallingBehindEndsExact(t *testing.T) {
 	eventually(t, "the gap is counted", func() bool { s, _ := p.Status(slot); return s.Gaps > 0 })
 	if s, _ := p.Status(slot); s.Resets != 0 {
 		t.Errorf("status = %s", dump(s))
+	}
+}
+
+func TestAFullQueueStopsReading(t *testing.T) {
+	t.Parallel()
+	c := quick()
+	c.QueueBytes, c.MaxMessageBytes = 1<<20, 512<<10 // one batch may exceed a rank's share
+	c.Probe = 0
+	e := startEngine(t, zmtp.PublisherParams{})
+	p, sink := startPlane(t, c)
+	sink.gate = make(chan struct{})
+	p.Add(slot, e.events(), "a/0")
+	eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
+	e.publish(20_000, 0)
+	for range 2000 {
+		e.publish(16, 0)
+	}
+	eventually(t, "reading has stopped", func() bool { s, _ := p.Status(slot); return s.Pauses > 0 })
+	if s, _ := p.Status(slot); s.QueuedBytes > c.QueueBytes {
+		t.Errorf("%d bytes are queued, the limit is %d", s.QueuedBytes, c.QueueBytes)
+	}
+	close(sink.gate)
+	if s := expect(t, p, sink, slot, e, kvblock.FeedExact); s.Gaps+s.Resets != 0 || e.pub.Dropped() != 0 {
+		t.Errorf("%d batches were dropped on the way, status = %s", e.pub.Dropped(), dump(s))
+	}
+}
+
+func TestAFeedThatHasStoppedReadingEnds(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{"by its removal", "with the plane"} {
+		t.Run(end, func(t *testing.T) {
+			t.Parallel()
+			c := quick()
+			c.QueueBytes, c.MaxMessageBytes = 1<<20, 64<<10
+			e := startEngine(t, zmtp.PublisherParams{})
+			p, sink := startPlane(t, c)
+			gate := make(chan struct{})
+			sink.gate = gate
+			p.Add(slot, e.events(), "a/0")
+			eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
+			for range 3000 {
+				e.publish(16, 0)
+			}
+			eventually(t, "reading has stopped", func() bool { s, _ := p.Status(slot); return s.Pauses > 0 })
+			if end == "with the plane" {
+				t.Cleanup(func() { close(gate) }) // before the plane's own clean-up, which waits for its goroutines
+				return
+			}
+			close(gate)
+			p.Remove(slot)
+			if _, ok := p.Status(slot); ok {
+				t.Error("the rank has a status after its removal")
+			}
+		})
 	}
 }
 

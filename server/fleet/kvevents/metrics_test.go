@@ -55,7 +55,7 @@ func TestMetrics(t *testing.T) {
 	p := kvevents.New(quick(), kvevents.Params{Sink: sink, Meter: provider})
 	before := read(t, reader)
 	for _, name := range []string{
-		"batches{}", "connects{}", "gaps{}", "decode.errors{}", "malformed{}", "dropped{}", "events{kind=stored}", "events{kind=removed}",
+		"batches{}", "connects{}", "gaps{}", "decode.errors{}", "malformed{}", "pauses{}", "events{kind=stored}", "events{kind=removed}",
 		"events{kind=cleared}", "blocks{op=stored}", "blocks{op=removed}", "replays{why=first}", "replay.failures{why=gap}", "resets{reason=gap}",
 		"resets{reason=restart}", "unknown{what=field}", "unknown{what=tag}", "unknown{what=misfit}",
 		"feeds{state=cold}", "feeds{state=exact}", "feeds{state=degraded}", "feeds{state=none}", "queue.bytes{}", "queue.batches{}",

@@ -56,7 +56,7 @@ type Plane struct {
 	messages  sync.Pool     // of *zmtp.Message
 	queued    atomic.Int64  // bytes in all queues
 	delayed   atomic.Int64  // until when first replays wait, in Unix nanoseconds
-	perFeed   int64         // bytes that one queue may hold
+	perFeed   int64         // bytes that one queue may hold, or one batch
 	slotsTurn sync.Mutex    // one Add, Remove or Run at a time
 
 	mu      sync.Mutex
@@ -75,7 +75,7 @@ func New(c Config, p Params) *Plane {
 		config: c, sink: p.Sink, log: p.Log,
 		runnable: make(chan *feed, maxFeeds),
 		replays:  make(chan struct{}, 32),
-		perFeed:  max(c.QueueBytes/4, int64(c.MaxMessageBytes)),
+		perFeed:  c.QueueBytes / 8,
 		feeds:    map[replica.Slot]*feed{},
 		binders:  map[string]*binder{},
 	}

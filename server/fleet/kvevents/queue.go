@@ -44,27 +44,44 @@ func (it *item) bytes() int64 {
 }
 
 // maxQueued bounds the batches in one queue, whatever their size.
-const maxQueued = 1 << 15
+const maxQueued = 1 << 12
 
-// queue holds what has happened on the event socket and is not handled yet. The reader pushes;
-// the goroutine that has the feed's turn pops.
+// queue holds what has happened on the event socket and is not handled yet. Readers push; the goroutine that has
+// the feed's turn pops.
 type queue struct {
+	room  chan struct{} // holds a token when readers that wait for room should look again
 	mu    sync.Mutex
 	items []item // guarded by mu; the live part starts at head
 	head  int    // guarded by mu
 	bytes int64  // guarded by mu
 	shut  bool   // guarded by mu
+	// wakeAt is how many bytes may be left when a waiting reader is woken; negative: none waits. guarded by mu
+	wakeAt int64
 }
 
-// push appends it, unless it is a batch and does not fit.
-func (q *queue) push(it item, limit int64) bool {
+func newQueue() queue { return queue{room: make(chan struct{}, 1), wakeAt: -1} }
+
+// pushed is what became of an item.
+type pushed uint8
+
+const (
+	pushDone pushed = iota
+	pushFull        // it is a batch and has to wait for room
+	pushShut        // the queue takes nothing any more
+)
+
+// push appends it, unless it is a batch and does not fit. An empty queue has room for any batch, so that a feed
+// advances whatever others hold.
+func (q *queue) push(it item, fits func(queued int64) bool) pushed {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.shut {
-		return false
-	}
-	if it.kind == itemLive && (q.bytes+it.bytes() > limit || len(q.items)-q.head >= maxQueued) {
-		return false
+	n := len(q.items) - q.head
+	switch {
+	case q.shut:
+		return pushShut
+	case it.kind == itemLive && n > 0 && (n >= maxQueued || !fits(q.bytes)):
+		q.wakeAt = q.bytes / 2 // each wake-up is worth several batches
+		return pushFull
 	}
 	if q.head > 64 && q.head > len(q.items)/2 {
 		n := copy(q.items, q.items[q.head:])
@@ -73,7 +90,7 @@ func (q *queue) push(it item, limit int64) bool {
 	}
 	q.items = append(q.items, it)
 	q.bytes += it.bytes()
-	return true
+	return pushDone
 }
 
 // peek returns the oldest item and leaves it.
@@ -95,9 +112,18 @@ func (q *queue) drop() {
 	q.head++
 	if q.head == len(q.items) {
 		q.items, q.head = q.items[:0], 0
-		if cap(q.items) > 1024 {
-			q.items = nil
-		}
+	}
+	if q.bytes <= q.wakeAt {
+		q.wakeAt = -1
+		q.wake()
+	}
+}
+
+// wake has a waiting reader look again.
+func (q *queue) wake() {
+	select {
+	case q.room <- struct{}{}:
+	default:
 	}
 }
 
@@ -107,6 +133,7 @@ func (q *queue) close() []item {
 	defer q.mu.Unlock()
 	rest := q.items[q.head:]
 	q.items, q.head, q.bytes, q.shut = nil, 0, 0, true
+	q.wake()
 	return rest
 }
 

@@ -86,7 +86,7 @@ func TestSoak(t *testing.T) {
 		e.clear() // the ring is short: only this makes the content known again
 		e.publish(50, 5)
 		s := expect(t, p, sink, replica.Slot(i), e, kvblock.FeedExact)
-		t.Logf("rank %d: batches %d, replayed %d, connects %d, gaps %d, resets %d, restarts %d, dropped %d", i, s.Batches, s.Replayed, s.Connects, s.Gaps, s.Resets, s.Restarts, s.Dropped)
+		t.Logf("rank %d: batches %d, replayed %d, connects %d, gaps %d, resets %d, restarts %d, pauses %d", i, s.Batches, s.Replayed, s.Connects, s.Gaps, s.Resets, s.Restarts, s.Pauses)
 	}
 	checkIndex(t, index, engines)
 	checkFlat(t, samples)

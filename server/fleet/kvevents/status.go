@@ -31,8 +31,8 @@ type Status struct {
 	// Gaps were found in the numbering; Replays were asked for; Resets forgot the rank's blocks, of
 	// which Restarts were new engine lives.
 	Gaps, Replays, Resets, Restarts uint64
-	// Connects counts the connections made, Dropped the batches that found the queue full.
-	Connects, Dropped uint64
+	// Connects counts the connections made, Pauses how often reading stopped because the queue was full.
+	Connects, Pauses uint64
 	// Malformed counts messages without a batch number.
 	Malformed uint64
 	// DecodeErrors counts batches that could not be read; Unknown fields and tags were skipped, Misfits

@@ -9,5 +9,3 @@ var (
 )
 
 func (c *Conn) Unsubscribe(topic string) error { return c.subscription(0, "CANCEL", topic) }
-
-func (p *Publisher) Dropped() uint64 { return p.pub.dropped.Load() }

@@ -103,6 +103,9 @@ func (p *Publisher) Next() uint64 {
 // Subscriptions counts the subscriptions of all connected subscribers.
 func (p *Publisher) Subscriptions() int { return p.pub.Subscriptions() }
 
+// Dropped counts the messages that found a subscriber's queue at its high-water mark.
+func (p *Publisher) Dropped() uint64 { return p.pub.dropped.Load() }
+
 // Disconnect closes every subscriber's connection; subscribers that dial reconnect by themselves.
 func (p *Publisher) Disconnect() { p.pub.disconnect() }
 

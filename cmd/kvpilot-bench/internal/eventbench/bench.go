@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,6 +28,11 @@ type Config struct {
 	// Rate is the blocks stored per second when the delay is measured, for as long as Steady says.
 	Rate   int
 	Steady time.Duration
+	// Burst is the blocks stored, none twice and none removed, by engines that send as fast as the sockets take
+	// them, whatever the router has applied. Zero: no burst.
+	Burst int
+	// Profiles is a folder for CPU profiles of each phase and a heap profile of the burst; empty: none.
+	Profiles string
 	// Start runs Publish somewhere.
 	Start func(ctx context.Context, l Load) (*measure.Child, error)
 	// Progress takes remarks for people.
@@ -41,6 +47,14 @@ type Result struct {
 	BlocksPerS    float64 `json:"blocks_per_s"`
 	BlocksPerCPUS float64 `json:"blocks_per_cpu_s"`
 	Blocks        int64   `json:"blocks"`
+
+	// CPUPerBlock is the processor time per block in nanoseconds with both and with one processor for Go code.
+	// ScalingCPU is how many times as many blocks two processors could apply as one, by processor time.
+	CPUPerBlock    float64 `json:"cpu_ns_per_block"`
+	CPUPerBlockOne float64 `json:"cpu_ns_per_block_one_core"`
+	ScalingCPU     float64 `json:"two_cores_by_cpu_time"`
+
+	Burst *Burst `json:"burst,omitempty"`
 
 	// Visible is from the moment before a batch was written to the engine's socket until the index
 	// answers with it; FromDue counts from when it was to be written, so that an engine
@@ -66,6 +80,12 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 		return nil, errors.New("engines, blocks, rate and duration must be positive, and engines at most 256")
 	}
 	r := &Result{Engines: c.Engines}
+	if c.Burst > 0 { // first, so that the memory is its own
+		fmt.Fprintf(c.Progress, "a burst of %d blocks\n", c.Burst)
+		if err := c.burst(ctx, r); err != nil {
+			return nil, fmt.Errorf("burst: %w", err)
+		}
+	}
 	fmt.Fprintf(c.Progress, "%d blocks as fast as they are taken\n", c.Blocks)
 	if err := c.flood(ctx, r); err != nil {
 		return nil, fmt.Errorf("throughput: %w", err)
@@ -77,33 +97,78 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	return r, nil
 }
 
+// floodTurns are the turns with one and with all processors each.
+const floodTurns = 2
+
+// flood measures processor time per block, with one and with all processors in turns.
 func (c Config) flood(ctx context.Context, r *Result) error {
-	s, err := c.start(ctx, Load{Engines: c.Engines, Batches: max(c.Blocks/batchBlocks/c.Engines, 1)})
+	all := runtime.GOMAXPROCS(0)
+	defer runtime.GOMAXPROCS(all)
+	stop, err := c.profile("flood")
+	if err != nil {
+		return err
+	}
+	defer stop()
+	var one, many tally
+	for range floodTurns {
+		for _, t := range []struct {
+			procs int
+			sum   *tally
+		}{{1, &one}, {all, &many}} {
+			runtime.GOMAXPROCS(t.procs)
+			if err := c.floodOnce(ctx, t.sum); err != nil {
+				return err
+			}
+		}
+	}
+	r.Blocks = many.blocks
+	r.BlocksPerS = float64(many.blocks) / many.wall.Seconds()
+	if many.cpu > 0 && one.cpu > 0 {
+		r.BlocksPerCPUS = float64(many.blocks) / many.cpu.Seconds()
+		r.CPUPerBlock, r.CPUPerBlockOne = many.perBlock(), one.perBlock()
+		r.ScalingCPU = float64(min(all, 2)) * r.CPUPerBlockOne / r.CPUPerBlock
+	}
+	return nil
+}
+
+// tally adds up turns.
+type tally struct {
+	blocks    int64
+	wall, cpu time.Duration
+}
+
+func (t *tally) perBlock() float64 { return float64(t.cpu) / float64(t.blocks) }
+
+func (c Config) floodOnce(ctx context.Context, sum *tally) error {
+	s, err := c.start(ctx, Load{Engines: c.Engines, Batches: max(c.Blocks/floodTurns/batchBlocks/c.Engines, 1)})
 	if err != nil {
 		return err
 	}
 	begin, used := time.Now(), measure.CPUTime()
-	if err := s.run(ctx, true); err != nil {
+	if err := s.run(ctx, s.report); err != nil {
 		return s.stop(err)
 	}
-	r.Blocks = int64(s.want) * batchOps
-	r.BlocksPerS = float64(r.Blocks) / time.Since(begin).Seconds()
-	if used = measure.CPUTime() - used; used > 0 {
-		r.BlocksPerCPUS = float64(r.Blocks) / used.Seconds()
-	}
+	sum.blocks += int64(s.want) * batchOps
+	sum.wall += time.Since(begin)
+	sum.cpu += measure.CPUTime() - used
 	return s.stop(nil)
 }
 
 func (c Config) steady(ctx context.Context, r *Result) error {
 	l := Load{Engines: c.Engines, Rate: c.Rate}
 	l.Batches = max(int(float64(c.Rate)*c.Steady.Seconds())/batchBlocks/c.Engines, 1)
+	stop, err := c.profile("steady")
+	if err != nil {
+		return err
+	}
+	defer stop()
 	s, err := c.start(ctx, l)
 	if err != nil {
 		return err
 	}
 	over := watchSleep(ctx)
 	begin, used := time.Now(), measure.CPUTime()
-	if err := s.run(ctx, false); err != nil {
+	if err := s.run(ctx, nil); err != nil {
 		over.stop()
 		return s.stop(err)
 	}
@@ -202,31 +267,41 @@ func (s *session) connected() bool {
 	return true
 }
 
-// run has the engines publish and returns when all of it is visible.
-func (s *session) run(ctx context.Context, report bool) error {
+// run has the engines publish and returns when all of it is visible. every, which may be nil, is called each millisecond.
+func (s *session) run(ctx context.Context, every func() error) error {
 	if _, err := fmt.Fprintln(s.engines.In, "go"); err != nil {
 		return err
 	}
-	for pause := time.NewTicker(time.Millisecond); ; {
-		n := int(s.applied.Load())
-		if n == s.want {
-			pause.Stop()
-			break
-		}
+	pause := time.NewTicker(time.Millisecond)
+	defer pause.Stop()
+	for int(s.applied.Load()) != s.want {
 		select {
 		case <-ctx.Done():
-			pause.Stop()
 			return ctx.Err()
 		case <-pause.C:
 		}
-		if report {
-			if _, err := fmt.Fprintln(s.engines.In, n/len(s.seen)); err != nil {
+		if every != nil {
+			if err := every(); err != nil {
 				return err
 			}
 		}
+		if err := s.clean(); err != nil {
+			return err
+		}
 	}
+	return s.clean()
+}
+
+// report tells the engines how far the router is.
+func (s *session) report() error {
+	_, err := fmt.Fprintln(s.engines.In, int(s.applied.Load())/len(s.seen))
+	return err
+}
+
+// clean is an error when a feed lost anything: the run would mean nothing, or never end.
+func (s *session) clean() error {
 	for _, st := range s.plane.Statuses() {
-		if st.Dropped+st.Gaps+st.Resets+st.DecodeErrors+st.Misfits > 0 || st.Connects != 1 {
+		if st.Gaps+st.Resets+st.DecodeErrors+st.Misfits > 0 || st.Connects != 1 {
 			return fmt.Errorf("not a clean run: %+v", st)
 		}
 	}

@@ -2,6 +2,7 @@ package eventbench
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -37,6 +38,8 @@ type Load struct {
 	// Rate is the blocks stored per second by all engines together; as many are removed. Zero: as
 	// fast as they are taken.
 	Rate int
+	// Fresh has every block stored once and none removed, without waiting for the router.
+	Fresh bool
 }
 
 // Report is what the engines have to say in the end.
@@ -57,7 +60,7 @@ func Publish(ctx context.Context, l Load, in io.Reader, out io.Writer) error {
 	engines := make([]*engine, l.Engines)
 	var sockets []string
 	for i := range engines {
-		e := newEngine(i)
+		e := newEngine(i, l.Fresh)
 		engines[i] = e
 		ln, err := zmtp.Listen(ctx, "tcp://127.0.0.1:0")
 		if err != nil {
@@ -129,7 +132,7 @@ func (l Load) publish(ctx context.Context, engines []*engine, applied *atomic.In
 	for i := range l.Batches * l.Engines { // an open loop: what is late is sent at once
 		due := begin.Add(step * time.Duration(i))
 		n := i / l.Engines
-		for l.Rate == 0 && int64(n) > applied.Load()+ahead && ctx.Err() == nil {
+		for l.Rate == 0 && !l.Fresh && int64(n) > applied.Load()+ahead && ctx.Err() == nil {
 			time.Sleep(100 * time.Microsecond)
 		}
 		if wait := time.Until(due); l.Rate > 0 && wait > 0 {
@@ -152,10 +155,15 @@ type engine struct {
 	conn       *zmtp.Conn
 	once       sync.Once
 	batches    [][]byte // encoded messages: an empty topic, the number, the payload
+	fresh      *fresh   // instead of batches
 }
 
-func newEngine(rank int) *engine {
+func newEngine(rank int, distinct bool) *engine {
 	e := &engine{subscribed: make(chan struct{})}
+	if distinct {
+		e.fresh = newFresh(rank)
+		return e
+	}
 	layout := vllmtest.Newest()
 	name := func(batch, block int) uint64 {
 		return 0xff<<56 | uint64(rank)<<40 | uint64(batch*batchBlocks+block+1)<<8
@@ -194,7 +202,83 @@ func (e *engine) serve(ctx context.Context, c *zmtp.Conn) {
 }
 
 func (e *engine) send(n int) error {
-	wire := e.batches[n%cycle]
+	var wire []byte
+	if e.fresh != nil {
+		wire = e.fresh.batch(n)
+	} else {
+		wire = e.batches[n%cycle]
+	}
 	binary.BigEndian.PutUint64(wire[numberAt:], uint64(n))
 	return e.conn.WriteEncoded(wire)
+}
+
+// promptBatches is how many batches of a fresh engine continue each other: prompts of 512 blocks.
+const promptBatches = 32
+
+// fresh makes batches of blocks that were never stored before, by changing one encoded batch where its names and
+// tokens lie.
+type fresh struct {
+	rank          int
+	first, follow pattern // the beginning of a prompt, and what continues one
+}
+
+// pattern is an encoded batch.
+type pattern struct {
+	wire   []byte
+	parent int // where the parent's name lies; 0: the batch has none
+	hashes []int
+	tokens []int // of each block, where its first token lies
+}
+
+func newFresh(rank int) *fresh {
+	return &fresh{rank: rank, first: newPattern(rank, false), follow: newPattern(rank, true)}
+}
+
+// mark is a name or, in its upper half, a token that nothing else in the batch looks like.
+func mark(i int) uint64 { return 0xA5C3_0000_5A3C_0000 + uint64(i)*0x0001_0000_0001 }
+
+func newPattern(rank int, continues bool) pattern {
+	hashes, ids := make([]uint64, batchBlocks), make([]uint32, batchBlocks*blockTokens)
+	for i := range ids {
+		ids[i] = uint32(rank*31+i*7919) % 60_000
+	}
+	for i := range hashes {
+		hashes[i], ids[i*blockTokens] = mark(i), uint32(mark(i)>>32)
+	}
+	var parent any
+	if continues {
+		parent = mark(batchBlocks)
+	}
+	event := vllmtest.Stored(hashes, parent, ids, blockTokens).With("group_idx", 0).With("kv_cache_spec_kind", "full_attention")
+	p := pattern{wire: zmtp.AppendMessage(nil, nil, make([]byte, 8), vllmtest.Newest().Batch(1.7e9, rank, event))}
+	for i := range batchBlocks {
+		name := binary.BigEndian.AppendUint64([]byte{0xcf}, mark(i))
+		p.hashes = append(p.hashes, bytes.Index(p.wire, name)+1)
+		token := binary.BigEndian.AppendUint32([]byte{0xce}, uint32(mark(i)>>32))
+		p.tokens = append(p.tokens, bytes.Index(p.wire, token)+1)
+	}
+	if continues {
+		p.parent = bytes.Index(p.wire, binary.BigEndian.AppendUint64([]byte{0xcf}, mark(batchBlocks))) + 1
+	}
+	return p
+}
+
+// batch is the engine's batch of that number, valid until the next call.
+func (f *fresh) batch(n int) []byte {
+	p := &f.first
+	if n%promptBatches > 0 {
+		p = &f.follow
+		binary.BigEndian.PutUint64(p.wire[p.parent:], f.name(n*batchBlocks-1))
+	}
+	for i := range batchBlocks {
+		binary.BigEndian.PutUint64(p.wire[p.hashes[i]:], f.name(n*batchBlocks+i))
+		// The encoded width stays: a token above 16 bits.
+		binary.BigEndian.PutUint32(p.wire[p.tokens[i]:], 1<<31|uint32(f.rank)<<24|uint32(n*batchBlocks+i)&(1<<24-1))
+	}
+	return p.wire
+}
+
+// name is the engine's name of its block i.
+func (f *fresh) name(i int) uint64 {
+	return (uint64(f.rank)<<40 | uint64(i+1)) * 0x9E3779B97F4A7C15
 }

@@ -31,7 +31,7 @@ func here(ctx context.Context, l eventbench.Load) (*measure.Child, error) {
 
 func TestRunMeasuresEverything(t *testing.T) {
 	r, err := eventbench.Run(t.Context(), eventbench.Config{
-		Engines: 3, Blocks: 20_000, Rate: 20_000, Steady: 200 * time.Millisecond, Start: here, Progress: io.Discard,
+		Engines: 3, Burst: 30_000, Blocks: 20_000, Rate: 20_000, Steady: 200 * time.Millisecond, Start: here, Progress: io.Discard,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +44,10 @@ func TestRunMeasuresEverything(t *testing.T) {
 			t.Errorf("%s = %v, want a positive figure", name, v)
 		}
 	}
-	if r.Blocks != 2*16*3*(20_000/16/3) {
+	if b := r.Burst; b == nil || b.Blocks != 16*3*(30_000/16/3) || b.CPUPerBlock <= 0 || b.Index < 16 || b.Index > 1000 {
+		t.Errorf("burst %+v, want its figures", b)
+	}
+	if r.Blocks != 2*16*3*2*(20_000/2/16/3) {
 		t.Errorf("%d blocks, want all that were published", r.Blocks)
 	}
 	if r.VisibleP99 < r.VisibleP50 || r.VisibleMax < r.VisibleP999 || r.FromDueP99 < r.VisibleP50 {
