@@ -22,7 +22,7 @@ func (f *feed) apply(seq uint64, payload []byte, at time.Time, replayed bool) bo
 		return false
 	}
 	var stored, removed int
-	for i := 0; i < len(batch.Events); i++ {
+	for i := range batch.Events {
 		e := &batch.Events[i]
 		switch e.Op {
 		case vllm.OpStored:
@@ -31,10 +31,8 @@ func (f *feed) apply(seq uint64, payload []byte, at time.Time, replayed bool) bo
 			f.plane.sink.Store(f.slot, &e.Stored)
 		case vllm.OpRemoved:
 			f.pos.lower = f.pos.lower || e.Removed.Tier != kvblock.TierGPU
-			run := f.removals(batch.Events[i:])
-			i += run - 1
-			removed += len(f.gone.Hashes)
-			f.plane.sink.Remove(f.slot, &f.gone)
+			removed += len(e.Removed.Hashes)
+			f.plane.sink.Remove(f.slot, &e.Removed)
 		case vllm.OpCleared:
 			f.plane.sink.Clear(f.slot, e.Tier, false)
 			if e.Tier == kvblock.TierGPU && !f.pos.lower {
@@ -80,25 +78,6 @@ func (f *feed) warn(kind uint32, text string, args ...any) {
 	if f.odd.Or(kind)&kind == 0 {
 		f.plane.log.Warn(text, append([]any{"rank", f.label}, args...)...)
 	}
-}
-
-// removals gathers in f.gone the removals at the head of events that are alike, and returns their
-// number: vLLM sends one hash per removal, and an index takes many at once faster.
-func (f *feed) removals(events []vllm.Event) int {
-	first := &events[0].Removed
-	hashes := f.gone.Hashes[:0]
-	n := 0
-	for n < len(events) && events[n].Op == vllm.OpRemoved {
-		e := &events[n].Removed
-		if e.Tier != first.Tier || e.Group != first.Group || e.Remote != first.Remote {
-			break
-		}
-		hashes = append(hashes, e.Hashes...)
-		n++
-	}
-	f.gone = *first
-	f.gone.Hashes = hashes
-	return n
 }
 
 // advance makes seq the last batch.

@@ -11,7 +11,8 @@ type Config struct {
 	// Workers is the number of goroutines that decode and apply events. Zero: half of the processors, at least two.
 	Workers int `yaml:"workers"`
 	// QueueBytes limits the memory of batches that have arrived and are not applied, over all ranks; one rank may
-	// have an eighth of it. Beyond it the router reads no more, so that batches wait in the engine up to its high-water mark.
+	// have an eighth of it. Beyond it the router reads no more, so that batches wait in the engine up to its high-water mark. A batch larger
+	// than that is read when no other waits.
 	QueueBytes int64 `yaml:"queue_bytes"`
 	// MaxMessageBytes limits one batch on the wire; a larger one ends the connection.
 	MaxMessageBytes int `yaml:"max_message_bytes"`
@@ -32,7 +33,7 @@ type Config struct {
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
-		QueueBytes:      32 << 20,
+		QueueBytes:      16 << 20,
 		MaxMessageBytes: 32 << 20,
 		Heartbeat:       10 * time.Second,
 		Probe:           15 * time.Second,
@@ -53,7 +54,6 @@ func (c Config) Validate() error {
 	bad(c.Workers < 0 || c.Workers > 1024, "workers: must be from 0 to 1024, not %d", c.Workers)
 	bad(c.QueueBytes < 1<<20, "queue_bytes: must be at least 1 MiB, not %d", c.QueueBytes)
 	bad(c.MaxMessageBytes < 64<<10, "max_message_bytes: must be at least 64 KiB, not %d", c.MaxMessageBytes)
-	bad(int64(c.MaxMessageBytes) > c.QueueBytes, "max_message_bytes: %d is more than queue_bytes", c.MaxMessageBytes)
 	bad(c.Heartbeat < 0, "heartbeat: must not be negative: %v", c.Heartbeat)
 	bad(c.Probe < 0, "probe: must not be negative: %v", c.Probe)
 	bad(c.ReplayTimeout <= 0, "replay_timeout: must be positive, not %v", c.ReplayTimeout)

@@ -43,7 +43,6 @@ type feed struct {
 
 	turn  sync.Mutex // held by the worker that runs the feed; everything below belongs to it
 	d     *vllm.Decoder
-	gone  kvblock.Removed // scratch of removals
 	pos   position
 	conn  connection
 	rec   *recovery // nil: no replay is running

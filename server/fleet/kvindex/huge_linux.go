@@ -3,6 +3,7 @@
 package kvindex
 
 import (
+	"runtime"
 	"syscall"
 	"unsafe"
 )
@@ -30,4 +31,20 @@ func hugeSlice(n int) []uint64 {
 	// A refusal changes nothing but speed.
 	_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, first, last-first, adviseHugePage)
 	return s
+}
+
+// discard gives the memory of a large slice back to the system at once. The slice MUST NOT be used any more, by anyone:
+// its content is lost. Without this, the tables that a growing index has outgrown stay resident until the garbage
+// collector comes, as much again as the index itself.
+func discard(s []uint64) {
+	size := uintptr(cap(s)) * 8
+	if size < hugeWorth {
+		return
+	}
+	page := uintptr(syscall.Getpagesize())
+	base := uintptr(unsafe.Pointer(unsafe.SliceData(s)))
+	first, last := (base+page-1)&^(page-1), (base+size)&^(page-1) // neighbours stay
+	// A refusal costs memory only.
+	_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, first, last-first, syscall.MADV_DONTNEED)
+	runtime.KeepAlive(s)
 }

@@ -4,3 +4,6 @@ package kvindex
 
 // hugeSlice makes a zeroed slice.
 func hugeSlice(n int) []uint64 { return make([]uint64, n) }
+
+// discard leaves the slice to the garbage collector.
+func discard([]uint64) {}

@@ -149,6 +149,7 @@ func (m *revmap) resize(n int) {
 	m.words = hugeSlice(int(m.buckets) * revBucket)
 	m.live, m.marks, m.limit = 0, 0, int(m.buckets)*bucketSlots*fullLoad/100
 	old.each(func(name, key *uint64) { m.put(*name&^refMask, *name, *key) })
+	discard(old.words)
 }
 
 // add counts one more copy of id. A new entry has the given key. It returns the place of the

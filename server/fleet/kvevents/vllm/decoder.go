@@ -24,6 +24,7 @@ type Decoder struct {
 	perRow  [][]kvblock.Item
 	strings map[string]string
 	event   stored // of the BlockStored that is being read
+	last    pattern
 }
 
 // Decode reads one payload. The Batch is valid until the next call; after an error nothing of
@@ -55,6 +56,7 @@ func (d *Decoder) reset() {
 		d.strings = map[string]string{}
 	}
 	d.batch = Batch{Rank: -1, Events: events}
+	d.last = pattern{}
 }
 
 // keep empties s for reuse, or drops it when it has grown beyond limit elements.
@@ -162,9 +164,15 @@ func (d *Decoder) events(b []byte) ([]byte, error) {
 	}
 	d.batch.Wire = n
 	for range n {
+		if size := d.repeated(b); size > 0 {
+			b = b[size:]
+			continue
+		}
 		if len(d.batch.Events) >= maxEvents {
 			return b, refuse("more than %d events", maxEvents)
 		}
+		d.last = pattern{}
+		start, unknown := b, d.batch.UnknownFields
 		switch msgp.NextType(b) {
 		case msgp.ArrayType:
 			b, err = d.eventArray(b)
@@ -175,6 +183,9 @@ func (d *Decoder) events(b []byte) ([]byte, error) {
 		}
 		if err != nil {
 			return b, err
+		}
+		if d.batch.UnknownFields == unknown {
+			d.learn(start, b)
 		}
 	}
 	return b, nil

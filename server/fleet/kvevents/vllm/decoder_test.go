@@ -72,6 +72,53 @@ func TestEveryLayoutGivesTheSameEvents(t *testing.T) {
 	}
 }
 
+func TestRemovalsAreJoinedAsTheyWere(t *testing.T) {
+	ids := tokens(16)
+	gone := func(h uint64) vllmtest.Event { return vllmtest.Removed(h).With("group_idx", 0) }
+	for name, tt := range map[string]struct {
+		events []vllmtest.Event
+		want   string
+		wrong  int // misfits
+		fields int // unknown ones
+	}{
+		"alike":                {events: []vllmtest.Event{gone(1 << 60), gone(2 << 60), gone(3 << 60), gone(4 << 60)}, want: "gpu/0 1 2 3 4"},
+		"narrow hashes":        {events: []vllmtest.Event{gone(1 << 60), gone(7), gone(8), gone(3 << 60)}, want: "gpu/0 1 0 0 3"},
+		"two hashes":           {events: []vllmtest.Event{gone(1 << 60), vllmtest.Removed(2<<60, 3<<60).With("group_idx", 0), gone(4 << 60), gone(5 << 60)}, want: "gpu/0 1 2 3 4 5"},
+		"another tier":         {events: []vllmtest.Event{gone(1 << 60), gone(2 << 60), gone(3<<60).With("medium", "CPU"), gone(4 << 60)}, want: "gpu/0 1 2; cpu/0 3; gpu/0 4"},
+		"another group":        {events: []vllmtest.Event{gone(1 << 60), gone(2<<60).With("group_idx", 1), gone(3<<60).With("group_idx", 1)}, want: "gpu/0 1; gpu/1 2 3"},
+		"a store between":      {events: []vllmtest.Event{gone(1 << 60), vllmtest.Stored([]uint64{2 << 60}, nil, ids, 16), gone(3 << 60), gone(4 << 60)}, want: "gpu/0 1; stored 2; gpu/0 3 4"},
+		"a misfit between":     {events: []vllmtest.Event{gone(1 << 60), vllmtest.Stored([]uint64{2 << 60}, nil, ids, 5), gone(3 << 60), gone(4 << 60)}, want: "gpu/0 1 3 4", wrong: 1},
+		"a clear between":      {events: []vllmtest.Event{gone(1 << 60), vllmtest.Cleared(), gone(3 << 60), gone(4 << 60)}, want: "gpu/0 1; cleared; gpu/0 3 4"},
+		"removals of nothing":  {events: []vllmtest.Event{vllmtest.Removed(), gone(1 << 60), vllmtest.Removed(), gone(3 << 60)}, want: "gpu/0 1 3"},
+		"unknown field, twice": {events: []vllmtest.Event{gone(1<<60).With("new", 1), gone(2<<60).With("new", 1), gone(3 << 60)}, want: "gpu/0 1 2 3", fields: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := vllmtest.Newest()
+			l.Removed = append(slices.Clone(l.Removed), "new")
+			b := decode(t, l.Batch(1, 0, tt.events...))
+			var got []string
+			for _, e := range b.Events {
+				switch e.Op {
+				case vllm.OpStored:
+					got = append(got, fmt.Sprintf("stored %d", e.Stored.Hashes[0]>>60))
+				case vllm.OpRemoved:
+					s := fmt.Sprintf("%v/%d", e.Removed.Tier, e.Removed.Group)
+					for _, h := range e.Removed.Hashes {
+						s += fmt.Sprintf(" %d", h>>60)
+					}
+					got = append(got, s)
+				case vllm.OpCleared:
+					got = append(got, "cleared")
+				}
+			}
+			if s := strings.Join(got, "; "); s != tt.want || b.Misfits != tt.wrong || b.UnknownFields != tt.fields || b.Wire != len(tt.events) {
+				t.Errorf("events %q, %d misfits, %d unknown fields, %d on the wire; want %q, %d, %d, %d",
+					s, b.Misfits, b.UnknownFields, b.Wire, tt.want, tt.wrong, tt.fields, len(tt.events))
+			}
+		})
+	}
+}
+
 func TestHashForms(t *testing.T) {
 	digest := make([]byte, 32)
 	for i := range digest {

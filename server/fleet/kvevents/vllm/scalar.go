@@ -17,12 +17,20 @@ func refuse(format string, args ...any) error {
 
 func wrap(what string, err error) error { return fmt.Errorf("%s: %w: %w", what, errPayload, err) }
 
+// wideUint marks an unsigned integer of eight bytes, the form of nearly every block hash.
+const wideUint = 0xcf
+
 func isNil(b []byte) bool { return len(b) > 0 && b[0] == 0xc0 }
 
 // list reads an array header and checks that so many elements can follow. Nil is an empty list.
 func list(b []byte, what string) (n int, rest []byte, err error) {
 	if isNil(b) {
 		return 0, b[1:], nil
+	}
+	if len(b) > 0 && b[0]&^0x0f == 0x90 { // a short one, with its size in the mark
+		if n = int(b[0] & 0x0f); n < len(b) {
+			return n, b[1:], nil
+		}
 	}
 	size, rest, err := msgp.ReadArrayHeaderBytes(b)
 	if err != nil {
@@ -36,6 +44,11 @@ func list(b []byte, what string) (n int, rest []byte, err error) {
 
 // text reads a string, or bytes, or nil as the empty string, without a copy.
 func text(b []byte, what string) (s, rest []byte, err error) {
+	if len(b) > 0 && b[0]&^0x1f == 0xa0 { // a short one, with its size in the mark
+		if n := int(b[0] & 0x1f); n < len(b) {
+			return b[1 : 1+n], b[1+n:], nil
+		}
+	}
 	switch msgp.NextType(b) {
 	case msgp.NilType:
 		return nil, b[1:], nil
@@ -70,6 +83,9 @@ func number(b []byte, what string) (n int64, present bool, rest []byte, err erro
 
 // small reads a count that must fit an int32, nil as def.
 func small(b []byte, what string, def int) (int, []byte, error) {
+	if len(b) > 0 && b[0] < 0x80 { // a small one, which is its own mark
+		return int(b[0]), b[1:], nil
+	}
 	n, present, rest, err := number(b, what)
 	if err != nil || !present {
 		return def, rest, err
@@ -105,7 +121,7 @@ func skip(b []byte, what string) ([]byte, error) {
 
 // hash reads one block hash; nil is reported as absent.
 func hash(b []byte) (h kvblock.EngineHash, present bool, rest []byte, err error) {
-	if len(b) >= 9 && b[0] == 0xcf {
+	if len(b) >= 9 && b[0] == wideUint {
 		return kvblock.EngineHash(binary.BigEndian.Uint64(b[1:])), true, b[9:], nil
 	}
 	switch msgp.NextType(b) {

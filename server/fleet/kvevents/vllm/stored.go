@@ -3,6 +3,7 @@ package vllm
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
@@ -16,6 +17,8 @@ type stored struct {
 	fields    int    // positions after the tag in the array encoding
 	hashes    int    // where this event's hashes start
 	tokens    int    // where this event's tokens start
+	removed   bool   // it was a removal, and is in the batch
+	plain     int    // how much of the payload was left at its hash, if it has one only and that of full width; else 0
 }
 
 func (d *Decoder) begin() {
@@ -118,6 +121,7 @@ func (d *Decoder) finishStored() error {
 		return refuse("block_size %d", e.BlockSize)
 	}
 	if len(e.Tokens) > 0 && len(e.Tokens) != len(e.Hashes)*e.BlockSize {
+		d.hashes, d.tokens = d.hashes[:d.event.hashes], d.tokens[:d.event.tokens] // removals that are joined lie side by side
 		d.batch.Misfits++
 		if formsPrefix(e.Kind, e.Group) {
 			d.batch.PrefixMisfits++
@@ -139,6 +143,7 @@ func (d *Decoder) finishRemoved() {
 	if len(d.hashes) == d.event.hashes {
 		return
 	}
+	d.event.removed = true
 	if n := len(d.batch.Events); n > 0 && d.batch.Events[n-1].Op == OpRemoved {
 		last := &d.batch.Events[n-1].Removed
 		if last.Tier == e.Tier && last.Remote == e.Remote && last.Group == e.Group {
@@ -160,6 +165,10 @@ func (d *Decoder) readHashes(b []byte) ([]byte, error) {
 		return b, refuse("more than %d hashes", maxHashes)
 	}
 	d.hashes = d.hashes[:d.event.hashes] // a repeated field counts once
+	d.event.plain = 0
+	if n == 1 && b[0] == wideUint {
+		d.event.plain = len(b)
+	}
 	for range n {
 		h, present, rest, err := hash(b)
 		if err != nil {
@@ -183,32 +192,29 @@ func (d *Decoder) readTokens(b []byte) ([]byte, error) {
 	if n > maxTokens-len(d.tokens) {
 		return b, refuse("more than %d tokens", maxTokens)
 	}
-	tokens := d.tokens[:d.event.tokens]
+	tokens := slices.Grow(d.tokens[:d.event.tokens], n)
 	for range n {
+		var id uint32
 		switch {
 		case len(b) >= 3 && b[0] == 0xcd:
-			tokens = append(tokens, uint32(b[1])<<8|uint32(b[2]))
-			b = b[3:]
+			id, b = uint32(b[1])<<8|uint32(b[2]), b[3:]
 		case len(b) >= 5 && b[0] == 0xce:
-			tokens = append(tokens, binary.BigEndian.Uint32(b[1:]))
-			b = b[5:]
+			id, b = binary.BigEndian.Uint32(b[1:]), b[5:]
 		case len(b) >= 1 && b[0] < 0x80:
-			tokens = append(tokens, uint32(b[0]))
-			b = b[1:]
+			id, b = uint32(b[0]), b[1:]
 		case len(b) >= 2 && b[0] == 0xcc:
-			tokens = append(tokens, uint32(b[1]))
-			b = b[2:]
+			id, b = uint32(b[1]), b[2:]
 		default:
-			id, present, rest, err := number(b, "token_ids")
+			wide, present, rest, err := number(b, "token_ids")
 			if err != nil {
 				return b, err
 			}
-			if !present || id < 0 || id > math.MaxUint32 {
+			if !present || wide < 0 || wide > math.MaxUint32 {
 				d.event.ambiguous = true // no prompt can name such a token
 			}
-			tokens = append(tokens, uint32(id))
-			b = rest
+			id, b = uint32(wide), rest
 		}
+		tokens = append(tokens, id)
 	}
 	d.tokens = tokens
 	return b, nil
