@@ -292,7 +292,7 @@ func (s *session) run(ctx context.Context, every func() error) error {
 	return s.clean()
 }
 
-// report tells the engines how far the router is.
+// report sends the engines how far the router is.
 func (s *session) report() error {
 	_, err := fmt.Fprintln(s.engines.In, int(s.applied.Load())/len(s.seen))
 	return err
