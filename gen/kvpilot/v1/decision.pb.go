@@ -321,7 +321,9 @@ type Decision struct {
 	// 32 cheapest.
 	Others uint32 `protobuf:"varint,44,opt,name=others,proto3" json:"others,omitempty"`
 	// Ranks that could not serve and are not among the candidates.
-	VetoedOthers  uint32 `protobuf:"varint,45,opt,name=vetoed_others,json=vetoedOthers,proto3" json:"vetoed_others,omitempty"`
+	VetoedOthers uint32 `protobuf:"varint,45,opt,name=vetoed_others,json=vetoedOthers,proto3" json:"vetoed_others,omitempty"`
+	// How likely the request's session was taken to send a next turn, from 0 to 1.
+	Returning     float64 `protobuf:"fixed64,46,opt,name=returning,proto3" json:"returning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -653,6 +655,13 @@ func (x *Decision) GetOthers() uint32 {
 func (x *Decision) GetVetoedOthers() uint32 {
 	if x != nil {
 		return x.VetoedOthers
+	}
+	return 0
+}
+
+func (x *Decision) GetReturning() float64 {
+	if x != nil {
+		return x.Returning
 	}
 	return 0
 }
@@ -1349,7 +1358,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\x86\f\n" +
+	"diskTokens\"\xa4\f\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -1402,7 +1411,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\basked_by\x18* \x01(\tR\aaskedBy\x12\x14\n" +
 	"\x05alone\x18+ \x01(\tR\x05alone\x12\x16\n" +
 	"\x06others\x18, \x01(\rR\x06others\x12#\n" +
-	"\rvetoed_others\x18- \x01(\rR\fvetoedOthers\x1a9\n" +
+	"\rvetoed_others\x18- \x01(\rR\fvetoedOthers\x12\x1c\n" +
+	"\treturning\x18. \x01(\x01R\treturning\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x1c\x10\x1dJ\x04\b\x1d\x10\x1eR\bovertookR\aresumes\"\xd5\b\n" +

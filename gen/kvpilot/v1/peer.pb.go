@@ -823,7 +823,9 @@ type Ask struct {
 	// The time that is left until the asker leaves; absent: none.
 	Deadline *durationpb.Duration `protobuf:"bytes,33,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	// What the request asks of the choice.
-	Options       *AskOptions `protobuf:"bytes,34,opt,name=options,proto3" json:"options,omitempty"`
+	Options *AskOptions `protobuf:"bytes,34,opt,name=options,proto3" json:"options,omitempty"`
+	// In how long the session's next request is expected; absent: that is not known, below zero: none follows.
+	SessionReturn *durationpb.Duration `protobuf:"bytes,35,opt,name=session_return,json=sessionReturn,proto3" json:"session_return,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1092,6 +1094,13 @@ func (x *Ask) GetDeadline() *durationpb.Duration {
 func (x *Ask) GetOptions() *AskOptions {
 	if x != nil {
 		return x.Options
+	}
+	return nil
+}
+
+func (x *Ask) GetSessionReturn() *durationpb.Duration {
+	if x != nil {
+		return x.SessionReturn
 	}
 	return nil
 }
@@ -2940,7 +2949,7 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\n" +
 	"block_size\x18\x01 \x01(\rR\tblockSize\x12\x1e\n" +
 	"\x04keys\x18\x02 \x03(\x06B\n" +
-	"\xbaH\a\x92\x01\x04\x10\x80\x80@R\x04keys\"\x8f\b\n" +
+	"\xbaH\a\x92\x01\x04\x10\x80\x80@R\x04keys\"\xd1\b\n" +
 	"\x03Ask\x12\x1f\n" +
 	"\x06number\x18\x01 \x01(\x04B\a\xbaH\x042\x02 \x00R\x06number\x12\x1a\n" +
 	"\x02id\x18\x02 \x01(\tB\n" +
@@ -2980,7 +2989,8 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\asamples\x18\x1f \x01(\rR\asamples\x12+\n" +
 	"\x03age\x18  \x01(\v2\x19.google.protobuf.DurationR\x03age\x125\n" +
 	"\bdeadline\x18! \x01(\v2\x19.google.protobuf.DurationR\bdeadline\x120\n" +
-	"\aoptions\x18\" \x01(\v2\x16.kvpilot.v1.AskOptionsR\aoptions\"i\n" +
+	"\aoptions\x18\" \x01(\v2\x16.kvpilot.v1.AskOptionsR\aoptions\x12@\n" +
+	"\x0esession_return\x18# \x01(\v2\x19.google.protobuf.DurationR\rsessionReturn\"i\n" +
 	"\n" +
 	"AnswerHeld\x12\x1d\n" +
 	"\n" +
@@ -3230,39 +3240,40 @@ var file_kvpilot_v1_peer_proto_depIdxs = []int32{
 	30, // 15: kvpilot.v1.Ask.age:type_name -> google.protobuf.Duration
 	30, // 16: kvpilot.v1.Ask.deadline:type_name -> google.protobuf.Duration
 	10, // 17: kvpilot.v1.Ask.options:type_name -> kvpilot.v1.AskOptions
-	29, // 18: kvpilot.v1.AskOptions.weights:type_name -> kvpilot.v1.AskOptions.WeightsEntry
-	30, // 19: kvpilot.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
-	30, // 20: kvpilot.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
-	30, // 21: kvpilot.v1.Chosen.held:type_name -> google.protobuf.Duration
-	30, // 22: kvpilot.v1.Refused.retry_after:type_name -> google.protobuf.Duration
-	31, // 23: kvpilot.v1.RequestEnd.end:type_name -> kvpilot.v1.End
-	16, // 24: kvpilot.v1.Bookings.bookings:type_name -> kvpilot.v1.Booking
-	7,  // 25: kvpilot.v1.Booking.keys:type_name -> kvpilot.v1.BlockKeys
-	30, // 26: kvpilot.v1.Booking.age:type_name -> google.protobuf.Duration
-	0,  // 27: kvpilot.v1.Ping.ability:type_name -> kvpilot.v1.Ability
-	0,  // 28: kvpilot.v1.Pong.ability:type_name -> kvpilot.v1.Ability
-	23, // 29: kvpilot.v1.Facts.drains:type_name -> kvpilot.v1.DrainFact
-	24, // 30: kvpilot.v1.Facts.registrations:type_name -> kvpilot.v1.RegistrationFact
-	25, // 31: kvpilot.v1.Facts.rates:type_name -> kvpilot.v1.RateFact
-	26, // 32: kvpilot.v1.Facts.pins:type_name -> kvpilot.v1.PinFact
-	22, // 33: kvpilot.v1.DrainFact.version:type_name -> kvpilot.v1.FactVersion
-	30, // 34: kvpilot.v1.RegistrationFact.lease:type_name -> google.protobuf.Duration
-	22, // 35: kvpilot.v1.RegistrationFact.version:type_name -> kvpilot.v1.FactVersion
-	22, // 36: kvpilot.v1.RateFact.version:type_name -> kvpilot.v1.FactVersion
-	21, // 37: kvpilot.v1.ShareFactsRequest.facts:type_name -> kvpilot.v1.Facts
-	26, // 38: kvpilot.v1.ShareFactsRequest.wanted_pins:type_name -> kvpilot.v1.PinFact
-	21, // 39: kvpilot.v1.ShareFactsResponse.facts:type_name -> kvpilot.v1.Facts
-	1,  // 40: kvpilot.v1.PeerService.Decide:input_type -> kvpilot.v1.DecideRequest
-	19, // 41: kvpilot.v1.PeerService.PullIndex:input_type -> kvpilot.v1.PullIndexRequest
-	27, // 42: kvpilot.v1.PeerService.ShareFacts:input_type -> kvpilot.v1.ShareFactsRequest
-	2,  // 43: kvpilot.v1.PeerService.Decide:output_type -> kvpilot.v1.DecideResponse
-	20, // 44: kvpilot.v1.PeerService.PullIndex:output_type -> kvpilot.v1.PullIndexResponse
-	28, // 45: kvpilot.v1.PeerService.ShareFacts:output_type -> kvpilot.v1.ShareFactsResponse
-	43, // [43:46] is the sub-list for method output_type
-	40, // [40:43] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	30, // 18: kvpilot.v1.Ask.session_return:type_name -> google.protobuf.Duration
+	29, // 19: kvpilot.v1.AskOptions.weights:type_name -> kvpilot.v1.AskOptions.WeightsEntry
+	30, // 20: kvpilot.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
+	30, // 21: kvpilot.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
+	30, // 22: kvpilot.v1.Chosen.held:type_name -> google.protobuf.Duration
+	30, // 23: kvpilot.v1.Refused.retry_after:type_name -> google.protobuf.Duration
+	31, // 24: kvpilot.v1.RequestEnd.end:type_name -> kvpilot.v1.End
+	16, // 25: kvpilot.v1.Bookings.bookings:type_name -> kvpilot.v1.Booking
+	7,  // 26: kvpilot.v1.Booking.keys:type_name -> kvpilot.v1.BlockKeys
+	30, // 27: kvpilot.v1.Booking.age:type_name -> google.protobuf.Duration
+	0,  // 28: kvpilot.v1.Ping.ability:type_name -> kvpilot.v1.Ability
+	0,  // 29: kvpilot.v1.Pong.ability:type_name -> kvpilot.v1.Ability
+	23, // 30: kvpilot.v1.Facts.drains:type_name -> kvpilot.v1.DrainFact
+	24, // 31: kvpilot.v1.Facts.registrations:type_name -> kvpilot.v1.RegistrationFact
+	25, // 32: kvpilot.v1.Facts.rates:type_name -> kvpilot.v1.RateFact
+	26, // 33: kvpilot.v1.Facts.pins:type_name -> kvpilot.v1.PinFact
+	22, // 34: kvpilot.v1.DrainFact.version:type_name -> kvpilot.v1.FactVersion
+	30, // 35: kvpilot.v1.RegistrationFact.lease:type_name -> google.protobuf.Duration
+	22, // 36: kvpilot.v1.RegistrationFact.version:type_name -> kvpilot.v1.FactVersion
+	22, // 37: kvpilot.v1.RateFact.version:type_name -> kvpilot.v1.FactVersion
+	21, // 38: kvpilot.v1.ShareFactsRequest.facts:type_name -> kvpilot.v1.Facts
+	26, // 39: kvpilot.v1.ShareFactsRequest.wanted_pins:type_name -> kvpilot.v1.PinFact
+	21, // 40: kvpilot.v1.ShareFactsResponse.facts:type_name -> kvpilot.v1.Facts
+	1,  // 41: kvpilot.v1.PeerService.Decide:input_type -> kvpilot.v1.DecideRequest
+	19, // 42: kvpilot.v1.PeerService.PullIndex:input_type -> kvpilot.v1.PullIndexRequest
+	27, // 43: kvpilot.v1.PeerService.ShareFacts:input_type -> kvpilot.v1.ShareFactsRequest
+	2,  // 44: kvpilot.v1.PeerService.Decide:output_type -> kvpilot.v1.DecideResponse
+	20, // 45: kvpilot.v1.PeerService.PullIndex:output_type -> kvpilot.v1.PullIndexResponse
+	28, // 46: kvpilot.v1.PeerService.ShareFacts:output_type -> kvpilot.v1.ShareFactsResponse
+	44, // [44:47] is the sub-list for method output_type
+	41, // [41:44] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_peer_proto_init() }

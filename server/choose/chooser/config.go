@@ -36,6 +36,9 @@ type Config struct {
 	// HoldAbove is the predicted prefill time that a rank may have queued before requests wait in the router instead
 	// (predicted-ttft only); one full step of the engine is enough where that takes less. Zero: no hold queue.
 	HoldAbove time.Duration `yaml:"hold_above"`
+	// SessionTTL is how long a session's rank is remembered after its last request, or after the moment at which that
+	// request says that the session returns. Zero: as long as there is room.
+	SessionTTL time.Duration `yaml:"session_ttl"`
 	// MaxRequestsPerRank excludes ranks with that many requests in flight. Zero: no limit.
 	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`
 	// Stall says when a replica that reports healthy but makes no progress is avoided.
@@ -78,11 +81,11 @@ func DefaultConfig() Config {
 	return Config{
 		Policy:    decision.PredictedTTFT,
 		Objective: decision.ObjectiveAnswer,
-		HoldAbove: 500 * time.Millisecond,
-		Stall:     StallConfig{After: 2 * time.Second, Unhealthy: 10 * time.Second},
-		Queue:     holdqueue.DefaultConfig(),
-		Ring:      selector.DefaultRingConfig(),
-		Tree:      selector.DefaultTreeConfig(),
+		HoldAbove: 500 * time.Millisecond, SessionTTL: 30 * time.Minute,
+		Stall: StallConfig{After: 2 * time.Second, Unhealthy: 10 * time.Second},
+		Queue: holdqueue.DefaultConfig(),
+		Ring:  selector.DefaultRingConfig(),
+		Tree:  selector.DefaultTreeConfig(),
 	}
 }
 
@@ -92,6 +95,7 @@ func (c Config) Validate() error {
 		check.NotEmpty("policy", c.Policy),
 		validateRules("", ModelConfig{c.Policy, c.Objective, c.SLO, c.Weights, c.Shadow}),
 		check.AtLeast("hold_above", c.HoldAbove, 0),
+		check.AtLeast("session_ttl", c.SessionTTL, 0),
 		check.AtLeast("max_requests_per_rank", c.MaxRequestsPerRank, 0),
 		check.AtLeast("stall.after", c.Stall.After, 0),
 		check.AtLeast("stall.unhealthy", c.Stall.Unhealthy, 0),

@@ -43,13 +43,19 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, ExpectedOutput: req.ExpectedOutput,
 		DryRun: req.DryRun, AskedBy: req.AskedBy, Alone: req.Alone, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: t.params,
 		Pinned: req.Options.Pinned != "" || req.Holder != "",
-		Seed:   c.seed.Add(0x9e3779b97f4a7c15),
+		Seed:   c.seed.Add(0x9e3779b97f4a7c15), Returning: usualReturn,
+	}
+	if req.SessionReturn < 0 {
+		d.Returning = 0
 	}
 	if p := req.Options.Policy; p != "" {
 		d.Policy = p
 	}
-	if d.Policy == decision.PredictedTTFT {
-		d.Objective, d.Targets = t.objective, req.Options.Targets.Or(t.targets)
+	if d.Targets = req.Options.Targets; d.Policy == decision.PredictedTTFT {
+		d.Objective, d.Targets = t.objective, d.Targets.Or(t.targets)
+		if req.Options.Targets.Set() {
+			d.Objective = decision.ObjectiveSLO // what the caller asks for
+		}
 		if !s.since.IsZero() {
 			d.Waited = max(0, now.Sub(s.since))
 		}

@@ -148,8 +148,8 @@ func plainMemory(c *Chooser, d *decision.Decision, req *Request, ln *line) {
 				cand.Held = uint32(c.treeFor(ln).Size(cand.Slot))
 			}
 		default:
-			slot, ok := c.sessions.get(sessionKey{ln, req.Session})
-			cand.Session = req.Session != "" && ok && slot == cand.Slot
+			last, ok := c.sessions.get(c.sessions.key(ln, req.Tenant, req.Session), c.since(d.At))
+			cand.Session = req.Session != "" && ok && last.slot == cand.Slot
 		}
 	}
 }

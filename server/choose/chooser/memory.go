@@ -2,7 +2,6 @@ package chooser
 
 import (
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -56,7 +55,7 @@ func (c *Chooser) recall(s *scratch, req *Request, ln *line) {
 	case decision.RoundRobin:
 		d.Cursor = ln.cursor.Add(1) - 1
 	case decision.ConsistentHash:
-		key := req.Session
+		key := req.sessionName()
 		d.Keyless = key == ""
 		if key == "" {
 			key = req.ID + "/" + strconv.Itoa(req.Attempt)
@@ -81,14 +80,7 @@ func (c *Chooser) recall(s *scratch, req *Request, ln *line) {
 			d.Candidates[i].Held = uint32(tree.Size(d.Candidates[i].Slot))
 		}
 	default:
-		if req.Session == "" {
-			break
-		}
-		if slot, ok := c.sessions.get(sessionKey{ln, req.Session}); ok {
-			if at := s.pool.at(slot); at >= 0 {
-				d.Candidates[at].Session = true
-			}
-		}
+		c.recallSession(s, req, ln)
 	}
 }
 
@@ -99,63 +91,12 @@ func (c *Chooser) remember(d *decision.Decision, req *Request, ln *line, hashes 
 		c.params.Index.Routed(cand.Slot, hashes)
 	}
 	if d.Policy == decision.ConsistentHash {
-		c.metrics.affinity.routed(req.Session, cand.Slot, int(cand.Place))
+		c.metrics.affinity.routed(req.sessionName(), cand.Slot, int(cand.Place))
 	}
-	if req.Session != "" {
-		c.sessions.put(sessionKey{ln, req.Session}, cand.Slot)
-	}
+	c.rememberSession(req, ln, cand.Slot, now)
 	if req.Text != "" {
 		if t := ln.tree.Load(); t != nil {
 			t.Insert(cand.Slot, req.Text, now)
-		}
-	}
-}
-
-// sessions remembers the rank that served each session last. It is bounded: the older half is
-// forgotten when it is full.
-type sessions struct {
-	mu    sync.Mutex
-	young map[sessionKey]replica.Slot // guarded by mu
-	old   map[sessionKey]replica.Slot // guarded by mu
-}
-
-type sessionKey struct {
-	line    *line
-	session string
-}
-
-// maxSessions bounds each of the two generations.
-const maxSessions = 1 << 16
-
-func newSessions() *sessions { return &sessions{young: map[sessionKey]replica.Slot{}} }
-
-func (s *sessions) get(k sessionKey) (replica.Slot, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if slot, ok := s.young[k]; ok {
-		return slot, true
-	}
-	slot, ok := s.old[k]
-	return slot, ok
-}
-
-func (s *sessions) put(k sessionKey, slot replica.Slot) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.young) >= maxSessions {
-		s.old, s.young = s.young, map[sessionKey]replica.Slot{}
-	}
-	s.young[k] = slot
-}
-
-func (s *sessions) forget(slot replica.Slot) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, m := range []map[sessionKey]replica.Slot{s.young, s.old} {
-		for k, v := range m {
-			if v == slot {
-				delete(m, k)
-			}
 		}
 	}
 }

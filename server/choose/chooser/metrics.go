@@ -20,14 +20,18 @@ type metrics struct {
 	took                                            metric.Float64Histogram
 	errors                                          metric.Float64Histogram
 	decisions                                       metric.Int64Counter
-	stalls, withdrawn                               metric.Int64Counter
+	stalls, withdrawn, turns                        metric.Int64Counter
+	turnFirst, turnSame, turnOther                  metric.MeasurementOption
 	policies                                        map[decision.Policy]metric.MeasurementOption
 	affinity                                        *affinity
 }
 
 func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 	s := instruments.New(provider, "server/choose/chooser")
-	m := &metrics{policies: map[decision.Policy]metric.MeasurementOption{}}
+	m := &metrics{
+		policies:  map[decision.Policy]metric.MeasurementOption{},
+		turnFirst: instruments.Label("rank", "first"), turnSame: instruments.Label("rank", "same"), turnOther: instruments.Label("rank", "other"),
+	}
 	var policies, evidence []metric.MeasurementOption
 	for _, p := range decision.Policies() {
 		m.policies[p] = instruments.Label("policy", string(p))
@@ -43,6 +47,9 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 	m.decisions = s.CounterBy("kvpilot.chooser.decisions", "{decision}", "Requests placed on a rank, by policy.", policies...)
 	m.stalls = s.CounterBy("kvpilot.chooser.stalls", "{stall}", "Times that a rank with requests in flight stalled and was avoided, by evidence.", evidence...)
 	m.withdrawn = s.CounterBy("kvpilot.chooser.forsaken", "{request}", "Requests withdrawn from a stalled rank, by whether their answer had begun.", begun(false), begun(true))
+	m.turns = s.CounterBy("kvpilot.chooser.session_turns", "{request}", "Requests with a session, by the rank that they went to: first (the session is new or was forgotten), same or other than its last one.",
+		m.turnFirst, m.turnSame, m.turnOther)
+	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
 	m.affinity = newAffinity(s, c.ring)
 	counters := []struct {
 		name, help string
@@ -51,7 +58,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 	}{
 		{name: "held", help: "Requests that had to wait in the hold queue.", value: &m.held},
 		{name: "left", help: "Requests whose caller left while they waited in the hold queue.", value: &m.left},
-		{name: "unreachable", help: "Requests rejected under the objective slo because no replica could meet their targets.", value: &m.unreachable},
+		{name: "unreachable", help: "Requests rejected because no replica could meet their targets: their own, or under the objective slo the model's.", value: &m.unreachable},
 		{name: "refused", help: "Requests that no replica could serve.", value: &m.rejected},
 		{name: "races", help: "Choices repeated because another request booked the rank first.", value: &m.races},
 		{name: "ring_rebuilds", help: "Consistent-hash rings built because the pool changed.", value: &m.rings},
@@ -66,6 +73,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 	spread := s.ObservedFloat("kvpilot.chooser.prefill_rate_uncertainty", "1", "Relative uncertainty of the prefill rate of a rank, by the source of the rate.")
 	s.Observe(func(o metric.Observer) {
 		m.affinity.observe(o)
+		o.ObserveInt64(remembered, int64(c.sessions.size()))
 		for _, one := range counters {
 			o.ObserveInt64(one.counter, one.value.Load())
 		}
@@ -77,6 +85,18 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 		}
 	})
 	return m
+}
+
+// turned counts a request with a session. known says that the session was remembered, same that it went to its last rank.
+func (m *metrics) turned(known, same bool) {
+	turn := m.turnOther
+	switch {
+	case !known:
+		turn = m.turnFirst
+	case same:
+		turn = m.turnSame
+	}
+	m.turns.Add(context.Background(), 1, turn)
 }
 
 func begun(yes bool) metric.MeasurementOption {

@@ -48,6 +48,9 @@ type Request struct {
 	// Session and Tenant are the caller's own names; empty for none.
 	Session string
 	Tenant  string
+	// SessionReturn is in how long the session's next request is expected; 0 when that is not known, NoReturn when none
+	// follows.
+	SessionReturn time.Duration
 	// Priority orders the hold queue: higher goes first, 0 is the default.
 	Priority int
 	// ExpectedOutput is max_completion_tokens or max_tokens; 0 when unknown.

@@ -9,20 +9,31 @@ import (
 // causeTarget is the Refused.Cause of a request with targets that no rank can keep.
 const causeTarget = "target"
 
-// unreachable rejects a request, under the objective slo, that even the best rank would serve too
-// late by more than the uncertainty of its speed. Serving it would make other requests late and gain nothing.
-// Where the targets are the model's and not the request's own, and the fleet has room, a request that is late by its own
+// unreachable rejects a request that even the best rank would serve too late for its targets, by more than the uncertainty of
+// its speed. Serving it would make other requests late and gain nothing. The targets are the request's own, or under the
+// objective slo the model's. Where they are the model's, and the fleet has room, a request that is late by its own
 // prefill is still served: what it leaves in the cache helps others to keep theirs.
 func (c *Chooser) unreachable(d *decision.Decision, req *Request) error {
-	pick := d.Pick()
-	if d.Objective != decision.ObjectiveSLO || d.DryRun || pick == nil || pick.Late <= max(leastLate, pick.Spread) {
+	own := req.Options.Targets.Set()
+	if !own && d.Objective != decision.ObjectiveSLO || d.DryRun || d.Pick() == nil {
 		return nil
 	}
-	if req.Options.Targets == (decision.Targets{}) && d.Load < roomBelow && pick.Backlog+pick.Planned < pick.Prefill {
+	best := d.Pick() // predicted-ttft puts those that keep the targets first; other policies do not look at them
+	if d.Policy != decision.PredictedTTFT {
+		for i := range d.Candidates {
+			if cand := &d.Candidates[i]; cand.Veto == decision.VetoNone && cand.Late < best.Late {
+				best = cand
+			}
+		}
+	}
+	if best.Late <= max(leastLate, best.Spread) {
+		return nil
+	}
+	if !own && d.Load < roomBelow && best.Backlog+best.Planned < best.Prefill {
 		return nil
 	}
 	c.metrics.unreachable.Add(1)
-	late := time.Duration(pick.Late * float64(d.Targets.TTFT))
+	late := time.Duration(best.Late * float64(d.Targets.TTFT))
 	return &Refused{Cause: causeTarget, RetryAfter: min(max(late, time.Second), maxRetryAfter)}
 }
 

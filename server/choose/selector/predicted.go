@@ -38,12 +38,9 @@ func uncached(d *decision.Decision, c *decision.Candidate) float64 {
 	return min(prompt, max(prompt-cached, 1))
 }
 
-// The weights of returns, docs/adr/006-predicted-time.md: half of the requests that find their rank
-// prefilling wait it out, and about a third of requests have a next turn.
-const (
-	othersReturn = 0.5
-	ownReturn    = 0.3
-)
+// othersReturn is the weight of others' returns, docs/adr/006-predicted-time.md: half of the requests that find their rank
+// prefilling wait it out. The weight of the request's own next turn is how likely it is.
+const othersReturn = 0.5
 
 // blocked is the time that requests that return to the rank would wait, all together, while it
 // prefills this request. No request waits longer than prefilling elsewhere would take.
@@ -76,7 +73,7 @@ func predicted(d *decision.Decision, c *decision.Candidate) float64 {
 	decoding := float64(c.Requests) - float64(c.Waiting)
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding
-	cost += othersReturn*blocked(c) + ownReturn*c.Residual + d.Params.Interference*math.Sqrt(max(0, decoding))*c.Prefill
+	cost += othersReturn*blocked(c) + d.Returning*c.Residual + d.Params.Interference*math.Sqrt(max(0, decoding))*c.Prefill
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {

@@ -13,7 +13,7 @@ import (
 
 // question is a decision still to be made, with all rates as a fresh router has them.
 func question(policy decision.Policy, prompt int, candidates ...decision.Candidate) *decision.Decision {
-	d := &decision.Decision{Policy: policy, PromptTokens: prompt, Params: selector.DefaultParams(), Omega: 1, Seed: 42, Candidates: candidates}
+	d := &decision.Decision{Policy: policy, PromptTokens: prompt, Params: selector.DefaultParams(), Omega: 1, Returning: 0.3, Seed: 42, Candidates: candidates}
 	for i := range d.Candidates {
 		c := &d.Candidates[i]
 		c.Slot, c.Replica = replica.Slot(i), replica.ID(rune('A'+i))

@@ -76,6 +76,8 @@ type Decision struct {
 	Seed   uint64
 	Cursor uint32
 
+	// Returning is how likely the request's session sends a next turn, from 0 to 1.
+	Returning float64
 	// Waited is the time since the request first asked, which counts against Targets.
 	Waited time.Duration
 	// Held is the time the request waited in the router's queue before this choice.

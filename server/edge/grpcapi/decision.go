@@ -38,6 +38,7 @@ func decisionProto(d *decision.Decision, o *decision.Outcome, onlyChosen bool) *
 		Waited: durationpb.New(d.Waited), Held: durationpb.New(d.Held), Took: durationpb.New(d.Took), Scored: durationpb.New(d.Scored),
 		Tries: uint32(d.Tries), Seed: d.Seed, Cursor: d.Cursor, TraceId: d.TraceID, SpanId: d.SpanID, Tenant: d.Tenant,
 		DecidedBy: d.DecidedBy, AskedBy: d.AskedBy, Alone: d.Alone, Others: uint32(max(d.Others, 0)), VetoedOthers: uint32(max(d.VetoedOthers, 0)),
+		Returning: d.Returning,
 	}
 	scale := 1.0
 	if d.Policy == decision.PredictedTTFT {

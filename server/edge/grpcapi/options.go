@@ -25,8 +25,6 @@ const (
 	headerDeny      = "X-Kvpilot-Deny"
 	headerPin       = "X-Kvpilot-Pin" // replica, or replica@rank
 	headerLease     = "X-Kvpilot-Lease-Ms"
-	headerTTFT      = "X-Kvpilot-Ttft-Ms" // targets of the objective slo
-	headerTPOT      = "X-Kvpilot-Tpot-Ms"
 	headerReserve   = "X-Kvpilot-Reserve"
 	headerDryRun    = "X-Kvpilot-Dry-Run"
 	headerExplain   = "X-Kvpilot-Explain"
@@ -34,6 +32,15 @@ const (
 	headerPath      = "X-Kvpilot-Path"
 	headerTruncated = "X-Body-Truncated"
 )
+
+// The headers of the request's own targets, by kvpilot's names and by those of llm-d; the first one counts.
+func ttftHeaders() []string {
+	return []string{"X-Kvpilot-Ttft-Ms", "X-Llm-D-Slo-Ttft-Ms", "X-Slo-Ttft-Ms"}
+}
+
+func tpotHeaders() []string {
+	return []string{"X-Kvpilot-Tpot-Ms", "X-Llm-D-Slo-Tpot-Ms", "X-Slo-Tpot-Ms"}
+}
 
 // maxTargetMS bounds a target.
 const maxTargetMS = 3_600_000
@@ -48,14 +55,12 @@ func errOverrides() error {
 // options reads what the headers ask of the choice.
 func (a *API) options(h http.Header) (chooser.Options, error) {
 	o := chooser.Options{PinnedRank: -1}
-	for name, to := range map[string]*time.Duration{headerTTFT: &o.Targets.TTFT, headerTPOT: &o.Targets.TPOT} {
-		if text := first(h, name); text != "" {
-			ms, err := strconv.ParseFloat(text, 64)
-			if err != nil || !(ms > 0) || ms > maxTargetMS {
-				return o, invalid(name, "must be a number of milliseconds above 0 and at most 3600000")
-			}
-			*to = time.Duration(ms * float64(time.Millisecond))
-		}
+	var err error
+	if o.Targets.TTFT, err = target(h, ttftHeaders()); err != nil {
+		return o, err
+	}
+	if o.Targets.TPOT, err = target(h, tpotHeaders()); err != nil {
+		return o, err
 	}
 	policy, weights, pin := first(h, headerPolicy), first(h, headerWeights), first(h, headerPin)
 	allow, deny := first(h, headerAllow), first(h, headerDeny)
@@ -86,6 +91,22 @@ func (a *API) options(h http.Header) (chooser.Options, error) {
 		o.Weights[name] = n
 	}
 	return o, checkPolicy(o)
+}
+
+// target reads a time from the first of the headers that is there; zero when none is.
+func target(h http.Header, names []string) (time.Duration, error) {
+	for _, name := range names {
+		text := first(h, name)
+		if text == "" {
+			continue
+		}
+		ms, err := strconv.ParseFloat(text, 64)
+		if err != nil || !(ms > 0) || ms > maxTargetMS {
+			return 0, invalid(name, "must be a number of milliseconds above 0 and at most 3600000")
+		}
+		return time.Duration(ms * float64(time.Millisecond)), nil
+	}
+	return 0, nil
 }
 
 // overrides reads what a typed request asks of the choice.

@@ -146,6 +146,40 @@ func TestTheAnswerHasTheReplicasLabels(t *testing.T) {
 	}
 }
 
+func TestTargetsByHeaders(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
+	client := kvpilotv1.NewRoutingServiceClient(r.hop)
+	for _, tc := range []struct {
+		headers http.Header
+		want    decision.Targets
+		param   string
+	}{
+		{http.Header{"X-Kvpilot-Ttft-Ms": {"250"}}, decision.Targets{TTFT: 250 * time.Millisecond}, ""},
+		{http.Header{"X-Llm-D-Slo-Ttft-Ms": {"1500"}, "X-Llm-D-Slo-Tpot-Ms": {"40.5"}}, decision.Targets{TTFT: 1500 * time.Millisecond, TPOT: 40500 * time.Microsecond}, ""},
+		{http.Header{"X-Slo-Ttft-Ms": {"900"}, "X-Kvpilot-Ttft-Ms": {"300"}}, decision.Targets{TTFT: 300 * time.Millisecond}, ""},
+		{http.Header{"X-Llm-D-Slo-Ttft-Ms": {"soon"}}, decision.Targets{}, "X-Llm-D-Slo-Ttft-Ms"},
+		{http.Header{"X-Kvpilot-Ttft-Ms": {"-5"}}, decision.Targets{}, "X-Kvpilot-Ttft-Ms"},
+		{http.Header{"X-Kvpilot-Ttft-Ms": {"NaN"}}, decision.Targets{}, "X-Kvpilot-Ttft-Ms"},
+	} {
+		before := len(r.router.questions)
+		ctx := httpcall.With(t.Context(), &httpcall.Call{Call: router.Call{Header: tc.headers, RequestID: "id", Received: time.Now()}})
+		_, err := client.RouteBody(ctx, &httpbody.HttpBody{Data: []byte(`{"model":"m","prompt":"x"}`)})
+		switch {
+		case tc.param != "":
+			if e := apierror.From(err); e.Reason != apierror.InvalidBody || e.Param != tc.param {
+				t.Errorf("%v: %v (param %q), want a fault of %s", tc.headers, err, e.Param, tc.param)
+			}
+		case err != nil || len(r.router.questions) != before+1:
+			t.Errorf("%v: %v", tc.headers, err)
+		default:
+			if got := r.router.questions[before].Options.Targets; got != tc.want {
+				t.Errorf("%v: targets %+v, want %+v", tc.headers, got, tc.want)
+			}
+		}
+	}
+}
+
 func TestTTFTDeadline(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
 	client := kvpilotv1.NewRoutingServiceClient(r.hop)
@@ -406,7 +440,7 @@ func TestMetadataNamesAreOneRule(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := r.router.call.Header
-	if openai.SessionFrom(h, "x-session-id") != "s" {
+	if session, _ := openai.SessionFrom(h, []string{"x-session-id"}); session != "s" {
 		t.Errorf("the session is not found in %v", h)
 	}
 	for name := range h {

@@ -29,7 +29,7 @@ func full() decisionlog.Entry {
 		ID: "d", Attempt: 2, RequestID: "q", Tenant: "team", At: time.Unix(1, 2), Model: "m", Adapter: "a", Policy: decision.PredictedTTFT, Reason: decision.ReasonTie,
 		Objective: decision.ObjectiveSLO, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond}, PromptTokens: 100, Estimated: true, Keyless: true,
 		Pinned: true, TooLong: true, PromptChars: 400, ExpectedOutput: 7, DecidedBy: "b", AskedBy: "a", Alone: "late", Others: 5, VetoedOthers: 3, DryRun: true, TraceID: "t", SpanID: "s", Chosen: 1, Margin: .3,
-		Params: decision.Params{Temperature: 1, KVWeight: .5}, Load: .5, Omega: 1.7, Seed: 1<<63 + 1, Cursor: 3, Waited: 4, Held: 5, Took: 6, Scored: 7, Tries: 8,
+		Params: decision.Params{Temperature: 1, KVWeight: .5}, Load: .5, Omega: 1.7, Seed: 1<<63 + 1, Cursor: 3, Waited: 4, Held: 5, Took: 6, Scored: 7, Tries: 8, Returning: .3,
 		Shadow: &decision.Shadow{Policy: decision.RoundRobin, Replica: "r0", Rank: 1, Agrees: true, Regret: -.5},
 	}
 	one := decision.Candidate{

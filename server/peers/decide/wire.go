@@ -20,7 +20,7 @@ import (
 func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica.Rank, bool)) *kvpilotv1.Ask {
 	ask := &kvpilotv1.Ask{
 		Id: req.ID, Attempt: uint32(req.Attempt), RequestId: req.RequestID, TraceId: req.TraceID, SpanId: req.SpanID,
-		Model: req.Model, Served: req.Served, Adapter: req.Adapter, Tenant: req.Tenant, Session: req.Session,
+		Model: req.Model, Served: req.Served, Adapter: req.Adapter, Tenant: req.Tenant, Session: req.Session, SessionReturn: span(req.SessionReturn),
 		PromptTokens: uint32(max(0, req.PromptTokens)), Estimated: req.Estimated, Longest: uint32(max(0, req.Longest)), Keyless: req.Keyless,
 		Priority: int32(req.Priority), ExpectedOutput: uint32(max(0, req.ExpectedOutput)), Unstreamed: req.Unstreamed, Bytes: uint32(max(0, req.Bytes)),
 		Quiet: req.Quiet, Exclude: texts(req.Exclude), Avoid: texts(req.Avoid), Holder: string(req.Holder), Leased: req.Lease != 0, Reports: req.Reports,
@@ -55,7 +55,7 @@ func plain(o *chooser.Options) bool {
 func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *chooser.Request {
 	req := &chooser.Request{
 		ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId(), TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(),
-		Model: ask.GetModel(), Served: ask.GetServed(), Adapter: ask.GetAdapter(), Tenant: ask.GetTenant(), Session: ask.GetSession(), Replicas: replicas,
+		Model: ask.GetModel(), Served: ask.GetServed(), Adapter: ask.GetAdapter(), Tenant: ask.GetTenant(), Session: ask.GetSession(), SessionReturn: ask.GetSessionReturn().AsDuration(), Replicas: replicas,
 		PromptTokens: int(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: int(ask.GetLongest()), Keyless: ask.GetKeyless(),
 		Priority: int(ask.GetPriority()), ExpectedOutput: int(ask.GetExpectedOutput()), Bytes: int(ask.GetBytes()),
 		Exclude: ids(ask.GetExclude()), Avoid: ids(ask.GetAvoid()), Holder: replica.ID(ask.GetHolder()),

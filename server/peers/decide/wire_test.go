@@ -22,7 +22,7 @@ func TestAQuestionSurvivesTheWire(t *testing.T) {
 	req := &chooser.Request{
 		ID: "a", Attempt: 2, RequestID: "x", TraceID: "t", SpanID: "s", Model: "m", Served: "served", Adapter: "lora", Replicas: replicas,
 		PromptTokens: 100, Estimated: true, Longest: 90, Keyless: true, Answer: chooser.Answer{Slot: 6, Known: 32, Held: 64},
-		Session: "sess", Tenant: "ten", Priority: -3, ExpectedOutput: 7, Unstreamed: true, Bytes: 12, Quiet: true,
+		Session: "sess", SessionReturn: chooser.NoReturn, Tenant: "ten", Priority: -3, ExpectedOutput: 7, Unstreamed: true, Bytes: 12, Quiet: true,
 		Exclude: []replica.ID{"gone"}, Holder: "r0", Unbooked: true, NoQueue: true, Unread: true, Samples: 3,
 		Options: chooser.Options{
 			Policy: decision.LeastTokens, Weights: map[string]float64{"cpu_credit": 0.5}, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond},

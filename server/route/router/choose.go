@@ -179,7 +179,7 @@ func (r *Router) question(ctx context.Context, rq *request, q *Question) error {
 		rq.parsed.Model = q.Model
 	}
 	if q.Session != "" {
-		rq.parsed.Session = q.Session
+		rq.parsed.Session, rq.parsed.SessionSource = q.Session, "session_id"
 	}
 	if q.Salt != "" {
 		rq.parsed.Salt, rq.parsed.Prompt.Salt = q.Salt, q.Salt
@@ -248,7 +248,8 @@ func (r *Router) readQuestion(rq *request, q *Question) error {
 		case q.Text != "":
 			p.Kind, p.Text = prompt.KindText, q.Text
 		}
-		rq.parsed.Session = openai.SessionFrom(q.Header, rq.set.SessionHeader)
+		rq.parsed.Session, rq.parsed.SessionSource = openai.SessionFrom(q.Header, rq.set.sessions)
+		rq.parsed.SessionReturn, rq.parsed.SessionEnds = openai.SessionReturn(q.Header)
 	}
 	if !rq.call.Route.Generates() {
 		return apierror.New(apierror.NotSupported, "the body is of a kind whose place in a cache does not matter", nil)

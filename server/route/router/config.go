@@ -14,6 +14,9 @@ type Config struct {
 	// SessionHeader names the header that carries a session; case and the difference between - and _ do not matter.
 	// Empty: no header does.
 	SessionHeader string `yaml:"session_header"`
+	// SessionHeaders lists further headers that carry a session, tried in this order after session_header: by default
+	// those of coding agents and gateways (docs/agents.md). Empty: none.
+	SessionHeaders []string `yaml:"session_headers"`
 	// TokenizeTimeout limits the wait for token ids; after it, a request is routed without them.
 	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"`
 	// MaxMessages limits the messages of a chat, and the prompts of a batch; requests with more are rejected with 400.
@@ -82,10 +85,38 @@ type Headers struct {
 // maxResumes bounds ResumeStreams: a request may be the reason why its replicas die.
 const maxResumes = 8
 
+const (
+	// maxSessionHeaders bounds the headers that each request is searched for.
+	maxSessionHeaders = 32
+	// notInHeaders are characters that no header's name has.
+	notInHeaders = " :\t\r\n"
+)
+
+// agentHeaders are the headers by which coding agents and gateways name a session; docs/agents.md says where each is
+// documented.
+func agentHeaders() []string {
+	return []string{
+		"x-claude-code-session-id",                   // Claude Code
+		"thread-id", "session-id", "conversation-id", // Codex, which wrote the last two with an underscore
+		"x-session-affinity", "x-opencode-session", // OpenCode, which sends x-session-id too
+		"x-dynamo-session-id", "x-litellm-session-id", "x-aibrix-session-key", // gateways
+		"x-amp-thread-id", "helicone-session-id",
+	}
+}
+
+// sessionHeaders are all headers that may carry a session.
+func (c Config) sessionHeaders() []string {
+	if c.SessionHeader == "" {
+		return c.SessionHeaders
+	}
+	return append([]string{c.SessionHeader}, c.SessionHeaders...)
+}
+
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
 		SessionHeader:   "x-session-id",
+		SessionHeaders:  agentHeaders(),
 		TokenizeTimeout: 5 * time.Second,
 		MaxMessages:     16384,
 		MaxMembers:      4096,
@@ -100,8 +131,16 @@ func DefaultConfig() Config {
 // Validate reports every bad field at once.
 func (c Config) Validate() error {
 	var errs []error
-	if strings.ContainsAny(c.SessionHeader, " :\t\r\n") {
+	if strings.ContainsAny(c.SessionHeader, notInHeaders) {
 		errs = append(errs, fmt.Errorf("session_header: %q is not a valid header name", c.SessionHeader))
+	}
+	for _, name := range c.SessionHeaders {
+		if name == "" || strings.ContainsAny(name, notInHeaders) {
+			errs = append(errs, fmt.Errorf("session_headers: %q is not a valid header name", name))
+		}
+	}
+	if len(c.SessionHeaders) > maxSessionHeaders {
+		errs = append(errs, fmt.Errorf("session_headers: at most %d are allowed, not %d", maxSessionHeaders, len(c.SessionHeaders)))
 	}
 	if c.TokenizeTimeout <= 0 {
 		errs = append(errs, errors.New("tokenize_timeout: must be positive"))

@@ -38,7 +38,9 @@ func (r *Router) Realtime(ctx context.Context, call *Call, model string, up Upgr
 }
 
 func (r *Router) realtime(ctx context.Context, rq *request, d *delivery, model string, up Upgrade) error {
-	rq.parsed = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: openai.SessionFrom(rq.call.Header, rq.set.SessionHeader)}
+	session, source := openai.SessionFrom(rq.call.Header, rq.set.sessions)
+	rq.parsed = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: session, SessionSource: source}
+	rq.parsed.SessionReturn, rq.parsed.SessionEnds = openai.SessionReturn(rq.call.Header)
 	if err := r.findRealtimePool(rq); err != nil {
 		return err
 	}

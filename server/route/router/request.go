@@ -93,7 +93,7 @@ func (r *Router) newTries(rq *request) *tries {
 	t := &tries{ask: chooser.Request{
 		Settings: rq.policies, ID: rq.id, RequestID: rq.call.RequestID,
 		Model: rq.pool.Model, Served: rq.pool.Served, Adapter: rq.adapter, Replicas: rq.pool.Replicas,
-		Session: rq.apart(rq.parsed.Session), Tenant: rq.call.Tenant,
+		Session: rq.apart(rq.parsed.Session), SessionReturn: rq.sessionReturn(), Tenant: rq.call.Tenant,
 		Priority: -rq.parsed.Priority, ExpectedOutput: rq.parsed.MaxTokens,
 		Unstreamed: !rq.parsed.Stream, Bytes: rq.size(),
 		Options: rq.call.Options, Unread: rq.parsed.Unread(), Samples: rq.parsed.N, Holder: rq.holder,
@@ -103,6 +103,14 @@ func (r *Router) newTries(rq *request) *tries {
 		t.ask.Text = rq.apart(rq.parsed.PromptText())
 	}
 	return t
+}
+
+// sessionReturn is in how long the request says that its session returns.
+func (rq *request) sessionReturn() time.Duration {
+	if rq.parsed.SessionEnds {
+		return chooser.NoReturn
+	}
+	return rq.parsed.SessionReturn
 }
 
 // size is the body's size, as far as it is known.

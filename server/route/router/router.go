@@ -97,10 +97,12 @@ type settings struct {
 	attempts int
 	// isolation is nil unless tenants have salts.
 	isolation *isolation
+	// sessions are the headers that may carry a session.
+	sessions []string
 }
 
 func newSettings(c Config, attempts int) *settings {
-	return &settings{Config: c, attempts: attempts, isolation: newIsolation(c)}
+	return &settings{Config: c, attempts: attempts, isolation: newIsolation(c), sessions: c.sessionHeaders()}
 }
 
 // Update puts new settings in force, for requests that begin from now on. UnknownRoutes is the surfaces' and stays.
@@ -228,7 +230,7 @@ func (r *Router) noteRetry(ctx context.Context, f *failure) {
 func (r *Router) read(rq *request) error {
 	began := time.Now()
 	req, err := r.Bodies.Read(openai.Params{
-		Route: rq.call.Route, Header: rq.call.Header, SessionHeader: rq.set.SessionHeader,
+		Route: rq.call.Route, Header: rq.call.Header, SessionHeaders: rq.set.sessions,
 		Body: rq.call.Body, Truncated: rq.truncated(), Limits: openai.Limits{Members: rq.set.MaxMembers, Items: rq.set.MaxMessages},
 	})
 	if err != nil {
@@ -298,7 +300,7 @@ func (r *Router) undecided(ctx context.Context, rq *request, t *tries, err error
 		case "deadline":
 			reason, message = apierror.DeadlineUnreachable, "no replica can answer within the deadline"
 		case "target":
-			reason, message = apierror.DeadlineUnreachable, "no replica can meet the request's latency targets now"
+			reason, message = apierror.DeadlineUnreachable, missed(t.ask.Options.Targets)
 		case "timeout":
 			message = "no replica became free in time"
 		case "shutdown":

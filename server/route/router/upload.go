@@ -47,7 +47,7 @@ func (r *Router) readForm(rq *request) error {
 	if rq.call.Stream != nil {
 		body, limit = rq.call.Stream, maxFormHead
 	}
-	form, err := openai.ReadForm(openai.Params{Route: rq.call.Route, Header: rq.call.Header, SessionHeader: rq.set.SessionHeader}, contentType, body, limit)
+	form, err := openai.ReadForm(openai.Params{Route: rq.call.Route, Header: rq.call.Header, SessionHeaders: rq.set.sessions}, contentType, body, limit)
 	if err != nil {
 		refused := badRequest(err)
 		rq.noteRead(began, refused)

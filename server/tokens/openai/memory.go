@@ -101,7 +101,7 @@ func remember(r *Request) (*remembered, int) {
 			k.text, q.Prompt.Text = at, ""
 		}
 	}
-	for _, text := range []string{q.Prompt.Text, q.Model, q.Session, q.Salt, q.User, q.RequestID, q.PreviousResponse, q.own.session, q.own.xargs} {
+	for _, text := range []string{q.Prompt.Text, q.Model, q.Session, q.Salt, q.User, q.RequestID, q.PreviousResponse, q.own.session, q.own.xargs, q.own.cacheKey} {
 		bytes += len(text)
 	}
 	for _, m := range q.members {

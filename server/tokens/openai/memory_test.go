@@ -48,7 +48,7 @@ func TestARememberedBodyReadsAsTheFirstTime(t *testing.T) {
 					// Each sight has memory of its own, which is overwritten afterwards: nothing of an
 					// older body may be in a newer request.
 					body := []byte(text)
-					p := openai.Params{Route: route, Header: headers[sight%len(headers)], SessionHeader: "x-session-id", Body: body}
+					p := openai.Params{Route: route, Header: headers[sight%len(headers)], SessionHeaders: []string{"x-session-id"}, Body: body}
 					want := read(t, p)
 					got, err := memory.Read(p)
 					if err != nil {

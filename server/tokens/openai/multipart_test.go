@@ -40,7 +40,7 @@ func TestAFormIsReadUpToItsModelAndPassedOnWhole(t *testing.T) {
 	for _, fileFirst := range []bool{false, true} {
 		body, contentType := form(t, fileFirst, 100_000)
 		source := bytes.NewReader(body)
-		f, err := openai.ReadForm(openai.Params{Route: openai.RouteTranscriptions, Header: http.Header{"X-Session-Id": {"s"}}, SessionHeader: "x-session-id"}, contentType, source, 1<<20)
+		f, err := openai.ReadForm(openai.Params{Route: openai.RouteTranscriptions, Header: http.Header{"X-Session-Id": {"s"}}, SessionHeaders: []string{"x-session-id"}}, contentType, source, 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
@@ -14,8 +15,8 @@ type Params struct {
 	Route Route
 	// Header holds the client's headers (or gRPC metadata); names match without case.
 	Header http.Header
-	// SessionHeader names the header that carries a session; empty turns it off.
-	SessionHeader string
+	// SessionHeaders names the headers that may carry a session, the first one first; none turns them off.
+	SessionHeaders []string
 	// Body is the request body; it must not change as long as the Request is in use.
 	Body []byte
 	// Limits bound what is remembered of the body.
@@ -41,9 +42,15 @@ type Request struct {
 	MaxTokens int
 	// N is the number of choices asked for, at least 1.
 	N int
-	// Session is the session's name: the body's session_id, then the header, then vllm_xargs.session_id.
-	Session string
-	Salt    string
+	// Session is the session's name: the body's session_id, then a header, then vllm_xargs.session_id, then the session in
+	// Anthropic's metadata.user_id, then prompt_cache_key. SessionSource says which of them it is, a header by its name.
+	Session       string
+	SessionSource string
+	// SessionReturn is in how long the session's next request is expected, 0 when that is not said; SessionEnds says that
+	// none follows.
+	SessionReturn time.Duration
+	SessionEnds   bool
+	Salt          string
 	// Priority is the engine's scheduling priority; smaller goes first.
 	Priority int
 	User     string
@@ -66,8 +73,8 @@ type Request struct {
 
 // own is what the body itself says where a header may say something else.
 type own struct {
-	session, xargs string
-	priority       int
+	session, xargs, cacheKey string
+	priority                 int
 }
 
 // member is one top-level member of the body.
@@ -226,6 +233,8 @@ func (r *reader) value(name string) bool {
 		return r.integer(&r.req.Prompt.Truncate)
 	case "session_id":
 		return r.string(&r.req.own.session)
+	case "prompt_cache_key":
+		return r.string(&r.req.own.cacheKey)
 	case "cache_salt":
 		return r.string(&r.req.Salt)
 	case "user":
@@ -294,13 +303,17 @@ func (r *reader) finish() {
 
 // applyHeaders sets what headers may decide.
 func (r *Request) applyHeaders(p Params) {
-	r.Session, r.Priority = r.own.session, r.own.priority
-	if r.Session == "" {
-		r.Session = SessionFrom(p.Header, p.SessionHeader)
+	r.Session, r.SessionSource, r.Priority = "", "", r.own.priority
+	header, name := SessionFrom(p.Header, p.SessionHeaders)
+	for _, from := range [...]struct{ session, source string }{
+		{r.own.session, "session_id"}, {header, name}, {r.own.xargs, "vllm_xargs"}, {userSession(r.User), "metadata"}, {r.own.cacheKey, "prompt_cache_key"},
+	} {
+		if from.session != "" && len(from.session) <= maxSession {
+			r.Session, r.SessionSource = from.session, from.source
+			break
+		}
 	}
-	if r.Session == "" {
-		r.Session = r.own.xargs
-	}
+	r.SessionReturn, r.SessionEnds = SessionReturn(p.Header)
 	if priority, ok := priorityHeader(p.Header); ok {
 		r.Priority = priority
 	}

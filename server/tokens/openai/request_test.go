@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -133,26 +134,65 @@ func TestNumbersAndFlagsAreReadAsPydanticDoes(t *testing.T) {
 
 func TestSession(t *testing.T) {
 	cases := []struct {
-		name, body, header string
-		headers            http.Header
-		want               string
+		name, body, names string
+		headers           http.Header
+		want, source      string
 	}{
-		{"body first", `{"session_id":"b","vllm_xargs":{"session_id":"x"}}`, "x-session-id", http.Header{"X-Session-Id": {"h"}}, "b"},
-		{"then the header", `{"vllm_xargs":{"session_id":"x"}}`, "x-session-id", http.Header{"X-Session-Id": {"h"}}, "h"},
-		{"then vllm_xargs", `{"vllm_xargs":{"session_id":"x"}}`, "x-session-id", nil, "x"},
-		{"underscores and case", `{}`, "x-session-id", http.Header{"X_Session_ID": {"h"}}, "h"},
-		{"gRPC metadata", `{}`, "X-Session-Id", http.Header{"x-session_id": {"h"}}, "h"},
-		{"the exact name before others", `{}`, "x-session-id", http.Header{"X_session_id": {"u"}, "X-Session-Id": {"h"}}, "h"},
-		{"an empty value is none", `{}`, "x-session-id", http.Header{"X-Session-Id": {""}}, ""},
-		{"turned off", `{}`, "", http.Header{"X-Session-Id": {"h"}}, ""},
-		{"a number is none", `{"session_id":5}`, "x-session-id", nil, ""},
+		{"body first", `{"session_id":"b","vllm_xargs":{"session_id":"x"}}`, "x-session-id", http.Header{"X-Session-Id": {"h"}}, "b", "session_id"},
+		{"then the header", `{"vllm_xargs":{"session_id":"x"}}`, "x-session-id", http.Header{"X-Session-Id": {"h"}}, "h", "x-session-id"},
+		{"then vllm_xargs", `{"vllm_xargs":{"session_id":"x"},"prompt_cache_key":"k"}`, "x-session-id", nil, "x", "vllm_xargs"},
+		{"then prompt_cache_key", `{"prompt_cache_key":"k"}`, "x-session-id", nil, "k", "prompt_cache_key"},
+		{"underscores and case", `{}`, "x-session-id", http.Header{"X_Session_ID": {"h"}}, "h", "x-session-id"},
+		{"gRPC metadata", `{}`, "X-Session-Id", http.Header{"x-session_id": {"h"}}, "h", "X-Session-Id"},
+		{"the exact name before others", `{}`, "x-session-id", http.Header{"X_session_id": {"u"}, "X-Session-Id": {"h"}}, "h", "x-session-id"},
+		{"of two others the first by name", `{}`, "x-session-id", http.Header{"X_session_id": {"u"}, "X_session-Id": {"h"}}, "h", "x-session-id"},
+		{"an empty value is none", `{}`, "x-session-id", http.Header{"X-Session-Id": {""}}, "", ""},
+		{"turned off", `{}`, "", http.Header{"X-Session-Id": {"h"}}, "", ""},
+		{"a number is none", `{"session_id":5}`, "x-session-id", nil, "", ""},
+		{"too long", `{"session_id":"` + strings.Repeat("s", 513) + `"}`, "x-session-id", http.Header{"X-Session-Id": {strings.Repeat("h", 513)}}, "", ""},
+		{"the first of the names", `{}`, "a b", http.Header{"B": {"2"}, "A": {"1"}}, "1", "a"},
+		{"an empty one is left out", `{}`, "a b", http.Header{"B": {"2"}, "A": {""}}, "2", "b"},
+		{"Claude Code", `{}`, "x-claude-code-session-id", http.Header{"X-Claude-Code-Session-Id": {"c"}}, "c", "x-claude-code-session-id"},
+		{
+			"its agent", `{}`, "x-claude-code-session-id", http.Header{"X-Claude-Code-Session-Id": {"c"}, "X-Claude-Code-Agent-Id": {"7"}},
+			"c/7", "x-claude-code-session-id",
+		},
+		{"Codex", `{"prompt_cache_key":"p"}`, "thread-id session-id", http.Header{"Session_id": {"c"}}, "c", "session-id"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			if got := read(t, openai.Params{Body: []byte(c.body), Header: c.headers, SessionHeader: c.header}).Session; got != c.want {
-				t.Errorf("got %q, want %q", got, c.want)
+			got := read(t, openai.Params{Body: []byte(c.body), Header: c.headers, SessionHeaders: strings.Fields(c.names)})
+			if got.Session != c.want || got.SessionSource != c.source {
+				t.Errorf("got %q from %q, want %q from %q", got.Session, got.SessionSource, c.want, c.source)
 			}
 		})
+	}
+}
+
+func TestTheSessionInAnthropicsUser(t *testing.T) {
+	for user, want := range map[string]string{
+		"user_0a1b_account_2c-3d_session_4e-5f": "4e-5f", "user_0a1b": "", "somebody_session_1": "", "user_x_session_": "",
+	} {
+		r := read(t, openai.Params{Route: openai.RouteMessages, Body: []byte(`{"messages":[],"metadata":{"user_id":"` + user + `"}}`)})
+		if r.Session != want {
+			t.Errorf("%s: got %q, want %q", user, r.Session, want)
+		}
+	}
+}
+
+func TestTheLastRequestOfASession(t *testing.T) {
+	for name, want := range map[string]bool{"X-Kvpilot-Session-Final": true, "x_dynamo_session_final": true, "X-Session-Final": false} {
+		if got := read(t, openai.Params{Body: []byte(`{}`), Header: http.Header{name: {"true"}}}).SessionEnds; got != want {
+			t.Errorf("%s: got %v", name, got)
+		}
+	}
+	if read(t, openai.Params{Body: []byte(`{}`), Header: http.Header{"X-Kvpilot-Session-Final": {"perhaps"}}}).SessionEnds {
+		t.Error("neither true nor false is no end")
+	}
+	for said, want := range map[string]time.Duration{"90000": 90 * time.Second, "4000000000": 24 * time.Hour, "-1": 0, "soon": 0, "": 0} {
+		if got := read(t, openai.Params{Body: []byte(`{}`), Header: http.Header{"X-Kvpilot-Session-Return-Ms": {said}}}).SessionReturn; got != want {
+			t.Errorf("a return in %q is one in %s, want %s", said, got, want)
+		}
 	}
 }
 

@@ -88,6 +88,15 @@ func priorityHeader(h http.Header) (int, bool) {
 	return 0, false
 }
 
+// userSession is the session in the user that Claude Code sends: user_HASH_account_UUID_session_UUID. Other users have none.
+func userSession(user string) string {
+	if !strings.HasPrefix(user, "user_") {
+		return ""
+	}
+	_, session, _ := strings.Cut(user, "_session_")
+	return session
+}
+
 // metadataUser reads metadata.user_id, where Anthropic's format has the user.
 func metadataUser(raw []byte) string {
 	if len(raw) == 0 || raw[0] != '{' {

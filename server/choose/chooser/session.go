@@ -1,0 +1,144 @@
+package chooser
+
+import (
+	"hash/maphash"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// sessions remembers the rank that served each session last. It is bounded: the older half is forgotten when it is full.
+// Sessions of different tenants are different ones, whatever their names.
+type sessions struct {
+	seed maphash.Seed
+
+	mu    sync.Mutex
+	young map[sessionKey]visit // guarded by mu
+	old   map[sessionKey]visit // guarded by mu
+}
+
+// sessionKey stands for a session's name and tenant by their hash, whose seed no caller knows.
+type sessionKey struct {
+	line *line
+	name uint64
+}
+
+// visit is the last request of a session.
+type visit struct {
+	slot replica.Slot
+	// until is when the session is forgotten, on the chooser's scale.
+	until int64
+}
+
+const (
+	// maxSessions bounds each of the two generations.
+	maxSessions = 1 << 16
+	// usualReturn is the share of requests that have a next turn (docs/adr/006-predicted-time.md). Learning it for each session
+	// changed means by 1 % or less in the player, so only what callers say of a session counts.
+	usualReturn = 0.3
+	// NoReturn is the Request.SessionReturn of a session's last request.
+	NoReturn = time.Duration(-1)
+)
+
+func newSessions() *sessions {
+	return &sessions{seed: maphash.MakeSeed(), young: map[sessionKey]visit{}}
+}
+
+func (s *sessions) key(ln *line, tenant, session string) sessionKey {
+	var h maphash.Hash
+	h.SetSeed(s.seed)
+	_, _ = h.WriteString(tenant) // never fails
+	_ = h.WriteByte(0)
+	_, _ = h.WriteString(session)
+	return sessionKey{ln, h.Sum64()}
+}
+
+// get returns the last visit, unless it is forgotten by now.
+func (s *sessions) get(k sessionKey, now int64) (visit, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v, ok := s.young[k]
+	if !ok {
+		v, ok = s.old[k]
+	}
+	return v, ok && now <= v.until
+}
+
+func (s *sessions) put(k sessionKey, v visit) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.young) >= maxSessions {
+		s.old, s.young = s.young, map[sessionKey]visit{}
+	}
+	s.young[k] = v
+}
+
+func (s *sessions) end(k sessionKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.young, k)
+	delete(s.old, k)
+}
+
+// forget removes the sessions of a rank.
+func (s *sessions) forget(slot replica.Slot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range []map[sessionKey]visit{s.young, s.old} {
+		for k, v := range m {
+			if v.slot == slot {
+				delete(m, k)
+			}
+		}
+	}
+}
+
+// size is about how many sessions are remembered.
+func (s *sessions) size() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.young) + len(s.old)
+}
+
+// sessionName is the session's name apart from those of other tenants; empty for none.
+func (req *Request) sessionName() string {
+	if req.Session == "" || req.Tenant == "" {
+		return req.Session
+	}
+	return req.Tenant + "\x00" + req.Session
+}
+
+// recallSession marks the rank that the session was last served by.
+func (c *Chooser) recallSession(s *scratch, req *Request, ln *line) {
+	if req.Session == "" {
+		return
+	}
+	if v, ok := c.sessions.get(c.sessions.key(ln, req.Tenant, req.Session), c.since(s.d.At)); ok {
+		if at := s.pool.at(v.slot); at >= 0 {
+			s.d.Candidates[at].Session = true
+		}
+	}
+}
+
+// rememberSession notes where the session was sent, until it should have come back.
+func (c *Chooser) rememberSession(req *Request, ln *line, slot replica.Slot, now time.Time) {
+	if req.Session == "" {
+		return
+	}
+	k := c.sessions.key(ln, req.Tenant, req.Session)
+	if req.Attempt == 0 { // a retry is the same turn
+		v, ok := c.sessions.get(k, c.since(now))
+		c.metrics.turned(ok, v.slot == slot)
+	}
+	if req.SessionReturn < 0 {
+		c.sessions.end(k)
+		return
+	}
+	until := int64(math.MaxInt64)
+	if ttl := c.settingsOf(req).config.SessionTTL; ttl > 0 {
+		until = c.since(now) + int64(ttl) + int64(req.SessionReturn)
+	}
+	c.sessions.put(k, visit{slot: slot, until: until})
+}
