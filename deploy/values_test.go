@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvpilot/kvpilot/server/config"
 )
 
 // exampleValues reads the value sets that the chart ships, over its defaults.
@@ -114,6 +116,17 @@ func TestThePersistentIndex(t *testing.T) {
 	claim := at(t, last(t, pod, "volumes"), "persistentVolumeClaim", "claimName")
 	if !strings.HasPrefix(c.KVIndex.Snapshot, folder+"/") || claim != at(t, byKind(t, docs, "PersistentVolumeClaim"), "metadata", "name") {
 		t.Errorf("the index goes to %s, the volume of the claim %v is at %s", c.KVIndex.Snapshot, claim, folder)
+	}
+}
+
+// HAProxy passes only headers that it is told of; nginx passes all.
+func TestHAProxyPassesTheHeadersOfSessions(t *testing.T) {
+	script := string(readFile(t, "haproxy/kvpilot.lua"))
+	router := config.Default().Router
+	for _, name := range append(slices.Clone(router.SessionHeaders), router.SessionHeader) {
+		if !strings.Contains(script, `"`+name+`"`) {
+			t.Errorf("kvpilot.lua does not pass %s", name)
+		}
 	}
 }
 

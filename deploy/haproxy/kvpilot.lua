@@ -21,7 +21,16 @@ local lease = tonumber(os.getenv("KVPILOT_LEASE_MS") or "6000")
 local report_timeout = 5000
 
 -- The client's headers that kvpilot reads.
-local passed = { "authorization", "x-api-key", "x-request-id", "x-session-id", "x-vllm-priority", "x-kvpilot-policy", "x-kvpilot-allow", "x-kvpilot-deny", "traceparent" }
+local passed = {
+  "authorization", "x-api-key", "x-request-id", "x-vllm-priority", "traceparent",
+  "x-kvpilot-policy", "x-kvpilot-weights", "x-kvpilot-allow", "x-kvpilot-deny", "x-kvpilot-pin",
+  -- Targets.
+  "x-kvpilot-ttft-ms", "x-kvpilot-tpot-ms", "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "x-slo-ttft-ms", "x-slo-tpot-ms",
+  -- Sessions: router.session_header and router.session_headers.
+  "x-session-id", "x-claude-code-session-id", "x-claude-code-agent-id", "thread-id", "session-id", "session_id", "conversation-id", "conversation_id",
+  "x-session-affinity", "x-opencode-session", "x-dynamo-session-id", "x-litellm-session-id", "x-aibrix-session-key", "x-amp-thread-id", "helicone-session-id",
+  "x-kvpilot-session-final", "x-dynamo-session-final", "x-kvpilot-session-return-ms",
+}
 
 -- The bookings of requests under way: how many pieces of the answer have passed, which is at most the
 -- number of tokens.
