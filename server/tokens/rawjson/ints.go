@@ -17,6 +17,10 @@ func Uint32s(dst []uint32, b []byte, max int) ([]uint32, error) {
 		return dst, nil
 	}
 	for {
+		if len(b)-i < 2*(max-len(dst)) && i < len(b) && b[i] != ' ' {
+			dst, i = compactUint32s(dst, b, i)
+		}
+		i = Space(b, i)
 		start := i
 		var v uint64
 		for i < len(b) {
@@ -31,16 +35,12 @@ func Uint32s(dst []uint32, b []byte, max int) ([]uint32, error) {
 			return dst, errSyntax
 		}
 		dst = append(dst, uint32(v))
-		if i+1 < len(b) && b[i] == ',' && b[i+1]-'0' <= 9 {
-			i++ // the compact form, by far the most frequent
-			continue
-		}
 		i = Space(b, i)
 		switch {
 		case i < len(b) && b[i] == ']':
 			return dst, nil
 		case i < len(b) && b[i] == ',':
-			i = Space(b, i+1) // a missing number fails above
+			i++ // a missing number fails above
 		default:
 			return dst, errSyntax
 		}

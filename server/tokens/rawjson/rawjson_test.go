@@ -1,7 +1,11 @@
 package rawjson_test
 
 import (
+	"bytes"
 	"encoding/json"
+	"math"
+	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +27,53 @@ func TestUint32s(t *testing.T) {
 		}
 	}
 }
+
+func TestUint32sKeepsItsBound(t *testing.T) {
+	text := rawjson.AppendUint32s(nil, someIDs(200))
+	if _, err := rawjson.Uint32s(nil, text, 200); err != nil {
+		t.Errorf("as many as are allowed: %v", err)
+	}
+	if got, err := rawjson.Uint32s(nil, text, 100); err == nil || len(got) > 100 {
+		t.Errorf("%d ids, %v; want 100 and an error", len(got), err)
+	}
+}
+
+// TestListsOfIDs compares the fast ways through lists with the simple one: texts of all lengths, with each kind of damage anywhere.
+func TestListsOfIDs(t *testing.T) {
+	dice := rand.New(rand.NewPCG(7, 7))
+	damage := []string{"", "", "", ",", "0", "00", " ", "-", ".", "e", "x", "]", "[", "\x00", "\xff", "/", ":", "99999999"}
+	for range 20_000 {
+		ids := make([]uint32, dice.IntN(60))
+		for i := range ids {
+			ids[i] = dice.Uint32() >> (10 + dice.IntN(22)*dice.IntN(2)) >> (dice.IntN(3) * dice.IntN(8))
+		}
+		text := rawjson.AppendUint32s(nil, ids)
+		at := dice.IntN(len(text) + 1)
+		text = slices.Insert(text, at, []byte(damage[dice.IntN(len(damage))])...)
+		if dice.IntN(8) == 0 {
+			text = text[:dice.IntN(len(text)+1)]
+		}
+		list := text // Uint32s reads up to the list's end
+		if end := bytes.IndexByte(text, ']'); end >= 0 {
+			list = text[:end+1]
+		}
+		var want []uint32
+		valid := json.Unmarshal(list, &want) == nil
+		got, err := rawjson.Uint32s(make([]uint32, 0, 40*dice.IntN(3)), text, 1<<20)
+		if zeros := leadingZeros.Match(text); valid && err != nil || !valid && err == nil && !zeros || valid && !slices.Equal(got, want) {
+			t.Fatalf("Uint32s(%q) = %v, %v; want %v, %v", text, got, err, want, valid)
+		}
+		s := rawjson.Scanner{Data: text}
+		if skipped := s.SkipIDs(); skipped != compactIDs.Match(text) || skipped && string(text[:s.Pos]) != string(compactIDs.Find(text)) {
+			t.Fatalf("SkipIDs(%q) = %v up to %d, want the match of %v", text, skipped, s.Pos, compactIDs)
+		}
+	}
+}
+
+var (
+	compactIDs   = regexp.MustCompile(`^\[(0|[1-9][0-9]*)(,(0|[1-9][0-9]*))*\]`)
+	leadingZeros = regexp.MustCompile(`[\[, ]0[0-9]`)
+)
 
 func TestMembers(t *testing.T) {
 	var got []string
@@ -89,11 +140,29 @@ func FuzzWalk(f *testing.F) {
 	})
 }
 
-func BenchmarkUint32s60k(b *testing.B) {
-	ids := make([]uint32, 60_000)
+// someIDs are spread like those of text: all lengths occur, in no order.
+func someIDs(n int) []uint32 {
+	dice := rand.New(rand.NewPCG(1, 2))
+	ids := make([]uint32, n)
 	for i := range ids {
-		ids[i] = uint32(i * 7 % 150_000)
+		ids[i] = uint32(150_000 * math.Pow(dice.Float64(), 3))
 	}
+	return ids
+}
+
+func BenchmarkSkip60k(b *testing.B) {
+	text := append(rawjson.AppendUint32s([]byte(`{"token_ids":`), someIDs(60_000)), '}')
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := rawjson.Members(text, func(string, []byte) bool { return true }); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkUint32s60k(b *testing.B) {
+	ids := someIDs(60_000)
 	text := rawjson.AppendUint32s(nil, ids)
 	dst := make([]uint32, 0, len(ids))
 	b.SetBytes(int64(len(text)))

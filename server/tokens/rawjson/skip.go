@@ -48,7 +48,7 @@ func (s *Scanner) SkipIDs() bool {
 		return false
 	}
 	for {
-		i++
+		i = compactIDs(d, i+1)
 		start := i
 		for i < len(d) && d[i]-'0' <= 9 {
 			i++
