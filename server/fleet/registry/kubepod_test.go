@@ -50,7 +50,14 @@ func labelled(t *testing.T, k *kube, change func(*registry.KubernetesConfig)) (*
 		change(&config.Kubernetes[0])
 	}
 	log := &logged{}
-	return start(t, config, registry.Params{Client: &http.Client{Transport: f}, Log: slog.New(slog.NewTextHandler(log, nil))}), log
+	return start(t, config, registry.Params{
+		Client: &http.Client{Transport: f}, Log: slog.New(slog.NewTextHandler(log, nil)),
+		OnChanged: func(s *registry.Snapshot) {
+			for _, r := range s.Replicas {
+				fmt.Fprintf(log, "shown %s at %s\n", r.ID, r.URL)
+			}
+		},
+	}), log
 }
 
 // served waits until a replica is ready and returns it with its model names.
@@ -209,7 +216,7 @@ func TestPodsComeGoAndChange(t *testing.T) {
 	k.putPod("a", said{labels: map[string]string{"kvpilot.port": "8001"}})
 	k.putPod("else", said{labels: map[string]string{"kvpilot.port": "1"}})
 	k.put("vllm-1", "IPv4", true, endpointPod{name: "a", address: "10.0.0.1"})
-	r, _ := labelled(t, k, nil)
+	r, log := labelled(t, k, nil)
 	expect := func(what, want string) {
 		t.Helper()
 		eventually(t, what+": "+want, func() bool { return urls(r) == want })
@@ -226,6 +233,9 @@ func TestPodsComeGoAndChange(t *testing.T) {
 	k.put("vllm-1", "IPv4", false, endpointPod{name: "a", address: "10.0.0.1"}, endpointPod{name: "b", address: "10.0.0.2"})
 	k.putPod("b", said{annotations: map[string]string{"kvpilot.port": "8003"}})
 	expect("another pod", "a=10.0.0.1:8002, b=10.0.0.2:8003")
+	if strings.Contains(log.String(), "shown b at http://10.0.0.2:8000") {
+		t.Error("a pod was a replica at the Service's port before its labels were known")
+	}
 	k.putPod("b", said{annotations: map[string]string{"kvpilot.port": "8003"}, deleted: true})
 	expect("a pod is being deleted", "a=10.0.0.1:8002, b=10.0.0.2:8003 draining")
 	k.put("vllm-1", "IPv4", false, endpointPod{name: "a", address: "10.0.0.1"})
