@@ -25,7 +25,7 @@ const (
 	minBuckets  = 2
 	// Loads after which a table grows, and with which it begins, in percent.
 	fullLoad  = 75
-	freshLoad = 60
+	freshLoad = 50
 	// maxPassed is how many marks a table has per 8 buckets before it is rebuilt without.
 	maxPassed = 8
 )
