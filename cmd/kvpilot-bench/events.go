@@ -34,6 +34,7 @@ other figure: the load is an open loop, and what is late is sent at once.`
 	f.DurationVar(&c.Steady, "steady", 10*time.Second, "duration of the measurement of delays")
 	f.IntVar(&c.Burst, "burst", 0, "blocks stored in a burst, none twice, for memory and processor time; 0: no burst")
 	f.StringVar(&c.Profiles, "profiles", "", "folder for CPU profiles of each phase and a profile of the burst's allocations")
+	f.StringVar(&c.Dynamo, "dynamo", "", "Python with ai-dynamo-runtime, pydantic and uvloop from PyPI: measure Dynamo's selection service as well")
 	cmd.AddCommand(newBenchEnginesCommand())
 	return cmd
 }
@@ -66,6 +67,13 @@ func printEventBench(w io.Writer, r *eventbench.Result) error {
 		_, err := fmt.Fprintf(w, `burst          %d blocks, %.2f M/s, %.0f ns of processor time each; index %.1f B per block
 memory         resident above the index %.1f B per block at most, %.1f B in the end; queues %.1f MiB at most
 `, b.Blocks, b.BlocksPerS/1e6, b.CPUPerBlock, b.Index, b.AbovePeak, b.AboveEnd, float64(b.QueuedPeak)/(1<<20))
+		if err != nil {
+			return err
+		}
+	}
+	if d := r.Dynamo; d != nil {
+		_, err := fmt.Fprintf(w, `dynamo         %.0f ns of processor time per block, %.2f times ours; burst %.0f ns, %.2f times ours, memory %.1f B per block, index included
+`, d.CPUPerBlock, d.Ratio, d.BurstCPU, d.BurstRatio, d.BurstMemory)
 		if err != nil {
 			return err
 		}

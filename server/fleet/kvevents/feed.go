@@ -255,10 +255,13 @@ func (f *feed) onTick(now time.Time) {
 }
 
 // nextProbe sets the time of the next look for lost events.
-func (f *feed) nextProbe(after time.Duration) {
+func (f *feed) nextProbe(after time.Duration) { f.probeAfter(time.Now(), after) }
+
+// probeAfter is nextProbe with the time that it counts from.
+func (f *feed) probeAfter(from time.Time, after time.Duration) {
 	if f.plane.config.Probe <= 0 {
 		f.conn.probeAt = time.Time{}
 		return
 	}
-	f.conn.probeAt = time.Now().Add(after/2 + rand.N(after)) // spread: feeds are added together
+	f.conn.probeAt = from.Add(after/2 + rand.N(after)) // spread: feeds are added together
 }

@@ -122,7 +122,7 @@ func (f *feed) otherPublisher(by publisher) bool {
 
 func (f *feed) sawLive(it item) {
 	f.conn.live, f.conn.hasLive, f.conn.trusted, f.conn.doubtful, f.conn.heard = it.seq, true, true, false, it.at
-	f.nextProbe(f.plane.config.Probe)
+	f.probeAfter(it.at, f.plane.config.Probe)
 }
 
 // fillGap requests a replay of what is missing before seq and returns false while it runs. It

@@ -33,6 +33,8 @@ type Config struct {
 	Burst int
 	// Profiles is a folder for CPU profiles of each phase and a heap profile of the burst; empty: none.
 	Profiles string
+	// Dynamo is a Python interpreter with ai-dynamo-runtime, whose selection service gets the same events; empty: no comparison.
+	Dynamo string
 	// Start runs Publish somewhere.
 	Start func(ctx context.Context, l Load) (*measure.Child, error)
 	// Progress takes remarks for people.
@@ -54,7 +56,8 @@ type Result struct {
 	CPUPerBlockOne float64 `json:"cpu_ns_per_block_one_core"`
 	ScalingCPU     float64 `json:"two_cores_by_cpu_time"`
 
-	Burst *Burst `json:"burst,omitempty"`
+	Burst  *Burst  `json:"burst,omitempty"`
+	Dynamo *Dynamo `json:"dynamo,omitempty"`
 
 	// Visible is from the moment before a batch was written to the engine's socket until the index
 	// answers with it; FromDue counts from when it was to be written, so that an engine
@@ -89,6 +92,12 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	fmt.Fprintf(c.Progress, "%d blocks as fast as they are taken\n", c.Blocks)
 	if err := c.flood(ctx, r); err != nil {
 		return nil, fmt.Errorf("throughput: %w", err)
+	}
+	if c.Dynamo != "" {
+		fmt.Fprintln(c.Progress, "the same for Dynamo's selection service")
+		if err := c.dynamo(ctx, r); err != nil {
+			return nil, fmt.Errorf("dynamo: %w", err)
+		}
 	}
 	fmt.Fprintf(c.Progress, "%d blocks per second for %v\n", c.Rate, c.Steady)
 	if err := c.steady(ctx, r); err != nil {

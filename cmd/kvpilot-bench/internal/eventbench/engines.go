@@ -178,14 +178,36 @@ func newEngine(rank int, distinct bool) *engine {
 		for block := range hashes {
 			hashes[block] = name(batch, block)
 		}
-		ids := make([]uint32, batchBlocks*blockTokens)
-		for i := range ids {
-			ids[i] = uint32((rank*cycle+batch)*31+i*7919) % 150_000
-		}
-		events = append(events, vllmtest.Stored(hashes, nil, ids, blockTokens).With("group_idx", 0).With("kv_cache_spec_kind", "full_attention"))
+		events = append(events, vllmtest.Stored(hashes, nil, cycleTokens(rank, batch), blockTokens).With("group_idx", 0).With("kv_cache_spec_kind", "full_attention"))
 		e.batches = append(e.batches, zmtp.AppendMessage(nil, nil, make([]byte, 8), layout.Batch(1.7e9, rank, events...)))
 	}
 	return e
+}
+
+// cycleTokens are the tokens of a batch of the cycle.
+func cycleTokens(rank, batch int) []uint32 {
+	ids := make([]uint32, batchBlocks*blockTokens)
+	for i := range ids {
+		ids[i] = uint32((rank*cycle+batch)*31+i*7919) % 150_000
+	}
+	return ids
+}
+
+// lastPrompt are the tokens of the prompt that the engine's last batch belongs to.
+func (l Load) lastPrompt(rank int) []uint32 {
+	last := l.Batches - 1
+	if !l.Fresh {
+		return cycleTokens(rank, last%cycle)
+	}
+	var ids []uint32
+	for n := last - last%promptBatches; n <= last; n++ {
+		for i := range batchBlocks {
+			block := freshTokens(rank)[i*blockTokens : (i+1)*blockTokens]
+			block[0] = freshToken(rank, n*batchBlocks+i)
+			ids = append(ids, block...)
+		}
+	}
+	return ids
 }
 
 // serve keeps the connection of the one subscriber.
@@ -238,10 +260,7 @@ func newFresh(rank int) *fresh {
 func mark(i int) uint64 { return 0xA5C3_0000_5A3C_0000 + uint64(i)*0x0001_0000_0001 }
 
 func newPattern(rank int, continues bool) pattern {
-	hashes, ids := make([]uint64, batchBlocks), make([]uint32, batchBlocks*blockTokens)
-	for i := range ids {
-		ids[i] = uint32(rank*31+i*7919) % 60_000
-	}
+	hashes, ids := make([]uint64, batchBlocks), freshTokens(rank)
 	for i := range hashes {
 		hashes[i], ids[i*blockTokens] = mark(i), uint32(mark(i)>>32)
 	}
@@ -272,11 +291,22 @@ func (f *fresh) batch(n int) []byte {
 	}
 	for i := range batchBlocks {
 		binary.BigEndian.PutUint64(p.wire[p.hashes[i]:], f.name(n*batchBlocks+i))
-		// The encoded width stays: a token above 16 bits.
-		binary.BigEndian.PutUint32(p.wire[p.tokens[i]:], 1<<31|uint32(f.rank)<<24|uint32(n*batchBlocks+i)&(1<<24-1))
+		binary.BigEndian.PutUint32(p.wire[p.tokens[i]:], freshToken(f.rank, n*batchBlocks+i))
 	}
 	return p.wire
 }
+
+// freshTokens are the tokens of a batch of new blocks, but for each block's first.
+func freshTokens(rank int) []uint32 {
+	ids := make([]uint32, batchBlocks*blockTokens)
+	for i := range ids {
+		ids[i] = uint32(rank*31+i*7919) % 60_000
+	}
+	return ids
+}
+
+// freshToken is the first token of an engine's block i. Its encoded width is always the same.
+func freshToken(rank, i int) uint32 { return 1<<31 | uint32(rank)<<24 | uint32(i)&(1<<24-1) }
 
 // name is the engine's name of its block i.
 func (f *fresh) name(i int) uint64 {
