@@ -73,6 +73,9 @@ type part struct {
 	odd     int
 	rev     revmap
 	unkeyed int // entries without a key
+	// gained is by how many the blocks held have changed since settle. The plane's count is not touched for each block:
+	// writers on all processors share it.
+	gained int64
 	// dups counts further engine hashes that have the same key; nearly always empty.
 	dups map[blockhash.Hash]uint32
 }
@@ -139,9 +142,9 @@ func (r *rank) publish(p *part, key blockhash.Hash) {
 	if p.role == roleAside {
 		return
 	}
-	switch plane := r.plane(p); plane.add(p.cell(key), &r.writer) {
+	switch r.plane(p).add(p.cell(key), &r.writer) {
 	case addNew:
-		plane.held.Add(1)
+		p.gained++
 	case addDup:
 		if p.dups == nil {
 			p.dups = map[blockhash.Hash]uint32{}
@@ -166,8 +169,16 @@ func (r *rank) release(p *part, key blockhash.Hash) {
 		}
 		return
 	}
-	if plane := r.plane(p); plane.remove(p.cell(key), &r.writer) {
-		plane.held.Add(-1)
+	if r.plane(p).remove(p.cell(key), &r.writer) {
+		p.gained--
+	}
+}
+
+// settle counts what p gained or lost. Callers of publish and release MUST call it at the end.
+func (r *rank) settle(p *part) {
+	if p.gained != 0 {
+		r.plane(p).held.Add(p.gained)
+		p.gained = 0
 	}
 }
 
@@ -221,6 +232,7 @@ func (r *rank) eachKey(p *part, f func(key blockhash.Hash)) {
 // drop forgets what p holds.
 func (r *rank) drop(p *part) {
 	r.eachKey(p, func(key blockhash.Hash) { r.release(p, key) })
+	r.settle(p)
 	r.ix.entries.Add(int64(-p.rev.live))
 	p.rev, p.unkeyed, p.dups = revmap{}, 0, nil
 }
@@ -229,6 +241,7 @@ func (r *rank) drop(p *part) {
 func (r *rank) publishAll() {
 	for _, p := range r.parts {
 		r.eachKey(p, func(key blockhash.Hash) { r.publish(p, key) })
+		r.settle(p)
 	}
 	if c := r.chains[kvblock.TierGPU]; c != nil {
 		r.blockSize.Store(int32(c.blockSize))
@@ -258,6 +271,7 @@ func (r *rank) dropGuesses() {
 				p.unkeyed--
 			}
 		})
+		r.settle(p)
 		r.ix.entries.Add(int64(p.rev.live - before))
 	}
 }

@@ -24,6 +24,7 @@ func (r *rank) store(ev *kvblock.Stored) {
 	} else {
 		r.storeAll(p, ev, salt)
 	}
+	r.settle(p)
 	if p == r.chains[kvblock.TierGPU] {
 		if ev.Lookahead > 0 {
 			r.lookahead.Store(int32(ev.Lookahead))
@@ -99,6 +100,7 @@ func (r *rank) nameWaiting(chain *part, ev *kvblock.Stored, salt uint64) {
 				r.hold(p, r.keys[i], salt)
 			}
 		}
+		r.settle(p)
 	}
 }
 
@@ -336,6 +338,7 @@ func (r *rank) remove(ev *kvblock.Removed) {
 		r.removeRun(p, run)
 		hashes = hashes[len(run):]
 	}
+	r.settle(p)
 	r.ix.entries.Add(int64(p.rev.live - before))
 }
 
