@@ -107,7 +107,7 @@ func usages(t *testing.T, command ...string) {
 			t.Errorf("the turns found cached tokens: %s", got)
 		}
 		m := metrics(t, s)
-		prompt, cached := m[`kvpilot_router_tokens_total{kind="prompt",source="engine"}`], m[`kvpilot_router_tokens_total{kind="cached",source="engine"}`]
+		prompt, cached := m[`kvpilot_router_tokens_total{kind="prompt",model="sim",source="engine"}`], m[`kvpilot_router_tokens_total{kind="cached",model="sim",source="engine"}`]
 		if cached <= 0 || cached >= prompt || m[`kvpilot_tokenizer_parity_mismatches_total{model="sim"}`] != 0 {
 			t.Errorf("%v of %v prompt tokens were cached, %v mismatches", cached, prompt, m[`kvpilot_tokenizer_parity_mismatches_total{model="sim"}`])
 		}
@@ -125,15 +125,15 @@ func usages(t *testing.T, command ...string) {
 			time.Sleep(200 * time.Millisecond) // the engine's events arrive meanwhile
 		}
 		m := metrics(t, s)
-		for name, least := range map[string]float64{`{kind="prompt",source="router"}`: 1200, `{kind="output",source="router"}`: 3} {
+		for name, least := range map[string]float64{`{kind="prompt",model="sim",source="router"}`: 1200, `{kind="output",model="sim",source="router"}`: 3} {
 			if m["kvpilot_router_tokens_total"+name] < least {
 				t.Errorf("%s is %v, want at least %v", name, m["kvpilot_router_tokens_total"+name], least)
 			}
 		}
-		if n := m[`kvpilot_router_time_per_output_token_seconds_count{route="chat",source="router"}`]; n == 0 {
+		if n := m[`kvpilot_router_time_per_output_token_seconds_count{model="sim",route="chat",source="router"}`]; n == 0 {
 			t.Error("no time per output token of streams without usage")
 		}
-		if n := m[`kvpilot_router_tokens_total{kind="prompt",source="engine"}`]; n != 0 {
+		if n := m[`kvpilot_router_tokens_total{kind="prompt",model="sim",source="engine"}`]; n != 0 {
 			t.Errorf("%v prompt tokens are said to be the engine's count", n)
 		}
 	})

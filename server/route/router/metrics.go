@@ -8,12 +8,10 @@ import (
 	"strconv"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
-	"github.com/kvpilot/kvpilot/server/kit/labels"
 	"github.com/kvpilot/kvpilot/server/observe/genai"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -38,24 +36,15 @@ type metrics struct {
 	keyless  keyless
 	genai    *genai.Metrics
 
-	routes   map[openai.Route]metric.MeasurementOption
-	results  labels.Sets[result]
-	kinds    [2][4]metric.MeasurementOption               // by source and kind
-	paces    [2]map[openai.Route]metric.MeasurementOption // by source
+	routes   [routes]metric.MeasurementOption
+	models   perModel
 	again    map[retry.Verdict]metric.MeasurementOption
 	ofResume map[string]metric.MeasurementOption
 }
 
-// result is how a request ended, as the labels of metrics distinguish it.
-type result struct {
-	route  openai.Route
-	status int
-	reason apierror.Reason
-}
-
 func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	s := instruments.New(p, "server/route/router")
-	m := &metrics{routes: map[openai.Route]metric.MeasurementOption{}, again: map[retry.Verdict]metric.MeasurementOption{}, ofResume: map[string]metric.MeasurementOption{}}
+	m := &metrics{again: map[retry.Verdict]metric.MeasurementOption{}, ofResume: map[string]metric.MeasurementOption{}}
 	var err error
 	if m.genai, err = genai.New(p); err != nil {
 		return nil, err
@@ -64,15 +53,15 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
 	m.inFlight = s.UpDownCounter(ns+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
-	m.requests = s.CounterBy(ns+"requests", "{request}", "Ended requests by route, HTTP status and error reason.",
-		m.results.Of(result{route: openai.RouteChat, status: http.StatusOK}, result.labels))
-	m.duration = s.Histogram(ns+"request.duration", "s", "Time from a request's first byte to its answer's last.", slow...)
-	m.ttft = s.Histogram(ns+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer.", slow...)
-	m.perToken = s.Histogram(ns+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer; by source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
+	m.requests = s.CounterBy(ns+"requests", "{request}", "Ended requests by model, route, HTTP status and error reason. The model is a served one; other: the request named none of these.",
+		m.models.of(otherModel).result(result{route: openai.RouteChat, status: http.StatusOK}))
+	m.duration = s.Histogram(ns+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route.", slow...)
+	m.ttft = s.Histogram(ns+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer, by model and route.", slow...)
+	m.perToken = s.Histogram(ns+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
 	m.overhead = s.Histogram(ns+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
 	m.held = s.Histogram(ns+"held", "s", "Time in the hold queue.", fast...)
 	m.encode = s.Histogram(ns+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
-	m.tokens = s.CounterBy(ns+"tokens", "{token}", "Tokens by kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
+	m.tokens = s.CounterBy(ns+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
 	m.retries = s.CounterBy(ns+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", slices.Collect(maps.Values(m.again))...)
 	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
 	m.keyless.counter = s.CounterBy(ns+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
@@ -84,49 +73,14 @@ func (m *metrics) labels() {
 	for _, name := range resumeResults() {
 		m.ofResume[name] = instruments.Label("result", name)
 	}
-	for kind, name := range tokenKinds() {
-		for source, by := range sources() {
-			m.kinds[source][kind] = instruments.Labels(attribute.String("kind", name), attribute.String("source", by))
-		}
-	}
-	for source, by := range sources() {
-		m.paces[source] = map[openai.Route]metric.MeasurementOption{}
-		for route := openai.RouteAny; route <= openai.RouteOther; route++ {
-			m.routes[route] = instruments.Label("route", route.String())
-			m.paces[source][route] = instruments.Labels(attribute.String("route", route.String()), attribute.String("source", by))
-		}
+	for route := range m.routes {
+		m.routes[route] = instruments.Label("route", openai.Route(route).String())
 	}
 	for _, o := range retry.Verdicts() {
 		if o.Retryable() {
 			m.again[o] = instruments.Label("outcome", o.String())
 		}
 	}
-}
-
-// The kinds of token that are counted.
-const (
-	tokensPrompt = iota
-	tokensCached
-	tokensOutput
-	tokensOverlap
-)
-
-func tokenKinds() [4]string { return [4]string{"prompt", "cached", "output", "overlap"} }
-
-// The sources of counts.
-const (
-	fromEngine = iota // its usage
-	fromRouter        // of a stream without usage: the prompt as it was tokenized, the predicted overlap, the pieces
-)
-
-func sources() [2]string { return [2]string{"engine", "router"} }
-
-func (res result) labels() []attribute.KeyValue {
-	reason := ""
-	if res.reason != apierror.Unspecified {
-		reason = apierror.Name(res.reason)
-	}
-	return []attribute.KeyValue{attribute.String("route", res.route.String()), attribute.Int("status", res.status), attribute.String("reason", reason)}
 }
 
 func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
@@ -143,18 +97,18 @@ const notable = time.Millisecond
 // end counts one request. The engine's own statuses are few, so the label's values are too. With
 // the request's context, an exemplar leads from a latency that a panel shows to its trace.
 func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *apierror.Error, took time.Duration) {
-	route := m.routes[rq.call.Route]
+	route, model := m.routes[rq.call.Route], m.models.of(rq.modelLabel())
 	plain := context.Background() // makes no exemplar
 	m.inFlight.Add(plain, -1)
 	res := result{route: rq.call.Route, status: d.status}
 	if public != nil {
 		res.status, res.reason = public.HTTPStatus(), public.Reason
 	}
-	m.requests.Add(plain, 1, m.results.Of(res, result.labels))
+	m.requests.Add(plain, 1, model.result(res))
 	if d.firstToken.IsZero() { // else the first token's latency has it
-		m.duration.Record(ctx, took.Seconds(), route)
+		m.duration.Record(ctx, took.Seconds(), model.routes[rq.call.Route])
 	} else {
-		m.duration.Record(plain, took.Seconds(), route)
+		m.duration.Record(plain, took.Seconds(), model.routes[rq.call.Route])
 	}
 	if rq.tokenizing > 0 {
 		m.encode.Record(plain, rq.tokenizing.Seconds(), route)
@@ -169,16 +123,16 @@ func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *api
 		m.overhead.Record(plain, a.overhead.Seconds(), route)
 	}
 	m.held.Record(plain, a.held.Seconds(), route)
-	m.tokens.Add(plain, int64(a.choice.Held()), m.kinds[fromRouter][tokensOverlap])
+	m.tokens.Add(plain, int64(a.choice.Held()), model.kinds[fromRouter][tokensOverlap])
 	if !d.firstToken.IsZero() {
-		m.ttft.Record(ctx, d.firstToken.Sub(rq.received).Seconds(), route)
+		m.ttft.Record(ctx, d.firstToken.Sub(rq.received).Seconds(), model.routes[rq.call.Route])
 	}
 	u, source := rq.cost(d)
-	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), m.kinds[source][tokensPrompt])
-	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), m.kinds[source][tokensCached])
-	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), m.kinds[source][tokensOutput])
+	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), model.kinds[source][tokensPrompt])
+	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), model.kinds[source][tokensCached])
+	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), model.kinds[source][tokensOutput])
 	if n := u.CompletionTokens; n > 1 && !d.firstToken.IsZero() {
-		m.perToken.Record(plain, time.Since(d.firstToken).Seconds()/float64(n-1), m.paces[source][rq.call.Route])
+		m.perToken.Record(plain, time.Since(d.firstToken).Seconds()/float64(n-1), model.paces[source][rq.call.Route])
 	}
 	m.genai.Record(rq.genai(d, res, u, took))
 }

@@ -1,0 +1,82 @@
+package router_test
+
+import (
+	"fmt"
+	"testing"
+
+	"go.opentelemetry.io/otel/attribute"
+	sdk "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router"
+)
+
+// TestMetricsHaveTheModel: an alias counts as the model that it stands for, and a name that the client invented as other.
+func TestMetricsHaveTheModel(t *testing.T) {
+	reader := sdk.NewManualReader()
+	f := start(t, 1, func(p *router.Params, _ *chooser.Config, rc *registry.Config) {
+		p.Meter = sdk.NewMeterProvider(sdk.WithReader(reader))
+		rc.Aliases = map[string]string{"gpt": "m"}
+	})
+	f.script(streaming([]string{piece(0, "a", ""), piece(0, "b", "stop"), `data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}` + "\n\n", "data: [DONE]\n\n"}, nil))
+	for _, model := range []string{"m", "gpt"} {
+		must(t, f.router.Serve(t.Context(), chat(`{"model":"`+model+`","stream":true,"messages":[{"role":"user","content":"hi"}]}`), &client{}))
+	}
+	for _, body := range []string{`{"model":"invented","messages":[]}`, `{`} {
+		if err := f.router.Serve(t.Context(), chat(body), &client{}); err == nil {
+			t.Errorf("%s was served", body)
+		}
+	}
+	f.settled()
+	for name, want := range map[string]map[string]int64{
+		"kvpilot.router.requests":              {"m": 2, "other": 2},
+		"kvpilot.router.request.duration":      {"m": 2, "other": 2},
+		"kvpilot.router.ttft":                  {"m": 2},
+		"kvpilot.router.time_per_output_token": {"m": 2},
+		"kvpilot.router.tokens":                {"m": 10}, // of two prompts and answers; overlap and cached are zeros
+	} {
+		if got := countsByModel(t, reader, name); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s by model: %v, want %v", name, got, want)
+		}
+	}
+	if got := f.requests(); got != 2 {
+		t.Errorf("the engine had %d requests, want 2", got)
+	}
+}
+
+// countsByModel sums up a metric's counts by the label model.
+func countsByModel(t *testing.T, reader *sdk.ManualReader, name string) map[string]int64 {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	must(t, reader.Collect(t.Context(), &all))
+	got := map[string]int64{}
+	add := func(set attribute.Set, n int64) {
+		model, ok := set.Value("model")
+		if !ok {
+			t.Errorf("%s has no label model: %v", name, set.ToSlice())
+		}
+		if n > 0 {
+			got[model.AsString()] += n
+		}
+	}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if m.Name != name {
+				continue
+			}
+			switch data := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range data.DataPoints {
+					add(p.Attributes, p.Value)
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range data.DataPoints {
+					add(p.Attributes, int64(p.Count))
+				}
+			}
+		}
+	}
+	return got
+}

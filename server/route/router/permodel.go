@@ -1,0 +1,117 @@
+package router
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/labels"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+// otherModel is the label of requests for no served model: clients invent names.
+const otherModel = "other"
+
+// mostModels bounds the models with labels of their own, for fleets that load and unload adapters for years.
+const mostModels = 1000
+
+// routes is the number of routes.
+const routes = int(openai.RouteOther) + 1
+
+// perModel keeps the labels of each model's measurements. Its zero value is ready; it is safe for concurrent use.
+type perModel struct {
+	known sync.Map // string to *modelLabels
+	count atomic.Int64
+}
+
+// modelLabels are the labels of one model's measurements, made once.
+type modelLabels struct {
+	model   string
+	routes  [routes]metric.MeasurementOption
+	paces   [2][routes]metric.MeasurementOption // by source and route
+	kinds   [2][4]metric.MeasurementOption      // by source and kind
+	results labels.Sets[result]
+}
+
+// result is how a request ended, as the labels of metrics distinguish it.
+type result struct {
+	route  openai.Route
+	status int
+	reason apierror.Reason
+}
+
+// of returns the labels of a model: a served one, or otherModel.
+func (p *perModel) of(model string) *modelLabels {
+	if known, ok := p.known.Load(model); ok {
+		return known.(*modelLabels) //nolint:forcetypeassert // the map holds nothing else
+	}
+	if p.count.Load() >= mostModels && model != otherModel {
+		return p.of(otherModel)
+	}
+	known, had := p.known.LoadOrStore(model, newModelLabels(model))
+	if !had {
+		p.count.Add(1)
+	}
+	return known.(*modelLabels) //nolint:forcetypeassert // as above
+}
+
+func newModelLabels(name string) *modelLabels {
+	m := &modelLabels{model: name}
+	model := attribute.String("model", name)
+	for i := range m.routes {
+		m.routes[i] = instruments.Labels(model, attribute.String("route", openai.Route(i).String()))
+	}
+	for source, by := range sources() {
+		from := attribute.String("source", by)
+		for i := range m.routes {
+			m.paces[source][i] = instruments.Labels(model, attribute.String("route", openai.Route(i).String()), from)
+		}
+		for kind, of := range tokenKinds() {
+			m.kinds[source][kind] = instruments.Labels(model, attribute.String("kind", of), from)
+		}
+	}
+	return m
+}
+
+// result returns the labels of a request that ended so.
+func (m *modelLabels) result(res result) metric.MeasurementOption {
+	return m.results.Of(res, func(res result) []attribute.KeyValue {
+		reason := ""
+		if res.reason != apierror.Unspecified {
+			reason = apierror.Name(res.reason)
+		}
+		return []attribute.KeyValue{
+			attribute.String("model", m.model), attribute.String("route", res.route.String()), attribute.Int("status", res.status), attribute.String("reason", reason),
+		}
+	})
+}
+
+// modelLabel is the request's model as the labels of metrics have it: the served model's name, whatever alias the client used.
+func (rq *request) modelLabel() string {
+	if rq.pool == nil || rq.pool.Served == "" {
+		return otherModel
+	}
+	return rq.pool.Served
+}
+
+// The kinds of token that are counted.
+const (
+	tokensPrompt = iota
+	tokensCached
+	tokensOutput
+	tokensOverlap
+)
+
+func tokenKinds() [4]string { return [4]string{"prompt", "cached", "output", "overlap"} }
+
+// The sources of counts.
+const (
+	fromEngine = iota // its usage
+	fromRouter        // of a stream without usage: the prompt as it was tokenized, the predicted overlap, the pieces
+)
+
+func sources() [2]string { return [2]string{"engine", "router"} }
