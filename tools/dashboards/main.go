@@ -43,6 +43,8 @@ func rows() []row {
 		{"What users feel", []panel{
 			{title: "Time to first token", unit: "s", text: "From a request's first byte to the first content of its streamed answer. An exemplar's dot leads to its trace.", queries: quantiles("kvpilot_router_ttft_seconds", ""), exemplars: true},
 			{title: "Time per output token", unit: "s", text: "The mean time between the output tokens of each streamed answer.", queries: quantiles("kvpilot_router_time_per_output_token_seconds", "")},
+			{title: "First token by model", unit: "s", text: "The slowest hundredth of each model's times to first token; other is requests for no served model.", queries: [][2]string{{"histogram_quantile(0.99, sum by (le, model) (rate(kvpilot_router_ttft_seconds_bucket" + rate + ")))", "{{model}}"}}},
+			{title: "Time of whole requests", unit: "s", text: "From a request's first byte to its answer's last, streamed or not.", queries: quantiles("kvpilot_router_request_duration_seconds", ""), exemplars: true},
 			{title: "Requests by status", unit: "reqps", text: "Ended requests by HTTP status; 499 is a client that left.", queries: [][2]string{{"sum by (status) (rate(kvpilot_router_requests_total" + rate + "))", "{{status}}"}}},
 			{title: "Cached share of prompt tokens", unit: "percentunit", text: "What engines found in their caches, of all prompt tokens, and what the router predicted. Predicted above found: operations.md, 6 and 7.", queries: [][2]string{
 				{`sum(rate(kvpilot_router_tokens_total{kind="cached"}` + rate + `)) / sum(rate(kvpilot_router_tokens_total{kind="prompt"}` + rate + `))`, "found by the engines"},
@@ -136,7 +138,7 @@ func (p panel) field() object {
 func dashboard() object {
 	var panels []object
 	id, y := 0, 0
-	source := object{"type": "prometheus", "uid": "prometheus"}
+	source := object{"type": "prometheus", "uid": "${datasource}"}
 	for _, r := range rows() {
 		id++
 		panels = append(panels, object{"id": id, "type": "row", "title": r.title, "collapsed": false, "gridPos": object{"h": 1, "w": 24, "x": 0, "y": y}})
@@ -145,7 +147,7 @@ func dashboard() object {
 			id++
 			var targets []object
 			for n, q := range p.queries {
-				targets = append(targets, object{"refId": string(rune('A' + n)), "expr": q[0], "legendFormat": q[1], "exemplar": p.exemplars, "datasource": source})
+				targets = append(targets, object{"refId": string(rune('A' + n)), "expr": chosen(q[0]), "legendFormat": q[1], "exemplar": p.exemplars, "datasource": source})
 			}
 			panels = append(panels, object{
 				"id": id, "type": "timeseries", "title": p.title, "description": p.text, "datasource": source, "targets": targets,
@@ -158,6 +160,6 @@ func dashboard() object {
 	}
 	return object{
 		"uid": "kvpilot", "title": "kvpilot", "tags": []string{"kvpilot"}, "schemaVersion": 39, "refresh": "5s",
-		"time": object{"from": "now-15m", "to": "now"}, "panels": panels, "templating": object{"list": []any{}}, "editable": true,
+		"time": object{"from": "now-15m", "to": "now"}, "panels": panels, "templating": object{"list": variables(source)}, "editable": true,
 	}
 }
