@@ -220,6 +220,7 @@ func TestALargeFleet(t *testing.T) {
 	s.routers = []obj{routerOf(0, obj{"self": true, "decides": []string{"demo-70b"}}), routerOf(1, obj{"report": nil}), routerOf(2, obj{"state": "ROUTER_STATE_DEAD"})}
 	b := s.begin(t)
 	b.until("the routers are listed, each with its state", `[...document.querySelectorAll('#router-table tbody tr')].map((r) => r.cells[1].innerText.trim()).join() === 'alive,silent,dead'`)
+	b.until("the page says what is of this router alone", `document.querySelectorAll('.of-one:not([hidden])').length === 2 && document.getElementById('fleet').innerText.includes('history and traces are of this router alone')`)
 	b.until("few replicas are listed, the troubled ones first", `(() => { const rows = [...document.querySelectorAll('#replica-table tbody tr:not(.why)')]; return rows.length === 12 && rows[0].innerText.includes('vllm-70b-40'); })()`)
 	b.views("many")
 	b.do("ask for all", chromedp.Click(chromedp.CSS("#more-replicas button")))
@@ -271,6 +272,9 @@ func TestOneReplicaAndAClockThatJumps(t *testing.T) {
 	s.recent = []obj{later}
 	b := s.begin(t)
 	b.until("the replica is listed", `document.getElementById('replica-table').innerText.includes('starting for 0 s')`)
+	if n := eval[int](b, `document.querySelectorAll('.of-one:not([hidden])').length`); n != 0 {
+		t.Errorf("a router without others has %d notes on what is of it alone", n)
+	}
 	for _, wrong := range []string{"NaN", "Invalid", "undefined", "-3", "null"} {
 		if text := eval[string](b, "document.body.innerText"); strings.Contains(text, wrong) {
 			t.Errorf("the page says %q:\n%s", wrong, text)

@@ -81,6 +81,7 @@ function showStatus(s) {
 
 function showRouters(s) {
   $('fleet').hidden = s.routers.length < 2;
+  for (const note of document.querySelectorAll('.of-one')) note.hidden = s.routers.length < 2;
   sync($('router-table').tBodies[0], s.routers.length < 2 ? [] : s.routers.map(routerRow));
 }
 
