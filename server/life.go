@@ -106,6 +106,20 @@ func grpcEndpoint(name string, l net.Listener, s *grpc.Server) endpoint {
 	}
 }
 
+// awaitFleet blocks until the replicas have reported, at most for listen.start_wait. The callers' connections are queued by
+// the operating system until then: no request is answered before the router knows what to choose from.
+func (s *Server) awaitFleet(ctx context.Context) {
+	limit := s.config.Listen.StartWait
+	if limit == 0 || !hasSource(s.config) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if err := s.parts.registry.AwaitReports(ctx); errors.Is(err, context.DeadlineExceeded) {
+		s.parts.log.Warn("serving before every replica has answered a probe", "waited", limit, "state", s.ready())
+	}
+}
+
 // stopAll stops the endpoints concurrently.
 func stopAll(ctx context.Context, endpoints []endpoint) error {
 	errs := make([]error, len(endpoints))

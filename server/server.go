@@ -129,7 +129,12 @@ func (s *Server) Run(ctx context.Context) error {
 	serving, shut := context.WithCancel(working)
 	defer shut()
 	for _, d := range endpoints {
-		running.start(serving, component{d.name, func(context.Context) error { return d.serve() }})
+		running.start(serving, component{d.name, func(ctx context.Context) error {
+			if d.name != "admin" {
+				s.awaitFleet(ctx)
+			}
+			return d.serve() // when ctx has ended, it closes the listener
+		}})
 	}
 	if !hasSource(s.config) {
 		s.parts.log.Warn("no replicas are configured: set --replica, registry.replicas or another source of docs/replicas.md", "registration", s.config.Registry.Registration.Enabled)

@@ -54,6 +54,9 @@ type Listen struct {
 	// RawSockets reads from replicas and writes to clients with system calls that bypass Go's scheduler, on Linux, so
 	// that a busy router wakes fewer threads. Turn it off to rule these calls out when you look for a fault.
 	RawSockets bool `yaml:"raw_sockets"`
+	// StartWait limits how long requests wait after a start until every known replica has answered a probe or failed it; meanwhile
+	// their connections are queued, and readiness at the admin address says no. Zero: they are served at once and may get a 503.
+	StartWait time.Duration `yaml:"start_wait"`
 	// DrainDelay is the time between reporting not ready and closing the listeners, in which load balancers can react.
 	DrainDelay time.Duration `yaml:"drain_delay"`
 	// DrainTimeout limits how long streams may continue after that.
@@ -65,7 +68,7 @@ func DefaultListen() Listen {
 	return Listen{
 		HTTP: "127.0.0.1:8080", GRPC: "127.0.0.1:9090", Admin: "127.0.0.1:9091",
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, MaxStreams: 256, RawSockets: true,
-		DrainTimeout: 30 * time.Second, ClientAuth: AuthOptional, AdminClientAuth: AuthOptional,
+		StartWait: 2 * time.Second, DrainTimeout: 30 * time.Second, ClientAuth: AuthOptional, AdminClientAuth: AuthOptional,
 	}
 }
 
@@ -77,6 +80,7 @@ func (l Listen) Validate() error {
 		l.checkTLS(),
 		check.Positive("read_header_timeout", l.ReadHeaderTimeout),
 		check.Positive("idle_timeout", l.IdleTimeout),
+		check.AtLeast("start_wait", l.StartWait, 0),
 		check.AtLeast("drain_delay", l.DrainDelay, 0),
 		check.AtLeast("drain_timeout", l.DrainTimeout, 0),
 		check.Between("max_header_bytes", l.MaxHeaderBytes, 4<<10, math.MaxUint32),

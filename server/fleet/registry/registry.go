@@ -161,6 +161,21 @@ func (r *Registry) next() <-chan struct{} {
 	return r.changed
 }
 
+// AwaitReports blocks until Snapshot.Reported holds and returns nil, or until ctx ends and returns its cause.
+func (r *Registry) AwaitReports(ctx context.Context) error {
+	for {
+		changed := r.next() // before the snapshot, so that none is missed
+		if r.Snapshot().Reported() {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
 // ReportFailure notes that a request to a replica failed in a way that is the replica's fault. It
 // is probed at once.
 func (r *Registry) ReportFailure(id replica.ID, err error) {

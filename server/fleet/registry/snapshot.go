@@ -120,6 +120,17 @@ func (s *Snapshot) BySlot(slot replica.Slot) (r *replica.Replica, rank int, ok b
 	return ref.replica, ref.rank, true
 }
 
+// Reported reports whether there are replicas and each of them has answered or failed a probe: from then on, a model that no
+// pool has is one that no replica serves.
+func (s *Snapshot) Reported() bool {
+	for _, r := range s.Replicas {
+		if len(r.Models) == 0 && s.details[r.ID].LastError == "" {
+			return false
+		}
+	}
+	return len(s.Replicas) > 0
+}
+
 // newSnapshot joins the entries' views.
 func newSnapshot(entries map[replica.ID]*entry, aliases map[string]string) *Snapshot {
 	s := &Snapshot{
