@@ -54,7 +54,7 @@ type Listen struct {
 	// RawSockets reads from replicas and writes to clients with system calls that bypass Go's scheduler, on Linux, so
 	// that a busy router wakes fewer threads. Turn it off to rule these calls out when you look for a fault.
 	RawSockets bool `yaml:"raw_sockets"`
-	// StartWait limits how long requests wait after a start until every known replica has answered a probe or failed it; meanwhile
+	// StartWait limits how long requests wait after a start until every known replica has answered a probe or failed it; until then
 	// their connections are queued, and readiness at the admin address says no. Zero: they are served at once and may get a 503.
 	StartWait time.Duration `yaml:"start_wait"`
 	// DrainDelay is the time between reporting not ready and closing the listeners, in which load balancers can react.
