@@ -75,7 +75,8 @@ type Follower struct {
 	held  []byte // the event that is not complete
 	out   []byte
 	chunk openai.Chunk // the event being parsed
-	raw   bool         // not in events: passed on as it comes
+	read  openai.Chunks
+	raw   bool // not in events: passed on as it comes
 }
 
 // New makes a Follower.
@@ -151,7 +152,7 @@ func (f *Follower) event(e []byte) error {
 		return nil
 	}
 	c := &f.chunk
-	if !openai.ReadChunk(data, c) {
+	if !f.read.Read(data, c) {
 		f.Lose(LostForm)
 		return f.asIs(e)
 	}

@@ -21,8 +21,8 @@ type Chunk struct {
 	// Fault is the code of an error object, 0 when there is none; 500 when it gives none.
 	Fault int
 
-	data        []byte
-	ids, prompt place
+	data              []byte
+	text, ids, prompt place
 }
 
 // place is where a value is in the event; to is 0 when there is none.
@@ -59,6 +59,12 @@ func (r *chunkReader) raw() ([]byte, place, bool) {
 // into reads one value into dst.
 func (r *chunkReader) into(dst *[]byte) (ok bool) {
 	*dst, _, ok = r.raw()
+	return ok
+}
+
+// text reads the text, and where it is.
+func (r *chunkReader) text() (ok bool) {
+	r.c.Text, r.c.text, ok = r.raw()
 	return ok
 }
 
@@ -111,7 +117,7 @@ func (r *chunkReader) choice(at int) bool {
 			c.Index = wholeNumber(string(v))
 			return ok
 		case "text":
-			return r.into(&c.Text)
+			return r.text()
 		case "delta":
 			return r.delta()
 		case "finish_reason":
@@ -138,7 +144,7 @@ func (r *chunkReader) delta() bool {
 		r.c.Empty = false
 		switch string(name) {
 		case "content":
-			return r.into(&r.c.Text)
+			return r.text()
 		case "role":
 			return r.s.Skip()
 		}
