@@ -23,7 +23,9 @@ func TestFollowsAnEngineFromItsStart(t *testing.T) {
 		t.Run(layout.Name, func(t *testing.T) {
 			e := startEngine(t, zmtp.PublisherParams{Topic: "kv@a", ReplayTopic: layout.Map})
 			e.layout = layout
-			p, sink := startPlane(t, quick())
+			c := quick()
+			c.Probe = 0 // on a busy machine a probe overtakes batches that were sent, and counts them as lost
+			p, sink := startPlane(t, c)
 			p.Add(slot, e.events(), "a/0")
 			expect(t, p, sink, slot, e, kvblock.FeedExact) // nothing published is exact too
 			eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
@@ -89,7 +91,14 @@ func checkLowerBound(t *testing.T, got, want map[place]int) {
 
 func TestGapIsFilledByReplay(t *testing.T) {
 	t.Parallel()
-	e, p, sink := followEngine(t, quick())
+	c := quick()
+	c.Probe = 0 // it could find a part of the loss first
+	e := startEngine(t, zmtp.PublisherParams{})
+	p, sink := startPlane(t, c)
+	p.Add(slot, e.events(), "a/0")
+	eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
+	e.publish(4, 0)
+	expect(t, p, sink, slot, e, kvblock.FeedExact)
 	for range 3 {
 		e.pub.Lose(e.change(5, 2))
 	}
@@ -104,9 +113,10 @@ func TestProbeFindsWhatWasLostAtTheEnd(t *testing.T) {
 	t.Parallel()
 	e, p, sink := followEngine(t, quick())
 	eventually(t, "the first replay has ended", func() bool { return !statusOf(p, slot).Recovering })
+	before := statusOf(p, slot).Gaps // a probe may have overtaken the first batch
 	e.pub.Lose(e.change(5, 2))
 	s := expect(t, p, sink, slot, e, kvblock.FeedExact)
-	if s.Gaps != 1 || s.Resets != 0 {
+	if s.Gaps != before+1 || s.Resets != 0 {
 		t.Errorf("status = %s", dump(s))
 	}
 }
