@@ -65,7 +65,7 @@ func rows() []row {
 			{title: "Reservations", unit: "short", text: "Load that is booked, and requests under way. Bookings far above requests are callers of ChooseReplica.", queries: [][2]string{{"sum(kvpilot_load_reservations)", "booked"}, {"sum(kvpilot_router_requests_in_flight)", "in flight"}}},
 			{title: "Learned prefill rate", unit: "short", text: "Prompt tokens per second of each rank, as learned from first tokens.", queries: [][2]string{{"kvpilot_chooser_prefill_rate_per_second", "{{replica}}"}}},
 			{title: "Age of the oldest reservation", unit: "s", alarm: 3600, text: "By replica. Above an hour it is a very long answer, or a booking that its caller forgot.", queries: [][2]string{{"max by (replica) (kvpilot_load_reservation_age_seconds)", "{{replica}}"}}},
-			{title: "Breakers that are not closed", unit: "short", text: "open: requests to the replica failed, and it gets none; trial: it is tried again.", queries: [][2]string{{`sum by (replica, state) (kvpilot_upstream_breaker_state{state!="closed"})`, "{{replica}} {{state}}"}}},
+			{title: "Breakers that are not closed", unit: "short", text: "open: requests to the replica failed, and it gets none; trial: it is tried again.", queries: [][2]string{{`sum by (replica, state) (kvpilot_upstream_breaker_state{state!="closed"}) or on () label_replace(vector(0), "replica", "none", "", "")`, "{{replica}} {{state}}"}}},
 			{title: "Attempts by outcome", unit: "reqps", text: "Requests sent to replicas, by outcome up to the header of the answer.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_upstream_attempts_total" + rate + "))", "{{outcome}}"}}},
 		}},
 		{"Events and index", []panel{
@@ -102,7 +102,7 @@ func rows() []row {
 			{title: "Time until ids are known", unit: "s", text: "How long requests wait for their token ids.", queries: quantiles("kvpilot_router_tokenize_seconds", "")},
 			{title: "Where ids come from", unit: "reqps", text: "exact_cache and conversation need no replica; none is a prompt without ids, by reason.", queries: [][2]string{{"sum by (source, reason) (rate(kvpilot_tokenizer_encodings_total" + rate + "))", "{{source}} {{reason}}"}}},
 			{title: "Calls to replicas", unit: "s", text: "Calls to /render and /tokenize.", queries: quantiles("kvpilot_tokenizer_call_duration_seconds", "")},
-			{title: "Failures and mismatches", unit: "ops", text: "Failed calls per second, and prompts whose ids differ from the engine's. Mismatches above zero: operations.md, 7.", queries: [][2]string{{"sum(rate(kvpilot_tokenizer_endpoint_failures_total" + rate + "))", "failed calls"}, {"sum(rate(kvpilot_tokenizer_parity_mismatches_total" + rate + "))", "mismatches"}}},
+			{title: "Failures and mismatches", unit: "ops", text: "Failed calls per second, and prompts whose ids differ from the engine's. Mismatches above zero: operations.md, 7.", queries: [][2]string{{"sum(rate(kvpilot_tokenizer_endpoint_failures_total" + rate + ")) or vector(0)", "failed calls"}, {"sum(rate(kvpilot_tokenizer_parity_mismatches_total" + rate + "))", "mismatches"}}},
 		}},
 	}
 }
