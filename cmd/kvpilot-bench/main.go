@@ -45,6 +45,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root.AddCommand(newBenchIndexCommand())
 	root.AddCommand(newBenchEventsCommand())
 	root.AddCommand(newBenchChooseCommand())
+	root.AddCommand(newBenchDecideCommand())
 	root.AddCommand(newBenchTokenizeCommand())
 	root.AddCommand(newBenchStreamCommand())
 	root.AddCommand(newBenchObserveCommand())

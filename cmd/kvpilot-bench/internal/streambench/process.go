@@ -9,10 +9,11 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 )
 
 // process is a child process that serves.
@@ -62,30 +63,15 @@ func (p *process) stop() {
 	p.cmd.Wait()                       //nolint:errcheck // ended by a signal
 }
 
-// cpu is the user and system time so far, of all its threads: what the scheduler has counted in
-// nanoseconds, since the ticks of /proc/PID/stat are too coarse for a short turn.
+// cpu is the user and system time so far.
 func (p *process) cpu() (time.Duration, error) {
 	var total time.Duration
 	for _, pid := range p.pids {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
-		if err != nil || len(threads) == 0 {
-			return 0, fmt.Errorf("process %d reports no times: %w", pid, err)
+		used, err := measure.ProcessCPU(pid)
+		if err != nil {
+			return 0, err
 		}
-		for _, name := range threads {
-			text, err := os.ReadFile(name)
-			if errors.Is(err, os.ErrNotExist) {
-				continue // the thread has ended
-			}
-			if err != nil {
-				return 0, err
-			}
-			first, _, _ := strings.Cut(string(text), " ")
-			ns, err := strconv.ParseInt(first, 10, 64)
-			if err != nil {
-				return 0, err
-			}
-			total += time.Duration(ns)
-		}
+		total += used
 	}
 	return total, nil
 }

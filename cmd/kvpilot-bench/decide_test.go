@@ -1,0 +1,25 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/decidebench"
+)
+
+func TestDecisionFiguresArePrinted(t *testing.T) {
+	var out bytes.Buffer
+	r := &decidebench.Result{Cases: []decidebench.Case{{Name: "grpc", CPU: 81, Rate: 9123, P50: 210, P99: 480}}, CPURatio: .57, CPURatioBook: .61}
+	if err := printDecideBench(&out, r); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"81 µs", "9123/s", "p50 210", "p99 480", "0.57", "release 0.61"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in\n%s", want, out.String())
+		}
+	}
+	if err := run(t.Context(), []string{"decide", "--ranks", "0"}, nil, &out, &out); err == nil {
+		t.Error("no ranks: no error")
+	}
+}
