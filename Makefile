@@ -73,7 +73,7 @@ bench-smoke: ## run every Go benchmark once, to see that it still works
 	@$(GO) test -short -run '^$$' -bench . -benchtime 1x -timeout 300s ./... > .bench.out 2>&1; status=$$?; \
 	grep -vE '^(ok|\?|PASS|goos|goarch|pkg|cpu)' .bench.out; rm -f .bench.out; exit $$status
 
-.PHONY: test-haproxy test-nginx conformance bench-stream bench-proxies
+.PHONY: test-haproxy test-nginx conformance bench-stream bench-proxies bench-cost
 test-haproxy: ## run deploy/haproxy with a real HAProxy, when one is installed
 	$(GO) test -count=1 -timeout 300s -v -run HAProxy ./test/direct
 
@@ -88,6 +88,9 @@ bench-stream: build-bench ## kvpilot against httputil.ReverseProxy, as processes
 
 bench-proxies: build-bench ## kvpilot, httputil.ReverseProxy, nginx and HAProxy in front of the same upstream
 	bin/kvpilot-bench stream --subjects reverseproxy,kvpilot,nginx,haproxy,direct --cases stream-64,stream-512,small-request,large-request,idle
+
+bench-cost: build-bench ## CPU time, memory and latency per request and chunk, of kvpilot and of the routers that are installed
+	bin/kvpilot-bench cost
 
 .PHONY: chaos
 chaos: build ## hang, stop, kill and cut off replicas and routers, with real signals and time (seven minutes; CHAOS_RATE: requests/s)

@@ -67,6 +67,23 @@ func newBenchObserveCommand() *cobra.Command {
 	return cmd
 }
 
+// newBenchCostCommand measures what a request costs each router.
+func newBenchCostCommand() *cobra.Command {
+	var o streambench.Options
+	cmd := &cobra.Command{
+		Use:   "cost",
+		Short: "Compare the CPU time, memory and latency that a request costs kvpilot and other routers, each on one core",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runStreamBench(cmd, o, streambench.Cost)
+		},
+	}
+	addStreamBenchFlags(cmd, &o, 5, "samples of each case; the median counts")
+	cmd.Flags().StringSliceVar(&o.Subjects, "subjects", streambench.CostSubjects, "which routers; those that are not installed are left out")
+	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which cases (default all): 1k, 32k-new, 256k-new, 32k-shared-90, stream-64, stream-256")
+	return cmd
+}
+
 // newBenchRoleCommand is what the benchmark starts as processes of their own.
 func newBenchRoleCommand() *cobra.Command {
 	return &cobra.Command{

@@ -57,6 +57,9 @@ type bench struct {
 	counting bool // allocations are counted
 	// warm, when set, prepares a subject for its turn; it is not measured.
 	warm func(context.Context, *process) error
+	// pin is put before a router's command, to keep it on one core; seed is that of the last turn's bodies.
+	pin  []string
+	seed int
 }
 
 // Run measures and writes the results to out; progress takes remarks.

@@ -101,6 +101,11 @@ func (p *process) rss(ctx context.Context) (int64, error) {
 			return 0, err
 		}
 	}
+	return p.resident()
+}
+
+// resident is the memory in use as it is, in bytes.
+func (p *process) resident() (int64, error) {
 	var total int64
 	for _, pid := range p.pids {
 		statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -88,7 +89,7 @@ func (b *bench) startProxy(ctx context.Context, name, file string, config func(a
 	if err := os.WriteFile(filepath.Join(b.dir, file), []byte(config(free[0])), 0o600); err != nil {
 		return nil, err
 	}
-	p := &process{name: name, address: free[0], cmd: command(ctx, append([]string{program}, args[1:]...))}
+	p := &process{name: name, address: free[0], cmd: command(ctx, slices.Concat(b.pin, []string{program}, args[1:]))}
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}

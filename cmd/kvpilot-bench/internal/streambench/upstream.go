@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"net"
 	"net/http"
@@ -79,27 +80,30 @@ func (f *fake) set(_ http.ResponseWriter, r *http.Request) {
 	f.hold.Store(q.Get("hold") == "1")
 }
 
-// ids is a list of n token ids.
-func ids(n int) []byte {
+// ids is a list of promptTokens token ids; texts with a common beginning have its ids in common.
+func ids(body []byte) []byte {
+	rest := body[max(bytes.Index(body, []byte(`"messages":[`)), 0):]
 	b := []byte{'['}
-	for i := range n {
+	for i := range promptTokens(body) {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = strconv.AppendInt(b, int64(i%50000), 10)
+		n := min(10, len(rest))
+		b = strconv.AppendInt(b, int64(crc32.ChecksumIEEE(rest[:n])%50000), 10)
+		rest = rest[n:]
 	}
 	return append(b, ']')
 }
 
 func (f *fake) render(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
-	fmt.Fprintf(w, `{"request_id":"r","model":%q,"token_ids":%s,"features":null,"sampling_params":{}}`, Model, ids(promptTokens(body)))
+	fmt.Fprintf(w, `{"request_id":"r","model":%q,"token_ids":%s,"features":null,"sampling_params":{}}`, Model, ids(body))
 }
 
 func (f *fake) tokenize(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	n := promptTokens(body)
-	fmt.Fprintf(w, `{"count":%d,"max_model_len":1048576,"tokens":%s,"token_strs":null}`, n, ids(n))
+	fmt.Fprintf(w, `{"count":%d,"max_model_len":1048576,"tokens":%s,"token_strs":null}`, n, ids(body))
 }
 
 // promptTokens is how many ids render and tokenize make of the body's messages.
