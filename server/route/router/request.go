@@ -133,6 +133,9 @@ func (rq *request) prompt(a *chooser.Request) {
 	a.PromptTokens, a.Estimated = rq.tokens(), !rq.enc.Exact
 	a.Longest = rq.enc.Longest()
 	a.Answer = chooser.Answer(rq.enc.Answer)
+	if !rq.needsHashes() {
+		return
+	}
 	ns := blockhash.Namespace{Adapter: rq.adapter, Salt: rq.parsed.Salt}
 	switch {
 	case len(rq.enc.IDs) > 0:
@@ -143,6 +146,12 @@ func (rq *request) prompt(a *chooser.Request) {
 			return tokenizer.ApproximateHashes(nil, &rq.parsed.Prompt, blockSize, ns)
 		}
 	}
+}
+
+// needsHashes reports whether the prompt's blocks may decide this request or a later one of its model. If neither the
+// model's policies nor the request's options read the cache, nothing is hashed and nothing is written to the index.
+func (rq *request) needsHashes() bool {
+	return rq.wantsIDs() || rq.policies.ReadsCache(rq.pool.Model, &rq.call.Options) || rq.policies.ReadsCache(rq.pool.Model, &chooser.Options{})
 }
 
 // tokens is the number of the prompt's tokens; of a cut one, about.

@@ -1,0 +1,45 @@
+package router_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+// A policy that reads no cache must not pay for hashes and beliefs, unless another one reads what it leaves behind.
+func TestOnlyPoliciesThatReadTheCacheWriteBeliefs(t *testing.T) {
+	for name, tc := range map[string]struct {
+		serving, shadow, asked decision.Policy
+		believes               bool
+	}{
+		"round-robin":                         {serving: decision.RoundRobin},
+		"least-requests":                      {serving: decision.LeastRequests},
+		"the request asks for one that reads": {serving: decision.RoundRobin, asked: decision.PredictedTTFT, believes: true},
+		"the shadow reads":                    {serving: decision.RoundRobin, shadow: decision.PredictedTTFT, believes: true},
+		"predicted-ttft":                      {serving: decision.PredictedTTFT, believes: true},
+		"later requests read":                 {serving: decision.PredictedTTFT, asked: decision.RoundRobin, believes: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, 1, func(_ *router.Params, c *chooser.Config, _ *registry.Config) {
+				c.Policy, c.Shadow = tc.serving, tc.shadow
+			})
+			f.engines[0].tokenizes(text(200, `{"count":2000,"max_model_len":4096,"tokens":[`+strings.Repeat("5,", 1999)+`5]}`))
+			call := chat(`{"model":"m","prompt":"` + strings.Repeat("a long text ", 400) + `"}`)
+			call.Route, call.Options.Policy = openai.RouteCompletions, tc.asked
+			must(t, f.router.Serve(t.Context(), call, &client{}))
+			f.settled()
+			guessed := 0
+			for _, r := range f.index.Stats().Ranks {
+				guessed += r.Guessed
+			}
+			if (guessed > 0) != tc.believes {
+				t.Errorf("%d blocks are believed to be held; want some: %v", guessed, tc.believes)
+			}
+		})
+	}
+}
