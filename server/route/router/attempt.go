@@ -146,7 +146,8 @@ func (r *Router) learnRouted(ctx context.Context, rq *request, t *tries, a *atte
 	if pick == nil || rq.enc == nil || a.point != nil || a.choice.Decision.TooLong {
 		return
 	}
-	if rq.question == nil && pick.Feed == kvblock.FeedExact { // of other ranks it is not known what they hold
+	// Of other ranks it is not known what they hold, nor was it looked up for a policy that reads no cache.
+	if rq.question == nil && pick.Feed == kvblock.FeedExact && t.ask.Hashes != nil {
 		r.Tokens.Routed(rq.pool.Served, rq.enc, pick.Slot, rq.adapter, overlap(a.choice.Decision))
 	}
 	if len(rq.enc.IDs) == 0 && t.ask.Hashes != nil && r.Believe != nil {

@@ -1,11 +1,13 @@
 package router_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -39,6 +41,31 @@ func TestOnlyPoliciesThatReadTheCacheWriteBeliefs(t *testing.T) {
 			}
 			if (guessed > 0) != tc.believes {
 				t.Errorf("%d blocks are believed to be held; want some: %v", guessed, tc.believes)
+			}
+		})
+	}
+}
+
+// An overlap that nobody looked up is no proof that the replica lacks the prompt: the guard of the tokenization must not
+// expect its blocks.
+func TestAnOverlapThatWasNotLookedUpExpectsNoBlocks(t *testing.T) {
+	for policy, expects := range map[decision.Policy]bool{decision.RoundRobin: false, decision.PredictedTTFT: true} {
+		t.Run(string(policy), func(t *testing.T) {
+			f := start(t, 1, func(_ *router.Params, c *chooser.Config, _ *registry.Config) { c.Policy = policy })
+			slot := f.params.Registry.Snapshot().Replicas[0].Slots[0]
+			f.index.SetState(slot, kvblock.FeedExact)
+			prompt := slices.Repeat([]uint32{5}, 16)
+			call := chat(`{"model":"m","prompt":[` + strings.Repeat("5,", 31) + `5]}`)
+			call.Route = openai.RouteCompletions
+			must(t, f.router.Serve(t.Context(), call, &client{}))
+			f.settled()
+			f.params.Tokens.ObserveStored("m", slot, &kvblock.Stored{Tokens: prompt, BlockSize: 16, Tier: kvblock.TierGPU})
+			equal := 0
+			for _, p := range f.params.Tokens.Parity() {
+				equal += int(p.BlocksEqual)
+			}
+			if (equal > 0) != expects {
+				t.Errorf("%d expected blocks were seen; want some: %v", equal, expects)
 			}
 		})
 	}
