@@ -161,11 +161,11 @@ func (r *Registry) next() <-chan struct{} {
 	return r.changed
 }
 
-// AwaitReports blocks until Snapshot.Reported holds and returns nil, or until ctx ends and returns its cause.
+// AwaitReports blocks until every replica has answered or failed a probe and returns nil, or until ctx ends and returns its cause.
 func (r *Registry) AwaitReports(ctx context.Context) error {
 	for {
 		changed := r.next() // before the snapshot, so that none is missed
-		if r.Snapshot().Reported() {
+		if r.Snapshot().reported() {
 			return nil
 		}
 		select {

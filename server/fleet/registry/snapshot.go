@@ -120,9 +120,9 @@ func (s *Snapshot) BySlot(slot replica.Slot) (r *replica.Replica, rank int, ok b
 	return ref.replica, ref.rank, true
 }
 
-// Reported reports whether there are replicas and each of them has answered or failed a probe: from then on, a model that no
+// reported reports whether there are replicas and each of them has answered or failed a probe: from then on, a model that no
 // pool has is one that no replica serves.
-func (s *Snapshot) Reported() bool {
+func (s *Snapshot) reported() bool {
 	for _, r := range s.Replicas {
 		if len(r.Models) == 0 && s.details[r.ID].LastError == "" {
 			return false

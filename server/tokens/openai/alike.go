@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
-// Chunks reads the events of one stream as ReadChunk does, faster: the events of an answer's text differ in the text
+// Chunks reads the events of one stream as readChunk does, faster: the events of an answer's text differ in the text
 // and its ids alone, so an event that is otherwise like the last one of that kind is compared with it instead of parsed.
 // The zero value is ready. It belongs to one goroutine.
 type Chunks struct {
@@ -17,12 +17,12 @@ type Chunks struct {
 	head int // the length of Head
 }
 
-// Read reads the JSON of one event into c, with the result that ReadChunk has.
+// Read reads the JSON of one event into c, with the result that readChunk has.
 func (s *Chunks) Read(data []byte, c *Chunk) bool {
 	if s.readAlike(data, c) {
 		return true
 	}
-	if !ReadChunk(data, c) {
+	if !readChunk(data, c) {
 		return false
 	}
 	if c.Choices == 1 && c.Plain && len(c.Text) > 0 && c.Text[0] == '"' && c.text.to <= c.ids.from && c.prompt.to == 0 &&

@@ -28,8 +28,8 @@ type Chunk struct {
 // place is where a value is in the event; to is 0 when there is none.
 type place struct{ from, to int }
 
-// ReadChunk reads the JSON of one event. It is false for what is no such object.
-func ReadChunk(data []byte, c *Chunk) bool {
+// readChunk reads the JSON of one event. It is false for what is no such object.
+func readChunk(data []byte, c *Chunk) bool {
 	*c = Chunk{data: data, Plain: true}
 	r := chunkReader{s: rawjson.Scanner{Data: data}, c: c}
 	if r.s.Space() != '{' || r.s.Pos != 0 {

@@ -10,3 +10,6 @@ func (r *Request) WithPromptIDs(ids []uint32) []byte {
 }
 
 func (c *Chunk) CachedTokens() int { return c.cachedTokens() }
+
+// ReadChunk is what Chunks are compared with.
+func ReadChunk(data []byte, c *Chunk) bool { return readChunk(data, c) }
