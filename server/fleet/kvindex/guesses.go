@@ -224,13 +224,13 @@ func common(a, b []blockhash.Hash) int {
 // guess appends the leads of the ranks that are taken to hold the first block. Ranks that dst has from
 // base on are left out.
 func (s *search) guess(g *guesses, base int) {
-	at, set := 0, uint32(0)
+	at := 0
 	for at < len(s.hashes) {
 		e := g.heads.get(s.hashes[at])
 		if e == nil {
 			break
 		}
-		if set = e.holders.Load(); at == 0 {
+		if set := e.holders.Load(); at == 0 {
 			s.load(set)
 			s.leaveOut(s.dst[base:])
 		} else {

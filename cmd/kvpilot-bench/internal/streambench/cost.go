@@ -227,7 +227,7 @@ func (b *bench) costTurn(ctx context.Context, c costCase, p *process) (costSampl
 	if err != nil {
 		return costSample{}, err
 	}
-	units := c.requests
+	var units int
 	if c.streams > 0 {
 		units = c.streams * 100
 		_, err = streams(ctx, p.address, c.streams, 20*time.Millisecond, uint64(b.round)) //nolint:gosec // a small number
