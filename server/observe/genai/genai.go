@@ -29,10 +29,10 @@ type Metrics struct {
 	usage    labels.Sets[usageLabels]
 }
 
-// Request is an ended request that reached a replica.
+// Request is an ended request, whether it reached a replica or not.
 type Request struct {
 	Operation string // gen_ai.operation.name: "chat", "text_completion", "embeddings" …; no text that a client can invent
-	Model     string // gen_ai.request.model: a model that the fleet serves
+	Model     string // gen_ai.request.model: a model that the fleet serves; empty if the request named none
 	ErrorType string // error.type, of few values; empty for a successful request
 
 	Duration   time.Duration // from the request's first byte to the answer's last

@@ -115,6 +115,7 @@ func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *api
 	}
 	a := d.attempt
 	if a == nil {
+		m.genai.Record(rq.genai(d, res, sse.Usage{}, took))
 		return
 	}
 	if a.overhead > notable {
@@ -137,11 +138,14 @@ func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *api
 	m.genai.Record(rq.genai(d, res, u, took))
 }
 
-// genai is the request in the terms of OpenTelemetry's GenAI conventions.
+// genai is the request in the terms of OpenTelemetry's GenAI conventions, whether it reached a replica or not.
 func (rq *request) genai(d *delivery, res result, u sse.Usage, took time.Duration) genai.Request {
 	r := genai.Request{
-		Operation: operation(rq.call.Route), Model: d.attempt.choice.Decision.Model, Duration: took,
+		Operation: operation(rq.call.Route), Duration: took,
 		Input: max(0, u.PromptTokens), Output: max(0, u.CompletionTokens),
+	}
+	if rq.modelLabel() != otherModel {
+		r.Model = rq.pool.Model
 	}
 	if !d.firstToken.IsZero() {
 		r.FirstToken = d.firstToken.Sub(rq.received)

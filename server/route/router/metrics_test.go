@@ -41,24 +41,40 @@ func TestMetricsHaveTheModel(t *testing.T) {
 			t.Errorf("%s by model: %v, want %v", name, got, want)
 		}
 	}
+	for name, want := range map[string]map[string]int64{
+		"gen_ai.server.request.duration":    {"m": 1, "gpt": 1, "": 2}, // an outage shows here too
+		"gen_ai.server.time_to_first_token": {"m": 1, "gpt": 1},
+		"gen_ai.client.token.usage":         {"m": 2, "gpt": 2},
+	} {
+		if got := countsBy(t, reader, name, "gen_ai.request.model"); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s by model: %v, want %v", name, got, want)
+		}
+	}
 	if got := f.requests(); got != 2 {
 		t.Errorf("the engine had %d requests, want 2", got)
 	}
 }
 
-// countsByModel sums up a metric's counts by the label model.
+// countsByModel sums up a metric's counts by the label model, which all of its series must have.
 func countsByModel(t *testing.T, reader *sdk.ManualReader, name string) map[string]int64 {
+	t.Helper()
+	got := countsBy(t, reader, name, "model")
+	if _, ok := got[""]; ok {
+		t.Errorf("%s has series without the label model: %v", name, got)
+	}
+	return got
+}
+
+// countsBy sums up a metric's counts by a label; series without it count for "".
+func countsBy(t *testing.T, reader *sdk.ManualReader, name, label string) map[string]int64 {
 	t.Helper()
 	var all metricdata.ResourceMetrics
 	must(t, reader.Collect(t.Context(), &all))
 	got := map[string]int64{}
 	add := func(set attribute.Set, n int64) {
-		model, ok := set.Value("model")
-		if !ok {
-			t.Errorf("%s has no label model: %v", name, set.ToSlice())
-		}
+		value, _ := set.Value(attribute.Key(label))
 		if n > 0 {
-			got[model.AsString()] += n
+			got[value.AsString()] += n
 		}
 	}
 	for _, scope := range all.ScopeMetrics {
@@ -72,6 +88,10 @@ func countsByModel(t *testing.T, reader *sdk.ManualReader, name string) map[stri
 					add(p.Attributes, p.Value)
 				}
 			case metricdata.Histogram[float64]:
+				for _, p := range data.DataPoints {
+					add(p.Attributes, int64(p.Count))
+				}
+			case metricdata.Histogram[int64]:
 				for _, p := range data.DataPoints {
 					add(p.Attributes, int64(p.Count))
 				}
