@@ -31,7 +31,7 @@ var within = map[string][]string{
 	"wire/breaker":        {"wire/retry"},
 	"wire/upstream":       {"wire/socket", "wire/http1", "wire/retry", "wire/breaker", "wire/pins"},
 	"observe/span":        {"observe/recorder"},
-	"observe/telemetry":   {"observe/recorder"},
+	"observe/telemetry":   {"observe/exposition", "observe/recorder"},
 	"observe/decisionlog": {"observe/journal"},
 	"observe/audit":       {"observe/journal"},
 	"tokens/openai":       {"tokens/rawjson"},

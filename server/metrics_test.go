@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/observe/exposition"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
@@ -185,7 +186,8 @@ func TestTheMetricsReferenceIsUpToDate(t *testing.T) {
 	const file = "../docs/metrics.md"
 	var b strings.Builder
 	b.WriteString("# Metrics\n\nGenerated from the parts by `make docs`; do not edit. Served at `/metrics` of the admin address, in Prometheus' text form\nor OpenMetrics' (with exemplars that name a trace). Labels have few values: replica names, routes, reasons, outcomes; never request ids,\nmodels beyond those served, or anything that a client can invent. A histogram adds `_bucket`, `_sum` and `_count`.\n\n" +
-		"In addition there are `kvpilot_build_info` with the version, the process's own (`process_*`, `go_*`), and by OpenTelemetry's conventions\n`http_server_*` for REST, `rpc_server_*` for gRPC, and for all requests\n`gen_ai_server_request_duration_seconds`, `gen_ai_server_time_to_first_token_seconds`,\n`gen_ai_server_time_per_output_token_seconds` and `gen_ai_client_token_usage`.\n")
+		"In addition there are `kvpilot_build_info` with the version, the process's own (`process_*`, `go_*`), and by OpenTelemetry's conventions\n`http_server_*` for REST, `rpc_server_*` for gRPC, and for all requests\n`gen_ai_server_request_duration_seconds`, `gen_ai_server_time_to_first_token_seconds`,\n`gen_ai_server_time_per_output_token_seconds` and `gen_ai_client_token_usage`.\n\n" +
+		"With `telemetry.metrics.native_histograms` every histogram is a native one too, for scrapers that ask for protobuf: set\n`scrape_native_histograms: true` and, as long as a dashboard reads `_bucket`, `always_scrape_classic_histograms: true` in Prometheus\n(3.8 or newer; before, the feature flag `native-histograms`). With `telemetry.metrics.epp_pool` the metrics that the endpoint picker\nof Gateway API's inference extension has too are repeated under its names, those of llm-d's picker among them:\n\n" + exposition.Table())
 	section := ""
 	for _, i := range declared(t) {
 		if s := strings.Split(i.name, ".")[1]; s != section {

@@ -16,8 +16,20 @@ type Config struct {
 	LogLevel string `yaml:"log_level"`
 	// LogFormat is the format of the log: text or json.
 	LogFormat string `yaml:"log_format"`
+	// Metrics says what /metrics shows.
+	Metrics Metrics `yaml:"metrics"`
 	// Traces says where spans are sent and which are kept.
 	Traces Traces `yaml:"traces"`
+}
+
+// Metrics configures what /metrics shows.
+type Metrics struct {
+	// NativeHistograms adds native histograms to the classic ones, for Prometheus with scrape_native_histograms:
+	// quantiles then err by some percent, whatever the latency. Every measurement is recorded twice.
+	NativeHistograms bool `yaml:"native_histograms"`
+	// EPPPool repeats the metrics that Gateway API's endpoint picker has too under the picker's names (inference_objective_*,
+	// inference_pool_*, llm_d_router_epp_*), with this as the name of the inference pool. Empty: not.
+	EPPPool string `yaml:"epp_pool"`
 }
 
 // Traces configures tracing.

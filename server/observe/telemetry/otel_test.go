@@ -214,7 +214,7 @@ func TestAHangingCollectorHoldsNoRequestUp(t *testing.T) {
 			t.Errorf("requests waited for %v", took)
 		}
 		time.Sleep(10 * time.Minute) // all exports have been given up
-		families, err := tel.registry.Gather()
+		families, err := tel.shown.Gather()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	promexporter "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -51,8 +50,8 @@ type Telemetry struct {
 	slow     atomic.Int64 // nanoseconds
 	meters   *sdkmetric.MeterProvider
 	tracers  trace.TracerProvider
-	registry *prometheus.Registry
-	drawer   *drawer // nil when nothing is exported
+	shown    prometheus.Gatherer // what /metrics shows
+	drawer   *drawer             // nil when nothing is exported
 
 	given metric.MeterProvider // set by Of, instead of meters
 }
@@ -63,15 +62,13 @@ func New(ctx context.Context, c Config, p Params) (*Telemetry, error) {
 	if err != nil {
 		return nil, err
 	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(process(p.Version)...)
-	reader, err := promexporter.New(promexporter.WithRegisterer(registry), promexporter.WithoutScopeInfo(), promexporter.WithoutTargetInfo())
+	readers, shown, err := metricReaders(c.Metrics, p.Version)
 	if err != nil {
 		return nil, fmt.Errorf("prometheus exporter: %w", err)
 	}
 	t := &Telemetry{
-		meters:   sdkmetric.NewMeterProvider(sdkmetric.WithResource(res), sdkmetric.WithReader(reader), sdkmetric.WithExemplarFilter(exemplar.TraceBasedFilter)),
-		registry: registry,
+		meters: sdkmetric.NewMeterProvider(append(readers, sdkmetric.WithResource(res), sdkmetric.WithExemplarFilter(exemplar.TraceBasedFilter))...),
+		shown:  shown,
 	}
 	t.log = newLogger(c, p.LogTo, &t.level)
 	t.setLevel(c)
@@ -183,9 +180,9 @@ func (t *Telemetry) Propagator() propagation.TextMapPropagator {
 	return propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
 }
 
-// MetricsHandler serves the metrics in Prometheus' and OpenMetrics' text forms.
+// MetricsHandler serves the metrics in Prometheus' and OpenMetrics' text forms and as protobuf.
 func (t *Telemetry) MetricsHandler() http.Handler {
-	return promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{EnableOpenMetrics: true})
+	return promhttp.HandlerFor(t.shown, promhttp.HandlerOpts{EnableOpenMetrics: true})
 }
 
 // Close flushes what is buffered and stops the exporters, at most until ctx ends.
@@ -204,5 +201,5 @@ func (t *Telemetry) Close(ctx context.Context) error {
 // what the parts measure.
 func Of(log *slog.Logger, meters metric.MeterProvider, tracers trace.TracerProvider) *Telemetry {
 	_, _ = droppedSpans(meters) // declared, so that it is listed
-	return &Telemetry{log: log, given: meters, tracers: tracers, registry: prometheus.NewRegistry()}
+	return &Telemetry{log: log, given: meters, tracers: tracers, shown: prometheus.NewRegistry()}
 }
