@@ -125,6 +125,11 @@ test-dashboards: ## check the alerts, rules and scrape settings with promtool (D
 	@if command -v promtool >/dev/null; then cd deploy/prometheus && promtool check rules rules.yml alerts.yml && promtool check config --syntax-only prometheus.yml && promtool test rules alerts_test.yml; \
 	else echo 'SKIPPED: promtool is not installed (Debian package prometheus)'; fi
 
+.PHONY: test-promql
+test-promql: build ## run every query of dashboard, rules and alerts with Prometheus' engine over what two routers serve
+	@$(GO) -C test/promql mod download >/dev/null 2>&1 || { echo 'SKIPPED: Prometheus cannot be downloaded here'; exit 0; }; \
+	PROMQL_BINARY="$$PWD/bin/kvpilot" $(GO) -C test/promql test -count=1 -timeout 300s .
+
 JAEGER := github.com/jaegertracing/jaeger@v1.76.0
 .PHONY: test-jaeger
 .cache/jaeger:
