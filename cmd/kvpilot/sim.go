@@ -41,14 +41,15 @@ the simulator; docs/simulator.md describes them.`,
   kvpilot sim --faults '{"die_after":5,"times":1}'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.ports.follow(cmd.Flags().Changed)
 			return runSim(cmd.Context(), f, cmd.OutOrStdout())
 		},
 	}
 	c, flags := &f.cfg, cmd.Flags()
 	flags.StringVar(&f.ports.host, "host", "127.0.0.1", "address to listen on")
 	flags.IntVar(&f.ports.http, "port", 8000, "HTTP port; each further replica takes the next one")
-	flags.IntVar(&f.ports.events, "events-port", 5557, "ZMQ port of the KV events; each further rank takes the next one")
-	flags.IntVar(&f.ports.replay, "replay-port", 5657, "ZMQ port of the replays; each further rank takes the next one")
+	flags.IntVar(&f.ports.events, "events-port", 5557, "ZMQ port of the KV events; each further rank takes the next one; as far from 5557 as --port is from 8000 if not given")
+	flags.IntVar(&f.ports.replay, "replay-port", 5657, "ZMQ port of the replays; each further rank takes the next one; as far from 5657 as --port is from 8000 if not given")
 	flags.BoolVar(&f.noEvents, "no-events", false, "publish no KV events")
 	flags.BoolVar(&f.noReplay, "no-replay", false, "answer no replay requests")
 	flags.IntVar(&f.count, "count", 1, "number of replicas")
@@ -81,6 +82,21 @@ the simulator; docs/simulator.md describes them.`,
 	flags.StringVar(&c.APIKey, "api-key", "", "key that /v1 requires")
 	flags.StringVar(&f.faults, "faults", "", "initial faults, as JSON; see docs/simulator.md")
 	return cmd
+}
+
+// follow moves the ZMQ ports that were not given with --port, so that a second simulator on the host needs no other flag.
+func (p *simPorts) follow(given func(flag string) bool) {
+	if !given("port") {
+		return
+	}
+	for flag, port := range map[string]*int{"events-port": &p.events, "replay-port": &p.replay} {
+		if given(flag) {
+			continue
+		}
+		if *port += p.http - 8000; p.http == 0 || *port < 1 || *port > 65535 {
+			*port = 0 // a free one
+		}
+	}
 }
 
 func runSim(ctx context.Context, f simFlags, out io.Writer) error {
