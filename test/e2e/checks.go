@@ -90,6 +90,21 @@ func (r *run) inFlight(ctx context.Context) (int, error) {
 	return n, nil
 }
 
+// released waits until no reservation is left: a client has the last byte of its answer before the router has the end of it.
+func (r *run) released(ctx context.Context) error {
+	const most = 5 * time.Second
+	for end := time.Now().Add(most); ; {
+		n, err := r.inFlight(ctx)
+		if err != nil || n == 0 {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%d reservations are left after %s", n, most)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // engineLoad sums what the engines say is running; an engine that does not answer counts as busy.
 func (r *run) engineLoad(ctx context.Context) int {
 	sum := 0

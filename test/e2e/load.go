@@ -111,8 +111,8 @@ func (r *run) checkLoad(ctx context.Context) (string, error) {
 	if s.Failed > 0 || s.Requests != load.Requests() {
 		return "", fmt.Errorf("%d of %d requests failed, first: %w", s.Failed, s.Requests, s.FirstError)
 	}
-	if n, err := r.inFlight(ctx); err != nil || n != 0 {
-		return "", fmt.Errorf("%d reservations are left, %w", n, err)
+	if err := r.released(ctx); err != nil {
+		return "", err
 	}
 	if len(s.PerReplica) != len(r.fleet) {
 		return "", fmt.Errorf("only these replicas worked: %v", s.PerReplica)
@@ -164,8 +164,8 @@ func (r *run) checkKill(ctx context.Context) (string, error) {
 	if lost == 0 {
 		return "", fmt.Errorf("%s was killed while streams ran on it, and none was lost: %v", victim.id, outcomes)
 	}
-	if n, err := r.inFlight(ctx); err != nil || n != 0 {
-		return "", fmt.Errorf("%d reservations are left, %w", n, err)
+	if err := r.released(ctx); err != nil {
+		return "", err
 	}
 	began := time.Now()
 	if err := victim.start(ctx); err != nil {
