@@ -94,18 +94,13 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 // finish makes the Choice of a booking that was made, and reports it.
 func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res *load.Reservation, booking load.Request) *Choice {
 	c.addShadow(s, req)
-	both := new(struct {
-		choice   Choice
-		decision decision.Decision
-	})
-	d := c.recordIn(&both.decision, s, req, now)
+	d := c.recordIn(new(decision.Decision), s, req, now) // on its own: it is remembered long after the Choice, which leads to the request
 	cand := d.Pick()
 	var stores uint64
 	if req.Estimated {
 		stores = c.params.Index.Stores(cand.Slot)
 	}
-	choice := &both.choice
-	*choice = Choice{
+	choice := &Choice{
 		Decision: d, Replica: s.owner(s.d.Chosen), Rank: int(cand.Rank), Slot: cand.Slot,
 		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0, silent: req.Unstreamed || req.Lease != 0 && !req.Reports,
 		unread: req.Unread, samples: req.Samples, observer: req.Observer, stores: stores, certain: req.certain(cand),
