@@ -62,8 +62,9 @@ type Request struct {
 	Bytes int
 
 	// Abandon, when set, makes the caller withdraw the request from a rank that makes no progress: when its answer has not
-	// begun, Movable is set and another replica can serve it, or when its replica has been unhealthy for long. It is
-	// called at most once, by any goroutine, so it must only signal. The caller must then end the choice.
+	// begun and Movable is set, or its stream can be resumed (Choice.SetResumable), and another replica can serve it; or
+	// when its replica has been unhealthy for long. It is called at most once, by any goroutine, so it must only signal.
+	// The caller must then end the choice.
 	Abandon func()
 	Movable bool
 	// Quiet is set when a working engine may send nothing for as long as the request lasts: then its silence is no

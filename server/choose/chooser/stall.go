@@ -20,10 +20,18 @@ type StallConfig struct {
 	// Unhealthy is how long a stream may wait for a replica that is unhealthy and silent. Then the stream ends with an
 	// error, or is resumed on another replica (router.resume_streams). Zero: without limit.
 	Unhealthy time.Duration `yaml:"unhealthy"`
+	// Stream is how long a stream that can be resumed on another replica may be silent after its first text while
+	// its rank serves others; then it is resumed. When the whole rank is stalled, it is resumed two seconds later. Streams
+	// that cannot be resumed are not affected. Zero: without limit.
+	Stream time.Duration `yaml:"stream"`
 }
 
 // longestAnswer is the length in tokens of an answer that has no limit.
 const longestAnswer = 4096
+
+// longestRound bounds the time that one round counts as silence: when this process was suspended, it missed progress too. On a machine
+// that is short of processor time most rounds are late, and MUST count in full, or no silence would ever be long enough.
+const longestRound = time.Second
 
 // watchRanks judges the ranks until ctx ends.
 func (c *Chooser) watchRanks(ctx context.Context) {
@@ -44,15 +52,14 @@ func (c *Chooser) watchRanks(ctx context.Context) {
 			continue
 		}
 		now := c.clock()
-		// When this process was suspended, it missed progress too: that time counts as one round.
-		passed := min(now.Sub(last), 2*liveness.Period)
+		passed := min(now.Sub(last), longestRound)
 		last = now
-		c.judgeRanks(liveness.Round{Now: now, Passed: passed, After: stall.After}, stall.Unhealthy)
+		c.judgeRanks(liveness.Round{Now: now, Passed: passed, After: stall.After}, stall)
 	}
 }
 
 // judgeRanks judges every rank once.
-func (c *Chooser) judgeRanks(round liveness.Round, unhealthy time.Duration) {
+func (c *Chooser) judgeRanks(round liveness.Round, stall StallConfig) {
 	ranks := *c.ranks.Load()
 	vitals := make([]liveness.Vitals, len(ranks))
 	var best, second time.Time // the last answers to health probes, of two replicas that are not late
@@ -80,26 +87,39 @@ func (c *Chooser) judgeRanks(round liveness.Round, unhealthy time.Duration) {
 			round.Elsewhere = second
 		}
 		round.SpeedKnown = r.speed.Model().Samples > 0
-		c.judgeRank(r, &vitals[slot], round, unhealthy)
+		c.judgeRank(r, &vitals[slot], round, stall)
 		c.suspendMissing(r, &vitals[slot], round.Now)
 	}
 }
 
 // judgeRank judges a rank and withdraws the requests that must not wait there.
-func (c *Chooser) judgeRank(r *rank, v *liveness.Vitals, round liveness.Round, unhealthy time.Duration) {
+func (c *Chooser) judgeRank(r *rank, v *liveness.Vitals, round liveness.Round, stall StallConfig) {
 	m := &r.liveness
 	if before, now := m.Look(v, round); now != before {
 		c.verdictChanged(r, before, now)
 	}
-	sick := v.Unhealthy && unhealthy > 0 && m.Sick() >= unhealthy
+	if stall.Stream > 0 {
+		for _, request := range m.Quiet(round.Passed, stall.Stream) {
+			c.withdrawFrom(request.Owner.(*Choice), false, round.Now)
+		}
+	}
+	sick := v.Unhealthy && stall.Unhealthy > 0 && m.Sick() >= stall.Unhealthy
 	if !m.Stalled() && !sick {
 		return
 	}
 	for _, request := range m.Movable(sick) {
-		choice := request.Owner.(*Choice)
-		if begun := choice.hasBegun(); begun && sick || !begun && c.canMove(choice, round.Now) {
-			choice.withdraw(begun)
-		}
+		c.withdrawFrom(request.Owner.(*Choice), sick, round.Now)
+	}
+}
+
+// withdrawFrom withdraws a request from its rank if another replica can serve it. A stream of a sick replica is ended in any case.
+func (c *Chooser) withdrawFrom(choice *Choice, sick bool, now time.Time) {
+	switch begun := choice.hasBegun(); {
+	case begun && sick:
+		choice.withdraw(true)
+	case begun && !choice.flight.Resumable(): // its silence ends with the rank's, or with its replica
+	case c.canMove(choice, now):
+		choice.withdraw(begun)
 	}
 }
 
@@ -235,8 +255,13 @@ func (c *Choice) untrack(answered bool) {
 func (c *Choice) Alive() {
 	if c.rank != nil {
 		c.rank.liveness.Sign()
+		c.flight.Sign()
 	}
 }
+
+// SetResumable notes whether another replica could continue the stream from what the client has now. Only then is a stream that
+// has begun withdrawn from a rank that serves nothing, or not this stream, while its replica is healthy.
+func (c *Choice) SetResumable(yes bool) { c.flight.SetResumable(yes) }
 
 func (c *Choice) hasBegun() bool {
 	c.mu.Lock()

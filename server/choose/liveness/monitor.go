@@ -26,6 +26,8 @@ const (
 	gapMemory = 5 * time.Minute
 	// moveAfter is the least time after the verdict at which requests without an answer are moved.
 	moveAfter = 400 * time.Millisecond
+	// resumeAfter is the same for streams that can be resumed: another replica computes all of their context.
+	resumeAfter = 2 * time.Second
 	// firstPause and lastPause bound the time until a stalled rank is tried again with one request.
 	firstPause = 5 * time.Second
 	lastPause  = time.Minute
@@ -55,6 +57,7 @@ type Monitor struct {
 	silence, gap time.Duration // since the last progress, with requests there; the longest lately that ended with progress
 	over, sick   time.Duration // since the verdict; unhealthy and silent
 	pause        time.Duration
+	unlooked     time.Duration // since Quiet looked
 }
 
 // Sign notes progress. It costs one read most of the time.
@@ -85,7 +88,7 @@ func (m *Monitor) InFlight() int { return int(m.inFlight.Load()) }
 // Round is one look at the ranks.
 type Round struct {
 	Now time.Time
-	// Passed is the time since the round before.
+	// Passed is the time since the round before, as far as it counts as silence.
 	Passed time.Duration
 	// After is the setting chooser.stall.after.
 	After time.Duration

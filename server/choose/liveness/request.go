@@ -22,9 +22,25 @@ type Request struct {
 	// Movable is set when another replica could serve the request, Withdrawable when its owner can withdraw it.
 	Movable, Withdrawable bool
 
-	prefilled  atomic.Bool
-	prev, next *Request // guarded by the Monitor's mu
+	prefilled atomic.Bool
+	// heard is set by progress of this request and reset by Quiet; resumable while another replica could continue its stream.
+	heard, resumable atomic.Bool
+	quiet            time.Duration // without progress, as Quiet last saw; guarded by the Monitor's mu
+	prev, next       *Request      // guarded by the Monitor's mu
 }
+
+// Sign notes progress of the request.
+func (r *Request) Sign() {
+	if !r.heard.Load() {
+		r.heard.Store(true)
+	}
+}
+
+// SetResumable notes whether another replica could continue the request's stream from where it is now.
+func (r *Request) SetResumable(yes bool) { r.resumable.Store(yes) }
+
+// Resumable reports what SetResumable noted last.
+func (r *Request) Resumable() bool { return r.resumable.Load() }
 
 // Prefilled notes that the prompt is computed and reports whether it was noted before.
 func (r *Request) Prefilled() (before bool) { return r.prefilled.Swap(true) }
@@ -109,14 +125,37 @@ func (m *Monitor) Missing(v *Vitals, now time.Time) (list []*Request, ask bool) 
 	return list[:min(max(missing, 0), len(list))], ask
 }
 
-// Movable lists the requests that should leave the rank: those without an answer, once it has been silent for as long after the
-// verdict as moving them costs; or every one, when all is set.
+// Movable lists the requests that should leave the rank: those without an answer, and streams that can be resumed, once it has
+// been silent for as long after the verdict as moving them costs; or every one, when all is set.
 func (m *Monitor) Movable(all bool) []*Request {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var list []*Request
 	for r := m.first; r != nil; r = r.next {
-		if r.Withdrawable && (all || r.Movable && m.over >= max(moveAfter, seconds(r.Prefill/2))) {
+		cost := seconds(r.Prefill / 2)
+		if r.Withdrawable && (all || r.Movable && m.over >= max(moveAfter, cost) || r.Resumable() && m.over >= max(resumeAfter, cost)) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// Quiet lists the streams that can be resumed elsewhere and made no progress for the time limit, whatever the rest of the rank does.
+// It looks once a second: passed is the time since the call before.
+func (m *Monitor) Quiet(passed, limit time.Duration) []*Request {
+	if m.unlooked += passed; m.unlooked < time.Second {
+		return nil
+	}
+	passed, m.unlooked = m.unlooked, 0
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var list []*Request
+	for r := m.first; r != nil; r = r.next {
+		if r.heard.Swap(false) || !r.Resumable() {
+			r.quiet = 0
+			continue
+		}
+		if r.quiet += passed; r.quiet >= limit && r.Withdrawable {
 			list = append(list, r)
 		}
 	}

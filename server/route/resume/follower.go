@@ -65,6 +65,8 @@ type Follower struct {
 	// safe counts the ids of which the client has the text. sure: the detokenizer holds back none of that text.
 	safe int
 	sure bool
+	// base is how many tokens of the answer came before the present continuation.
+	base int
 	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.
 	parsed bool
 	shown  []byte // the end of the text that the client has

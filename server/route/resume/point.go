@@ -49,9 +49,15 @@ func (f *Follower) Point() (Point, bool) {
 	return Point{IDs: ids, Answer: f.safe, Sure: f.sure || f.safe == 0, shown: bytes.Clone(f.shown)}, true
 }
 
+// Resumable reports whether the stream could be resumed at this moment without asking for a text: there is a Point, and it is sure.
+func (f *Follower) Resumable() bool {
+	return f.lost == NotLost && f.prompt != nil && f.head != nil && !f.finished && !f.done && (f.sure || f.safe == 0)
+}
+
 // Resume announces that what is fed from now on is a completion that continues from the Point.
 func (f *Follower) Resume() {
 	f.ids, f.answered = f.ids[:f.safe], f.safe
+	f.base = f.safe
 	f.sure, f.parsed = true, false
 	f.resumed = true
 	f.held = f.held[:0]
@@ -88,10 +94,14 @@ func (f *Follower) rewrite(c *openai.Chunk) error {
 	if c.Choices > 0 && len(c.Text) <= len(`""`) && c.Finish == nil && len(c.IDs) <= len(`[]`) {
 		return nil
 	}
-	if f.blind && c.Usage != nil {
-		return errStrange // the counts are not known
-	}
 	d := f.words()
+	if f.blind && c.Usage != nil { // no ids to count: the engine counts its own part
+		n := c.OutputTokens()
+		if n < 0 {
+			return errStrange
+		}
+		d.OutputTokens = f.base + n
+	}
 	f.out = append(d.Event(append(f.out, "data: "...), c), "\n\n"...)
 	return nil
 }

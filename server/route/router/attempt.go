@@ -29,6 +29,10 @@ type attempt struct {
 	point *resume.Point
 	// follower follows a stream that another replica could resume; nil for most.
 	follower *resume.Follower
+	// asksIDs is set when the engine is asked for token ids, withoutIDs once it rejected the body for that.
+	asksIDs, withoutIDs bool
+	// begun is set once something of a continuation came.
+	begun bool
 	// handedOff is set when the engine is sent the prompt's token ids instead of its text.
 	handedOff bool
 	// earlier counts the content events that other replicas sent to the client, reported those of this one that the load book knows.
@@ -64,6 +68,8 @@ type tries struct {
 	// before is the time that replicas took until a stream was resumed.
 	before time.Duration
 	point  *resume.Point
+	// refusals is how many replicas gave nothing of the rest of a stream, since its last break.
+	refusals int
 }
 
 // next prepares the attempt after one that ended with f, on another replica.
@@ -100,7 +106,11 @@ func (r *Router) open(ctx context.Context, rq *request, t *tries, d *delivery) (
 // mayMove reports whether the request may be retried on another replica when its rank is stalled. The last attempt runs
 // to its end: if every engine takes that long, another one does not help.
 func (r *Router) mayMove(rq *request, t *tries) bool {
-	return rq.upload == nil && rq.call.Options.Pinned == "" && t.point == nil && len(t.ask.Replicas) > 1 && t.ask.Attempt+1 < rq.set.attempts
+	tried := t.ask.Attempt
+	if t.point != nil {
+		tried = t.refusals
+	}
+	return rq.upload == nil && rq.call.Options.Pinned == "" && len(t.ask.Replicas) > 1 && tried+1 < rq.set.attempts
 }
 
 // choose makes the chooser decide and book the attempt.
@@ -162,9 +172,7 @@ func (r *Router) send(ctx, actx context.Context, rq *request, a *attempt) *failu
 	if !r.allowed(a) {
 		return onTrial()
 	}
-	out := r.toEngine(actx, rq, a)
-	a.hop.observe(out)
-	resp, err := r.Upstream.Do(actx, upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}, out)
+	resp, err := r.exchange(actx, rq, a)
 	outcome := upstream.Classify(resp, err)
 	a.hop.answered(resp, outcome)
 	if err != nil || outcome != retry.OK {

@@ -30,7 +30,7 @@ type Config struct {
 	// owner is.
 	UnownedResponses bool `yaml:"unowned_responses"`
 	// ResumeStreams is the number of times that one stream may be resumed on another replica after its replica has
-	// died; 0 turns it off. It applies to streams of chat and completions without tools, penalties, seeds, stop
+	// died or hangs; 0 turns it off. It applies to streams of chat and completions without tools, penalties, seeds, stop
 	// strings and similar options (see adr/014), and requests the token ids of prompt and answer from engines.
 	ResumeStreams int `yaml:"resume_streams"`
 	// TenantSalt separates tenants in the engines' prefix caches, on or off: each request gets a cache_salt that is
@@ -118,6 +118,7 @@ func DefaultConfig() Config {
 		SessionHeader:   "x-session-id",
 		SessionHeaders:  agentHeaders(),
 		TokenizeTimeout: 5 * time.Second,
+		ResumeStreams:   2,
 		MaxMessages:     16384,
 		MaxMembers:      4096,
 		TenantSalt:      SwitchOff,

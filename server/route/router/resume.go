@@ -72,10 +72,10 @@ type resumed struct {
 	follower *resume.Follower
 	// fault is why the reply is not read on, after what was returned last; io.EOF once its end was written.
 	fault error
-	// first is the first break, resumes how many there were, refusals how many replicas refused to resume since the last one.
-	first             *failure
-	resumes, refusals int
-	dead              []replica.ID
+	// first is the first break, resumes how many there were.
+	first   *failure
+	resumes int
+	dead    []replica.ID
 }
 
 // next implements source.
@@ -104,12 +104,29 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 // read returns the next bytes of the reply under way, as the client gets them.
 func (s *resumed) read(ctx context.Context) ([]byte, error) {
 	for s.fault == nil {
-		if s.reply.a.point != nil && !s.reply.streamed {
+		a := s.reply.a
+		if a.point != nil && !s.reply.streamed {
 			return nil, errContinuation
 		}
+		if s.follower == nil || !s.reply.streamed {
+			return s.reply.next(ctx)
+		}
+		// Only while nothing but the replica is waited for may another one be asked instead.
+		waits := s.resumes < s.rq.set.ResumeStreams && s.follower.Resumable()
+		if waits {
+			a.choice.SetResumable(true)
+		}
 		piece, err := s.reply.next(ctx)
-		if err != nil || s.follower == nil || !s.reply.streamed {
-			return piece, err
+		if waits {
+			a.choice.SetResumable(false)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if a.point != nil && !a.begun {
+			if a.begun = a.choice.Begin(); !a.begun {
+				return nil, errStalled // the rest came too late
+			}
 		}
 		if piece, s.fault = s.follower.Feed(piece); len(piece) > 0 {
 			return piece, nil
@@ -146,7 +163,8 @@ func (s *resumed) worst(f *failure) *failure {
 // resume has another replica resume the stream, which broke with f. The failure that it returns is the client's.
 func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	r, a := s.router, s.reply.a
-	point, result := s.point(ctx)
+	untouched := a.point != nil && !a.begun // the replica took the rest of the stream and gave nothing
+	point, result := s.point(ctx, untouched)
 	if result == resultResumed && s.resumes > 0 && !r.Budget.Withdraw() { // the first time is free: the replica is gone
 		result = resultBudget
 	}
@@ -159,8 +177,12 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	if s.first == nil {
 		s.first = f
 	}
-	s.resumes++
-	s.refusals = 0
+	if untouched {
+		s.tries.refusals++
+	} else {
+		s.resumes++
+		s.tries.refusals = 0
+	}
 	a.endedEarly()
 	r.settle(a, f.outcome)
 	r.end(ctx, s.rq, s.d, f, decision.EndResumed)
@@ -191,17 +213,18 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 			return nil
 		case f.unchosen && ctx.Err() != nil:
 			return f
-		case f.unchosen, !f.outcome.Retryable(), s.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil, !r.Budget.Withdraw():
+		case f.unchosen, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil, !r.Budget.Withdraw():
 			return s.worst(f)
 		}
 		r.noteRetry(ctx, f)
-		s.refusals++
+		s.tries.refusals++
 		s.prepare(a)
 	}
 }
 
-// point is where the stream can be resumed, if the result is resultResumed.
-func (s *resumed) point(ctx context.Context) (*resume.Point, string) {
+// point is where the stream can be resumed, if the result is resultResumed. The limit does not count a replica that left the stream
+// untouched: that one refused.
+func (s *resumed) point(ctx context.Context, untouched bool) (*resume.Point, string) {
 	if s.follower == nil {
 		return nil, resultIneligible
 	}
@@ -209,7 +232,7 @@ func (s *resumed) point(ctx context.Context) (*resume.Point, string) {
 	switch {
 	case !ok || s.router.rest(s.rq, &point, nil) < 1:
 		return nil, resultIneligible
-	case s.resumes >= s.rq.set.ResumeStreams:
+	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
 	case !point.Sure && !s.wholeText(ctx, &point):
 		return nil, resultSeam
@@ -278,7 +301,10 @@ func (r *Router) toEngine(ctx context.Context, rq *request, a *attempt) *upstrea
 	}
 	if a.point != nil {
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""
-		out.Body = rq.parsed.Continuation(rq.pool.Served, a.point.IDs, r.rest(rq, a.point, a.choice.Replica))
+		a.asksIDs = r.mayAskIDs(a)
+		out.Body = rq.parsed.Continuation(openai.Rest{
+			Model: rq.pool.Served, IDs: a.point.IDs, Limit: r.rest(rq, a.point, a.choice.Replica), WithIDs: a.asksIDs,
+		})
 		return out
 	}
 	out.Body = r.outgoing(ctx, rq, a)

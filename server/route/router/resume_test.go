@@ -253,7 +253,7 @@ func TestWhatDoesNotGoOn(t *testing.T) {
 		"a replica of its own":         {times: 1, call: func(c *router.Call) { c.Options.Pinned, c.Options.PinnedRank = "r0", -1 }, steps: []http.HandlerFunc{broken}, requests: 1},
 		"as often as allowed":          {times: 1, steps: []http.HandlerFunc{broken, streaming(world()[:1], cut)}, requests: 2},
 		"nobody takes it":              {times: 1, replicas: 3, steps: []http.HandlerFunc{broken, text(503, "loading")}, requests: 3},
-		"the other refuses it":         {times: 1, steps: []http.HandlerFunc{broken, text(400, `{"error":{"message":"too long"}}`)}, requests: 2},
+		"the other refuses it":         {times: 1, steps: []http.HandlerFunc{broken, text(400, `{"error":{"message":"too long"}}`)}, requests: 3}, // once more without asking for ids
 		"the other sends no stream":    {times: 1, steps: []http.HandlerFunc{broken, text(200, `{}`)}, requests: 2},
 		"half a character":             {times: 1, says: "a\uFFFD", steps: []http.HandlerFunc{several}, requests: 1},
 		"nothing is left of the limit": {times: 1, body: strings.Replace(asking, `"max_tokens":9`, `"max_tokens":2`, 1) + "}", steps: []http.HandlerFunc{broken}, requests: 1},
@@ -323,6 +323,7 @@ func TestTheTextOfSeveralIDsIsAskedFor(t *testing.T) {
 // Off, nothing is added to the request and nothing taken from the answer.
 func TestWithoutTheSettingBytesPassAsTheyAre(t *testing.T) {
 	f := start(t, 2, nil)
+	f.resuming(0)
 	all := append(hello(), event("chat", "one", "!", "[12]", "stop"), end)
 	got := f.inTurn(whole(all))
 	to := &client{}

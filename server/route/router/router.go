@@ -69,6 +69,7 @@ type Router struct {
 	tracer  trace.Tracer
 	metrics *metrics
 	claims  claims
+	ids     idsSupport
 }
 
 // New makes a Router.

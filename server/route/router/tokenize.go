@@ -77,10 +77,11 @@ func (rq *request) encodeRequest() tokenizer.Request {
 func (r *Router) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	followed := false
 	if a.follower = r.follow(rq); a.follower != nil {
-		if followed = !a.choice.Replica.RustFrontend; !followed {
+		if followed = r.mayAskIDs(a); !followed {
 			a.follower.Lose(resume.LostIDs)
 		}
 	}
+	a.asksIDs = followed
 	if rq.enc == nil || len(rq.enc.IDs) == 0 {
 		return rq.plain(followed)
 	}

@@ -238,22 +238,34 @@ func EachID(raw []byte, visit func(id uint32) bool) bool {
 
 // cachedTokens is what Usage says of the prompt's cached part, -1 when it does not.
 func (c *Chunk) cachedTokens() int {
-	cached := -1
-	r := chunkReader{s: rawjson.Scanner{Data: c.Usage}, c: c}
-	if r.s.Space() != '{' {
-		return cached
+	details := memberOf(c.Usage, "prompt_tokens_details")
+	return count(memberOf(details, "cached_tokens"))
+}
+
+// OutputTokens is how many tokens the answer has by Usage, -1 when it does not say.
+func (c *Chunk) OutputTokens() int { return count(memberOf(c.Usage, "completion_tokens")) }
+
+// memberOf returns the raw value of a member of an object, nil when there is none.
+func memberOf(object []byte, name string) (value []byte) {
+	s := rawjson.Scanner{Data: object}
+	if len(object) == 0 || s.Space() != '{' {
+		return nil
 	}
-	r.s.Members(func(name []byte, _ int) bool {
-		if string(name) != "prompt_tokens_details" || r.s.Space() != '{' {
-			return r.s.Skip()
+	s.Members(func(n []byte, _ int) bool {
+		from := s.Pos
+		ok := s.Skip()
+		if ok && string(n) == name {
+			value = object[from:s.Pos]
 		}
-		return r.s.Members(func(name []byte, _ int) bool {
-			v, _, ok := r.raw()
-			if string(name) == "cached_tokens" && v != nil {
-				cached = wholeNumber(string(v))
-			}
-			return ok
-		})
+		return ok
 	})
-	return cached
+	return value
+}
+
+// count reads a number, -1 for anything else.
+func count(raw []byte) int {
+	if len(raw) == 0 || string(raw) == "null" {
+		return -1
+	}
+	return wholeNumber(string(raw))
 }

@@ -58,11 +58,20 @@ func (r *Request) Resumable() bool {
 		return false
 	}
 	for i, m := range r.members {
-		if known, _ := continued(m.name); !known && r.lastMember(m.name) == i && !neutral(m.name, r.Raw(m.name)) {
+		if known, _ := continued(m.name); !known && r.lastMember(m.name) == i && !neutral(m.name, r.Raw(m.name)) && !(m.name == "seed" && r.greedy()) {
 			return false
 		}
 	}
 	return true
+}
+
+// greedy reports whether the request asks for the most probable token each time: then nothing is drawn.
+func (r *Request) greedy() bool {
+	switch string(r.Raw("temperature")) {
+	case "0", "0.0":
+		return true
+	}
+	return false
 }
 
 // AnswerLimit is how many tokens the engine may write for the client; 0: as many as fit the model's context.
@@ -79,13 +88,28 @@ const defaultAnswer = 16
 // IDsEdit asks an engine for the token ids of prompt and answer.
 func IDsEdit() Edit { return Edit{Name: "return_token_ids", Value: []byte("true")} }
 
-// Continuation is the body of a completion that continues after ids and writes at most limit tokens, as
-// the request asked for them. Only a request that is Resumable has one.
-func (r *Request) Continuation(model string, ids []uint32, limit int) []byte {
-	body := make([]byte, 0, 7*len(ids)+256)
-	body = append(rawjson.AppendString(append(body, `{"model":`...), model), `,"stream":true,"return_token_ids":true,"max_tokens":`...)
-	body = append(strconv.AppendInt(body, int64(limit), 10), `,"prompt":`...)
-	body = rawjson.AppendUint32s(body, ids)
+// Rest is what an engine is asked for that continues an answer.
+type Rest struct {
+	// Model is its name at the engine.
+	Model string
+	// IDs are those of the prompt and of the answer so far.
+	IDs []uint32
+	// Limit is how many tokens may follow.
+	Limit int
+	// WithIDs asks for the ids of what follows.
+	WithIDs bool
+}
+
+// Continuation is the body of a completion that continues an answer as the request asked for it. Only a request that is Resumable
+// has one.
+func (r *Request) Continuation(rest Rest) []byte {
+	body := make([]byte, 0, 7*len(rest.IDs)+256)
+	body = append(rawjson.AppendString(append(body, `{"model":`...), rest.Model), `,"stream":true`...)
+	if rest.WithIDs {
+		body = append(body, `,"return_token_ids":true`...)
+	}
+	body = append(strconv.AppendInt(append(body, `,"max_tokens":`...), int64(rest.Limit), 10), `,"prompt":`...)
+	body = rawjson.AppendUint32s(body, rest.IDs)
 	for i, m := range r.members {
 		if _, again := continued(m.name); again && r.lastMember(m.name) == i && !overruled(r.imposed, -1, m.name) {
 			body = append(rawjson.AppendString(append(body, ','), m.name), ':')

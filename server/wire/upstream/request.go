@@ -100,6 +100,23 @@ func (r *Response) Next() ([]byte, error) { return r.body.next() }
 // the engine stop. It may be called more than once.
 func (r *Response) Close() { r.body.close() }
 
+// Restore makes the body what ReadAll returned of a Response that is closed since: Next returns it again.
+func (r *Response) Restore(body []byte) { r.body = &restored{body} }
+
+// restored is a body in memory.
+type restored struct{ left []byte }
+
+func (b *restored) next() ([]byte, error) {
+	if len(b.left) == 0 {
+		return nil, io.EOF
+	}
+	piece := b.left
+	b.left = nil
+	return piece, nil
+}
+
+func (*restored) close() {}
+
 // ReadAll reads the rest of the body, and at most limit bytes of it. It does not close the response.
 func (r *Response) ReadAll(limit int) ([]byte, error) {
 	var all []byte
