@@ -25,8 +25,8 @@ func newBenchStreamCommand() *cobra.Command {
 		},
 	}
 	addStreamBenchFlags(cmd, &o, 9, "rounds of each timed case; CPU time counts by its median, latencies of all rounds together")
-	cmd.Flags().StringSliceVar(&o.Subjects, "subjects", []string{streambench.ReverseProxy, streambench.Kvpilot, streambench.Direct}, "what takes part: direct, reverseproxy, kvpilot, relay-lean, relay-std, nginx, haproxy")
-	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which cases (default all): stream-64, stream-512, allocs, small-request, large-request, idle, aborted")
+	cmd.Flags().StringSliceVar(&o.Subjects, "subjects", []string{streambench.ReverseProxy, streambench.Kvpilot, streambench.Direct}, "what takes part: direct, reverseproxy, kvpilot, kvpilot-followed, kvpilot-unfollowed, relay-lean, relay-std, nginx, haproxy")
+	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which cases (default all): stream-64, stream-256, stream-512, allocs, small-request, large-request, idle, aborted")
 	cmd.Flags().StringVar(&o.Profiles, "profiles", "", "folder for CPU profiles of kvpilot, one per timed case")
 	cmd.AddCommand(newBenchRoleCommand())
 	return cmd

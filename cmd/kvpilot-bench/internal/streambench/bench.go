@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -19,10 +20,13 @@ const (
 	Direct       = "direct" // no proxy at all
 	ReverseProxy = "reverseproxy"
 	Kvpilot      = "kvpilot"
-	RelayLean    = "relay-lean"
-	RelayStd     = "relay-std"
-	Nginx        = "nginx"
-	HAProxy      = "haproxy"
+	// Followed and Unfollowed have the upstream twice, so that streams could be resumed; only the first follows them.
+	Followed   = "kvpilot-followed"
+	Unfollowed = "kvpilot-unfollowed"
+	RelayLean  = "relay-lean"
+	RelayStd   = "relay-std"
+	Nginx      = "nginx"
+	HAProxy    = "haproxy"
 )
 
 // Options say what to measure.
@@ -141,6 +145,16 @@ func (b *bench) startSubject(ctx context.Context, name string) (*process, error)
 		return b.role(ctx, name, b.upstream.address)
 	case Kvpilot:
 		return b.startRouter(ctx, Kvpilot)
+	case Followed, Unfollowed:
+		_, port, err := net.SplitHostPort(b.upstream.address)
+		if err != nil {
+			return nil, err
+		}
+		args := []string{"--replica", "http://" + b.upstream.address, "--replica", "http://localhost:" + port}
+		if name == Unfollowed {
+			args = append(args, "--set", "router.resume_streams=0")
+		}
+		return b.startServing(ctx, name, args...)
 	case Nginx:
 		return b.startNginx(ctx)
 	case HAProxy:
@@ -160,6 +174,9 @@ func (b *bench) cases(ctx context.Context) error {
 	}{
 		{"stream-64", func() error {
 			return b.streamCase(ctx, "stream-64", b.scaled(64), 200, 10*time.Millisecond, b.options.Rounds)
+		}},
+		{"stream-256", func() error {
+			return b.streamCase(ctx, "stream-256", b.scaled(256), 100, 20*time.Millisecond, b.options.Rounds)
 		}},
 		{"stream-512", func() error {
 			return b.streamCase(ctx, "stream-512", b.scaled(512), 60, 50*time.Millisecond, b.options.Rounds)

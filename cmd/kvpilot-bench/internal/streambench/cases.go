@@ -113,6 +113,8 @@ func (b *bench) profile(ctx context.Context, name string, load func(context.Cont
 		file := name
 		switch p.name {
 		case Kvpilot:
+		case Followed, Unfollowed:
+			file += strings.TrimPrefix(p.name, Kvpilot)
 		case tracesNone, tracesTail, tracesAll:
 			file += "-" + strings.TrimSuffix(p.name, "%")
 		default:

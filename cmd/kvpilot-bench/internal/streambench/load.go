@@ -19,7 +19,11 @@ import (
 // request is the bytes of one chat request, with more headers.
 func request(address string, stream bool, size int, headers ...string) []byte {
 	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog "), size/44+1)[:size]
-	body := fmt.Sprintf(`{"model":%q,"stream":%v,"messages":[{"role":"system","content":"be kind"},{"role":"user","content":"%s"}],"max_tokens":200,"temperature":0.7,"seed":%d}`, Model, stream, text, firstSeed)
+	seed := "" // a stream with a seed cannot be resumed, and would not be followed
+	if !stream {
+		seed = fmt.Sprintf(`,"seed":%d`, firstSeed)
+	}
+	body := fmt.Sprintf(`{"model":%q,"stream":%v,"messages":[{"role":"system","content":"be kind"},{"role":"user","content":"%s"}],"max_tokens":200,"temperature":0.7%s}`, Model, stream, text, seed)
 	more := strings.Join(append(headers, ""), "\r\n")
 	return fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n%s", address, len(body), more, body)
 }

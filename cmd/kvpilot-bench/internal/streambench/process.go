@@ -78,7 +78,7 @@ func (p *process) cpu() (time.Duration, error) {
 
 // reservations is what the router has booked now; none for a process that books nothing.
 func (p *process) reservations(ctx context.Context) (int, error) {
-	if p.name != Kvpilot {
+	if !strings.HasPrefix(p.name, Kvpilot) {
 		return 0, nil
 	}
 	text, err := get(ctx, p.debug, "/metrics")

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -129,9 +130,13 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 	body.ReadFrom(r.Body) //nolint:errcheck // a short body is the proxy's fault, and shows elsewhere
 	streamed := bytes.Contains(body.Bytes()[:min(body.Len(), 4096)], []byte(`"stream":true`))
 	prompt := promptTokens(body.Bytes())
+	var list []byte
+	if streamed && bytes.Contains(body.Bytes(), []byte(`"return_token_ids":true`)) {
+		list = ids(body.Bytes())
+	}
 	f.bodies.Put(body)
 	if streamed {
-		f.stream(w, r, prompt)
+		f.stream(w, r, prompt, list)
 		return
 	}
 	text := append(usage(append(make([]byte, 0, 2048), answer...), prompt), '}')
@@ -168,17 +173,24 @@ func (t *ticks) next() {
 	t.timer.Reset(t.due.Sub(now))
 }
 
-// stream sends chunks of about 220 bytes, each with the time of its writing.
-func (f *fake) stream(w http.ResponseWriter, r *http.Request, prompt int) {
+// stream sends chunks of about 220 bytes, each with the time of its writing; with the token ids when promptIDs are those of the prompt.
+func (f *fake) stream(w http.ResponseWriter, r *http.Request, prompt int, promptIDs []byte) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	out := http.NewResponseController(w)
-	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1760000000,"model":"bench","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}],` + stamp)
+	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1760000000,"model":"bench","choices":[{"index":0,"delta":{"content":" token ` + stamp)
 	size := len(chunk)
+	end := `"},"logprobs":null,"finish_reason":null}]}` + "\n\n"
+	if promptIDs != nil {
+		end = strings.Replace(end, "null}", `null,"token_ids":[12345]}`, 1)
+	}
 	phase, _ := strconv.ParseInt(r.Header.Get(phaseHeader), 10, 64) // absent is zero
 	tick := newTicks(max(time.Duration(f.every.Load()), time.Microsecond), time.Duration(phase))
 	defer tick.timer.Stop()
-	for range f.chunks.Load() {
-		chunk = append(strconv.AppendInt(chunk[:size], time.Now().UnixNano(), 10), "}\n\n"...)
+	for n := range f.chunks.Load() {
+		chunk = append(strconv.AppendInt(chunk[:size], time.Now().UnixNano(), 10), end...)
+		if n == 0 && promptIDs != nil {
+			chunk = append(append(append(chunk[:len(chunk)-len("}\n\n")], `,"prompt_token_ids":`...), promptIDs...), "}\n\n"...)
+		}
 		if _, err := w.Write(chunk); err != nil || out.Flush() != nil {
 			return
 		}
@@ -197,5 +209,5 @@ func (f *fake) stream(w http.ResponseWriter, r *http.Request, prompt int) {
 	w.Write(append(last, "}\n\ndata: [DONE]\n\n"...)) //nolint:errcheck // the reader is gone then
 }
 
-// stamp precedes the time of a chunk's writing, in nanoseconds.
-const stamp = `"stamp":`
+// stamp precedes the time of a chunk's writing, in nanoseconds. It is part of the text, as all that changes from event to event.
+const stamp = `stamp:`
