@@ -53,32 +53,30 @@ type Params struct {
 // Follower follows one stream. It keeps four bytes for each token, at most MaxTokens of them, the end of
 // the text, and the event that is not complete.
 type Follower struct {
-	p    Params
-	lost Lost
-	head []byte
-
+	// These are what the usual event needs, next to each other.
+	read   openai.Chunks
+	lost   Lost
+	held   []byte   // the event that is not complete
 	prompt []uint32 // the engine's; Known while they are the same
 	ids    []uint32 // of the answer, as far as the client has their events
+	shown  []byte   // the end of the text that the client has
 	// promptTokens and answered count both, also when they are no longer remembered; blind: not all are counted.
 	promptTokens, answered int
-	blind                  bool
 	// safe counts the ids of which the client has the text. sure: the detokenizer holds back none of that text.
 	safe int
 	sure bool
-	// base is how many tokens of the answer came before the present continuation.
-	base int
 	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.
-	parsed bool
-	shown  []byte // the end of the text that the client has
-
+	parsed, blind         bool
 	finished, usage, done bool
 	resumed               bool
+	raw                   bool // not in events: passed on as it comes
 
-	held  []byte // the event that is not complete
+	// base is how many tokens of the answer came before the present continuation.
+	base  int
+	p     Params
+	head  []byte
 	out   []byte
 	chunk openai.Chunk // the event being parsed
-	read  openai.Chunks
-	raw   bool // not in events: passed on as it comes
 }
 
 // New makes a Follower.
@@ -92,12 +90,15 @@ func (f *Follower) Lose(why Lost) {
 }
 
 // Feed takes the next bytes of the engine's stream, cut anywhere, and gives those for the client, which
-// are valid until the next call. With an error, the stream is broken after them.
+// are valid until the next call and may be those of piece, changed. With an error, the stream is broken after them.
 func (f *Follower) Feed(piece []byte) ([]byte, error) {
-	f.out = f.out[:0]
 	if f.raw {
 		return piece, nil
 	}
+	if out := f.usual(piece); out != nil {
+		return out, nil
+	}
+	f.out = f.out[:0]
 	data, from := piece, 0
 	if len(f.held) > 0 {
 		from = len(f.held) - 1
@@ -126,6 +127,33 @@ func (f *Follower) Feed(piece []byte) ([]byte, error) {
 		f.held = append(f.held[:0], data...)
 	}
 	return f.out, err
+}
+
+// usual takes a piece that is one whole event with a text and its ids, as nearly all are. It changes the event in its place, because of
+// thousands of streams nothing stays in the processor's cache that each has of its own. It returns nil, and has done nothing, for any other piece.
+func (f *Follower) usual(piece []byte) []byte {
+	const begin, end, null = "data: ", "\n\n", "null"
+	if f.prompt == nil || f.lost != NotLost || f.resumed || f.done || len(f.held) > 0 || len(piece) < len(begin)+len(end) || string(piece[:len(begin)]) != begin {
+		return nil
+	}
+	if bytes.Index(piece, []byte(end)) != len(piece)-len(end) {
+		return nil // several events, or a part of one
+	}
+	p, ok := f.read.Alike(piece[len(begin) : len(piece)-len(end)])
+	if !ok || len(p.IDs) < len(null) {
+		return nil
+	}
+	first := len(f.ids)
+	if !f.take(p.IDs) || len(f.prompt)+len(f.ids) > MaxTokens {
+		f.ids = f.ids[:first]
+		return nil
+	}
+	f.answered = len(f.ids)
+	f.show(p.Text, len(f.ids)-first)
+	from := len(begin) + p.From
+	rest := piece[from+len(p.IDs):]
+	from += copy(piece[from:], null)
+	return piece[:from+copy(piece[from:], rest)]
 }
 
 // foreign reports whether a piece has line ends that engines do not send.
@@ -219,7 +247,7 @@ func (f *Follower) note(c *openai.Chunk) {
 		return
 	}
 	before := len(f.ids)
-	if !openai.EachID(c.IDs, func(id uint32) bool { f.ids = append(f.ids, id); return true }) {
+	if !f.take(c.IDs) {
 		f.Lose(LostIDs)
 		return
 	}
@@ -229,18 +257,24 @@ func (f *Follower) note(c *openai.Chunk) {
 		return
 	}
 	f.parsed = f.parsed || c.Empty
-	if text {
-		f.safe, f.sure = len(f.ids), len(f.ids) == before+1 && !f.parsed
-		f.show(c)
-	}
+	f.show(c.Text, len(f.ids)-before)
+}
+
+// take remembers a raw list of ids; false when it is none, or too long.
+func (f *Follower) take(ids []byte) bool {
+	return openai.EachID(ids, func(id uint32) bool { f.ids = append(f.ids, id); return true })
 }
 
 // keptText is what is kept of the text: more than the tail of a Point.
 const keptText = 512
 
-// show remembers text that the client gets.
-func (f *Follower) show(c *openai.Chunk) {
-	f.shown = c.AppendText(f.shown)
+// show remembers the text, raw JSON, that the client gets with so many ids.
+func (f *Follower) show(text []byte, ids int) {
+	if len(text) <= len(`""`) {
+		return
+	}
+	f.safe, f.sure = len(f.ids), ids == 1 && !f.parsed
+	f.shown = openai.AppendText(f.shown, text)
 	if n := len(f.shown); n > 2*keptText {
 		f.shown = f.shown[:copy(f.shown, f.shown[n-keptText:])]
 	}

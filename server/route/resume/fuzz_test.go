@@ -20,7 +20,7 @@ func FuzzFeed(f *testing.F) {
 			var out []byte
 			for rest := b; len(rest) > 0; {
 				n := min(size, len(rest))
-				got, err := f.Feed(rest[:n])
+				got, err := f.Feed(bytes.Clone(rest[:n]))
 				out = append(out, got...)
 				if err != nil {
 					return out, err
@@ -32,7 +32,7 @@ func FuzzFeed(f *testing.F) {
 					t.Fatalf("%+v", point)
 				}
 				f.Resume()
-				f.Feed(b)
+				f.Feed(bytes.Clone(b))
 			}
 			f.Ending()
 			return out, nil

@@ -1,32 +1,55 @@
 package openai
 
 import (
-	"bytes"
+	"hash/maphash"
 
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // Chunks reads the events of one stream as readChunk does, faster: the events of an answer's text differ in the text
 // and its ids alone, so an event that is otherwise like the last one of that kind is compared with it instead of parsed.
-// The zero value is ready. It belongs to one goroutine.
+// The comparison is one of hashes, with a seed of the stream's own: of thousands of streams the bytes of a last event are in no
+// processor's cache. The zero value is ready. It belongs to one goroutine.
 type Chunks struct {
-	// of the last event with a text and ids: its bytes before, between and after the two
-	before, between, after []byte
-	// what it was read to, without Head, Text and IDs
-	like Chunk
-	head int // the length of Head
+	seed maphash.Seed
+	// before, between and after are what surrounds the text and the ids in the last event that has both; before is empty until there is one.
+	before, between, after sum
+	// head is the length of Head, index the choice's.
+	head, index int
+}
+
+// sum stands for some bytes.
+type sum struct {
+	size int
+	hash uint64
+}
+
+func (s *Chunks) sum(b []byte) sum { return sum{len(b), maphash.Bytes(s.seed, b)} }
+
+// has reports whether b is what the sum stands for.
+func (s *Chunks) has(b []byte, it sum) bool {
+	return len(b) == it.size && maphash.Bytes(s.seed, b) == it.hash
+}
+
+// Piece is what an event has of its own that is otherwise like the one before. Its slices share memory with the event.
+type Piece struct {
+	// Text is a raw JSON string, IDs a raw list of token ids, which begins at From in the event.
+	Text, IDs []byte
+	From      int
 }
 
 // Read reads the JSON of one event into c, with the result that readChunk has.
 func (s *Chunks) Read(data []byte, c *Chunk) bool {
-	if s.readAlike(data, c) {
+	if p, ok := s.Alike(data); ok {
+		text, ids := place{s.before.size, s.before.size + len(p.Text)}, place{p.From, p.From + len(p.IDs)}
+		*c = Chunk{Choices: 1, Index: s.index, Plain: true, Head: data[:s.head], Text: p.Text, IDs: p.IDs, data: data, text: text, ids: ids}
 		return true
 	}
 	if !readChunk(data, c) {
 		return false
 	}
 	if c.Choices == 1 && c.Plain && len(c.Text) > 0 && c.Text[0] == '"' && c.text.to <= c.ids.from && c.prompt.to == 0 &&
-		c.Finish == nil && c.Stop == nil && c.Usage == nil && c.Fingerprint == nil && c.Fault == 0 {
+		c.Finish == nil && c.Stop == nil && c.Usage == nil && c.Fingerprint == nil && c.Fault == 0 && !c.Empty {
 		s.remember(c)
 	}
 	return true
@@ -34,31 +57,30 @@ func (s *Chunks) Read(data []byte, c *Chunk) bool {
 
 // remember takes c as what further events may be like.
 func (s *Chunks) remember(c *Chunk) {
-	s.before = append(s.before[:0], c.data[:c.text.from]...)
-	s.between = append(s.between[:0], c.data[c.text.to:c.ids.from]...)
-	s.after = append(s.after[:0], c.data[c.ids.to:]...)
-	s.head = len(c.Head)
-	s.like = Chunk{Choices: c.Choices, Index: c.Index, Plain: true, Empty: c.Empty}
+	if s.before.size == 0 {
+		s.seed = maphash.MakeSeed()
+	}
+	s.before, s.between, s.after = s.sum(c.data[:c.text.from]), s.sum(c.data[c.text.to:c.ids.from]), s.sum(c.data[c.ids.to:])
+	s.head, s.index = len(c.Head), c.Index
 }
 
-// readAlike reads an event that differs from the remembered one in its text and ids alone; false for any other.
-func (s *Chunks) readAlike(data []byte, c *Chunk) bool {
-	if len(s.before) == 0 || !bytes.HasPrefix(data, s.before) || !bytes.HasSuffix(data, s.after) {
-		return false
+// Alike reads an event that differs from the last one of its kind in its text and ids alone; false for any other.
+func (s *Chunks) Alike(data []byte) (Piece, bool) {
+	text := s.before.size
+	if text == 0 || text >= len(data) || data[text] != '"' {
+		return Piece{}, false
 	}
-	r := rawjson.Scanner{Data: data, Pos: len(s.before)}
-	if r.Pos >= len(data) || data[r.Pos] != '"' || !r.Skip() || !bytes.HasPrefix(data[r.Pos:], s.between) {
-		return false
+	r := rawjson.Scanner{Data: data, Pos: text}
+	if !r.Skip() {
+		return Piece{}, false
 	}
-	text := place{len(s.before), r.Pos}
-	r.Pos += len(s.between)
-	ids := place{r.Pos, 0}
-	if !r.SkipIDs() || r.Pos+len(s.after) != len(data) {
-		return false
+	end := r.Pos
+	from := end + s.between.size
+	if r.Pos = from; from > len(data) || !r.SkipIDs() {
+		return Piece{}, false
 	}
-	ids.to = r.Pos
-	*c = s.like
-	c.data, c.text, c.ids = data, text, ids
-	c.Head, c.Text, c.IDs = data[:s.head], data[text.from:text.to], data[ids.from:ids.to]
-	return true
+	if !s.has(data[:text], s.before) || !s.has(data[end:from], s.between) || !s.has(data[r.Pos:], s.after) {
+		return Piece{}, false
+	}
+	return Piece{Text: data[text:end], IDs: data[from:r.Pos], From: from}, true
 }

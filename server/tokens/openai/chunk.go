@@ -201,12 +201,12 @@ func (c *Chunk) Without(dst []byte) []byte {
 	return append(dst, c.data[at:]...)
 }
 
-// AppendText appends what Text says.
-func (c *Chunk) AppendText(dst []byte) []byte {
-	if len(c.Text) < 2 || c.Text[0] != '"' {
+// AppendText appends what a raw JSON string says; nothing for anything else.
+func AppendText(dst, text []byte) []byte {
+	if len(text) < 2 || text[0] != '"' {
 		return dst
 	}
-	return append(dst, rawjson.TextOf(c.Text).Bytes()...)
+	return append(dst, rawjson.TextOf(text).Bytes()...)
 }
 
 // EachID calls visit with each id of a raw list, until it is false. It is false when that happened,
