@@ -31,8 +31,8 @@ type attempt struct {
 	follower *resume.Follower
 	// asksIDs is set when the engine is asked for token ids, withoutIDs once it rejected the body for that.
 	asksIDs, withoutIDs bool
-	// begun is set once something of a continuation came.
-	begun bool
+	// begun is set once something of a continuation came, gave once the client got something of it.
+	begun, gave bool
 	// handedOff is set when the engine is sent the prompt's token ids instead of its text.
 	handedOff bool
 	// earlier counts the content events that other replicas sent to the client, reported those of this one that the load book knows.

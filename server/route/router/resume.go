@@ -129,6 +129,7 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 			}
 		}
 		if piece, s.fault = s.follower.Feed(piece); len(piece) > 0 {
+			a.gave = true
 			return piece, nil
 		}
 	}
@@ -163,7 +164,7 @@ func (s *resumed) worst(f *failure) *failure {
 // resume has another replica resume the stream, which broke with f. The failure that it returns is the client's.
 func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	r, a := s.router, s.reply.a
-	untouched := a.point != nil && !a.begun // the replica took the rest of the stream and gave nothing
+	untouched := a.point != nil && !a.gave // the replica took the rest of the stream and gave nothing
 	point, result := s.point(ctx, untouched)
 	if result == resultResumed && s.resumes > 0 && !r.Budget.Withdraw() { // the first time is free: the replica is gone
 		result = resultBudget

@@ -231,6 +231,28 @@ func TestAStreamWhoseEndAloneIsMissingIsEnded(t *testing.T) {
 	}
 }
 
+// A replica that takes the rest of a stream and gives nothing of it has refused: that is not one of the times that the stream may be resumed.
+func TestAReplicaThatLeavesTheRestUntouched(t *testing.T) {
+	for name, second := range map[string]http.HandlerFunc{
+		"it breaks after its head":   streaming(nil, cut),
+		"it ends at once":            streaming(nil, nil),
+		"it sends half an event":     streaming([]string{world()[0][:40]}, cut),
+		"its engine died in between": streaming([]string{`data: {"error":{"message":"dead","code":500}}` + "\n\n"}, nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, 3, nil)
+			f.resuming(1)
+			got := f.inTurn(streaming(hello(), cut), second, whole(world()))
+			to := &client{}
+			err := f.router.Serve(t.Context(), chat(asking+"}"), to)
+			if list := got(); err != nil || to.body.String() != helloWorld() || len(list) != 3 || list[1] != list[2] {
+				t.Errorf("Serve() = %v after %s, the client got\n%s", err, list, &to.body)
+			}
+			f.settled()
+		})
+	}
+}
+
 // What cannot go on ends as it would without the setting.
 func TestWhatDoesNotGoOn(t *testing.T) {
 	broken := streaming(hello(), cut)

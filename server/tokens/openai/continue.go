@@ -58,11 +58,23 @@ func (r *Request) Resumable() bool {
 		return false
 	}
 	for i, m := range r.members {
-		if known, _ := continued(m.name); !known && r.lastMember(m.name) == i && !neutral(m.name, r.Raw(m.name)) && !(m.name == "seed" && r.greedy()) {
+		if known, _ := continued(m.name); !known && r.lastMember(m.name) == i && !neutral(m.name, r.Raw(m.name)) && !r.without(m.name) {
 			return false
 		}
 	}
 	return true
+}
+
+// without reports whether a member has no part in the answer because of another member's value: a seed where nothing is drawn,
+// and tools that may not be called, which are in the prompt alone.
+func (r *Request) without(name string) bool {
+	switch name {
+	case "seed":
+		return r.greedy()
+	case "tools":
+		return string(r.Raw("tool_choice")) == `"none"`
+	}
+	return false
 }
 
 // greedy reports whether the request asks for the most probable token each time: then nothing is drawn.
