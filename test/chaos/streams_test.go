@@ -120,11 +120,12 @@ func (p *process) idOf(url string) string {
 // dies, or hangs.
 func TestStreamsOutliveTheirReplica(t *testing.T) {
 	for name, c := range map[string]struct {
-		signal syscall.Signal
-		within time.Duration // until the last stream has ended, after an undisturbed one's time
+		strike func(*process)
+		within time.Duration // until the last stream has ended, in addition to four times an undisturbed one's time
 	}{
-		"kill": {syscall.SIGKILL, 20 * time.Second},
-		"stop": {syscall.SIGSTOP, 30 * time.Second},
+		"kill":                       {func(p *process) { p.signal(syscall.SIGKILL) }, 20 * time.Second},
+		"stop":                       {func(p *process) { p.signal(syscall.SIGSTOP) }, 30 * time.Second},
+		"hang behind a good /health": {func(p *process) { p.fault(`{"stall":true}`) }, 30 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var replicas []*process
@@ -145,7 +146,7 @@ func TestStreamsOutliveTheirReplica(t *testing.T) {
 			}
 			begun.Wait()
 			struckID := router.idOf(replicas[1].url)
-			replicas[1].signal(c.signal)
+			c.strike(replicas[1])
 			struck := time.Now()
 			wait.Wait()
 			last, lost, there := time.Since(struck), 0, 0
@@ -158,7 +159,7 @@ func TestStreamsOutliveTheirReplica(t *testing.T) {
 					t.Logf("stream %d of %s: %d tokens in %s, %v", n, a.replica, a.tokens, a.took, a.err)
 				}
 			}
-			t.Logf("%d streams, %d of them at the replica that got %s: %d lost, the last one ended %s later (one alone takes %s)", openStreams, there, c.signal, lost, last, alone)
+			t.Logf("%d streams, %d of them at the replica that was struck: %d lost, the last one ended %s later (one alone takes %s)", openStreams, there, lost, last, alone)
 			if lost > 0 || there < openStreams/8 || last > 4*alone+c.within {
 				t.Error("streams were lost, too few were at that replica, or the last one came too late")
 			}
