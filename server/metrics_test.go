@@ -16,8 +16,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/observe/exposition"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/observe/exposition"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )

@@ -8,12 +8,14 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/netutil"
 
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/kit/memlimit"
 	"github.com/kvpilot/kvpilot/server/kit/reload"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
@@ -35,6 +37,8 @@ type Params struct {
 	LogTo io.Writer
 	// Version is shown to operators and put on spans.
 	Version string
+	// Memory is what the process may take: the limits of parts are lowered to fit. The zero value lowers none.
+	Memory memlimit.Limit
 	// Env is the environment in os.Environ's form; OpenTelemetry's OTEL_* are looked for in it.
 	Env []string
 	// Listeners replace the configured addresses, for tests and demos.
@@ -89,13 +93,17 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{config: c, params: p, telemetry: t}
+	c, lowered := c.WithinMemory(p.Memory)
 	if s.parts, err = newParts(c, t, p.lookup()); err != nil {
 		return nil, err
+	}
+	if len(lowered) > 0 {
+		s.parts.log.Info("settings are lowered to fit the memory", "limit", p.Memory, "lowered", strings.Join(lowered, ", "))
 	}
 	if s.surfaces, err = s.newSurfaces(t, traces); err != nil {
 		return nil, err
 	}
-	s.settings = s.newSettings(c)
+	s.settings = s.newSettings(s.config)
 	return s, nil
 }
 
@@ -139,7 +147,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if !hasSource(s.config) {
 		s.parts.log.Warn("no replicas are configured: set --replica, registry.replicas or another source of docs/replicas.md", "registration", s.config.Registry.Registration.Enabled)
 	}
-	s.parts.log.Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "version", s.params.Version)
+	s.parts.log.Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "memory", s.params.Memory, "version", s.params.Version)
 	if s.params.OnServing != nil {
 		s.params.OnServing(addresses)
 	}

@@ -49,7 +49,9 @@ type surfaces struct {
 }
 
 func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*surfaces, error) {
-	c, p := s.config, s.parts
+	c, _ := s.config.WithinMemory(s.params.Memory)
+	s.params.Memory.Show(t.Meters())
+	p := s.parts
 	record := audit.New(c.Audit, audit.Params{Stderr: s.params.LogTo, Log: p.part("audit"), Meter: t.Meters()})
 	who, err := callers.New(c.API.Callers(), callers.Params{
 		Log: p.part("callers"), Meter: t.Meters(), OnRead: recordReads(record), NoFollow: s.params.Source != nil && c.Reload.Watch,

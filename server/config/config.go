@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/check"
+	"github.com/kvpilot/kvpilot/server/kit/memlimit"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
@@ -61,6 +62,8 @@ type Config struct {
 	Admin admin.Config `yaml:"admin"`
 	// Logs, metrics and traces.
 	Telemetry telemetry.Config `yaml:"telemetry"`
+	// The memory of the whole process.
+	Memory memlimit.Config `yaml:"memory"`
 	// How settings change while the router runs.
 	Reload Reload `yaml:"reload"`
 }
@@ -110,6 +113,7 @@ func (c Config) Validate() error {
 		check.Within("gateway", c.Gateway.Validate()),
 		check.Within("admin", c.Admin.Validate()),
 		check.Within("telemetry", c.Telemetry.Validate()),
+		check.Within("memory", c.Memory.Validate()),
 		check.Within("reload", c.Reload.Validate()),
 	)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server"
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/kit/memlimit"
 )
 
 // flags are the few settings that are worth a flag of their own.
@@ -57,7 +58,9 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 			hangups := make(chan os.Signal, 1) // one that waits says as much as many
 			signal.Notify(hangups, syscall.SIGHUP)
 			defer signal.Stop(hangups) // when all is drained: until then a hang-up must not end the process
-			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Version: Version(), Env: env, Source: &source, Text: loaded.Text, Hangup: hangups})
+			limit := memlimit.Find(c.Memory)
+			limit.Hold(env)
+			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Memory: limit, Version: Version(), Env: env, Source: &source, Text: loaded.Text, Hangup: hangups})
 			if err != nil {
 				return err
 			}

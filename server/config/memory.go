@@ -1,0 +1,21 @@
+package config
+
+import "github.com/kvpilot/kvpilot/server/kit/memlimit"
+
+// WithinMemory returns the settings with the limits of parts lowered to their shares of a limit, and the names of those that
+// were. What the index cannot hold costs cache hits, what the token cache cannot hold costs time, what bodies cannot hold is rejected.
+func (c Config) WithinMemory(l memlimit.Limit) (Config, []string) {
+	if l.Bytes == 0 {
+		return c, nil
+	}
+	var lowered []string
+	lower := func(name string, bytes *int64, most int64) {
+		if *bytes > most {
+			*bytes, lowered = most, append(lowered, name)
+		}
+	}
+	lower("kvindex.max_bytes", &c.KVIndex.MaxBytes, l.Bytes/2)
+	lower("gateway.max_bodies_bytes", &c.Gateway.MaxBodiesBytes, max(l.Bytes/4, c.Gateway.MaxBodyBytes))
+	lower("tokenizer.cache_bytes", &c.Tokenizer.CacheBytes, l.Bytes/8)
+	return c, lowered
+}
