@@ -126,7 +126,7 @@ func (b *bench) startCosted(ctx context.Context, name string) (*process, error) 
 	case "vllm-router-rr":
 		return b.startGateway(ctx, name, "round_robin", "vllm-router")
 	case "smg-cache-aware":
-		return b.startGateway(ctx, name, "cache_aware", "smg", "launch", "--backend", "vllm", "--disable-tokenizer-autoload")
+		return b.startGateway(ctx, name, "cache_aware", "smg", "launch", "--disable-tokenizer-autoload")
 	case "sglang-cache-aware":
 		return b.startGateway(ctx, name, "cache_aware", "sglang-router", "launch")
 	case Nginx:
