@@ -13,34 +13,38 @@ build-bench: ## build the benchmarks into bin/, as the router is built
 test: ## run all tests with the race detector
 	$(GO) test -race -timeout 600s ./...
 
-# The contract. buf lives in a module of its own, and the .proto files that ours import come from the module cache.
+# The contract. buf lives in a module of its own. The .proto files that ours import are copies in proto/third_party.
 BUF  := $(GO) tool -modfile=proto/tools/go.mod buf
 BASE ?= main
 GOOGLEAPIS    := github.com/grpc-ecosystem/grpc-gateway@v1.16.0
 PROTOVALIDATE := github.com/bufbuild/protovalidate@v1.2.2
 moddir = $$($(GO) mod download -json $(1) | sed -n 's/^\t"Dir": "\(.*\)",*$$/\1/p')
 
-.deps: proto/tools/go.mod
-	rm -rf $@ && mkdir -p $@/googleapis/google/api $@/protovalidate/buf/validate
-	for f in annotations http httpbody; do install -m 644 "$(call moddir,$(GOOGLEAPIS))/third_party/googleapis/google/api/$$f.proto" $@/googleapis/google/api/ || exit 1; done
-	install -m 644 "$(call moddir,$(PROTOVALIDATE))/proto/protovalidate/buf/validate/validate.proto" $@/protovalidate/buf/validate/
-
-.PHONY: generate generate-check lint-proto breaking
-generate: .deps ## generate gen/ from proto/ (needs the Go module proxy only; the first run builds buf, 4 minutes)
+.PHONY: generate generate-check lint-proto breaking third-party test-protos
+generate: ## generate gen/ from proto/ (needs the Go module proxy only; the first run builds buf, 4 minutes)
 	$(BUF) generate
 	$(GO) run ./tools/openapi
 
-generate-check: generate ## fail when gen/ differs from what proto/ gives
-	@test -z "$$(git status --porcelain -- gen)" || { git status --porcelain -- gen; echo "gen/ differs: run make generate and commit it"; exit 1; }
+generate-check: generate third-party ## fail when gen/ differs from what proto/ gives, or proto/third_party from its origin
+	@test -z "$$(git status --porcelain -- gen proto/third_party)" || { git status --porcelain -- gen proto/third_party; echo "generated files differ: run make generate third-party and commit them"; exit 1; }
 
-lint-proto: .deps ## check the contract's style
+third-party: ## copy the protos that ours import from the Go module cache into proto/third_party
+	@for f in annotations http httpbody; do install -D -m 644 "$(call moddir,$(GOOGLEAPIS))/third_party/googleapis/google/api/$$f.proto" proto/third_party/google/api/$$f.proto || exit 1; done
+	@install -m 644 "$(call moddir,$(GOOGLEAPIS))/third_party/googleapis/LICENSE" proto/third_party/google/LICENSE
+	@install -D -m 644 "$(call moddir,$(PROTOVALIDATE))/proto/protovalidate/buf/validate/validate.proto" proto/third_party/buf/validate/validate.proto
+	@install -m 644 "$(call moddir,$(PROTOVALIDATE))/LICENSE" proto/third_party/buf/LICENSE
+
+lint-proto: ## check the contract's style
 	$(BUF) lint
-	$(BUF) format --diff --exit-code proto
+	$(BUF) format --diff --exit-code --path proto/kvpilot --path proto/vllm
 
-breaking: .deps ## fail when the contract breaks callers of the branch BASE (main)
+breaking: ## fail when the contract breaks callers of the branch BASE (main)
 	rm -rf .deps-base && mkdir .deps-base
-	git archive $(BASE) proto buf.yaml | tar -x -C .deps-base && cp -r .deps .deps-base/
+	git archive $(BASE) proto | tar -x -C .deps-base && cp buf.yaml .deps-base/ && cp -r proto/third_party .deps-base/proto/
 	$(BUF) breaking --against .deps-base; s=$$?; rm -rf .deps-base; exit $$s
+
+test-protos: ## compile proto/ as it is for Python, Node and another buf module (installs compilers into .cache/protos)
+	BUF="$(BUF)" test/protos/run
 
 LINT := $(GO) tool -modfile=tools/lint/go.mod
 
