@@ -9,7 +9,9 @@ import (
 
 func TestTheLimitIsTheNearestOne(t *testing.T) {
 	const gib = 1 << 30
-	gives := func(bytes uint64, err error) func() (uint64, error) { return func() (uint64, error) { return bytes, err } }
+	gives := func(bytes uint64, err error) func() (uint64, error) {
+		return func() (uint64, error) { return bytes, err }
+	}
 	none := gives(0, errors.New("none"))
 	for name, c := range map[string]struct {
 		set            int64
