@@ -18,8 +18,10 @@ const envPrefix = "KVPILOT_"
 // KVPILOT_SERVICE_HOST, KVPILOT_ADMIN_SERVICE_PORT_HTTP, KVPILOT_PORT=tcp://…, KVPILOT_ADMIN_PORT_9091_TCP_ADDR.
 var serviceLink = regexp.MustCompile(`^KVPILOT_([A-Z0-9_]+_)?(SERVICE_HOST=|SERVICE_PORT(_[A-Z0-9_]+)?=|PORT=(tcp|udp|sctp)://|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=)`)
 
-// forClients reports variables that kvpilot's client commands read and a router has no use for.
-func forClients(name string) bool { return name == "KVPILOT_ADDRESS" || name == "KVPILOT_KEY" }
+// noSetting reports variables that the commands read: KVPILOT_CONFIG names the settings file, the others are for clients.
+func noSetting(name string) bool {
+	return name == "KVPILOT_CONFIG" || name == "KVPILOT_ADDRESS" || name == "KVPILOT_KEY"
+}
 
 // applyEnv overrides c from the environment. Variables with our prefix that name no setting are
 // errors, except those that Kubernetes makes for a Service of our name.
@@ -40,7 +42,7 @@ func applyEnv(c *Config, env []string) error {
 			if err := f.set(value); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", name, err))
 			}
-		case serviceLink.MatchString(entry), forClients(name):
+		case serviceLink.MatchString(entry), noSetting(name):
 		default:
 			errs = append(errs, fmt.Errorf("%s: no such setting", name))
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -37,7 +38,7 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the router",
-		Long: "Run the router.\n\nSettings come from --config, then from environment variables (KVPILOT_LISTEN_HTTP for listen.http),\n" +
+		Long: "Run the router.\n\nSettings come from the file that --config or KVPILOT_CONFIG names, then from environment variables (KVPILOT_LISTEN_HTTP for listen.http),\n" +
 			"then from --set and the flags below; docs/config.md lists them all.",
 		Example: "  kvpilot serve --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000\n  kvpilot serve --config kvpilot.yaml --set telemetry.log_level=debug",
 		Args:    cobra.NoArgs,
@@ -73,7 +74,7 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 		},
 	}
 	list := cmd.Flags()
-	list.StringVar(&f.file, "config", "", "YAML file with settings")
+	list.StringVar(&f.file, "config", "", "YAML file with settings (KVPILOT_CONFIG)")
 	list.StringArrayVar(&f.set, "set", nil, "override one setting: path.to.key=value")
 	list.StringArrayVar(&f.replicas, "replica", nil, "base URL of a replica; may be repeated")
 	list.StringVar(&f.events, "events", "", "where replicas publish KV events, for example tcp://{host}:5557 (registry.events.endpoint)")
@@ -86,7 +87,7 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 	return cmd
 }
 
-// source is where the settings come from, at start and at every reload.
+// source is where the settings come from, at start and at every reload. The variable KVPILOT_CONFIG is an image's default of --config.
 func (f flags) source(env []string) config.Source {
 	set := slices.Clone(f.set)
 	for _, flag := range []struct{ path, value string }{
@@ -97,5 +98,11 @@ func (f flags) source(env []string) config.Source {
 			set = append(set, flag.path+"="+flag.value)
 		}
 	}
-	return config.Source{File: f.file, Env: env, Set: set, Replicas: f.replicas}
+	file := f.file
+	for _, v := range env {
+		if name, ok := strings.CutPrefix(v, "KVPILOT_CONFIG="); ok && file == "" {
+			file = name
+		}
+	}
+	return config.Source{File: file, Env: env, Set: set, Replicas: f.replicas}
 }
