@@ -46,6 +46,15 @@ breaking: ## fail when the contract breaks callers of the branch BASE (main)
 test-protos: ## compile proto/ as it is for Python, Node and another buf module (installs compilers into .cache/protos)
 	BUF="$(BUF)" test/protos/run
 
+.PHONY: generate-python test-python
+generate-python: ## generate the messages of the Python package from proto/
+	@test -x .cache/python-generate/bin/python || python3 -m venv .cache/python-generate
+	@.cache/python-generate/bin/pip install -q 'grpcio-tools==1.71.0' 'setuptools>=77,<81'
+	.cache/python-generate/bin/python client/python/generate.py
+
+test-python: ## build the Python package, install its wheel and run its tests and examples (installs tools into .cache/python-client)
+	client/python/test
+
 LINT := $(GO) tool -modfile=tools/lint/go.mod
 
 .PHONY: tidy-check

@@ -1,0 +1,11 @@
+"""Ask where a prompt would go, and why: python choose.py localhost:9090 MODEL"""
+
+import sys
+
+from kvpilot import Client
+
+with Client(sys.argv[1]) as client:
+    choice = client.choose(model=sys.argv[2], text="Hello", dry_run=True, explain=True)
+    print(choice.replica_id, choice.response.reason)
+    for candidate in choice.response.decision.candidates:
+        print(f"  {candidate.replica_id}: {candidate.ttft_ms:.1f} ms {candidate.veto}")

@@ -1,0 +1,282 @@
+"""What the two clients share: requests, channel options, errors, server-sent events. Nothing here waits."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+from google.api import httpbody_pb2
+
+from kvpilot.v1 import decision_pb2, errors_pb2, prompt_pb2, reservation_pb2, routing_pb2
+
+Body = Union[bytes, str, Mapping[str, Any]]
+
+ROUTING = "/kvpilot.v1.RoutingService/"
+INFERENCE = "/kvpilot.v1.InferenceService/"
+
+# The calls that change nothing when they are repeated. ChooseReplica and inference are not among them.
+REPEATABLE = (
+    "Tokenize", "Detokenize", "ReportPrefillCompleted", "ReportDecodeProgress", "ReleaseReservation",
+    "RenewReservation", "ExplainDecision",
+)
+
+SERVICE_CONFIG = json.dumps({"methodConfig": [{
+    "name": [{"service": "kvpilot.v1.RoutingService", "method": m} for m in REPEATABLE],
+    "retryPolicy": {
+        "maxAttempts": 4, "initialBackoff": "0.05s", "maxBackoff": "1s", "backoffMultiplier": 3,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    },
+}]})
+
+PATHS = {
+    "/v1/chat/completions": "ChatCompletions", "/v1/completions": "Completions", "/v1/responses": "Responses",
+    "/v1/messages": "Messages", "/v1/embeddings": "Embeddings",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to reach the router. credentials: TLS; None is plain text. timeout: seconds for each unary call."""
+
+    target: str
+    credentials: grpc.ChannelCredentials | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    timeout: float = 30.0
+    channel: tuple[tuple[str, Any], ...] = field(default=())
+
+
+def options(target: str | Sequence[str], credentials: grpc.ChannelCredentials | None, api_key: str | None,
+            timeout: float, server_name: str | None) -> Options:
+    channel: list[tuple[str, Any]] = [
+        ("grpc.service_config", SERVICE_CONFIG),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+    ]
+    if server_name is not None:
+        channel += [("grpc.ssl_target_name_override", server_name), ("grpc.default_authority", server_name)]
+    metadata = () if api_key is None else (("authorization", "Bearer " + api_key),)
+    return Options(address(target), credentials, metadata, timeout, tuple(channel))
+
+
+def address(target: str | Sequence[str]) -> str:
+    """One target stays as it is; several become a list of IPv4 addresses that gRPC tries in order."""
+    if isinstance(target, str):
+        return target
+    if not target:
+        raise ValueError("targets must not be empty")
+    if len(target) == 1:
+        return target[0]
+    found: list[str] = []
+    for t in target:
+        host, _, port = t.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"target {t!r} must be HOST:PORT")
+        for info in socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM):
+            found.append(f"{info[4][0]}:{port}")
+    return "ipv4:" + ",".join(dict.fromkeys(found))
+
+
+def encode(body: Body) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    return (body if isinstance(body, str) else json.dumps(body)).encode()
+
+
+def prompt_count(*prompts: object) -> None:
+    if sum(p is not None for p in prompts) > 1:
+        raise ValueError("give one of messages, text, token_ids and body")
+
+
+def choose_request(*, model: str, messages: Sequence[Mapping[str, Any]] | None, text: str | None,
+                   token_ids: Sequence[int] | None, body: Body | None, adapter: str, session_id: str, policy: str | None,
+                   params: Mapping[str, float] | None, allow: Sequence[str], deny: Sequence[str], pin: str, priority: int,
+                   ttft_deadline: float | None, expected_output_tokens: int, cache_salt: str, lease: float | None,
+                   request_id: str, dry_run: bool, explain: bool, return_token_ids: bool,
+                   reports_all: bool) -> routing_pb2.ChooseReplicaRequest:
+    prompt_count(messages, text, token_ids, body)
+    request = routing_pb2.ChooseReplicaRequest(
+        model=model, adapter=adapter, session_id=session_id, priority=priority, cache_salt=cache_salt, request_id=request_id,
+        expected_output_tokens=expected_output_tokens, dry_run=dry_run, explain=explain, return_token_ids=return_token_ids,
+    )
+    if messages is not None:
+        body = {"model": model, "messages": list(messages)} if model else {"messages": list(messages)}
+    if body is not None:
+        request.body.json = encode(body)
+    if text is not None:
+        request.text = text
+    if token_ids is not None:
+        request.token_ids.ids.extend(token_ids)
+    if allow or deny or pin:
+        request.candidates.allow.extend(allow)
+        request.candidates.deny.extend(deny)
+        request.candidates.pin = pin
+    if policy is not None or params:
+        request.policy.name = policy or ""
+        request.policy.params.update(params or {})
+    if ttft_deadline is not None:
+        request.ttft_deadline.FromNanoseconds(round(ttft_deadline * 1e9))
+    if lease is not None:
+        request.lease.FromNanoseconds(round(lease * 1e9))
+    if reports_all:
+        request.reports = routing_pb2.REPORTS_ALL
+    return request
+
+
+def tokenize_request(model: str, messages: Sequence[Mapping[str, Any]] | None, text: str | None,
+                     body: Body | None) -> prompt_pb2.TokenizeRequest:
+    prompt_count(messages, text, body)
+    request = prompt_pb2.TokenizeRequest(model=model)
+    if messages is not None:
+        body = {"model": model, "messages": list(messages)}
+    if body is not None:
+        request.body.json = encode(body)
+    else:
+        request.text = text or ""
+    return request
+
+
+def release_request(reservation_id: str, attempt: int, end: decision_pb2.End, output_tokens: int | None,
+                    cached_tokens: int | None, served_by: str) -> reservation_pb2.ReleaseReservationRequest:
+    request = reservation_pb2.ReleaseReservationRequest(
+        reservation_id=reservation_id, attempt=attempt, end=end, served_by=served_by)
+    if output_tokens is not None:
+        request.output_tokens = output_tokens
+    if cached_tokens is not None:
+        request.cached_tokens = cached_tokens
+    return request
+
+
+class Error(Exception):
+    """A call that failed.
+
+    code is gRPC's; reason is kvpilot's own (an ErrorReason without its prefix, "" when it gave none); retry_after is the
+    time in seconds that the router asks to wait, or None; body is the replica's own answer, when the error carries one.
+    """
+
+    def __init__(self, message: str, code: grpc.StatusCode, reason: str = "", retry_after: float | None = None,
+                 body: bytes | None = None, metadata: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message, self.code, self.reason = message, code, reason
+        self.retry_after, self.body, self.metadata = retry_after, body, dict(metadata or {})
+
+    def __str__(self) -> str:
+        return f"{self.reason or self.code.name}: {self.message}"
+
+
+class InvalidRequestError(Error):
+    """The request is malformed."""
+
+
+class AuthenticationError(Error):
+    """The API key is missing or wrong, or may not do this."""
+
+
+class NotFoundError(Error):
+    """No such model, replica, decision or reservation."""
+
+
+class ConflictError(Error):
+    """The request conflicts with what is: a booking of another question, or a reservation that has ended."""
+
+
+class OverloadedError(Error):
+    """A queue or a limit is full; retry_after may say how long to wait."""
+
+
+class UnavailableError(Error):
+    """The router or every replica is out of reach; try again later."""
+
+
+class DeadlineError(Error):
+    """The deadline passed, or cannot be kept."""
+
+
+KINDS: dict[grpc.StatusCode, type[Error]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
+    grpc.StatusCode.PERMISSION_DENIED: AuthenticationError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.ALREADY_EXISTS: ConflictError,
+    grpc.StatusCode.FAILED_PRECONDITION: ConflictError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+}
+
+
+def error(e: Any) -> Error:
+    """The typed form of what gRPC raised: a call of grpc, or an AioRpcError."""
+    code, message = e.code(), e.details() or ""
+    reason, retry_after, body = "", None, None
+    metadata: dict[str, str] = {}
+    for key, value in e.trailing_metadata() or ():
+        if key != "grpc-status-details-bin":
+            continue
+        for detail in status_pb2.Status.FromString(value).details:
+            info, retry, answer = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), httpbody_pb2.HttpBody()
+            if detail.Unpack(info) and info.domain == "kvpilot":
+                reason, metadata = info.reason, dict(info.metadata)
+            elif detail.Unpack(retry):
+                retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+            elif detail.Unpack(answer):
+                body = bytes(answer.data)
+    kind = KINDS.get(code, Error)
+    if reason == errors_pb2.ErrorReason.Name(errors_pb2.ERROR_REASON_DEADLINE_UNREACHABLE).removeprefix("ERROR_REASON_"):
+        kind = DeadlineError
+    return kind(message, code, reason, retry_after, body, metadata)
+
+
+class Events:
+    """Cuts the data of server-sent events out of bytes that come at any boundaries. The end mark [DONE] is left out."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, part: bytes) -> Iterator[bytes]:
+        lines = (self._rest + part).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                if data != b"[DONE]":
+                    yield data
+
+
+@dataclass
+class Usage:
+    """What a stream of completions has said of itself so far."""
+
+    chunks: int = 0
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def read(self, event: Mapping[str, Any]) -> None:
+        self.chunks += 1
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self.output_tokens = usage.get("completion_tokens", self.output_tokens)
+            details = usage.get("prompt_tokens_details")
+            if isinstance(details, dict):
+                self.cached_tokens = details.get("cached_tokens", self.cached_tokens)
+
+
+def streamed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with a stream asked for, its usage included. The router times the first token of streams only."""
+    return {**body, "stream": True, "stream_options": {"include_usage": True, **(body.get("stream_options") or {})}}
+
+
+def direct_body(body: Mapping[str, Any], choice: routing_pb2.ChooseReplicaResponse) -> dict[str, Any]:
+    """The body as the replica must get it: its own name of the model, and the cache_salt of the prediction."""
+    sent = streamed(body)
+    if choice.model:
+        sent["model"] = choice.model
+    if choice.cache_salt:
+        sent["cache_salt"] = choice.cache_salt
+    return sent

@@ -1,0 +1,288 @@
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FeedState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FEED_STATE_UNSPECIFIED: _ClassVar[FeedState]
+    FEED_STATE_NONE: _ClassVar[FeedState]
+    FEED_STATE_COLD: _ClassVar[FeedState]
+    FEED_STATE_EXACT: _ClassVar[FeedState]
+    FEED_STATE_DEGRADED: _ClassVar[FeedState]
+
+class End(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    END_UNSPECIFIED: _ClassVar[End]
+    END_COMPLETED: _ClassVar[End]
+    END_CANCELED: _ClassVar[End]
+    END_REJECTED: _ClassVar[End]
+    END_FAILED: _ClassVar[End]
+    END_MOVED: _ClassVar[End]
+    END_EXPIRED: _ClassVar[End]
+    END_REMOVED: _ClassVar[End]
+    END_RESUMED: _ClassVar[End]
+    END_UNSERVED: _ClassVar[End]
+FEED_STATE_UNSPECIFIED: FeedState
+FEED_STATE_NONE: FeedState
+FEED_STATE_COLD: FeedState
+FEED_STATE_EXACT: FeedState
+FEED_STATE_DEGRADED: FeedState
+END_UNSPECIFIED: End
+END_COMPLETED: End
+END_CANCELED: End
+END_REJECTED: End
+END_FAILED: End
+END_MOVED: End
+END_EXPIRED: End
+END_REMOVED: End
+END_RESUMED: End
+END_UNSERVED: End
+
+class Overlap(_message.Message):
+    __slots__ = ("gpu_tokens", "cpu_tokens", "disk_tokens")
+    GPU_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CPU_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    gpu_tokens: int
+    cpu_tokens: int
+    disk_tokens: int
+    def __init__(self, gpu_tokens: _Optional[int] = ..., cpu_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("decision_id", "attempt", "request_id", "time", "model", "adapter", "policy", "reason", "replica_id", "rank", "prompt_tokens", "estimated", "expected_output_tokens", "dry_run", "margin", "params", "load", "omega", "held", "took", "tries", "candidates", "outcome", "shadow", "seed", "trace_id", "span_id", "tenant", "objective", "target_ttft", "target_tpot", "keyless", "pinned", "too_long", "prompt_chars", "cursor", "waited", "scored", "decided_by", "asked_by", "alone", "others", "vetoed_others", "returning")
+    class ParamsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    OMEGA_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    TOOK_FIELD_NUMBER: _ClassVar[int]
+    TRIES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_TTFT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_TPOT_FIELD_NUMBER: _ClassVar[int]
+    KEYLESS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    TOO_LONG_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    WAITED_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_BY_FIELD_NUMBER: _ClassVar[int]
+    ASKED_BY_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    VETOED_OTHERS_FIELD_NUMBER: _ClassVar[int]
+    RETURNING_FIELD_NUMBER: _ClassVar[int]
+    decision_id: str
+    attempt: int
+    request_id: str
+    time: _timestamp_pb2.Timestamp
+    model: str
+    adapter: str
+    policy: str
+    reason: str
+    replica_id: str
+    rank: int
+    prompt_tokens: int
+    estimated: bool
+    expected_output_tokens: int
+    dry_run: bool
+    margin: float
+    params: _containers.ScalarMap[str, float]
+    load: float
+    omega: float
+    held: _duration_pb2.Duration
+    took: _duration_pb2.Duration
+    tries: int
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    outcome: Outcome
+    shadow: Shadow
+    seed: int
+    trace_id: str
+    span_id: str
+    tenant: str
+    objective: str
+    target_ttft: _duration_pb2.Duration
+    target_tpot: _duration_pb2.Duration
+    keyless: bool
+    pinned: bool
+    too_long: bool
+    prompt_chars: int
+    cursor: int
+    waited: _duration_pb2.Duration
+    scored: _duration_pb2.Duration
+    decided_by: str
+    asked_by: str
+    alone: str
+    others: int
+    vetoed_others: int
+    returning: float
+    def __init__(self, decision_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request_id: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., estimated: bool = ..., expected_output_tokens: _Optional[int] = ..., dry_run: bool = ..., margin: _Optional[float] = ..., params: _Optional[_Mapping[str, float]] = ..., load: _Optional[float] = ..., omega: _Optional[float] = ..., held: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tries: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., seed: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., objective: _Optional[str] = ..., target_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., target_tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., keyless: bool = ..., pinned: bool = ..., too_long: bool = ..., prompt_chars: _Optional[int] = ..., cursor: _Optional[int] = ..., waited: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., scored: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decided_by: _Optional[str] = ..., asked_by: _Optional[str] = ..., alone: _Optional[str] = ..., others: _Optional[int] = ..., vetoed_others: _Optional[int] = ..., returning: _Optional[float] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("replica_id", "rank", "veto", "overlap", "feed", "block_size", "session", "requests", "waiting", "queued_tokens", "decode_blocks", "blocks", "engine_waiting", "kv_usage", "backlog_ms", "uncached_tokens", "prefill_ms", "ttft_ms", "cost", "silent_ms", "speed", "slowdown", "planned_ms", "full_step_ms", "decode_ms", "crowding_ms", "tpot_ms", "late", "returns_per_second", "saved_ms", "residual_ms", "chars", "held_chars", "place")
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    VETO_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    FEED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_MS_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    SILENT_MS_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_MS_FIELD_NUMBER: _ClassVar[int]
+    FULL_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_MS_FIELD_NUMBER: _ClassVar[int]
+    CROWDING_MS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    SAVED_MS_FIELD_NUMBER: _ClassVar[int]
+    RESIDUAL_MS_FIELD_NUMBER: _ClassVar[int]
+    CHARS_FIELD_NUMBER: _ClassVar[int]
+    HELD_CHARS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    rank: int
+    veto: str
+    overlap: Overlap
+    feed: FeedState
+    block_size: int
+    session: bool
+    requests: int
+    waiting: int
+    queued_tokens: int
+    decode_blocks: float
+    blocks: int
+    engine_waiting: int
+    kv_usage: float
+    backlog_ms: float
+    uncached_tokens: int
+    prefill_ms: float
+    ttft_ms: float
+    cost: float
+    silent_ms: float
+    speed: RankSpeed
+    slowdown: float
+    planned_ms: float
+    full_step_ms: float
+    decode_ms: float
+    crowding_ms: float
+    tpot_ms: float
+    late: float
+    returns_per_second: float
+    saved_ms: float
+    residual_ms: float
+    chars: int
+    held_chars: int
+    place: int
+    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., veto: _Optional[str] = ..., overlap: _Optional[_Union[Overlap, _Mapping]] = ..., feed: _Optional[_Union[FeedState, str]] = ..., block_size: _Optional[int] = ..., session: bool = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., blocks: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., backlog_ms: _Optional[float] = ..., uncached_tokens: _Optional[int] = ..., prefill_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., cost: _Optional[float] = ..., silent_ms: _Optional[float] = ..., speed: _Optional[_Union[RankSpeed, _Mapping]] = ..., slowdown: _Optional[float] = ..., planned_ms: _Optional[float] = ..., full_step_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., crowding_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., late: _Optional[float] = ..., returns_per_second: _Optional[float] = ..., saved_ms: _Optional[float] = ..., residual_ms: _Optional[float] = ..., chars: _Optional[int] = ..., held_chars: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
+
+class RankSpeed(_message.Message):
+    __slots__ = ("tokens_per_second", "bend_tokens", "step_ms", "overhead_ms", "spread", "source", "busy", "samples", "prediction_ratio")
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    BEND_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    OVERHEAD_MS_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_RATIO_FIELD_NUMBER: _ClassVar[int]
+    tokens_per_second: float
+    bend_tokens: float
+    step_ms: float
+    overhead_ms: float
+    spread: float
+    source: str
+    busy: float
+    samples: int
+    prediction_ratio: float
+    def __init__(self, tokens_per_second: _Optional[float] = ..., bend_tokens: _Optional[float] = ..., step_ms: _Optional[float] = ..., overhead_ms: _Optional[float] = ..., spread: _Optional[float] = ..., source: _Optional[str] = ..., busy: _Optional[float] = ..., samples: _Optional[int] = ..., prediction_ratio: _Optional[float] = ...) -> None: ...
+
+class Shadow(_message.Message):
+    __slots__ = ("policy", "replica_id", "rank", "agrees", "regret_ms")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    AGREES_FIELD_NUMBER: _ClassVar[int]
+    REGRET_MS_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    replica_id: str
+    rank: int
+    agrees: bool
+    regret_ms: float
+    def __init__(self, policy: _Optional[str] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., agrees: bool = ..., regret_ms: _Optional[float] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("end", "replica_id", "rank", "ttft", "predicted_ttft", "duration", "prompt_tokens", "output_tokens", "cached_tokens", "predicted_cached_tokens", "counted_output_tokens")
+    END_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TTFT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    end: End
+    replica_id: str
+    rank: int
+    ttft: _duration_pb2.Duration
+    predicted_ttft: _duration_pb2.Duration
+    duration: _duration_pb2.Duration
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    predicted_cached_tokens: int
+    counted_output_tokens: int
+    def __init__(self, end: _Optional[_Union[End, str]] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., predicted_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., predicted_cached_tokens: _Optional[int] = ..., counted_output_tokens: _Optional[int] = ...) -> None: ...

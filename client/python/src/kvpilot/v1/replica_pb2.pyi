@@ -1,0 +1,216 @@
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from kvpilot.v1 import decision_pb2 as _decision_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ReplicaState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPLICA_STATE_UNSPECIFIED: _ClassVar[ReplicaState]
+    REPLICA_STATE_STARTING: _ClassVar[ReplicaState]
+    REPLICA_STATE_READY: _ClassVar[ReplicaState]
+    REPLICA_STATE_DRAINING: _ClassVar[ReplicaState]
+    REPLICA_STATE_UNHEALTHY: _ClassVar[ReplicaState]
+
+class BreakerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BREAKER_STATE_UNSPECIFIED: _ClassVar[BreakerState]
+    BREAKER_STATE_CLOSED: _ClassVar[BreakerState]
+    BREAKER_STATE_TRIAL: _ClassVar[BreakerState]
+    BREAKER_STATE_OPEN: _ClassVar[BreakerState]
+REPLICA_STATE_UNSPECIFIED: ReplicaState
+REPLICA_STATE_STARTING: ReplicaState
+REPLICA_STATE_READY: ReplicaState
+REPLICA_STATE_DRAINING: ReplicaState
+REPLICA_STATE_UNHEALTHY: ReplicaState
+BREAKER_STATE_UNSPECIFIED: BreakerState
+BREAKER_STATE_CLOSED: BreakerState
+BREAKER_STATE_TRIAL: BreakerState
+BREAKER_STATE_OPEN: BreakerState
+
+class Replica(_message.Message):
+    __slots__ = ("replica_id", "url", "state", "since", "life", "ranks", "models", "labels", "version", "rust_frontend", "block_size", "blocks", "max_batched_tokens", "last_error", "drained", "breaker")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUST_FRONTEND_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    url: str
+    state: ReplicaState
+    since: _timestamp_pb2.Timestamp
+    life: int
+    ranks: _containers.RepeatedCompositeFieldContainer[ReplicaRank]
+    models: _containers.RepeatedCompositeFieldContainer[ReplicaModel]
+    labels: _containers.ScalarMap[str, str]
+    version: str
+    rust_frontend: bool
+    block_size: int
+    blocks: int
+    max_batched_tokens: int
+    last_error: str
+    drained: bool
+    breaker: BreakerState
+    def __init__(self, replica_id: _Optional[str] = ..., url: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., life: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ReplicaRank, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ReplicaModel, _Mapping]]] = ..., labels: _Optional[_Mapping[str, str]] = ..., version: _Optional[str] = ..., rust_frontend: bool = ..., block_size: _Optional[int] = ..., blocks: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., last_error: _Optional[str] = ..., drained: bool = ..., breaker: _Optional[_Union[BreakerState, str]] = ...) -> None: ...
+
+class ReplicaRank(_message.Message):
+    __slots__ = ("rank", "events_endpoint", "replay_endpoint", "feed", "feed_error", "feed_lag_ms", "gaps", "resets", "known_blocks", "known_lower_blocks")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    FEED_FIELD_NUMBER: _ClassVar[int]
+    FEED_ERROR_FIELD_NUMBER: _ClassVar[int]
+    FEED_LAG_MS_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    RESETS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_LOWER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    events_endpoint: str
+    replay_endpoint: str
+    feed: _decision_pb2.FeedState
+    feed_error: str
+    feed_lag_ms: float
+    gaps: int
+    resets: int
+    known_blocks: int
+    known_lower_blocks: int
+    def __init__(self, rank: _Optional[int] = ..., events_endpoint: _Optional[str] = ..., replay_endpoint: _Optional[str] = ..., feed: _Optional[_Union[_decision_pb2.FeedState, str]] = ..., feed_error: _Optional[str] = ..., feed_lag_ms: _Optional[float] = ..., gaps: _Optional[int] = ..., resets: _Optional[int] = ..., known_blocks: _Optional[int] = ..., known_lower_blocks: _Optional[int] = ...) -> None: ...
+
+class ReplicaModel(_message.Message):
+    __slots__ = ("id", "parent", "max_model_len")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    parent: str
+    max_model_len: int
+    def __init__(self, id: _Optional[str] = ..., parent: _Optional[str] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+
+class EventsSpec(_message.Message):
+    __slots__ = ("endpoint", "replay_endpoint", "topic")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    replay_endpoint: str
+    topic: str
+    def __init__(self, endpoint: _Optional[str] = ..., replay_endpoint: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("replica_id", "url", "events", "ranks", "labels", "lease", "api_key")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    API_KEY_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    url: str
+    events: _containers.RepeatedCompositeFieldContainer[EventsSpec]
+    ranks: int
+    labels: _containers.ScalarMap[str, str]
+    lease: _duration_pb2.Duration
+    api_key: str
+    def __init__(self, replica_id: _Optional[str] = ..., url: _Optional[str] = ..., events: _Optional[_Iterable[_Union[EventsSpec, _Mapping]]] = ..., ranks: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., api_key: _Optional[str] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("lease", "created")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    lease: _duration_pb2.Duration
+    created: bool
+    def __init__(self, lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., created: bool = ...) -> None: ...
+
+class DeregisterRequest(_message.Message):
+    __slots__ = ("replica_id",)
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    def __init__(self, replica_id: _Optional[str] = ...) -> None: ...
+
+class DeregisterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("replica_id", "undo")
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    undo: bool
+    def __init__(self, replica_id: _Optional[str] = ..., undo: bool = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: Replica
+    def __init__(self, replica: _Optional[_Union[Replica, _Mapping]] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class ListResponse(_message.Message):
+    __slots__ = ("replicas",)
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("replica_id",)
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    def __init__(self, replica_id: _Optional[str] = ...) -> None: ...
+
+class GetResponse(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: Replica
+    def __init__(self, replica: _Optional[_Union[Replica, _Mapping]] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("replica", "removed")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    replica: Replica
+    removed: bool
+    def __init__(self, replica: _Optional[_Union[Replica, _Mapping]] = ..., removed: bool = ...) -> None: ...

@@ -1,0 +1,182 @@
+"""Both clients against a real router before simulated replicas, whose addresses are in the environment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+import kvpilot
+from kvpilot.v1 import decision_pb2
+
+ROUTER, REST = os.environ["KVPILOT_GRPC"], os.environ["KVPILOT_HTTP"]
+MESSAGES = [{"role": "user", "content": "What is a KV cache?"}]
+CHAT: dict[str, Any] = {"model": "sim", "messages": MESSAGES, "max_tokens": 12}
+
+
+def in_flight() -> int:
+    ranks = httpx.get(f"http://{REST}/kvpilot/v1/loads").json()["ranks"]
+    return sum(rank.get("requests", 0) for rank in ranks)
+
+
+def outcome(client: kvpilot.Client, decision_id: str) -> decision_pb2.Outcome:
+    return client.explain(decision_id=decision_id)[0].outcome
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Any:
+    yield
+    deadline = time.monotonic() + 10
+    while in_flight() != 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert in_flight() == 0
+
+
+@pytest.fixture
+def client() -> Any:
+    with kvpilot.Client(ROUTER) as c:
+        yield c
+
+
+def test_choice_is_booked_reported_and_released(client: kvpilot.Client) -> None:
+    with client.choose(model="sim", messages=MESSAGES, session_id="s", explain=True, return_token_ids=True) as choice:
+        assert choice.booked and choice.url.startswith("http://127.0.0.1:")
+        assert in_flight() == 1
+        assert choice.response.decision.candidates and list(choice.response.token_ids.ids)
+        choice.prefill_done()
+        choice.progress(5)
+        choice.progress(5)  # reports may be repeated
+        choice.renew()
+        choice.outcome(output_tokens=7)
+    assert in_flight() == 0
+    done = outcome(client, choice.response.decision_id)
+    assert done.end == decision_pb2.END_COMPLETED and done.output_tokens == 7
+
+
+def test_exception_releases_as_failed(client: kvpilot.Client) -> None:
+    with pytest.raises(RuntimeError), client.choose(model="sim", text="hello") as choice:
+        raise RuntimeError
+    assert outcome(client, choice.response.decision_id).end == decision_pb2.END_FAILED
+
+
+def test_dry_run_books_nothing(client: kvpilot.Client) -> None:
+    with client.choose(model="sim", token_ids=[1, 2, 3], dry_run=True) as choice:
+        assert not choice.booked and in_flight() == 0
+        choice.prefill_done()
+
+
+def test_candidates_policy_and_adapter(client: kvpilot.Client) -> None:
+    with client.choose(model="sim", text="a") as first:
+        with client.choose(model="sim", text="a", deny=[first.replica_id], policy="round-robin") as second:
+            assert second.replica_id != first.replica_id and second.response.policy == "round-robin"
+        with client.choose(model="sim", text="a", pin=first.replica_id) as pinned:
+            assert pinned.replica_id == first.replica_id and pinned.response.reason == "pinned"
+    with client.choose(model="sim", adapter="sql", text="a") as lora:
+        assert lora.response.model == "sql"
+
+
+def test_errors_have_kinds_and_reasons(client: kvpilot.Client) -> None:
+    with pytest.raises(kvpilot.NotFoundError) as missing:
+        client.choose(model="none", text="a")
+    assert missing.value.reason == "MODEL_NOT_FOUND"
+    with pytest.raises(kvpilot.NotFoundError) as forgotten:
+        client.explain(decision_id="nothing")
+    assert forgotten.value.reason == "DECISION_NOT_FOUND"
+    with pytest.raises(kvpilot.InvalidRequestError):
+        client.choose(model="sim", text="a", priority=2000)
+    with pytest.raises(ValueError, match="one of"):
+        client.choose(model="sim", text="a", token_ids=[1])
+    with kvpilot.Client(closed_port(), timeout=2) as nobody, pytest.raises(kvpilot.UnavailableError):
+        nobody.choose(model="sim")
+
+
+def test_several_targets_fail_over() -> None:
+    with kvpilot.Client([closed_port(), ROUTER]) as c, c.choose(model="sim", text="a") as choice:
+        assert choice.booked
+
+
+def test_tokens(client: kvpilot.Client) -> None:
+    ids = client.tokenize("sim", text="hello world")
+    assert ids and client.detokenize("sim", ids).endswith("hello world")
+    assert len(client.tokenize("sim", messages=MESSAGES)) > len(client.tokenize("sim", text=MESSAGES[0]["content"]))
+
+
+def test_answers_through_the_router(client: kvpilot.Client) -> None:
+    whole = client.complete("/v1/chat/completions", CHAT)
+    assert whole["choices"][0]["message"]["content"]
+    events = list(client.stream("/v1/completions", {"model": "sim", "prompt": "a", "max_tokens": 5, "stream": True}))
+    assert "".join(e["choices"][0]["text"] for e in events if e["choices"])
+    with pytest.raises(kvpilot.NotFoundError):
+        list(client.stream("/v1/chat/completions", {**CHAT, "model": "none", "stream": True}))
+
+
+def test_direct_stream_reports_its_lifecycle(client: kvpilot.Client) -> None:
+    with httpx.Client(timeout=30) as http:
+        events = list(client.stream_direct(CHAT, http=http, request_id="direct-1", progress_every=2))
+    assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events if e["choices"])
+    done = client.explain(request_id="direct-1")[0].outcome
+    assert done.end == decision_pb2.END_COMPLETED and done.HasField("ttft") and done.output_tokens == 12
+
+
+def test_direct_stream_left_early_is_canceled(client: kvpilot.Client) -> None:
+    with httpx.Client(timeout=30) as http:
+        with contextlib.closing(client.stream_direct({**CHAT, "max_tokens": 5000}, http=http, request_id="direct-2")) as events:
+            next(events)
+    assert client.explain(request_id="direct-2")[0].outcome.end == decision_pb2.END_CANCELED
+
+
+def test_direct_stream_refused_by_the_replica(client: kvpilot.Client) -> None:
+    with httpx.Client(timeout=30) as http, pytest.raises(httpx.HTTPStatusError):
+        list(client.stream_direct({**CHAT, "max_tokens": -1}, http=http, request_id="direct-3"))
+    assert client.explain(request_id="direct-3")[0].outcome.end == decision_pb2.END_REJECTED
+
+
+def test_asyncio() -> None:
+    async def run() -> None:
+        async with kvpilot.AsyncClient([closed_port(), ROUTER]) as c, httpx.AsyncClient(timeout=30) as http:
+            async with await c.choose(model="sim", body=CHAT) as choice:
+                await choice.prefill_done()
+                await choice.progress(3)
+            events = [e async for e in c.stream_direct(CHAT, http=http)]
+            assert events[-1]["usage"]["completion_tokens"] == 12
+            assert [e async for e in c.stream("/v1/chat/completions", {**CHAT, "stream": True})]
+            assert (await c.complete("/v1/chat/completions", CHAT))["choices"]
+            assert (await c.detokenize("sim", await c.tokenize("sim", text="abc"))).endswith("abc")
+            with pytest.raises(kvpilot.NotFoundError):
+                await c.choose(model="none")
+
+    asyncio.run(run())
+
+
+def test_canceled_task_releases_its_booking(client: kvpilot.Client) -> None:
+    async def run() -> str:
+        async with kvpilot.AsyncClient(ROUTER) as c:
+            inside, name = asyncio.Event(), ""
+
+            async def work() -> None:
+                nonlocal name
+                async with await c.choose(model="sim", text="a") as choice:
+                    name = choice.response.decision_id
+                    inside.set()
+                    await asyncio.Event().wait()
+
+            task = asyncio.create_task(work())
+            await inside.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return name
+
+    assert outcome(client, asyncio.run(run())).end == decision_pb2.END_CANCELED
+
+
+def closed_port() -> str:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{s.getsockname()[1]}"
