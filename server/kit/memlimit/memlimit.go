@@ -67,9 +67,10 @@ func find(c Config, group, machine memlimit.Provider) Limit {
 }
 
 // Hold makes the Go runtime collect garbage as often as the limit needs, unless GOMEMLIMIT is set in env, which has
-// os.Environ's form. It is for the whole process.
+// os.Environ's form: "off" is set, empty is not, as the runtime reads it. It is for the whole process.
 func (l Limit) Hold(env []string) {
-	if l.Bytes > 0 && !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, "GOMEMLIMIT=") }) {
+	const name = "GOMEMLIMIT="
+	if l.Bytes > 0 && !slices.ContainsFunc(env, func(v string) bool { return len(v) > len(name) && strings.HasPrefix(v, name) }) {
 		debug.SetMemoryLimit(l.Bytes / 10 * 9)
 	}
 }

@@ -37,11 +37,12 @@ func TestTheRuntimeIsHeldUnlessTheEnvironmentDoes(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(before)
 	Limit{Bytes: 1000 << 20}.Hold([]string{"GOMEMLIMIT=1GiB"})
+	Limit{Bytes: 1000 << 20}.Hold([]string{"GOMEMLIMIT=off"})
 	Limit{}.Hold(nil)
 	if got := debug.SetMemoryLimit(-1); got != before {
 		t.Errorf("the limit is %d, want %d as before", got, before)
 	}
-	Limit{Bytes: 1000 << 20}.Hold([]string{"HOME=/"})
+	Limit{Bytes: 1000 << 20}.Hold([]string{"HOME=/", "GOMEMLIMIT="}) // empty is unset, for the runtime too
 	if got := debug.SetMemoryLimit(-1); got != 900<<20/10*10 {
 		t.Errorf("the limit is %d, want 900 MiB", got)
 	}
