@@ -71,7 +71,7 @@ func newInitCommand(out io.Writer) *cobra.Command {
 	flags.StringVar(&d.Cert, "tls-cert", "", "file with the TLS certificate of REST and gRPC")
 	flags.StringVar(&d.Key, "tls-key", "", "file with its private key")
 	flags.StringArrayVar(&d.Routers, "router", nil, "host:port of the gossip of a router of the fleet; may be repeated")
-	flags.StringVar(&d.Traces, "traces", "", "OTLP endpoint for traces, for example jaeger:4317")
+	flags.StringVar(&d.Traces, "traces", "", "where spans go over OTLP, for example jaeger:4317")
 	return cmd
 }
 
@@ -126,7 +126,7 @@ var draftText = template.Must(template.New("settings").Parse(`# Settings of kvpi
 # prints those in force. The file is read again when it changes.
 
 listen:{{if .Public}}
-  # Reachable from other hosts. Without keys, everybody who reaches these may use the replicas{{if .KeysFile}}; see api.keys_file{{end}}.
+  # Reachable from other hosts. Without keys, all who reach these may use the replicas{{if .KeysFile}}; see api.keys_file{{end}}.
   http: ":8080"
   grpc: ":9090"
   # Health, metrics and the console: keep it inside.
