@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -99,4 +101,18 @@ func (p *routerProcess) stop() {
 		p.api.Close() //nolint:errcheck // nothing is in flight
 	}
 	p.process.Stop(20 * time.Second)
+}
+
+// resumed is how many streams the router has resumed on another replica.
+func (p *routerProcess) resumed(ctx context.Context) (float64, error) {
+	_, text, err := call(ctx, "GET", "http://"+p.admin+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, `kvpilot_router_resumes_total{result="resumed"} `); ok {
+			return strconv.ParseFloat(strings.TrimSpace(rest), 64)
+		}
+	}
+	return 0, errors.New("the router has no metric of resumed streams")
 }
