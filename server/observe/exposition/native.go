@@ -2,7 +2,6 @@ package exposition
 
 import (
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,10 +9,12 @@ import (
 )
 
 // Native returns what classic gathers, its histograms extended by the native ones that native gathers of the same
-// instruments. Scrapers that ask for the text forms get the classic buckets, those that ask for protobuf get both.
+// instruments. It is for scrapers that ask for protobuf: text has no place for native buckets.
 //
-// Both are read one after the other while requests run. The later reading, native, has the count and sum, so that they
-// agree with the native buckets exactly, as Prometheus demands; a classic bucket may lag by what happened in between.
+// Both are read one after the other while requests run, so each set of buckets has a count of its own. Prometheus
+// demands that SampleCount and SampleSum agree with the native buckets: they are those of the later reading, native.
+// The count of the classic buckets stands in the one without a bound, which scrapers else make of SampleCount: a rate
+// of buckets from two readings would fall from one bound to the next.
 func Native(classic, native prometheus.Gatherer) prometheus.Gatherer {
 	return prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
 		families, err := classic.Gather()
@@ -65,11 +66,12 @@ func key(m *dto.Metric) string {
 
 // extend gives a classic histogram the native buckets of n.
 func extend(h, n *dto.Histogram) {
+	if last := len(h.Bucket) - 1; last < 0 || !math.IsInf(h.Bucket[last].GetUpperBound(), 1) {
+		h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: new(math.Inf(1)), CumulativeCount: h.SampleCount})
+	}
 	h.SampleCount, h.SampleSum = n.SampleCount, n.SampleSum
 	h.Schema, h.ZeroThreshold, h.ZeroCount = n.Schema, n.ZeroThreshold, n.ZeroCount
 	h.PositiveSpan, h.PositiveDelta = n.PositiveSpan, n.PositiveDelta
 	h.NegativeSpan, h.NegativeDelta = n.NegativeSpan, n.NegativeDelta
 	h.CreatedTimestamp = n.CreatedTimestamp
-	// Scrapers take the count for the bucket without a bound.
-	h.Bucket = slices.DeleteFunc(h.Bucket, func(b *dto.Bucket) bool { return math.IsInf(b.GetUpperBound(), 1) })
 }

@@ -1,34 +1,58 @@
 package telemetry
 
 import (
+	"net/http"
+
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/expfmt"
 	promexporter "go.opentelemetry.io/otel/exporters/prometheus"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/kvpilot/kvpilot/server/observe/exposition"
 )
 
+// shown is what /metrics shows, by the form that a scraper asks for.
+type shown struct {
+	text, protobuf prometheus.Gatherer
+}
+
+// each returns what f makes of both forms.
+func (s shown) each(f func(prometheus.Gatherer) prometheus.Gatherer) shown {
+	return shown{f(s.text), f(s.protobuf)}
+}
+
+// ServeHTTP serves the metrics in Prometheus' and OpenMetrics' text forms and as protobuf.
+func (s shown) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	from := s.text
+	if expfmt.Negotiate(r.Header).FormatType() == expfmt.TypeProtoDelim {
+		from = s.protobuf
+	}
+	promhttp.HandlerFor(from, promhttp.HandlerOpts{EnableOpenMetrics: true}).ServeHTTP(w, r)
+}
+
 // metricReaders makes what reads the parts' instruments, and what /metrics shows of them and of the process.
-func metricReaders(c Metrics, version string) ([]sdkmetric.Option, prometheus.Gatherer, error) {
+func metricReaders(c Metrics, version string) ([]sdkmetric.Option, shown, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(process(version)...)
 	reader, err := newReader(registry)
 	if err != nil {
-		return nil, nil, err
+		return nil, shown{}, err
 	}
-	readers, shown := []sdkmetric.Option{sdkmetric.WithReader(reader)}, prometheus.Gatherer(registry)
+	readers, shows := []sdkmetric.Option{sdkmetric.WithReader(reader)}, shown{registry, registry}
 	if c.NativeHistograms {
 		natives := prometheus.NewRegistry()
 		reader, err := newReader(natives, promexporter.WithAggregationSelector(native))
 		if err != nil {
-			return nil, nil, err
+			return nil, shown{}, err
 		}
-		readers, shown = append(readers, sdkmetric.WithReader(reader)), exposition.Native(shown, natives)
+		readers = append(readers, sdkmetric.WithReader(reader))
+		shows.protobuf = exposition.Native(registry, natives)
 	}
 	if c.EPPPool != "" {
-		shown = exposition.EPP(shown, c.EPPPool)
+		shows = shows.each(func(g prometheus.Gatherer) prometheus.Gatherer { return exposition.EPP(g, c.EPPPool) })
 	}
-	return readers, shown, nil
+	return readers, shows, nil
 }
 
 func newReader(registry *prometheus.Registry, more ...promexporter.Option) (sdkmetric.Reader, error) {

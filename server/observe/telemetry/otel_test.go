@@ -214,7 +214,7 @@ func TestAHangingCollectorHoldsNoRequestUp(t *testing.T) {
 			t.Errorf("requests waited for %v", took)
 		}
 		time.Sleep(10 * time.Minute) // all exports have been given up
-		families, err := tel.shown.Gather()
+		families, err := tel.shown.text.Gather()
 		if err != nil {
 			t.Fatal(err)
 		}

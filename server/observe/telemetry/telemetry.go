@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -50,8 +49,8 @@ type Telemetry struct {
 	slow     atomic.Int64 // nanoseconds
 	meters   *sdkmetric.MeterProvider
 	tracers  trace.TracerProvider
-	shown    prometheus.Gatherer // what /metrics shows
-	drawer   *drawer             // nil when nothing is exported
+	shown    shown   // what /metrics shows
+	drawer   *drawer // nil when nothing is exported
 
 	given metric.MeterProvider // set by Of, instead of meters
 }
@@ -182,7 +181,7 @@ func (t *Telemetry) Propagator() propagation.TextMapPropagator {
 
 // MetricsHandler serves the metrics in Prometheus' and OpenMetrics' text forms and as protobuf.
 func (t *Telemetry) MetricsHandler() http.Handler {
-	return promhttp.HandlerFor(t.shown, promhttp.HandlerOpts{EnableOpenMetrics: true})
+	return t.shown
 }
 
 // Close flushes what is buffered and stops the exporters, at most until ctx ends.
@@ -201,5 +200,6 @@ func (t *Telemetry) Close(ctx context.Context) error {
 // what the parts measure.
 func Of(log *slog.Logger, meters metric.MeterProvider, tracers trace.TracerProvider) *Telemetry {
 	_, _ = droppedSpans(meters) // declared, so that it is listed
-	return &Telemetry{log: log, given: meters, tracers: tracers, shown: prometheus.NewRegistry()}
+	none := prometheus.NewRegistry()
+	return &Telemetry{log: log, given: meters, tracers: tracers, shown: shown{none, none}}
 }
