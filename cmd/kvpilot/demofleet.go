@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvpilot/kvpilot/cmd/internal/serve"
+	"github.com/kvpilot/kvpilot/cmd/internal/build"
 	"github.com/kvpilot/kvpilot/server"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -67,7 +67,7 @@ func (d *demo) newRouters(ctx context.Context, specs []registry.Spec) (_ []*demo
 			return list, err
 		}
 		r.server, err = server.New(ctx, c, server.Params{
-			LogTo: d.log, Version: serve.Version(), OnServing: func(a server.Addresses) { r.serving <- a },
+			LogTo: d.log, Version: build.Read().Version, OnServing: func(a server.Addresses) { r.serving <- a },
 			Listeners: server.Listeners{Gossip: r.gossip},
 		})
 		if err != nil {

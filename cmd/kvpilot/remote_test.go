@@ -101,10 +101,3 @@ func TestAKeyIsNeverPrinted(t *testing.T) {
 		}
 	}
 }
-
-func TestTheVersionIsTold(t *testing.T) {
-	var out bytes.Buffer
-	if err := run(context.Background(), []string{"--version"}, nil, &out, &out); err != nil || !strings.HasPrefix(out.String(), "kvpilot version ") {
-		t.Errorf("%q, %v", out.String(), err)
-	}
-}

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvpilot/kvpilot/cmd/internal/build"
 	"github.com/kvpilot/kvpilot/cmd/internal/serve"
 )
 
@@ -20,7 +20,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "kvpilot",
 		Short:         "A KV-cache-aware inference router for vLLM",
-		Version:       serve.Version() + ", " + runtime.Version() + " on " + runtime.GOOS + "/" + runtime.GOARCH,
+		Version:       build.Read().String(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -35,7 +35,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 			return errors.New("the benchmarks are a separate program: run go run ./cmd/kvpilot-bench in kvpilot's sources")
 		},
 	})
-	root.AddCommand(newInitCommand(out), newReplayCommand(), newKeyCommand(out), newSimCommand(), newDemoCommand(env, out, errOut))
+	root.AddCommand(newInitCommand(out), newReplayCommand(), newKeyCommand(out), newSimCommand(), newDemoCommand(env, out, errOut), newVersionCommand(out))
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvpilot/kvpilot/cmd/internal/build"
 	"github.com/kvpilot/kvpilot/server"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/kit/memlimit"
@@ -61,7 +62,7 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 			defer signal.Stop(hangups) // when all is drained: until then a hang-up must not end the process
 			limit := memlimit.Find(c.Memory)
 			limit.Hold(env)
-			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Memory: limit, Version: Version(), Env: env, Source: &source, Text: loaded.Text, Hangup: hangups})
+			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Memory: limit, Version: build.Read().Version, Env: env, Source: &source, Text: loaded.Text, Hangup: hangups})
 			if err != nil {
 				return err
 			}
