@@ -1368,7 +1368,9 @@ type Chosen struct {
 	// The share by which decodes slow the prefill down.
 	Slowdown float64 `protobuf:"fixed64,25,opt,name=slowdown,proto3" json:"slowdown,omitempty"`
 	// The fleet's load, 0 to 1.
-	Load          float64 `protobuf:"fixed64,26,opt,name=load,proto3" json:"load,omitempty"`
+	Load float64 `protobuf:"fixed64,26,opt,name=load,proto3" json:"load,omitempty"`
+	// Whether a rank of another replica could serve.
+	OtherReplica  bool `protobuf:"varint,27,opt,name=other_replica,json=otherReplica,proto3" json:"other_replica,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1583,6 +1585,13 @@ func (x *Chosen) GetLoad() float64 {
 		return x.Load
 	}
 	return 0
+}
+
+func (x *Chosen) GetOtherReplica() bool {
+	if x != nil {
+		return x.OtherReplica
+	}
+	return false
 }
 
 // Refused is an answer without a choice.
@@ -3015,7 +3024,7 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\fmax_requests\x18\v \x01(\rR\vmaxRequests\x1a:\n" +
 	"\fWeightsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xd1\x05\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xf6\x05\n" +
 	"\x06Chosen\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1d\n" +
 	"\n" +
@@ -3048,7 +3057,8 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\vfull_step_s\x18\x17 \x01(\x01R\tfullStepS\x12\x15\n" +
 	"\x06step_s\x18\x18 \x01(\x01R\x05stepS\x12\x1a\n" +
 	"\bslowdown\x18\x19 \x01(\x01R\bslowdown\x12\x12\n" +
-	"\x04load\x18\x1a \x01(\x01R\x04load\"\x8d\x01\n" +
+	"\x04load\x18\x1a \x01(\x01R\x04load\x12#\n" +
+	"\rother_replica\x18\x1b \x01(\bR\fotherReplica\"\x8d\x01\n" +
 	"\aRefused\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
 	"\x05cause\x18\x02 \x01(\tR\x05cause\x12:\n" +

@@ -1,6 +1,7 @@
 package decision
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
@@ -61,6 +62,8 @@ type Decision struct {
 	// Others counts the ranks that could serve and are not among Candidates. All were priced; where this router decided, none costs
 	// less than the 32 cheapest. VetoedOthers counts those that could not serve.
 	Others, VetoedOthers int
+	// Elsewhere reports, of another router's decision, whether another replica could have been chosen; HasOtherReplica reports it of any.
+	Elsewhere bool
 	// Chosen is the index of the chosen candidate, -1 when there is none.
 	Chosen int
 	// Margin is how much more the best other candidate would have cost, in the policy's unit
@@ -244,4 +247,12 @@ func (d *Decision) Pick() *Candidate {
 		return nil
 	}
 	return &d.Candidates[d.Chosen]
+}
+
+// HasOtherReplica reports whether a rank of another replica could have been chosen.
+func (d *Decision) HasOtherReplica() bool {
+	pick := d.Pick()
+	return pick != nil && (d.Elsewhere || slices.ContainsFunc(d.Candidates, func(c Candidate) bool {
+		return c.Veto == VetoNone && c.Replica != pick.Replica
+	}))
 }

@@ -97,6 +97,7 @@ func chosenOf(number uint64, c *chooser.Choice) *kvpilotv1.Chosen {
 		PrefillS: cand.Prefill, BacklogS: cand.Backlog, TtftS: cand.TTFT, TpotS: cand.TPOT, Cost: cand.Cost, Margin: d.Margin,
 		Requests: cand.Requests, Waiting: cand.Waiting, Others: uint32(others + d.Others), Held: span(d.Held), TooLong: d.TooLong,
 		FullStepS: cand.FullStep, StepS: cand.StepTime, Slowdown: cand.Slowdown, Load: d.Load,
+		OtherReplica: d.HasOtherReplica(),
 	}
 }
 
@@ -117,7 +118,7 @@ func decisionOf(in *kvpilotv1.Chosen, req *chooser.Request, by ID, slot replica.
 		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter,
 		Policy: decision.Policy(in.GetPolicy()), Reason: decision.Reason(in.GetReason()), PromptTokens: req.PromptTokens, Estimated: req.Estimated,
 		Keyless: req.Hashes == nil || req.Keyless, Pinned: req.Options.Pinned != "" || req.Holder != "", TooLong: in.GetTooLong(),
-		ExpectedOutput: req.ExpectedOutput, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: both.cands[:], Others: int(in.GetOthers()),
+		ExpectedOutput: req.ExpectedOutput, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: both.cands[:], Others: int(in.GetOthers()), Elsewhere: in.GetOtherReplica(),
 		Margin: in.GetMargin(), Load: in.GetLoad(), Held: max(0, in.GetHeld().AsDuration()), DecidedBy: string(by),
 	}
 	return &both.d

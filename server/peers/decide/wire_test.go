@@ -55,6 +55,37 @@ func TestAQuestionSurvivesTheWire(t *testing.T) {
 	}
 }
 
+// A choice says whether another replica could serve: further ranks of the chosen one are no way out when its breaker is open.
+func TestAChoiceSaysWhetherAnotherReplicaCouldServe(t *testing.T) {
+	rank := func(id replica.ID, rank uint16, veto decision.Veto) decision.Candidate {
+		return decision.Candidate{Replica: id, Rank: rank, Veto: veto}
+	}
+	for name, test := range map[string]struct {
+		candidates []decision.Candidate
+		others     int
+		want       bool
+	}{
+		"two ranks of one":      {[]decision.Candidate{rank("a", 0, decision.VetoNone), rank("a", 1, decision.VetoNone)}, 0, false},
+		"many ranks of one":     {[]decision.Candidate{rank("a", 0, decision.VetoNone), rank("a", 1, decision.VetoNone)}, 62, false},
+		"another one":           {[]decision.Candidate{rank("a", 0, decision.VetoNone), rank("b", 0, decision.VetoNone)}, 0, true},
+		"another one is vetoed": {[]decision.Candidate{rank("a", 0, decision.VetoNone), rank("b", 0, decision.VetoDenied)}, 0, false},
+	} {
+		here := &decision.Decision{Candidates: test.candidates, Others: test.others}
+		text, err := proto.Marshal(chosenOf(1, &chooser.Choice{Decision: here}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back kvpilotv1.Chosen
+		if err := proto.Unmarshal(text, &back); err != nil {
+			t.Fatal(err)
+		}
+		there := decisionOf(&back, &chooser.Request{}, "0000000a", 5, time.Time{})
+		if here.HasOtherReplica() != test.want || there.HasOtherReplica() != test.want {
+			t.Errorf("%s: %v where it was made, %v where it was asked, want %v", name, here.HasOtherReplica(), there.HasOtherReplica(), test.want)
+		}
+	}
+}
+
 func TestAResultSurvivesTheWire(t *testing.T) {
 	for end := decision.EndCompleted; end <= decision.EndResumed; end++ {
 		want := chooser.Result{End: end, PromptTokens: 10, OutputTokens: -1, CachedTokens: 0, Counted: true, ServedBy: "r1"}

@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -187,15 +186,7 @@ func (r *Router) send(ctx, actx context.Context, rq *request, a *attempt) *failu
 // allowed asks the replica's breaker. An open breaker counts only if another replica could have been chosen.
 func (r *Router) allowed(a *attempt) (ok bool) {
 	a.pass, ok = r.Breaker.Allow(a.choice.Replica.ID)
-	return ok || !hasOther(a.choice.Decision)
-}
-
-// hasOther reports whether another replica could have been chosen.
-func hasOther(d *decision.Decision) bool {
-	pick := d.Pick()
-	return pick != nil && (d.Others > 0 || slices.ContainsFunc(d.Candidates, func(c decision.Candidate) bool {
-		return c.Veto == decision.VetoNone && c.Replica != pick.Replica
-	}))
+	return ok || !a.choice.Decision.HasOtherReplica()
 }
 
 // settle reports the outcome of an attempt to breaker and registry.

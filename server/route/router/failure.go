@@ -63,7 +63,7 @@ func (r *Router) refusal(ctx context.Context, a *attempt, resp *upstream.Respons
 		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, readErr))}
 	}
 	wait, known := retry.After(resp.Header, time.Now())
-	if !known && (outcome == retry.Refused || outcome == retry.Unavailable) && hasOther(a.choice.Decision) {
+	if !known && (outcome == retry.Refused || outcome == retry.Unavailable) && a.choice.Decision.HasOtherReplica() {
 		wait, known = refusedPause, true
 	}
 	if known {
