@@ -171,6 +171,20 @@ test-deploy: build ## render the chart with Helm and the manifests with kustomiz
 	@$(GO) -C test/deploy mod download >/dev/null 2>&1 || { echo 'SKIPPED: Helm and kustomize cannot be downloaded here'; exit 0; }; \
 	DEPLOY_BINARY="$$PWD/bin/kvpilot" $(GO) -C test/deploy test -count=1 -timeout 300s .
 
+# Releases are made by one version of Go, wherever they are made.
+RELEASE_GO  = GOTOOLCHAIN=$$(sed -n 's/^const toolchain = "\(.*\)"/\1/p' tools/release/build.go) $(GO) -C tools/release
+RELEASE_HAS = $(RELEASE_GO) mod download >/dev/null 2>&1 || { echo 'SKIPPED: the Go version and modules of releases cannot be downloaded here'; exit 0; }
+.PHONY: release release-check test-release
+release: ## make the release VERSION=v0.1.0 of the last commit in dist/, and publish nothing
+	@test -n "$(VERSION)" || { echo 'set VERSION, for example: make release VERSION=v0.1.0'; exit 1; }
+	@$(RELEASE_GO) run . -repo ../.. -out ../../dist -version "$(VERSION)"
+
+test-release: ## make a release of the last commit for this platform, twice, and check all of it; run its image
+	@$(RELEASE_HAS); $(RELEASE_GO) test -short -count=1 -timeout 600s .
+
+release-check: ## the same for all platforms, the second with an empty build cache, and go install from the module's zip (ten minutes)
+	RELEASE_ALL=1 $(RELEASE_GO) test -count=1 -timeout 3600s -v .
+
 ROUTERS ?=
 .PHONY: bench-routers
 bench-routers: ## compare routers in real time before the same simulated replicas (hours; ROUTERS="-seconds 60 -traces chat" for less; go run ./test/routers -h)

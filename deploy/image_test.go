@@ -19,6 +19,7 @@ import (
 type image struct {
 	root    string
 	env     []string
+	args    []string // of the build, which have a default
 	command []string // entry point and default arguments
 	entry   int      // how many of them are the entry point
 }
@@ -37,7 +38,7 @@ func buildImage(t *testing.T) image {
 		switch word {
 		case "RUN":
 			if strings.Contains(rest, "go build") {
-				i.put(t, "/kvpilot", buildBinary(t, rest), 0o755)
+				i.put(t, "/kvpilot", buildBinary(t, rest, append(i.args, "VERSION="+builtVersion)), 0o755)
 			}
 		case "COPY":
 			switch {
@@ -47,6 +48,10 @@ func buildImage(t *testing.T) image {
 				}
 			case strings.HasPrefix(rest, "deploy/"):
 				i.put(t, fields[1], readFile(t, "../"+fields[0]), 0o644)
+			}
+		case "ARG":
+			if strings.Contains(rest, "=") {
+				i.args = append(i.args, rest)
 			}
 		case "ENV":
 			i.env = append(i.env, rest)
@@ -64,12 +69,15 @@ func buildImage(t *testing.T) image {
 	return i
 }
 
-// buildBinary runs the build of a RUN line.
-func buildBinary(t *testing.T, line string) []byte {
+// builtVersion is what the image is built with.
+const builtVersion = "v0.0.0-image"
+
+// buildBinary runs the build of a RUN line with its arguments.
+func buildBinary(t *testing.T, line string, args []string) []byte {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "kvpilot")
 	build := exec.CommandContext(t.Context(), "sh", "-c", strings.Replace(line, "-o /kvpilot", "-o "+out, 1))
-	build.Dir = ".."
+	build.Dir, build.Env = "..", append(os.Environ(), args...)
 	if text, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", line, err, text)
 	}
@@ -109,7 +117,10 @@ func TestTheImageServesOnAllAddresses(t *testing.T) {
 		t.Skip("SKIPPED: changing the root folder needs root on Linux, and time")
 	}
 	i := buildImage(t)
-	var settings bytes.Buffer
+	var settings, version bytes.Buffer
+	if err := i.run(t.Context(), &version, "version").Run(); err != nil || !strings.Contains(version.String(), builtVersion) {
+		t.Errorf("it is not built as %s: %v\n%s", builtVersion, err, version.String())
+	}
 	if err := i.run(t.Context(), &settings, "serve", "--replica", "http://10.0.0.7:8000", "--print-config").Run(); err != nil {
 		t.Fatalf("%v\n%s", err, settings.String())
 	}
