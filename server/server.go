@@ -49,6 +49,8 @@ type Params struct {
 	Text []byte
 	// Hangup asks for a reload.
 	Hangup <-chan os.Signal
+	// OnHangup is called before the reload that Hangup asked for, and what it returns after it, with its error.
+	OnHangup func() (ended func(error))
 	// OnServing is called with the addresses once every listener is open.
 	OnServing func(Addresses)
 }

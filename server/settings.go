@@ -46,19 +46,22 @@ func (s *Server) changeable() grpcapi.Settings {
 
 // followSettings reloads when the process is asked to by a signal, and when files change, until ctx ends.
 func (s *Server) followSettings(ctx context.Context) error {
-	reloadFor := func(origin reload.Origin) {
+	reloadFor := func(origin reload.Origin) error {
 		_, err := s.settings.Reload(ctx, reload.Request{Origin: origin}) // the manager logs and counts what became of it
 		e := audit.Event{Kind: audit.Settings, Outcome: audit.OK, Method: string(origin)}
 		if err != nil {
 			e.Outcome, e.Detail = "refused", err.Error()
 		}
 		s.surfaces.audit.Write(e)
+		return err
 	}
 	watching := make(chan struct{})
 	go func() {
 		defer close(watching)
 		if s.settings.Config().Reload.Watch {
-			reload.Watch(ctx, lookEvery, seen(s.params.Text, config.NamedFiles(s.config)), s.lookAtFiles, func() { reloadFor(reload.OriginFile) })
+			reload.Watch(ctx, lookEvery, seen(s.params.Text, config.NamedFiles(s.config)), s.lookAtFiles, func() {
+				_ = reloadFor(reload.OriginFile) // a changed file is read without a question: the log has the answer
+			})
 		}
 	}()
 	for {
@@ -67,7 +70,11 @@ func (s *Server) followSettings(ctx context.Context) error {
 			<-watching
 			return nil
 		case <-s.params.Hangup:
-			reloadFor(reload.OriginSignal)
+			ended := func(error) {}
+			if s.params.OnHangup != nil {
+				ended = s.params.OnHangup()
+			}
+			ended(reloadFor(reload.OriginSignal))
 		}
 	}
 }

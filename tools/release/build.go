@@ -75,6 +75,7 @@ func (b builder) extraFiles(ctx context.Context, binaries map[string]string) (ma
 	files := map[string][]byte{}
 	for name, from := range map[string]string{
 		"LICENSE": "LICENSE", "README.md": "README.md", "kvpilot.example.yaml": "docs/config.example.yaml",
+		"systemd/kvpilot.service": "deploy/systemd/kvpilot.service", "systemd/kvpilot.sysusers": "deploy/systemd/kvpilot.sysusers",
 	} {
 		content, err := os.ReadFile(filepath.Join(b.src.folder, from))
 		if err != nil {

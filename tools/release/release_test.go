@@ -146,8 +146,8 @@ func TestArchivesHoldAProgramThatKnowsItsVersion(t *testing.T) {
 	}
 	for _, archive := range named(t, ".tar.gz") {
 		folder := unzip(t, archive)
-		for _, name := range []string{"LICENSE", "README.md", "kvpilot.example.yaml", "completions/kvpilot.bash", "completions/_kvpilot", "completions/kvpilot.fish"} {
-			if len(read(t, folder, name)) < 1000 {
+		for _, name := range []string{"LICENSE", "README.md", "kvpilot.example.yaml", "completions/kvpilot.bash", "completions/_kvpilot", "completions/kvpilot.fish", "systemd/kvpilot.service", "systemd/kvpilot.sysusers"} {
+			if len(read(t, folder, name)) < 100 {
 				t.Errorf("%s: %s is short", archive, name)
 			}
 		}

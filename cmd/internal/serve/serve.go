@@ -62,15 +62,23 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 			defer signal.Stop(hangups) // when all is drained: until then a hang-up must not end the process
 			limit := memlimit.Find(c.Memory)
 			limit.Hold(env)
-			s, err := server.New(cmd.Context(), c, server.Params{LogTo: errOut, Memory: limit, Version: build.Read().Version, Env: env, Source: &source, Text: loaded.Text, Hangup: hangups})
+			m := manager{errOut}
+			s, err := server.New(cmd.Context(), c, server.Params{
+				LogTo: errOut, Memory: limit, Version: build.Read().Version, Env: env, Source: &source, Text: loaded.Text, Hangup: hangups,
+				OnServing: m.serving, OnHangup: m.reloading,
+			})
 			if err != nil {
 				return err
 			}
-			var tuning sync.WaitGroup
-			defer tuning.Wait()
+			var background sync.WaitGroup
+			defer background.Wait()
 			ctx, stop := context.WithCancel(cmd.Context())
 			defer stop()
-			tuning.Go(func() { tuneGC(ctx) })
+			background.Go(func() { tuneGC(ctx) })
+			background.Go(func() { m.stopping(ctx) })
+			draining, end := context.WithCancel(context.WithoutCancel(ctx))
+			defer end()
+			background.Go(func() { m.watchdog(draining) })
 			return s.Run(ctx)
 		},
 	}
