@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -134,5 +136,60 @@ func TestTheReport(t *testing.T) {
 	}
 	if n := strings.Count(string(raw), "<circle"); n != 5 {
 		t.Errorf("%d points, want 5", n)
+	}
+}
+
+// TestTheReadmesFiguresAreThoseMeasured holds README.md against docs/quality-real.md: nobody may better a figure by hand.
+func TestTheReadmesFiguresAreThoseMeasured(t *testing.T) {
+	read := func(name string) string {
+		raw, err := os.ReadFile(filepath.Join("../..", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(raw)
+	}
+	cells := func(line string) []string {
+		list := strings.Split(strings.Trim(line, "|"), "|")
+		for i := range list {
+			list[i] = strings.TrimSpace(list[i])
+		}
+		return list
+	}
+	measured := map[string]string{} // mean TTFT by cell and router
+	now := ""
+	for line := range strings.Lines(read("docs/quality-real.md")) {
+		line = strings.TrimSpace(line)
+		var trace string
+		var load float64
+		if n, _ := fmt.Sscanf(line, "## %s load %f", &trace, &load); n == 2 {
+			now = fmt.Sprintf("%s, %.1f", (&cell{Trace: strings.TrimSuffix(trace, ",")}).name(), load)
+		}
+		if row := cells(line); now != "" && len(row) > 10 {
+			measured[now+" "+row[0]] = row[1]
+		}
+	}
+	_, block, _ := strings.Cut(read("README.md"), readmeBegins)
+	block, _, _ = strings.Cut(block, readmeEnds)
+	if !strings.HasPrefix(block, "\n"+readmeIntro+"kvpilot has the least") {
+		t.Errorf("README.md begins otherwise: %s", block)
+	}
+	var routers []string
+	rows := 0
+	for line := range strings.Lines(block) {
+		row := cells(strings.TrimSpace(line))
+		switch {
+		case row[0] == "load":
+			routers = row
+		case len(row) == len(routers) && row[0] != "---":
+			rows++
+			for i, figure := range row[1:] {
+				if want := cmp.Or(measured[row[0]+" "+strings.ReplaceAll(routers[i+1], " ", ":")], "–"); figure != want {
+					t.Errorf("%s, %s: %s, measured %s", row[0], routers[i+1], figure, want)
+				}
+			}
+		}
+	}
+	if rows < 8 {
+		t.Errorf("%d rows", rows)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"text/tabwriter"
 )
@@ -171,7 +172,7 @@ func (c *cell) standard() *rows {
 
 // sentence is the result in one sentence.
 func (r *report) sentence() string {
-	first, cells := 0, 0
+	first, ties, cells := 0, 0, 0
 	least, most, worst := math.Inf(1), 0.0, 0.0
 	for _, c := range r.Cells {
 		own, other, whole := c.standard(), c.best(func(f *figures) float64 { return f.TTFT }), c.best(func(f *figures) float64 { return f.Whole })
@@ -180,7 +181,10 @@ func (r *report) sentence() string {
 		}
 		cells++
 		ratio := own.Mean.TTFT / other.Mean.TTFT
-		if ratio < 1 {
+		switch {
+		case math.Abs(ratio-1) < tie:
+			ties++
+		case ratio < 1:
 			first++
 		}
 		least, most = min(least, ratio), max(most, ratio)
@@ -189,5 +193,45 @@ func (r *report) sentence() string {
 	if cells == 0 {
 		return "Nothing to compare: no cell has figures of kvpilot and of another router that are not void."
 	}
-	return fmt.Sprintf("kvpilot has the least mean time to the first token in %d of %d cells, %.2f to %.2f times the best other router's; its whole answers take at most %.2f times as long as the best other's.", first, cells, least, most, worst)
+	tied := ""
+	if ties > 0 {
+		tied = fmt.Sprintf(" and the same within 1 %% in %d", ties)
+	}
+	return fmt.Sprintf("kvpilot has the least mean time to the first token in %d of %d cells%s, %.2f to %.2f times the best other router's; its whole answers take at most %.2f times as long as the best other's.", first, cells, tied, least, most, worst)
+}
+
+// tie is the difference between ratios below which no router is ahead: one round does not measure it.
+const tie = 0.01
+
+// summary is a table of mean times to the first token, a row for each cell, a column for each router that was played as it is.
+func (r *report) summary() string {
+	var routers []string
+	for _, c := range r.Cells {
+		for _, row := range c.Results {
+			if !slices.Contains(routers, row.Router) && (!row.Product || row.Router == "kvpilot") {
+				routers = append(routers, row.Router)
+			}
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "| load | %s |\n|---|%s\n", strings.ReplaceAll(strings.Join(routers, " | "), ":", " "), strings.Repeat("---|", len(routers)))
+	for _, c := range r.Cells {
+		fmt.Fprintf(&b, "| %s, %.1f |", c.name(), c.Load)
+		for _, name := range routers {
+			text := " – |"
+			for _, row := range c.Results {
+				if row.Router == name && row.Mean != nil {
+					text = fmt.Sprintf(" %.2f |", row.Mean.TTFT)
+				}
+			}
+			b.WriteString(text)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// name is the trace's in one word: of a public trace without its publisher.
+func (c *cell) name() string {
+	return strings.TrimSuffix(strings.TrimPrefix(c.Trace, "mooncake_"), "_trace")
 }
