@@ -15,18 +15,17 @@ import (
 // newVersionCommand prints the build of the program.
 func newVersionCommand(out io.Writer) *cobra.Command {
 	var output string
-	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version, the commit and the platform of this program",
-		Example: "  kvpilot version\n  kvpilot version --json",
+		Example: "  kvpilot version\n  kvpilot version -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := knownOutput(output); err != nil {
 				return err
 			}
 			info := build.Read()
-			if asJSON || output == "json" {
+			if output == "json" {
 				encoder := json.NewEncoder(out)
 				encoder.SetIndent("", "  ")
 				return encoder.Encode(info)
@@ -35,7 +34,6 @@ func newVersionCommand(out io.Writer) *cobra.Command {
 		},
 	}
 	outputFlag(cmd, &output)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "the same as --output json")
 	return cmd
 }
 

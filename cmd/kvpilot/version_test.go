@@ -21,7 +21,7 @@ func TestVersionIsPrintedForPeopleAndPrograms(t *testing.T) {
 			t.Errorf("no %q in\n%s", word, table.String())
 		}
 	}
-	for _, args := range [][]string{{"version", "--json"}, {"version", "-o", "json"}} {
+	for _, args := range [][]string{{"version", "-o", "json"}, {"version", "--output=json"}} {
 		var text bytes.Buffer
 		var got build.Info
 		if err := run(t.Context(), args, nil, &text, io.Discard); err != nil {

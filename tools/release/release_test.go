@@ -158,7 +158,7 @@ func TestArchivesHoldAProgramThatKnowsItsVersion(t *testing.T) {
 		if !strings.Contains(archive, runtime.GOOS+"_"+runtime.GOARCH) {
 			continue
 		}
-		said, err := exec.CommandContext(t.Context(), program, "version", "--json").CombinedOutput()
+		said, err := exec.CommandContext(t.Context(), program, "version", "-o", "json").CombinedOutput()
 		var about struct {
 			Version, Commit, Date, Go string
 			Modified                  bool
