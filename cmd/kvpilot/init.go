@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"text/template"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvpilot/kvpilot/server/config"
 )
@@ -26,43 +28,89 @@ type draft struct {
 	Traces         string
 }
 
-// initQuestions are asked, in this order, where no replica was given and a terminal answers. An empty answer keeps what is there.
-var initQuestions = []struct {
+// initQuestion asks for one field of a T.
+type initQuestion[T any] struct {
 	text string
-	set  func(d *draft, answer string)
-}{
-	{"Replicas (base URLs, such as http://10.0.0.7:8000, separated by spaces)", func(d *draft, a string) { d.Replicas = strings.Fields(a) }},
-	{"KV events of the replicas (such as tcp://{host}:5557; empty: none)", func(d *draft, a string) { d.Events = a }},
-	{"Replays of these events (such as tcp://{host}:5657; empty: none)", func(d *draft, a string) { d.Replay = a }},
-	{"Listen on all addresses, not on this host alone? (y/N)", func(d *draft, a string) { d.Public = strings.HasPrefix(strings.ToLower(a), "y") }},
-	{"File with API keys (kvpilot key new makes lines for it; empty: callers need no key)", func(d *draft, a string) { d.KeysFile = a }},
-	{"File with the TLS certificate (empty: no TLS)", func(d *draft, a string) { d.Cert = a }},
-	{"File with its private key", func(d *draft, a string) { d.Key = a }},
-	{"Other routers of the fleet (host:port of their gossip, separated by spaces; empty: this one is alone)", func(d *draft, a string) { d.Routers = strings.Fields(a) }},
-	{"OTLP endpoint for traces (such as jaeger:4317; empty: none)", func(d *draft, a string) { d.Traces = a }},
+	set  func(to *T, answer string) error
+}
+
+// initQuestions are asked where no replica was given and a terminal answers.
+var initQuestions = []initQuestion[draft]{
+	{"Replicas (base URLs, such as http://10.0.0.7:8000, separated by spaces)", words(func(d *draft) *[]string { return &d.Replicas })},
+	{"KV events of the replicas (such as tcp://{host}:5557; empty: none)", text(func(d *draft) *string { return &d.Events })},
+	{"Replays of these events (such as tcp://{host}:5657; empty: none)", text(func(d *draft) *string { return &d.Replay })},
+	{"Listen on all addresses, not on this host alone? (y/N)", func(d *draft, a string) error { d.Public = strings.HasPrefix(strings.ToLower(a), "y"); return nil }},
+	{"File with API keys (kvpilot key new makes lines for it; empty: callers need no key)", text(func(d *draft) *string { return &d.KeysFile })},
+	{"File with the TLS certificate (empty: no TLS)", text(func(d *draft) *string { return &d.Cert })},
+	{"File with its private key", text(func(d *draft) *string { return &d.Key })},
+	{"Other routers of the fleet (host:port of their gossip, separated by spaces; empty: this one is alone)", words(func(d *draft) *[]string { return &d.Routers })},
+	{"OTLP endpoint for traces (such as jaeger:4317; empty: none)", text(func(d *draft) *string { return &d.Traces })},
+}
+
+func words[T any](field func(*T) *[]string) func(*T, string) error {
+	return func(d *T, answer string) error { *field(d) = strings.Fields(answer); return nil }
 }
 
 // newInitCommand writes a first settings file.
 func newInitCommand(out io.Writer) *cobra.Command {
 	var d draft
+	c, kubernetes := defaultCluster(), false
 	cmd := &cobra.Command{
 		Use:   "init",
-		Short: "Write a first settings file",
-		Long: "Write a settings file with comments, from flags or, on a terminal and without --replica, from answers.\n\n" +
-			"An existing file is not overwritten. What it writes is valid: kvpilot serve --config FILE takes it as it is.",
-		Example: "  kvpilot init\n  kvpilot init --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000 --events 'tcp://{host}:5557' --replay 'tcp://{host}:5657'\n  kvpilot init --replica http://10.0.0.7:8000 --public --keys-file /etc/kvpilot/keys --out -",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if width, _ := terminal(out); len(d.Replicas) == 0 && width > 0 {
-				if err := d.ask(cmd.InOrStdin(), out); err != nil {
+		Short: "Write a first settings file, or manifests for Kubernetes",
+		Long: "Write a settings file with comments, from flags or, on a terminal and without --replica, from answers.\n" +
+			"With --kubernetes, write manifests of routers and vLLM, from flags or, on a terminal and without --model and --service, from answers.\n\n" +
+			"An existing file is not overwritten. What it writes is valid: kvpilot serve --config FILE and kubectl apply -f FILE take it as it is.",
+		Example: "  kvpilot init\n  kvpilot init --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000 --events 'tcp://{host}:5557' --replay 'tcp://{host}:5657'\n  kvpilot init --replica http://10.0.0.7:8000 --public --keys-file /etc/kvpilot/keys --out -\n" +
+			"  kvpilot init --kubernetes\n  kvpilot init --kubernetes --image REGISTRY/kvpilot:v0.1.0 --model Qwen/Qwen3-8B --engines 4\n  kvpilot init --kubernetes --image REGISTRY/kvpilot:v0.1.0 --service vllm",
+		Args: cobra.NoArgs,
+	}
+	local, inCluster := d.flags(), c.flags()
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		width, _ := terminal(out)
+		if kubernetes {
+			if err := noneSet(local, "is not for --kubernetes"); err != nil {
+				return err
+			}
+			if c.Model == "" && c.Service == "" && width > 0 {
+				if err := ask(&c, clusterQuestions, cmd.InOrStdin(), out); err != nil {
 					return err
 				}
 			}
-			return d.write(out)
-		},
+			return c.write(cmp.Or(d.Out, "kvpilot-kubernetes.yaml"), out)
+		}
+		if err := noneSet(inCluster, "needs --kubernetes"); err != nil {
+			return err
+		}
+		if len(d.Replicas) == 0 && width > 0 {
+			if err := ask(&d, initQuestions, cmd.InOrStdin(), out); err != nil {
+				return err
+			}
+		}
+		d.Out = cmp.Or(d.Out, "kvpilot.yaml")
+		return d.write(out)
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&d.Out, "out", "kvpilot.yaml", "file to write; - for the terminal")
+	flags.BoolVar(&kubernetes, "kubernetes", false, "write manifests for Kubernetes")
+	flags.StringVar(&d.Out, "out", "", "file to write; - for the terminal (default kvpilot.yaml or kvpilot-kubernetes.yaml)")
+	flags.AddFlagSet(local)
+	flags.AddFlagSet(inCluster)
+	return cmd
+}
+
+// noneSet returns an error that names the first flag of the set that was given.
+func noneSet(flags *pflag.FlagSet, reason string) (err error) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Changed && err == nil {
+			err = fmt.Errorf("--%s %s", f.Name, reason)
+		}
+	})
+	return err
+}
+
+// flags returns the flags of a settings file, which set d.
+func (d *draft) flags() *pflag.FlagSet {
+	flags := pflag.NewFlagSet("settings", pflag.ContinueOnError)
 	flags.StringArrayVar(&d.Replicas, "replica", nil, "base URL of a replica; may be repeated")
 	flags.StringVar(&d.Events, "events", "", "where replicas publish KV events, for example tcp://{host}:5557")
 	flags.StringVar(&d.Replay, "replay", "", "where replicas replay KV events, for example tcp://{host}:5657")
@@ -72,19 +120,21 @@ func newInitCommand(out io.Writer) *cobra.Command {
 	flags.StringVar(&d.Key, "tls-key", "", "file with its private key")
 	flags.StringArrayVar(&d.Routers, "router", nil, "host:port of the gossip of a router of the fleet; may be repeated")
 	flags.StringVar(&d.Traces, "traces", "", "where spans go over OTLP, for example jaeger:4317")
-	return cmd
+	return flags
 }
 
-// ask reads answers until in ends.
-func (d *draft) ask(in io.Reader, out io.Writer) error {
+// ask asks the questions in their order. An empty answer keeps what is there.
+func ask[T any](to *T, questions []initQuestion[T], in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
-	for _, q := range initQuestions {
+	for _, q := range questions {
 		fmt.Fprintf(out, "%s: ", q.text)
 		if !lines.Scan() {
 			return errors.Join(errors.New("the answers ended"), lines.Err())
 		}
 		if answer := strings.TrimSpace(lines.Text()); answer != "" {
-			q.set(d, answer)
+			if err := q.set(to, answer); err != nil {
+				return fmt.Errorf("%s: %w", q.text, err)
+			}
 		}
 	}
 	return nil
@@ -103,22 +153,26 @@ func (d *draft) write(out io.Writer) error {
 	if err := errors.Join(config.Parse([]byte(text.String()), &c), c.Validate()); err != nil {
 		return err
 	}
-	if d.Out == "-" {
-		_, err := io.WriteString(out, text.String())
+	if written, err := writeNew(d.Out, text.String(), out); err != nil || !written {
 		return err
 	}
-	f, err := os.OpenFile(d.Out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	if _, err := f.WriteString(text.String()); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(out, "%s is written; now run: kvpilot serve --config %[1]s\n", d.Out)
+	_, err := fmt.Fprintf(out, "%s is written; now run: kvpilot serve --config %[1]s\n", d.Out)
 	return err
+}
+
+// writeNew writes a file that must not exist, and reports that it did; "-" is out, and no file.
+func writeNew(name, text string, out io.Writer) (written bool, err error) {
+	if name == "-" {
+		_, err := io.WriteString(out, text)
+		return false, err
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return false, err
+	}
+	_, err = f.WriteString(text)
+	err = errors.Join(err, f.Close())
+	return err == nil, err
 }
 
 // draftText is the file. %q of Go is a valid quoted scalar of YAML for what a line of text can hold.

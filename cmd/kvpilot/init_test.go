@@ -90,7 +90,7 @@ func TestInitAsks(t *testing.T) {
 	var d draft
 	answers := "http://10.0.0.7:8000  http://10.0.0.8:8000\ntcp://{host}:5557\n\ny\n/etc/kvpilot/keys\n\n\n\njaeger:4317\n"
 	var out bytes.Buffer
-	if err := d.ask(strings.NewReader(answers), &out); err != nil {
+	if err := ask(&d, initQuestions, strings.NewReader(answers), &out); err != nil {
 		t.Fatal(err)
 	}
 	if len(d.Replicas) != 2 || d.Events != "tcp://{host}:5557" || d.Replay != "" || !d.Public || d.KeysFile != "/etc/kvpilot/keys" || d.Cert != "" || d.Traces != "jaeger:4317" {
@@ -99,7 +99,7 @@ func TestInitAsks(t *testing.T) {
 	if n := strings.Count(out.String(), ": "); n < len(initQuestions) {
 		t.Errorf("%d questions, want %d:\n%s", n, len(initQuestions), out.String())
 	}
-	if err := new(draft).ask(strings.NewReader("http://10.0.0.7:8000\n"), io.Discard); err == nil {
+	if err := ask(new(draft), initQuestions, strings.NewReader("http://10.0.0.7:8000\n"), io.Discard); err == nil {
 		t.Error("answers that end early were enough")
 	}
 }

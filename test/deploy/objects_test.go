@@ -131,6 +131,9 @@ func (o *objects) consistent(t *testing.T) {
 	}
 	matches("the Deployment", o.deployment.Spec.Selector)
 	for _, budget := range o.disruptions {
+		if budget.Spec.Selector.MatchLabels["app.kubernetes.io/name"] != pod.Labels["app.kubernetes.io/name"] {
+			continue // the engines'
+		}
 		matches("the PodDisruptionBudget", budget.Spec.Selector)
 	}
 	for _, spread := range pod.Spec.TopologySpreadConstraints {

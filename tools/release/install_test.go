@@ -47,9 +47,10 @@ func TestGoInstall(t *testing.T) {
 	}
 	bin := t.TempDir()
 	// Trimmed paths let the build cache serve the packages of other modules.
-	install := exec.CommandContext(t.Context(), "go", "install", "-trimpath", "-modcacherw", modulePath+"/cmd/kvpilot@"+testVersion)
+	line := strings.Fields(strings.Replace(commands(t, "go install"), "@latest", "@"+testVersion, 1))
+	install := exec.CommandContext(t.Context(), line[0], line[1:]...)
 	install.Dir = bin
-	install.Env = append(os.Environ(), "GOBIN="+bin, "GOFLAGS=", "GOMODCACHE="+t.TempDir(), "GOSUMDB=off", "CGO_ENABLED=0",
+	install.Env = append(os.Environ(), "GOBIN="+bin, "GOFLAGS=-trimpath -modcacherw", "GOMODCACHE="+t.TempDir(), "GOSUMDB=off", "CGO_ENABLED=0",
 		"GOPROXY=file://"+proxy+",file://"+strings.TrimSpace(string(cache))+"/cache/download")
 	if said, err := install.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, said)

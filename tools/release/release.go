@@ -78,6 +78,9 @@ func release(ctx context.Context, p params) ([]file, error) {
 			return nil, err
 		}
 	}
+	if err := r.write(r.prefix+"_chart.tgz", func(path string) error { return writeChart(path, src, p.version) }); err != nil {
+		return nil, err
+	}
 	if err := r.image(src, p, binaries); err != nil {
 		return nil, err
 	}

@@ -104,7 +104,7 @@ func TestTheSumsAreThoseOfTheFiles(t *testing.T) {
 	check := exec.CommandContext(t.Context(), "sha256sum", "--check", "--strict", sumsName)
 	check.Dir = dist(t)
 	said, err := check.CombinedOutput()
-	if want := 2*len(testPlatforms()) + 2; err != nil || bytes.Count(said, []byte(": OK\n")) != want {
+	if want := 2*len(testPlatforms()) + 3; err != nil || bytes.Count(said, []byte(": OK\n")) != want {
 		t.Errorf("%v, want %d files:\n%s", err, want, said)
 	}
 }
@@ -136,7 +136,24 @@ func unzip(t *testing.T, archive string) string {
 	if err := unpack(tar.NewReader(bytes.NewReader(text)), folder); err != nil {
 		t.Fatal(err)
 	}
-	return filepath.Join(folder, strings.TrimSuffix(filepath.Base(archive), ".tar.gz"))
+	entries, err := os.ReadDir(folder)
+	if err != nil || len(entries) != 1 {
+		t.Fatalf("%s holds %v, %v", archive, entries, err)
+	}
+	return filepath.Join(folder, entries[0].Name())
+}
+
+func TestTheChartHasTheVersionOfTheRelease(t *testing.T) {
+	folder := unzip(t, named(t, "_chart.tgz")[0])
+	about := string(read(t, folder, "Chart.yaml"))
+	if want := "\nversion: " + testVersion[1:] + "\nappVersion: \"" + testVersion + "\"\n"; !strings.Contains(about, want) || filepath.Base(folder) != "kvpilot" {
+		t.Errorf("%s says\n%s", folder, about)
+	}
+	for _, name := range []string{"values.yaml", "values.schema.json", "templates/deployment.yaml", "templates/_helpers.tpl", "files/rules.yml"} {
+		if !bytes.Equal(read(t, folder, name), read(t, "../..", chartFolder, name)) {
+			t.Errorf("%s differs from the repository's", name)
+		}
+	}
 }
 
 func TestArchivesHoldAProgramThatKnowsItsVersion(t *testing.T) {
@@ -146,6 +163,9 @@ func TestArchivesHoldAProgramThatKnowsItsVersion(t *testing.T) {
 	}
 	for _, archive := range named(t, ".tar.gz") {
 		folder := unzip(t, archive)
+		if want := strings.TrimSuffix(filepath.Base(archive), ".tar.gz"); filepath.Base(folder) != want {
+			t.Errorf("%s unpacks into %s, want %s", archive, folder, want)
+		}
 		for _, name := range []string{"LICENSE", "README.md", "kvpilot.example.yaml", "completions/kvpilot.bash", "completions/_kvpilot", "completions/kvpilot.fish", "systemd/kvpilot.service", "systemd/kvpilot.sysusers"} {
 			if len(read(t, folder, name)) < 100 {
 				t.Errorf("%s: %s is short", archive, name)
