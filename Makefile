@@ -24,9 +24,10 @@ moddir = $$($(GO) mod download -json $(1) | sed -n 's/^\t"Dir": "\(.*\)",*$$/\1/
 generate: ## generate gen/ from proto/ (needs the Go module proxy only; the first run builds buf, 4 minutes)
 	$(BUF) generate
 	$(GO) run ./tools/openapi
+	$(BUF) build -o -\#format=binpb --as-file-descriptor-set | $(GO) run ./tools/apiref > docs/reference-api.md
 
 generate-check: generate third-party ## fail when gen/ differs from what proto/ gives, or proto/third_party from its origin
-	@test -z "$$(git status --porcelain -- gen proto/third_party)" || { git status --porcelain -- gen proto/third_party; echo "generated files differ: run make generate third-party and commit them"; exit 1; }
+	@test -z "$$(git status --porcelain -- gen proto/third_party docs/reference-api.md)" || { git status --porcelain -- gen proto/third_party docs/reference-api.md; echo "generated files differ: run make generate third-party and commit them"; exit 1; }
 
 third-party: ## copy the protos that ours import from the Go module cache into proto/third_party
 	@for f in annotations http httpbody; do install -D -m 644 "$(call moddir,$(GOOGLEAPIS))/third_party/googleapis/google/api/$$f.proto" proto/third_party/google/api/$$f.proto || exit 1; done
@@ -56,6 +57,12 @@ test-python: ## build the Python package, install its wheel and run its tests an
 	client/python/test
 
 LINT := $(GO) tool -modfile=tools/lint/go.mod
+
+.PHONY: site
+SITE := .cache/site
+site: ## build the documentation's site into bin/site (installs MkDocs into .cache/site)
+	@test -x $(SITE)/bin/mkdocs || { python3 -m venv $(SITE) && $(SITE)/bin/pip install -q -r tools/site/requirements.txt; } >/dev/null 2>&1 || { rm -rf $(SITE); echo 'SKIPPED: MkDocs cannot be installed here'; exit 0; }; \
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict --config-file tools/site/mkdocs.yml --site-dir "$$PWD/bin/site" && $(SITE)/bin/python tools/site/check.py bin/site
 
 .PHONY: tidy-check
 tidy-check: ## fail when go.mod or go.sum of a module differs from what go mod tidy makes

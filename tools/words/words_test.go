@@ -62,5 +62,5 @@ func skipped(name string) bool {
 	if name != "." && strings.HasPrefix(base, ".") || base == "testdata" || base == "node_modules" || strings.HasSuffix(name, "_test.go") {
 		return true
 	}
-	return strings.HasPrefix(name, "gen/") || slices.Contains(unread, name) && path.Ext(name) != "" || slices.Contains(unread, path.Dir(name))
+	return strings.HasPrefix(name, "gen/") || name == "bin" || name == "dist" || slices.Contains(unread, name) && path.Ext(name) != "" || slices.Contains(unread, path.Dir(name))
 }

@@ -4,7 +4,7 @@
 // without events, and short-lived beliefs about what was just routed; Match is the question.
 // Blocks lie in flat hash tables of eight-byte slots without pointers, so the garbage
 // collector never walks them; routed prompts lie apart as extents, whose number does not depend on
-// the prompts' lengths. docs/index.md describes the structures and their cost.
+// the prompts' lengths. docs/kv-index.md describes the structures and their cost.
 //
 // All methods may be called at once from any goroutine. Match takes no lock and never waits
 // for a writer. Events of one rank must come one at a time and in order; ranks run in
