@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 )
 
 // pages are the documents whose snippets the tests below check.
@@ -147,5 +149,14 @@ func TestLinksOfTheDocumentsLeadSomewhere(t *testing.T) {
 	}
 	if links < 50 {
 		t.Errorf("only %d links were checked", links)
+	}
+}
+
+func TestEveryErrorReasonHasAdvice(t *testing.T) {
+	page := read(t, "../../docs/troubleshooting.md")
+	for number, name := range kvpilotv1.ErrorReason_name {
+		if reason := strings.TrimPrefix(name, "ERROR_REASON_"); number != 0 && !strings.Contains(page, "\n| "+reason+" | ") {
+			t.Errorf("docs/troubleshooting.md has no row for %s", reason)
+		}
 	}
 }
