@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -89,6 +90,14 @@ func TestTheManifestsHaveWhatWasAskedFor(t *testing.T) {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in %s", want, text)
 		}
+	}
+	_, events, _ := strings.Cut(text, "--kv-events-config=")
+	var published struct {
+		Enabled  bool   `json:"enable_kv_cache_events"`
+		Endpoint string `json:"endpoint"`
+	}
+	if err := json.NewDecoder(strings.NewReader(events)).Decode(&published); err != nil || !published.Enabled || published.Endpoint != "tcp://*:5557" {
+		t.Errorf("vLLM reads %+v, %v", published, err)
 	}
 	if router := fmt.Sprint(got["Deployment kvpilot"]); !strings.Contains(router, "replicas:1") || !strings.Contains(router, "image:r.example.com/k:v2") {
 		t.Errorf("the routers are %s", router)

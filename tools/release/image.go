@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -33,9 +34,11 @@ func imageConfig() v1.Config {
 
 // image writes the image of all Linux platforms as an OCI layout in a tar archive, if there are any.
 func (r *result) image(src source, p params, binaries map[string]string) error {
-	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	about := annotations(p.version, src)
-	index, _ = mutate.Annotations(index, about).(v1.ImageIndex)
+	index, ok := mutate.Annotations(mutate.IndexMediaType(empty.Index, types.OCIImageIndex), about).(v1.ImageIndex)
+	if !ok {
+		return errors.New("an annotated index is not an index")
+	}
 	linux := 0
 	settings, err := os.ReadFile(filepath.Join(src.folder, "deploy/container/kvpilot.yaml"))
 	if err != nil {
@@ -55,7 +58,12 @@ func (r *result) image(src source, p params, binaries map[string]string) error {
 		if err != nil {
 			return err
 		}
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: processor}}})
+		digest, err := image.Digest()
+		if err != nil {
+			return err
+		}
+		r.images = append(r.images, imageManifest{"kvpilot (" + platform + ")", digest.Hex, types.OCIManifestSchema1})
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: plainImage{image}, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: processor}}})
 	}
 	if linux == 0 {
 		return nil
@@ -64,9 +72,15 @@ func (r *result) image(src source, p params, binaries map[string]string) error {
 	if err != nil {
 		return err
 	}
-	r.imageDigest = digest.Hex
+	r.images = append(r.images, imageManifest{"kvpilot", digest.Hex, types.OCIImageIndex})
 	return r.write(r.prefix+"_image.tar", func(path string) error { return writeLayout(path, index, p.version, src) })
 }
+
+// plainImage leaves the artifact type out of an index, as other tools do: it is for what is not an image.
+type plainImage struct{ v1.Image }
+
+// ArtifactType returns none.
+func (plainImage) ArtifactType() (string, error) { return "", nil }
 
 // annotations are OpenContainers' names; images have them as labels too.
 func annotations(version string, src source) map[string]string {
@@ -74,7 +88,7 @@ func annotations(version string, src source) map[string]string {
 	return map[string]string{
 		name + "title": "kvpilot", name + "description": "A KV-cache-aware inference router for vLLM", name + "licenses": license,
 		name + "source": repositoryURL, name + "url": repositoryURL, name + "documentation": repositoryURL + "/blob/" + version + "/docs/install.md",
-		name + "version": version, name + "revision": src.commit, name + "created": src.date.Format("2006-01-02T15:04:05Z07:00"),
+		name + "version": version, name + "revision": src.commit, name + "created": src.date.Format(time.RFC3339),
 	}
 }
 

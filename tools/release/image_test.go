@@ -58,6 +58,9 @@ func openImage(t *testing.T) opened {
 	}
 	all := opened{digest: list.Manifests[0].Digest.Hex, images: map[string]v1.Image{}, about: platforms.Annotations}
 	for _, m := range platforms.Manifests {
+		if m.ArtifactType != "" {
+			t.Errorf("the image for %s is called an artifact: %s", m.Platform, m.ArtifactType)
+		}
 		if all.images[m.Platform.String()], err = index.Image(m.Digest); err != nil {
 			t.Fatal(err)
 		}

@@ -24,8 +24,8 @@ func writeProvenance(name string, p params, src source, r *result) error {
 	for _, f := range r.files {
 		statement.Subject = append(statement.Subject, &intoto.ResourceDescriptor{Name: f.name, Digest: map[string]string{"sha256": f.sha256}})
 	}
-	if r.imageDigest != "" {
-		statement.Subject = append(statement.Subject, &intoto.ResourceDescriptor{Name: "kvpilot", Digest: map[string]string{"sha256": r.imageDigest}, MediaType: "application/vnd.oci.image.index.v1+json"})
+	for _, i := range r.images {
+		statement.Subject = append(statement.Subject, &intoto.ResourceDescriptor{Name: i.name, Digest: map[string]string{"sha256": i.sha256}, MediaType: string(i.media)})
 	}
 	external, err := structpb.NewStruct(map[string]any{"version": p.version, "commit": src.commit, "platforms": list(p.platforms)})
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/mod/semver"
 )
 
@@ -114,7 +115,13 @@ func emptyFolder(folder string) error {
 type result struct {
 	folder, prefix string
 	files          []file
-	imageDigest    string // of the image's index, in hexadecimal; empty without an image
+	images         []imageManifest // of each platform, and the index of all; empty without an image
+}
+
+// imageManifest is what a registry knows an image by. Tools that copy images may write the index in another form; they keep the others.
+type imageManifest struct {
+	name, sha256 string
+	media        types.MediaType
 }
 
 // write makes a file and notes its digest.

@@ -265,7 +265,13 @@ func TestTheProvenanceNamesEveryFileAndTheCommit(t *testing.T) {
 			t.Errorf("%s: digest %s, want %s", name, digests[name], sum)
 		}
 	}
-	if digests["kvpilot"] != openImage(t).digest {
-		t.Errorf("the image is %s, want %s", digests["kvpilot"], openImage(t).digest)
+	image := openImage(t)
+	if digests["kvpilot"] != image.digest {
+		t.Errorf("the image is %s, want %s", digests["kvpilot"], image.digest)
+	}
+	for platform, one := range image.images {
+		if digest, err := one.Digest(); err != nil || digests["kvpilot ("+platform+")"] != digest.Hex {
+			t.Errorf("the image for %s is %s, want %s: %v", platform, digests["kvpilot ("+platform+")"], digest.Hex, err)
+		}
 	}
 }

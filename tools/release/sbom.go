@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"time"
 
@@ -31,8 +32,5 @@ func writeSBOM(name, binary, version string, date time.Time) error {
 	}
 	encoder := cdx.NewBOMEncoder(f, cdx.BOMFileFormatJSON)
 	encoder.SetPretty(true)
-	if err := encoder.Encode(bom); err != nil {
-		return err
-	}
-	return f.Close()
+	return errors.Join(encoder.Encode(bom), f.Close())
 }
