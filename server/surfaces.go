@@ -132,9 +132,9 @@ func (s *surfaces) openGRPC(c config.Config, t *telemetry.Telemetry, p *parts, a
 	s.guard = newGuard(c, t, p, api, s.budget)
 	options := append(s.guard.Options(),
 		grpc.ChainUnaryInterceptor(api.Unary), grpc.ChainStreamInterceptor(api.Stream),
-		grpc.StatsHandler(otelgrpc.NewServerHandler(
+		grpc.StatsHandler(guard.Roomy(otelgrpc.NewServerHandler(
 			otelgrpc.WithTracerProvider(t.Tracers()), otelgrpc.WithMeterProvider(t.Meters()), otelgrpc.WithPropagators(t.Propagator()),
-		)),
+		))),
 	)
 	secure, err := grpcCredentials(c.Listen)
 	if err != nil {

@@ -19,7 +19,14 @@ func TestDecisionFiguresArePrinted(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, out.String())
 		}
 	}
+	out.Reset()
+	if err := printDecideBench(&out, &decidebench.Result{Cases: r.Cases}); err != nil || strings.Contains(out.String(), "gRPC by REST") {
+		t.Errorf("a case alone: %v\n%s", err, out.String())
+	}
 	if err := run(t.Context(), []string{"decide", "--ranks", "0"}, nil, &out, &out); err == nil {
 		t.Error("no ranks: no error")
+	}
+	if err := run(t.Context(), []string{"decide", "--cases", "soap"}, nil, &out, &out); err == nil || !strings.Contains(err.Error(), "soap") {
+		t.Errorf("a case that there is not: %v", err)
 	}
 }

@@ -2,6 +2,7 @@ package blockhash
 
 import (
 	"encoding/binary"
+	"slices"
 	"unsafe"
 
 	"github.com/zeebo/xxh3"
@@ -86,6 +87,7 @@ func Chain(dst []Hash, tokens []uint32, blockSize int, ns Namespace) []Hash {
 // Extend appends the hashes of the complete blocks of tokens that follow the block named parent
 // (zero: they start the prompt), hashed with the namespace seed.
 func Extend(dst []Hash, parent Hash, tokens []uint32, blockSize int, seed uint64) []Hash {
+	dst = slices.Grow(dst, len(tokens)/blockSize)
 	for len(tokens) >= blockSize {
 		parent = Next(parent, Local(tokens[:blockSize], seed))
 		dst = append(dst, parent)

@@ -8,7 +8,6 @@ import (
 
 	"google.golang.org/genproto/googleapis/api/httpbody"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // registers the codec that this one wraps
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
@@ -27,7 +26,7 @@ func (d *Guard) Options() []grpc.ServerOption {
 	l := d.limits
 	return []grpc.ServerOption{
 		grpc.InTapHandle(d.tap),
-		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto"), d.budget}),
+		grpc.ForceServerCodecV2(newCodec(d.Params)),
 		experimental.BufferPool(d.frames),
 		grpc.RPCDecompressor(noCompression{}), //nolint:staticcheck // the only way to reject what another package has registered
 		grpc.MaxRecvMsgSize(l.Message), grpc.MaxSendMsgSize(l.Message),

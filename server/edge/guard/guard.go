@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/tap"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
@@ -42,6 +43,8 @@ type Params struct {
 	Prompts func(method string) bool
 	// Admit identifies the sender of a call, or rejects it. It must not wait. Nil admits all.
 	Admit func(ctx context.Context, method string, md metadata.MD) (*caller.Caller, error)
+	// Decode reads a message from its bytes, which it must not keep; nil is proto.Unmarshal.
+	Decode func(wire []byte, into proto.Message) error
 
 	Log   *slog.Logger
 	Meter metric.MeterProvider
@@ -70,6 +73,9 @@ type Guard struct {
 func New(l Limits, p Params) *Guard {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
+	}
+	if p.Decode == nil {
+		p.Decode = proto.Unmarshal
 	}
 	d := &Guard{Params: p, limits: l, budget: p.Budget, metrics: newMetrics(p.Meter, p.Budget)}
 	d.SetTimes(l.Receive, l.Stall)

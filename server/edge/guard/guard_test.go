@@ -4,12 +4,12 @@ import (
 	"context"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/genproto/googleapis/api/httpbody"
-	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/tap"
@@ -71,7 +71,7 @@ func TestDroppedFramesAreGivenBack(t *testing.T) {
 
 func TestLargeBodiesAreDecodedWithoutACopy(t *testing.T) {
 	b := NewBudget(1 << 30)
-	c := codec{encoding.GetCodecV2("proto"), b}
+	c := newCodec(Params{Budget: b, Decode: proto.Unmarshal})
 	want := &httpbody.HttpBody{ContentType: "application/json", Data: []byte(strings.Repeat("a", 200_000))}
 	wire, err := proto.Marshal(want)
 	if err != nil {
@@ -84,9 +84,35 @@ func TestLargeBodiesAreDecodedWithoutACopy(t *testing.T) {
 	if b.held.Load() != 0 {
 		t.Errorf("%d bytes are still counted", b.held.Load())
 	}
-	full := codec{encoding.GetCodecV2("proto"), NewBudget(10)}
+	full := newCodec(Params{Budget: NewBudget(10), Decode: proto.Unmarshal})
 	if err := full.Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, got); err != nil || noted(got) == nil {
 		t.Errorf("a body beyond the budget: %v, noted %v", err, noted(got))
+	}
+}
+
+// A message of several frames is put together in a buffer that the next one uses again.
+func TestMessagesOfSeveralFramesAreDecoded(t *testing.T) {
+	b := NewBudget(1 << 30)
+	c := newCodec(Params{Budget: b, Decode: proto.Unmarshal})
+	for _, size := range []int{0, 1, 20_000, 32_768, 33_000, smallMessage - 100, smallMessage + 100} {
+		for _, letter := range []string{"a", "b"} {
+			want := &httpbody.HttpBody{ContentType: letter, Data: []byte(strings.Repeat(letter, size))}
+			wire, err := proto.Marshal(want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var data mem.BufferSlice
+			for frame := range slices.Chunk(wire, largeFrame) {
+				data = append(data, mem.SliceBuffer(frame))
+			}
+			got := &httpbody.HttpBody{}
+			if err := c.Unmarshal(data, got); err != nil || !proto.Equal(got, want) {
+				t.Errorf("%d bytes of %s: %v, equal %t", size, letter, err, proto.Equal(got, want))
+			}
+		}
+	}
+	if b.held.Load() != 0 {
+		t.Errorf("%d bytes are still counted", b.held.Load())
 	}
 }
 

@@ -250,7 +250,7 @@ func fromBody(pr *prompt.Prompt, maxLen int) *Encoding {
 		return none(pr, ReasonUnmappable, total)
 	}
 	_, total = e.lengths()
-	enc := &Encoding{IDs: e.ids, Batch: e.batch, Source: SourceBody, Tokens: total, Exact: true, prompt: pr}
+	enc := &Encoding{IDs: e.ids, Batch: e.batch, Source: SourceBody, Tokens: total, Exact: true, given: e, prompt: pr}
 	if len(enc.IDs) == 0 {
 		return none(pr, ReasonEmpty, 0)
 	}

@@ -346,6 +346,19 @@ func TestHashesAreThoseOfTheIDs(t *testing.T) {
 	}
 }
 
+// A choice asks for the hashes of the client's own ids twice, for the index and for the booking.
+func TestHashesOfGivenIDsAreComputedOnce(t *testing.T) {
+	rep := serve(t, "a", &simulated{})
+	enc := encode(t, start(t, tokenizer.DefaultConfig()), `{"prompt":[1,2,3,4,5,6,7,8,9]}`, rep)
+	first, again := enc.Hashes(4, blockhash.Namespace{}), enc.Hashes(4, blockhash.Namespace{})
+	if !slices.Equal(first, blockhash.Chain(nil, enc.IDs, 4, blockhash.Namespace{})) || &first[0] != &again[0] {
+		t.Errorf("hashes %v, and %v when asked again", first, again)
+	}
+	if other := enc.Hashes(4, blockhash.Namespace{Salt: "x"}); slices.Equal(other, first) {
+		t.Error("another namespace has the same hashes")
+	}
+}
+
 func TestApproximateHashesFollowTheText(t *testing.T) {
 	long := strings.Repeat("once upon a time ", 40)
 	of := func(body string) []blockhash.Hash {

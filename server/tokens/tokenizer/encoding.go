@@ -88,7 +88,9 @@ type Encoding struct {
 	// Answer is the answer to the known beginning of a Partial encoding, which the prompt continues with.
 	Answer Answer
 
+	// entry is what the cache keeps of the prompt, given what keeps the hashes of ids that the client gave: they are not cached.
 	entry  *entry
+	given  *entry
 	prompt *prompt.Prompt
 	// whole is the key under which the full ids will be kept; set when Partial.
 	whole cache.Key
@@ -134,10 +136,14 @@ func (enc *Encoding) Hashes(blockSize int, ns blockhash.Namespace) []blockhash.H
 	if blockSize <= 0 || len(enc.IDs) < blockSize {
 		return nil
 	}
-	if enc.entry == nil {
+	e := enc.entry
+	if e == nil {
+		e = enc.given
+	}
+	if e == nil {
 		return chain(nil, 0, enc.IDs, 0, enc.Media, blockSize, ns)
 	}
-	return enc.entry.hashesFor(len(enc.IDs), blockSize, ns)
+	return e.hashesFor(len(enc.IDs), blockSize, ns)
 }
 
 // cutMargin is given away where the text was cut: more than the longest word's tokens.

@@ -6,7 +6,11 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +26,10 @@ type Config struct {
 	Calls, Clients, Rounds int
 	// Core is the processor that the router may use (taskset); below 0: all.
 	Core int
+	// Cases are the names of the cases to measure; empty: all.
+	Cases []string
+	// Profiles is a folder for a CPU profile of the router per case, taken after the first round; empty: none.
+	Profiles string
 	// Self is the command that runs this program. Its command "serve" is the router, "events engines" are the engines.
 	Self []string
 	// Progress takes remarks for people.
@@ -54,21 +62,27 @@ func Run(ctx context.Context, c Config) (_ *Result, err error) {
 	if c.Ranks < 1 || c.Ranks > 128 || c.Blocks < 1 || c.Tokens < 1 || c.Calls < 1 || c.Clients < 1 || c.Rounds < 1 {
 		return nil, errors.New("all numbers must be positive, and ranks at most 128")
 	}
+	for _, name := range c.Cases {
+		if !slices.Contains(Names(), name) {
+			return nil, fmt.Errorf("unknown case %q; known are %q", name, Names())
+		}
+	}
 	f, err := c.start(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.stop()) }()
-	cases := []*Case{
-		{Name: "grpc", ask: f.grpcAsk(false)}, {Name: "rest", ask: f.bodyAsk(false)},
-		{Name: "grpc book+release", ask: f.grpcAsk(true)}, {Name: "rest book+release", ask: f.bodyAsk(true)},
-		{Name: "rest typed", ask: f.typedAsk(false)},
-	}
+	cases := c.cases(f)
 	for round := range c.Rounds {
 		fmt.Fprintf(c.Progress, "round %d of %d\n", round+1, c.Rounds)
 		for _, one := range cases {
 			if err := c.turn(ctx, f, one); err != nil {
 				return nil, fmt.Errorf("%s: %w", one.Name, err)
+			}
+			if round == 0 && c.Profiles != "" {
+				if err := c.profile(ctx, f, one); err != nil {
+					return nil, fmt.Errorf("profile of %s: %w", one.Name, err)
+				}
 			}
 		}
 	}
@@ -79,8 +93,73 @@ func Run(ctx context.Context, c Config) (_ *Result, err error) {
 		one.P50, one.P99 = measure.Micros(measure.Quantile(one.took, .5)), measure.Micros(measure.Quantile(one.took, .99))
 		r.Cases = append(r.Cases, *one)
 	}
-	r.CPURatio, r.CPURatioBook = cases[0].CPU/cases[1].CPU, cases[2].CPU/cases[3].CPU
+	r.CPURatio, r.CPURatioBook = r.ratio(caseGRPC, caseREST), r.ratio(caseGRPCBook, caseRESTBook)
 	return r, nil
+}
+
+// ratio is the processor time of one case divided by that of another; 0 when one of them was not measured.
+func (r *Result) ratio(of, by string) float64 {
+	cpu := map[string]float64{}
+	for _, c := range r.Cases {
+		cpu[c.Name] = c.CPU
+	}
+	if cpu[by] == 0 {
+		return 0
+	}
+	return cpu[of] / cpu[by]
+}
+
+// The names of the cases.
+const (
+	caseGRPC     = "grpc"
+	caseREST     = "rest"
+	caseGRPCBook = "grpc book+release"
+	caseRESTBook = "rest book+release"
+	caseTyped    = "rest typed"
+)
+
+// Names are the names of all cases.
+func Names() []string { return []string{caseGRPC, caseREST, caseGRPCBook, caseRESTBook, caseTyped} }
+
+// cases are those that the Config names.
+func (c Config) cases(f *fleet) []*Case {
+	var list []*Case
+	for _, one := range []*Case{
+		{Name: caseGRPC, ask: f.grpcAsk(false)}, {Name: caseREST, ask: f.bodyAsk(false)},
+		{Name: caseGRPCBook, ask: f.grpcAsk(true)}, {Name: caseRESTBook, ask: f.bodyAsk(true)},
+		{Name: caseTyped, ask: f.typedAsk(false)},
+	} {
+		if len(c.Cases) == 0 || slices.Contains(c.Cases, one.Name) {
+			list = append(list, one)
+		}
+	}
+	return list
+}
+
+// profileSeconds is how long a CPU profile takes.
+const profileSeconds = 4
+
+// profile writes a CPU profile of the router while all clients ask.
+func (c Config) profile(ctx context.Context, f *fleet, one *Case) error {
+	done := make(chan error, 1)
+	go func() {
+		text, err := f.call(ctx, http.MethodGet, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", f.admin, profileSeconds), nil)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(c.Profiles, "decide-"+strings.ReplaceAll(one.Name, " ", "-")+".cpu"), text, 0o600)
+		}
+		done <- err
+	}()
+	for {
+		_, err := c.asks(ctx, c.Clients, 32, one.ask)
+		if err != nil {
+			return errors.Join(err, <-done)
+		}
+		select {
+		case err := <-done:
+			return err
+		default:
+		}
+	}
 }
 
 // turn asks with one client for the latencies, then with all for processor time and rate.

@@ -36,6 +36,7 @@ type fleet struct {
 	replicas []*http.Server
 	folder   string
 	rest     string
+	admin    string
 	conn     *grpc.ClientConn
 	http     *http.Client
 	routing  kvpilotv1.RoutingServiceClient
@@ -91,6 +92,7 @@ func (c Config) startRouter(ctx context.Context, f *fleet, file string, blocks i
 		args = append([]string{"taskset", "-c", strconv.Itoa(c.Core)}, args...)
 	}
 	f.router, f.rest = exec.CommandContext(ctx, args[0], args[1:]...), "http://"+at[0]
+	f.admin = at[2]
 	f.router.Stderr = c.Progress
 	if err := f.router.Start(); err != nil {
 		return fmt.Errorf("start the router: %w", err)
