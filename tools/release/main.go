@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 )
 
@@ -36,11 +37,16 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
+	var err error
+	if p.out, err = filepath.Abs(p.out); err != nil {
+		return err
+	}
 	p.platforms = strings.Split(*platforms, ",")
-	files, err := release(ctx, p)
+	commit, files, err := release(ctx, p)
 	if err != nil {
 		return err
 	}
+	fmt.Fprintf(out, "%s of commit %s is in %s:\n", p.version, commit, p.out)
 	for _, f := range files {
 		fmt.Fprintf(out, "%s  %s\n", f.sha256, f.name)
 	}

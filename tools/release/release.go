@@ -33,62 +33,63 @@ type params struct {
 // file is one of the release's, in its folder.
 type file struct{ name, sha256 string }
 
-// release writes the release into p.out and returns its files, SHA256SUMS last.
-func release(ctx context.Context, p params) ([]file, error) {
+// release writes the release into p.out and returns its commit and its files, SHA256SUMS last.
+func release(ctx context.Context, p params) (commit string, files []file, err error) {
 	if !semver.IsValid(p.version) || semver.Canonical(p.version) != p.version {
-		return nil, fmt.Errorf("-version must have the form v1.2.3 or v1.2.3-rc.1, is %q", p.version)
+		return "", nil, fmt.Errorf("-version must have the form v1.2.3 or v1.2.3-rc.1, is %q", p.version)
 	}
 	for _, platform := range p.platforms {
 		if !slices.Contains(allPlatforms, platform) {
-			return nil, fmt.Errorf("-platforms must be of %s, has %q", strings.Join(allPlatforms, ", "), platform)
+			return "", nil, fmt.Errorf("-platforms must be of %s, has %q", strings.Join(allPlatforms, ", "), platform)
 		}
 	}
 	if runtime.Version() != toolchain {
-		return nil, fmt.Errorf("this is %s, releases are made with %s: set GOTOOLCHAIN=%[2]s, as make release does", runtime.Version(), toolchain)
+		return "", nil, fmt.Errorf("this is %s, releases are made with %s: set GOTOOLCHAIN=%[2]s, as make release does", runtime.Version(), toolchain)
 	}
 	if err := emptyFolder(p.out); err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	work, err := os.MkdirTemp("", "kvpilot-release-")
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	defer os.RemoveAll(work)
 	src, err := checkout(ctx, p, filepath.Join(work, "src"))
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	b := builder{src: src, version: p.version, work: work}
 	binaries := map[string]string{}
 	for _, platform := range p.platforms {
 		if binaries[platform], err = b.build(ctx, platform); err != nil {
-			return nil, err
+			return "", nil, err
 		}
 	}
 	extra, err := b.extraFiles(ctx, binaries)
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	r := &result{folder: p.out, prefix: "kvpilot_" + p.version}
 	for _, platform := range p.platforms {
 		name := r.prefix + "_" + strings.ReplaceAll(platform, "/", "_")
 		if err := r.write(name+".tar.gz", func(path string) error { return writeArchive(path, name, src.date, binaries[platform], extra) }); err != nil {
-			return nil, err
+			return "", nil, err
 		}
 		if err := r.write(name+".cdx.json", func(path string) error { return writeSBOM(path, binaries[platform], p.version, src.date) }); err != nil {
-			return nil, err
+			return "", nil, err
 		}
 	}
 	if err := r.write(r.prefix+"_chart.tgz", func(path string) error { return writeChart(path, src, p.version) }); err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	if err := r.image(src, p, binaries); err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	if err := r.write(r.prefix+"_provenance.json", func(path string) error { return writeProvenance(path, p, src, r) }); err != nil {
-		return nil, err
+		return "", nil, err
 	}
-	return r.sums()
+	files, err = r.sums()
+	return src.commit, files, err
 }
 
 // emptyFolder makes the folder and removes an earlier release from it. A folder with anything else in it is an error.

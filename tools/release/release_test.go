@@ -39,7 +39,7 @@ func testPlatforms() []string {
 // made is a release of HEAD, which the tests of this package share.
 var made = sync.OnceValues(func() (string, error) {
 	folder := filepath.Join(shared, "dist")
-	_, err := release(context.Background(), testParams(folder))
+	_, _, err := release(context.Background(), testParams(folder))
 	return folder, err
 })
 
@@ -83,7 +83,7 @@ func TestTwoBuildsAreEqual(t *testing.T) {
 	if os.Getenv("RELEASE_ALL") != "" {
 		t.Setenv("GOCACHE", t.TempDir())
 	}
-	files, err := release(t.Context(), testParams(second))
+	_, files, err := release(t.Context(), testParams(second))
 	if err != nil {
 		t.Fatal(err)
 	}
