@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"runtime"
@@ -17,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // cpu measures the processor time per request turn by turn: all conversations take a turn, and
@@ -90,7 +89,7 @@ func (b tokenizeBench) step(ctx context.Context, pool *tokenizer.Pool, fleet *fa
 // router's work from the body's bytes to the ids; the encoding alone; and with the body read as if it were new.
 func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
 	cfg := tokenizer.DefaultConfig()
-	pool := tokenizer.New(cfg, tokenizer.Params{Transport: inProcess{}})
+	pool := tokenizer.New(cfg, tokenizer.Params{Sender: inProcess{}})
 	fleet := &fakeFleet{replicas: []*replica.Replica{{ID: "x", URL: "http://x", State: replica.StateReady, Version: "0.17.0"}}}
 	k := b.talk(1)
 	for range b.turns {
@@ -140,24 +139,19 @@ func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
 // inProcess answers as the fake replica, at once and without a network.
 type inProcess struct{}
 
-// RoundTrip implements http.RoundTripper.
-func (inProcess) RoundTrip(req *http.Request) (*http.Response, error) {
-	body, err := io.ReadAll(req.Body)
-	if err != nil {
-		return nil, err
-	}
-	answer := fakeTokenize(body, 0)
-	return &http.Response{
-		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
-		Body: io.NopCloser(bytes.NewReader(answer)), ContentLength: int64(len(answer)), Request: req,
-	}, nil
+// Do implements remote.Sender.
+func (inProcess) Do(_ context.Context, _ upstream.Target, r *upstream.Request) (*upstream.Response, error) {
+	answer := fakeTokenize(r.Body, 0)
+	resp := &upstream.Response{Status: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, ContentLength: int64(len(answer))}
+	resp.Restore(answer)
+	return resp, nil
 }
 
 // soakRun sends distinct prompts past a small cache and looks at the memory.
 func (b tokenizeBench) soakRun(ctx context.Context, r *tokenizeReport) error {
 	cfg := tokenizer.DefaultConfig()
 	cfg.CacheBytes = 64 << 20
-	pool := tokenizer.New(cfg, tokenizer.Params{Transport: inProcess{}})
+	pool := tokenizer.New(cfg, tokenizer.Params{Sender: inProcess{}})
 	fleet := &fakeFleet{replicas: []*replica.Replica{{ID: "x", URL: "http://x", State: replica.StateReady, Version: "0.17.0"}}}
 	before := liveHeap()
 	r.RSSBeforeSoak = residentBytes()

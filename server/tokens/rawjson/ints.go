@@ -1,20 +1,37 @@
 package rawjson
 
 import (
+	"bytes"
 	"slices"
 	"strconv"
 )
 
-// Uint32s appends the ids of the list of integers in b, which must hold nothing else, to dst.
-// A number that is negative, fractional or above 2^32-1 is an error, and so is more than max ids.
-func Uint32s(dst []uint32, b []byte, max int) ([]uint32, error) {
-	i := Space(b, 0)
-	if i >= len(b) || b[i] != '[' {
-		return dst, errSyntax
+// IDs reads a list of integers, which has as much memory as it needs. A number that is negative, fractional or above 2^32-1
+// is an error, and so is more than max ids.
+func (s *Scanner) IDs(max int) ([]uint32, bool) {
+	if s.Space() != '[' {
+		return nil, s.Fail(s.Pos, "expected a list of integers")
 	}
-	i = Space(b, i+1)
+	list := s.Data[s.Pos+1:]
+	end := bytes.IndexByte(list, ']')
+	if end < 0 {
+		return nil, s.end("']'")
+	}
+	list = list[:end+1]
+	ids, read, ok := uint32s(make([]uint32, 0, min(bytes.Count(list, []byte{','})+1, max)), list, max)
+	if !ok {
+		return ids, s.Fail(s.Pos+1+read, "expected a list of at most "+strconv.Itoa(max)+" integers from 0 to 2^32-1")
+	}
+	s.Pos += 1 + read
+	return ids, true
+}
+
+// uint32s appends the integers of the list in b, of which the bracket was read, to dst. It returns where it ended: behind the list
+// when the list is correct.
+func uint32s(dst []uint32, b []byte, max int) ([]uint32, int, bool) {
+	i := Space(b, 0)
 	if i < len(b) && b[i] == ']' {
-		return dst, nil
+		return dst, i + 1, true
 	}
 	for {
 		if len(b)-i < 2*(max-len(dst)) && i < len(b) && b[i] != ' ' {
@@ -32,17 +49,17 @@ func Uint32s(dst []uint32, b []byte, max int) ([]uint32, error) {
 			i++
 		}
 		if digits := i - start; digits == 0 || digits > 10 || v > 1<<32-1 || len(dst) >= max {
-			return dst, errSyntax
+			return dst, i, false
 		}
 		dst = append(dst, uint32(v))
 		i = Space(b, i)
 		switch {
 		case i < len(b) && b[i] == ']':
-			return dst, nil
+			return dst, i + 1, true
 		case i < len(b) && b[i] == ',':
 			i++ // a missing number fails above
 		default:
-			return dst, errSyntax
+			return dst, i, false
 		}
 	}
 }

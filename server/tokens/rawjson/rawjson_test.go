@@ -3,6 +3,7 @@ package rawjson_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"regexp"
@@ -13,27 +14,37 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
-func TestUint32s(t *testing.T) {
+// ids reads the list at the beginning of b.
+func ids(b []byte, max int) ([]uint32, error) {
+	s := rawjson.Trusted(b)
+	list, ok := s.IDs(max)
+	if ok != (s.Err() == nil) {
+		return list, errors.New("the scanner's error and its result differ")
+	}
+	return list, s.Err()
+}
+
+func TestIDs(t *testing.T) {
 	for in, want := range map[string][]uint32{
 		"[]": {}, "[ ]": {}, "[1]": {1}, "[1,2]": {1, 2}, " [ 1 , 2 ]": {1, 2}, "[1, 2,\n3]": {1, 2, 3}, "[4294967295]": {1<<32 - 1}, "[0]": {0},
 	} {
-		if got, err := rawjson.Uint32s(nil, []byte(in), 10); err != nil || !slices.Equal(got, want) {
-			t.Errorf("Uint32s(%q) = %v, %v; want %v", in, got, err, want)
+		if got, err := ids([]byte(in), 10); err != nil || !slices.Equal(got, want) {
+			t.Errorf("IDs(%q) = %v, %v; want %v", in, got, err, want)
 		}
 	}
 	for _, bad := range []string{"", "1", "[", "[1", "[1,", "[1,]", "[1, ]", "[,1]", "[1 2]", "[-1]", "[1.0]", "[1e3]", "[4294967296]", "[99999999999999999999999]", `["1"]`, "[null]", "[[1]]", "[1,2,3,4,5,6,7,8,9,10,11]"} {
-		if got, err := rawjson.Uint32s(nil, []byte(bad), 10); err == nil {
-			t.Errorf("Uint32s(%q) = %v, want an error", bad, got)
+		if got, err := ids([]byte(bad), 10); err == nil {
+			t.Errorf("IDs(%q) = %v, want an error", bad, got)
 		}
 	}
 }
 
-func TestUint32sKeepsItsBound(t *testing.T) {
+func TestIDsKeepTheirBound(t *testing.T) {
 	text := rawjson.AppendUint32s(nil, someIDs(200))
-	if _, err := rawjson.Uint32s(nil, text, 200); err != nil {
+	if _, err := ids(text, 200); err != nil {
 		t.Errorf("as many as are allowed: %v", err)
 	}
-	if got, err := rawjson.Uint32s(nil, text, 100); err == nil || len(got) > 100 {
+	if got, err := ids(text, 100); err == nil || len(got) > 100 {
 		t.Errorf("%d ids, %v; want 100 and an error", len(got), err)
 	}
 }
@@ -43,25 +54,25 @@ func TestListsOfIDs(t *testing.T) {
 	dice := rand.New(rand.NewPCG(7, 7))
 	damage := []string{"", "", "", ",", "0", "00", " ", "-", ".", "e", "x", "]", "[", "\x00", "\xff", "/", ":", "99999999"}
 	for range 20_000 {
-		ids := make([]uint32, dice.IntN(60))
-		for i := range ids {
-			ids[i] = dice.Uint32() >> (10 + dice.IntN(22)*dice.IntN(2)) >> (dice.IntN(3) * dice.IntN(8))
+		some := make([]uint32, dice.IntN(60))
+		for i := range some {
+			some[i] = dice.Uint32() >> (10 + dice.IntN(22)*dice.IntN(2)) >> (dice.IntN(3) * dice.IntN(8))
 		}
-		text := rawjson.AppendUint32s(nil, ids)
+		text := rawjson.AppendUint32s(nil, some)
 		at := dice.IntN(len(text) + 1)
 		text = slices.Insert(text, at, []byte(damage[dice.IntN(len(damage))])...)
 		if dice.IntN(8) == 0 {
 			text = text[:dice.IntN(len(text)+1)]
 		}
-		list := text // Uint32s reads up to the list's end
+		list := text // IDs reads up to the list's end
 		if end := bytes.IndexByte(text, ']'); end >= 0 {
 			list = text[:end+1]
 		}
 		var want []uint32
 		valid := json.Unmarshal(list, &want) == nil
-		got, err := rawjson.Uint32s(make([]uint32, 0, 40*dice.IntN(3)), text, 1<<20)
+		got, err := ids(text, 1<<20)
 		if zeros := leadingZeros.Match(text); valid && err != nil || !valid && err == nil && !zeros || valid && !slices.Equal(got, want) {
-			t.Fatalf("Uint32s(%q) = %v, %v; want %v, %v", text, got, err, want, valid)
+			t.Fatalf("IDs(%q) = %v, %v; want %v, %v", text, got, err, want, valid)
 		}
 		s := rawjson.Scanner{Data: text}
 		if skipped := s.SkipIDs(); skipped != compactIDs.Match(text) || skipped && string(text[:s.Pos]) != string(compactIDs.Find(text)) {
@@ -113,7 +124,7 @@ func FuzzWalk(f *testing.F) {
 		members, elements := map[string]string{}, []string{}
 		errM := rawjson.Members(b, func(k string, v []byte) bool { members[k] = string(v); return true })
 		errE := rawjson.Elements(b, func(v []byte) bool { elements = append(elements, string(v)); return true })
-		ids, errI := rawjson.Uint32s(nil, b, 1<<20)
+		list32, errI := ids(b, 1<<20)
 		if !json.Valid(b) {
 			return
 		}
@@ -131,11 +142,11 @@ func FuzzWalk(f *testing.F) {
 		}
 		var want []uint32
 		if err := json.Unmarshal(b, &want); err == nil && want != nil && !strings.Contains(string(b), "null") {
-			if errI != nil || !slices.Equal(ids, want) {
-				t.Fatalf("ids of %s: %v, %v", b, ids, errI)
+			if errI != nil || !slices.Equal(list32, want) {
+				t.Fatalf("ids of %s: %v, %v", b, list32, errI)
 			}
 		} else if errI == nil && err != nil {
-			t.Fatalf("ids of %s: %v, but %v", b, ids, err)
+			t.Fatalf("ids of %s: %v, but %v", b, list32, err)
 		}
 	})
 }
@@ -161,15 +172,12 @@ func BenchmarkSkip60k(b *testing.B) {
 	}
 }
 
-func BenchmarkUint32s60k(b *testing.B) {
-	ids := someIDs(60_000)
-	text := rawjson.AppendUint32s(nil, ids)
-	dst := make([]uint32, 0, len(ids))
+func BenchmarkIDs60k(b *testing.B) {
+	text := append(rawjson.AppendUint32s(nil, someIDs(60_000)), `,"features":null}`...)
 	b.SetBytes(int64(len(text)))
 	b.ReportAllocs()
 	for b.Loop() {
-		var err error
-		if dst, err = rawjson.Uint32s(dst[:0], text, 1<<20); err != nil || len(dst) != len(ids) {
+		if list, err := ids(text, 1<<20); err != nil || len(list) != 60_000 {
 			b.Fatal(err)
 		}
 	}

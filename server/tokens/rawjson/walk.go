@@ -3,6 +3,7 @@ package rawjson
 import (
 	"bytes"
 	"errors"
+	"fmt"
 )
 
 // errSyntax says that the text is not the JSON that was expected.
@@ -13,6 +14,17 @@ func Space(b []byte, i int) int {
 	s := Scanner{Data: b, Pos: i}
 	s.Space()
 	return s.Pos
+}
+
+// Trusted is a Scanner that does not check the bytes of strings, for text that was read before, or of a replica.
+func Trusted(b []byte) Scanner { return Scanner{Data: b, lax: true} }
+
+// Err says what was wrong once a method returned false; nil when a visitor stopped.
+func (s *Scanner) Err() error {
+	if s.What == "" {
+		return nil
+	}
+	return fmt.Errorf("%w at byte %d: %s", errSyntax, s.Pos, s.What)
 }
 
 // Members calls visit with each member of the object in b, in order, and stops when visit returns false. The key

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +15,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
@@ -95,22 +95,17 @@ func TestEmptyAnswerIsTokenless(t *testing.T) {
 
 // spy keeps the last body that was sent.
 type spy struct {
+	remote.Sender
 	mu   sync.Mutex
 	body []byte // guarded by mu
 }
 
-// RoundTrip implements http.RoundTripper.
-func (s *spy) RoundTrip(req *http.Request) (*http.Response, error) {
-	body, err := io.ReadAll(req.Body)
-	if err != nil {
-		return nil, err
-	}
+// Do implements remote.Sender.
+func (s *spy) Do(ctx context.Context, t upstream.Target, r *upstream.Request) (*upstream.Response, error) {
 	s.mu.Lock()
-	s.body = body
+	s.body = bytes.Clone(r.Body)
 	s.mu.Unlock()
-	req = req.Clone(req.Context())
-	req.Body = io.NopCloser(bytes.NewReader(body))
-	return http.DefaultTransport.RoundTrip(req)
+	return s.Sender.Do(ctx, t, r)
 }
 
 func (s *spy) last() string {
@@ -129,8 +124,8 @@ func TestFieldsReachTheTokenizer(t *testing.T) {
 	} {
 		for _, render := range []bool{false, true} {
 			r := &simulated{render: render}
-			sent := &spy{}
-			enc := encode(t, startWith(t, tokenizer.DefaultConfig(), tokenizer.Params{Transport: sent}), `{`+messages+tc.extra+`,"temperature":0.5}`, serve(t, "a", r))
+			sent := &spy{Sender: upstream.New(upstream.DefaultConfig(), upstream.Params{})}
+			enc := encode(t, startWith(t, tokenizer.DefaultConfig(), tokenizer.Params{Sender: sent}), `{`+messages+tc.extra+`,"temperature":0.5}`, serve(t, "a", r))
 			if got := bpe.Decode(enc.IDs); got != tc.want {
 				t.Errorf("%s, render %v: ids are of %q, want %q", tc.name, render, got, tc.want)
 			}

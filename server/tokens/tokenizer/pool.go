@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
-	"net/http"
 	"sync"
 	"sync/atomic"
 
@@ -22,8 +21,12 @@ type Params struct {
 	Log    *slog.Logger
 	Meter  metric.MeterProvider
 	Tracer trace.Tracer
-	// Transport replaces the HTTP transport to the replicas; nil makes one.
-	Transport http.RoundTripper
+	// Transport is package upstream's way to speak HTTP with replicas; empty is its default.
+	Transport string
+	// PlainReads reads sockets with calls that the scheduler knows of (package socket).
+	PlainReads bool
+	// Sender replaces the connections to the replicas; nil makes them.
+	Sender remote.Sender
 }
 
 // Pool tokenizes.
@@ -62,7 +65,7 @@ func New(cfg Config, params Params) *Pool {
 	if p.tracer == nil {
 		p.tracer = noop.NewTracerProvider().Tracer("")
 	}
-	p.remote = remote.New(cfg.Remote, remote.Params{Log: p.log, Meter: params.Meter, Transport: params.Transport})
+	p.remote = remote.New(cfg.Remote, remote.Params{Log: p.log, Meter: params.Meter, Transport: params.Transport, PlainReads: params.PlainReads, Sender: params.Sender})
 	p.metrics = newMetrics(params.Meter, p.cache.Stats)
 	return p
 }

@@ -1,7 +1,6 @@
 package remote
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -56,58 +55,68 @@ func (j *Job) parse(body []byte, render bool) (*Answer, error) {
 		a.Text = s
 		return a, nil
 	}
+	s := rawjson.Trusted(body)
 	if !render {
-		return a, a.parseTokenize(body, j.Op == opProbe)
+		return a, a.parseTokenize(&s, j.Op == opProbe)
 	}
 	if j.Prompt.Kind == prompt.KindChat {
-		return a, a.parseRendered(body)
+		return a, a.parseRendered(&s)
+	}
+	if s.Space() != '[' {
+		return nil, malformed("render: no list of prompts")
 	}
 	var inner error
-	err := rawjson.Elements(body, func(item []byte) bool {
-		inner = a.parseRendered(item)
+	ok := s.Elements(func(int) bool {
+		inner = a.parseRendered(&s)
 		return inner == nil
 	})
 	switch {
 	case inner != nil:
 		return nil, inner
-	case err != nil:
-		return nil, malformed("render: %w", err)
+	case !ok:
+		return nil, malformed("render: %w", s.Err())
 	case len(a.IDs) != max(1, len(j.Prompt.Texts)):
 		return nil, malformed("render: %d prompts answered, %d asked", len(a.IDs), max(1, len(j.Prompt.Texts)))
 	}
 	return a, nil
 }
 
-// readIDs reads the object in body: the list of ids called name, and the members that others asks for.
-func (a *Answer) readIDs(route, name string, body []byte, others map[string]*[]byte) (int, error) {
-	var list []byte
-	err := rawjson.Members(body, func(key string, v []byte) bool {
-		if key == name {
-			list = v
-		} else if to := others[key]; to != nil {
-			*to = v
+// readIDs reads the object at s, once: the list of ids called name, and the members that others asks for.
+func (a *Answer) readIDs(s *rawjson.Scanner, route, name string, others map[string]*[]byte) (int, error) {
+	if s.Space() != '{' {
+		return 0, malformed("%s: no object", route)
+	}
+	var ids []uint32
+	found := false
+	ok := s.Members(func(key []byte, _ int) (read bool) {
+		if string(key) == name {
+			found = true
+			ids, read = s.IDs(maxIDs)
+			return read
+		}
+		from := s.Pos
+		if !s.Skip() {
+			return false
+		}
+		if to := others[string(key)]; to != nil {
+			*to = s.Data[from:s.Pos]
 		}
 		return true
 	})
 	switch {
-	case err != nil:
-		return 0, malformed("%s: %w", route, err)
-	case list == nil:
+	case !ok:
+		return 0, malformed("%s: %w", route, s.Err())
+	case !found:
 		return 0, malformed("%s: an answer without %s", route, name)
-	}
-	// As many as there are, since the cache keeps them: a guess by the text's length costs it two fifths of its memory.
-	ids, err := rawjson.Uint32s(make([]uint32, 0, min(bytes.Count(list, []byte{','})+1, maxIDs)), list, maxIDs)
-	if err != nil {
-		return 0, malformed("%s: %s: %w", route, name, err)
 	}
 	a.IDs = append(a.IDs, ids)
 	return len(ids), nil
 }
 
 // parseTokenize reads {"count":..,"max_model_len":..,"tokens":[..]}.
-func (a *Answer) parseTokenize(body []byte, probe bool) error {
+func (a *Answer) parseTokenize(s *rawjson.Scanner, probe bool) error {
 	var count, maxLen []byte
-	n, err := a.readIDs("tokenize", "tokens", body, map[string]*[]byte{"count": &count, "max_model_len": &maxLen})
+	n, err := a.readIDs(s, "tokenize", "tokens", map[string]*[]byte{"count": &count, "max_model_len": &maxLen})
 	if err == nil && !probe && count != nil && smallInt(count) != n {
 		return malformed("tokenize: count is %d, tokens are %d", smallInt(count), n)
 	}
@@ -115,10 +124,10 @@ func (a *Answer) parseTokenize(body []byte, probe bool) error {
 	return err
 }
 
-// parseRendered reads the GenerateRequest that the render routes answer with.
-func (a *Answer) parseRendered(body []byte) error {
+// parseRendered reads the GenerateRequest at s that the render routes answer with.
+func (a *Answer) parseRendered(s *rawjson.Scanner) error {
 	var features []byte
-	n, err := a.readIDs("render", "token_ids", body, map[string]*[]byte{"features": &features})
+	n, err := a.readIDs(s, "render", "token_ids", map[string]*[]byte{"features": &features})
 	if err != nil || len(a.IDs) > 1 || rawjson.IsNull(features) {
 		return err
 	}

@@ -13,41 +13,47 @@ import (
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/propagation"
-
-	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // engineIdle is how long vLLM keeps an idle connection; ours must be closed sooner.
 const engineIdle = 5 * time.Second
 
+// dialTimeout limits the time to open a connection, TLS included.
+const dialTimeout = 2 * time.Second
+
 // maxErrorBody bounds what is kept of an error's body.
 const maxErrorBody = 64 << 10
 
-// newTransport makes the connections to the engines.
-func newTransport(cfg Config) *http.Transport {
-	return &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
-		MaxIdleConns:        cfg.MaxEndpoints * cfg.Concurrency,
-		MaxIdleConnsPerHost: cfg.Concurrency,
-		IdleConnTimeout:     engineIdle * 4 / 5,
-		DisableCompression:  true,
-		ReadBufferSize:      32 << 10,
-		WriteBufferSize:     32 << 10,
-		TLSHandshakeTimeout: 2 * time.Second,
+// Sender sends one request to a replica; *upstream.Client is one. It returns once the head of the answer is there, and
+// aborts the request when ctx ends.
+type Sender interface {
+	Do(ctx context.Context, t upstream.Target, r *upstream.Request) (*upstream.Response, error)
+}
+
+// connections are how the engines are reached: with the router's own HTTP client. Its metrics count clients' requests, so
+// this one has none; a question's own are in this package.
+func connections(cfg Config, transport string, plainReads bool) *upstream.Client {
+	u := upstream.DefaultConfig()
+	if transport != "" {
+		u.Transport = transport
 	}
+	u.DialTimeout = dialTimeout
+	u.IdleTimeout = engineIdle * 4 / 5
+	u.MaxIdlePerReplica = cfg.Concurrency
+	return upstream.New(u, upstream.Params{PlainReads: plainReads})
 }
 
 // client speaks HTTP with endpoints.
 type client struct {
 	cfg  Config
-	http http.RoundTripper
+	to   Sender
 	bufs sync.Pool // of *bytes.Buffer
 }
 
-func newClient(cfg Config, rt http.RoundTripper) *client {
-	return &client{cfg: cfg, http: rt, bufs: sync.Pool{New: func() any { return new(bytes.Buffer) }}}
+func newClient(cfg Config, to Sender) *client {
+	return &client{cfg: cfg, to: to, bufs: sync.Pool{New: func() any { return new(bytes.Buffer) }}}
 }
 
 // ask sends one question and reads its answer.
@@ -81,23 +87,12 @@ func (c *client) ask(ctx context.Context, e *endpoint, j *Job, render bool) (*An
 
 // post sends body and returns the whole answer in a buffer that must be released.
 func (c *client) post(ctx context.Context, e *endpoint, path string, body []byte) (int, http.Header, *bytes.Buffer, error) {
-	req, err := http.NewRequestWithContext(tlspeer.With(ctx, e.peer), http.MethodPost, e.url+path, bytes.NewReader(body))
-	if err != nil {
-		return 0, nil, nil, &Fault{Kind: KindConnect, Cause: err}
-	}
-	req.Header["Content-Type"] = []string{"application/json"}
-	// Tokenizing has no effect, so a POST that met a connection closed while idle may be sent
-	// again; an empty value has net/http leave the header out.
-	req.Header["Idempotency-Key"] = nil
-	if e.key != "" {
-		req.Header["Authorization"] = []string{"Bearer " + e.key}
-	}
-	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(req.Header))
-	resp, err := c.http.RoundTrip(req)
+	// A POST that met a connection closed while idle is sent again, over a fresh one: the body is in memory.
+	resp, err := c.to.Do(ctx, e.target, &upstream.Request{Method: http.MethodPost, Path: path, ContentType: "application/json", Body: body})
 	if err != nil {
 		return 0, nil, nil, transportFault(ctx, err)
 	}
-	defer func() { _ = resp.Body.Close() }() // nothing is left to learn from closing
+	defer resp.Close()
 	buf, err := c.read(resp)
 	if err != nil {
 		var f *Fault
@@ -106,32 +101,41 @@ func (c *client) post(ctx context.Context, e *endpoint, path string, body []byte
 		}
 		return 0, nil, nil, transportFault(ctx, fmt.Errorf("read the answer: %w", err))
 	}
-	return resp.StatusCode, resp.Header, buf, nil
+	return resp.Status, resp.Header, buf, nil
 }
 
-func (c *client) read(resp *http.Response) (*bytes.Buffer, error) {
+// read reads the whole body. An error's is cut off at maxErrorBody.
+func (c *client) read(resp *upstream.Response) (*bytes.Buffer, error) {
 	limit := c.cfg.MaxAnswerBytes
-	if resp.StatusCode != http.StatusOK {
+	if resp.Status != http.StatusOK {
 		limit = maxErrorBody
-	}
-	if resp.StatusCode == http.StatusOK && resp.ContentLength > limit {
+	} else if resp.ContentLength > limit {
 		return nil, &Fault{Kind: KindTooLarge}
 	}
 	buf, _ := c.bufs.Get().(*bytes.Buffer)
 	buf.Reset()
 	if resp.ContentLength > 0 {
-		buf.Grow(int(min(resp.ContentLength, limit)) + bytes.MinRead)
+		buf.Grow(int(min(resp.ContentLength, limit)))
 	}
-	n, err := buf.ReadFrom(io.LimitReader(resp.Body, limit+1))
-	switch {
-	case err != nil:
-		c.release(buf)
-		return nil, err
-	case n > limit && resp.StatusCode == http.StatusOK:
-		c.release(buf)
-		return nil, &Fault{Kind: KindTooLarge}
+	for {
+		piece, err := resp.Next()
+		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
+			return buf, nil
+		}
+		if err != nil {
+			c.release(buf)
+			return nil, err
+		}
+		if left := limit - int64(buf.Len()); int64(len(piece)) > left {
+			if resp.Status == http.StatusOK {
+				c.release(buf)
+				return nil, &Fault{Kind: KindTooLarge}
+			}
+			buf.Write(piece[:left])
+			return buf, nil
+		}
+		buf.Write(piece)
 	}
-	return buf, nil
 }
 
 // release returns a buffer; rare giants are left to the garbage collector.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // support is what is known about a route of one endpoint.
@@ -21,13 +21,11 @@ const (
 
 // endpoint is one replica as a tokenizer.
 type endpoint struct {
-	id   replica.ID
-	url  string
-	life uint64
-	key  string
-	peer *tlspeer.Identity
-	vers version
-	rust bool
+	id     replica.ID
+	target upstream.Target // without ranks: any of them tokenizes
+	life   uint64
+	vers   version
+	rust   bool
 
 	inflight atomic.Int32  // waiting and running
 	slots    chan struct{} // one token per running question
@@ -41,7 +39,7 @@ type endpoint struct {
 
 func newEndpoint(r *replica.Replica, concurrency int, now time.Time) *endpoint {
 	e := &endpoint{
-		id: r.ID, url: r.URL, life: r.Life, key: r.APIKey.Reveal(), peer: r.TLS,
+		id: r.ID, target: upstream.Target{Replica: &replica.Replica{ID: r.ID, URL: r.URL, APIKey: r.APIKey, TLS: r.TLS}}, life: r.Life,
 		vers: parseVersion(r.Version), rust: r.RustFrontend,
 		slots: make(chan struct{}, concurrency),
 	}
@@ -60,7 +58,8 @@ func newEndpoint(r *replica.Replica, concurrency int, now time.Time) *endpoint {
 
 // same reports whether the endpoint still describes the replica.
 func (e *endpoint) same(r *replica.Replica) bool {
-	return e.url == r.URL && e.peer == r.TLS && e.key == r.APIKey.Reveal() && e.life == r.Life && e.rust == r.RustFrontend && e.vers == parseVersion(r.Version)
+	to := e.target.Replica
+	return to.URL == r.URL && to.TLS == r.TLS && to.APIKey == r.APIKey && e.life == r.Life && e.rust == r.RustFrontend && e.vers == parseVersion(r.Version)
 }
 
 // usable reports whether the endpoint may be asked now.

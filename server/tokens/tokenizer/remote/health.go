@@ -11,7 +11,7 @@ const probesAtOnce = 8
 
 // Run probes endpoints and forgets unused ones until ctx ends; then it waits for what is under way.
 func (p *Pool) Run(ctx context.Context) error {
-	defer p.idle()
+	defer p.keepConnections(ctx)()
 	defer p.wg.Wait()
 	period := p.cfg.HealthPeriod
 	if period <= 0 {
@@ -30,6 +30,17 @@ func (p *Pool) Run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// keepConnections closes connections that stay unused, until the returned function closes all of them.
+func (p *Pool) keepConnections(ctx context.Context) (shut func()) {
+	if p.conns == nil {
+		return func() {}
+	}
+	kept, end := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = p.conns.Run(kept) }) // its result is always nil
+	return func() { end(); wg.Wait() }
 }
 
 // probe asks every endpoint that was not used since the last round, or has an open breaker,

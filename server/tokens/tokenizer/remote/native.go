@@ -43,7 +43,8 @@ func (c *client) askNative(ctx context.Context, e *endpoint, j *Job) (*Answer, e
 		return nil, classify(status, header, buf.Bytes(), j.Model)
 	}
 	a := &Answer{Rendered: true, Replica: e.id}
-	return a, a.parseRendered(buf.Bytes())
+	answer := rawjson.Trusted(buf.Bytes())
+	return a, a.parseRendered(&answer)
 }
 
 // native asks the route of the body's own format, where the endpoint has one. Done is false when the chat

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
-	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,8 +13,8 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 const (
@@ -35,8 +34,12 @@ const (
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
-	// Transport replaces the HTTP transport; nil makes one.
-	Transport http.RoundTripper
+	// Transport is package upstream's way to speak HTTP; empty is its default.
+	Transport string
+	// PlainReads reads sockets with calls that the scheduler knows of (package socket).
+	PlainReads bool
+	// Sender replaces the connections to the replicas; nil makes them.
+	Sender Sender
 }
 
 // Pool asks engines to tokenize.
@@ -45,7 +48,7 @@ type Pool struct {
 	timeout atomic.Int64 // nanoseconds
 	log     *slog.Logger
 	client  *client
-	idle    func()
+	conns   *upstream.Client // nil when Params has a Sender
 	table   *table
 	latency latency
 	metrics *metrics
@@ -56,17 +59,17 @@ type Pool struct {
 
 // New makes a pool; it opens and starts nothing.
 func New(cfg Config, params Params) *Pool {
-	p := &Pool{cfg: cfg, log: params.Log, table: newTable(cfg), idle: func() {}}
+	p := &Pool{cfg: cfg, log: params.Log, table: newTable(cfg)}
 	p.timeout.Store(int64(cfg.Timeout))
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
-	rt := params.Transport
-	if rt == nil {
-		t := tlspeer.NewTransports(newTransport(cfg))
-		rt, p.idle = t, t.CloseIdleConnections
+	to := params.Sender
+	if to == nil {
+		p.conns = connections(cfg, params.Transport, params.PlainReads)
+		to = p.conns
 	}
-	p.client = newClient(cfg, rt)
+	p.client = newClient(cfg, to)
 	p.metrics = newMetrics(params.Meter, func() (known, open int64) {
 		for _, e := range *p.table.live.Load() {
 			known++

@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,9 +34,27 @@ func newFleet() *fleet {
 	return &fleet{asked: map[string]int{}, does: map[string]func(*http.Request) (*http.Response, error){}}
 }
 
-// RoundTrip implements http.RoundTripper.
-func (f *fleet) RoundTrip(req *http.Request) (*http.Response, error) {
-	_, _ = io.Copy(io.Discard, req.Body) // a body in memory
+// Do implements Sender.
+func (f *fleet) Do(ctx context.Context, to upstream.Target, r *upstream.Request) (*upstream.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, r.Method, to.Replica.URL+r.Path, bytes.NewReader(r.Body))
+	if err != nil {
+		return nil, err
+	}
+	got, err := f.respond(req)
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(got.Body)
+	if err != nil {
+		return nil, err
+	}
+	resp := &upstream.Response{Status: got.StatusCode, Header: got.Header, ContentLength: got.ContentLength}
+	resp.Restore(body)
+	return resp, nil
+}
+
+// respond does what the host's script says.
+func (f *fleet) respond(req *http.Request) (*http.Response, error) {
 	f.mu.Lock()
 	f.asked[req.URL.Host]++
 	do := f.does[req.URL.Host]
@@ -107,7 +127,7 @@ func kind(err error) string {
 func TestRepeatedFailuresOpenTheBreakerAndOneTrialClosesIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
-		p := New(DefaultConfig(), Params{Transport: f})
+		p := New(DefaultConfig(), Params{Sender: f})
 		f.set("a", answer(500, `{"error":"boom"}`))
 		rs := replicas("a")
 		if _, err := ask(t, p, rs); kind(err) != "status" {
@@ -138,7 +158,7 @@ func TestRepeatedFailuresOpenTheBreakerAndOneTrialClosesIt(t *testing.T) {
 func TestNoClientFaultOpensTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
-		p := New(DefaultConfig(), Params{Transport: f})
+		p := New(DefaultConfig(), Params{Sender: f})
 		rs := replicas("a")
 		for _, status := range []int{400, 404, 422} {
 			f.set("a", answer(status, `{"error":{"message":"The model m does not exist.","type":"NotFoundError","code":404}}`))
@@ -164,7 +184,7 @@ func TestNoClientFaultOpensTheBreaker(t *testing.T) {
 func TestRetryAfterIsHonoured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
-		p := New(DefaultConfig(), Params{Transport: f})
+		p := New(DefaultConfig(), Params{Sender: f})
 		f.set("a", answer(429, `{}`, "Retry-After", "3"))
 		if _, err := ask(t, p, replicas("a", "b")); err != nil {
 			t.Fatalf("with another replica: %v", err)
@@ -196,7 +216,7 @@ func TestRetryAfterIsHonoured(t *testing.T) {
 func TestAShortRetryAfterIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
-		p := New(DefaultConfig(), Params{Transport: f})
+		p := New(DefaultConfig(), Params{Sender: f})
 		first := true
 		f.set("a", func(req *http.Request) (*http.Response, error) {
 			if first {
@@ -216,7 +236,7 @@ func TestAShortRetryAfterIsWaitedFor(t *testing.T) {
 func TestASlowAnswerIsHedgedAndAHungOneCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
-		p := New(DefaultConfig(), Params{Transport: f})
+		p := New(DefaultConfig(), Params{Sender: f})
 		rs := replicas("a", "b")
 		for _, h := range []string{"a", "b"} {
 			f.set(h, after(20*time.Millisecond, okay))
@@ -247,7 +267,7 @@ func TestASlowAnswerIsHedgedAndAHungOneCounts(t *testing.T) {
 func TestHungReplicasCostTheirFirstLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
-		p := New(DefaultConfig(), Params{Transport: f})
+		p := New(DefaultConfig(), Params{Sender: f})
 		rs := replicas("a", "b")
 		for _, h := range []string{"a", "b"} {
 			f.set(h, after(10*time.Millisecond, okay))
@@ -284,7 +304,7 @@ func TestHungReplicasCostTheirFirstLimits(t *testing.T) {
 func TestTheLeastLoadedIsAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
-		p := New(DefaultConfig(), Params{Transport: f})
+		p := New(DefaultConfig(), Params{Sender: f})
 		rs := replicas("a", "b", "c")
 		for _, h := range []string{"a", "b", "c"} {
 			f.set(h, after(100*time.Millisecond, okay))
@@ -315,7 +335,7 @@ func TestTheLeastLoadedIsAsked(t *testing.T) {
 func TestTheCallersEndReachesTheCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
-		p := New(DefaultConfig(), Params{Transport: f})
+		p := New(DefaultConfig(), Params{Sender: f})
 		ended := make(chan error, 1)
 		f.set("a", func(req *http.Request) (*http.Response, error) {
 			<-req.Context().Done()
@@ -340,7 +360,7 @@ func TestEndpointsExpireUnusedAndGiveUpTheirPlace(t *testing.T) {
 		cfg := DefaultConfig()
 		cfg.MaxEndpoints = 3
 		f := newFleet()
-		p := New(cfg, Params{Transport: f})
+		p := New(cfg, Params{Sender: f})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- p.Run(ctx) }()
@@ -378,7 +398,7 @@ func TestCallsAreTimedPerReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
 		reader := sdkmetric.NewManualReader()
-		p := New(DefaultConfig(), Params{Transport: f, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+		p := New(DefaultConfig(), Params{Sender: f, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
 		f.set("a", after(40*time.Millisecond, okay))
 		f.set("b", answer(400, `{"error":"no"}`))
 		for _, name := range []string{"a", "b"} {
@@ -408,7 +428,7 @@ func TestCallsAreTimedPerReplica(t *testing.T) {
 func TestRouteSupportIsLearnedPerReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
-		p := New(DefaultConfig(), Params{Transport: f})
+		p := New(DefaultConfig(), Params{Sender: f})
 		rs := replicas("a")
 		rs[0].Version = "" // unknown: render is tried
 		var paths []string
