@@ -217,7 +217,7 @@ func TestTheImageServes(t *testing.T) {
 		t.Fatal(err)
 	}
 	config, root := file.Config, filesystem(t, image)
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer stop()
 	start := func(args ...string) *exec.Cmd {
 		command := exec.CommandContext(ctx, config.Entrypoint[0], append(slices.Clone(config.Entrypoint[1:]), args...)...)
