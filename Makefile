@@ -109,8 +109,8 @@ bench-stream: build-bench ## kvpilot against httputil.ReverseProxy, as processes
 bench-proxies: build-bench ## kvpilot, httputil.ReverseProxy, nginx and HAProxy in front of the same upstream
 	bin/kvpilot-bench stream --subjects reverseproxy,kvpilot,nginx,haproxy,direct --cases stream-64,stream-512,small-request,large-request,idle
 
-bench-cost: build-bench ## CPU time, memory and latency per request and chunk, of kvpilot and of the routers that are installed
-	bin/kvpilot-bench cost
+bench-cost: build-bench ## CPU time, memory and latency per request and chunk, of kvpilot and nine others, which are installed into bin/peers (half an hour; COST="--cases 1k --rounds 1" for less)
+	bin/kvpilot-bench cost --install --peers bin/peers $(COST)
 
 .PHONY: chaos
 chaos: build ## hang, stop, kill and cut off replicas and routers, with real signals and time (seven minutes; CHAOS_RATE: requests/s)

@@ -42,6 +42,31 @@ func TestBenchTokenizePrintsItsFigures(t *testing.T) {
 	}
 }
 
+func TestBenchCostPrintsItsFigures(t *testing.T) {
+	cases, subjects := []string{"memory", "1k", "32k-shared-90"}, []string{"kvpilot", "kvpilot-events"}
+	args := []string{"cost", "--rounds", "1", "--scale", "0.02", "--cases", strings.Join(cases, ","), "--subjects", strings.Join(subjects, ",")}
+	var r struct {
+		Results []struct {
+			Case, Subject string
+			CPU           float64 `json:"cpu_us"`
+			Resident      int64   `json:"resident_bytes"`
+			Peak          int64   `json:"peak_bytes"`
+			Requests      int
+		}
+	}
+	figures(t, &r, args...)
+	if len(r.Results) != len(cases)*len(subjects) {
+		t.Fatalf("%d results: %+v", len(r.Results), r.Results)
+	}
+	for i, one := range r.Results {
+		memory := one.Case == "memory"
+		if one.Case != cases[i/len(subjects)] || one.Subject != subjects[i%len(subjects)] || memory == (one.CPU > 0) || memory != (one.Requests > 0) ||
+			one.Resident <= 0 || memory != (one.Peak >= one.Resident) {
+			t.Errorf("result %d: %+v", i, one)
+		}
+	}
+}
+
 func TestBenchStreamPrintsItsFigures(t *testing.T) {
 	args := []string{"stream", "--rounds", "1", "--scale", "0.02", "--cases", "stream-64,allocs,small-request,large-request,idle,aborted"}
 	var r struct {

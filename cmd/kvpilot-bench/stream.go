@@ -80,7 +80,9 @@ func newBenchCostCommand() *cobra.Command {
 	}
 	addStreamBenchFlags(cmd, &o, 5, "samples of each case; the median counts")
 	cmd.Flags().StringSliceVar(&o.Subjects, "subjects", streambench.CostSubjects, "which routers; those that are not installed are left out")
-	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which cases (default all): 1k, 32k-new, 256k-new, 32k-shared-90, stream-64, stream-256")
+	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which cases (default all): memory, 1k, 32k-new, 256k-new, 32k-shared-90, stream-64, stream-256")
+	cmd.Flags().StringVar(&o.Peers, "peers", "", "folder with a virtual environment for each router from PyPI; else they must be on PATH")
+	cmd.Flags().BoolVar(&o.Install, "install", false, "install the routers that are missing: from PyPI into --peers, and as root from Debian")
 	return cmd
 }
 
@@ -98,6 +100,9 @@ func newBenchRoleCommand() *cobra.Command {
 			}
 			switch args[0] {
 			case "upstream":
+				if target == "events" {
+					return streambench.ServeUpstreamWithEvents(ctx, out)
+				}
 				return streambench.ServeUpstream(ctx, out)
 			case "upstreams":
 				n, err := strconv.Atoi(target)

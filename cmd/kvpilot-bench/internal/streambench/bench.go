@@ -45,6 +45,9 @@ type Options struct {
 	Scale float64
 	// Profiles is a folder for a CPU profile of kvpilot per case, taken in an additional round; empty takes none.
 	Profiles string
+	// Peers is a folder with a virtual environment for each router from PyPI; Install makes those that are missing.
+	Peers   string
+	Install bool
 	// JSON writes the results as JSON, else as a table.
 	JSON bool
 }
@@ -84,7 +87,7 @@ func Run(ctx context.Context, o Options, out, progress io.Writer) error {
 
 // with makes what a run needs, runs it and cleans up.
 func (o Options) with(ctx context.Context, progress io.Writer, run func(context.Context, *bench) error) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, time.Hour)
 	defer cancel()
 	dir, err := os.MkdirTemp("", "kvpilot-bench-")
 	if err != nil {
@@ -199,13 +202,29 @@ func (b *bench) cases(ctx context.Context) error {
 	return nil
 }
 
+// setUpstream changes what the upstreams of all subjects do.
 func (b *bench) setUpstream(ctx context.Context, chunks int, every time.Duration, hold bool) error {
 	held := 0
 	if hold {
 		held = 1
 	}
-	_, err := get(ctx, b.upstream.address, fmt.Sprintf("/bench/set?chunks=%d&every=%d&hold=%d", chunks, every, held))
-	return err
+	for _, u := range b.upstreams() {
+		if _, err := get(ctx, u.address, fmt.Sprintf("/bench/set?chunks=%d&every=%d&hold=%d", chunks, every, held)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// upstreams are the one that subjects share, and those of their own.
+func (b *bench) upstreams() []*process {
+	all := []*process{b.upstream}
+	for _, p := range b.subjects {
+		if p.upstream != nil {
+			all = append(all, p.upstream)
+		}
+	}
+	return all
 }
 
 func (b *bench) add(r Result) { b.results = append(b.results, r) }

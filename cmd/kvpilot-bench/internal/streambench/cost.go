@@ -2,7 +2,6 @@ package streambench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,9 +17,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
 )
-
-// CostSubjects are the routers that Cost compares, in the order of its table.
-var CostSubjects = []string{"kvpilot", "kvpilot-round-robin", "vllm-router-rr", "smg-cache-aware", "sglang-cache-aware", Nginx, HAProxy}
 
 // voidShare is the share of a sample's wall time, on all cores, above which time that was stolen or used by processes
 // outside the benchmark makes the sample void.
@@ -53,10 +49,13 @@ type CostResult struct {
 	CPU     float64 `json:"cpu_us"` // per request, or per chunk of a stream
 	// P50Added is the median latency of a request on an idle connection, less that without a router.
 	P50Added float64 `json:"p50_added_us,omitempty"`
-	// Resident is the memory after the case, without a garbage collection by request.
+	// Resident is the memory after the case, without a garbage collection by request; Peak the most so far, of the case memory.
 	Resident int64 `json:"resident_bytes"`
-	Samples  int   `json:"samples"`
-	Void     int   `json:"void_samples"`
+	Peak     int64 `json:"peak_bytes,omitempty"`
+	// Requests is how many the case memory sent.
+	Requests int `json:"requests,omitempty"`
+	Samples  int `json:"samples"`
+	Void     int `json:"void_samples"`
 }
 
 // costSample is one turn of one subject.
@@ -80,7 +79,10 @@ func Cost(ctx context.Context, o Options, out, progress io.Writer) error {
 		if err := b.startCost(ctx); err != nil {
 			return err
 		}
-		var results []CostResult
+		results, err := b.memoryCase(ctx)
+		if err != nil {
+			return err
+		}
 		for _, c := range costCases {
 			if len(o.Cases) > 0 && !slices.Contains(o.Cases, c.name) {
 				continue
@@ -102,6 +104,9 @@ func Cost(ctx context.Context, o Options, out, progress io.Writer) error {
 // startCost starts the upstream and every subject that this machine has; of the others it says why not.
 func (b *bench) startCost(ctx context.Context) error {
 	var err error
+	if b.options.Install {
+		b.install(ctx)
+	}
 	if b.upstream, err = b.role(ctx, "upstream"); err != nil {
 		return err
 	}
@@ -115,56 +120,6 @@ func (b *bench) startCost(ctx context.Context) error {
 		b.subjects = append(b.subjects, p)
 	}
 	return nil
-}
-
-func (b *bench) startCosted(ctx context.Context, name string) (*process, error) {
-	switch name {
-	case "kvpilot":
-		return b.startRouter(ctx, name)
-	case "kvpilot-round-robin":
-		return b.startRouter(ctx, name, "chooser.policy=round-robin")
-	case "vllm-router-rr":
-		return b.startGateway(ctx, name, "round_robin", "vllm-router")
-	case "smg-cache-aware":
-		return b.startGateway(ctx, name, "cache_aware", "smg", "launch", "--disable-tokenizer-autoload")
-	case "sglang-cache-aware":
-		return b.startGateway(ctx, name, "cache_aware", "sglang-router", "launch")
-	case Nginx:
-		return b.startNginx(ctx)
-	case HAProxy:
-		return b.startHAProxy(ctx)
-	}
-	return nil, errors.New("no such subject")
-}
-
-// startGateway starts one of the Rust routers from PyPI, which share their arguments.
-func (b *bench) startGateway(ctx context.Context, name, policy string, args ...string) (*process, error) {
-	program, err := exec.LookPath(args[0])
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w (pip install it, and add its folder to PATH)", args[0], errAbsent)
-	}
-	free, err := measure.FreeAddresses(ctx, 2)
-	if err != nil {
-		return nil, err
-	}
-	port := func(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }
-	p := &process{name: name, address: free[0], cmd: command(ctx, slices.Concat(b.pin, []string{program}, args[1:], []string{
-		"--host", "127.0.0.1", "--port", port(free[0]), "--prometheus-host", "127.0.0.1", "--prometheus-port", port(free[1]),
-		"--policy", policy, "--log-level", "error", "--worker-urls", "http://" + b.upstream.address,
-	}))}
-	p.cmd.Stderr = nil
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	if err := measure.Await(ctx, 20*time.Second, func() error {
-		_, err := unary(ctx, p.address, 1, 1, 100)
-		return err
-	}); err != nil {
-		p.stop()
-		return nil, fmt.Errorf("does not answer: %w", err)
-	}
-	p.pids = append(children(p.cmd.Process.Pid), p.cmd.Process.Pid)
-	return p, nil
 }
 
 // costCase takes interleaved samples of each subject; the first round opens connections and fills caches.
@@ -282,12 +237,16 @@ func (w *costWatch) read() (subject, ours, machine time.Duration, err error) {
 			return 0, 0, 0, err
 		}
 	}
-	upstream, err := w.b.upstream.cpu()
-	if err != nil {
-		return 0, 0, 0, err
+	ours = subject + measure.CPUTime()
+	for _, u := range w.b.upstreams() {
+		used, err := u.cpu()
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		ours += used
 	}
 	machine, err = machineTime()
-	return subject, subject + upstream + measure.CPUTime(), machine, err
+	return subject, ours, machine, err
 }
 
 func (w *costWatch) end(units int) (costSample, error) {
@@ -323,38 +282,4 @@ func machineTime() (time.Duration, error) {
 		}
 	}
 	return total, nil
-}
-
-// costTable writes the results for people: one row per case, CPU / added p50.
-func costTable(out io.Writer, results []CostResult) error {
-	var subjects []string
-	cells := map[string]map[string]string{}
-	var cases []string
-	for _, r := range results {
-		if !slices.Contains(subjects, r.Subject) {
-			subjects = append(subjects, r.Subject)
-		}
-		if cells[r.Case] == nil {
-			cases, cells[r.Case] = append(cases, r.Case), map[string]string{}
-		}
-		cell := fmt.Sprintf("%.4g", r.CPU)
-		if r.P50Added != 0 {
-			cell += fmt.Sprintf(" / +%.4g / %d MiB", r.P50Added, r.Resident>>20)
-		}
-		if r.Void > 0 {
-			cell += fmt.Sprintf(" (%d of %d void)", r.Void, r.Samples)
-		}
-		cells[r.Case][r.Subject] = cell
-	}
-	var text strings.Builder
-	fmt.Fprintf(&text, "CPU µs per request or chunk / added p50 µs / resident memory\n\n| case | %s |\n|---|%s\n", strings.Join(subjects, " | "), strings.Repeat("---|", len(subjects)))
-	for _, name := range cases {
-		fmt.Fprintf(&text, "| %s |", name)
-		for _, s := range subjects {
-			fmt.Fprintf(&text, " %s |", cells[name][s])
-		}
-		text.WriteByte('\n')
-	}
-	_, err := io.WriteString(out, text.String())
-	return err
 }

@@ -24,6 +24,9 @@ type process struct {
 	address, debug string
 	// pids are those whose CPU counts.
 	pids []int
+	// upstream is the subject's own, when it needs another one than all share; events and replay are then where it publishes.
+	upstream       *process
+	events, replay string
 }
 
 // command is a process that is interrupted when ctx ends.
@@ -35,7 +38,7 @@ func command(ctx context.Context, args []string) *exec.Cmd {
 	return cmd
 }
 
-// start runs the command; its first line of output is its address.
+// start runs the command; its first line of output is its address, and for an upstream with events where these are.
 func start(ctx context.Context, name string, args ...string) (*process, error) {
 	cmd := command(ctx, args)
 	cmd.Env = append(os.Environ(), "GODEBUG=")
@@ -50,12 +53,15 @@ func start(ctx context.Context, name string, args ...string) (*process, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: no address: %w", name, err), cmd.Wait())
 	}
-	address := strings.TrimSpace(line)
-	return &process{name: name, cmd: cmd, address: address, debug: address, pids: []int{cmd.Process.Pid}}, nil
+	fields := append(strings.Fields(line), "", "", "")
+	return &process{name: name, cmd: cmd, address: fields[0], debug: fields[0], events: fields[1], replay: fields[2], pids: []int{cmd.Process.Pid}}, nil
 }
 
 // stop ends the process and waits for it.
 func (p *process) stop() {
+	if p.upstream != nil {
+		defer p.upstream.stop()
+	}
 	if p.cmd == nil {
 		return
 	}
@@ -102,6 +108,24 @@ func (p *process) rss(ctx context.Context) (int64, error) {
 		}
 	}
 	return p.resident()
+}
+
+// peak is the most memory that each of its processes has used so far, added up, in bytes.
+func (p *process) peak() (int64, error) {
+	var total int64
+	for _, pid := range p.pids {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			return 0, err
+		}
+		_, after, _ := strings.Cut(string(status), "VmHWM:")
+		kib, err := strconv.ParseInt(strings.Fields(after + " ?")[0], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("process %d shows no peak of its memory: %w", pid, err)
+		}
+		total += kib << 10
+	}
+	return total, nil
 }
 
 // resident is the memory in use as it is, in bytes.

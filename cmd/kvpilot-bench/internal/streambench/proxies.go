@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -19,7 +18,7 @@ func (b *bench) startNginx(ctx context.Context) (*process, error) {
 	return b.startProxy(ctx, Nginx, "nginx.conf", func(address string) string {
 		return fmt.Sprintf(`worker_processes 2;
 daemon off;
-pid %[1]s/nginx.pid;
+pid %[1]s/nginx-%[3]s.pid;
 error_log stderr crit;
 worker_rlimit_nofile 20000;
 events { worker_connections 16000; }
@@ -73,14 +72,9 @@ backend replica
 
 // startProxy writes the configuration, starts the program, and waits until it answers.
 func (b *bench) startProxy(ctx context.Context, name, file string, config func(address string) string, args ...string) (*process, error) {
-	program, err := exec.LookPath(args[0])
-	for _, dir := range []string{"/usr/sbin/", "/usr/local/sbin/"} {
-		if _, statErr := os.Stat(dir + args[0]); err != nil && statErr == nil {
-			program, err = dir+args[0], nil
-		}
-	}
+	program, err := b.program(args[0])
 	if err != nil {
-		return nil, errAbsent
+		return nil, err
 	}
 	free, err := measure.FreeAddresses(ctx, 1)
 	if err != nil {

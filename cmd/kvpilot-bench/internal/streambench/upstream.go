@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // Model is the name that the fake upstream serves.
@@ -24,7 +26,8 @@ type fake struct {
 	every  atomic.Int64 // nanoseconds
 	hold   atomic.Bool  // after the first chunk, wait for the client to go
 	active atomic.Int64
-	bodies sync.Pool // of *bytes.Buffer
+	bodies sync.Pool    // of *bytes.Buffer
+	cache  *prefixCache // nil: no events
 }
 
 // ServeUpstream is the main function of the upstream's process.
@@ -52,6 +55,11 @@ func (f *fake) routes() http.Handler {
 
 // serveLoopback serves on a free port, and writes its address as the first line of out.
 func serveLoopback(ctx context.Context, h http.Handler, out io.Writer) error {
+	return serveLoopbackWith(ctx, h, out, "")
+}
+
+// serveLoopbackWith writes more behind its address.
+func serveLoopbackWith(ctx context.Context, h http.Handler, out io.Writer, more string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -59,7 +67,7 @@ func serveLoopback(ctx context.Context, h http.Handler, out io.Writer) error {
 	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
-	fmt.Fprintln(out, l.Addr())
+	fmt.Fprintf(out, "%s%s\n", l.Addr(), more)
 	if err := s.Serve(l); err != http.ErrServerClosed {
 		return err
 	}
@@ -81,20 +89,20 @@ func (f *fake) set(_ http.ResponseWriter, r *http.Request) {
 	f.hold.Store(q.Get("hold") == "1")
 }
 
-// ids is a list of promptTokens token ids; texts with a common beginning have its ids in common.
-func ids(body []byte) []byte {
+// tokens are promptTokens ids; texts with a common beginning have their ids in common.
+func tokens(body []byte) []uint32 {
 	rest := body[max(bytes.Index(body, []byte(`"messages":[`)), 0):]
-	b := []byte{'['}
-	for i := range promptTokens(body) {
-		if i > 0 {
-			b = append(b, ',')
-		}
+	list := make([]uint32, promptTokens(body))
+	for i := range list {
 		n := min(10, len(rest))
-		b = strconv.AppendInt(b, int64(crc32.ChecksumIEEE(rest[:n])%50000), 10)
+		list[i] = crc32.ChecksumIEEE(rest[:n]) % 50000
 		rest = rest[n:]
 	}
-	return append(b, ']')
+	return list
 }
+
+// ids are the tokens as JSON.
+func ids(body []byte) []byte { return rawjson.AppendUint32s(nil, tokens(body)) }
 
 func (f *fake) render(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
@@ -130,6 +138,9 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 	body.ReadFrom(r.Body) //nolint:errcheck // a short body is the proxy's fault, and shows elsewhere
 	streamed := bytes.Contains(body.Bytes()[:min(body.Len(), 4096)], []byte(`"stream":true`))
 	prompt := promptTokens(body.Bytes())
+	if f.cache != nil {
+		f.cache.served(tokens(body.Bytes()))
+	}
 	var list []byte
 	if streamed && bytes.Contains(body.Bytes(), []byte(`"return_token_ids":true`)) {
 		list = ids(body.Bytes())
