@@ -2,5 +2,5 @@
 
 package server
 
-// maxFiles is how many files the process may have open.
-func maxFiles() (uint64, bool) { return 0, false }
+// MaxFiles is how many files the process may have open.
+func MaxFiles() (uint64, bool) { return 0, false }

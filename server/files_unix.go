@@ -4,8 +4,8 @@ package server
 
 import "syscall"
 
-// maxFiles is how many files the process may have open.
-func maxFiles() (uint64, bool) {
+// MaxFiles is how many files the process may have open.
+func MaxFiles() (uint64, bool) {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return 0, false

@@ -161,6 +161,9 @@ type sink struct {
 }
 
 func (s sink) Store(slot replica.Slot, ev *kvblock.Stored) {
+	if s.p.stored != nil {
+		s.p.stored(slot, ev)
+	}
 	s.Index.Store(slot, ev)
 	s.p.chooser.Heard(slot) // blocks are stored by steps
 	if ev.HasParent || ev.BlockSize <= 0 {

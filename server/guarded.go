@@ -63,7 +63,7 @@ func maxConnections(l config.Listen) int {
 	if l.MaxConnections > 0 {
 		return l.MaxConnections
 	}
-	files, ok := maxFiles()
+	files, ok := MaxFiles()
 	if !ok {
 		return unknownConnections
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
@@ -59,6 +60,8 @@ type parts struct {
 	history   *history.History
 	// changedFleet holds one token when the fleet has changed since the last look.
 	changedFleet chan struct{}
+	// stored, when set, is called with each event of stored blocks before the index has them.
+	stored func(replica.Slot, *kvblock.Stored)
 }
 
 // newParts builds the parts, lower ones first.

@@ -6,8 +6,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"slices"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -19,23 +17,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/memlimit"
 )
 
-// flags are the few settings that are worth a flag of their own.
-type flags struct {
-	file     string
-	set      []string
-	replicas []string
-	events   string
-	replay   string
-	http     string
-	grpc     string
-	admin    string
-	check    bool
-	print    bool
-}
-
 // Command runs the router.
 func Command(env []string, out, errOut io.Writer) *cobra.Command {
-	var f flags
+	var f Settings
+	var check, printing bool
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the router",
@@ -44,16 +29,16 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 		Example: "  kvpilot serve --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000\n  kvpilot serve --config kvpilot.yaml --set telemetry.log_level=debug",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			source := f.source(env)
+			source := f.Source(env)
 			loaded, err := config.Read(source)
 			if err != nil {
 				return err
 			}
 			c := loaded.Config
 			switch {
-			case f.print:
+			case printing:
 				return config.Print(out, c)
-			case f.check:
+			case check:
 				fmt.Fprintln(out, "the settings are valid")
 				return nil
 			}
@@ -83,35 +68,8 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 		},
 	}
 	list := cmd.Flags()
-	list.StringVar(&f.file, "config", "", "YAML file with settings (KVPILOT_CONFIG)")
-	list.StringArrayVar(&f.set, "set", nil, "override one setting: path.to.key=value")
-	list.StringArrayVar(&f.replicas, "replica", nil, "base URL of a replica; may be repeated")
-	list.StringVar(&f.events, "events", "", "where replicas publish KV events, for example tcp://{host}:5557 (registry.events.endpoint)")
-	list.StringVar(&f.replay, "replay", "", "where replicas replay KV events, for example tcp://{host}:5657 (registry.events.replay)")
-	list.StringVar(&f.http, "http", "", "address of the REST surface (listen.http)")
-	list.StringVar(&f.grpc, "grpc", "", "address of the gRPC services (listen.grpc)")
-	list.StringVar(&f.admin, "admin", "", "address of health, metrics and console (listen.admin)")
-	list.BoolVar(&f.check, "check-config", false, "check the settings and exit")
-	list.BoolVar(&f.print, "print-config", false, "print the settings, secrets masked, and exit")
+	f.Flags(list)
+	list.BoolVar(&check, "check-config", false, "check the settings and exit")
+	list.BoolVar(&printing, "print-config", false, "print the settings, secrets masked, and exit")
 	return cmd
-}
-
-// source is where the settings come from, at start and at every reload. The variable KVPILOT_CONFIG is an image's default of --config.
-func (f flags) source(env []string) config.Source {
-	set := slices.Clone(f.set)
-	for _, flag := range []struct{ path, value string }{
-		{"listen.http", f.http}, {"listen.grpc", f.grpc}, {"listen.admin", f.admin},
-		{"registry.events.endpoint", f.events}, {"registry.events.replay", f.replay},
-	} {
-		if flag.value != "" {
-			set = append(set, flag.path+"="+flag.value)
-		}
-	}
-	file := f.file
-	for _, v := range env {
-		if name, ok := strings.CutPrefix(v, "KVPILOT_CONFIG="); ok && file == "" {
-			file = name
-		}
-	}
-	return config.Source{File: file, Env: env, Set: set, Replicas: f.replicas}
 }

@@ -227,3 +227,15 @@ func algorithmsOf(key jose.JSONWebKey) []jose.SignatureAlgorithm {
 	}
 	return nil
 }
+
+// Examine reads the issuer's key set once and returns how many of its keys can check signatures. It changes nothing.
+func (j JWT) Examine(ctx context.Context) (usable int, err error) {
+	k, err := newKeySet(j, make(chan struct{}, 1))
+	if err != nil {
+		return 0, err
+	}
+	if err := k.read(ctx, time.Now()); err != nil {
+		return 0, err
+	}
+	return len(k.current.Load().list), nil
+}

@@ -274,38 +274,45 @@ func (p *Poller) poll(ctx context.Context, t *target) {
 
 // ask polls once.
 func (p *Poller) ask(ctx context.Context, t *target) error {
-	ctx, cancel := context.WithTimeout(ctx, p.config.Load().Timeout)
-	defer cancel()
-	r := t.replica.Load()
-	req, err := http.NewRequestWithContext(tlspeer.With(ctx, r.TLS), http.MethodGet, r.Metrics()+p.config.Load().Path, nil)
-	if err != nil {
-		return fmt.Errorf("poll: %w", err)
-	}
-	if !r.APIKey.IsEmpty() {
-		req.Header.Set("Authorization", "Bearer "+r.APIKey.Reveal())
-	}
 	p.noteOwn(t)
-	resp, err := p.params.Client.Do(req)
-	if err != nil {
-		return fmt.Errorf("poll: %w", err)
-	}
-	defer resp.Body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("poll: status %d", resp.StatusCode)
-	}
-	body := &io.LimitedReader{R: resp.Body, N: p.config.Load().MaxBytes + 1}
-	page, err := scan(body)
-	if body.N <= 0 {
-		return fmt.Errorf("poll: the answer is above %d bytes", p.config.Load().MaxBytes)
-	}
+	page, err := p.fetch(ctx, t.replica.Load())
 	if err != nil {
 		return err
 	}
-	now := time.Now()
-	page.ahead = ahead(resp, now)
-	p.apply(t, page, now)
+	p.apply(t, page, time.Now())
 	if p.params.OnAnswer != nil {
 		p.params.OnAnswer(t.replica.Load().ID)
 	}
 	return nil
+}
+
+// fetch reads a replica's metrics.
+func (p *Poller) fetch(ctx context.Context, r *replica.Replica) (*page, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.config.Load().Timeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(tlspeer.With(ctx, r.TLS), http.MethodGet, r.Metrics()+p.config.Load().Path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("poll: %w", err)
+	}
+	if !r.APIKey.IsEmpty() {
+		req.Header.Set("Authorization", "Bearer "+r.APIKey.Reveal())
+	}
+	resp, err := p.params.Client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("poll: %w", err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("poll: status %d", resp.StatusCode)
+	}
+	body := &io.LimitedReader{R: resp.Body, N: p.config.Load().MaxBytes + 1}
+	page, err := scan(body)
+	if body.N <= 0 {
+		return nil, fmt.Errorf("poll: the answer is above %d bytes", p.config.Load().MaxBytes)
+	}
+	if err != nil {
+		return nil, err
+	}
+	page.ahead = ahead(resp, time.Now())
+	return page, nil
 }

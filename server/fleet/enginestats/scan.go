@@ -16,9 +16,11 @@ import (
 type page struct {
 	engines map[int]*engine // by the engine label; -1: no label
 	learned Learned
-	tokens  int           // kv_cache_size_tokens
-	began   time.Time     // by the engine's clock
-	ahead   time.Duration // of this machine's clock over the engine's
+	tokens  int             // kv_cache_size_tokens
+	began   time.Time       // by the engine's clock
+	ahead   time.Duration   // of this machine's clock over the engine's
+	names   map[string]bool // of the samples that were read
+	caching string          // enable_prefix_caching
 }
 
 type engine struct {
@@ -41,7 +43,7 @@ var errNoEngine = errors.New("no vLLM metrics in the answer")
 // scan reads Prometheus text 0.0.4 or OpenMetrics text, line by line, for the few names that
 // matter. Lines it does not understand are skipped.
 func scan(r io.Reader) (*page, error) {
-	p := &page{engines: map[int]*engine{}}
+	p := &page{engines: map[int]*engine{}, names: map[string]bool{}}
 	lines := bufio.NewReaderSize(r, maxLine)
 	for {
 		line, err := lines.ReadSlice('\n')
@@ -79,6 +81,9 @@ func (p *page) line(line []byte) {
 	name, labels, value, ok := sample(line, wanted)
 	if !ok {
 		return
+	}
+	if !p.names[string(name)] {
+		p.names[string(name)] = true
 	}
 	switch string(name) {
 	case "process_start_time_seconds":
@@ -159,6 +164,9 @@ func (p *page) cacheConfig(labels []byte) {
 	p.learned.BlockSize = cmp.Or(intLabel(labels, "block_size"), p.learned.BlockSize)
 	p.learned.Blocks = cmp.Or(intLabel(labels, "num_gpu_blocks"), p.learned.Blocks)
 	p.tokens = cmp.Or(intLabel(labels, "kv_cache_size_tokens"), p.tokens)
+	if caching, ok := label(labels, "enable_prefix_caching"); ok {
+		p.caching = string(caching)
+	}
 }
 
 // intLabel is 0 when the label is missing, "None" or not a positive integer.

@@ -101,22 +101,31 @@ type podVersion struct {
 // watchKubernetes keeps the replicas of a Service up to date. While the API server does not
 // answer, they stay as they are.
 func (r *Registry) watchKubernetes(ctx context.Context, conf KubernetesConfig) error {
-	conf.APIServer = cmp.Or(strings.TrimRight(conf.APIServer, "/"), inClusterServer)
-	conf.Credentials = cmp.Or(conf.Credentials, inClusterCredentials)
-	if conf.Namespace == "" {
-		text, err := os.ReadFile(path.Join(conf.Credentials, "namespace"))
-		if err != nil {
-			return fmt.Errorf("kubernetes: namespace of service %s: %w", conf.Service, err)
-		}
-		conf.Namespace = strings.TrimSpace(string(text))
-	}
-	client, err := kubeClient(conf)
+	conf, client, err := conf.connect()
 	if err != nil {
-		return fmt.Errorf("kubernetes: %w", err)
+		return err
 	}
 	defer client.CloseIdleConnections()
 	r.newCluster(conf, &kubeAPI{client: client, server: conf.APIServer, credentials: conf.Credentials}).run(ctx)
 	return nil
+}
+
+// connect fills in what a pod knows of its cluster and makes a client of the API server.
+func (k KubernetesConfig) connect() (KubernetesConfig, *http.Client, error) {
+	k.APIServer = cmp.Or(strings.TrimRight(k.APIServer, "/"), inClusterServer)
+	k.Credentials = cmp.Or(k.Credentials, inClusterCredentials)
+	if k.Namespace == "" {
+		text, err := os.ReadFile(path.Join(k.Credentials, "namespace"))
+		if err != nil {
+			return k, nil, fmt.Errorf("kubernetes: namespace of service %s: %w", k.Service, err)
+		}
+		k.Namespace = strings.TrimSpace(string(text))
+	}
+	client, err := kubeClient(k)
+	if err != nil {
+		return k, nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	return k, client, nil
 }
 
 func kubeClient(conf KubernetesConfig) (*http.Client, error) {

@@ -1,0 +1,420 @@
+package doctor
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/memlimit"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
+	"github.com/kvpilot/kvpilot/test/pki"
+)
+
+// In a set-up without faults every check is ok, or has nothing to test.
+func TestAHealthySetUp(t *testing.T) {
+	for name, w := range map[string]*world{
+		"two replicas":           {},
+		"sockets as reported":    {replica: func(int, running) string { return "labels: {zone: a}" }},
+		"data-parallel ranks":    {engine: func(_ int, c *enginesim.Config) { c.Ranks = 3 }, replica: func(_ int, r running) string { return "ranks: 3\n" + r.sockets() }},
+		"ranks as reported":      {engine: func(_ int, c *enginesim.Config) { c.Ranks = 2 }, replica: func(int, running) string { return "labels: {}" }},
+		"an older version":       {engine: func(_ int, c *enginesim.Config) { c.Version = "0.12.0" }},
+		"the Rust front end":     {engine: func(_ int, c *enginesim.Config) { c.Rust, c.Version = true, "0.28.0" }, replica: func(_ int, r running) string { return "block_size: 16\nblocks: 40000\n" + r.sockets() }},
+		"large blocks":           {engine: func(_ int, c *enginesim.Config) { c.Core.BlockSize, c.Core.Blocks = 528, 2000 }},
+		"a key":                  {engine: func(_ int, c *enginesim.Config) { c.APIKey = "sesame-open" }, registry: "  access: {api_key: sesame-open}\n"},
+		"adapters and an alias":  {engine: func(_ int, c *enginesim.Config) { c.Adapters = []string{"tuned"} }, registry: "  aliases: {gpt: sim}\n"},
+		"hashes as byte strings": {engine: func(_ int, c *enginesim.Config) { c.BytesHashes = true }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			wants := map[string]want{}
+			if strings.Contains(name, "Rust") {
+				wants["metrics"] = want{Warn, "r0", "process_start_time_seconds", "restarts"}
+			}
+			p := w.start(t)
+			expect(t, p, wants)
+		})
+	}
+}
+
+func TestWithoutSending(t *testing.T) {
+	w := &world{params: func(p *Params) { p.NoSend = true }}
+	for _, r := range Local(t.Context(), w.start(t)) {
+		if r.Check == "blocks" && r.Status != Skip || r.Check == "parity" && r.Status != OK {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+// second is a fault of the second replica alone.
+func second(f enginesim.Faults) func(int) enginesim.Faults {
+	return func(i int) enginesim.Faults {
+		if i == 1 {
+			return f
+		}
+		return enginesim.Faults{}
+	}
+}
+
+// only changes the second replica alone.
+func only(change func(*enginesim.Config)) func(int, *enginesim.Config) {
+	return func(i int, c *enginesim.Config) {
+		if i == 1 {
+			change(c)
+		}
+	}
+}
+
+// settings replaces the second replica's sockets.
+func settings(change func(r running) string) func(int, running) string {
+	return func(i int, r running) string {
+		if i == 1 {
+			return change(r)
+		}
+		return r.sockets()
+	}
+}
+
+// Every break is found by one check, with the advice that repairs it.
+func TestBrokenReplicas(t *testing.T) {
+	closed := listener(t)
+	nobody := closed.Addr().String()
+	closed.Close()
+	for _, tc := range []struct {
+		name  string
+		world world
+		check string
+		want  want
+	}{
+		{"the port is closed", world{url: urlOf(1, "http://"+nobody)}, "network", want{Fail, "r1", "connection refused", "--host 0.0.0.0"}},
+		{"the name is unknown", world{url: urlOf(1, "http://no.such.name.invalid:8000")}, "network", want{Fail, "r1", "not resolved", "correct the name in the replica's url"}},
+		{"health says 503", world{faults: second(enginesim.Faults{Paths: []string{"/health"}, Status: 503})}, "health", want{Fail, "r1", "dead", "restart it"}},
+		{"health hangs", world{faults: second(enginesim.Faults{Paths: []string{"/health"}, Hang: true}), registry: "  probe: {timeout: 300ms}\n"}, "health", want{Fail, "r1", "no answer within 300ms", "look at the process"}},
+		{"the url ends with /v1", world{url: func(i int, url string) string { return url + strings.Repeat("/v1", i) }}, "health", want{Fail, "r1", "status 404", "remove /v1"}},
+		{"a key is missing", world{engine: only(func(c *enginesim.Config) { c.APIKey = "sesame-open" })}, "key", want{Fail, "r1", "asks for a key", "api_key_file"}},
+		{"the key is wrong", world{engine: only(func(c *enginesim.Config) { c.APIKey = "sesame-open" }), registry: "  access: {api_key: another-key}\n"}, "key", want{Fail, "r1", "refuses the key", "--api-key"}},
+		{"a version is too old", world{engine: func(_ int, c *enginesim.Config) { c.Version = "0.8.5" }}, "version", want{Fail, "r1", "0.8.5", "install vLLM 0.9 or later"}},
+		{"versions differ", world{engine: only(func(c *enginesim.Config) { c.Version = "0.30.0" })}, "version", want{Warn, "sim", "0.30.0 on r1; 0.32.0 on r0", "one vLLM version per pool"}},
+		{"the version is hidden", world{faults: second(enginesim.Faults{Paths: []string{"/version"}, Status: 404})}, "version", want{Warn, "r1", "status 404", "GET /version"}},
+		{"context lengths differ", world{engine: only(func(c *enginesim.Config) { c.Core.MaxModelLen = 4096 })}, "models", want{Fail, "sim", "max_model_len 131072 on r0; max_model_len 4096 on r1", "--max-model-len"}},
+		{"an adapter is missing", world{engine: only(func(c *enginesim.Config) { c.Adapters = []string{"tuned"} })}, "models", want{Warn, "sim", "tuned on r1", "--lora-modules"}},
+		{"an alias for nothing", world{registry: "  aliases: {gpt: qwen}\n"}, "models", want{Fail, "registry.aliases", "replicas serve sim", "--served-model-name qwen"}},
+		{"metrics are off", world{faults: second(enginesim.Faults{Paths: []string{"/metrics"}, Status: 404})}, "metrics", want{Fail, "r1", "status 404", "--disable-log-stats"}},
+		{"prefix caching is off", world{engine: only(func(c *enginesim.Config) { c.Core.PrefixCaching = false })}, "metrics", want{Fail, "r1", "False", "--enable-prefix-caching"}},
+		{"block sizes differ", world{engine: only(func(c *enginesim.Config) { c.Core.BlockSize = 32 })}, "metrics", want{Warn, "sim", "block size 16 on r0; block size 32 on r1", "--block-size"}},
+		{"the configured block size is wrong", world{replica: settings(func(r running) string { return "block_size: 64\n" + r.sockets() })}, "metrics", want{Fail, "r1", "the engine's is 16", "remove block_size"}},
+		{"ranks are not configured", world{engine: only(func(c *enginesim.Config) { c.Ranks = 2 })}, "ranks", want{Fail, "r1", "metrics of 2 engines", "set ranks: 2"}},
+		{"too many ranks are configured", world{replica: settings(func(r running) string { return "ranks: 2\n" + r.sockets() })}, "ranks", want{Fail, "r1", "metrics of 1", "--data-parallel-size 2"}},
+		{"no tokenizer", world{faults: second(enginesim.Faults{Paths: []string{"/tokenize"}, Status: 404})}, "tokenize", want{Fail, "r1", "unsupported", "POST /tokenize"}},
+		{"no detokenizer", world{faults: second(enginesim.Faults{Paths: []string{"/detokenize"}, Status: 404})}, "tokenize", want{Warn, "r1", "unsupported", "POST /detokenize"}},
+		{"no render routes", world{engine: func(_ int, c *enginesim.Config) { c.ScaleOut = false }}, "tokenize", want{Warn, "r1", "render is not there", "--enable-scale-out"}},
+		{"other ids by one of two ways", world{faults: second(enginesim.Faults{Paths: []string{"/tokenize"}, WrongIDs: true})}, "tokenize", want{Fail, "r1", "they part at token", "one vLLM behind this URL"}},
+		{"another tokenizer", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherWords{} })}, "parity", want{Fail, "sim", `they part at token`, "different tokenizers"}},
+		{"another chat template", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherTemplate{} })}, "parity", want{Fail, "sim", "they part at token", "--chat-template"}},
+		{"another rendering of tools", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherTools{} })}, "parity", want{Fail, "sim", "they part at token", "render tools differently"}},
+		{"the event port is closed", world{replica: settings(func(r running) string {
+			return fmt.Sprintf("events: {endpoint: 'tcp://%s', replay: '%s'}", nobody, r.replays[0])
+		})}, "events", want{Fail, "r1", "connection refused", "--kv-events-config"}},
+		{"the sockets are exchanged", world{replica: settings(func(r running) string {
+			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s'}", r.replays[0], r.events[0])
+		})}, "events", want{Fail, "r1", "ROUTER", "exchanged"}},
+		{"another program at the event port", world{replica: settings(func(r running) string {
+			return fmt.Sprintf("events: {endpoint: 'tcp://%s', replay: '%s'}", strings.TrimPrefix(r.url, "http://"), r.replays[0])
+		})}, "events", want{Fail, "r1", "", "another program"}},
+		{"no events", world{engine: func(_ int, c *enginesim.Config) { c.Version = "0.20.0" }, replica: func(int, running) string { return "labels: {}" }}, "events", want{Warn, "r1", "no endpoint is set", "registry.events.endpoint"}},
+		{"no replay socket", world{replica: settings(func(r running) string { return fmt.Sprintf("events: {endpoint: '%s'}", r.events[0]) })}, "replay", want{Warn, "r1", "none is set", "replay_endpoint"}},
+		{"the replay port is closed", world{replica: settings(func(r running) string {
+			return fmt.Sprintf("events: {endpoint: '%s', replay: 'tcp://%s'}", r.events[0], nobody)
+		})}, "replay", want{Fail, "r1", "connection refused", "replay_endpoint"}},
+		{"replays are asked of the event socket", world{replica: settings(func(r running) string {
+			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s'}", r.events[0], r.events[0])
+		})}, "replay", want{Fail, "r1", "replay (first)", "set events.replay"}},
+		{"the engine publishes nothing", world{faults: second(enginesim.Faults{StopEvents: true})}, "blocks", want{Fail, "r1", "no event came within", `"publisher":"zmq"`}},
+		{"the topic does not match", world{replica: settings(func(r running) string {
+			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s', topic: other}", r.events[0], r.replays[0])
+		})}, "blocks", want{Fail, "r1", "by replays alone", "events.topic"}},
+		{"the engine publishes other tokens", world{faults: second(enginesim.Faults{LieEvents: true})}, "blocks", want{Fail, "r1", "they part at token", "the same one"}},
+		{"requests fail", world{engine: func(_ int, c *enginesim.Config) { c.Version = "0.12.0" }, faults: second(enginesim.Faults{Paths: []string{"/v1/completions"}, Status: 500})}, "blocks", want{Fail, "r1", "500", "log"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			expect(t, tc.world.start(t), map[string]want{tc.check: tc.want})
+		})
+	}
+}
+
+func urlOf(which int, url string) func(int, string) string {
+	return func(i int, own string) string {
+		if i == which {
+			return url
+		}
+		return own
+	}
+}
+
+// otherWords is a tokenizer with other ids, otherTemplate a chat template that ends in another way, otherTools one that writes
+// tools twice.
+type (
+	otherWords    struct{}
+	otherTemplate struct{ sameWords }
+	otherTools    struct{ sameWords }
+	sameWords     struct{}
+)
+
+func (sameWords) Encode(text string, special bool) []uint32 { return vocab.EncodePrompt(text, special) }
+func (sameWords) Decode(ids []uint32) string                { return string(vocab.Decode(nil, ids, false)) }
+
+func (otherWords) Encode(text string, special bool) []uint32 {
+	ids := vocab.EncodePrompt(text, special)
+	for i := range ids {
+		ids[i] ^= 1
+	}
+	return ids
+}
+
+func (otherWords) Decode(ids []uint32) string {
+	back := make([]uint32, len(ids))
+	for i, id := range ids {
+		back[i] = id ^ 1
+	}
+	return string(vocab.Decode(nil, back, false))
+}
+
+func (o otherWords) Render(c vocab.Chat) (vocab.Rendered, error) { return vocab.Render(c) }
+
+func (otherTemplate) Render(c vocab.Chat) (vocab.Rendered, error) {
+	r, err := vocab.Render(c)
+	r.IDs = append(r.IDs, 7, 7)
+	return r, err
+}
+
+func (otherTools) Render(c vocab.Chat) (vocab.Rendered, error) {
+	c.Tools = append(c.Tools, c.Tools...)
+	return vocab.Render(c)
+}
+
+func TestATokenizerThatIsNotTheEngines(t *testing.T) {
+	w := &world{replicas: 1, faults: func(int) enginesim.Faults { return enginesim.Faults{WrongIDs: true} }}
+	expect(t, w.start(t), map[string]want{
+		"tokenize": {Warn, "r0", "", "loses text"},
+		"blocks":   {Fail, "r0", "they part at token", "one vLLM behind the URL"},
+	})
+}
+
+func TestTwoReplicasWithOneEventSocket(t *testing.T) {
+	var first string
+	w := &world{replica: func(i int, r running) string {
+		if i == 0 {
+			first = r.sockets()
+		}
+		return first
+	}}
+	expect(t, w.start(t), map[string]want{"events": {Fail, "r1", "r0 has the same", "ports of their own"}})
+}
+
+func TestOneRankWithoutEvents(t *testing.T) {
+	w := &world{replicas: 1, engine: func(_ int, c *enginesim.Config) { c.Ranks = 2 }, replica: func(_ int, r running) string {
+		// The second rank is taken to be at the port behind the first one's, which is the replay of nobody.
+		return fmt.Sprintf("ranks: 2\nevents: {endpoint: '%s', replay: '%s'}", r.events[1], r.replays[1])
+	}}
+	expect(t, w.start(t), map[string]want{
+		"events": {Fail, "r0/1", "connection refused", "rank n is at PORT + n"},
+		"blocks": {Fail, "r0/0", "no event came within", "this replica's engine"},
+	})
+}
+
+func TestTheReplicasTLS(t *testing.T) {
+	ours, theirs := pki.New(t, "ours"), pki.New(t, "theirs")
+	behind := func(c *tls.Config) func(net.Listener) net.Listener {
+		return func(l net.Listener) net.Listener { return tls.NewListener(l, c) }
+	}
+	named := pki.Cert{Names: []string{"engine.internal"}}
+	trust := func(file, more string) string {
+		return fmt.Sprintf("  access: {tls: {ca_file: %s, server_name: engine.internal%s}}\n", file, more)
+	}
+	for name, tc := range map[string]struct {
+		world world
+		wants map[string]want
+	}{
+		// The certificates of the tests end within the hour.
+		"well, and ends soon": {world{scheme: "https", listen: behind(ours.Server(named)), registry: trust(ours.File, "")}, map[string]want{"tls": {Warn, "r1", "it expires on", "--ssl-certfile"}}},
+		"another authority":   {world{scheme: "https", listen: behind(theirs.Server(named)), registry: trust(ours.File, "")}, map[string]want{"tls": {Fail, "r1", `not trusted (issuer "theirs")`, "tls.ca_file"}}},
+		"another name":        {world{scheme: "https", listen: behind(ours.Server(pki.Cert{Names: []string{"other"}})), registry: trust(ours.File, "")}, map[string]want{"tls": {Fail, "r1", "is for other", "tls.server_name"}}},
+		"expired":             {world{scheme: "https", listen: behind(ours.Server(pki.Cert{Names: named.Names, Expired: true})), registry: trust(ours.File, "")}, map[string]want{"tls": {Fail, "r1", "expired on", "certificate"}}},
+		"no TLS":              {world{scheme: "https", registry: trust(ours.File, "")}, map[string]want{"tls": {Fail, "r1", "does not speak TLS", ""}}},
+		"TLS unexpected":      {world{listen: behind(ours.Server(named))}, map[string]want{"health": {Fail, "r1", "status 400", "https://"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			expect(t, tc.world.start(t), tc.wants)
+		})
+	}
+}
+
+// before is a proxy in front of the second replica.
+func before(t *testing.T, change func(*http.Response) error) func(int, string) string {
+	return func(i int, own string) string {
+		if i != 1 {
+			return own
+		}
+		u, err := url.Parse(own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := httputil.NewSingleHostReverseProxy(u)
+		p.ModifyResponse = change
+		p.Transport = &http.Transport{DisableKeepAlives: true}
+		s := httptest.NewServer(p)
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+}
+
+func TestClocks(t *testing.T) {
+	for by, words := range map[time.Duration]string{time.Hour: "ahead of this machine", -10 * time.Minute: "behind this machine"} {
+		w := &world{url: before(t, func(r *http.Response) error {
+			r.Header.Set("Date", time.Now().Add(by).UTC().Format(http.TimeFormat))
+			return nil
+		})}
+		expect(t, w.start(t), map[string]want{"clocks": {Warn, "r1", words, "NTP"}})
+	}
+}
+
+func TestTheMachine(t *testing.T) {
+	for name, tc := range map[string]struct {
+		machine func(*machine)
+		yaml    string
+		want    want
+	}{
+		"files":  {func(m *machine) { m.files = func() (uint64, bool) { return 1024, true } }, "", want{Warn, "open files", "1024", "LimitNOFILE"}},
+		"memory": {func(*machine) {}, "memory: {max_bytes: 2147483648}\n", want{Fail, "memory.max_bytes", "control group", "max_bytes: 0"}},
+		"enough of a machine": {func(m *machine) {
+			m.memory = func(memlimit.Config) memlimit.Limit { return memlimit.Limit{Bytes: 3 << 30, From: "machine"} }
+			m.files = func() (uint64, bool) { return 100, true }
+		}, "memory: {max_bytes: 4294967296}\n", want{Warn, "open files", "100", "ulimit"}},
+		"processors": {func(m *machine) { m.procs, m.read = 64, files("/sys/fs/cgroup/cpu.max", "200000 100000") }, "", want{Warn, "GOMAXPROCS", "64", "remove GOMAXPROCS"}},
+		"ports":      {func(m *machine) { m.read = files("/proc/sys/net/ipv4/ip_local_port_range", "32768\t33768") }, "", want{Warn, "local ports", "32768 to 33768", "ip_local_port_range"}},
+		"backlog":    {func(m *machine) { m.read = files("/proc/sys/net/core/somaxconn", "128") }, "", want{Warn, "net.core.somaxconn", "128", "4096"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := &world{yaml: tc.yaml, params: func(p *Params) { tc.machine(&p.machine) }}
+			expect(t, w.start(t), map[string]want{"limits": tc.want})
+		})
+	}
+	if q, limited := cpuQuota("max 100000"); limited {
+		t.Errorf("max is %v processors", q)
+	}
+	this := thisMachine()
+	if n, known := this.files(); known && n == 0 || this.procs < 1 || this.read("/no/such/file") != "" {
+		t.Errorf("%+v", this)
+	}
+}
+
+func files(name, text string) func(string) string {
+	return func(asked string) string {
+		if asked == name {
+			return text
+		}
+		return ""
+	}
+}
+
+func TestSettings(t *testing.T) {
+	dir := t.TempDir()
+	open := filepath.Join(dir, "keys")
+	if err := os.WriteFile(open, []byte("team:plain-key-1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(open, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	short := filepath.Join(dir, "short")
+	if err := os.WriteFile(short, []byte("abc"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ours := pki.New(t, "ours")
+	cert, key := ours.Issue(pki.Cert{})
+	late, lateKey := ours.Issue(pki.Cert{Expired: true})
+	tlsOf := func(cert, key string) []string { return []string{"listen.tls_cert=" + cert, "listen.tls_key=" + key} }
+	for name, tc := range map[string]struct {
+		set  []string
+		want want
+	}{
+		"a value":               {[]string{"chooser.policy=fastest"}, want{Fail, "", "chooser.policy", "docs/config.md"}},
+		"a key that is missing": {[]string{"registry.access.api_key_file=" + filepath.Join(dir, "none")}, want{Fail, "", "no such file", "named files"}},
+		"a variable not set":    {[]string{"registry.access.api_key_env=NO_SUCH_VARIABLE"}, want{Fail, "", "NO_SUCH_VARIABLE", "variables"}},
+		"callers' keys":         {[]string{"api.keys_file=" + short}, want{Fail, "api", "short", "kvpilot key new"}},
+		"a file that all read":  {[]string{"api.keys_file=" + open}, want{Warn, "api.keys_file", "0644", "chmod o="}},
+		"a missing certificate": {tlsOf(filepath.Join(dir, "none"), key), want{Fail, "listen", "no such file", "listen.tls_cert"}},
+		"one that ends soon":    {tlsOf(cert, key), want{Warn, "listen.tls_cert", "expires", "renew"}},
+		"one that has ended":    {tlsOf(late, lateKey), want{Fail, "listen.tls_cert", "expired on", "renew"}},
+		"the fleet's key":       {[]string{"fleet.listen=127.0.0.1:0", "fleet.rpc_listen=127.0.0.1:0", "fleet.key_file=" + short}, want{Fail, "fleet", "at least", "openssl rand"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := &world{replicas: 1, params: func(p *Params) { p.Source.Set, p.NoSend = tc.set, true }}
+			expect(t, w.start(t), map[string]want{"settings": tc.want})
+		})
+	}
+}
+
+func TestTheRoutersAddresses(t *testing.T) {
+	taken := httptest.NewServer(http.NotFoundHandler())
+	defer taken.Close()
+	at := taken.Listener.Addr().String()
+	for _, setting := range []string{"listen.http", "listen.grpc", "listen.admin"} {
+		w := &world{replicas: 1, params: func(p *Params) { p.Source.Set, p.NoSend = []string{setting + "=" + at}, true }}
+		expect(t, w.start(t), map[string]want{"listen": {Fail, setting, "in use by another program", "another port"}})
+	}
+	w := &world{replicas: 1, params: func(p *Params) { p.Source.Set, p.NoSend = []string{"listen.http=192.0.2.1:8080"}, true }}
+	expect(t, w.start(t), map[string]want{"listen": {Fail, "listen.http", "192.0.2.1", ":PORT for all"}})
+}
+
+func TestWhatIsAround(t *testing.T) {
+	closed := listener(t)
+	nobody := closed.Addr().String()
+	closed.Close()
+	open := listener(t)
+	defer open.Close()
+	keys := func(text string, status int) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			fmt.Fprint(w, text)
+		}))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	fleet := []string{"fleet.listen=127.0.0.1:0", "fleet.rpc_listen=127.0.0.1:0", "fleet.key=0123456789abcdef0123"}
+	issuer := func(url string) []string {
+		return []string{"api.jwt.issuer=https://issuer.example", "api.jwt.audiences=kvpilot", "api.jwt.jwks_url=" + url}
+	}
+	const rsa = `{"keys":[{"kty":"EC","crv":"P-256","kid":"a","x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}`
+	for name, tc := range map[string]struct {
+		set   []string
+		wants map[string]want
+	}{
+		"a collector":                {[]string{"telemetry.traces.endpoint=" + open.Addr().String(), "telemetry.traces.insecure=true"}, nil},
+		"no collector":               {[]string{"telemetry.traces.endpoint=" + nobody, "telemetry.traces.insecure=true"}, map[string]want{"traces": {Warn, "telemetry.traces.endpoint", "refused", "4317"}}},
+		"a collector without TLS":    {[]string{"telemetry.traces.insecure=false", "telemetry.traces.endpoint=" + strings.TrimPrefix(keys("", 200), "http://")}, map[string]want{"traces": {Warn, "telemetry.traces.endpoint", "", "insecure: true"}}},
+		"a router to join":           {append([]string{"fleet.join=" + open.Addr().String()}, fleet...), nil},
+		"a router that is not there": {append([]string{"fleet.join=" + nobody}, fleet...), map[string]want{"peers": {Warn, "fleet.join", "refused", "fleet.rpc_listen"}}},
+		"an issuer":                  {issuer(keys(rsa, 200)), nil},
+		"an issuer without keys":     {issuer(keys(`{"keys":[]}`, 200)), map[string]want{"issuer": {Fail, "api.jwt", "it has no key", "jwks_url"}}},
+		"an issuer that is away":     {issuer(keys("", 503)), map[string]want{"issuer": {Fail, "api.jwt", "503", "jwks_url"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := &world{replicas: 1, params: func(p *Params) { p.Source.Set, p.NoSend = tc.set, true }}
+			expect(t, w.start(t), tc.wants)
+		})
+	}
+}

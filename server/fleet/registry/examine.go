@@ -1,0 +1,147 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// Examination is what a replica answers to each question of a probe. An error is nil when the question was answered.
+type Examination struct {
+	HealthError error
+	// Models are the served models, base models first, limited by what the operator has set.
+	Models      []replica.Model
+	ModelsError error
+	// Version is vLLM's, empty when the answer does not say.
+	Version      string
+	VersionError error
+	// Sources are where the ranks publish KV events, as the replica reports it; nil when it is not asked: its version lacks the
+	// route, or the settings say it.
+	Sources      []replica.Events
+	SourcesError error
+}
+
+// Examine asks a replica every question of a probe once, with its key and certificates. It changes nothing; ok is false
+// when there is no such replica.
+func (r *Registry) Examine(ctx context.Context, id replica.ID) (e Examination, ok bool) {
+	known := r.Snapshot().probers[id]
+	if known == nil {
+		return e, false
+	}
+	p := &prober{spec: known.spec, access: known.access} // the other one belongs to its goroutine
+	_, e.HealthError = p.get(ctx, r, r.config().Probe.Path)
+	if body, err := p.get(ctx, r, "/v1/models"); err != nil {
+		e.ModelsError = err
+	} else if e.Models, e.ModelsError = readModels(body); len(p.spec.Models) > 0 {
+		e.Models = p.spec.only(e.Models)
+	}
+	if body, err := p.get(ctx, r, "/version"); err != nil {
+		e.VersionError = err
+	} else {
+		e.Version = readVersion(body).text
+	}
+	if !p.spec.asks() || !listsSources(e.Version) {
+		return e, true
+	}
+	body, err := p.get(ctx, r, sourcesPath)
+	if err == nil {
+		e.Sources, err = readSources(body, p.spec.URL)
+	}
+	e.SourcesError = err
+	return e, true
+}
+
+// Refused is the status of an answer that is not 200 to a question of a probe; 0 when err is none.
+func Refused(err error) int {
+	var refused statusError
+	if errors.As(err, &refused) {
+		return refused.status
+	}
+	return 0
+}
+
+// SourceExamination is what one configured source of replicas lists now.
+type SourceExamination struct {
+	// Setting is the source's place in the settings, for example "dns[0]".
+	Setting string
+	// What is what was looked at.
+	What string
+	// Replicas is how many it lists.
+	Replicas int
+	Err      error
+	// Forbidden says that the account lacks a right that Err names.
+	Forbidden bool
+}
+
+// ExamineSources looks at each source of the settings once. It changes nothing.
+func (r *Registry) ExamineSources(ctx context.Context) []SourceExamination {
+	c := r.config()
+	var list []SourceExamination
+	if len(c.Replicas) > 0 {
+		list = append(list, SourceExamination{Setting: "replicas", What: "the settings", Replicas: len(c.Replicas)})
+	}
+	if c.File != "" {
+		one := SourceExamination{Setting: "file", What: c.File}
+		text, err := os.ReadFile(c.File)
+		if err == nil {
+			var specs []Spec
+			specs, err = r.parseFile(text)
+			one.Replicas = len(specs)
+		}
+		one.Err = err
+		list = append(list, one)
+	}
+	for i, d := range c.DNS {
+		hosts, err := r.lookup(ctx, d)
+		list = append(list, SourceExamination{Setting: fmt.Sprintf("dns[%d]", i), What: d.Name, Replicas: len(hosts), Err: err})
+	}
+	for i, k := range c.Kubernetes {
+		list = append(list, r.examineKubernetes(ctx, fmt.Sprintf("kubernetes[%d]", i), k)...)
+	}
+	return list
+}
+
+// shortWatch is how long a watch is tried.
+const shortWatch = time.Second
+
+// examineKubernetes lists and watches what the source needs.
+func (r *Registry) examineKubernetes(ctx context.Context, setting string, conf KubernetesConfig) []SourceExamination {
+	conf, client, err := conf.connect()
+	if err != nil {
+		return []SourceExamination{{Setting: setting, What: "the API server's credentials", Err: err}}
+	}
+	defer client.CloseIdleConnections()
+	c := r.newCluster(conf, &kubeAPI{client: client, server: conf.APIServer, credentials: conf.Credentials})
+	list := []SourceExamination{examineCollection(ctx, setting, c.slices)}
+	for _, s := range c.slices.objects {
+		list[0].Replicas += len(s.Endpoints)
+	}
+	if c.pods != nil {
+		list = append(list, examineCollection(ctx, setting, c.pods))
+	}
+	return list
+}
+
+// examineCollection lists and watches for a moment.
+func examineCollection[T kubeObject](ctx context.Context, setting string, c *collection[T]) SourceExamination {
+	version, err := c.list(ctx)
+	if err == nil {
+		short, cancel := context.WithTimeout(ctx, shortWatch)
+		defer cancel()
+		if _, err = c.watch(short, version); errors.Is(err, errTooOld) || short.Err() != nil && !forbidden(err) {
+			err = nil
+		}
+	}
+	return SourceExamination{Setting: setting, What: c.what, Err: err, Forbidden: forbidden(err) || unauthorized(err)}
+}
+
+// unauthorized reports whether the account's token is not accepted.
+func unauthorized(err error) bool {
+	var status kubeStatus
+	return errors.As(err, &status) && status.code == http.StatusUnauthorized
+}

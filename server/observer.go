@@ -1,0 +1,82 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/observe/telemetry"
+	"github.com/kvpilot/kvpilot/server/peers/members"
+)
+
+// Observer knows a router's replicas as the router itself would: it discovers and probes them, reads their metrics and follows
+// their KV events. It takes no requests, joins no other routers, exports nothing and writes no file. Make one with NewObserver and
+// run it once. The parts are safe for concurrent use.
+type Observer struct {
+	Registry *registry.Registry
+	Index    *kvindex.Index
+	Events   *kvevents.Plane
+	Stats    *enginestats.Poller
+
+	parts     *parts
+	telemetry *telemetry.Telemetry
+}
+
+// ObserverParams is what the process passes in addition to the Config.
+type ObserverParams struct {
+	// Lookup finds the variables of the environment that settings name.
+	Lookup func(name string) (value string, ok bool)
+	// OnStored is called for each event of stored blocks, before the index has them. It must not block or keep ev. Calls for
+	// different slots run in parallel.
+	OnStored func(slot replica.Slot, ev *kvblock.Stored)
+}
+
+// NewObserver builds an Observer. It opens no socket and starts nothing. c must be valid.
+func NewObserver(ctx context.Context, c config.Config, p ObserverParams) (*Observer, error) {
+	c.Fleet, c.Telemetry = members.DefaultConfig(), telemetry.DefaultConfig()
+	c.Telemetry.Traces.Ratio = 0
+	c.KVIndex.Snapshot, c.Decisions.File = "", ""
+	t, err := telemetry.New(ctx, c.Telemetry, telemetry.Params{LogTo: io.Discard})
+	if err != nil {
+		return nil, err
+	}
+	o := &Observer{telemetry: t}
+	if o.parts, err = newParts(c, t, p.Lookup); err != nil {
+		return nil, err
+	}
+	o.parts.stored = p.OnStored
+	o.Registry, o.Index, o.Events, o.Stats = o.parts.registry, o.parts.kvindex, o.parts.events, o.parts.stats
+	return o, nil
+}
+
+// Run observes until ctx ends and returns nil, or the first error of any part: of settings that name files or variables that
+// cannot be read.
+func (o *Observer) Run(ctx context.Context) error {
+	working, stop := context.WithCancel(ctx)
+	list := []component{{"registry", o.parts.registry.Run}, {"kvindex", o.parts.kvindex.Run}, {"kvevents", o.parts.events.Run}, {"enginestats", o.parts.stats.Run}}
+	running := newGroup(len(list))
+	running.start(working, list...)
+	var failure error
+	select {
+	case <-ctx.Done():
+	case failure = <-running.failed:
+	}
+	stop()
+	running.wait()
+	return errors.Join(failure, o.telemetry.Close(context.WithoutCancel(ctx)))
+}
+
+// CheckFiles reads the certificates and keys of the router's own addresses, as serve does before it listens, and reports what
+// cannot be used.
+func CheckFiles(c config.Config) error {
+	_, err := serverTLS(c.Listen)
+	_, adminErr := adminTLS(c.Listen)
+	return errors.Join(err, adminErr)
+}
