@@ -85,7 +85,7 @@ func checkNetwork(ctx context.Context, in scope) []Finding {
 		if err := reach(ctx, address); err != nil {
 			return unreachable(string(r.ID), address, "vLLM's HTTP server", "the replica's url", err)
 		}
-		return []Finding{ok(string(r.ID), "%s connects in %.1f ms", address, float64(time.Since(began).Microseconds())/1000)}
+		return []Finding{ok(string(r.ID), "%s connects in %s", address, time.Since(began).Round(10*time.Microsecond))}
 	})
 }
 
