@@ -17,6 +17,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // setup is what the checks share. settings and replicas fill it in; checks that need them come later.
@@ -27,6 +28,7 @@ type setup struct {
 	observer *server.Observer
 	replicas []*replica.Replica
 	client   *http.Client
+	engines  *upstream.Client // for questions to tokenizers
 
 	running sync.WaitGroup
 	stop    context.CancelFunc
@@ -67,9 +69,10 @@ func (s *setup) observe(ctx context.Context) error {
 	if err := o.Registry.Check(s.conf.Registry); err != nil {
 		return fmt.Errorf("registry: %w", err)
 	}
-	s.observer = o
+	s.observer, s.engines = o, upstream.New(s.conf.Upstream, upstream.Params{PlainReads: !s.conf.Listen.RawSockets})
 	working, stop := context.WithCancel(context.WithoutCancel(ctx)) // the check that starts them ends first
 	s.stop = stop
+	s.running.Go(func() { _ = s.engines.Run(working) }) // it ends with its context
 	s.running.Go(func() {
 		if err := o.Run(working); err != nil {
 			s.mu.Lock()

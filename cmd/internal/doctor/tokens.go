@@ -79,7 +79,7 @@ func (s *setup) now(r *replica.Replica) *replica.Replica {
 
 // ask puts one question to one replica, as the router does. Each has a pool of its own: one that fails must not spoil the next.
 func (s *setup) ask(ctx context.Context, r *replica.Replica, j *remote.Job) (*remote.Answer, error) {
-	return remote.New(s.conf.Tokenizer.Remote, remote.Params{Transport: s.client.Transport}).Do(ctx, []*replica.Replica{r}, j)
+	return remote.New(s.conf.Tokenizer.Remote, remote.Params{Sender: s.engines}).Do(ctx, []*replica.Replica{r}, j)
 }
 
 // checkTokenize asks for each of the routes that token ids come from.
