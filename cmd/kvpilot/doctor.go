@@ -29,7 +29,7 @@ func newDoctorCommand(env []string, out io.Writer) *cobra.Command {
 			"Settings come from the same places as those of kvpilot serve. Each replica gets one request for one token, with a prompt that no cache\n" +
 			"holds, unless --no-send is given. With --server a running router is asked how it sees its replicas; no replica is asked then.\n\n" +
 			"Exit codes: 0 when nothing failed, 1 when a check failed, 2 when the command itself was wrong.",
-		Example: "  kvpilot doctor --config kvpilot.yaml\n  kvpilot doctor --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000\n  kvpilot doctor --server 10.0.0.2:9090 --json",
+		Example: "  kvpilot doctor --config kvpilot.yaml\n  kvpilot doctor --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000\n  kvpilot doctor --server 10.0.0.2:9090 -o json",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(cmd, args); err != nil {
 				return &exitError{2, err}
@@ -70,14 +70,14 @@ func newDoctorCommand(env []string, out io.Writer) *cobra.Command {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{2, err} })
 	settings.Flags(cmd.Flags())
 	r.flags(cmd, env)
-	for _, name := range []string{"address", "timeout"} {
+	cmd.Flags().StringVar(&router, "server", "", "ask the running router at this gRPC address instead of testing settings; --key, --tls, --ca and --cert are for it")
+	cmd.Flags().BoolVar(&noSend, "no-send", false, "send no request to replicas: leaves out the check blocks")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "the same as --output json")
+	cmd.Flags().DurationVar(&limit, "limit", 30*time.Second, "time limit of each check")
+	for _, name := range []string{"address", "timeout", "json"} {
 		if err := cmd.Flags().MarkHidden(name); err != nil {
 			panic(err) // it was declared above
 		}
 	}
-	cmd.Flags().StringVar(&router, "server", "", "gRPC address of a running router to ask, instead of testing settings; --key, --tls, --ca and --cert are for it")
-	cmd.Flags().BoolVar(&noSend, "no-send", false, "send no request to replicas: leaves out the check blocks")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "the same as --output json")
-	cmd.Flags().DurationVar(&limit, "limit", 30*time.Second, "time limit of each check")
 	return cmd
 }
