@@ -216,12 +216,9 @@ func (p *parts) vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 }
 
 // report is what a rank's engine says of itself, as the chooser asks it.
-func (p *parts) report(slot replica.Slot, now time.Time, prefilling int) (chooser.Report, bool) {
-	s, ok := p.stats.Stats(slot)
-	if !ok {
-		return chooser.Report{}, false
-	}
-	return chooser.ReportOf(&s, prefilling, now)
+func (p *parts) report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
+	s := p.stats.Last(slot)
+	return s != nil && chooser.ReportOf(s, prefilling, now, to)
 }
 
 // textBeliefFor is how long a rank is believed to hold a prompt that is known by its text only,

@@ -54,11 +54,8 @@ func (r *router) poll(e int) {
 func (r *router) inFlight(e int) int { return r.book.View(replica.Slot(e), r.now()).InFlight }
 
 // report is what the chooser is given of a rank's engine.
-func (r *router) report(slot replica.Slot, now time.Time, prefilling int) (chooser.Report, bool) {
-	if r.gauges == nil {
-		return chooser.Report{}, false
-	}
-	return chooser.ReportOf(&r.gauges.ranks[slot].stats, prefilling, now)
+func (r *router) report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
+	return r.gauges != nil && chooser.ReportOf(&r.gauges.ranks[slot].stats, prefilling, now, to)
 }
 
 // stats is the engine's metrics page. The time in prefill is left out: it teaches only routers that begin later than their engines.

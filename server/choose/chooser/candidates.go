@@ -48,10 +48,9 @@ func (c *Chooser) candidates(s *scratch, req *Request, ln *line) {
 			}
 		}
 		state, known := c.params.Index.Rank(at.slot)
-		*cand = decision.Candidate{
-			Replica: at.replica, Slot: at.slot, Rank: at.index, Feed: state, Veto: veto, Blocks: at.blocks,
-			BlockSize: uint32(cmp.Or(known, p.replicas[owner].BlockSize, defaultBlock)),
-		}
+		*cand = decision.Candidate{} // cleared in place: a literal with these fields would be built elsewhere and copied
+		cand.Replica, cand.Slot, cand.Rank, cand.Feed, cand.Veto, cand.Blocks = at.replica, at.slot, at.index, state, veto, at.blocks
+		cand.BlockSize = uint32(cmp.Or(known, p.replicas[owner].BlockSize, defaultBlock))
 		if veto == decision.VetoNone {
 			cand.Veto = f.Rank(int(at.index))
 		}

@@ -54,9 +54,9 @@ type Chooser struct {
 type Params struct {
 	Index *kvindex.Index
 	Book  *load.Book
-	// Engine returns the engine's own report as it stands at now, while prefilling of this router's requests wait there for their
-	// first token; nil or false when there is none. Every choice asks for every rank.
-	Engine func(slot replica.Slot, now time.Time, prefilling int) (Report, bool)
+	// Engine sets its last argument to the engine's own report as it stands at now, while prefilling of this router's requests wait
+	// there for their first token; nil or false when there is none. Every choice asks for every rank.
+	Engine func(slot replica.Slot, now time.Time, prefilling int, to *Report) bool
 	// Vitals returns the progress of a rank's engine; nil: none is known, and no rank counts as stalled.
 	Vitals func(slot replica.Slot, now time.Time) liveness.Vitals
 	// Ask requests fresh Vitals of a rank's engine; nil: they arrive without a request.

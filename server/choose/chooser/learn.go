@@ -114,9 +114,6 @@ func (c *Choice) learnEnd(now time.Time, output int, completed bool) {
 
 // foreign reports whether the engine computes for others, too, so that its time is little evidence.
 func (c *Chooser) foreign(slot replica.Slot, now time.Time, prefilling int) bool {
-	if c.params.Engine == nil {
-		return false
-	}
-	rep, ok := c.params.Engine(slot, now, prefilling)
-	return ok && rep.Foreign >= 1
+	var rep Report
+	return c.params.Engine != nil && c.params.Engine(slot, now, prefilling, &rep) && rep.Foreign >= 1
 }

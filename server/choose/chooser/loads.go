@@ -110,7 +110,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.Decode = decodes * (cand.StepTime - m.Base)
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot] // a nil map has none
-		c.reported(cand, rk, now)
+		c.reported(s, cand, rk, now)
 		budget := s.pool.ranks[i].budget
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
@@ -151,12 +151,9 @@ const maxOverdue = time.Minute
 
 // reported adds what the engine reports: requests in its queue that this router has not sent are
 // work too (for example, another router's).
-func (c *Chooser) reported(cand *decision.Candidate, rk *rank, now time.Time) {
-	if c.params.Engine == nil {
-		return
-	}
-	rep, ok := c.params.Engine(cand.Slot, now, int(cand.Waiting))
-	if !ok {
+func (c *Chooser) reported(s *scratch, cand *decision.Candidate, rk *rank, now time.Time) {
+	rep := &s.report
+	if c.params.Engine == nil || !c.params.Engine(cand.Slot, now, int(cand.Waiting), rep) {
 		return
 	}
 	cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)

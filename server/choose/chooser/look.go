@@ -27,6 +27,8 @@ type scratch struct {
 	seen  []reading
 	visit uint64
 	once  reading // the last one outside of a visit
+	// report is the engine's of the candidate whose load is read.
+	report Report
 	// held is set when the request may wait in the hold queue; since is when the offered request began to wait (zero: it has not).
 	held  bool
 	since time.Time

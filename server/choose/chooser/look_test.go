@@ -179,7 +179,8 @@ func plainLoads(c *Chooser, d *decision.Decision, owners []*replica.Replica, req
 		cand.Decode = decodeWeight * float64(outputs(d.ExpectedOutput)) * (cand.StepTime - m.Base)
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot]
-		if rep, ok := c.params.Engine(cand.Slot, now, l.Prefilling); ok {
+		var rep Report
+		if c.params.Engine(cand.Slot, now, l.Prefilling, &rep) {
 			cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
 			if rep.Blocks > 0 {
 				cand.Blocks = uint32(rep.Blocks)
@@ -237,8 +238,12 @@ func newZoo(r *rand.Rand, ranks int) *zoo {
 	cfg.Objective = one(r, decision.Objectives()...)
 	z.Chooser = New(cfg, Params{
 		Index: z.index, Book: z.book, Seed: 1, Now: clock,
-		Engine: func(slot replica.Slot, _ time.Time, _ int) (Report, bool) { rep, ok := z.reports[slot]; return rep, ok },
-		Allow:  func(id replica.ID) bool { return !z.open[id] },
+		Engine: func(slot replica.Slot, _ time.Time, _ int, to *Report) bool {
+			rep, ok := z.reports[slot]
+			*to = rep
+			return ok
+		},
+		Allow: func(id replica.ID) bool { return !z.open[id] },
 	})
 	for slot := 0; slot < ranks; {
 		rep := &replica.Replica{

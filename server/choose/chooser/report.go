@@ -24,13 +24,13 @@ type Report struct {
 	PrefillSeconds float64
 }
 
-// ReportOf makes a Report of an engine's newest statistics; false when they are stale. prefilling is the number of
+// ReportOf sets r to what an engine's newest statistics say; it returns false when they are stale. prefilling is the number of
 // booked requests of the rank without a first token.
-func ReportOf(s *enginestats.Stats, prefilling int, now time.Time) (Report, bool) {
+func ReportOf(s *enginestats.Stats, prefilling int, now time.Time, r *Report) bool {
 	if !s.Fresh(now) {
-		return Report{}, false
+		return false
 	}
-	r := Report{Waiting: s.Waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds}
+	*r = Report{Waiting: s.Waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds}
 	if r.Foreign < 1 {
 		// The statistics are older than the last booking: without requests of others, what waits there
 		// beyond the booked requests has left the queue since.
@@ -39,5 +39,5 @@ func ReportOf(s *enginestats.Stats, prefilling int, now time.Time) (Report, bool
 	if s.QueryTokens > s.HitTokens {
 		r.Uncached = s.QueryTokens - s.HitTokens
 	}
-	return r, true
+	return true
 }

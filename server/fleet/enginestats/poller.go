@@ -178,12 +178,18 @@ func (p *Poller) account(slot replica.Slot) *account {
 
 // Stats returns what the rank's engine reported last; not ok when it has not reported yet.
 func (p *Poller) Stats(slot replica.Slot) (Stats, bool) {
-	if a := p.account(slot); a != nil {
-		if s := a.stats.Load(); s != nil {
-			return *s, true
-		}
+	if s := p.Last(slot); s != nil {
+		return *s, true
 	}
 	return Stats{}, false
+}
+
+// Last is Stats without a copy, for each rank of each choice: nil when there is none. It is read-only.
+func (p *Poller) Last(slot replica.Slot) *Stats {
+	if a := p.account(slot); a != nil {
+		return a.stats.Load()
+	}
+	return nil
 }
 
 // Ask polls a rank's replica now, before it is due.

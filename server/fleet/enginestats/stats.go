@@ -29,13 +29,13 @@ type Stats struct {
 }
 
 // Fresh reports whether the statistics are recent enough to be used.
-func (s Stats) Fresh(now time.Time) bool {
+func (s *Stats) Fresh(now time.Time) bool {
 	return !s.At.IsZero() && now.Sub(s.At) <= s.stale
 }
 
 // Foreign estimates how many of the engine's requests other senders sent. It fades to zero while
 // the statistics grow stale.
-func (s Stats) Foreign(now time.Time) float64 {
+func (s *Stats) Foreign(now time.Time) float64 {
 	if s.foreign == 0 || !s.Fresh(now) {
 		return 0
 	}
