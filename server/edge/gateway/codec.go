@@ -105,6 +105,10 @@ func (c codec) decodeWhole(b *body, v any) error {
 	if err := checkValues(b.data); err != nil {
 		return err
 	}
+	if m, ok := v.(proto.Message); ok && readWithIDs(b.data, m) {
+		b.data = nil // as below
+		return nil
+	}
 	if !json.Valid(b.data) {
 		return syntaxError(b.data)
 	}

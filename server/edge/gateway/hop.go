@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"net"
 	"strconv"
@@ -12,10 +13,13 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
 )
 
 const (
@@ -50,11 +54,39 @@ func newHop(p Params) *hop {
 		stream = append(stream, p.Stream)
 	}
 	h.server = grpc.NewServer(
-		grpc.InTapHandle(h.arrive), grpc.ChainUnaryInterceptor(unary...), grpc.ChainStreamInterceptor(stream...),
+		grpc.InTapHandle(h.arrive), grpc.ForceServerCodecV2(hopCodec{}), grpc.ChainUnaryInterceptor(unary...), grpc.ChainStreamInterceptor(stream...),
 		grpc.MaxRecvMsgSize(math.MaxInt32), grpc.MaxSendMsgSize(math.MaxInt32), grpc.WaitForHandlers(true),
 	)
 	p.Register(h.server)
 	return h
+}
+
+// hopCodec is the standard codec with buffers of the messages' own size. Those of the standard one's pool have 1 MiB for each message above
+// 32 KiB, a prompt of 8,192 token ids, and are cleared for it.
+type hopCodec struct{}
+
+var _ encoding.CodecV2 = hopCodec{}
+
+// Name implements encoding.CodecV2.
+func (hopCodec) Name() string { return "proto" }
+
+// Marshal implements encoding.CodecV2.
+func (hopCodec) Marshal(v any) (mem.BufferSlice, error) {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return nil, fmt.Errorf("%T is no message", v)
+	}
+	wire, err := proto.Marshal(m)
+	return mem.BufferSlice{mem.SliceBuffer(wire)}, err
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (hopCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return fmt.Errorf("%T is no message", v)
+	}
+	return proto.Unmarshal(data.Materialize(), m)
 }
 
 // run serves the hop until ctx ends, and returns when its handlers have. It is called once; calls wait for it.
@@ -62,7 +94,7 @@ func (h *hop) run(ctx context.Context) error {
 	conn, err := grpc.NewClient("passthrough:memory",
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return h.listener.DialContext(ctx) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(), grpc.WithIdleTimeout(0),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(hopCodec{}), grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)),
 	)
 	if err != nil {
 		return err
