@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"bytes"
-
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -23,8 +21,9 @@ func readWithIDs(data []byte, m proto.Message) bool {
 		return false
 	}
 	text := data[from:to]
-	list, err := rawjson.Uint32s(make([]uint32, 0, 1+bytes.Count(text, []byte{','})), text, len(text))
-	if err != nil {
+	numbers := rawjson.Scanner{Data: text}
+	list, ok := numbers.IDs(len(text))
+	if !ok {
 		return false
 	}
 	rest := make([]byte, 0, len(data)-len(text)+2)
