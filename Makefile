@@ -169,9 +169,11 @@ quality-check: ## fail when the default policy loses its lead on shortened trace
 	KVPILOT_QUALITY=1 $(GO) test -count=1 -run 'TestTheDefault|TestWrongRates' -timeout 1800s ./sim/replay
 
 .PHONY: test-console
-test-console: build ## use the console in a headless Chromium (Debian package chromium); pictures go to .cache/screenshots
-	@$(GO) -C test/console mod download >/dev/null 2>&1 || { echo 'SKIPPED: chromedp cannot be downloaded here'; exit 0; }; \
-	CONSOLE_BINARY="$$PWD/bin/kvpilot" CONSOLE_PICTURES="$$PWD/.cache/screenshots" $(GO) -C test/console test -count=1 -timeout 900s -v .
+AXE := 4.14.1
+test-console: build ## use the console in a headless Chromium (Debian package chromium), and check it with axe-core; pictures go to .cache/screenshots
+	@mkdir -p .cache; test -s .cache/axe-$(AXE).js || { (cd .cache && npm pack --silent axe-core@$(AXE) >/dev/null 2>&1) && tar -xzOf .cache/axe-core-$(AXE).tgz package/axe.min.js > .cache/axe.tmp && mv .cache/axe.tmp .cache/axe-$(AXE).js; } || echo 'SKIPPED: axe-core cannot be had here (npm)'; \
+	$(GO) -C test/console mod download >/dev/null 2>&1 || { echo 'SKIPPED: chromedp cannot be downloaded here'; exit 0; }; \
+	CONSOLE_AXE="$$(ls "$$PWD/.cache/axe-$(AXE).js" 2>/dev/null)" CONSOLE_BINARY="$$PWD/bin/kvpilot" CONSOLE_PICTURES="$$PWD/.cache/screenshots" $(GO) -C test/console test -count=1 -timeout 900s -v .
 
 .PHONY: test-deploy
 test-deploy: build ## render the chart with Helm and the manifests with kustomize, and check every object and setting

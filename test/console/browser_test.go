@@ -208,11 +208,34 @@ func (b *browser) views(name string) {
 			for _, weak := range eval[[]string](b, weakText) {
 				b.t.Errorf("%s, %s, %s: hard to read: %s", name, v.name, scheme, weak)
 			}
+			b.axe(fmt.Sprintf("%s, %s, %s", name, v.name, scheme))
 			b.do("scroll up", chromedp.Evaluate[chromedp.Void]("window.scrollTo(0, 0)"))
 			b.shot(fmt.Sprintf("%s-%s-%s", name, v.name, scheme))
 		}
 	}
 	b.look(1280, 900, "light")
+}
+
+// axe checks the page as it is with axe-core, all rules of WCAG 2.2 A and AA and its best practices.
+func (b *browser) axe(when string) {
+	b.t.Helper()
+	file := os.Getenv("CONSOLE_AXE")
+	if file == "" {
+		b.t.Logf("SKIPPED: %s: CONSOLE_AXE names no axe.min.js; make test-console fetches it", when)
+		return
+	}
+	script, err := os.ReadFile(file)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if !eval[bool](b, "typeof axe === 'object'") {
+		b.do("load axe-core", chromedp.Evaluate[chromedp.Void](string(script)+"; undefined"))
+	}
+	b.do("run axe-core", chromedp.Evaluate[chromedp.Void]("window.axeSays = null; axe.run().then((r) => { window.axeSays = r.violations.map((v) => `${v.id}: ${v.help}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 160)).join(' | ')}`); }, (e) => { window.axeSays = [String(e)]; }); undefined"))
+	b.until("axe-core has an answer", "window.axeSays !== null")
+	for _, fault := range eval[[]string](b, "window.axeSays") {
+		b.t.Errorf("%s: axe-core: %s", when, fault)
+	}
 }
 
 // weakText lists texts whose contrast against what is behind them is below 4.5 to 1.

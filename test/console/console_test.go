@@ -34,7 +34,8 @@ func TestAnEmptyRouter(t *testing.T) {
 }
 
 func TestABusyRouter(t *testing.T) {
-	f := startFleet(t, 3, "chooser.shadow=round-robin")
+	f := startFleet(t, 3, "chooser.shadow=round-robin", "admin.links.trace=https://jaeger.example/trace/{trace_id}",
+		"admin.links.dashboard=https://grafana.example/d/kvpilot?model={model}&replica={replica}")
 	stop := make(chan struct{})
 	load := f.talk(stop)
 	b := open(t, f)
@@ -43,7 +44,7 @@ func TestABusyRouter(t *testing.T) {
 		b.until("load is seen", `[...document.querySelectorAll('#tiles .tile')].some((t) => t.innerText.includes('Requests') && parseFloat(t.querySelector('b').innerText) > 0)`)
 	})
 	b.step("charts", func() {
-		for _, id := range []string{"hit", "ttft", "rate", "shadow"} {
+		for _, id := range []string{"hit", "ttft", "tpot", "rate", "held", "shadow"} {
 			b.until(id+" has a line", `document.querySelector('#figure-`+id+` path') && !document.getElementById('figure-`+id+`').innerText.includes('no data')`)
 		}
 		b.until("the hit rate rises above zero", `parseFloat(document.querySelector('#figure-hit .key b').textContent) > 0`)
@@ -76,6 +77,7 @@ func TestABusyRouter(t *testing.T) {
 		b.do("ask again", chromedp.SetValue(chromedp.CSS("#choose-text"), "You work for customer 2"), chromedp.Click(chromedp.CSS("#choose button")))
 		b.until("the candidates are back", `document.querySelectorAll('#chosen tr.pick').length === 1`)
 	})
+	b.step("filters", func() { filters(b) })
 	b.step("keys only", func() { keysOnly(b) })
 	b.step("everything open, for the pictures", func() {
 		b.do("explain", chromedp.Evaluate[chromedp.Void](`[...document.querySelectorAll('#decision-table tbody tr')].find((r) => r.innerText.includes('completed')).click()`))
@@ -88,6 +90,65 @@ func TestABusyRouter(t *testing.T) {
 	b.clean()
 	close(stop)
 	load.Wait()
+}
+
+// filters narrows the list of decisions; the address says how.
+func filters(b *browser) {
+	choose := func(name, value string) {
+		b.do("set the filter "+name, chromedp.Evaluate[chromedp.Void](`(() => { const f = document.getElementById('filter').elements[`+"`"+name+"`"+`]; f.value = `+"`"+value+"`"+`; f.dispatchEvent(new Event('change', { bubbles: true })); })()`))
+	}
+	const rows = `[...document.querySelectorAll('#decision-table tbody tr')]`
+	choose("replica", "gpu-b")
+	b.until("only one replica's are listed", rows+`.length > 1 && `+rows+`.every((r) => r.innerText.includes('gpu-b'))`)
+	choose("show", "failed")
+	b.until("nothing failed", `document.getElementById('no-matches').checkVisibility() && `+rows+`.length === 0`)
+	if got := eval[string](b, "['show', 'model', 'replica', 'tenant'].map((n) => new URLSearchParams(location.search).get(n)).join()"); got != "failed,,gpu-b," {
+		b.t.Errorf("the address says %q", got)
+	}
+	b.do("reload", chromedp.Reload())
+	b.until("the filter is kept", `document.getElementById('filter').elements.show.value === 'failed' && document.getElementById('no-matches').checkVisibility()`)
+	b.do("show all again", chromedp.Click(chromedp.CSS("#clear")))
+	b.until("all are listed", rows+`.some((r) => r.innerText.includes('gpu-a'))`)
+	b.do("close what is explained", chromedp.Evaluate[chromedp.Void](`document.querySelector('#explain h3 button')?.click()`))
+	if got := eval[string](b, "location.search"); got != "" {
+		b.t.Errorf("the address says %q without a filter", got)
+	}
+	b.do("open a decision", chromedp.Evaluate[chromedp.Void](rows+`.find((r) => r.innerText.includes('completed')).click()`))
+	b.until("the address names it", `location.search.startsWith('?decision=')`)
+	b.do("reload", chromedp.Reload())
+	b.until("it is open again", `document.querySelectorAll('#explain tr.pick').length === 1`)
+	b.until("its trace is linked elsewhere", `[...document.querySelectorAll('#explain a')].some((a) => /^https:\/\/jaeger\.example\/trace\/[0-9a-f]{32}$/.test(a.href))`)
+	b.until("replicas have a dashboard", `[...document.querySelectorAll('#replica-table a')].some((a) => a.href === 'https://grafana.example/d/kvpilot?model=demo-70b&replica=gpu-a')`)
+	b.do("close it", chromedp.Evaluate[chromedp.Void](`document.querySelector('#explain h3 button').click()`))
+}
+
+// TestAReplicaIsDrained clicks through the question, with keys alone.
+func TestAReplicaIsDrained(t *testing.T) {
+	f := startFleet(t, 2)
+	b := open(t, f)
+	row := func(text string) string {
+		return `[...document.querySelectorAll('#replica-table tbody tr')].some((r) => r.innerText.includes('gpu-a') && r.innerText.includes('` + text + `'))`
+	}
+	b.until("the replica is ready", row("ready"))
+	press := func() {
+		b.do("focus its button", chromedp.Evaluate[chromedp.Void](`document.querySelector('[data-drain="gpu-a"]').focus()`))
+		b.do("enter", chromedp.KeyEvent(kb.Enter))
+		b.until("the question is there", `document.getElementById('drain').open`)
+	}
+	press()
+	b.until("nothing is chosen yet", `document.activeElement.value === 'no'`)
+	b.do("escape", chromedp.KeyEvent(kb.Escape))
+	b.until("the question is gone, the focus is back", `!document.getElementById('drain').open && document.activeElement.dataset.drain === 'gpu-a'`)
+	press()
+	b.shot("drain-wide-light")
+	b.axe("a question")
+	b.do("to the other button", chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter))
+	b.until("it drains", row("draining"))
+	b.until("it says who did that", `document.getElementById('replica-table').innerText.includes('drained by an operator')`)
+	press()
+	b.do("undrain", chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter))
+	b.until("it is ready again", row("ready"))
+	b.clean()
 }
 
 // keysOnly uses the page without a mouse.
@@ -162,6 +223,8 @@ func TestAnOutage(t *testing.T) {
 		}
 	}
 	b.until("the requests have failed, and why", `[...document.querySelectorAll('#tiles .tile')].some((t) => t.innerText.includes('Failed') && t.classList.contains('bad') && t.querySelector('b').innerText === '20' && t.innerText.includes('20 no replica'))`)
+	b.do("list what failed", chromedp.Click(chromedp.CSS("#tiles a")))
+	b.until("the filter is set", `location.search === '?show=refused'`)
 	b.until("none of them runs", `[...document.querySelectorAll('#decision-table tbody tr')].every((r) => r.innerText.includes('unserved'))`)
 	b.views("outage")
 	b.clean()

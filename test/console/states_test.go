@@ -231,7 +231,7 @@ func TestALargeFleet(t *testing.T) {
 	b.do("an hour", chromedp.Click(chromedp.CSS("#range button[value=hour]")))
 	b.until("the hour is drawn", `document.querySelector('#figure-rate path.line').getBoundingClientRect().width > 300`)
 	b.views("many-explained")
-	b.do("all candidates", chromedp.Click(chromedp.CSS("#explain .more button")))
+	b.do("all candidates", chromedp.Evaluate[chromedp.Void](`document.querySelector('#explain .more button').click()`))
 	b.until("all candidates are shown", `document.querySelectorAll('#explain tbody tr').length === 64`)
 	b.clean()
 }

@@ -143,7 +143,9 @@ type GetStatusResponse struct {
 	// How well tokenization agrees with the engines, for each model seen so far.
 	Parity []*TokenParity `protobuf:"bytes,10,rep,name=parity,proto3" json:"parity,omitempty"`
 	// The sum of the last minute that is over.
-	Minute        *HistoryStep `protobuf:"bytes,11,opt,name=minute,proto3" json:"minute,omitempty"`
+	Minute *HistoryStep `protobuf:"bytes,11,opt,name=minute,proto3" json:"minute,omitempty"`
+	// Where more can be seen, as the settings admin.links name it.
+	Links         *Links `protobuf:"bytes,12,opt,name=links,proto3" json:"links,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -255,6 +257,68 @@ func (x *GetStatusResponse) GetMinute() *HistoryStep {
 	return nil
 }
 
+func (x *GetStatusResponse) GetLinks() *Links {
+	if x != nil {
+		return x.Links
+	}
+	return nil
+}
+
+// Links are templates of URLs of other programs; an empty one means that there is none.
+type Links struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A trace; {trace_id} stands for its id.
+	Trace string `protobuf:"bytes,1,opt,name=trace,proto3" json:"trace,omitempty"`
+	// A dashboard; {model} and {replica} stand for names, which may be empty.
+	Dashboard     string `protobuf:"bytes,2,opt,name=dashboard,proto3" json:"dashboard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Links) Reset() {
+	*x = Links{}
+	mi := &file_kvpilot_v1_router_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Links) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Links) ProtoMessage() {}
+
+func (x *Links) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_router_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Links.ProtoReflect.Descriptor instead.
+func (*Links) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Links) GetTrace() string {
+	if x != nil {
+		return x.Trace
+	}
+	return ""
+}
+
+func (x *Links) GetDashboard() string {
+	if x != nil {
+		return x.Dashboard
+	}
+	return ""
+}
+
 // IndexStatus is the size of the index of KV blocks.
 type IndexStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -272,7 +336,7 @@ type IndexStatus struct {
 
 func (x *IndexStatus) Reset() {
 	*x = IndexStatus{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -284,7 +348,7 @@ func (x *IndexStatus) String() string {
 func (*IndexStatus) ProtoMessage() {}
 
 func (x *IndexStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -297,7 +361,7 @@ func (x *IndexStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexStatus.ProtoReflect.Descriptor instead.
 func (*IndexStatus) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{2}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *IndexStatus) GetBlocks() uint64 {
@@ -343,7 +407,7 @@ type TokenParity struct {
 
 func (x *TokenParity) Reset() {
 	*x = TokenParity{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -355,7 +419,7 @@ func (x *TokenParity) String() string {
 func (*TokenParity) ProtoMessage() {}
 
 func (x *TokenParity) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -368,7 +432,7 @@ func (x *TokenParity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenParity.ProtoReflect.Descriptor instead.
 func (*TokenParity) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{3}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *TokenParity) GetModel() string {
@@ -405,7 +469,7 @@ type GetHistoryRequest struct {
 
 func (x *GetHistoryRequest) Reset() {
 	*x = GetHistoryRequest{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -417,7 +481,7 @@ func (x *GetHistoryRequest) String() string {
 func (*GetHistoryRequest) ProtoMessage() {}
 
 func (x *GetHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -430,7 +494,7 @@ func (x *GetHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetHistoryRequest.ProtoReflect.Descriptor instead.
 func (*GetHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{4}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetHistoryRequest) GetStepSeconds() uint32 {
@@ -458,7 +522,7 @@ type GetHistoryResponse struct {
 
 func (x *GetHistoryResponse) Reset() {
 	*x = GetHistoryResponse{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -470,7 +534,7 @@ func (x *GetHistoryResponse) String() string {
 func (*GetHistoryResponse) ProtoMessage() {}
 
 func (x *GetHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -483,7 +547,7 @@ func (x *GetHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetHistoryResponse.ProtoReflect.Descriptor instead.
 func (*GetHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{5}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetHistoryResponse) GetSteps() []*HistoryStep {
@@ -521,13 +585,21 @@ type HistoryStep struct {
 	ShadowAgreed *float64 `protobuf:"fixed64,11,opt,name=shadow_agreed,json=shadowAgreed,proto3,oneof" json:"shadow_agreed,omitempty"`
 	// The shadow policy's mean regret in milliseconds: above zero, it would have been slower.
 	ShadowRegretMs float64 `protobuf:"fixed64,12,opt,name=shadow_regret_ms,json=shadowRegretMs,proto3" json:"shadow_regret_ms,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The median time of a token after the first, over the answers that ended, in milliseconds; 0 when none is known.
+	TpotP50Ms float64 `protobuf:"fixed64,13,opt,name=tpot_p50_ms,json=tpotP50Ms,proto3" json:"tpot_p50_ms,omitempty"`
+	// Its 99th percentile.
+	TpotP99Ms float64 `protobuf:"fixed64,14,opt,name=tpot_p99_ms,json=tpotP99Ms,proto3" json:"tpot_p99_ms,omitempty"`
+	// Requests that had waited in the router's queue when they were assigned to a replica.
+	Held uint32 `protobuf:"varint,15,opt,name=held,proto3" json:"held,omitempty"`
+	// The longest of these waits, in milliseconds.
+	HeldMaxMs     float64 `protobuf:"fixed64,16,opt,name=held_max_ms,json=heldMaxMs,proto3" json:"held_max_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HistoryStep) Reset() {
 	*x = HistoryStep{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -539,7 +611,7 @@ func (x *HistoryStep) String() string {
 func (*HistoryStep) ProtoMessage() {}
 
 func (x *HistoryStep) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -552,7 +624,7 @@ func (x *HistoryStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryStep.ProtoReflect.Descriptor instead.
 func (*HistoryStep) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{6}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HistoryStep) GetTime() *timestamppb.Timestamp {
@@ -639,6 +711,34 @@ func (x *HistoryStep) GetShadowRegretMs() float64 {
 	return 0
 }
 
+func (x *HistoryStep) GetTpotP50Ms() float64 {
+	if x != nil {
+		return x.TpotP50Ms
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetTpotP99Ms() float64 {
+	if x != nil {
+		return x.TpotP99Ms
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetHeld() uint32 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetHeldMaxMs() float64 {
+	if x != nil {
+		return x.HeldMaxMs
+	}
+	return 0
+}
+
 // ListTracesRequest has no fields.
 type ListTracesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -648,7 +748,7 @@ type ListTracesRequest struct {
 
 func (x *ListTracesRequest) Reset() {
 	*x = ListTracesRequest{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -660,7 +760,7 @@ func (x *ListTracesRequest) String() string {
 func (*ListTracesRequest) ProtoMessage() {}
 
 func (x *ListTracesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -673,7 +773,7 @@ func (x *ListTracesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTracesRequest.ProtoReflect.Descriptor instead.
 func (*ListTracesRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{7}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{8}
 }
 
 // ListTracesResponse has traces.
@@ -687,7 +787,7 @@ type ListTracesResponse struct {
 
 func (x *ListTracesResponse) Reset() {
 	*x = ListTracesResponse{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[8]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -699,7 +799,7 @@ func (x *ListTracesResponse) String() string {
 func (*ListTracesResponse) ProtoMessage() {}
 
 func (x *ListTracesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[8]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -712,7 +812,7 @@ func (x *ListTracesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTracesResponse.ProtoReflect.Descriptor instead.
 func (*ListTracesResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{8}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListTracesResponse) GetTraces() []*Trace {
@@ -743,7 +843,7 @@ type Trace struct {
 
 func (x *Trace) Reset() {
 	*x = Trace{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[9]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -755,7 +855,7 @@ func (x *Trace) String() string {
 func (*Trace) ProtoMessage() {}
 
 func (x *Trace) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[9]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -768,7 +868,7 @@ func (x *Trace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trace.ProtoReflect.Descriptor instead.
 func (*Trace) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{9}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Trace) GetTraceId() string {
@@ -838,7 +938,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[10]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +950,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[10]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +963,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{10}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Span) GetSpanId() string {
@@ -935,7 +1035,7 @@ type SpanEvent struct {
 
 func (x *SpanEvent) Reset() {
 	*x = SpanEvent{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[11]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -947,7 +1047,7 @@ func (x *SpanEvent) String() string {
 func (*SpanEvent) ProtoMessage() {}
 
 func (x *SpanEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[11]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -960,7 +1060,7 @@ func (x *SpanEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpanEvent.ProtoReflect.Descriptor instead.
 func (*SpanEvent) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{11}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SpanEvent) GetName() string {
@@ -986,7 +1086,7 @@ type ListRoutersRequest struct {
 
 func (x *ListRoutersRequest) Reset() {
 	*x = ListRoutersRequest{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[12]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1098,7 @@ func (x *ListRoutersRequest) String() string {
 func (*ListRoutersRequest) ProtoMessage() {}
 
 func (x *ListRoutersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[12]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1111,7 @@ func (x *ListRoutersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutersRequest.ProtoReflect.Descriptor instead.
 func (*ListRoutersRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{12}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{13}
 }
 
 // ListRoutersResponse has routers.
@@ -1025,7 +1125,7 @@ type ListRoutersResponse struct {
 
 func (x *ListRoutersResponse) Reset() {
 	*x = ListRoutersResponse{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[13]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1137,7 @@ func (x *ListRoutersResponse) String() string {
 func (*ListRoutersResponse) ProtoMessage() {}
 
 func (x *ListRoutersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[13]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1150,7 @@ func (x *ListRoutersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutersResponse.ProtoReflect.Descriptor instead.
 func (*ListRoutersResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{13}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListRoutersResponse) GetRouters() []*Router {
@@ -1092,7 +1192,7 @@ type Router struct {
 
 func (x *Router) Reset() {
 	*x = Router{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[14]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1204,7 @@ func (x *Router) String() string {
 func (*Router) ProtoMessage() {}
 
 func (x *Router) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[14]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1217,7 @@ func (x *Router) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Router.ProtoReflect.Descriptor instead.
 func (*Router) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{14}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Router) GetRouterId() string {
@@ -1216,7 +1316,7 @@ type RouterReport struct {
 
 func (x *RouterReport) Reset() {
 	*x = RouterReport{}
-	mi := &file_kvpilot_v1_router_proto_msgTypes[15]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1228,7 +1328,7 @@ func (x *RouterReport) String() string {
 func (*RouterReport) ProtoMessage() {}
 
 func (x *RouterReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_router_proto_msgTypes[15]
+	mi := &file_kvpilot_v1_router_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1241,7 +1341,7 @@ func (x *RouterReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouterReport.ProtoReflect.Descriptor instead.
 func (*RouterReport) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{15}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RouterReport) GetVersion() string {
@@ -1285,7 +1385,7 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\n" +
 	"\x17kvpilot/v1/router.proto\x12\n" +
 	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xa7\x03\n" +
+	"\x10GetStatusRequest\"\xd0\x03\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x121\n" +
@@ -1298,7 +1398,11 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\x05index\x18\t \x01(\v2\x17.kvpilot.v1.IndexStatusR\x05index\x12/\n" +
 	"\x06parity\x18\n" +
 	" \x03(\v2\x17.kvpilot.v1.TokenParityR\x06parity\x12/\n" +
-	"\x06minute\x18\v \x01(\v2\x17.kvpilot.v1.HistoryStepR\x06minute\"l\n" +
+	"\x06minute\x18\v \x01(\v2\x17.kvpilot.v1.HistoryStepR\x06minute\x12'\n" +
+	"\x05links\x18\f \x01(\v2\x11.kvpilot.v1.LinksR\x05links\";\n" +
+	"\x05Links\x12\x14\n" +
+	"\x05trace\x18\x01 \x01(\tR\x05trace\x12\x1c\n" +
+	"\tdashboard\x18\x02 \x01(\tR\tdashboard\"l\n" +
 	"\vIndexStatus\x12\x16\n" +
 	"\x06blocks\x18\x01 \x01(\x04R\x06blocks\x12\x1d\n" +
 	"\n" +
@@ -1313,7 +1417,7 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\fstep_seconds\x18\x01 \x01(\rB\v\xbaH\b*\x060\x000\x010\x0fR\vstepSeconds\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"C\n" +
 	"\x12GetHistoryResponse\x12-\n" +
-	"\x05steps\x18\x01 \x03(\v2\x17.kvpilot.v1.HistoryStepR\x05steps\"\xa2\x04\n" +
+	"\x05steps\x18\x01 \x03(\v2\x17.kvpilot.v1.HistoryStepR\x05steps\"\x96\x05\n" +
 	"\vHistoryStep\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
 	"\aseconds\x18\x02 \x01(\rR\aseconds\x12\x1a\n" +
@@ -1327,7 +1431,11 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\vttft_p99_ms\x18\n" +
 	" \x01(\x01R\tttftP99Ms\x12(\n" +
 	"\rshadow_agreed\x18\v \x01(\x01H\x00R\fshadowAgreed\x88\x01\x01\x12(\n" +
-	"\x10shadow_regret_ms\x18\f \x01(\x01R\x0eshadowRegretMs\x1a;\n" +
+	"\x10shadow_regret_ms\x18\f \x01(\x01R\x0eshadowRegretMs\x12\x1e\n" +
+	"\vtpot_p50_ms\x18\r \x01(\x01R\ttpotP50Ms\x12\x1e\n" +
+	"\vtpot_p99_ms\x18\x0e \x01(\x01R\ttpotP99Ms\x12\x12\n" +
+	"\x04held\x18\x0f \x01(\rR\x04held\x12\x1e\n" +
+	"\vheld_max_ms\x18\x10 \x01(\x01R\theldMaxMs\x1a;\n" +
 	"\rUnservedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01B\x10\n" +
@@ -1411,62 +1519,64 @@ func file_kvpilot_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvpilot_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_kvpilot_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_kvpilot_v1_router_proto_goTypes = []any{
 	(RouterState)(0),              // 0: kvpilot.v1.RouterState
 	(*GetStatusRequest)(nil),      // 1: kvpilot.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),     // 2: kvpilot.v1.GetStatusResponse
-	(*IndexStatus)(nil),           // 3: kvpilot.v1.IndexStatus
-	(*TokenParity)(nil),           // 4: kvpilot.v1.TokenParity
-	(*GetHistoryRequest)(nil),     // 5: kvpilot.v1.GetHistoryRequest
-	(*GetHistoryResponse)(nil),    // 6: kvpilot.v1.GetHistoryResponse
-	(*HistoryStep)(nil),           // 7: kvpilot.v1.HistoryStep
-	(*ListTracesRequest)(nil),     // 8: kvpilot.v1.ListTracesRequest
-	(*ListTracesResponse)(nil),    // 9: kvpilot.v1.ListTracesResponse
-	(*Trace)(nil),                 // 10: kvpilot.v1.Trace
-	(*Span)(nil),                  // 11: kvpilot.v1.Span
-	(*SpanEvent)(nil),             // 12: kvpilot.v1.SpanEvent
-	(*ListRoutersRequest)(nil),    // 13: kvpilot.v1.ListRoutersRequest
-	(*ListRoutersResponse)(nil),   // 14: kvpilot.v1.ListRoutersResponse
-	(*Router)(nil),                // 15: kvpilot.v1.Router
-	(*RouterReport)(nil),          // 16: kvpilot.v1.RouterReport
-	nil,                           // 17: kvpilot.v1.HistoryStep.UnservedEntry
-	nil,                           // 18: kvpilot.v1.Span.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
+	(*Links)(nil),                 // 3: kvpilot.v1.Links
+	(*IndexStatus)(nil),           // 4: kvpilot.v1.IndexStatus
+	(*TokenParity)(nil),           // 5: kvpilot.v1.TokenParity
+	(*GetHistoryRequest)(nil),     // 6: kvpilot.v1.GetHistoryRequest
+	(*GetHistoryResponse)(nil),    // 7: kvpilot.v1.GetHistoryResponse
+	(*HistoryStep)(nil),           // 8: kvpilot.v1.HistoryStep
+	(*ListTracesRequest)(nil),     // 9: kvpilot.v1.ListTracesRequest
+	(*ListTracesResponse)(nil),    // 10: kvpilot.v1.ListTracesResponse
+	(*Trace)(nil),                 // 11: kvpilot.v1.Trace
+	(*Span)(nil),                  // 12: kvpilot.v1.Span
+	(*SpanEvent)(nil),             // 13: kvpilot.v1.SpanEvent
+	(*ListRoutersRequest)(nil),    // 14: kvpilot.v1.ListRoutersRequest
+	(*ListRoutersResponse)(nil),   // 15: kvpilot.v1.ListRoutersResponse
+	(*Router)(nil),                // 16: kvpilot.v1.Router
+	(*RouterReport)(nil),          // 17: kvpilot.v1.RouterReport
+	nil,                           // 18: kvpilot.v1.HistoryStep.UnservedEntry
+	nil,                           // 19: kvpilot.v1.Span.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
 }
 var file_kvpilot_v1_router_proto_depIdxs = []int32{
-	19, // 0: kvpilot.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	20, // 1: kvpilot.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
-	3,  // 2: kvpilot.v1.GetStatusResponse.index:type_name -> kvpilot.v1.IndexStatus
-	4,  // 3: kvpilot.v1.GetStatusResponse.parity:type_name -> kvpilot.v1.TokenParity
-	7,  // 4: kvpilot.v1.GetStatusResponse.minute:type_name -> kvpilot.v1.HistoryStep
-	19, // 5: kvpilot.v1.GetHistoryRequest.since:type_name -> google.protobuf.Timestamp
-	7,  // 6: kvpilot.v1.GetHistoryResponse.steps:type_name -> kvpilot.v1.HistoryStep
-	19, // 7: kvpilot.v1.HistoryStep.time:type_name -> google.protobuf.Timestamp
-	17, // 8: kvpilot.v1.HistoryStep.unserved:type_name -> kvpilot.v1.HistoryStep.UnservedEntry
-	10, // 9: kvpilot.v1.ListTracesResponse.traces:type_name -> kvpilot.v1.Trace
-	19, // 10: kvpilot.v1.Trace.time:type_name -> google.protobuf.Timestamp
-	11, // 11: kvpilot.v1.Trace.spans:type_name -> kvpilot.v1.Span
-	18, // 12: kvpilot.v1.Span.attributes:type_name -> kvpilot.v1.Span.AttributesEntry
-	12, // 13: kvpilot.v1.Span.events:type_name -> kvpilot.v1.SpanEvent
-	15, // 14: kvpilot.v1.ListRoutersResponse.routers:type_name -> kvpilot.v1.Router
-	19, // 15: kvpilot.v1.Router.started:type_name -> google.protobuf.Timestamp
-	0,  // 16: kvpilot.v1.Router.state:type_name -> kvpilot.v1.RouterState
-	16, // 17: kvpilot.v1.Router.report:type_name -> kvpilot.v1.RouterReport
-	1,  // 18: kvpilot.v1.RouterService.GetStatus:input_type -> kvpilot.v1.GetStatusRequest
-	5,  // 19: kvpilot.v1.RouterService.GetHistory:input_type -> kvpilot.v1.GetHistoryRequest
-	13, // 20: kvpilot.v1.RouterService.ListRouters:input_type -> kvpilot.v1.ListRoutersRequest
-	8,  // 21: kvpilot.v1.RouterService.ListTraces:input_type -> kvpilot.v1.ListTracesRequest
-	2,  // 22: kvpilot.v1.RouterService.GetStatus:output_type -> kvpilot.v1.GetStatusResponse
-	6,  // 23: kvpilot.v1.RouterService.GetHistory:output_type -> kvpilot.v1.GetHistoryResponse
-	14, // 24: kvpilot.v1.RouterService.ListRouters:output_type -> kvpilot.v1.ListRoutersResponse
-	9,  // 25: kvpilot.v1.RouterService.ListTraces:output_type -> kvpilot.v1.ListTracesResponse
-	22, // [22:26] is the sub-list for method output_type
-	18, // [18:22] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	20, // 0: kvpilot.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	21, // 1: kvpilot.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	4,  // 2: kvpilot.v1.GetStatusResponse.index:type_name -> kvpilot.v1.IndexStatus
+	5,  // 3: kvpilot.v1.GetStatusResponse.parity:type_name -> kvpilot.v1.TokenParity
+	8,  // 4: kvpilot.v1.GetStatusResponse.minute:type_name -> kvpilot.v1.HistoryStep
+	3,  // 5: kvpilot.v1.GetStatusResponse.links:type_name -> kvpilot.v1.Links
+	20, // 6: kvpilot.v1.GetHistoryRequest.since:type_name -> google.protobuf.Timestamp
+	8,  // 7: kvpilot.v1.GetHistoryResponse.steps:type_name -> kvpilot.v1.HistoryStep
+	20, // 8: kvpilot.v1.HistoryStep.time:type_name -> google.protobuf.Timestamp
+	18, // 9: kvpilot.v1.HistoryStep.unserved:type_name -> kvpilot.v1.HistoryStep.UnservedEntry
+	11, // 10: kvpilot.v1.ListTracesResponse.traces:type_name -> kvpilot.v1.Trace
+	20, // 11: kvpilot.v1.Trace.time:type_name -> google.protobuf.Timestamp
+	12, // 12: kvpilot.v1.Trace.spans:type_name -> kvpilot.v1.Span
+	19, // 13: kvpilot.v1.Span.attributes:type_name -> kvpilot.v1.Span.AttributesEntry
+	13, // 14: kvpilot.v1.Span.events:type_name -> kvpilot.v1.SpanEvent
+	16, // 15: kvpilot.v1.ListRoutersResponse.routers:type_name -> kvpilot.v1.Router
+	20, // 16: kvpilot.v1.Router.started:type_name -> google.protobuf.Timestamp
+	0,  // 17: kvpilot.v1.Router.state:type_name -> kvpilot.v1.RouterState
+	17, // 18: kvpilot.v1.Router.report:type_name -> kvpilot.v1.RouterReport
+	1,  // 19: kvpilot.v1.RouterService.GetStatus:input_type -> kvpilot.v1.GetStatusRequest
+	6,  // 20: kvpilot.v1.RouterService.GetHistory:input_type -> kvpilot.v1.GetHistoryRequest
+	14, // 21: kvpilot.v1.RouterService.ListRouters:input_type -> kvpilot.v1.ListRoutersRequest
+	9,  // 22: kvpilot.v1.RouterService.ListTraces:input_type -> kvpilot.v1.ListTracesRequest
+	2,  // 23: kvpilot.v1.RouterService.GetStatus:output_type -> kvpilot.v1.GetStatusResponse
+	7,  // 24: kvpilot.v1.RouterService.GetHistory:output_type -> kvpilot.v1.GetHistoryResponse
+	15, // 25: kvpilot.v1.RouterService.ListRouters:output_type -> kvpilot.v1.ListRoutersResponse
+	10, // 26: kvpilot.v1.RouterService.ListTraces:output_type -> kvpilot.v1.ListTracesResponse
+	23, // [23:27] is the sub-list for method output_type
+	19, // [19:23] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_router_proto_init() }
@@ -1474,14 +1584,14 @@ func file_kvpilot_v1_router_proto_init() {
 	if File_kvpilot_v1_router_proto != nil {
 		return
 	}
-	file_kvpilot_v1_router_proto_msgTypes[6].OneofWrappers = []any{}
+	file_kvpilot_v1_router_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_router_proto_rawDesc), len(file_kvpilot_v1_router_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -874,7 +874,13 @@ type ListDecisionsRequest struct {
 	// The largest number to return; 0 means 100. At most 1,000.
 	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Leave out the candidates that were not chosen.
-	OnlyChosen    bool `protobuf:"varint,4,opt,name=only_chosen,json=onlyChosen,proto3" json:"only_chosen,omitempty"`
+	OnlyChosen bool `protobuf:"varint,4,opt,name=only_chosen,json=onlyChosen,proto3" json:"only_chosen,omitempty"`
+	// Only of this tenant; empty means all that the caller may see.
+	Tenant string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Only those that ended in one of these ways; empty means all.
+	Ends []End `protobuf:"varint,6,rep,packed,name=ends,proto3,enum=kvpilot.v1.End" json:"ends,omitempty"`
+	// Only those whose first token took longer than this, or that have had none for so long. Absent means all.
+	SlowerThan    *durationpb.Duration `protobuf:"bytes,7,opt,name=slower_than,json=slowerThan,proto3" json:"slower_than,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -935,6 +941,27 @@ func (x *ListDecisionsRequest) GetOnlyChosen() bool {
 		return x.OnlyChosen
 	}
 	return false
+}
+
+func (x *ListDecisionsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ListDecisionsRequest) GetEnds() []End {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+func (x *ListDecisionsRequest) GetSlowerThan() *durationpb.Duration {
+	if x != nil {
+		return x.SlowerThan
+	}
+	return nil
 }
 
 // ListDecisionsResponse has recorded decisions.
@@ -1895,14 +1922,18 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02H\x00R\trequestIdB\f\n" +
 	"\x03key\x12\x05\xbaH\x02\b\x01\"M\n" +
 	"\x17ExplainDecisionResponse\x122\n" +
-	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\"\xa0\x01\n" +
+	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\"\xc0\x02\n" +
 	"\x14ListDecisionsRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
 	"\n" +
 	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\x12\x1e\n" +
 	"\x05limit\x18\x03 \x01(\rB\b\xbaH\x05*\x03\x18\xe8\aR\x05limit\x12\x1f\n" +
 	"\vonly_chosen\x18\x04 \x01(\bR\n" +
-	"onlyChosen\"k\n" +
+	"onlyChosen\x12 \n" +
+	"\x06tenant\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06tenant\x126\n" +
+	"\x04ends\x18\x06 \x03(\x0e2\x0f.kvpilot.v1.EndB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x04ends\x12D\n" +
+	"\vslower_than\x18\a \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x022\x00R\n" +
+	"slowerThan\"k\n" +
 	"\x15ListDecisionsResponse\x122\n" +
 	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\x12\x1e\n" +
 	"\n" +
@@ -2045,21 +2076,22 @@ var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(*durationpb.Duration)(nil),           // 26: google.protobuf.Duration
 	(*Decision)(nil),                      // 27: kvpilot.v1.Decision
 	(Effect)(0),                           // 28: kvpilot.v1.Effect
-	(*Overlap)(nil),                       // 29: kvpilot.v1.Overlap
-	(FeedState)(0),                        // 30: kvpilot.v1.FeedState
-	(*RankSpeed)(nil),                     // 31: kvpilot.v1.RankSpeed
-	(*TokenizeRequest)(nil),               // 32: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),             // 33: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),             // 34: google.api.HttpBody
-	(*ReportPrefillCompletedRequest)(nil), // 35: kvpilot.v1.ReportPrefillCompletedRequest
-	(*ReportDecodeProgressRequest)(nil),   // 36: kvpilot.v1.ReportDecodeProgressRequest
-	(*ReleaseReservationRequest)(nil),     // 37: kvpilot.v1.ReleaseReservationRequest
-	(*RenewReservationRequest)(nil),       // 38: kvpilot.v1.RenewReservationRequest
-	(*TrackReservationRequest)(nil),       // 39: kvpilot.v1.TrackReservationRequest
-	(*TokenizeResponse)(nil),              // 40: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),            // 41: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),                   // 42: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil),      // 43: kvpilot.v1.TrackReservationResponse
+	(End)(0),                              // 29: kvpilot.v1.End
+	(*Overlap)(nil),                       // 30: kvpilot.v1.Overlap
+	(FeedState)(0),                        // 31: kvpilot.v1.FeedState
+	(*RankSpeed)(nil),                     // 32: kvpilot.v1.RankSpeed
+	(*TokenizeRequest)(nil),               // 33: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),             // 34: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),             // 35: google.api.HttpBody
+	(*ReportPrefillCompletedRequest)(nil), // 36: kvpilot.v1.ReportPrefillCompletedRequest
+	(*ReportDecodeProgressRequest)(nil),   // 37: kvpilot.v1.ReportDecodeProgressRequest
+	(*ReleaseReservationRequest)(nil),     // 38: kvpilot.v1.ReleaseReservationRequest
+	(*RenewReservationRequest)(nil),       // 39: kvpilot.v1.RenewReservationRequest
+	(*TrackReservationRequest)(nil),       // 40: kvpilot.v1.TrackReservationRequest
+	(*TokenizeResponse)(nil),              // 41: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),            // 42: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),                   // 43: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil),      // 44: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	20, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
@@ -2076,53 +2108,55 @@ var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	22, // 11: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
 	28, // 12: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
 	27, // 13: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	27, // 14: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	27, // 15: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	24, // 16: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	25, // 17: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	13, // 18: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	29, // 19: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	30, // 20: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	16, // 21: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	26, // 22: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	31, // 23: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
-	19, // 24: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	23, // 25: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	32, // 26: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	33, // 27: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	3,  // 28: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	34, // 29: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	35, // 30: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
-	36, // 31: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
-	37, // 32: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
-	38, // 33: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
-	39, // 34: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
-	5,  // 35: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	7,  // 36: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	9,  // 37: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	11, // 38: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	14, // 39: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	17, // 40: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	40, // 41: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	41, // 42: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	4,  // 43: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	4,  // 44: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	42, // 45: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
-	42, // 46: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
-	42, // 47: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
-	42, // 48: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
-	43, // 49: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	6,  // 50: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	8,  // 51: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	10, // 52: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	12, // 53: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	15, // 54: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	18, // 55: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	41, // [41:56] is the sub-list for method output_type
-	26, // [26:41] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	29, // 14: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
+	26, // 15: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
+	27, // 16: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	27, // 17: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	24, // 18: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	25, // 19: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	13, // 20: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	30, // 21: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	31, // 22: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	16, // 23: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	26, // 24: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	32, // 25: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
+	19, // 26: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	23, // 27: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	33, // 28: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	34, // 29: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	3,  // 30: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	35, // 31: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	36, // 32: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
+	37, // 33: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
+	38, // 34: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
+	39, // 35: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
+	40, // 36: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
+	5,  // 37: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	7,  // 38: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	9,  // 39: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	11, // 40: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	14, // 41: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	17, // 42: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	41, // 43: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	42, // 44: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	4,  // 45: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	4,  // 46: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	43, // 47: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
+	43, // 48: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
+	43, // 49: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
+	43, // 50: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
+	44, // 51: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	6,  // 52: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	8,  // 53: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	10, // 54: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	12, // 55: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	15, // 56: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	18, // 57: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	43, // [43:58] is the sub-list for method output_type
+	28, // [28:43] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }

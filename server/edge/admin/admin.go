@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
@@ -52,9 +53,10 @@ func routes(c Config, p Params) []route {
 		list = append(list,
 			route{"/console", false, caller.Observe, page},
 			route{"/console/", false, caller.Observe, page},
-			// The RPCs that read, and the one that makes dry runs: this surface changes nothing.
+			// The RPCs that read, the one that makes dry runs, and the only one here that changes something: Drain.
 			route{"GET /kvpilot/v1/", false, caller.Observe, p.RPCs},
 			route{"POST /kvpilot/v1/choose", false, caller.Observe, p.RPCs},
+			route{"POST /kvpilot/v1/replicas/{verb}", false, caller.Admin, only(":drain", p.RPCs)},
 			route{"GET /{$}", true, 0, http.RedirectHandler("/console/", http.StatusFound)})
 	}
 	if c.Profiles {
@@ -66,6 +68,17 @@ func routes(c Config, p Params) []route {
 		}
 	}
 	return list
+}
+
+// only serves the paths that end with suffix.
+func only(suffix string, h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasSuffix(r.PathValue("verb"), suffix) {
+			reject(w, apierror.New(apierror.RouteNotFound, "the admin address has no such route", nil))
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // Handler makes the surface.

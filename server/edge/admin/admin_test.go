@@ -31,7 +31,7 @@ func TestEveryRouteHasARole(t *testing.T) {
 			if !found {
 				method, path = http.MethodGet, r.pattern
 			}
-			path = strings.TrimSuffix(path, "{$}")
+			path = strings.ReplaceAll(strings.TrimSuffix(path, "{$}"), "{verb}", "gpu-a:drain")
 			ask := func(by *caller.Caller) int {
 				who = by
 				w := httptest.NewRecorder()
@@ -57,13 +57,22 @@ func TestEveryRouteHasARole(t *testing.T) {
 					t.Errorf("%s with %s: %d", r.pattern, role, got)
 				}
 			}
-			wantObserver := strings.HasPrefix(path, "/debug/") == (ask(&caller.Caller{Roles: caller.Observe}) == http.StatusForbidden)
+			adminOnly := strings.HasPrefix(path, "/debug/") || strings.HasSuffix(path, ":drain")
+			wantObserver := adminOnly == (ask(&caller.Caller{Roles: caller.Observe}) == http.StatusForbidden)
 			if !wantObserver || ask(&caller.Caller{Roles: caller.Admin}) >= 400 {
 				t.Errorf("%s: observe %d, admin %d", r.pattern, ask(&caller.Caller{Roles: caller.Observe}), ask(&caller.Caller{Roles: caller.Admin}))
 			}
 		}
 	}
-	h := Handler(Config{Profiles: true}, p)
+	h := Handler(DefaultConfig(), p)
+	who = &caller.Caller{Roles: caller.Admin}
+	for _, path := range []string{"/kvpilot/v1/replicas", "/kvpilot/v1/replicas/gpu-a", "/kvpilot/v1/replicas/gpu-a:other", "/kvpilot/v1/config:reload"} {
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, nil)); w.Code < 400 {
+			t.Errorf("POST %s changes something through the admin address: %d", path, w.Code)
+		}
+	}
+	h = Handler(Config{Profiles: true}, p)
 	for _, path := range []string{"/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/heap"} {
 		who = &caller.Caller{Roles: caller.Observe}
 		w := httptest.NewRecorder()

@@ -1,5 +1,13 @@
 package admin
 
+import (
+	"errors"
+	"net/url"
+	"strings"
+
+	"github.com/kvpilot/kvpilot/server/kit/check"
+)
+
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
 	// Profiles serves Go's profiles under /debug/pprof/, to the role admin. They reveal the process's memory, prompts
@@ -7,6 +15,8 @@ type Config struct {
 	Profiles bool `yaml:"profiles"`
 	// Console serves the page at /console, and below /kvpilot/v1/ the RPCs that it reads, to the role observe.
 	Console bool `yaml:"console"`
+	// Links lead from the console to other programs.
+	Links Links `yaml:"links"`
 	// KeyedMetrics requires the role observe at /metrics, where callers need credentials.
 	KeyedMetrics bool `yaml:"keyed_metrics"`
 	// KeyedHealth requires the role observe at /healthz, /livez and /readyz, where callers need credentials.
@@ -16,5 +26,33 @@ type Config struct {
 // DefaultConfig has the console on: the admin address is the loopback's unless the operator says otherwise.
 func DefaultConfig() Config { return Config{Console: true} }
 
-// Validate accepts every Config.
-func (c Config) Validate() error { return nil }
+// Links are templates of URLs, of http or https. An empty one is no link.
+type Links struct {
+	// Trace leads from a trace's id to the program that keeps traces, for example https://jaeger.example/trace/{trace_id}.
+	Trace string `yaml:"trace"`
+	// Dashboard leads to a dashboard; {model} and {replica} stand for names, for example
+	// https://grafana.example/d/kvpilot?var-model={model}&var-replica={replica}.
+	Dashboard string `yaml:"dashboard"`
+}
+
+// Validate reports what is wrong.
+func (c Config) Validate() error {
+	return check.Within("links", errors.Join(
+		template("trace", c.Links.Trace, "{trace_id}"),
+		template("dashboard", c.Links.Dashboard, "{model}", "{replica}"),
+		check.That(c.Links.Trace == "" || strings.Contains(c.Links.Trace, "{trace_id}"), "trace", "must contain {trace_id}, so that each trace has its own address"),
+	))
+}
+
+// template returns an error when text, in which names may stand, is no address that a browser may be led to.
+func template(setting, text string, names ...string) error {
+	for _, name := range names {
+		text = strings.ReplaceAll(text, name, "x")
+	}
+	if text == "" {
+		return nil
+	}
+	u, err := url.Parse(text)
+	return check.That(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && !strings.ContainsAny(text, "{}"), setting,
+		"must be a URL of http or https with no other names in braces than %s, not %q", strings.Join(names, " and "), text)
+}

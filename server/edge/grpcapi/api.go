@@ -59,6 +59,14 @@ type Lifecycle interface {
 	Finish(key load.Key, result chooser.Result) load.Outcome
 }
 
+// Links are templates of URLs of other programs; an empty one means that there is none.
+type Links struct {
+	// Trace is of a trace, with {trace_id}.
+	Trace string
+	// Dashboard is of a dashboard, with {model} and {replica}.
+	Dashboard string
+}
+
 // Params are the parts that the services expose. The fields before Stats are required.
 type Params struct {
 	Router    Router
@@ -87,6 +95,8 @@ type Params struct {
 	Breaker func(replica.ID) breaker.State
 	History *history.History
 	Traces  *history.Traces
+	// Links are where operators see more, as templates of URLs.
+	Links Links
 	// Tracer records dry runs that no other span is above of; nil records none.
 	Tracer trace.Tracer
 	// Peers are the other routers of the fleet; nil without a fleet.

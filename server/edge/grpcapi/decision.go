@@ -158,3 +158,13 @@ func endProto(e decision.End) kvpilotv1.End {
 	}
 	return kvpilotv1.End_END_UNSPECIFIED
 }
+
+// endOf is the end that in names, of an unknown name one that no decision has.
+func endOf(in kvpilotv1.End) decision.End {
+	for e := decision.EndCompleted; endProto(e) != kvpilotv1.End_END_UNSPECIFIED; e++ {
+		if endProto(e) == in {
+			return e
+		}
+	}
+	return ^decision.End(0)
+}

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
@@ -71,7 +72,9 @@ func (a *API) listWide(ctx context.Context, in *kvpilotv1.ListDecisionsRequest, 
 	answers, late := forward.Gather(a.onward(ctx), others, func(ctx context.Context, p *forward.Peer) ([]*kvpilotv1.Decision, error) {
 		out, err := p.Routing.ListDecisions(ctx, in)
 		if grpcstatus.Code(err) == codes.ResourceExhausted && !in.GetOnlyChosen() { // larger than a message may be
-			out, err = p.Routing.ListDecisions(ctx, &kvpilotv1.ListDecisionsRequest{Model: in.GetModel(), ReplicaId: in.GetReplicaId(), Limit: in.GetLimit(), OnlyChosen: true})
+			less := proto.CloneOf(in)
+			less.OnlyChosen = true
+			out, err = p.Routing.ListDecisions(ctx, less)
 		}
 		return out.GetDecisions(), err
 	})

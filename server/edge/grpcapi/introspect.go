@@ -48,7 +48,12 @@ func (s *routing) ListDecisions(ctx context.Context, in *kvpilotv1.ListDecisions
 		limit = defaultList
 	}
 	who := s.api.caller(ctx)
-	found := s.api.Decisions.Last(limit, filterFor(who, in.GetModel(), in.GetReplicaId()))
+	filter := filterFor(who, in.GetModel(), in.GetReplicaId())
+	filter.Of, filter.SlowerThan = in.GetTenant(), in.GetSlowerThan().AsDuration()
+	for _, end := range in.GetEnds() {
+		filter.Ends = append(filter.Ends, endOf(end))
+	}
+	found := s.api.Decisions.Last(limit, filter)
 	s.api.recordRead(ctx, kvpilotv1.RoutingService_ListDecisions_FullMethodName, "")
 	out := &kvpilotv1.ListDecisionsResponse{Decisions: entriesProto(found, in.GetOnlyChosen())}
 	if s.api.fleet(ctx) != nil {

@@ -32,6 +32,7 @@ func (s *status) GetStatus(context.Context, *kvpilotv1.GetStatusRequest) (*kvpil
 		Booked: uint32(a.Book.Live()), Held: uint32(a.Waiting()),
 		Index:  &kvpilotv1.IndexStatus{Blocks: uint64(index.Blocks), MaxBlocks: uint64(index.MaxBlocks), Bytes: uint64(index.Bytes), Cut: index.Cut},
 		Minute: stepProto(a.History.Minute()),
+		Links:  &kvpilotv1.Links{Trace: a.Links.Trace, Dashboard: a.Links.Dashboard},
 	}
 	if err := a.Ready(); err != nil {
 		out.NotReady = err.Error()
@@ -55,6 +56,7 @@ func stepProto(s history.Step) *kvpilotv1.HistoryStep {
 		Time: timestamppb.New(time.Unix(s.T, 0)), Seconds: uint32(s.Seconds), Requests: uint32(s.Requests), Failed: uint32(s.Failed),
 		PromptTokens: uint64(s.PromptTokens), CachedTokens: uint64(s.CachedTokens), CountedTokens: uint64(s.CountedTokens),
 		TtftP50Ms: s.P50, TtftP99Ms: s.P99, ShadowRegretMs: s.Regret, Unserved: map[string]uint32{},
+		TpotP50Ms: s.TPOT50, TpotP99Ms: s.TPOT99, Held: uint32(s.Held), HeldMaxMs: millis(s.HeldMost),
 	}
 	for reason, n := range s.Unserved {
 		out.Unserved[reason] = uint32(n)

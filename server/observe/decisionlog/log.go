@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
@@ -198,10 +200,23 @@ type Filter struct {
 	// Own lets only the decisions of Tenant through, which may be empty.
 	Own    bool
 	Tenant string
+	// Of lets only the decisions of that tenant through.
+	Of string
+	// Ends lets only decisions through that ended so.
+	Ends []decision.End
+	// SlowerThan, if above zero, lets only decisions through whose first token took longer, or that have had none for so long.
+	SlowerThan time.Duration
 }
 
-func (f Filter) lets(d *decision.Decision) bool {
-	if f.Own && d.Tenant != f.Tenant || f.Model != "" && d.Model != f.Model {
+func (f Filter) lets(e Entry, now time.Time) bool {
+	d := e.Decision
+	if f.Own && d.Tenant != f.Tenant || f.Model != "" && d.Model != f.Model || f.Of != "" && d.Tenant != f.Of {
+		return false
+	}
+	if len(f.Ends) > 0 && (e.Outcome == nil || !slices.Contains(f.Ends, e.Outcome.End)) {
+		return false
+	}
+	if f.SlowerThan > 0 && !e.slowerThan(f.SlowerThan, now) {
 		return false
 	}
 	if f.Replica == "" {
@@ -211,8 +226,23 @@ func (f Filter) lets(d *decision.Decision) bool {
 	return pick != nil && string(pick.Replica) == f.Replica
 }
 
+// slowerThan reports whether the first token took longer than limit, or is not there after it. An answer whose first token
+// was not seen, because it was not streamed or failed before, counts by its end. Dry runs have none.
+func (e Entry) slowerThan(limit time.Duration, now time.Time) bool {
+	switch {
+	case e.Decision.DryRun:
+		return false
+	case e.Outcome == nil:
+		return now.Sub(e.Decision.At) > limit
+	case e.Outcome.TTFT > 0:
+		return e.Outcome.TTFT > limit
+	}
+	return e.Outcome.Duration > limit
+}
+
 // Last returns up to limit decisions that the filter lets through, newest first.
 func (l *Log) Last(limit int, f Filter) []Entry {
+	now := time.Now()
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	var list []Entry
@@ -222,7 +252,7 @@ func (l *Log) Last(limit int, f Filter) []Entry {
 		if e.Decision == nil || len(list) == limit {
 			break
 		}
-		if f.lets(e.Decision) {
+		if f.lets(e, now) {
 			list = append(list, e)
 		}
 	}

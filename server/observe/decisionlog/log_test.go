@@ -70,6 +70,44 @@ func TestDecisionsAreFoundByIDAndByRequest(t *testing.T) {
 }
 
 // A request that no replica could take does not run for ever: its decision has ended, in the log and in the file.
+func TestAListIsFilteredByTenantEndAndSlowness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLog(t, decisionlog.Config{Size: 20})
+		add := func(id, tenant string, dry bool) {
+			l.Add(&decision.Decision{ID: id, Tenant: tenant, At: time.Now(), DryRun: dry, Candidates: []decision.Candidate{{Replica: "a"}}})
+		}
+		add("fast", "x", false)
+		l.Finish(decision.Outcome{ID: "fast", End: decision.EndCompleted, TTFT: time.Second, Duration: time.Minute})
+		add("slow", "y", false)
+		l.Finish(decision.Outcome{ID: "slow", End: decision.EndCompleted, TTFT: 3 * time.Second, Duration: 4 * time.Second})
+		add("failed", "x", false)
+		l.Finish(decision.Outcome{ID: "failed", End: decision.EndFailed, Duration: time.Second})
+		add("mute", "x", false) // has no first token for long
+		add("dry", "x", true)
+		time.Sleep(5 * time.Second)
+		add("running", "y", false)
+		for name, test := range map[string]struct {
+			filter decisionlog.Filter
+			want   string
+		}{
+			"all":             {decisionlog.Filter{}, "running dry mute failed slow fast"},
+			"tenant":          {decisionlog.Filter{Of: "y"}, "running slow"},
+			"another's":       {decisionlog.Filter{Own: true, Tenant: "x", Of: "y"}, ""},
+			"failed":          {decisionlog.Filter{Ends: []decision.End{decision.EndFailed, decision.EndUnserved}}, "failed"},
+			"slow":            {decisionlog.Filter{SlowerThan: 2 * time.Second}, "mute slow"},
+			"slow, completed": {decisionlog.Filter{SlowerThan: 2 * time.Second, Ends: []decision.End{decision.EndCompleted}}, "slow"},
+		} {
+			var got []string
+			for _, e := range l.Last(10, test.filter) {
+				got = append(got, e.Decision.ID)
+			}
+			if strings.Join(got, " ") != test.want {
+				t.Errorf("%s: %v, want %s", name, got, test.want)
+			}
+		}
+	})
+}
+
 func TestADecisionWithoutAReplicaHasEnded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "decisions.jsonl")
 	l := newLog(t, decisionlog.Config{Size: 8, File: path})

@@ -1,6 +1,9 @@
 package decisionlog
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // subscriptionQueue bounds what a slow subscriber may owe.
 const subscriptionQueue = 256
@@ -38,7 +41,7 @@ func (s *Subscription) Close() {
 // publish hands e to every subscriber without waiting; mu is held.
 func (l *Log) publish(e Entry) {
 	for s := range l.subs {
-		if !s.filter.lets(e.Decision) {
+		if !s.filter.lets(e, time.Now()) {
 			continue
 		}
 		select {

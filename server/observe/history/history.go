@@ -2,7 +2,6 @@ package history
 
 import (
 	"maps"
-	"math"
 	"sync"
 	"time"
 
@@ -14,10 +13,6 @@ const (
 	historySeconds = 300
 	hourStep       = 15 // seconds
 	hourSteps      = 3600 / hourStep
-	// octave is how many buckets of first-token times lie between a time and its double: a time is
-	// known to within five percent. The last bucket begins at a minute.
-	octave      = 8
-	ttftBuckets = 16*octave + 1
 )
 
 // Step is what was counted in some seconds.
@@ -34,6 +29,11 @@ type Step struct {
 	PromptTokens, CachedTokens, CountedTokens int
 	// P50 and P99 are times to the first token in milliseconds; 0 when none was seen.
 	P50, P99 float64
+	// TPOT50 and TPOT99 are times of a token after the first, one for each answer that ended, in milliseconds; 0 when none is known.
+	TPOT50, TPOT99 float64
+	// Held requests had waited in the hold queue when they were assigned to a replica, HeldMost of them the longest.
+	Held     int
+	HeldMost time.Duration
 	// Regret is the shadow policy's mean regret in milliseconds; Agreed the share of its decisions
 	// that were the served ones, -1 when none ran.
 	Regret, Agreed float64
@@ -42,8 +42,8 @@ type Step struct {
 // second is a Step while it is counted.
 type second struct {
 	Step
-	ttft    [ttftBuckets]uint32 // log-spaced, see bucket
-	seen    uint32              // first tokens in ttft
+	ttft    quantiles // of times to the first token
+	tpot    quantiles // of times of a token after it
 	shadows int
 	agreed  int
 	regret  float64
@@ -97,7 +97,7 @@ type History struct {
 	hour    ring  // guarded by mu
 }
 
-// New makes an empty History; it takes half a megabyte.
+// New makes an empty History; it takes 600 kB.
 func New() *History {
 	return &History{seconds: newRing(1, historySeconds), hour: newRing(hourStep, hourSteps)}
 }
@@ -122,18 +122,28 @@ func (h *History) Outcome(o decision.Outcome) {
 			}
 		}
 		if o.TTFT > 0 {
-			s.ttft[bucket(o.TTFT)]++
-			s.seen++
+			s.ttft.add(o.TTFT)
+		}
+		if o.TTFT > 0 && o.End == decision.EndCompleted && o.OutputTokens > 1 {
+			s.tpot.add((o.Duration - o.TTFT) / time.Duration(o.OutputTokens-1))
 		}
 	})
 }
 
-// Decision counts what the shadow policy would have done.
+// Decision counts how long a request was held, and what the shadow policy would have done.
 func (h *History) Decision(d *decision.Decision) {
-	if d.Shadow == nil {
+	held := d.Held > 0 && !d.DryRun
+	if d.Shadow == nil && !held {
 		return
 	}
 	h.count(time.Now(), func(s *second) {
+		if held {
+			s.Held++
+			s.HeldMost = max(s.HeldMost, d.Held)
+		}
+		if d.Shadow == nil {
+			return
+		}
 		s.shadows++
 		s.regret += d.Shadow.Regret
 		if d.Shadow.Agrees {
@@ -195,10 +205,10 @@ func (s *second) add(o *second) {
 	s.shadows += o.shadows
 	s.agreed += o.agreed
 	s.regret += o.regret
-	s.seen += o.seen
-	for i, n := range o.ttft {
-		s.ttft[i] += n
-	}
+	s.ttft.join(&o.ttft)
+	s.tpot.join(&o.tpot)
+	s.Held += o.Held
+	s.HeldMost = max(s.HeldMost, o.HeldMost)
 }
 
 func (s *second) unserve(reason string, n int) {
@@ -212,7 +222,8 @@ func (s *second) unserve(reason string, n int) {
 func (s *second) done() Step {
 	out := s.Step
 	out.Unserved = maps.Clone(out.Unserved)
-	out.P50, out.P99 = s.quantiles()
+	out.P50, out.P99 = s.ttft.both()
+	out.TPOT50, out.TPOT99 = s.tpot.both()
 	out.Agreed = -1
 	if s.shadows > 0 {
 		out.Agreed = float64(s.agreed) / float64(s.shadows)
@@ -220,32 +231,3 @@ func (s *second) done() Step {
 	}
 	return out
 }
-
-// bucket i holds times up to 1 ms times 2^(i/octave).
-func bucket(d time.Duration) int {
-	ms := max(1, float64(d)/float64(time.Millisecond))
-	return min(ttftBuckets-1, int(math.Ceil(octave*math.Log2(ms))))
-}
-
-// quantiles are the median and the 99th percentile in milliseconds, each as the middle of the bucket
-// that holds it; zeros when nothing was seen.
-func (s *second) quantiles() (p50, p99 float64) {
-	if s.seen == 0 {
-		return 0, 0
-	}
-	half, most := (s.seen+1)/2, s.seen-s.seen/100
-	counted, median := uint32(0), -1
-	for i, n := range s.ttft {
-		counted += n
-		if median < 0 && counted >= half {
-			median = i
-		}
-		if counted >= most {
-			return middle(median), middle(i)
-		}
-	}
-	return 0, 0 // what was seen lies in a bucket
-}
-
-// middle is the middle of a bucket, in milliseconds.
-func middle(bucket int) float64 { return math.Exp2((float64(bucket) - .5) / octave) }

@@ -71,6 +71,27 @@ func TestHistoryCountsBySecond(t *testing.T) {
 	})
 }
 
+func TestHistoryCountsWaitsAndTheTimeOfTokens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := history.New()
+		h.Decision(&decision.Decision{Held: 40 * time.Millisecond})
+		h.Decision(&decision.Decision{Held: 250 * time.Millisecond})
+		h.Decision(&decision.Decision{Held: time.Hour, DryRun: true})
+		h.Outcome(decision.Outcome{TTFT: 100 * time.Millisecond, Duration: 2100 * time.Millisecond, OutputTokens: 101, CachedTokens: -1})
+		h.Outcome(decision.Outcome{TTFT: 100 * time.Millisecond, Duration: time.Second, OutputTokens: 1, CachedTokens: -1})                        // has no further token
+		h.Outcome(decision.Outcome{TTFT: 100 * time.Millisecond, Duration: time.Hour, OutputTokens: 9, CachedTokens: -1, End: decision.EndFailed}) // did not end by itself
+		time.Sleep(time.Second)
+		for what, s := range map[string]history.Step{"second": h.Since(time.Time{}, false)[0], "step": h.Since(time.Time{}, true)[0], "minute": h.Minute()} {
+			if s.Held != 2 || s.HeldMost != 250*time.Millisecond {
+				t.Errorf("%s: %d held, at most %v; want 2, 250 ms", what, s.Held, s.HeldMost)
+			}
+			if s.TPOT50 < 19 || s.TPOT50 > 21 || s.TPOT99 != s.TPOT50 {
+				t.Errorf("%s: a token takes %v, %v ms; want 20 within five percent", what, s.TPOT50, s.TPOT99)
+			}
+		}
+	})
+}
+
 func TestTheLastTracesAreKept(t *testing.T) {
 	var traces history.Traces
 	if got := traces.Last(); got != nil {

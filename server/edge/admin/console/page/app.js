@@ -4,6 +4,9 @@ import * as router from './router.js';
 import { replicaTable, routerRow, decisionRow } from './tables.js';
 import { showDecision } from './detail.js';
 import { showTraces, openTrace } from './traces.js';
+import { filterOf, keep, names } from './filter.js';
+import { ask } from './drain.js';
+import * as links from './links.js';
 
 const $ = (id) => document.getElementById(id);
 let paused = false;
@@ -35,7 +38,7 @@ function showTiles(s) {
     tile('Requests', units(`${m.seconds ? ((m.requests + m.unservedTotal) / m.seconds).toFixed(1) : '0'} /s`), 'last minute'),
     tile('First token', m.ttft_p50_ms ? units(ms(m.ttft_p50_ms)) : '–', m.ttft_p99_ms ? `p99 ${ms(m.ttft_p99_ms)}` : 'median, last minute'),
     tile('From caches', prompt ? units(share(m.cached_tokens / prompt)) : '–', counted ? `of prompt tokens; ${share(counted / prompt)} by kvpilot's own count` : 'of prompt tokens'),
-    tile('Failed', count(failed), unserved.length ? unserved.join(', ') : 'last minute', failed ? 'bad' : ''),
+    tile('Failed', failed ? el('a', { href: '#decisions', 'data-show': m.unservedTotal > m.failed ? 'refused' : 'failed', title: 'list them' }, count(failed)) : '0', unserved.length ? unserved.join(', ') : 'last minute', failed ? 'bad' : ''),
     tile('In flight', count(now.booked), now.held ? `${count(now.held)} more wait here` : 'none waits here', now.held ? 'warn' : ''),
     tile('Blocks known', units(count(index.blocks)), index.cut ? `${bytes(index.bytes)}, the bound is met` : `${bytes(index.bytes)} of memory`, index.cut ? 'warn' : ''),
     tile('Token ids', suspect.length ? 'suspect' : now.parity.length ? 'agree' : '–', suspect.length ? suspect.map((p) => p.model).join(', ') : now.parity.length ? 'with the engines' : 'not compared yet', suspect.length ? 'bad' : ''),
@@ -59,7 +62,9 @@ function showCharts(s) {
   };
   chart($('figure-ttft'), time, [{ kind: 'seen', name: 'p50', fill: true, points: series((h) => h.ttft_p50_ms || null) }, { kind: 'slow', name: 'p99', points: series((h) => h.ttft_p99_ms || null) }], { show: ms });
   chart($('figure-hit'), time, [{ kind: 'seen', name: '', fill: true, points: series((h) => Number(h.prompt_tokens) ? h.cached_tokens / h.prompt_tokens : null) }], { max: 1, show: share });
+  chart($('figure-tpot'), time, [{ kind: 'seen', name: 'p50', fill: true, points: series((h) => h.tpot_p50_ms || null) }, { kind: 'slow', name: 'p99', points: series((h) => h.tpot_p99_ms || null) }], { show: ms });
   chart($('figure-rate'), time, [{ kind: 'seen', name: 'ended', fill: true, points: dense((h) => h.requests + h.unservedTotal) }, { kind: 'failed', name: 'failed', points: dense((h) => h.failed + h.unservedTotal) }], { show: (v) => v < 10 ? String(+v.toFixed(1)) : count(v) });
+  chart($('figure-held'), time, [{ kind: 'slow', name: '', fill: true, points: series((h) => h.requests ? h.held_max_ms || 0 : null) }], { show: ms });
   const shadow = s.status.shadow_policy;
   $('figure-shadow').hidden = !shadow;
   if (!shadow) return;
@@ -100,7 +105,8 @@ function showDecisions(s) {
   const recent = s.recent;
   const focused = document.activeElement && document.activeElement.closest('#decision-table');
   if (!paused && !focused) sync($('decision-table').tBodies[0], recent.map((d) => decisionRow(d, s.status.policy, opened)));
-  $('no-decisions').hidden = recent.length > 0;
+  $('no-decisions').hidden = recent.length > 0 || filter.any;
+  $('no-matches').hidden = recent.length > 0 || !filter.any;
   $('decision-box').hidden = recent.length === 0;
   if (recent.length > 0 && Math.abs(s.at - traced) > 5000 && !reading()) loadTraces(true);
 }
@@ -108,20 +114,23 @@ function showDecisions(s) {
 function show(s) {
   last = s;
   document.body.classList.remove('gone');
+  links.use(s.status.links);
   showStatus(s);
   showTiles(s);
   showCharts(s);
   showRouters(s);
   showReplicas(s);
   showDecisions(s);
-  const names = [...new Set(s.replicas.flatMap((r) => r.models.map((m) => m.id)))].sort();
-  if (names.join() !== models) {
-    models = names.join();
+  const served = [...new Set(s.replicas.flatMap((r) => r.models.map((m) => m.id)))].sort();
+  names($('models'), served);
+  names($('replica-ids'), s.replicas.map((r) => r.replica_id));
+  if (served.join() !== models) {
+    models = served.join();
     const chosen = $('choose-model').value;
-    $('choose-model').replaceChildren(...names.map((n) => el('option', {}, n)));
-    if (names.includes(chosen)) $('choose-model').value = chosen;
+    $('choose-model').replaceChildren(...served.map((n) => el('option', {}, n)));
+    if (served.includes(chosen)) $('choose-model').value = chosen;
   }
-  for (const field of $('choose').elements) field.disabled = names.length === 0;
+  for (const field of $('choose').elements) field.disabled = served.length === 0;
   if (range === 'hour' && (!hour || Math.abs(s.at / 1000 - hour.loaded) >= 15)) loadHour();
 }
 
@@ -142,6 +151,7 @@ function close(box, id, otherwise) {
 
 function markOpen(id) {
   opened = id;
+  keep({ decision: id });
   for (const row of $('decision-table').querySelectorAll('tr.link')) row.classList.toggle('open', row.dataset.key === id);
 }
 
@@ -197,6 +207,14 @@ $('range').addEventListener('click', (e) => {
   if (range === 'hour') loadHour();
   else if (last) showCharts(last);
 });
+$('replica-table').addEventListener('click', (e) => {
+  const button = e.target.closest('[data-drain]');
+  if (button) ask($('drain'), button, last.replicas.filter((r) => router.word(r.state) === 'ready' && r.replica_id !== button.dataset.drain).length);
+});
+$('tiles').addEventListener('click', (e) => {
+  const to = e.target.closest('[data-show]');
+  if (to) filter.set({ show: to.dataset.show });
+});
 $('more-replicas').addEventListener('click', () => { allReplicas = !allReplicas; if (last) showReplicas(last); });
 $('decision-table').addEventListener('click', (e) => {
   const row = e.target.closest('tr.link');
@@ -228,17 +246,23 @@ function gone(why) {
 // unanswered reports an error that is no answer of the router: nothing came, or nothing in time.
 const unanswered = (e) => e instanceof TypeError || e.name === 'TimeoutError';
 
+let wake = () => {}; // ends the pause before the next look
+const filter = filterOf($('filter'), $('clear'), () => { paused = false; $('hold').setAttribute('aria-pressed', false); $('hold').textContent = 'Pause'; wake(); });
+let asked = new URLSearchParams(location.search).get('decision'); // to be explained once the router has said what it links to
+
 // follow shows the router once a second, while the page is in sight.
 async function follow() {
   for (;;) {
     if (!document.hidden) {
       try {
-        show(await router.look());
+        show(await router.look(filter.now));
+        if (asked) explain(asked);
+        asked = '';
       } catch (e) {
         gone(unanswered(e) ? 'the router cannot be reached' : e.message);
       }
     }
-    await new Promise((done) => { setTimeout(done, 1000); });
+    await new Promise((done) => { wake = done; setTimeout(done, 1000); });
   }
 }
 follow();

@@ -2,6 +2,7 @@
 
 import { el, ms, count, clock, units, mark, meter } from './parts.js';
 import { milliseconds, word } from './router.js';
+import { toDashboard, toTrace as elsewhere } from './links.js';
 
 const MOST = 16; // candidates that are drawn unasked
 
@@ -45,8 +46,11 @@ function facts(d, toTrace) {
   if (d.trace_id) {
     const button = el('button', { class: 'link', type: 'button' }, el('code', {}, d.trace_id));
     button.addEventListener('click', () => toTrace(d.trace_id));
-    list.push(['trace', button]);
+    list.push(['trace', [button, ' ', elsewhere(d.trace_id)]]);
   }
+  if (d.tenant) list.push(['tenant', d.tenant]);
+  const figures = toDashboard(d.model, d.replica_id);
+  if (figures) list.push(['figures', figures]);
   return el('dl', { class: 'facts' }, list.filter(Boolean).map(([k, v]) => el('div', {}, el('dt', {}, k), el('dd', {}, v))));
 }
 

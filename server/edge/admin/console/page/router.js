@@ -23,11 +23,24 @@ const steps = (list) => (list || []).map((s) => ({ ...s, t: Date.parse(s.time) /
 
 let seconds = []; // the last minutes' history
 
-// look is the router at this moment. Of the history only what is new is asked for.
-export async function look() {
+// ENDS are the ends of decisions that an operator looks for together.
+const ENDS = { failed: ['FAILED', 'MOVED', 'RESUMED', 'EXPIRED', 'REMOVED'], refused: ['UNSERVED', 'REJECTED'], canceled: ['CANCELED'] };
+
+// wanted is the query of the decisions that a filter lets through.
+function wanted({ show, model, replica, tenant }) {
+  const query = new URLSearchParams({ limit: 25, only_chosen: true });
+  for (const end of ENDS[show] || []) query.append('ends', 'END_' + end);
+  const slow = /^slow-(\d+s)$/.exec(show);
+  if (slow) query.set('slower_than', slow[1]);
+  for (const [name, value] of [['model', model], ['replica_id', replica], ['tenant', tenant]]) if (value) query.set(name, value);
+  return query;
+}
+
+// look is the router at this moment, with the decisions that the filter lets through. Of the history only what is new is asked for.
+export async function look(filter) {
   const since = seconds.length ? '?since=' + encodeURIComponent(seconds.at(-1).time) : '';
   const [status, fleet, loads, recent, history, routers] = await Promise.all(
-    [call('status'), call('replicas'), call('loads'), call('decisions?limit=25&only_chosen=true'), call('history' + since), call('routers')]);
+    [call('status'), call('replicas'), call('loads'), call('decisions?' + wanted(filter)), call('history' + since), call('routers')]);
   const fresh = steps(history.steps);
   const from = fresh.length ? fresh[0].t : Infinity;
   const at = Date.parse(status.time);
@@ -40,6 +53,9 @@ export async function look() {
 export async function hour() { return steps((await call('history?step_seconds=15')).steps); }
 
 export async function traces() { return (await call('traces')).traces; }
+
+// drain stops new requests to a replica, or with undo lets them go there again.
+export const drain = (id, undo) => call(`replicas/${encodeURIComponent(id)}:drain`, { undo });
 
 // find is every attempt of a decision, or of a request; empty when nothing is known of the id.
 export async function find(id) {

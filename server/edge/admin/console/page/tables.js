@@ -2,6 +2,8 @@
 
 import { el, ms, count, share, clock, duration, units, mark, meter } from './parts.js';
 import { tokens } from './detail.js';
+import { drainButton } from './drain.js';
+import { toDashboard } from './links.js';
 import { milliseconds, word } from './router.js';
 
 const feedKind = { exact: 'good', cold: 'warn', degraded: 'warn', none: '' };
@@ -54,17 +56,18 @@ function replicaRows(r, at) {
     const l = k.load, feed = word(k.feed), gaps = Number(k.gaps);
     const reported = state !== 'unhealthy' && l.kv_usage !== undefined && milliseconds(l.engine_age) < STALE;
     return el('tr', { class: state === 'unhealthy' ? 'dead' : '', 'data-key': `${id}/${k.rank}` },
-      el('th', { scope: 'row', title: `${id} · ${r.url}` }, el('span', { class: 'name' }, id), many ? ` rank ${k.rank}` : '', r.version && !i ? el('span', { class: 'small' }, ' ' + r.version) : ''),
+      el('th', { scope: 'row', title: `${id} · ${r.url}` }, el('span', { class: 'name' }, id), many ? ` rank ${k.rank}` : '', r.version && !i ? el('span', { class: 'small' }, ' ' + r.version) : '', r.labels?.role && !i ? el('span', { class: 'small' }, ' ' + r.labels.role) : ''),
       i ? el('td') : el('td', {}, mark(state, stateKind[state]), broken === 'closed' ? '' : mark('breaker ' + broken, 'warn')),
       el('td', { title: k.feed_error || `${gaps} gaps, ${k.resets} resets, lag ${ms(k.feed_lag_ms)}` }, mark(feed, feedKind[feed]), gaps ? el('span', { class: 'small' }, ` ${count(gaps)} gaps`) : ''),
       el('td', { class: 'n' }, count(l.requests || 0), l.waiting ? el('span', { class: 'small' }, `, ${l.waiting} in prefill`) : ''),
       el('td', { class: 'n' }, l.backlog_ms ? units(ms(l.backlog_ms)) : '–'),
       el('td', {}, reported ? [meter(l.kv_usage), el('span', { class: 'pct' }, units(share(l.kv_usage)))] : el('span', { class: 'small' }, 'not reported')),
       el('td', { class: 'n' }, count(k.known_blocks), r.blocks ? el('span', { class: 'small' }, ` of ${count(r.blocks)}`) : ''),
-      pace(state === 'unhealthy' ? null : l.speed));
+      pace(state === 'unhealthy' ? null : l.speed),
+      el('td', { class: 'acts' }, i ? '' : [toDashboard(r.models[0]?.id || '', id), ' ', drainButton(r)]));
   });
   const why = trouble(r, at);
-  if (why) rows.push(el('tr', { class: 'why' + (state === 'unhealthy' ? '' : ' mind'), 'data-key': id + '/why' }, el('td', { colspan: 10 }, el('div', {}, why))));
+  if (why) rows.push(el('tr', { class: 'why' + (state === 'unhealthy' ? '' : ' mind'), 'data-key': id + '/why' }, el('td', { colspan: 11 }, el('div', why.length > 160 ? { tabindex: 0, role: 'group', 'aria-label': `What is wrong with ${id}` } : {}, why))));
   return rows;
 }
 

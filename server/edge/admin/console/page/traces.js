@@ -1,6 +1,7 @@
 // Traces as waterfalls.
 
 import { el, ms, clock, units, mark, meter } from './parts.js';
+import { toTrace } from './links.js';
 
 // showTraces draws each trace as a waterfall.
 export function showTraces(box, traces) {
@@ -15,7 +16,7 @@ export function showTraces(box, traces) {
     const details = el('details', { class: 'trace', 'data-trace': t.trace_id },
       el('summary', {}, el('span', { class: 'small' }, clock(t.time)), el('span', { class: 'long' }, meter(t.duration_ms / slowest), el('span', {}, units(ms(t.duration_ms)))),
         el('span', {}, t.failed ? [mark('failed', 'bad'), ' '] : '', el('b', {}, t.name), where ? ` → ${where}` : ''), el('code', { class: 'small', title: t.trace_id }, t.trace_id)));
-    details.addEventListener('toggle', () => { if (details.open && details.children.length === 1) details.append(waterfall(t)); });
+    details.addEventListener('toggle', () => { if (details.open && details.children.length === 1) details.append(waterfall(t), el('p', { class: 'small' }, toTrace(t.trace_id))); });
     return details;
   }));
 }
