@@ -169,6 +169,10 @@ quality-check: ## fail when the default policy loses its lead on shortened trace
 	KVPILOT_QUALITY=1 $(GO) test -count=1 -run 'TestTheDefault|TestWrongRates' -timeout 1800s ./sim/replay
 
 .PHONY: test-console
+.PHONY: console-pictures
+console-pictures: export CONSOLE_DOCS = $(CURDIR)/docs/pictures
+console-pictures: test-console ## take the pictures of docs/console.md
+
 AXE := 4.14.1
 test-console: build ## use the console in a headless Chromium (Debian package chromium), and check it with axe-core; pictures go to .cache/screenshots
 	@mkdir -p .cache; test -s .cache/axe-$(AXE).js || { (cd .cache && npm pack --silent axe-core@$(AXE) >/dev/null 2>&1) && tar -xzOf .cache/axe-core-$(AXE).tgz package/axe.min.js > .cache/axe.tmp && mv .cache/axe.tmp .cache/axe-$(AXE).js; } || echo 'SKIPPED: axe-core cannot be had here (npm)'; \

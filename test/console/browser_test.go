@@ -15,6 +15,7 @@ import (
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 )
@@ -174,6 +175,7 @@ func (b *browser) look(width, height int64, scheme string) {
 // shot takes a picture of the whole page.
 func (b *browser) shot(name string) {
 	b.t.Helper()
+	b.keep(name)
 	dir := os.Getenv("CONSOLE_PICTURES")
 	if dir == "" {
 		return
@@ -188,6 +190,31 @@ func (b *browser) shot(name string) {
 		b.t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// pictures are the ones that docs/console.md shows, by their name in the folder of all.
+var pictures = map[string]string{
+	"busy-wide-light": "console", "outage-wide-light": "console-outage", "dead-replica-wide-light": "console-dead-replica", "many-wide-dark": "console-64-replicas",
+	"busy-phone-dark": "console-phone", "empty-wide-light": "console-empty", "drain-wide-light": "console-drain",
+}
+
+// keep writes the picture for the documents, small enough for a repository.
+func (b *browser) keep(name string) {
+	b.t.Helper()
+	dir := os.Getenv("CONSOLE_DOCS")
+	if dir == "" || pictures[name] == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	all, quality := true, int64(55)
+	picture, err := chromedp.Call(ctx, page.CaptureScreenshot, page.CaptureScreenshotParams{Format: page.CaptureScreenshotFormatWebp, Quality: &quality, CaptureBeyondViewport: &all})
+	if err != nil {
+		b.t.Fatalf("picture for the documents: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, pictures[name]+".webp"), picture.Data, 0o644); err != nil {
 		b.t.Fatal(err)
 	}
 }

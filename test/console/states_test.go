@@ -155,6 +155,7 @@ func step(at int64, seconds int) obj {
 	return obj{
 		"time": time.Unix(at, 0).UTC(), "seconds": seconds, "requests": seconds * int(2+8*max(0, wave)), "failed": failed, "unserved": obj{}, "prompt_tokens": "6000",
 		"cached_tokens": fmt.Sprint(int(3000 + 1300*wave)), "ttft_p50_ms": 90 + 40*wave, "ttft_p99_ms": 700 + 900*wave*wave, "shadow_regret_ms": 0,
+		"tpot_p50_ms": 21 + 3*wave, "tpot_p99_ms": 34 + 9*wave, "held": failed, "held_max_ms": 120 * max(0, wave-1),
 	}
 }
 
