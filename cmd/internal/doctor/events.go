@@ -198,7 +198,7 @@ func checkClocks(ctx context.Context, in scope) []Finding {
 			if !found || !live || !s.LastApplied.After(sent) {
 				continue
 			}
-			if ahead := s.LastEvent.Sub(s.LastApplied.Add(-s.Lag)); ahead.Abs() > skewAllowed {
+			if ahead := eventsAhead(s); ahead.Abs() > skewAllowed {
 				return fault(Warn, rankName(r, rank), "clocks that agree to a second", fmt.Sprintf("the time of its KV events is %s", aheadText(ahead)), change)
 			}
 		}
@@ -208,6 +208,9 @@ func checkClocks(ctx context.Context, in scope) []Finding {
 		return []Finding{ok(string(r.ID), "agrees to a second")}
 	})
 }
+
+// eventsAhead is how far an engine's clock was ahead of this machine's at its last batch, which came as it was published.
+func eventsAhead(s kvevents.Status) time.Duration { return s.LastEvent.Sub(s.LastApplied.Add(-s.Lag)) }
 
 // skewAllowed is by how much clocks may differ; half a second of it is what the header Date leaves open.
 const skewAllowed = 1500 * time.Millisecond

@@ -157,12 +157,17 @@ func checkReplicas(ctx context.Context, in scope) []Finding {
 	waiting, cancel := context.WithTimeout(ctx, discovery)
 	defer cancel()
 	if listed > 0 {
-		wait(waiting, func() bool { return len(in.observer.Registry.Snapshot().Replicas) >= listed || in.ended() != nil })
+		all, stop := context.WithTimeout(waiting, discovery/2) // an endpoint may be listed twice, or be no replica
+		wait(all, func() bool { return len(in.observer.Registry.Snapshot().Replicas) >= listed || in.ended() != nil })
+		stop()
 		_ = in.observer.Registry.AwaitReports(waiting) // one that is silent is what the next checks are about
 	}
 	in.setup.replicas = in.observer.Registry.Snapshot().Replicas
 	if err := in.ended(); err != nil {
 		return append(list, fault(Fail, "", "sources that can be followed", oneLine(err), "correct the named setting")...)
+	}
+	if len(in.setup.replicas) == 0 && listed > 0 {
+		return append(list, fault(Fail, "", "replicas from what the sources list", fmt.Sprintf("%d addresses are listed and none can be a replica", listed), "set the port of the Kubernetes source to one of the Service's: its name or number")...)
 	}
 	if len(in.setup.replicas) == 0 {
 		return append(list, fault(Fail, "", "at least one replica", "no source lists any", "set --replica URL, registry.replicas or another source of docs/replicas.md")...)

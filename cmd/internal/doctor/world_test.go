@@ -37,6 +37,8 @@ type world struct {
 	// registry and yaml are added to the settings.
 	registry, yaml string
 	params         func(p *Params)
+	// past is what the replicas have done before the router looks.
+	past func(list []running)
 }
 
 // running is a simulated replica and where it listens.
@@ -96,8 +98,10 @@ func (w *world) start(t *testing.T) Params {
 	}
 	var text strings.Builder
 	text.WriteString("listen: {http: '127.0.0.1:0', grpc: '127.0.0.1:0', admin: '127.0.0.1:0'}\nkvevents: {replay_timeout: 300ms}\nregistry:\n" + w.registry + "  replicas:\n")
+	var list []running
 	for i := range w.replicas {
 		r := w.serve(ctx, &engines, i)
+		list = append(list, r)
 		url := r.url
 		if w.url != nil {
 			url = w.url(i, url)
@@ -112,6 +116,9 @@ func (w *world) start(t *testing.T) Params {
 		}
 	}
 	text.WriteString(w.yaml)
+	if w.past != nil {
+		w.past(list)
+	}
 	file := filepath.Join(t.TempDir(), "kvpilot.yaml")
 	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
 		t.Fatal(err)
