@@ -207,14 +207,24 @@ func (b *browser) keep(name string) {
 	if dir == "" || pictures[name] == "" {
 		return
 	}
+	b.capture(filepath.Join(dir, pictures[name]+".webp"), nil)
+	if name == "busy-wide-light" { // and the middle of it, for the README: replicas, a decision, a trace
+		at := eval[[]float64](b, `[document.getElementById('replicas').closest('section').getBoundingClientRect().top, document.querySelector('details[open]').getBoundingClientRect().bottom].map((y) => y + window.scrollY)`)
+		b.capture(filepath.Join(dir, "console-decision.webp"), &page.Viewport{X: 0, Y: at[0] - 12, Width: 1280, Height: at[1] - at[0] + 24, Scale: 1})
+	}
+}
+
+// capture takes a picture of a part of the page, of all of it if clip is nil.
+func (b *browser) capture(file string, clip *page.Viewport) {
+	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	all, quality := true, int64(55)
-	picture, err := chromedp.Call(ctx, page.CaptureScreenshot, page.CaptureScreenshotParams{Format: page.CaptureScreenshotFormatWebp, Quality: &quality, CaptureBeyondViewport: &all})
+	picture, err := chromedp.Call(ctx, page.CaptureScreenshot, page.CaptureScreenshotParams{Format: page.CaptureScreenshotFormatWebp, Quality: &quality, Clip: clip, CaptureBeyondViewport: &all})
 	if err != nil {
 		b.t.Fatalf("picture for the documents: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, pictures[name]+".webp"), picture.Data, 0o644); err != nil {
+	if err := os.WriteFile(file, picture.Data, 0o644); err != nil {
 		b.t.Fatal(err)
 	}
 }
