@@ -56,6 +56,13 @@ generate-python: ## generate the messages of the Python package from proto/
 test-python: ## build the Python package, install its wheel and run its tests and examples (installs tools into .cache/python-client)
 	client/python/test
 
+.PHONY: generate-node test-node
+generate-node: ## generate the messages of the Node package from proto/
+	BUF="$(BUF)" client/typescript/test generate
+
+test-node: ## build and pack the Node package, install the pack and run its tests and examples (installs tools into .cache/node-client)
+	BUF="$(BUF)" client/typescript/test
+
 LINT := $(GO) tool -modfile=tools/lint/go.mod
 
 .PHONY: site

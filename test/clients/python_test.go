@@ -1,6 +1,6 @@
 // Package clients installs the client packages as a user would and runs their tests and examples
-// against a router before simulated replicas. It runs by `make test-python` only, since it needs a
-// package registry.
+// against a router before simulated replicas. It runs by `make test-python` and `make test-node` only,
+// since it needs package registries.
 package clients
 
 import (

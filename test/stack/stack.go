@@ -4,6 +4,7 @@ package stack
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
 	"log/slog"
 	"net"
@@ -37,6 +38,8 @@ type Options struct {
 	Existing  []string
 	Engine    func(*enginesim.Config)
 	Configure func(*config.Config)
+	// TLS says that Configure gives the router a certificate; the wait for it does not check that.
+	TLS bool
 }
 
 // Start starts everything and waits until the router lists the replicas' models.
@@ -62,7 +65,7 @@ func Start(t testing.TB, o Options) *Stack {
 		o.Configure(&c)
 	}
 	s.startRouter(ctx, t, &running, c)
-	s.waitReady(t)
+	s.waitReady(t, o.TLS)
 	return s
 }
 
@@ -131,10 +134,16 @@ func (s *Stack) startRouter(ctx context.Context, t testing.TB, running *sync.Wai
 }
 
 // waitReady waits until the router takes requests, which it says without asking for a key.
-func (s *Stack) waitReady(t testing.TB) {
+func (s *Stack) waitReady(t testing.TB, secure bool) {
 	t.Helper()
+	client, scheme := http.DefaultClient, "http://"
+	if secure {
+		transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // the router's certificate is the test's own
+		defer transport.CloseIdleConnections()
+		client, scheme = &http.Client{Transport: transport}, "https://"
+	}
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		resp, err := http.Get("http://" + s.HTTP + "/health")
+		resp, err := client.Get(scheme + s.HTTP + "/health")
 		if err != nil {
 			continue
 		}

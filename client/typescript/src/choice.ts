@@ -1,0 +1,248 @@
+import type { MessageInitShape } from "@bufbuild/protobuf";
+import type { JsonBody } from "./bodies.js";
+import { End } from "./gen/kvpilot/v1/decision_pb.js";
+import type { RequestBodySchema } from "./gen/kvpilot/v1/prompt_pb.js";
+import type {
+  ReleaseReservationRequestSchema,
+  RenewReservationRequestSchema,
+  ReportDecodeProgressRequestSchema,
+  ReportPrefillCompletedRequestSchema,
+} from "./gen/kvpilot/v1/reservation_pb.js";
+import { type ChooseReplicaRequestSchema, type ChooseReplicaResponse, Reports } from "./gen/kvpilot/v1/routing_pb.js";
+
+/** The deadline and the headers of one call, and a signal that cancels it. */
+export interface CallOptions {
+  signal?: AbortSignal;
+  /** The deadline in milliseconds. Streams have none when it is absent, other calls that of the client. */
+  timeoutMs?: number;
+  /** x-session-id, x-request-id, x-kvpilot-policy and others. */
+  headers?: Record<string, string>;
+}
+
+/** The prompt of a request: one of these, or none, and then load alone decides. */
+export type Prompt =
+  | { messages: readonly object[]; text?: never; tokenIds?: never; body?: never }
+  | { text: string; messages?: never; tokenIds?: never; body?: never }
+  | { tokenIds: readonly number[]; messages?: never; text?: never; body?: never }
+  | { body: JsonBody; messages?: never; text?: never; tokenIds?: never }
+  | { messages?: never; text?: never; tokenIds?: never; body?: never };
+
+/** A request that is about to be sent. */
+export type ChooseRequest = Prompt & {
+  /** The model as clients name it; may be absent when body names it or the router serves one only. */
+  model?: string;
+  /** The LoRA adapter. */
+  adapter?: string;
+  sessionId?: string;
+  /** Another policy for this request, and its parameters. */
+  policy?: string;
+  params?: Record<string, number>;
+  /** Only these replicas, not these, this one and no other. */
+  allow?: readonly string[];
+  deny?: readonly string[];
+  pin?: string;
+  /** From -1,000 to 1,000. */
+  priority?: number;
+  /** The longest acceptable time to the first token; the call fails at once when no replica can keep it. */
+  ttftDeadlineMs?: number;
+  expectedOutputTokens?: number;
+  cacheSalt?: string;
+  /** How long the booking lives without a report. */
+  leaseMs?: number;
+  requestId?: string;
+  /** Decide and explain, but book nothing. */
+  dryRun?: boolean;
+  /** Add the whole decision to the response. */
+  explain?: boolean;
+  /** Add the prompt's token ids to the response. */
+  returnTokenIds?: boolean;
+  /** prefillDone will always be reported: the prefill counts until then. */
+  reportsAll?: boolean;
+};
+
+/** How a request ended; an empty object: it was answered, and no more is known. */
+export interface Result {
+  /** COMPLETED when absent. */
+  end?: End;
+  /** Absent: as progress reported last. */
+  outputTokens?: number;
+  /** Tokens of the prompt that the engine says it had cached. The router compares it with its prediction. */
+  cachedTokens?: number;
+  /** The replica that served, when it was not the chosen one. */
+  servedBy?: string;
+}
+
+/** Reporter carries lifecycle reports: call by call, or over a stream. */
+export interface Reporter {
+  prefillDone(report: MessageInitShape<typeof ReportPrefillCompletedRequestSchema>, options?: CallOptions): Promise<void>;
+  progress(report: MessageInitShape<typeof ReportDecodeProgressRequestSchema>, options?: CallOptions): Promise<void>;
+  renew(report: MessageInitShape<typeof RenewReservationRequestSchema>, options?: CallOptions): Promise<void>;
+  release(report: MessageInitShape<typeof ReleaseReservationRequestSchema>, options?: CallOptions): Promise<void>;
+}
+
+// How long the release at the end of run waits for the router, retries included.
+const releaseTimeoutMs = 5000;
+
+/**
+ * A decision and, when it was booked, its reservation.
+ *
+ * Send the request to `url` with `requestHeaders` and `bodyFor(body)`; report the first token and progress; release it at the
+ * end, whatever the end is, or let `run` do that. Reports are idempotent. On a choice that was not booked (a dry run) they do
+ * nothing.
+ */
+export class Choice {
+  private released = false;
+  private result: Result = {};
+
+  /** Choices come from Client.choose and Tracker.choose. */
+  constructor(
+    readonly response: ChooseReplicaResponse,
+    private readonly reporter: Reporter,
+  ) {}
+
+  get booked(): boolean {
+    return this.response.reservationId !== "";
+  }
+
+  /** The replica's base URL, without a slash at its end. */
+  get url(): string {
+    return this.response.url.replace(/\/+$/, "");
+  }
+
+  get replicaId(): string {
+    return this.response.replicaId;
+  }
+
+  /** Headers to add to the request that goes to the replica. */
+  get requestHeaders(): Record<string, string> {
+    return this.response.requestHeaders;
+  }
+
+  private get key(): { reservationId: string; attempt: number } {
+    return { reservationId: this.response.reservationId, attempt: this.response.attempt };
+  }
+
+  /** The body as the replica must get it: its own name of the model, and the cache_salt of the prediction. */
+  bodyFor<T extends object>(body: T): T {
+    const { model, cacheSalt } = this.response;
+    return { ...body, ...(model && { model }), ...(cacheSalt && { cache_salt: cacheSalt }) };
+  }
+
+  /**
+   * Options for `new OpenAI(...)`, so that it sends to the chosen replica. It does not retry: a retry is another choice.
+   * apiKey is the engines' own.
+   */
+  openAIOptions(apiKey = "none"): { baseURL: string; apiKey: string; defaultHeaders: Record<string, string>; maxRetries: number } {
+    return { baseURL: `${this.url}/v1`, apiKey, defaultHeaders: this.requestHeaders, maxRetries: 0 };
+  }
+
+  /** Reports the first token. */
+  async prefillDone(options?: CallOptions): Promise<void> {
+    if (this.booked) {
+      await this.reporter.prefillDone(this.key, options);
+    }
+  }
+
+  /** Reports the tokens produced since the start, and renews the lease. */
+  async progress(outputTokens: number, options?: CallOptions): Promise<void> {
+    if (this.booked) {
+      await this.reporter.progress({ ...this.key, outputTokens }, options);
+    }
+  }
+
+  /** Extends the lease of a request that still waits for its first token. */
+  async renew(options?: CallOptions): Promise<void> {
+    if (this.booked) {
+      await this.reporter.renew(this.key, options);
+    }
+  }
+
+  /** Sets what the release at the end of run says. */
+  outcome(result: Result): void {
+    this.result = { ...this.result, ...result };
+  }
+
+  /** Ends the reservation; only the first release counts. */
+  async release(result: Result = {}, options?: CallOptions): Promise<void> {
+    if (!this.booked || this.released) {
+      return;
+    }
+    this.outcome(result);
+    await this.reporter.release({ ...this.key, ...this.result }, options);
+    this.released = true;
+  }
+
+  /**
+   * Calls use, then releases: as completed; as failed when use throws; as canceled when it throws an AbortError. A release that
+   * fails changes nothing of what use returned: the lease ends the booking.
+   */
+  async run<T>(use: (choice: this) => Promise<T>): Promise<T> {
+    let end = End.COMPLETED;
+    try {
+      return await use(this);
+    } catch (e) {
+      end = isAbort(e) ? End.CANCELED : End.FAILED;
+      throw e;
+    } finally {
+      await this.release({ end: this.result.end ?? end }, { timeoutMs: releaseTimeoutMs }).catch(() => {});
+    }
+  }
+}
+
+function isAbort(e: unknown): boolean {
+  return e instanceof Error && (e.name === "AbortError" || e.name === "APIUserAbortError");
+}
+
+/** chooseRequest is the message of a request. */
+export function chooseRequest(r: ChooseRequest): MessageInitShape<typeof ChooseReplicaRequestSchema> {
+  const message: MessageInitShape<typeof ChooseReplicaRequestSchema> = {
+    model: r.model ?? "",
+    adapter: r.adapter ?? "",
+    sessionId: r.sessionId ?? "",
+    priority: r.priority ?? 0,
+    expectedOutputTokens: r.expectedOutputTokens ?? 0,
+    cacheSalt: r.cacheSalt ?? "",
+    requestId: r.requestId ?? "",
+    dryRun: r.dryRun ?? false,
+    explain: r.explain ?? false,
+    returnTokenIds: r.returnTokenIds ?? false,
+    reports: r.reportsAll ? Reports.ALL : Reports.UNSPECIFIED,
+    candidates: { allow: [...(r.allow ?? [])], deny: [...(r.deny ?? [])], pin: r.pin ?? "" },
+  };
+  const body = r.messages === undefined ? r.body : { ...(r.model && { model: r.model }), messages: r.messages };
+  if (body !== undefined) {
+    message.prompt = { case: "body", value: requestBody(body) };
+  } else if (r.text !== undefined) {
+    message.prompt = { case: "text", value: r.text };
+  } else if (r.tokenIds !== undefined) {
+    message.prompt = { case: "tokenIds", value: { ids: [...r.tokenIds] } };
+  }
+  if (r.policy !== undefined || r.params !== undefined) {
+    message.policy = { name: r.policy ?? "", params: r.params ?? {} };
+  }
+  if (r.ttftDeadlineMs !== undefined) {
+    message.ttftDeadline = duration(r.ttftDeadlineMs);
+  }
+  if (r.leaseMs !== undefined) {
+    message.lease = duration(r.leaseMs);
+  }
+  return message;
+}
+
+/** requestBody is the message of a JSON body. */
+export function requestBody(body: JsonBody): MessageInitShape<typeof RequestBodySchema> {
+  return { json: encode(body) };
+}
+
+/** encode returns the bytes of a JSON body; what is encoded already stays as it is. */
+export function encode(body: JsonBody): Uint8Array<ArrayBuffer> {
+  if (body instanceof Uint8Array) {
+    return Uint8Array.from(body);
+  }
+  return new TextEncoder().encode(typeof body === "string" ? body : JSON.stringify(body));
+}
+
+function duration(ms: number): { seconds: bigint; nanos: number } {
+  const seconds = Math.floor(ms / 1000);
+  return { seconds: BigInt(seconds), nanos: Math.round((ms - seconds * 1000) * 1e6) };
+}
