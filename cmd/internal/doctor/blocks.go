@@ -97,6 +97,7 @@ func (in scope) blocksOf(ctx context.Context, r *replica.Replica, rank int, slot
 		}
 		live := in.live(slot)
 		in.mu.Lock()
+		delete(in.stored, slot) // what a replay brought is about other prompts
 		in.sent[slot] = time.Now()
 		in.mu.Unlock()
 		if found := in.complete(ctx, r, rank, t); found != nil {
@@ -104,7 +105,7 @@ func (in scope) blocksOf(ctx context.Context, r *replica.Replica, rank int, slot
 		}
 		held, arrived := in.await(ctx, slot, t)
 		if !arrived {
-			return in.unlike(r, rank, slot, t, held)
+			return in.unlike(r, rank, slot, t, held, in.live(slot) > live)
 		}
 		seen = fmt.Sprintf("%d blocks of %d tokens predicted and published", held, t.size)
 		if in.live(slot) > live {
@@ -231,8 +232,8 @@ func (in scope) complete(ctx context.Context, r *replica.Replica, rank int, t *t
 	return nil
 }
 
-// unlike explains why the predicted blocks were not among the published ones.
-func (in scope) unlike(r *replica.Replica, rank int, slot replica.Slot, t *trial, held int) []Finding {
+// unlike explains why the predicted blocks were not among the published ones. heard reports whether any event came.
+func (in scope) unlike(r *replica.Replica, rank int, slot replica.Slot, t *trial, held int, heard bool) []Finding {
 	subject, expected := rankName(r, rank), fmt.Sprintf("%d blocks of %d tokens in KV events after a request of %d tokens", len(t.want), t.size, len(t.ids))
 	best, at := bestMatch(in.published(slot), t.ids)
 	if best == nil || at < t.size {
@@ -244,7 +245,7 @@ func (in scope) unlike(r *replica.Replica, rank int, slot replica.Slot, t *trial
 	}
 	s, _ := in.observer.Events.Status(slot)
 	switch {
-	case best == nil:
+	case best == nil || !heard && at < t.size:
 		return fault(Fail, subject, expected, "no event came within "+publishing.String(), `is this the event socket of this replica's engine, with "enable_kv_cache_events":true and "publisher":"zmq", and does events.topic match its topic? Is prefix caching on?`)
 	case best.BlockSize != t.size:
 		return fault(Fail, subject, expected, fmt.Sprintf("blocks of %d tokens", best.BlockSize), fmt.Sprintf("set block_size: %d of the replica, or remove it", best.BlockSize))

@@ -10,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
+	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
 const (
@@ -99,8 +100,8 @@ func (in scope) eventsOf(ctx context.Context, r *replica.Replica, rank int, slot
 	switch {
 	case !connected && at.Bind:
 		return fault(Warn, subject, "the engine dials "+at.Endpoint, boundSeen(s), "is a router of this machine bound to the address already? Then test it with kvpilot doctor --server. Else give vLLM this machine's address as endpoint")
-	case !connected && strings.Contains(s.LastError, "ROUTER"):
-		return fault(Fail, subject, "a ZMQ PUB socket at "+at.Endpoint, s.LastError, "events.endpoint and events.replay are exchanged: endpoint is the engine's endpoint, replay its replay_endpoint")
+	case !connected && isRouter(ctx, at.Endpoint):
+		return fault(Fail, subject, "a ZMQ PUB socket at "+at.Endpoint, "a ROUTER socket, which answers replays", "events.endpoint and events.replay are exchanged: endpoint is the engine's endpoint, replay its replay_endpoint")
 	case !connected:
 		return fault(Fail, subject, "a ZMQ PUB socket at "+at.Endpoint, or(s.LastError, "no handshake"), "another program listens there: set events.endpoint to the endpoint of --kv-events-config")
 	}
@@ -121,6 +122,16 @@ func (in scope) sharing(r *replica.Replica, rank int) string {
 		}
 	}
 	return ""
+}
+
+// isRouter reports whether a ROUTER socket listens at an address. libzmq's hangs up on a subscriber without a word.
+func isRouter(ctx context.Context, endpoint string) bool {
+	conn, err := zmtp.Dial(ctx, endpoint, zmtp.Params{Type: zmtp.DEALER, HandshakeTimeout: dialTimeout})
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	return conn.Peer() == zmtp.ROUTER
 }
 
 func boundSeen(s kvevents.Status) string { return or(s.LastError, "nothing has dialled it yet") }
@@ -212,8 +223,12 @@ func checkClocks(ctx context.Context, in scope) []Finding {
 // eventsAhead is how far an engine's clock was ahead of this machine's at its last batch, which came as it was published.
 func eventsAhead(s kvevents.Status) time.Duration { return s.LastEvent.Sub(s.LastApplied.Add(-s.Lag)) }
 
-// skewAllowed is by how much clocks may differ; half a second of it is what the header Date leaves open.
-const skewAllowed = 1500 * time.Millisecond
+const (
+	// skewAllowed is by how much clocks may differ.
+	skewAllowed = time.Second
+	// dateBehind is how old the time in a header Date may be: it has no fractions, and servers make it once a second.
+	dateBehind = 2 * time.Second
+)
 
 func aheadText(d time.Duration) string {
 	if d < 0 {
@@ -234,10 +249,11 @@ func (in scope) dateOf(ctx context.Context, r *replica.Replica) (time.Duration, 
 	if err != nil {
 		return 0, false
 	}
-	took := time.Since(began)
-	ahead := date.Add(500 * time.Millisecond).Sub(began.Add(took / 2))
-	if ahead.Abs() < took { // a slow answer says less
-		return 0, true
+	switch ended := time.Now(); { // the header was made between the two, or up to dateBehind before
+	case date.After(ended):
+		return date.Sub(ended), true
+	case date.Add(dateBehind).Before(began):
+		return date.Add(dateBehind).Sub(began), true
 	}
-	return ahead, true
+	return 0, true
 }
