@@ -27,6 +27,18 @@ func engine(t *testing.T, serve http.HandlerFunc) (*httptest.Server, *replica.Re
 	return s, &replica.Replica{ID: "a", URL: s.URL, State: replica.StateReady, Version: "0.17.0", APIKey: secret.New("sesame")}
 }
 
+// patient is a pool that waits for answers on a machine that is busy: each question may take a minute, and none is asked twice.
+func patient(t *testing.T, cfg Config, params Params) *Pool {
+	t.Helper()
+	cfg.Timeout = time.Minute
+	p := New(cfg, params)
+	for i := range p.latency.classes {
+		p.latency.classes[i].p95 = time.Minute
+	}
+	runUntilCleanup(t, p)
+	return p
+}
+
 // runUntilCleanup runs the pool; when the test ends, its connections are closed.
 func runUntilCleanup(t *testing.T, p *Pool) {
 	t.Helper()
@@ -50,8 +62,7 @@ func TestWhatAQuestionBrings(t *testing.T) {
 			fmt.Fprint(w, `{"count":1,"tokens":[7]}`)
 		})
 		r.Slots = []replica.Slot{0, 1}
-		p := New(DefaultConfig(), Params{Transport: transport})
-		runUntilCleanup(t, p)
+		p := patient(t, DefaultConfig(), Params{Transport: transport})
 		span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
 		a, err := p.Do(trace.ContextWithSpanContext(t.Context(), span), []*replica.Replica{r}, &Job{Op: OpText, Model: "m", Text: strings.Repeat("long", 10_000)})
 		if err != nil || len(a.IDs) != 1 || a.IDs[0][0] != 7 {
@@ -84,8 +95,7 @@ func TestAnswersAreBounded(t *testing.T) {
 		})
 		cfg := DefaultConfig()
 		cfg.MaxAnswerBytes = 40_000
-		p := New(cfg, Params{})
-		runUntilCleanup(t, p)
+		p := patient(t, cfg, Params{})
 		for _, tc := range []struct {
 			size int
 			want string
@@ -104,8 +114,7 @@ func TestALongRefusalIsCutOff(t *testing.T) {
 		w.WriteHeader(http.StatusBadRequest)
 		fmt.Fprint(w, strings.Repeat("x", 3*maxErrorBody))
 	})
-	p := New(DefaultConfig(), Params{})
-	runUntilCleanup(t, p)
+	p := patient(t, DefaultConfig(), Params{})
 	_, err := ask(t, p, []*replica.Replica{r})
 	refusal, ok := err.(*ClientFault) //nolint:errorlint // Do says that it is this type
 	if !ok || refusal.Status != http.StatusBadRequest || len(refusal.Body) != maxErrorBody {
@@ -127,8 +136,7 @@ func TestTheCallersEndClosesTheConnection(t *testing.T) {
 			<-req.Context().Done()
 			close(gone)
 		})
-		p := New(DefaultConfig(), Params{})
-		runUntilCleanup(t, p)
+		p := patient(t, DefaultConfig(), Params{})
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { <-asked; cancel() }()
 		if _, err := p.Do(ctx, []*replica.Replica{r}, &Job{Op: OpText, Model: "m", Text: "x"}); kind(err) != "cancelled" {
@@ -160,17 +168,19 @@ func TestConnectionsAreKeptAndClosedAtTheEnd(t *testing.T) {
 	s.Start()
 	defer s.Close()
 	r := &replica.Replica{ID: "a", URL: s.URL, State: replica.StateReady, Version: "0.17.0"}
-	p := New(DefaultConfig(), Params{})
+	cfg := DefaultConfig()
+	cfg.Timeout = time.Minute
+	p := New(cfg, Params{})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
-	for range 20 {
+	for range 6 { // fewer than it takes to learn how long an answer may take
 		if _, err := ask(t, p, []*replica.Replica{r}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if opened.Load() != 1 || closed.Load() != 0 {
-		t.Errorf("%d connections for 20 questions after each other, %d closed", opened.Load(), closed.Load())
+		t.Errorf("%d connections for 6 questions after each other, %d closed", opened.Load(), closed.Load())
 	}
 	cancel()
 	if err := <-done; err != nil {

@@ -153,8 +153,7 @@ func TestAConnectionClosedWhileIdleIsReplaced(t *testing.T) {
 			go answerOnce(c)
 		}
 	}()
-	p := New(DefaultConfig(), Params{})
-	runUntilCleanup(t, p)
+	p := patient(t, DefaultConfig(), Params{})
 	rs := replicas("a")
 	rs[0].URL = "http://" + l.Addr().String()
 	for i := range 4 {
