@@ -10,9 +10,9 @@ import (
 
 // The methods below pass what callers change at this router to the other routers of its fleet.
 
-func (p *parts) drained(id replica.ID, drained bool) {
+func (p *parts) drained(id replica.ID, drain *registry.Drain) {
 	if p.peers != nil {
-		p.peers.facts.Drained(id, drained)
+		p.peers.facts.Drained(id, drain)
 	}
 }
 

@@ -159,7 +159,7 @@ func TestTheNightsQuestionsAreAnswered(t *testing.T) {
 		text := ask("replicas")
 		return strings.Contains(text, "unhealthy") && strings.Contains(text, "\nr1: probe: ")
 	})
-	has("9: taken out by hand", ask("replicas", "drain", "r0"), "r0 is draining")
+	has("9: taken out by hand", ask("drain", "r0", "--force"), "r0 is draining")
 	f.eventually("1: nothing takes requests", func() bool {
 		status, text := get("/readyz")
 		return status == http.StatusServiceUnavailable && strings.Contains(text, "no replica takes requests: 1 draining, 1 unhealthy")

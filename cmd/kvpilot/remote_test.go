@@ -36,7 +36,8 @@ func TestCommandsAskARunningRouter(t *testing.T) {
 		"explain request":  {[]string{"explain", "my-request"}, []string{a.header.Get("X-Kvpilot-Decision")}},
 		"choose":           {[]string{"choose", "--model", "sim", "--prompt", "hello there"}, []string{"▸", "predicted-ttft"}},
 		"choose by body":   {[]string{"choose", "--body", body, "--policy", "least-requests"}, []string{"least-requests"}},
-		"drain":            {[]string{"replicas", "drain", "r1"}, []string{"r1 is draining"}},
+		"drain":            {[]string{"drain", "r1", "--reason", "new driver"}, []string{"r1 is draining, 0 in flight"}},
+		"drain again":      {[]string{"replicas", "drain", "r1", "--wait"}, []string{"r1 is drained"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -55,7 +56,13 @@ func TestCommandsAskARunningRouter(t *testing.T) {
 			}
 		})
 	}
-	if got, err := f.command("replicas", "undrain", "r1"); err != nil || !strings.Contains(got, "r1 is ready") {
+	if got, err := f.command("replicas"); err != nil || !strings.Contains(got, "(new driver), 0 in flight") {
+		t.Errorf("the list does not say why r1 drains: %v\n%s", err, got)
+	}
+	if _, err := f.command("drain", "r0"); err == nil || !strings.Contains(err.Error(), "last ready replica of model \"sim\"") || !strings.Contains(err.Error(), "--force") {
+		t.Errorf("the last ready replica is drained: %v", err)
+	}
+	if got, err := f.command("undrain", "r1"); err != nil || !strings.Contains(got, "r1 is ready") {
 		t.Errorf("undrain: %v %s", err, got)
 	}
 	nothing := filepath.Join(t.TempDir(), "nothing.json")
@@ -72,7 +79,7 @@ func TestCommandsAskARunningRouter(t *testing.T) {
 		{[]string{"choose", "--prompt", "x", "--policy", "wrong"}, "known are predicted-ttft"},
 		{[]string{"choose", "--prompt", "x", "--model", "wrong"}, "known models are sim"},
 		{[]string{"choose", "--prompt", "x", "--body", body}, "prompt"},
-		{[]string{"replicas", "drain", "nobody"}, "kvpilot replicas lists them"},
+		{[]string{"replicas", "drain", "nobody"}, "known are r0, r1; kvpilot replicas lists them"},
 		{[]string{"top", "-o", "xml"}, "must be table or json"},
 		{[]string{"replicas", "--tls"}, "does not use TLS"},
 		{[]string{"replicas", "--ca", body}, "no certificate"},
@@ -82,7 +89,7 @@ func TestCommandsAskARunningRouter(t *testing.T) {
 		}
 	}
 	for line, want := range map[string]string{
-		"replicas drain ": "r0\tready", "choose --policy ": "predicted-ttft", "choose --model ": "sim", "explain ": a.header.Get("X-Kvpilot-Decision"), "top -o ": "json",
+		"replicas drain ": "r0\tready", "drain ": "r0\tready", "undrain ": "r1\tready", "choose --policy ": "predicted-ttft", "choose --model ": "sim", "explain ": a.header.Get("X-Kvpilot-Decision"), "top -o ": "json",
 	} {
 		if got, err := f.command(append([]string{"__complete"}, strings.Split(line, " ")...)...); err != nil || !strings.Contains(got, want) {
 			t.Errorf("%q is completed with %q, %v; want %q", line, got, err, want)

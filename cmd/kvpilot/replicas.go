@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
@@ -37,27 +35,7 @@ func newReplicasCommand(env []string, out io.Writer) *cobra.Command {
 		printTroubles(out, a.GetReplicas())
 		return nil
 	})
-	cmd.AddCommand(newDrainCommand(env, out, "drain", false), newDrainCommand(env, out, "undrain", true))
-	return cmd
-}
-
-func newDrainCommand(env []string, out io.Writer, name string, undo bool) *cobra.Command {
-	short := "Let a replica finish its requests and send it no new ones"
-	if undo {
-		short = "Send requests to a drained replica again"
-	}
-	cmd := &cobra.Command{Use: name + " REPLICA", Short: short, Args: exactly("a replica's id, as `kvpilot replicas` lists it")}
-	r := query(cmd, env, out, func(ctx context.Context, r *remote, c *client.Client, args []string) (*kvpilotv1.DrainResponse, error) {
-		answer, err := c.Replicas().Drain(ctx, &kvpilotv1.DrainRequest{ReplicaId: args[0], Undo: undo})
-		if status.Code(err) == codes.NotFound {
-			err = fmt.Errorf("%s has no replica %q; kvpilot replicas lists them", r.address, args[0])
-		}
-		return answer, err
-	}, func(a *kvpilotv1.DrainResponse) error {
-		_, err := fmt.Fprintf(out, "%s is %s\n", a.GetReplica().GetReplicaId(), word(a.GetReplica().GetState(), "REPLICA_STATE_"))
-		return err
-	})
-	complete(cmd, "", replicaNames, r)
+	cmd.AddCommand(newDrainCommand(env, out), newUndrainCommand(env, out))
 	return cmd
 }
 
@@ -85,6 +63,9 @@ func replicaGrid(list []*kvpilotv1.Replica) *grid {
 // printTroubles says below the table why replicas are not ready.
 func printTroubles(out io.Writer, list []*kvpilotv1.Replica) {
 	for _, r := range list {
+		if d := r.GetDrain(); d != nil {
+			fmt.Fprintf(out, "\n%s: %s\n", plain(r.GetReplicaId()), plain(drainText(d)))
+		}
 		if why := r.GetLastError(); why != "" {
 			fmt.Fprintf(out, "\n%s: %s\n", plain(r.GetReplicaId()), plain(why))
 		}

@@ -57,7 +57,7 @@ func TestADrainOutlivesTheRouterThatMadeIt(t *testing.T) {
 	first, second := list.GetReplicas()[0].GetReplicaId(), list.GetReplicas()[1].GetReplicaId()
 	drain := func(r *stack.Stack, id string, undo bool) {
 		t.Helper()
-		if _, err := replicasOf(t, r).Drain(t.Context(), &kvpilotv1.DrainRequest{ReplicaId: id, Undo: undo}); err != nil {
+		if _, err := replicasOf(t, r).Drain(t.Context(), &kvpilotv1.DrainRequest{ReplicaId: id, Undo: undo, Force: true, Reason: "new driver"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -70,6 +70,10 @@ func TestADrainOutlivesTheRouterThatMadeIt(t *testing.T) {
 	again := startOne(t, "restarted", routers[1:])
 	waitFor(t, again, first, isDraining)
 	waitFor(t, again, second, isReady)
+	got, err := replicasOf(t, again).Get(t.Context(), &kvpilotv1.GetRequest{ReplicaId: first})
+	if d := got.GetReplica().GetDrain(); err != nil || d.GetReason() != "new driver" || d.GetSince() == nil {
+		t.Errorf("a router that joined later shows the drain as %v, %v", d, err)
+	}
 	if got := stateOf(t, routers[1], second); got != isReady {
 		t.Errorf("a restarted router brought a drain back: %v", got)
 	}

@@ -11,6 +11,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -2451,7 +2452,13 @@ type DrainFact struct {
 	// It is drained; false: no longer.
 	Drained bool `protobuf:"varint,2,opt,name=drained,proto3" json:"drained,omitempty"`
 	// The fact's version.
-	Version       *FactVersion `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	Version *FactVersion `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	// When the drain began.
+	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
+	// The caller that asked for it.
+	By string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
+	// Why.
+	Reason        string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2505,6 +2512,27 @@ func (x *DrainFact) GetVersion() *FactVersion {
 		return x.Version
 	}
 	return nil
+}
+
+func (x *DrainFact) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *DrainFact) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *DrainFact) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 // RegistrationFact is the last word on a registration.
@@ -2913,7 +2941,7 @@ var File_kvpilot_v1_peer_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\n" +
 	"\x15kvpilot/v1/peer.proto\x12\n" +
-	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x19kvpilot/v1/decision.proto\"M\n" +
+	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19kvpilot/v1/decision.proto\"M\n" +
 	"\rDecideRequest\x12<\n" +
 	"\x06events\x18\x01 \x03(\v2\x19.kvpilot.v1.FrontendEventB\t\xbaH\x06\x92\x01\x03\x10\x80 R\x06events\"O\n" +
 	"\x0eDecideResponse\x12=\n" +
@@ -3129,12 +3157,15 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\x04pins\x18\x04 \x03(\v2\x13.kvpilot.v1.PinFactR\x04pins\"L\n" +
 	"\vFactVersion\x12\x17\n" +
 	"\atime_ms\x18\x01 \x01(\x04R\x06timeMs\x12$\n" +
-	"\trouter_id\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18\bR\brouterId\"\x80\x01\n" +
+	"\trouter_id\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18\bR\brouterId\"\xda\x01\n" +
 	"\tDrainFact\x12&\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x10\x01R\treplicaId\x12\x18\n" +
 	"\adrained\x18\x02 \x01(\bR\adrained\x121\n" +
-	"\aversion\x18\x03 \x01(\v2\x17.kvpilot.v1.FactVersionR\aversion\"\xc3\x01\n" +
+	"\aversion\x18\x03 \x01(\v2\x17.kvpilot.v1.FactVersionR\aversion\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x0e\n" +
+	"\x02by\x18\x05 \x01(\tR\x02by\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xc3\x01\n" +
 	"\x10RegistrationFact\x12&\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x10\x01R\treplicaId\x12#\n" +
@@ -3198,38 +3229,39 @@ func file_kvpilot_v1_peer_proto_rawDescGZIP() []byte {
 var file_kvpilot_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_kvpilot_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_kvpilot_v1_peer_proto_goTypes = []any{
-	(Ability)(0),                // 0: kvpilot.v1.Ability
-	(*DecideRequest)(nil),       // 1: kvpilot.v1.DecideRequest
-	(*DecideResponse)(nil),      // 2: kvpilot.v1.DecideResponse
-	(*FrontendEvent)(nil),       // 3: kvpilot.v1.FrontendEvent
-	(*DeciderReply)(nil),        // 4: kvpilot.v1.DeciderReply
-	(*Hello)(nil),               // 5: kvpilot.v1.Hello
-	(*Welcome)(nil),             // 6: kvpilot.v1.Welcome
-	(*BlockKeys)(nil),           // 7: kvpilot.v1.BlockKeys
-	(*Ask)(nil),                 // 8: kvpilot.v1.Ask
-	(*AnswerHeld)(nil),          // 9: kvpilot.v1.AnswerHeld
-	(*AskOptions)(nil),          // 10: kvpilot.v1.AskOptions
-	(*Chosen)(nil),              // 11: kvpilot.v1.Chosen
-	(*Refused)(nil),             // 12: kvpilot.v1.Refused
-	(*Progress)(nil),            // 13: kvpilot.v1.Progress
-	(*RequestEnd)(nil),          // 14: kvpilot.v1.RequestEnd
-	(*Bookings)(nil),            // 15: kvpilot.v1.Bookings
-	(*Booking)(nil),             // 16: kvpilot.v1.Booking
-	(*Ping)(nil),                // 17: kvpilot.v1.Ping
-	(*Pong)(nil),                // 18: kvpilot.v1.Pong
-	(*PullIndexRequest)(nil),    // 19: kvpilot.v1.PullIndexRequest
-	(*PullIndexResponse)(nil),   // 20: kvpilot.v1.PullIndexResponse
-	(*Facts)(nil),               // 21: kvpilot.v1.Facts
-	(*FactVersion)(nil),         // 22: kvpilot.v1.FactVersion
-	(*DrainFact)(nil),           // 23: kvpilot.v1.DrainFact
-	(*RegistrationFact)(nil),    // 24: kvpilot.v1.RegistrationFact
-	(*RateFact)(nil),            // 25: kvpilot.v1.RateFact
-	(*PinFact)(nil),             // 26: kvpilot.v1.PinFact
-	(*ShareFactsRequest)(nil),   // 27: kvpilot.v1.ShareFactsRequest
-	(*ShareFactsResponse)(nil),  // 28: kvpilot.v1.ShareFactsResponse
-	nil,                         // 29: kvpilot.v1.AskOptions.WeightsEntry
-	(*durationpb.Duration)(nil), // 30: google.protobuf.Duration
-	(End)(0),                    // 31: kvpilot.v1.End
+	(Ability)(0),                  // 0: kvpilot.v1.Ability
+	(*DecideRequest)(nil),         // 1: kvpilot.v1.DecideRequest
+	(*DecideResponse)(nil),        // 2: kvpilot.v1.DecideResponse
+	(*FrontendEvent)(nil),         // 3: kvpilot.v1.FrontendEvent
+	(*DeciderReply)(nil),          // 4: kvpilot.v1.DeciderReply
+	(*Hello)(nil),                 // 5: kvpilot.v1.Hello
+	(*Welcome)(nil),               // 6: kvpilot.v1.Welcome
+	(*BlockKeys)(nil),             // 7: kvpilot.v1.BlockKeys
+	(*Ask)(nil),                   // 8: kvpilot.v1.Ask
+	(*AnswerHeld)(nil),            // 9: kvpilot.v1.AnswerHeld
+	(*AskOptions)(nil),            // 10: kvpilot.v1.AskOptions
+	(*Chosen)(nil),                // 11: kvpilot.v1.Chosen
+	(*Refused)(nil),               // 12: kvpilot.v1.Refused
+	(*Progress)(nil),              // 13: kvpilot.v1.Progress
+	(*RequestEnd)(nil),            // 14: kvpilot.v1.RequestEnd
+	(*Bookings)(nil),              // 15: kvpilot.v1.Bookings
+	(*Booking)(nil),               // 16: kvpilot.v1.Booking
+	(*Ping)(nil),                  // 17: kvpilot.v1.Ping
+	(*Pong)(nil),                  // 18: kvpilot.v1.Pong
+	(*PullIndexRequest)(nil),      // 19: kvpilot.v1.PullIndexRequest
+	(*PullIndexResponse)(nil),     // 20: kvpilot.v1.PullIndexResponse
+	(*Facts)(nil),                 // 21: kvpilot.v1.Facts
+	(*FactVersion)(nil),           // 22: kvpilot.v1.FactVersion
+	(*DrainFact)(nil),             // 23: kvpilot.v1.DrainFact
+	(*RegistrationFact)(nil),      // 24: kvpilot.v1.RegistrationFact
+	(*RateFact)(nil),              // 25: kvpilot.v1.RateFact
+	(*PinFact)(nil),               // 26: kvpilot.v1.PinFact
+	(*ShareFactsRequest)(nil),     // 27: kvpilot.v1.ShareFactsRequest
+	(*ShareFactsResponse)(nil),    // 28: kvpilot.v1.ShareFactsResponse
+	nil,                           // 29: kvpilot.v1.AskOptions.WeightsEntry
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(End)(0),                      // 31: kvpilot.v1.End
+	(*timestamppb.Timestamp)(nil), // 32: google.protobuf.Timestamp
 }
 var file_kvpilot_v1_peer_proto_depIdxs = []int32{
 	3,  // 0: kvpilot.v1.DecideRequest.events:type_name -> kvpilot.v1.FrontendEvent
@@ -3267,23 +3299,24 @@ var file_kvpilot_v1_peer_proto_depIdxs = []int32{
 	25, // 32: kvpilot.v1.Facts.rates:type_name -> kvpilot.v1.RateFact
 	26, // 33: kvpilot.v1.Facts.pins:type_name -> kvpilot.v1.PinFact
 	22, // 34: kvpilot.v1.DrainFact.version:type_name -> kvpilot.v1.FactVersion
-	30, // 35: kvpilot.v1.RegistrationFact.lease:type_name -> google.protobuf.Duration
-	22, // 36: kvpilot.v1.RegistrationFact.version:type_name -> kvpilot.v1.FactVersion
-	22, // 37: kvpilot.v1.RateFact.version:type_name -> kvpilot.v1.FactVersion
-	21, // 38: kvpilot.v1.ShareFactsRequest.facts:type_name -> kvpilot.v1.Facts
-	26, // 39: kvpilot.v1.ShareFactsRequest.wanted_pins:type_name -> kvpilot.v1.PinFact
-	21, // 40: kvpilot.v1.ShareFactsResponse.facts:type_name -> kvpilot.v1.Facts
-	1,  // 41: kvpilot.v1.PeerService.Decide:input_type -> kvpilot.v1.DecideRequest
-	19, // 42: kvpilot.v1.PeerService.PullIndex:input_type -> kvpilot.v1.PullIndexRequest
-	27, // 43: kvpilot.v1.PeerService.ShareFacts:input_type -> kvpilot.v1.ShareFactsRequest
-	2,  // 44: kvpilot.v1.PeerService.Decide:output_type -> kvpilot.v1.DecideResponse
-	20, // 45: kvpilot.v1.PeerService.PullIndex:output_type -> kvpilot.v1.PullIndexResponse
-	28, // 46: kvpilot.v1.PeerService.ShareFacts:output_type -> kvpilot.v1.ShareFactsResponse
-	44, // [44:47] is the sub-list for method output_type
-	41, // [41:44] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	32, // 35: kvpilot.v1.DrainFact.since:type_name -> google.protobuf.Timestamp
+	30, // 36: kvpilot.v1.RegistrationFact.lease:type_name -> google.protobuf.Duration
+	22, // 37: kvpilot.v1.RegistrationFact.version:type_name -> kvpilot.v1.FactVersion
+	22, // 38: kvpilot.v1.RateFact.version:type_name -> kvpilot.v1.FactVersion
+	21, // 39: kvpilot.v1.ShareFactsRequest.facts:type_name -> kvpilot.v1.Facts
+	26, // 40: kvpilot.v1.ShareFactsRequest.wanted_pins:type_name -> kvpilot.v1.PinFact
+	21, // 41: kvpilot.v1.ShareFactsResponse.facts:type_name -> kvpilot.v1.Facts
+	1,  // 42: kvpilot.v1.PeerService.Decide:input_type -> kvpilot.v1.DecideRequest
+	19, // 43: kvpilot.v1.PeerService.PullIndex:input_type -> kvpilot.v1.PullIndexRequest
+	27, // 44: kvpilot.v1.PeerService.ShareFacts:input_type -> kvpilot.v1.ShareFactsRequest
+	2,  // 45: kvpilot.v1.PeerService.Decide:output_type -> kvpilot.v1.DecideResponse
+	20, // 46: kvpilot.v1.PeerService.PullIndex:output_type -> kvpilot.v1.PullIndexResponse
+	28, // 47: kvpilot.v1.PeerService.ShareFacts:output_type -> kvpilot.v1.ShareFactsResponse
+	45, // [45:48] is the sub-list for method output_type
+	42, // [42:45] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_peer_proto_init() }

@@ -177,7 +177,9 @@ type Replica struct {
 	// An operator drains it, or its source is about to remove it.
 	Drained bool `protobuf:"varint,15,opt,name=drained,proto3" json:"drained,omitempty"`
 	// Whether requests go there after those that failed.
-	Breaker       BreakerState `protobuf:"varint,16,opt,name=breaker,proto3,enum=kvpilot.v1.BreakerState" json:"breaker,omitempty"`
+	Breaker BreakerState `protobuf:"varint,16,opt,name=breaker,proto3,enum=kvpilot.v1.BreakerState" json:"breaker,omitempty"`
+	// Why it drains and what is left; absent while it does not.
+	Drain         *ReplicaDrain `protobuf:"bytes,17,opt,name=drain,proto3" json:"drain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -324,6 +326,86 @@ func (x *Replica) GetBreaker() BreakerState {
 	return BreakerState_BREAKER_STATE_UNSPECIFIED
 }
 
+func (x *Replica) GetDrain() *ReplicaDrain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+// ReplicaDrain is a drain in force.
+type ReplicaDrain struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When it began.
+	Since *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
+	// The caller that asked for it; empty when callers need no credentials, or when the replica's source is about to remove it.
+	By string `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
+	// The reason that this caller gave; empty when there is none.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Requests still in flight there, of all routers of the fleet that the replica's decider knows of.
+	InFlight      uint32 `protobuf:"varint,4,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplicaDrain) Reset() {
+	*x = ReplicaDrain{}
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplicaDrain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplicaDrain) ProtoMessage() {}
+
+func (x *ReplicaDrain) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplicaDrain.ProtoReflect.Descriptor instead.
+func (*ReplicaDrain) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ReplicaDrain) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *ReplicaDrain) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *ReplicaDrain) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ReplicaDrain) GetInFlight() uint32 {
+	if x != nil {
+		return x.InFlight
+	}
+	return 0
+}
+
 // ReplicaRank is one data-parallel rank of a replica.
 type ReplicaRank struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -353,7 +435,7 @@ type ReplicaRank struct {
 
 func (x *ReplicaRank) Reset() {
 	*x = ReplicaRank{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[1]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -365,7 +447,7 @@ func (x *ReplicaRank) String() string {
 func (*ReplicaRank) ProtoMessage() {}
 
 func (x *ReplicaRank) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[1]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -378,7 +460,7 @@ func (x *ReplicaRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaRank.ProtoReflect.Descriptor instead.
 func (*ReplicaRank) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{1}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ReplicaRank) GetRank() uint32 {
@@ -466,7 +548,7 @@ type ReplicaModel struct {
 
 func (x *ReplicaModel) Reset() {
 	*x = ReplicaModel{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -478,7 +560,7 @@ func (x *ReplicaModel) String() string {
 func (*ReplicaModel) ProtoMessage() {}
 
 func (x *ReplicaModel) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -491,7 +573,7 @@ func (x *ReplicaModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaModel.ProtoReflect.Descriptor instead.
 func (*ReplicaModel) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{2}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ReplicaModel) GetId() string {
@@ -530,7 +612,7 @@ type EventsSpec struct {
 
 func (x *EventsSpec) Reset() {
 	*x = EventsSpec{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -542,7 +624,7 @@ func (x *EventsSpec) String() string {
 func (*EventsSpec) ProtoMessage() {}
 
 func (x *EventsSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -555,7 +637,7 @@ func (x *EventsSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsSpec.ProtoReflect.Descriptor instead.
 func (*EventsSpec) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{3}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EventsSpec) GetEndpoint() string {
@@ -602,7 +684,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -614,7 +696,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -627,7 +709,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{4}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RegisterRequest) GetReplicaId() string {
@@ -692,7 +774,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -704,7 +786,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -717,7 +799,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{5}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RegisterResponse) GetLease() *durationpb.Duration {
@@ -745,7 +827,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -757,7 +839,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -770,7 +852,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{6}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DeregisterRequest) GetReplicaId() string {
@@ -789,7 +871,7 @@ type DeregisterResponse struct {
 
 func (x *DeregisterResponse) Reset() {
 	*x = DeregisterResponse{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +883,7 @@ func (x *DeregisterResponse) String() string {
 func (*DeregisterResponse) ProtoMessage() {}
 
 func (x *DeregisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +896,7 @@ func (x *DeregisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{7}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{8}
 }
 
 // DrainRequest names a replica.
@@ -823,14 +905,18 @@ type DrainRequest struct {
 	// The replica.
 	ReplicaId string `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	// Allow new work again.
-	Undo          bool `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
+	Undo bool `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
+	// Why, for other operators: shown with the replica, in the log and in the audit log. No control characters.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Drain it even if a model is left without a replica that is ready. Without it, such a drain fails with CONFLICT.
+	Force         bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[8]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +928,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[8]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +941,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{8}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DrainRequest) GetReplicaId() string {
@@ -872,6 +958,20 @@ func (x *DrainRequest) GetUndo() bool {
 	return false
 }
 
+func (x *DrainRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
 // DrainResponse has the replica after the call.
 type DrainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -883,7 +983,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[9]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -895,7 +995,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[9]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -908,7 +1008,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{9}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DrainResponse) GetReplica() *Replica {
@@ -929,7 +1029,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[10]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -941,7 +1041,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[10]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -954,7 +1054,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{10}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListRequest) GetModel() string {
@@ -975,7 +1075,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[11]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1087,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[11]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1100,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{11}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListResponse) GetReplicas() []*Replica {
@@ -1021,7 +1121,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[12]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1133,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[12]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1146,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{12}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetRequest) GetReplicaId() string {
@@ -1067,7 +1167,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[13]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1079,7 +1179,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[13]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1092,7 +1192,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{13}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetResponse) GetReplica() *Replica {
@@ -1113,7 +1213,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[14]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1125,7 +1225,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[14]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1138,7 +1238,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{14}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WatchRequest) GetModel() string {
@@ -1161,7 +1261,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[15]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1173,7 +1273,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[15]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1186,7 +1286,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{15}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WatchResponse) GetReplica() *Replica {
@@ -1208,7 +1308,7 @@ var File_kvpilot_v1_replica_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\n" +
 	"\x18kvpilot/v1/replica.proto\x12\n" +
-	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19kvpilot/v1/decision.proto\"\x96\x05\n" +
+	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19kvpilot/v1/decision.proto\"\xc6\x05\n" +
 	"\aReplica\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x10\n" +
@@ -1229,10 +1329,16 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\n" +
 	"last_error\x18\x0e \x01(\tR\tlastError\x12\x18\n" +
 	"\adrained\x18\x0f \x01(\bR\adrained\x122\n" +
-	"\abreaker\x18\x10 \x01(\x0e2\x18.kvpilot.v1.BreakerStateR\abreaker\x1a9\n" +
+	"\abreaker\x18\x10 \x01(\x0e2\x18.kvpilot.v1.BreakerStateR\abreaker\x12.\n" +
+	"\x05drain\x18\x11 \x01(\v2\x18.kvpilot.v1.ReplicaDrainR\x05drain\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xda\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x01\n" +
+	"\fReplicaDrain\x120\n" +
+	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x0e\n" +
+	"\x02by\x18\x02 \x01(\tR\x02by\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1b\n" +
+	"\tin_flight\x18\x04 \x01(\rR\binFlight\"\xda\x02\n" +
 	"\vReplicaRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12'\n" +
 	"\x0fevents_endpoint\x18\x02 \x01(\tR\x0eeventsEndpoint\x12'\n" +
@@ -1276,12 +1382,14 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\"\x14\n" +
-	"\x12DeregisterResponse\"M\n" +
+	"\x12DeregisterResponse\"\x9a\x01\n" +
 	"\fDrainRequest\x12)\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\x12\x12\n" +
-	"\x04undo\x18\x02 \x01(\bR\x04undo\">\n" +
+	"\x04undo\x18\x02 \x01(\bR\x04undo\x125\n" +
+	"\x06reason\x18\x03 \x01(\tB\x1d\xbaH\x1ar\x18\x18\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\x06reason\x12\x14\n" +
+	"\x05force\x18\x04 \x01(\bR\x05force\">\n" +
 	"\rDrainResponse\x12-\n" +
 	"\areplica\x18\x01 \x01(\v2\x13.kvpilot.v1.ReplicaR\areplica\"-\n" +
 	"\vListRequest\x12\x1e\n" +
@@ -1333,65 +1441,68 @@ func file_kvpilot_v1_replica_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_v1_replica_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvpilot_v1_replica_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_kvpilot_v1_replica_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_kvpilot_v1_replica_proto_goTypes = []any{
 	(ReplicaState)(0),             // 0: kvpilot.v1.ReplicaState
 	(BreakerState)(0),             // 1: kvpilot.v1.BreakerState
 	(*Replica)(nil),               // 2: kvpilot.v1.Replica
-	(*ReplicaRank)(nil),           // 3: kvpilot.v1.ReplicaRank
-	(*ReplicaModel)(nil),          // 4: kvpilot.v1.ReplicaModel
-	(*EventsSpec)(nil),            // 5: kvpilot.v1.EventsSpec
-	(*RegisterRequest)(nil),       // 6: kvpilot.v1.RegisterRequest
-	(*RegisterResponse)(nil),      // 7: kvpilot.v1.RegisterResponse
-	(*DeregisterRequest)(nil),     // 8: kvpilot.v1.DeregisterRequest
-	(*DeregisterResponse)(nil),    // 9: kvpilot.v1.DeregisterResponse
-	(*DrainRequest)(nil),          // 10: kvpilot.v1.DrainRequest
-	(*DrainResponse)(nil),         // 11: kvpilot.v1.DrainResponse
-	(*ListRequest)(nil),           // 12: kvpilot.v1.ListRequest
-	(*ListResponse)(nil),          // 13: kvpilot.v1.ListResponse
-	(*GetRequest)(nil),            // 14: kvpilot.v1.GetRequest
-	(*GetResponse)(nil),           // 15: kvpilot.v1.GetResponse
-	(*WatchRequest)(nil),          // 16: kvpilot.v1.WatchRequest
-	(*WatchResponse)(nil),         // 17: kvpilot.v1.WatchResponse
-	nil,                           // 18: kvpilot.v1.Replica.LabelsEntry
-	nil,                           // 19: kvpilot.v1.RegisterRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
-	(FeedState)(0),                // 21: kvpilot.v1.FeedState
-	(*durationpb.Duration)(nil),   // 22: google.protobuf.Duration
+	(*ReplicaDrain)(nil),          // 3: kvpilot.v1.ReplicaDrain
+	(*ReplicaRank)(nil),           // 4: kvpilot.v1.ReplicaRank
+	(*ReplicaModel)(nil),          // 5: kvpilot.v1.ReplicaModel
+	(*EventsSpec)(nil),            // 6: kvpilot.v1.EventsSpec
+	(*RegisterRequest)(nil),       // 7: kvpilot.v1.RegisterRequest
+	(*RegisterResponse)(nil),      // 8: kvpilot.v1.RegisterResponse
+	(*DeregisterRequest)(nil),     // 9: kvpilot.v1.DeregisterRequest
+	(*DeregisterResponse)(nil),    // 10: kvpilot.v1.DeregisterResponse
+	(*DrainRequest)(nil),          // 11: kvpilot.v1.DrainRequest
+	(*DrainResponse)(nil),         // 12: kvpilot.v1.DrainResponse
+	(*ListRequest)(nil),           // 13: kvpilot.v1.ListRequest
+	(*ListResponse)(nil),          // 14: kvpilot.v1.ListResponse
+	(*GetRequest)(nil),            // 15: kvpilot.v1.GetRequest
+	(*GetResponse)(nil),           // 16: kvpilot.v1.GetResponse
+	(*WatchRequest)(nil),          // 17: kvpilot.v1.WatchRequest
+	(*WatchResponse)(nil),         // 18: kvpilot.v1.WatchResponse
+	nil,                           // 19: kvpilot.v1.Replica.LabelsEntry
+	nil,                           // 20: kvpilot.v1.RegisterRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
+	(FeedState)(0),                // 22: kvpilot.v1.FeedState
+	(*durationpb.Duration)(nil),   // 23: google.protobuf.Duration
 }
 var file_kvpilot_v1_replica_proto_depIdxs = []int32{
 	0,  // 0: kvpilot.v1.Replica.state:type_name -> kvpilot.v1.ReplicaState
-	20, // 1: kvpilot.v1.Replica.since:type_name -> google.protobuf.Timestamp
-	3,  // 2: kvpilot.v1.Replica.ranks:type_name -> kvpilot.v1.ReplicaRank
-	4,  // 3: kvpilot.v1.Replica.models:type_name -> kvpilot.v1.ReplicaModel
-	18, // 4: kvpilot.v1.Replica.labels:type_name -> kvpilot.v1.Replica.LabelsEntry
+	21, // 1: kvpilot.v1.Replica.since:type_name -> google.protobuf.Timestamp
+	4,  // 2: kvpilot.v1.Replica.ranks:type_name -> kvpilot.v1.ReplicaRank
+	5,  // 3: kvpilot.v1.Replica.models:type_name -> kvpilot.v1.ReplicaModel
+	19, // 4: kvpilot.v1.Replica.labels:type_name -> kvpilot.v1.Replica.LabelsEntry
 	1,  // 5: kvpilot.v1.Replica.breaker:type_name -> kvpilot.v1.BreakerState
-	21, // 6: kvpilot.v1.ReplicaRank.feed:type_name -> kvpilot.v1.FeedState
-	5,  // 7: kvpilot.v1.RegisterRequest.events:type_name -> kvpilot.v1.EventsSpec
-	19, // 8: kvpilot.v1.RegisterRequest.labels:type_name -> kvpilot.v1.RegisterRequest.LabelsEntry
-	22, // 9: kvpilot.v1.RegisterRequest.lease:type_name -> google.protobuf.Duration
-	22, // 10: kvpilot.v1.RegisterResponse.lease:type_name -> google.protobuf.Duration
-	2,  // 11: kvpilot.v1.DrainResponse.replica:type_name -> kvpilot.v1.Replica
-	2,  // 12: kvpilot.v1.ListResponse.replicas:type_name -> kvpilot.v1.Replica
-	2,  // 13: kvpilot.v1.GetResponse.replica:type_name -> kvpilot.v1.Replica
-	2,  // 14: kvpilot.v1.WatchResponse.replica:type_name -> kvpilot.v1.Replica
-	6,  // 15: kvpilot.v1.ReplicaService.Register:input_type -> kvpilot.v1.RegisterRequest
-	8,  // 16: kvpilot.v1.ReplicaService.Deregister:input_type -> kvpilot.v1.DeregisterRequest
-	10, // 17: kvpilot.v1.ReplicaService.Drain:input_type -> kvpilot.v1.DrainRequest
-	12, // 18: kvpilot.v1.ReplicaService.List:input_type -> kvpilot.v1.ListRequest
-	14, // 19: kvpilot.v1.ReplicaService.Get:input_type -> kvpilot.v1.GetRequest
-	16, // 20: kvpilot.v1.ReplicaService.Watch:input_type -> kvpilot.v1.WatchRequest
-	7,  // 21: kvpilot.v1.ReplicaService.Register:output_type -> kvpilot.v1.RegisterResponse
-	9,  // 22: kvpilot.v1.ReplicaService.Deregister:output_type -> kvpilot.v1.DeregisterResponse
-	11, // 23: kvpilot.v1.ReplicaService.Drain:output_type -> kvpilot.v1.DrainResponse
-	13, // 24: kvpilot.v1.ReplicaService.List:output_type -> kvpilot.v1.ListResponse
-	15, // 25: kvpilot.v1.ReplicaService.Get:output_type -> kvpilot.v1.GetResponse
-	17, // 26: kvpilot.v1.ReplicaService.Watch:output_type -> kvpilot.v1.WatchResponse
-	21, // [21:27] is the sub-list for method output_type
-	15, // [15:21] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	3,  // 6: kvpilot.v1.Replica.drain:type_name -> kvpilot.v1.ReplicaDrain
+	21, // 7: kvpilot.v1.ReplicaDrain.since:type_name -> google.protobuf.Timestamp
+	22, // 8: kvpilot.v1.ReplicaRank.feed:type_name -> kvpilot.v1.FeedState
+	6,  // 9: kvpilot.v1.RegisterRequest.events:type_name -> kvpilot.v1.EventsSpec
+	20, // 10: kvpilot.v1.RegisterRequest.labels:type_name -> kvpilot.v1.RegisterRequest.LabelsEntry
+	23, // 11: kvpilot.v1.RegisterRequest.lease:type_name -> google.protobuf.Duration
+	23, // 12: kvpilot.v1.RegisterResponse.lease:type_name -> google.protobuf.Duration
+	2,  // 13: kvpilot.v1.DrainResponse.replica:type_name -> kvpilot.v1.Replica
+	2,  // 14: kvpilot.v1.ListResponse.replicas:type_name -> kvpilot.v1.Replica
+	2,  // 15: kvpilot.v1.GetResponse.replica:type_name -> kvpilot.v1.Replica
+	2,  // 16: kvpilot.v1.WatchResponse.replica:type_name -> kvpilot.v1.Replica
+	7,  // 17: kvpilot.v1.ReplicaService.Register:input_type -> kvpilot.v1.RegisterRequest
+	9,  // 18: kvpilot.v1.ReplicaService.Deregister:input_type -> kvpilot.v1.DeregisterRequest
+	11, // 19: kvpilot.v1.ReplicaService.Drain:input_type -> kvpilot.v1.DrainRequest
+	13, // 20: kvpilot.v1.ReplicaService.List:input_type -> kvpilot.v1.ListRequest
+	15, // 21: kvpilot.v1.ReplicaService.Get:input_type -> kvpilot.v1.GetRequest
+	17, // 22: kvpilot.v1.ReplicaService.Watch:input_type -> kvpilot.v1.WatchRequest
+	8,  // 23: kvpilot.v1.ReplicaService.Register:output_type -> kvpilot.v1.RegisterResponse
+	10, // 24: kvpilot.v1.ReplicaService.Deregister:output_type -> kvpilot.v1.DeregisterResponse
+	12, // 25: kvpilot.v1.ReplicaService.Drain:output_type -> kvpilot.v1.DrainResponse
+	14, // 26: kvpilot.v1.ReplicaService.List:output_type -> kvpilot.v1.ListResponse
+	16, // 27: kvpilot.v1.ReplicaService.Get:output_type -> kvpilot.v1.GetResponse
+	18, // 28: kvpilot.v1.ReplicaService.Watch:output_type -> kvpilot.v1.WatchResponse
+	23, // [23:29] is the sub-list for method output_type
+	17, // [17:23] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_replica_proto_init() }
@@ -1406,7 +1517,7 @@ func file_kvpilot_v1_replica_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_replica_proto_rawDesc), len(file_kvpilot_v1_replica_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

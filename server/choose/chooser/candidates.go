@@ -93,7 +93,7 @@ func (c *Chooser) tooLong(s *scratch, req *Request, model string) {
 		switch d.Candidates[i].Veto {
 		case decision.VetoNone:
 			return
-		case decision.VetoState, decision.VetoExcluded:
+		case decision.VetoState, decision.VetoDraining, decision.VetoExcluded:
 			if context := contextOf(s.owner(i), model); context == 0 || context >= req.Longest {
 				return
 			}

@@ -66,7 +66,7 @@ func plainTooLong(cands []decision.Candidate, owners []*replica.Replica, req *Re
 		switch cands[i].Veto {
 		case decision.VetoNone:
 			return
-		case decision.VetoState, decision.VetoExcluded:
+		case decision.VetoState, decision.VetoDraining, decision.VetoExcluded:
 			if context == 0 || context >= req.Longest {
 				return
 			}

@@ -48,6 +48,8 @@ func (f *Filter) serves(r *replica.Replica) bool {
 // Replica returns the veto that holds for all ranks of r.
 func (f *Filter) Replica(r *replica.Replica) decision.Veto {
 	switch {
+	case !f.serves(r) && r.State == replica.StateDraining:
+		return decision.VetoDraining
 	case !f.serves(r):
 		return decision.VetoState
 	case len(f.Excluded) > 0 && slices.Contains(f.Excluded, r.ID):

@@ -37,9 +37,11 @@ func TestFilterNamesEachVeto(t *testing.T) {
 			t.Errorf("%s: veto %q, want %q", tt.name, got, tt.want)
 		}
 	}
-	for _, state := range []replica.State{replica.StateStarting, replica.StateDraining, replica.StateUnhealthy} {
-		if got := (&selector.Filter{}).Replica(&replica.Replica{ID: "a", State: state}); got != decision.VetoState {
-			t.Errorf("%s: veto %q, want %q", state, got, decision.VetoState)
+	for state, want := range map[replica.State]decision.Veto{
+		replica.StateStarting: decision.VetoState, replica.StateDraining: decision.VetoDraining, replica.StateUnhealthy: decision.VetoState,
+	} {
+		if got := (&selector.Filter{}).Replica(&replica.Replica{ID: "a", State: state}); got != want {
+			t.Errorf("%s: veto %q, want %q", state, got, want)
 		}
 	}
 	f := selector.Filter{MinRank: 1, MaxRank: 2, Pinned: "a", PinnedRank: -1}

@@ -6,7 +6,7 @@ type Veto uint8
 // The vetoes, in the order in which they are tried.
 const (
 	VetoNone Veto = iota
-	// VetoState: starting, draining or unhealthy.
+	// VetoState: starting or unhealthy.
 	VetoState
 	// VetoModel: does not serve the model or the adapter.
 	VetoModel
@@ -26,13 +26,15 @@ const (
 	VetoContext
 	// VetoStalled: has requests and makes no progress.
 	VetoStalled
+	// VetoDraining: drained by an operator, or about to be removed by its source.
+	VetoDraining
 	vetoes
 )
 
 // vetoNames are the forms that metrics and JSON use.
 func vetoNames() [vetoes]string {
 	return [vetoes]string{
-		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context", "stalled",
+		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context", "stalled", "draining",
 	}
 }
 

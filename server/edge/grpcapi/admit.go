@@ -149,8 +149,13 @@ func (a *API) permit(who *caller.Caller, method string, m *methodInfo, from orig
 
 // record writes what a call did to the fleet, or what it read, into the audit log.
 func (a *API) record(ctx context.Context, kind audit.Kind, method, target string, err error) {
+	a.recordWith(ctx, audit.Event{Kind: kind, Method: method, Target: target}, err)
+}
+
+// recordWith completes an event with the caller and the outcome, and writes it.
+func (a *API) recordWith(ctx context.Context, e audit.Event, err error) {
 	from := originOf(ctx)
-	e := audit.Event{Kind: kind, Outcome: audit.OK, Address: from.address, RequestID: from.requestID, Target: target, Method: method}
+	e.Outcome, e.Address, e.RequestID = audit.OK, from.address, from.requestID
 	if err != nil {
 		e.Outcome = apierror.Name(apierror.From(err).Reason)
 	}

@@ -75,7 +75,7 @@ func (a *API) replicaProto(r *replica.Replica, c caches) *kvpilotv1.Replica {
 		ReplicaId: string(r.ID), Url: r.URL, State: stateProto(r.State), Since: timestamppb.New(r.Since), Life: r.Life,
 		Labels: r.Labels, Version: r.Version, RustFrontend: r.RustFrontend,
 		BlockSize: uint32(max(r.BlockSize, 0)), Blocks: uint32(max(r.Blocks, 0)), MaxBatchedTokens: uint32(max(r.MaxBatchedTokens, 0)),
-		LastError: details.LastError, Drained: details.Drained, Breaker: breakerProto(a.Breaker(r.ID)),
+		LastError: details.LastError, Drained: details.Drained, Drain: a.drainProto(r, details.Drain), Breaker: breakerProto(a.Breaker(r.ID)),
 	}
 	for i, slot := range r.Slots {
 		held, feed := c.held[slot], c.feeds[slot]

@@ -89,25 +89,6 @@ func (s *replicas) Deregister(ctx context.Context, in *kvpilotv1.DeregisterReque
 	return &kvpilotv1.DeregisterResponse{}, nil
 }
 
-func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (_ *kvpilotv1.DrainResponse, err error) {
-	change, kind := s.api.Registry.Drain, audit.Drain
-	if in.GetUndo() {
-		change, kind = s.api.Registry.Undrain, audit.Undrain
-	}
-	defer func() {
-		s.api.record(ctx, kind, kvpilotv1.ReplicaService_Drain_FullMethodName, in.GetReplicaId(), err)
-	}()
-	id := replica.ID(in.GetReplicaId())
-	if err := change(ctx, id); err != nil {
-		return nil, registryError(err)
-	}
-	r, ok := s.api.Registry.Snapshot().Replica(id)
-	if !ok {
-		return nil, registryError(registry.ErrUnknownReplica)
-	}
-	return &kvpilotv1.DrainResponse{Replica: s.api.replicaProto(r, s.api.caches())}, nil
-}
-
 // replicasOf are the replicas that serve a model; no name means all there are.
 func (a *API) replicasOf(model string) ([]*replica.Replica, error) {
 	if model == "" {
@@ -120,7 +101,7 @@ func (a *API) replicasOf(model string) ([]*replica.Replica, error) {
 	return pool.Replicas, nil
 }
 
-func (s *replicas) List(_ context.Context, in *kvpilotv1.ListRequest) (*kvpilotv1.ListResponse, error) {
+func (s *replicas) List(ctx context.Context, in *kvpilotv1.ListRequest) (*kvpilotv1.ListResponse, error) {
 	list, err := s.api.replicasOf(in.GetModel())
 	if err != nil {
 		return nil, err
@@ -129,15 +110,18 @@ func (s *replicas) List(_ context.Context, in *kvpilotv1.ListRequest) (*kvpilotv
 	for _, r := range list {
 		out.Replicas = append(out.Replicas, s.api.replicaProto(r, known))
 	}
+	s.api.countDraining(ctx, list, out.GetReplicas()...)
 	return out, nil
 }
 
-func (s *replicas) Get(_ context.Context, in *kvpilotv1.GetRequest) (*kvpilotv1.GetResponse, error) {
+func (s *replicas) Get(ctx context.Context, in *kvpilotv1.GetRequest) (*kvpilotv1.GetResponse, error) {
 	r, ok := s.api.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
 	if !ok {
-		return nil, registryError(registry.ErrUnknownReplica)
+		return nil, s.api.unknownReplica(in.GetReplicaId())
 	}
-	return &kvpilotv1.GetResponse{Replica: s.api.replicaProto(r, s.api.caches())}, nil
+	out := s.api.replicaProto(r, s.api.caches())
+	s.api.countDraining(ctx, []*replica.Replica{r}, out)
+	return &kvpilotv1.GetResponse{Replica: out}, nil
 }
 
 func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error {
@@ -170,6 +154,8 @@ func registryError(err error) error {
 		return apierror.New(apierror.ReplicaNotFound, "there is no such replica", err, apierror.WithParam("replica_id"))
 	case errors.Is(err, registry.ErrTaken):
 		return apierror.New(apierror.Conflict, registry.ErrTaken.Error(), err, apierror.WithParam("replica_id"))
+	case errors.Is(err, registry.ErrLastReady):
+		return apierror.New(apierror.Conflict, err.Error()+"; set force to drain it all the same", err, apierror.WithParam("force"))
 	case errors.Is(err, registry.ErrForbidden):
 		return apierror.New(apierror.PermissionDenied, err.Error(), err, apierror.WithParam("url"))
 	case errors.Is(err, registry.ErrRanks):

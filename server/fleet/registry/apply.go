@@ -15,12 +15,12 @@ type Registration struct {
 	Left time.Duration
 }
 
-// ApplyDrain puts in force what drained returns for a replica, known or not. The function runs in the order of all other
+// ApplyDrain puts in force what drain returns for a replica, known or not; nil ends its drain. The function runs in the order of all other
 // changes, so that it sees those of this router's callers; it must not block.
-func (r *Registry) ApplyDrain(ctx context.Context, id replica.ID, drained func() bool) error {
+func (r *Registry) ApplyDrain(ctx context.Context, id replica.ID, drain func() *Drain) error {
 	return r.do(ctx, func(c *core) error {
-		if drain := drained(); drain != c.drained(id) {
-			c.setDrain(id, c.entries[id], drain)
+		if d := drain(); !sameDrain(d, c.drains[id]) {
+			c.setDrain(id, d)
 		}
 		return nil
 	})

@@ -14,7 +14,7 @@ import (
 func TestChangesByCallersAreReported(t *testing.T) {
 	var log []string
 	params := registry.Params{
-		OnDrain: func(id replica.ID, drained bool) { log = append(log, fmt.Sprint("drain ", id, " ", drained)) },
+		OnDrain: func(id replica.ID, d *registry.Drain) { log = append(log, fmt.Sprint("drain ", id, " ", d != nil)) },
 		OnRegistered: func(s registry.Spec, left time.Duration) {
 			log = append(log, fmt.Sprint("register ", s.ID, " ", s.URL, " ", left))
 		},
@@ -25,12 +25,12 @@ func TestChangesByCallersAreReported(t *testing.T) {
 		mustRegister(t, r, spec("a"), time.Hour)
 		mustRegister(t, r, spec("a"), time.Minute)
 		for _, do := range []func() error{
-			func() error { return r.Drain(ctx, "a") },
-			func() error { return r.Drain(ctx, "a") }, // no change
+			func() error { return r.Drain(ctx, "a", registry.DrainOptions{Force: true}) },
+			func() error { return r.Drain(ctx, "a", registry.DrainOptions{Force: true}) }, // no change
 			func() error { return r.Undrain(ctx, "a") },
 			func() error { return r.Deregister(ctx, "a") },
 			// What a peer reported is not reported back.
-			func() error { return r.ApplyDrain(ctx, "b", func() bool { return true }) },
+			func() error { return r.ApplyDrain(ctx, "b", func() *registry.Drain { return &registry.Drain{} }) },
 			func() error {
 				return r.ApplyRegistration(ctx, "b", func() registry.Registration { return registry.Registration{Spec: spec("b"), Left: time.Minute} })
 			},
@@ -53,7 +53,7 @@ func TestWhatPeersReportIsApplied(t *testing.T) {
 		apply := func(id replica.ID, left time.Duration) error {
 			return r.ApplyRegistration(ctx, id, func() registry.Registration { return registry.Registration{Spec: spec(string(id)), Left: left} })
 		}
-		if err := r.ApplyDrain(ctx, "a", func() bool { return true }); err != nil {
+		if err := r.ApplyDrain(ctx, "a", func() *registry.Drain { return &registry.Drain{} }); err != nil {
 			t.Errorf("drain of a replica that is not known yet: %v", err)
 		}
 		if err := apply("a", time.Minute); err != nil {
@@ -61,7 +61,7 @@ func TestWhatPeersReportIsApplied(t *testing.T) {
 		}
 		pass(time.Second)
 		wantState(t, r, "a", replica.StateDraining)
-		if err := r.ApplyDrain(ctx, "a", func() bool { return false }); err != nil {
+		if err := r.ApplyDrain(ctx, "a", func() *registry.Drain { return nil }); err != nil {
 			t.Error(err)
 		}
 		wantState(t, r, "a", replica.StateReady)

@@ -16,7 +16,7 @@ func fleetOf(n int) map[replica.ID]*entry {
 		e := newEntry(id, listing{spec: Spec{ID: id, URL: "http://h", Ranks: 2}, source: sourceStatic})
 		e.slots, e.models = slots.take(2), []replica.Model{{ID: "base"}, {ID: fmt.Sprint("tune", i%10), Parent: "base"}}
 		e.health = replica.StateReady
-		e.rebuild(false)
+		e.rebuild(nil)
 		entries[id] = e
 	}
 	return entries

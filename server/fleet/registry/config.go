@@ -205,7 +205,7 @@ type Params struct {
 	// OnDrain is called when a caller of this router has drained or undrained a replica, OnRegistered when one has registered
 	// a replica or renewed its registration, with the time left of the lease, and OnDeregistered when one has withdrawn it.
 	// What Apply does is not reported. They are called in the order of the changes and must not block.
-	OnDrain        func(id replica.ID, drained bool)
+	OnDrain        func(id replica.ID, drain *Drain) // nil: undrained
 	OnRegistered   func(spec Spec, left time.Duration)
 	OnDeregistered func(id replica.ID)
 }

@@ -29,7 +29,7 @@ type core struct {
 
 	sources map[string]map[replica.ID]Spec
 	leases  map[replica.ID]time.Time // of the registered ones
-	drains  map[replica.ID]time.Time // drained by an operator, since when
+	drains  map[replica.ID]*Drain    // of operators
 	entries map[replica.ID]*entry
 	slots   slotPool
 	doubled map[replica.ID]string // the source with an ignored listing of an id
@@ -47,7 +47,7 @@ func newCore(ctx context.Context, r *Registry) *core {
 	return &core{
 		r: r, ctx: ctx,
 		sources: map[string]map[replica.ID]Spec{}, leases: map[replica.ID]time.Time{},
-		drains: map[replica.ID]time.Time{}, entries: map[replica.ID]*entry{},
+		drains: map[replica.ID]*Drain{}, entries: map[replica.ID]*entry{},
 	}
 }
 
@@ -154,7 +154,7 @@ func (c *core) commit() {
 		}
 		if e.dirty {
 			e.dirty = false
-			if e.rebuild(c.drained(e.id)) {
+			if e.rebuild(c.drains[e.id]) {
 				c.r.metrics.stateChanged(c.ctx, e.state)
 			}
 			c.changed = true
@@ -241,11 +241,6 @@ func (c *core) announce(came, went []rankChange) {
 	if p.OnChanged != nil {
 		p.OnChanged(s)
 	}
-}
-
-func (c *core) drained(id replica.ID) bool {
-	_, ok := c.drains[id]
-	return ok
 }
 
 // learn adds what another part found out.

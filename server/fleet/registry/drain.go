@@ -2,51 +2,106 @@ package registry
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Drain stops new requests to a replica; those under way finish. A drain outlives the replica's
-// absence, until Undrain.
-func (r *Registry) Drain(ctx context.Context, id replica.ID) error {
-	return r.setDrain(ctx, id, true)
+// Drain is a drain in force. It is immutable.
+type Drain struct {
+	Since time.Time
+	// By is the caller that asked for it, Reason what it gave as a reason; both may be empty.
+	By, Reason string
 }
 
-// Undrain lets a drained replica take requests again.
-func (r *Registry) Undrain(ctx context.Context, id replica.ID) error {
-	return r.setDrain(ctx, id, false)
+// DrainOptions are what a caller says with a drain.
+type DrainOptions struct {
+	By, Reason string
+	// Force allows a drain that leaves a model without a ready replica.
+	Force bool
 }
 
-func (r *Registry) setDrain(ctx context.Context, id replica.ID, drain bool) error {
+// Drain stops new requests to a replica; those under way finish. When it returns, the snapshot shows the drain. A drain outlives
+// the replica's absence, until Undrain. A drain of a draining replica only replaces the reason, if it has one.
+// ErrLastReady: the replica is the last ready one of a model, and Force is not set.
+func (r *Registry) Drain(ctx context.Context, id replica.ID, o DrainOptions) error {
 	return r.do(ctx, func(c *core) error {
 		e, known := c.entries[id]
-		if !known && !c.drained(id) {
+		old := c.drains[id]
+		switch {
+		case !known && old == nil:
 			return ErrUnknownReplica
-		}
-		if drain == c.drained(id) {
+		case old != nil && (o.Reason == "" || o.Reason == old.Reason):
+			return nil
+		case old != nil:
+			c.changeDrain(id, &Drain{Since: old.Since, By: o.By, Reason: o.Reason})
 			return nil
 		}
-		c.setDrain(id, e, drain)
-		if report := r.params.OnDrain; report != nil {
-			report(id, drain)
+		if model, last := c.lastReady(e); last && !o.Force {
+			return fmt.Errorf("%w of model %q", ErrLastReady, model)
+		}
+		c.changeDrain(id, &Drain{Since: time.Now(), By: o.By, Reason: o.Reason})
+		return nil
+	})
+}
+
+// Undrain lets a drained replica take requests again. That it is not drained is no error.
+func (r *Registry) Undrain(ctx context.Context, id replica.ID) error {
+	return r.do(ctx, func(c *core) error {
+		_, known := c.entries[id]
+		switch old := c.drains[id]; {
+		case !known && old == nil:
+			return ErrUnknownReplica
+		case old != nil:
+			c.changeDrain(id, nil)
 		}
 		return nil
 	})
 }
 
-// setDrain changes the drain of a replica; e is its entry, or nil while it is absent.
-func (c *core) setDrain(id replica.ID, e *entry, drain bool) {
-	if drain {
-		c.drains[id] = time.Now()
+// lastReady returns a model of which e is the only ready replica.
+func (c *core) lastReady(e *entry) (model string, last bool) {
+	if e.state != replica.StateReady {
+		return "", false
+	}
+	others := map[string]bool{}
+	for _, o := range c.entries {
+		if o != e && o.state == replica.StateReady {
+			for _, m := range o.models {
+				others[m.ID] = true
+			}
+		}
+	}
+	for _, m := range e.models {
+		if !others[m.ID] {
+			return m.ID, true
+		}
+	}
+	return "", false
+}
+
+// changeDrain puts a caller's change in force and reports it. A nil drain ends it.
+func (c *core) changeDrain(id replica.ID, d *Drain) {
+	c.setDrain(id, d)
+	if report := c.r.params.OnDrain; report != nil {
+		report(id, d)
+	}
+}
+
+// setDrain changes the drain of a replica, which may be absent. A nil drain ends it.
+func (c *core) setDrain(id replica.ID, d *Drain) {
+	if d != nil {
+		c.drains[id] = d
 		c.boundDrains()
+		c.r.log.Info("replica is drained", "replica", id, "by", d.By, "reason", d.Reason)
 	} else {
 		delete(c.drains, id)
+		c.r.log.Info("replica is not drained any more", "replica", id)
 	}
-	if e != nil {
+	if e := c.entries[id]; e != nil {
 		e.dirty = true
 	}
-	c.r.log.Info("replica drain set", "replica", id, "draining", drain)
 }
 
 // boundDrains forgets the oldest drain of an absent replica when there are too many.
@@ -56,10 +111,18 @@ func (c *core) boundDrains() {
 	}
 	var oldest replica.ID
 	var at time.Time
-	for id, since := range c.drains {
-		if _, present := c.entries[id]; !present && (oldest == "" || since.Before(at)) {
-			oldest, at = id, since
+	for id, d := range c.drains {
+		if _, present := c.entries[id]; !present && (oldest == "" || d.Since.Before(at)) {
+			oldest, at = id, d.Since
 		}
 	}
 	delete(c.drains, oldest)
+}
+
+// sameDrain reports whether two drains, which may be nil, are the same for those that see them.
+func sameDrain(a, b *Drain) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Since.Equal(b.Since) && a.By == b.By && a.Reason == b.Reason
 }

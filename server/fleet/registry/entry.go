@@ -20,6 +20,7 @@ type entry struct {
 	prober *prober
 
 	health   replica.State // Starting, Ready or Unhealthy; draining lies above it
+	drain    *Drain        // an operator's; nil: none
 	ups      int           // consecutive probes that succeeded
 	downs    int           // consecutive probes that failed
 	life     uint64
@@ -160,9 +161,10 @@ func (e *entry) failed(res result, c *core) {
 }
 
 // rebuild makes a new view and reports whether the state is another one.
-func (e *entry) rebuild(drained bool) (changed bool) {
+func (e *entry) rebuild(drain *Drain) (changed bool) {
 	state := e.health
-	if drained || e.spec.leaving {
+	e.drain = drain
+	if drain != nil || e.spec.leaving {
 		state = replica.StateDraining
 	}
 	changed = state != e.state || e.view == nil
@@ -187,7 +189,7 @@ func (e *entry) binds() bool {
 
 func (e *entry) details() details {
 	return details{
-		Details: Details{Source: e.source, Drained: e.state == replica.StateDraining, LastError: e.lastError},
+		Details: Details{Source: e.source, Drained: e.state == replica.StateDraining, Drain: e.drain, LastError: e.lastError},
 		vitals:  e.vitals,
 	}
 }

@@ -197,7 +197,7 @@ func virtual(t *testing.T, f *fleet, config registry.Config, params registry.Par
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		if err := r.Drain(t.Context(), "x"); !errors.Is(err, registry.ErrClosed) {
+		if err := r.Drain(t.Context(), "x", registry.DrainOptions{Force: true}); !errors.Is(err, registry.ErrClosed) {
 			t.Errorf("a call after Run ended: %v, want ErrClosed", err)
 		}
 	})

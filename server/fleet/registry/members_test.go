@@ -124,13 +124,13 @@ func TestDrainsOutliveTheReplica(t *testing.T) {
 	f := newFleet("a")
 	virtual(t, f, listed(), registry.Params{}, func(t *testing.T, r *registry.Registry, _ *watcher) {
 		ctx := t.Context()
-		if err := r.Drain(ctx, "a"); !errors.Is(err, registry.ErrUnknownReplica) {
+		if err := r.Drain(ctx, "a", registry.DrainOptions{Force: true}); !errors.Is(err, registry.ErrUnknownReplica) {
 			t.Errorf("Drain of an unknown replica: %v, want ErrUnknownReplica", err)
 		}
 		mustRegister(t, r, spec("a"), time.Hour)
 		pass(time.Second)
 		for range 2 { // again changes nothing
-			if err := r.Drain(ctx, "a"); err != nil {
+			if err := r.Drain(ctx, "a", registry.DrainOptions{Force: true}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -260,7 +260,7 @@ func TestWatchFollows(t *testing.T) {
 		mustRegister(t, r, spec("b"), time.Hour)
 		pass(time.Second)
 		expect("added b starting", "updated b ready")
-		_ = r.Drain(ctx, "a") // seen in the next line
+		_ = r.Drain(ctx, "a", registry.DrainOptions{Force: true}) // seen in the next line
 		expect("updated a draining")
 		_ = r.Deregister(ctx, "b") // seen in the next line
 		expect("removed b ready")
@@ -287,7 +287,7 @@ func TestChurnKeepsThePromises(t *testing.T) {
 				case 2:
 					_ = r.Deregister(ctx, s.ID) // may be unknown
 				case 3:
-					_ = r.Drain(ctx, s.ID) // may be unknown
+					_ = r.Drain(ctx, s.ID, registry.DrainOptions{Force: true}) // may be unknown
 				case 4:
 					r.Learn(s.ID, registry.Learned{BlockSize: 16 << dice.IntN(2)})
 				default:
@@ -344,4 +344,57 @@ func TestNamesOfPools(t *testing.T) {
 	if p, ok := one.Pool("tune:tune"); ok {
 		t.Errorf("an adapter of an adapter: %+v", p)
 	}
+}
+
+func TestADrainHasAReasonAndLeavesEachModelAReplica(t *testing.T) {
+	f := newFleet("a", "b")
+	virtual(t, f, listed(spec("a"), spec("b")), registry.Params{}, func(t *testing.T, r *registry.Registry, _ *watcher) {
+		ctx := t.Context()
+		pass(time.Second)
+		drain := func(id replica.ID, o registry.DrainOptions) error { return r.Drain(ctx, id, o) }
+		if err := drain("a", registry.DrainOptions{By: "ops", Reason: "new driver"}); err != nil {
+			t.Fatal(err)
+		}
+		first := *r.Snapshot().Details("a").Drain
+		if first.By != "ops" || first.Reason != "new driver" || !first.Since.Equal(time.Now()) {
+			t.Errorf("the drain is %+v", first)
+		}
+		if err := drain("b", registry.DrainOptions{}); !errors.Is(err, registry.ErrLastReady) {
+			t.Errorf("the last ready replica: %v, want ErrLastReady", err)
+		}
+		wantState(t, r, "b", replica.StateReady)
+		pass(time.Minute)
+		for _, again := range []struct {
+			reason string
+			want   registry.Drain
+		}{
+			{"", first}, {"new disk", registry.Drain{Since: first.Since, By: "night", Reason: "new disk"}},
+		} {
+			if err := drain("a", registry.DrainOptions{By: "night", Reason: again.reason}); err != nil {
+				t.Error(err)
+			}
+			if got := *r.Snapshot().Details("a").Drain; got != again.want {
+				t.Errorf("drained again for %q: %+v, want %+v", again.reason, got, again.want)
+			}
+		}
+		if err := drain("b", registry.DrainOptions{Force: true}); err != nil {
+			t.Errorf("forced: %v", err)
+		}
+		for _, id := range []replica.ID{"a", "b", "b"} { // a second time is no error
+			if err := r.Undrain(ctx, id); err != nil {
+				t.Error(err)
+			}
+			wantState(t, r, id, replica.StateReady)
+		}
+		if d := r.Snapshot().Details("a").Drain; d != nil {
+			t.Errorf("after Undrain: %+v", *d)
+		}
+		// What is not ready serves nothing that its drain could take away.
+		f.set("b", func(h *host) { h.status = 0 })
+		pass(time.Minute)
+		wantState(t, r, "b", replica.StateUnhealthy)
+		if err := drain("b", registry.DrainOptions{}); err != nil {
+			t.Errorf("an unhealthy replica: %v", err)
+		}
+	})
 }

@@ -31,10 +31,14 @@ func newMetrics(provider metric.MeterProvider, r *Registry) *metrics {
 	m.labelErrors = s.CounterBy("kvpilot.registry.label_errors", "{value}", "Labels, annotations and variables of pods that could not be used, by source.")
 
 	replicas := s.ObservedGauge("kvpilot.registry.replicas", "{replica}", "Replicas, by state.")
+	draining := s.ObservedGauge("kvpilot.registry.draining", "{replica}", "1 for each replica that drains, by replica.")
 	s.Observe(func(o metric.Observer) {
 		counts := make([]int64, len(m.byState))
 		for _, r := range r.Snapshot().Replicas {
 			counts[r.State]++
+			if r.State == replica.StateDraining {
+				o.ObserveInt64(draining, 1, instruments.Label("replica", string(r.ID)))
+			}
 		}
 		for state, labels := range m.byState {
 			o.ObserveInt64(replicas, counts[state], labels)

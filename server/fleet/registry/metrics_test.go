@@ -18,7 +18,7 @@ func TestMetricsShowTheFleet(t *testing.T) {
 	params := registry.Params{Meter: sdk.NewMeterProvider(sdk.WithReader(reader))}
 	virtual(t, f, listed(spec("a"), spec("b")), params, func(t *testing.T, r *registry.Registry, _ *watcher) {
 		pass(time.Second)
-		if err := r.Drain(t.Context(), "a"); err != nil {
+		if err := r.Drain(t.Context(), "a", registry.DrainOptions{Force: true}); err != nil {
 			t.Fatal(err)
 		}
 		var all metricdata.ResourceMetrics

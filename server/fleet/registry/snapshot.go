@@ -50,6 +50,8 @@ type Details struct {
 	Source string
 	// Drained reports that an operator drains it, or that its source is about to remove it.
 	Drained bool
+	// Drain is the operator's drain; nil when there is none.
+	Drain *Drain
 	// LastError is why the last probe failed; empty when it did not.
 	LastError string
 	// Failures is how many consecutive probes failed.

@@ -47,11 +47,14 @@ func (s *Store) applyOne(ctx context.Context, r ref) {
 	id := replica.ID(r.key)
 	var err error
 	if r.kind == kindDrain {
-		err = s.params.Registry.ApplyDrain(ctx, id, func() bool {
+		err = s.params.Registry.ApplyDrain(ctx, id, func() *registry.Drain {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			e, known := s.drains.facts[r.key]
-			return known && !e.gone
+			if !known || e.gone {
+				return nil
+			}
+			return &e.value
 		})
 	} else {
 		err = s.params.Registry.ApplyRegistration(ctx, id, func() registry.Registration { return s.registrationOf(r.key) })

@@ -16,12 +16,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
 func (r *router) isDrained(id replica.ID) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.drained[id]
+	return r.drained[id] != nil
 }
 
 func TestADrainOnOneIsADrainOnAll(t *testing.T) {
@@ -34,6 +35,8 @@ func TestADrainOnOneIsADrainOnAll(t *testing.T) {
 		pass(time.Millisecond)
 		if !b.isDrained("r") || !c.isDrained("r") {
 			t.Error("the others have not drained it at once")
+		} else if got := b.view().drained["r"]; *got != *drained() {
+			t.Errorf("another router has %+v, want %+v", *got, *drained())
 		}
 		b.drain("r", false)
 		pass(time.Millisecond)
@@ -276,6 +279,7 @@ func TestUnfitFactsAreRejected(t *testing.T) {
 		nan.Load = -1
 		for name, in := range map[string]*kvpilotv1.Facts{
 			"no replica":          {Drains: []*kvpilotv1.DrainFact{{Drained: true, Version: fine}}},
+			"a long reason":       {Drains: []*kvpilotv1.DrainFact{{ReplicaId: "r", Drained: true, Version: fine, Reason: string(make([]byte, 2000))}}},
 			"no version":          {Drains: []*kvpilotv1.DrainFact{{ReplicaId: "r", Drained: true}}},
 			"a clock far ahead":   {Drains: []*kvpilotv1.DrainFact{{ReplicaId: "r", Drained: true, Version: ahead}}},
 			"the end of time":     {Drains: []*kvpilotv1.DrainFact{{ReplicaId: "r", Version: &kvpilotv1.FactVersion{TimeMs: 1<<64 - 1, RouterId: "b"}}}},
@@ -298,7 +302,7 @@ func TestFactsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Params{Self: "a", Peers: func() []Peer { return nil }})
 		for i := range maxDrains + 100 {
-			s.Drained(replica.ID(fmt.Sprint("r", i)), true)
+			s.Drained(replica.ID(fmt.Sprint("r", i)), drained())
 		}
 		if n := len(s.drains.facts); n != maxDrains {
 			t.Errorf("%d drains are kept", n)
@@ -311,7 +315,7 @@ func TestFactsAreBounded(t *testing.T) {
 		if s.merge(&kvpilotv1.Facts{Drains: []*kvpilotv1.DrainFact{old}}) != 0 {
 			t.Error("a fact that is older than all that are kept was taken")
 		}
-		s.Drained("r0", false)
+		s.Drained("r0", nil)
 		time.Sleep(keepGone + time.Minute)
 		s.expire()
 		if n := len(s.drains.facts); n != maxDrains-1 {
@@ -324,7 +328,7 @@ func TestFactsAreBounded(t *testing.T) {
 func state(s *Store) []string {
 	var list []string
 	for key, e := range s.drains.facts {
-		list = append(list, fmt.Sprint("drain ", key, e.version, e.gone))
+		list = append(list, fmt.Sprint("drain ", key, e.version, e.gone, e.value.Reason))
 	}
 	for key, e := range s.regs.facts {
 		list = append(list, fmt.Sprint("registration ", key, e.version, e.gone, string(e.value.request)))
@@ -362,7 +366,7 @@ func TestStoresAgreeAtRest(t *testing.T) {
 				id := replica.ID(fmt.Sprint("r", dice.IntN(6)))
 				switch op := dice.IntN(20); {
 				case op < 6:
-					s.Drained(id, dice.IntN(2) == 0)
+					s.Drained(id, []*registry.Drain{nil, {Reason: fmt.Sprint("step ", step)}}[dice.IntN(2)])
 				case op < 8:
 					s.Registered(spec(id), time.Duration(1+dice.IntN(100))*time.Second)
 				case op < 9:
@@ -392,7 +396,7 @@ func TestStoresAgreeAtRest(t *testing.T) {
 				}
 			}
 			for _, s := range stores { // a change after rest is the last, whatever the clocks said
-				s.Drained("r0", !stores[0].drains.facts["r0"].gone)
+				s.Drained("r0", map[bool]*registry.Drain{true: drained()}[stores[0].drains.facts["r0"].gone])
 				for _, o := range stores {
 					for _, m := range s.messages(s.all()) {
 						o.merge(m)

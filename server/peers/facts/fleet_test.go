@@ -30,18 +30,18 @@ type router struct {
 	stop  func()
 
 	mu      sync.Mutex
-	drained map[replica.ID]bool
+	drained map[replica.ID]*registry.Drain
 	leases  map[replica.ID]time.Time
 	specs   map[replica.ID]registry.Spec
 	learned map[replica.Rank]speed.Model
 	taken   map[replica.Rank]speed.Model
 }
 
-func (r *router) ApplyDrain(_ context.Context, id replica.ID, drained func() bool) error {
+func (r *router) ApplyDrain(_ context.Context, id replica.ID, drain func() *registry.Drain) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if delete(r.drained, id); drained() {
-		r.drained[id] = true
+	if delete(r.drained, id); drain() != nil {
+		r.drained[id] = drain()
 	}
 	return nil
 }
@@ -79,7 +79,7 @@ func (r *router) ImportModels(m map[replica.Rank]speed.Model) {
 
 // view returns copies of what is in force.
 func (r *router) view() (v struct {
-	drained map[replica.ID]bool
+	drained map[replica.ID]*registry.Drain
 	leases  map[replica.ID]time.Time
 	specs   map[replica.ID]registry.Spec
 	taken   map[replica.Rank]speed.Model
@@ -90,14 +90,21 @@ func (r *router) view() (v struct {
 	return v
 }
 
-func (r *router) drain(id replica.ID, drained bool) {
+// drained is the drain that the tests share.
+func drained() *registry.Drain {
+	return &registry.Drain{Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), By: "ops", Reason: "new driver"}
+}
+
+func (r *router) drain(id replica.ID, on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.drained[id] = drained
-	if !drained {
-		delete(r.drained, id)
+	delete(r.drained, id)
+	var d *registry.Drain
+	if on {
+		d = drained()
+		r.drained[id] = d
 	}
-	r.store.Drained(id, drained)
+	r.store.Drained(id, d)
 }
 
 // fleet is routers that reach each other, unless the test cuts them off.
@@ -115,7 +122,7 @@ func newFleet(t *testing.T) *fleet { return &fleet{t: t, routers: map[string]*ro
 // start starts a router, in place of one of the same id.
 func (f *fleet) start(id string) *router {
 	r := &router{
-		id: id, pins: pins.New(pins.DefaultConfig(), nil), drained: map[replica.ID]bool{}, leases: map[replica.ID]time.Time{},
+		id: id, pins: pins.New(pins.DefaultConfig(), nil), drained: map[replica.ID]*registry.Drain{}, leases: map[replica.ID]time.Time{},
 		specs: map[replica.ID]registry.Spec{}, learned: map[replica.Rank]speed.Model{}, taken: map[replica.Rank]speed.Model{},
 	}
 	r.store = New(Params{Self: id, Peers: func() []Peer { return f.peers(id) }, Registry: r, Rates: r, Decides: r.decides, Pins: r.pins})

@@ -19,7 +19,7 @@ import (
 
 // Registry is where drains and registrations are put in force.
 type Registry interface {
-	ApplyDrain(ctx context.Context, id replica.ID, drained func() bool) error
+	ApplyDrain(ctx context.Context, id replica.ID, drain func() *registry.Drain) error
 	ApplyRegistration(ctx context.Context, id replica.ID, registration func() registry.Registration) error
 }
 
@@ -85,7 +85,7 @@ type Store struct {
 
 	mu      sync.Mutex
 	clock   clock
-	drains  *table[struct{}]
+	drains  *table[registry.Drain]
 	regs    *table[registration]
 	rates   *table[rate]
 	senders map[string]*sender // by peer; guarded by mu
@@ -107,7 +107,7 @@ func New(p Params) *Store {
 	}
 	s := &Store{
 		params: p, log: p.Log, clock: clock{router: p.Self},
-		drains:  newTable[struct{}](kindDrain, keepGone, 0, maxDrains, math.MaxInt),
+		drains:  newTable[registry.Drain](kindDrain, keepGone, 0, maxDrains, math.MaxInt),
 		regs:    newTable[registration](kindRegistration, keepGone, 0, maxRegistrations, maxRegistrationBytes),
 		rates:   newTable[rate](kindRate, keepRates, keepRates, maxRates, math.MaxInt),
 		senders: map[string]*sender{}, due: map[ref]struct{}{},
@@ -117,12 +117,17 @@ func New(p Params) *Store {
 	return s
 }
 
-// Drained notes that a caller of this router has drained or undrained a replica.
-func (s *Store) Drained(id replica.ID, drained bool) {
+// Drained notes that a caller of this router has drained a replica, or undrained it: drain is nil.
+func (s *Store) Drained(id replica.ID, drain *registry.Drain) {
 	now := time.Now()
+	e := entry[registry.Drain]{gone: drain == nil}
+	if drain != nil {
+		e.value = *drain
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.drains.put(string(id), entry[struct{}]{version: s.clock.next(now), gone: !drained}, now) {
+	e.version = s.clock.next(now)
+	if s.drains.put(string(id), e, now) {
 		s.spreadLocked(ref{kindDrain, string(id)})
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
@@ -21,6 +22,7 @@ import (
 const (
 	maxRequest = 64 << 10
 	maxName    = 256
+	maxText    = 1024 // bytes: 256 characters
 	maxLease   = 24 * time.Hour
 	maxRank    = 4096
 	// messageBytes bounds the facts of one message.
@@ -40,9 +42,10 @@ func (s *Store) merge(in *kvpilotv1.Facts) (news int) {
 		}
 	}
 	for _, f := range in.GetDrains() {
-		v, err := s.checked(f.GetReplicaId(), f.GetVersion(), now, nil)
+		drain, bad := drainOf(f)
+		v, err := s.checked(f.GetReplicaId(), f.GetVersion(), now, bad)
 		if err == nil {
-			took(kindDrain, f.GetReplicaId(), s.drains.put(f.GetReplicaId(), entry[struct{}]{version: v, gone: !f.GetDrained()}, now))
+			took(kindDrain, f.GetReplicaId(), s.drains.put(f.GetReplicaId(), entry[registry.Drain]{version: v, gone: !f.GetDrained(), value: drain}, now))
 		}
 	}
 	for _, f := range in.GetRegistrations() {
@@ -129,7 +132,11 @@ func (s *Store) factLocked(r ref) *kvpilotv1.Facts {
 	switch r.kind {
 	case kindDrain:
 		if e, known := s.drains.facts[r.key]; known {
-			out.Drains = append(out.Drains, &kvpilotv1.DrainFact{ReplicaId: r.key, Drained: !e.gone, Version: wire(e.version)})
+			f := &kvpilotv1.DrainFact{ReplicaId: r.key, Drained: !e.gone, Version: wire(e.version), By: e.value.By, Reason: e.value.Reason}
+			if !e.gone {
+				f.Since = timestamppb.New(e.value.Since)
+			}
+			out.Drains = append(out.Drains, f)
 			return out
 		}
 	case kindRegistration:
@@ -188,6 +195,18 @@ func (s *Store) all() []ref {
 		refs[i] = list[i].ref
 	}
 	return refs
+}
+
+// drainOf reads a drain. That of a router of an earlier version has no begin: its version's time stands for it.
+func drainOf(f *kvpilotv1.DrainFact) (registry.Drain, error) {
+	d := registry.Drain{Since: time.UnixMilli(int64(f.GetVersion().GetTimeMs())), By: f.GetBy(), Reason: f.GetReason()}
+	if f.GetSince() != nil {
+		d.Since = f.GetSince().AsTime()
+	}
+	if n := max(len(d.By), len(d.Reason)); n > maxText {
+		return d, fmt.Errorf("a drain's text of %d bytes", n)
+	}
+	return d, nil
 }
 
 // modelOf reads a rank's speed.

@@ -148,7 +148,7 @@ func TestTooLongAPromptIsNoLoad(t *testing.T) {
 	if overlap := a.Decision.Pick().GPU; overlap != 0 {
 		t.Errorf("a prompt that was refused is believed to be cached: %d tokens", overlap)
 	}
-	must(t, f.params.Registry.Drain(t.Context(), "r0"))
+	must(t, f.params.Registry.Drain(t.Context(), "r0", registry.DrainOptions{Force: true}))
 	_, err = f.router.Choose(t.Context(), &router.Question{Model: "m", IDs: ids, Reserve: true})
 	if reasonOf(err) != apierror.InvalidBody {
 		t.Errorf("with a draining replica of the same context: %v", err)
@@ -162,7 +162,7 @@ func TestAStoredResponseIsContinuedOnADrainingReplica(t *testing.T) {
 	body := `{"model":"m","input":"go on","previous_response_id":"resp_0"}`
 	for _, at := range []replica.ID{"r0", "r1"} {
 		f.params.Pins.Put("", "resp_0", at)
-		must(t, f.params.Registry.Drain(t.Context(), at))
+		must(t, f.params.Registry.Drain(t.Context(), at, registry.DrainOptions{Force: true}))
 		c := &client{}
 		call := chat(body)
 		call.Route, call.Path = openai.RouteResponses, "/v1/responses"

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvpilot/kvpilot/client"
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+)
+
+// drainPoll is the time between two looks at a replica that drains.
+const drainPoll = 250 * time.Millisecond
+
+// newDrainCommand takes a replica out of use.
+func newDrainCommand(env []string, out io.Writer) *cobra.Command {
+	in := &kvpilotv1.DrainRequest{}
+	var wait bool
+	cmd := &cobra.Command{
+		Use:   "drain REPLICA",
+		Short: "Let a replica finish its requests and send it no new ones",
+		Long: "Let a replica finish its requests and send it no new ones, until it is undrained. All routers of a fleet follow.\n\n" +
+			"With --wait the command ends when no request is in flight there, or with an error when the drain was undone before.",
+		Example: "  kvpilot drain gpu-1 --wait --reason 'new driver'",
+		Args:    exactly("a replica's id, as `kvpilot replicas` lists it"),
+	}
+	r := &remote{out: out}
+	r.flags(cmd, env)
+	cmd.Flags().StringVar(&in.Reason, "reason", "", "why, for other operators")
+	cmd.Flags().BoolVar(&in.Force, "force", false, "drain it even if a model is left without a ready replica")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until none of its requests is in flight")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		in.ReplicaId = args[0]
+		return r.ask(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+			now, err := r.drain(ctx, c, in)
+			if err == nil && wait {
+				now, err = r.awaitDrained(ctx, c, now)
+			}
+			switch {
+			case err != nil:
+				return err
+			case r.output == "json":
+				return r.json(&kvpilotv1.DrainResponse{Replica: now})
+			case wait:
+				_, err = fmt.Fprintf(out, "%s is drained\n", plain(args[0]))
+				return err
+			}
+			return showDrain(out, now)
+		})
+	}
+	complete(cmd, "", replicaNames, r)
+	return cmd
+}
+
+// newUndrainCommand takes a drained replica back into use.
+func newUndrainCommand(env []string, out io.Writer) *cobra.Command {
+	cmd := &cobra.Command{Use: "undrain REPLICA", Short: "Send requests to a drained replica again", Args: exactly("a replica's id, as `kvpilot replicas` lists it")}
+	r := query(cmd, env, out, func(ctx context.Context, r *remote, c *client.Client, args []string) (*kvpilotv1.DrainResponse, error) {
+		now, err := r.drain(ctx, c, &kvpilotv1.DrainRequest{ReplicaId: args[0], Undo: true})
+		return &kvpilotv1.DrainResponse{Replica: now}, err
+	}, func(a *kvpilotv1.DrainResponse) error { return showDrain(out, a.GetReplica()) })
+	complete(cmd, "", replicaNames, r)
+	return cmd
+}
+
+// drain asks the router once, and explains its refusals in the words of the command line.
+func (r *remote) drain(ctx context.Context, c *client.Client, in *kvpilotv1.DrainRequest) (*kvpilotv1.Replica, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	answer, err := c.Replicas().Drain(ctx, in)
+	switch status.Code(err) {
+	case codes.NotFound:
+		err = fmt.Errorf("%s: %s; kvpilot replicas lists them", r.address, status.Convert(err).Message())
+	case codes.AlreadyExists:
+		err = fmt.Errorf("%s: %s (--force)", r.address, status.Convert(err).Message())
+	}
+	return answer.GetReplica(), err
+}
+
+// awaitDrained reports how many requests are left of a replica until there is none.
+func (r *remote) awaitDrained(ctx context.Context, c *client.Client, now *kvpilotv1.Replica) (*kvpilotv1.Replica, error) {
+	tick := time.NewTicker(drainPoll)
+	defer tick.Stop()
+	shown := uint32(0)
+	for {
+		d := now.GetDrain()
+		if d == nil {
+			return now, errors.New("the replica was undrained while it was waited for")
+		}
+		left := d.GetInFlight()
+		if left == 0 {
+			return now, nil
+		}
+		if left != shown && r.output != "json" {
+			fmt.Fprintf(r.out, "%s: %d in flight\n", plain(now.GetReplicaId()), left)
+		}
+		shown = left
+		select {
+		case <-ctx.Done():
+			return now, ctx.Err()
+		case <-tick.C:
+		}
+		look, cancel := context.WithTimeout(ctx, r.timeout)
+		answer, err := c.Replicas().Get(look, &kvpilotv1.GetRequest{ReplicaId: now.GetReplicaId()})
+		cancel()
+		if err != nil {
+			return now, err
+		}
+		now = answer.GetReplica()
+	}
+}
+
+func showDrain(out io.Writer, now *kvpilotv1.Replica) error {
+	text := ""
+	if d := now.GetDrain(); d != nil {
+		text = fmt.Sprintf(", %d in flight", d.GetInFlight())
+	}
+	_, err := fmt.Fprintf(out, "%s is %s%s\n", plain(now.GetReplicaId()), word(now.GetState(), "REPLICA_STATE_"), text)
+	return err
+}
+
+// drainText says since when a replica drains, by whom, why, and what is left.
+func drainText(d *kvpilotv1.ReplicaDrain) string {
+	text := "drains since " + d.GetSince().AsTime().Local().Format(time.DateTime)
+	if d.GetBy() != "" {
+		text += " by " + d.GetBy()
+	}
+	if d.GetReason() != "" {
+		text += " (" + d.GetReason() + ")"
+	}
+	return fmt.Sprintf("%s, %d in flight", text, d.GetInFlight())
+}
