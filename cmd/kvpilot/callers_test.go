@@ -337,14 +337,14 @@ func TestKeysAndTokensOfARunningRouter(t *testing.T) {
 			t.Errorf("no decision of the tenant %s: %.400s", tenant, list)
 		}
 	}
-	if code, _ := fetch(http.DefaultClient, "POST", "http://"+f.http+"/kvpilot/v1/replicas/r0:drain", "{}", "X-Api-Key", "operator-key-1"); code != 200 {
+	if code, _ := fetch(http.DefaultClient, "POST", "http://"+f.http+"/kvpilot/v1/replicas/r0:drain", `{"reason":"new driver","force":true}`, "X-Api-Key", "operator-key-1"); code != 200 {
 		t.Errorf("drain: %d", code)
 	}
 	f.stop()
 	events := auditOf(t, audited)
 	for _, want := range []string{
 		`"event":"settings","outcome":"ok","target":"keys_file"`, `"event":"settings","outcome":"failed","target":"keys_file"`,
-		`"event":"drain","outcome":"ok","tenant":"ops","caller":"ops","by":"key","address":"127.0.0.1"`, `"target":"r0"`,
+		`"event":"drain","outcome":"ok","tenant":"ops","caller":"ops","by":"key","address":"127.0.0.1"`, `"target":"r0"`, `"detail":"new driver"`,
 		`"event":"read","outcome":"ok","tenant":"ops","caller":"ops","by":"key","address":"127.0.0.1","request_id":"audit-me"`,
 		`"outcome":"PERMISSION_DENIED","tenant":"bank","caller":"svc","by":"token"`,
 	} {

@@ -41,7 +41,7 @@ func TestRequestsWithoutAReplicaAreCounted(t *testing.T) {
 		over.Tenant = "small"
 		serve(over)
 	}
-	must(t, f.params.Registry.Drain(ctx, "r0"))
+	must(t, f.params.Registry.Drain(ctx, "r0", registry.DrainOptions{Force: true}))
 	serve(chat(""))
 	question := &router.Question{Model: "m", Text: "a"}
 	_, _ = f.router.Choose(ctx, question)
