@@ -174,16 +174,22 @@ class ExplainDecisionResponse(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[_decision_pb2.Decision, _Mapping]]] = ...) -> None: ...
 
 class ListDecisionsRequest(_message.Message):
-    __slots__ = ("model", "replica_id", "limit", "only_chosen")
+    __slots__ = ("model", "replica_id", "limit", "only_chosen", "tenant", "ends", "slower_than")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     ONLY_CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    SLOWER_THAN_FIELD_NUMBER: _ClassVar[int]
     model: str
     replica_id: str
     limit: int
     only_chosen: bool
-    def __init__(self, model: _Optional[str] = ..., replica_id: _Optional[str] = ..., limit: _Optional[int] = ..., only_chosen: bool = ...) -> None: ...
+    tenant: str
+    ends: _containers.RepeatedScalarFieldContainer[_decision_pb2.End]
+    slower_than: _duration_pb2.Duration
+    def __init__(self, model: _Optional[str] = ..., replica_id: _Optional[str] = ..., limit: _Optional[int] = ..., only_chosen: bool = ..., tenant: _Optional[str] = ..., ends: _Optional[_Iterable[_Union[_decision_pb2.End, str]]] = ..., slower_than: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListDecisionsResponse(_message.Message):
     __slots__ = ("decisions", "unanswered")
