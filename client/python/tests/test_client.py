@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ import httpx
 import pytest
 
 import kvpilot
-from kvpilot.v1 import decision_pb2
+from kvpilot.v1 import decision_pb2, replica_pb2
 
 ROUTER, REST = os.environ["KVPILOT_GRPC"], os.environ["KVPILOT_HTTP"]
 MESSAGES = [{"role": "user", "content": "What is a KV cache?"}]
@@ -135,6 +136,59 @@ def test_direct_stream_refused_by_the_replica(client: kvpilot.Client) -> None:
     with httpx.Client(timeout=30) as http, pytest.raises(httpx.HTTPStatusError):
         list(client.stream_direct({**CHAT, "max_tokens": -1}, http=http, request_id="direct-3"))
     assert client.explain(request_id="direct-3")[0].outcome.end == decision_pb2.END_REJECTED
+
+
+def test_replicas_are_listed(client: kvpilot.Client) -> None:
+    replicas = client.list_replicas("sim")
+    assert len(replicas) == 2 and all(r.state == replica_pb2.REPLICA_STATE_READY for r in replicas)
+    with pytest.raises(kvpilot.InvalidRequestError):
+        client.list_replicas("x" * 1000)
+
+
+def test_decisions_are_watched(client: kvpilot.Client) -> None:
+    stop = threading.Event()
+
+    def choose() -> None:  # a watch has no sign that it has begun, so choices are made until it has shown one
+        while not stop.is_set():
+            with client.choose(model="sim", text="a", request_id=f"watched-{time.monotonic_ns()}"):
+                pass
+
+    chooser = threading.Thread(target=choose)
+    chooser.start()
+    try:
+        with contextlib.closing(client.watch_decisions(model="sim", only_chosen=True, timeout=30)) as updates:
+            ended = next(u.decision for u in updates if u.decision.HasField("outcome"))
+    finally:
+        stop.set()
+        chooser.join()
+    assert ended.request_id.startswith("watched-") and ended.outcome.end == decision_pb2.END_COMPLETED
+    with pytest.raises(kvpilot.DeadlineError):
+        list(client.watch_decisions(model="none", timeout=0.05))
+
+
+def test_asyncio_watches_and_lists() -> None:
+    async def run() -> None:
+        async with kvpilot.AsyncClient(ROUTER) as c:
+            assert len(await c.list_replicas()) == 2
+
+            stop = asyncio.Event()
+
+            async def choose() -> None:
+                while not stop.is_set():
+                    async with await c.choose(model="sim", text="a"):
+                        pass
+
+            chooser = asyncio.create_task(choose())
+            async with contextlib.aclosing(c.watch_decisions(model="sim", timeout=30)) as updates:
+                async for update in updates:
+                    if update.decision.HasField("outcome"):
+                        break
+            stop.set()
+            await chooser
+            with pytest.raises(kvpilot.DeadlineError):
+                assert not [u async for u in c.watch_decisions(model="none", timeout=0.05)]
+
+    asyncio.run(run())
 
 
 def test_asyncio() -> None:

@@ -15,7 +15,7 @@ from google.api import httpbody_pb2
 from google.protobuf.message import Message
 
 from kvpilot import _core
-from kvpilot.v1 import decision_pb2, prompt_pb2, reservation_pb2, routing_pb2
+from kvpilot.v1 import decision_pb2, prompt_pb2, replica_pb2, reservation_pb2, routing_pb2
 
 if TYPE_CHECKING:
     import httpx
@@ -139,9 +139,10 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _call(self, name: str, request: Message, answer: type[M], timeout: float | None = None) -> M:
+    async def _call(self, name: str, request: Message, answer: type[M], timeout: float | None = None,
+                    service: str = _core.ROUTING) -> M:
         call: Any = self.channel.unary_unary(
-            _core.ROUTING + name, request_serializer=lambda m: m.SerializeToString(), response_deserializer=answer.FromString)
+            service + name, request_serializer=lambda m: m.SerializeToString(), response_deserializer=answer.FromString)
         try:
             return cast(M, await call(request, metadata=self._options.metadata, timeout=timeout or self._options.timeout))
         except grpc.RpcError as e:
@@ -190,6 +191,30 @@ class AsyncClient:
         else:
             request.request_id = request_id
         return list((await self._call("ExplainDecision", request, routing_pb2.ExplainDecisionResponse)).decisions)
+
+    async def list_replicas(self, model: str = "") -> list[replica_pb2.Replica]:
+        """The replicas that serve model; all of them when it is empty."""
+        request = replica_pb2.ListRequest(model=model)
+        return list((await self._call("List", request, replica_pb2.ListResponse, service=_core.REPLICAS)).replicas)
+
+    async def watch_decisions(self, *, model: str = "", replica_id: str = "", only_chosen: bool = False,
+                        timeout: float | None = None) -> AsyncGenerator[routing_pb2.WatchDecisionsResponse, None]:
+        """Yields decisions as they are made and again with their outcome, until the iterator is closed or the connection breaks.
+
+        A reader that is too slow loses some; `lost` of the next one is their number.
+        """
+        call: Any = self.channel.unary_stream(
+            _core.ROUTING + "WatchDecisions", request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=routing_pb2.WatchDecisionsResponse.FromString)
+        request = routing_pb2.WatchDecisionsRequest(model=model, replica_id=replica_id, only_chosen=only_chosen)
+        answer = call(request, metadata=self._options.metadata, timeout=timeout)
+        try:
+            async for update in answer:
+                yield update
+        except grpc.RpcError as e:
+            raise _core.error(e) from None
+        finally:
+            answer.cancel()
 
     async def open(self, path: str, body: _core.Body, *, headers: Mapping[str, str] | None = None,
                    timeout: float | None = None) -> AsyncGenerator[bytes, None]:

@@ -18,6 +18,7 @@ Body = Union[bytes, str, Mapping[str, Any]]
 
 ROUTING = "/kvpilot.v1.RoutingService/"
 INFERENCE = "/kvpilot.v1.InferenceService/"
+REPLICAS = "/kvpilot.v1.ReplicaService/"
 
 # The calls that change nothing when they are repeated. ChooseReplica and inference are not among them.
 REPEATABLE = (
@@ -26,7 +27,8 @@ REPEATABLE = (
 )
 
 SERVICE_CONFIG = json.dumps({"methodConfig": [{
-    "name": [{"service": "kvpilot.v1.RoutingService", "method": m} for m in REPEATABLE],
+    "name": [{"service": "kvpilot.v1.RoutingService", "method": m} for m in REPEATABLE]
+    + [{"service": "kvpilot.v1.ReplicaService", "method": "List"}],
     "retryPolicy": {
         "maxAttempts": 4, "initialBackoff": "0.05s", "maxBackoff": "1s", "backoffMultiplier": 3,
         "retryableStatusCodes": ["UNAVAILABLE"],
