@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kvpilot/v1/replica.proto.
  */
 export const file_kvpilot_v1_replica: GenFile = /*@__PURE__*/
-  fileDesc("ChhrdnBpbG90L3YxL3JlcGxpY2EucHJvdG8SCmt2cGlsb3QudjEi9gMKB1JlcGxpY2ESEgoKcmVwbGljYV9pZBgBIAEoCRILCgN1cmwYAiABKAkSJwoFc3RhdGUYAyABKA4yGC5rdnBpbG90LnYxLlJlcGxpY2FTdGF0ZRIpCgVzaW5jZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDAoEbGlmZRgFIAEoBBImCgVyYW5rcxgGIAMoCzIXLmt2cGlsb3QudjEuUmVwbGljYVJhbmsSKAoGbW9kZWxzGAcgAygLMhgua3ZwaWxvdC52MS5SZXBsaWNhTW9kZWwSLwoGbGFiZWxzGAggAygLMh8ua3ZwaWxvdC52MS5SZXBsaWNhLkxhYmVsc0VudHJ5Eg8KB3ZlcnNpb24YCSABKAkSFQoNcnVzdF9mcm9udGVuZBgKIAEoCBISCgpibG9ja19zaXplGAsgASgNEg4KBmJsb2NrcxgMIAEoDRIaChJtYXhfYmF0Y2hlZF90b2tlbnMYDSABKA0SEgoKbGFzdF9lcnJvchgOIAEoCRIPCgdkcmFpbmVkGA8gASgIEikKB2JyZWFrZXIYECABKA4yGC5rdnBpbG90LnYxLkJyZWFrZXJTdGF0ZRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIusBCgtSZXBsaWNhUmFuaxIMCgRyYW5rGAEgASgNEhcKD2V2ZW50c19lbmRwb2ludBgCIAEoCRIXCg9yZXBsYXlfZW5kcG9pbnQYAyABKAkSIwoEZmVlZBgEIAEoDjIVLmt2cGlsb3QudjEuRmVlZFN0YXRlEhIKCmZlZWRfZXJyb3IYBSABKAkSEwoLZmVlZF9sYWdfbXMYBiABKAESDAoEZ2FwcxgHIAEoBBIOCgZyZXNldHMYCCABKAQSFAoMa25vd25fYmxvY2tzGAkgASgNEhoKEmtub3duX2xvd2VyX2Jsb2NrcxgKIAEoDSJBCgxSZXBsaWNhTW9kZWwSCgoCaWQYASABKAkSDgoGcGFyZW50GAIgASgJEhUKDW1heF9tb2RlbF9sZW4YAyABKA0iRgoKRXZlbnRzU3BlYxIQCghlbmRwb2ludBgBIAEoCRIXCg9yZXBsYXlfZW5kcG9pbnQYAiABKAkSDQoFdG9waWMYAyABKAkijAIKD1JlZ2lzdGVyUmVxdWVzdBISCgpyZXBsaWNhX2lkGAEgASgJEgsKA3VybBgCIAEoCRImCgZldmVudHMYAyADKAsyFi5rdnBpbG90LnYxLkV2ZW50c1NwZWMSDQoFcmFua3MYBCABKA0SNwoGbGFiZWxzGAUgAygLMicua3ZwaWxvdC52MS5SZWdpc3RlclJlcXVlc3QuTGFiZWxzRW50cnkSKAoFbGVhc2UYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHYXBpX2tleRgHIAEoCRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIk0KEFJlZ2lzdGVyUmVzcG9uc2USKAoFbGVhc2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHY3JlYXRlZBgCIAEoCCInChFEZXJlZ2lzdGVyUmVxdWVzdBISCgpyZXBsaWNhX2lkGAEgASgJIhQKEkRlcmVnaXN0ZXJSZXNwb25zZSIwCgxEcmFpblJlcXVlc3QSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgR1bmRvGAIgASgIIjUKDURyYWluUmVzcG9uc2USJAoHcmVwbGljYRgBIAEoCzITLmt2cGlsb3QudjEuUmVwbGljYSIcCgtMaXN0UmVxdWVzdBINCgVtb2RlbBgBIAEoCSI1CgxMaXN0UmVzcG9uc2USJQoIcmVwbGljYXMYASADKAsyEy5rdnBpbG90LnYxLlJlcGxpY2EiIAoKR2V0UmVxdWVzdBISCgpyZXBsaWNhX2lkGAEgASgJIjMKC0dldFJlc3BvbnNlEiQKB3JlcGxpY2EYASABKAsyEy5rdnBpbG90LnYxLlJlcGxpY2EiHQoMV2F0Y2hSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJIkYKDVdhdGNoUmVzcG9uc2USJAoHcmVwbGljYRgBIAEoCzITLmt2cGlsb3QudjEuUmVwbGljYRIPCgdyZW1vdmVkGAIgASgIKpsBCgxSZXBsaWNhU3RhdGUSHQoZUkVQTElDQV9TVEFURV9VTlNQRUNJRklFRBAAEhoKFlJFUExJQ0FfU1RBVEVfU1RBUlRJTkcQARIXChNSRVBMSUNBX1NUQVRFX1JFQURZEAISGgoWUkVQTElDQV9TVEFURV9EUkFJTklORxADEhsKF1JFUExJQ0FfU1RBVEVfVU5IRUFMVEhZEAQqeAoMQnJlYWtlclN0YXRlEh0KGUJSRUFLRVJfU1RBVEVfVU5TUEVDSUZJRUQQABIYChRCUkVBS0VSX1NUQVRFX0NMT1NFRBABEhcKE0JSRUFLRVJfU1RBVEVfVFJJQUwQAhIWChJCUkVBS0VSX1NUQVRFX09QRU4QAzKVAwoOUmVwbGljYVNlcnZpY2USRQoIUmVnaXN0ZXISGy5rdnBpbG90LnYxLlJlZ2lzdGVyUmVxdWVzdBocLmt2cGlsb3QudjEuUmVnaXN0ZXJSZXNwb25zZRJLCgpEZXJlZ2lzdGVyEh0ua3ZwaWxvdC52MS5EZXJlZ2lzdGVyUmVxdWVzdBoeLmt2cGlsb3QudjEuRGVyZWdpc3RlclJlc3BvbnNlEjwKBURyYWluEhgua3ZwaWxvdC52MS5EcmFpblJlcXVlc3QaGS5rdnBpbG90LnYxLkRyYWluUmVzcG9uc2USOQoETGlzdBIXLmt2cGlsb3QudjEuTGlzdFJlcXVlc3QaGC5rdnBpbG90LnYxLkxpc3RSZXNwb25zZRI2CgNHZXQSFi5rdnBpbG90LnYxLkdldFJlcXVlc3QaFy5rdnBpbG90LnYxLkdldFJlc3BvbnNlEj4KBVdhdGNoEhgua3ZwaWxvdC52MS5XYXRjaFJlcXVlc3QaGS5rdnBpbG90LnYxLldhdGNoUmVzcG9uc2UwAUI1WjNnaXRodWIuY29tL2t2cGlsb3Qva3ZwaWxvdC9nZW4va3ZwaWxvdC92MTtrdnBpbG90djFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_kvpilot_v1_decision]);
+  fileDesc("ChhrdnBpbG90L3YxL3JlcGxpY2EucHJvdG8SCmt2cGlsb3QudjEinwQKB1JlcGxpY2ESEgoKcmVwbGljYV9pZBgBIAEoCRILCgN1cmwYAiABKAkSJwoFc3RhdGUYAyABKA4yGC5rdnBpbG90LnYxLlJlcGxpY2FTdGF0ZRIpCgVzaW5jZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDAoEbGlmZRgFIAEoBBImCgVyYW5rcxgGIAMoCzIXLmt2cGlsb3QudjEuUmVwbGljYVJhbmsSKAoGbW9kZWxzGAcgAygLMhgua3ZwaWxvdC52MS5SZXBsaWNhTW9kZWwSLwoGbGFiZWxzGAggAygLMh8ua3ZwaWxvdC52MS5SZXBsaWNhLkxhYmVsc0VudHJ5Eg8KB3ZlcnNpb24YCSABKAkSFQoNcnVzdF9mcm9udGVuZBgKIAEoCBISCgpibG9ja19zaXplGAsgASgNEg4KBmJsb2NrcxgMIAEoDRIaChJtYXhfYmF0Y2hlZF90b2tlbnMYDSABKA0SEgoKbGFzdF9lcnJvchgOIAEoCRIPCgdkcmFpbmVkGA8gASgIEikKB2JyZWFrZXIYECABKA4yGC5rdnBpbG90LnYxLkJyZWFrZXJTdGF0ZRInCgVkcmFpbhgRIAEoCzIYLmt2cGlsb3QudjEuUmVwbGljYURyYWluGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiaAoMUmVwbGljYURyYWluEikKBXNpbmNlGAEgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIKCgJieRgCIAEoCRIOCgZyZWFzb24YAyABKAkSEQoJaW5fZmxpZ2h0GAQgASgNIusBCgtSZXBsaWNhUmFuaxIMCgRyYW5rGAEgASgNEhcKD2V2ZW50c19lbmRwb2ludBgCIAEoCRIXCg9yZXBsYXlfZW5kcG9pbnQYAyABKAkSIwoEZmVlZBgEIAEoDjIVLmt2cGlsb3QudjEuRmVlZFN0YXRlEhIKCmZlZWRfZXJyb3IYBSABKAkSEwoLZmVlZF9sYWdfbXMYBiABKAESDAoEZ2FwcxgHIAEoBBIOCgZyZXNldHMYCCABKAQSFAoMa25vd25fYmxvY2tzGAkgASgNEhoKEmtub3duX2xvd2VyX2Jsb2NrcxgKIAEoDSJBCgxSZXBsaWNhTW9kZWwSCgoCaWQYASABKAkSDgoGcGFyZW50GAIgASgJEhUKDW1heF9tb2RlbF9sZW4YAyABKA0iRgoKRXZlbnRzU3BlYxIQCghlbmRwb2ludBgBIAEoCRIXCg9yZXBsYXlfZW5kcG9pbnQYAiABKAkSDQoFdG9waWMYAyABKAkijAIKD1JlZ2lzdGVyUmVxdWVzdBISCgpyZXBsaWNhX2lkGAEgASgJEgsKA3VybBgCIAEoCRImCgZldmVudHMYAyADKAsyFi5rdnBpbG90LnYxLkV2ZW50c1NwZWMSDQoFcmFua3MYBCABKA0SNwoGbGFiZWxzGAUgAygLMicua3ZwaWxvdC52MS5SZWdpc3RlclJlcXVlc3QuTGFiZWxzRW50cnkSKAoFbGVhc2UYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHYXBpX2tleRgHIAEoCRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIk0KEFJlZ2lzdGVyUmVzcG9uc2USKAoFbGVhc2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHY3JlYXRlZBgCIAEoCCInChFEZXJlZ2lzdGVyUmVxdWVzdBISCgpyZXBsaWNhX2lkGAEgASgJIhQKEkRlcmVnaXN0ZXJSZXNwb25zZSJPCgxEcmFpblJlcXVlc3QSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgR1bmRvGAIgASgIEg4KBnJlYXNvbhgDIAEoCRINCgVmb3JjZRgEIAEoCCI1Cg1EcmFpblJlc3BvbnNlEiQKB3JlcGxpY2EYASABKAsyEy5rdnBpbG90LnYxLlJlcGxpY2EiHAoLTGlzdFJlcXVlc3QSDQoFbW9kZWwYASABKAkiNQoMTGlzdFJlc3BvbnNlEiUKCHJlcGxpY2FzGAEgAygLMhMua3ZwaWxvdC52MS5SZXBsaWNhIiAKCkdldFJlcXVlc3QSEgoKcmVwbGljYV9pZBgBIAEoCSIzCgtHZXRSZXNwb25zZRIkCgdyZXBsaWNhGAEgASgLMhMua3ZwaWxvdC52MS5SZXBsaWNhIh0KDFdhdGNoUmVxdWVzdBINCgVtb2RlbBgBIAEoCSJGCg1XYXRjaFJlc3BvbnNlEiQKB3JlcGxpY2EYASABKAsyEy5rdnBpbG90LnYxLlJlcGxpY2ESDwoHcmVtb3ZlZBgCIAEoCCqbAQoMUmVwbGljYVN0YXRlEh0KGVJFUExJQ0FfU1RBVEVfVU5TUEVDSUZJRUQQABIaChZSRVBMSUNBX1NUQVRFX1NUQVJUSU5HEAESFwoTUkVQTElDQV9TVEFURV9SRUFEWRACEhoKFlJFUExJQ0FfU1RBVEVfRFJBSU5JTkcQAxIbChdSRVBMSUNBX1NUQVRFX1VOSEVBTFRIWRAEKngKDEJyZWFrZXJTdGF0ZRIdChlCUkVBS0VSX1NUQVRFX1VOU1BFQ0lGSUVEEAASGAoUQlJFQUtFUl9TVEFURV9DTE9TRUQQARIXChNCUkVBS0VSX1NUQVRFX1RSSUFMEAISFgoSQlJFQUtFUl9TVEFURV9PUEVOEAMylQMKDlJlcGxpY2FTZXJ2aWNlEkUKCFJlZ2lzdGVyEhsua3ZwaWxvdC52MS5SZWdpc3RlclJlcXVlc3QaHC5rdnBpbG90LnYxLlJlZ2lzdGVyUmVzcG9uc2USSwoKRGVyZWdpc3RlchIdLmt2cGlsb3QudjEuRGVyZWdpc3RlclJlcXVlc3QaHi5rdnBpbG90LnYxLkRlcmVnaXN0ZXJSZXNwb25zZRI8CgVEcmFpbhIYLmt2cGlsb3QudjEuRHJhaW5SZXF1ZXN0Ghkua3ZwaWxvdC52MS5EcmFpblJlc3BvbnNlEjkKBExpc3QSFy5rdnBpbG90LnYxLkxpc3RSZXF1ZXN0Ghgua3ZwaWxvdC52MS5MaXN0UmVzcG9uc2USNgoDR2V0EhYua3ZwaWxvdC52MS5HZXRSZXF1ZXN0Ghcua3ZwaWxvdC52MS5HZXRSZXNwb25zZRI+CgVXYXRjaBIYLmt2cGlsb3QudjEuV2F0Y2hSZXF1ZXN0Ghkua3ZwaWxvdC52MS5XYXRjaFJlc3BvbnNlMAFCNVozZ2l0aHViLmNvbS9rdnBpbG90L2t2cGlsb3QvZ2VuL2t2cGlsb3QvdjE7a3ZwaWxvdHYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_kvpilot_v1_decision]);
 
 /**
  * Replica is one vLLM engine process.
@@ -133,6 +133,13 @@ export type Replica = Message<"kvpilot.v1.Replica"> & {
    * @generated from field: kvpilot.v1.BreakerState breaker = 16;
    */
   breaker: BreakerState;
+
+  /**
+   * Why it drains and what is left; absent while it does not.
+   *
+   * @generated from field: kvpilot.v1.ReplicaDrain drain = 17;
+   */
+  drain?: ReplicaDrain | undefined;
 };
 
 /**
@@ -141,6 +148,48 @@ export type Replica = Message<"kvpilot.v1.Replica"> & {
  */
 export const ReplicaSchema: GenMessage<Replica> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_replica, 0);
+
+/**
+ * ReplicaDrain is a drain in force.
+ *
+ * @generated from message kvpilot.v1.ReplicaDrain
+ */
+export type ReplicaDrain = Message<"kvpilot.v1.ReplicaDrain"> & {
+  /**
+   * When it began.
+   *
+   * @generated from field: google.protobuf.Timestamp since = 1;
+   */
+  since?: Timestamp | undefined;
+
+  /**
+   * The caller that asked for it; empty when callers need no credentials, or when the replica's source is about to remove it.
+   *
+   * @generated from field: string by = 2;
+   */
+  by: string;
+
+  /**
+   * The reason that this caller gave; empty when there is none.
+   *
+   * @generated from field: string reason = 3;
+   */
+  reason: string;
+
+  /**
+   * Requests still in flight there, of all routers of the fleet that the replica's decider knows of.
+   *
+   * @generated from field: uint32 in_flight = 4;
+   */
+  inFlight: number;
+};
+
+/**
+ * Describes the message kvpilot.v1.ReplicaDrain.
+ * Use `create(ReplicaDrainSchema)` to create a new message.
+ */
+export const ReplicaDrainSchema: GenMessage<ReplicaDrain> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_replica, 1);
 
 /**
  * ReplicaRank is one data-parallel rank of a replica.
@@ -224,7 +273,7 @@ export type ReplicaRank = Message<"kvpilot.v1.ReplicaRank"> & {
  * Use `create(ReplicaRankSchema)` to create a new message.
  */
 export const ReplicaRankSchema: GenMessage<ReplicaRank> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 1);
+  messageDesc(file_kvpilot_v1_replica, 2);
 
 /**
  * ReplicaModel is one model name that a replica serves.
@@ -259,7 +308,7 @@ export type ReplicaModel = Message<"kvpilot.v1.ReplicaModel"> & {
  * Use `create(ReplicaModelSchema)` to create a new message.
  */
 export const ReplicaModelSchema: GenMessage<ReplicaModel> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 2);
+  messageDesc(file_kvpilot_v1_replica, 3);
 
 /**
  * EventsSpec says where a rank publishes its KV events.
@@ -294,7 +343,7 @@ export type EventsSpec = Message<"kvpilot.v1.EventsSpec"> & {
  * Use `create(EventsSpecSchema)` to create a new message.
  */
 export const EventsSpecSchema: GenMessage<EventsSpec> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 3);
+  messageDesc(file_kvpilot_v1_replica, 4);
 
 /**
  * RegisterRequest describes a replica.
@@ -357,7 +406,7 @@ export type RegisterRequest = Message<"kvpilot.v1.RegisterRequest"> & {
  * Use `create(RegisterRequestSchema)` to create a new message.
  */
 export const RegisterRequestSchema: GenMessage<RegisterRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 4);
+  messageDesc(file_kvpilot_v1_replica, 5);
 
 /**
  * RegisterResponse confirms a registration.
@@ -385,7 +434,7 @@ export type RegisterResponse = Message<"kvpilot.v1.RegisterResponse"> & {
  * Use `create(RegisterResponseSchema)` to create a new message.
  */
 export const RegisterResponseSchema: GenMessage<RegisterResponse> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 5);
+  messageDesc(file_kvpilot_v1_replica, 6);
 
 /**
  * DeregisterRequest names a replica.
@@ -406,7 +455,7 @@ export type DeregisterRequest = Message<"kvpilot.v1.DeregisterRequest"> & {
  * Use `create(DeregisterRequestSchema)` to create a new message.
  */
 export const DeregisterRequestSchema: GenMessage<DeregisterRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 6);
+  messageDesc(file_kvpilot_v1_replica, 7);
 
 /**
  * DeregisterResponse is empty.
@@ -421,7 +470,7 @@ export type DeregisterResponse = Message<"kvpilot.v1.DeregisterResponse"> & {
  * Use `create(DeregisterResponseSchema)` to create a new message.
  */
 export const DeregisterResponseSchema: GenMessage<DeregisterResponse> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 7);
+  messageDesc(file_kvpilot_v1_replica, 8);
 
 /**
  * DrainRequest names a replica.
@@ -442,6 +491,20 @@ export type DrainRequest = Message<"kvpilot.v1.DrainRequest"> & {
    * @generated from field: bool undo = 2;
    */
   undo: boolean;
+
+  /**
+   * Why, for other operators: shown with the replica, in the log and in the audit log. No control characters.
+   *
+   * @generated from field: string reason = 3;
+   */
+  reason: string;
+
+  /**
+   * Drain it even if a model is left without a replica that is ready. Without it, such a drain fails with CONFLICT.
+   *
+   * @generated from field: bool force = 4;
+   */
+  force: boolean;
 };
 
 /**
@@ -449,7 +512,7 @@ export type DrainRequest = Message<"kvpilot.v1.DrainRequest"> & {
  * Use `create(DrainRequestSchema)` to create a new message.
  */
 export const DrainRequestSchema: GenMessage<DrainRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 8);
+  messageDesc(file_kvpilot_v1_replica, 9);
 
 /**
  * DrainResponse has the replica after the call.
@@ -470,7 +533,7 @@ export type DrainResponse = Message<"kvpilot.v1.DrainResponse"> & {
  * Use `create(DrainResponseSchema)` to create a new message.
  */
 export const DrainResponseSchema: GenMessage<DrainResponse> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 9);
+  messageDesc(file_kvpilot_v1_replica, 10);
 
 /**
  * ListRequest filters replicas.
@@ -491,7 +554,7 @@ export type ListRequest = Message<"kvpilot.v1.ListRequest"> & {
  * Use `create(ListRequestSchema)` to create a new message.
  */
 export const ListRequestSchema: GenMessage<ListRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 10);
+  messageDesc(file_kvpilot_v1_replica, 11);
 
 /**
  * ListResponse has replicas.
@@ -512,7 +575,7 @@ export type ListResponse = Message<"kvpilot.v1.ListResponse"> & {
  * Use `create(ListResponseSchema)` to create a new message.
  */
 export const ListResponseSchema: GenMessage<ListResponse> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 11);
+  messageDesc(file_kvpilot_v1_replica, 12);
 
 /**
  * GetRequest names a replica.
@@ -533,7 +596,7 @@ export type GetRequest = Message<"kvpilot.v1.GetRequest"> & {
  * Use `create(GetRequestSchema)` to create a new message.
  */
 export const GetRequestSchema: GenMessage<GetRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 12);
+  messageDesc(file_kvpilot_v1_replica, 13);
 
 /**
  * GetResponse has one replica.
@@ -554,7 +617,7 @@ export type GetResponse = Message<"kvpilot.v1.GetResponse"> & {
  * Use `create(GetResponseSchema)` to create a new message.
  */
 export const GetResponseSchema: GenMessage<GetResponse> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 13);
+  messageDesc(file_kvpilot_v1_replica, 14);
 
 /**
  * WatchRequest filters replicas.
@@ -575,7 +638,7 @@ export type WatchRequest = Message<"kvpilot.v1.WatchRequest"> & {
  * Use `create(WatchRequestSchema)` to create a new message.
  */
 export const WatchRequestSchema: GenMessage<WatchRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 14);
+  messageDesc(file_kvpilot_v1_replica, 15);
 
 /**
  * WatchResponse is one replica's state or removal.
@@ -603,7 +666,7 @@ export type WatchResponse = Message<"kvpilot.v1.WatchResponse"> & {
  * Use `create(WatchResponseSchema)` to create a new message.
  */
 export const WatchResponseSchema: GenMessage<WatchResponse> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 15);
+  messageDesc(file_kvpilot_v1_replica, 16);
 
 /**
  * ReplicaState says what a replica may be used for.
@@ -721,7 +784,8 @@ export const ReplicaService: GenService<{
     output: typeof DeregisterResponseSchema;
   },
   /**
-   * Drain stops new work for a replica, or allows it again.
+   * Drain stops new work for a replica, or allows it again. Requests under way finish. It is idempotent: a drain of a draining
+   * replica keeps its begin and, when it brings a reason, replaces the reason.
    *
    * @generated from rpc kvpilot.v1.ReplicaService.Drain
    */
