@@ -24,7 +24,7 @@ export function ask(dialog, button, others) {
     e.preventDefault();
     yes.disabled = true;
     try {
-      await router.drain(id, undo);
+      await router.drain(id, undo, others === 0); // the question has said what that means
       dialog.close();
     } catch (bad) {
       say(error, bad.message);
