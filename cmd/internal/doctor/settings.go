@@ -141,10 +141,11 @@ const discovery = 6 * time.Second
 // checkReplicas looks at every source, and waits until the router's own discovery has found what they list.
 func checkReplicas(ctx context.Context, in scope) []Finding {
 	var list []Finding
-	listed := 0
+	listed, starts := 0, true
 	for _, s := range in.observer.Registry.ExamineSources(ctx) {
 		setting := "registry." + s.Setting
 		listed += s.Replicas
+		starts = starts && (s.Err == nil || s.Setting != "file" && s.What != registry.CredentialsWhat)
 		switch {
 		case s.Forbidden:
 			list = append(list, fault(Fail, setting, "the rights to get, list and watch "+s.What, oneLine(s.Err), "grant kvpilot's service account list and watch on endpointslices (discovery.k8s.io) and pods with a Role, as deploy/kubernetes does; or set pod_labels: ignore to need no pods")...)
@@ -153,6 +154,9 @@ func checkReplicas(ctx context.Context, in scope) []Finding {
 		case s.Replicas == 0 && s.What != "pods":
 			list = append(list, fault(Warn, setting, "at least one replica from "+s.What, "it lists none", changeOf(s))...)
 		}
+	}
+	if !starts { // neither does the router, and its parts that would be asked have ended, or are about to
+		return append(list, fault(Fail, "", "sources that can be followed", "kvpilot serve would end at its start", "correct the source")...)
 	}
 	waiting, cancel := context.WithTimeout(ctx, discovery)
 	defer cancel()

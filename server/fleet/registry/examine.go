@@ -65,6 +65,10 @@ func Refused(err error) int {
 	return 0
 }
 
+// CredentialsWhat is the What of a Kubernetes source whose credentials cannot be read. A registry does not start with such a one, or with
+// a file that cannot be read.
+const CredentialsWhat = "the API server's credentials"
+
 // SourceExamination is what one configured source of replicas lists now.
 type SourceExamination struct {
 	// Setting is the source's place in the settings, for example "dns[0]".
@@ -113,7 +117,7 @@ const shortWatch = time.Second
 func (r *Registry) examineKubernetes(ctx context.Context, setting string, conf KubernetesConfig) []SourceExamination {
 	conf, client, err := conf.connect()
 	if err != nil {
-		return []SourceExamination{{Setting: setting, What: "the API server's credentials", Err: err}}
+		return []SourceExamination{{Setting: setting, What: CredentialsWhat, Err: err}}
 	}
 	defer client.CloseIdleConnections()
 	c := r.newCluster(conf, &kubeAPI{client: client, server: conf.APIServer, credentials: conf.Credentials})
