@@ -79,6 +79,7 @@ func (r *remote) drain(ctx context.Context, c *client.Client, in *kvpilotv1.Drai
 		err = fmt.Errorf("%s: %s; kvpilot replicas lists them", r.address, status.Convert(err).Message())
 	case codes.AlreadyExists:
 		err = fmt.Errorf("%s: %s (--force)", r.address, status.Convert(err).Message())
+	default: // the status says it
 	}
 	return answer.GetReplica(), err
 }

@@ -239,7 +239,7 @@ func (in scope) unlike(r *replica.Replica, rank int, slot replica.Slot, t *trial
 	if best == nil || at < t.size {
 		for other, elsewhere := range r.Slots {
 			if _, n := bestMatch(in.published(elsewhere), t.ids); other != rank && n >= t.size {
-				return fault(Fail, subject, expected, fmt.Sprintf("they were published by rank %d", other), fmt.Sprintf("the addresses of the ranks are in another order, or the header X-data-parallel-rank does not reach vLLM: write events.endpoint with {rank}, and let proxies pass the header"))
+				return fault(Fail, subject, expected, fmt.Sprintf("they were published by rank %d", other), "the addresses of the ranks are in another order, or the header X-data-parallel-rank does not reach vLLM: write events.endpoint with {rank}, and let proxies pass the header")
 			}
 		}
 	}

@@ -82,7 +82,7 @@ func (v *view) router(ctx context.Context) []Finding {
 	if why := v.status.GetNotReady(); why != "" {
 		list = append(list, fault(Fail, "", "a router that takes requests", why, "see the checks below; while it lasts, /readyz answers 503")...)
 	}
-	if skew := v.status.GetTime().AsTime().Sub(time.Now()); skew.Abs() > skewAllowed+took {
+	if skew := time.Until(v.status.GetTime().AsTime()); skew.Abs() > skewAllowed+took {
 		list = append(list, fault(Warn, "", "clocks that agree to a second", "the router's is "+aheadText(skew), "keep the clocks with NTP")...)
 	}
 	if v.status.GetVersion() != v.Version {

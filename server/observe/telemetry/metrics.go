@@ -25,7 +25,7 @@ func (s shown) each(f func(prometheus.Gatherer) prometheus.Gatherer) shown {
 // ServeHTTP serves the metrics in Prometheus' and OpenMetrics' text forms and as protobuf.
 func (s shown) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	from := s.text
-	if expfmt.Negotiate(r.Header).FormatType() == expfmt.TypeProtoDelim {
+	if expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...).FormatType() == expfmt.TypeProtoDelim {
 		from = s.protobuf
 	}
 	promhttp.HandlerFor(from, promhttp.HandlerOpts{EnableOpenMetrics: true}).ServeHTTP(w, r)
