@@ -1,5 +1,5 @@
-// Package walk runs the commands of README.md and docs/quickstart.md as a reader would: from top to bottom, in a shell, with what
-// earlier commands started still running. Its tests are in the package's test files.
+// Package walk runs the commands of README.md, docs/quickstart.md and other pages as a reader would: from top to bottom, in a shell,
+// with what earlier commands started still running. Its tests are in the package's test files.
 //
 // A fence in the language sh is a command. It has to end by itself within a minute, with exit code 0. A comment in the line before
 // the fence changes that:

@@ -48,16 +48,17 @@ func newWalker(t *testing.T, binary string) *walker {
 	w.ports = strings.NewReplacer(
 		"go run ./cmd/kvpilot", "kvpilot",
 		"demo --serve", fmt.Sprintf("demo --serve --http 127.0.0.1:%d --grpc 127.0.0.1:%d --admin 127.0.0.1:%d", p[0], p[1], p[2]),
-		"sim --count 2", fmt.Sprintf("sim --count 2 --port %d", engines),
+		"sim --count 2", fmt.Sprintf("sim --count 2 --port %d", engines), "sim --ranks 4", fmt.Sprintf("sim --ranks 4 --port %d", engines),
+		"localhost:8080", fmt.Sprintf("127.0.0.1:%d", p[0]),
 		"127.0.0.1:8080", fmt.Sprintf("127.0.0.1:%d", p[0]), "127.0.0.1:9090", fmt.Sprintf("127.0.0.1:%d", p[1]), "127.0.0.1:9091", fmt.Sprintf("127.0.0.1:%d", p[2]),
 		"127.0.0.1:8000", fmt.Sprintf("127.0.0.1:%d", engines), "127.0.0.1:8001", fmt.Sprintf("127.0.0.1:%d", engines+1))
 	w.env = append(os.Environ(), "PATH="+filepath.Join(w.folder, "bin")+":"+os.Getenv("PATH"), "HOME="+w.folder, fmt.Sprintf("KVPILOT_ADDRESS=127.0.0.1:%d", p[1]),
-		fmt.Sprintf("KVPILOT_LISTEN_HTTP=127.0.0.1:%d", p[0]), fmt.Sprintf("KVPILOT_LISTEN_GRPC=127.0.0.1:%d", p[1]), fmt.Sprintf("KVPILOT_LISTEN_ADMIN=127.0.0.1:%d", p[2]))
+		fmt.Sprintf("KV=127.0.0.1:%d", p[0]), fmt.Sprintf("KVG=127.0.0.1:%d", p[1]), fmt.Sprintf("KVPILOT_LISTEN_HTTP=127.0.0.1:%d", p[0]), fmt.Sprintf("KVPILOT_LISTEN_GRPC=127.0.0.1:%d", p[1]), fmt.Sprintf("KVPILOT_LISTEN_ADMIN=127.0.0.1:%d", p[2]))
 	return w
 }
 
 var (
-	named = regexp.MustCompile(`(?i)X-Kvpilot-Decision: ([0-9a-f]{24})`)
+	named = regexp.MustCompile(`(?i:X-Kvpilot-Decision: |"decision_id":")([0-9a-f]{24})`)
 	id    = regexp.MustCompile(`\b[0-9a-f]{24}\b`)
 )
 
@@ -134,6 +135,20 @@ func (w *walker) leave(c command) (stop func()) {
 	return stop
 }
 
+// before starts what the pages assume that say of no command that it starts a router: two replicas gpu-1 and gpu-2 of the model m,
+// a router before them, and a request.
+const before = "<!-- walk: until model m, as vLLM -->\n```sh\nkvpilot sim --count 2 --model m\n```\n" + `
+` + "```sh\n" + `cat > kvpilot.yaml <<'END'
+registry:
+  registration: {enabled: true}
+  replicas:
+    - {id: gpu-1, url: "http://127.0.0.1:8000"}
+    - {id: gpu-2, url: "http://127.0.0.1:8001"}
+END
+echo '{"model":"m","messages":[{"role":"user","content":"hello"}],"max_tokens":5}' > request.json
+` + "```\n<!-- walk: until state=exact -->\n```sh\nkvpilot serve --config kvpilot.yaml\n```\n```sh\n" +
+	"for id in gpu-1 gpu-2; do until curl -s localhost:8080/kvpilot/v1/replicas/$id | grep -q STATE_READY; do sleep 0.05; done; done\n```\n"
+
 func TestThePagesCommandsWork(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SKIPPED: it starts whole programs")
@@ -144,9 +159,16 @@ func TestThePagesCommandsWork(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, name := range []string{"README.md", "docs/quickstart.md"} {
+	for name, needs := range map[string]string{
+		"README.md": "", "docs/quickstart.md": "", "docs/topologies.md": "",
+		"docs/api.md": before, "docs/lifecycle.md": before, "docs/replicas.md": before, "docs/operations.md": before, "docs/simulator.md": before, "docs/doctor.md": before,
+	} {
 		t.Run(name, func(t *testing.T) {
 			page, err := os.ReadFile(filepath.Join(root, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			first, err := commandsOf(needs)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -154,6 +176,7 @@ func TestThePagesCommandsWork(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			commands = append(first, commands...)
 			w := newWalker(t, binary)
 			ran := 0
 			for _, c := range commands {
@@ -165,7 +188,7 @@ func TestThePagesCommandsWork(t *testing.T) {
 					t.Cleanup(stop)
 				}
 			}
-			if ran < 3 {
+			if ran < len(first)+1 || ran < 3 {
 				t.Errorf("only %d of %d commands were run", ran, len(commands))
 			}
 		})
