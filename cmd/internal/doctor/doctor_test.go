@@ -86,9 +86,7 @@ func settings(change func(r running) string) func(int, running) string {
 
 // Every break is found by one check, with the advice that repairs it.
 func TestBrokenReplicas(t *testing.T) {
-	closed := listener(t)
-	nobody := closed.Addr().String()
-	closed.Close()
+	nobody := refusing(t)
 	for _, tc := range []struct {
 		name  string
 		world world
@@ -381,9 +379,7 @@ func TestTheRoutersAddresses(t *testing.T) {
 }
 
 func TestWhatIsAround(t *testing.T) {
-	closed := listener(t)
-	nobody := closed.Addr().String()
-	closed.Close()
+	nobody := refusing(t)
 	open := listener(t)
 	defer open.Close()
 	keys := func(text string, status int) string {
