@@ -13,9 +13,9 @@ type Config struct {
 	// Profiles serves Go's profiles under /debug/pprof/, to the role admin. They reveal the process's memory, prompts
 	// included.
 	Profiles bool `yaml:"profiles"`
-	// Console serves the page at /console, and below /kvpilot/v1/ the RPCs that it reads, to the role observe.
+	// Console serves the page at /console, and below /kvpilot/v1/ the RPCs that it reads, to the role observe, and Drain, to the role admin.
 	Console bool `yaml:"console"`
-	// Links lead from the console to other programs.
+	// Links names other programs for the console to link to.
 	Links Links `yaml:"links"`
 	// KeyedMetrics requires the role observe at /metrics, where callers need credentials.
 	KeyedMetrics bool `yaml:"keyed_metrics"`
