@@ -2,6 +2,7 @@ package hostile
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -444,10 +445,19 @@ func TestKeysWithoutRolesMoveNothing(t *testing.T) {
 			t.Errorf("an observer chooses with %s: %d %s", body, got.status, got.body)
 		}
 	}
-	for _, path := range []string{"/kvpilot/v1/replicas", "/kvpilot/v1/replicas/" + id + ":drain", "/kvpilot/v1/config:reload", "/v1/chat/completions"} { // nothing changes here
+	for _, path := range []string{"/kvpilot/v1/replicas", "/kvpilot/v1/replicas/" + id, "/kvpilot/v1/config:reload", "/v1/chat/completions"} { // nothing but a drain changes here
 		if got := askWith(t, s.Admin, adminKey, "POST", path, `{}`); got.status != 404 && got.status != 405 {
 			t.Errorf("POST %s at the admin address: %d %s", path, got.status, got.body)
 		}
+	}
+	for _, key := range []string{"", observerKey, attackerKey, adminKey} {
+		want := map[string]int{"": http.StatusUnauthorized, adminKey: http.StatusOK}[key]
+		if got := askWith(t, s.Admin, key, "POST", "/kvpilot/v1/replicas/"+id+":drain", `{"undo":true}`); got.status != cmp.Or(want, http.StatusForbidden) {
+			t.Errorf("a drain at the admin address with the key %q: %d %s", key, got.status, got.body)
+		}
+	}
+	if got := askWith(t, s.Admin, adminKey, "POST", "/kvpilot/v1/replicas/"+id+":drain", `{}`, "Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site"); got.status != http.StatusForbidden {
+		t.Errorf("another origin's page drains with an operator's key: %d %s", got.status, got.body)
 	}
 	if got := askWith(t, s.Admin, adminKey, "GET", "/debug/pprof/cmdline", ""); got.status != 200 {
 		t.Errorf("an admin's profile: %d", got.status)
