@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -44,7 +45,8 @@ func newWalker(t *testing.T, binary string) *walker {
 		t.Fatal(err)
 	}
 	engines := enginePorts(t)
-	p := freePorts(t, 3)
+	first := freePorts(t, 3)
+	p := []int{first, first + 1, first + 2}
 	w.ports = strings.NewReplacer(
 		"go run ./cmd/kvpilot", "kvpilot",
 		"demo --serve", fmt.Sprintf("demo --serve --http 127.0.0.1:%d --grpc 127.0.0.1:%d --admin 127.0.0.1:%d", p[0], p[1], p[2]),
@@ -211,38 +213,39 @@ func TestWhatAPageMayNotSay(t *testing.T) {
 	}
 }
 
-// freePorts returns ports of the loopback that nobody listens on.
-func freePorts(t *testing.T, n int) []int {
-	t.Helper()
-	var ports []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+// consecutive reports whether n ports from first on are free at the loopback.
+func consecutive(first, n int) bool {
+	for i := range n {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+i))
 		if err != nil {
-			t.Fatal(err)
+			return false
 		}
-		defer l.Close()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		l.Close()
 	}
-	return ports
+	return true
 }
 
-// enginePorts returns the first port of two simulated replicas: it and the next one are free, and so are those of events and
-// replays, which lie as far from it as vLLM's examples from 8000.
+// freePorts returns the first of n free ports. They lie below those that a system hands out by itself, so that no other test that
+// asks for any port gets one of them before the page's commands do.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+	for range 200 {
+		if first := 10_000 + rand.IntN(5_000); consecutive(first, n) {
+			return first
+		}
+	}
+	t.Fatalf("no %d free ports", n)
+	return 0
+}
+
+// enginePorts returns the first port of two simulated replicas, or of one with four ranks: those of HTTP, events and replays are
+// free, the latter as far from it as vLLM's examples from 8000.
 func enginePorts(t *testing.T) int {
 	t.Helper()
-next:
 	for range 200 {
-		first := freePorts(t, 1)[0]
-		for _, from := range []int{8000, 5557, 5657} {
-			for i := range 2 {
-				l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+from-8000+i))
-				if err != nil {
-					continue next
-				}
-				l.Close()
-			}
+		if first := 20_000 + rand.IntN(10_000); consecutive(first, 2) && consecutive(first+5557-8000, 4) && consecutive(first+5657-8000, 4) {
+			return first
 		}
-		return first
 	}
 	t.Fatal("no free ports for two replicas")
 	return 0
