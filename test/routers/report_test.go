@@ -139,7 +139,7 @@ func TestTheReport(t *testing.T) {
 	}
 }
 
-// TestTheReadmesFiguresAreThoseMeasured holds README.md against docs/quality-real.md: nobody may better a figure by hand.
+// TestTheReadmesFiguresAreThoseMeasured holds README.md against docs/quality-real.md: no figure is changed by hand.
 func TestTheReadmesFiguresAreThoseMeasured(t *testing.T) {
 	read := func(name string) string {
 		raw, err := os.ReadFile(filepath.Join("../..", name))
