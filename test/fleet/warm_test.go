@@ -3,10 +3,16 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
+	"slices"
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protojson"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
@@ -66,6 +72,8 @@ func TestANewRouterPullsTheIndexOfAPeer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// A router that is new itself has no index to give until it has stopped looking for one.
+	eventually(t, "the first router is able", func() bool { return able(first) })
 	late := of("late", first)
 	eventually(t, "the late router is exact", func() bool { return exact(late) })
 	blocks := func(r *stack.Stack) float64 { return metric(t, r, `kvpilot_kvindex_blocks`) }
@@ -73,7 +81,26 @@ func TestANewRouterPullsTheIndexOfAPeer(t *testing.T) {
 	if n := metric(t, late, `kvpilot_peers_pull_seconds_count{outcome="ok"}`); n != 1 {
 		t.Errorf("%v pulls", n)
 	}
+	eventually(t, "the late router is able", func() bool { return able(late) })
 	first.Stop()
 	again := of("first again", late)
 	eventually(t, "the restarted router is exact", func() bool { return exact(again) })
+}
+
+// able reports whether a router says that it is able to decide, and so has an index that others may pull.
+func able(r *stack.Stack) bool {
+	resp, err := http.Get("http://" + r.HTTP + "/kvpilot/v1/routers")
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return false
+	}
+	var list kvpilotv1.ListRoutersResponse
+	if err := protojson.Unmarshal(text, &list); err != nil {
+		return false
+	}
+	return slices.ContainsFunc(list.GetRouters(), func(r *kvpilotv1.Router) bool { return r.GetSelf() && r.GetReport().GetAble() })
 }
