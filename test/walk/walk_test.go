@@ -164,6 +164,7 @@ func TestThePagesCommandsWork(t *testing.T) {
 	for name, needs := range map[string]string{
 		"README.md": "", "docs/quickstart.md": "", "docs/topologies.md": "",
 		"docs/api.md": before, "docs/lifecycle.md": before, "docs/replicas.md": before, "docs/operations.md": before, "docs/simulator.md": before, "docs/doctor.md": before,
+		"docs/security.md": before, "docs/tracing.md": before, "docs/tokenization.md": before, "docs/kv-events.md": before, "docs/kv-index.md": before,
 	} {
 		t.Run(name, func(t *testing.T) {
 			page, err := os.ReadFile(filepath.Join(root, name))

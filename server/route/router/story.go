@@ -31,7 +31,7 @@ type story struct {
 	read     stretch
 	asked    tokens
 	hops     []hop
-	failed   bool // some step did; the request may have succeeded
+	failed   bool // an attempt or the request, on our side: the trace is kept whatever the sampler chose
 
 	route      openai.Route
 	understood bool // the body was read
@@ -132,7 +132,7 @@ func (rq *request) noteRead(began time.Time, refused *apierror.Error) {
 	}
 	st.read = stretch{from: began, to: time.Now()}
 	if refused != nil {
-		st.read.fault, st.read.failed, st.failed = apierror.Name(refused.Reason), refused.Message, true
+		st.read.fault, st.read.failed = apierror.Name(refused.Reason), refused.Message
 	}
 }
 
@@ -153,7 +153,7 @@ func (rq *request) noteTokens(id trace.SpanID, began time.Time, enc *tokenizer.E
 	st.asked = tokens{id: id, stretch: stretch{from: began, to: began.Add(rq.tokenizing)}}
 	if err != nil {
 		if _, ok := errors.AsType[*tokenizer.ClientFault](err); ok {
-			st.asked.fault, st.asked.failed, st.failed = apierror.Name(apierror.TokenizeRefused), "refused by the tokenizer", true
+			st.asked.fault, st.asked.failed = apierror.Name(apierror.TokenizeRefused), "refused by the tokenizer"
 		}
 		return
 	}
@@ -174,10 +174,10 @@ func (rq *request) noteChoice(id trace.SpanID, began, ended time.Time, choice *c
 	d := decided(choice, err)
 	switch {
 	case d == nil:
-		h.choice.fault, h.choice.failed, st.failed = "refused", "no decision", true
+		h.choice.fault, h.choice.failed = "refused", "no decision"
 		return
 	case err != nil:
-		h.choice.fault, h.choice.failed, st.failed = apierror.Name(apierror.NoReplica), "every candidate is vetoed", true
+		h.choice.fault, h.choice.failed = apierror.Name(apierror.NoReplica), "every candidate is vetoed"
 	}
 	h.decided, h.decision, h.policy, h.reason, h.attempt = true, d.ID, d.Policy, d.Reason, d.Attempt
 	h.held, h.took, h.scored, h.margin = d.Held, d.Took, d.Scored, d.Margin
@@ -247,7 +247,8 @@ func (h *hop) over(rq *request, d *delivery, f *failure) {
 	h.sent.to = time.Now()
 	h.chunks = d.scan.Events()
 	if f != nil {
-		h.sent.fault, h.sent.failed, rq.story.failed = f.outcome.String(), f.public.OwnWords(), true
+		h.sent.fault, h.sent.failed = f.outcome.String(), f.public.OwnWords()
+		rq.story.failed = rq.story.failed || f.outcome != retry.ClientFault && f.outcome != retry.Canceled
 	}
 }
 

@@ -201,3 +201,37 @@ func TestTheSpansOfARequestTellItsStory(t *testing.T) {
 		}
 	})
 }
+
+// A client's mistakes are not in the traces that are kept for how they ended: a clumsy client would fill the store of traces.
+func TestTracesOfClientsMistakesAreNotKept(t *testing.T) {
+	gone, leave := context.WithCancel(context.Background())
+	leave()
+	for name, c := range map[string]struct {
+		call  *router.Call
+		steps []http.HandlerFunc
+		gone  bool
+	}{
+		"a body that is not taken":    {call: &router.Call{Route: openai.RouteChat, Method: http.MethodPost, Path: "/v1/chat/completions", Header: http.Header{}, Body: []byte("{")}},
+		"a model that no replica has": {call: &router.Call{Route: openai.RouteChat, Method: http.MethodPost, Path: "/v1/chat/completions", Header: http.Header{}, Body: []byte(`{"model":"other","messages":[]}`)}},
+		"what an engine refuses":      {call: chat(""), steps: []http.HandlerFunc{text(400, `{"error":{"message":"max_tokens"}}`)}},
+		"a client that left":          {call: chat(""), gone: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := startTraced(t, 1, sdktrace.NeverSample(), nil)
+			if c.steps != nil {
+				k.script(c.steps...)
+			}
+			got := k.tree(func(ctx context.Context) {
+				if c.gone {
+					ctx = trace.ContextWithSpan(gone, trace.SpanFromContext(ctx))
+				}
+				if err := k.router.Serve(ctx, c.call, &client{}); err == nil {
+					t.Error("the call succeeded")
+				}
+			})
+			if got != "" {
+				t.Errorf("the trace is kept:\n%s", got)
+			}
+		})
+	}
+}

@@ -64,13 +64,27 @@ func (p *Pool) ask(ctx context.Context, req Request, j *remote.Job) (*remote.Ans
 	defer sp.End()
 	a, err := p.remote.Do(ctx, req.Replicas, j)
 	if err != nil {
-		span.Fail(sp, string(remote.KindOf(err)), "no token ids were obtained")
+		noteFailure(sp, err)
 		return nil, err
 	}
 	if sp.IsRecording() && len(a.IDs) > 0 {
 		span.Set(sp, span.Replica.String(string(a.Replica)), span.PromptTokens.Int(len(a.IDs[0])))
 	}
 	return a, nil
+}
+
+// noteFailure puts the kind of err on the span of a call. The span fails only for what is not the client's doing: a failed span has
+// its whole trace kept.
+func noteFailure(sp trace.Span, err error) {
+	kind := string(remote.KindOf(err))
+	if _, refused := errors.AsType[*ClientFault](err); refused {
+		kind = "client_fault"
+	}
+	if kind == "client_fault" || kind == string(remote.KindCancelled) {
+		span.Set(sp, span.ErrorType.String(kind))
+		return
+	}
+	span.Fail(sp, kind, "no token ids were obtained")
 }
 
 // batch gives the ids of all prompts of a batch; nil when that would cost too many calls.
