@@ -51,7 +51,7 @@ type Listen struct {
 	// MaxConnections limits the connections of each of the three addresses; further ones wait to be accepted. Zero: a
 	// quarter of the files that the process may open, which leaves as many for replicas.
 	MaxConnections int `yaml:"max_connections"`
-	// RawSockets reads from replicas and writes to clients with system calls that bypass Go's scheduler, on Linux, so
+	// RawSockets reads from replicas and writes to them and to clients with system calls that bypass Go's scheduler, on Linux, so
 	// that a busy router wakes fewer threads. Turn it off to rule these calls out when you look for a fault.
 	RawSockets bool `yaml:"raw_sockets"`
 	// StartWait limits how long requests wait after a start until every known replica has answered a probe or failed it; until then

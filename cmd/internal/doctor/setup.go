@@ -69,7 +69,7 @@ func (s *setup) observe(ctx context.Context) error {
 	if err := o.Registry.Check(s.conf.Registry); err != nil {
 		return fmt.Errorf("registry: %w", err)
 	}
-	s.observer, s.engines = o, upstream.New(s.conf.Upstream, upstream.Params{PlainReads: !s.conf.Listen.RawSockets})
+	s.observer, s.engines = o, upstream.New(s.conf.Upstream, upstream.Params{PlainSockets: !s.conf.Listen.RawSockets})
 	working, stop := context.WithCancel(context.WithoutCancel(ctx)) // the check that starts them ends first
 	s.stop = stop
 	s.running.Go(func() { _ = s.engines.Run(working) }) // it ends with its context

@@ -23,8 +23,8 @@ type Params struct {
 	Tracer trace.Tracer
 	// Transport is package upstream's way to speak HTTP with replicas; empty is its default.
 	Transport string
-	// PlainReads reads sockets with calls that the scheduler knows of (package socket).
-	PlainReads bool
+	// PlainSockets reads and writes with calls that the scheduler knows of (package socket).
+	PlainSockets bool
 	// Sender replaces the connections to the replicas; nil makes them.
 	Sender remote.Sender
 }
@@ -65,7 +65,7 @@ func New(cfg Config, params Params) *Pool {
 	if p.tracer == nil {
 		p.tracer = noop.NewTracerProvider().Tracer("")
 	}
-	p.remote = remote.New(cfg.Remote, remote.Params{Log: p.log, Meter: params.Meter, Transport: params.Transport, PlainReads: params.PlainReads, Sender: params.Sender})
+	p.remote = remote.New(cfg.Remote, remote.Params{Log: p.log, Meter: params.Meter, Transport: params.Transport, PlainSockets: params.PlainSockets, Sender: params.Sender})
 	p.metrics = newMetrics(params.Meter, p.cache.Stats)
 	return p
 }

@@ -12,6 +12,7 @@ func Read(fd uintptr, b []byte) (int, error) {
 		n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 		switch errno {
 		case 0:
+			afterRead(fd)
 			return int(n), nil
 		case syscall.EINTR:
 		default:

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -230,5 +231,146 @@ func TestOtherConnectionsPass(t *testing.T) {
 	defer c.Close()
 	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("got %v, want the pipe's end", err)
+	}
+}
+
+func TestWriteBothArrivesInItsOrder(t *testing.T) {
+	server, client := pair(t)
+	sizes := []int{0, 1, 300, 64 << 10, 64<<10 + 1, 1 << 20}
+	for _, first := range sizes {
+		for _, second := range sizes {
+			a, b := bytes.Repeat([]byte("a"), first), bytes.Repeat([]byte("b"), second)
+			done := make(chan error, 1)
+			go func() {
+				n, err := socket.WriteBoth(server, a, b)
+				if n != first+second && err == nil {
+					err = io.ErrShortWrite
+				}
+				done <- err
+			}()
+			got := make([]byte, first+second)
+			if _, err := io.ReadFull(client, got); err != nil {
+				t.Fatalf("%d and %d bytes: %v", first, second, err)
+			}
+			if err := <-done; err != nil {
+				t.Errorf("%d and %d bytes: %v", first, second, err)
+			}
+			if !bytes.Equal(got, append(a, b...)) {
+				t.Errorf("%d and %d bytes arrived changed", first, second)
+			}
+		}
+	}
+}
+
+func TestWriteBothSaysHowMuchWasWritten(t *testing.T) {
+	server, client := pair(t)
+	server.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	n, err := socket.WriteBoth(server, make([]byte, 100), make([]byte, 64<<20))
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("a peer that reads nothing: %v", err)
+	}
+	server.Close()
+	got, err := io.ReadAll(client)
+	if err != nil || len(got) != n {
+		t.Errorf("%d bytes arrived, %v; want %d", len(got), err, n)
+	}
+}
+
+// Reads behave as package net's, whose errors others look into.
+func TestReadsAreThoseOfPackageNet(t *testing.T) {
+	server, client := pair(t)
+	b := make([]byte, 8)
+	server.SetReadDeadline(time.Now().Add(-time.Second))
+	_, err := server.Read(b)
+	var op *net.OpError
+	if !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &op) || op.Op != "read" || !op.Timeout() {
+		t.Errorf("after the deadline: %v", err)
+	}
+	server.SetReadDeadline(time.Now().Add(long))
+
+	client.Write([]byte("abcdefghij"))
+	if _, err := io.ReadFull(server, b); err != nil || string(b) != "abcdefgh" {
+		t.Errorf("got %q, %v", b, err)
+	}
+	if n, err := server.Read(b); err != nil || string(b[:n]) != "ij" {
+		t.Errorf("got %q, %v", b[:n], err)
+	}
+	if n, err := server.Read(nil); n != 0 || err != nil {
+		t.Errorf("a read of nothing: %d, %v", n, err)
+	}
+
+	client.(*net.TCPConn).CloseWrite()
+	if n, err := server.Read(b); n != 0 || err != io.EOF {
+		t.Errorf("at the end: %d, %v", n, err)
+	}
+	server.Close()
+	if _, err := server.Read(b); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+func TestReadOfAResetConnectionFails(t *testing.T) {
+	server, client := pair(t)
+	client.(*net.TCPConn).SetLinger(0)
+	client.Close()
+	server.SetReadDeadline(time.Now().Add(long))
+	_, err := server.Read(make([]byte, 1))
+	var op *net.OpError
+	if !errors.Is(err, syscall.ECONNRESET) || !errors.As(err, &op) || op.Op != "read" {
+		t.Errorf("got %v, want a reset", err)
+	}
+}
+
+// A server aborts a read that waits by a deadline in the past, while another goroutine is in it.
+func TestDeadlineAndCloseEndAReadThatWaits(t *testing.T) {
+	for name, end := range map[string]func(net.Conn){
+		"deadline": func(c net.Conn) { c.SetReadDeadline(time.Unix(1, 0)) },
+		"close":    func(c net.Conn) { c.Close() },
+	} {
+		server, _ := pair(t)
+		done := make(chan error, 2)
+		for range 2 {
+			go func() {
+				_, err := server.Read(make([]byte, 1))
+				done <- err
+			}()
+		}
+		end(server)
+		for range 2 {
+			if err := <-done; !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+func TestConcurrentReadersShareTheStream(t *testing.T) {
+	server, client := pair(t)
+	server.SetReadDeadline(time.Now().Add(long))
+	const size = 1 << 20
+	go func() {
+		client.Write(make([]byte, size))
+		client.(*net.TCPConn).CloseWrite()
+	}()
+	var total atomic.Int64
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			b := make([]byte, 5000)
+			for {
+				n, err := server.Read(b)
+				total.Add(int64(n))
+				if err != nil {
+					if err != io.EOF {
+						t.Error(err)
+					}
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	if total.Load() != size {
+		t.Errorf("%d bytes were read, want %d", total.Load(), size)
 	}
 }

@@ -2,7 +2,10 @@
 
 package upstream
 
-import "syscall"
+import (
+	"syscall"
+	"unsafe"
+)
 
 // alive reports whether an idle connection can take a request: the replica has neither
 // closed it nor sent anything unrequested.
@@ -13,7 +16,7 @@ func (c *conn) alive() bool {
 	quiet := false
 	err := c.raw.Read(func(fd uintptr) bool {
 		var one [1]byte
-		_, _, err := syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		_, _, err := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&one)), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
 		quiet = err == syscall.EAGAIN
 		return true
 	})

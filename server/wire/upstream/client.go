@@ -21,8 +21,8 @@ type Params struct {
 	Now func() time.Time
 	// Dial opens TCP connections; nil is package net's.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// PlainReads reads sockets with calls that the scheduler knows of (package socket).
-	PlainReads bool
+	// PlainSockets reads and writes with calls that the scheduler knows of (package socket).
+	PlainSockets bool
 }
 
 // Client sends requests to replicas. It is safe for concurrent use.

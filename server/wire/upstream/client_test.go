@@ -38,7 +38,7 @@ func eachTransport(t *testing.T, change func(*Config), test func(*testing.T, *Cl
 			if err := cfg.Validate(); err != nil {
 				t.Fatal(err)
 			}
-			c := New(cfg, Params{PlainReads: plain})
+			c := New(cfg, Params{PlainSockets: plain})
 			t.Cleanup(func() { c.transport.shut() })
 			test(t, c)
 		})

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/wire/socket"
 )
 
 // conn is one connection to a replica. It is used by one request at a time.
@@ -17,14 +19,17 @@ type conn struct {
 	base   net.Conn // the TCP connection
 	stream net.Conn // base, or TLS on it
 	raw    syscall.RawConn
-	plain  bool // reads from raw are known to the scheduler
+	plain  bool // reads and writes are known to the scheduler
 	// idleSince is when the last request ended.
 	idleSince time.Time
 	limited   bool // a read deadline is set
 }
 
-func newConn(h *host, base net.Conn) *conn {
-	c := &conn{host: h, base: base, stream: base}
+func newConn(h *host, base net.Conn, plain bool) *conn {
+	if !plain {
+		base = socket.Quick(base)
+	}
+	c := &conn{host: h, base: base, stream: base, plain: plain}
 	if sc, ok := base.(syscall.Conn); ok {
 		c.raw, _ = sc.SyscallConn() // without it, a closed connection is noticed when it is used
 	}
@@ -64,8 +69,7 @@ func (c *conn) write(head []byte, r *Request) error {
 	defer c.stream.SetWriteDeadline(time.Time{})            //nolint:errcheck // fails on closed connections only
 	c.stream.SetWriteDeadline(time.Now().Add(writeTimeout)) //nolint:errcheck // as above
 	if r.Stream == nil || r.StreamSize >= 0 {
-		both := net.Buffers{head, r.Body}
-		if _, err := both.WriteTo(c.stream); err != nil {
+		if _, err := socket.WriteBoth(c.stream, head, r.Body); err != nil {
 			return err
 		}
 		if r.Stream == nil {

@@ -22,7 +22,7 @@ type lean struct {
 	now     func() time.Time
 	metrics *metrics
 	opens   dialFunc
-	plain   bool // reads
+	plain   bool // sockets
 
 	mu    sync.RWMutex
 	hosts map[hostKey]*host // guarded by mu
@@ -58,7 +58,7 @@ func newLean(cfg *Config, now func() time.Time, p Params, m *metrics) *lean {
 		dial = (&net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
 			Enable: true, Idle: keepAlivePeriod, Interval: keepAlivePeriod, Count: 3}}).DialContext
 	}
-	l := &lean{now: now, metrics: m, opens: dial, plain: p.PlainReads, hosts: map[hostKey]*host{}}
+	l := &lean{now: now, metrics: m, opens: dial, plain: p.PlainSockets, hosts: map[hostKey]*host{}}
 	l.cfg.Store(cfg)
 	return l
 }
@@ -199,14 +199,13 @@ func (l *lean) connect(ctx context.Context, h *host, cfg *Config) (*conn, error)
 	if err != nil {
 		return nil, err
 	}
-	c := newConn(h, base)
-	c.plain = l.plain
+	c := newConn(h, base, l.plain)
 	if !h.secure {
 		return c, nil
 	}
 	limit, cancel = context.WithTimeout(ctx, cfg.DialTimeout)
 	defer cancel()
-	secured, err := h.peer.Handshake(limit, base, h.server)
+	secured, err := h.peer.Handshake(limit, c.base, h.server)
 	if err != nil {
 		c.shut()
 		return nil, err

@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/socket"
 )
 
-func TestPlainReadsAreWhatTheCallerAsksFor(t *testing.T) {
+func TestPlainSocketsAreWhatTheCallerAsksFor(t *testing.T) {
 	at := func(f any) uintptr { return reflect.ValueOf(f).Pointer() }
 	if raw := (&conn{}).reader(); at(raw) != at(socket.Read) {
 		t.Error("reads are not raw by default")
@@ -16,7 +16,7 @@ func TestPlainReadsAreWhatTheCallerAsksFor(t *testing.T) {
 		t.Error("plain reads are raw")
 	}
 	target := serve(t, nil)
-	c := New(DefaultConfig(), Params{PlainReads: true})
+	c := New(DefaultConfig(), Params{PlainSockets: true})
 	t.Cleanup(func() { c.transport.shut() })
 	h, err := c.transport.(*lean).host(target.Replica)
 	if err != nil {

@@ -34,7 +34,7 @@ type Sender interface {
 
 // connections are how the engines are reached: with the router's own HTTP client. Its metrics count clients' requests, so
 // this one has none; a question's own are in this package.
-func connections(cfg Config, transport string, plainReads bool) *upstream.Client {
+func connections(cfg Config, transport string, plainSockets bool) *upstream.Client {
 	u := upstream.DefaultConfig()
 	if transport != "" {
 		u.Transport = transport
@@ -42,7 +42,7 @@ func connections(cfg Config, transport string, plainReads bool) *upstream.Client
 	u.DialTimeout = dialTimeout
 	u.IdleTimeout = engineIdle * 4 / 5
 	u.MaxIdlePerReplica = cfg.Concurrency
-	return upstream.New(u, upstream.Params{PlainReads: plainReads})
+	return upstream.New(u, upstream.Params{PlainSockets: plainSockets})
 }
 
 // client speaks HTTP with endpoints.

@@ -36,8 +36,8 @@ type Params struct {
 	Meter metric.MeterProvider
 	// Transport is package upstream's way to speak HTTP; empty is its default.
 	Transport string
-	// PlainReads reads sockets with calls that the scheduler knows of (package socket).
-	PlainReads bool
+	// PlainSockets reads and writes with calls that the scheduler knows of (package socket).
+	PlainSockets bool
 	// Sender replaces the connections to the replicas; nil makes them.
 	Sender Sender
 }
@@ -66,7 +66,7 @@ func New(cfg Config, params Params) *Pool {
 	}
 	to := params.Sender
 	if to == nil {
-		p.conns = connections(cfg, params.Transport, params.PlainReads)
+		p.conns = connections(cfg, params.Transport, params.PlainSockets)
 		to = p.conns
 	}
 	p.client = newClient(cfg, to)
