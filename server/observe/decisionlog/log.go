@@ -30,6 +30,25 @@ type Params struct {
 	Line func(Entry) json.Marshaler
 }
 
+// kept is an Entry as the ring has it.
+type kept struct {
+	decision *decision.Packed // nil: an empty place
+	outcome  *decision.Outcome
+}
+
+func (k kept) entry() Entry { return Entry{Decision: k.decision.Unpack(), Outcome: k.outcome} }
+
+func unpack(list []kept) []Entry {
+	if len(list) == 0 {
+		return nil
+	}
+	all := make([]Entry, len(list))
+	for i, k := range list {
+		all[i] = k.entry()
+	}
+	return all
+}
+
 // key names one attempt.
 type key struct {
 	id      string
@@ -43,20 +62,23 @@ type Log struct {
 	metrics *metrics
 
 	mu    sync.RWMutex
-	ring  []Entry // guarded by mu; a zero Decision is an empty place
-	next  int     // guarded by mu: the place that is overwritten next
+	ring  []kept // guarded by mu
+	next  int    // guarded by mu: the place that is overwritten next
 	at    map[key]int
 	byReq map[string][]key
 	subs  map[*Subscription]struct{}
+	// names are those of each model's last record, for the next one to share; guarded by mu.
+	names map[string][]replica.ID
 }
 
 // New makes an empty Log. It opens nothing: Run does.
 func New(c Config, p Params) *Log {
 	l := &Log{
-		ring:  make([]Entry, c.Size),
+		ring:  make([]kept, c.Size),
 		at:    make(map[key]int, c.Size),
 		byReq: make(map[string][]key, c.Size),
 		subs:  map[*Subscription]struct{}{},
+		names: map[string][]replica.ID{},
 		line:  p.Line,
 	}
 	l.metrics = newMetrics(p.Meter)
@@ -90,10 +112,11 @@ func (l *Log) Add(d *decision.Decision) {
 			PromptTokens: -1, OutputTokens: -1, CachedTokens: -1,
 		}
 	}
+	packed := l.pack(d)
 	l.mu.Lock()
 	l.forget(l.next)
 	k := key{d.ID, d.Attempt}
-	l.ring[l.next] = e
+	l.ring[l.next] = kept{packed, e.Outcome}
 	l.at[k] = l.next
 	if d.RequestID != "" {
 		l.byReq[d.RequestID] = append(l.byReq[d.RequestID], k)
@@ -108,6 +131,26 @@ func (l *Log) Add(d *decision.Decision) {
 	}
 }
 
+// maxNames bounds the models whose records' names are looked for.
+const maxNames = 256
+
+// pack packs a decision, with the names of the last record of its model if they are the same.
+func (l *Log) pack(d *decision.Decision) *decision.Packed {
+	l.mu.RLock()
+	names := l.names[d.Model]
+	l.mu.RUnlock()
+	p := decision.Pack(d, names)
+	if own := p.Names(); len(own) > 0 && (len(names) == 0 || &own[0] != &names[0]) {
+		l.mu.Lock()
+		if len(l.names) >= maxNames {
+			clear(l.names)
+		}
+		l.names[d.Model] = own
+		l.mu.Unlock()
+	}
+	return p
+}
+
 // write offers an ended decision to the file.
 func (l *Log) write(e Entry) {
 	if l.file != nil {
@@ -117,10 +160,10 @@ func (l *Log) write(e Entry) {
 
 // forget empties a place of the ring; mu is held.
 func (l *Log) forget(place int) {
-	old := l.ring[place].Decision
-	if old == nil {
+	if l.ring[place].decision == nil {
 		return
 	}
+	old := l.ring[place].decision.Head()
 	k := key{old.ID, old.Attempt}
 	if l.at[k] == place {
 		delete(l.at, k)
@@ -133,7 +176,7 @@ func (l *Log) forget(place int) {
 			l.byReq[old.RequestID] = keys
 		}
 	}
-	l.ring[place] = Entry{}
+	l.ring[place] = kept{}
 }
 
 // Finish says how a decision ended. Decisions that are no longer remembered are only written to
@@ -142,12 +185,15 @@ func (l *Log) Finish(o decision.Outcome) {
 	l.metrics.ended(&o)
 	l.mu.Lock()
 	place, known := l.at[key{o.ID, o.Attempt}]
-	if !known || l.ring[place].Outcome != nil {
+	if !known || l.ring[place].outcome != nil {
 		l.mu.Unlock()
 		return
 	}
-	l.ring[place].Outcome = &o
-	e := l.ring[place]
+	l.ring[place].outcome = &o
+	var e Entry
+	if len(l.subs) > 0 || l.file != nil {
+		e = l.ring[place].entry()
+	}
 	l.publish(e)
 	l.mu.Unlock()
 	l.write(e)
@@ -156,12 +202,14 @@ func (l *Log) Finish(o decision.Outcome) {
 // Get returns one attempt of a decision.
 func (l *Log) Get(id string, attempt int) (Entry, bool) {
 	l.mu.RLock()
-	defer l.mu.RUnlock()
 	place, ok := l.at[key{id, attempt}]
 	if !ok {
+		l.mu.RUnlock()
 		return Entry{}, false
 	}
-	return l.ring[place], true
+	found := l.ring[place]
+	l.mu.RUnlock()
+	return found.entry(), true
 }
 
 // maxAttempts bounds the attempts that Find looks for.
@@ -169,28 +217,28 @@ const maxAttempts = 64
 
 // Find returns every attempt of a decision, oldest first.
 func (l *Log) Find(id string) []Entry {
+	var list []kept
 	l.mu.RLock()
-	defer l.mu.RUnlock()
-	var list []Entry
 	for attempt := range maxAttempts {
 		if place, ok := l.at[key{id, attempt}]; ok {
 			list = append(list, l.ring[place])
 		}
 	}
-	return list
+	l.mu.RUnlock()
+	return unpack(list)
 }
 
 // FindRequest returns the decisions made for a client's request id, oldest first.
 func (l *Log) FindRequest(requestID string) []Entry {
+	var list []kept
 	l.mu.RLock()
-	defer l.mu.RUnlock()
-	var list []Entry
 	for _, k := range l.byReq[requestID] {
 		if place, ok := l.at[k]; ok {
 			list = append(list, l.ring[place])
 		}
 	}
-	return list
+	l.mu.RUnlock()
+	return unpack(list)
 }
 
 // Filter narrows a list: empty fields let everything through.
@@ -208,53 +256,48 @@ type Filter struct {
 	SlowerThan time.Duration
 }
 
-func (f Filter) lets(e Entry, now time.Time) bool {
-	d := e.Decision
+// lets reports whether d, whose candidates are not read, passes. picked is its replica; empty when there is none.
+func (f Filter) lets(d *decision.Decision, picked replica.ID, o *decision.Outcome, now time.Time) bool {
 	if f.Own && d.Tenant != f.Tenant || f.Model != "" && d.Model != f.Model || f.Of != "" && d.Tenant != f.Of {
 		return false
 	}
-	if len(f.Ends) > 0 && (e.Outcome == nil || !slices.Contains(f.Ends, e.Outcome.End)) {
+	if len(f.Ends) > 0 && (o == nil || !slices.Contains(f.Ends, o.End)) {
 		return false
 	}
-	if f.SlowerThan > 0 && !e.slowerThan(f.SlowerThan, now) {
+	if f.SlowerThan > 0 && !slowerThan(d, o, f.SlowerThan, now) {
 		return false
 	}
-	if f.Replica == "" {
-		return true
-	}
-	pick := d.Pick()
-	return pick != nil && string(pick.Replica) == f.Replica
+	return f.Replica == "" || string(picked) == f.Replica
 }
 
 // slowerThan reports whether the first token took longer than limit, or is not there after it. An answer whose first token
 // was not seen, because it was not streamed or failed before, counts by its end. Dry runs have none.
-func (e Entry) slowerThan(limit time.Duration, now time.Time) bool {
+func slowerThan(d *decision.Decision, o *decision.Outcome, limit time.Duration, now time.Time) bool {
 	switch {
-	case e.Decision.DryRun:
+	case d.DryRun:
 		return false
-	case e.Outcome == nil:
-		return now.Sub(e.Decision.At) > limit
-	case e.Outcome.TTFT > 0:
-		return e.Outcome.TTFT > limit
+	case o == nil:
+		return now.Sub(d.At) > limit
+	case o.TTFT > 0:
+		return o.TTFT > limit
 	}
-	return e.Outcome.Duration > limit
+	return o.Duration > limit
 }
 
 // Last returns up to limit decisions that the filter lets through, newest first.
 func (l *Log) Last(limit int, f Filter) []Entry {
 	now := time.Now()
+	var list []kept
 	l.mu.RLock()
-	defer l.mu.RUnlock()
-	var list []Entry
 	for i := range l.ring {
-		place := (l.next - 1 - i + 2*len(l.ring)) % len(l.ring)
-		e := l.ring[place]
-		if e.Decision == nil || len(list) == limit {
+		k := l.ring[(l.next-1-i+2*len(l.ring))%len(l.ring)]
+		if k.decision == nil || len(list) == limit {
 			break
 		}
-		if f.lets(e, now) {
-			list = append(list, e)
+		if f.lets(k.decision.Head(), k.decision.Picked(), k.outcome, now) {
+			list = append(list, k)
 		}
 	}
-	return list
+	l.mu.RUnlock()
+	return unpack(list)
 }

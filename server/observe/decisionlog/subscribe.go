@@ -3,6 +3,8 @@ package decisionlog
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // subscriptionQueue bounds what a slow subscriber may owe.
@@ -38,10 +40,14 @@ func (s *Subscription) Close() {
 	s.log.mu.Unlock()
 }
 
-// publish hands e to every subscriber without waiting; mu is held.
+// publish hands e to every subscriber without waiting; mu is held. Without subscribers, e may be empty.
 func (l *Log) publish(e Entry) {
 	for s := range l.subs {
-		if !s.filter.lets(e, time.Now()) {
+		var picked replica.ID
+		if pick := e.Decision.Pick(); pick != nil {
+			picked = pick.Replica
+		}
+		if !s.filter.lets(e.Decision, picked, e.Outcome, time.Now()) {
 			continue
 		}
 		select {
