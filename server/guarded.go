@@ -22,7 +22,7 @@ func newGuard(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.AP
 		Handshake: c.Listen.ReadHeaderTimeout, Idle: c.Listen.IdleTimeout,
 		Receive: c.Gateway.BodyTimeout, Stall: c.Gateway.StallTimeout,
 	}, guard.Params{
-		Budget: budget, Known: api.Known, Prompts: api.CarriesPrompt, Admit: api.Admit, Decode: grpcapi.Decode,
+		Budget: budget, Known: api.Known, Prompts: api.CarriesPrompt, Admit: api.Admit, Decode: grpcapi.Decode, Done: grpcapi.Done,
 		Log: p.part("guard"), Meter: t.Meters(),
 	})
 }

@@ -17,6 +17,7 @@ const (
 )
 
 // Decode is proto.Unmarshal, faster where a request carries token ids: proto reads packed numbers one by one. It does not keep wire.
+// Done MAY take the message's memory back.
 func Decode(wire []byte, into proto.Message) error {
 	m, ok := into.(*kvpilotv1.ChooseReplicaRequest)
 	if !ok {
@@ -72,7 +73,7 @@ func packedIDs(message []byte) ([]uint32, bool) {
 	if size < 0 || n+size != len(message) || len(packed) == 0 || len(packed)%4 != 0 {
 		return nil, false
 	}
-	list := make([]uint32, len(packed)/4)
+	list := newIDs(len(packed) / 4)
 	if littleEndian := binary.NativeEndian.Uint16([]byte{1, 0}) == 1; littleEndian { // as on the wire
 		copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(list))), len(packed)), packed)
 		return list, true

@@ -30,10 +30,10 @@ func (d *decided) Choose(context.Context, *router.Question) (*router.Answer, err
 }
 
 // serveGuarded serves the API behind a guard, as the gRPC listener does, and returns a client of it.
-func serveGuarded(b *testing.B, api *grpcapi.API, on net.Listener, dial func(context.Context, string) (net.Conn, error)) *client.Client {
+func serveGuarded(b testing.TB, api *grpcapi.API, on net.Listener, dial func(context.Context, string) (net.Conn, error)) *client.Client {
 	b.Helper()
 	g := guard.New(guard.Limits{Message: 4 << 20, Streams: 1000, HeaderBytes: 1 << 20, Handshake: time.Minute, Idle: time.Minute}, guard.Params{
-		Budget: guard.NewBudget(1 << 30), Known: api.Known, Prompts: api.CarriesPrompt, Admit: api.Admit, Decode: grpcapi.Decode,
+		Budget: guard.NewBudget(1 << 30), Known: api.Known, Prompts: api.CarriesPrompt, Admit: api.Admit, Decode: grpcapi.Decode, Done: grpcapi.Done,
 	})
 	server := grpc.NewServer(append(g.Options(), grpc.UnaryInterceptor(api.Unary), grpc.StreamInterceptor(api.Stream))...)
 	api.Register(g.Registrar(server))

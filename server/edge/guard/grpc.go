@@ -82,12 +82,18 @@ func guardUnary(handler grpc.MethodHandler) grpc.MethodHandler {
 		}
 		defer c.end()
 		c.handled(ctx)
-		return handler(srv, ctx, func(m any) error {
+		var message any
+		out, err := handler(srv, ctx, func(m any) error {
 			if err := decode(m); err != nil {
 				return c.reason(err)
 			}
+			message = m
 			return c.received(m)
 		}, interceptor)
+		if m, ok := message.(proto.Message); ok && c.guard.Done != nil {
+			c.guard.Done(m)
+		}
+		return out, err
 	}
 }
 

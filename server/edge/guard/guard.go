@@ -45,6 +45,8 @@ type Params struct {
 	Admit func(ctx context.Context, method string, md metadata.MD) (*caller.Caller, error)
 	// Decode reads a message from its bytes, which it must not keep; nil is proto.Unmarshal.
 	Decode func(wire []byte, into proto.Message) error
+	// Done, if not nil, takes each unary call's message when the handler has returned, before the answer is sent.
+	Done func(proto.Message)
 
 	Log   *slog.Logger
 	Meter metric.MeterProvider

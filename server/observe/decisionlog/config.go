@@ -8,7 +8,7 @@ import (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Size is the number of decisions remembered; each takes about 300 bytes per rank, of at most about 64.
+	// Size is the number of decisions remembered; each takes a kilobyte, and 30 to 150 bytes per rank, of at most about 64.
 	Size int `yaml:"size"`
 	// File receives one JSON line per ended decision; empty: none. It is opened for append, and reopened after it was
 	// moved away, so that logrotate needs no signal. The router does not start with a path that cannot be opened; a
