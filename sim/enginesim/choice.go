@@ -1,7 +1,8 @@
 package enginesim
 
 import (
-	"strings"
+	"bytes"
+	"unicode/utf8"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
 )
@@ -31,62 +32,84 @@ type delta struct {
 	done bool
 }
 
-// poll takes what the engine has written since the last time.
+// poll takes what the engine has written since the last time. As in vLLM, the text is searched for stop strings token by token, and a string
+// that is found wins over any other end.
 func (c *choice) poll() delta {
 	var f core.Finish
 	c.fresh, f = c.seq.Take(c.fresh[:0])
 	ids := c.fresh
-	c.ids = append(c.ids, ids...)
-	c.text = c.detok.feed(c.text, ids)
-	if f != core.Running {
+	for i := range ids {
+		before := len(c.text)
+		c.ids = append(c.ids, ids[i])
+		c.text = c.detok.feed(c.text, ids[i:i+1])
+		if c.cutAtStop(before) {
+			ids = ids[:i+1]
+			break
+		}
+	}
+	if f != core.Running && c.finish == "" {
+		before := len(c.text)
 		c.text = c.detok.flush(c.text)
 		c.finish = f.String()
 		if id := c.seq.StopID(); id >= 0 {
 			c.stop = id
 		}
+		c.cutAtStop(before)
 	}
-	c.cutAtStop()
 	end := len(c.text)
 	if c.finish == "" {
-		end = max(c.sent, len(c.text)-c.held())
-		for end > c.sent && end < len(c.text) && c.text[end]&0xC0 == 0x80 {
-			end-- // never part a character
-		}
+		end = max(c.sent, c.before(c.held()))
 	}
 	d := delta{ids: ids, text: string(c.text[c.sent:end]), done: c.finish != ""}
 	c.sent = end
 	return d
 }
 
-// held is how many bytes are kept back because a stop string may begin in them.
+// before is where the last n characters of the text begin.
+func (c *choice) before(n int) int {
+	at := len(c.text)
+	for ; n > 0 && at > 0; n-- {
+		_, size := utf8.DecodeLastRune(c.text[:at])
+		at -= size
+	}
+	return at
+}
+
+// held is how many characters are kept back because a stop string may begin in them.
 func (c *choice) held() int {
 	longest := 0
 	if !c.s.IncludeStop {
 		for _, s := range c.s.Stop {
-			longest = max(longest, len(s)-1)
+			longest = max(longest, utf8.RuneCountInString(s)-1)
 		}
 	}
 	return longest
 }
 
-// cutAtStop ends the answer where a stop string is found.
-func (c *choice) cutAtStop() {
-	from := max(0, c.sent-c.held())
+// cutAtStop ends the answer at the stop string that ends first behind from; of those that end at the same place, the first one of the list.
+func (c *choice) cutAtStop(from int) bool {
+	if from == len(c.text) || len(c.ids) <= c.s.MinTokens {
+		return false
+	}
+	end, found := 0, ""
 	for _, s := range c.s.Stop {
 		if s == "" {
 			continue
 		}
-		i := strings.Index(string(c.text[from:]), s)
-		if i < 0 {
-			continue
+		start := max(0, from-len(s)+1)
+		i := bytes.Index(c.text[start:], []byte(s))
+		if i >= 0 && (found == "" || start+i+len(s) < end) {
+			end, found = start+i+len(s), s
 		}
-		end := from + i
-		if c.s.IncludeStop {
-			end += len(s)
-		}
-		c.text = c.text[:max(end, c.sent)]
-		c.finish, c.stop = "stop", s
-		c.core.Abort(c.seq, core.FinishStop)
-		return
 	}
+	if found == "" {
+		return false
+	}
+	if !c.s.IncludeStop {
+		end -= len(found)
+	}
+	c.text = c.text[:end]
+	c.finish, c.stop = "stop", found
+	c.core.Abort(c.seq, core.FinishStop)
+	return true
 }

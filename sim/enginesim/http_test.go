@@ -229,7 +229,7 @@ func TestToolCallsOnRequest(t *testing.T) {
 
 func TestStopStringsAndSeveralAnswers(t *testing.T) {
 	r := start(t, fast())
-	_, body := r.post(t, "/v1/completions", `{"model":"sim","prompt":"one","max_tokens":60,"min_tokens":60,"n":2}`)
+	_, body := r.post(t, "/v1/completions", `{"model":"sim","prompt":"one","max_tokens":60,"ignore_eos":true,"n":2}`)
 	v := decode(t, body)
 	text := at(v, "choices", 0, "text").(string)
 	if other := at(v, "choices", 1, "text"); other == text {
@@ -237,7 +237,7 @@ func TestStopStringsAndSeveralAnswers(t *testing.T) {
 	}
 	stop := text[20:24]
 	for _, stream := range []string{"false", "true"} {
-		_, body = r.post(t, "/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":"one","max_tokens":60,"min_tokens":60,"stop":[%q],"stream":%s}`, stop, stream))
+		_, body = r.post(t, "/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":"one","max_tokens":60,"ignore_eos":true,"stop":[%q],"stream":%s}`, stop, stream))
 		got := ""
 		if stream == "true" {
 			for _, e := range events(t, body) {
@@ -254,6 +254,45 @@ func TestStopStringsAndSeveralAnswers(t *testing.T) {
 		if !strings.Contains(string(body), fmt.Sprintf(`"stop_reason":%q`, stop)) {
 			t.Errorf("stream %s does not name the stop string: %s", stream, body)
 		}
+	}
+}
+
+// A stop string counts as in vLLM: the first one to end, in the text of the tokens after min_tokens, and usage counts its tokens alone.
+func TestWhichStopStringEndsAnAnswer(t *testing.T) {
+	r := start(t, fast())
+	const body = `{"model":"sim","prompt":"one","max_tokens":60,"ignore_eos":true,"return_token_ids":true`
+	ask := func(more string) (text, finish, stop string, tokens int) {
+		t.Helper()
+		code, answer := r.post(t, "/v1/completions", body+more+"}")
+		if code != 200 {
+			t.Fatalf("status %d: %s", code, answer)
+		}
+		v := decode(t, answer)
+		stop, _ = at(v, "choices", 0, "stop_reason").(string)
+		tokens = len(numbers(at(v, "choices", 0, "token_ids")))
+		if n := at(v, "usage", "completion_tokens").(float64); int(n) != tokens {
+			t.Errorf("usage counts %v tokens of %d", n, tokens)
+		}
+		return at(v, "choices", 0, "text").(string), at(v, "choices", 0, "finish_reason").(string), stop, tokens
+	}
+	whole, _, _, _ := ask("")
+	late, early := whole[38:48], whole[42:46] // the second one ends within the first
+	if strings.Index(whole, early) != 42 || strings.Index(whole, late) != 38 {
+		t.Fatalf("choose other places in %q", whole)
+	}
+	for name, c := range map[string]struct{ more, text, stop string }{
+		"the first to end":         {fmt.Sprintf(`,"stop":[%q,%q]`, late, early), whole[:42], early},
+		"it is part of the answer": {fmt.Sprintf(`,"include_stop_str_in_output":true,"stop":%q`, late), whole[:48], late},
+		"of two that end together": {fmt.Sprintf(`,"stop":[%q,%q]`, whole[40:46], early), whole[:40], whole[40:46]},
+		"the other way round":      {fmt.Sprintf(`,"stop":[%q,%q]`, early, whole[40:46]), whole[:42], early},
+	} {
+		text, finish, stop, tokens := ask(c.more)
+		if text != c.text || stop != c.stop || finish != "stop" || tokens >= 60 {
+			t.Errorf("%s: %q by %q (%s) with %d tokens, want %q by %q", name, text, stop, finish, tokens, c.text, c.stop)
+		}
+	}
+	if text, finish, _, tokens := ask(fmt.Sprintf(`,"min_tokens":59,"stop":%q`, late)); text != whole || finish != "length" || tokens != 60 {
+		t.Errorf("a string in the first min_tokens ends the answer: %q (%s)", text, finish)
 	}
 }
 

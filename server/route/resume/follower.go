@@ -48,7 +48,12 @@ type Params struct {
 	Known []uint32
 	// Usage is set when the client's stream ends with the usage.
 	Usage bool
+	// Stops are the strings that end the answer.
+	Stops openai.Stops
 }
+
+// Texts returns what an engine decodes from several lists of ids, false when none does. It may block.
+type Texts func(lists [][]uint32) ([]string, bool)
 
 // Follower follows one stream. It keeps four bytes for each token, at most MaxTokens of them, the end of
 // the text, and the event that is not complete.
@@ -69,7 +74,8 @@ type Follower struct {
 	parsed, blind         bool
 	finished, usage, done bool
 	resumed               bool
-	raw                   bool // not in events: passed on as it comes
+	raw                   bool   // not in events: passed on as it comes
+	stops                 *stops // nil without stop strings
 
 	// base is how many tokens of the answer came before the present continuation.
 	base  int
@@ -80,17 +86,21 @@ type Follower struct {
 }
 
 // New makes a Follower.
-func New(p Params) *Follower { return &Follower{p: p, sure: true} }
+func New(p Params) *Follower { return &Follower{p: p, sure: true, stops: newStops(&p.Stops)} }
 
 // Lose ends the following for a reason that the events do not show. Ids are still taken out.
 func (f *Follower) Lose(why Lost) {
 	if f.lost == NotLost {
-		f.lost, f.ids, f.prompt, f.shown = why, nil, nil, nil
+		f.lost, f.ids, f.prompt = why, nil, nil
+		if f.stops == nil || !f.resumed { // the end of the text is still searched
+			f.shown = nil
+		}
 	}
 }
 
 // Feed takes the next bytes of the engine's stream, cut anywhere, and gives those for the client, which
-// are valid until the next call and may be those of piece, changed. With an error, the stream is broken after them.
+// are valid until the next call and may be those of piece, changed. With an error, the stream is broken after them; with
+// io.EOF the client has its end, whatever else the engine sends.
 func (f *Follower) Feed(piece []byte) ([]byte, error) {
 	if f.raw {
 		return piece, nil
@@ -193,9 +203,10 @@ func (f *Follower) event(e []byte) error {
 		f.Lose(LostForm)
 		return f.asIs(e)
 	}
+	first := f.answered
 	f.note(c)
 	if f.resumed {
-		return f.rewrite(c)
+		return f.rewrite(c, f.answered-first)
 	}
 	if c.Empty && c.Choices > 0 && c.Finish == nil && c.IDs != nil {
 		return nil // it is there for the ids alone
@@ -257,6 +268,10 @@ func (f *Follower) note(c *openai.Chunk) {
 		return
 	}
 	f.parsed = f.parsed || c.Empty
+	if f.stops != nil && f.resumed {
+		f.settle(c.Text, len(f.ids)-before) // the client gets the text only when no string can end it
+		return
+	}
 	f.show(c.Text, len(f.ids)-before)
 }
 
@@ -268,16 +283,36 @@ func (f *Follower) take(ids []byte) bool {
 // keptText is what is kept of the text: more than the tail of a Point.
 const keptText = 512
 
-// show remembers the text, raw JSON, that the client gets with so many ids.
-func (f *Follower) show(text []byte, ids int) {
+// settle notes that text, raw JSON, came with so many ids: unless it is empty, nothing of the ids before is missing in it.
+func (f *Follower) settle(text []byte, ids int) bool {
 	if len(text) <= len(`""`) {
-		return
+		return false
 	}
 	f.safe, f.sure = len(f.ids), ids == 1 && !f.parsed
-	f.shown = openai.AppendText(f.shown, text)
-	if n := len(f.shown); n > 2*keptText {
-		f.shown = f.shown[:copy(f.shown, f.shown[n-keptText:])]
+	return true
+}
+
+// show remembers the text, raw JSON, that the client gets with so many ids.
+func (f *Follower) show(text []byte, ids int) {
+	if !f.settle(text, ids) {
+		return
 	}
+	before := len(f.shown)
+	f.shown = openai.AppendText(f.shown, text)
+	kept := keptText
+	if f.stops != nil {
+		f.stops.count(f.shown[before:], f.safe, f.sure)
+		kept = f.stops.kept
+	}
+	f.shown = lastBytes(f.shown, kept)
+}
+
+// lastBytes drops the beginning of text when it is twice as long as what is kept.
+func lastBytes(text []byte, kept int) []byte {
+	if n := len(text); n > 2*kept {
+		return text[:copy(text, text[n-kept:])]
+	}
+	return text
 }
 
 // readPrompt takes the engine's ids of the prompt.

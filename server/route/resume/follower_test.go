@@ -151,6 +151,7 @@ func (e *engine) follow(route openai.Route, body string) *followed {
 		e.t.Fatalf("%s: %v, or it is not resumable", body, err)
 	}
 	f := &followed{req: req, path: route.Path(), params: resume.Params{API: req.Prompt.API, Usage: req.IncludeUsage}}
+	f.params.Stops, _ = req.Stops()
 	for end := time.Now().Add(time.Minute); bytes.Count(f.stream, []byte("data: ")) < 5; { // an engine that gets no processor sends many tokens at once
 		if time.Now().After(end) {
 			e.t.Fatalf("%s: the answer comes in too few events: %s", body, f.stream)
@@ -163,15 +164,29 @@ func (e *engine) follow(route openai.Route, body string) *followed {
 
 // goOn asks the engine for the rest. It is false where the point lies inside a character.
 func (e *engine) goOn(q *followed, f *resume.Follower, point *resume.Point) ([]byte, bool) {
-	if !point.Sure && !point.Whole(string(bytes.ToValidUTF8(vocab.Decode(nil, point.Tail(), true), []byte("\uFFFD")))) {
+	if !point.Sure && !point.Whole(decoded(point.Tail())) {
 		return nil, false
 	}
+	stops, _ := q.req.Stops()
 	limit := 4096
 	if n := q.req.AnswerLimit(); n > 0 {
 		limit = n - point.Answer
 	}
-	f.Resume()
-	return e.ask("/v1/completions", q.req.Continuation(openai.Rest{Model: "sim", IDs: point.IDs, Limit: limit, WithIDs: true})), true
+	f.Resume(point, func(lists [][]uint32) ([]string, bool) {
+		texts := make([]string, len(lists))
+		for i, ids := range lists {
+			texts[i] = decoded(ids)
+		}
+		return texts, true
+	})
+	return e.ask("/v1/completions", q.req.Continuation(openai.Rest{
+		Model: "sim", IDs: point.IDs, Limit: limit, Least: max(0, stops.Least-point.Answer), WithIDs: true,
+	})), true
+}
+
+// decoded is what an engine's detokenizer makes of ids: a character that is not whole becomes U+FFFD.
+func decoded(ids []uint32) string {
+	return string(bytes.ToValidUTF8(vocab.Decode(nil, ids, true), []byte("\uFFFD")))
 }
 
 // feed gives a follower b in pieces of any size.
@@ -180,6 +195,9 @@ func feed(t *testing.T, dice *rand.Rand, f *resume.Follower, b []byte) (out []by
 	for len(b) > 0 {
 		n := min(len(b), 1+dice.IntN(400))
 		got, err := f.Feed(bytes.Clone(b[:n])) // which it may change
+		if err == io.EOF {                     //nolint:errorlint // as the Follower gives it
+			return append(out, got...)
+		}
 		if err != nil {
 			t.Fatalf("Feed(%q) = %v", b[:n], err)
 		}
@@ -410,7 +428,8 @@ func TestAContinuationOfAnotherFormIsRefused(t *testing.T) {
 			if _, err := f.Feed([]byte(first)); err != nil {
 				t.Fatal(err)
 			}
-			f.Resume()
+			point, _ := f.Point()
+			f.Resume(&point, nil)
 			if _, err := f.Feed([]byte(c)); !errors.Is(err, resume.ErrStrange) {
 				t.Errorf("Feed() = %v, want ErrStrange", err)
 			}

@@ -31,7 +31,7 @@ func FuzzFeed(f *testing.F) {
 				if len(point.Tail()) > point.Answer || point.Answer > len(point.IDs) {
 					t.Fatalf("%+v", point)
 				}
-				f.Resume()
+				f.Resume(&point, nil)
 				f.Feed(bytes.Clone(b))
 			}
 			f.Ending()

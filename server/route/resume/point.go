@@ -2,6 +2,7 @@ package resume
 
 import (
 	"bytes"
+	"io"
 	"strings"
 
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -16,17 +17,31 @@ type Point struct {
 	Sure bool
 
 	shown []byte
+	// lag is how many characters at the end of the text the engine held back, because of stop strings. Then Tail has tail ids, of chars
+	// characters, and held becomes the text held back.
+	lag, tail, chars int
+	held             []byte
 }
 
 // tailTokens is more than the tokens of one character.
 const tailTokens = 16
 
 // Tail are the last ids of the answer.
-func (s *Point) Tail() []uint32 { return s.IDs[len(s.IDs)-min(tailTokens, s.Answer):] }
+func (s *Point) Tail() []uint32 {
+	n := min(tailTokens, s.Answer)
+	if s.lag > 0 {
+		n = s.tail
+	}
+	return s.IDs[len(s.IDs)-n:]
+}
 
 // Whole reports whether the client's text ends with text, which an engine decoded from Tail: then
-// nothing of it is held back. Tail may begin inside a character, and some tokenizers drop the first space.
+// nothing of it is held back but what is held because of stop strings. Tail may begin inside a character, and some tokenizers
+// drop the first space.
 func (s *Point) Whole(text string) bool {
+	if s.lag > 0 {
+		return s.holds(text)
+	}
 	text = strings.TrimLeft(text, "\uFFFD ")
 	return text != "" && bytes.HasSuffix(s.shown, []byte(text))
 }
@@ -46,16 +61,28 @@ func (f *Follower) Point() (Point, bool) {
 	}
 	ids := make([]uint32, 0, len(f.prompt)+f.safe)
 	ids = append(append(ids, f.prompt...), f.ids[:f.safe]...)
-	return Point{IDs: ids, Answer: f.safe, Sure: f.sure || f.safe == 0, shown: bytes.Clone(f.shown)}, true
+	p := Point{IDs: ids, Answer: f.safe, Sure: f.sure || f.safe == 0, shown: bytes.Clone(f.shown)}
+	if f.stops != nil {
+		f.stops.point(&p, f.resumed)
+	}
+	return p, true
 }
 
 // Resumable reports whether the stream could be resumed at this moment without asking for a text: there is a Point, and it is sure.
 func (f *Follower) Resumable() bool {
-	return f.lost == NotLost && f.prompt != nil && f.head != nil && !f.finished && !f.done && (f.sure || f.safe == 0)
+	return f.lost == NotLost && f.prompt != nil && f.head != nil && !f.finished && !f.done && (f.safe == 0 || f.sure && (f.resumed || f.stops == nil || f.stops.lag == 0))
 }
 
-// Resume announces that what is fed from now on is a completion that continues from the Point.
-func (f *Follower) Resume() {
+// Resume announces that what is fed from now on is a completion that continues from p, which Point returned last and which is Sure or Whole.
+// The completion is asked for without the stop strings: the Follower looks for them, and asks texts, which may be nil, once
+// at most: when a string ends in an event of several ids.
+func (f *Follower) Resume(p *Point, texts Texts) {
+	if f.stops != nil {
+		f.stops.texts = texts
+		if !f.resumed {
+			f.stops.back = append(f.stops.back[:0], p.held...)
+		}
+	}
 	f.ids, f.answered = f.ids[:f.safe], f.safe
 	f.base = f.safe
 	f.sure, f.parsed = true, false
@@ -69,16 +96,24 @@ func (f *Follower) Ending() ([]byte, bool) {
 		return nil, false
 	}
 	f.out = f.out[:0]
+	if !f.end() {
+		return nil, false
+	}
+	return f.out, true
+}
+
+// end appends what ends a stream after its finish reason. It returns false when not all of it is known.
+func (f *Follower) end() bool {
 	if f.p.Usage && !f.usage {
 		if f.blind || f.head == nil || f.promptTokens == 0 {
-			return nil, false
+			return false
 		}
 		d := f.words()
 		f.out = append(d.Usage(append(f.out, "data: "...)), "\n\n"...)
 	}
 	f.done = true
 	f.out = append(f.out, "data: [DONE]\n\n"...)
-	return f.out, true
+	return true
 }
 
 // words are those of the client's stream.
@@ -86,10 +121,17 @@ func (f *Follower) words() openai.Continued {
 	return openai.Continued{API: f.p.API, Head: f.head, PromptTokens: f.promptTokens, OutputTokens: f.answered}
 }
 
-// rewrite writes an event of the continuation for the client.
-func (f *Follower) rewrite(c *openai.Chunk) error {
+// rewrite writes an event of the continuation, with so many ids, for the client.
+func (f *Follower) rewrite(c *openai.Chunk, ids int) error {
 	if c.Choices > 0 && (c.Choices > 1 || c.Index != 0 || !c.Plain) {
 		return errStrange
+	}
+	stopped := false
+	if f.stops != nil && c.Choices > 0 {
+		var err error
+		if stopped, err = f.cut(c, ids); err != nil {
+			return err
+		}
 	}
 	if c.Choices > 0 && len(c.Text) <= len(`""`) && c.Finish == nil && len(c.IDs) <= len(`[]`) {
 		return nil
@@ -103,5 +145,11 @@ func (f *Follower) rewrite(c *openai.Chunk) error {
 		d.OutputTokens = f.base + n
 	}
 	f.out = append(d.Event(append(f.out, "data: "...), c), "\n\n"...)
+	if stopped {
+		if !f.end() {
+			return errStrange
+		}
+		return io.EOF
+	}
 	return nil
 }

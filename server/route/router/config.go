@@ -30,8 +30,8 @@ type Config struct {
 	// owner is.
 	UnownedResponses bool `yaml:"unowned_responses"`
 	// ResumeStreams is the number of times that one stream may be resumed on another replica after its replica has
-	// died or hangs; 0 turns it off. It applies to streams of chat and completions without tools, penalties, seeds, stop
-	// strings and similar options (see adr/014), and requests the token ids of prompt and answer from engines.
+	// died or hangs; 0 turns it off. It applies to streams of chat and completions without tools, penalties, seeds and similar
+	// options (see adr/014), and requests the token ids of prompt and answer from engines.
 	ResumeStreams int `yaml:"resume_streams"`
 	// TenantSalt separates tenants in the engines' prefix caches, on or off: each request gets a cache_salt that is
 	// derived from its tenant and, if it has one, from its own. What replicas hold of a tenant's prompts, and what

@@ -44,6 +44,7 @@ func (r *Router) follow(rq *request) *resume.Follower {
 		return nil
 	}
 	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage}
+	p.Stops, _ = rq.parsed.Stops()
 	if rq.enc.Exact && !rq.enc.Partial {
 		p.Known = rq.enc.IDs
 	}
@@ -187,7 +188,7 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	a.endedEarly()
 	r.settle(a, f.outcome)
 	r.end(ctx, s.rq, s.d, f, decision.EndResumed)
-	s.follower.Resume()
+	s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
 	s.tries.continueAt(s.rq, point)
 	s.tries.ask.Exclude = s.dead // a replica that refused the request before may take its rest
 	s.prepare(a)
@@ -241,16 +242,21 @@ func (s *resumed) point(ctx context.Context, untouched bool) (*resume.Point, str
 	return &point, resultResumed
 }
 
-// wholeText asks a replica whether the client has all text of the ids before the point.
+// wholeText asks a replica whether the client has all text of the ids before the point, but what was held back.
 func (s *resumed) wholeText(ctx context.Context, point *resume.Point) bool {
-	dead := s.reply.a.choice.Replica.ID
+	texts, ok := s.texts(ctx, [][]uint32{point.Tail()}, s.reply.a.choice.Replica.ID)
+	return ok && len(texts) == 1 && point.Whole(texts[0])
+}
+
+// texts asks a replica that is not dead for the texts of lists of ids.
+func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) ([]string, bool) {
 	others := slices.DeleteFunc(slices.Clone(s.tries.ask.Replicas), func(o *replica.Replica) bool {
 		return o.ID == dead || slices.Contains(s.tries.ask.Exclude, o.ID)
 	})
 	ctx, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
 	defer cancel()
-	texts, err := s.router.Tokens.DetokenizeBatch(ctx, others, s.rq.pool.Served, [][]uint32{point.Tail()})
-	return err == nil && len(texts) == 1 && point.Whole(texts[0])
+	texts, err := s.router.Tokens.DetokenizeBatch(ctx, others, s.rq.pool.Served, lists)
+	return texts, err == nil
 }
 
 // continueAt makes the rest of the answer what the next replica is chosen for.
@@ -284,6 +290,12 @@ func (r *Router) rest(rq *request, point *resume.Point, on *replica.Replica) int
 	return longest - len(point.IDs)
 }
 
+// least is how many tokens must follow the point.
+func (rq *request) least(point *resume.Point) int {
+	stops, _ := rq.parsed.Stops()
+	return max(0, stops.Least-point.Answer)
+}
+
 // contextOf is the length of the model's context on a replica, 0 when it is not known. An adapter has
 // that of its base model.
 func contextOf(on *replica.Replica, served string) int {
@@ -304,7 +316,7 @@ func (r *Router) toEngine(ctx context.Context, rq *request, a *attempt) *upstrea
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""
 		a.asksIDs = r.mayAskIDs(a)
 		out.Body = rq.parsed.Continuation(openai.Rest{
-			Model: rq.pool.Served, IDs: a.point.IDs, Limit: r.rest(rq, a.point, a.choice.Replica), WithIDs: a.asksIDs,
+			Model: rq.pool.Served, IDs: a.point.IDs, Limit: r.rest(rq, a.point, a.choice.Replica), Least: rq.least(a.point), WithIDs: a.asksIDs,
 		})
 		return out
 	}

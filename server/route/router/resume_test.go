@@ -155,6 +155,36 @@ func TestUsageOfAStreamThatWentOn(t *testing.T) {
 	}
 }
 
+// A stop string that begins in what the dead replica held back, and ends in the continuation, ends the stream; its replica is left alone.
+func TestAStopStringAcrossTheBreak(t *testing.T) {
+	f := start(t, 2, nil)
+	f.resuming(1)
+	for _, e := range f.engines {
+		e.mu.Lock()
+		e.says = "Hello"
+		e.mu.Unlock()
+	}
+	first := []string{role, event("chat", "one", "H", "[10]", "null"), event("chat", "one", "el", "[11]", "null")}
+	got := f.inTurn(streaming(first, cut), streaming(world()[:1], silent))
+	to := &client{}
+	if err := f.router.Serve(t.Context(), chat(asking+`,"stop":["o w"],"min_tokens":2,"stream_options":{"include_usage":true}}`), to); err != nil {
+		t.Fatalf("Serve() = %v", err)
+	}
+	want := strings.Replace(event("chat", "one", "l", "null", "stop"), `"stop_reason":null`, `"stop_reason":"o w"`, 1) +
+		`data: {"id":"one","object":"chat.completion.chunk","created":7,"model":"m","choices":[],"usage":{"prompt_tokens":4,"total_tokens":7,"completion_tokens":3}}` + "\n\n" + end
+	if !strings.HasSuffix(to.body.String(), event("chat", "one", "el", "null", "null")+want) {
+		t.Fatalf("the client got\n%s\nwant at its end\n%s", &to.body, want)
+	}
+	if list := got(); len(list) != 2 || list[1] != `/v1/completions {"model":"m","stream":true,"return_token_ids":true,"max_tokens":7,"prompt":[1,2,3,4,10,11],"temperature":0.5,"stream_options":{"include_usage":true}}` {
+		t.Errorf("the engines got %s", list)
+	}
+	f.eventually("the engine is left alone", func() bool { return f.engines[0].givenUp()+f.engines[1].givenUp() == 1 })
+	f.settled()
+	if ends := f.ends(); !slices.Equal(ends, []decision.End{decision.EndResumed, decision.EndCompleted}) {
+		t.Errorf("the decisions ended %v", ends)
+	}
+}
+
 // A completion goes on in its own words, and an answer without a limit has what the context leaves.
 func TestACompletionGoesOn(t *testing.T) {
 	f := start(t, 2, nil)
@@ -278,6 +308,10 @@ func TestWhatDoesNotGoOn(t *testing.T) {
 		"the other refuses it":         {times: 1, steps: []http.HandlerFunc{broken, text(400, `{"error":{"message":"too long"}}`)}, requests: 3}, // once more without asking for ids
 		"the other sends no stream":    {times: 1, steps: []http.HandlerFunc{broken, text(200, `{}`)}, requests: 2},
 		"half a character":             {times: 1, says: "a\uFFFD", steps: []http.HandlerFunc{several}, requests: 1},
+		"what is held back is not sure": {
+			times: 1, body: asking + `,"stop":["now"]}`, says: "Hello</s>", requests: 1,
+			steps: []http.HandlerFunc{streaming([]string{role, event("chat", "one", "Hel", "[10,11]", "null")}, cut)},
+		},
 		"nothing is left of the limit": {times: 1, body: strings.Replace(asking, `"max_tokens":9`, `"max_tokens":2`, 1) + "}", steps: []http.HandlerFunc{broken}, requests: 1},
 		"the budget of the second time": {
 			times: 2, replicas: 3, params: func(p *router.Params) {

@@ -16,6 +16,8 @@ func continued(name string) (known, again bool) {
 		"repetition_penalty": // counts prompt and answer alike
 		return true, true
 	case "model", "stream", "max_tokens", "max_completion_tokens", "prompt", "messages",
+		// the router looks for the stop strings of the rest, and counts the tokens until they matter: see Stops
+		"stop", "min_tokens",
 		// these make the prompt, which is known by its ids
 		"add_special_tokens", "truncate_prompt_tokens", "truncation_side", "add_generation_prompt", "continue_final_message",
 		"chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "mm_processor_kwargs", "media_io_kwargs",
@@ -33,7 +35,7 @@ func neutral(name string, value []byte) bool {
 	case "null", "false", "[]", `""`:
 		return name != "include_reasoning" || string(value) == "null"
 	case "0", "0.0":
-		return name == "presence_penalty" || name == "frequency_penalty" || name == "min_tokens" || name == "top_logprobs"
+		return name == "presence_penalty" || name == "frequency_penalty" || name == "top_logprobs"
 	case "1":
 		return name == "n" || name == "best_of"
 	case "true":
@@ -62,7 +64,8 @@ func (r *Request) Resumable() bool {
 			return false
 		}
 	}
-	return true
+	_, ok := r.Stops()
+	return ok
 }
 
 // without reports whether a member has no part in the answer because of another member's value: a seed where nothing is drawn,
@@ -106,8 +109,8 @@ type Rest struct {
 	Model string
 	// IDs are those of the prompt and of the answer so far.
 	IDs []uint32
-	// Limit is how many tokens may follow.
-	Limit int
+	// Limit is how many tokens may follow, Least how many must.
+	Limit, Least int
 	// WithIDs asks for the ids of what follows.
 	WithIDs bool
 }
@@ -122,6 +125,9 @@ func (r *Request) Continuation(rest Rest) []byte {
 	}
 	body = append(strconv.AppendInt(append(body, `,"max_tokens":`...), int64(rest.Limit), 10), `,"prompt":`...)
 	body = rawjson.AppendUint32s(body, rest.IDs)
+	if rest.Least > 0 {
+		body = strconv.AppendInt(append(body, `,"min_tokens":`...), int64(rest.Least), 10)
+	}
 	for i, m := range r.members {
 		if _, again := continued(m.name); again && r.lastMember(m.name) == i && !overruled(r.imposed, -1, m.name) {
 			body = append(rawjson.AppendString(append(body, ','), m.name), ':')

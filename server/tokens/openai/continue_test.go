@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -25,14 +26,15 @@ func TestWhichStreamsAreResumable(t *testing.T) {
 		`,"stream_options":{"include_usage":true}`, `,"n":1,"stop":null,"tools":[],"tool_choice":"none","logprobs":false,"seed":null`, `,"presence_penalty":0,"frequency_penalty":0.0,"min_tokens":0`,
 		`,"response_format":{"type":"text"}`, `,"chat_template_kwargs":{"enable_thinking":false},"reasoning_effort":"low","include_reasoning":true`, `,"user":"u","metadata":{"a":1},"priority":2,"cache_salt":"s"`,
 		`,"a_field_of_tomorrow":null`, `,"seed":5,"seed":null`, `,"seed":5,"temperature":0`, `,"tools":[{"type":"function"}],"tool_choice":"none"`, `,"seed":5,"temperature":0.0`, `,"return_token_ids":false`,
+		`,"stop":"x"`, `,"stop":["x","\u00e9"],"include_stop_str_in_output":true`, `,"stop":""`, `,"min_tokens":5`, `,"min_tokens":5,"stop":["x"]`,
 	} {
 		if !read(openai.RouteChat, chat+more+"}") {
 			t.Errorf("a chat with %q is not resumable", more)
 		}
 	}
 	for _, more := range []string{
-		`,"n":2`, `,"stop":"x"`, `,"stop":["x"]`, `,"seed":0`, `,"seed":5,"temperature":0.1`, `,"seed":5,"temperature":null`, `,"logprobs":true`, `,"top_logprobs":3`, `,"tools":[{"type":"function"}]`, `,"tools":[{"type":"function"}],"tool_choice":"auto"`, `,"tool_choice":"required"`, `,"presence_penalty":0.1`, `,"frequency_penalty":1`,
-		`,"min_tokens":5`, `,"response_format":{"type":"json_object"}`, `,"structured_outputs":{"regex":"a"}`, `,"guided_json":{}`, `,"bad_words":["a"]`, `,"use_beam_search":true`, `,"echo":true`, `,"return_token_ids":true`,
+		`,"n":2`, `,"stop":["x",""]`, `,"stop":["x",5]`, `,"stop":5`, `,"stop":"\ud800"`, `,"stop":"\ufffd"`, `,"stop":["x"],"include_stop_str_in_output":1`, `,"stop":"` + strings.Repeat("x", 1025) + `"`, `,"stop":[` + strings.Repeat(`"x",`, 32) + `"x"]`, `,"seed":0`, `,"seed":5,"temperature":0.1`, `,"seed":5,"temperature":null`, `,"logprobs":true`, `,"top_logprobs":3`, `,"tools":[{"type":"function"}]`, `,"tools":[{"type":"function"}],"tool_choice":"auto"`, `,"tool_choice":"required"`, `,"presence_penalty":0.1`, `,"frequency_penalty":1`,
+		`,"min_tokens":"5"`, `,"min_tokens":5.5`, `,"min_tokens":-1`, `,"response_format":{"type":"json_object"}`, `,"structured_outputs":{"regex":"a"}`, `,"guided_json":{}`, `,"bad_words":["a"]`, `,"use_beam_search":true`, `,"echo":true`, `,"return_token_ids":true`,
 		`,"kv_transfer_params":{"a":1}`, `,"vllm_xargs":{"a":1}`, `,"prompt_logprobs":0`, `,"include_reasoning":false`, `,"thinking_token_budget":5`, `,"repetition_detection":{}`, `,"a_field_of_tomorrow":true`, `,"watermarking":true`,
 		`,"stream":false`, `,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:x"}}]}]`,
 	} {
@@ -61,8 +63,27 @@ func TestTheContinuationAsksForTheRest(t *testing.T) {
 	if got := string(r.Continuation(openai.Rest{Model: "m", IDs: []uint32{1, 2, 3}, Limit: 48, WithIDs: true})); got != want {
 		t.Errorf("Continuation() = %s\nwant %s", got, want)
 	}
+	want = `{"model":"m","stream":true,"max_tokens":48,"prompt":[1],"min_tokens":2,"include_stop_str_in_output":true}`
+	r, err = openai.Read(openai.Params{Route: openai.RouteChat, Body: []byte(`{"stop":["a"],"min_tokens":4,"include_stop_str_in_output":true,"max_tokens":50}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(r.Continuation(openai.Rest{Model: "m", IDs: []uint32{1}, Limit: 48, Least: 2})); got != want {
+		t.Errorf("Continuation() = %s\nwant %s", got, want)
+	}
 	if n := r.AnswerLimit(); n != 50 {
 		t.Errorf("AnswerLimit() = %d", n)
+	}
+}
+
+func TestStopStrings(t *testing.T) {
+	r, err := openai.Read(openai.Params{Route: openai.RouteChat, Body: []byte(`{"stop":["a\u00e9\n","b"],"min_tokens":4}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, ok := r.Stops()
+	if !ok || !slices.Equal(s.Strings, []string{"aé\n", "b"}) || s.Included || s.Least != 4 || s.Reach() != 2 {
+		t.Errorf("Stops() = %+v, %v, which reach %d characters back", s, ok, s.Reach())
 	}
 }
 
