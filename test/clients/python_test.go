@@ -6,9 +6,11 @@ package clients
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,8 +19,8 @@ import (
 )
 
 func TestPythonPackage(t *testing.T) {
-	wheels, venv := os.Getenv("KVPILOT_PYTHON_DIST"), os.Getenv("KVPILOT_PYTHON_VENV")
-	if venv == "" {
+	venvs := filepath.SplitList(os.Getenv("KVPILOT_PYTHON_VENVS"))
+	if len(venvs) == 0 {
 		t.Skip("runs by make test-python")
 	}
 	source, err := filepath.Abs("../../client/python")
@@ -26,13 +28,11 @@ func TestPythonPackage(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) { c.Adapters = []string{"sql"} }})
-	python := filepath.Join(venv, "bin", "python")
-	t.Logf("package from %s", wheels)
-	run := func(args ...string) {
+	run := func(t *testing.T, venv string, args ...string) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, python, args...)
+		cmd := exec.CommandContext(ctx, filepath.Join(venv, "bin", "python"), args...)
 		// Away from the sources, so that only the installed package can be imported.
 		cmd.Dir = t.TempDir()
 		cmd.Env = append(os.Environ(), "KVPILOT_GRPC="+s.GRPC, "KVPILOT_HTTP="+s.HTTP, "PYTHONDONTWRITEBYTECODE=1")
@@ -45,7 +45,55 @@ func TestPythonPackage(t *testing.T) {
 			t.Fatalf("%v wrote nothing", args)
 		}
 	}
-	run("-m", "pytest", "-q", "-p", "no:cacheprovider", filepath.Join(source, "tests"))
-	run(filepath.Join(source, "examples", "choose.py"), s.GRPC, "sim")
-	run(filepath.Join(source, "examples", "direct.py"), s.GRPC, "sim")
+	for _, venv := range venvs {
+		t.Run("tests of "+filepath.Base(venv), func(t *testing.T) {
+			run(t, venv, "-W", "error::RuntimeWarning", "-m", "pytest", "-q", "-p", "no:cacheprovider", filepath.Join(source, "tests"))
+		})
+	}
+	for _, example := range []string{"choose.py", "direct.py", "sdk.py"} {
+		t.Run(example, func(t *testing.T) {
+			run(t, venvs[0], filepath.Join(source, "examples", example), s.GRPC, "sim", s.HTTP)
+		})
+	}
+	at := strings.NewReplacer("localhost:9090", s.GRPC, "127.0.0.1:9090", s.GRPC, "localhost:8080", s.HTTP, "127.0.0.1:8080", s.HTTP)
+	for name, program := range snippets(t) {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "snippet.py")
+			if err := os.WriteFile(file, []byte(at.Replace(program)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			run(t, venvs[0], "-W", "error", file)
+		})
+	}
+}
+
+// snippets are the Python programs in the documents, by document and number. Those of the documents about the package must be
+// there.
+func snippets(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	documents, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, document := range append(documents, "../../README.md", "../../client/python/README.md") {
+		text, err := os.ReadFile(document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, _ := filepath.Rel("../..", document)
+		for i, block := range strings.Split("\n"+string(text), "\n```python\n")[1:] {
+			program, _, closed := strings.Cut(block, "\n```")
+			if !closed {
+				t.Fatalf("%s: snippet %d has no end", name, i+1)
+			}
+			found[fmt.Sprintf("%s-%d", name, i+1)] = program + "\n"
+		}
+	}
+	for _, name := range []string{"README.md-1", "client/python/README.md-1", "docs/clients.md-1", "docs/clients.md-2", "docs/clients.md-3"} {
+		if found[name] == "" {
+			t.Fatalf("no snippet %s", name)
+		}
+	}
+	return found
 }

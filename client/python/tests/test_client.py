@@ -4,45 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 import threading
 import time
-from typing import Any
 
 import httpx
 import pytest
+from conftest import CHAT, MESSAGES, ROUTER, closed_port, in_flight
 
 import kvpilot
 from kvpilot.v1 import decision_pb2, replica_pb2
 
-ROUTER, REST = os.environ["KVPILOT_GRPC"], os.environ["KVPILOT_HTTP"]
-MESSAGES = [{"role": "user", "content": "What is a KV cache?"}]
-CHAT: dict[str, Any] = {"model": "sim", "messages": MESSAGES, "max_tokens": 12}
-
-
-def in_flight() -> int:
-    ranks = httpx.get(f"http://{REST}/kvpilot/v1/loads").json()["ranks"]
-    return sum(rank.get("requests", 0) for rank in ranks)
-
 
 def outcome(client: kvpilot.Client, decision_id: str) -> decision_pb2.Outcome:
     return client.explain(decision_id=decision_id)[0].outcome
-
-
-@pytest.fixture(autouse=True)
-def nothing_leaks() -> Any:
-    yield
-    deadline = time.monotonic() + 10
-    while in_flight() != 0 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert in_flight() == 0
-
-
-@pytest.fixture
-def client() -> Any:
-    with kvpilot.Client(ROUTER) as c:
-        yield c
 
 
 def test_choice_is_booked_reported_and_released(client: kvpilot.Client) -> None:
@@ -143,6 +117,8 @@ def test_replicas_are_listed(client: kvpilot.Client) -> None:
     assert len(replicas) == 2 and all(r.state == replica_pb2.REPLICA_STATE_READY for r in replicas)
     with pytest.raises(kvpilot.InvalidRequestError):
         client.list_replicas("x" * 1000)
+    with contextlib.closing(client.watch_replicas(timeout=30)) as updates:
+        assert {next(updates).replica.replica_id for _ in replicas} == {r.replica_id for r in replicas}
 
 
 def test_decisions_are_watched(client: kvpilot.Client) -> None:
@@ -170,6 +146,8 @@ def test_asyncio_watches_and_lists() -> None:
     async def run() -> None:
         async with kvpilot.AsyncClient(ROUTER) as c:
             assert len(await c.list_replicas()) == 2
+            async with contextlib.aclosing(c.watch_replicas("sim", timeout=30)) as replicas:
+                assert (await anext(replicas)).replica.url.startswith("http://")
 
             stop = asyncio.Event()
 
@@ -228,9 +206,3 @@ def test_canceled_task_releases_its_booking(client: kvpilot.Client) -> None:
             return name
 
     assert outcome(client, asyncio.run(run())).end == decision_pb2.END_CANCELED
-
-
-def closed_port() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{s.getsockname()[1]}"

@@ -16,12 +16,15 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 import kvpilot
-from kvpilot.v1 import prompt_pb2, routing_pb2, routing_pb2_grpc
+from kvpilot.v1 import prompt_pb2, reservation_pb2, routing_pb2, routing_pb2_grpc
 
 
 class Router(routing_pb2_grpc.RoutingServiceServicer):
-    def __init__(self, failures: int) -> None:
+    """Fails the first calls, then answers. chosen are the answers to choices; what is reported is kept."""
+
+    def __init__(self, failures: int = 0, *chosen: routing_pb2.ChooseReplicaResponse) -> None:
         self.failures, self.calls, self.metadata = failures, 0, {}
+        self.chosen, self.asked, self.reports = list(chosen), [], []
 
     def answer(self, context: Any) -> None:
         self.calls += 1
@@ -36,6 +39,23 @@ class Router(routing_pb2_grpc.RoutingServiceServicer):
     def ChooseReplica(self, request: Any, context: Any) -> routing_pb2.ChooseReplicaResponse:
         self.answer(context)
         return routing_pb2.ChooseReplicaResponse(replica_id="r")
+
+    def RouteBody(self, request: Any, context: Any) -> routing_pb2.ChooseReplicaResponse:
+        self.asked.append(dict(context.invocation_metadata()))
+        if not self.chosen:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no replica")
+        return self.chosen.pop(0)
+
+    def report(self, request: Any, context: Any) -> reservation_pb2.Reservation:
+        self.reports.append(request)
+        return reservation_pb2.Reservation(reservation_id=request.reservation_id)
+
+    ReportPrefillCompleted = ReportDecodeProgress = RenewReservation = ReleaseReservation = report
+
+    def TrackReservation(self, requests: Any, context: Any) -> Iterator[reservation_pb2.TrackReservationResponse]:
+        for request in requests:
+            self.reports.append(getattr(request, request.WhichOneof("report")))
+            yield reservation_pb2.TrackReservationResponse(sequence=request.sequence)
 
     def ExplainDecision(self, request: Any, context: Any) -> None:
         details = []
@@ -54,7 +74,7 @@ class Router(routing_pb2_grpc.RoutingServiceServicer):
 
 @contextlib.contextmanager
 def serve(router: Router, credentials: grpc.ServerCredentials | None = None) -> Iterator[int]:
-    server = grpc.server(futures.ThreadPoolExecutor(2))
+    server = grpc.server(futures.ThreadPoolExecutor(16))
     routing_pb2_grpc.add_RoutingServiceServicer_to_server(router, server)
     port = server.add_secure_port("127.0.0.1:0", credentials) if credentials else server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
@@ -15,6 +14,10 @@ from google.api import httpbody_pb2
 from google.protobuf.message import Message
 
 from kvpilot import _core
+from kvpilot._async_choice import AsyncChoice, Background
+from kvpilot._async_tracker import AsyncTracker
+from kvpilot._choice import CALLS, RELEASE_TIMEOUT, Report
+from kvpilot._reading import PROGRESS_EVERY, Events
 from kvpilot.v1 import decision_pb2, prompt_pb2, replica_pb2, reservation_pb2, routing_pb2
 
 if TYPE_CHECKING:
@@ -22,98 +25,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Message)
 
-log = logging.getLogger("kvpilot")
-
-RELEASE_TIMEOUT = 5.0  # seconds that leaving a choice waits for the router, retries included
-
-
-class AsyncChoice:
-    """A decision and, when it was booked, its reservation.
-
-    Leave it (`async with`) and the reservation is released: as completed, as canceled or as failed, by how the block ends.
-    Reports are idempotent. On a choice that was not booked (a dry run) they do nothing.
-    """
-
-    def __init__(self, client: AsyncClient, response: routing_pb2.ChooseReplicaResponse) -> None:
-        self.response = response
-        self._client = client
-        self._released = False
-        self._end: decision_pb2.End | None = None
-        self._output_tokens: int | None = None
-        self._cached_tokens: int | None = None
-        self._served_by = ""
-
-    @property
-    def booked(self) -> bool:
-        return self.response.reservation_id != ""
-
-    @property
-    def url(self) -> str:
-        """The replica's base URL."""
-        return self.response.url
-
-    @property
-    def replica_id(self) -> str:
-        return self.response.replica_id
-
-    @property
-    def request_headers(self) -> dict[str, str]:
-        """Headers to add to the request that goes to the replica."""
-        return dict(self.response.request_headers)
-
-    async def prefill_done(self) -> None:
-        """Reports the first token."""
-        if self.booked:
-            await self._client._report("ReportPrefillCompleted", reservation_pb2.ReportPrefillCompletedRequest(
-                reservation_id=self.response.reservation_id, attempt=self.response.attempt))
-
-    async def progress(self, output_tokens: int) -> None:
-        """Reports the tokens produced since the start, and renews the lease."""
-        if self.booked:
-            await self._client._report("ReportDecodeProgress", reservation_pb2.ReportDecodeProgressRequest(
-                reservation_id=self.response.reservation_id, attempt=self.response.attempt, output_tokens=output_tokens))
-
-    async def renew(self) -> None:
-        """Extends the lease of a request that still waits for its first token."""
-        if self.booked:
-            await self._client._report("RenewReservation", reservation_pb2.RenewReservationRequest(
-                reservation_id=self.response.reservation_id, attempt=self.response.attempt))
-
-    def outcome(self, *, end: decision_pb2.End | None = None, output_tokens: int | None = None,
-                cached_tokens: int | None = None, served_by: str = "") -> None:
-        """Sets what the release at the block's end says."""
-        self._end, self._served_by = end, served_by
-        self._output_tokens, self._cached_tokens = output_tokens, cached_tokens
-
-    async def release(self, end: decision_pb2.End = decision_pb2.END_COMPLETED) -> None:
-        """Ends the reservation; only the first release counts."""
-        if not self.booked or self._released:
-            return
-        await self._client._report("ReleaseReservation", _core.release_request(
-            self.response.reservation_id, self.response.attempt, self._end or end,
-            self._output_tokens, self._cached_tokens, self._served_by), RELEASE_TIMEOUT)
-        self._released = True
-
-    async def __aenter__(self) -> AsyncChoice:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, raised: BaseException | None, trace: object) -> None:
-        end = decision_pb2.END_COMPLETED
-        if kind is not None:
-            canceled = not issubclass(kind, Exception)  # CancelledError, GeneratorExit, KeyboardInterrupt
-            end = decision_pb2.END_CANCELED if canceled else decision_pb2.END_FAILED
-        task = asyncio.ensure_future(self._leave(end))
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await task  # canceled again while releasing: the release has a deadline of its own
-            raise
-
-    async def _leave(self, end: decision_pb2.End) -> None:
-        try:
-            await self.release(end)
-        except _core.Error as e:
-            log.warning("reservation %s was not released, its lease will end it: %s", self.response.reservation_id, e)
+GIVE_BACK_WAIT = 1.0  # seconds in which the answer to a canceled choose is still awaited, so that its booking can be released
 
 
 class AsyncClient:
@@ -127,11 +39,22 @@ class AsyncClient:
     def __init__(self, target: str | Sequence[str], *, credentials: grpc.ChannelCredentials | None = None,
                  api_key: str | None = None, timeout: float = 30.0, server_name: str | None = None) -> None:
         self._options = o = _core.options(target, credentials, api_key, timeout, server_name)
+        self.background = Background()
         self.channel = (grpc.aio.insecure_channel(o.target, list(o.channel)) if o.credentials is None
                         else grpc.aio.secure_channel(o.target, o.credentials, list(o.channel)))
 
+    @property
+    def api_key(self) -> str | None:
+        return self._options.api_key
+
     async def close(self) -> None:
+        """Releases what is followed and still open, and ends the connection."""
+        await self.background.close(RELEASE_TIMEOUT)
         await self.channel.close()
+
+    def track(self) -> AsyncTracker:
+        """Opens a stream that carries the reports of many choices, and whose end releases them."""
+        return AsyncTracker(self)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -140,16 +63,43 @@ class AsyncClient:
         await self.close()
 
     async def _call(self, name: str, request: Message, answer: type[M], timeout: float | None = None,
-                    service: str = _core.ROUTING) -> M:
+                    service: str = _core.ROUTING, metadata: tuple[tuple[str, str], ...] = ()) -> M:
         call: Any = self.channel.unary_unary(
             service + name, request_serializer=lambda m: m.SerializeToString(), response_deserializer=answer.FromString)
         try:
-            return cast(M, await call(request, metadata=self._options.metadata, timeout=timeout or self._options.timeout))
+            metadata += self._options.metadata
+            return cast(M, await call(request, metadata=metadata, timeout=timeout or self._options.timeout))
+        except grpc.aio.UsageError as e:  # the channel is closed
+            raise _core.UnavailableError(str(e), grpc.StatusCode.CANCELLED) from None
         except grpc.RpcError as e:
             raise _core.error(e) from None
 
-    async def _report(self, name: str, request: Message, timeout: float | None = None) -> None:
-        await self._call(name, request, reservation_pb2.Reservation, timeout)
+    async def _report(self, report: Report, timeout: float | None = None) -> None:
+        await self._call(CALLS[type(report)], report, reservation_pb2.Reservation, timeout)
+
+    async def _chosen(self, name: str, request: Message, timeout: float | None = None,
+                      metadata: tuple[tuple[str, str], ...] = ()) -> AsyncChoice:
+        """Has a call choose. When it is canceled, what it has booked is released."""
+        call = asyncio.ensure_future(self._call(
+            name, request, routing_pb2.ChooseReplicaResponse, timeout, metadata=metadata))
+        try:
+            return AsyncChoice(self, await asyncio.shield(call))
+        except asyncio.CancelledError:
+            self.background.start(self._give_back(call))
+            raise
+
+    async def _give_back(self, call: asyncio.Future[routing_pb2.ChooseReplicaResponse]) -> None:
+        """A call that is still without an answer after GIVE_BACK_WAIT is canceled, so that it leaves the router's queue."""
+        try:
+            response = await asyncio.wait_for(call, GIVE_BACK_WAIT)
+        except (_core.Error, asyncio.TimeoutError):
+            return
+        await AsyncChoice(self, response)._leave(decision_pb2.END_CANCELED)
+
+    async def _choose_for(self, path: str, body: bytes, headers: Mapping[str, str], timeout: float | None) -> AsyncChoice:
+        """Chooses for an inference request by its body and its headers, as the router reads them."""
+        metadata = (*headers.items(), ("x-kvpilot-path", path))
+        return await self._chosen("RouteBody", httpbody_pb2.HttpBody(content_type="application/json", data=body), timeout, metadata)
 
     async def choose(
         self, *, model: str = "", messages: Sequence[Mapping[str, Any]] | None = None, text: str | None = None,
@@ -171,7 +121,7 @@ class AsyncClient:
             policy=policy, params=params, allow=allow, deny=deny, pin=pin, priority=priority, ttft_deadline=ttft_deadline,
             expected_output_tokens=expected_output_tokens, cache_salt=cache_salt, lease=lease, request_id=request_id,
             dry_run=dry_run, explain=explain, return_token_ids=return_token_ids, reports_all=reports_all)
-        return AsyncChoice(self, await self._call("ChooseReplica", request, routing_pb2.ChooseReplicaResponse))
+        return await self._chosen("ChooseReplica", request)
 
     async def tokenize(self, model: str, *, text: str | None = None, messages: Sequence[Mapping[str, Any]] | None = None,
                        body: _core.Body | None = None) -> list[int]:
@@ -197,20 +147,28 @@ class AsyncClient:
         request = replica_pb2.ListRequest(model=model)
         return list((await self._call("List", request, replica_pb2.ListResponse, service=_core.REPLICAS)).replicas)
 
-    async def watch_decisions(self, *, model: str = "", replica_id: str = "", only_chosen: bool = False,
+    def watch_replicas(self, model: str = "", *, timeout: float | None = None) -> AsyncGenerator[replica_pb2.WatchResponse, None]:
+        """Yields every replica that serves model (all when it is empty) and then each change, until the iterator is closed or
+        the connection breaks.
+        """
+        return self._watch(_core.REPLICAS + "Watch", replica_pb2.WatchRequest(model=model), replica_pb2.WatchResponse, timeout)
+
+    def watch_decisions(self, *, model: str = "", replica_id: str = "", only_chosen: bool = False,
                         timeout: float | None = None) -> AsyncGenerator[routing_pb2.WatchDecisionsResponse, None]:
         """Yields decisions as they are made and again with their outcome, until the iterator is closed or the connection breaks.
 
         A reader that is too slow loses some; `lost` of the next one is their number.
         """
-        call: Any = self.channel.unary_stream(
-            _core.ROUTING + "WatchDecisions", request_serializer=lambda m: m.SerializeToString(),
-            response_deserializer=routing_pb2.WatchDecisionsResponse.FromString)
         request = routing_pb2.WatchDecisionsRequest(model=model, replica_id=replica_id, only_chosen=only_chosen)
+        return self._watch(_core.ROUTING + "WatchDecisions", request, routing_pb2.WatchDecisionsResponse, timeout)
+
+    async def _watch(self, name: str, request: Message, update: type[M], timeout: float | None) -> AsyncGenerator[M, None]:
+        call: Any = self.channel.unary_stream(
+            name, request_serializer=lambda m: m.SerializeToString(), response_deserializer=update.FromString)
         answer = call(request, metadata=self._options.metadata, timeout=timeout)
         try:
-            async for update in answer:
-                yield update
+            async for message in answer:
+                yield message
         except grpc.RpcError as e:
             raise _core.error(e) from None
         finally:
@@ -241,7 +199,7 @@ class AsyncClient:
     async def stream(self, path: str, body: _core.Body, *, headers: Mapping[str, str] | None = None,
                      timeout: float | None = None) -> AsyncGenerator[dict[str, Any], None]:
         """Like open, for a body with "stream": true; yields the events, decoded."""
-        events = _core.Events()
+        events = Events()
         async with contextlib.aclosing(self.open(path, body, headers=headers, timeout=timeout)) as parts:
             async for part in parts:
                 for data in events.feed(part):
@@ -254,37 +212,28 @@ class AsyncClient:
         return cast(dict[str, Any], json.loads(answer))
 
     async def stream_direct(self, body: Mapping[str, Any], *, http: httpx.AsyncClient, path: str = "/v1/chat/completions",
-                            headers: Mapping[str, str] | None = None, progress_every: int = 16,
-                            **choose: Any) -> AsyncGenerator[dict[str, Any], None]:
+                            headers: Mapping[str, str] | None = None, progress_every: int = PROGRESS_EVERY,
+                            tracker: AsyncTracker | None = None, **choose: Any) -> AsyncGenerator[dict[str, Any], None]:
         """Chooses a replica, streams the answer from it with httpx, and reports the lifecycle; yields the events, decoded.
 
-        choose are further arguments of choose(), for example session_id. progress_every: chunks between two reports.
-        An error of the replica is httpx.HTTPStatusError, its body read.
+        choose are further arguments of choose(), for example session_id. progress_every: chunks between two reports. tracker
+        ties the choice to its stream. An answer of the replica that is an error is httpx.HTTPStatusError, its body read; an
+        error event is ReplicaError.
         """
-        async with await self.choose(body=_core.streamed(body), **choose) as choice:
-            sent_body = _core.direct_body(body, choice.response)
+        asked = _core.streamed(body)
+        async with await (tracker or self).choose(body=asked, **choose) as choice:
             sent = {**choice.request_headers, **(headers or {})}
-            async with http.stream("POST", choice.url.rstrip("/") + path, headers=sent, json=sent_body) as answer:
+            async with http.stream("POST", choice.url + path, headers=sent, json=choice.body_for(asked)) as answer:
                 if answer.is_error:
-                    choice.outcome(end=decision_pb2.END_REJECTED if answer.is_client_error else decision_pb2.END_FAILED)
                     await answer.aread()
                     answer.raise_for_status()
-                usage, events = _core.Usage(), _core.Events()
-                async for part in answer.aiter_bytes():
-                    for data in events.feed(part):
-                        event = cast(dict[str, Any], json.loads(data))
-                        if usage.chunks == 0:
-                            await self._advise(choice.prefill_done())
-                        usage.read(event)
-                        if usage.chunks % progress_every == 0:
-                            await self._advise(choice.progress(usage.chunks))
+                async with choice.follow(_decoded(answer), progress_every=progress_every) as events:
+                    async for event in events:
                         yield event
-                choice.outcome(output_tokens=usage.output_tokens, cached_tokens=usage.cached_tokens)
 
-    @staticmethod
-    async def _advise(report: Awaitable[None]) -> None:
-        """A report that fails does not fail the answer."""
-        try:
-            await report
-        except _core.Error as e:
-            log.warning("report: %s", e)
+
+async def _decoded(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    events = Events()
+    async for part in answer.aiter_bytes():
+        for data in events.feed(part):
+            yield _core.decode_event(data)

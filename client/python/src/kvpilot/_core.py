@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, Union, cast
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 from google.api import httpbody_pb2
 
-from kvpilot.v1 import decision_pb2, errors_pb2, prompt_pb2, reservation_pb2, routing_pb2
+from kvpilot.v1 import errors_pb2, prompt_pb2, reservation_pb2, routing_pb2
 
 Body = Union[bytes, str, Mapping[str, Any]]
 
@@ -50,6 +50,7 @@ class Options:
     metadata: tuple[tuple[str, str], ...] = ()
     timeout: float = 30.0
     channel: tuple[tuple[str, Any], ...] = field(default=())
+    api_key: str | None = None
 
 
 def options(target: str | Sequence[str], credentials: grpc.ChannelCredentials | None, api_key: str | None,
@@ -64,7 +65,7 @@ def options(target: str | Sequence[str], credentials: grpc.ChannelCredentials | 
     if server_name is not None:
         channel += [("grpc.ssl_target_name_override", server_name), ("grpc.default_authority", server_name)]
     metadata = () if api_key is None else (("authorization", "Bearer " + api_key),)
-    return Options(address(target), credentials, metadata, timeout, tuple(channel))
+    return Options(address(target), credentials, metadata, timeout, tuple(channel), api_key)
 
 
 def address(target: str | Sequence[str]) -> str:
@@ -141,17 +142,6 @@ def tokenize_request(model: str, messages: Sequence[Mapping[str, Any]] | None, t
         request.body.json = encode(body)
     else:
         request.text = text or ""
-    return request
-
-
-def release_request(reservation_id: str, attempt: int, end: decision_pb2.End, output_tokens: int | None,
-                    cached_tokens: int | None, served_by: str) -> reservation_pb2.ReleaseReservationRequest:
-    request = reservation_pb2.ReleaseReservationRequest(
-        reservation_id=reservation_id, attempt=attempt, end=end, served_by=served_by)
-    if output_tokens is not None:
-        request.output_tokens = output_tokens
-    if cached_tokens is not None:
-        request.cached_tokens = cached_tokens
     return request
 
 
@@ -235,50 +225,44 @@ def error(e: Any) -> Error:
     return kind(message, code, reason, retry_after, body, metadata)
 
 
-class Events:
-    """Cuts the data of server-sent events out of bytes that come at any boundaries. The end mark [DONE] is left out."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, part: bytes) -> Iterator[bytes]:
-        lines = (self._rest + part).split(b"\n")
-        self._rest = lines.pop()
-        for line in lines:
-            if line.startswith(b"data:"):
-                data = line[5:].strip()
-                if data != b"[DONE]":
-                    yield data
-
-
-@dataclass
-class Usage:
-    """What a stream of completions has said of itself so far."""
-
-    chunks: int = 0
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-
-    def read(self, event: Mapping[str, Any]) -> None:
-        self.chunks += 1
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            self.output_tokens = usage.get("completion_tokens", self.output_tokens)
-            details = usage.get("prompt_tokens_details")
-            if isinstance(details, dict):
-                self.cached_tokens = details.get("cached_tokens", self.cached_tokens)
-
-
 def streamed(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body with a stream asked for, its usage included. The router times the first token of streams only."""
     return {**body, "stream": True, "stream_options": {"include_usage": True, **(body.get("stream_options") or {})}}
 
 
-def direct_body(body: Mapping[str, Any], choice: routing_pb2.ChooseReplicaResponse) -> dict[str, Any]:
-    """The body as the replica must get it: its own name of the model, and the cache_salt of the prediction."""
-    sent = streamed(body)
-    if choice.model:
-        sent["model"] = choice.model
-    if choice.cache_salt:
-        sent["cache_salt"] = choice.cache_salt
-    return sent
+class TrackerClosedError(Exception):
+    """The stream of a Tracker has ended; its choices are released. Open another Tracker."""
+
+
+class ReplicaError(Exception):
+    """An error event within the stream of a replica that was asked directly; body is the event."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(f"the replica answered an error event: {body[:500].decode(errors='replace')}")
+        self.body = body
+
+
+def decode_event(data: bytes) -> dict[str, Any]:
+    """An event of a replica, decoded. An error event is raised."""
+    event = cast(dict[str, Any], json.loads(data))
+    if event.get("error") and "choices" not in event:
+        raise ReplicaError(data)
+    return event
+
+
+# The code of a report that failed on a Tracker's stream, by its reason.
+REPORT_CODES: dict[str, grpc.StatusCode] = {
+    "RESERVATION_NOT_FOUND": grpc.StatusCode.NOT_FOUND, "RESERVATION_ENDED": grpc.StatusCode.FAILED_PRECONDITION,
+    "INVALID_BODY": grpc.StatusCode.INVALID_ARGUMENT, "ROUTER_UNREACHABLE": grpc.StatusCode.UNAVAILABLE,
+    "SHUTTING_DOWN": grpc.StatusCode.UNAVAILABLE, "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
+    "CONFLICT": grpc.StatusCode.ALREADY_EXISTS,
+}
+
+
+def report_error(answer: reservation_pb2.TrackReservationResponse) -> Error | None:
+    """The error of a report that the router could not use, or None. The stream of reports continues."""
+    if answer.reason == errors_pb2.ERROR_REASON_UNSPECIFIED:
+        return None
+    reason = errors_pb2.ErrorReason.Name(answer.reason).removeprefix("ERROR_REASON_")
+    code = REPORT_CODES.get(reason, grpc.StatusCode.UNKNOWN)
+    return KINDS.get(code, Error)(answer.message, code, reason)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
@@ -13,97 +12,16 @@ from google.api import httpbody_pb2
 from google.protobuf.message import Message
 
 from kvpilot import _core
+from kvpilot._choice import CALLS, RELEASE_TIMEOUT, Report
+from kvpilot._reading import PROGRESS_EVERY, Events
+from kvpilot._sync_choice import Choice, Janitor, Wait
+from kvpilot._sync_tracker import Tracker
 from kvpilot.v1 import decision_pb2, prompt_pb2, replica_pb2, reservation_pb2, routing_pb2
 
 if TYPE_CHECKING:
     import httpx
 
 M = TypeVar("M", bound=Message)
-
-log = logging.getLogger("kvpilot")
-
-RELEASE_TIMEOUT = 5.0  # seconds that leaving a choice waits for the router, retries included
-
-
-class Choice:
-    """A decision and, when it was booked, its reservation.
-
-    Leave it (`with`) and the reservation is released: as completed, as canceled or as failed, by how the block ends.
-    Reports are idempotent. On a choice that was not booked (a dry run) they do nothing.
-    """
-
-    def __init__(self, client: Client, response: routing_pb2.ChooseReplicaResponse) -> None:
-        self.response = response
-        self._client = client
-        self._released = False
-        self._end: decision_pb2.End | None = None
-        self._output_tokens: int | None = None
-        self._cached_tokens: int | None = None
-        self._served_by = ""
-
-    @property
-    def booked(self) -> bool:
-        return self.response.reservation_id != ""
-
-    @property
-    def url(self) -> str:
-        """The replica's base URL."""
-        return self.response.url
-
-    @property
-    def replica_id(self) -> str:
-        return self.response.replica_id
-
-    @property
-    def request_headers(self) -> dict[str, str]:
-        """Headers to add to the request that goes to the replica."""
-        return dict(self.response.request_headers)
-
-    def prefill_done(self) -> None:
-        """Reports the first token."""
-        if self.booked:
-            self._client._report("ReportPrefillCompleted", reservation_pb2.ReportPrefillCompletedRequest(
-                reservation_id=self.response.reservation_id, attempt=self.response.attempt))
-
-    def progress(self, output_tokens: int) -> None:
-        """Reports the tokens produced since the start, and renews the lease."""
-        if self.booked:
-            self._client._report("ReportDecodeProgress", reservation_pb2.ReportDecodeProgressRequest(
-                reservation_id=self.response.reservation_id, attempt=self.response.attempt, output_tokens=output_tokens))
-
-    def renew(self) -> None:
-        """Extends the lease of a request that still waits for its first token."""
-        if self.booked:
-            self._client._report("RenewReservation", reservation_pb2.RenewReservationRequest(
-                reservation_id=self.response.reservation_id, attempt=self.response.attempt))
-
-    def outcome(self, *, end: decision_pb2.End | None = None, output_tokens: int | None = None,
-                cached_tokens: int | None = None, served_by: str = "") -> None:
-        """Sets what the release at the block's end says."""
-        self._end, self._served_by = end, served_by
-        self._output_tokens, self._cached_tokens = output_tokens, cached_tokens
-
-    def release(self, end: decision_pb2.End = decision_pb2.END_COMPLETED) -> None:
-        """Ends the reservation; only the first release counts."""
-        if not self.booked or self._released:
-            return
-        self._client._report("ReleaseReservation", _core.release_request(
-            self.response.reservation_id, self.response.attempt, self._end or end,
-            self._output_tokens, self._cached_tokens, self._served_by), RELEASE_TIMEOUT)
-        self._released = True
-
-    def __enter__(self) -> Choice:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, trace: object) -> None:
-        end = decision_pb2.END_COMPLETED
-        if kind is not None:
-            canceled = not issubclass(kind, Exception)  # CancelledError, GeneratorExit, KeyboardInterrupt
-            end = decision_pb2.END_CANCELED if canceled else decision_pb2.END_FAILED
-        try:
-            self.release(end)
-        except _core.Error as e:
-            log.warning("reservation %s was not released, its lease will end it: %s", self.response.reservation_id, e)
 
 
 class Client:
@@ -117,11 +35,22 @@ class Client:
     def __init__(self, target: str | Sequence[str], *, credentials: grpc.ChannelCredentials | None = None,
                  api_key: str | None = None, timeout: float = 30.0, server_name: str | None = None) -> None:
         self._options = o = _core.options(target, credentials, api_key, timeout, server_name)
+        self.janitor = Janitor()
         self.channel = (grpc.insecure_channel(o.target, list(o.channel)) if o.credentials is None
                         else grpc.secure_channel(o.target, o.credentials, list(o.channel)))
 
+    @property
+    def api_key(self) -> str | None:
+        return self._options.api_key
+
     def close(self) -> None:
+        """Releases what is followed and still open, and ends the connection."""
+        self.janitor.close(RELEASE_TIMEOUT)
         self.channel.close()
+
+    def track(self) -> Tracker:
+        """Opens a stream that carries the reports of many choices, and whose end releases them."""
+        return Tracker(self)
 
     def __enter__(self) -> Client:
         return self
@@ -130,16 +59,39 @@ class Client:
         self.close()
 
     def _call(self, name: str, request: Message, answer: type[M], timeout: float | None = None,
-              service: str = _core.ROUTING) -> M:
+              service: str = _core.ROUTING, metadata: tuple[tuple[str, str], ...] = ()) -> M:
         call: Any = self.channel.unary_unary(
             service + name, request_serializer=lambda m: m.SerializeToString(), response_deserializer=answer.FromString)
         try:
-            return cast(M, call(request, metadata=self._options.metadata, timeout=timeout or self._options.timeout))
+            metadata += self._options.metadata
+            return cast(M, call(request, metadata=metadata, timeout=timeout or self._options.timeout))
         except grpc.RpcError as e:
             raise _core.error(e) from None
 
-    def _report(self, name: str, request: Message, timeout: float | None = None) -> None:
-        self._call(name, request, reservation_pb2.Reservation, timeout)
+    def _begin(self, report: Report, timeout: float | None = None) -> Wait:
+        call: Any = self.channel.unary_unary(
+            _core.ROUTING + CALLS[type(report)], request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=reservation_pb2.Reservation.FromString)
+        try:
+            answer = call.future(report, metadata=self._options.metadata, timeout=timeout or self._options.timeout)
+        except ValueError as e:  # the channel is closed
+            raise _core.UnavailableError(str(e), grpc.StatusCode.CANCELLED) from None
+
+        def wait() -> None:
+            try:
+                answer.result()
+            except grpc.RpcError as e:
+                raise _core.error(e) from None
+            except grpc.FutureCancelledError:
+                raise _core.UnavailableError("the client was closed", grpc.StatusCode.CANCELLED) from None
+
+        return wait
+
+    def _choose_for(self, path: str, body: bytes, headers: Mapping[str, str], timeout: float | None) -> Choice:
+        """Chooses for an inference request by its body and its headers, as the router reads them."""
+        request = httpbody_pb2.HttpBody(content_type="application/json", data=body)
+        metadata = (*headers.items(), ("x-kvpilot-path", path))
+        return Choice(self, self._call("RouteBody", request, routing_pb2.ChooseReplicaResponse, timeout, metadata=metadata))
 
     def choose(
         self, *, model: str = "", messages: Sequence[Mapping[str, Any]] | None = None, text: str | None = None,
@@ -187,20 +139,27 @@ class Client:
         request = replica_pb2.ListRequest(model=model)
         return list((self._call("List", request, replica_pb2.ListResponse, service=_core.REPLICAS)).replicas)
 
+    def watch_replicas(self, model: str = "", *, timeout: float | None = None) -> Generator[replica_pb2.WatchResponse, None, None]:
+        """Yields every replica that serves model (all when it is empty) and then each change, until the iterator is closed or
+        the connection breaks.
+        """
+        return self._watch(_core.REPLICAS + "Watch", replica_pb2.WatchRequest(model=model), replica_pb2.WatchResponse, timeout)
+
     def watch_decisions(self, *, model: str = "", replica_id: str = "", only_chosen: bool = False,
                         timeout: float | None = None) -> Generator[routing_pb2.WatchDecisionsResponse, None, None]:
         """Yields decisions as they are made and again with their outcome, until the iterator is closed or the connection breaks.
 
         A reader that is too slow loses some; `lost` of the next one is their number.
         """
-        call: Any = self.channel.unary_stream(
-            _core.ROUTING + "WatchDecisions", request_serializer=lambda m: m.SerializeToString(),
-            response_deserializer=routing_pb2.WatchDecisionsResponse.FromString)
         request = routing_pb2.WatchDecisionsRequest(model=model, replica_id=replica_id, only_chosen=only_chosen)
+        return self._watch(_core.ROUTING + "WatchDecisions", request, routing_pb2.WatchDecisionsResponse, timeout)
+
+    def _watch(self, name: str, request: Message, update: type[M], timeout: float | None) -> Generator[M, None, None]:
+        call: Any = self.channel.unary_stream(
+            name, request_serializer=lambda m: m.SerializeToString(), response_deserializer=update.FromString)
         answer = call(request, metadata=self._options.metadata, timeout=timeout)
         try:
-            for update in answer:
-                yield update
+            yield from answer
         except grpc.RpcError as e:
             raise _core.error(e) from None
         finally:
@@ -231,7 +190,7 @@ class Client:
     def stream(self, path: str, body: _core.Body, *, headers: Mapping[str, str] | None = None,
                timeout: float | None = None) -> Generator[dict[str, Any], None, None]:
         """Like open, for a body with "stream": true; yields the events, decoded."""
-        events = _core.Events()
+        events = Events()
         with contextlib.closing(self.open(path, body, headers=headers, timeout=timeout)) as parts:
             for part in parts:
                 for data in events.feed(part):
@@ -244,37 +203,27 @@ class Client:
         return cast(dict[str, Any], json.loads(answer))
 
     def stream_direct(self, body: Mapping[str, Any], *, http: httpx.Client, path: str = "/v1/chat/completions",
-                            headers: Mapping[str, str] | None = None, progress_every: int = 16,
-                            **choose: Any) -> Generator[dict[str, Any], None, None]:
+                      headers: Mapping[str, str] | None = None, progress_every: int = PROGRESS_EVERY,
+                      tracker: Tracker | None = None, **choose: Any) -> Generator[dict[str, Any], None, None]:
         """Chooses a replica, streams the answer from it with httpx, and reports the lifecycle; yields the events, decoded.
 
-        choose are further arguments of choose(), for example session_id. progress_every: chunks between two reports.
-        An error of the replica is httpx.HTTPStatusError, its body read.
+        choose are further arguments of choose(), for example session_id. progress_every: chunks between two reports. tracker
+        ties the choice to its stream. An answer of the replica that is an error is httpx.HTTPStatusError, its body read; an
+        error event is ReplicaError.
         """
-        with self.choose(body=_core.streamed(body), **choose) as choice:
-            sent_body = _core.direct_body(body, choice.response)
+        asked = _core.streamed(body)
+        with (tracker or self).choose(body=asked, **choose) as choice:
             sent = {**choice.request_headers, **(headers or {})}
-            with http.stream("POST", choice.url.rstrip("/") + path, headers=sent, json=sent_body) as answer:
+            with http.stream("POST", choice.url + path, headers=sent, json=choice.body_for(asked)) as answer:
                 if answer.is_error:
-                    choice.outcome(end=decision_pb2.END_REJECTED if answer.is_client_error else decision_pb2.END_FAILED)
                     answer.read()
                     answer.raise_for_status()
-                usage, events = _core.Usage(), _core.Events()
-                for part in answer.iter_bytes():
-                    for data in events.feed(part):
-                        event = cast(dict[str, Any], json.loads(data))
-                        if usage.chunks == 0:
-                            self._advise(choice.prefill_done)
-                        usage.read(event)
-                        if usage.chunks % progress_every == 0:
-                            self._advise(lambda: choice.progress(usage.chunks))
-                        yield event
-                choice.outcome(output_tokens=usage.output_tokens, cached_tokens=usage.cached_tokens)
+                with choice.follow(_decoded(answer), progress_every=progress_every) as events:
+                    yield from events
 
-    @staticmethod
-    def _advise(report: Callable[[], None]) -> None:
-        """A report that fails does not fail the answer."""
-        try:
-            report()
-        except _core.Error as e:
-            log.warning("report: %s", e)
+
+def _decoded(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    events = Events()
+    for part in answer.iter_bytes():
+        for data in events.feed(part):
+            yield _core.decode_event(data)
