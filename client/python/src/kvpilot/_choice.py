@@ -128,11 +128,9 @@ class BaseChoice:
 
     def _end_of_block(self, raised: BaseException | None) -> decision_pb2.End:
         """How the request ended when a block that used it ends."""
-        if raised is not None:
-            return end_of(raised)
-        if self._reading is not None:
+        if self._reading is not None:  # an exception of the stream itself has ended it already: this is the reader's
             return self._reading.left()
-        return decision_pb2.END_COMPLETED
+        return decision_pb2.END_COMPLETED if raised is None else end_of(raised)
 
 
 def end_of(raised: BaseException) -> decision_pb2.End:
