@@ -16,6 +16,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 import kvpilot
+from kvpilot import _core
 from kvpilot.v1 import prompt_pb2, reservation_pb2, routing_pb2, routing_pb2_grpc
 
 
@@ -106,6 +107,31 @@ def test_an_error_has_its_details() -> None:
     e = raised.value
     assert (e.reason, e.retry_after, e.body, e.metadata) == ("RATE_LIMIT_EXCEEDED", 2.0, b"{}", {"tenant": "t"})
     assert e.code is grpc.StatusCode.RESOURCE_EXHAUSTED and str(e) == "RATE_LIMIT_EXCEEDED: slow down"
+
+
+def test_a_reset_at_the_deadline_is_the_deadline() -> None:
+    class Resets(Router):
+        def Detokenize(self, request: Any, context: Any) -> prompt_pb2.DetokenizeResponse:
+            context.abort(grpc.StatusCode.CANCELLED, "reset")
+
+    with serve(Resets()) as port, kvpilot.Client(f"127.0.0.1:{port}", timeout=60) as client:
+        with pytest.raises(kvpilot.Error) as early:
+            client.detokenize("m", [1])
+    assert early.value.code is grpc.StatusCode.CANCELLED
+    late, never = _core.Deadline(0), _core.Deadline(None)
+
+    class Reset:
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.CANCELLED
+
+        def details(self) -> str:
+            return "reset"
+
+        def trailing_metadata(self) -> tuple[()]:
+            return ()
+
+    assert isinstance(_core.error(Reset(), late), kvpilot.DeadlineError)
+    assert not isinstance(_core.error(Reset(), never), kvpilot.DeadlineError)
 
 
 def test_tls_with_several_targets(tmp_path: pathlib.Path) -> None:

@@ -66,13 +66,14 @@ class AsyncClient:
                     service: str = _core.ROUTING, metadata: tuple[tuple[str, str], ...] = ()) -> M:
         call: Any = self.channel.unary_unary(
             service + name, request_serializer=lambda m: m.SerializeToString(), response_deserializer=answer.FromString)
+        timeout = timeout or self._options.timeout
+        deadline = _core.Deadline(timeout)
         try:
-            metadata += self._options.metadata
-            return cast(M, await call(request, metadata=metadata, timeout=timeout or self._options.timeout))
+            return cast(M, await call(request, metadata=metadata + self._options.metadata, timeout=timeout))
         except grpc.aio.UsageError as e:  # the channel is closed
             raise _core.UnavailableError(str(e), grpc.StatusCode.CANCELLED) from None
         except grpc.RpcError as e:
-            raise _core.error(e) from None
+            raise _core.error(e, deadline) from None
 
     async def _report(self, report: Report, timeout: float | None = None) -> None:
         await self._call(CALLS[type(report)], report, reservation_pb2.Reservation, timeout)
@@ -165,12 +166,12 @@ class AsyncClient:
     async def _watch(self, name: str, request: Message, update: type[M], timeout: float | None) -> AsyncGenerator[M, None]:
         call: Any = self.channel.unary_stream(
             name, request_serializer=lambda m: m.SerializeToString(), response_deserializer=update.FromString)
-        answer = call(request, metadata=self._options.metadata, timeout=timeout)
+        answer, deadline = call(request, metadata=self._options.metadata, timeout=timeout), _core.Deadline(timeout)
         try:
             async for message in answer:
                 yield message
         except grpc.RpcError as e:
-            raise _core.error(e) from None
+            raise _core.error(e, deadline) from None
         finally:
             answer.cancel()
 
@@ -188,11 +189,12 @@ class AsyncClient:
         metadata = self._options.metadata + tuple((k.lower(), v) for k, v in (headers or {}).items())
         answer = call(httpbody_pb2.HttpBody(content_type="application/json", data=_core.encode(body)),
                       metadata=metadata, timeout=timeout)
+        deadline = _core.Deadline(timeout)
         try:
             async for part in answer:
                 yield part.data
         except grpc.RpcError as e:
-            raise _core.error(e) from None
+            raise _core.error(e, deadline) from None
         finally:
             answer.cancel()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union, cast
@@ -203,9 +205,25 @@ KINDS: dict[grpc.StatusCode, type[Error]] = {
 }
 
 
-def error(e: Any) -> Error:
-    """The typed form of what gRPC raised: a call of grpc, or an AioRpcError."""
+class Deadline:
+    """The deadline of a call that starts now; None is none."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._at = math.inf if timeout is None else time.monotonic() + timeout - 0.01  # but for the imprecision of timers
+
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() >= self._at
+
+
+def error(e: Any, deadline: Deadline | None = None) -> Error:
+    """The typed form of what gRPC raised: a call of grpc, or an AioRpcError.
+
+    When the deadline passes, the router's reset of the stream may arrive before gRPC's own timer, as a cancellation.
+    """
     code, message = e.code(), e.details() or ""
+    if code is grpc.StatusCode.CANCELLED and deadline is not None and deadline.passed:
+        return DeadlineError("the deadline passed", grpc.StatusCode.DEADLINE_EXCEEDED)
     reason, retry_after, body = "", None, None
     metadata: dict[str, str] = {}
     for key, value in e.trailing_metadata() or ():

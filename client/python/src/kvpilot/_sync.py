@@ -62,18 +62,21 @@ class Client:
               service: str = _core.ROUTING, metadata: tuple[tuple[str, str], ...] = ()) -> M:
         call: Any = self.channel.unary_unary(
             service + name, request_serializer=lambda m: m.SerializeToString(), response_deserializer=answer.FromString)
+        timeout = timeout or self._options.timeout
+        deadline = _core.Deadline(timeout)
         try:
-            metadata += self._options.metadata
-            return cast(M, call(request, metadata=metadata, timeout=timeout or self._options.timeout))
+            return cast(M, call(request, metadata=metadata + self._options.metadata, timeout=timeout))
         except grpc.RpcError as e:
-            raise _core.error(e) from None
+            raise _core.error(e, deadline) from None
 
     def _begin(self, report: Report, timeout: float | None = None) -> Wait:
         call: Any = self.channel.unary_unary(
             _core.ROUTING + CALLS[type(report)], request_serializer=lambda m: m.SerializeToString(),
             response_deserializer=reservation_pb2.Reservation.FromString)
+        timeout = timeout or self._options.timeout
+        deadline = _core.Deadline(timeout)
         try:
-            answer = call.future(report, metadata=self._options.metadata, timeout=timeout or self._options.timeout)
+            answer = call.future(report, metadata=self._options.metadata, timeout=timeout)
         except ValueError as e:  # the channel is closed
             raise _core.UnavailableError(str(e), grpc.StatusCode.CANCELLED) from None
 
@@ -81,7 +84,7 @@ class Client:
             try:
                 answer.result()
             except grpc.RpcError as e:
-                raise _core.error(e) from None
+                raise _core.error(e, deadline) from None
             except grpc.FutureCancelledError:
                 raise _core.UnavailableError("the client was closed", grpc.StatusCode.CANCELLED) from None
 
@@ -157,11 +160,11 @@ class Client:
     def _watch(self, name: str, request: Message, update: type[M], timeout: float | None) -> Generator[M, None, None]:
         call: Any = self.channel.unary_stream(
             name, request_serializer=lambda m: m.SerializeToString(), response_deserializer=update.FromString)
-        answer = call(request, metadata=self._options.metadata, timeout=timeout)
+        answer, deadline = call(request, metadata=self._options.metadata, timeout=timeout), _core.Deadline(timeout)
         try:
             yield from answer
         except grpc.RpcError as e:
-            raise _core.error(e) from None
+            raise _core.error(e, deadline) from None
         finally:
             answer.cancel()
 
@@ -179,11 +182,12 @@ class Client:
         metadata = self._options.metadata + tuple((k.lower(), v) for k, v in (headers or {}).items())
         answer = call(httpbody_pb2.HttpBody(content_type="application/json", data=_core.encode(body)),
                       metadata=metadata, timeout=timeout)
+        deadline = _core.Deadline(timeout)
         try:
             for part in answer:
                 yield part.data
         except grpc.RpcError as e:
-            raise _core.error(e) from None
+            raise _core.error(e, deadline) from None
         finally:
             answer.cancel()
 
