@@ -326,7 +326,7 @@ func (m *member) loads() (text string, sum int) {
 	defer resp.Body.Close()
 	var got struct {
 		Ranks []struct {
-			ReplicaID string `json:"replicaId"`
+			ReplicaID string `json:"replica_id"`
 			Requests  int    `json:"requests"`
 			Waiting   int    `json:"waiting"`
 		} `json:"ranks"`

@@ -92,6 +92,7 @@ func (s *messages) Write(p []byte) error {
 	return s.out.SendMsg(m)
 }
 
+// invalid is the error of a header or a field. The message names it too: gRPC clients print the message alone.
 func invalid(param, message string) error {
-	return apierror.New(apierror.InvalidBody, message, nil, apierror.WithParam(param))
+	return apierror.New(apierror.InvalidBody, param+": "+message, nil, apierror.WithParam(param))
 }

@@ -212,7 +212,7 @@ func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequ
 	case *kvpilotv1.TrackReservationRequest_Bind:
 		return s.bind(ctx, r.Bind, bound)
 	}
-	return nil, invalid("report", "a report is missing")
+	return nil, invalid("report", "is missing")
 }
 
 // bind ties a reservation to the stream. The lease still runs: a stream that is open but silent for

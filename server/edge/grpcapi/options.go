@@ -188,7 +188,7 @@ func flag(h http.Header, name string, absent bool) (bool, error) {
 	}
 	v, err := strconv.ParseBool(text)
 	if err != nil {
-		return false, invalid(name, "it must be true or false")
+		return false, invalid(name, "must be true or false")
 	}
 	return v, nil
 }
@@ -202,7 +202,7 @@ func lease(h http.Header) (time.Duration, error) {
 	ms, err := strconv.ParseUint(text, 10, 32)
 	d := time.Duration(ms) * time.Millisecond
 	if err != nil || d < minLease || d > maxLease {
-		return 0, invalid(headerLease, "it must be a number of milliseconds from 100 to 3600000")
+		return 0, invalid(headerLease, "must be a number of milliseconds from 100 to 3600000")
 	}
 	return d, nil
 }

@@ -119,7 +119,7 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	case "end":
 		q.EndOnly = true
 	default:
-		return nil, invalid(headerReports, "it must be all or end")
+		return nil, invalid(headerReports, "must be all or end")
 	}
 	if q.DryRun {
 		if out, passed, err := asDecider(ctx, s.api, "", q.Body, func(ctx context.Context, c kvpilotv1.RoutingServiceClient) (*kvpilotv1.ChooseReplicaResponse, error) {

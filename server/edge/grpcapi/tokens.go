@@ -101,7 +101,7 @@ func (a *API) pool(model string) (*registry.Pool, error) {
 	if model == "" {
 		pool, ok := snapshot.Unnamed()
 		if !ok {
-			return nil, invalid("model", "the model is missing, and the router does not serve exactly one")
+			return nil, invalid("model", "is missing, and the router does not serve exactly one model")
 		}
 		return pool, nil
 	}
