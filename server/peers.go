@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 
 	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 	"github.com/kvpilot/kvpilot/server/peers/decide"
@@ -77,7 +79,7 @@ func (p *parts) buildPeers(c config.Config, t *telemetry.Telemetry) error {
 		Self: f.id, Peers: f.factPeers, Registry: p.registry, Rates: p.chooser, Decides: p.decidesFor, Pins: p.pins, Log: p.part("facts"), Meter: t.Meters(),
 	})
 	f.warm = warm.New(warm.Params{
-		Index: p.kvindex, Peers: f.warmPeers, Delay: p.events.DelayFirstReplays, MaxBytes: c.KVIndex.MaxBytes, Log: p.part("warm"), Meter: t.Meters(),
+		Index: p.kvindex, Peers: f.warmPeers, Delay: p.events.DelayFirstReplays, Missing: p.inexact, MaxBytes: c.KVIndex.MaxBytes, Log: p.part("warm"), Meter: t.Meters(),
 	})
 	core := decide.Params{
 		Self: decide.ID(f.id), Chooser: p.chooser, RankOf: p.rankOf, Ability: f.ability,
@@ -169,6 +171,20 @@ func (f *peers) warmPeers() []warm.Peer {
 		}
 	}
 	return append(list, leaving...)
+}
+
+// inexact lists the replicas with a rank whose events come and whose cache is not known exactly, although no replay runs.
+func (p *parts) inexact() (list []replica.ID) {
+	fleet := p.registry.Snapshot()
+	for _, s := range p.events.Statuses() {
+		if s.Endpoint == "" || !s.Connected || s.Recovering || s.State == kvblock.FeedExact {
+			continue
+		}
+		if r, _, ok := fleet.BySlot(s.Slot); ok && !slices.Contains(list, r.ID) {
+			list = append(list, r.ID)
+		}
+	}
+	return list
 }
 
 // decidesFor reports whether this router decides for a replica's pool.

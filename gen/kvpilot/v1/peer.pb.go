@@ -2228,7 +2228,9 @@ func (x *Pong) GetAbility() Ability {
 type PullIndexRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The replicas to send; empty: all.
-	ReplicaIds    []string `protobuf:"bytes,1,rep,name=replica_ids,json=replicaIds,proto3" json:"replica_ids,omitempty"`
+	ReplicaIds []string `protobuf:"bytes,1,rep,name=replica_ids,json=replicaIds,proto3" json:"replica_ids,omitempty"`
+	// Of these, only the ranks that the callee knows exactly.
+	Exact         bool `protobuf:"varint,2,opt,name=exact,proto3" json:"exact,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2268,6 +2270,13 @@ func (x *PullIndexRequest) GetReplicaIds() []string {
 		return x.ReplicaIds
 	}
 	return nil
+}
+
+func (x *PullIndexRequest) GetExact() bool {
+	if x != nil {
+		return x.Exact
+	}
+	return false
 }
 
 // PullIndexResponse is a piece of the index in the form of kvindex's snapshot file, with each rank's event sequence.
@@ -3144,10 +3153,11 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\aability\x18\x04 \x01(\x0e2\x13.kvpilot.v1.AbilityR\aability\"M\n" +
 	"\x04Pong\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12-\n" +
-	"\aability\x18\x02 \x01(\x0e2\x13.kvpilot.v1.AbilityR\aability\"3\n" +
+	"\aability\x18\x02 \x01(\x0e2\x13.kvpilot.v1.AbilityR\aability\"I\n" +
 	"\x10PullIndexRequest\x12\x1f\n" +
 	"\vreplica_ids\x18\x01 \x03(\tR\n" +
-	"replicaIds\"2\n" +
+	"replicaIds\x12\x14\n" +
+	"\x05exact\x18\x02 \x01(\bR\x05exact\"2\n" +
 	"\x11PullIndexResponse\x12\x1d\n" +
 	"\x04data\x18\x01 \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80@R\x04data\"\xcf\x01\n" +
 	"\x05Facts\x12-\n" +

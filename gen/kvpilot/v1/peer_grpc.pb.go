@@ -35,7 +35,7 @@ type PeerServiceClient interface {
 	// Decide is open from each frontend to each other router for as long as both live. The first event is Hello, the first reply
 	// Welcome. Times are durations; clocks are not compared.
 	Decide(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[DecideRequest, DecideResponse], error)
-	// PullIndex streams what the callee's index holds, so that a router that has just started knows it too.
+	// PullIndex streams what the callee's index holds, so that a router that has just started, or has lost events, knows it too.
 	PullIndex(ctx context.Context, in *PullIndexRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullIndexResponse], error)
 	// ShareFacts gives the callee the caller's facts and returns the callee's. Facts that are older than what is known have no effect.
 	ShareFacts(ctx context.Context, in *ShareFactsRequest, opts ...grpc.CallOption) (*ShareFactsResponse, error)
@@ -102,7 +102,7 @@ type PeerServiceServer interface {
 	// Decide is open from each frontend to each other router for as long as both live. The first event is Hello, the first reply
 	// Welcome. Times are durations; clocks are not compared.
 	Decide(grpc.BidiStreamingServer[DecideRequest, DecideResponse]) error
-	// PullIndex streams what the callee's index holds, so that a router that has just started knows it too.
+	// PullIndex streams what the callee's index holds, so that a router that has just started, or has lost events, knows it too.
 	PullIndex(*PullIndexRequest, grpc.ServerStreamingServer[PullIndexResponse]) error
 	// ShareFacts gives the callee the caller's facts and returns the callee's. Facts that are older than what is known have no effect.
 	ShareFacts(context.Context, *ShareFactsRequest) (*ShareFactsResponse, error)

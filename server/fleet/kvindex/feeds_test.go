@@ -132,7 +132,7 @@ func TestARankWithAPositionWaitsForItsFeed(t *testing.T) {
 	}
 	// One replica alone.
 	var b bytes.Buffer
-	if err := other.SnapshotOf(&b, func(id replica.ID) bool { return id == "none" }); err != nil {
+	if err := other.SnapshotOf(&b, func(id replica.ID, _ kvblock.FeedState) bool { return id == "none" }); err != nil {
 		t.Fatal(err)
 	}
 	if l, err := followed(t, f, false).Load(&b); err != nil || l.Ranks != 0 {

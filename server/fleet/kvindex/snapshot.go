@@ -45,11 +45,11 @@ var errSnapshot = errors.New("not a complete snapshot")
 // Snapshot writes the facts that ranks with a name hold. It copies one rank at a time, and only that rank's events wait for
 // as long; replaying the events since then brings a loaded one up to date.
 func (ix *Index) Snapshot(w io.Writer) error {
-	return ix.SnapshotOf(w, func(replica.ID) bool { return true })
+	return ix.SnapshotOf(w, func(replica.ID, kvblock.FeedState) bool { return true })
 }
 
-// SnapshotOf is Snapshot for some replicas.
-func (ix *Index) SnapshotOf(w io.Writer, replicas func(replica.ID) bool) error {
+// SnapshotOf is Snapshot for some ranks: wanted is asked with the replica of each, and its state.
+func (ix *Index) SnapshotOf(w io.Writer, wanted func(of replica.ID, state kvblock.FeedState) bool) error {
 	if _, err := io.WriteString(w, snapshotMagic); err != nil {
 		return fmt.Errorf("write snapshot: %w", err)
 	}
@@ -66,7 +66,7 @@ func (ix *Index) SnapshotOf(w io.Writer, replicas func(replica.ID) bool) error {
 	}
 	ix.mu.Unlock()
 	for _, r := range ranks {
-		if r == nil || !replicas(r.info.Rank.Replica) {
+		if r == nil || !wanted(r.info.Rank.Replica, r.stateNow()) {
 			continue
 		}
 		s.rank(ix, r)
@@ -79,6 +79,12 @@ func (ix *Index) SnapshotOf(w io.Writer, replicas func(replica.ID) bool) error {
 		return fmt.Errorf("write snapshot: %w", s.err)
 	}
 	return nil
+}
+
+func (r *rank) stateNow() kvblock.FeedState {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.state
 }
 
 // distinct counts the blocks in the lookup tables.

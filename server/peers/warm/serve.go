@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -35,7 +36,9 @@ func (w *Warm) PullIndex(from string, in *kvpilotv1.PullIndexRequest, out grpc.S
 	}
 	begin := time.Now()
 	to := &pieces{out: out}
-	err := w.params.Index.SnapshotOf(to, func(id replica.ID) bool { return len(wanted) == 0 || wanted[id] })
+	err := w.params.Index.SnapshotOf(to, func(id replica.ID, state kvblock.FeedState) bool {
+		return (len(wanted) == 0 || wanted[id]) && (!in.GetExact() || state == kvblock.FeedExact)
+	})
 	if err == nil {
 		err = to.flush()
 	}

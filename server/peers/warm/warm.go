@@ -1,11 +1,13 @@
 package warm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
@@ -29,6 +32,10 @@ type Params struct {
 	Peers func() []Peer
 	// Delay has feeds of which nothing is known wait until the given time for an index; nil: they do not. The zero time ends it.
 	Delay func(until time.Time)
+	// Missing lists the replicas with a rank whose cache this router does not know exactly and cannot learn from its engine now; nil: none.
+	Missing func() []replica.ID
+	// AgainEvery is the time between looks for what is missing, after the first pull; zero: two seconds.
+	AgainEvery time.Duration
 	// MaxBytes is the memory that the index may take; it bounds what a peer may send.
 	MaxBytes int64
 	Log      *slog.Logger
@@ -44,6 +51,8 @@ const (
 	stallFor   = 3 * time.Second
 	// delaySearch is how long feeds wait for a peer to be found, delayPull how long for the next data, and delayMost for all.
 	delaySearch, delayPull, delayMost = time.Second, 500 * time.Millisecond, 5 * time.Second
+	// againEvery is the time between looks for what is missing; where peers do not have it either, it doubles up to againMost.
+	againEvery, againMost = 2 * time.Second, time.Minute
 )
 
 var (
@@ -73,7 +82,7 @@ func New(p Params) *Warm {
 // Settled reports whether no more is to come from peers: an index was pulled, or there is none to pull.
 func (w *Warm) Settled() bool { return w.settled.Load() }
 
-// Run pulls the index of a peer, and then waits until ctx ends.
+// Run pulls the index of a peer, and then what is missing, until ctx ends.
 func (w *Warm) Run(ctx context.Context) error {
 	w.began = time.Now()
 	w.delay(delaySearch)
@@ -82,8 +91,57 @@ func (w *Warm) Run(ctx context.Context) error {
 	if w.params.Delay != nil {
 		w.params.Delay(time.Time{})
 	}
-	<-ctx.Done()
+	w.pullMissing(ctx)
 	return nil
+}
+
+// pullMissing pulls, again and again, ranks that this router does not know exactly from peers that do: one that started when no peer
+// was able, or has lost events that its engine no longer has, would else wait until the engine's whole cache has turned over. What
+// was missing at the look before is pulled, so that an engine's own replay comes first.
+func (w *Warm) pullMissing(ctx context.Context) {
+	every := cmp.Or(w.params.AgainEvery, againEvery)
+	var before, asked []replica.ID
+	for wait := every; sleep(ctx, wait); {
+		var missing []replica.ID
+		if w.params.Missing != nil {
+			missing = w.params.Missing()
+		}
+		still := slices.DeleteFunc(slices.Clone(missing), func(id replica.ID) bool { return !slices.Contains(before, id) })
+		before = missing
+		if len(still) == 0 {
+			wait, asked = every, nil
+			continue
+		}
+		if slices.ContainsFunc(still, func(id replica.ID) bool { return !slices.Contains(asked, id) }) {
+			wait = every
+		}
+		asked = still
+		w.pullOf(ctx, still)
+		wait = min(2*wait, againMost)
+	}
+}
+
+// pullOf pulls the exact ranks of some replicas from the first peer that has any.
+func (w *Warm) pullOf(ctx context.Context, replicas []replica.ID) {
+	in := &kvpilotv1.PullIndexRequest{Exact: true}
+	for _, id := range replicas {
+		in.ReplicaIds = append(in.ReplicaIds, string(id))
+	}
+	for _, p := range w.params.Peers() {
+		if got, _ := w.attempt(ctx, p, in); got.Ranks > 0 || ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// sleep waits and reports whether ctx still lives.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
 }
 
 // delay has feeds wait for so long from now.
@@ -109,7 +167,7 @@ func (w *Warm) pullOnce(ctx context.Context) {
 				continue
 			}
 			tried[p.ID] = true
-			if w.attempt(ctx, p) {
+			if _, err := w.attempt(ctx, p, &kvpilotv1.PullIndexRequest{}); err == nil {
 				return
 			}
 			end = time.Now().Add(searchFor)
@@ -125,8 +183,8 @@ func (w *Warm) pullOnce(ctx context.Context) {
 	}
 }
 
-// attempt pulls from one peer, within its bounds, and reports whether all of it came.
-func (w *Warm) attempt(ctx context.Context, p Peer) bool {
+// attempt asks one peer, within its bounds. Without an error all came that was asked for.
+func (w *Warm) attempt(ctx context.Context, p Peer, in *kvpilotv1.PullIndexRequest) (kvindex.Loaded, error) {
 	ctx, give := context.WithCancelCause(ctx)
 	defer give(nil)
 	begin := time.Now()
@@ -134,13 +192,14 @@ func (w *Warm) attempt(ctx context.Context, p Peer) bool {
 	defer slow.Stop()
 	quiet := time.AfterFunc(stallFor, func() { give(errStalled) })
 	defer quiet.Stop()
-	got, bytes, err := w.load(ctx, p, quiet)
+	got, bytes, err := w.load(ctx, p, in, quiet)
 	took := time.Since(begin)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
 	attrs := []any{"peer", p.ID, "ranks", got.Ranks, "blocks", got.Blocks, "own_kept", got.Skipped, "not_found_yet", got.Parked, "bytes", bytes, "took", took.Round(time.Millisecond)}
 	switch {
+	case err == nil && in.GetExact() && got.Ranks == 0: // the peer does not have it either
 	case err == nil:
 		w.metrics.pulled(outcomeOK, took)
 		w.log.Info("the index of a peer was pulled", attrs...)
@@ -151,11 +210,11 @@ func (w *Warm) attempt(ctx context.Context, p Peer) bool {
 		w.metrics.pulled(outcomeFailed, took)
 		w.log.Warn("a peer's index was not pulled", append(attrs, "error", err)...)
 	}
-	return err == nil
+	return got, err
 }
 
-func (w *Warm) load(ctx context.Context, p Peer, quiet *time.Timer) (kvindex.Loaded, int64, error) {
-	stream, err := kvpilotv1.NewPeerServiceClient(p.Conn).PullIndex(ctx, &kvpilotv1.PullIndexRequest{}, grpc.MaxCallRecvMsgSize(2*maxPiece))
+func (w *Warm) load(ctx context.Context, p Peer, in *kvpilotv1.PullIndexRequest, quiet *time.Timer) (kvindex.Loaded, int64, error) {
+	stream, err := kvpilotv1.NewPeerServiceClient(p.Conn).PullIndex(ctx, in, grpc.MaxCallRecvMsgSize(2*maxPiece))
 	if err != nil {
 		return kvindex.Loaded{}, 0, err
 	}

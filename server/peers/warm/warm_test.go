@@ -35,6 +35,16 @@ type router struct {
 	warm  *Warm
 	log   *lines
 	peers []Peer
+	late  bool
+}
+
+func (r *router) missing() []replica.ID {
+	for _, s := range r.plane.Statuses() {
+		if s.Connected && !s.Recovering && s.State != kvblock.FeedExact {
+			return []replica.ID{"r"}
+		}
+	}
+	return nil
 }
 
 // lines is a log that may be read while it is written.
@@ -73,16 +83,31 @@ func (f feeds) Continue(slot replica.Slot, position []byte, larger bool, fill fu
 
 func startRouter(t testing.TB, peers ...Peer) *router {
 	t.Helper()
-	r := &router{log: &lines{}, peers: peers}
+	return (&router{log: &lines{}, peers: peers}).start(t)
+}
+
+// startLate starts a router as one is that looked for peers in vain.
+func startLate(t testing.TB, peers ...Peer) *router {
+	t.Helper()
+	return (&router{log: &lines{}, peers: peers, late: true}).start(t)
+}
+
+func (r *router) start(t testing.TB) *router {
+	t.Helper()
 	config := kvindex.DefaultConfig()
 	r.index = kvindex.New(config, kvindex.Params{Feeds: feeds{r}})
 	r.plane = kvevents.New(kvevents.DefaultConfig(), kvevents.Params{Sink: r.index})
 	r.warm = New(Params{
-		Index: r.index, MaxBytes: config.MaxBytes, Peers: func() []Peer { return r.peers }, Delay: r.plane.DelayFirstReplays, Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		Index: r.index, MaxBytes: config.MaxBytes, Peers: func() []Peer { return r.peers }, Delay: r.plane.DelayFirstReplays,
+		Missing: r.missing, AgainEvery: 5 * time.Millisecond, Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	})
+	warming := r.warm.Run
+	if r.late {
+		warming = func(ctx context.Context) error { r.warm.pullMissing(ctx); return nil }
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context) error{r.index.Run, r.plane.Run, r.warm.Run} {
+	for _, run := range []func(context.Context) error{r.index.Run, r.plane.Run, warming} {
 		running.Go(func() {
 			if err := run(ctx); err != nil {
 				t.Error(err)
@@ -269,6 +294,29 @@ func TestANewRouterKnowsWhatItsPeerKnows(t *testing.T) {
 	eventually(t, "the late ranks are exact", func() bool { return late.exact(4, total(engines)) })
 }
 
+// A router that found no peer at its start, or has lost events since, is exact as soon as a peer is that has what it lacks.
+func TestWhatIsMissingIsPulledLater(t *testing.T) {
+	engines, old := peerOf(t, 3, 40, 50)
+	ignorant := startRouter(t)
+	ignorant.follow(t, engines)
+	eventually(t, "replays are over", func() bool { return len(ignorant.missing()) > 0 })
+	alone := startLate(t, ignorant.serve(t, "ignorant"))
+	alone.follow(t, engines)
+	eventually(t, "replays are over", func() bool { return len(alone.missing()) > 0 })
+	next := startLate(t, ignorant.serve(t, "ignorant"), old.serve(t, "old"))
+	next.follow(t, engines)
+	for range 20 { // events continue
+		for _, e := range engines {
+			e.store(3)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	eventually(t, "the late router is exact", func() bool { return next.exact(3, total(engines)) })
+	if log := alone.log.String(); alone.exact(3, total(engines)) || log != "" {
+		t.Errorf("a router whose only peer knows no more is exact, or says\n%s", log)
+	}
+}
+
 // A peer that cannot be relied on costs no more than the wait for it.
 func TestPeersThatFail(t *testing.T) {
 	engines, old := peerOf(t, 3, 35, 40)
@@ -362,7 +410,7 @@ func TestPullsAreBounded(t *testing.T) {
 	})
 	var log lines
 	endless.log = slog.New(slog.NewTextHandler(&log, nil))
-	if endless.attempt(t.Context(), flood) {
+	if _, err := endless.attempt(t.Context(), flood, &kvpilotv1.PullIndexRequest{}); err == nil {
 		t.Error("an endless index was taken")
 	}
 }
