@@ -36,6 +36,7 @@ type world struct {
 	routers []*router
 	ids     int
 	config  chooser.Config
+	reading time.Duration // passes whenever a clock is read
 }
 
 type moment struct {
@@ -121,7 +122,7 @@ func (w *world) add(replicas int) *router {
 		w: w, id: decide.ID(fmt.Sprintf("%08x", w.dice.Uint32())), last: map[decide.ID]time.Time{}, link: map[decide.ID]int{},
 		live: map[*chooser.Choice]bool{}, waiting: map[*decide.Waiting]bool{}, ability: kvpilotv1.Ability_ABILITY_ABLE,
 	}
-	clock := func() time.Time { return w.now }
+	clock := func() time.Time { w.now = w.now.Add(w.reading); return w.now }
 	r.book = load.New(load.DefaultConfig(), load.Params{Now: clock})
 	r.index = kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	r.chooser = chooser.New(w.config, chooser.Params{Index: r.index, Book: r.book, Now: clock, Seed: 1})
@@ -494,6 +495,33 @@ func (w *world) atRestOf(routers []*router, when string) {
 			w.t.Errorf("%s: the decider counts %d requests on %s, in flight are %d", when, n, id, want[id])
 		}
 	}
+}
+
+// The time that it takes to ask is no wait in the hold queue, and the decider's own choices are not kept back for it.
+func TestRequestsThatFindRoomWereNotHeld(t *testing.T) {
+	w := newWorld(t, 4, 3, 4)
+	w.reading = time.Microsecond
+	for round := range 2 { // after the first, the decider knows how far its peers are
+		for i, r := range w.routers {
+			r.submit(10*round+i, 320)
+			if len(r.live) == round && r.frontend.Decider("m") == r.id {
+				t.Errorf("round %d: the decider keeps its own choice back", round)
+			}
+			w.run(10 * time.Millisecond)
+			w.prefill()
+		}
+	}
+	for _, r := range w.routers {
+		for c := range r.live {
+			if c.Decision.Held != 0 {
+				t.Errorf("%s: held %v, want no wait", r.id, c.Decision.Held)
+			}
+		}
+		if len(r.live) != 2 {
+			t.Errorf("%s has %d choices, want 2", r.id, len(r.live))
+		}
+	}
+	w.endAll()
 }
 
 func TestHeldRequestsMoveWithTheirAge(t *testing.T) {

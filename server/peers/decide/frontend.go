@@ -240,15 +240,24 @@ func (f *Frontend) route(w *Waiting, turn int, alone string) {
 			return
 		}
 		f.mu.Unlock()
-		ask = f.question(w, number) // without the lock: it copies the hashes
+		ask = f.question(w, turn, number) // without the lock: it copies the hashes
 	}
 }
 
+// age is how long the request has waited for other routers at its turn of asking. The first turn asks at once: the time until the
+// question is made is no wait, and a request that finds room then was not held.
+func (w *Waiting) age(turn int, now time.Time) time.Duration {
+	if turn == 0 {
+		return w.req.Age
+	}
+	return max(0, now.Sub(w.began))
+}
+
 // question makes the question for a request.
-func (f *Frontend) question(w *Waiting, number uint64) *kvpilotv1.Ask {
+func (f *Frontend) question(w *Waiting, turn int, number uint64) *kvpilotv1.Ask {
 	now := f.params.Now()
 	ask := askOf(w.req, w.sizes, f.params.RankOf)
-	ask.Number, ask.Age = number, span(now.Sub(w.began))
+	ask.Number, ask.Age = number, span(w.age(turn, now))
 	ask.Avoid = texts(f.params.Broken())
 	if !w.deadline.IsZero() {
 		ask.Deadline = span(max(time.Nanosecond, w.deadline.Sub(now)))
@@ -268,7 +277,7 @@ func (f *Frontend) ask(w *Waiting, to ID, number uint64, ask *kvpilotv1.Ask) {
 func (f *Frontend) decide(w *Waiting, turn int, number uint64, alone string) {
 	b := newBooking(f, w, number)
 	req := *w.req
-	req.Age, req.Observer, req.Alone, req.Again = max(0, f.params.Now().Sub(w.began)), b, alone, true
+	req.Age, req.Observer, req.Alone, req.Again = w.age(turn, f.params.Now()), b, alone, true
 	if alone != "" {
 		f.metrics.decidedAlone(alone)
 	}

@@ -123,10 +123,14 @@ func (h *hop) drawAttempt(on *span.Canvas, t *recorder.Tracer, st *story) {
 	}
 	if h.outcome == retry.OK && !h.times.Head.IsZero() {
 		answer := span.Part{Name: span.Stream, From: h.times.Head, To: h.sent.to, Above: h.proxy}
-		if h.broken {
+		switch {
+		case h.broken && h.sent.fault == retry.Canceled.String():
+			answer.Failed = h.sent.failed
+			on.Draw(t, answer, span.Chunks.Int(h.chunks), span.ErrorType.String(h.sent.fault))
+		case h.broken:
 			answer.Failed = "the answer ended early"
 			on.Draw(t, answer, span.Chunks.Int(h.chunks), span.ErrorType.String("broken"))
-		} else {
+		default:
 			on.Draw(t, answer, span.Chunks.Int(h.chunks))
 		}
 	}

@@ -169,6 +169,21 @@ func TestTheSpansOfARequestTellItsStory(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a client that leaves a stream", func(t *testing.T) {
+		k := startTraced(t, 1, all, nil)
+		k.script(streaming(answered[:1], silent))
+		got := k.tree(func(ctx context.Context) {
+			ctx, leave := context.WithCancel(ctx)
+			defer leave()
+			to := &client{onWrite: func([]byte) error { leave(); return nil }}
+			if err := k.router.Serve(ctx, prompt(1, 100, ""), to); err == nil {
+				t.Error("the call succeeded")
+			}
+		})
+		if want := " proxy !canceled *first_token\n" + dialed + "  first_byte\n  stream !canceled\n release\n"; !strings.HasSuffix(got, want) {
+			t.Errorf("the spans are\n%s\nwant at the end\n%s", got, want)
+		}
+	})
 	t.Run("a stored answer", func(t *testing.T) {
 		k := startTraced(t, 1, all, nil)
 		got := k.tree(func(ctx context.Context) {
