@@ -21,7 +21,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
-	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -32,7 +31,7 @@ func TestNodePackage(t *testing.T) {
 	if node == "" {
 		t.Skip("runs by make test-node")
 	}
-	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) { c.Adapters = []string{"sql"} }})
+	s := startStack(t)
 	cert, key := certificate(t)
 	guarded := startGuarded(t, s, cert, key)
 	env := append(os.Environ(), "KVPILOT_GRPC="+s.GRPC, "KVPILOT_HTTP="+s.HTTP, "KVPILOT_TLS_GRPC="+guarded, "KVPILOT_CA="+cert, "KVPILOT_KEY="+nodeKey)

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
@@ -27,7 +28,7 @@ func TestPythonPackage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) { c.Adapters = []string{"sql"} }})
+	s := startStack(t)
 	run := func(t *testing.T, venv string, args ...string) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -65,6 +66,17 @@ func TestPythonPackage(t *testing.T) {
 			run(t, venvs[0], "-W", "error", file)
 		})
 	}
+}
+
+// startStack starts a router before two replicas. A choice keeps its weight though no request follows: how soon one would is a
+// matter of the machine.
+func startStack(t *testing.T) *stack.Stack {
+	t.Helper()
+	return stack.Start(t, stack.Options{
+		Replicas:  2,
+		Engine:    func(c *enginesim.Config) { c.Adapters = []string{"sql"} },
+		Configure: func(c *config.Config) { c.Chooser.Stall.After = 0 },
+	})
 }
 
 // snippets are the Python programs in the documents, by document and number. Those of the documents about the package must be

@@ -8,8 +8,7 @@ from kvpilot.openai import async_openai
 
 
 async def main(target: str, model: str, rest: str) -> None:
-    # The tracker's stream ties the bookings to this process: when it dies, the router releases them.
-    async with AsyncClient(target) as client, client.track() as tracker, async_openai(tracker, base_url=f"http://{rest}/v1") as openai:
+    async with AsyncClient(target) as client, async_openai(client, base_url=f"http://{rest}/v1") as openai:
 
         async def ask(n: int) -> str:
             stream = await openai.chat.completions.create(

@@ -84,6 +84,50 @@ def test_a_stream_that_is_dropped_is_canceled(client: kvpilot.Client, replicas: 
     sdk.close()
 
 
+class Counts:
+    """A stream that counts how often it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return "a"
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        return "a"
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_what_the_collector_has_found_is_closed_once(client: kvpilot.Client) -> None:
+    stream, choice = Counts(), client.choose(model="sim", text="a")
+    followed = choice.follow(stream)
+    next(followed)
+    followed._finalizer()  # as the collector does, before an SDK's generators that it has found too
+    followed.close()
+    assert outcome(client, decision_id=choice.response.decision_id).end == d.END_CANCELED
+    assert stream.closed == 1
+
+    async def run() -> str:
+        async with kvpilot.AsyncClient(ROUTER) as c:
+            choice = await c.choose(model="sim", text="a")
+            followed = choice.follow(stream)
+            await anext(followed)
+            followed._finalizer()
+            await followed.aclose()
+        return choice.response.decision_id
+
+    assert outcome(client, decision_id=asyncio.run(run())).end == d.END_CANCELED
+    assert stream.closed == 2
+
+
 def test_an_answer_that_ended_is_complete_however_it_is_left(client: kvpilot.Client) -> None:
     with client.choose(body=CHAT) as choice, openai.OpenAI(**choice.openai_options()) as sdk:
         for chunk in choice.follow(ask(sdk, choice.body_for({**CHAT, "stream": True}))):

@@ -75,6 +75,16 @@ def test_a_stream_that_is_left(client: kvpilot.Client, sdk: openai.OpenAI) -> No
         assert outcome(client, decision_id=decision_id).end == d.END_CANCELED, leave
 
 
+def test_a_stream_that_is_left_lying_ends_with_its_lease(client: kvpilot.Client) -> None:
+    with sync_openai(client, base_url=BASE, max_retries=0, lease=0.5) as sdk:
+        raw = sdk.chat.completions.with_raw_response.create(
+            model="sim", messages=MESSAGES, max_tokens=50_000, stream=True, extra_body={"ignore_eos": True})
+        stream = raw.parse()
+        next(iter(stream))
+        assert outcome(client, decision_id=raw.headers["x-kvpilot-decision"]).end == d.END_EXPIRED
+        stream.close()
+
+
 def test_refusals_are_the_sdks_errors(client: kvpilot.Client, sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         sdk.chat.completions.create(model="nobody", messages=MESSAGES)

@@ -255,7 +255,7 @@ class AsyncFollowed(Generic[C]):
 
     async def aclose(self) -> None:
         """Ends the request as canceled, unless it has ended, and closes the stream. It may be called twice."""
-        if self._over:
+        if self._over or not self._finalizer.alive:  # an SDK may close what the collector has found, and is being closed
             return
         ending = self._end(self._reports.reading.left())
         try:

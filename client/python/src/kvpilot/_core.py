@@ -63,6 +63,8 @@ def options(target: str | Sequence[str], credentials: grpc.ChannelCredentials | 
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        # A router that has restarted is found soon: gRPC's own backoff grows to two minutes.
+        ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
     if server_name is not None:
         channel += [("grpc.ssl_target_name_override", server_name), ("grpc.default_authority", server_name)]

@@ -24,6 +24,10 @@ DIRECT = re.compile(r"/v1/(?:chat/completions|completions|messages)$")
 # As many connections as there are requests: how many may run is for the router to decide.
 LIMITS: dict[str, Any] = {"max_connections": None, "max_keepalive_connections": 100, "keepalive_expiry": 30.0}
 
+# Seconds. A stream is renewed while it is read and while its replica is waited for, so this is how long the booking of one lives
+# that its reader has left without closing it, and that only the garbage collector would find.
+LEASE = 10.0
+
 # How often a request is sent before the router is asked to answer it.
 ATTEMPTS = 3
 
@@ -95,7 +99,7 @@ class Question:
                 headers[name] = value
         headers["x-kvpilot-reports"] = "all" if self.streamed else "end"
         if self._lease is not None:
-            headers["x-kvpilot-lease-ms"] = str(round(self._lease * 1000))
+            headers.setdefault("x-kvpilot-lease-ms", str(round(self._lease * 1000)))
         if self.denied:
             headers["x-kvpilot-deny"] = ",".join(filter(None, (headers.get("x-kvpilot-deny"), *self.denied)))
         return self.path, self._content, headers, self.timeout

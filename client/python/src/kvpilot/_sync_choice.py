@@ -202,7 +202,7 @@ class Followed(Generic[C]):
 
     def close(self) -> None:
         """Ends the request as canceled, unless it has ended, and closes the stream. It may be called twice."""
-        if self._over:
+        if self._over or not self._finalizer.alive:  # an SDK may close what the collector has found, and is being closed
             return
         try:
             close_all(self._sources)

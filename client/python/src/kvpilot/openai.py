@@ -13,6 +13,7 @@ import openai
 
 from kvpilot._aio import AsyncClient
 from kvpilot._async_tracker import AsyncTracker
+from kvpilot._direct import LEASE
 from kvpilot._sync import Client
 from kvpilot._sync_tracker import Tracker
 from kvpilot.transport import AsyncTransport, Transport
@@ -21,7 +22,7 @@ __all__ = ["async_openai", "sync_openai"]
 
 
 def async_openai(chooser: AsyncClient | AsyncTracker, *, base_url: str, api_key: str | None = None,
-                 engine_key: str | None = None, lease: float | None = None, **options: Any) -> openai.AsyncOpenAI:
+                 engine_key: str | None = None, lease: float | None = LEASE, **options: Any) -> openai.AsyncOpenAI:
     """An AsyncOpenAI whose chats and completions go to the replica that is chosen for each, with their lifecycle reported.
 
     base_url: the router's REST address with /v1; what cannot go to a replica directly goes there. api_key: the router's; by
@@ -34,7 +35,7 @@ def async_openai(chooser: AsyncClient | AsyncTracker, *, base_url: str, api_key:
 
 
 def sync_openai(chooser: Client | Tracker, *, base_url: str, api_key: str | None = None, engine_key: str | None = None,
-                lease: float | None = None, **options: Any) -> openai.OpenAI:
+                lease: float | None = LEASE, **options: Any) -> openai.OpenAI:
     """async_openai without asyncio: an OpenAI. Safe for threads."""
     http = openai.DefaultHttpxClient(transport=Transport(chooser, engine_key=engine_key, lease=lease))
     client = chooser.client if isinstance(chooser, Tracker) else chooser

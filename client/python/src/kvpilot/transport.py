@@ -16,7 +16,7 @@ from kvpilot._aio import AsyncClient
 from kvpilot._async_choice import AsyncChoice, AsyncFollowed, AsyncReports
 from kvpilot._async_tracker import AsyncTracker
 from kvpilot._choice import end_of
-from kvpilot._direct import ATTEMPTS, ELSEWHERE, HideUsage, Question, log
+from kvpilot._direct import ATTEMPTS, ELSEWHERE, LEASE, HideUsage, Question, log
 from kvpilot._reading import Reading
 from kvpilot._sync import Client
 from kvpilot._sync_choice import Choice, Followed, Reports
@@ -41,10 +41,11 @@ class AsyncTransport(Base):  # type: ignore[misc]  # Any
 
     chooser: a client, or a tracker. With a client, the transport keeps a tracker of its own, so that the router releases the
     bookings of a process that dies, and opens another one when the router has restarted. engine_key: a key that the replicas ask for; the
-    caller's own never goes there. lease: seconds. through: the transport that sends requests; None makes one.
+    caller's own never goes there. lease: seconds that a booking lives
+    without a report; None is the router's own setting. through: the transport that sends requests; None makes one.
     """
 
-    def __init__(self, chooser: AsyncClient | AsyncTracker, *, engine_key: str | None = None, lease: float | None = None,
+    def __init__(self, chooser: AsyncClient | AsyncTracker, *, engine_key: str | None = None, lease: float | None = LEASE,
                  through: Any = None) -> None:
         self._chooser, self._engine_key, self._lease, self._through = chooser, engine_key, lease, through
         self._tracker = chooser if isinstance(chooser, AsyncTracker) else None
@@ -146,7 +147,7 @@ class _AsyncBody(AsyncIterator[bytes]):
 class Transport(Base):  # type: ignore[misc]  # Any
     """AsyncTransport without asyncio."""
 
-    def __init__(self, chooser: Client | Tracker, *, engine_key: str | None = None, lease: float | None = None,
+    def __init__(self, chooser: Client | Tracker, *, engine_key: str | None = None, lease: float | None = LEASE,
                  through: Any = None) -> None:
         self._chooser, self._engine_key, self._lease, self._through = chooser, engine_key, lease, through
         self._tracker = chooser if isinstance(chooser, Tracker) else None
