@@ -98,7 +98,7 @@ func TestTheRankOfTheLastAnswerHoldsIt(t *testing.T) {
 			req.Estimated, req.Answer = true, tt.answer
 			req.Hashes = func(int) []blockhash.Hash { return hashes }
 			c := f.choose(req)
-			for _, cand := range c.Decision.Candidates {
+			for _, cand := range c.Decision.List() {
 				if int(cand.GPU) != tt.held[cand.Slot]*block {
 					t.Errorf("rank %d holds %d blocks, want %d", cand.Slot, cand.GPU/block, tt.held[cand.Slot])
 				}

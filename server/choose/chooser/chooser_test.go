@@ -238,7 +238,7 @@ func TestARetryMovesTheBooking(t *testing.T) {
 	if second.Replica.ID == first.Replica.ID {
 		t.Errorf("the retry went to %s again", first.Replica.ID)
 	}
-	if v := second.Decision.Candidates[first.Slot].Veto; v != decision.VetoExcluded {
+	if v := second.Decision.List()[first.Slot].Veto; v != decision.VetoExcluded {
 		t.Errorf("veto %q, want %q", v, decision.VetoExcluded)
 	}
 	second.Release(done(decision.EndCompleted))
@@ -254,7 +254,7 @@ func TestNobodyLeft(t *testing.T) {
 	if !errors.As(err, &none) || none.RetryAfter <= 0 {
 		t.Fatalf("Choose() = %v, want *NoReplica with a hint", err)
 	}
-	for _, c := range none.Decision.Candidates {
+	for _, c := range none.Decision.List() {
 		if c.Veto != decision.VetoDenied {
 			t.Errorf("%s: veto %q, want %q", c.Replica, c.Veto, decision.VetoDenied)
 		}

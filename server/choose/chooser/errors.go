@@ -25,7 +25,7 @@ type NoReplica struct {
 }
 
 func (e *NoReplica) Error() string {
-	return fmt.Sprintf("no replica can serve model %q now: all %d candidates are vetoed", e.Decision.Model, len(e.Decision.Candidates))
+	return fmt.Sprintf("no replica can serve model %q now: all %d candidates are vetoed", e.Decision.Model, e.Decision.Listed())
 }
 
 // Refused reports that the hold queue rejected the request, or that its targets cannot be kept.

@@ -433,8 +433,9 @@ func (z *zoo) begunAt(req *Request) (*Choice, error) {
 // checkRecord holds a record against the decision with all candidates.
 func checkRecord(t *testing.T, got, all *decision.Decision) {
 	t.Helper()
-	if len(got.Candidates)+got.Others+got.VetoedOthers != len(all.Candidates) {
-		t.Fatalf("%d candidates are listed and %d not, of %d", len(got.Candidates), got.Others+got.VetoedOthers, len(all.Candidates))
+	list := got.List()
+	if len(list)+got.Others+got.VetoedOthers != len(all.Candidates) {
+		t.Fatalf("%d candidates are listed and %d not, of %d", len(list), got.Others+got.VetoedOthers, len(all.Candidates))
 	}
 	if len(all.Candidates) <= wholeUpTo && got.Others+got.VetoedOthers != 0 {
 		t.Fatalf("%d of %d candidates are not listed", got.Others+got.VetoedOthers, len(all.Candidates))
@@ -448,8 +449,8 @@ func checkRecord(t *testing.T, got, all *decision.Decision) {
 	var fastest, slowest float64
 	var most, some uint32
 	usable, other, vetoed := 0, false, 0
-	for i := range got.Candidates {
-		c := &got.Candidates[i]
+	for i := range list {
+		c := &list[i]
 		listed[c.Slot], vetoes[c.Veto] = true, true
 		most = max(most, c.GPU+c.CPU+c.Disk)
 		if c.Veto == decision.VetoNone {
@@ -498,8 +499,8 @@ func checkRecord(t *testing.T, got, all *decision.Decision) {
 
 // cheaperThan counts the candidates that cost at most cost.
 func cheaperThan(d *decision.Decision, cost float64) (n int) {
-	for i := range d.Candidates {
-		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && c.Cost <= cost {
+	for _, c := range d.List() {
+		if c.Veto == decision.VetoNone && c.Cost <= cost {
 			n++
 		}
 	}

@@ -14,8 +14,9 @@ import (
 type pool struct {
 	replicas []*replica.Replica
 	ranks    []poolRank
-	bySlot   []int32 // index in ranks, -1 for none
-	mute     bool    // a replica answers no probes
+	names    []replica.ID // of each rank's replica
+	bySlot   []int32      // index in ranks, -1 for none
+	mute     bool         // a replica answers no probes
 	rules    atomic.Pointer[poolRules]
 }
 
@@ -60,6 +61,7 @@ func newPool(replicas []*replica.Replica) *pool {
 				p.bySlot = append(p.bySlot, -1)
 			}
 			p.bySlot[slot] = int32(len(p.ranks))
+			p.names = append(p.names, r.ID)
 			p.ranks = append(p.ranks, poolRank{
 				replica: r.ID, slot: slot, owner: int32(i), index: uint16(index), blocks: uint32(max(0, r.Blocks)), budget: budget,
 			})

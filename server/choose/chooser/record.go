@@ -24,9 +24,13 @@ func (c *Chooser) record(s *scratch, req *Request, now time.Time) *decision.Deci
 
 func (c *Chooser) recordIn(d *decision.Decision, s *scratch, req *Request, now time.Time) *decision.Decision {
 	*d = s.d
-	if len(s.d.Candidates) <= wholeUpTo || req.DryRun || req.Explain {
+	d.Candidates = nil
+	switch {
+	case req.DryRun || req.Explain:
 		d.Candidates = slices.Clone(s.d.Candidates)
-	} else {
+	case len(s.d.Candidates) <= wholeUpTo:
+		d.Pack(s.d.Candidates, s.pool.names)
+	default:
 		s.listing.list(d, &s.d)
 	}
 	d.Took = c.clock().Sub(now)
@@ -38,6 +42,7 @@ func (c *Chooser) recordIn(d *decision.Decision, s *scratch, req *Request, now t
 // veto. What the record leaves out costs at least as much as the cheapest ones listed, and holds no more than the holders listed.
 type listing struct {
 	keep              []bool
+	kept              []decision.Candidate
 	cheapest, holders least
 }
 
@@ -89,27 +94,22 @@ func (l *listing) list(d, all *decision.Decision) {
 
 // copy copies what is kept; vetoed of all candidates could not be chosen.
 func (l *listing) copy(d, all *decision.Decision, vetoed int) {
-	n := 0
-	for _, keep := range l.keep {
-		if keep {
-			n++
-		}
-	}
-	d.Candidates = make([]decision.Candidate, 0, n)
+	l.kept = l.kept[:0]
 	for i, keep := range l.keep {
 		if !keep {
 			continue
 		}
 		if i == all.Chosen {
-			d.Chosen = len(d.Candidates)
+			d.Chosen = len(l.kept)
 		}
-		d.Candidates = append(d.Candidates, all.Candidates[i])
+		l.kept = append(l.kept, all.Candidates[i])
 		if all.Candidates[i].Veto != decision.VetoNone {
 			vetoed--
 		}
 	}
+	d.Pack(l.kept, nil)
 	d.VetoedOthers = vetoed
-	d.Others = len(all.Candidates) - n - vetoed
+	d.Others = len(all.Candidates) - len(l.kept) - vetoed
 }
 
 // least keeps the entries with the lowest keys, of equal keys the first.

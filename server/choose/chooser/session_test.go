@@ -24,7 +24,7 @@ func (f *fleet) turn(tenant, session string, to replica.ID, ahead time.Duration)
 	req.Options = chooser.Options{Pinned: to, PinnedRank: -1}
 	c := f.choose(req)
 	defer c.Release(done(decision.EndCompleted))
-	for _, cand := range c.Decision.Candidates {
+	for _, cand := range c.Decision.List() {
 		if cand.Session {
 			last = cand.Replica
 		}

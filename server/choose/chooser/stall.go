@@ -149,8 +149,9 @@ func (c *Chooser) canMove(choice *Choice, now time.Time) bool {
 			}
 		}
 	}
-	for i := range choice.Decision.Candidates {
-		o := &choice.Decision.Candidates[i]
+	list := choice.Decision.List()
+	for i := range list {
+		o := &list[i]
 		if o.Replica == choice.Replica.ID || o.Veto != decision.VetoNone && o.Veto != decision.VetoStalled {
 			continue
 		}

@@ -93,7 +93,7 @@ func (f *fleet) whither(number int) (replica.ID, decision.Veto) {
 	req := f.request(number, 100)
 	req.DryRun = true
 	c := f.choose(req)
-	return c.Replica.ID, c.Decision.Candidates[0].Veto
+	return c.Replica.ID, c.Decision.List()[0].Veto
 }
 
 // Issue 14, item 12: an engine whose counters stand still with work on them is avoided, its requests without a byte are taken back,
@@ -126,7 +126,7 @@ func TestWaits12CountersThatStandStill(t *testing.T) {
 		}
 		req := f.request(150, 100)
 		req.DryRun = true
-		if silent := f.choose(req).Decision.Candidates[0].Silent; silent < 3 || silent > 7 {
+		if silent := f.choose(req).Decision.List()[0].Silent; silent < 3 || silent > 7 {
 			t.Errorf("the decision says that r0 was silent for %.1f s", silent)
 		}
 		a.Release(done(decision.EndMoved))
@@ -289,7 +289,7 @@ func TestWaits12MostOfAFleetAtOnce(t *testing.T) {
 			if err != nil {
 				return 0
 			}
-			for _, cand := range c.Decision.Candidates {
+			for _, cand := range c.Decision.List() {
 				if cand.Veto == decision.VetoNone {
 					n++
 				}

@@ -60,7 +60,7 @@ func pick(d *decision.Decision, eligible, last int) {
 // the same candidate. d is not changed and must list all candidates (Others and VetoedOthers are 0); the result is the decision made again.
 func Recompute(d *decision.Decision) (again decision.Decision, same bool) {
 	again = *d
-	again.Candidates = slices.Clone(d.Candidates)
+	again.Candidates = slices.Clone(d.List())
 	Choose(&again)
 	return again, again.Chosen == d.Chosen
 }

@@ -1,7 +1,6 @@
 package decision
 
 import (
-	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
@@ -57,8 +56,9 @@ type Decision struct {
 	// Candidates holds one entry per rank of the pool, vetoed ones included. The record of a choice among more than 64 ranks lists
 	// those that mattered, unless it was made to be read (a dry run, explain): the pick, the 32 cheapest, the 16 that hold most of
 	// the prompt, the fastest, those that the policy remembers, the cheapest of another replica, and one of each veto. Of another
-	// router's decision it lists the pick.
+	// router's decision it lists the pick. It is nil where they are packed, as in most records: List returns them in either form.
 	Candidates []Candidate
+	packed     *packed
 	// Others counts the ranks that could serve and are not among Candidates. All were priced; where this router decided, none costs
 	// less than the 32 cheapest. VetoedOthers counts those that could not serve.
 	Others, VetoedOthers int
@@ -243,16 +243,11 @@ func (d *Decision) Clip(c *Candidate) {
 
 // Pick returns the chosen candidate, or nil.
 func (d *Decision) Pick() *Candidate {
-	if d.Chosen < 0 || d.Chosen >= len(d.Candidates) {
+	if d.Chosen < 0 || d.Chosen >= d.Listed() {
 		return nil
 	}
+	if p := d.compact(); p != nil {
+		return &p.pick
+	}
 	return &d.Candidates[d.Chosen]
-}
-
-// HasOtherReplica reports whether a rank of another replica could have been chosen.
-func (d *Decision) HasOtherReplica() bool {
-	pick := d.Pick()
-	return pick != nil && (d.Elsewhere || slices.ContainsFunc(d.Candidates, func(c Candidate) bool {
-		return c.Veto == VetoNone && c.Replica != pick.Replica
-	}))
 }

@@ -2,18 +2,39 @@ package decision
 
 import (
 	"math/bits"
-	"slices"
 	"unsafe"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Packed is a Decision in less memory, for records that are kept long and rarely read. It is immutable. The candidates of a
-// decision differ little from each other, so only their differences are kept, in memory without pointers: the garbage collector need not read it.
-type Packed struct {
-	head  Decision // Candidates is nil
+// packed are a record's candidates in less memory. They differ little from each other, so only their differences are kept, in memory
+// without pointers, which the garbage collector need not read.
+type packed struct {
 	names []replica.ID
 	words []uint64
+	pick  Candidate // the chosen one; zero without one
+	summary
+}
+
+// summary is what is often asked of all candidates.
+type summary struct {
+	fastest   float64 // time to the first token of those that could be chosen; 0: none was predicted
+	overlap   uint32  // the longest, in tokens
+	servers   int     // those that could be chosen
+	elsewhere bool    // one of another replica than the pick's could be chosen
+}
+
+// add counts a candidate. pick is the chosen one, or nil.
+func (s *summary) add(c, pick *Candidate) {
+	s.overlap = max(s.overlap, c.GPU+c.CPU+c.Disk)
+	if c.Veto != VetoNone {
+		return
+	}
+	s.servers++
+	s.elsewhere = s.elsewhere || pick != nil && c.Replica != pick.Replica
+	if c.TTFT > 0 && (s.fastest == 0 || c.TTFT < s.fastest) {
+		s.fastest = c.TTFT
+	}
 }
 
 // image is a Candidate without its Replica, as the words of its memory.
@@ -36,29 +57,34 @@ func changed(before, now *image) (mask uint64) {
 	return mask
 }
 
-// Pack packs d. names are Names of another Packed, which are shared if they are the same; nil shares none.
-func Pack(d *Decision, names []replica.ID) *Packed {
-	p := &Packed{head: *d, names: names}
-	p.head.Candidates = nil
-	if len(d.Candidates) == 0 {
-		p.names = nil
-		return p
+// Pack sets the candidates of d, which has none, to a packed copy of list; d.Chosen is an index in it. names are the replicas of list's
+// candidates where the caller has them in a slice that never changes: it is shared. Nil makes one.
+func (d *Decision) Pack(list []Candidate, names []replica.ID) {
+	if len(list) == 0 {
+		return
 	}
-	if !slices.EqualFunc(names, d.Candidates, func(name replica.ID, c Candidate) bool { return name == c.Replica }) {
-		p.names = make([]replica.ID, len(d.Candidates))
-		for i := range d.Candidates {
-			p.names[i] = d.Candidates[i].Replica
+	if len(names) != len(list) {
+		names = make([]replica.ID, len(list))
+		for i := range list {
+			names[i] = list[i].Replica
 		}
 	}
-	size, before := len(d.Candidates), new(image)
-	for i := range d.Candidates {
-		now := imageOf(&d.Candidates[i])
+	p := &packed{names: names}
+	var pick *Candidate
+	if d.Chosen >= 0 && d.Chosen < len(list) {
+		pick = &list[d.Chosen]
+		p.pick = *pick
+	}
+	size, before := len(list), new(image)
+	for i := range list {
+		now := imageOf(&list[i])
 		size += bits.OnesCount64(changed(before, now))
 		before = now
 	}
 	p.words, before = make([]uint64, 0, size), new(image)
-	for i := range d.Candidates {
-		now := imageOf(&d.Candidates[i])
+	for i := range list {
+		p.add(&list[i], pick)
+		now := imageOf(&list[i])
 		mask := changed(before, now)
 		p.words = append(p.words, mask)
 		for ; mask != 0; mask &= mask - 1 {
@@ -66,34 +92,41 @@ func Pack(d *Decision, names []replica.ID) *Packed {
 		}
 		before = now
 	}
-	return p
+	d.packed = p
 }
 
-// Head is the decision without its candidates. It must not be changed, and its Pick must not be used.
-func (p *Packed) Head() *Decision { return &p.head }
-
-// Names are the replicas of the candidates. They must not be changed.
-func (p *Packed) Names() []replica.ID { return p.names }
-
-// Picked is the chosen candidate's replica; empty when there is none.
-func (p *Packed) Picked() replica.ID {
-	if p.head.Chosen < 0 || p.head.Chosen >= len(p.names) {
-		return ""
+// summary is of those listed.
+func (d *Decision) summary() summary {
+	if p := d.compact(); p != nil {
+		return p.summary
 	}
-	return p.names[p.head.Chosen]
-}
-
-// Unpack makes the decision that was packed, bit by bit. Each call makes another one.
-func (p *Packed) Unpack() *Decision {
-	d := p.head
-	if len(p.names) == 0 {
-		return &d
-	}
-	d.Candidates = make([]Candidate, len(p.names))
-	words, before := p.words, new(image)
+	var s summary
+	pick := d.Pick()
 	for i := range d.Candidates {
-		d.Candidates[i].Replica = p.names[i]
-		now := imageOf(&d.Candidates[i])
+		s.add(&d.Candidates[i], pick)
+	}
+	return s
+}
+
+// compact are the packed candidates; nil when Candidates has them.
+func (d *Decision) compact() *packed {
+	if d.Candidates != nil {
+		return nil
+	}
+	return d.packed
+}
+
+// List returns Candidates, or a copy of them where they are packed. It must not be changed.
+func (d *Decision) List() []Candidate {
+	p := d.compact()
+	if p == nil {
+		return d.Candidates
+	}
+	list := make([]Candidate, len(p.names))
+	words, before := p.words, new(image)
+	for i := range list {
+		list[i].Replica = p.names[i]
+		now := imageOf(&list[i])
 		*now = *before
 		mask := words[0]
 		words = words[1:]
@@ -103,5 +136,27 @@ func (p *Packed) Unpack() *Decision {
 		}
 		before = now
 	}
-	return &d
+	return list
+}
+
+// Listed is how many candidates List has.
+func (d *Decision) Listed() int {
+	if p := d.compact(); p != nil {
+		return len(p.names)
+	}
+	return len(d.Candidates)
+}
+
+// Fastest is the lowest predicted time to the first token of those listed that could be chosen; 0 when none was predicted.
+func (d *Decision) Fastest() float64 { return d.summary().fastest }
+
+// BestOverlap is the longest overlap of those listed, in tokens.
+func (d *Decision) BestOverlap() int { return int(d.summary().overlap) }
+
+// Servers is how many of those listed could be chosen.
+func (d *Decision) Servers() int { return d.summary().servers }
+
+// HasOtherReplica reports whether a rank of another replica could have been chosen.
+func (d *Decision) HasOtherReplica() bool {
+	return d.Pick() != nil && (d.Elsewhere || d.summary().elsewhere)
 }

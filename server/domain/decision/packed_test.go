@@ -8,7 +8,6 @@ import (
 	"slices"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -44,52 +43,76 @@ func some(dice *rand.Rand, n int, share float64) *decision.Decision {
 	return d
 }
 
-func TestAPackedDecisionIsTheSame(t *testing.T) {
+// packed is d with its candidates packed.
+func packed(d *decision.Decision, names []replica.ID) *decision.Decision {
+	p := *d
+	p.Candidates = nil
+	p.Pack(d.Candidates, names)
+	return &p
+}
+
+func TestPackedCandidatesAreTheSame(t *testing.T) {
 	dice := rand.New(rand.NewPCG(1, 2))
-	var names []replica.ID
 	for round := range 500 {
 		d := some(dice, dice.IntN(70), dice.Float64())
-		p := decision.Pack(d, names)
-		got := p.Unpack()
-		if !reflect.DeepEqual(got, d) {
-			t.Fatalf("round %d: %+v\nwant %+v", round, got, d)
+		p := packed(d, nil)
+		list := p.List()
+		if !slices.Equal(list, d.Candidates) || p.Listed() != len(d.Candidates) {
+			t.Fatalf("round %d: %+v\nwant %+v", round, list, d.Candidates)
 		}
-		var picked replica.ID
-		if pick := d.Pick(); pick != nil {
-			picked = pick.Replica
+		pick, want := p.Pick(), d.Pick()
+		if (pick == nil) != (want == nil) || pick != nil && *pick != *want {
+			t.Fatalf("round %d: the pick is %+v, want %+v", round, pick, want)
 		}
-		if p.Picked() != picked || p.Head().ID != d.ID || p.Head().Candidates != nil {
-			t.Fatalf("round %d: picked %q, want %q; head %+v", round, p.Picked(), picked, p.Head())
+		if p.Fastest() != d.Fastest() || p.BestOverlap() != d.BestOverlap() || p.Servers() != d.Servers() || p.HasOtherReplica() != d.HasOtherReplica() {
+			t.Fatalf("round %d: of the packed one %v %d %d %t, of the other %v %d %d %t", round, p.Fastest(), p.BestOverlap(), p.Servers(), p.HasOtherReplica(),
+				d.Fastest(), d.BestOverlap(), d.Servers(), d.HasOtherReplica())
 		}
-		if len(got.Candidates) > 0 { // what a reader does to its own is not seen by others
-			got.Candidates[0].Cost++
-			if again := p.Unpack(); again.Candidates[0] != d.Candidates[0] {
+		if len(list) > 0 { // what is done to one list is not seen in another
+			list[0].Cost++
+			if p.List()[0] != d.Candidates[0] {
 				t.Fatalf("round %d: a reader's change is seen", round)
 			}
 		}
-		names = p.Names()
+	}
+}
+
+// Of candidates that are listed as they are, those that could be chosen count.
+func TestWhatIsAskedOfAllCandidates(t *testing.T) {
+	d := &decision.Decision{Chosen: 1, Candidates: []decision.Candidate{
+		{Replica: "a", TTFT: 1, GPU: 9, CPU: 1, Veto: decision.VetoState}, {Replica: "b", TTFT: 3, GPU: 4}, {Replica: "b", TTFT: 2}, {Replica: "b"},
+	}}
+	for name, one := range map[string]*decision.Decision{"packed": packed(d, nil), "not packed": d} {
+		if one.Fastest() != 2 || one.BestOverlap() != 10 || one.Servers() != 3 || one.HasOtherReplica() {
+			t.Errorf("%s: %v s, overlap %d, %d servers, another replica %t", name, one.Fastest(), one.BestOverlap(), one.Servers(), one.HasOtherReplica())
+		}
+		none := *one
+		if none.Chosen = -1; none.Pick() != nil || none.HasOtherReplica() {
+			t.Errorf("%s: a decision without a pick has %+v", name, none.Pick())
+		}
+		none.Elsewhere, none.Chosen = true, 1
+		if !none.HasOtherReplica() {
+			t.Errorf("%s: another router's decision says that there is another replica", name)
+		}
 	}
 }
 
 // A value that compares unequal to itself is kept too.
-func TestAPackedDecisionKeepsNaN(t *testing.T) {
+func TestPackedCandidatesKeepNaN(t *testing.T) {
 	d := &decision.Decision{Candidates: []decision.Candidate{{TTFT: math.NaN()}, {TTFT: math.NaN(), Cost: 1}}}
-	for _, c := range decision.Pack(d, nil).Unpack().Candidates {
+	for _, c := range packed(d, nil).List() {
 		if !math.IsNaN(c.TTFT) {
 			t.Errorf("%+v", c)
 		}
 	}
 }
 
-func TestDecisionsOfOnePoolShareItsNames(t *testing.T) {
-	dice := rand.New(rand.NewPCG(3, 4))
-	first := decision.Pack(some(dice, 64, .1), nil)
-	second := decision.Pack(some(dice, 64, .1), first.Names())
-	if unsafe.SliceData(first.Names()) != unsafe.SliceData(second.Names()) {
-		t.Error("the names are kept twice")
-	}
-	if other := decision.Pack(some(dice, 63, .1), first.Names()); len(other.Names()) != 63 {
-		t.Errorf("%d names for 63 candidates", len(other.Names()))
+// Candidates that are set count, whatever was packed before.
+func TestCandidatesReplacePackedOnes(t *testing.T) {
+	d := packed(&decision.Decision{Chosen: 1, Candidates: []decision.Candidate{{Replica: "a"}, {Replica: "b"}}}, []replica.ID{"a", "b"})
+	d.Candidates, d.Chosen = []decision.Candidate{{Replica: "c"}}, 0
+	if d.Listed() != 1 || d.List()[0].Replica != "c" || d.Pick().Replica != "c" {
+		t.Errorf("%d candidates, the pick is %+v", d.Listed(), d.Pick())
 	}
 }
 
@@ -111,10 +134,13 @@ func TestACandidateHasNoPointersButItsName(t *testing.T) {
 }
 
 func BenchmarkPack(b *testing.B) {
-	d := some(rand.New(rand.NewPCG(5, 6)), 64, .2)
-	p := decision.Pack(d, nil)
+	list := some(rand.New(rand.NewPCG(5, 6)), 64, .2).Candidates
+	names := make([]replica.ID, len(list))
+	for i := range list {
+		names[i] = list[i].Replica
+	}
 	b.ReportAllocs()
 	for b.Loop() {
-		decision.Pack(d, p.Names())
+		new(decision.Decision).Pack(list, names)
 	}
 }

@@ -49,10 +49,14 @@ func decisionProto(d *decision.Decision, o *decision.Outcome, onlyChosen bool) *
 	if pick != nil {
 		out.ReplicaId, out.Rank = string(pick.Replica), uint32(pick.Rank)
 	}
-	for i := range d.Candidates {
-		if c := &d.Candidates[i]; !onlyChosen || c == pick {
-			out.Candidates = append(out.Candidates, candidateProto(c, scale))
+	switch {
+	case !onlyChosen:
+		list := d.List()
+		for i := range list {
+			out.Candidates = append(out.Candidates, candidateProto(&list[i], scale))
 		}
+	case pick != nil:
+		out.Candidates = append(out.Candidates, candidateProto(pick, scale))
 	}
 	if s := d.Shadow; s != nil {
 		out.Shadow = &kvpilotv1.Shadow{Policy: string(s.Policy), ReplicaId: string(s.Replica), Rank: uint32(s.Rank), Agrees: s.Agrees, RegretMs: s.Regret * milli}

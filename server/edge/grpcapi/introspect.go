@@ -122,8 +122,9 @@ func (s *routing) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRe
 		return nil, err
 	}
 	out := &kvpilotv1.ScoreOverlapResponse{PromptTokens: uint32(a.Decision.PromptTokens)}
-	for i := range a.Decision.Candidates {
-		c := &a.Decision.Candidates[i]
+	list := a.Decision.List()
+	for i := range list {
+		c := &list[i]
 		out.Ranks = append(out.Ranks, &kvpilotv1.RankOverlap{
 			ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Overlap: overlapProto(c),
 			Feed: feedProto(c.Feed), BlockSize: c.BlockSize,

@@ -3,6 +3,6 @@
 // A Log is a ring of bounded size, found by decision id and by the client's request id, with an
 // optional stream of JSON lines and live subscriptions. Add and Finish never block a
 // request: the writer and each subscriber have a bounded queue, and what does not fit is dropped
-// and counted. Decisions are kept packed; a reader gets a copy of its own, and a subscriber the
-// decision as it was handed in, which must not be changed afterwards. A Log is safe for concurrent use.
+// and counted. Decisions are kept as they were handed in and must not be changed afterwards. A
+// Log is safe for concurrent use.
 package decisionlog

@@ -30,25 +30,6 @@ type Params struct {
 	Line func(Entry) json.Marshaler
 }
 
-// kept is an Entry as the ring has it.
-type kept struct {
-	decision *decision.Packed // nil: an empty place
-	outcome  *decision.Outcome
-}
-
-func (k kept) entry() Entry { return Entry{Decision: k.decision.Unpack(), Outcome: k.outcome} }
-
-func unpack(list []kept) []Entry {
-	if len(list) == 0 {
-		return nil
-	}
-	all := make([]Entry, len(list))
-	for i, k := range list {
-		all[i] = k.entry()
-	}
-	return all
-}
-
 // key names one attempt.
 type key struct {
 	id      string
@@ -62,23 +43,20 @@ type Log struct {
 	metrics *metrics
 
 	mu    sync.RWMutex
-	ring  []kept // guarded by mu
-	next  int    // guarded by mu: the place that is overwritten next
+	ring  []Entry // guarded by mu; a zero Decision is an empty place
+	next  int     // guarded by mu: the place that is overwritten next
 	at    map[key]int
 	byReq map[string][]key
 	subs  map[*Subscription]struct{}
-	// names are those of each model's last record, for the next one to share; guarded by mu.
-	names map[string][]replica.ID
 }
 
 // New makes an empty Log. It opens nothing: Run does.
 func New(c Config, p Params) *Log {
 	l := &Log{
-		ring:  make([]kept, c.Size),
+		ring:  make([]Entry, c.Size),
 		at:    make(map[key]int, c.Size),
 		byReq: make(map[string][]key, c.Size),
 		subs:  map[*Subscription]struct{}{},
-		names: map[string][]replica.ID{},
 		line:  p.Line,
 	}
 	l.metrics = newMetrics(p.Meter)
@@ -112,11 +90,10 @@ func (l *Log) Add(d *decision.Decision) {
 			PromptTokens: -1, OutputTokens: -1, CachedTokens: -1,
 		}
 	}
-	packed := l.pack(d)
 	l.mu.Lock()
 	l.forget(l.next)
 	k := key{d.ID, d.Attempt}
-	l.ring[l.next] = kept{packed, e.Outcome}
+	l.ring[l.next] = e
 	l.at[k] = l.next
 	if d.RequestID != "" {
 		l.byReq[d.RequestID] = append(l.byReq[d.RequestID], k)
@@ -131,26 +108,6 @@ func (l *Log) Add(d *decision.Decision) {
 	}
 }
 
-// maxNames bounds the models whose records' names are looked for.
-const maxNames = 256
-
-// pack packs a decision, with the names of the last record of its model if they are the same.
-func (l *Log) pack(d *decision.Decision) *decision.Packed {
-	l.mu.RLock()
-	names := l.names[d.Model]
-	l.mu.RUnlock()
-	p := decision.Pack(d, names)
-	if own := p.Names(); len(own) > 0 && (len(names) == 0 || &own[0] != &names[0]) {
-		l.mu.Lock()
-		if len(l.names) >= maxNames {
-			clear(l.names)
-		}
-		l.names[d.Model] = own
-		l.mu.Unlock()
-	}
-	return p
-}
-
 // write offers an ended decision to the file.
 func (l *Log) write(e Entry) {
 	if l.file != nil {
@@ -160,10 +117,10 @@ func (l *Log) write(e Entry) {
 
 // forget empties a place of the ring; mu is held.
 func (l *Log) forget(place int) {
-	if l.ring[place].decision == nil {
+	old := l.ring[place].Decision
+	if old == nil {
 		return
 	}
-	old := l.ring[place].decision.Head()
 	k := key{old.ID, old.Attempt}
 	if l.at[k] == place {
 		delete(l.at, k)
@@ -176,7 +133,7 @@ func (l *Log) forget(place int) {
 			l.byReq[old.RequestID] = keys
 		}
 	}
-	l.ring[place] = kept{}
+	l.ring[place] = Entry{}
 }
 
 // Finish says how a decision ended. Decisions that are no longer remembered are only written to
@@ -185,15 +142,12 @@ func (l *Log) Finish(o decision.Outcome) {
 	l.metrics.ended(&o)
 	l.mu.Lock()
 	place, known := l.at[key{o.ID, o.Attempt}]
-	if !known || l.ring[place].outcome != nil {
+	if !known || l.ring[place].Outcome != nil {
 		l.mu.Unlock()
 		return
 	}
-	l.ring[place].outcome = &o
-	var e Entry
-	if len(l.subs) > 0 || l.file != nil {
-		e = l.ring[place].entry()
-	}
+	l.ring[place].Outcome = &o
+	e := l.ring[place]
 	l.publish(e)
 	l.mu.Unlock()
 	l.write(e)
@@ -202,14 +156,12 @@ func (l *Log) Finish(o decision.Outcome) {
 // Get returns one attempt of a decision.
 func (l *Log) Get(id string, attempt int) (Entry, bool) {
 	l.mu.RLock()
+	defer l.mu.RUnlock()
 	place, ok := l.at[key{id, attempt}]
 	if !ok {
-		l.mu.RUnlock()
 		return Entry{}, false
 	}
-	found := l.ring[place]
-	l.mu.RUnlock()
-	return found.entry(), true
+	return l.ring[place], true
 }
 
 // maxAttempts bounds the attempts that Find looks for.
@@ -217,28 +169,28 @@ const maxAttempts = 64
 
 // Find returns every attempt of a decision, oldest first.
 func (l *Log) Find(id string) []Entry {
-	var list []kept
 	l.mu.RLock()
+	defer l.mu.RUnlock()
+	var list []Entry
 	for attempt := range maxAttempts {
 		if place, ok := l.at[key{id, attempt}]; ok {
 			list = append(list, l.ring[place])
 		}
 	}
-	l.mu.RUnlock()
-	return unpack(list)
+	return list
 }
 
 // FindRequest returns the decisions made for a client's request id, oldest first.
 func (l *Log) FindRequest(requestID string) []Entry {
-	var list []kept
 	l.mu.RLock()
+	defer l.mu.RUnlock()
+	var list []Entry
 	for _, k := range l.byReq[requestID] {
 		if place, ok := l.at[k]; ok {
 			list = append(list, l.ring[place])
 		}
 	}
-	l.mu.RUnlock()
-	return unpack(list)
+	return list
 }
 
 // Filter narrows a list: empty fields let everything through.
@@ -256,48 +208,53 @@ type Filter struct {
 	SlowerThan time.Duration
 }
 
-// lets reports whether d, whose candidates are not read, passes. picked is its replica; empty when there is none.
-func (f Filter) lets(d *decision.Decision, picked replica.ID, o *decision.Outcome, now time.Time) bool {
+func (f Filter) lets(e Entry, now time.Time) bool {
+	d := e.Decision
 	if f.Own && d.Tenant != f.Tenant || f.Model != "" && d.Model != f.Model || f.Of != "" && d.Tenant != f.Of {
 		return false
 	}
-	if len(f.Ends) > 0 && (o == nil || !slices.Contains(f.Ends, o.End)) {
+	if len(f.Ends) > 0 && (e.Outcome == nil || !slices.Contains(f.Ends, e.Outcome.End)) {
 		return false
 	}
-	if f.SlowerThan > 0 && !slowerThan(d, o, f.SlowerThan, now) {
+	if f.SlowerThan > 0 && !e.slowerThan(f.SlowerThan, now) {
 		return false
 	}
-	return f.Replica == "" || string(picked) == f.Replica
+	if f.Replica == "" {
+		return true
+	}
+	pick := d.Pick()
+	return pick != nil && string(pick.Replica) == f.Replica
 }
 
 // slowerThan reports whether the first token took longer than limit, or is not there after it. An answer whose first token
 // was not seen, because it was not streamed or failed before, counts by its end. Dry runs have none.
-func slowerThan(d *decision.Decision, o *decision.Outcome, limit time.Duration, now time.Time) bool {
+func (e Entry) slowerThan(limit time.Duration, now time.Time) bool {
 	switch {
-	case d.DryRun:
+	case e.Decision.DryRun:
 		return false
-	case o == nil:
-		return now.Sub(d.At) > limit
-	case o.TTFT > 0:
-		return o.TTFT > limit
+	case e.Outcome == nil:
+		return now.Sub(e.Decision.At) > limit
+	case e.Outcome.TTFT > 0:
+		return e.Outcome.TTFT > limit
 	}
-	return o.Duration > limit
+	return e.Outcome.Duration > limit
 }
 
 // Last returns up to limit decisions that the filter lets through, newest first.
 func (l *Log) Last(limit int, f Filter) []Entry {
 	now := time.Now()
-	var list []kept
 	l.mu.RLock()
+	defer l.mu.RUnlock()
+	var list []Entry
 	for i := range l.ring {
-		k := l.ring[(l.next-1-i+2*len(l.ring))%len(l.ring)]
-		if k.decision == nil || len(list) == limit {
+		place := (l.next - 1 - i + 2*len(l.ring)) % len(l.ring)
+		e := l.ring[place]
+		if e.Decision == nil || len(list) == limit {
 			break
 		}
-		if f.lets(k.decision.Head(), k.decision.Picked(), k.outcome, now) {
-			list = append(list, k)
+		if f.lets(e, now) {
+			list = append(list, e)
 		}
 	}
-	l.mu.RUnlock()
-	return unpack(list)
+	return list
 }

@@ -78,11 +78,5 @@ func regret(d *decision.Decision) (seconds float64, ok bool) {
 	if pick == nil || pick.TTFT <= 0 {
 		return 0, false
 	}
-	best := pick.TTFT
-	for i := range d.Candidates {
-		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && c.TTFT > 0 {
-			best = min(best, c.TTFT)
-		}
-	}
-	return pick.TTFT - best, true
+	return pick.TTFT - min(d.Fastest(), pick.TTFT), true
 }

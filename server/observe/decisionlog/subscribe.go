@@ -3,8 +3,6 @@ package decisionlog
 import (
 	"sync/atomic"
 	"time"
-
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // subscriptionQueue bounds what a slow subscriber may owe.
@@ -40,14 +38,10 @@ func (s *Subscription) Close() {
 	s.log.mu.Unlock()
 }
 
-// publish hands e to every subscriber without waiting; mu is held. Without subscribers, e may be empty.
+// publish hands e to every subscriber without waiting; mu is held.
 func (l *Log) publish(e Entry) {
 	for s := range l.subs {
-		var picked replica.ID
-		if pick := e.Decision.Pick(); pick != nil {
-			picked = pick.Replica
-		}
-		if !s.filter.lets(e.Decision, picked, e.Outcome, time.Now()) {
+		if !s.filter.lets(e, time.Now()) {
 			continue
 		}
 		select {

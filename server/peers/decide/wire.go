@@ -85,11 +85,9 @@ func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *choose
 // chosenOf writes a choice as the answer to a question.
 func chosenOf(number uint64, c *chooser.Choice) *kvpilotv1.Chosen {
 	d, cand := c.Decision, c.Decision.Pick()
-	others := 0
-	for i := range d.Candidates {
-		if o := &d.Candidates[i]; o.Veto == decision.VetoNone && i != d.Chosen {
-			others++
-		}
+	others := d.Servers()
+	if cand.Veto == decision.VetoNone {
+		others--
 	}
 	return &kvpilotv1.Chosen{
 		Number: number, ReplicaId: string(cand.Replica), Rank: uint32(cand.Rank), Policy: string(d.Policy), Reason: string(d.Reason), Feed: uint32(cand.Feed),

@@ -64,16 +64,6 @@ func overlap(d *decision.Decision) int {
 	return 0
 }
 
-// bestOverlap is the longest overlap of any candidate.
-func bestOverlap(d *decision.Decision) int {
-	best := uint32(0)
-	for i := range d.Candidates {
-		c := &d.Candidates[i]
-		best = max(best, c.GPU+c.CPU+c.Disk)
-	}
-	return int(best)
-}
-
 // finish is the one place where a request's end is counted, logged and put on its span.
 func (r *Router) finish(ctx context.Context, rq *request, d *delivery, err error) {
 	took := time.Since(rq.received)

@@ -161,5 +161,5 @@ func (r *Router) stores(ctx context.Context, rep *replica.Replica, id string) bo
 
 // full reports whether a limit of requests is what keeps the request from being served.
 func full(d *decision.Decision) bool {
-	return slices.ContainsFunc(d.Candidates, func(c decision.Candidate) bool { return c.Veto == decision.VetoCap })
+	return slices.ContainsFunc(d.List(), func(c decision.Candidate) bool { return c.Veto == decision.VetoCap })
 }

@@ -182,7 +182,7 @@ func (rq *request) noteChoice(id trace.SpanID, began, ended time.Time, choice *c
 	h.decided, h.decision, h.policy, h.reason, h.attempt = true, d.ID, d.Policy, d.Reason, d.Attempt
 	h.held, h.took, h.scored, h.margin = d.Held, d.Took, d.Scored, d.Margin
 	h.decidedBy, h.alone = d.DecidedBy, d.Alone
-	h.candidates, h.prompt, h.best = len(d.Candidates)+d.Others+d.VetoedOthers, d.PromptTokens, bestOverlap(d)
+	h.candidates, h.prompt, h.best = d.Listed()+d.Others+d.VetoedOthers, d.PromptTokens, d.BestOverlap()
 	if pick := d.Pick(); pick != nil {
 		h.replica, h.rank, h.overlap, h.ttft = string(pick.Replica), int(pick.Rank), overlap(d), pick.TTFT
 	}
