@@ -18,6 +18,8 @@ type engine struct {
 	budget                      float64
 	r                           *rand.Rand
 	now                         time.Time
+	// late, if set, changes when the router sees first tokens, given in the order of their times.
+	late func(first []time.Time)
 }
 
 type prompt struct {
@@ -69,6 +71,17 @@ func (e *engine) play(rank *Rank, n int, gap float64, draw func() Work) {
 			p.first = step.Add(seconds(e.overhead/2 + float64(i)*0.0003*e.r.Float64()))
 		}
 		pending = slices.DeleteFunc(pending, func(p *prompt) bool { return !p.first.IsZero() })
+	}
+	if e.late != nil {
+		slices.SortStableFunc(prompts, func(a, b *prompt) int { return a.first.Compare(b.first) })
+		seen := make([]time.Time, n)
+		for i, p := range prompts {
+			seen[i] = p.first
+		}
+		e.late(seen)
+		for i, p := range prompts {
+			p.first = seen[i]
+		}
 	}
 	type event struct {
 		at    time.Time
@@ -339,4 +352,43 @@ func TestCorrectedWorkTeaches(t *testing.T) {
 		now = now.Add(time.Second)
 	}
 	within(t, "tokens per second", 1/rank.Model().Token, 8000, 0.2)
+}
+
+// A router on a machine that has no time left sees nothing for a while and then many first tokens, one after the other.
+func TestFirstTokensThatARouterSeesLateTeachNoNonsense(t *testing.T) {
+	for _, rate := range []float64{2000, 8000, 32000, 128000} {
+		for _, load := range []float64{0.5, 0.9, 1.5} {
+			for _, stall := range []float64{0.1, 0.5, 1.5} {
+				t.Run(fmt.Sprintf("%.0f tokens per second at load %v, stalls of %v s", rate, load, stall), func(t *testing.T) {
+					e := newEngine(rate, 11)
+					e.late = func(first []time.Time) {
+						for i := 0; i < len(first); {
+							until := first[i].Add(seconds(stall * (0.5 + e.r.Float64())))
+							seen := until
+							for ; i < len(first) && !first[i].After(until); i++ {
+								first[i] = seen
+								seen = seen.Add(seconds(0.006 * e.r.Float64()))
+							}
+							for calm := seen.Add(seconds(2 * stall * e.r.Float64())); i < len(first) && !first[i].After(calm); i++ {
+								first[i] = later(first[i], seen)
+							}
+						}
+					}
+					rank := new(kind).newRank()
+					draw := documents(e.r)
+					e.play(rank, 400, 7500/rate/load, draw)
+					if got := 1 / rank.Model().Token; got < rate/3 || got > 3*rate {
+						t.Errorf("learned %.0f tokens/s", got)
+					}
+				})
+			}
+		}
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
