@@ -91,6 +91,10 @@ func (c *Choice) firstToken() load.Outcome {
 	return out
 }
 
+// sawFirst reports whether what FirstToken said is the first token: it always is where the holder of a lease says so. Of an answer in one
+// piece that this process carries it is the whole answer.
+func (c *Choice) sawFirst() bool { return c.streamed || c.leased }
+
 // Progress reports how many output tokens the request has produced in all so far; it implies
 // FirstToken.
 func (c *Choice) Progress(outputTokens int) {
@@ -190,7 +194,7 @@ func (c *Choice) report(result Result, first, now time.Time) {
 	if by := result.ServedBy; by != "" && by != cand.Replica {
 		o.Replica, o.Rank, o.Slot = by, 0, replica.NoSlot // which rank of it is not known
 	}
-	if !first.IsZero() && c.streamed {
+	if !first.IsZero() && c.sawFirst() {
 		o.TTFT = first.Sub(c.at)
 	}
 	c.chooser.params.OnOutcome(o)

@@ -555,6 +555,25 @@ func TestLifecycleByID(t *testing.T) {
 	})
 }
 
+// Whoever has a lease reports the first token when it saw it, whatever the body of the request says of streaming.
+func TestAReportedFirstTokenIsInTheRecord(t *testing.T) {
+	for _, unstreamed := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 1, nil)
+			req := f.request(1, 1000)
+			req.Lease, req.Unstreamed = time.Minute, unstreamed
+			f.choose(req)
+			time.Sleep(2 * time.Second)
+			f.chooser.PrefillCompleted(load.Key{ID: req.ID})
+			time.Sleep(time.Second)
+			f.chooser.Finish(load.Key{ID: req.ID}, done(decision.EndCompleted))
+			if last := f.outcomes[len(f.outcomes)-1]; last.TTFT != 2*time.Second || last.Duration != 3*time.Second {
+				t.Errorf("unstreamed %v: %+v", unstreamed, last)
+			}
+		})
+	}
+}
+
 func TestShadowDecidesAndDoesNotServe(t *testing.T) {
 	f := newFleet(t, 3, func(c *chooser.Config, _ *chooser.Params) { c.Shadow = decision.LeastRequests })
 	f.holds(1, 1, 8192)

@@ -57,7 +57,7 @@ func (c *Choice) learnFirst(now time.Time, l *load.RankLoad) {
 		c.rank.speed.Correct(&c.entry, float64(max(1, known.prompt-known.held)), float64(known.held))
 	}
 	c.rank.speed.FirstToken(&c.entry, now, decodes(l))
-	if !c.streamed {
+	if !c.sawFirst() {
 		return
 	}
 	cand, actual := c.Decision.Pick(), now.Sub(c.at).Seconds()

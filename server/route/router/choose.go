@@ -116,9 +116,9 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 		}
 	}
 	ask.DryRun, ask.Unbooked, ask.Explain = q.DryRun, !q.DryRun && !q.Reserve, q.Explain
-	// The first token of an answer in one piece is not seen.
-	ask.Unstreamed = q.EndOnly || len(q.Body) > 0 && !rq.parsed.Truncated && !rq.parsed.Stream
-	ask.Reports = q.FirstToken && !ask.Unstreamed
+	// The first token of an answer in one piece is not seen, unless the caller says that it will be.
+	ask.Unstreamed = q.EndOnly || !q.FirstToken && len(q.Body) > 0 && !rq.parsed.Truncated && !rq.parsed.Stream
+	ask.Reports = q.FirstToken
 	if q.Reserve {
 		if ask.Lease = q.Lease; ask.Lease <= 0 {
 			ask.Lease = r.Lease
@@ -132,6 +132,10 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 	if choice.Decision.TooLong {
 		choice.Release(chooser.Result{End: decision.EndRejected, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 		return nil, tooLong(rq, choice, ask.Longest)
+	}
+	if q.Reserve && !q.Once && ctx.Err() != nil { // its caller has left; a question with a name may be asked again
+		choice.Release(chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		return nil, apierror.From(cause(ctx, ctx.Err()))
 	}
 	if !q.DryRun {
 		r.learnRouted(ctx, rq, t, chosen)

@@ -1,6 +1,7 @@
 package router_test
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"slices"
@@ -50,6 +51,30 @@ func TestChoosingWithoutSending(t *testing.T) {
 	}
 }
 
+// A caller that has left while its question was decided gets no answer, so nothing stays booked for it.
+func TestAChoiceWhoseCallerHasLeftIsNotBooked(t *testing.T) {
+	for name, once := range map[string]bool{"without a name": false, "with a name, by which it may be asked again": true} {
+		t.Run(name, func(t *testing.T) {
+			ctx, leave := context.WithCancel(t.Context())
+			var f *fleet
+			f = start(t, 1, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
+				p.ChooseRank = func(ctx context.Context, req *chooser.Request) (*chooser.Choice, error) {
+					defer leave()
+					return f.chooser.Choose(ctx, req)
+				}
+			})
+			a, err := f.router.Choose(ctx, &router.Question{Model: "m", IDs: []uint32{1, 2, 3}, Reserve: true, RequestID: "q", Once: once})
+			if once {
+				must(t, err)
+				a.Release(chooser.Result{})
+			} else if reasonOf(err) != apierror.Cancelled {
+				t.Errorf("the answer is %v, %v", a, err)
+			}
+			f.settled()
+		})
+	}
+}
+
 // Whoever cannot report the first token must not hold the rank's queue up until the end.
 func TestAPromptOfWhichNobodyTellsIsDoneWhenPredicted(t *testing.T) {
 	const streamed = `{"model":"m","stream":true,"prompt":"a long text"}`
@@ -61,6 +86,7 @@ func TestAPromptOfWhichNobodyTellsIsDoneWhenPredicted(t *testing.T) {
 		"not streamed":       {router.Question{Body: []byte(`{"model":"m","prompt":"a long text"}`)}, true},
 		"nothing promised":   {router.Question{Body: []byte(streamed)}, true},
 		"everything is told": {router.Question{Body: []byte(streamed), FirstToken: true}, false},
+		"all of an answer":   {router.Question{Body: []byte(`{"model":"m","prompt":"a long text"}`), FirstToken: true}, false},
 		"cut off":            {router.Question{Body: []byte(`{"model":"m","prompt":"a long te`), Truncated: true, FirstToken: true}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
