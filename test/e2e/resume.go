@@ -75,17 +75,18 @@ func (r *run) checkResume(ctx context.Context) (string, error) {
 // heard is what a client makes of a stream.
 type heard struct {
 	text, finish, usage string
+	stop                string // stop_reason
 	ids, size           int
 	done, failed        bool
 }
 
 // hear asks for a stream and reads it whole.
-func (r *run) hear(ctx context.Context, url string, body object) (heard, error) {
+func (r *run) hear(ctx context.Context, url string, body object, header ...string) (heard, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {
 		return heard{}, err
 	}
-	resp, err := open(ctx, "POST", url, raw)
+	resp, err := open(ctx, "POST", url, raw, header...)
 	if err != nil {
 		return heard{}, err
 	}
@@ -111,6 +112,7 @@ func (r *run) hear(ctx context.Context, url string, body object) (heard, error) 
 				Text   string
 				Delta  struct{ Content string }
 				Finish string `json:"finish_reason"`
+				Stop   any    `json:"stop_reason"`
 			}
 			Usage *struct {
 				Prompt     int `json:"prompt_tokens"`
@@ -129,6 +131,9 @@ func (r *run) hear(ctx context.Context, url string, body object) (heard, error) 
 		for _, c := range v.Choices {
 			h.text += c.Text + c.Delta.Content
 			h.finish += c.Finish
+			if c.Stop != nil {
+				h.stop = fmt.Sprint(c.Stop)
+			}
 		}
 		if v.Usage != nil {
 			h.usage = fmt.Sprint(*v.Usage)

@@ -50,6 +50,8 @@ type Params struct {
 	Usage bool
 	// Stops are the strings that end the answer.
 	Stops openai.Stops
+	// Logprobs is set when the client of a completion gets the log probabilities of its tokens.
+	Logprobs bool
 }
 
 // Texts returns what an engine decodes from several lists of ids, false when none does. It may block.
@@ -77,6 +79,9 @@ type Follower struct {
 	raw                   bool   // not in events: passed on as it comes
 	stops                 *stops // nil without stop strings
 
+	// offset is where the text of the last token with log probabilities ends, as they count it, and shift what the present continuation's
+	// offsets lack.
+	offset, shift int
 	// base is how many tokens of the answer came before the present continuation.
 	base  int
 	p     Params
@@ -237,7 +242,7 @@ func (f *Follower) note(c *openai.Chunk) {
 		openai.EachID(c.IDs, func(uint32) bool { f.answered++; return true })
 		return
 	}
-	if c.Choices > 1 || c.Index != 0 || !c.Plain || c.Empty && c.Finish == nil && c.IDs == nil {
+	if c.Choices > 1 || c.Index != 0 || !c.Plain || !f.measure(c) || c.Empty && c.Finish == nil && c.IDs == nil {
 		f.Lose(LostForm)
 		return
 	}
@@ -273,6 +278,19 @@ func (f *Follower) note(c *openai.Chunk) {
 		return
 	}
 	f.show(c.Text, len(f.ids)-before)
+}
+
+// measure notes where the text ends that an event's log probabilities are of. It is false for log probabilities that cannot be continued.
+func (f *Follower) measure(c *openai.Chunk) bool {
+	if c.Logprobs == nil {
+		return true
+	}
+	end, ok := openai.TextEnd(c.Logprobs)
+	if len(c.IDs) <= len("[]") { // no tokens
+		end, ok = f.offset-f.shift, true
+	}
+	f.offset = end + f.shift
+	return f.p.Logprobs && ok
 }
 
 // take remembers a raw list of ids; false when it is none, or too long.

@@ -88,6 +88,7 @@ type stream struct {
 	names        map[string]bool // id, created and model of its events
 	usage        string
 	finishes     int
+	logprobs     string
 	done         bool
 }
 
@@ -107,10 +108,16 @@ func read(t *testing.T, b []byte) stream {
 			ID, Object, Model string
 			Created           int64
 			Choices           []struct {
-				Index  int
-				Text   string
-				Delta  struct{ Content string }
-				Finish *string `json:"finish_reason"`
+				Index    int
+				Text     string
+				Delta    struct{ Content string }
+				Finish   *string `json:"finish_reason"`
+				Logprobs struct {
+					Offsets []int     `json:"text_offset"`
+					Values  []float64 `json:"token_logprobs"`
+					Tokens  []string
+					Top     []map[string]float64 `json:"top_logprobs"`
+				}
 			}
 			Usage *struct {
 				Prompt     int `json:"prompt_tokens"`
@@ -120,6 +127,11 @@ func read(t *testing.T, b []byte) stream {
 		}
 		if err := json.Unmarshal([]byte(data), &v); err != nil {
 			t.Fatalf("%s: %v", data, err)
+		}
+		for _, c := range v.Choices {
+			for i, token := range c.Logprobs.Tokens {
+				s.logprobs += fmt.Sprintf("%d %q %v %v\n", c.Logprobs.Offsets[i], token, c.Logprobs.Values[i], c.Logprobs.Top[i])
+			}
 		}
 		s.names[fmt.Sprint(v.ID, v.Object, v.Model, v.Created)] = true
 		for _, c := range v.Choices {
@@ -152,6 +164,7 @@ func (e *engine) follow(route openai.Route, body string) *followed {
 	}
 	f := &followed{req: req, path: route.Path(), params: resume.Params{API: req.Prompt.API, Usage: req.IncludeUsage}}
 	f.params.Stops, _ = req.Stops()
+	f.params.Logprobs = req.Logprobs()
 	for end := time.Now().Add(time.Minute); bytes.Count(f.stream, []byte("data: ")) < 5; { // an engine that gets no processor sends many tokens at once
 		if time.Now().After(end) {
 			e.t.Fatalf("%s: the answer comes in too few events: %s", body, f.stream)
@@ -222,6 +235,7 @@ func TestAStreamIsWholeWhereverItIsCut(t *testing.T) {
 			"chat, running usage":     e.follow(openai.RouteChat, `{"model":"sim","stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true},"messages":[{"role":"user","content":"hi there"}]}`),
 			"completion":              e.follow(openai.RouteCompletions, `{"model":"sim","stream":true,"prompt":"Once upon a time","max_tokens":200,"temperature":0}`),
 			"completion, usage":       e.follow(openai.RouteCompletions, `{"model":"sim","stream":true,"stream_options":{"include_usage":true},"prompt":[300,400,500]}`),
+			"completion, logprobs":    e.follow(openai.RouteCompletions, `{"model":"sim","stream":true,"stream_options":{"include_usage":true},"prompt":"Once upon a time","max_tokens":200,"logprobs":2,"min_tokens":3}`),
 			"characters of two bytes": e.accented(),
 		} {
 			t.Run(version+", "+name, func(t *testing.T) { e.t = t; e.everyCut(t, q) })
@@ -286,7 +300,7 @@ func (e *engine) everyCut(t *testing.T, q *followed) {
 			}
 			out = append(out, feed(t, dice, f, rest)...)
 		}
-		if got := read(t, out); got.done && (got.text != want.text || got.finish != want.finish || got.finishes != 1 || got.usage != want.usage || len(got.names) != 1) || !got.done && refused == 0 {
+		if got := read(t, out); got.done && (got.text != want.text || got.finish != want.finish || got.finishes != 1 || got.usage != want.usage || got.logprobs != want.logprobs || len(got.names) != 1) || !got.done && refused == 0 {
 			t.Fatalf("cut at %d:\n got %+v\nwant %+v\n%s", cut, got, want, out)
 		}
 	}
@@ -326,6 +340,38 @@ func TestTheSeam(t *testing.T) {
 				t.Errorf("Point() = %s, sure %v, %v; want %s, %v", got, point.Sure, ok, c.want, c.sure)
 			}
 		})
+	}
+}
+
+// Log probabilities that the client has cannot be drawn again, so their tokens cannot either.
+func TestLogprobsOfATokenWithoutText(t *testing.T) {
+	with := func(text, ids, offset, token string) string {
+		return strings.Replace(piece(text, ids), `"logprobs":null`, `"logprobs":{"text_offset":[`+offset+`],"token_logprobs":[-1],"tokens":["`+token+`"],"top_logprobs":[{}]}`, 1)
+	}
+	f := resume.New(resume.Params{Logprobs: true})
+	if _, err := f.Feed([]byte(first + with("tea", "[8]", "1", "tea"))); err != nil {
+		t.Fatal(err)
+	}
+	if p, ok := f.Point(); !ok || !p.Sure || !f.Resumable() {
+		t.Errorf("Point() = %+v, %v; want one that is sure", p, ok)
+	}
+	if _, err := f.Feed([]byte(with("", "[9]", "4", ""))); err != nil {
+		t.Fatal(err)
+	}
+	if p, ok := f.Point(); !ok || p.Sure || f.Resumable() || p.Whole("xtea") {
+		t.Errorf("Point() = %+v, %v; want one that cannot be resumed from", p, ok)
+	}
+	if _, err := f.Feed([]byte(with("é", "[10]", "4", "é"))); err != nil {
+		t.Fatal(err)
+	}
+	p, ok := f.Point()
+	if !ok || !p.Sure {
+		t.Fatalf("Point() = %+v, %v; want one that is sure", p, ok)
+	}
+	f.Resume(&p, nil)
+	out, err := f.Feed([]byte(with("!", "[11]", "0", "!")))
+	if err != nil || !strings.Contains(string(out), `"text_offset":[5]`) {
+		t.Errorf("Feed() = %s, %v; want the offset 5", out, err)
 	}
 }
 

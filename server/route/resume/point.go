@@ -21,6 +21,8 @@ type Point struct {
 	// characters, and held becomes the text held back.
 	lag, tail, chars int
 	held             []byte
+	// torn: the client has more of the ids after the point than their text.
+	torn bool
 }
 
 // tailTokens is more than the tokens of one character.
@@ -39,6 +41,9 @@ func (s *Point) Tail() []uint32 {
 // nothing of it is held back but what is held because of stop strings. Tail may begin inside a character, and some tokenizers
 // drop the first space.
 func (s *Point) Whole(text string) bool {
+	if s.torn {
+		return false
+	}
 	if s.lag > 0 {
 		return s.holds(text)
 	}
@@ -65,17 +70,23 @@ func (f *Follower) Point() (Point, bool) {
 	if f.stops != nil {
 		f.stops.point(&p, f.resumed)
 	}
+	if f.torn() {
+		p.Sure, p.torn = false, true
+	}
 	return p, true
 }
 
 // Resumable reports whether the stream could be resumed at this moment without asking for a text: there is a Point, and it is sure.
 func (f *Follower) Resumable() bool {
-	return f.lost == NotLost && f.prompt != nil && f.head != nil && !f.finished && !f.done && (f.safe == 0 || f.sure && (f.resumed || f.stops == nil || f.stops.lag == 0))
+	return f.lost == NotLost && f.prompt != nil && f.head != nil && !f.finished && !f.done && !f.torn() && (f.safe == 0 || f.sure && (f.resumed || f.stops == nil || f.stops.lag == 0))
 }
 
+// torn reports whether the client has log probabilities of ids without text: these cannot be drawn again.
+func (f *Follower) torn() bool { return f.p.Logprobs && len(f.ids) > f.safe }
+
 // Resume announces that what is fed from now on is a completion that continues from p, which Point returned last and which is Sure or Whole.
-// The completion is asked for without the stop strings: the Follower looks for them, and asks texts, which may be nil, once
-// at most: when a string ends in an event of several ids.
+// The completion is asked for without the stop strings: the Follower looks for them, and asks texts, which may be nil, a few
+// times when a string ends in an event of several ids.
 func (f *Follower) Resume(p *Point, texts Texts) {
 	if f.stops != nil {
 		f.stops.texts = texts
@@ -84,7 +95,7 @@ func (f *Follower) Resume(p *Point, texts Texts) {
 		}
 	}
 	f.ids, f.answered = f.ids[:f.safe], f.safe
-	f.base = f.safe
+	f.base, f.shift = f.safe, f.offset
 	f.sure, f.parsed = true, false
 	f.resumed = true
 	f.held = f.held[:0]
@@ -123,8 +134,11 @@ func (f *Follower) words() openai.Continued {
 
 // rewrite writes an event of the continuation, with so many ids, for the client.
 func (f *Follower) rewrite(c *openai.Chunk, ids int) error {
-	if c.Choices > 0 && (c.Choices > 1 || c.Index != 0 || !c.Plain) {
+	if c.Choices > 0 && (c.Choices > 1 || c.Index != 0 || !c.Plain || c.Logprobs != nil && !f.p.Logprobs) {
 		return errStrange
+	}
+	if c.Logprobs != nil {
+		c.Logprobs = openai.ShiftOffsets(nil, c.Logprobs, f.shift)
 	}
 	stopped := false
 	if f.stops != nil && c.Choices > 0 {

@@ -24,7 +24,7 @@ type stops struct {
 	// from and next are places in the answer. From is far enough back that the text between it and the present one holds more than lag
 	// characters; next takes its place as soon as the same is true of it.
 	from, next place
-	// texts is asked when a string ends in an event of several ids. It may be nil.
+	// texts is asked a few times when a string ends in an event of several ids. It may be nil.
 	texts Texts
 	// back is the text that the client does not have, in a continuation.
 	back []byte
@@ -177,49 +177,85 @@ func (f *Follower) stopIn(c *openai.Chunk, w []byte, old, ids int) (end, which i
 	if which < 0 || ids == 1 || first >= s.Least && !f.p.Usage {
 		return end, which, nil
 	}
-	ends, ok := f.ends(c.IDs, w[old:])
+	e := f.steps(c.IDs, w[old:])
 	if first < s.Least { // the text of some of the ids does not count
+		from, ok := e.end(s.Least - first)
 		if !ok {
 			return 0, -1, errStrange
 		}
-		if end, which = s.find(w, old+ends[s.Least-first-1]); which < 0 {
+		if end, which = s.find(w, old+from); which < 0 {
 			return 0, -1, nil
 		}
 	}
-	if ok {
-		n, _ := slices.BinarySearch(ends, end-old)
-		f.answered = first + n + 1
-	}
+	f.answered = first + e.reach(end-old)
 	return end, which, nil
 }
 
-// ends returns where the text of each of an event's ids ends in the event's text. It is false when that cannot be found out.
-func (f *Follower) ends(raw, text []byte) ([]int, bool) {
-	if f.stops.texts == nil || f.lost != NotLost {
-		return nil, false
+// steps is an event of several ids, and what engines decode from the first ones of them.
+type steps struct {
+	texts       Texts
+	before, ids []uint32
+	// text is the event's, start the length of the text of the ids before.
+	text  string
+	start int
+}
+
+func (f *Follower) steps(raw, text []byte) *steps {
+	s := &steps{texts: f.stops.texts, text: string(text), start: -1}
+	openai.EachID(raw, func(id uint32) bool { s.ids = append(s.ids, id); return true })
+	if f.lost != NotLost {
+		s.texts = nil // the ids before are not known
+		return s
 	}
-	var ids []uint32
-	openai.EachID(raw, func(id uint32) bool { ids = append(ids, id); return true })
-	before := f.ids[:len(f.ids)-len(ids)]
-	if len(before) == 0 {
-		before = f.prompt
+	if s.before = f.ids[:len(f.ids)-len(s.ids)]; len(s.before) == 0 {
+		s.before = f.prompt
 	}
-	before = slices.Clip(before[max(0, len(before)-tailTokens):])
-	lists := make([][]uint32, len(ids)+1)
-	for i := range lists {
-		lists[i] = append(before, ids[:i]...)
+	s.before = slices.Clip(s.before[max(0, len(s.before)-tailTokens):])
+	return s
+}
+
+// end returns where the text of the first n ids ends in the event's text. It is false when that cannot be found out.
+func (s *steps) end(n int) (int, bool) {
+	if s.texts == nil {
+		return 0, false
 	}
-	texts, ok := f.stops.texts(lists)
+	lists := [][]uint32{append(s.before, s.ids[:n]...), s.before}
+	if s.start >= 0 {
+		lists = lists[:1]
+	}
+	texts, ok := s.texts(lists)
 	if !ok || len(texts) != len(lists) {
-		return nil, false
+		s.texts = nil
+		return 0, false
 	}
 	whole := func(i int) string { return strings.TrimRight(texts[i], "\uFFFD") } // without the bytes of a character that is not complete
-	ends := make([]int, len(ids))
-	for i := range ends {
-		ends[i] = len(whole(i+1)) - len(whole(0))
-		if ends[i] < 0 || ends[i] > len(text) || i > 0 && ends[i] < ends[i-1] || !strings.HasSuffix(whole(i+1), string(text[:ends[i]])) {
-			return nil, false
+	if s.start < 0 {
+		s.start = len(whole(1))
+	}
+	at := len(whole(0)) - s.start
+	if at < 0 || at > len(s.text) || !strings.HasSuffix(whole(0), s.text[:at]) {
+		s.texts = nil
+		return 0, false
+	}
+	return at, true
+}
+
+// reach returns how many of the ids it takes for a text of that length. Where that cannot be found out, it is all of them.
+func (s *steps) reach(length int) int {
+	if at, ok := s.end(len(s.ids)); !ok || at != len(s.text) {
+		return len(s.ids)
+	}
+	from, to := 0, len(s.ids) // the text of the first from ids is too short, that of to is not
+	for to-from > 1 {
+		n := (from + to) / 2
+		switch at, ok := s.end(n); {
+		case !ok:
+			return len(s.ids)
+		case at < length:
+			from = n
+		default:
+			to = n
 		}
 	}
-	return ends, ends[len(ends)-1] == len(text)
+	return to
 }

@@ -45,6 +45,7 @@ func (r *Router) follow(rq *request) *resume.Follower {
 	}
 	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage}
 	p.Stops, _ = rq.parsed.Stops()
+	p.Logprobs = rq.parsed.Logprobs()
 	if rq.enc.Exact && !rq.enc.Partial {
 		p.Known = rq.enc.IDs
 	}
@@ -256,6 +257,9 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) 
 	ctx, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
 	defer cancel()
 	texts, err := s.router.Tokens.DetokenizeBatch(ctx, others, s.rq.pool.Served, lists)
+	if err != nil {
+		s.router.Log.Info("the text of token ids is not known: a stream is not resumed, or ends with the count of a few tokens too many", "request", s.rq.call.RequestID, "error", err)
+	}
 	return texts, err == nil
 }
 

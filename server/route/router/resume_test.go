@@ -297,17 +297,17 @@ func TestWhatDoesNotGoOn(t *testing.T) {
 		steps    []http.HandlerFunc
 		requests int
 	}{
-		"it is off":                    {times: 0, steps: []http.HandlerFunc{broken}, requests: 1},
-		"the client does not want it":  {times: 1, call: func(c *router.Call) { c.Header.Set(router.HeaderResume, "off") }, steps: []http.HandlerFunc{broken}, requests: 1},
-		"a request that is not exact":  {times: 1, body: asking + `,"presence_penalty":1}`, steps: []http.HandlerFunc{broken}, requests: 1},
-		"an engine without ids":        {times: 1, steps: []http.HandlerFunc{streaming([]string{event("chat", "one", "x", "null", "null")}, cut)}, requests: 1},
-		"one replica":                  {times: 1, replicas: 1, steps: []http.HandlerFunc{broken}, requests: 1},
-		"a replica of its own":         {times: 1, call: func(c *router.Call) { c.Options.Pinned, c.Options.PinnedRank = "r0", -1 }, steps: []http.HandlerFunc{broken}, requests: 1},
-		"as often as allowed":          {times: 1, steps: []http.HandlerFunc{broken, streaming(world()[:1], cut)}, requests: 2},
-		"nobody takes it":              {times: 1, replicas: 3, steps: []http.HandlerFunc{broken, text(503, "loading")}, requests: 3},
-		"the other refuses it":         {times: 1, steps: []http.HandlerFunc{broken, text(400, `{"error":{"message":"too long"}}`)}, requests: 3}, // once more without asking for ids
-		"the other sends no stream":    {times: 1, steps: []http.HandlerFunc{broken, text(200, `{}`)}, requests: 2},
-		"half a character":             {times: 1, says: "a\uFFFD", steps: []http.HandlerFunc{several}, requests: 1},
+		"it is off":                   {times: 0, steps: []http.HandlerFunc{broken}, requests: 1},
+		"the client does not want it": {times: 1, call: func(c *router.Call) { c.Header.Set(router.HeaderResume, "off") }, steps: []http.HandlerFunc{broken}, requests: 1},
+		"a request that is not exact": {times: 1, body: asking + `,"presence_penalty":1}`, steps: []http.HandlerFunc{broken}, requests: 1},
+		"an engine without ids":       {times: 1, steps: []http.HandlerFunc{streaming([]string{event("chat", "one", "x", "null", "null")}, cut)}, requests: 1},
+		"one replica":                 {times: 1, replicas: 1, steps: []http.HandlerFunc{broken}, requests: 1},
+		"a replica of its own":        {times: 1, call: func(c *router.Call) { c.Options.Pinned, c.Options.PinnedRank = "r0", -1 }, steps: []http.HandlerFunc{broken}, requests: 1},
+		"as often as allowed":         {times: 1, steps: []http.HandlerFunc{broken, streaming(world()[:1], cut)}, requests: 2},
+		"nobody takes it":             {times: 1, replicas: 3, steps: []http.HandlerFunc{broken, text(503, "loading")}, requests: 3},
+		"the other refuses it":        {times: 1, steps: []http.HandlerFunc{broken, text(400, `{"error":{"message":"too long"}}`)}, requests: 3}, // once more without asking for ids
+		"the other sends no stream":   {times: 1, steps: []http.HandlerFunc{broken, text(200, `{}`)}, requests: 2},
+		"half a character":            {times: 1, says: "a\uFFFD", steps: []http.HandlerFunc{several}, requests: 1},
 		"what is held back is not sure": {
 			times: 1, body: asking + `,"stop":["now"]}`, says: "Hello</s>", requests: 1,
 			steps: []http.HandlerFunc{streaming([]string{role, event("chat", "one", "Hel", "[10,11]", "null")}, cut)},

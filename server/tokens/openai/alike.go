@@ -49,7 +49,7 @@ func (s *Chunks) Read(data []byte, c *Chunk) bool {
 		return false
 	}
 	if c.Choices == 1 && c.Plain && len(c.Text) > 0 && c.Text[0] == '"' && c.text.to <= c.ids.from && c.prompt.to == 0 &&
-		c.Finish == nil && c.Stop == nil && c.Usage == nil && c.Fingerprint == nil && c.Fault == 0 && !c.Empty {
+		c.Finish == nil && c.Stop == nil && c.Logprobs == nil && c.Usage == nil && c.Fingerprint == nil && c.Fault == 0 && !c.Empty {
 		s.remember(c)
 	}
 	return true

@@ -11,10 +11,12 @@ type Chunk struct {
 	Choices, Index int
 	// Text is the string of delta.content or text.
 	Text []byte
-	// Plain says that the choice adds nothing but Text: no reasoning, no tool calls, no logprobs. Empty
+	// Plain says that the choice adds nothing but Text and Logprobs: no reasoning, no tool calls. Empty
 	// says that a delta has no member at all.
 	Plain, Empty bool
 	Finish, Stop []byte
+	// Logprobs is an object of the API's form.
+	Logprobs []byte
 	// IDs and PromptIDs are lists of token ids.
 	IDs, PromptIDs     []byte
 	Usage, Fingerprint []byte
@@ -124,6 +126,8 @@ func (r *chunkReader) choice(at int) bool {
 			return r.into(&c.Finish)
 		case "stop_reason":
 			return r.into(&c.Stop)
+		case "logprobs":
+			return r.into(&c.Logprobs)
 		case "token_ids":
 			return r.list(&c.IDs, &c.ids)
 		case "prompt_token_ids":
@@ -246,20 +250,28 @@ func (c *Chunk) cachedTokens() int {
 func (c *Chunk) OutputTokens() int { return count(memberOf(c.Usage, "completion_tokens")) }
 
 // memberOf returns the raw value of a member of an object, nil when there is none.
-func memberOf(object []byte, name string) (value []byte) {
+func memberOf(object []byte, name string) []byte {
+	if at := memberAt(object, name); at.to > 0 {
+		return object[at.from:at.to]
+	}
+	return nil
+}
+
+// memberAt is where the value of a member of an object is; its to is 0 when there is none.
+func memberAt(object []byte, name string) (at place) {
 	s := rawjson.Scanner{Data: object}
 	if len(object) == 0 || s.Space() != '{' {
-		return nil
+		return place{}
 	}
 	s.Members(func(n []byte, _ int) bool {
 		from := s.Pos
 		ok := s.Skip()
 		if ok && string(n) == name {
-			value = object[from:s.Pos]
+			at = place{from, s.Pos}
 		}
 		return ok
 	})
-	return value
+	return at
 }
 
 // count reads a number, -1 for anything else.

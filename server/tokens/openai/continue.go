@@ -29,6 +29,14 @@ func continued(name string) (known, again bool) {
 	return false, false
 }
 
+// continued says what a member is to the rest of this request's answer.
+func (r *Request) continued(name string) (known, again bool) {
+	if name == "logprobs" && r.Logprobs() {
+		return true, true
+	}
+	return continued(name)
+}
+
 // neutral reports whether a member of another name has a value that asks for nothing.
 func neutral(name string, value []byte) bool {
 	switch string(value) {
@@ -60,7 +68,7 @@ func (r *Request) Resumable() bool {
 		return false
 	}
 	for i, m := range r.members {
-		if known, _ := continued(m.name); !known && r.lastMember(m.name) == i && !neutral(m.name, r.Raw(m.name)) && !r.without(m.name) {
+		if known, _ := r.continued(m.name); !known && r.lastMember(m.name) == i && !neutral(m.name, r.Raw(m.name)) && !r.without(m.name) {
 			return false
 		}
 	}
@@ -129,7 +137,7 @@ func (r *Request) Continuation(rest Rest) []byte {
 		body = strconv.AppendInt(append(body, `,"min_tokens":`...), int64(rest.Least), 10)
 	}
 	for i, m := range r.members {
-		if _, again := continued(m.name); again && r.lastMember(m.name) == i && !overruled(r.imposed, -1, m.name) {
+		if _, again := r.continued(m.name); again && r.lastMember(m.name) == i && !overruled(r.imposed, -1, m.name) {
 			body = append(rawjson.AppendString(append(body, ','), m.name), ':')
 			body = append(body, r.Body[m.start:m.valueEnd]...)
 		}
@@ -179,7 +187,8 @@ func (d *Continued) choice(dst []byte, c *Chunk) []byte {
 		}
 		return append(dst, `,"token_ids":null}`...)
 	}
-	dst = append(append(append(dst, `{"index":0,"text":`...), text...), `,"logprobs":null,"finish_reason":`...)
+	dst = orNull(append(append(append(dst, `{"index":0,"text":`...), text...), `,"logprobs":`...), c.Logprobs)
+	dst = append(dst, `,"finish_reason":`...)
 	dst = orNull(append(orNull(dst, c.Finish), `,"stop_reason":`...), c.Stop)
 	return append(dst, `,"prompt_token_ids":null,"token_ids":null}`...)
 }

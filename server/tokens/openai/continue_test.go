@@ -43,7 +43,7 @@ func TestWhichStreamsAreResumable(t *testing.T) {
 		}
 	}
 	const completion = `{"model":"m","stream":true,"prompt":`
-	for prompt, want := range map[string]bool{`"text"`: true, `[1,2]`: true, `["a","b"]`: false, `[[1],[2]]`: false, `"text","logprobs":0`: false, `"text","suffix":"x"`: false, `"text","logprobs":null,"suffix":null`: true} {
+	for prompt, want := range map[string]bool{`"text"`: true, `[1,2]`: true, `["a","b"]`: false, `[[1],[2]]`: false, `"text","logprobs":0`: true, `"text","logprobs":5,"min_tokens":3`: true, `"text","logprobs":2,"stop":"x"`: false, `"text","logprobs":true`: false, `"text","logprobs":"2"`: false, `"text","logprobs":-1`: false, `"text","suffix":"x"`: false, `"text","logprobs":null,"suffix":null`: true} {
 		if got := read(openai.RouteCompletions, completion+prompt+"}"); got != want {
 			t.Errorf("a completion of %s is resumable: %v, want %v", prompt, got, want)
 		}
@@ -84,6 +84,29 @@ func TestStopStrings(t *testing.T) {
 	s, ok := r.Stops()
 	if !ok || !slices.Equal(s.Strings, []string{"aé\n", "b"}) || s.Included || s.Least != 4 || s.Reach() != 2 {
 		t.Errorf("Stops() = %+v, %v, which reach %d characters back", s, ok, s.Reach())
+	}
+}
+
+func TestLogprobsOfACompletionAreShifted(t *testing.T) {
+	const one = `{"text_offset":[0, 3],"token_logprobs":[-0.5,null],"tokens":["The","\u00e9 \ud83d\ude00"],"top_logprobs":[{"text_offset":[1]},null]}`
+	if end, ok := openai.TextEnd([]byte(one)); !ok || end != 6 {
+		t.Errorf("TextEnd() = %d, %v; want 6", end, ok)
+	}
+	want := strings.Replace(one, "[0, 3]", "[10,13]", 1)
+	if got := string(openai.ShiftOffsets(nil, []byte(one), 10)); got != want {
+		t.Errorf("ShiftOffsets() = %s, want %s", got, want)
+	}
+	for _, other := range []string{`{}`, `{"text_offset":[],"tokens":[]}`, `{"text_offset":[1],"tokens":[5]}`, `{"content":[]}`, `x`} {
+		if end, ok := openai.TextEnd([]byte(other)); ok {
+			t.Errorf("TextEnd(%s) = %d", other, end)
+		}
+	}
+	r, err := openai.Read(openai.Params{Route: openai.RouteCompletions, Body: []byte(`{"logprobs":2}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(r.Continuation(openai.Rest{Model: "m", IDs: []uint32{1}, Limit: 4})); got != `{"model":"m","stream":true,"max_tokens":4,"prompt":[1],"logprobs":2}` {
+		t.Errorf("Continuation() = %s", got)
 	}
 }
 
