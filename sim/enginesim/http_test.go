@@ -190,6 +190,9 @@ func TestErrorsAreVLLMs(t *testing.T) {
 			}
 		})
 	}
+	if code, body := r.post(t, "/v1/chat/completions", "\uFEFF"+hello+`}`); code != 200 {
+		t.Errorf("a byte order mark: %d %s", code, body)
+	}
 	if code, body := r.post(t, "/v1/chat/completions", hello+`}`, "X-Data-Parallel-Rank", "3"); code != 400 || !strings.Contains(string(body), "data_parallel_rank 3 is out of range [0, 1)") {
 		t.Errorf("a rank out of range: %d %s", code, body)
 	}

@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"io"
@@ -191,6 +192,7 @@ func (l *life) read(c *call, v any) bool {
 		l.fail(c, e)
 		return false
 	}
+	body = bytes.TrimPrefix(body, []byte("\uFEFF")) // as Python's json does with bytes
 	if err := json.Unmarshal(body, v, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)); err != nil {
 		l.fail(c, validationError(err))
 		return false
