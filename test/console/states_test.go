@@ -206,7 +206,7 @@ func TestALargeFleet(t *testing.T) {
 	}
 	with := func(i int, more obj) { maps.Copy(all[i], more) }
 	with(40, obj{"state": "REPLICA_STATE_UNHEALTHY", "last_error": "probe: dial tcp 10.0.0.40:8000: connect: connection refused", "since": time.Now().Add(-4 * time.Minute)})
-	with(41, obj{"state": "REPLICA_STATE_DRAINING", "drained": true})
+	with(41, obj{"state": "REPLICA_STATE_DRAINING", "drained": true, "drain": obj{"by": "ops", "reason": "a new driver", "in_flight": 3}})
 	maps.Copy(all[42]["ranks"].([]obj)[0], obj{"feed": "FEED_STATE_DEGRADED", "gaps": "3", "feed_error": "events 1201 to 1288 were lost and the replay socket has only 1250 on"})
 	with(43, obj{"breaker": "BREAKER_STATE_TRIAL"})
 	with(44, obj{"state": "REPLICA_STATE_STARTING"})

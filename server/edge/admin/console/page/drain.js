@@ -17,14 +17,22 @@ export function ask(dialog, button, others) {
   say(dialog.querySelector('p'), undo ? 'New requests may go there as soon as it is ready.'
     : `New requests go to other replicas; those under way finish. It stays drained, over restarts of the replica too, until someone undrains it.${others ? '' : ' No other replica is ready: requests will wait, and then be answered 503.'}`);
   say(error, '');
+  const reason = dialog.querySelector('input');
+  reason.value = '';
+  reason.parentElement.hidden = undo;
   const yes = dialog.querySelector('button[value=yes]');
   yes.textContent = undo ? 'Undrain' : 'Drain';
+  reason.onkeydown = (e) => { // the key would press the first button, Cancel
+    if (e.key !== 'Enter') return;
+    e.preventDefault();
+    yes.focus();
+  };
   dialog.onclose = () => document.querySelector(`[data-drain="${CSS.escape(id)}"]`)?.focus();
   yes.onclick = async (e) => {
     e.preventDefault();
     yes.disabled = true;
     try {
-      await router.drain(id, undo, others === 0); // the question has said what that means
+      await router.drain(id, undo, others === 0, reason.value.trim()); // the question has said what that means
       dialog.close();
     } catch (bad) {
       say(error, bad.message);

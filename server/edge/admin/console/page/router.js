@@ -54,8 +54,8 @@ export async function hour() { return steps((await call('history?step_seconds=15
 
 export async function traces() { return (await call('traces')).traces; }
 
-// drain stops new requests to a replica, or with undo lets them go there again. force drains the last ready replica too.
-export const drain = (id, undo, force) => call(`replicas/${encodeURIComponent(id)}:drain`, { undo, force });
+// drain stops new requests to a replica, or with undo lets them go there again. force drains the last ready replica too. The reason may be empty.
+export const drain = (id, undo, force, reason) => call(`replicas/${encodeURIComponent(id)}:drain`, undo ? { undo } : { force, reason });
 
 // find is every attempt of a decision, or of a request; empty when nothing is known of the id.
 export async function find(id) {

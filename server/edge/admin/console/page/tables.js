@@ -11,11 +11,18 @@ const stateKind = { ready: 'good', starting: 'warn', draining: 'warn', unhealthy
 const FEW = 12; // replicas that are listed unasked
 const STALE = 15000; // milliseconds after which an engine's report is no longer shown
 
+// drained says who drains a replica, why, and what is left.
+function drained(d) {
+  if (!d) return 'drained by an operator';
+  const left = d.in_flight ? `, ${d.in_flight} ${d.in_flight === 1 ? 'request' : 'requests'} left` : '';
+  return `drained by ${d.by || 'an operator'}${d.reason ? ` (${d.reason})` : ''}${left}`;
+}
+
 // trouble describes a replica's problem, if it has one.
 function trouble(r, at) {
   const list = [];
   const state = word(r.state);
-  if (state !== 'ready') list.push(`${state} for ${duration((at - Date.parse(r.since)) / 1000)}${r.drained ? ', drained by an operator' : ''}${r.last_error ? `: ${r.last_error}` : ''}`);
+  if (state !== 'ready') list.push(`${state} for ${duration((at - Date.parse(r.since)) / 1000)}${r.drained ? `, ${drained(r.drain)}` : ''}${r.last_error ? `: ${r.last_error}` : ''}`);
   if (word(r.breaker) === 'open') list.push('requests failed there, so it gets none for now');
   if (word(r.breaker) === 'trial') list.push('requests failed there; it is being tried again');
   for (const k of r.ranks) {
