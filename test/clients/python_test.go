@@ -57,15 +57,17 @@ func TestPythonPackage(t *testing.T) {
 		})
 	}
 	at := strings.NewReplacer("localhost:9090", s.GRPC, "127.0.0.1:9090", s.GRPC, "localhost:8080", s.HTTP, "127.0.0.1:8080", s.HTTP)
+	check := []string{"-m", "mypy", "--cache-dir", filepath.Join(filepath.Dir(venvs[0]), "mypy"), "--config-file", filepath.Join(source, "pyproject.toml")}
+	folder := t.TempDir()
 	for name, program := range snippets(t) {
-		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "snippet.py")
-			if err := os.WriteFile(file, []byte(at.Replace(program)), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			run(t, venvs[0], "-W", "error", file)
-		})
+		file := filepath.Join(folder, strings.NewReplacer("/", "_", ".", "_", "-", "_").Replace(name)+".py")
+		if err := os.WriteFile(file, []byte(at.Replace(program)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		check = append(check, file)
+		t.Run(name, func(t *testing.T) { run(t, venvs[0], "-W", "error", file) })
 	}
+	t.Run("types of the snippets", func(t *testing.T) { run(t, venvs[0], check...) })
 }
 
 // startStack starts a router before two replicas. A choice keeps its weight though no request follows: how soon one would is a

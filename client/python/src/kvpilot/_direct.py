@@ -34,11 +34,12 @@ ATTEMPTS = 3
 # A replica's answers that another replica may give better.
 ELSEWHERE = (429, 503)
 
-# What a replica must not get, and a choice does not need.
+# Headers that a choice does not need or gRPC would take for its own, and those that a replica must not get.
 NOT_METADATA = re.compile(
-    r"(?:host|connection|te|trailer|upgrade|transfer-encoding|keep-alive|authorization|x-api-key|cookie|user-agent|content-.*|"
-    r"accept.*|x-stainless-.*|grpc-.*|.*-bin)$")
-NOT_REPLICA = re.compile(r"(?:host|content-length|accept-encoding|authorization|x-api-key|cookie|x-kvpilot-.*)$")
+    r"host|connection|te|trailer|upgrade|transfer-encoding|keep-alive|authorization|proxy-.*|x-api-key|cookie|user-agent|content-.*|"
+    r"accept.*|x-stainless-.*|grpc-.*|.*-bin")
+METADATA = re.compile(r"[0-9a-z_.-]+")
+NOT_REPLICA = re.compile(r"host|content-length|accept-encoding|authorization|proxy-.*|x-api-key|cookie|x-kvpilot-.*")
 
 STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
@@ -61,6 +62,7 @@ class Question:
     """A request that may go to a replica directly."""
 
     def __init__(self, request: Any, body: dict[str, Any], path: str, lease: float | None) -> None:
+        self.http = package(request)
         self.body, self.path = body, path
         self.denied: list[str] = []  # replicas that were tried
         self.streamed = body.get("stream") is True
@@ -70,7 +72,7 @@ class Question:
         self.hide_usage = self.streamed and not wants and path != "/v1/messages"
         if self.hide_usage:
             self.body = {**body, "stream_options": {**(options or {}), "include_usage": True}}
-        self._request, self._content = request, request.content
+        self._request, self._content, self._decoded = request, request.content, body
         self._lease = lease
         read = (request.extensions.get("timeout") or {}).get("read")
         self.timeout = float(read) if isinstance(read, (int, float)) else None
@@ -95,7 +97,8 @@ class Question:
         """The arguments of _choose_for: the request's own body and headers, as the router would have got them."""
         headers: dict[str, str] = {}
         for name, value in self._request.headers.items():
-            if not NOT_METADATA.match(name) and value.isascii() and value.isprintable():
+            known = METADATA.fullmatch(name) and not NOT_METADATA.fullmatch(name)
+            if known and value.isascii() and value.isprintable():
                 headers[name] = value
         headers["x-kvpilot-reports"] = "all" if self.streamed else "end"
         if self._lease is not None:
@@ -106,13 +109,13 @@ class Question:
 
     def request(self, choice: BaseChoice, engine_key: str | None) -> Any:
         """The request as the replica gets it."""
-        headers = [(k, v) for k, v in self._request.headers.multi_items() if not NOT_REPLICA.match(k.lower())]
+        headers = [(k, v) for k, v in self._request.headers.multi_items() if not NOT_REPLICA.fullmatch(k.lower())]
         # The bytes are read on their way, so they come as they are.
         headers += [("accept-encoding", "identity"), *choice.request_headers.items()]
         if engine_key is not None:
             headers.append(("authorization", "Bearer " + engine_key))
         body = choice.body_for(self.body)
-        content = self._content if body == json.loads(self._content) else json.dumps(body, ensure_ascii=False).encode()
+        content = self._content if body == self._decoded else json.dumps(body, ensure_ascii=False).encode()
         request: Any = type(self._request)
         return request("POST", choice.url + self.path, headers=headers, content=content, extensions=self._request.extensions)
 

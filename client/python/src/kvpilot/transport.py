@@ -94,11 +94,10 @@ class AsyncTransport(Base):  # type: ignore[misc]  # Any
     async def _send(self, question: Question, choice: AsyncChoice) -> Any:
         """The replica's answer; None when another replica has to be asked."""
         reports = AsyncReports(choice, reading := Reading())
-        request = question.request(choice, self._engine_key)
-        http = _direct.package(request)
+        http = question.http
         reports.waiting = True
         try:
-            response = await self._through.handle_async_request(request)
+            response = await self._through.handle_async_request(question.request(choice, self._engine_key))
             if response.status_code in ELSEWHERE:
                 await response.aclose()
         except (http.NetworkError, http.ConnectTimeout, http.RemoteProtocolError) as e:
@@ -200,11 +199,10 @@ class Transport(Base):  # type: ignore[misc]  # Any
     def _send(self, question: Question, choice: Choice) -> Any:
         """The replica's answer; None when another replica has to be asked."""
         reports = Reports(choice, reading := Reading())
-        request = question.request(choice, self._engine_key)
-        http = _direct.package(request)
+        http = question.http
         reports.waiting = True
         try:
-            response = self._through.handle_request(request)
+            response = self._through.handle_request(question.request(choice, self._engine_key))
             if response.status_code in ELSEWHERE:
                 response.close()
         except (http.NetworkError, http.ConnectTimeout, http.RemoteProtocolError) as e:
