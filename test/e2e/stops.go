@@ -18,7 +18,7 @@ type stopped struct {
 	want heard
 }
 
-// stoppable makes up a request that is answered in plain letters, with a stop string that comes late in its answer.
+// stoppable makes up a request that is answered in plain letters, with a stop string that comes as late in its answer as the model has something new to say.
 func (r *run) stoppable(ctx context.Context, n, tokens int, letters []uint32) (*stopped, error) {
 	s := &stopped{path: "/v1/completions", body: object{"prompt": fmt.Sprintf("Story %d about a stop", n)}}
 	if n%2 == 0 {
@@ -34,15 +34,15 @@ func (r *run) stoppable(ctx context.Context, n, tokens int, letters []uint32) (*
 	}
 	text := []rune(whole.text)
 	size := 3 + n%9
-	at := len(text) * 2 / 3
-	for ; at+size < len(text) && strings.Index(whole.text, string(text[at:at+size])) < len(string(text[:at])); at++ {
+	at := len(text)*3/4 - size
+	for ; at > 0 && strings.Index(whole.text, string(text[at:at+size])) < len(string(text[:at])); at-- { // the model repeats itself
 	}
-	if at+size >= len(text) {
-		return nil, fmt.Errorf("no string comes first in the last third of %q", whole.text)
+	if at < 1 {
+		return nil, fmt.Errorf("%q is too short", whole.text)
 	}
 	s.body["stop"] = []string{"never comes: ", string(text[at : at+size])}
 	s.body["include_stop_str_in_output"] = n%3 == 0
-	s.body["min_tokens"] = tokens / 4
+	s.body["min_tokens"] = n % 8
 	s.want, err = r.hear(ctx, r.fleet[0].url()+s.path, s.body)
 	if err != nil || !s.want.done || s.want.finish != "stop" || s.want.stop != string(text[at:at+size]) {
 		return nil, fmt.Errorf("undisturbed: %+v, %w", s.want, err)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
 // FuzzFeed checks that nothing panics, whatever an engine sends, that it makes no difference how the
@@ -16,7 +17,11 @@ func FuzzFeed(f *testing.F) {
 	f.Add([]byte(first+piece("", "[8]")+`data: {"choices":[],"usage":{}}`+"\n\n"), uint8(7))
 	f.Fuzz(func(t *testing.T, b []byte, size uint8) {
 		run := func(size int) ([]byte, error) {
-			f := resume.New(resume.Params{Known: []uint32{1, 2}, Usage: size%2 == 0})
+			p := resume.Params{Known: []uint32{1, 2}, Usage: size%2 == 0, Logprobs: len(b)%5 == 0}
+			if len(b)%2 == 0 {
+				p.Stops = openai.Stops{Strings: []string{"ab", "é"}, Included: len(b)%4 == 0, Least: len(b) % 3}
+			}
+			f := resume.New(p)
 			var out []byte
 			for rest := b; len(rest) > 0; {
 				n := min(size, len(rest))
@@ -31,7 +36,8 @@ func FuzzFeed(f *testing.F) {
 				if len(point.Tail()) > point.Answer || point.Answer > len(point.IDs) {
 					t.Fatalf("%+v", point)
 				}
-				f.Resume(&point, nil)
+				point.Whole("xab")
+				f.Resume(&point, texts)
 				f.Feed(bytes.Clone(b))
 			}
 			f.Ending()
