@@ -36,14 +36,21 @@ func (r *run) checkResume(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer stop()
+	letters, err := r.letters(ctx)
+	if err != nil {
+		return "", err
+	}
 	cuts, equal, lost := 0, 0, 0
-	for n := range 4 {
+	for n := range 5 {
 		path, body := "/v1/completions", object{"prompt": fmt.Sprintf("Story %d about a router", n)}
 		if n%2 == 0 {
 			path, body = "/v1/chat/completions", object{"messages": []object{{"role": "user", "content": fmt.Sprintf("Question %d: Größe 你好?", n)}}}
 		}
 		body["model"], body["stream"], body["temperature"], body["max_tokens"] = "tiny", true, 0, 24
 		body["stream_options"] = object{"include_usage": true}
+		if n == 3 {
+			body["logprobs"], body["allowed_token_ids"] = 2, letters
+		}
 		want, err := r.hear(ctx, r.fleet[0].url()+path, body)
 		if err != nil || !want.done {
 			return "", fmt.Errorf("undisturbed: %+v, %w", want, err)
@@ -60,6 +67,8 @@ func (r *run) checkResume(ctx context.Context) (string, error) {
 				lost++
 			case got.ids != 1 || got.usage != want.usage || got.finish != want.finish:
 				return "", fmt.Errorf("cut after %d bytes, the client has %+v, want %+v", at, got, want)
+			case got.text == want.text && got.tokens != want.tokens:
+				return "", fmt.Errorf("cut after %d bytes, the client has the tokens\n%s\nwant\n%s", at, got.tokens, want.tokens)
 			case got.text == want.text:
 				equal++
 			}
@@ -76,6 +85,7 @@ func (r *run) checkResume(ctx context.Context) (string, error) {
 type heard struct {
 	text, finish, usage string
 	stop                string // stop_reason
+	tokens              string // with their offsets, of completions with logprobs
 	ids, size           int
 	done, failed        bool
 }
@@ -113,6 +123,11 @@ func (r *run) hear(ctx context.Context, url string, body object, header ...strin
 				Delta  struct{ Content string }
 				Finish string `json:"finish_reason"`
 				Stop   any    `json:"stop_reason"`
+				// Logprobs are those of completions.
+				Logprobs struct {
+					Offsets []int `json:"text_offset"`
+					Tokens  []string
+				}
 			}
 			Usage *struct {
 				Prompt     int `json:"prompt_tokens"`
@@ -131,6 +146,9 @@ func (r *run) hear(ctx context.Context, url string, body object, header ...strin
 		for _, c := range v.Choices {
 			h.text += c.Text + c.Delta.Content
 			h.finish += c.Finish
+			for i, token := range c.Logprobs.Tokens {
+				h.tokens += fmt.Sprintf("%d %q\n", c.Logprobs.Offsets[i], token)
+			}
 			if c.Stop != nil {
 				h.stop = fmt.Sprint(c.Stop)
 			}
