@@ -270,9 +270,9 @@ func (s *story) check(t *testing.T) (resumed, refused int) {
 
 // Wherever a stream with stop strings is cut, and wherever a string ends it, the client has in the end what it would have had without the cut.
 func TestStopStringsOfAStreamThatIsResumed(t *testing.T) {
-	n := uint64(800)
+	n := uint64(400)
 	if testing.Short() {
-		n = 150
+		n = 100
 	}
 	ended, resumes, refusals := 0, 0, 0
 	for seed := range n {
