@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
 )
 
 // component is a part with work of its own: run blocks until ctx ends and returns nil then.
@@ -53,8 +55,13 @@ type endpoint struct {
 	stop  func(ctx context.Context) error
 }
 
-// httpEndpoint serves HTTP on l. upgraded ends the connections that have become something else; nil when there are none.
+// lastWords is how long requests that the drain deadline ends may write their errors.
+const lastWords = time.Second
+
+// httpEndpoint serves HTTP on l. Requests that are not done in time end with the error SHUTTING_DOWN, a stream with an error event. upgraded ends the connections that have become something else; nil when there are none.
 func httpEndpoint(name string, l net.Listener, s *http.Server, upgraded func(context.Context) error) endpoint {
+	work, end := context.WithCancelCause(context.Background())
+	s.BaseContext = func(net.Listener) context.Context { return work }
 	return endpoint{
 		name: name,
 		serve: func() error {
@@ -64,6 +71,7 @@ func httpEndpoint(name string, l net.Listener, s *http.Server, upgraded func(con
 			return nil
 		},
 		stop: func(ctx context.Context) error {
+			defer end(nil)
 			others := make(chan error, 1)
 			go func() {
 				if upgraded == nil {
@@ -73,7 +81,13 @@ func httpEndpoint(name string, l net.Listener, s *http.Server, upgraded func(con
 			}()
 			err := s.Shutdown(ctx)
 			if err != nil {
-				err = errors.Join(fmt.Errorf("%s: streams were cut off: %w", name, err), s.Close())
+				err = fmt.Errorf("%s: streams were cut off: %w", name, err)
+				end(apierror.New(apierror.ShuttingDown, "the router is stopping", nil))
+				last, cancel := context.WithTimeout(context.Background(), lastWords)
+				if s.Shutdown(last) != nil {
+					err = errors.Join(err, s.Close())
+				}
+				cancel()
 			}
 			if cut := <-others; cut != nil {
 				err = errors.Join(err, fmt.Errorf("%s: WebSockets were cut off: %w", name, cut))

@@ -167,3 +167,29 @@ func TestATerminatedRouterLosesNoStream(t *testing.T) {
 		t.Errorf("%d spans of the last request were flushed", spans)
 	}
 }
+
+// What is not done at the drain deadline ends with an error in the client's format, not with a cut connection.
+func TestTheDrainDeadlineEndsRequestsWithAnError(t *testing.T) {
+	f := startFleet(t, fleetOptions{replicas: 1})
+	own, p, ended := startProcess(t, "--replica", f.urls[0], "--set", "listen.drain_timeout=100ms")
+	f.engines[0].SetFaults(enginesim.Faults{Stall: true})
+	answers := make(chan answer, 2)
+	for n, more := range []string{`,"stream":true`, ""} {
+		id, header := newTrace(88 + n)
+		go func() {
+			answers <- postTo(t, "http://"+own.http+"/v1/chat/completions", conversation("too long", 1, more), "traceparent", header)
+		}()
+		own.eventually("the engine has the request", func() bool { return sawTrace(f.engines, id) })
+	}
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	for range cap(answers) {
+		if a := <-answers; a.err != nil || a.status != http.StatusServiceUnavailable || !strings.Contains(string(a.body), `"code":"shutting_down"`) {
+			t.Errorf("status %d, %v: %s", a.status, a.err, a.body)
+		}
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("the router ended with %v\n%s", err, own.log)
+	}
+}
