@@ -8,7 +8,9 @@ import (
 )
 
 func TestLimitsOfPartsFitTheProcess(t *testing.T) {
-	c, lowered := Default().WithinMemory(memlimit.Limit{Bytes: 256 << 20})
+	large := Default()
+	large.Tokenizer.CacheBytes = 48 << 20
+	c, lowered := large.WithinMemory(memlimit.Limit{Bytes: 256 << 20})
 	if c.KVIndex.MaxBytes != 128<<20 || c.Gateway.MaxBodiesBytes != max(64<<20, c.Gateway.MaxBodyBytes) || c.Tokenizer.CacheBytes != 32<<20 {
 		t.Errorf("index %d, bodies %d, token cache %d", c.KVIndex.MaxBytes, c.Gateway.MaxBodiesBytes, c.Tokenizer.CacheBytes)
 	}

@@ -14,7 +14,7 @@ type Config struct {
 	Enabled bool `yaml:"enabled"`
 	// Remote configures the replicas as tokenizers.
 	Remote remote.Config `yaml:"remote"`
-	// CacheBytes limits the memory of cached encodings, at four bytes per token: 48 MiB are fifteen hundred prompts of eight
+	// CacheBytes limits the memory of cached encodings, at four bytes per token: 32 MiB are a thousand prompts of eight
 	// thousand tokens. The garbage collector takes as much again. Zero: no cache.
 	CacheBytes int64 `yaml:"cache_bytes"`
 	// Conversations scores a growing conversation by the ids that are already known. It needs the cache.
@@ -50,7 +50,7 @@ func DefaultConfig() Config {
 	return Config{
 		Enabled:       true,
 		Remote:        remote.DefaultConfig(),
-		CacheBytes:    48 << 20,
+		CacheBytes:    32 << 20,
 		Conversations: true,
 		Background:    8,
 		Handoff:       handoffCompletions,
