@@ -22,6 +22,7 @@ type scratch struct {
 	sizes    []int // distinct block sizes of the pool
 	shadow   []decision.Candidate
 	listing  listing
+	packer   decision.Packer
 	// seen is what a visit of the hold queue read of the ranks, by slot; an entry of an earlier visit
 	// is not valid. visit is 0 outside of a visit.
 	seen  []reading

@@ -29,9 +29,10 @@ func (c *Chooser) recordIn(d *decision.Decision, s *scratch, req *Request, now t
 	case req.DryRun || req.Explain:
 		d.Candidates = slices.Clone(s.d.Candidates)
 	case len(s.d.Candidates) <= wholeUpTo:
-		d.Pack(s.d.Candidates, s.pool.names)
+		s.packer.Pack(d, s.d.Candidates, s.pool.names)
 	default:
 		s.listing.list(d, &s.d)
+		s.packer.Pack(d, s.listing.kept, nil)
 	}
 	d.Took = c.clock().Sub(now)
 	return d
@@ -46,7 +47,7 @@ type listing struct {
 	cheapest, holders least
 }
 
-// list sets the candidates of d to those of all that the record lists.
+// list sets kept to the candidates of all that the record lists, and what d says of them and the others.
 func (l *listing) list(d, all *decision.Decision) {
 	l.keep = sized(l.keep, len(all.Candidates))
 	clear(l.keep)
@@ -107,7 +108,6 @@ func (l *listing) copy(d, all *decision.Decision, vetoed int) {
 			vetoed--
 		}
 	}
-	d.Pack(l.kept, nil)
 	d.VetoedOthers = vetoed
 	d.Others = len(all.Candidates) - len(l.kept) - vetoed
 }

@@ -2,6 +2,7 @@ package decision
 
 import (
 	"math/bits"
+	"slices"
 	"unsafe"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -47,19 +48,12 @@ func imageOf(c *Candidate) *image {
 	return (*image)(unsafe.Add(unsafe.Pointer(c), unsafe.Offsetof(c.Slot)))
 }
 
-// changed has a bit for each word of now that is not as in before.
-func changed(before, now *image) (mask uint64) {
-	for i := range now {
-		if now[i] != before[i] {
-			mask |= 1 << i
-		}
-	}
-	return mask
-}
+// Packer packs candidates. The zero Packer is ready; it is for one goroutine at a time.
+type Packer struct{ words []uint64 }
 
 // Pack sets the candidates of d, which has none, to a packed copy of list; d.Chosen is an index in it. names are the replicas of list's
 // candidates where the caller has them in a slice that never changes: it is shared. Nil makes one.
-func (d *Decision) Pack(list []Candidate, names []replica.ID) {
+func (k *Packer) Pack(d *Decision, list []Candidate, names []replica.ID) {
 	if len(list) == 0 {
 		return
 	}
@@ -75,23 +69,22 @@ func (d *Decision) Pack(list []Candidate, names []replica.ID) {
 		pick = &list[d.Chosen]
 		p.pick = *pick
 	}
-	size, before := len(list), new(image)
-	for i := range list {
-		now := imageOf(&list[i])
-		size += bits.OnesCount64(changed(before, now))
-		before = now
-	}
-	p.words, before = make([]uint64, 0, size), new(image)
+	k.words = slices.Grow(k.words[:0], len(list)*(1+len(image{})))
+	words, end, before := k.words[:cap(k.words)], 0, new(image)
 	for i := range list {
 		p.add(&list[i], pick)
-		now := imageOf(&list[i])
-		mask := changed(before, now)
-		p.words = append(p.words, mask)
-		for ; mask != 0; mask &= mask - 1 {
-			p.words = append(p.words, now[bits.TrailingZeros64(mask)])
+		now, mask, at := imageOf(&list[i]), uint64(0), end
+		end++
+		for w, value := range now {
+			words[end] = value // counts if it differs
+			if value != before[w] {
+				mask |= 1 << w
+				end++
+			}
 		}
-		before = now
+		words[at], before = mask, now
 	}
+	p.words = slices.Clone(words[:end])
 	d.packed = p
 }
 

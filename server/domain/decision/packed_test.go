@@ -47,15 +47,19 @@ func some(dice *rand.Rand, n int, share float64) *decision.Decision {
 func packed(d *decision.Decision, names []replica.ID) *decision.Decision {
 	p := *d
 	p.Candidates = nil
-	p.Pack(d.Candidates, names)
+	new(decision.Packer).Pack(&p, d.Candidates, names)
 	return &p
 }
 
 func TestPackedCandidatesAreTheSame(t *testing.T) {
 	dice := rand.New(rand.NewPCG(1, 2))
+	var packer decision.Packer
 	for round := range 500 {
 		d := some(dice, dice.IntN(70), dice.Float64())
-		p := packed(d, nil)
+		copied := *d
+		p := &copied
+		p.Candidates = nil
+		packer.Pack(p, d.Candidates, nil)
 		list := p.List()
 		if !slices.Equal(list, d.Candidates) || p.Listed() != len(d.Candidates) {
 			t.Fatalf("round %d: %+v\nwant %+v", round, list, d.Candidates)
@@ -139,8 +143,9 @@ func BenchmarkPack(b *testing.B) {
 	for i := range list {
 		names[i] = list[i].Replica
 	}
+	var packer decision.Packer
 	b.ReportAllocs()
 	for b.Loop() {
-		new(decision.Decision).Pack(list, names)
+		packer.Pack(new(decision.Decision), list, names)
 	}
 }
