@@ -3,7 +3,8 @@ package config
 import "github.com/kvpilot/kvpilot/server/kit/memlimit"
 
 // WithinMemory returns the settings with the limits of parts lowered to their shares of a limit, and the names of those that
-// were. What the index cannot hold costs cache hits, what the token cache cannot hold costs time, what bodies cannot hold is rejected.
+// were. What the index cannot hold costs cache hits, what the token cache cannot hold costs time, what bodies cannot hold is rejected,
+// and a request whose ids find no room is routed without them.
 func (c Config) WithinMemory(l memlimit.Limit) (Config, []string) {
 	if l.Bytes == 0 {
 		return c, nil
@@ -14,8 +15,9 @@ func (c Config) WithinMemory(l memlimit.Limit) (Config, []string) {
 			*bytes, lowered = most, append(lowered, name)
 		}
 	}
-	lower("kvindex.max_bytes", &c.KVIndex.MaxBytes, l.Bytes/2)
+	lower("kvindex.max_bytes", &c.KVIndex.MaxBytes, l.Bytes/8*3)
 	lower("gateway.max_bodies_bytes", &c.Gateway.MaxBodiesBytes, max(l.Bytes/4, c.Gateway.MaxBodyBytes))
 	lower("tokenizer.cache_bytes", &c.Tokenizer.CacheBytes, l.Bytes/8)
+	lower("tokenizer.held_bytes", &c.Tokenizer.HeldBytes, l.Bytes/8)
 	return c, lowered
 }

@@ -11,10 +11,10 @@ func TestLimitsOfPartsFitTheProcess(t *testing.T) {
 	large := Default()
 	large.Tokenizer.CacheBytes = 48 << 20
 	c, lowered := large.WithinMemory(memlimit.Limit{Bytes: 256 << 20})
-	if c.KVIndex.MaxBytes != 128<<20 || c.Gateway.MaxBodiesBytes != max(64<<20, c.Gateway.MaxBodyBytes) || c.Tokenizer.CacheBytes != 32<<20 {
+	if c.KVIndex.MaxBytes != 96<<20 || c.Gateway.MaxBodiesBytes != max(64<<20, c.Gateway.MaxBodyBytes) || c.Tokenizer.CacheBytes != 32<<20 || c.Tokenizer.HeldBytes != 32<<20 {
 		t.Errorf("index %d, bodies %d, token cache %d", c.KVIndex.MaxBytes, c.Gateway.MaxBodiesBytes, c.Tokenizer.CacheBytes)
 	}
-	if want := []string{"kvindex.max_bytes", "gateway.max_bodies_bytes", "tokenizer.cache_bytes"}; !slices.Equal(lowered, want) {
+	if want := []string{"kvindex.max_bytes", "gateway.max_bodies_bytes", "tokenizer.cache_bytes", "tokenizer.held_bytes"}; !slices.Equal(lowered, want) {
 		t.Errorf("lowered %v, want %v", lowered, want)
 	}
 	if err := c.Validate(); err != nil {

@@ -20,7 +20,8 @@ type Config struct {
 	// MaxBytes is the memory that the router may take, at least 256 MiB. Zero: the limit of its control group (the
 	// memory limit of a container), or without one three quarters of the machine's memory. The Go runtime collects garbage
 	// to stay below nine tenths of it (GOMEMLIMIT, if set, is used instead), and larger limits of parts are lowered:
-	// kvindex.max_bytes to a half, gateway.max_bodies_bytes to a quarter, tokenizer.cache_bytes to an eighth.
+	// kvindex.max_bytes to three eighths, gateway.max_bodies_bytes to a quarter, tokenizer.cache_bytes and tokenizer.held_bytes to
+	// an eighth each.
 	MaxBytes int64 `yaml:"max_bytes"`
 }
 

@@ -94,6 +94,7 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 	defer func() {
 		public := apierror.From(err)
 		r.settleLimits(rq, d, err)
+		rq.enc.Release()
 		if !q.DryRun {
 			r.noteUnserved(d, public)
 		}
@@ -269,6 +270,7 @@ func (r *Router) Encode(ctx context.Context, q *Question) (_ *Answer, err error)
 	d := &delivery{}
 	defer func() {
 		r.settleLimits(rq, d, err)
+		rq.enc.Release()
 		rq.leaveStory(d, apierror.From(err))
 	}()
 	if err := r.question(ctx, rq, q); err != nil {

@@ -131,7 +131,10 @@ func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
 func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*request, *delivery) error) (err error) {
 	rq, d := r.newRequest(ctx, call), &delivery{to: to}
 	r.metrics.begin()
-	defer func() { r.settleLimits(rq, d, err) }() // also when a handler panics
+	defer func() { // also when a handler panics
+		r.settleLimits(rq, d, err)
+		rq.enc.Release()
+	}()
 	err = serve(rq, d)
 	r.finish(ctx, rq, d, err)
 	return err

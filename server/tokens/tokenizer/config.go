@@ -17,6 +17,9 @@ type Config struct {
 	// CacheBytes limits the memory of cached encodings, at four bytes per token: 32 MiB are a thousand prompts of eight
 	// thousand tokens. The garbage collector takes as much again. Zero: no cache.
 	CacheBytes int64 `yaml:"cache_bytes"`
+	// HeldBytes limits the memory of the encodings that requests in flight hold, each counted once: a request that finds no room
+	// is routed without ids.
+	HeldBytes int64 `yaml:"held_bytes"`
 	// Conversations scores a growing conversation by the ids that are already known. It needs the cache.
 	Conversations bool `yaml:"conversations"`
 	// Background limits the concurrent encodings that are completed in the background after an early answer.
@@ -51,6 +54,7 @@ func DefaultConfig() Config {
 		Enabled:       true,
 		Remote:        remote.DefaultConfig(),
 		CacheBytes:    32 << 20,
+		HeldBytes:     64 << 20,
 		Conversations: true,
 		Background:    8,
 		Handoff:       handoffCompletions,
@@ -65,6 +69,9 @@ func (c Config) Validate() error {
 	}
 	if c.CacheBytes < 0 {
 		errs = append(errs, fmt.Errorf("cache_bytes: must not be negative: %d", c.CacheBytes))
+	}
+	if c.HeldBytes < 1<<20 {
+		errs = append(errs, fmt.Errorf("held_bytes: must be at least 1048576 (1 MiB), not %d", c.HeldBytes))
 	}
 	if c.Background < 1 || c.Background > 1024 {
 		errs = append(errs, fmt.Errorf("background: must be from 1 to 1024, not %d", c.Background))

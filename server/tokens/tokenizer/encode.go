@@ -16,7 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
 
-// Encode returns the ids of the prompt, or what is known of them. The error is nil, or a *ClientFault with
+// Encode returns the ids of the prompt, or what is known of them; its caller calls Release when the request has ended. The error is nil, or a *ClientFault with
 // which a tokenizer route refused the prompt; the route that generates may take it all the same, so there is
 // an Encoding along with the error. All else is an Encoding with SourceNone and a Reason.
 func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
@@ -25,6 +25,13 @@ func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
 	if err != nil {
 		p.metrics.encoded(req.Pool, "client_fault", ReasonRefused, time.Since(start))
 		return none(req.Prompt, ReasonRefused, p.model(req.Pool).estimate(textSize(req.Prompt))), err
+	}
+	if enc.entry != nil && !req.NeedFull {
+		if p.held.take(enc.entry) {
+			enc.held = &p.held
+		} else {
+			enc = none(req.Prompt, ReasonMemory, enc.Tokens)
+		}
 	}
 	p.metrics.encoded(req.Pool, string(enc.Source), enc.Reason, time.Since(start))
 	return enc, nil

@@ -36,6 +36,8 @@ const (
 	ReasonRefused = "refused"
 	// ReasonNotRead: the policy does not look at the ids. It is no fault.
 	ReasonNotRead = "not_read"
+	// ReasonMemory: the ids of other requests in flight fill Config.HeldBytes.
+	ReasonMemory = "memory"
 )
 
 // ClientFault is the engine's refusal of the client's request: status and body go to the client.
@@ -95,6 +97,17 @@ type Encoding struct {
 	// whole is the key under which the full ids will be kept; set when Partial.
 	whole cache.Key
 	later *later
+	// held counts entry while a request holds the encoding; nil when it is not counted.
+	held *held
+}
+
+// Release says that the request that asked for the encoding has ended. The encoding stays usable for what still knows it. It does nothing
+// for nil and the second time; it is not safe for concurrent use.
+func (enc *Encoding) Release() {
+	if enc != nil && enc.held != nil {
+		enc.held.release(enc.entry)
+		enc.held = nil
+	}
 }
 
 // later is the whole encoding of a prompt, available some time after its beginning was returned.

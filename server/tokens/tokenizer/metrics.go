@@ -26,7 +26,7 @@ type metrics struct {
 	given           labels.Sets[handoffLabels]
 }
 
-func newMetrics(provider metric.MeterProvider, stats func() cache.Stats) *metrics {
+func newMetrics(provider metric.MeterProvider, stats func() cache.Stats, held func() int64) *metrics {
 	if provider == nil {
 		provider = noop.NewMeterProvider()
 	}
@@ -54,13 +54,15 @@ func newMetrics(provider metric.MeterProvider, stats func() cache.Stats) *metric
 	bytes, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.size", metric.WithUnit("By"), metric.WithDescription("Memory of the cache of encodings."))
 	items, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.items", metric.WithUnit("{encoding}"), metric.WithDescription("Encodings in the cache."))
 	evicted, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.cache.evictions", metric.WithUnit("{encoding}"), metric.WithDescription("Encodings evicted."))
+	holds, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.held", metric.WithUnit("By"), metric.WithDescription("Memory of the encodings that requests in flight hold."))
 	_, _ = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		s := stats()
 		o.ObserveInt64(bytes, s.Bytes)
 		o.ObserveInt64(items, int64(s.Items))
 		o.ObserveInt64(evicted, s.Evictions)
+		o.ObserveInt64(holds, held())
 		return nil
-	}, bytes, items, evicted)
+	}, bytes, items, evicted, holds)
 	return m
 }
 

@@ -45,6 +45,7 @@ type Pool struct {
 	scratch sync.Pool
 	turns   chan struct{} // one token per running background work
 	queued  atomic.Int64  // waiting and running background work
+	held    held
 }
 
 // New makes a pool; it opens and starts nothing.
@@ -52,6 +53,7 @@ func New(cfg Config, params Params) *Pool {
 	p := &Pool{
 		cfg: cfg, log: params.Log, tracer: params.Tracer,
 		keyer:   keyer{seed: rand.Uint64()},
+		held:    held{limit: cfg.HeldBytes},
 		cache:   cache.New[entry](cfg.CacheBytes),
 		texts:   cache.New[string](cfg.CacheBytes / 16),
 		bodies:  cache.New[cache.Key](cfg.CacheBytes / 64),
@@ -66,7 +68,7 @@ func New(cfg Config, params Params) *Pool {
 		p.tracer = noop.NewTracerProvider().Tracer("")
 	}
 	p.remote = remote.New(cfg.Remote, remote.Params{Log: p.log, Meter: params.Meter, Transport: params.Transport, PlainSockets: params.PlainSockets, Sender: params.Sender})
-	p.metrics = newMetrics(params.Meter, p.cache.Stats)
+	p.metrics = newMetrics(params.Meter, p.cache.Stats, p.held.now)
 	return p
 }
 
