@@ -116,7 +116,7 @@ bench-stream: build-bench ## kvpilot against httputil.ReverseProxy, as processes
 bench-proxies: build-bench ## kvpilot, httputil.ReverseProxy, nginx and HAProxy in front of the same upstream
 	bin/kvpilot-bench stream --subjects reverseproxy,kvpilot,nginx,haproxy,direct --cases stream-64,stream-512,small-request,large-request,idle
 
-bench-cost: build-bench ## CPU time, memory and latency per request and chunk, of kvpilot and nine others, which are installed into bin/peers (half an hour; COST="--cases 1k --rounds 1" for less)
+bench-cost: build-bench ## CPU time, memory and latency per request and chunk, of kvpilot and nine others, which are installed into bin/peers (a quarter of an hour; COST="--cases 1k --rounds 1" for less)
 	bin/kvpilot-bench cost --install --peers bin/peers $(COST)
 
 .PHONY: chaos
