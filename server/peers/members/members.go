@@ -154,6 +154,7 @@ func (m *Members) Run(ctx context.Context, s Sockets) error {
 		return errors.Join(fmt.Errorf("fleet.listen: %w", err), carrier.Shutdown())
 	}
 	m.params.Log.Info("in the fleet", "id", self.ID, "name", self.Name, "gossip", at.String(), "rpc", self.Address)
+	carrier.receive()
 	var wg sync.WaitGroup
 	wg.Go(func() { m.report(ctx) })
 	wg.Go(func() { m.join(ctx, list, isLocal(s.TCP.Addr(), at)) })

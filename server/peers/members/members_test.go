@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const fleetKey = "a key of sixteen bytes or more"
 
 // gate is the sockets of a router, through which nothing comes in while it is shut.
-type gate struct{ shut atomic.Bool }
+type gate struct{ shut, receives atomic.Bool }
 
 type gatedListener struct {
 	net.Listener
@@ -35,6 +35,7 @@ type gatedListener struct {
 }
 
 func (l gatedListener) Accept() (net.Conn, error) {
+	l.receives.Store(true)
 	for {
 		conn, err := l.Listener.Accept()
 		if err != nil || !l.shut.Load() {
@@ -50,6 +51,7 @@ type gatedPackets struct {
 }
 
 func (p gatedPackets) ReadFrom(b []byte) (int, net.Addr, error) {
+	p.receives.Store(true)
 	for {
 		n, from, err := p.PacketConn.ReadFrom(b)
 		if err != nil || !p.shut.Load() {
@@ -67,11 +69,15 @@ func (p gatedPackets) WriteTo(b []byte, to net.Addr) (int, error) {
 
 // log collects lines.
 type log struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
+	onLine func(line []byte) // may be nil
+	mu     sync.Mutex
+	buf    bytes.Buffer
 }
 
 func (l *log) Write(p []byte) (int, error) {
+	if l.onLine != nil {
+		l.onLine(p)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.buf.Write(p)
@@ -90,6 +96,7 @@ type router struct {
 	at      string // its gossip address
 	log     log
 	changes atomic.Int64
+	early   atomic.Bool // it received before it was a member itself
 	stop    func()
 }
 
@@ -108,6 +115,11 @@ func joining(list ...string) option {
 func start(t *testing.T, address, key string, options ...option) *router {
 	t.Helper()
 	r := &router{}
+	r.log.onLine = func(line []byte) {
+		if bytes.Contains(line, []byte(`msg="in the fleet"`)) && r.gate.receives.Load() {
+			r.early.Store(true)
+		}
+	}
 	l, udp := open(t, address)
 	r.at = l.Addr().String()
 	rpc, err := net.Listen("tcp", "127.0.0.1:0")
@@ -220,6 +232,17 @@ func TestThreeRoutersFindEachOtherAndLeave(t *testing.T) {
 	t.Logf("a leave was seen after %s", took)
 	if a.changes.Load() < 3 {
 		t.Errorf("OnChange was called %d times, want one for each change", a.changes.Load())
+	}
+}
+
+// One that is asked before it knows itself answers that the fleet is empty: who joins it then finds no member there.
+func TestARouterReceivesOnceItIsAMember(t *testing.T) {
+	for range 10 {
+		r := start(t, "", fleetKey)
+		eventually(t, 10*time.Second, "it receives", r.gate.receives.Load)
+		if r.stop(); r.early.Load() {
+			t.Fatal("it received before it was a member")
+		}
 	}
 }
 

@@ -24,7 +24,8 @@ const (
 	maxStream  = 1 << 20
 )
 
-// transport carries memberlist's messages over sockets that its owner has opened. It ends when memberlist shuts down.
+// transport carries memberlist's messages over sockets that its owner has opened. What comes in waits in the system's queues until
+// receive is called. It ends when memberlist shuts down.
 type transport struct {
 	tcp       net.Listener
 	udp       net.PacketConn
@@ -44,17 +45,21 @@ func newTransport(tcp net.Listener, udp net.PacketConn, advertise netip.AddrPort
 	if u, ok := udp.(*net.UDPConn); ok {
 		_ = u.SetReadBuffer(1 << 20) // a smaller one loses some packets under load
 	}
-	t := &transport{
+	return &transport{
 		tcp: netutil.LimitListener(tcp, maxStreams), udp: udp, advertise: advertise,
 		packets: make(chan *memberlist.Packet, packetQueue), streams: make(chan net.Conn), closed: make(chan struct{}),
 		open: map[*boundedConn]struct{}{},
 	}
-	t.wg.Go(t.receive)
-	t.wg.Go(t.accept)
-	return t
 }
 
+// receive takes in packets and connections from now on. A router that is asked for its members before it knows itself would answer
+// that the fleet is empty, so its owner calls this when memberlist is complete.
 func (t *transport) receive() {
+	t.wg.Go(t.receivePackets)
+	t.wg.Go(t.accept)
+}
+
+func (t *transport) receivePackets() {
 	buf := make([]byte, maxPacket)
 	for {
 		n, from, err := t.udp.ReadFrom(buf)
