@@ -13,15 +13,8 @@ await choice.run(async () => {
   const openai = new OpenAI(choice.openAIOptions());
   const asked = { ...body, stream: true as const, stream_options: { include_usage: true } };
   const stream = await openai.chat.completions.create(choice.bodyFor(asked));
-  let chunks = 0;
-  for await (const chunk of stream) {
-    if (chunks++ === 0) {
-      await choice.prefillDone();
-    }
+  for await (const chunk of choice.follow(stream)) {
     process.stdout.write(chunk.choices[0]?.delta.content ?? "");
-    if (chunk.usage) {
-      choice.outcome({ outputTokens: chunk.usage.completion_tokens });
-    }
   }
 });
 console.log(`\nanswered by ${choice.replicaId}`);

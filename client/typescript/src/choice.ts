@@ -1,5 +1,7 @@
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import type { JsonBody } from "./bodies.js";
+import { endOf } from "./errors.js";
+import { type Followed, type FollowOptions, followed, reportTimeoutMs } from "./follow.js";
 import { End } from "./gen/kvpilot/v1/decision_pb.js";
 import type { RequestBodySchema } from "./gen/kvpilot/v1/prompt_pb.js";
 import type {
@@ -9,6 +11,7 @@ import type {
   ReportPrefillCompletedRequestSchema,
 } from "./gen/kvpilot/v1/reservation_pb.js";
 import { type ChooseReplicaRequestSchema, type ChooseReplicaResponse, Reports } from "./gen/kvpilot/v1/routing_pb.js";
+import type { Reading } from "./reading.js";
 
 /** The deadline and the headers of one call, and a signal that cancels it. */
 export interface CallOptions {
@@ -80,19 +83,18 @@ export interface Reporter {
   release(report: MessageInitShape<typeof ReleaseReservationRequestSchema>, options?: CallOptions): Promise<void>;
 }
 
-// How long the release at the end of run waits for the router, retries included.
-const releaseTimeoutMs = 5000;
-
 /**
  * A decision and, when it was booked, its reservation.
  *
- * Send the request to `url` with `requestHeaders` and `bodyFor(body)`; report the first token and progress; release it at the
- * end, whatever the end is, or let `run` do that. Reports are idempotent. On a choice that was not booked (a dry run) they do
+ * Send the request to `url` with `requestHeaders` and `bodyFor(body)`; read the answer through `follow`, or report the first token
+ * and progress and release it at the end, whatever the end is; `run` releases by how it ends. Reports are idempotent. On a choice that was not booked (a dry run) they do
  * nothing.
  */
 export class Choice {
   private released = false;
   private result: Result = {};
+  private leaving: Promise<void> | undefined;
+  private reading: Reading | undefined; // of the stream that is followed
 
   /** Choices come from Client.choose and Tracker.choose. */
   constructor(
@@ -157,7 +159,7 @@ export class Choice {
     }
   }
 
-  /** Sets what the release at the end of run says. */
+  /** Sets what the release at the end of run or of a followed stream says, in place of what they say of themselves. */
   outcome(result: Result): void {
     this.result = { ...this.result, ...result };
   }
@@ -168,29 +170,61 @@ export class Choice {
       return;
     }
     this.outcome(result);
-    await this.reporter.release({ ...this.key, ...this.result }, options);
+    await this.reporter.release({ ...this.key, ...this.read(), ...this.result }, options);
     this.released = true;
   }
 
   /**
-   * Calls use, then releases: as completed; as failed when use throws; as canceled when it throws an AbortError. A release that
-   * fails changes nothing of what use returned: the lease ends the booking.
+   * Yields the chunks of the replica's answer and reports the lifecycle by what they say.
+   *
+   * chunks: a stream of the OpenAI SDK, a Response of fetch, or any async iterable of bytes of server-sent events, decoded events
+   * or tokens. The first token, progress, usage and the end are reported; the lease is renewed while the replica is waited for.
+   * Reports are sent in the background, and one that fails does not fail the answer; the end waits for the router, 5 s at most.
+   *
+   * The request ends as completed when the stream says so or runs out; as failed when it breaks, ends in mid-answer or brings an
+   * error event; as rejected for a 4xx; as canceled when it is aborted or its reader leaves it: by `break` or an exception in
+   * `for await`, by return, or by dropping it. Leaving it closes chunks too. A choice is followed once.
+   */
+  follow(chunks: Response, options?: FollowOptions): Followed<Uint8Array>;
+  follow<T>(chunks: AsyncIterable<T>, options?: FollowOptions): Followed<T>;
+  follow<T>(chunks: AsyncIterable<T> | Response, options: FollowOptions = {}): Followed<T> {
+    if (this.reading) {
+      throw new Error("the choice is followed already");
+    }
+    const [reading, stream] = followed<T>(this, chunks, options);
+    this.reading = reading;
+    return stream;
+  }
+
+  /**
+   * Calls use, then releases: as completed; as failed when use throws; as rejected when it throws a replica's own 4xx; as canceled
+   * when it throws an AbortError; and when a stream is followed, as that has ended. A release that fails changes nothing of what
+   * use returned: the lease ends the booking.
    */
   async run<T>(use: (choice: this) => Promise<T>): Promise<T> {
     let end = End.COMPLETED;
     try {
       return await use(this);
     } catch (e) {
-      end = isAbort(e) ? End.CANCELED : End.FAILED;
+      end = endOf(e);
       throw e;
     } finally {
-      await this.release({ end: this.result.end ?? end }, { timeoutMs: releaseTimeoutMs }).catch(() => {});
+      // What a followed stream itself throws has ended it already: this error is the reader's.
+      await this.leave(this.reading?.left() ?? end);
     }
   }
-}
 
-function isAbort(e: unknown): boolean {
-  return e instanceof Error && (e.name === "AbortError" || e.name === "APIUserAbortError");
+  /** @internal Releases once, with end unless outcome has set another. It does not reject: the lease ends what is not released. */
+  leave(end: End): Promise<void> {
+    this.leaving ??= this.release({ end: this.result.end ?? end }, { timeoutMs: reportTimeoutMs }).catch(() => {});
+    return this.leaving;
+  }
+
+  /** What the followed stream has said of its tokens. */
+  private read(): Result {
+    const { tokens: outputTokens, cachedTokens } = this.reading ?? {};
+    return { ...(outputTokens !== undefined && { outputTokens }), ...(cachedTokens !== undefined && { cachedTokens }) };
+  }
 }
 
 /** chooseRequest is the message of a request. */

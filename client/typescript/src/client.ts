@@ -1,9 +1,9 @@
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { createClient, type Client as ServiceClient } from "@connectrpc/connect";
-import type { ChatCompletion, ChatCompletionChunk, Completion, JsonBody, Usage } from "./bodies.js";
+import type { ChatCompletion, ChatCompletionChunk, Completion, JsonBody } from "./bodies.js";
 import { type CallOptions, Choice, type ChooseRequest, chooseRequest, encode, type Reporter, requestBody } from "./choice.js";
-import { ReplicaError, toError } from "./errors.js";
-import { type Decision, End } from "./gen/kvpilot/v1/decision_pb.js";
+import { endOf, ReplicaError, toError } from "./errors.js";
+import type { Decision } from "./gen/kvpilot/v1/decision_pb.js";
 import { InferenceService } from "./gen/kvpilot/v1/inference_pb.js";
 import type { TokenizeRequestSchema } from "./gen/kvpilot/v1/prompt_pb.js";
 import { type Replica, ReplicaService, type WatchResponse } from "./gen/kvpilot/v1/replica_pb.js";
@@ -236,21 +236,11 @@ export class Client {
       stream: true,
       stream_options: { include_usage: true, ...(body.stream_options as object | undefined) },
     };
-    const {
-      choose = {},
-      progressEvery = 16,
-      tracker = this,
-      fetch: send = fetch,
-      signal: outer,
-      headers = {},
-      timeoutMs,
-    } = options;
+    const { choose = {}, progressEvery, tracker = this, fetch: send = fetch, signal: outer, headers = {}, timeoutMs } = options;
     const call: CallOptions = { headers, ...(outer && { signal: outer }), ...(timeoutMs !== undefined && { timeoutMs }) };
     const choice = await tracker.choose({ ...choose, body: asked } as ChooseRequest, call);
     const left = new AbortController();
     const signal = outer ? AbortSignal.any([outer, left.signal]) : left.signal;
-    let end = End.CANCELED; // until the answer has ended: the caller may leave at any event
-    let usage: Usage | null | undefined;
     try {
       const answer = await send(`${choice.url}/v1/chat/completions`, {
         method: "POST",
@@ -259,34 +249,17 @@ export class Client {
         signal,
       });
       if (!answer.ok || !answer.body) {
-        const text = await answer.text();
-        end = answer.status < 500 ? End.REJECTED : End.FAILED;
-        throw new ReplicaError(answer.status, text);
+        throw new ReplicaError(answer.status, await answer.text());
       }
-      let chunks = 0;
-      for await (const chunk of decoded<ChatCompletionChunk>(answer.body)) {
-        usage = chunk.usage ?? usage;
-        chunks++;
-        if (chunks === 1) {
-          await choice.prefillDone().catch(() => {});
-        } else if (chunks % progressEvery === 0) {
-          await choice.progress(chunks).catch(() => {});
-        }
-        yield chunk;
-      }
-      end = End.COMPLETED;
+      yield* choice.follow(decoded<ChatCompletionChunk>(answer.body), {
+        ...(progressEvery !== undefined && { progressEvery }),
+        ...(outer && { signal: outer }),
+      });
     } catch (e) {
-      end = end === End.CANCELED && !outer?.aborted ? End.FAILED : end;
+      await choice.leave(endOf(e, outer?.aborted));
       throw e;
     } finally {
       left.abort();
-      const cached = usage?.prompt_tokens_details?.cached_tokens;
-      choice.outcome({
-        end,
-        ...(usage?.completion_tokens !== undefined && { outputTokens: usage.completion_tokens }),
-        ...(cached !== undefined && { cachedTokens: cached }),
-      });
-      await choice.release({}, { timeoutMs: 5000 }).catch(() => {});
     }
   }
 }

@@ -20,6 +20,7 @@ export {
   TrackerClosedError,
   UnavailableError,
 } from "./errors.js";
+export type { Followed, FollowOptions } from "./follow.js";
 export { End } from "./gen/kvpilot/v1/decision_pb.js";
 export { Tracker } from "./tracker.js";
 export type { ClientOptions, TlsOptions } from "./transport.js";

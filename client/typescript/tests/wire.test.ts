@@ -2,9 +2,10 @@
 import assert from "node:assert/strict";
 import { constants, createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
 import { test } from "node:test";
+import { setTimeout } from "node:timers/promises";
 import { Code, ConnectError, type ConnectRouter } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
-import { Client, DeadlineError, OverloadedError, TrackerClosedError, UnavailableError } from "kvpilot";
+import { Client, DeadlineError, End, OverloadedError, TrackerClosedError, UnavailableError } from "kvpilot";
 import { InferenceService, RoutingService } from "kvpilot/v1";
 
 async function serve(routes: (router: ConnectRouter) => void, use: (client: Client) => Promise<void>): Promise<void> {
@@ -102,7 +103,7 @@ test("a router that resets the stream when the deadline passes is a deadline too
   const server = createServer();
   server.on("stream", (stream, headers) => {
     const ms = Number(/^(\d+)m$/.exec(String(headers["grpc-timeout"]))?.[1]);
-    setTimeout(() => stream.close(constants.NGHTTP2_CANCEL), ms - 5); // before the client's own timer
+    void setTimeout(ms - 5).then(() => stream.close(constants.NGHTTP2_CANCEL)); // before the client's own timer
   });
   const sessions = new Set<ServerHttp2Session>();
   server.on("session", (session) => sessions.add(session));
@@ -161,3 +162,71 @@ test("reports fail when the tracker's stream breaks", async () => {
     await tracker.close();
   });
 });
+
+test("a followed stream renews its lease while the replica is waited for, and not when it is left unread", async () => {
+  const reports: string[] = [];
+  const report = (name: string) => () => {
+    reports.push(name);
+    return {};
+  };
+  const renewals = () => reports.filter((name) => name === "renew").length;
+  const routes = (router: ConnectRouter) =>
+    router.service(RoutingService, {
+      chooseReplica: () => ({ reservationId: "r", leaseMs: 90 }),
+      reportPrefillCompleted: report("prefill"),
+      reportDecodeProgress: report("progress"),
+      renewReservation: report("renew"),
+      releaseReservation: (r) => {
+        reports.push(`release ${End[r.end]} ${r.outputTokens}`);
+        return {};
+      },
+    });
+  async function* slow(): AsyncGenerator<string> {
+    while (renewals() < 3) {
+      await setTimeout(5);
+    }
+    yield "a";
+    yield "b";
+  }
+  await serve(routes, async (client) => {
+    const text: string[] = [];
+    for await (const token of (await client.choose({ text: "a" })).follow(slow(), { progressEvery: 2 })) {
+      text.push(token);
+    }
+    assert.deepEqual(text, ["a", "b"]);
+    assert.equal(reports.filter((name) => name === "prefill").length, 1);
+    assert.deepEqual(reports.slice(-1), ["release COMPLETED 2"]);
+    assert(reports.includes("progress"));
+
+    reports.length = 0;
+    const unread = (await client.choose({ text: "a" })).follow(from("a"));
+    await unread.next();
+    await setTimeout(400); // a dozen times the interval of renewals
+    assert(renewals() <= 1, "a stream that is not read is renewed");
+    await unread.return();
+    assert.deepEqual(reports.slice(-1), ["release CANCELED 1"]);
+  });
+});
+
+test("a report that fails does not fail the answer, and a release that fails neither", async () => {
+  const answer = () => {
+    throw new ConnectError("broken", Code.Internal);
+  };
+  const routes = (router: ConnectRouter) =>
+    router.service(RoutingService, {
+      chooseReplica: () => ({ reservationId: "r", leaseMs: 60_000 }),
+      reportPrefillCompleted: answer,
+      releaseReservation: answer,
+    });
+  await serve(routes, async (client) => {
+    const followed = (await client.choose({ text: "a" })).follow(from("a", "b"));
+    assert.deepEqual(
+      [(await followed.next()).value, (await followed.next()).value, (await followed.next()).done],
+      ["a", "b", true],
+    );
+  });
+});
+
+async function* from<T>(...items: T[]): AsyncGenerator<T> {
+  yield* items;
+}
