@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -59,6 +60,28 @@ func leavers() map[string]leaver {
 			return err
 		}
 	}
+	half := func(ctx context.Context, f *fleet) error {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", f.http)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(toLeave), toLeave); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+			return err
+		}
+		answer, err := io.ReadAll(conn) // the whole of it, however it is framed
+		if strings.Contains(string(answer), "the sending side of it") {
+			return errors.New("it was cancelled")
+		}
+		return err
+	}
 	rpc := func(ctx context.Context, f *fleet) error {
 		conn, err := grpc.NewClient("passthrough:///"+f.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
@@ -76,6 +99,7 @@ func leavers() map[string]leaver {
 	http2.SetUnencryptedHTTP2(true)
 	return map[string]leaver{
 		"the connection closes":   {rest(http1), 0},
+		"its sending side closes": {half, 0},
 		"HTTP/2 ends":             {rest(http2), 0},
 		"the RPC is cancelled":    {rpc, 0},
 		"the RPC's deadline ends": {rpc, time.Second},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/kit/jsonform"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // codec is the one marshaler: an HttpBody is the bytes of the HTTP body themselves; every other
@@ -99,6 +100,7 @@ func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 }
 
 func (c codec) decodeWhole(b *body, v any) error {
+	b.data = rawjson.SkipMark(b.data)
 	if len(bytes.TrimSpace(b.data)) == 0 {
 		return io.EOF // no body is an empty message
 	}
@@ -119,6 +121,9 @@ func (c codec) decodeWhole(b *body, v any) error {
 
 // syntaxError says where JSON breaks.
 func syntaxError(data []byte) error {
+	if foreign := rawjson.ForeignEncoding(data); foreign != "" {
+		return errors.New("the body is " + foreign + ", and JSON must be UTF-8")
+	}
 	var v any
 	err := json.Unmarshal(data, &v)
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {

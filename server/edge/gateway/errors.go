@@ -46,6 +46,12 @@ func public(err error) *apierror.Error {
 	return unreadable(st.Message(), err)
 }
 
+// clientLeft is the error of a request whose client has closed its connection, or only its sending side: TCP does not say
+// which, and most that send a FIN are gone. A client that reads on learns what it did.
+func clientLeft(err error) *apierror.Error {
+	return apierror.New(apierror.Cancelled, "the client closed its connection, or the sending side of it, before the answer was complete", err)
+}
+
 // unreadable is the error for a body, a path or a query that is not what it should be.
 func unreadable(message string, err error) *apierror.Error {
 	message = strings.ReplaceAll(message, "\u00a0", " ") // protojson varies its spaces

@@ -91,6 +91,49 @@ func TestSmugglingShapes(t *testing.T) {
 	})
 }
 
+// A client that closes its sending side after the request looks as one that has closed the connection: TCP says the same of both.
+// The call is cancelled, and one that still reads learns why.
+func TestAHalfClosedConnectionIsAClientThatLeft(t *testing.T) {
+	for name, begun := range map[string]bool{"before the answer": false, "in mid-stream": true} {
+		t.Run(name, func(t *testing.T) {
+			began := make(chan struct{})
+			url := start(t, &services{chat: func(_ *httpcall.Call, _ *httpbody.HttpBody, out bodies) error {
+				if begun {
+					if err := out.Send(&httpbody.HttpBody{ContentType: "text/event-stream", Data: []byte("data: {}\n\n")}); err != nil {
+						return err
+					}
+				}
+				close(began)
+				<-out.Context().Done()
+				return out.Context().Err()
+			}})
+			conn := dial(t, url)
+			if _, err := io.WriteString(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"); err != nil {
+				t.Fatal(err)
+			}
+			<-began
+			if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			status := http.StatusOK
+			if !begun {
+				status = 499
+			}
+			if resp.StatusCode != status || !strings.Contains(string(text), "the sending side of it") || !strings.Contains(string(text), "cancelled") {
+				t.Errorf("%d %s", resp.StatusCode, text)
+			}
+		})
+	}
+}
+
 func TestSlowBodyIsGivenUp(t *testing.T) {
 	url := start(t, &services{chat: echo}, func(c *gateway.Config, _ *gateway.Params) { c.BodyTimeout = 50 * time.Millisecond })
 	resp, body, _ := exchange(t, url, "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n{")

@@ -106,3 +106,30 @@ func FuzzMessagesWithMistakes(f *testing.F) {
 		}
 	})
 }
+
+// JSON is UTF-8, with or without a byte order mark, as Python's json takes it; another encoding is named.
+func TestTheEncodingOfJSON(t *testing.T) {
+	for name, tc := range map[string]struct{ body, want string }{
+		"a byte order mark":         {"\xEF\xBB\xBF" + `{"model":"m"}`, ""},
+		"a byte order mark alone":   {"\xEF\xBB\xBF", ""},
+		"UTF-16":                    {"\xFF\xFE{\x00}\x00", "the body is UTF-16, and JSON must be UTF-8"},
+		"UTF-32 without its mark":   {"\x00\x00\x00{\x00\x00\x00}", "the body is UTF-32, and JSON must be UTF-8"},
+		"the mark in another place": {`{"model":"m"}` + "\xEF\xBB\xBF", "invalid JSON at byte 14"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got *kvpilotv1.ChooseReplicaRequest
+			url := start(t, &services{choose: func(in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+				got = in
+				return &kvpilotv1.ChooseReplicaResponse{}, nil
+			}})
+			resp, text := call(t, "POST", url+"/kvpilot/v1/choose", tc.body, "Content-Type", "application/json")
+			if tc.want == "" {
+				if resp.StatusCode != 200 || strings.Contains(tc.body, "model") && got.GetModel() != "m" {
+					t.Errorf("%d %s: %v", resp.StatusCode, text, got)
+				}
+			} else if resp.StatusCode != 400 || !strings.Contains(text, tc.want) {
+				t.Errorf("%d %s, want 400 and %q", resp.StatusCode, text, tc.want)
+			}
+		})
+	}
+}

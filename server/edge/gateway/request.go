@@ -143,6 +143,9 @@ func (rq *request) fail(e *apierror.Error) {
 	if wrong := rq.live.mistake(); wrong != nil {
 		e = wrong // the service saw the stream end there
 	}
+	if e.Reason == apierror.Cancelled && rq.ctx.Err() != nil {
+		e = clientLeft(e)
+	}
 	rq.failed = e
 	dialect := dialectOf(rq.call.Path)
 	switch {

@@ -49,6 +49,13 @@ func syntaxAt(body []byte, offset int, field, what string) *BadRequest {
 	}
 }
 
+// foreignEncoding makes the error for a body in another encoding than UTF-8.
+func foreignEncoding(name string) *BadRequest {
+	return &BadRequest{
+		Message: "The request body is " + name + ", and JSON must be UTF-8.", Code: CodeInvalidJSON, Status: http.StatusBadRequest, Offset: 0,
+	}
+}
+
 func invalidValue(field, message string, offset int) *BadRequest {
 	return &BadRequest{Message: message, Param: field, Code: CodeInvalidValue, Status: http.StatusBadRequest, Offset: offset}
 }

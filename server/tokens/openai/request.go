@@ -1,7 +1,6 @@
 package openai
 
 import (
-	"bytes"
 	"fmt"
 	"net/http"
 	"time"
@@ -139,12 +138,12 @@ type reader struct {
 // body walks over the whole text.
 func (r *reader) body() error {
 	s := &r.s
-	s.Data = bytes.TrimPrefix(s.Data, []byte("\xEF\xBB\xBF"))
-	if skipped := len(r.req.Body) - len(s.Data); skipped > 0 {
-		s.Data, s.Pos = r.req.Body, skipped
-	}
+	s.Pos = len(s.Data) - len(rawjson.SkipMark(s.Data))
 	c := s.Space()
+	foreign := rawjson.ForeignEncoding(s.Data)
 	switch {
+	case foreign != "":
+		return foreignEncoding(foreign)
 	case s.AtEnd():
 		return syntaxAt(s.Data, s.Pos, "", "the body is empty")
 	case c != '{':

@@ -220,6 +220,9 @@ func TestARefusalSaysWhere(t *testing.T) {
 		{"word", `{"n":tru}`, "unknown word", "n", 5},
 		{"extra data", `{"n":1} x`, "extra data", "", 8},
 		{"too deep", `{"tools":` + deep + `}`, "nested too deep", "tools", 9 + 255},
+		{"UTF-16", "\xFF\xFE{\x00}\x00", "is UTF-16, and JSON must be UTF-8", "", 0},
+		{"UTF-16 without a mark", "{\x00}\x00", "is UTF-16, and JSON must be UTF-8", "", 0},
+		{"the mark of UTF-8 in another place", "{}\xEF\xBB\xBF", "extra data", "", 2},
 		{"NUL", "{\"n\":\x00}", "expected a value", "n", 5},
 	}
 	for _, c := range cases {

@@ -102,6 +102,28 @@ func TestMembers(t *testing.T) {
 	}
 }
 
+func TestForeignEncoding(t *testing.T) {
+	for name, c := range map[string]struct{ text, want string }{
+		"nothing":               {"", ""},
+		"UTF-8":                 {`{"a":"é"}`, ""},
+		"UTF-8 with its mark":   {"\xEF\xBB\xBF{}", ""},
+		"a short text":          {"7", ""},
+		"UTF-16, little end":    {"\xFF\xFE{\x00}\x00", "UTF-16"},
+		"UTF-16, big end":       {"\xFE\xFF\x00{\x00}", "UTF-16"},
+		"UTF-16LE without mark": {"{\x00\"\x00", "UTF-16"},
+		"UTF-16BE without mark": {"\x00{\x00}", "UTF-16"},
+		"UTF-16 of one digit":   {"7\x00", "UTF-16"},
+		"UTF-32, little end":    {"\xFF\xFE\x00\x00{\x00\x00\x00", "UTF-32"},
+		"UTF-32, big end":       {"\x00\x00\xFE\xFF\x00\x00\x00{", "UTF-32"},
+		"UTF-32LE without mark": {"{\x00\x00\x00", "UTF-32"},
+		"UTF-32BE without mark": {"\x00\x00\x00{", "UTF-32"},
+	} {
+		if got := rawjson.ForeignEncoding([]byte(c.text)); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
 func TestStrings(t *testing.T) {
 	for _, s := range []string{"", "plain", "q\"b\\s/", "line\nends\r\n\ttab", "\x00\x1f\x7f", "é日本😀", "</script>"} {
 		quoted := rawjson.AppendString(nil, s)
