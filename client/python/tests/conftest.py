@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -76,3 +77,12 @@ def faults(replicas: list[str]) -> Iterator[Callable[..., None]]:
 
     yield put
     put()
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Nothing is found by the garbage collector: what ends, ends by itself."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

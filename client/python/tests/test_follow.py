@@ -69,6 +69,30 @@ def test_a_loop_that_is_left_cancels_the_request(client: kvpilot.Client, replica
     eventually("the replica goes on working", lambda: working(replicas) == 0)
 
 
+def test_break_alone_releases_at_once(client: kvpilot.Client, replicas: list[str], no_collector: None) -> None:
+    choice = client.choose(body=LONG_STREAM)  # without `with`, which releases too
+    with openai.OpenAI(**choice.openai_options()) as sdk:
+        stream = ask(sdk, choice.body_for(LONG_STREAM))
+        for _ in choice.follow(stream):
+            break
+        assert outcome(client, decision_id=choice.response.decision_id).end == d.END_CANCELED  # its lease is a minute long
+        eventually("the replica goes on working", lambda: working(replicas) == 0)
+
+    async def run() -> None:
+        async with kvpilot.AsyncClient(ROUTER) as c:
+            choice = await c.choose(body=LONG_STREAM)
+            async with openai.AsyncOpenAI(**choice.openai_options()) as sdk:
+                stream = await ask(sdk, choice.body_for(LONG_STREAM))
+                async for _ in choice.follow(stream):
+                    break
+                while not (await c.explain(decision_id=choice.response.decision_id))[0].HasField("outcome"):
+                    await asyncio.sleep(0.02)
+                assert stream is not None
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    eventually("the replica goes on working", lambda: working(replicas) == 0)
+
+
 def test_a_stream_that_is_dropped_is_canceled(client: kvpilot.Client, replicas: list[str]) -> None:
     choice = client.choose(body=LONG_STREAM)
     sdk = openai.OpenAI(**choice.openai_options())

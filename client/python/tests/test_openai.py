@@ -75,6 +75,17 @@ def test_a_stream_that_is_left(client: kvpilot.Client, sdk: openai.OpenAI) -> No
         assert outcome(client, decision_id=decision_id).end == d.END_CANCELED, leave
 
 
+def test_the_end_of_with_releases_at_once_and_break_does_not(client: kvpilot.Client, sdk: openai.OpenAI, no_collector: None) -> None:
+    raw = sdk.chat.completions.with_raw_response.create(
+        model="sim", messages=MESSAGES, max_tokens=50_000, stream=True, extra_body={"ignore_eos": True})
+    with raw.parse() as stream:
+        for _ in stream:
+            break
+        assert next(iter(stream)).choices  # a stream of the SDK may be read on after break, so this is no end
+        assert in_flight() == 1
+    assert outcome(client, decision_id=raw.headers["x-kvpilot-decision"]).end == d.END_CANCELED
+
+
 def test_a_stream_that_is_left_lying_ends_with_its_lease(client: kvpilot.Client) -> None:
     with sync_openai(client, base_url=BASE, max_retries=0, lease=0.5) as sdk:
         raw = sdk.chat.completions.with_raw_response.create(
