@@ -13,3 +13,6 @@ func (c *Chunk) CachedTokens() int { return c.cachedTokens() }
 
 // ReadChunk is what Chunks are compared with.
 func ReadChunk(data []byte, c *Chunk) bool { return readChunk(data, c) }
+
+// Remembered is the number of bodies that m remembers.
+func (m *Memory) Remembered() int { return m.known.Stats().Items }

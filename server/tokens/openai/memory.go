@@ -14,7 +14,7 @@ import (
 const (
 	// minRemembered is the size below which reading a body costs no more than remembering it.
 	minRemembered = 4 << 10
-	// seenSlots is how many bodies are known by their outline, a power of two.
+	// seenSlots is how many bodies are known by their outline, and by their hash; a power of two.
 	seenSlots = 4096
 	// outlineSamples pieces of outlineBytes each make a body's outline.
 	outlineSamples = 8
@@ -22,14 +22,16 @@ const (
 )
 
 // Memory remembers what Read found in large bodies, so that an identical body, byte for byte,
-// is only hashed. A body is remembered when it is seen for the second time; one that is new costs
-// a look at a few of its bytes. It keeps offsets and what had to be decoded, not the bodies.
+// is only hashed. One that is new costs a look at a few of its bytes, its outline. A body is hashed when its outline is seen for
+// the second time, and remembered when its hash is: what a program fills a form with, a number in a long text, has one outline for all.
+// It keeps offsets and what had to be decoded, not the bodies.
 //
 // A nil Memory remembers nothing. Its methods are safe for concurrent use.
 type Memory struct {
-	seed  uint64 // secret to the process: clients cannot prepare collisions
-	seen  [seenSlots]atomic.Uint64
-	known *cache.Cache[remembered]
+	seed     uint64 // secret to the process: clients cannot prepare collisions
+	outlines [seenSlots]atomic.Uint64
+	hashes   [seenSlots]atomic.Uint64
+	known    *cache.Cache[remembered]
 }
 
 // NewMemory makes a Memory of at most maxBytes.
@@ -39,7 +41,7 @@ func NewMemory(maxBytes int64) *Memory {
 
 // Read is the function Read; the Prompt of a body that was seen before has a digest.
 func (m *Memory) Read(p Params) (*Request, error) {
-	if m == nil || p.Truncated || len(p.Body) < minRemembered || !m.seenBefore(p) {
+	if m == nil || p.Truncated || len(p.Body) < minRemembered || !m.isOutlineKnown(p) {
 		return Read(p)
 	}
 	sum := xxh3.Hash128Seed(p.Body, m.seed+uint64(p.Route))
@@ -54,21 +56,28 @@ func (m *Memory) Read(p Params) (*Request, error) {
 		return nil, err
 	}
 	r.Prompt.Digest = prompt.Digest{Hi: sum.Hi, Lo: sum.Lo}
+	if !before(&m.hashes, sum.Lo) {
+		return r, nil
+	}
 	if k, bytes := remember(r); k != nil {
 		m.known.Put(key, k, bytes)
 	}
 	return r, nil
 }
 
-// seenBefore reports whether a body of this outline came before, and notes it.
-func (m *Memory) seenBefore(p Params) bool {
+// before reports whether the name was noted before, and notes it.
+func before(names *[seenSlots]atomic.Uint64, name uint64) bool {
+	return names[name%seenSlots].Swap(name) == name
+}
+
+// isOutlineKnown reports whether a body of this outline came before, and notes it.
+func (m *Memory) isOutlineKnown(p Params) bool {
 	var outline [outlineSamples * outlineBytes]byte
 	stride := (len(p.Body) - outlineBytes) / (outlineSamples - 1)
 	for i := range outlineSamples {
 		copy(outline[i*outlineBytes:], p.Body[i*stride:i*stride+outlineBytes])
 	}
-	name := xxh3.HashSeed(outline[:], m.seed^uint64(len(p.Body))^uint64(p.Route)<<56)
-	return m.seen[name%seenSlots].Swap(name) == name
+	return before(&m.outlines, xxh3.HashSeed(outline[:], m.seed^uint64(len(p.Body))^uint64(p.Route)<<56))
 }
 
 // spot is a part of a body.

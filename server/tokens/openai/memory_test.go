@@ -100,6 +100,28 @@ func TestBodiesThatDifferInOneByteAreDifferent(t *testing.T) {
 	}
 }
 
+func TestFilledFormsAreNotRemembered(t *testing.T) {
+	memory := openai.NewMemory(1 << 20)
+	form := largeBodies()["chat"]
+	for i := range 100 {
+		body := []byte(strings.Replace(form, "once upon", fmt.Sprintf("once %04d", i), 1))
+		if _, err := memory.Read(openai.Params{Route: openai.RouteChat, Body: body}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := memory.Remembered(); n != 0 {
+		t.Errorf("%d of 100 bodies that came once are remembered", n)
+	}
+	for range 3 {
+		if _, err := memory.Read(openai.Params{Route: openai.RouteChat, Body: []byte(form)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := memory.Remembered(); n != 1 {
+		t.Errorf("%d bodies are remembered, want the one that came three times", n)
+	}
+}
+
 func TestOnlyWholeAndLargeBodiesAreRemembered(t *testing.T) {
 	memory := openai.NewMemory(1 << 20)
 	body := []byte(largeBodies()["chat"])
