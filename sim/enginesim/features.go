@@ -61,6 +61,8 @@ type features struct {
 	missIsZero bool
 	// oldUsage: the gauge is called gpu_cache_usage_perc too.
 	oldUsage bool
+	// computedTokens: request_prefill_kv_computed_tokens is counted.
+	computedTokens bool
 	// resetReply: /reset_prefix_cache answers a body.
 	resetReply  bool
 	replayTopic bool
@@ -79,7 +81,7 @@ func featuresOf(v version, name string) features {
 		returnIDs: v.atLeast(10, 2), rankHeader: v.atLeast(11, 1),
 		responses: v.atLeast(10, 0), messages: v.atLeast(11, 1), messagesSalt: v.atLeast(32, 0), realtime: v.atLeast(16, 0),
 		modern: v.atLeast(20, 0), missIsZero: v.atLeast(32, 0),
-		oldUsage: !v.atLeast(11, 0), resetReply: v.atLeast(20, 0),
+		oldUsage: !v.atLeast(11, 0), computedTokens: v.atLeast(13, 0), resetReply: v.atLeast(20, 0),
 		replayTopic: v.atLeast(26, 0), eventSources: v.atLeast(32, 0), earlyEvents: !v.atLeast(11, 1),
 		layout: feed.Layout{
 			Maps: v.atLeast(24, 0), SignedHashes: !v.atLeast(10, 2), Medium: v.atLeast(11, 0),

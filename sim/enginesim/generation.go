@@ -177,7 +177,7 @@ func (g *generation) book(ok bool) {
 		r.CachedTokens, r.OutputTokens, r.Finish = g.cached(), g.outputTokens(), finish
 	})
 	for _, ch := range g.choices {
-		g.l.meters.observe(ch.seq.Times(), len(ch.prompt.ids), len(ch.ids), g.s.limit())
+		g.l.meters.observe(ch.seq.Times(), len(ch.prompt.ids), ch.seq.Cached(), len(ch.ids))
 	}
 }
 

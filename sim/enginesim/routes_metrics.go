@@ -42,10 +42,11 @@ var requestHistograms = []struct {
 	{"request_decode_time_seconds", timeBounds},
 	{"request_prompt_tokens", countBounds},
 	{"request_generation_tokens", countBounds},
+	{"request_prefill_kv_computed_tokens", countBounds},
 }
 
 // observe books one ended sequence.
-func (m *meters) observe(t core.Timings, prompt, made int, _ *int) {
+func (m *meters) observe(t core.Timings, prompt, cached, made int) {
 	if t.Done.IsZero() || t.FirstToken.IsZero() || t.Scheduled.IsZero() {
 		return // it never ran
 	}
@@ -63,6 +64,7 @@ func (m *meters) observe(t core.Timings, prompt, made int, _ *int) {
 	}
 	m.add("request_prompt_tokens", float64(prompt))
 	m.add("request_generation_tokens", float64(made))
+	m.add("request_prefill_kv_computed_tokens", float64(prompt-cached))
 }
 
 // add needs m.mu.
@@ -157,6 +159,9 @@ func (l *life) histograms(x *exposition) {
 	l.meters.mu.Lock()
 	defer l.meters.mu.Unlock()
 	for _, r := range requestHistograms {
+		if r.name == "request_prefill_kv_computed_tokens" && !l.features.computedTokens {
+			continue
+		}
 		h := l.meters.get(r.name)
 		x.family(r.name, "histogram", "Histogram of "+strings.ReplaceAll(r.name, "_", " ")+".")
 		for i, b := range h.bounds {

@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
@@ -65,6 +66,15 @@ func newFleet(t *testing.T, n int, change func(*chooser.Config, *chooser.Params)
 		f.index.SetState(slot, kvblock.FeedExact)
 	}
 	return f
+}
+
+// know teaches the ranks' speed, that of the built-in guess.
+func (f *fleet) know() {
+	models := map[replica.Rank]speed.Model{}
+	for _, r := range f.replicas {
+		models[replica.Rank{Replica: r.ID}] = speed.Model{Token: 1. / 8000, Bend: 50000, Overhead: 0.003, Base: 0.01, Load: 1, Samples: 20, Spread: 0.1}
+	}
+	f.chooser.ImportModels(models)
 }
 
 // tokens makes a prompt; equal numbers give equal prompts.
@@ -378,6 +388,7 @@ func TestManyComeAndGoWhileOthersWait(t *testing.T) {
 func TestUnstreamedRequestsDoNotHoldOthersForever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, nil)
+		f.know()
 		ctx, cancel := context.WithCancel(context.Background())
 		stopped := make(chan struct{})
 		go func() { defer close(stopped); _ = f.chooser.Run(ctx) }()
@@ -394,7 +405,7 @@ func TestUnstreamedRequestsDoNotHoldOthersForever(t *testing.T) {
 		for _, c := range choices {
 			c.Release(done(decision.EndCompleted))
 		}
-		if r := f.chooser.Rates()[0]; r.Samples != 0 {
+		if r := f.chooser.Rates()[0]; r.Samples != 20 {
 			t.Errorf("unstreamed answers taught %d samples", r.Samples)
 		}
 		cancel()

@@ -34,7 +34,8 @@ type Config struct {
 	// Models overrides policy, objective, slo, weights and shadow for single models, by the name that clients use.
 	Models map[string]ModelConfig `yaml:"models"`
 	// HoldAbove is the predicted prefill time that a rank may have queued before requests wait in the router instead
-	// (predicted-ttft only); one full step of the engine is enough where that takes less. Zero: no hold queue.
+	// (predicted-ttft only); one full step of the engine is enough where that takes less. A rank whose speed is not yet
+	// known gets more. Zero: no hold queue.
 	HoldAbove time.Duration `yaml:"hold_above"`
 	// SessionTTL is how long a session's rank is remembered after its last request, or after the moment at which that
 	// request says that the session returns. Zero: as long as there is room.

@@ -19,16 +19,20 @@ func (c *Chooser) hasRoom(cand *decision.Candidate) bool {
 }
 
 // enough is the predicted prefill time from which a rank has enough ahead: a full step, so that the
-// engine can fill the next one while the router learns of this one's end, and at most hold_above.
+// engine can fill the next one while the router learns of this one's end, and at most hold_above. A rank whose speed is a guess has
+// more: it may be that much faster, and a request that was held back on a guess teaches nothing better.
 func (c *Chooser) enough(cand *decision.Candidate) float64 {
 	most := c.settings.Load().holdAbove
-	switch {
-	case most == 0: // turned off while requests wait: all are released
+	if most == 0 { // turned off while requests wait: all are released
 		return math.Inf(1)
-	case cand.FullStep <= 0:
-		return most
 	}
-	return min(most, cand.FullStep)
+	if cand.FullStep > 0 {
+		most = min(most, cand.FullStep)
+	}
+	if cand.Speed == decision.SpeedPrior || cand.Speed == decision.SpeedEngine {
+		most *= 1 + cand.Spread
+	}
+	return most
 }
 
 // room counts the ranks that may serve and returns in how long the first of them has room.

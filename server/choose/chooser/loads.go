@@ -157,7 +157,7 @@ func (c *Chooser) reported(s *scratch, cand *decision.Candidate, rk *rank, now t
 		return
 	}
 	cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
-	rk.counters.See(rk.speed, &speed.Report{At: rep.At, Queued: rep.Queued, Foreign: rep.Foreign, Uncached: rep.Uncached, PrefillSeconds: rep.PrefillSeconds},
+	rk.counters.See(rk.speed, &speed.Report{At: rep.At, Queued: rep.Queued, Foreign: rep.Foreign, Uncached: rep.Uncached, PrefillSeconds: rep.PrefillSeconds, Computed: rep.Computed},
 		speed.Decodes{Sequences: int(cand.Requests) - int(cand.Waiting)})
 	if rep.Blocks > 0 {
 		cand.Blocks = uint32(rep.Blocks)

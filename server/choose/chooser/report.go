@@ -17,11 +17,13 @@ type Report struct {
 	Foreign float64
 	// At is when the report was made; zero when unknown. Then Queued is the engine's own count of
 	// waiting requests, Uncached the prompt tokens that it did not find in its cache since it began,
-	// and PrefillSeconds the time that its requests spent in prefill, one by one.
+	// PrefillSeconds the time that its ended requests spent in prefill, one by one, and Computed the prompt tokens that these did not
+	// find in a cache; 0 when that is unknown.
 	At             time.Time
 	Queued         int
 	Uncached       uint64
 	PrefillSeconds float64
+	Computed       uint64
 }
 
 // ReportOf sets r to what an engine's newest statistics say; it returns false when they are stale. prefilling is the number of
@@ -30,7 +32,7 @@ func ReportOf(s *enginestats.Stats, prefilling int, now time.Time, r *Report) bo
 	if !s.Fresh(now) {
 		return false
 	}
-	*r = Report{Waiting: s.Waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds}
+	*r = Report{Waiting: s.Waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds, Computed: s.ComputedTokens}
 	if r.Foreign < 1 {
 		// The statistics are older than the last booking: without requests of others, what waits there
 		// beyond the booked requests has left the queue since.

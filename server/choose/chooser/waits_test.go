@@ -32,6 +32,7 @@ func (f *fleet) running(ctx context.Context) (stop func()) {
 func TestWaits11TheFirstWaiterIsWokenByTimeAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, nil)
+		f.know()
 		defer f.running(t.Context())()
 		time.Sleep(100 * time.Millisecond) // its keeper of time sleeps
 		first := f.request(1, 6000)        // three quarters of a second, which only time ends

@@ -57,7 +57,7 @@ type Rank struct {
 	budget      float64                // tokens per step; guarded by mu
 	prefill     prefillFit
 	steps       stepFit
-	engine      *Model // from the engine's own counters, before any request was seen; guarded by mu
+	engine      *Model // from the engine's own counters, while no request was seen; guarded by mu
 	watch       watch  // guarded by mu
 	// peer is what another router has learned, in place of older samples; taught is when the last own sample came. guarded by mu
 	peer   *Model
@@ -318,18 +318,32 @@ func (r *Rank) meanBent() float64 {
 	return bent / tokens
 }
 
-// history takes in what the engine counted over its life before this process saw it: seconds spent
-// in prefill for so many uncached tokens. It counts only while nothing better is known.
-func (r *Rank) history(tokens, seconds float64, now time.Time) {
+// unseen is how long after the last sample of its own requests a rank is taught by what its engine counts.
+const unseen = 30 * time.Second
+
+// slackening is by how much a count may show an engine as slower than the one before did.
+const slackening = 1.1
+
+// counted takes in what the engine counted: seconds spent in prefill, request by request, for so many uncached tokens. Requests that
+// were prefilled together each count that time, so the engine may be faster than that and is not slower; of several counts the
+// fastest is believed, and forgotten little by little. They count only while own requests teach nothing.
+func (r *Rank) counted(tokens, seconds float64, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if tokens <= 0 || seconds <= 0 || r.engine != nil {
+	own := r.prefill.count > 0
+	if tokens <= 0 || seconds <= 0 || own && now.Sub(r.taught) <= unseen {
 		return
 	}
 	m := prior()
 	m.Token, m.Spread, m.Source = boundToken(seconds/tokens), 1, decision.SpeedEngine
+	if r.engine != nil {
+		m.Token = min(m.Token, slackening*r.engine.Token)
+	}
 	m.follow(&r.steps)
 	r.engine = &m
+	if own && seconds/tokens < r.Model().Token {
+		r.prefill.add(sample{tokens: tokens, bent: tokens * r.meanBent(), seconds: seconds, doubt: 1}) // taught stays: it is no sample of its own
+	}
 	r.refit(now)
 }
 

@@ -299,7 +299,7 @@ func TestStepsAreLearned(t *testing.T) {
 
 func TestTheEnginesOwnCountersAreABeginning(t *testing.T) {
 	rank := new(kind).newRank()
-	rank.history(1e6, 20, time.Unix(1000, 0))
+	rank.counted(1e6, 20, time.Unix(1000, 0))
 	m := rank.Model()
 	if m.Source != decision.SpeedEngine {
 		t.Errorf("source %s", m.Source)

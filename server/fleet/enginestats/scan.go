@@ -29,7 +29,7 @@ type engine struct {
 	oldQueries, oldHits     float64 // the same under the old names; engines of 0.9.2 and 0.10 report both
 	prompt, output          float64
 	preemptions             float64
-	prefill                 float64 // seconds, summed over requests
+	prefill, computed       float64 // seconds and tokens, summed over requests that have ended
 	seen                    bool    // a gauge of requests was there
 }
 
@@ -106,7 +106,8 @@ func wanted(name []byte) bool {
 		"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
 		"vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
 		"vllm:gpu_prefix_cache_hits_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
-		"vllm:num_preemptions_total", "vllm:request_prefill_time_seconds_sum":
+		"vllm:num_preemptions_total", "vllm:request_prefill_time_seconds_sum",
+		"vllm:request_prefill_kv_computed_tokens_sum":
 		return true
 	}
 	return false
@@ -118,6 +119,8 @@ func (e *engine) set(name []byte, v float64) {
 	switch string(name) {
 	case "vllm:request_prefill_time_seconds_sum":
 		e.prefill += v
+	case "vllm:request_prefill_kv_computed_tokens_sum":
+		e.computed += v
 	case "vllm:num_requests_running":
 		e.running += v
 		e.seen = true

@@ -18,9 +18,11 @@ type Stats struct {
 	QueryTokens, HitTokens uint64
 	// PromptTokens and OutputTokens count the tokens computed since the engine began.
 	PromptTokens, OutputTokens uint64
-	// PrefillSeconds is the time from each request's first step to its first token, summed since the
-	// engine began. Requests that share steps count the same time each.
+	// PrefillSeconds is the time from each request's first step to its first token, summed over those that have ended since the
+	// engine began. Requests that share steps count the same time each. ComputedTokens are the prompt tokens that the same requests
+	// did not find in a cache; 0 from engines that do not count them (vLLM before 0.13).
 	PrefillSeconds float64
+	ComputedTokens uint64
 	// Preemptions counts the requests that the engine had to push back since it began.
 	Preemptions uint64
 
