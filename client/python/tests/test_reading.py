@@ -94,9 +94,10 @@ def test_messages_and_responses() -> None:
     for event in (
         {"type": "message_start", "message": {"usage": {"input_tokens": 9, "cache_read_input_tokens": 16, "output_tokens": 0}}},
         {"type": "content_block_delta", "delta": {"text": "a"}},
-        {"type": "message_delta", "usage": {"output_tokens": 5}},
     ):
         message.feed(event)
+    assert (message.tokens, message.cached_tokens) == (1, 16)  # the count at a message's start is of no output
+    message.feed({"type": "message_delta", "usage": {"output_tokens": 5}})
     assert message.left() == d.END_CANCELED
     message.feed({"type": "message_stop"})
     assert message.complete and (message.tokens, message.cached_tokens, message.left()) == (5, 16, d.END_COMPLETED)

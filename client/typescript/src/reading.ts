@@ -163,8 +163,8 @@ export class Reading {
       this.failed = true;
       return;
     }
-    const within = member(event, "message") ?? member(event, "response"); // where messages and responses have their usage
-    this.usage(member(event, "usage") ?? member(within, "usage"));
+    this.usage(member(event, "usage") ?? member(member(event, "response"), "usage"));
+    this.cached(member(member(event, "message"), "usage")); // at a message's start, when nothing of it is counted yet
     if (Array.isArray(choices)) {
       this.choices(choices);
     } else if (stops.has(kind)) {
@@ -187,6 +187,10 @@ export class Reading {
 
   private usage(usage: unknown): void {
     this.outputTokens = count(usage, "output_tokens") ?? count(usage, "completion_tokens") ?? this.outputTokens;
+    this.cached(usage);
+  }
+
+  private cached(usage: unknown): void {
     const details = member(usage, "prompt_tokens_details") ?? member(usage, "input_tokens_details");
     this.cachedTokens = count(usage, "cache_read_input_tokens") ?? count(details, "cached_tokens") ?? this.cachedTokens;
   }

@@ -126,6 +126,8 @@ test("messages and responses", async () => {
     { type: "message_delta", usage: { output_tokens: 5 } },
     { type: "message_stop" },
   ];
+  const begun = await followed(message, { count: 2 });
+  assert.deepEqual([begun.outputTokens, begun.cachedTokens], [1, 16]); // the count at a message's start is of no output
   assert.equal((await followed(message, { count: 3 })).end, End.CANCELED);
   const whole = await followed(message, { count: 4 });
   assert.deepEqual([whole.end, whole.outputTokens, whole.cachedTokens], [End.COMPLETED, 5, 16]);

@@ -126,8 +126,8 @@ class Reading:
         if choices is None and (member(event, "error") or kind in ("error", "response.failed")):
             self._error = True
             return
-        within = member(event, "message") or member(event, "response")  # where messages and responses have their usage
-        self._usage(member(event, "usage") or member(within, "usage"))
+        self._usage(member(event, "usage") or member(member(event, "response"), "usage"))
+        self._cached(member(member(event, "message"), "usage"))  # at a message's start, when nothing of it is counted yet
         if choices is not None:
             self._choices(choices)
         elif kind in STOPS:
@@ -149,6 +149,9 @@ class Reading:
         for name in ("completion_tokens", "output_tokens"):
             if isinstance(count := member(usage, name), int):
                 self.output_tokens = count
+        self._cached(usage)
+
+    def _cached(self, usage: object) -> None:
         details = member(usage, "prompt_tokens_details") or member(usage, "input_tokens_details")
         for cached in (member(details, "cached_tokens"), member(usage, "cache_read_input_tokens")):
             if isinstance(cached, int):
