@@ -84,3 +84,39 @@ func (ix *Index) Expire(now time.Time) { ix.expire(now) }
 
 // GuessBytes is the memory of the extents that live.
 func (ix *Index) GuessBytes() int64 { return ix.guesses.bytes.Load() }
+
+// LimitSets leaves the index n ids for sets of several ranks.
+func (ix *Index) LimitSets(n int) { ix.sets.limit = uint32(singles + n) }
+
+// Recount counts the pairs of a rank and a block that the tables name: facts of all tiers, guesses and beliefs. Nothing may change meanwhile.
+func (ix *Index) Recount() (facts [kvblock.Tiers]int64, guesses, beliefs int64) {
+	count := func(p *plane) (n int64) {
+		for i := range p.tabs {
+			for _, w := range p.tabs[i].Load().slots {
+				n += int64(len(ix.holders(uint32(w & idMask))))
+			}
+		}
+		return n
+	}
+	for t, p := range ix.tiers {
+		facts[t] = count(p)
+	}
+	for i := range ix.guesses.heads.tabs {
+		if tab := ix.guesses.heads.tabs[i].Load(); tab != nil {
+			for at := range *tab {
+				if e := (*tab)[at].at.Load(); e != nil {
+					guesses += int64(len(e.hashes) * len(ix.holders(e.holders.Load())))
+				}
+			}
+		}
+	}
+	return facts, guesses, count(ix.beliefs)
+}
+
+// Guessed counts what each rank is taken to hold by its own account.
+func (ix *Index) Guessed() (n int64) {
+	for i := range ix.guesses.ranks {
+		n += int64(ix.guesses.ranks[i].blocks)
+	}
+	return n
+}

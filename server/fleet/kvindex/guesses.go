@@ -155,7 +155,12 @@ func (g *guesses) release(own *guessed, w *writer) {
 	e := g.heads.get(own.order.evict())
 	own.blocks -= len(e.hashes)
 	g.held.Add(int64(-len(e.hashes)))
-	to, ok := w.without(g.sets, e.holders.Load())
+	to, ok := w.without(g.sets, e.holders.Load(), func(slot replica.Slot) {
+		other := &g.ranks[slot]
+		other.order.remove(e.hashes[0])
+		other.blocks -= len(e.hashes)
+		g.held.Add(int64(-len(e.hashes)))
+	})
 	if !ok {
 		return
 	}

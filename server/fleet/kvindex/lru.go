@@ -63,13 +63,21 @@ func (l *lru) enter(key blockhash.Hash) uint32 {
 
 // evict takes the oldest key out and returns it. There must be one.
 func (l *lru) evict() blockhash.Hash {
-	n := l.nodes[0].next
-	key := l.nodes[n].key
+	key := l.oldest()
+	l.remove(key)
+	return key
+}
+
+// remove takes a key out, if it is there.
+func (l *lru) remove(key blockhash.Hash) {
+	at, _, known := l.index.drop(revID(kvblock.EngineHash(key)))
+	if !known {
+		return
+	}
+	n := uint32(at)
 	l.unlink(n)
 	l.nodes[n].next = l.spare
 	l.spare = n
-	l.index.drop(revID(kvblock.EngineHash(key)))
-	return key
 }
 
 func (l *lru) unlink(n uint32) {

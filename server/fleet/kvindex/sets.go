@@ -24,7 +24,8 @@ const (
 
 // setTable interns sets. Readers call members; everything else is for writers.
 type setTable struct {
-	words  int // 64-bit words per set
+	words  int    // 64-bit words per set
+	limit  uint32 // ids below it may be made
 	chunks [chunks]atomic.Pointer[setChunk]
 	// epoch grows before freed ids are used again. A reader that sees another epoch read ids that
 	// may have meant something else, and starts over.
@@ -49,7 +50,7 @@ type setChunk struct {
 
 func newSetTable(maxRanks int) *setTable {
 	w := (maxRanks + 63) / 64
-	return &setTable{words: w, next: singles, tmp: make([]uint64, w), index: make([]uint32, 256)}
+	return &setTable{words: w, limit: 1 << idBits, next: singles, tmp: make([]uint64, w), index: make([]uint32, 256)}
 }
 
 func single(slot replica.Slot) uint32 { return uint32(slot) + 1 }
@@ -185,7 +186,7 @@ func (t *setTable) equal(id uint32) bool {
 //
 // guarded by mu
 func (t *setTable) fresh() uint32 {
-	if len(t.free) == 0 && (len(t.quiet) >= reuseBatch || t.next == 1<<idBits) {
+	if len(t.free) == 0 && (len(t.quiet) >= reuseBatch || t.next == t.limit) {
 		t.epoch.Add(1)
 		t.free, t.quiet = t.quiet, t.free
 	}
@@ -194,7 +195,7 @@ func (t *setTable) fresh() uint32 {
 		t.free = t.free[:n-1]
 		return id
 	}
-	if t.next == 1<<idBits {
+	if t.next == t.limit {
 		return 0
 	}
 	id := t.next
@@ -299,8 +300,10 @@ func (w *writer) with(t *setTable, from uint32) uint32 {
 	return w.adds.move(t)
 }
 
-// without returns the set from less the writer's slot, and false when the slot is not in it.
-func (w *writer) without(t *setTable, from uint32) (uint32, bool) {
+// without returns the set from less the writer's slot, and false when the slot is not in it. Where no id is free for that set, it
+// returns the first of the ranks that are left and calls lost for each of the others, while from still means what it did: to be taken for
+// one that holds nothing costs a rank a hit, to be taken for one that holds what it has not would be wrong.
+func (w *writer) without(t *setTable, from uint32, lost func(replica.Slot)) (uint32, bool) {
 	if from == single(w.slot) {
 		return 0, true
 	}
@@ -309,10 +312,27 @@ func (w *writer) without(t *setTable, from uint32) (uint32, bool) {
 			return from, false
 		}
 		if !w.learn(t, &w.drops, from, false) {
-			return from, false
+			return w.withoutOthers(t, from, lost), true
 		}
 	}
 	return w.drops.move(t), true
+}
+
+// withoutOthers is the way of without when no id is free.
+func (w *writer) withoutOthers(t *setTable, from uint32, lost func(replica.Slot)) (to uint32) {
+	for i, word := range t.members(from) {
+		for ; word != 0; word &= word - 1 {
+			switch slot := replica.Slot(i*64 + bits.TrailingZeros64(word)); {
+			case slot == w.slot:
+			case to == 0:
+				to = single(slot)
+			default:
+				lost(slot)
+			}
+		}
+	}
+	t.release(from)
+	return to
 }
 
 // learn replaces the remembered pair by the one that starts at from.

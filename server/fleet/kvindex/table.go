@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // A slot word names a block and its holders. From the top: the tag (with the shard's number 49
@@ -220,7 +221,7 @@ func (p *plane) remove(m uint64, w *writer) bool {
 		s.mu.Unlock()
 		return false
 	}
-	to, ok := w.without(p.sets, uint32(*slot&idMask))
+	to, ok := w.without(p.sets, uint32(*slot&idMask), func(replica.Slot) { p.held.Add(-1) })
 	if ok {
 		atomic.StoreUint64(slot, *slot&^idMask|uint64(to))
 		if to == 0 {
