@@ -163,36 +163,48 @@ func (r *run) hear(ctx context.Context, url string, body object, header ...strin
 
 // resuming starts another router, which resumes streams, in front of two addresses.
 func (r *run) resuming(ctx context.Context, front []string) (url string, stop func(), err error) {
+	p, err := r.another(ctx, "resume", front, "router: {resume_streams: 1}\nchooser: {policy: round-robin}\nupstream: {breaker: {failures: 0, min_requests: 1000000}}\n")
+	if err != nil {
+		return "", nil, err
+	}
+	return p.url(), p.stop, nil
+}
+
+// another starts one more router in front of the addresses, with more settings; name is that of its files.
+func (r *run) another(ctx context.Context, name string, front []string, settings string) (*routerProcess, error) {
 	ports, err := proc.FreePorts(3)
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
-	address := "127.0.0.1:" + strconv.Itoa(ports[0])
-	text := fmt.Sprintf("listen: {http: %q, grpc: \"127.0.0.1:%d\", admin: \"127.0.0.1:%d\"}\nregistry:\n  probe: {interval: 1s, up: 1}\n  replicas:\n    - {id: one, url: \"http://%s\"}\n    - {id: two, url: \"http://%s\"}\n",
-		address, ports[1], ports[2], front[0], front[1]) +
-		"router: {resume_streams: 1}\nchooser: {policy: round-robin}\nupstream: {breaker: {failures: 0, min_requests: 1000000}}\n"
-	file := filepath.Join(r.logs, "resume.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		return "", nil, err
+	p := &routerProcess{
+		http: fmt.Sprintf("127.0.0.1:%d", ports[0]), grpc: fmt.Sprintf("127.0.0.1:%d", ports[1]),
+		admin: fmt.Sprintf("127.0.0.1:%d", ports[2]),
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "listen: {http: %q, grpc: %q, admin: %q}\nregistry:\n  probe: {interval: 1s, up: 1}\n  replicas:\n", p.http, p.grpc, p.admin)
+	for i, address := range front {
+		fmt.Fprintf(&text, "    - {id: engine-%d, url: \"http://%s\"}\n", i, address)
+	}
+	file := filepath.Join(r.logs, name+".yaml")
+	if err := os.WriteFile(file, []byte(text.String()+settings), 0o644); err != nil {
+		return nil, err
 	}
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), r.binary, "serve", "--config", file)
-	p, err := proc.Start("kvpilot", filepath.Join(r.logs, "resume.log"), cmd)
-	if err != nil {
-		return "", nil, err
+	if p.process, err = proc.Start("kvpilot", filepath.Join(r.logs, name+".log"), cmd); err != nil {
+		return nil, err
 	}
-	stop = func() { p.Stop(20 * time.Second) }
-	url = "http://" + address
-	if err := p.Until(ctx, time.Minute, 200*time.Millisecond, func(ctx context.Context) error {
+	url := p.url()
+	if err := p.process.Until(ctx, time.Minute, 200*time.Millisecond, func(ctx context.Context) error {
 		code, body, err := call(ctx, "GET", url+"/kvpilot/v1/replicas", nil)
 		if n := strings.Count(string(body), "REPLICA_STATE_READY"); err == nil && (code != 200 || n != len(front)) {
 			err = fmt.Errorf("status %d, %d of %d replicas are ready", code, n, len(front))
 		}
 		return err
 	}); err != nil {
-		stop()
-		return "", nil, err
+		p.stop()
+		return nil, err
 	}
-	return url, stop, nil
+	return p, nil
 }
 
 // whole lets answers through.
