@@ -20,7 +20,7 @@ const (
 )
 
 // checkUnstreamed asks many clients at a time for answers in one piece, of which no first token can be seen. A router that guesses the engines' speed and
-// holds requests back for that gives less answers than one that asks nobody.
+// holds requests back for that gives fewer answers than round-robin.
 func (r *run) checkUnstreamed(ctx context.Context) (string, error) {
 	var answers [2]int64
 	var source string
