@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -197,7 +198,7 @@ func (l *lean) connect(ctx context.Context, h *host, cfg *Config) (*conn, error)
 	base, err := l.opens(limit, "tcp", h.address)
 	cancel()
 	if err != nil {
-		return nil, err
+		return nil, overdue(ctx, err)
 	}
 	c := newConn(h, base, l.plain)
 	if !h.secure {
@@ -208,10 +209,18 @@ func (l *lean) connect(ctx context.Context, h *host, cfg *Config) (*conn, error)
 	secured, err := h.peer.Handshake(limit, c.base, h.server)
 	if err != nil {
 		c.shut()
-		return nil, err
+		return nil, overdue(ctx, err)
 	}
 	c.stream = secured
 	return c, nil
+}
+
+// overdue is the error of a dial or handshake, in which DialTimeout is not taken for the end of ctx: some report it as the end of their own context.
+func overdue(ctx context.Context, err error) error {
+	if ctx.Err() == nil && err == context.DeadlineExceeded { //nolint:errorlint // timeouts of package net pass for it
+		return os.ErrDeadlineExceeded
+	}
+	return err
 }
 
 // take returns the idle connection that was used last, if that is not longer ago than idle and it

@@ -1,8 +1,14 @@
 package upstream
 
 import (
+	"context"
+	"net"
 	"net/http"
 	"testing"
+	"testing/synctest"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 func TestTimesTellHowTheReplicaWasReached(t *testing.T) {
@@ -27,6 +33,32 @@ func TestTimesTellHowTheReplicaWasReached(t *testing.T) {
 		again := exchange()
 		if !again.DialBegan.IsZero() || !again.Dialed.IsZero() || again.Began.IsZero() || again.Head.Before(again.Began) {
 			t.Errorf("a kept connection: %+v, want no dial", again)
+		}
+	})
+}
+
+// A TLS handshake that takes too long ends with the error of its own context, which must not pass for the caller's.
+func TestADialTimeoutIsNotTheCallersDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		own := func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		cfg := DefaultConfig()
+		c := New(cfg, Params{Dial: own})
+		defer c.transport.shut()
+		target := Target{Replica: &replica.Replica{ID: "r", URL: "http://r:1"}}
+		ask := func(ctx context.Context) retry.Verdict {
+			_, err := c.Do(ctx, target, &Request{Method: http.MethodPost, Path: "/"})
+			return Classify(nil, err)
+		}
+		if got := ask(t.Context()); got != retry.Unreachable {
+			t.Errorf("after dial_timeout: %v, want another try elsewhere", got)
+		}
+		short, cancel := context.WithTimeout(t.Context(), cfg.DialTimeout/2)
+		defer cancel()
+		if got := ask(short); got != retry.Canceled {
+			t.Errorf("after the caller's deadline: %v", got)
 		}
 	})
 }
