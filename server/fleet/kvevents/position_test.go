@@ -78,6 +78,7 @@ func TestAFeedContinuesWhereAPeersIs(t *testing.T) {
 				t.Fatalf("the position is %v", got)
 			}
 			expect(t, b, sinkB, slot, e, kvblock.FeedExact)
+			eventually(t, "both are subscribed", func() bool { return e.pub.Subscriptions() == 2 }) // a replay may have made it exact before
 			for range 20 {
 				e.publish(3, 2)
 			}
