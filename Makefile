@@ -123,6 +123,13 @@ bench-cost: build-bench ## CPU time, memory and latency per request and chunk, o
 chaos: build ## hang, stop, kill and cut off replicas and routers, with real signals and time (seven minutes; CHAOS_RATE: requests/s)
 	CHAOS_BINARY="$$PWD/bin/kvpilot" $(GO) test -count=1 -timeout 600s -v ./test/chaos
 
+.PHONY: attack attack-fast
+attack: build ## run hostile clients, tenants, replicas and peers next to honest tenants (ten minutes, Linux; ATTACK="-only poison -memory 256" for less)
+	$(GO) run ./test/attack -binary "$$PWD/bin/kvpilot" $(ATTACK)
+
+attack-fast: build ## run the short attacks, and judge failures and memory but no times (two minutes)
+	$(GO) run ./test/attack -binary "$$PWD/bin/kvpilot" -fast
+
 check: ## everything that must pass before a change lands
 	.ci/run
 
