@@ -46,9 +46,9 @@ func newDemoCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	var f demoFlags
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show KV-aware routing against round robin, with simulated replicas",
-		Long: `Start simulated replicas and the router in this process, play the same multi-turn load twice through the
-REST surface, first with round robin and then KV-aware, and compare the latencies. Several routers are a fleet: each request goes to the
+		Short: "Show KV-aware routing against others, with simulated replicas",
+		Long: `Start simulated replicas and the router in this process, play the same multi-turn load three times through
+the REST surface, with round robin, with the fewest requests in flight and KV-aware, and compare the latencies. Several routers are a fleet: each request goes to the
 next one, and one of them decides for all.`,
 		Example: `  kvpilot demo
   kvpilot demo --serve
@@ -200,14 +200,14 @@ func (d *demo) address(ctx context.Context, asked, usual string) string {
 	return usual
 }
 
-// phase is one of the two rounds.
+// phase is one round, with one policy.
 type phase struct {
 	title  string
 	policy decision.Policy
 	loadgen.Summary
 }
 
-// play waits for the fleet, plays both rounds and prints the table.
+// play waits for the fleet, plays the rounds and prints the table.
 func (d *demo) play(ctx context.Context, routers []*demoRouter, began time.Time) error {
 	if err := untilServing(ctx, routers); err != nil {
 		return err
@@ -224,6 +224,7 @@ func (d *demo) play(ctx context.Context, routers []*demoRouter, began time.Time)
 	}
 	phases := []*phase{
 		{title: "round robin", policy: decision.RoundRobin},
+		{title: "least busy", policy: decision.LeastRequests},
 		{title: "KV-aware", policy: decision.PredictedTTFT},
 	}
 	for i, p := range phases {
@@ -274,22 +275,39 @@ func (d *demo) welcome(routers []*demoRouter) {
 		if len(routers) == 1 {
 			name = "router"
 		}
+		if !d.serve {
+			fmt.Fprintf(d.out, "%s: REST %s\n", name, r.base())
+			continue
+		}
 		fmt.Fprintf(d.out, "%s: REST %s, gRPC %s, console http://%s/console/\n", name, r.base(), dialableString(r.at.GRPC), dialableString(r.at.Admin))
+	}
+	load := d.load()
+	fmt.Fprintf(d.out, "load: %d conversations of %d turns, %d at once; %d applications, each with a system prompt of %d words; questions of about %d words, answers of at most %d tokens\n",
+		load.Conversations, load.Turns, load.Concurrency, load.Tenants, load.SystemWords, load.UserWords, load.MaxTokens)
+	if !d.serve {
+		fmt.Fprintln(d.out, "all of it ends with the demo; --serve keeps it running, with a console to look at")
 	}
 	fmt.Fprintln(d.out)
 }
 
-// round plays one round and shows its progress.
-func (d *demo) round(ctx context.Context, p *phase, bases []string, model string, n uint64) error {
+// load is one round's load, the same for each policy but for the words.
+func (d *demo) load() loadgen.Config {
 	load := loadgen.Config{
-		URL: bases[0], Others: bases[1:], Model: model, Header: http.Header{"X-Kvpilot-Policy": {string(p.policy)}},
 		Conversations: d.conversations, Turns: d.turns, Concurrency: d.concurrency,
 		Tenants: 10, SystemWords: 1500, UserWords: 250, MaxTokens: 60,
-		Seed: uint64(time.Now().UnixNano())<<1 + n,
 	}
 	if len(d.sims) == 0 { // unknown engines: short prompts, short answers
 		load.SystemWords, load.UserWords, load.MaxTokens = 200, 60, 32
 	}
+	return load
+}
+
+// round plays one round and shows its progress.
+func (d *demo) round(ctx context.Context, p *phase, bases []string, model string, n uint64) error {
+	load := d.load()
+	load.URL, load.Others, load.Model = bases[0], bases[1:], model
+	load.Header = http.Header{"X-Kvpilot-Policy": {string(p.policy)}}
+	load.Seed = uint64(time.Now().UnixNano())<<1 + n
 	began := time.Now()
 	total := load.Requests()
 	shown := 0

@@ -32,6 +32,24 @@ func (d *demo) table(phases []*phase, took time.Duration) {
 		fmt.Fprintf(d.out, "; times are the simulated engines', %g times as fast as the model they imitate", d.speed)
 	}
 	fmt.Fprintln(d.out)
+	if late := d.late(); late > tooLate {
+		fmt.Fprintf(d.out, "this machine was too busy: %.0f %% of the engines' steps ended late, so the times above are too long, and the ratios uncertain\n", 100*late)
+	}
+}
+
+// tooLate is the share of late steps above which the demo's times say little.
+const tooLate = 0.05
+
+// late is the share of the simulated engines' steps that this machine computed too late.
+func (d *demo) late() float64 {
+	var steps, late uint64
+	for _, r := range d.sims {
+		for _, rank := range r.engine.Stats() {
+			steps += rank.Clock.Steps
+			late += rank.Clock.LateSteps
+		}
+	}
+	return float64(late) / float64(max(1, steps))
 }
 
 func ttftText(t time.Duration) string {
