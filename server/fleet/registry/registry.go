@@ -74,6 +74,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	c := newCore(ctx, r)
 	c.setSource(sourceStatic, static)
 	group.Go(func() error { c.run(ctx); return nil })
+	group.Go(func() error { r.watchUnanswered(ctx); return nil })
 	if r.config().File != "" {
 		group.Go(func() error { return r.watchFile(ctx, r.config().File) })
 	}
