@@ -22,6 +22,8 @@ type shown struct {
 func (c *counts) add(o *counts) {
 	c.admitted += o.admitted
 	c.tokens += o.tokens
+	c.unbelieved += o.unbelieved
+	c.unrefunded += o.unrefunded
 	for i := range c.refused {
 		c.refused[i] += o.refused[i]
 	}
@@ -33,6 +35,8 @@ func (l *Limiter) meter(p metric.MeterProvider) {
 	admitted := s.ObservedCounter(ns+"requests", "{request}", "Requests that a tenant's limits admitted. Tenants with an entry in the settings, and the first 64 others, have a label of their own; the rest are \"other\".")
 	refused := s.ObservedCounter(ns+"refusals", "{request}", "Requests rejected by a tenant's limits, by cause: requests, tokens, in_flight or reserved_tokens.")
 	tokens := s.ObservedCounter(ns+"tokens", "{token}", "Tokens charged to a tenant: as engines counted them, or as predicted where they did not.")
+	unbelieved := s.ObservedCounter(ns+"tokens.unbelieved", "{token}", "Tokens that engines or callers reported beyond what a request can have taken, by its prompt, its answer and its limit. They are not charged.")
+	unrefunded := s.ObservedCounter(ns+"tokens.unrefunded", "{token}", "Tokens that external callers' reports claimed back beyond the share that a tenant's own word may release (5 %). They stay charged.")
 	inFlight := s.ObservedGauge(ns+"requests.in_flight", "{request}", "A tenant's requests in flight, reservations among them.")
 	reserved := s.ObservedGauge(ns+"tokens.reserved", "{token}", "Tokens booked by a tenant's reservations.")
 	left := s.ObservedGauge(ns+"tokens.left", "{token}", "Tokens that a tenant may use now; below zero when answers were longer than predicted.")
@@ -42,6 +46,8 @@ func (l *Limiter) meter(p metric.MeterProvider) {
 			label := metric.WithAttributes(tenant)
 			o.ObserveInt64(admitted, s.admitted, label)
 			o.ObserveInt64(tokens, int64(s.tokens), label)
+			o.ObserveInt64(unbelieved, int64(s.unbelieved), label)
+			o.ObserveInt64(unrefunded, int64(s.unrefunded), label)
 			o.ObserveInt64(inFlight, s.inFlight, label)
 			o.ObserveInt64(reserved, s.reserved, label)
 			if s.limited {

@@ -18,6 +18,8 @@ const (
 	// shortest and longest bound the Retry-After of a refused request.
 	shortest = 10 * time.Millisecond
 	longest  = time.Hour
+	// refundShare is the share of a tenant's tokens that its callers' own reports may release, and of its bucket that it may save up.
+	refundShare = 0.05
 )
 
 // tenant is the account of one tenant.
@@ -31,6 +33,7 @@ type tenant struct {
 	at       time.Time     // of level
 	inFlight int
 	reserved int
+	refunds  float64 // tokens that claims may release
 	output   float64 // mean of the answers' tokens
 	took     float64 // mean of the requests' times, in seconds
 	counted  counts
@@ -42,6 +45,8 @@ type counts struct {
 	admitted int64
 	refused  [causes]int64
 	tokens   float64
+	// unbelieved tokens were reported and cannot have been taken, unrefunded ones were claimed back without evidence.
+	unbelieved, unrefunded float64
 }
 
 func newTenant(label string, l limits, now time.Time) *tenant {
@@ -122,6 +127,9 @@ func (t *tenant) book(g *Grant, ask Ask, now time.Time) *Refusal {
 		need += each * float64(max(1, ask.Answers))
 	}
 	need = math.Ceil(need)
+	if t.limits.tokens > 0 {
+		need = min(need, t.limits.tokenBurst+t.limits.debt())
+	}
 	tokens := int(min(need, maxCount))
 	if ask.Reserve && t.limits.reserved > 0 && t.reserved > 0 && t.reserved+tokens > t.limits.reserved {
 		return t.refuse(CauseReserved, t.nextEnd(), now)
@@ -155,11 +163,15 @@ func (t *tenant) settle(g *Grant, u Usage, now time.Time) {
 	case ChargeUsage:
 		actual = float64(max(0, u.Prompt)) + float64(max(0, u.Output))
 	case ChargeBooked:
+	case ChargeClaimed:
+		actual = t.claim(g.booked, float64(max(0, u.Prompt))+float64(max(0, u.Output)))
 	}
 	t.counted.tokens += actual
+	t.counted.unbelieved += float64(max(0, u.Unbelieved))
 	if t.limits.tokens > 0 {
 		t.refill(now)
-		t.level = min(t.limits.tokenBurst, t.level+g.booked-actual)
+		t.level = min(t.limits.tokenBurst, max(t.level+g.booked-actual, -t.limits.debt()))
+		t.refunds = min(t.refunds+refundShare*actual, refundShare*t.limits.tokenBurst)
 	}
 	if u.Charge != ChargeNothing {
 		t.took += (now.Sub(g.began).Seconds() - t.took) / memory
@@ -167,6 +179,18 @@ func (t *tenant) settle(g *Grant, u Usage, now time.Time) {
 	if u.Charge == ChargeUsage && u.Output > 0 {
 		t.output += (float64(u.Output) - t.output) / memory
 	}
+}
+
+// claim is what is charged for a booking of which a caller claims that it took other than what was booked. mu is held.
+func (t *tenant) claim(booked, claimed float64) float64 {
+	less := booked - claimed
+	if less <= 0 {
+		return claimed
+	}
+	refund := min(less, t.refunds)
+	t.refunds -= refund
+	t.counted.unrefunded += less - refund
+	return booked - refund
 }
 
 // nextEnd is when one of the requests in flight is expected to end. mu is held.
