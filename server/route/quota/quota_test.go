@@ -242,9 +242,9 @@ func TestItem9NothingIsBookedAtRest(t *testing.T) {
 			}
 			time.Sleep(time.Hour)
 			for name, who := range l.tenants {
-				who.refill(time.Now())
-				if who.level != who.limits.tokenBurst {
-					t.Errorf("%q: %v tokens after an hour's rest, want %v", name, who.level, who.limits.tokenBurst)
+				who.fill(time.Now())
+				if who.tokens.level != who.tokens.size {
+					t.Errorf("%q: %v tokens after an hour's rest, want %v", name, who.tokens.level, who.tokens.size)
 				}
 			}
 		})
