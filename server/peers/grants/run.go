@@ -64,6 +64,7 @@ type Grants struct {
 	view    atomic.Pointer[View]
 	old     atomic.Int64
 	changed chan struct{} // holds a token when the routers have changed
+	absent  absent        // of the goroutine of Run
 
 	mu      sync.Mutex
 	senders map[string]*sender // guarded by mu
@@ -73,7 +74,7 @@ type Grants struct {
 func New(p Params) *Grants {
 	p.Patience = min(p.Patience, longestPatience)
 	g := &Grants{params: p, changed: make(chan struct{}, 1), senders: map[string]*sender{}}
-	g.view.Store(NewView(p.Self, []Member{{ID: p.Self}}, 1))
+	g.view.Store(NewView(p.Self, []Member{{ID: p.Self}}, 1, 0))
 	g.metrics = newMetrics(p.Meter, g)
 	p.Accounts.SetView(g.View())
 	return g
@@ -144,7 +145,7 @@ func (g *Grants) look(ctx context.Context, running *sync.WaitGroup) {
 	g.senders = kept
 	g.mu.Unlock()
 	g.old.Store(int64(fleet.Old))
-	view := NewView(g.params.Self, members, fleet.Seen)
+	view := NewView(g.params.Self, members, fleet.Seen, g.absent.count(fleet.Seen-len(members), now))
 	if view.Equal(g.View()) {
 		return
 	}
@@ -154,6 +155,29 @@ func (g *Grants) look(ctx context.Context, running *sync.WaitGroup) {
 	for _, s := range kept {
 		s.hurry("")
 	}
+}
+
+// settle is for how long the others are missed before the share shrinks: a router that leaves breaks its links first.
+const settle = time.Second
+
+// absent counts the routers that were seen lately and are not reached.
+type absent struct {
+	n       int
+	growing time.Time // since when there are more than n; zero: there are not
+}
+
+// count takes the number at a time and returns the one that has lasted.
+func (a *absent) count(n int, now time.Time) int {
+	n = max(0, n)
+	switch {
+	case n <= a.n:
+		a.n, a.growing = n, time.Time{}
+	case a.growing.IsZero():
+		a.growing = now
+	case now.Sub(a.growing) >= settle:
+		a.n, a.growing = n, time.Time{}
+	}
+	return a.n
 }
 
 // start makes the sender to a peer. The caller holds mu.

@@ -27,13 +27,14 @@ type Member struct {
 type View struct {
 	self    string
 	members []Member // sorted by id, with self
-	// seen counts the routers that were seen lately, those that are not reached among them.
-	seen int
+	// seen counts the routers that were seen lately, those that are not reached among them. missed are not reached for a while.
+	seen, missed int
 }
 
-// NewView returns the view of the router self. members are those that it reaches, itself among them.
-func NewView(self string, members []Member, seen int) *View {
-	v := &View{self: self, members: slices.Clone(members), seen: max(seen, len(members))}
+// NewView returns the view of the router self. members are those that it reaches, itself among them, seen
+// counts those that were seen lately, missed those of them that are not reached for a while.
+func NewView(self string, members []Member, seen, missed int) *View {
+	v := &View{self: self, members: slices.Clone(members), seen: max(seen, len(members)), missed: missed}
 	slices.SortFunc(v.members, func(a, b Member) int { return cmp.Compare(a.ID, b.ID) })
 	return v
 }
@@ -68,10 +69,15 @@ func (v *View) Members() int { return len(v.members) }
 // Seen counts the routers that were seen lately.
 func (v *View) Seen() int { return v.seen }
 
-// Share is the part of the limits that the members have together.
-func (v *View) Share() float64 { return float64(len(v.members)) / float64(v.seen) }
+// Share is the part of the limits that the members have together: of rates, which are divided only when others are missed for a while.
+func (v *View) Share() float64 {
+	return float64(len(v.members)) / float64(len(v.members)+v.missed)
+}
+
+// ShareNow is the part of the limits of what is in flight, which is divided at once.
+func (v *View) ShareNow() float64 { return float64(len(v.members)) / float64(v.seen) }
 
 // Equal reports whether both views say the same.
 func (v *View) Equal(o *View) bool {
-	return v != nil && o != nil && v.seen == o.seen && slices.Equal(v.members, o.members)
+	return v != nil && o != nil && v.seen == o.seen && v.missed == o.missed && slices.Equal(v.members, o.members)
 }

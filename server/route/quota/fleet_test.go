@@ -108,7 +108,7 @@ func newNet(t *testing.T, n int, c quota.Config) *net {
 	for i := range n {
 		all.add(fmt.Sprintf("0000000%d", i), c)
 	}
-	time.Sleep(time.Second)
+	time.Sleep(6 * time.Second)
 	return all
 }
 
@@ -447,7 +447,7 @@ func TestANewOwnerContinuesTheAccount(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 				change(n, owner)
-				time.Sleep(2 * time.Second)
+				time.Sleep(3 * time.Second)
 				want := 5
 				if name == "killed" { // one of three routers may live on elsewhere, with its share
 					want = 3

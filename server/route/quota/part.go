@@ -71,7 +71,7 @@ func (t *tenant) most(limit int) int {
 	if t.part == nil || limit <= 0 {
 		return limit
 	}
-	return max(1, int(float64(limit)*t.part.view.Share()+epsilon))
+	return max(1, int(float64(limit)*t.part.view.ShareNow()+epsilon))
 }
 
 // holdings is what all routers have in flight, as far as this one knows. mu is held.
