@@ -183,7 +183,7 @@ func (a *absent) count(n int, now time.Time) int {
 // start makes the sender to a peer. The caller holds mu.
 func (g *Grants) start(ctx context.Context, p Peer, running *sync.WaitGroup) *sender {
 	ctx, stop := context.WithCancel(ctx)
-	s := &sender{grants: g, peer: p, client: pb.NewPeerServiceClient(p.Conn), stop: stop, wake: make(chan struct{}, 1), urgent: map[string]struct{}{}}
+	s := &sender{grants: g, peer: p, client: pb.NewPeerServiceClient(p.Conn), stop: stop, wake: make(chan struct{}, 1), urgent: map[string]struct{}{}, called: time.Now()}
 	s.copy(g.params.Accounts.Changed(true))
 	s.hurry("")
 	running.Go(func() { s.run(ctx) })
@@ -236,6 +236,9 @@ func (g *Grants) Hurry(owner, tenant string) {
 
 // ShareLimits is the RPC of the router with the id from.
 func (g *Grants) ShareLimits(_ context.Context, from string, in *pb.ShareLimitsRequest) (*pb.ShareLimitsResponse, error) {
+	if s := g.sender(from); s != nil {
+		s.arrived(time.Now())
+	}
 	accounts := make([]Account, 0, len(in.GetAccounts()))
 	for _, a := range in.GetAccounts() {
 		accounts = append(accounts, fromAccount(a))

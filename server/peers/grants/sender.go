@@ -26,6 +26,7 @@ type sender struct {
 	urgent map[string]struct{} // tenants whose reports hurry; the empty name is all; guarded by mu
 	copies map[string]Account  // what the peer has not received; guarded by mu
 	silent time.Time           // since when it does not answer; zero: it does; guarded by mu
+	called time.Time           // when it last called this router, or the sender was made; guarded by mu
 }
 
 // hurry has the report about a tenant sent at once; all of them for the empty name.
@@ -57,11 +58,29 @@ func (s *sender) copy(list []Account) {
 	}
 }
 
-// reached reports whether the peer answers.
+// reached reports whether the peer answers and calls.
 func (s *sender) reached(now time.Time) bool {
+	active := s.grants.params.Accounts.Active()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.silent.IsZero() || now.Sub(s.silent) < silence
+	return !active || (s.silent.IsZero() || now.Sub(s.silent) < silence) && now.Sub(s.called) < silence+reportEvery
+}
+
+// arrived notes a call of the peer.
+func (s *sender) arrived(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.called = now
+}
+
+// wanted reports whether the peer expects calls: it limits tenants, or this router does.
+func (s *sender) wanted() bool {
+	if s.grants.params.Accounts.Active() {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.called) < silence
 }
 
 // heard notes whether the peer has answered a call that began at a time.
@@ -93,7 +112,7 @@ func (s *sender) run(ctx context.Context) {
 		case <-s.wake:
 			tenants = s.takeUrgent()
 		}
-		if !s.grants.params.Accounts.Active() {
+		if !s.wanted() {
 			continue
 		}
 		s.exchange(ctx, tenants)

@@ -1,7 +1,11 @@
 package quota
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kvpilot/kvpilot/server/peers/grants"
 )
@@ -46,6 +50,18 @@ func (l *Limiter) all() []*tenant {
 	return list
 }
 
+// maxName bounds the tenants' names that are sent to other routers, in bytes.
+const maxName = 256
+
+// shared is the name of a tenant's account in the fleet: its own, or a digest of one that no message may have.
+func shared(tenant string) string {
+	if len(tenant) <= maxName && utf8.ValidString(tenant) && !strings.HasPrefix(tenant, "\x00") {
+		return tenant
+	}
+	sum := sha256.Sum256([]byte(tenant))
+	return "\x00" + hex.EncodeToString(sum[:])
+}
+
 // find returns the account of a tenant, nil if there is none.
 func (l *Limiter) find(name string) *tenant {
 	l.mu.RLock()
@@ -59,7 +75,7 @@ func (l *Limiter) find(name string) *tenant {
 // open returns the account of a tenant that another router reports about, and makes one where there is room.
 func (l *Limiter) open(name string, now time.Time) *tenant {
 	if name != othersName {
-		return l.account(name, now)
+		return l.accountOf(name, name, now)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,7 +151,7 @@ func (l *Limiter) Changed(all bool) []grants.Account {
 	for _, t := range l.all() {
 		t.mu.Lock()
 		if p := t.part; p != nil && p.owner == "" && (all || p.changed) {
-			p.changed = false
+			p.changed = p.changed && all // those that get the changes get this one later
 			list = append(list, t.account(now))
 		}
 		t.mu.Unlock()

@@ -167,9 +167,15 @@ func (l *Limiter) account(name string, now time.Time) *tenant {
 	if t != nil {
 		return t
 	}
+	return l.accountOf(name, shared(name), now)
+}
+
+// accountOf finds the account of a tenant by its name in the fleet, or opens it.
+func (l *Limiter) accountOf(name, key string, now time.Time) *tenant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t = l.tenants[name]; t != nil {
+	t := l.tenants[key]
+	if t != nil {
 		return t
 	}
 	settings := l.table.Load()
@@ -191,8 +197,8 @@ func (l *Limiter) account(name string, now time.Time) *tenant {
 		label = name
 		l.labels++
 	}
-	t = l.newTenant(name, label, settings.of(name), now)
-	l.tenants[name] = t
+	t = l.newTenant(key, label, settings.of(name), now)
+	l.tenants[key] = t
 	return t
 }
 
