@@ -100,18 +100,7 @@ func (p *parts) buildPeers(c config.Config, t *telemetry.Telemetry) error {
 	f.links, err = link.New(link.Params{
 		ID: f.id, Name: cmp.Or(c.Fleet.Name, host, f.id), Identity: who, Refused: refused, Ability: f.ability,
 		Frontend: link.Frontend{
-			Up: func(id string, ability pb.Ability) {
-				f.abilities.Store(id, ability)
-				f.frontend.Up(decide.ID(id), ability)
-				f.facts.PeersChanged()
-				f.grants.PeersChanged()
-			},
-			Down: func(id string) {
-				f.abilities.Delete(id)
-				f.frontend.Down(decide.ID(id))
-				f.facts.PeersChanged()
-				f.grants.PeersChanged()
-			},
+			Up: f.up, Down: f.down,
 			Reply: func(from string, reply *pb.DeciderReply) {
 				if pong := reply.GetPong(); pong != nil {
 					f.abilities.Store(from, pong.GetAbility())
@@ -140,6 +129,21 @@ func (p *parts) buildPeers(c config.Config, t *telemetry.Telemetry) error {
 	})
 	p.peers = f
 	return err
+}
+
+// up and down follow the links to other routers.
+func (f *peers) up(id string, ability pb.Ability) {
+	f.abilities.Store(id, ability)
+	f.frontend.Up(decide.ID(id), ability)
+	f.facts.PeersChanged()
+	f.grants.PeersChanged()
+}
+
+func (f *peers) down(id string) {
+	f.abilities.Delete(id)
+	f.frontend.Down(decide.ID(id))
+	f.facts.PeersChanged()
+	f.grants.PeersChanged()
 }
 
 // ability is how fit this router is to decide: a new one leaves that to those with an index, until it has pulled theirs.

@@ -51,7 +51,7 @@ func newMetrics(p metric.MeterProvider, g *Grants) *metrics {
 			o.ObserveInt64(moved, n)
 		}
 		o.ObserveFloat64(share, g.View().Share())
-		o.ObserveInt64(old, int64(g.old.Load()))
+		o.ObserveInt64(old, g.old.Load())
 	})
 	return m
 }
