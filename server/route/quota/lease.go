@@ -241,7 +241,7 @@ func (t *tenant) takeHere(d demand, now time.Time) {
 }
 
 // borrow takes what a request lacks although the owner does not answer: all together no more than this router's share of the account. It
-// is a debt that the owner is told of later.
+// is a debt that a later report carries.
 func (t *tenant) borrow(d demand, now time.Time) bool {
 	p := t.part
 	l := &p.lease

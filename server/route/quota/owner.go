@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Owner keeps the account of tenants. In a fleet each tenant has one owner, so that its limits hold for the fleet.
+// Owner keeps the accounts of tenants: a Limiter, alone or with those of other routers.
 type Owner interface {
 	// Active reports whether anything is limited; while it is false, requests need no Grant.
 	Active() bool
