@@ -3235,7 +3235,9 @@ type LimitReport struct {
 	// The caller was the owner until now: returned has its whole account.
 	Handover bool `protobuf:"varint,11,opt,name=handover,proto3" json:"handover,omitempty"`
 	// The part of that account that the caller assumed when it began it without knowledge of an earlier one.
-	Assumed       *LimitAmounts `protobuf:"bytes,12,opt,name=assumed,proto3" json:"assumed,omitempty"`
+	Assumed *LimitAmounts `protobuf:"bytes,12,opt,name=assumed,proto3" json:"assumed,omitempty"`
+	// The part of the whole account that it was, where the fleet was divided.
+	Part          float64 `protobuf:"fixed64,13,opt,name=part,proto3" json:"part,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3352,6 +3354,13 @@ func (x *LimitReport) GetAssumed() *LimitAmounts {
 		return x.Assumed
 	}
 	return nil
+}
+
+func (x *LimitReport) GetPart() float64 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
 }
 
 // LimitGrant answers a report.
@@ -3851,7 +3860,7 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\areports\x18\x01 \x03(\v2\x17.kvpilot.v1.LimitReportB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\areports\x12?\n" +
 	"\baccounts\x18\x02 \x03(\v2\x18.kvpilot.v1.LimitAccountB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\baccounts\"P\n" +
 	"\x13ShareLimitsResponse\x129\n" +
-	"\x06grants\x18\x01 \x03(\v2\x16.kvpilot.v1.LimitGrantB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x06grants\"\xae\x04\n" +
+	"\x06grants\x18\x01 \x03(\v2\x16.kvpilot.v1.LimitGrantB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x06grants\"\xdb\x04\n" +
 	"\vLimitReport\x12 \n" +
 	"\x06tenant\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06tenant\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12#\n" +
@@ -3865,7 +3874,8 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\fmore_holding\x18\n" +
 	" \x01(\v2\x18.kvpilot.v1.LimitHoldingR\vmoreHolding\x12\x1a\n" +
 	"\bhandover\x18\v \x01(\bR\bhandover\x122\n" +
-	"\aassumed\x18\f \x01(\v2\x18.kvpilot.v1.LimitAmountsR\aassumed\"\x8e\x02\n" +
+	"\aassumed\x18\f \x01(\v2\x18.kvpilot.v1.LimitAmountsR\aassumed\x12+\n" +
+	"\x04part\x18\r \x01(\x01B\x17\xbaH\x14\x12\x12\x19\x00\x00\x00\x00\x00\x00\xf0?)\x00\x00\x00\x00\x00\x00\x00\x00R\x04part\"\x8e\x02\n" +
 	"\n" +
 	"LimitGrant\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1a\n" +

@@ -43,6 +43,8 @@ type Report struct {
 	// it began the account without knowledge of an earlier one.
 	Handover bool
 	Assumed  Amounts
+	// Part is the part of the account that the reporter's was, where the fleet was divided.
+	Part float64
 }
 
 // Refusal says why a report has no answer.

@@ -16,7 +16,7 @@ import (
 func TestReportsAndGrantsArriveAsTheyWere(t *testing.T) {
 	r := Report{
 		Tenant: "Équipe", Epoch: math.MaxUint64, Sequence: 7, Returned: Amounts{-1.5, 2e9}, Holding: Holding{3, 4}, Need: Amounts{1, 2}, Waiting: Amounts{3, 4},
-		More: Amounts{5, 6}, NeedHolding: Holding{7, 8}, MoreHolding: Holding{9, 10}, Handover: true, Assumed: Amounts{11, 12},
+		More: Amounts{5, 6}, NeedHolding: Holding{7, 8}, MoreHolding: Holding{9, 10}, Handover: true, Assumed: Amounts{11, 12}, Part: 0.5,
 	}
 	if got := fromReport(report(r)); got != r {
 		t.Errorf("%+v arrives as %+v", r, got)

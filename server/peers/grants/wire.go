@@ -33,7 +33,7 @@ func report(r Report) *pb.LimitReport {
 	return &pb.LimitReport{
 		Tenant: r.Tenant, Epoch: r.Epoch, Sequence: r.Sequence, Returned: amounts(r.Returned), Holding: holding(r.Holding),
 		Need: amounts(r.Need), Waiting: amounts(r.Waiting), More: amounts(r.More),
-		NeedHolding: holding(r.NeedHolding), MoreHolding: holding(r.MoreHolding), Handover: r.Handover, Assumed: amounts(r.Assumed),
+		NeedHolding: holding(r.NeedHolding), MoreHolding: holding(r.MoreHolding), Handover: r.Handover, Assumed: amounts(r.Assumed), Part: r.Part,
 	}
 }
 
@@ -41,7 +41,7 @@ func fromReport(r *pb.LimitReport) Report {
 	return Report{
 		Tenant: r.GetTenant(), Epoch: r.GetEpoch(), Sequence: r.GetSequence(), Returned: fromAmounts(r.GetReturned()), Holding: fromHolding(r.GetHolding()),
 		Need: fromAmounts(r.GetNeed()).Over(), Waiting: fromAmounts(r.GetWaiting()).Over(), More: fromAmounts(r.GetMore()).Over(),
-		NeedHolding: fromHolding(r.GetNeedHolding()), MoreHolding: fromHolding(r.GetMoreHolding()), Handover: r.GetHandover(), Assumed: fromAmounts(r.GetAssumed()),
+		NeedHolding: fromHolding(r.GetNeedHolding()), MoreHolding: fromHolding(r.GetMoreHolding()), Handover: r.GetHandover(), Assumed: fromAmounts(r.GetAssumed()), Part: r.GetPart(),
 	}
 }
 

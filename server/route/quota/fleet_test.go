@@ -482,6 +482,87 @@ func TestANewOwnerContinuesTheAccount(t *testing.T) {
 	}
 }
 
+// An owner that is not reached for a moment does not double the account: what both parts have taken meanwhile counts.
+func TestAShortSilenceKeepsTheAccount(t *testing.T) {
+	for _, silence := range []time.Duration{300 * time.Millisecond, 1100 * time.Millisecond, 1500 * time.Millisecond, 2 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNet(t, 3, quota.Config{"a": {TokensPerMinute: 60, TokenBurst: 10_000}})
+			defer n.close()
+			owner := n.owner("a")
+			var other *node
+			for _, r := range n.list() {
+				if r != owner {
+					other = r
+				}
+			}
+			use := func(r *node, want bool) {
+				t.Helper()
+				end, refusal := take(r, "a", 1000)
+				if (refusal == nil) != want {
+					t.Errorf("refusal %+v", refusal)
+				}
+				if end != nil {
+					end(quota.Usage{Charge: quota.ChargeBooked})
+				}
+			}
+			for range 5 {
+				use(owner, true)
+			}
+			time.Sleep(time.Second)
+			n.split(owner.id, true)
+			time.Sleep(silence)
+			use(owner, true)
+			use(other, true)
+			n.split(owner.id, false)
+			time.Sleep(2 * time.Second)
+			for range 3 {
+				use(other, true)
+			}
+			use(other, false)
+			use(owner, false)
+		})
+	}
+}
+
+// Requests that wait for an owner which changes leave nothing behind that stops later ones.
+func TestWaitingOverAChangeOfOwners(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNet(t, 2, quota.Config{"a": {InFlight: 50, RequestsPerSecond: 1000}})
+		defer n.close()
+		owner := n.owner("a")
+		var other *node
+		for _, r := range n.list() {
+			if r != owner {
+				other = r
+			}
+		}
+		for range 5 {
+			n.split(owner.id, true)
+			var all sync.WaitGroup
+			for range 40 {
+				all.Go(func() {
+					if end, _ := take(other, "a", 1); end != nil {
+						end(quota.Usage{})
+					}
+				})
+			}
+			all.Wait()
+			time.Sleep(3 * time.Second)
+			n.split(owner.id, false)
+			time.Sleep(3 * time.Second)
+		}
+		held := 0
+		for range 60 {
+			if end, _ := take(other, "a", 1); end != nil {
+				held++
+			}
+		}
+		if held != 50 {
+			t.Errorf("%d requests are admitted afterwards, want 50", held)
+		}
+	})
+}
+
 // A router without the others grants its share: routers of an older version, and those that are not reached, grant theirs.
 func TestAPartGrantsItsShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -41,6 +41,7 @@ type lease struct {
 	// handover is set until the owner has received this router's account.
 	handover bool
 	assumed  assumption
+	part     float64 // of the account before it was divided
 }
 
 // use measures what requests take, in amounts per second.
@@ -309,7 +310,7 @@ func (t *tenant) report(d demand, now time.Time) grants.Report {
 		Handover: l.handover,
 	}
 	if l.handover {
-		r.Assumed = l.assumed.at(now)
+		r.Assumed, r.Part = l.assumed.at(now), l.part
 	}
 	t.reportHolding(&r, d)
 	return r

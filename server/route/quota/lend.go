@@ -33,7 +33,7 @@ func (t *tenant) lend(from string, r grants.Report, now time.Time) grants.Grant 
 		l.sequence, l.at, p.changed = r.Sequence, now, true
 		returned := r.Returned.Minus(l.returned)
 		if r.Handover && first {
-			returned = returned.Minus(p.known(from, r.Assumed, now))
+			returned = returned.Minus(p.known(from, &r, now))
 		}
 		l.returned = r.Returned
 		t.add(returned, now)
@@ -48,20 +48,22 @@ func (t *tenant) lend(from string, r grants.Report, now time.Time) grants.Grant 
 }
 
 // known is the part of a former owner's account that this router has counted already: what it began with, because it knew the
-// account, or what the other one assumed.
-func (p *part) known(from string, assumed grants.Amounts, now time.Time) grants.Amounts {
+// account; or what the other one assumed, as far as both parts are more than the whole.
+func (p *part) known(from string, r *grants.Report, now time.Time) grants.Amounts {
 	e := &p.expects
-	if e.from != from || now.After(e.until) {
-		if assumed == (grants.Amounts{}) {
-			assumed = p.assumed.at(now)
-			p.assumed = assumption{}
-		}
-		return assumed
+	if e.from == from && !now.After(e.until) {
+		e.requests.fill(now)
+		e.tokens.fill(now)
+		e.from = ""
+		return grants.Amounts{Requests: e.requests.level, Tokens: e.tokens.level}
 	}
-	e.requests.fill(now)
-	e.tokens.fill(now)
-	e.from = ""
-	return grants.Amounts{Requests: e.requests.level, Tokens: e.tokens.level}
+	assumed := r.Assumed
+	if assumed == (grants.Amounts{}) {
+		assumed = p.assumed.at(now)
+		p.assumed = assumption{}
+	}
+	twice := min(1, max(0, r.Part+p.division.at(now)-1))
+	return grants.Amounts{Requests: assumed.Requests * twice, Tokens: assumed.Tokens * twice}
 }
 
 // grant takes from the account what a report asks for.

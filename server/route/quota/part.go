@@ -18,10 +18,11 @@ type part struct {
 	owner string // empty: this router
 
 	// Of the owner: what the others hold, whether anything has changed since the others were sent it, the account's beginning.
-	lent    map[string]*lent
-	changed bool
-	expects expected
-	assumed assumption
+	lent     map[string]*lent
+	changed  bool
+	expects  expected
+	assumed  assumption
+	division division
 
 	// Of the others: the lease, and what each router has in flight, as the owner sees it.
 	lease lease
@@ -36,11 +37,40 @@ type lent struct {
 	at                time.Time // of the last report
 }
 
-// assumption is what an account began with, because this router did not know of an earlier one. It is of no interest any more once
-// an empty account would have filled up.
+// assumption is what an account began with, filled up since, because this router did not have it from a former owner: it did not know
+// one, or did not reach it. It is of no interest any more once an empty account would have filled up.
 type assumption struct {
-	grants.Amounts
+	requests, tokens bucket
+	until            time.Time
+}
+
+// division remembers by how much an account was divided, until the parts are together again.
+type division struct {
+	share float64 // zero: not
 	until time.Time
+}
+
+// note notes a change of the share.
+func (d *division) note(from, to float64, now time.Time) {
+	switch {
+	case to < from:
+		*d = division{share: to}
+	case to > from && d.share > 0:
+		d.until = now.Add(handoverTime)
+	}
+}
+
+// at is the part that this account is of the one before the division.
+func (d *division) at(now time.Time) float64 {
+	if d.share == 0 || !d.until.IsZero() && now.After(d.until) {
+		return 1
+	}
+	return d.share
+}
+
+// assume makes an assumption of the account as it is. mu is held.
+func (t *tenant) assume(now time.Time) assumption {
+	return assumption{t.requests, t.tokens, now.Add(max(t.requests.refill(), t.tokens.refill()))}
 }
 
 // at is the assumption at a time.
@@ -48,7 +78,9 @@ func (a *assumption) at(now time.Time) grants.Amounts {
 	if now.After(a.until) {
 		return grants.Amounts{}
 	}
-	return a.Amounts
+	a.requests.fill(now)
+	a.tokens.fill(now)
+	return grants.Amounts{Requests: a.requests.level, Tokens: a.tokens.level}
 }
 
 // expected is the account of a former owner, of which this router has begun with what it knew.
@@ -165,10 +197,11 @@ func (t *tenant) place(v *grants.View, now time.Time) bool {
 	}
 	t.requests.share(before, v.Share(), now)
 	t.tokens.share(before, v.Share(), now)
+	p.division.note(before, v.Share(), now)
 	maps.DeleteFunc(p.lent, func(id string, _ *lent) bool { return !v.Reaches(id) })
 	switch {
 	case isNew:
-		p.assumed = assumption{t.levels(), now.Add(max(t.requests.refill(), t.tokens.refill()))}
+		p.assumed = t.assume(now)
 		p.lease.begin()
 		return false
 	case p.owner == former:
@@ -187,7 +220,7 @@ func (t *tenant) place(v *grants.View, now time.Time) bool {
 func (p *part) handOver(t *tenant, now time.Time) {
 	t.fill(now)
 	l := &p.lease
-	*l = lease{handover: true, assumed: p.assumed, holding: grants.Holding{InFlight: t.inFlight, Reserved: t.reserved}}
+	*l = lease{handover: true, assumed: p.assumed, part: p.division.at(now), holding: grants.Holding{InFlight: t.inFlight, Reserved: t.reserved}, waiting: l.waiting, use: l.use}
 	l.begin()
 	l.returned = t.levels()
 	p.seen = p.holders(t)
@@ -204,12 +237,16 @@ func (p *part) takeOver(t *tenant, former string, now time.Time) {
 	}
 	t.fill(now)
 	p.expects = expected{}
-	if p.view.Reaches(former) && !l.handover {
+	switch {
+	case l.handover:
+	case p.view.Reaches(former):
 		p.expects = expected{from: former, requests: t.requests, tokens: t.tokens, until: now.Add(handoverTime)}
+	case p.view.Share() == 1: // the former owner may live, with the same account; it is divided later
+		p.assumed = t.assume(now)
 	}
 	t.add(l.hand.Plus(l.returned).Minus(l.applied), now)
 	l.stop()
-	*l = lease{}
+	*l = lease{waiting: l.waiting, use: l.use}
 	l.begin()
 	p.lent = map[string]*lent{}
 	for _, h := range p.seen {
