@@ -48,7 +48,7 @@ var within = map[string][]string{
 }
 
 // genUsers may import the generated contract; engineContract is vLLM's and kvevents' alone.
-var genUsers = []string{"", "domain/apierror", "peers/decide", "peers/facts", "peers/members", "peers/link", "peers/warm", "peers/forward", "edge/grpcapi", "edge/gateway", "edge/admin"}
+var genUsers = []string{"", "domain/apierror", "peers/decide", "peers/facts", "peers/members", "peers/link", "peers/warm", "peers/forward", "peers/grants", "edge/grpcapi", "edge/gateway", "edge/admin"}
 
 const engineContract = "gen/vllm/control"
 

@@ -23,6 +23,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/peers/decide"
 	"github.com/kvpilot/kvpilot/server/peers/facts"
 	"github.com/kvpilot/kvpilot/server/peers/forward"
+	"github.com/kvpilot/kvpilot/server/peers/grants"
 	"github.com/kvpilot/kvpilot/server/peers/identity"
 	"github.com/kvpilot/kvpilot/server/peers/link"
 	"github.com/kvpilot/kvpilot/server/peers/members"
@@ -40,6 +41,7 @@ type peers struct {
 	facts    *facts.Store
 	warm     *warm.Warm
 	forward  *forward.Fleet
+	grants   *grants.Grants
 	// services registers what other routers may call in addition to PeerService.
 	services func(grpc.ServiceRegistrar)
 	leaving  atomic.Bool
@@ -81,6 +83,10 @@ func (p *parts) buildPeers(c config.Config, t *telemetry.Telemetry) error {
 	f.warm = warm.New(warm.Params{
 		Index: p.kvindex, Peers: f.warmPeers, Delay: p.events.DelayFirstReplays, Missing: p.inexact, MaxBytes: c.KVIndex.MaxBytes, Log: p.part("warm"), Meter: t.Meters(),
 	})
+	f.grants = grants.New(grants.Params{
+		Self: f.id, Fleet: f.limitFleet, Fitness: f.fitness, Accounts: p.limiter, Patience: c.Fleet.Patience, Log: p.part("grants"), Meter: t.Meters(),
+	})
+	p.limiter.Join(f.grants)
 	core := decide.Params{
 		Self: decide.ID(f.id), Chooser: p.chooser, RankOf: p.rankOf, Ability: f.ability,
 		Pool: f.pools.of, Replicas: p.replicasOf, Broken: p.breaker.Opened,
@@ -94,16 +100,7 @@ func (p *parts) buildPeers(c config.Config, t *telemetry.Telemetry) error {
 	f.links, err = link.New(link.Params{
 		ID: f.id, Name: cmp.Or(c.Fleet.Name, host, f.id), Identity: who, Refused: refused, Ability: f.ability,
 		Frontend: link.Frontend{
-			Up: func(id string, ability pb.Ability) {
-				f.abilities.Store(id, ability)
-				f.frontend.Up(decide.ID(id), ability)
-				f.facts.PeersChanged()
-			},
-			Down: func(id string) {
-				f.abilities.Delete(id)
-				f.frontend.Down(decide.ID(id))
-				f.facts.PeersChanged()
-			},
+			Up: f.up, Down: f.down,
 			Reply: func(from string, reply *pb.DeciderReply) {
 				if pong := reply.GetPong(); pong != nil {
 					f.abilities.Store(from, pong.GetAbility())
@@ -120,8 +117,9 @@ func (p *parts) buildPeers(c config.Config, t *telemetry.Telemetry) error {
 		ShareFacts: func(ctx context.Context, _ string, in *pb.ShareFactsRequest) (*pb.ShareFactsResponse, error) {
 			return f.facts.ShareFacts(ctx, in)
 		},
-		Register: func(to grpc.ServiceRegistrar) { f.services(to) },
-		Log:      p.part("link"), Meter: t.Meters(),
+		ShareLimits: f.grants.ShareLimits,
+		Register:    func(to grpc.ServiceRegistrar) { f.services(to) },
+		Log:         p.part("link"), Meter: t.Meters(),
 	})
 	f.forward = forward.New(forward.Params{
 		Self: f.members.Self, Others: f.members.Others, Requests: f.frontend.Requests,
@@ -131,6 +129,21 @@ func (p *parts) buildPeers(c config.Config, t *telemetry.Telemetry) error {
 	})
 	p.peers = f
 	return err
+}
+
+// up and down follow the links to other routers.
+func (f *peers) up(id string, ability pb.Ability) {
+	f.abilities.Store(id, ability)
+	f.frontend.Up(decide.ID(id), ability)
+	f.facts.PeersChanged()
+	f.grants.PeersChanged()
+}
+
+func (f *peers) down(id string) {
+	f.abilities.Delete(id)
+	f.frontend.Down(decide.ID(id))
+	f.facts.PeersChanged()
+	f.grants.PeersChanged()
 }
 
 // ability is how fit this router is to decide: a new one leaves that to those with an index, until it has pulled theirs.
@@ -153,6 +166,43 @@ func (f *peers) factPeers() []facts.Peer {
 		}
 	}
 	return list
+}
+
+// seenLately is for how long a router that is not reached counts as one that grants its share of tenants' limits elsewhere.
+const seenLately = time.Minute
+
+// limitFleet is which routers share the limits of tenants.
+func (f *peers) limitFleet() grants.Fleet {
+	fleet := grants.Fleet{Seen: f.members.Seen(seenLately)}
+	for _, m := range f.members.Others() {
+		if m.State == members.Stranger || m.WireMinor < members.MinorLimits {
+			if m.State != members.Dead {
+				fleet.Old++
+			}
+			continue
+		}
+		if conn, ok := f.links.Conn(m.ID); ok {
+			fleet.Peers = append(fleet.Peers, grants.Peer{ID: m.ID, Conn: conn})
+		}
+	}
+	return fleet
+}
+
+// fitness is how fit a router is to own the accounts of tenants.
+func (f *peers) fitness(id string) grants.Fitness {
+	ability := f.ability()
+	if id != f.id {
+		known, _ := f.abilities.Load(id)
+		ability, _ = known.(pb.Ability)
+	}
+	switch ability {
+	case pb.Ability_ABILITY_ABLE:
+		return grants.Able
+	case pb.Ability_ABILITY_LEAVING:
+		return grants.Leaving
+	default:
+		return grants.Unable
+	}
 }
 
 // warmPeers are the connections over which an index may be pulled: of peers that have one, those that stay first.
@@ -260,6 +310,7 @@ func (f *peers) background() []component {
 		{"decider", f.decider.Run},
 		{"facts", f.facts.Run},
 		{"warm", f.warm.Run},
+		{"grants", f.grants.Run},
 	}
 }
 

@@ -43,8 +43,14 @@ const key = "a key for the routers of this test"
 // startFleet starts n routers before simulated replicas. advertise gives each an address of its own; empty: the one that it listens at.
 func startFleet(t *testing.T, n, replicas int, advertise ...string) *fleet {
 	t.Helper()
+	return startFleetWith(t, "", n, replicas, advertise...)
+}
+
+// startFleetWith starts a fleet with further settings.
+func startFleetWith(t *testing.T, more string, n, replicas int, advertise ...string) *fleet {
+	t.Helper()
 	f := &fleet{t: t}
-	settings := "registry:\n  replicas:\n"
+	settings := more + "registry:\n  replicas:\n"
 	for range replicas {
 		f.replicas = append(f.replicas, start(t, func(out *bufio.Reader) string {
 			line, err := out.ReadString('\n')

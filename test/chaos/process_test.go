@@ -132,6 +132,7 @@ func (p *process) ready() int {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	req, _ := http.NewRequestWithContext(ctx, http.MethodGet, p.url+"/kvpilot/v1/replicas", nil)
+	req.Header.Set("X-Api-Key", operatorKey) // ignored where there are no keys
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return -1
@@ -193,6 +194,7 @@ func (p *process) ask(n int, began time.Time, stream bool, limit time.Duration) 
 		return res
 	}
 	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Api-Key", operatorKey)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		res.err = err

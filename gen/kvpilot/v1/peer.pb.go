@@ -81,6 +81,59 @@ func (Ability) EnumDescriptor() ([]byte, []int) {
 	return file_kvpilot_v1_peer_proto_rawDescGZIP(), []int{0}
 }
 
+// LimitRefusal says why a report is not answered.
+type LimitRefusal int32
+
+const (
+	// It is answered.
+	LimitRefusal_LIMIT_REFUSAL_UNSPECIFIED LimitRefusal = 0
+	// The callee does not own the tenant's account.
+	LimitRefusal_LIMIT_REFUSAL_NOT_OWNER LimitRefusal = 1
+	// The callee does not know this epoch: the caller begins another one.
+	LimitRefusal_LIMIT_REFUSAL_UNKNOWN_EPOCH LimitRefusal = 2
+)
+
+// Enum value maps for LimitRefusal.
+var (
+	LimitRefusal_name = map[int32]string{
+		0: "LIMIT_REFUSAL_UNSPECIFIED",
+		1: "LIMIT_REFUSAL_NOT_OWNER",
+		2: "LIMIT_REFUSAL_UNKNOWN_EPOCH",
+	}
+	LimitRefusal_value = map[string]int32{
+		"LIMIT_REFUSAL_UNSPECIFIED":   0,
+		"LIMIT_REFUSAL_NOT_OWNER":     1,
+		"LIMIT_REFUSAL_UNKNOWN_EPOCH": 2,
+	}
+)
+
+func (x LimitRefusal) Enum() *LimitRefusal {
+	p := new(LimitRefusal)
+	*p = x
+	return p
+}
+
+func (x LimitRefusal) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LimitRefusal) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_peer_proto_enumTypes[1].Descriptor()
+}
+
+func (LimitRefusal) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_peer_proto_enumTypes[1]
+}
+
+func (x LimitRefusal) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LimitRefusal.Descriptor instead.
+func (LimitRefusal) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_peer_proto_rawDescGZIP(), []int{1}
+}
+
 // DecideRequest is what a frontend sends: events, in order.
 type DecideRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2945,6 +2998,590 @@ func (x *ShareFactsResponse) GetDigest() uint64 {
 	return 0
 }
 
+// LimitAmounts are amounts of the limits that are filled up again with time.
+type LimitAmounts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Requests.
+	Requests float64 `protobuf:"fixed64,1,opt,name=requests,proto3" json:"requests,omitempty"`
+	// Tokens.
+	Tokens        float64 `protobuf:"fixed64,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitAmounts) Reset() {
+	*x = LimitAmounts{}
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitAmounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitAmounts) ProtoMessage() {}
+
+func (x *LimitAmounts) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitAmounts.ProtoReflect.Descriptor instead.
+func (*LimitAmounts) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_peer_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *LimitAmounts) GetRequests() float64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *LimitAmounts) GetTokens() float64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+// LimitHolding is what a router has of the limits that are freed when requests end.
+type LimitHolding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Requests in flight.
+	InFlight uint64 `protobuf:"varint,1,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	// Tokens of live reservations.
+	Reserved      uint64 `protobuf:"varint,2,opt,name=reserved,proto3" json:"reserved,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitHolding) Reset() {
+	*x = LimitHolding{}
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitHolding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitHolding) ProtoMessage() {}
+
+func (x *LimitHolding) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitHolding.ProtoReflect.Descriptor instead.
+func (*LimitHolding) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_peer_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *LimitHolding) GetInFlight() uint64 {
+	if x != nil {
+		return x.InFlight
+	}
+	return 0
+}
+
+func (x *LimitHolding) GetReserved() uint64 {
+	if x != nil {
+		return x.Reserved
+	}
+	return 0
+}
+
+// ShareLimitsRequest is what a router says to another one about limits. An empty one asks whether it answers.
+type ShareLimitsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Reports about tenants that the callee owns.
+	Reports []*LimitReport `protobuf:"bytes,1,rep,name=reports,proto3" json:"reports,omitempty"`
+	// The state of accounts that the caller owns, for the time after it.
+	Accounts      []*LimitAccount `protobuf:"bytes,2,rep,name=accounts,proto3" json:"accounts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShareLimitsRequest) Reset() {
+	*x = ShareLimitsRequest{}
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShareLimitsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShareLimitsRequest) ProtoMessage() {}
+
+func (x *ShareLimitsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShareLimitsRequest.ProtoReflect.Descriptor instead.
+func (*ShareLimitsRequest) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_peer_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ShareLimitsRequest) GetReports() []*LimitReport {
+	if x != nil {
+		return x.Reports
+	}
+	return nil
+}
+
+func (x *ShareLimitsRequest) GetAccounts() []*LimitAccount {
+	if x != nil {
+		return x.Accounts
+	}
+	return nil
+}
+
+// ShareLimitsResponse answers the reports.
+type ShareLimitsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One grant for each report, in order.
+	Grants        []*LimitGrant `protobuf:"bytes,1,rep,name=grants,proto3" json:"grants,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShareLimitsResponse) Reset() {
+	*x = ShareLimitsResponse{}
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShareLimitsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShareLimitsResponse) ProtoMessage() {}
+
+func (x *ShareLimitsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShareLimitsResponse.ProtoReflect.Descriptor instead.
+func (*ShareLimitsResponse) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_peer_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ShareLimitsResponse) GetGrants() []*LimitGrant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+// LimitReport is one router's part of a tenant's limits, as the router that has it reports it to the owner.
+type LimitReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tenant.
+	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// The number of this relation between both routers; the sums below begin with it.
+	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The number of this report; those that arrive late are ignored.
+	Sequence uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// What the caller has returned unused, less what it has taken beyond what it had: a sum.
+	Returned *LimitAmounts `protobuf:"bytes,4,opt,name=returned,proto3" json:"returned,omitempty"`
+	// What it keeps in flight.
+	Holding *LimitHolding `protobuf:"bytes,5,opt,name=holding,proto3" json:"holding,omitempty"`
+	// What the first of the requests that wait needs.
+	Need *LimitAmounts `protobuf:"bytes,6,opt,name=need,proto3" json:"need,omitempty"`
+	// What the other waiting requests need.
+	Waiting *LimitAmounts `protobuf:"bytes,7,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// What the next requests are expected to need.
+	More *LimitAmounts `protobuf:"bytes,8,opt,name=more,proto3" json:"more,omitempty"`
+	// What the first of them needs in flight.
+	NeedHolding *LimitHolding `protobuf:"bytes,9,opt,name=need_holding,json=needHolding,proto3" json:"need_holding,omitempty"`
+	// What the others need in flight.
+	MoreHolding *LimitHolding `protobuf:"bytes,10,opt,name=more_holding,json=moreHolding,proto3" json:"more_holding,omitempty"`
+	// The caller was the owner until now: returned has its whole account.
+	Handover bool `protobuf:"varint,11,opt,name=handover,proto3" json:"handover,omitempty"`
+	// The part of that account that the caller assumed when it began it without knowledge of an earlier one.
+	Assumed *LimitAmounts `protobuf:"bytes,12,opt,name=assumed,proto3" json:"assumed,omitempty"`
+	// The part of the whole account that it was, where the fleet was divided.
+	Part          float64 `protobuf:"fixed64,13,opt,name=part,proto3" json:"part,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitReport) Reset() {
+	*x = LimitReport{}
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitReport) ProtoMessage() {}
+
+func (x *LimitReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitReport.ProtoReflect.Descriptor instead.
+func (*LimitReport) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_peer_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *LimitReport) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *LimitReport) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *LimitReport) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *LimitReport) GetReturned() *LimitAmounts {
+	if x != nil {
+		return x.Returned
+	}
+	return nil
+}
+
+func (x *LimitReport) GetHolding() *LimitHolding {
+	if x != nil {
+		return x.Holding
+	}
+	return nil
+}
+
+func (x *LimitReport) GetNeed() *LimitAmounts {
+	if x != nil {
+		return x.Need
+	}
+	return nil
+}
+
+func (x *LimitReport) GetWaiting() *LimitAmounts {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+func (x *LimitReport) GetMore() *LimitAmounts {
+	if x != nil {
+		return x.More
+	}
+	return nil
+}
+
+func (x *LimitReport) GetNeedHolding() *LimitHolding {
+	if x != nil {
+		return x.NeedHolding
+	}
+	return nil
+}
+
+func (x *LimitReport) GetMoreHolding() *LimitHolding {
+	if x != nil {
+		return x.MoreHolding
+	}
+	return nil
+}
+
+func (x *LimitReport) GetHandover() bool {
+	if x != nil {
+		return x.Handover
+	}
+	return false
+}
+
+func (x *LimitReport) GetAssumed() *LimitAmounts {
+	if x != nil {
+		return x.Assumed
+	}
+	return nil
+}
+
+func (x *LimitReport) GetPart() float64 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+// LimitGrant answers a report.
+type LimitGrant struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The report's epoch and sequence.
+	Epoch uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The sequence.
+	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// Why nothing is granted; LIMIT_REFUSAL_UNSPECIFIED: the account is the callee's.
+	Refusal LimitRefusal `protobuf:"varint,3,opt,name=refusal,proto3,enum=kvpilot.v1.LimitRefusal" json:"refusal,omitempty"`
+	// What the caller was granted since the epoch began: a sum.
+	Granted *LimitAmounts `protobuf:"bytes,4,opt,name=granted,proto3" json:"granted,omitempty"`
+	// What it may have in flight.
+	Holding *LimitHolding `protobuf:"bytes,5,opt,name=holding,proto3" json:"holding,omitempty"`
+	// The whole account.
+	Account       *LimitAccount `protobuf:"bytes,6,opt,name=account,proto3" json:"account,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitGrant) Reset() {
+	*x = LimitGrant{}
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitGrant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitGrant) ProtoMessage() {}
+
+func (x *LimitGrant) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitGrant.ProtoReflect.Descriptor instead.
+func (*LimitGrant) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_peer_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *LimitGrant) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *LimitGrant) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *LimitGrant) GetRefusal() LimitRefusal {
+	if x != nil {
+		return x.Refusal
+	}
+	return LimitRefusal_LIMIT_REFUSAL_UNSPECIFIED
+}
+
+func (x *LimitGrant) GetGranted() *LimitAmounts {
+	if x != nil {
+		return x.Granted
+	}
+	return nil
+}
+
+func (x *LimitGrant) GetHolding() *LimitHolding {
+	if x != nil {
+		return x.Holding
+	}
+	return nil
+}
+
+func (x *LimitGrant) GetAccount() *LimitAccount {
+	if x != nil {
+		return x.Account
+	}
+	return nil
+}
+
+// LimitAccount is the state of a tenant's account.
+type LimitAccount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tenant; empty in a grant.
+	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// What may be taken now; below zero: what is owed.
+	Level *LimitAmounts `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"`
+	// What each router has in flight.
+	Holders []*LimitHolder `protobuf:"bytes,3,rep,name=holders,proto3" json:"holders,omitempty"`
+	// How long a request takes, in seconds.
+	RequestS      float64 `protobuf:"fixed64,4,opt,name=request_s,json=requestS,proto3" json:"request_s,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitAccount) Reset() {
+	*x = LimitAccount{}
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitAccount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitAccount) ProtoMessage() {}
+
+func (x *LimitAccount) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitAccount.ProtoReflect.Descriptor instead.
+func (*LimitAccount) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_peer_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *LimitAccount) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *LimitAccount) GetLevel() *LimitAmounts {
+	if x != nil {
+		return x.Level
+	}
+	return nil
+}
+
+func (x *LimitAccount) GetHolders() []*LimitHolder {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
+func (x *LimitAccount) GetRequestS() float64 {
+	if x != nil {
+		return x.RequestS
+	}
+	return 0
+}
+
+// LimitHolder is one router's holding.
+type LimitHolder struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The router.
+	RouterId string `protobuf:"bytes,1,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
+	// What it has.
+	Holding       *LimitHolding `protobuf:"bytes,2,opt,name=holding,proto3" json:"holding,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitHolder) Reset() {
+	*x = LimitHolder{}
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitHolder) ProtoMessage() {}
+
+func (x *LimitHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_peer_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitHolder.ProtoReflect.Descriptor instead.
+func (*LimitHolder) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_peer_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *LimitHolder) GetRouterId() string {
+	if x != nil {
+		return x.RouterId
+	}
+	return ""
+}
+
+func (x *LimitHolder) GetHolding() *LimitHolding {
+	if x != nil {
+		return x.Holding
+	}
+	return nil
+}
+
 var File_kvpilot_v1_peer_proto protoreflect.FileDescriptor
 
 const file_kvpilot_v1_peer_proto_rawDesc = "" +
@@ -3212,17 +3849,64 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\x06digest\x18\x04 \x01(\x06R\x06digest\"U\n" +
 	"\x12ShareFactsResponse\x12'\n" +
 	"\x05facts\x18\x01 \x01(\v2\x11.kvpilot.v1.FactsR\x05facts\x12\x16\n" +
-	"\x06digest\x18\x02 \x01(\x06R\x06digest*]\n" +
+	"\x06digest\x18\x02 \x01(\x06R\x06digest\"T\n" +
+	"\fLimitAmounts\x12#\n" +
+	"\brequests\x18\x01 \x01(\x01B\a\xbaH\x04\x12\x02@\x01R\brequests\x12\x1f\n" +
+	"\x06tokens\x18\x02 \x01(\x01B\a\xbaH\x04\x12\x02@\x01R\x06tokens\"c\n" +
+	"\fLimitHolding\x12)\n" +
+	"\tin_flight\x18\x01 \x01(\x04B\f\xbaH\t2\a\x18\x80\x80\x80\x80\x80 R\binFlight\x12(\n" +
+	"\breserved\x18\x02 \x01(\x04B\f\xbaH\t2\a\x18\x80\x80\x80\x80\x80 R\breserved\"\x93\x01\n" +
+	"\x12ShareLimitsRequest\x12<\n" +
+	"\areports\x18\x01 \x03(\v2\x17.kvpilot.v1.LimitReportB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\areports\x12?\n" +
+	"\baccounts\x18\x02 \x03(\v2\x18.kvpilot.v1.LimitAccountB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\baccounts\"P\n" +
+	"\x13ShareLimitsResponse\x129\n" +
+	"\x06grants\x18\x01 \x03(\v2\x16.kvpilot.v1.LimitGrantB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x06grants\"\xdb\x04\n" +
+	"\vLimitReport\x12 \n" +
+	"\x06tenant\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06tenant\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12#\n" +
+	"\bsequence\x18\x03 \x01(\x04B\a\xbaH\x042\x02 \x00R\bsequence\x124\n" +
+	"\breturned\x18\x04 \x01(\v2\x18.kvpilot.v1.LimitAmountsR\breturned\x122\n" +
+	"\aholding\x18\x05 \x01(\v2\x18.kvpilot.v1.LimitHoldingR\aholding\x12,\n" +
+	"\x04need\x18\x06 \x01(\v2\x18.kvpilot.v1.LimitAmountsR\x04need\x122\n" +
+	"\awaiting\x18\a \x01(\v2\x18.kvpilot.v1.LimitAmountsR\awaiting\x12,\n" +
+	"\x04more\x18\b \x01(\v2\x18.kvpilot.v1.LimitAmountsR\x04more\x12;\n" +
+	"\fneed_holding\x18\t \x01(\v2\x18.kvpilot.v1.LimitHoldingR\vneedHolding\x12;\n" +
+	"\fmore_holding\x18\n" +
+	" \x01(\v2\x18.kvpilot.v1.LimitHoldingR\vmoreHolding\x12\x1a\n" +
+	"\bhandover\x18\v \x01(\bR\bhandover\x122\n" +
+	"\aassumed\x18\f \x01(\v2\x18.kvpilot.v1.LimitAmountsR\aassumed\x12+\n" +
+	"\x04part\x18\r \x01(\x01B\x17\xbaH\x14\x12\x12\x19\x00\x00\x00\x00\x00\x00\xf0?)\x00\x00\x00\x00\x00\x00\x00\x00R\x04part\"\x8e\x02\n" +
+	"\n" +
+	"LimitGrant\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1a\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\x122\n" +
+	"\arefusal\x18\x03 \x01(\x0e2\x18.kvpilot.v1.LimitRefusalR\arefusal\x122\n" +
+	"\agranted\x18\x04 \x01(\v2\x18.kvpilot.v1.LimitAmountsR\agranted\x122\n" +
+	"\aholding\x18\x05 \x01(\v2\x18.kvpilot.v1.LimitHoldingR\aholding\x122\n" +
+	"\aaccount\x18\x06 \x01(\v2\x18.kvpilot.v1.LimitAccountR\aaccount\"\xc4\x01\n" +
+	"\fLimitAccount\x12 \n" +
+	"\x06tenant\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06tenant\x12.\n" +
+	"\x05level\x18\x02 \x01(\v2\x18.kvpilot.v1.LimitAmountsR\x05level\x12<\n" +
+	"\aholders\x18\x03 \x03(\v2\x17.kvpilot.v1.LimitHolderB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\aholders\x12$\n" +
+	"\trequest_s\x18\x04 \x01(\x01B\a\xbaH\x04\x12\x02@\x01R\brequestS\"g\n" +
+	"\vLimitHolder\x12$\n" +
+	"\trouter_id\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18\bR\brouterId\x122\n" +
+	"\aholding\x18\x02 \x01(\v2\x18.kvpilot.v1.LimitHoldingR\aholding*]\n" +
 	"\aAbility\x12\x17\n" +
 	"\x13ABILITY_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fABILITY_ABLE\x10\x01\x12\x12\n" +
 	"\x0eABILITY_UNABLE\x10\x02\x12\x13\n" +
-	"\x0fABILITY_LEAVING\x10\x032\xeb\x01\n" +
+	"\x0fABILITY_LEAVING\x10\x03*k\n" +
+	"\fLimitRefusal\x12\x1d\n" +
+	"\x19LIMIT_REFUSAL_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17LIMIT_REFUSAL_NOT_OWNER\x10\x01\x12\x1f\n" +
+	"\x1bLIMIT_REFUSAL_UNKNOWN_EPOCH\x10\x022\xbb\x02\n" +
 	"\vPeerService\x12C\n" +
 	"\x06Decide\x12\x19.kvpilot.v1.DecideRequest\x1a\x1a.kvpilot.v1.DecideResponse(\x010\x01\x12J\n" +
 	"\tPullIndex\x12\x1c.kvpilot.v1.PullIndexRequest\x1a\x1d.kvpilot.v1.PullIndexResponse0\x01\x12K\n" +
 	"\n" +
-	"ShareFacts\x12\x1d.kvpilot.v1.ShareFactsRequest\x1a\x1e.kvpilot.v1.ShareFactsResponseB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"ShareFacts\x12\x1d.kvpilot.v1.ShareFactsRequest\x1a\x1e.kvpilot.v1.ShareFactsResponse\x12N\n" +
+	"\vShareLimits\x12\x1e.kvpilot.v1.ShareLimitsRequest\x1a\x1f.kvpilot.v1.ShareLimitsResponseB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_peer_proto_rawDescOnce sync.Once
@@ -3236,97 +3920,126 @@ func file_kvpilot_v1_peer_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_peer_proto_rawDescData
 }
 
-var file_kvpilot_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvpilot_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_kvpilot_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_kvpilot_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_kvpilot_v1_peer_proto_goTypes = []any{
 	(Ability)(0),                  // 0: kvpilot.v1.Ability
-	(*DecideRequest)(nil),         // 1: kvpilot.v1.DecideRequest
-	(*DecideResponse)(nil),        // 2: kvpilot.v1.DecideResponse
-	(*FrontendEvent)(nil),         // 3: kvpilot.v1.FrontendEvent
-	(*DeciderReply)(nil),          // 4: kvpilot.v1.DeciderReply
-	(*Hello)(nil),                 // 5: kvpilot.v1.Hello
-	(*Welcome)(nil),               // 6: kvpilot.v1.Welcome
-	(*BlockKeys)(nil),             // 7: kvpilot.v1.BlockKeys
-	(*Ask)(nil),                   // 8: kvpilot.v1.Ask
-	(*AnswerHeld)(nil),            // 9: kvpilot.v1.AnswerHeld
-	(*AskOptions)(nil),            // 10: kvpilot.v1.AskOptions
-	(*Chosen)(nil),                // 11: kvpilot.v1.Chosen
-	(*Refused)(nil),               // 12: kvpilot.v1.Refused
-	(*Progress)(nil),              // 13: kvpilot.v1.Progress
-	(*RequestEnd)(nil),            // 14: kvpilot.v1.RequestEnd
-	(*Bookings)(nil),              // 15: kvpilot.v1.Bookings
-	(*Booking)(nil),               // 16: kvpilot.v1.Booking
-	(*Ping)(nil),                  // 17: kvpilot.v1.Ping
-	(*Pong)(nil),                  // 18: kvpilot.v1.Pong
-	(*PullIndexRequest)(nil),      // 19: kvpilot.v1.PullIndexRequest
-	(*PullIndexResponse)(nil),     // 20: kvpilot.v1.PullIndexResponse
-	(*Facts)(nil),                 // 21: kvpilot.v1.Facts
-	(*FactVersion)(nil),           // 22: kvpilot.v1.FactVersion
-	(*DrainFact)(nil),             // 23: kvpilot.v1.DrainFact
-	(*RegistrationFact)(nil),      // 24: kvpilot.v1.RegistrationFact
-	(*RateFact)(nil),              // 25: kvpilot.v1.RateFact
-	(*PinFact)(nil),               // 26: kvpilot.v1.PinFact
-	(*ShareFactsRequest)(nil),     // 27: kvpilot.v1.ShareFactsRequest
-	(*ShareFactsResponse)(nil),    // 28: kvpilot.v1.ShareFactsResponse
-	nil,                           // 29: kvpilot.v1.AskOptions.WeightsEntry
-	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
-	(End)(0),                      // 31: kvpilot.v1.End
-	(*timestamppb.Timestamp)(nil), // 32: google.protobuf.Timestamp
+	(LimitRefusal)(0),             // 1: kvpilot.v1.LimitRefusal
+	(*DecideRequest)(nil),         // 2: kvpilot.v1.DecideRequest
+	(*DecideResponse)(nil),        // 3: kvpilot.v1.DecideResponse
+	(*FrontendEvent)(nil),         // 4: kvpilot.v1.FrontendEvent
+	(*DeciderReply)(nil),          // 5: kvpilot.v1.DeciderReply
+	(*Hello)(nil),                 // 6: kvpilot.v1.Hello
+	(*Welcome)(nil),               // 7: kvpilot.v1.Welcome
+	(*BlockKeys)(nil),             // 8: kvpilot.v1.BlockKeys
+	(*Ask)(nil),                   // 9: kvpilot.v1.Ask
+	(*AnswerHeld)(nil),            // 10: kvpilot.v1.AnswerHeld
+	(*AskOptions)(nil),            // 11: kvpilot.v1.AskOptions
+	(*Chosen)(nil),                // 12: kvpilot.v1.Chosen
+	(*Refused)(nil),               // 13: kvpilot.v1.Refused
+	(*Progress)(nil),              // 14: kvpilot.v1.Progress
+	(*RequestEnd)(nil),            // 15: kvpilot.v1.RequestEnd
+	(*Bookings)(nil),              // 16: kvpilot.v1.Bookings
+	(*Booking)(nil),               // 17: kvpilot.v1.Booking
+	(*Ping)(nil),                  // 18: kvpilot.v1.Ping
+	(*Pong)(nil),                  // 19: kvpilot.v1.Pong
+	(*PullIndexRequest)(nil),      // 20: kvpilot.v1.PullIndexRequest
+	(*PullIndexResponse)(nil),     // 21: kvpilot.v1.PullIndexResponse
+	(*Facts)(nil),                 // 22: kvpilot.v1.Facts
+	(*FactVersion)(nil),           // 23: kvpilot.v1.FactVersion
+	(*DrainFact)(nil),             // 24: kvpilot.v1.DrainFact
+	(*RegistrationFact)(nil),      // 25: kvpilot.v1.RegistrationFact
+	(*RateFact)(nil),              // 26: kvpilot.v1.RateFact
+	(*PinFact)(nil),               // 27: kvpilot.v1.PinFact
+	(*ShareFactsRequest)(nil),     // 28: kvpilot.v1.ShareFactsRequest
+	(*ShareFactsResponse)(nil),    // 29: kvpilot.v1.ShareFactsResponse
+	(*LimitAmounts)(nil),          // 30: kvpilot.v1.LimitAmounts
+	(*LimitHolding)(nil),          // 31: kvpilot.v1.LimitHolding
+	(*ShareLimitsRequest)(nil),    // 32: kvpilot.v1.ShareLimitsRequest
+	(*ShareLimitsResponse)(nil),   // 33: kvpilot.v1.ShareLimitsResponse
+	(*LimitReport)(nil),           // 34: kvpilot.v1.LimitReport
+	(*LimitGrant)(nil),            // 35: kvpilot.v1.LimitGrant
+	(*LimitAccount)(nil),          // 36: kvpilot.v1.LimitAccount
+	(*LimitHolder)(nil),           // 37: kvpilot.v1.LimitHolder
+	nil,                           // 38: kvpilot.v1.AskOptions.WeightsEntry
+	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
+	(End)(0),                      // 40: kvpilot.v1.End
+	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
 }
 var file_kvpilot_v1_peer_proto_depIdxs = []int32{
-	3,  // 0: kvpilot.v1.DecideRequest.events:type_name -> kvpilot.v1.FrontendEvent
-	4,  // 1: kvpilot.v1.DecideResponse.replies:type_name -> kvpilot.v1.DeciderReply
-	5,  // 2: kvpilot.v1.FrontendEvent.hello:type_name -> kvpilot.v1.Hello
-	8,  // 3: kvpilot.v1.FrontendEvent.ask:type_name -> kvpilot.v1.Ask
-	13, // 4: kvpilot.v1.FrontendEvent.progress:type_name -> kvpilot.v1.Progress
-	14, // 5: kvpilot.v1.FrontendEvent.end:type_name -> kvpilot.v1.RequestEnd
-	15, // 6: kvpilot.v1.FrontendEvent.bookings:type_name -> kvpilot.v1.Bookings
-	17, // 7: kvpilot.v1.FrontendEvent.ping:type_name -> kvpilot.v1.Ping
-	6,  // 8: kvpilot.v1.DeciderReply.welcome:type_name -> kvpilot.v1.Welcome
-	11, // 9: kvpilot.v1.DeciderReply.chosen:type_name -> kvpilot.v1.Chosen
-	12, // 10: kvpilot.v1.DeciderReply.refused:type_name -> kvpilot.v1.Refused
-	18, // 11: kvpilot.v1.DeciderReply.pong:type_name -> kvpilot.v1.Pong
+	4,  // 0: kvpilot.v1.DecideRequest.events:type_name -> kvpilot.v1.FrontendEvent
+	5,  // 1: kvpilot.v1.DecideResponse.replies:type_name -> kvpilot.v1.DeciderReply
+	6,  // 2: kvpilot.v1.FrontendEvent.hello:type_name -> kvpilot.v1.Hello
+	9,  // 3: kvpilot.v1.FrontendEvent.ask:type_name -> kvpilot.v1.Ask
+	14, // 4: kvpilot.v1.FrontendEvent.progress:type_name -> kvpilot.v1.Progress
+	15, // 5: kvpilot.v1.FrontendEvent.end:type_name -> kvpilot.v1.RequestEnd
+	16, // 6: kvpilot.v1.FrontendEvent.bookings:type_name -> kvpilot.v1.Bookings
+	18, // 7: kvpilot.v1.FrontendEvent.ping:type_name -> kvpilot.v1.Ping
+	7,  // 8: kvpilot.v1.DeciderReply.welcome:type_name -> kvpilot.v1.Welcome
+	12, // 9: kvpilot.v1.DeciderReply.chosen:type_name -> kvpilot.v1.Chosen
+	13, // 10: kvpilot.v1.DeciderReply.refused:type_name -> kvpilot.v1.Refused
+	19, // 11: kvpilot.v1.DeciderReply.pong:type_name -> kvpilot.v1.Pong
 	0,  // 12: kvpilot.v1.Welcome.ability:type_name -> kvpilot.v1.Ability
-	7,  // 13: kvpilot.v1.Ask.keys:type_name -> kvpilot.v1.BlockKeys
-	9,  // 14: kvpilot.v1.Ask.answer:type_name -> kvpilot.v1.AnswerHeld
-	30, // 15: kvpilot.v1.Ask.age:type_name -> google.protobuf.Duration
-	30, // 16: kvpilot.v1.Ask.deadline:type_name -> google.protobuf.Duration
-	10, // 17: kvpilot.v1.Ask.options:type_name -> kvpilot.v1.AskOptions
-	30, // 18: kvpilot.v1.Ask.session_return:type_name -> google.protobuf.Duration
-	29, // 19: kvpilot.v1.AskOptions.weights:type_name -> kvpilot.v1.AskOptions.WeightsEntry
-	30, // 20: kvpilot.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
-	30, // 21: kvpilot.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
-	30, // 22: kvpilot.v1.Chosen.held:type_name -> google.protobuf.Duration
-	30, // 23: kvpilot.v1.Refused.retry_after:type_name -> google.protobuf.Duration
-	31, // 24: kvpilot.v1.RequestEnd.end:type_name -> kvpilot.v1.End
-	16, // 25: kvpilot.v1.Bookings.bookings:type_name -> kvpilot.v1.Booking
-	7,  // 26: kvpilot.v1.Booking.keys:type_name -> kvpilot.v1.BlockKeys
-	30, // 27: kvpilot.v1.Booking.age:type_name -> google.protobuf.Duration
+	8,  // 13: kvpilot.v1.Ask.keys:type_name -> kvpilot.v1.BlockKeys
+	10, // 14: kvpilot.v1.Ask.answer:type_name -> kvpilot.v1.AnswerHeld
+	39, // 15: kvpilot.v1.Ask.age:type_name -> google.protobuf.Duration
+	39, // 16: kvpilot.v1.Ask.deadline:type_name -> google.protobuf.Duration
+	11, // 17: kvpilot.v1.Ask.options:type_name -> kvpilot.v1.AskOptions
+	39, // 18: kvpilot.v1.Ask.session_return:type_name -> google.protobuf.Duration
+	38, // 19: kvpilot.v1.AskOptions.weights:type_name -> kvpilot.v1.AskOptions.WeightsEntry
+	39, // 20: kvpilot.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
+	39, // 21: kvpilot.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
+	39, // 22: kvpilot.v1.Chosen.held:type_name -> google.protobuf.Duration
+	39, // 23: kvpilot.v1.Refused.retry_after:type_name -> google.protobuf.Duration
+	40, // 24: kvpilot.v1.RequestEnd.end:type_name -> kvpilot.v1.End
+	17, // 25: kvpilot.v1.Bookings.bookings:type_name -> kvpilot.v1.Booking
+	8,  // 26: kvpilot.v1.Booking.keys:type_name -> kvpilot.v1.BlockKeys
+	39, // 27: kvpilot.v1.Booking.age:type_name -> google.protobuf.Duration
 	0,  // 28: kvpilot.v1.Ping.ability:type_name -> kvpilot.v1.Ability
 	0,  // 29: kvpilot.v1.Pong.ability:type_name -> kvpilot.v1.Ability
-	23, // 30: kvpilot.v1.Facts.drains:type_name -> kvpilot.v1.DrainFact
-	24, // 31: kvpilot.v1.Facts.registrations:type_name -> kvpilot.v1.RegistrationFact
-	25, // 32: kvpilot.v1.Facts.rates:type_name -> kvpilot.v1.RateFact
-	26, // 33: kvpilot.v1.Facts.pins:type_name -> kvpilot.v1.PinFact
-	22, // 34: kvpilot.v1.DrainFact.version:type_name -> kvpilot.v1.FactVersion
-	32, // 35: kvpilot.v1.DrainFact.since:type_name -> google.protobuf.Timestamp
-	30, // 36: kvpilot.v1.RegistrationFact.lease:type_name -> google.protobuf.Duration
-	22, // 37: kvpilot.v1.RegistrationFact.version:type_name -> kvpilot.v1.FactVersion
-	22, // 38: kvpilot.v1.RateFact.version:type_name -> kvpilot.v1.FactVersion
-	21, // 39: kvpilot.v1.ShareFactsRequest.facts:type_name -> kvpilot.v1.Facts
-	26, // 40: kvpilot.v1.ShareFactsRequest.wanted_pins:type_name -> kvpilot.v1.PinFact
-	21, // 41: kvpilot.v1.ShareFactsResponse.facts:type_name -> kvpilot.v1.Facts
-	1,  // 42: kvpilot.v1.PeerService.Decide:input_type -> kvpilot.v1.DecideRequest
-	19, // 43: kvpilot.v1.PeerService.PullIndex:input_type -> kvpilot.v1.PullIndexRequest
-	27, // 44: kvpilot.v1.PeerService.ShareFacts:input_type -> kvpilot.v1.ShareFactsRequest
-	2,  // 45: kvpilot.v1.PeerService.Decide:output_type -> kvpilot.v1.DecideResponse
-	20, // 46: kvpilot.v1.PeerService.PullIndex:output_type -> kvpilot.v1.PullIndexResponse
-	28, // 47: kvpilot.v1.PeerService.ShareFacts:output_type -> kvpilot.v1.ShareFactsResponse
-	45, // [45:48] is the sub-list for method output_type
-	42, // [42:45] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	24, // 30: kvpilot.v1.Facts.drains:type_name -> kvpilot.v1.DrainFact
+	25, // 31: kvpilot.v1.Facts.registrations:type_name -> kvpilot.v1.RegistrationFact
+	26, // 32: kvpilot.v1.Facts.rates:type_name -> kvpilot.v1.RateFact
+	27, // 33: kvpilot.v1.Facts.pins:type_name -> kvpilot.v1.PinFact
+	23, // 34: kvpilot.v1.DrainFact.version:type_name -> kvpilot.v1.FactVersion
+	41, // 35: kvpilot.v1.DrainFact.since:type_name -> google.protobuf.Timestamp
+	39, // 36: kvpilot.v1.RegistrationFact.lease:type_name -> google.protobuf.Duration
+	23, // 37: kvpilot.v1.RegistrationFact.version:type_name -> kvpilot.v1.FactVersion
+	23, // 38: kvpilot.v1.RateFact.version:type_name -> kvpilot.v1.FactVersion
+	22, // 39: kvpilot.v1.ShareFactsRequest.facts:type_name -> kvpilot.v1.Facts
+	27, // 40: kvpilot.v1.ShareFactsRequest.wanted_pins:type_name -> kvpilot.v1.PinFact
+	22, // 41: kvpilot.v1.ShareFactsResponse.facts:type_name -> kvpilot.v1.Facts
+	34, // 42: kvpilot.v1.ShareLimitsRequest.reports:type_name -> kvpilot.v1.LimitReport
+	36, // 43: kvpilot.v1.ShareLimitsRequest.accounts:type_name -> kvpilot.v1.LimitAccount
+	35, // 44: kvpilot.v1.ShareLimitsResponse.grants:type_name -> kvpilot.v1.LimitGrant
+	30, // 45: kvpilot.v1.LimitReport.returned:type_name -> kvpilot.v1.LimitAmounts
+	31, // 46: kvpilot.v1.LimitReport.holding:type_name -> kvpilot.v1.LimitHolding
+	30, // 47: kvpilot.v1.LimitReport.need:type_name -> kvpilot.v1.LimitAmounts
+	30, // 48: kvpilot.v1.LimitReport.waiting:type_name -> kvpilot.v1.LimitAmounts
+	30, // 49: kvpilot.v1.LimitReport.more:type_name -> kvpilot.v1.LimitAmounts
+	31, // 50: kvpilot.v1.LimitReport.need_holding:type_name -> kvpilot.v1.LimitHolding
+	31, // 51: kvpilot.v1.LimitReport.more_holding:type_name -> kvpilot.v1.LimitHolding
+	30, // 52: kvpilot.v1.LimitReport.assumed:type_name -> kvpilot.v1.LimitAmounts
+	1,  // 53: kvpilot.v1.LimitGrant.refusal:type_name -> kvpilot.v1.LimitRefusal
+	30, // 54: kvpilot.v1.LimitGrant.granted:type_name -> kvpilot.v1.LimitAmounts
+	31, // 55: kvpilot.v1.LimitGrant.holding:type_name -> kvpilot.v1.LimitHolding
+	36, // 56: kvpilot.v1.LimitGrant.account:type_name -> kvpilot.v1.LimitAccount
+	30, // 57: kvpilot.v1.LimitAccount.level:type_name -> kvpilot.v1.LimitAmounts
+	37, // 58: kvpilot.v1.LimitAccount.holders:type_name -> kvpilot.v1.LimitHolder
+	31, // 59: kvpilot.v1.LimitHolder.holding:type_name -> kvpilot.v1.LimitHolding
+	2,  // 60: kvpilot.v1.PeerService.Decide:input_type -> kvpilot.v1.DecideRequest
+	20, // 61: kvpilot.v1.PeerService.PullIndex:input_type -> kvpilot.v1.PullIndexRequest
+	28, // 62: kvpilot.v1.PeerService.ShareFacts:input_type -> kvpilot.v1.ShareFactsRequest
+	32, // 63: kvpilot.v1.PeerService.ShareLimits:input_type -> kvpilot.v1.ShareLimitsRequest
+	3,  // 64: kvpilot.v1.PeerService.Decide:output_type -> kvpilot.v1.DecideResponse
+	21, // 65: kvpilot.v1.PeerService.PullIndex:output_type -> kvpilot.v1.PullIndexResponse
+	29, // 66: kvpilot.v1.PeerService.ShareFacts:output_type -> kvpilot.v1.ShareFactsResponse
+	33, // 67: kvpilot.v1.PeerService.ShareLimits:output_type -> kvpilot.v1.ShareLimitsResponse
+	64, // [64:68] is the sub-list for method output_type
+	60, // [60:64] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_peer_proto_init() }
@@ -3360,8 +4073,8 @@ func file_kvpilot_v1_peer_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_peer_proto_rawDesc), len(file_kvpilot_v1_peer_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   29,
+			NumEnums:      2,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,9 +19,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	PeerService_Decide_FullMethodName     = "/kvpilot.v1.PeerService/Decide"
-	PeerService_PullIndex_FullMethodName  = "/kvpilot.v1.PeerService/PullIndex"
-	PeerService_ShareFacts_FullMethodName = "/kvpilot.v1.PeerService/ShareFacts"
+	PeerService_Decide_FullMethodName      = "/kvpilot.v1.PeerService/Decide"
+	PeerService_PullIndex_FullMethodName   = "/kvpilot.v1.PeerService/PullIndex"
+	PeerService_ShareFacts_FullMethodName  = "/kvpilot.v1.PeerService/ShareFacts"
+	PeerService_ShareLimits_FullMethodName = "/kvpilot.v1.PeerService/ShareLimits"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -39,6 +40,9 @@ type PeerServiceClient interface {
 	PullIndex(ctx context.Context, in *PullIndexRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullIndexResponse], error)
 	// ShareFacts gives the callee the caller's facts and returns the callee's. Facts that are older than what is known have no effect.
 	ShareFacts(ctx context.Context, in *ShareFactsRequest, opts ...grpc.CallOption) (*ShareFactsResponse, error)
+	// ShareLimits reports what the caller has of the limits of tenants that the callee owns, and returns what it may have. Since wire
+	// version 1.1.
+	ShareLimits(ctx context.Context, in *ShareLimitsRequest, opts ...grpc.CallOption) (*ShareLimitsResponse, error)
 }
 
 type peerServiceClient struct {
@@ -91,6 +95,16 @@ func (c *peerServiceClient) ShareFacts(ctx context.Context, in *ShareFactsReques
 	return out, nil
 }
 
+func (c *peerServiceClient) ShareLimits(ctx context.Context, in *ShareLimitsRequest, opts ...grpc.CallOption) (*ShareLimitsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ShareLimitsResponse)
+	err := c.cc.Invoke(ctx, PeerService_ShareLimits_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PeerServiceServer is the server API for PeerService service.
 // All implementations must embed UnimplementedPeerServiceServer
 // for forward compatibility.
@@ -106,6 +120,9 @@ type PeerServiceServer interface {
 	PullIndex(*PullIndexRequest, grpc.ServerStreamingServer[PullIndexResponse]) error
 	// ShareFacts gives the callee the caller's facts and returns the callee's. Facts that are older than what is known have no effect.
 	ShareFacts(context.Context, *ShareFactsRequest) (*ShareFactsResponse, error)
+	// ShareLimits reports what the caller has of the limits of tenants that the callee owns, and returns what it may have. Since wire
+	// version 1.1.
+	ShareLimits(context.Context, *ShareLimitsRequest) (*ShareLimitsResponse, error)
 	mustEmbedUnimplementedPeerServiceServer()
 }
 
@@ -124,6 +141,9 @@ func (UnimplementedPeerServiceServer) PullIndex(*PullIndexRequest, grpc.ServerSt
 }
 func (UnimplementedPeerServiceServer) ShareFacts(context.Context, *ShareFactsRequest) (*ShareFactsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ShareFacts not implemented")
+}
+func (UnimplementedPeerServiceServer) ShareLimits(context.Context, *ShareLimitsRequest) (*ShareLimitsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ShareLimits not implemented")
 }
 func (UnimplementedPeerServiceServer) mustEmbedUnimplementedPeerServiceServer() {}
 func (UnimplementedPeerServiceServer) testEmbeddedByValue()                     {}
@@ -182,6 +202,24 @@ func _PeerService_ShareFacts_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_ShareLimits_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ShareLimitsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).ShareLimits(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_ShareLimits_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).ShareLimits(ctx, req.(*ShareLimitsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PeerService_ServiceDesc is the grpc.ServiceDesc for PeerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -192,6 +230,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ShareFacts",
 			Handler:    _PeerService_ShareFacts_Handler,
+		},
+		{
+			MethodName: "ShareLimits",
+			Handler:    _PeerService_ShareLimits_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -39,6 +39,8 @@ func (c *Chooser) Finish(key load.Key, result Result) load.Outcome {
 	if choice == nil {
 		return out
 	}
+	// That the rank is gone, the router has seen by itself.
+	result.Claimed = c.params.Book.Renew(key) != load.Lost
 	if !choice.Release(result) {
 		return load.Ended
 	}

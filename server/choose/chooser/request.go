@@ -167,4 +167,6 @@ type Result struct {
 	// Counted is set when they are the router's own: the prompt as it was tokenized, the overlap that was predicted,
 	// and the pieces of the answer.
 	Counted bool
+	// Claimed is set when an external caller reported the end: nothing of it was seen by a router.
+	Claimed bool
 }

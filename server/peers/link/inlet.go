@@ -175,3 +175,14 @@ func (l *Links) ShareFacts(ctx context.Context, in *pb.ShareFactsRequest) (*pb.S
 	}
 	return l.params.ShareFacts(ctx, identity.PeerID(ctx), in)
 }
+
+// ShareLimits implements PeerService.
+func (l *Links) ShareLimits(ctx context.Context, in *pb.ShareLimitsRequest) (*pb.ShareLimitsResponse, error) {
+	if l.params.ShareLimits == nil {
+		return l.UnimplementedPeerServiceServer.ShareLimits(ctx, in)
+	}
+	if err := l.rules.Validate(in); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	return l.params.ShareLimits(ctx, identity.PeerID(ctx), in)
+}

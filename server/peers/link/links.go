@@ -69,6 +69,8 @@ type Params struct {
 	// PullIndex and ShareFacts serve the contract's methods of those names, for the router with the id from; nil: not implemented.
 	PullIndex  func(from string, in *pb.PullIndexRequest, out grpc.ServerStreamingServer[pb.PullIndexResponse]) error
 	ShareFacts func(ctx context.Context, from string, in *pb.ShareFactsRequest) (*pb.ShareFactsResponse, error)
+	// ShareLimits serves the method of that name; nil: not implemented.
+	ShareLimits func(ctx context.Context, from string, in *pb.ShareLimitsRequest) (*pb.ShareLimitsResponse, error)
 	// Register adds services that the other routers may call; nil: none. Their calls come from members only.
 	Register func(grpc.ServiceRegistrar)
 	Log      *slog.Logger
@@ -99,7 +101,7 @@ func New(p Params) (*Links, error) {
 	if p.Ability == nil {
 		p.Ability = func() pb.Ability { return pb.Ability_ABILITY_ABLE }
 	}
-	rules, err := protovalidate.New(protovalidate.WithMessages(&pb.DecideRequest{}, &pb.DecideResponse{}, &pb.PullIndexRequest{}, &pb.ShareFactsRequest{}))
+	rules, err := protovalidate.New(protovalidate.WithMessages(&pb.DecideRequest{}, &pb.DecideResponse{}, &pb.PullIndexRequest{}, &pb.ShareFactsRequest{}, &pb.ShareLimitsRequest{}))
 	if err != nil {
 		return nil, err
 	}

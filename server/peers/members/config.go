@@ -36,7 +36,7 @@ type Config struct {
 	// this router's alone, not that of a Service or load balancer.
 	Advertise string `yaml:"advertise"`
 	// Patience is how long the router that decides for a pool may leave a question without any answer; then this router
-	// decides alone.
+	// decides alone. A request waits as long, and a second at most, for the router that owns its tenant's limits.
 	Patience time.Duration `yaml:"patience"`
 	// Grace is how long the bookings of a router that has disappeared remain.
 	Grace time.Duration `yaml:"grace"`

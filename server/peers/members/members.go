@@ -126,6 +126,20 @@ func (m *Members) Others() []Member {
 	return list
 }
 
+// Seen counts the routers that were alive within d, this one among them, whatever wire version they speak. Those that have left do not
+// count.
+func (m *Members) Seen(d time.Duration) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 1
+	for _, member := range m.others {
+		if member.State != Dead || time.Since(member.died) < d {
+			n++
+		}
+	}
+	return n
+}
+
 // Run takes part in the gossip until ctx ends, and then leaves.
 func (m *Members) Run(ctx context.Context, s Sockets) error {
 	closeAll := func() { _ = errors.Join(s.TCP.Close(), s.UDP.Close()) }

@@ -17,8 +17,11 @@ import (
 // The wire version of this code. Routers with the same WireMajor work together; WireMinor counts additions.
 const (
 	WireMajor = 1
-	WireMinor = 0
+	WireMinor = 1
 )
+
+// MinorLimits is the minor wire version from which routers share the limits of tenants.
+const MinorLimits = 1
 
 // State is how this router sees a member.
 type State int

@@ -93,6 +93,9 @@ func (l limits) some() bool {
 	return l.rate > 0 || l.tokens > 0 || l.inFlight > 0 || l.reserved > 0
 }
 
+// debt bounds how far the bucket of tokens may be below zero, so that no tenant waits for longer than longest until it is paid.
+func (l limits) debt() float64 { return l.tokens * longest.Seconds() }
+
 // of gives the limits of a tenant.
 func (c Config) of(name string) limits {
 	own, base := c[name], c[Default]

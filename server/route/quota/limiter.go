@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/peers/grants"
 )
 
 const (
@@ -17,6 +19,8 @@ const (
 	maxLabels = 64
 	// others is the label of all further ones.
 	others = "other"
+	// othersName names the account of all of them; no tenant has this name.
+	othersName = "\x00" + others
 )
 
 // Params is what the code passes in. Its zero value is valid.
@@ -24,18 +28,25 @@ type Params struct {
 	Meter metric.MeterProvider
 }
 
-// Limiter owns all tenants of a router that stands alone. Make one with New.
+// Limiter has the accounts of all tenants: whole ones in a router that stands alone, this router's part of them in a fleet. Make one with
+// New.
 type Limiter struct {
 	table atomic.Pointer[table]
+	fleet Fleet                       // nil: the router is alone
+	view  atomic.Pointer[grants.View] // nil until the fleet has sent one
 
 	mu      sync.RWMutex
 	tenants map[string]*tenant // guarded by mu
 	others  *tenant            // guarded by mu
 	labels  int                // given to tenants without an entry; guarded by mu
 	gone    counts             // of accounts that were forgotten; guarded by mu
+	moved   atomic.Int64       // accounts that got another owner
 }
 
-var _ Owner = (*Limiter)(nil)
+var (
+	_ Owner           = (*Limiter)(nil)
+	_ grants.Accounts = (*Limiter)(nil)
+)
 
 // table is one state of the settings. It never changes.
 type table struct {
@@ -114,7 +125,7 @@ func (l *Limiter) Weight(tenant string) float64 {
 // Admit implements Owner.
 func (l *Limiter) Admit(g *Grant, tenant string) *Refusal {
 	for now := time.Now(); ; {
-		if refusal, open := l.account(tenant, now).admit(g, now); open {
+		if refusal, open := l.account(tenant, now).admit(g, l.fleet, now); open {
 			return refusal
 		}
 	}
@@ -125,7 +136,7 @@ func (l *Limiter) Book(g *Grant, ask Ask) *Refusal {
 	if g.tenant == nil || g.settled.Load() {
 		return nil
 	}
-	return g.tenant.book(g, ask, time.Now())
+	return g.tenant.book(g, ask, l.fleet, time.Now())
 }
 
 // Settle implements Owner.
@@ -133,7 +144,9 @@ func (l *Limiter) Settle(g *Grant, u Usage) {
 	if g.tenant == nil || g.settled.Swap(true) {
 		return
 	}
-	g.tenant.settle(g, u, time.Now())
+	if owner := g.tenant.settle(g, u, time.Now()); owner != "" {
+		l.fleet.Hurry(owner, g.tenant.name)
+	}
 }
 
 // State implements Owner.
@@ -154,9 +167,15 @@ func (l *Limiter) account(name string, now time.Time) *tenant {
 	if t != nil {
 		return t
 	}
+	return l.accountOf(name, shared(name), now)
+}
+
+// accountOf finds the account of a tenant by its name in the fleet, or opens it.
+func (l *Limiter) accountOf(name, key string, now time.Time) *tenant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t = l.tenants[name]; t != nil {
+	t := l.tenants[key]
+	if t != nil {
 		return t
 	}
 	settings := l.table.Load()
@@ -166,7 +185,7 @@ func (l *Limiter) account(name string, now time.Time) *tenant {
 	}
 	if !named && len(l.tenants) >= maxTenants {
 		if l.others == nil {
-			l.others = newTenant(others, settings.base, now)
+			l.others = l.newTenant(othersName, others, settings.base, now)
 		}
 		return l.others
 	}
@@ -178,8 +197,17 @@ func (l *Limiter) account(name string, now time.Time) *tenant {
 		label = name
 		l.labels++
 	}
-	t = newTenant(label, settings.of(name), now)
-	l.tenants[name] = t
+	t = l.newTenant(key, label, settings.of(name), now)
+	l.tenants[key] = t
+	return t
+}
+
+// newTenant makes an account, where the fleet has it. mu is held.
+func (l *Limiter) newTenant(name, label string, limits limits, now time.Time) *tenant {
+	t := newTenant(name, label, limits, now)
+	if v := l.view.Load(); v != nil {
+		t.place(v, now)
+	}
 	return t
 }
 

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Owner keeps the account of tenants. In a fleet each tenant has one owner, so that its limits hold for the fleet.
+// Owner keeps the accounts of tenants: a Limiter, alone or with those of other routers.
 type Owner interface {
 	// Active reports whether anything is limited; while it is false, requests need no Grant.
 	Active() bool
@@ -52,8 +52,10 @@ type Ask struct {
 type Usage struct {
 	// Charge says what of it is known.
 	Charge Charge
-	// Prompt and Output count its tokens, for ChargeUsage.
+	// Prompt and Output count its tokens, for ChargeUsage and ChargeClaimed.
 	Prompt, Output int
+	// Unbelieved counts reported tokens that the request cannot have taken. They are not charged.
+	Unbelieved int
 }
 
 // Charge says how a booking is settled.
@@ -67,6 +69,9 @@ const (
 	ChargeUsage
 	// ChargeBooked keeps what was booked: nothing better is known.
 	ChargeBooked
+	// ChargeClaimed takes the tokens in Usage, which an external caller reports and no router has seen. Less than what was booked is
+	// believed only as far as the tenant's refunds allow: a share of all that it is charged.
+	ChargeClaimed
 )
 
 // Cause says which limit refuses a request.

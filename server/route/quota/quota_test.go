@@ -242,9 +242,9 @@ func TestItem9NothingIsBookedAtRest(t *testing.T) {
 			}
 			time.Sleep(time.Hour)
 			for name, who := range l.tenants {
-				who.refill(time.Now())
-				if who.level != who.limits.tokenBurst {
-					t.Errorf("%q: %v tokens after an hour's rest, want %v", name, who.level, who.limits.tokenBurst)
+				who.fill(time.Now())
+				if who.tokens.level != who.tokens.size {
+					t.Errorf("%q: %v tokens after an hour's rest, want %v", name, who.tokens.level, who.tokens.size)
 				}
 			}
 		})
@@ -345,4 +345,80 @@ func BenchmarkRequest(b *testing.B) {
 			}
 		})
 	}
+}
+
+// Reports of external callers release at most a share of what the tenant is charged.
+func TestClaimsReleaseAShareOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limiter(t, Config{Default: {TokensPerMinute: 6000}})
+		began, booked := time.Now(), 0
+		for time.Since(began) < 10*time.Minute {
+			g, refusal := begin(l, "a", Ask{Prompt: 300, Reserve: true})
+			if refusal != nil {
+				time.Sleep(refusal.RetryAfter)
+				continue
+			}
+			booked += 300
+			l.Settle(g, Usage{Charge: ChargeClaimed})
+		}
+		if most := 1.06 * (6000*10 + 6000); float64(booked) > most {
+			t.Errorf("%d tokens in ten minutes, want at most %v: all were claimed back", booked, most)
+		}
+		if s := l.shown()["a"]; s.unrefunded < 0.9*float64(booked) {
+			t.Errorf("%v of %d tokens are counted as not refunded", s.unrefunded, booked)
+		}
+		g, _ := begin(l, "b", Ask{Prompt: 100})
+		l.Settle(g, Usage{Charge: ChargeClaimed, Prompt: 100, Output: 900})
+		if s, _ := l.State(g); s.TokensLeft != 5000 {
+			t.Errorf("%d tokens are left, want 5000: more than was booked is charged", s.TokensLeft)
+		}
+	})
+}
+
+// Whatever is reported or booked, no tenant waits longer than an hour.
+func TestNoTenantIsLockedOutForLongerThanAnHour(t *testing.T) {
+	for name, take := range map[string]func(*Limiter){
+		"usage": func(l *Limiter) {
+			g, _ := begin(l, "a", Ask{Prompt: 1})
+			l.Settle(g, Usage{Charge: ChargeUsage, Prompt: 1e12, Output: math.MaxInt})
+		},
+		"claim": func(l *Limiter) {
+			g, _ := begin(l, "a", Ask{Prompt: 1})
+			l.Settle(g, Usage{Charge: ChargeClaimed, Prompt: math.MaxInt, Output: math.MaxInt})
+		},
+		"booking": func(l *Limiter) {
+			g, _ := begin(l, "a", Ask{Prompt: math.MaxInt, Generates: true, Answers: math.MaxInt})
+			l.Settle(g, Usage{Charge: ChargeBooked})
+		},
+		"many": func(l *Limiter) {
+			var all []*Grant
+			for range 50 {
+				g, _ := begin(l, "a", Ask{Prompt: 1})
+				all = append(all, g)
+			}
+			for _, g := range all {
+				l.Settle(g, Usage{Charge: ChargeUsage, Prompt: 1e9})
+			}
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l := limiter(t, Config{Default: {TokensPerMinute: 6000}})
+			take(l)
+			time.Sleep(time.Hour + 10*time.Millisecond)
+			if _, refusal := begin(l, "a", Ask{Prompt: 1}); refusal != nil {
+				t.Errorf("%s: after an hour: %+v", name, refusal)
+			}
+		})
+	}
+}
+
+func TestNegativeUsageGivesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limiter(t, Config{Default: {TokensPerMinute: 6000}})
+		g, _ := begin(l, "a", Ask{Prompt: 1000})
+		l.Settle(g, Usage{Charge: ChargeUsage, Prompt: math.MinInt, Output: 1000, Unbelieved: math.MinInt})
+		if s, _ := l.State(g); s.TokensLeft != 5000 {
+			t.Errorf("%d tokens are left, want 5000", s.TokensLeft)
+		}
+	})
 }

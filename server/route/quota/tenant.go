@@ -4,8 +4,6 @@ import (
 	"math"
 	"sync"
 	"time"
-
-	"golang.org/x/time/rate"
 )
 
 const (
@@ -18,23 +16,27 @@ const (
 	// shortest and longest bound the Retry-After of a refused request.
 	shortest = 10 * time.Millisecond
 	longest  = time.Hour
+	// refundShare is the share of a tenant's tokens that its callers' own reports may release, and of its bucket that it may save up.
+	refundShare = 0.05
 )
 
-// tenant is the account of one tenant.
+// tenant is the account of one tenant: all of it, or this router's part of it in a fleet.
 type tenant struct {
+	name  string
 	label string // in metrics
 
 	mu       sync.Mutex
-	limits   limits
-	requests *rate.Limiter // nil: no limit
-	level    float64       // tokens that may be taken; below zero when more were taken than predicted
-	at       time.Time     // of level
-	inFlight int
-	reserved int
+	limits   limits // the fleet's
+	requests bucket
+	tokens   bucket
+	inFlight int     // of this router
+	reserved int     // of this router
+	refunds  float64 // tokens that claims may release
 	output   float64 // mean of the answers' tokens
 	took     float64 // mean of the requests' times, in seconds
 	counted  counts
-	closed   bool // forgotten: callers that still have it must look it up again
+	closed   bool  // forgotten: callers that still have it must look it up again
+	part     *part // nil: the router is alone
 }
 
 // counts are what metrics show of a tenant.
@@ -42,13 +44,15 @@ type counts struct {
 	admitted int64
 	refused  [causes]int64
 	tokens   float64
+	// unbelieved tokens were reported and cannot have been taken, unrefunded ones were claimed back without evidence.
+	unbelieved, unrefunded float64
+	// alone counts grants without the owner's answer.
+	alone int64
 }
 
-func newTenant(label string, l limits, now time.Time) *tenant {
-	t := &tenant{label: label, limits: l, level: l.tokenBurst, at: now, output: firstOutput, took: firstTime.Seconds()}
-	if l.rate > 0 {
-		t.requests = rate.NewLimiter(rate.Limit(l.rate), l.burst)
-	}
+func newTenant(name, label string, l limits, now time.Time) *tenant {
+	t := &tenant{name: name, label: label, output: firstOutput, took: firstTime.Seconds()}
+	t.limit(l, now)
 	return t
 }
 
@@ -56,50 +60,33 @@ func newTenant(label string, l limits, now time.Time) *tenant {
 func (t *tenant) limit(l limits, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.refill(now)
-	switch {
-	case l.rate <= 0:
-		t.requests = nil
-	case t.requests == nil:
-		t.requests = rate.NewLimiter(rate.Limit(l.rate), l.burst)
-	default:
-		taken := float64(t.requests.Burst()) - t.requests.TokensAt(now)
-		t.requests = rate.NewLimiter(rate.Limit(l.rate), l.burst)
-		if n := min(l.burst, int(math.Ceil(taken))); n > 0 {
-			t.requests.AllowN(now, n)
-		}
-	}
-	if old := t.limits; old.tokens > 0 {
-		t.level += l.tokenBurst - old.tokenBurst
-	} else {
-		t.level = l.tokenBurst
-	}
+	share := t.share()
+	t.requests.resize(l.rate*share, float64(l.burst)*share, now)
+	t.tokens.resize(l.tokens*share, l.tokenBurst*share, now)
 	t.limits = l
 }
 
-// refill brings level up to date. mu is held.
-func (t *tenant) refill(now time.Time) {
-	if d := now.Sub(t.at); d > 0 {
-		t.level = min(t.limits.tokenBurst, t.level+d.Seconds()*t.limits.tokens)
-		t.at = now
-	}
+// fill brings both buckets up to date. mu is held.
+func (t *tenant) fill(now time.Time) {
+	t.requests.fill(now)
+	t.tokens.fill(now)
+}
+
+// demand is what a request needs before it continues.
+type demand struct {
+	requests, tokens   float64
+	inFlight, reserved int
 }
 
 // admit returns false if the account was closed since it was looked up.
-func (t *tenant) admit(g *Grant, now time.Time) (_ *Refusal, open bool) {
+func (t *tenant) admit(g *Grant, fleet Fleet, now time.Time) (_ *Refusal, open bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
 		return nil, false
 	}
-	if limit := t.limits.inFlight; limit > 0 && t.inFlight >= limit {
-		return t.refuse(CauseInFlight, t.nextEnd(), now), true
-	}
-	if t.requests != nil && !t.requests.AllowN(now, 1) {
-		r := t.requests.ReserveN(now, 1) // to see how long it would wait
-		wait := r.DelayFrom(now)
-		r.CancelAt(now)
-		return t.refuse(CauseRequests, wait, now), true
+	if refusal := t.take(demand{requests: 1, inFlight: 1}, fleet, now); refusal != nil {
+		return refusal, true
 	}
 	t.inFlight++
 	t.counted.admitted++
@@ -107,7 +94,7 @@ func (t *tenant) admit(g *Grant, now time.Time) (_ *Refusal, open bool) {
 	return nil, true
 }
 
-func (t *tenant) book(g *Grant, ask Ask, now time.Time) *Refusal {
+func (t *tenant) book(g *Grant, ask Ask, fleet Fleet, now time.Time) *Refusal {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.limits.tokens <= 0 && (t.limits.reserved <= 0 || !ask.Reserve) {
@@ -122,28 +109,64 @@ func (t *tenant) book(g *Grant, ask Ask, now time.Time) *Refusal {
 		need += each * float64(max(1, ask.Answers))
 	}
 	need = math.Ceil(need)
-	tokens := int(min(need, maxCount))
-	if ask.Reserve && t.limits.reserved > 0 && t.reserved > 0 && t.reserved+tokens > t.limits.reserved {
-		return t.refuse(CauseReserved, t.nextEnd(), now)
+	if t.limits.tokens > 0 {
+		need = min(need, t.limits.tokenBurst+t.limits.debt())
+	}
+	d := demand{tokens: need}
+	if ask.Reserve {
+		d.reserved = int(min(need, maxCount))
+	}
+	if refusal := t.take(d, fleet, now); refusal != nil {
+		return refusal
 	}
 	if t.limits.tokens > 0 {
-		t.refill(now)
-		// A request larger than the bucket is admitted when the bucket is full, and leaves it below zero.
-		if lacks := min(need, t.limits.tokenBurst) - t.level; lacks > 0 {
-			return t.refuse(CauseTokens, seconds(lacks/t.limits.tokens), now)
-		}
-		t.level -= need
 		g.booked = need
 	}
-	if ask.Reserve {
-		t.reserved += tokens
-		g.reserved = tokens
+	t.reserved += d.reserved
+	g.reserved = d.reserved
+	return nil
+}
+
+// take takes what a request needs from the account, or from this router's lease. It may unlock mu, which is held, to ask the owner.
+func (t *tenant) take(d demand, fleet Fleet, now time.Time) *Refusal {
+	if t.part != nil {
+		if t.part.owner != "" {
+			return t.takeLeased(d, fleet, now)
+		}
+		t.part.changed = true
+	}
+	if cause, wait, lacks := t.lacks(d, now); lacks {
+		return t.refuse(cause, wait, now)
+	}
+	if t.requests.limits() {
+		t.requests.level -= d.requests
+	}
+	if t.tokens.limits() {
+		t.tokens.level -= d.tokens
 	}
 	return nil
 }
 
-// settle ends the grant; its caller makes sure that this happens once.
-func (t *tenant) settle(g *Grant, u Usage, now time.Time) {
+// lacks says which limit is in the way of a request, and for how long. mu is held.
+func (t *tenant) lacks(d demand, now time.Time) (Cause, time.Duration, bool) {
+	t.fill(now)
+	all := t.holdings()
+	if limit := t.most(t.limits.inFlight); d.inFlight > 0 && limit > 0 && all.InFlight+d.inFlight > limit {
+		return CauseInFlight, t.nextEnd(), true
+	}
+	if limit := t.most(t.limits.reserved); d.reserved > 0 && limit > 0 && all.Reserved > 0 && all.Reserved+d.reserved > limit {
+		return CauseReserved, t.nextEnd(), true
+	}
+	if wait := t.requests.wait(d.requests); d.requests > 0 && wait > 0 {
+		return CauseRequests, wait, true
+	}
+	// A request larger than the bucket is admitted when the bucket is full, and leaves it below zero.
+	wait := t.tokens.wait(d.tokens)
+	return CauseTokens, wait, d.tokens > 0 && wait > 0
+}
+
+// settle ends the grant; its caller makes sure that this happens once. It returns the owner that must hear of it at once.
+func (t *tenant) settle(g *Grant, u Usage, now time.Time) (hurry string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.inFlight--
@@ -155,11 +178,14 @@ func (t *tenant) settle(g *Grant, u Usage, now time.Time) {
 	case ChargeUsage:
 		actual = float64(max(0, u.Prompt)) + float64(max(0, u.Output))
 	case ChargeBooked:
+	case ChargeClaimed:
+		actual = t.claim(g.booked, float64(max(0, u.Prompt))+float64(max(0, u.Output)))
 	}
 	t.counted.tokens += actual
+	t.counted.unbelieved += float64(max(0, u.Unbelieved))
 	if t.limits.tokens > 0 {
-		t.refill(now)
-		t.level = min(t.limits.tokenBurst, t.level+g.booked-actual)
+		t.put(g.booked-actual, now)
+		t.refunds = min(t.refunds+refundShare*actual, refundShare*t.limits.tokenBurst)
 	}
 	if u.Charge != ChargeNothing {
 		t.took += (now.Sub(g.began).Seconds() - t.took) / memory
@@ -167,11 +193,34 @@ func (t *tenant) settle(g *Grant, u Usage, now time.Time) {
 	if u.Charge == ChargeUsage && u.Output > 0 {
 		t.output += (float64(u.Output) - t.output) / memory
 	}
+	return t.freed()
+}
+
+// put returns tokens to the account, or takes those that were not booked. mu is held.
+func (t *tenant) put(tokens float64, now time.Time) {
+	if t.part != nil && t.part.owner != "" {
+		t.part.lease.hand.Tokens += tokens
+		return
+	}
+	t.tokens.fill(now)
+	t.tokens.put(tokens)
+}
+
+// claim is what is charged for a booking of which a caller claims that it took other than what was booked. mu is held.
+func (t *tenant) claim(booked, claimed float64) float64 {
+	less := booked - claimed
+	if less <= 0 {
+		return claimed
+	}
+	refund := min(less, t.refunds)
+	t.refunds -= refund
+	t.counted.unrefunded += less - refund
+	return booked - refund
 }
 
 // nextEnd is when one of the requests in flight is expected to end. mu is held.
 func (t *tenant) nextEnd() time.Duration {
-	return seconds(t.took / float64(max(1, t.inFlight)))
+	return seconds(t.took / float64(max(1, t.holdings().InFlight)))
 }
 
 // refuse counts a refusal. mu is held.
@@ -180,20 +229,22 @@ func (t *tenant) refuse(cause Cause, wait time.Duration, now time.Time) *Refusal
 	return &Refusal{Cause: cause, RetryAfter: min(max(wait, shortest), longest), State: t.state(now)}
 }
 
-// state is the account as headers show it. mu is held.
+// state is the account as headers show it: the fleet's, as far as it is known. mu is held.
 func (t *tenant) state(now time.Time) State {
 	var s State
-	if t.requests != nil {
+	t.fill(now)
+	here := t.inHand()
+	if t.requests.limits() {
+		left := min(t.requests.level+here.Requests, t.requests.size)
 		s.Requests = t.limits.burst
-		left := t.requests.TokensAt(now)
-		s.RequestsLeft = max(0, int(left))
-		s.RequestsReset = seconds((float64(s.Requests) - left) / t.limits.rate).Round(time.Millisecond)
+		s.RequestsLeft = max(0, int(left+epsilon))
+		s.RequestsReset = seconds((t.requests.size - left) / t.requests.rate).Round(time.Millisecond)
 	}
-	if t.limits.tokens > 0 {
-		t.refill(now)
+	if t.tokens.limits() {
+		left := min(t.tokens.level+here.Tokens, t.tokens.size)
 		s.Tokens = int(t.limits.tokenBurst)
-		s.TokensLeft = max(0, int(t.level))
-		s.TokensReset = seconds((t.limits.tokenBurst - t.level) / t.limits.tokens).Round(time.Millisecond)
+		s.TokensLeft = max(0, int(left+epsilon))
+		s.TokensReset = seconds((t.tokens.size - left) / t.tokens.rate).Round(time.Millisecond)
 	}
 	return s
 }
@@ -202,8 +253,8 @@ func (t *tenant) state(now time.Time) State {
 func (t *tenant) close(now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.refill(now)
-	t.closed = t.inFlight == 0 && t.level >= t.limits.tokenBurst && (t.requests == nil || t.requests.TokensAt(now) >= float64(t.limits.burst))
+	t.fill(now)
+	t.closed = t.inFlight == 0 && t.requests.level >= t.requests.size && t.tokens.level >= t.tokens.size && t.idle()
 	return t.closed
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -75,26 +74,8 @@ func (rq *request) promptSize() int {
 // that the request can end.
 func (r *Router) settleLimits(rq *request, d *delivery, err error) {
 	if rq.grant.InUse() {
-		r.Limits.Settle(rq.grant, rq.used(d, err))
+		r.Limits.Settle(rq.grant, r.used(rq, d, err))
 	}
-}
-
-// used is what the request has cost its tenant.
-func (rq *request) used(d *delivery, err error) quota.Usage {
-	if u, ok := d.scan.Usage(); ok {
-		return quota.Usage{Charge: quota.ChargeUsage, Prompt: u.PromptTokens, Output: u.CompletionTokens}
-	}
-	switch n := d.scan.ContentEvents(); {
-	case rq.question != nil && !rq.onlyIDs && err == nil:
-		return quota.Usage{Charge: quota.ChargeBooked} // its usage is not reported; a dry run has booked nothing
-	case n > 0 && !d.firstToken.IsZero(): // a stream without usage: the router's own count
-		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize(), Output: rq.tokensIn(n)}
-	case d.begun && err == nil:
-		return quota.Usage{Charge: quota.ChargeBooked}
-	case d.chosen && left(err): // the engine was computing when the client left
-		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize()}
-	}
-	return quota.Usage{}
 }
 
 // left reports whether a request ended because its client did not wait.
@@ -108,28 +89,14 @@ func left(err error) bool {
 
 // reserved hands the grant to its reservation: the end of the reservation settles it.
 func (r *Router) reserved(rq *request, c *chooser.Choice) {
-	g, prompt := rq.grant, rq.promptSize()
+	g := rq.grant
 	if !g.InUse() {
 		return
 	}
 	rq.grant = nil
-	c.OnEnd(func(result chooser.Result) { r.Limits.Settle(g, usedOutside(result, prompt)) })
-}
-
-// usedOutside is what a request has cost that others sent.
-func usedOutside(result chooser.Result, prompt int) quota.Usage {
-	switch {
-	case result.PromptTokens >= 0 || result.OutputTokens >= 0:
-		if result.PromptTokens >= 0 {
-			prompt = result.PromptTokens
-		}
-		return quota.Usage{Charge: quota.ChargeUsage, Prompt: prompt, Output: max(0, result.OutputTokens)}
-	case result.End == decision.EndCompleted, result.End == decision.EndExpired:
-		return quota.Usage{Charge: quota.ChargeBooked} // its usage was not reported
-	case result.End == decision.EndCanceled:
-		return quota.Usage{Charge: quota.ChargeUsage, Prompt: prompt}
-	}
-	return quota.Usage{}
+	most := rq.mostOutside(c)
+	prompt := rq.promptSize()
+	c.OnEnd(func(result chooser.Result) { r.Limits.Settle(g, usedOutside(result, prompt, most)) })
 }
 
 // capPriority lowers a request's priority to the highest that its tenant may claim.

@@ -106,18 +106,22 @@ func TestHowEachEndIsCharged(t *testing.T) {
 		leave  bool
 		want   quota.Usage
 	}{
-		"usage":             {chat(""), []http.HandlerFunc{text(200, `{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":5}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 9, Output: 5}},
-		"usage of a stream": {streamed(""), []http.HandlerFunc{streaming([]string{piece(0, "a", "stop"), usage}, nil)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 30, Output: 12}},
-		"stream without":    {streamed(""), []http.HandlerFunc{streaming([]string{piece(0, "", ""), piece(0, "a", ""), piece(0, "b", "stop"), "data: [DONE]\n\n"}, nil)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 2}},
-		"answer without":    {chat(""), []http.HandlerFunc{text(200, `{"ok":true}`)}, false, quota.Usage{Charge: quota.ChargeBooked}},
-		"engine's 400":      {chat(""), []http.HandlerFunc{text(400, `{"error":{"message":"x"}}`)}, false, quota.Usage{}},
-		"engine's 500":      {chat(""), []http.HandlerFunc{text(500, `{}`)}, false, quota.Usage{}},
-		"cut at once":       {chat(""), []http.HandlerFunc{cut}, false, quota.Usage{}},
-		"cut in a stream":   {streamed(""), []http.HandlerFunc{streaming([]string{piece(0, "", ""), piece(0, "a", "")}, cut)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 1}},
-		"client leaves":     {chat(""), []http.HandlerFunc{silent}, true, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4}},
-		"no such model":     {chat(`{"model":"none","messages":[]}`), []http.HandlerFunc{silent}, false, quota.Usage{}},
-		"no JSON":           {chat(`{"model":`), []http.HandlerFunc{silent}, false, quota.Usage{}},
-		"embeddings":        {&router.Call{Route: openai.RouteEmbeddings, Method: "POST", Path: "/v1/embeddings", Header: http.Header{}, Body: []byte(`{"model":"m","input":"x"}`)}, []http.HandlerFunc{text(200, `{"data":[],"usage":{"prompt_tokens":7,"total_tokens":7}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 7, Output: -1}},
+		"usage":              {chat(""), []http.HandlerFunc{text(200, `{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":5}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 3, Output: 5}},
+		"usage of a stream":  {streamed(""), []http.HandlerFunc{streaming([]string{piece(0, "a", "stop"), usage}, nil)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 12, Unbelieved: 26}},
+		"huge usage":         {chat(""), []http.HandlerFunc{text(200, `{"choices":[],"usage":{"prompt_tokens":100000000000,"completion_tokens":90000000000}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 85, Unbelieved: 189999999911}},
+		"more than asked":    {chat(`{"model":"m","max_tokens":7,"n":2,"messages":[]}`), []http.HandlerFunc{text(200, `{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":70}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 14, Unbelieved: 56}},
+		"no prompt tokens":   {chat(""), []http.HandlerFunc{text(200, `{"choices":[],"usage":{"completion_tokens":5}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 5}},
+		"huge usage, no ids": {&router.Call{Route: openai.RouteEmbeddings, Method: "POST", Path: "/v1/embeddings", Header: http.Header{}, Body: []byte(`{"model":"m","input":"x"}`)}, []http.HandlerFunc{text(200, `{"data":[],"usage":{"prompt_tokens":100000000000}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 1049, Output: -1, Unbelieved: 100000000000 - 1049}},
+		"stream without":     {streamed(""), []http.HandlerFunc{streaming([]string{piece(0, "", ""), piece(0, "a", ""), piece(0, "b", "stop"), "data: [DONE]\n\n"}, nil)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 2}},
+		"answer without":     {chat(""), []http.HandlerFunc{text(200, `{"ok":true}`)}, false, quota.Usage{Charge: quota.ChargeBooked}},
+		"engine's 400":       {chat(""), []http.HandlerFunc{text(400, `{"error":{"message":"x"}}`)}, false, quota.Usage{}},
+		"engine's 500":       {chat(""), []http.HandlerFunc{text(500, `{}`)}, false, quota.Usage{}},
+		"cut at once":        {chat(""), []http.HandlerFunc{cut}, false, quota.Usage{}},
+		"cut in a stream":    {streamed(""), []http.HandlerFunc{streaming([]string{piece(0, "", ""), piece(0, "a", "")}, cut)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 1}},
+		"client leaves":      {chat(""), []http.HandlerFunc{silent}, true, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4}},
+		"no such model":      {chat(`{"model":"none","messages":[]}`), []http.HandlerFunc{silent}, false, quota.Usage{}},
+		"no JSON":            {chat(`{"model":`), []http.HandlerFunc{silent}, false, quota.Usage{}},
+		"embeddings":         {&router.Call{Route: openai.RouteEmbeddings, Method: "POST", Path: "/v1/embeddings", Header: http.Header{}, Body: []byte(`{"model":"m","input":"x"}`)}, []http.HandlerFunc{text(200, `{"data":[],"usage":{"prompt_tokens":7,"total_tokens":7}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 7, Output: -1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAccount(t, plenty())
@@ -296,16 +300,31 @@ func TestARefusalSaysWhenThereIsRoom(t *testing.T) {
 	}
 }
 
+// What the router has seen itself is no claim: the rank is gone, so nothing is charged.
+func TestAReservationOfALostRankCostsNothing(t *testing.T) {
+	a := newAccount(t, plenty())
+	f := start(t, 1, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Limits = a })
+	answer, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Text: "x", Reserve: true})
+	must(t, err)
+	f.book.RemoveRank(answer.Slot)
+	f.chooser.Finish(load.Key{ID: answer.Decision.ID}, chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+	if got := a.last(t); got != (quota.Usage{}) {
+		t.Errorf("settled by %+v", got)
+	}
+}
+
 // A reservation keeps what it has been given until it ends, and is settled by what its holder tells.
 func TestAReservationIsSettledWhenItEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		result *chooser.Result // nil: the lease runs out
 		want   quota.Usage
 	}{
-		"told":     {&chooser.Result{End: decision.EndCompleted, PromptTokens: 20, OutputTokens: 30, CachedTokens: -1}, quota.Usage{Charge: quota.ChargeUsage, Prompt: 20, Output: 30}},
+		"told":     {&chooser.Result{End: decision.EndCompleted, PromptTokens: 20, OutputTokens: 30, CachedTokens: -1}, quota.Usage{Charge: quota.ChargeClaimed, Prompt: 4, Output: 30, Unbelieved: 16}},
 		"not told": {&chooser.Result{End: decision.EndCompleted, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}, quota.Usage{Charge: quota.ChargeBooked}},
-		"canceled": {&chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4}},
-		"failed":   {&chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}, quota.Usage{}},
+		"canceled": {&chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}, quota.Usage{Charge: quota.ChargeClaimed, Prompt: 4}},
+		"failed":   {&chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}, quota.Usage{Charge: quota.ChargeClaimed}},
+		"rejected": {&chooser.Result{End: decision.EndRejected, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}, quota.Usage{Charge: quota.ChargeClaimed}},
+		"removed":  {&chooser.Result{End: decision.EndRemoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}, quota.Usage{Charge: quota.ChargeClaimed}},
 		"expired":  {nil, quota.Usage{Charge: quota.ChargeBooked}},
 	} {
 		t.Run(name, func(t *testing.T) {

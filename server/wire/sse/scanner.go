@@ -15,6 +15,7 @@ type Scanner struct {
 
 	events  int
 	content int
+	fed     int // bytes
 	failed  bool
 	done    bool
 
@@ -59,6 +60,9 @@ func (s *Scanner) Events() int { return s.events }
 // group of tokens.
 func (s *Scanner) ContentEvents() int { return s.content }
 
+// Bytes is the number of bytes that Feed has seen.
+func (s *Scanner) Bytes() int { return s.fed }
+
 // Failed reports whether the stream reported an error. A stream that failed may still end
 // with [DONE].
 func (s *Scanner) Failed() bool { return s.failed }
@@ -84,6 +88,7 @@ func (s *Scanner) Feed(b []byte) bool {
 	if len(b) == 0 {
 		return false
 	}
+	s.fed += len(b)
 	s.find.feed(b)
 	if !s.stream {
 		first := s.content == 0

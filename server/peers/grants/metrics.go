@@ -1,0 +1,61 @@
+package grants
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
+)
+
+const ns = "kvpilot.peers.limits."
+
+// outcomes of a report.
+const (
+	outcomeAnswered = "answered"
+	outcomeNotOwner = "not_owner"
+	outcomeEpoch    = "unknown_epoch"
+	outcomeFailed   = "failed"
+)
+
+type metrics struct {
+	reports  metric.Int64Counter
+	outcomes map[string]metric.MeasurementOption
+}
+
+// Counts are what Accounts has for metrics.
+type Counts interface {
+	// Shown counts the accounts that this router owns, those of which it has a lease, and how often accounts got another owner.
+	Shown() (owned, leased int, moved int64)
+}
+
+func newMetrics(p metric.MeterProvider, g *Grants) *metrics {
+	s := instruments.New(p, "server/peers/grants")
+	m := &metrics{outcomes: map[string]metric.MeasurementOption{}}
+	var series []metric.MeasurementOption
+	for _, o := range []string{outcomeAnswered, outcomeNotOwner, outcomeEpoch, outcomeFailed} {
+		m.outcomes[o] = instruments.Label("outcome", o)
+		series = append(series, m.outcomes[o])
+	}
+	m.reports = s.CounterBy(ns+"reports", "{report}", "Reports about tenants' limits that this router sent to the owners of accounts, by outcome: answered, not_owner (the callee sees another owner), unknown_epoch (it begins again), failed.", series...)
+	owned := s.ObservedGauge(ns+"owned", "{account}", "Accounts of tenants that this router owns.")
+	leased := s.ObservedGauge(ns+"leases", "{lease}", "Accounts of tenants that another router owns and of which this one has a lease.")
+	moved := s.ObservedCounter(ns+"owner.changes", "{change}", "Accounts that got another owner, as this router sees it, because a router joined, left or was not reached.")
+	share := s.ObservedFloat(ns+"share", "1", "The part of tenants' limits that this router and those that it reaches grant: 1, unless a router that was seen in the last minute is not reached.")
+	old := s.ObservedGauge(ns+"unable", "{router}", "Routers of an older version that do not share limits: each of them grants the whole, this one and the others their share.")
+	s.Observe(func(o metric.Observer) {
+		if c, ok := g.params.Accounts.(Counts); ok {
+			a, b, n := c.Shown()
+			o.ObserveInt64(owned, int64(a))
+			o.ObserveInt64(leased, int64(b))
+			o.ObserveInt64(moved, n)
+		}
+		o.ObserveFloat64(share, g.View().Share())
+		o.ObserveInt64(old, g.old.Load())
+	})
+	return m
+}
+
+func (m *metrics) reported(outcome string) {
+	m.reports.Add(context.Background(), 1, m.outcomes[outcome])
+}

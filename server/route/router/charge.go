@@ -1,0 +1,130 @@
+package router
+
+import (
+	"bytes"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+const (
+	// templateTokens bounds the tokens that a chat template adds to a prompt of which only the bytes are known.
+	templateTokens = 1024
+	// longContext is the context of a model that has not reported one.
+	longContext = 1 << 17
+)
+
+// most bounds the tokens that a request can have taken, whatever an engine or a caller reports.
+type most struct{ prompt, output int }
+
+// bound returns u without the tokens that cannot have been, and counts them.
+func (m most) bound(u quota.Usage) quota.Usage {
+	if over := u.Prompt - m.prompt; over > 0 {
+		u.Prompt, u.Unbelieved = m.prompt, u.Unbelieved+over
+	}
+	if over := u.Output - m.output; over > 0 {
+		u.Output, u.Unbelieved = m.output, u.Unbelieved+over
+	}
+	return u
+}
+
+// used is what the request has cost its tenant.
+func (r *Router) used(rq *request, d *delivery, err error) quota.Usage {
+	if u, ok := d.scan.Usage(); ok {
+		used := quota.Usage{Charge: quota.ChargeUsage, Prompt: u.PromptTokens, Output: u.CompletionTokens}
+		if used.Prompt < 0 {
+			used.Prompt = rq.promptSize()
+		}
+		return rq.most(d).bound(used)
+	}
+	switch n := d.scan.ContentEvents(); {
+	case rq.question != nil && !rq.onlyIDs && err == nil:
+		return quota.Usage{Charge: quota.ChargeBooked} // its usage is not reported; a dry run has booked nothing
+	case n > 0 && !d.firstToken.IsZero(): // a stream without usage: the router's own count
+		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize(), Output: rq.tokensIn(n)}
+	case d.begun && err == nil:
+		return quota.Usage{Charge: quota.ChargeBooked}
+	case d.chosen && left(err): // the engine was computing when the client left
+		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize()}
+	}
+	return quota.Usage{}
+}
+
+// most bounds what the request took: by its prompt and by the answer that came. A token of an answer has at least one byte of it.
+func (rq *request) most(d *delivery) most {
+	var c *chooser.Choice
+	if d.attempt != nil {
+		c = d.attempt.choice
+	}
+	return most{prompt: rq.mostPrompt(c), output: min(rq.mostOutput(), d.scan.Bytes())}
+}
+
+// mostOutside bounds what a request took that its caller sends.
+func (rq *request) mostOutside(c *chooser.Choice) most {
+	return most{prompt: rq.mostPrompt(c), output: rq.mostOutput()}
+}
+
+// mostOutput is the client's own limit on the output of all answers.
+func (rq *request) mostOutput() int {
+	if rq.parsed == nil || rq.parsed.MaxTokens <= 0 {
+		return maxUsage
+	}
+	return min(min(rq.parsed.MaxTokens, maxUsage)*min(max(1, rq.parsed.N), maxUsage), maxUsage)
+}
+
+// maxUsage is more than any request takes; its square is no overflow.
+const maxUsage = 1 << 31
+
+// mostPrompt is the number of the prompt's ids where they are known. Otherwise a token has at least one byte of the body, except
+// for media and for what an engine has stored: of these only the model's context is a bound.
+func (rq *request) mostPrompt(c *chooser.Choice) int {
+	if rq.parsed == nil {
+		return 0
+	}
+	p := &rq.parsed.Prompt
+	context := 0
+	if p.HasMedia || rq.upload != nil || rq.holder != "" || rq.truncated() {
+		context = longContext
+		if c != nil {
+			if n := contextOf(c.Replica, rq.pool.Served); n > 0 {
+				context = n
+			}
+		}
+	}
+	if rq.enc != nil && rq.enc.Exact && context == 0 {
+		return rq.enc.Tokens
+	}
+	bound := rq.size() + templateTokens
+	switch rq.call.Route {
+	case openai.RouteRerank, openai.RouteScore: // the query counts with each document
+		bound *= 1 + bytes.Count(rq.body, []byte{'"'})/2
+	default:
+	}
+	return max(bound, context)
+}
+
+// usedOutside is what a request has cost that its caller sent. The end that the router has seen itself is a fact: the replica is
+// gone, or the lease ran out. What a caller reports is its claim.
+func usedOutside(result chooser.Result, prompt int, most most) quota.Usage {
+	if !result.Claimed {
+		if result.End == decision.EndCompleted || result.End == decision.EndExpired {
+			return quota.Usage{Charge: quota.ChargeBooked}
+		}
+		return quota.Usage{}
+	}
+	u := quota.Usage{Charge: quota.ChargeClaimed}
+	switch {
+	case result.PromptTokens >= 0 || result.OutputTokens >= 0:
+		if result.PromptTokens >= 0 {
+			prompt = result.PromptTokens
+		}
+		u.Prompt, u.Output = prompt, max(0, result.OutputTokens)
+	case result.End == decision.EndCompleted, result.End == decision.EndExpired:
+		return quota.Usage{Charge: quota.ChargeBooked} // its usage was not reported
+	case result.End == decision.EndCanceled:
+		u.Prompt = prompt
+	}
+	return most.bound(u)
+}
