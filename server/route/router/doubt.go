@@ -7,27 +7,16 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/poison"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// doubts are a request's failures that may be its own fault. They count against no replica before another replica has shown whose
-// fault they are: it serves the request, or fails it in the same way. The zero value has none.
+// doubts are what a request's attempts leave open about its faults. The zero value has none.
 type doubts struct {
+	poison.Doubts
 	origin retry.Origin // zero until it is needed
-	open   []doubt
-	// alike is set once two replicas have failed the request in the same way.
-	alike bool
 	// cause is that of the last failure, as far as it is known.
 	cause retry.Cause
-}
-
-// doubt is a failure of one replica.
-type doubt struct {
-	replica replica.ID
-	pass    breaker.Pass
-	verdict retry.Verdict
-	begun   bool // the client had something of the answer
 }
 
 // knownPoison is how often two replicas must have failed a request before it is tried on two replicas at most, where
@@ -45,81 +34,43 @@ func (r *Router) settle(rq *request, d *delivery, a *attempt, outcome retry.Verd
 	default: // says nothing about whether the replica is there
 	}
 	if outcome.Follows() {
-		r.doubt(rq, d, doubt{id, a.pass, outcome, d.begun})
+		d.doubts.cause = outcome.Cause()
+		d.doubts.Add(r.poison, r.origin(rq, d), poison.Doubt{Replica: id, Pass: a.pass, Verdict: outcome, Begun: d.begun}, r.reporter(d))
 		return
 	}
 	f := retry.Find(outcome, retry.Origin{Tenant: r.poison.Tenant(rq.call.Tenant)})
-	r.report(d, id, a.pass, f)
-	switch outcome {
-	case retry.OK:
+	r.reporter(d)(poison.Doubt{Replica: id, Pass: a.pass}, f)
+	switch {
+	case !d.doubts.Open():
+	case outcome == retry.OK:
 		r.served(rq, d, true)
-	case retry.ClientFault: // another replica refuses the request: it is wrong in itself
-		r.resolve(rq, d, retry.CauseRequest, false)
-	default:
+	case outcome == retry.ClientFault:
+		d.doubts.Refused(r.origin(rq, d), r.reporter(d))
 	}
 }
 
-// doubt notes a failure that may be the request's own.
-func (r *Router) doubt(rq *request, d *delivery, one doubt) {
-	ds := &d.doubts
-	ds.cause = one.verdict.Cause()
-	same := slices.ContainsFunc(ds.open, func(o doubt) bool { return o.replica != one.replica && retry.Alike(o.verdict, one.verdict) })
-	ds.open = append(ds.open, one)
-	if same && !ds.alike {
-		ds.alike = true
-		r.poison.Failed(r.origin(rq, d))
-	}
-	if ds.alike {
-		r.resolve(rq, d, retry.CauseRequest, false)
-	}
-}
-
-// served notes that a replica serves the request: the others were at fault. What failed after the client's first byte is settled
-// at the end of the answer.
+// served notes that a replica serves the request, up to the end of its answer when whole is set.
 func (r *Router) served(rq *request, d *delivery, whole bool) {
-	ds := &d.doubts
-	if len(ds.open) == 0 || !whole && slices.ContainsFunc(ds.open, func(o doubt) bool { return o.begun }) {
-		return
+	if d.doubts.Open() {
+		d.doubts.Served(r.poison, r.origin(rq, d), whole, r.reporter(d))
 	}
-	r.poison.Served(r.origin(rq, d))
-	r.resolve(rq, d, retry.CauseNone, true)
 }
 
 // conclude settles the failures that no other replica was compared for.
 func (r *Router) conclude(rq *request, d *delivery) {
-	if len(d.doubts.open) == 0 {
-		return
+	if d.doubts.Open() {
+		d.doubts.Conclude(r.poison, r.origin(rq, d), r.reporter(d))
 	}
-	cause := retry.CauseNone
-	switch from := r.origin(rq, d); {
-	case r.poison.Times(from) > 0:
-		cause = retry.CauseRequest
-	case r.poison.Suspect(from):
-		cause = retry.CauseTenant
-	}
-	r.resolve(rq, d, cause, false)
 }
 
-// resolve reports the open doubts: with the cause, or with CauseNone as the replica's.
-func (r *Router) resolve(rq *request, d *delivery, cause retry.Cause, sure bool) {
-	ds := &d.doubts
-	for _, one := range ds.open {
-		f := retry.Find(one.verdict, r.origin(rq, d))
-		f.Sure = sure
-		if cause != retry.CauseNone {
-			f.Cause = cause
+// reporter reports findings to the breaker, and counts them.
+func (r *Router) reporter(d *delivery) poison.Report {
+	return func(one poison.Doubt, f retry.Finding) {
+		r.Breaker.Report(one.Replica, one.Pass, f)
+		if f.Cause != retry.CauseNone {
+			d.doubts.cause = f.Cause
+			r.metrics.faults.add(f)
 		}
-		r.report(d, one.replica, one.pass, f)
-	}
-	ds.open = nil
-}
-
-// report reports a finding to the breaker, and counts it.
-func (r *Router) report(d *delivery, id replica.ID, pass breaker.Pass, f retry.Finding) {
-	r.Breaker.Report(id, pass, f)
-	if f.Cause != retry.CauseNone {
-		d.doubts.cause = f.Cause
-		r.metrics.faults.add(f)
 	}
 }
 
@@ -144,7 +95,7 @@ func (r *Router) worthRetry(rq *request, t *tries, d *delivery, f *failure) bool
 	from := r.origin(rq, d)
 	times := r.poison.Times(from)
 	if f.outcome == retry.EngineError {
-		return !d.doubts.alike && times == 0 && rq.call.Route != openai.RouteOther && r.poison.Compare(from)
+		return !d.doubts.Alike() && times == 0 && rq.call.Route != openai.RouteOther && r.poison.Compare(from)
 	}
 	return times < knownPoison || t.tried() == 0
 }

@@ -31,6 +31,7 @@ type Breaker struct {
 type Pass struct {
 	turn  uint64 // of the circuit
 	trial uint64 // which of that turn's trials; 0 when it is none
+	at    time.Time
 }
 
 // State says whether requests may go to a replica.
@@ -153,12 +154,12 @@ func (c *circuit) state(now time.Time) State {
 func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	now := b.now()
 	c := b.circuits[id]
 	if c == nil {
-		return Pass{}, true
+		return Pass{at: now}, true
 	}
-	now := b.now()
-	pass := Pass{turn: c.turn}
+	pass := Pass{turn: c.turn, at: now}
 	switch c.state(now) {
 	case Closed:
 		return pass, true
@@ -189,14 +190,14 @@ func (b *Breaker) Report(id replica.ID, pass Pass, f retry.Finding) {
 	switch {
 	case c.open:
 		b.reportTrial(c, pass, f, now)
-	case c.record.add(f, cfg, now):
+	case c.record.add(f, pass.at, cfg, now):
 		b.trip(c, f, now, cfg.OpenFor)
 	}
 }
 
 // reportTrial takes note of a trial's result. One that took longer than the lease counts as well, but it ends only
-// itself. Requests that were sent although the answer was no are none of the circuit's, and a failure that may be the
-// request's own makes room for another trial.
+// itself. Requests that were sent although the answer was no are none of the circuit's. A failure that may be the
+// request's own does not make the next pause longer.
 func (b *Breaker) reportTrial(c *circuit, pass Pass, f retry.Finding, now time.Time) {
 	if pass.trial == 0 {
 		return
@@ -207,6 +208,8 @@ func (b *Breaker) reportTrial(c *circuit, pass Pass, f retry.Finding, now time.T
 	switch {
 	case f.Against() && f.Sure:
 		b.trip(c, f, now, min(2*c.openFor, b.cfg.Load().MaxOpenFor))
+	case f.Against():
+		b.trip(c, f, now, c.openFor)
 	case f.Verdict == retry.OK:
 		if c.successes++; c.successes >= b.cfg.Load().Trials {
 			*c = circuit{until: c.until, turn: b.turn()}

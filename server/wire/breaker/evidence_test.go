@@ -60,6 +60,7 @@ func TestFailuresCountByTheirOrigins(t *testing.T) {
 		"requests that cannot be written":                   {repeat(100, func(i uint64) retry.Finding { return finding(retry.Unsendable, false, i, i) }), Closed},
 		"callers that leave or have no time":                {repeat(100, func(i uint64) retry.Finding { return finding(retry.Canceled, false, i, i) }), Closed},
 		"requests that the engine refuses, and failed ones": {append(repeat(50, func(i uint64) retry.Finding { return finding(retry.ClientFault, false, b, i) }), repeat(5, varied(true, 1))...), Open},
+		"silence, after a success":                          {append([]retry.Finding{ok(a)}, repeat(5, func(i uint64) retry.Finding { return finding(retry.Timeout, false, a, i) })...), Open},
 		"stalls of one rank":                                {repeat(5, func(i uint64) retry.Finding { return finding(retry.Stalled, true, i%2, i) }), Open},
 		"connections that end, of requests that vary":       {append([]retry.Finding{ok(b)}, repeat(100, func(i uint64) retry.Finding { return finding(retry.Reset, false, a, i) })...), Closed},
 		"half of the requests, compared, of the only tenant": {repeat(40, func(i uint64) retry.Finding {
@@ -103,7 +104,7 @@ func TestOldSuccessesDoNotProtect(t *testing.T) {
 
 func TestAPoisonedTrialIsNoFailedTrial(t *testing.T) {
 	for _, f := range []retry.Finding{
-		finding(retry.EngineError, false, 1, 1), finding(retry.ClientFault, false, 1, 1), {Verdict: retry.EngineError, Cause: retry.CauseRequest, Sure: true},
+		{Verdict: retry.EngineError, Cause: retry.CauseTenant}, finding(retry.ClientFault, false, 1, 1), {Verdict: retry.EngineError, Cause: retry.CauseRequest, Sure: true},
 	} {
 		time := newClock()
 		b, _ := tripped(time)
@@ -158,5 +159,21 @@ func TestEjectionIsBounded(t *testing.T) {
 				t.Errorf("barred %v, want %v", got[1:], c.want)
 			}
 		})
+	}
+}
+
+func TestATrialThatMayBePoisonedMakesNoPauseLonger(t *testing.T) {
+	time := newClock()
+	b, _ := tripped(time)
+	for range 5 {
+		time.pass(testConfig().OpenFor)
+		trial, ok := b.Allow("a")
+		if !ok {
+			t.Fatal("no trial after the first pause's time")
+		}
+		b.Report("a", trial, finding(retry.EngineError, false, 1, 1))
+		if b.State("a") != Open {
+			t.Fatal("the circuit is not open after a trial that failed")
+		}
 	}
 }

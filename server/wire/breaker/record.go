@@ -53,8 +53,8 @@ func note(list *[2]uint64, name uint64) {
 	}
 }
 
-// add adds a finding, and reports whether the circuit must open.
-func (r *record) add(f retry.Finding, cfg *Config, now time.Time) bool {
+// add adds a finding of an attempt that began at from, and reports whether the circuit must open.
+func (r *record) add(f retry.Finding, from time.Time, cfg *Config, now time.Time) bool {
 	if now.Sub(r.began) > cfg.Window {
 		r.window, r.successes, r.began = evidence{}, 0, now
 	}
@@ -69,8 +69,8 @@ func (r *record) add(f retry.Finding, cfg *Config, now time.Time) bool {
 		return false
 	case !f.Against():
 		return false
-	case !f.Sure && !r.cleared.IsZero() && now.Sub(r.cleared) < cfg.Window:
-		return false // the replica works for other requests, and this one was not tried elsewhere
+	case !f.Sure && r.works(f.Verdict, from, cfg, now):
+		return false // this request was not compared with another replica
 	}
 	r.streak.add(f)
 	r.window.add(f)
@@ -79,6 +79,14 @@ func (r *record) add(f retry.Finding, cfg *Config, now time.Time) bool {
 	}
 	all := r.successes + r.window.failures
 	return all >= cfg.MinRequests && float64(r.window.failures) >= cfg.Rate*float64(all) && r.conclusive(&r.window, cfg, now)
+}
+
+// works reports whether the replica works for other requests: lately or, when it was silent, since the attempt began.
+func (r *record) works(v retry.Verdict, from time.Time, cfg *Config, now time.Time) bool {
+	if v.Silent() {
+		return r.cleared.After(from)
+	}
+	return !r.cleared.IsZero() && now.Sub(r.cleared) < cfg.Window
 }
 
 // conclusive reports whether the failures cannot come from one request or one tenant. One tenant's failures are conclusive while

@@ -68,19 +68,14 @@ func (f Finding) Against() bool { return f.Verdict.Fault() && f.Cause.Against() 
 // Exonerates reports whether another replica failed in the same way, so that the replica is not at fault.
 func (f Finding) Exonerates() bool { return f.Verdict.Fault() && f.Cause == CauseRequest }
 
-// Alike reports whether two replicas failed a request in the same way: both answered with an error, ended the connection, or took too long.
-func Alike(a, b Verdict) bool { return a.Follows() && b.Follows() && a.kind() == b.kind() }
+// Silent reports whether the replica made no progress for too long. Unlike another failure, that is outweighed by the replica's
+// successes since then only, and two silent replicas are no evidence against the request.
+func (v Verdict) Silent() bool { return v == Timeout || v == Stalled }
 
-// kind groups verdicts that one cause can have.
-func (v Verdict) kind() string {
-	switch v {
-	case EngineError, Unavailable, Gateway:
-		return "answer"
-	case Timeout, Stalled:
-		return "time"
-	case Reset, Broken, Malformed:
-		return "connection"
-	default:
-		return v.String()
-	}
+// Alike reports whether two replicas failed a request in the same way: both answered with an error, or both ended the connection.
+func Alike(a, b Verdict) bool {
+	return a.Follows() && b.Follows() && !a.Silent() && !b.Silent() && a.answered() == b.answered()
 }
+
+// answered reports whether the replica answered with an error.
+func (v Verdict) answered() bool { return v == EngineError || v == Unavailable || v == Gateway }
