@@ -12,9 +12,9 @@ import (
 type Gate interface {
 	// Shut reports whether any replica may be barred now. It is cheap.
 	Shut() bool
-	// Bar appends the replicas of usable that get no request now; avoid are those that another router finds broken. It never appends all
-	// of usable.
-	Bar(barred, usable, avoid []replica.ID) []replica.ID
+	// Bar appends the replicas of usable that get no request now; avoid are those that another router finds broken,
+	// tried is how many other replicas have failed the request. It never appends all of usable.
+	Bar(barred, usable, avoid []replica.ID, tried int) []replica.ID
 }
 
 // noGate bars the replicas that another router finds broken.
@@ -22,7 +22,7 @@ type noGate struct{}
 
 func (noGate) Shut() bool { return false }
 
-func (noGate) Bar(barred, usable, avoid []replica.ID) []replica.ID {
+func (noGate) Bar(barred, usable, avoid []replica.ID, _ int) []replica.ID {
 	from := len(barred)
 	for _, id := range usable {
 		if slices.Contains(avoid, id) {
@@ -47,6 +47,6 @@ func (c *Chooser) bar(s *scratch, f *selector.Filter, req *Request, p *pool, rul
 		}
 	}
 	n := len(s.ids)
-	s.ids = c.params.Gate.Bar(s.ids, s.ids[:n:n], req.Avoid)
+	s.ids = c.params.Gate.Bar(s.ids, s.ids[:n:n], req.Avoid, len(req.Exclude))
 	return s.ids[n:]
 }

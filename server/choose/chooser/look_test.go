@@ -38,7 +38,7 @@ func plainLook(c *Chooser, d *decision.Decision, req *Request, ln *line, now tim
 			usable = append(usable, r.ID)
 		}
 	}
-	barred := c.params.Gate.Bar(nil, usable, req.Avoid)
+	barred := c.params.Gate.Bar(nil, usable, req.Avoid, len(req.Exclude))
 	var owners []*replica.Replica
 	for _, r := range req.Replicas {
 		for index, slot := range r.Slots {
@@ -233,14 +233,14 @@ type zooGate struct{ *zoo }
 
 func (g zooGate) Shut() bool { return len(g.open) > 0 }
 
-func (g zooGate) Bar(barred, usable, avoid []replica.ID) []replica.ID {
+func (g zooGate) Bar(barred, usable, avoid []replica.ID, tried int) []replica.ID {
 	avoid = slices.Clone(avoid)
 	for id, open := range g.open {
 		if open {
 			avoid = append(avoid, id)
 		}
 	}
-	return noGate{}.Bar(barred, usable, avoid)
+	return noGate{}.Bar(barred, usable, avoid, tried)
 }
 
 func newZoo(r *rand.Rand, ranks int) *zoo {

@@ -129,7 +129,7 @@ func (r *Router) admitted(rq *request, t *tries, a *attempt) (ok bool) {
 				usable = append(usable, o.ID)
 			}
 		}
-		a.forced = !slices.Contains(r.Breaker.Bar(nil, usable, t.ask.Avoid), id)
+		a.forced = !slices.Contains(r.Breaker.Bar(nil, usable, t.ask.Avoid, len(t.ask.Exclude)), id)
 	}
 	return a.forced
 }

@@ -8,8 +8,9 @@ import (
 
 // Bar appends to barred the replicas of usable that get no request now: those with an open circuit and, of avoid, those that another
 // router finds broken. Of the ones that were reached and failed, at most the share MaxEjected is barred, the first ones of usable.
-// When all would be barred, none is: trying is better than rejecting every request. It is the only place that decides this.
-func (b *Breaker) Bar(barred, usable, avoid []replica.ID) []replica.ID {
+// Tried is how many other replicas have failed the request; they count for the share. When all would be barred, none is: trying is
+// better than rejecting every request. It is the only place that decides this.
+func (b *Breaker) Bar(barred, usable, avoid []replica.ID, tried int) []replica.ID {
 	if len(avoid) == 0 && !b.Shut() {
 		return barred
 	}
@@ -17,7 +18,7 @@ func (b *Breaker) Bar(barred, usable, avoid []replica.ID) []replica.ID {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.now()
-	limit := int(b.cfg.Load().MaxEjected * float64(len(usable)))
+	limit := int(b.cfg.Load().MaxEjected * float64(len(usable)+tried))
 	ejected, over := 0, 0
 	for _, id := range usable {
 		c := b.circuits[id]

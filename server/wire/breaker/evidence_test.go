@@ -129,7 +129,9 @@ func TestEjectionIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		usable                             []replica.ID
 		failing, away, paused, avoid, want []replica.ID
+		tried                              int
 	}{
+		"both that are left of three":           {usable: names[:3], failing: names[1:3], tried: 1, want: names[1:3]},
 		"none":                                  {usable: names[:3]},
 		"one of one":                            {usable: names[:1], failing: names[:1]},
 		"one of two":                            {usable: names[:2], failing: names[1:2], want: names[1:2]},
@@ -154,7 +156,7 @@ func TestEjectionIsBounded(t *testing.T) {
 			for _, id := range c.paused {
 				b.Pause(id, time.Second)
 			}
-			got := b.Bar([]replica.ID{"before"}, c.usable, c.avoid)
+			got := b.Bar([]replica.ID{"before"}, c.usable, c.avoid, c.tried)
 			if !slices.Equal(got, append([]replica.ID{"before"}, c.want...)) {
 				t.Errorf("barred %v, want %v", got[1:], c.want)
 			}
