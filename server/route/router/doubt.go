@@ -39,7 +39,7 @@ func (r *Router) settle(rq *request, d *delivery, a *attempt, outcome retry.Verd
 		return
 	}
 	f := retry.Find(outcome, retry.Origin{Tenant: r.poison.Tenant(rq.call.Tenant)})
-	r.reporter(d)(poison.Doubt{Replica: id, Pass: a.pass}, f)
+	r.report(d, poison.Doubt{Replica: id, Pass: a.pass}, f)
 	switch {
 	case !d.doubts.Open():
 	case outcome == retry.OK:
@@ -63,15 +63,17 @@ func (r *Router) conclude(rq *request, d *delivery) {
 	}
 }
 
-// reporter reports findings to the breaker, and counts them.
-func (r *Router) reporter(d *delivery) poison.Report {
-	return func(one poison.Doubt, f retry.Finding) {
-		r.Breaker.Report(one.Replica, one.Pass, f)
-		if f.Cause != retry.CauseNone {
-			d.doubts.cause = f.Cause
-			r.metrics.faults.add(f)
-		}
+// report reports a finding to the breaker, and counts it.
+func (r *Router) report(d *delivery, one poison.Doubt, f retry.Finding) {
+	r.Breaker.Report(one.Replica, one.Pass, f)
+	if f.Cause != retry.CauseNone {
+		d.doubts.cause = f.Cause
+		r.metrics.faults.add(f)
 	}
+}
+
+func (r *Router) reporter(d *delivery) poison.Report {
+	return func(one poison.Doubt, f retry.Finding) { r.report(d, one, f) }
 }
 
 // origin names the request. A body that is still coming counts as far as it has come.
@@ -98,6 +100,14 @@ func (r *Router) worthRetry(rq *request, t *tries, d *delivery, f *failure) bool
 		return !d.doubts.Alike() && times == 0 && rq.call.Route != openai.RouteOther && r.poison.Compare(from)
 	}
 	return times < knownPoison || t.tried() == 0
+}
+
+// withdraw takes a retry from the budget. A tenant whose requests fail on several replicas leaves half of it to the others.
+func (r *Router) withdraw(rq *request, d *delivery, f *failure) bool {
+	if f.outcome.Follows() && r.poison.Suspect(r.origin(rq, d)) {
+		return r.Budget.WithdrawSpare()
+	}
+	return r.Budget.Withdraw()
 }
 
 // pick makes the chooser decide and book the attempt, on a replica whose breaker admits it. The breaker may have changed since the

@@ -217,7 +217,7 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 		case f.unchosen && ctx.Err() != nil:
 			return f
 		case f.unchosen, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil,
-			!r.worthRetry(s.rq, s.tries, s.d, f), !r.Budget.Withdraw():
+			!r.worthRetry(s.rq, s.tries, s.d, f), !r.withdraw(s.rq, s.d, f):
 			return s.worst(f)
 		}
 		r.noteRetry(ctx, f)

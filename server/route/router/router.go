@@ -237,7 +237,7 @@ func (r *Router) judge(ctx context.Context, rq *request, t *tries, d *delivery, 
 	case !r.worthRetry(rq, t, d, f):
 		return failed
 	case t.tried() == 0 && (f.outcome.Gone() || d.attempt.forced):
-	case !r.Budget.Withdraw():
+	case !r.withdraw(rq, d, f):
 		return failed
 	}
 	r.noteRetry(ctx, f)
