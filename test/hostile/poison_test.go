@@ -58,14 +58,17 @@ func attacked(t *testing.T, keyless bool) *stack.Stack {
 	}})
 }
 
-// begin makes the honest tenants ask, each ten times a second, until stop.
-func begin(t *testing.T, s *stack.Stack) *honest {
+// begin makes each of the honest tenants ask that often, until stop.
+func begin(t *testing.T, s *stack.Stack, every time.Duration) *honest {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	h := &honest{t: t, s: s, end: cancel}
+	if r := askAs(t, s, honestTenants[0], good); r.status != http.StatusOK {
+		t.Fatalf("before the attack: %d %s", r.status, r.body)
+	}
 	for _, tenant := range honestTenants {
 		h.wait.Go(func() {
-			tick := time.NewTicker(100 * time.Millisecond)
+			tick := time.NewTicker(every)
 			defer tick.Stop()
 			for i := 0; ; i++ {
 				select {
@@ -200,7 +203,7 @@ func TestAPoisonedPromptHurtsItsSenderOnly(t *testing.T) {
 			t.Parallel()
 			s := attacked(t, c.keyless)
 			poison(t, s, c.status, "/v1/chat/completions")
-			h := begin(t, s)
+			h := begin(t, s, 100*time.Millisecond)
 			var sent atomic.Int64
 			attack := func(i int) {
 				prompt := strings.ReplaceAll(c.prompt, "%d", strconv.Itoa(i))
@@ -239,8 +242,8 @@ func TestAPoisonedTokenizationHurtsItsSenderOnly(t *testing.T) {
 			t.Parallel()
 			s := attacked(t, false)
 			poison(t, s, 500, "/tokenize", "/v1/chat/completions/render")
-			h := begin(t, s)
-			attackFor(6*time.Second, 5, func(i int) {
+			h := begin(t, s, time.Second)
+			attackFor(12*time.Second, 5, func(i int) {
 				text := strings.ReplaceAll(prompt, "%d", strconv.Itoa(i))
 				if r := askAs(t, s, "mallory", `{"model":"sim","messages":[{"role":"user","content":"`+text+`"}],"max_tokens":2}`); r.status != http.StatusOK {
 					t.Errorf("the poison gets %d %s, its tokens matter to the router alone", r.status, r.body)
@@ -250,8 +253,10 @@ func TestAPoisonedTokenizationHurtsItsSenderOnly(t *testing.T) {
 			if n := metric(t, s, "kvpilot_tokenizer_breaker_opened_total"); n != 0 {
 				t.Errorf("tokenizers were suspended %.0f times", n)
 			}
-			if without := metric(t, s, "kvpilot_tokenizer_duration_seconds_count", `source="none"`); without > 31 {
-				t.Errorf("%.0f prompts have no token ids, 30 are the attacker's", without)
+			without := metric(t, s, "kvpilot_tokenizer_duration_seconds_count", `source="none"`)
+			t.Logf("%.0f prompts have no token ids, of 60 poisons and %d others", without, h.asked.Load())
+			if without > 60 {
+				t.Errorf("%.0f prompts have no token ids, 60 are the attacker's", without)
 			}
 			if n := metric(t, s, "kvpilot_tokenizer_faults_total", `cause="request"`); n == 0 {
 				t.Error("no fault is known as the question's")
@@ -263,7 +268,7 @@ func TestAPoisonedTokenizationHurtsItsSenderOnly(t *testing.T) {
 // A request that HTTP/1.1 cannot carry gets 400 and says nothing about replicas.
 func TestWhatCannotBeSentHurtsItsSenderOnly(t *testing.T) {
 	s := attacked(t, false)
-	h := begin(t, s)
+	h := begin(t, s, 100*time.Millisecond)
 	attackFor(2*time.Second, 30, func(int) {
 		if got := spaced(t, s.HTTP, "/v1/chat/completions?a=b c"); got != "400" {
 			t.Errorf("a space in the query gets %s", got)
@@ -351,7 +356,7 @@ func TestABrokenReplicaCostsNoRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	h := begin(t, s)
+	h := begin(t, s, 100*time.Millisecond)
 	time.Sleep(4 * time.Second) // real sockets
 	h.stop()
 	if n := metric(t, s, "kvpilot_upstream_breaker_opened_total", `cause="replica"`); n < 1 {

@@ -181,7 +181,7 @@ func (d *dialogue) origin() retry.Origin {
 	return d.name
 }
 
-// from names the tenant of the question; nobody asks a probe.
+// from names the tenant of the question; a probe has none.
 func (d *dialogue) from() retry.Origin {
 	if d == nil {
 		return retry.Origin{}
