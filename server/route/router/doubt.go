@@ -89,7 +89,7 @@ func (r *Router) origin(rq *request, d *delivery) retry.Origin {
 }
 
 // worthRetry reports whether another replica may do better, as far as the request is known. An engine's error is compared with one
-// other replica, within the tenant's credit, where a repetition changes nothing.
+// other replica, unless the tenant is suspected, where a repetition changes nothing.
 func (r *Router) worthRetry(rq *request, t *tries, d *delivery, f *failure) bool {
 	if !f.outcome.Follows() {
 		return true
@@ -97,7 +97,7 @@ func (r *Router) worthRetry(rq *request, t *tries, d *delivery, f *failure) bool
 	from := r.origin(rq, d)
 	times := r.poison.Times(from)
 	if f.outcome == retry.EngineError {
-		return !d.doubts.Alike() && times == 0 && rq.call.Route != openai.RouteOther && r.poison.Compare(from)
+		return !d.doubts.Alike() && times == 0 && rq.call.Route != openai.RouteOther && !r.poison.Suspect(from)
 	}
 	return times < knownPoison || t.tried() == 0
 }

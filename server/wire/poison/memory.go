@@ -14,12 +14,14 @@ const (
 	// maxRequests and maxTenants bound the entries that are kept, twice.
 	maxRequests = 4096
 	maxTenants  = 1024
-	// credit is how many comparisons a tenant may cause at once, refill how many more per second.
+	// credit is how many requests of a tenant may fail on two replicas before it is suspected, refill how many more per second.
+	// At most twice the credit is remembered.
 	credit = 10
 	refill = 0.5
 )
 
-// Memory remembers requests by a keyed hash of tenant and content, and a credit of comparisons per tenant. It is safe for concurrent use.
+// Memory remembers requests by a keyed hash of tenant and content, and how many requests of each tenant failed on two replicas lately. It is
+// safe for concurrent use.
 type Memory struct {
 	seed maphash.Seed
 	now  func() time.Time
@@ -29,10 +31,10 @@ type Memory struct {
 	tenants  generations[account] // guarded by mu
 }
 
-// account is a tenant's credit as it was at a moment.
+// account counts a tenant's requests that failed on two replicas, less what has been forgiven since, as of a moment.
 type account struct {
-	left float64
-	at   time.Time
+	failed float64
+	at     time.Time
 }
 
 // New makes an empty memory. A nil now is time.Now.
@@ -73,25 +75,12 @@ func (m *Memory) Times(o retry.Origin) int {
 	return n
 }
 
-// Compare takes one comparison of the tenant's credit. Without credit it returns false: the request should not be sent to another
-// replica only to find its fault.
-func (m *Memory) Compare(o retry.Origin) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	a := m.account(o)
-	if a.left < 1 {
-		return false
-	}
-	a.left--
-	m.tenants.put(o.Tenant, a, a.at)
-	return true
-}
-
-// Suspect reports whether the tenant has used up its credit, by requests that failed on two replicas.
+// Suspect reports whether so many of the tenant's requests failed on two replicas lately that its failures are taken to be its own. A
+// request of a suspect should not be sent to another replica only to find its fault.
 func (m *Memory) Suspect(o retry.Origin) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.account(o).left < 1
+	return m.account(o).failed > credit-1
 }
 
 // Failed notes that two replicas failed the request in the same way.
@@ -102,17 +91,17 @@ func (m *Memory) Failed(o retry.Origin) {
 	n, _ := m.requests.get(o.Request, now)
 	m.requests.put(o.Request, n+1, now)
 	a := m.account(o)
-	a.left = max(0, a.left-1)
+	a.failed = min(2*credit, a.failed+1)
 	m.tenants.put(o.Tenant, a, now)
 }
 
-// Served notes that another replica served the request: the first one was at fault, and the comparison costs nothing.
+// Served notes that another replica served the request: the first one was at fault.
 func (m *Memory) Served(o retry.Origin) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.requests.drop(o.Request)
 	a := m.account(o)
-	a.left = min(credit, a.left+1)
+	a.failed = max(0, a.failed-1)
 	m.tenants.put(o.Tenant, a, a.at)
 }
 
@@ -123,12 +112,12 @@ func (m *Memory) Size() int {
 	return m.requests.size(m.now())
 }
 
-// account is the tenant's credit now; mu is held.
+// account is the tenant's account now; mu is held.
 func (m *Memory) account(o retry.Origin) account {
 	now := m.now()
 	a, ok := m.tenants.get(o.Tenant, now)
 	if !ok {
-		return account{left: credit, at: now}
+		return account{at: now}
 	}
-	return account{left: min(credit, a.left+refill*max(now.Sub(a.at).Seconds(), 0)), at: now}
+	return account{failed: max(0, a.failed-refill*max(now.Sub(a.at).Seconds(), 0)), at: now}
 }

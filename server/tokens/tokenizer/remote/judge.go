@@ -170,7 +170,7 @@ func (d *dialogue) worthRetry(f *Fault) bool {
 	case alike, d.pool.poison.Times(d.origin()) > 0:
 		return false
 	case v == retry.EngineError:
-		return d.pool.poison.Compare(d.origin())
+		return !d.pool.poison.Suspect(d.origin())
 	}
 	return true
 }
