@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,6 +38,9 @@ type honest struct {
 	failed atomic.Int64
 	end    context.CancelFunc
 	wait   sync.WaitGroup
+
+	mu   sync.Mutex
+	took []time.Duration // guarded by mu
 }
 
 //nolint:gochecknoglobals // a constant list
@@ -78,7 +82,12 @@ func begin(t *testing.T, s *stack.Stack, every time.Duration) *honest {
 				}
 				body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%s asks %d"}],"max_tokens":2}`, tenant, i)
 				h.asked.Add(1)
-				if r := askAs(t, s, tenant, body); r.status != http.StatusOK {
+				began := time.Now()
+				r := askAs(t, s, tenant, body)
+				h.mu.Lock()
+				h.took = append(h.took, time.Since(began))
+				h.mu.Unlock()
+				if r.status != http.StatusOK {
 					h.failed.Add(1)
 					t.Errorf("%s gets %d %s", tenant, r.status, r.body)
 				}
@@ -96,6 +105,8 @@ func (h *honest) stop() {
 	if h.asked.Load() == 0 || h.failed.Load() > 0 {
 		h.t.Errorf("%d of %d honest requests failed", h.failed.Load(), h.asked.Load())
 	}
+	slices.Sort(h.took)
+	h.t.Logf("%d honest requests: median %v, p99 %v", len(h.took), h.took[len(h.took)/2], h.took[len(h.took)*99/100])
 }
 
 func askAs(t *testing.T, s *stack.Stack, tenant, body string) reply {
@@ -203,6 +214,9 @@ func TestAPoisonedPromptHurtsItsSenderOnly(t *testing.T) {
 			t.Parallel()
 			s := attacked(t, c.keyless)
 			poison(t, s, c.status, "/v1/chat/completions")
+			calm := begin(t, s, 100*time.Millisecond)
+			time.Sleep(2 * time.Second) // undisturbed, for the log
+			calm.stop()
 			h := begin(t, s, 100*time.Millisecond)
 			var sent atomic.Int64
 			attack := func(i int) {
