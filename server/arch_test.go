@@ -30,6 +30,7 @@ var within = map[string][]string{
 	"domain/decision":     {"domain/kvblock", "domain/replica"},
 	"domain/kvblock":      {"domain/blockhash"},
 	"wire/breaker":        {"wire/retry"},
+	"wire/poison":         {"wire/retry", "wire/breaker"},
 	"wire/upstream":       {"wire/socket", "wire/http1", "wire/retry", "wire/breaker", "wire/pins"},
 	"observe/span":        {"observe/recorder"},
 	"observe/telemetry":   {"observe/exposition", "observe/recorder"},

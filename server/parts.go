@@ -113,10 +113,9 @@ func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) {
 	p.decisions = decisionlog.New(c.Decisions, decisionlog.Params{Log: p.part("decisionlog"), Meter: t.Meters(), Line: grpcapi.DecisionLine})
 	p.breaker = breaker.New(c.Upstream.Breaker, nil)
 	p.breaker.Meter(t.Meters(), p.replicaIDs)
-	closed := func(id replica.ID) bool { return p.breaker.State(id) != breaker.Open }
 	p.limiter = quota.New(c.Tenants, quota.Params{Meter: t.Meters()})
 	p.chooser = chooser.New(c.Chooser, chooser.Params{
-		Index: p.kvindex, Book: p.book, Engine: p.report, Vitals: p.vitals, Ask: func(slot replica.Slot) { p.stats.Ask(slot) }, Allow: closed,
+		Index: p.kvindex, Book: p.book, Engine: p.report, Vitals: p.vitals, Ask: func(slot replica.Slot) { p.stats.Ask(slot) }, Gate: p.breaker,
 		OnDecision: p.decided, OnOutcome: p.ended, Weight: p.limiter.Weight,
 		Log: p.part("chooser"), Meter: t.Meters(),
 	})

@@ -1,6 +1,9 @@
 package enginesim
 
 import (
+	"bytes"
+	"io"
+	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -10,6 +13,8 @@ import (
 type Faults struct {
 	// Paths limits the faults of requests to paths with one of these prefixes; none: all paths.
 	Paths []string `json:"paths,omitzero"`
+	// Poison limits them to requests with this text in their body; empty: all requests.
+	Poison string `json:"poison,omitzero"`
 	// Times is after how many requests those faults end by themselves; 0: never.
 	Times int `json:"times,omitzero"`
 
@@ -93,8 +98,12 @@ func (b *faultBox) get() Faults {
 	return b.now
 }
 
-// request gives the faults of one request to path, and counts it.
-func (b *faultBox) request(path string) Faults {
+// request gives the faults of one request, and counts it.
+func (b *faultBox) request(r *http.Request) Faults {
+	path := r.URL.Path
+	if text := b.get().Poison; text != "" && !carries(r, text) {
+		return Faults{}
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	f := b.now
@@ -108,6 +117,16 @@ func (b *faultBox) request(path string) Faults {
 		b.left--
 	}
 	return f
+}
+
+// carries reports whether the body of r has the text; the body can be read again.
+func carries(r *http.Request, text string) bool {
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
+	r.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(body), r.Body), r.Body}
+	return err == nil && bytes.Contains(body, []byte(text))
 }
 
 func hasPrefix(path string, list []string) bool {

@@ -30,6 +30,8 @@ func TestFaultsOfAnswers(t *testing.T) {
 		{"scaling", enginesim.Faults{Scaling: true}, 503, `{"error":"The model is currently scaling. Please try again later."}`},
 		{"wrong json", enginesim.Faults{WrongJSON: true}, 200, "this is no JSON"},
 		{"429", enginesim.Faults{Status: 429, RetryAfter: 3}, 429, `"code":429`},
+		{"poison", enginesim.Faults{Status: 500, Poison: "Say"}, 200, `"object":"chat.completion"`},
+		{"poisoned", enginesim.Faults{Status: 500, Poison: hello[2:20]}, 500, `"type":"InternalServerError"`},
 		{"other paths", enginesim.Faults{Status: 500, Paths: []string{"/tokenize"}}, 200, `"object":"chat.completion"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

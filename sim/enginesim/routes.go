@@ -97,7 +97,7 @@ func (l *life) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Server", "uvicorn")
-	c := &call{w: w, r: r, faults: l.faults.request(r.URL.Path), record: l.newRecord(r), book: &l.records}
+	c := &call{w: w, r: r, faults: l.faults.request(r), record: l.newRecord(r), book: &l.records}
 	l.records.add(c.record)
 	if l.early(r.Context(), c) {
 		return

@@ -57,6 +57,7 @@ func rows() []row {
 			{title: "Waiting in the router", unit: "s", text: "Time in the hold queue, while every suitable replica was busy.", queries: quantiles("kvpilot_router_held_seconds", "")},
 			{title: "Actual over predicted first token", unit: "short", text: "1 is a perfect prediction; far above 1 the replica is slower than it was.", queries: quantiles("kvpilot_decisionlog_ttft_ratio", "")},
 			{title: "Regret of served choices", unit: "s", text: "How much later the first token was predicted where requests went than at the fastest candidate: what fairness to later requests costs.", queries: quantiles("kvpilot_decisionlog_regret_seconds", "")},
+			{title: "Faults by cause", unit: "reqps", text: "Attempts that failed, by the party at fault. Only network, replica and rank count against a replica.", queries: [][2]string{{"sum by (cause) (rate(kvpilot_router_faults_total" + rate + "))", "{{cause}}"}}},
 			{title: "Retries by cause", unit: "reqps", text: "Attempts on another replica, by the outcome of the previous attempt.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_router_retries_total" + rate + "))", "{{outcome}}"}}},
 			{title: "Streams resumed elsewhere", unit: "reqps", text: "Streams whose replica died after their first byte, by outcome.", queries: [][2]string{{"sum by (result) (rate(kvpilot_router_resumes_total" + rate + "))", "{{result}}"}}},
 		}},

@@ -41,7 +41,6 @@ func newBed(b *testing.B, ranks int, policy decision.Policy) *bed {
 	x.chooser = chooser.New(cfg, chooser.Params{
 		Index: index, Book: book, Seed: 1,
 		Engine: func(slot replica.Slot, _ time.Time, _ int, to *chooser.Report) bool { *to = reports[slot]; return true },
-		Allow:  func(replica.ID) bool { return true },
 	})
 	for i := range ranks {
 		slot := replica.Slot(i)

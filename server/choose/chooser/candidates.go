@@ -33,7 +33,7 @@ func (c *Chooser) candidates(s *scratch, req *Request, ln *line) {
 	if f.Plain() {
 		rules = p.rulesFor(&f)
 	}
-	careful := (c.params.Allow != nil || len(req.Avoid) > 0) && c.anyAllowed(&f, req, p, rules)
+	barred := c.bar(s, &f, req, p, rules)
 	s.pool, s.sizes = p, s.sizes[:0]
 	s.d.Candidates, s.ranks = sized(s.d.Candidates, len(p.ranks)), sized(s.ranks, len(p.ranks))
 	table, cands := *c.ranks.Load(), s.d.Candidates
@@ -43,7 +43,7 @@ func (c *Chooser) candidates(s *scratch, req *Request, ln *line) {
 		at, cand := &p.ranks[i], &cands[i]
 		if at.owner != owner {
 			owner = at.owner
-			if veto = p.veto(&f, rules, int(owner)); veto == decision.VetoNone && careful && !c.allows(req, at.replica) {
+			if veto = p.veto(&f, rules, int(owner)); veto == decision.VetoNone && len(barred) > 0 && slices.Contains(barred, at.replica) {
 				veto = decision.VetoExcluded
 			}
 		}
@@ -65,22 +65,6 @@ func (c *Chooser) candidates(s *scratch, req *Request, ln *line) {
 		}
 	}
 	c.tooLong(s, req, f.Model)
-}
-
-// anyAllowed reports whether a replica that passes the filter has a closed breaker. Without one,
-// breakers are ignored: trying is better than rejecting every request.
-func (c *Chooser) anyAllowed(f *selector.Filter, req *Request, p *pool, rules *poolRules) bool {
-	for i, r := range req.Replicas {
-		if p.veto(f, rules, i) == decision.VetoNone && c.allows(req, r.ID) {
-			return true
-		}
-	}
-	return false
-}
-
-// allows reports whether neither this router nor the one that asks finds the replica broken.
-func (c *Chooser) allows(req *Request, id replica.ID) bool {
-	return (c.params.Allow == nil || c.params.Allow(id)) && !slices.Contains(req.Avoid, id)
 }
 
 // tooLong allows the replicas with the longest context when no context holds the prompt: the engine's

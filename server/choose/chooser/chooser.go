@@ -61,8 +61,8 @@ type Params struct {
 	Vitals func(slot replica.Slot, now time.Time) liveness.Vitals
 	// Ask requests fresh Vitals of a rank's engine; nil: they arrive without a request.
 	Ask func(slot replica.Slot)
-	// Allow reports whether a replica's breaker admits requests; nil admits all.
-	Allow func(replica.ID) bool
+	// Gate keeps requests from replicas that fail; nil admits all.
+	Gate Gate
 	// OnDecision, when set, receives each decision that was made (dry runs included) and must not
 	// block; OnOutcome receives the outcome of each that was booked.
 	OnDecision func(*decision.Decision)
@@ -88,6 +88,9 @@ func New(cfg Config, params Params) *Chooser {
 	}
 	if c.clock == nil {
 		c.clock = time.Now
+	}
+	if c.params.Gate == nil {
+		c.params.Gate = noGate{}
 	}
 	if c.params.PaceBias == 0 {
 		c.params.PaceBias = 1

@@ -20,6 +20,7 @@ type scratch struct {
 	known    []kvindex.Overlap // used instead of asking the index, when not nil
 	slots    []replica.Slot
 	sizes    []int // distinct block sizes of the pool
+	ids      []replica.ID
 	shadow   []decision.Candidate
 	listing  listing
 	packer   decision.Packer

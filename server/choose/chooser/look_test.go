@@ -32,13 +32,18 @@ func plainLook(c *Chooser, d *decision.Decision, req *Request, ln *line, now tim
 	if req.Holder != "" {
 		f.Pinned, f.PinnedRank, f.Draining = req.Holder, -1, true
 	}
-	allowed := func(r *replica.Replica) bool { return c.params.Allow(r.ID) && !slices.Contains(req.Avoid, r.ID) }
-	careful := slices.ContainsFunc(req.Replicas, func(r *replica.Replica) bool { return f.Replica(r) == decision.VetoNone && allowed(r) })
+	var usable []replica.ID
+	for _, r := range req.Replicas {
+		if f.Replica(r) == decision.VetoNone {
+			usable = append(usable, r.ID)
+		}
+	}
+	barred := c.params.Gate.Bar(nil, usable, req.Avoid, len(req.Exclude))
 	var owners []*replica.Replica
 	for _, r := range req.Replicas {
 		for index, slot := range r.Slots {
 			veto := f.Replica(r)
-			if veto == decision.VetoNone && careful && !allowed(r) {
+			if veto == decision.VetoNone && slices.Contains(barred, r.ID) {
 				veto = decision.VetoExcluded
 			}
 			if veto == decision.VetoNone {
@@ -223,6 +228,21 @@ type zoo struct {
 	asked    int
 }
 
+// zooGate bars the replicas that are open, and those to avoid.
+type zooGate struct{ *zoo }
+
+func (g zooGate) Shut() bool { return len(g.open) > 0 }
+
+func (g zooGate) Bar(barred, usable, avoid []replica.ID, tried int) []replica.ID {
+	avoid = slices.Clone(avoid)
+	for id, open := range g.open {
+		if open {
+			avoid = append(avoid, id)
+		}
+	}
+	return noGate{}.Bar(barred, usable, avoid, tried)
+}
+
 func newZoo(r *rand.Rand, ranks int) *zoo {
 	z := &zoo{r: r, now: time.Unix(1_000_000, 0), reports: map[replica.Slot]Report{}, open: map[replica.ID]bool{}}
 	icfg := kvindex.DefaultConfig()
@@ -243,7 +263,7 @@ func newZoo(r *rand.Rand, ranks int) *zoo {
 			*to = rep
 			return ok
 		},
-		Allow: func(id replica.ID) bool { return !z.open[id] },
+		Gate: zooGate{z},
 	})
 	for slot := 0; slot < ranks; {
 		rep := &replica.Replica{

@@ -71,7 +71,7 @@ type Request struct {
 	// evidence against the rank.
 	Quiet bool
 
-	// Exclude names replicas that must not be tried (again), Avoid those that another router finds broken: they are used when
+	// Exclude names replicas that must not be tried (again), Avoid those that the router that asks finds broken: they are used when
 	// nothing else is left.
 	Exclude []replica.ID
 	Avoid   []replica.ID

@@ -68,6 +68,7 @@ const (
 	RequestID       = attribute.Key("kvpilot.request.id")
 	DecisionID      = attribute.Key("kvpilot.decision.id")
 	Reason          = attribute.Key("kvpilot.reason")
+	Cause           = attribute.Key("kvpilot.cause")
 	Policy          = attribute.Key("kvpilot.policy")
 	Replica         = attribute.Key("kvpilot.replica.id")
 	Rank            = attribute.Key("kvpilot.replica.rank")

@@ -258,7 +258,7 @@ func (f *Frontend) question(w *Waiting, turn int, number uint64) *kvpilotv1.Ask 
 	now := f.params.Now()
 	ask := askOf(w.req, w.sizes, f.params.RankOf)
 	ask.Number, ask.Age = number, span(w.age(turn, now))
-	ask.Avoid = texts(f.params.Broken())
+	ask.Avoid = append(ask.Avoid, texts(f.params.Broken())...)
 	if !w.deadline.IsZero() {
 		ask.Deadline = span(max(time.Nanosecond, w.deadline.Sub(now)))
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -44,8 +45,8 @@ type attempt struct {
 	cancel context.CancelFunc
 	// stalled is set when the chooser stopped the attempt because its rank made no progress.
 	stalled atomic.Bool
-	// broken is set when the answer ended early, ended when the reservation was released.
-	broken, ended bool
+	// broken is set when the answer ended early, ended when the reservation was released, forced when the replica's breaker is open.
+	broken, ended, forced bool
 }
 
 // errStalled is why the answer of a stalled rank is not used.
@@ -69,6 +70,18 @@ type tries struct {
 	point  *resume.Point
 	// refusals is how many replicas gave nothing of the rest of a stream, since its last break.
 	refusals int
+	// passed is how many choices were dropped because the replica's breaker had just opened.
+	passed int
+}
+
+// tried is how many replicas the request was sent to before.
+func (t *tries) tried() int { return t.ask.Attempt - t.passed }
+
+// passOver prepares another choice instead of one that was dropped.
+func (t *tries) passOver(id replica.ID) {
+	t.ask.Avoid = append(t.ask.Avoid, id)
+	t.ask.Attempt++
+	t.passed++
 }
 
 // next prepares the attempt after one that ended with f, on another replica.
@@ -86,7 +99,7 @@ func (r *Router) open(ctx context.Context, rq *request, t *tries, d *delivery) (
 	t.ask.Abandon, t.ask.Movable = a.stop, r.mayMove(rq, t)
 	d.attempt = nil
 	d.attempts++
-	if err := r.choose(ctx, rq, t, a); err != nil {
+	if err := r.pick(rq, t, a, func() error { return r.choose(ctx, rq, t, a) }); err != nil {
 		cancel()
 		if rq.refused != nil && rq.refused.Firm && ctx.Err() == nil { // truer than that no replica can take it now
 			err = rq.refusal()
@@ -95,7 +108,7 @@ func (r *Router) open(ctx context.Context, rq *request, t *tries, d *delivery) (
 	}
 	d.attempt, d.chosen = a, true
 	r.learnRouted(ctx, rq, t, a)
-	if f := r.send(ctx, actx, rq, a); f != nil {
+	if f := r.send(ctx, actx, rq, d); f != nil {
 		r.end(ctx, rq, d, f, endOf(f.outcome))
 		return a, f
 	}
@@ -105,7 +118,7 @@ func (r *Router) open(ctx context.Context, rq *request, t *tries, d *delivery) (
 // mayMove reports whether the request may be retried on another replica when its rank is stalled. The last attempt runs
 // to its end: if every engine takes that long, another one does not help.
 func (r *Router) mayMove(rq *request, t *tries) bool {
-	tried := t.ask.Attempt
+	tried := t.tried()
 	if t.point != nil {
 		tried = t.refusals
 	}
@@ -166,40 +179,19 @@ func (r *Router) learnRouted(ctx context.Context, rq *request, t *tries, a *atte
 
 // send sends the request to the chosen replica, under actx, which ends with ctx or when the attempt is stopped, and
 // reads the head of the answer.
-func (r *Router) send(ctx, actx context.Context, rq *request, a *attempt) *failure {
+func (r *Router) send(ctx, actx context.Context, rq *request, d *delivery) *failure {
+	a := d.attempt
 	a.hop = rq.noteAttempt(a)
-	if !r.allowed(a) {
-		return onTrial()
-	}
 	resp, err := r.exchange(actx, rq, a)
 	outcome := upstream.Classify(resp, err)
 	a.hop.answered(resp, outcome)
 	if err != nil || outcome != retry.OK {
 		f := r.refusal(ctx, a, resp, err, outcome)
-		r.settle(a, f.outcome)
+		r.settle(rq, d, a, f.outcome)
 		return f
 	}
 	a.resp = resp
 	return nil
-}
-
-// allowed asks the replica's breaker. An open breaker counts only if another replica could have been chosen.
-func (r *Router) allowed(a *attempt) (ok bool) {
-	a.pass, ok = r.Breaker.Allow(a.choice.Replica.ID)
-	return ok || !a.choice.Decision.HasOtherReplica()
-}
-
-// settle reports the outcome of an attempt to breaker and registry.
-func (r *Router) settle(a *attempt, outcome retry.Verdict) {
-	id := a.choice.Replica.ID
-	r.Breaker.Report(id, a.pass, outcome)
-	switch outcome {
-	case retry.Unreachable, retry.Broken, retry.Malformed, retry.Stalled:
-		r.Registry.ReportFailure(id, errAnswer)
-	case retry.OK:
-		r.Registry.Alive(id)
-	default: // says nothing about whether the replica is there
-	}
 }
 
 // end ends the attempt under way, with f when it failed, and releases its reservation. Only the first call counts.
@@ -229,6 +221,8 @@ func endOf(o retry.Verdict) decision.End {
 		return decision.EndCanceled
 	case retry.ClientFault:
 		return decision.EndRejected
+	case retry.EngineError: // mostly the last attempt
+		return decision.EndFailed
 	default:
 	}
 	if o.Retryable() {

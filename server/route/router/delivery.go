@@ -33,6 +33,7 @@ type delivery struct {
 	// attempts counts them, chosen is set when one of them had a replica.
 	attempts int
 	chosen   bool
+	doubts   doubts
 }
 
 // source is an answer to be read: a replica's, or a stream that others resume.
@@ -96,14 +97,14 @@ func (r *Router) deliver(ctx context.Context, rq *request, t *tries, d *delivery
 		if end = decision.EndCompleted; !d.attempt.broken {
 			outcome, end = d.outcome()
 		}
-		r.settle(d.attempt, outcome)
+		r.settle(rq, d, d.attempt, outcome)
 		return nil
 	}
 	if f = broken(ctx, d, err); d.attempt == nil || d.attempt.ended {
 		return f
 	}
 	d.attempt.endedEarly()
-	r.settle(d.attempt, f.outcome)
+	r.settle(rq, d, d.attempt, f.outcome)
 	if end = endOf(f.outcome); d.begun && f.outcome == retry.Broken {
 		end = decision.EndFailed
 	}
@@ -222,6 +223,7 @@ func (r *Router) write(rq *request, d *delivery, piece []byte, streamed bool) er
 func (r *Router) begin(rq *request, d *delivery) error {
 	resp := d.attempt.resp
 	d.begun, d.status = true, resp.Status
+	r.served(rq, d, false)
 	r.pin(rq, d) // before the client can continue the response
 	h := resp.Header
 	if resp.ContentLength >= 0 {

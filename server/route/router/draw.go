@@ -198,6 +198,9 @@ func (st *story) describe(on *span.Canvas) {
 			attrs = append(attrs, span.CachedTokens.Int(st.usage.CachedTokens))
 		}
 	}
+	if st.cause != "" {
+		attrs = append(attrs, span.Cause.String(st.cause))
+	}
 	on.Set(attrs...)
 	if st.finish != "" {
 		on.SetTexts(span.FinishReasons, st.finish)

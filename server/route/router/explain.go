@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // The response headers that explain a choice.
@@ -117,6 +118,9 @@ func (r *Router) logLine(rq *request, d *delivery, public *apierror.Error, took 
 	line = append(line, slog.Duration("took", took.Round(time.Microsecond)), slog.Int("attempts", max(1, d.attempts)))
 	if public == nil {
 		return append(line, slog.Int("status", d.status))
+	}
+	if d.doubts.cause != retry.CauseNone {
+		line = append(line, slog.String("cause", d.doubts.cause.String()))
 	}
 	return append(line, slog.Int("status", public.HTTPStatus()), slog.String("reason", apierror.Name(public.Reason)), slog.Any("error", public))
 }

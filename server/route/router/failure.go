@@ -39,11 +39,6 @@ func gone(err error) error { return errors.Join(errClientGone, err) }
 // that rejects at once is idle, and every request would choose it.
 const refusedPause = time.Second
 
-// onTrial is the failure of a request if another request is the running trial of its replica.
-func onTrial() *failure {
-	return &failure{outcome: retry.Unavailable, public: apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))}
-}
-
 // refusal is an attempt that ended before its answer began. resp is closed.
 func (r *Router) refusal(ctx context.Context, a *attempt, resp *upstream.Response, err error, outcome retry.Verdict) *failure {
 	f := &failure{outcome: outcome}
@@ -95,11 +90,22 @@ func (r *Router) unanswered(ctx context.Context, outcome retry.Verdict, err erro
 		return apierror.New(apierror.UpstreamError, "the replica did not answer in time", err)
 	case retry.Malformed:
 		return apierror.New(apierror.UpstreamError, "the replica's answer was malformed", err)
+	case retry.Unsendable:
+		return unsendable(err)
 	case retry.OwnFault:
 		return apierror.New(apierror.Overloaded, "the router cannot open another connection to a replica", err, apierror.WithRetryAfter(time.Second), apierror.WithUnavailable())
 	default:
 		return apierror.New(apierror.UpstreamUnreachable, "the replica could not be reached", err)
 	}
+}
+
+// unsendable rejects a request that cannot be written as HTTP.
+func unsendable(err error) *apierror.Error {
+	var part *upstream.UnsendableError
+	if !errors.As(err, &part) {
+		return apierror.From(err)
+	}
+	return apierror.New(apierror.InvalidBody, part.Error(), err, apierror.WithParam(part.Part))
 }
 
 // stalledBefore is the failure of an attempt that was stopped before the client's first byte.

@@ -223,7 +223,7 @@ func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *re
 	f.index = index
 	f.book = load.New(load.DefaultConfig(), load.Params{})
 	var err error
-	p.Chooser = chooser.New(cc, chooser.Params{Index: index, Book: f.book, Seed: 1, OnOutcome: func(o decision.Outcome) {
+	p.Chooser = chooser.New(cc, chooser.Params{Index: index, Book: f.book, Seed: 1, Gate: p.Breaker, OnOutcome: func(o decision.Outcome) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.outcomes = append(f.outcomes, o)

@@ -130,8 +130,9 @@ func (r *Router) direct(ctx context.Context, rq *request, rep *replica.Replica, 
 	actx, cancel := context.WithCancel(ctx)
 	rq.noteDirect()
 	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{ID: rq.id, Chosen: -1}, Replica: rep}, chosen: time.Now(), cancel: cancel}
+	a.pass, _ = r.Breaker.Allow(rep.ID)
 	d.attempt, d.chosen = a, true
-	if f := r.send(ctx, actx, rq, a); f != nil {
+	if f := r.send(ctx, actx, rq, d); f != nil {
 		r.end(ctx, rq, d, f, endOf(f.outcome))
 		return f
 	}

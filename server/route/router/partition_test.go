@@ -220,7 +220,7 @@ func startPartitioned(t *testing.T, n int, transport string, bounds retry.Config
 	p.book = load.New(load.DefaultConfig(), load.Params{})
 	var err error
 	params.Chooser = chooser.New(chooser.DefaultConfig(), chooser.Params{
-		Index: index, Book: p.book, Seed: 1, Allow: func(id replica.ID) bool { return p.breaker.State(id) != breaker.Open },
+		Index: index, Book: p.book, Seed: 1, Gate: p.breaker,
 	})
 	hooks := wired(t, p.book, index, params.Chooser)
 	hooks.Client = &http.Client{Transport: p.network}

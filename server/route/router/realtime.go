@@ -109,17 +109,13 @@ func (r *Router) connect(ctx context.Context, rq *request, t *tries, d *delivery
 	a := &attempt{cancel: func() {}}
 	d.attempt = nil
 	d.attempts++
-	if err := r.choose(ctx, rq, t, a); err != nil {
+	if err := r.pick(rq, t, a, func() error { return r.choose(ctx, rq, t, a) }); err != nil {
 		return &failure{unchosen: true, public: apierror.From(err)}
 	}
 	d.attempt, d.chosen = a, true
 	a.hop = rq.noteAttempt(a)
 	end := decision.EndFailed
 	defer func() { r.end(ctx, rq, d, f, end) }()
-	if !r.allowed(a) {
-		end = decision.EndMoved
-		return onTrial()
-	}
 	out := &upstream.Request{
 		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery, Header: rq.call.Header, Client: rq.call.Client, RequestID: rq.call.RequestID,
 	}
@@ -129,13 +125,13 @@ func (r *Router) connect(ctx context.Context, rq *request, t *tries, d *delivery
 		outcome := upstream.Classify(resp, err)
 		a.hop.answered(resp, outcome)
 		f := worded(r.refusal(ctx, a, resp, err, outcome))
-		r.settle(a, f.outcome)
+		r.settle(rq, d, a, f.outcome)
 		end = endOf(f.outcome)
 		return f
 	}
 	defer there.Close() //nolint:errcheck // both ends are done
 	a.hop.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
-	r.settle(a, retry.OK)
+	r.settle(rq, d, a, retry.OK)
 	r.explain(rq, a, there.Header)
 	here, err := up.Switch(there.Header)
 	if err != nil {

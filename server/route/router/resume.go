@@ -187,7 +187,7 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 		s.tries.refusals = 0
 	}
 	a.endedEarly()
-	r.settle(a, f.outcome)
+	r.settle(s.rq, s.d, a, f.outcome)
 	r.end(ctx, s.rq, s.d, f, decision.EndResumed)
 	s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
 	s.tries.continueAt(s.rq, point)
@@ -216,7 +216,8 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 			return nil
 		case f.unchosen && ctx.Err() != nil:
 			return f
-		case f.unchosen, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil, !r.Budget.Withdraw():
+		case f.unchosen, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil,
+			!r.worthRetry(s.rq, s.tries, s.d, f), !r.withdraw(s.rq, s.d, f):
 			return s.worst(f)
 		}
 		r.noteRetry(ctx, f)

@@ -42,6 +42,7 @@ func firstFails(f *fleet, how http.HandlerFunc) {
 func TestAFaultBeforeTheFirstByteCostsARetryElsewhere(t *testing.T) {
 	for name, how := range map[string]http.HandlerFunc{
 		"429":                text(429, `{"error":"busy"}`, "Retry-After", "1"),
+		"500":                text(500, `{"error":"broken"}`),
 		"502":                text(502, "bad gateway"),
 		"503":                text(503, "loading"),
 		"504":                text(504, "late"),
@@ -96,7 +97,7 @@ func hijacked(w http.ResponseWriter, text string) {
 }
 
 func TestAnAnswerAboutTheRequestItselfIsFinal(t *testing.T) {
-	for _, status := range []int{400, 401, 404, 413, 422, 500, 501} {
+	for _, status := range []int{400, 401, 404, 413, 422, 501} {
 		t.Run(http.StatusText(status), func(t *testing.T) {
 			f := start(t, 2, nil)
 			f.script(text(status, `{"error":{"message":"no","type":"x"}}`))

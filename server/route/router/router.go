@@ -1,10 +1,12 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"hash/maphash"
 	"log/slog"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
+	"github.com/kvpilot/kvpilot/server/wire/poison"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
@@ -70,6 +73,7 @@ type Router struct {
 	metrics *metrics
 	claims  claims
 	ids     idsSupport
+	poison  *poison.Memory
 }
 
 // New makes a Router.
@@ -87,7 +91,8 @@ func New(c Config, p Params) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Router{Params: p, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)), metrics: m, claims: claims{seed: maphash.MakeSeed()}}
+	r := &Router{Params: p, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)), metrics: m, claims: claims{seed: maphash.MakeSeed()}, poison: poison.New(nil)}
+	m.remembered(p.Meter, r.poison.Size)
 	r.set.Store(newSettings(c, p.Attempts))
 	return r, nil
 }
@@ -132,12 +137,26 @@ func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*r
 	rq, d := r.newRequest(ctx, call), &delivery{to: to}
 	r.metrics.begin()
 	defer func() { // also when a handler panics
+		r.conclude(rq, d)
 		r.settleLimits(rq, d, err)
 		rq.enc.Release()
 	}()
-	err = serve(rq, d)
+	if err = r.sendable(call); err == nil {
+		err = serve(rq, d)
+	}
+	r.conclude(rq, d)
 	r.finish(ctx, rq, d, err)
 	return err
+}
+
+// sendable reports why no replica can be sent the call, before anything is done for it.
+func (r *Router) sendable(call *Call) error {
+	path, method := cmp.Or(call.Path, "/"), cmp.Or(call.Method, http.MethodPost)
+	if err := upstream.CheckLine(method, path, call.RawQuery); err != nil {
+		r.metrics.faults.add(retry.Find(retry.Unsendable, retry.Origin{}))
+		return unsendable(err)
+	}
+	return nil
 }
 
 // prepare learns what the choice needs: limit → read → pool → place → tokenize → book.
@@ -206,21 +225,23 @@ const (
 
 // judge decides what follows an attempt. Another replica is tried only before the client's first byte, only after faults that
 // another replica may not have, within the attempts and the budget. The budget keeps a fleet in trouble from being asked
-// twice for everything; the first retry after a replica is gone is free.
+// twice for everything; the first retry after a replica is gone, or was used although its breaker is open, is free.
 func (r *Router) judge(ctx context.Context, rq *request, t *tries, d *delivery, f *failure) followUp {
 	switch {
 	case f == nil:
 		return done
-	case f.unchosen, d.begun, ctx.Err() != nil, !f.outcome.Retryable(), t.ask.Attempt+1 >= rq.set.attempts:
+	case f.unchosen, d.begun, ctx.Err() != nil, !f.outcome.Retryable(), t.tried()+1 >= rq.set.attempts:
 		return failed
 	case rq.call.Options.Pinned != "", rq.holder != "", rq.upload != nil && rq.upload.spent: // no other replica can serve it
 		return failed
-	case t.ask.Attempt == 0 && f.outcome.Gone():
-	case !r.Budget.Withdraw():
+	case !r.worthRetry(rq, t, d, f):
+		return failed
+	case t.tried() == 0 && (f.outcome.Gone() || d.attempt.forced):
+	case !r.withdraw(rq, d, f):
 		return failed
 	}
 	r.noteRetry(ctx, f)
-	r.Log.Info("retrying on another replica", "request", rq.call.RequestID, "replica", string(d.attempt.choice.Replica.ID), "outcome", f.outcome.String(), "error", f.public)
+	r.Log.Info("retrying on another replica", "request", rq.call.RequestID, "replica", string(d.attempt.choice.Replica.ID), "outcome", f.outcome.String(), "cause", d.doubts.cause.String(), "error", f.public)
 	return elsewhere
 }
 

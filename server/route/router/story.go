@@ -49,6 +49,7 @@ type story struct {
 	counted    bool   // the engine reported its usage
 	fault      string // the kind of our own fault that ended it, and its public words
 	words      string
+	cause      string // whose fault the last failed attempt was
 }
 
 // stretch is a step's time, and why it failed.
@@ -274,6 +275,9 @@ func (rq *request) leaveStory(d *delivery, public *apierror.Error) {
 		} else {
 			st.model = strings.Clone(clip(rq.parsed.Model, 128))
 		}
+	}
+	if d.doubts.cause != retry.CauseNone {
+		st.cause = d.doubts.cause.String()
 	}
 	st.answerID, st.finish = clip(d.scan.ResponseID(), 128), clip(d.scan.FinishReason(), 32)
 	st.usage, st.counted = d.scan.Usage()

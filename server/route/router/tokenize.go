@@ -69,7 +69,7 @@ func (rq *request) wantsIDs() bool { return rq.onlyIDs || rq.question != nil && 
 
 // encodeRequest is the question to the tokenizer.
 func (rq *request) encodeRequest() tokenizer.Request {
-	return tokenizer.Request{Prompt: &rq.parsed.Prompt, Pool: rq.pool.Served, Replicas: rq.pool.Replicas, NeedFull: rq.onlyIDs}
+	return tokenizer.Request{Prompt: &rq.parsed.Prompt, Pool: rq.pool.Served, Tenant: rq.call.Tenant, Replicas: rq.pool.Replicas, NeedFull: rq.onlyIDs}
 }
 
 // outgoing is the body for the chosen replica: the client's, or the one that hands the ids over. A stream that is followed

@@ -53,6 +53,8 @@ type Request struct {
 	Replicas []*replica.Replica
 	// Pool is the model's name as clients use it; settings and learned facts go by it.
 	Pool string
+	// Tenant owns the prompt; empty when callers need no key.
+	Tenant string
 	// NeedFull waits for all ids; without it the known beginning of a conversation is enough.
 	NeedFull bool
 	// SizeOnly asks no replica: the caller wants ids only when they are in the body, else the

@@ -62,6 +62,7 @@ const (
 func (p *Pool) ask(ctx context.Context, req Request, j *remote.Job) (*remote.Answer, error) {
 	ctx, sp := span.StartAt(ctx, p.tracer, span.TokenizeRPC, trace.SpanKindClient, req.Span, time.Time{})
 	defer sp.End()
+	j.Tenant = req.Tenant
 	a, err := p.remote.Do(ctx, req.Replicas, j)
 	if err != nil {
 		noteFailure(sp, err)
@@ -102,7 +103,7 @@ func (p *Pool) batch(ctx context.Context, req Request, a *remote.Answer) ([][]ui
 	g.SetLimit(batchAtOnce)
 	for i := 1; i < len(texts); i++ {
 		g.Go(func() error {
-			job := &remote.Job{Op: remote.OpText, Model: req.Prompt.Model, Text: texts[i]}
+			job := &remote.Job{Op: remote.OpText, Model: req.Prompt.Model, Tenant: req.Tenant, Text: texts[i]}
 			if raw := req.Prompt.Field("add_special_tokens"); string(raw) == "false" {
 				job.Special = new(bool)
 			}

@@ -17,12 +17,13 @@ type Breaker struct {
 	cfg atomic.Pointer[Config]
 	now func() time.Time
 
-	some     atomic.Bool // there are circuits
+	metrics  *metrics
 	mu       sync.Mutex
 	circuits map[replica.ID]*circuit // guarded by mu
 	turns    uint64                  // guarded by mu: how often a circuit has opened or closed
-	// openUntil is from when on all circuits are closed or on trial, if nothing more happens; guarded by mu.
-	openUntil time.Time
+	// openUntil is from when on all circuits are closed or on trial, if nothing more happens: in nanoseconds of Unix time. It is
+	// written with mu held.
+	openUntil atomic.Int64
 }
 
 // Pass ties what becomes of a request to the circuit's state when it was asked for: what began before the circuit
@@ -30,6 +31,7 @@ type Breaker struct {
 type Pass struct {
 	turn  uint64 // of the circuit
 	trial uint64 // which of that turn's trials; 0 when it is none
+	at    time.Time
 }
 
 // State says whether requests may go to a replica.
@@ -60,17 +62,15 @@ func (s State) String() string {
 
 // circuit is one replica's record.
 type circuit struct {
-	consecutive int // consecutive failures
-	requests    int // within the window that began at since
-	failures    int
-	since       time.Time
-	open        bool          // or on trial, once until has passed
-	until       time.Time     // no request before this
-	openFor     time.Duration // the last time it was open
-	trial       time.Time     // when the running trial began; zero when none is running
-	trials      uint64        // begun in this turn, the running one included
-	successes   int           // of trials
-	turn        uint64        // 0 until it first opens
+	record    record
+	open      bool          // or on trial, once until has passed
+	firm      bool          // it opened because the replica cannot be reached
+	until     time.Time     // no request before this
+	openFor   time.Duration // the last time it was open
+	trial     time.Time     // when the running trial began; zero when none is running
+	trials    uint64        // begun in this turn, the running one included
+	successes int           // of trials
+	turn      uint64        // 0 until it first opens
 }
 
 // trialLease is how long an unreported trial blocks the next one.
@@ -81,7 +81,7 @@ func New(cfg Config, now func() time.Time) *Breaker {
 	if now == nil {
 		now = time.Now
 	}
-	b := &Breaker{now: now, circuits: map[replica.ID]*circuit{}}
+	b := &Breaker{now: now, circuits: map[replica.ID]*circuit{}, metrics: newMetrics(nil)}
 	b.cfg.Store(&cfg)
 	return b
 }
@@ -91,9 +91,6 @@ func (b *Breaker) Update(cfg Config) { b.cfg.Store(&cfg) }
 
 // State says whether requests may go to the replica, without taking a trial.
 func (b *Breaker) State(id replica.ID) State {
-	if !b.some.Load() { // every choice asks for every replica
-		return Closed
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.circuits[id]
@@ -105,25 +102,39 @@ func (b *Breaker) State(id replica.ID) State {
 
 // mayBeOpen notes that a circuit may be open until then; mu is held.
 func (b *Breaker) mayBeOpen(until time.Time) {
-	if until.After(b.openUntil) {
-		b.openUntil = until
-	}
+	b.openUntil.Store(max(b.openUntil.Load(), until.UnixNano()))
+}
+
+// Shut reports whether the circuit of any replica may be open.
+func (b *Breaker) Shut() bool {
+	until := b.openUntil.Load()
+	return until != 0 && b.now().UnixNano() <= until
 }
 
 // Opened lists the replicas whose circuit is open, in no order. It costs nothing while none can be.
 func (b *Breaker) Opened() (ids []replica.ID) {
+	if !b.Shut() {
+		return nil
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.now()
-	if now.After(b.openUntil) {
-		return nil
-	}
 	for id, c := range b.circuits {
 		if c.state(now) == Open {
 			ids = append(ids, id)
 		}
 	}
 	return ids
+}
+
+// circuit finds or makes the circuit of a replica; mu is held.
+func (b *Breaker) circuit(id replica.ID) *circuit {
+	c := b.circuits[id]
+	if c == nil {
+		c = &circuit{}
+		b.circuits[id] = c
+	}
+	return c
 }
 
 func (c *circuit) state(now time.Time) State {
@@ -143,12 +154,12 @@ func (c *circuit) state(now time.Time) State {
 func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	now := b.now()
 	c := b.circuits[id]
 	if c == nil {
-		return Pass{}, true
+		return Pass{at: now}, true
 	}
-	now := b.now()
-	pass := Pass{turn: c.turn}
+	pass := Pass{turn: c.turn, at: now}
 	switch c.state(now) {
 	case Closed:
 		return pass, true
@@ -163,53 +174,31 @@ func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
 	return pass, false
 }
 
-// Report records the end of a request for which Allow was called.
-func (b *Breaker) Report(id replica.ID, pass Pass, outcome retry.Verdict) {
-	if b.cfg.Load().Failures == 0 {
+// Report records the end of a request for which Allow was called, and why it ended so.
+func (b *Breaker) Report(id replica.ID, pass Pass, f retry.Finding) {
+	cfg := b.cfg.Load()
+	if cfg.Failures == 0 {
 		return
 	}
-	fault := outcome.Fault()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c := b.circuits[id]
-	if c == nil {
-		if !fault {
-			return // the record begins with the first failure
-		}
-		c = &circuit{}
-		b.circuits[id] = c
-		b.some.Store(true)
-	}
+	c := b.circuit(id)
 	if pass.turn != c.turn {
 		return // from before the circuit opened or closed
 	}
 	now := b.now()
-	if c.open {
-		b.reportTrial(c, pass, outcome, now)
-		return
-	}
-	if outcome == retry.Canceled || outcome == retry.OwnFault {
-		return
-	}
-	if now.Sub(c.since) > b.cfg.Load().Window {
-		c.requests, c.failures, c.since = 0, 0, now
-	}
-	c.requests++
-	if !fault {
-		c.consecutive = 0
-		return
-	}
-	c.consecutive++
-	c.failures++
-	tooMany := c.requests >= b.cfg.Load().MinRequests && float64(c.failures) >= b.cfg.Load().Rate*float64(c.requests)
-	if c.consecutive >= b.cfg.Load().Failures || tooMany {
-		b.trip(c, now, b.cfg.Load().OpenFor)
+	switch {
+	case c.open:
+		b.reportTrial(c, pass, f, now)
+	case c.record.add(f, pass.at, cfg, now):
+		b.trip(c, f, now, cfg.OpenFor)
 	}
 }
 
 // reportTrial takes note of a trial's result. One that took longer than the lease counts as well, but it ends only
-// itself. Requests that were sent although the answer was no are none of the circuit's.
-func (b *Breaker) reportTrial(c *circuit, pass Pass, outcome retry.Verdict, now time.Time) {
+// itself. Requests that were sent although the answer was no are none of the circuit's. A failure that may be the
+// request's own does not make the next pause longer.
+func (b *Breaker) reportTrial(c *circuit, pass Pass, f retry.Finding, now time.Time) {
 	if pass.trial == 0 {
 		return
 	}
@@ -217,19 +206,21 @@ func (b *Breaker) reportTrial(c *circuit, pass Pass, outcome retry.Verdict, now 
 		c.trial = time.Time{}
 	}
 	switch {
-	case outcome == retry.Canceled || outcome == retry.Refused || outcome == retry.OwnFault:
-	case outcome.Fault():
-		b.trip(c, now, min(2*c.openFor, b.cfg.Load().MaxOpenFor))
-	default:
+	case f.Against() && f.Sure:
+		b.trip(c, f, now, min(2*c.openFor, b.cfg.Load().MaxOpenFor))
+	case f.Against():
+		b.trip(c, f, now, c.openFor)
+	case f.Verdict == retry.OK:
 		if c.successes++; c.successes >= b.cfg.Load().Trials {
 			*c = circuit{until: c.until, turn: b.turn()}
 		}
 	}
 }
 
-func (b *Breaker) trip(c *circuit, now time.Time, openFor time.Duration) {
-	*c = circuit{open: true, openFor: openFor, until: now.Add(openFor), turn: b.turn()}
+func (b *Breaker) trip(c *circuit, f retry.Finding, now time.Time, openFor time.Duration) {
+	*c = circuit{open: true, firm: f.Verdict == retry.Unreachable, openFor: openFor, until: now.Add(openFor), turn: b.turn()}
 	b.mayBeOpen(c.until)
+	b.metrics.trip(f.Cause)
 }
 
 // turn numbers a change of any circuit's state.
@@ -245,12 +236,7 @@ func (b *Breaker) Pause(id replica.ID, d time.Duration) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c := b.circuits[id]
-	if c == nil {
-		c = &circuit{}
-		b.circuits[id] = c
-		b.some.Store(true)
-	}
+	c := b.circuit(id)
 	if until := b.now().Add(min(d, b.cfg.Load().MaxOpenFor)); until.After(c.until) {
 		c.until = until
 		b.mayBeOpen(until)
@@ -262,5 +248,4 @@ func (b *Breaker) Retain(known func(replica.ID) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	maps.DeleteFunc(b.circuits, func(id replica.ID, _ *circuit) bool { return !known(id) })
-	b.some.Store(len(b.circuits) > 0)
 }

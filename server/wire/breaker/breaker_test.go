@@ -3,6 +3,7 @@ package breaker
 import (
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,7 +20,7 @@ func (c *clock) pass(d time.Duration) { c.at = c.at.Add(d) }
 
 // testConfig is the configuration that most tests use.
 func testConfig() Config {
-	return Config{Failures: 5, Rate: 0.5, MinRequests: 20, Window: 10 * time.Second, OpenFor: 5 * time.Second, MaxOpenFor: time.Minute, Trials: 2}
+	return Config{Failures: 5, Rate: 0.5, MinRequests: 20, Window: 10 * time.Second, OpenFor: 5 * time.Second, MaxOpenFor: time.Minute, Trials: 2, MaxEjected: 0.5}
 }
 
 func fail(b *Breaker, id replica.ID) bool    { return attempt(b, id, retry.Unreachable) }
@@ -28,9 +29,19 @@ func serveOK(b *Breaker, id replica.ID) bool { return attempt(b, id, retry.OK) }
 func attempt(b *Breaker, id replica.ID, o retry.Verdict) bool {
 	pass, ok := b.Allow(id)
 	if ok {
-		b.Report(id, pass, o)
+		b.Report(id, pass, found(o))
 	}
 	return ok
+}
+
+//nolint:gochecknoglobals // makes every request another one
+var requests atomic.Uint64
+
+// found is what another replica's success shows of one of many requests of one tenant.
+func found(o retry.Verdict) retry.Finding {
+	f := retry.Find(o, retry.Origin{Tenant: 1, Request: requests.Add(1)})
+	f.Sure = true
+	return f
 }
 
 // allows asks for a request whose result is never reported.
@@ -62,7 +73,7 @@ func TestOpensTriesAndCloses(t *testing.T) {
 	if allows(b, "a") {
 		t.Fatal("two trials at once")
 	}
-	b.Report("a", trial, retry.Unavailable)
+	b.Report("a", trial, found(retry.Unavailable))
 	time.pass(testConfig().OpenFor)
 	if allows(b, "a") {
 		t.Fatal("a failed trial must double the pause")
@@ -139,12 +150,12 @@ func TestOnlyATrialsOwnResultEndsIt(t *testing.T) {
 		}
 		time.pass(testConfig().OpenFor)
 		trial, _ := b.Allow("a")
-		b.Report("a", early, outcome)
-		b.Report("a", forced, outcome)
+		b.Report("a", early, found(outcome))
+		b.Report("a", forced, found(outcome))
 		if got := b.State("a"); got != Open {
 			t.Errorf("%v of requests that are no trial: the circuit is %v while the trial runs", outcome, got)
 		}
-		b.Report("a", trial, retry.OK)
+		b.Report("a", trial, found(retry.OK))
 		if got := b.State("a"); got != Trial {
 			t.Errorf("%v of requests that are no trial: after one good trial of two the circuit is %v", outcome, got)
 		}
@@ -159,7 +170,7 @@ func TestWhatBeganBeforeTheCircuitClosedDoesNotOpenIt(t *testing.T) {
 		serveOK(b, "a")
 	}
 	for range 100 {
-		b.Report("a", early, retry.Broken)
+		b.Report("a", early, found(retry.Broken))
 	}
 	if got := b.State("a"); got != Closed {
 		t.Errorf("the circuit is %v", got)
@@ -180,8 +191,8 @@ func TestLongTrialsCount(t *testing.T) {
 		running = append(running, trial)
 		time.pass(trialLease)
 	}
-	b.Report("a", running[0], retry.OK)
-	b.Report("a", running[1], retry.OK)
+	b.Report("a", running[0], found(retry.OK))
+	b.Report("a", running[1], found(retry.OK))
 	if got := b.State("a"); got != Closed {
 		t.Errorf("after two good trials the circuit is %v", got)
 	}
@@ -247,7 +258,7 @@ func TestABreakerKeepsItsPromises(t *testing.T) {
 				i := dice.IntN(len(flying))
 				pass := flying[i]
 				flying = slices.Delete(flying, i, i+1)
-				b.Report("r", pass, outcome)
+				b.Report("r", pass, found(outcome))
 				after := b.State("r")
 				if before == Closed && after == Open {
 					opened++
@@ -296,7 +307,7 @@ func TestBreakerTakesNewBounds(t *testing.T) {
 	stricter.Failures = 1
 	b.Update(stricter)
 	pass, _ := b.Allow("r")
-	b.Report("r", pass, retry.Unreachable)
+	b.Report("r", pass, found(retry.Unreachable))
 	if b.State("r") != Open {
 		t.Error("one failure is not enough")
 	}
@@ -327,10 +338,10 @@ func TestOpenedListsTheOpenCircuits(t *testing.T) {
 	b.Pause("paused", time.Second)
 	for range 100 {
 		pass, _ := b.Allow("failing")
-		b.Report("failing", pass, retry.Unreachable)
+		b.Report("failing", pass, found(retry.Unreachable))
 	}
 	pass, _ := b.Allow("fine")
-	b.Report("fine", pass, retry.OK)
+	b.Report("fine", pass, found(retry.OK))
 	got := b.Opened()
 	slices.Sort(got)
 	if !slices.Equal(got, []replica.ID{"failing", "paused"}) {

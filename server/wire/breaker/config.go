@@ -9,7 +9,8 @@ import (
 
 // Config says when requests are kept away from a replica.
 type Config struct {
-	// Failures is the number of consecutive failures that open the breaker. Zero: the breaker never opens.
+	// Failures is the number of consecutive failures that open the breaker. Only failures of the replica count, and they must come
+	// from two requests or more. Zero: the breaker never opens.
 	Failures int `yaml:"failures"`
 	// Rate is the share of failures within window that opens it, after min_requests requests.
 	Rate float64 `yaml:"rate"`
@@ -23,13 +24,16 @@ type Config struct {
 	MaxOpenFor time.Duration `yaml:"max_open_for"`
 	// Trials is the number of successful trial requests that close it again.
 	Trials int `yaml:"trials"`
+	// MaxEjected is the largest share of the replicas that may serve a request, from 0 to 0.5, that breakers keep it from. Replicas
+	// that cannot be reached or asked for a pause do not count. When no other replica is left, all of them are used.
+	MaxEjected float64 `yaml:"max_ejected"`
 }
 
 // DefaultConfig holds the defaults.
 func DefaultConfig() Config {
 	return Config{
 		Failures: 5, Rate: 0.5, MinRequests: 20, Window: 10 * time.Second,
-		OpenFor: 5 * time.Second, MaxOpenFor: time.Minute, Trials: 2,
+		OpenFor: 5 * time.Second, MaxOpenFor: time.Minute, Trials: 2, MaxEjected: 0.5,
 	}
 }
 
@@ -43,5 +47,6 @@ func (c Config) Validate() error {
 		check.Positive("open_for", c.OpenFor),
 		check.AtLeast("max_open_for", c.MaxOpenFor, c.OpenFor),
 		check.AtLeast("trials", c.Trials, 1),
+		check.Between("max_ejected", c.MaxEjected, 0, 0.5),
 	)
 }

@@ -47,13 +47,19 @@ func (b *Budget) Deposit() {
 }
 
 // Withdraw asks for one retry.
-func (b *Budget) Withdraw() bool {
+func (b *Budget) Withdraw() bool { return b.withdraw(0) }
+
+// WithdrawSpare asks for one retry, and leaves half of the budget to others.
+func (b *Budget) WithdrawSpare() bool { return b.withdraw(0.5) }
+
+// withdraw asks for one retry, and leaves a share of the full budget.
+func (b *Budget) withdraw(leave float64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.now()
 	b.tokens = min(b.tokens+b.cfg.MinPerSecond*max(now.Sub(b.last).Seconds(), 0), capacity(b.cfg))
 	b.last = now
-	if b.tokens < 1 {
+	if b.tokens < 1+leave*capacity(b.cfg) {
 		return false
 	}
 	b.tokens--

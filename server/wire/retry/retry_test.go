@@ -101,3 +101,45 @@ func TestBudgetTakesNewBounds(t *testing.T) {
 		t.Error("the smaller budget has not just the one retry that it always has")
 	}
 }
+
+func TestSuspectsLeaveHalfOfTheBudget(t *testing.T) {
+	b := NewBudget(Config{Ratio: 0.2, MinPerSecond: 1}, newClock().now)
+	spare, rest := 0, 0
+	for b.WithdrawSpare() {
+		spare++
+	}
+	for b.Withdraw() {
+		rest++
+	}
+	if spare != rest || spare == 0 {
+		t.Errorf("suspects got %d retries, others %d", spare, rest)
+	}
+}
+
+func TestVerdictsHaveACauseAndOneName(t *testing.T) {
+	names := map[string]bool{}
+	for _, v := range Verdicts() {
+		if v.String() == "" || names[v.String()] {
+			t.Errorf("verdict %d is named %q", v, v)
+		}
+		names[v.String()] = true
+		if v.Fault() != (v.Fault() && v.Cause().Against()) || (v == OK) != (v.Cause() == CauseNone) {
+			t.Errorf("%v: fault %v, cause %v", v, v.Fault(), v.Cause())
+		}
+		if (v.Follows() || v.Gone()) && !v.Fault() {
+			t.Errorf("%v is no fault of a replica and yet follows or is gone", v)
+		}
+		if f := Find(v, Origin{}); f.Against() != v.Fault() || f.Sure == v.Follows() || f.Exonerates() {
+			t.Errorf("%v: %+v", v, f)
+		}
+	}
+	for _, c := range Causes() {
+		if c.String() == "unknown" || names[c.String()] {
+			t.Errorf("cause %d is named %q", c, c)
+		}
+		names[c.String()] = true
+	}
+	if Verdict(200).String() != "unknown" || Cause(200).String() != "unknown" || Verdict(200).Fault() {
+		t.Error("what is unknown has a name")
+	}
+}

@@ -159,7 +159,7 @@ func TestAStreamedBodyIsSentAgainAsAWholeOrNotAtAll(t *testing.T) {
 			if tc.again && (err != nil || got != want) {
 				t.Errorf("got %q, %v; want the answer to the whole body", got, err)
 			}
-			if !tc.again && (err == nil || Classify(nil, err) != retry.Unreachable) {
+			if !tc.again && (err == nil || Classify(nil, err) != retry.Reset) {
 				t.Errorf("got %q, %v; want an error, for the body's beginning is gone", got, err)
 			}
 		})

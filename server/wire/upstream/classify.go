@@ -21,7 +21,7 @@ func Classify(resp *Response, err error) retry.Verdict {
 		return retry.OK
 	case status == http.StatusTooManyRequests:
 		return retry.Refused
-	case status < 500:
+	case status < 500, status == http.StatusNotImplemented:
 		return retry.ClientFault
 	case status == http.StatusServiceUnavailable:
 		return retry.Unavailable
@@ -33,29 +33,37 @@ func Classify(resp *Response, err error) retry.Verdict {
 
 func classifyError(err error) retry.Verdict {
 	var source *sourceError
-	if errors.As(err, &source) {
+	var unsendable *UnsendableError
+	var failure *requestError
+	switch {
+	case errors.As(err, &source):
+		return retry.Canceled
+	case errors.As(err, &unsendable):
+		return retry.Unsendable
+	case errors.As(err, &failure):
+		return classifyFailure(failure)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return retry.Canceled
 	}
-	var failure *requestError
-	if !errors.As(err, &failure) {
-		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-			return retry.Canceled
-		}
-		return retry.Unreachable
-	}
+	return retry.OwnFault // nothing of it reached a replica
+}
+
+func classifyFailure(failure *requestError) retry.Verdict {
 	// Timeouts of package net pass for context.DeadlineExceeded; the caller's own end is the value itself.
 	if failure.err == context.Canceled || failure.err == context.DeadlineExceeded { //nolint:errorlint // see above
 		return retry.Canceled
 	}
 	switch {
-	case socket.OwnFault(failure.err):
+	case socket.OwnFault(failure.err), errors.Is(failure.err, errShut):
 		return retry.OwnFault
+	case failure.phase == phaseDial:
+		return retry.Unreachable
 	case errors.Is(failure.err, http1.ErrMalformed):
 		return retry.Malformed
 	case failure.phase == phaseBody:
 		return retry.Broken
-	case isTimeout(failure.err) && failure.phase != phaseDial:
+	case isTimeout(failure.err):
 		return retry.Timeout
 	}
-	return retry.Unreachable
+	return retry.Reset
 }

@@ -106,16 +106,26 @@ func (c *Client) Do(ctx context.Context, t Target, r *Request) (*Response, error
 	return resp, err
 }
 
+// checkRequest reports why the router cannot send the request.
 func checkRequest(t Target, r *Request) error {
 	switch {
 	case t.Replica == nil:
 		return errors.New("no replica to send to")
-	case !http1.ValidName(r.Method):
-		return errors.New("invalid method")
-	case len(r.Path) == 0 || r.Path[0] != '/' || !http1.ValidTarget(r.Path) || !http1.ValidTarget(r.Query):
-		return errors.New("invalid path or query")
 	case r.Stream == nil && r.StreamSize != 0:
 		return errors.New("stream size without a stream")
+	}
+	return CheckLine(r.Method, r.Path, r.Query)
+}
+
+// CheckLine reports what keeps a request's method, path or query from being written into a request line. The error is nil or an *UnsendableError.
+func CheckLine(method, path, query string) error {
+	switch {
+	case !http1.ValidName(method):
+		return &UnsendableError{"method"}
+	case path == "" || path[0] != '/' || !http1.ValidTarget(path):
+		return &UnsendableError{"path"}
+	case !http1.ValidTarget(query):
+		return &UnsendableError{"query"}
 	}
 	return nil
 }

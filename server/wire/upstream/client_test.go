@@ -385,7 +385,7 @@ func TestFailuresAreTold(t *testing.T) {
 		want   retry.Verdict
 	}{
 		{"nobody listens", nobody, retry.Unreachable},
-		{"closed at once", closed, retry.Unreachable},
+		{"closed at once", closed, retry.Reset},
 		{"no answer", serveConn(t, silent), retry.Timeout},
 		{"stall", serveConn(t, stalls), retry.Broken},
 		{"broken length", serveRaw(t, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), retry.Broken},

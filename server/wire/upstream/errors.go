@@ -61,3 +61,14 @@ type sourceError struct{ err error }
 
 func (e *sourceError) Error() string { return "read the request's body: " + e.err.Error() }
 func (e *sourceError) Unwrap() error { return e.err }
+
+// UnsendableError is a request that cannot be written as HTTP, whichever replica it is for. Part is its method, path or query.
+type UnsendableError struct{ Part string }
+
+// Error implements error.
+func (e *UnsendableError) Error() string {
+	if e.Part == "method" {
+		return "the request's method is no HTTP method"
+	}
+	return "the request's " + e.Part + " is not valid in a URL: percent-encode spaces, control characters and the percent sign"
+}

@@ -71,9 +71,9 @@ func (s *std) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 	ways := s.now.Load()
 	ctx, cancel := context.WithCancel(tlspeer.With(ctx, t.Replica.TLS))
 	req, err := http.NewRequestWithContext(ctx, r.Method, url, nil)
-	if err != nil {
+	if err != nil { // the replica's URL was checked when it was registered
 		cancel()
-		return nil, failed(ctx, t.Replica.ID, phaseDial, err)
+		return nil, &UnsendableError{"path"}
 	}
 	if r.Times != nil {
 		req = req.WithContext(httptrace.WithClientTrace(ctx, timed(r.Times)))

@@ -75,9 +75,9 @@ func (u *upgrades) do(ctx context.Context, t Target, r *Request) (*Tunnel, *Resp
 	}
 	ctx, cancel := context.WithCancel(tlspeer.With(ctx, t.Replica.TLS))
 	req, err := http.NewRequestWithContext(ctx, r.Method, url, nil)
-	if err != nil {
+	if err != nil { // the replica's URL was checked when it was registered
 		cancel()
-		return nil, nil, failed(ctx, t.Replica.ID, phaseDial, err)
+		return nil, nil, &UnsendableError{"path"}
 	}
 	if r.Times != nil {
 		req = req.WithContext(httptrace.WithClientTrace(ctx, timed(r.Times)))

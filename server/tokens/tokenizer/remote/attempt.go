@@ -3,12 +3,12 @@ package remote
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"time"
 )
 
 // attempt asks one endpoint once, in the better of the two forms that it understands.
-func (p *Pool) attempt(ctx context.Context, e *endpoint, j *Job, parent string) (*Answer, error) {
+func (p *Pool) attempt(ctx context.Context, e *endpoint, d *dialogue, parent string) (*Answer, error) {
+	j := d.job
 	select {
 	case e.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -17,7 +17,7 @@ func (p *Pool) attempt(ctx context.Context, e *endpoint, j *Job, parent string) 
 	defer func() { <-e.slots }()
 	start := time.Now()
 	e.lastUsed.Store(start.UnixNano())
-	ok, trial := e.breaker.begin(start)
+	pass, ok := e.breaker.Allow(e.id)
 	if !ok {
 		return nil, &Fault{Kind: KindOpen}
 	}
@@ -31,7 +31,7 @@ func (p *Pool) attempt(ctx context.Context, e *endpoint, j *Job, parent string) 
 	defer cancel()
 	answer, route, err := p.askBest(asked, e, j)
 	took := time.Since(start)
-	p.judge(ctx, e, err, trial, took)
+	p.judge(ctx, e, d, err, pass, took)
 	p.metrics.observeCall(ctx, callLabels{string(e.id), j.Model, route, outcomeOf(err)}, took)
 	if err == nil {
 		p.latency.add(j.size(), took)
@@ -73,54 +73,6 @@ func (p *Pool) askBest(ctx context.Context, e *endpoint, j *Job) (*Answer, strin
 		return a, "tokenize", err
 	}
 	return a, "render", err
-}
-
-// judge updates the endpoint's breaker from the end of an attempt.
-func (p *Pool) judge(caller context.Context, e *endpoint, err error, trial bool, took time.Duration) {
-	now := time.Now()
-	var f *Fault
-	if !errors.As(err, &f) {
-		e.breaker.succeed() // an answer, or a refusal of the client's request: the endpoint works
-		return
-	}
-	cool := func(d time.Duration) {
-		e.coolTill.Store(now.Add(d).UnixNano())
-		e.breaker.neutral(now, trial)
-	}
-	switch f.Kind {
-	case KindAuth:
-		cool(coolAuth)
-		p.log.Error("replica refuses the router's API key on its tokenizer routes", "replica", string(e.id), "status", f.Status)
-	case KindUnsupported:
-		cool(coolUnsupport)
-		p.log.Warn("replica has no tokenizer route", "replica", string(e.id), "status", f.Status)
-	case KindStatus:
-		if f.Status < 500 || f.RetryAfter > 0 {
-			cool(max(f.RetryAfter, coolOverload))
-			break
-		}
-		p.failed(e, now, trial, f)
-	case KindTimeout:
-		if caller.Err() != nil && took < time.Second {
-			e.breaker.neutral(now, trial) // the caller was in a hurry
-			break
-		}
-		p.failed(e, now, trial, f)
-	case KindConnect, KindMalformed, KindTooLarge:
-		p.failed(e, now, trial, f)
-	case KindCancelled, KindNoEndpoint, KindOpen, KindBusy, KindUnmappable:
-		e.breaker.neutral(now, trial)
-		return // nothing that the replica did
-	}
-	p.metrics.failure(caller, string(e.id), f.Kind)
-}
-
-func (p *Pool) failed(e *endpoint, now time.Time, trial bool, f *Fault) {
-	if e.breaker.fail(now, trial) {
-		p.metrics.breakers.add(context.Background(), 1)
-		p.log.Warn("tokenizer endpoint is suspended after repeated failures",
-			slog.String("replica", string(e.id)), slog.String("kind", string(f.Kind)), slog.Any("cause", f.Cause))
-	}
 }
 
 func outcomeOf(err error) string {

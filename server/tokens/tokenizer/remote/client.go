@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/socket"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -151,6 +153,8 @@ func transportFault(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return &Fault{Kind: KindCancelled, Cause: ctx.Err()}
+	case socket.OwnFault(err), upstream.Classify(nil, err) == retry.Unsendable:
+		return &Fault{Kind: KindOwn, Cause: err}
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &netErr) && netErr.Timeout():
 		return &Fault{Kind: KindTimeout, Cause: err}
 	}

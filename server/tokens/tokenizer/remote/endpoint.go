@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -34,14 +35,14 @@ type endpoint struct {
 	render   atomic.Int32  // support of the render routes
 	native   atomic.Int32  // support of the render routes of other formats
 	handoff  atomic.Int32  // support of ids in kv_transfer_params
-	breaker  breaker
+	breaker  *breaker.Breaker
 }
 
 func newEndpoint(r *replica.Replica, concurrency int, now time.Time) *endpoint {
 	e := &endpoint{
 		id: r.ID, target: upstream.Target{Replica: &replica.Replica{ID: r.ID, URL: r.URL, APIKey: r.APIKey, TLS: r.TLS}}, life: r.Life,
 		vers: parseVersion(r.Version), rust: r.RustFrontend,
-		slots: make(chan struct{}, concurrency),
+		slots: make(chan struct{}, concurrency), breaker: newBreaker(),
 	}
 	e.lastUsed.Store(now.UnixNano())
 	if e.rust || e.vers.before(0, 18) {
@@ -64,8 +65,11 @@ func (e *endpoint) same(r *replica.Replica) bool {
 
 // usable reports whether the endpoint may be asked now.
 func (e *endpoint) usable(now time.Time) bool {
-	return e.coolTill.Load() <= now.UnixNano() && e.breaker.allows(now)
+	return e.coolTill.Load() <= now.UnixNano() && e.breaker.State(e.id) != breaker.Open
 }
+
+// isOpen reports whether its breaker is not closed.
+func (e *endpoint) isOpen() bool { return e.breaker.State(e.id) != breaker.Closed }
 
 // table is the set of known endpoints. Readers take no lock.
 type table struct {
@@ -109,7 +113,7 @@ func (t *table) evictOne(m map[replica.ID]*endpoint, now time.Time) bool {
 		if e.inflight.Load() > 0 {
 			continue
 		}
-		if e.breaker.isOpen() {
+		if e.isOpen() {
 			victim = e
 			break
 		}

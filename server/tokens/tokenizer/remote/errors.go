@@ -36,6 +36,7 @@ const (
 	KindTimeout     Kind = "timeout"
 	KindCancelled   Kind = "cancelled"
 	KindConnect     Kind = "connect"
+	KindOwn         Kind = "own_fault"   // this machine has no file descriptor, port or memory left
 	KindStatus      Kind = "status"      // 5xx, 429, 408
 	KindMalformed   Kind = "malformed"   // 200 with something else than was asked for
 	KindAuth        Kind = "auth"        // 401 or 403: the router's key is wrong, not the client's
@@ -81,7 +82,7 @@ func (f *Fault) isRetryable() bool {
 	switch f.Kind {
 	case KindConnect, KindStatus, KindMalformed, KindAuth, KindUnsupported, KindTimeout, KindTooLarge, KindUnmappable:
 		return true
-	case KindNoEndpoint, KindOpen, KindBusy, KindCancelled:
+	case KindNoEndpoint, KindOpen, KindBusy, KindCancelled, KindOwn:
 	}
 	return false
 }

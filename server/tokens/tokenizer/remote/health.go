@@ -50,7 +50,7 @@ func (p *Pool) probe(ctx context.Context) {
 	var wg sync.WaitGroup
 	turns := make(chan struct{}, probesAtOnce)
 	for _, e := range *p.table.live.Load() {
-		if !e.breaker.isOpen() && now.UnixNano()-e.lastUsed.Load() < int64(p.cfg.HealthPeriod) {
+		if !e.isOpen() && now.UnixNano()-e.lastUsed.Load() < int64(p.cfg.HealthPeriod) {
 			continue
 		}
 		turns <- struct{}{}
@@ -59,12 +59,12 @@ func (p *Pool) probe(ctx context.Context) {
 			asked, cancel := context.WithTimeout(ctx, min(p.cap(), 2*time.Second))
 			defer cancel()
 			start := time.Now()
-			ok, trial := e.breaker.begin(start)
+			pass, ok := e.breaker.Allow(e.id)
 			if !ok {
 				return
 			}
 			_, err := p.client.ask(asked, e, &Job{Op: opProbe}, false)
-			p.judge(ctx, e, err, trial, time.Since(start))
+			p.judge(ctx, e, nil, err, pass, time.Since(start))
 			p.metrics.observeCall(ctx, callLabels{replica: string(e.id), route: "probe", outcome: outcomeOf(err)}, time.Since(start))
 		})
 	}
@@ -86,7 +86,7 @@ func (p *Pool) Status() []endpointStatus {
 	var list []endpointStatus
 	for _, e := range *p.table.live.Load() {
 		list = append(list, endpointStatus{
-			Replica: string(e.id), Open: e.breaker.isOpen(), Inflight: int(e.inflight.Load()),
+			Replica: string(e.id), Open: e.isOpen(), Inflight: int(e.inflight.Load()),
 			LastUsed: time.Unix(0, e.lastUsed.Load()),
 			Render:   [...]string{"unknown", "yes", "no"}[e.render.Load()],
 		})

@@ -6,6 +6,8 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
+	"github.com/kvpilot/kvpilot/server/wire/poison"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // Op is what a Job asks for.
@@ -27,6 +29,8 @@ const (
 type Job struct {
 	Op    Op
 	Model string
+	// Tenant owns the prompt; empty when callers need no key.
+	Tenant string
 	// Prompt is in the form of the chat or completions route; nil when only Native is exact.
 	Prompt *prompt.Prompt
 	// Native is the prompt in the client's own format, when that is another one and the replica may know it.
@@ -73,6 +77,24 @@ func (j *Job) size() int {
 		n += len(m)
 	}
 	return n
+}
+
+// origin names the question by its content.
+func (j *Job) origin(m *poison.Memory) retry.Origin {
+	if j.Op == OpDetokenize {
+		return m.Origin(j.Tenant, rawjson.AppendUint32s(nil, j.IDs), j.Model, "ids")
+	}
+	parts, body := []string{j.Model, j.Text}, []byte(nil)
+	for _, p := range []*prompt.Prompt{j.Prompt, j.Native} {
+		if p == nil {
+			continue
+		}
+		parts = append(append(parts, p.Text), p.Texts...)
+		if body = p.Body; body == nil {
+			body = bytes.Join(p.Messages, []byte{','})
+		}
+	}
+	return m.Origin(j.Tenant, body, parts...)
 }
 
 // request gives path and body for an endpoint; render selects one of the two forms.

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvpilot/kvpilot/server/kit/labels"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // counter adds to a series that exists at zero from the start.
@@ -23,6 +24,8 @@ func (c counter) add(ctx context.Context, n int64) {
 type metrics struct {
 	calls     metric.Float64Histogram
 	failures  metric.Int64Counter
+	faults    metric.Int64Counter
+	causes    map[retry.Cause]metric.MeasurementOption
 	hedges    counter
 	hedgesWon counter
 	retries   counter
@@ -44,6 +47,13 @@ func newMetrics(provider metric.MeterProvider, endpoints func() (known, open int
 		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5))
 	m.failures, _ = meter.Int64Counter("kvpilot.tokenizer.endpoint.failures", metric.WithUnit("{call}"),
 		metric.WithDescription("Failed calls by replica and kind."))
+	m.faults, _ = meter.Int64Counter("kvpilot.tokenizer.faults", metric.WithUnit("{call}"),
+		metric.WithDescription("Failed calls by the party at fault (cause): request (the question fails on several replicas), caller, tenant (its questions do), router (no file descriptor, port or memory left), network, replica, rank. Only the last three count against an endpoint."))
+	m.causes = map[retry.Cause]metric.MeasurementOption{}
+	for _, c := range retry.Causes() {
+		m.causes[c] = metric.WithAttributeSet(attribute.NewSet(attribute.String("cause", c.String())))
+		m.faults.Add(context.Background(), 0, m.causes[c])
+	}
 	zero := func(name, unit, text string) counter {
 		c, _ := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(text))
 		c.Add(context.Background(), 0)
@@ -78,4 +88,11 @@ func (m *metrics) observeCall(ctx context.Context, l callLabels, took time.Durat
 
 func (m *metrics) failure(ctx context.Context, id string, kind Kind) {
 	m.failures.Add(ctx, 1, metric.WithAttributes(attribute.String("replica", id), attribute.String("kind", string(kind))))
+}
+
+// fault counts a failure by its cause. What ends without a fault has none.
+func (m *metrics) fault(f retry.Finding) {
+	if label, ok := m.causes[f.Cause]; ok && f.Verdict != retry.Refused {
+		m.faults.Add(context.Background(), 1, label)
+	}
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/wire/poison"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -52,6 +54,8 @@ type Pool struct {
 	table   *table
 	latency latency
 	metrics *metrics
+	poison  *poison.Memory
+	served  atomic.Int64 // when a tokenizer answered last, in nanoseconds of Unix time
 	turn    atomic.Uint64
 	credit  atomic.Int64 // hedges that may be made, in thousandths
 	wg      sync.WaitGroup
@@ -59,7 +63,7 @@ type Pool struct {
 
 // New makes a pool; it opens and starts nothing.
 func New(cfg Config, params Params) *Pool {
-	p := &Pool{cfg: cfg, log: params.Log, table: newTable(cfg)}
+	p := &Pool{cfg: cfg, log: params.Log, table: newTable(cfg), poison: poison.New(nil)}
 	p.timeout.Store(int64(cfg.Timeout))
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
@@ -73,7 +77,7 @@ func New(cfg Config, params Params) *Pool {
 	p.metrics = newMetrics(params.Meter, func() (known, open int64) {
 		for _, e := range *p.table.live.Load() {
 			known++
-			if e.breaker.isOpen() {
+			if e.isOpen() {
 				open++
 			}
 		}
@@ -100,7 +104,9 @@ func (p *Pool) Do(ctx context.Context, replicas []*replica.Replica, j *Job) (*An
 	ctx, cancel := context.WithTimeout(ctx, p.cap())
 	defer cancel()
 	d := &dialogue{pool: p, ctx: ctx, replicas: replicas, job: j, results: make(chan outcome, 2*maxAttempts)}
-	return d.run()
+	a, err := d.run()
+	d.conclude(err == nil)
+	return a, err
 }
 
 // dialogue is one question with its retries and its hedge.
@@ -113,6 +119,9 @@ type dialogue struct {
 	tried    []*endpoint
 	attempts int
 	live     int
+	doubts   doubts
+	once     sync.Once
+	name     retry.Origin // set by once
 }
 
 func (d *dialogue) run() (*Answer, error) {
@@ -167,7 +176,7 @@ func (d *dialogue) run() (*Answer, error) {
 
 // again says whether to try once more, and after what pause.
 func (d *dialogue) again(f *Fault) (time.Duration, bool) {
-	if !f.isRetryable() || d.attempts >= maxAttempts || d.ctx.Err() != nil {
+	if !f.isRetryable() || d.attempts >= maxAttempts || d.ctx.Err() != nil || !d.worthRetry(f) {
 		return 0, false
 	}
 	if e, _ := d.pool.pick(d.replicas, d.tried); e != nil {
@@ -199,7 +208,7 @@ func (d *dialogue) launch(hedge bool) *Fault {
 	e.inflight.Add(1)
 	d.pool.wg.Go(func() {
 		defer e.inflight.Add(-1)
-		answer, err := d.pool.attempt(d.ctx, e, d.job, d.parent(e))
+		answer, err := d.pool.attempt(d.ctx, e, d, d.parent(e))
 		d.results <- outcome{answer: answer, err: err, hedge: hedge}
 	})
 	return nil

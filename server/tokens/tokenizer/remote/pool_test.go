@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -113,6 +116,15 @@ func ask(t *testing.T, p *Pool, rs []*replica.Replica) (*Answer, error) {
 	return p.Do(t.Context(), rs, &Job{Op: OpText, Model: "m", Text: "x"})
 }
 
+//nolint:gochecknoglobals // makes every question another one
+var asked atomic.Int64
+
+// askNew asks what was not asked before.
+func askNew(t *testing.T, p *Pool, rs []*replica.Replica) (*Answer, error) {
+	t.Helper()
+	return p.Do(t.Context(), rs, &Job{Op: OpText, Model: "m", Text: fmt.Sprint("text ", asked.Add(1))})
+}
+
 func kind(err error) string {
 	var refusal *ClientFault
 	switch {
@@ -130,10 +142,12 @@ func TestRepeatedFailuresOpenTheBreakerAndOneTrialClosesIt(t *testing.T) {
 		p := New(DefaultConfig(), Params{Sender: f})
 		f.set("a", answer(500, `{"error":"boom"}`))
 		rs := replicas("a")
-		if _, err := ask(t, p, rs); kind(err) != "status" {
-			t.Fatalf("first: %v", err)
+		for range 2 { // each is asked again
+			if _, err := askNew(t, p, rs); kind(err) != "status" {
+				t.Fatalf("first: %v", err)
+			}
 		}
-		opened := f.count("a") // with its retries the question failed three times
+		opened := f.count("a")
 		if _, err := ask(t, p, rs); kind(err) != "breaker_open" || f.count("a") != opened {
 			t.Errorf("then: %v after %d more calls, want breaker_open and none", err, f.count("a")-opened)
 		}
@@ -284,7 +298,7 @@ func TestHungReplicasCostTheirFirstLimits(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 50 {
 			wg.Go(func() {
-				if _, err := ask(t, p, rs); err == nil {
+				if _, err := askNew(t, p, rs); err == nil {
 					t.Error("a hung replica answered")
 				}
 			})
@@ -349,7 +363,10 @@ func TestTheCallersEndReachesTheCall(t *testing.T) {
 			t.Errorf("Do() = %v, want timeout", err)
 		}
 		p.wg.Wait()
-		if (*p.table.live.Load())["a"].breaker.failures != 0 {
+		for i := range 2 { // one fewer than open the breaker
+			p.report((*p.table.live.Load())["a"], breaker.Pass{}, retry.Find(retry.Unreachable, retry.Origin{Request: uint64(i)}))
+		}
+		if (*p.table.live.Load())["a"].isOpen() {
 			t.Error("a hurried caller counted against the replica")
 		}
 	})
@@ -373,7 +390,10 @@ func TestEndpointsExpireUnusedAndGiveUpTheirPlace(t *testing.T) {
 			t.Errorf("a fourth one beside three just used: %v, want no_endpoint", err)
 		}
 		f.set("b", answer(500, `{}`))
-		_, _ = ask(t, p, replicas("b")) // opens its breaker
+		time.Sleep(window)
+		for range 2 { // opens its breaker
+			_, _ = askNew(t, p, replicas("b"))
+		}
 		synctest.Wait()
 		if _, err := ask(t, p, replicas("d")); err != nil {
 			t.Errorf("the unhealthy one did not give up its place: %v", err)
