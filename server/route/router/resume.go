@@ -16,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -90,7 +91,7 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		case err == io.EOF, !s.d.begun: //nolint:errorlint // a wrapped one is an answer that was cut off
 			return nil, err
 		}
-		f := broken(ctx, s.d, err)
+		f := s.router.broke(ctx, s.d, err)
 		if f.outcome != retry.Broken {
 			return nil, s.worst(f)
 		}
@@ -131,7 +132,7 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 			}
 		}
 		if piece, s.fault = s.follower.Feed(piece); len(piece) > 0 {
-			a.gave = true
+			a.gave = a.gave || !sse.IsComment(piece)
 			return piece, nil
 		}
 	}
