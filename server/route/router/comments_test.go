@@ -172,3 +172,30 @@ func TestAnAbortedAnswerIsRetried(t *testing.T) {
 		})
 	}
 }
+
+// waiting is a Sink that keeps its client's connection open.
+type waiting struct {
+	client
+	awaits int
+}
+
+func (w *waiting) Await() { w.awaits++ }
+
+func TestOnlyStreamsAreAwaited(t *testing.T) {
+	f := start(t, 1, nil)
+	for name, c := range map[string]struct {
+		call *router.Call
+		want int
+	}{
+		"a stream":         {streamed(""), 1},
+		"no stream":        {chat(""), 0},
+		"an unknown model": {chat(`{"model":"none","stream":true,"messages":[]}`), 0},
+		"another route":    {&router.Call{Route: openai.RouteOther, Method: http.MethodPost, Path: "/v3/new", Body: []byte(`{"model":"m","stream":true}`), Header: http.Header{}}, 0},
+	} {
+		to := &waiting{}
+		_ = f.router.Serve(t.Context(), c.call, to) // some are refused
+		if to.awaits != c.want {
+			t.Errorf("%s: %d calls of Await, want %d", name, to.awaits, c.want)
+		}
+	}
+}

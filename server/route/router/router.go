@@ -123,6 +123,7 @@ func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
 		if err := r.prepare(ctx, rq); err != nil {
 			return err
 		}
+		rq.await(to)
 		return r.answer(ctx, rq, d)
 	})
 }
