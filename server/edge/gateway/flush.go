@@ -51,7 +51,7 @@ func (rq *request) extend() {
 	if rq.alive != nil {
 		rq.alive.last = now
 	}
-	if stall > 0 && now.Add(stall * 3 / 4).After(rq.stallBy) {
+	if stall > 0 && now.Add(stall*3/4).After(rq.stallBy) {
 		rq.stallBy = now.Add(stall)
 		_ = rq.control.SetWriteDeadline(rq.stallBy) // unsupported by test writers only
 	}

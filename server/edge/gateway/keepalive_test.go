@@ -146,9 +146,12 @@ func TestCommentsAreOff(t *testing.T) {
 		every time.Duration
 		begin func(router.Sink) error
 	}{
-		"by the setting":              {0, func(to router.Sink) error { await(to); return nil }},
-		"for what is no event stream": {15 * time.Second, func(to router.Sink) error { await(to); return to.Begin(200, http.Header{"Content-Type": {"text/plain"}}) }},
-		"for what awaits nothing":     {15 * time.Second, func(to router.Sink) error { return to.Begin(200, events.Clone()) }},
+		"by the setting": {0, func(to router.Sink) error { await(to); return nil }},
+		"for what is no event stream": {15 * time.Second, func(to router.Sink) error {
+			await(to)
+			return to.Begin(200, http.Header{"Content-Type": {"text/plain"}})
+		}},
+		"for what awaits nothing": {15 * time.Second, func(to router.Sink) error { return to.Begin(200, events.Clone()) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

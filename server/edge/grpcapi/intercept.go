@@ -68,6 +68,9 @@ func (a *API) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, ne
 // Stream runs around every streaming call, over gRPC and REST.
 func (a *API) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 	m := a.methods[info.FullMethod]
+	if m == nil && strings.HasPrefix(info.FullMethod, "/grpc.reflection.") {
+		return a.untilLeave(func() error { return next(srv, ss) })
+	}
 	if m == nil {
 		return next(srv, ss)
 	}
