@@ -51,6 +51,8 @@ type Router interface {
 	Model(id string) ([]byte, error)
 	Choose(ctx context.Context, q *router.Question) (*router.Answer, error)
 	Encode(ctx context.Context, q *router.Question) (*router.Answer, error)
+	// Claimed reports whether a question of this name has a live booking here, or is getting one.
+	Claimed(tenant, name string) bool
 }
 
 // Lifecycle takes the reports about a reservation; *chooser.Chooser does.

@@ -53,6 +53,7 @@ type fakeRouter struct {
 	call      *router.Call
 	storedID  string
 	questions []*router.Question
+	claimed   string
 }
 
 func (f *fakeRouter) Serve(ctx context.Context, c *router.Call, to router.Sink) error {
@@ -82,6 +83,8 @@ func (f *fakeRouter) Choose(_ context.Context, q *router.Question) (*router.Answ
 	f.questions = append(f.questions, q)
 	return f.choose(q)
 }
+
+func (f *fakeRouter) Claimed(_, name string) bool { return f.claimed == name }
 
 func (f *fakeRouter) Encode(ctx context.Context, q *router.Question) (*router.Answer, error) {
 	return f.Choose(ctx, q)
