@@ -65,11 +65,14 @@ func (p *Pool) askBest(ctx context.Context, e *endpoint, j *Job) (*Answer, strin
 		e.render.Store(int32(supportYes))
 		return a, "render", nil
 	case errors.As(err, &f) && (f.Kind == KindUnsupported || (f.Kind == KindMalformed && support(e.render.Load()) == supportUnknown)):
+		a, err = p.client.ask(ctx, e, j, false)
+		if errors.As(err, &f) && f.Kind == KindUnsupported {
+			return a, "tokenize", err // something before the replica has no route at all
+		}
 		if e.render.CompareAndSwap(int32(supportUnknown), int32(supportNo)) {
 			p.log.Info("replica has no render route, its tokenize route is used", "replica", string(e.id))
 		}
 		e.render.Store(int32(supportNo))
-		a, err = p.client.ask(ctx, e, j, false)
 		return a, "tokenize", err
 	}
 	return a, "render", err
@@ -80,11 +83,11 @@ func (p *Pool) judge(caller context.Context, e *endpoint, err error, trial bool,
 	now := time.Now()
 	var f *Fault
 	if !errors.As(err, &f) {
-		e.breaker.succeed() // an answer, or a refusal of the client's request: the endpoint works
+		e.works() // an answer, or a refusal of the client's request
 		return
 	}
 	cool := func(d time.Duration) {
-		e.coolTill.Store(now.Add(d).UnixNano())
+		e.cool(now, d)
 		e.breaker.neutral(now, trial)
 	}
 	switch f.Kind {
@@ -92,7 +95,8 @@ func (p *Pool) judge(caller context.Context, e *endpoint, err error, trial bool,
 		cool(coolAuth)
 		p.log.Error("replica refuses the router's API key on its tokenizer routes", "replica", string(e.id), "status", f.Status)
 	case KindUnsupported:
-		cool(coolUnsupport)
+		e.rest(now)
+		e.breaker.neutral(now, trial)
 		p.log.Warn("replica has no tokenizer route", "replica", string(e.id), "status", f.Status)
 	case KindStatus:
 		if f.Status < 500 || f.RetryAfter > 0 {
@@ -108,7 +112,7 @@ func (p *Pool) judge(caller context.Context, e *endpoint, err error, trial bool,
 		p.failed(e, now, trial, f)
 	case KindConnect, KindMalformed, KindTooLarge:
 		p.failed(e, now, trial, f)
-	case KindCancelled, KindNoEndpoint, KindOpen, KindBusy, KindUnmappable:
+	case KindCancelled, KindNoEndpoint, KindOpen, KindBusy, KindUnmappable, KindRefused:
 		e.breaker.neutral(now, trial)
 		return // nothing that the replica did
 	}
