@@ -269,7 +269,7 @@ func (t *tries) continueAt(rq *request, point *resume.Point) {
 	t.point = point
 	a := &t.ask
 	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(point.IDs), false, len(point.IDs), false
-	a.ExpectedOutput = max(rq.parsed.MaxTokens-point.Answer, 0)
+	a.ExpectedOutput, a.OutputLimit = max(rq.parsed.Expected()-point.Answer, 0), max(rq.parsed.MaxTokens-point.Answer, 0)
 	ns := blockhash.Namespace{Adapter: rq.adapter, Salt: rq.parsed.Salt}
 	a.Hashes = func(blockSize int) []blockhash.Hash {
 		if blockSize <= 0 {
