@@ -44,13 +44,14 @@ func (r *run) checkPause(ctx context.Context) (string, error) {
 		{"stream with a seed", "/v1/chat/completions", with(stream, object{"seed": 1, "temperature": 1}), false, false, false},
 		{"unstreamed", "/v1/chat/completions", ask, false, true, false},
 		{"messages", "/v1/messages", object{"model": "tiny", "max_tokens": tokens, "messages": message, "stream": true}, false, false, false},
+		{"responses", "/v1/responses", object{"model": "tiny", "temperature": 0, "max_output_tokens": tokens, "input": "Tell me a story", "stream": true}, false, false, false},
 	} {
 		if c.silent && r.comments == "" {
 			continue
 		}
 		text, err := r.pausedWhile(ctx, url+c.path, c.body, c.silent)
-		for range 5 { // Anthropic's format has no ignore_eos: an answer may end before the pause
-			if err == nil && !strings.Contains(text, `"stop_reason":"end_turn"`) {
+		for range 5 { // two formats have no ignore_eos: an answer may end before the pause
+			if err == nil && !strings.Contains(text, `"stop_reason":"end_turn"`) && !strings.Contains(text, "response.completed") {
 				break
 			}
 			text, err = r.pausedWhile(ctx, url+c.path, c.body, c.silent)
@@ -58,7 +59,7 @@ func (r *run) checkPause(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", c.name, err)
 		}
-		failed := strings.Contains(text, "upstream_stream_broken") || strings.Contains(text, `"type":"error"`)
+		failed := strings.Contains(text, "stream_broken") || strings.Contains(text, `"type":"error"`)
 		whole := !failed && strings.Contains(text, fmt.Sprintf(`"completion_tokens":%d`, tokens))
 		if strings.Contains(text, `"finish_reason":"abort"`) || c.retries && !whole || c.resumes && !whole && !failed || !c.retries && !c.resumes && !failed {
 			return "", fmt.Errorf("%s: the client got\n%s", c.name, tail(text))

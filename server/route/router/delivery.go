@@ -164,12 +164,12 @@ func (r *Router) forward(ctx context.Context, rq *request, t *tries, d *delivery
 				continue
 			}
 		}
-		if err := r.write(rq, d, piece, first.streamed); err != nil {
+		if err := r.write(ctx, rq, d, piece, first.streamed); err != nil {
 			return err
 		}
 	}
 	if len(a.kept) > 0 {
-		if err := r.write(rq, d, a.kept, false); err != nil {
+		if err := r.write(ctx, rq, d, a.kept, false); err != nil {
 			return err
 		}
 	}
@@ -199,13 +199,14 @@ func (a *attempt) keep(piece []byte) (whole []byte, keeps bool) {
 }
 
 // write gives the client one piece, and reads it.
-func (r *Router) write(rq *request, d *delivery, piece []byte, streamed bool) error {
+func (r *Router) write(ctx context.Context, rq *request, d *delivery, piece []byte, streamed bool) error {
 	a := d.attempt
 	over := streamed && d.scan.Done() // before this piece: a client that left lacks nothing of the answer
 	first := d.scan.ContentEvents() == a.earlier
 	between := d.scan.Between()
 	d.scan.Feed(piece) // before the write: a client that reads nothing must not make the prefill look longer
-	if d.scan.Aborted(len(a.kept) > 0 || int64(len(piece)) == a.resp.ContentLength) {
+	whole := len(a.kept) > 0 || int64(len(piece)) == a.resp.ContentLength
+	if d.scan.Aborted(whole) || (whole || !over && d.scan.Done()) && a.paused.aborted(ctx) {
 		return r.aborted(rq, d, d.scan.BeforeAbort(piece, between), streamed)
 	}
 	if !d.begun && !a.choice.Begin() {

@@ -70,6 +70,8 @@ type Router struct {
 	metrics *metrics
 	claims  claims
 	ids     idsSupport
+	// pausable are the replicas with answers that are watched.
+	pausable pausable
 }
 
 // New makes a Router.

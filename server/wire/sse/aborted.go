@@ -25,11 +25,13 @@ func (s *Scanner) Between() bool { return s.lineLen == 0 && !s.data && s.named =
 // BeforeAbort is the part of piece that a client gets of a stream that was aborted within the piece: up to the event that
 // claims to end the answer. An event that began in an earlier piece is given whole. between is Between before piece was fed.
 func (s *Scanner) BeforeAbort(piece []byte, between bool) []byte {
-	mark := []byte(`"` + finishAbort + `"`)
-	if s.find.anthropic {
-		mark = []byte("event: message_stop")
+	at := 0
+	for _, mark := range s.endMarks() {
+		if i := bytes.LastIndex(piece, []byte(mark)); i >= 0 {
+			at = i
+			break
+		}
 	}
-	at := max(bytes.LastIndex(piece, mark), 0)
 	if begin := lastEnd(piece[:at]); begin > 0 || between {
 		return piece[:begin]
 	}
@@ -37,4 +39,12 @@ func (s *Scanner) BeforeAbort(piece []byte, between bool) []byte {
 		return piece[:at+n+len("\n\n")]
 	}
 	return piece
+}
+
+// endMarks are parts of the events that claim to end an answer.
+func (s *Scanner) endMarks() []string {
+	if s.find.anthropic {
+		return []string{"event: message_stop"}
+	}
+	return []string{`"` + finishAbort + `"`, "event: response.completed"}
 }
