@@ -102,6 +102,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	if len(lowered) > 0 {
 		s.parts.log.Info("settings are lowered to fit the memory", "limit", p.Memory, "lowered", strings.Join(lowered, ", "))
 	}
+	s.parts.log.Info("settings in force; all others have their defaults (--print-config lists them)", "hash", config.Hash(c), "settings", config.InForce(c))
 	if s.surfaces, err = s.newSurfaces(t, traces); err != nil {
 		return nil, err
 	}

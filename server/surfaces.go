@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync/atomic"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
 
@@ -31,7 +31,7 @@ type surfaces struct {
 	http   *http.Server
 	grpc   *grpc.Server
 	admin  *http.Server
-	health *health.Server
+	health *healthService
 	guard  *guard.Guard
 	budget *guard.Budget
 	// wrongHost answers requests for other hosts.
@@ -73,7 +73,7 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 	if p.peers != nil {
 		p.peers.services = api.RegisterForPeers
 	}
-	out := &surfaces{health: health.NewServer(), api: api, callers: who, audit: record, budget: guard.NewBudget(c.Gateway.MaxBodiesBytes)}
+	out := &surfaces{health: newHealthService(), api: api, callers: who, audit: record, budget: guard.NewBudget(c.Gateway.MaxBodiesBytes)}
 	if err := out.openREST(c, t, p, api, s.ready); err != nil {
 		return nil, err
 	}
@@ -171,8 +171,11 @@ func (s *surfaces) watchHealth(ctx context.Context, changed <-chan struct{}, rea
 		if ready() != nil {
 			state = healthpb.HealthCheckResponse_NOT_SERVING
 		}
-		for _, service := range []string{"", "kvpilot.v1.InferenceService", "kvpilot.v1.RoutingService", "kvpilot.v1.ReplicaService", "kvpilot.v1.RouterService"} {
-			s.health.SetServingStatus(service, state)
+		s.health.SetServingStatus("", state)
+		for service := range s.grpc.GetServiceInfo() {
+			if strings.HasPrefix(service, "kvpilot.") {
+				s.health.SetServingStatus(service, state)
+			}
 		}
 		select {
 		case <-ctx.Done():

@@ -269,7 +269,7 @@ func TestReloadOverRESTIsForAdmins(t *testing.T) {
 		{"/kvpilot/v1/config/versions/1:rollback", "caller-key", http.StatusForbidden, ""},
 		{"/kvpilot/v1/config:reload", "ops-key-1234", http.StatusOK, `"unchanged":true`},
 		{"/kvpilot/v1/config/versions/0:rollback", "ops-key-1234", http.StatusBadRequest, "version"},
-		{"/kvpilot/v1/config/versions/7:rollback", "ops-key-1234", http.StatusBadRequest, "no such version"},
+		{"/kvpilot/v1/config/versions/7:rollback", "ops-key-1234", http.StatusNotFound, "no such version"},
 	} {
 		a := f.post(c.path, "{}", "Authorization", "Bearer "+c.key)
 		if a.status != c.status || !strings.Contains(strings.ReplaceAll(string(a.body), " ", ""), strings.ReplaceAll(c.says, " ", "")) {

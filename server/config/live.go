@@ -45,7 +45,7 @@ func LivePaths() []string {
 		"enginestats.interval", "enginestats.timeout",
 		"upstream.dial_timeout", "upstream.response_header_timeout", "upstream.stall_timeout", "upstream.retry", "upstream.breaker",
 		"api.keys", "api.keys_file", "api.jwt", "api.certificates", "api.overrides", "tenants",
-		"gateway.body_timeout", "gateway.stall_timeout",
+		"gateway.body_timeout", "gateway.stall_timeout", "gateway.sse_keep_alive",
 		"telemetry.log_level", "telemetry.traces.ratio", "telemetry.traces.trust_parent", "telemetry.traces.slow",
 	}
 }

@@ -33,6 +33,7 @@ func (r *run) checks(ctx context.Context) {
 	r.check(ctx, "abort", r.checkAbort)
 	r.check(ctx, "reset of the prefix cache", r.checkReset)
 	r.check(ctx, "resumed streams", r.checkResume)
+	r.check(ctx, "paused replicas", r.checkPause)
 	r.check(ctx, "stop strings", r.checkStops)
 	r.check(ctx, "32 clients", r.checkLoad)
 	r.check(ctx, "64 chats", r.checkChats)

@@ -109,6 +109,9 @@ func (e *engine) start(ctx context.Context) error {
 	if e.r.hasRender() {
 		args = append(args, "--enable-scale-out")
 	}
+	if e.r.comments != "" {
+		args = append(args, "--sse-keep-alive-interval", e.r.comments)
+	}
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), e.r.python, args...) // stop ends it, in order
 	cmd.Env = append(os.Environ(),
 		"PATH="+filepath.Dir(e.r.python)+":"+os.Getenv("PATH"),

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -199,6 +200,48 @@ func TestEachRouterAnswersForAll(t *testing.T) {
 		return status.Code(err) == codes.NotFound
 	})
 	untilLoads(ctx, t, left, 0, 0)
+}
+
+// The same question at each router at the same time is booked once, and its reports may go to any of them.
+func TestOneQuestionAtEachRouterBooksOnce(t *testing.T) {
+	list, ctx := surfaces(t, start(t, 3)), t.Context()
+	for n := range 10 {
+		in := &kvpilotv1.ChooseReplicaRequest{
+			Model: "sim", RequestId: fmt.Sprintf("question-%d", n), Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: "a prompt"}, Reports: kvpilotv1.Reports_REPORTS_ALL,
+		}
+		out := make([]*kvpilotv1.ChooseReplicaResponse, 3)
+		var asking sync.WaitGroup
+		for i, s := range list {
+			asking.Go(func() {
+				var err error
+				if out[i], err = s.ChooseReplica(ctx, in); err != nil {
+					t.Errorf("router %d: %v", i, err)
+				}
+			})
+		}
+		asking.Wait()
+		booked := 0
+		for _, o := range out {
+			if o.GetReservationId() != out[0].GetReservationId() || o.GetReplicaId() != out[0].GetReplicaId() {
+				t.Errorf("the answers are %v", out)
+			}
+			if o.GetEffect() == kvpilotv1.Effect_EFFECT_APPLIED {
+				booked++
+			}
+		}
+		if booked != 1 {
+			t.Errorf("%s was booked %d times", in.GetRequestId(), booked)
+		}
+		untilLoads(ctx, t, list, 1, 1)
+		in.Prompt = &kvpilotv1.ChooseReplicaRequest_Text{Text: "another prompt"}
+		if _, err := list[n%3].ChooseReplica(ctx, in); status.Code(err) != codes.AlreadyExists {
+			t.Errorf("another question of that name: %v", err)
+		}
+		if _, err := list[n%3].ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: out[0].GetReservationId()}); err != nil {
+			t.Error(err)
+		}
+		untilLoads(ctx, t, list, 0, 0)
+	}
 }
 
 func TestTenantsAreApartAtEachRouter(t *testing.T) {

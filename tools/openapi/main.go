@@ -130,6 +130,9 @@ func join(parts []string, over overlay) (object, error) {
 			settle(op.(object))
 		}
 	}
+	if err := addRules(paths, schemas); err != nil {
+		return nil, err
+	}
 	for _, s := range over.Bodies {
 		if err := s.apply(paths); err != nil {
 			return nil, err

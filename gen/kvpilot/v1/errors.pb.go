@@ -87,6 +87,8 @@ const (
 	ErrorReason_ERROR_REASON_RATE_LIMIT_EXCEEDED ErrorReason = 28
 	// The reservation belongs to another router of the fleet, which does not answer now; retry.
 	ErrorReason_ERROR_REASON_ROUTER_UNREACHABLE ErrorReason = 29
+	// No version of the settings has this number, or it is forgotten.
+	ErrorReason_ERROR_REASON_VERSION_NOT_FOUND ErrorReason = 30
 )
 
 // Enum value maps for ErrorReason.
@@ -122,6 +124,7 @@ var (
 		27: "ERROR_REASON_UPSTREAM_REFUSED",
 		28: "ERROR_REASON_RATE_LIMIT_EXCEEDED",
 		29: "ERROR_REASON_ROUTER_UNREACHABLE",
+		30: "ERROR_REASON_VERSION_NOT_FOUND",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -154,6 +157,7 @@ var (
 		"ERROR_REASON_UPSTREAM_REFUSED":       27,
 		"ERROR_REASON_RATE_LIMIT_EXCEEDED":    28,
 		"ERROR_REASON_ROUTER_UNREACHABLE":     29,
+		"ERROR_REASON_VERSION_NOT_FOUND":      30,
 	}
 )
 
@@ -189,7 +193,7 @@ var File_kvpilot_v1_errors_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17kvpilot/v1/errors.proto\x12\n" +
-	"kvpilot.v1*\x90\b\n" +
+	"kvpilot.v1*\xb4\b\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19ERROR_REASON_INVALID_BODY\x10\x01\x12 \n" +
@@ -221,7 +225,8 @@ const file_kvpilot_v1_errors_proto_rawDesc = "" +
 	"\x19ERROR_REASON_BODY_TIMEOUT\x10\x1a\x12!\n" +
 	"\x1dERROR_REASON_UPSTREAM_REFUSED\x10\x1b\x12$\n" +
 	" ERROR_REASON_RATE_LIMIT_EXCEEDED\x10\x1c\x12#\n" +
-	"\x1fERROR_REASON_ROUTER_UNREACHABLE\x10\x1dB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\x1fERROR_REASON_ROUTER_UNREACHABLE\x10\x1d\x12\"\n" +
+	"\x1eERROR_REASON_VERSION_NOT_FOUND\x10\x1eB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_errors_proto_rawDescOnce sync.Once

@@ -53,8 +53,9 @@ type Request struct {
 	SessionReturn time.Duration
 	// Priority orders the hold queue: higher goes first, 0 is the default.
 	Priority int
-	// ExpectedOutput is max_completion_tokens or max_tokens; 0 when unknown.
-	ExpectedOutput int
+	// ExpectedOutput is how many tokens the caller expects, or else its limit; 0 when unknown. OutputLimit is max_completion_tokens or
+	// max_tokens, 0 without one: an answer may be longer than expected.
+	ExpectedOutput, OutputLimit int
 	// Unstreamed is set when the first token cannot be seen (a plain JSON answer). The request then
 	// counts as prefilled at the predicted time.
 	Unstreamed bool

@@ -214,16 +214,25 @@ func (c *Chooser) Heard(slot replica.Slot) {
 	}
 }
 
+// longest is the length in tokens of the longest answer that the request may get. Of a request from another router only what it expects is
+// known.
+func (r *Request) longest() int {
+	switch {
+	case r.OutputLimit > 0:
+		return r.OutputLimit
+	case r.ExpectedOutput > 0 && r.AskedBy != "":
+		return r.ExpectedOutput
+	}
+	return max(longestAnswer, r.ExpectedOutput)
+}
+
 // track adds a booked choice to the requests in flight on its rank. Whether the request of a lease was sent is unknown until
 // its holder reports.
 func (c *Choice) track(req *Request, prefill time.Duration) {
 	if c.rank == nil || req.Quiet {
 		return
 	}
-	cand, limit := c.Decision.Pick(), req.ExpectedOutput
-	if limit <= 0 {
-		limit = longestAnswer
-	}
+	cand, limit := c.Decision.Pick(), req.longest()
 	f := &c.flight
 	f.Owner, f.At, f.Streamed, f.Movable, f.Withdrawable = c, c.at, c.streamed, req.Movable, req.Abandon != nil
 	f.Prefill, f.Decode, f.FullStep = prefill.Seconds(), cand.StepTime*float64(limit), cand.FullStep

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -218,4 +219,40 @@ func FuzzBodiesAreJSON(f *testing.F) {
 			t.Errorf("status = %v", st)
 		}
 	})
+}
+
+// Every field that breaks a rule is named, in the message and as a google.rpc.BadRequest, and read back from the wire.
+func TestViolations(t *testing.T) {
+	var list []apierror.Violation
+	for i := range 20 {
+		list = append(list, apierror.Violation{Field: fmt.Sprintf("f%d", i), Description: "must be at least 1"})
+	}
+	list[1].Field = ""
+	e := apierror.Violated(list[:2], nil)
+	if want := "f0: must be at least 1; must be at least 1"; e.Message != want || e.Param != "f0" || e.Reason != apierror.InvalidBody {
+		t.Errorf("%+v, want %q", e, want)
+	}
+	bad := func(e *apierror.Error) (out *errdetails.BadRequest) {
+		for _, d := range status.Convert(e).Details() {
+			if d, ok := d.(*errdetails.BadRequest); ok {
+				out = d
+			}
+		}
+		return out
+	}
+	if got := bad(e).GetFieldViolations(); len(got) != 2 || got[0].GetField() != "f0" || got[1].GetDescription() != "must be at least 1" {
+		t.Errorf("BadRequest = %v", got)
+	}
+	if back := apierror.From(status.Convert(e).Err()); len(back.Violations) != 2 || back.Violations[0] != list[0] {
+		t.Errorf("read back: %+v", back)
+	}
+	if e := apierror.Violated(list, nil); len(bad(e).GetFieldViolations()) != 16 || !strings.HasSuffix(e.Message, "; and 4 more") {
+		t.Errorf("%d violations: %s", len(bad(e).GetFieldViolations()), e.Message)
+	}
+	if got := bad(apierror.New(apierror.InvalidBody, "is wrong", nil, apierror.WithParam("model"))).GetFieldViolations(); len(got) != 1 || got[0].GetField() != "model" {
+		t.Errorf("BadRequest of a fault in one field = %v", got)
+	}
+	if got := bad(apierror.New(apierror.ModelNotFound, "none", nil, apierror.WithParam("model"))); got != nil {
+		t.Errorf("BadRequest of another fault = %v", got)
+	}
 }

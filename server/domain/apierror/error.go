@@ -22,6 +22,8 @@ type Error struct {
 	Message string
 	// Param is the request field that is at fault, as OpenAI's "param"; empty for none.
 	Param string
+	// Violations are all fields that are at fault, Param the first one; nil where one alone was looked for.
+	Violations []Violation
 	// RetryAfter is how long a caller should wait before it tries again; zero says nothing.
 	RetryAfter time.Duration
 	// Header holds further headers for the answer; nil for none. gRPC callers find them in the ErrorInfo's metadata.
@@ -32,6 +34,42 @@ type Error struct {
 	cause       error
 	unavailable bool
 	upgrade     bool
+}
+
+// Violation is one field that breaks a rule.
+type Violation struct {
+	// Field is the path of the field; empty for a rule about the whole message.
+	Field string
+	// Description is the rule: "must be at least 1".
+	Description string
+}
+
+// maxViolations bounds the fields that one error names.
+const maxViolations = 16
+
+// Violated makes an InvalidBody that names every field at fault.
+func Violated(list []Violation, cause error) *Error {
+	var text strings.Builder
+	for i, v := range list {
+		if i == maxViolations {
+			text.WriteString("; and " + strconv.Itoa(len(list)-i) + " more")
+			list = list[:i]
+			break
+		}
+		if i > 0 {
+			text.WriteString("; ")
+		}
+		if v.Field != "" {
+			text.WriteString(v.Field + ": ")
+		}
+		text.WriteString(v.Description)
+	}
+	e := New(InvalidBody, text.String(), cause)
+	if len(list) > 0 {
+		WithParam(list[0].Field)(e)
+	}
+	e.Violations = list
+	return e
 }
 
 // Answer is a replica's own answer about the client's request.

@@ -44,6 +44,7 @@ const (
 	UpstreamRefused      = kvpilotv1.ErrorReason_ERROR_REASON_UPSTREAM_REFUSED
 	RateLimitExceeded    = kvpilotv1.ErrorReason_ERROR_REASON_RATE_LIMIT_EXCEEDED
 	RouterUnreachable    = kvpilotv1.ErrorReason_ERROR_REASON_ROUTER_UNREACHABLE
+	VersionNotFound      = kvpilotv1.ErrorReason_ERROR_REASON_VERSION_NOT_FOUND
 )
 
 // StatusClientClosed is the HTTP status of a request that the client gave up; no client sees it.
@@ -67,7 +68,7 @@ func codesOf(r Reason) (rpc codes.Code, httpStatus int, openAIType string) {
 		return codes.InvalidArgument, http.StatusBadRequest, typeInvalid
 	case UpstreamRefused: // what is shown is the engine's own status, see refusedCode
 		return codes.FailedPrecondition, http.StatusBadRequest, typeInvalid
-	case ModelNotFound, RouteNotFound, ReplicaNotFound, ReservationNotFound, DecisionNotFound:
+	case ModelNotFound, RouteNotFound, ReplicaNotFound, ReservationNotFound, DecisionNotFound, VersionNotFound:
 		return codes.NotFound, http.StatusNotFound, typeNotFound
 	case ReservationEnded:
 		return codes.FailedPrecondition, http.StatusConflict, typeInvalid

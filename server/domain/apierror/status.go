@@ -42,6 +42,9 @@ func (e *Error) GRPCStatus() *status.Status {
 	for name, values := range e.Header {
 		info.Metadata[strings.ToLower(name)] = strings.Join(values, ", ")
 	}
+	if bad := e.badRequest(code); bad != nil {
+		details = append(details, bad)
+	}
 	if e.RetryAfter > 0 {
 		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(e.RetryAfter)})
 	}
@@ -56,6 +59,23 @@ func (e *Error) GRPCStatus() *status.Status {
 		return status.New(code, e.Message) // a detail that cannot be marshalled must not hide the fault
 	}
 	return st
+}
+
+// badRequest names the fields at fault; nil without one.
+func (e *Error) badRequest(code codes.Code) *errdetails.BadRequest {
+	if code != codes.InvalidArgument || len(e.Violations) == 0 && e.Param == "" {
+		return nil
+	}
+	out := &errdetails.BadRequest{}
+	for _, v := range e.Violations {
+		out.FieldViolations = append(out.FieldViolations, &errdetails.BadRequest_FieldViolation{
+			Field: strings.ToValidUTF8(v.Field, "�"), Description: strings.ToValidUTF8(v.Description, "�"),
+		})
+	}
+	if len(e.Violations) == 0 {
+		out.FieldViolations = []*errdetails.BadRequest_FieldViolation{{Field: e.Param, Description: e.Message}}
+	}
+	return out
 }
 
 // fromStatus recovers an Error from a gRPC status that GRPCStatus made (for callers of our own
@@ -79,6 +99,10 @@ func fromStatus(err error) *Error {
 				if n, bad := strconv.Atoi(d.GetMetadata()[metaStatus]); bad == nil && n >= 100 && n <= 599 {
 					e.answer().Status = n
 				}
+			}
+		case *errdetails.BadRequest:
+			for _, v := range d.GetFieldViolations() {
+				e.Violations = append(e.Violations, Violation{Field: v.GetField(), Description: v.GetDescription()})
 			}
 		case *errdetails.RetryInfo:
 			e.RetryAfter = max(0, d.GetRetryDelay().AsDuration())

@@ -2,6 +2,7 @@ package replica
 
 import (
 	"cmp"
+	"strings"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/secret"
@@ -123,6 +124,15 @@ type Replica struct {
 
 // Metrics returns the base URL of the replica's metrics.
 func (r *Replica) Metrics() string { return cmp.Or(r.MetricsURL, r.URL) }
+
+// LabelEngine is the label that names the engine, where the operator or the pod says it.
+const LabelEngine = "engine"
+
+// IsForeign reports whether the label names another engine than vLLM, which does not understand vLLM's own routes.
+func (r *Replica) IsForeign() bool {
+	engine := strings.ToLower(r.Labels[LabelEngine])
+	return engine != "" && !strings.HasPrefix(engine, "vllm")
+}
 
 // Serves reports whether the replica serves model, and returns the entry.
 func (r *Replica) Serves(model string) (Model, bool) {

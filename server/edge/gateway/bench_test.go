@@ -9,7 +9,9 @@ import (
 
 	"google.golang.org/genproto/googleapis/api/httpbody"
 
+	"github.com/kvpilot/kvpilot/server/edge/gateway"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
+	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
 // nowhere is a ResponseWriter without a connection.
@@ -70,4 +72,28 @@ func BenchmarkChunk(b *testing.B) {
 	}})
 	r := &http.Request{Method: "POST", URL: &url.URL{Path: "/v1/chat/completions"}, ProtoMajor: 1, Header: http.Header{}, Body: http.NoBody}
 	g.ServeHTTP(&nowhere{header: http.Header{}}, r)
+}
+
+// BenchmarkWrite is one chunk of a stream whose connection is kept open, and of one without that.
+func BenchmarkWrite(b *testing.B) {
+	for name, every := range map[string]time.Duration{"kept": 15 * time.Second, "plain": 0} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			g := newHandler(b, &services{chat: func(e *httpcall.Call, _ *httpbody.HttpBody, _ bodies) error {
+				e.Answer.(router.Awaiter).Await()
+				if err := e.Answer.Begin(200, http.Header{"Content-Type": {"text/event-stream"}}); err != nil {
+					return err
+				}
+				chunk := make([]byte, 220)
+				for b.Loop() {
+					if err := e.Answer.Write(chunk); err != nil {
+						return err
+					}
+				}
+				return nil
+			}}, func(c *gateway.Config, _ *gateway.Params) { c.SSEKeepAlive = every })
+			r := &http.Request{Method: "POST", URL: &url.URL{Path: "/v1/chat/completions"}, ProtoMajor: 1, Header: http.Header{}, Body: http.NoBody}
+			g.ServeHTTP(&nowhere{header: http.Header{}}, r)
+		})
+	}
 }

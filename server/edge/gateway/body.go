@@ -41,6 +41,14 @@ type liveBody struct {
 	io.ReadCloser
 	mistakes *httpcall.Mistakes
 	wrong    atomic.Pointer[apierror.Error]
+	control  *http.ResponseController
+}
+
+// End implements httpcall.Live.
+func (b *liveBody) End(e *apierror.Error) {
+	if b.wrong.CompareAndSwap(nil, e) {
+		_ = b.control.SetReadDeadline(time.Unix(1, 0)) // a connection that is gone ends the call too
+	}
 }
 
 // mistake is what was wrong with a message, nil when nothing was.

@@ -22,6 +22,10 @@ type Config struct {
 	// StallTimeout ends an answer when its client reads nothing for this long, over gRPC and at the admin address too.
 	// Zero: never.
 	StallTimeout time.Duration `yaml:"stall_timeout"`
+	// SSEKeepAlive is how long a client of a stream gets nothing before a comment (": keep-alive") keeps its connection
+	// open, from the choice of a replica on. The first comment of a request without an answer sends the head with status 200: an error
+	// that follows is the last event of the stream. Zero: no comments, and errors before the answer keep their status.
+	SSEKeepAlive time.Duration `yaml:"sse_keep_alive"`
 	// AllowOrigins lists the web origins with pages that may call the router (CORS), for example
 	// "https://chat.example.com"; "*" allows all. Empty: none.
 	AllowOrigins []string `yaml:"allow_origins"`
@@ -34,6 +38,7 @@ func DefaultConfig() Config {
 		MaxBodiesBytes: 160 << 20,
 		BodyTimeout:    2 * time.Minute,
 		StallTimeout:   2 * time.Minute,
+		SSEKeepAlive:   15 * time.Second,
 	}
 }
 
@@ -44,6 +49,7 @@ func (c Config) Validate() error {
 		check.That(c.MaxBodiesBytes >= c.MaxBodyBytes, "max_bodies_bytes", "must be at least max_body_bytes, not %d", c.MaxBodiesBytes),
 		check.Positive("body_timeout", c.BodyTimeout),
 		check.AtLeast("stall_timeout", c.StallTimeout, 0),
+		check.AtLeast("sse_keep_alive", c.SSEKeepAlive, 0),
 	}
 	for i, origin := range c.AllowOrigins {
 		if origin == "*" {

@@ -55,11 +55,8 @@ func clientLeft(err error) *apierror.Error {
 // unreadable is the error for a body, a path or a query that is not what it should be.
 func unreadable(message string, err error) *apierror.Error {
 	message = strings.ReplaceAll(message, "\u00a0", " ") // protojson varies its spaces
-	message = strings.TrimPrefix(message, "proto: ")
-	if field, ok := fieldOf(message); ok {
-		return apierror.New(apierror.InvalidBody, clip(message), err, apierror.WithParam(field))
-	}
-	return apierror.New(apierror.InvalidBody, clip(message), err)
+	field, message := plain(strings.TrimPrefix(message, "proto: "))
+	return apierror.New(apierror.InvalidBody, clip(message), err, apierror.WithParam(field))
 }
 
 // clip bounds text that came from a client.

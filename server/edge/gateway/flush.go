@@ -44,10 +44,14 @@ func (rq *request) FlushError() error {
 // extend gives the client until the stall timeout to take what is written next.
 func (rq *request) extend() {
 	stall := rq.config.StallTimeout
-	if stall <= 0 {
+	if stall <= 0 && rq.alive == nil {
 		return
 	}
-	if now := time.Now(); now.Add(stall * 3 / 4).After(rq.stallBy) {
+	now := time.Now()
+	if rq.alive != nil {
+		rq.alive.last = now
+	}
+	if stall > 0 && now.Add(stall*3/4).After(rq.stallBy) {
 		rq.stallBy = now.Add(stall)
 		_ = rq.control.SetWriteDeadline(rq.stallBy) // unsupported by test writers only
 	}

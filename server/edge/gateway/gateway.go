@@ -134,7 +134,7 @@ func (g *Gateway) Update(next Config) error {
 		return err
 	}
 	merged := *g.conf.Load()
-	merged.BodyTimeout, merged.StallTimeout = next.BodyTimeout, next.StallTimeout
+	merged.BodyTimeout, merged.StallTimeout, merged.SSEKeepAlive = next.BodyTimeout, next.StallTimeout, next.SSEKeepAlive
 	g.conf.Store(&merged)
 	return nil
 }

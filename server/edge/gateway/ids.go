@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
@@ -28,7 +27,7 @@ func readWithIDs(data []byte, m proto.Message) bool {
 	}
 	rest := make([]byte, 0, len(data)-len(text)+2)
 	rest = append(append(append(rest, data[:from]...), "[]"...), data[to:]...)
-	if (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(rest, m) != nil || misnamed(rest, m.ProtoReflect()) != nil {
+	if readMessage(rest, m) != nil {
 		return false
 	}
 	ids := carrier.GetTokenIds()

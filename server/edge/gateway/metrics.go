@@ -17,6 +17,7 @@ type metrics struct {
 	duration metric.Float64Histogram
 	active   metric.Int64UpDownCounter
 	broken   metric.Int64Counter
+	comments metric.Int64Counter
 
 	labels sync.Map // labelKey -> metric.MeasurementOption
 }
@@ -26,6 +27,14 @@ type labelKey struct {
 	status        int
 }
 
+// phase is when a keep-alive was sent.
+type phase string
+
+const (
+	phaseWaiting phase = "waiting" // before the answer began: it sent the head
+	phaseStream  phase = "stream"
+)
+
 func newMetrics(provider metric.MeterProvider) *metrics {
 	s := instruments.New(provider, "server/edge/gateway")
 	return &metrics{
@@ -34,6 +43,8 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 		active: s.UpDownCounter("http.server.active_requests", "{request}", "REST requests being answered."),
 		broken: s.CounterBy("kvpilot.gateway.broken_streams", "{stream}", "Answers that failed after their first byte, by reason.",
 			instruments.Values("reason", apierror.Name(apierror.UpstreamStreamBroken), apierror.Name(apierror.UpstreamError), apierror.Name(apierror.Cancelled))...),
+		comments: s.CounterBy("kvpilot.gateway.keep_alives", "{comment}", "Comments that kept a stream's connection open (gateway.sse_keep_alive), by phase: waiting (the first one of a request without an answer, which sent the head with status 200) or stream (every other).",
+			instruments.Values("phase", string(phaseWaiting), string(phaseStream))...),
 	}
 }
 
@@ -61,4 +72,8 @@ func (m *metrics) label(rq *request) metric.MeasurementOption {
 
 func (m *metrics) brokenStream(e *apierror.Error) {
 	m.broken.Add(context.Background(), 1, instruments.Label("reason", apierror.Name(e.Reason)))
+}
+
+func (m *metrics) alive(at phase) {
+	m.comments.Add(context.Background(), 1, instruments.Label("phase", string(at)))
 }

@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -44,9 +45,16 @@ func fieldOf(text string) (string, bool) {
 
 // readMessage is protojson with errors that name the field and what it should be.
 func readMessage(data []byte, m proto.Message) error {
+	if (protojson.UnmarshalOptions{}).Unmarshal(data, m) == nil {
+		return nil // nothing is unknown
+	}
+	proto.Reset(m)
 	err := protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, m)
 	if err == nil {
-		return misnamed(data, m.ProtoReflect())
+		return unknownNames(data, m.ProtoReflect())
+	}
+	if kind := kindOf(data); kind != anObject {
+		return errors.New("the body must be a JSON object, not " + kind)
 	}
 	if len(data) > manyItems && bytes.Count(data, []byte{','}) > manyMembers {
 		return err
@@ -55,6 +63,57 @@ func readMessage(data []byte, m proto.Message) error {
 		return found
 	}
 	return err
+}
+
+// unknownNames looks for names that protojson skips although they are mistakes.
+func unknownNames(data []byte, m protoreflect.Message) error {
+	if err := misnamed(data, m); err != nil {
+		return err
+	}
+	if len(data) > manyItems && bytes.Count(data, []byte{','}) > manyMembers {
+		return nil
+	}
+	if found := misspelt("", data, m.Descriptor()); found != nil {
+		return found
+	}
+	return nil
+}
+
+// misspelt finds the first enum value that has an unknown name: protojson takes it for the default when it skips what is unknown.
+// A newer client that needs a new value must not get another one.
+func misspelt(at string, data []byte, md protoreflect.MessageDescriptor) *mistake {
+	given := members(data)
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		fd := fieldNamed(md, name)
+		if fd == nil || fd.IsMap() || fd.Enum() == nil && (fd.Message() == nil || wellKnown(fd.Message())) {
+			continue
+		}
+		path, items := join(at, string(fd.Name())), []json.RawMessage{given[name]}
+		if fd.IsList() && json.Unmarshal(given[name], &items) != nil {
+			continue // null
+		}
+		for i, item := range items {
+			at := path
+			if fd.IsList() {
+				at = fmt.Sprintf("%s[%d]", path, i)
+			}
+			if found := misspeltIn(at, item, fd); found != nil {
+				return found
+			}
+		}
+	}
+	return nil
+}
+
+func misspeltIn(at string, value []byte, fd protoreflect.FieldDescriptor) *mistake {
+	if fd.Enum() == nil {
+		return misspelt(at, value, fd.Message())
+	}
+	var name string
+	if kindOf(value) != "a string" || json.Unmarshal(value, &name) != nil || fd.Enum().Values().ByName(protoreflect.Name(name)) != nil {
+		return nil
+	}
+	return &mistake{at, fmt.Sprintf("must be %s, not %q", expected(fd), clip(name))}
 }
 
 // misnamed looks for an unknown field where one of several is expected and none is there: what the caller meant would be

@@ -24,6 +24,13 @@ func TestAWrongFieldIsNamedWithWhatIsExpected(t *testing.T) {
 		"one too many":             {"tokenize", `{"text":"x","texts":{"texts":["x"]}}`, "texts", `cannot be combined with "text": at most one of "text", "body", "texts" may be set`},
 		"an item of a message":     {"detokenize", `{"sequences":[{"ids":[1]},[2]]}`, "sequences[1]", `must be an object with "ids", not an array`},
 		"an unknown prompt":        {"tokenize", `{"prompt":"hi"}`, "prompt", `is unknown, and one of "text", "body", "texts" is required`},
+		"a misspelt value":         {"choose", `{"text":"x","reports":"REPORTS_EVERY"}`, "reports", `must be one of REPORTS_UNSPECIFIED`},
+		"a misspelt value inside":  {"tokenize", `{"wish":1,"body":{"json":"e30=","api":"CHAT"}}`, "body.api", `not "CHAT"`},
+		"a misspelt end":           {"reservations/x:release", `{"end":"END_CANCELLED"}`, "end", `not "END_CANCELLED"`},
+		"with ids":                 {"choose", `{"token_ids":{"ids":[1,2]},"reports":"ALL"}`, "reports", `not "ALL"`},
+		"no object":                {"choose", `[]`, "", "the body must be a JSON object, not an array"},
+		"a string":                 {"choose", `"x"`, "", "the body must be a JSON object, not a string"},
+		"a field twice":            {"choose", `{"text":"a","text":"b"}`, "", `the JSON cannot be read at line 1, column 13: duplicate field "text"`},
 		"a chat as it is":          {"choose", `{"model":"m","messages":[]}`, "messages", `is unknown, and one of "`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -38,6 +45,33 @@ func TestAWrongFieldIsNamedWithWhatIsExpected(t *testing.T) {
 				t.Errorf("got %d %+v; want the field %q and %q", resp.StatusCode, e.Error, c.field, c.says)
 			}
 		})
+	}
+}
+
+// A variable of the path or the query that cannot be read is named too, in no library's words.
+func TestAWrongVariableIsNamedWithWhatIsExpected(t *testing.T) {
+	url := start(t, &services{})
+	for path, c := range map[string]struct{ field, says string }{
+		"POST config/versions/abc:rollback":                  {"version", `must be an integer of at least 0, not "abc"`},
+		"POST config/versions/-1:rollback":                   {"version", `must be an integer of at least 0, not "-1"`},
+		"POST config/versions/99999999999999999999:rollback": {"version", `is out of range: "99999999999999999999"`},
+		"GET decisions?limit=x":                              {"limit", `must be an integer of at least 0, not "x"`},
+		"GET decisions?only_chosen=maybe":                    {"only_chosen", `must be true or false, not "maybe"`},
+		"GET decisions?ends=END_FOO":                         {"ends", `must be one of its named values, not "END_FOO"`},
+		"GET decisions?slower_than=soon":                     {"slower_than", `must be a duration in seconds, as in "90s", not "soon"`},
+		"GET history?since=yesterday":                        {"since", `must be a time, as in "2030-01-31T12:00:00Z", not "yesterday"`},
+	} {
+		method, rest, _ := strings.Cut(path, " ")
+		resp, got := call(t, method, url+"/kvpilot/v1/"+rest, "")
+		var e struct {
+			Error struct{ Message, Param, Code string }
+		}
+		if err := json.Unmarshal([]byte(got), &e); err != nil {
+			t.Fatalf("no OpenAI error: %d %q", resp.StatusCode, got)
+		}
+		if resp.StatusCode != 400 || e.Error.Code != "invalid_body" || e.Error.Param != c.field || !strings.Contains(e.Error.Message, c.says) || strings.Contains(e.Error.Message, "strconv") {
+			t.Errorf("%s: got %d %+v; want the field %q and %q", path, resp.StatusCode, e.Error, c.field, c.says)
+		}
 	}
 }
 

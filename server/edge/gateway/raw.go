@@ -23,6 +23,7 @@ import (
 
 // serveRaw calls the method that a raw route stands for, as a grpc.Server would, on the request's goroutine.
 func (g *Gateway) serveRaw(rq *request, to *service, rpc string) {
+	defer func() { rq.alive.stop() }()
 	defer func() {
 		if v := recover(); v != nil {
 			g.log.Error("a handler panicked", "method", rpc, "panic", v, "stack", string(debug.Stack()))
@@ -53,6 +54,7 @@ type answer request
 var (
 	_ grpc.ServerStream = (*answer)(nil)
 	_ router.Sink       = (*answer)(nil)
+	_ router.Awaiter    = (*answer)(nil)
 )
 
 // Context implements grpc.ServerStream.
@@ -90,6 +92,11 @@ func (a *answer) SendMsg(m any) error {
 
 // Begin implements router.Sink.
 func (a *answer) Begin(status int, header http.Header) error {
+	a.alive.lock()
+	defer a.alive.unlock()
+	if a.alive != nil && a.alive.early {
+		return a.alive.beginLate(status, header)
+	}
 	if a.status != 0 {
 		return errBegun
 	}
@@ -105,6 +112,8 @@ func (a *answer) Begin(status int, header http.Header) error {
 
 // Write implements router.Sink.
 func (a *answer) Write(p []byte) error {
+	a.alive.lock()
+	defer a.alive.unlock()
 	if a.status == 0 {
 		a.w.Header().Set("Content-Type", typeJSON)
 		(*request)(a).start(http.StatusOK)

@@ -40,6 +40,7 @@ type request struct {
 	tunnel  *tunnel               // what the connection became; nil while it is HTTP
 	aborted bool                  // the connection must not look as if the answer were whole
 	stallBy time.Time
+	alive   *keepAlive // of a stream; nil without one
 	// multiplexed: HTTP/2 ends a stream at its deadline even when nothing is being written.
 	multiplexed bool
 }
@@ -58,8 +59,8 @@ func requestFrom(ctx context.Context) *request {
 // start sends the status and the headers, with the first bytes of the body.
 func (rq *request) start(status int) {
 	h := rq.w.Header()
-	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
-	rq.events, rq.lines = kind == "text/event-stream", kind == typeLines
+	kind := h.Get("Content-Type")
+	rq.events, rq.lines = isEvents(kind), plainType(kind) == typeLines
 	rq.pushed = h.Get("Content-Length") == ""
 	rq.status = status
 	if !rq.multiplexed {
@@ -67,6 +68,15 @@ func (rq *request) start(status int) {
 	}
 	rq.w.WriteHeader(status)
 }
+
+// plainType is a content type without its parameters.
+func plainType(contentType string) string {
+	kind, _, _ := strings.Cut(contentType, ";")
+	return kind
+}
+
+// isEvents reports whether a content type is that of server-sent events.
+func isEvents(contentType string) bool { return plainType(contentType) == "text/event-stream" }
 
 // write sends bytes of the body; those of a stream leave at once. A client that takes nothing for
 // the stall timeout loses its connection: a reader that is merely slow holds the engine back.
@@ -137,6 +147,13 @@ func (rq *request) Write(p []byte) (int, error) {
 
 // fail answers with an error. The first one counts.
 func (rq *request) fail(e *apierror.Error) {
+	rq.alive.lock()
+	defer rq.alive.unlock()
+	rq.failLocked(e)
+}
+
+// failLocked is fail for callers that keep comments away.
+func (rq *request) failLocked(e *apierror.Error) {
 	if rq.failed != nil {
 		return
 	}

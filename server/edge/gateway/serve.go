@@ -102,7 +102,8 @@ func (g *Gateway) takeBody(rq *request, r *http.Request, found *route) bool {
 			_ = rq.control.SetReadDeadline(time.Time{}) // it lasts as long as the answer
 			_ = rq.control.EnableFullDuplex()           // HTTP/2 needs no asking
 			rq.call.Mistakes = &httpcall.Mistakes{}
-			rq.live = &liveBody{ReadCloser: r.Body, mistakes: rq.call.Mistakes}
+			rq.live = &liveBody{ReadCloser: r.Body, mistakes: rq.call.Mistakes, control: rq.control}
+			rq.call.Live = rq.live
 		}
 	case found != nil && found.form:
 		err = g.takeUpload(rq, r)

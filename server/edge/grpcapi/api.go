@@ -26,6 +26,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
+	"github.com/kvpilot/kvpilot/server/edge/guard"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
@@ -49,6 +51,8 @@ type Router interface {
 	Model(id string) ([]byte, error)
 	Choose(ctx context.Context, q *router.Question) (*router.Answer, error)
 	Encode(ctx context.Context, q *router.Question) (*router.Answer, error)
+	// Claimed reports whether a question of this name has a live booking here, or is getting one.
+	Claimed(tenant, name string) bool
 }
 
 // Lifecycle takes the reports about a reservation; *chooser.Chooser does.
@@ -211,12 +215,41 @@ func (a *API) lasting(ctx context.Context) (context.Context, context.CancelFunc)
 	}
 }
 
+// endOnLeave ends a call that receives messages when the router leaves. The caller calls stop when the call has ended.
+func (a *API) endOnLeave(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(a.life, func() {
+		if e := httpcall.From(ctx); e != nil {
+			if e.Live != nil {
+				e.Live.End(shuttingDown())
+			}
+		} else if c := guard.FromContext(ctx); c != nil {
+			c.End(shuttingDown())
+		}
+	})
+}
+
+// untilLeave runs a stream that is none of the contract's and reads messages, until it ends or the router leaves.
+func (a *API) untilLeave(run func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- run() }()
+	select {
+	case err := <-done:
+		return err
+	case <-a.life.Done(): // run ends with its stream
+		return shuttingDown()
+	}
+}
+
+func shuttingDown() *apierror.Error {
+	return apierror.New(apierror.ShuttingDown, "the router is stopping", nil)
+}
+
 // stopped is how a lasting stream ends: its caller left, or the router does.
 func stopped(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return apierror.New(apierror.ShuttingDown, "the router is stopping", nil)
+	return shuttingDown()
 }
 
 // methodInfo is what the interceptor needs to know of an RPC.

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -52,6 +53,7 @@ type fakeRouter struct {
 	call      *router.Call
 	storedID  string
 	questions []*router.Question
+	claimed   string
 }
 
 func (f *fakeRouter) Serve(ctx context.Context, c *router.Call, to router.Sink) error {
@@ -81,6 +83,8 @@ func (f *fakeRouter) Choose(_ context.Context, q *router.Question) (*router.Answ
 	f.questions = append(f.questions, q)
 	return f.choose(q)
 }
+
+func (f *fakeRouter) Claimed(_, name string) bool { return f.claimed == name }
 
 func (f *fakeRouter) Encode(ctx context.Context, q *router.Question) (*router.Answer, error) {
 	return f.Choose(ctx, q)
@@ -491,4 +495,21 @@ func BenchmarkDecodeTokenIDs(b *testing.B) {
 		in.Ids[i] = uint32(i * 7 % 128000)
 	}
 	benchDecode(b, in)
+}
+
+// A message that breaks several rules is answered with all of them.
+func TestEveryBrokenRuleIsNamed(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	in := &kvpilotv1.ChooseReplicaRequest{Model: strings.Repeat("m", 513), Priority: 1001, Lease: durationpb.New(-time.Second)}
+	for name, conn := range map[string]grpc.ClientConnInterface{"gRPC": r.socket, "REST": r.hop} {
+		_, err := kvpilotv1.NewRoutingServiceClient(conn).ChooseReplica(t.Context(), in)
+		e := apierror.From(err)
+		var fields []string
+		for _, v := range e.Violations {
+			fields = append(fields, v.Field)
+		}
+		if e.Param != "model" || !slices.Equal(fields, []string{"model", "priority", "lease"}) || !strings.Contains(e.Message, "; lease: must be") {
+			t.Errorf("%s: %v, fields %v", name, err, fields)
+		}
+	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/peers/forward"
 	"github.com/kvpilot/kvpilot/server/peers/members"
+	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
 // explainWide adds to the own records of a request those of the routers that have more of it: the one that the id names, or all for
@@ -177,6 +178,25 @@ func asDecider[Out any](ctx context.Context, a *API, model string, body []byte, 
 	out, err = ask(ctx, p.Routing)
 	if err = forward.Error(err); err != nil && forward.IsUnreachable(err) {
 		return out, false, nil
+	}
+	return out, true, err
+}
+
+// atHome has the router that keeps a question's name answer it, so that the fleet books it once. passed is false when this router
+// answers: it is the one, it has booked the question already, or the other does not answer.
+func (s *routing) atHome(ctx context.Context, q *router.Question, in *kvpilotv1.ChooseReplicaRequest) (out *kvpilotv1.ChooseReplicaResponse, passed bool, err error) {
+	fleet := s.api.fleet(ctx)
+	if fleet == nil || !q.Once || !q.Reserve || s.api.Router.Claimed(q.Tenant, q.RequestID) {
+		return nil, false, nil
+	}
+	home := fleet.Home(q.Tenant, q.RequestID)
+	if home == nil {
+		return nil, false, nil
+	}
+	out, err = home.Routing.ChooseReplica(s.api.onward(ctx), in)
+	if err = forward.Error(err); err != nil && forward.IsUnreachable(err) {
+		s.api.metrics.homeless.Add(ctx, 1)
+		return nil, false, nil
 	}
 	return out, true, err
 }

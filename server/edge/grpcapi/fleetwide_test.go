@@ -2,8 +2,10 @@ package grpcapi_test
 
 import (
 	"context"
+	"maps"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -528,5 +531,67 @@ func TestTheDeciderAnswersDryRuns(t *testing.T) {
 	choose(&kvpilotv1.ChooseReplicaRequest{Model: "m", DryRun: true})
 	if got := asked(); got != "b:q" {
 		t.Errorf("the decider is silent: %s", got)
+	}
+}
+
+// One question with a name is answered by one router, whichever is asked; without an answer of that one, by the one that is asked.
+func TestAQuestionWithANameHasOneHome(t *testing.T) {
+	f := newFleetRig(t, keyed)
+	asked := map[string]string{} // router by name
+	for id, n := range f.nodes {
+		n.router.choose = func(q *router.Question) (*router.Answer, error) {
+			asked[q.RequestID] += id
+			if q.Tenant != "team" {
+				t.Errorf("the tenant is %q", q.Tenant)
+			}
+			return answer("r-1", 0.25, 0.5), nil
+		}
+	}
+	choose := func(at, name string, more ...func(*kvpilotv1.ChooseReplicaRequest)) {
+		t.Helper()
+		in := &kvpilotv1.ChooseReplicaRequest{RequestId: name}
+		for _, change := range more {
+			change(in)
+		}
+		if out, err := f.routing(at).ChooseReplica(as(t, "team"), in); err != nil || out.GetReplicaId() != "r-1" {
+			t.Fatalf("%v, %v", out, err)
+		}
+	}
+	homes := map[string]int{}
+	ofB := ""
+	for i := range 60 {
+		name := "req-" + strconv.Itoa(i)
+		for _, at := range []string{idA, idB, idC} {
+			choose(at, name)
+		}
+		home := asked[name][:len(idA)]
+		if asked[name] != strings.Repeat(home, 3) {
+			t.Fatalf("%s was answered by %s", name, asked[name])
+		}
+		if homes[home]++; home == idB {
+			ofB = name
+		}
+	}
+	if len(homes) != 3 || homes[idA] < 8 || homes[idB] < 8 || homes[idC] < 8 {
+		t.Errorf("the names are spread as %v", homes)
+	}
+	for what, c := range map[string]struct {
+		want string
+		do   func()
+	}{
+		"no name":        {idA, func() { choose(idA, "") }},
+		"nothing booked": {idA, func() { choose(idA, ofB, func(in *kvpilotv1.ChooseReplicaRequest) { in.Reserve = proto.Bool(false) }) }},
+		"booked here":    {idA, func() { f.nodes[idA].router.claimed = ofB; choose(idA, ofB); f.nodes[idA].router.claimed = "" }},
+		"the home is down": {idA, func() {
+			f.up = func(id string) bool { return id != idB }
+			choose(idA, ofB)
+			f.up = func(string) bool { return true }
+		}},
+	} {
+		clear(asked)
+		c.do()
+		if got := strings.Join(slices.Collect(maps.Values(asked)), "+"); got != c.want {
+			t.Errorf("%s: answered by %s, want %s", what, got, c.want)
+		}
 	}
 }

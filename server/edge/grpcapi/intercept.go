@@ -68,6 +68,9 @@ func (a *API) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, ne
 // Stream runs around every streaming call, over gRPC and REST.
 func (a *API) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 	m := a.methods[info.FullMethod]
+	if m == nil && strings.HasPrefix(info.FullMethod, "/grpc.reflection.") {
+		return a.untilLeave(func() error { return next(srv, ss) })
+	}
 	if m == nil {
 		return next(srv, ss)
 	}
@@ -106,13 +109,11 @@ func (a *API) check(m *methodInfo, req any) error {
 	if !ok || len(broken.Violations) == 0 {
 		return err
 	}
-	first := broken.Violations[0].Proto
-	field := protovalidate.FieldPathString(first.GetField())
-	message := first.GetMessage()
-	if field != "" {
-		message = field + ": " + message
+	list := make([]apierror.Violation, len(broken.Violations))
+	for i, v := range broken.Violations {
+		list[i] = apierror.Violation{Field: protovalidate.FieldPathString(v.Proto.GetField()), Description: v.Proto.GetMessage()}
 	}
-	return apierror.New(apierror.InvalidBody, message, err, apierror.WithParam(field))
+	return apierror.Violated(list, err)
 }
 
 // end gives every error its public form, and records what the caller must not see.

@@ -156,11 +156,17 @@ func (s *routing) linkOnce(ctx context.Context, linked map[string]bool, r *kvpil
 // maxBound is how many reservations one stream may be bound to.
 const maxBound = 65536
 
-// TrackReservation answers each report on the stream, and ends what was bound to it when it ends.
+// TrackReservation answers each report on the stream, and ends what was bound to it when its caller ends it. When the router
+// leaves, the bookings keep their leases: their requests continue, and in a fleet the caller reports to another router.
 func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
 	bound, linked := map[string]uint32{}, map[string]bool{}
 	quiet := trace.ContextWithSpan(ss.Context(), noop.Span{}) // thousands of reports would fill the stream's span
-	defer func() { s.releaseAll(ss.Context(), bound) }()
+	defer func() {
+		if s.api.life.Err() == nil {
+			s.releaseAll(ss.Context(), bound)
+		}
+	}()
+	defer s.api.endOnLeave(ss.Context())()
 	if err := ss.SendHeader(httpcall.StreamOpen()); err != nil {
 		return err
 	}

@@ -68,6 +68,9 @@ func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 			return out, err
 		}
 	}
+	if out, passed, err := s.atHome(ctx, q, in); passed {
+		return out, err
+	}
 	a, err := s.choose(ctx, q, in.GetTtftDeadline().AsDuration())
 	if err != nil {
 		return nil, err

@@ -96,7 +96,7 @@ func reloadError(err error) error {
 	case errors.As(err, &refused):
 		return apierror.New(apierror.InvalidBody, err.Error(), err)
 	case errors.Is(err, reload.ErrNoVersion):
-		return apierror.New(apierror.InvalidBody, err.Error(), err, apierror.WithParam("version"))
+		return apierror.New(apierror.VersionNotFound, err.Error(), err, apierror.WithParam("version"))
 	case errors.Is(err, reload.ErrClosed):
 		return apierror.New(apierror.ShuttingDown, "the router is stopping", err)
 	}

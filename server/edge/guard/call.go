@@ -84,6 +84,9 @@ func (c *Call) reject(e *apierror.Error) {
 	c.cancel()
 }
 
+// End ends a call that still receives messages, with an error for its caller.
+func (c *Call) End(e *apierror.Error) { c.reject(e) }
+
 // reason is why the call's message could not be received.
 func (c *Call) reason(err error) error {
 	if err == nil {

@@ -19,6 +19,9 @@ const (
 	// deadPeerAnswer is how long the answer may take.
 	deadPeer       = time.Minute
 	deadPeerAnswer = 20 * time.Second
+	// minPing is the shortest time between a caller's pings, with or without a call. The third ping that comes sooner ends the connection
+	// (too_many_pings). Callers that ping every 10 s, the least that grpc-go allows, have room for delays.
+	minPing = 5 * time.Second
 	// streamWindow and connWindow are the bytes that a call and a connection may have sent before they are read. grpc-go's own begin at
 	// 64 KiB, two prompts, and grow up to 16 MiB by pings: updates and pings took 15 % of the CPU of decisions.
 	streamWindow = 1 << 20
@@ -37,6 +40,7 @@ func (d *Guard) Options() []grpc.ServerOption {
 		grpc.MaxRecvMsgSize(l.Message), grpc.MaxSendMsgSize(l.Message),
 		grpc.MaxConcurrentStreams(l.Streams), grpc.MaxHeaderListSize(l.HeaderBytes), grpc.ConnectionTimeout(l.Handshake),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: l.Idle, Time: deadPeer, Timeout: deadPeerAnswer}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/metadata"
 
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
@@ -27,6 +28,14 @@ type Call struct {
 	Upgrade router.Upgrade
 	// Mistakes are the messages of a stream that could not be read and came empty; nil for other calls.
 	Mistakes *Mistakes
+	// Live ends a stream of messages that is still being read; nil for other calls.
+	Live Live
+}
+
+// Live is a call that receives messages while it is answered.
+type Live interface {
+	// End ends the call with an error for its caller.
+	End(*apierror.Error)
 }
 
 type callKey struct{}

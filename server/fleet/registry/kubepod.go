@@ -48,11 +48,11 @@ var podNames = struct {
 	model, engine, role, port, metricsPort, eventsPort, replayPort, ranks, events, adapters, noAdapters []string
 	modelEnv, engineEnv                                                                                 []string
 }{
-	model:       []string{"kvpilot.model", "model.aibrix.ai/name", "llm-d.ai/model"},
-	engine:      []string{"kvpilot.engine", "model.aibrix.ai/engine", "llm-d.ai/engine-type"},
+	model:       []string{"kvpilot.model", "model.aibrix.ai/name", "llm-d.ai/model", "aibrix.ai/model", "aibrix.ai/name"},
+	engine:      []string{"kvpilot.engine", "model.aibrix.ai/engine", "llm-d.ai/engine-type", "aibrix.ai/engine"},
 	role:        []string{"kvpilot.role", "llm-d.ai/role", "role-name"},
-	port:        []string{"kvpilot.port", "model.aibrix.ai/port"},
-	metricsPort: []string{"kvpilot.metrics-port", "model.aibrix.ai/metric-port"},
+	port:        []string{"kvpilot.port", "model.aibrix.ai/port", "aibrix.ai/port"},
+	metricsPort: []string{"kvpilot.metrics-port", "model.aibrix.ai/metric-port", "aibrix.ai/metric-port"},
 	eventsPort:  []string{"kvpilot.events-port"},
 	replayPort:  []string{"kvpilot.replay-port"},
 	ranks:       []string{"kvpilot.ranks"},
@@ -180,7 +180,7 @@ func (f *podFacts) apply(s *Spec, engines map[string]string) {
 	}
 	s.model, s.adapters = f.model, f.adapters
 	if engine != "" {
-		s.Labels["engine"] = engine
+		s.Labels[replica.LabelEngine] = engine
 	}
 	if f.role != "" {
 		s.Labels["role"] = f.role

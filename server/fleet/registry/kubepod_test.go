@@ -109,6 +109,13 @@ func TestPodsSayWhatTheirEngineIs(t *testing.T) {
 			url: "http://10.0.0.1:8002", metrics: "http://10.0.0.1:9000", engine: "vllm", role: "prefill", models: "other",
 		},
 		{
+			name: "AIBrix's older names, after the newer ones",
+			pod: said{labels: map[string]string{
+				"aibrix.ai/model": "other", "aibrix.ai/engine": "sglang", "aibrix.ai/port": "8002", "aibrix.ai/metric-port": "9000", "model.aibrix.ai/port": "8003",
+			}},
+			url: "http://10.0.0.1:8003", metrics: "http://10.0.0.1:9000", engine: "sglang", models: "other sql chat",
+		},
+		{
 			name: "llm-d's names",
 			pod:  said{labels: map[string]string{"llm-d.ai/model": "base", "llm-d.ai/engine-type": "sglang", "llm-d.ai/role": "prefill-decode"}},
 			url:  "http://10.0.0.1:8000", metrics: "http://10.0.0.1:8000", engine: "sglang", role: "prefill-decode", models: "base sql chat",

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
 const (
@@ -20,6 +21,9 @@ const (
 
 // errFailed is an engine's error event in mid-stream. It was not forwarded.
 var errFailed = errors.New("the engine reported a failure in its stream")
+
+// ErrAborted is why a stream ended that the engine aborted. The event with its finish reason was not forwarded.
+var ErrAborted = errors.New("the engine aborted the answer: it was paused, put to sleep or asked to abort the request")
 
 // errStrange is an event in a continuation that cannot be put into the client's stream.
 var errStrange = errors.New("the continuation is not of the expected form")
@@ -120,6 +124,9 @@ func (f *Follower) Feed(piece []byte) ([]byte, error) {
 		f.held = append(f.held, piece...)
 		data = f.held
 	}
+	if f.foreign(piece) && len(f.held) == 0 && sse.IsComment(piece) && sse.EndsEvent(piece) {
+		return piece, nil
+	}
 	if f.foreign(piece) || len(data) > maxEvent {
 		return f.passThrough(data)
 	}
@@ -189,8 +196,7 @@ func (f *Follower) event(e []byte) error {
 	data, ok := bytes.CutPrefix(e[:len(e)-2], []byte("data: "))
 	switch {
 	case !ok || bytes.IndexByte(data, '\n') >= 0:
-		f.Lose(LostForm)
-		return f.asIs(e)
+		return f.lines(e)
 	case string(data) == "[DONE]":
 		f.done = true
 		f.out = append(f.out, e...)
@@ -208,6 +214,9 @@ func (f *Follower) event(e []byte) error {
 		f.Lose(LostForm)
 		return f.asIs(e)
 	}
+	if string(c.Finish) == `"abort"` {
+		return ErrAborted
+	}
 	first := f.answered
 	f.note(c)
 	if f.resumed {
@@ -218,6 +227,34 @@ func (f *Follower) event(e []byte) error {
 	}
 	f.out = append(c.Without(append(f.out, "data: "...)), "\n\n"...)
 	return nil
+}
+
+// lines takes an event that is more than one line. Comments pass; inside another event they are dropped.
+func (f *Follower) lines(e []byte) error {
+	rest := withoutComments(e)
+	switch {
+	case len(rest) == 0:
+		f.out = append(f.out, e...)
+		return nil
+	case len(rest) < len(e):
+		return f.event(rest)
+	}
+	f.Lose(LostForm)
+	return f.asIs(e)
+}
+
+// withoutComments returns an event without its comments and without blank lines at its beginning.
+func withoutComments(e []byte) []byte {
+	if e[0] != ':' && e[0] != '\n' && !bytes.Contains(e, []byte("\n:")) {
+		return e
+	}
+	rest := make([]byte, 0, len(e))
+	for line := range bytes.Lines(e) {
+		if line[0] != ':' && (line[0] != '\n' || len(rest) > 0) {
+			rest = append(rest, line...)
+		}
+	}
+	return rest
 }
 
 // asIs forwards an event that was not understood.

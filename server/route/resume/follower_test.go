@@ -421,7 +421,7 @@ func TestWhatIsNotFollowed(t *testing.T) {
 		"a parser that hides its ids":     {strings.Replace(chat(`{}`, ""), "[1]", "null", 1), resume.LostForm},
 		"a second choice":                 {strings.Replace(first, `"index":0`, `"index":1`, 1), resume.LostForm},
 		"log probabilities":               {strings.Replace(first, `"logprobs":null`, `"logprobs":{"content":[]}`, 1), resume.LostForm},
-		"comments":                        {": ping\n\n", resume.LostForm},
+		"another event":                   {"event: ping\n\n", resume.LostForm},
 		"what is no JSON":                 {"data: nonsense\n\n", resume.LostForm},
 		"other line ends":                 {"data: {}\r\n\r\n", resume.LostForm},
 		"an error about the request":      {`data: {"error":{"message":"no","code":400}}` + "\n\n", resume.LostForm},
@@ -462,7 +462,7 @@ func TestAnEnginesWordOfItsFailureIsNotPassedOn(t *testing.T) {
 
 func TestAContinuationOfAnotherFormIsRefused(t *testing.T) {
 	for name, c := range map[string]string{
-		"no event":        ": ping\n\n",
+		"no event":        "event: x\n\n",
 		"no JSON":         "data: x\n\n",
 		"other line ends": "data: {}\r\n\r\n",
 		"a tool call":     `data: {"id":"b","choices":[{"index":0,"text":"x","tool_calls":[1],"token_ids":[1]}]}` + "\n\n",

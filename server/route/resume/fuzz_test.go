@@ -2,6 +2,7 @@ package resume_test
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/route/resume"
@@ -14,6 +15,8 @@ func FuzzFeed(f *testing.F) {
 	f.Add([]byte(first+piece("é", "[8]")+"data: [DONE]\n\n"), uint8(3))
 	f.Add([]byte(": x\n\ndata: {}\r\n"), uint8(1))
 	f.Add([]byte(`data: {"error":{"code":500}}`+"\n\n"), uint8(200))
+	f.Add([]byte(first+": keep-alive\n\n"+piece("é", "[8]")+":\n: a\n"+piece("x", "[9]")), uint8(5))
+	f.Add([]byte(strings.Replace(first, `"finish_reason":null`, `"finish_reason":"abort"`, 1)+"data: [DONE]\n\n"), uint8(9))
 	f.Add([]byte(first+piece("", "[8]")+`data: {"choices":[],"usage":{}}`+"\n\n"), uint8(7))
 	f.Fuzz(func(t *testing.T, b []byte, size uint8) {
 		run := func(size int) ([]byte, error) {

@@ -43,6 +43,8 @@ type attempt struct {
 	kept   []byte // of an answer that is forwarded as one piece
 	hop    *hop   // nil when the request is not recorded
 	cancel context.CancelFunc
+	// paused watches an answer of /v1/responses; nil for any other.
+	paused *pauseWatch
 	// stalled is set when the chooser stopped the attempt because its rank made no progress.
 	stalled atomic.Bool
 	// broken is set when the answer ended early, ended when the reservation was released, forced when the replica's breaker is open.
@@ -182,6 +184,9 @@ func (r *Router) learnRouted(ctx context.Context, rq *request, t *tries, a *atte
 func (r *Router) send(ctx, actx context.Context, rq *request, d *delivery) *failure {
 	a := d.attempt
 	a.hop = rq.noteAttempt(a)
+	if rq.parsed.Prompt.API == prompt.APIResponses {
+		a.paused = r.pausable.watch(actx, r.Upstream, a.choice.Replica)
+	}
 	resp, err := r.exchange(actx, rq, a)
 	outcome := upstream.Classify(resp, err)
 	a.hop.answered(resp, outcome)
@@ -210,6 +215,7 @@ func (r *Router) end(ctx context.Context, rq *request, d *delivery, f *failure, 
 	a.choice.Release(result)
 	a.hop.released(end)
 	a.cancel()
+	a.paused.wait()
 }
 
 // endOf says how the decision ended, for the record.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -48,4 +49,18 @@ type Sink interface {
 	// Write hands over the next bytes of the body, to be delivered at once. p is valid until
 	// Write returns. An error means that the client disconnected.
 	Write(p []byte) error
+}
+
+// Awaiter is a Sink that keeps its client's connection open while the answer is awaited and while it is silent. The Sink
+// may send the client a head of its own before Begin.
+type Awaiter interface {
+	// Await is called at most once, before Begin, if the client asked for a stream of server-sent events.
+	Await()
+}
+
+// await announces an answer that is a stream of events.
+func (rq *request) await(to Sink) {
+	if to, ok := to.(Awaiter); ok && rq.parsed.Stream && rq.parsed.Prompt.API != prompt.APIOther {
+		to.Await()
+	}
 }

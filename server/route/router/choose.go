@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -39,7 +40,7 @@ type Question struct {
 	Salt        string
 	Session     string
 	Priority    int
-	// ExpectedOutput is in tokens; 0 takes the body's limit.
+	// ExpectedOutput is in tokens; 0 takes the body's hint or limit.
 	ExpectedOutput int
 	Options        chooser.Options
 	// Explain says that the caller is shown the whole decision.
@@ -108,11 +109,9 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 	}
 	t := r.newTries(rq)
 	ask := &t.ask
-	if ask.ExpectedOutput == 0 {
-		ask.ExpectedOutput = q.ExpectedOutput
-	}
+	ask.ExpectedOutput = cmp.Or(q.ExpectedOutput, ask.ExpectedOutput)
 	if !q.DryRun {
-		if err := r.book(rq, ask.ExpectedOutput, q.Reserve); err != nil {
+		if err := r.book(rq, cmp.Or(ask.OutputLimit, ask.ExpectedOutput), q.Reserve); err != nil {
 			return nil, err
 		}
 	}

@@ -181,3 +181,25 @@ func TestUnknownPathsGoToTheModelsPool(t *testing.T) {
 		t.Errorf("the client got %d %q %v", to.status, &to.body, to.header)
 	}
 }
+
+// A hint of the answer's length is what the choice expects; the body's limit counts without one.
+func TestTheChoiceExpectsWhatTheCallerDoes(t *testing.T) {
+	f := start(t, 1, nil)
+	body := func(more string) []byte {
+		return []byte(`{"model":"m","max_tokens":500,"messages":[{"role":"user","content":"hi"}]` + more + `}`)
+	}
+	for name, c := range map[string]struct {
+		q    router.Question
+		want int
+	}{
+		"the limit":  {router.Question{Body: body("")}, 500},
+		"the body":   {router.Question{Body: body(`,"expected_output_tokens":20`)}, 20},
+		"the header": {router.Question{Body: body(`,"expected_output_tokens":20`), Header: http.Header{"X-Kvpilot-Expected-Output-Tokens": {"30"}}}, 30},
+		"the call":   {router.Question{Body: body(`,"expected_output_tokens":20`), ExpectedOutput: 40}, 40},
+	} {
+		a, err := f.router.Choose(t.Context(), &c.q)
+		if err != nil || a.Decision.ExpectedOutput != c.want {
+			t.Errorf("%s: %d tokens are expected, %v; want %d", name, a.Decision.ExpectedOutput, err, c.want)
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
@@ -49,19 +50,30 @@ type reply struct {
 	a  *attempt
 	// streamed is set for a stream of events.
 	streamed bool
+	lead     sse.Lead
 }
 
 func newReply(rq *request, d *delivery) *reply {
 	return &reply{rq: rq, d: d, a: d.attempt, streamed: mediaType(d.attempt.resp.Header) == "text/event-stream"}
 }
 
-// next implements source.
+// next implements source. Comments in front of the first event are dropped: they must not begin the client's answer, since
+// another replica may still give it.
 func (p *reply) next(context.Context) ([]byte, error) {
 	piece, err := p.a.resp.Next()
+	for err == nil {
+		if !p.streamed || !sse.IsComment(piece) { // an engine that makes no progress sends comments too
+			p.a.choice.Alive()
+		}
+		if !p.streamed {
+			return piece, nil
+		}
+		if piece = p.lead.Skip(piece); len(piece) > 0 {
+			return piece, nil
+		}
+		piece, err = p.a.resp.Next()
+	}
 	switch {
-	case err == nil:
-		p.a.choice.Alive()
-		return piece, nil
 	case p.streamed && p.d.scan.Done(): // the client has the whole answer, and may have left
 		return nil, io.EOF
 	case err == io.EOF && p.streamed && (p.d.scan.Events() > 0 || p.a.follower != nil) && !p.complete(): //nolint:errorlint // as below
@@ -100,7 +112,7 @@ func (r *Router) deliver(ctx context.Context, rq *request, t *tries, d *delivery
 		r.settle(rq, d, d.attempt, outcome)
 		return nil
 	}
-	if f = broken(ctx, d, err); d.attempt == nil || d.attempt.ended {
+	if f = r.broke(ctx, d, err); d.attempt == nil || d.attempt.ended {
 		return f
 	}
 	d.attempt.endedEarly()
@@ -153,12 +165,12 @@ func (r *Router) forward(ctx context.Context, rq *request, t *tries, d *delivery
 				continue
 			}
 		}
-		if err := r.write(rq, d, piece, first.streamed); err != nil {
+		if err := r.write(ctx, rq, d, piece, first.streamed); err != nil {
 			return err
 		}
 	}
 	if len(a.kept) > 0 {
-		if err := r.write(rq, d, a.kept, false); err != nil {
+		if err := r.write(ctx, rq, d, a.kept, false); err != nil {
 			return err
 		}
 	}
@@ -188,18 +200,21 @@ func (a *attempt) keep(piece []byte) (whole []byte, keeps bool) {
 }
 
 // write gives the client one piece, and reads it.
-func (r *Router) write(rq *request, d *delivery, piece []byte, streamed bool) error {
+func (r *Router) write(ctx context.Context, rq *request, d *delivery, piece []byte, streamed bool) error {
 	a := d.attempt
 	over := streamed && d.scan.Done() // before this piece: a client that left lacks nothing of the answer
-	content := d.scan.ContentEvents() - a.earlier
+	first := d.scan.ContentEvents() == a.earlier
+	between := d.scan.Between()
+	d.scan.Feed(piece) // before the write: a client that reads nothing must not make the prefill look longer
+	whole := len(a.kept) > 0 || int64(len(piece)) == a.resp.ContentLength
+	if d.scan.Aborted(whole) || (whole || !over && d.scan.Done()) && a.paused.aborted(ctx) {
+		return r.aborted(rq, d, d.scan.BeforeAbort(piece, between), streamed)
+	}
 	if !d.begun && !a.choice.Begin() {
 		return errStalled // the answer came too late
 	}
-	if content == 0 { // a client that reads nothing must not make the prefill look longer
-		d.scan.Feed(piece)
-		if streamed && d.scan.ContentEvents() > a.earlier {
-			d.sawFirstToken()
-		}
+	if first && streamed && d.scan.ContentEvents() > a.earlier {
+		d.sawFirstToken()
 	}
 	if !d.begun {
 		if err := r.begin(rq, d); err != nil {
@@ -209,14 +224,21 @@ func (r *Router) write(rq *request, d *delivery, piece []byte, streamed bool) er
 	if err := d.to.Write(piece); err != nil && !over {
 		return gone(err)
 	}
-	if content > 0 {
-		d.scan.Feed(piece) // nothing waits for what it finds
-	}
 	if n := d.scan.ContentEvents() - a.earlier; streamed && n >= a.reported+progressStep {
 		a.choice.Progress(n)
 		a.reported = n
 	}
 	return nil
+}
+
+// aborted gives the client of a stream that has begun the rest of the answer, up to the event that claims to end it.
+func (r *Router) aborted(rq *request, d *delivery, rest []byte, streamed bool) error {
+	if d.begun && streamed && len(rest) > 0 {
+		if err := d.to.Write(rest); err != nil {
+			return gone(err)
+		}
+	}
+	return resume.ErrAborted
 }
 
 // begin gives the client the head of the answer.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
@@ -113,6 +114,14 @@ func stalledBefore(err error) *failure {
 	return &failure{outcome: retry.Stalled, public: apierror.New(apierror.UpstreamError, "the replica has stalled", err)}
 }
 
+// broke is broken, and counts.
+func (r *Router) broke(ctx context.Context, d *delivery, err error) *failure {
+	if errors.Is(err, resume.ErrAborted) {
+		r.metrics.aborted.Add(context.Background(), 1)
+	}
+	return broken(ctx, d, err)
+}
+
 // broken is the failure of an answer that ended with err, before it was complete.
 func broken(ctx context.Context, d *delivery, err error) *failure {
 	if f, ok := errors.AsType[*failure](err); ok {
@@ -129,6 +138,8 @@ func broken(ctx context.Context, d *delivery, err error) *failure {
 		text = "the replica stopped in the middle of its answer"
 	case ctx.Err() != nil:
 		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, context.Canceled))}
+	case errors.Is(err, resume.ErrAborted):
+		text = resume.ErrAborted.Error()
 	case !d.begun:
 		text = "the replica's answer ended early, before it began"
 	}

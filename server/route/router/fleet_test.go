@@ -41,6 +41,7 @@ type engine struct {
 	mu       sync.Mutex
 	script   []http.HandlerFunc // guarded by mu
 	tokenize http.HandlerFunc   // guarded by mu
+	pauses   http.HandlerFunc   // guarded by mu: answers questions about pauses; nil: there is no such route
 	got      [][]byte           // guarded by mu: bodies of requests that were read whole
 	paths    []string           // guarded by mu
 	left     int                // guarded by mu: requests that were given up by the router
@@ -67,6 +68,15 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.mu.Unlock()
 		if answer == nil {
 			answer = text(200, `{"count":4,"max_model_len":131072,"tokens":[1,2,3,4]}`)
+		}
+		answer(w, r)
+		return
+	case "/is_paused", "/is_sleeping", "/metrics":
+		e.mu.Lock()
+		answer := e.pauses
+		e.mu.Unlock()
+		if answer == nil {
+			answer = http.NotFound
 		}
 		answer(w, r)
 		return

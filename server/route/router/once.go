@@ -52,6 +52,13 @@ func (c *claims) drop(name claimName, gone *claim) {
 	}
 }
 
+// Claimed reports whether a question of this name has a live reservation, or is getting one.
+func (r *Router) Claimed(tenant, name string) bool {
+	r.claims.mu.Lock()
+	defer r.claims.mu.Unlock()
+	return r.claims.names[claimName{tenant, name}] != nil
+}
+
 // chooseOnce answers a question with a name: the first time by a choice, and as long as its
 // reservation lives by the same, with its lease renewed.
 func (r *Router) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {

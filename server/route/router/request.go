@@ -94,7 +94,7 @@ func (r *Router) newTries(rq *request) *tries {
 		Settings: rq.policies, ID: rq.id, RequestID: rq.call.RequestID,
 		Model: rq.pool.Model, Served: rq.pool.Served, Adapter: rq.adapter, Replicas: rq.pool.Replicas,
 		Session: rq.apart(rq.parsed.Session), SessionReturn: rq.sessionReturn(), Tenant: rq.call.Tenant,
-		Priority: -rq.parsed.Priority, ExpectedOutput: rq.parsed.MaxTokens,
+		Priority: -rq.parsed.Priority, ExpectedOutput: rq.parsed.Expected(), OutputLimit: rq.parsed.MaxTokens,
 		Unstreamed: !rq.parsed.Stream, Bytes: rq.size(),
 		Options: rq.call.Options, Unread: rq.parsed.Unread(), Samples: rq.parsed.N, Holder: rq.holder,
 	}}

@@ -16,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -90,7 +91,7 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		case err == io.EOF, !s.d.begun: //nolint:errorlint // a wrapped one is an answer that was cut off
 			return nil, err
 		}
-		f := broken(ctx, s.d, err)
+		f := s.router.broke(ctx, s.d, err)
 		if f.outcome != retry.Broken {
 			return nil, s.worst(f)
 		}
@@ -131,7 +132,7 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 			}
 		}
 		if piece, s.fault = s.follower.Feed(piece); len(piece) > 0 {
-			a.gave = true
+			a.gave = a.gave || !sse.IsComment(piece)
 			return piece, nil
 		}
 	}
@@ -269,7 +270,7 @@ func (t *tries) continueAt(rq *request, point *resume.Point) {
 	t.point = point
 	a := &t.ask
 	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(point.IDs), false, len(point.IDs), false
-	a.ExpectedOutput = max(rq.parsed.MaxTokens-point.Answer, 0)
+	a.ExpectedOutput, a.OutputLimit = max(rq.parsed.Expected()-point.Answer, 0), max(rq.parsed.MaxTokens-point.Answer, 0)
 	ns := blockhash.Namespace{Adapter: rq.adapter, Salt: rq.parsed.Salt}
 	a.Hashes = func(blockSize int) []blockhash.Hash {
 		if blockSize <= 0 {

@@ -74,6 +74,8 @@ type Router struct {
 	claims  claims
 	ids     idsSupport
 	poison  *poison.Memory
+	// pausable are the replicas with answers that are watched.
+	pausable pausable
 }
 
 // New makes a Router.
@@ -128,6 +130,7 @@ func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
 		if err := r.prepare(ctx, rq); err != nil {
 			return err
 		}
+		rq.await(to)
 		return r.answer(ctx, rq, d)
 	})
 }

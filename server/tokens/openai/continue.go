@@ -23,7 +23,7 @@ func continued(name string) (known, again bool) {
 		"chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "mm_processor_kwargs", "media_io_kwargs",
 		// and these change nothing in an engine
 		"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "length_penalty",
-		"return_prompt_text":
+		"return_prompt_text", "expected_output_tokens", "nvext":
 		return true, false
 	}
 	return false, false

@@ -64,16 +64,19 @@ type Request struct {
 	// Body is the body as the client sent it.
 	Body []byte
 
-	members []member
-	end     int // the offset of the closing brace
-	own     own
-	imposed []Edit
+	members  []member
+	end      int // the offset of the closing brace
+	own      own
+	expected int // the hint of the answer's length that counts
+	imposed  []Edit
 }
 
 // own is what the body itself says where a header may say something else.
 type own struct {
 	session, xargs, cacheKey string
 	priority                 int
+	// expected and agentExpected are hints of the answer's length.
+	expected, agentExpected int
 }
 
 // member is one top-level member of the body.
@@ -228,6 +231,10 @@ func (r *reader) value(name string) bool {
 		return r.positive(&r.req.N)
 	case "priority":
 		return r.integer(&r.req.own.priority)
+	case "expected_output_tokens":
+		return r.positive(&r.req.own.expected)
+	case "nvext":
+		return r.agentHints()
 	case "truncate_prompt_tokens":
 		return r.integer(&r.req.Prompt.Truncate)
 	case "session_id":
@@ -313,6 +320,7 @@ func (r *Request) applyHeaders(p Params) {
 		}
 	}
 	r.SessionReturn, r.SessionEnds = SessionReturn(p.Header)
+	r.applyExpected(p.Header)
 	if priority, ok := priorityHeader(p.Header); ok {
 		r.Priority = priority
 	}

@@ -266,8 +266,8 @@ func fromBody(pr *prompt.Prompt, maxLen int) *Encoding {
 }
 
 func fromEntry(pr *prompt.Prompt, e *entry, source Source, m *model) *Encoding {
-	if len(e.ids) == 0 {
-		return none(pr, ReasonEmpty, 0)
+	if len(e.ids) == 0 { // the text still costs its replica something
+		return none(pr, ReasonEmpty, m.estimate(textSize(pr)))
 	}
 	enc := &Encoding{
 		IDs: e.ids, Batch: e.batch, Media: e.media, Source: source, Tokens: len(e.ids), Exact: true,

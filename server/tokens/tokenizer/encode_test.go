@@ -87,9 +87,9 @@ func TestImagesWithoutHashesHaveNoIDs(t *testing.T) {
 
 func TestEmptyAnswerIsTokenless(t *testing.T) {
 	r := &simulated{faults: enginesim.Faults{Body: `{"count":0,"max_model_len":131072,"tokens":[],"token_strs":null,"token_ids":[]}`}}
-	enc := encode(t, start(t, tokenizer.DefaultConfig()), `{"prompt":"x"}`, serve(t, "a", r))
-	if enc.Source != tokenizer.SourceNone || enc.Reason != tokenizer.ReasonEmpty {
-		t.Errorf("Encode() from %s (%q), want none (empty)", enc.Source, enc.Reason)
+	enc := encode(t, start(t, tokenizer.DefaultConfig()), `{"prompt":"`+strings.Repeat("word ", 100)+`"}`, serve(t, "a", r))
+	if enc.Source != tokenizer.SourceNone || enc.Reason != tokenizer.ReasonEmpty || enc.Tokens < 50 {
+		t.Errorf("Encode() from %s (%q) with %d tokens, want none (empty) with an estimate", enc.Source, enc.Reason, enc.Tokens)
 	}
 }
 

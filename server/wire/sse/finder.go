@@ -20,8 +20,11 @@ type finder struct {
 
 	finish   shortText
 	finishes int // how many were seen
-	id       shortText
-	into     needle // the text that is being filled
+	// aborted: one of them was finishAbort; unfinished: one was null.
+	aborted, unfinished bool
+
+	id   shortText
+	into needle // the text that is being filled
 }
 
 // shortText is a string's raw inside, cut off when it is too long.
@@ -192,6 +195,9 @@ func (f *finder) begin(b []byte) int {
 			f.finishes++
 			f.into = kind
 			return i + 1
+		case kind == needleFinish && c == 'n':
+			f.unfinished = true
+			return i
 		case kind == needleID && c == '"':
 			f.id.n = 0
 			f.into = kind
@@ -221,6 +227,8 @@ func (f *finder) fillText(b []byte) int {
 	if n < 0 {
 		return end
 	}
-	t.whole, f.into = true, needleNone
+	t.whole = true
+	f.aborted = f.aborted || f.into == needleFinish && string(t.buf[:t.n]) == finishAbort
+	f.into = needleNone
 	return n + 1
 }

@@ -12,6 +12,8 @@ import (
 // nothing, and it belongs to one goroutine.
 type Scanner struct {
 	stream bool
+	// generates is set for answers that have finish reasons.
+	generates bool
 
 	events  int
 	content int
@@ -49,7 +51,7 @@ const (
 
 // Reset makes the scanner ready for an answer in the format of api.
 func (s *Scanner) Reset(api prompt.API, stream bool) {
-	*s = Scanner{stream: stream}
+	*s = Scanner{stream: stream, generates: api != prompt.APIOther}
 	s.find.anthropic = api == prompt.APIMessages
 }
 

@@ -27,7 +27,7 @@ type Config struct {
 	// ResponseHeaderTimeout limits the wait for an answer's header, which comes with the whole answer when it is not
 	// streamed. Zero: only the caller's deadline counts.
 	ResponseHeaderTimeout time.Duration `yaml:"response_header_timeout"`
-	// StallTimeout ends an answer that is silent for this long after its header. Zero: never.
+	// StallTimeout ends an answer that is silent for this long after its header. A comment in a stream counts as an answer. Zero: never.
 	StallTimeout time.Duration `yaml:"stall_timeout"`
 	// IdleTimeout closes connections without a request. vLLM closes them after 5 s, so it must be shorter.
 	IdleTimeout time.Duration `yaml:"idle_timeout"`

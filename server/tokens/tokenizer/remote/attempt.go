@@ -65,11 +65,14 @@ func (p *Pool) askBest(ctx context.Context, e *endpoint, j *Job) (*Answer, strin
 		e.render.Store(int32(supportYes))
 		return a, "render", nil
 	case errors.As(err, &f) && (f.Kind == KindUnsupported || (f.Kind == KindMalformed && support(e.render.Load()) == supportUnknown)):
+		a, err = p.client.ask(ctx, e, j, false)
+		if errors.As(err, &f) && f.Kind == KindUnsupported {
+			return a, "tokenize", err // something before the replica has no route at all
+		}
 		if e.render.CompareAndSwap(int32(supportUnknown), int32(supportNo)) {
 			p.log.Info("replica has no render route, its tokenize route is used", "replica", string(e.id))
 		}
 		e.render.Store(int32(supportNo))
-		a, err = p.client.ask(ctx, e, j, false)
 		return a, "tokenize", err
 	}
 	return a, "render", err

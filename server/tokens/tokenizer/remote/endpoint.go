@@ -32,6 +32,7 @@ type endpoint struct {
 	slots    chan struct{} // one token per running question
 	lastUsed atomic.Int64  // unix nanoseconds
 	coolTill atomic.Int64  // unix nanoseconds; set by Retry-After
+	rests    atomic.Int32  // consecutive answers after which it rested
 	render   atomic.Int32  // support of the render routes
 	native   atomic.Int32  // support of the render routes of other formats
 	handoff  atomic.Int32  // support of ids in kv_transfer_params
@@ -61,6 +62,21 @@ func newEndpoint(r *replica.Replica, concurrency int, now time.Time) *endpoint {
 func (e *endpoint) same(r *replica.Replica) bool {
 	to := e.target.Replica
 	return to.URL == r.URL && to.TLS == r.TLS && to.APIKey == r.APIKey && e.life == r.Life && e.rust == r.RustFrontend && e.vers == parseVersion(r.Version)
+}
+
+// cool keeps questions away for d, at most mostCool. An answer to a probe ends it.
+func (e *endpoint) cool(now time.Time, d time.Duration) {
+	e.coolTill.Store(now.Add(min(d, mostCool)).UnixNano())
+}
+
+// rest cools an endpoint whose route is missing or that refuses what others answer: a second at first, twice as long each time.
+func (e *endpoint) rest(now time.Time) {
+	e.cool(now, firstRest<<min(e.rests.Add(1)-1, 6))
+}
+
+// works notes an answer.
+func (e *endpoint) works() {
+	e.rests.Store(0)
 }
 
 // usable reports whether the endpoint may be asked now.

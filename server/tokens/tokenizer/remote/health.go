@@ -43,14 +43,15 @@ func (p *Pool) keepConnections(ctx context.Context) (shut func()) {
 	return func() { end(); wg.Wait() }
 }
 
-// probe asks every endpoint that was not used since the last round, or has an open breaker,
+// probe asks every endpoint that was not used since the last round, has an open breaker or is left alone,
 // for the ids of an empty text. A probe is no use: it does not keep an endpoint from expiring.
 func (p *Pool) probe(ctx context.Context) {
 	now := time.Now()
 	var wg sync.WaitGroup
 	turns := make(chan struct{}, probesAtOnce)
 	for _, e := range *p.table.live.Load() {
-		if !e.isOpen() && now.UnixNano()-e.lastUsed.Load() < int64(p.cfg.HealthPeriod) {
+		cools := e.coolTill.Load() > now.UnixNano()
+		if !e.isOpen() && !cools && now.UnixNano()-e.lastUsed.Load() < int64(p.cfg.HealthPeriod) {
 			continue
 		}
 		turns <- struct{}{}
@@ -65,6 +66,9 @@ func (p *Pool) probe(ctx context.Context) {
 			}
 			_, err := p.client.ask(asked, e, &Job{Op: opProbe}, false)
 			p.judge(ctx, e, nil, err, pass, time.Since(start))
+			if err == nil {
+				e.coolTill.Store(0)
+			}
 			p.metrics.observeCall(ctx, callLabels{replica: string(e.id), route: "probe", outcome: outcomeOf(err)}, time.Since(start))
 		})
 	}

@@ -37,6 +37,7 @@ func (p *Pool) judge(caller context.Context, e *endpoint, d *dialogue, err error
 	now := time.Now()
 	var f *Fault
 	if !errors.As(err, &f) { // an answer, or a refusal of the client's request: the endpoint works
+		e.works()
 		p.served.Store(now.UnixNano())
 		p.report(e, pass, retry.Find(retry.OK, d.from()))
 		return
@@ -44,13 +45,13 @@ func (p *Pool) judge(caller context.Context, e *endpoint, d *dialogue, err error
 	v := f.verdict()
 	switch {
 	case f.Kind == KindAuth:
-		e.coolTill.Store(now.Add(coolAuth).UnixNano())
+		e.cool(now, coolAuth)
 		p.log.Error("replica refuses the router's API key on its tokenizer routes", "replica", string(e.id), "status", f.Status)
 	case f.Kind == KindUnsupported:
-		e.coolTill.Store(now.Add(coolUnsupport).UnixNano())
+		e.rest(now)
 		p.log.Warn("replica has no tokenizer route", "replica", string(e.id), "status", f.Status)
 	case v == retry.Refused:
-		e.coolTill.Store(now.Add(max(f.RetryAfter, coolOverload)).UnixNano())
+		e.cool(now, max(f.RetryAfter, coolOverload))
 	case f.Kind == KindTimeout && caller.Err() != nil && took < time.Second:
 		v = retry.Canceled // the caller was in a hurry
 	}
@@ -65,7 +66,7 @@ func (p *Pool) judge(caller context.Context, e *endpoint, d *dialogue, err error
 		p.report(e, pass, retry.Find(v, d.from()))
 	}
 	switch f.Kind {
-	case KindCancelled, KindNoEndpoint, KindOpen, KindBusy, KindUnmappable: // nothing that the replica did
+	case KindCancelled, KindNoEndpoint, KindOpen, KindBusy, KindUnmappable, KindRefused: // nothing that the replica did
 	default:
 		p.metrics.failure(caller, string(e.id), f.Kind)
 	}
@@ -94,7 +95,7 @@ func (f *Fault) verdict() retry.Verdict {
 		return retry.OwnFault
 	case KindUnmappable:
 		return retry.ClientFault
-	case KindCancelled, KindNoEndpoint, KindOpen, KindBusy:
+	case KindCancelled, KindNoEndpoint, KindOpen, KindBusy, KindRefused:
 	}
 	return retry.Canceled
 }

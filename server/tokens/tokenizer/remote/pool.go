@@ -26,7 +26,10 @@ const (
 	retryPause     = 25 * time.Millisecond
 	coolOverload   = 250 * time.Millisecond
 	coolAuth       = 10 * time.Second
-	coolUnsupport  = time.Minute
+	// mostCool bounds the time for which a replica is not asked, whatever its Retry-After says; a good probe ends it sooner. firstRest is
+	// that of a replica without a tokenizer route, which doubles.
+	mostCool  = time.Minute
+	firstRest = time.Second
 	// hedgeShare of the questions may be asked twice, beyond a small stock for bursts.
 	hedgeShare = 0.1
 	hedgeStock = 10
@@ -97,6 +100,7 @@ type outcome struct {
 	answer *Answer
 	err    error
 	hedge  bool
+	from   *endpoint
 }
 
 // Do asks one of the replicas. Errors are *ClientFault (the client's own) or *Fault.
@@ -122,6 +126,8 @@ type dialogue struct {
 	doubts   doubts
 	once     sync.Once
 	name     retry.Origin // set by once
+	// refusal is the first answer that the question is wrong.
+	refusal outcome
 }
 
 func (d *dialogue) run() (*Answer, error) {
@@ -155,10 +161,20 @@ func (d *dialogue) run() (*Answer, error) {
 				if o.hedge {
 					p.metrics.hedgesWon.add(d.ctx, 1)
 				}
+				d.outvoted()
 				return o.answer, nil
 			}
-			if !errors.As(o.err, &last) {
-				return nil, o.err // the client's own
+			if !errors.As(o.err, &last) && d.refusal.err == nil { // the client's own fault, if another replica agrees
+				if d.refusal = o; d.live > 0 {
+					continue
+				}
+				if d.launch(false) == nil {
+					p.metrics.retries.add(d.ctx, 1)
+					continue
+				}
+			}
+			if d.refusal.err != nil && d.live == 0 {
+				return nil, d.refusal.err
 			}
 			if d.live > 0 {
 				continue
@@ -172,6 +188,17 @@ func (d *dialogue) run() (*Answer, error) {
 			pause = time.After(wait)
 		}
 	}
+}
+
+// outvoted notes that a replica refused what another one answers: it is not asked for a while.
+func (d *dialogue) outvoted() {
+	e := d.refusal.from
+	if e == nil {
+		return
+	}
+	d.pool.metrics.failure(d.ctx, string(e.id), KindRefused)
+	d.pool.log.Warn("replica refuses to tokenize what another one tokenizes", "replica", string(e.id), "error", d.refusal.err)
+	e.rest(time.Now())
 }
 
 // again says whether to try once more, and after what pause.
@@ -209,7 +236,7 @@ func (d *dialogue) launch(hedge bool) *Fault {
 	d.pool.wg.Go(func() {
 		defer e.inflight.Add(-1)
 		answer, err := d.pool.attempt(d.ctx, e, d, d.parent(e))
-		d.results <- outcome{answer: answer, err: err, hedge: hedge}
+		d.results <- outcome{answer: answer, err: err, hedge: hedge, from: e}
 	})
 	return nil
 }
@@ -253,7 +280,7 @@ func (p *Pool) pick(replicas []*replica.Replica, tried []*endpoint) (*endpoint, 
 	start := int(p.turn.Add(1) % uint64(n))
 	for i := range n {
 		r := replicas[(start+i)%n]
-		if r.State != replica.StateReady && r.State != replica.StateDraining {
+		if r.State != replica.StateReady && r.State != replica.StateDraining || r.IsForeign() {
 			continue
 		}
 		e := p.table.get(r, now)

@@ -1,0 +1,139 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// pausable are the replicas that may be paused over HTTP (vLLM's development mode). An answer of /v1/responses that an engine aborted
+// because it was paused or put to sleep looks whole; of those replicas it can be found out.
+type pausable struct {
+	mu   sync.Mutex
+	life map[replica.ID]lives // guarded by mu
+}
+
+// lives is what is known of a replica.
+type lives struct {
+	life     uint64
+	pausable bool
+}
+
+// mostPausable bounds the replicas that are remembered.
+const mostPausable = 4096
+
+// pauseTimeout bounds one question about a pause. A replica that does not answer is taken not to be paused.
+const pauseTimeout = time.Second
+
+// pauseWatch watches one answer. A nil *pauseWatch watches nothing.
+type pauseWatch struct {
+	client *upstream.Client
+	rep    *replica.Replica
+	// before is how many answers the engine had aborted when this one was asked for; -1: the replica cannot be paused. It is set
+	// before ready is closed.
+	before int
+	ready  chan struct{}
+}
+
+// watch begins to watch an answer that the replica is about to be asked for. Its goroutine ends with ctx.
+func (p *pausable) watch(ctx context.Context, client *upstream.Client, rep *replica.Replica) *pauseWatch {
+	p.mu.Lock()
+	known, ok := p.life[rep.ID]
+	p.mu.Unlock()
+	if ok && known.life == rep.Life && !known.pausable {
+		return nil
+	}
+	w := &pauseWatch{client: client, rep: rep, before: -1, ready: make(chan struct{})}
+	go func() {
+		defer close(w.ready)
+		status, _ := w.get(ctx, rep.URL, "/is_paused")
+		if status == 0 {
+			return
+		}
+		p.note(rep, status == http.StatusOK)
+		if status == http.StatusOK {
+			w.before = w.aborts(ctx)
+		}
+	}()
+	return w
+}
+
+// note remembers whether a replica can be paused.
+func (p *pausable) note(rep *replica.Replica, yes bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.life == nil || len(p.life) >= mostPausable {
+		p.life = map[replica.ID]lives{} // replicas come and go: it is learned again
+	}
+	p.life[rep.ID] = lives{rep.Life, yes}
+}
+
+// wait waits until the goroutine of the watch has ended.
+func (w *pauseWatch) wait() {
+	if w != nil {
+		<-w.ready
+	}
+}
+
+// aborted reports whether the replica was paused or put to sleep and has aborted answers since the watch began.
+func (w *pauseWatch) aborted(ctx context.Context) bool {
+	if w == nil {
+		return false
+	}
+	select {
+	case <-w.ready:
+	case <-ctx.Done():
+		return false
+	}
+	return w.before >= 0 && (w.says(ctx, "/is_paused", "is_paused") || w.says(ctx, "/is_sleeping", "is_sleeping")) && w.aborts(ctx) > w.before
+}
+
+// says reports whether a route answers that a state holds.
+func (w *pauseWatch) says(ctx context.Context, path, member string) bool {
+	status, body := w.get(ctx, w.rep.URL, path)
+	return status == http.StatusOK && bytes.Contains(bytes.ReplaceAll(body, []byte(" "), nil), []byte(`"`+member+`":true`))
+}
+
+// aborts counts the answers that the engine aborted, by its metrics; -1 when they do not show it.
+func (w *pauseWatch) aborts(ctx context.Context) int {
+	status, page := w.get(ctx, w.rep.Metrics(), "/metrics")
+	if status != http.StatusOK {
+		return -1
+	}
+	count := -1
+	for line := range bytes.Lines(page) {
+		if !bytes.HasPrefix(line, []byte("vllm:request_success_total{")) || !bytes.Contains(line, []byte(`finished_reason="abort"`)) {
+			continue
+		}
+		text := bytes.TrimSpace(line[bytes.LastIndexByte(line, '}')+1:])
+		if n, err := strconv.ParseFloat(string(text), 64); err == nil {
+			count = max(count, 0) + int(n)
+		}
+	}
+	return count
+}
+
+// maxPage bounds an answer about a pause.
+const maxPage = 8 << 20
+
+// get asks the replica; status 0 when it does not answer.
+func (w *pauseWatch) get(ctx context.Context, base, path string) (status int, body []byte) {
+	ctx, cancel := context.WithTimeout(ctx, pauseTimeout)
+	defer cancel()
+	rep := &replica.Replica{ID: w.rep.ID, URL: base, APIKey: w.rep.APIKey, TLS: w.rep.TLS}
+	resp, err := w.client.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{Method: http.MethodGet, Path: path})
+	if err != nil {
+		return 0, nil
+	}
+	defer resp.Close()
+	if body, err = resp.ReadAll(maxPage); err != nil {
+		return 0, nil
+	}
+	return resp.Status, body
+}
