@@ -121,7 +121,7 @@ func (r *Router) connect(ctx context.Context, rq *request, t *tries, d *delivery
 		return onTrial()
 	}
 	out := &upstream.Request{
-		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery, Header: rq.call.Header, Client: rq.call.Client, RequestID: rq.call.RequestID,
+		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery, Header: rq.call.Header, Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers,
 	}
 	a.hop.observe(out)
 	there, resp, err := r.Upstream.Upgrade(ctx, upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}, out)
@@ -136,6 +136,7 @@ func (r *Router) connect(ctx context.Context, rq *request, t *tries, d *delivery
 	defer there.Close() //nolint:errcheck // both ends are done
 	a.hop.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
 	r.settle(a, retry.OK)
+	delete(there.Header, headerRetryAfter)
 	r.explain(rq, a, there.Header)
 	here, err := up.Switch(there.Header)
 	if err != nil {
