@@ -28,7 +28,9 @@ func TestKubernetesRedirectsAreNotFollowed(t *testing.T) {
 		})
 		var log logged
 		start(t, k.config(), registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))})
-		eventually(t, "the failure is logged", func() bool { return requests.Load() > 0 && strings.Contains(log.String(), fmt.Sprintf("status %d", status)) })
+		eventually(t, "the failure is logged", func() bool {
+			return requests.Load() > 0 && strings.Contains(log.String(), fmt.Sprintf("status %d", status))
+		})
 	}
 	if asked.Load() > 0 {
 		t.Errorf("%d requests went elsewhere", asked.Load())

@@ -261,27 +261,36 @@ func (c *collection[T]) watch(ctx context.Context, version string) (string, erro
 	}
 }
 
-// maxKubeList bounds each list in an object: an EndpointSlice has at most 1,000 endpoints.
-const maxKubeList = 1000
+// maxListed bounds each list in an object: an EndpointSlice has at most 1,000 endpoints.
+const maxListed = 1000
 
-// capped is a list of which no more than maxKubeList elements are kept: many empty ones fit into a short text.
+// capped is a list of which no more than maxListed elements are kept: many empty ones fit into a short text.
 type capped[T any] []T
 
 // UnmarshalJSON implements json.Unmarshaler.
-func (l *capped[T]) UnmarshalJSON(text []byte) error {
-	*l = nil
+func (l *capped[T]) UnmarshalJSON(text []byte) (err error) {
+	*l, err = readCapped[T](text, maxListed)
+	return err
+}
+
+// readCapped reads at most the first elements of a list; null is an empty one.
+func readCapped[T any](text []byte, most int) (list []T, err error) {
 	d := json.NewDecoder(bytes.NewReader(text))
-	if begin, err := d.Token(); err != nil || begin != json.Delim('[') {
-		return err // null is an empty list
+	begin, err := d.Token()
+	if err != nil || begin == nil {
+		return nil, err
 	}
-	for d.More() && len(*l) < maxKubeList {
+	if begin != json.Delim('[') {
+		return nil, errors.New("a list is expected")
+	}
+	for d.More() && len(list) < most {
 		var one T
 		if err := d.Decode(&one); err != nil {
-			return err
+			return list, err
 		}
-		*l = append(*l, one)
+		list = append(list, one)
 	}
-	return nil
+	return list, nil
 }
 
 // errTooLong: a page or an event is larger than any that an API server sends.
