@@ -68,6 +68,7 @@ func ReadReason(text string) Reason {
 	switch r := Reason(text); r {
 	case "", ReasonCost, ReasonTie, ReasonOnly, ReasonPinned, ReasonDice, ReasonNoKey, ReasonTooLong, ReasonImbalance, ReasonNone:
 		return r
+	case ReasonOther:
 	}
 	return ReasonOther
 }

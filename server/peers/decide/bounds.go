@@ -15,7 +15,7 @@ const (
 	maxSamples = 16384
 	// maxSpan bounds the ages and waits of requests.
 	maxSpan = 24 * time.Hour
-	// maxRetryAfter bounds when a refused caller is told to retry.
+	// maxRetryAfter bounds the Retry-After of a refusal.
 	maxRetryAfter = time.Hour
 	// maxMessage bounds the text of a refusal, in bytes.
 	maxMessage = 1024
