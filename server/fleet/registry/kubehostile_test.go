@@ -1,6 +1,7 @@
 package registry_test
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -13,6 +14,13 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
+
+// nowhere is a network without replicas.
+type nowhere struct{}
+
+func (nowhere) RoundTrip(*http.Request) (*http.Response, error) { return nil, errors.New("no network") }
+
+func unplugged() *http.Client { return &http.Client{Transport: nowhere{}} }
 
 // The account's token is for the API server alone.
 func TestKubernetesRedirectsAreNotFollowed(t *testing.T) {
@@ -27,7 +35,7 @@ func TestKubernetesRedirectsAreNotFollowed(t *testing.T) {
 			http.Redirect(w, r, elsewhere.URL+"/steal", status)
 		})
 		var log logged
-		start(t, k.config(), registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		start(t, k.config(), registry.Params{Client: unplugged(), Log: slog.New(slog.NewTextHandler(&log, nil))})
 		eventually(t, "the failure is logged", func() bool {
 			return requests.Load() > 0 && strings.Contains(log.String(), fmt.Sprintf("status %d", status))
 		})
@@ -48,7 +56,7 @@ func TestKubernetesAddressesAreChecked(t *testing.T) {
 	k.put("vllm-1", "IPv4", true, append(pods, endpointPod{name: "a", address: "10.0.0.1"})...)
 	var log logged
 	config := k.config()
-	r := start(t, config, registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	r := start(t, config, registry.Params{Client: unplugged(), Log: slog.New(slog.NewTextHandler(&log, nil))})
 	eventually(t, "the good one", func() bool { return urls(r) == "a=10.0.0.1:8000" })
 	if got := urls(r); got != "a=10.0.0.1:8000" {
 		t.Errorf("replicas: %s", got)
@@ -77,7 +85,7 @@ func TestKubernetesEndpointsAreBounded(t *testing.T) {
 	config := k.config()
 	config.Kubernetes[0].MaxEndpoints = 100
 	config.Probe.Interval, config.Probe.MaxInterval = time.Hour, time.Hour
-	r := start(t, config, registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	r := start(t, config, registry.Params{Client: unplugged(), Log: slog.New(slog.NewTextHandler(&log, nil))})
 	eventually(t, "100 replicas", func() bool { return len(r.Snapshot().Replicas) == 100 })
 	eventually(t, "the log of the limit", func() bool { return strings.Contains(log.String(), "above_limit=19900 limit=100") })
 	if n := runtime.NumGoroutine() - before; n > 400 {
@@ -116,7 +124,7 @@ func TestKubernetesAnswersAreBounded(t *testing.T) {
 				}
 			})
 			var log logged
-			start(t, k.config(), registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))})
+			start(t, k.config(), registry.Params{Client: unplugged(), Log: slog.New(slog.NewTextHandler(&log, nil))})
 			eventually(t, "an answer that is too long", func() bool { return strings.Contains(log.String(), "too long") })
 			if name == "many small items" && watches.Load() == 0 {
 				t.Error("the list is not taken")
