@@ -78,7 +78,7 @@ func (p *parts) buildPeers(c config.Config, t *telemetry.Telemetry) error {
 		OnChange: func(list []members.Member) { f.links.SetMembers(list) },
 	})
 	f.facts = facts.New(facts.Params{
-		Self: f.id, Peers: f.factPeers, Registry: p.registry, Rates: p.chooser, Decides: p.decidesFor, Pins: p.pins, Log: p.part("facts"), Meter: t.Meters(),
+		Self: f.id, Peers: f.factPeers, Registry: p.registry, Known: p.registry.Present, Rates: p.chooser, Decides: p.decidesFor, Pins: p.pins, Log: p.part("facts"), Meter: t.Meters(),
 	})
 	f.warm = warm.New(warm.Params{
 		Index: p.kvindex, Peers: f.warmPeers, Delay: p.events.DelayFirstReplays, Missing: p.inexact, MaxBytes: c.KVIndex.MaxBytes, Log: p.part("warm"), Meter: t.Meters(),

@@ -32,7 +32,7 @@ func newKeyCommand(out io.Writer) *cobra.Command {
 	}
 	flags := fresh.Flags()
 	flags.StringVar(&tenant, "tenant", "", "tenant of the requests with this key")
-	flags.StringVar(&roles, "roles", "", "roles, separated by commas: infer, route, observe, admin, forward, gateway (default infer,route)")
+	flags.StringVar(&roles, "roles", "", "roles, separated by commas: infer, route, observe, admin, forward, gateway, steer (default infer,route)")
 	flags.StringVar(&name, "name", "", "holder of the key within the tenant, for the audit log")
 	flags.StringVar(&expires, "expires", "", "date (2027-01-31, UTC) or time (2027-01-31T12:00:00Z) from which the key is rejected (default never)")
 	if err := fresh.MarkFlagRequired("tenant"); err != nil {

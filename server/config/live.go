@@ -44,7 +44,7 @@ func LivePaths() []string {
 		"tokenizer.remote.timeout",
 		"enginestats.interval", "enginestats.timeout",
 		"upstream.dial_timeout", "upstream.response_header_timeout", "upstream.stall_timeout", "upstream.retry", "upstream.breaker",
-		"api.keys", "api.keys_file", "api.jwt", "api.certificates", "api.overrides", "tenants",
+		"api.keys", "api.keys_file", "api.jwt", "api.certificates", "api.overrides", "api.open_adapters", "tenants",
 		"gateway.body_timeout", "gateway.stall_timeout", "gateway.sse_keep_alive",
 		"telemetry.log_level", "telemetry.traces.ratio", "telemetry.traces.trust_parent", "telemetry.traces.slow",
 	}

@@ -66,7 +66,7 @@ func (r *run) settings(p *routerProcess) string {
 		}
 		fmt.Fprintf(&b, "  - id: %s\n    url: %s\n    events: {endpoint: \"tcp://127.0.0.1:%d\", replay: \"tcp://127.0.0.1:%d\"}\n", e.id, e.url(), e.events, e.replay)
 	}
-	b.WriteString("tokenizer: {handoff: all}\n")
+	b.WriteString("tokenizer: {handoff: all}\napi: {open_adapters: true}\n")
 	fmt.Fprintf(&b, "telemetry: {traces: {endpoint: %q, ratio: 1}}\n", r.spans.address)
 	b.WriteString(r.extra)
 	return b.String()

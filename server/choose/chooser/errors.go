@@ -28,6 +28,15 @@ func (e *NoReplica) Error() string {
 	return fmt.Sprintf("no replica can serve model %q now: all %d candidates are vetoed", e.Decision.Model, e.Decision.Listed())
 }
 
+// ReadCause is a Refused.Cause as another router names it: one of the known ones, or "other".
+func ReadCause(text string) string {
+	switch text {
+	case "queue_full", "queue_bytes", "deadline", "timeout", "shutdown", causeTarget, "reservations_full":
+		return text
+	}
+	return "other"
+}
+
 // Refused reports that the hold queue rejected the request, or that its targets cannot be kept.
 type Refused struct {
 	// Cause is "queue_full", "queue_bytes", "deadline", "timeout", "shutdown" or "target".

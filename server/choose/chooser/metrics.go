@@ -37,6 +37,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 		m.policies[p] = instruments.Label("policy", string(p))
 		policies = append(policies, m.policies[p])
 	}
+	m.policies[decision.PolicyOther] = instruments.Label("policy", string(decision.PolicyOther))
 	for e := liveness.Probe; e <= liveness.Silence; e++ {
 		evidence = append(evidence, instruments.Label("evidence", e.String()))
 	}

@@ -25,13 +25,15 @@ const (
 	Forward
 	// Gateway names the tenant of each request in a header.
 	Gateway
+	// Steer sends engines what steers their KV connectors: kv_transfer_params and the like.
+	Steer
 
 	// Default is what a caller without roles of its own has.
 	Default = Infer | Route
-	// Any matches each caller that has a role.
+	// Any matches each caller that has a role with methods. Callers without credentials have these: Steer is not among them.
 	Any = Infer | Route | Observe | Admin | Forward
 	// onBehalf is what a gateway may do for its tenants.
-	onBehalf = Infer | Route | Forward
+	onBehalf = Infer | Route | Forward | Steer
 )
 
 // named lists the roles with their names.
@@ -42,7 +44,7 @@ func named() []struct {
 	return []struct {
 		role Roles
 		name string
-	}{{Infer, "infer"}, {Route, "route"}, {Observe, "observe"}, {Admin, "admin"}, {Forward, "forward"}, {Gateway, "gateway"}}
+	}{{Infer, "infer"}, {Route, "route"}, {Observe, "observe"}, {Admin, "admin"}, {Forward, "forward"}, {Gateway, "gateway"}, {Steer, "steer"}}
 }
 
 // ParseRole returns the role of a name.
@@ -61,7 +63,7 @@ func ParseRoles(names []string) (Roles, error) {
 	for _, name := range names {
 		r, known := ParseRole(name)
 		if !known {
-			return 0, fmt.Errorf("%q is not a role: use infer, route, observe, admin, forward or gateway", name)
+			return 0, fmt.Errorf("%q is not a role: use infer, route, observe, admin, forward, gateway or steer", name)
 		}
 		set |= r
 	}
@@ -112,6 +114,9 @@ func (c *Caller) May(one Roles) bool {
 	has := c.Roles
 	if has&Admin != 0 {
 		has |= Any
+	}
+	if has&Admin != 0 && c.By != Open {
+		has |= Steer
 	}
 	return has&one != 0
 }

@@ -52,6 +52,27 @@ func (p Policy) ReadsLoad() bool {
 // Known reports whether p is one of the policies.
 func (p Policy) Known() bool { return slices.Contains(Policies(), p) }
 
+// PolicyOther stands for a policy that another router names and this one does not know.
+const PolicyOther Policy = "other"
+
+// ReadPolicy is a policy as another router names it.
+func ReadPolicy(text string) Policy {
+	if p := Policy(text); p.Known() {
+		return p
+	}
+	return PolicyOther
+}
+
+// ReadReason is a reason as another router names it. None is none.
+func ReadReason(text string) Reason {
+	switch r := Reason(text); r {
+	case "", ReasonCost, ReasonTie, ReasonOnly, ReasonPinned, ReasonDice, ReasonNoKey, ReasonTooLong, ReasonImbalance, ReasonNone:
+		return r
+	case ReasonOther:
+	}
+	return ReasonOther
+}
+
 // Reason says in one word why a decision fell as it did.
 type Reason string
 
@@ -76,4 +97,6 @@ const (
 	ReasonImbalance Reason = "imbalance"
 	// ReasonNone: no candidate was left.
 	ReasonNone Reason = "none"
+	// ReasonOther stands for a reason that another router names and this one does not know.
+	ReasonOther Reason = "other"
 )

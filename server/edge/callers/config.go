@@ -36,7 +36,7 @@ type Key struct {
 	Key secret.String `yaml:"key"`
 	// Admin is short for the role admin.
 	Admin bool `yaml:"admin"`
-	// Roles lists roles: infer, route, observe, admin, forward, gateway. Empty: infer and route.
+	// Roles lists roles: infer, route, observe, admin, forward, gateway, steer. Empty: infer and route.
 	Roles []string `yaml:"roles"`
 	// Caller names the holder of the key within the tenant, for the audit log. Empty: the tenant's name.
 	Caller string `yaml:"caller"`

@@ -76,7 +76,10 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // admit checks the sender of a request, before its body is read.
 func (g *Gateway) admit(rq *request, r *http.Request, found *route) bool {
 	g.expectBody(rq, r)
-	err := g.checkOrigin(r, found)
+	err := checkTarget(r)
+	if err == nil {
+		err = g.checkOrigin(r, found)
+	}
 	if err == nil && g.authorize != nil {
 		rpc := ""
 		if found != nil {
@@ -147,9 +150,11 @@ func (g *Gateway) serveUnknown(rq *request, r *http.Request) {
 		rq.fail(apierror.New(apierror.MethodNotAllowed, "the method "+knownMethod(rq.call.Method)+" is not allowed here", nil))
 	case g.forward == nil || !strings.HasPrefix(r.URL.Path, "/"):
 		rq.fail(apierror.New(apierror.RouteNotFound, "there is no route "+clip(rq.call.Path), nil))
-	case ambiguous(rq.call.Path):
-		rq.fail(apierror.New(apierror.InvalidBody, "the path has an ambiguous escape", nil))
 	default:
+		if err := httpcall.CheckPath(rq.call.Path); err != nil {
+			rq.fail(apierror.New(apierror.InvalidBody, err.Error(), nil))
+			return
+		}
 		g.serveRaw(rq, g.forward, kvpilotv1.InferenceService_Forward_FullMethodName)
 	}
 }

@@ -3,10 +3,10 @@ package gateway
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
 // newCrossOrigin makes the check that keeps other sites' pages from changing anything.
@@ -51,16 +51,14 @@ func (g *Gateway) RefuseHost() http.Handler {
 	})
 }
 
-// ambiguous reports an escaped path that other servers may read as another path.
-func ambiguous(path string) bool {
-	if !strings.Contains(path, "%") && !strings.Contains(path, "..") {
-		return false
+// checkTarget rejects what HTTP/2 carries and a request line cannot. It would fail at the replica's connection.
+func checkTarget(r *http.Request) error {
+	err := httpcall.CheckBytes(r.RequestURI)
+	if err == nil {
+		err = httpcall.CheckQuery(r.URL.RawQuery)
 	}
-	lower := strings.ToLower(path)
-	for _, escape := range []string{"%2f", "%5c", "%2e", "%00", "%25"} {
-		if strings.Contains(lower, escape) {
-			return true
-		}
+	if err != nil {
+		return apierror.New(apierror.InvalidBody, err.Error(), nil)
 	}
-	return slices.Contains(strings.Split(path, "/"), "..")
+	return nil
 }

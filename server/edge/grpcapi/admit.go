@@ -178,6 +178,14 @@ func (a *API) mayRegister() error {
 	return apierror.New(apierror.PermissionDenied, "registration is off: set registry.registration.enabled, or use API keys", nil)
 }
 
+// mayLoadAdapters rejects changes of all engines without credentials unless the operator allows them.
+func (a *API) mayLoadAdapters() error {
+	if !a.Callers.Open() || a.conf.Load().OpenAdapters {
+		return nil
+	}
+	return apierror.New(apierror.PermissionDenied, "adapters are loaded and unloaded by callers with the role admin, and this router has no credentials: set api.keys, or api.open_adapters", nil)
+}
+
 // clientOf is the address that a call came from, without its port.
 func clientOf(ctx context.Context) string {
 	if e := httpcall.From(ctx); e != nil {

@@ -285,7 +285,9 @@ func TestABodyWithoutContentTypeIsJSON(t *testing.T) {
 }
 
 func TestEveryRawRouteReachesTheRouter(t *testing.T) {
-	r := newRig(t, grpcapi.DefaultConfig())
+	conf := grpcapi.DefaultConfig()
+	conf.OpenAdapters = true
+	r := newRig(t, conf)
 	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error {
 		return to.Begin(201, http.Header{"Content-Type": {"application/json"}})
 	}
@@ -327,14 +329,14 @@ func TestStoredResponsesAndForward(t *testing.T) {
 	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error { return to.Write([]byte("x")) }
 	client := kvpilotv1.NewInferenceServiceClient(r.socket)
 	yes, after := true, int64(7)
-	stream, err := client.RetrieveResponse(t.Context(), &kvpilotv1.RetrieveResponseRequest{ResponseId: "a/b", Stream: &yes, StartingAfter: &after})
+	stream, err := client.RetrieveResponse(t.Context(), &kvpilotv1.RetrieveResponseRequest{ResponseId: "a b", Stream: &yes, StartingAfter: &after})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := recvAll(stream); err != nil {
 		t.Fatal(err)
 	}
-	if c := r.router.call; c.Path != "/v1/responses/a%2Fb" || c.Method != "GET" || c.RawQuery != "starting_after=7&stream=true" || r.router.storedID != "a/b" {
+	if c := r.router.call; c.Path != "/v1/responses/a%20b" || c.Method != "GET" || c.RawQuery != "starting_after=7&stream=true" || r.router.storedID != "a b" {
 		t.Errorf("retrieve: %+v", c)
 	}
 	if stream, err = client.CancelResponse(t.Context(), &kvpilotv1.CancelResponseRequest{ResponseId: "r"}); err != nil {

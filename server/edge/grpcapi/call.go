@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -24,7 +25,8 @@ func (a *API) call(ctx context.Context, method, path string) (*router.Call, erro
 	if c.Method == "" { // of a gRPC caller
 		c.Method, c.Path = method, path
 	}
-	c.Tenant, c.ShowOverlap = a.tenant(ctx), a.observes(ctx)
+	who := a.caller(ctx)
+	c.Tenant, c.ShowOverlap, c.Steers = who.Tenant, who.May(caller.Observe), who.May(caller.Steer)
 	c.Route = openai.RouteOf(c.Path)
 	var err error
 	c.Options, err = a.options(c.Header)

@@ -21,6 +21,9 @@ type Config struct {
 	// Overrides lets callers choose the policy, its parameters and the replicas of a request by x-kvpilot-* headers
 	// and ChooseReplica's fields.
 	Overrides bool `yaml:"overrides"`
+	// OpenAdapters lets callers load and unload LoRA adapters on all replicas while no credentials are configured. Off,
+	// these calls need the role admin, so that without credentials there are none.
+	OpenAdapters bool `yaml:"open_adapters"`
 }
 
 // Key is one caller's API key.

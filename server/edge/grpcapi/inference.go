@@ -96,6 +96,9 @@ func (s *inference) UnloadAdapter(in *httpbody.HttpBody, out bodies) error {
 
 // adapter answers a call that goes to every replica of a pool.
 func (s *inference) adapter(in *httpbody.HttpBody, out bodies, path string) error {
+	if err := s.api.mayLoadAdapters(); err != nil {
+		return err
+	}
 	call, err := s.api.call(out.Context(), http.MethodPost, path)
 	if err != nil {
 		return err
@@ -139,10 +142,15 @@ func (s *inference) CancelResponse(in *kvpilotv1.CancelResponseRequest, out bodi
 
 // stored answers a call about a response that some replica holds.
 func (s *inference) stored(out bodies, method, id, suffix, query string) error {
-	call, err := s.api.call(out.Context(), method, "/v1/responses/"+url.PathEscape(id)+suffix)
+	if err := httpcall.CheckID(id); err != nil {
+		return invalid("response_id", err.Error())
+	}
+	at := "/v1/responses/" + url.PathEscape(id) + suffix
+	call, err := s.api.call(out.Context(), method, at)
 	if err != nil {
 		return err
 	}
+	call.Path = at // however a REST client escaped it
 	call.Route = openai.RouteResponses
 	if call.RawQuery == "" {
 		call.RawQuery = query
@@ -164,25 +172,56 @@ func (s *inference) GetModel(_ context.Context, in *kvpilotv1.GetModelRequest) (
 }
 
 func (s *inference) Forward(in *kvpilotv1.ForwardRequest, out bodies) error {
-	if !s.api.Forward || s.api.caller(out.Context()).By != caller.Open && guarded(in.GetPath()) {
+	who := s.api.caller(out.Context())
+	if !s.api.Forward || guarded(in.GetPath(), who.By == caller.Open) {
 		return apierror.New(apierror.RouteNotFound, "there is no such route", nil)
+	}
+	at, route, err := s.api.target(in, who)
+	if err != nil {
+		return err
 	}
 	method := in.GetMethod()
 	if method == "" {
 		method = http.MethodPost
 	}
-	call, err := s.api.call(out.Context(), method, in.GetPath())
+	call, err := s.api.call(out.Context(), method, at)
 	if err != nil {
 		return err
 	}
-	call.Route, call.RawQuery = openai.RouteOther, in.GetQuery()
+	call.Path, call.Route, call.RawQuery = at, route, in.GetQuery()
 	call.Body, call.ContentType = in.GetBody(), contentType(out.Context(), in.GetContentType())
 	to := sinkFor(out)
 	return finish(to, s.api.Router.Serve(out.Context(), call, to))
 }
 
-// guarded reports whether a path, escaped in any way, has its own method, which checks owners and roles.
-func guarded(name string) bool {
+// target is where a forwarded call goes: a path that has one reading. The path of a method of its own is that method's route,
+// and needs the roles of it.
+func (a *API) target(in *kvpilotv1.ForwardRequest, who *caller.Caller) (at string, route openai.Route, err error) {
+	at = in.GetPath()
+	if err := httpcall.CheckPath(at); err != nil {
+		return "", 0, invalid("path", err.Error())
+	}
+	if err := httpcall.CheckQuery(in.GetQuery()); err != nil {
+		return "", 0, invalid("query", err.Error())
+	}
+	short := strings.TrimSuffix(at, "/")
+	for name, m := range a.methods {
+		if m.path == short && short != "" {
+			if err := a.permit(who, name, m, origin{}); err != nil {
+				return "", 0, err
+			}
+			at = short
+		}
+	}
+	if route = openai.RouteOf(at); route == openai.RouteRealtime {
+		return "", 0, errNoUpgrade()
+	}
+	return at, route, nil
+}
+
+// guarded reports whether a path, escaped in any way, has its own method, which checks owners and roles. Without credentials
+// there are no owners.
+func guarded(name string, open bool) bool {
 	for range 3 { // engines unescape once; proxies before them may too
 		plain, err := url.PathUnescape(name)
 		if err != nil {
@@ -191,7 +230,10 @@ func guarded(name string) bool {
 		name = plain
 	}
 	name = strings.ToLower(path.Clean("/" + name))
-	for _, root := range []string{"/v1/responses", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"} {
+	for _, root := range []string{"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/responses"} {
+		if root == "/v1/responses" && open {
+			continue
+		}
 		if rest, found := strings.CutPrefix(name, root); found && (rest == "" || rest[0] == '/' || rest[0] == '?' || rest[0] == '#') {
 			return true
 		}

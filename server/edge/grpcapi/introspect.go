@@ -226,6 +226,7 @@ func policies(p decision.Policy) about {
 		return about{"Each rank in turn.", nil}
 	case decision.Random:
 		return about{"Any rank.", nil}
+	case decision.PolicyOther: // of another router's decision
 	}
 	return about{}
 }

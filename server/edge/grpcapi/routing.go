@@ -161,7 +161,7 @@ func (a *API) question(ctx context.Context) *router.Question {
 	c := sent(ctx)
 	return &router.Question{
 		Header: c.Header, RequestID: c.RequestID, Received: c.Received,
-		Tenant: a.tenant(ctx), ShowOverlap: a.observes(ctx), Options: chooser.Options{PinnedRank: -1},
+		Tenant: a.tenant(ctx), ShowOverlap: a.observes(ctx), Steers: a.caller(ctx).May(caller.Steer), Options: chooser.Options{PinnedRank: -1},
 	}
 }
 
@@ -222,7 +222,10 @@ func chosen(a *router.Answer, q *router.Question) *kvpilotv1.ChooseReplicaRespon
 		DecisionId: d.ID, Policy: string(d.Policy), Reason: string(d.Reason),
 		PromptTokens: uint32(d.PromptTokens), RequestHeaders: map[string]string{}, Tenant: q.Tenant, Labels: a.Replica.Labels,
 	}
-	if q.RequestID != "" {
+	switch {
+	case !q.Steers && openai.MarksAddress(q.RequestID): // an engine's connector would call the address
+		out.RequestHeaders["x-request-id"] = d.ID
+	case q.RequestID != "":
 		out.RequestHeaders["x-request-id"] = q.RequestID
 	}
 	if len(a.Replica.Slots) > 1 {

@@ -15,6 +15,12 @@ type Registration struct {
 	Left time.Duration
 }
 
+// Present reports whether there is a replica of the name now.
+func (r *Registry) Present(id replica.ID) bool {
+	_, ok := r.Snapshot().Replica(id)
+	return ok
+}
+
 // ApplyDrain puts in force what drain returns for a replica, known or not; nil ends its drain. The function runs in the order of all other
 // changes, so that it sees those of this router's callers; it must not block.
 func (r *Registry) ApplyDrain(ctx context.Context, id replica.ID, drain func() *Drain) error {

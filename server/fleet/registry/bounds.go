@@ -66,13 +66,16 @@ func (c RegistrationConfig) permit(s Spec) error {
 func reachable(host string, networks []netip.Prefix) error {
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
+		if isNumber(host) {
+			return fmt.Errorf("%w: %q is read as an address by some resolvers: write it as one", ErrForbidden, host)
+		}
 		if len(networks) > 0 {
 			return fmt.Errorf("%w: %q must be an IP address, because registry.registration.networks is set", ErrForbidden, host)
 		}
 		return nil
 	}
 	ip = ip.Unmap().WithZone("")
-	if ip.IsLinkLocalUnicast() || ip.IsMulticast() {
+	if checkAddress(ip, true) != nil {
 		return fmt.Errorf("%w: %s", ErrForbidden, ip)
 	}
 	if len(networks) == 0 {

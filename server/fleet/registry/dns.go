@@ -74,13 +74,19 @@ func (r *Registry) lookup(ctx context.Context, conf DNSConfig) ([]string, error)
 	ctx, cancel := context.WithTimeout(ctx, dnsTimeout)
 	defer cancel()
 	var hosts []string
+	left := map[string]int{}
 	if conf.SRV {
 		_, records, err := r.params.Resolver.LookupSRV(ctx, "", "", conf.Name)
 		if err != nil && len(records) == 0 {
 			return nil, fmt.Errorf("look up: %w", err)
 		}
 		for _, rec := range records {
-			hosts = append(hosts, net.JoinHostPort(strings.TrimSuffix(rec.Target, "."), strconv.Itoa(int(rec.Port))))
+			target := strings.TrimSuffix(rec.Target, ".")
+			if ip, err := netip.ParseAddr(target); err == nil && checkAddress(ip, true) != nil || err != nil && isNumber(target) {
+				left[leftAddress]++
+				continue
+			}
+			hosts = append(hosts, net.JoinHostPort(target, strconv.Itoa(int(rec.Port))))
 		}
 	} else {
 		addrs, err := r.params.Resolver.LookupNetIP(ctx, "ip", conf.Name)
@@ -88,11 +94,20 @@ func (r *Registry) lookup(ctx context.Context, conf DNSConfig) ([]string, error)
 			return nil, fmt.Errorf("look up: %w", err)
 		}
 		for _, a := range addrs {
+			if checkAddress(a, true) != nil { // a name of this machine may lead to it
+				left[leftAddress]++
+				continue
+			}
 			hosts = append(hosts, net.JoinHostPort(a.Unmap().String(), strconv.Itoa(conf.Port)))
 		}
 	}
 	slices.Sort(hosts)
-	return slices.Compact(hosts), nil
+	hosts = slices.Compact(hosts)
+	if above := len(hosts) - defaultMaxEndpoints; above > 0 {
+		left[leftLimit], hosts = above, hosts[:defaultMaxEndpoints]
+	}
+	r.leaveOut(sourceDNS+conf.Name, left, defaultMaxEndpoints)
+	return hosts, nil
 }
 
 // dnsSpecs fills the template for each host. The ids hide the addresses, because clients see them.

@@ -122,8 +122,22 @@ func (r *Registry) examineKubernetes(ctx context.Context, setting string, conf K
 	defer client.CloseIdleConnections()
 	c := r.newCluster(conf, &kubeAPI{client: client, server: conf.APIServer, credentials: conf.Credentials})
 	list := []SourceExamination{examineCollection(ctx, setting, c.slices)}
+	refused := 0
 	for _, s := range c.slices.objects {
-		list[0].Replicas += len(s.Endpoints)
+		for _, e := range s.Endpoints {
+			if len(e.Addresses) > 0 && checkEndpoint(e.Addresses[0], isNear(conf.APIServer)) != nil {
+				refused++
+				continue
+			}
+			list[0].Replicas++
+		}
+	}
+	switch above := list[0].Replicas + c.slices.cut - c.limit(); {
+	case list[0].Err != nil:
+	case refused > 0:
+		list[0].Err = fmt.Errorf("%d endpoints have addresses that no replica has (link-local, loopback, multicast, unspecified, or no IP address) and are refused", refused)
+	case above > 0:
+		list[0].Err = fmt.Errorf("%d endpoints are above max_endpoints (%d) and are left out", above, c.limit())
 	}
 	if c.pods != nil {
 		list = append(list, examineCollection(ctx, setting, c.pods))

@@ -12,3 +12,9 @@ func (p *Pool) Ready() int {
 	}
 	return n
 }
+
+// CheckEndpoint and IsNear are how a Service's addresses are checked.
+var (
+	CheckEndpoint = checkEndpoint
+	IsNear        = isNear
+)

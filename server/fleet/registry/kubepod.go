@@ -15,16 +15,23 @@ import (
 type pod struct {
 	Metadata objectMeta `json:"metadata"`
 	Spec     struct {
-		Containers []struct {
-			Env []struct {
-				Name  string `json:"name"`
-				Value string `json:"value"` // empty when it comes from elsewhere
-			} `json:"env"`
-		} `json:"containers"`
+		Containers capped[podContainer] `json:"containers"`
 	} `json:"spec"`
 }
 
+type (
+	podContainer struct {
+		Env capped[podVariable] `json:"env"`
+	}
+	podVariable struct {
+		Name  string `json:"name"`
+		Value string `json:"value"` // empty when it comes from elsewhere
+	}
+)
+
 func (p pod) meta() objectMeta { return p.Metadata }
+
+func (p pod) weight() int { return 1 }
 
 // podFacts are what a pod says of the engine in it. Zero fields are not said.
 type podFacts struct {

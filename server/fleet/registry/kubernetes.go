@@ -42,6 +42,8 @@ type KubernetesConfig struct {
 	Engines map[string]string `yaml:"engines"`
 	// Template sets the other fields of each replica; its id and url must be empty.
 	Template Spec `yaml:"template"`
+	// MaxEndpoints bounds the replicas of the Service: endpoints beyond are left out, counted and logged. Zero: 4096.
+	MaxEndpoints int `yaml:"max_endpoints"`
 	// APIServer is the API server's URL. Empty: https://kubernetes.default.svc.
 	APIServer string `yaml:"api_server"`
 	// Credentials is a directory with the files token, ca.crt and namespace. Empty: the pod's service account,
@@ -67,6 +69,7 @@ func (k KubernetesConfig) validate() error {
 		check.That(k.Template.ID == "" && k.Template.URL == "", "template", "id and url must be empty: they come from Kubernetes"),
 		check.That(k.APIServer == "" || strings.HasPrefix(k.APIServer, "https://") || strings.HasPrefix(k.APIServer, "http://"),
 			"api_server", "must have the form https://host:port, is %q", k.APIServer),
+		check.AtLeast("max_endpoints", k.MaxEndpoints, 0),
 		check.OneOf("pod_labels", k.PodLabels, "", podLabelsRead, podLabelsIgnore),
 	}
 	for _, model := range slices.Sorted(maps.Keys(k.Engines)) {
@@ -90,7 +93,11 @@ type cluster struct {
 	faults map[string]string         // why an endpoint is no replica
 	wrong  map[complaint]struct{}    // what was logged about pods that exist
 	facts  map[replica.ID]podVersion // what was read of each pod
+	used   map[string]bool           // pods that are replicas: the last ones to be left out
 }
+
+// limit is the largest number of replicas.
+func (c *cluster) limit() int { return cmp.Or(c.conf.MaxEndpoints, defaultMaxEndpoints) }
 
 // podVersion is what one version of a pod says.
 type podVersion struct {
@@ -144,7 +151,8 @@ func kubeClient(conf KubernetesConfig) (*http.Client, error) {
 		}
 		transport.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 	}
-	return &http.Client{Transport: transport}, nil
+	// A redirect would take the account's token with it, or the answer from elsewhere.
+	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }
 
 func (r *Registry) newCluster(conf KubernetesConfig, api *kubeAPI) *cluster {
@@ -160,7 +168,7 @@ func (r *Registry) newCluster(conf KubernetesConfig, api *kubeAPI) *cluster {
 	}
 	namespace := "/namespaces/" + url.PathEscape(conf.Namespace)
 	c.slices = &collection[endpointSlice]{
-		api: api, what: "endpoint slices", path: "/apis/discovery.k8s.io/v1" + namespace + "/endpointslices", changed: notify,
+		api: api, most: listedPerUsed * max(c.limit(), defaultMaxEndpoints), what: "endpoint slices", path: "/apis/discovery.k8s.io/v1" + namespace + "/endpointslices", changed: notify,
 		query: url.Values{"labelSelector": {"kubernetes.io/service-name=" + conf.Service}},
 		failed: func(err error) {
 			r.metrics.sourceFailed(context.Background(), c.source)
@@ -170,7 +178,7 @@ func (r *Registry) newCluster(conf KubernetesConfig, api *kubeAPI) *cluster {
 	if conf.PodLabels == podLabelsIgnore {
 		return c
 	}
-	c.pods = &collection[pod]{api: api, what: "pods", path: "/api/v1" + namespace + "/pods", changed: notify, failed: func(err error) {
+	c.pods = &collection[pod]{api: api, most: listedPerUsed * max(c.limit(), defaultMaxEndpoints), what: "pods", path: "/api/v1" + namespace + "/pods", changed: notify, failed: func(err error) {
 		if forbidden(err) {
 			r.log.Warn("pods may not be read: their labels and annotations are not used; grant list and watch on pods, or set pod_labels: ignore",
 				"source", c.source, "error", err)
@@ -205,12 +213,22 @@ func (c *cluster) run(ctx context.Context) {
 	}
 }
 
+// offering is one reading of all endpoints.
+type offering struct {
+	byID   map[replica.ID]Spec
+	used   map[string]bool
+	missed map[string]time.Time
+	faults map[string]string
+	left   map[string]int
+	waits  bool
+}
+
 // offer makes replicas of all endpoints known. waits reports that an endpoint is left out until its pod is known.
 func (c *cluster) offer(ctx context.Context) (waits bool) {
 	var all []endpointSlice
-	listed := false
+	listed, cut := false, 0
 	c.slices.read(func(objects map[string]endpointSlice, _, _ bool) {
-		listed = objects != nil
+		listed, cut = objects != nil, c.slices.cut
 		all = slices.Collect(maps.Values(objects))
 	})
 	pods, tried, live := c.podsOf(all)
@@ -220,33 +238,62 @@ func (c *cluster) offer(ctx context.Context) (waits bool) {
 	slices.SortFunc(all, func(a, b endpointSlice) int { // IPv4 before IPv6: a pod that has both counts once
 		return cmp.Or(cmp.Compare(a.AddressType, b.AddressType), cmp.Compare(a.Metadata.Name, b.Metadata.Name))
 	})
-	byID, missed, faults := map[replica.ID]Spec{}, map[string]time.Time{}, map[string]string{}
-	for _, slice := range all {
-		for _, e := range slice.Endpoints {
-			name := e.podName(c.conf.Namespace)
-			if name != "" && pods[name] == nil && live && c.waitsFor(name, missed) {
-				waits = true
-				continue
-			}
-			spec, err := c.spec(e, slice, pods[name])
-			if err != nil {
-				at := slice.Metadata.Name + " " + strings.Join(e.Addresses, ",")
-				if faults[at] = err.Error(); c.faults[at] != err.Error() {
-					c.r.log.Error("endpoint cannot be a replica", "source", c.source, "endpoint", at, "error", err)
-					c.r.metrics.sourceFailed(ctx, c.source)
+	o := offering{byID: map[replica.ID]Spec{}, used: map[string]bool{}, missed: map[string]time.Time{}, faults: map[string]string{}, left: map[string]int{}}
+	for _, known := range [...]bool{true, false} { // above the limit, replicas stay and new endpoints are left out
+		for _, slice := range all {
+			for _, e := range slice.Endpoints {
+				if name := e.podName(c.conf.Namespace); c.used[name] == known {
+					c.offerOne(ctx, &o, e, slice, name, pods[name], live)
 				}
-				continue
-			}
-			if _, known := byID[spec.ID]; !known {
-				byID[spec.ID] = spec
 			}
 		}
 	}
-	c.faults = faults
-	c.missed = missed
+	if cut > 0 {
+		o.left[leftLimit] += cut
+	}
+	c.faults, c.missed, c.used = o.faults, o.missed, o.used
+	c.r.leaveOut(c.source, o.left, c.limit())
 	c.forgetPods(pods)
-	c.r.offer(c.source, slices.Collect(maps.Values(byID)))
-	return waits
+	c.r.offer(c.source, slices.Collect(maps.Values(o.byID)))
+	return o.waits
+}
+
+// maxFaults bounds the endpoints whose faults are logged one by one.
+const maxFaults = 32
+
+// offerOne makes a replica of one endpoint.
+func (c *cluster) offerOne(ctx context.Context, o *offering, e endpoint, slice endpointSlice, name string, p *pod, live bool) {
+	if len(o.byID) >= c.limit() && !o.used[name] {
+		o.left[leftLimit]++
+		return
+	}
+	if name != "" && p == nil && live && c.waitsFor(name, o.missed) {
+		o.waits = true
+		return
+	}
+	spec, err := c.spec(e, slice, p)
+	if err != nil {
+		reason := leftInvalid
+		if errors.Is(err, errAddress) {
+			reason = leftAddress
+		}
+		o.left[reason]++
+		at := slice.Metadata.Name + " " + strings.Join(e.Addresses[:min(len(e.Addresses), 4)], ",")
+		if at = at[:min(len(at), 2*maxNameLen)]; len(o.faults) >= maxFaults {
+			return
+		}
+		if o.faults[at] = err.Error(); c.faults[at] != err.Error() {
+			c.r.log.Error("endpoint cannot be a replica", "source", c.source, "endpoint", at, "error", err)
+			c.r.metrics.sourceFailed(ctx, c.source)
+		}
+		return
+	}
+	if _, known := o.byID[spec.ID]; !known {
+		o.byID[spec.ID] = spec
+		if name != "" {
+			o.used[name] = true
+		}
+	}
 }
 
 // podsOf returns the pods of the endpoints, by name. tried reports that they were asked for, live that a pod that exists is
@@ -285,6 +332,9 @@ func (c *cluster) waitsFor(name string, missed map[string]time.Time) bool {
 func (c *cluster) spec(e endpoint, slice endpointSlice, p *pod) (Spec, error) {
 	if len(e.Addresses) == 0 {
 		return Spec{}, errors.New("endpoint without an address")
+	}
+	if err := checkEndpoint(e.Addresses[0], isNear(c.conf.APIServer)); err != nil {
+		return Spec{}, err
 	}
 	s := c.conf.Template
 	name := e.podName("")
@@ -331,16 +381,17 @@ func (c *cluster) spec(e endpoint, slice endpointSlice, p *pod) (Spec, error) {
 // The parts of discovery.k8s.io/v1 that matter here.
 type (
 	endpointSlice struct {
-		Metadata    objectMeta `json:"metadata"`
-		AddressType string     `json:"addressType"`
-		Endpoints   []endpoint `json:"endpoints"`
-		Ports       []struct {
-			Name *string `json:"name"`
-			Port *int    `json:"port"`
-		} `json:"ports"`
+		Metadata    objectMeta        `json:"metadata"`
+		AddressType string            `json:"addressType"`
+		Endpoints   capped[endpoint]  `json:"endpoints"`
+		Ports       capped[slicePort] `json:"ports"`
+	}
+	slicePort struct {
+		Name *string `json:"name"`
+		Port *int    `json:"port"`
 	}
 	endpoint struct {
-		Addresses  []string `json:"addresses"`
+		Addresses  capped[string] `json:"addresses"`
 		Conditions struct {
 			Terminating *bool `json:"terminating"`
 		} `json:"conditions"`
@@ -355,6 +406,8 @@ type (
 )
 
 func (s endpointSlice) meta() objectMeta { return s.Metadata }
+
+func (s endpointSlice) weight() int { return max(1, len(s.Endpoints)) }
 
 // port finds the port that the operator named.
 func (s endpointSlice) port(want string) (int, bool) {

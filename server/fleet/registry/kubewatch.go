@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,8 +19,12 @@ import (
 )
 
 const (
-	kubePage     = 500
-	maxKubePage  = 64 << 20
+	kubePage     = 50
+	maxKubePage  = 16 << 20
+	maxKubeEvent = 4 << 20 // an object has 1.5 MiB at most
+	// listedPerUsed bounds what is kept of a list, by what may be used of it.
+	listedPerUsed = 4
+
 	maxKubeError = 4 << 10
 	kubeTimeout  = 30 * time.Second
 
@@ -54,7 +59,11 @@ type objectMeta struct {
 }
 
 // kubeObject is what a collection holds.
-type kubeObject interface{ meta() objectMeta }
+type kubeObject interface {
+	meta() objectMeta
+	// weight is how much of the collection's bound it takes.
+	weight() int
+}
 
 // collection mirrors the objects of one list of the API server: it lists, then watches, and lists again when the server
 // has forgotten the version. While the server cannot be read, the objects stay as they are. items may be called at once
@@ -63,6 +72,8 @@ type collection[T kubeObject] struct {
 	api  *kubeAPI
 	what string // for errors: "endpoint slices"
 	path string
+	// most bounds the weight of all objects; others are left out.
+	most int
 	// query selects the objects of the list.
 	query url.Values
 	// changed is called after every change, and after an attempt to list; it must not block.
@@ -74,6 +85,28 @@ type collection[T kubeObject] struct {
 	objects map[string]T // by name; guarded by mu
 	tried   bool         // guarded by mu
 	live    bool         // guarded by mu
+	sum     int          // the weight of objects; guarded by mu
+	cut     int          // the weight of what was left out since the last list; guarded by mu
+}
+
+// put enters an object unless there is no room for it; mu is held.
+func (c *collection[T]) put(name string, object T) {
+	c.drop(name)
+	n := object.weight()
+	if c.sum+n > c.most {
+		c.cut += n
+		return
+	}
+	c.objects[name] = object
+	c.sum += n
+}
+
+// drop removes an object; mu is held.
+func (c *collection[T]) drop(name string) {
+	if old, known := c.objects[name]; known {
+		c.sum -= old.weight()
+		delete(c.objects, name)
+	}
 }
 
 // run follows the list until ctx ends.
@@ -143,22 +176,28 @@ func (c *collection[T]) follow(ctx context.Context) (listed bool, err error) {
 
 // list replaces what is known by all objects of the list, and returns the version that a watch continues from.
 func (c *collection[T]) list(ctx context.Context) (version string, err error) {
-	found := map[string]T{}
+	found, sum, cut := map[string]T{}, 0, 0
 	query := url.Values{"limit": {strconv.Itoa(kubePage)}}
 	for {
 		var page struct {
 			Metadata objectMeta `json:"metadata"`
-			Items    []T        `json:"items"`
+			Items    capped[T]  `json:"items"`
 		}
 		if err := c.page(ctx, query, &page); err != nil {
 			return "", fmt.Errorf("list %s: %w", c.what, err)
 		}
 		for _, object := range page.Items {
+			n := object.weight()
+			if sum+n > c.most {
+				cut += n
+				continue
+			}
 			found[object.meta().Name] = object
+			sum += n
 		}
 		version = page.Metadata.ResourceVersion
-		if page.Metadata.Continue == "" {
-			c.set(func() { c.objects, c.tried, c.live = found, true, true })
+		if page.Metadata.Continue == "" || cut > c.most { // a list without an end is cut off
+			c.set(func() { c.objects, c.tried, c.live, c.sum, c.cut = found, true, true, sum, cut })
 			return version, nil
 		}
 		query.Set("continue", page.Metadata.Continue)
@@ -173,7 +212,8 @@ func (c *collection[T]) page(ctx context.Context, query url.Values, into any) er
 		return err
 	}
 	defer body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
-	return json.NewDecoder(io.LimitReader(body, maxKubePage)).Decode(into)
+	bounded := &eventReader{from: body, left: maxKubePage}
+	return json.NewDecoder(bounded).Decode(into)
 }
 
 // watch follows changes from a version on, until the server ends the watch as it should, and
@@ -189,7 +229,9 @@ func (c *collection[T]) watch(ctx context.Context, version string) (string, erro
 		return "", fmt.Errorf("watch %s: %w", c.what, err)
 	}
 	defer body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
-	for events := json.NewDecoder(body); ; {
+	bounded := &eventReader{from: body}
+	for events := json.NewDecoder(bounded); ; {
+		bounded.left = maxKubeEvent
 		var event struct {
 			Type   string          `json:"type"`
 			Object json.RawMessage `json:"object"`
@@ -212,11 +254,62 @@ func (c *collection[T]) watch(ctx context.Context, version string) (string, erro
 		}
 		switch event.Type {
 		case "ADDED", "MODIFIED":
-			c.set(func() { c.objects[meta.Name] = object })
+			c.set(func() { c.put(meta.Name, object) })
 		case "DELETED":
-			c.set(func() { delete(c.objects, meta.Name) })
+			c.set(func() { c.drop(meta.Name) })
 		}
 	}
+}
+
+// maxListed bounds each list in an object: an EndpointSlice has at most 1,000 endpoints.
+const maxListed = 1000
+
+// capped is a list of which no more than maxListed elements are kept: many empty ones fit into a short text.
+type capped[T any] []T
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *capped[T]) UnmarshalJSON(text []byte) (err error) {
+	*l, err = readCapped[T](text, maxListed)
+	return err
+}
+
+// readCapped reads at most the first elements of a list; null is an empty one.
+func readCapped[T any](text []byte, most int) (list []T, err error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	begin, err := d.Token()
+	if err != nil || begin == nil {
+		return nil, err
+	}
+	if begin != json.Delim('[') {
+		return nil, errors.New("a list is expected")
+	}
+	for d.More() && len(list) < most {
+		var one T
+		if err := d.Decode(&one); err != nil {
+			return list, err
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+// errTooLong: a page or an event is larger than any that an API server sends.
+var errTooLong = errors.New("the answer is too long")
+
+// eventReader reads at most left bytes.
+type eventReader struct {
+	from io.Reader
+	left int
+}
+
+// Read implements io.Reader.
+func (r *eventReader) Read(p []byte) (int, error) {
+	if r.left <= 0 {
+		return 0, errTooLong
+	}
+	n, err := r.from.Read(p[:min(len(p), r.left)])
+	r.left -= n
+	return n, err
 }
 
 func watchError(what string, object []byte) error {

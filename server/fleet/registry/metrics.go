@@ -32,7 +32,9 @@ func newMetrics(provider metric.MeterProvider, r *Registry) *metrics {
 
 	replicas := s.ObservedGauge("kvpilot.registry.replicas", "{replica}", "Replicas, by state.")
 	draining := s.ObservedGauge("kvpilot.registry.draining", "{replica}", "1 for each replica that drains, by replica.")
+	left := s.ObservedGauge("kvpilot.registry.endpoints_left_out", "{endpoint}", "Endpoints that a Service or a DNS name lists and that are no replicas, by source and reason: address (refused), limit (above max_endpoints), invalid.")
 	s.Observe(func(o metric.Observer) {
+		r.left.observe(context.Background(), func(n int64, labels metric.MeasurementOption) { o.ObserveInt64(left, n, labels) })
 		counts := make([]int64, len(m.byState))
 		for _, r := range r.Snapshot().Replicas {
 			counts[r.State]++

@@ -16,6 +16,7 @@ import (
 
 // Registry knows the replicas. New makes one; Run runs it.
 type Registry struct {
+	left    leftOut
 	conf    atomic.Pointer[Config]
 	keys    atomic.Pointer[keyring]
 	params  Params

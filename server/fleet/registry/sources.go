@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -97,7 +98,15 @@ func boundAddress(endpoint, host string) (string, error) {
 	if !ok {
 		return "", fmt.Errorf("%q: only tcp and ipc can be dialled", endpoint)
 	}
-	return tcpAddress(rest, host, 0, true, true)
+	address, err := tcpAddress(rest, host, 0, true, true)
+	if err != nil {
+		return "", err
+	}
+	at, _, _ := net.SplitHostPort(strings.TrimPrefix(address, "tcp://")) // tcpAddress made it
+	if ip, err := netip.ParseAddr(at); at != strings.Trim(host, "[]") && (err == nil && checkAddress(ip, true) != nil || err != nil && isNumber(at)) {
+		return "", fmt.Errorf("%q: %w", endpoint, errAddress)
+	}
+	return address, nil
 }
 
 // found applies where a replica reports that it publishes. Any change makes its ranks new ones.

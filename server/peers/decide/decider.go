@@ -127,7 +127,7 @@ func (d *Decider) Event(from ID, ev *kvpilotv1.FrontendEvent) {
 		}
 	case *kvpilotv1.FrontendEvent_Progress:
 		if choice := d.choice(c, e.Progress.GetNumber()); choice != nil {
-			choice.Progress(int(e.Progress.GetOutputTokens()))
+			choice.Progress(tokensOf(e.Progress.GetOutputTokens()))
 		}
 	case *kvpilotv1.FrontendEvent_End:
 		d.end(c, e.End.GetNumber(), resultOf(e.End))
@@ -141,9 +141,15 @@ func (d *Decider) Event(from ID, ev *kvpilotv1.FrontendEvent) {
 // ask decides a question, now or when the hold queue releases it.
 func (d *Decider) ask(c *client, ask *kvpilotv1.Ask) {
 	number := ask.GetNumber()
+	if !isShort(ask.GetId(), ask.GetRequestId(), ask.GetTraceId(), ask.GetSpanId(), ask.GetModel(), ask.GetServed(), ask.GetAdapter(), ask.GetTenant(), ask.GetSession()) {
+		return
+	}
 	q := &question{id: ask.GetId()}
 	d.mu.Lock()
-	older, ok := c.name(q.id, number)
+	older, ok := uint64(0), false
+	if len(c.asks) < maxOfPeer && len(c.booked) < maxOfPeer {
+		older, ok = c.name(q.id, number)
+	}
 	if ok {
 		c.asks[number] = q
 	}

@@ -566,6 +566,33 @@ func TestHeldRequestsMoveWithTheirAge(t *testing.T) {
 	w.endAll()
 }
 
+// A decider that says that a request is held, and nothing more, is believed for as long as a queue may hold one.
+func TestAHeldRequestIsNotHeldForEver(t *testing.T) {
+	w := newWorld(t, 5, 2, 2, func(c *chooser.Config) { c.Queue.MaxWait = 2 * time.Second })
+	decider := w.router(w.routers[0].frontend.Decider("m"))
+	r := w.routers[0]
+	if r == decider {
+		r = w.routers[1]
+	}
+	decider.stopped = true
+	r.submit(1, 320)
+	claim := func(d time.Duration) {
+		for range int(d / (50 * time.Millisecond)) {
+			r.frontend.Reply(decider.id, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Held{Held: 1}})
+			w.run(50 * time.Millisecond)
+		}
+	}
+	claim(1900 * time.Millisecond)
+	if len(r.waiting) != 1 || r.alone != 0 {
+		t.Fatalf("after 1.9 s %d wait, %d were decided alone; want 1 and 0", len(r.waiting), r.alone)
+	}
+	claim(300 * time.Millisecond)
+	if len(r.waiting) != 0 || r.alone != 1 {
+		t.Errorf("after 2.2 s %d wait, %d were decided alone; want 0 and 1", len(r.waiting), r.alone)
+	}
+	r.dead, decider.dead = true, true
+}
+
 // Random operations over three routers, with delays, lost messages, broken links, silent routers, partitions and a death.
 func TestAtRestTheDeciderKnowsWhatIsInFlight(t *testing.T) {
 	seeds := 40

@@ -50,8 +50,14 @@ func (d *Decider) bookings(c *client, in *kvpilotv1.Bookings) {
 // adopt books a frontend's request in flight. One that cannot be booked is noted, so that the sums agree.
 func (d *Decider) adopt(c *client, in *kvpilotv1.Booking) {
 	number := in.GetNumber()
+	if !isShort(in.GetId(), in.GetTenant(), in.GetModel(), in.GetSession()) {
+		return
+	}
 	d.mu.Lock()
-	older, ok := c.name(in.GetId(), number)
+	older, ok := uint64(0), false
+	if len(c.booked) < maxOfPeer {
+		older, ok = c.name(in.GetId(), number)
+	}
 	d.mu.Unlock()
 	if !ok {
 		return
@@ -79,7 +85,7 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 	}
 	req := &chooser.Request{
 		ID: in.GetId(), Attempt: int(in.GetAttempt()), Tenant: in.GetTenant(), Model: in.GetModel(), Session: in.GetSession(), Replicas: replicas,
-		PromptTokens: int(in.GetPromptTokens()), ExpectedOutput: int(in.GetExpectedOutput()), Unstreamed: in.GetUnstreamed(),
+		PromptTokens: tokensOf(in.GetPromptTokens()), ExpectedOutput: tokensOf(in.GetExpectedOutput()), Unstreamed: in.GetUnstreamed(),
 		Quiet: in.GetQuiet() || in.GetLeased(), AskedBy: string(from), Again: true,
 	}
 	var hashed []blockhash.Hash
@@ -90,7 +96,7 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 	dec := &decision.Decision{
 		ID: req.ID, Attempt: req.Attempt, Tenant: req.Tenant, At: at, Model: req.Model, PromptTokens: req.PromptTokens, AskedBy: string(from),
 		Candidates: []decision.Candidate{{
-			Replica: replica.ID(in.GetReplicaId()), Slot: slot, Rank: uint16(in.GetRank()), Uncached: in.GetUncachedTokens(), Prefill: in.GetPrefillS(),
+			Replica: replica.ID(in.GetReplicaId()), Slot: slot, Rank: uint16(in.GetRank()), Uncached: min(in.GetUncachedTokens(), maxTokens), Prefill: amount(in.GetPrefillS()),
 			BlockSize: in.GetKeys().GetBlockSize(), EngineWaiting: -1, KVUsage: -1,
 		}},
 	}
@@ -108,7 +114,7 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 	if in.GetPrefilled() {
 		choice.FirstToken()
 	}
-	if n := int(in.GetOutputTokens()); n > 0 {
+	if n := tokensOf(in.GetOutputTokens()); n > 0 {
 		choice.Progress(n)
 	}
 	return choice

@@ -193,7 +193,7 @@ func (f *Frontend) chosen(from ID, in *kvpilotv1.Chosen) {
 	b := newBooking(f, w, in.GetNumber())
 	req := *w.req
 	req.Observer, req.Again = b, true
-	d := decisionOf(in, &req, from, slot, now)
+	d := decisionOf(in, &req, from, slot, now, now.Sub(w.began))
 	d.Took = max(0, now.Sub(asked)-d.Held)
 	by := chooser.Decided{Decision: d, Rank: int(in.GetRank())}
 	for _, r := range req.Replicas {

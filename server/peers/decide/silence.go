@@ -14,7 +14,7 @@ func (f *Frontend) tickEvery() time.Duration { return f.cfg.Patience / 2 }
 func (f *Frontend) Tick() {
 	now := f.params.Now()
 	f.mu.Lock()
-	late := f.late(now)
+	late := append(f.late(now), f.heldTooLong(now)...)
 	changed := false
 	if a := f.params.Ability(); a != f.ability {
 		f.ability, changed = a, true

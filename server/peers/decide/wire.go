@@ -12,7 +12,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -55,12 +54,13 @@ func plain(o *chooser.Options) bool {
 func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *chooser.Request {
 	req := &chooser.Request{
 		ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId(), TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(),
-		Model: ask.GetModel(), Served: ask.GetServed(), Adapter: ask.GetAdapter(), Tenant: ask.GetTenant(), Session: ask.GetSession(), SessionReturn: ask.GetSessionReturn().AsDuration(), Replicas: replicas,
-		PromptTokens: int(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: int(ask.GetLongest()), Keyless: ask.GetKeyless(),
-		Priority: int(ask.GetPriority()), ExpectedOutput: int(ask.GetExpectedOutput()), Bytes: int(ask.GetBytes()),
+		Model: ask.GetModel(), Served: ask.GetServed(), Adapter: ask.GetAdapter(), Tenant: ask.GetTenant(), Session: ask.GetSession(),
+		SessionReturn: min(ask.GetSessionReturn().AsDuration(), maxSpan), Replicas: replicas,
+		PromptTokens: tokensOf(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: tokensOf(ask.GetLongest()), Keyless: ask.GetKeyless(),
+		Priority: int(ask.GetPriority()), ExpectedOutput: tokensOf(ask.GetExpectedOutput()), Bytes: int(ask.GetBytes()),
 		Exclude: ids(ask.GetExclude()), Avoid: ids(ask.GetAvoid()), Holder: replica.ID(ask.GetHolder()),
-		Unbooked: ask.GetUnbooked(), NoQueue: ask.GetNoQueue(), Unread: ask.GetUnread(), Samples: int(ask.GetSamples()),
-		Age: ask.GetAge().AsDuration(), AskedBy: string(from), Again: true,
+		Unbooked: ask.GetUnbooked(), NoQueue: ask.GetNoQueue(), Unread: ask.GetUnread(), Samples: int(min(ask.GetSamples(), maxSamples)),
+		Age: max(0, min(ask.GetAge().AsDuration(), maxSpan)), AskedBy: string(from), Again: true,
 		// The frontend keeps the lease of an external caller; whether its request was sent is unknown.
 		Unstreamed: ask.GetUnstreamed() || ask.GetLeased() && !ask.GetReports(), Quiet: ask.GetQuiet() || ask.GetLeased(),
 	}
@@ -99,25 +99,27 @@ func chosenOf(number uint64, c *chooser.Choice) *kvpilotv1.Chosen {
 	}
 }
 
-// decisionOf reads the answer to req, which the rank at slot serves.
-func decisionOf(in *kvpilotv1.Chosen, req *chooser.Request, by ID, slot replica.Slot, now time.Time) *decision.Decision {
+// decisionOf reads the answer to req, which the rank at slot serves. waited is the time since this router has the request: it was
+// held for no longer than that.
+func decisionOf(in *kvpilotv1.Chosen, req *chooser.Request, by ID, slot replica.Slot, now time.Time, waited time.Duration) *decision.Decision {
 	both := new(struct {
 		d     decision.Decision
 		cands [1]decision.Candidate
 	})
+	prompt := uint32(max(0, req.PromptTokens))
 	both.cands[0] = decision.Candidate{
-		Replica: replica.ID(in.GetReplicaId()), Rank: uint16(in.GetRank()), Slot: slot, Feed: kvblock.FeedState(in.GetFeed()), BlockSize: in.GetBlockSize(),
-		GPU: in.GetGpuTokens(), CPU: in.GetCpuTokens(), Disk: in.GetDiskTokens(), Uncached: in.GetUncachedTokens(),
-		Prefill: in.GetPrefillS(), Backlog: in.GetBacklogS(), TTFT: in.GetTtftS(), TPOT: in.GetTpotS(), Cost: in.GetCost(),
+		Replica: replica.ID(in.GetReplicaId()), Rank: uint16(in.GetRank()), Slot: slot, Feed: feedOf(in.GetFeed()), BlockSize: in.GetBlockSize(),
+		GPU: min(in.GetGpuTokens(), prompt), CPU: min(in.GetCpuTokens(), prompt), Disk: min(in.GetDiskTokens(), prompt), Uncached: min(in.GetUncachedTokens(), prompt),
+		Prefill: amount(in.GetPrefillS()), Backlog: amount(in.GetBacklogS()), TTFT: amount(in.GetTtftS()), TPOT: amount(in.GetTpotS()), Cost: finite(in.GetCost()),
 		Requests: in.GetRequests(), Waiting: in.GetWaiting(), EngineWaiting: -1, KVUsage: -1,
-		FullStep: in.GetFullStepS(), StepTime: in.GetStepS(), Slowdown: in.GetSlowdown(),
+		FullStep: amount(in.GetFullStepS()), StepTime: amount(in.GetStepS()), Slowdown: amount(in.GetSlowdown()),
 	}
 	both.d = decision.Decision{
 		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter,
-		Policy: decision.Policy(in.GetPolicy()), Reason: decision.Reason(in.GetReason()), PromptTokens: req.PromptTokens, Estimated: req.Estimated,
+		Policy: decision.ReadPolicy(in.GetPolicy()), Reason: decision.ReadReason(in.GetReason()), PromptTokens: req.PromptTokens, Estimated: req.Estimated,
 		Keyless: req.Hashes == nil || req.Keyless, Pinned: req.Options.Pinned != "" || req.Holder != "", TooLong: in.GetTooLong(),
 		ExpectedOutput: req.ExpectedOutput, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: both.cands[:], Others: int(in.GetOthers()), Elsewhere: in.GetOtherReplica(),
-		Margin: in.GetMargin(), Load: in.GetLoad(), Held: max(0, in.GetHeld().AsDuration()), DecidedBy: string(by),
+		Margin: finite(in.GetMargin()), Load: finite(in.GetLoad()), Held: max(0, min(in.GetHeld().AsDuration(), waited)), DecidedBy: string(by),
 	}
 	return &both.d
 }
@@ -206,11 +208,11 @@ func errorOf(in *kvpilotv1.Refused) error {
 	case causeNoReplica:
 		return nil
 	case causeInvalid:
-		return fmt.Errorf("%w: %s", chooser.ErrInvalid, in.GetMessage())
+		return fmt.Errorf("%w: %s", chooser.ErrInvalid, clip(in.GetMessage()))
 	case causeDuplicate:
-		return fmt.Errorf("%w: %s", chooser.ErrDuplicate, in.GetMessage())
+		return fmt.Errorf("%w: %s", chooser.ErrDuplicate, clip(in.GetMessage()))
 	default:
-		return &chooser.Refused{Cause: cause, RetryAfter: in.GetRetryAfter().AsDuration()}
+		return &chooser.Refused{Cause: chooser.ReadCause(cause), RetryAfter: max(0, min(in.GetRetryAfter().AsDuration(), maxRetryAfter))}
 	}
 }
 

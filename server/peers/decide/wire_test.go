@@ -2,7 +2,9 @@ package decide
 
 import (
 	"fmt"
+	"math"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -79,7 +81,7 @@ func TestAChoiceSaysWhetherAnotherReplicaCouldServe(t *testing.T) {
 		if err := proto.Unmarshal(text, &back); err != nil {
 			t.Fatal(err)
 		}
-		there := decisionOf(&back, &chooser.Request{}, "0000000a", 5, time.Time{})
+		there := decisionOf(&back, &chooser.Request{}, "0000000a", 5, time.Time{}, 0)
 		if here.HasOtherReplica() != test.want || there.HasOtherReplica() != test.want {
 			t.Errorf("%s: %v where it was made, %v where it was asked, want %v", name, here.HasOtherReplica(), there.HasOtherReplica(), test.want)
 		}
@@ -193,4 +195,30 @@ func emptyDecider(t *testing.T) *Decider {
 		Self: "0000000b", Chooser: c, Pool: func(m string) string { return m }, Replicas: func(string, string) []*replica.Replica { return []*replica.Replica{r} },
 		RankOf: func(replica.Slot) (replica.Rank, bool) { return replica.Rank{}, false }, SendReply: func(ID, *kvpilotv1.DeciderReply) {},
 	})
+}
+
+// What a peer says becomes load, labels and texts here: words are known ones, numbers are possible ones.
+func TestWordsOfPeersAreBounded(t *testing.T) {
+	d := decisionOf(&kvpilotv1.Chosen{
+		Policy: "evil-1", Reason: "evil-2", Feed: 99, GpuTokens: math.MaxUint32, UncachedTokens: math.MaxUint32, TtftS: math.NaN(), PrefillS: math.Inf(1), TpotS: -1,
+		BacklogS: 1e300, Cost: math.Inf(-1), Margin: math.NaN(), Load: math.NaN(), Held: span(time.Hour), Slowdown: math.Inf(1),
+	}, &chooser.Request{PromptTokens: 100}, "0000000a", 5, time.Time{}, time.Second)
+	c := d.Candidates[0]
+	if d.Policy != decision.PolicyOther || d.Reason != decision.ReasonOther || d.Held != time.Second || d.Margin != 0 || d.Load != 0 {
+		t.Errorf("decision %+v", d)
+	}
+	if c.GPU != 100 || c.Uncached != 100 || c.TTFT != 0 || c.Prefill != maxSeconds || c.TPOT != 0 || c.Backlog != maxSeconds || c.Cost != 0 || c.Slowdown != maxSeconds || c.Feed != 0 {
+		t.Errorf("candidate %+v", c)
+	}
+	refused, ok := errorOf(&kvpilotv1.Refused{Cause: "evil-3", RetryAfter: span(1e6 * time.Hour)}).(*chooser.Refused)
+	if !ok || refused.Cause != "other" || refused.RetryAfter != time.Hour {
+		t.Errorf("refusal %+v", refused)
+	}
+	if err := errorOf(&kvpilotv1.Refused{Cause: causeInvalid, Message: strings.Repeat("a", 1<<20)}); len(err.Error()) > 2*maxMessage {
+		t.Errorf("an error of %d bytes", len(err.Error()))
+	}
+	req := requestOf(&kvpilotv1.Ask{PromptTokens: math.MaxUint32, ExpectedOutput: math.MaxUint32, Samples: math.MaxUint32, Age: span(1e6 * time.Hour)}, "0000000a", nil)
+	if req.PromptTokens != maxTokens || req.ExpectedOutput != maxTokens || req.Samples != maxSamples || req.Age != maxSpan {
+		t.Errorf("question %+v", req)
+	}
 }

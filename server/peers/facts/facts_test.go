@@ -418,3 +418,62 @@ func TestStoresAgreeAtRest(t *testing.T) {
 		})
 	}
 }
+
+// Drains of replicas that there are not are bounded in number and gone after a minute, here and in the registry; those of replicas that
+// are found in that time stay, and no router brings the others back.
+func TestDrainsOfUnknownReplicasDoNotStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		a, b := f.start("a"), f.start("b")
+		defer f.stopAll()
+		pass(2 * time.Second)
+		lies := &kvpilotv1.Facts{}
+		for i := range 3000 {
+			lies.Drains = append(lies.Drains, &kvpilotv1.DrainFact{
+				ReplicaId: fmt.Sprintf("strange-%04d", i), Drained: true, By: "evil", Version: &kvpilotv1.FactVersion{TimeMs: uint64(time.Now().Add(20 * time.Hour).UnixMilli()), RouterId: "evil"},
+			})
+		}
+		b.drain("r", true)
+		a.store.merge(lies)
+		count := func(r *router) (facts, inForce int) {
+			r.store.mu.Lock()
+			facts = len(r.store.drains.facts)
+			r.store.mu.Unlock()
+			return facts, len(r.view().drained)
+		}
+		pass(10 * time.Second)
+		for _, r := range []*router{a, b} {
+			if facts, inForce := count(r); facts > maxStrange+1 || inForce > maxStrange+1 || facts < 2 {
+				t.Errorf("%s: %d facts, %d in force; at most %d are allowed", r.id, facts, inForce, maxStrange+1)
+			}
+		}
+		a.mu.Lock()
+		a.present["strange-0001"] = true // it is discovered
+		a.mu.Unlock()
+		b.mu.Lock()
+		b.present["strange-0001"] = true
+		b.mu.Unlock()
+		pass(2 * time.Minute)
+		for range 20 {
+			for _, r := range []*router{a, b} {
+				if facts, inForce := count(r); facts != 2 || inForce != 2 || !r.isDrained("r") || !r.isDrained("strange-0001") {
+					t.Fatalf("%s: %d facts, %d in force %v; want those of r and strange-0001", r.id, facts, inForce, r.view().drained)
+				}
+			}
+			pass(15 * time.Second)
+		}
+		a.mu.Lock()
+		clear(a.present) // a replica that was known may be away
+		a.mu.Unlock()
+		pass(10 * time.Minute)
+		if !a.isDrained("strange-0001") {
+			t.Error("the drain of a replica that is away ended")
+		}
+		a.store.mu.Lock()
+		strange := a.store.drains.strange
+		a.store.mu.Unlock()
+		if strange != 0 || a.store.digest() != b.store.digest() {
+			t.Errorf("%d strange facts are counted, digests %x and %x", strange, a.store.digest(), b.store.digest())
+		}
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -35,6 +36,14 @@ type router struct {
 	specs   map[replica.ID]registry.Spec
 	learned map[replica.Rank]speed.Model
 	taken   map[replica.Rank]speed.Model
+	present map[replica.ID]bool
+}
+
+// knows: replicas named "strange…" are known only where they are present.
+func (r *router) knows(id replica.ID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !strings.HasPrefix(string(id), "strange") || r.present[id]
 }
 
 func (r *router) ApplyDrain(_ context.Context, id replica.ID, drain func() *registry.Drain) error {
@@ -123,9 +132,9 @@ func newFleet(t *testing.T) *fleet { return &fleet{t: t, routers: map[string]*ro
 func (f *fleet) start(id string) *router {
 	r := &router{
 		id: id, pins: pins.New(pins.DefaultConfig(), nil), drained: map[replica.ID]*registry.Drain{}, leases: map[replica.ID]time.Time{},
-		specs: map[replica.ID]registry.Spec{}, learned: map[replica.Rank]speed.Model{}, taken: map[replica.Rank]speed.Model{},
+		specs: map[replica.ID]registry.Spec{}, learned: map[replica.Rank]speed.Model{}, taken: map[replica.Rank]speed.Model{}, present: map[replica.ID]bool{},
 	}
-	r.store = New(Params{Self: id, Peers: func() []Peer { return f.peers(id) }, Registry: r, Rates: r, Decides: r.decides, Pins: r.pins})
+	r.store = New(Params{Self: id, Peers: func() []Peer { return f.peers(id) }, Registry: r, Rates: r, Known: r.knows, Decides: r.decides, Pins: r.pins})
 	ctx, cancel := context.WithCancel(f.t.Context())
 	done := make(chan struct{})
 	go func() {

@@ -46,6 +46,8 @@ type Params struct {
 	Peers    func() []Peer
 	Registry Registry
 	Rates    Rates
+	// Known reports whether there is a replica, so that its drain is kept; nil: each is known.
+	Known func(replica.ID) bool
 	// Decides reports whether this router decides for a replica, so that it publishes what it learns about it.
 	Decides func(replica.ID) bool
 	Pins    Pins
@@ -113,6 +115,9 @@ func New(p Params) *Store {
 		senders: map[string]*sender{}, due: map[ref]struct{}{},
 		apply: make(chan struct{}, 1), peers: make(chan struct{}, 1),
 	}
+	if p.Known != nil {
+		s.drains.isKnown = func(key string) bool { return p.Known(replica.ID(key)) }
+	}
 	s.metrics = newMetrics(p.Meter, s)
 	return s
 }
@@ -120,7 +125,7 @@ func New(p Params) *Store {
 // Drained notes that a caller of this router has drained a replica, or undrained it: drain is nil.
 func (s *Store) Drained(id replica.ID, drain *registry.Drain) {
 	now := time.Now()
-	e := entry[registry.Drain]{gone: drain == nil}
+	e := entry[registry.Drain]{gone: drain == nil, met: true}
 	if drain != nil {
 		e.value = *drain
 	}
@@ -209,7 +214,9 @@ func (s *Store) expire() {
 			s.regs.facts[key] = e // the version stays: each router notes this by itself
 		}
 	}
-	s.drains.expire(now)
+	for _, key := range s.drains.expire(now) {
+		s.dueLocked(ref{kindDrain, key}) // the registry drops it too
+	}
 	s.regs.expire(now)
 	s.rates.expire(now)
 }

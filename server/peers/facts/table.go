@@ -28,7 +28,17 @@ type entry[V any] struct {
 	// gone: it is no longer true, and kept so that older versions do not come back.
 	gone bool
 	size int // of the value in bytes, where that varies
+	// got is when it came. met: its subject was known here at a time since.
+	got time.Time
+	met bool
 }
+
+const (
+	// keepStrange is how long a fact about a subject that is not known here waits for it: discovery takes seconds.
+	keepStrange = time.Minute
+	// maxStrange bounds such facts, and the versions of those that were dropped.
+	maxStrange = 1024
+)
 
 // table has the last version of each fact of one kind.
 type table[V any] struct {
@@ -40,6 +50,36 @@ type table[V any] struct {
 	most, mostBytes int
 	bytes           int
 	digest          uint64
+	// isKnown reports whether the subject of a key is known here; nil: each is. strange counts the facts about others, and
+	// dropped has the versions of those that waited in vain, so that peers do not bring them again.
+	isKnown func(key string) bool
+	strange int
+	dropped map[string]version
+}
+
+// isFull reports whether there are too many facts about unknown subjects for another one about key.
+func (t *table[V]) isFull(key string) bool {
+	_, have := t.facts[key]
+	return !have && t.strange >= maxStrange && t.isStrange(key)
+}
+
+func (t *table[V]) isStrange(key string) bool { return t.isKnown != nil && !t.isKnown(key) }
+
+// meet notes that the subject of a fact is known.
+func (t *table[V]) meet(key string, e entry[V]) {
+	e.met = true
+	t.facts[key] = e
+	t.strange--
+	delete(t.dropped, key)
+}
+
+// forget drops a fact whose subject did not come.
+func (t *table[V]) forget(key string, v version) {
+	if t.dropped == nil || len(t.dropped) >= maxStrange {
+		t.dropped = map[string]version{}
+	}
+	t.dropped[key] = v
+	t.drop(key)
 }
 
 func newTable[V any](k kind, keep, alive time.Duration, most, mostBytes int) *table[V] {
@@ -48,10 +88,18 @@ func newTable[V any](k kind, keep, alive time.Duration, most, mostBytes int) *ta
 
 // put enters a fact unless a later one with its key is known, and reports whether it did.
 func (t *table[V]) put(key string, e entry[V], now time.Time) bool {
-	if old, known := t.facts[key]; known && !e.version.after(old.version) || t.over(&e, now) {
+	old, known := t.facts[key]
+	if known && !e.version.after(old.version) || t.over(&e, now) {
+		return false
+	}
+	e.got, e.met = now, e.met || old.met || !t.isStrange(key)
+	if v, was := t.dropped[key]; was && !e.met && !e.version.after(v) {
 		return false
 	}
 	t.drop(key)
+	if !e.met {
+		t.strange++
+	}
 	t.facts[key] = e
 	t.bytes += e.size
 	t.digest ^= mark(t.kind, key, e.version)
@@ -71,19 +119,30 @@ func (t *table[V]) over(e *entry[V], now time.Time) bool {
 	return limit > 0 && e.version.age(now) > limit
 }
 
-// expire drops the facts whose time is over.
-func (t *table[V]) expire(now time.Time) {
+// expire drops the facts whose time is over, and returns those whose subject did not come.
+func (t *table[V]) expire(now time.Time) (strangers []string) {
 	for key, e := range t.facts {
-		if t.over(&e, now) {
+		switch {
+		case t.over(&e, now):
 			t.drop(key)
+		case e.met:
+		case !t.isStrange(key):
+			t.meet(key, e)
+		case now.Sub(e.got) > keepStrange:
+			t.forget(key, e.version)
+			strangers = append(strangers, key)
 		}
 	}
+	return strangers
 }
 
 func (t *table[V]) drop(key string) {
 	if e, known := t.facts[key]; known {
 		delete(t.facts, key)
 		t.bytes -= e.size
+		if !e.met {
+			t.strange--
+		}
 		t.digest ^= mark(t.kind, key, e.version)
 	}
 }

@@ -1,8 +1,10 @@
 package facts
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"time"
@@ -29,6 +31,9 @@ const (
 	messageBytes = 512 << 10
 )
 
+// errStrangers: too many drains are of replicas that are not known here.
+var errStrangers = fmt.Errorf("more than %d drains of unknown replicas", maxStrange)
+
 // merge enters facts of a peer and returns how many of them were news.
 func (s *Store) merge(in *kvpilotv1.Facts) (news int) {
 	now := time.Now()
@@ -43,6 +48,9 @@ func (s *Store) merge(in *kvpilotv1.Facts) (news int) {
 	}
 	for _, f := range in.GetDrains() {
 		drain, bad := drainOf(f)
+		if bad == nil && s.drains.isFull(f.GetReplicaId()) {
+			bad = errStrangers
+		}
 		v, err := s.checked(f.GetReplicaId(), f.GetVersion(), now, bad)
 		if err == nil {
 			took(kindDrain, f.GetReplicaId(), s.drains.put(f.GetReplicaId(), entry[registry.Drain]{version: v, gone: !f.GetDrained(), value: drain}, now))
@@ -85,7 +93,11 @@ func (s *Store) checked(id string, in *kvpilotv1.FactVersion, now time.Time, bad
 	}
 	if bad != nil {
 		s.metrics.rejected()
-		s.log.Warn("a fact of a peer is rejected", "replica", id, "made_by", v.router, "error", bad)
+		level := slog.LevelWarn
+		if errors.Is(bad, errStrangers) { // one line for each would be as many as there are
+			level = slog.LevelDebug
+		}
+		s.log.Log(context.Background(), level, "a fact of a peer is rejected", "replica", id, "made_by", v.router, "error", bad)
 		return v, bad
 	}
 	s.clock.see(v)

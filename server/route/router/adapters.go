@@ -124,7 +124,7 @@ func onlyBase(s *registry.Snapshot) (*registry.Pool, bool) {
 func (r *Router) askAdapter(ctx context.Context, rq *request, rep *replica.Replica) loaded {
 	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{
 		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery, Header: rq.call.Header, ContentType: rq.call.ContentType,
-		RequestID: rq.call.RequestID, Body: rq.body,
+		RequestID: rq.engineID(), Steers: rq.call.Steers, Body: rq.body,
 	})
 	if err != nil {
 		return loaded{err: err}

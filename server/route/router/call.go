@@ -35,6 +35,8 @@ type Call struct {
 	Tenant string
 	// ShowOverlap lets the caller see what replicas hold of its prompt, although other tenants may have sent it.
 	ShowOverlap bool
+	// Steers lets the caller say what steers engines' KV connectors.
+	Steers bool
 	// Options constrain the choice.
 	Options chooser.Options
 	// Received is when the first byte of the request was seen.

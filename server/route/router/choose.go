@@ -36,10 +36,12 @@ type Question struct {
 	Tenant string
 	// ShowOverlap lets the caller see what replicas hold of the prompt, although other tenants may have sent it.
 	ShowOverlap bool
-	Adapter     string
-	Salt        string
-	Session     string
-	Priority    int
+	// Steers lets the caller's request id name a connector's addresses.
+	Steers   bool
+	Adapter  string
+	Salt     string
+	Session  string
+	Priority int
 	// ExpectedOutput is in tokens; 0 takes the body's hint or limit.
 	ExpectedOutput int
 	Options        chooser.Options
@@ -165,7 +167,7 @@ func tooLong(rq *request, c *chooser.Choice, tokens int) error {
 func (r *Router) newQuestion(ctx context.Context, q *Question) *request {
 	rq := r.newRequest(ctx, &Call{
 		Route: q.Route, Header: q.Header, Body: q.Body, RequestID: q.RequestID,
-		Tenant: q.Tenant, ShowOverlap: q.ShowOverlap, Options: q.Options, Received: q.Received,
+		Tenant: q.Tenant, ShowOverlap: q.ShowOverlap, Steers: true, Options: q.Options, Received: q.Received,
 	})
 	rq.question = q
 	return rq

@@ -172,12 +172,13 @@ func TestUnknownPathsGoToTheModelsPool(t *testing.T) {
 	f := start(t, 1, nil)
 	f.engines[0].does(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		text(207, r.Method+" "+r.URL.RequestURI()+" "+string(body), "X-Engine", "yes")(w, r)
+		text(207, r.Method+" "+r.URL.RequestURI()+" "+string(body), "Openai-Version", "yes", "X-Engine", "yes", "Location", "http://engine/", "Retry-After", "999999999")(w, r)
 	})
 	to := &client{}
 	call := &router.Call{Route: openai.RouteOther, Method: http.MethodPut, Path: "/v3/new/thing", RawQuery: "a=b", Body: []byte(`{"model":"m"}`), Header: http.Header{}}
 	must(t, f.router.Serve(t.Context(), call, to))
-	if to.status != 207 || to.body.String() != `PUT /v3/new/thing?a=b {"model":"m"}` || to.header.Get("X-Engine") != "yes" {
+	if to.status != 207 || to.body.String() != `PUT /v3/new/thing?a=b {"model":"m"}` || to.header.Get("Openai-Version") != "yes" ||
+		to.header.Get("X-Engine") != "" || to.header.Get("Location") != "" || to.header.Get("Retry-After") != "" {
 		t.Errorf("the client got %d %q %v", to.status, &to.body, to.header)
 	}
 }

@@ -248,6 +248,7 @@ func (r *Router) begin(rq *request, d *delivery) error {
 	r.served(rq, d, false)
 	r.pin(rq, d) // before the client can continue the response
 	h := resp.Header
+	delete(h, headerRetryAfter) // of an answer that succeeded; errors have one of the router's own
 	if resp.ContentLength >= 0 {
 		h.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
 	}

@@ -31,6 +31,9 @@ func (r *Router) explain(rq *request, a *attempt, h http.Header) {
 	if rq.call.RequestID != "" {
 		h[headerRequestID] = []string{rq.call.RequestID}
 	}
+	if rq.dropped != 0 {
+		h[headerDropped] = []string{strings.Join(rq.dropped.Names(), ", ")}
+	}
 	show := rq.set.Headers
 	c := a.choice
 	if show.Replica {

@@ -36,6 +36,7 @@ type metrics struct {
 	aborted  metric.Int64Counter
 	keyless  keyless
 	faults   faults
+	steering steering
 	genai    *genai.Metrics
 
 	routes   [routes]metric.MeasurementOption
@@ -68,6 +69,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.faults = newFaults(s)
 	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
 	m.aborted = s.Counter(ns+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
+	m.steering = newSteering(s)
 	m.keyless.counter = s.CounterBy(ns+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	return m, nil
 }

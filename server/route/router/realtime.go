@@ -117,7 +117,7 @@ func (r *Router) connect(ctx context.Context, rq *request, t *tries, d *delivery
 	end := decision.EndFailed
 	defer func() { r.end(ctx, rq, d, f, end) }()
 	out := &upstream.Request{
-		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery, Header: rq.call.Header, Client: rq.call.Client, RequestID: rq.call.RequestID,
+		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery, Header: rq.call.Header, Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers,
 	}
 	a.hop.observe(out)
 	there, resp, err := r.Upstream.Upgrade(ctx, upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}, out)
@@ -132,6 +132,7 @@ func (r *Router) connect(ctx context.Context, rq *request, t *tries, d *delivery
 	defer there.Close() //nolint:errcheck // both ends are done
 	a.hop.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
 	r.settle(rq, d, a, retry.OK)
+	delete(there.Header, headerRetryAfter)
 	r.explain(rq, a, there.Header)
 	here, err := up.Switch(there.Header)
 	if err != nil {

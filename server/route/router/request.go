@@ -40,9 +40,8 @@ type request struct {
 	// upload is the body instead, on routes that forward the body as it arrives.
 	body   []byte
 	upload *upload
-	// lowered is set when the request claims a higher priority than its tenant may, isolated when it has its tenant's salt.
-	lowered, isolated bool
-	pool              *registry.Pool
+	changes
+	pool *registry.Pool
 	// adapter is the LoRA adapter that the blocks belong to; empty for the base model.
 	adapter string
 	// holder is the replica that stores the response which the request continues; empty for none.
@@ -54,11 +53,20 @@ type request struct {
 	refused *tokenizer.ClientFault
 }
 
+// changes are what the router changes of what the client says to the engine.
+type changes struct {
+	// lowered is set when the request claims a higher priority than its tenant may, isolated when it has its tenant's salt.
+	lowered, isolated bool
+	// dropped is what would have steered the engine's KV connector.
+	dropped openai.Steering
+}
+
 func (r *Router) newRequest(ctx context.Context, call *Call) *request {
 	rq := &request{call: call, set: r.set.Load(), span: trace.SpanFromContext(ctx), id: newID(r.Origin), received: call.Received, policies: r.Chooser.Settings()}
 	if rq.received.IsZero() {
 		rq.received = time.Now()
 	}
+	r.checkID(rq)
 	if rq.span.IsRecording() {
 		rq.story = r.newStory(rq)
 	}

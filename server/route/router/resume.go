@@ -316,7 +316,7 @@ func contextOf(on *replica.Replica, served string) int {
 func (r *Router) toEngine(ctx context.Context, rq *request, a *attempt) *upstream.Request {
 	out := &upstream.Request{
 		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery,
-		Header: rq.header(), Client: rq.call.Client, RequestID: rq.call.RequestID, ContentType: rq.call.ContentType,
+		Header: rq.header(), Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
 	}
 	if a.point != nil {
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""

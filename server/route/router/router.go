@@ -257,10 +257,14 @@ func (r *Router) noteRetry(ctx context.Context, f *failure) {
 // read takes from the body what routing needs.
 func (r *Router) read(rq *request) error {
 	began := time.Now()
-	req, err := r.Bodies.Read(openai.Params{
+	params := openai.Params{
 		Route: rq.call.Route, Header: rq.call.Header, SessionHeaders: rq.set.sessions,
 		Body: rq.call.Body, Truncated: rq.truncated(), Limits: openai.Limits{Members: rq.set.MaxMembers, Items: rq.set.MaxMessages},
-	})
+	}
+	req, err := r.Bodies.Read(params)
+	if err == nil && !rq.call.Steers {
+		req, err = r.unsteered(rq, req, params)
+	}
 	if err != nil {
 		refused := badRequest(err)
 		rq.noteRead(began, refused)

@@ -108,7 +108,9 @@ func TestARequestArrivesAsItShould(t *testing.T) {
 		target := serve(t, func(w http.ResponseWriter, r *http.Request) {
 			got = r
 			body, _ = io.ReadAll(r.Body)
+			w.Header().Set("Openai-Version", "yes")
 			w.Header().Set("X-Engine", "yes")
+			w.Header().Set("X-Accel-Redirect", "/etc/passwd")
 			w.Header().Add("Set-Cookie", "a=b")
 			w.WriteHeader(418)
 			io.WriteString(w, "short and stout")
@@ -131,7 +133,7 @@ func TestARequestArrivesAsItShould(t *testing.T) {
 			t.Errorf("answer: got %q, status %d, length %d, %v", answer, resp.Status, resp.ContentLength, err)
 		}
 		resp.Close()
-		if resp.Header.Get("X-Engine") != "yes" || resp.Header.Get("Set-Cookie") != "" || resp.Header.Get("Content-Length") != "" || resp.Header.Get("Date") != "" {
+		if resp.Header.Get("Openai-Version") != "yes" || len(resp.Header) != 2 || resp.Header.Get("Content-Type") == "" {
 			t.Errorf("answer's headers: %v", resp.Header)
 		}
 		if got.Method != "POST" || got.URL.RequestURI() != "/v1/x?a=1&b=%20" || string(body) != `{"x":1}` || got.ContentLength != 7 {

@@ -4,42 +4,11 @@ import (
 	"context"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/wire/http1"
 )
-
-// withheld names the client's headers that do not go to a replica: those about the hop to
-// kvpilot, the headers that kvpilot writes itself, the client's credentials, which are for kvpilot, what
-// browsers say of a page, and what clients claim of proxies before them. Names are in canonical form.
-func withheld(name string) bool {
-	switch name {
-	case "Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings",
-		"Proxy-Authenticate", "Proxy-Authorization", "Authorization", "X-Api-Key", "Cookie",
-		"Host", "Content-Length", "Expect", "Accept-Encoding", "User-Agent",
-		"X-Request-Id", "X-Body-Truncated", "X-Data-Parallel-Rank",
-		"Origin", "Referer", "Forwarded", "X-Real-Ip", "Via", "Baggage":
-		return true
-	}
-	return strings.HasPrefix(name, "X-Forwarded-") || strings.HasPrefix(name, "Sec-") || strings.HasPrefix(name, "Access-Control-") ||
-		strings.HasPrefix(name, "Grpc-") || strings.HasPrefix(name, "X-Kvpilot-") || strings.HasPrefix(name, ":")
-}
-
-// withheldFromClient names the headers of a response that end here: those about the hop, and those
-// by which a server rules its clients' browsers, which kvpilot's own origin is not an engine's to do. Names are in canonical form.
-func withheldFromClient(name string) bool {
-	switch name {
-	case "Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
-		"Proxy-Authenticate", "Proxy-Authorization", "Content-Length", "Set-Cookie", "Date", "Server", "Alt-Svc",
-		"Strict-Transport-Security", "Content-Security-Policy", "Content-Security-Policy-Report-Only", "X-Frame-Options", "Clear-Site-Data",
-		"Refresh", "Report-To", "Reporting-Endpoints", "Nel", "Permissions-Policy", "Referrer-Policy", "Origin-Agent-Cluster",
-		"Service-Worker-Allowed", "Timing-Allow-Origin", "Public-Key-Pins":
-		return true
-	}
-	return strings.HasPrefix(name, "Access-Control-") || strings.HasPrefix(name, "Cross-Origin-")
-}
 
 // forwarded calls add for each header that goes to the replica. Values with bytes that would
 // end a header are left out; the framing headers are the transport's.
@@ -87,7 +56,7 @@ func forwarded(ctx context.Context, t Target, r *Request, add func(name, value s
 	switch rank := r.Header["X-Data-Parallel-Rank"]; {
 	case len(t.Replica.Slots) > 1:
 		add("X-Data-Parallel-Rank", strconv.Itoa(t.Rank))
-	case len(rank) > 0 && http1.ValidValue(rank[0]):
+	case r.Steers && len(rank) > 0 && http1.ValidValue(rank[0]):
 		add("X-Data-Parallel-Rank", rank[0])
 	}
 }

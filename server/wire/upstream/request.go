@@ -29,6 +29,8 @@ type Request struct {
 	ContentType string
 	// RequestID becomes X-Request-Id, when it is set.
 	RequestID string
+	// Steers sends the client's own X-data-parallel-rank to a replica whose ranks are not known.
+	Steers bool
 	// Client is the client's address, for X-Forwarded-For; empty says nothing.
 	Client string
 	// Body is sent without being copied and must not change until the Response is closed.
@@ -75,7 +77,7 @@ func (r *Request) size() int64 {
 // end the context that Do was called with.
 type Response struct {
 	Status int
-	// Header has no hop-by-hop headers, no cookies and no Content-Length.
+	// Header has the headers that may go to clients, and Retry-After.
 	Header http.Header
 	// ContentLength is the size of the body, -1 when it is not known beforehand.
 	ContentLength int64
