@@ -110,6 +110,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		rk.route(cand.Prefill, whole-cand.Prefill, c.since(now))
 		choice.rank = rk
 		choice.learnBooked(now)
+		choice.watch(req, now)
 	}
 	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
 		choice.belief = c.params.Index.Predict(cand.Slot, booking.Hashes, now.Add(2*duration(cand.TTFT)+beliefSlack))

@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/load"
@@ -35,7 +36,8 @@ type Chooser struct {
 	ranks    atomic.Pointer[[]*rank]
 	ranksMu  sync.Mutex  // serialises AddRank and RemoveRank
 	kinds    speed.Kinds // guarded by ranksMu
-	lines    sync.Map    // model name to *line
+	conduct  conduct.Fleet
+	lines    sync.Map // model name to *line
 	lineList atomic.Pointer[[]*line]
 	linesMu  sync.Mutex // serialises new lines
 	sessions *sessions
@@ -158,6 +160,7 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 	if int(slot) < len(old) && old[slot] != nil {
 		table := append([]*rank(nil), old...)
 		c.kinds.Remove(old[slot].speed)
+		c.conduct.Remove(old[slot].conduct)
 		table[slot] = nil
 		c.ranks.Store(&table)
 	}
@@ -217,6 +220,8 @@ type Rate struct {
 	Error float64
 	// Busy is the share of the last minute's time taken by the prefill routed there.
 	Busy float64
+	// Conduct is how it behaves compared with its equals.
+	Conduct conduct.Record
 }
 
 // Rates lists what was learned about all ranks.
@@ -230,7 +235,7 @@ func (c *Chooser) Rates() []Rate {
 		m := r.speed.Model()
 		rates = append(rates, Rate{
 			Slot: r.slot, Replica: r.replica, Rank: r.index, TokensPerSecond: 1 / m.Token, Bend: m.Bend, Overhead: m.Overhead,
-			StepTime: m.Base, Samples: m.Samples, Spread: m.Spread, Source: m.Source, Error: r.speed.Error(), Busy: r.load(now),
+			StepTime: m.Base, Samples: m.Samples, Spread: m.Spread, Source: m.Source, Error: r.speed.Error(), Busy: r.load(now), Conduct: r.conduct.About(),
 		})
 	}
 	return rates

@@ -59,6 +59,8 @@ type Rank struct {
 	steps       stepFit
 	engine      *Model // from the engine's own counters, while no request was seen; guarded by mu
 	watch       watch  // guarded by mu
+	// excluded is set while the rank is no example for its kind; guarded by the kind's mu.
+	excluded bool
 	// peer is what another router has learned, in place of older samples; taught is when the last own sample came. guarded by mu
 	peer   *Model
 	taught time.Time
@@ -282,7 +284,7 @@ func (r *Rank) stepped(seconds, steps float64, d Decodes, now time.Time) {
 		return
 	}
 	before := prior()
-	if k := r.kind.typical(r); k != nil {
+	if k, _ := r.kind.typical(r); k != nil {
 		before = *k
 	}
 	if r.peer != nil {
@@ -358,12 +360,23 @@ const (
 	priorWeight  = 0.5
 	engineWeight = 1
 	kindWeight   = 2
+	// several is the number of experienced ranks from which a rank needs all its samples to be believed, alone the number of samples that
+	// it needs when one other contradicts it, which may be the one that is wrong.
+	several, alone = 2, 3
 )
+
+// needed is the number of samples from which a rank is believed to differ from the median of so many others by more than mistrust.
+func needed(others int) int {
+	if others < several {
+		return alone
+	}
+	return proven
+}
 
 // update recomputes the Model.
 func (r *Rank) update() {
 	prior, weight := prior(), priorWeight
-	kin := r.kind.typical(r)
+	kin, of := r.kind.typical(r)
 	switch {
 	case r.peer != nil:
 		prior, weight = *r.peer, r.peer.weight()
@@ -384,7 +397,7 @@ func (r *Rank) update() {
 		if r.peer != nil {
 			m.Samples += r.peer.Samples
 		}
-		if kin != nil && m.Samples < proven {
+		if kin != nil && m.Samples < needed(of) {
 			m.Token = min(max(m.Token, kin.Token/mistrust), kin.Token*mistrust)
 		}
 	} else if r.steps.count() > 0 {
@@ -392,6 +405,9 @@ func (r *Rank) update() {
 	}
 	if kin != nil && r.peer == nil && r.steps.count() == 0 {
 		m.Base, m.Load = kin.Base*m.Token/kin.Token, kin.Load*m.Token/kin.Token
+	}
+	if kin != nil { // first tokens show how fast a rank prefills, unless they come before that is done
+		m.Token = max(m.Token, kin.Token/r.fastest())
 	}
 	if r.watch.distrusted && kin != nil {
 		own := m
