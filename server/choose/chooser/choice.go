@@ -33,8 +33,10 @@ type Choice struct {
 	// entry is its place in the account of the rank's speed.
 	entry speed.Entry
 	// stream is its place in the record of the rank's conduct.
-	stream  conduct.Stream
-	watched bool
+	stream          conduct.Stream
+	watched, uneven bool
+	// external is set when a caller outside of the fleet sends the request, so that what is known of it is the caller's word.
+	external bool
 	// flight is the request among those in flight on its rank, while tracked; abandon is its Request's.
 	flight  liveness.Request
 	tracked bool

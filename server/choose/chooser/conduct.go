@@ -131,10 +131,12 @@ func discount(cand *decision.Candidate, r *conduct.Rank) {
 // watch enters the stream of a choice in the record of its rank's conduct. What another router or a caller reports is no evidence: it is
 // not known when the engine gave what.
 func (c *Choice) watch(req *Request, now time.Time) {
+	c.external = c.leased || req.Quiet && req.AskedBy != ""
 	if !c.streamed || c.leased || req.Quiet || req.Unstreamed {
 		return
 	}
-	c.rank.conduct.Enter(&c.stream, conduct.Work{Uncached: int(c.Decision.Pick().Uncached), Parallel: req.Samples, Uneven: req.Uneven}, now)
+	c.uneven = req.Uneven || req.AskedBy != "" // whether the clients of another router read is not known here
+	c.rank.conduct.Enter(&c.stream, conduct.Work{Uncached: int(c.Decision.Pick().Uncached), Parallel: req.Samples, Uneven: c.uneven}, now)
 	c.watched = true
 }
 
@@ -144,8 +146,9 @@ func (c *Choice) witness(now time.Time, output int, result *Result) {
 		return
 	}
 	whole := result.End == decision.EndCompleted
-	c.stream.End(now, output, whole)
-	if !whole || c.leased || result.ServedBy != "" {
+	known := !c.uneven || c.Decision.AskedBy == "" && !result.Counted && result.OutputTokens >= 0
+	c.stream.End(now, output, whole && known)
+	if !whole || c.external || result.ServedBy != "" {
 		return
 	}
 	if c.watched && output > 0 {

@@ -192,7 +192,7 @@ func TestUnevenStreamsAreNoEvidence(t *testing.T) {
 	}
 	b.run(10*time.Second, 1, 100, 20*ms, 20*ms, 20*ms)
 	for _, s := range list {
-		s.End(b.now, 2, true)
+		s.End(b.now, 2, false)
 	}
 	b.judge()
 	if got := b.suspected(); got[0] != 0 {

@@ -71,7 +71,8 @@ func (s *Stream) Writing(yes bool) {
 	}
 }
 
-// End notes the end of the stream, after tokens in all; whole says that the answer was complete. Later calls do nothing.
+// End notes the end of the stream, after tokens in all; whole says that the answer was complete and that the number is right. Later calls do
+// nothing.
 func (s *Stream) End(now time.Time, tokens int, whole bool) {
 	r := s.rank
 	if r == nil {
@@ -101,7 +102,7 @@ func (s *Stream) End(now time.Time, tokens int, whole bool) {
 		made, slack = int64(tokens), 0
 	}
 	p, n := r.clock.since(s.mark), float64(made-s.marked)
-	if s.uneven || s.writing.Load() || n < leastTokens && p.seconds < leastTime {
+	if s.uneven && !whole || s.writing.Load() || n < leastTokens && p.seconds < leastTime {
 		return
 	}
 	r.take(s, paceOf(p, n/s.parallel, slack/s.parallel), now)

@@ -69,6 +69,8 @@ type tries struct {
 	point  *resume.Point
 	// refusals is how many replicas gave nothing of the rest of a stream, since its last break.
 	refusals int
+	// blank is an answer without a token that the client may get after all.
+	blank *blank
 }
 
 // next prepares the attempt after one that ended with f, on another replica.

@@ -33,6 +33,7 @@ type metrics struct {
 	retries  metric.Int64Counter
 	requests metric.Int64Counter
 	resumes  metric.Int64Counter
+	empties  metric.Int64Counter
 	keyless  keyless
 	genai    *genai.Metrics
 
@@ -64,6 +65,11 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.tokens = s.CounterBy(ns+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
 	m.retries = s.CounterBy(ns+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", slices.Collect(maps.Values(m.again))...)
 	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
+	var empties []metric.MeasurementOption
+	for _, name := range emptyResults() {
+		empties = append(empties, instruments.Label("result", name))
+	}
+	m.empties = s.CounterBy(ns+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", empties...)
 	m.keyless.counter = s.CounterBy(ns+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	return m, nil
 }
@@ -86,6 +92,10 @@ func (m *metrics) labels() {
 func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
 
 func (m *metrics) retried(o retry.Verdict) { m.retries.Add(context.Background(), 1, m.again[o]) }
+
+func (m *metrics) emptied(result string) {
+	m.empties.Add(context.Background(), 1, instruments.Label("result", result))
+}
 
 func (m *metrics) resumed(result string) {
 	m.resumes.Add(context.Background(), 1, m.ofResume[result])

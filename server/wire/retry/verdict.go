@@ -38,6 +38,8 @@ const (
 	Stalled
 	// Canceled: the caller left or its deadline passed; it says nothing about the replica.
 	Canceled
+	// Empty: the answer was complete and had nothing in it where a token was due. Whose doing that is shows the answer of another replica.
+	Empty
 )
 
 // Verdicts lists all of them, so that metrics exist from the start.
@@ -53,7 +55,7 @@ func Verdicts() []Verdict {
 var verdictNames = [...]string{
 	OK: "ok", ClientFault: "client_fault", Refused: "refused", Unavailable: "unavailable", Gateway: "gateway",
 	EngineError: "engine_error", Unreachable: "unreachable", Timeout: "timeout", Malformed: "malformed", Broken: "broken",
-	OwnFault: "own_fault", Stalled: "stalled", Canceled: "canceled",
+	OwnFault: "own_fault", Stalled: "stalled", Canceled: "canceled", Empty: "empty",
 }
 
 // String gives the verdict in the form that metrics and logs use.
@@ -67,7 +69,7 @@ func (v Verdict) String() string {
 // Retryable reports whether another replica may be tried, provided that no byte of a response has been sent to the client.
 func (v Verdict) Retryable() bool {
 	switch v {
-	case Refused, Unavailable, Gateway, Unreachable, Timeout, Malformed, Broken, Stalled:
+	case Refused, Unavailable, Gateway, Unreachable, Timeout, Malformed, Broken, Stalled, Empty:
 		return true
 	default:
 		return false
