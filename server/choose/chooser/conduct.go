@@ -131,7 +131,6 @@ func discount(cand *decision.Candidate, r *conduct.Rank) {
 // watch enters the stream of a choice in the record of its rank's conduct. What another router or a caller reports is no evidence: it is
 // not known when the engine gave what.
 func (c *Choice) watch(req *Request, now time.Time) {
-	c.external = c.leased || req.Quiet && req.AskedBy != ""
 	if !c.streamed || c.leased || req.Quiet || req.Unstreamed {
 		return
 	}
