@@ -37,7 +37,8 @@ type Chooser struct {
 	ranksMu  sync.Mutex  // serialises AddRank and RemoveRank
 	kinds    speed.Kinds // guarded by ranksMu
 	conduct  conduct.Fleet
-	lines    sync.Map // model name to *line
+	judges   atomic.Bool // Run compares the ranks with their equals
+	lines    sync.Map    // model name to *line
 	lineList atomic.Pointer[[]*line]
 	linesMu  sync.Mutex // serialises new lines
 	sessions *sessions
@@ -118,6 +119,7 @@ func (c *Chooser) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	watching.Go(func() { c.watchRanks(ctx) })
+	watching.Go(func() { c.judgeAnswers(ctx) })
 	timer := time.NewTimer(sweepEvery)
 	defer timer.Stop()
 	swept := c.clock()

@@ -10,11 +10,33 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// judgeConduct compares the ranks with their equals, when that is due.
-func (c *Chooser) judgeConduct(now time.Time) {
-	if !c.conduct.Due(now) {
-		return
+// judgeAnswers compares the ranks with their equals until ctx ends.
+func (c *Chooser) judgeAnswers(ctx context.Context) {
+	c.judges.Store(true)
+	defer c.judges.Store(false)
+	tick := time.NewTicker(conduct.JudgeEvery / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if now := c.clock(); c.conduct.Due(now) {
+				c.judgeConduct(now)
+			}
+		}
 	}
+}
+
+// judgeUnlessRun compares the ranks with their equals when that is due and Run does not, as in virtual time.
+func (c *Chooser) judgeUnlessRun(now time.Time) {
+	if !c.judges.Load() && c.conduct.Due(now) {
+		c.judgeConduct(now)
+	}
+}
+
+// judgeConduct compares the ranks with their equals.
+func (c *Chooser) judgeConduct(now time.Time) {
 	ranks := *c.ranks.Load()
 	usual := map[any]*usualSpeed{}
 	for _, r := range ranks {

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// judgeEvery is how often the ranks are judged, and largeFleet the number of ranks from which it is less often.
-	judgeEvery = 200 * time.Millisecond
+	// JudgeEvery is how often the ranks are judged, and largeFleet the number of ranks from which it is less often.
+	JudgeEvery = 200 * time.Millisecond
 	largeFleet = 200
 	// A rank is suspected when it is slower than its equals by more than tolerated, and cleared when by less than fair; its tokens cost
 	// what they take beyond fair. Ranks of other kinds are equals only by their model: hardware may differ.
@@ -26,7 +26,8 @@ const (
 
 // Fleet judges ranks by their equals. The zero value is ready.
 type Fleet struct {
-	judged atomic.Int64
+	// next is when the ranks are judged again, in nanoseconds.
+	next atomic.Int64
 
 	mu    sync.Mutex
 	ranks []*Rank        // guarded by mu
@@ -75,11 +76,8 @@ func (f *Fleet) Remove(r *Rank) {
 
 // Due reports whether the ranks are to be judged now. It is true for one of several callers.
 func (f *Fleet) Due(now time.Time) bool {
-	last := f.judged.Load()
-	if passed := now.UnixNano() - last; passed >= 0 && passed < int64(judgeEvery) {
-		return false
-	}
-	return f.judged.CompareAndSwap(last, now.UnixNano())
+	next := f.next.Load()
+	return now.UnixNano() >= next && f.next.CompareAndSwap(next, now.Add(JudgeEvery).UnixNano())
 }
 
 // Change is a rank whose suspicions have changed.
@@ -92,9 +90,7 @@ type Change struct {
 func (f *Fleet) Judge(now time.Time) (changes []Change) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := len(f.ranks); n > largeFleet { // the next time is later
-		f.judged.Store(now.Add(time.Duration(n-largeFleet) * time.Millisecond).UnixNano())
-	}
+	f.next.Store(now.Add(max(JudgeEvery, JudgeEvery*time.Duration(len(f.ranks))/largeFleet)).UnixNano())
 	if f.by == nil {
 		f.by = map[any]*tally{}
 	}
@@ -314,6 +310,9 @@ func (r *Rank) publish(known bool, trust float64) {
 	}
 	if r.suspicions&Empty != 0 {
 		rec.fixed = max(rec.fixed, emptyDrag)
+	}
+	if about := r.about.Load(); about == nil && rec == (Record{Trust: 1}) || about != nil && *about == rec {
+		return // as nearly always in a fleet at rest
 	}
 	r.about.Store(&rec)
 	if r.suspicions == 0 {
