@@ -75,7 +75,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 	}
 	m.suspicions = s.CounterBy("kvpilot.chooser.suspicions", "{suspicion}", "Times that a rank was found to behave unlike its equals and was avoided: slow (its output tokens take much longer), empty (it gives empty answers) or unproven (its answers do not show as cached what it claims to hold).", all...)
 	suspect := s.ObservedGauge("kvpilot.chooser.suspect", "1", "1 while a rank is avoided because it behaves unlike its equals, by suspicion.")
-	slowness := s.ObservedFloat("kvpilot.chooser.slowness", "1", "Time of a rank's output tokens divided by that of its equals under the same load; missing while unknown.")
+	slowness := s.ObservedFloat("kvpilot.chooser.slowness", "1", "Time of a rank's output tokens divided by that of its equals under the same load; 0 while it is not known.")
 	trust := s.ObservedFloat("kvpilot.chooser.overlap_trust", "1", "Share of what a rank claims to hold of prompts that counts.")
 	regret := s.ObservedFloat("kvpilot.chooser.shadow_regret", "s", "Sum of the additional predicted first-token time of the shadow policy's choices.")
 	rate := s.ObservedFloat("kvpilot.chooser.prefill_rate", "{token}/s", "Learned prefill rate of a rank at no context.")
@@ -91,9 +91,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 			of := []attribute.KeyValue{attribute.String("replica", string(r.Replica)), attribute.Int("rank", r.Rank), attribute.String("source", r.Source.String())}
 			o.ObserveFloat64(rate, r.TokensPerSecond, metric.WithAttributes(of[:2]...))
 			o.ObserveFloat64(spread, r.Spread, metric.WithAttributes(of...))
-			if r.Conduct.Slowness > 0 {
-				o.ObserveFloat64(slowness, r.Conduct.Slowness, metric.WithAttributes(of[:2]...))
-			}
+			o.ObserveFloat64(slowness, r.Conduct.Slowness, metric.WithAttributes(of[:2]...))
 			o.ObserveFloat64(trust, r.Conduct.Trust, metric.WithAttributes(of[:2]...))
 			for _, one := range conduct.Suspicions() {
 				held := int64(0)
