@@ -212,11 +212,42 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	}
 	wide, _ := terminal(out)
 	fmt.Fprintf(out, "%s\n\n", wrapped(facts, wide))
-	if err := candidateGrid(d).print(out); err != nil || d.GetOthers()+d.GetVetoedOthers() == 0 {
+	if err := candidateGrid(d).print(out); err != nil {
 		return err
+	}
+	printConduct(out, d)
+	if d.GetOthers()+d.GetVetoedOthers() == 0 {
+		return nil
 	}
 	_, err := fmt.Fprintf(out, "\nnot listed: %d more that could serve, %d that could not\n", d.GetOthers(), d.GetVetoedOthers())
 	return err
+}
+
+// printConduct writes why candidates are avoided that could serve.
+func printConduct(out io.Writer, d *kvpilotv1.Decision) {
+	for _, c := range d.GetCandidates() {
+		k := c.GetConduct()
+		if len(k.GetSuspicions()) == 0 {
+			continue
+		}
+		var facts []string
+		for _, s := range k.GetSuspicions() {
+			switch s {
+			case "slow":
+				facts = append(facts, fmt.Sprintf("slow (its output tokens take %.1f times as long as those of its equals)", k.GetSlowness()))
+			case "empty":
+				facts = append(facts, "empty (it gives empty answers where other replicas do not)")
+			case "unproven":
+				facts = append(facts, fmt.Sprintf("unproven (%.0f %% of what it claims to hold counts, because its answers show no more as cached)", 100*k.GetOverlapTrust()))
+			default:
+				facts = append(facts, plain(s))
+			}
+		}
+		if ms := c.GetDragMs(); ms > 0 {
+			facts = append(facts, "which adds "+milliseconds(ms)+" to its cost")
+		}
+		fmt.Fprintf(out, "\n%s/%d is avoided: %s\n", plain(c.GetReplicaId()), c.GetRank(), strings.Join(facts, ", "))
+	}
 }
 
 // wrapped joins facts with commas, in lines of at most so many cells; zero knows no end of a line.

@@ -20,6 +20,11 @@ func (g *generation) finished() bool { return g.each(func(*choice, delta) bool {
 // when the answer broke off.
 func (g *generation) stream(open func(*stream), on func(*stream, *choice, delta)) (*stream, bool) {
 	s := newStream(g.l, g.c)
+	if g.c.faults.Empty {
+		s.head()
+		s.done()
+		return s, false
+	}
 	started := false
 	ok := g.each(func(ch *choice, d delta) bool {
 		if !started {

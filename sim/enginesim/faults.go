@@ -44,6 +44,10 @@ type Faults struct {
 	// last event.
 	NoDone bool     `json:"no_done,omitzero"`
 	Linger Duration `json:"linger,omitzero"`
+	// Drip gives the first token of an answer at once, whatever the prompt, and another one each time; the engine computes nothing.
+	// Empty ends a stream of chat or completions with [DONE] before its first token.
+	Drip  Duration `json:"drip,omitzero"`
+	Empty bool     `json:"empty,omitzero"`
 	// WrongIDs makes /tokenize and /render answer ids that the engine does not use.
 	WrongIDs bool `json:"wrong_ids,omitzero"`
 

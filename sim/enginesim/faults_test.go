@@ -85,6 +85,10 @@ func TestStreamFaults(t *testing.T) {
 	if err != nil || len(list) != 5 || !strings.HasPrefix(list[3], `{"error":{`) || list[4] != "[DONE]" {
 		t.Errorf("a failing stream gave %v, %q", err, list)
 	}
+	r.SetFaults(enginesim.Faults{Empty: true})
+	if body, err := read(); err != nil || string(body) != "data: [DONE]\n\n" {
+		t.Errorf("an empty stream gave %v, %q", err, body)
+	}
 	r.SetFaults(enginesim.Faults{StallAfter: 3})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -103,6 +107,27 @@ func TestStreamFaults(t *testing.T) {
 	}
 	resp.Body.Close()
 	eventually(t, "all requests to be freed", func() bool { return r.Stats()[0].Running == 0 })
+}
+
+// However long the prompt is, the first token comes at once, and each further one after the same time.
+func TestADrippingStream(t *testing.T) {
+	cfg := fast()
+	cfg.Core.Timing.Speed = 0.01 // a prompt takes seconds
+	r := start(t, cfg)
+	const every = 30 * time.Millisecond
+	r.SetFaults(enginesim.Faults{Drip: enginesim.Duration(every)})
+	began := time.Now()
+	resp := r.send(t, t.Context(), "/v1/completions", `{"model":"sim","prompt":"`+strings.Repeat("word ", 500)+`","stream":true,"max_tokens":6,"ignore_eos":true}`)
+	body, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	took := time.Since(began)
+	if list := events(t, body); err != nil || len(list) != 7 || !strings.Contains(list[5], `"finish_reason":"length"`) {
+		t.Errorf("got %v, %q", err, list)
+	}
+	if took < 5*every || took > 5*every+2*time.Second {
+		t.Errorf("six tokens took %s", took)
+	}
+	eventually(t, "nothing to be computed", func() bool { s := r.Stats()[0]; return s.Running == 0 && s.Waiting == 0 })
 }
 
 func TestAClientThatLeavesFreesItsBlocksAtOnce(t *testing.T) {

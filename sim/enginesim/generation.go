@@ -114,6 +114,10 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 		}
 		seq := core.NewSequence(params)
 		g.choices = append(g.choices, &choice{seq: seq, core: g.l.cores[rank], index: len(g.choices), prompt: p, s: g.s, callID: g.l.newID()})
+		if every := time.Duration(g.c.faults.Drip); every > 0 && maxTokens > 0 {
+			go seq.Feign(g.c.r.Context(), every)
+			continue
+		}
 		g.l.cores[rank].Submit(seq)
 	}
 }

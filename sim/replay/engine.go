@@ -35,6 +35,7 @@ type engine struct {
 	busy           float64 // seconds in steps with prefill
 	computed       float64 // prompt tokens
 	events         []kvEvent
+	lie            Lie
 }
 
 // kvEvent is a change of an engine's cache: blocks stored, or one removed.
@@ -44,10 +45,14 @@ type kvEvent struct {
 	removed  blockhash.Hash
 }
 
-func newEngines(p *Profile, speeds []float64, n, block int) []*engine {
+func newEngines(p *Profile, speeds []float64, n, block int, lies ...Lie) []*engine {
 	list := make([]*engine, n)
 	for i := range list {
-		list[i] = newEngine(i, p, speedOf(speeds, i), block, nil)
+		var lie Lie
+		if i < len(lies) {
+			lie = lies[i]
+		}
+		list[i] = newEngine(i, p, speedOf(speeds, i), block, nil, lie)
 	}
 	return list
 }
@@ -57,14 +62,16 @@ func newPooled(p *Profile, speeds []float64, n, block int) []*engine {
 	pool := enginemodel.NewPool(p.CacheTokens / block * n)
 	list := make([]*engine, n)
 	for i := range list {
-		list[i] = newEngine(i, p, speedOf(speeds, i), block, pool)
+		list[i] = newEngine(i, p, speedOf(speeds, i), block, pool, Lie{})
 	}
 	return list
 }
 
-func newEngine(slot int, p *Profile, speed float64, block int, pool *enginemodel.Pool) *engine {
-	e := &engine{slot: slot, speed: speed, until: math.Inf(1)}
-	e.machine = enginemodel.New(p.model(block, speed), pool, e)
+func newEngine(slot int, p *Profile, speed float64, block int, pool *enginemodel.Pool, lie Lie) *engine {
+	e := &engine{slot: slot, speed: speed, until: math.Inf(1), lie: lie}
+	cfg := p.model(block, speed)
+	lie.change(&cfg)
+	e.machine = enginemodel.New(cfg, pool, e)
 	return e
 }
 

@@ -59,7 +59,7 @@ func (j *job) play() (Numbers, error) {
 		s.run(0)
 		return s.numbers(o.Goal), nil
 	}
-	s := newSim(j.work, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block), j.speed, j.seed)
+	s := newSim(j.work, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block, o.Lies...), j.speed, j.seed)
 	s.delays = o.Delays
 	cfg := chooser.DefaultConfig()
 	cfg.Policy = j.policy

@@ -37,6 +37,8 @@ type Options struct {
 	Delays Delays
 	// Speeds are the replicas' speeds as multiples of the profile's, repeated over all of them; none is all ones.
 	Speeds []float64
+	// Lies are what is wrong with the first replicas, in their order; none is nothing.
+	Lies []Lie
 	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost.
 	PaceBias, EventLoss float64
 	// Beginnings is the share of later turns of a conversation of which the router knows the turn

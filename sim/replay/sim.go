@@ -191,6 +191,10 @@ func (s *sim) send(call, e int) *attempt {
 	c := &s.trace.Calls[call]
 	a := &attempt{call: call, engine: e}
 	a.seq = enginemodel.Sequence{Owner: a, Keys: s.trace.hashes[call], Prompt: c.In, Most: c.Out}
+	if lie := s.engines[e].lie; lie.Instant > 0 {
+		s.after(s.delays.Send+s.delays.Receive, func() { s.lied(a, lie.Instant) })
+		return a
+	}
 	s.after(s.delays.Send, func() {
 		en := s.engines[e]
 		s.catchUp(en)

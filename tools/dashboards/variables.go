@@ -13,7 +13,7 @@ var (
 		"kvpilot_router_requests_total", "kvpilot_router_tokens_total",
 	}
 	byReplica = []string{
-		"kvpilot_chooser_prefill_rate_per_second", "kvpilot_load_reservation_age_seconds", "kvpilot_upstream_breaker_state",
+		"kvpilot_chooser_prefill_rate_per_second", "kvpilot_chooser_slowness_ratio", "kvpilot_chooser_suspect_ratio", "kvpilot_load_reservation_age_seconds", "kvpilot_upstream_breaker_state",
 		"kvpilot_tokenizer_call_duration_seconds",
 	}
 )

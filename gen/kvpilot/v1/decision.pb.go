@@ -736,7 +736,11 @@ type Candidate struct {
 	// The size of the replica's text tree in characters (prefix-affinity).
 	HeldChars uint32 `protobuf:"varint,34,opt,name=held_chars,json=heldChars,proto3" json:"held_chars,omitempty"`
 	// The rank's position on the hash ring for this request, 1 for the owner; 0 when it is not among its successors (consistent-hash).
-	Place         uint32 `protobuf:"varint,35,opt,name=place,proto3" json:"place,omitempty"`
+	Place uint32 `protobuf:"varint,35,opt,name=place,proto3" json:"place,omitempty"`
+	// What the conduct of the rank adds to its cost, in milliseconds: its answers are slower than those of its equals, or empty (predicted-ttft).
+	DragMs float64 `protobuf:"fixed64,36,opt,name=drag_ms,json=dragMs,proto3" json:"drag_ms,omitempty"`
+	// How the rank has behaved of late. Absent while it behaves as its equals do.
+	Conduct       *RankConduct `protobuf:"bytes,37,opt,name=conduct,proto3" json:"conduct,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1009,6 +1013,103 @@ func (x *Candidate) GetPlace() uint32 {
 	return 0
 }
 
+func (x *Candidate) GetDragMs() float64 {
+	if x != nil {
+		return x.DragMs
+	}
+	return 0
+}
+
+func (x *Candidate) GetConduct() *RankConduct {
+	if x != nil {
+		return x.Conduct
+	}
+	return nil
+}
+
+// RankConduct is how a rank behaves compared with its equals, as the router has measured it.
+type RankConduct struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why the rank is avoided: slow (its output tokens take much longer), empty (it gives empty answers where other replicas do not) or
+	// unproven (its answers do not show as cached what it claims to hold). Empty when it is not.
+	Suspicions []string `protobuf:"bytes,1,rep,name=suspicions,proto3" json:"suspicions,omitempty"`
+	// The time of its output tokens divided by that of its equals under the same load; 0 when unknown.
+	Slowness float64 `protobuf:"fixed64,2,opt,name=slowness,proto3" json:"slowness,omitempty"`
+	// The time of an output token of late, in milliseconds; 0 when unknown. Not set in decisions.
+	TokenMs float64 `protobuf:"fixed64,3,opt,name=token_ms,json=tokenMs,proto3" json:"token_ms,omitempty"`
+	// The share of its answers that were empty although another replica gave one. Not set in decisions.
+	EmptyShare float64 `protobuf:"fixed64,4,opt,name=empty_share,json=emptyShare,proto3" json:"empty_share,omitempty"`
+	// The share of what it claims to hold of prompts that counts, from 0 to 1.
+	OverlapTrust  float64 `protobuf:"fixed64,5,opt,name=overlap_trust,json=overlapTrust,proto3" json:"overlap_trust,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RankConduct) Reset() {
+	*x = RankConduct{}
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RankConduct) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RankConduct) ProtoMessage() {}
+
+func (x *RankConduct) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RankConduct.ProtoReflect.Descriptor instead.
+func (*RankConduct) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RankConduct) GetSuspicions() []string {
+	if x != nil {
+		return x.Suspicions
+	}
+	return nil
+}
+
+func (x *RankConduct) GetSlowness() float64 {
+	if x != nil {
+		return x.Slowness
+	}
+	return 0
+}
+
+func (x *RankConduct) GetTokenMs() float64 {
+	if x != nil {
+		return x.TokenMs
+	}
+	return 0
+}
+
+func (x *RankConduct) GetEmptyShare() float64 {
+	if x != nil {
+		return x.EmptyShare
+	}
+	return 0
+}
+
+func (x *RankConduct) GetOverlapTrust() float64 {
+	if x != nil {
+		return x.OverlapTrust
+	}
+	return 0
+}
+
 // RankSpeed is how fast a rank is, as the router has learned it.
 type RankSpeed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1037,7 +1138,7 @@ type RankSpeed struct {
 
 func (x *RankSpeed) Reset() {
 	*x = RankSpeed{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1150,7 @@ func (x *RankSpeed) String() string {
 func (*RankSpeed) ProtoMessage() {}
 
 func (x *RankSpeed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1163,7 @@ func (x *RankSpeed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSpeed.ProtoReflect.Descriptor instead.
 func (*RankSpeed) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RankSpeed) GetTokensPerSecond() float64 {
@@ -1147,7 +1248,7 @@ type Shadow struct {
 
 func (x *Shadow) Reset() {
 	*x = Shadow{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1159,7 +1260,7 @@ func (x *Shadow) String() string {
 func (*Shadow) ProtoMessage() {}
 
 func (x *Shadow) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1172,7 +1273,7 @@ func (x *Shadow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shadow.ProtoReflect.Descriptor instead.
 func (*Shadow) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Shadow) GetPolicy() string {
@@ -1241,7 +1342,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1253,7 +1354,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1266,7 +1367,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Outcome) GetEnd() End {
@@ -1415,7 +1516,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\treturning\x18. \x01(\x01R\treturning\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x1c\x10\x1dJ\x04\b\x1d\x10\x1eR\bovertookR\aresumes\"\xd5\b\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x1c\x10\x1dJ\x04\b\x1d\x10\x1eR\bovertookR\aresumes\"\xa1\t\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -1460,9 +1561,20 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x05chars\x18! \x01(\rR\x05chars\x12\x1d\n" +
 	"\n" +
 	"held_chars\x18\" \x01(\rR\theldChars\x12\x14\n" +
-	"\x05place\x18# \x01(\rR\x05placeB\x11\n" +
+	"\x05place\x18# \x01(\rR\x05place\x12\x17\n" +
+	"\adrag_ms\x18$ \x01(\x01R\x06dragMs\x121\n" +
+	"\aconduct\x18% \x01(\v2\x17.kvpilot.v1.RankConductR\aconductB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
-	"\t_kv_usageJ\x04\b\x14\x10\x15R\tyields_ms\"\x9b\x02\n" +
+	"\t_kv_usageJ\x04\b\x14\x10\x15R\tyields_ms\"\xaa\x01\n" +
+	"\vRankConduct\x12\x1e\n" +
+	"\n" +
+	"suspicions\x18\x01 \x03(\tR\n" +
+	"suspicions\x12\x1a\n" +
+	"\bslowness\x18\x02 \x01(\x01R\bslowness\x12\x19\n" +
+	"\btoken_ms\x18\x03 \x01(\x01R\atokenMs\x12\x1f\n" +
+	"\vempty_share\x18\x04 \x01(\x01R\n" +
+	"emptyShare\x12#\n" +
+	"\roverlap_trust\x18\x05 \x01(\x01R\foverlapTrust\"\x9b\x02\n" +
 	"\tRankSpeed\x12*\n" +
 	"\x11tokens_per_second\x18\x01 \x01(\x01R\x0ftokensPerSecond\x12\x1f\n" +
 	"\vbend_tokens\x18\x02 \x01(\x01R\n" +
@@ -1533,44 +1645,46 @@ func file_kvpilot_v1_decision_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_v1_decision_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(FeedState)(0),                // 0: kvpilot.v1.FeedState
 	(End)(0),                      // 1: kvpilot.v1.End
 	(*Overlap)(nil),               // 2: kvpilot.v1.Overlap
 	(*Decision)(nil),              // 3: kvpilot.v1.Decision
 	(*Candidate)(nil),             // 4: kvpilot.v1.Candidate
-	(*RankSpeed)(nil),             // 5: kvpilot.v1.RankSpeed
-	(*Shadow)(nil),                // 6: kvpilot.v1.Shadow
-	(*Outcome)(nil),               // 7: kvpilot.v1.Outcome
-	nil,                           // 8: kvpilot.v1.Decision.ParamsEntry
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
+	(*RankConduct)(nil),           // 5: kvpilot.v1.RankConduct
+	(*RankSpeed)(nil),             // 6: kvpilot.v1.RankSpeed
+	(*Shadow)(nil),                // 7: kvpilot.v1.Shadow
+	(*Outcome)(nil),               // 8: kvpilot.v1.Outcome
+	nil,                           // 9: kvpilot.v1.Decision.ParamsEntry
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
 }
 var file_kvpilot_v1_decision_proto_depIdxs = []int32{
-	9,  // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	8,  // 1: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
-	10, // 2: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
-	10, // 3: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
+	10, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	9,  // 1: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
+	11, // 2: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
+	11, // 3: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
 	4,  // 4: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
-	7,  // 5: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
-	6,  // 6: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
-	10, // 7: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
-	10, // 8: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
-	10, // 9: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
-	10, // 10: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
+	8,  // 5: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
+	7,  // 6: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
+	11, // 7: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
+	11, // 8: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
+	11, // 9: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
+	11, // 10: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
 	2,  // 11: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
 	0,  // 12: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
-	5,  // 13: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
-	1,  // 14: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
-	10, // 15: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
-	10, // 16: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
-	10, // 17: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	6,  // 13: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
+	5,  // 14: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
+	1,  // 15: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
+	11, // 16: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
+	11, // 17: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
+	11, // 18: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_decision_proto_init() }
@@ -1579,14 +1693,14 @@ func file_kvpilot_v1_decision_proto_init() {
 		return
 	}
 	file_kvpilot_v1_decision_proto_msgTypes[2].OneofWrappers = []any{}
-	file_kvpilot_v1_decision_proto_msgTypes[5].OneofWrappers = []any{}
+	file_kvpilot_v1_decision_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_decision_proto_rawDesc), len(file_kvpilot_v1_decision_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

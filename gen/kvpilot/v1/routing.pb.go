@@ -1545,7 +1545,9 @@ type RankLoad struct {
 	// How fast the rank is, as the router has learned it. Absent for a rank that no request was sent to.
 	Speed *RankSpeed `protobuf:"bytes,12,opt,name=speed,proto3" json:"speed,omitempty"`
 	// The id of the router that counted the load: the one that decides for the replica's pool. Empty for this one.
-	CountedBy     string `protobuf:"bytes,13,opt,name=counted_by,json=countedBy,proto3" json:"counted_by,omitempty"`
+	CountedBy string `protobuf:"bytes,13,opt,name=counted_by,json=countedBy,proto3" json:"counted_by,omitempty"`
+	// How the rank behaves compared with its equals. Absent for a rank that no request was sent to.
+	Conduct       *RankConduct `protobuf:"bytes,14,opt,name=conduct,proto3" json:"conduct,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1669,6 +1671,13 @@ func (x *RankLoad) GetCountedBy() string {
 		return x.CountedBy
 	}
 	return ""
+}
+
+func (x *RankLoad) GetConduct() *RankConduct {
+	if x != nil {
+		return x.Conduct
+	}
+	return nil
 }
 
 // ListPoliciesRequest has no filters.
@@ -1976,7 +1985,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x05ranks\x18\x01 \x03(\v2\x14.kvpilot.v1.RankLoadR\x05ranks\x12\x1e\n" +
 	"\n" +
 	"unanswered\x18\x02 \x03(\tR\n" +
-	"unanswered\"\x8d\x04\n" +
+	"unanswered\"\xc0\x04\n" +
 	"\bRankLoad\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -1995,7 +2004,8 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"backlog_ms\x18\v \x01(\x01R\tbacklogMs\x12+\n" +
 	"\x05speed\x18\f \x01(\v2\x15.kvpilot.v1.RankSpeedR\x05speed\x12\x1d\n" +
 	"\n" +
-	"counted_by\x18\r \x01(\tR\tcountedByB\x11\n" +
+	"counted_by\x18\r \x01(\tR\tcountedBy\x121\n" +
+	"\aconduct\x18\x0e \x01(\v2\x17.kvpilot.v1.RankConductR\aconductB\x11\n" +
 	"\x0f_engine_runningB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
 	"\t_kv_usage\"\x15\n" +
@@ -2080,18 +2090,19 @@ var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(*Overlap)(nil),                       // 30: kvpilot.v1.Overlap
 	(FeedState)(0),                        // 31: kvpilot.v1.FeedState
 	(*RankSpeed)(nil),                     // 32: kvpilot.v1.RankSpeed
-	(*TokenizeRequest)(nil),               // 33: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),             // 34: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),             // 35: google.api.HttpBody
-	(*ReportPrefillCompletedRequest)(nil), // 36: kvpilot.v1.ReportPrefillCompletedRequest
-	(*ReportDecodeProgressRequest)(nil),   // 37: kvpilot.v1.ReportDecodeProgressRequest
-	(*ReleaseReservationRequest)(nil),     // 38: kvpilot.v1.ReleaseReservationRequest
-	(*RenewReservationRequest)(nil),       // 39: kvpilot.v1.RenewReservationRequest
-	(*TrackReservationRequest)(nil),       // 40: kvpilot.v1.TrackReservationRequest
-	(*TokenizeResponse)(nil),              // 41: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),            // 42: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),                   // 43: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil),      // 44: kvpilot.v1.TrackReservationResponse
+	(*RankConduct)(nil),                   // 33: kvpilot.v1.RankConduct
+	(*TokenizeRequest)(nil),               // 34: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),             // 35: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),             // 36: google.api.HttpBody
+	(*ReportPrefillCompletedRequest)(nil), // 37: kvpilot.v1.ReportPrefillCompletedRequest
+	(*ReportDecodeProgressRequest)(nil),   // 38: kvpilot.v1.ReportDecodeProgressRequest
+	(*ReleaseReservationRequest)(nil),     // 39: kvpilot.v1.ReleaseReservationRequest
+	(*RenewReservationRequest)(nil),       // 40: kvpilot.v1.RenewReservationRequest
+	(*TrackReservationRequest)(nil),       // 41: kvpilot.v1.TrackReservationRequest
+	(*TokenizeResponse)(nil),              // 42: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),            // 43: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),                   // 44: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil),      // 45: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	20, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
@@ -2120,43 +2131,44 @@ var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	16, // 23: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
 	26, // 24: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
 	32, // 25: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
-	19, // 26: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	23, // 27: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	33, // 28: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	34, // 29: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	3,  // 30: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	35, // 31: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	36, // 32: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
-	37, // 33: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
-	38, // 34: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
-	39, // 35: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
-	40, // 36: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
-	5,  // 37: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	7,  // 38: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	9,  // 39: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	11, // 40: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	14, // 41: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	17, // 42: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	41, // 43: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	42, // 44: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	4,  // 45: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	4,  // 46: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	43, // 47: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
-	43, // 48: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
-	43, // 49: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
-	43, // 50: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
-	44, // 51: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	6,  // 52: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	8,  // 53: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	10, // 54: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	12, // 55: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	15, // 56: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	18, // 57: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	43, // [43:58] is the sub-list for method output_type
-	28, // [28:43] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	33, // 26: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
+	19, // 27: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	23, // 28: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	34, // 29: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	35, // 30: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	3,  // 31: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	36, // 32: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	37, // 33: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
+	38, // 34: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
+	39, // 35: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
+	40, // 36: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
+	41, // 37: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
+	5,  // 38: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	7,  // 39: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	9,  // 40: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	11, // 41: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	14, // 42: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	17, // 43: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	42, // 44: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	43, // 45: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	4,  // 46: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	4,  // 47: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	44, // 48: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
+	44, // 49: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
+	44, // 50: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
+	44, // 51: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
+	45, // 52: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	6,  // 53: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	8,  // 54: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	10, // 55: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	12, // 56: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	15, // 57: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	18, // 58: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	44, // [44:59] is the sub-list for method output_type
+	29, // [29:44] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }

@@ -104,12 +104,14 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 		Decision: d, Replica: s.owner(s.d.Chosen), Rank: int(cand.Rank), Slot: cand.Slot,
 		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0, silent: req.Unstreamed || req.Lease != 0 && !req.Reports,
 		unread: req.Unread, samples: req.Samples, observer: req.Observer, stores: stores, certain: req.certain(cand),
+		external: req.Lease != 0 || req.Quiet && req.AskedBy != "",
 	}
 	if rk := c.rank(cand.Slot); rk != nil && !d.TooLong {
 		whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
 		rk.route(cand.Prefill, whole-cand.Prefill, c.since(now))
 		choice.rank = rk
 		choice.learnBooked(now)
+		choice.watch(req, now)
 	}
 	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
 		choice.belief = c.params.Index.Predict(cand.Slot, booking.Hashes, now.Add(2*duration(cand.TTFT)+beliefSlack))

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
@@ -31,6 +32,11 @@ type Choice struct {
 	leased      bool
 	// entry is its place in the account of the rank's speed.
 	entry speed.Entry
+	// stream is its place in the record of the rank's conduct.
+	stream          conduct.Stream
+	watched, uneven bool
+	// external is set when a caller outside of the fleet sends the request, so that what is known of it is the caller's word.
+	external bool
 	// flight is the request among those in flight on its rank, while tracked; abandon is its Request's.
 	flight  liveness.Request
 	tracked bool
@@ -84,6 +90,7 @@ func (c *Choice) firstToken() load.Outcome {
 	c.first = now
 	c.mark.set(now, 0, &l)
 	c.mu.Unlock()
+	c.stream.Begin(now)
 	c.learnFirst(now, &l)
 	if c.observer != nil {
 		c.observer.FirstToken()
@@ -111,6 +118,7 @@ func (c *Choice) progress(outputTokens int) load.Outcome {
 	c.output = max(c.output, outputTokens)
 	c.mu.Unlock()
 	c.Alive()
+	c.stream.Progress(outputTokens)
 	if grown && !unseen {
 		c.learnSteps(c.chooser.clock(), outputTokens)
 	}
@@ -172,6 +180,7 @@ func (c *Choice) Release(result Result) bool {
 		c.learnSteps(now, output)
 	}
 	c.learnEnd(now, output, result.End == decision.EndCompleted)
+	c.witness(now, output, &result)
 	c.report(result, first, now)
 	if c.observer != nil {
 		c.observer.Ended(result)

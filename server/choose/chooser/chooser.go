@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/load"
@@ -35,6 +36,8 @@ type Chooser struct {
 	ranks    atomic.Pointer[[]*rank]
 	ranksMu  sync.Mutex  // serialises AddRank and RemoveRank
 	kinds    speed.Kinds // guarded by ranksMu
+	conduct  conduct.Fleet
+	judges   atomic.Bool // Run compares the ranks with their equals
 	lines    sync.Map    // model name to *line
 	lineList atomic.Pointer[[]*line]
 	linesMu  sync.Mutex // serialises new lines
@@ -119,6 +122,7 @@ func (c *Chooser) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	watching.Go(func() { c.watchRanks(ctx) })
+	watching.Go(func() { c.judgeAnswers(ctx) })
 	timer := time.NewTimer(sweepEvery)
 	defer timer.Stop()
 	swept := c.clock()
@@ -161,6 +165,7 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 	if int(slot) < len(old) && old[slot] != nil {
 		table := append([]*rank(nil), old...)
 		c.kinds.Remove(old[slot].speed)
+		c.conduct.Remove(old[slot].conduct)
 		table[slot] = nil
 		c.ranks.Store(&table)
 	}
@@ -220,6 +225,8 @@ type Rate struct {
 	Error float64
 	// Busy is the share of the last minute's time taken by the prefill routed there.
 	Busy float64
+	// Conduct is how it behaves compared with its equals.
+	Conduct conduct.Record
 }
 
 // Rates lists what was learned about all ranks.
@@ -233,7 +240,7 @@ func (c *Chooser) Rates() []Rate {
 		m := r.speed.Model()
 		rates = append(rates, Rate{
 			Slot: r.slot, Replica: r.replica, Rank: r.index, TokensPerSecond: 1 / m.Token, Bend: m.Bend, Overhead: m.Overhead,
-			StepTime: m.Base, Samples: m.Samples, Spread: m.Spread, Source: m.Source, Error: r.speed.Error(), Busy: r.load(now),
+			StepTime: m.Base, Samples: m.Samples, Spread: m.Spread, Source: m.Source, Error: r.speed.Error(), Busy: r.load(now), Conduct: r.conduct.About(),
 		})
 	}
 	return rates

@@ -38,7 +38,7 @@ func (c *Choice) learnBooked(now time.Time) {
 	l := c.chooser.params.Book.View(c.Slot, now)
 	c.rank.speed.Booked(&c.entry, speed.Work{
 		Tokens: n, Context: float64(c.Decision.PromptTokens) - n,
-		Estimated: c.Decision.Estimated, Unknown: c.Decision.Keyless, Silent: c.silent,
+		Estimated: c.Decision.Estimated, Unknown: c.Decision.Keyless, Silent: c.silent, External: c.external,
 	}, now, decodes(&l))
 }
 
@@ -63,6 +63,9 @@ func (c *Choice) learnFirst(now time.Time, l *load.RankLoad) {
 	cand, actual := c.Decision.Pick(), now.Sub(c.at).Seconds()
 	if !c.Decision.Keyless {
 		c.chooser.metrics.predicted(c.rank, cand.TTFT, actual)
+	}
+	if c.external { // that its caller is late makes no prediction wrong
+		return
 	}
 	if trusted, changed := c.rank.speed.Predicted(cand.TTFT, actual, now); changed {
 		c.chooser.log.Warn("predictions of a rank were wrong for a minute", "replica", c.rank.replica, "rank", c.rank.index,
@@ -92,7 +95,11 @@ func (c *Choice) learnSteps(now time.Time, output int) {
 	if from.output == 0 {
 		steps-- // the first token came with the prefill's last step
 	}
-	if d := decodes(&l); d.Sequences > 0 && steps > 0 {
+	switch d := decodes(&l); {
+	case d.Sequences <= 0 || steps <= 0:
+	case c.external:
+		c.rank.speed.SteppedBy(&c.entry, now.Sub(from.at).Seconds()/float64(steps), float64(steps), d)
+	default:
 		c.rank.speed.Stepped(now.Sub(from.at).Seconds()/float64(steps), float64(steps), d, now)
 	}
 }

@@ -71,6 +71,7 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 		}
 		d.Params = params
 	}
+	c.judgeUnlessRun(now)
 	s.held = set.holdAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.Unbooked && !req.NoQueue
 	c.candidates(s, req, ln)
 	s.avoidStalled(now)

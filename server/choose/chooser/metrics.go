@@ -7,6 +7,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
@@ -20,7 +21,7 @@ type metrics struct {
 	took                                            metric.Float64Histogram
 	errors                                          metric.Float64Histogram
 	decisions                                       metric.Int64Counter
-	stalls, withdrawn, turns                        metric.Int64Counter
+	stalls, withdrawn, turns, suspicions            metric.Int64Counter
 	turnFirst, turnSame, turnOther                  metric.MeasurementOption
 	policies                                        map[decision.Policy]metric.MeasurementOption
 	affinity                                        *affinity
@@ -69,6 +70,14 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 	for i := range counters {
 		counters[i].counter = s.ObservedCounter("kvpilot.chooser."+counters[i].name, "{request}", counters[i].help)
 	}
+	var all []metric.MeasurementOption
+	for _, one := range conduct.Suspicions() {
+		all = append(all, suspicion(one))
+	}
+	m.suspicions = s.CounterBy("kvpilot.chooser.suspicions", "{suspicion}", "Times that a rank was found to behave unlike its equals and was avoided: slow (its output tokens take much longer), empty (it gives empty answers) or unproven (its answers do not show as cached what it claims to hold).", all...)
+	suspect := s.ObservedGauge("kvpilot.chooser.suspect", "1", "1 while a rank is avoided because it behaves unlike its equals, by suspicion.")
+	slowness := s.ObservedFloat("kvpilot.chooser.slowness", "1", "Time of a rank's output tokens divided by that of its equals under the same load; 0 while it is not known.")
+	trust := s.ObservedFloat("kvpilot.chooser.overlap_trust", "1", "Share of what a rank claims to hold of prompts that counts.")
 	regret := s.ObservedFloat("kvpilot.chooser.shadow_regret", "s", "Sum of the additional predicted first-token time of the shadow policy's choices.")
 	rate := s.ObservedFloat("kvpilot.chooser.prefill_rate", "{token}/s", "Learned prefill rate of a rank at no context.")
 	spread := s.ObservedFloat("kvpilot.chooser.prefill_rate_uncertainty", "1", "Relative uncertainty of the prefill rate of a rank, by the source of the rate.")
@@ -83,9 +92,22 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 			of := []attribute.KeyValue{attribute.String("replica", string(r.Replica)), attribute.Int("rank", r.Rank), attribute.String("source", r.Source.String())}
 			o.ObserveFloat64(rate, r.TokensPerSecond, metric.WithAttributes(of[:2]...))
 			o.ObserveFloat64(spread, r.Spread, metric.WithAttributes(of...))
+			o.ObserveFloat64(slowness, r.Conduct.Slowness, metric.WithAttributes(of[:2]...))
+			o.ObserveFloat64(trust, r.Conduct.Trust, metric.WithAttributes(of[:2]...))
+			for _, one := range conduct.Suspicions() {
+				held := int64(0)
+				if r.Conduct.Suspicions&one != 0 {
+					held = 1
+				}
+				o.ObserveInt64(suspect, held, metric.WithAttributes(append(of[:2:2], attribute.String("suspicion", one.String()))...))
+			}
 		}
 	})
 	return m
+}
+
+func suspicion(s conduct.Suspicion) metric.MeasurementOption {
+	return instruments.Label("suspicion", s.String())
 }
 
 // turned counts a request with a session. known says that the session was remembered, same that it went to its last rank.

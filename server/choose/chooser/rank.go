@@ -8,6 +8,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -27,6 +28,7 @@ type rank struct {
 	lately   lately
 	counters speed.Counters
 	liveness liveness.Monitor
+	conduct  *conduct.Rank
 
 	slot    replica.Slot
 	replica replica.ID
@@ -42,6 +44,8 @@ type rank struct {
 func (c *Chooser) newRank(slot replica.Slot, r *replica.Replica, index int) *rank {
 	rk := &rank{slot: slot, replica: r.ID, index: index, speed: c.kinds.Add(r), labels: instruments.Rank(string(r.ID), index)}
 	rk.known.Store(r)
+	kind, model := rk.speed.Kind()
+	rk.conduct = c.conduct.Add(kind, model)
 	rk.speed.Mirror(&rk.model)
 	return rk
 }
@@ -52,6 +56,8 @@ func (c *Chooser) updateRank(rk *rank, r *replica.Replica) {
 	defer c.ranksMu.Unlock()
 	if rk.known.Swap(r) != r && c.rank(rk.slot) == rk {
 		c.kinds.Update(rk.speed, r)
+		kind, model := rk.speed.Kind()
+		c.conduct.Move(rk.conduct, kind, model)
 	}
 }
 

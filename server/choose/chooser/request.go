@@ -59,6 +59,8 @@ type Request struct {
 	// Unstreamed is set when the first token cannot be seen (a plain JSON answer). The request then
 	// counts as prefilled at the predicted time.
 	Unstreamed bool
+	// Uneven is set when the pieces of the stream do not show how many tokens came, because the engine parses them (tools).
+	Uneven bool
 	// Bytes is the memory that the request holds while it waits (its body), for the queue's bound.
 	Bytes int
 

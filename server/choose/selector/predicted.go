@@ -72,7 +72,7 @@ func (predictedTTFT) Select(d *decision.Decision, throw dice, _ int) (decision.R
 func predicted(d *decision.Decision, c *decision.Candidate) float64 {
 	decoding := float64(c.Requests) - float64(c.Waiting)
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
-	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding
+	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding + c.Drag
 	cost += othersReturn*blocked(c) + d.Returning*c.Residual + d.Params.Interference*math.Sqrt(max(0, decoding))*c.Prefill
 	if c.Session {
 		bonus := d.Params.SessionBonus

@@ -98,7 +98,7 @@ func (k *kind) publish(r *Rank, m *Model) {
 		k.known = slices.Delete(k.known, at, at+1)
 	}
 	r.model.Store(m)
-	if r.place > 0 && m.Source == decision.SpeedLearned && m.Samples >= experienced {
+	if r.place > 0 && !r.excluded && m.Source == decision.SpeedLearned && m.Samples >= experienced {
 		at, _ := k.find(r)
 		k.known = slices.Insert(k.known, at, r)
 	}
@@ -114,9 +114,8 @@ func (k *kind) find(r *Rank) (at int, ok bool) {
 	return at, ok && k.known[at] == r
 }
 
-// typical is the Model of the median rank among the experienced ones other than r; nil when there is
-// none.
-func (k *kind) typical(r *Rank) *Model {
+// typical is the Model of the median rank among the experienced ones other than r, which are so many; nil when there is none.
+func (k *kind) typical(r *Rank) (m *Model, of int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	n := len(k.known)
@@ -125,13 +124,13 @@ func (k *kind) typical(r *Rank) *Model {
 		n--
 	}
 	if n == 0 {
-		return nil
+		return nil, 0
 	}
 	at := (n - 1) / 2
 	if among && own <= at {
 		at++
 	}
-	return k.known[at].model.Load()
+	return k.known[at].model.Load(), n
 }
 
 // learned has ranks that know little follow what r has learned. r.mu is held, so that others are

@@ -1,6 +1,10 @@
 package speed
 
-import "github.com/kvpilot/kvpilot/server/domain/replica"
+import (
+	"slices"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
 
 // kindLabels are the labels of a replica that name the hardware it runs on.
 var kindLabels = [...]string{"accelerator", "hardware", "gpu", "node.kubernetes.io/instance-type", "nvidia.com/gpu.product"}
@@ -27,6 +31,49 @@ func keyOf(r *replica.Replica) kindKey {
 		k.labels[i] = r.Labels[name]
 	}
 	return k
+}
+
+// Kind names the rank's kind, comparably, and the model that it serves.
+func (r *Rank) Kind() (kind any, model string) {
+	k := r.currentKind()
+	return k, k.key.model
+}
+
+// implausible is the factor by which a rank may be faster than the median of its kind: a larger one is a mistake, or a lie.
+const implausible = 4
+
+// fastest is the factor by which the rank may be faster than the median of its kind.
+func (r *Rank) fastest() float64 {
+	r.kind.mu.Lock()
+	defer r.kind.mu.Unlock()
+	if r.excluded {
+		return 1
+	}
+	return implausible
+}
+
+// Exclude sets whether the rank is an example for its kind. One that is not is taken to be no faster than the others.
+func (r *Rank) Exclude(yes bool) {
+	k := r.currentKind()
+	k.mu.Lock()
+	changed := r.excluded != yes
+	r.excluded = yes
+	ranks := slices.Clone(k.ranks)
+	k.mu.Unlock()
+	if !changed {
+		return
+	}
+	update := func(o *Rank) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.update()
+	}
+	update(r)
+	for _, o := range ranks {
+		if o != r {
+			update(o)
+		}
+	}
 }
 
 // Kinds finds the kind of a replica. Its zero value is empty; it is not safe for concurrent use.

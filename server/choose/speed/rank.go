@@ -17,6 +17,8 @@ type Work struct {
 	Estimated, Unknown bool
 	// Silent is set when the first token cannot be seen (an answer that is not streamed).
 	Silent bool
+	// External is set when a caller outside of the fleet sends the request: when it began and had its first token is the caller's word.
+	External bool
 }
 
 // Entry is a request's place in the account of its Rank. The zero value is not booked. It must not
@@ -59,6 +61,14 @@ type Rank struct {
 	steps       stepFit
 	engine      *Model // from the engine's own counters, while no request was seen; guarded by mu
 	watch       watch  // guarded by mu
+	// reports are what callers outside of the fleet have reported. guarded by mu
+	reports *reports
+	// counters is the time of a token by the engine's own counters, at the fastest; 0 when unknown. learnt is when the last sample ended.
+	// guarded by mu
+	counters float64
+	learnt   time.Time
+	// excluded is set while the rank is no example for its kind; guarded by the kind's mu.
+	excluded bool
 	// peer is what another router has learned, in place of older samples; taught is when the last own sample came. guarded by mu
 	peer   *Model
 	taught time.Time
@@ -160,6 +170,7 @@ func (r *Rank) credit(e *Entry, now time.Time) {
 		return
 	}
 	s, n := &r.running, e.work.Tokens
+	s.external = s.external || e.work.External
 	s.tokens += n
 	s.bent += n * (e.work.Context + n/2)
 	s.steps += n / r.budget
@@ -194,7 +205,17 @@ func (r *Rank) flush(end time.Time) {
 		s.steps++ // the step is not full, but it is a step
 	}
 	s.doubt /= s.tokens
-	r.learn(s, end)
+	switch before := &r.prefill.ring[(r.prefill.count+kept-1)%kept]; {
+	case s.external:
+		r.reported(s)
+	case s.starts == 0 && r.prefill.count > 0 && r.learnt.Equal(r.since) && s.seconds*before.tokens*bunched < before.seconds*s.tokens:
+		before.join(&s) // first tokens that were late and came together: the one before had the time of both
+		r.learnt = end
+		r.refit(end)
+	default:
+		r.learn(s, end)
+		r.learnt = end
+	}
 }
 
 func (r *Rank) learn(s sample, now time.Time) {
@@ -274,6 +295,9 @@ func (r *Rank) Answered(e *Entry, now time.Time, output int, d Decodes) {
 func (r *Rank) Stepped(seconds, steps float64, d Decodes, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.reports != nil {
+		r.reports.taught = false
+	}
 	r.stepped(seconds, steps, d, now)
 }
 
@@ -282,7 +306,7 @@ func (r *Rank) stepped(seconds, steps float64, d Decodes, now time.Time) {
 		return
 	}
 	before := prior()
-	if k := r.kind.typical(r); k != nil {
+	if k, _ := r.kind.typical(r); k != nil {
 		before = *k
 	}
 	if r.peer != nil {
@@ -331,7 +355,15 @@ func (r *Rank) counted(tokens, seconds float64, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	own := r.prefill.count > 0
-	if tokens <= 0 || seconds <= 0 || own && now.Sub(r.taught) <= unseen {
+	if tokens <= 0 || seconds <= 0 {
+		return
+	}
+	if t := boundToken(seconds / tokens); r.counters == 0 || t < slackening*r.counters {
+		r.counters = t
+	} else {
+		r.counters *= slackening
+	}
+	if own && now.Sub(r.taught) <= unseen {
 		return
 	}
 	m := prior()
@@ -358,12 +390,23 @@ const (
 	priorWeight  = 0.5
 	engineWeight = 1
 	kindWeight   = 2
+	// several is the number of experienced ranks from which a rank needs all its samples to be believed, alone the number of samples that
+	// it needs when one other contradicts it, which may be the one that is wrong.
+	several, alone = 2, 3
 )
+
+// needed is the number of samples from which a rank is believed to differ from the median of so many others by more than mistrust.
+func needed(others int) int {
+	if others < several {
+		return alone
+	}
+	return proven
+}
 
 // update recomputes the Model.
 func (r *Rank) update() {
 	prior, weight := prior(), priorWeight
-	kin := r.kind.typical(r)
+	kin, of := r.kind.typical(r)
 	switch {
 	case r.peer != nil:
 		prior, weight = *r.peer, r.peer.weight()
@@ -374,17 +417,20 @@ func (r *Rank) update() {
 		prior, weight = *r.engine, engineWeight
 	}
 	m := prior
-	if n := r.prefill.count; n > 0 {
+	if fit, weight := r.teachers(weight); fit != nil {
 		m.Source = decision.SpeedLearned
 		r.follow(&m)
 		for range 2 { // what decodes take follows from the rate while no step was seen
-			r.prefill.fit(&m, &prior, weight)
+			fit.fit(&m, &prior, weight)
 			r.follow(&m)
+		}
+		if fit != &r.prefill {
+			m.temper(&prior)
 		}
 		if r.peer != nil {
 			m.Samples += r.peer.Samples
 		}
-		if kin != nil && m.Samples < proven {
+		if kin != nil && m.Samples < needed(of) {
 			m.Token = min(max(m.Token, kin.Token/mistrust), kin.Token*mistrust)
 		}
 	} else if r.steps.count() > 0 {
@@ -392,6 +438,13 @@ func (r *Rank) update() {
 	}
 	if kin != nil && r.peer == nil && r.steps.count() == 0 {
 		m.Base, m.Load = kin.Base*m.Token/kin.Token, kin.Load*m.Token/kin.Token
+	}
+	// First tokens show how fast a rank prefills, unless they come before that is done, or late and all together.
+	if kin != nil {
+		m.Token = max(m.Token, kin.Token/r.fastest())
+	}
+	if r.counters > 0 {
+		m.Token = max(m.Token, r.counters/sharing)
 	}
 	if r.watch.distrusted && kin != nil {
 		own := m

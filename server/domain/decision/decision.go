@@ -207,6 +207,15 @@ type Candidate struct {
 	Decode float64
 	// Crowding is the predicted time in seconds until KV memory is free that is promised to others.
 	Crowding float64
+	// Drag is what the rank's conduct adds to its cost, in seconds: its answers are slower than those of its equals, or empty.
+	Drag float64
+	// Claimed counts the prompt's leading tokens that the rank claims to hold, in all tiers, where Trust, the share of them that counts,
+	// is below 1. Slowness is the time of its output tokens over that of its equals', where that is held against it, and Suspicions has
+	// all that is, as conduct.Suspicion.
+	Claimed    uint32
+	Suspicions uint8
+	Trust      float32
+	Slowness   float32
 
 	// Uncached are the prompt tokens this rank would have to prefill, lower tiers credited.
 	Uncached uint32

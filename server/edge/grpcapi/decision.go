@@ -9,6 +9,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/kit/jsonform"
@@ -83,13 +84,16 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 		BacklogMs: c.Backlog * milli, SilentMs: c.Silent * milli, UncachedTokens: c.Uncached, PrefillMs: c.Prefill * milli, TtftMs: c.TTFT * milli, Cost: c.Cost * scale,
 		Slowdown: c.Slowdown, PlannedMs: c.Planned * milli, FullStepMs: c.FullStep * milli, DecodeMs: c.Decode * milli, CrowdingMs: c.Crowding * milli,
 		TpotMs: c.TPOT * milli, Late: c.Late, ReturnsPerSecond: c.Returns, SavedMs: c.Saved * milli, ResidualMs: c.Residual * milli,
-		Chars: c.Chars, HeldChars: c.Held, Place: c.Place,
+		Chars: c.Chars, HeldChars: c.Held, Place: c.Place, DragMs: c.Drag * milli,
 		Speed: &kvpilotv1.RankSpeed{
 			BendTokens: c.Bend, StepMs: c.StepTime * milli, OverheadMs: c.Overhead * milli, Spread: c.Spread, Source: c.Speed.String(), Busy: c.Busy,
 		},
 	}
 	if c.TokenTime > 0 {
 		out.Speed.TokensPerSecond = 1 / c.TokenTime
+	}
+	if s := conduct.Suspicion(c.Suspicions); s != 0 {
+		out.Conduct = &kvpilotv1.RankConduct{Suspicions: s.Names(), Slowness: float64(c.Slowness), OverlapTrust: float64(c.Trust)}
 	}
 	if c.EngineWaiting >= 0 {
 		n := uint32(c.EngineWaiting)
@@ -100,6 +104,12 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 		out.KvUsage = &share
 	}
 	return out
+}
+
+func conductProto(r conduct.Record) *kvpilotv1.RankConduct {
+	return &kvpilotv1.RankConduct{
+		Suspicions: r.Suspicions.Names(), Slowness: r.Slowness, TokenMs: r.Token * milli, EmptyShare: r.EmptyShare, OverlapTrust: r.Trust,
+	}
 }
 
 func rateProto(r chooser.Rate) *kvpilotv1.RankSpeed {

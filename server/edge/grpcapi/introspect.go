@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
@@ -140,9 +141,9 @@ func (s *routing) GetLoads(ctx context.Context, in *kvpilotv1.GetLoadsRequest) (
 	}
 	s.api.recordRead(ctx, kvpilotv1.RoutingService_GetLoads_FullMethodName, "")
 	now := time.Now()
-	speeds := map[replica.Slot]*kvpilotv1.RankSpeed{}
+	rates := map[replica.Slot]chooser.Rate{}
 	for _, rate := range s.api.Rates() {
-		speeds[rate.Slot] = rateProto(rate)
+		rates[rate.Slot] = rate
 	}
 	out := &kvpilotv1.GetLoadsResponse{}
 	for _, r := range list {
@@ -151,7 +152,9 @@ func (s *routing) GetLoads(ctx context.Context, in *kvpilotv1.GetLoadsRequest) (
 		}
 		for rank, slot := range r.Slots {
 			load := s.rankLoad(r, rank, slot, now)
-			load.Speed = speeds[slot]
+			if rate, known := rates[slot]; known {
+				load.Speed, load.Conduct = rateProto(rate), conductProto(rate.Conduct)
+			}
 			out.Ranks = append(out.Ranks, load)
 		}
 	}

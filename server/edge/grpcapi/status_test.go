@@ -36,7 +36,7 @@ func full() decisionlog.Entry {
 		Replica: "r1", Rank: 1, Feed: 2, Veto: decision.VetoCap, Session: true, BlockSize: 16, GPU: 64, CPU: 16, Disk: 8, Chars: 9, Held: 10, Place: 1, Requests: 2, Waiting: 1,
 		QueuedTokens: 11, DecodeBlocks: 1.5, Blocks: 1000, EngineWaiting: 3, KVUsage: .25, Backlog: .1, Planned: .2, Silent: .3, TokenTime: 1e-4, Bend: 4000, StepTime: .02,
 		Slowdown: .1, Overhead: .003, Spread: .04, Speed: decision.SpeedLearned, Busy: .5, Returns: 1.5, Saved: .06, Residual: .07, FullStep: .08, Decode: .09,
-		Crowding: .1, Uncached: 12, Prefill: .11, TTFT: .21, TPOT: .02, Late: .3, Cost: .4,
+		Crowding: .1, Drag: .6, Claimed: 88, Suspicions: 5, Trust: .5, Slowness: 6, Uncached: 12, Prefill: .11, TTFT: .21, TPOT: .02, Late: .3, Cost: .4,
 	}
 	d.Candidates = []decision.Candidate{{Replica: "r0", EngineWaiting: -1, KVUsage: -1}, one}
 	return decisionlog.Entry{Decision: d, Outcome: &decision.Outcome{
@@ -65,6 +65,7 @@ func TestADecisionHasOneForm(t *testing.T) {
 	complete(t, &filed, "counted_output_tokens")
 	complete(t, filed.GetCandidates()[1], "")
 	complete(t, filed.GetCandidates()[1].GetSpeed(), "samples prediction_ratio") // not a decision's
+	complete(t, filed.GetCandidates()[1].GetConduct(), "token_ms empty_share")   // not a decision's
 	complete(t, filed.GetOutcome(), "counted_output_tokens")                     // the engine gave its own
 	complete(t, filed.GetShadow(), "")
 	if got := filed.GetParams(); len(got) != 2 || got["temperature"] != 1 || got["kv_weight"] != .5 {

@@ -74,6 +74,8 @@ type tries struct {
 	refusals int
 	// passed is how many choices were dropped because the replica's breaker had just opened.
 	passed int
+	// blank is an answer without a token that the client may get after all.
+	blank *blank
 }
 
 // tried is how many replicas the request was sent to before.

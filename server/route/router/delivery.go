@@ -28,6 +28,8 @@ type delivery struct {
 	// scan reads what the client gets.
 	scan       sse.Scanner
 	firstToken time.Time
+	// opening is the beginning of the answer of the attempt under way.
+	opening opening
 
 	// attempt is the one under way or the last one; nil before the first choice and when none was made after a failure.
 	attempt *attempt
@@ -110,6 +112,7 @@ func (r *Router) deliver(ctx context.Context, rq *request, t *tries, d *delivery
 			outcome, end = d.outcome()
 		}
 		r.settle(rq, d, d.attempt, outcome)
+		r.compared(t, d)
 		return nil
 	}
 	if f = r.broke(ctx, d, err); d.attempt == nil || d.attempt.ended {
@@ -148,6 +151,7 @@ const maxKept = 1 << 20
 func (r *Router) forward(ctx context.Context, rq *request, t *tries, d *delivery) error {
 	first := newReply(rq, d)
 	d.scan.Reset(rq.parsed.Prompt.API, first.streamed)
+	d.open(rq, t, first.streamed)
 	from := r.resumable(rq, t, d, first)
 	a := d.attempt
 	// An object is of no use before its end: kept until then, one that ends early costs nothing.
@@ -165,17 +169,28 @@ func (r *Router) forward(ctx context.Context, rq *request, t *tries, d *delivery
 				continue
 			}
 		}
+		if !d.begun {
+			if piece = d.opening.take(piece); piece == nil && d.opening.whole {
+				break
+			}
+		}
+		if piece == nil {
+			continue
+		}
 		if err := r.write(ctx, rq, d, piece, first.streamed); err != nil {
 			return err
 		}
 	}
 	if len(a.kept) > 0 {
-		if err := r.write(ctx, rq, d, a.kept, false); err != nil {
-			return err
+		if piece := d.opening.take(a.kept); piece != nil {
+			return r.write(ctx, rq, d, piece, false)
 		}
 	}
 	if d.begun {
 		return nil
+	}
+	if d.opening.missing() {
+		return r.withhold(t, d)
 	}
 	if !d.attempt.choice.Begin() {
 		return errStalled
@@ -221,7 +236,10 @@ func (r *Router) write(ctx context.Context, rq *request, d *delivery, piece []by
 			return err
 		}
 	}
-	if err := d.to.Write(piece); err != nil && !over {
+	a.choice.Writing(true)
+	err := d.to.Write(piece)
+	a.choice.Writing(false)
+	if err != nil && !over {
 		return gone(err)
 	}
 	if n := d.scan.ContentEvents() - a.earlier; streamed && n >= a.reported+progressStep {

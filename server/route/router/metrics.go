@@ -34,6 +34,7 @@ type metrics struct {
 	requests metric.Int64Counter
 	resumes  metric.Int64Counter
 	aborted  metric.Int64Counter
+	empties  metric.Int64Counter
 	keyless  keyless
 	faults   faults
 	steering steering
@@ -70,6 +71,11 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
 	m.aborted = s.Counter(ns+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
 	m.steering = newSteering(s)
+	var empties []metric.MeasurementOption
+	for _, name := range emptyResults() {
+		empties = append(empties, instruments.Label("result", name))
+	}
+	m.empties = s.CounterBy(ns+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", empties...)
 	m.keyless.counter = s.CounterBy(ns+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	return m, nil
 }
@@ -92,6 +98,10 @@ func (m *metrics) labels() {
 func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
 
 func (m *metrics) retried(o retry.Verdict) { m.retries.Add(context.Background(), 1, m.again[o]) }
+
+func (m *metrics) emptied(result string) {
+	m.empties.Add(context.Background(), 1, instruments.Label("result", result))
+}
 
 func (m *metrics) resumed(result string) {
 	m.resumes.Add(context.Background(), 1, m.ofResume[result])

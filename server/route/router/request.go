@@ -103,7 +103,7 @@ func (r *Router) newTries(rq *request) *tries {
 		Model: rq.pool.Model, Served: rq.pool.Served, Adapter: rq.adapter, Replicas: rq.pool.Replicas,
 		Session: rq.apart(rq.parsed.Session), SessionReturn: rq.sessionReturn(), Tenant: rq.call.Tenant,
 		Priority: -rq.parsed.Priority, ExpectedOutput: rq.parsed.Expected(), OutputLimit: rq.parsed.MaxTokens,
-		Unstreamed: !rq.parsed.Stream, Bytes: rq.size(),
+		Unstreamed: !rq.parsed.Stream, Uneven: len(rq.parsed.Raw("tools")) > 0, Bytes: rq.size(),
 		Options: rq.call.Options, Unread: rq.parsed.Unread(), Samples: rq.parsed.N, Holder: rq.holder,
 	}}
 	rq.prompt(&t.ask)

@@ -202,6 +202,9 @@ func (r *Router) answer(ctx context.Context, rq *request, d *delivery) error {
 		case done:
 			return nil
 		case failed:
+			if given, err := r.giveBlank(ctx, rq, t, d); given {
+				return err
+			}
 			return f.public
 		case elsewhere:
 			t.next(d.attempt, f)

@@ -42,6 +42,8 @@ const (
 	Unsendable
 	// Canceled: the caller left or its deadline passed; it says nothing about the replica.
 	Canceled
+	// Empty: the answer was complete and had nothing in it where a token was due. Whose doing that is shows the answer of another replica.
+	Empty
 )
 
 // Verdicts lists all of them, so that metrics exist from the start.
@@ -79,6 +81,7 @@ var rows = [...]row{
 	Stalled:     {name: "stalled", cause: CauseRank, retryable: true, gone: true, fault: true, follows: true},
 	Unsendable:  {name: "unsendable", cause: CauseRequest},
 	Canceled:    {name: "canceled", cause: CauseCaller},
+	Empty:       {name: "empty", cause: CauseReplica, retryable: true},
 }
 
 // row is the verdict's; of an unknown one it is empty.

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"context"
 	"sync"
 	"time"
 
@@ -124,6 +125,34 @@ func (s *Sequence) admitted(cached int, now time.Time) {
 	s.mu.Lock()
 	s.cached, s.times.Scheduled = cached, now
 	s.mu.Unlock()
+}
+
+// Feign writes the answer without an engine: the first token at once, and another one each time, until the answer or ctx ends.
+func (s *Sequence) Feign(ctx context.Context, every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	s.mu.Lock()
+	s.times.Arrived, s.times.Scheduled = time.Now(), time.Now()
+	s.mu.Unlock()
+	for n := range s.p.MaxTokens {
+		if n > 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+		token, why := s.p.Next(n), Running
+		switch {
+		case token == s.p.End && !s.p.IgnoreEnd && n+1 >= s.p.MinTokens:
+			why = FinishStop
+		case n+1 == s.p.MaxTokens:
+			why = FinishLength
+		}
+		if s.deliver(token, true, why, -1, time.Now()); why != Running {
+			return
+		}
+	}
 }
 
 // deliver hands a token and perhaps the end to the reader.

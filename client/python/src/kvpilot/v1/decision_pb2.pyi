@@ -154,7 +154,7 @@ class Decision(_message.Message):
     def __init__(self, decision_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request_id: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., estimated: bool = ..., expected_output_tokens: _Optional[int] = ..., dry_run: bool = ..., margin: _Optional[float] = ..., params: _Optional[_Mapping[str, float]] = ..., load: _Optional[float] = ..., omega: _Optional[float] = ..., held: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tries: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., seed: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., objective: _Optional[str] = ..., target_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., target_tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., keyless: bool = ..., pinned: bool = ..., too_long: bool = ..., prompt_chars: _Optional[int] = ..., cursor: _Optional[int] = ..., waited: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., scored: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decided_by: _Optional[str] = ..., asked_by: _Optional[str] = ..., alone: _Optional[str] = ..., others: _Optional[int] = ..., vetoed_others: _Optional[int] = ..., returning: _Optional[float] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("replica_id", "rank", "veto", "overlap", "feed", "block_size", "session", "requests", "waiting", "queued_tokens", "decode_blocks", "blocks", "engine_waiting", "kv_usage", "backlog_ms", "uncached_tokens", "prefill_ms", "ttft_ms", "cost", "silent_ms", "speed", "slowdown", "planned_ms", "full_step_ms", "decode_ms", "crowding_ms", "tpot_ms", "late", "returns_per_second", "saved_ms", "residual_ms", "chars", "held_chars", "place")
+    __slots__ = ("replica_id", "rank", "veto", "overlap", "feed", "block_size", "session", "requests", "waiting", "queued_tokens", "decode_blocks", "blocks", "engine_waiting", "kv_usage", "backlog_ms", "uncached_tokens", "prefill_ms", "ttft_ms", "cost", "silent_ms", "speed", "slowdown", "planned_ms", "full_step_ms", "decode_ms", "crowding_ms", "tpot_ms", "late", "returns_per_second", "saved_ms", "residual_ms", "chars", "held_chars", "place", "drag_ms", "conduct")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     VETO_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,8 @@ class Candidate(_message.Message):
     CHARS_FIELD_NUMBER: _ClassVar[int]
     HELD_CHARS_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    DRAG_MS_FIELD_NUMBER: _ClassVar[int]
+    CONDUCT_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     rank: int
     veto: str
@@ -223,7 +225,23 @@ class Candidate(_message.Message):
     chars: int
     held_chars: int
     place: int
-    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., veto: _Optional[str] = ..., overlap: _Optional[_Union[Overlap, _Mapping]] = ..., feed: _Optional[_Union[FeedState, str]] = ..., block_size: _Optional[int] = ..., session: bool = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., blocks: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., backlog_ms: _Optional[float] = ..., uncached_tokens: _Optional[int] = ..., prefill_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., cost: _Optional[float] = ..., silent_ms: _Optional[float] = ..., speed: _Optional[_Union[RankSpeed, _Mapping]] = ..., slowdown: _Optional[float] = ..., planned_ms: _Optional[float] = ..., full_step_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., crowding_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., late: _Optional[float] = ..., returns_per_second: _Optional[float] = ..., saved_ms: _Optional[float] = ..., residual_ms: _Optional[float] = ..., chars: _Optional[int] = ..., held_chars: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
+    drag_ms: float
+    conduct: RankConduct
+    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., veto: _Optional[str] = ..., overlap: _Optional[_Union[Overlap, _Mapping]] = ..., feed: _Optional[_Union[FeedState, str]] = ..., block_size: _Optional[int] = ..., session: bool = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., blocks: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., backlog_ms: _Optional[float] = ..., uncached_tokens: _Optional[int] = ..., prefill_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., cost: _Optional[float] = ..., silent_ms: _Optional[float] = ..., speed: _Optional[_Union[RankSpeed, _Mapping]] = ..., slowdown: _Optional[float] = ..., planned_ms: _Optional[float] = ..., full_step_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., crowding_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., late: _Optional[float] = ..., returns_per_second: _Optional[float] = ..., saved_ms: _Optional[float] = ..., residual_ms: _Optional[float] = ..., chars: _Optional[int] = ..., held_chars: _Optional[int] = ..., place: _Optional[int] = ..., drag_ms: _Optional[float] = ..., conduct: _Optional[_Union[RankConduct, _Mapping]] = ...) -> None: ...
+
+class RankConduct(_message.Message):
+    __slots__ = ("suspicions", "slowness", "token_ms", "empty_share", "overlap_trust")
+    SUSPICIONS_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_SHARE_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_TRUST_FIELD_NUMBER: _ClassVar[int]
+    suspicions: _containers.RepeatedScalarFieldContainer[str]
+    slowness: float
+    token_ms: float
+    empty_share: float
+    overlap_trust: float
+    def __init__(self, suspicions: _Optional[_Iterable[str]] = ..., slowness: _Optional[float] = ..., token_ms: _Optional[float] = ..., empty_share: _Optional[float] = ..., overlap_trust: _Optional[float] = ...) -> None: ...
 
 class RankSpeed(_message.Message):
     __slots__ = ("tokens_per_second", "bend_tokens", "step_ms", "overhead_ms", "spread", "source", "busy", "samples", "prediction_ratio")

@@ -272,7 +272,7 @@ class GetLoadsResponse(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[_Union[RankLoad, _Mapping]]] = ..., unanswered: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankLoad(_message.Message):
-    __slots__ = ("replica_id", "rank", "requests", "waiting", "queued_tokens", "decode_blocks", "engine_running", "engine_waiting", "kv_usage", "engine_age", "backlog_ms", "speed", "counted_by")
+    __slots__ = ("replica_id", "rank", "requests", "waiting", "queued_tokens", "decode_blocks", "engine_running", "engine_waiting", "kv_usage", "engine_age", "backlog_ms", "speed", "counted_by", "conduct")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +286,7 @@ class RankLoad(_message.Message):
     BACKLOG_MS_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
     COUNTED_BY_FIELD_NUMBER: _ClassVar[int]
+    CONDUCT_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     rank: int
     requests: int
@@ -299,7 +300,8 @@ class RankLoad(_message.Message):
     backlog_ms: float
     speed: _decision_pb2.RankSpeed
     counted_by: str
-    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., engine_running: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., engine_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., backlog_ms: _Optional[float] = ..., speed: _Optional[_Union[_decision_pb2.RankSpeed, _Mapping]] = ..., counted_by: _Optional[str] = ...) -> None: ...
+    conduct: _decision_pb2.RankConduct
+    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., engine_running: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., engine_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., backlog_ms: _Optional[float] = ..., speed: _Optional[_Union[_decision_pb2.RankSpeed, _Mapping]] = ..., counted_by: _Optional[str] = ..., conduct: _Optional[_Union[_decision_pb2.RankConduct, _Mapping]] = ...) -> None: ...
 
 class ListPoliciesRequest(_message.Message):
     __slots__ = ()

@@ -12,7 +12,7 @@ const tiers = ({ overlap: o }) => [o.cpu_tokens ? `${count(o.cpu_tokens)} in CPU
 
 function candidateRow(d, c, pick, slowest) {
   return el('tr', { class: c === pick ? 'pick' : c.veto ? 'veto' : '' },
-    el('td', {}, c === pick ? '▸ ' : '', el('span', { class: 'name', title: c.replica_id }, c.replica_id), c.rank ? ` rank ${c.rank}` : '', c.session ? el('span', { class: 'small' }, ' session') : ''),
+    el('td', {}, c === pick ? '▸ ' : '', el('span', { class: 'name', title: c.replica_id }, c.replica_id), c.rank ? ` rank ${c.rank}` : '', c.session ? el('span', { class: 'small' }, ' session') : '', (c.conduct?.suspicions ?? []).map((s) => mark(s, 'warn'))),
     el('td', { title: tiers(c) }, meter(d.prompt_tokens ? tokens(c) / d.prompt_tokens : 0), el('span', { class: 'toks' }, count(tokens(c)))),
     el('td', { class: 'n' }, count(c.uncached_tokens)),
     el('td', { class: 'n' }, units(ms(c.backlog_ms))),

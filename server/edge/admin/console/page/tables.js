@@ -18,6 +18,14 @@ function drained(d) {
   return `drained by ${d.by || 'an operator'}${d.reason ? ` (${d.reason})` : ''}${left}`;
 }
 
+// suspicion says why a rank is avoided.
+function suspicion(s, c) {
+  if (s === 'slow') return `its output tokens take ${c.slowness.toFixed(1)} times as long as those of its equals`;
+  if (s === 'empty') return 'it gives empty answers where other replicas do not';
+  if (s === 'unproven') return `its answers show as cached ${Math.round(100 * c.overlap_trust)} % of what it claims to hold`;
+  return s;
+}
+
 // trouble describes a replica's problem, if it has one.
 function trouble(r, at) {
   const list = [];
@@ -27,6 +35,8 @@ function trouble(r, at) {
   if (word(r.breaker) === 'trial') list.push('requests failed there; it is being tried again');
   for (const k of r.ranks) {
     const bad = ['degraded', 'cold'].includes(word(k.feed));
+    const held = k.load.conduct?.suspicions ?? [];
+    if (held.length) list.push(`avoided${r.ranks.length > 1 ? `, rank ${k.rank}` : ''}: ${held.map((s) => suspicion(s, k.load.conduct)).join('; ')}`);
     if (bad && k.feed_error && state !== 'unhealthy') list.push(`events${r.ranks.length > 1 ? ` of rank ${k.rank}` : ''}: ${k.feed_error}`);
   }
   return list.join(' · ');
@@ -64,7 +74,7 @@ function replicaRows(r, at) {
     const reported = state !== 'unhealthy' && l.kv_usage !== undefined && milliseconds(l.engine_age) < STALE;
     return el('tr', { class: state === 'unhealthy' ? 'dead' : '', 'data-key': `${id}/${k.rank}` },
       el('th', { scope: 'row', title: `${id} · ${r.url}` }, el('span', { class: 'name' }, id), many ? ` rank ${k.rank}` : '', r.version && !i ? el('span', { class: 'small' }, ' ' + r.version) : '', r.labels?.role && !i ? el('span', { class: 'small' }, ' ' + r.labels.role) : ''),
-      i ? el('td') : el('td', {}, mark(state, stateKind[state]), broken === 'closed' ? '' : mark('breaker ' + broken, 'warn')),
+      i ? el('td') : el('td', {}, mark(state, stateKind[state]), broken === 'closed' ? '' : mark('breaker ' + broken, 'warn'), (l.conduct?.suspicions ?? []).map((s) => mark(s, 'warn'))),
       el('td', { title: k.feed_error || `${gaps} gaps, ${k.resets} resets, lag ${ms(k.feed_lag_ms)}` }, mark(feed, feedKind[feed]), gaps ? el('span', { class: 'small' }, ` ${count(gaps)} gaps`) : ''),
       el('td', { class: 'n' }, count(l.requests || 0), l.waiting ? el('span', { class: 'small' }, `, ${l.waiting} in prefill`) : ''),
       el('td', { class: 'n' }, l.backlog_ms ? units(ms(l.backlog_ms)) : '–'),

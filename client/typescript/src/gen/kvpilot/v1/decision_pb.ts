@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kvpilot/v1/decision.proto.
  */
 export const file_kvpilot_v1_decision: GenFile = /*@__PURE__*/
-  fileDesc("ChlrdnBpbG90L3YxL2RlY2lzaW9uLnByb3RvEgprdnBpbG90LnYxIkYKB092ZXJsYXASEgoKZ3B1X3Rva2VucxgBIAEoDRISCgpjcHVfdG9rZW5zGAIgASgNEhMKC2Rpc2tfdG9rZW5zGAMgASgNIoAJCghEZWNpc2lvbhITCgtkZWNpc2lvbl9pZBgBIAEoCRIPCgdhdHRlbXB0GAIgASgNEhIKCnJlcXVlc3RfaWQYAyABKAkSKAoEdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFbW9kZWwYBSABKAkSDwoHYWRhcHRlchgGIAEoCRIOCgZwb2xpY3kYByABKAkSDgoGcmVhc29uGAggASgJEhIKCnJlcGxpY2FfaWQYCSABKAkSDAoEcmFuaxgKIAEoDRIVCg1wcm9tcHRfdG9rZW5zGAsgASgNEhEKCWVzdGltYXRlZBgMIAEoCBIeChZleHBlY3RlZF9vdXRwdXRfdG9rZW5zGA0gASgNEg8KB2RyeV9ydW4YDiABKAgSDgoGbWFyZ2luGA8gASgBEjAKBnBhcmFtcxgQIAMoCzIgLmt2cGlsb3QudjEuRGVjaXNpb24uUGFyYW1zRW50cnkSDAoEbG9hZBgRIAEoARINCgVvbWVnYRgSIAEoARInCgRoZWxkGBMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEicKBHRvb2sYFCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDQoFdHJpZXMYFSABKA0SKQoKY2FuZGlkYXRlcxgWIAMoCzIVLmt2cGlsb3QudjEuQ2FuZGlkYXRlEiQKB291dGNvbWUYFyABKAsyEy5rdnBpbG90LnYxLk91dGNvbWUSIgoGc2hhZG93GBggASgLMhIua3ZwaWxvdC52MS5TaGFkb3cSDAoEc2VlZBgZIAEoBhIQCgh0cmFjZV9pZBgaIAEoCRIPCgdzcGFuX2lkGBsgASgJEg4KBnRlbmFudBgeIAEoCRIRCglvYmplY3RpdmUYHyABKAkSLgoLdGFyZ2V0X3R0ZnQYICABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLgoLdGFyZ2V0X3Rwb3QYISABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHa2V5bGVzcxgiIAEoCBIOCgZwaW5uZWQYIyABKAgSEAoIdG9vX2xvbmcYJCABKAgSFAoMcHJvbXB0X2NoYXJzGCUgASgNEg4KBmN1cnNvchgmIAEoDRIpCgZ3YWl0ZWQYJyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGc2NvcmVkGCggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCmRlY2lkZWRfYnkYKSABKAkSEAoIYXNrZWRfYnkYKiABKAkSDQoFYWxvbmUYKyABKAkSDgoGb3RoZXJzGCwgASgNEhUKDXZldG9lZF9vdGhlcnMYLSABKA0SEQoJcmV0dXJuaW5nGC4gASgBGi0KC1BhcmFtc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAFKBAgcEB1KBAgdEB5SCG92ZXJ0b29rUgdyZXN1bWVzIoIGCglDYW5kaWRhdGUSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEgwKBHZldG8YAyABKAkSJAoHb3ZlcmxhcBgEIAEoCzITLmt2cGlsb3QudjEuT3ZlcmxhcBIjCgRmZWVkGAUgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKYmxvY2tfc2l6ZRgGIAEoDRIPCgdzZXNzaW9uGAcgASgIEhAKCHJlcXVlc3RzGAggASgNEg8KB3dhaXRpbmcYCSABKA0SFQoNcXVldWVkX3Rva2VucxgKIAEoDRIVCg1kZWNvZGVfYmxvY2tzGAsgASgBEg4KBmJsb2NrcxgMIAEoDRIbCg5lbmdpbmVfd2FpdGluZxgNIAEoDUgAiAEBEhUKCGt2X3VzYWdlGA4gASgBSAGIAQESEgoKYmFja2xvZ19tcxgPIAEoARIXCg91bmNhY2hlZF90b2tlbnMYECABKA0SEgoKcHJlZmlsbF9tcxgRIAEoARIPCgd0dGZ0X21zGBIgASgBEgwKBGNvc3QYEyABKAESEQoJc2lsZW50X21zGBUgASgBEiQKBXNwZWVkGBYgASgLMhUua3ZwaWxvdC52MS5SYW5rU3BlZWQSEAoIc2xvd2Rvd24YFyABKAESEgoKcGxhbm5lZF9tcxgYIAEoARIUCgxmdWxsX3N0ZXBfbXMYGSABKAESEQoJZGVjb2RlX21zGBogASgBEhMKC2Nyb3dkaW5nX21zGBsgASgBEg8KB3Rwb3RfbXMYHCABKAESDAoEbGF0ZRgdIAEoARIaChJyZXR1cm5zX3Blcl9zZWNvbmQYHiABKAESEAoIc2F2ZWRfbXMYHyABKAESEwoLcmVzaWR1YWxfbXMYICABKAESDQoFY2hhcnMYISABKA0SEgoKaGVsZF9jaGFycxgiIAEoDRINCgVwbGFjZRgjIAEoDUIRCg9fZW5naW5lX3dhaXRpbmdCCwoJX2t2X3VzYWdlSgQIFBAVUgl5aWVsZHNfbXMiugEKCVJhbmtTcGVlZBIZChF0b2tlbnNfcGVyX3NlY29uZBgBIAEoARITCgtiZW5kX3Rva2VucxgCIAEoARIPCgdzdGVwX21zGAMgASgBEhMKC292ZXJoZWFkX21zGAQgASgBEg4KBnNwcmVhZBgFIAEoARIOCgZzb3VyY2UYBiABKAkSDAoEYnVzeRgHIAEoARIPCgdzYW1wbGVzGAggASgNEhgKEHByZWRpY3Rpb25fcmF0aW8YCSABKAEiXQoGU2hhZG93Eg4KBnBvbGljeRgBIAEoCRISCgpyZXBsaWNhX2lkGAIgASgJEgwKBHJhbmsYAyABKA0SDgoGYWdyZWVzGAQgASgIEhEKCXJlZ3JldF9tcxgFIAEoASK7AwoHT3V0Y29tZRIcCgNlbmQYASABKA4yDy5rdnBpbG90LnYxLkVuZBISCgpyZXBsaWNhX2lkGAIgASgJEgwKBHJhbmsYAyABKA0SJwoEdHRmdBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5wcmVkaWN0ZWRfdHRmdBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCghkdXJhdGlvbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIaCg1wcm9tcHRfdG9rZW5zGAcgASgNSACIAQESGgoNb3V0cHV0X3Rva2VucxgIIAEoDUgBiAEBEhoKDWNhY2hlZF90b2tlbnMYCSABKA1IAogBARIfChdwcmVkaWN0ZWRfY2FjaGVkX3Rva2VucxgKIAEoDRIiChVjb3VudGVkX291dHB1dF90b2tlbnMYCyABKA1IA4gBAUIQCg5fcHJvbXB0X3Rva2Vuc0IQCg5fb3V0cHV0X3Rva2Vuc0IQCg5fY2FjaGVkX3Rva2Vuc0IYChZfY291bnRlZF9vdXRwdXRfdG9rZW5zKoABCglGZWVkU3RhdGUSGgoWRkVFRF9TVEFURV9VTlNQRUNJRklFRBAAEhMKD0ZFRURfU1RBVEVfTk9ORRABEhMKD0ZFRURfU1RBVEVfQ09MRBACEhQKEEZFRURfU1RBVEVfRVhBQ1QQAxIXChNGRUVEX1NUQVRFX0RFR1JBREVEEAQqyAEKA0VuZBITCg9FTkRfVU5TUEVDSUZJRUQQABIRCg1FTkRfQ09NUExFVEVEEAESEAoMRU5EX0NBTkNFTEVEEAISEAoMRU5EX1JFSkVDVEVEEAMSDgoKRU5EX0ZBSUxFRBAEEg0KCUVORF9NT1ZFRBAFEg8KC0VORF9FWFBJUkVEEAYSDwoLRU5EX1JFTU9WRUQQBxIPCgtFTkRfUkVTVU1FRBAJEhAKDEVORF9VTlNFUlZFRBAKIgQICBAIKgtFTkRfWUlFTERFREI1WjNnaXRodWIuY29tL2t2cGlsb3Qva3ZwaWxvdC9nZW4va3ZwaWxvdC92MTtrdnBpbG90djFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChlrdnBpbG90L3YxL2RlY2lzaW9uLnByb3RvEgprdnBpbG90LnYxIkYKB092ZXJsYXASEgoKZ3B1X3Rva2VucxgBIAEoDRISCgpjcHVfdG9rZW5zGAIgASgNEhMKC2Rpc2tfdG9rZW5zGAMgASgNIoAJCghEZWNpc2lvbhITCgtkZWNpc2lvbl9pZBgBIAEoCRIPCgdhdHRlbXB0GAIgASgNEhIKCnJlcXVlc3RfaWQYAyABKAkSKAoEdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFbW9kZWwYBSABKAkSDwoHYWRhcHRlchgGIAEoCRIOCgZwb2xpY3kYByABKAkSDgoGcmVhc29uGAggASgJEhIKCnJlcGxpY2FfaWQYCSABKAkSDAoEcmFuaxgKIAEoDRIVCg1wcm9tcHRfdG9rZW5zGAsgASgNEhEKCWVzdGltYXRlZBgMIAEoCBIeChZleHBlY3RlZF9vdXRwdXRfdG9rZW5zGA0gASgNEg8KB2RyeV9ydW4YDiABKAgSDgoGbWFyZ2luGA8gASgBEjAKBnBhcmFtcxgQIAMoCzIgLmt2cGlsb3QudjEuRGVjaXNpb24uUGFyYW1zRW50cnkSDAoEbG9hZBgRIAEoARINCgVvbWVnYRgSIAEoARInCgRoZWxkGBMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEicKBHRvb2sYFCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDQoFdHJpZXMYFSABKA0SKQoKY2FuZGlkYXRlcxgWIAMoCzIVLmt2cGlsb3QudjEuQ2FuZGlkYXRlEiQKB291dGNvbWUYFyABKAsyEy5rdnBpbG90LnYxLk91dGNvbWUSIgoGc2hhZG93GBggASgLMhIua3ZwaWxvdC52MS5TaGFkb3cSDAoEc2VlZBgZIAEoBhIQCgh0cmFjZV9pZBgaIAEoCRIPCgdzcGFuX2lkGBsgASgJEg4KBnRlbmFudBgeIAEoCRIRCglvYmplY3RpdmUYHyABKAkSLgoLdGFyZ2V0X3R0ZnQYICABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLgoLdGFyZ2V0X3Rwb3QYISABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHa2V5bGVzcxgiIAEoCBIOCgZwaW5uZWQYIyABKAgSEAoIdG9vX2xvbmcYJCABKAgSFAoMcHJvbXB0X2NoYXJzGCUgASgNEg4KBmN1cnNvchgmIAEoDRIpCgZ3YWl0ZWQYJyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGc2NvcmVkGCggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCmRlY2lkZWRfYnkYKSABKAkSEAoIYXNrZWRfYnkYKiABKAkSDQoFYWxvbmUYKyABKAkSDgoGb3RoZXJzGCwgASgNEhUKDXZldG9lZF9vdGhlcnMYLSABKA0SEQoJcmV0dXJuaW5nGC4gASgBGi0KC1BhcmFtc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAFKBAgcEB1KBAgdEB5SCG92ZXJ0b29rUgdyZXN1bWVzIr0GCglDYW5kaWRhdGUSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEgwKBHZldG8YAyABKAkSJAoHb3ZlcmxhcBgEIAEoCzITLmt2cGlsb3QudjEuT3ZlcmxhcBIjCgRmZWVkGAUgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKYmxvY2tfc2l6ZRgGIAEoDRIPCgdzZXNzaW9uGAcgASgIEhAKCHJlcXVlc3RzGAggASgNEg8KB3dhaXRpbmcYCSABKA0SFQoNcXVldWVkX3Rva2VucxgKIAEoDRIVCg1kZWNvZGVfYmxvY2tzGAsgASgBEg4KBmJsb2NrcxgMIAEoDRIbCg5lbmdpbmVfd2FpdGluZxgNIAEoDUgAiAEBEhUKCGt2X3VzYWdlGA4gASgBSAGIAQESEgoKYmFja2xvZ19tcxgPIAEoARIXCg91bmNhY2hlZF90b2tlbnMYECABKA0SEgoKcHJlZmlsbF9tcxgRIAEoARIPCgd0dGZ0X21zGBIgASgBEgwKBGNvc3QYEyABKAESEQoJc2lsZW50X21zGBUgASgBEiQKBXNwZWVkGBYgASgLMhUua3ZwaWxvdC52MS5SYW5rU3BlZWQSEAoIc2xvd2Rvd24YFyABKAESEgoKcGxhbm5lZF9tcxgYIAEoARIUCgxmdWxsX3N0ZXBfbXMYGSABKAESEQoJZGVjb2RlX21zGBogASgBEhMKC2Nyb3dkaW5nX21zGBsgASgBEg8KB3Rwb3RfbXMYHCABKAESDAoEbGF0ZRgdIAEoARIaChJyZXR1cm5zX3Blcl9zZWNvbmQYHiABKAESEAoIc2F2ZWRfbXMYHyABKAESEwoLcmVzaWR1YWxfbXMYICABKAESDQoFY2hhcnMYISABKA0SEgoKaGVsZF9jaGFycxgiIAEoDRINCgVwbGFjZRgjIAEoDRIPCgdkcmFnX21zGCQgASgBEigKB2NvbmR1Y3QYJSABKAsyFy5rdnBpbG90LnYxLlJhbmtDb25kdWN0QhEKD19lbmdpbmVfd2FpdGluZ0ILCglfa3ZfdXNhZ2VKBAgUEBVSCXlpZWxkc19tcyJxCgtSYW5rQ29uZHVjdBISCgpzdXNwaWNpb25zGAEgAygJEhAKCHNsb3duZXNzGAIgASgBEhAKCHRva2VuX21zGAMgASgBEhMKC2VtcHR5X3NoYXJlGAQgASgBEhUKDW92ZXJsYXBfdHJ1c3QYBSABKAEiugEKCVJhbmtTcGVlZBIZChF0b2tlbnNfcGVyX3NlY29uZBgBIAEoARITCgtiZW5kX3Rva2VucxgCIAEoARIPCgdzdGVwX21zGAMgASgBEhMKC292ZXJoZWFkX21zGAQgASgBEg4KBnNwcmVhZBgFIAEoARIOCgZzb3VyY2UYBiABKAkSDAoEYnVzeRgHIAEoARIPCgdzYW1wbGVzGAggASgNEhgKEHByZWRpY3Rpb25fcmF0aW8YCSABKAEiXQoGU2hhZG93Eg4KBnBvbGljeRgBIAEoCRISCgpyZXBsaWNhX2lkGAIgASgJEgwKBHJhbmsYAyABKA0SDgoGYWdyZWVzGAQgASgIEhEKCXJlZ3JldF9tcxgFIAEoASK7AwoHT3V0Y29tZRIcCgNlbmQYASABKA4yDy5rdnBpbG90LnYxLkVuZBISCgpyZXBsaWNhX2lkGAIgASgJEgwKBHJhbmsYAyABKA0SJwoEdHRmdBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5wcmVkaWN0ZWRfdHRmdBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCghkdXJhdGlvbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIaCg1wcm9tcHRfdG9rZW5zGAcgASgNSACIAQESGgoNb3V0cHV0X3Rva2VucxgIIAEoDUgBiAEBEhoKDWNhY2hlZF90b2tlbnMYCSABKA1IAogBARIfChdwcmVkaWN0ZWRfY2FjaGVkX3Rva2VucxgKIAEoDRIiChVjb3VudGVkX291dHB1dF90b2tlbnMYCyABKA1IA4gBAUIQCg5fcHJvbXB0X3Rva2Vuc0IQCg5fb3V0cHV0X3Rva2Vuc0IQCg5fY2FjaGVkX3Rva2Vuc0IYChZfY291bnRlZF9vdXRwdXRfdG9rZW5zKoABCglGZWVkU3RhdGUSGgoWRkVFRF9TVEFURV9VTlNQRUNJRklFRBAAEhMKD0ZFRURfU1RBVEVfTk9ORRABEhMKD0ZFRURfU1RBVEVfQ09MRBACEhQKEEZFRURfU1RBVEVfRVhBQ1QQAxIXChNGRUVEX1NUQVRFX0RFR1JBREVEEAQqyAEKA0VuZBITCg9FTkRfVU5TUEVDSUZJRUQQABIRCg1FTkRfQ09NUExFVEVEEAESEAoMRU5EX0NBTkNFTEVEEAISEAoMRU5EX1JFSkVDVEVEEAMSDgoKRU5EX0ZBSUxFRBAEEg0KCUVORF9NT1ZFRBAFEg8KC0VORF9FWFBJUkVEEAYSDwoLRU5EX1JFTU9WRUQQBxIPCgtFTkRfUkVTVU1FRBAJEhAKDEVORF9VTlNFUlZFRBAKIgQICBAIKgtFTkRfWUlFTERFREI1WjNnaXRodWIuY29tL2t2cGlsb3Qva3ZwaWxvdC9nZW4va3ZwaWxvdC92MTtrdnBpbG90djFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Overlap is how much of a prompt's beginning one rank holds, in tokens.
@@ -618,6 +618,20 @@ export type Candidate = Message<"kvpilot.v1.Candidate"> & {
    * @generated from field: uint32 place = 35;
    */
   place: number;
+
+  /**
+   * What the conduct of the rank adds to its cost, in milliseconds: its answers are slower than those of its equals, or empty (predicted-ttft).
+   *
+   * @generated from field: double drag_ms = 36;
+   */
+  dragMs: number;
+
+  /**
+   * How the rank has behaved of late. Absent while it behaves as its equals do.
+   *
+   * @generated from field: kvpilot.v1.RankConduct conduct = 37;
+   */
+  conduct?: RankConduct | undefined;
 };
 
 /**
@@ -626,6 +640,56 @@ export type Candidate = Message<"kvpilot.v1.Candidate"> & {
  */
 export const CandidateSchema: GenMessage<Candidate> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_decision, 2);
+
+/**
+ * RankConduct is how a rank behaves compared with its equals, as the router has measured it.
+ *
+ * @generated from message kvpilot.v1.RankConduct
+ */
+export type RankConduct = Message<"kvpilot.v1.RankConduct"> & {
+  /**
+   * Why the rank is avoided: slow (its output tokens take much longer), empty (it gives empty answers where other replicas do not) or
+   * unproven (its answers do not show as cached what it claims to hold). Empty when it is not.
+   *
+   * @generated from field: repeated string suspicions = 1;
+   */
+  suspicions: string[];
+
+  /**
+   * The time of its output tokens divided by that of its equals under the same load; 0 when unknown.
+   *
+   * @generated from field: double slowness = 2;
+   */
+  slowness: number;
+
+  /**
+   * The time of an output token of late, in milliseconds; 0 when unknown. Not set in decisions.
+   *
+   * @generated from field: double token_ms = 3;
+   */
+  tokenMs: number;
+
+  /**
+   * The share of its answers that were empty although another replica gave one. Not set in decisions.
+   *
+   * @generated from field: double empty_share = 4;
+   */
+  emptyShare: number;
+
+  /**
+   * The share of what it claims to hold of prompts that counts, from 0 to 1.
+   *
+   * @generated from field: double overlap_trust = 5;
+   */
+  overlapTrust: number;
+};
+
+/**
+ * Describes the message kvpilot.v1.RankConduct.
+ * Use `create(RankConductSchema)` to create a new message.
+ */
+export const RankConductSchema: GenMessage<RankConduct> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_decision, 3);
 
 /**
  * RankSpeed is how fast a rank is, as the router has learned it.
@@ -703,7 +767,7 @@ export type RankSpeed = Message<"kvpilot.v1.RankSpeed"> & {
  * Use `create(RankSpeedSchema)` to create a new message.
  */
 export const RankSpeedSchema: GenMessage<RankSpeed> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_decision, 3);
+  messageDesc(file_kvpilot_v1_decision, 4);
 
 /**
  * Shadow is the choice of a policy that ran in parallel and was not served.
@@ -752,7 +816,7 @@ export type Shadow = Message<"kvpilot.v1.Shadow"> & {
  * Use `create(ShadowSchema)` to create a new message.
  */
 export const ShadowSchema: GenMessage<Shadow> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_decision, 4);
+  messageDesc(file_kvpilot_v1_decision, 5);
 
 /**
  * Outcome is how the request of a decision ended.
@@ -843,7 +907,7 @@ export type Outcome = Message<"kvpilot.v1.Outcome"> & {
  * Use `create(OutcomeSchema)` to create a new message.
  */
 export const OutcomeSchema: GenMessage<Outcome> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_decision, 5);
+  messageDesc(file_kvpilot_v1_decision, 6);
 
 /**
  * FeedState says how far the index may be trusted for one rank.

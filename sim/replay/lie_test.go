@@ -1,0 +1,126 @@
+package replay
+
+import (
+	"testing"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/conduct"
+)
+
+// lying is a run of a trace over replicas of which the first ones lie.
+type lying struct {
+	sim     *sim
+	service *service
+	// share is the part of the calls from a moment on, in seconds, that each replica was sent; whole their mean time to the last token.
+	share, whole []float64
+	// suspected has what is held against each replica at the end, and ever what was at some time.
+	suspected, ever []conduct.Suspicion
+}
+
+func lie(t *testing.T, trace string, calls, replicas int, rate, from float64, change func(*Options), lies ...Lie) *lying {
+	t.Helper()
+	o := Options{Trace: generated(t, trace, calls), Replicas: replicas, Profile: Profiles()[0], Block: 512, Delays: LocalDelays(), Lies: lies}
+	if change != nil {
+		change(&o)
+	}
+	w := newWorkload(o.Trace, o.Block)
+	last := 0.0
+	for i := range w.Calls {
+		last = max(last, w.Calls[i].At)
+	}
+	speed := rate / (float64(len(w.Calls)) / last)
+	j := &job{report: &Report{}, options: o, work: w, speed: speed, seed: 1}
+	s := newSim(w, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block, o.Lies...), speed, 1)
+	s.delays = o.Delays
+	cfg := chooser.DefaultConfig()
+	cfg.Queue.MaxWait = 0
+	v, err := newService(s, cfg, j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.router = v
+	l := &lying{sim: s, service: v, share: make([]float64, replicas), whole: make([]float64, replicas), suspected: make([]conduct.Suspicion, replicas), ever: make([]conduct.Suspicion, replicas)}
+	var look func()
+	look = func() {
+		for _, r := range v.routers[0].chooser.Rates() {
+			l.suspected[r.Slot] = r.Conduct.Suspicions
+			l.ever[r.Slot] |= r.Conduct.Suspicions
+		}
+		if s.ended < len(w.Calls) {
+			s.after(0.5, look)
+		}
+	}
+	s.after(0.5, look)
+	s.run(0)
+	if v.err() != nil {
+		t.Fatal(v.err())
+	}
+	n := make([]float64, replicas)
+	all := 0.0
+	for i := range w.Calls {
+		if slot := v.routers[0].served[i]; s.arrived[i] >= from && int(slot) < replicas {
+			n[slot]++
+			all++
+			l.whole[slot] += s.done[i] - s.arrived[i]
+		}
+	}
+	for i := range n {
+		l.share[i] = n[i] / all
+		l.whole[i] /= max(1, n[i])
+	}
+	return l
+}
+
+// A replica that gives the first token at once and then one per second took all of the traffic within seconds.
+func TestInstantFirstTokensBuyNoTraffic(t *testing.T) {
+	for _, rate := range []float64{1, 3, 6} {
+		l := lie(t, "synth", 400, 4, rate, 10, nil, Lie{Instant: 1})
+		if l.share[0] > 0.1 || l.ever[0]&conduct.Slow == 0 {
+			t.Errorf("%v calls/s: the liar gets %.3f of the calls after ten seconds and is held to be %v", rate, l.share[0], l.ever[0].Names())
+		}
+		if l.ever[1]|l.ever[2]|l.ever[3] != 0 {
+			t.Errorf("%v calls/s: honest replicas are held to be %v", rate, l.ever)
+		}
+	}
+}
+
+// A replica whose decode steps take six times as long, with honest first tokens, had 12 to 17 % of the traffic, whatever that did to
+// its answers. Now it has so little that its answers take no more than twice as long, or no more than probes.
+func TestSlowDecodesLoseTraffic(t *testing.T) {
+	for _, rate := range []float64{1, 3} {
+		l := lie(t, "synth", 400, 4, rate, 20, nil, Lie{SlowDecode: 6})
+		others := (l.whole[1] + l.whole[2] + l.whole[3]) / 3
+		if l.share[0] > 0.03 && l.whole[0] > 2*others {
+			t.Errorf("%v calls/s: it gets %.3f of the calls, its answers take %.1f s, those of the others %.1f s", rate, l.share[0], l.whole[0], others)
+		}
+		if l.ever[0]&conduct.Slow == 0 || l.ever[1]|l.ever[2]|l.ever[3] != 0 {
+			t.Errorf("%v calls/s: held against them are %v", rate, l.ever)
+		}
+	}
+}
+
+// A replica that announces the blocks of its prompts and keeps none of them had the traffic of all who come back.
+func TestFalseBlocksAreDiscounted(t *testing.T) {
+	for _, rate := range []float64{1, 1.5} {
+		l := lie(t, "conv", 1000, 4, rate, 30, nil, Lie{FalseBlocks: true})
+		if l.ever[0] != conduct.Unproven || l.ever[1]|l.ever[2]|l.ever[3] != 0 || l.share[0] > 0.2 {
+			t.Errorf("%v calls/s: held against them are %v; shares %.2f", rate, l.ever, l.share)
+		}
+	}
+}
+
+// Honest fleets on all kinds of loads, even and mixed, idle and overloaded: nothing is held against any replica.
+func TestHonestReplicasAreNotSuspected(t *testing.T) {
+	for _, name := range Generators() {
+		for _, rate := range []float64{1, 5} {
+			for _, speeds := range [][]float64{nil, {1, 0.5}} {
+				l := lie(t, name, 250, 8, rate, 0, func(o *Options) { o.Speeds = speeds })
+				for slot, held := range l.ever {
+					if held != 0 {
+						t.Errorf("%s at %v calls/s, speeds %v: replica %d is held to be %v", name, rate, speeds, slot, held.Names())
+					}
+				}
+			}
+		}
+	}
+}
