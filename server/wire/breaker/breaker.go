@@ -206,7 +206,7 @@ func (b *Breaker) reportTrial(c *circuit, pass Pass, f retry.Finding, now time.T
 		c.trial = time.Time{}
 	}
 	switch {
-	case f.Against() && f.Sure:
+	case f.Against() && (f.Sure || f.Verdict.Silent()): // another silent trial keeps a caller waiting
 		b.trip(c, f, now, min(2*c.openFor, b.cfg.Load().MaxOpenFor))
 	case f.Against():
 		b.trip(c, f, now, c.openFor)

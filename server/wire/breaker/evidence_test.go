@@ -164,6 +164,18 @@ func TestEjectionIsBounded(t *testing.T) {
 	}
 }
 
+func TestASilentTrialMakesThePauseLonger(t *testing.T) {
+	time := newClock()
+	b, _ := tripped(time)
+	time.pass(testConfig().OpenFor)
+	trial, _ := b.Allow("a")
+	b.Report("a", trial, finding(retry.Timeout, false, 1, 1))
+	time.pass(testConfig().OpenFor)
+	if allows(b, "a") {
+		t.Error("a trial that hung must double the pause")
+	}
+}
+
 func TestATrialThatMayBePoisonedMakesNoPauseLonger(t *testing.T) {
 	time := newClock()
 	b, _ := tripped(time)
