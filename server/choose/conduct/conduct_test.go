@@ -326,11 +326,11 @@ func TestClaimsAreComparedWithWhatAnswersShow(t *testing.T) {
 		b.ranks[0].Claimed(1000, -1) // not told
 		b.ranks[0].Claimed(0, 0)     // nothing claimed
 		b.judge()
-		if got := b.ranks[0].Trust(); got < tt.trust-0.01 || got > tt.trust+0.01 {
+		if got := b.ranks[0].About().Trust; got < tt.trust-0.01 || got > tt.trust+0.01 {
 			t.Errorf("%s: %.2f of the claims count, want %.2f", tt.name, got, tt.trust)
 		}
-		if n > 1 && b.ranks[1].Trust() != 1 {
-			t.Errorf("%s: the honest ranks pay: %.2f", tt.name, b.ranks[1].Trust())
+		if n > 1 && b.ranks[1].About().Trust != 1 {
+			t.Errorf("%s: the honest ranks pay: %.2f", tt.name, b.ranks[1].About().Trust)
 		}
 	}
 }

@@ -283,14 +283,6 @@ func (r *Rank) Drag(outputs float64, now time.Time) float64 {
 	return min(a.perToken*outputs+a.fixed, maxDrag)
 }
 
-// Trust is the share of what the rank claims to hold that counts.
-func (r *Rank) Trust() float64 {
-	if a := r.avoided.Load(); a != nil {
-		return a.Trust
-	}
-	return 1
-}
-
 // Avoided returns what is held against the rank; nil: nothing.
 func (r *Rank) Avoided() *Record { return r.avoided.Load() }
 

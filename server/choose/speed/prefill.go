@@ -24,7 +24,12 @@ type sample struct {
 }
 
 // bunched is the factor by which a piece of an account is faster than the one just before it when it belongs to that.
-const bunched = 4
+const bunched = 20
+
+// bunchedBehind reports whether s, which began when before ended, is too fast for what came just before it and for what is known of the rank.
+func (s *sample) bunchedBehind(before *sample, m *Model) bool {
+	return s.seconds*before.tokens*bunched < before.seconds*s.tokens && s.seconds*bunched < s.tokens*m.Token
+}
 
 // join adds what was finished directly after s.
 func (s *sample) join(next *sample) {

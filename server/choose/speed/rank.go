@@ -208,7 +208,7 @@ func (r *Rank) flush(end time.Time) {
 	switch before := &r.prefill.ring[(r.prefill.count+kept-1)%kept]; {
 	case s.external:
 		r.reported(s)
-	case s.starts == 0 && r.prefill.count > 0 && r.learnt.Equal(r.since) && s.seconds*before.tokens*bunched < before.seconds*s.tokens:
+	case s.starts == 0 && r.prefill.count > 0 && r.learnt.Equal(r.since) && s.bunchedBehind(before, r.Model()):
 		before.join(&s) // first tokens that were late and came together: the one before had the time of both
 		r.learnt = end
 		r.refit(end)
