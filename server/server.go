@@ -12,9 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/net/netutil"
-
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/kit/memlimit"
 	"github.com/kvpilot/kvpilot/server/kit/reload"
 	"github.com/kvpilot/kvpilot/server/observe/history"
@@ -69,6 +68,7 @@ type Server struct {
 	telemetry *telemetry.Telemetry
 	parts     *parts
 	surfaces  *surfaces
+	ledger    *ledger.Ledger
 	settings  *reload.Manager[config.Config]
 	leaving   atomic.Bool
 }
@@ -102,6 +102,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	if len(lowered) > 0 {
 		s.parts.log.Info("settings are lowered to fit the memory", "limit", p.Memory, "lowered", strings.Join(lowered, ", "))
 	}
+	s.ledger = s.newLedger(c, t)
 	if s.surfaces, err = s.newSurfaces(t, traces); err != nil {
 		return nil, err
 	}
@@ -229,7 +230,7 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 		}
 		*d.at = listener.Addr().String()
 		s.guardListener(d.setting, listener.Addr())
-		listener = netutil.LimitListener(quick(s.config.Listen, listener), maxConnections(s.config.Listen))
+		listener = s.counted(d.setting, quick(s.config.Listen, listener))
 		if d.secure != nil {
 			listener = tls.NewListener(listener, d.secure)
 		}

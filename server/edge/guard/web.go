@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 )
 
 // Loopback reports whether an address can be reached from this machine only.
@@ -46,3 +48,13 @@ func CheckHost(names []string, reject, next http.Handler) http.Handler {
 
 // FromBrowser reports whether a page sent a request, rather than a program.
 func FromBrowser(h http.Header) bool { return len(h["Origin"]) > 0 || len(h["Sec-Fetch-Site"]) > 0 }
+
+// Counted notes the requests of a connection that is counted: one with requests under way is not closed for others.
+func Counted(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		conn := ledger.ConnFrom(r.Context())
+		conn.Begin()
+		defer conn.End()
+		next.ServeHTTP(w, r)
+	})
+}
