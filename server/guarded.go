@@ -34,6 +34,9 @@ func guardAdmin(stall func() time.Duration, next http.Handler) http.Handler {
 	return guard.StallTimeout(stall, http.NewCrossOriginProtection().Handler(next))
 }
 
+// metricsMemory is what an answer of /metrics takes while it is made and read.
+const metricsMemory = 2 << 20
+
 // guardListener does what depends on where a listener is open: on the loopback requests must be for
 // this machine; on other addresses a router without keys is open to all, which is worth a warning.
 func (s *Server) guardListener(setting string, at net.Addr) {

@@ -96,7 +96,7 @@ func (s *surfaces) openAdmin(c config.Config, t *telemetry.Telemetry, p *parts, 
 		return err
 	}
 	s.admin = httpServer(c.Listen, guardAdmin(s.gateway.StallTimeout, admin.Handler(c.Admin, admin.Params{
-		Ready: ready, Metrics: t.MetricsHandler(), RPCs: s.console, Allow: api.AllowAdmin,
+		Ready: ready, Metrics: guard.Charged(s.ledger, metricsMemory, t.MetricsHandler()), RPCs: s.console, Allow: api.AllowAdmin,
 	})), p.part("admin"))
 	return nil
 }

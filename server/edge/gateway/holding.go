@@ -48,8 +48,7 @@ func (h *holding) open(g *Gateway, rq *request, r *http.Request) error {
 	if err := h.account.TakeSoon(r.Context(), ledger.Stream, requestCost); err != nil {
 		return guard.Refused(err)
 	}
-	conn.Prove()
-	return nil
+	return guard.Refused(conn.ProveFor(sender))
 }
 
 // expects notes a body that must be read, or dropped, before the connection is closed.

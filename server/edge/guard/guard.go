@@ -135,15 +135,13 @@ func (d *Guard) tap(ctx context.Context, info *tap.Info) (context.Context, error
 		}
 	}
 	c.in.account = &c.account
-	d.ledger.Open(&c.account, Sender(c.Caller, c.conn, address))
-	if err := d.admit(c); err != nil {
+	sender := Sender(c.Caller, c.conn, address)
+	d.ledger.Open(&c.account, sender)
+	if err := d.admit(c, sender); err != nil {
 		d.metrics.count(refusedFull)
 		return nil, apierror.From(Refused(err))
 	}
 	c.conn.Begin()
-	if known {
-		c.conn.Prove()
-	}
 	c.Context, c.cancel = context.WithCancel(ctx)
 	c.receiving.Store(true)
 	d.mu.Lock()
@@ -155,8 +153,11 @@ func (d *Guard) tap(ctx context.Context, info *tap.Info) (context.Context, error
 }
 
 // admit charges the fixed cost of a call. Of calls without credentials, the oldest ones end for a new one.
-func (d *Guard) admit(c *Call) error {
+func (d *Guard) admit(c *Call, sender ledger.Sender) error {
 	if !c.nameless {
+		if err := c.conn.ProveFor(sender); err != nil {
+			return err
+		}
 		return c.account.Take(ledger.Stream, callCost)
 	}
 	if !c.conn.TakeNameless(mostNameless) {

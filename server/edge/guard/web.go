@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
 )
@@ -55,6 +56,26 @@ func Counted(next http.Handler) http.Handler {
 		conn := ledger.ConnFrom(r.Context())
 		conn.Begin()
 		defer conn.End()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Charged charges each request of a handler that needs no credentials with the memory of its answer, while it is made and read.
+func Charged(to *ledger.Ledger, bytes int64, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var account ledger.Account
+		host, _, _ := net.SplitHostPort(r.RemoteAddr) // empty for a socket without ports
+		to.Open(&account, ledger.Sender{Open: true, Conn: ledger.ConnFrom(r.Context()), Address: host})
+		defer account.Close()
+		if err := account.TakeSoon(r.Context(), ledger.Answer, bytes); err != nil {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, Refused(err).Error(), http.StatusTooManyRequests)
+			return
+		}
+		var hold ledger.Hold
+		control := http.NewResponseController(w)
+		account.WatchOn(ledger.ConnFrom(r.Context()), &hold, ledger.Answer, func() { _ = control.SetWriteDeadline(time.Now()) })
+		defer hold.Done()
 		next.ServeHTTP(w, r)
 	})
 }

@@ -16,6 +16,8 @@ type Sender struct {
 	Tenant string
 	// Open: no credentials are in use, so that the address stands for the caller.
 	Open bool
+	// Shared: the sender is not known yet, and may be one of many behind its address.
+	Shared bool
 	// Nameless: credentials are in use, and the caller has shown none.
 	Nameless bool
 	// Conn is the connection that the caller uses; nil when Address is all that is known.
@@ -54,6 +56,9 @@ func (l *Ledger) Open(a *Account, s Sender) {
 		address.party = s.Conn.account.of[0].party
 	} else {
 		address.party = find(&l.addresses, network(s.Address))
+	}
+	if s.Shared {
+		address.share = shareMost
 	}
 	switch {
 	case s.Open:

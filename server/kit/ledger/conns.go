@@ -22,6 +22,7 @@ type Conn struct {
 	net.Conn
 	listener *Listener
 	account  Account
+	owner    atomic.Pointer[Account] // of the sender of the first request or call; nil before
 	address  address
 	// read and written are the bytes so far, used is when the connection became idle, in nanoseconds.
 	read, written, used atomic.Int64
@@ -121,6 +122,27 @@ func (c *Conn) Prove() {
 	}
 }
 
+// ProveFor is Prove for the first request or call of a sender, who is charged with the connection from then on. It returns a *Full when the
+// sender has no share left.
+func (c *Conn) ProveFor(s Sender) error {
+	if c == nil || c.proven.Load() || !c.proven.CompareAndSwap(false, true) {
+		return nil
+	}
+	s.Conn = c
+	owner := new(Account)
+	c.listener.ledger.Open(owner, s)
+	if err := owner.Take(Connection, c.listener.config.Cost); err != nil {
+		c.proven.Store(false)
+		return err
+	}
+	c.owner.Store(owner)
+	c.account.Close()
+	if c.closed.Load() {
+		owner.Close()
+	}
+	return nil
+}
+
 // Close implements net.Conn.
 func (c *Conn) Close() error {
 	err := c.Conn.Close()
@@ -132,6 +154,9 @@ func (c *Conn) Close() error {
 		l.conns.mu.Unlock()
 		l.conns.free.Broadcast()
 		c.account.Close()
+		if owner := c.owner.Load(); owner != nil {
+			owner.Close()
+		}
 	}
 	return err
 }
@@ -251,7 +276,7 @@ func (d *Listener) admit(inner net.Conn) *Conn {
 		host = ""
 	}
 	l := d.ledger
-	l.Open(&c.account, Sender{Open: true, Address: host})
+	l.Open(&c.account, Sender{Open: true, Shared: true, Address: host})
 	for c.account.take(Connection, d.config.Cost) != nil {
 		l.conns.mu.Lock()
 		victims := d.idleLocked(c)

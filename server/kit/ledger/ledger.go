@@ -157,7 +157,7 @@ func (a *Account) TakeSoon(ctx context.Context, k Kind, n int64) error {
 	if err == nil {
 		return nil
 	}
-	l := a.ledger
+	l := a.ledger // not nil: it has refused
 	l.waiters.Add(1)
 	defer l.waiters.Add(-1)
 	timer := time.NewTimer(patience)

@@ -213,7 +213,7 @@ func TestIdleConnectionsMakeRoom(t *testing.T) {
 	}{
 		"at the listener's bound": {ledger.Config{Bytes: mib, Places: 100 * mib}, 4},
 		"at the files' bound":     {ledger.Config{Bytes: mib, Places: 100 * mib, Files: 4}, 100},
-		"at the address's share":  {ledger.Config{Bytes: mib, Places: 8 << 10}, 100},
+		"at the address's share":  {ledger.Config{Bytes: mib, Places: 6 << 10}, 100},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := ledger.New(c.config, nil)
