@@ -98,6 +98,21 @@ func (s *Server) counted(setting string, l net.Listener) net.Listener {
 	return s.ledger.Listener(l, ledger.ListenerConfig{Max: maxConnections(s.config.Listen), Cost: cost})
 }
 
+// Connections of other routers, and of strangers that have not shown a certificate of the fleet yet: the former stay.
+const (
+	mostPeerConnections = 1024
+	peerShare           = 8
+)
+
+// countedPeers gives the connections to the fleet's address to the ledger.
+func (s *Server) countedPeers(l net.Listener) net.Listener {
+	most := mostPeerConnections
+	if files, ok := MaxFiles(); ok {
+		most = int(min(uint64(most), max(files/peerShare, fewestConnections))) //nolint:gosec // at most mostPeerConnections
+	}
+	return s.ledger.Listener(l, ledger.ListenerConfig{Max: most, Cost: fleetConnection, Lasting: true})
+}
+
 func maxConnections(l config.Listen) int {
 	if l.MaxConnections > 0 {
 		return l.MaxConnections

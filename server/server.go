@@ -236,7 +236,7 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 		}
 		endpoints = append(endpoints, d.open(listener))
 	}
-	if err := s.parts.peers.open(ctx, s.config.Fleet, l, &at); err != nil {
+	if err := s.parts.peers.open(ctx, s.config.Fleet, l, s.countedPeers, &at); err != nil {
 		for _, open := range endpoints {
 			err = errors.Join(err, open.stop(ctx))
 		}

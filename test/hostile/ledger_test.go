@@ -337,3 +337,76 @@ func TestRefusedBodiesSeeTheirAnswer(t *testing.T) {
 		})
 	})
 }
+
+func TestIdleSocketsLeaveFilesForOthers(t *testing.T) {
+	p := startWithin(t, 1024, withTenants(t))
+	p.besides(t, 600, func(ctx context.Context) {
+		for range 3 {
+			for _, address := range []string{p.HTTP, p.GRPC, p.Admin} {
+				sockets(t, address, 400, "")
+			}
+			resp, err := http.Get("http://" + p.Admin + "/readyz")
+			if err != nil || resp.StatusCode != http.StatusOK {
+				t.Errorf("the admin address: %v %v", resp, err)
+			} else {
+				resp.Body.Close()
+			}
+			wait(ctx, time.Second)
+		}
+	})
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.pid))
+	if err != nil || len(files) > 700 {
+		t.Errorf("the router has %d files open, %v", len(files), err)
+	}
+	if strings.Contains(p.log.String(), "too many open files") {
+		t.Error("the router ran out of files")
+	}
+}
+
+func TestStrangersDoNotLockTheFleetsAddress(t *testing.T) {
+	gossip, rpc := freePort(t), freePort(t)
+	fleet := []string{"fleet.key=0123456789abcdef0123456789abcdef", "memory.max_bytes=536870912"}
+	first := startProcess(t, append(fleet, "fleet.listen="+gossip, "fleet.rpc_listen="+rpc)...)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(stop)
+	wg.Go(func() {
+		var open []net.Conn
+		defer func() {
+			for _, c := range open {
+				c.Close()
+			}
+		}()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			if c, err := net.DialTimeout("tcp", rpc, time.Second); err == nil {
+				open = append(open, c)
+			}
+			if len(open) > 1200 {
+				open[0].Close()
+				open = open[1:]
+			}
+		}
+	})
+	time.Sleep(4 * time.Second)
+	second := startProcess(t, append(fleet, "fleet.listen="+freePort(t), "fleet.rpc_listen="+freePort(t), "fleet.join="+gossip)...)
+	for _, p := range []*process{first, second} {
+		within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		for {
+			out, err := kvpilotv1.NewRouterServiceClient(dials(t, p.GRPC, 1)[0]).ListRouters(within, &kvpilotv1.ListRoutersRequest{})
+			if err == nil && len(out.GetRouters()) == 2 && out.GetRouters()[1].GetState() == kvpilotv1.RouterState_ROUTER_STATE_ALIVE && out.GetRouters()[1].GetConnected() {
+				break
+			}
+			if within.Err() != nil {
+				t.Fatalf("next to strangers at the fleet's address, two routers do not find each other: %v, %v", out, err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
+}

@@ -16,8 +16,8 @@ type Sender struct {
 	Tenant string
 	// Open: no credentials are in use, so that the address stands for the caller.
 	Open bool
-	// Shared: the sender is not known yet, and may be one of many behind its address.
-	Shared bool
+	// Unknown: the sender is not known yet, and may be one of many behind its address.
+	Unknown bool
 	// Nameless: credentials are in use, and the caller has shown none.
 	Nameless bool
 	// Conn is the connection that the caller uses; nil when Address is all that is known.
@@ -26,19 +26,21 @@ type Sender struct {
 	Address string
 }
 
-// member is an account's part in a party. share is how many times the free room of the pot the party may hold; 0 is an eighth of the
-// pot.
+// member is an account's part in a party. share is how many halves of the free room of the pot the party may hold; 0 is an eighth of
+// the pot.
 type member struct {
 	*party
 	share int64
 	by    string
 }
 
-// The shares of parties: half of the free room for one that stands for a caller, three quarters for an address with several tenants.
+// The shares of parties: half of a pot that is empty else for one that stands for a caller, three quarters for an address with several tenants,
+// and a third while the sender is not known, so that an address's idle connections leave room for its requests.
 const (
-	shareHalf   = 1
-	shareMost   = 3
 	shareEighth = 0
+	shareThird  = 1
+	shareHalf   = 2
+	shareMost   = 6
 )
 
 // Account counts what one request, call or connection holds. The zero Account, and a nil one, counts nothing; Open makes it count.
@@ -57,8 +59,8 @@ func (l *Ledger) Open(a *Account, s Sender) {
 	} else {
 		address.party = find(&l.addresses, network(s.Address))
 	}
-	if s.Shared {
-		address.share = shareMost
+	if s.Unknown {
+		address.share = shareThird
 	}
 	switch {
 	case s.Open:
@@ -134,7 +136,7 @@ func (a *Account) take(k Kind, n int64) error {
 		if m.party == nil {
 			break
 		}
-		most := m.share * free
+		most := m.share * free / 2
 		if m.share == shareEighth {
 			most = limit / 8
 		}

@@ -276,7 +276,7 @@ func (d *Listener) admit(inner net.Conn) *Conn {
 		host = ""
 	}
 	l := d.ledger
-	l.Open(&c.account, Sender{Open: true, Shared: true, Address: host})
+	l.Open(&c.account, Sender{Open: true, Unknown: true, Address: host})
 	for c.account.take(Connection, d.config.Cost) != nil {
 		l.conns.mu.Lock()
 		victims := d.idleLocked(c)

@@ -79,6 +79,9 @@ func TestAnAddressLeavesRoom(t *testing.T) {
 		"of IPv6, in one /64": {func(i int) ledger.Sender {
 			return ledger.Sender{Open: true, Address: fmt.Sprintf("2001:db8::%d", i+1)}
 		}, 60, "address"},
+		"of unknown senders": {func(int) ledger.Sender {
+			return ledger.Sender{Open: true, Unknown: true, Address: "10.0.0.1"}
+		}, 40, "address"},
 		"without credentials": {func(int) ledger.Sender { return ledger.Sender{Nameless: true, Address: "10.0.0.1"} }, 15, "nameless"},
 		"addresses without credentials": {func(i int) ledger.Sender {
 			return ledger.Sender{Nameless: true, Address: fmt.Sprintf("10.0.0.%d", i)}
@@ -213,7 +216,7 @@ func TestIdleConnectionsMakeRoom(t *testing.T) {
 	}{
 		"at the listener's bound": {ledger.Config{Bytes: mib, Places: 100 * mib}, 4},
 		"at the files' bound":     {ledger.Config{Bytes: mib, Places: 100 * mib, Files: 4}, 100},
-		"at the address's share":  {ledger.Config{Bytes: mib, Places: 6 << 10}, 100},
+		"at the address's share":  {ledger.Config{Bytes: mib, Places: 12 << 10}, 100},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := ledger.New(c.config, nil)
