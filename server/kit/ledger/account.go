@@ -35,7 +35,7 @@ type member struct {
 }
 
 // The shares of parties: half of a pot that is empty else for one that stands for a caller, three quarters for an address with several tenants,
-// and a third while the sender is not known, so that an address's idle connections leave room for its requests.
+// and a third for the connections of an address whose senders are not known yet, which leave room for its requests.
 const (
 	shareEighth = 0
 	shareThird  = 1
@@ -59,10 +59,10 @@ func (l *Ledger) Open(a *Account, s Sender) {
 	} else {
 		address.party = find(&l.addresses, network(s.Address))
 	}
-	if s.Unknown {
-		address.share = shareThird
-	}
 	switch {
+	case s.Unknown:
+		address.share = shareMost
+		a.of = [2]member{address, {find(&l.strangers, network(s.Address)), shareThird, "address"}}
 	case s.Open:
 		a.of = [2]member{address}
 	case s.Nameless:
@@ -81,7 +81,7 @@ func (l *Ledger) Open(a *Account, s Sender) {
 const sweepEvery = 4096
 
 func (l *Ledger) sweep() {
-	for _, all := range []*sync.Map{&l.tenants, &l.addresses} {
+	for _, all := range []*sync.Map{&l.tenants, &l.addresses, &l.strangers} {
 		all.Range(func(name, value any) bool {
 			if p, ok := value.(*party); ok && p.held[bytesPot].Load() == 0 && p.held[placesPot].Load() == 0 {
 				all.Delete(name)

@@ -65,6 +65,7 @@ type Ledger struct {
 	metrics *metrics
 
 	tenants, addresses sync.Map // name -> *party
+	strangers          sync.Map // address -> *party, of the connections whose senders are not known yet
 	nameless           party    // the callers without credentials, where credentials are in use
 	opened             atomic.Int64
 

@@ -281,3 +281,14 @@ func TestAConnectionIsFoundByItsAddress(t *testing.T) {
 		t.Errorf("%d bytes counted of a closed connection", l.Held(ledger.Connection))
 	}
 }
+
+func TestATenantDoesNotLockItsAddress(t *testing.T) {
+	l := ledger.New(ledger.Config{Bytes: mib, Places: 120 * mib}, nil)
+	fill(t, open(l, ledger.Sender{Tenant: "attacker", Address: "10.0.0.1"}), ledger.Stream)
+	if got, _ := fill(t, open(l, ledger.Sender{Unknown: true, Address: "10.0.0.1"}), ledger.Connection); got < 15 {
+		t.Errorf("%d MiB are left for new connections of the address", got)
+	}
+	if got, _ := fill(t, open(l, ledger.Sender{Tenant: "honest", Address: "10.0.0.1"}), ledger.Stream); got < 10 {
+		t.Errorf("%d MiB are left for another tenant of the address", got)
+	}
+}
