@@ -317,7 +317,7 @@ func TestRefusedBodiesSeeTheirAnswer(t *testing.T) {
 					}
 					r.Header.Set("Content-Type", "application/json")
 					r.Header.Set("Authorization", "Bearer key-of-attacker")
-					end := ""
+					var end string
 					if resp, err := by.RoundTrip(r); err != nil {
 						end = err.Error()
 					} else {

@@ -57,19 +57,19 @@ func (l *Ledger) Open(a *Account, s Sender) {
 	if s.Conn != nil {
 		address.party = s.Conn.account.of[0].party
 	} else {
-		address.party = find(&l.addresses, network(s.Address))
+		address.party = l.addresses.find(network(s.Address))
 	}
 	switch {
 	case s.Unknown:
 		address.share = shareMost
-		a.of = [2]member{address, {find(&l.strangers, network(s.Address)), shareThird, "address"}}
+		a.of = [2]member{address, {l.strangers.find(network(s.Address)), shareThird, "address"}}
 	case s.Open:
 		a.of = [2]member{address}
 	case s.Nameless:
 		a.of = [2]member{address, {&l.nameless, shareEighth, "nameless"}}
 	default:
 		address.share = shareMost
-		a.of = [2]member{{find(&l.tenants, s.Tenant), shareHalf, "tenant"}, address}
+		a.of = [2]member{{l.tenants.find(s.Tenant), shareHalf, "tenant"}, address}
 	}
 	if l.opened.Add(1)%sweepEvery == 0 {
 		l.sweep()
@@ -81,22 +81,40 @@ func (l *Ledger) Open(a *Account, s Sender) {
 const sweepEvery = 4096
 
 func (l *Ledger) sweep() {
-	for _, all := range []*sync.Map{&l.tenants, &l.addresses, &l.strangers} {
-		all.Range(func(name, value any) bool {
-			if p, ok := value.(*party); ok && p.held[bytesPot].Load() == 0 && p.held[placesPot].Load() == 0 {
-				all.Delete(name)
+	for _, all := range []*parties{&l.tenants, &l.addresses, &l.strangers} {
+		all.mu.Lock()
+		for name, p := range all.named {
+			if p.held[bytesPot].Load() == 0 && p.held[placesPot].Load() == 0 {
+				delete(all.named, name)
 			}
-			return true
-		})
+		}
+		all.mu.Unlock()
 	}
 }
 
-func find(in *sync.Map, name string) *party {
-	if p, ok := in.Load(name); ok {
-		return p.(*party) //nolint:forcetypeassert // nothing else is stored
+// parties are the parties of one kind. The zero value is empty.
+type parties struct {
+	mu    sync.RWMutex
+	named map[string]*party // guarded by mu
+}
+
+func (all *parties) find(name string) *party {
+	all.mu.RLock()
+	p := all.named[name]
+	all.mu.RUnlock()
+	if p != nil {
+		return p
 	}
-	p, _ := in.LoadOrStore(name, new(party))
-	return p.(*party) //nolint:forcetypeassert // as above
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if p = all.named[name]; p == nil {
+		if all.named == nil {
+			all.named = map[string]*party{}
+		}
+		p = new(party)
+		all.named[name] = p
+	}
+	return p
 }
 
 // network is the address itself for IPv4, and the /64 that one host has for IPv6.

@@ -64,9 +64,9 @@ type Ledger struct {
 	frames  atomic.Int64 // the part of Body that belongs to no account
 	metrics *metrics
 
-	tenants, addresses sync.Map // name -> *party
-	strangers          sync.Map // address -> *party, of the connections whose senders are not known yet
-	nameless           party    // the callers without credentials, where credentials are in use
+	tenants, addresses parties
+	strangers          parties // the addresses of connections whose senders are not known yet
+	nameless           party   // the callers without credentials, where credentials are in use
 	opened             atomic.Int64
 
 	mu    sync.Mutex
@@ -116,9 +116,6 @@ func (l *Ledger) Passed(n int64) {
 	l.pots[bytesPot].Add(-n)
 	l.wake()
 }
-
-// Crowded reports whether bytes that have arrived take more than their share.
-func (l *Ledger) Crowded() bool { return l.frames.Load() > l.config.Bytes-l.pots[bytesPot].Load() }
 
 // Full is the error of a charge that is refused.
 type Full struct {
