@@ -218,8 +218,8 @@ type Place struct {
 	Attempt int
 }
 
-// PlaceOf returns a decision's place.
-func PlaceOf(d *decision.Decision) Place { return Place{d.At, d.ID, d.Attempt} }
+// placeOf returns a decision's place.
+func placeOf(d *decision.Decision) Place { return Place{d.At, d.ID, d.Attempt} }
 
 // Behind reports whether p comes later in a list than q, which is what the older of two does.
 func (p Place) Behind(q Place) bool {
@@ -228,7 +228,7 @@ func (p Place) Behind(q Place) bool {
 
 func (f Filter) lets(e Entry, now time.Time) bool {
 	d := e.Decision
-	if !f.Older.At.IsZero() && !PlaceOf(d).Behind(f.Older) {
+	if !f.Older.At.IsZero() && !placeOf(d).Behind(f.Older) {
 		return false
 	}
 	if f.Own && d.Tenant != f.Tenant || f.Model != "" && d.Model != f.Model || f.Of != "" && d.Tenant != f.Of {
