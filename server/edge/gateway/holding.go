@@ -78,18 +78,26 @@ func (h *holding) close() {
 // read reads a body of n bytes, or of an unknown number when n is negative, into memory that is charged as it grows.
 func (h *holding) read(ctx context.Context, from io.Reader, n int64, stop func()) (data []byte, err error) {
 	h.account.Watch(&h.moving, ledger.Body, stop)
-	defer h.moving.Done()
+	defer func() {
+		h.moving.Done()
+		if err != nil {
+			h.account.Limit(ledger.Body, 0) // it is dropped; the request may last until the client has seen why
+		}
+	}()
 	for n < 0 || int64(len(data)) < n {
 		if len(data) == cap(data) {
 			if data, err = h.grow(ctx, data, n); err != nil {
 				return nil, err
 			}
 		}
-		got, err := from.Read(data[len(data):cap(data)])
+		var got int
+		got, err = from.Read(data[len(data):cap(data)])
 		data = data[:len(data)+got]
 		h.moving.Moved(got)
 		switch {
-		case err == nil, int64(len(data)) == n:
+		case err == nil:
+		case int64(len(data)) == n:
+			err = nil
 		case err == io.EOF && n < 0: //nolint:errorlint // the plain io.EOF is the end
 			return data, nil
 		case err == io.EOF: //nolint:errorlint // as above

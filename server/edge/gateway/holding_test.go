@@ -68,8 +68,7 @@ func TestSlowBodiesEndWhenTheirRoomIsNeeded(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() {
 			_, err := slow.read(t.Context(), from, 40<<10, func() { go from.CloseWithError(os.ErrDeadlineExceeded) })
-			slow.close()
-			ended <- err
+			ended <- err // the request lasts
 		}()
 		if _, err := to.Write(make([]byte, 10<<10)); err != nil {
 			t.Fatal(err)
@@ -80,6 +79,7 @@ func TestSlowBodiesEndWhenTheirRoomIsNeeded(t *testing.T) {
 		if data, err := next.read(t.Context(), strings.NewReader(strings.Repeat("x", 30<<10)), 30<<10, func() {}); err != nil || len(data) != 30<<10 {
 			t.Errorf("the next body: %v, %d bytes", err, len(data))
 		}
+		slow.close()
 		if err := <-ended; apierror.From(err).Reason != apierror.BodyTimeout {
 			t.Errorf("the slow body ended with %v, want %v", err, apierror.BodyTimeout)
 		}

@@ -130,11 +130,12 @@ func network(address string) string {
 	return prefix.String()
 }
 
-// Take charges n bytes of a kind, or returns a *Full and charges nothing.
+// Take charges n bytes of a kind, or returns a *Full and charges nothing. It does not wait; a refusal ends a slow hold for the next charge.
 func (a *Account) Take(k Kind, n int64) error {
 	err := a.take(k, n)
 	if err != nil {
 		a.ledger.metrics.refuse(err)
+		a.ledger.evict(a, err)
 	}
 	return err
 }
