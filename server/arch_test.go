@@ -25,6 +25,7 @@ var rooms = []string{"kit", "domain", "wire", "observe", "fleet", "tokens", "cho
 var within = map[string][]string{
 	"kit/tlspeer":         {"kit/check"},
 	"kit/memlimit":        {"kit/check", "kit/instruments"},
+	"kit/ledger":          {"kit/instruments"},
 	"kit/reload":          {"kit/instruments"},
 	"domain/replica":      {"domain/secret"},
 	"domain/decision":     {"domain/kvblock", "domain/replica"},

@@ -8,6 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
@@ -15,14 +16,14 @@ import (
 const messageFrame = 64 << 10
 
 // newGuard bounds what gRPC callers may hold.
-func newGuard(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, budget *guard.Budget) *guard.Guard {
+func newGuard(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, held *ledger.Ledger) *guard.Guard {
 	return guard.New(guard.Limits{
 		Message: int(c.Gateway.MaxBodyBytes) + messageFrame,
 		Streams: uint32(c.Listen.MaxStreams), HeaderBytes: uint32(c.Listen.MaxHeaderBytes), //nolint:gosec // Validate bounds them
 		Handshake: c.Listen.ReadHeaderTimeout, Idle: c.Listen.IdleTimeout,
 		Receive: c.Gateway.BodyTimeout, Stall: c.Gateway.StallTimeout,
 	}, guard.Params{
-		Budget: budget, Known: api.Known, Prompts: api.CarriesPrompt, Admit: api.Admit, Decode: grpcapi.Decode, Done: grpcapi.Done,
+		Ledger: held, Known: api.Known, Admit: api.Admit, Decode: grpcapi.Decode, Done: grpcapi.Done,
 		Log: p.part("guard"), Meter: t.Meters(),
 	})
 }
@@ -32,6 +33,9 @@ func newGuard(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.AP
 func guardAdmin(stall func() time.Duration, next http.Handler) http.Handler {
 	return guard.StallTimeout(stall, http.NewCrossOriginProtection().Handler(next))
 }
+
+// metricsMemory is what an answer of /metrics takes while it is made and read.
+const metricsMemory = 2 << 20
 
 // guardListener does what depends on where a listener is open: on the loopback requests must be for
 // this machine; on other addresses a router without keys is open to all, which is worth a warning.
@@ -58,6 +62,56 @@ const (
 	mostConnections    = 64 << 10
 	unknownConnections = 4096
 )
+
+// What a connection holds while it is idle: buffers, goroutines and their stacks.
+const (
+	httpConnection  = 20 << 10
+	grpcConnection  = 96 << 10
+	fleetConnection = 96 << 10
+)
+
+// placesShare is the part of the memory that streams and connections may take, unknownPlaces their part when the memory has no limit.
+const (
+	placesShare   = 6
+	unknownPlaces = 1 << 30
+)
+
+// newLedger makes the count of what the process holds for its callers. All listeners together take half of the files that the process may open;
+// the others are for replicas, for other routers and for the router's own.
+func (s *Server) newLedger(c config.Config, t *telemetry.Telemetry) *ledger.Ledger {
+	bounds := ledger.Config{Bytes: c.Gateway.MaxBodiesBytes, Places: unknownPlaces}
+	if s.params.Memory.Bytes > 0 {
+		bounds.Places = s.params.Memory.Bytes / placesShare
+	}
+	if files, ok := MaxFiles(); ok {
+		bounds.Files = int(min(max(files/2, fewestConnections), 4*mostConnections)) //nolint:gosec // between the two
+	}
+	return ledger.New(bounds, t.Meters())
+}
+
+// counted gives a listener's connections to the ledger.
+func (s *Server) counted(setting string, l net.Listener) net.Listener {
+	cost := int64(httpConnection)
+	if setting == "listen.grpc" {
+		cost = grpcConnection
+	}
+	return s.ledger.Listener(l, ledger.ListenerConfig{Max: maxConnections(s.config.Listen), Cost: cost})
+}
+
+// Connections of other routers, and of strangers that have not shown a certificate of the fleet yet: the former stay.
+const (
+	mostPeerConnections = 1024
+	peerShare           = 8
+)
+
+// countedPeers gives the connections to the fleet's address to the ledger.
+func (s *Server) countedPeers(l net.Listener) net.Listener {
+	most := mostPeerConnections
+	if files, ok := MaxFiles(); ok {
+		most = int(min(uint64(most), max(files/peerShare, fewestConnections))) //nolint:gosec // at most mostPeerConnections
+	}
+	return s.ledger.Listener(l, ledger.ListenerConfig{Max: most, Cost: fleetConnection, Lasting: true})
+}
 
 func maxConnections(l config.Listen) int {
 	if l.MaxConnections > 0 {

@@ -243,8 +243,8 @@ func (p *parts) decidesFor(id replica.ID) bool {
 	return ok && len(r.Models) > 0 && p.peers.frontend.Decider(r.Models[0].ID) == decide.ID(p.peers.id)
 }
 
-// open opens the gossip's and the routers' addresses. A router alone opens nothing.
-func (f *peers) open(ctx context.Context, c members.Config, given Listeners, at *Addresses) (err error) {
+// open opens the gossip's and the routers' addresses, and has the connections to the latter counted. A router alone opens nothing.
+func (f *peers) open(ctx context.Context, c members.Config, given Listeners, counted func(net.Listener) net.Listener, at *Addresses) (err error) {
 	if f == nil {
 		return nil
 	}
@@ -265,6 +265,7 @@ func (f *peers) open(ctx context.Context, c members.Config, given Listeners, at 
 			return errors.Join(fmt.Errorf("fleet.rpc_listen: %w", err), f.close())
 		}
 	}
+	f.rpc = counted(f.rpc)
 	f.sockets.RPC = f.rpc.Addr()
 	at.Gossip, at.Peers = f.sockets.TCP.Addr().String(), f.rpc.Addr().String()
 	return nil

@@ -12,9 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/net/netutil"
-
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/kit/memlimit"
 	"github.com/kvpilot/kvpilot/server/kit/reload"
 	"github.com/kvpilot/kvpilot/server/observe/history"
@@ -69,6 +68,7 @@ type Server struct {
 	telemetry *telemetry.Telemetry
 	parts     *parts
 	surfaces  *surfaces
+	ledger    *ledger.Ledger
 	settings  *reload.Manager[config.Config]
 	leaving   atomic.Bool
 }
@@ -103,6 +103,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 		s.parts.log.Info("settings are lowered to fit the memory", "limit", p.Memory, "lowered", strings.Join(lowered, ", "))
 	}
 	s.parts.log.Info("settings in force; all others have their defaults (--print-config lists them)", "hash", config.Hash(c), "settings", config.InForce(c))
+	s.ledger = s.newLedger(c, t)
 	if s.surfaces, err = s.newSurfaces(t, traces); err != nil {
 		return nil, err
 	}
@@ -230,13 +231,13 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 		}
 		*d.at = listener.Addr().String()
 		s.guardListener(d.setting, listener.Addr())
-		listener = netutil.LimitListener(quick(s.config.Listen, listener), maxConnections(s.config.Listen))
+		listener = s.counted(d.setting, quick(s.config.Listen, listener))
 		if d.secure != nil {
 			listener = tls.NewListener(listener, d.secure)
 		}
 		endpoints = append(endpoints, d.open(listener))
 	}
-	if err := s.parts.peers.open(ctx, s.config.Fleet, l, &at); err != nil {
+	if err := s.parts.peers.open(ctx, s.config.Fleet, l, s.countedPeers, &at); err != nil {
 		for _, open := range endpoints {
 			err = errors.Join(err, open.stop(ctx))
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/span"
@@ -33,7 +34,7 @@ type surfaces struct {
 	admin  *http.Server
 	health *healthService
 	guard  *guard.Guard
-	budget *guard.Budget
+	ledger *ledger.Ledger
 	// wrongHost answers requests for other hosts.
 	wrongHost http.Handler
 	api       *grpcapi.API
@@ -73,7 +74,7 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 	if p.peers != nil {
 		p.peers.services = api.RegisterForPeers
 	}
-	out := &surfaces{health: newHealthService(), api: api, callers: who, audit: record, budget: guard.NewBudget(c.Gateway.MaxBodiesBytes)}
+	out := &surfaces{health: newHealthService(), api: api, callers: who, audit: record, ledger: s.ledger}
 	if err := out.openREST(c, t, p, api, s.ready); err != nil {
 		return nil, err
 	}
@@ -89,13 +90,13 @@ func (s *surfaces) openAdmin(c config.Config, t *telemetry.Telemetry, p *parts, 
 	own := c.Gateway
 	own.AllowOrigins = nil
 	s.console, err = gateway.New(own, gateway.Params{
-		Register: api.Register, Unary: api.Unary, Stream: api.Stream, Authorize: api.AuthorizeAdmin, Ready: ready, Budget: s.budget, Log: p.part("admin"),
+		Register: api.Register, Unary: api.Unary, Stream: api.Stream, Authorize: api.AuthorizeAdmin, Ready: ready, Ledger: s.ledger, Log: p.part("admin"),
 	})
 	if err != nil {
 		return err
 	}
 	s.admin = httpServer(c.Listen, guardAdmin(s.gateway.StallTimeout, admin.Handler(c.Admin, admin.Params{
-		Ready: ready, Metrics: t.MetricsHandler(), RPCs: s.console, Allow: api.AllowAdmin,
+		Ready: ready, Metrics: guard.Charged(s.ledger, metricsMemory, t.MetricsHandler()), RPCs: s.console, Allow: api.AllowAdmin,
 	})), p.part("admin"))
 	return nil
 }
@@ -114,7 +115,7 @@ func recordReads(to *audit.Log) func(callers.Source, error) {
 // openREST makes the REST surface.
 func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready func() error) error {
 	params := gateway.Params{
-		Register: api.Register, Unary: api.Unary, Stream: api.Stream, Authorize: api.Authorize, Ready: ready, Budget: s.budget,
+		Register: api.Register, Unary: api.Unary, Stream: api.Stream, Authorize: api.Authorize, Ready: ready, Ledger: s.ledger,
 		Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator(),
 	}
 	g, err := gateway.New(c.Gateway, params)
@@ -129,7 +130,7 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 
 // openGRPC makes the gRPC surface, with health and reflection.
 func (s *surfaces) openGRPC(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API) error {
-	s.guard = newGuard(c, t, p, api, s.budget)
+	s.guard = newGuard(c, t, p, api, s.ledger)
 	options := append(s.guard.Options(),
 		grpc.ChainUnaryInterceptor(api.Unary), grpc.ChainStreamInterceptor(api.Stream),
 		grpc.StatsHandler(guard.Roomy(otelgrpc.NewServerHandler(
@@ -141,9 +142,10 @@ func (s *surfaces) openGRPC(c config.Config, t *telemetry.Telemetry, p *parts, a
 		return err
 	}
 	s.grpc = grpc.NewServer(append(options, secure...)...)
-	api.Register(s.guard.Registrar(s.grpc))
-	healthpb.RegisterHealthServer(s.grpc, s.health)
-	reflection.Register(s.grpc)
+	guarded := s.guard.Registrar(s.grpc)
+	api.Register(guarded)
+	healthpb.RegisterHealthServer(guarded, s.health)
+	reflection.Register(guarded)
 	return nil
 }
 
@@ -192,7 +194,7 @@ func httpServer(l config.Listen, h http.Handler, log *slog.Logger) *http.Server 
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
-		Handler: h, Protocols: protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: l.MaxStreams},
+		Handler: guard.Counted(h), ConnContext: ledger.WithConn, Protocols: protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: l.MaxStreams},
 		ReadHeaderTimeout: l.ReadHeaderTimeout, IdleTimeout: l.IdleTimeout, MaxHeaderBytes: l.MaxHeaderBytes,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}

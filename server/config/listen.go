@@ -48,8 +48,9 @@ type Listen struct {
 	MaxHeaderBytes int `yaml:"max_header_bytes"`
 	// MaxStreams limits the concurrent requests of one HTTP/2 or gRPC connection.
 	MaxStreams int `yaml:"max_streams"`
-	// MaxConnections limits the connections of each of the three addresses; further ones wait to be accepted. Zero: a
-	// quarter of the files that the process may open, which leaves as many for replicas.
+	// MaxConnections limits the connections of each of the three addresses. At the limit, idle ones are closed for new ones; while
+	// all have requests, new ones wait. Zero: a quarter of the files that the process may open. All addresses together take at most
+	// half of these files, which leaves as many for replicas.
 	MaxConnections int `yaml:"max_connections"`
 	// RawSockets reads from replicas and writes to them and to clients with system calls that bypass Go's scheduler, on Linux, so
 	// that a busy router wakes fewer threads. Turn it off to rule these calls out when you look for a fault.

@@ -96,6 +96,12 @@ func engine(t *testing.T) string {
 // be measured.
 func startProcess(t *testing.T, set ...string) *process {
 	t.Helper()
+	return startWithin(t, 0, set...)
+}
+
+// startWithin is startProcess with a limit of open files; 0 leaves it as it is.
+func startWithin(t *testing.T, files int, set ...string) *process {
+	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("the memory of a process is read from Linux's /proc")
 	}
@@ -113,6 +119,9 @@ func startProcess(t *testing.T, set ...string) *process {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := exec.CommandContext(ctx, name, args...)
+	if files > 0 {
+		cmd = exec.CommandContext(ctx, "sh", append([]string{"-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, files), name}, args...)...)
+	}
 	cmd.Stdout, cmd.Stderr = p.log, p.log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

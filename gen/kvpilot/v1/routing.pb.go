@@ -871,7 +871,7 @@ type ListDecisionsRequest struct {
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// Only for this replica; empty means all.
 	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	// The largest number to return; 0 means 100. At most 1,000.
+	// The largest number to return; 0 means 100. One answer has at most 100, whatever this is: page_token reads on.
 	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Leave out the candidates that were not chosen.
 	OnlyChosen bool `protobuf:"varint,4,opt,name=only_chosen,json=onlyChosen,proto3" json:"only_chosen,omitempty"`
@@ -880,7 +880,11 @@ type ListDecisionsRequest struct {
 	// Only those that ended in one of these ways; empty means all.
 	Ends []End `protobuf:"varint,6,rep,packed,name=ends,proto3,enum=kvpilot.v1.End" json:"ends,omitempty"`
 	// Only those whose first token took longer than this, or that have had none for so long. Absent means all.
-	SlowerThan    *durationpb.Duration `protobuf:"bytes,7,opt,name=slower_than,json=slowerThan,proto3" json:"slower_than,omitempty"`
+	SlowerThan *durationpb.Duration `protobuf:"bytes,7,opt,name=slower_than,json=slowerThan,proto3" json:"slower_than,omitempty"`
+	// The largest number of one answer; 0 means 100. At most 100. An answer of large decisions has fewer.
+	PageSize uint32 `protobuf:"varint,8,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the answer before, with the same filters; empty for the newest decisions.
+	PageToken     string `protobuf:"bytes,9,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -964,13 +968,29 @@ func (x *ListDecisionsRequest) GetSlowerThan() *durationpb.Duration {
 	return nil
 }
 
+func (x *ListDecisionsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListDecisionsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
 // ListDecisionsResponse has recorded decisions.
 type ListDecisionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The decisions, newest first.
 	Decisions []*Decision `protobuf:"bytes,1,rep,name=decisions,proto3" json:"decisions,omitempty"`
 	// The names of the fleet's routers that did not answer in time: decisions of theirs may be missing.
-	Unanswered    []string `protobuf:"bytes,2,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
+	Unanswered []string `protobuf:"bytes,2,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
+	// The page_token of older decisions; empty when there are none.
+	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1017,6 +1037,13 @@ func (x *ListDecisionsResponse) GetUnanswered() []string {
 		return x.Unanswered
 	}
 	return nil
+}
+
+func (x *ListDecisionsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 // WatchDecisionsRequest filters decisions as they are made.
@@ -1931,7 +1958,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02H\x00R\trequestIdB\f\n" +
 	"\x03key\x12\x05\xbaH\x02\b\x01\"M\n" +
 	"\x17ExplainDecisionResponse\x122\n" +
-	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\"\xc0\x02\n" +
+	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\"\x8f\x03\n" +
 	"\x14ListDecisionsRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
 	"\n" +
@@ -1942,12 +1969,16 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x06tenant\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06tenant\x126\n" +
 	"\x04ends\x18\x06 \x03(\x0e2\x0f.kvpilot.v1.EndB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x04ends\x12D\n" +
 	"\vslower_than\x18\a \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x022\x00R\n" +
-	"slowerThan\"k\n" +
+	"slowerThan\x12$\n" +
+	"\tpage_size\x18\b \x01(\rB\a\xbaH\x04*\x02\x18dR\bpageSize\x12'\n" +
+	"\n" +
+	"page_token\x18\t \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tpageToken\"\x93\x01\n" +
 	"\x15ListDecisionsResponse\x122\n" +
 	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\x12\x1e\n" +
 	"\n" +
 	"unanswered\x18\x02 \x03(\tR\n" +
-	"unanswered\"\x81\x01\n" +
+	"unanswered\x12&\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\x81\x01\n" +
 	"\x15WatchDecisionsRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
 	"\n" +

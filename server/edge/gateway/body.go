@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -15,14 +14,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
-)
-
-// firstPiece is read before memory is taken for more of a body, and pieceGrowth is how much
-// larger the next piece may be: a client that announces much must also send something. What is
-// copied from piece to piece is small compared to the whole.
-const (
-	firstPiece  = 128 << 10
-	pieceGrowth = 64
 )
 
 // body is a request body that was read whole. As a reader it is at its end: the codec takes the
@@ -78,69 +69,28 @@ func (g *Gateway) readBody(rq *request, r *http.Request, limit int64) (data []by
 		return nil, nil
 	}
 	if r.ContentLength > limit {
+		rq.closes(r)
 		return nil, tooLarge(limit)
 	}
-	if r.ContentLength > 0 {
-		data, err = rq.readExactly(r.Body, r.ContentLength)
-	} else {
-		data, err = rq.readChunked(http.MaxBytesReader(rq.w, r.Body, limit))
+	from := r.Body
+	if r.ContentLength < 0 {
+		from = http.MaxBytesReader(rq.w, r.Body, limit)
 	}
+	data, err = rq.holding.read(r.Context(), from, r.ContentLength, func() { _ = rq.control.SetReadDeadline(time.Now()) })
 	if err != nil {
-		if r.ProtoMajor == 1 {
-			rq.w.Header().Set("Connection", "close") // the rest of the body would be read as a request
-		}
+		rq.closes(r)
 		return nil, bodyError(err, limit)
 	}
+	rq.holding.rest = nil
 	_ = rq.control.SetReadDeadline(time.Time{}) // else it would end the answer
 	return data, nil
 }
 
-func (rq *request) readExactly(from io.Reader, n int64) ([]byte, error) {
-	begin := min(n, firstPiece)
-	if err := rq.hold(begin); err != nil {
-		return nil, err
+// closes ends the connection with the answer: the rest of the body would be read as a request.
+func (rq *request) closes(r *http.Request) {
+	if r.ProtoMajor == 1 {
+		rq.w.Header().Set("Connection", "close")
 	}
-	data := make([]byte, begin)
-	if _, err := io.ReadFull(from, data); err != nil {
-		return nil, err
-	}
-	if n > firstPiece {
-		if err := rq.hold(n - firstPiece); err != nil {
-			return nil, err
-		}
-		whole := make([]byte, n)
-		copy(whole, data)
-		if _, err := io.ReadFull(from, whole[firstPiece:]); err != nil {
-			return nil, err
-		}
-		data = whole
-	}
-	return data, nil
-}
-
-func (rq *request) readChunked(from io.Reader) ([]byte, error) {
-	var buf bytes.Buffer
-	for {
-		n, err := buf.ReadFrom(io.LimitReader(from, firstPiece))
-		if err == nil && n > 0 {
-			err = rq.hold(n)
-		}
-		if err != nil {
-			return nil, err
-		}
-		if n == 0 {
-			return buf.Bytes(), nil
-		}
-	}
-}
-
-// hold counts n more bytes of this request's body among those of all requests.
-func (rq *request) hold(n int64) error {
-	if err := rq.g.budget.Take(n); err != nil {
-		return err
-	}
-	rq.held += n
-	return nil
 }
 
 func bodyError(err error, limit int64) error {

@@ -30,9 +30,9 @@ func small(m protoreflect.MessageDescriptor) bool {
 // bodyLimit is the size that a route's body may have.
 func (g *Gateway) bodyLimit(found *route, path string) int64 {
 	if found != nil && found.small || found == nil && strings.HasPrefix(path, "/kvpilot/") {
-		return min(smallBody, g.conf.Load().MaxBodyBytes)
+		return min(smallBody, g.mostBody())
 	}
-	return g.conf.Load().MaxBodyBytes
+	return g.mostBody()
 }
 
 // checkValues rejects JSON of so many values that the message would take far more memory than the text.

@@ -11,11 +11,12 @@ import (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// MaxBodyBytes limits a request body, over gRPC too; larger ones are rejected with 413.
+	// MaxBodyBytes limits a request body, over gRPC too; larger ones are rejected with 413, as are those of more than four ninths of
+	// max_bodies_bytes.
 	MaxBodyBytes int64 `yaml:"max_body_bytes"`
-	// MaxBodiesBytes limits the bodies of all requests in progress together, REST and gRPC; what would exceed it is
-	// rejected with 429. Allow the mean body times the requests in flight; the process needs about twice as much
-	// memory.
+	// MaxBodiesBytes limits the bodies of all requests in progress and the answers that wait for their readers, REST and gRPC
+	// together; what would exceed it is rejected with 429. A tenant, or the address of a client without one, takes at most half of
+	// the room that is free. Allow twice the mean body times the requests in flight; the process needs about twice as much memory.
 	MaxBodiesBytes int64 `yaml:"max_bodies_bytes"`
 	// BodyTimeout limits the time in which a client sends its body, over gRPC too.
 	BodyTimeout time.Duration `yaml:"body_timeout"`

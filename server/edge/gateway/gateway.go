@@ -17,7 +17,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
-	"github.com/kvpilot/kvpilot/server/edge/guard"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 )
 
@@ -35,8 +35,8 @@ type Params struct {
 	// Ready says why the router should get no requests now; nil when it should, as it always is
 	// without one. Its text is the answer to /health.
 	Ready func() error
-	// Budget counts the bytes of bodies; nil makes one of the configured size.
-	Budget *guard.Budget
+	// Ledger counts what requests hold; nil makes one of the configured size.
+	Ledger *ledger.Ledger
 	// Forward passes paths without a route on to InferenceService.Forward instead of answering 404.
 	Forward bool
 
@@ -64,9 +64,12 @@ type Gateway struct {
 	metrics     *metrics
 	tracer      trace.Tracer
 	propagator  propagation.TextMapPropagator
-	budget      *guard.Budget
+	ledger      *ledger.Ledger
 	tunnels     tunnels
 }
+
+// defaultPlaces bounds the requests of a Gateway with a ledger of its own.
+const defaultPlaces = 1 << 30
 
 // New makes a Gateway with the routes of the contract.
 func New(c Config, p Params) (*Gateway, error) {
@@ -75,8 +78,8 @@ func New(c Config, p Params) (*Gateway, error) {
 		log: p.Log, propagator: p.Propagator, unary: p.Unary, stream: p.Stream, hop: newHop(p), metrics: newMetrics(p.Meter),
 	}
 	g.conf.Store(&c)
-	if g.budget = p.Budget; g.budget == nil {
-		g.budget = guard.NewBudget(c.MaxBodiesBytes)
+	if g.ledger = p.Ledger; g.ledger == nil {
+		g.ledger = ledger.New(ledger.Config{Bytes: c.MaxBodiesBytes, Places: defaultPlaces}, p.Meter)
 	}
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)

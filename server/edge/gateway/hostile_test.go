@@ -171,7 +171,7 @@ func TestBodiesTogetherAreBounded(t *testing.T) {
 		began <- struct{}{}
 		<-done
 		return echo(e, in, out)
-	}}, func(c *gateway.Config, _ *gateway.Params) { c.MaxBodyBytes, c.MaxBodiesBytes = 1000, 1500 })
+	}}, func(c *gateway.Config, _ *gateway.Params) { c.MaxBodyBytes, c.MaxBodiesBytes = 1000, 2500 })
 	body := strings.Repeat("x", 1000)
 	first := make(chan string)
 	go func() {

@@ -24,8 +24,8 @@ type request struct {
 	call     httpcall.Call
 	params   map[string]string // the variables of the path
 	body     body
-	received bool   // the body was handed to the handler of a raw route
-	held     int64  // bytes counted in the budget
+	received bool // the body was handed to the handler of a raw route
+	holding  holding
 	pattern  string // the route as metrics and spans name it; empty when there is none
 
 	status  int     // as sent; 0 while nothing was
@@ -47,7 +47,10 @@ type request struct {
 
 var _ http.ResponseWriter = (*request)(nil)
 
-var errBegun = errors.New("the answer has begun")
+var (
+	errBegun      = errors.New("the answer has begun")
+	errSlowReader = errors.New("the client reads the answer too slowly, and its memory was needed")
+)
 
 type requestKey struct{}
 
@@ -136,10 +139,13 @@ func (rq *request) Write(p []byte) (int, error) {
 		return len(p), nil
 	}
 	if rq.status == 0 {
+		if refused := rq.holdAnswer(len(p)); refused != nil {
+			rq.fail(refused)
+			return len(p), nil
+		}
 		rq.start(http.StatusOK)
 	}
-	rq.extend()
-	if _, err := rq.w.Write(p); err != nil {
+	if err := rq.writeWhole(p); err != nil {
 		return 0, err
 	}
 	return len(p), nil
@@ -174,6 +180,9 @@ func (rq *request) failLocked(e *apierror.Error) {
 		setErrorHeaders(h, e)
 		h.Set("Content-Type", contentType)
 		h.Set("Content-Length", itoa(int64(len(text))))
+		if rq.holding.rest != nil {
+			_ = rq.control.EnableFullDuplex() // the rest of the body is read after the answer
+		}
 		rq.start(e.HTTPStatus())
 		_ = rq.write(text) // the client may be gone
 	case rq.events:

@@ -71,6 +71,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if rq.status == 0 && rq.failed == nil {
 		rq.fail(apierror.New(apierror.Internal, "internal error", errNoAnswer))
 	}
+	rq.linger()
 }
 
 // admit checks the sender of a request, before its body is read.
@@ -87,6 +88,9 @@ func (g *Gateway) admit(rq *request, r *http.Request, found *route) bool {
 		}
 		rq.call.Caller, err = g.authorize(r, rq.call.RequestID, rpc)
 	}
+	if err == nil {
+		err = rq.holding.open(g, rq, r)
+	}
 	if err != nil {
 		rq.fail(apierror.From(err))
 	}
@@ -96,6 +100,9 @@ func (g *Gateway) admit(rq *request, r *http.Request, found *route) bool {
 // takeBody reads the body, or leaves it to the handlers that read it while it arrives.
 func (g *Gateway) takeBody(rq *request, r *http.Request, found *route) bool {
 	var err error
+	if found == nil || !found.live {
+		rq.holding.expects(r)
+	}
 	switch {
 	case found != nil && found.upgrade:
 		err = g.takeUpgrade(rq, r)
@@ -204,7 +211,7 @@ func (g *Gateway) finish(rq *request, r *http.Request, s trace.Span) {
 	if rq.tunnel != nil {
 		defer g.tunnels.drop(rq.tunnel)
 	}
-	g.budget.Give(rq.held)
+	rq.holding.close()
 	if v != nil && rq.status == 0 {
 		rq.status = http.StatusInternalServerError
 	}

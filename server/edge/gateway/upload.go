@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/edge/guard"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
@@ -40,12 +42,13 @@ var _ router.Stream = (*upload)(nil)
 func (u *upload) Read(p []byte) (int, error) {
 	n, err := u.from.Read(p)
 	if n > 0 && !u.passed {
-		if refused := u.rq.hold(int64(n)); refused != nil {
-			n, err = 0, refused
+		if refused := u.rq.holding.account.TakeSoon(u.rq.ctx, ledger.Body, int64(n)); refused != nil {
+			n, err = 0, guard.Refused(refused)
 		}
 	}
 	switch {
 	case err == io.EOF: //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a body that was cut off
+		u.rq.holding.rest = nil
 		_ = u.rq.control.SetReadDeadline(time.Time{}) // else it would end the answer
 	case err != nil:
 		if u.closes && u.rq.status == 0 {

@@ -19,12 +19,6 @@ import (
 // Known reports whether a method is one of the contract's.
 func (a *API) Known(method string) bool { return a.methods[method] != nil }
 
-// CarriesPrompt reports whether a method's messages may be as large as prompts are.
-func (a *API) CarriesPrompt(method string) bool {
-	m := a.methods[method]
-	return m != nil && m.prompt
-}
-
 // origin is where a call came from, for the audit log.
 type origin struct{ address, requestID string }
 

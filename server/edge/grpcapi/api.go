@@ -259,8 +259,6 @@ type methodInfo struct {
 	path string
 	// raw requests are HttpBody: no rules apply, and the router logs the call.
 	raw bool
-	// prompt says that a message may be as large as prompts are.
-	prompt bool
 	// roles are those of which a caller needs one.
 	roles caller.Roles
 	// each message of the stream is answered separately, a broken rule too: the handler applies them.
@@ -286,22 +284,13 @@ func readMethods() (map[string]*methodInfo, error) {
 				rule, _ := proto.GetExtension(rpc.Options(), annotations.E_Http).(*annotations.HttpRule)
 				list[name] = &methodInfo{
 					path:  rule.GetPost(),
-					roles: roles[name], input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody", prompt: carriesPrompt(rpc.Input()),
+					roles: roles[name], input: rpc.Input(), raw: rpc.Input().FullName() == "google.api.HttpBody",
 				}
 			}
 		}
 	}
 	list[kvpilotv1.RoutingService_TrackReservation_FullMethodName].each = true
 	return list, nil
-}
-
-func carriesPrompt(m protoreflect.MessageDescriptor) bool {
-	for _, name := range []protoreflect.Name{"data", "body", "text"} {
-		if m.Fields().ByName(name) != nil {
-			return true
-		}
-	}
-	return false
 }
 
 // inputs are the messages with rules that are compiled at start, so that no request waits for it.

@@ -37,6 +37,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/route/router"
@@ -157,7 +158,7 @@ func newRig(t testing.TB, c grpcapi.Config, with ...func(*grpcapi.Params)) *rig 
 	must(err)
 	r.api = api
 	protect := guard.New(guard.Limits{Message: 4 << 20, Streams: 1000, HeaderBytes: 1 << 20, Handshake: time.Minute, Idle: time.Minute}, guard.Params{
-		Budget: guard.NewBudget(1 << 30), Known: api.Known, Prompts: api.CarriesPrompt, Admit: api.Admit,
+		Ledger: ledger.New(ledger.Config{Bytes: 1 << 30, Places: 1 << 30}, nil), Known: api.Known, Admit: api.Admit,
 	})
 	server := grpc.NewServer(append(protect.Options(), grpc.UnaryInterceptor(api.Unary), grpc.StreamInterceptor(api.Stream))...)
 	api.Register(protect.Registrar(server))

@@ -63,28 +63,32 @@ func (a *API) explainWide(ctx context.Context, in *kvpilotv1.ExplainDecisionRequ
 	return found
 }
 
-// listWide adds the decisions of the other routers to the own ones, and names those that did not answer.
-func (a *API) listWide(ctx context.Context, in *kvpilotv1.ListDecisionsRequest, own []*kvpilotv1.Decision, limit int) ([]*kvpilotv1.Decision, []string) {
+// listWide adds the decisions of the other routers to the own ones, and names those that did not answer. The page ends where the
+// answer of a router ends that has more.
+func (a *API) listWide(ctx context.Context, in *kvpilotv1.ListDecisionsRequest, own []*kvpilotv1.Decision, to *page) ([]*kvpilotv1.Decision, []string) {
 	fleet := a.fleet(ctx)
 	others, silent := fleet.Others()
 	if len(others) == 0 {
 		return own, silent
 	}
-	answers, late := forward.Gather(a.onward(ctx), others, func(ctx context.Context, p *forward.Peer) ([]*kvpilotv1.Decision, error) {
+	answers, late := forward.Gather(a.onward(ctx), others, func(ctx context.Context, p *forward.Peer) (*kvpilotv1.ListDecisionsResponse, error) {
 		out, err := p.Routing.ListDecisions(ctx, in)
 		if grpcstatus.Code(err) == codes.ResourceExhausted && !in.GetOnlyChosen() { // larger than a message may be
 			less := proto.CloneOf(in)
 			less.OnlyChosen = true
 			out, err = p.Routing.ListDecisions(ctx, less)
 		}
-		return out.GetDecisions(), err
+		return out, err
 	})
 	lists := [][]*kvpilotv1.Decision{own}
 	for _, answer := range answers {
-		lists = append(lists, answer.Says)
+		list := answer.Says.GetDecisions()
+		lists = append(lists, list)
+		if answer.Says.GetNextPageToken() != "" && len(list) > 0 {
+			to.endAt(placeOf(list[len(list)-1]))
+		}
 	}
-	all := forward.Join(true, lists...)
-	return all[:min(len(all), limit)], append(silent, late...)
+	return forward.Join(true, lists...), append(silent, late...)
 }
 
 // loadsWide replaces the own view of the loads by that of each replica's decider.

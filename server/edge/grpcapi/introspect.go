@@ -19,9 +19,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 )
 
-// defaultList is how many decisions a list has when the caller names no number.
-const defaultList = 100
-
 func (s *routing) ExplainDecision(ctx context.Context, in *kvpilotv1.ExplainDecisionRequest) (*kvpilotv1.ExplainDecisionResponse, error) {
 	var found []decisionlog.Entry
 	named := in.GetDecisionId() + in.GetRequestId() // one of them is set
@@ -44,9 +41,12 @@ func (s *routing) ExplainDecision(ctx context.Context, in *kvpilotv1.ExplainDeci
 }
 
 func (s *routing) ListDecisions(ctx context.Context, in *kvpilotv1.ListDecisionsRequest) (*kvpilotv1.ListDecisionsResponse, error) {
-	limit := int(in.GetLimit())
-	if limit == 0 {
-		limit = defaultList
+	page, err := pageOf(in)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.api.hold(ctx, listMemory); err != nil {
+		return nil, err
 	}
 	who := s.api.caller(ctx)
 	filter := filterFor(who, in.GetModel(), in.GetReplicaId())
@@ -54,12 +54,14 @@ func (s *routing) ListDecisions(ctx context.Context, in *kvpilotv1.ListDecisions
 	for _, end := range in.GetEnds() {
 		filter.Ends = append(filter.Ends, endOf(end))
 	}
-	found := s.api.Decisions.Last(limit, filter)
+	filter.Older = page.older
+	found := s.api.Decisions.Last(page.size+disorder, filter)
 	s.api.recordRead(ctx, kvpilotv1.RoutingService_ListDecisions_FullMethodName, "")
 	out := &kvpilotv1.ListDecisionsResponse{Decisions: entriesProto(found, in.GetOnlyChosen())}
 	if s.api.fleet(ctx) != nil {
-		out.Decisions, out.Unanswered = s.api.listWide(ctx, in, out.Decisions, limit)
+		out.Decisions, out.Unanswered = s.api.listWide(ctx, in, out.Decisions, &page)
 	}
+	page.cut(out)
 	return out, nil
 }
 
@@ -137,6 +139,9 @@ func (s *routing) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRe
 func (s *routing) GetLoads(ctx context.Context, in *kvpilotv1.GetLoadsRequest) (*kvpilotv1.GetLoadsResponse, error) {
 	list, err := s.api.replicasOf(in.GetModel())
 	if err != nil {
+		return nil, err
+	}
+	if err := s.api.hold(ctx, answerMemory); err != nil {
 		return nil, err
 	}
 	s.api.recordRead(ctx, kvpilotv1.RoutingService_GetLoads_FullMethodName, "")

@@ -43,7 +43,10 @@ func (s *status) GetStatus(context.Context, *kvpilotv1.GetStatusRequest) (*kvpil
 	return out, nil
 }
 
-func (s *status) GetHistory(_ context.Context, in *kvpilotv1.GetHistoryRequest) (*kvpilotv1.GetHistoryResponse, error) {
+func (s *status) GetHistory(ctx context.Context, in *kvpilotv1.GetHistoryRequest) (*kvpilotv1.GetHistoryResponse, error) {
+	if err := s.api.hold(ctx, answerMemory); err != nil {
+		return nil, err
+	}
 	out := &kvpilotv1.GetHistoryResponse{}
 	for _, step := range s.api.History.Since(in.GetSince().AsTime(), in.GetStepSeconds() > 1) {
 		out.Steps = append(out.Steps, stepProto(step))
@@ -68,6 +71,9 @@ func stepProto(s history.Step) *kvpilotv1.HistoryStep {
 }
 
 func (s *status) ListTraces(ctx context.Context, _ *kvpilotv1.ListTracesRequest) (*kvpilotv1.ListTracesResponse, error) {
+	if err := s.api.hold(ctx, answerMemory); err != nil {
+		return nil, err
+	}
 	s.api.recordRead(ctx, kvpilotv1.RouterService_ListTraces_FullMethodName, "")
 	out := &kvpilotv1.ListTracesResponse{}
 	for _, spans := range s.api.Traces.Last() {

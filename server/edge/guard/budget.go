@@ -1,38 +1,59 @@
 package guard
 
 import (
-	"sync/atomic"
+	"context"
+	"errors"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 )
 
-// Budget counts the bytes of the request bodies that are in memory, of all listeners together.
-type Budget struct {
-	limit int64
-	held  atomic.Int64
-}
-
-// NewBudget makes a Budget of at most limit bytes.
-func NewBudget(limit int64) *Budget { return &Budget{limit: limit} }
-
-// Take counts n more bytes. It counts nothing and returns an error when they exceed the limit.
-func (b *Budget) Take(n int64) error {
-	if b.held.Add(n) > b.limit {
-		b.held.Add(-n)
-		return errFull()
+// Refused is the public error of a charge that the ledger has refused; nil stays nil.
+func Refused(err error) error {
+	if full := (*ledger.Full)(nil); errors.As(err, &full) {
+		return refusal(full)
 	}
-	return nil
+	return err
 }
 
-// Give counts n bytes less.
-func (b *Budget) Give(n int64) { b.held.Add(-n) }
+func refusal(full *ledger.Full) *apierror.Error {
+	message := "the memory for request bodies and answers is used up (gateway.max_bodies_bytes)"
+	if full.Kind == ledger.Stream || full.Kind == ledger.Connection {
+		message = "the memory for requests and connections is used up (memory.max_bytes)"
+	}
+	switch full.By {
+	case "tenant":
+		message += ": the tenant holds its share"
+	case "address", "nameless":
+		message += ": the client's address holds its share"
+	}
+	return apierror.New(apierror.Overloaded, message, full, apierror.WithRetryAfter(time.Second))
+}
 
-// force counts n bytes that are in memory already and reports whether the limit holds.
-func (b *Budget) force(n int64) bool { return b.held.Add(n) <= b.limit }
+func errFull() *apierror.Error { return refusal(&ledger.Full{Kind: ledger.Body, By: "process"}) }
 
-func (b *Budget) full() bool { return b.held.Load() >= b.limit }
+// Sender is who an account of a caller is for. A nil caller has shown no credentials.
+func Sender(who *caller.Caller, conn *ledger.Conn, address string) ledger.Sender {
+	s := ledger.Sender{Conn: conn, Address: address}
+	switch {
+	case who == nil:
+		s.Nameless = true
+	case who.By == caller.Open:
+		s.Open = true
+	default:
+		s.Tenant = who.Tenant
+	}
+	return s
+}
 
-func errFull() *apierror.Error {
-	return apierror.New(apierror.Overloaded, "the memory for request bodies is used up (gateway.max_bodies_bytes)", nil, apierror.WithRetryAfter(time.Second))
+// Reserve charges a call, before its answer is made, with the memory that this will take. The charge ends with the call; a handler without a
+// call is charged nothing.
+func Reserve(ctx context.Context, bytes int64) error {
+	c := FromContext(ctx)
+	if c == nil {
+		return nil
+	}
+	return Refused(c.account.TakeSoon(ctx, ledger.Answer, bytes))
 }

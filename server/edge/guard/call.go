@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 )
 
 // Call is one call of a Guard, and the context that it runs in.
@@ -27,8 +28,14 @@ type Call struct {
 	sending  atomic.Int64
 	rejected atomic.Pointer[apierror.Error]
 	// answer sends the call's status; nil until its handler runs.
-	answer atomic.Pointer[statusWriter]
-	held   int64 // bytes counted in the budget; the handler's goroutine alone uses it
+	answer  atomic.Pointer[statusWriter]
+	account ledger.Account
+	in      incoming
+	conn    *ledger.Conn // nil where connections are not counted
+	// before is what had come over the connection when the call began, or when its last message was passed.
+	before atomic.Int64
+	// nameless: the method needs no credentials.
+	nameless bool
 	// live calls receive messages until they end.
 	live atomic.Bool
 
@@ -78,7 +85,7 @@ func (c *Call) reject(e *apierror.Error) {
 	if !c.rejected.CompareAndSwap(nil, e) {
 		return
 	}
-	if w := c.answer.Load(); w != nil && c.receiving.Load() {
+	if w := c.answer.Load(); w != nil && (c.receiving.Load() || c.nameless) {
 		_ = (*w).WriteStatus(e.GRPCStatus()) // the connection may be gone
 	}
 	c.cancel()
@@ -103,27 +110,35 @@ func (c *Call) received(m any) error {
 	if err := noted(m); err != nil {
 		return err
 	}
-	bytes := size(m)
 	if !c.live.Load() {
 		c.receiving.Store(false)
 	}
-	if err := c.guard.budget.Take(int64(bytes)); err != nil {
-		return err
-	}
-	c.held += int64(bytes)
-	return nil
+	return Refused(c.account.Take(ledger.Body, int64(size(m))))
 }
 
 // passed releases the bytes that were counted of messages so far.
 func (c *Call) passed() {
-	c.guard.budget.Give(c.held)
-	c.held = 0
+	c.account.Limit(ledger.Body, 0)
+	if c.conn != nil {
+		c.before.Store(c.conn.Received())
+	}
 }
+
+// arrived is about how much of the call's message has come.
+func (c *Call) arrived() int64 {
+	if c.conn == nil {
+		return 0
+	}
+	return c.conn.Received() - c.before.Load()
+}
+
+// receives reports whether the call's message is still on its way.
+func (c *Call) receives() bool { return c.receiving.Load() && c.Err() == nil }
 
 // end forgets the call. Its context ends with its stream, after the answer was sent.
 func (c *Call) end() {
-	c.passed()
 	c.guard.remove(c)
+	c.account.Close() // it may have been listed no more
 	if c.rejected.Load() != nil {
 		c.guard.shedding.Store(false)
 	}

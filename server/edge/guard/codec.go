@@ -9,6 +9,8 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 )
 
 const (
@@ -18,10 +20,9 @@ const (
 	maxRest = 4 << 20
 )
 
-// codec decodes large messages within the budget. Its Marshal is the usual one.
+// codec decodes large messages within the caller's share. Its Marshal is the usual one, but for large answers.
 type codec struct {
 	encoding.CodecV2
-	budget *Budget
 	// decode reads a message from its bytes, which it must not keep.
 	decode func(wire []byte, into proto.Message) error
 	// whole are the buffers in which messages of several frames are put together.
@@ -30,9 +31,17 @@ type codec struct {
 
 func newCodec(p Params) codec {
 	return codec{
-		encoding.GetCodecV2("proto"), p.Budget, p.Decode,
+		encoding.GetCodecV2("proto"), p.Decode,
 		&sync.Pool{New: func() any { b := make([]byte, smallMessage); return &b }},
 	}
+}
+
+// Marshal implements encoding.CodecV2.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	if large, ok := v.(*outgoing); ok {
+		return large.marshal()
+	}
+	return c.CodecV2.Marshal(v)
 }
 
 // unmarshalSmall decodes a message of at most smallMessage bytes. The pool of the standard codec would take a buffer of 1 MiB for each
@@ -46,9 +55,19 @@ func (c codec) unmarshalSmall(data mem.BufferSlice, m proto.Message) error {
 	return c.decode((*buf)[:data.CopyTo(*buf)], m)
 }
 
+// incoming is a message together with the account that it is charged to.
+type incoming struct {
+	message any
+	account *ledger.Account
+}
+
 // Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	n := data.Len()
+	var account *ledger.Account
+	if in, ok := v.(*incoming); ok {
+		v, account = in.message, in.account
+	}
 	m, ok := v.(proto.Message)
 	switch {
 	case !ok:
@@ -59,10 +78,10 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if n > maxRest && !carriesPrompt(m) {
 		return reject(m, noteTooLarge)
 	}
-	if c.budget.Take(int64(n)) != nil {
+	if account.Take(ledger.Body, int64(n)) != nil {
 		return reject(m, noteNoRoom)
 	}
-	defer c.budget.Give(int64(n))
+	defer account.Give(ledger.Body, int64(n))
 	wire := data.Materialize()
 	if n > maxRest {
 		rest, err := restOf(wire, m)
@@ -76,10 +95,10 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if body, ok := m.(*httpbody.HttpBody); ok && aliasBody(wire, body) {
 		return nil
 	}
-	if c.budget.Take(int64(n)) != nil {
+	if account.Take(ledger.Body, int64(n)) != nil {
 		return reject(m, noteNoRoom)
 	}
-	defer c.budget.Give(int64(n))
+	defer account.Give(ledger.Body, int64(n))
 	return c.decode(wire, m)
 }
 

@@ -5,15 +5,17 @@ import (
 	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 )
 
 // frames is the pool that a grpc.Server reads DATA frames into. It counts the bytes that are out
-// of it in a Budget, and calls over when they exceed it.
+// of it in a Ledger, and calls over when they exceed their share.
 //
 // grpc-go does not return the frames of a call that ends before they were read: those are counted
 // until the garbage collector has freed them, which is as long as they take memory.
 type frames struct {
-	budget *Budget
+	ledger *ledger.Ledger
 	over   func()
 	small  sync.Pool // of slabs of smallFrame bytes
 	large  sync.Pool // of slabs of largeFrame bytes
@@ -41,7 +43,7 @@ func (f *frames) newSlab(size int) *slab {
 	s := &slab{buf: make([]byte, size), lease: &lease{size: int64(size)}}
 	runtime.AddCleanup(s, func(l *lease) {
 		if l.out.Load() {
-			f.budget.Give(l.size)
+			f.ledger.Passed(l.size)
 		}
 	}, s.lease)
 	return s
@@ -64,7 +66,7 @@ func (f *frames) Get(length int) *[]byte {
 	}
 	s.buf = s.buf[:length]
 	s.lease.out.Store(true)
-	if !f.budget.force(s.lease.size) {
+	if !f.ledger.Arrived(s.lease.size) {
 		f.over()
 	}
 	return &s.buf
@@ -74,7 +76,7 @@ func (f *frames) Get(length int) *[]byte {
 func (f *frames) Put(p *[]byte) {
 	s := (*slab)(unsafe.Pointer(p)) // p points to the first field of a slab: Get made it
 	s.lease.out.Store(false)
-	f.budget.Give(s.lease.size)
+	f.ledger.Passed(s.lease.size)
 	switch s.lease.size {
 	case smallFrame:
 		f.small.Put(s)

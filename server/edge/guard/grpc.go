@@ -11,6 +11,7 @@ import (
 	_ "google.golang.org/grpc/encoding/proto" // registers the codec that this one wraps
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -54,17 +55,26 @@ func (noCompression) Do(io.Reader) ([]byte, error) { return note(noteCompressed)
 // Type implements grpc.Decompressor.
 func (noCompression) Type() string { return "gzip" }
 
-// Registrar registers services and watches their calls.
-func (d *Guard) Registrar(to grpc.ServiceRegistrar) grpc.ServiceRegistrar { return registrar{d, to} }
+// Registrar registers services and watches their calls. All services of the server must be registered through it, before it serves.
+func (d *Guard) Registrar(to reflection.GRPCServer) reflection.GRPCServer { return registrar{d, to} }
 
 type registrar struct {
 	guard *Guard
-	to    grpc.ServiceRegistrar
+	to    reflection.GRPCServer
 }
+
+// GetServiceInfo implements reflection.ServiceInfoProvider.
+func (r registrar) GetServiceInfo() map[string]grpc.ServiceInfo { return r.to.GetServiceInfo() }
 
 // RegisterService implements grpc.ServiceRegistrar.
 func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	guarded := *desc
+	for _, m := range desc.Methods {
+		r.guard.registered["/"+desc.ServiceName+"/"+m.MethodName] = true
+	}
+	for _, m := range desc.Streams {
+		r.guard.registered["/"+desc.ServiceName+"/"+m.StreamName] = true
+	}
 	guarded.Methods = make([]grpc.MethodDesc, len(desc.Methods))
 	for i, m := range desc.Methods {
 		guarded.Methods[i] = grpc.MethodDesc{MethodName: m.MethodName, Handler: guardUnary(m.Handler)}
@@ -88,7 +98,8 @@ func guardUnary(handler grpc.MethodHandler) grpc.MethodHandler {
 		c.handled(ctx)
 		var message any
 		out, err := handler(srv, ctx, func(m any) error {
-			if err := decode(m); err != nil {
+			c.in.message = m
+			if err := decode(&c.in); err != nil {
 				return c.reason(err)
 			}
 			message = m
@@ -97,7 +108,10 @@ func guardUnary(handler grpc.MethodHandler) grpc.MethodHandler {
 		if m, ok := message.(proto.Message); ok && c.guard.Done != nil {
 			c.guard.Done(m)
 		}
-		return out, err
+		if err != nil {
+			return out, err
+		}
+		return c.answered(out)
 	}
 }
 
@@ -138,7 +152,8 @@ func (s *stream) RecvMsg(m any) error {
 	if s.live { // the message before this one has been dealt with
 		c.passed()
 	}
-	if err := s.ServerStream.RecvMsg(m); err != nil {
+	c.in.message = m
+	if err := s.ServerStream.RecvMsg(&c.in); err != nil {
 		if errors.Is(err, io.EOF) {
 			c.receiving.Store(false)
 			return err

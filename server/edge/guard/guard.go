@@ -3,17 +3,20 @@ package guard
 import (
 	"context"
 	"log/slog"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 )
 
 // Limits bound what one caller may hold at a gRPC listener.
@@ -34,13 +37,12 @@ type Limits struct {
 	Stall time.Duration
 }
 
-// Params are what a Guard works with. Budget and Known are required.
+// Params are what a Guard works with. Ledger and Known are required.
 type Params struct {
-	Budget *Budget
-	// Known reports the methods that are protected; others (health, reflection) pass.
+	// Ledger counts what calls hold.
+	Ledger *ledger.Ledger
+	// Known reports the methods that need credentials. Of others that are registered (health, reflection), callers get few at once.
 	Known func(method string) bool
-	// Prompts reports the methods that are rejected while the budget is full.
-	Prompts func(method string) bool
 	// Admit identifies the sender of a call, or rejects it. It must not wait. Nil admits all.
 	Admit func(ctx context.Context, method string, md metadata.MD) (*caller.Caller, error)
 	// Decode reads a message from its bytes, which it must not keep; nil is proto.Unmarshal.
@@ -59,9 +61,11 @@ type Guard struct {
 	receive atomic.Int64 // nanoseconds
 	stall   atomic.Int64 // nanoseconds
 	limits  Limits
-	budget  *Budget
+	ledger  *ledger.Ledger
 	frames  *frames
-	metrics *metrics
+	// registered are the methods of all services; it is complete before the server serves.
+	registered map[string]bool
+	metrics    *metrics
 	// tick counts Run's rounds. It begins at 1.
 	tick     atomic.Int64
 	period   time.Duration
@@ -69,6 +73,8 @@ type Guard struct {
 
 	mu    sync.Mutex
 	calls Call // guarded by mu: the head of a ring, the newest call first
+	// answers are the large ones that wait for their clients; guarded by mu.
+	answers map[*waiting]struct{}
 }
 
 // New makes a Guard.
@@ -79,9 +85,9 @@ func New(l Limits, p Params) *Guard {
 	if p.Decode == nil {
 		p.Decode = proto.Unmarshal
 	}
-	d := &Guard{Params: p, limits: l, budget: p.Budget, metrics: newMetrics(p.Meter, p.Budget)}
+	d := &Guard{Params: p, limits: l, ledger: p.Ledger, registered: map[string]bool{}, answers: map[*waiting]struct{}{}, metrics: newMetrics(p.Meter)}
 	d.SetTimes(l.Receive, l.Stall)
-	d.frames = &frames{budget: p.Budget, over: d.shed}
+	d.frames = &frames{ledger: p.Ledger, over: d.shed}
 	d.calls.next, d.calls.prev = &d.calls, &d.calls
 	d.tick.Store(1)
 	d.period = time.Second
@@ -100,22 +106,42 @@ func (d *Guard) SetTimes(receive, stall time.Duration) {
 	d.stall.Store(int64(stall))
 }
 
+// What calls hold: callCost is the fixed cost of one, its goroutine, its buffers and what the client may leave unread. Of methods that
+// need no credentials, a connection has mostNameless calls at once.
+const (
+	callCost     = 48 << 10
+	mostNameless = 8
+)
+
 // tap sees a call's header before anything of its message is kept.
 func (d *Guard) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	if !d.Known(info.FullMethodName) {
-		return ctx, nil
+	known := d.Known(info.FullMethodName)
+	if !known && !d.registered[info.FullMethodName] {
+		return ctx, nil // it is answered at once
 	}
-	c := &Call{guard: d, began: d.tick.Load()}
-	if d.Admit != nil {
+	c := &Call{guard: d, began: d.tick.Load(), nameless: !known}
+	var address string
+	if p, ok := peer.FromContext(ctx); ok {
+		if c.conn = ledger.ConnAt(p.Addr); c.conn == nil {
+			address, _, _ = net.SplitHostPort(p.Addr.String()) // empty for those that have none
+		} else {
+			c.before.Store(c.conn.Received())
+		}
+	}
+	if known && d.Admit != nil {
 		var err error
 		if c.Caller, err = d.Admit(ctx, info.FullMethodName, info.Header); err != nil {
 			return nil, apierror.From(err)
 		}
 	}
-	if d.budget.full() && d.Prompts(info.FullMethodName) {
+	c.in.account = &c.account
+	sender := Sender(c.Caller, c.conn, address)
+	d.ledger.Open(&c.account, sender)
+	if err := d.admit(c, sender); err != nil {
 		d.metrics.count(refusedFull)
-		return nil, errFull()
+		return nil, apierror.From(Refused(err))
 	}
+	c.conn.Begin()
 	c.Context, c.cancel = context.WithCancel(ctx)
 	c.receiving.Store(true)
 	d.mu.Lock()
@@ -124,6 +150,47 @@ func (d *Guard) tap(ctx context.Context, info *tap.Info) (context.Context, error
 	c.prev.next, c.next.prev = c, c
 	d.mu.Unlock()
 	return c, nil
+}
+
+// admit charges the fixed cost of a call. Of calls without credentials, the oldest ones end for a new one.
+func (d *Guard) admit(c *Call, sender ledger.Sender) error {
+	if !c.nameless {
+		if err := c.conn.ProveFor(sender); err != nil {
+			return err
+		}
+		return c.account.Take(ledger.Stream, callCost)
+	}
+	if !c.conn.TakeNameless(mostNameless) {
+		return &ledger.Full{Kind: ledger.Stream, By: "nameless"}
+	}
+	err := c.account.Take(ledger.Stream, callCost)
+	for err != nil && d.endOldestNameless() {
+		err = c.account.Take(ledger.Stream, callCost)
+	}
+	if err != nil {
+		c.conn.GiveNameless()
+	}
+	return err
+}
+
+// endOldestNameless ends the oldest of the calls without credentials, and reports whether there was one.
+func (d *Guard) endOldestNameless() bool {
+	d.mu.Lock()
+	var oldest *Call
+	for c := d.calls.prev; c != &d.calls; c = c.prev {
+		if c.nameless && c.rejected.Load() == nil {
+			oldest = c
+			break
+		}
+	}
+	d.mu.Unlock()
+	if oldest == nil {
+		return false
+	}
+	d.metrics.count(madeRoom)
+	oldest.account.Close() // its goroutine ends soon
+	oldest.reject(refusal(&ledger.Full{Kind: ledger.Stream, By: "nameless"}))
+	return true
 }
 
 func (d *Guard) remove(c *Call) {
@@ -137,10 +204,15 @@ func (d *Guard) unlist(c *Call) {
 		c.listed = false
 		c.prev.next, c.next.prev = c.next, c.prev
 		c.next, c.prev = nil, nil
+		c.account.Close()
+		c.conn.End()
+		if c.nameless {
+			c.conn.GiveNameless()
+		}
 	}
 }
 
-// shed ends the newest of the calls that are being received, when the budget is exceeded, and
+// shed ends one of the calls that are being received, when the messages that arrive take more than their share, and
 // waits for its end before it ends another.
 func (d *Guard) shed() {
 	if !d.shedding.CompareAndSwap(false, true) {
@@ -155,21 +227,56 @@ func (d *Guard) shed() {
 	victim.reject(errFull())
 }
 
-// victim is the newest call that is being received. Live ones go last: they are few, and others'
-// reservations may hang on them.
-func (d *Guard) victim() (live *Call) {
+// victim is the call with the largest message of the party that has the most on its way: a tenant, or a connection without one. Live
+// calls go last: they are few, and others' reservations may hang on them.
+func (d *Guard) victim() *Call {
+	type party struct {
+		conn   *ledger.Conn
+		tenant string
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	arrived := map[*ledger.Conn]int64{} // by connection: what has come since its oldest call began
 	for c := d.calls.next; c != &d.calls; c = c.next {
-		switch {
-		case !c.receiving.Load() || c.Err() != nil:
-		case !c.live.Load():
-			return c
-		case live == nil:
-			live = c
+		if c.receives() {
+			arrived[c.conn] = max(arrived[c.conn], c.arrived())
 		}
 	}
-	return live
+	of := func(c *Call) party {
+		if tenant := c.tenant(); tenant != "" {
+			return party{nil, tenant}
+		}
+		return party{c.conn, ""}
+	}
+	type on struct {
+		party
+		conn *ledger.Conn
+	}
+	sums, seen := map[party]int64{}, map[on]bool{}
+	for c := d.calls.next; c != &d.calls; c = c.next {
+		if p := of(c); c.receives() && !seen[on{p, c.conn}] {
+			seen[on{p, c.conn}] = true
+			sums[p] += arrived[c.conn]
+		}
+	}
+	var worst *Call
+	for c := d.calls.next; c != &d.calls; c = c.next {
+		if c.receives() && (worst == nil || d.worse(c, worst, sums[of(c)], sums[of(worst)])) {
+			worst = c
+		}
+	}
+	return worst
+}
+
+// worse reports whether a is ended before b, whose parties have sums on their way.
+func (d *Guard) worse(a, b *Call, sumA, sumB int64) bool {
+	switch la, lb := a.live.Load(), b.live.Load(); {
+	case la != lb:
+		return lb
+	case sumA != sumB:
+		return sumA > sumB
+	}
+	return a.arrived() > b.arrived() // of equal ones the newest
 }
 
 // Run ends calls that take too long, until ctx ends.
@@ -204,7 +311,16 @@ func (d *Guard) round(now int64) {
 		}
 		c = next
 	}
+	unread, gone := d.stalledAnswersLocked(now, stall)
 	d.mu.Unlock()
+	for _, w := range unread {
+		d.metrics.count(stalledReader)
+		d.Log.Info("a gRPC connection was closed because its client does not read an answer", "tenant", w.tenant)
+		w.end()
+	}
+	for _, w := range append(gone, unread...) {
+		w.done()
+	}
 	d.shedding.Store(false) // a victim without a handler does not reset it
 	for _, c := range slow {
 		d.metrics.count(slowSender)

@@ -16,7 +16,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 )
+
+func newLedger(bytes int64) *ledger.Ledger {
+	return ledger.New(ledger.Config{Bytes: bytes, Places: 1 << 20}, nil)
+}
 
 func TestLocalHost(t *testing.T) {
 	for host, want := range map[string]bool{
@@ -43,17 +48,17 @@ func TestLocalHost(t *testing.T) {
 
 // Frames that grpc-go drops are counted until they are freed, and not longer.
 func TestDroppedFramesAreGivenBack(t *testing.T) {
-	b := NewBudget(1 << 20)
+	b := newLedger(1 << 20)
 	over := 0
-	f := &frames{budget: b, over: func() { over++ }}
+	f := &frames{ledger: b, over: func() { over++ }}
 	p := f.Get(10_000)
-	if b.held.Load() != largeFrame {
-		t.Errorf("%d bytes counted", b.held.Load())
+	if b.Held(ledger.Body) != largeFrame {
+		t.Errorf("%d bytes counted", b.Held(ledger.Body))
 	}
 	*p = (*p)[:5]
 	f.Put(p)
-	if b.held.Load() != 0 {
-		t.Errorf("%d bytes counted of a frame that was put back", b.held.Load())
+	if b.Held(ledger.Body) != 0 {
+		t.Errorf("%d bytes counted of a frame that was put back", b.Held(ledger.Body))
 	}
 	for range 100 {
 		f.Get(largeFrame)
@@ -61,39 +66,44 @@ func TestDroppedFramesAreGivenBack(t *testing.T) {
 	if over == 0 {
 		t.Error("the budget was exceeded, and over was not called")
 	}
-	for deadline := time.Now().Add(10 * time.Second); b.held.Load() > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); b.Held(ledger.Body) > 0; time.Sleep(time.Millisecond) {
 		runtime.GC()
 		if time.Now().After(deadline) {
-			t.Fatalf("%d bytes are counted for ever", b.held.Load())
+			t.Fatalf("%d bytes are counted for ever", b.Held(ledger.Body))
 		}
 	}
 }
 
 func TestLargeBodiesAreDecodedWithoutACopy(t *testing.T) {
-	b := NewBudget(1 << 30)
-	c := newCodec(Params{Budget: b, Decode: proto.Unmarshal})
+	b := newLedger(1 << 30)
+	c := newCodec(Params{Decode: proto.Unmarshal})
+	var own ledger.Account
+	b.Open(&own, ledger.Sender{Tenant: "a"})
 	want := &httpbody.HttpBody{ContentType: "application/json", Data: []byte(strings.Repeat("a", 200_000))}
 	wire, err := proto.Marshal(want)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := &httpbody.HttpBody{}
-	if err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, got); err != nil || !proto.Equal(got, want) || noted(got) != nil {
+	if err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, &incoming{got, &own}); err != nil || !proto.Equal(got, want) || noted(got) != nil {
 		t.Errorf("%v, equal %t", err, proto.Equal(got, want))
 	}
-	if b.held.Load() != 0 {
-		t.Errorf("%d bytes are still counted", b.held.Load())
+	if b.Held(ledger.Body) != 0 {
+		t.Errorf("%d bytes are still counted", b.Held(ledger.Body))
 	}
-	full := newCodec(Params{Budget: NewBudget(10), Decode: proto.Unmarshal})
-	if err := full.Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, got); err != nil || noted(got) == nil {
+	var account ledger.Account
+	newLedger(10).Open(&account, ledger.Sender{Tenant: "a"})
+	if err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, &incoming{got, &account}); err != nil || noted(got) == nil {
 		t.Errorf("a body beyond the budget: %v, noted %v", err, noted(got))
 	}
 }
 
 // A message of several frames is put together in a buffer that the next one uses again.
 func TestMessagesOfSeveralFramesAreDecoded(t *testing.T) {
-	b := NewBudget(1 << 30)
-	c := newCodec(Params{Budget: b, Decode: proto.Unmarshal})
+	b := newLedger(1 << 30)
+	c := newCodec(Params{Decode: proto.Unmarshal})
+	var own ledger.Account
+	b.Open(&own, ledger.Sender{Tenant: "a"})
 	for _, size := range []int{0, 1, 20_000, 32_768, 33_000, smallMessage - 100, smallMessage + 100} {
 		for _, letter := range []string{"a", "b"} {
 			want := &httpbody.HttpBody{ContentType: letter, Data: []byte(strings.Repeat(letter, size))}
@@ -106,20 +116,20 @@ func TestMessagesOfSeveralFramesAreDecoded(t *testing.T) {
 				data = append(data, mem.SliceBuffer(frame))
 			}
 			got := &httpbody.HttpBody{}
-			if err := c.Unmarshal(data, got); err != nil || !proto.Equal(got, want) {
+			if err := c.Unmarshal(data, &incoming{got, &own}); err != nil || !proto.Equal(got, want) {
 				t.Errorf("%d bytes of %s: %v, equal %t", size, letter, err, proto.Equal(got, want))
 			}
 		}
 	}
-	if b.held.Load() != 0 {
-		t.Errorf("%d bytes are still counted", b.held.Load())
+	if b.Held(ledger.Body) != 0 {
+		t.Errorf("%d bytes are still counted", b.Held(ledger.Body))
 	}
 }
 
 // A call that sends for too long, and one that reads nothing, end; one that does neither goes on.
 func TestRoundsEndCallsThatTakeTooLong(t *testing.T) {
 	d := New(Limits{Receive: 8 * time.Second, Stall: 16 * time.Second}, Params{
-		Budget: NewBudget(1 << 20), Known: func(string) bool { return true }, Prompts: func(string) bool { return true },
+		Ledger: newLedger(1 << 20), Known: func(string) bool { return true },
 		Admit: func(context.Context, string, metadata.MD) (*caller.Caller, error) {
 			return &caller.Caller{Tenant: "team-a"}, nil
 		},

@@ -15,6 +15,7 @@ const (
 	refusedFull ending = iota
 	slowSender
 	stalledReader
+	madeRoom
 	endings // how many there are
 )
 
@@ -26,6 +27,8 @@ func (e ending) String() string {
 		return "slow_sender"
 	case stalledReader:
 		return "stalled_reader"
+	case madeRoom:
+		return "made_room"
 	case endings:
 	}
 	return "unknown"
@@ -36,15 +39,13 @@ type metrics struct {
 	reasons [endings]metric.MeasurementOption
 }
 
-func newMetrics(provider metric.MeterProvider, b *Budget) *metrics {
+func newMetrics(provider metric.MeterProvider) *metrics {
 	s := instruments.New(provider, "server/edge/guard")
 	m := &metrics{}
 	for e := range endings {
 		m.reasons[e] = instruments.Label("reason", e.String())
 	}
 	m.ended = s.CounterBy("kvpilot.guard.ended_calls", "{call}", "gRPC calls that were rejected or ended to keep memory and streams within their bounds, by reason.", m.reasons[:]...)
-	held := s.ObservedGauge("kvpilot.guard.body_bytes", "By", "Bytes of request bodies in memory, REST and gRPC together.")
-	s.Observe(func(o metric.Observer) { o.ObserveInt64(held, b.held.Load()) })
 	return m
 }
 

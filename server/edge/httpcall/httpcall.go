@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
@@ -26,6 +27,8 @@ type Call struct {
 	Answer router.Sink
 	// Upgrade makes a WebSocket of the client's connection; nil when the client does not ask for one.
 	Upgrade router.Upgrade
+	// Account is what the request is charged to; nil when nothing is counted.
+	Account *ledger.Account
 	// Mistakes are the messages of a stream that could not be read and came empty; nil for other calls.
 	Mistakes *Mistakes
 	// Live ends a stream of messages that is still being read; nil for other calls.

@@ -21,7 +21,7 @@ type Config struct {
 	// memory limit of a container), or without one three quarters of the machine's memory. The Go runtime collects garbage
 	// to stay below nine tenths of it (GOMEMLIMIT, if set, is used instead), and larger limits of parts are lowered:
 	// kvindex.max_bytes to three eighths, gateway.max_bodies_bytes to a quarter, tokenizer.cache_bytes and tokenizer.held_bytes to
-	// an eighth each.
+	// an eighth each. Streams and connections of callers take a sixth of it at most.
 	MaxBytes int64 `yaml:"max_bytes"`
 }
 

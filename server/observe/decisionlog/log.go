@@ -1,6 +1,7 @@
 package decisionlog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -204,12 +205,32 @@ type Filter struct {
 	Of string
 	// Ends lets only decisions through that ended so.
 	Ends []decision.End
+	// Older lets only decisions through that are behind this place in the order of lists; the zero Place lets all through.
+	Older Place
 	// SlowerThan, if above zero, lets only decisions through whose first token took longer, or that have had none for so long.
 	SlowerThan time.Duration
 }
 
+// Place is where a decision stands in a list: by its time, the newest first, then by id and attempt.
+type Place struct {
+	At      time.Time
+	ID      string
+	Attempt int
+}
+
+// placeOf returns a decision's place.
+func placeOf(d *decision.Decision) Place { return Place{d.At, d.ID, d.Attempt} }
+
+// Behind reports whether p comes later in a list than q, which is what the older of two does.
+func (p Place) Behind(q Place) bool {
+	return cmp.Or(p.At.Compare(q.At), cmp.Compare(p.ID, q.ID), cmp.Compare(p.Attempt, q.Attempt)) < 0
+}
+
 func (f Filter) lets(e Entry, now time.Time) bool {
 	d := e.Decision
+	if !f.Older.At.IsZero() && !placeOf(d).Behind(f.Older) {
+		return false
+	}
 	if f.Own && d.Tenant != f.Tenant || f.Model != "" && d.Model != f.Model || f.Of != "" && d.Tenant != f.Of {
 		return false
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/peers/refusals"
 )
 
@@ -57,6 +58,8 @@ func (w *watched) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo
 	secure, info, err := w.TransportCredentials.ServerHandshake(conn)
 	if err != nil {
 		w.record(conn.RemoteAddr(), err)
+	} else {
+		ledger.Unwrap(conn).Prove()
 	}
 	return secure, info, err
 }

@@ -10,7 +10,6 @@ import (
 
 	"buf.build/go/protovalidate"
 	"go.opentelemetry.io/otel/metric"
-	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
@@ -23,10 +22,9 @@ import (
 const (
 	// introduction bounds the time until both ends have said their ids.
 	introduction = 5 * time.Second
-	// maxMessage bounds a message of the contract, maxStreams the calls of one connection, maxConnections those of all routers.
-	maxMessage     = 16 << 20
-	maxStreams     = 256
-	maxConnections = 1024
+	// maxMessage bounds a message of the contract, maxStreams the calls of one connection.
+	maxMessage = 16 << 20
+	maxStreams = 256
 	// window is how much a peer may send ahead of what is read.
 	window = 1 << 20
 
@@ -110,7 +108,7 @@ func New(p Params) (*Links, error) {
 	return l, nil
 }
 
-// Run serves PeerService on listener and keeps the links to the members, until ctx ends. It closes listener.
+// Run serves PeerService on listener, whose owner bounds its connections, and keeps the links to the members, until ctx ends. It closes listener.
 func (l *Links) Run(ctx context.Context, listener net.Listener) error {
 	server := grpc.NewServer(
 		grpc.Creds(l.params.Identity.Server(l.params.Refused)), grpc.ForceServerCodecV2(l.metrics.codec()), grpc.WaitForHandlers(true),
@@ -125,7 +123,7 @@ func (l *Links) Run(ctx context.Context, listener net.Listener) error {
 	}
 	within, cancel := context.WithCancel(ctx)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(netutil.LimitListener(listener, maxConnections)) }()
+	go func() { served <- server.Serve(listener) }()
 	l.mu.Lock()
 	l.begin = func(o *outlet) context.CancelFunc {
 		ctx, cancel := context.WithCancel(within)

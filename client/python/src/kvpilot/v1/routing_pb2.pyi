@@ -174,7 +174,7 @@ class ExplainDecisionResponse(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[_decision_pb2.Decision, _Mapping]]] = ...) -> None: ...
 
 class ListDecisionsRequest(_message.Message):
-    __slots__ = ("model", "replica_id", "limit", "only_chosen", "tenant", "ends", "slower_than")
+    __slots__ = ("model", "replica_id", "limit", "only_chosen", "tenant", "ends", "slower_than", "page_size", "page_token")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,8 @@ class ListDecisionsRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     SLOWER_THAN_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model: str
     replica_id: str
     limit: int
@@ -189,15 +191,19 @@ class ListDecisionsRequest(_message.Message):
     tenant: str
     ends: _containers.RepeatedScalarFieldContainer[_decision_pb2.End]
     slower_than: _duration_pb2.Duration
-    def __init__(self, model: _Optional[str] = ..., replica_id: _Optional[str] = ..., limit: _Optional[int] = ..., only_chosen: bool = ..., tenant: _Optional[str] = ..., ends: _Optional[_Iterable[_Union[_decision_pb2.End, str]]] = ..., slower_than: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    page_size: int
+    page_token: str
+    def __init__(self, model: _Optional[str] = ..., replica_id: _Optional[str] = ..., limit: _Optional[int] = ..., only_chosen: bool = ..., tenant: _Optional[str] = ..., ends: _Optional[_Iterable[_Union[_decision_pb2.End, str]]] = ..., slower_than: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListDecisionsResponse(_message.Message):
-    __slots__ = ("decisions", "unanswered")
+    __slots__ = ("decisions", "unanswered", "next_page_token")
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     UNANSWERED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     decisions: _containers.RepeatedCompositeFieldContainer[_decision_pb2.Decision]
     unanswered: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, decisions: _Optional[_Iterable[_Union[_decision_pb2.Decision, _Mapping]]] = ..., unanswered: _Optional[_Iterable[str]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, decisions: _Optional[_Iterable[_Union[_decision_pb2.Decision, _Mapping]]] = ..., unanswered: _Optional[_Iterable[str]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class WatchDecisionsRequest(_message.Message):
     __slots__ = ("model", "replica_id", "only_chosen")

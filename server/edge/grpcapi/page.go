@@ -1,0 +1,116 @@
+package grpcapi
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/edge/guard"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
+	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
+)
+
+const (
+	// mostList bounds the decisions of one answer, and mostListBytes their size, of which one decision may be more.
+	mostList      = 100
+	mostListBytes = 1 << 20
+	// disorder is how many decisions more are looked at: requests are recorded almost in the order of their times.
+	disorder = 32
+	// listMemory is what the answer of a list takes while it is made, and answerMemory that of a smaller one.
+	listMemory   = 3 * mostListBytes
+	answerMemory = 1 << 20
+)
+
+// hold charges a call, before its answer is made, with the memory that this takes.
+func (a *API) hold(ctx context.Context, bytes int64) error {
+	if e := httpcall.From(ctx); e != nil {
+		return guard.Refused(e.Account.TakeSoon(ctx, ledger.Answer, bytes))
+	}
+	return guard.Reserve(ctx, bytes)
+}
+
+// page is one answer of a list.
+type page struct {
+	size  int
+	older decisionlog.Place
+	// end is the last place that the page may have: behind it, decisions of another router are missing. Zero: any.
+	end decisionlog.Place
+}
+
+// endAt ends the page at a place, unless it ends before.
+func (p *page) endAt(at decisionlog.Place) {
+	if p.end.At.IsZero() || p.end.Behind(at) {
+		p.end = at
+	}
+}
+
+// pageOf reads which page a request wants.
+func pageOf(in *kvpilotv1.ListDecisionsRequest) (page, error) {
+	p := page{size: mostList}
+	for _, bound := range []uint32{in.GetLimit(), in.GetPageSize()} {
+		if bound > 0 {
+			p.size = min(p.size, int(bound))
+		}
+	}
+	if in.GetPageToken() == "" {
+		return p, nil
+	}
+	text, err := base64.RawURLEncoding.DecodeString(in.GetPageToken())
+	if err == nil {
+		err = json.Unmarshal(text, &p.older)
+	}
+	if err != nil || p.older.At.IsZero() {
+		return p, apierror.New(apierror.InvalidBody, "page_token: must be the next_page_token of another answer, or empty", err, apierror.WithParam("page_token"))
+	}
+	return p, nil
+}
+
+// placeOf is a record's place in a list.
+func placeOf(d *kvpilotv1.Decision) decisionlog.Place {
+	return decisionlog.Place{At: d.GetTime().AsTime(), ID: d.GetDecisionId(), Attempt: int(d.GetAttempt())}
+}
+
+// cut sorts the decisions, keeps those of the page, and sets the token of the next one.
+func (p page) cut(out *kvpilotv1.ListDecisionsResponse) {
+	list := out.GetDecisions()
+	if !p.older.At.IsZero() { // a router of an older version knows no pages
+		list = slices.DeleteFunc(list, func(d *kvpilotv1.Decision) bool { return !placeOf(d).Behind(p.older) })
+	}
+	slices.SortFunc(list, func(a, b *kvpilotv1.Decision) int {
+		switch pa, pb := placeOf(a), placeOf(b); {
+		case pb.Behind(pa):
+			return -1
+		case pa.Behind(pb):
+			return 1
+		}
+		return 0
+	})
+	n, bytes := 0, 0
+	for n < min(len(list), p.size) {
+		if !p.end.At.IsZero() && placeOf(list[n]).Behind(p.end) {
+			break
+		}
+		bytes += proto.Size(list[n])
+		if n > 0 && bytes > mostListBytes {
+			break
+		}
+		n++
+	}
+	out.Decisions = list[:n]
+	if n == 0 || n == len(list) && p.end.At.IsZero() {
+		return
+	}
+	clear(list[n:])
+	last := placeOf(out.Decisions[n-1])
+	text, err := json.Marshal(decisionlog.Place{At: last.At.UTC().Round(time.Duration(0)), ID: last.ID, Attempt: last.Attempt})
+	if err == nil { // it is plain data
+		out.NextPageToken = base64.RawURLEncoding.EncodeToString(text)
+	}
+}
