@@ -101,11 +101,11 @@ bench-smoke: ## run every Go benchmark once, to see that it still works
 	grep -vE '^(ok|\?|PASS|goos|goarch|pkg|cpu)' .bench.out; rm -f .bench.out; exit $$status
 
 .PHONY: test-haproxy test-nginx conformance bench-stream bench-proxies bench-cost
-test-haproxy: ## run deploy/haproxy with a real HAProxy, when one is installed
-	$(GO) test -count=1 -timeout 300s -v -run HAProxy ./test/direct
+test-haproxy: build ## run deploy/haproxy with a real HAProxy, when one is installed; with CI=true it must be
+	DIRECT_BINARY="$$PWD/bin/kvpilot" $(GO) test -count=1 -timeout 300s -v -run HAProxy ./test/direct
 
-test-nginx: ## run deploy/nginx with a real nginx and njs, when both are installed
-	$(GO) test -count=1 -timeout 300s -v -run Nginx ./test/direct
+test-nginx: build ## run deploy/nginx with a real nginx and njs, when both are installed; with CI=true they must be
+	DIRECT_BINARY="$$PWD/bin/kvpilot" $(GO) test -count=1 -timeout 300s -v -run Nginx ./test/direct
 
 conformance: ## compare the official SDKs' answers through kvpilot and from a replica directly
 	$(GO) test -count=1 -timeout 600s -v ./test/conformance

@@ -6,23 +6,26 @@
 --   filter               lua.kvpilot              reports the first token and the end, also of a request whose client left
 --   http-after-response  set-var(txn.kvpilot_status) status
 -- Environment of HAProxy:
---   KVPILOT_URL         where kvpilot's REST surface is (default http://127.0.0.1:8080)
---   KVPILOT_API_KEY     the key for reports, when kvpilot requires keys, with the roles route and gateway; the choice is asked for with the
---                       client's own
+--   KVPILOT_ASK         the frontend of this HAProxy that leads to kvpilot (haproxy.cfg has a default)
+--   KVPILOT_API_KEY     the proxy's own key, when kvpilot requires keys, with the roles route and gateway. Clients' keys then need
+--                       the role infer only; without it a client's own key is used for the choice and needs the role route
 --   KVPILOT_TIMEOUT_MS  how long a request may wait for its choice (default 600000, as kvpilot's chooser.queue.max_wait)
 --   KVPILOT_LEASE_MS    how soon the bookings of a HAProxy that died end by themselves (default 6000)
 
-local base = os.getenv("KVPILOT_URL") or "http://127.0.0.1:8080"
+local ask = os.getenv("KVPILOT_ASK") or "abns@kvpilot-ask"
 local key = os.getenv("KVPILOT_API_KEY")
+if key == "" then
+  key = nil
+end
 local timeout = tonumber(os.getenv("KVPILOT_TIMEOUT_MS") or "600000")
 local lease = tonumber(os.getenv("KVPILOT_LEASE_MS") or "6000")
 
 -- How long a report may take; what is lost is made up for by the next one, or by the lease.
 local report_timeout = 5000
 
--- The client's headers that kvpilot reads.
+-- The client's headers that kvpilot reads, apart from its credentials.
 local passed = {
-  "authorization", "x-api-key", "x-request-id", "x-vllm-priority", "traceparent",
+  "x-request-id", "x-vllm-priority", "traceparent",
   "x-kvpilot-policy", "x-kvpilot-weights", "x-kvpilot-allow", "x-kvpilot-deny", "x-kvpilot-pin",
   -- Targets.
   "x-kvpilot-ttft-ms", "x-kvpilot-tpot-ms", "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "x-slo-ttft-ms", "x-slo-tpot-ms",
@@ -36,28 +39,29 @@ local passed = {
 -- number of tokens.
 local live = {}
 local owners = {} -- the tenant of each booking
-local owners = {} -- the tenant of each
 
 local function text(answer, name)
   return answer:match('"' .. name .. '"%s*:%s*"([^"\\]*)"')
 end
 
--- refuse ends the request with an answer in OpenAI's shape.
-local function refuse(txn, status, reason, message)
-  local reply = txn:reply({ status = status, reason = reason })
+-- refuse ends the request with an answer in the API's form.
+local function refuse(txn, message)
+  local reply = txn:reply({ status = 503, reason = "Service Unavailable" })
   reply:add_header("content-type", "application/json")
-  reply:add_header("x-kvpilot-reason", "router_unreachable")
-  if status == 503 then
-    reply:add_header("retry-after", "1")
+  reply:add_header("x-kvpilot-reason", "ROUTER_UNREACHABLE")
+  reply:add_header("retry-after", "1")
+  if txn.sf:path():find("/v1/messages", 1, true) == 1 then
+    reply:set_body('{"type":"error","error":{"type":"overloaded_error","message":"' .. message .. '"}}')
+  else
+    reply:set_body('{"error":{"message":"' .. message .. '","type":"server_error","param":null,"code":"router_unreachable"}}')
   end
-  reply:set_body('{"error":{"message":"' .. message .. '","type":"server_error","param":null,"code":"router_unreachable"}}')
   txn:done(reply)
 end
 
 -- pass ends the request with kvpilot's own answer: its status and body reach the client.
 local function pass(txn, res)
   local reply = txn:reply({ status = res.status })
-  for _, name in ipairs({ "content-type", "retry-after", "x-request-id", "x-kvpilot-reason" }) do
+  for _, name in ipairs({ "content-type", "retry-after", "retry-after-ms", "www-authenticate", "x-request-id", "x-kvpilot-reason" }) do
     if res.headers and res.headers[name] then
       for _, value in pairs(res.headers[name]) do
         reply:add_header(name, value)
@@ -66,6 +70,20 @@ local function pass(txn, res)
   end
   reply:set_body(res.body or "")
   txn:done(reply)
+end
+
+-- identify adds the credentials to the headers of a question: the proxy's own, which shows the client's, or the client's alone.
+local function identify(txn, headers)
+  local authorization, client = txn.sf:req_hdr("authorization") or "", txn.sf:req_hdr("x-api-key") or ""
+  local bearer = authorization:lower():find("bearer ", 1, true) == 1
+  if key then
+    headers["authorization"] = { "Bearer " .. key }
+    headers["x-kvpilot-client-credential"] = { bearer and authorization or "Bearer " .. client }
+  elseif bearer then
+    headers["authorization"] = { authorization }
+  elseif client ~= "" then
+    headers["x-api-key"] = { client }
+  end
 end
 
 core.register_action("kvpilot_choose", { "http-req" }, function(txn)
@@ -77,24 +95,24 @@ core.register_action("kvpilot_choose", { "http-req" }, function(txn)
       headers[name] = { value }
     end
   end
+  identify(txn, headers)
   local whole = tonumber(txn.sf:req_hdr("content-length") or "")
   if not whole then -- it comes in chunks: what is here may be its beginning
     headers["x-body-truncated"] = { tostring(#body) }
   elseif #body < whole then
     headers["x-body-truncated"] = { #body .. "/" .. whole }
   end
-  local client = core.httpclient()
-  local res = client:post({ url = base .. "/v1/route:choose", headers = headers, body = body, timeout = timeout })
+  local res = core.httpclient():post({ url = "http://localhost/v1/route:choose", dst = ask, headers = headers, body = body, timeout = timeout })
   local kind = res and res.headers and res.headers["content-type"] and res.headers["content-type"][0] or ""
-  if not res or not res.status or not kind:find("application/json", 1, true) then -- HAProxy's own error: there was no answer
-    return refuse(txn, 503, "Service Unavailable", "the router cannot be reached")
+  if not res or not res.status or not kind:find("application/json", 1, true) then
+    return refuse(txn, "the router cannot be reached")
   end
   if res.status ~= 200 then
     return pass(txn, res)
   end
   local host, port = text(res.body, "host"), res.body:match('"port"%s*:%s*(%d+)')
   if not host or not port then
-    return refuse(txn, 503, "Service Unavailable", "the router's answer cannot be read")
+    return refuse(txn, "the router's answer cannot be read")
   end
   txn:set_var("txn.kvpilot_host", host)
   txn:set_var("txn.kvpilot_port", tonumber(port))
@@ -122,7 +140,7 @@ local function post(path, body, owner)
       headers["x-kvpilot-tenant"] = { owner }
     end
   end
-  core.httpclient():post({ url = base .. path, headers = headers, body = body, timeout = report_timeout })
+  core.httpclient():post({ url = "http://localhost" .. path, dst = ask, headers = headers, body = body, timeout = report_timeout })
 end
 
 -- report sends a report on a booking to kvpilot, asynchronously.
@@ -175,7 +193,7 @@ Life.flags = filter.FLT_CFG_FL_HTX
 Life.__index = Life
 
 function Life:new()
-  return setmetatable({ streamed = false, complete = false }, Life)
+  return setmetatable({ streamed = false, complete = false, left = false }, Life)
 end
 
 function Life:start_analyze(txn, chn)
@@ -224,6 +242,7 @@ end
 
 -- Every way out ends here: a client that left, a replica that could not be reached or died, a timeout.
 function Life:end_analyze(txn, chn)
+  self.left = self.left or not chn:is_resp() and not chn:may_recv()
   self:release(txn)
 end
 
@@ -233,11 +252,16 @@ function Life:release(txn)
     return
   end
   live[reservation] = nil
-  local how = "END_CANCELED"
-  if self.complete then
-    how = "END_COMPLETED"
-  elseif (txn:get_var("txn.kvpilot_status") or 0) >= 500 then
+  local how = "END_FAILED" -- the replica ended an answer that is not whole
+  local status = txn:get_var("txn.kvpilot_status") or 0
+  if status >= 500 then
     how = "END_FAILED"
+  elseif status >= 400 then
+    how = "END_REJECTED"
+  elseif self.complete then
+    how = "END_COMPLETED"
+  elseif self.left then
+    how = "END_CANCELED"
   end
   report(reservation, "release", '{"end":"' .. how .. '"}')
   owners[reservation] = nil

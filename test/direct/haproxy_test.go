@@ -19,13 +19,29 @@ func (haproxy) program(t *testing.T) string {
 	return find(t, "haproxy", "apt install haproxy")
 }
 
-func (p haproxy) start(t *testing.T, router string, o proxyOptions) string {
+func (p haproxy) start(t *testing.T, o proxyOptions, routers ...string) string {
 	t.Helper()
-	name, address := p.program(t), freeAddress(t)
-	dir := deployed(t, "haproxy")
-	cmd := exec.CommandContext(t.Context(), name, "-db", "-f", filepath.Join(dir, "haproxy.cfg"))
-	cmd.Env = append(os.Environ(), "KVPILOT_URL=http://"+router, "KVPILOT_ADDRESS="+router, "KVPILOT_BIND="+address,
-		"KVPILOT_LUA="+filepath.Join(dir, "kvpilot.lua"), "KVPILOT_API_KEY="+o.key)
+	name, address, dir := p.program(t), freeAddress(t), t.TempDir()
+	text, err := os.ReadFile(filepath.Join(deployed(t, "haproxy"), "haproxy.cfg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := string(text)
+	if o.cert != "" { // as the comment below this line says
+		pem := filepath.Join(dir, "api.pem")
+		join(t, pem, o.cert, o.certKey)
+		config = replaced(t, config, `bind "${KVPILOT_BIND}"`, `bind "${KVPILOT_BIND}" ssl crt `+pem+` alpn h2,http/1.1`)
+	}
+	file := filepath.Join(dir, "haproxy.cfg")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), name, "-db", "-f", file)
+	cmd.Env = append(os.Environ(), "KVPILOT_BIND="+address, "KVPILOT_ASK=abns@kvpilot-"+address,
+		"KVPILOT_LUA="+filepath.Join(deployed(t, "haproxy"), "kvpilot.lua"), "KVPILOT_API_KEY="+o.key)
+	for i, router := range routers {
+		cmd.Env = append(cmd.Env, []string{"KVPILOT_ADDRESS=", "KVPILOT_ADDRESS_2=", "KVPILOT_ADDRESS_3="}[i]+router)
+	}
 	if o.lease > 0 {
 		cmd.Env = append(cmd.Env, "KVPILOT_LEASE_MS="+strconv.FormatInt(o.lease.Milliseconds(), 10))
 	}
@@ -44,7 +60,7 @@ func TestHAProxyKeepsBookingsAlive(t *testing.T) {
 		t.Skip("an answer of some seconds")
 	}
 	s := startStack(t, 1)
-	url := haproxy{}.start(t, s.HTTP, proxyOptions{lease: 9 * time.Second})
+	url := haproxy{}.start(t, proxyOptions{lease: 9 * time.Second}, s.HTTP)
 	slow(t, s, time.Minute)
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()

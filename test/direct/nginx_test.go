@@ -25,11 +25,11 @@ func (nginx) program(t *testing.T) (name, module string) {
 			return name, module
 		}
 	}
-	t.Skip("nginx has no njs (Debian: apt install libnginx-mod-http-js)")
+	lacking(t, "nginx has no njs (Debian: apt install libnginx-mod-http-js)")
 	return "", ""
 }
 
-func (p nginx) start(t *testing.T, router string, _ proxyOptions) string {
+func (p nginx) start(t *testing.T, o proxyOptions, routers ...string) string {
 	t.Helper()
 	name, module := p.program(t)
 	address, dir := freeAddress(t), t.TempDir()
@@ -37,16 +37,20 @@ func (p nginx) start(t *testing.T, router string, _ proxyOptions) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What an installation changes: where things are.
-	conf := string(text)
-	for from, to := range map[string]string{
-		"server 127.0.0.1:8080;": "server " + router + ";", "listen 8000;": "listen " + address + ";",
-		"/etc/nginx/conf.d/kvpilot.js": filepath.Join(deployed(t, "nginx"), "kvpilot.js"),
-	} {
-		if !strings.Contains(conf, from) {
-			t.Fatalf("kvpilot.conf does not say %q", from)
-		}
-		conf = strings.ReplaceAll(conf, from, to)
+	// What an installation changes: where things are, the certificate, the key.
+	var servers strings.Builder
+	for _, router := range routers {
+		fmt.Fprintf(&servers, "server %s max_fails=0;\n", router)
+	}
+	listen := "listen " + address + ";"
+	if o.cert != "" {
+		listen = fmt.Sprintf("listen %s ssl http2; ssl_certificate %s; ssl_certificate_key %s;", address, o.cert, o.certKey)
+	}
+	conf := replaced(t, string(text), "server 127.0.0.1:8080 max_fails=0;", servers.String())
+	conf = replaced(t, conf, "listen 8000;", listen)
+	conf = replaced(t, conf, "/etc/nginx/conf.d/kvpilot.js", filepath.Join(deployed(t, "nginx"), "kvpilot.js"))
+	if o.key != "" {
+		conf = replaced(t, conf, `default "";`, fmt.Sprintf(`default "Bearer %s";`, o.key))
 	}
 	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
 		conf += fmt.Sprintf("%s_temp_path %s;\n", kind, filepath.Join(dir, kind))

@@ -131,6 +131,16 @@ func (c *Caller) For(tenant string) *Caller {
 	return &Caller{Tenant: tenant, Name: c.Name, Roles: c.Roles & onBehalf, By: c.By}
 }
 
+// Lend is the caller as a gateway that acts for a client whose credential it has shown. The client may do what both may, and
+// ask for replicas: for that, the gateway's role counts.
+func (c *Caller) Lend(client *Caller) *Caller {
+	has := client.Roles
+	if has&Admin != 0 {
+		has |= Any
+	}
+	return &Caller{Tenant: client.Tenant, Name: client.Name, Roles: c.Roles & onBehalf & (has | Route), By: client.By}
+}
+
 // maxTenant bounds the name of a tenant in bytes.
 const maxTenant = 128
 

@@ -74,3 +74,22 @@ func TestCheckTenant(t *testing.T) {
 		}
 	}
 }
+
+func TestAGatewayLendsItsClientsTheRoleRoute(t *testing.T) {
+	proxy := &caller.Caller{Tenant: "edge", Name: "proxy", Roles: caller.Gateway | caller.Route}
+	all := &caller.Caller{Tenant: "edge", Roles: caller.Gateway | caller.Route | caller.Infer | caller.Admin}
+	for name, tc := range map[string]struct {
+		gateway      *caller.Caller
+		client, want caller.Roles
+	}{
+		"infer, through a proxy that routes":  {proxy, caller.Infer, caller.Route},
+		"infer, through one that may do more": {all, caller.Infer, caller.Infer | caller.Route},
+		"an operator":                         {all, caller.Admin, caller.Infer | caller.Route},
+		"a gateway without roles":             {&caller.Caller{Roles: caller.Gateway}, caller.Default, 0},
+	} {
+		got := tc.gateway.Lend(&caller.Caller{Tenant: "team", Name: "ci", Roles: tc.client, By: caller.ByToken})
+		if got.Roles != tc.want || got.Tenant != "team" || got.Name != "ci" || got.By != caller.ByToken {
+			t.Errorf("%s: %+v, want roles %v", name, got, tc.want)
+		}
+	}
+}

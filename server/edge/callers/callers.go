@@ -149,8 +149,8 @@ func (cs *Callers) Open() bool { return cs.set.Load().open }
 type Credentials struct {
 	// Key is the header X-Api-Key, Authorization the header of that name, which counts before it.
 	Key, Authorization string
-	// Tenant is the header that gateways send.
-	Tenant string
+	// Tenant and Client are the headers that gateways send: the tenant's name, or the credential of the gateway's client.
+	Tenant, Client string
 	// TLS is the connection's state; nil without TLS.
 	TLS *tls.ConnectionState
 }
@@ -166,7 +166,11 @@ func (cs *Callers) Identify(c Credentials) (*caller.Caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.Tenant != "" && who.Roles&caller.Gateway != 0 {
+	switch {
+	case who.Roles&caller.Gateway == 0:
+	case c.Client != "":
+		return s.lend(who, c.Client, now)
+	case c.Tenant != "":
 		return actFor(who, c.Tenant)
 	}
 	return who, nil

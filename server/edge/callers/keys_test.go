@@ -75,6 +75,9 @@ func TestKeysOfAFile(t *testing.T) {
 		{"a gateway for itself", bearer("gateway-key"), caller.Caller{Tenant: "edge", Name: "edge", Roles: caller.Infer | caller.Gateway}},
 		{"a gateway for a tenant", callers.Credentials{Key: "gateway-key", Tenant: "customer"}, caller.Caller{Tenant: "customer", Name: "edge", Roles: caller.Infer}},
 		{"no gateway names a tenant", callers.Credentials{Key: "plain-key-1", Tenant: "customer"}, caller.Caller{Tenant: "team", Name: "team", Roles: caller.Default}},
+		{"a gateway for a client", callers.Credentials{Key: "gateway-key", Client: "Bearer " + fresh}, caller.Caller{Tenant: "team", Name: "ci", Roles: caller.Infer}},
+		{"the client's credential counts before a tenant's name", callers.Credentials{Key: "gateway-key", Client: "bearer plain-key-1", Tenant: "customer"}, caller.Caller{Tenant: "team", Name: "team", Roles: caller.Infer}},
+		{"only gateways show another credential", callers.Credentials{Key: "plain-key-1", Client: "Bearer operator-key"}, caller.Caller{Tenant: "team", Name: "team", Roles: caller.Default}},
 		{"an admin is no gateway", callers.Credentials{Key: "operator-key", Tenant: "customer"}, caller.Caller{Tenant: "ops", Name: "ops", Roles: caller.Admin}},
 	} {
 		tc.want.By = caller.ByKey
@@ -88,6 +91,10 @@ func TestKeysOfAFile(t *testing.T) {
 		"valid tenant": {Key: "gateway-key", Tenant: "a\nb"},
 	} {
 		who, err := cs.Identify(by)
+		refused(t, who, err, words)
+	}
+	for client, words := range map[string]string{"Bearer": "is needed", "Bearer plain-key-2": "is unknown", "plain-key-1": "is needed", "Basic x": "is needed"} {
+		who, err := cs.Identify(callers.Credentials{Key: "gateway-key", Client: client})
 		refused(t, who, err, words)
 	}
 	who, err := cs.Identify(bearer(hashed)) // the file's text opens nothing

@@ -123,3 +123,27 @@ func actFor(who *caller.Caller, tenant string) (*caller.Caller, error) {
 	}
 	return who.For(tenant), nil
 }
+
+// HeaderClient is the header in which a gateway passes on the credential of its client: Bearer, and a key or a token.
+const HeaderClient = "X-Kvpilot-Client-Credential"
+
+// lend is a gateway's request for the client that a credential names. The client needs a role of Default, and the gateway lends
+// it the role Route: a client that may send requests is asked about by the proxy in front of it.
+func (s *set) lend(gateway *caller.Caller, credential string, now time.Time) (*caller.Caller, error) {
+	client, err := s.identify(&Credentials{Authorization: withScheme(credential)}, now)
+	if err != nil {
+		return nil, err
+	}
+	if !client.May(caller.Default) {
+		return nil, apierror.New(apierror.PermissionDenied, "the client's credential needs the role infer", nil)
+	}
+	return gateway.Lend(client), nil
+}
+
+// withScheme adds the space that HTTP takes from the end of a header: without a key, the credential is missing.
+func withScheme(credential string) string {
+	if strings.Contains(credential, " ") {
+		return credential
+	}
+	return credential + " "
+}

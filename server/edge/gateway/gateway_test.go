@@ -509,6 +509,9 @@ func TestTypedRoutes(t *testing.T) {
 		if resp.StatusCode != 200 || !strings.Contains(text, `"replica_id":"r-1"`) || !strings.Contains(text, `"reason":"{\"mess6/9000"`) {
 			t.Errorf("%s: %d %s", path, resp.StatusCode, text)
 		}
+		if _, text = call(t, "GET", url+path, "", "X-Kvpilot-Path", "/v1/messages"); !strings.HasPrefix(text, `{"type":"error","error":{"type":"invalid_request_error",`) {
+			t.Errorf("%s, for a client of Anthropic's API: %s", path, text)
+		}
 	}
 	resp, text = call(t, "GET", url+"/kvpilot/v1/decisions:watch", "")
 	lines := strings.Split(strings.TrimSpace(text), "\n")

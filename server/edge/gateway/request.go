@@ -170,7 +170,7 @@ func (rq *request) failLocked(e *apierror.Error) {
 		e = clientLeft(e)
 	}
 	rq.failed = e
-	dialect := dialectOf(rq.call.Path)
+	dialect := rq.dialect()
 	switch {
 	case rq.tunnel != nil: // the connection is no longer one for answers
 		rq.g.metrics.brokenStream(e)
@@ -213,6 +213,14 @@ func setErrorHeaders(h http.Header, e *apierror.Error) {
 		h.Set("Connection", "Upgrade")
 	}
 	h.Del("Cache-Control")
+}
+
+// dialect is that of the request's path; of a proxy's question for a replica, that of its client's path.
+func (rq *request) dialect() apierror.Dialect {
+	if below(strings.Replace(rq.call.Path, ":", "/", 1), "/v1/route") {
+		return dialectOf(rq.call.Header.Get("X-Kvpilot-Path"))
+	}
+	return dialectOf(rq.call.Path)
 }
 
 // dialectOf is Anthropic's below /v1/messages, OpenAI's elsewhere, whose responses are streams of their own kind.

@@ -39,7 +39,7 @@ func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller
 	if m == nil {
 		return nil, nil
 	}
-	by := callers.Credentials{Key: single(md, "x-api-key"), Authorization: single(md, "authorization"), Tenant: single(md, a.tenantKey)}
+	by := callers.Credentials{Key: single(md, "x-api-key"), Authorization: single(md, "authorization"), Tenant: single(md, a.tenantKey), Client: single(md, "x-kvpilot-client-credential")}
 	from := origin{requestID: single(md, "x-request-id")}
 	if p, ok := peer.FromContext(ctx); ok {
 		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
@@ -61,7 +61,7 @@ func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller
 // without a method, only the credentials are checked.
 func (a *API) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
 	by := credentialsOf(r)
-	by.Tenant = r.Header.Get(a.tenantHeader)
+	by.Tenant, by.Client = r.Header.Get(a.tenantHeader), r.Header.Get(callers.HeaderClient)
 	return a.authorize(r, by, requestID, rpc)
 }
 
