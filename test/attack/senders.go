@@ -175,6 +175,9 @@ func (d *deaf) Close() error {
 	return d.Conn.Close()
 }
 
+// reconnect is the pause before a socket that the router has closed is opened again: an attacker of memory, not of processor time.
+const reconnect = time.Second
+
 // sockets opens connections to an address, writes text to each and reads nothing, until ctx ends. A connection that the router
 // closes is opened again when again is set.
 func (w *world) sockets(ctx context.Context, address, text string, n int, again bool) {
@@ -188,7 +191,7 @@ func (w *world) sockets(ctx context.Context, address, text string, n int, again 
 					<-ctx.Done()
 				}
 				select {
-				case <-time.After(100 * time.Millisecond):
+				case <-time.After(reconnect):
 				case <-ctx.Done():
 				}
 			}
@@ -211,7 +214,7 @@ func (w *world) socket(ctx context.Context, address, text string) {
 		return
 	}
 	one := make([]byte, 512)
-	if n, _ := c.Read(one); n > 12 { // a refusal, or its end
+	if n, _ := c.Read(one); n > 12 && strings.HasPrefix(string(one), "HTTP/") { // a refusal, or its end
 		w.found.add("answered "+string(one[9:12]), 1)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -22,7 +23,7 @@ func (v *verdict) judge(a attack, o options) {
 		v.fault("%d honest requests failed without an attack: %s", n, first)
 	}
 	if n, first := failures(v.under); n > 0 {
-		v.fault("%d of %d honest requests failed: %s", n, len(v.under), first)
+		v.fault("%d of %d honest requests failed (%s): %s", n, len(v.under), byTenant(v.under), first)
 	}
 	if v.peak > v.bound {
 		v.fault("%d MiB resident, bound %d", v.peak, v.bound)
@@ -70,6 +71,21 @@ func failures(of []result) (n int, first string) {
 		n++
 	}
 	return n, first
+}
+
+// byTenant counts the failures of each tenant.
+func byTenant(of []result) string {
+	counts := map[string]int{}
+	for _, r := range of {
+		if r.fault != "" {
+			counts[r.tenant]++
+		}
+	}
+	var parts []string
+	for _, tenant := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%s %d", tenant, counts[tenant]))
+	}
+	return strings.Join(parts, ", ")
 }
 
 func p99(of []result) time.Duration { return quantile(of, 0.99) }

@@ -23,7 +23,7 @@ func TestJudge(t *testing.T) {
 		want string // part of the one fault; empty: none
 	}{
 		"nothing changed":       {v: verdict{calm: answers(100, time.Second), under: answers(100, 2*time.Second)}},
-		"a request failed":      {v: verdict{calm: answers(100, time.Second), under: broken}, want: "1 of 100 honest requests failed: tenant b: 503"},
+		"a request failed":      {v: verdict{calm: answers(100, time.Second), under: broken}, want: "1 of 100 honest requests failed (b 1): tenant b: 503"},
 		"slower":                {v: verdict{calm: answers(100, time.Second), under: answers(100, 2001*time.Millisecond)}, want: "p99 2.001s, undisturbed 1s"},
 		"slower, not judged":    {v: verdict{calm: answers(100, time.Second), under: answers(100, 9*time.Second)}, fast: true},
 		"memory":                {v: verdict{calm: answers(1, 1), under: answers(1, 1), peak: 601, bound: 600}, want: "601 MiB resident"},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,6 +71,8 @@ type Guard struct {
 	tick     atomic.Int64
 	period   time.Duration
 	shedding atomic.Bool
+	// reclaimed is when garbage was last collected for frames, in Unix nanoseconds.
+	reclaimed atomic.Int64
 
 	mu    sync.Mutex
 	calls Call // guarded by mu: the head of a ring, the newest call first
@@ -218,7 +221,10 @@ func (d *Guard) shed() {
 	if !d.shedding.CompareAndSwap(false, true) {
 		return
 	}
-	victim := d.victim()
+	victim, party := d.victim()
+	if victim != nil && party < d.ledger.Most(ledger.Body)/smallParty && d.reclaim() {
+		victim = nil
+	}
 	if victim == nil {
 		d.shedding.Store(false)
 		return
@@ -229,7 +235,9 @@ func (d *Guard) shed() {
 
 // victim is the call with the largest message of the party that has the most on its way: a tenant, or a connection without one. Live
 // calls go last: they are few, and others' reservations may hang on them.
-func (d *Guard) victim() *Call {
+//
+// The second result is the number of bytes that the party has on its way.
+func (d *Guard) victim() (*Call, int64) {
 	type party struct {
 		conn   *ledger.Conn
 		tenant string
@@ -265,7 +273,28 @@ func (d *Guard) victim() *Call {
 			worst = c
 		}
 	}
-	return worst
+	if worst == nil {
+		return nil, 0
+	}
+	return worst, sums[of(worst)]
+}
+
+const (
+	// smallParty is the part of the largest message that a party may have on its way without being the cause of a shortage.
+	smallParty = 128
+	// reclaimEvery bounds how often garbage is collected for frames.
+	reclaimEvery = 250 * time.Millisecond
+)
+
+// reclaim frees the frames of calls that have ended: those count until they are collected, and must not cost other callers theirs. It
+// reports false when that was done a moment ago and the frames take twice their limit nevertheless.
+func (d *Guard) reclaim() bool {
+	now, last := time.Now().UnixNano(), d.reclaimed.Load()
+	if now-last >= int64(reclaimEvery) && d.reclaimed.CompareAndSwap(last, now) {
+		runtime.GC()
+		return true
+	}
+	return !d.ledger.Overdrawn()
 }
 
 // worse reports whether a is ended before b, whose parties have sums on their way.

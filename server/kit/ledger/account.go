@@ -147,6 +147,9 @@ func (a *Account) take(k Kind, n int64) error {
 	l, p := a.ledger, k.pot()
 	limit := l.limit(p)
 	free := limit - l.pots[p].Add(n)
+	if p == bytesPot { // frames that no account has must not take all from those that have one
+		free += max(0, l.frames.Load()-limit/2)
+	}
 	if free < 0 {
 		l.pots[p].Add(-n)
 		return &Full{k, "process"}

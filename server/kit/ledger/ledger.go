@@ -109,6 +109,9 @@ func (l *Ledger) Arrived(n int64) bool {
 	return l.frames.Add(n) <= free
 }
 
+// Overdrawn reports whether bodies and answers hold more than twice their limit, which only Arrived can bring about.
+func (l *Ledger) Overdrawn() bool { return l.pots[bytesPot].Load() > 2*l.config.Bytes }
+
 // Passed counts bytes of Arrived less.
 func (l *Ledger) Passed(n int64) {
 	l.frames.Add(-n)

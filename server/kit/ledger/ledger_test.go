@@ -292,3 +292,24 @@ func TestATenantDoesNotLockItsAddress(t *testing.T) {
 		t.Errorf("%d MiB are left for another tenant of the address", got)
 	}
 }
+
+// Frames of calls that have ended count until they are collected. They leave half of the pot to everything else.
+func TestFramesLeaveRoomForAccounts(t *testing.T) {
+	l := ledger.New(ledger.Config{Bytes: 1000, Places: 1000}, nil)
+	for range 15 {
+		l.Arrived(100)
+	}
+	if l.Overdrawn() {
+		t.Error("1,500 bytes overdraw a pot of 1,000 by more than once its size")
+	}
+	account := open(l, ledger.Sender{Tenant: "honest", Address: "10.0.0.9"})
+	if err := account.Take(ledger.Body, 100); err != nil {
+		t.Errorf("a small body next to them: %v", err)
+	}
+	if err := account.Take(ledger.Body, 400); err == nil {
+		t.Error("a body of more than half of what is left was taken")
+	}
+	if l.Arrived(600); !l.Overdrawn() {
+		t.Error("2,200 bytes do not overdraw it")
+	}
+}
