@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
+
+	"github.com/kvpilot/kvpilot/internal/proc"
 )
 
 // attack is one hostile party.
@@ -46,30 +49,22 @@ func (a attack) play(ctx context.Context, o options, dir string) (verdict, error
 	}
 	w.honest.play(ctx, w, 2*time.Second) // connections, token ids and speeds
 	calm := w.honest.play(ctx, w, o.phase)
-	idle := w.router().resident()
-	w.router().resetPeak()
-
-	phase := max(o.phase, a.least)
-	attacking, end := context.WithTimeout(ctx, phase)
-	defer end()
-	w.began = time.Now()
 	for _, f := range w.fronts {
 		f.active.Store(true)
 	}
-	ran := make(chan error, 1)
-	go func() { ran <- a.run(attacking, w) }()
-	under := w.honest.play(ctx, w, phase)
-	end()
-	select {
-	case err = <-ran:
-	case <-time.After(20 * time.Second):
-		err = fmt.Errorf("the attack does not end")
+	beside, err := a.beside(ctx, o, dir, w)
+	if err != nil {
+		return verdict{}, fmt.Errorf("attack a router beside: %w", err)
 	}
+	idle := w.router().resident()
+	w.router().resetPeak()
+	w.began = time.Now()
+	under, err := a.attack(ctx, w, w.honest, max(o.phase, a.least))
 	if err != nil {
 		return verdict{}, err
 	}
 	w.attacked = under
-	v := verdict{calm: calm, under: under, idle: idle, peak: w.router().peak(), bound: int64(o.memory) * 600 / 512}
+	v := verdict{calm: calm, beside: beside, under: under, idle: idle, peak: w.router().peak(), bound: int64(o.memory) * 600 / 512}
 	v.judge(a, o)
 	v.note = w.found.String()
 	if a.check != nil {
@@ -78,4 +73,44 @@ func (a attack) play(ctx context.Context, o options, dir string) (verdict, error
 		v.faults = append(v.faults, faults...)
 	}
 	return v, nil
+}
+
+// attack attacks w for so long while the honest tenants send, and returns what they met.
+func (a attack) attack(ctx context.Context, w *world, tenants *honest, during time.Duration) ([]result, error) {
+	attacking, end := context.WithTimeout(ctx, during)
+	defer end()
+	ran := make(chan error, 1)
+	go func() { ran <- a.run(attacking, w) }()
+	met := tenants.play(ctx, w, during)
+	end()
+	select {
+	case err := <-ran:
+		return met, err
+	case <-time.After(20 * time.Second):
+		return met, errors.New("the attack does not end")
+	}
+}
+
+// beside attacks another router of the same replicas, and returns what the honest tenants meet at theirs: what the attack costs them because all
+// of it runs on one machine. Times that are not judged are not compared.
+func (a attack) beside(ctx context.Context, o options, dir string, w *world) ([]result, error) {
+	if o.fast || a.slower || len(w.routers) > 1 {
+		return nil, nil
+	}
+	ports, err := proc.FreePorts(3)
+	if err != nil {
+		return nil, err
+	}
+	at := func(i int) string { return fmt.Sprintf("127.0.0.1:%d", ports[i]) }
+	other := &world{routers: []*router{{http: at(0), grpc: at(1), admin: at(2)}}, replicas: w.replicas, fronts: w.fronts, memory: w.memory, began: time.Now()}
+	defer func() { other.router().Stop(3 * time.Second) }()
+	if err := other.serve(ctx, a.fleet, o, dir, len(w.routers), other.router()); err != nil {
+		return nil, err
+	}
+	if a.prepare != nil {
+		if err := a.prepare(ctx, other); err != nil {
+			return nil, err
+		}
+	}
+	return a.attack(ctx, other, w.honest, o.phase)
 }

@@ -67,7 +67,7 @@ func twoAttempts(w *world) (string, []string) {
 	}
 	for _, f := range w.fronts {
 		for _, r := range f.requests() {
-			if strings.Contains(r.body, poison) && strings.HasPrefix(r.path, "/v1/") {
+			if r.at.After(w.began) && strings.Contains(r.body, poison) && strings.HasPrefix(r.path, "/v1/") {
 				attempts++
 			}
 		}
