@@ -168,6 +168,7 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 		}
 	}
 	c.sessions.forget(slot)
+	c.forgetPrograms(slot)
 	c.nudge()
 }
 
