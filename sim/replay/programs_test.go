@@ -3,7 +3,9 @@ package replay
 import (
 	"math"
 	"testing"
+	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -85,5 +87,42 @@ func TestPlayByMemory(t *testing.T) {
 	o.Trace = generated(t, "synth", 50)
 	if _, err := PlayLoads(o); err == nil {
 		t.Error("an open loop has no sessions at once, want an error")
+	}
+}
+
+// Agents whose contexts take twice the memory keep their caches: where they begin one after the other as memory becomes free, more of
+// them end per hour, and sooner, than where all begin at once.
+func TestTwiceTheAgentsDoNotCollapse(t *testing.T) {
+	trace := generated(t, "agent", 800)
+	p := Profiles()[0]
+	o := Options{Trace: trace, Replicas: 2, Profile: p, Block: 512, PaceBias: 1, Delays: LocalDelays()}
+	play := func(horizon time.Duration) Numbers {
+		j := &job{options: o, work: newWorkload(trace, 512), speed: 1, seed: 1, policy: decision.PredictedTTFT}
+		s := newSim(j.work, newEngines(&p, nil, o.Replicas, 512), 1, 1)
+		s.delays = o.Delays
+		s.limit(o.fitting(2))
+		cfg := chooser.DefaultConfig()
+		cfg.Queue.MaxWait, cfg.ProgramHorizon = 0, horizon
+		v, err := newService(s, cfg, j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.router = v
+		if s.run(0); v.err() != nil || s.ended != len(trace.Calls) {
+			t.Fatalf("%d of %d calls ended, error %v", s.ended, len(trace.Calls), v.err())
+		}
+		return s.numbers(DefaultGoal())
+	}
+	with, without := play(chooser.DefaultConfig().ProgramHorizon), play(0)
+	t.Logf("with programs: %.3f from the cache, %+v", with.HitRate, *with.Programs)
+	t.Logf("without: %.3f from the cache, %+v", without.HitRate, *without.Programs)
+	if with.HitRate < 0.85 {
+		t.Errorf("%.3f of the prompts is from the cache, want 0.85 at least", with.HitRate)
+	}
+	if with.Programs.PerHour < 1.5*without.Programs.PerHour {
+		t.Errorf("%.1f programs per hour, want half as many again as %.1f", with.Programs.PerHour, without.Programs.PerHour)
+	}
+	if with.Programs.Mean > without.Programs.Mean/1.5 {
+		t.Errorf("programs take %.0f s, want at most two thirds of %.0f", with.Programs.Mean, without.Programs.Mean)
 	}
 }

@@ -34,6 +34,8 @@ const (
 	// memoryEach is how often the calls that wait for memory are visited when nothing happens: claims fade with time. memorySoon is
 	// the least time between two visits.
 	memoryEach, memorySoon = 100 * time.Millisecond, 5 * time.Millisecond
+	// causeMemory is the Refused.Cause of a call that waited for memory too long, memoryRetry the hint for its retry: programs last minutes.
+	causeMemory, memoryRetry = "memory", 30 * time.Second
 	// mostAdmitted bounds the programs that one visit admits.
 	mostAdmitted = 16
 )
@@ -185,6 +187,7 @@ func (c *Chooser) waitForMemory(s *scratch, w *waiter, deadline, now time.Time) 
 		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
 	}
 	c.metrics.memoryWaits.Add(1)
+	c.log.Debug("a program waits: its context fits in no rank's memory", "id", req.ID, "tenant", req.Tenant, "model", req.Model, "tokens", w.call.Tokens, "before", ln.memory.hold.Len()-1)
 	c.wakeForMemory(ln, c.since(now)+int64(memoryEach))
 	return nil
 }
@@ -232,7 +235,11 @@ func (c *Chooser) visitMemory(ln *line) {
 	g.visited.Store(c.since(now))
 	for _, t := range g.hold.Expired(now) {
 		if w := t.Owner.(*waiter); w.memory.expire() {
-			w.end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
+			cause := holdqueue.Cause(t.Why())
+			if cause == "timeout" {
+				cause = causeMemory
+			}
+			w.end(nil, &Refused{Cause: cause, RetryAfter: memoryRetry})
 		}
 	}
 	var admitted []*waiter
