@@ -96,7 +96,11 @@ func TestTwiceTheAgentsDoNotCollapse(t *testing.T) {
 	trace := generated(t, "agent", 800)
 	p := Profiles()[0]
 	o := Options{Trace: trace, Replicas: 2, Profile: p, Block: 512, PaceBias: 1, Delays: LocalDelays()}
-	play := func(horizon time.Duration) Numbers {
+	play := func(horizon time.Duration, routers int) Numbers {
+		o := o
+		if o.Routers = routers; routers > 1 {
+			o.Fleet, o.RTT = FleetDecider, 0.001
+		}
 		j := &job{options: o, work: newWorkload(trace, 512), speed: 1, seed: 1, policy: decision.PredictedTTFT}
 		s := newSim(j.work, newEngines(&p, nil, o.Replicas, 512), 1, 1)
 		s.delays = o.Delays
@@ -113,7 +117,7 @@ func TestTwiceTheAgentsDoNotCollapse(t *testing.T) {
 		}
 		return s.numbers(DefaultGoal())
 	}
-	with, without := play(chooser.DefaultConfig().ProgramHorizon), play(0)
+	with, without := play(chooser.DefaultConfig().ProgramHorizon, 1), play(0, 1)
 	t.Logf("with programs: %.3f from the cache, %+v", with.HitRate, *with.Programs)
 	t.Logf("without: %.3f from the cache, %+v", without.HitRate, *without.Programs)
 	if with.HitRate < 0.85 {
@@ -121,6 +125,9 @@ func TestTwiceTheAgentsDoNotCollapse(t *testing.T) {
 	}
 	if with.Programs.PerHour < 1.5*without.Programs.PerHour {
 		t.Errorf("%.1f programs per hour, want half as many again as %.1f", with.Programs.PerHour, without.Programs.PerHour)
+	}
+	if fleet := play(chooser.DefaultConfig().ProgramHorizon, 3); fleet.HitRate < with.HitRate-0.05 || fleet.Programs.PerHour < 0.85*with.Programs.PerHour {
+		t.Errorf("three routers with one decider: %.3f from the cache, %.1f programs per hour, want those of one: %.3f, %.1f", fleet.HitRate, fleet.Programs.PerHour, with.HitRate, with.Programs.PerHour)
 	}
 	if with.Programs.Mean > without.Programs.Mean/1.5 {
 		t.Errorf("programs take %.0f s, want at most two thirds of %.0f", with.Programs.Mean, without.Programs.Mean)

@@ -87,7 +87,7 @@ type waiter struct {
 
 // leave takes the request out of line because its caller left; false when its outcome is, or is being, delivered.
 func (w *waiter) leave() bool {
-	left := false
+	var left bool
 	if w.memory != nil {
 		left = w.leaveMemory()
 	} else {
