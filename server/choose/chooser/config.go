@@ -86,7 +86,7 @@ func DefaultConfig() Config {
 	return Config{
 		Policy:    decision.PredictedTTFT,
 		Objective: decision.ObjectiveAnswer,
-		HoldAbove: 500 * time.Millisecond, SessionTTL: 30 * time.Minute, ProgramHorizon: 30 * time.Second,
+		HoldAbove: 500 * time.Millisecond, SessionTTL: 30 * time.Minute, ProgramHorizon: 20 * time.Second,
 		Stall: StallConfig{After: 2 * time.Second, Unhealthy: 10 * time.Second, Stream: 30 * time.Second},
 		Queue: holdqueue.DefaultConfig(),
 		Ring:  selector.DefaultRingConfig(),

@@ -102,7 +102,7 @@ func (l *Ledger) Arrive(call Call, now, horizon time.Duration) {
 	}
 	gap := now - p.ended
 	if p.known && !p.busy() && !call.Retry && gap < learnedUpTo*horizon {
-		p.class.learn(gap)
+		p.class.learn(gap, horizon)
 	}
 	if p.known && !p.busy() && !p.judged && !call.Retry {
 		p.judge(gap < horizon)
@@ -241,7 +241,7 @@ func (c *Place) End(tokens int, final, later bool, now time.Duration) {
 		if l.programs[c.name] == p {
 			delete(l.programs, c.name)
 		}
-	case a != nil && (p.busy() || !later && p.likelihood() >= leastChance):
+	case a != nil && (p.busy() || !later && p.likelihood() >= likely):
 		a.place(p)
 	}
 	if a != nil {

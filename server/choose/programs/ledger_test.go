@@ -331,3 +331,34 @@ func (b *bed) consistent(waiting, running int) {
 		b.t.Fatalf("%d waiting and %d running calls are in no session", waiting, running)
 	}
 }
+
+// A few quick returns do not make a program of a chat, as many as an agent's do.
+func TestASessionDiffersFromItsClass(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(12, 300)...)
+	b.teach("agents", seconds(8, 2)...)
+	full := b.begin(Call{Name: 1, Class: "agents", Tokens: 80_000})
+	if full == nil {
+		t.Fatal("a program waits before an empty rank")
+	}
+	turn := func(tokens int) bool {
+		place := b.begin(call(2, tokens))
+		if place == nil {
+			return false
+		}
+		place.End(tokens, false, false, b.now)
+		b.now += 2 * time.Second
+		return true
+	}
+	for n := range 3 {
+		if !turn(1000) {
+			t.Fatalf("a session of chats waits at call %d", n+1)
+		}
+	}
+	for range 8 {
+		turn(1000)
+	}
+	if n := b.Stats().Placed; n != 2 {
+		t.Errorf("%d programs, want the agent and the session that returned as quickly as one", n)
+	}
+}
