@@ -123,8 +123,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	if d.Others > 0 {
 		choice.pool = req.Replicas
 	}
-	choice.place = c.settle(s, ln, cand, now)
-	choice.returns = req.SessionReturn
+	choice.program = programCall{place: c.settle(s, ln, cand, now), returns: req.SessionReturn}
 	choice.track(req, booking.PrefillTime)
 	c.metrics.decided(d)
 	c.publish(d)

@@ -6,7 +6,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/load"
-	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -59,9 +58,7 @@ type Choice struct {
 	// withdrawn: its caller was signalled to withdraw it from a stalled rank; guarded by mu
 	withdrawn bool
 	whole     *whole // nil: the decision knew as much; guarded by mu
-	// place is its session's in the ledger of programs, returns the request's SessionReturn.
-	place   *programs.Place
-	returns time.Duration
+	program   programCall
 }
 
 // FirstToken reports that the engine has prefilled the prompt. It releases the prefill load, and
@@ -176,7 +173,7 @@ func (c *Choice) Release(result Result) bool {
 		c.learnSteps(now, output)
 	}
 	c.learnEnd(now, output, result.End == decision.EndCompleted)
-	c.leavePlace(now, output)
+	c.program.end(c, now, output)
 	c.report(result, first, now)
 	if c.observer != nil {
 		c.observer.Ended(result)

@@ -169,10 +169,16 @@ func (c *Chooser) settle(s *scratch, ln *line, cand *decision.Candidate, now tim
 	return ln.memory.ledger.Place(s.call, rankOf(cand), time.Duration(c.since(now)))
 }
 
-// leavePlace ends the call of the choice's session.
-func (c *Choice) leavePlace(now time.Time, output int) {
-	if c.place != nil {
-		c.place.End(c.Decision.PromptTokens+output, c.returns < 0, c.returns > c.chooser.horizon(), time.Duration(c.chooser.since(now)))
+// programCall is a choice's call in the ledger of programs; its place is nil where the ledger does not count it.
+type programCall struct {
+	place   *programs.Place
+	returns time.Duration // the request's SessionReturn
+}
+
+// end ends the call of c.
+func (p *programCall) end(c *Choice, now time.Time, output int) {
+	if p.place != nil {
+		p.place.End(c.Decision.PromptTokens+output, p.returns < 0, p.returns > c.chooser.horizon(), time.Duration(c.chooser.since(now)))
 	}
 }
 
