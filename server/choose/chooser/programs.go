@@ -91,13 +91,13 @@ func (c *Chooser) arrive(s *scratch, req *Request, ln *line, now time.Time) {
 	s.call = programs.Call{
 		Name: programs.Name(max(1, k.name)), Class: req.Tenant, Tokens: req.PromptTokens + outputs(req.ExpectedOutput), Retry: req.Attempt > 0,
 	}
-	ln.memory.ledger.Arrive(s.call, time.Duration(c.since(now)), c.horizon())
+	s.call.Program = ln.memory.ledger.Arrive(s.call, time.Duration(c.since(now)), c.horizon())
 }
 
 // admit reports whether the request's program has a place, or gets one now. Then s.full names the ranks without memory for it.
 func (c *Chooser) admit(s *scratch, ln *line, now time.Time, visiting bool) bool {
 	s.full = s.full[:0]
-	if s.call.Name == 0 {
+	if !s.call.Program {
 		return true
 	}
 	s.memory = s.memory[:0]

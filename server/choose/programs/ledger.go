@@ -40,6 +40,8 @@ type Call struct {
 	Tokens int
 	// Retry is set when the same call was placed before.
 	Retry bool
+	// Program is what Arrive reported.
+	Program bool
 }
 
 // Verdict is the result of Admit.
@@ -87,15 +89,16 @@ func (p *program) busy() bool { return p.running+p.waiting > 0 }
 // New returns an empty ledger.
 func New() *Ledger { return &Ledger{programs: map[Name]*program{}, classes: map[string]*class{}} }
 
-// Arrive notes that a call arrived, and learns from the gap before it. The caller owes one Place or Leave.
-func (l *Ledger) Arrive(call Call, now, horizon time.Duration) {
+// Arrive notes that a call arrived, and learns from the gap before it. It reports whether Admit may hold the call; without that, Admit
+// need not be called. The caller owes one Place or Leave.
+func (l *Ledger) Arrive(call Call, now, horizon time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sweep(now, horizon)
 	p := l.programs[call.Name]
 	if p == nil {
 		if len(l.programs) >= maxPrograms {
-			return
+			return false
 		}
 		p = &program{class: l.class(call.Class)}
 		l.programs[call.Name] = p
@@ -108,6 +111,12 @@ func (l *Ledger) Arrive(call Call, now, horizon time.Duration) {
 		p.judge(gap < horizon)
 	}
 	p.waiting++
+	return p.needsPlace(&call)
+}
+
+// needsPlace reports whether a call of p must be admitted.
+func (p *program) needsPlace(call *Call) bool {
+	return p.account == nil && !call.Retry && p.likelihood() >= likely
 }
 
 func (p *program) judge(quick bool) {
@@ -137,7 +146,7 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.programs[call.Name]
-	if p == nil || p.account != nil || call.Retry || p.likelihood() < likely {
+	if p == nil || !p.needsPlace(&call) {
 		return Free
 	}
 	if behind {
