@@ -39,7 +39,7 @@ var within = map[string][]string{
 	"observe/audit":       {"observe/journal"},
 	"tokens/openai":       {"tokens/rawjson"},
 	"tokens/tokenizer":    {"tokens/rawjson"},
-	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/conduct", "choose/holdqueue", "choose/liveness"},
+	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/conduct", "choose/holdqueue", "choose/liveness", "choose/programs"},
 	"peers/identity":      {"peers/refusals"},
 	"peers/members":       {"peers/identity", "peers/refusals"},
 	"peers/link":          {"peers/identity", "peers/members", "peers/refusals"},

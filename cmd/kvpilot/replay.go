@@ -23,7 +23,7 @@ type replayFlags struct {
 	svg                                             string
 	requests, replicas, seeds, block, workers       int
 	bias, loss, patience, beginnings, texts         float64
-	speeds, rates                                   []float64
+	speeds, rates, memory                           []float64
 	first                                           int
 	tokenize, tokenizeToken, send, receive, gap     time.Duration
 	jitter                                          time.Duration
@@ -47,7 +47,8 @@ func newReplayCommand() *cobra.Command {
 replicas, with the router's own choice, reservations and index, in virtual time. The load is given as a
 share of what an oracle with one pooled cache can complete.`,
 		Example: `  kvpilot replay --trace conversation_trace.jsonl.gz --replicas 8 --load 0.7,0.95 --policies all --seeds 3
-  kvpilot replay --generate hotdoc --replicas 8 --load 0.95 --policies predicted-ttft,overlap-load -o json`,
+  kvpilot replay --generate hotdoc --replicas 8 --load 0.95 --policies predicted-ttft,overlap-load -o json
+  kvpilot replay --generate agent --replicas 4 --memory 0.5,1,2 --policies predicted-ttft,consistent-hash --patience 0`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -64,6 +65,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.DurationVar(&f.rtt, "rtt", time.Millisecond, "round trip between two routers")
 	flags.StringVar(&f.loads, "load", "0.7", "arrival rates as shares of the oracle's saturation, separated by commas")
 	flags.Float64SliceVar(&f.rates, "rate", nil, "arrival rates in requests per second instead, separated by commas")
+	flags.Float64SliceVar(&f.memory, "memory", nil, "loads of closed loops by sessions at once instead: by how many times the fleet's memory their contexts take, separated by commas")
 	flags.IntVar(&f.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
 	flags.StringVar(&f.policies, "policies", "all", "policies, separated by commas, or all")
 	flags.StringVar(&f.objective, "objective", "", "objective of predicted-ttft: answer (default), ttft or slo (with the targets of --slo-ttft and --slo-tpot)")
@@ -148,7 +150,7 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 		Replicas: f.replicas, Routers: f.routers, Fleet: replay.Fleet(f.fleet), RTT: f.rtt.Seconds(), Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
 		Goal:     replay.Goal{TTFT: f.goalTTFT.Seconds(), TPOT: f.goalTPOT.Seconds()},
 		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss,
-		Speeds: f.speeds, Rates: f.rates, Beginnings: f.beginnings, Texts: f.texts,
+		Speeds: f.speeds, Rates: f.rates, Memory: f.memory, Beginnings: f.beginnings, Texts: f.texts,
 		Delays: replay.Delays{
 			Tokenize: f.tokenize.Seconds(), TokenizeToken: f.tokenizeToken.Seconds(), Send: f.send.Seconds(),
 			Receive: f.receive.Seconds(), Gap: f.gap.Seconds(), Jitter: f.jitter.Seconds(), Event: f.event.Seconds(),

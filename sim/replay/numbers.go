@@ -46,6 +46,8 @@ type Numbers struct {
 	Predicted Quantiles `json:"predicted_over_actual,omitzero"`
 	// DecidedAlone is the share of requests that a router of a fleet with one decider decided itself, without an answer of the decider.
 	DecidedAlone float64 `json:"decided_alone,omitempty"`
+	// Programs are the figures of a closed loop's sessions.
+	Programs *Programs `json:"programs,omitempty"`
 	// Abandoned says that the run was abandoned because its mean had passed the limit: Mean is only
 	// known to be at least that, and the others are not known.
 	Abandoned bool `json:"abandoned,omitempty"`
@@ -131,6 +133,7 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.rate = s.fullRate(in, len(ttft))
 	n.Imbalance = s.imbalance()
 	n.Work = s.work()
+	n.Programs = s.programs()
 	for _, e := range s.engines {
 		n.Preemptions += float64(e.machine.Counts().Preemptions) / float64(len(s.first))
 	}
@@ -212,6 +215,12 @@ func (n *Numbers) add(other Numbers, share float64) {
 	n.Abandoned = n.Abandoned || other.Abandoned
 	n.Preemptions += share * other.Preemptions
 	n.DecidedAlone += share * other.DecidedAlone
+	if other.Programs != nil {
+		if n.Programs == nil {
+			n.Programs = &Programs{}
+		}
+		n.Programs.add(other.Programs, share)
+	}
 	if n.Work == nil {
 		n.Work = make([]Work, len(other.Work))
 	}

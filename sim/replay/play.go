@@ -55,12 +55,18 @@ func (j *job) play() (Numbers, error) {
 	if j.policy == "" {
 		s := newSim(j.work, newPooled(&o.Profile, o.Speeds, o.Replicas, o.Block), j.speed, j.seed)
 		s.pooled, s.delays = true, o.Delays
+		if j.atOnce > 0 {
+			s.limit(j.atOnce)
+		}
 		s.router = &oracle{sim: s, left: make([]float64, o.Replicas), work: make([]float64, len(j.work.Calls))}
 		s.run(0)
 		return s.numbers(o.Goal), nil
 	}
 	s := newSim(j.work, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block, o.Lies...), j.speed, j.seed)
 	s.delays = o.Delays
+	if j.atOnce > 0 {
+		s.limit(j.atOnce)
+	}
 	cfg := chooser.DefaultConfig()
 	cfg.Policy = j.policy
 	if o.Objective != "" {
@@ -100,6 +106,7 @@ type job struct {
 	speed   float64
 	seed    uint64
 	policy  decision.Policy
+	atOnce  int // sessions at once; 0: they start at their own times
 	// most is the mean time to the first token at which the run is abandoned; 0 never.
 	most float64
 	// share is a tenant's weight in the hold queue; nil: all have the same.

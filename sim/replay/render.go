@@ -19,8 +19,12 @@ func (r *Report) Table(w io.Writer) error {
 	if r.Routers > 1 {
 		routers = fmt.Sprintf(", %d routers (%s, round trip %s)", r.Routers, r.Fleet, seconds(r.RTT))
 	}
-	fmt.Fprintf(w, "%s: %d requests, %d replicas (%s)%s, load %.2f of the pooled cache's saturation (%.2f requests/s), %d seeds; good: TTFT <= %s and TPOT <= %s\n",
-		r.Trace, r.Calls, r.Replicas, r.Profile, routers, r.Load, r.RPS, r.Seeds, seconds(r.Goal.TTFT), seconds(r.Goal.TPOT))
+	load := fmt.Sprintf("load %.2f of the pooled cache's saturation (%.2f requests/s)", r.Load, r.RPS)
+	if r.AtOnce > 0 {
+		load = fmt.Sprintf("%d programs at once (%.2f of the memory)", r.AtOnce, r.Memory)
+	}
+	fmt.Fprintf(w, "%s: %d requests, %d replicas (%s)%s, %s, %d seeds; good: TTFT <= %s and TPOT <= %s\n",
+		r.Trace, r.Calls, r.Replicas, r.Profile, routers, load, r.Seeds, seconds(r.Goal.TTFT), seconds(r.Goal.TPOT))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "policy\tTTFT mean\tp50\tp90\tp99\tanswer mean\tp50\tp99\tTPOT p50 ms\tp99\tgood\thit rate\timbalance\tpreempted\tpredicted/actual p10\tp50\tp90\tvs oracle\tsaturation\t")
 	row := func(name string, p PolicyReport) {
@@ -45,6 +49,9 @@ func (r *Report) Table(w io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if err := r.programs(w); err != nil {
+		return err
+	}
 	for _, name := range append(slices.Clone(r.order), "") {
 		p := r.Policies[name]
 		if name == "" {
@@ -60,6 +67,25 @@ func (r *Report) Table(w io.Writer) error {
 		fmt.Fprintln(w)
 	}
 	return nil
+}
+
+// programs writes the figures of a closed loop's sessions.
+func (r *Report) programs(w io.Writer) error {
+	if r.Oracle.Programs == nil {
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "programs\tper hour\tcompletion mean\tp50\tp99\tfirst call's TTFT mean\tmax\t")
+	for _, name := range append(slices.Clone(r.order), "") {
+		p := r.Policies[name]
+		if name == "" {
+			p = r.Oracle
+		}
+		if q := p.Programs; q != nil && !p.Abandoned {
+			fmt.Fprintf(t, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.1f\t%.0f\t\n", label(name), q.PerHour, q.Mean, q.P50, q.P99, q.Waited, q.Wait)
+		}
+	}
+	return t.Flush()
 }
 
 // seconds writes a time in its shortest form.

@@ -22,8 +22,11 @@ type Options struct {
 	RTT     float64
 	// Load is the arrival rate as a share of the pooled-cache oracle's saturation rate; Rates, when there
 	// are any, are the arrival rates in requests per second instead.
-	Load     float64
-	Rates    []float64
+	Load  float64
+	Rates []float64
+	// Memory, when there are any, are loads of a closed loop by its sessions at once instead: by how many times the fleet's memory
+	// their contexts take.
+	Memory   []float64
 	Policies []decision.Policy
 	// Objective and Weights are those of predicted-ttft and of all policies; empty takes the defaults.
 	Objective decision.Objective
@@ -90,7 +93,10 @@ type Report struct {
 	// Goal is what Goodput counts.
 	Goal Goal `json:"goal"`
 	// RPS is the arrival rate that Load came to.
-	RPS      float64                          `json:"rps"`
+	RPS float64 `json:"rps"`
+	// AtOnce is the number of sessions at once where the load is given by Memory; Load and RPS are 0 then.
+	AtOnce   int                              `json:"programs_at_once,omitempty"`
+	Memory   float64                          `json:"memory,omitempty"`
 	Oracle   PolicyReport                     `json:"oracle"`
 	Policies map[decision.Policy]PolicyReport `json:"policies"`
 	order    []decision.Policy
@@ -167,6 +173,11 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 			return nil, fmt.Errorf("%v requests per second: must be above 0", rate)
 		}
 	}
+	for _, share := range o.Memory {
+		if share <= 0 || o.Trace == nil || !o.Trace.Closed {
+			return nil, fmt.Errorf("%v times the memory: must be above 0, for a trace of closed loops", share)
+		}
+	}
 	if len(o.Rates) > 0 {
 		loads = loads[:0]
 	}
@@ -190,6 +201,9 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 	o.Trace = o.enough()
 	w := newWorkload(o.Trace, o.Block)
 	p := player{options: o, work: w}
+	if len(o.Memory) > 0 {
+		return p.atOnce()
+	}
 	p.all.Store(int64(2 + (1+len(o.Policies))*o.Seeds*(len(loads)+len(o.Rates))))
 	if !o.NoSaturation {
 		p.all.Add(int64(len(o.Policies)))
@@ -218,17 +232,57 @@ func (p *player) loads(loads []float64, capacity, base float64) ([]*Report, erro
 	reports := make([]*Report, len(loads))
 	var jobs []*job
 	for i, load := range loads {
-		reports[i] = &Report{
-			Trace: o.Trace.Name, Calls: len(p.work.Calls), Replicas: o.Replicas, Load: load, Profile: o.Profile.Name, Seeds: o.Seeds, Goal: o.Goal,
-			RPS: load * capacity, Policies: map[decision.Policy]PolicyReport{}, order: o.Policies,
-		}
-		if o.Routers > 1 {
-			reports[i].Routers, reports[i].Fleet, reports[i].RTT = o.Routers, o.Fleet, o.RTT
-		}
+		reports[i] = p.report()
+		reports[i].Load, reports[i].RPS = load, load*capacity
 		for seed := range o.Seeds {
 			jobs = append(jobs, &job{report: reports[i], speed: load * capacity / base, seed: uint64(seed + 1)})
 		}
 	}
+	return p.finish(reports, jobs, capacity, base)
+}
+
+// report is an empty one for a load of the run.
+func (p *player) report() *Report {
+	o := &p.options
+	r := &Report{
+		Trace: o.Trace.Name, Calls: len(p.work.Calls), Replicas: o.Replicas, Profile: o.Profile.Name, Seeds: o.Seeds, Goal: o.Goal,
+		Policies: map[decision.Policy]PolicyReport{}, order: o.Policies,
+	}
+	if o.Routers > 1 {
+		r.Routers, r.Fleet, r.RTT = o.Routers, o.Fleet, o.RTT
+	}
+	return r
+}
+
+// speed is the factor on the trace's own arrival times; base is the trace's own rate.
+func (r *Report) speed(base float64) float64 {
+	if r.AtOnce > 0 {
+		return 1
+	}
+	return r.RPS / base
+}
+
+// atOnce plays the oracle and all policies under loads by sessions at once.
+func (p *player) atOnce() ([]*Report, error) {
+	o := &p.options
+	o.NoSaturation = true
+	p.all.Store(int64((1 + len(o.Policies)) * o.Seeds * len(o.Memory)))
+	var reports []*Report
+	var jobs []*job
+	for _, share := range o.Memory {
+		r := p.report()
+		r.Memory, r.AtOnce = share, o.fitting(share)
+		reports = append(reports, r)
+		for seed := range o.Seeds {
+			jobs = append(jobs, &job{report: r, speed: 1, atOnce: r.AtOnce, seed: uint64(seed + 1)})
+		}
+	}
+	return p.finish(reports, jobs, 0, 1)
+}
+
+// finish plays the oracle's jobs and then those of the policies under the same loads.
+func (p *player) finish(reports []*Report, jobs []*job, capacity, base float64) ([]*Report, error) {
+	o := &p.options
 	results, err := p.runAll(jobs)
 	if err != nil {
 		return nil, err
@@ -243,7 +297,7 @@ func (p *player) loads(loads []float64, capacity, base float64) ([]*Report, erro
 		}
 		for _, r := range reports {
 			for seed := range o.Seeds {
-				jobs = append(jobs, &job{report: r, policy: policy, speed: r.RPS / base, seed: uint64(seed + 1), most: o.Patience * r.Oracle.Mean})
+				jobs = append(jobs, &job{report: r, policy: policy, speed: r.speed(base), atOnce: r.AtOnce, seed: uint64(seed + 1), most: o.Patience * r.Oracle.Mean})
 			}
 		}
 	}

@@ -75,7 +75,8 @@ type sim struct {
 	next    [][]int32 // calls that follow a call in its session
 	due     []float64 // when a call of an open loop arrives that another one is waited for; nil when none is
 	steps   int
-	ended   int // calls that have their last token or were rejected
+	ended   int     // calls that have their last token or were rejected
+	atOnce  *atOnce // nil: sessions start at their own times
 	// waiting is the number of calls that have arrived and have no first token, since the sum of
 	// their arrivals, and waited the sum of all waits that are over.
 	waiting       int
@@ -338,5 +339,8 @@ func (s *sim) startNext(call int) {
 			at = max(at, s.due[n])
 		}
 		s.schedule(event{at: at, kind: eventArrival, n: int(n)})
+	}
+	if len(s.next[call]) == 0 {
+		s.startSession(s.now)
 	}
 }

@@ -73,14 +73,14 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 		case errors.Is(err, load.ErrConflict):
 			c.metrics.races.Add(1)
 			s.forget(cand.Slot)
-			c.loads(s, req, now, ln.plannedIf(t != nil))
-			selector.Choose(d)
+			c.loads(s, req, now, ln.plannedIf(t != nil && t.memory == nil))
+			s.choose()
 			if t == nil && s.held && d.Chosen >= 0 && !c.hasRoom(d.Pick()) {
 				return nil, errNoRoom
 			}
 		case errors.Is(err, load.ErrNoRank):
 			cand.Veto = decision.VetoState
-			selector.Choose(d)
+			s.choose()
 		case errors.Is(err, load.ErrEnded), errors.Is(err, load.ErrStale):
 			return nil, fmt.Errorf("%w: %w", ErrDuplicate, err)
 		case errors.Is(err, load.ErrFull):
@@ -125,6 +125,7 @@ func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res 
 	if d.Others > 0 {
 		choice.pool = req.Replicas
 	}
+	choice.program = programCall{place: c.settle(s, ln, cand, now), returns: req.SessionReturn}
 	choice.track(req, booking.PrefillTime)
 	c.metrics.decided(d)
 	c.publish(d)

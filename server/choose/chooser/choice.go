@@ -64,6 +64,7 @@ type Choice struct {
 	// withdrawn: its caller was signalled to withdraw it from a stalled rank; guarded by mu
 	withdrawn bool
 	whole     *whole // nil: the decision knew as much; guarded by mu
+	program   programCall
 }
 
 // FirstToken reports that the engine has prefilled the prompt. It releases the prefill load, and
@@ -181,6 +182,7 @@ func (c *Choice) Release(result Result) bool {
 	}
 	c.learnEnd(now, output, result.End == decision.EndCompleted)
 	c.witness(now, output, &result)
+	c.program.end(c, now, output)
 	c.report(result, first, now)
 	if c.observer != nil {
 		c.observer.Ended(result)

@@ -3,11 +3,13 @@ package chooser
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
-	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
@@ -28,7 +30,7 @@ func (c *Chooser) Choose(ctx context.Context, req *Request) (*Choice, error) {
 		return a.choice, a.err
 	case <-ctx.Done():
 	}
-	if t.line.hold.Remove(t.ticket) {
+	if t.leave() {
 		c.metrics.left.Add(1)
 		return nil, ctx.Err()
 	}
@@ -59,7 +61,7 @@ type Waiting struct {
 
 // Leave takes the request out of the queue. It returns false when the outcome is, or is being, delivered.
 func (w *Waiting) Leave() bool {
-	if !w.waiter.line.hold.Remove(w.waiter.ticket) {
+	if !w.waiter.leave() {
 		return false
 	}
 	w.chooser.metrics.left.Add(1)
@@ -76,6 +78,25 @@ type waiter struct {
 	// overlaps is the index's answer at the time matched.
 	overlaps []kvindex.Overlap
 	matched  time.Time
+	// memory is the request's wait for memory; nil: it did not wait for any.
+	memory *memoryWait
+	// call is its session's in the ledger of programs, full the ranks without memory for it.
+	call programs.Call
+	full []replica.Slot
+}
+
+// leave takes the request out of line because its caller left; false when its outcome is, or is being, delivered.
+func (w *waiter) leave() bool {
+	var left bool
+	if w.memory != nil {
+		left = w.leaveMemory()
+	} else {
+		left = w.line.hold.Remove(w.ticket)
+	}
+	if left {
+		w.line.memory.leave(&w.call)
+	}
+	return left
 }
 
 type answer struct {
@@ -84,6 +105,9 @@ type answer struct {
 }
 
 func (w *waiter) end(choice *Choice, err error) {
+	if choice == nil {
+		w.line.memory.leave(&w.call)
+	}
 	if w.deliver != nil {
 		w.deliver(choice, err)
 		return
@@ -106,37 +130,66 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 	if err := c.look(s, req, ln, now, nil); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	holds := s.held
-	selector.Choose(&s.d)
+	c.arrive(s, req, ln, now)
+	choice, w, err := c.place(s, req, ln, deadline, now, deliver)
+	if err != nil {
+		ln.memory.leave(&s.call)
+	}
+	return choice, w, err
+}
+
+// place decides about a request that was looked at, or puts it in line.
+func (c *Chooser) place(s *scratch, req *Request, ln *line, deadline, now time.Time, deliver func(*Choice, error)) (*Choice, *waiter, error) {
+	waits := !c.admit(s, ln, now, false)
+	s.avoidFull()
+	s.choose()
 	if err := c.unreachable(&s.d, req); err != nil {
 		return nil, nil, err
 	}
-	if !holds || ln.hold.Len() == 0 {
-		if s.d.Chosen < 0 || !holds || c.hasRoom(s.d.Pick()) {
-			choice, err := c.commit(s, req, ln, now, nil)
-			if err != errNoRoom { //nolint:errorlint // never wrapped
-				return choice, nil, err
-			}
+	if !waits {
+		if choice, err := c.bookNow(s, req, ln, now, nil); err != errNoRoom { //nolint:errorlint // never wrapped
+			return choice, nil, err
 		}
 	}
-	if s.d.Chosen < 0 {
-		choice, err := c.commit(s, req, ln, now, nil)
-		return choice, nil, err
-	}
-	w := &waiter{req: req, line: ln, deliver: deliver}
+	w := &waiter{req: req, line: ln, deliver: deliver, call: s.call, full: slices.Clone(s.full)}
 	if deliver == nil {
 		w.answer = make(chan answer, 1)
 	}
-	w.ticket = &holdqueue.Ticket{
-		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Work: s.d.Pick().Prefill, Cost: cost(&s.d), Owner: w,
+	if waits {
+		if err := c.waitForMemory(s, w, deadline, now); err != nil {
+			return nil, nil, err
+		}
+		return nil, w, nil
 	}
-	servers, soonest := c.room(&s.d)
-	if wait, err := ln.hold.Push(w.ticket, now, servers, soonest); err != nil {
-		return nil, nil, &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
+	if err := c.wait(s, w, deadline, req.Age, now); err != nil {
+		return nil, nil, err
 	}
-	c.metrics.held.Add(1)
 	c.offerRoom(ln)
 	return nil, w, nil
+}
+
+// bookNow books the pick, or returns errNoRoom when the request must wait in the hold queue.
+func (c *Chooser) bookNow(s *scratch, req *Request, ln *line, now time.Time, w *waiter) (*Choice, error) {
+	switch {
+	case s.d.Chosen < 0, !s.held:
+	case ln.hold.Len() > 0, !c.hasRoom(s.d.Pick()):
+		return nil, errNoRoom
+	}
+	return c.commit(s, req, ln, now, w)
+}
+
+// wait puts a request in the hold queue.
+func (c *Chooser) wait(s *scratch, w *waiter, deadline time.Time, age time.Duration, now time.Time) error {
+	req := w.req
+	w.ticket = &holdqueue.Ticket{
+		Tenant: req.Tenant, Priority: req.Priority, Age: age, Bytes: req.Bytes, Deadline: deadline, Work: s.d.Pick().Prefill, Cost: cost(&s.d), Owner: w,
+	}
+	servers, soonest := c.room(&s.d)
+	if wait, err := w.line.hold.Push(w.ticket, now, servers, soonest); err != nil {
+		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
+	}
+	c.metrics.held.Add(1)
+	return nil
 }
 
 func (req *Request) check() error {

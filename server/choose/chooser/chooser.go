@@ -176,6 +176,7 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 		}
 	}
 	c.sessions.forget(slot)
+	c.forgetPrograms(slot)
 	c.nudge()
 }
 

@@ -44,6 +44,10 @@ type Config struct {
 	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`
 	// Stall says when a replica that reports healthy but makes no progress is avoided.
 	Stall StallConfig `yaml:"stall"`
+	// ProgramHorizon is how soon a session must be likely to return to count as a program: its context then has a claim on its
+	// rank's memory between its calls, and new programs wait in the router until theirs fits (predicted-ttft with the hold queue
+	// only). Zero: no session is a program.
+	ProgramHorizon time.Duration `yaml:"program_horizon"`
 	// Queue limits the hold queue.
 	Queue holdqueue.Config `yaml:"queue"`
 	// Ring configures consistent-hash.
@@ -82,7 +86,7 @@ func DefaultConfig() Config {
 	return Config{
 		Policy:    decision.PredictedTTFT,
 		Objective: decision.ObjectiveAnswer,
-		HoldAbove: 500 * time.Millisecond, SessionTTL: 30 * time.Minute,
+		HoldAbove: 500 * time.Millisecond, SessionTTL: 30 * time.Minute, ProgramHorizon: 20 * time.Second,
 		Stall: StallConfig{After: 2 * time.Second, Unhealthy: 10 * time.Second, Stream: 30 * time.Second},
 		Queue: holdqueue.DefaultConfig(),
 		Ring:  selector.DefaultRingConfig(),
@@ -97,6 +101,7 @@ func (c Config) Validate() error {
 		validateRules("", ModelConfig{c.Policy, c.Objective, c.SLO, c.Weights, c.Shadow}),
 		check.AtLeast("hold_above", c.HoldAbove, 0),
 		check.AtLeast("session_ttl", c.SessionTTL, 0),
+		check.AtLeast("program_horizon", c.ProgramHorizon, 0),
 		check.AtLeast("max_requests_per_rank", c.MaxRequestsPerRank, 0),
 		check.AtLeast("stall.after", c.Stall.After, 0),
 		check.AtLeast("stall.unhealthy", c.Stall.Unhealthy, 0),

@@ -39,7 +39,7 @@ func ReadCause(text string) string {
 
 // Refused reports that the hold queue rejected the request, or that its targets cannot be kept.
 type Refused struct {
-	// Cause is "queue_full", "queue_bytes", "deadline", "timeout", "shutdown" or "target".
+	// Cause is "queue_full", "queue_bytes", "deadline", "timeout", "memory", "shutdown" or "target".
 	Cause string
 	// RetryAfter is when a retry has a chance, from the predicted drain of the queue.
 	RetryAfter time.Duration

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
-	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -143,6 +142,7 @@ func (c *Chooser) wakeRun() {
 func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) holdqueue.Verdict {
 	ln := w.line
 	s.known, s.since = nil, w.ticket.Arrived()
+	s.call, s.full = w.call, append(s.full[:0], w.full...)
 	if now.Sub(w.matched) < matchLife {
 		s.known = w.overlaps
 	}
@@ -152,7 +152,8 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) holdqueue.Verdict 
 			w.end(nil, err)
 			return holdqueue.Drop
 		}
-		selector.Choose(&s.d)
+		s.avoidFull()
+		s.choose()
 		if s.d.Chosen < 0 {
 			choice, err := c.commit(s, w.req, ln, now, w)
 			w.end(choice, err)
@@ -210,6 +211,9 @@ func (c *Chooser) Tick() (next time.Time, ok bool) {
 	}
 	now := c.since(c.clock())
 	for _, ln := range *c.lineList.Load() {
+		if at := ln.memory.wakeAt.Load(); ln.memory.hold.Len() > 0 && at <= now {
+			c.visitMemory(ln)
+		}
 		if ln.hold.Len() == 0 {
 			continue
 		}
@@ -230,6 +234,9 @@ func (c *Chooser) NextWake() (next time.Time, ok bool) {
 		if at := ln.wakeAt.Load(); ln.hold.Len() > 0 && at != 0 && (soonest == 0 || at < soonest) {
 			soonest = at
 		}
+		if at := ln.memory.wakeAt.Load(); ln.memory.hold.Len() > 0 && at != 0 && (soonest == 0 || at < soonest) {
+			soonest = at
+		}
 	}
 	if soonest == 0 {
 		return time.Time{}, false
@@ -244,6 +251,7 @@ func (c *Chooser) freed(slot replica.Slot) {
 		return
 	}
 	for _, ln := range *c.lineList.Load() {
+		c.freedMemory(ln)
 		if ln.hold.Len() == 0 {
 			continue
 		}
@@ -261,6 +269,11 @@ func (c *Chooser) drain() {
 	for _, ln := range *c.lineList.Load() {
 		for _, t := range ln.hold.Drain() {
 			t.Owner.(*waiter).end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
+		}
+		for _, t := range ln.memory.hold.Drain() {
+			if w := t.Owner.(*waiter); w.memory.expire() {
+				w.end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
+			}
 		}
 	}
 }

@@ -19,6 +19,7 @@ type line struct {
 	ring   atomic.Pointer[ringOf]
 	tree   atomic.Pointer[selector.Tree]
 	hold   *holdqueue.Line
+	memory *memoryGate
 
 	visiting sync.Mutex               // held during a visit of the hold queue
 	again    atomic.Bool              // another visit was requested during a visit
@@ -40,7 +41,7 @@ func (c *Chooser) lineFor(model string) *line {
 	if ln, ok := c.lines.Load(model); ok {
 		return ln.(*line)
 	}
-	ln := &line{model: model, hold: c.queue.NewLine(), planned: map[replica.Slot]float64{}}
+	ln := &line{model: model, hold: c.queue.NewLine(), memory: newMemoryGate(c.queue), planned: map[replica.Slot]float64{}}
 	ln.cursor.Store(rand.New(rand.NewPCG(c.seed.Load(), uint64(len(model)))).Uint32() >> 1)
 	c.lines.Store(model, ln)
 	list := append(append([]*line(nil), *c.lineList.Load()...), ln)

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -34,6 +35,10 @@ type scratch struct {
 	// held is set when the request may wait in the hold queue; since is when the offered request began to wait (zero: it has not).
 	held  bool
 	since time.Time
+	// call is the request's in the ledger of programs, memory that of the ranks, full the ranks without memory for it.
+	call   programs.Call
+	memory []programs.Rank
+	full   []replica.Slot
 }
 
 // look fills s.d with all that is known for req at now: one candidate per rank. planned is

@@ -15,16 +15,16 @@ import (
 
 // metrics are the chooser's own; most are counted with atomics and read at collection.
 type metrics struct {
-	held, left, rejected, races, rings, unreachable atomic.Int64
-	agreed, differed                                atomic.Int64
-	regret                                          number // seconds, summed
-	took                                            metric.Float64Histogram
-	errors                                          metric.Float64Histogram
-	decisions                                       metric.Int64Counter
-	stalls, withdrawn, turns, suspicions            metric.Int64Counter
-	turnFirst, turnSame, turnOther                  metric.MeasurementOption
-	policies                                        map[decision.Policy]metric.MeasurementOption
-	affinity                                        *affinity
+	held, memoryWaits, left, rejected, races, rings, unreachable atomic.Int64
+	agreed, differed                                             atomic.Int64
+	regret                                                       number // seconds, summed
+	took                                                         metric.Float64Histogram
+	errors                                                       metric.Float64Histogram
+	decisions                                                    metric.Int64Counter
+	stalls, withdrawn, turns, suspicions                         metric.Int64Counter
+	turnFirst, turnSame, turnOther                               metric.MeasurementOption
+	policies                                                     map[decision.Policy]metric.MeasurementOption
+	affinity                                                     *affinity
 }
 
 func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
@@ -52,6 +52,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 	m.turns = s.CounterBy("kvpilot.chooser.session_turns", "{request}", "Requests with a session, by the rank that they went to: first (the session is new or was forgotten), same or other than its last one.",
 		m.turnFirst, m.turnSame, m.turnOther)
 	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
+	observePrograms := newProgramMetrics(s, c)
 	m.affinity = newAffinity(s, c.ring)
 	counters := []struct {
 		name, help string
@@ -59,6 +60,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 		counter    metric.Int64ObservableCounter
 	}{
 		{name: "held", help: "Requests that had to wait in the hold queue.", value: &m.held},
+		{name: "memory_waits", help: "Requests of programs that had to wait in the router because their context fit in no rank's memory.", value: &m.memoryWaits},
 		{name: "left", help: "Requests whose caller left while they waited in the hold queue.", value: &m.left},
 		{name: "unreachable", help: "Requests rejected because no replica could meet their targets: their own, or under the objective slo the model's.", value: &m.unreachable},
 		{name: "refused", help: "Requests that no replica could serve.", value: &m.rejected},
@@ -83,6 +85,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 	spread := s.ObservedFloat("kvpilot.chooser.prefill_rate_uncertainty", "1", "Relative uncertainty of the prefill rate of a rank, by the source of the rate.")
 	s.Observe(func(o metric.Observer) {
 		m.affinity.observe(o)
+		observePrograms(o)
 		o.ObserveInt64(remembered, int64(c.sessions.size()))
 		for _, one := range counters {
 			o.ObserveInt64(one.counter, one.value.Load())

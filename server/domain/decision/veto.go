@@ -28,13 +28,15 @@ const (
 	VetoStalled
 	// VetoDraining: drained by an operator, or about to be removed by its source.
 	VetoDraining
+	// VetoMemory: the programs that have their place there leave no memory for another one.
+	VetoMemory
 	vetoes
 )
 
 // vetoNames are the forms that metrics and JSON use.
 func vetoNames() [vetoes]string {
 	return [vetoes]string{
-		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context", "stalled", "draining",
+		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context", "stalled", "draining", "memory",
 	}
 }
 

@@ -338,6 +338,8 @@ func (r *Router) undecided(ctx context.Context, rq *request, t *tries, err error
 			reason, message = apierror.DeadlineUnreachable, missed(t.ask.Options.Targets)
 		case "timeout":
 			message = "no replica became free in time"
+		case "memory":
+			message = "no replica had memory for the context of this session in time: the programs that began before it fill the fleet's memory"
 		case "shutdown":
 			reason, message = apierror.ShuttingDown, "the router is stopping"
 		}

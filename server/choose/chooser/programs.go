@@ -1,0 +1,338 @@
+package chooser
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
+)
+
+// memoryGate holds the calls of programs without a place while no rank has memory for them. It stands before the hold queue.
+type memoryGate struct {
+	ledger *programs.Ledger
+	hold   *holdqueue.Line // first come, first served within a tenant
+
+	visiting sync.Mutex
+	visited  atomic.Int64 // when the last visit was, on the chooser's scale
+	wakeAt   atomic.Int64 // when the next one is due; 0: never
+}
+
+func newMemoryGate(queue *holdqueue.Queue) *memoryGate {
+	return &memoryGate{ledger: programs.New(), hold: queue.NewLine()}
+}
+
+const (
+	// memoryEach is how often the calls that wait for memory are visited when nothing happens: claims fade with time. memorySoon is
+	// the least time between two visits.
+	memoryEach, memorySoon = 100 * time.Millisecond, 5 * time.Millisecond
+	// causeMemory is the Refused.Cause of a call that waited for memory too long, memoryRetry the hint for its retry: programs last minutes.
+	causeMemory, memoryRetry = "memory", 30 * time.Second
+	// mostAdmitted bounds the programs that one visit admits.
+	mostAdmitted = 16
+)
+
+// memoryWait is a call's wait at the gate.
+type memoryWait struct {
+	mu sync.Mutex
+	// moved is set when it has left the gate for the hold queue or its outcome, gone when its caller left before; guarded by mu.
+	moved, gone bool
+}
+
+// leaveMemory is leave for a request that waits for memory, or has waited.
+func (w *waiter) leaveMemory() bool {
+	m := w.memory
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.moved {
+		return w.line.hold.Remove(w.ticket)
+	}
+	if m.gone {
+		return false
+	}
+	w.line.memory.hold.Remove(w.ticket)
+	m.gone = true
+	return true
+}
+
+// leave ends a call that the ledger counts and that is not placed.
+func (g *memoryGate) leave(call *programs.Call) {
+	if call.Name != 0 {
+		g.ledger.Leave(call.Name)
+	}
+}
+
+// expire ends the wait; false when the caller left.
+func (m *memoryWait) expire() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.moved = true
+	return !m.gone
+}
+
+// horizon is the time within which a program returns; 0 when no session is one.
+func (c *Chooser) horizon() time.Duration { return c.settings.Load().config.ProgramHorizon }
+
+// arrive notes the call of a session in the ledger, and names it in s.
+func (c *Chooser) arrive(s *scratch, req *Request, ln *line, now time.Time) {
+	s.call = programs.Call{}
+	if req.Session == "" || !s.held || c.horizon() == 0 {
+		return
+	}
+	k := c.sessions.key(ln, req.Tenant, req.Session)
+	s.call = programs.Call{
+		Name: programs.Name(max(1, k.name)), Class: req.Tenant, Tokens: req.PromptTokens + outputs(req.ExpectedOutput), Retry: req.Attempt > 0,
+	}
+	s.call.Program = ln.memory.ledger.Arrive(s.call, time.Duration(c.since(now)), c.horizon())
+}
+
+// admit reports whether the request's program has a place, or gets one now. Then s.full names the ranks without memory for it.
+func (c *Chooser) admit(s *scratch, ln *line, now time.Time, visiting bool) bool {
+	s.full = s.full[:0]
+	if !s.call.Program {
+		return true
+	}
+	s.memory = s.memory[:0]
+	for i := range s.d.Candidates {
+		if cand := &s.d.Candidates[i]; cand.Veto == decision.VetoNone {
+			s.memory = append(s.memory, rankOf(cand))
+		}
+	}
+	if len(s.memory) == 0 {
+		return true // no rank can serve it: it must not wait for memory
+	}
+	g := ln.memory
+	switch g.ledger.Admit(s.call, !visiting && g.hold.Len() > 0, s.memory, time.Duration(c.since(now))) {
+	case programs.Waits:
+		return false
+	case programs.Fits:
+		for i := range s.memory {
+			if s.memory[i].Full {
+				s.full = append(s.full, s.memory[i].Slot)
+			}
+		}
+	case programs.Free:
+	}
+	return true
+}
+
+// rankOf is the memory of a candidate.
+func rankOf(cand *decision.Candidate) programs.Rank {
+	size := float64(cand.BlockSize)
+	return programs.Rank{Slot: cand.Slot, Capacity: size * float64(cand.Blocks), Booked: size * cand.DecodeBlocks, Held: float64(cand.GPU), Bend: cand.Bend}
+}
+
+// avoidFull vetoes the ranks without memory for the program, unless no other one is left.
+func (s *scratch) avoidFull() {
+	if len(s.full) == 0 {
+		return
+	}
+	others := false
+	for i := range s.d.Candidates {
+		cand := &s.d.Candidates[i]
+		others = others || cand.Veto == decision.VetoNone && !slices.Contains(s.full, cand.Slot)
+	}
+	for i := range s.d.Candidates {
+		if cand := &s.d.Candidates[i]; others && cand.Veto == decision.VetoNone && slices.Contains(s.full, cand.Slot) {
+			cand.Veto = decision.VetoMemory
+		}
+	}
+}
+
+// choose picks a candidate. When no other one is left, those without memory for the program serve.
+func (s *scratch) choose() {
+	selector.Choose(&s.d)
+	if s.d.Chosen >= 0 || len(s.full) == 0 {
+		return
+	}
+	for i := range s.d.Candidates {
+		if cand := &s.d.Candidates[i]; cand.Veto == decision.VetoMemory {
+			cand.Veto = decision.VetoNone
+		}
+	}
+	selector.Choose(&s.d)
+}
+
+// settle books the program's memory on the chosen rank.
+func (c *Chooser) settle(s *scratch, ln *line, cand *decision.Candidate, now time.Time) *programs.Place {
+	if s.call.Name == 0 {
+		return nil
+	}
+	return ln.memory.ledger.Place(s.call, rankOf(cand), time.Duration(c.since(now)))
+}
+
+// programCall is a choice's call in the ledger of programs; its place is nil where the ledger does not count it.
+type programCall struct {
+	place   *programs.Place
+	returns time.Duration // the request's SessionReturn
+}
+
+// end ends the call of c.
+func (p *programCall) end(c *Choice, now time.Time, output int) {
+	if p.place != nil {
+		p.place.End(c.Decision.PromptTokens+output, p.returns < 0, p.returns > c.chooser.horizon(), time.Duration(c.chooser.since(now)))
+	}
+}
+
+// waitForMemory puts a request in line at the gate. Its wait is bounded like that in the hold queue.
+func (c *Chooser) waitForMemory(s *scratch, w *waiter, deadline, now time.Time) error {
+	ln, req := w.line, w.req
+	w.memory, w.call = &memoryWait{}, s.call
+	w.ticket = &holdqueue.Ticket{
+		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.d), Owner: w,
+	}
+	if wait, err := ln.memory.hold.Push(w.ticket, now, len(s.memory), memoryEach); err != nil {
+		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
+	}
+	c.metrics.memoryWaits.Add(1)
+	c.log.Debug("a program waits: its context fits in no rank's memory", "id", req.ID, "tenant", req.Tenant, "model", req.Model, "tokens", w.call.Tokens, "before", ln.memory.hold.Len()-1)
+	c.wakeForMemory(ln, c.since(now)+int64(memoryEach))
+	return nil
+}
+
+// wakeForMemory has the gate visited at a moment of the chooser's scale, or before.
+func (c *Chooser) wakeForMemory(ln *line, at int64) {
+	for {
+		old := ln.memory.wakeAt.Load()
+		if old != 0 && old <= at {
+			return
+		}
+		if ln.memory.wakeAt.CompareAndSwap(old, at) {
+			break
+		}
+	}
+	if at < c.sleepsUntil.Load() {
+		c.wakeRun()
+	}
+}
+
+// freedMemory notes that a request has ended: the gate is visited now, or soon when it has just been.
+func (c *Chooser) freedMemory(ln *line) {
+	g := ln.memory
+	if g.hold.Len() == 0 {
+		return
+	}
+	if soon := g.visited.Load() + int64(memorySoon); c.since(c.clock()) < soon {
+		c.wakeForMemory(ln, soon)
+		return
+	}
+	c.visitMemory(ln)
+}
+
+// visitMemory admits the calls at the gate that fit, in their order: the first that does not fit ends the visit, so that no large
+// program starves.
+func (c *Chooser) visitMemory(ln *line) {
+	g := ln.memory
+	if !g.visiting.TryLock() {
+		c.wakeForMemory(ln, c.since(c.clock())+int64(memorySoon))
+		return
+	}
+	defer g.visiting.Unlock()
+	now := c.clock()
+	g.wakeAt.Store(0)
+	g.visited.Store(c.since(now))
+	for _, t := range g.hold.Expired(now) {
+		if w := t.Owner.(*waiter); w.memory.expire() {
+			cause := holdqueue.Cause(t.Why())
+			if cause == "timeout" {
+				cause = causeMemory
+			}
+			w.end(nil, &Refused{Cause: cause, RetryAfter: memoryRetry})
+		}
+	}
+	var admitted []*waiter
+	s := c.scratch.Get().(*scratch)
+	g.hold.Visit(now, mostAdmitted, func(t *holdqueue.Ticket) holdqueue.Verdict {
+		w := t.Owner.(*waiter)
+		s.since, s.call = t.Arrived(), w.call
+		if err := c.look(s, w.req, ln, now, nil); err == nil && !c.admit(s, ln, now, true) {
+			return holdqueue.Stop
+		}
+		w.full = slices.Clone(s.full)
+		admitted = append(admitted, w)
+		return holdqueue.Release
+	})
+	s.since = time.Time{}
+	c.scratch.Put(s)
+	for _, w := range admitted {
+		c.move(w, now)
+	}
+	if g.hold.Len() > 0 {
+		c.wakeForMemory(ln, c.since(now)+int64(memoryEach))
+	}
+}
+
+// enter books an admitted call, or puts it in the hold queue: then it returns true.
+func (c *Chooser) enter(s *scratch, w *waiter, deadline, now time.Time) (*Choice, bool, error) {
+	s.avoidFull()
+	s.choose()
+	if err := c.unreachable(&s.d, w.req); err != nil {
+		return nil, false, err
+	}
+	choice, err := c.bookNow(s, w.req, w.line, now, w)
+	if err != errNoRoom { //nolint:errorlint // never wrapped
+		return choice, false, err
+	}
+	err = c.wait(s, w, deadline, now.Sub(w.ticket.Arrived()), now)
+	return nil, err == nil, err
+}
+
+// move takes an admitted call from the gate to a rank, or to the hold queue.
+func (c *Chooser) move(w *waiter, now time.Time) {
+	m := w.memory
+	m.mu.Lock()
+	if m.gone {
+		m.mu.Unlock()
+		return
+	}
+	s := c.scratch.Get().(*scratch)
+	s.since, s.call, s.full = w.ticket.Arrived(), w.call, append(s.full[:0], w.full...)
+	var choice *Choice
+	var held bool
+	err := c.look(s, w.req, w.line, now, nil)
+	if err == nil {
+		choice, held, err = c.enter(s, w, w.ticket.Deadline, now)
+	}
+	s.since = time.Time{}
+	c.scratch.Put(s)
+	m.moved = true
+	m.mu.Unlock()
+	if held {
+		c.offerRoom(w.line)
+		return
+	}
+	w.end(choice, err)
+}
+
+// forgetPrograms forgets the programs of a rank.
+func (c *Chooser) forgetPrograms(slot replica.Slot) {
+	for _, ln := range *c.lineList.Load() {
+		ln.memory.ledger.Remove(slot)
+	}
+}
+
+// newProgramMetrics makes the metrics of the ledgers and returns the function that observes them.
+func newProgramMetrics(s *instruments.Set, c *Chooser) func(metric.Observer) {
+	sessions := s.ObservedGauge("kvpilot.chooser.programs", "{session}",
+		"Programs by state: placed (its context has a claim on a rank's memory) or waiting (for a rank with memory for it).")
+	pauses := s.ObservedCounter("kvpilot.chooser.program_pauses", "{session}", "Programs that lost their place between two calls because those of their rank had outgrown its memory.")
+	placed, waiting := instruments.Label("state", "placed"), instruments.Label("state", "waiting")
+	return func(o metric.Observer) {
+		var all programs.Stats
+		for _, ln := range *c.lineList.Load() {
+			one := ln.memory.ledger.Stats()
+			all.Placed, all.Waiting, all.Paused = all.Placed+one.Placed, all.Waiting+one.Waiting, all.Paused+one.Paused
+		}
+		o.ObserveInt64(sessions, int64(all.Placed), placed)
+		o.ObserveInt64(sessions, int64(all.Waiting), waiting)
+		o.ObserveInt64(pauses, all.Paused)
+	}
+}

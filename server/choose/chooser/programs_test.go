@@ -1,0 +1,251 @@
+package chooser_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// small makes every rank's memory 2,000 blocks: 32,000 tokens.
+func (f *fleet) small() {
+	for _, r := range f.replicas {
+		r.Blocks = 2000
+	}
+}
+
+// session is a call of a session.
+func (f *fleet) session(name string, number, n int) *chooser.Request {
+	req := f.request(number, n)
+	req.Session, req.Tenant = name, "agents"
+	return req
+}
+
+// teachPrograms has sessions return after a second, until the tenant's sessions are known as programs.
+func (f *fleet) teachPrograms() {
+	f.t.Helper()
+	for turn := range 8 {
+		req := f.session("teacher", 900, 100)
+		if turn == 7 {
+			req.SessionReturn = chooser.NoReturn
+		}
+		f.serve(f.choose(req))
+		time.Sleep(time.Second)
+	}
+}
+
+// serve ends a call as an engine would.
+func (f *fleet) serve(c *chooser.Choice) {
+	c.FirstToken()
+	c.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: c.Decision.PromptTokens, OutputTokens: 10, CachedTokens: 0})
+}
+
+// submit is Submit with the outcome in a channel.
+func (f *fleet) submit(req *chooser.Request) (*chooser.Waiting, chan error, chan *chooser.Choice) {
+	errs, choices := make(chan error, 1), make(chan *chooser.Choice, 1)
+	w := f.chooser.Submit(req, time.Time{}, func(c *chooser.Choice, err error) {
+		if err != nil {
+			errs <- err
+			return
+		}
+		choices <- c
+	})
+	return w, errs, choices
+}
+
+func TestProgramsWaitForMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		f.small()
+		f.know()
+		defer f.running(t.Context())()
+		f.teachPrograms()
+		one, two := f.choose(f.session("one", 1, 16000)), f.choose(f.session("two", 2, 16000))
+		if one.Slot == two.Slot {
+			t.Fatalf("both programs are on rank %d, want one on each", one.Slot)
+		}
+		one.FirstToken()
+		two.FirstToken()
+		_, errs, third := f.submit(f.session("three", 3, 16000))
+		time.Sleep(20 * time.Second)
+		select {
+		case c := <-third:
+			t.Fatalf("a third program of half the memory is placed on rank %d", c.Slot)
+		case err := <-errs:
+			t.Fatal(err)
+		default:
+		}
+		chat := f.request(4, 2000)
+		chat.Session, chat.Tenant = "chat", "chats"
+		began := time.Now()
+		f.serve(f.choose(chat))
+		f.serve(f.choose(f.request(5, 2000)))
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("requests of other tenants wait %s behind the program", took)
+		}
+		one.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: 16000, OutputTokens: 10})
+		time.Sleep(time.Second)
+		one = f.choose(f.session("one", 1, 17000)) // in its gap it kept its place
+		one.FirstToken()
+		last := f.session("two", 2, 16000)
+		two.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: 16000, OutputTokens: 10})
+		last.SessionReturn = chooser.NoReturn
+		f.serve(f.choose(last))
+		time.Sleep(time.Second)
+		select {
+		case c := <-third:
+			if c.Slot != two.Slot {
+				t.Errorf("the third program is on rank %d, want the one that has room, %d", c.Slot, two.Slot)
+			}
+			if c.Decision.Held < 20*time.Second {
+				t.Errorf("held %s, want the time that it waited", c.Decision.Held)
+			}
+			vetoed := false
+			for _, cand := range c.Decision.List() {
+				vetoed = vetoed || cand.Slot == one.Slot && cand.Veto == decision.VetoMemory
+			}
+			if !vetoed {
+				t.Error("the decision does not name the rank without memory")
+			}
+			f.serve(c)
+		default:
+			t.Error("the third program still waits")
+		}
+		f.serve(one)
+		f.empty()
+	})
+}
+
+// A program that waits leaves at once when its caller does, and its place in line is free.
+func TestWhoLeavesTheLineForMemoryIsOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		f.small()
+		f.know()
+		defer f.running(t.Context())()
+		f.teachPrograms()
+		first := f.choose(f.session("one", 1, 20000))
+		first.FirstToken()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if _, err := f.chooser.Choose(ctx, f.session("two", 2, 20000)); !errors.Is(err, context.DeadlineExceeded) && !errors.As(err, new(*chooser.Refused)) {
+			t.Errorf("Choose = %v, want the end of its context", err)
+		}
+		w, errs, choices := f.submit(f.session("three", 3, 20000))
+		if w == nil || !w.Leave() {
+			t.Fatal("the caller cannot leave")
+		}
+		if w.Leave() {
+			t.Error("a caller leaves twice")
+		}
+		first.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: 20000, OutputTokens: 10})
+		time.Sleep(10 * time.Minute)
+		select {
+		case <-errs:
+			t.Error("an outcome is delivered to a caller that left")
+		case <-choices:
+			t.Error("a choice is delivered to a caller that left")
+		default:
+		}
+		if n := f.chooser.Waiting(); n != 0 {
+			t.Errorf("%d requests wait", n)
+		}
+		f.empty()
+	})
+}
+
+// The wait for memory has the hold queue's bound.
+func TestTheWaitForMemoryIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, func(c *chooser.Config, _ *chooser.Params) { c.Queue.MaxWait = 40 * time.Second })
+		f.small()
+		f.know()
+		defer f.running(t.Context())()
+		f.teachPrograms()
+		first := f.choose(f.session("one", 1, 20000))
+		first.FirstToken()
+		began := time.Now()
+		_, err := f.chooser.Choose(context.Background(), f.session("two", 2, 20000))
+		var refused *chooser.Refused
+		if !errors.As(err, &refused) || refused.Cause != "memory" {
+			t.Errorf("Choose = %v, want a refusal for the memory that did not become free", err)
+		}
+		if took := time.Since(began); took < 40*time.Second || took > 41*time.Second {
+			t.Errorf("refused after %s, want 40 s", took)
+		}
+		f.serve(first)
+		f.empty()
+	})
+}
+
+// Many programs that come and go under pressure all end, and none waits for ever.
+func TestProgramsUnderPressureAllEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		f.small()
+		f.know()
+		defer f.running(t.Context())()
+		f.teachPrograms()
+		const programs, turns = 24, 6
+		ended := make(chan error, programs)
+		for p := range programs {
+			go func() {
+				for turn := range turns {
+					req := f.session(fmt.Sprintf("p%d", p), p+10, 4000+2000*turn)
+					if turn == turns-1 {
+						req.SessionReturn = chooser.NoReturn
+					}
+					c, err := f.chooser.Choose(context.Background(), req)
+					if err != nil {
+						ended <- fmt.Errorf("program %d, turn %d: %w", p, turn, err)
+						return
+					}
+					time.Sleep(time.Second)
+					c.FirstToken()
+					time.Sleep(time.Second)
+					f.serve(c)
+					time.Sleep(2 * time.Second)
+				}
+				ended <- nil
+			}()
+		}
+		for range programs {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+		if n := f.chooser.Waiting(); n != 0 {
+			t.Errorf("%d requests wait", n)
+		}
+		f.empty()
+	})
+}
+
+func TestShutdownRefusesProgramsThatWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		f.small()
+		f.know()
+		stop := f.running(t.Context())
+		f.teachPrograms()
+		first := f.choose(f.session("one", 1, 20000))
+		_, errs, _ := f.submit(f.session("two", 2, 20000))
+		synctest.Wait()
+		stop()
+		var refused *chooser.Refused
+		select {
+		case err := <-errs:
+			if !errors.As(err, &refused) || refused.Cause != "shutdown" {
+				t.Errorf("outcome = %v, want a refusal for the shutdown", err)
+			}
+		default:
+			t.Error("the waiting program has no outcome")
+		}
+		f.serve(first)
+	})
+}

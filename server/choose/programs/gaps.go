@@ -1,0 +1,89 @@
+package programs
+
+import (
+	"math"
+	"time"
+)
+
+const (
+	// priorQuick is the chance of a quick return of a class that nothing is known of.
+	priorQuick = 0.2
+	// classWeight is the number of its own gaps that a session's class counts as.
+	classWeight = 6
+	// remembered bounds the gaps of a session, and remembering those of a class, that count.
+	remembered, remembering = 16, 64
+	// learnedUpTo is the longest gap in horizons that counts among a class's gaps.
+	learnedUpTo = 4
+	// mostReturns bounds the chance that a session returns at all, leastSoon the share of gaps within the horizon by which it is estimated.
+	mostReturns, leastSoon = 0.98, 0.5
+	// leastSpread bounds the learned variance of the logarithm of gaps from below.
+	leastSpread = 0.1
+)
+
+// class is what is learned of the gaps of sessions that are alike.
+type class struct {
+	// quick is the share of calls after which the session returns within the horizon, of outcomes calls.
+	quick    float64
+	outcomes int
+	// mean and spread are mean and variance of the logarithm of gaps in seconds, of gaps gaps.
+	mean, spread float64
+	gaps         int
+	// soon is the share of gaps that end within the horizon.
+	soon float64
+}
+
+func newClass() *class { return &class{quick: priorQuick, mean: math.Log(4), spread: 1, soon: 1} }
+
+// judge learns the outcome of one call.
+func (c *class) judge(quick bool) {
+	c.outcomes = min(c.outcomes+1, remembering)
+	v := 0.0
+	if quick {
+		v = 1
+	}
+	c.quick += (v - c.quick) / float64(c.outcomes+1)
+}
+
+// learn learns the length of a gap.
+func (c *class) learn(gap, horizon time.Duration) {
+	c.gaps = min(c.gaps+1, remembering)
+	w := 1 / float64(c.gaps+4)
+	d := math.Log(max(gap.Seconds(), 1e-3)) - c.mean
+	c.mean += w * d
+	c.spread = max(leastSpread, c.spread+w*(d*d-c.spread))
+	c.soon = 1 - c.longer(horizon)
+}
+
+// longer is the chance that a gap is longer than age.
+func (c *class) longer(age time.Duration) float64 {
+	z := (math.Log(max(age.Seconds(), 1e-3)) - c.mean) / math.Sqrt(2*c.spread)
+	return math.Erfc(z) / 2
+}
+
+// record is the outcome of a session's own gaps.
+type record struct{ quick, outcomes float64 }
+
+func (r *record) judge(quick bool) {
+	if r.outcomes >= remembered {
+		r.quick, r.outcomes = r.quick/2, r.outcomes/2
+	}
+	r.outcomes++
+	if quick {
+		r.quick++
+	}
+}
+
+// likelihood is the chance that the session returns within the horizon after a call.
+func (p *program) likelihood() float64 {
+	return (classWeight*p.class.quick + p.record.quick) / (classWeight + p.record.outcomes)
+}
+
+// chance is the chance that a session which is in a gap returns.
+func (p *program) chance(now time.Duration) float64 {
+	returns := min(mostReturns, p.likelihood()/max(leastSoon, p.class.soon))
+	longer := returns * p.class.longer(now-p.ended)
+	if longer == 0 {
+		return 0
+	}
+	return longer / (longer + 1 - returns)
+}

@@ -1,0 +1,339 @@
+package programs
+
+import (
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+const (
+	// maxPrograms and maxClasses bound the sessions and classes of a ledger. Further sessions are not programs; further classes are one.
+	maxPrograms, maxClasses = 1 << 16, 1 << 12
+	// A session is forgotten when it has not returned for so many horizons, and for so long at least.
+	forgetAfter  = 20
+	leastForgets = 10 * time.Minute
+)
+
+// Name stands for a session. Its caller makes it from tenant and session.
+type Name uint64
+
+// Rank is a rank that may serve a call.
+type Rank struct {
+	Slot replica.Slot
+	// Capacity is its memory and Booked what the requests in flight take of it, in tokens. Capacity 0: unknown.
+	Capacity, Booked float64
+	// Held is the part of the prompt in tokens that it holds.
+	Held float64
+	// Bend is the context length at which attention has doubled the cost of a token; 0: unknown.
+	Bend float64
+	// Full is set by Admit: the program does not fit there.
+	Full bool
+}
+
+// Call is a session's call.
+type Call struct {
+	Name Name
+	// Class names the sessions that are alike: the tenant.
+	Class string
+	// Tokens is its prompt with the expected answer.
+	Tokens int
+	// Retry is set when the same call was placed before.
+	Retry bool
+	// Program is what Arrive reported.
+	Program bool
+}
+
+// Verdict is the result of Admit.
+type Verdict uint8
+
+const (
+	// Free admits the call without an admission: its session has a place, or is no program.
+	Free Verdict = iota
+	// Fits admits it to the ranks that are not Full.
+	Fits
+	// Waits holds it: it fits nowhere.
+	Waits
+)
+
+// Ledger is the account of the programs of one pool. Make one with New.
+type Ledger struct {
+	mu       sync.Mutex
+	programs map[Name]*program // guarded by mu
+	accounts []*account        // by slot; guarded by mu
+	classes  map[string]*class // guarded by mu
+	gaps     gaps              // that have not exceeded the horizon, and some that have ended; guarded by mu
+	late     gaps              // that have; guarded by mu
+	paused   int64             // guarded by mu
+}
+
+// program is a session.
+type program struct {
+	class   *class
+	account *account // of the rank where it has a place; nil: it has none
+	index   int      // in the account's list
+	// tokens is its context, shared the part of that which its rank held before its first call.
+	tokens, shared float64
+	// running are its calls in flight, waiting those that arrived and are not placed.
+	running, waiting int
+	ended            time.Duration // when the last call ended
+	record           record
+	judged           bool // the last gap counts already
+	known            bool // a call has ended
+	late             bool // it waits for a place
+}
+
+// busy reports whether its context is certain to be needed.
+func (p *program) busy() bool { return p.running+p.waiting > 0 }
+
+// New returns an empty ledger.
+func New() *Ledger { return &Ledger{programs: map[Name]*program{}, classes: map[string]*class{}} }
+
+// Arrive notes that a call arrived, and learns from the gap before it. It reports whether Admit may hold the call; without that, Admit
+// need not be called. The caller owes one Place or Leave.
+func (l *Ledger) Arrive(call Call, now, horizon time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sweep(now, horizon)
+	p := l.programs[call.Name]
+	if p == nil {
+		if len(l.programs) >= maxPrograms {
+			return false
+		}
+		p = &program{class: l.class(call.Class)}
+		l.programs[call.Name] = p
+	}
+	gap := now - p.ended
+	if p.known && !p.busy() && !call.Retry && gap < learnedUpTo*horizon {
+		p.class.learn(gap, horizon)
+	}
+	if p.known && !p.busy() && !p.judged && !call.Retry {
+		p.judge(gap < horizon)
+	}
+	p.waiting++
+	return p.needsPlace(&call)
+}
+
+// needsPlace reports whether a call of p must be admitted.
+func (p *program) needsPlace(call *Call) bool {
+	return p.account == nil && !call.Retry && p.likelihood() >= likely
+}
+
+func (p *program) judge(quick bool) {
+	p.judged = true
+	p.record.judge(quick)
+	p.class.judge(quick)
+}
+
+// class finds a class, or makes one. mu is held.
+func (l *Ledger) class(name string) *class {
+	c := l.classes[name]
+	if c == nil {
+		if len(l.classes) >= maxClasses {
+			name = ""
+		}
+		if c = l.classes[name]; c == nil {
+			c = newClass()
+			l.classes[name] = c
+		}
+	}
+	return c
+}
+
+// Admit decides whether a call that arrived may be placed, and sets Full of the ranks. A program that is admitted has a place from
+// now on. behind is set when other programs wait and go first. It may be called again until it admits the call.
+func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) Verdict {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.programs[call.Name]
+	if p == nil || !p.needsPlace(&call) {
+		return Free
+	}
+	if behind {
+		p.late = true
+		return Waits
+	}
+	upTo := admitUpTo
+	if p.late {
+		upTo = admitLateUpTo
+	}
+	var best *account
+	var least, held float64
+	for i := range ranks {
+		r := &ranks[i]
+		a := l.read(r)
+		shared := p.shared
+		if !p.known {
+			shared = r.Held
+		}
+		used, ok := a.fits(max(0, float64(call.Tokens)-shared), upTo, now)
+		if r.Full = !ok; ok && (best == nil || used < least) {
+			best, least, held = a, used, shared
+		}
+	}
+	if p.late = best == nil; p.late {
+		return Waits
+	}
+	p.tokens, p.shared = float64(call.Tokens), held
+	best.place(p)
+	return Fits
+}
+
+// read notes what a choice knows of a rank. mu is held.
+func (l *Ledger) read(r *Rank) *account {
+	for int(r.Slot) >= len(l.accounts) {
+		l.accounts = append(l.accounts, &account{})
+	}
+	a := l.accounts[r.Slot]
+	a.capacity, a.booked, a.bend = r.Capacity, r.Booked, r.Bend
+	return a
+}
+
+// Leave ends a call that arrived and is not placed.
+func (l *Ledger) Leave(name Name) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p := l.programs[name]; p != nil && p.waiting > 0 {
+		p.waiting--
+		if !p.busy() && !p.known {
+			p.leave()
+			delete(l.programs, name)
+		}
+	}
+}
+
+// Place moves the session of a call that arrived to the rank that serves it.
+func (l *Ledger) Place(call Call, rank Rank, now time.Duration) *Place {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.programs[call.Name]
+	if p == nil || p.waiting == 0 {
+		return nil
+	}
+	rank.Booked += float64(call.Tokens)
+	a := l.read(&rank)
+	p.leave()
+	if p.tokens = float64(call.Tokens); !p.known && p.running == 0 {
+		p.shared = min(rank.Held, p.tokens)
+	}
+	p.waiting--
+	p.running++
+	a.place(p)
+	l.paused += int64(a.relieve(now))
+	return &Place{ledger: l, name: call.Name, program: p}
+}
+
+// Place is a call in flight. The nil Place has no effect.
+type Place struct {
+	ledger  *Ledger
+	name    Name
+	program *program
+}
+
+// End ends the call. tokens is the context that it leaves; final says that the session does not return, later that it returns after the
+// horizon.
+func (c *Place) End(tokens int, final, later bool, now time.Duration) {
+	if c == nil {
+		return
+	}
+	l, p := c.ledger, c.program
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := p.account
+	p.leave()
+	p.running--
+	p.tokens = float64(tokens)
+	p.ended, p.known, p.judged = now, true, false
+	l.gaps.push(gap{c.name, p, now})
+	switch {
+	case final && !p.busy():
+		if l.programs[c.name] == p {
+			delete(l.programs, c.name)
+		}
+	case a != nil && (p.busy() || !later && p.likelihood() >= likely):
+		a.place(p)
+	}
+	if a != nil {
+		a.booked = max(0, a.booked-float64(tokens))
+		l.paused += int64(a.relieve(now))
+	}
+}
+
+// Remove forgets the places on a rank.
+func (l *Ledger) Remove(slot replica.Slot) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if int(slot) >= len(l.accounts) {
+		return
+	}
+	for a := l.accounts[slot]; len(a.programs) > 0; {
+		a.programs[0].leave()
+	}
+	l.accounts[slot] = &account{}
+}
+
+// sweep judges the gaps that have exceeded the horizon, and forgets old sessions. mu is held.
+func (l *Ledger) sweep(now, horizon time.Duration) {
+	for l.gaps.due(now - horizon) {
+		g := l.gaps.next()
+		if p := g.program; p.ended == g.since && !p.busy() {
+			if !p.judged {
+				p.judge(false)
+			}
+			l.late.push(g)
+		}
+	}
+	for l.late.due(now - max(leastForgets, forgetAfter*horizon)) {
+		g := l.late.next()
+		if p := g.program; p.ended == g.since && !p.busy() && l.programs[g.name] == p {
+			p.leave()
+			delete(l.programs, g.name)
+		}
+	}
+}
+
+// gap is the time after a session's call.
+type gap struct {
+	name    Name
+	program *program
+	since   time.Duration
+}
+
+// gaps is a queue in the order of their begin.
+type gaps struct{ list []gap }
+
+func (q *gaps) push(g gap) { q.list = append(q.list, g) }
+
+func (q *gaps) due(since time.Duration) bool { return len(q.list) > 0 && q.list[0].since <= since }
+
+func (q *gaps) next() gap {
+	g := q.list[0]
+	q.list[0] = gap{}
+	q.list = q.list[1:]
+	return g
+}
+
+// Stats counts sessions.
+type Stats struct {
+	// Placed are the programs that have a place, Waiting those that wait for one.
+	Placed, Waiting int
+	// Paused counts the places that were taken away so far.
+	Paused int64
+}
+
+// Stats returns the counts.
+func (l *Ledger) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := Stats{Paused: l.paused}
+	for _, p := range l.programs {
+		switch {
+		case p.likelihood() < likely:
+		case p.account != nil:
+			s.Placed++
+		case p.waiting > 0:
+			s.Waiting++
+		}
+	}
+	return s
+}

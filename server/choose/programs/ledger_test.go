@@ -1,0 +1,364 @@
+package programs
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+const (
+	horizon  = 30 * time.Second
+	capacity = 100_000
+)
+
+// bed is a ledger over ranks of equal capacity, and its clock.
+type bed struct {
+	*Ledger
+	t     testing.TB
+	now   time.Duration
+	ranks []Rank
+}
+
+func newBed(t testing.TB, ranks int) *bed {
+	b := &bed{Ledger: New(), t: t}
+	for i := range ranks {
+		b.ranks = append(b.ranks, Rank{Slot: replica.Slot(i), Capacity: capacity, Bend: 50_000})
+	}
+	return b
+}
+
+func call(name Name, tokens int) Call { return Call{Name: name, Tokens: tokens} }
+
+// begin has a call arrive and be placed on the first rank that it is admitted to; nil when it waits.
+func (b *bed) begin(c Call) *Place {
+	b.t.Helper()
+	b.Arrive(c, b.now, horizon)
+	return b.retry(c)
+}
+
+// retry is begin for a call that waits.
+func (b *bed) retry(c Call) *Place {
+	b.t.Helper()
+	for i := range b.ranks {
+		b.ranks[i].Full = false
+	}
+	if b.Admit(c, false, b.ranks, b.now) == Waits {
+		return nil
+	}
+	for _, r := range b.ranks {
+		if !r.Full {
+			return b.Place(c, r, b.now)
+		}
+	}
+	b.t.Fatal("admitted to full ranks alone")
+	return nil
+}
+
+// teach lets a session return after each gap, so that its class is known.
+func (b *bed) teach(class string, gaps ...time.Duration) {
+	b.t.Helper()
+	c := Call{Name: 1 << 60, Class: class, Tokens: 10}
+	for _, gap := range gaps {
+		b.begin(c).End(10, false, false, b.now)
+		b.now += gap
+	}
+	b.begin(c).End(10, true, false, b.now)
+}
+
+func seconds(n int, s float64) []time.Duration {
+	list := make([]time.Duration, n)
+	for i := range list {
+		list[i] = time.Duration(s * float64(time.Second))
+	}
+	return list
+}
+
+func TestNewProgramsWaitUntilTheirContextFits(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	first := b.begin(call(1, 50_000))
+	if first == nil {
+		t.Fatal("a program waits before an empty rank")
+	}
+	if b.begin(call(2, 40_000)) != nil {
+		t.Fatal("a program of 40,000 tokens is admitted beside one of 50,000 in 100,000")
+	}
+	if small := b.begin(call(3, 20_000)); small == nil {
+		t.Error("a program of 20,000 tokens waits, want it admitted beside one of 50,000 in 100,000")
+	}
+	first.End(50_000, false, false, b.now)
+	b.now += time.Second
+	if b.retry(call(2, 40_000)) != nil {
+		t.Fatal("a gap of a second has no claim")
+	}
+	b.now += 3 * horizon
+	if b.retry(call(2, 40_000)) == nil {
+		t.Error("a gap of many times the usual one still has its claim")
+	}
+}
+
+func TestFinalCallsFreeTheirMemory(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	first := b.begin(call(1, 70_000))
+	if b.begin(call(2, 40_000)) != nil {
+		t.Fatal("admitted to a full rank")
+	}
+	first.End(70_000, true, false, b.now)
+	if b.retry(call(2, 40_000)) == nil {
+		t.Error("the program waits for one that is not going to return")
+	}
+}
+
+func TestProgramsWithAPlaceKeepIt(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	for name := Name(1); name <= 2; name++ {
+		b.begin(call(name, 40_000)).End(40_000, false, false, b.now)
+	}
+	b.now += time.Second
+	for name := Name(1); name <= 2; name++ {
+		if b.begin(call(name, 45_000)) == nil {
+			t.Errorf("program %d waits at its second call", name)
+		}
+	}
+}
+
+// A chat is no program: it never waits, and its context has no claim that holds programs back.
+func TestChatsNeverWait(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("agents", seconds(8, 2)...)
+	b.teach("chats", seconds(8, 300)...)
+	full := b.begin(Call{Name: 1, Class: "agents", Tokens: 80_000})
+	for name := Name(10); name < 20; name++ {
+		place := b.begin(Call{Name: name, Class: "chats", Tokens: 9000})
+		if place == nil {
+			t.Fatal("a chat waits for memory")
+		}
+		place.End(9000, false, false, b.now)
+	}
+	full.End(80_000, true, false, b.now)
+	if b.begin(Call{Name: 2, Class: "agents", Tokens: 70_000}) == nil {
+		t.Error("a program waits for chats between their calls")
+	}
+}
+
+// The first sessions of a class are not held: nothing says that they are programs.
+func TestUnknownClassesDoNotWait(t *testing.T) {
+	b := newBed(t, 1)
+	for name := Name(1); name <= 3; name++ {
+		if b.begin(call(name, 60_000)) == nil {
+			t.Fatalf("session %d waits though nothing is known of its class", name)
+		}
+	}
+}
+
+func TestPressurePausesTheCheapestGap(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	sizes := map[Name]int{1: 40_000, 2: 15_000, 3: 20_000}
+	places := map[Name]*Place{}
+	for name := Name(1); name <= 3; name++ {
+		if places[name] = b.begin(call(name, sizes[name])); places[name] == nil {
+			t.Fatalf("program %d waits", name)
+		}
+	}
+	places[2].End(15_000, false, false, b.now)
+	places[3].End(20_000, false, false, b.now)
+	if n := b.Stats().Paused; n != 0 {
+		t.Fatalf("%d programs are paused before there is pressure", n)
+	}
+	places[1].End(40_000, false, false, b.now)
+	b.now += time.Second
+	if b.begin(call(1, 75_000)) == nil { // it has grown: 110,000 of 100,000
+		t.Error("a program waits at its second call")
+	}
+	if n := b.Stats().Paused; n != 1 {
+		t.Fatalf("%d programs are paused, want one", n)
+	}
+	if b.begin(call(3, 20_000)) == nil {
+		t.Error("the program whose context is the dearest to compute has lost its place")
+	}
+	if b.begin(call(2, 70_000)) != nil {
+		t.Error("the program whose context is the cheapest to compute kept its place")
+	}
+}
+
+func TestTheRequestsInFlightCount(t *testing.T) {
+	b := newBed(t, 2)
+	b.teach("", seconds(8, 2)...)
+	b.begin(call(1, 10_000))
+	b.ranks[0].Booked, b.ranks[1].Booked = 70_000, 70_000 // 60,000 of the first belong to no session
+	b.Arrive(call(2, 20_000), b.now, horizon)
+	if got := b.Admit(call(2, 20_000), false, b.ranks, b.now); got != Fits {
+		t.Fatalf("Admit = %d, want it to fit: the second rank has no program, so waiting is of no use", got)
+	}
+	if !b.ranks[0].Full || b.ranks[1].Full {
+		t.Errorf("full: %v and %v, want the first rank alone", b.ranks[0].Full, b.ranks[1].Full)
+	}
+}
+
+// What a rank held before a session began belongs to others.
+func TestSharedBeginningsCountOnce(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	b.ranks[0].Held = 20_000
+	for name := Name(1); name <= 4; name++ {
+		if b.begin(call(name, 40_000)) == nil {
+			t.Fatalf("program %d waits, want four of 20,000 tokens of their own", name)
+		}
+	}
+	if b.begin(call(5, 40_000)) != nil {
+		t.Error("a fifth is admitted")
+	}
+}
+
+func TestLeavingGivesThePlaceBack(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	b.Arrive(call(1, 70_000), b.now, horizon)
+	if b.Admit(call(1, 70_000), false, b.ranks, b.now) != Fits {
+		t.Fatal("the rank is empty")
+	}
+	if b.begin(call(2, 70_000)) != nil {
+		t.Fatal("a program that is admitted and not placed has no claim")
+	}
+	b.Leave(1)
+	if b.retry(call(2, 70_000)) == nil {
+		t.Error("the caller that left still has its place")
+	}
+}
+
+func TestARankThatGoesTakesItsPlacesAlong(t *testing.T) {
+	b := newBed(t, 2)
+	b.teach("", seconds(8, 2)...)
+	place := b.begin(call(1, 70_000))
+	b.Remove(0)
+	place.End(70_000, false, false, b.now)
+	if n := b.Stats().Placed; n != 0 {
+		t.Errorf("%d programs have a place on a rank that is gone", n)
+	}
+}
+
+// Whatever happens, the sums are those of the sessions, and nothing is left of sessions that are long gone.
+func TestSumsAreKept(t *testing.T) {
+	for seed := range uint64(20) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			dice := rand.New(rand.NewPCG(seed, 1))
+			b := newBed(t, 3)
+			type open struct {
+				call  Call
+				place *Place
+			}
+			var waiting, running []open
+			for range 3000 {
+				b.now += time.Duration(dice.ExpFloat64() * float64(time.Second))
+				c := Call{Name: Name(1 + dice.IntN(40)), Class: fmt.Sprint(dice.IntN(2)), Tokens: 1 + dice.IntN(60_000), Retry: dice.IntN(10) == 0}
+				for i := range b.ranks {
+					b.ranks[i].Held, b.ranks[i].Booked = float64(dice.IntN(10_000)), float64(dice.IntN(50_000))
+				}
+				switch dice.IntN(5) {
+				case 0, 1:
+					if p := b.begin(c); p != nil {
+						running = append(running, open{c, p})
+					} else {
+						waiting = append(waiting, open{call: c})
+					}
+				case 2:
+					if len(waiting) > 0 {
+						w := waiting[0]
+						if w.place = b.retry(w.call); w.place != nil {
+							running, waiting = append(running, w), waiting[1:]
+						} else if dice.IntN(3) == 0 {
+							b.Leave(w.call.Name)
+							waiting = waiting[1:]
+						}
+					}
+				default:
+					if len(running) > 0 {
+						i := dice.IntN(len(running))
+						running[i].place.End(dice.IntN(80_000), dice.IntN(8) == 0, dice.IntN(20) == 0, b.now)
+						running[i] = running[len(running)-1]
+						running = running[:len(running)-1]
+					}
+				}
+				if dice.IntN(200) == 0 {
+					b.Remove(replica.Slot(dice.IntN(3)))
+				}
+				b.consistent(len(waiting), len(running))
+			}
+			for _, w := range waiting {
+				b.Leave(w.call.Name)
+			}
+			for _, r := range running {
+				r.place.End(1000, false, false, b.now)
+			}
+			for range 3 {
+				b.now += time.Hour
+				b.Arrive(call(1<<50, 1), b.now, horizon)
+				b.Leave(1 << 50)
+			}
+			if n := len(b.programs); n != 0 {
+				t.Errorf("%d sessions are remembered hours after their last call", n)
+			}
+		})
+	}
+}
+
+func (b *bed) consistent(waiting, running int) {
+	b.t.Helper()
+	for slot, a := range b.accounts {
+		whole := 0.0
+		for i, p := range a.programs {
+			whole += p.own()
+			if p.account != a || p.index != i {
+				b.t.Fatalf("rank %d lists a session of another place", slot)
+			}
+		}
+		if math.Abs(whole-a.whole) > 1e-3 {
+			b.t.Fatalf("rank %d sums up %v tokens, its sessions have %v", slot, a.whole, whole)
+		}
+	}
+	for _, p := range b.programs {
+		waiting -= p.waiting
+		running -= p.running
+	}
+	if waiting != 0 || running > 0 { // a session that ended for good takes no running call along
+		b.t.Fatalf("%d waiting and %d running calls are in no session", waiting, running)
+	}
+}
+
+// A few quick returns do not make a program of a chat, as many as an agent's do.
+func TestASessionDiffersFromItsClass(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(12, 300)...)
+	b.teach("agents", seconds(8, 2)...)
+	full := b.begin(Call{Name: 1, Class: "agents", Tokens: 80_000})
+	if full == nil {
+		t.Fatal("a program waits before an empty rank")
+	}
+	turn := func(tokens int) bool {
+		place := b.begin(call(2, tokens))
+		if place == nil {
+			return false
+		}
+		place.End(tokens, false, false, b.now)
+		b.now += 2 * time.Second
+		return true
+	}
+	for n := range 3 {
+		if !turn(1000) {
+			t.Fatalf("a session of chats waits at call %d", n+1)
+		}
+	}
+	for range 8 {
+		turn(1000)
+	}
+	if n := b.Stats().Placed; n != 2 {
+		t.Errorf("%d programs, want the agent and the session that returned as quickly as one", n)
+	}
+}

@@ -1,0 +1,135 @@
+package replay
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// A load by sessions at once starts a session when another one ends, and no sooner.
+func TestSessionsAtOnce(t *testing.T) {
+	p := Profiles()[0]
+	trace := generated(t, "agent", 300)
+	w := newWorkload(trace, 512)
+	s := newSim(w, newPooled(&p, nil, 2, 512), 1, 1)
+	s.pooled = true
+	s.router = &oracle{sim: s, left: make([]float64, 2), work: make([]float64, len(trace.Calls))}
+	const most = 3
+	s.limit(most)
+	s.run(0)
+
+	type span struct{ from, to float64 }
+	spans := map[int]*span{}
+	for i := range trace.Calls {
+		if math.IsNaN(s.done[i]) {
+			t.Fatalf("call %d did not end", i)
+		}
+		c := trace.Calls[i].Session
+		if spans[c] == nil {
+			spans[c] = &span{from: s.arrived[i]}
+		}
+		spans[c].to = max(spans[c].to, s.done[i])
+	}
+	if len(spans) < 2*most {
+		t.Fatalf("%d sessions are too few for the test", len(spans))
+	}
+	full := 0
+	for c, one := range spans {
+		others := 0
+		for o, other := range spans {
+			if o != c && other.from <= one.from && other.to > one.from {
+				others++
+			}
+		}
+		if others >= most {
+			t.Errorf("session %d starts at %.1f beside %d others, want fewer than %d", c, one.from, others, most)
+		}
+		if others == most-1 {
+			full++
+		}
+	}
+	if full < len(spans)-most {
+		t.Errorf("%d of %d sessions start as the third at once, want all but the first ones", full, len(spans))
+	}
+}
+
+func TestPlayByMemory(t *testing.T) {
+	trace := generated(t, "agent", 200)
+	o := Options{
+		Trace: trace, Replicas: 2, Memory: []float64{0.3, 0.6}, Policies: []decision.Policy{decision.PredictedTTFT}, Seeds: 1, Profile: Profiles()[0],
+		Block: 512, Delays: LocalDelays(),
+	}
+	reports, err := PlayLoads(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(reports) != 2 {
+		t.Fatalf("%d reports, want one per load", len(reports))
+	}
+	memory := float64(2 * o.Profile.CacheTokens)
+	for i, r := range reports {
+		if want := o.Memory[i] * memory / trace.resident(); math.Abs(float64(r.AtOnce)-want) > 0.5+1e-9 {
+			t.Errorf("%d sessions at once take %.1f of the memory, want about %.2f", r.AtOnce, o.Memory[i], want)
+		}
+		for name, p := range map[string]*Programs{"oracle": r.Oracle.Programs, "policy": r.Policies[decision.PredictedTTFT].Programs} {
+			if p == nil || p.PerHour <= 0 || p.Mean <= 0 || p.P99 < p.P50 || p.Wait < p.Waited {
+				t.Errorf("%s at %v times the memory: %+v", name, o.Memory[i], p)
+			}
+		}
+	}
+	if a, b := reports[0].Oracle.Programs.PerHour, reports[1].Oracle.Programs.PerHour; b <= a {
+		t.Errorf("%.1f sessions per hour with more at once, want more than %.1f", b, a)
+	}
+
+	o.Trace = generated(t, "synth", 50)
+	if _, err := PlayLoads(o); err == nil {
+		t.Error("an open loop has no sessions at once, want an error")
+	}
+}
+
+// Agents whose contexts take twice the memory keep their caches: where they begin one after the other as memory becomes free, more of
+// them end per hour, and sooner, than where all begin at once.
+func TestTwiceTheAgentsDoNotCollapse(t *testing.T) {
+	trace := generated(t, "agent", 800)
+	p := Profiles()[0]
+	o := Options{Trace: trace, Replicas: 2, Profile: p, Block: 512, PaceBias: 1, Delays: LocalDelays()}
+	play := func(horizon time.Duration, routers int) Numbers {
+		o := o
+		if o.Routers = routers; routers > 1 {
+			o.Fleet, o.RTT = FleetDecider, 0.001
+		}
+		j := &job{options: o, work: newWorkload(trace, 512), speed: 1, seed: 1, policy: decision.PredictedTTFT}
+		s := newSim(j.work, newEngines(&p, nil, o.Replicas, 512), 1, 1)
+		s.delays = o.Delays
+		s.limit(o.fitting(2))
+		cfg := chooser.DefaultConfig()
+		cfg.Queue.MaxWait, cfg.ProgramHorizon = 0, horizon
+		v, err := newService(s, cfg, j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.router = v
+		if s.run(0); v.err() != nil || s.ended != len(trace.Calls) {
+			t.Fatalf("%d of %d calls ended, error %v", s.ended, len(trace.Calls), v.err())
+		}
+		return s.numbers(DefaultGoal())
+	}
+	with, without := play(chooser.DefaultConfig().ProgramHorizon, 1), play(0, 1)
+	t.Logf("with programs: %.3f from the cache, %+v", with.HitRate, *with.Programs)
+	t.Logf("without: %.3f from the cache, %+v", without.HitRate, *without.Programs)
+	if with.HitRate < 0.85 {
+		t.Errorf("%.3f of the prompts is from the cache, want 0.85 at least", with.HitRate)
+	}
+	if with.Programs.PerHour < 1.5*without.Programs.PerHour {
+		t.Errorf("%.1f programs per hour, want half as many again as %.1f", with.Programs.PerHour, without.Programs.PerHour)
+	}
+	if fleet := play(chooser.DefaultConfig().ProgramHorizon, 3); fleet.HitRate < with.HitRate-0.05 || fleet.Programs.PerHour < 0.85*with.Programs.PerHour {
+		t.Errorf("three routers with one decider: %.3f from the cache, %.1f programs per hour, want those of one: %.3f, %.1f", fleet.HitRate, fleet.Programs.PerHour, with.HitRate, with.Programs.PerHour)
+	}
+	if with.Programs.Mean > without.Programs.Mean/1.5 {
+		t.Errorf("programs take %.0f s, want at most two thirds of %.0f", with.Programs.Mean, without.Programs.Mean)
+	}
+}
