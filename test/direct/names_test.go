@@ -1,6 +1,7 @@
 package direct
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -75,7 +76,9 @@ func testNames(t *testing.T, p proxy) {
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		transport := &http.Transport{
 			TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}, ForceAttemptHTTP2: protocol == "HTTP/2.0",
-			Dial: func(network, _ string) (net.Conn, error) { return net.Dial(network, address) },
+			DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, network, address)
+			},
 		}
 		client := &http.Client{Transport: transport, Timeout: time.Minute}
 		for _, c := range []struct {

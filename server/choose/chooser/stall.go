@@ -216,14 +216,14 @@ func (c *Chooser) Heard(slot replica.Slot) {
 
 // longest is the length in tokens of the longest answer that the request may get. Of a request from another router only what it expects is
 // known.
-func (r *Request) longest() int {
+func (req *Request) longest() int {
 	switch {
-	case r.OutputLimit > 0:
-		return r.OutputLimit
-	case r.ExpectedOutput > 0 && r.AskedBy != "":
-		return r.ExpectedOutput
+	case req.OutputLimit > 0:
+		return req.OutputLimit
+	case req.ExpectedOutput > 0 && req.AskedBy != "":
+		return req.ExpectedOutput
 	}
-	return max(longestAnswer, r.ExpectedOutput)
+	return max(longestAnswer, req.ExpectedOutput)
 }
 
 // track adds a booked choice to the requests in flight on its rank. Whether the request of a lease was sent is unknown until

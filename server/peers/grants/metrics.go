@@ -23,8 +23,8 @@ type metrics struct {
 	outcomes map[string]metric.MeasurementOption
 }
 
-// Counts are what Accounts has for metrics.
-type Counts interface {
+// counts is what Accounts has for metrics.
+type counts interface {
 	// Shown counts the accounts that this router owns, those of which it has a lease, and how often accounts got another owner.
 	Shown() (owned, leased int, moved int64)
 }
@@ -44,7 +44,7 @@ func newMetrics(p metric.MeterProvider, g *Grants) *metrics {
 	share := s.ObservedFloat(ns+"share", "1", "The part of tenants' limits that this router and those that it reaches grant: 1, unless a router that was seen in the last minute is not reached.")
 	old := s.ObservedGauge(ns+"unable", "{router}", "Routers of an older version that do not share limits: each of them grants the whole, this one and the others their share.")
 	s.Observe(func(o metric.Observer) {
-		if c, ok := g.params.Accounts.(Counts); ok {
+		if c, ok := g.params.Accounts.(counts); ok {
 			a, b, n := c.Shown()
 			o.ObserveInt64(owned, int64(a))
 			o.ObserveInt64(leased, int64(b))

@@ -51,9 +51,6 @@ func (v *View) Owner(tenant string) string {
 	return best.ID
 }
 
-// Owns reports whether the account of a tenant is this router's.
-func (v *View) Owns(tenant string) bool { return v.Owner(tenant) == v.self }
-
 // Self is the router whose view it is.
 func (v *View) Self() string { return v.self }
 

@@ -52,7 +52,7 @@ func (d *Doubts) Served(m *Memory, from retry.Origin, whole bool, report Report)
 	if !d.Open() || !whole && slices.ContainsFunc(d.open, func(o Doubt) bool { return o.Begun }) {
 		return
 	}
-	m.Served(from)
+	m.served(from)
 	d.resolve(from, retry.CauseNone, true, report)
 }
 

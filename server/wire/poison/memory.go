@@ -95,8 +95,8 @@ func (m *Memory) Failed(o retry.Origin) {
 	m.tenants.put(o.Tenant, a, now)
 }
 
-// Served notes that another replica served the request: the first one was at fault.
-func (m *Memory) Served(o retry.Origin) {
+// served notes that another replica served the request: the first one was at fault.
+func (m *Memory) served(o retry.Origin) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.requests.drop(o.Request)

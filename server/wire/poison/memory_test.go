@@ -49,7 +49,7 @@ func TestARequestIsRememberedForAWhile(t *testing.T) {
 		t.Errorf("remembered %d times after its life, %d requests", n, m.Size())
 	}
 	m.Failed(o)
-	m.Served(o)
+	m.served(o)
 	if n := m.Times(o); n != 0 {
 		t.Errorf("a request that was served is remembered %d times", n)
 	}
@@ -86,7 +86,7 @@ func TestComparisonsThatFindAReplicasFaultCostNothing(t *testing.T) {
 	for i := range 100 {
 		o := m.Origin("a", strconv.AppendInt(nil, int64(i), 10))
 		m.Failed(o)
-		m.Served(o)
+		m.served(o)
 		if m.Suspect(o) {
 			t.Fatalf("suspected after %d comparisons", i)
 		}
