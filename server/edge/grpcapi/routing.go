@@ -193,7 +193,7 @@ func (s *routing) choose(ctx context.Context, q *router.Question, deadline time.
 	if pick == nil || pick.TTFT <= limit {
 		return a, nil // policies that predict nothing leave zero
 	}
-	a.Release(chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+	a.Release(chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 	fastest := fastest(s.api.explainChosen(ctx, a.Decision))
 	if fastest == nil || fastest.GetTtftMs() > limit*milli {
 		wait := time.Duration((pick.TTFT - limit) * float64(time.Second))

@@ -321,7 +321,7 @@ func (f *Frontend) decided(w *Waiting, turn int, b *booking, c *chooser.Choice, 
 
 // void is the result of a booking that is not used.
 func void() chooser.Result {
-	return chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+	return chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 }
 
 // Requests counts this router's requests in flight.

@@ -137,8 +137,8 @@ func resultOf(in *kvpilotv1.RequestEnd) chooser.Result {
 	r := chooser.Result{
 		End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, Counted: in.GetCounted(), ServedBy: replica.ID(in.GetServedBy()),
 	}
-	for e := decision.EndCompleted; e <= decision.EndResumed; e++ {
-		if endCode(e) == in.GetEnd() {
+	for e := decision.EndCompleted; e <= decision.EndHandedOver; e++ {
+		if e != decision.EndUnserved && endCode(e) == in.GetEnd() {
 			r.End = e
 		}
 	}
@@ -170,6 +170,8 @@ func endCode(e decision.End) kvpilotv1.End {
 		return kvpilotv1.End_END_REMOVED
 	case decision.EndResumed:
 		return kvpilotv1.End_END_RESUMED
+	case decision.EndHandedOver:
+		return kvpilotv1.End_END_HANDED_OVER
 	default:
 		return kvpilotv1.End_END_FAILED
 	}
