@@ -143,7 +143,7 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: p.peers.pins(),
 		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),
-		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.believeText, Unserved: p.history.Unserved,
+		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.believeText, Count: p.history,
 		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),
 	})
 	return err

@@ -13,12 +13,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 
 	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 	"github.com/kvpilot/kvpilot/server/peers/decide"
 	"github.com/kvpilot/kvpilot/server/peers/facts"
@@ -94,6 +96,7 @@ func (p *parts) buildPeers(c config.Config, t *telemetry.Telemetry) error {
 		SendReply: func(to decide.ID, reply *pb.DeciderReply) { f.links.SendReply(string(to), reply) },
 		After:     func(d time.Duration, f func()) { time.AfterFunc(d, f) },
 		Log:       p.part("decide"), Meter: t.Meters(),
+		Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/peers/decide", trace.WithSchemaURL(span.SchemaURL)),
 	}
 	bounds := decide.Config{Patience: c.Fleet.Patience, Grace: c.Fleet.Grace}
 	f.frontend, f.decider = decide.NewFrontend(bounds, core), decide.NewDecider(bounds, core)

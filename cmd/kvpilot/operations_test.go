@@ -67,12 +67,12 @@ func TestWhatOperatorsAreToldToLookAtExists(t *testing.T) {
 // knownSpanWord reports whether the vocabulary of traces has a word.
 func knownSpanWord(word string) bool {
 	return slices.Contains([]string{
-		span.Admit, span.Read, span.Tokenize, span.TokenizeRPC, span.Score, span.Choose, span.Hold, span.Proxy, span.Dial, span.FirstByte, span.Stream, span.Release, span.DryRun,
+		span.Admit, span.Read, span.Tokenize, span.TokenizeRPC, span.Score, span.Choose, span.Hold, span.Proxy, span.Dial, span.FirstByte, span.Stream, span.Release, span.DryRun, span.Ask, span.Decide,
 		span.EventFirstToken, span.EventFallback, span.EventRetry, span.EventHedge, span.EventResume,
 		string(span.RequestID), string(span.DecisionID), string(span.Reason), string(span.Cause), string(span.Policy), string(span.Replica), string(span.Rank), string(span.Candidates),
 		string(span.PromptTokens), string(span.PromptKind), string(span.OverlapTokens), string(span.BestOverlap), string(span.PredictedTTFT), string(span.Margin),
 		string(span.TokenizerSource), string(span.KnownTokens), string(span.HeldFor), string(span.Attempt), string(span.Chunks), string(span.Overhead),
-		string(span.FinishedBy), string(span.Reused), string(span.Effect), string(span.FallbackOf), string(span.DecidedBy), string(span.DecidedAlone),
+		string(span.FinishedBy), string(span.Reused), string(span.Effect), string(span.FallbackOf), string(span.DecidedBy), string(span.AskedBy), string(span.DecidedAlone),
 	}, word)
 }
 

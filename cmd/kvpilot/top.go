@@ -289,6 +289,12 @@ func (v view) head() string {
 	if failed := v.status.GetMinute().GetFailed(); failed > 0 {
 		text += fmt.Sprintf(", %d failed in the last minute", failed)
 	}
+	if n := v.status.GetMinute().GetRetries(); n > 0 {
+		text += fmt.Sprintf(", %d retried", n)
+	}
+	if n := v.status.GetMinute().GetHandOvers(); n > 0 {
+		text += fmt.Sprintf(", %d handed over", n)
+	}
 	unserved := v.status.GetMinute().GetUnserved()
 	for _, reason := range slices.Sorted(maps.Keys(unserved)) {
 		text += fmt.Sprintf(", %d answered with %s", unserved[reason], reason)

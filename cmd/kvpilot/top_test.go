@@ -53,8 +53,8 @@ func TestTopFitsEveryTerminal(t *testing.T) {
 		t.Errorf("a file gets %d lines", len(whole))
 	}
 	broken := large()
-	broken.status = &kvpilotv1.GetStatusResponse{Minute: &kvpilotv1.HistoryStep{Failed: 3, Unserved: map[string]uint32{"RATE_LIMIT_EXCEEDED": 7, "NO_REPLICA": 40}}}
-	if head := broken.head(); !strings.HasSuffix(head, ", 3 failed in the last minute, 40 answered with NO_REPLICA, 7 answered with RATE_LIMIT_EXCEEDED") {
+	broken.status = &kvpilotv1.GetStatusResponse{Minute: &kvpilotv1.HistoryStep{Failed: 3, Attempts: 90, Retries: 25, HandOvers: 12, Unserved: map[string]uint32{"RATE_LIMIT_EXCEEDED": 7, "NO_REPLICA": 40}}}
+	if head := broken.head(); !strings.HasSuffix(head, ", 3 failed in the last minute, 25 retried, 12 handed over, 40 answered with NO_REPLICA, 7 answered with RATE_LIMIT_EXCEEDED") {
 		t.Errorf("failures are not in %q", head)
 	}
 	empty := view{loads: &kvpilotv1.GetLoadsResponse{}, decisions: &kvpilotv1.ListDecisionsResponse{}}

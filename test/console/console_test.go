@@ -226,6 +226,7 @@ func TestAnOutage(t *testing.T) {
 		}
 	}
 	b.until("the requests have failed, and why", `[...document.querySelectorAll('#tiles .tile')].some((t) => t.innerText.includes('Failed') && t.classList.contains('bad') && t.querySelector('b').innerText === '20' && t.innerText.includes('20 no replica'))`)
+	b.until("the header says what limits", `document.getElementById('status').className !== 'good' && /refused in the last minute: no replica|not ready/.test(document.getElementById('status').innerText)`)
 	b.do("list what failed", chromedp.Click(chromedp.CSS("#tiles a")))
 	b.until("the filter is set", `location.search === '?show=refused'`)
 	b.until("none of them runs", `[...document.querySelectorAll('#decision-table tbody tr')].every((r) => r.innerText.includes('unserved'))`)

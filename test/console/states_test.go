@@ -140,7 +140,7 @@ func calm(replicas ...obj) *scene {
 		"version": "v0.9.0", "uptime": "7300.25s", "not_ready": "", "policy": "predicted-ttft", "shadow_policy": "", "booked": 182, "held": 0,
 		"index":  obj{"blocks": "1345200", "max_blocks": "4194304", "bytes": "100663296", "cut": false},
 		"parity": []obj{{"model": "demo-70b", "state": "proven", "detail": ""}},
-		"minute": obj{"time": time.Now(), "requests": 740, "failed": 0, "unserved": obj{}, "prompt_tokens": "4400000", "cached_tokens": "3500000", "counted_tokens": "0", "ttft_p50_ms": 138, "ttft_p99_ms": 1840, "seconds": 60},
+		"minute": obj{"time": time.Now(), "requests": 740, "failed": 0, "attempts": 765, "retries": 25, "hand_overs": 12, "unserved": obj{}, "prompt_tokens": "4400000", "cached_tokens": "3500000", "counted_tokens": "0", "ttft_p50_ms": 138, "ttft_p99_ms": 1840, "seconds": 60},
 	}
 	return s
 }
@@ -323,4 +323,43 @@ func TestARouterThatRefusesForAWhile(t *testing.T) {
 	b.shot("refused-wide-light")
 	s.refuse("")
 	b.until("it is back by itself", `document.getElementById('status').textContent.includes('predicted-ttft') && !document.body.classList.contains('gone')`)
+}
+
+// Attempts that were retried and bookings that another router took are no failed requests.
+func TestWhatWasTriedAgainHasNotFailed(t *testing.T) {
+	s := calm(fine("gpu-a", 1))
+	s.set("minute", obj{"time": time.Now(), "requests": 175, "failed": 0, "attempts": 200, "retries": 25, "hand_overs": 12, "unserved": obj{}, "prompt_tokens": "0", "cached_tokens": "0", "counted_tokens": "0", "ttft_p50_ms": 0, "ttft_p99_ms": 0, "seconds": 60})
+	b := s.begin(t)
+	tile := func(name string) string {
+		return `[...document.querySelectorAll('#tiles .tile')].find((t) => t.innerText.includes('` + name + `'))`
+	}
+	b.until("no request failed", tile("Failed")+`.querySelector('b').innerText === '0' && !`+tile("Failed")+`.classList.contains('bad')`)
+	b.until("retries and hand-overs are told apart", tile("Requests")+`.innerText.includes('25 retried, 12 handed over')`)
+	b.shot("retried-wide-light")
+	b.clean()
+}
+
+// The header says that requests are refused, and which setting limits; the chart shows those that failed above all of them.
+func TestAnOverloadedRouter(t *testing.T) {
+	s := calm(fine("gpu-a", 1))
+	for i := range s.steps {
+		if i > 100 {
+			s.steps[i]["failed"] = 0
+			s.steps[i]["requests"] = 0
+			s.steps[i]["unserved"] = obj{"OVERLOADED": 20}
+		}
+	}
+	s.set("minute", obj{"time": time.Now(), "requests": 40, "failed": 0, "attempts": 40, "retries": 0, "hand_overs": 0, "unserved": obj{"OVERLOADED": 1200, "NO_REPLICA": 3}, "prompt_tokens": "0", "cached_tokens": "0", "counted_tokens": "0", "ttft_p50_ms": 0, "ttft_p99_ms": 0, "seconds": 60})
+	b := s.begin(t)
+	b.until("the header says what limits", `['refused in the last minute', 'the queue is full', 'chooser.queue'].every((w) => document.getElementById('status').textContent.includes(w)) && document.getElementById('status').className === 'mind'`)
+	b.until("failed lies above all, and both can be seen", `(() => { const lines = [...document.querySelectorAll('#figure-rate path.line')]; return lines.length > 1 && lines.at(-1).classList.contains('failed') && getComputedStyle(lines.at(-1)).strokeDasharray !== 'none'; })()`)
+	b.views("overload")
+	b.clean()
+}
+
+// set sets a part of the status.
+func (s *scene) set(name string, value any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status[name] = value
 }

@@ -108,6 +108,8 @@ const (
 	End_END_RESUMED End = 9
 	// No replica could take the request: it was answered with an error.
 	End_END_UNSERVED End = 10
+	// The booking went to another decider, or to another choice, before anything was sent for it. The request goes on.
+	End_END_HANDED_OVER End = 11
 )
 
 // Enum value maps for End.
@@ -123,6 +125,7 @@ var (
 		7:  "END_REMOVED",
 		9:  "END_RESUMED",
 		10: "END_UNSERVED",
+		11: "END_HANDED_OVER",
 	}
 	End_value = map[string]int32{
 		"END_UNSPECIFIED": 0,
@@ -135,6 +138,7 @@ var (
 		"END_REMOVED":     7,
 		"END_RESUMED":     9,
 		"END_UNSERVED":    10,
+		"END_HANDED_OVER": 11,
 	}
 )
 
@@ -1617,7 +1621,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x0fFEED_STATE_NONE\x10\x01\x12\x13\n" +
 	"\x0fFEED_STATE_COLD\x10\x02\x12\x14\n" +
 	"\x10FEED_STATE_EXACT\x10\x03\x12\x17\n" +
-	"\x13FEED_STATE_DEGRADED\x10\x04*\xc8\x01\n" +
+	"\x13FEED_STATE_DEGRADED\x10\x04*\xdd\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -1630,7 +1634,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\vEND_REMOVED\x10\a\x12\x0f\n" +
 	"\vEND_RESUMED\x10\t\x12\x10\n" +
 	"\fEND_UNSERVED\x10\n" +
-	"\"\x04\b\b\x10\b*\vEND_YIELDEDB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\x12\x13\n" +
+	"\x0fEND_HANDED_OVER\x10\v\"\x04\b\b\x10\b*\vEND_YIELDEDB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_decision_proto_rawDescOnce sync.Once

@@ -880,6 +880,8 @@ type Ask struct {
 	Options *AskOptions `protobuf:"bytes,34,opt,name=options,proto3" json:"options,omitempty"`
 	// In how long the session's next request is expected; absent: that is not known, below zero: none follows.
 	SessionReturn *durationpb.Duration `protobuf:"bytes,35,opt,name=session_return,json=sessionReturn,proto3" json:"session_return,omitempty"`
+	// The trace is sampled: the decider adds its span to it, below the span above.
+	Sampled       bool `protobuf:"varint,36,opt,name=sampled,proto3" json:"sampled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1157,6 +1159,13 @@ func (x *Ask) GetSessionReturn() *durationpb.Duration {
 		return x.SessionReturn
 	}
 	return nil
+}
+
+func (x *Ask) GetSampled() bool {
+	if x != nil {
+		return x.Sampled
+	}
+	return false
 }
 
 // AnswerHeld says what one rank holds of a prompt beyond its known hashes.
@@ -3632,7 +3641,7 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\n" +
 	"block_size\x18\x01 \x01(\rR\tblockSize\x12\x1e\n" +
 	"\x04keys\x18\x02 \x03(\x06B\n" +
-	"\xbaH\a\x92\x01\x04\x10\x80\x80@R\x04keys\"\xd1\b\n" +
+	"\xbaH\a\x92\x01\x04\x10\x80\x80@R\x04keys\"\xeb\b\n" +
 	"\x03Ask\x12\x1f\n" +
 	"\x06number\x18\x01 \x01(\x04B\a\xbaH\x042\x02 \x00R\x06number\x12\x1a\n" +
 	"\x02id\x18\x02 \x01(\tB\n" +
@@ -3673,7 +3682,8 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\x03age\x18  \x01(\v2\x19.google.protobuf.DurationR\x03age\x125\n" +
 	"\bdeadline\x18! \x01(\v2\x19.google.protobuf.DurationR\bdeadline\x120\n" +
 	"\aoptions\x18\" \x01(\v2\x16.kvpilot.v1.AskOptionsR\aoptions\x12@\n" +
-	"\x0esession_return\x18# \x01(\v2\x19.google.protobuf.DurationR\rsessionReturn\"i\n" +
+	"\x0esession_return\x18# \x01(\v2\x19.google.protobuf.DurationR\rsessionReturn\x12\x18\n" +
+	"\asampled\x18$ \x01(\bR\asampled\"i\n" +
 	"\n" +
 	"AnswerHeld\x12\x1d\n" +
 	"\n" +

@@ -564,9 +564,9 @@ type HistoryStep struct {
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// How many seconds were counted. Fewer than the step has for a router that is younger.
 	Seconds uint32 `protobuf:"varint,2,opt,name=seconds,proto3" json:"seconds,omitempty"`
-	// Attempts that ended on a replica.
+	// Requests that ended after a replica was chosen for them, each counted once. One that several replicas were tried for is one.
 	Requests uint32 `protobuf:"varint,3,opt,name=requests,proto3" json:"requests,omitempty"`
-	// Those of them that failed there, whether or not another replica then served the request.
+	// Those of them whose clients got a failure.
 	Failed uint32 `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
 	// Requests that were answered with 429 or a server error before a replica was chosen, by the error's reason: limits, a full
 	// queue, no replica. They are not among requests.
@@ -592,7 +592,14 @@ type HistoryStep struct {
 	// Requests that had waited in the router's queue when they were assigned to a replica.
 	Held uint32 `protobuf:"varint,15,opt,name=held,proto3" json:"held,omitempty"`
 	// The longest of these waits, in milliseconds.
-	HeldMaxMs     float64 `protobuf:"fixed64,16,opt,name=held_max_ms,json=heldMaxMs,proto3" json:"held_max_ms,omitempty"`
+	HeldMaxMs float64 `protobuf:"fixed64,16,opt,name=held_max_ms,json=heldMaxMs,proto3" json:"held_max_ms,omitempty"`
+	// Attempts that ended on a replica; a request has one or more.
+	Attempts uint32 `protobuf:"varint,17,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// Attempts that were repeated or continued on another replica. Their requests are not failed by that.
+	Retries uint32 `protobuf:"varint,18,opt,name=retries,proto3" json:"retries,omitempty"`
+	// Bookings of this router's books that went to another decider or to another choice before anything was sent for them. They are
+	// neither requests nor attempts.
+	HandOvers     uint32 `protobuf:"varint,19,opt,name=hand_overs,json=handOvers,proto3" json:"hand_overs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -735,6 +742,27 @@ func (x *HistoryStep) GetHeld() uint32 {
 func (x *HistoryStep) GetHeldMaxMs() float64 {
 	if x != nil {
 		return x.HeldMaxMs
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetRetries() uint32 {
+	if x != nil {
+		return x.Retries
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetHandOvers() uint32 {
+	if x != nil {
+		return x.HandOvers
 	}
 	return 0
 }
@@ -1417,7 +1445,7 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\fstep_seconds\x18\x01 \x01(\rB\v\xbaH\b*\x060\x000\x010\x0fR\vstepSeconds\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"C\n" +
 	"\x12GetHistoryResponse\x12-\n" +
-	"\x05steps\x18\x01 \x03(\v2\x17.kvpilot.v1.HistoryStepR\x05steps\"\x96\x05\n" +
+	"\x05steps\x18\x01 \x03(\v2\x17.kvpilot.v1.HistoryStepR\x05steps\"\xeb\x05\n" +
 	"\vHistoryStep\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
 	"\aseconds\x18\x02 \x01(\rR\aseconds\x12\x1a\n" +
@@ -1435,7 +1463,11 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\vtpot_p50_ms\x18\r \x01(\x01R\ttpotP50Ms\x12\x1e\n" +
 	"\vtpot_p99_ms\x18\x0e \x01(\x01R\ttpotP99Ms\x12\x12\n" +
 	"\x04held\x18\x0f \x01(\rR\x04held\x12\x1e\n" +
-	"\vheld_max_ms\x18\x10 \x01(\x01R\theldMaxMs\x1a;\n" +
+	"\vheld_max_ms\x18\x10 \x01(\x01R\theldMaxMs\x12\x1a\n" +
+	"\battempts\x18\x11 \x01(\rR\battempts\x12\x18\n" +
+	"\aretries\x18\x12 \x01(\rR\aretries\x12\x1d\n" +
+	"\n" +
+	"hand_overs\x18\x13 \x01(\rR\thandOvers\x1a;\n" +
 	"\rUnservedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01B\x10\n" +

@@ -200,7 +200,7 @@ func (c *Choice) report(result Result, first, now time.Time) {
 		ID: c.Decision.ID, Attempt: c.Decision.Attempt, Replica: cand.Replica, Rank: cand.Rank, Slot: cand.Slot, End: result.End,
 		Predicted: duration(cand.TTFT), Duration: now.Sub(c.at),
 		PromptTokens: result.PromptTokens, OutputTokens: result.OutputTokens, CachedTokens: result.CachedTokens, Counted: result.Counted,
-		PredictedCached: c.predictedCached(),
+		PredictedCached: c.predictedCached(), AskedBy: c.Decision.AskedBy, External: c.leased,
 	}
 	if by := result.ServedBy; by != "" && by != cand.Replica {
 		o.Replica, o.Rank, o.Slot = by, 0, replica.NoSlot // which rank of it is not known

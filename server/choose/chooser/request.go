@@ -21,6 +21,8 @@ type Request struct {
 	RequestID string
 	// TraceID and SpanID name the span in which the choice is made, for the record.
 	TraceID, SpanID string
+	// Sampled says that the trace is kept, so that another router which decides adds its span.
+	Sampled bool
 	// Model is the name the client used (policies are configured by it), Served the name the
 	// replicas know (empty: the same), Adapter the LoRA adapter's name or "".
 	Model   string

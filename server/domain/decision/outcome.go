@@ -30,11 +30,13 @@ const (
 	EndResumed
 	// EndUnserved: no replica could take the request, which was answered with an error.
 	EndUnserved
+	// EndHandedOver: the booking went to another decider, or to another choice, before anything was sent for it. The request goes on.
+	EndHandedOver
 	ends
 )
 
 func endNames() [ends]string {
-	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed", "resumed", "unserved"}
+	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed", "resumed", "unserved", "handed_over"}
 }
 
 // String gives the end in the form that metrics and logs use.
@@ -68,4 +70,8 @@ type Outcome struct {
 	Counted bool
 	// PredictedCached are the cached tokens that the decision counted on.
 	PredictedCached int
+	// AskedBy is the router that the request is of, where this one decided for it; empty for a request of this router.
+	AskedBy string
+	// External says that its caller sent the request, and knows its end.
+	External bool
 }

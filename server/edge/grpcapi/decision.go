@@ -169,6 +169,8 @@ func endProto(e decision.End) kvpilotv1.End {
 		return kvpilotv1.End_END_RESUMED
 	case decision.EndUnserved:
 		return kvpilotv1.End_END_UNSERVED
+	case decision.EndHandedOver:
+		return kvpilotv1.End_END_HANDED_OVER
 	}
 	return kvpilotv1.End_END_UNSPECIFIED
 }

@@ -284,6 +284,8 @@ func endFrom(e kvpilotv1.End) decision.End {
 		return decision.EndResumed
 	case kvpilotv1.End_END_UNSERVED:
 		return decision.EndUnserved
+	case kvpilotv1.End_END_HANDED_OVER:
+		return decision.EndHandedOver
 	case kvpilotv1.End_END_UNSPECIFIED, kvpilotv1.End_END_COMPLETED:
 	}
 	return decision.EndCompleted

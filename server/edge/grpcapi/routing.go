@@ -75,7 +75,7 @@ func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	if err != nil {
 		return nil, err
 	}
-	out := chosen(a, q)
+	out := chosen(ctx, a, q)
 	if in.GetExplain() {
 		out.Decision = s.api.explainChosen(ctx, a.Decision)
 	}
@@ -135,7 +135,7 @@ func (s *routing) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	if err != nil {
 		return nil, err
 	}
-	out := chosen(a, q)
+	out := chosen(ctx, a, q)
 	if explain {
 		out.Decision = s.api.explainChosen(ctx, a.Decision)
 	}
@@ -193,7 +193,7 @@ func (s *routing) choose(ctx context.Context, q *router.Question, deadline time.
 	if pick == nil || pick.TTFT <= limit {
 		return a, nil // policies that predict nothing leave zero
 	}
-	a.Release(chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+	a.Release(chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 	fastest := fastest(s.api.explainChosen(ctx, a.Decision))
 	if fastest == nil || fastest.GetTtftMs() > limit*milli {
 		wait := time.Duration((pick.TTFT - limit) * float64(time.Second))
@@ -214,7 +214,7 @@ func fastest(d *kvpilotv1.Decision) *kvpilotv1.Candidate {
 }
 
 // chosen is the flat answer.
-func chosen(a *router.Answer, q *router.Question) *kvpilotv1.ChooseReplicaResponse {
+func chosen(ctx context.Context, a *router.Answer, q *router.Question) *kvpilotv1.ChooseReplicaResponse {
 	d := a.Decision
 	out := &kvpilotv1.ChooseReplicaResponse{
 		Host: a.Host, Port: uint32(a.Port), Url: a.Replica.URL,
@@ -227,6 +227,9 @@ func chosen(a *router.Answer, q *router.Question) *kvpilotv1.ChooseReplicaRespon
 		out.RequestHeaders["x-request-id"] = d.ID
 	case q.RequestID != "":
 		out.RequestHeaders["x-request-id"] = q.RequestID
+	}
+	if !q.DryRun {
+		handTrace(ctx, a.Decision, out.RequestHeaders)
 	}
 	if len(a.Replica.Slots) > 1 {
 		out.RequestHeaders["x-data-parallel-rank"] = strconv.Itoa(a.Rank)

@@ -271,7 +271,7 @@ func TestLifecycle(t *testing.T) {
 			kvpilotv1.End_END_UNSPECIFIED: decision.EndCompleted, kvpilotv1.End_END_COMPLETED: decision.EndCompleted, kvpilotv1.End_END_CANCELED: decision.EndCanceled,
 			kvpilotv1.End_END_REJECTED: decision.EndRejected, kvpilotv1.End_END_FAILED: decision.EndFailed, kvpilotv1.End_END_MOVED: decision.EndMoved,
 			kvpilotv1.End_END_EXPIRED: decision.EndExpired, kvpilotv1.End_END_REMOVED: decision.EndRemoved,
-			kvpilotv1.End_END_RESUMED: decision.EndResumed, kvpilotv1.End_END_UNSERVED: decision.EndUnserved,
+			kvpilotv1.End_END_RESUMED: decision.EndResumed, kvpilotv1.End_END_UNSERVED: decision.EndUnserved, kvpilotv1.End_END_HANDED_OVER: decision.EndHandedOver,
 		}[end]
 		if got := r.life.finished[end.String()].End; got != want {
 			t.Errorf("%s ended as %s", end, got)

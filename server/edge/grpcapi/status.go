@@ -60,6 +60,7 @@ func stepProto(s history.Step) *kvpilotv1.HistoryStep {
 		PromptTokens: uint64(s.PromptTokens), CachedTokens: uint64(s.CachedTokens), CountedTokens: uint64(s.CountedTokens),
 		TtftP50Ms: s.P50, TtftP99Ms: s.P99, ShadowRegretMs: s.Regret, Unserved: map[string]uint32{},
 		TpotP50Ms: s.TPOT50, TpotP99Ms: s.TPOT99, Held: uint32(s.Held), HeldMaxMs: millis(s.HeldMost),
+		Attempts: uint32(s.Attempts), Retries: uint32(s.Retries), HandOvers: uint32(s.HandOvers),
 	}
 	for reason, n := range s.Unserved {
 		out.Unserved[reason] = uint32(n)

@@ -124,6 +124,7 @@ func TestObserversMakeDryRuns(t *testing.T) {
 
 func TestTheRouterReportsItself(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
+	r.history.Served(false)
 	r.history.Outcome(decision.Outcome{TTFT: 10 * time.Millisecond, PromptTokens: 100, CachedTokens: 60})
 	r.history.Unserved("NO_REPLICA")
 	client := kvpilotv1.NewRouterServiceClient(r.socket)

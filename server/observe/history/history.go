@@ -20,8 +20,11 @@ type Step struct {
 	// T is where the step begins, in seconds since 1970, Seconds how long it is: less for a router that is younger.
 	T       int64
 	Seconds int
-	// Requests ended on a replica, Failed of them in a failure there.
+	// Requests ended after a replica was chosen, Failed of them in a failure that their clients got.
 	Requests, Failed int
+	// Attempts ended on a replica, Retries of them were repeated or continued on another one. HandOvers are bookings that went to
+	// another decider or another choice; they are neither.
+	Attempts, Retries, HandOvers int
 	// Unserved requests were answered with an error before any replica was chosen, by its reason; nil when there were none.
 	Unserved map[string]int
 	// PromptTokens and CachedTokens are the engines' own counts, of answers that gave both, and the router's of
@@ -107,12 +110,34 @@ func (h *History) Unserved(reason string) {
 	h.count(time.Now(), func(s *second) { s.unserve(reason, 1) })
 }
 
-// Outcome counts an ended request.
+// Served counts a request that ended after a replica was chosen for it; failed says that its client got a failure.
+func (h *History) Served(failed bool) {
+	h.count(time.Now(), func(s *second) { s.serve(failed) })
+}
+
+// Retried counts an attempt that is repeated or continued on another replica.
+func (h *History) Retried() {
+	h.count(time.Now(), func(s *second) { s.Retries++ })
+}
+
+// Outcome counts an ended attempt. The request of an external caller ends with it, unless the caller tries another replica; those that
+// this router sends are counted by Served and Retried. Attempts of another router's requests are left to that router.
 func (h *History) Outcome(o decision.Outcome) {
+	if o.End == decision.EndHandedOver {
+		h.count(time.Now(), func(s *second) { s.HandOvers++ })
+		return
+	}
+	if o.AskedBy != "" {
+		return
+	}
 	h.count(time.Now(), func(s *second) {
-		s.Requests++
-		if o.End == decision.EndFailed || o.End == decision.EndMoved || o.End == decision.EndUnserved {
-			s.Failed++
+		s.Attempts++
+		switch again := o.End == decision.EndMoved || o.End == decision.EndResumed; {
+		case !o.External:
+		case again:
+			s.Retries++
+		default:
+			s.serve(o.End == decision.EndFailed)
 		}
 		if o.PromptTokens > 0 && o.CachedTokens >= 0 {
 			s.PromptTokens += o.PromptTokens
@@ -196,6 +221,9 @@ func (h *History) Minute() Step {
 func (s *second) add(o *second) {
 	s.Requests += o.Requests
 	s.Failed += o.Failed
+	s.Attempts += o.Attempts
+	s.Retries += o.Retries
+	s.HandOvers += o.HandOvers
 	for reason, n := range o.Unserved {
 		s.unserve(reason, n)
 	}
@@ -209,6 +237,13 @@ func (s *second) add(o *second) {
 	s.tpot.join(&o.tpot)
 	s.Held += o.Held
 	s.HeldMost = max(s.HeldMost, o.HeldMost)
+}
+
+func (s *second) serve(failed bool) {
+	s.Requests++
+	if failed {
+		s.Failed++
+	}
 }
 
 func (s *second) unserve(reason string, n int) {

@@ -15,8 +15,10 @@ func TestHistoryCountsBySecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := history.New()
 		for range 99 {
+			h.Served(false)
 			h.Outcome(decision.Outcome{TTFT: 10 * time.Millisecond, PromptTokens: 100, CachedTokens: 60})
 		}
+		h.Served(true)
 		h.Outcome(decision.Outcome{TTFT: 5 * time.Second, PromptTokens: 100, CachedTokens: -1, End: decision.EndFailed})
 		h.Decision(&decision.Decision{Shadow: &decision.Shadow{Agrees: true, Regret: .2}})
 		h.Decision(&decision.Decision{Shadow: &decision.Shadow{Regret: .4}})
@@ -26,6 +28,7 @@ func TestHistoryCountsBySecond(t *testing.T) {
 		}
 		h.Unserved("rate_limit_exceeded")
 		time.Sleep(2 * time.Second)
+		h.Served(false)
 		h.Outcome(decision.Outcome{})
 		got := h.Since(time.Time{}, false)
 		if len(got) != 2 {
@@ -69,6 +72,63 @@ func TestHistoryCountsBySecond(t *testing.T) {
 			t.Errorf("%d steps are left after an hour", len(hour))
 		}
 	})
+}
+
+// Requests, attempts and hand-overs are numbers of their own: what is tried again or goes to another decider has not failed.
+func TestRequestsAttemptsAndHandOversAreApart(t *testing.T) {
+	type outcomes = []decision.Outcome
+	own := func(ends ...decision.End) (list outcomes) {
+		for _, e := range ends {
+			list = append(list, decision.Outcome{End: e})
+		}
+		return list
+	}
+	external := func(ends ...decision.End) outcomes {
+		list := own(ends...)
+		for i := range list {
+			list[i].External = true
+		}
+		return list
+	}
+	type counts struct{ requests, failed, attempts, retries, handOvers int }
+	for name, tc := range map[string]struct {
+		of   outcomes
+		do   func(*history.History)
+		want counts
+	}{
+		"a booking goes to another decider": {of: own(decision.EndHandedOver), want: counts{handOvers: 1}},
+		"a peer's booking goes to another decider": {
+			of: outcomes{{End: decision.EndHandedOver, AskedBy: "b"}}, want: counts{handOvers: 1},
+		},
+		"a peer's request fails": {of: outcomes{{End: decision.EndFailed, AskedBy: "b"}}},
+		"a retry saves the request": {
+			of: own(decision.EndMoved, decision.EndFailed, decision.EndCompleted),
+			do: func(h *history.History) { h.Retried(); h.Retried(); h.Served(false) }, want: counts{requests: 1, attempts: 3, retries: 2},
+		},
+		"no attempt saves it": {
+			of: own(decision.EndMoved, decision.EndMoved),
+			do: func(h *history.History) { h.Retried(); h.Served(true) }, want: counts{requests: 1, failed: 1, attempts: 2, retries: 1},
+		},
+		"an external caller tries twice": {of: external(decision.EndMoved, decision.EndCompleted), want: counts{requests: 1, attempts: 2, retries: 1}},
+		"an external caller gives up":    {of: external(decision.EndResumed, decision.EndFailed), want: counts{requests: 1, failed: 1, attempts: 2, retries: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := history.New()
+				for _, o := range tc.of {
+					h.Outcome(o)
+				}
+				if tc.do != nil {
+					tc.do(h)
+				}
+				time.Sleep(time.Second)
+				s := h.Minute()
+				if got := (counts{s.Requests, s.Failed, s.Attempts, s.Retries, s.HandOvers}); got != tc.want {
+					t.Errorf("counted %+v, want %+v", got, tc.want)
+				}
+			})
+		})
+	}
 }
 
 func TestHistoryCountsWaitsAndTheTimeOfTokens(t *testing.T) {

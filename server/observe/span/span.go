@@ -19,11 +19,14 @@ const (
 	Score       = "kvpilot.score"
 	Choose      = "kvpilot.choose"
 	Hold        = "kvpilot.hold"
-	Proxy       = "kvpilot.proxy"
-	Dial        = "kvpilot.dial"
-	FirstByte   = "kvpilot.first_byte"
-	Stream      = "kvpilot.stream"
-	Release     = "kvpilot.release"
+	// Ask is the question to the router that decides, Decide its work there.
+	Ask       = "kvpilot.ask"
+	Decide    = "kvpilot.decide"
+	Proxy     = "kvpilot.proxy"
+	Dial      = "kvpilot.dial"
+	FirstByte = "kvpilot.first_byte"
+	Stream    = "kvpilot.stream"
+	Release   = "kvpilot.release"
 	// DryRun is the first span of a prompt that is tried in the console.
 	DryRun = "kvpilot.dry_run"
 )
@@ -80,6 +83,7 @@ const (
 	PredictedTTFT   = attribute.Key("kvpilot.predicted.ttft")
 	Margin          = attribute.Key("kvpilot.margin")
 	DecidedBy       = attribute.Key("kvpilot.decided_by")
+	AskedBy         = attribute.Key("kvpilot.asked_by")
 	DecidedAlone    = attribute.Key("kvpilot.alone")
 	TokenizerSource = attribute.Key("kvpilot.tokenizer.source")
 	KnownTokens     = attribute.Key("kvpilot.tokenizer.known_tokens")

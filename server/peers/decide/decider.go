@@ -44,6 +44,7 @@ type question struct {
 	waiting *chooser.Waiting
 	done    bool // it was decided
 	dropped bool // its frontend does not want it any more
+	span    work
 }
 
 // booked is a peer's request in flight.
@@ -95,6 +96,7 @@ func (d *Decider) Down(id ID) {
 func (c *client) leave() (waiting []*chooser.Waiting) {
 	for n, q := range c.asks {
 		q.dropped = true
+		q.span.dropped()
 		if q.waiting != nil {
 			waiting = append(waiting, q.waiting)
 		}
@@ -144,7 +146,7 @@ func (d *Decider) ask(c *client, ask *kvpilotv1.Ask) {
 	if !isShort(ask.GetId(), ask.GetRequestId(), ask.GetTraceId(), ask.GetSpanId(), ask.GetModel(), ask.GetServed(), ask.GetAdapter(), ask.GetTenant(), ask.GetSession()) {
 		return
 	}
-	q := &question{id: ask.GetId()}
+	q := &question{id: ask.GetId(), span: d.trace(ask, c.id)}
 	d.mu.Lock()
 	older, ok := uint64(0), false
 	if len(c.asks) < maxOfPeer && len(c.booked) < maxOfPeer {
@@ -155,6 +157,7 @@ func (d *Decider) ask(c *client, ask *kvpilotv1.Ask) {
 	}
 	d.mu.Unlock()
 	if !ok {
+		q.span.dropped()
 		return
 	}
 	d.drop(c, older)
@@ -185,11 +188,13 @@ func (d *Decider) decided(c *client, number uint64, q *question, choice *chooser
 	q.done = true
 	if q.dropped {
 		d.mu.Unlock()
+		q.span.dropped()
 		if choice != nil {
 			choice.Release(void())
 		}
 		return
 	}
+	defer q.span.done(choice, err)
 	delete(c.asks, number)
 	if err != nil || !choice.Booked() {
 		c.unname(q.id, number)
@@ -245,6 +250,7 @@ func (d *Decider) drop(c *client, number uint64) {
 	c.unname(q.id, number)
 	w := q.waiting
 	d.mu.Unlock()
+	q.span.dropped()
 	if w != nil {
 		w.Leave()
 	}

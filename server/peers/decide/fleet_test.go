@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
@@ -25,6 +27,7 @@ const block = 16
 
 // world plays routers before shared replicas in virtual time, on one goroutine.
 type world struct {
+	tracer  trace.Tracer // nil: none
 	t       *testing.T
 	now     time.Time
 	events  timeline
@@ -104,16 +107,32 @@ type router struct {
 	errs    []error
 }
 
+// newTracedWorld is two routers whose deciders record their work.
+func newTracedWorld(t *testing.T, tracer trace.Tracer) *world {
+	w := bareWorld(t, 1)
+	w.tracer = tracer
+	for range 2 {
+		w.add(2)
+	}
+	w.connect()
+	return w
+}
+
 func newWorld(t *testing.T, seed uint64, n, replicas int, change ...func(*chooser.Config)) *world {
+	w := bareWorld(t, seed, change...)
+	for range n {
+		w.add(replicas)
+	}
+	w.connect()
+	return w
+}
+
+func bareWorld(t *testing.T, seed uint64, change ...func(*chooser.Config)) *world {
 	w := &world{t: t, now: time.Unix(1_000_000_000, 0), dice: rand.New(rand.NewPCG(seed, 1)), cut: map[[2]decide.ID]bool{}, config: chooser.DefaultConfig()}
 	for _, f := range change {
 		f(&w.config)
 	}
 	w.delay = func() time.Duration { return 500 * time.Microsecond }
-	for range n {
-		w.add(replicas)
-	}
-	w.connect()
 	return w
 }
 
@@ -139,7 +158,7 @@ func (w *world) add(replicas int) *router {
 		r.chooser.AddRank(slot, rep, 0)
 	}
 	params := decide.Params{
-		Self: r.id, Chooser: r.chooser, Now: clock, Ability: func() kvpilotv1.Ability { return r.ability },
+		Self: r.id, Chooser: r.chooser, Tracer: w.tracer, Now: clock, Ability: func() kvpilotv1.Ability { return r.ability },
 		Pool:     func(model string) string { return model },
 		After:    func(d time.Duration, f func()) { w.after(d, func() { r.do(f) }) },
 		Replicas: func(string, string) []*replica.Replica { return r.replicas },

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -42,6 +44,8 @@ type Params struct {
 	Now   func() time.Time
 	Log   *slog.Logger
 	Meter metric.MeterProvider
+	// Tracer records a decider's work below the spans of the routers that ask; nil records none.
+	Tracer trace.Tracer
 }
 
 func (p *Params) fill() {
@@ -56,6 +60,9 @@ func (p *Params) fill() {
 	}
 	if p.Ability == nil {
 		p.Ability = func() kvpilotv1.Ability { return kvpilotv1.Ability_ABILITY_ABLE }
+	}
+	if p.Tracer == nil {
+		p.Tracer = noop.Tracer{}
 	}
 	if p.Broken == nil {
 		p.Broken = func() []replica.ID { return nil }
@@ -321,7 +328,7 @@ func (f *Frontend) decided(w *Waiting, turn int, b *booking, c *chooser.Choice, 
 
 // void is the result of a booking that is not used.
 func void() chooser.Result {
-	return chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+	return chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 }
 
 // Requests counts this router's requests in flight.

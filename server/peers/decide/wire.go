@@ -18,7 +18,7 @@ import (
 // askOf writes a request as a question. sizes are the block sizes of its pool.
 func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica.Rank, bool)) *kvpilotv1.Ask {
 	ask := &kvpilotv1.Ask{
-		Id: req.ID, Attempt: uint32(req.Attempt), RequestId: req.RequestID, TraceId: req.TraceID, SpanId: req.SpanID,
+		Id: req.ID, Attempt: uint32(req.Attempt), RequestId: req.RequestID, TraceId: req.TraceID, SpanId: req.SpanID, Sampled: req.Sampled,
 		Model: req.Model, Served: req.Served, Adapter: req.Adapter, Tenant: req.Tenant, Session: req.Session, SessionReturn: span(req.SessionReturn),
 		PromptTokens: uint32(max(0, req.PromptTokens)), Estimated: req.Estimated, Longest: uint32(max(0, req.Longest)), Keyless: req.Keyless,
 		Priority: int32(req.Priority), ExpectedOutput: uint32(max(0, req.ExpectedOutput)), Unstreamed: req.Unstreamed, Bytes: uint32(max(0, req.Bytes)),
@@ -53,7 +53,7 @@ func plain(o *chooser.Options) bool {
 // requestOf reads a question. replicas is its pool here.
 func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *chooser.Request {
 	req := &chooser.Request{
-		ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId(), TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(),
+		ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId(), TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(), Sampled: ask.GetSampled(),
 		Model: ask.GetModel(), Served: ask.GetServed(), Adapter: ask.GetAdapter(), Tenant: ask.GetTenant(), Session: ask.GetSession(),
 		SessionReturn: min(ask.GetSessionReturn().AsDuration(), maxSpan), Replicas: replicas,
 		PromptTokens: tokensOf(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: tokensOf(ask.GetLongest()), Keyless: ask.GetKeyless(),
@@ -137,8 +137,8 @@ func resultOf(in *kvpilotv1.RequestEnd) chooser.Result {
 	r := chooser.Result{
 		End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, Counted: in.GetCounted(), ServedBy: replica.ID(in.GetServedBy()),
 	}
-	for e := decision.EndCompleted; e <= decision.EndResumed; e++ {
-		if endCode(e) == in.GetEnd() {
+	for e := decision.EndCompleted; e <= decision.EndHandedOver; e++ {
+		if e != decision.EndUnserved && endCode(e) == in.GetEnd() {
 			r.End = e
 		}
 	}
@@ -170,6 +170,8 @@ func endCode(e decision.End) kvpilotv1.End {
 		return kvpilotv1.End_END_REMOVED
 	case decision.EndResumed:
 		return kvpilotv1.End_END_RESUMED
+	case decision.EndHandedOver:
+		return kvpilotv1.End_END_HANDED_OVER
 	default:
 		return kvpilotv1.End_END_FAILED
 	}

@@ -22,7 +22,7 @@ import (
 func TestAQuestionSurvivesTheWire(t *testing.T) {
 	replicas := []*replica.Replica{{ID: "r0", Slots: []replica.Slot{5, 6}}}
 	req := &chooser.Request{
-		ID: "a", Attempt: 2, RequestID: "x", TraceID: "t", SpanID: "s", Model: "m", Served: "served", Adapter: "lora", Replicas: replicas,
+		ID: "a", Attempt: 2, RequestID: "x", TraceID: "t", SpanID: "s", Sampled: true, Model: "m", Served: "served", Adapter: "lora", Replicas: replicas,
 		PromptTokens: 100, Estimated: true, Longest: 90, Keyless: true, Answer: chooser.Answer{Slot: 6, Known: 32, Held: 64},
 		Session: "sess", SessionReturn: chooser.NoReturn, Tenant: "ten", Priority: -3, ExpectedOutput: 7, Unstreamed: true, Bytes: 12, Quiet: true,
 		Exclude: []replica.ID{"gone"}, Holder: "r0", Unbooked: true, NoQueue: true, Unread: true, Samples: 3,

@@ -134,6 +134,7 @@ func (r *Router) choose(ctx context.Context, rq *request, t *tries, a *attempt) 
 	began := time.Now()
 	id := rq.plan()
 	t.ask.TraceID, t.ask.SpanID = span.IDs(rq.span, id)
+	t.ask.Sampled = id.IsValid() && rq.span.SpanContext().IsSampled()
 	choice, err := r.chooseNow(ctx, rq, t)
 	a.chosen = time.Now()
 	rq.noteChoice(id, began, a.chosen, choice, err)
@@ -186,6 +187,7 @@ func (r *Router) learnRouted(ctx context.Context, rq *request, t *tries, a *atte
 func (r *Router) send(ctx, actx context.Context, rq *request, d *delivery) *failure {
 	a := d.attempt
 	a.hop = rq.noteAttempt(a)
+	a.hop.follows(d)
 	if rq.parsed.Prompt.API == prompt.APIResponses {
 		a.paused = r.pausable.watch(actx, r.Upstream, a.choice.Replica)
 	}

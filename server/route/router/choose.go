@@ -99,7 +99,7 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 		r.settleLimits(rq, d, err)
 		rq.enc.Release()
 		if !q.DryRun {
-			r.noteUnserved(d, public)
+			r.countUnserved(d, public)
 		}
 		rq.leaveStory(d, public)
 	}()

@@ -120,7 +120,7 @@ func (r *Router) pick(rq *request, t *tries, a *attempt, choose func() error) er
 		if r.admitted(rq, t, a) {
 			return nil
 		}
-		a.choice.Release(chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		a.choice.Release(chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 		t.passOver(a.choice.Replica.ID)
 	}
 }

@@ -46,6 +46,8 @@ func (st *story) drawRead(on *span.Canvas, t *recorder.Tracer) {
 	case read.From.IsZero(): // there was no body
 	case read.Failed != "":
 		on.Draw(t, read, span.ErrorType.String(st.read.fault))
+	case st.unbodied:
+		on.Draw(t, read, span.Model.String(st.model), span.PromptKind.String(st.kind.String()))
 	default:
 		on.Draw(t, read, span.Model.String(st.model), span.Streamed.Bool(st.streamed), span.PromptKind.String(st.kind.String()))
 	}
@@ -84,6 +86,7 @@ func (h *hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 		on.Draw(t, span.Part{Name: span.Hold, From: chosen.From, To: chosen.From.Add(h.held)}, span.HeldFor.Float64(h.held.Seconds()))
 	}
 	if h.decidedBy != "" { // another router looked: what is seen here is the time of the question
+		on.Draw(t, span.Part{Name: span.Ask, Kind: trace.SpanKindClient, From: chosen.To.Add(-h.took), To: chosen.To, Above: h.id}, span.DecidedBy.String(h.decidedBy))
 		chosen.From = chosen.From.Add(h.held)
 	} else {
 		looked := chosen.To.Add(-h.took)
@@ -173,7 +176,10 @@ func (st *story) describe(on *span.Canvas) {
 	var list [24]span.KeyValue
 	attrs := append(list[:0], span.RequestID.String(st.requestID), span.DecisionID.String(st.decisionID))
 	if st.understood {
-		attrs = append(attrs, span.Model.String(st.model), span.Streamed.Bool(st.streamed), span.Operation.String(operation(st.route)))
+		attrs = append(attrs, span.Model.String(st.model), span.Operation.String(operation(st.route)))
+		if !st.unbodied {
+			attrs = append(attrs, span.Streamed.Bool(st.streamed))
+		}
 		if st.maxTokens > 0 {
 			attrs = append(attrs, span.MaxTokens.Int(st.maxTokens))
 		}

@@ -76,7 +76,7 @@ func (r *Router) finish(ctx context.Context, rq *request, d *delivery, err error
 		public = apierror.New(apierror.UpstreamError, "the replica reported an error in its stream", nil)
 	}
 	r.metrics.end(ctx, rq, d, public, took)
-	r.noteUnserved(d, public)
+	r.countEnd(d, public)
 	rq.leaveStory(d, public)
 	level := slog.LevelInfo
 	if public != nil {
@@ -92,16 +92,6 @@ func (r *Router) finish(ctx context.Context, rq *request, d *delivery, err error
 		return
 	}
 	r.Log.LogAttrs(ctx, level, "request", r.logLine(rq, d, public, took)...)
-}
-
-// noteUnserved counts a request that no replica was chosen for, by a fault that is not its own.
-func (r *Router) noteUnserved(d *delivery, e *apierror.Error) {
-	if r.Unserved == nil || e == nil || d.chosen {
-		return
-	}
-	if status := e.HTTPStatus(); status == http.StatusTooManyRequests || status >= http.StatusInternalServerError {
-		r.Unserved(apierror.Name(e.Reason))
-	}
 }
 
 // logLine is the one line that a request leaves; nothing of its prompt or answer is in it.

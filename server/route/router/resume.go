@@ -190,6 +190,7 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	a.endedEarly()
 	r.settle(s.rq, s.d, a, f.outcome)
 	r.end(ctx, s.rq, s.d, f, decision.EndResumed)
+	r.countRetry()
 	s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
 	s.tries.continueAt(s.rq, point)
 	s.tries.ask.Exclude = s.dead // a replica that refused the request before may take its rest

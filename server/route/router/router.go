@@ -30,7 +30,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// Params are the parts that a Router joins. All but ChooseRank, Origin, Fleet, Bodies, Limits, Believe, Unserved, Log, Meter and Tracer are required.
+// Params are the parts that a Router joins. All but ChooseRank, Origin, Fleet, Bodies, Limits, Believe, Count, Log, Meter and Tracer are required.
 type Params struct {
 	Registry *registry.Registry
 	Tokens   *tokenizer.Pool
@@ -56,9 +56,8 @@ type Params struct {
 	Believe func(slot replica.Slot, hashes []blockhash.Hash)
 	// Origin begins the ids of decisions and reservations, with hexadecimal digits that name this router in its fleet; empty: none.
 	Origin string
-	// Unserved counts a request that was answered with 429 or a server error before any replica was chosen, by the error's
-	// reason; nil counts none.
-	Unserved func(reason string)
+	// Count counts requests by their ends; nil counts none.
+	Count Counter
 
 	Log    *slog.Logger
 	Meter  metric.MeterProvider
@@ -254,6 +253,7 @@ func (r *Router) judge(ctx context.Context, rq *request, t *tries, d *delivery, 
 // noteRetry counts a retry after f, and leaves it on the request's span.
 func (r *Router) noteRetry(ctx context.Context, f *failure) {
 	r.metrics.retried(f.outcome)
+	r.countRetry()
 	span.Note(ctx, span.EventRetry, span.Reason.String(f.outcome.String()))
 }
 

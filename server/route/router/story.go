@@ -37,6 +37,7 @@ type story struct {
 	understood bool // the body was read
 	kind       prompt.Kind
 	streamed   bool
+	unbodied   bool // a question without the client's body: whether it streams is not known
 	maxTokens  int
 	model      string
 	session    string
@@ -94,6 +95,7 @@ type hop struct {
 	overhead   time.Duration
 	firstToken time.Time
 	status     int // of the replica's answer; 0 when there was none
+	earlier    int // chunks that other attempts gave before
 	chunks     int
 	outcome    retry.Verdict // how the answer began
 	broken     bool          // it began and did not come to its end
@@ -222,6 +224,13 @@ func (h *hop) observe(out *upstream.Request) {
 	}
 }
 
+// follows notes how much of the stream earlier attempts gave.
+func (h *hop) follows(d *delivery) {
+	if h != nil && d.attempt.point != nil {
+		h.earlier = d.scan.Events()
+	}
+}
+
 // answered notes how the answer began; resp is nil when there is none.
 func (h *hop) answered(resp *upstream.Response, outcome retry.Verdict) {
 	if h == nil {
@@ -246,7 +255,7 @@ func (h *hop) over(rq *request, d *delivery, f *failure) {
 		return
 	}
 	h.sent.to = time.Now()
-	h.chunks = d.scan.Events()
+	h.chunks = max(0, d.scan.Events()-h.earlier)
 	if f != nil {
 		h.sent.fault, h.sent.failed = f.outcome.String(), f.public.OwnWords()
 		rq.story.failed = rq.story.failed || f.outcome != retry.ClientFault && f.outcome != retry.Canceled
@@ -269,6 +278,7 @@ func (rq *request) leaveStory(d *delivery, public *apierror.Error) {
 	st.route, st.requestID, st.decisionID, st.firstToken = rq.call.Route, strings.Clone(rq.call.RequestID), rq.id, d.firstToken
 	if rq.parsed != nil {
 		st.understood, st.kind, st.streamed, st.maxTokens = true, rq.parsed.Prompt.Kind, rq.parsed.Stream, rq.parsed.MaxTokens
+		st.unbodied = rq.question != nil && len(rq.question.Body) == 0
 		st.session = strings.Clone(clip(rq.parsed.Session, 256))
 		if rq.pool != nil && rq.pool.Model == rq.parsed.Model {
 			st.model = rq.pool.Model

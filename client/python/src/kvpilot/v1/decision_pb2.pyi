@@ -28,6 +28,7 @@ class End(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     END_REMOVED: _ClassVar[End]
     END_RESUMED: _ClassVar[End]
     END_UNSERVED: _ClassVar[End]
+    END_HANDED_OVER: _ClassVar[End]
 FEED_STATE_UNSPECIFIED: FeedState
 FEED_STATE_NONE: FeedState
 FEED_STATE_COLD: FeedState
@@ -43,6 +44,7 @@ END_EXPIRED: End
 END_REMOVED: End
 END_RESUMED: End
 END_UNSERVED: End
+END_HANDED_OVER: End
 
 class Overlap(_message.Message):
     __slots__ = ("gpu_tokens", "cpu_tokens", "disk_tokens")

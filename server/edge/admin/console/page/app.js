@@ -21,6 +21,23 @@ function tile(label, value, note, kind) {
   return el('div', { class: 'tile ' + (kind || '') }, el('span', {}, label), el('b', {}, value), el('span', { title: note.length > 18 && note }, note || '\u00a0'));
 }
 
+// LIMITS says of each reason for which requests are refused what is short, and which setting bounds it.
+const LIMITS = {
+  OVERLOADED: ['the queue is full, or replicas reject requests', 'chooser.queue, chooser.max_requests_per_rank'],
+  RATE_LIMIT_EXCEEDED: ['tenants are at their limits', 'tenants'],
+  NO_REPLICA: ['no replica can take them', 'registry'],
+  DEADLINE_UNREACHABLE: ['no replica is in time for their deadlines', 'more replicas'],
+  DEADLINE_EXCEEDED: ['they waited longer than they may', 'chooser.queue.max_wait'],
+};
+
+// overload says what limits, when requests of the last minute were refused; empty when none were.
+function overload(m) {
+  const [reason] = Object.entries(m.unserved).sort((a, b) => b[1] - a[1])[0] || [];
+  if (!reason) return '';
+  const [short, setting] = LIMITS[reason] || [router.word(reason), ''];
+  return `${count(m.unservedTotal)} refused in the last minute: ${short}${setting && ` (${setting})`}`;
+}
+
 const unwell = (s) => s.replicas.some((r) => r.state !== 'REPLICA_STATE_READY' || r.breaker === 'BREAKER_STATE_OPEN');
 
 function showTiles(s) {
@@ -33,9 +50,10 @@ function showTiles(s) {
   const prompt = Number(m.prompt_tokens), counted = Number(m.counted_tokens);
   const unserved = Object.entries(m.unserved).sort((a, b) => b[1] - a[1]).map(([reason, n]) => `${count(n)} ${router.word(reason)}`);
   const failed = m.failed + m.unservedTotal;
+  const apart = [m.retries && `${count(m.retries)} retried`, m.hand_overs && `${count(m.hand_overs)} handed over`].filter(Boolean);
   sync($('tiles'), [
     tile('Replicas ready', [String(ready), el('span', { class: 'u' }, ` of ${s.replicas.length}`)], missing || (ready ? 'all of them' : 'none is known'), ready === 0 ? 'bad' : missing ? 'warn' : ''),
-    tile('Requests', units(`${m.seconds ? ((m.requests + m.unservedTotal) / m.seconds).toFixed(1) : '0'} /s`), 'last minute'),
+    tile('Requests', units(`${m.seconds ? ((m.requests + m.unservedTotal) / m.seconds).toFixed(1) : '0'} /s`), apart.join(', ') || 'last minute'),
     tile('First token', m.ttft_p50_ms ? units(ms(m.ttft_p50_ms)) : '–', m.ttft_p99_ms ? `p99 ${ms(m.ttft_p99_ms)}` : 'median, last minute'),
     tile('From caches', prompt ? units(share(m.cached_tokens / prompt)) : '–', counted ? `of prompt tokens; ${share(counted / prompt)} by kvpilot's own count` : 'of prompt tokens'),
     tile('Failed', failed ? el('a', { href: '#decisions', 'data-show': m.unservedTotal > m.failed ? 'refused' : 'failed', title: 'list them' }, count(failed)) : '0', unserved.length ? unserved.join(', ') : 'last minute', failed ? 'bad' : ''),
@@ -63,7 +81,7 @@ function showCharts(s) {
   chart($('figure-ttft'), time, [{ kind: 'seen', name: 'p50', fill: true, points: series((h) => h.ttft_p50_ms || null) }, { kind: 'slow', name: 'p99', points: series((h) => h.ttft_p99_ms || null) }], { show: ms });
   chart($('figure-hit'), time, [{ kind: 'seen', name: '', fill: true, points: series((h) => Number(h.prompt_tokens) ? h.cached_tokens / h.prompt_tokens : null) }], { max: 1, show: share });
   chart($('figure-tpot'), time, [{ kind: 'seen', name: 'p50', fill: true, points: series((h) => h.tpot_p50_ms || null) }, { kind: 'slow', name: 'p99', points: series((h) => h.tpot_p99_ms || null) }], { show: ms });
-  chart($('figure-rate'), time, [{ kind: 'seen', name: 'ended', fill: true, points: dense((h) => h.requests + h.unservedTotal) }, { kind: 'failed', name: 'failed', points: dense((h) => h.failed + h.unservedTotal) }], { show: (v) => v < 10 ? String(+v.toFixed(1)) : count(v) });
+  chart($('figure-rate'), time, [{ kind: 'seen', name: 'all', fill: true, points: dense((h) => h.requests + h.unservedTotal) }, { kind: 'failed', name: 'failed', above: true, points: dense((h) => h.failed + h.unservedTotal) }], { show: (v) => v < 10 ? String(+v.toFixed(1)) : count(v) });
   chart($('figure-held'), time, [{ kind: 'slow', name: '', fill: true, points: series((h) => h.requests ? h.held_max_ms || 0 : null) }], { show: ms });
   const shadow = s.status.shadow_policy;
   $('figure-shadow').hidden = !shadow;
@@ -77,8 +95,9 @@ function showCharts(s) {
 function showStatus(s) {
   const { not_ready: why, policy, shadow_policy: shadow, uptime, version } = s.status;
   const ready = s.replicas.filter((r) => r.state === 'REPLICA_STATE_READY').length;
-  $('status').className = why ? 'bad' : unwell(s) ? 'mind' : 'good';
-  say($('status'), why ? `not ready: ${why}` : `${policy}${shadow ? `, in its shadow ${shadow}` : ''}`);
+  const short = overload(s.minute);
+  $('status').className = why ? 'bad' : short || unwell(s) ? 'mind' : 'good';
+  say($('status'), why ? `not ready: ${why}` : short || `${policy}${shadow ? `, in its shadow ${shadow}` : ''}`);
   say($('uptime'), `up ${duration(parseFloat(uptime))}`);
   say(document.querySelector('title'), `${ready}/${s.replicas.length} ready · kvpilot`);
   say($('foot'), `kvpilot ${version}`);

@@ -60,11 +60,11 @@ function draw(figure) {
   const y = (v) => 100 - 100 * Math.min(1, v / top);
   const root = svg('svg', { viewBox: '0 0 300 100', preserveAspectRatio: 'none', 'aria-hidden': 'true' });
   for (const at of [0, 50, 100]) root.append(svg('line', { class: 'grid', x1: 0, x2: 300, y1: at, y2: at }));
-  for (const line of [...lines].reverse()) {
+  for (const line of [...lines].reverse().sort((a, b) => (a.above || false) - (b.above || false))) {
     for (const run of runs(line.points, gap)) {
       const d = run.map(([t, v], i) => `${i ? 'L' : 'M'}${x(t).toFixed(1)} ${y(v).toFixed(1)}`).join('');
       if (line.fill) root.append(svg('path', { class: 'area ' + line.kind, d: `${d}L${x(run.at(-1)[0]).toFixed(1)} 100L${x(run[0][0]).toFixed(1)} 100Z` }));
-      root.append(svg('path', { class: 'line ' + line.kind, d: run.length > 1 ? d : d + 'h.01' }));
+      root.append(svg('path', { class: `line ${line.kind}${line.above ? ' above' : ''}`, d: run.length > 1 ? d : d + 'h.01' }));
     }
   }
   const looked = figure.at === undefined ? null : Math.round(end - span + span * figure.at);
