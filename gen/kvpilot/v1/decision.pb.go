@@ -108,7 +108,7 @@ const (
 	End_END_RESUMED End = 9
 	// No replica could take the request: it was answered with an error.
 	End_END_UNSERVED End = 10
-	// The booking went to another decider, or to another choice, before anything was sent for it. The request goes on.
+	// The booking went to another decider, or to another choice, before anything was sent for it. The request continues.
 	End_END_HANDED_OVER End = 11
 )
 

@@ -30,7 +30,7 @@ const (
 	EndResumed
 	// EndUnserved: no replica could take the request, which was answered with an error.
 	EndUnserved
-	// EndHandedOver: the booking went to another decider, or to another choice, before anything was sent for it. The request goes on.
+	// EndHandedOver: the booking went to another decider, or to another choice, before anything was sent for it. The request continues.
 	EndHandedOver
 	ends
 )

@@ -1034,7 +1034,7 @@ export enum End {
   UNSERVED = 10,
 
   /**
-   * The booking went to another decider, or to another choice, before anything was sent for it. The request goes on.
+   * The booking went to another decider, or to another choice, before anything was sent for it. The request continues.
    *
    * @generated from enum value: END_HANDED_OVER = 11;
    */
