@@ -52,9 +52,9 @@ func (a attack) play(ctx context.Context, o options, dir string) (verdict, error
 	for _, f := range w.fronts {
 		f.active.Store(true)
 	}
-	beside, err := a.beside(ctx, o, dir, w)
+	elsewhere, err := a.elsewhere(ctx, o, dir, w)
 	if err != nil {
-		return verdict{}, fmt.Errorf("attack a router beside: %w", err)
+		return verdict{}, fmt.Errorf("attack another router: %w", err)
 	}
 	idle := w.router().resident()
 	w.router().resetPeak()
@@ -64,7 +64,7 @@ func (a attack) play(ctx context.Context, o options, dir string) (verdict, error
 		return verdict{}, err
 	}
 	w.attacked = under
-	v := verdict{calm: calm, beside: beside, under: under, idle: idle, peak: w.router().peak(), bound: int64(o.memory) * 600 / 512}
+	v := verdict{calm: calm, elsewhere: elsewhere, under: under, idle: idle, peak: w.router().peak(), bound: int64(o.memory) * 600 / 512}
 	v.judge(a, o)
 	v.note = w.found.String()
 	if a.check != nil {
@@ -91,9 +91,9 @@ func (a attack) attack(ctx context.Context, w *world, tenants *honest, during ti
 	}
 }
 
-// beside attacks another router of the same replicas, and returns what the honest tenants meet at theirs: what the attack costs them because all
+// elsewhere attacks another router of the same replicas, and returns what the honest tenants meet at theirs: what the attack costs them because all
 // of it runs on one machine. Times that are not judged are not compared.
-func (a attack) beside(ctx context.Context, o options, dir string, w *world) ([]result, error) {
+func (a attack) elsewhere(ctx context.Context, o options, dir string, w *world) ([]result, error) {
 	if o.fast || a.slower || len(w.routers) > 1 {
 		return nil, nil
 	}

@@ -10,8 +10,8 @@ import (
 
 // verdict is what an attack did to the honest tenants and to the router.
 type verdict struct {
-	// calm are the honest requests without an attack, beside those while another router is attacked, under those while theirs is.
-	calm, beside, under []result
+	// calm are the honest requests without an attack, elsewhere those while another router is attacked, under those while theirs is.
+	calm, elsewhere, under []result
 	// idle and peak are the router's resident memory before and at most during the attack, bound is its limit; all in MiB.
 	idle, peak, bound int64
 	note              string
@@ -32,7 +32,7 @@ func (v *verdict) judge(a attack, o options) {
 	if o.fast || a.slower {
 		return
 	}
-	if before, during := max(p99(v.calm), p99(v.beside)), p99(v.under); during > 2*before {
+	if before, during := max(p99(v.calm), p99(v.elsewhere)), p99(v.under); during > 2*before {
 		v.fault("p99 %s, without the attack at this router at most %s", round(during), round(before))
 	}
 }
@@ -41,7 +41,7 @@ func (v *verdict) fault(format string, args ...any) {
 	v.faults = append(v.faults, fmt.Sprintf(format, args...))
 }
 
-const head = `| attack | honest requests | failed | p50 undisturbed / beside / attacked | p99 | MiB idle → peak | |
+const head = `| attack | honest requests | failed | p50 undisturbed / elsewhere / attacked | p99 | MiB idle → peak | |
 |---|---|---|---|---|---|---|
 `
 
@@ -56,7 +56,7 @@ func (v verdict) row(a attack) string {
 		end += "; " + v.note
 	}
 	return fmt.Sprintf("| %s: %s | %d | %d | %s / %s / %s | %s / %s / %s | %d → %d | %s |\n", a.name, a.sends, len(v.under), failed,
-		round(quantile(v.calm, 0.5)), round(quantile(v.beside, 0.5)), round(quantile(v.under, 0.5)), round(p99(v.calm)), round(p99(v.beside)), round(p99(v.under)), v.idle, v.peak, end)
+		round(quantile(v.calm, 0.5)), round(quantile(v.elsewhere, 0.5)), round(quantile(v.under, 0.5)), round(p99(v.calm)), round(p99(v.elsewhere)), round(p99(v.under)), v.idle, v.peak, end)
 }
 
 func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }

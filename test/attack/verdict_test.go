@@ -25,7 +25,7 @@ func TestJudge(t *testing.T) {
 		"nothing changed":       {v: verdict{calm: answers(100, time.Second), under: answers(100, 2*time.Second)}},
 		"a request failed":      {v: verdict{calm: answers(100, time.Second), under: broken}, want: "1 of 100 honest requests failed (b 1): tenant b: 503"},
 		"slower":                {v: verdict{calm: answers(100, time.Second), under: answers(100, 2001*time.Millisecond)}, want: "p99 2.001s, without the attack at this router at most 1s"},
-		"slower beside, too":    {v: verdict{calm: answers(100, time.Second), beside: answers(100, 2*time.Second), under: answers(100, 4*time.Second)}},
+		"slower elsewhere, too": {v: verdict{calm: answers(100, time.Second), elsewhere: answers(100, 2*time.Second), under: answers(100, 4*time.Second)}},
 		"slower, not judged":    {v: verdict{calm: answers(100, time.Second), under: answers(100, 9*time.Second)}, fast: true},
 		"memory":                {v: verdict{calm: answers(1, 1), under: answers(1, 1), peak: 601, bound: 600}, want: "601 MiB resident"},
 		"failed before it":      {v: verdict{calm: broken, under: answers(100, time.Second)}, want: "without an attack"},
