@@ -170,7 +170,7 @@ func worst(shots []*shot, from, to time.Time) (longest *shot) {
 // twoRouters starts two routers behind the proxy, which sends /v1/completions through them and asks them about chats.
 func twoRouters(t *testing.T, p proxy) (url string, routers [2]*routerProcess) {
 	t.Helper()
-	s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) { c.Core.Timing.Speed = 15 }})
+	s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) { c.Core.Timing.Speed = 20 }})
 	routers = startRouters(t, s.Replicas)
 	url = p.start(t, proxyOptions{through: true}, routers[0].http, routers[1].http)
 	for range 8 { // connections, and the pool's decider
@@ -189,7 +189,7 @@ func testKilledRouter(t *testing.T, p proxy) {
 		t.Run(fmt.Sprintf("router %d", victim+1), func(t *testing.T) {
 			url, routers := twoRouters(t, p)
 			carried := 0.0
-			shots, killed := load(t, url, time.Second, time.Second, func() {
+			shots, killed := load(t, url, 800*time.Millisecond, 800*time.Millisecond, func() {
 				carried = routers[victim].metric(t, "kvpilot_router_requests_in_flight")
 				routers[victim].signal(t, syscall.SIGKILL)
 			})
