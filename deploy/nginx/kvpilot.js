@@ -32,8 +32,15 @@ async function route(r) {
         r.variables.kvpilot_truncated = SEEN + '/' + body.length;
         body = body.slice(0, SEEN);
     }
-    const answer = await r.subrequest('/-/kvpilot/choose', { method: 'POST', body: body });
-    const kind = answer.headersOut['Content-Type'] || '';
+    // nginx cannot send a script's body a second time ("writev() failed (14: Bad address)"), so the script asks again where a router died with it.
+    let answer, kind;
+    for (let tries = 0; tries < 3; tries++) {
+        answer = await r.subrequest('/-/kvpilot/choose', { method: 'POST', body: body });
+        kind = answer.headersOut['Content-Type'] || '';
+        if (answer.status < 502 || kind.indexOf('application/json') === 0 && answer.headersOut['X-Kvpilot-Reason'] !== 'ROUTER_UNREACHABLE') {
+            break;
+        }
+    }
     if (kind.indexOf('application/json') !== 0) { // nginx's own error: there was no answer
         refuse(r, 'no-router');
         return;

@@ -40,6 +40,8 @@ type proxyOptions struct {
 	key   string // the proxy's own
 	// cert and certKey name the files of a certificate: the proxy speaks TLS.
 	cert, certKey string
+	// through says that /v1/completions go through kvpilot, as routes do that the proxy does not know.
+	through bool
 }
 
 // binary names the kvpilot under test, or skips the test: the tests of this package run once, by themselves.

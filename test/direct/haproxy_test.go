@@ -32,6 +32,9 @@ func (p haproxy) start(t *testing.T, o proxyOptions, routers ...string) string {
 		join(t, pem, o.cert, o.certKey)
 		config = replaced(t, config, `bind "${KVPILOT_BIND}"`, `bind "${KVPILOT_BIND}" ssl crt `+pem+` alpn h2,http/1.1`)
 	}
+	if o.through {
+		config = replaced(t, config, " /v1/completions", "")
+	}
 	file := filepath.Join(dir, "haproxy.cfg")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)

@@ -49,6 +49,9 @@ func (p nginx) start(t *testing.T, o proxyOptions, routers ...string) string {
 	conf := replaced(t, string(text), "server 127.0.0.1:8080 max_fails=0;", servers.String())
 	conf = replaced(t, conf, "listen 8000;", listen)
 	conf = replaced(t, conf, "/etc/nginx/conf.d/kvpilot.js", filepath.Join(deployed(t, "nginx"), "kvpilot.js"))
+	if o.through {
+		conf = replaced(t, conf, "|completions|", "|")
+	}
 	if o.key != "" {
 		conf = replaced(t, conf, `default "";`, fmt.Sprintf(`default "Bearer %s";`, o.key))
 	}
