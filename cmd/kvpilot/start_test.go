@@ -159,3 +159,22 @@ func TestARouterThatStopsWhileItWaitsClosesItsListeners(t *testing.T) {
 		}
 	}
 }
+
+// A start would fail for these, and so does the check of the settings.
+func TestCheckConfigReadsFilesOfKeys(t *testing.T) {
+	for name, set := range map[string]string{
+		"api.keys_file": "api.keys_file=/nonexistent/keys", "fleet": "fleet.key_file=/nonexistent/key", "tls_cert": "listen.tls_cert=/nonexistent/cert",
+	} {
+		args := []string{"serve", "--check-config", "--set", set}
+		switch name {
+		case "fleet":
+			args = append(args, "--set", "fleet.listen=127.0.0.1:7946")
+		case "tls_cert":
+			args = append(args, "--set", "listen.tls_key=/nonexistent/key")
+		}
+		err := run(t.Context(), args, nil, io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), "/nonexistent/") {
+			t.Errorf("%s: %v, want an error that names the file", set, err)
+		}
+	}
+}

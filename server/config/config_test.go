@@ -54,8 +54,9 @@ func TestMistakesAreNamed(t *testing.T) {
 				"line 3: registry.probe.up: must be an integer", "line 5: registry.replicas[0].ranks: must be an integer", "line 6: registry.replicas[0].api_key: must be a string",
 				"line 7: chooser.weights.congestion: must be a number", "line 8: router: must be a mapping",
 			}},
-		"no policy":    {config.Source{Set: []string{"chooser.policy=wrong"}}, []string{"chooser.policy: must be one of predicted-ttft, overlap-load", `not "wrong"`}},
-		"missing file": {config.Source{File: "/nonexistent/kvpilot.yaml"}, []string{"/nonexistent/kvpilot.yaml"}},
+		"no policy":         {config.Source{Set: []string{"chooser.policy=wrong"}}, []string{"chooser.policy: must be one of predicted-ttft, overlap-load", `not "wrong"`}},
+		"one address twice": {config.Source{Set: []string{"listen.http=127.0.0.1:7000", "listen.admin=127.0.0.1:7000"}}, []string{"listen.admin: 127.0.0.1:7000 is the address of listen.http"}},
+		"missing file":      {config.Source{File: "/nonexistent/kvpilot.yaml"}, []string{"/nonexistent/kvpilot.yaml"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -78,6 +78,7 @@ func (l Listen) Validate() error {
 	return errors.Join(
 		checkAddress("http", l.HTTP), checkAddress("grpc", l.GRPC), checkAddress("admin", l.Admin),
 		check.That(l.HTTP != "" || l.GRPC != "", "http", "http and grpc must not both be empty"),
+		l.checkApart(),
 		l.checkTLS(),
 		check.Positive("read_header_timeout", l.ReadHeaderTimeout),
 		check.Positive("idle_timeout", l.IdleTimeout),
@@ -96,6 +97,21 @@ func checkAddress(setting, address string) error {
 	}
 	_, _, err := net.SplitHostPort(address)
 	return check.That(err == nil, setting, "must be host:port, not %q", address)
+}
+
+// checkApart reports two settings that name one address, which only one of them could open.
+func (l Listen) checkApart() error {
+	var errs []error
+	taken := map[string]string{}
+	for _, at := range [...]struct{ setting, address string }{{"http", l.HTTP}, {"grpc", l.GRPC}, {"admin", l.Admin}} {
+		if _, port, err := net.SplitHostPort(at.address); err != nil || port == "0" {
+			continue
+		}
+		other, double := taken[at.address]
+		errs = append(errs, check.That(!double, at.setting, "%s is the address of listen.%s; each needs a port of its own", at.address, other))
+		taken[at.address] = at.setting
+	}
+	return errors.Join(errs...)
 }
 
 // The values of ClientAuth and AdminClientAuth.

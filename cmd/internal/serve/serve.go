@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,8 +15,24 @@ import (
 	"github.com/kvpilot/kvpilot/cmd/internal/build"
 	"github.com/kvpilot/kvpilot/server"
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/edge/callers"
 	"github.com/kvpilot/kvpilot/server/kit/memlimit"
 )
+
+// checkFiles reports the files of certificates and keys that a start could not use.
+func checkFiles(c config.Config) error {
+	_, keys := callers.New(c.API.Callers(), callers.Params{})
+	if keys != nil {
+		keys = fmt.Errorf("api.%w", keys)
+	}
+	var fleet error
+	if c.Fleet.Listen != "" {
+		if _, err := c.Fleet.Secret(); err != nil {
+			fleet = fmt.Errorf("fleet: %w", err)
+		}
+	}
+	return errors.Join(server.CheckFiles(c), keys, fleet)
+}
 
 // Command runs the router.
 func Command(env []string, out, errOut io.Writer) *cobra.Command {
@@ -39,6 +56,9 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 			case printing:
 				return config.Print(out, c)
 			case check:
+				if err := checkFiles(c); err != nil {
+					return err
+				}
 				fmt.Fprintln(out, "the settings are valid")
 				return nil
 			}
