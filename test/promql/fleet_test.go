@@ -87,7 +87,7 @@ var serving = regexp.MustCompile(`msg=serving http=(\S+) grpc=\S+ admin=(\S+)`)
 
 func startFleet(t *testing.T, replicas int, settings ...string) *fleet {
 	t.Helper()
-	config := "registry:\n  probe: {interval: 250ms, max_interval: 1s}\n  replicas:\n"
+	config := "tenants: {default: {tokens_per_minute: 100000000}}\nregistry:\n  probe: {interval: 250ms, max_interval: 1s}\n  replicas:\n"
 	for i := range replicas {
 		p := freePorts(t, 3)
 		start(t, "sim", "--port", fmt.Sprint(p[0]), "--events-port", fmt.Sprint(p[1]), "--replay-port", fmt.Sprint(p[2]), "--speed", "20", "--model", "m")
