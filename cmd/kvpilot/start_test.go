@@ -160,7 +160,7 @@ func TestARouterThatStopsWhileItWaitsClosesItsListeners(t *testing.T) {
 	}
 }
 
-// A start would fail for these, and so does the check of the settings.
+// A start would fail for these, and the check of the settings says so.
 func TestCheckConfigReadsFilesOfKeys(t *testing.T) {
 	for name, set := range map[string]string{
 		"api.keys_file": "api.keys_file=/nonexistent/keys", "fleet": "fleet.key_file=/nonexistent/key", "tls_cert": "listen.tls_cert=/nonexistent/cert",
@@ -172,9 +172,9 @@ func TestCheckConfigReadsFilesOfKeys(t *testing.T) {
 		case "tls_cert":
 			args = append(args, "--set", "listen.tls_key=/nonexistent/key")
 		}
-		err := run(t.Context(), args, nil, io.Discard, io.Discard)
-		if err == nil || !strings.Contains(err.Error(), "/nonexistent/") {
-			t.Errorf("%s: %v, want an error that names the file", set, err)
+		var out strings.Builder
+		if err := run(t.Context(), args, nil, &out, io.Discard); err != nil || !strings.Contains(out.String(), "a start here would fail") || !strings.Contains(out.String(), "/nonexistent/") {
+			t.Errorf("%s: %v %q, want a line that names the file", set, err, &out)
 		}
 	}
 }
