@@ -92,10 +92,12 @@ func TestEachRequestLeavesASpanAndACount(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := map[string]bool{}
-	for _, m := range all.ScopeMetrics[0].Metrics {
-		seen[m.Name] = true
-		if h, ok := m.Data.(metricdata.Histogram[float64]); ok && m.Name == "http.server.request.duration" && len(h.DataPoints) != 4 {
-			t.Errorf("%d label sets, want 4", len(h.DataPoints))
+	for _, scope := range all.ScopeMetrics { // several, in any order
+		for _, m := range scope.Metrics {
+			seen[m.Name] = true
+			if h, ok := m.Data.(metricdata.Histogram[float64]); ok && m.Name == "http.server.request.duration" && len(h.DataPoints) != 4 {
+				t.Errorf("%d label sets, want 4", len(h.DataPoints))
+			}
 		}
 	}
 	for _, name := range []string{"http.server.request.duration", "http.server.active_requests", "kvpilot.gateway.broken_streams"} {
