@@ -39,6 +39,7 @@ func (r *run) checks(ctx context.Context) {
 	r.check(ctx, "64 chats", r.checkChats)
 	r.check(ctx, "unstreamed load", r.checkUnstreamed)
 	r.check(ctx, "kill -9 under load", r.checkKill)
+	r.checkFor(ctx, 2*time.Hour, "a hundred streams killed", r.checkKills)
 }
 
 // checkAbort: a client that leaves frees the engine and the reservation.
