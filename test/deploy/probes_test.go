@@ -2,6 +2,8 @@ package deploy
 
 import (
 	"errors"
+	"os"
+	"regexp"
 	"syscall"
 	"testing"
 
@@ -70,5 +72,20 @@ func TestProbesOfTheManifestsFitTheRouter(t *testing.T) {
 		t.Run(folder, func(t *testing.T) {
 			checkProbes(t, built(t, folder), engine)
 		})
+	}
+}
+
+// OpenShift refuses pods that choose their user; the image names one by number, as runAsNonRoot requires.
+func TestTheManifestsLeaveTheUserToTheCluster(t *testing.T) {
+	spec := built(t, "base").deployment.Spec.Template.Spec
+	if c := spec.SecurityContext; c.RunAsUser != nil || c.FSGroup != nil || c.RunAsNonRoot == nil || !*c.RunAsNonRoot {
+		t.Errorf("the pod runs as %+v", c)
+	}
+	image, err := os.ReadFile("../../deploy/Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?m)^USER [1-9][0-9]+:[1-9][0-9]+$`).Match(image) {
+		t.Error("the image names no user by number")
 	}
 }
