@@ -137,7 +137,7 @@ check: ## everything that must pass before a change lands
 docs: ## write the generated references in docs/
 	$(GO) test ./server/config -run TestTheReferenceIsUpToDate -update
 	$(GO) test ./server -run TestTheMetricsReferenceIsUpToDate -update
-	$(GO) test ./deploy -run TestTheSchemaKnowsTheSettings -update
+	$(GO) test ./deploy -run 'TestTheSchemaKnowsTheSettings|TestTheChartsReadmeListsEveryValue' -update
 	$(GO) run ./tools/dashboards deploy/grafana/dashboards/kvpilot.json
 
 SOAK ?= 10m

@@ -19,7 +19,7 @@ import (
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	texts := map[string]string{}
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/adr/*.md", "deploy/*/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/adr/*.md", "deploy/*/*.md", "deploy/*/*/*.md"} {
 		files, err := filepath.Glob(filepath.Join("../..", pattern))
 		if err != nil {
 			t.Fatal(err)
