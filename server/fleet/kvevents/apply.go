@@ -121,7 +121,7 @@ func (f *feed) state() kvblock.FeedState {
 	case !f.conn.up || !f.conn.trusted || !f.pos.exact:
 		return kvblock.FeedDegraded
 	case f.rec != nil && f.rec.why == whyProof:
-		if f.published.state != kvblock.FeedExact || f.rec.confirming {
+		if f.published.state != kvblock.FeedExact || f.replaySocket.foreign != "" {
 			return kvblock.FeedDegraded // not exact before the comparison; a rank that is stays so for the moment that it takes
 		}
 	case f.unproven(), f.rec != nil && f.rec.why != whyProbe:

@@ -91,6 +91,8 @@ type connection struct {
 	heard    time.Time // last batch, live or replayed
 	probeAt  time.Time // when to look for lost events
 	proof    proof     // whether the replay socket belongs to the same engine
+	// compareAt is when that is looked at again, after a proof that failed.
+	compareAt time.Time
 	// misses are comparisons whose replay began too late; unseen probes that found batches before any came live.
 	misses, unseen int
 }
@@ -247,13 +249,14 @@ func (f *feed) onTick(now time.Time) {
 		}
 		return
 	}
-	if n, _ := f.queue.size(); n > 0 || f.rec != nil || f.conn.probeAt.IsZero() || now.Before(f.conn.probeAt) {
+	if f.compareDue(now) {
+		f.prove(f.conn.live)
+		return
+	}
+	if n, _ := f.queue.size(); n > 0 || f.rec != nil || !f.canReplay() || f.conn.probeAt.IsZero() || now.Before(f.conn.probeAt) {
 		return
 	}
 	switch {
-	case f.conn.hasLive && f.canCompare():
-		f.prove(f.conn.live)
-	case !f.canReplay():
 	case !f.pos.known:
 		f.recover(whyFirst)
 	case f.conn.doubtful, f.pos.partial && !f.pos.exact:

@@ -57,6 +57,7 @@ func (f *feed) onDown(it item) {
 	}
 	f.conn.up = false
 	f.conn.downAt = it.at
+	f.replaySocket.disconnected()
 	f.noteProblem("disconnected: %v", it.err)
 }
 

@@ -19,7 +19,7 @@ type proof uint8
 const (
 	proofOpen   proof = iota // no live batch has come yet
 	proofDone                // a live batch and its replay are equal
-	proofFailed              // the replay socket gave no answer that decides it; retried at the next probe
+	proofFailed              // it is not, or gave no answer; compared again after a time
 )
 
 const (
@@ -46,8 +46,17 @@ func (s sample) equals(m reply) bool {
 // replaySocket is where replays are requested.
 type replaySocket struct {
 	at string // empty: there is none
-	// foreign is why the socket belongs to another engine than the event socket; empty while nothing shows that.
-	foreign string
+	// foreign is why the socket belongs to another engine than the event socket; empty while nothing shows that. A second comparison
+	// confirms it.
+	foreign   string
+	confirmed bool
+}
+
+// disconnected handles the end of the event socket's connection: without a second comparison, the engine has just restarted.
+func (r *replaySocket) disconnected() {
+	if !r.confirmed {
+		r.foreign = ""
+	}
 }
 
 // move sets the address. Another address is not suspected.
@@ -102,11 +111,11 @@ func (f *feed) onProofEnd() {
 
 // proven: both sockets belong to one engine.
 func (f *feed) proven() {
-	cleared := f.replaySocket.foreign != ""
+	cleared := f.replaySocket.confirmed
 	f.rec = nil
 	f.conn.proof, f.conn.misses = proofDone, 0
 	f.pos.replayed, f.pos.unchecked = true, false
-	f.replaySocket.foreign = ""
+	f.replaySocket.foreign, f.replaySocket.confirmed = "", false
 	if cleared {
 		f.plane.log.Info("the replay socket belongs to the engine that publishes now", "rank", f.label, "replay", f.replaySocket.at)
 	}
@@ -117,38 +126,48 @@ func (f *feed) proven() {
 	f.nextProbe(f.plane.config.Probe)
 }
 
-// endProof ends a comparison that decided nothing.
+// endProof ends a comparison without a proof.
 func (f *feed) endProof() {
 	f.rec = nil
-	f.conn.proof = proofFailed
+	f.noProof()
 	f.nextProbe(f.plane.config.Probe)
 }
 
-// differs handles a replay that lacks the sample. An engine that just restarted looks the same until its connection ends, so
-// the first difference is looked at again.
-func (f *feed) differs(why string) {
-	r := f.rec
-	switch {
-	case f.replaySocket.foreign != "":
-		f.endProof() // nothing new
-	case !r.confirming:
-		r.confirming, r.look = true, false
-		f.ask(settle)
-	case f.queue.ended(f.conn.epoch):
-		f.endProof() // the next connection's first batch decides
-	default:
-		f.endProof()
-		f.otherEngine(why)
+// noProof sets when to compare again.
+func (f *feed) noProof() {
+	f.conn.proof, f.conn.compareAt = proofFailed, time.Time{}
+	if every := f.plane.config.Probe; every > 0 {
+		f.conn.compareAt = time.Now().Add(every)
 	}
 }
 
-// otherEngine: the replay socket belongs to another engine. Whatever came from there is dropped, and live batches alone are followed.
-func (f *feed) otherEngine(why string) {
-	f.replaySocket.foreign = fmt.Sprintf("%s than the event socket: %s is set, and %s", ForeignReplay, f.replaySocket.at, why)
+// compareDue reports whether it is time to compare again. Events that come all the time do not delay it.
+func (f *feed) compareDue(now time.Time) bool {
+	at := f.conn.compareAt
+	return f.rec == nil && f.conn.hasLive && f.conn.proof == proofFailed && !at.IsZero() && !now.Before(at) && f.canCompare()
+}
+
+// differs handles a replay that lacks the sample: the socket belongs to another engine, or this one has just restarted. Either way
+// the replays are worth nothing. A second difference on the same connection shows that it is no restart.
+func (f *feed) differs(why string) {
+	f.endProof()
+	switch s := &f.replaySocket; {
+	case s.foreign == "":
+		s.foreign = fmt.Sprintf("%s than the event socket: %s is set, and %s", ForeignReplay, s.at, why)
+		f.conn.compareAt = time.Now().Add(settle)
+		f.dropReplays()
+	case s.confirmed || f.queue.ended(f.conn.epoch):
+	default:
+		s.confirmed = true
+		f.plane.metrics.foreign.Add(background, 1)
+		f.plane.log.Warn(ForeignReplay+": set events.replay to the replay_endpoint of the engine that publishes at events.endpoint",
+			"rank", f.label, "endpoint", f.events.Endpoint, "replay", s.at, "why", why)
+	}
+}
+
+// dropReplays forgets what came from the replay socket of another engine. Live batches alone are followed from now on.
+func (f *feed) dropReplays() {
 	f.noteProblem("%s", f.replaySocket.foreign)
-	f.plane.log.Warn("the replay socket belongs to another engine: set events.replay to the replay_endpoint of the engine that publishes at events.endpoint",
-		"rank", f.label, "endpoint", f.events.Endpoint, "replay", f.replaySocket.at, "why", why)
-	f.plane.metrics.foreign.Add(background, 1)
 	if f.pos.unchecked {
 		f.reset("foreign")
 		f.pos = position{}

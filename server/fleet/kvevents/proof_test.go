@@ -1,9 +1,11 @@
 package kvevents_test
 
 import (
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -188,6 +190,10 @@ func TestAReplaySocketThatBecomesRight(t *testing.T) {
 	var served sync.WaitGroup
 	served.Go(func() { e.pub.ServeReplay(t.Context(), late) })
 	t.Cleanup(served.Wait)
+	eventually(t, "found although events come all the time", func() bool {
+		e.publish(1, 0)
+		return statusOf(p, slot).Foreign == ""
+	})
 	if s := expect(t, p, sink, slot, e, kvblock.FeedExact); s.Foreign != "" {
 		t.Errorf("status = %s", dump(s))
 	}
@@ -228,13 +234,14 @@ func TestARestartIsNoOtherEngine(t *testing.T) {
 func TestARestartBeforeAReplaySocketOfAnotherEngine(t *testing.T) {
 	t.Parallel()
 	e, other := twoEngines(t, 3, 10)
-	w := &wary{mapSink: newSink()}
-	p := startPlaneWith(t, quick(), w, w.mapSink)
+	w, log := &wary{mapSink: newSink()}, &heldLog{}
+	p := kvevents.New(quick(), kvevents.Params{Sink: w, Log: slog.New(slog.NewTextHandler(log, nil))})
+	run(t, p, w.mapSink)
 	p.Add(slot, e.with(other), "a/0")
 	eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
 	eventually(t, "the first replay has ended", settled(p))
 	e.publish(2, 0)
-	eventually(t, "found", func() bool { return statusOf(p, slot).Foreign != "" })
+	eventually(t, "found twice", func() bool { return strings.Contains(log.String(), "level=WARN") })
 	e.restart()
 	eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
 	e.publish(3, 0)
@@ -295,5 +302,48 @@ func TestAPositionBeforeAReplaySocketOfAnotherEngine(t *testing.T) {
 	e.publish(2, 1)
 	if s := expect(t, p, sink, slot, e, kvblock.FeedDegraded); s.Foreign == "" {
 		t.Errorf("status = %s", dump(s))
+	}
+}
+
+// heldLog is a log that tests read while it is written.
+type heldLog struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *heldLog) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *heldLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// The warning comes after a second comparison, once, whatever the engine publishes then.
+func TestAReplaySocketOfAnotherEngineIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	e, other := twoEngines(t, 3, 10)
+	log, sink := &heldLog{}, newSink()
+	c := quick()
+	c.Probe = 50 * time.Millisecond
+	p := kvevents.New(c, kvevents.Params{Sink: sink, Log: slog.New(slog.NewTextHandler(log, nil))})
+	run(t, p, sink)
+	p.Add(slot, e.with(other), "a/0")
+	eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
+	warned := func() int { return strings.Count(log.String(), "level=WARN") }
+	e.publish(2, 0)
+	eventually(t, "dropped", func() bool { return statusOf(p, slot).Foreign != "" })
+	eventually(t, "warned", func() bool { return warned() == 1 })
+	before := statusOf(p, slot).Replays
+	eventually(t, "compared again", func() bool {
+		e.publish(1, 0) // eventually waits between two looks
+		return statusOf(p, slot).Replays > before+3
+	})
+	if n := warned(); n != 1 || !strings.Contains(log.String(), "rank=a/0") || !strings.Contains(log.String(), "replay="+other.replays) {
+		t.Errorf("%d warnings: %s", n, log)
 	}
 }

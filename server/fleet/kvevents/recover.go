@@ -48,10 +48,9 @@ type recovery struct {
 
 // comparison is the part of a recovery that compares one live batch with its replay.
 type comparison struct {
-	sample     sample
-	first      uint64 // the number of the batch that came
-	look       bool   // any batch is asked for, because that one did not come
-	confirming bool   // the answer differed once
+	sample sample
+	first  uint64 // the number of the batch that came
+	look   bool   // any batch is asked for, because that one did not come
 }
 
 // recover begins a recovery. Live batches wait until it ends.
@@ -257,8 +256,8 @@ func (f *feed) barren() {
 // giveUp ends a recovery that failed. Live batches continue from where they are.
 func (f *feed) giveUp() {
 	f.rec = nil
-	if f.conn.proof == proofOpen {
-		f.conn.proof = proofFailed
+	if f.conn.proof != proofDone {
+		f.noProof()
 	}
 	f.pos.partial = f.pos.partial || !f.pos.exact || !f.conn.trusted
 	f.nextProbe(f.plane.config.Probe)
