@@ -12,7 +12,7 @@ build-bench: ## build the benchmarks into bin/, as the router is built
 
 test: ## run all tests with the race detector, and those that it makes too long without it
 	$(GO) test -race -timeout 600s ./...
-	$(GO) test ./sim/replay
+	$(GO) test -timeout 600s ./sim/replay ./test/hostile
 
 # The contract. buf lives in a module of its own. The .proto files that ours import are copies in proto/third_party.
 BUF  := $(GO) tool -modfile=proto/tools/go.mod buf
