@@ -29,6 +29,7 @@ type rank struct {
 	counters speed.Counters
 	liveness liveness.Monitor
 	conduct  *conduct.Rank
+	leaving  atomic.Bool // its replica's requests are to move to others
 
 	slot    replica.Slot
 	replica replica.ID

@@ -68,7 +68,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.tokens = s.CounterBy(ns+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
 	m.retries = s.CounterBy(ns+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", slices.Collect(maps.Values(m.again))...)
 	m.faults = newFaults(s)
-	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
+	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
 	m.aborted = s.Counter(ns+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
 	m.steering = newSteering(s)
 	var empties []metric.MeasurementOption
