@@ -132,7 +132,7 @@ func (c *Chooser) verdictChanged(r *rank, before, now liveness.Evidence) {
 	}
 	c.metrics.stalled(now)
 	if before == liveness.None {
-		c.log.Warn("a rank with requests stalled and is avoided", "replica", string(r.replica), "rank", r.index,
+		c.log.Warn("a rank stalled and is avoided", "replica", string(r.replica), "rank", r.index,
 			"evidence", now.String(), "silent", r.liveness.Silent(), "requests", r.liveness.InFlight())
 	}
 }

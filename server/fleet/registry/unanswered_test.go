@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
-// An operator who mistypes an address reads it at once, and every half a minute until it is right.
+// A mistyped address is logged at once, as a warning from half a minute on, and again every half a minute until it is right.
 func TestReplicasThatDoNotAnswerAreLogged(t *testing.T) {
 	f := newFleet("a", "b")
 	f.set("b", func(h *host) { h.status = 0 })
@@ -19,7 +19,7 @@ func TestReplicasThatDoNotAnswerAreLogged(t *testing.T) {
 	virtual(t, f, listed(spec("a"), spec("b")), params, func(t *testing.T, _ *registry.Registry, _ *watcher) {
 		count := func(text string) int { return strings.Count(log.String(), text) }
 		pass(1500 * time.Millisecond)
-		if count("replicas do not answer") != 1 || count("down=1 of=2") != 1 || count("b at http://b:8000: ") != 1 || count("a at ") != 0 {
+		if count("level=INFO msg=\"new replicas do not answer yet") != 1 || count("level=WARN") != 0 || count("down=1 of=2") != 1 || count("b at http://b:8000: ") != 1 || count("a at ") != 0 {
 			t.Errorf("after a second the log has:\n%s", &log)
 		}
 		pass(20 * time.Second)
@@ -27,13 +27,37 @@ func TestReplicasThatDoNotAnswerAreLogged(t *testing.T) {
 			t.Errorf("%d reports within 30 s", n)
 		}
 		pass(40 * time.Second)
-		if n := count("replicas do not answer"); n != 2 && n != 3 {
-			t.Errorf("%d reports after a minute", n)
+		if n := count("level=WARN msg=\"replicas do not answer"); n != 1 && n != 2 {
+			t.Errorf("%d warnings after a minute", n)
 		}
 		f.set("b", func(h *host) { h.status = 200 })
 		pass(time.Minute)
 		if count("all replicas answer") != 1 {
 			t.Errorf("the end is not said:\n%s", &log)
+		}
+	})
+}
+
+// A replica that only starts is no reason for a warning: neither its probes nor its silence.
+func TestReplicasThatStartAreNoWarning(t *testing.T) {
+	f := newFleet("a", "b")
+	f.set("b", func(h *host) { h.hangs = true })
+	var log stack.Log
+	params := registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))}
+	virtual(t, f, listed(spec("a"), spec("b")), params, func(t *testing.T, r *registry.Registry, _ *watcher) {
+		pass(20 * time.Second)
+		if p := r.Pulse("b", time.Now()); p.Late != 0 || !p.Asked.IsZero() {
+			t.Errorf("a replica that starts is late: %+v", p)
+		}
+		f.set("b", func(h *host) { h.hangs = false })
+		pass(10 * time.Second)
+		if text := log.String(); strings.Contains(text, "level=WARN") || !strings.Contains(text, "all replicas answer") {
+			t.Errorf("the log has:\n%s", text)
+		}
+		f.set("b", func(h *host) { h.hangs = true })
+		pass(20 * time.Second)
+		if text := log.String(); strings.Count(text, "level=WARN") < 2 {
+			t.Errorf("a replica that is lost is no warning:\n%s", text)
 		}
 	})
 }
