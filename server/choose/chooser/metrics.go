@@ -53,6 +53,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 		m.turnFirst, m.turnSame, m.turnOther)
 	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
 	observePrograms := newProgramMetrics(s, c)
+	observeStalls := newStallMetrics(s, c)
 	m.affinity = newAffinity(s, c.ring)
 	counters := []struct {
 		name, help string
@@ -86,6 +87,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 	s.Observe(func(o metric.Observer) {
 		m.affinity.observe(o)
 		observePrograms(o)
+		observeStalls(o)
 		o.ObserveInt64(remembered, int64(c.sessions.size()))
 		for _, one := range counters {
 			o.ObserveInt64(one.counter, one.value.Load())
