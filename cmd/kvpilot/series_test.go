@@ -44,10 +44,10 @@ func (f *fleet) seriesOf() map[string][]map[string]string {
 func TestTheSeriesOfALargeFleetAreBounded(t *testing.T) {
 	const (
 		replicas, models = 12, 80
-		perReplica       = 60  // of one rank
-		perTimedModel    = 140 // of the first 64, which have histograms
-		perModel         = 25
-		others           = 1200
+		perReplica       = 40  // of one rank
+		perTimedModel    = 150 // of the first 64, which have histograms
+		perModel         = 20
+		others           = 900
 	)
 	var names []string
 	for i := range models {
