@@ -52,8 +52,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 	m.turns = s.CounterBy("kvpilot.chooser.session_turns", "{request}", "Requests with a session, by the rank that they went to: first (the session is new or was forgotten), same or other than its last one.",
 		m.turnFirst, m.turnSame, m.turnOther)
 	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
-	observePrograms := newProgramMetrics(s, c)
-	observeStalls, observeAccuracy := newStallMetrics(s, c), newAccuracyMetrics(s, c)
+	observeOthers := newOtherMetrics(s, c)
 	m.affinity = newAffinity(s, c.ring)
 	counters := []struct {
 		name, help string
@@ -86,9 +85,7 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 	spread := s.ObservedFloat("kvpilot.chooser.prefill_rate_uncertainty", "1", "Relative uncertainty of the prefill rate of a rank, by the source of the rate.")
 	s.Observe(func(o metric.Observer) {
 		m.affinity.observe(o)
-		observePrograms(o)
-		observeStalls(o)
-		observeAccuracy(o)
+		observeOthers(o)
 		o.ObserveInt64(remembered, int64(c.sessions.size()))
 		for _, one := range counters {
 			o.ObserveInt64(one.counter, one.value.Load())
@@ -110,6 +107,16 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 		}
 	})
 	return m
+}
+
+// newOtherMetrics declares the metrics of other files, and returns what reads them.
+func newOtherMetrics(s *instruments.Set, c *Chooser) (observe func(metric.Observer)) {
+	programs, stalls, accuracy := newProgramMetrics(s, c), newStallMetrics(s, c), newAccuracyMetrics(s, c)
+	return func(o metric.Observer) {
+		programs(o)
+		stalls(o)
+		accuracy(o)
+	}
 }
 
 func suspicion(s conduct.Suspicion) metric.MeasurementOption {
