@@ -82,6 +82,9 @@ func TestTheFirstNamesHaveLabels(t *testing.T) {
 	if got := names.Of("c"); got != "c" {
 		t.Errorf("a known name became %s", got)
 	}
+	if n := testing.AllocsPerRun(100, func() { names.Of("a"); names.Of("d") }); n != 0 {
+		t.Errorf("a label costs %v allocations", n)
+	}
 }
 
 func TestNamesAreBoundedForAllCallers(t *testing.T) {

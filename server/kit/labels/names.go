@@ -1,6 +1,7 @@
 package labels
 
 import (
+	"maps"
 	"sync"
 	"sync/atomic"
 )
@@ -9,30 +10,45 @@ import (
 const Other = "other"
 
 // Names bounds the values of one label: the first names that are used keep their own, all later ones share Other. Instruments that
-// are no observed ones never lose a series, so a name keeps its place for the life of the process. It is safe for concurrent use.
+// are not observed never lose a series, so a name keeps its place for the life of the process. It is safe for concurrent use, and
+// Of does not allocate for a name that it has seen.
 type Names struct {
-	most  int64
-	known sync.Map // string to nothing
-	count atomic.Int64
+	most  int
+	known atomic.Pointer[map[string]struct{}] // replaced, never changed
+	mu    sync.Mutex                          // serialises writers
 }
 
 // NewNames returns a Names with room for most names.
-func NewNames(most int) *Names { return &Names{most: int64(most)} }
+func NewNames(most int) *Names {
+	n := &Names{most: most}
+	n.known.Store(&map[string]struct{}{})
+	return n
+}
 
 // Of returns the label of a name: itself or Other.
 func (n *Names) Of(name string) string {
-	if _, ok := n.known.Load(name); ok {
+	known := *n.known.Load()
+	if _, ok := known[name]; ok {
 		return name
 	}
-	if name == Other || n.count.Load() >= n.most {
+	if name == Other || len(known) >= n.most {
 		return Other
 	}
-	if n.count.Add(1) > n.most {
-		n.count.Add(-1)
-		return Other
-	}
-	if _, had := n.known.LoadOrStore(name, struct{}{}); had {
-		n.count.Add(-1)
+	return n.add(name)
+}
+
+// add gives a name a label while there is room.
+func (n *Names) add(name string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	known := *n.known.Load()
+	if _, ok := known[name]; !ok {
+		if len(known) >= n.most {
+			return Other
+		}
+		next := maps.Clone(known)
+		next[name] = struct{}{}
+		n.known.Store(&next)
 	}
 	return name
 }
