@@ -362,6 +362,7 @@ func render(t *testing.T, values object) []object {
 		"trunc":      func(n int, s string) string { return s[:min(n, len(s))] },
 		"trimSuffix": func(suffix, s string) string { return strings.TrimSuffix(s, suffix) },
 		"hasPrefix":  func(prefix, s string) bool { return strings.HasPrefix(s, prefix) },
+		"replace":    func(old, with, s string) string { return strings.ReplaceAll(s, old, with) },
 		"base":       path.Base,
 		"contains":   func(part, s string) bool { return strings.Contains(s, part) },
 		"sha256sum":  func(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) },

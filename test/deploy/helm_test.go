@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path"
@@ -257,6 +258,31 @@ func TestTheOperatorGetsRulesAndAlerts(t *testing.T) {
 	}
 	if rules < 20 {
 		t.Errorf("%d rules arrive", rules)
+	}
+}
+
+func TestTheAlertsLeadToGrafana(t *testing.T) {
+	for value, want := range map[string]string{"": "/d/kvpilot/", "https://grafana.example.com/": "https://grafana.example.com/d/kvpilot/"} {
+		o := mustRender(t, fmt.Sprintf("prometheusRule: {enabled: true, grafana: %q}\n", value))
+		links := 0
+		for _, object := range o.all {
+			r, ok := object.(*monitoringv1.PrometheusRule)
+			if !ok {
+				continue
+			}
+			for _, group := range r.Spec.Groups {
+				for _, rule := range group.Rules {
+					if link := rule.Annotations["dashboard_url"]; strings.HasPrefix(link, want) {
+						links++
+					} else if rule.Alert != "" {
+						t.Errorf("grafana %q: the link of %s is %q, want %s…", value, rule.Alert, link, want)
+					}
+				}
+			}
+		}
+		if links < 20 {
+			t.Errorf("grafana %q: %d links", value, links)
+		}
 	}
 }
 

@@ -36,7 +36,8 @@ type rank struct {
 	index   int
 	speed   *speed.Rank
 	// labels name the rank in metrics.
-	labels metric.MeasurementOption
+	labels   metric.MeasurementOption
+	accuracy accuracy
 
 	mu sync.Mutex // serialises route and unroute
 }

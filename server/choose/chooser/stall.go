@@ -4,9 +4,12 @@ import (
 	"context"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 // StallConfig configures when a rank that has requests and makes no progress is avoided although its replica
@@ -144,8 +147,25 @@ func (c *Chooser) verdictChanged(r *rank, before, now liveness.Evidence) {
 	}
 	c.metrics.stalled(now)
 	if before == liveness.None {
-		c.log.Warn("a rank with requests stalled and is avoided", "replica", string(r.replica), "rank", r.index,
+		c.log.Warn("a rank stalled and is avoided", "replica", string(r.replica), "rank", r.index,
 			"evidence", now.String(), "silent", r.liveness.Silent(), "requests", r.liveness.InFlight())
+	}
+}
+
+// newStallMetrics declares which ranks stall, and returns what reads it.
+func newStallMetrics(s *instruments.Set, c *Chooser) (observe func(metric.Observer)) {
+	stalled := s.ObservedGauge("kvpilot.chooser.stalled", "{rank}", "1 while a rank counts as stalled and is avoided, 0 otherwise, by rank.")
+	return func(o metric.Observer) {
+		for _, r := range *c.ranks.Load() {
+			if r == nil {
+				continue
+			}
+			now := int64(0)
+			if r.liveness.Evidence() != liveness.None {
+				now = 1
+			}
+			o.ObserveInt64(stalled, now, r.labels)
+		}
 	}
 }
 
