@@ -29,6 +29,33 @@ func TestUnknownCommandsAreErrors(t *testing.T) {
 	}
 }
 
+func TestMistypedNamesAreExplained(t *testing.T) {
+	for line, want := range map[string]string{
+		"srve":                          "\tserve",
+		"key nwe":                       `unknown command "nwe" for "kvpilot key"; did you mean new?`,
+		"help key nwe":                  `unknown command "nwe" for "kvpilot key"; did you mean new?`,
+		"help srve":                     "\tserve",
+		"config version":                `did you mean versions?`,
+		"serve http://10.0.0.7:8000":    `kvpilot serve takes no arguments, not "http://10.0.0.7:8000"; did you mean --replica http://10.0.0.7:8000?`,
+		"top now":                       `kvpilot top takes no arguments, not "now"`,
+		"serve --replcia http://a:1":    "unknown flag: --replcia; did you mean --replica? (kvpilot serve --help lists the flags)",
+		"serve --check_confg":           "did you mean --check-config?",
+		"serve -config x":               `unknown shorthand flag: 'c' in -config; did you mean --config?`,
+		"serve --listen.http :80":       "did you mean --set listen.http=VALUE?",
+		"serve --listen-htpp=:80":       "did you mean --set listen.http=VALUE?",
+		"serve --log-level debug":       "did you mean --set telemetry.log_level=VALUE?",
+		"serve --set chooser.polcy=x":   "--set chooser.polcy: no such setting; did you mean chooser.policy?",
+		"serve --frobnicate":            "unknown flag: --frobnicate (kvpilot serve --help lists the flags)",
+		"replicas --adress 127.0.0.1:1": "did you mean --address?",
+		"key new --rols infer":          "did you mean --roles?",
+	} {
+		err := run(t.Context(), strings.Fields(line), nil, io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("kvpilot %s: %v; want %q", line, err, want)
+		}
+	}
+}
+
 // A name means one thing in all commands: the same type of value and, where it is the same thing, the same words.
 func TestFlagsHaveOneNameForOneThing(t *testing.T) {
 	instead := map[string]string{"replays": "replay", "json": "output"}

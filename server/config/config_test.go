@@ -40,14 +40,26 @@ func TestMistakesAreNamed(t *testing.T) {
 		source config.Source
 		want   []string
 	}{
-		"unknown key":      {config.Source{File: write(t, "telemetry:\n  service_nam: x\n")}, []string{"service_nam"}},
-		"unknown variable": {config.Source{Env: []string{"KVPILOT_TELEMETRY_LOGLEVEL=x"}}, []string{"KVPILOT_TELEMETRY_LOGLEVEL", "no such setting"}},
-		"unknown flag":     {config.Source{Set: []string{"telemetry.nope=1"}}, []string{"telemetry.nope", "no such setting"}},
-		"flag without =":   {config.Source{Set: []string{"telemetry"}}, []string{"must have the form key=value"}},
-		"bad duration":     {config.Source{Set: []string{"telemetry.traces.slow=5"}}, []string{"telemetry.traces.slow", "duration"}},
-		"bad number":       {config.Source{Env: []string{"KVPILOT_TELEMETRY_TRACES_RATIO=much"}}, []string{"KVPILOT_TELEMETRY_TRACES_RATIO", "must be a number"}},
-		"several at once":  {config.Source{Set: []string{"telemetry.log_level=loud", "telemetry.traces.ratio=2"}}, []string{"telemetry.log_level", "telemetry.traces.ratio"}},
-		"no unit":          {config.Source{File: write(t, "chooser:\n  hold_above: 500\nlisten:\n  drain_timeout: 30\n  drain_delay: 5x\n")}, []string{"line 2: chooser.hold_above: must be a duration such as 500ms", "line 4: listen.drain_timeout", "line 5: listen.drain_delay"}},
+		"unknown keys": {config.Source{File: write(t, "telemetry:\n  service_nam: x\n  traces: {ratoi: 1}\nlog_level: debug\nfoo: {max_bytes: 1}\nregistry:\n  replicas:\n  - url: http://a:1\n    rank: 2\n    Labels: {}\n\"listen.http\": x\nlisten: {telemetry: {}}\n")}, []string{
+			"line 2: telemetry.service_nam: no such setting; did you mean telemetry.service_name?", "line 3: telemetry.traces.ratoi: no such setting; did you mean telemetry.traces.ratio?",
+			"line 4: log_level: no such setting; did you mean telemetry.log_level?", "line 5: foo: no such setting\n",
+			"line 9: registry.replicas[0].rank: no such setting; did you mean registry.replicas[0].ranks?", "line 10: registry.replicas[0].Labels: no such setting; did you mean registry.replicas[0].labels?",
+			`line 11: "listen.http": paths are for --set; in the file, write http below listen`, "line 12: listen.telemetry: no such setting; did you mean telemetry?",
+		}},
+		"unknown variable": {config.Source{Env: []string{"KVPILOT_TELEMETRY_LOGLEVEL=x", "KVPILOT_LOG_LEVEL=x", "KVPILOT_FROBNICATE=1"}}, []string{
+			"KVPILOT_TELEMETRY_LOGLEVEL: no such setting; did you mean KVPILOT_TELEMETRY_LOG_LEVEL?", "KVPILOT_LOG_LEVEL: no such setting; did you mean KVPILOT_TELEMETRY_LOG_LEVEL?", "KVPILOT_FROBNICATE: no such setting",
+		}},
+		"unknown flag": {config.Source{Set: []string{"telemetry.nope=1", "chooser.hold-above=1s", "listen.log_level=debug"}}, []string{
+			"--set telemetry.nope: no such setting\n", "--set chooser.hold-above: no such setting; did you mean chooser.hold_above?", "--set listen.log_level: no such setting; did you mean telemetry.log_level?",
+		}},
+		"no single value": {config.Source{Env: []string{"KVPILOT_REGISTRY_REPLICAS=http://a:1"}, Set: []string{"registry.aliases=a", "telemetry=x"}}, []string{
+			"KVPILOT_REGISTRY_REPLICAS: is a list of objects: only the settings file can set it", "--set registry.aliases: is a map: only the settings file can set it", "--set telemetry: is a section: set one of its settings instead",
+		}},
+		"flag without =":  {config.Source{Set: []string{"telemetry"}}, []string{"must have the form key=value"}},
+		"bad duration":    {config.Source{Set: []string{"telemetry.traces.slow=5"}}, []string{"telemetry.traces.slow", "duration"}},
+		"bad number":      {config.Source{Env: []string{"KVPILOT_TELEMETRY_TRACES_RATIO=much"}}, []string{"KVPILOT_TELEMETRY_TRACES_RATIO", "must be a number"}},
+		"several at once": {config.Source{Set: []string{"telemetry.log_level=loud", "telemetry.traces.ratio=2"}}, []string{"telemetry.log_level", "telemetry.traces.ratio"}},
+		"no unit":         {config.Source{File: write(t, "chooser:\n  hold_above: 500\nlisten:\n  drain_timeout: 30\n  drain_delay: 5x\n")}, []string{"line 2: chooser.hold_above: must be a duration such as 500ms", "line 4: listen.drain_timeout", "line 5: listen.drain_delay"}},
 		"wrong types": {config.Source{File: write(t, "listen: {max_streams: many, admin_tls: 1, hosts: a, http: [1]}\nregistry:\n  probe: {up: 1.5}\n  replicas:\n  - ranks: two\n    api_key: {a: b}\nchooser: {weights: {congestion: x}}\nrouter: 3\n")},
 			[]string{
 				"line 1: listen.max_streams: must be an integer", "listen.admin_tls: must be true or false", "listen.hosts: must be a list", "listen.http: must be a string",

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
@@ -75,19 +74,34 @@ func checkMapping(node ast.Node, t reflect.Type, path string) error {
 	}
 	var errs []error
 	for entries := values.MapRange(); entries.Next(); {
-		name := entries.Key().String()
-		below := strings.TrimPrefix(path+"."+name, ".")
+		key, ok := entries.Key().(ast.ScalarNode)
+		if !ok || entries.Key().IsMergeKey() {
+			continue
+		}
+		name := key.GetToken().Value
+		below := join(path, name)
 		if t.Kind() == reflect.Map {
 			errs = append(errs, checkNode(entries.Value(), t.Elem(), below))
 			continue
 		}
-		for f := range t.NumField() {
-			if tag, _, _ := strings.Cut(t.Field(f).Tag.Get("yaml"), ","); tag == name {
-				errs = append(errs, checkNode(entries.Value(), t.Field(f).Type, below))
-			}
+		f, known := fieldOf(t, name)
+		if !known {
+			errs = append(errs, unknownKey(key.GetToken().Position.Line, t, path, name))
+			continue
 		}
+		errs = append(errs, checkNode(entries.Value(), f.Type, below))
 	}
 	return errors.Join(errs...)
+}
+
+// fieldOf returns the field of a struct that a key sets.
+func fieldOf(t reflect.Type, key string) (reflect.StructField, bool) {
+	for i := range t.NumField() {
+		if f := t.Field(i); key != "" && tagOf(f) == key {
+			return f, true
+		}
+	}
+	return reflect.StructField{}, false
 }
 
 func checkDuration(node ast.Node, path string) error {

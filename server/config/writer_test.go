@@ -6,10 +6,8 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"maps"
 	"path"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -313,14 +311,4 @@ func forOperators(name, text string) string {
 		rest = strings.TrimPrefix(rest, verb)
 	}
 	return strings.ToUpper(rest[:1]) + rest[1:]
-}
-
-// Paths lists every setting that a variable or flag can override, sorted.
-func Paths() []string {
-	c := Default()
-	list := map[string]bool{}
-	for _, f := range fields(reflect.ValueOf(&c).Elem(), nil) {
-		list[f.path()] = true
-	}
-	return slices.Sorted(maps.Keys(list))
 }
