@@ -47,6 +47,7 @@ func TestMistypedNamesAreExplained(t *testing.T) {
 		"serve --set chooser.polcy=x":   "--set chooser.polcy: no such setting; did you mean chooser.policy?",
 		"serve --frobnicate":            "unknown flag: --frobnicate (kvpilot serve --help lists the flags)",
 		"replicas --adress 127.0.0.1:1": "did you mean --address?",
+		"doctor --no-snd":               "did you mean --no-send?",
 		"key new --rols infer":          "did you mean --roles?",
 	} {
 		err := run(t.Context(), strings.Fields(line), nil, io.Discard, io.Discard)

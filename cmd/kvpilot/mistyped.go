@@ -43,13 +43,17 @@ func explainArguments(root, cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			err := check(cmd, args)
-			switch {
-			case err == nil || !strings.HasPrefix(err.Error(), "unknown command "): // NoArgs' words for every argument
+			if err == nil || !strings.HasPrefix(err.Error(), "unknown command ") { // NoArgs' words for every argument
 				return err
-			case cmd.HasAvailableSubCommands():
-				return unknownCommand(cmd, args[0])
 			}
-			return unknownArgument(cmd, args[0])
+			explained := unknownArgument(cmd, args[0])
+			if cmd.HasAvailableSubCommands() {
+				explained = unknownCommand(cmd, args[0])
+			}
+			if own, ok := errors.AsType[*exitError](err); ok {
+				return &exitError{own.code, explained}
+			}
+			return explained
 		}
 	}
 	for _, below := range cmd.Commands() {
