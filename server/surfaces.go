@@ -195,7 +195,7 @@ func httpServer(l config.Listen, h http.Handler, log *slog.Logger) *http.Server 
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
 		Handler: guard.Counted(h), ConnContext: ledger.WithConn, Protocols: protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: l.MaxStreams},
-		ReadHeaderTimeout: l.ReadHeaderTimeout, IdleTimeout: l.IdleTimeout, MaxHeaderBytes: l.MaxHeaderBytes,
+		ReadHeaderTimeout: l.ReadHeaderTimeout, IdleTimeout: l.IdleTimeout, MaxHeaderBytes: int(l.MaxHeaderBytes),
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 }

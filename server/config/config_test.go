@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 func write(t *testing.T, text string) string {
@@ -66,6 +67,23 @@ func TestMistakesAreNamed(t *testing.T) {
 				"line 3: registry.probe.up: must be an integer", "line 5: registry.replicas[0].ranks: must be an integer", "line 6: registry.replicas[0].api_key: must be a string",
 				"line 7: chooser.weights.congestion: must be a number", "line 8: router: must be a mapping",
 			}},
+		"no bytes": {
+			config.Source{
+				File: write(t, "kvindex:\n  max_bytes: much\ntokenizer:\n  cache_bytes: 1,5GB\n  held_bytes: 1.5\nlisten: {max_header_bytes: [1]}\n"),
+			},
+			[]string{
+				"line 2: kvindex.max_bytes: must be a number of bytes, as an integer or with a unit such as 512MiB, 4Gi or 1GB", "line 4: tokenizer.cache_bytes: must be a number of bytes",
+				"line 5: tokenizer.held_bytes: must be a number of bytes", "line 6: listen.max_header_bytes: must be a number of bytes",
+			},
+		},
+		"no bytes in flag and variable": {
+			config.Source{Set: []string{"kvindex.max_bytes=4 gigs"}, Env: []string{"KVPILOT_MEMORY_MAX_BYTES=99EB"}},
+			[]string{`--set kvindex.max_bytes: must be a number of bytes, as an integer or with a unit such as 512MiB, 4Gi or 1GB, not "4 gigs"`, `KVPILOT_MEMORY_MAX_BYTES: must be a number of bytes`},
+		},
+		"too few bytes": {
+			config.Source{Set: []string{"memory.max_bytes=64Mi", "listen.max_header_bytes=1Ki"}},
+			[]string{"memory.max_bytes: must be 0 or at least 256MiB, not 64MiB", "listen.max_header_bytes: must be from 4KiB to 4294967295, not 1KiB"},
+		},
 		"no policy":         {config.Source{Set: []string{"chooser.policy=wrong"}}, []string{"chooser.policy: must be one of predicted-ttft, overlap-load", `not "wrong"`}},
 		"one address twice": {config.Source{Set: []string{"listen.http=127.0.0.1:7000", "listen.admin=127.0.0.1:7000"}}, []string{"listen.admin: 127.0.0.1:7000 is the address of listen.http"}},
 		"missing file":      {config.Source{File: "/nonexistent/kvpilot.yaml"}, []string{"/nonexistent/kvpilot.yaml"}},
@@ -122,6 +140,40 @@ func TestDurationsMeanWhatTheySay(t *testing.T) { // S-35
 	}
 	if _, err := config.Load(config.Source{Set: []string{"telemetry.traces.slow=-1s"}}); err == nil {
 		t.Error("a negative duration was taken")
+	}
+}
+
+func TestBytesMayHaveAUnit(t *testing.T) {
+	file := write(t, "kvindex: {max_bytes: 4Gi}\ntokenizer:\n  cache_bytes: 512MiB\n  held_bytes: \"1GB\"\ngateway: {max_bodies_bytes: 167772160}\n")
+	c, err := config.Load(config.Source{
+		File: file, Env: []string{"KVPILOT_MEMORY_MAX_BYTES=8GiB", "KVPILOT_LISTEN_MAX_HEADER_BYTES=128Ki"}, Set: []string{"chooser.queue.max_bytes=1.5GiB", "decisions.file_max_bytes=1000"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, got := range map[string][2]quantity.Bytes{
+		"the file's 4Gi": {c.KVIndex.MaxBytes, 4 << 30}, "the file's 512MiB": {c.Tokenizer.CacheBytes, 512 << 20}, "the file's quoted 1GB": {c.Tokenizer.HeldBytes, 1_000_000_000},
+		"the file's integer": {c.Gateway.MaxBodiesBytes, 160 << 20}, "a variable": {c.Memory.MaxBytes, 8 << 30}, "a variable of a small one": {c.Listen.MaxHeaderBytes, 128 << 10},
+		"a flag": {c.Chooser.Queue.MaxBytes, 3 << 29}, "a flag without a unit": {c.Decisions.FileMaxBytes, 1000},
+	} {
+		if got[0] != got[1] {
+			t.Errorf("%s: %d bytes, want %d", name, int64(got[0]), int64(got[1]))
+		}
+	}
+	again := config.Default()
+	if err := config.Parse([]byte(printed(t, c)), &again); err != nil || again.KVIndex.MaxBytes != 4<<30 {
+		t.Errorf("the printed settings: %v, %v", again.KVIndex.MaxBytes, err)
+	}
+}
+
+func TestEverySettingOfBytesTakesAUnit(t *testing.T) {
+	for _, path := range config.Paths() {
+		if !strings.HasSuffix(path, "bytes") {
+			continue
+		}
+		if _, err := config.Load(config.Source{Set: []string{"gateway.max_bodies_bytes=1GiB", path + "=1GiB"}}); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

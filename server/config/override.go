@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 const envPrefix = "KVPILOT_"
@@ -116,7 +118,10 @@ func Paths() []string {
 	return list
 }
 
-var durationType = reflect.TypeFor[time.Duration]()
+var (
+	durationType = reflect.TypeFor[time.Duration]()
+	bytesType    = reflect.TypeFor[quantity.Bytes]()
+)
 
 func scalar(v reflect.Value) bool {
 	if v.CanAddr() {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 // checkTypes compares the values in a settings file with the types of the settings. It names line and setting of each one that
@@ -29,8 +31,11 @@ func checkNode(node ast.Node, t reflect.Type, path string) error {
 	case nil, *ast.NullNode, *ast.AliasNode, *ast.TagNode:
 		return nil
 	}
-	if t == durationType {
+	switch t {
+	case durationType:
 		return checkDuration(node, path)
+	case bytesType:
+		return checkBytes(node, path)
 	}
 	if t.Kind() == reflect.String || reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
 		if _, ok := node.(ast.ScalarNode); !ok {
@@ -111,6 +116,15 @@ func checkDuration(node ast.Node, path string) error {
 		}
 	}
 	return mismatch(node, path, "a duration such as 500ms, 30s or 5m")
+}
+
+func checkBytes(node ast.Node, path string) error {
+	if s, ok := node.(ast.ScalarNode); ok {
+		if err := new(quantity.Bytes).UnmarshalText([]byte(s.GetToken().Value)); err == nil {
+			return nil
+		}
+	}
+	return mismatch(node, path, quantity.Form)
 }
 
 func mismatch(node ast.Node, path, want string) error {
