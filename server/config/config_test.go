@@ -84,7 +84,14 @@ func TestMistakesAreNamed(t *testing.T) {
 			config.Source{Set: []string{"memory.max_bytes=64Mi", "listen.max_header_bytes=1Ki"}},
 			[]string{"memory.max_bytes: must be 0 or at least 256MiB, not 64MiB", "listen.max_header_bytes: must be from 4KiB to 4294967295, not 1KiB"},
 		},
-		"no policy":         {config.Source{Set: []string{"chooser.policy=wrong"}}, []string{"chooser.policy: must be one of predicted-ttft, overlap-load", `not "wrong"`}},
+		"no policy": {config.Source{Set: []string{"chooser.policy=wrong"}}, []string{"chooser.policy: must be one of predicted-ttft, overlap-load", `not "wrong"`}},
+		"unix sockets": {
+			config.Source{Set: []string{"listen.http=unix:/run/kvpilot.sock", "listen.grpc=/run/kvpilot.sock", "listen.admin=:99999"}, Replicas: []string{"unix:/run/vllm.sock", "unix:///run/vllm.sock", "/run/vllm.sock"}},
+			[]string{
+				`listen.http: must be host:port, not "unix:/run/kvpilot.sock": Unix sockets are not supported`, `listen.grpc: must be host:port, not "/run/kvpilot.sock": Unix sockets`, "listen.admin: must have a port from 0 to 65535",
+				`url: "unix:/run/vllm.sock" is a Unix socket, and replicas are reached over TCP only: start vLLM with --host and --port`, `url: "unix:///run/vllm.sock" is a Unix socket`, `url: "/run/vllm.sock" is a Unix socket`,
+			},
+		},
 		"one address twice": {config.Source{Set: []string{"listen.http=127.0.0.1:7000", "listen.admin=127.0.0.1:7000"}}, []string{"listen.admin: 127.0.0.1:7000 is the address of listen.http"}},
 		"missing file":      {config.Source{File: "/nonexistent/kvpilot.yaml"}, []string{"/nonexistent/kvpilot.yaml"}},
 	}

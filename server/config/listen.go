@@ -96,8 +96,7 @@ func checkAddress(setting, address string) error {
 	if address == "" {
 		return nil
 	}
-	_, _, err := net.SplitHostPort(address)
-	return check.That(err == nil, setting, "must be host:port, not %q", address)
+	return check.Address(setting, address)
 }
 
 // checkApart reports two settings that name one address, which only one of them could open.
