@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/kit/memlimit"
 	"github.com/kvpilot/kvpilot/server/kit/reload"
@@ -214,7 +215,9 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 		open    func(net.Listener) endpoint
 	}{
 		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) endpoint { return httpEndpoint("http", l, s.surfaces.http, s.surfaces.upgraded) }},
-		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) endpoint { return grpcEndpoint("grpc", l, s.surfaces.grpc) }},
+		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) endpoint {
+			return grpcEndpoint("grpc", s.surfaces.protocols.Greet(l, guard.Greeting{Secure: secure != nil, REST: at.HTTP}), s.surfaces.grpc)
+		}},
 		{"listen.admin", l.Admin, s.config.Listen.Admin, adminSecure, &at.Admin, func(l net.Listener) endpoint { return httpEndpoint("admin", l, s.surfaces.admin, nil) }},
 	} {
 		listener := d.given
