@@ -80,7 +80,7 @@ func TestCommandsAskARunningRouter(t *testing.T) {
 		{[]string{"choose"}, "--prompt TEXT or --body FILE"},
 		{[]string{"choose", "--body", nothing}, "must be an OpenAI request in JSON"},
 		{[]string{"choose", "--prompt", "x", "--policy", "wrong"}, "known are predicted-ttft"},
-		{[]string{"choose", "--prompt", "x", "--model", "wrong"}, "known models are sim"},
+		{[]string{"choose", "--prompt", "x", "--model", "wrong"}, "The model `wrong` does not exist. The only model is `sim`."},
 		{[]string{"choose", "--prompt", "x", "--body", body}, "prompt"},
 		{[]string{"replicas", "drain", "nobody"}, "known are r0, r1; kvpilot replicas lists them"},
 		{[]string{"top", "-o", "xml"}, "must be table or json"},
