@@ -46,7 +46,7 @@ func TestMistypedNamesAreExplained(t *testing.T) {
 		"serve --log-level debug":       "did you mean --set telemetry.log_level=VALUE?",
 		"serve --set chooser.polcy=x":   "--set chooser.polcy: no such setting; did you mean chooser.policy?",
 		"serve --frobnicate":            "unknown flag: --frobnicate (kvpilot serve --help lists the flags)",
-		"replicas --adress 127.0.0.1:1": "did you mean --address?",
+		"replicas --addres 127.0.0.1:1": "did you mean --address?",
 		"doctor --no-snd":               "did you mean --no-send?",
 		"key new --rols infer":          "did you mean --roles?",
 	} {

@@ -4,6 +4,7 @@ package check
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -80,7 +81,7 @@ func Address(setting, v string) error {
 	if err != nil {
 		return That(false, setting, "must be host:port, not %q", v)
 	}
-	if _, err := net.LookupPort("tcp", port); err != nil {
+	if _, err := net.DefaultResolver.LookupPort(context.Background(), "tcp", port); err != nil {
 		return That(false, setting, "must have a port from 0 to 65535, not %q", v)
 	}
 	return nil
