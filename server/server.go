@@ -152,6 +152,9 @@ func (s *Server) Run(ctx context.Context) error {
 	if !hasSource(s.config) {
 		s.parts.log.Warn("no replicas are configured: set --replica, registry.replicas or another source of docs/replicas.md", "registration", s.config.Registry.Registration.Enabled)
 	}
+	for _, doubt := range s.config.Registry.Doubts() {
+		s.parts.log.Warn("a setting is probably wrong: registry." + doubt)
+	}
 	s.parts.log.Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "memory", s.params.Memory, "version", s.params.Version)
 	if s.params.OnServing != nil {
 		s.params.OnServing(addresses)

@@ -101,17 +101,28 @@ func TestFormerFlagsStillWork(t *testing.T) {
 	}
 }
 
-func TestServeWithoutReplicasSaysWhatToDo(t *testing.T) {
+func TestServeSaysWhatToDoAboutReplicas(t *testing.T) {
+	for flags, want := range map[string]string{
+		"":                                 "no replicas are configured: set --replica",
+		" --replica http://127.0.0.1:1/v1": `a setting is probably wrong: registry.replicas[0].url: \"http://127.0.0.1:1/v1\" ends in /v1: remove /v1`,
+	} {
+		t.Run(want, func(t *testing.T) { servesWithWarning(t, flags, want) })
+	}
+}
+
+func servesWithWarning(t *testing.T, flags, want string) {
+	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
 	log := &stack.Log{}
-	args := strings.Fields("serve --http 127.0.0.1:0 --grpc 127.0.0.1:0 --admin 127.0.0.1:0")
+	args := strings.Fields("serve --http 127.0.0.1:0 --grpc 127.0.0.1:0 --admin 127.0.0.1:0 --set listen.start_wait=0s" + flags)
 	err := run(ctx, args, nil, io.Discard, writerFunc(func(text []byte) (int, error) {
 		if bytes.Contains(text, []byte("msg=serving")) {
 			stop()
 		}
 		return log.Write(text)
 	}))
-	if err != nil || !strings.Contains(log.String(), "no replicas are configured: set --replica") {
+	if err != nil || !strings.Contains(log.String(), want) {
 		t.Errorf("%v\n%s", err, log)
 	}
 }
