@@ -87,6 +87,9 @@ const retries = `{
 // Dial prepares a connection to the router at target ("localhost:9000", "dns:///kvpilot:9000");
 // it connects with the first call. Close the client when done.
 func Dial(target string, opts ...Option) (*Client, error) {
+	if scheme, rest, _ := strings.Cut(target, "://"); scheme == "http" || scheme == "https" || scheme == "grpc" || scheme == "grpcs" {
+		return nil, fmt.Errorf("dial %s: a target is host:port of the router's gRPC address, without %s://: %s (WithTLS encrypts)", target, scheme, strings.TrimRight(rest, "/"))
+	}
 	var o options
 	for _, opt := range opts {
 		opt(&o)

@@ -339,3 +339,23 @@ func TestWatchEndsWithItsReason(t *testing.T) {
 		t.Errorf("watched %s", got)
 	}
 }
+
+func TestAURLIsNoTarget(t *testing.T) {
+	for _, target := range []string{"http://router:9090", "https://router:9090/", "grpc://router:9090"} {
+		c, err := client.Dial(target)
+		if err == nil {
+			c.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), "a target is host:port of the router's gRPC address, without ") || !strings.Contains(err.Error(), ": router:9090 (WithTLS encrypts)") {
+			t.Errorf("%s: %v", target, err)
+		}
+	}
+	for _, target := range []string{"router:9090", "dns:///router:9090", "unix:/run/router.sock"} {
+		c, err := client.Dial(target)
+		if err != nil {
+			t.Errorf("%s: %v", target, err)
+			continue
+		}
+		c.Close()
+	}
+}

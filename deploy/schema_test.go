@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 var update = flag.Bool("update", false, "rewrite the settings in values.schema.json")
@@ -77,11 +78,13 @@ func compareKeys(t *testing.T, path string, values, properties object) {
 	}
 }
 
-// schemaOf describes a type of the settings: names as in the file, no other names, durations with their unit.
+// schemaOf describes a type of the settings: names as in the file, no other names, durations with their unit, bytes with or without one.
 func schemaOf(t reflect.Type) object {
 	switch {
 	case t == reflect.TypeFor[time.Duration]():
 		return object{"type": "string", "pattern": `^-?([0-9]*\.?[0-9]+(ns|us|µs|ms|s|m|h))+$`}
+	case t == reflect.TypeFor[quantity.Bytes]():
+		return object{"type": []any{"integer", "string"}, "pattern": `^[0-9]*\.?[0-9]+ ?([KkMmGgTtPpEe]i?)?[Bb]?$`}
 	case reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()):
 		return object{"type": "string"}
 	}

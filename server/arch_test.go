@@ -24,7 +24,7 @@ var rooms = []string{"kit", "domain", "wire", "observe", "fleet", "tokens", "cho
 // A sub-package ("kvevents/vllm") belongs to its parent.
 var within = map[string][]string{
 	"kit/tlspeer":         {"kit/check"},
-	"kit/memlimit":        {"kit/check", "kit/instruments"},
+	"kit/memlimit":        {"kit/check", "kit/instruments", "kit/quantity"},
 	"kit/ledger":          {"kit/instruments"},
 	"kit/reload":          {"kit/instruments"},
 	"domain/replica":      {"domain/secret"},

@@ -83,7 +83,7 @@ func (p *parts) buildPeers(c config.Config, t *telemetry.Telemetry) error {
 		Self: f.id, Peers: f.factPeers, Registry: p.registry, Known: p.registry.Present, Rates: p.chooser, Decides: p.decidesFor, Pins: p.pins, Log: p.part("facts"), Meter: t.Meters(),
 	})
 	f.warm = warm.New(warm.Params{
-		Index: p.kvindex, Peers: f.warmPeers, Delay: p.events.DelayFirstReplays, Missing: p.inexact, MaxBytes: c.KVIndex.MaxBytes, Log: p.part("warm"), Meter: t.Meters(),
+		Index: p.kvindex, Peers: f.warmPeers, Delay: p.events.DelayFirstReplays, Missing: p.inexact, MaxBytes: int64(c.KVIndex.MaxBytes), Log: p.part("warm"), Meter: t.Meters(),
 	})
 	f.grants = grants.New(grants.Params{
 		Self: f.id, Fleet: f.limitFleet, Fitness: f.fitness, Accounts: p.limiter, Patience: c.Fleet.Patience, Log: p.part("grants"), Meter: t.Meters(),

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/kit/memlimit"
 	"github.com/kvpilot/kvpilot/server/kit/reload"
@@ -154,6 +155,9 @@ func (s *Server) Run(ctx context.Context) error {
 	if !hasSource(s.config) {
 		s.parts.log.Warn("no replicas are configured: set --replica, registry.replicas or another source of docs/replicas.md", "registration", s.config.Registry.Registration.Enabled)
 	}
+	for _, doubt := range s.config.Registry.Doubts() {
+		s.parts.log.Warn("a setting is probably wrong: registry." + doubt)
+	}
 	s.parts.log.Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "memory", s.params.Memory, "version", s.params.Version)
 	if s.params.OnServing != nil {
 		s.params.OnServing(addresses)
@@ -217,7 +221,9 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 		open    func(net.Listener) endpoint
 	}{
 		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) endpoint { return httpEndpoint("http", l, s.surfaces.http, s.surfaces.upgraded) }},
-		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) endpoint { return grpcEndpoint("grpc", l, s.surfaces.grpc) }},
+		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) endpoint {
+			return grpcEndpoint("grpc", s.surfaces.protocols.Greet(l, guard.Greeting{Secure: secure != nil, REST: at.HTTP}), s.surfaces.grpc)
+		}},
 		{"listen.admin", l.Admin, s.config.Listen.Admin, adminSecure, &at.Admin, func(l net.Listener) endpoint { return httpEndpoint("admin", l, s.surfaces.admin, nil) }},
 	} {
 		listener := d.given

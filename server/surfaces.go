@@ -34,7 +34,9 @@ type surfaces struct {
 	admin  *http.Server
 	health *healthService
 	guard  *guard.Guard
-	ledger *ledger.Ledger
+	// protocols answers clients of another address.
+	protocols *guard.Protocols
+	ledger    *ledger.Ledger
 	// wrongHost answers requests for other hosts.
 	wrongHost http.Handler
 	api       *grpcapi.API
@@ -74,7 +76,7 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 	if p.peers != nil {
 		p.peers.services = api.RegisterForPeers
 	}
-	out := &surfaces{health: newHealthService(), api: api, callers: who, audit: record, ledger: s.ledger}
+	out := &surfaces{health: newHealthService(), api: api, callers: who, audit: record, ledger: s.ledger, protocols: guard.NewProtocols(t.Meters())}
 	if err := out.openREST(c, t, p, api, s.ready); err != nil {
 		return nil, err
 	}
@@ -95,9 +97,9 @@ func (s *surfaces) openAdmin(c config.Config, t *telemetry.Telemetry, p *parts, 
 	if err != nil {
 		return err
 	}
-	s.admin = httpServer(c.Listen, guardAdmin(s.gateway.StallTimeout, admin.Handler(c.Admin, admin.Params{
+	s.admin = httpServer(c.Listen, s.protocols.RefuseGRPC("admin address (listen.admin)", guardAdmin(s.gateway.StallTimeout, admin.Handler(c.Admin, admin.Params{
 		Ready: ready, Metrics: guard.Charged(s.ledger, metricsMemory, t.MetricsHandler()), RPCs: s.console, Allow: api.AllowAdmin,
-	})), p.part("admin"))
+	}))), p.part("admin"))
 	return nil
 }
 
@@ -122,7 +124,7 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 	if err != nil {
 		return err
 	}
-	s.http = httpServer(c.Listen, closing(&s.leaving, g), p.part("http"))
+	s.http = httpServer(c.Listen, s.protocols.RefuseGRPC("REST address (listen.http)", closing(&s.leaving, g)), p.part("http"))
 	s.upgraded = g.Leave
 	s.wrongHost, s.gateway = g.RefuseHost(), g
 	return nil
@@ -195,7 +197,7 @@ func httpServer(l config.Listen, h http.Handler, log *slog.Logger) *http.Server 
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
 		Handler: guard.Counted(h), ConnContext: ledger.WithConn, Protocols: protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: l.MaxStreams},
-		ReadHeaderTimeout: l.ReadHeaderTimeout, IdleTimeout: l.IdleTimeout, MaxHeaderBytes: l.MaxHeaderBytes,
+		ReadHeaderTimeout: l.ReadHeaderTimeout, IdleTimeout: l.IdleTimeout, MaxHeaderBytes: int(l.MaxHeaderBytes),
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 }

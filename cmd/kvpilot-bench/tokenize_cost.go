@@ -176,7 +176,7 @@ func (b tokenizeBench) soakRun(ctx context.Context, r *tokenizeReport) error {
 		return err
 	default:
 	}
-	r.CacheLimit, r.CacheBytes, r.RSS = cfg.CacheBytes, pool.CacheStats().Bytes, residentBytes()
+	r.CacheLimit, r.CacheBytes, r.RSS = int64(cfg.CacheBytes), pool.CacheStats().Bytes, residentBytes()
 	r.HeapGrowth = liveHeap() - before
 	runtime.KeepAlive(pool)
 	return nil

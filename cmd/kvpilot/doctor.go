@@ -67,7 +67,7 @@ func newDoctorCommand(env []string, out io.Writer) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{2, err} })
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &exitError{2, unknownFlag(cmd, err)} })
 	settings.Flags(cmd.Flags())
 	r.flags(cmd, env)
 	cmd.Flags().StringVar(&router, "server", "", "ask the running router at this gRPC address instead of testing settings; --key, --tls, --ca and --cert are for it")

@@ -144,11 +144,6 @@ func (f *chooseFlags) hint(ctx context.Context, c *client.Client, err error) err
 			return fmt.Errorf("unknown policy %q; known are %s", f.policy, strings.Join(names, ", "))
 		}
 	}
-	if code == codes.NotFound || code == codes.InvalidArgument {
-		if names, failed := modelNames(ctx, c); failed == nil && !slices.Contains(names, f.model) && (f.model != "" || len(names) > 1) {
-			return fmt.Errorf("%s; known models are %s (--model)", status.Convert(err).Message(), strings.Join(names, ", "))
-		}
-	}
 	return err
 }
 

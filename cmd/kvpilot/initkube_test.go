@@ -166,7 +166,7 @@ func TestWrongAnswersForKubernetesAreRefused(t *testing.T) {
 		"--replica is not for --kubernetes":        {"--kubernetes", "--image", "k", "--model", "m", "--replica", "http://h"},
 		"--engines needs --kubernetes":             {"--replica", "http://10.0.0.7:8000", "--engines", "3"},
 		"answer on a terminal":                     {},
-		`unknown command "now" for "kvpilot init"`: {"--kubernetes", "now"},
+		`kvpilot init takes no arguments, not "now"`: {"--kubernetes", "now"},
 	} {
 		err := run(t.Context(), append([]string{"init", "--out", file}, args...), nil, io.Discard, io.Discard)
 		if err == nil || !strings.Contains(err.Error(), want) {

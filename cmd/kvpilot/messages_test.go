@@ -29,6 +29,34 @@ func TestUnknownCommandsAreErrors(t *testing.T) {
 	}
 }
 
+func TestMistypedNamesAreExplained(t *testing.T) {
+	for line, want := range map[string]string{
+		"srve":                        "\tserve",
+		"key nwe":                     `unknown command "nwe" for "kvpilot key"; did you mean new?`,
+		"help key nwe":                `unknown command "nwe" for "kvpilot key"; did you mean new?`,
+		"help srve":                   "\tserve",
+		"config version":              `did you mean versions?`,
+		"serve http://10.0.0.7:8000":  `kvpilot serve takes no arguments, not "http://10.0.0.7:8000"; did you mean --replica http://10.0.0.7:8000?`,
+		"top now":                     `kvpilot top takes no arguments, not "now"`,
+		"serve --replcia http://a:1":  "unknown flag: --replcia; did you mean --replica? (kvpilot serve --help lists the flags)",
+		"serve --check_confg":         "did you mean --check-config?",
+		"serve -config x":             `unknown shorthand flag: 'c' in -config; did you mean --config?`,
+		"serve --listen.http :80":     "did you mean --set listen.http=VALUE?",
+		"serve --listen-htpp=:80":     "did you mean --set listen.http=VALUE?",
+		"serve --log-level debug":     "did you mean --set telemetry.log_level=VALUE?",
+		"serve --set chooser.polcy=x": "--set chooser.polcy: no such setting; did you mean chooser.policy?",
+		"serve --frobnicate":          "unknown flag: --frobnicate (kvpilot serve --help lists the flags)",
+		"replicas --time-out 1s":      "did you mean --timeout?",
+		"doctor --no-snd":             "did you mean --no-send?",
+		"key new --rols infer":        "did you mean --roles?",
+	} {
+		err := run(t.Context(), strings.Fields(line), nil, io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("kvpilot %s: %v; want %q", line, err, want)
+		}
+	}
+}
+
 // A name means one thing in all commands: the same type of value and, where it is the same thing, the same words.
 func TestFlagsHaveOneNameForOneThing(t *testing.T) {
 	instead := map[string]string{"replays": "replay", "json": "output"}
@@ -73,17 +101,28 @@ func TestFormerFlagsStillWork(t *testing.T) {
 	}
 }
 
-func TestServeWithoutReplicasSaysWhatToDo(t *testing.T) {
+func TestServeSaysWhatToDoAboutReplicas(t *testing.T) {
+	for flags, want := range map[string]string{
+		"":                                 "no replicas are configured: set --replica",
+		" --replica http://127.0.0.1:1/v1": `a setting is probably wrong: registry.replicas[0].url: \"http://127.0.0.1:1/v1\" ends in /v1: remove /v1`,
+	} {
+		t.Run(want, func(t *testing.T) { servesWithWarning(t, flags, want) })
+	}
+}
+
+func servesWithWarning(t *testing.T, flags, want string) {
+	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
 	log := &stack.Log{}
-	args := strings.Fields("serve --http 127.0.0.1:0 --grpc 127.0.0.1:0 --admin 127.0.0.1:0")
+	args := strings.Fields("serve --http 127.0.0.1:0 --grpc 127.0.0.1:0 --admin 127.0.0.1:0 --set listen.start_wait=0s" + flags)
 	err := run(ctx, args, nil, io.Discard, writerFunc(func(text []byte) (int, error) {
 		if bytes.Contains(text, []byte("msg=serving")) {
 			stop()
 		}
 		return log.Write(text)
 	}))
-	if err != nil || !strings.Contains(log.String(), "no replicas are configured: set --replica") {
+	if err != nil || !strings.Contains(log.String(), want) {
 		t.Errorf("%v\n%s", err, log)
 	}
 }

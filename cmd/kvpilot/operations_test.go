@@ -215,7 +215,7 @@ func TestAWrongAddressIsExplained(t *testing.T) {
 	l := listen(t)
 	nobody := l.Addr().String()
 	l.Close()
-	for address, want := range map[string]string{nobody: "no router answers at", f.http: "does not serve gRPC", f.admin: "does not serve gRPC"} {
+	for address, want := range map[string]string{nobody: "no router answers at", f.http: "this is kvpilot's REST address (listen.http); gRPC is at its gRPC address (listen.grpc, by default port 9090): set --address", f.admin: "this is kvpilot's admin address (listen.admin); gRPC is"} {
 		if _, err := f.command("replicas", "--address", address); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", address, err, want)
 		}

@@ -156,6 +156,10 @@ func (r *remote) readable(err error) error {
 	}
 	text := s.Message()
 	switch {
+	case s.Code() == codes.Unimplemented && strings.Contains(text, "(listen.grpc"):
+		return fmt.Errorf("%s: %s: set --address or KVPILOT_ADDRESS", r.address, text)
+	case strings.Contains(text, "looked like an HTTP/1.1 header"):
+		return fmt.Errorf("%s does not serve gRPC without TLS: set --tls or --ca if it is the router's gRPC address (listen.grpc)", r.address)
 	case strings.Contains(text, "unexpected HTTP status code"), strings.Contains(text, "unexpected content-type"), strings.Contains(text, "error reading server preface"):
 		return fmt.Errorf("%s does not serve gRPC; it may be the REST or the admin address. Use the router's listen.grpc (--address, KVPILOT_ADDRESS)", r.address)
 	case s.Code() == codes.Unavailable && (strings.Contains(text, "dial") || strings.Contains(text, "resolver") || strings.Contains(text, "invalid target")):

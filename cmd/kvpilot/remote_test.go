@@ -9,6 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // command runs kvpilot against the fleet's router and returns what it printed.
@@ -77,7 +80,7 @@ func TestCommandsAskARunningRouter(t *testing.T) {
 		{[]string{"choose"}, "--prompt TEXT or --body FILE"},
 		{[]string{"choose", "--body", nothing}, "must be an OpenAI request in JSON"},
 		{[]string{"choose", "--prompt", "x", "--policy", "wrong"}, "known are predicted-ttft"},
-		{[]string{"choose", "--prompt", "x", "--model", "wrong"}, "known models are sim"},
+		{[]string{"choose", "--prompt", "x", "--model", "wrong"}, "The model `wrong` does not exist. The only model is `sim`."},
 		{[]string{"choose", "--prompt", "x", "--body", body}, "prompt"},
 		{[]string{"replicas", "drain", "nobody"}, "known are r0, r1; kvpilot replicas lists them"},
 		{[]string{"top", "-o", "xml"}, "must be table or json"},
@@ -106,5 +109,13 @@ func TestAKeyIsNeverPrinted(t *testing.T) {
 		if text := out.String(); strings.Contains(text, "very-secret") || !strings.Contains(text, "KVPILOT_KEY") {
 			t.Errorf("%s --help: %s", name, text)
 		}
+	}
+}
+
+func TestPlainGRPCAtAnAddressWithTLSIsExplained(t *testing.T) {
+	r := &remote{address: "router:9090"}
+	err := r.readable(status.Error(codes.Unavailable, `connection error: desc = "error reading server preface: http2: failed reading the frame payload: http2: frame too large, note that the frame header looked like an HTTP/1.1 header"`))
+	if err == nil || !strings.Contains(err.Error(), "router:9090 does not serve gRPC without TLS: set --tls or --ca") {
+		t.Error(err)
 	}
 }

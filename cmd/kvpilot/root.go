@@ -3,9 +3,7 @@ package main
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"io"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -38,26 +36,8 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root.AddCommand(newInitCommand(out), newDoctorCommand(env, out), newHealthCommand(env, out), newReplayCommand(), newKeyCommand(out), newSimCommand(), newDemoCommand(env, out, errOut), newVersionCommand(out))
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
-	for _, cmd := range root.Commands() {
-		rejectUnknown(root, cmd)
-	}
+	explainMistakes(root)
 	return root
-}
-
-// rejectUnknown makes a name that is no command an error where cobra prints a help text and succeeds.
-func rejectUnknown(root, cmd *cobra.Command) {
-	switch {
-	case cmd.Name() == "help":
-		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			if _, rest, err := root.Find(args); err != nil || len(rest) > 0 {
-				return fmt.Errorf("unknown command %q for %q", strings.Join(args, " "), cmd.CommandPath())
-			}
-			return nil
-		}
-	case !cmd.Runnable():
-		cmd.Args = cobra.NoArgs
-		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
-	}
 }
 
 // formerly lets flags be set by the names that they had in earlier versions.

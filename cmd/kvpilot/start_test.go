@@ -178,3 +178,12 @@ func TestCheckConfigReadsFilesOfKeys(t *testing.T) {
 		}
 	}
 }
+
+func TestCheckConfigDoubtsAReplicaURLThatEndsInV1(t *testing.T) {
+	var out strings.Builder
+	err := run(t.Context(), []string{"serve", "--check-config", "--replica", "http://10.0.0.7:8000", "--replica", "http://10.0.0.8:8000/v1"}, nil, &out, io.Discard)
+	want := "the settings are valid\nprobably wrong: registry.replicas[1].url: \"http://10.0.0.8:8000/v1\" ends in /v1: remove /v1 from the replica's url: kvpilot adds it where it belongs\n"
+	if err != nil || out.String() != want {
+		t.Errorf("%v %q, want %q", err, &out, want)
+	}
+}

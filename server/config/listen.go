@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/kit/check"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 // Listen says where the router is reached and how it leaves.
@@ -45,7 +46,7 @@ type Listen struct {
 	// IdleTimeout closes client connections that have no request for this long.
 	IdleTimeout time.Duration `yaml:"idle_timeout"`
 	// MaxHeaderBytes limits the size of a request's header.
-	MaxHeaderBytes int `yaml:"max_header_bytes"`
+	MaxHeaderBytes quantity.Bytes `yaml:"max_header_bytes"`
 	// MaxStreams limits the concurrent requests of one HTTP/2 or gRPC connection.
 	MaxStreams int `yaml:"max_streams"`
 	// MaxConnections limits the connections of each of the three addresses. At the limit, idle ones are closed for new ones; while
@@ -95,8 +96,7 @@ func checkAddress(setting, address string) error {
 	if address == "" {
 		return nil
 	}
-	_, _, err := net.SplitHostPort(address)
-	return check.That(err == nil, setting, "must be host:port, not %q", address)
+	return check.Address(setting, address)
 }
 
 // checkApart reports two settings that name one address, which only one of them could open.

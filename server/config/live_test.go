@@ -54,7 +54,7 @@ func TestTheDifferenceIsNamedAndSecretsAreStarred(t *testing.T) {
 		"api.keys[b].key: (none) -> ******",
 		"api.keys[b].name: (none) -> b",
 		"chooser.policy: predicted-ttft -> round-robin",
-		"kvindex.max_bytes: 2147483648 -> 1073741824 (needs a restart)",
+		"kvindex.max_bytes: 2GiB -> 1GiB (needs a restart)",
 		"registry.replicas[r1].id: (none) -> r1",
 		"registry.replicas[r1].labels.zone: (none) -> x",
 		"registry.replicas[r1].url: (none) -> http://h:1",

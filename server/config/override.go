@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 const envPrefix = "KVPILOT_"
@@ -44,7 +46,7 @@ func applyEnv(c *Config, env []string) error {
 			}
 		case serviceLink.MatchString(entry), noSetting(name):
 		default:
-			errs = append(errs, fmt.Errorf("%s: no such setting", name))
+			errs = append(errs, variables().unknown(name))
 		}
 	}
 	return errors.Join(errs...)
@@ -64,7 +66,7 @@ func applySet(c *Config, flags []string) error {
 		case !found:
 			errs = append(errs, fmt.Errorf("--set %s: must have the form key=value", flag))
 		case !known:
-			errs = append(errs, fmt.Errorf("--set %s: no such setting", path))
+			errs = append(errs, fmt.Errorf("--set %w", paths().unknown(path)))
 		default:
 			if err := f.set(value); err != nil {
 				errs = append(errs, fmt.Errorf("--set %s: %w", path, err))
@@ -104,7 +106,22 @@ func fields(v reflect.Value, names []string) []field {
 	return list
 }
 
-var durationType = reflect.TypeFor[time.Duration]()
+// Paths lists every setting that a variable or flag can override, in order.
+func Paths() []string {
+	var list []string
+	eachPath(reflect.TypeFor[Config](), "", func(path, kind string) {
+		if kind == "" {
+			list = append(list, path)
+		}
+	})
+	slices.Sort(list)
+	return list
+}
+
+var (
+	durationType = reflect.TypeFor[time.Duration]()
+	bytesType    = reflect.TypeFor[quantity.Bytes]()
+)
 
 func scalar(v reflect.Value) bool {
 	if v.CanAddr() {

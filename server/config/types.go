@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 // checkTypes compares the values in a settings file with the types of the settings. It names line and setting of each one that
@@ -30,8 +31,11 @@ func checkNode(node ast.Node, t reflect.Type, path string) error {
 	case nil, *ast.NullNode, *ast.AliasNode, *ast.TagNode:
 		return nil
 	}
-	if t == durationType {
+	switch t {
+	case durationType:
 		return checkDuration(node, path)
+	case bytesType:
+		return checkBytes(node, path)
 	}
 	if t.Kind() == reflect.String || reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
 		if _, ok := node.(ast.ScalarNode); !ok {
@@ -75,19 +79,34 @@ func checkMapping(node ast.Node, t reflect.Type, path string) error {
 	}
 	var errs []error
 	for entries := values.MapRange(); entries.Next(); {
-		name := entries.Key().String()
-		below := strings.TrimPrefix(path+"."+name, ".")
+		key, ok := entries.Key().(ast.ScalarNode)
+		if !ok || entries.Key().IsMergeKey() {
+			continue
+		}
+		name := key.GetToken().Value
+		below := join(path, name)
 		if t.Kind() == reflect.Map {
 			errs = append(errs, checkNode(entries.Value(), t.Elem(), below))
 			continue
 		}
-		for f := range t.NumField() {
-			if tag, _, _ := strings.Cut(t.Field(f).Tag.Get("yaml"), ","); tag == name {
-				errs = append(errs, checkNode(entries.Value(), t.Field(f).Type, below))
-			}
+		f, known := fieldOf(t, name)
+		if !known {
+			errs = append(errs, unknownKey(key.GetToken().Position.Line, t, path, name))
+			continue
 		}
+		errs = append(errs, checkNode(entries.Value(), f.Type, below))
 	}
 	return errors.Join(errs...)
+}
+
+// fieldOf returns the field of a struct that a key sets.
+func fieldOf(t reflect.Type, key string) (reflect.StructField, bool) {
+	for i := range t.NumField() {
+		if f := t.Field(i); key != "" && tagOf(f) == key {
+			return f, true
+		}
+	}
+	return reflect.StructField{}, false
 }
 
 func checkDuration(node ast.Node, path string) error {
@@ -97,6 +116,15 @@ func checkDuration(node ast.Node, path string) error {
 		}
 	}
 	return mismatch(node, path, "a duration such as 500ms, 30s or 5m")
+}
+
+func checkBytes(node ast.Node, path string) error {
+	if s, ok := node.(ast.ScalarNode); ok {
+		if err := new(quantity.Bytes).UnmarshalText([]byte(s.GetToken().Value)); err == nil {
+			return nil
+		}
+	}
+	return mismatch(node, path, quantity.Form)
 }
 
 func mismatch(node ast.Node, path, want string) error {

@@ -6,10 +6,8 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"maps"
 	"path"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +25,8 @@ func Reference(root fs.FS) (string, error) {
 	r.line("Later sources override earlier ones: the defaults below, the YAML file of `--config`, environment variables, `--set path=value` and the other flags.")
 	r.line("A variable's name is the path in capitals with underscores: `listen.http` is `KVPILOT_LISTEN_HTTP`. Lists of strings are separated by commas there;")
 	r.line("lists of objects and maps can only be written in the file. Unknown keys and variables are errors.")
+	r.line("Durations have a unit: `500ms`, `30s`, `5m`. Numbers of bytes (`max_bytes` and others that end with `bytes`) may have one, in the file, variables and flags:")
+	r.line("`512MiB` and `4Gi` are binary, `1GB` and `1G` decimal; an integer without a unit is bytes.")
 	r.line("Settings marked *yes* under reload change while the router runs: [operations.md](operations.md) says how. The others need a restart.")
 	r.line("`kvpilot serve --print-config` prints the settings in force, with secrets masked; `--check-config` only checks them.")
 	r.line("[config.example.yaml](config.example.yaml) is a settings file with every setting at its default. Fields of lists and maps have no default:")
@@ -313,14 +313,4 @@ func forOperators(name, text string) string {
 		rest = strings.TrimPrefix(rest, verb)
 	}
 	return strings.ToUpper(rest[:1]) + rest[1:]
-}
-
-// Paths lists every setting that a variable or flag can override, sorted.
-func Paths() []string {
-	c := Default()
-	list := map[string]bool{}
-	for _, f := range fields(reflect.ValueOf(&c).Elem(), nil) {
-		list[f.path()] = true
-	}
-	return slices.Sorted(maps.Keys(list))
 }

@@ -68,6 +68,25 @@ func TestPythonPackage(t *testing.T) {
 		t.Run(name, func(t *testing.T) { run(t, venvs[0], "-W", "error", file) })
 	}
 	t.Run("types of the snippets", func(t *testing.T) { run(t, venvs[0], check...) })
+	t.Run("types of the snippets, by pyright", func(t *testing.T) { checkByPyright(t, venvs[0], folder) })
+}
+
+// checkByPyright checks the programs of a folder as editors do.
+func checkByPyright(t *testing.T, venv, folder string) {
+	t.Helper()
+	pyright := os.Getenv("KVPILOT_PYRIGHT")
+	if pyright == "" {
+		t.Skip("pyright cannot be installed here")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, pyright, "--pythonpath", filepath.Join(venv, "bin", "python"), folder)
+	cmd.Dir = folder
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil || !bytes.Contains(out, []byte("0 errors")) {
+		t.Fatalf("pyright: %v", err)
+	}
 }
 
 // startStack starts a router before two replicas. A choice keeps its weight though no request follows: how soon one would is a

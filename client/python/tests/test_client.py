@@ -9,7 +9,7 @@ import time
 
 import httpx
 import pytest
-from conftest import CHAT, MESSAGES, ROUTER, closed_port, in_flight
+from conftest import CHAT, MESSAGES, REST, ROUTER, closed_port, in_flight
 
 import kvpilot
 from kvpilot.v1 import decision_pb2, replica_pb2
@@ -68,7 +68,37 @@ def test_errors_have_kinds_and_reasons(client: kvpilot.Client) -> None:
     with pytest.raises(ValueError, match="one of"):
         client.choose(model="sim", text="a", token_ids=[1])
     with kvpilot.Client(closed_port(), timeout=2) as nobody, pytest.raises(kvpilot.UnavailableError):
-        nobody.choose(model="sim")
+        nobody.choose(model="sim", text="a")
+
+
+@pytest.mark.parametrize("target", ["http://localhost:8080", "https://localhost:8080/", ["http://localhost:8080"], ["a:1", "http://localhost:8080"]])
+def test_a_url_is_no_target(target: str | list[str]) -> None:
+    for kind in (kvpilot.Client, kvpilot.AsyncClient):
+        with pytest.raises(ValueError, match=r"must be HOST:PORT of the router's gRPC address, without https?://, for example localhost:9090"):
+            kind(target)
+    with pytest.raises(ValueError, match="not empty"):
+        kvpilot.Client("")
+
+
+def test_the_rest_address_is_no_target() -> None:
+    with kvpilot.Client(REST) as wrong, pytest.raises(kvpilot.Error, match=r"this is kvpilot's REST address .* gRPC is at its gRPC address"):
+        wrong.choose(model="sim", text="a")
+
+
+def test_a_server_of_http_is_no_target(replicas: list[str]) -> None:
+    with kvpilot.Client(replicas[0].removeprefix("http://"), timeout=5) as wrong, pytest.raises(kvpilot.Error, match="the target is not the router's gRPC address"):
+        wrong.choose(model="sim", text="a")
+
+
+def test_a_choice_needs_a_prompt(client: kvpilot.Client) -> None:
+    with pytest.raises(ValueError, match=r"give one of messages, text, token_ids, body: the prompt is missing \(token_ids=\[\] chooses by load alone\)"):
+        client.choose(model="sim")
+    with pytest.raises(ValueError, match="not text and body"):
+        client.choose(model="sim", text="a", body=CHAT)
+    with pytest.raises(ValueError, match="give one of messages, text, body: the prompt is missing"):
+        client.tokenize("sim")
+    with client.choose(model="sim", token_ids=[]) as choice:
+        assert choice.booked
 
 
 def test_several_targets_fail_over() -> None:
@@ -181,7 +211,7 @@ def test_asyncio() -> None:
             assert (await c.complete("/v1/chat/completions", CHAT))["choices"]
             assert (await c.detokenize("sim", await c.tokenize("sim", text="abc"))).endswith("abc")
             with pytest.raises(kvpilot.NotFoundError):
-                await c.choose(model="none")
+                await c.choose(model="none", text="a")
 
     asyncio.run(run())
 

@@ -242,7 +242,7 @@ def test_a_tracker_carries_the_reports_of_many_choices_and_its_end_releases_them
     tracker.close()
     eventually("the end of the stream releases", lambda: in_flight() == 0)
     with pytest.raises(kvpilot.TrackerClosedError):
-        tracker.choose(model="sim")
+        tracker.choose(model="sim", text="a")
     assert tracker.closed
 
 
@@ -258,7 +258,7 @@ def test_a_tracker_without_a_router_is_closed() -> None:
         tracker = nobody.track()
         eventually("the tracker is open", lambda: tracker.closed)
         with pytest.raises(kvpilot.TrackerClosedError):
-            tracker.choose(model="sim")
+            tracker.choose(model="sim", text="a")
         tracker.close()
 
 
@@ -384,7 +384,7 @@ def test_asyncio_tracker(client: kvpilot.Client) -> None:
             while not closed.closed:
                 await asyncio.sleep(0.01)
             with pytest.raises(kvpilot.TrackerClosedError):
-                await closed.choose(model="sim")
+                await closed.choose(model="sim", text="a")
 
     asyncio.run(run())
     eventually("the end of the stream releases", lambda: in_flight() == 0)

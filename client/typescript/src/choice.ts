@@ -22,13 +22,12 @@ export interface CallOptions {
   headers?: Record<string, string>;
 }
 
-/** The prompt of a request: one of these, or none, and then load alone decides. */
+/** The prompt of a request: one of these. With tokenIds: [] load alone decides. */
 export type Prompt =
   | { messages: readonly object[]; text?: never; tokenIds?: never; body?: never }
   | { text: string; messages?: never; tokenIds?: never; body?: never }
   | { tokenIds: readonly number[]; messages?: never; text?: never; body?: never }
-  | { body: JsonBody; messages?: never; text?: never; tokenIds?: never }
-  | { messages?: never; text?: never; tokenIds?: never; body?: never };
+  | { body: JsonBody; messages?: never; text?: never; tokenIds?: never };
 
 /** A request that is about to be sent. */
 export type ChooseRequest = Prompt & {
@@ -227,8 +226,20 @@ export class Choice {
   }
 }
 
+const prompts = ["messages", "text", "tokenIds", "body"] as const;
+
+/** onePrompt throws unless a request has one prompt: JavaScript has no types that say so. */
+function onePrompt(r: ChooseRequest): void {
+  const given = prompts.filter((name) => r[name] !== undefined);
+  if (given.length !== 1) {
+    const got = given.length > 1 ? `not ${given.join(" and ")}` : "the prompt is missing (tokenIds: [] chooses by load alone)";
+    throw new TypeError(`give one of ${prompts.join(", ")}: ${got}`);
+  }
+}
+
 /** chooseRequest is the message of a request. */
 export function chooseRequest(r: ChooseRequest): MessageInitShape<typeof ChooseReplicaRequestSchema> {
+  onePrompt(r);
   const message: MessageInitShape<typeof ChooseReplicaRequestSchema> = {
     model: r.model ?? "",
     adapter: r.adapter ?? "",
@@ -248,7 +259,7 @@ export function chooseRequest(r: ChooseRequest): MessageInitShape<typeof ChooseR
     message.prompt = { case: "body", value: requestBody(body) };
   } else if (r.text !== undefined) {
     message.prompt = { case: "text", value: r.text };
-  } else if (r.tokenIds !== undefined) {
+  } else if (r.tokenIds?.length) {
     message.prompt = { case: "tokenIds", value: { ids: [...r.tokenIds] } };
   }
   if (r.policy !== undefined || r.params !== undefined) {

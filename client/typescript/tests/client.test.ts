@@ -4,6 +4,7 @@ import { createServer } from "node:net";
 import { after, afterEach, test } from "node:test";
 import {
   AuthenticationError,
+  type Choice,
   Client,
   Code,
   DeadlineError,
@@ -92,14 +93,26 @@ test("errors have kinds and reasons", async () => {
   await assert.rejects(client.choose({ model: "sim", text: "a", priority: 2000 }), InvalidRequestError);
   await assert.rejects(client.explain({ decisionId: "nothing" }), { reason: "DECISION_NOT_FOUND" });
   const nobody = new Client(await closedPort());
-  await assert.rejects(nobody.choose({ model: "sim" }), UnavailableError);
+  await assert.rejects(nobody.choose({ model: "sim", text: "a" }), UnavailableError);
   nobody.close();
+});
+
+test("wrong addresses and missing prompts are named", async () => {
+  const rest = new Client(env("KVPILOT_HTTP"));
+  await assert.rejects(rest.choose({ model: "sim", text: "a" }), /this is kvpilot's REST address .* gRPC is at its gRPC address/);
+  rest.close();
+  const untyped = client as unknown as { choose(request: object): Promise<Choice> };
+  await assert.rejects(untyped.choose({ model: "sim" }), /give one of messages, text, tokenIds, body: the prompt is missing/);
+  await assert.rejects(untyped.choose({ text: "a", body: chat }), /not text and body/);
+  const choice = await client.choose({ model: "sim", tokenIds: [] });
+  assert(choice.booked);
+  await choice.release();
 });
 
 test("calls end with their deadline and their signal", async () => {
   await assert.rejects(collect(client.watchDecisions({}, { timeoutMs: 50 })), DeadlineError);
   const reason = new Error("left");
-  await assert.rejects(client.choose({ model: "sim" }, { signal: AbortSignal.abort(reason) }), reason);
+  await assert.rejects(client.choose({ model: "sim", text: "a" }, { signal: AbortSignal.abort(reason) }), reason);
   const controller = new AbortController();
   const chunks = client.chatStream({ ...chat, max_tokens: 50_000 }, { signal: controller.signal });
   await chunks.next();
@@ -192,7 +205,7 @@ test("a tracker carries the reports of many choices, and its end releases them",
   assert.equal(await inFlight(), 7); // a report that failed did not end the stream
   await tracker.close();
   await eventually("the end of the stream releases", async () => (await inFlight()) === 0);
-  await assert.rejects(tracker.choose({ model: "sim" }), TrackerClosedError);
+  await assert.rejects(tracker.choose({ model: "sim", text: "a" }), TrackerClosedError);
 });
 
 test("decisions are watched", async () => {
@@ -242,14 +255,14 @@ test("TLS and the key", async () => {
   await tracker.close();
   secure.close();
   const keyless = new Client(address, { tls });
-  await assert.rejects(keyless.choose({ model: "sim" }), (e: unknown) => {
+  await assert.rejects(keyless.choose({ model: "sim", text: "a" }), (e: unknown) => {
     assert(e instanceof AuthenticationError);
     assert.equal(e.reason, "UNAUTHENTICATED");
     return true;
   });
   keyless.close();
   const stranger = new Client(address, { tls: true });
-  await assert.rejects(stranger.choose({ model: "sim" }), KvpilotError);
+  await assert.rejects(stranger.choose({ model: "sim", text: "a" }), KvpilotError);
   stranger.close();
   assert.throws(() => new Client("http://localhost:1", { tls: true }), TypeError);
 });

@@ -102,6 +102,7 @@ test("an error has its details", async () => {
 test("a router that resets the stream when the deadline passes is a deadline too", async () => {
   const server = createServer();
   server.on("stream", (stream, headers) => {
+    stream.on("error", () => {}); // the client may have reset it first
     const ms = Number(/^(\d+)m$/.exec(String(headers["grpc-timeout"]))?.[1]);
     void setTimeout(ms - 5).then(() => stream.close(constants.NGHTTP2_CANCEL)); // before the client's own timer
   });
@@ -110,7 +111,7 @@ test("a router that resets the stream when the deadline passes is a deadline too
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
   const client = new Client(`127.0.0.1:${(server.address() as { port: number }).port}`);
   await assert.rejects(client.watchDecisions({}, { timeoutMs: 200 }).next(), DeadlineError);
-  await assert.rejects(client.choose({}, { timeoutMs: 200 }), DeadlineError);
+  await assert.rejects(client.choose({ text: "a" }, { timeoutMs: 200 }), DeadlineError);
   client.close();
   for (const session of sessions) {
     session.destroy();

@@ -51,7 +51,7 @@ func checkLimits(_ context.Context, in scope) (list []Finding) {
 	}
 	free := m.memory(memlimit.Config{})
 	seen = append(seen, m.memory(in.conf.Memory).String())
-	if set := in.conf.Memory.MaxBytes; set > 0 && free.Bytes > 0 && set > roomIn(free) {
+	if set := int64(in.conf.Memory.MaxBytes); set > 0 && free.Bytes > 0 && set > roomIn(free) {
 		list = append(list, fault(Fail, "memory.max_bytes", "at most what this process may take", fmt.Sprintf("%d bytes are set, and the %s has %d", set, free.From, roomIn(free)),
 			"set memory.max_bytes: 0 (the limit is found at the start), or raise the container's memory limit: else the kernel ends the router")...)
 	}

@@ -128,7 +128,7 @@ func (w *world) start(t *testing.T) Params {
 		files: func() (uint64, bool) { return 65536, true }, procs: 2, read: func(string) string { return "" },
 		memory: func(c memlimit.Config) memlimit.Limit {
 			if c.MaxBytes > 0 {
-				return memlimit.Limit{Bytes: c.MaxBytes, From: "setting"}
+				return memlimit.Limit{Bytes: int64(c.MaxBytes), From: "setting"}
 			}
 			return memlimit.Limit{Bytes: 1 << 30, From: "control group"}
 		},

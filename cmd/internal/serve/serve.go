@@ -35,6 +35,18 @@ func checkFiles(c config.Config) error {
 	return errors.Join(server.CheckFiles(c), keys, fleet)
 }
 
+// report writes what is known of settings that are valid.
+func report(out io.Writer, c config.Config) {
+	if err := checkFiles(c); err != nil {
+		fmt.Fprintf(out, "the settings are valid, but a start here would fail:\n%v\n", err)
+	} else {
+		fmt.Fprintln(out, "the settings are valid")
+	}
+	for _, doubt := range c.Registry.Doubts() {
+		fmt.Fprintln(out, "probably wrong: registry."+doubt)
+	}
+}
+
 // Command runs the router.
 func Command(env []string, out, errOut io.Writer) *cobra.Command {
 	var f Settings
@@ -57,11 +69,7 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 			case printing:
 				return config.Print(out, c)
 			case check:
-				if err := checkFiles(c); err != nil {
-					fmt.Fprintf(out, "the settings are valid, but a start here would fail:\n%v\n", err)
-					return nil
-				}
-				fmt.Fprintln(out, "the settings are valid")
+				report(out, c)
 				return nil
 			}
 			hangups := make(chan os.Signal, 1) // one that waits says as much as many

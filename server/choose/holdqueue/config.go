@@ -7,6 +7,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/kit/check"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
@@ -14,7 +15,7 @@ type Config struct {
 	// MaxRequests limits the requests that wait, over all models; further ones are rejected.
 	MaxRequests int `yaml:"max_requests"`
 	// MaxBytes limits the bodies of the requests that wait.
-	MaxBytes int `yaml:"max_bytes"`
+	MaxBytes quantity.Bytes `yaml:"max_bytes"`
 	// MaxWait is the longest time that a request waits. Zero: until the caller's deadline.
 	MaxWait time.Duration `yaml:"max_wait"`
 }

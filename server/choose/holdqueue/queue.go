@@ -93,7 +93,7 @@ func (l *Line) Push(t *Ticket, now time.Time, servers int, soonest time.Duration
 	expect := func() time.Duration { return soonest + seconds(l.ahead(t, tn)/float64(max(1, servers))) }
 	count := q.count.Add(1)
 	q.bytes.Add(int64(t.Bytes))
-	tooMuch := func() int { return int(q.bytes.Load()) - config.MaxBytes }
+	tooMuch := func() int { return int(q.bytes.Load()) - int(config.MaxBytes) }
 	refuse := func(why error) (time.Duration, error) {
 		q.count.Add(-1)
 		q.bytes.Add(-int64(t.Bytes))

@@ -47,6 +47,7 @@ func routes(c Config, p Params) []route {
 		{"GET /livez", !c.KeyedHealth, caller.Observe, http.HandlerFunc(live)},
 		{"GET /readyz", !c.KeyedHealth, caller.Observe, http.HandlerFunc(ready)},
 		{"GET /metrics", !c.KeyedMetrics, caller.Observe, p.Metrics},
+		{"GET /{$}", true, 0, serveRoot(c.Console)},
 	}
 	if c.Console {
 		page := console.Handler()
@@ -56,8 +57,7 @@ func routes(c Config, p Params) []route {
 			// The RPCs that read, the one that makes dry runs, and the only one here that changes something: Drain.
 			route{"GET /kvpilot/v1/", false, caller.Observe, p.RPCs},
 			route{"POST /kvpilot/v1/choose", false, caller.Observe, p.RPCs},
-			route{"POST /kvpilot/v1/replicas/{verb}", false, caller.Admin, only(":drain", p.RPCs)},
-			route{"GET /{$}", true, 0, http.RedirectHandler("/console/", http.StatusFound)})
+			route{"POST /kvpilot/v1/replicas/{verb}", false, caller.Admin, only(":drain", p.RPCs)})
 	}
 	if c.Profiles {
 		for pattern, h := range map[string]http.HandlerFunc{
@@ -84,6 +84,7 @@ func only(suffix string, h http.Handler) http.Handler {
 // Handler makes the surface.
 func Handler(c Config, p Params) http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("/v1/", rejectModels)
 	for _, r := range routes(c, p) {
 		if r.open {
 			mux.Handle(r.pattern, r.handler)

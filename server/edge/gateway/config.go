@@ -7,17 +7,18 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/kit/check"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
 	// MaxBodyBytes limits a request body, over gRPC too; larger ones are rejected with 413, as are those of more than four ninths of
 	// max_bodies_bytes.
-	MaxBodyBytes int64 `yaml:"max_body_bytes"`
+	MaxBodyBytes quantity.Bytes `yaml:"max_body_bytes"`
 	// MaxBodiesBytes limits the bodies of all requests in progress and the answers that wait for their readers, REST and gRPC
 	// together; what would exceed it is rejected with 429. A tenant, or the address of a client without one, takes at most half of
 	// the room that is free. Allow twice the mean body times the requests in flight; the process needs about twice as much memory.
-	MaxBodiesBytes int64 `yaml:"max_bodies_bytes"`
+	MaxBodiesBytes quantity.Bytes `yaml:"max_bodies_bytes"`
 	// BodyTimeout limits the time in which a client sends its body, over gRPC too.
 	BodyTimeout time.Duration `yaml:"body_timeout"`
 	// StallTimeout ends an answer when its client reads nothing for this long, over gRPC and at the admin address too.
@@ -47,7 +48,7 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	errs := []error{
 		check.Positive("max_body_bytes", c.MaxBodyBytes),
-		check.That(c.MaxBodiesBytes >= c.MaxBodyBytes, "max_bodies_bytes", "must be at least max_body_bytes, not %d", c.MaxBodiesBytes),
+		check.That(c.MaxBodiesBytes >= c.MaxBodyBytes, "max_bodies_bytes", "must be at least max_body_bytes (%s), not %s", c.MaxBodyBytes, c.MaxBodiesBytes),
 		check.Positive("body_timeout", c.BodyTimeout),
 		check.AtLeast("stall_timeout", c.StallTimeout, 0),
 		check.AtLeast("sse_keep_alive", c.SSEKeepAlive, 0),

@@ -435,7 +435,7 @@ func TestRefusals(t *testing.T) {
 		answer             [2]string
 	}{
 		"unknown path":           {"POST", "/v1/nothing", "{}", nil, 404, "route_not_found", [2]string{}},
-		"unknown path, GET":      {"GET", "/", "", nil, 404, "route_not_found", [2]string{}},
+		"unknown path, GET":      {"GET", "/nothing", "", nil, 404, "route_not_found", [2]string{}},
 		"wrong method":           {"GET", "/v1/chat/completions", "", nil, 405, "method_not_allowed", [2]string{"Allow", "POST"}},
 		"wrong method on GET":    {"PUT", "/v1/models", "{}", nil, 405, "method_not_allowed", [2]string{"Allow", "GET, HEAD"}},
 		"wrong method, variable": {"POST", "/v1/models/a/b", "{}", nil, 405, "method_not_allowed", [2]string{"Allow", "GET, HEAD"}},

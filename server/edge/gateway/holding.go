@@ -66,7 +66,7 @@ func (rq *request) linger() {
 	}
 	_ = rq.control.Flush() // the client may be gone
 	_ = rq.control.SetReadDeadline(time.Now().Add(lingerTime))
-	_, _ = io.Copy(io.Discard, io.LimitReader(rest, rq.config.MaxBodyBytes)) // what cannot be read needs no answer
+	_, _ = io.Copy(io.Discard, io.LimitReader(rest, int64(rq.config.MaxBodyBytes))) // what cannot be read needs no answer
 }
 
 // close releases all.
@@ -161,5 +161,5 @@ func (rq *request) holdAnswer(n int) *apierror.Error {
 
 // mostBody is the largest body that the ledger can ever hold, with the copy that is made when it grows.
 func (g *Gateway) mostBody() int64 {
-	return min(g.conf.Load().MaxBodyBytes, g.ledger.Most(ledger.Body)/(bodyGrowth+1)*bodyGrowth)
+	return min(int64(g.conf.Load().MaxBodyBytes), g.ledger.Most(ledger.Body)/(bodyGrowth+1)*bodyGrowth)
 }

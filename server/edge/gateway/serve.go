@@ -49,9 +49,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, s := g.startSpan(r, rq)
 	g.metrics.begin()
 	defer g.finish(rq, r, s)
-	if r.URL.Path == openapiPath && readMethod(r.Method) == http.MethodGet {
-		rq.pattern = openapiPath
-		serveOpenAPI(rq)
+	if serveFront(rq, r) {
 		return
 	}
 	if g.cors.answer(h, r) || g.answerOptions(rq, r) {
@@ -156,7 +154,7 @@ func (g *Gateway) serveUnknown(rq *request, r *http.Request) {
 		rq.w.Header().Set("Allow", strings.Join(allowed, ", "))
 		rq.fail(apierror.New(apierror.MethodNotAllowed, "the method "+knownMethod(rq.call.Method)+" is not allowed here", nil))
 	case g.forward == nil || !strings.HasPrefix(r.URL.Path, "/"):
-		rq.fail(apierror.New(apierror.RouteNotFound, "there is no route "+clip(rq.call.Path), nil))
+		rq.fail(apierror.New(apierror.RouteNotFound, "there is no route "+clip(rq.call.Path)+g.routes.hint(rq.call.Path), nil))
 	default:
 		if err := httpcall.CheckPath(rq.call.Path); err != nil {
 			rq.fail(apierror.New(apierror.InvalidBody, err.Error(), nil))

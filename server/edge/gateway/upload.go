@@ -24,7 +24,7 @@ func (g *Gateway) takeUpload(rq *request, r *http.Request) error {
 	if err := checkType(r, true); err != nil {
 		return err
 	}
-	limit := g.conf.Load().MaxBodyBytes
+	limit := int64(g.conf.Load().MaxBodyBytes)
 	if r.ContentLength > limit {
 		return tooLarge(limit)
 	}
@@ -54,7 +54,7 @@ func (u *upload) Read(p []byte) (int, error) {
 		if u.closes && u.rq.status == 0 {
 			u.rq.w.Header().Set("Connection", "close") // the rest of the body would be read as a request
 		}
-		err = bodyError(err, u.rq.g.conf.Load().MaxBodyBytes)
+		err = bodyError(err, int64(u.rq.g.conf.Load().MaxBodyBytes))
 	}
 	return n, err
 }

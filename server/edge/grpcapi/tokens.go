@@ -101,13 +101,13 @@ func (a *API) pool(model string) (*registry.Pool, error) {
 	if model == "" {
 		pool, ok := snapshot.Unnamed()
 		if !ok {
-			return nil, invalid("model", "is missing, and the router does not serve exactly one model")
+			return nil, invalid("model", "is missing, and the router does not serve exactly one model."+snapshot.KnownModels())
 		}
 		return pool, nil
 	}
 	pool, ok := snapshot.Pool(model)
 	if !ok {
-		return nil, apierror.New(apierror.ModelNotFound, "The model `"+model+"` does not exist.", nil, apierror.WithParam("model"))
+		return nil, apierror.New(apierror.ModelNotFound, snapshot.UnknownModel(model), nil, apierror.WithParam("model"))
 	}
 	return pool, nil
 }

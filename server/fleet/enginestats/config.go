@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
@@ -25,7 +26,7 @@ type Config struct {
 	// Stale is the age from which statistics are ignored.
 	Stale time.Duration `yaml:"stale"`
 	// MaxBytes limits the answer that is read.
-	MaxBytes int64 `yaml:"max_bytes"`
+	MaxBytes quantity.Bytes `yaml:"max_bytes"`
 	// Concurrency limits the concurrent reads.
 	Concurrency int `yaml:"concurrency"`
 }

@@ -311,7 +311,7 @@ func (p *Poller) fetch(ctx context.Context, r *replica.Replica) (*page, error) {
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("poll: status %d", resp.StatusCode)
 	}
-	body := &io.LimitedReader{R: resp.Body, N: p.config.Load().MaxBytes + 1}
+	body := &io.LimitedReader{R: resp.Body, N: int64(p.config.Load().MaxBytes) + 1}
 	page, err := scan(body)
 	if body.N <= 0 {
 		return nil, fmt.Errorf("poll: the answer is above %d bytes", p.config.Load().MaxBytes)

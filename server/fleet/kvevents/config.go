@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
@@ -13,9 +15,9 @@ type Config struct {
 	// QueueBytes limits the memory of batches that have arrived and are not applied, over all ranks; one rank may
 	// have an eighth of it. Beyond it the router reads no more, so that batches wait in the engine up to its high-water mark. A batch larger
 	// than that is read when no other waits.
-	QueueBytes int64 `yaml:"queue_bytes"`
+	QueueBytes quantity.Bytes `yaml:"queue_bytes"`
 	// MaxMessageBytes limits one batch on the wire; a larger one ends the connection.
-	MaxMessageBytes int `yaml:"max_message_bytes"`
+	MaxMessageBytes quantity.Bytes `yaml:"max_message_bytes"`
 	// Heartbeat is how long a connection may be quiet before the engine's socket is sent a ping; after three
 	// unanswered pings the connection is closed. Zero: no pings.
 	Heartbeat time.Duration `yaml:"heartbeat"`
@@ -52,8 +54,8 @@ func (c Config) Validate() error {
 		}
 	}
 	bad(c.Workers < 0 || c.Workers > 1024, "workers: must be from 0 to 1024, not %d", c.Workers)
-	bad(c.QueueBytes < 1<<20, "queue_bytes: must be at least 1 MiB, not %d", c.QueueBytes)
-	bad(c.MaxMessageBytes < 64<<10, "max_message_bytes: must be at least 64 KiB, not %d", c.MaxMessageBytes)
+	bad(c.QueueBytes < 1<<20, "queue_bytes: must be at least 1MiB, not %s", c.QueueBytes)
+	bad(c.MaxMessageBytes < 64<<10, "max_message_bytes: must be at least 64KiB, not %s", c.MaxMessageBytes)
 	bad(c.Heartbeat < 0, "heartbeat: must not be negative: %v", c.Heartbeat)
 	bad(c.Probe < 0, "probe: must not be negative: %v", c.Probe)
 	bad(c.ReplayTimeout <= 0, "replay_timeout: must be positive, not %v", c.ReplayTimeout)

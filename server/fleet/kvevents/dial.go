@@ -167,7 +167,9 @@ func (f *feed) deliver(ctx context.Context, epoch uint64, n numbered, m *zmtp.Me
 	it := item{kind: itemLive, epoch: epoch, seq: n.seq, by: n.by, msg: m, at: time.Now()}
 	size := it.bytes()
 	all := f.plane.queued.Add(size)
-	fits := func(queued int64) bool { return queued+size <= f.plane.perFeed && all <= f.plane.config.QueueBytes }
+	fits := func(queued int64) bool {
+		return queued+size <= f.plane.perFeed && all <= int64(f.plane.config.QueueBytes)
+	}
 	done := f.queue.push(it, fits)
 	if done == pushFull {
 		f.pauses.Add(1)
@@ -187,7 +189,7 @@ func (f *feed) deliver(ctx context.Context, epoch uint64, n numbered, m *zmtp.Me
 // wait queues a batch that found no room, once there is.
 func (f *feed) wait(ctx context.Context, it item, size int64) pushed {
 	fits := func(queued int64) bool {
-		return queued+size <= f.plane.perFeed && f.plane.queued.Load() <= f.plane.config.QueueBytes
+		return queued+size <= f.plane.perFeed && f.plane.queued.Load() <= int64(f.plane.config.QueueBytes)
 	}
 	for {
 		select {
@@ -204,7 +206,7 @@ func (f *feed) wait(ctx context.Context, it item, size int64) pushed {
 
 // socket gives the parameters of an outgoing connection.
 func (p *Plane) socket(t zmtp.SocketType) zmtp.Params {
-	return zmtp.Params{Type: t, MaxMessage: p.config.MaxMessageBytes, Heartbeat: p.config.Heartbeat}
+	return zmtp.Params{Type: t, MaxMessage: int(p.config.MaxMessageBytes), Heartbeat: p.config.Heartbeat}
 }
 
 func (p *Plane) getMessage() *zmtp.Message { return p.messages.Get().(*zmtp.Message) }

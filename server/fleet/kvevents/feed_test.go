@@ -380,7 +380,7 @@ func TestFallingBehindEndsExact(t *testing.T) {
 	if s, _ := p.Status(slot); s.Pauses == 0 {
 		t.Error("the router never stopped reading")
 	}
-	if s, _ := p.Status(slot); s.QueuedBytes > c.QueueBytes {
+	if s, _ := p.Status(slot); s.QueuedBytes > int64(c.QueueBytes) {
 		t.Errorf("%d bytes are queued, the limit is %d", s.QueuedBytes, c.QueueBytes)
 	}
 	close(sink.gate)
@@ -407,7 +407,7 @@ func TestAFullQueueStopsReading(t *testing.T) {
 		e.publish(16, 0)
 	}
 	eventually(t, "reading has stopped", func() bool { s, _ := p.Status(slot); return s.Pauses > 0 })
-	if s, _ := p.Status(slot); s.QueuedBytes > c.QueueBytes {
+	if s, _ := p.Status(slot); s.QueuedBytes > int64(c.QueueBytes) {
 		t.Errorf("%d bytes are queued, the limit is %d", s.QueuedBytes, c.QueueBytes)
 	}
 	close(sink.gate)

@@ -75,7 +75,7 @@ func New(c Config, p Params) *Plane {
 		config: c, sink: p.Sink, log: p.Log,
 		runnable: make(chan *feed, maxFeeds),
 		replays:  make(chan struct{}, 32),
-		perFeed:  c.QueueBytes / 8,
+		perFeed:  int64(c.QueueBytes) / 8,
 		feeds:    map[replica.Slot]*feed{},
 		binders:  map[string]*binder{},
 	}

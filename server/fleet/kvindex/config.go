@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 // BlockCost is the memory in bytes that one held block costs at most: the lookup slot, the
@@ -17,7 +19,7 @@ const MaxRanks = 4096
 type Config struct {
 	// MaxBytes limits the index's memory, at 48 bytes per block. At the limit, new blocks of ranks that have used
 	// their share are not indexed until engines evict others, and the ranks' state says so.
-	MaxBytes int64 `yaml:"max_bytes"`
+	MaxBytes quantity.Bytes `yaml:"max_bytes"`
 	// MaxRanks limits the ranks at one time; every 64 cost 8 bytes per distinct set of ranks.
 	MaxRanks int `yaml:"max_ranks"`
 	// BeliefTTL is how long a routed prompt is assumed to be in its rank's cache when neither an event nor a first
@@ -44,7 +46,7 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var errs []error
 	if c.MaxBytes < 1<<20 {
-		errs = append(errs, fmt.Errorf("max_bytes: must be at least one MiB, not %d", c.MaxBytes))
+		errs = append(errs, fmt.Errorf("max_bytes: must be at least 1MiB, not %s", c.MaxBytes))
 	}
 	if c.MaxRanks < 1 || c.MaxRanks > MaxRanks {
 		errs = append(errs, fmt.Errorf("max_ranks: must be from 1 to %[2]d, not %[1]d", c.MaxRanks, MaxRanks))

@@ -160,7 +160,7 @@ func (l *loader) read() error {
 
 // reserve makes room for the distinct blocks that the snapshot has, within the budget.
 func (l *loader) reserve(sizes []byte) {
-	budget := uint64(max(l.ix.config.MaxBytes/BlockCost-l.ix.entries.Load(), 0))
+	budget := uint64(max(int64(l.ix.config.MaxBytes)/BlockCost-l.ix.entries.Load(), 0))
 	for _, p := range l.ix.tiers {
 		n := min(binary.LittleEndian.Uint64(sizes), budget)
 		budget -= n
@@ -227,7 +227,7 @@ func (d *draft) build(ix *Index) *rank {
 	}
 	for i, p := range r.parts {
 		pairs := d.items[i]
-		if over := ix.entries.Load() + int64(len(pairs)/2) - ix.config.MaxBytes/BlockCost; over > 0 {
+		if over := ix.entries.Load() + int64(len(pairs)/2) - int64(ix.config.MaxBytes)/BlockCost; over > 0 {
 			keep := max(int64(len(pairs)/2)-over, 0)
 			r.totals.Cut += int64(len(pairs)/2) - keep
 			pairs = pairs[:2*keep]

@@ -280,7 +280,7 @@ func TestUnknownSlotsAreCountedAndHarmless(t *testing.T) {
 func TestTheBudgetIsKeptAndShown(t *testing.T) {
 	config := kvindex.DefaultConfig()
 	config.MaxBytes = 4 << 20
-	budget := config.MaxBytes / kvindex.BlockCost
+	budget := int64(config.MaxBytes) / kvindex.BlockCost
 	ix := kvindex.New(config, kvindex.Params{})
 	for slot := range replica.Slot(2) {
 		if err := ix.AddRank(slot, kvindex.RankInfo{}); err != nil {
@@ -298,12 +298,12 @@ func TestTheBudgetIsKeptAndShown(t *testing.T) {
 	if s.Blocks > budget*9/10 || s.Blocks < budget*8/10 || !s.Cut {
 		t.Errorf("%d blocks with a budget of %d, cut %v; want it used but for the last tenth, and shown", s.Blocks, budget, s.Cut)
 	}
-	if s.Bytes > config.MaxBytes {
+	if s.Bytes > int64(config.MaxBytes) {
 		t.Errorf("%d bytes, want at most %d", s.Bytes, config.MaxBytes)
 	}
 	run(1, 3000, 4000) // a late rank has a share too
 	s = ix.Stats()
-	if s.Ranks[1].Blocks[0] < int(budget/11) || s.Blocks > budget || s.Bytes > config.MaxBytes {
+	if s.Ranks[1].Blocks[0] < int(budget/11) || s.Blocks > budget || s.Bytes > int64(config.MaxBytes) {
 		t.Errorf("the late rank has %d blocks, all have %d of %d in %d bytes", s.Ranks[1].Blocks[0], s.Blocks, budget, s.Bytes)
 	}
 	expect(t, ix, chain(tokens(1, 100)), kvindex.Overlap{GPU: 100})

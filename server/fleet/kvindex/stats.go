@@ -76,7 +76,7 @@ func (t *Totals) add(o Totals) {
 // Stats returns the index's numbers; it locks one rank at a time.
 func (ix *Index) Stats() Stats {
 	s := Stats{
-		Blocks: ix.entries.Load(), MaxBlocks: ix.config.MaxBytes / BlockCost,
+		Blocks: ix.entries.Load(), MaxBlocks: int64(ix.config.MaxBytes) / BlockCost,
 		Believed: ix.beliefs.held.Load(), Unknown: ix.unknown.Load(), Retries: ix.retries.Load(),
 	}
 	s.LookupBytes = ix.sets.bytes.Load() + ix.beliefs.bytes.Load() + ix.guesses.bytes.Load() + ix.guesses.heads.bytes.Load()

@@ -373,7 +373,7 @@ func (r *rank) removeRun(p *part, run []kvblock.EngineHash) {
 // over reports whether n more blocks of r would break the budget. The last tenth is kept for
 // ranks below their fair share, so that a late rank is indexed too.
 func (ix *Index) over(r *rank, n int) bool {
-	budget := ix.config.MaxBytes / BlockCost
+	budget := int64(ix.config.MaxBytes) / BlockCost
 	held := ix.entries.Load() + int64(n)
 	if held <= budget-budget/10 {
 		return false

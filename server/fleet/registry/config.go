@@ -137,6 +137,17 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// Doubts lists settings that are valid and probably wrong.
+func (c Config) Doubts() []string {
+	var list []string
+	for i, s := range c.Replicas {
+		if endsInV1(s.URL) {
+			list = append(list, fmt.Sprintf("replicas[%d].url: %q ends in /v1: %s", i, s.URL, removeV1))
+		}
+	}
+	return list
+}
+
 // knownPool checks that the pool of an entry exists.
 func (c Config) knownPool(setting string, s Spec) error {
 	_, ok := c.Pools[s.Pool]

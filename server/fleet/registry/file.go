@@ -8,12 +8,15 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
+	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/goccy/go-yaml"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/suggest"
 )
 
 const (
@@ -103,6 +106,31 @@ func (r *Registry) offer(source string, specs []Spec) {
 // errNoList is the error of a file that is being written.
 var errNoList = errors.New(`the list "replicas" is missing; write "replicas: []" for a fleet without replicas`)
 
+// fileError is the error of a text that is no list of replicas: line, column and what is wrong, without the text, which may hold keys.
+func fileError(err error) error {
+	text := yaml.FormatError(err, false, false)
+	if unknown, ok := errors.AsType[*yaml.UnknownFieldError](err); ok {
+		text += suggest.Question(suggest.Near(unknown.Token.Value, append(keysOf(reflect.TypeFor[Spec]()), "replicas")))
+	}
+	return errors.New(text)
+}
+
+// keysOf lists the keys that a struct and the structs in it have in a file.
+func keysOf(t reflect.Type) []string {
+	var keys []string
+	for i := range t.NumField() {
+		f := t.Field(i)
+		key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if key == "" {
+			continue
+		}
+		if keys = append(keys, key); f.Type.Kind() == reflect.Struct {
+			keys = append(keys, keysOf(f.Type)...)
+		}
+	}
+	return keys
+}
+
 func (r *Registry) parseFile(text []byte) ([]Spec, error) {
 	if len(text) > maxFile {
 		return nil, fmt.Errorf("above %d bytes", maxFile)
@@ -111,7 +139,7 @@ func (r *Registry) parseFile(text []byte) ([]Spec, error) {
 		Replicas *[]Spec `yaml:"replicas"`
 	}
 	if err := yaml.UnmarshalWithOptions(text, &listed, yaml.Strict()); err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
+		return nil, fileError(err)
 	}
 	if listed.Replicas == nil {
 		return nil, errNoList

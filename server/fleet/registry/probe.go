@@ -262,7 +262,7 @@ func (p *prober) get(ctx context.Context, r *Registry, path string) ([]byte, err
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProbeBody+1))
 	switch {
 	case resp.StatusCode != http.StatusOK:
-		return nil, statusError{path, resp.StatusCode}
+		return nil, statusError{path, resp.StatusCode, endsInV1(p.spec.URL)}
 	case err != nil:
 		return nil, fmt.Errorf("probe %s: read: %w", path, err)
 	case len(body) > maxProbeBody:
@@ -296,10 +296,23 @@ func (p *prober) sources(ctx context.Context, r *Registry) *[]replica.Events {
 type statusError struct {
 	path   string
 	status int
+	v1     bool // the replica's URL ends in /v1
 }
 
 // Error names the path and the status.
-func (e statusError) Error() string { return fmt.Sprintf("probe %s: status %d", e.path, e.status) }
+func (e statusError) Error() string {
+	hint := ""
+	if e.v1 && e.status == http.StatusNotFound {
+		hint = ": " + removeV1
+	}
+	return fmt.Sprintf("probe %s: status %d%s", e.path, e.status, hint)
+}
+
+// removeV1 is what to do when requests go to .../v1/v1/models.
+const removeV1 = "remove /v1 from the replica's url: kvpilot adds it where it belongs"
+
+// endsInV1 reports a URL as clients of OpenAI's API have it. A replica behind a proxy may have such a base URL.
+func endsInV1(url string) bool { return strings.HasSuffix(strings.TrimRight(url, "/"), "/v1") }
 
 // models are the models that the replica lists, or that the operator named.
 func (p *prober) models(ctx context.Context, r *Registry) ([]replica.Model, error) {

@@ -103,6 +103,10 @@ func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 	var errs []error
 	base, err := url.Parse(s.URL)
 	switch {
+	case s.URL == "":
+		errs = append(errs, errors.New("url: must be set, for example http://10.0.0.7:8000"))
+	case check.IsSocketPath(s.URL):
+		errs = append(errs, fmt.Errorf("url: %q is a Unix socket, and replicas are reached over TCP only: start vLLM with --host and --port instead of --uds", s.URL))
 	case !strings.Contains(s.URL, "://"): // the most frequent mistake; url.Parse reports others
 		errs = append(errs, fmt.Errorf("url: %q has no scheme; did you mean http://%s?", s.URL, s.URL))
 	case err != nil:

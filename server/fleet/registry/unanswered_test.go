@@ -37,3 +37,25 @@ func TestReplicasThatDoNotAnswerAreLogged(t *testing.T) {
 		}
 	})
 }
+
+// A base URL as clients have it leads to /v1/v1; the log says so.
+func TestAReplicaURLThatEndsInV1IsExplained(t *testing.T) {
+	f := newFleet("a")
+	wrong := spec("a")
+	wrong.URL += "/v1/"
+	config := listed(wrong)
+	var log stack.Log
+	params := registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))}
+	virtual(t, f, config, params, func(t *testing.T, _ *registry.Registry, _ *watcher) {
+		pass(1500 * time.Millisecond)
+		if !strings.Contains(log.String(), "a at http://a:8000/v1: probe /health: status 404: remove /v1 from the replica's url") {
+			t.Errorf("the log has:\n%s", &log)
+		}
+	})
+	if got := config.Doubts(); len(got) != 1 || !strings.Contains(got[0], "replicas[0].url: \"http://a:8000/v1/\" ends in /v1") {
+		t.Errorf("doubts: %q", got)
+	}
+	if got := listed(spec("a")).Doubts(); len(got) > 0 {
+		t.Errorf("doubts about a good URL: %q", got)
+	}
+}

@@ -4,8 +4,10 @@ package check
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 )
@@ -65,4 +67,27 @@ func Within(section string, err error) error {
 		errs = append(errs, Within(section, e))
 	}
 	return errors.Join(errs...)
+}
+
+// Address returns an error when v is no host:port on which a program can listen.
+func Address(setting, v string) error {
+	switch {
+	case IsSocketPath(v):
+		return That(false, setting, "must be host:port, not %q: Unix sockets are not supported", v)
+	case strings.Contains(v, "://"):
+		return That(false, setting, "must be host:port without a scheme, not %q", v)
+	}
+	_, port, err := net.SplitHostPort(v)
+	if err != nil {
+		return That(false, setting, "must be host:port, not %q", v)
+	}
+	if _, err := net.DefaultResolver.LookupPort(context.Background(), "tcp", port); err != nil {
+		return That(false, setting, "must have a port from 0 to 65535, not %q", v)
+	}
+	return nil
+}
+
+// IsSocketPath reports whether an address names a Unix socket.
+func IsSocketPath(v string) bool {
+	return strings.HasPrefix(v, "unix:") || strings.HasPrefix(v, "unix-abstract:") || strings.HasPrefix(v, "/") || strings.HasPrefix(v, "./") || strings.HasPrefix(v, "@")
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/kit/check"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 // Config is what an operator may set.
@@ -22,7 +23,7 @@ type Config struct {
 	// to stay below nine tenths of it (GOMEMLIMIT, if set, is used instead), and larger limits of parts are lowered:
 	// kvindex.max_bytes to three eighths, gateway.max_bodies_bytes to a quarter, tokenizer.cache_bytes and tokenizer.held_bytes to
 	// an eighth each. Streams and connections of callers take a sixth of it at most.
-	MaxBytes int64 `yaml:"max_bytes"`
+	MaxBytes quantity.Bytes `yaml:"max_bytes"`
 }
 
 // least is the smallest limit that a router can work with.
@@ -30,7 +31,7 @@ const least = 256 << 20
 
 // Validate reports a limit that is too small to work with.
 func (c Config) Validate() error {
-	return check.That(c.MaxBytes == 0 || c.MaxBytes >= least, "max_bytes", "must be 0 or at least %d (256 MiB), not %d", int64(least), c.MaxBytes)
+	return check.That(c.MaxBytes == 0 || c.MaxBytes >= least, "max_bytes", "must be 0 or at least %v, not %v", quantity.Bytes(least), c.MaxBytes)
 }
 
 // Limit is what the process may take. The zero Limit is none.
@@ -53,7 +54,7 @@ func Find(c Config) Limit { return find(c, memlimit.FromCgroup, memlimit.FromSys
 
 func find(c Config, group, machine memlimit.Provider) Limit {
 	if c.MaxBytes > 0 {
-		return Limit{c.MaxBytes, "setting"}
+		return Limit{int64(c.MaxBytes), "setting"}
 	}
 	bytes, err := machine()
 	whole := Limit{}

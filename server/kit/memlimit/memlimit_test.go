@@ -5,6 +5,8 @@ import (
 	"math"
 	"runtime/debug"
 	"testing"
+
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 func TestTheLimitIsTheNearestOne(t *testing.T) {
@@ -27,7 +29,7 @@ func TestTheLimitIsTheNearestOne(t *testing.T) {
 		"nothing is known":            {0, none, none, Limit{}},
 		"nothing of any use is known": {0, gives(0, nil), gives(0, nil), Limit{}},
 	} {
-		if got := find(Config{MaxBytes: c.set}, c.group, c.machine); got != c.want {
+		if got := find(Config{MaxBytes: quantity.Bytes(c.set)}, c.group, c.machine); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
@@ -49,7 +51,7 @@ func TestTheRuntimeIsHeldUnlessTheEnvironmentDoes(t *testing.T) {
 }
 
 func TestSmallLimitsAreRefused(t *testing.T) {
-	for bytes, ok := range map[int64]bool{0: true, least: true, least - 1: false, -1: false, 1 << 40: true} {
+	for bytes, ok := range map[quantity.Bytes]bool{0: true, least: true, least - 1: false, -1: false, 1 << 40: true} {
 		if err := (Config{MaxBytes: bytes}).Validate(); (err == nil) != ok {
 			t.Errorf("%d: %v", bytes, err)
 		}

@@ -117,7 +117,7 @@ func New(c Config, p Params) *Log {
 	}
 	m := newMetrics(p.Meter)
 	l := &Log{metrics: m, now: p.Now, tokens: refusedBurst, filled: p.Now(), read: map[reader]*reading{}}
-	to := journal.Params{Name: "audit log", Path: c.File, MaxBytes: c.FileMaxBytes, Dropped: m.dropped, Log: p.Log}
+	to := journal.Params{Name: "audit log", Path: c.File, MaxBytes: int64(c.FileMaxBytes), Dropped: m.dropped, Log: p.Log}
 	switch c.File {
 	case "":
 		return l

@@ -1,6 +1,9 @@
 package audit
 
-import "github.com/kvpilot/kvpilot/server/kit/check"
+import (
+	"github.com/kvpilot/kvpilot/server/kit/check"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
+)
 
 // stderr as the file writes to the router's standard error.
 const stderr = "stderr"
@@ -12,7 +15,7 @@ type Config struct {
 	File string `yaml:"file"`
 	// FileMaxBytes limits the file: a larger one is renamed to FILE.1, which replaces the previous one. Zero: no
 	// rotation.
-	FileMaxBytes int64 `yaml:"file_max_bytes"`
+	FileMaxBytes quantity.Bytes `yaml:"file_max_bytes"`
 }
 
 // DefaultConfig writes no file.

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/kvpilot/kvpilot/server/kit/check"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
@@ -16,7 +17,7 @@ type Config struct {
 	File string `yaml:"file"`
 	// FileMaxBytes limits the file: a larger one is renamed to FILE.1, which replaces the previous one. Zero: no
 	// rotation.
-	FileMaxBytes int64 `yaml:"file_max_bytes"`
+	FileMaxBytes quantity.Bytes `yaml:"file_max_bytes"`
 }
 
 // DefaultConfig remembers 2,000 decisions and writes no file.

@@ -66,7 +66,7 @@ func New(c Config, p Params) *Log {
 	}
 	if c.File != "" {
 		l.file = journal.New(journal.Params{
-			Name: "decision log", Path: c.File, MaxBytes: c.FileMaxBytes, Log: p.Log, Dropped: func(n int64) { l.metrics.dropped("file", n) },
+			Name: "decision log", Path: c.File, MaxBytes: int64(c.FileMaxBytes), Log: p.Log, Dropped: func(n int64) { l.metrics.dropped("file", n) },
 		})
 	}
 	return l

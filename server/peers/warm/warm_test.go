@@ -98,7 +98,7 @@ func (r *router) start(t testing.TB) *router {
 	r.index = kvindex.New(config, kvindex.Params{Feeds: feeds{r}})
 	r.plane = kvevents.New(kvevents.DefaultConfig(), kvevents.Params{Sink: r.index})
 	r.warm = New(Params{
-		Index: r.index, MaxBytes: config.MaxBytes, Peers: func() []Peer { return r.peers }, Delay: r.plane.DelayFirstReplays,
+		Index: r.index, MaxBytes: int64(config.MaxBytes), Peers: func() []Peer { return r.peers }, Delay: r.plane.DelayFirstReplays,
 		Missing: r.missing, AgainEvery: 5 * time.Millisecond, Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	})
 	warming := r.warm.Run

@@ -275,6 +275,9 @@ func TestFaultsOfTheCallerReachNoEngine(t *testing.T) {
 			t.Errorf("%s: Serve() = %v, want %v", name, err, c.reason)
 		}
 	}
+	if err := f.router.Serve(t.Context(), chat(`{"model":"other","messages":[]}`), &client{}); err == nil || !strings.Contains(err.Error(), "The model `other` does not exist. The only model is `m`.") {
+		t.Errorf("an unknown model: %v", err)
+	}
 	if n := f.requests(); n != 0 {
 		t.Errorf("the engine got %d requests", n)
 	}

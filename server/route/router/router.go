@@ -286,7 +286,7 @@ func (r *Router) findPool(rq *request) error {
 	if name == "" {
 		pool, ok := snapshot.Unnamed()
 		if !ok {
-			return apierror.New(apierror.InvalidBody, "the field \"model\" is missing, and the router does not serve exactly one model", nil, apierror.WithParam("model"))
+			return apierror.New(apierror.InvalidBody, "the field \"model\" is missing, and the router does not serve exactly one model."+snapshot.KnownModels(), nil, apierror.WithParam("model"))
 		}
 		rq.usePool(pool)
 		return nil
@@ -304,7 +304,7 @@ func unknownModel(name string, s *registry.Snapshot) error {
 	if s.Silent() > 0 && len(s.Models()) == 0 || len(s.Replicas) == 0 {
 		return apierror.New(apierror.NoReplica, "no replica has reported its models yet", nil, apierror.WithRetryAfter(time.Second))
 	}
-	return apierror.New(apierror.ModelNotFound, "The model `"+clip(name, 128)+"` does not exist.", nil, apierror.WithParam("model"))
+	return apierror.New(apierror.ModelNotFound, s.UnknownModel(name), nil, apierror.WithParam("model"))
 }
 
 // clip shortens text that a caller sent before it is shown again.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
@@ -16,10 +17,10 @@ type Config struct {
 	Remote remote.Config `yaml:"remote"`
 	// CacheBytes limits the memory of cached encodings, at four bytes per token: 32 MiB are a thousand prompts of eight
 	// thousand tokens. The garbage collector takes as much again. Zero: no cache.
-	CacheBytes int64 `yaml:"cache_bytes"`
+	CacheBytes quantity.Bytes `yaml:"cache_bytes"`
 	// HeldBytes limits the memory of the encodings that requests in flight hold, each counted once: a request that finds no room
 	// is routed without ids.
-	HeldBytes int64 `yaml:"held_bytes"`
+	HeldBytes quantity.Bytes `yaml:"held_bytes"`
 	// Conversations scores a growing conversation by the ids that are already known. It needs the cache.
 	Conversations bool `yaml:"conversations"`
 	// Background limits the concurrent encodings that are completed in the background after an early answer.
@@ -68,10 +69,10 @@ func (c Config) Validate() error {
 		errs = append(errs, prefixed("remote", err)...)
 	}
 	if c.CacheBytes < 0 {
-		errs = append(errs, fmt.Errorf("cache_bytes: must not be negative: %d", c.CacheBytes))
+		errs = append(errs, fmt.Errorf("cache_bytes: must not be negative: %s", c.CacheBytes))
 	}
 	if c.HeldBytes < 1<<20 {
-		errs = append(errs, fmt.Errorf("held_bytes: must be at least 1048576 (1 MiB), not %d", c.HeldBytes))
+		errs = append(errs, fmt.Errorf("held_bytes: must be at least 1MiB, not %s", c.HeldBytes))
 	}
 	if c.Background < 1 || c.Background > 1024 {
 		errs = append(errs, fmt.Errorf("background: must be from 1 to 1024, not %d", c.Background))

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/kit/check"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -34,7 +35,7 @@ type Config struct {
 	// MaxIdlePerReplica limits the idle connections kept to one replica.
 	MaxIdlePerReplica int `yaml:"max_idle_per_replica"`
 	// MaxHeaderBytes limits the header of an answer.
-	MaxHeaderBytes int `yaml:"max_header_bytes"`
+	MaxHeaderBytes quantity.Bytes `yaml:"max_header_bytes"`
 	// Retry limits retries on other replicas.
 	Retry retry.Config `yaml:"retry"`
 	// Breaker stops requests to failing replicas.

@@ -45,7 +45,7 @@ func (a *leanBody) takeHead() ([]byte, *exchangeError) {
 		}
 		searched = max(a.r, a.w-3)
 		if a.w == len(a.buf.b) {
-			if a.w-a.r >= a.cfg.MaxHeaderBytes {
+			if a.w-a.r >= int(a.cfg.MaxHeaderBytes) {
 				return nil, &exchangeError{phase: phaseHead, cause: http1.Malformed("head too large")}
 			}
 			searched -= a.r

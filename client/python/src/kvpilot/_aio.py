@@ -112,8 +112,8 @@ class AsyncClient:
     ) -> AsyncChoice:
         """Chooses a replica and books the load there, unless dry_run is set.
 
-        The prompt is one of messages, text, token_ids and body (the whole request, as JSON or a mapping); without one, load
-        alone decides. adapter is the LoRA adapter. ttft_deadline and lease are in seconds. explain and return_token_ids
+        The prompt is one of messages, text, token_ids and body (the whole request, as JSON or a mapping); with token_ids=[],
+        load alone decides. adapter is the LoRA adapter. ttft_deadline and lease are in seconds. explain and return_token_ids
         add the decision and the ids to choice.response. reports_all declares that prefill_done is always reported.
         Leave the choice (`async with`) or release it; otherwise it is booked until its lease ends.
         """

@@ -75,13 +75,13 @@ def options(target: str | Sequence[str], credentials: grpc.ChannelCredentials | 
 def address(target: str | Sequence[str]) -> str:
     """One target stays as it is; several become a list of IPv4 addresses that gRPC tries in order."""
     if isinstance(target, str):
-        return target
+        return checked(target)
     if not target:
         raise ValueError("targets must not be empty")
     if len(target) == 1:
-        return target[0]
+        return checked(target[0])
     found: list[str] = []
-    for t in target:
+    for t in [checked(t) for t in target]:
         host, _, port = t.rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(f"target {t!r} must be HOST:PORT")
@@ -90,15 +90,31 @@ def address(target: str | Sequence[str]) -> str:
     return "ipv4:" + ",".join(dict.fromkeys(found))
 
 
+def checked(target: str) -> str:
+    """The target, unless it is a URL or empty: gRPC would try to look its name up with each call."""
+    scheme, separator, rest = target.partition("://")
+    if separator and scheme.lower() in ("http", "https", "grpc", "grpcs"):
+        raise ValueError(
+            f"target {target!r} must be HOST:PORT of the router's gRPC address, without {scheme}://, for example"
+            f" {rest.split('/')[0].rpartition(':')[0] or rest.split('/')[0]}:9090; credentials=grpc.ssl_channel_credentials() turns TLS on")
+    if not target:
+        raise ValueError("target must be HOST:PORT of the router's gRPC address, not empty")
+    return target
+
+
 def encode(body: Body) -> bytes:
     if isinstance(body, bytes):
         return body
     return (body if isinstance(body, str) else json.dumps(body)).encode()
 
 
-def prompt_count(*prompts: object) -> None:
-    if sum(p is not None for p in prompts) > 1:
-        raise ValueError("give one of messages, text, token_ids and body")
+def one_prompt(prompts: Mapping[str, object], without: str = "") -> None:
+    """Raises ValueError unless there is one prompt. without says how a call is made that needs none."""
+    given = [name for name, prompt in prompts.items() if prompt is not None]
+    if len(given) == 1:
+        return
+    got = f"not {' and '.join(given)}" if given else "the prompt is missing"
+    raise ValueError(f"give one of {', '.join(prompts)}: {got}{'' if given else without}")
 
 
 def choose_request(*, model: str, messages: Sequence[Mapping[str, Any]] | None, text: str | None,
@@ -107,7 +123,8 @@ def choose_request(*, model: str, messages: Sequence[Mapping[str, Any]] | None, 
                    ttft_deadline: float | None, expected_output_tokens: int, cache_salt: str, lease: float | None,
                    request_id: str, dry_run: bool, explain: bool, return_token_ids: bool,
                    reports_all: bool) -> routing_pb2.ChooseReplicaRequest:
-    prompt_count(messages, text, token_ids, body)
+    one_prompt({"messages": messages, "text": text, "token_ids": token_ids, "body": body},
+               " (token_ids=[] chooses by load alone)")
     request = routing_pb2.ChooseReplicaRequest(
         model=model, adapter=adapter, session_id=session_id, priority=priority, cache_salt=cache_salt, request_id=request_id,
         expected_output_tokens=expected_output_tokens, dry_run=dry_run, explain=explain, return_token_ids=return_token_ids,
@@ -138,7 +155,7 @@ def choose_request(*, model: str, messages: Sequence[Mapping[str, Any]] | None, 
 
 def tokenize_request(model: str, messages: Sequence[Mapping[str, Any]] | None, text: str | None,
                      body: Body | None) -> prompt_pb2.TokenizeRequest:
-    prompt_count(messages, text, body)
+    one_prompt({"messages": messages, "text": text, "body": body})
     request = prompt_pb2.TokenizeRequest(model=model)
     if messages is not None:
         body = {"model": model, "messages": list(messages)}
@@ -207,6 +224,10 @@ KINDS: dict[grpc.StatusCode, type[Error]] = {
 }
 
 
+# What gRPC says of a server of HTTP.
+NOT_GRPC = ("Received http2 header with status", "Trying to connect an http1.x server")
+
+
 class Deadline:
     """The deadline of a call that starts now; None is none."""
 
@@ -239,6 +260,8 @@ def error(e: Any, deadline: Deadline | None = None) -> Error:
                 retry_after = retry.retry_delay.ToTimedelta().total_seconds()
             elif detail.Unpack(answer):
                 body = bytes(answer.data)
+    if not reason and any(sign in message for sign in NOT_GRPC):
+        message += " (the target is not the router's gRPC address, by default port 9090; it may be the REST or the admin address)"
     kind = KINDS.get(code, Error)
     if reason == errors_pb2.ErrorReason.Name(errors_pb2.ERROR_REASON_DEADLINE_UNREACHABLE).removeprefix("ERROR_REASON_"):
         kind = DeadlineError

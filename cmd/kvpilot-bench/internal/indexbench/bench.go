@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 // Config says what to measure.
@@ -147,7 +148,7 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 
 func (b *bench) newIndex() *kvindex.Index {
 	config := kvindex.DefaultConfig()
-	config.MaxBytes = max(config.MaxBytes, int64(b.Blocks)*kvindex.BlockCost*2)
+	config.MaxBytes = max(config.MaxBytes, quantity.Bytes(b.Blocks)*kvindex.BlockCost*2)
 	config.MaxRanks = max(config.MaxRanks, b.Ranks+1)
 	return kvindex.New(config, kvindex.Params{})
 }

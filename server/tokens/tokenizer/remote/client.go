@@ -108,7 +108,7 @@ func (c *client) post(ctx context.Context, e *endpoint, path string, body []byte
 
 // read reads the whole body. An error's is cut off at maxErrorBody.
 func (c *client) read(resp *upstream.Response) (*bytes.Buffer, error) {
-	limit := c.cfg.MaxAnswerBytes
+	limit := int64(c.cfg.MaxAnswerBytes)
 	if resp.Status != http.StatusOK {
 		limit = maxErrorBody
 	} else if resp.ContentLength > limit {

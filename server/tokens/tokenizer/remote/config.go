@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 // Config is what an operator may set.
@@ -19,7 +21,7 @@ type Config struct {
 	// Concurrency limits the concurrent calls to one replica; further ones wait.
 	Concurrency int `yaml:"concurrency"`
 	// MaxAnswerBytes limits the size of one answer.
-	MaxAnswerBytes int64 `yaml:"max_answer_bytes"`
+	MaxAnswerBytes quantity.Bytes `yaml:"max_answer_bytes"`
 }
 
 // DefaultConfig has the defaults.
@@ -53,7 +55,7 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("concurrency: must be from 1 to 1024, not %d", c.Concurrency))
 	}
 	if c.MaxAnswerBytes < 1<<10 {
-		errs = append(errs, fmt.Errorf("max_answer_bytes: must be at least 1024, not %d", c.MaxAnswerBytes))
+		errs = append(errs, fmt.Errorf("max_answer_bytes: must be at least 1KiB, not %s", c.MaxAnswerBytes))
 	}
 	return errors.Join(errs...)
 }

@@ -1,0 +1,74 @@
+package gateway
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/kvpilot/kvpilot/gen/openapi"
+	"github.com/kvpilot/kvpilot/server/kit/suggest"
+)
+
+// The paths that describe the REST surface, without credentials.
+const (
+	rootPath    = "/"
+	openapiPath = "/openapi.json"
+)
+
+// rootDocument is the answer to a look at the address alone.
+const rootDocument = `{"service":"kvpilot","surface":"REST","description":"an inference router: the APIs of OpenAI and Anthropic at /v1 (an OpenAI SDK's base URL ends in /v1), its own at /kvpilot/v1",` +
+	`"openapi":"/openapi.json","docs":"https://github.com/kvpilot/kvpilot/blob/main/docs/api.md"}` + "\n"
+
+// serveFront answers the paths that describe the surface, and reports whether r was for one.
+func serveFront(rq *request, r *http.Request) bool {
+	if readMethod(r.Method) != http.MethodGet {
+		return false
+	}
+	switch r.URL.Path {
+	case rootPath:
+		rq.describe(rootPath, []byte(rootDocument))
+	case openapiPath:
+		rq.describe(openapiPath, openapi.Document)
+	default:
+		return false
+	}
+	return true
+}
+
+func (rq *request) describe(pattern string, document []byte) {
+	rq.pattern = pattern
+	h := rq.w.Header()
+	h.Set("Content-Type", typeJSON)
+	h.Set("Content-Length", itoa(int64(len(document))))
+	rq.start(http.StatusOK)
+	_ = rq.write(document) // the client may be gone
+}
+
+const versionPrefix = "/v1"
+
+// hint is the end of the error for a path without a route: the route that is meant, and where the base URL is wrong.
+func (t *routes) hint(path string) string {
+	whole := path
+	for strings.HasPrefix(whole, versionPrefix+versionPrefix+"/") {
+		whole = whole[len(versionPrefix):]
+	}
+	switch {
+	case whole != path && t.serves(whole):
+		return "; the base URL ends in /v1 twice, or the client adds it to one that has it: use " + whole
+	case t.serves(versionPrefix + path):
+		return "; the base URL lacks /v1: use " + versionPrefix + path
+	}
+	if at := strings.Index(path, versionPrefix+"/"); at > 0 && t.serves(path[at:]) {
+		return "; the base URL has a path before /v1: use " + path[at:]
+	}
+	known := make([]string, 0, len(t.exact))
+	for pattern := range t.exact {
+		known = append(known, pattern)
+	}
+	slices.Sort(known)
+	return suggest.Question(suggest.Near(path, known))
+}
+
+// serves reports whether a path has a route.
+func (t *routes) serves(path string) bool { return len(t.allowed(&url.URL{Path: path})) > 0 }
