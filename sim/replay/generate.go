@@ -8,10 +8,10 @@ import (
 )
 
 // Generators lists the names that Generate knows.
-func Generators() []string { return []string{"conv", "hotdoc", "onedoc", "agent", "synth"} }
+func Generators() []string { return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "synth"} }
 
 // Generate makes a trace of about n calls: conv, many-turn conversations of 12k tokens as in
-// Mooncake's trace; hotdoc, questions about 300 documents of 20k tokens of which few are hot;
+// Mooncake's trace; chats, ten turns each of users below one system prompt of 3k tokens; hotdoc, questions about 300 documents of 20k tokens of which few are hot;
 // agent, closed-loop sessions that grow to more than 100k tokens; synth, short prompts on a few
 // shared system prompts, and long ones without any.
 func Generate(name string, n int, seed uint64) (*Trace, error) {
@@ -19,6 +19,9 @@ func Generate(name string, n int, seed uint64) (*Trace, error) {
 	switch name {
 	case "conv":
 		g.conv(n)
+	case "chats":
+		g.trace.Chunk = 128
+		g.chats(n)
 	case "hotdoc", "onedoc":
 		g.hotdoc(n)
 	case "agent":
@@ -40,6 +43,11 @@ func Generate(name string, n int, seed uint64) (*Trace, error) {
 		})
 		g.trace.Calls = g.trace.Calls[:min(n, len(g.trace.Calls))]
 	}
+	if name == "chats" {
+		for _, before := range turnsBefore(g.trace) {
+			g.trace.After = append(g.trace.After, int(before))
+		}
+	}
 	return g.trace, nil
 }
 
@@ -51,7 +59,7 @@ type generator struct {
 
 // fresh appends ids of chunks that occur nowhere else, for tokens tokens.
 func (g *generator) fresh(ids []uint64, tokens int) []uint64 {
-	for n := (tokens + chunkTokens - 1) / chunkTokens; n > 0; n-- {
+	for n := (tokens + g.trace.Chunk - 1) / g.trace.Chunk; n > 0; n-- {
 		g.id++
 		ids = append(ids, g.id)
 	}
@@ -83,6 +91,27 @@ func (g *generator) conv(n int) {
 				break
 			}
 			t += 20 + g.logNormal(60, 0.8)
+		}
+	}
+}
+
+// chats: so many users that each has ten turns, all at the same time, below one system prompt. A prompt is the one before with its
+// answer and a new question, and waits for that answer. Lengths are whole chunks.
+func (g *generator) chats(n int) {
+	const turns, pause = 10, 60.0
+	whole := func(median, sigma float64, low, high int) int {
+		return (g.clamped(median, sigma, low, high) + g.trace.Chunk - 1) / g.trace.Chunk * g.trace.Chunk
+	}
+	head := g.fresh(nil, 3000)
+	for session := range (n + turns - 1) / turns {
+		at := g.dice.Float64() * pause
+		ids := g.fresh(slices.Clone(head), whole(1500, 0.7, 64, 8000))
+		for range turns {
+			out := whole(120, 0.5, 32, 600)
+			next := g.fresh(slices.Clone(ids), out)
+			g.trace.Calls = append(g.trace.Calls, Call{At: at, In: len(ids) * g.trace.Chunk, Out: out, IDs: next, Session: session, Prev: -1})
+			ids = g.fresh(next, whole(600, 0.9, 16, 4000))
+			at += pause * (0.4 + g.logNormal(0.5, 0.6))
 		}
 	}
 }
