@@ -19,7 +19,7 @@ const (
 	// worth is the time that an engine takes for one token of a prompt; fast engines take less.
 	worth = 100 * time.Microsecond
 	// leastWait is the shortest wait.
-	leastWait = 25 * time.Millisecond
+	leastWait = 50 * time.Millisecond
 )
 
 // missing estimates how many tokens lie between the beginning and the last turn.
