@@ -170,7 +170,7 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 	}
 	all := func(ctx context.Context) (*entry, Source, error) { return p.complete(ctx, req, m, mine, k) }
 	if k != nil && !req.NeedFull {
-		w := waiting{req: req, model: m, key: ks.exact, patience: p.worthwhile(k, m)}
+		w := waiting{req: req, model: m, key: ks.exact, patience: p.worthwhile(pr, ks, k, m)}
 		if k.stable == 0 || w.patience > 0 {
 			return p.waitOrBegin(ctx, w, k, all)
 		}

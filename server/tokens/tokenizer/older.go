@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/kit/cache"
 )
 
@@ -18,30 +19,25 @@ const (
 	missed = 32
 	// worth is the time that an engine takes for one token of a prompt; fast engines take less.
 	worth = 100 * time.Microsecond
-	// leastWait is the shortest wait.
+	// leastWait and mostWait bound the wait.
 	leastWait = 50 * time.Millisecond
+	mostWait  = time.Second
 )
 
-// missing estimates how many tokens lie between the beginning and the last turn.
-func (k *known) missing(m *model) int {
+// worthwhile is how long a prompt waits for all its ids because its beginning is older. It is 0 where the beginning is the turn before
+// or next to it, where the ids of the turn before are under way here, and where the replicas have too much to tokenize already.
+func (p *Pool) worthwhile(pr *prompt.Prompt, ks keys, k *known, m *model) time.Duration {
+	last := k.steps[len(k.steps)-1].from
 	size := 0
-	for _, s := range k.steps[:max(0, len(k.steps)-1)] {
-		size += s.size
+	for _, message := range pr.Messages[k.count:last] {
+		size += len(message)
 	}
-	if size == 0 {
+	n := m.estimate(size)
+	if size == 0 || n <= missed || p.queued.Load() >= int64(p.cfg.Background*backgroundQueue) ||
+		p.flights.under(p.keyer.exactOf(ks.upTo[last-1], prompt.KindChat)) {
 		return 0
 	}
-	return m.estimate(size)
-}
-
-// worthwhile is how long a prompt waits for all its ids because its beginning is older; 0: it is not, or the replicas have too much
-// to tokenize already.
-func (p *Pool) worthwhile(k *known, m *model) time.Duration {
-	n := k.missing(m)
-	if n <= missed || p.queued.Load() >= int64(p.cfg.Background*backgroundQueue) {
-		return 0
-	}
-	return max(leastWait, time.Duration(n)*worth)
+	return max(p.leastWait, min(time.Duration(n)*worth, mostWait))
 }
 
 // waiting is a prompt that waits for its ids, those of an older beginning no longer than patience.
@@ -82,7 +78,7 @@ func (p *Pool) waitOrBegin(ctx context.Context, w waiting, k *known, all work) (
 	}
 	outcome := olderWhole
 	switch _, refused := errors.AsType[*ClientFault](err); {
-	case err != nil && (refused || ctx.Err() != nil || !judge()):
+	case err != nil && (refused || errors.Is(ctx.Err(), context.Canceled) || !judge()):
 		return p.failed(pr, w.model, err)
 	case err != nil:
 		outcome = olderFailed

@@ -118,8 +118,8 @@ type step struct {
 	class uint64
 	// tail has the lengths of the messages since the last user message before the step.
 	tail sizes
-	// size is the length of the added messages.
-	size int
+	// from is the index of the first message that it adds.
+	from int
 }
 
 // steps cuts the messages from index k on into steps and names their classes.
@@ -129,15 +129,15 @@ func (p *Pool) steps(pr *prompt.Prompt, k int) []step {
 	var list []step
 	for i := k; i < len(pr.Messages); {
 		var added []shape
-		j, size := i, 0
+		j := i
 		for ; j < len(pr.Messages); j++ {
 			s := shapeOf(pr.Messages[j])
 			if n := len(added); n > 0 && s.role == "assistant" && added[n-1].role != "assistant" {
 				break
 			}
-			added, size = append(added, s), size+s.size
+			added = append(added, s)
 		}
-		list = append(list, step{class: className(head, tail, added), tail: sizesOf(tail), size: size})
+		list = append(list, step{class: className(head, tail, added), tail: sizesOf(tail), from: i})
 		tail = append(tail, added...)
 		if u := lastUser(tail); u > 0 {
 			tail = tail[u:]
