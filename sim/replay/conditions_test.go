@@ -258,7 +258,12 @@ func TestOlderTurnsHideBlocksOfAFleet(t *testing.T) {
 	} {
 		o.Trace, o.Block, o.Replicas, o.Load = generated(t, "chats", 1500), 128, 4, 0.7
 		o.Policies, o.NoSaturation = []decision.Policy{decision.PredictedTTFT}, true
-		hits[name] = play(t, o).Policies[decision.PredictedTTFT].HitRate
+		r := play(t, o)
+		hits[name] = r.Policies[decision.PredictedTTFT].HitRate
+		var table strings.Builder
+		if err := r.Table(&table); err != nil || !strings.Contains(table.String(), "frontends "+string(o.Frontends)) {
+			t.Errorf("the table does not name the frontends (%v):\n%s", err, table.String())
+		}
 	}
 	if hits["seen"] < hits["one"]-0.01 || hits["older"] > hits["seen"]-0.01 {
 		t.Errorf("shares found in caches: %v; want those of one router with frontends that know what they saw, and less by older turns", hits)

@@ -255,7 +255,9 @@ func (p *player) report() *Report {
 		Trace: o.Trace.Name, Calls: len(p.work.Calls), Replicas: o.Replicas, Profile: o.Profile.Name, Seeds: o.Seeds, Goal: o.Goal,
 		Policies: map[decision.Policy]PolicyReport{}, order: o.Policies,
 	}
-	r.Frontends = o.Frontends
+	if o.Frontends != FrontendsAll {
+		r.Frontends = o.Frontends
+	}
 	if o.Routers > 1 {
 		r.Routers, r.Fleet, r.RTT = o.Routers, o.Fleet, o.RTT
 	}
