@@ -10,8 +10,9 @@ build: ## build the static binary into bin/
 build-bench: ## build the benchmarks into bin/, as the router is built
 	CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace -ldflags='-s -w' -o bin/kvpilot-bench ./cmd/kvpilot-bench
 
-test: ## run all tests with the race detector
+test: ## run all tests with the race detector, and those that it makes too long without it
 	$(GO) test -race -timeout 600s ./...
+	$(GO) test -timeout 600s ./sim/replay ./test/hostile
 
 # The contract. buf lives in a module of its own. The .proto files that ours import are copies in proto/third_party.
 BUF  := $(GO) tool -modfile=proto/tools/go.mod buf
@@ -137,7 +138,7 @@ check: ## everything that must pass before a change lands
 docs: ## write the generated references in docs/
 	$(GO) test ./server/config -run TestTheReferenceIsUpToDate -update
 	$(GO) test ./server -run TestTheMetricsReferenceIsUpToDate -update
-	$(GO) test ./deploy -run TestTheSchemaKnowsTheSettings -update
+	$(GO) test ./deploy -run 'TestTheSchemaKnowsTheSettings|TestTheChartsReadmeListsEveryValue' -update
 	$(GO) run ./tools/dashboards deploy/grafana/dashboards/kvpilot.json
 
 SOAK ?= 10m

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"path"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -269,6 +271,12 @@ func glob(t *testing.T, pattern string) []string {
 	return found
 }
 
+// apiVersions are those of a cluster without extensions.
+type apiVersions struct{}
+
+// Has reports whether the cluster has an API.
+func (apiVersions) Has(string) bool { return false }
+
 // render does what helm does for this chart, with the few functions that it uses.
 func render(t *testing.T, values object) []object {
 	t.Helper()
@@ -278,7 +286,7 @@ func render(t *testing.T, values object) []object {
 	chart := documents(t, "Chart.yaml", readFile(t, "helm/kvpilot/Chart.yaml"))[0]
 	data := object{
 		"Values": values, "Release": object{"Name": "prod", "Namespace": "serving", "Service": "Helm"},
-		"Files": chartFiles{t},
+		"Files": chartFiles{t}, "Capabilities": object{"APIVersions": apiVersions{}},
 		"Chart": object{"Name": chart["name"], "Version": chart["version"], "AppVersion": chart["appVersion"]},
 	}
 	set := template.New("chart").Option("missingkey=error")
@@ -325,7 +333,20 @@ func render(t *testing.T, values object) []object {
 		},
 		"hasKey": func(d object, key string) bool { _, has := d[key]; return has },
 		"set":    func(d object, key string, v any) object { d[key] = v; return d },
+		"unset":  func(d object, key string) object { delete(d, key); return d },
+		"has":    func(v any, list []any) bool { return slices.Contains(list, v) },
 		"merge":  merge,
+		"toJson": func(v any) (string, error) { text, err := json.Marshal(v); return string(text), err },
+		"fromJson": func(text string) (object, error) {
+			v := object{}
+			return v, json.Unmarshal([]byte(text), &v)
+		},
+		"toString":   func(v any) string { return fmt.Sprint(v) },
+		"kindIs":     func(kind string, v any) bool { return reflect.ValueOf(v).Kind().String() == kind },
+		"tpl":        func(text string, _ any) string { return text },
+		"trim":       strings.TrimSpace,
+		"regexMatch": func(pattern, s string) bool { return regexp.MustCompile(pattern).MatchString(s) },
+		"sub":        func(a, b int) int { return a - b },
 		// There is no cluster, and one key is as good as another.
 		"lookup":       func(...string) object { return object{} },
 		"randAlphaNum": func(n int) string { return strings.Repeat("k", n) },
@@ -341,6 +362,7 @@ func render(t *testing.T, values object) []object {
 		"trunc":      func(n int, s string) string { return s[:min(n, len(s))] },
 		"trimSuffix": func(suffix, s string) string { return strings.TrimSuffix(s, suffix) },
 		"hasPrefix":  func(prefix, s string) bool { return strings.HasPrefix(s, prefix) },
+		"replace":    func(old, with, s string) string { return strings.ReplaceAll(s, old, with) },
 		"base":       path.Base,
 		"contains":   func(part, s string) bool { return strings.Contains(s, part) },
 		"sha256sum":  func(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) },

@@ -80,7 +80,8 @@ func settingsOf(t *testing.T, text string, container any) config.Config {
 		t.Fatal(err)
 	}
 	var env []string
-	for _, e := range at(t, container, "env").([]any) {
+	list, _ := container.(object)["env"].([]any)
+	for _, e := range list {
 		value := e.(object)["value"]
 		if value == nil {
 			value = downward[at(t, e, "valueFrom", "fieldRef", "fieldPath").(string)]

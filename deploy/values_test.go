@@ -24,9 +24,13 @@ func exampleValues(t *testing.T) map[string]object {
 func overlay(under, over object) object {
 	for key, value := range over {
 		inner, both := under[key].(object)
-		if theirs, ok := value.(object); both && ok {
+		theirs, ok := value.(object)
+		switch {
+		case both && ok:
 			overlay(inner, theirs)
-		} else {
+		case value == nil:
+			delete(under, key)
+		default:
 			under[key] = value
 		}
 	}
@@ -35,14 +39,14 @@ func overlay(under, over object) object {
 
 func TestTheExampleValuesFitTheProgram(t *testing.T) {
 	sets := exampleValues(t)
-	if len(sets) < 6 {
+	if len(sets) < 10 {
 		t.Errorf("%d value sets", len(sets))
 	}
 	for name, values := range sets {
 		t.Run(name, func(t *testing.T) {
 			docs := render(t, values)
 			text := at(t, byKind(t, docs, "ConfigMap"), "data", "kvpilot.yaml").(string)
-			settings(t, name, []byte(text))
+			settingsOf(t, text, at(t, byKind(t, docs, "Deployment"), "spec", "template", "spec", "containers", 0))
 			for _, d := range docs {
 				if d["apiVersion"] == nil || d["kind"] == nil || at(t, d, "metadata", "name") == "" {
 					t.Errorf("incomplete object %v", d)

@@ -208,6 +208,10 @@ func (p *parts) vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 	}
 	pulse := p.registry.Pulse(r.ID, now)
 	v := liveness.Vitals{Asked: pulse.Asked, Late: pulse.Late, Answered: pulse.Answered, Unhealthy: r.State == replica.StateUnhealthy}
+	if r.State == replica.StateDraining {
+		drain := p.registry.Snapshot().Details(r.ID).Drain
+		v.Leaving = drain != nil && drain.Move
+	}
 	if s, ok := p.stats.Stats(slot); ok {
 		v.Counted, v.KVUsage, v.Requests = s.At, s.KVUsage, s.Running+s.Waiting
 		v.Count = s.PromptTokens + s.OutputTokens + s.QueryTokens + s.Preemptions

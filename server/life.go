@@ -130,7 +130,11 @@ func (s *Server) awaitFleet(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if err := s.parts.registry.AwaitReports(ctx); errors.Is(err, context.DeadlineExceeded) {
-		s.parts.log.Warn("serving before every replica has answered a probe", "waited", limit, "state", s.ready())
+		state := "ready"
+		if err := s.ready(); err != nil {
+			state = err.Error()
+		}
+		s.unanswered.Do(func() { s.parts.log.Info("serving before every replica has answered a probe", "waited", limit, "state", state) })
 	}
 }
 

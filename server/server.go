@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -71,6 +72,8 @@ type Server struct {
 	ledger    *ledger.Ledger
 	settings  *reload.Manager[config.Config]
 	leaving   atomic.Bool
+	// unanswered keeps the listeners from logging one by one that replicas have not answered.
+	unanswered sync.Once
 }
 
 // errLeaving is why a router that is shutting down is not ready.

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/goccy/go-yaml"
 
@@ -17,7 +19,7 @@ import (
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	texts := map[string]string{}
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/adr/*.md", "deploy/*/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/adr/*.md", "deploy/*/*.md", "deploy/*/*/*.md"} {
 		files, err := filepath.Glob(filepath.Join("../..", pattern))
 		if err != nil {
 			t.Fatal(err)
@@ -97,7 +99,7 @@ func TestCommandsOfTheDocumentsExist(t *testing.T) {
 	commands, targets := 0, 0
 	makefile := read(t, "../../Makefile")
 	for file, page := range pages(t) {
-		if strings.HasSuffix(file, "CHANGELOG.md") || strings.Contains(file, "/adr/") {
+		if strings.HasSuffix(file, "docs/history.md") || strings.Contains(file, "/adr/") {
 			continue // they describe what was
 		}
 		for _, text := range snippets(page, "", "sh") {
@@ -116,7 +118,7 @@ func TestCommandsOfTheDocumentsExist(t *testing.T) {
 				t.Errorf("%s: there is no target %s in the Makefile", file, target)
 			}
 		}
-		for _, setting := range named(page, "`((?:listen|registry|router|chooser|tokenizer|kvindex|kvevents|load|enginestats|upstream|decisions|audit|api|gateway|admin|telemetry|reload)\\.[a-z_]+(?:\\.[a-z_]+)*)(?:=[^`]*|: [^`]*)?`") {
+		for _, setting := range named(page, "`((?:listen|fleet|memory|registry|router|chooser|tokenizer|kvindex|kvevents|load|enginestats|upstream|decisions|audit|api|gateway|admin|telemetry|reload)\\.[a-z_]+(?:\\.[a-z_]+)*)(?:=[^`]*|: [^`]*)?`") {
 			if !settingExists(t, setting) {
 				t.Errorf("%s: there is no setting %s", file, setting)
 			}
@@ -149,6 +151,83 @@ func TestLinksOfTheDocumentsLeadSomewhere(t *testing.T) {
 	}
 	if links < 50 {
 		t.Errorf("only %d links were checked", links)
+	}
+}
+
+var heading = regexp.MustCompile(`(?m)^#+ (.+)$`)
+
+// anchors returns the anchors that a page sets itself and those of its headings, as GitHub names them.
+func anchors(page string) map[string]bool {
+	found := map[string]bool{}
+	for _, name := range named(page, `<a id="([^"]+)">`) {
+		found[name] = true
+	}
+	for _, m := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
+		name := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, m[1])
+		found[name] = true
+	}
+	return found
+}
+
+func TestAnchorsOfTheDocumentsExist(t *testing.T) {
+	links := 0
+	for file, page := range pages(t) {
+		for _, m := range regexp.MustCompile(`\]\(([^)#\s]*)#([^)\s]+)\)`).FindAllStringSubmatch(page, -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			links++
+			target := page
+			if m[1] != "" {
+				target = read(t, filepath.Join(filepath.Dir(file), m[1]))
+			}
+			if !anchors(target)[m[2]] {
+				t.Errorf("%s: no heading of %s has the anchor #%s", file, cmp.Or(m[1], "the page"), m[2])
+			}
+		}
+	}
+	if links < 50 {
+		t.Errorf("only %d anchors were checked", links)
+	}
+}
+
+// metricName finds kvpilot's own metrics, with a star for a family of them and with labels.
+var metricName = regexp.MustCompile("`(kvpilot_[a-z0-9_]+)(\\*)?(?:\\{[^`]*\\})?`")
+
+func TestMetricsOfTheDocumentsExist(t *testing.T) {
+	reference := read(t, "../../docs/metrics.md")
+	names := 0
+	for file, page := range pages(t) {
+		if strings.HasSuffix(file, "docs/history.md") || strings.Contains(file, "/adr/") {
+			continue // they describe what was
+		}
+		for _, m := range metricName.FindAllStringSubmatch(page, -1) {
+			names++
+			name := m[1]
+			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+				if !strings.Contains(reference, "| `"+name+"` |") {
+					name = strings.TrimSuffix(name, suffix)
+				}
+			}
+			end := "` |"
+			if m[2] != "" {
+				end = "" // a family
+			}
+			if name != "kvpilot_build_info" && !strings.Contains(reference, "| `"+name+end) {
+				t.Errorf("%s: there is no metric %s", file, m[1])
+			}
+		}
+	}
+	if names < 100 {
+		t.Errorf("only %d metrics were checked", names)
 	}
 }
 

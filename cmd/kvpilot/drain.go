@@ -26,14 +26,17 @@ func newDrainCommand(env []string, out io.Writer) *cobra.Command {
 		Use:   "drain REPLICA",
 		Short: "Let a replica finish its requests and send it no new ones",
 		Long: "Let a replica finish its requests and send it no new ones, until it is undrained. All routers of a fleet follow.\n\n" +
+			"With --move requests under way go to other replicas where no client notices: one whose answer has not begun starts\n" +
+			"again, and a stream that can be resumed exactly is resumed. The others finish where they are.\n\n" +
 			"With --wait the command ends when no request is in flight there, or with an error when the drain was undone before.",
-		Example: "  kvpilot drain gpu-1 --wait --reason 'new driver'",
+		Example: "  kvpilot drain gpu-1 --move --wait --reason 'new driver'",
 		Args:    exactly("a replica's id, as `kvpilot replicas` lists it"),
 	}
 	r := &remote{out: out}
 	r.flags(cmd, env)
 	cmd.Flags().StringVar(&in.Reason, "reason", "", "why, for other operators")
 	cmd.Flags().BoolVar(&in.Force, "force", false, "drain it even if a model is left without a ready replica")
+	cmd.Flags().BoolVar(&in.Move, "move", false, "move requests under way to other replicas")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until none of its requests is in flight")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		in.ReplicaId = args[0]
@@ -134,6 +137,9 @@ func drainText(d *kvpilotv1.ReplicaDrain) string {
 	}
 	if d.GetReason() != "" {
 		text += " (" + d.GetReason() + ")"
+	}
+	if d.GetMove() {
+		return fmt.Sprintf("%s, %d in flight, which move", text, d.GetInFlight())
 	}
 	return fmt.Sprintf("%s, %d in flight", text, d.GetInFlight())
 }

@@ -53,6 +53,7 @@ func newExplainCommand(env []string, out io.Writer) *cobra.Command {
 						return err
 					}
 				}
+				explainFeeds(ctx, c, out, list...)
 				return nil
 			})
 		},
@@ -89,7 +90,9 @@ func newChooseCommand(env []string, out io.Writer) *cobra.Command {
 				if r.output == "json" {
 					return r.json(choice.ChooseReplicaResponse)
 				}
-				return printDecision(out, choice.GetDecision())
+				err = printDecision(out, choice.GetDecision())
+				explainFeeds(ctx, c, out, choice.GetDecision())
+				return err
 			})
 		},
 	}

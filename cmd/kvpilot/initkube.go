@@ -31,7 +31,7 @@ type cluster struct {
 	GPUs      int // of each
 	Engine    string
 	Arguments []string // further ones of vLLM
-	CacheSize string   // volume for the model's files; empty: none
+	CacheSize string   // claim for the model's files and compiled kernels; empty: a folder of the node, which ends with the pod
 	Token     string   // Secret with the key "token" for Hugging Face; empty: none
 }
 
@@ -46,7 +46,7 @@ var clusterQuestions = []initQuestion[cluster]{
 	{"Model for new vLLM pods (such as Qwen/Qwen3-8B; empty: none)", text(func(c *cluster) *string { return &c.Model })},
 	{"vLLM pods (2)", number(func(c *cluster) *int { return &c.Engines })},
 	{"GPUs of each (1)", number(func(c *cluster) *int { return &c.GPUs })},
-	{"Size of a volume for the model's files in each pod (such as 100Gi; empty: none, downloaded at each start)", text(func(c *cluster) *string { return &c.CacheSize })},
+	{"Size of a volume for the model's files of each pod (such as 100Gi; empty: a folder of the node, and each new pod downloads the model)", text(func(c *cluster) *string { return &c.CacheSize })},
 	{`Secret with a Hugging Face token under the key "token" (empty: none)`, text(func(c *cluster) *string { return &c.Token })},
 	{"kvpilot pods (3)", number(func(c *cluster) *int { return &c.Routers })},
 }
@@ -73,7 +73,7 @@ func (c *cluster) flags() *pflag.FlagSet {
 	flags.IntVar(&c.GPUs, "gpus", c.GPUs, "with --kubernetes: GPUs of each vLLM pod, which share the model; 0 for images without")
 	flags.StringVar(&c.Engine, "vllm-image", c.Engine, "with --kubernetes: image of vLLM")
 	flags.StringArrayVar(&c.Arguments, "vllm-arg", nil, "with --kubernetes: further argument of vLLM, for example --max-model-len=32768; may be repeated")
-	flags.StringVar(&c.CacheSize, "cache-size", "", "with --kubernetes: size of a volume for the model's files in each vLLM pod, for example 100Gi")
+	flags.StringVar(&c.CacheSize, "cache-size", "", "with --kubernetes: size of a volume for the model's files of each vLLM pod, for example 100Gi (default a folder of the node, which ends with the pod)")
 	flags.StringVar(&c.Token, "hf-token-secret", "", "with --kubernetes: Secret with a Hugging Face token under the key token")
 	flags.IntVar(&c.Routers, "routers", c.Routers, "with --kubernetes: kvpilot pods")
 	flags.StringVar(&c.Service, "service", "", "with --kubernetes: Service of vLLM pods that exist; none are written then")

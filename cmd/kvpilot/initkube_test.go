@@ -85,7 +85,7 @@ func TestTheManifestsHaveWhatWasAskedFor(t *testing.T) {
 	text := fmt.Sprint(got["StatefulSet vllm"])
 	for _, want := range []string{
 		"--model=org/a model: x ", "replicas:5", "nvidia.com/gpu:4", "--tensor-parallel-size=4", "image:r.example.com/vllm:x", "--max-model-len=32768 --chat-template={{ x }}]",
-		"storage:100Gi", "mountPath:/root/.cache/huggingface", "name:hugging-face",
+		"storage:100Gi", "mountPath:/root/.cache ", "name:hugging-face", "--enable-prompt-tokens-details",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in %s", want, text)
@@ -104,6 +104,20 @@ func TestTheManifestsHaveWhatWasAskedFor(t *testing.T) {
 	}
 	if text := fmt.Sprint(initKubernetes(t, "--image", "k", "--model", "m", "--gpus", "0")["StatefulSet vllm"]); strings.Contains(text, "gpu") || strings.Contains(text, "tensor-parallel") {
 		t.Errorf("without GPUs there are %s", text)
+	}
+}
+
+// Model and compiled kernels outlive a restart of the container, with and without a claim.
+func TestEnginesKeepTheirCache(t *testing.T) {
+	for _, size := range []string{"", "100Gi"} {
+		spec := initKubernetes(t, "--image", "k", "--model", "m", "--cache-size", size)["StatefulSet vllm"]["spec"].(map[string]any)
+		text, claims := fmt.Sprint(spec["template"]), fmt.Sprint(spec["volumeClaimTemplates"])
+		if !strings.Contains(text, "map[mountPath:/root/.cache name:cache]") {
+			t.Errorf("size %q: nothing is mounted at vLLM's cache: %s", size, text)
+		}
+		if folder, claim := strings.Contains(text, "map[emptyDir:map[] name:cache]"), strings.Contains(claims, "name:cache"); folder == claim || claim != (size != "") {
+			t.Errorf("size %q: the cache is a folder of the node %v, and a claim %v", size, folder, claim)
+		}
 	}
 }
 

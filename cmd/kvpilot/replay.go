@@ -26,7 +26,7 @@ type replayFlags struct {
 	speeds, rates, memory                           []float64
 	first                                           int
 	tokenize, tokenizeToken, send, receive, gap     time.Duration
-	jitter                                          time.Duration
+	sendJitter, jitter                              time.Duration
 	event                                           time.Duration
 	asJSON, noSaturation, quiet                     bool
 	objective, output                               string
@@ -93,6 +93,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.DurationVar(&f.send, "send-delay", seconds(d.Send), "time from the choice until the engine's scheduler has the request")
 	flags.DurationVar(&f.receive, "receive-delay", seconds(d.Receive), "time from the end of a step until the router has the first of its outputs")
 	flags.DurationVar(&f.gap, "output-gap", seconds(d.Gap), "time between two outputs of one step, which the engine writes one after the other")
+	flags.DurationVar(&f.sendJitter, "send-jitter", seconds(d.SendJitter), "mean of an exponential time by which each request is late")
 	flags.DurationVar(&f.jitter, "output-jitter", seconds(d.Jitter), "mean of an exponential time by which each output is late")
 	flags.DurationVar(&f.tokenize, "tokenize-time", seconds(d.Tokenize), "time until the router has a prompt's token ids")
 	flags.DurationVar(&f.tokenizeToken, "tokenize-token-time", seconds(d.TokenizeToken), "additional time per prompt token")
@@ -153,7 +154,7 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss,
 		Speeds: f.speeds, Rates: f.rates, Memory: f.memory, Beginnings: f.beginnings, Texts: f.texts,
 		Delays: replay.Delays{
-			Tokenize: f.tokenize.Seconds(), TokenizeToken: f.tokenizeToken.Seconds(), Send: f.send.Seconds(),
+			Tokenize: f.tokenize.Seconds(), TokenizeToken: f.tokenizeToken.Seconds(), Send: f.send.Seconds(), SendJitter: f.sendJitter.Seconds(),
 			Receive: f.receive.Seconds(), Gap: f.gap.Seconds(), Jitter: f.jitter.Seconds(), Event: f.event.Seconds(),
 		},
 	}

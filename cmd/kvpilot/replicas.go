@@ -33,6 +33,7 @@ func newReplicasCommand(env []string, out io.Writer) *cobra.Command {
 			return err
 		}
 		printTroubles(out, a.GetReplicas())
+		printFeeds(out, a.GetReplicas(), nil)
 		return nil
 	})
 	cmd.AddCommand(newDrainCommand(env, out), newUndrainCommand(env, out))

@@ -35,7 +35,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 			return errors.New("the benchmarks are a separate program: run go run ./cmd/kvpilot-bench in kvpilot's sources")
 		},
 	})
-	root.AddCommand(newInitCommand(out), newDoctorCommand(env, out), newReplayCommand(), newKeyCommand(out), newSimCommand(), newDemoCommand(env, out, errOut), newVersionCommand(out))
+	root.AddCommand(newInitCommand(out), newDoctorCommand(env, out), newHealthCommand(env, out), newReplayCommand(), newKeyCommand(out), newSimCommand(), newDemoCommand(env, out, errOut), newVersionCommand(out))
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {

@@ -8,17 +8,26 @@ import (
 )
 
 // Generators lists the names that Generate knows.
-func Generators() []string { return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "synth"} }
+func Generators() []string {
+	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "synth", "rag", "mixed", "bursts"}
+}
 
 // Generate makes a trace of about n calls: conv, many-turn conversations of 12k tokens as in
 // Mooncake's trace; chats, ten turns each of users below one system prompt of 3k tokens; hotdoc, questions about 300 documents of 20k tokens of which few are hot;
 // agent, closed-loop sessions that grow to more than 100k tokens; synth, short prompts on a few
-// shared system prompts, and long ones without any.
+// shared system prompts, and long ones without any; rag, short questions about documents of very different length; mixed,
+// chats, fresh prompts of 20k tokens and answers of thousands of tokens; bursts, conv whose sessions begin in bursts.
 func Generate(name string, n int, seed uint64) (*Trace, error) {
 	g := &generator{dice: rand.New(rand.NewPCG(seed, 7)), trace: &Trace{Name: name, Chunk: chunkTokens}}
 	switch name {
 	case "conv":
-		g.conv(n)
+		g.conv(n, func(int) float64 { return g.dice.ExpFloat64() * 0.8 })
+	case "bursts":
+		g.conv(n, g.burst)
+	case "rag":
+		g.rag(n)
+	case "mixed":
+		g.mixed(n)
 	case "chats":
 		g.trace.Chunk = 128
 		g.chats(n)
@@ -74,12 +83,13 @@ func (g *generator) clamped(median, sigma float64, low, high int) int {
 	return min(max(int(g.logNormal(median, sigma)), low), high)
 }
 
-// conv: sessions of a few turns, each prompt the one before with its answer and a new question.
-func (g *generator) conv(n int) {
+// conv: sessions of a few turns, each prompt the one before with its answer and a new question. gap is the time before
+// a session begins.
+func (g *generator) conv(n int, gap func(session int) float64) {
 	var at float64
 	// Some more than needed: those after the n-th in time are cut off, so that the rate is even.
 	for session := 0; len(g.trace.Calls) < n+n/2+100; session++ {
-		at += g.dice.ExpFloat64() * 0.8
+		at += gap(session)
 		turns := 1 + int(g.dice.ExpFloat64()*1.9)
 		ids := g.fresh([]uint64{0}, g.clamped(6000, 1.1, 600, 100_000))
 		t := at
@@ -92,6 +102,54 @@ func (g *generator) conv(n int) {
 			}
 			t += 20 + g.logNormal(60, 0.8)
 		}
+	}
+}
+
+// burst lets sessions begin in groups of 24, in half a second each, at the mean rate of conv.
+func (g *generator) burst(session int) float64 {
+	if session%24 == 0 {
+		return g.dice.ExpFloat64() * 0.8 * 24
+	}
+	return g.dice.ExpFloat64() * 0.02
+}
+
+// rag: each call asks a short question about one of 400 documents of 2k to 60k tokens; how often a document is asked
+// for falls with its rank.
+func (g *generator) rag(n int) {
+	system := g.fresh(nil, 512)
+	docs := make([][]uint64, 400)
+	weights := make([]float64, len(docs))
+	var sum float64
+	for i := range docs {
+		docs[i] = g.fresh(slices.Clone(system), g.clamped(10_000, 0.8, 2000, 60_000))
+		sum += 1 / float64(i+1)
+		weights[i] = sum
+	}
+	var at float64
+	for i := range n {
+		at += g.dice.ExpFloat64() * 0.1
+		d, _ := slices.BinarySearch(weights, g.dice.Float64()*sum)
+		question := g.clamped(60, 0.6, 10, 400)
+		g.trace.Calls = append(g.trace.Calls, Call{
+			At: at, In: len(docs[d])*chunkTokens + question, Out: g.clamped(250, 0.7, 10, 1500), IDs: g.fresh(slices.Clone(docs[d]), question), Session: i, Prev: -1,
+		})
+	}
+}
+
+// mixed: of ten calls, seven are turns of chats, one is a fresh prompt of 20k tokens with a short answer, and two are
+// short prompts with long answers.
+func (g *generator) mixed(n int) {
+	g.conv(n*7/10, func(int) float64 { return g.dice.ExpFloat64() * 0.8 })
+	end := g.trace.Calls[len(g.trace.Calls)-1].At
+	session := g.trace.Calls[len(g.trace.Calls)-1].Session
+	for i := range len(g.trace.Calls) * 3 / 7 {
+		session++
+		c := Call{At: g.dice.Float64() * end, In: g.clamped(20_000, 0.2, 8000, 40_000), Out: g.clamped(120, 0.5, 10, 500), Session: session, Prev: -1}
+		if i%3 != 0 {
+			c.In, c.Out = g.clamped(400, 0.8, 20, 4000), g.clamped(1500, 0.5, 300, 6000)
+		}
+		c.IDs = g.fresh(nil, c.In)
+		g.trace.Calls = append(g.trace.Calls, c)
 	}
 }
 

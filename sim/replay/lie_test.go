@@ -74,6 +74,7 @@ func lie(t *testing.T, trace string, calls, replicas int, rate, from float64, ch
 
 // A replica that gives the first token at once and then one per second took all of the traffic within seconds.
 func TestInstantFirstTokensBuyNoTraffic(t *testing.T) {
+	plays(t)
 	for _, rate := range []float64{1, 3, 6} {
 		l := lie(t, "synth", 400, 4, rate, 10, nil, Lie{Instant: 1})
 		if l.share[0] > 0.1 || l.ever[0]&conduct.Slow == 0 {
@@ -112,6 +113,7 @@ func TestFalseBlocksAreDiscounted(t *testing.T) {
 
 // Honest fleets on all kinds of loads, even and mixed, idle and overloaded: nothing is held against any replica.
 func TestHonestReplicasAreNotSuspected(t *testing.T) {
+	plays(t)
 	for _, name := range Generators() {
 		for _, rate := range []float64{1, 5} {
 			for _, speeds := range [][]float64{nil, {1, 0.5}} {

@@ -55,14 +55,16 @@ type Delays struct {
 	// of a step until the router has the first of its outputs. The engine's front end writes the
 	// outputs of one step one after the other, Gap apart, and each is late by an exponential time of mean
 	// Jitter, so that they may change places.
-	Send, Receive, Gap, Jitter float64
+	// Each request is late by an exponential time of mean SendJitter: they travel on connections of their own, and the
+	// engine's front end reads them at once.
+	Send, SendJitter, Receive, Gap, Jitter float64
 	// Event is the time from the end of a step until the router's index has its KV events.
 	Event float64
 }
 
 // LocalDelays are those of one network without congestion: docs/quality.md says where they come from.
 func LocalDelays() Delays {
-	return Delays{Tokenize: 1e-3, TokenizeToken: 1e-6, Send: 1e-3, Receive: 0.5e-3, Gap: 10e-6, Jitter: 100e-6, Event: 1e-3}
+	return Delays{Tokenize: 1e-3, TokenizeToken: 1e-6, Send: 1e-3, SendJitter: 1e-3, Receive: 0.5e-3, Gap: 10e-6, Jitter: 100e-6, Event: 1e-3}
 }
 
 // tokenizing is the time for a prompt of so many tokens.

@@ -93,6 +93,7 @@ func TestPlayByMemory(t *testing.T) {
 // Agents whose contexts take twice the memory keep their caches: where they begin one after the other as memory becomes free, more of
 // them end per hour, and sooner, than where all begin at once.
 func TestTwiceTheAgentsDoNotCollapse(t *testing.T) {
+	plays(t)
 	trace := generated(t, "agent", 800)
 	p := Profiles()[0]
 	o := Options{Trace: trace, Replicas: 2, Profile: p, Block: 512, PaceBias: 1, Delays: LocalDelays()}

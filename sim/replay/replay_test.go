@@ -72,6 +72,7 @@ func TestTheDefaultKeepsItsLead(t *testing.T) {
 
 // The short form of it for every run: one trace against the strongest rules.
 func TestTheDefaultLeadsOnAShortTrace(t *testing.T) {
+	plays(t)
 	rivals := []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.WeightedScorers, decision.LeastTokens}
 	r := play(t, Options{Trace: generated(t, "conv", 2500), Replicas: 8, Load: 0.95, Policies: rivals, NoSaturation: true})
 	own := r.Policies[decision.PredictedTTFT]
@@ -115,6 +116,7 @@ func TestWrongRatesAndLostEventsCostLittle(t *testing.T) {
 }
 
 func TestRunsRepeat(t *testing.T) {
+	plays(t)
 	o := Options{Trace: generated(t, "synth", 600), Replicas: 4, Load: 0.9, Policies: decision.Policies(), Workers: 2}
 	a, err := json.Marshal(play(t, o))
 	if err != nil {
@@ -131,6 +133,7 @@ func TestRunsRepeat(t *testing.T) {
 
 // A run that is given up says no more than what playing it to its end confirms.
 func TestHopelessRunsAreGivenUp(t *testing.T) {
+	plays(t)
 	o := Options{Trace: generated(t, "hotdoc", 1500), Replicas: 4, Load: 0.9, Policies: []decision.Policy{decision.PredictedTTFT, decision.Random}, NoSaturation: true}
 	whole := play(t, o)
 	o.Patience = whole.Policies[decision.Random].VsOracle / 2
@@ -172,6 +175,7 @@ func TestLoadsMayBePlayedTogether(t *testing.T) {
 }
 
 func TestEveryGeneratorPlays(t *testing.T) {
+	plays(t)
 	for _, name := range Generators() {
 		trace := generated(t, name, 400)
 		r := play(t, Options{Trace: trace, Replicas: 4, Load: 0.6, Policies: []decision.Policy{decision.PredictedTTFT}, Block: 128})

@@ -196,7 +196,7 @@ func (s *sim) send(call, e int) *attempt {
 		s.after(s.delays.Send+s.delays.Receive, func() { s.lied(a, lie.Instant) })
 		return a
 	}
-	s.after(s.delays.Send, func() {
+	s.after(s.sending(), func() {
 		en := s.engines[e]
 		s.catchUp(en)
 		if en.add(&a.seq, s.now) {
@@ -204,6 +204,14 @@ func (s *sim) send(call, e int) *attempt {
 		}
 	})
 	return a
+}
+
+// sending is the time from a choice until the engine's scheduler has the request.
+func (s *sim) sending() float64 {
+	if s.delays.SendJitter == 0 {
+		return s.delays.Send
+	}
+	return s.delays.Send + s.dice.ExpFloat64()*s.delays.SendJitter
 }
 
 func (s *sim) plan(e *engine) {

@@ -71,6 +71,7 @@ func playTenants(t *testing.T, trace *Trace, replicas int, share func(string) fl
 // what an engine cannot stop: the step that it is in, the full step that waits behind it, and that its own last step
 // is filled up with others' prompts.
 func TestItem9TenantsShareAFleetByWeight(t *testing.T) {
+	plays(t)
 	const replicas, prompt = 4, 4096
 	flood := map[string]int{"a": 40 * replicas, "b": 40 * replicas}
 	idle := func(s *sim) (p50, p99 float64) {

@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path"
@@ -32,13 +33,31 @@ type cluster = engine.ClientProvider
 // render returns the objects of the chart with the given values.
 func render(t *testing.T, values string, in cluster) (string, error) {
 	t.Helper()
+	return renderAs(t, "prod", values, in)
+}
+
+// renderAs is render for a release of that name.
+func renderAs(t *testing.T, name, values string, in cluster) (string, error) {
+	t.Helper()
+	return renderFor(t, chartutil.DefaultCapabilities.Copy(), name, values, in)
+}
+
+// renderOn is render for a cluster that has a further API.
+func renderOn(t *testing.T, api, values string) (string, error) {
+	t.Helper()
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	capabilities.APIVersions = append(slices.Clone(capabilities.APIVersions), api)
+	return renderFor(t, capabilities, "prod", values, nil)
+}
+
+func renderFor(t *testing.T, capabilities *chartutil.Capabilities, name, values string, in cluster) (string, error) {
+	t.Helper()
 	chart, err := loader.Load(chartDir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	given := valuesOf(t, values)
-	capabilities := chartutil.DefaultCapabilities.Copy()
-	release := chartutil.ReleaseOptions{Name: "prod", Namespace: "serving", Revision: 1, IsInstall: true}
+	release := chartutil.ReleaseOptions{Name: name, Namespace: "serving", Revision: 1, IsInstall: true}
 	all, err := chartutil.ToRenderValues(chart, given, release, capabilities)
 	if err != nil {
 		return "", err
@@ -126,7 +145,7 @@ func allValueSets(t *testing.T) map[string]string {
 	t.Helper()
 	sets := maps.Clone(valueSets)
 	files, err := filepath.Glob(chartDir + "/ci/*-values.yaml")
-	if err != nil || len(files) < 6 {
+	if err != nil || len(files) < 10 {
 		t.Fatalf("%d examples: %v", len(files), err)
 	}
 	for _, name := range files {
@@ -181,6 +200,24 @@ func TestWrongValuesAreRejectedWithTheirName(t *testing.T) {
 		{`{serviceMonitor: {enabled: true}, adminService: {enabled: false}}`, "set adminService.enabled"},
 		{`{serviceMonitor: {interval: often}}`, "interval"},
 		{`{config: {registry: {kubernetes: [{service: vllm, pod_label: read}]}}}`, "pod_label"},
+		{`{image: {repository: r, digest: latest}}`, "digest"},
+		{`{nameOverride: My_Router}`, "nameOverride"},
+		{`{keda: {enabled: true}}`, "triggers"},
+		{`{autoscaling: {enabled: true, minReplicas: 9}}`, "autoscaling.minReplicas is above"},
+		{`{autoscaling: {enabled: true, targetCPUUtilizationPercentage: null}}`, "autoscaling has no target"},
+		{`{autoscaling: {enabled: true}, keda: {enabled: true, triggers: [{type: cpu}]}}`, "use one of them"},
+		{`{replicas: 1, fleet: {enabled: false}, persistence: {enabled: true}, autoscaling: {enabled: true}}`, "persistence is for a single router"},
+		{`{probes: {readiness: {period: 3}}}`, "period"},
+		{`{service: {externalTrafficPolicy: local}}`, "externalTrafficPolicy"},
+		{`{keys: {secret: k}, config: {admin: {keyed_health: true}}}`, "set probes.key.secret"},
+		{`{keys: {secret: k}, config: {admin: {keyed_health: true}}, probes: {certificate: {secret: c}}}`, "set probes.key.secret"},
+		{`{tls: {secret: c}, config: {listen: {admin_tls: true, client_ca: /x, admin_client_auth: required}}}`, "set probes.certificate.secret"},
+		{`{tls: {secret: c}, config: {listen: {admin_tls: true}}, serviceMonitor: {enabled: true}}`, "set serviceMonitor.tlsConfig"},
+		{`{env: [{name: KVPILOT_LISTEN_ADMIN, value: ":9000"}]}`, "KVPILOT_LISTEN_ADMIN is set by the chart"},
+		{`{env: [{name: KVPILOT_ADMIN_KEYED_HEALTH, valueFrom: {secretKeyRef: {name: a, key: b}}}]}`, "must have a value"},
+		{`{extraArgs: [--admin=:9000]}`, "--admin=:9000: the chart depends on it"},
+		{`{extraArgs: [--set=listen.admin_tls=true]}`, "the chart depends on it"},
+		{`{extraArgs: [serve]}`, "extraArgs"},
 	} {
 		if text, err := render(t, test.values, nil); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want an error with %q\n%s", test.values, err, test.want, text)
@@ -221,6 +258,31 @@ func TestTheOperatorGetsRulesAndAlerts(t *testing.T) {
 	}
 	if rules < 20 {
 		t.Errorf("%d rules arrive", rules)
+	}
+}
+
+func TestTheAlertsLeadToGrafana(t *testing.T) {
+	for value, want := range map[string]string{"": "/d/kvpilot/", "https://grafana.example.com/": "https://grafana.example.com/d/kvpilot/"} {
+		o := mustRender(t, fmt.Sprintf("prometheusRule: {enabled: true, grafana: %q}\n", value))
+		links := 0
+		for _, object := range o.all {
+			r, ok := object.(*monitoringv1.PrometheusRule)
+			if !ok {
+				continue
+			}
+			for _, group := range r.Spec.Groups {
+				for _, rule := range group.Rules {
+					if link := rule.Annotations["dashboard_url"]; strings.HasPrefix(link, want) {
+						links++
+					} else if rule.Alert != "" {
+						t.Errorf("grafana %q: the link of %s is %q, want %s…", value, rule.Alert, link, want)
+					}
+				}
+			}
+		}
+		if links < 20 {
+			t.Errorf("grafana %q: %d links", value, links)
+		}
 	}
 }
 

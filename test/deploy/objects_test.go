@@ -13,6 +13,7 @@ import (
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -36,6 +37,7 @@ type objects struct {
 	policies    map[string]*networkingv1.NetworkPolicy
 	claims      map[string]*corev1.PersistentVolumeClaim
 	disruptions []*policyv1.PodDisruptionBudget
+	pods        []*corev1.Pod
 }
 
 // read decodes each document strictly: a field that its type does not have is an error.
@@ -44,7 +46,7 @@ func read(t *testing.T, manifests []byte) *objects {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		appsv1.AddToScheme, corev1.AddToScheme, networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme,
-		gatewayv1.Install, monitoringv1.AddToScheme,
+		gatewayv1.Install, monitoringv1.AddToScheme, autoscalingv2.AddToScheme, addKEDA,
 	} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
@@ -108,6 +110,8 @@ func (o *objects) add(t *testing.T, object runtime.Object) {
 		o.secrets[v.Name] = v
 	case *networkingv1.NetworkPolicy:
 		o.policies[v.Name] = v
+	case *corev1.Pod:
+		o.pods = append(o.pods, v)
 	case *policyv1.PodDisruptionBudget:
 		o.disruptions = append(o.disruptions, v)
 	}

@@ -36,9 +36,11 @@ func (r *run) checks(ctx context.Context) {
 	r.check(ctx, "paused replicas", r.checkPause)
 	r.check(ctx, "stop strings", r.checkStops)
 	r.check(ctx, "32 clients", r.checkLoad)
+	r.check(ctx, "drains that move", r.checkMoves)
 	r.check(ctx, "64 chats", r.checkChats)
 	r.check(ctx, "unstreamed load", r.checkUnstreamed)
 	r.check(ctx, "kill -9 under load", r.checkKill)
+	r.checkFor(ctx, 2*time.Hour, "a hundred streams killed", r.checkKills)
 }
 
 // checkAbort: a client that leaves frees the engine and the reservation.

@@ -81,7 +81,7 @@ func (e *engine) start(ctx context.Context) error {
 		args := []string{
 			"sim", "--model", "tiny", "--version", e.r.version,
 			"--port", strconv.Itoa(e.http), "--events-port", strconv.Itoa(e.events), "--replay-port", strconv.Itoa(e.replay),
-			"--block-size", strconv.Itoa(blockSize), "--blocks", "4097", "--max-model-len", strconv.Itoa(contextLength), "--max-seqs", "16",
+			"--block-size", strconv.Itoa(blockSize), "--blocks", "4097", "--max-model-len", strconv.Itoa(contextLength), "--max-seqs", strconv.Itoa(e.r.seqs),
 		}
 		if e.adapter {
 			args = append(args, "--adapter", "adapter", "--speed", "2")
@@ -92,7 +92,7 @@ func (e *engine) start(ctx context.Context) error {
 	args := []string{
 		"-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", "tiny",
 		"--host", "127.0.0.1", "--port", strconv.Itoa(e.http),
-		"--dtype", "float32", "--enforce-eager", "--max-model-len", strconv.Itoa(contextLength), "--max-num-seqs", "16",
+		"--dtype", "float32", "--enforce-eager", "--max-model-len", strconv.Itoa(contextLength), "--max-num-seqs", strconv.Itoa(e.r.seqs),
 		"--block-size", strconv.Itoa(blockSize),
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 		"--otlp-traces-endpoint", e.r.spans.url(),

@@ -32,6 +32,7 @@ type run struct {
 	sim      bool
 	keep     bool
 	comments string // the interval in seconds of the replicas' comments in streams; empty for none
+	seqs     int    // sequences that a replica runs at once
 	tests    string // vLLM's own, to run instead of the checks; empty for none
 	out      io.Writer
 
@@ -58,6 +59,7 @@ func main() {
 	flag.IntVar(&r.prompts, "prompts", 600, "prompts of the block key check")
 	flag.StringVar(&r.only, "only", "", "run only the checks whose name contains this")
 	flag.BoolVar(&r.sim, "sim", false, "use kvpilot's own simulated replicas, imitating that version, to try the checks")
+	flag.IntVar(&r.seqs, "seqs", 16, "sequences that a replica runs at once")
 	flag.BoolVar(&r.keep, "keep", false, "leave the replicas running; the next run with -keep uses them again")
 	flag.StringVar(&r.comments, "sse-keep-alive", "", "seconds after which a replica sends a comment into a silent stream (vLLM 0.32 and later)")
 	flag.StringVar(&r.tests, "tests", "", "instead of the checks, run vLLM's own entry-point tests from this folder (tests of its sdist), direct and routed, before one replica without adapters")

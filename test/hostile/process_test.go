@@ -102,6 +102,7 @@ func startProcess(t *testing.T, set ...string) *process {
 // startWithin is startProcess with a limit of open files; 0 leaves it as it is.
 func startWithin(t *testing.T, files int, set ...string) *process {
 	t.Helper()
+	ownProcess(t)
 	if runtime.GOOS != "linux" {
 		t.Skip("the memory of a process is read from Linux's /proc")
 	}

@@ -78,6 +78,11 @@ var mayBeAbsent = map[string]string{
 	"kvpilot_tokenizer_endpoint_failures_total": "by replica and error, so it begins with the first failure",
 }
 
+// mayFire are alerts that depend on this machine's speed, with the reason. TestAlertsFireWhenTheyShould has their cases.
+var mayFire = map[string]string{
+	"KvpilotPredictionsWrong": "simulated engines are slower than their own predictions where the processors are busy",
+}
+
 func TestEveryQueryHasAnAnswer(t *testing.T) {
 	f := startFleet(t, 2, "telemetry.metrics.native_histograms=true", "telemetry.metrics.epp_pool=pool")
 	p := newPrometheus(t)
@@ -117,7 +122,7 @@ func TestEveryQueryHasAnAnswer(t *testing.T) {
 			switch {
 			case err != nil:
 				t.Errorf("%s: %s: %v", q.name, q.text, err)
-			case rule.Alert != "" && len(v) > 0 && !strings.Contains(rule.Annotations["summary"], "requests fail"):
+			case rule.Alert != "" && len(v) > 0 && mayFire[rule.Alert] == "" && !strings.Contains(rule.Annotations["summary"], "requests fail"):
 				t.Errorf("%s would fire for a healthy fleet: %v", q.name, v)
 			case rule.Record != "" && len(v) == 0:
 				t.Errorf("%s records nothing", q.name)

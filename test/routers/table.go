@@ -197,7 +197,7 @@ func (r *report) sentence() string {
 	if ties > 0 {
 		tied = fmt.Sprintf(" and the same within 1 %% in %d", ties)
 	}
-	return fmt.Sprintf("kvpilot has the least mean time to the first token in %d of %d cells%s, %.2f to %.2f times the best other router's; its whole answers take at most %.2f times as long as the best other's.", first, cells, tied, least, most, worst)
+	return fmt.Sprintf("kvpilot has the least mean time to the first token in %d of %d cells%s, %.2f to %.2f times the best other router's; on these loads its whole answers take at most %.2f times as long as the best other's.", first, cells, tied, least, most, worst)
 }
 
 // tie is the difference between ratios below which no router is ahead: one round does not measure it.

@@ -63,12 +63,17 @@ func rows() []row {
 		}},
 		{"Replicas and reservations", []panel{
 			{title: "Replicas by state", unit: "short", text: "Only ready replicas get requests.", queries: [][2]string{{"sum by (state) (kvpilot_registry_replicas)", "{{state}}"}}},
+			{title: "Replicas that are not ready", unit: "short", text: "By name: starting, draining or unhealthy at one of the routers.", queries: [][2]string{{`max by (replica, state) (kvpilot_registry_replica_state{state!="ready"}) or on () label_replace(vector(0), "replica", "none", "", "")`, "{{replica}} {{state}}"}}},
 			{title: "Reservations", unit: "short", text: "Load that is booked, and requests under way. Bookings far above requests are callers of ChooseReplica.", queries: [][2]string{{"sum(kvpilot_load_reservations)", "booked"}, {"sum(kvpilot_router_requests_in_flight)", "in flight"}}},
 			{title: "Learned prefill rate", unit: "short", text: "Prompt tokens per second of each rank, as learned from first tokens.", queries: [][2]string{{"kvpilot_chooser_prefill_rate_per_second", "{{replica}}"}}},
 			{title: "Age of the oldest reservation", unit: "s", alarm: 3600, text: "By replica. Above an hour it is a very long answer, or a booking that its caller forgot.", queries: [][2]string{{"max by (replica) (kvpilot_load_reservation_age_seconds)", "{{replica}}"}}},
 			{title: "Breakers that are not closed", unit: "short", text: "open: requests to the replica failed, and it gets none; trial: it is tried again.", queries: [][2]string{{`sum by (replica, state) (kvpilot_upstream_breaker_state{state!="closed"}) or on () label_replace(vector(0), "replica", "none", "", "")`, "{{replica}} {{state}}"}}},
 			{title: "Output tokens compared with equals", unit: "short", text: "Time of each rank's output tokens divided by that of its equals under the same load. From 3 on the rank is avoided.", queries: [][2]string{{"kvpilot_chooser_slowness_ratio", "{{replica}} {{rank}}"}}},
-			{title: "Ranks that are avoided", unit: "short", text: "slow: output tokens take much longer than those of equals; empty: empty answers where others give some; unproven: answers do not show as cached what is claimed.", queries: [][2]string{{`sum by (replica, suspicion) (kvpilot_chooser_suspect_ratio > 0) or on () label_replace(vector(0), "replica", "none", "", "")`, "{{replica}} {{suspicion}}"}}},
+			{title: "Ranks that are avoided", unit: "short", text: "slow: output tokens take much longer than those of equals; empty: empty answers where others give some; unproven: answers do not show as cached what is claimed; stalled: no progress.", queries: [][2]string{
+				{`sum by (replica, suspicion) (kvpilot_chooser_suspect_ratio > 0) or on () label_replace(vector(0), "replica", "none", "", "")`, "{{replica}} {{suspicion}}"}, {`sum by (replica) (kvpilot_chooser_stalled > 0) or on () label_replace(vector(0), "replica", "none", "", "")`, "{{replica}} stalled"},
+			}},
+			{title: "Faults by replica", unit: "reqps", text: "Attempts that failed by the fault of their network, replica or rank.", queries: [][2]string{{"sum by (replica) (rate(kvpilot_upstream_replica_faults_total" + rate + "))", "{{replica}}"}}},
+			{title: "Agents' programs", unit: "short", text: "placed: the context has a claim on a rank's memory; waiting: no rank has memory for it.", queries: [][2]string{{"sum by (state) (kvpilot_chooser_programs)", "{{state}}"}}},
 			{title: "Empty answers", unit: "reqps", text: "Answers without a token, by what another replica gave: retried counts against the replica, agreed is the request's doing, passed could not be compared.", queries: [][2]string{{"sum by (result) (rate(kvpilot_router_empty_answers_total" + rate + "))", "{{result}}"}}},
 			{title: "Attempts by outcome", unit: "reqps", text: "Requests sent to replicas, by outcome up to the header of the answer.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_upstream_attempts_total" + rate + "))", "{{outcome}}"}}},
 		}},
@@ -81,6 +86,7 @@ func rows() []row {
 			{title: "Index memory", unit: "bytes", text: "What the block index takes, of its budget (kvindex.max_bytes).", queries: [][2]string{{"sum(kvpilot_kvindex_memory_bytes)", "memory"}}},
 		}},
 		{"The router itself", []panel{
+			{title: "Routers that are scraped", unit: "short", text: "By version. It falls when a router is gone or does not answer Prometheus.", queries: [][2]string{{"count by (version) (kvpilot_build_info)", "{{version}}"}}},
 			{title: "Processor time", unit: "percentunit", text: "1 is one whole core.", queries: [][2]string{{"rate(process_cpu_seconds_total" + rate + ")" + ours, "{{instance}} {{version}}"}}},
 			{title: "Memory", unit: "bytes", text: "What the system gave the process, and what of it is live Go memory.", queries: [][2]string{{"process_resident_memory_bytes" + ours, "{{instance}} resident"}, {"go_memstats_heap_inuse_bytes" + ours, "{{instance}} heap"}}},
 			{title: "Requests in the hold queue", unit: "short", text: "Requests that wait for a replica with room.", queries: [][2]string{{"sum(kvpilot_admission_requests)", "waiting"}}},
@@ -99,6 +105,9 @@ func rows() []row {
 			{title: "Time of a question", unit: "s", text: "From a question to the decider's answer, without the time in the hold queue.", queries: quantiles("kvpilot_peers_ask_duration_seconds", "")},
 			{title: "Bookings between routers", unit: "ops", text: "Requests in flight that were reported to a decider that did not know them, after a change of decider or of a connection; lists that a decider asked for again.", queries: [][2]string{
 				{"sum(rate(kvpilot_peers_handed_over_total" + rate + "))", "handed over"}, {"sum(rate(kvpilot_peers_resyncs_total" + rate + "))", "lists asked for again"},
+			}},
+			{title: "Tenants' limits", unit: "ops", text: "Grants from a router's own share because the owner of an account does not answer, and reported tokens that were not charged. Both should be zero.", queries: [][2]string{
+				{"sum(rate(kvpilot_tenant_grants_alone_total" + rate + "))", "grants alone"}, {"sum(rate(kvpilot_tenant_tokens_unbelieved_total" + rate + "))", "tokens not charged"},
 			}},
 			{title: "Refused of other routers", unit: "ops", text: "By reason; the log names the router. All should be zero: fleet.md.", queries: [][2]string{{"sum by (reason) (rate(kvpilot_peers_refused_total" + rate + "))", "{{reason}}"}}},
 		}},

@@ -14,7 +14,7 @@ var (
 	}
 	byReplica = []string{
 		"kvpilot_chooser_prefill_rate_per_second", "kvpilot_chooser_slowness_ratio", "kvpilot_chooser_suspect_ratio", "kvpilot_load_reservation_age_seconds", "kvpilot_upstream_breaker_state",
-		"kvpilot_tokenizer_call_duration_seconds",
+		"kvpilot_registry_replica_state", "kvpilot_chooser_stalled", "kvpilot_upstream_replica_faults_total",
 	}
 )
 

@@ -104,6 +104,10 @@ func (in scope) blocksOf(ctx context.Context, r *replica.Replica, rank int, slot
 			return found
 		}
 		held, arrived := in.await(ctx, slot, t)
+		s, _ := in.observer.Events.Status(slot)
+		if found := in.foreign(ctx, r, rank, s); found != nil {
+			return found
+		}
 		if !arrived {
 			return in.unlike(r, rank, slot, t, held, in.live(slot) > live)
 		}

@@ -1,8 +1,10 @@
 package doctor
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -139,6 +142,9 @@ func TestBrokenReplicas(t *testing.T) {
 		{"the engine publishes nothing", world{faults: second(enginesim.Faults{StopEvents: true})}, "blocks", want{Fail, "r1", "no event came within", `"publisher":"zmq"`}},
 		{"the topic does not match", world{replica: settings(func(r running) string {
 			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s', topic: other}", r.events[0], r.replays[0])
+		})}, "events", want{Fail, "r1", `"other"`, "events.topic"}},
+		{"the topic does not match, and is not reported", world{engine: silentSources, replica: settings(func(r running) string {
+			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s', topic: other}", r.events[0], r.replays[0])
 		})}, "blocks", want{Fail, "r1", "", "events.topic"}},
 		{"the engine publishes other tokens", world{faults: second(enginesim.Faults{LieEvents: true})}, "blocks", want{Fail, "r1", "they part at token", "the same one"}},
 		{"requests fail", world{engine: func(_ int, c *enginesim.Config) { c.Version = "0.12.0" }, faults: second(enginesim.Faults{Paths: []string{"/v1/completions"}, Status: 500})}, "blocks", want{Fail, "r1", "500", "log"}},
@@ -224,6 +230,10 @@ func TestOneRankWithoutEvents(t *testing.T) {
 		// The second rank is taken to be at the port behind the first one's, which is the replay of nobody.
 		return fmt.Sprintf("ranks: 2\nevents: {endpoint: '%s', replay: '%s'}", r.events[1], r.replays[1])
 	}}
+	expect(t, w.start(t), map[string]want{
+		"events": {Fail, "r0/0", "which r0/1 reports as its own", "set events.endpoint to tcp://127.0.0.1:"},
+	})
+	w.engine = func(i int, c *enginesim.Config) { silentSources(i, c); c.Ranks = 2 }
 	expect(t, w.start(t), map[string]want{
 		"events": {Fail, "r0/1", "connection refused", "rank n is at PORT + n"},
 		"blocks": {Fail, "r0/0", "no event came within", "this replica's engine"},
@@ -413,4 +423,85 @@ func TestWhatIsAround(t *testing.T) {
 			expect(t, w.start(t), tc.wants)
 		})
 	}
+}
+
+// silentSources makes engines that do not report their addresses.
+func silentSources(_ int, c *enginesim.Config) { c.Version = "0.31.0" }
+
+// The second replica is set up with the replay socket of the first one.
+func TestAReplaySocketOfTheOtherReplica(t *testing.T) {
+	exchanged := func() func(int, running) string {
+		var first running
+		return func(i int, r running) string {
+			if i == 0 {
+				first = r
+				return r.sockets()
+			}
+			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s'}", r.events[0], first.replays[0])
+		}
+	}
+	busy := func(first, second int) func([]running) {
+		return func(list []running) { requests(t, list[0], first); requests(t, list[1], second) }
+	}
+	const belongs = "the replay socket belongs to another engine"
+	for _, tc := range []struct {
+		name  string
+		world world
+		check string
+		want  want
+	}{
+		{"the engines report their sockets", world{}, "replay", want{Fail, "r1", "which r0 reports as its own", "set events.replay to tcp://127.0.0.1:"}},
+		{"the engines do not report, and the other one is behind", world{engine: silentSources, past: busy(2, 5)}, "blocks", want{Fail, "r1", belongs, "set events.replay of this replica"}},
+		{"the engines do not report, and the other one is ahead", world{engine: silentSources, past: busy(5, 2)}, "blocks", want{Fail, "r1", belongs, "set events.replay of this replica"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			tc.world.replica = exchanged()
+			expect(t, tc.world.start(t), map[string]want{tc.check: tc.want})
+		})
+	}
+}
+
+// A port that is mapped between router and replica is no fault, and worth a warning.
+func TestAMappedPort(t *testing.T) {
+	w := &world{replica: settings(func(r running) string {
+		return fmt.Sprintf("events: {endpoint: '%s', replay: '%s'}", r.events[0], mapped(t, r.replays[0]))
+	})}
+	expect(t, w.start(t), map[string]want{"replay": {Warn, "r1", "is set", "ports are mapped on the way"}})
+}
+
+// mapped returns an address behind which another one is, until the test ends.
+func mapped(t *testing.T, to string) string {
+	t.Helper()
+	l := listener(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	t.Cleanup(func() { stop(); l.Close(); running.Wait() })
+	running.Go(func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() { pass(ctx, from, strings.TrimPrefix(to, "tcp://")) })
+		}
+	})
+	return "tcp://" + l.Addr().String()
+}
+
+// pass copies between a connection and an address until either side ends.
+func pass(ctx context.Context, from net.Conn, address string) {
+	defer from.Close()
+	to, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return
+	}
+	defer to.Close()
+	end := context.AfterFunc(ctx, func() { from.Close(); to.Close() })
+	defer end()
+	var back sync.WaitGroup
+	back.Go(func() { _, _ = io.Copy(from, to); from.Close() })
+	_, _ = io.Copy(to, from) // either side may end it
+	to.Close()
+	back.Wait()
 }

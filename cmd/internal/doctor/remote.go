@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 )
 
 // RemoteParams is what Remote asks.
@@ -209,6 +210,10 @@ func (v *view) feeds() (list []Finding) {
 			case kvpilotv1.FeedState_FEED_STATE_NONE:
 				list = append(list, fault(Warn, subject, "KV events", "the rank publishes none", "start vLLM with "+eventsOn)...)
 			case kvpilotv1.FeedState_FEED_STATE_DEGRADED:
+				if strings.Contains(rank.GetFeedError(), kvevents.ForeignReplay) {
+					list = append(list, fault(Fail, subject, "a replay socket of the engine that publishes", rank.GetFeedError(), "set events.replay of this replica to the replay_endpoint in its --kv-events-config")...)
+					continue
+				}
 				list = append(list, fault(Warn, subject, "the state exact", seen, "is the replay socket set and reachable, and large enough (buffer_steps)? docs/kv-events.md has each cause")...)
 			case kvpilotv1.FeedState_FEED_STATE_COLD, kvpilotv1.FeedState_FEED_STATE_UNSPECIFIED:
 				list = append(list, fault(Fail, subject, "the state exact", seen, "is the event socket "+rank.GetEventsEndpoint()+" open from the router's machine, and an engine's PUB socket? docs/kv-events.md has each cause")...)

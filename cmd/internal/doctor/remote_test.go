@@ -42,16 +42,19 @@ func TestWhatARouterSees(t *testing.T) {
 		check  string
 		want   want
 	}{
-		"nothing is wrong":    {func(*view) {}, "", want{}},
-		"unhealthy":           {b(func(r *pb.Replica) { r.State, r.LastError = pb.ReplicaState_REPLICA_STATE_UNHEALTHY, "refused" }), "replicas", want{Fail, "b", "unhealthy", "kvpilot doctor"}},
-		"draining":            {b(func(r *pb.Replica) { r.State = pb.ReplicaState_REPLICA_STATE_DRAINING }), "replicas", want{Warn, "b", "draining", "undrain b"}},
-		"breaker":             {b(func(r *pb.Replica) { r.Breaker = pb.BreakerState_BREAKER_STATE_OPEN }), "replicas", want{Fail, "b", "breaker", "drain b"}},
-		"version":             {b(func(r *pb.Replica) { r.Version = "0.32.0" }), "version", want{Warn, "m", "0.32.0 on b", "one vLLM version"}},
-		"context":             {b(func(r *pb.Replica) { r.Models[0].MaxModelLen = 2048 }), "models", want{Fail, "m", "2048 on b", "--max-model-len"}},
-		"adapter":             {b(func(r *pb.Replica) { r.Models = append(r.Models, &pb.ReplicaModel{Id: "t", Parent: "m"}) }), "models", want{Warn, "m", "t on b", "load"}},
-		"blocks":              {b(func(r *pb.Replica) { r.Blocks = 0 }), "metrics", want{Warn, "b", "blocks 0", "blocks of the replica"}},
-		"cold":                {b(func(r *pb.Replica) { r.Ranks[1].Feed = pb.FeedState_FEED_STATE_COLD }), "events", want{Fail, "b/1", "cold", "PUB socket"}},
-		"degraded":            {b(func(r *pb.Replica) { r.Ranks[0].Feed = pb.FeedState_FEED_STATE_DEGRADED }), "events", want{Warn, "b/0", "degraded", "buffer_steps"}},
+		"nothing is wrong": {func(*view) {}, "", want{}},
+		"unhealthy":        {b(func(r *pb.Replica) { r.State, r.LastError = pb.ReplicaState_REPLICA_STATE_UNHEALTHY, "refused" }), "replicas", want{Fail, "b", "unhealthy", "kvpilot doctor"}},
+		"draining":         {b(func(r *pb.Replica) { r.State = pb.ReplicaState_REPLICA_STATE_DRAINING }), "replicas", want{Warn, "b", "draining", "undrain b"}},
+		"breaker":          {b(func(r *pb.Replica) { r.Breaker = pb.BreakerState_BREAKER_STATE_OPEN }), "replicas", want{Fail, "b", "breaker", "drain b"}},
+		"version":          {b(func(r *pb.Replica) { r.Version = "0.32.0" }), "version", want{Warn, "m", "0.32.0 on b", "one vLLM version"}},
+		"context":          {b(func(r *pb.Replica) { r.Models[0].MaxModelLen = 2048 }), "models", want{Fail, "m", "2048 on b", "--max-model-len"}},
+		"adapter":          {b(func(r *pb.Replica) { r.Models = append(r.Models, &pb.ReplicaModel{Id: "t", Parent: "m"}) }), "models", want{Warn, "m", "t on b", "load"}},
+		"blocks":           {b(func(r *pb.Replica) { r.Blocks = 0 }), "metrics", want{Warn, "b", "blocks 0", "blocks of the replica"}},
+		"cold":             {b(func(r *pb.Replica) { r.Ranks[1].Feed = pb.FeedState_FEED_STATE_COLD }), "events", want{Fail, "b/1", "cold", "PUB socket"}},
+		"degraded":         {b(func(r *pb.Replica) { r.Ranks[0].Feed = pb.FeedState_FEED_STATE_DEGRADED }), "events", want{Warn, "b/0", "degraded", "buffer_steps"}},
+		"a foreign replay": {b(func(r *pb.Replica) {
+			r.Ranks[0].Feed, r.Ranks[0].FeedError = pb.FeedState_FEED_STATE_DEGRADED, "the replay socket belongs to another engine than the event socket"
+		}), "events", want{Fail, "b/0", "another engine", "set events.replay of this replica"}},
 		"no events":           {b(func(r *pb.Replica) { r.Ranks[0].Feed = pb.FeedState_FEED_STATE_NONE }), "events", want{Warn, "b/0", "none", "--kv-events-config"}},
 		"suspect":             {func(v *view) { v.status.Parity[0].State = "suspect" }, "tokens", want{Fail, "m", "", "docs/tokenization.md"}},
 		"a full index":        {func(v *view) { v.status.Index = &pb.IndexStatus{Cut: true} }, "index", want{Warn, "", "left out", "kvindex.max_bytes"}},

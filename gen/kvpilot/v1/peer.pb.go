@@ -2529,7 +2529,9 @@ type DrainFact struct {
 	// The caller that asked for it.
 	By string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
 	// Why.
-	Reason        string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Requests under way move to other replicas.
+	Move          bool `protobuf:"varint,7,opt,name=move,proto3" json:"move,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2604,6 +2606,13 @@ func (x *DrainFact) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *DrainFact) GetMove() bool {
+	if x != nil {
+		return x.Move
+	}
+	return false
 }
 
 // RegistrationFact is the last word on a registration.
@@ -3814,7 +3823,7 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\x04pins\x18\x04 \x03(\v2\x13.kvpilot.v1.PinFactR\x04pins\"L\n" +
 	"\vFactVersion\x12\x17\n" +
 	"\atime_ms\x18\x01 \x01(\x04R\x06timeMs\x12$\n" +
-	"\trouter_id\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18\bR\brouterId\"\xda\x01\n" +
+	"\trouter_id\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18\bR\brouterId\"\xee\x01\n" +
 	"\tDrainFact\x12&\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x10\x01R\treplicaId\x12\x18\n" +
@@ -3822,7 +3831,8 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\aversion\x18\x03 \x01(\v2\x17.kvpilot.v1.FactVersionR\aversion\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x0e\n" +
 	"\x02by\x18\x05 \x01(\tR\x02by\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xc3\x01\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x12\n" +
+	"\x04move\x18\a \x01(\bR\x04move\"\xc3\x01\n" +
 	"\x10RegistrationFact\x12&\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x10\x01R\treplicaId\x12#\n" +

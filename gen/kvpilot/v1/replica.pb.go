@@ -343,7 +343,9 @@ type ReplicaDrain struct {
 	// The reason that this caller gave; empty when there is none.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Requests still in flight there, of all routers of the fleet that the replica's decider knows of.
-	InFlight      uint32 `protobuf:"varint,4,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	InFlight uint32 `protobuf:"varint,4,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	// Requests under way move to other replicas.
+	Move          bool `protobuf:"varint,5,opt,name=move,proto3" json:"move,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -404,6 +406,13 @@ func (x *ReplicaDrain) GetInFlight() uint32 {
 		return x.InFlight
 	}
 	return 0
+}
+
+func (x *ReplicaDrain) GetMove() bool {
+	if x != nil {
+		return x.Move
+	}
+	return false
 }
 
 // ReplicaRank is one data-parallel rank of a replica.
@@ -909,7 +918,10 @@ type DrainRequest struct {
 	// Why, for other operators: shown with the replica, in the log and in the audit log. No control characters.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Drain it even if a model is left without a replica that is ready. Without it, such a drain fails with CONFLICT.
-	Force         bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
+	// Move requests under way to other replicas where no client notices: a request whose answer has not begun starts again,
+	// and a stream that can be resumed exactly is resumed. The others finish where they are.
+	Move          bool `protobuf:"varint,5,opt,name=move,proto3" json:"move,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -968,6 +980,13 @@ func (x *DrainRequest) GetReason() string {
 func (x *DrainRequest) GetForce() bool {
 	if x != nil {
 		return x.Force
+	}
+	return false
+}
+
+func (x *DrainRequest) GetMove() bool {
+	if x != nil {
+		return x.Move
 	}
 	return false
 }
@@ -1333,12 +1352,13 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\x05drain\x18\x11 \x01(\v2\x18.kvpilot.v1.ReplicaDrainR\x05drain\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x99\x01\n" +
 	"\fReplicaDrain\x120\n" +
 	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x0e\n" +
 	"\x02by\x18\x02 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1b\n" +
-	"\tin_flight\x18\x04 \x01(\rR\binFlight\"\xda\x02\n" +
+	"\tin_flight\x18\x04 \x01(\rR\binFlight\x12\x12\n" +
+	"\x04move\x18\x05 \x01(\bR\x04move\"\xda\x02\n" +
 	"\vReplicaRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12'\n" +
 	"\x0fevents_endpoint\x18\x02 \x01(\tR\x0eeventsEndpoint\x12'\n" +
@@ -1382,14 +1402,15 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\"\x14\n" +
-	"\x12DeregisterResponse\"\x9a\x01\n" +
+	"\x12DeregisterResponse\"\xae\x01\n" +
 	"\fDrainRequest\x12)\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\x12\x12\n" +
 	"\x04undo\x18\x02 \x01(\bR\x04undo\x125\n" +
 	"\x06reason\x18\x03 \x01(\tB\x1d\xbaH\x1ar\x18\x18\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\x06reason\x12\x14\n" +
-	"\x05force\x18\x04 \x01(\bR\x05force\">\n" +
+	"\x05force\x18\x04 \x01(\bR\x05force\x12\x12\n" +
+	"\x04move\x18\x05 \x01(\bR\x04move\">\n" +
 	"\rDrainResponse\x12-\n" +
 	"\areplica\x18\x01 \x01(\v2\x13.kvpilot.v1.ReplicaR\areplica\"-\n" +
 	"\vListRequest\x12\x1e\n" +

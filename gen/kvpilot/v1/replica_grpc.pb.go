@@ -37,8 +37,8 @@ type ReplicaServiceClient interface {
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterResponse, error)
 	// Deregister removes a replica that was registered. Requests that run on it may end.
 	Deregister(ctx context.Context, in *DeregisterRequest, opts ...grpc.CallOption) (*DeregisterResponse, error)
-	// Drain stops new work for a replica, or allows it again. Requests under way finish. It is idempotent: a drain of a draining
-	// replica keeps its begin and, when it brings a reason, replaces the reason.
+	// Drain stops new work for a replica, or allows it again. Requests under way finish, or move to other replicas. It is
+	// idempotent: a drain of a draining replica keeps its begin, replaces the reason when it brings one, and may add the move.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// List returns the replicas.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
@@ -135,8 +135,8 @@ type ReplicaServiceServer interface {
 	Register(context.Context, *RegisterRequest) (*RegisterResponse, error)
 	// Deregister removes a replica that was registered. Requests that run on it may end.
 	Deregister(context.Context, *DeregisterRequest) (*DeregisterResponse, error)
-	// Drain stops new work for a replica, or allows it again. Requests under way finish. It is idempotent: a drain of a draining
-	// replica keeps its begin and, when it brings a reason, replaces the reason.
+	// Drain stops new work for a replica, or allows it again. Requests under way finish, or move to other replicas. It is
+	// idempotent: a drain of a draining replica keeps its begin, replaces the reason when it brings one, and may add the move.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// List returns the replicas.
 	List(context.Context, *ListRequest) (*ListResponse, error)

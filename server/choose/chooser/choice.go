@@ -40,7 +40,7 @@ type Choice struct {
 	// flight is the request among those in flight on its rank, while tracked; abandon is its Request's.
 	flight  liveness.Request
 	tracked bool
-	abandon func()
+	abandon func(Withdrawal)
 	// unread and samples are the request's; certain is what the rank held of the prompt by its hashes alone, in tokens.
 	unread   bool
 	samples  int

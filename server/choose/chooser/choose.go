@@ -80,6 +80,8 @@ type waiter struct {
 	matched  time.Time
 	// memory is the request's wait for memory; nil: it did not wait for any.
 	memory *memoryWait
+	// yields is how it lets others pass.
+	yields yielding
 	// call is its session's in the ledger of programs, full the ranks without memory for it.
 	call programs.Call
 	full []replica.Slot
@@ -172,7 +174,7 @@ func (c *Chooser) place(s *scratch, req *Request, ln *line, deadline, now time.T
 func (c *Chooser) bookNow(s *scratch, req *Request, ln *line, now time.Time, w *waiter) (*Choice, error) {
 	switch {
 	case s.d.Chosen < 0, !s.held:
-	case ln.hold.Len() > 0, !c.hasRoom(s.d.Pick()):
+	case ln.hold.Len() > 0, !c.hasRoom(s.d.Pick()), new(yielding).to(s.d.Pick(), now):
 		return nil, errNoRoom
 	}
 	return c.commit(s, req, ln, now, w)

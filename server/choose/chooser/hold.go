@@ -17,6 +17,9 @@ func (c *Chooser) hasRoom(cand *decision.Candidate) bool {
 	return cand.Backlog+cand.Planned < c.enough(cand)
 }
 
+// holds reports whether requests wait for room at all: the setting may be turned off while some wait.
+func (c *Chooser) holds() bool { return c.settings.Load().holdAbove > 0 }
+
 // enough is the predicted prefill time from which a rank has enough ahead: a full step, so that the
 // engine can fill the next one while the router learns of this one's end, and at most hold_above. A rank whose speed is a guess has
 // more: it may be that much faster, and a request that was held back on a guess teaches nothing better.
@@ -174,7 +177,7 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) holdqueue.Verdict 
 	s.known = nil
 	cand := s.d.Pick()
 	w.ticket.Work, w.ticket.Cost = cand.Prefill, cost(&s.d)
-	if !c.hasRoom(cand) {
+	if !c.hasRoom(cand) || c.holds() && w.yields.to(cand, now) {
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
 		return holdqueue.Keep
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -16,7 +17,7 @@ func TestADecisionDoesNotKeepItsRequest(t *testing.T) {
 		body := make([]byte, 1<<20)
 		runtime.AddCleanup(&body[0], func(struct{}) { close(gone) }, struct{}{})
 		req := f.request(1, 8192)
-		req.Abandon = func() { body[0]++ }
+		req.Abandon = func(chooser.Withdrawal) { body[0]++ }
 		c := f.choose(req)
 		c.Release(done(decision.EndCompleted))
 		return c.Decision

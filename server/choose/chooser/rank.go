@@ -29,13 +29,15 @@ type rank struct {
 	counters speed.Counters
 	liveness liveness.Monitor
 	conduct  *conduct.Rank
+	leaving  atomic.Bool // its replica's requests are to move to others
 
 	slot    replica.Slot
 	replica replica.ID
 	index   int
 	speed   *speed.Rank
 	// labels name the rank in metrics.
-	labels metric.MeasurementOption
+	labels   metric.MeasurementOption
+	accuracy accuracy
 
 	mu sync.Mutex // serialises route and unroute
 }

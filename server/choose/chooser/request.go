@@ -68,9 +68,10 @@ type Request struct {
 
 	// Abandon, when set, makes the caller withdraw the request from a rank that makes no progress: when its answer has not
 	// begun and Movable is set, or its stream can be resumed (Choice.SetResumable), and another replica can serve it; or
-	// when its replica has been unhealthy for long. It is called at most once, by any goroutine, so it must only signal.
+	// when its replica has been unhealthy for long. It is also called for a request whose answer has not begun when its
+	// replica's requests are to move. It is called at most once, by any goroutine, so it must only signal.
 	// The caller must then end the choice.
-	Abandon func()
+	Abandon func(Withdrawal)
 	Movable bool
 	// Quiet is set when a working engine may send nothing for as long as the request lasts: then its silence is no
 	// evidence against the rank.

@@ -4,9 +4,12 @@ import (
 	"context"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 // StallConfig configures when a rank that has requests and makes no progress is avoided although its replica
@@ -48,20 +51,33 @@ func (c *Chooser) watchRanks(ctx context.Context) {
 		case <-tick.C:
 		}
 		stall := c.settings.Load().config.Stall
-		if stall.After == 0 {
-			continue
-		}
 		now := c.clock()
 		passed := min(now.Sub(last), longestRound)
 		last = now
-		c.judgeRanks(liveness.Round{Now: now, Passed: passed, After: stall.After}, stall)
+		vitals := c.vitals(now)
+		c.moveLeaving(vitals, now)
+		if stall.After == 0 {
+			continue
+		}
+		c.judgeRanks(vitals, liveness.Round{Now: now, Passed: passed, After: stall.After}, stall)
 	}
 }
 
-// judgeRanks judges every rank once.
-func (c *Chooser) judgeRanks(round liveness.Round, stall StallConfig) {
+// vitals reads what is known of each rank's engine, by slot.
+func (c *Chooser) vitals(now time.Time) []liveness.Vitals {
 	ranks := *c.ranks.Load()
-	vitals := make([]liveness.Vitals, len(ranks))
+	list := make([]liveness.Vitals, len(ranks))
+	for slot, r := range ranks {
+		if r != nil {
+			list[slot] = c.params.Vitals(replica.Slot(slot), now)
+		}
+	}
+	return list
+}
+
+// judgeRanks judges every rank once.
+func (c *Chooser) judgeRanks(vitals []liveness.Vitals, round liveness.Round, stall StallConfig) {
+	ranks := (*c.ranks.Load())[:len(vitals)] // those added since then are judged the next time
 	var best, second time.Time // the last answers to health probes, of two replicas that are not late
 	var answered replica.ID
 	for slot, r := range ranks {
@@ -69,7 +85,6 @@ func (c *Chooser) judgeRanks(round liveness.Round, stall StallConfig) {
 			continue
 		}
 		v := &vitals[slot]
-		*v = c.params.Vitals(replica.Slot(slot), round.Now)
 		switch {
 		case v.Late >= liveness.LateAfter, r.replica == answered:
 		case v.Answered.After(best):
@@ -116,10 +131,10 @@ func (c *Chooser) judgeRank(r *rank, v *liveness.Vitals, round liveness.Round, s
 func (c *Chooser) withdrawFrom(choice *Choice, sick bool, now time.Time) {
 	switch begun := choice.hasBegun(); {
 	case begun && sick:
-		choice.withdraw(true)
+		choice.withdraw(true, Stalled)
 	case begun && !choice.flight.Resumable(): // its silence ends with the rank's, or with its replica
 	case c.canMove(choice, now):
-		choice.withdraw(begun)
+		choice.withdraw(begun, Stalled)
 	}
 }
 
@@ -132,8 +147,25 @@ func (c *Chooser) verdictChanged(r *rank, before, now liveness.Evidence) {
 	}
 	c.metrics.stalled(now)
 	if before == liveness.None {
-		c.log.Warn("a rank with requests stalled and is avoided", "replica", string(r.replica), "rank", r.index,
+		c.log.Warn("a rank stalled and is avoided", "replica", string(r.replica), "rank", r.index,
 			"evidence", now.String(), "silent", r.liveness.Silent(), "requests", r.liveness.InFlight())
+	}
+}
+
+// newStallMetrics declares which ranks stall, and returns what reads it.
+func newStallMetrics(s *instruments.Set, c *Chooser) (observe func(metric.Observer)) {
+	stalled := s.ObservedGauge("kvpilot.chooser.stalled", "{rank}", "1 while a rank counts as stalled and is avoided, 0 otherwise, by rank.")
+	return func(o metric.Observer) {
+		for _, r := range *c.ranks.Load() {
+			if r == nil {
+				continue
+			}
+			now := int64(0)
+			if r.liveness.Evidence() != liveness.None {
+				now = 1
+			}
+			o.ObserveInt64(stalled, now, r.labels)
+		}
 	}
 }
 
@@ -280,7 +312,7 @@ func (c *Choice) hasBegun() bool {
 }
 
 // Begin notes that the client is about to receive the first byte. It returns false when the request was withdrawn from
-// its rank, which is stalled: then nothing of this answer may be used.
+// its rank: then nothing of this answer may be used.
 func (c *Choice) Begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -291,7 +323,7 @@ func (c *Choice) Begin() bool {
 }
 
 // withdraw signals the caller to withdraw the request from its rank, unless its answer has begun.
-func (c *Choice) withdraw(afterBegin bool) {
+func (c *Choice) withdraw(afterBegin bool, why Withdrawal) {
 	c.mu.Lock()
 	if c.ended || c.withdrawn || c.began != afterBegin {
 		c.mu.Unlock()
@@ -300,5 +332,5 @@ func (c *Choice) withdraw(afterBegin bool) {
 	c.withdrawn = true
 	c.mu.Unlock()
 	c.chooser.metrics.withdrawn.Add(context.Background(), 1, begun(afterBegin))
-	c.abandon()
+	c.abandon(why)
 }

@@ -20,14 +20,14 @@ type engines struct {
 }
 
 type engineState struct {
-	hangs, blind, stopped, unhealthy bool
-	steps                            time.Duration // between steps, each of which shows in the counters; 0: a second
-	usage                            bool          // only the usage of KV blocks shows them
-	stoppedAt                        time.Time
-	count                            uint64
-	requests                         int
-	kv                               float64
-	last                             time.Time
+	hangs, blind, stopped, unhealthy, leaving bool
+	steps                                     time.Duration // between steps, each of which shows in the counters; 0: a second
+	usage                                     bool          // only the usage of KV blocks shows them
+	stoppedAt                                 time.Time
+	count                                     uint64
+	requests                                  int
+	kv                                        float64
+	last                                      time.Time
 }
 
 func newEngines(n int) *engines { return &engines{list: make([]engineState, n)} }
@@ -51,7 +51,7 @@ func (e *engines) vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 			s.count += 10
 		}
 	}
-	v := liveness.Vitals{Counted: now.Truncate(time.Second), Count: s.count, KVUsage: s.kv, Requests: s.requests, Answered: now.Truncate(time.Second), Unhealthy: s.unhealthy}
+	v := liveness.Vitals{Counted: now.Truncate(time.Second), Count: s.count, KVUsage: s.kv, Requests: s.requests, Answered: now.Truncate(time.Second), Unhealthy: s.unhealthy, Leaving: s.leaving}
 	if s.blind {
 		v.Counted, v.Count = time.Time{}, 0
 	}
@@ -80,7 +80,7 @@ func (f *fleet) sent(number int, streamed bool) (c *chooser.Choice, taken *atomi
 	f.holds(0, number, 1600)
 	req := f.request(number, 1700)
 	req.Unstreamed, req.Movable = !streamed, true
-	req.Abandon = func() { taken.Store(int64(time.Since(began))) }
+	req.Abandon = func(chooser.Withdrawal) { taken.Store(int64(time.Since(began))) }
 	if c = f.choose(req); c.Replica.ID != "r0" {
 		f.t.Fatalf("the request goes to %s", c.Replica.ID)
 	}
@@ -171,7 +171,7 @@ func TestWaits12SlowIsNotStalled(t *testing.T) {
 				e.set(0, func(s *engineState) { c.engine.count, c.engine.kv = s.count, s.kv; *s = c.engine; s.last = time.Now() })
 				req := f.request(1, c.prompt)
 				req.Unstreamed, req.Movable, req.Exclude, req.ExpectedOutput = true, true, []replica.ID{"r1"}, 0
-				req.Abandon = func() { t.Error("a request was taken back") }
+				req.Abandon = func(chooser.Withdrawal) { t.Error("a request was taken back") }
 				a := f.choose(req)
 				for range int(c.during / time.Second) {
 					time.Sleep(time.Second)

@@ -79,6 +79,9 @@ func (m *Monitor) Avoided(now time.Time) bool {
 	}
 }
 
+// Evidence is the reason why the rank counts as stalled; None when it does not.
+func (m *Monitor) Evidence() Evidence { return Evidence(m.evidence.Load()) }
+
 // Silent is how long a stalled rank has made no progress.
 func (m *Monitor) Silent() time.Duration { return time.Duration(m.silent.Load()) }
 

@@ -140,6 +140,19 @@ func (m *Monitor) Movable(all bool) []*Request {
 	return list
 }
 
+// Unbegun lists the requests that another replica could serve from their beginning; which of them have begun, their owners know.
+func (m *Monitor) Unbegun() []*Request {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var list []*Request
+	for r := m.first; r != nil; r = r.next {
+		if r.Withdrawable && r.Movable {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
 // Quiet lists the streams that can be resumed elsewhere and made no progress for the time limit, whatever the rest of the rank does.
 // It looks once a second: passed is the time since the call before.
 func (m *Monitor) Quiet(passed, limit time.Duration) []*Request {

@@ -16,8 +16,8 @@ type Vitals struct {
 	Asked    time.Time
 	Late     time.Duration
 	Answered time.Time
-	// Unhealthy is set while the replica counts as unhealthy.
-	Unhealthy bool
+	// Unhealthy is set while the replica counts as unhealthy, Leaving while its requests are to move to other replicas.
+	Unhealthy, Leaving bool
 }
 
 // Evidence is the reason why a rank counts as stalled.

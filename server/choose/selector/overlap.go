@@ -31,7 +31,7 @@ func (overlapLoad) Select(d *decision.Decision, throw dice, _ int) (decision.Rea
 	return cacheReason(d), throw
 }
 
-// weightedScorers sums scores from 0 to 1, as llm-d's default profile does: share of the prompt
+// weightedScorers sums scores from 0 to 1, as llm-d's default profile did before August 2026: share of the prompt
 // held, emptiness of the queue among the candidates, free KV memory. The cost is the negative sum.
 type weightedScorers struct{}
 

@@ -28,7 +28,7 @@ func DefaultParams() decision.Params {
 
 		SessionBonus: 0.05,
 
-		Interference: 0.3,
+		Interference: 0.6,
 		Congestion:   1.5,
 	}
 }

@@ -215,6 +215,33 @@ func TestPowerOfTwoTakesTheLessBusyOfTwo(t *testing.T) {
 	}
 }
 
+// One candidate is taken, of two the less busy one, and of more each pair is drawn about as often as the others.
+func TestPowerOfTwoDrawsEachPairEqually(t *testing.T) {
+	only := question(decision.PowerOfTwo, 1, decision.Candidate{Requests: 9})
+	if got := chosen(only); got != "A" {
+		t.Errorf("of one candidate, %q was chosen", got)
+	}
+	const draws = 6000
+	first, both := map[replica.ID]int{}, map[replica.ID]int{}
+	for seed := range uint64(draws) {
+		two := question(decision.PowerOfTwo, 1, decision.Candidate{Requests: 3}, decision.Candidate{Requests: 2})
+		two.Seed = seed
+		both[chosen(two)]++
+		four := question(decision.PowerOfTwo, 1, decision.Candidate{Requests: 1}, decision.Candidate{Requests: 2}, decision.Candidate{Requests: 3}, decision.Candidate{Requests: 4})
+		four.Seed = seed
+		first[chosen(four)]++
+	}
+	if both["B"] != draws {
+		t.Errorf("of two, %v were chosen", both)
+	}
+	// Of the six pairs A is the less busy one in three, B in two, C in one, D in none.
+	for id, pairs := range map[replica.ID]int{"A": 3, "B": 2, "C": 1, "D": 0} {
+		if want := draws * pairs / 6; math.Abs(float64(first[id]-want)) > draws/30 {
+			t.Errorf("%s was chosen %d times, want about %d: %v", id, first[id], want, first)
+		}
+	}
+}
+
 // S-29: the rules of prefix-affinity.
 func TestS29PrefixAffinity(t *testing.T) {
 	tests := []struct {

@@ -31,7 +31,7 @@ func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (_ *kv
 		err = s.api.Registry.Undrain(ctx, id)
 	} else {
 		who := s.api.caller(ctx)
-		err = s.api.Registry.Drain(ctx, id, registry.DrainOptions{By: cmp.Or(who.Name, who.Tenant), Reason: in.GetReason(), Force: in.GetForce()})
+		err = s.api.Registry.Drain(ctx, id, registry.DrainOptions{By: cmp.Or(who.Name, who.Tenant), Reason: in.GetReason(), Force: in.GetForce(), Move: in.GetMove()})
 	}
 	if err != nil && !errors.Is(err, registry.ErrUnknownReplica) {
 		return nil, registryError(err)
@@ -71,7 +71,7 @@ func (a *API) drainProto(r *replica.Replica, d *registry.Drain) *kvpilotv1.Repli
 	}
 	out := &kvpilotv1.ReplicaDrain{Since: timestamppb.New(r.Since)}
 	if d != nil {
-		out.Since, out.By, out.Reason = timestamppb.New(d.Since), d.By, d.Reason
+		out.Since, out.By, out.Reason, out.Move = timestamppb.New(d.Since), d.By, d.Reason, d.Move
 	}
 	now := time.Now()
 	for _, slot := range r.Slots {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"google.golang.org/genproto/googleapis/api/httpbody"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -277,6 +279,44 @@ func TestLifecycle(t *testing.T) {
 			t.Errorf("%s ended as %s", end, got)
 		}
 	}
+}
+
+// A proxy that served a request at another replica than the chosen one, known here or not, is counted.
+func TestARequestServedElsewhereIsCounted(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	r := newRig(t, grpcapi.DefaultConfig(), func(p *grpcapi.Params) { p.Meter = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)) })
+	r.decisions.Add(answer("r-1", 0.25).Decision)
+	client := kvpilotv1.NewRoutingServiceClient(r.socket)
+	for _, step := range []struct {
+		servedBy string
+		want     int64
+	}{{"", 0}, {"r-1", 0}, {"r-2", 1}, {"no such replica", 2}} {
+		if _, err := client.ReleaseReservation(t.Context(), &kvpilotv1.ReleaseReservationRequest{ReservationId: "d-1", ServedBy: step.servedBy}); err != nil {
+			t.Fatal(err)
+		}
+		if got := counted(t, reader, "kvpilot.grpcapi.served_elsewhere"); got != step.want {
+			t.Errorf("served by %q: counted %d, want %d", step.servedBy, got, step.want)
+		}
+	}
+}
+
+// counted is the sum of a counter.
+func counted(t *testing.T, reader *sdkmetric.ManualReader, name string) (n int64) {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if sum, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == name {
+				for _, p := range sum.DataPoints {
+					n += p.Value
+				}
+			}
+		}
+	}
+	return n
 }
 
 func TestTrackReservation(t *testing.T) {

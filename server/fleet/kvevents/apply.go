@@ -95,7 +95,7 @@ func (f *feed) damaged(seq uint64, payload []byte) {
 }
 
 // resetNames are the reasons of resets.
-var resetNames = [...]string{"gap", "restart", "unreadable", "unreachable", "rebuild", "no feed"}
+var resetNames = [...]string{"gap", "restart", "unreadable", "unreachable", "rebuild", "no feed", "foreign"}
 
 // reset makes the sink forget the rank, if there is anything to forget.
 func (f *feed) reset(reason string) {
@@ -120,7 +120,11 @@ func (f *feed) state() kvblock.FeedState {
 		return kvblock.FeedCold
 	case !f.conn.up || !f.conn.trusted || !f.pos.exact:
 		return kvblock.FeedDegraded
-	case f.rec != nil && f.rec.why != whyProbe:
+	case f.rec != nil && f.rec.why == whyProof:
+		if f.published.state != kvblock.FeedExact || f.replaySocket.foreign != "" {
+			return kvblock.FeedDegraded // not exact before the comparison; a rank that is stays so for the moment that it takes
+		}
+	case f.unproven(), f.rec != nil && f.rec.why != whyProbe:
 		return kvblock.FeedDegraded
 	}
 	return kvblock.FeedExact
@@ -141,6 +145,7 @@ func (f *feed) publish() {
 	s := &f.status
 	s.State, s.Connected, s.Recovering = state, f.conn.up, f.rec != nil
 	s.Next, s.Known = f.pos.next, f.pos.known
+	s.Foreign = f.replaySocket.foreign
 }
 
 // count changes the report's counters.
@@ -193,5 +198,8 @@ func (f *feed) report() Status {
 	defer f.reportMu.Unlock()
 	s := f.status
 	s.Queued, s.QueuedBytes, s.Pauses = n, bytes, f.pauses.Load()
+	if s.Foreign != "" {
+		s.LastError = s.Foreign // whatever went wrong since matters less
+	}
 	return s
 }

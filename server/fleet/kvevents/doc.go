@@ -18,6 +18,11 @@
 //     state is DEGRADED too, and what is known may be stale.
 //   - NONE: the rank publishes no events.
 //
+// The replay socket may be that of another engine. The first live batch of each connection is therefore compared with the replay
+// of its number, before the rank becomes EXACT by a replay. Where they differ, what the replays brought is dropped, the state is
+// DEGRADED with that reason, and live batches alone are followed; the comparison is repeated from time to time. An engine that has
+// just restarted differs too, until its connection ends: the warning waits for a second comparison. An engine that publishes nothing gives nothing to compare: its state rests on the replay until its first live batch.
+//
 // An engine life has no name on the wire. It is recognised by the content of the last batch: a
 // replay is asked for from that batch on, and the answer must begin with the same bytes. A
 // number that goes back, another content, or an answer without the batch is a new life: the

@@ -50,10 +50,10 @@ type feed struct {
 	lives lives
 	jobs  uint64 // numbers replay requests
 	// rereadAt is when a replay was last asked for a batch that could not be read.
-	rereadAt  time.Time
-	published publication
-	// replayAt is where replays are asked for; instance the name of the engine process, if it has one.
-	replayAt, instance string
+	rereadAt     time.Time
+	published    publication
+	replaySocket replaySocket
+	instance     string // the name of the engine process, if it has one
 
 	reportMu sync.Mutex
 	status   Status // guarded by reportMu
@@ -73,6 +73,8 @@ type position struct {
 	barren   bool      // replays of this life hold nothing
 	replayed bool      // replays of this life hold something
 	unproven bool      // another feed gave it, and no event has confirmed it yet
+	// unchecked: it rests on replays of a socket that was not compared with the live feed since.
+	unchecked bool
 }
 
 // connection is what is known about the event socket.
@@ -80,7 +82,7 @@ type connection struct {
 	up      bool
 	epoch   uint64
 	downAt  time.Time
-	live    uint64 // the newest batch on this connection
+	live    sample // the newest batch on this connection
 	hasLive bool
 	trusted bool // the engine behind it was shown to be the one we know, or there was none
 	// doubtful: replays of the engine that was known held nothing, so that no replay can show whether this is
@@ -88,6 +90,11 @@ type connection struct {
 	doubtful bool
 	heard    time.Time // last batch, live or replayed
 	probeAt  time.Time // when to look for lost events
+	proof    proof     // whether the replay socket belongs to the same engine
+	// compareAt is when that is looked at again, after a proof that failed.
+	compareAt time.Time
+	// misses are comparisons whose replay began too late; unseen probes that found batches before any came live.
+	misses, unseen int
 }
 
 // publication is what the rest of the router knows of the feed.
@@ -111,6 +118,7 @@ func newFeed(p *Plane, slot replica.Slot, events replica.Events, label string) *
 // inherit copies what old knew, so that the same engine continues behind new sockets.
 func (f *feed) inherit(old *feed) {
 	f.pos, f.published, f.lives, f.instance = old.pos, old.published, old.lives, old.instance
+	f.replaySocket = old.replaySocket
 	s := old.report()
 	s.Label, s.Endpoint, s.Replay = f.label, f.events.Endpoint, f.events.Replay
 	f.status = s
@@ -239,6 +247,10 @@ func (f *feed) onTick(now time.Time) {
 			f.reset("unreachable")
 			f.pos = position{}
 		}
+		return
+	}
+	if f.compareDue(now) {
+		f.prove(f.conn.live)
 		return
 	}
 	if n, _ := f.queue.size(); n > 0 || f.rec != nil || !f.canReplay() || f.conn.probeAt.IsZero() || now.Before(f.conn.probeAt) {

@@ -269,21 +269,27 @@ func followEngine(t *testing.T, c kvevents.Config) (*engine, *kvevents.Plane, *m
 func startPlaneWith(t *testing.T, c kvevents.Config, outer kvevents.Sink, sink *mapSink) *kvevents.Plane {
 	t.Helper()
 	p := kvevents.New(c, kvevents.Params{Sink: outer})
+	run(t, p, sink)
+	return p
+}
+
+// run runs a Plane until the test ends.
+func run(t *testing.T, p *kvevents.Plane, sink *mapSink) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	var run sync.WaitGroup
-	run.Go(func() {
+	var running sync.WaitGroup
+	running.Go(func() {
 		if err := p.Run(ctx); err != nil {
 			t.Errorf("Run() = %v", err)
 		}
 	})
 	t.Cleanup(func() {
 		cancel()
-		run.Wait()
+		running.Wait()
 		if sink.fault != "" {
 			t.Error(sink.fault)
 		}
 	})
-	return p
 }
 
 // eventually polls what real sockets need a moment for.

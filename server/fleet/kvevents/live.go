@@ -19,7 +19,7 @@ func (f *feed) onUp(it item) {
 	if !f.pos.known {
 		f.lives.latest = it.at
 	}
-	f.replayAt = it.made.sockets.Replay
+	f.replaySocket.move(it.made.sockets.Replay)
 	f.count(func(s *Status) {
 		s.Connects++
 		s.Endpoint, s.Replay = it.made.sockets.Endpoint, it.made.sockets.Replay
@@ -57,6 +57,7 @@ func (f *feed) onDown(it item) {
 	}
 	f.conn.up = false
 	f.conn.downAt = it.at
+	f.replaySocket.disconnected()
 	f.noteProblem("disconnected: %v", it.err)
 }
 
@@ -65,14 +66,18 @@ func (f *feed) onLive(it item) (done bool) {
 	if it.epoch != f.conn.epoch {
 		return true
 	}
+	if f.conn.proof == proofOpen && f.canCompare() {
+		f.prove(sampleOf(it))
+		return false
+	}
 	if f.otherPublisher(it.by) {
 		return f.rec == nil && f.onLive(it)
 	}
-	if f.conn.hasLive && it.seq <= f.conn.live {
+	if f.conn.hasLive && it.seq <= f.conn.live.seq {
 		if it.seq+1 == f.pos.next && f.samePrint(it.payload()) {
 			return true // delivered twice
 		}
-		f.newLife("the numbering went back from %d to %d", f.conn.live, it.seq)
+		f.newLife("the numbering went back from %d to %d", f.conn.live.seq, it.seq)
 		return f.rec == nil && f.onLive(it)
 	}
 	switch {
@@ -121,7 +126,11 @@ func (f *feed) otherPublisher(by publisher) bool {
 }
 
 func (f *feed) sawLive(it item) {
-	f.conn.live, f.conn.hasLive, f.conn.trusted, f.conn.doubtful, f.conn.heard = it.seq, true, true, false, it.at
+	f.conn.live = sample{seq: it.seq, print: f.pos.print, by: it.by}
+	if f.pos.next != it.seq+1 || !f.pos.hasPrint {
+		f.conn.live.print = xxh3.Hash(it.payload())
+	}
+	f.conn.hasLive, f.conn.trusted, f.conn.doubtful, f.conn.heard = true, true, false, it.at
 	f.probeAfter(it.at, f.plane.config.Probe)
 }
 
@@ -177,6 +186,7 @@ func (f *feed) newLife(format string, args ...any) {
 	f.rec = nil
 	f.lives.begin(time.Now())
 	f.conn.hasLive, f.conn.trusted, f.conn.doubtful = false, true, false
+	f.conn.proof, f.conn.misses, f.conn.unseen = proofOpen, 0, 0
 	if f.canReplay() && f.conn.up {
 		f.recover(whyFirst)
 	}
@@ -185,7 +195,7 @@ func (f *feed) newLife(format string, args ...any) {
 // canReplay reports whether asking for a replay makes sense. It does not while engine lives follow each
 // other too fast: then two engines share these sockets, and replays would be read forever.
 func (f *feed) canReplay() bool {
-	return f.replayAt != "" && !f.pos.barren && !f.lives.tooFast(time.Now())
+	return f.replaySocket.at != "" && f.replaySocket.foreign == "" && !f.pos.barren && !f.lives.tooFast(time.Now())
 }
 
 // lives distinguishes restarts from two engines that publish under one numbering.

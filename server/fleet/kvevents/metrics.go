@@ -20,7 +20,7 @@ var background = context.Background()
 
 // metrics counts what the feeds do.
 type metrics struct {
-	batches, connects, gaps, decodeErrors, malformed, pauses            metric.Int64Counter
+	batches, connects, gaps, decodeErrors, foreign, malformed, pauses   metric.Int64Counter
 	continued, events, blocks, replays, replayFailures, resets, unknown metric.Int64Counter
 	lag                                                                 metric.Float64Histogram
 
@@ -52,6 +52,7 @@ func newMetrics(provider metric.MeterProvider, p *Plane) *metrics {
 	m.continued = s.Counter("kvpilot.kvevents.continued", "{feed}", "Feeds that continued where a snapshot or another router's index ends.")
 	m.connects = s.Counter("kvpilot.kvevents.connects", "{connection}", "Connections made to event sockets.")
 	m.gaps = s.Counter("kvpilot.kvevents.gaps", "{gap}", "Gaps found in the numbering of batches.")
+	m.foreign = s.Counter("kvpilot.kvevents.replay.foreign", "{socket}", "Replay sockets that were found to belong to another engine than the event socket.")
 	m.replays = s.CounterBy("kvpilot.kvevents.replays", "{replay}", "Replays requested, by reason.", whys...)
 	m.replayFailures = s.CounterBy("kvpilot.kvevents.replay.failures", "{attempt}", "Failed attempts at a replay, by the reason of the replay.", whys...)
 	m.resets = s.CounterBy("kvpilot.kvevents.resets", "{reset}", "Times that a rank's blocks were dropped, by reason.", reasons...)

@@ -83,7 +83,7 @@ func (f *feed) knowsBetter(at *remotePosition, larger bool) bool {
 	switch {
 	case other(f.instance, at.instance), f.pos.by != publisher{} && at.by != publisher{} && f.pos.by != at.by:
 		return true
-	case f.conn.up && !f.canReplay() && f.conn.hasLive && at.next <= f.conn.live:
+	case f.conn.up && !f.canReplay() && f.conn.hasLive && at.next <= f.conn.live.seq:
 		return true // what it has applied since cannot be had again
 	case !f.pos.known:
 		return false
@@ -156,7 +156,7 @@ const (
 
 // flags are the marks of a position that are passed on, in the order of their bits.
 func (p *position) flags() []*bool {
-	return []*bool{&p.hasPrint, &p.exact, &p.lower, &p.partial, &p.barren, &p.replayed}
+	return []*bool{&p.hasPrint, &p.exact, &p.lower, &p.partial, &p.barren, &p.replayed, &p.unchecked}
 }
 
 // remotePosition is a position that another feed has given.

@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -101,6 +102,15 @@ func (q *queue) peek() (item, bool) {
 		return item{}, false
 	}
 	return q.items[q.head], true
+}
+
+// ended reports whether the end of a connection, or a later one, waits in the queue.
+func (q *queue) ended(epoch uint64) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.ContainsFunc(q.items[q.head:], func(it item) bool {
+		return it.kind == itemDown && it.epoch == epoch || it.kind == itemUp && it.epoch > epoch
+	})
 }
 
 // drop removes the oldest item.

@@ -14,10 +14,11 @@ const (
 	whyGap                // live batches are missing
 	whyProbe              // the feed is quiet: was something lost?
 	whyRebuild            // an earlier replay failed: read all again
+	whyProof              // is the replay socket that of the engine that publishes?
 )
 
 // whyNames are the forms that metrics and logs use.
-var whyNames = [...]string{"first", "resume", "gap", "probe", "rebuild"}
+var whyNames = [...]string{"first", "resume", "gap", "probe", "rebuild", "proof"}
 
 func (w why) String() string { return whyNames[w] }
 
@@ -42,6 +43,14 @@ type recovery struct {
 	attempts int
 	failures int
 	delayed  bool // it has not begun: a position may come that makes it needless
+	comparison
+}
+
+// comparison is the part of a recovery that compares one live batch with its replay.
+type comparison struct {
+	sample sample
+	first  uint64 // the number of the batch that came
+	look   bool   // any batch is asked for, because that one did not come
 }
 
 // recover begins a recovery. Live batches wait until it ends.
@@ -75,9 +84,15 @@ func (f *feed) ask(delay time.Duration) {
 			r.from, r.check = f.pos.next-1, true
 		}
 	}
+	if r.why == whyProof {
+		r.from, r.check = r.sample.seq, false
+		if r.look {
+			r.from = 0
+		}
+	}
 	f.jobs++
 	r.job = f.jobs
-	f.replay(f.replayAt, r.job, r.from, delay)
+	f.replay(request{at: f.replaySocket.at, job: r.job, from: r.from, one: r.why == whyProof}, delay)
 }
 
 // onReply handles one message of a replay.
@@ -88,6 +103,11 @@ func (f *feed) onReply(m reply) {
 	}
 	if m.end {
 		f.onReplayEnd(m.err)
+		return
+	}
+	if f.rec.why == whyProof {
+		f.onSample(m)
+		f.plane.putMessage(m.msg)
 		return
 	}
 	f.rec.any, f.conn.doubtful = true, false
@@ -161,6 +181,7 @@ func (f *feed) hole(m reply) {
 func (f *feed) take(seq uint64, payload []byte) {
 	f.rec.progress++
 	f.rec.failures = 0
+	f.pos.unchecked = f.pos.unchecked || f.conn.proof != proofDone
 	if !f.apply(seq, payload, time.Now(), true) {
 		f.damaged(seq, payload)
 	}
@@ -189,6 +210,10 @@ func (f *feed) onReplayEnd(err error) {
 		f.giveUp()
 		return
 	}
+	if r.why == whyProof {
+		f.onProofEnd()
+		return
+	}
 	f.rec = nil
 	f.nextProbe(settle)
 	if f.conn.doubtful && !r.any {
@@ -209,6 +234,7 @@ func (f *feed) onReplayEnd(err error) {
 	if r.why == whyProbe && r.progress > 0 {
 		f.count(func(s *Status) { s.Gaps++ })
 		f.plane.metrics.gaps.Add(background, 1)
+		f.unseen()
 	}
 }
 
@@ -230,6 +256,9 @@ func (f *feed) barren() {
 // giveUp ends a recovery that failed. Live batches continue from where they are.
 func (f *feed) giveUp() {
 	f.rec = nil
+	if f.conn.proof != proofDone {
+		f.noProof()
+	}
 	f.pos.partial = f.pos.partial || !f.pos.exact || !f.conn.trusted
 	f.nextProbe(f.plane.config.Probe)
 }

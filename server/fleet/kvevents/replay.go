@@ -23,21 +23,28 @@ type reply struct {
 
 func (r *reply) payload() []byte { return r.msg.Frames[len(r.msg.Frames)-1] }
 
-// replay starts reading all batches from number from on, after a delay. Its replies carry job.
-func (f *feed) replay(endpoint string, job, from uint64, delay time.Duration) {
+// request is one question to a replay socket: for all batches from a number on, or for the first one of them. Replies carry job.
+type request struct {
+	at        string
+	job, from uint64
+	one       bool
+}
+
+// replay sends a request after a delay.
+func (f *feed) replay(r request, delay time.Duration) {
 	f.spawn(func(ctx context.Context) {
 		sleep(ctx, delay)
-		err := f.fetch(ctx, endpoint, job, from)
-		f.reply(ctx, reply{job: job, end: true, err: err})
+		err := f.fetch(ctx, r)
+		f.reply(ctx, reply{job: r.job, end: true, err: err})
 	})
 }
 
 // fetch asks once and passes on what comes until the end marker.
-func (f *feed) fetch(ctx context.Context, endpoint string, job, from uint64) error {
+func (f *feed) fetch(ctx context.Context, r request) error {
 	timeout := f.plane.config.ReplayTimeout
 	params := f.plane.socket(zmtp.DEALER)
 	params.HandshakeTimeout, params.Heartbeat = timeout, 0
-	conn, err := zmtp.Dial(ctx, endpoint, params)
+	conn, err := zmtp.Dial(ctx, r.at, params)
 	if err != nil {
 		return err
 	}
@@ -50,10 +57,10 @@ func (f *feed) fetch(ctx context.Context, endpoint string, job, from uint64) err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := conn.Send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
+	if err := conn.Send(nil, binary.BigEndian.AppendUint64(nil, r.from)); err != nil {
 		return err
 	}
-	for {
+	for skipped := 0; ; skipped++ {
 		conn.SetDeadline(time.Now().Add(timeout))
 		m := f.plane.getMessage()
 		if err := conn.Recv(m); err != nil {
@@ -72,8 +79,18 @@ func (f *feed) fetch(ctx context.Context, endpoint string, job, from uint64) err
 			f.plane.putMessage(m)
 			return nil
 		}
-		if !f.reply(ctx, reply{job: job, seq: n.seq, by: n.by, msg: m}) {
+		if r.one && n.seq < r.from {
+			f.plane.putMessage(m)
+			if skipped > maxUseless {
+				return errUseless
+			}
+			continue
+		}
+		if !f.reply(ctx, reply{job: r.job, seq: n.seq, by: n.by, msg: m}) {
 			return ctx.Err()
+		}
+		if r.one {
+			return nil
 		}
 	}
 }

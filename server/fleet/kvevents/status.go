@@ -38,6 +38,9 @@ type Status struct {
 	// DecodeErrors counts batches that could not be read; Unknown fields and tags were skipped, Misfits
 	// were events with tokens that do not match their hashes.
 	DecodeErrors, Unknown, Misfits uint64
+	// Foreign is why the replay socket belongs to another engine than the event socket; empty while nothing shows that. The
+	// state is then degraded, and only live batches are followed.
+	Foreign string
 	// LastError is the last thing that went wrong, and when.
 	LastError   string
 	LastErrorAt time.Time

@@ -13,6 +13,8 @@ type Drain struct {
 	Since time.Time
 	// By is the caller that asked for it, Reason what it gave as a reason; both may be empty.
 	By, Reason string
+	// Move says that requests under way move to other replicas, as far as no client notices.
+	Move bool
 }
 
 // DrainOptions are what a caller says with a drain.
@@ -20,10 +22,12 @@ type DrainOptions struct {
 	By, Reason string
 	// Force allows a drain that leaves a model without a ready replica.
 	Force bool
+	// Move also moves the requests under way.
+	Move bool
 }
 
-// Drain stops new requests to a replica; those under way finish. When it returns, the snapshot shows the drain. A drain outlives
-// the replica's absence, until Undrain. A drain of a draining replica only replaces the reason, if it has one.
+// Drain stops new requests to a replica; those under way finish, or move. When it returns, the snapshot shows the drain. A drain outlives
+// the replica's absence, until Undrain. A drain of a draining replica only replaces the reason, if it has one, and adds the move.
 // ErrLastReady: the replica is the last ready one of a model, and Force is not set.
 func (r *Registry) Drain(ctx context.Context, id replica.ID, o DrainOptions) error {
 	return r.do(ctx, func(c *core) error {
@@ -32,18 +36,28 @@ func (r *Registry) Drain(ctx context.Context, id replica.ID, o DrainOptions) err
 		switch {
 		case !known && old == nil:
 			return ErrUnknownReplica
-		case old != nil && (o.Reason == "" || o.Reason == old.Reason):
-			return nil
 		case old != nil:
-			c.changeDrain(id, &Drain{Since: old.Since, By: o.By, Reason: o.Reason})
+			if now := old.again(o); !sameDrain(old, now) {
+				c.changeDrain(id, now)
+			}
 			return nil
 		}
 		if model, last := c.lastReady(e); last && !o.Force {
 			return fmt.Errorf("%w of model %q", ErrLastReady, model)
 		}
-		c.changeDrain(id, &Drain{Since: time.Now(), By: o.By, Reason: o.Reason})
+		c.changeDrain(id, &Drain{Since: time.Now(), By: o.By, Reason: o.Reason, Move: o.Move})
 		return nil
 	})
+}
+
+// again is the drain after another call for it.
+func (d *Drain) again(o DrainOptions) *Drain {
+	now := *d
+	if o.Reason != "" && o.Reason != d.Reason {
+		now.By, now.Reason = o.By, o.Reason
+	}
+	now.Move = d.Move || o.Move
+	return &now
 }
 
 // Undrain lets a drained replica take requests again. That it is not drained is no error.
@@ -124,5 +138,5 @@ func sameDrain(a, b *Drain) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.Since.Equal(b.Since) && a.By == b.By && a.Reason == b.Reason
+	return a.Since.Equal(b.Since) && a.By == b.By && a.Reason == b.Reason && a.Move == b.Move
 }

@@ -20,8 +20,8 @@ type Examination struct {
 	// Version is vLLM's, empty when the answer does not say.
 	Version      string
 	VersionError error
-	// Sources are where the ranks publish KV events, as the replica reports it; nil when it is not asked: its version lacks the
-	// route, or the settings say it.
+	// Sources are where the ranks publish KV events, as the replica reports it; nil when it is not asked, because its version
+	// lacks the route.
 	Sources      []replica.Events
 	SourcesError error
 }
@@ -45,7 +45,7 @@ func (r *Registry) Examine(ctx context.Context, id replica.ID) (e Examination, o
 	} else {
 		e.Version = readVersion(body).text
 	}
-	if !p.spec.asks() || !listsSources(e.Version) {
+	if !listsSources(e.Version) {
 		return e, true
 	}
 	body, err := p.get(ctx, r, sourcesPath)

@@ -366,11 +366,15 @@ func TestADrainHasAReasonAndLeavesEachModelAReplica(t *testing.T) {
 		pass(time.Minute)
 		for _, again := range []struct {
 			reason string
+			move   bool
 			want   registry.Drain
 		}{
-			{"", first}, {"new disk", registry.Drain{Since: first.Since, By: "night", Reason: "new disk"}},
+			{"", false, first},
+			{"new disk", false, registry.Drain{Since: first.Since, By: "night", Reason: "new disk"}},
+			{"", true, registry.Drain{Since: first.Since, By: "night", Reason: "new disk", Move: true}},
+			{"", false, registry.Drain{Since: first.Since, By: "night", Reason: "new disk", Move: true}},
 		} {
-			if err := drain("a", registry.DrainOptions{By: "night", Reason: again.reason}); err != nil {
+			if err := drain("a", registry.DrainOptions{By: "night", Reason: again.reason, Move: again.move}); err != nil {
 				t.Error(err)
 			}
 			if got := *r.Snapshot().Details("a").Drain; got != again.want {

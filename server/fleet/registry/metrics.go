@@ -3,11 +3,15 @@ package registry
 import (
 	"context"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
+
+// maxSeries bounds the replicas that have series of their own. The SDK would join those above 2,000 into one.
+const maxSeries = 1024
 
 type metrics struct {
 	probes, states, passive, restarts, leasesExpired, sourceErrors, labelErrors metric.Int64Counter
@@ -31,12 +35,16 @@ func newMetrics(provider metric.MeterProvider, r *Registry) *metrics {
 	m.labelErrors = s.CounterBy("kvpilot.registry.label_errors", "{value}", "Labels, annotations and variables of pods that could not be used, by source.")
 
 	replicas := s.ObservedGauge("kvpilot.registry.replicas", "{replica}", "Replicas, by state.")
+	states := s.ObservedGauge("kvpilot.registry.replica_state", "{replica}", "1 for the present state of each replica: starting, ready, draining, unhealthy. Of more than 1024 replicas some ready ones are left out.")
 	draining := s.ObservedGauge("kvpilot.registry.draining", "{replica}", "1 for each replica that drains, by replica.")
 	left := s.ObservedGauge("kvpilot.registry.endpoints_left_out", "{endpoint}", "Endpoints that a Service or a DNS name lists and that are no replicas, by source and reason: address (refused), limit (above max_endpoints), invalid.")
 	s.Observe(func(o metric.Observer) {
 		r.left.observe(context.Background(), func(n int64, labels metric.MeasurementOption) { o.ObserveInt64(left, n, labels) })
 		counts := make([]int64, len(m.byState))
-		for _, r := range r.Snapshot().Replicas {
+		snapshot := r.Snapshot()
+		named := observeStates(o, states, snapshot.Replicas, false, 0)
+		observeStates(o, states, snapshot.Replicas, true, named)
+		for _, r := range snapshot.Replicas {
 			counts[r.State]++
 			if r.State == replica.StateDraining {
 				o.ObserveInt64(draining, 1, instruments.Label("replica", string(r.ID)))
@@ -47,6 +55,18 @@ func newMetrics(provider metric.MeterProvider, r *Registry) *metrics {
 		}
 	})
 	return m
+}
+
+// observeStates reports the state of the replicas that are ready, or of all others, and returns how many replicas have a series now.
+func observeStates(o metric.Observer, states metric.Int64Observable, replicas []*replica.Replica, ready bool, named int) int {
+	for _, r := range replicas {
+		if (r.State == replica.StateReady) != ready || named == maxSeries {
+			continue
+		}
+		o.ObserveInt64(states, 1, instruments.Labels(attribute.String("replica", string(r.ID)), attribute.String("state", r.State.String())))
+		named++
+	}
+	return named
 }
 
 func (m *metrics) probed(ctx context.Context, res result) {

@@ -130,7 +130,7 @@ func (p *prober) run(ctx context.Context, r *Registry, report func(result)) {
 		if res.version != nil {
 			engine = res.version.text
 		}
-		if res.err == nil && p.spec.asks() && listsSources(engine) && !now.Before(sourcesDue) {
+		if res.err == nil && listsSources(engine) && !now.Before(sourcesDue) {
 			res.sources = p.sources(ctx, r)
 		}
 		<-turns
@@ -283,8 +283,10 @@ func (p *prober) sources(ctx context.Context, r *Registry) *[]replica.Events {
 		return nil
 	}
 	list, err := readSources(body, p.spec.URL)
-	if err != nil {
+	if err != nil && p.spec.asks() {
 		r.log.Warn("the replica's KV event sources cannot be used; set events.endpoint, and bind where the engine dials", "replica", p.spec.ID, "error", err)
+	}
+	if err != nil {
 		return &[]replica.Events{}
 	}
 	return &list

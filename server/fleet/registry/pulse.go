@@ -53,14 +53,18 @@ type Pulse struct {
 }
 
 // Pulse returns how promptly a replica answers its health probe. That shows a problem of a ready replica
-// long before it counts as unhealthy.
+// long before it counts as unhealthy. A replica that starts has no requests, and is not late.
 func (r *Registry) Pulse(id replica.ID, now time.Time) Pulse {
-	v := r.Snapshot().details[id].vitals
+	s := r.Snapshot()
+	v := s.details[id].vitals
 	if v == nil {
 		return Pulse{}
 	}
-	p := Pulse{Asked: moment(v.pulse.asked.Load()), Answered: moment(v.pulse.answered.Load())}
-	if !p.Asked.IsZero() {
+	p := Pulse{Answered: moment(v.pulse.answered.Load())}
+	if rep, ok := s.byID[id]; ok && rep.State == replica.StateStarting {
+		return p
+	}
+	if p.Asked = moment(v.pulse.asked.Load()); !p.Asked.IsZero() {
 		p.Late = max(0, now.Sub(p.Asked)-min(patience*time.Duration(v.pulse.usual.Load()), mostPatience))
 	}
 	return p

@@ -107,7 +107,7 @@ func TestAControlServiceIsOneAddressForAllRanks(t *testing.T) {
 
 func TestAReplicaBecomesReadyAndIsFoundByModel(t *testing.T) {
 	f := newFakeReplica(t)
-	config := fast(registry.Spec{ID: "a", URL: f.URL + "/", Ranks: 2, Events: registry.EventsSpec{Endpoint: "tcp://*:5557", Replay: "tcp://{host}:6557"}})
+	config := fast(registry.Spec{ID: "a", URL: f.URL + "/", Ranks: 2, Events: registry.EventsSpec{Endpoint: "tcp://*:5557", Replay: "tcp://{host}:5657"}})
 	config.Aliases = map[string]string{"gpt": "base"}
 	r := start(t, config, registry.Params{})
 	eventually(t, "ready", func() bool { return state(r, "a") == replica.StateReady })
@@ -128,7 +128,7 @@ func TestAReplicaBecomesReadyAndIsFoundByModel(t *testing.T) {
 	if rep.URL != f.URL || rep.Version != "0.24.0" || rep.Life != 1 || len(rep.Slots) != 2 {
 		t.Errorf("replica: %+v", rep)
 	}
-	if e := rep.Events; len(e) != 2 || e[0].Endpoint != "tcp://127.0.0.1:5557" || e[1].Endpoint != "tcp://127.0.0.1:5558" || e[1].Replay != "tcp://127.0.0.1:6558" {
+	if e := rep.Events; len(e) != 2 || e[0].Endpoint != "tcp://127.0.0.1:5557" || e[1].Endpoint != "tcp://127.0.0.1:5558" || e[1].Replay != "tcp://127.0.0.1:5658" {
 		t.Errorf("events: %+v", e)
 	}
 	if got, rank, ok := s.BySlot(rep.Slots[1]); !ok || got != rep || rank != 1 {

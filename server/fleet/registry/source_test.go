@@ -228,7 +228,7 @@ func TestConfigIsReadAndChecked(t *testing.T) {
 	config := registry.DefaultConfig()
 	text := `
 replicas:
-  - {id: a, url: "http://h:8000/", api_key: sesame, ranks: 2, events: {endpoint: "tcp://*:5557", replay: "tcp://*:6557"}}
+  - {id: a, url: "http://h:8000/", api_key: sesame, ranks: 2, events: {endpoint: "tcp://*:5557", replay: "tcp://*:5657"}}
 aliases: {gpt: base}
 events: {endpoint: "tcp://{host}:5557"}
 probe: {interval: 1s}

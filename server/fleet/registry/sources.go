@@ -109,7 +109,8 @@ func boundAddress(endpoint, host string) (string, error) {
 	return address, nil
 }
 
-// found applies where a replica reports that it publishes. Any change makes its ranks new ones.
+// found applies where a replica reports that it publishes. Any change makes its ranks new ones, unless the settings say where it does:
+// then a difference is only reported.
 func (e *entry) found(list []replica.Events, c *core) {
 	if slices.Equal(list, e.sources) {
 		return
@@ -120,6 +121,8 @@ func (e *entry) found(list []replica.Events, c *core) {
 			c.r.log.Warn("the replica's number of ranks differs from the configured one", "replica", e.id, "configured", e.spec.Ranks, "reported", n)
 		}
 		c.r.log.Info("the replica reported where it publishes KV events", "replica", e.id, "ranks", len(list), "events", list)
+	} else {
+		e.warnUnlike(list, c)
 	}
 	e.sources = list
 }

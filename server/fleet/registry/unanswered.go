@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -19,6 +20,7 @@ const (
 )
 
 // watchUnanswered logs which replicas do not answer: when the first probe has failed, then every unansweredAgain, and when all answer.
+// It is no warning while these replicas have never answered and are known for less than unansweredAgain: they start.
 func (r *Registry) watchUnanswered(ctx context.Context) {
 	look := time.NewTicker(unansweredLook)
 	defer look.Stop()
@@ -29,30 +31,45 @@ func (r *Registry) watchUnanswered(ctx context.Context) {
 			return
 		case <-look.C:
 		}
-		down, total, which := r.Snapshot().unanswered()
+		u := r.Snapshot().unanswered(time.Now())
 		switch {
-		case down == 0 && !reported.IsZero():
-			r.log.Info("all replicas answer", "replicas", total)
+		case u.down == 0 && !reported.IsZero():
+			r.log.Info("all replicas answer", "replicas", u.total)
 			reported = time.Time{}
-		case down > 0 && time.Since(reported) >= unansweredAgain:
-			r.log.Warn("replicas do not answer; check their addresses, and that they are up", "down", down, "of", total, "replicas", which)
+		case u.down > 0 && time.Since(reported) >= unansweredAgain:
+			level, text := slog.LevelWarn, "replicas do not answer; check their addresses, and that they are up"
+			if u.fresh == u.down {
+				level, text = slog.LevelInfo, "new replicas do not answer yet; if they are up, check their addresses"
+			}
+			r.log.Log(ctx, level, text, "down", u.down, "of", u.total, "replicas", u.which)
 			reported = time.Now()
 		}
 	}
 }
 
+// unanswered are the replicas whose probes fail.
+type unanswered struct {
+	down, total int
+	fresh       int    // those of down that have never answered and are new
+	which       string // describes the first of them
+}
+
 // unanswered counts the replicas whose probes fail, and describes the first of them.
-func (s *Snapshot) unanswered() (down, total int, which string) {
+func (s *Snapshot) unanswered(now time.Time) (u unanswered) {
 	var text strings.Builder
 	for _, rep := range s.Replicas {
-		total++
+		u.total++
 		failed := s.Details(rep.ID).LastError
 		if failed == "" || rep.State != replica.StateStarting && rep.State != replica.StateUnhealthy {
 			continue
 		}
-		if down++; down <= unansweredNamed {
+		if rep.State == replica.StateStarting && now.Sub(rep.Since) < unansweredAgain {
+			u.fresh++
+		}
+		if u.down++; u.down <= unansweredNamed {
 			fmt.Fprintf(&text, "%s at %s: %s; ", rep.ID, rep.URL, failed)
 		}
 	}
-	return down, total, strings.TrimSuffix(text.String(), "; ")
+	u.which = strings.TrimSuffix(text.String(), "; ")
+	return u
 }

@@ -2,6 +2,8 @@ package labels_test
 
 import (
 	"context"
+	"strconv"
+	"sync"
 	"testing"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -62,5 +64,46 @@ func TestTooManyKeysAreMadeEachTime(t *testing.T) {
 	}
 	if built <= 5000 || built >= 10000 {
 		t.Errorf("%d sets were made for 5000 keys asked for twice, want some kept and some not", built)
+	}
+}
+
+func TestTheFirstNamesHaveLabels(t *testing.T) {
+	names := labels.NewNames(3)
+	for _, name := range []string{"a", "b", labels.Other, "a", "c", "b"} {
+		if got := names.Of(name); got != name {
+			t.Errorf("the label of %s is %s", name, got)
+		}
+	}
+	for _, name := range []string{"d", "e", "d"} {
+		if got := names.Of(name); got != labels.Other {
+			t.Errorf("the label of %s is %s, want %s", name, got, labels.Other)
+		}
+	}
+	if got := names.Of("c"); got != "c" {
+		t.Errorf("a known name became %s", got)
+	}
+	if n := testing.AllocsPerRun(100, func() { names.Of("a"); names.Of("d") }); n != 0 {
+		t.Errorf("a label costs %v allocations", n)
+	}
+}
+
+func TestNamesAreBoundedForAllCallers(t *testing.T) {
+	names := labels.NewNames(8)
+	var own sync.Map
+	var wg sync.WaitGroup
+	for caller := range 4 {
+		wg.Go(func() {
+			for i := range 100 {
+				if name := strconv.Itoa(caller*50 + i); names.Of(name) == name {
+					own.Store(name, true)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	n := 0
+	own.Range(func(any, any) bool { n++; return true })
+	if n == 0 || n > 8 {
+		t.Errorf("%d names have labels, want 1 to 8", n)
 	}
 }

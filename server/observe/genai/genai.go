@@ -25,9 +25,13 @@ type Metrics struct {
 	perToken metric.Float64Histogram
 	tokens   metric.Int64Histogram
 
+	models   *labels.Names
 	requests labels.Sets[requestLabels]
 	usage    labels.Sets[usageLabels]
 }
+
+// mostModels bounds the models with series of their own, because each takes about ninety; the others share those of labels.Other.
+const mostModels = 64
 
 // Request is an ended request, whether it reached a replica or not.
 type Request struct {
@@ -51,7 +55,7 @@ func New(provider metric.MeterProvider) (*Metrics, error) {
 		provider = noop.NewMeterProvider()
 	}
 	meter := provider.Meter("github.com/kvpilot/kvpilot/server/observe/genai")
-	var m Metrics
+	m := Metrics{models: labels.NewNames(mostModels)}
 	var errs [4]error
 	m.duration, errs[0] = meter.Float64Histogram("gen_ai.server.request.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from a request's first byte to the last byte of its answer."),
@@ -71,6 +75,9 @@ func New(provider metric.MeterProvider) (*Metrics, error) {
 // Record counts one request.
 func (m *Metrics) Record(r Request) {
 	ctx := context.Background() // exemplars are kvpilot.router's
+	if r.Model != "" {
+		r.Model = m.models.Of(r.Model)
+	}
 	ended := m.requests.Of(requestLabels{r.Operation, r.Model, r.ErrorType}, requestLabels.attributes)
 	m.duration.Record(ctx, r.Duration.Seconds(), ended)
 	if r.ErrorType == "" && r.FirstToken > 0 {

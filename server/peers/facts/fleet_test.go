@@ -101,7 +101,7 @@ func (r *router) view() (v struct {
 
 // drained is the drain that the tests share.
 func drained() *registry.Drain {
-	return &registry.Drain{Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), By: "ops", Reason: "new driver"}
+	return &registry.Drain{Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), By: "ops", Reason: "new driver", Move: true}
 }
 
 func (r *router) drain(id replica.ID, on bool) {

@@ -144,7 +144,7 @@ func (s *Store) factLocked(r ref) *kvpilotv1.Facts {
 	switch r.kind {
 	case kindDrain:
 		if e, known := s.drains.facts[r.key]; known {
-			f := &kvpilotv1.DrainFact{ReplicaId: r.key, Drained: !e.gone, Version: wire(e.version), By: e.value.By, Reason: e.value.Reason}
+			f := &kvpilotv1.DrainFact{ReplicaId: r.key, Drained: !e.gone, Version: wire(e.version), By: e.value.By, Reason: e.value.Reason, Move: e.value.Move}
 			if !e.gone {
 				f.Since = timestamppb.New(e.value.Since)
 			}
@@ -211,7 +211,7 @@ func (s *Store) all() []ref {
 
 // drainOf reads a drain. That of a router of an earlier version has no begin: its version's time stands for it.
 func drainOf(f *kvpilotv1.DrainFact) (registry.Drain, error) {
-	d := registry.Drain{Since: time.UnixMilli(int64(f.GetVersion().GetTimeMs())), By: f.GetBy(), Reason: f.GetReason()}
+	d := registry.Drain{Since: time.UnixMilli(int64(f.GetVersion().GetTimeMs())), By: f.GetBy(), Reason: f.GetReason(), Move: f.GetMove()}
 	if f.GetSince() != nil {
 		d.Since = f.GetSince().AsTime()
 	}

@@ -45,8 +45,8 @@ type attempt struct {
 	cancel context.CancelFunc
 	// paused watches an answer of /v1/responses; nil for any other.
 	paused *pauseWatch
-	// stalled is set when the chooser stopped the attempt because its rank made no progress.
-	stalled atomic.Bool
+	// stopped is set when the chooser stopped the attempt, moves when it did so because the replica is left.
+	stopped, moves atomic.Bool
 	// broken is set when the answer ended early, ended when the reservation was released, forced when the replica's breaker is open.
 	broken, ended, forced bool
 }
@@ -54,14 +54,18 @@ type attempt struct {
 // errStalled is why the answer of a stalled rank is not used.
 var errStalled = errors.New("the replica has stalled")
 
-// stop stops the attempt on a stalled rank. Any goroutine may call it.
-func (a *attempt) stop() {
-	a.stalled.Store(true)
+// errMoved is why a stream is not read on whose replica is left.
+var errMoved = errors.New("the replica drains, and its requests move")
+
+// stop stops the attempt. Any goroutine may call it.
+func (a *attempt) stop(why chooser.Withdrawal) {
+	a.moves.Store(why == chooser.Leaving)
+	a.stopped.Store(true)
 	a.cancel()
 }
 
-// isStalled reports whether the attempt was stopped, by the chooser and not by the end of ctx.
-func (a *attempt) isStalled(ctx context.Context) bool { return a.stalled.Load() && ctx.Err() == nil }
+// isStopped reports whether the attempt was stopped, by the chooser and not by the end of ctx.
+func (a *attempt) isStopped(ctx context.Context) bool { return a.stopped.Load() && ctx.Err() == nil }
 
 // tries is what the attempts of a request share: the question to the chooser, and the results of the earlier attempts.
 type tries struct {

@@ -43,8 +43,8 @@ const refusedPause = time.Second
 // refusal is an attempt that ended before its answer began. resp is closed.
 func (r *Router) refusal(ctx context.Context, a *attempt, resp *upstream.Response, err error, outcome retry.Verdict) *failure {
 	f := &failure{outcome: outcome}
-	if err != nil && outcome == retry.Canceled && a.isStalled(ctx) {
-		return stalledBefore(err)
+	if err != nil && outcome == retry.Canceled && a.isStopped(ctx) {
+		return a.stoppedBefore(err)
 	}
 	if err != nil {
 		f.public = r.unanswered(ctx, outcome, err)
@@ -52,8 +52,8 @@ func (r *Router) refusal(ctx context.Context, a *attempt, resp *upstream.Respons
 	}
 	defer resp.Close()
 	body, readErr := resp.ReadAll(maxErrorBody)
-	if readErr != nil && a.isStalled(ctx) {
-		return stalledBefore(readErr)
+	if readErr != nil && a.isStopped(ctx) {
+		return a.stoppedBefore(readErr)
 	}
 	if readErr != nil && ctx.Err() != nil {
 		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, readErr))}
@@ -109,8 +109,11 @@ func unsendable(err error) *apierror.Error {
 	return apierror.New(apierror.InvalidBody, part.Error(), err, apierror.WithParam(part.Part))
 }
 
-// stalledBefore is the failure of an attempt that was stopped before the client's first byte.
-func stalledBefore(err error) *failure {
+// stoppedBefore is the failure of an attempt that was stopped before the client's first byte.
+func (a *attempt) stoppedBefore(err error) *failure {
+	if a.moves.Load() {
+		return &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamError, "the replica drains, and no other one takes the request", err)}
+	}
 	return &failure{outcome: retry.Stalled, public: apierror.New(apierror.UpstreamError, "the replica has stalled", err)}
 }
 
@@ -131,9 +134,11 @@ func broken(ctx context.Context, d *delivery, err error) *failure {
 	switch {
 	case errors.Is(err, errClientGone):
 		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, context.Canceled))}
-	case errors.Is(err, errStalled), d.attempt.isStalled(ctx):
+	case errors.Is(err, errMoved):
+		return &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamStreamBroken, "the replica drains, and no other one takes the rest of the stream", err)}
+	case errors.Is(err, errStalled), d.attempt.isStopped(ctx):
 		if !d.begun {
-			return stalledBefore(err)
+			return d.attempt.stoppedBefore(err)
 		}
 		text = "the replica stopped in the middle of its answer"
 	case ctx.Err() != nil:

@@ -57,9 +57,9 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
 	m.inFlight = s.UpDownCounter(ns+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
-	m.requests = s.CounterBy(ns+"requests", "{request}", "Ended requests by model, route, HTTP status and error reason. The model is a served one; other: the request named none of these.",
+	m.requests = s.CounterBy(ns+"requests", "{request}", "Ended requests by model, route, HTTP status and error reason. The model is one of the first 200 served ones that are used; other: all later ones, and requests that named none that is served.",
 		m.models.of(otherModel).result(result{route: openai.RouteChat, status: http.StatusOK}))
-	m.duration = s.Histogram(ns+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route.", slow...)
+	m.duration = s.Histogram(ns+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route. The first 64 models that are used have histograms of their own; the others share those of other.", slow...)
 	m.ttft = s.Histogram(ns+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer, by model and route.", slow...)
 	m.perToken = s.Histogram(ns+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
 	m.overhead = s.Histogram(ns+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
@@ -68,7 +68,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.tokens = s.CounterBy(ns+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
 	m.retries = s.CounterBy(ns+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", slices.Collect(maps.Values(m.again))...)
 	m.faults = newFaults(s)
-	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
+	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
 	m.aborted = s.Counter(ns+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
 	m.steering = newSteering(s)
 	var empties []metric.MeasurementOption
@@ -122,9 +122,9 @@ func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *api
 	}
 	m.requests.Add(plain, 1, model.result(res))
 	if d.firstToken.IsZero() { // else the first token's latency has it
-		m.duration.Record(ctx, took.Seconds(), model.routes[rq.call.Route])
+		m.duration.Record(ctx, took.Seconds(), model.timed.routes[rq.call.Route])
 	} else {
-		m.duration.Record(plain, took.Seconds(), model.routes[rq.call.Route])
+		m.duration.Record(plain, took.Seconds(), model.timed.routes[rq.call.Route])
 	}
 	if rq.tokenizing > 0 {
 		m.encode.Record(plain, rq.tokenizing.Seconds(), route)
@@ -142,14 +142,14 @@ func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *api
 	m.held.Record(plain, a.held.Seconds(), route)
 	m.tokens.Add(plain, int64(a.choice.Held()), model.kinds[fromRouter][tokensOverlap])
 	if !d.firstToken.IsZero() {
-		m.ttft.Record(ctx, d.firstToken.Sub(rq.received).Seconds(), model.routes[rq.call.Route])
+		m.ttft.Record(ctx, d.firstToken.Sub(rq.received).Seconds(), model.timed.routes[rq.call.Route])
 	}
 	u, source := rq.cost(d)
 	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), model.kinds[source][tokensPrompt])
 	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), model.kinds[source][tokensCached])
 	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), model.kinds[source][tokensOutput])
 	if n := u.CompletionTokens; n > 1 && !d.firstToken.IsZero() {
-		m.perToken.Record(plain, time.Since(d.firstToken).Seconds()/float64(n-1), model.paces[source][rq.call.Route])
+		m.perToken.Record(plain, time.Since(d.firstToken).Seconds()/float64(n-1), model.timed.paces[source][rq.call.Route])
 	}
 	m.genai.Record(rq.genai(d, res, u, took))
 }

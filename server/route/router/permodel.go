@@ -14,10 +14,15 @@ import (
 )
 
 // otherModel is the label of requests for no served model: clients invent names.
-const otherModel = "other"
+const otherModel = labels.Other
 
-// mostModels bounds the models with labels of their own, for fleets that load and unload adapters for years.
-const mostModels = 1000
+const (
+	// mostModels bounds the models with labels of their own, for fleets that load and unload adapters for years.
+	mostModels = 200
+	// mostTimed bounds those of them with histograms of their own, because a histogram takes up to twenty series; the others share
+	// those of otherModel.
+	mostTimed = 64
+)
 
 // routes is the number of routes.
 const routes = int(openai.RouteOther) + 1
@@ -26,11 +31,13 @@ const routes = int(openai.RouteOther) + 1
 type perModel struct {
 	known sync.Map // string to *modelLabels
 	count atomic.Int64
+	timed atomic.Int64 // models with histograms of their own
 }
 
 // modelLabels are the labels of one model's measurements, made once.
 type modelLabels struct {
 	model   string
+	timed   *modelLabels // those of its histograms: its own, or otherModel's
 	routes  [routes]metric.MeasurementOption
 	paces   [2][routes]metric.MeasurementOption // by source and route
 	kinds   [2][4]metric.MeasurementOption      // by source and kind
@@ -52,9 +59,18 @@ func (p *perModel) of(model string) *modelLabels {
 	if p.count.Load() >= mostModels && model != otherModel {
 		return p.of(otherModel)
 	}
-	known, had := p.known.LoadOrStore(model, newModelLabels(model))
-	if !had {
+	fresh := newModelLabels(model)
+	fresh.timed = fresh
+	if model != otherModel && p.timed.Add(1) > mostTimed {
+		p.timed.Add(-1)
+		fresh.timed = p.of(otherModel)
+	}
+	known, had := p.known.LoadOrStore(model, fresh)
+	switch {
+	case !had:
 		p.count.Add(1)
+	case model != otherModel && fresh.timed == fresh:
+		p.timed.Add(-1) // another request was faster
 	}
 	return known.(*modelLabels) //nolint:forcetypeassert // as above
 }

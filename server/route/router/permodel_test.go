@@ -23,3 +23,17 @@ func TestOnlySoManyModelsHaveLabels(t *testing.T) {
 		t.Errorf("%d models have labels", n)
 	}
 }
+
+func TestTheFirstModelsHaveHistograms(t *testing.T) {
+	var p perModel
+	p.of(otherModel)
+	for i := range mostTimed {
+		if m := p.of(fmt.Sprint("model-", i)); m.timed != m {
+			t.Errorf("model %d shares its histograms with %q", i, m.timed.model)
+		}
+	}
+	late := p.of("late")
+	if late.model != "late" || late.timed != p.of(otherModel) {
+		t.Errorf("a later model counts as %q and is timed as %q, want late and %q", late.model, late.timed.model, otherModel)
+	}
+}

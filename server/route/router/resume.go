@@ -26,6 +26,7 @@ const headerResume = "X-Kvpilot-Resume"
 // The results of a stream that ended early, after its first byte, as the labels of metrics distinguish them.
 const (
 	resultResumed    = "resumed"
+	resultMoved      = "moved"      // resumed because its replica drains and its requests move
 	resultEnded      = "ended"      // only its end was missing, which the router wrote
 	resultIneligible = "ineligible" // a request or a stream that cannot be resumed exactly
 	resultSeam       = "seam"       // the client may not have all text of the last token
@@ -34,7 +35,7 @@ const (
 )
 
 func resumeResults() []string {
-	return []string{resultResumed, resultEnded, resultIneligible, resultSeam, resultLimit, resultBudget}
+	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultLimit, resultBudget}
 }
 
 // follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other.
@@ -92,7 +93,7 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 			return nil, err
 		}
 		f := s.router.broke(ctx, s.d, err)
-		if f.outcome != retry.Broken {
+		if f.outcome != retry.Broken && f.outcome != retry.Moved {
 			return nil, s.worst(f)
 		}
 		if end, ok := s.ending(ctx); ok {
@@ -113,6 +114,9 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 		}
 		if s.follower == nil || !s.reply.streamed {
 			return s.reply.next(ctx)
+		}
+		if s.moves() {
+			return nil, errMoved
 		}
 		// Only while nothing but the replica is waited for may another one be asked instead.
 		waits := s.resumes < s.rq.set.ResumeStreams && s.follower.Resumable()
@@ -137,6 +141,13 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 		}
 	}
 	return nil, s.fault
+}
+
+// moves reports whether another replica is to resume the stream now, because its own is left: from a moment at which the client
+// has exactly the text of the tokens.
+func (s *resumed) moves() bool {
+	a := s.reply.a
+	return a.choice.ShouldMove() && s.d.begun && (a.point == nil || a.gave) && s.follower.Resumable()
 }
 
 // errContinuation is why a continuation cannot be used that is no stream.
@@ -168,22 +179,30 @@ func (s *resumed) worst(f *failure) *failure {
 func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	r, a := s.router, s.reply.a
 	untouched := a.point != nil && !a.gave // the replica took the rest of the stream and gave nothing
-	point, result := s.point(ctx, untouched)
-	if result == resultResumed && s.resumes > 0 && !r.Budget.Withdraw() { // the first time is free: the replica is gone
+	moved := f.outcome == retry.Moved // an operator's wish, for which no limit and no budget is
+	point, result := s.point(ctx, untouched, moved)
+	if result == resultResumed && s.resumes > 0 && !moved && !r.Budget.Withdraw() { // the first time is free: the replica is gone
 		result = resultBudget
 	}
-	r.metrics.resumed(result)
 	if result != resultResumed {
+		r.metrics.resumed(result)
 		return s.worst(f)
 	}
+	if moved {
+		result = resultMoved
+	}
+	r.metrics.resumed(result)
 	span.Note(ctx, span.EventResume, span.Replica.String(string(a.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
 	r.Log.Info("resuming a stream on another replica", "request", s.rq.call.RequestID, "replica", string(a.choice.Replica.ID), "tokens", point.Answer, "error", f.public)
 	if s.first == nil {
 		s.first = f
 	}
-	if untouched {
+	switch {
+	case untouched:
 		s.tries.refusals++
-	} else {
+	case moved:
+		s.tries.refusals = 0
+	default:
 		s.resumes++
 		s.tries.refusals = 0
 	}
@@ -230,7 +249,7 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 
 // point is where the stream can be resumed, if the result is resultResumed. The limit does not count a replica that left the stream
 // untouched: that one refused.
-func (s *resumed) point(ctx context.Context, untouched bool) (*resume.Point, string) {
+func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Point, string) {
 	if s.follower == nil {
 		return nil, resultIneligible
 	}
@@ -238,7 +257,7 @@ func (s *resumed) point(ctx context.Context, untouched bool) (*resume.Point, str
 	switch {
 	case !ok || s.router.rest(s.rq, &point, nil) < 1:
 		return nil, resultIneligible
-	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && s.resumes >= s.rq.set.ResumeStreams:
+	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
 	case !point.Sure && !s.wholeText(ctx, &point):
 		return nil, resultSeam

@@ -24,16 +24,21 @@ type metrics struct {
 	// waited counts the prompts that waited because their known beginning was older than the turn before.
 	waited metric.Int64Counter
 
-	stages, results labels.Sets[sourceLabels]
-	given           labels.Sets[handoffLabels]
+	models  *labels.Names
+	stages  labels.Sets[string]
+	results labels.Sets[sourceLabels]
+	given   labels.Sets[handoffLabels]
 }
+
+// mostModels bounds the models with series of their own, for fleets that load and unload adapters for years.
+const mostModels = 200
 
 func newMetrics(provider metric.MeterProvider, stats func() cache.Stats, held func() int64) *metrics {
 	if provider == nil {
 		provider = noop.NewMeterProvider()
 	}
 	meter := provider.Meter("github.com/kvpilot/kvpilot/server/tokens/tokenizer")
-	m := &metrics{}
+	m := &metrics{models: labels.NewNames(mostModels)}
 	// An instrument with a constant, valid name cannot fail to be made.
 	m.stage, _ = meter.Float64Histogram("kvpilot.tokenizer.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time that a request waited for its ids, by source."),
@@ -81,10 +86,10 @@ type (
 
 func (m *metrics) encoded(model, source, reason string, took time.Duration) {
 	ctx := context.Background() // makes no exemplar
-	m.stage.Record(ctx, took.Seconds(), m.stages.Of(sourceLabels{model, source, ""}, func(l sourceLabels) []attribute.KeyValue {
-		return []attribute.KeyValue{attribute.String("model", l.model), attribute.String("source", l.source)}
+	m.stage.Record(ctx, took.Seconds(), m.stages.Of(source, func(source string) []attribute.KeyValue {
+		return []attribute.KeyValue{attribute.String("source", source)}
 	}))
-	m.result.Add(ctx, 1, m.results.Of(sourceLabels{model, source, reason}, func(l sourceLabels) []attribute.KeyValue {
+	m.result.Add(ctx, 1, m.results.Of(sourceLabels{m.models.Of(model), source, reason}, func(l sourceLabels) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("model", l.model), attribute.String("source", l.source), attribute.String("reason", l.reason)}
 	}))
 }
@@ -94,16 +99,16 @@ func (m *metrics) older(outcome string) {
 }
 
 func (m *metrics) handoff(model string, h Handoff) {
-	m.gave.Add(context.Background(), 1, m.given.Of(handoffLabels{model, string(h.Form), h.Reason}, func(l handoffLabels) []attribute.KeyValue {
+	m.gave.Add(context.Background(), 1, m.given.Of(handoffLabels{m.models.Of(model), string(h.Form), h.Reason}, func(l handoffLabels) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("model", l.model), attribute.String("form", l.form), attribute.String("reason", l.reason)}
 	}))
 }
 
 // known makes a model's count of mismatches exist before there is one, so that its increase is seen.
 func (m *metrics) known(model string) {
-	m.differ.Add(context.Background(), 0, metric.WithAttributes(attribute.String("model", model)))
+	m.differ.Add(context.Background(), 0, metric.WithAttributes(attribute.String("model", m.models.Of(model))))
 }
 
 func (m *metrics) mismatch(model string) {
-	m.differ.Add(context.Background(), 1, metric.WithAttributes(attribute.String("model", model)))
+	m.differ.Add(context.Background(), 1, metric.WithAttributes(attribute.String("model", m.models.Of(model))))
 }

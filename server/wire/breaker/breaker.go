@@ -20,6 +20,7 @@ type Breaker struct {
 	metrics  *metrics
 	mu       sync.Mutex
 	circuits map[replica.ID]*circuit // guarded by mu
+	faults   map[replica.ID]int64    // guarded by mu: attempts that count against a replica
 	turns    uint64                  // guarded by mu: how often a circuit has opened or closed
 	// openUntil is from when on all circuits are closed or on trial, if nothing more happens: in nanoseconds of Unix time. It is
 	// written with mu held.
@@ -81,7 +82,7 @@ func New(cfg Config, now func() time.Time) *Breaker {
 	if now == nil {
 		now = time.Now
 	}
-	b := &Breaker{now: now, circuits: map[replica.ID]*circuit{}, metrics: newMetrics(nil)}
+	b := &Breaker{now: now, circuits: map[replica.ID]*circuit{}, faults: map[replica.ID]int64{}, metrics: newMetrics(nil)}
 	b.cfg.Store(&cfg)
 	return b
 }
@@ -177,11 +178,14 @@ func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
 // Report records the end of a request for which Allow was called, and why it ended so.
 func (b *Breaker) Report(id replica.ID, pass Pass, f retry.Finding) {
 	cfg := b.cfg.Load()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if f.Against() {
+		b.faults[id]++
+	}
 	if cfg.Failures == 0 {
 		return
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	c := b.circuit(id)
 	if pass.turn != c.turn {
 		return // from before the circuit opened or closed
@@ -248,4 +252,5 @@ func (b *Breaker) Retain(known func(replica.ID) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	maps.DeleteFunc(b.circuits, func(id replica.ID, _ *circuit) bool { return !known(id) })
+	maps.DeleteFunc(b.faults, func(id replica.ID, _ int64) bool { return !known(id) })
 }

@@ -52,9 +52,18 @@ func (b *Breaker) Meter(provider metric.MeterProvider, replicas func() []replica
 	b.metrics = newMetrics(provider)
 	s := instruments.New(provider, "server/wire/breaker")
 	state := s.ObservedGauge("kvpilot.upstream.breaker.state", "{replica}", "One for the present state of each replica's breaker: closed, trial, open (gets no requests).")
+	faults := s.ObservedCounter("kvpilot.upstream.replica_faults", "{attempt}", "Attempts that failed by the fault of their network, replica or rank, by replica: what its breaker counts.")
 	s.Observe(func(o metric.Observer) {
 		for _, id := range replicas() {
+			o.ObserveInt64(faults, b.faultsOf(id), instruments.Label("replica", string(id)))
 			o.ObserveInt64(state, 1, instruments.Labels(attribute.String("replica", string(id)), attribute.String("state", b.State(id).String())))
 		}
 	})
+}
+
+// faultsOf is the number of attempts that count against a replica.
+func (b *Breaker) faultsOf(id replica.ID) int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.faults[id]
 }

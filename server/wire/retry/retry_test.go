@@ -123,10 +123,10 @@ func TestVerdictsHaveACauseAndOneName(t *testing.T) {
 			t.Errorf("verdict %d is named %q", v, v)
 		}
 		names[v.String()] = true
-		if v.Fault() != (v.Fault() && v.Cause().Against()) || (v == OK) != (v.Cause() == CauseNone) {
+		if v.Fault() != (v.Fault() && v.Cause().Against()) || (v == OK || v == Moved) != (v.Cause() == CauseNone) {
 			t.Errorf("%v: fault %v, cause %v", v, v.Fault(), v.Cause())
 		}
-		if (v.Follows() || v.Gone()) && !v.Fault() {
+		if (v.Follows() || v.Gone()) && !v.Fault() && v != Moved {
 			t.Errorf("%v is no fault of a replica and yet follows or is gone", v)
 		}
 		if f := Find(v, Origin{}); f.Against() != v.Fault() || f.Sure == v.Follows() || f.Exonerates() {

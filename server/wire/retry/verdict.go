@@ -44,6 +44,8 @@ const (
 	Canceled
 	// Empty: the answer was complete and had nothing in it where a token was due. Whose doing that is shows the answer of another replica.
 	Empty
+	// Moved: the replica drains, and the attempt was stopped so that another one serves the request.
+	Moved
 )
 
 // Verdicts lists all of them, so that metrics exist from the start.
@@ -82,6 +84,7 @@ var rows = [...]row{
 	Unsendable:  {name: "unsendable", cause: CauseRequest},
 	Canceled:    {name: "canceled", cause: CauseCaller},
 	Empty:       {name: "empty", cause: CauseReplica, retryable: true},
+	Moved:       {name: "moved", retryable: true, gone: true},
 }
 
 // row is the verdict's; of an unknown one it is empty.

@@ -1,14 +1,33 @@
+{{- /* The label app.kubernetes.io/name. */ -}}
+{{- define "kvpilot.app" -}}
+{{- .Values.nameOverride | default .Chart.Name -}}
+{{- end -}}
+
+{{- /* The name of the objects: fullnameOverride, or the release's with the chart's unless it has that already. */ -}}
 {{- define "kvpilot.name" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- $app := include "kvpilot.app" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains $app .Release.Name -}}
 {{- .Release.Name | trunc 63 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $app | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
+{{- /* That name with a suffix: include "kvpilot.named" (list . "admin"). A Service's name has at most 63 characters, as a release's with ours can have. */ -}}
+{{- define "kvpilot.named" -}}
+{{- $suffix := index . 1 -}}
+{{- printf "%s-%s" (include "kvpilot.name" (index . 0) | trunc (int (sub 62 (len $suffix))) | trimSuffix "-") $suffix -}}
+{{- end -}}
+
 {{- define "kvpilot.image" -}}
-{{- required "image.repository: set it to the image that you built and pushed (deploy/kubernetes/README.md)" .Values.image.repository -}}
-:{{- .Values.image.tag | default .Chart.AppVersion -}}
+{{- $repository := required "image.repository: set it to the image that you built and pushed (deploy/kubernetes/README.md)" .Values.image.repository -}}
+{{- if .Values.image.digest -}}
+{{- $repository -}}{{- with .Values.image.tag }}:{{ . }}{{ end -}}@{{- .Values.image.digest -}}
+{{- else -}}
+{{- $repository -}}:{{- .Values.image.tag | default .Chart.AppVersion -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "kvpilot.account" -}}
@@ -16,8 +35,17 @@
 {{- end -}}
 
 {{- define "kvpilot.selector" -}}
-app.kubernetes.io/name: kvpilot
+app.kubernetes.io/name: {{ include "kvpilot.app" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- /* commonLabels, without those that the chart sets. */ -}}
+{{- define "kvpilot.commonLabels" -}}
+{{- range $name, $value := .Values.commonLabels }}
+{{- if not (has $name (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart")) }}
+{{ $name }}: {{ $value | quote }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "kvpilot.labels" -}}
@@ -25,15 +53,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- include "kvpilot.commonLabels" . }}
 {{- end -}}
 
 {{- define "kvpilot.peers" -}}
-{{- printf "%s-peers" (include "kvpilot.name" . | trunc 57 | trimSuffix "-") -}}
+{{- include "kvpilot.named" (list . "peers") -}}
 {{- end -}}
 
 {{- /* The Secret with the fleet's key. */ -}}
 {{- define "kvpilot.fleetSecret" -}}
-{{- .Values.fleet.key.secret | default (printf "%s-fleet" (include "kvpilot.name" . | trunc 57 | trimSuffix "-")) -}}
+{{- .Values.fleet.key.secret | default (include "kvpilot.named" (list . "fleet")) -}}
 {{- end -}}
 
 {{- /* The settings: the operator's, with those that belong to the chart's ports, probes and Services. */ -}}
@@ -58,7 +87,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $_ := set $config "fleet" (merge $own $fleet) -}}
 {{- end -}}
 {{- if .Values.persistence.enabled -}}
-{{- if gt (int .Values.replicas) 1 -}}
+{{- if or (gt (int .Values.replicas) 1) .Values.autoscaling.enabled .Values.keda.enabled -}}
 {{- fail "persistence is for a single router (replicas: 1): the routers of a fleet get the index from each other" -}}
 {{- end -}}
 {{- $kvindex := get $config "kvindex" | default dict -}}
@@ -77,7 +106,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- /* Whether helm test can ask the router. */ -}}
 {{- define "kvpilot.tested" -}}
-{{- if and .Values.test.enabled (or .Values.test.key.secret (not .Values.keys.secret)) -}}true{{- end -}}
+{{- $listen := get .Values.config "listen" | default dict -}}
+{{- if and .Values.test.enabled (or .Values.test.key.secret (not .Values.keys.secret)) (ne (get $listen "client_auth" | toString) "required") -}}true{{- end -}}
 {{- end -}}
 
 {{- /* The Secrets that are mounted, by the name of their volume. */ -}}
@@ -96,6 +126,14 @@ engine-tls: {{ . }}
 {{- end }}
 {{- if .Values.fleet.enabled }}
 fleet: {{ include "kvpilot.fleetSecret" . }}
+{{- end }}
+{{- if include "kvpilot.probedBy" . }}
+{{- with .Values.probes.key.secret }}
+probe-key: {{ . }}
+{{- end }}
+{{- with .Values.probes.certificate.secret }}
+probe-certificate: {{ . }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -143,6 +181,30 @@ fleet: {{ include "kvpilot.fleetSecret" . }}
 
 {{- /* The labels of the pod of helm test; the Services do not select it. */ -}}
 {{- define "kvpilot.testLabels" -}}
-app.kubernetes.io/name: kvpilot-test
+app.kubernetes.io/name: {{ include "kvpilot.app" . }}-test
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- /* Who may run the pods. OpenShift gives each namespace a range of users and refuses pods that choose one outside of it: there the chart's own choice is left out. */ -}}
+{{- define "kvpilot.podSecurityContext" -}}
+{{- $context := deepCopy (.Values.podSecurityContext | default dict) -}}
+{{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" -}}
+{{- range $id := list "runAsUser" "runAsGroup" "fsGroup" -}}
+{{- if eq (int (get $context $id)) 65532 -}}
+{{- $_ := unset $context $id -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $context -}}
+{{- end -}}
+
+{{- /* How many routers there are, in words. */ -}}
+{{- define "kvpilot.routers" -}}
+{{- if .Values.autoscaling.enabled -}}
+{{ .Values.autoscaling.minReplicas }} to {{ .Values.autoscaling.maxReplicas }}
+{{- else if .Values.keda.enabled -}}
+{{ .Values.keda.minReplicas }} to {{ .Values.keda.maxReplicas }}
+{{- else -}}
+{{ .Values.replicas }}
+{{- end -}}
 {{- end -}}

@@ -32,7 +32,7 @@ func (p *Pool) attempt(ctx context.Context, e *endpoint, d *dialogue, parent str
 	answer, route, err := p.askBest(asked, e, j)
 	took := time.Since(start)
 	p.judge(ctx, e, d, err, pass, took)
-	p.metrics.observeCall(ctx, callLabels{string(e.id), j.Model, route, outcomeOf(err)}, took)
+	p.metrics.observeCall(ctx, e, callLabels{route, outcomeOf(err)}, took)
 	if err == nil {
 		p.latency.add(j.size(), took)
 	}

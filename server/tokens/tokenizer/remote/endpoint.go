@@ -37,6 +37,7 @@ type endpoint struct {
 	native   atomic.Int32  // support of the render routes of other formats
 	handoff  atomic.Int32  // support of ids in kv_transfer_params
 	breaker  *breaker.Breaker
+	tally    tally
 }
 
 func newEndpoint(r *replica.Replica, concurrency int, now time.Time) *endpoint {

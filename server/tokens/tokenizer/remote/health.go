@@ -69,7 +69,7 @@ func (p *Pool) probe(ctx context.Context) {
 			if err == nil {
 				e.coolTill.Store(0)
 			}
-			p.metrics.observeCall(ctx, callLabels{replica: string(e.id), route: "probe", outcome: outcomeOf(err)}, time.Since(start))
+			p.metrics.observeCall(ctx, e, callLabels{"probe", outcomeOf(err)}, time.Since(start))
 		})
 	}
 	wg.Wait()

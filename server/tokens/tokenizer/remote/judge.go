@@ -68,7 +68,7 @@ func (p *Pool) judge(caller context.Context, e *endpoint, d *dialogue, err error
 	switch f.Kind {
 	case KindCancelled, KindNoEndpoint, KindOpen, KindBusy, KindUnmappable, KindRefused: // nothing that the replica did
 	default:
-		p.metrics.failure(caller, string(e.id), f.Kind)
+		e.tally.failure(f.Kind)
 	}
 }
 

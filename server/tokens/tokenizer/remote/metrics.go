@@ -2,12 +2,15 @@ package remote
 
 import (
 	"context"
+	"maps"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/labels"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
@@ -23,7 +26,6 @@ func (c counter) add(ctx context.Context, n int64) {
 
 type metrics struct {
 	calls     metric.Float64Histogram
-	failures  metric.Int64Counter
 	faults    metric.Int64Counter
 	causes    map[retry.Cause]metric.MeasurementOption
 	hedges    counter
@@ -35,7 +37,8 @@ type metrics struct {
 	byCall labels.Sets[callLabels]
 }
 
-func newMetrics(provider metric.MeterProvider, endpoints func() (known, open int64)) *metrics {
+// newMetrics declares the metrics. endpoints lists the endpoints that exist: what is counted by replica goes with its endpoint.
+func newMetrics(provider metric.MeterProvider, endpoints func() map[replica.ID]*endpoint) *metrics {
 	if provider == nil {
 		provider = noop.NewMeterProvider()
 	}
@@ -43,10 +46,8 @@ func newMetrics(provider metric.MeterProvider, endpoints func() (known, open int
 	m := &metrics{}
 	// An instrument with a constant, valid name cannot fail to be made.
 	m.calls, _ = meter.Float64Histogram("kvpilot.tokenizer.call.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time of one call to a replica's tokenizer routes, by replica, model, route and outcome."),
+		metric.WithDescription("Time of one call to a replica's tokenizer routes, by route and outcome. Its replicas: kvpilot_tokenizer_endpoint_calls_total."),
 		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5))
-	m.failures, _ = meter.Int64Counter("kvpilot.tokenizer.endpoint.failures", metric.WithUnit("{call}"),
-		metric.WithDescription("Failed calls by replica and kind."))
 	m.faults, _ = meter.Int64Counter("kvpilot.tokenizer.faults", metric.WithUnit("{call}"),
 		metric.WithDescription("Failed calls by the party at fault (cause): request (the question fails on several replicas), caller, tenant (its questions do), router (no file descriptor, port or memory left), network, replica, rank. Only the last three count against an endpoint."))
 	m.causes = map[retry.Cause]metric.MeasurementOption{}
@@ -64,30 +65,75 @@ func newMetrics(provider metric.MeterProvider, endpoints func() (known, open int
 	m.retries = zero("kvpilot.tokenizer.retries", "{call}", "Calls retried after a failure.")
 	m.breakers = zero("kvpilot.tokenizer.breaker.opened", "{endpoint}", "Times an endpoint was suspended after repeated failures.")
 	m.expired = zero("kvpilot.tokenizer.endpoint.expired", "{endpoint}", "Endpoints removed because they were not used.")
-	known, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints", metric.WithUnit("{endpoint}"), metric.WithDescription("Known tokenizer endpoints."))
-	open, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints.open", metric.WithUnit("{endpoint}"), metric.WithDescription("Endpoints whose breaker is open."))
-	_, _ = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		k, n := endpoints()
-		o.ObserveInt64(known, k)
-		o.ObserveInt64(open, n)
-		return nil
-	}, known, open)
+	observeEndpoints(meter, endpoints)
 	return m
 }
 
-// callLabels are those of a call.
-type callLabels struct{ replica, model, route, outcome string }
-
-func (m *metrics) observeCall(ctx context.Context, l callLabels, took time.Duration) {
-	m.calls.Record(ctx, took.Seconds(), m.byCall.Of(l, func(l callLabels) []attribute.KeyValue {
-		return []attribute.KeyValue{
-			attribute.String("replica", l.replica), attribute.String("model", l.model), attribute.String("route", l.route), attribute.String("outcome", l.outcome),
+// observeEndpoints declares what is read of the endpoints at each collection.
+func observeEndpoints(meter metric.Meter, endpoints func() map[replica.ID]*endpoint) {
+	known, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints", metric.WithUnit("{endpoint}"), metric.WithDescription("Known tokenizer endpoints."))
+	open, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints.open", metric.WithUnit("{endpoint}"), metric.WithDescription("Endpoints whose breaker is open."))
+	calls, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.endpoint.calls", metric.WithUnit("{call}"), metric.WithDescription("Calls to a replica's tokenizer routes, by replica."))
+	spent, _ := meter.Float64ObservableCounter("kvpilot.tokenizer.endpoint.call_time", metric.WithUnit("s"), metric.WithDescription("Time of the calls to a replica's tokenizer routes, by replica: divided by kvpilot_tokenizer_endpoint_calls_total, the mean of a call."))
+	failures, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.endpoint.failures", metric.WithUnit("{call}"), metric.WithDescription("Failed calls by replica and kind."))
+	_, _ = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		list, opened := endpoints(), int64(0)
+		for id, e := range list {
+			if e.isOpen() {
+				opened++
+			}
+			by := attribute.String("replica", string(id))
+			n, took, failed := e.tally.read()
+			o.ObserveInt64(calls, n, metric.WithAttributes(by))
+			o.ObserveFloat64(spent, took.Seconds(), metric.WithAttributes(by))
+			for kind, n := range failed {
+				o.ObserveInt64(failures, n, metric.WithAttributes(by, attribute.String("kind", string(kind))))
+			}
 		}
-	}))
+		o.ObserveInt64(known, int64(len(list)))
+		o.ObserveInt64(open, opened)
+		return nil
+	}, known, open, calls, spent, failures)
 }
 
-func (m *metrics) failure(ctx context.Context, id string, kind Kind) {
-	m.failures.Add(ctx, 1, metric.WithAttributes(attribute.String("replica", id), attribute.String("kind", string(kind))))
+// tally counts the calls to one endpoint. Its zero value is ready; it is safe for concurrent use.
+type tally struct {
+	mu     sync.Mutex
+	calls  int64          // guarded by mu
+	took   time.Duration  // guarded by mu
+	failed map[Kind]int64 // guarded by mu
+}
+
+func (t *tally) called(took time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.calls++
+	t.took += took
+}
+
+func (t *tally) failure(kind Kind) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.failed == nil {
+		t.failed = map[Kind]int64{}
+	}
+	t.failed[kind]++
+}
+
+func (t *tally) read() (calls int64, took time.Duration, failed map[Kind]int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.calls, t.took, maps.Clone(t.failed)
+}
+
+// callLabels are those of a call.
+type callLabels struct{ route, outcome string }
+
+func (m *metrics) observeCall(ctx context.Context, e *endpoint, l callLabels, took time.Duration) {
+	e.tally.called(took)
+	m.calls.Record(ctx, took.Seconds(), m.byCall.Of(l, func(l callLabels) []attribute.KeyValue {
+		return []attribute.KeyValue{attribute.String("route", l.route), attribute.String("outcome", l.outcome)}
+	}))
 }
 
 // fault counts a failure by its cause. What ends without a fault has none.

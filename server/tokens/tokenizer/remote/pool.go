@@ -77,15 +77,7 @@ func New(cfg Config, params Params) *Pool {
 		to = p.conns
 	}
 	p.client = newClient(cfg, to)
-	p.metrics = newMetrics(params.Meter, func() (known, open int64) {
-		for _, e := range *p.table.live.Load() {
-			known++
-			if e.isOpen() {
-				open++
-			}
-		}
-		return known, open
-	})
+	p.metrics = newMetrics(params.Meter, func() map[replica.ID]*endpoint { return *p.table.live.Load() })
 	p.credit.Store(hedgeStock * 1000)
 	return p
 }
@@ -196,7 +188,7 @@ func (d *dialogue) outvoted() {
 	if e == nil {
 		return
 	}
-	d.pool.metrics.failure(d.ctx, string(e.id), KindRefused)
+	e.tally.failure(KindRefused)
 	d.pool.log.Warn("replica refuses to tokenize what another one tokenizes", "replica", string(e.id), "error", d.refusal.err)
 	e.rest(time.Now())
 }

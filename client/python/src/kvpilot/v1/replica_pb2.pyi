@@ -79,16 +79,18 @@ class Replica(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., url: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., life: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ReplicaRank, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ReplicaModel, _Mapping]]] = ..., labels: _Optional[_Mapping[str, str]] = ..., version: _Optional[str] = ..., rust_frontend: bool = ..., block_size: _Optional[int] = ..., blocks: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., last_error: _Optional[str] = ..., drained: bool = ..., breaker: _Optional[_Union[BreakerState, str]] = ..., drain: _Optional[_Union[ReplicaDrain, _Mapping]] = ...) -> None: ...
 
 class ReplicaDrain(_message.Message):
-    __slots__ = ("since", "by", "reason", "in_flight")
+    __slots__ = ("since", "by", "reason", "in_flight", "move")
     SINCE_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     since: _timestamp_pb2.Timestamp
     by: str
     reason: str
     in_flight: int
-    def __init__(self, since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., in_flight: _Optional[int] = ...) -> None: ...
+    move: bool
+    def __init__(self, since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., in_flight: _Optional[int] = ..., move: bool = ...) -> None: ...
 
 class ReplicaRank(_message.Message):
     __slots__ = ("rank", "events_endpoint", "replay_endpoint", "feed", "feed_error", "feed_lag_ms", "gaps", "resets", "known_blocks", "known_lower_blocks")
@@ -178,16 +180,18 @@ class DeregisterResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("replica_id", "undo", "reason", "force")
+    __slots__ = ("replica_id", "undo", "reason", "force", "move")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     UNDO_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     undo: bool
     reason: str
     force: bool
-    def __init__(self, replica_id: _Optional[str] = ..., undo: bool = ..., reason: _Optional[str] = ..., force: bool = ...) -> None: ...
+    move: bool
+    def __init__(self, replica_id: _Optional[str] = ..., undo: bool = ..., reason: _Optional[str] = ..., force: bool = ..., move: bool = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("replica",)
