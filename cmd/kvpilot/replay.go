@@ -31,7 +31,7 @@ type replayFlags struct {
 	asJSON, noSaturation, quiet                     bool
 	objective, output                               string
 	routers                                         int
-	fleet                                           string
+	fleet, frontends                                string
 	rtt                                             time.Duration
 	weights                                         map[string]string
 	goalTTFT, goalTPOT                              time.Duration
@@ -62,6 +62,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.IntVar(&f.replicas, "replicas", 8, "modelled replicas")
 	flags.IntVar(&f.routers, "routers", 1, "routers before the replicas; each request goes to a random one")
 	flags.StringVar(&f.fleet, "fleet", string(replay.FleetAlone), fmt.Sprintf("how several routers decide, one of %v: each alone, or all by asking one decider", replay.Fleets()))
+	flags.StringVar(&f.frontends, "frontends", string(replay.FrontendsAll), fmt.Sprintf("what each router knows of a prompt, one of %v: all its ids; those of the turn before if that came to it, else it waits for all; those of any older turn that came to it", replay.FrontendKinds()))
 	flags.DurationVar(&f.rtt, "rtt", time.Millisecond, "round trip between two routers")
 	flags.StringVar(&f.loads, "load", "0.7", "arrival rates as shares of the oracle's saturation, separated by commas")
 	flags.Float64SliceVar(&f.rates, "rate", nil, "arrival rates in requests per second instead, separated by commas")
@@ -148,7 +149,7 @@ func (f *replayFlags) run(out, errOut io.Writer) error {
 
 func (f *replayFlags) options() (replay.Options, []float64, error) {
 	o := replay.Options{
-		Replicas: f.replicas, Routers: f.routers, Fleet: replay.Fleet(f.fleet), RTT: f.rtt.Seconds(), Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
+		Replicas: f.replicas, Routers: f.routers, Fleet: replay.Fleet(f.fleet), Frontends: replay.Frontends(f.frontends), RTT: f.rtt.Seconds(), Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
 		Goal:     replay.Goal{TTFT: f.goalTTFT.Seconds(), TPOT: f.goalTPOT.Seconds()},
 		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss,
 		Speeds: f.speeds, Rates: f.rates, Memory: f.memory, Beginnings: f.beginnings, Texts: f.texts,

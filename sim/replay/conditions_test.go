@@ -213,3 +213,59 @@ func TestCallsWaitForTheAnswersInThem(t *testing.T) {
 		t.Error("the unbound workload is not one without waits")
 	}
 }
+
+// A router knows the turns that came to it: what the turn before had, at once; else everything, a wait later; or any older turn.
+func TestFrontendsKnowWhatTheySaw(t *testing.T) {
+	trace := &Trace{Name: "turns", Chunk: 128}
+	for turn := range 4 {
+		c := Call{At: float64(turn), In: 256 * (turn + 1), Out: 128, Prev: -1}
+		for id := range 2*(turn+1) + 1 {
+			c.IDs = append(c.IDs, uint64(id))
+		}
+		trace.Calls = append(trace.Calls, c)
+	}
+	w := newWorkload(trace, 128)
+	for _, tc := range []struct {
+		kind   Frontends
+		had    []int // the routers of the turns before the last
+		before int
+		early  bool
+		blocks int
+	}{
+		{FrontendsAll, []int{1, 1, 1}, -1, false, 8},
+		{FrontendsSeen, []int{1, 1, 0}, 2, true, 6},
+		{FrontendsSeen, []int{0, 0, 1}, -1, false, 8},
+		{FrontendsOlder, []int{0, 0, 1}, 1, true, 4},
+		{FrontendsOlder, []int{0, 1, 1}, 0, true, 2},
+		{FrontendsOlder, []int{1, 1, 1}, -1, false, 8},
+	} {
+		r := &router{calls: newCalls(4), sim: &sim{trace: w}, job: &job{options: Options{Frontends: tc.kind}}}
+		copy(r.cameTo, tc.had)
+		k := r.knowledge(3)
+		if k.before != tc.before || k.early != tc.early || len(k.hashes) != tc.blocks || k.estimated != tc.early || r.cameTo[3] != 0 {
+			t.Errorf("%s, turns at %v: turn %d known, early %v, estimated %v, %d blocks; want %d, %v and %d", tc.kind, tc.had, k.before, k.early, k.estimated, len(k.hashes), tc.before, tc.early, tc.blocks)
+		}
+	}
+}
+
+// Chats at random routers of a fleet find what one router finds, unless their routers choose by older turns.
+func TestOlderTurnsHideBlocksOfAFleet(t *testing.T) {
+	hits := map[string]float64{}
+	for name, o := range map[string]Options{
+		"one":   {Frontends: FrontendsSeen},
+		"seen":  {Frontends: FrontendsSeen, Routers: 4, Fleet: FleetDecider, RTT: 1e-3},
+		"older": {Frontends: FrontendsOlder, Routers: 4, Fleet: FleetDecider, RTT: 1e-3},
+	} {
+		o.Trace, o.Block, o.Replicas, o.Load = generated(t, "chats", 1500), 128, 4, 0.7
+		o.Policies, o.NoSaturation = []decision.Policy{decision.PredictedTTFT}, true
+		r := play(t, o)
+		hits[name] = r.Policies[decision.PredictedTTFT].HitRate
+		var table strings.Builder
+		if err := r.Table(&table); err != nil || !strings.Contains(table.String(), "frontends "+string(o.Frontends)) {
+			t.Errorf("the table does not name the frontends (%v):\n%s", err, table.String())
+		}
+	}
+	if hits["seen"] < hits["one"]-0.01 || hits["older"] > hits["seen"]-0.01 {
+		t.Errorf("shares found in caches: %v; want those of one router with frontends that know what they saw, and less by older turns", hits)
+	}
+}

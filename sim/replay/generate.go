@@ -9,11 +9,11 @@ import (
 
 // Generators lists the names that Generate knows.
 func Generators() []string {
-	return []string{"conv", "hotdoc", "onedoc", "agent", "synth", "rag", "mixed", "bursts"}
+	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "synth", "rag", "mixed", "bursts"}
 }
 
 // Generate makes a trace of about n calls: conv, many-turn conversations of 12k tokens as in
-// Mooncake's trace; hotdoc, questions about 300 documents of 20k tokens of which few are hot;
+// Mooncake's trace; chats, ten turns each of users below one system prompt of 3k tokens; hotdoc, questions about 300 documents of 20k tokens of which few are hot;
 // agent, closed-loop sessions that grow to more than 100k tokens; synth, short prompts on a few
 // shared system prompts, and long ones without any; rag, short questions about documents of very different length; mixed,
 // chats, fresh prompts of 20k tokens and answers of thousands of tokens; bursts, conv whose sessions begin in bursts.
@@ -28,6 +28,9 @@ func Generate(name string, n int, seed uint64) (*Trace, error) {
 		g.rag(n)
 	case "mixed":
 		g.mixed(n)
+	case "chats":
+		g.trace.Chunk = 128
+		g.chats(n)
 	case "hotdoc", "onedoc":
 		g.hotdoc(n)
 	case "agent":
@@ -49,6 +52,11 @@ func Generate(name string, n int, seed uint64) (*Trace, error) {
 		})
 		g.trace.Calls = g.trace.Calls[:min(n, len(g.trace.Calls))]
 	}
+	if name == "chats" {
+		for _, before := range turnsBefore(g.trace) {
+			g.trace.After = append(g.trace.After, int(before))
+		}
+	}
 	return g.trace, nil
 }
 
@@ -60,7 +68,7 @@ type generator struct {
 
 // fresh appends ids of chunks that occur nowhere else, for tokens tokens.
 func (g *generator) fresh(ids []uint64, tokens int) []uint64 {
-	for n := (tokens + chunkTokens - 1) / chunkTokens; n > 0; n-- {
+	for n := (tokens + g.trace.Chunk - 1) / g.trace.Chunk; n > 0; n-- {
 		g.id++
 		ids = append(ids, g.id)
 	}
@@ -142,6 +150,27 @@ func (g *generator) mixed(n int) {
 		}
 		c.IDs = g.fresh(nil, c.In)
 		g.trace.Calls = append(g.trace.Calls, c)
+	}
+}
+
+// chats: so many users that each has ten turns, all at the same time, below one system prompt. A prompt is the one before with its
+// answer and a new question, and waits for that answer. Lengths are whole chunks.
+func (g *generator) chats(n int) {
+	const turns, pause = 10, 60.0
+	whole := func(median, sigma float64, low, high int) int {
+		return (g.clamped(median, sigma, low, high) + g.trace.Chunk - 1) / g.trace.Chunk * g.trace.Chunk
+	}
+	head := g.fresh(nil, 3000)
+	for session := range (n + turns - 1) / turns {
+		at := g.dice.Float64() * pause
+		ids := g.fresh(slices.Clone(head), whole(1500, 0.7, 64, 8000))
+		for range turns {
+			out := whole(120, 0.5, 32, 600)
+			next := g.fresh(slices.Clone(ids), out)
+			g.trace.Calls = append(g.trace.Calls, Call{At: at, In: len(ids) * g.trace.Chunk, Out: out, IDs: next, Session: session, Prev: -1})
+			ids = g.fresh(next, whole(600, 0.9, 16, 4000))
+			at += pause * (0.4 + g.logNormal(0.5, 0.6))
+		}
 	}
 }
 

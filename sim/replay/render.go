@@ -19,6 +19,9 @@ func (r *Report) Table(w io.Writer) error {
 	if r.Routers > 1 {
 		routers = fmt.Sprintf(", %d routers (%s, round trip %s)", r.Routers, r.Fleet, seconds(r.RTT))
 	}
+	if r.Frontends != "" {
+		routers += fmt.Sprintf(", frontends %s", r.Frontends)
+	}
 	load := fmt.Sprintf("load %.2f of the pooled cache's saturation (%.2f requests/s)", r.Load, r.RPS)
 	if r.AtOnce > 0 {
 		load = fmt.Sprintf("%d programs at once (%.2f of the memory)", r.AtOnce, r.Memory)

@@ -20,6 +20,8 @@ type Options struct {
 	Routers int
 	Fleet   Fleet
 	RTT     float64
+	// Frontends says what the routers know of a prompt; empty is FrontendsAll.
+	Frontends Frontends
 	// Load is the arrival rate as a share of the pooled-cache oracle's saturation rate; Rates, when there
 	// are any, are the arrival rates in requests per second instead.
 	Load  float64
@@ -87,9 +89,11 @@ type Report struct {
 	Routers  int     `json:"routers,omitempty"`
 	Fleet    Fleet   `json:"fleet,omitempty"`
 	RTT      float64 `json:"rtt_s,omitempty"`
-	Load     float64 `json:"load"`
-	Profile  string  `json:"profile"`
-	Seeds    int     `json:"seeds"`
+	// Frontends is what the routers know of a prompt; empty: all of it.
+	Frontends Frontends `json:"frontends,omitempty"`
+	Load      float64   `json:"load"`
+	Profile   string    `json:"profile"`
+	Seeds     int       `json:"seeds"`
 	// Goal is what Goodput counts.
 	Goal Goal `json:"goal"`
 	// RPS is the arrival rate that Load came to.
@@ -128,6 +132,9 @@ func (o *Options) check() error {
 	}
 	if o.Fleet != "" && !slices.Contains(Fleets(), o.Fleet) {
 		errs = append(errs, fmt.Errorf("unknown fleet %q; known are %v", o.Fleet, Fleets()))
+	}
+	if o.Frontends != "" && !slices.Contains(FrontendKinds(), o.Frontends) {
+		errs = append(errs, fmt.Errorf("unknown kind of frontends %q; known are %v", o.Frontends, FrontendKinds()))
 	}
 	if o.RTT < 0 || o.RTT > 1 {
 		errs = append(errs, fmt.Errorf("round trip %v: must be from 0 to 1 second", o.RTT))
@@ -247,6 +254,9 @@ func (p *player) report() *Report {
 	r := &Report{
 		Trace: o.Trace.Name, Calls: len(p.work.Calls), Replicas: o.Replicas, Profile: o.Profile.Name, Seeds: o.Seeds, Goal: o.Goal,
 		Policies: map[decision.Policy]PolicyReport{}, order: o.Policies,
+	}
+	if o.Frontends != FrontendsAll {
+		r.Frontends = o.Frontends
 	}
 	if o.Routers > 1 {
 		r.Routers, r.Fleet, r.RTT = o.Routers, o.Fleet, o.RTT

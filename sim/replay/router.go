@@ -47,12 +47,13 @@ type calls struct {
 	requests []chooser.Request
 	served   []replica.Slot // the rank that completed a call, NoSlot before
 	servedBy []int          // the router that had it
+	cameTo   []int          // the router that each call came to, -1 before
 }
 
 func newCalls(n int) *calls {
 	return &calls{
 		choices: make([]*chooser.Choice, n), requests: make([]chooser.Request, n),
-		served: slices.Repeat([]replica.Slot{replica.NoSlot}, n), servedBy: make([]int, n),
+		served: slices.Repeat([]replica.Slot{replica.NoSlot}, n), servedBy: make([]int, n), cameTo: slices.Repeat([]int{-1}, n),
 	}
 }
 
@@ -94,9 +95,9 @@ func (r *router) arrive(call int) {
 	*req = chooser.Request{
 		ID: strconv.Itoa(call), Model: "m", Replicas: r.replicas, Session: "s" + strconv.Itoa(c.Session), Tenant: c.Tenant, ExpectedOutput: c.Out,
 	}
-	k := r.sim.trace.knowledge(call, &r.job.options)
+	k := r.knowledge(call)
 	req.PromptTokens, req.Estimated = k.tokens, k.estimated
-	if b := k.before; b >= 0 && r.served[b] != replica.NoSlot && r.servedBy[b] == r.number && k.known == r.sim.trace.Calls[b].In {
+	if b := k.before; b >= 0 && b == int(r.sim.trace.before[call]) && r.served[b] != replica.NoSlot && r.servedBy[b] == r.number && k.known == r.sim.trace.Calls[b].In {
 		req.Answer = chooser.Answer{Slot: r.served[b], Known: k.known, Held: min(k.known+r.sim.trace.Calls[b].Out, c.In) - 1}
 	}
 	hashes := k.hashes
@@ -104,7 +105,7 @@ func (r *router) arrive(call int) {
 	if r.texts {
 		req.Text = textOf(c.IDs[:min(len(c.IDs), (c.In+r.sim.trace.Chunk-1)/r.sim.trace.Chunk)])
 	}
-	if wait := r.sim.delays.tokenizing(c.In); wait > 0 {
+	if wait := r.sim.delays.tokenizing(c.In); wait > 0 && !k.early {
 		r.sim.after(wait, func() { r.submit(call) })
 		return
 	}

@@ -14,13 +14,14 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
 // startPublisher starts a replica that publishes its cache and keeps few past batches for replays.
-func startPublisher(t *testing.T) registry.Spec {
+func startPublisher(t *testing.T, id string) registry.Spec {
 	t.Helper()
 	var sockets [3]net.Listener
 	for i := range sockets {
@@ -46,14 +47,14 @@ func startPublisher(t *testing.T) registry.Spec {
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	return registry.Spec{
-		ID: "publisher", URL: "http://" + sockets[0].Addr().String(),
+		ID: replica.ID(id), URL: "http://" + sockets[0].Addr().String(),
 		Events: registry.EventsSpec{Endpoint: "tcp://" + sockets[1].Addr().String(), Replay: "tcp://" + sockets[2].Addr().String()},
 	}
 }
 
 // A router that starts late is exact although the engine's past batches no longer reach back to its start.
 func TestANewRouterPullsTheIndexOfAPeer(t *testing.T) {
-	spec := startPublisher(t)
+	spec := startPublisher(t, "publisher")
 	of := func(name string, others ...*stack.Stack) *stack.Stack {
 		o := fleetOptions(name, others)
 		joined := o.Configure

@@ -36,12 +36,20 @@ func (*kvpilot) install(context.Context, *options) (string, error) { return "", 
 
 func (*kvpilot) follows(*subject) bool { return true }
 
+// fleetKey joins the processes of one fleet on this machine.
+const fleetKey = "routers of one run on loopback"
+
+// command starts one router; several processes of a subject are one fleet.
 func (k *kvpilot) command(s *subject, f *fleet, at port, dir string) ([]string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "listen: {http: \"127.0.0.1:%d\", grpc: \"127.0.0.1:%d\", admin: \"127.0.0.1:%d\"}\n", at.http, at.extra, at.admin)
 	b.WriteString("registry:\n  replicas:\n")
 	for n, url := range f.urls {
 		fmt.Fprintf(&b, "  - {id: replica-%d, url: %q, events: {endpoint: %q, replay: %q}}\n", n, url, f.events[n], f.replays[n])
+	}
+	if s.processes > 1 {
+		fmt.Fprintf(&b, "fleet: {listen: \"127.0.0.1:%d\", rpc_listen: \"127.0.0.1:%d\", join: [\"127.0.0.1:%d\"], key: %q, name: %q}\n",
+			at.gossip, at.peers, at.join, fleetKey, filepath.Base(dir))
 	}
 	fmt.Fprintf(&b, "decisions: {file: %q, file_max_bytes: 0}\n", filepath.Join(dir, "decisions.jsonl"))
 	file := filepath.Join(dir, "kvpilot.yaml")

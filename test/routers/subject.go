@@ -36,8 +36,8 @@ type maker interface {
 	follows(s *subject) bool
 }
 
-// port is where a router process listens.
-type port struct{ http, admin, extra int }
+// port is where a router process listens. gossip and peers are for the other processes of its fleet, join is the gossip port of the first one.
+type port struct{ http, admin, extra, gossip, peers, join int }
 
 // running is a router in front of a fleet.
 type running struct {
@@ -101,11 +101,14 @@ func (s *subject) start(ctx context.Context, f *fleet, dir string) (_ *running, 
 		}
 	}()
 	for n := range s.processes {
-		numbers, err := proc.FreePorts(3)
+		numbers, err := proc.FreePorts(5)
 		if err != nil {
 			return nil, err
 		}
-		at := port{numbers[0], numbers[1], numbers[2]}
+		at := port{numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[3]}
+		if n > 0 {
+			at.join = r.ports[0].gossip
+		}
 		own, err := folder(dir, fmt.Sprintf("router-%d", n))
 		if err != nil {
 			return nil, err

@@ -169,14 +169,15 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 		mine.upTo = []cache.Key{ks.upTo[0]} // what work behind the answer needs; the rest is reused
 	}
 	all := func(ctx context.Context) (*entry, Source, error) { return p.complete(ctx, req, m, mine, k) }
-	if k != nil && k.stable > 0 && !req.NeedFull {
+	if k != nil && !req.NeedFull {
+		w := waiting{req: req, model: m, key: ks.exact, patience: p.worthwhile(pr, ks, k, m)}
+		if k.stable == 0 || w.patience > 0 {
+			return p.waitOrBegin(ctx, w, k, all)
+		}
 		enc := k.begun(pr, m, ks.exact)
 		enc.later = new(later)
 		p.behind(ctx, ks.exact, p.notifying(enc.later, pr, m, all))
 		return enc, nil
-	}
-	if k != nil && !req.NeedFull {
-		return p.waitOrBegin(ctx, req, m, ks.exact, k, all)
 	}
 	way := ks.exact
 	if req.NeedFull {
@@ -201,29 +202,6 @@ func (p *Pool) notifying(l *later, pr *prompt.Prompt, m *model, do work) work {
 		}
 		return e, source, err
 	}
-}
-
-// waitOrBegin waits for all ids of a prompt with a beginning that is known but not trusted, unless
-// other conversations show before that it may be.
-func (p *Pool) waitOrBegin(ctx context.Context, req Request, m *model, key cache.Key, k *known, all work) (*Encoding, error) {
-	trusted := *k // the flight reads k
-	begun := new(later)
-	e, source, shared, err := p.flights.waitOr(ctx, key, p.notifying(begun, req.Prompt, m, all), m.learned.watch, func() bool {
-		trusted.stable, trusted.delta = m.learned.judge(k.entry, k.steps)
-		return trusted.stable > 0
-	})
-	if shared {
-		p.metrics.shared.Add(ctx, 1)
-	}
-	switch {
-	case err != nil:
-		return p.failed(req.Prompt, m, err)
-	case e == nil:
-		enc := trusted.begun(req.Prompt, m, key)
-		enc.later = begun
-		return enc, nil
-	}
-	return fromEntry(req.Prompt, e, source, m), nil
 }
 
 // failed turns an error of the way to the ids into an answer.

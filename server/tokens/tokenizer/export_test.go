@@ -1,5 +1,7 @@
 package tokenizer
 
+import "time"
+
 const HandoffAll = handoffAll
 
 // Broken counts the classes of turns that broke their rule.
@@ -18,6 +20,9 @@ func (p *Pool) Broken() int {
 	})
 	return n
 }
+
+// Patient has prompts with an older beginning wait however slow the machine is. It must be called before Encode.
+func (p *Pool) Patient() { p.leastWait = time.Hour }
 
 // Derived reports whether the ids were joined from a known beginning and a delta.
 func Derived(enc *Encoding) bool { return enc.entry != nil && enc.entry.derived }

@@ -60,6 +60,13 @@ func (f *flights) join(ctx context.Context, key cache.Key, do work) (fl *flight,
 	return fl, false
 }
 
+// under reports whether a flight for key is under way.
+func (f *flights) under(key cache.Key) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.open[key] != nil
+}
+
 // detached starts a flight that needs no waiting caller; refused is called when there is one
 // for the key already.
 func (f *flights) detached(ctx context.Context, key cache.Key, do work, refused func()) {

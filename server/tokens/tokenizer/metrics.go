@@ -21,6 +21,8 @@ type metrics struct {
 	// skipped counts background work left out, broken the rules about conversations that failed.
 	skipped metric.Int64Counter
 	broken  metric.Int64Counter
+	// waited counts the prompts that waited because their known beginning was older than the turn before.
+	waited metric.Int64Counter
 
 	models  *labels.Names
 	stages  labels.Sets[string]
@@ -54,6 +56,11 @@ func newMetrics(provider metric.MeterProvider, stats func() cache.Stats, held fu
 		metric.WithDescription("Encodings not completed in the background because too many were queued."))
 	m.broken, _ = meter.Int64Counter("kvpilot.tokenizer.conversation.broken", metric.WithUnit("{turn}"),
 		metric.WithDescription("Turns whose known beginning was not a prefix of the full prompt."))
+	m.waited, _ = meter.Int64Counter("kvpilot.tokenizer.conversation.older", metric.WithUnit("{prompt}"),
+		metric.WithDescription("Prompts that waited for all ids because only an older turn of their conversation was known, by outcome: whole, late or failed."))
+	for _, outcome := range [...]string{olderWhole, olderLate, olderFailed} {
+		m.waited.Add(context.Background(), 0, metric.WithAttributes(attribute.String("outcome", outcome)))
+	}
 	m.skipped.Add(context.Background(), 0)
 	m.broken.Add(context.Background(), 0)
 	bytes, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.cache.size", metric.WithUnit("By"), metric.WithDescription("Memory of the cache of encodings."))
@@ -85,6 +92,10 @@ func (m *metrics) encoded(model, source, reason string, took time.Duration) {
 	m.result.Add(ctx, 1, m.results.Of(sourceLabels{m.models.Of(model), source, reason}, func(l sourceLabels) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("model", l.model), attribute.String("source", l.source), attribute.String("reason", l.reason)}
 	}))
+}
+
+func (m *metrics) older(outcome string) {
+	m.waited.Add(context.Background(), 1, metric.WithAttributes(attribute.String("outcome", outcome)))
 }
 
 func (m *metrics) handoff(model string, h Handoff) {

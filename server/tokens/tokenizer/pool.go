@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -46,6 +47,8 @@ type Pool struct {
 	turns   chan struct{} // one token per running background work
 	queued  atomic.Int64  // waiting and running background work
 	held    held
+
+	leastWait time.Duration // for the ids of a prompt with an older beginning
 }
 
 // New makes a pool; it opens and starts nothing.
@@ -60,6 +63,8 @@ func New(cfg Config, params Params) *Pool {
 		flights: flights{open: map[cache.Key]*flight{}},
 		turns:   make(chan struct{}, max(1, cfg.Background)),
 		scratch: sync.Pool{New: func() any { return new([]cache.Key) }},
+
+		leastWait: leastWait,
 	}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)

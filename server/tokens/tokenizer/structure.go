@@ -118,6 +118,8 @@ type step struct {
 	class uint64
 	// tail has the lengths of the messages since the last user message before the step.
 	tail sizes
+	// from is the index of the first message that it adds.
+	from int
 }
 
 // steps cuts the messages from index k on into steps and names their classes.
@@ -135,7 +137,7 @@ func (p *Pool) steps(pr *prompt.Prompt, k int) []step {
 			}
 			added = append(added, s)
 		}
-		list = append(list, step{class: className(head, tail, added), tail: sizesOf(tail)})
+		list = append(list, step{class: className(head, tail, added), tail: sizesOf(tail), from: i})
 		tail = append(tail, added...)
 		if u := lastUser(tail); u > 0 {
 			tail = tail[u:]
