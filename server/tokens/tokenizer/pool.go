@@ -105,6 +105,7 @@ type model struct {
 	set     ModelConfig
 	parity  *parity.Guard
 	learned learned
+	sizes   blockSizes
 	// generation counts how often all that is cached of the model was dropped.
 	generation atomic.Uint64
 
