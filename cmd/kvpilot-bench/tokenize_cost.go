@@ -71,7 +71,8 @@ func (b tokenizeBench) step(ctx context.Context, pool *tokenizer.Pool, fleet *fa
 		turns <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turns }()
-			_, _, _, err := tokenizeStage(ctx, pool, fleet, body)
+			_, enc, _, err := tokenizeStage(ctx, pool, fleet, body)
+			enc.Release()
 			errs <- err
 		})
 	}
@@ -97,9 +98,10 @@ func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
 	}
 	body := k.body()
 	req, enc, _, err := tokenizeStage(ctx, pool, fleet, body)
-	if err != nil || len(enc.IDs) == 0 {
+	if err != nil || enc.Known() == 0 {
 		return fmt.Errorf("warm the exact cache: %w", err)
 	}
+	enc.Release()
 	const rounds = 2000
 	hit := func(read func(openai.Params) (*openai.Request, error)) (time.Duration, error) {
 		took := make([]time.Duration, rounds)
@@ -116,6 +118,7 @@ func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
 				return 0, fmt.Errorf("not an exact hit: %s, %w", enc.Source, err)
 			}
 			took[i] = time.Since(began)
+			enc.Release()
 		}
 		return measure.Median(took), nil
 	}
@@ -163,10 +166,12 @@ func (b tokenizeBench) soakRun(ctx context.Context, r *tokenizeReport) error {
 		wg.Go(func() {
 			for i := w; i < b.soak; i += workers {
 				body := fmt.Appendf(nil, `{"model":"bench","messages":[{"role":"user","content":"%d %s"}]}`, i, tail)
-				if _, _, _, err := tokenizeStage(ctx, pool, fleet, body); err != nil {
+				_, enc, _, err := tokenizeStage(ctx, pool, fleet, body)
+				if err != nil {
 					errs <- err
 					return
 				}
+				enc.Release()
 			}
 		})
 	}

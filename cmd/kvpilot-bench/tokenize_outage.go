@@ -120,6 +120,7 @@ func (b tokenizeBench) through(ctx context.Context, down bool) (g *ground, faile
 					}
 					mu.Unlock()
 					g.route(&req.Prompt, enc)
+					enc.Release()
 					time.Sleep(b.pause / 4)
 				}
 			})

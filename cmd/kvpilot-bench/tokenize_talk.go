@@ -129,6 +129,7 @@ func (b tokenizeBench) hold(ctx context.Context, cfg tokenizer.Config, fleet *fa
 			for range b.turns {
 				k.turn()
 				_, enc, took, err := tokenizeStage(ctx, pool, fleet, k.body())
+				enc.Release()
 				mu.Lock()
 				if err == nil && enc.Source == tokenizer.SourceNone {
 					err = fmt.Errorf("no ids: %s", enc.Reason)

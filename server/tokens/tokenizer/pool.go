@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
@@ -50,10 +51,13 @@ type Pool struct {
 
 // New makes a pool; it opens and starts nothing.
 func New(cfg Config, params Params) *Pool {
+	if cfg.CacheBytes < 0 {
+		cfg.CacheBytes = unknownCache
+	}
 	p := &Pool{
 		cfg: cfg, log: params.Log, tracer: params.Tracer,
 		keyer:   keyer{seed: rand.Uint64()},
-		held:    held{limit: cfg.HeldBytes},
+		held:    held{limit: cmp.Or(cfg.HeldBytes, unknownHeld)},
 		cache:   cache.New[entry](cfg.CacheBytes),
 		texts:   cache.New[string](cfg.CacheBytes / 16),
 		bodies:  cache.New[cache.Key](cfg.CacheBytes / 64),
