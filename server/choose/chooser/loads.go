@@ -111,7 +111,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
-		conducted(cand, rk.conduct, float64(outputs(d.ExpectedOutput)), now)
+		conducted(cand, rk, float64(outputs(d.ExpectedOutput)), now)
 		c.reported(s, cand, rk, now)
 		budget := s.pool.ranks[i].budget
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)

@@ -21,13 +21,14 @@ const busyMemory = 60 * time.Second
 // rank is what the chooser itself remembers of one slot: how fast it is and how much prefill was
 // sent to it lately. Readers take no lock.
 type rank struct {
-	// What every choice reads comes first: it fits in three cache lines.
+	// What every choice reads comes first: it fits in two cache lines.
 	known    atomic.Pointer[replica.Replica] // what kind was made of
 	model    atomic.Pointer[speed.Model]     // what speed says
 	work     number                          // mean prefill time of a request in seconds
 	lately   lately
-	counters speed.Counters
+	avoided  atomic.Pointer[conduct.Record] // what conduct holds against the rank
 	liveness liveness.Monitor
+	counters speed.Counters
 	conduct  *conduct.Rank
 
 	slot    replica.Slot
@@ -38,6 +39,8 @@ type rank struct {
 	labels metric.MeasurementOption
 
 	mu sync.Mutex // serialises route and unroute
+
+	_ [32]byte // allocated at the beginning of a cache line
 }
 
 // newRank makes the memory of rank index of r; ranksMu is held.
@@ -46,6 +49,7 @@ func (c *Chooser) newRank(slot replica.Slot, r *replica.Replica, index int) *ran
 	rk.known.Store(r)
 	kind, model := rk.speed.Kind()
 	rk.conduct = c.conduct.Add(kind, model)
+	rk.conduct.Mirror(&rk.avoided)
 	rk.speed.Mirror(&rk.model)
 	return rk
 }
