@@ -26,7 +26,7 @@ func (b tokenizeBench) cpu(ctx context.Context, r *tokenizeReport) error {
 	if err != nil {
 		return err
 	}
-	pool, stop := runPool(ctx, tokenizer.DefaultConfig())
+	pool, stop := runPool(ctx, routerDefaults())
 	defer stop()
 	talks := make([]*talk, b.clients)
 	perTurn := make([]time.Duration, b.turns)
@@ -89,7 +89,7 @@ func (b tokenizeBench) step(ctx context.Context, pool *tokenizer.Pool, fleet *fa
 // exact measures a hit in the exact cache with the body of a conversation's last turn: all of the
 // router's work from the body's bytes to the ids; the encoding alone; and with the body read as if it were new.
 func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
-	cfg := tokenizer.DefaultConfig()
+	cfg := routerDefaults()
 	pool := tokenizer.New(cfg, tokenizer.Params{Sender: inProcess{}})
 	fleet := &fakeFleet{replicas: []*replica.Replica{{ID: "x", URL: "http://x", State: replica.StateReady, Version: "0.17.0"}}}
 	k := b.talk(1)
@@ -152,7 +152,7 @@ func (inProcess) Do(_ context.Context, _ upstream.Target, r *upstream.Request) (
 
 // soakRun sends distinct prompts past a small cache and looks at the memory.
 func (b tokenizeBench) soakRun(ctx context.Context, r *tokenizeReport) error {
-	cfg := tokenizer.DefaultConfig()
+	cfg := routerDefaults()
 	cfg.CacheBytes = 64 << 20
 	pool := tokenizer.New(cfg, tokenizer.Params{Sender: inProcess{}})
 	fleet := &fakeFleet{replicas: []*replica.Replica{{ID: "x", URL: "http://x", State: replica.StateReady, Version: "0.17.0"}}}

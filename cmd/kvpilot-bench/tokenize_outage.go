@@ -95,7 +95,7 @@ func (b tokenizeBench) through(ctx context.Context, down bool) (g *ground, faile
 	if err != nil {
 		return nil, 0, 0, err
 	}
-	pool, stop := runPool(ctx, tokenizer.DefaultConfig())
+	pool, stop := runPool(ctx, routerDefaults())
 	defer stop()
 	g = newGround(b.replicas)
 	turns := min(b.turns, 20)

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
+	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/kit/memlimit"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
@@ -77,6 +79,12 @@ func tokenizeStage(ctx context.Context, pool *tokenizer.Pool, fleet *fakeFleet, 
 	took := time.Since(began)
 	enc.Hashes(benchBlock, blockhash.Namespace{})
 	return req, enc, took, nil
+}
+
+// routerDefaults are the settings that a router has on this machine.
+func routerDefaults() tokenizer.Config {
+	c, _ := config.Default().WithinMemory(memlimit.Find(memlimit.Config{}))
+	return c.Tokenizer
 }
 
 // runPool makes a pool and gives it life until the returned function is called.
@@ -160,17 +168,17 @@ func (b tokenizeBench) conversations(ctx context.Context, r *tokenizeReport) err
 	if err != nil {
 		return err
 	}
-	plain := tokenizer.DefaultConfig()
+	plain := routerDefaults()
 	plain.CacheBytes, plain.Conversations = 0, false
 	full, err := b.hold(ctx, plain, fleet, 0)
 	if err != nil {
 		return err
 	}
-	ours, err := b.hold(ctx, tokenizer.DefaultConfig(), fleet, 0)
+	ours, err := b.hold(ctx, routerDefaults(), fleet, 0)
 	if err != nil {
 		return err
 	}
-	paused, err := b.hold(ctx, tokenizer.DefaultConfig(), fleet, b.pause)
+	paused, err := b.hold(ctx, routerDefaults(), fleet, b.pause)
 	if err != nil {
 		return err
 	}
