@@ -28,13 +28,10 @@ func (b tokenizeBench) cpu(ctx context.Context, r *tokenizeReport) error {
 	}
 	pool, stop := runPool(ctx, routerDefaults())
 	defer stop()
-	talks := make([]*talk, b.clients)
 	perTurn := make([]time.Duration, b.turns)
 	// the first conversations teach the pool; the measured ones start fresh
 	for lap := range 2 {
-		for i := range talks {
-			talks[i] = b.talk(1000*(lap+1) + i)
-		}
+		talks := b.talks(1000 * (lap + 1))
 		for t := range b.turns {
 			bodies := make([][]byte, len(talks))
 			for i, k := range talks {

@@ -99,10 +99,7 @@ func (b tokenizeBench) through(ctx context.Context, down bool) (g *ground, faile
 	defer stop()
 	g = newGround(b.replicas)
 	turns := min(b.turns, 20)
-	talks := make([]*talk, b.clients)
-	for i := range talks {
-		talks[i] = b.talk(5000 + i)
-	}
+	talks := b.talks(5000)
 	var mu sync.Mutex
 	half := func(talks []*talk) {
 		var wg sync.WaitGroup
