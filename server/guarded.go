@@ -79,7 +79,7 @@ const (
 // newLedger makes the count of what the process holds for its callers. All listeners together take half of the files that the process may open;
 // the others are for replicas, for other routers and for the router's own.
 func (s *Server) newLedger(c config.Config, t *telemetry.Telemetry) *ledger.Ledger {
-	bounds := ledger.Config{Bytes: int64(c.Gateway.MaxBodiesBytes), Places: unknownPlaces}
+	bounds := ledger.Config{Bytes: c.Gateway.Bodies(), Places: unknownPlaces}
 	if s.params.Memory.Bytes > 0 {
 		bounds.Places = s.params.Memory.Bytes / placesShare
 	}

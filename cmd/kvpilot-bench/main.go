@@ -49,6 +49,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root.AddCommand(newBenchTokenizeCommand())
 	root.AddCommand(newBenchStreamCommand())
 	root.AddCommand(newBenchCostCommand())
+	root.AddCommand(newBenchInFlightCommand())
 	root.AddCommand(newBenchObserveCommand())
 	root.AddCommand(newBenchTenantsCommand())
 	router := serve.Command(env, out, errOut) // what is measured, as a process of its own

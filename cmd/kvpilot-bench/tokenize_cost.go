@@ -26,15 +26,12 @@ func (b tokenizeBench) cpu(ctx context.Context, r *tokenizeReport) error {
 	if err != nil {
 		return err
 	}
-	pool, stop := runPool(ctx, tokenizer.DefaultConfig())
+	pool, stop := runPool(ctx, routerDefaults())
 	defer stop()
-	talks := make([]*talk, b.clients)
 	perTurn := make([]time.Duration, b.turns)
 	// the first conversations teach the pool; the measured ones start fresh
 	for lap := range 2 {
-		for i := range talks {
-			talks[i] = b.talk(1000*(lap+1) + i)
-		}
+		talks := b.talks(1000 * (lap + 1))
 		for t := range b.turns {
 			bodies := make([][]byte, len(talks))
 			for i, k := range talks {
@@ -71,7 +68,8 @@ func (b tokenizeBench) step(ctx context.Context, pool *tokenizer.Pool, fleet *fa
 		turns <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turns }()
-			_, _, _, err := tokenizeStage(ctx, pool, fleet, body)
+			_, enc, _, err := tokenizeStage(ctx, pool, fleet, body)
+			enc.Release()
 			errs <- err
 		})
 	}
@@ -88,7 +86,7 @@ func (b tokenizeBench) step(ctx context.Context, pool *tokenizer.Pool, fleet *fa
 // exact measures a hit in the exact cache with the body of a conversation's last turn: all of the
 // router's work from the body's bytes to the ids; the encoding alone; and with the body read as if it were new.
 func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
-	cfg := tokenizer.DefaultConfig()
+	cfg := routerDefaults()
 	pool := tokenizer.New(cfg, tokenizer.Params{Sender: inProcess{}})
 	fleet := &fakeFleet{replicas: []*replica.Replica{{ID: "x", URL: "http://x", State: replica.StateReady, Version: "0.17.0"}}}
 	k := b.talk(1)
@@ -97,9 +95,10 @@ func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
 	}
 	body := k.body()
 	req, enc, _, err := tokenizeStage(ctx, pool, fleet, body)
-	if err != nil || len(enc.IDs) == 0 {
+	if err != nil || enc.Known() == 0 {
 		return fmt.Errorf("warm the exact cache: %w", err)
 	}
+	enc.Release()
 	const rounds = 2000
 	hit := func(read func(openai.Params) (*openai.Request, error)) (time.Duration, error) {
 		took := make([]time.Duration, rounds)
@@ -116,6 +115,7 @@ func (b tokenizeBench) exact(ctx context.Context, r *tokenizeReport) error {
 				return 0, fmt.Errorf("not an exact hit: %s, %w", enc.Source, err)
 			}
 			took[i] = time.Since(began)
+			enc.Release()
 		}
 		return measure.Median(took), nil
 	}
@@ -149,7 +149,7 @@ func (inProcess) Do(_ context.Context, _ upstream.Target, r *upstream.Request) (
 
 // soakRun sends distinct prompts past a small cache and looks at the memory.
 func (b tokenizeBench) soakRun(ctx context.Context, r *tokenizeReport) error {
-	cfg := tokenizer.DefaultConfig()
+	cfg := routerDefaults()
 	cfg.CacheBytes = 64 << 20
 	pool := tokenizer.New(cfg, tokenizer.Params{Sender: inProcess{}})
 	fleet := &fakeFleet{replicas: []*replica.Replica{{ID: "x", URL: "http://x", State: replica.StateReady, Version: "0.17.0"}}}
@@ -163,10 +163,12 @@ func (b tokenizeBench) soakRun(ctx context.Context, r *tokenizeReport) error {
 		wg.Go(func() {
 			for i := w; i < b.soak; i += workers {
 				body := fmt.Appendf(nil, `{"model":"bench","messages":[{"role":"user","content":"%d %s"}]}`, i, tail)
-				if _, _, _, err := tokenizeStage(ctx, pool, fleet, body); err != nil {
+				_, enc, _, err := tokenizeStage(ctx, pool, fleet, body)
+				if err != nil {
 					errs <- err
 					return
 				}
+				enc.Release()
 			}
 		})
 	}

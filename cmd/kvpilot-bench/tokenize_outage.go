@@ -95,14 +95,11 @@ func (b tokenizeBench) through(ctx context.Context, down bool) (g *ground, faile
 	if err != nil {
 		return nil, 0, 0, err
 	}
-	pool, stop := runPool(ctx, tokenizer.DefaultConfig())
+	pool, stop := runPool(ctx, routerDefaults())
 	defer stop()
 	g = newGround(b.replicas)
 	turns := min(b.turns, 20)
-	talks := make([]*talk, b.clients)
-	for i := range talks {
-		talks[i] = b.talk(5000 + i)
-	}
+	talks := b.talks(5000)
 	var mu sync.Mutex
 	half := func(talks []*talk) {
 		var wg sync.WaitGroup
@@ -120,6 +117,7 @@ func (b tokenizeBench) through(ctx context.Context, down bool) (g *ground, faile
 					}
 					mu.Unlock()
 					g.route(&req.Prompt, enc)
+					enc.Release()
 					time.Sleep(b.pause / 4)
 				}
 			})

@@ -4,28 +4,47 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
+	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/kit/memlimit"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
 const benchBlock = 16
 
-// talk is one growing conversation as its client writes it.
+// talk is one growing conversation as its client writes it. Its text is there before it begins, so that no client's work counts.
 type talk struct {
 	dice     *rand.Rand
-	messages []byte // the list's inside
+	messages []byte // the list's inside, at its last turn
 	count    int
-	perTurn  int // bytes of text per turn
+	perTurn  int   // bytes of text per turn
+	ends     []int // of the messages at each turn
+	turns    int   // taken so far
 }
 
 func (b tokenizeBench) talk(seed int) *talk {
-	return &talk{dice: rand.New(rand.NewPCG(uint64(seed), 42)), perTurn: b.tokens / b.turns * fakeToken}
+	k := &talk{dice: rand.New(rand.NewPCG(uint64(seed), 42)), perTurn: b.tokens / b.turns * fakeToken}
+	for range b.turns {
+		k.write()
+		k.ends = append(k.ends, len(k.messages))
+	}
+	return k
+}
+
+// talks are those of all clients, the first one's of the seed.
+func (b tokenizeBench) talks(seed int) []*talk {
+	list := make([]*talk, b.clients)
+	for i := range list {
+		list[i] = b.talk(seed + i)
+	}
+	return list
 }
 
 func (k *talk) say(role string, size int) {
@@ -46,7 +65,10 @@ func (k *talk) say(role string, size int) {
 }
 
 // turn adds what came since the last request.
-func (k *talk) turn() {
+func (k *talk) turn() { k.turns++ }
+
+// write writes what another turn adds.
+func (k *talk) write() {
 	if k.count == 0 {
 		k.say("system", k.perTurn/3)
 		k.say("user", k.perTurn*2/3)
@@ -57,9 +79,10 @@ func (k *talk) turn() {
 }
 
 func (k *talk) body() []byte {
-	b := make([]byte, 0, len(k.messages)+64)
+	messages := k.messages[:k.ends[k.turns-1]]
+	b := make([]byte, 0, len(messages)+128)
 	b = append(b, `{"model":"`+benchModel+`","stream":true,"max_tokens":256,"messages":[`...)
-	return append(append(b, k.messages...), `],"temperature":0.7}`...)
+	return append(append(b, messages...), `],"temperature":0.7}`...)
 }
 
 // tokenizeStage is the router's work on a body up to its block hashes.
@@ -77,6 +100,12 @@ func tokenizeStage(ctx context.Context, pool *tokenizer.Pool, fleet *fakeFleet, 
 	took := time.Since(began)
 	enc.Hashes(benchBlock, blockhash.Namespace{})
 	return req, enc, took, nil
+}
+
+// routerDefaults are the settings that a router has on this machine.
+func routerDefaults() tokenizer.Config {
+	c, _ := config.Default().WithinMemory(memlimit.Find(memlimit.Config{}))
+	return c.Tokenizer
 }
 
 // runPool makes a pool and gives it life until the returned function is called.
@@ -123,12 +152,13 @@ func (b tokenizeBench) hold(ctx context.Context, cfg tokenizer.Config, fleet *fa
 		fail error
 		wg   sync.WaitGroup
 	)
-	for c := range b.clients {
+	for _, k := range b.talks(0) {
 		wg.Go(func() {
-			k := b.talk(c)
 			for range b.turns {
 				k.turn()
+				runtime.Gosched() // a request's goroutine has waited for its connection: it does not go before those that waited longer
 				_, enc, took, err := tokenizeStage(ctx, pool, fleet, k.body())
+				enc.Release()
 				mu.Lock()
 				if err == nil && enc.Source == tokenizer.SourceNone {
 					err = fmt.Errorf("no ids: %s", enc.Reason)
@@ -159,17 +189,17 @@ func (b tokenizeBench) conversations(ctx context.Context, r *tokenizeReport) err
 	if err != nil {
 		return err
 	}
-	plain := tokenizer.DefaultConfig()
+	plain := routerDefaults()
 	plain.CacheBytes, plain.Conversations = 0, false
 	full, err := b.hold(ctx, plain, fleet, 0)
 	if err != nil {
 		return err
 	}
-	ours, err := b.hold(ctx, tokenizer.DefaultConfig(), fleet, 0)
+	ours, err := b.hold(ctx, routerDefaults(), fleet, 0)
 	if err != nil {
 		return err
 	}
-	paused, err := b.hold(ctx, tokenizer.DefaultConfig(), fleet, b.pause)
+	paused, err := b.hold(ctx, routerDefaults(), fleet, b.pause)
 	if err != nil {
 		return err
 	}

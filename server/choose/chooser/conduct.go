@@ -130,16 +130,16 @@ func (c *Chooser) conductChanged(change conduct.Change) {
 }
 
 // conducted sets what is held against a candidate's rank.
-func conducted(cand *decision.Candidate, r *conduct.Rank, outputs float64, now time.Time) {
-	if about := r.Avoided(); about != nil {
+func conducted(cand *decision.Candidate, rk *rank, outputs float64, now time.Time) {
+	if about := rk.avoided.Load(); about != nil {
 		cand.Suspicions, cand.Slowness, cand.Trust = uint8(about.Suspicions), float32(about.Slowness), float32(about.Trust)
-		cand.Drag = r.Drag(outputs, now)
+		cand.Drag = rk.conduct.Drag(outputs, now)
 	}
 }
 
 // discount takes from a rank's overlap what its answers have shown to be no more than a claim.
-func discount(cand *decision.Candidate, r *conduct.Rank) {
-	about := r.Avoided()
+func discount(cand *decision.Candidate, rk *rank) {
+	about := rk.avoided.Load()
 	if about == nil || about.Trust >= 1 {
 		return
 	}

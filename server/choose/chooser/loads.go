@@ -61,6 +61,29 @@ func (s *scratch) reading(g *gauge, slot replica.Slot, rk *rank) *reading {
 	return at
 }
 
+const (
+	// ahead is how many ranks are brought near at once; up to alreadyNear ranks all are in the processor's cache anyway.
+	ahead       = 16
+	alreadyNear = 256
+)
+
+// approach reads a little of each of the next ranks from i on: their accounts lie far apart in memory, and the processor fetches several at a
+// time if nothing is computed in between.
+func (s *scratch) approach(g *gauge, i int) {
+	end := min(i+ahead, len(s.ranks))
+	for j := i; j < end; j++ {
+		g.views.Approach(s.d.Candidates[j].Slot)
+		if rk := s.ranks[j]; rk != nil {
+			s.near += uint64(rk.lately.at.Load()) + uint64(rk.liveness.InFlight())
+		}
+	}
+	for j := i; j < end; j++ {
+		if rk := s.ranks[j]; rk != nil {
+			s.near += uint64(rk.model.Load().Samples)
+		}
+	}
+}
+
 // forget makes the next reading of the slot a fresh one.
 func (s *scratch) forget(slot replica.Slot) {
 	if int(slot) < len(s.seen) {
@@ -83,6 +106,9 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 	decodes := decodeWeight * float64(outputs(d.ExpectedOutput))
 	s.versions = sized(s.versions, len(d.Candidates))
 	for i := range d.Candidates {
+		if i%ahead == 0 && len(d.Candidates) > alreadyNear {
+			s.approach(&g, i)
+		}
 		cand, rk := &d.Candidates[i], s.ranks[i]
 		at := s.reading(&g, cand.Slot, rk)
 		l := &at.load
@@ -111,7 +137,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
-		conducted(cand, rk.conduct, float64(outputs(d.ExpectedOutput)), now)
+		conducted(cand, rk, float64(outputs(d.ExpectedOutput)), now)
 		c.reported(s, cand, rk, now)
 		budget := s.pool.ranks[i].budget
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)

@@ -30,6 +30,7 @@ type scratch struct {
 	seen  []reading
 	visit uint64
 	once  reading // the last one outside of a visit
+	near  uint64  // what approach has read, which has no meaning
 	// report is the engine's of the candidate whose load is read.
 	report Report
 	// held is set when the request may wait in the hold queue; since is when the offered request began to wait (zero: it has not).

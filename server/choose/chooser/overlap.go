@@ -28,7 +28,7 @@ func (c *Chooser) overlap(s *scratch, req *Request) {
 			}
 			cand.GPU, cand.CPU, cand.Disk = o.GPU*uint32(size), o.CPU*uint32(size), o.Disk*uint32(size)
 			if rk := s.ranks[at]; rk != nil {
-				discount(cand, rk.conduct)
+				discount(cand, rk)
 			}
 			if a := &req.Answer; a.Slot == o.Slot && a.Held > a.Known && int(cand.GPU) >= a.Known/size*size {
 				cand.GPU = max(cand.GPU, uint32(min(a.Held, c.params.Index.Reach(o.Slot, req.PromptTokens))/size*size))

@@ -21,13 +21,14 @@ const busyMemory = 60 * time.Second
 // rank is what the chooser itself remembers of one slot: how fast it is and how much prefill was
 // sent to it lately. Readers take no lock.
 type rank struct {
-	// What every choice reads comes first: it fits in three cache lines.
+	// What every choice reads comes first: it fits in two cache lines.
 	known    atomic.Pointer[replica.Replica] // what kind was made of
 	model    atomic.Pointer[speed.Model]     // what speed says
 	work     number                          // mean prefill time of a request in seconds
 	lately   lately
-	counters speed.Counters
+	avoided  atomic.Pointer[conduct.Record] // what conduct holds against the rank
 	liveness liveness.Monitor
+	counters speed.Counters
 	conduct  *conduct.Rank
 	leaving  atomic.Bool // its replica's requests are to move to others
 
@@ -40,6 +41,8 @@ type rank struct {
 	accuracy accuracy
 
 	mu sync.Mutex // serialises route and unroute
+
+	_ [32]byte // allocated at the beginning of a cache line
 }
 
 // newRank makes the memory of rank index of r; ranksMu is held.
@@ -48,6 +51,7 @@ func (c *Chooser) newRank(slot replica.Slot, r *replica.Replica, index int) *ran
 	rk.known.Store(r)
 	kind, model := rk.speed.Kind()
 	rk.conduct = c.conduct.Add(kind, model)
+	rk.conduct.Mirror(&rk.avoided)
 	rk.speed.Mirror(&rk.model)
 	return rk
 }
@@ -138,5 +142,32 @@ func (l *lately) fade(now int64) float64 {
 	if l.busy.get() == 0 {
 		return 1
 	}
-	return math.Exp(-float64(now-l.at.Load()) / float64(busyMemory))
+	return decay(float64(now-l.at.Load()) / float64(busyMemory))
+}
+
+// decay is e^-x to within 1e-8 of it, in a part of the time that math.Exp takes.
+func decay(x float64) float64 {
+	if !(x >= 0 && x < float64(len(wholes))) {
+		return math.Exp(-x)
+	}
+	n := int(x)
+	k := int((x - float64(n)) * float64(len(parts)))
+	r := x - float64(n) - float64(k)/float64(len(parts))
+	return wholes[n] * parts[k] * (1 - r*(1-r*(0.5-r*(1.0/6))))
+}
+
+// wholes are e^-n, parts e^-(k/64).
+//
+//nolint:gochecknoglobals // constants
+var (
+	wholes = decays(32, 1)
+	parts  = decays(64, 64)
+)
+
+func decays(n int, of float64) []float64 {
+	list := make([]float64, n)
+	for i := range list {
+		list[i] = math.Exp(-float64(i) / of)
+	}
+	return list
 }

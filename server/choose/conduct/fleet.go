@@ -315,9 +315,12 @@ func (r *Rank) publish(known bool, trust float64) {
 		return // as nearly always in a fleet at rest
 	}
 	r.about.Store(&rec)
+	avoided := &rec
 	if r.suspicions == 0 {
-		r.avoided.Store(nil)
-		return
+		avoided = nil
 	}
-	r.avoided.Store(&rec)
+	r.avoided.Store(avoided)
+	if r.mirror != nil {
+		r.mirror.Store(avoided)
+	}
 }

@@ -132,6 +132,7 @@ type Rank struct {
 	answers             answers
 	claims              claims
 	suspicions          Suspicion
+	mirror              *atomic.Pointer[Record]
 }
 
 // Expect sets what is expected of the rank from now on: what a decode step of a typical equal would take under the rank's load, and each
@@ -285,6 +286,14 @@ func (r *Rank) Drag(outputs float64, now time.Time) float64 {
 
 // Avoided returns what is held against the rank; nil: nothing.
 func (r *Rank) Avoided() *Record { return r.avoided.Load() }
+
+// Mirror makes r store what Avoided returns in to, too: a reader of many ranks finds it where it reads the rest of them.
+func (r *Rank) Mirror(to *atomic.Pointer[Record]) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mirror = to
+	to.Store(r.avoided.Load())
+}
 
 // workspace is the memory of one look, reused.
 type workspace struct {

@@ -150,6 +150,14 @@ func (v *Views) Read(slot replica.Slot, load *RankLoad) {
 	v.ranks[slot].view(v.now, load)
 }
 
+// Approach brings the account of the slot near, before Read; see chooser.
+func (v *Views) Approach(slot replica.Slot) {
+	if int(slot) < len(v.ranks) && v.ranks[slot] != nil {
+		v.ranks[slot].pub.seq.Load()
+		v.ranks[slot].output.Load()
+	}
+}
+
 // Live is the number of reservations that have not ended.
 func (b *Book) Live() int { return int(b.live.Load()) }
 

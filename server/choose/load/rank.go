@@ -57,6 +57,8 @@ type rank struct {
 	anchor   int64   // since when the first in queue is served; guarded by mu
 	tree     tree    // guarded by mu
 	sums     sums    // guarded by mu
+
+	_ [56]byte // allocated at the beginning of a cache line
 }
 
 // sums are the totals over a rank's bookings.

@@ -55,9 +55,8 @@ const lateCost = 3600
 // predictedTTFT takes the rank with the shortest predicted time, by the cost of predicted.
 type predictedTTFT struct{}
 
-// Select implements policy.
+// Select implements policy. Choose has set the costs, with what it predicts.
 func (predictedTTFT) Select(d *decision.Decision, throw dice, _ int) (decision.Reason, dice) {
-	each(d, func(c *decision.Candidate) float64 { return predicted(d, c) })
 	return cacheReason(d), throw
 }
 

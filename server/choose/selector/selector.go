@@ -12,6 +12,7 @@ import (
 func Choose(d *decision.Decision) {
 	d.Chosen, d.Margin, d.Reason = -1, 0, decision.ReasonNone
 	eligible, last := 0, -1
+	_, timed := policyOf(d.Policy).(predictedTTFT)
 	for i := range d.Candidates {
 		c := &d.Candidates[i]
 		predict(d, c)
@@ -19,6 +20,9 @@ func Choose(d *decision.Decision) {
 		if c.Veto == decision.VetoNone {
 			eligible++
 			last = i
+			if timed { // among thousands of ranks, a second pass over all of a candidate is dear
+				c.Cost = predicted(d, c)
+			}
 		}
 	}
 	if eligible == 0 {

@@ -451,8 +451,13 @@ func (r *Rank) update() {
 		m = *kin
 		m.Source, m.Samples, m.Spread = decision.SpeedDistrusted, own.Samples, max(own.Spread, 1)
 	}
-	r.kind.publish(r, &m)
+	known := r.model.Load()
+	if known == nil || *known != m { // a rank that follows its kind mostly has the same again
+		fresh := m
+		known = &fresh
+	}
+	r.kind.publish(r, known)
 	if r.mirror != nil {
-		r.mirror.Store(&m)
+		r.mirror.Store(known)
 	}
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
@@ -18,6 +19,7 @@ type Config struct {
 	// MaxBodiesBytes limits the bodies of all requests in progress and the answers that wait for their readers, REST and gRPC
 	// together; what would exceed it is rejected with 429. A tenant, or the address of a client without one, takes at most half of
 	// the room that is free. Allow twice the mean body times the requests in flight; the process needs about twice as much memory.
+	// Zero: five sixteenths of memory.max_bytes, of less than 1 GiB down to a quarter.
 	MaxBodiesBytes quantity.Bytes `yaml:"max_bodies_bytes"`
 	// BodyTimeout limits the time in which a client sends its body, over gRPC too.
 	BodyTimeout time.Duration `yaml:"body_timeout"`
@@ -36,19 +38,26 @@ type Config struct {
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
-		MaxBodyBytes:   64 << 20,
-		MaxBodiesBytes: 160 << 20,
-		BodyTimeout:    2 * time.Minute,
-		StallTimeout:   2 * time.Minute,
-		SSEKeepAlive:   15 * time.Second,
+		MaxBodyBytes: 64 << 20,
+		BodyTimeout:  2 * time.Minute,
+		StallTimeout: 2 * time.Minute,
+		SSEKeepAlive: 15 * time.Second,
 	}
+}
+
+// unknownBodies is MaxBodiesBytes where it is not set and the memory has no limit.
+const unknownBodies = 160 << 20
+
+// Bodies is the limit of all bodies and answers.
+func (c Config) Bodies() int64 {
+	return int64(cmp.Or(c.MaxBodiesBytes, max(unknownBodies, c.MaxBodyBytes)))
 }
 
 // Validate reports every bad field at once, named as the operator wrote it.
 func (c Config) Validate() error {
 	errs := []error{
 		check.Positive("max_body_bytes", c.MaxBodyBytes),
-		check.That(c.MaxBodiesBytes >= c.MaxBodyBytes, "max_bodies_bytes", "must be at least max_body_bytes (%s), not %s", c.MaxBodyBytes, c.MaxBodiesBytes),
+		check.That(c.MaxBodiesBytes == 0 || c.MaxBodiesBytes >= c.MaxBodyBytes, "max_bodies_bytes", "must be 0 or at least max_body_bytes (%s), not %s", c.MaxBodyBytes, c.MaxBodiesBytes),
 		check.Positive("body_timeout", c.BodyTimeout),
 		check.AtLeast("stall_timeout", c.StallTimeout, 0),
 		check.AtLeast("sse_keep_alive", c.SSEKeepAlive, 0),

@@ -79,7 +79,7 @@ func New(c Config, p Params) (*Gateway, error) {
 	}
 	g.conf.Store(&c)
 	if g.ledger = p.Ledger; g.ledger == nil {
-		g.ledger = ledger.New(ledger.Config{Bytes: int64(c.MaxBodiesBytes), Places: defaultPlaces}, p.Meter)
+		g.ledger = ledger.New(ledger.Config{Bytes: c.Bodies(), Places: defaultPlaces}, p.Meter)
 	}
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)

@@ -44,6 +44,7 @@ func (s *routing) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	q.Model, q.Adapter, q.Salt, q.Session = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), in.GetSessionId()
 	q.Priority, q.ExpectedOutput = int(in.GetPriority()), int(in.GetExpectedOutputTokens())
 	q.Explain = in.GetExplain()
+	q.ReturnIDs = in.GetReturnTokenIds()
 	q.DryRun, q.Reserve = in.GetDryRun(), in.Reserve == nil && !in.GetDryRun() || in.GetReserve()
 	q.Lease = in.GetLease().AsDuration()
 	q.EndOnly, q.FirstToken = in.GetReports() == kvpilotv1.Reports_REPORTS_END, in.GetReports() == kvpilotv1.Reports_REPORTS_ALL

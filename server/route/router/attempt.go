@@ -181,7 +181,7 @@ func (r *Router) learnRouted(ctx context.Context, rq *request, t *tries, a *atte
 	if rq.question == nil && pick.Feed == kvblock.FeedExact && t.ask.Hashes != nil {
 		r.Tokens.Routed(rq.pool.Served, rq.enc, pick.Slot, rq.adapter, overlap(a.choice.Decision))
 	}
-	if len(rq.enc.IDs) == 0 && t.ask.Hashes != nil && r.Believe != nil {
+	if rq.enc.Known() == 0 && t.ask.Hashes != nil && r.Believe != nil {
 		r.Believe(pick.Slot, t.ask.Hashes(int(pick.BlockSize)))
 	}
 }

@@ -51,6 +51,8 @@ type Question struct {
 	Reserve bool
 	Lease   time.Duration
 	DryRun  bool
+	// ReturnIDs says that the caller reads the ids of the answer's encoding.
+	ReturnIDs bool
 	// EndOnly says that the caller will report the end and not the first token, FirstToken that it
 	// is sure to report that too. With neither it may.
 	EndOnly, FirstToken bool

@@ -144,9 +144,9 @@ func (rq *request) prompt(a *chooser.Request) {
 	if !rq.needsHashes() {
 		return
 	}
-	ns := blockhash.Namespace{Adapter: rq.adapter, Salt: rq.parsed.Salt}
+	ns := rq.namespace()
 	switch {
-	case len(rq.enc.IDs) > 0:
+	case rq.enc.Known() > 0:
 		a.Keyless = false
 		a.Hashes = func(blockSize int) []blockhash.Hash { return rq.enc.Hashes(blockSize, ns) }
 	case rq.parsed.Prompt.Kind != prompt.KindNone: // no ids: keys made of the text keep conversations together

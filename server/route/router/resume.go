@@ -38,11 +38,16 @@ func resumeResults() []string {
 	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultLimit, resultBudget}
 }
 
-// follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other.
+// mayFollow reports whether another replica could resume the answer, if it is streamed and the prompt is not too long.
+func (rq *request) mayFollow() bool {
+	return rq.set.ResumeStreams > 0 && rq.question == nil && rq.call.Route.Generates() && rq.upload == nil && len(rq.pool.Replicas) > 1 &&
+		rq.call.Options.Pinned == "" && rq.parsed.Resumable() && !strings.EqualFold(rq.call.Header.Get(headerResume), "off")
+}
+
+// follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
+// of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
 func (r *Router) follow(rq *request) *resume.Follower {
-	if rq.set.ResumeStreams == 0 || !rq.call.Route.Generates() || rq.upload != nil || rq.enc == nil || rq.enc.Tokens >= resume.MaxTokens ||
-		len(rq.pool.Replicas) < 2 || rq.call.Options.Pinned != "" || !rq.parsed.Resumable() ||
-		strings.EqualFold(rq.call.Header.Get(headerResume), "off") {
+	if rq.enc == nil || rq.enc.Tokens >= resume.MaxTokens || !rq.mayFollow() || !rq.enc.Reserve() {
 		return nil
 	}
 	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage}
@@ -291,7 +296,7 @@ func (t *tries) continueAt(rq *request, point *resume.Point) {
 	a := &t.ask
 	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(point.IDs), false, len(point.IDs), false
 	a.ExpectedOutput, a.OutputLimit = max(rq.parsed.Expected()-point.Answer, 0), max(rq.parsed.MaxTokens-point.Answer, 0)
-	ns := blockhash.Namespace{Adapter: rq.adapter, Salt: rq.parsed.Salt}
+	ns := rq.namespace()
 	a.Hashes = func(blockSize int) []blockhash.Hash {
 		if blockSize <= 0 {
 			return nil

@@ -160,8 +160,8 @@ func (rq *request) noteTokens(id trace.SpanID, began time.Time, enc *tokenizer.E
 		}
 		return
 	}
-	st.asked.source, st.asked.prompt, st.asked.known = string(enc.Source), enc.Tokens, len(enc.IDs)
-	if len(enc.IDs) == 0 && enc.Reason != tokenizer.ReasonNotRead {
+	st.asked.source, st.asked.prompt, st.asked.known = string(enc.Source), enc.Tokens, enc.Known()
+	if enc.Known() == 0 && enc.Reason != tokenizer.ReasonNotRead {
 		st.asked.without = enc.Reason
 	}
 }

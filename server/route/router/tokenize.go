@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -24,6 +25,7 @@ func (r *Router) tokenize(ctx context.Context, rq *request) error {
 	tctx, cancel := context.WithTimeout(ctx, rq.set.TokenizeTimeout)
 	defer cancel()
 	ask := rq.encodeRequest()
+	ask.Keep, ask.Namespace = rq.keepsIDs(), rq.namespace()
 	ask.Span = rq.plan()
 	ask.SizeOnly = !rq.wantsIDs() && !rq.policies.ReadsCache(rq.pool.Model, &rq.call.Options)
 	enc, err := r.Tokens.Encode(tctx, ask)
@@ -38,6 +40,9 @@ func (r *Router) tokenize(ctx context.Context, rq *request) error {
 	switch {
 	case err == nil:
 		rq.enc = enc
+		if len(enc.IDs) == 0 { // those that the client gave are as dispensable as those that were found
+			rq.parsed.Prompt.IDs, rq.parsed.Prompt.Batch = nil, nil
+		}
 		return nil
 	case ctx.Err() != nil:
 		return apierror.From(cause(ctx, err))
@@ -66,6 +71,22 @@ func (rq *request) refusal() *apierror.Error {
 
 // wantsIDs reports whether the caller asks for ids or overlaps, whether the policy looks at them or not.
 func (rq *request) wantsIDs() bool { return rq.onlyIDs || rq.question != nil && rq.question.DryRun }
+
+// keepsIDs is the length up to which the prompt's ids are read after they were found.
+func (rq *request) keepsIDs() int {
+	switch {
+	case rq.question != nil && rq.question.ReturnIDs:
+		return math.MaxInt
+	case rq.mayFollow():
+		return resume.MaxTokens
+	}
+	return 0
+}
+
+// namespace is that of the blocks that the request's prompt becomes.
+func (rq *request) namespace() blockhash.Namespace {
+	return blockhash.Namespace{Adapter: rq.adapter, Salt: rq.parsed.Salt}
+}
 
 // encodeRequest is the question to the tokenizer.
 func (rq *request) encodeRequest() tokenizer.Request {
@@ -97,6 +118,7 @@ func (r *Router) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	if followed {
 		return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit, openai.IDsEdit())
 	}
+	rq.enc.LetGo() // another attempt sends the text
 	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit)
 }
 
@@ -116,7 +138,7 @@ func (r *Router) whole(rq *request, c *chooser.Choice) {
 	if rq.enc == nil || !rq.enc.Partial {
 		return
 	}
-	enc, pool, ns := rq.enc, rq.pool.Served, blockhash.Namespace{Adapter: rq.adapter, Salt: rq.parsed.Salt}
+	enc, pool, ns := rq.enc, rq.pool.Served, rq.namespace()
 	enc.OnWhole(func(full *tokenizer.Encoding) {
 		if !full.Exact {
 			return

@@ -54,27 +54,29 @@ func (k *known) answer(m *model) Answer {
 // Answered notes that a rank completed the only answer to the encoded prompt, of so many tokens: the next turn's
 // prompt will find it there.
 func (p *Pool) Answered(pool string, enc *Encoding, slot replica.Slot, tokens int) {
-	if enc == nil || enc.entry == nil || tokens <= 0 || slot == replica.NoSlot {
+	if enc == nil || enc.names == nil || tokens <= 0 || slot == replica.NoSlot {
 		return
 	}
-	e := enc.entry
+	of := enc.names
 	if enc.Partial {
 		if enc.later == nil {
 			return
 		}
-		if e = p.lookup(enc.whole, p.model(pool)); e == nil {
+		e := p.lookup(enc.whole, p.model(pool))
+		if e == nil {
 			return
 		}
+		of = e.names
 	}
-	e.answered.Store(uint64(slot+1)<<32 | uint64(uint32(tokens)))
+	of.answered.Store(uint64(slot+1)<<32 | uint64(uint32(tokens)))
 }
 
 // Repeated notes how many tokens of the whole prompt the rank that gave the answer in it was found to hold, once that is known.
 func (p *Pool) Repeated(pool string, enc *Encoding, held int) {
 	a := &enc.Answer
 	m := p.model(pool)
-	if packed := enc.entry.answered.Load(); a.Known > 0 && packed != 0 {
+	if packed := enc.names.answered.Load(); a.Known > 0 && packed != 0 {
 		answer := int(uint32(packed))
-		m.learned.answers.observe(held-len(enc.entry.ids) >= answer/2)
+		m.learned.answers.observe(held-enc.names.length >= answer/2)
 	}
 }

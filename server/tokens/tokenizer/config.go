@@ -16,10 +16,11 @@ type Config struct {
 	// Remote configures the replicas as tokenizers.
 	Remote remote.Config `yaml:"remote"`
 	// CacheBytes limits the memory of cached encodings, at four bytes per token: 32 MiB are a thousand prompts of eight
-	// thousand tokens. The garbage collector takes as much again. Zero: no cache.
+	// thousand tokens. The garbage collector takes as much again. Zero: no cache. -1: a sixteenth of memory.max_bytes, at most 2 GiB.
 	CacheBytes quantity.Bytes `yaml:"cache_bytes"`
-	// HeldBytes limits the memory of the encodings that requests in flight hold, each counted once: a request that finds no room
-	// is routed without ids.
+	// HeldBytes limits the memory of the encodings that requests in flight hold, each counted once: half a byte per token, and four more
+	// where the ids are handed over or a stream may be resumed; these take at most half of it. A request that finds no room is routed
+	// without ids. Zero: an eighth of memory.max_bytes.
 	HeldBytes quantity.Bytes `yaml:"held_bytes"`
 	// Conversations scores a growing conversation by the ids that are already known. It needs the cache.
 	Conversations bool `yaml:"conversations"`
@@ -49,13 +50,19 @@ const (
 	handoffAll         = "all"
 )
 
+// computed is CacheBytes where it is a share of the memory. The limits where that is not known follow.
+const (
+	computed     = -1
+	unknownCache = 32 << 20
+	unknownHeld  = 64 << 20
+)
+
 // DefaultConfig has the defaults.
 func DefaultConfig() Config {
 	return Config{
 		Enabled:       true,
 		Remote:        remote.DefaultConfig(),
-		CacheBytes:    32 << 20,
-		HeldBytes:     64 << 20,
+		CacheBytes:    computed,
 		Conversations: true,
 		Background:    8,
 		Handoff:       handoffCompletions,
@@ -68,11 +75,11 @@ func (c Config) Validate() error {
 	if err := c.Remote.Validate(); err != nil {
 		errs = append(errs, prefixed("remote", err)...)
 	}
-	if c.CacheBytes < 0 {
-		errs = append(errs, fmt.Errorf("cache_bytes: must not be negative: %s", c.CacheBytes))
+	if c.CacheBytes < computed {
+		errs = append(errs, fmt.Errorf("cache_bytes: must be at least 0, or -1 for a share of the memory, not %s", c.CacheBytes))
 	}
-	if c.HeldBytes < 1<<20 {
-		errs = append(errs, fmt.Errorf("held_bytes: must be at least 1MiB, not %s", c.HeldBytes))
+	if c.HeldBytes != 0 && c.HeldBytes < 1<<20 {
+		errs = append(errs, fmt.Errorf("held_bytes: must be 0 or at least 1MiB, not %s", c.HeldBytes))
 	}
 	if c.Background < 1 || c.Background > 1024 {
 		errs = append(errs, fmt.Errorf("background: must be from 1 to 1024, not %d", c.Background))

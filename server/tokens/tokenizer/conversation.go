@@ -259,6 +259,6 @@ func (k *known) begun(pr *prompt.Prompt, m *model, whole cache.Key) *Encoding {
 	}
 	return &Encoding{
 		IDs: k.entry.ids[:k.stable:k.stable], Source: SourceConversation, Partial: true, Answer: k.answer(m),
-		Tokens: len(k.entry.ids) + m.estimate(rest), MaxLen: k.entry.maxLen, entry: k.entry, prompt: pr, whole: whole,
+		Tokens: len(k.entry.ids) + m.estimate(rest), MaxLen: k.entry.maxLen, entry: k.entry, names: k.entry.names, prompt: pr, whole: whole,
 	}
 }

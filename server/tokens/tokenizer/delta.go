@@ -78,7 +78,9 @@ func (p *Pool) delta(ctx context.Context, req Request, m *model, k *known) (*ent
 	kept := len(old) - shared
 	ids := make([]uint32, 0, kept+len(both)-cut)
 	ids = append(append(ids, old[:kept]...), both[cut:]...)
-	e := &entry{ids: ids, maxLen: k.entry.maxLen, rendered: a.Rendered, derived: true, epoch: m.learned.now(), prev: k.key, steps: k.steps}
+	e := newEntry(ids)
+	e.derived, e.steps, e.epoch, e.prev = true, k.steps, m.learned.now(), k.key
+	e.maxLen, e.rendered = k.entry.maxLen, a.Rendered
 	e.inherit(k.entry, kept)
 	return e, nil
 }

@@ -26,12 +26,8 @@ func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
 		p.metrics.encoded(req.Pool, "client_fault", ReasonRefused, time.Since(start))
 		return none(req.Prompt, ReasonRefused, p.model(req.Pool).estimate(textSize(req.Prompt))), err
 	}
-	if enc.entry != nil && !req.NeedFull {
-		if p.held.take(enc.entry) {
-			enc.held = &p.held
-		} else {
-			enc = none(req.Prompt, ReasonMemory, enc.Tokens)
-		}
+	if !req.NeedFull {
+		enc = p.keep(&req, enc, p.model(req.Pool))
 	}
 	p.metrics.encoded(req.Pool, string(enc.Source), enc.Reason, time.Since(start))
 	return enc, nil
@@ -176,7 +172,7 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 		}
 		enc := k.begun(pr, m, ks.exact)
 		enc.later = new(later)
-		p.behind(ctx, ks.exact, p.notifying(enc.later, pr, m, all))
+		p.behind(ctx, ks.exact, p.notifying(enc.later, &req, m, all))
 		return enc, nil
 	}
 	way := ks.exact
@@ -194,11 +190,16 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 }
 
 // notifying is the work that hands its result to l.
-func (p *Pool) notifying(l *later, pr *prompt.Prompt, m *model, do work) work {
+func (p *Pool) notifying(l *later, req *Request, m *model, do work) work {
+	pr, ns, replicas := req.Prompt, req.Namespace, req.Replicas
 	return func(ctx context.Context) (*entry, Source, error) {
 		e, source, err := do(ctx)
 		if err == nil {
-			l.set(fromEntry(pr, e, source, m))
+			whole := fromEntry(pr, e, source, m)
+			if whole.remains = (remains{sizes: &m.sizes, ns: ns}); !whole.wanted(0) {
+				whole.letGo(replicas)
+			}
+			l.set(whole)
 		}
 		return e, source, err
 	}
@@ -223,9 +224,11 @@ func (p *Pool) failed(pr *prompt.Prompt, m *model, err error) (*Encoding, error)
 
 // fromBody takes the ids that the client gave; maxLen is the model's context, 0 when unknown.
 func fromBody(pr *prompt.Prompt, maxLen int) *Encoding {
-	e := &entry{ids: pr.IDs, maxLen: maxLen}
+	e := newEntry(pr.IDs)
+	e.maxLen = maxLen
 	if pr.Kind == prompt.KindBatchIDs && len(pr.Batch) > 0 {
-		e.ids, e.batch = pr.Batch[0], pr.Batch
+		e.settle(pr.Batch[0])
+		e.batch = pr.Batch
 		if pr.Truncate != 0 {
 			e.batch = slices.Clone(pr.Batch)
 		}
@@ -235,7 +238,7 @@ func fromBody(pr *prompt.Prompt, maxLen int) *Encoding {
 		return none(pr, ReasonUnmappable, total)
 	}
 	_, total = e.lengths()
-	enc := &Encoding{IDs: e.ids, Batch: e.batch, Source: SourceBody, Tokens: total, Exact: true, given: e, prompt: pr}
+	enc := &Encoding{IDs: e.ids, Batch: e.batch, Source: SourceBody, Tokens: total, Exact: true, given: e, names: e.names, prompt: pr}
 	if len(enc.IDs) == 0 {
 		return none(pr, ReasonEmpty, 0)
 	}
@@ -249,7 +252,7 @@ func fromEntry(pr *prompt.Prompt, e *entry, source Source, m *model) *Encoding {
 	}
 	enc := &Encoding{
 		IDs: e.ids, Batch: e.batch, Media: e.media, Source: source, Tokens: len(e.ids), Exact: true,
-		MaxLen: e.maxLen, entry: e, prompt: pr,
+		MaxLen: e.maxLen, entry: e, names: e.names, prompt: pr,
 	}
 	if pr.Kind == prompt.KindBatch {
 		if enc.Tokens, enc.Exact = 0, e.batch != nil; enc.Exact {

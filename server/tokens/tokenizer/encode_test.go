@@ -22,7 +22,7 @@ import (
 
 func encode(t *testing.T, p *tokenizer.Pool, body string, rs ...*replica.Replica) *tokenizer.Encoding {
 	t.Helper()
-	enc, err := p.Encode(context.Background(), tokenizer.Request{Prompt: read(t, body), Replicas: rs, Pool: model})
+	enc, err := p.Encode(context.Background(), tokenizer.Request{Prompt: read(t, body), Replicas: rs, Pool: model, Keep: 1 << 20})
 	if err != nil {
 		t.Fatalf("Encode() error = %v", err)
 	}

@@ -36,7 +36,7 @@ const (
 	ReasonRefused = "refused"
 	// ReasonNotRead: the policy does not look at the ids. It is no fault.
 	ReasonNotRead = "not_read"
-	// ReasonMemory: the ids of other requests in flight fill Config.HeldBytes.
+	// ReasonMemory: other requests in flight fill Config.HeldBytes.
 	ReasonMemory = "memory"
 )
 
@@ -57,6 +57,9 @@ type Request struct {
 	Tenant string
 	// NeedFull waits for all ids; without it the known beginning of a conversation is enough.
 	NeedFull bool
+	// Keep is the length up to which the caller reads the ids of a whole prompt as long as the request is in flight; blocks are named for Namespace.
+	Keep      int
+	Namespace blockhash.Namespace
 	// SizeOnly asks no replica: the caller wants ids only when they are in the body, else the
 	// prompt's estimated length.
 	SizeOnly bool
@@ -71,7 +74,7 @@ type Request struct {
 // Encoding is what is known about a prompt's ids.
 type Encoding struct {
 	// IDs are the ids of the prompt, or of the first one of a batch: the routing key. When
-	// Partial they are only the beginning. Read-only.
+	// Partial they are only the beginning. Read-only. They are nil when a request in flight does not need them: Known counts them.
 	IDs []uint32
 	// Batch has the ids of all prompts of a batch; nil for a single prompt or when only the
 	// first one's are known.
@@ -92,24 +95,17 @@ type Encoding struct {
 	// Answer is the answer to the known beginning of a Partial encoding, which the prompt continues with.
 	Answer Answer
 
-	// entry is what the cache keeps of the prompt, given what keeps the hashes of ids that the client gave: they are not cached.
-	entry  *entry
-	given  *entry
-	prompt *prompt.Prompt
+	// entry is what the cache keeps of the prompt, given what keeps the hashes of ids that the client gave: they are not cached. Both are nil
+	// once the ids were let go, and remains says what there was.
+	entry   *entry
+	given   *entry
+	names   *names
+	remains remains
+	prompt  *prompt.Prompt
 	// whole is the key under which the full ids will be kept; set when Partial.
 	whole cache.Key
 	later *later
-	// held counts entry while a request holds the encoding; nil when it is not counted.
-	held *held
-}
-
-// Release says that the request that asked for the encoding has ended. The encoding stays usable for what still knows it. It does nothing
-// for nil and the second time; it is not safe for concurrent use.
-func (enc *Encoding) Release() {
-	if enc != nil && enc.held != nil {
-		enc.held.release(enc.entry)
-		enc.held = nil
-	}
+	grip  grip
 }
 
 // later is the whole encoding of a prompt, available some time after its beginning was returned.
@@ -146,19 +142,27 @@ func (enc *Encoding) OnWhole(notify func(*Encoding)) {
 }
 
 // Hashes returns the names of the complete blocks of enc.IDs in the namespace. They are
-// computed once per encoding, block size and namespace and then shared: read-only.
+// computed once per encoding, block size and namespace and then shared: read-only. Once the ids were let go, a size that none of the model's
+// prompts was named in has none.
 func (enc *Encoding) Hashes(blockSize int, ns blockhash.Namespace) []blockhash.Hash {
-	if blockSize <= 0 || len(enc.IDs) < blockSize {
+	known := enc.Known()
+	if blockSize <= 0 || known < blockSize {
 		return nil
+	}
+	if enc.remains.sizes != nil {
+		enc.remains.sizes.note(blockSize)
 	}
 	e := enc.entry
 	if e == nil {
 		e = enc.given
 	}
-	if e == nil {
+	switch {
+	case e == nil && enc.names != nil:
+		return enc.names.hashed(known, blockSize, ns)
+	case e == nil:
 		return chain(nil, 0, enc.IDs, 0, enc.Media, blockSize, ns)
 	}
-	return e.hashesFor(len(enc.IDs), blockSize, ns)
+	return e.hashesFor(known, blockSize, ns)
 }
 
 // cutMargin is given away where the text was cut: more than the longest word's tokens.
@@ -181,6 +185,9 @@ func (enc *Encoding) cutShort() {
 func (enc *Encoding) Longest() int {
 	if !enc.Exact || enc.prompt != nil && enc.prompt.Truncate < 0 {
 		return 0
+	}
+	if enc.remains.longest > 0 {
+		return enc.remains.longest
 	}
 	if len(enc.Batch) == 0 {
 		return enc.Tokens

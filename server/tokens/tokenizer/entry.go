@@ -1,7 +1,6 @@
 package tokenizer
 
 import (
-	"sync"
 	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -31,19 +30,15 @@ func chain(dst []blockhash.Hash, parent blockhash.Hash, ids []uint32, start int,
 	return dst
 }
 
-// entry is what the cache keeps of one prompt: its full ids and the hashes computed from them.
+// entry is what the cache keeps of one prompt: its full ids, and the names of their blocks.
 type entry struct {
+	*names
 	ids      []uint32
 	batch    [][]uint32
 	media    []MediaItem
 	maxLen   int
 	rendered bool
-	// derived is set when the ids were joined from a known beginning and a delta instead of
-	// coming from one answer.
-	derived bool
-	epoch   uint64
-	// steps are those by which a derived entry was joined.
-	steps []step
+	epoch    uint64
 
 	// root is set when the ids are those of a root and not of a whole prompt.
 	root bool
@@ -51,37 +46,27 @@ type entry struct {
 	prev cache.Key
 	// children counts the entries that extend this one.
 	children atomic.Int32
-	// answered packs the rank that last answered the prompt, plus one, and the answer's tokens; zero for none.
-	answered atomic.Uint64
-
-	mu     sync.Mutex
-	hashes []hashes // guarded by mu; newest last, few
 }
 
-// hashes are the block hashes of an entry's ids for one block size and namespace.
-type hashes struct {
-	blockSize int
-	ns        blockhash.Namespace
-	list      []blockhash.Hash
-}
+// newEntry makes an entry of ids that will not change, or that settle changes last.
+func newEntry(ids []uint32) *entry { return &entry{names: &names{length: len(ids)}, ids: ids} }
 
-// maxHashLists bounds the lists kept per entry; replicas of a pool rarely differ.
-const maxHashLists = 3
+// settle replaces the ids of an entry that is not shared yet.
+func (e *entry) settle(ids []uint32) { e.ids, e.length = ids, len(ids) }
 
 // hashesFor returns the hashes of the complete blocks among the first n ids.
 func (e *entry) hashesFor(n, blockSize int, ns blockhash.Namespace) []blockhash.Hash {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for i := range e.hashes {
-		if h := &e.hashes[i]; h.blockSize == blockSize && h.ns == ns {
-			return h.upTo(e, n)
+	h := e.find(blockSize, ns)
+	if h == nil {
+		if len(e.hashes) == maxHashLists {
+			e.hashes = append(e.hashes[:0], e.hashes[1:]...)
 		}
+		e.hashes = append(e.hashes, hashes{blockSize: blockSize, ns: ns})
+		h = &e.hashes[len(e.hashes)-1]
 	}
-	if len(e.hashes) == maxHashLists {
-		e.hashes = append(e.hashes[:0], e.hashes[1:]...)
-	}
-	e.hashes = append(e.hashes, hashes{blockSize: blockSize, ns: ns})
-	return e.hashes[len(e.hashes)-1].upTo(e, n)
+	return h.upTo(e, n)
 }
 
 // upTo extends the list so that it covers the first n ids and returns that part. Earlier
@@ -119,9 +104,9 @@ func (e *entry) inherit(old *entry, n int) {
 	e.mu.Unlock()
 }
 
-// bytes is what the entry costs in memory, with one list of hashes at the smallest usual block.
+// bytes is what the entry costs in memory, its names among it.
 func (e *entry) bytes() int {
-	n := 4*len(e.ids) + len(e.ids)/2 + 200
+	n := 4*len(e.ids) + e.names.bytes()
 	for _, ids := range e.batch {
 		n += 4*len(ids) + 24
 	}

@@ -25,10 +25,13 @@ func (p *Pool) Broken() int {
 func (p *Pool) Patient() { p.leastWait = time.Hour }
 
 // Derived reports whether the ids were joined from a known beginning and a delta.
-func Derived(enc *Encoding) bool { return enc.entry != nil && enc.entry.derived }
+func Derived(enc *Encoding) bool { return enc.names != nil && enc.names.derived }
 
 // Expire ends the time in which first blocks are expected.
 func (p *Pool) Expire(pool string) { p.model(pool).parity.Expire() }
 
 // ClearParity forgets what was seen of a model.
 func (p *Pool) ClearParity(pool string) { p.model(pool).parity.Clear() }
+
+// Held is the memory that requests in flight hold.
+func (p *Pool) Held() int64 { return p.held.now() }

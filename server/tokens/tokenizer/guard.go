@@ -38,33 +38,36 @@ func (p *Pool) Observe(ctx context.Context, o Observation) {
 	m := p.model(o.Pool)
 	e := p.counted(m, enc)
 	isCounted := e != nil && o.PromptTokens > 0 && !o.HandedOff
-	if isCounted && e.derived && o.PromptTokens != len(e.ids) {
+	if isCounted && e.derived && o.PromptTokens != e.length {
 		m.learned.disproved(e.steps)
 		p.metrics.broken.Add(ctx, 1)
 		p.log.Warn("the engine counted another number of prompt tokens than were joined: this kind of turn is tokenized in full",
-			slog.String("model", o.Pool), slog.Int("joined", len(e.ids)), slog.Int("counted", o.PromptTokens))
+			slog.String("model", o.Pool), slog.Int("joined", e.length), slog.Int("counted", o.PromptTokens))
 		return
 	}
 	if o.CachedTokens >= 0 && o.PredictedOverlap >= 256 && o.CachedTokens < o.PredictedOverlap/4 {
 		m.parity.Overpredicted()
 	}
 	if isCounted {
-		p.reportMismatch(ctx, o.Pool, m.parity.Length(len(e.ids), o.PromptTokens))
+		p.reportMismatch(ctx, o.Pool, m.parity.Length(e.length, o.PromptTokens))
 	}
 }
 
-// counted returns the entry with a length that can be compared with the engine's; for an early answer, the one completed
+// counted returns the names of the ids with a length that can be compared with the engine's; for an early answer, the one completed
 // after it; nil if there is none.
-func (p *Pool) counted(m *model, enc *Encoding) *entry {
+func (p *Pool) counted(m *model, enc *Encoding) *names {
 	switch {
 	case enc.Batch != nil || enc.prompt != nil && enc.prompt.Kind == prompt.KindBatch:
 		return nil
 	case enc.Partial && enc.whole == (cache.Key{}):
 		return nil
 	case enc.Partial:
-		return p.lookup(enc.whole, m)
+		if e := p.lookup(enc.whole, m); e != nil {
+			return e.names
+		}
+		return nil
 	}
-	return enc.entry
+	return enc.names
 }
 
 func (p *Pool) reportMismatch(ctx context.Context, pool string, found parity.Mismatch) {
@@ -83,10 +86,10 @@ func (p *Pool) reportMismatch(ctx context.Context, pool string, found parity.Mis
 // prompt with no overlap must show up among the rank's events. It must be called only for ranks with an exact feed:
 // what others hold is not known.
 func (p *Pool) Routed(pool string, enc *Encoding, slot replica.Slot, adapter string, overlap int) {
-	if enc == nil || enc.Source == SourceNone || overlap > 0 || len(enc.IDs) < 16 || len(enc.Media) > 0 {
+	if enc == nil || enc.Source == SourceNone || overlap > 0 || enc.Known() < 16 || len(enc.Media) > 0 {
 		return
 	}
-	p.model(pool).parity.Expect(slot, enc.IDs, adapter)
+	p.model(pool).parity.Expect(slot, enc.head(), adapter)
 }
 
 // ObserveStored compares a rank's stored root blocks with the prompts expected there. It is

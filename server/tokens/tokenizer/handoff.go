@@ -47,38 +47,14 @@ func (p *Pool) handoff(ctx context.Context, req Request, enc *Encoding, to *repl
 	no := func(reason string) Handoff { return Handoff{Form: HandoffNone, Reason: reason} }
 	m := p.model(req.Pool)
 	pr := req.Prompt
-	mode := p.cfg.Handoff
-	if m.set.Handoff != "" {
-		mode = m.set.Handoff
-	}
-	switch {
-	case mode == handoffOff:
-		return no("off")
-	case enc.Source == SourceNone || enc.Source == SourceBody:
-		return no("no_ids")
-	case enc.Partial || !enc.Exact:
-		return no("partial")
-	case pr.HasMedia || len(enc.Media) > 0:
-		return no("media")
-	case pr.Truncate != 0:
-		return no("truncated")
-	case enc.entry != nil && enc.entry.derived:
-		return no("derived") // sure enough to route by, not to generate from
-	case m.parity.IsSuspect():
-		return no("suspect")
-	}
-	chat := pr.API == prompt.APIChat && pr.Kind == prompt.KindChat && mode == handoffAll
-	switch {
-	case !chat && (pr.API != prompt.APICompletions || pr.Kind != prompt.KindText):
-		return no("shape")
-	case !m.parity.IsProven():
-		return no("unproven")
+	if reason := p.withheld(pr, enc, m); reason != "" {
+		return no(reason)
 	}
 	if name := shown(pr); name != "" {
 		return no(name)
 	}
 	switch {
-	case !chat:
+	case pr.API == prompt.APICompletions:
 		return Handoff{Form: HandoffAsPrompt, IDs: enc.IDs}
 	case enc.MaxLen > 0 && len(enc.IDs) >= enc.MaxLen:
 		return no("too_long") // this way has no length check, the ordinary way answers 400
@@ -86,6 +62,43 @@ func (p *Pool) handoff(ctx context.Context, req Request, enc *Encoding, to *repl
 		return no("unsupported")
 	}
 	return Handoff{Form: HandoffAsTransfer, IDs: enc.IDs}
+}
+
+// mayHandOff reports whether the ids may be handed over to the replica that will be chosen.
+func (p *Pool) mayHandOff(req *Request, enc *Encoding, m *model) bool {
+	return p.withheld(req.Prompt, enc, m) == ""
+}
+
+// withheld is the reason why ids are not handed over, whatever the body says and whichever the replica is; empty for none.
+func (p *Pool) withheld(pr *prompt.Prompt, enc *Encoding, m *model) string {
+	mode := p.cfg.Handoff
+	if m.set.Handoff != "" {
+		mode = m.set.Handoff
+	}
+	switch {
+	case mode == handoffOff:
+		return "off"
+	case enc.Source == SourceNone || enc.Source == SourceBody || len(enc.IDs) == 0:
+		return "no_ids"
+	case enc.Partial || !enc.Exact:
+		return "partial"
+	case pr.HasMedia || len(enc.Media) > 0:
+		return "media"
+	case pr.Truncate != 0:
+		return "truncated"
+	case enc.names != nil && enc.names.derived:
+		return "derived" // sure enough to route by, not to generate from
+	case m.parity.IsSuspect():
+		return "suspect"
+	}
+	chat := pr.API == prompt.APIChat && pr.Kind == prompt.KindChat && mode == handoffAll
+	switch {
+	case !chat && (pr.API != prompt.APICompletions || pr.Kind != prompt.KindText):
+		return "shape"
+	case !m.parity.IsProven():
+		return "unproven"
+	}
+	return ""
 }
 
 // shown names a member of the body because of which the answer shows the prompt or depends on

@@ -1,6 +1,9 @@
 package tokenizer
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+)
 
 // held counts the memory of the encodings that requests in flight hold. The cache bounds what it keeps, not what was taken from it:
 // a thousand requests that wait with long prompts of their own would hold a thousand lists of ids.
@@ -8,44 +11,47 @@ type held struct {
 	limit int64
 
 	mu    sync.Mutex
-	bytes int64            // guarded by mu
-	by    map[*entry]*hold // guarded by mu
+	bytes int64         // guarded by mu
+	by    map[any]*hold // guarded by mu; by pointers
 }
 
-// hold is one entry that requests hold, and how many.
+// hold is one thing that requests hold, and how many.
 type hold struct {
 	bytes    int64
 	requests int
 }
 
-// take counts one more request that holds e, and reports whether there is room for e.
-func (h *held) take(e *entry) bool {
+// take counts one more request that holds a thing of so many bytes, and reports whether there is room for it below most.
+func (h *held) take(thing any, bytes int, most int64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if known := h.by[e]; known != nil {
+	if known := h.by[thing]; known != nil {
 		known.requests++
 		return true
 	}
-	n := int64(e.bytes())
-	if h.bytes+n > h.limit {
+	n := int64(bytes)
+	if h.bytes+n > most {
 		return false
 	}
 	if h.by == nil {
-		h.by = map[*entry]*hold{}
+		h.by = map[any]*hold{}
 	}
 	h.bytes += n
-	h.by[e] = &hold{n, 1}
+	h.by[thing] = &hold{n, 1}
 	return true
 }
 
+// forIDs is the part of the limit that ids may fill: a request without room for its ids still has room for its blocks' names.
+func (h *held) forIDs() int64 { return h.limit / 2 }
+
 // release counts one request less.
-func (h *held) release(e *entry) {
+func (h *held) release(thing any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	known := h.by[e]
+	known := h.by[thing]
 	if known.requests--; known.requests == 0 {
 		h.bytes -= known.bytes
-		delete(h.by, e)
+		delete(h.by, thing)
 	}
 }
 
@@ -54,4 +60,47 @@ func (h *held) now() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.bytes
+}
+
+// grip is what one request in flight holds.
+type grip struct {
+	held *held
+	// names and ids are counted while they are not nil; own is set when the request reserved room for ids that it keeps itself.
+	names *names
+	ids   *entry
+	own   bool
+}
+
+// drop ends the count of the ids.
+func (g *grip) drop() {
+	if g.ids != nil {
+		g.held.release(g.ids)
+		g.ids = nil
+	}
+}
+
+// blockSizes are those that a model's blocks were named for, 0 for none yet. They are few, and safe for concurrent use.
+type blockSizes struct{ list [maxHashLists]atomic.Int32 }
+
+// note remembers a size, if there is a place for it.
+func (b *blockSizes) note(size int) {
+	for i := range b.list {
+		known := b.list[i].Load()
+		if known == 0 && b.list[i].CompareAndSwap(0, int32(size)) { //nolint:gosec // a block's size
+			return
+		}
+		if known = b.list[i].Load(); int(known) == size {
+			return
+		}
+	}
+}
+
+// known are the sizes in the order in which they were noted.
+func (b *blockSizes) known() (sizes []int) {
+	for i := range b.list {
+		if n := b.list[i].Load(); n > 0 {
+			sizes = append(sizes, int(n))
+		}
+	}
+	return sizes
 }

@@ -216,5 +216,5 @@ func eventually(t *testing.T, what string, ok func() bool) {
 
 // request asks for a prompt's encoding by the replicas.
 func request(p *prompt.Prompt, rs ...*replica.Replica) tokenizer.Request {
-	return tokenizer.Request{Prompt: p, Replicas: rs, Pool: model}
+	return tokenizer.Request{Prompt: p, Replicas: rs, Pool: model, Keep: 1 << 20}
 }

@@ -72,7 +72,7 @@ func (p *Pool) waitOrBegin(ctx context.Context, w waiting, k *known, all work) (
 		return trusted.stable > 0
 	}
 	pr, begun := w.req.Prompt, new(later)
-	e, source, shared, err := p.flights.waitOr(ctx, w.key, p.notifying(begun, pr, w.model, all), news, func() bool { return patience.Err() != nil && judge() })
+	e, source, shared, err := p.flights.waitOr(ctx, w.key, p.notifying(begun, &w.req, w.model, all), news, func() bool { return patience.Err() != nil && judge() })
 	if shared {
 		p.metrics.shared.Add(ctx, 1)
 	}

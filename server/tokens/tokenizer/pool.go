@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
@@ -53,10 +54,13 @@ type Pool struct {
 
 // New makes a pool; it opens and starts nothing.
 func New(cfg Config, params Params) *Pool {
+	if cfg.CacheBytes < 0 {
+		cfg.CacheBytes = unknownCache
+	}
 	p := &Pool{
 		cfg: cfg, log: params.Log, tracer: params.Tracer,
 		keyer:   keyer{seed: rand.Uint64()},
-		held:    held{limit: int64(cfg.HeldBytes)},
+		held:    held{limit: cmp.Or(int64(cfg.HeldBytes), unknownHeld)},
 		cache:   cache.New[entry](int64(cfg.CacheBytes)),
 		texts:   cache.New[string](int64(cfg.CacheBytes) / 16),
 		bodies:  cache.New[cache.Key](int64(cfg.CacheBytes) / 64),
@@ -110,6 +114,7 @@ type model struct {
 	set     ModelConfig
 	parity  *parity.Guard
 	learned learned
+	sizes   blockSizes
 	// generation counts how often all that is cached of the model was dropped.
 	generation atomic.Uint64
 

@@ -27,7 +27,8 @@ func (p *Pool) full(ctx context.Context, req Request, m *model, key cache.Key, k
 	if err != nil {
 		return nil, "", err
 	}
-	e := &entry{ids: a.IDs[0], media: a.Media, maxLen: a.MaxLen, rendered: a.Rendered}
+	e := newEntry(a.IDs[0])
+	e.media, e.maxLen, e.rendered = a.Media, a.MaxLen, a.Rendered
 	if pr.Kind == prompt.KindBatch {
 		if e.batch, err = p.batch(ctx, req, a); err != nil {
 			return nil, "", err

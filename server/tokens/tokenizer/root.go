@@ -35,6 +35,13 @@ func rooted(pr *prompt.Prompt) bool {
 	return string(rawjson.Member(pr.Messages[1], "role")) == `"user"` && len(text) > 2 && text[0] == '"'
 }
 
+// newRoot makes the entry of a root; without ids it only marks that a prompt began with it.
+func newRoot(ids []uint32, maxLen int) *entry {
+	root := newEntry(ids)
+	root.maxLen, root.root = maxLen, true
+	return root
+}
+
 // recallRoot finds what is known of the prompt's root, or nil.
 func (p *Pool) recallRoot(pr *prompt.Prompt, ks keys, m *model) *known {
 	if !rooted(pr) {
@@ -60,7 +67,7 @@ func (p *Pool) sprout(ctx context.Context, req Request, m *model, ks keys, full 
 	key := p.rootKey(ks)
 	mark := p.cache.Get(key)
 	if mark == nil {
-		p.cache.Put(key, &entry{root: true}, 0)
+		p.cache.Put(key, newRoot(nil, 0), 0)
 		return
 	}
 	if len(mark.ids) > 0 || mark.children.Add(1) > 1 {
@@ -76,7 +83,7 @@ func (p *Pool) sprout(ctx context.Context, req Request, m *model, ks keys, full 
 			return nil, "", err
 		}
 		if n := parity.CommonPrefix(e.ids, full.ids); n > margin {
-			root := &entry{ids: full.ids[:n:n], maxLen: full.maxLen, root: true}
+			root := newRoot(full.ids[:n:n], full.maxLen)
 			p.cache.Put(key, root, root.bytes())
 		}
 		return e, source, nil

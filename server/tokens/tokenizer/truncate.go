@@ -30,7 +30,7 @@ func truncate(pr *prompt.Prompt, e *entry) error {
 	if limit <= 0 {
 		return &remote.Fault{Kind: remote.KindUnmappable}
 	}
-	e.ids = keep(e.ids, limit, pr)
+	e.settle(keep(e.ids, limit, pr))
 	for i, ids := range e.batch {
 		e.batch[i] = keep(ids, limit, pr)
 	}
