@@ -134,7 +134,9 @@ func (s *Server) awaitFleet(ctx context.Context) {
 		if err := s.ready(); err != nil {
 			state = err.Error()
 		}
-		s.unanswered.Do(func() { s.parts.log.Info("serving before every replica has answered a probe", "waited", limit, "state", state) })
+		s.unanswered.Do(func() {
+			s.parts.log.Info("serving before every replica has answered a probe", "waited", limit, "state", state)
+		})
 	}
 }
 

@@ -153,19 +153,19 @@ func TestTheNextStepsAreNamedAndNothingIsOverwritten(t *testing.T) {
 func TestWrongAnswersForKubernetesAreRefused(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "k.yaml")
 	for want, args := range map[string][]string{
-		"--image: name an image":                   {"--kubernetes", "--model", "m"},
-		"name a model with --model":                {"--kubernetes", "--image", "k"},
-		"use one of them":                          {"--kubernetes", "--image", "k", "--model", "m", "--service", "s"},
-		"--cache-size must have the form":          {"--kubernetes", "--image", "k", "--model", "m", "--cache-size", "lots"},
-		"--engines must be at least 1":             {"--kubernetes", "--image", "k", "--model", "m", "--engines", "0"},
-		"--routers must be at least 1":             {"--kubernetes", "--image", "k", "--model", "m", "--routers", "-1"},
-		"--gpus must not be negative":              {"--kubernetes", "--image", "k", "--model", "m", "--gpus", "-1"},
-		"--service must be the name":               {"--kubernetes", "--image", "k", "--service", "My Service"},
-		"--hf-token-secret must be the name":       {"--kubernetes", "--image", "k", "--model", "m", "--hf-token-secret", "a b"},
-		"control characters":                       {"--kubernetes", "--image", "k", "--model", "m\nname: x"},
-		"--replica is not for --kubernetes":        {"--kubernetes", "--image", "k", "--model", "m", "--replica", "http://h"},
-		"--engines needs --kubernetes":             {"--replica", "http://10.0.0.7:8000", "--engines", "3"},
-		"answer on a terminal":                     {},
+		"--image: name an image":                     {"--kubernetes", "--model", "m"},
+		"name a model with --model":                  {"--kubernetes", "--image", "k"},
+		"use one of them":                            {"--kubernetes", "--image", "k", "--model", "m", "--service", "s"},
+		"--cache-size must have the form":            {"--kubernetes", "--image", "k", "--model", "m", "--cache-size", "lots"},
+		"--engines must be at least 1":               {"--kubernetes", "--image", "k", "--model", "m", "--engines", "0"},
+		"--routers must be at least 1":               {"--kubernetes", "--image", "k", "--model", "m", "--routers", "-1"},
+		"--gpus must not be negative":                {"--kubernetes", "--image", "k", "--model", "m", "--gpus", "-1"},
+		"--service must be the name":                 {"--kubernetes", "--image", "k", "--service", "My Service"},
+		"--hf-token-secret must be the name":         {"--kubernetes", "--image", "k", "--model", "m", "--hf-token-secret", "a b"},
+		"control characters":                         {"--kubernetes", "--image", "k", "--model", "m\nname: x"},
+		"--replica is not for --kubernetes":          {"--kubernetes", "--image", "k", "--model", "m", "--replica", "http://h"},
+		"--engines needs --kubernetes":               {"--replica", "http://10.0.0.7:8000", "--engines", "3"},
+		"answer on a terminal":                       {},
 		`kvpilot init takes no arguments, not "now"`: {"--kubernetes", "now"},
 	} {
 		err := run(t.Context(), append([]string{"init", "--out", file}, args...), nil, io.Discard, io.Discard)

@@ -37,7 +37,11 @@ func (c Config) WithinMemory(l memlimit.Limit) (Config, []string) {
 }
 
 // bodiesShare is a quarter of a small memory, and five sixteenths from 1 GiB on: the parts of fixed size leave more of it.
-func bodiesShare(memory quantity.Bytes) quantity.Bytes { return min(max(memory/4, memory/8*3-64<<20), memory/16*5) }
+func bodiesShare(memory quantity.Bytes) quantity.Bytes {
+	return min(max(memory/4, memory/8*3-64<<20), memory/16*5)
+}
 
 // cacheShare is a sixteenth, and in a small memory an eighth. No cache is larger than the largest index.
-func cacheShare(memory quantity.Bytes) quantity.Bytes { return min(max(memory/16, min(memory/8, 32<<20)), 2<<30) }
+func cacheShare(memory quantity.Bytes) quantity.Bytes {
+	return min(max(memory/16, min(memory/8, 32<<20)), 2<<30)
+}

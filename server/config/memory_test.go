@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/kit/memlimit"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
 func TestLimitsOfPartsFitTheProcess(t *testing.T) {
@@ -30,14 +31,14 @@ func TestLimitsOfPartsFitTheProcess(t *testing.T) {
 
 // Limits that are not set grow with the memory, and leave a tenth of it.
 func TestLimitsOfPartsAreSharesOfTheMemory(t *testing.T) {
-	for _, tt := range []struct{ memory, bodies, cache, held int64 }{ // in MiB
+	for _, tt := range []struct{ memory, bodies, cache, held quantity.Bytes }{ // in MiB
 		{256, 64, 32, 32},
 		{512, 128, 32, 64},
 		{1 << 10, 320, 64, 128},
 		{4 << 10, 1280, 256, 512},
 		{64 << 10, 20 << 10, 2 << 10, 8 << 10},
 	} {
-		c, _ := Default().WithinMemory(memlimit.Limit{Bytes: tt.memory << 20})
+		c, _ := Default().WithinMemory(memlimit.Limit{Bytes: int64(tt.memory) << 20})
 		if c.Gateway.MaxBodiesBytes != tt.bodies<<20 || c.Tokenizer.CacheBytes != tt.cache<<20 || c.Tokenizer.HeldBytes != tt.held<<20 {
 			t.Errorf("of %d MiB, bodies take %d bytes, the token cache %d, requests in flight %d", tt.memory, c.Gateway.MaxBodiesBytes, c.Tokenizer.CacheBytes, c.Tokenizer.HeldBytes)
 		}

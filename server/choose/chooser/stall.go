@@ -78,7 +78,7 @@ func (c *Chooser) vitals(now time.Time) []liveness.Vitals {
 // judgeRanks judges every rank once.
 func (c *Chooser) judgeRanks(vitals []liveness.Vitals, round liveness.Round, stall StallConfig) {
 	ranks := (*c.ranks.Load())[:len(vitals)] // those added since then are judged the next time
-	var best, second time.Time // the last answers to health probes, of two replicas that are not late
+	var best, second time.Time               // the last answers to health probes, of two replicas that are not late
 	var answered replica.ID
 	for slot, r := range ranks {
 		if r == nil {

@@ -184,7 +184,7 @@ func (s *resumed) worst(f *failure) *failure {
 func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	r, a := s.router, s.reply.a
 	untouched := a.point != nil && !a.gave // the replica took the rest of the stream and gave nothing
-	moved := f.outcome == retry.Moved // an operator's wish, for which no limit and no budget is
+	moved := f.outcome == retry.Moved      // an operator's wish, for which no limit and no budget is
 	point, result := s.point(ctx, untouched, moved)
 	if result == resultResumed && s.resumes > 0 && !moved && !r.Budget.Withdraw() { // the first time is free: the replica is gone
 		result = resultBudget

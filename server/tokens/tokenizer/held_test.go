@@ -57,7 +57,7 @@ func TestRequestsHoldNoMoreThanThereIsRoomFor(t *testing.T) {
 	if withIDs == 0 || without < 10 || refused == 0 {
 		t.Fatalf("%d prompts found room for their ids, %d for their blocks' names, %d for nothing", withIDs, without, refused)
 	}
-	if n := pool.Held(); n > cfg.HeldBytes {
+	if n := pool.Held(); n > int64(cfg.HeldBytes) {
 		t.Errorf("%d bytes are held, the limit is %d", n, cfg.HeldBytes)
 	}
 	for _, enc := range held {
