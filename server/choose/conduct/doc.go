@@ -14,5 +14,5 @@
 // A suspicion costs the rank, never the request: it is a price in seconds, and a share of the overlap that does not count. A rank that is
 // avoided gets a probe now and then, so that it can clear itself.
 //
-// All types are safe for concurrent use. Drag, About and Avoided take no lock. The package performs no I/O and reads no clock: times are passed in.
+// All types are safe for concurrent use. Drag and About take no lock. The package performs no I/O and reads no clock: times are passed in.
 package conduct

@@ -284,10 +284,7 @@ func (r *Rank) Drag(outputs float64, now time.Time) float64 {
 	return min(a.perToken*outputs+a.fixed, maxDrag)
 }
 
-// Avoided returns what is held against the rank; nil: nothing.
-func (r *Rank) Avoided() *Record { return r.avoided.Load() }
-
-// Mirror makes r store what Avoided returns in to, too: a reader of many ranks finds it where it reads the rest of them.
+// Mirror makes r store what is held against the rank in to, too, nil for nothing: a reader of many ranks finds it where it reads the rest of them.
 func (r *Rank) Mirror(to *atomic.Pointer[Record]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,9 +12,6 @@ import (
 // between the two are such a difference and no fault.
 type Unlike struct{ Endpoint, Replay, Topic bool }
 
-// Any reports whether anything differs.
-func (u Unlike) Any() bool { return u != Unlike{} }
-
 // Compare compares the addresses of a rank as they are set with the ones that its replica reports. What is not set, or is found
 // in another way, does not differ.
 func Compare(set, reported replica.Events) (u Unlike) {
@@ -59,7 +56,7 @@ func mayBeOneHost(a, b string) bool {
 func (e *entry) warnUnlike(reported []replica.Events, c *core) {
 	set := e.events()
 	for rank := range min(len(set), len(reported)) {
-		if u := Compare(set[rank], reported[rank]); u.Any() {
+		if u := Compare(set[rank], reported[rank]); u != (Unlike{}) {
 			c.r.log.Warn("the replica reports other addresses of KV events than the settings have; unless ports are mapped between, correct events.endpoint, events.replay or events.topic",
 				"replica", e.id, "rank", rank, "endpoint", set[rank].Endpoint, "replay", set[rank].Replay, "topic", set[rank].Topic,
 				"reported_endpoint", reported[rank].Endpoint, "reported_replay", reported[rank].Replay, "reported_topic", reported[rank].Topic)
