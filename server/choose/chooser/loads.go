@@ -112,7 +112,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
 		conducted(cand, rk.conduct, float64(outputs(d.ExpectedOutput)), now)
-		c.reported(s, cand, rk, now)
+		c.reported(s, cand, rk, l.Assumed, now)
 		budget := s.pool.ranks[i].budget
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
@@ -152,10 +152,10 @@ func omega(rho float64, n int) float64 {
 const maxOverdue = time.Minute
 
 // reported adds what the engine reports: requests in its queue that this router has not sent are
-// work too (for example, another router's).
-func (c *Chooser) reported(s *scratch, cand *decision.Candidate, rk *rank, now time.Time) {
+// work too: another router's, or unstreamed ones of which assumed count as prefilled by their predicted time alone.
+func (c *Chooser) reported(s *scratch, cand *decision.Candidate, rk *rank, assumed int, now time.Time) {
 	rep := &s.report
-	if c.params.Engine == nil || !c.params.Engine(cand.Slot, now, int(cand.Waiting), rep) {
+	if c.params.Engine == nil || !c.params.Engine(cand.Slot, now, int(cand.Waiting)+assumed, rep) {
 		return
 	}
 	cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
