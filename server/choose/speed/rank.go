@@ -26,10 +26,10 @@ type Work struct {
 type Entry struct {
 	work       Work
 	booked     time.Time
+	past       past // of its rank's flow, without it
 	prev, next *Entry
 	pending    bool // in the list of work without a first token
 	void       bool // part of it was computed in a time that is not accounted for
-	alone      bool // nothing else was booked since
 }
 
 // Decodes is what an engine decodes in addition to its prefill: sequences that read context tokens.
@@ -59,8 +59,10 @@ type Rank struct {
 	budget      float64                // tokens per step; guarded by mu
 	prefill     prefillFit
 	steps       stepFit
-	engine      *Model // from the engine's own counters, while no request was seen; guarded by mu
-	watch       watch  // guarded by mu
+	flow        flow      // guarded by mu
+	whole       *wholeFit // nil while no answer came whole; guarded by mu
+	engine      *Model    // from the engine's own counters, while no request was seen; guarded by mu
+	watch       watch     // guarded by mu
 	// reports are what callers outside of the fleet have reported. guarded by mu
 	reports *reports
 	// counters is the time of a token by the engine's own counters, at the fastest; 0 when unknown. learnt is when the last sample ended.
@@ -98,10 +100,11 @@ func (r *Rank) setBudget(tokens int) {
 func (r *Rank) Booked(e *Entry, w Work, now time.Time, d Decodes) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	*e = Entry{work: w, booked: now, pending: true, prev: r.last, alone: r.first == nil}
+	r.flow.advance(now, d)
+	*e = Entry{work: w, booked: now, past: r.flow.past, pending: true, prev: r.last}
+	r.flow.sent(&w)
 	if r.last != nil {
 		r.last.next = e
-		r.last.alone = false
 	} else {
 		r.first = e
 		r.begin(now, 1)
@@ -134,6 +137,7 @@ func (r *Rank) Correct(e *Entry, tokens, context float64) {
 func (r *Rank) FirstToken(e *Entry, now time.Time, d Decodes) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.flow.advance(now, d)
 	if !e.pending {
 		return
 	}
@@ -253,42 +257,6 @@ func (r *Rank) void(now time.Time) {
 		e.void = true
 	}
 	r.begin(now, 0)
-}
-
-// Answered closes the entry of an unstreamed answer of output tokens, while the engine
-// decoded d. When the request had the engine's prefill for itself, either its prefill or its steps
-// are learned from the whole time, whichever is the larger part.
-func (r *Rank) Answered(e *Entry, now time.Time, output int, d Decodes) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !e.pending {
-		return
-	}
-	sole := e.alone && !e.void && !e.work.Unknown && r.first == e && r.last == e
-	r.unlist(e)
-	seconds := now.Sub(e.booked).Seconds()
-	if !sole || output < 1 || seconds <= 0 {
-		r.void(now)
-		return
-	}
-	m := r.Model()
-	steps := float64(output - 1)
-	decoding := steps * m.Step(d.Sequences, d.Context)
-	prefilling := m.prefill(e.work.Context, e.work.Tokens) + m.Overhead + m.Step(d.Sequences, d.Context)
-	if steps >= 16 && decoding > 3*prefilling && seconds > prefilling {
-		r.stepped((seconds-prefilling)/steps, steps/2, d, now)
-		return
-	}
-	if prefilling < decoding || seconds < decoding*1.25 {
-		return
-	}
-	n := e.work.Tokens
-	s := sample{tokens: n, bent: n * (e.work.Context + n/2), starts: 1, steps: max(1, n/r.budget), decode: d, seconds: seconds - decoding}
-	s.doubt = decoding / seconds
-	if e.work.Estimated {
-		s.doubt = 1
-	}
-	r.learn(s, now)
 }
 
 // Stepped takes in the mean time in seconds of steps that decoded d and carried no prefill.
@@ -417,11 +385,17 @@ func (r *Rank) update() {
 		prior, weight = *r.engine, engineWeight
 	}
 	m := prior
-	if fit, weight := r.teachers(weight); fit != nil {
+	whole := r.wholly()
+	fit, ownWeight := r.teachers(weight)
+	switch {
+	case whole != nil:
+		m.Source = decision.SpeedLearned
+		whole.fit(&m, &prior, weight, r.counters)
+	case fit != nil:
 		m.Source = decision.SpeedLearned
 		r.follow(&m)
 		for range 2 { // what decodes take follows from the rate while no step was seen
-			fit.fit(&m, &prior, weight)
+			fit.fit(&m, &prior, ownWeight)
 			r.follow(&m)
 		}
 		if fit != &r.prefill {
@@ -430,13 +404,13 @@ func (r *Rank) update() {
 		if r.peer != nil {
 			m.Samples += r.peer.Samples
 		}
-		if kin != nil && m.Samples < needed(of) {
-			m.Token = min(max(m.Token, kin.Token/mistrust), kin.Token*mistrust)
-		}
-	} else if r.steps.count() > 0 {
+	case r.steps.count() > 0:
 		r.follow(&m)
 	}
-	if kin != nil && r.peer == nil && r.steps.count() == 0 {
+	if kin != nil && (whole != nil || fit != nil) && m.Samples < needed(of) {
+		m.Token = min(max(m.Token, kin.Token/mistrust), kin.Token*mistrust)
+	}
+	if kin != nil && r.peer == nil && r.steps.count() == 0 && whole == nil {
 		m.Base, m.Load = kin.Base*m.Token/kin.Token, kin.Load*m.Token/kin.Token
 	}
 	// First tokens show how fast a rank prefills, unless they come before that is done, or late and all together.
