@@ -113,6 +113,9 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
 		conducted(cand, rk.conduct, float64(outputs(d.ExpectedOutput)), now)
 		c.reported(s, cand, rk, l.Assumed, now)
+		if s.whole {
+			cand.Backlog += c.undisturbed(d, cand, l, rk.work.get())
+		}
 		budget := s.pool.ranks[i].budget
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime

@@ -34,6 +34,7 @@ type scratch struct {
 	report Report
 	// held is set when the request may wait in the hold queue; since is when the offered request began to wait (zero: it has not).
 	held  bool
+	whole bool // nothing but the end of the answer counts, for the requests that wait, too
 	since time.Time
 	// call is the request's in the ledger of programs, memory that of the ranks, full the ranks without memory for it.
 	call   programs.Call
@@ -75,6 +76,10 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 			return err
 		}
 		d.Params = params
+	}
+	if s.whole = wholly(req, d); s.whole {
+		d.Params.Interference *= wholeInterference
+		s.whole = ln.streams.Load() == 0 // those would wait, too
 	}
 	c.judgeUnlessRun(now)
 	s.held = set.holdAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.Unbooked && !req.NoQueue
