@@ -1,6 +1,9 @@
 package speed
 
-import "math"
+import (
+	"math"
+	"time"
+)
 
 const (
 	// offBy is the factor from which a sample contradicts the Model, persists the number of such samples in succession, all to the same
@@ -14,11 +17,15 @@ const (
 type drift struct {
 	run    int // samples in succession that contradict the Model to the same side
 	slower bool
+	since  time.Time // of the first of them
+	ready  bool      // the samples so far are old: one that contradicts the Model is enough
 }
 
 // see takes in by which factor a sample took longer than the Model says. It returns how many of the last samples show a change, 0 for none.
-func (d *drift) see(factor float64) int {
+func (d *drift) see(factor float64, now time.Time) int {
 	l := math.Log(factor)
+	ready := d.ready
+	d.ready = false
 	if !(math.Abs(l) >= math.Log(offBy)) {
 		d.run = 0
 		return 0
@@ -26,7 +33,10 @@ func (d *drift) see(factor float64) int {
 	if slower := l > 0; slower != d.slower {
 		d.run, d.slower = 0, slower
 	}
-	if d.run++; d.run < persists {
+	if d.run == 0 {
+		d.since = now
+	}
+	if d.run++; d.run < persists && !ready {
 		return 0
 	}
 	return d.run

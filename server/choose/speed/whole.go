@@ -41,7 +41,7 @@ func (f *flow) sent(w *Work) {
 // since is what the engine did from p on, for so many seconds.
 func (f *flow) since(p *past, seconds float64) sample {
 	return sample{
-		tokens: f.tokens - p.tokens, bent: f.bent - p.bent, seconds: seconds,
+		tokens: f.tokens - p.tokens, bent: f.bent - p.bent, starts: 1, seconds: seconds,
 		decode: Decodes{Sequences: int(math.Round((f.sequences - p.sequences) / seconds)), Context: int((f.context - p.context) / seconds)},
 	}
 }
@@ -63,7 +63,7 @@ func (f *wholeFit) add(s sample, m *Model, now time.Time) {
 	f.ring[f.count%kept] = s
 	f.count++
 	f.last = now
-	if n := f.drift.see(s.seconds / s.predicted(m)); n > 0 {
+	if n := f.drift.see(s.seconds/s.predicted(m), now); n > 0 {
 		f.from = max(f.from, f.count-n)
 	}
 }
@@ -79,7 +79,7 @@ func (f *wholeFit) fit(m *Model, prior *Model, priorWeight, most float64) {
 	weight := 1.0
 	for i := range n {
 		s := &f.ring[(f.count-1-i)%kept]
-		w := weight * s.seconds / (s.seconds + brief) * (1 - s.doubt/2)
+		w := weight * s.weight()
 		x := [3]float64{s.tokens + s.bent/prior.Bend, s.steps * prior.Step(s.decode.Sequences, s.decode.Context), 0}
 		f.rows = append(f.rows, row{x: x, t: s.seconds - prior.Overhead, offset: prior.Overhead, weight: w})
 		f.list = append(f.list, weighed{math.Log(s.seconds / s.predicted(prior)), w})
@@ -130,11 +130,6 @@ func (f *wholeFit) spread(m *Model, step float64) float64 {
 	return 2*median(f.list)/0.67/math.Sqrt(1+effective) + 1/(1+effective)
 }
 
-// predicted is the time in seconds that m predicts for the sample.
-func (s *sample) predicted(m *Model) float64 {
-	return m.Token*s.tokens + m.Token/m.Bend*s.bent + s.steps*m.Step(s.decode.Sequences, s.decode.Context) + m.Overhead
-}
-
 // Answered closes the entry of an unstreamed answer of output tokens, while the engine decodes d, itself included. Both the prefill and the
 // steps are learned from the whole time.
 func (r *Rank) Answered(e *Entry, now time.Time, output int, d Decodes) {
@@ -162,7 +157,7 @@ func (r *Rank) Answered(e *Entry, now time.Time, output int, d Decodes) {
 	if r.whole == nil {
 		r.whole = &wholeFit{}
 	}
-	r.whole.add(s, r.Model(), now)
+	r.whole.add(s, &r.fitted, now)
 	r.taught = now
 	r.refit(now)
 }
