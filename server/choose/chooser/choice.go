@@ -176,6 +176,9 @@ func (c *Choice) Release(result Result) bool {
 	if result.OutputTokens > output {
 		output = result.OutputTokens
 	}
+	if result.End == decision.EndCompleted && output > 0 && !c.external {
+		c.line.lengths.add(c.Decision.Tenant, output)
+	}
 	now := c.chooser.clock()
 	if !first.IsZero() && result.End == decision.EndCompleted {
 		decoding := now.Sub(first).Seconds()

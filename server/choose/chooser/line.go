@@ -31,6 +31,7 @@ type line struct {
 	wanted  atomic.Pointer[map[replica.Slot]float64]
 	// streams is the number of requests that wait in hold and whose first token counts.
 	streams atomic.Int64
+	lengths lengths
 }
 
 // lineFor returns the line of a model, made at first use.

@@ -111,7 +111,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
-		conducted(cand, rk.conduct, float64(outputs(d.ExpectedOutput)), now)
+		conducted(cand, rk.conduct, float64(min(outputs(d.ExpectedOutput), usualOutput)), now)
 		c.reported(s, cand, rk, l.Assumed, now)
 		if s.whole {
 			cand.Backlog += c.undisturbed(d, cand, l, rk.work.get())
@@ -131,14 +131,6 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		d.Load = busy / float64(usable)
 		d.Omega = omega(d.Load, usable)
 	}
-}
-
-// outputs is the expected number of output tokens.
-func outputs(expected int) int {
-	if expected <= 0 || expected > 256 {
-		return 256
-	}
-	return expected
 }
 
 // omega is the weight of uncached work: a second of it costs others nothing while ranks are idle,

@@ -199,7 +199,7 @@ func plainLoads(c *Chooser, d *decision.Decision, owners []*replica.Replica, req
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = c.crowding(cand, d)
-		conducted(cand, rk.conduct, float64(outputs(d.ExpectedOutput)), now)
+		conducted(cand, rk.conduct, float64(min(outputs(d.ExpectedOutput), usualOutput)), now)
 		if cand.Veto != decision.VetoNone {
 			continue
 		}

@@ -76,3 +76,39 @@ func TestALongPromptForAWholeAnswerWaitsForTheDecodesThatItDelays(t *testing.T) 
 		f.empty()
 	})
 }
+
+// Requests that state a limit alone are expected to have answers as long as those before; all were taken for 256 tokens.
+func TestAnswersTeachTheirLength(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		f.know()
+		ask := func(i int, tenant string) *chooser.Choice {
+			req := f.request(i, 200)
+			req.Tenant, req.ExpectedOutput, req.OutputLimit = tenant, 8192, 8192
+			c := f.choose(req)
+			time.Sleep(100 * time.Millisecond)
+			return c
+		}
+		end := func(c *chooser.Choice, tokens int) {
+			c.FirstToken()
+			result := done(decision.EndCompleted)
+			result.OutputTokens = tokens
+			c.Release(result)
+		}
+		for i := range 20 {
+			end(ask(i, "long"), 3000)
+			end(ask(100+i, "short"), 12)
+		}
+		for tenant, want := range map[string]int{"long": 3000, "short": 12} {
+			c := ask(200, tenant)
+			if got := c.Decision.ExpectedOutput; got != want {
+				t.Errorf("%s answers: %d tokens expected, want %d", tenant, got, want)
+			}
+			end(c, want)
+		}
+		if got := f.chooser.ExpectedOutput(&chooser.Request{Model: "m", Tenant: "short", OutputLimit: 8192, ExpectedOutput: 8192}); got != 12 {
+			t.Errorf("a router that asks another one says %d tokens", got)
+		}
+		f.empty()
+	})
+}
