@@ -392,7 +392,7 @@ const (
 	engineWeight = 1
 	kindWeight   = 2
 	// stepPrior and stepKind are those of a guess of decode steps, and of equals' steps; a sample of eight steps weighs half of one.
-	stepPrior, stepKind = 0.1, 1.0
+	stepPrior, stepKind = 0.1, 0.5
 	// several is the number of experienced ranks from which a rank needs all its samples to be believed, alone the number of samples that
 	// it needs when one other contradicts it, which may be the one that is wrong.
 	several, alone = 2, 3
