@@ -23,6 +23,8 @@ type replayFlags struct {
 	svg                                             string
 	requests, replicas, seeds, block, workers       int
 	bias, loss, patience, beginnings, texts         float64
+	answers                                         replay.Answers
+	turns                                           []string
 	speeds, rates, memory                           []float64
 	first                                           int
 	tokenize, tokenizeToken, send, receive, gap     time.Duration
@@ -99,6 +101,9 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.DurationVar(&f.tokenizeToken, "tokenize-token-time", seconds(d.TokenizeToken), "additional time per prompt token")
 	flags.Float64SliceVar(&f.speeds, "speeds", nil, "speeds of the replicas as multiples of the profile's, repeated over all of them: 4, or 1,3 for a pool of two speeds")
 	flags.Float64Var(&f.beginnings, "known-beginnings", 0, "share of later turns for which the router knows the ids of the previous turn and estimates the rest")
+	flags.BoolVar(&f.answers.Whole, "unstreamed", false, "answers come in one piece: the router sees no first token")
+	flags.IntVar(&f.answers.Limit, "max-tokens", 0, "requests say this limit of their answers instead of the length that these will have; 0: the length")
+	flags.StringSliceVar(&f.turns, "turn", nil, "replica:seconds:speed: the replica, counted from 0, has another speed from then on; may be given again")
 	flags.Float64Var(&f.texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
 	return cmd
 }
@@ -152,7 +157,7 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 		Replicas: f.replicas, Routers: f.routers, Fleet: replay.Fleet(f.fleet), Frontends: replay.Frontends(f.frontends), RTT: f.rtt.Seconds(), Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
 		Goal:     replay.Goal{TTFT: f.goalTTFT.Seconds(), TPOT: f.goalTPOT.Seconds()},
 		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss,
-		Speeds: f.speeds, Rates: f.rates, Memory: f.memory, Beginnings: f.beginnings, Texts: f.texts,
+		Speeds: f.speeds, Rates: f.rates, Memory: f.memory, Beginnings: f.beginnings, Texts: f.texts, Answers: f.answers,
 		Delays: replay.Delays{
 			Tokenize: f.tokenize.Seconds(), TokenizeToken: f.tokenizeToken.Seconds(), Send: f.send.Seconds(), SendJitter: f.sendJitter.Seconds(),
 			Receive: f.receive.Seconds(), Gap: f.gap.Seconds(), Jitter: f.jitter.Seconds(), Event: f.event.Seconds(),
@@ -172,6 +177,9 @@ func (f *replayFlags) options() (replay.Options, []float64, error) {
 		o.Weights[name] = n
 	}
 	var err error
+	if o.Turns, err = replay.ParseTurns(f.turns); err != nil {
+		return o, nil, fmt.Errorf("--turn: %w", err)
+	}
 	switch {
 	case (f.trace == "") == (f.generate == ""):
 		return o, nil, errors.New("set exactly one of --trace and --generate")

@@ -17,6 +17,9 @@ type attempt struct {
 	// started says that the engine has made its first token, begun that the router has it.
 	started, begun bool
 	firstAt        float64 // when the router gets it
+	sent           float64 // when the router sent the call
+	// scheduled is when the engine began it, NaN before, and prefilled when it made its first token.
+	scheduled, prefilled float64
 	// reported is the number of tokens that the router knows of.
 	reported int
 }
@@ -36,6 +39,7 @@ type engine struct {
 	computed       float64 // prompt tokens
 	events         []kvEvent
 	lie            Lie
+	prefills       prefills
 }
 
 // kvEvent is a change of an engine's cache: blocks stored, or one removed.
@@ -101,6 +105,7 @@ func (e *engine) plan(now float64) {
 	}
 	e.until = now + e.step.Seconds(e.steps)
 	if e.step.PromptTokens > 0 {
+		e.begun(now)
 		e.busy += e.until - now
 		e.computed += float64(e.step.PromptTokens)
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // gauges are what a router reads from the engines' metrics: the only place where the requests of other routers show.
-// A router alone needs none: every request is its own.
+// A router alone that sees streams needs none: every request is its own.
 type gauges struct {
 	settings enginestats.Config
 	dice     *rand.Rand
@@ -58,14 +58,14 @@ func (r *router) report(slot replica.Slot, now time.Time, prefilling int, to *ch
 	return r.gauges != nil && chooser.ReportOf(&r.gauges.ranks[slot].stats, prefilling, now, to)
 }
 
-// stats is the engine's metrics page. The time in prefill is left out: it teaches only routers that begin later than their engines.
+// stats is the engine's metrics page.
 func (e *engine) stats(s *sim) enginestats.Stats {
 	s.catchUp(e)
 	pool, counts := e.machine.Pool(), e.machine.Counts()
 	return enginestats.Stats{
 		Running: len(e.machine.Running()), Waiting: len(e.machine.Waiting()), KVUsage: 1 - float64(pool.Free())/float64(pool.Size()),
 		QueryTokens: counts.Queries, HitTokens: counts.Hits, PromptTokens: counts.PromptTokens, OutputTokens: counts.GenerationTokens,
-		Preemptions: counts.Preemptions,
+		Preemptions: counts.Preemptions, PrefillSeconds: e.prefills.seconds, ComputedTokens: e.prefills.computed,
 	}
 }
 

@@ -64,6 +64,7 @@ func (j *job) play() (Numbers, error) {
 	}
 	s := newSim(j.work, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block, o.Lies...), j.speed, j.seed)
 	s.delays = o.Delays
+	s.turn(o.Turns, &o.Profile)
 	if j.atOnce > 0 {
 		s.limit(j.atOnce)
 	}

@@ -44,6 +44,9 @@ type Options struct {
 	Speeds []float64
 	// Lies are what is wrong with the first replicas, in their order; none is nothing.
 	Lies []Lie
+	// Answers are what the router sees of answers, Turns the changes of the replicas' speeds during a run.
+	Answers Answers
+	Turns   []Turn
 	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost.
 	PaceBias, EventLoss float64
 	// Beginnings is the share of later turns of a conversation of which the router knows the turn

@@ -93,8 +93,9 @@ func (r *router) arrive(call int) {
 	c := &r.sim.trace.Calls[call]
 	req := &r.requests[call]
 	*req = chooser.Request{
-		ID: strconv.Itoa(call), Model: "m", Replicas: r.replicas, Session: "s" + strconv.Itoa(c.Session), Tenant: c.Tenant, ExpectedOutput: c.Out,
+		ID: strconv.Itoa(call), Model: "m", Replicas: r.replicas, Session: "s" + strconv.Itoa(c.Session), Tenant: c.Tenant, Unstreamed: r.job.options.Answers.Whole,
 	}
+	req.ExpectedOutput, req.OutputLimit = r.job.options.Answers.expected(c.Out)
 	k := r.knowledge(call)
 	req.PromptTokens, req.Estimated = k.tokens, k.estimated
 	if b := k.before; b >= 0 && b == int(r.sim.trace.before[call]) && r.served[b] != replica.NoSlot && r.servedBy[b] == r.number && k.known == r.sim.trace.Calls[b].In {
@@ -161,16 +162,27 @@ func (r *router) plan() {
 }
 
 func (r *router) firstToken(a *attempt) {
+	if r.job.options.Answers.Whole {
+		return
+	}
 	r.choices[a.call].FirstToken()
 	r.plan()
 }
 
-func (r *router) progress(a *attempt, tokens int) { r.choices[a.call].Progress(tokens) }
+func (r *router) progress(a *attempt, tokens int) {
+	if !r.job.options.Answers.Whole {
+		r.choices[a.call].Progress(tokens)
+	}
+}
 
 func (r *router) finished(a *attempt) {
 	c := &r.sim.trace.Calls[a.call]
 	choice := r.choices[a.call]
-	choice.Progress(c.Out)
+	if r.job.options.Answers.Whole {
+		r.judged(a, choice.Decision)
+	} else {
+		choice.Progress(c.Out)
+	}
 	choice.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: c.In, OutputTokens: c.Out, CachedTokens: r.sim.cached[a.call]})
 	r.served[a.call], r.servedBy[a.call] = choice.Slot, r.number
 	r.choices[a.call] = nil

@@ -72,7 +72,7 @@ func TestRunsOfSeveralRoutersRepeat(t *testing.T) {
 // Several routers of which one decides for all choose as well as one router.
 func TestAFleetWithOneDeciderChoosesAsOneRouterDoes(t *testing.T) {
 	plays(t)
-	o := Options{Trace: generated(t, "conv", 2000), Replicas: 8, Load: 0.95, RTT: 0.001, Policies: []decision.Policy{decision.PredictedTTFT}, NoSaturation: true, Delays: LocalDelays()}
+	o := Options{Trace: generated(t, "conv", 2000), Replicas: 8, Load: 0.9, Seeds: 3, RTT: 0.001, Policies: []decision.Policy{decision.PredictedTTFT}, NoSaturation: true, Delays: LocalDelays()}
 	mean := func(routers int, fleet Fleet) float64 {
 		o.Routers, o.Fleet = routers, fleet
 		return play(t, o).Policies[decision.PredictedTTFT].Mean

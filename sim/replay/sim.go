@@ -190,7 +190,7 @@ func (s *sim) run(most float64) bool {
 // send dispatches a call to engine e.
 func (s *sim) send(call, e int) *attempt {
 	c := &s.trace.Calls[call]
-	a := &attempt{call: call, engine: e}
+	a := &attempt{call: call, engine: e, sent: s.now, scheduled: math.NaN()}
 	a.seq = enginemodel.Sequence{Owner: a, Keys: s.trace.hashes[call], Prompt: c.In, Most: c.Out}
 	if lie := s.engines[e].lie; lie.Instant > 0 {
 		s.after(s.delays.Send+s.delays.Receive, func() { s.lied(a, lie.Instant) })
@@ -275,12 +275,13 @@ func (s *sim) step(e *engine) {
 			at += s.dice.ExpFloat64() * s.delays.Jitter
 		}
 		if !a.started {
-			a.started = true
+			a.started, a.prefilled = true, s.now
 			a.firstAt = s.now + at
 			s.after(at, func() { s.begun(a) })
 		}
 		if !q.Live() {
 			ended = true
+			e.prefills.ended(a, s.trace.Calls[a.call].In)
 			at = max(at, a.firstAt-s.now)
 			s.after(at, func() { s.finished(a) })
 		}

@@ -37,6 +37,7 @@ type options struct {
 	settings               []string
 	seed                   uint64
 	replay, session        bool
+	unstreamed             bool
 	markdown, readme       string
 	render                 string
 	kvpilot                string
@@ -112,6 +113,7 @@ func readOptions(args []string) (*options, error) {
 	f.Uint64Var(&o.seed, "seed", 1, "seed of generated traces and of the arrivals within one moment")
 	f.BoolVar(&o.replay, "replay", false, "also play the same requests with kvpilot replay and compare")
 	f.BoolVar(&o.session, "session", false, "name the conversation in X-Session-Id")
+	f.BoolVar(&o.unstreamed, "unstreamed", false, "ask for answers in one piece: the time to the first token is that of the whole answer")
 	f.StringVar(&o.markdown, "markdown", "", "also write the report and its plots to this Markdown file")
 	f.StringVar(&o.readme, "readme", "", "also write the result in one sentence between the marks in this file")
 	f.StringVar(&o.render, "render", "", "play nothing: report the results.json of earlier runs again, several with commas as one report")

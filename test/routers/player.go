@@ -35,6 +35,8 @@ type player struct {
 	times   []float64
 	api     string
 	session bool
+	// unstreamed has answers come in one piece.
+	unstreamed bool
 	urls    []string // of the routers, in turn
 	// limit is when requests in flight are given up.
 	limit time.Duration
@@ -116,7 +118,7 @@ func (p *player) call(ctx context.Context, i int) {
 	if t.wanted {
 		t.messages = messages
 	}
-	raw := body(p.api, messages, p.trace.Calls[i].Out)
+	raw := body(p.api, messages, p.trace.Calls[i].Out, !p.unstreamed)
 	if !sleep(ctx, time.Until(due)) {
 		return
 	}
@@ -181,7 +183,40 @@ func (p *player) ask(ctx context.Context, i int, raw []byte, begin time.Time) er
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 300)) // for the message only
 		return fmt.Errorf("status %d: %s", resp.StatusCode, text)
 	}
+	if p.unstreamed {
+		return p.readWhole(i, resp.Body, begin)
+	}
 	return p.read(i, resp.Body, begin)
+}
+
+// readWhole reads an answer in one piece.
+func (p *player) readWhole(i int, answer io.Reader, begin time.Time) error {
+	o, t := &p.outcomes[i], &p.talks[i]
+	raw, err := io.ReadAll(answer)
+	if err != nil {
+		return err
+	}
+	var a struct {
+		Choices []struct {
+			Text    string `json:"text"`
+			Message struct {
+				Content string `json:"content"`
+			} `json:"message"`
+		} `json:"choices"`
+	}
+	if err := json.Unmarshal(raw, &a); err != nil {
+		return fmt.Errorf("the answer: %w", err)
+	}
+	if len(a.Choices) == 0 || a.Choices[0].Text+a.Choices[0].Message.Content == "" {
+		return errors.New("an answer without a token")
+	}
+	o.ttft = time.Since(begin)
+	o.last = o.ttft
+	if t.wanted {
+		t.answer = append(t.answer, a.Choices[0].Text+a.Choices[0].Message.Content...)
+	}
+	o.usage(raw)
+	return nil
 }
 
 var (
@@ -257,18 +292,23 @@ func (p *player) event(o *outcome, t *conversation, line, mark []byte, now time.
 		}
 	}
 	if bytes.Contains(line, usageMark) {
-		var u struct {
-			Usage struct {
-				Prompt  int `json:"prompt_tokens"`
-				Output  int `json:"completion_tokens"`
-				Details struct {
-					Cached int `json:"cached_tokens"`
-				} `json:"prompt_tokens_details"`
-			} `json:"usage"`
-		}
-		if json.Unmarshal(line, &u) == nil && u.Usage.Prompt > 0 {
-			o.prompt, o.output, o.cached = u.Usage.Prompt, u.Usage.Output, u.Usage.Details.Cached
-		}
+		o.usage(line)
+	}
+}
+
+// usage notes the token counts of an answer.
+func (o *outcome) usage(text []byte) {
+	var u struct {
+		Usage struct {
+			Prompt  int `json:"prompt_tokens"`
+			Output  int `json:"completion_tokens"`
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		} `json:"usage"`
+	}
+	if json.Unmarshal(text, &u) == nil && u.Usage.Prompt > 0 {
+		o.prompt, o.output, o.cached = u.Usage.Prompt, u.Usage.Output, u.Usage.Details.Cached
 	}
 }
 

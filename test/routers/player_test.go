@@ -137,3 +137,35 @@ func TestTimes(t *testing.T) {
 		t.Errorf("%v", at)
 	}
 }
+
+// An answer in one piece has its end alone.
+func TestThePlayerReadsWholeAnswers(t *testing.T) {
+	url, bodies := engine(t, map[string]func(http.ResponseWriter){
+		"max_tokens\":3": func(w http.ResponseWriter) {
+			fmt.Fprint(w, `{"choices":[{"message":{"role":"assistant","content":" w\"0"}}],"usage":{"prompt_tokens":100,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":64}}}`)
+		},
+		"max_tokens\":4": func(w http.ResponseWriter) { fmt.Fprint(w, `{"choices":[]}`) },
+		"max_tokens\":5": func(w http.ResponseWriter) { fmt.Fprint(w, `{"choices":`) },
+	})
+	w := &trace{Trace: &replay.Trace{Chunk: 512, Calls: []replay.Call{
+		{In: 40, Out: 3, IDs: []uint64{1}, Prev: -1}, {In: 90, Out: 3, IDs: []uint64{1}, Prev: -1}, {In: 40, Out: 4, IDs: []uint64{1}, Prev: -1}, {In: 40, Out: 5, IDs: []uint64{1}, Prev: -1},
+	}, After: []int{-1, 0, -1, -1}}}
+	p := &player{trace: w, times: make([]float64, 4), api: "chat", unstreamed: true, urls: []string{url}, limit: 5 * time.Second}
+	list := p.play(context.Background())
+	for i, o := range list[:2] {
+		if !o.done || o.err != "" || o.ttft <= 0 || o.last != o.ttft || o.prompt != 100 || o.output != 3 || o.cached != 64 {
+			t.Errorf("call %d: %+v", i, o)
+		}
+	}
+	if list[2].err != "an answer without a token" || list[3].err == "" {
+		t.Errorf("%q, %q", list[2].err, list[3].err)
+	}
+	for _, sent := range bodies() {
+		if strings.Contains(sent, "stream") {
+			t.Errorf("a stream is asked for: %s", sent)
+		}
+	}
+	if sent := strings.Join(bodies(), "\n"); !strings.Contains(sent, `{"role":"assistant","content":" w\"0"}`) {
+		t.Errorf("the second turn has not the first answer: %s", sent)
+	}
+}

@@ -220,7 +220,7 @@ func (o *options) measure(ctx context.Context, c *cell, s *subject, binary strin
 	defer r.stop()
 	sleep(ctx, settle)
 	p := &player{
-		trace: c.trace, times: c.times, api: o.api, session: o.session, urls: r.urls(),
+		trace: c.trace, times: c.times, api: o.api, session: o.session, unstreamed: o.unstreamed, urls: r.urls(),
 		limit: time.Duration((o.seconds + o.drain) * float64(time.Second)),
 	}
 	w := watch(o, f, r)

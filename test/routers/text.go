@@ -80,13 +80,17 @@ func (t *trace) prompt(i int, before []message, answer []byte) []message {
 const model = "sim"
 
 // body is the request for a conversation.
-func body(api string, list []message, out int) []byte {
+func body(api string, list []message, out int, stream bool) []byte {
 	size := 256
 	for _, m := range list {
 		size += len(m.text) + 40
 	}
 	b := make([]byte, 0, size)
-	b = append(b, `{"model":"`+model+`","stream":true,"stream_options":{"include_usage":true},"ignore_eos":true,"temperature":0,"max_tokens":`...)
+	b = append(b, `{"model":"`+model+`",`...)
+	if stream {
+		b = append(b, `"stream":true,"stream_options":{"include_usage":true},`...)
+	}
+	b = append(b, `"ignore_eos":true,"temperature":0,"max_tokens":`...)
 	b = strconv.AppendInt(b, int64(out), 10)
 	if api != "chat" {
 		b = append(b, `,"prompt":"`...)

@@ -36,7 +36,7 @@ func TestPromptsHaveTheLengthOfTheTrace(t *testing.T) {
 			answer = appendText(nil, &replay.Call{Session: 99}, chat.Chunk, 0, chat.Calls[b].Out) // as long as asked for
 		}
 		messages[i] = chat.prompt(i, before, answer)
-		if n := len(rendered(t, body("chat", messages[i], c.Out))); n < c.In-2 || n > c.In+2 {
+		if n := len(rendered(t, body("chat", messages[i], c.Out, true))); n < c.In-2 || n > c.In+2 {
 			t.Errorf("turn %d (after %d): %d tokens, the trace says %d", i, chat.After[i], n, c.In)
 		}
 	}
@@ -46,8 +46,8 @@ func TestCallsOfATraceShareTheirPrefix(t *testing.T) {
 	w := plain(&replay.Trace{Chunk: 512, Calls: []replay.Call{
 		{In: 1500, Out: 1, IDs: []uint64{1, 2, 3}, Prev: -1}, {In: 1500, Out: 1, IDs: []uint64{1, 2, 4}, Prev: -1},
 	}})
-	a := rendered(t, body("chat", w.prompt(0, nil, nil), 1))
-	b := rendered(t, body("chat", w.prompt(1, nil, nil), 1))
+	a := rendered(t, body("chat", w.prompt(0, nil, nil), 1, true))
+	b := rendered(t, body("chat", w.prompt(1, nil, nil), 1, true))
 	same := 0
 	for same < len(a) && a[same] == b[same] {
 		same++
@@ -62,7 +62,7 @@ func TestAllChatsShareTheSystemMessage(t *testing.T) {
 	chat := chatTrace(200, 1, 1)
 	var all []uint32
 	for i := range chat.Calls {
-		ids := rendered(t, body("chat", chat.prompt(i, nil, nil), 1))
+		ids := rendered(t, body("chat", chat.prompt(i, nil, nil), 1, true))
 		if i == 0 {
 			all = ids
 			continue

@@ -162,6 +162,9 @@ func (c *Choice) Release(result Result) bool {
 	for _, f := range onEnd {
 		defer f(result)
 	}
+	if !c.streamed && result.End == decision.EndCompleted {
+		c.reservation.PrefillDone() // and so is the prefill of those before it
+	}
 	c.reservation.Release()
 	c.untrack(result.End == decision.EndCompleted)
 	if first.IsZero() {
@@ -172,6 +175,9 @@ func (c *Choice) Release(result Result) bool {
 	}
 	if result.OutputTokens > output {
 		output = result.OutputTokens
+	}
+	if result.End == decision.EndCompleted && output > 0 && !c.external {
+		c.line.lengths.add(c.Decision.Tenant, output)
 	}
 	now := c.chooser.clock()
 	if !first.IsZero() && result.End == decision.EndCompleted {

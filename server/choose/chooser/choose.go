@@ -85,6 +85,16 @@ type waiter struct {
 	// call is its session's in the ledger of programs, full the ranks without memory for it.
 	call programs.Call
 	full []replica.Slot
+	// stream is set while it waits in the hold queue and its first token counts.
+	stream bool
+}
+
+// left notes that it waits in the hold queue no longer.
+func (w *waiter) left() {
+	if w.stream {
+		w.stream = false
+		w.line.streams.Add(-1)
+	}
 }
 
 // leave takes the request out of line because its caller left; false when its outcome is, or is being, delivered.
@@ -93,7 +103,9 @@ func (w *waiter) leave() bool {
 	if w.memory != nil {
 		left = w.leaveMemory()
 	} else {
-		left = w.line.hold.Remove(w.ticket)
+		if left = w.line.hold.Remove(w.ticket); left {
+			w.left()
+		}
 	}
 	if left {
 		w.line.memory.leave(&w.call)
@@ -107,6 +119,7 @@ type answer struct {
 }
 
 func (w *waiter) end(choice *Choice, err error) {
+	w.left()
 	if choice == nil {
 		w.line.memory.leave(&w.call)
 	}
@@ -174,7 +187,7 @@ func (c *Chooser) place(s *scratch, req *Request, ln *line, deadline, now time.T
 func (c *Chooser) bookNow(s *scratch, req *Request, ln *line, now time.Time, w *waiter) (*Choice, error) {
 	switch {
 	case s.d.Chosen < 0, !s.held:
-	case ln.hold.Len() > 0, !c.hasRoom(s.d.Pick()), new(yielding).to(s.d.Pick(), now):
+	case ln.hold.Len() > 0, !c.hasRoom(s.d.Pick()), !s.whole && new(yielding).to(s.d.Pick(), now):
 		return nil, errNoRoom
 	}
 	return c.commit(s, req, ln, now, w)
@@ -187,7 +200,11 @@ func (c *Chooser) wait(s *scratch, w *waiter, deadline time.Time, age time.Durat
 		Tenant: req.Tenant, Priority: req.Priority, Age: age, Bytes: req.Bytes, Deadline: deadline, Work: s.d.Pick().Prefill, Cost: cost(&s.d), Owner: w,
 	}
 	servers, soonest := c.room(&s.d)
+	if w.stream = !wholly(req, &s.d); w.stream {
+		w.line.streams.Add(1)
+	}
 	if wait, err := w.line.hold.Push(w.ticket, now, servers, soonest); err != nil {
+		w.left()
 		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
 	}
 	c.metrics.held.Add(1)

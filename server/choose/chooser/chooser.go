@@ -57,7 +57,7 @@ type Chooser struct {
 type Params struct {
 	Index *kvindex.Index
 	Book  *load.Book
-	// Engine sets its last argument to the engine's own report as it stands at now, while prefilling of this router's requests wait
+	// Engine sets its last argument to the engine's own report as it stands at now, while prefilling of this router's requests may wait
 	// there for their first token; nil or false when there is none. Every choice asks for every rank.
 	Engine func(slot replica.Slot, now time.Time, prefilling int, to *Report) bool
 	// Vitals returns the progress of a rank's engine; nil: none is known, and no rank counts as stalled.

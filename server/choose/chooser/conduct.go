@@ -55,6 +55,7 @@ func (c *Chooser) judgeConduct(now time.Time) {
 		if r == nil {
 			continue
 		}
+		r.speed.Look(now)
 		known := r.known.Load()
 		kind, _ := r.speed.Kind()
 		u := usual[kind]

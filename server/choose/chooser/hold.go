@@ -177,7 +177,7 @@ func (c *Chooser) offer(s *scratch, w *waiter, now time.Time) holdqueue.Verdict 
 	s.known = nil
 	cand := s.d.Pick()
 	w.ticket.Work, w.ticket.Cost = cand.Prefill, cost(&s.d)
-	if !c.hasRoom(cand) || c.holds() && w.yields.to(cand, now) {
+	if !c.hasRoom(cand) || c.holds() && !s.whole && w.yields.to(cand, now) {
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
 		return holdqueue.Keep
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -162,4 +163,46 @@ func TestUnreachableTargetsAreRefusedAtOnce(t *testing.T) {
 		c.Release(chooser.Result{End: decision.EndCanceled})
 		f.empty()
 	})
+}
+
+// Two idle engines that differ by the noise of their samples: 199 of 200 prompts went to the one that looked a little faster.
+func TestLightLoadIsSpreadOverEqualsThatLookAlike(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		token, step float64 // of the second replica over the first one's
+		least, most int
+	}{
+		{"prefill differs by 8 %", 1.08, 1, 70, 130},
+		{"steps differ by 1 ms", 1, 1.1, 70, 130},
+		{"three times as slow", 3, 3, 0, 2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 2, nil)
+			models := map[replica.Rank]speed.Model{}
+			for i, r := range f.replicas {
+				m := speed.Model{Token: 1. / 20000, Bend: 50000, Overhead: 0.003, Base: 0.01, Load: 1, Samples: 20, Steps: 20, Spread: 0.02}
+				if i == 1 {
+					m.Token, m.Base = m.Token*tt.token, m.Base*tt.step
+				}
+				models[replica.Rank{Replica: r.ID}] = m
+			}
+			f.chooser.ImportModels(models)
+			second := 0
+			for i := range 200 {
+				req := f.request(i, 1000)
+				req.Unstreamed = true // nothing shows another speed
+				c := f.choose(req)
+				if c.Slot == 1 {
+					second++
+				}
+				time.Sleep(time.Second)
+				c.Release(chooser.Result{End: decision.EndCanceled})
+				time.Sleep(10 * time.Second)
+			}
+			if second < tt.least || second > tt.most {
+				t.Errorf("%s: %d of 200 prompts went to the second replica, want %d to %d", tt.name, second, tt.least, tt.most)
+			}
+			f.empty()
+		})
+	}
 }

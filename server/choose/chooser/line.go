@@ -29,6 +29,9 @@ type line struct {
 	// which remained wait for; that map is never written again.
 	visited atomic.Int64
 	wanted  atomic.Pointer[map[replica.Slot]float64]
+	// streams is the number of requests that wait in hold and whose first token counts.
+	streams atomic.Int64
+	lengths lengths
 }
 
 // lineFor returns the line of a model, made at first use.

@@ -137,8 +137,11 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
-		conducted(cand, rk, float64(outputs(d.ExpectedOutput)), now)
-		c.reported(s, cand, rk, now)
+		conducted(cand, rk, float64(min(outputs(d.ExpectedOutput), usualOutput)), now)
+		c.reported(s, cand, rk, l.Assumed, now)
+		if s.whole {
+			cand.Backlog += c.undisturbed(d, cand, l, rk.work.get())
+		}
 		budget := s.pool.ranks[i].budget
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
@@ -156,14 +159,6 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 	}
 }
 
-// outputs is the expected number of output tokens.
-func outputs(expected int) int {
-	if expected <= 0 || expected > 256 {
-		return 256
-	}
-	return expected
-}
-
 // omega is the weight of uncached work: a second of it costs others nothing while ranks are idle,
 // and many seconds when all are busy. How often that is at load rho falls with the number of
 // ranks; this is Sakasegawa's approximation of the queue before n servers.
@@ -178,10 +173,10 @@ func omega(rho float64, n int) float64 {
 const maxOverdue = time.Minute
 
 // reported adds what the engine reports: requests in its queue that this router has not sent are
-// work too (for example, another router's).
-func (c *Chooser) reported(s *scratch, cand *decision.Candidate, rk *rank, now time.Time) {
+// work too: another router's, or unstreamed ones of which assumed count as prefilled by their predicted time alone.
+func (c *Chooser) reported(s *scratch, cand *decision.Candidate, rk *rank, assumed int, now time.Time) {
 	rep := &s.report
-	if c.params.Engine == nil || !c.params.Engine(cand.Slot, now, int(cand.Waiting), rep) {
+	if c.params.Engine == nil || !c.params.Engine(cand.Slot, now, int(cand.Waiting)+assumed, rep) {
 		return
 	}
 	cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)

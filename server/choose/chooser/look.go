@@ -35,6 +35,7 @@ type scratch struct {
 	report Report
 	// held is set when the request may wait in the hold queue; since is when the offered request began to wait (zero: it has not).
 	held  bool
+	whole bool // nothing but the end of the answer counts, for the requests that wait, too
 	since time.Time
 	// call is the request's in the ledger of programs, memory that of the ranks, full the ranks without memory for it.
 	call   programs.Call
@@ -50,7 +51,7 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 	t := set.of(req.Model)
 	*d = decision.Decision{
 		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter, Policy: t.policy,
-		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, ExpectedOutput: req.ExpectedOutput,
+		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, ExpectedOutput: ln.lengths.expected(req),
 		DryRun: req.DryRun, AskedBy: req.AskedBy, Alone: req.Alone, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: t.params,
 		Pinned: req.Options.Pinned != "" || req.Holder != "",
 		Seed:   c.seed.Add(0x9e3779b97f4a7c15), Returning: usualReturn,
@@ -76,6 +77,10 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 			return err
 		}
 		d.Params = params
+	}
+	if s.whole = wholly(req, d); s.whole {
+		d.Params.Interference *= wholeInterference
+		s.whole = ln.streams.Load() == 0 // those would wait, too
 	}
 	c.judgeUnlessRun(now)
 	s.held = set.holdAbove > 0 && d.Policy == decision.PredictedTTFT && !req.DryRun && !req.Unbooked && !req.NoQueue

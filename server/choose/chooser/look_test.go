@@ -192,11 +192,14 @@ func plainLoads(c *Chooser, d *decision.Decision, owners []*replica.Replica, req
 			}
 			cand.Backlog += float64(max(0, rep.Waiting-l.Prefilling)) * rk.work.get()
 		}
+		if req.Unstreamed && d.Policy == decision.PredictedTTFT && d.Objective == decision.ObjectiveAnswer {
+			cand.Backlog += c.undisturbed(d, cand, &l, rk.work.get())
+		}
 		budget := float64(cmp.Or(owners[i].MaxBatchedTokens, defaultBudget))
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = c.crowding(cand, d)
-		conducted(cand, rk, float64(outputs(d.ExpectedOutput)), now)
+		conducted(cand, rk, float64(min(outputs(d.ExpectedOutput), usualOutput)), now)
 		if cand.Veto != decision.VetoNone {
 			continue
 		}

@@ -89,7 +89,7 @@ func (c *Chooser) arrive(s *scratch, req *Request, ln *line, now time.Time) {
 	}
 	k := c.sessions.key(ln, req.Tenant, req.Session)
 	s.call = programs.Call{
-		Name: programs.Name(max(1, k.name)), Class: req.Tenant, Tokens: req.PromptTokens + outputs(req.ExpectedOutput), Retry: req.Attempt > 0,
+		Name: programs.Name(max(1, k.name)), Class: req.Tenant, Tokens: req.PromptTokens + outputs(s.d.ExpectedOutput), Retry: req.Attempt > 0,
 	}
 	s.call.Program = ln.memory.ledger.Arrive(s.call, time.Duration(c.since(now)), c.horizon())
 }

@@ -15,7 +15,8 @@ const longPart = 0.5
 // the whole prompt. Alone it has its first token after a short step, which costs the long one little.
 // The zero value has yielded to none yet.
 //
-// A rank whose speed is a guess is left out: how long its steps take is not known.
+// A rank whose speed is a guess is left out: how long its steps take is not known. So are requests of which nothing but the end of the answer
+// counts: see undisturbed.
 type yielding struct {
 	since time.Time
 }

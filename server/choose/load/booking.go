@@ -18,6 +18,8 @@ type booking struct {
 	prefillTokens int64
 	prefillNanos  int64
 	unstreamed    bool
+	assumed       bool // its prefill is over by its predicted time alone
+	confirmed     bool // its prefill is over, and so is that of each unstreamed one before it
 
 	blockSize    int64
 	expected     int64

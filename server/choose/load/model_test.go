@@ -26,6 +26,7 @@ type modelReservation struct {
 	req       Request
 	prefilled bool // reported
 	queued    bool
+	assumed   bool // prefilled by its predicted time alone
 	lost      bool
 	output    int
 	weight    float64
@@ -73,6 +74,21 @@ func (m *model) settle(slot replica.Slot, now time.Time) {
 			return
 		}
 		m.leave(q[0], done)
+		q[0].assumed = true
+	}
+}
+
+// prefilled ends the prefill of r and of the unstreamed requests before it.
+func (m *model) prefilled(r *modelReservation, now time.Time) {
+	r.prefilled = true
+	for _, o := range m.live {
+		if o == r || o.req.Slot == r.req.Slot && o.req.Unstreamed && !o.lost {
+			m.leave(o, now)
+			o.assumed = false
+		}
+		if o == r {
+			return
+		}
 	}
 }
 
@@ -138,8 +154,7 @@ func (m *model) prefillDone(key Key, now time.Time) Outcome {
 		if r.prefilled {
 			return Duplicate
 		}
-		r.prefilled = true
-		m.leave(r, now)
+		m.prefilled(r, now)
 		return Applied
 	})
 }
@@ -152,8 +167,9 @@ func (m *model) progress(key Key, output int, now time.Time) Outcome {
 		case output == r.output:
 			return Duplicate
 		}
-		r.prefilled = true
-		m.leave(r, now)
+		if !r.prefilled {
+			m.prefilled(r, now)
+		}
 		if blocks(r.req, output) > blocks(r.req, r.output) && r.req.ExpectedTokens > 0 {
 			r.weight = min(1, max(0, 1-float64(output)/float64(r.req.ExpectedTokens)))
 		}
@@ -216,6 +232,9 @@ func (m *model) view(slot replica.Slot, now time.Time) RankLoad {
 			continue
 		}
 		l.InFlight++
+		if r.assumed {
+			l.Assumed++
+		}
 		l.OutputTokens += r.output
 		l.ContextTokens += r.req.PromptTokens + r.output
 		l.DecodeBlocks += r.weight * float64(blocks(r.req, r.output)-len(r.req.Hashes))
@@ -250,7 +269,7 @@ func (m *model) view(slot replica.Slot, now time.Time) RankLoad {
 
 func (l RankLoad) near(o RankLoad) bool {
 	close := func(a, b float64) bool { return math.Abs(a-b) <= 1e-2 }
-	return l.InFlight == o.InFlight && l.Prefilling == o.Prefilling &&
+	return l.InFlight == o.InFlight && l.Prefilling == o.Prefilling && l.Assumed == o.Assumed &&
 		close(l.PrefillTokens, o.PrefillTokens) && l.PrefillTime == o.PrefillTime && l.Overdue == o.Overdue &&
 		close(l.DecodeBlocks, o.DecodeBlocks) && l.ContextTokens == o.ContextTokens && l.OutputTokens == o.OutputTokens
 }

@@ -32,6 +32,8 @@ type RankLoad struct {
 	PrefillTime time.Duration
 	// Overdue is by how much the first in line has exceeded its predicted time; 0 when it has not.
 	Overdue time.Duration
+	// Assumed are the unstreamed requests in flight whose prefill counts as done because its predicted time is over, and for no other reason.
+	Assumed int
 	// DecodeBlocks are the KV blocks in use: those that live requests share count once, and a
 	// request's own ones decay as it nears its expected end.
 	DecodeBlocks float64
@@ -64,6 +66,7 @@ type rank struct {
 // sums are the totals over a rank's bookings.
 type sums struct {
 	inFlight, prefilling int64
+	assumed              int64
 	tokens, nanos        int64 // uncached prefill still to do, as booked
 	prompt               int64 // prompt tokens
 	own                  int64 // weighted blocks that belong to one booking each
@@ -89,7 +92,7 @@ func (rk *rank) add(s *booking, hashes []blockhash.Hash, version uint64) error {
 	s.private = max(0, s.promptBlocks-int64(len(hashes)))
 	rk.tree.insert(s, hashes[:min(int64(len(hashes)), s.promptBlocks)], rk)
 	rk.sums.own += s.weight * s.own()
-	s.queued = true
+	s.queued, s.assumed, s.confirmed = true, false, false
 	if rk.queue.first == nil {
 		rk.anchor = s.bookedAt
 	}
@@ -112,6 +115,7 @@ func (rk *rank) remove(s *booking) {
 	if s.queued {
 		rk.leaveQueue(s, s.owner.book.now())
 	}
+	rk.assume(s, false)
 	rk.bookings.drop(s)
 	rk.sums.own -= s.weight * s.own()
 	rk.tree.remove(s, rk)
@@ -121,14 +125,44 @@ func (rk *rank) remove(s *booking) {
 	rk.publish()
 }
 
-// prefilled ends the prefill part of s.
+// prefilled ends the prefill part of s, and of the unstreamed requests before it: engines prefill in order.
 func (rk *rank) prefilled(s *booking, now int64) {
 	rk.mu.Lock()
 	defer rk.mu.Unlock()
-	if s.queued {
-		rk.leaveQueue(s, now)
+	if !s.booked {
+		return
+	}
+	changed := rk.confirm(s, now)
+	for o := s.prev; o != nil && !o.confirmed; o = o.prev {
+		if o.unstreamed {
+			changed = rk.confirm(o, now) || changed
+		}
+	}
+	if changed {
 		rk.publish()
 	}
+}
+
+// confirm notes that the prefill of s is over, and reports whether that changed a sum. rk.mu is held.
+func (rk *rank) confirm(s *booking, now int64) (changed bool) {
+	changed = s.queued || s.assumed
+	if s.queued {
+		rk.leaveQueue(s, now)
+	}
+	rk.assume(s, false)
+	s.confirmed = true
+	return changed
+}
+
+// assume sets whether the prefill of s is over by its predicted time alone. rk.mu is held.
+func (rk *rank) assume(s *booking, yes bool) {
+	switch {
+	case yes && !s.assumed:
+		rk.sums.assumed++
+	case !yes && s.assumed:
+		rk.sums.assumed--
+	}
+	s.assumed = yes
 }
 
 // leaveQueue takes s off the prefill queue, where it is. When it was the first, the next one is
@@ -151,6 +185,7 @@ func (rk *rank) settle(now int64) {
 	changed := false
 	for s := rk.queue.first; s != nil && s.unstreamed && now >= rk.anchor+s.prefillNanos; s = rk.queue.first {
 		rk.leaveQueue(s, rk.anchor+s.prefillNanos)
+		rk.assume(s, true)
 		changed = true
 	}
 	if changed {

@@ -40,7 +40,7 @@ type Request struct {
 	// and its owner's calls have no effect any more.
 	Again bool
 	// Unstreamed marks a request whose first token is not seen, or may not be reported: its prefill
-	// counts as done when its predicted time is over, at the latest.
+	// counts as done when its predicted time is over, at the latest, and earlier when a request behind it has its first token or its end.
 	Unstreamed bool
 }
 

@@ -366,6 +366,37 @@ func TestUnstreamedPrefillEndsWhenPredicted(t *testing.T) {
 	})
 }
 
+// Engines prefill in order: a first token or an answer shows that the prefill of the unstreamed requests before it is over, and where
+// only the predicted time says so, the load does, too.
+func TestAnAnswerEndsThePrefillOfUnstreamedRequestsBeforeIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBook(t, 1)
+		var all []*load.Reservation
+		for i, unstreamed := range []bool{true, true, false, true, false} {
+			all = append(all, mustReserve(t, b, load.Request{ID: fmt.Sprint(i), PromptTokens: 10, PrefillTokens: 10, PrefillTime: time.Second, Unstreamed: unstreamed}))
+		}
+		want := func(what string, prefilling, assumed int, left time.Duration) {
+			t.Helper()
+			if got := b.View(0, time.Now()); got.Prefilling != prefilling || got.Assumed != assumed || got.PrefillTime != left {
+				t.Errorf("%s: %+v, want %d to prefill for %s, %d assumed", what, got, prefilling, left, assumed)
+			}
+		}
+		time.Sleep(1500 * time.Millisecond)
+		want("after 1.5 s", 4, 1, 3500*time.Millisecond)
+		all[3].PrefillDone()
+		want("the fourth one has an answer", 2, 0, 2*time.Second)
+		all[4].PrefillDone()
+		want("the fifth one has its first token", 1, 0, time.Second)
+		all[0].Release()
+		all[2].Release()
+		want("one is left", 0, 0, 0)
+		for _, r := range all {
+			r.Release()
+		}
+		wantIdle(t, b, 0)
+	})
+}
+
 func TestMovingFreesTheOldRank(t *testing.T) { // S-32, FB 8.6
 	b := newBook(t, 2)
 	req := load.Request{ID: "a", PromptTokens: 64, PrefillTokens: 64, PrefillTime: time.Second, BlockSize: 16}

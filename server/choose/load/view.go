@@ -12,6 +12,7 @@ type published struct {
 	seq                   atomic.Uint64
 	version               atomic.Uint64
 	inFlight, prefilling  atomic.Int64
+	assumed               atomic.Int64
 	tokens, nanos, prompt atomic.Int64
 	blocks                atomic.Int64 // weighted, in units of whole
 	headTokens, headNanos atomic.Int64
@@ -26,6 +27,7 @@ func (rk *rank) publish() {
 	p.version.Store(rk.version.Load())
 	p.inFlight.Store(s.inFlight)
 	p.prefilling.Store(s.prefilling)
+	p.assumed.Store(s.assumed)
 	p.tokens.Store(s.tokens)
 	p.nanos.Store(s.nanos)
 	p.prompt.Store(s.prompt)
@@ -56,7 +58,7 @@ func (rk *rank) view(now int64, load *RankLoad) {
 		output := int(rk.output.Load())
 		*load = RankLoad{
 			Version: p.version.Load(), InFlight: int(p.inFlight.Load()),
-			Prefilling: int(p.prefilling.Load()), OutputTokens: output,
+			Prefilling: int(p.prefilling.Load()), Assumed: int(p.assumed.Load()), OutputTokens: output,
 			ContextTokens: int(p.prompt.Load()) + output, DecodeBlocks: float64(p.blocks.Load()) / whole,
 		}
 		tokens, nanos, anchor := p.tokens.Load(), p.nanos.Load(), p.anchor.Load()

@@ -44,9 +44,9 @@ const othersReturn = 0.5
 
 // blocked is the time that requests that return to the rank would wait, all together, while it
 // prefills this request. No request waits longer than prefilling elsewhere would take.
-func blocked(c *decision.Candidate) float64 {
-	wait := min(c.Prefill, c.Saved)
-	return c.Returns * wait * (c.Prefill - wait/2)
+func blocked(c *decision.Candidate, prefill float64) float64 {
+	wait := min(prefill, c.Saved)
+	return c.Returns * wait * (prefill - wait/2)
 }
 
 // lateCost is the cost in seconds of missing a target: more than any queue.
@@ -57,8 +57,42 @@ type predictedTTFT struct{}
 
 // Select implements policy. Choose has set the costs, with what it predicts.
 func (predictedTTFT) Select(d *decision.Decision, throw dice, _ int) (decision.Reason, dice) {
+	level(d)
 	return cacheReason(d), throw
 }
+
+// pace is how fast a candidate is for the request.
+type pace struct{ prefill, step, slowdown float64 }
+
+func paceOf(c *decision.Candidate) pace { return pace{c.Prefill, c.StepTime, c.Slowdown} }
+
+// alike is the share by which the learned speeds of idle ranks may differ where they count as the same.
+const alike = 0.15
+
+// level prices idle candidates with speeds like those of the cheapest one, and as much to compute, by its speeds: so small a difference is
+// chance, but all light load would go to the one that looks faster, and the others would never show better.
+func level(d *decision.Decision) {
+	var best *decision.Candidate
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && (best == nil || c.Cost < best.Cost) {
+			best = c
+		}
+	}
+	if best == nil || !idle(best) {
+		return
+	}
+	p := paceOf(best)
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		if c != best && c.Veto == decision.VetoNone && c.Uncached == best.Uncached && idle(c) && near(c.TokenTime, best.TokenTime) && near(c.StepTime, best.StepTime) {
+			c.Cost = predicted(d, c, p)
+		}
+	}
+}
+
+func idle(c *decision.Candidate) bool { return c.Requests == 0 && c.Backlog == 0 && c.Planned == 0 }
+
+func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 
 // predicted prices a candidate by time: how long until the first token, its own uncached work
 // weighted because others wait for it too, and how long the rank would make it wait for KV memory
@@ -68,16 +102,16 @@ func (predictedTTFT) Select(d *decision.Decision, throw dice, _ int) (decision.R
 // is avoided at the price of queues elsewhere (docs/adr/017-whole-answer.md).
 // Then come requests that return to a rank for its cache: others, which may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
-func predicted(d *decision.Decision, c *decision.Candidate) float64 {
+func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 	decoding := float64(c.Requests) - float64(c.Waiting)
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
-	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Decode + c.Crowding + c.Drag
-	cost += othersReturn*blocked(c) + d.Returning*c.Residual + d.Params.Interference*math.Sqrt(max(0, decoding))*c.Prefill
+	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + p.step + c.Decode + c.Crowding + c.Drag
+	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*math.Sqrt(max(0, decoding))*p.prefill
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {
 			// Nothing is known of the caches, but the last turn most likely still lies here.
-			bonus += d.Omega * c.Prefill / 2
+			bonus += d.Omega * p.prefill / 2
 		}
 		cost -= bonus
 	}

@@ -21,7 +21,7 @@ func Choose(d *decision.Decision) {
 			eligible++
 			last = i
 			if timed { // among thousands of ranks, a second pass over all of a candidate is dear
-				c.Cost = predicted(d, c)
+				c.Cost = predicted(d, c, paceOf(c))
 			}
 		}
 	}

@@ -1,7 +1,6 @@
 package speed
 
 import (
-	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -17,8 +16,8 @@ type kind struct {
 	ranks   []*Rank   // guarded by mu
 	joined  uint64    // ranks so far; guarded by mu
 	updated time.Time // when ranks that know little were last made to follow; guarded by mu
-	// known are the ranks with a Model that counts, in the order of before; guarded by mu
-	known []*Rank
+	// known are the ranks with a Model that counts, early those with one of fewer samples; guarded by mu
+	known, early order
 }
 
 const (
@@ -68,6 +67,7 @@ func (k *kind) remove(r *Rank) {
 	defer k.mu.Unlock()
 	k.ranks = slices.DeleteFunc(k.ranks, func(o *Rank) bool { return o == r })
 	k.known = slices.DeleteFunc(k.known, func(o *Rank) bool { return o == r })
+	k.early = slices.DeleteFunc(k.early, func(o *Rank) bool { return o == r })
 	r.place = 0
 }
 
@@ -85,52 +85,35 @@ func (k *kind) len() int {
 	return len(k.ranks)
 }
 
-// before orders ranks by their rate, the fastest first, and equal ones as they joined.
-func before(r *Rank, m *Model, o *Rank) int {
-	return cmp.Or(cmp.Compare(m.Token, o.model.Load().Token), cmp.Compare(r.place, o.place))
-}
-
 // publish makes m the Model of r.
 func (k *kind) publish(r *Rank, m *Model) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if at, ok := k.find(r); ok {
-		k.known = slices.Delete(k.known, at, at+1)
+	if r.model.Load() != nil {
+		k.known.remove(r)
+		k.early.remove(r)
 	}
 	r.model.Store(m)
-	if r.place > 0 && !r.excluded && m.Source == decision.SpeedLearned && m.Samples >= experienced {
-		at, _ := k.find(r)
-		k.known = slices.Insert(k.known, at, r)
+	if r.place == 0 || r.excluded {
+		return
+	}
+	switch {
+	case m.Source == decision.SpeedLearned && m.Samples >= experienced:
+		k.known.insert(r)
+	case m.Source == decision.SpeedLearned && m.Samples > 0, m.Source == decision.SpeedEngine:
+		k.early.insert(r)
 	}
 }
 
-// find returns where r is among the known ranks, or where it belongs. k.mu is held.
-func (k *kind) find(r *Rank) (at int, ok bool) {
-	m := r.model.Load()
-	if m == nil {
-		return 0, false
-	}
-	at, ok = slices.BinarySearchFunc(k.known, r, func(o, r *Rank) int { return -before(r, m, o) })
-	return at, ok && k.known[at] == r
-}
-
-// typical is the Model of the median rank among the experienced ones other than r, which are so many; nil when there is none.
+// typical is the Model of the median rank among the experienced ones other than r, which are so many. Where there is none, of is 0, and the
+// Model is that of the median among those that know something; nil when none does.
 func (k *kind) typical(r *Rank) (m *Model, of int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	n := len(k.known)
-	own, among := k.find(r)
-	if among {
-		n--
+	if m, of = k.known.median(r); m == nil {
+		m, _ = k.early.median(r)
 	}
-	if n == 0 {
-		return nil, 0
-	}
-	at := (n - 1) / 2
-	if among && own <= at {
-		at++
-	}
-	return k.known[at].model.Load(), n
+	return m, of
 }
 
 // learned has ranks that know little follow what r has learned. r.mu is held, so that others are

@@ -11,9 +11,16 @@ import (
 // scanned is typical by a look at all ranks.
 func (k *kind) scanned(r *Rank) *Model {
 	var models []*Model
-	for _, o := range k.ranks {
-		if m := o.model.Load(); o != r && m != nil && m.Source == decision.SpeedLearned && m.Samples >= experienced {
-			models = append(models, m)
+	for _, least := range []int{experienced, 1} {
+		for _, o := range k.ranks {
+			m := o.model.Load()
+			counts := m.Source == decision.SpeedLearned && m.Samples >= least || m.Source == decision.SpeedEngine && least == 1
+			if o != r && counts {
+				models = append(models, m)
+			}
+		}
+		if len(models) > 0 {
+			break
 		}
 	}
 	if len(models) == 0 {
@@ -54,8 +61,10 @@ func TestTheTypicalRankIsTheMedianOfAll(t *testing.T) {
 		default:
 			one := ranks[r.IntN(len(ranks))]
 			m := &Model{Token: float64(1 + r.IntN(8)), Samples: r.IntN(2 * experienced)}
-			if r.IntN(4) > 0 {
+			if n := r.IntN(8); n > 1 {
 				m.Source = decision.SpeedLearned
+			} else if n > 0 {
+				m.Source = decision.SpeedEngine
 			}
 			one.currentKind().publish(one, m)
 		}

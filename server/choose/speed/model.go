@@ -73,4 +73,11 @@ func (m *Model) follow(sampled *stepFit) {
 	m.Base, m.Load = priorBase*scale, scale
 }
 
+// ofKind is m as what is believed of an equal of the rank.
+func (m *Model) ofKind() Model {
+	k := *m
+	k.Source, k.Spread, k.Samples = decision.SpeedKind, max(2*m.Spread, 0.2), 0
+	return k
+}
+
 func boundToken(token float64) float64 { return min(max(token, 1/fastest), 1.0/slowest) }

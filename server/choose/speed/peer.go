@@ -23,11 +23,12 @@ func (r *Rank) Import(m Model, now time.Time) {
 	m.Samples = min(m.Samples, maxPeerSamples)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.peer != nil && *r.peer == m || r.prefill.count > 0 && now.Sub(r.taught) < ownFor {
+	if r.peer != nil && *r.peer == m || (r.prefill.count > 0 || r.whole != nil) && now.Sub(r.taught) < ownFor {
 		return
 	}
 	r.peer = &m
-	r.prefill.count, r.steps.added = 0, 0 // the peer's samples are newer
+	r.prefill.forget() // the peer's samples are newer
+	r.steps, r.whole = stepFit{}, nil
 	r.refit(now)
 }
 
@@ -36,7 +37,7 @@ func (r *Rank) Learned() (Model, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := *r.Model()
-	return m, r.prefill.count > 0 && m.Source == decision.SpeedLearned
+	return m, (r.prefill.count > 0 || r.whole != nil) && m.Source == decision.SpeedLearned
 }
 
 // weight is how many samples a peer's Model counts for.

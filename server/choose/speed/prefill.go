@@ -2,6 +2,7 @@ package speed
 
 import (
 	"math"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
@@ -58,6 +59,8 @@ const (
 type prefillFit struct {
 	ring  [kept]sample
 	count int // of all samples so far
+	from  int // the first one that counts
+	drift drift
 	rows  []row
 	list  []weighed
 }
@@ -67,10 +70,35 @@ func (f *prefillFit) add(s sample) {
 	f.count++
 }
 
+// changed takes in how the last sample differs from what m predicts. When the last ones show that the engine became faster or slower, it
+// forgets the others and returns true.
+func (f *prefillFit) changed(m *Model, now time.Time) bool {
+	s := &f.ring[(f.count-1)%kept]
+	if s.weight()*s.tokens/(s.tokens+tokensOfHalf) < leastEvidence {
+		return false
+	}
+	n := f.drift.see(s.seconds/s.predicted(m), now)
+	if n > 0 {
+		f.from = max(f.from, f.count-n)
+	}
+	return n > 0
+}
+
+// forget drops all samples.
+func (f *prefillFit) forget() { f.count, f.from, f.drift = 0, 0, drift{} }
+
+// weight is how much the sample counts by itself.
+func (s *sample) weight() float64 { return s.seconds / (s.seconds + brief) * (1 - s.doubt/2) }
+
+// predicted is the time in seconds that m predicts for the sample.
+func (s *sample) predicted(m *Model) float64 {
+	return m.Token*s.tokens + m.Token/m.Bend*s.bent + s.steps*m.Step(s.decode.Sequences, s.decode.Context) + m.Overhead*s.starts
+}
+
 // fit updates m; m.Step is used as it is. prior is what is believed without samples, with the
 // weight of so many samples.
 func (f *prefillFit) fit(m *Model, prior *Model, priorWeight float64) {
-	n := min(f.count, kept)
+	n := min(f.count-f.from, kept)
 	if n == 0 {
 		m.Token, m.Bend, m.Overhead, m.Spread, m.Samples = prior.Token, prior.Bend, prior.Overhead, prior.Spread, 0
 		return
@@ -81,7 +109,7 @@ func (f *prefillFit) fit(m *Model, prior *Model, priorWeight float64) {
 		s := &f.ring[(f.count-1-i)%kept]
 		offset := min(s.steps*m.Step(s.decode.Sequences, s.decode.Context), decodeShare*s.seconds)
 		predicted := prior.Token*s.tokens + prior.Token/prior.Bend*s.bent + prior.Overhead*s.starts
-		w := weight * s.seconds / (s.seconds + brief) * (1 - s.doubt/2)
+		w := weight * s.weight()
 		f.rows = append(f.rows, row{x: [3]float64{s.tokens, s.bent, s.starts}, t: s.seconds - offset, offset: offset, weight: w})
 		f.list = append(f.list, weighed{math.Log((s.seconds - offset) / predicted), w * s.tokens / (s.tokens + tokensOfHalf)})
 		weight *= fading

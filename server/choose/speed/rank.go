@@ -26,10 +26,10 @@ type Work struct {
 type Entry struct {
 	work       Work
 	booked     time.Time
+	past       past // of its rank's flow, without it
 	prev, next *Entry
 	pending    bool // in the list of work without a first token
 	void       bool // part of it was computed in a time that is not accounted for
-	alone      bool // nothing else was booked since
 }
 
 // Decodes is what an engine decodes in addition to its prefill: sequences that read context tokens.
@@ -59,8 +59,15 @@ type Rank struct {
 	budget      float64                // tokens per step; guarded by mu
 	prefill     prefillFit
 	steps       stepFit
-	engine      *Model // from the engine's own counters, while no request was seen; guarded by mu
-	watch       watch  // guarded by mu
+	flow        flow      // guarded by mu
+	pending     work      // of the entries that are open; guarded by mu
+	silent      int       // open entries without a first token that can be seen; guarded by mu
+	fitted      Model     // before lag and trial; guarded by mu
+	lag         float64   // by how much slower the engine is than fitted, as work shows that is not done; 1 or 0: not at all; guarded by mu
+	trial       trial     // guarded by mu
+	whole       *wholeFit // nil while no answer came whole; guarded by mu
+	engine      *Model    // from the engine's own counters, while no request was seen; guarded by mu
+	watch       watch     // guarded by mu
 	// reports are what callers outside of the fleet have reported. guarded by mu
 	reports *reports
 	// counters is the time of a token by the engine's own counters, at the fastest; 0 when unknown. learnt is when the last sample ended.
@@ -98,10 +105,16 @@ func (r *Rank) setBudget(tokens int) {
 func (r *Rank) Booked(e *Entry, w Work, now time.Time, d Decodes) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	*e = Entry{work: w, booked: now, pending: true, prev: r.last, alone: r.first == nil}
+	r.flow.advance(now, d)
+	*e = Entry{work: w, booked: now, past: r.flow.past, pending: true, prev: r.last}
+	r.flow.sent(&w)
+	r.pending.add(&w, 1)
+	if w.Silent {
+		r.silent++
+	}
+	defer r.tried(now)
 	if r.last != nil {
 		r.last.next = e
-		r.last.alone = false
 	} else {
 		r.first = e
 		r.begin(now, 1)
@@ -125,7 +138,9 @@ func (r *Rank) Correct(e *Entry, tokens, context float64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if e.pending {
+		r.pending.add(&e.work, -1)
 		e.work.Tokens, e.work.Context, e.work.Estimated = tokens, context, false
+		r.pending.add(&e.work, 1)
 	}
 }
 
@@ -134,6 +149,7 @@ func (r *Rank) Correct(e *Entry, tokens, context float64) {
 func (r *Rank) FirstToken(e *Entry, now time.Time, d Decodes) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.flow.advance(now, d)
 	if !e.pending {
 		return
 	}
@@ -180,6 +196,10 @@ func (r *Rank) credit(e *Entry, now time.Time) {
 }
 
 func (r *Rank) unlist(e *Entry) {
+	r.pending.add(&e.work, -1)
+	if e.work.Silent {
+		r.silent--
+	}
 	if e.prev != nil {
 		e.prev.next = e.next
 	} else {
@@ -221,6 +241,20 @@ func (r *Rank) flush(end time.Time) {
 func (r *Rank) learn(s sample, now time.Time) {
 	r.taught = now
 	r.prefill.add(s)
+	if before := r.fitted; r.prefill.changed(&before, now) {
+		r.lag = 1
+		r.refit(now)
+		if r.steps.count() > 0 && r.steps.last.Before(r.prefill.drift.since) { // no step was seen since: decodes became slower as well
+			r.steps.rescale(r.fitted.Token / before.Token)
+			r.refit(now)
+		}
+		return
+	}
+	if r.lag > 1 && r.prefill.drift.run == 0 {
+		r.lag = 1
+		r.refit(now)
+		return
+	}
 	if n := r.prefill.count; n <= kept/2 || n%4 == 0 {
 		r.refit(now)
 	}
@@ -255,42 +289,6 @@ func (r *Rank) void(now time.Time) {
 	r.begin(now, 0)
 }
 
-// Answered closes the entry of an unstreamed answer of output tokens, while the engine
-// decoded d. When the request had the engine's prefill for itself, either its prefill or its steps
-// are learned from the whole time, whichever is the larger part.
-func (r *Rank) Answered(e *Entry, now time.Time, output int, d Decodes) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !e.pending {
-		return
-	}
-	sole := e.alone && !e.void && !e.work.Unknown && r.first == e && r.last == e
-	r.unlist(e)
-	seconds := now.Sub(e.booked).Seconds()
-	if !sole || output < 1 || seconds <= 0 {
-		r.void(now)
-		return
-	}
-	m := r.Model()
-	steps := float64(output - 1)
-	decoding := steps * m.Step(d.Sequences, d.Context)
-	prefilling := m.prefill(e.work.Context, e.work.Tokens) + m.Overhead + m.Step(d.Sequences, d.Context)
-	if steps >= 16 && decoding > 3*prefilling && seconds > prefilling {
-		r.stepped((seconds-prefilling)/steps, steps/2, d, now)
-		return
-	}
-	if prefilling < decoding || seconds < decoding*1.25 {
-		return
-	}
-	n := e.work.Tokens
-	s := sample{tokens: n, bent: n * (e.work.Context + n/2), starts: 1, steps: max(1, n/r.budget), decode: d, seconds: seconds - decoding}
-	s.doubt = decoding / seconds
-	if e.work.Estimated {
-		s.doubt = 1
-	}
-	r.learn(s, now)
-}
-
 // Stepped takes in the mean time in seconds of steps that decoded d and carried no prefill.
 func (r *Rank) Stepped(seconds, steps float64, d Decodes, now time.Time) {
 	r.mu.Lock()
@@ -305,15 +303,18 @@ func (r *Rank) stepped(seconds, steps float64, d Decodes, now time.Time) {
 	if seconds <= 0 || steps <= 0 {
 		return
 	}
-	before := prior()
-	if k, _ := r.kind.typical(r); k != nil {
+	before, weight := prior(), stepPrior
+	if k, of := r.kind.typical(r); k != nil {
 		before = *k
+		if of > 0 && k.Steps > 0 {
+			weight = stepKind
+		}
 	}
 	if r.peer != nil {
 		before = *r.peer
 	}
-	r.steps.add(stepSample{load: stepLoad(d.Sequences, d.Context), seconds: seconds, steps: steps}, &before)
-	if n := r.steps.count(); n <= 8 || n%16 == 0 {
+	changed := r.steps.add(stepSample{load: stepLoad(d.Sequences, d.Context), seconds: seconds, steps: steps}, &before, weight, now)
+	if n := r.steps.count(); changed || n <= 8 || n%16 == 0 {
 		r.refit(now)
 	}
 }
@@ -390,6 +391,8 @@ const (
 	priorWeight  = 0.5
 	engineWeight = 1
 	kindWeight   = 2
+	// stepPrior and stepKind are those of a guess of decode steps, and of equals' steps; a sample of eight steps weighs half of one.
+	stepPrior, stepKind = 0.1, 0.5
 	// several is the number of experienced ranks from which a rank needs all its samples to be believed, alone the number of samples that
 	// it needs when one other contradicts it, which may be the one that is wrong.
 	several, alone = 2, 3
@@ -407,21 +410,33 @@ func needed(others int) int {
 func (r *Rank) update() {
 	prior, weight := prior(), priorWeight
 	kin, of := r.kind.typical(r)
+	if of == 0 && kin != nil && kin.Token < prior.Token {
+		// A few samples of one equal show that a guess is too fast. That it is too slow shows soon enough by itself, and an engine
+		// that is slower than its equals must not have all the requests until then.
+		kin = nil
+	}
 	switch {
 	case r.peer != nil:
 		prior, weight = *r.peer, r.peer.weight()
-	case kin != nil:
-		prior, weight = *kin, kindWeight
-		prior.Source, prior.Spread, prior.Samples = decision.SpeedKind, max(2*kin.Spread, 0.2), 0
+	case of > 0:
+		prior, weight = kin.ofKind(), kindWeight
 	case r.engine != nil:
 		prior, weight = *r.engine, engineWeight
+	case kin != nil:
+		prior, weight = kin.ofKind(), min(kindWeight, max(priorWeight, float64(kin.Samples)/2))
 	}
 	m := prior
-	if fit, weight := r.teachers(weight); fit != nil {
+	whole := r.wholly()
+	fit, ownWeight := r.teachers(weight)
+	switch {
+	case whole != nil:
+		m.Source = decision.SpeedLearned
+		whole.fit(&m, &prior, weight, r.counters)
+	case fit != nil:
 		m.Source = decision.SpeedLearned
 		r.follow(&m)
 		for range 2 { // what decodes take follows from the rate while no step was seen
-			fit.fit(&m, &prior, weight)
+			fit.fit(&m, &prior, ownWeight)
 			r.follow(&m)
 		}
 		if fit != &r.prefill {
@@ -430,27 +445,29 @@ func (r *Rank) update() {
 		if r.peer != nil {
 			m.Samples += r.peer.Samples
 		}
-		if kin != nil && m.Samples < needed(of) {
-			m.Token = min(max(m.Token, kin.Token/mistrust), kin.Token*mistrust)
-		}
-	} else if r.steps.count() > 0 {
+	case r.steps.count() > 0:
 		r.follow(&m)
 	}
-	if kin != nil && r.peer == nil && r.steps.count() == 0 {
+	if of > 0 && (whole != nil || fit != nil) && m.Samples < needed(of) {
+		m.Token = min(max(m.Token, kin.Token/mistrust), kin.Token*mistrust)
+	}
+	if kin != nil && r.peer == nil && r.steps.count() == 0 && whole == nil {
 		m.Base, m.Load = kin.Base*m.Token/kin.Token, kin.Load*m.Token/kin.Token
 	}
 	// First tokens show how fast a rank prefills, unless they come before that is done, or late and all together.
-	if kin != nil {
+	if of > 0 {
 		m.Token = max(m.Token, kin.Token/r.fastest())
 	}
 	if r.counters > 0 {
 		m.Token = max(m.Token, r.counters/sharing)
 	}
-	if r.watch.distrusted && kin != nil {
+	if r.watch.distrusted && of > 0 {
 		own := m
 		m = *kin
 		m.Source, m.Samples, m.Spread = decision.SpeedDistrusted, own.Samples, max(own.Spread, 1)
 	}
+	r.fitted = m
+	m = r.showing(m, kin)
 	known := r.model.Load()
 	if known == nil || *known != m { // a rank that follows its kind mostly has the same again
 		fresh := m

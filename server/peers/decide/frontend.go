@@ -264,6 +264,7 @@ func (w *Waiting) age(turn int, now time.Time) time.Duration {
 func (f *Frontend) question(w *Waiting, turn int, number uint64) *kvpilotv1.Ask {
 	now := f.params.Now()
 	ask := askOf(w.req, w.sizes, f.params.RankOf)
+	ask.ExpectedOutput = uint32(max(0, f.params.Chooser.ExpectedOutput(w.req)))
 	ask.Number, ask.Age = number, span(w.age(turn, now))
 	ask.Avoid = append(ask.Avoid, texts(f.params.Broken())...)
 	if !w.deadline.IsZero() {

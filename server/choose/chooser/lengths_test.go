@@ -1,0 +1,69 @@
+package chooser
+
+import (
+	"strconv"
+	"testing"
+)
+
+// What a caller says counts, then what its answers have been, within the limit of the request.
+func TestTheExpectedLengthOfAnAnswer(t *testing.T) {
+	var known lengths
+	for range 20 {
+		known.add("long", 2000)
+		known.add("short", 10)
+	}
+	for range 5 {
+		known.add("new", 40)
+	}
+	overall := known.all.mean
+	for _, tt := range []struct {
+		name          string
+		of            *lengths
+		tenant        string
+		hint, limit   int
+		least, atMost int
+	}{
+		{"a hint counts", &known, "long", 700, 4096, 700, 700},
+		{"a limit is no hint", &known, "long", 4096, 4096, 2000, 2000},
+		{"no longer than the limit", &known, "long", 100, 100, 100, 100},
+		{"of another tenant", &known, "short", 4096, 4096, 10, 10},
+		{"neither hint nor limit", &known, "short", 0, 0, 10, 10},
+		{"too few answers: as those of all", &known, "new", 4096, 4096, int(overall), int(overall) + 1},
+		{"an unknown tenant", &known, "", 0, 0, int(overall), int(overall) + 1},
+		{"nothing known, a limit", &lengths{}, "", 4096, 4096, usualOutput, usualOutput},
+		{"nothing known, a short limit", &lengths{}, "", 5, 5, 5, 5},
+		{"nothing known at all", &lengths{}, "", 0, 0, 0, 0},
+	} {
+		req := &Request{Tenant: tt.tenant, ExpectedOutput: tt.hint, OutputLimit: tt.limit}
+		if got := tt.of.expected(req); got < tt.least || got > tt.atMost {
+			t.Errorf("%s: %d tokens, want %d to %d", tt.name, got, tt.least, tt.atMost)
+		}
+	}
+	for range 300 { // its answers become longer
+		known.add("short", 500)
+	}
+	if got := known.mean("short"); got < 480 || got > 500 {
+		t.Errorf("%d tokens after 300 answers of 500", got)
+	}
+	for i := range 2 * mostTenants {
+		known.add(strconv.Itoa(i), 1)
+	}
+	if len(known.tenant) > mostTenants {
+		t.Errorf("%d tenants are kept", len(known.tenant))
+	}
+}
+
+// Long answers weigh more than short ones, and less than their length: a load fades before they end.
+func TestLongAnswersWeighMore(t *testing.T) {
+	last := 0
+	for _, tt := range []struct{ expected, want int }{{1, 1}, {100, 100}, {256, 256}, {1024, 512}, {4096, 1024}, {1 << 20, 2048}} {
+		got := outputs(tt.expected)
+		if got != tt.want || got <= last {
+			t.Errorf("%d tokens count as %d, want %d", tt.expected, got, tt.want)
+		}
+		last = got
+	}
+	if outputs(0) != usualOutput {
+		t.Error("an unknown length is not the usual one")
+	}
+}

@@ -1,0 +1,171 @@
+package speed
+
+import (
+	"math"
+	"time"
+)
+
+// flow counts what was sent to an engine, and what the engine decoded over time.
+type flow struct {
+	past
+	at      time.Time
+	decodes Decodes // since at
+}
+
+// past is a flow up to a moment.
+type past struct {
+	// tokens and bent are those of all prompts sent so far, as in sample.
+	tokens, bent float64
+	// sequences and context are the decodes times the seconds that they lasted.
+	sequences, context float64
+}
+
+// advance takes the flow to now, from when on the engine decodes d.
+func (f *flow) advance(now time.Time, d Decodes) {
+	if t := now.Sub(f.at).Seconds(); t > 0 && !f.at.IsZero() {
+		f.sequences += t * float64(f.decodes.Sequences)
+		f.context += t * float64(f.decodes.Context)
+	}
+	f.at, f.decodes = now, d
+}
+
+// sent counts a prompt.
+func (f *flow) sent(w *Work) {
+	if w.Unknown {
+		return
+	}
+	f.tokens += w.Tokens
+	f.bent += w.Tokens * (w.Context + w.Tokens/2)
+}
+
+// since is what the engine did from p on, for so many seconds.
+func (f *flow) since(p *past, seconds float64) sample {
+	return sample{
+		tokens: f.tokens - p.tokens, bent: f.bent - p.bent, starts: 1, seconds: seconds,
+		decode: Decodes{Sequences: int(math.Round((f.sequences - p.sequences) / seconds)), Context: int((f.context - p.context) / seconds)},
+	}
+}
+
+// wholeFit fits the time of prompt tokens and of decode steps to answers that come whole. From its arrival to its end a request gets
+// one token per step, and the steps carry what is prefilled in the meantime: its own prompt, and those of requests that came after it.
+type wholeFit struct {
+	ring  [kept]sample
+	count int // of all samples so far
+	from  int // the first one that counts
+	drift drift
+	last  time.Time
+	rows  []row
+	list  []weighed
+}
+
+// add takes in a sample, which m predicted.
+func (f *wholeFit) add(s sample, m *Model, now time.Time) {
+	f.ring[f.count%kept] = s
+	f.count++
+	f.last = now
+	if n := f.drift.see(s.seconds/s.predicted(m), now); n > 0 {
+		f.from = max(f.from, f.count-n)
+	}
+}
+
+// wholePull is the weight, as a number of samples, of the assumption that prefill and decode are faster or slower than believed by
+// the same factor.
+const wholePull = 1
+
+// fit updates m, from what is believed without samples with the weight of so many samples. A token takes most seconds at the longest; 0: no limit.
+func (f *wholeFit) fit(m *Model, prior *Model, priorWeight, most float64) {
+	n := min(f.count-f.from, kept)
+	f.rows, f.list = f.rows[:0], append(f.list[:0], weighed{0, priorWeight})
+	weight := 1.0
+	for i := range n {
+		s := &f.ring[(f.count-1-i)%kept]
+		w := weight * s.weight()
+		x := [3]float64{s.tokens + s.bent/prior.Bend, s.steps * prior.Step(s.decode.Sequences, s.decode.Context), 0}
+		f.rows = append(f.rows, row{x: x, t: s.seconds - prior.Overhead, offset: prior.Overhead, weight: w})
+		f.list = append(f.list, weighed{math.Log(s.seconds / s.predicted(prior)), w})
+		weight *= fading
+	}
+	scale := math.Exp(median(f.list))
+	token := boundToken(prior.Token * scale)
+	p := least(f.rows, [3]float64{token, scale, 1}, [3]pull{{token, wholePull}, {scale, wholePull}, {1, 1}})
+	m.Token = boundToken(p[0])
+	step := max(p[1], scale/wholeRange)
+	if most > 0 && m.Token > most {
+		m.Token = most
+		step = f.stepAt(most, scale)
+	}
+	m.Bend, m.Overhead = prior.Bend, prior.Overhead
+	m.Base, m.Load = prior.Base*step, prior.Load*step
+	m.Samples, m.Steps = f.count, f.count
+	m.Spread = f.spread(m, step)
+}
+
+// wholeRange bounds how much faster steps are than the whole.
+const wholeRange = 8
+
+// stepAt is the factor on the time of steps where a token takes so long.
+func (f *wholeFit) stepAt(token, scale float64) float64 {
+	f.list = f.list[:0]
+	for i := range f.rows {
+		if r := &f.rows[i]; r.x[1] > 0 {
+			f.list = append(f.list, weighed{max(r.t-token*r.x[0], 0) / r.x[1], r.weight})
+		}
+	}
+	if len(f.list) == 0 {
+		return scale
+	}
+	return max(median(f.list), scale/wholeRange)
+}
+
+// spread estimates the uncertainty of m.Token from how far the samples lie from the fit.
+func (f *wholeFit) spread(m *Model, step float64) float64 {
+	f.list = f.list[:0]
+	var effective float64
+	for i := range f.rows {
+		r := &f.rows[i]
+		predicted := m.Token*r.x[0] + step*r.x[1] + r.offset
+		f.list = append(f.list, weighed{math.Abs(math.Log((r.t + r.offset) / predicted)), r.weight})
+		effective += r.weight
+	}
+	return 2*median(f.list)/0.67/math.Sqrt(1+effective) + 1/(1+effective)
+}
+
+// Answered closes the entry of an unstreamed answer of output tokens, while the engine decodes d, itself included. Both the prefill and the
+// steps are learned from the whole time.
+func (r *Rank) Answered(e *Entry, now time.Time, output int, d Decodes) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !e.pending {
+		return
+	}
+	r.unlist(e)
+	r.void(now)
+	d.Sequences, d.Context = max(0, d.Sequences-1), max(0, d.Context-int(e.work.Tokens+e.work.Context)-output)
+	r.flow.advance(now, d)
+	seconds := now.Sub(e.booked).Seconds()
+	if e.work.Unknown || output < 1 || seconds <= 0 {
+		return
+	}
+	s := r.flow.since(&e.past, seconds)
+	s.steps = float64(output-1) + max(1, e.work.Tokens/r.budget)
+	if s.decode.Sequences == 0 {
+		s.decode = Decodes{Sequences: 1, Context: int(e.work.Tokens + e.work.Context)}
+	}
+	if e.work.Estimated {
+		s.doubt = 1
+	}
+	if r.whole == nil {
+		r.whole = &wholeFit{}
+	}
+	r.whole.add(s, &r.fitted, now)
+	r.taught = now
+	r.refit(now)
+}
+
+// wholly returns the answers that came whole where they teach: no first token was seen of late. r.mu is held.
+func (r *Rank) wholly() *wholeFit {
+	if r.whole == nil || r.whole.count == 0 || r.prefill.count > 0 && r.whole.last.Sub(r.learnt) <= unseen {
+		return nil
+	}
+	return r.whole
+}
