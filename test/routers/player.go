@@ -37,7 +37,7 @@ type player struct {
 	session bool
 	// unstreamed has answers come in one piece.
 	unstreamed bool
-	urls    []string // of the routers, in turn
+	urls       []string // of the routers, in turn
 	// limit is when requests in flight are given up.
 	limit time.Duration
 
