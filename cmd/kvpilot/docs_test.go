@@ -119,7 +119,7 @@ func TestCommandsOfTheDocumentsExist(t *testing.T) {
 			}
 		}
 		for _, setting := range named(page, "`((?:listen|fleet|memory|registry|router|chooser|tokenizer|kvindex|kvevents|load|enginestats|upstream|decisions|audit|api|gateway|admin|telemetry|reload)\\.[a-z_]+(?:\\.[a-z_]+)*)(?:=[^`]*|: [^`]*)?`") {
-			if !settingExists(t, setting) {
+			if !settingExists(t, setting) && !strings.HasSuffix(file, "helm/kvpilot/README.md") { // it has the chart's values
 				t.Errorf("%s: there is no setting %s", file, setting)
 			}
 		}

@@ -89,9 +89,12 @@ func (k *kind) len() int {
 func (k *kind) publish(r *Rank, m *Model) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if r.model.Load() != nil {
+	if before := r.model.Load(); before != nil {
 		k.known.remove(r)
 		k.early.remove(r)
+		if before.Samples < experienced && m.Samples >= experienced {
+			k.updated = time.Time{} // those that know little follow at once, or the rank would seem much faster than they are, or slower
+		}
 	}
 	r.model.Store(m)
 	if r.place == 0 || r.excluded {

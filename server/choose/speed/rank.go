@@ -432,6 +432,9 @@ func (r *Rank) update() {
 	case whole != nil:
 		m.Source = decision.SpeedLearned
 		whole.fit(&m, &prior, weight, r.counters)
+		if of == 0 && whole.count < early {
+			m.slower(&prior)
+		}
 	case fit != nil:
 		m.Source = decision.SpeedLearned
 		r.follow(&m)

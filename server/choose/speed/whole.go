@@ -100,6 +100,15 @@ func (f *wholeFit) fit(m *Model, prior *Model, priorWeight, most float64) {
 	m.Spread = f.spread(m, step)
 }
 
+// early is the number of answers from which a rank is believed to be faster than the guess while none of its equals is known. With
+// fewer, the rank that answered one more than they would seem the faster one, and get requests whose prefix they hold.
+const early = experienced
+
+// slower leaves m no faster than prior.
+func (m *Model) slower(prior *Model) {
+	m.Token, m.Base, m.Load = max(m.Token, prior.Token), max(m.Base, prior.Base), max(m.Load, prior.Load)
+}
+
 // wholeRange bounds how much faster steps are than the whole.
 const wholeRange = 8
 

@@ -183,7 +183,7 @@ func TestUnknownPathsGoToTheModelsPool(t *testing.T) {
 	}
 }
 
-// A hint of the answer's length is what the choice expects; the body's limit counts without one.
+// A hint of the answer's length is what the choice expects; without one, what is usual, within the body's limit.
 func TestTheChoiceExpectsWhatTheCallerDoes(t *testing.T) {
 	f := start(t, 1, nil)
 	body := func(more string) []byte {
@@ -193,7 +193,8 @@ func TestTheChoiceExpectsWhatTheCallerDoes(t *testing.T) {
 		q    router.Question
 		want int
 	}{
-		"the limit":  {router.Question{Body: body("")}, 500},
+		"the limit":  {router.Question{Body: body(`,"max_completion_tokens":90`)}, 90},
+		"no hint":    {router.Question{Body: body("")}, 256},
 		"the body":   {router.Question{Body: body(`,"expected_output_tokens":20`)}, 20},
 		"the header": {router.Question{Body: body(`,"expected_output_tokens":20`), Header: http.Header{"X-Kvpilot-Expected-Output-Tokens": {"30"}}}, 30},
 		"the call":   {router.Question{Body: body(`,"expected_output_tokens":20`), ExpectedOutput: 40}, 40},

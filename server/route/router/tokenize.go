@@ -40,8 +40,8 @@ func (r *Router) tokenize(ctx context.Context, rq *request) error {
 	switch {
 	case err == nil:
 		rq.enc = enc
-		if len(enc.IDs) == 0 { // those that the client gave are as dispensable as those that were found
-			rq.parsed.Prompt.IDs, rq.parsed.Prompt.Batch = nil, nil
+		if given := &rq.parsed.Prompt; len(enc.IDs) == 0 && !enc.Partial && (given.IDs != nil || given.Batch != nil) {
+			given.IDs, given.Batch = nil, nil // as dispensable as those that were found; work behind a partial answer reads the prompt
 		}
 		return nil
 	case ctx.Err() != nil:
