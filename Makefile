@@ -11,7 +11,7 @@ build-bench: ## build the benchmarks into bin/, as the router is built
 	CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace -ldflags='-s -w' -o bin/kvpilot-bench ./cmd/kvpilot-bench
 
 test: ## run all tests with the race detector, and those that it makes too long without it
-	$(GO) test -race -timeout 600s ./...
+	$(GO) test -race -p $$((($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2)) -timeout 600s ./... # most packages wait more than they compute
 	$(GO) test -timeout 600s ./sim/replay ./test/hostile
 
 # The contract. buf lives in a module of its own. The .proto files that ours import are copies in proto/third_party.
