@@ -11,8 +11,9 @@ build-bench: ## build the benchmarks into bin/, as the router is built
 	CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace -ldflags='-s -w' -o bin/kvpilot-bench ./cmd/kvpilot-bench
 
 test: ## run all tests with the race detector, and those that it makes too long without it
-	$(GO) test -race -p $$((($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2)) -timeout 600s ./... # most packages wait more than they compute
-	$(GO) test -timeout 600s ./sim/replay ./test/hostile
+	$(GO) test -race -p $$((2 * $$(getconf _NPROCESSORS_ONLN))) -timeout 600s ./... # most packages wait more than they compute
+	$(GO) test ./sim/replay
+	$(GO) test -timeout 600s -run "^($$(sed -n 's/^func \(Test[A-Za-z0-9]*\).*/\1/p' test/hostile/ledger_test.go test/hostile/memory_test.go | paste -sd'|' -))$$" ./test/hostile
 
 # The contract. buf lives in a module of its own. The .proto files that ours import are copies in proto/third_party.
 BUF  := $(GO) tool -modfile=proto/tools/go.mod buf

@@ -147,7 +147,7 @@ func TestGRPCMessagesOfCallersAreBounded(t *testing.T) {
 		"extensions": {8, send(kvpilotv1.InferenceService_ChatCompletions_FullMethodName, bytes.Repeat([]byte("\x1a\x00"), 30<<20))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := startProcess(t)
+			p := startProcess(t, "memory.max_bytes=640MiB")
 			p.bounded(t, func() { attackGRPC(t, p.GRPC, attack.calls, attack.call) })
 		})
 	}
@@ -185,7 +185,7 @@ func TestRecordsOfABodyAreBounded(t *testing.T) {
 	const size = 60 << 20
 	for name, b := range records(size) {
 		t.Run(name, func(t *testing.T) {
-			p := startProcess(t)
+			p := startProcess(t, "memory.max_bytes=640MiB")
 			began := time.Now()
 			p.bounded(t, func() {
 				client := &http.Client{Timeout: time.Minute}
