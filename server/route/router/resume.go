@@ -81,7 +81,7 @@ type resumed struct {
 	follower *resume.Follower
 	// fault is why the reply is not read on, after what was returned last; io.EOF once its end was written.
 	fault error
-	// first is the first break, resumes how many there were.
+	// first is the first break, or a move while there was none; resumes is how many breaks there were.
 	first   *failure
 	resumes int
 	dead    []replica.ID
@@ -199,7 +199,7 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	r.metrics.resumed(result)
 	span.Note(ctx, span.EventResume, span.Replica.String(string(a.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
 	r.Log.Info("resuming a stream on another replica", "request", s.rq.call.RequestID, "replica", string(a.choice.Replica.ID), "tokens", point.Answer, "error", f.public)
-	if s.first == nil {
+	if s.first == nil || s.first.outcome == retry.Moved { // a move that went well is no reason for what comes later
 		s.first = f
 	}
 	switch {
