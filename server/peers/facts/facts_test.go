@@ -447,12 +447,8 @@ func TestDrainsOfUnknownReplicasDoNotStay(t *testing.T) {
 				t.Errorf("%s: %d facts, %d in force; at most %d are allowed", r.id, facts, inForce, maxStrange+1)
 			}
 		}
-		a.mu.Lock()
-		a.present["strange-0001"] = true // it is discovered
-		a.mu.Unlock()
-		b.mu.Lock()
-		b.present["strange-0001"] = true
-		b.mu.Unlock()
+		a.present.Store(replica.ID("strange-0001"), true) // it is discovered
+		b.present.Store(replica.ID("strange-0001"), true)
 		pass(2 * time.Minute)
 		for range 20 {
 			for _, r := range []*router{a, b} {
@@ -462,9 +458,7 @@ func TestDrainsOfUnknownReplicasDoNotStay(t *testing.T) {
 			}
 			pass(15 * time.Second)
 		}
-		a.mu.Lock()
-		clear(a.present) // a replica that was known may be away
-		a.mu.Unlock()
+		a.present.Clear() // a replica that was known may be away
 		pass(10 * time.Minute)
 		if !a.isDrained("strange-0001") {
 			t.Error("the drain of a replica that is away ended")

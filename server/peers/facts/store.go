@@ -46,7 +46,8 @@ type Params struct {
 	Peers    func() []Peer
 	Registry Registry
 	Rates    Rates
-	// Known reports whether there is a replica, so that its drain is kept; nil: each is known.
+	// Known reports whether there is a replica, so that its drain is kept; nil: each is known. It is asked while the Store is locked:
+	// it must not wait for a lock under which the Store is called.
 	Known func(replica.ID) bool
 	// Decides reports whether this router decides for a replica, so that it publishes what it learns about it.
 	Decides func(replica.ID) bool
