@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
+	"github.com/kvpilot/kvpilot/lab/bench/measure"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
