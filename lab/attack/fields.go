@@ -68,7 +68,7 @@ func forwardPaths(ctx context.Context, w *world) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // the attack is over
+	defer conn.Close()
 	inference := kvpilotv1.NewInferenceServiceClient(conn)
 	every(ctx, 12, func(n int) {
 		at := foreign[n%len(foreign)]

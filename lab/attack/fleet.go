@@ -9,8 +9,8 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -84,13 +84,12 @@ func start(ctx context.Context, f fleet, o options, dir string) (*world, error) 
 		return w, err
 	}
 	n := max(1, f.routers)
-	ports, err := proc.FreePorts(5 * n)
+	at, err := proc.FreeAddresses(ctx, 5*n)
 	if err != nil {
 		return w, err
 	}
-	at := func(i int) string { return fmt.Sprintf("127.0.0.1:%d", ports[i]) }
-	for i := range n {
-		w.routers = append(w.routers, &router{http: at(5 * i), grpc: at(5*i + 1), admin: at(5*i + 2), gossip: at(5*i + 3), rpc: at(5*i + 4)})
+	for a := range slices.Chunk(at, 5) {
+		w.routers = append(w.routers, &router{http: a[0], grpc: a[1], admin: a[2], gossip: a[3], rpc: a[4]})
 	}
 	for i, r := range w.routers {
 		if err := w.serve(ctx, f, o, dir, i, r); err != nil {
@@ -104,8 +103,8 @@ func start(ctx context.Context, f fleet, o options, dir string) (*world, error) 
 // simulate starts the replicas, all in one process, and the proxies before them.
 func (w *world) simulate(ctx context.Context, f fleet, o options, dir string) error {
 	log := filepath.Join(dir, "replicas.log")
-	cmd := exec.Command(o.binary, "sim", "--count", fmt.Sprint(f.replicas), "--port", "0", "--events-port", "0", "--no-replay", "--speed", "2") //nolint:noctx // proc ends it in order
-	sims, err := proc.Start("replicas", log, cmd)
+	cmd := proc.Command(ctx, o.binary, "sim", "--count", fmt.Sprint(f.replicas), "--port", "0", "--events-port", "0", "--no-replay", "--speed", "2")
+	sims, err := proc.StartLogged("replicas", log, cmd)
 	if err != nil {
 		return err
 	}
@@ -124,7 +123,7 @@ func (w *world) simulate(ctx context.Context, f fleet, o options, dir string) er
 		if m == nil {
 			continue
 		}
-		front, err := newFront(w.replicas[i].engine, m)
+		front, err := newFront(ctx, w.replicas[i].engine, m)
 		if err != nil {
 			return err
 		}
@@ -168,11 +167,11 @@ func (w *world) serve(ctx context.Context, f fleet, o options, dir string, i int
 	if err := os.WriteFile(config, []byte(text.String()), 0o600); err != nil {
 		return err
 	}
-	cmd := exec.Command(o.binary, "serve", "--config", config) //nolint:noctx // proc ends it in order
+	cmd := proc.Command(ctx, o.binary, "serve", "--config", config)
 	if f.files > 0 {
-		cmd = exec.Command("sh", "-c", `ulimit -n "$0" && exec "$@"`, fmt.Sprint(f.files), o.binary, "serve", "--config", config) //nolint:noctx // proc ends it in order
+		cmd = proc.Command(ctx, "sh", "-c", `ulimit -n "$0" && exec "$@"`, fmt.Sprint(f.files), o.binary, "serve", "--config", config)
 	}
-	p, err := proc.Start(fmt.Sprintf("router %d", i), filepath.Join(dir, fmt.Sprintf("router-%d.log", i)), cmd)
+	p, err := proc.StartLogged(fmt.Sprintf("router %d", i), filepath.Join(dir, fmt.Sprintf("router-%d.log", i)), cmd)
 	if err != nil {
 		return err
 	}

@@ -37,12 +37,12 @@ type seen struct {
 	body   string
 }
 
-func newFront(engine string, m manners) (*front, error) {
+func newFront(ctx context.Context, engine string, m manners) (*front, error) {
 	to, err := url.Parse(engine)
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it never waits
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func newFront(engine string, m manners) (*front, error) {
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		proxy.ServeHTTP(w, r)
 	})}
-	go f.server.Serve(l) //nolint:errcheck // it ends with close
+	go func() { _ = f.server.Serve(l) }() // it ends with close
 	return f, nil
 }
 

@@ -204,7 +204,7 @@ func (h *honest) call(ctx context.Context, r *result, n int) error {
 			}
 		}
 	}()
-	defer read.Close() //nolint:errcheck // a pipe closes
+	defer func() { _ = read.Close() }() // a pipe closes
 	if head, err := stream.Header(); err == nil && len(head.Get("x-kvpilot-replica")) == 1 {
 		r.replica = head.Get("x-kvpilot-replica")[0]
 	}

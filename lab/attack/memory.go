@@ -75,7 +75,7 @@ func record(ctx context.Context, w *world) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // the attack is over
+	defer conn.Close()
 	routing := kvpilotv1.NewRoutingServiceClient(conn)
 	for n := range 1000 {
 		if _, err := routing.ChooseReplica(as(ctx, attackerKey), &kvpilotv1.ChooseReplicaRequest{Model: "sim", DryRun: true, Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: fmt.Sprint("list me ", n)}}); err != nil {
@@ -98,7 +98,7 @@ func unreadLists(ctx context.Context, w *world) error {
 			if err != nil {
 				return
 			}
-			defer conn.Close() //nolint:errcheck // the attack is over
+			defer conn.Close()
 			routing := kvpilotv1.NewRoutingServiceClient(conn)
 			if _, err := routing.ListPolicies(as(ctx, attackerKey), &kvpilotv1.ListPoliciesRequest{}); err != nil {
 				w.found.add("not connected", 1)
@@ -158,7 +158,7 @@ func hugeMessages(ctx context.Context, w *world) error {
 			if err != nil {
 				return
 			}
-			defer conn.Close() //nolint:errcheck // the attack is over
+			defer conn.Close()
 			for ctx.Err() == nil {
 				var answer []byte
 				err := conn.Invoke(as(ctx, attackerKey), kvpilotv1.RoutingService_ChooseReplica_FullMethodName, message, &answer, grpc.ForceCodecV2(rawBytes{}), grpc.MaxCallSendMsgSize(1<<30))
@@ -194,7 +194,7 @@ func idleStreams(ctx context.Context, w *world) error {
 			if err != nil {
 				return
 			}
-			defer conn.Close() //nolint:errcheck // the attack is over
+			defer conn.Close()
 			for n := range 250 {
 				if err := idleStream(ctx, conn, n%2 == 0); err != nil {
 					w.found.add("refused", 1)

@@ -37,7 +37,7 @@ func rejectedEnds(ctx context.Context, w *world) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // the attack is over
+	defer conn.Close()
 	routing := kvpilotv1.NewRoutingServiceClient(conn)
 	every(ctx, 50, func(n int) {
 		got, err := routing.ChooseReplica(as(ctx, attackerKey), choice(fmt.Sprintf("number %d: ", n)+strings.Repeat("take more than the limit ", 40)))
@@ -103,7 +103,7 @@ func lateReports(ctx context.Context, w *world) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // the attack is over
+	defer conn.Close()
 	routing := kvpilotv1.NewRoutingServiceClient(conn)
 	every(ctx, 10, func(n int) {
 		c := choice(fmt.Sprintf("number %d: ", n) + strings.Repeat("report late ", 200))

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
@@ -75,7 +75,7 @@ func (b benchInFlight) run(ctx context.Context) (*inFlightFigures, error) {
 		defer stop()
 		args = append(args, "--replica", "http://"+address)
 	}
-	addresses, err := measure.FreeAddresses(ctx, 3)
+	addresses, err := proc.FreeAddresses(ctx, 3)
 	if err != nil {
 		return nil, err
 	}
@@ -85,17 +85,13 @@ func (b benchInFlight) run(ctx context.Context) (*inFlightFigures, error) {
 	}
 	args = append(args, "--http", addresses[0], "--grpc", addresses[1], "--admin", addresses[2],
 		"--set", "memory.max_bytes="+strconv.FormatInt(b.memory, 10), "--set", "telemetry.log_level=error")
-	router := exec.CommandContext(ctx, self, append([]string{"serve"}, args...)...)
-	router.Stderr = os.Stderr
-	router.Cancel = func() error { return router.Process.Signal(os.Interrupt) }
-	router.WaitDelay = 10 * time.Second
-	if err := router.Start(); err != nil {
+	cmd := proc.Bound(ctx, append([]string{self, "serve"}, args...)...)
+	cmd.Stderr = os.Stderr
+	router, err := proc.Start("the router", cmd)
+	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		router.Process.Signal(os.Interrupt) //nolint:errcheck // it may have ended
-		router.Wait()                       //nolint:errcheck // ended by a signal
-	}()
+	defer router.Stop(10 * time.Second)
 	if err := measure.Await(ctx, 15*time.Second, func() error { return listsModel(ctx, addresses[0]) }); err != nil {
 		return nil, fmt.Errorf("the router does not list the model: %w", err)
 	}
@@ -104,7 +100,7 @@ func (b benchInFlight) run(ctx context.Context) (*inFlightFigures, error) {
 	if f.WithoutIDs, f.Held, err = prompts(ctx, addresses[2]); err != nil {
 		return nil, err
 	}
-	f.Resident, f.Peak, err = memoryOf(router.Process.Pid)
+	f.Resident, f.Peak, err = proc.Memory(router.PID)
 	return f, err
 }
 
@@ -224,14 +220,11 @@ func (e *holdingEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // tokenize answers with ids that begin as no others do.
 func (e *holdingEngine) tokenize(w io.Writer) {
-	out := bufio.NewWriter(w)
-	defer out.Flush()                                                                                            //nolint:errcheck // the caller may have left
-	fmt.Fprintf(out, `{"count":%d,"max_model_len":1000000,"tokens":[%d`, e.tokens, 1000+e.number.Add(1)%100_000) //nolint:errcheck // as above
+	out := fmt.Appendf(nil, `{"count":%d,"max_model_len":1000000,"tokens":[%d`, e.tokens, 1000+e.number.Add(1)%100_000)
 	for i := 1; i < e.tokens; i++ {
-		out.WriteByte(',')                             //nolint:errcheck // as above
-		out.WriteString(strconv.Itoa(1000 + i%99_991)) //nolint:errcheck // as above
+		out = strconv.AppendInt(append(out, ','), int64(1000+i%99_991), 10)
 	}
-	out.WriteString("]}") //nolint:errcheck // as above
+	_, _ = w.Write(append(out, "]}"...)) // the caller may have left
 }
 
 func (e *holdingEngine) answer(w http.ResponseWriter, r *http.Request) {
@@ -286,23 +279,4 @@ func prompts(ctx context.Context, admin string) (without, held int64, err error)
 		}
 	}
 	return without, held, nil
-}
-
-// memoryOf is a process's resident memory, now and at most.
-func memoryOf(pid int) (now, most int64, err error) {
-	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
-	if err != nil {
-		return 0, 0, err
-	}
-	for line := range strings.Lines(string(status)) {
-		name, value, _ := strings.Cut(line, ":")
-		n, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64) // other lines have no number
-		switch name {
-		case "VmRSS":
-			now = n << 10
-		case "VmHWM":
-			most = n << 10
-		}
-	}
-	return now, most, nil
 }

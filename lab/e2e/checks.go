@@ -55,7 +55,7 @@ func (r *run) checkAbort(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer resp.Body.Close() //nolint:errcheck // abandoned on purpose
+	defer resp.Body.Close()
 	if _, err := resp.Body.Read(make([]byte, 64)); err != nil {
 		return "", err
 	}

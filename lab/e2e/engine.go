@@ -60,7 +60,7 @@ func (r *run) startFleet(ctx context.Context) error {
 
 // launchNew starts the replica on free ports and waits until it serves.
 func (e *engine) launchNew(ctx context.Context) error {
-	ports, err := proc.FreePorts(3)
+	ports, err := proc.FreePorts(ctx, 3)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (e *engine) start(ctx context.Context) error {
 		if e.adapter {
 			args = append(args, "--adapter", "adapter", "--speed", "2")
 		}
-		return e.launch(exec.CommandContext(context.WithoutCancel(ctx), e.r.binary, args...))
+		return e.launch(proc.Command(ctx, append([]string{e.r.binary}, args...)...))
 	}
 	model := filepath.Join(e.r.cache, modelFolder)
 	args := []string{
@@ -112,7 +112,7 @@ func (e *engine) start(ctx context.Context) error {
 	if e.r.comments != "" {
 		args = append(args, "--sse-keep-alive-interval", e.r.comments)
 	}
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), e.r.python, args...) // stop ends it, in order
+	cmd := proc.Command(ctx, append([]string{e.r.python}, args...)...)
 	cmd.Env = append(os.Environ(),
 		"PATH="+filepath.Dir(e.r.python)+":"+os.Getenv("PATH"),
 		"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1",
@@ -125,7 +125,7 @@ func (e *engine) start(ctx context.Context) error {
 
 // launch starts the process with its output in the replica's log.
 func (e *engine) launch(cmd *exec.Cmd) (err error) {
-	e.process, err = proc.Start(e.id, e.logFile(), cmd)
+	e.process, err = proc.StartLogged(e.id, e.logFile(), cmd)
 	return err
 }
 

@@ -29,7 +29,7 @@ func (r *run) checkRuntimeAdapter(ctx context.Context) (string, error) {
 		if err != nil {
 			return err
 		}
-		defer resp.Body.Close() //nolint:errcheck // read to the end
+		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)
 		if err != nil {
 			return err
@@ -56,7 +56,7 @@ func (r *run) checkRuntimeAdapter(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if err := r.until(ctx, func() error {
-		raw, _ := json.Marshal(ask) //nolint:errchkjson // it was marshalled above
+		raw, _ := json.Marshal(ask)
 		if code, text, err := call(ctx, http.MethodPost, r.router.url()+"/v1/completions", raw); err != nil || code != http.StatusNotFound {
 			return fmt.Errorf("status %d: %.200s (%w)", code, text, err)
 		}
@@ -134,7 +134,7 @@ func shake(ctx context.Context, address string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer conn.Close() //nolint:errcheck // nothing is left to be said
+	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
 		return 0, err
 	}
@@ -145,7 +145,7 @@ func shake(ctx context.Context, address string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	resp.Body.Close() //nolint:errcheck // only its status was wanted
+	resp.Body.Close()
 	return resp.StatusCode, nil
 }
 

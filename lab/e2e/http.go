@@ -18,7 +18,7 @@ func call(ctx context.Context, method, url string, body []byte, header ...string
 	if err != nil {
 		return 0, nil, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	return resp.StatusCode, b, err
 }
@@ -50,7 +50,7 @@ func post(ctx context.Context, url string, body object, header ...string) (answe
 	if err != nil {
 		return answer{}, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return answer{}, err

@@ -188,7 +188,7 @@ func (r *run) logged(ctx context.Context, log string, args ...string) error {
 	if err != nil {
 		return err
 	}
-	defer file.Close() //nolint:errcheck // a log
+	defer file.Close()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr = file, file
 	if err := cmd.Run(); err != nil {

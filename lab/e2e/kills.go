@@ -101,7 +101,7 @@ func (r *run) begunStream(ctx context.Context, i int, letters []uint32, begun ch
 	if err != nil {
 		return outcome{err: err.Error()}
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	o := outcome{replica: resp.Header.Get("X-Kvpilot-Replica")}
 	var last []byte
 	lines := bufio.NewScanner(resp.Body)

@@ -199,7 +199,7 @@ func (r *run) longStream(ctx context.Context, i int) outcome {
 	if err != nil {
 		return outcome{err: err.Error()}
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	o := outcome{replica: resp.Header.Get("X-Kvpilot-Replica")}
 	o.whole = err == nil && resp.StatusCode == http.StatusOK && bytes.HasSuffix(b, []byte("data: [DONE]\n\n")) && !bytes.Contains(b, []byte(`data: {"error"`))

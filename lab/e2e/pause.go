@@ -103,7 +103,7 @@ func (r *run) pausedWhile(ctx context.Context, url string, body object, silent b
 	if err != nil {
 		return "", err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	text, err := io.ReadAll(bufio.NewReader(resp.Body))
 	return string(text), errors.Join(err, <-paused)
 }

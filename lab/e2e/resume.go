@@ -100,7 +100,7 @@ func (r *run) hear(ctx context.Context, url string, body object, header ...strin
 	if err != nil {
 		return heard{}, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	all, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return heard{}, err
@@ -172,7 +172,7 @@ func (r *run) resuming(ctx context.Context, front []string) (url string, stop fu
 
 // another starts one more router in front of the addresses, with more settings; name is that of its files.
 func (r *run) another(ctx context.Context, name string, front []string, settings string) (*routerProcess, error) {
-	ports, err := proc.FreePorts(3)
+	ports, err := proc.FreePorts(ctx, 3)
 	if err != nil {
 		return nil, err
 	}
@@ -190,7 +190,7 @@ func (r *run) another(ctx context.Context, name string, front []string, settings
 		return nil, err
 	}
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), r.binary, "serve", "--config", file)
-	if p.process, err = proc.Start("kvpilot", filepath.Join(r.logs, name+".log"), cmd); err != nil {
+	if p.process, err = proc.StartLogged("kvpilot", filepath.Join(r.logs, name+".log"), cmd); err != nil {
 		return nil, err
 	}
 	url := p.url()
@@ -236,12 +236,12 @@ func (c *cutter) listen(ctx context.Context, port string) (string, error) {
 
 // serve passes bytes both ways.
 func (c *cutter) serve(ctx context.Context, from net.Conn, port string) {
-	defer from.Close() //nolint:errcheck // it was used
+	defer from.Close()
 	to, err := new(net.Dialer).DialContext(ctx, "tcp", "127.0.0.1:"+port)
 	if err != nil {
 		return
 	}
-	defer to.Close() //nolint:errcheck // it was used
+	defer to.Close()
 	var limit atomic.Int64
 	limit.Store(whole)
 	go func() {

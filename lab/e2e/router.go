@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -31,20 +30,17 @@ func (r *run) build(ctx context.Context) error {
 
 // startRouter starts kvpilot in front of the fleet.
 func (r *run) startRouter(ctx context.Context) error {
-	ports, err := proc.FreePorts(3)
+	at, err := proc.FreeAddresses(ctx, 3)
 	if err != nil {
 		return err
 	}
-	p := &routerProcess{
-		http: fmt.Sprintf("127.0.0.1:%d", ports[0]), grpc: fmt.Sprintf("127.0.0.1:%d", ports[1]),
-		admin: fmt.Sprintf("127.0.0.1:%d", ports[2]),
-	}
+	p := &routerProcess{http: at[0], grpc: at[1], admin: at[2]}
 	file := filepath.Join(r.logs, "kvpilot.yaml")
 	if err := os.WriteFile(file, []byte(r.settings(p)), 0o644); err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), r.binary, "serve", "--config", file)
-	if p.process, err = proc.Start("kvpilot", filepath.Join(r.logs, "kvpilot.log"), cmd); err != nil {
+	cmd := proc.Command(ctx, r.binary, "serve", "--config", file)
+	if p.process, err = proc.StartLogged("kvpilot", filepath.Join(r.logs, "kvpilot.log"), cmd); err != nil {
 		return err
 	}
 	r.router = p
@@ -98,7 +94,7 @@ func (p *routerProcess) url() string { return "http://" + p.http }
 
 func (p *routerProcess) stop() {
 	if p.api != nil {
-		p.api.Close() //nolint:errcheck // nothing is in flight
+		_ = p.api.Close() // nothing is in flight
 	}
 	p.process.Stop(20 * time.Second)
 }

@@ -120,7 +120,7 @@ func (s *selecting) ask(ctx context.Context, method, url string, raw []byte, ans
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return err
@@ -195,7 +195,7 @@ func (s *selecting) forward(ctx context.Context, w http.ResponseWriter, url stri
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
 	w.WriteHeader(resp.StatusCode)
 	out := http.NewResponseController(w)

@@ -147,7 +147,7 @@ func readEntries(path string, on func(*entry)) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	lines := bufio.NewScanner(f)
 	lines.Buffer(make([]byte, 1<<20), 64<<20)
 	for lines.Scan() {

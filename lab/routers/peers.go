@@ -115,7 +115,7 @@ func pip(ctx context.Context, o *options, base, venv string, packages ...string)
 	if err != nil {
 		return err
 	}
-	defer log.Close() //nolint:errcheck // a log
+	defer log.Close()
 	for _, args := range [][]string{
 		{base, "-m", "venv", venv},
 		append([]string{filepath.Join(venv, "bin", "python"), "-m", "pip", "install", "--quiet"}, packages...),

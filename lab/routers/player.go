@@ -178,7 +178,7 @@ func (p *player) ask(ctx context.Context, i int, raw []byte, begin time.Time) er
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end, or given up
+	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 300)) // for the message only
 		return fmt.Errorf("status %d: %s", resp.StatusCode, text)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -19,9 +18,9 @@ var errSkip = errors.New("skipped here")
 
 // start runs a command with its output in a log file of its name; it ends with this process.
 func start(ctx context.Context, dir, name string, args ...string) (*proc.Process, error) {
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), args[0], args[1:]...)
+	cmd := proc.Command(ctx, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	return proc.Start(name, filepath.Join(dir, name+".log"), cmd)
+	return proc.StartLogged(name, filepath.Join(dir, name+".log"), cmd)
 }
 
 // grace is how long a process may take to end: some wait longer than that for nothing.

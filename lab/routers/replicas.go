@@ -162,7 +162,7 @@ func ask(ctx context.Context, method, url, body string, v any) error {
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s %s: status %d", method, url, resp.StatusCode)
 	}

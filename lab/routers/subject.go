@@ -101,7 +101,7 @@ func (s *subject) start(ctx context.Context, f *fleet, dir string) (_ *running, 
 		}
 	}()
 	for n := range s.processes {
-		numbers, err := proc.FreePorts(5)
+		numbers, err := proc.FreePorts(ctx, 5)
 		if err != nil {
 			return nil, err
 		}

@@ -169,7 +169,7 @@ func (c Config) turn(ctx context.Context, f *fleet, one *Case) error {
 		return err
 	}
 	one.took = append(one.took, took...)
-	before, err := measure.ProcessCPU(f.router.Process.Pid)
+	before, err := measure.ProcessCPU(f.router.PID)
 	if err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func (c Config) turn(ctx context.Context, f *fleet, one *Case) error {
 		return err
 	}
 	wall := time.Since(begin)
-	after, err := measure.ProcessCPU(f.router.Process.Pid)
+	after, err := measure.ProcessCPU(f.router.PID)
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
@@ -31,7 +31,7 @@ const (
 
 // fleet is a router before replicas that only say what a router asks them.
 type fleet struct {
-	router   *exec.Cmd
+	router   *proc.Process
 	engines  *measure.Child
 	replicas []*http.Server
 	folder   string
@@ -82,7 +82,7 @@ func (c Config) start(ctx context.Context) (_ *fleet, err error) {
 
 // startRouter returns when the router's index has all blocks.
 func (c Config) startRouter(ctx context.Context, f *fleet, file string, blocks int) error {
-	at, err := measure.FreeAddresses(ctx, 3)
+	at, err := proc.FreeAddresses(ctx, 3)
 	if err != nil {
 		return err
 	}
@@ -91,13 +91,13 @@ func (c Config) startRouter(ctx context.Context, f *fleet, file string, blocks i
 	if c.Core >= 0 {
 		args = append([]string{"taskset", "-c", strconv.Itoa(c.Core)}, args...)
 	}
-	f.router, f.rest = exec.CommandContext(ctx, args[0], args[1:]...), "http://"+at[0]
-	f.admin = at[2]
-	f.router.Stderr = c.Progress
-	if err := f.router.Start(); err != nil {
-		return fmt.Errorf("start the router: %w", err)
+	f.rest, f.admin = "http://"+at[0], at[2]
+	cmd := proc.Bound(ctx, args...)
+	cmd.Stderr = c.Progress
+	if f.router, err = proc.Start("the router", cmd); err != nil {
+		return err
 	}
-	fmt.Fprintf(c.Progress, "router %d, profiles at http://%s/debug/pprof; waiting for %d blocks\n", f.router.Process.Pid, at[2], blocks)
+	fmt.Fprintf(c.Progress, "router %d, profiles at http://%s/debug/pprof; waiting for %d blocks\n", f.router.PID, at[2], blocks)
 	if f.conn, err = grpc.NewClient(at[1], grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (f *fleet) serveReplica(ctx context.Context) (string, error) {
 	}
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	f.replicas = append(f.replicas, s)
-	go s.Serve(l) //nolint:errcheck // ends with stop
+	go func() { _ = s.Serve(l) }() // it ends with stop
 	return l.Addr().String(), nil
 }
 
@@ -222,7 +222,7 @@ func (f *fleet) call(ctx context.Context, method, url string, body []byte, heade
 	if err != nil {
 		return nil, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err == nil && resp.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: status %d: %.200s", url, resp.StatusCode, text)
@@ -236,8 +236,9 @@ func (f *fleet) stop() error {
 	if f.conn != nil {
 		errs = append(errs, f.conn.Close())
 	}
-	if f.router != nil && f.router.Process != nil {
-		errs = append(errs, f.router.Process.Signal(os.Interrupt), f.router.Wait())
+	if f.router != nil {
+		f.router.Stop(30 * time.Second)
+		errs = append(errs, f.router.Err())
 	}
 	if f.engines != nil {
 		errs = append(errs, f.engines.In.Close())

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
@@ -65,7 +66,7 @@ type cost struct {
 func (c Config) dynamoRun(ctx context.Context, l Load) (used cost, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	at, err := measure.FreeAddresses(ctx, 1)
+	at, err := proc.FreeAddresses(ctx, 1)
 	if err != nil {
 		return used, err
 	}
@@ -197,7 +198,7 @@ func post(ctx context.Context, url string, body, answer any) error {
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return err

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -97,20 +96,6 @@ func StartSelf(ctx context.Context, args ...string) (*Child, error) {
 		return nil, err
 	}
 	return &Child{In: in, Out: bufio.NewReader(out), Wait: cmd.Wait}, cmd.Start()
-}
-
-// FreeAddresses are n addresses of this machine that have no listener now.
-func FreeAddresses(ctx context.Context, n int) ([]string, error) {
-	var list []string
-	for range n {
-		l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close() // held until all are known, so that they differ
-		list = append(list, l.Addr().String())
-	}
-	return list, nil
 }
 
 // Await calls ready until it returns nil, and returns its last error once limit is over.

@@ -110,7 +110,7 @@ func (b *bench) cleanup() {
 	if b.upstream != nil {
 		b.upstream.stop()
 	}
-	os.RemoveAll(b.dir) //nolint:errcheck // in the system's temporary folder
+	os.RemoveAll(b.dir)
 }
 
 func (b *bench) startAll(ctx context.Context) error {

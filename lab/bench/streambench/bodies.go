@@ -52,12 +52,12 @@ func unaryBodies(ctx context.Context, address string, workers, total int, of *bo
 	var group sync.WaitGroup
 	for w := range workers {
 		group.Go(func() {
-			sender := worker{ctx: ctx, address: address}
+			sender := worker{address: address}
 			defer sender.close()
 			for n := w; n < total; n += workers {
 				sender.payload = of.request(sender.payload, n)
 				began := time.Now()
-				if errs[w] = sender.send(); errs[w] != nil {
+				if errs[w] = sender.send(ctx); errs[w] != nil {
 					return
 				}
 				results[w] = append(results[w], time.Since(began))

@@ -31,7 +31,7 @@ func (b *bench) streamCase(ctx context.Context, name string, n, chunks int, ever
 	}
 	defer func() { b.warm = nil }()
 	return b.turns(ctx, name, rounds, func(ctx context.Context, p *process) ([]time.Duration, int, error) {
-		latencies, err := streams(ctx, p.address, n, every, uint64(b.round)) //nolint:gosec // a small number
+		latencies, err := streams(ctx, p.address, n, every, uint64(b.round))
 		return latencies, n * chunks, err
 	})
 }

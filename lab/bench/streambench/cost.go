@@ -185,7 +185,7 @@ func (b *bench) costTurn(ctx context.Context, c costCase, p *process) (costSampl
 	var units int
 	if c.streams > 0 {
 		units = c.streams * 100
-		_, err = streams(ctx, p.address, c.streams, 20*time.Millisecond, uint64(b.round)) //nolint:gosec // a small number
+		_, err = streams(ctx, p.address, c.streams, 20*time.Millisecond, uint64(b.round))
 	} else {
 		units = b.scaled(c.requests)
 		_, err = unaryBodies(ctx, p.address, 4, units, newBodies(p.address, c, b.nextSeed()))

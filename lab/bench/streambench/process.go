@@ -1,7 +1,6 @@
 package streambench
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -13,13 +12,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
-// process is a child process that serves.
+// process is a subject: it serves, in a process of its own unless it is Direct.
 type process struct {
+	*proc.Process
 	name string
-	cmd  *exec.Cmd
 	// address takes the load; debug serves /debug/pprof, and is empty for processes not written in Go.
 	address, debug string
 	// pids are those whose CPU counts.
@@ -29,44 +29,41 @@ type process struct {
 	events, replay string
 }
 
-// command is a process that is interrupted when ctx ends.
-func command(ctx context.Context, args []string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Stderr = os.Stderr
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 10 * time.Second
-	return cmd
-}
-
 // start runs the command; its first line of output is its address, and for an upstream with events where these are.
 func start(ctx context.Context, name string, args ...string) (*process, error) {
-	cmd := command(ctx, args)
+	cmd := proc.Bound(ctx, args...)
+	cmd.Stderr = os.Stderr
 	cmd.Env = append(os.Environ(), "GODEBUG=")
-	out, err := cmd.StdoutPipe()
+	child, line, _, err := proc.StartTalking(name, cmd)
 	if err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
-	}
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start %s: no address: %w", name, err), cmd.Wait())
-	}
 	fields := append(strings.Fields(line), "", "", "")
-	return &process{name: name, cmd: cmd, address: fields[0], debug: fields[0], events: fields[1], replay: fields[2], pids: []int{cmd.Process.Pid}}, nil
+	return &process{Process: child, name: name, address: fields[0], debug: fields[0], events: fields[1], replay: fields[2], pids: []int{child.PID}}, nil
 }
+
+// serving starts a command that serves at address, and waits until ready returns nil.
+func serving(ctx context.Context, name, address string, cmd *exec.Cmd, ready func() error) (*process, error) {
+	child, err := proc.Start(name, cmd)
+	if err != nil {
+		return nil, err
+	}
+	if err := measure.Await(ctx, 20*time.Second, ready); err != nil {
+		child.Stop(grace)
+		return nil, fmt.Errorf("does not answer: %w", err)
+	}
+	return &process{Process: child, name: name, address: address, pids: append(children(child.PID), child.PID)}, nil
+}
+
+// grace is how long a process may take to end.
+const grace = 10 * time.Second
 
 // stop ends the process and waits for it.
 func (p *process) stop() {
+	p.Stop(grace)
 	if p.upstream != nil {
-		defer p.upstream.stop()
+		p.upstream.stop()
 	}
-	if p.cmd == nil {
-		return
-	}
-	p.cmd.Process.Signal(os.Interrupt) //nolint:errcheck // it may have ended
-	p.cmd.Wait()                       //nolint:errcheck // ended by a signal
 }
 
 // cpu is the user and system time so far.
@@ -112,37 +109,25 @@ func (p *process) rss(ctx context.Context) (int64, error) {
 
 // peak is the most memory that each of its processes has used so far, added up, in bytes.
 func (p *process) peak() (int64, error) {
-	var total int64
-	for _, pid := range p.pids {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err != nil {
-			return 0, err
-		}
-		_, after, _ := strings.Cut(string(status), "VmHWM:")
-		kib, err := strconv.ParseInt(strings.Fields(after + " ?")[0], 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("process %d shows no peak of its memory: %w", pid, err)
-		}
-		total += kib << 10
-	}
-	return total, nil
+	_, peak, err := p.used()
+	return peak, err
 }
 
 // resident is the memory in use as it is, in bytes.
 func (p *process) resident() (int64, error) {
-	var total int64
+	resident, _, err := p.used()
+	return resident, err
+}
+
+func (p *process) used() (resident, peak int64, err error) {
 	for _, pid := range p.pids {
-		statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+		now, most, err := proc.Memory(pid)
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
-		pages, err := strconv.ParseInt(strings.Fields(string(statm))[1], 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		total += pages * int64(os.Getpagesize())
+		resident, peak = resident+now, peak+most
 	}
-	return total, nil
+	return resident, peak, nil
 }
 
 // memory reads the number of allocations so far from the heap profile's text.

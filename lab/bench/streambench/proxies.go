@@ -8,9 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/kvpilot/kvpilot/lab/bench/measure"
+	"github.com/kvpilot/kvpilot/internal/proc"
 )
 
 // startNginx starts Debian's nginx as a plain streaming proxy with one worker per CPU core of two.
@@ -76,26 +75,19 @@ func (b *bench) startProxy(ctx context.Context, name, file string, config func(a
 	if err != nil {
 		return nil, err
 	}
-	free, err := measure.FreeAddresses(ctx, 1)
+	free, err := proc.FreeAddresses(ctx, 1)
 	if err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(filepath.Join(b.dir, file), []byte(config(free[0])), 0o600); err != nil {
 		return nil, err
 	}
-	p := &process{name: name, address: free[0], cmd: command(ctx, slices.Concat(b.pin, []string{program}, args[1:]))}
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	if err := measure.Await(ctx, 10*time.Second, func() error {
-		_, err := get(ctx, p.address, "/health")
+	cmd := proc.Bound(ctx, slices.Concat(b.pin, []string{program}, args[1:])...)
+	cmd.Stderr = os.Stderr
+	return serving(ctx, name, free[0], cmd, func() error {
+		_, err := get(ctx, free[0], "/health")
 		return err
-	}); err != nil {
-		p.stop()
-		return nil, fmt.Errorf("does not answer: %w", err)
-	}
-	p.pids = append(children(p.cmd.Process.Pid), p.cmd.Process.Pid)
-	return p, nil
+	})
 }
 
 // children lists the direct children of a process.

@@ -16,7 +16,7 @@ func ServeReverseProxy(ctx context.Context, upstream string, out io.Writer) erro
 	if err != nil {
 		return err
 	}
-	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is one
+	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConnsPerHost = 1024
 	transport.MaxIdleConns = 0
 	transport.DisableCompression = true

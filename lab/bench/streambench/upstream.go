@@ -75,7 +75,7 @@ func serveLoopbackWith(ctx context.Context, h http.Handler, out io.Writer, more 
 }
 
 func constant(body string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) } //nolint:errcheck // the reader is gone then
+	return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }
 }
 
 func (f *fake) set(_ http.ResponseWriter, r *http.Request) {
@@ -133,9 +133,9 @@ var answer = []byte(`{"id":"chatcmpl-bench","object":"chat.completion","created"
 func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 	f.active.Add(1)
 	defer f.active.Add(-1)
-	body := f.bodies.Get().(*bytes.Buffer) //nolint:forcetypeassert // the pool holds nothing else
+	body := f.bodies.Get().(*bytes.Buffer)
 	body.Reset()
-	body.ReadFrom(r.Body) //nolint:errcheck // a short body is the proxy's fault, and shows elsewhere
+	_, _ = body.ReadFrom(r.Body) // a short body is the fault of the proxy and shows elsewhere
 	streamed := bytes.Contains(body.Bytes()[:min(body.Len(), 4096)], []byte(`"stream":true`))
 	prompt := promptTokens(body.Bytes())
 	if f.cache != nil {
@@ -153,7 +153,7 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 	text := append(usage(append(make([]byte, 0, 2048), answer...), prompt), '}')
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(text)))
-	w.Write(text) //nolint:errcheck // the reader is gone then
+	_, _ = w.Write(text)
 }
 
 // phaseHeader names the part of its interval in which a stream gets its chunks, in nanoseconds. The load
@@ -217,7 +217,7 @@ func (f *fake) stream(w http.ResponseWriter, r *http.Request, prompt int, prompt
 		}
 	}
 	last := usage([]byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","choices":[]`), prompt)
-	w.Write(append(last, "}\n\ndata: [DONE]\n\n"...)) //nolint:errcheck // the reader is gone then
+	_, _ = w.Write(append(last, "}\n\ndata: [DONE]\n\n"...))
 }
 
 // stamp precedes the time of a chunk's writing, in nanoseconds. It is part of the text, as all that changes from event to event.

@@ -11,14 +11,13 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/kvpilot/kvpilot/lab/bench/measure"
+	"github.com/kvpilot/kvpilot/internal/proc"
 )
 
 // fleet is the router and the replicas behind it.
@@ -40,7 +39,7 @@ func (f *fleet) failed() error {
 
 // startFleet starts the processes and waits until the router takes requests.
 func startFleet(ctx context.Context, o Options, file string, log io.Writer) (*fleet, error) {
-	ports, err := measure.FreeAddresses(ctx, o.Replicas+3)
+	ports, err := proc.FreeAddresses(ctx, o.Replicas+3)
 	if err != nil {
 		return nil, err
 	}
@@ -50,13 +49,15 @@ func startFleet(ctx context.Context, o Options, file string, log io.Writer) (*fl
 	var running sync.WaitGroup
 	f.stop = func() { cancel(); running.Wait(); f.client.CloseIdleConnections() }
 	run := func(args ...string) error {
-		cmd := exec.CommandContext(ctx, o.Self, args...)
+		cmd := proc.Bound(ctx, append([]string{o.Self}, args...)...)
 		cmd.Stdout, cmd.Stderr = log, log
-		if err := cmd.Start(); err != nil {
+		p, err := proc.Start(args[0], cmd)
+		if err != nil {
 			return err
 		}
 		running.Go(func() {
-			if err := cmd.Wait(); err != nil && ctx.Err() == nil {
+			<-p.Gone()
+			if err := p.Err(); err != nil && ctx.Err() == nil {
 				f.mu.Lock()
 				f.err = fmt.Errorf("%s: %w", args[0], err)
 				f.mu.Unlock()
