@@ -62,13 +62,13 @@ func (g *generation) whole(object string, chat bool, choice func(text, *choice) 
 		b = choice(b, ch)
 	}
 	b = b.raw(`],"service_tier":null,"system_fingerprint":`)
-	if g.l.features.modern {
+	if g.l.features.has(modern) {
 		b = b.str(g.build())
 	} else {
 		b = b.raw("null")
 	}
 	b = extra(g.usage(chat).whole(b.raw(`,"usage":`), g.l)).raw(`,"kv_transfer_params":null`)
-	if g.l.features.modern {
+	if g.l.features.has(modern) {
 		b = b.raw(`,"ec_transfer_params":null,"metrics":null`)
 	}
 	g.c.send(http.StatusOK, "application/json", b.raw("}"))
@@ -85,7 +85,7 @@ func (g *generation) build() string { return "vllm-" + g.l.features.name + "-sim
 
 // fingerprint names the engine's build, on last chunks only.
 func (g *generation) fingerprint(b text, last bool) text {
-	if last && g.l.features.modern {
+	if last && g.l.features.has(modern) {
 		b = b.raw(`,"system_fingerprint":`).str(g.build())
 	}
 	return b

@@ -102,7 +102,7 @@ func (l *life) errorObject(e apiError, stringCodes bool) errorBody {
 	if b.Type == "" {
 		b.Type = errorType(e.Status)
 	}
-	if e.Param != "" && (l.features.errorParam || l.cfg.Rust) {
+	if e.Param != "" && (l.features.has(errorParam) || l.cfg.Rust) {
 		b.Param = &e.Param
 	}
 	if !l.cfg.Rust && !stringCodes {
@@ -129,7 +129,7 @@ func (l *life) fail(c *call, e apiError) {
 		return
 	}
 	b := l.errorObject(e, c.faults.StringCodes)
-	if l.features.flatErrors && !l.cfg.Rust {
+	if !l.features.has(nestedErrors) && !l.cfg.Rust {
 		b.Object = "error"
 		c.reply(e.Status, b)
 		return

@@ -58,7 +58,7 @@ func (l *life) start(c *call, s *sampling, prefix string, prompts []promptIDs) *
 // rank reads the pin of the request, or balances.
 func (l *life) rank(r *http.Request) (int, *apiError) {
 	v := r.Header.Get("X-Data-Parallel-Rank")
-	if v == "" || !l.features.rankHeader {
+	if v == "" || !l.features.has(rankHeader) {
 		return l.pick(), nil
 	}
 	n, err := strconv.Atoi(v)

@@ -34,13 +34,13 @@ type life struct {
 func newLife(e *Engine, n uint64) *life {
 	l := &life{Engine: e, started: time.Now(), surface: surfaceOf(&e.features, e.cfg.Rust)}
 	cfg := e.cfg.Core
-	cfg.EarlyEvents = e.features.earlyEvents
+	cfg.EarlyEvents = !e.features.has(lateEvents)
 	cfg.Seed += n * 0x9e3779b97f4a7c15
 	for rank := range e.cfg.Ranks {
 		emit := func([]core.Event) {}
 		if len(e.events) > 0 {
 			l.pubs = append(l.pubs, zmtp.NewPublisher(zmtp.PublisherParams{
-				Topic: e.cfg.Topic, Buffer: e.cfg.ReplayBuffer, ReplayTopic: e.features.replayTopic,
+				Topic: e.cfg.Topic, Buffer: e.cfg.ReplayBuffer, ReplayTopic: e.features.has(replayTopic),
 			}))
 			emit = func(events []core.Event) { l.publish(rank, events) }
 		}
@@ -99,8 +99,12 @@ func quiet(ctx context.Context, err error) error {
 func (l *life) publish(rank int, events []core.Event) {
 	f := l.faults.get()
 	layout := l.features.layout
-	layout.Bytes = l.cfg.BytesHashes
-	layout.Lie = f.LieEvents
+	if l.cfg.BytesHashes {
+		layout |= feed.Bytes
+	}
+	if f.LieEvents {
+		layout |= feed.Lie
+	}
 	n := l.batches.Add(1)
 	pub := l.pubs[rank]
 	switch {

@@ -66,7 +66,7 @@ func (l *life) serverLoad(c *call) {
 
 func (l *life) resetPrefixCache(c *call) {
 	ok := l.ResetPrefixCache()
-	if !l.features.resetReply {
+	if !l.features.has(resetReply) {
 		c.send(http.StatusOK, "", nil)
 		return
 	}

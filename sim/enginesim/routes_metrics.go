@@ -126,7 +126,7 @@ func (l *life) metrics(c *call) {
 	gauge("num_requests_running", "Number of requests in model execution batches.", func(s core.Stats) float64 { return float64(s.Running) })
 	gauge("num_requests_waiting", "Number of requests waiting to be processed.", func(s core.Stats) float64 { return float64(s.Waiting) })
 	gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", func(s core.Stats) float64 { return s.Usage })
-	if l.features.oldUsage {
+	if !l.features.has(newUsage) {
 		gauge("gpu_cache_usage_perc", "GPU KV-cache usage. 1 means 100 percent usage.", func(s core.Stats) float64 { return s.Usage })
 	}
 	counter("prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", func(s core.Stats) uint64 { return s.Queries })
@@ -159,7 +159,7 @@ func (l *life) histograms(x *exposition) {
 	l.meters.mu.Lock()
 	defer l.meters.mu.Unlock()
 	for _, r := range requestHistograms {
-		if r.name == "request_prefill_kv_computed_tokens" && !l.features.computedTokens {
+		if r.name == "request_prefill_kv_computed_tokens" && !l.features.has(computedTokens) {
 			continue
 		}
 		h := l.meters.get(r.name)

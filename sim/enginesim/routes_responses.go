@@ -68,27 +68,32 @@ type responseRequest struct {
 }
 
 type responseBody struct {
-	ID                 string             `json:"id"`
-	CreatedAt          int64              `json:"created_at"`
-	IncompleteDetails  *incompleteDetails `json:"incomplete_details"`
-	Instructions       *string            `json:"instructions"`
-	Metadata           *struct{}          `json:"metadata"`
-	Model              string             `json:"model"`
-	Object             string             `json:"object"`
-	Output             []responseItem     `json:"output"`
-	ParallelToolCalls  bool               `json:"parallel_tool_calls"`
-	Temperature        float64            `json:"temperature"`
-	ToolChoice         string             `json:"tool_choice"`
-	Tools              []jsontext.Value   `json:"tools"`
-	TopP               float64            `json:"top_p"`
-	Background         bool               `json:"background"`
-	MaxOutputTokens    *int               `json:"max_output_tokens"`
-	PreviousResponseID *string            `json:"previous_response_id"`
-	ServiceTier        string             `json:"service_tier"`
-	Status             string             `json:"status"`
-	Truncation         string             `json:"truncation"`
-	Usage              *responseUsage     `json:"usage"`
-	User               *string            `json:"user"`
+	ID                string             `json:"id"`
+	CreatedAt         int64              `json:"created_at"`
+	IncompleteDetails *incompleteDetails `json:"incomplete_details"`
+	Instructions      *string            `json:"instructions"`
+	Metadata          *struct{}          `json:"metadata"`
+	Model             string             `json:"model"`
+	Object            string             `json:"object"`
+	Output            []responseItem     `json:"output"`
+	responseParameters
+	Background         bool           `json:"background"`
+	MaxOutputTokens    *int           `json:"max_output_tokens"`
+	PreviousResponseID *string        `json:"previous_response_id"`
+	ServiceTier        string         `json:"service_tier"`
+	Status             string         `json:"status"`
+	Truncation         string         `json:"truncation"`
+	Usage              *responseUsage `json:"usage"`
+	User               *string        `json:"user"`
+}
+
+// responseParameters are those of the request that an answer repeats.
+type responseParameters struct {
+	ParallelToolCalls bool             `json:"parallel_tool_calls"`
+	Temperature       float64          `json:"temperature"`
+	ToolChoice        string           `json:"tool_choice"`
+	Tools             []jsontext.Value `json:"tools"`
+	TopP              float64          `json:"top_p"`
 }
 
 type incompleteDetails struct {
@@ -269,7 +274,7 @@ func (a *responseAnswer) begin(g *generation, model string) {
 	}
 	a.body = responseBody{
 		ID: id, CreatedAt: g.created, Instructions: a.req.Instructions, Model: model, Object: "response",
-		Output: []responseItem{}, ParallelToolCalls: true, Temperature: 1, ToolChoice: "auto", Tools: tools, TopP: 1,
+		Output: []responseItem{}, responseParameters: responseParameters{ParallelToolCalls: true, Temperature: 1, ToolChoice: "auto", Tools: tools, TopP: 1},
 		MaxOutputTokens: a.req.MaxOutputTokens, PreviousResponseID: a.req.PreviousResponseID,
 		ServiceTier: "auto", Status: "in_progress", Truncation: "disabled",
 	}
@@ -282,7 +287,7 @@ func (a *responseAnswer) finish(status string) {
 	a.body.Output = []responseItem{a.message(string(ch.text), "completed")}
 	a.body.Usage = &responseUsage{InputTokens: u.prompt, InputTokensDetails: cachedDetails{u.cached}, OutputTokens: u.completion, TotalTokens: u.prompt + u.completion}
 	a.body.Status = "completed"
-	if ch.finish == "length" && a.l.features.modern {
+	if ch.finish == "length" && a.l.features.has(modern) {
 		a.body.Status = "incomplete"
 		a.body.IncompleteDetails = &incompleteDetails{"max_output_tokens"}
 	}

@@ -132,7 +132,7 @@ type mmPlace struct {
 
 // renderAllowed answers for versions that hide the route.
 func (l *life) renderAllowed(c *call) bool {
-	if !l.features.renderGuarded || l.cfg.ScaleOut {
+	if !l.features.has(renderGuarded) || l.cfg.ScaleOut {
 		return true
 	}
 	l.fail(c, apiError{

@@ -12,19 +12,24 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 )
 
+// ending is where an answer ends before its limit.
+type ending struct {
+	MinTokens    int        `json:"min_tokens"`
+	Stop         stringList `json:"stop"`
+	StopTokenIDs []uint32   `json:"stop_token_ids"`
+	IncludeStop  bool       `json:"include_stop_str_in_output"`
+	IgnoreEOS    bool       `json:"ignore_eos"`
+}
+
 // sampling are the fields that all generating routes share.
 type sampling struct {
+	ending
 	Model               string         `json:"model"`
 	Stream              bool           `json:"stream"`
 	StreamOptions       *streamOptions `json:"stream_options"`
 	MaxTokens           *int           `json:"max_tokens"`
 	MaxCompletionTokens *int           `json:"max_completion_tokens"`
-	MinTokens           int            `json:"min_tokens"`
 	N                   *int           `json:"n"`
-	Stop                stringList     `json:"stop"`
-	StopTokenIDs        []uint32       `json:"stop_token_ids"`
-	IncludeStop         bool           `json:"include_stop_str_in_output"`
-	IgnoreEOS           bool           `json:"ignore_eos"`
 	Seed                *int64         `json:"seed"`
 	ReturnTokenIDs      bool           `json:"return_token_ids"`
 	CacheSalt           string         `json:"cache_salt"`
@@ -126,7 +131,7 @@ func (l *life) fit(s *sampling, p *promptIDs) (maxTokens int, e *apiError) {
 	if len(p.ids) == 0 {
 		return 0, reject("The decoder prompt cannot be empty", "")
 	}
-	if asked != nil && *asked > limit && l.features.modern {
+	if asked != nil && *asked > limit && l.features.has(modern) {
 		return 0, reject(fmt.Sprintf("max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens. (parameter=max_tokens, value=%d)", *asked, limit, *asked), "max_tokens")
 	}
 	want := 1
@@ -162,7 +167,7 @@ func (l *life) known(model *string) *apiError {
 		return nil
 	}
 	text := fmt.Sprintf("The model `%s` does not exist.", *model)
-	if l.features.modern {
+	if l.features.has(modern) {
 		text += " Valid aliases: " + joinNames(l.cfg.Models) + "."
 	}
 	return &apiError{Status: 404, Message: text, Type: "NotFoundError", Param: "model"}

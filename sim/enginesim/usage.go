@@ -18,7 +18,7 @@ func (u usage) counts(b text) text {
 // running is the usage of a chunk (continuous_usage_stats).
 func (u usage) running(b text, l *life) text {
 	b = u.counts(b)
-	if l.features.modern {
+	if l.features.has(modern) {
 		b = b.raw(`,"completion_tokens_details":null`)
 	}
 	return b.raw("}")
@@ -29,7 +29,7 @@ func (u usage) final(b text, l *life) text {
 	b = u.counts(b)
 	if l.reportsCache(u.cached) {
 		b = b.raw(`,"prompt_tokens_details":{"cached_tokens":`).int(u.cached)
-		if l.features.modern && u.chat {
+		if l.features.has(modern) && u.chat {
 			b = b.raw(`,"created_cache_tokens":`).int(u.created)
 		}
 		b = b.raw("}")
@@ -43,7 +43,7 @@ func (u usage) whole(b text, l *life) text {
 	switch {
 	case !l.reportsCache(u.cached):
 		b = b.raw("null")
-	case l.features.modern:
+	case l.features.has(modern):
 		b = b.raw(`{"cached_tokens":`).int(u.cached).raw(`,"created_cache_tokens":`)
 		if u.chat {
 			b = b.int(u.created)
@@ -54,7 +54,7 @@ func (u usage) whole(b text, l *life) text {
 	default:
 		b = b.raw(`{"cached_tokens":`).int(u.cached).raw("}")
 	}
-	if l.features.modern {
+	if l.features.has(modern) {
 		b = b.raw(`,"completion_tokens_details":null`)
 	}
 	return b.raw("}")
@@ -62,5 +62,5 @@ func (u usage) whole(b text, l *life) text {
 
 // reportsCache reports whether usage has details: from 0.32 on also for a miss.
 func (l *life) reportsCache(cached int) bool {
-	return l.cfg.TokenDetails && (cached > 0 || l.features.missIsZero)
+	return l.cfg.TokenDetails && (cached > 0 || l.features.has(missIsZero))
 }

@@ -96,7 +96,7 @@ func TestWhatReplaysLack(t *testing.T) {
 	whole := &world{replicas: 1, past: func(list []running) { requests(t, list[0], 6) }}
 	expect(t, whole.start(t), nil)
 	holes := &world{replicas: 1, past: func(list []running) {
-		list[0].engine.SetFaults(enginesim.Faults{HoleEvents: 3})
+		list[0].engine.SetFaults(enginesim.Faults{EngineFaults: enginesim.EngineFaults{HoleEvents: 3}})
 		requests(t, list[0], 7)
 		list[0].engine.SetFaults(enginesim.Faults{})
 	}}

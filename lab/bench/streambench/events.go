@@ -24,7 +24,7 @@ const (
 )
 
 // layout is how vLLM 0.24, which the fake upstream claims to be, writes events.
-var layout = feed.Layout{Maps: true, Medium: true, LoRAName: true, ExtraKeys: true, ItemOffsets: true, Group: true, SpecKind: true}
+const layout = feed.Maps | feed.Medium | feed.LoRAName | feed.ExtraKeys | feed.ItemOffsets | feed.Group | feed.SpecKind
 
 // prefixCache is an engine's KV cache as far as its events show it: the blocks of every prompt that was served, of which the oldest
 // make room.
