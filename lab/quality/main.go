@@ -50,7 +50,7 @@ func games() []game {
 }
 
 func (g *game) options(dir string) (replay.Options, error) {
-	o := replay.Options{Replicas: g.replicas, Policies: decision.Policies(), Seeds: seeds, Profile: replay.Profiles()[0], Delays: replay.LocalDelays(), Block: block, Patience: patience}
+	o := replay.Options{Engines: replay.Engines{Replicas: g.replicas, Profile: replay.Profiles()[0], Delays: replay.LocalDelays(), Block: block}, Rules: replay.Rules{Policies: decision.Policies()}, Runs: replay.Runs{Seeds: seeds, Patience: patience}}
 	var err error
 	if g.file != "" {
 		o.AtLeast = replay.FewestRequests

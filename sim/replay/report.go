@@ -11,10 +11,50 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// Options say what to play.
+// Options say what to play: requests before routers and engines, under rules, in runs.
 type Options struct {
-	Trace    *Trace
+	Traffic
+	Engines
+	Routing
+	Rules
+	Runs
+}
+
+// Traffic is the requests and how fast they come.
+type Traffic struct {
+	Trace *Trace
+	// AtLeast has a trace of fewer requests played again and again, each pass with prefixes of its own,
+	// until it has as many; 0 plays it once. Closed loops are always played once.
+	AtLeast int
+	// Load is the arrival rate as a share of the pooled-cache oracle's saturation rate; Rates, when there
+	// are any, are the arrival rates in requests per second instead.
+	Load  float64
+	Rates []float64
+	// Memory, when there are any, are loads of a closed loop by its sessions at once instead: by how many times the fleet's memory
+	// their contexts take.
+	Memory []float64
+	// Answers are what the router sees of answers.
+	Answers Answers
+}
+
+// Engines are the modelled replicas and the ways to them.
+type Engines struct {
 	Replicas int
+	Profile  Profile
+	// Block is the block size in tokens; the trace's chunks must be a multiple.
+	Block int
+	// Speeds are the replicas' speeds as multiples of the profile's, repeated over all of them; none is all ones.
+	// Turns are changes of them during a run.
+	Speeds []float64
+	Turns  []Turn
+	// Lies are what is wrong with the first replicas, in their order; none is nothing.
+	Lies []Lie
+	// Delays are the times between client, router and engines.
+	Delays Delays
+}
+
+// Routing is the routers and what they know.
+type Routing struct {
 	// Routers stand in front of the replicas, and each call goes to one of them at random; 0 is 1. Fleet says how
 	// they decide when there are several; empty is FleetAlone. RTT is the round trip between two of them in seconds.
 	Routers int
@@ -22,40 +62,26 @@ type Options struct {
 	RTT     float64
 	// Frontends says what the routers know of a prompt; empty is FrontendsAll.
 	Frontends Frontends
-	// Load is the arrival rate as a share of the pooled-cache oracle's saturation rate; Rates, when there
-	// are any, are the arrival rates in requests per second instead.
-	Load  float64
-	Rates []float64
-	// Memory, when there are any, are loads of a closed loop by its sessions at once instead: by how many times the fleet's memory
-	// their contexts take.
-	Memory   []float64
+	// Beginnings is the share of later turns of a conversation of which the router knows the turn
+	// before, Texts the share of requests of which it knows the text alone; the length is estimated then.
+	Beginnings, Texts float64
+	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost.
+	PaceBias, EventLoss float64
+}
+
+// Rules are the policies and their parameters.
+type Rules struct {
 	Policies []decision.Policy
 	// Objective and Weights are those of predicted-ttft and of all policies; empty takes the defaults.
 	Objective decision.Objective
 	Weights   map[string]float64
+}
+
+// Runs are how often and how long the trace is played.
+type Runs struct {
 	// Seeds is the number of runs per policy; their numbers are averaged.
-	Seeds   int
-	Profile Profile
-	// Block is the block size in tokens; the trace's chunks must be a multiple.
-	Block int
-	// Delays are the times between client, router and engines.
-	Delays Delays
-	// Speeds are the replicas' speeds as multiples of the profile's, repeated over all of them; none is all ones.
-	Speeds []float64
-	// Lies are what is wrong with the first replicas, in their order; none is nothing.
-	Lies []Lie
-	// Answers are what the router sees of answers, Turns the changes of the replicas' speeds during a run.
-	Answers Answers
-	Turns   []Turn
-	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost.
-	PaceBias, EventLoss float64
-	// Beginnings is the share of later turns of a conversation of which the router knows the turn
-	// before, Texts the share of requests of which it knows the text alone; the length is estimated then.
-	Beginnings, Texts float64
-	// AtLeast has a trace of fewer requests played again and again, each pass with prefixes of its own,
-	// until it has as many; 0 plays it once. Closed loops are always played once.
-	AtLeast int
-	// Goal is what an answer must keep to count as good; the zero value takes DefaultGoal.
+	Seeds int
+	// Goal is the promise that a good answer keeps; the zero value takes DefaultGoal.
 	Goal Goal
 	// NoSaturation leaves the saturation runs out.
 	NoSaturation bool
