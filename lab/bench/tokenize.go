@@ -13,6 +13,16 @@ const benchModel = "bench"
 
 // tokenizeReport is what bench tokenize measured.
 type tokenizeReport struct {
+	stageFigures
+	turnFigures
+	exactFigures
+	outageFigures
+	soakFigures
+	sizeFigures
+}
+
+// stageFigures is how long requests waited for their ids.
+type stageFigures struct {
 	// StageShareOfFull is the mean time a request waited for its ids, over that of calling
 	// /tokenize in full each turn, with no pause at all between turns; WithPause the same with
 	// Pause between them, as when an answer is generated and read.
@@ -24,31 +34,46 @@ type tokenizeReport struct {
 	StageMeanMillis   float64 `json:"stage_mean_ms"`
 	StageP99Millis    float64 `json:"stage_p99_ms"`
 	EarlyShare        float64 `json:"answered_early"`
+}
 
+// turnFigures is what a turn costs in processor time.
+type turnFigures struct {
 	Turn1CPUMicros  float64 `json:"turn1_cpu_us"`
 	Turn40CPUMicros float64 `json:"turn40_cpu_us"`
 	Turn40OverTurn1 float64 `json:"turn40_over_turn1_cpu"`
+}
 
+// exactFigures is what a prompt costs that came before.
+type exactFigures struct {
 	// ExactHitMicros is from the bytes of a body that came before to its ids; Encode is the part
 	// after reading, and ReadAnew the whole when the body is read as if it were new.
 	ExactHitMicros       float64 `json:"exact_hit_us"`
 	ExactHitEncodeMicros float64 `json:"exact_hit_encode_us"`
 	ExactHitReadMicros   float64 `json:"exact_hit_read_anew_us"`
 	ExactHitAllocs       float64 `json:"exact_hit_allocs"`
+}
 
+// outageFigures is how it goes without tokenizers.
+type outageFigures struct {
 	FailedWhenDown  int     `json:"failed_when_down"`
 	DownStageMax    float64 `json:"stage_max_when_down_ms"`
 	CachedShareUp   float64 `json:"cached_token_share_up"`
 	CachedShareDown float64 `json:"cached_token_share_down"`
 	AffinityLost    float64 `json:"affinity_points_lost"`
+}
 
+// soakFigures is the memory of many prompts.
+type soakFigures struct {
 	SoakPrompts   int   `json:"soak_prompts"`
 	CacheLimit    int64 `json:"cache_limit_bytes"`
 	CacheBytes    int64 `json:"cache_bytes"`
 	HeapGrowth    int64 `json:"live_heap_growth_bytes"`
 	RSSBeforeSoak int64 `json:"rss_before_bytes"`
 	RSS           int64 `json:"rss_bytes"`
+}
 
+// sizeFigures is the size of the run.
+type sizeFigures struct {
 	Clients  int     `json:"clients"`
 	Turns    int     `json:"turns"`
 	Tokens   int     `json:"tokens_at_last_turn"`
@@ -90,7 +115,8 @@ func newTokenizeCommand() *cobra.Command {
 
 func (b tokenizeBench) run(ctx context.Context) (*tokenizeReport, error) {
 	began := time.Now()
-	r := &tokenizeReport{Clients: b.clients, Turns: b.turns, Replicas: b.replicas, SoakPrompts: b.soak, PauseMillis: millis(b.pause)}
+	r := &tokenizeReport{sizeFigures: sizeFigures{Clients: b.clients, Turns: b.turns, Replicas: b.replicas}}
+	r.SoakPrompts, r.PauseMillis = b.soak, millis(b.pause)
 	for _, phase := range []func(context.Context, *tokenizeReport) error{b.conversations, b.cpu, b.exact, b.outage, b.soakRun} {
 		if err := phase(ctx, r); err != nil {
 			return nil, err

@@ -11,12 +11,29 @@ import (
 
 // figures are what one run came to, or the mean of several.
 type figures struct {
+	counts
+	times
+	work
+	strain
+	// Stood is how many turns came later than planned because the answer before them did.
+	Stood int       `json:"turns_delayed"`
+	Void  []string  `json:"void,omitempty"`
+	Told  *forecast `json:"told,omitempty"`
+	// PromptError is how far prompts were from the trace's lengths, on average.
+	PromptError float64 `json:"prompt_tokens_off"`
+}
+
+// counts are numbers of requests.
+type counts struct {
 	Requests int `json:"requests"` // sent
 	Errors   int `json:"errors"`
 	// Unfinished had no end when the run was over; they count with the time they had lasted.
 	Unfinished int    `json:"unfinished"`
 	FirstError string `json:"first_error,omitempty"`
+}
 
+// times are what clients waited.
+type times struct {
 	TTFT     float64 `json:"ttft_mean_s"`
 	TTFTP50  float64 `json:"ttft_p50_s"`
 	TTFTP90  float64 `json:"ttft_p90_s"`
@@ -28,13 +45,20 @@ type figures struct {
 	// Good is the share of answers within the targets for TTFT and TPOT, Goodput their number per second.
 	Good    float64 `json:"good_share"`
 	Goodput float64 `json:"goodput_per_s"`
+}
+
+// work is what the engines computed.
+type work struct {
 	// Cached is the share of prompt tokens that engines found in their caches, by usage.
 	Cached float64 `json:"cached_share"`
 	// Shares are those of the prompt tokens that each replica computed; Imbalance is the most of them over the mean,
 	// each divided by the replica's speed.
 	Shares    []float64 `json:"work_shares"`
 	Imbalance float64   `json:"imbalance"`
+}
 
+// strain is how busy the machine was, and by how much it was late.
+type strain struct {
 	// Cores are processor cores in use on average.
 	RouterCores  float64 `json:"router_cores"`
 	SimCores     float64 `json:"simulator_cores"`
@@ -46,12 +70,6 @@ type figures struct {
 	LateSteps    float64 `json:"late_steps_share"`
 	// Slow is the time that engines lost, as a share of the time they modelled.
 	Slow float64 `json:"time_lost_share"`
-	// Stood is how many turns came later than planned because the answer before them did.
-	Stood int       `json:"turns_delayed"`
-	Void  []string  `json:"void,omitempty"`
-	Told  *forecast `json:"told,omitempty"`
-	// PromptError is how far prompts were from the trace's lengths, on average.
-	PromptError float64 `json:"prompt_tokens_off"`
 }
 
 // Targets of a good answer at speed 1.
@@ -176,24 +194,24 @@ func (w *watcher) end(ctx context.Context, f *figures) error {
 		f.StepLate, f.LateSteps, f.Slow = late/steps, lateSteps/steps, lost/modelled
 	}
 	f.share(w.options, states)
-	f.judge(modelled / max(steps, 1))
+	f.Void = append(f.Void, f.judge(modelled/max(steps, 1))...)
 	return nil
 }
 
 // share is how much each replica prefilled.
-func (f *figures) share(o *options, states []rankState) {
+func (w *work) share(o *options, states []rankState) {
 	var sum, most, all float64
 	for n, s := range states {
 		tokens := float64(s.PromptTokens)
-		f.Shares = append(f.Shares, tokens)
+		w.Shares = append(w.Shares, tokens)
 		sum += tokens
 		most = max(most, tokens/o.factor(n))
 		all += tokens / o.factor(n)
 	}
-	for n := range f.Shares {
-		f.Shares[n] /= max(sum, 1)
+	for n := range w.Shares {
+		w.Shares[n] /= max(sum, 1)
 	}
-	f.Imbalance = most * float64(len(states)) / max(all, 1)
+	w.Imbalance = most * float64(len(states)) / max(all, 1)
 }
 
 // Bounds beyond which a figure says more about the machine than about the router.
@@ -204,24 +222,25 @@ const (
 	mostStepLate   = 0.1  // of a mean step
 )
 
-// judge voids the run when the machine did not keep up. step is the mean modelled time of a step.
-func (f *figures) judge(step float64) {
-	void := func(format string, args ...any) { f.Void = append(f.Void, fmt.Sprintf(format, args...)) }
-	if f.MachineBusy > mostBusy {
-		void("the machine was %.0f %% busy", 100*f.MachineBusy)
+// judge says why a run is void: the machine did not keep up. step is the mean modelled time of a step.
+func (s *strain) judge(step float64) (reasons []string) {
+	void := func(format string, args ...any) { reasons = append(reasons, fmt.Sprintf(format, args...)) }
+	if s.MachineBusy > mostBusy {
+		void("the machine was %.0f %% busy", 100*s.MachineBusy)
 	}
-	if f.Slow > mostLost {
-		void("engines lost %.1f %% of their time", 100*f.Slow)
+	if s.Slow > mostLost {
+		void("engines lost %.1f %% of their time", 100*s.Slow)
 	}
-	if f.StepLate > max(mostStepLate*step, 0.0005) {
-		void("steps of %.1f ms ended %.2f ms late on average", 1000*step, 1000*f.StepLate)
+	if s.StepLate > max(mostStepLate*step, 0.0005) {
+		void("steps of %.1f ms ended %.2f ms late on average", 1000*step, 1000*s.StepLate)
 	}
-	if f.PlayerLate > mostPlayerLate {
-		void("requests were sent %.0f ms late", 1000*f.PlayerLate)
+	if s.PlayerLate > mostPlayerLate {
+		void("requests were sent %.0f ms late", 1000*s.PlayerLate)
 	}
-	if f.RouterCores > 0.9*float64(runtime.NumCPU()) {
-		void("the router used %.1f cores", f.RouterCores)
+	if s.RouterCores > 0.9*float64(runtime.NumCPU()) {
+		void("the router used %.1f cores", s.RouterCores)
 	}
+	return reasons
 }
 
 // line is the short form of a run.

@@ -23,25 +23,51 @@ import (
 
 // options are the command's arguments.
 type options struct {
-	cache, out             string
-	routers, traces        []string
-	loads                  []float64
-	rounds, replicas       int
-	parallel               int
-	seconds, drain, atRate float64
-	speed                  float64
-	speeds                 []float64
-	perProcess             int
-	api                    string
-	binaries               []string
-	settings               []string
-	seed                   uint64
-	replay, session        bool
-	unstreamed             bool
-	markdown, readme       string
-	render                 string
-	kvpilot                string
-	command                string
+	plan
+	engines
+	requests
+	builds
+	results
+}
+
+// plan is what is played, how often and how long.
+type plan struct {
+	routers, traces  []string
+	loads            []float64
+	atRate           float64
+	rounds, parallel int
+	seconds, drain   float64
+	seed             uint64
+	replay           bool
+}
+
+// engines are the simulated replicas.
+type engines struct {
+	replicas   int
+	speed      float64
+	speeds     []float64
+	perProcess int
+}
+
+// requests is how the trace's calls are written.
+type requests struct {
+	api                 string
+	session, unstreamed bool
+}
+
+// builds are the programs, and kvpilot's settings.
+type builds struct {
+	cache              string // of other routers
+	kvpilot            string
+	binaries, settings []string
+}
+
+// results is where the results go.
+type results struct {
+	out              string
+	markdown, readme string
+	render           string
+	command          string
 }
 
 // list is a flag that may be given again and takes commas.
@@ -89,7 +115,7 @@ func execute(ctx context.Context, args []string) error {
 }
 
 func readOptions(args []string) (*options, error) {
-	o := &options{command: "go run ./lab/routers " + strings.Join(args, " ")}
+	o := &options{results: results{command: "go run ./lab/routers " + strings.Join(args, " ")}}
 	f := flag.NewFlagSet("routers", flag.ContinueOnError)
 	var loads, speeds string
 	f.StringVar(&o.cache, "cache", ".cache/routers", "folder for other routers, logs and results")
@@ -203,18 +229,18 @@ func (o *options) check() error {
 }
 
 // factor is how fast replica n is.
-func (o *options) factor(n int) float64 {
-	if len(o.speeds) == 0 {
-		return o.speed
+func (e *engines) factor(n int) float64 {
+	if len(e.speeds) == 0 {
+		return e.speed
 	}
-	return o.speed * o.speeds[n%len(o.speeds)]
+	return e.speed * e.speeds[n%len(e.speeds)]
 }
 
 // power is the mean of the replicas' factors.
-func (o *options) power() float64 {
+func (e *engines) power() float64 {
 	sum := 0.0
-	for n := range o.replicas {
-		sum += o.factor(n)
+	for n := range e.replicas {
+		sum += e.factor(n)
 	}
-	return sum / float64(o.replicas)
+	return sum / float64(e.replicas)
 }

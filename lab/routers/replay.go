@@ -61,10 +61,10 @@ func (o *options) play(c *cell) (*played, error) {
 }
 
 // replicaSpeeds is each replica's speed as a multiple of the profile's.
-func (o *options) replicaSpeeds() []float64 {
-	speeds := make([]float64, o.replicas)
+func (e *engines) replicaSpeeds() []float64 {
+	speeds := make([]float64, e.replicas)
 	for n := range speeds {
-		speeds[n] = o.factor(n)
+		speeds[n] = e.factor(n)
 	}
 	return speeds
 }

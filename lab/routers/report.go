@@ -153,7 +153,8 @@ func average(runs []*figures) *figures {
 	if len(valid) == 0 {
 		return nil
 	}
-	m := &figures{Void: void, Told: valid[len(valid)-1].Told, Shares: valid[len(valid)-1].Shares}
+	last := valid[len(valid)-1]
+	m := &figures{Void: void, Told: last.Told, work: work{Shares: last.Shares}}
 	for _, f := range valid {
 		m.add(f, 1/float64(len(valid)))
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 func TestRoutersByName(t *testing.T) {
-	o := &options{binaries: []string{"old=/tmp/old"}}
+	o := &options{builds: builds{binaries: []string{"old=/tmp/old"}}}
 	for name, want := range map[string]subject{
 		"kvpilot":                {kind: "kvpilot", processes: 1, binary: "now", product: true},
 		"kvpilot:least-tokens@4": {kind: "kvpilot", policy: "least-tokens", processes: 4, binary: "now", product: true},
@@ -38,20 +38,21 @@ func TestRoutersByName(t *testing.T) {
 }
 
 func TestFiguresAreVoidWhenTheMachineDidNotKeepUp(t *testing.T) {
-	good := figures{MachineBusy: 0.5, StepLate: 0.0004, PlayerLate: 0.01}
-	if good.judge(0.02); len(good.Void) > 0 {
-		t.Errorf("%v", good.Void)
+	good := strain{MachineBusy: 0.5, StepLate: 0.0004, PlayerLate: 0.01}
+	if void := good.judge(0.02); len(void) > 0 {
+		t.Errorf("%v", void)
 	}
-	for _, f := range []figures{{MachineBusy: 0.99}, {Slow: 0.05}, {StepLate: 0.004}, {PlayerLate: 0.2}, {RouterCores: 1000}} {
-		if f.judge(0.02); len(f.Void) != 1 {
-			t.Errorf("%+v", f)
+	for _, s := range []strain{{MachineBusy: 0.99}, {Slow: 0.05}, {StepLate: 0.004}, {PlayerLate: 0.2}, {RouterCores: 1000}} {
+		if void := s.judge(0.02); len(void) != 1 {
+			t.Errorf("%+v: %v", s, void)
 		}
 	}
-	m := average([]*figures{{TTFT: 9, Void: []string{"busy"}}, {TTFT: 1}, {TTFT: 3}})
+	first := func(ttft float64, void ...string) *figures { return &figures{times: times{TTFT: ttft}, Void: void} }
+	m := average([]*figures{first(9, "busy"), first(1), first(3)})
 	if m.TTFT != 2 || len(m.Void) > 0 {
 		t.Errorf("a void run counts: %+v", m)
 	}
-	if m := average([]*figures{{TTFT: 9, Void: []string{"busy"}}}); m.TTFT != 9 || len(m.Void) != 1 {
+	if m := average([]*figures{first(9, "busy")}); m.TTFT != 9 || len(m.Void) != 1 {
 		t.Errorf("nothing but void runs: %+v", m)
 	}
 }
@@ -59,7 +60,7 @@ func TestFiguresAreVoidWhenTheMachineDidNotKeepUp(t *testing.T) {
 // sample is a report of two cells.
 func sample() *report {
 	row := func(name string, product bool, ttft, whole float64, void ...string) *rows {
-		f := &figures{TTFT: ttft, Whole: whole, Cached: 0.5, Void: void}
+		f := &figures{times: times{TTFT: ttft, Whole: whole}, work: work{Cached: 0.5}, Void: void}
 		return &rows{Router: name, Product: product, Runs: []*figures{f}, Mean: f}
 	}
 	return &report{
@@ -82,7 +83,7 @@ func TestSeveralRunsAreOneReport(t *testing.T) {
 		files = append(files, filepath.Join(r.out, "results.json"))
 	}
 	page := filepath.Join(t.TempDir(), "real.md")
-	if err := render(&options{render: strings.Join(files, ","), markdown: page}); err != nil {
+	if err := render(&options{results: results{render: strings.Join(files, ","), markdown: page}}); err != nil {
 		t.Fatal(err)
 	}
 	raw, err := os.ReadFile(page)

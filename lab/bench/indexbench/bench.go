@@ -52,20 +52,38 @@ func (c Config) Validate() error {
 
 // Result is what was measured. Times are as the caller of the index sees them.
 type Result struct {
+	FillFigures
+	ApplyFigures
+	LookupFigures
+	WriteFigures
+	MemoryFigures
+	ResetFigures
+	SnapshotFigures
+	Open *OpenResult `json:"open_loop,omitempty"`
+}
+
+// FillFigures is the content of the index.
+type FillFigures struct {
 	Ranks        int     `json:"ranks"`
 	Blocks       int64   `json:"blocks"`
 	DistinctSets int     `json:"distinct_sets"`
 	Prompts      int     `json:"prompts"`
 	PromptBlocks float64 `json:"prompt_blocks_mean"`
 	BestMatch    float64 `json:"best_match_blocks_mean"`
+}
 
+// ApplyFigures is the cost of events.
+type ApplyFigures struct {
 	BlockOpsPerS        float64 `json:"block_ops_per_s"`
 	BlockOpsPerSOneCore float64 `json:"block_ops_per_s_one_core"`
 	BlockOps            int     `json:"block_ops"`
 	// ApplyCPU and LookupCPU are processor time, which other work on the machine changes less.
 	ApplyCPU  float64 `json:"apply_cpu_ns_per_block"`
 	LookupCPU float64 `json:"lookup_cpu_ns"`
+}
 
+// LookupFigures is the cost of lookups.
+type LookupFigures struct {
 	LookupP50  float64 `json:"lookup_p50_ns"`
 	LookupP99  float64 `json:"lookup_p99_ns"`
 	LookupP999 float64 `json:"lookup_p999_ns"`
@@ -73,27 +91,37 @@ type Result struct {
 	TwoCore    float64 `json:"two_core_speedup"`
 	// TwoCoreCPU is the speedup by processor time: what two free cores would give.
 	TwoCoreCPU float64 `json:"two_core_speedup_by_processor_time"`
+}
 
+// WriteFigures is the cost of lookups and writes at the same time.
+type WriteFigures struct {
 	WritesPerS     float64 `json:"writes_per_s_beside_lookups"`
 	LookupP50Write float64 `json:"lookup_p50_ns_under_writes"`
 	LookupP99Write float64 `json:"lookup_p99_ns_under_writes"`
+}
 
+// MemoryFigures is what the index takes, and the garbage collector.
+type MemoryFigures struct {
 	BytesPerBlock       float64 `json:"bytes_per_block"`
 	LookupBytesPerBlock float64 `json:"lookup_bytes_per_block"`
 	HeapBytesPerBlock   float64 `json:"heap_bytes_per_block"`
 	GCPauseMax          float64 `json:"gc_pause_max_us"`
 	GCFull              float64 `json:"gc_full_ms"`
 	AllocsPerLookup     float64 `json:"allocs_per_lookup"`
+}
 
+// ResetFigures is what an engine that restarts costs.
+type ResetFigures struct {
 	Reset         float64 `json:"reset_ms"`
 	ResetBlocks   int     `json:"reset_blocks"`
 	ResetMaxStall float64 `json:"lookup_max_us_during_reset"`
+}
 
+// SnapshotFigures is the size and the time of a snapshot.
+type SnapshotFigures struct {
 	SnapshotBytes int64   `json:"snapshot_bytes"`
 	SnapshotWrite float64 `json:"snapshot_write_s"`
 	SnapshotLoad  float64 `json:"snapshot_load_s"`
-
-	Open *OpenResult `json:"open_loop,omitempty"`
 }
 
 // bench is one run.
@@ -119,7 +147,7 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	if c.Progress == nil {
 		c.Progress = io.Discard
 	}
-	b := &bench{Config: c, result: Result{Ranks: c.Ranks}}
+	b := &bench{Config: c, result: Result{FillFigures: FillFigures{Ranks: c.Ranks}}}
 	for _, step := range []struct {
 		what string
 		do   func(context.Context) error

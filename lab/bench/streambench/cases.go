@@ -290,7 +290,7 @@ func (b *bench) abortCase(ctx context.Context, n int) error {
 			return err
 		}
 		leaked := goroutines + active + booked
-		b.add(Result{Case: fmt.Sprintf("aborted-%d", n), Subject: p.name, Leaked: &leaked, LeakedGoroutines: &goroutines, LeakedReservations: &booked})
+		b.add(Result{Case: fmt.Sprintf("aborted-%d", n), Subject: p.name, Leaks: Leaks{Leaked: &leaked, LeakedGoroutines: &goroutines, LeakedReservations: &booked}})
 	}
 	return nil
 }

@@ -14,12 +14,22 @@ type Result struct {
 	Case    string `json:"case"`
 	Subject string `json:"subject"`
 
-	CPUPerUnit   float64 `json:"cpu_us,omitempty"` // per chunk or request
-	P50          float64 `json:"p50_us,omitempty"` // of chunks or requests
-	P99          float64 `json:"p99_us,omitempty"` // of chunks or requests
-	P99Lowest    float64 `json:"p99_us_lowest_round,omitempty"`
-	P99Highest   float64 `json:"p99_us_highest_round,omitempty"`
-	PerSecond    float64 `json:"per_s,omitempty"` // requests
+	CPUPerUnit float64 `json:"cpu_us,omitempty"` // per chunk or request
+	P50        float64 `json:"p50_us,omitempty"` // of chunks or requests
+	P99        float64 `json:"p99_us,omitempty"` // of chunks or requests
+	P99Lowest  float64 `json:"p99_us_lowest_round,omitempty"`
+	P99Highest float64 `json:"p99_us_highest_round,omitempty"`
+	PerSecond  float64 `json:"per_s,omitempty"` // requests
+	Comparison
+
+	AllocsPerChunk  *float64 `json:"allocs_per_chunk,omitempty"`
+	RequestOverhead float64  `json:"request_overhead_us,omitempty"` // CPU beyond the reverse proxy's
+	BytesPerIdle    int64    `json:"bytes_per_idle_stream,omitempty"`
+	Leaks
+}
+
+// Comparison is a result against that of the reverse proxy.
+type Comparison struct {
 	CPUVsReverse float64 `json:"cpu_vs_reverseproxy,omitempty"`
 	P50VsReverse float64 `json:"p50_vs_reverseproxy,omitempty"`
 	P99VsReverse float64 `json:"p99_vs_reverseproxy,omitempty"`
@@ -28,11 +38,11 @@ type Result struct {
 	P99Added          float64 `json:"p99_added_us,omitempty"`
 	P50AddedVsReverse float64 `json:"p50_added_vs_reverseproxy,omitempty"`
 	P99AddedVsReverse float64 `json:"p99_added_vs_reverseproxy,omitempty"`
+}
 
-	AllocsPerChunk  *float64 `json:"allocs_per_chunk,omitempty"`
-	RequestOverhead float64  `json:"request_overhead_us,omitempty"` // CPU beyond the reverse proxy's
-	BytesPerIdle    int64    `json:"bytes_per_idle_stream,omitempty"`
-	// Leaked adds up the goroutines, upstream connections and reservations that were left.
+// Leaks are what streams left behind that their clients had left.
+type Leaks struct {
+	// Leaked adds up the goroutines, upstream connections and reservations.
 	Leaked             *int `json:"leaked,omitempty"`
 	LeakedGoroutines   *int `json:"leaked_goroutines,omitempty"`
 	LeakedReservations *int `json:"leaked_reservations,omitempty"`
