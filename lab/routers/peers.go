@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/kvpilot/kvpilot/lab/install"
 )
 
 // python is a router from PyPI in a virtual environment of its own.
@@ -16,31 +18,23 @@ type python struct {
 	policy string // when the operator names none
 	args   func(bin string, s *subject, f *fleet, at port) []string
 
-	venv string
+	venv install.Venv
 }
 
 func (p *python) install(ctx context.Context, o *options) (string, error) {
-	p.venv = filepath.Join(o.cache, p.pip)
-	if v := p.installed(ctx); v != "" {
+	p.venv = install.Venv{Dir: filepath.Join(o.cache, p.pip), Log: filepath.Join(o.out, "install-"+p.pip+".log")}
+	if v := p.venv.Version(ctx, p.pip); v != "" {
 		return p.pip + " " + v, nil
 	}
-	base, err := findPython(ctx, 12)
+	base, err := install.Python(ctx, 12, 11, 10)
 	if err != nil {
 		return "", err
 	}
-	if err := pip(ctx, o, base, p.venv, p.pip); err != nil {
+	fmt.Printf("installing %s ...\n", p.pip)
+	if err := p.venv.Make(ctx, base, p.pip); err != nil {
 		return "", err
 	}
-	return p.pip + " " + p.installed(ctx), nil
-}
-
-// installed is the version that is there, or "".
-func (p *python) installed(ctx context.Context) string {
-	out, err := exec.CommandContext(ctx, filepath.Join(p.venv, "bin", "python"), "-c", "import importlib.metadata as m; print(m.version('"+p.pip+"'))").Output()
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(out))
+	return p.pip + " " + p.venv.Version(ctx, p.pip), nil
 }
 
 func (p *python) follows(s *subject) bool { return s.policy == "kv_aware" }
@@ -49,7 +43,7 @@ func (p *python) command(s *subject, f *fleet, at port, _ string) ([]string, err
 	if s.policy == "" {
 		s.policy = p.policy
 	}
-	return p.args(filepath.Join(p.venv, "bin"), s, f, at), nil
+	return p.args(filepath.Join(p.venv.Dir, "bin"), s, f, at), nil
 }
 
 // common are the arguments that the Rust gateways share.
@@ -87,64 +81,17 @@ func sglangArgs(bin string, s *subject, f *fleet, at port) []string {
 	return append([]string{filepath.Join(bin, "sglang-router"), "launch"}, common(s, f, at)...)
 }
 
-// findPython looks for an interpreter of version 3.10 to 3.most with venv.
-func findPython(ctx context.Context, most int) (string, error) {
-	for minor := most; minor >= 10; minor-- {
-		names := []string{fmt.Sprintf("python3.%d", minor), "python3"}
-		if found, err := filepath.Glob(filepath.Join(os.Getenv("HOME"), fmt.Sprintf(".pyenv/versions/3.%d.*/bin/python3", minor))); err == nil {
-			names = append(names, found...)
-		}
-		for _, name := range names {
-			path, err := exec.LookPath(name)
-			if err != nil {
-				continue
-			}
-			check := fmt.Sprintf("import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, %d))", minor)
-			if exec.CommandContext(ctx, path, "-c", check).Run() == nil {
-				return path, nil
-			}
-		}
-	}
-	return "", fmt.Errorf("%w: no Python from 3.10 to 3.%d with venv was found", errSkip, most)
-}
-
-// pip makes a virtual environment with packages.
-func pip(ctx context.Context, o *options, base, venv string, packages ...string) error {
-	fmt.Printf("installing %s ...\n", strings.Join(packages, " "))
-	log, err := os.Create(filepath.Join(o.out, "install-"+filepath.Base(venv)+".log"))
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	for _, args := range [][]string{
-		{base, "-m", "venv", venv},
-		append([]string{filepath.Join(venv, "bin", "python"), "-m", "pip", "install", "--quiet"}, packages...),
-	} {
-		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-		cmd.Stdout, cmd.Stderr = log, log
-		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("%w: %s cannot be installed here: %w; see %s", errSkip, strings.Join(packages, " "), err, log.Name())
-		}
-	}
-	return nil
-}
-
 // proxy is HAProxy or nginx from the distribution.
 type proxy struct{ program, policy string }
 
 func (p *proxy) install(ctx context.Context, _ *options) (string, error) {
-	if _, err := exec.LookPath(p.program); err != nil {
-		if os.Getuid() != 0 {
-			return "", fmt.Errorf("%w: %s is not installed", errSkip, p.program)
-		}
-		fmt.Printf("installing %s ...\n", p.program)
-		if out, err := exec.CommandContext(ctx, "apt-get", "install", "-y", "-q", p.program).CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%w: apt-get install %s: %w: %.200s", errSkip, p.program, err, out)
-		}
-	}
-	out, err := exec.CommandContext(ctx, p.program, "-v").CombinedOutput()
+	path, err := install.Debian(ctx, p.program)
 	if err != nil {
-		return "", fmt.Errorf("%w: %s -v: %w", errSkip, p.program, err)
+		return "", err
+	}
+	out, err := exec.CommandContext(ctx, path, "-v").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%w: %s -v: %w", install.ErrAbsent, p.program, err)
 	}
 	line, _, _ := strings.Cut(string(out), "\n")
 	return strings.TrimSpace(line), nil

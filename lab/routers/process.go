@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,9 +11,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/internal/proc"
 )
-
-// errSkip marks what cannot be had here; the text before it says why.
-var errSkip = errors.New("skipped here")
 
 // start runs a command with its output in a log file of its name; it ends with this process.
 func start(ctx context.Context, dir, name string, args ...string) (*proc.Process, error) {

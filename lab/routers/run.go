@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvpilot/kvpilot/lab/install"
 	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
@@ -69,7 +70,7 @@ func (r *report) cells(o *options, subjects []*subject) error {
 	for _, name := range o.traces {
 		for _, load := range o.loads {
 			c, err := o.cell(name, load)
-			if errors.Is(err, errSkip) {
+			if errors.Is(err, install.ErrAbsent) {
 				r.Skipped = append(r.Skipped, name+": "+err.Error())
 				break
 			}
@@ -129,7 +130,7 @@ func (o *options) prepare(ctx context.Context, binary string) (list []*subject, 
 			return nil, nil, err
 		}
 		s.version, err = s.maker.install(ctx, o)
-		if errors.Is(err, errSkip) {
+		if errors.Is(err, install.ErrAbsent) {
 			skipped = append(skipped, name+": "+err.Error())
 			fmt.Printf("SKIPPED %s: %v\n", name, err)
 			continue

@@ -28,7 +28,7 @@ type subject struct {
 
 // maker knows how one kind of router is installed and started.
 type maker interface {
-	// install makes it ready and returns its version; errSkip: it is not available here.
+	// install makes it ready and returns its version; install.ErrAbsent: it is not available here.
 	install(ctx context.Context, o *options) (version string, err error)
 	// command is the command line of one process that listens on port, and may use the folder.
 	command(s *subject, f *fleet, port port, dir string) ([]string, error)
@@ -64,7 +64,7 @@ func (o *options) parse(name, binary string) (*subject, error) {
 		"vllm-router":   &python{pip: "vllm-router", args: vllmRouterArgs, policy: "kv_aware"},
 		"smg":           &python{pip: "smg", args: smgArgs, policy: "cache_aware"},
 		"sglang-router": &python{pip: "sglang-router", args: sglangArgs, policy: "cache_aware"},
-		"dynamo":        &dynamo{python: python{pip: "ai-dynamo-runtime"}},
+		"dynamo":        &dynamoRouter{python: python{pip: "ai-dynamo-runtime"}},
 		"haproxy":       &proxy{program: "haproxy", policy: "leastconn"},
 		"nginx":         &proxy{program: "nginx", policy: "least_conn"},
 	}

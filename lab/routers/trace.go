@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/kvpilot/kvpilot/lab/install"
 	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
@@ -32,7 +33,7 @@ func openTrace(name string, n int, seed uint64) (*trace, error) {
 	case "conversation":
 		path := filepath.Join(mooncake, "mooncake_conversation_trace.jsonl.gz")
 		if _, err := os.Stat(path); err != nil {
-			return nil, fmt.Errorf("%w: %w", errSkip, err)
+			return nil, fmt.Errorf("%w: %w", install.ErrAbsent, err)
 		}
 		name = path
 	}

@@ -10,13 +10,13 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
+	"github.com/kvpilot/kvpilot/lab/dynamo"
 )
 
 // Dynamo is what the same events cost the selection service of NVIDIA Dynamo.
@@ -64,23 +64,16 @@ type cost struct {
 
 // dynamoRun starts the service, has it follow engines, and returns what it used until it was idle again and knew all blocks.
 func (c Config) dynamoRun(ctx context.Context, l Load) (used cost, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	at, err := proc.FreeAddresses(ctx, 1)
 	if err != nil {
 		return used, err
 	}
 	_, port, _ := strings.Cut(at[0], ":")
-	service := exec.CommandContext(ctx, c.Dynamo, "-m", "dynamo.select_service", "--port", port)
-	service.Env = append(os.Environ(), "DYN_LOG=error")
-	service.Stdout, service.Stderr = c.Progress, c.Progress
-	if err := service.Start(); err != nil {
-		return used, fmt.Errorf("start Dynamo's selection service: %w", err)
+	service, err := dynamo.Start(ctx, c.Dynamo, port, "error", c.Progress)
+	if err != nil {
+		return used, err
 	}
-	defer func() {
-		cancel()
-		_ = service.Wait() // it was killed
-	}()
+	defer service.Kill()
 	engines, err := c.Start(ctx, l)
 	if err != nil {
 		return used, err
@@ -90,10 +83,10 @@ func (c Config) dynamoRun(ctx context.Context, l Load) (used cost, err error) {
 		_, _ = io.Copy(io.Discard, engines.Out) // unread output must not block the engines
 		err = errors.Join(err, engines.Wait())
 	}()
-	if err := registerAt(ctx, at[0], engines.Out); err != nil {
+	if err := registerAt(ctx, service, engines.Out); err != nil {
 		return used, err
 	}
-	before, err := usedBy(service.Process.Pid)
+	before, err := usedBy(service.PID)
 	if err != nil {
 		return used, err
 	}
@@ -104,11 +97,11 @@ func (c Config) dynamoRun(ctx context.Context, l Load) (used cost, err error) {
 	if _, err := engines.Out.ReadBytes('\n'); err != nil {
 		return used, fmt.Errorf("read the engines' report: %w", err)
 	}
-	after, err := settled(ctx, service.Process.Pid)
+	after, err := settled(ctx, service.PID)
 	if err != nil {
 		return used, err
 	}
-	if err := awaitLast(ctx, at[0], l); err != nil {
+	if err := awaitLast(ctx, service, l); err != nil {
 		return used, err
 	}
 	return cost{cpu: after.cpu - before.cpu, memory: after.memory - before.memory}, nil
@@ -131,7 +124,7 @@ func settled(ctx context.Context, pid int) (cost, error) {
 }
 
 // registerAt reads the engines' sockets and makes each engine a worker of the service.
-func registerAt(ctx context.Context, service string, engines *bufio.Reader) error {
+func registerAt(ctx context.Context, service *dynamo.Service, engines *bufio.Reader) error {
 	line, err := engines.ReadBytes('\n')
 	if err != nil {
 		return fmt.Errorf("read the engines' sockets: %w", err)
@@ -141,12 +134,8 @@ func registerAt(ctx context.Context, service string, engines *bufio.Reader) erro
 		return err
 	}
 	for n, socket := range sockets {
-		worker := map[string]any{
-			"worker_id": n, "model_name": dynamoModel, "endpoint": "http://127.0.0.1:1", "kv_events_endpoints": map[string]string{"0": socket},
-			"block_size": blockTokens, "max_num_batched_tokens": 2048, "total_kv_blocks": 1_000_000,
-		}
-		register := func() error { return post(ctx, "http://"+service+"/workers", worker, nil) }
-		if err := measure.Await(ctx, 20*time.Second, register); err != nil {
+		worker := dynamo.Worker{ID: n, Model: dynamoModel, Endpoint: "http://127.0.0.1:1", Events: map[string]string{"0": socket}, BlockSize: blockTokens, MaxBatchedTokens: 2048, TotalBlocks: 1_000_000}
+		if err := service.Register(ctx, worker); err != nil {
 			return fmt.Errorf("register at Dynamo: %w", err)
 		}
 	}
@@ -154,7 +143,7 @@ func registerAt(ctx context.Context, service string, engines *bufio.Reader) erro
 }
 
 // awaitLast is an error when the service does not know the last blocks of each engine: then it lost some.
-func awaitLast(ctx context.Context, service string, l Load) error {
+func awaitLast(ctx context.Context, service *dynamo.Service, l Load) error {
 	for rank := range l.Engines {
 		prompt := l.lastPrompt(rank)
 		known := func() error {
@@ -165,7 +154,7 @@ func awaitLast(ctx context.Context, service string, l Load) error {
 				} `json:"workers"`
 			}
 			question := map[string]any{"model_name": dynamoModel, "token_ids": prompt, "block_size": blockTokens}
-			if err := post(ctx, "http://"+service+"/overlap_scores", question, &answer); err != nil {
+			if err := service.Call(ctx, http.MethodPost, "/overlap_scores", question, &answer); err != nil {
 				return err
 			}
 			for _, w := range answer.Workers {
@@ -180,36 +169,6 @@ func awaitLast(ctx context.Context, service string, l Load) error {
 		}
 	}
 	return ctx.Err()
-}
-
-func post(ctx context.Context, url string, body, answer any) error {
-	raw, err := json.Marshal(body)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(raw))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("%s: status %d: %.200s", url, resp.StatusCode, text)
-	}
-	if answer == nil {
-		return nil
-	}
-	return json.Unmarshal(text, answer)
 }
 
 // usedBy reads what a process has used.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -13,6 +12,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/kvpilot/kvpilot/lab/install"
 )
 
 // The subjects.
@@ -54,27 +55,21 @@ type Options struct {
 
 // bench is one run.
 type bench struct {
-	options  Options
-	dir      string
-	upstream *process
-	subjects []*process
+	*field
 	results  []Result
-	progress io.Writer
 	round    int  // of the case that runs; it seeds the phases of streams
 	counting bool // allocations are counted
 	// warm, when set, prepares a subject for its turn; it is not measured.
 	warm func(context.Context, *process) error
-	// pin is put before a router's command, to keep it on one core; seed is that of the last turn's bodies.
-	pin  []string
-	seed int
 }
 
 // Run measures and writes the results to out; progress takes remarks.
 func Run(ctx context.Context, o Options, out, progress io.Writer) error {
-	return o.with(ctx, progress, func(ctx context.Context, b *bench) error {
-		if err := b.startAll(ctx); err != nil {
+	return o.with(ctx, progress, func(ctx context.Context, f *field) error {
+		if err := f.startAll(ctx); err != nil {
 			return err
 		}
+		b := &bench{field: f}
 		if err := b.cases(ctx); err != nil {
 			return err
 		}
@@ -85,89 +80,62 @@ func Run(ctx context.Context, o Options, out, progress io.Writer) error {
 	})
 }
 
-// with makes what a run needs, runs it and cleans up.
-func (o Options) with(ctx context.Context, progress io.Writer, run func(context.Context, *bench) error) error {
+// with makes the surroundings of a run, runs it and cleans up.
+func (o Options) with(ctx context.Context, progress io.Writer, run func(context.Context, *field) error) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Hour)
 	defer cancel()
 	dir, err := os.MkdirTemp("", "kvpilot-bench-")
 	if err != nil {
 		return err
 	}
-	b := &bench{options: o, dir: dir, progress: progress}
-	defer b.cleanup()
+	f := &field{launcher: launcher{self: o.Self, serve: o.Serve, peers: o.Peers, dir: dir, progress: progress}, options: o}
+	defer f.cleanup()
 	if o.Profiles != "" {
 		if err := os.MkdirAll(o.Profiles, 0o750); err != nil {
 			return err
 		}
 	}
-	return run(ctx, b)
+	return run(ctx, f)
 }
 
-func (b *bench) cleanup() {
-	for _, p := range b.subjects {
+// field is the subjects of a run before their upstream.
+type field struct {
+	launcher
+	options  Options
+	subjects []*process
+}
+
+func (f *field) cleanup() {
+	for _, p := range f.subjects {
 		p.stop()
 	}
-	if b.upstream != nil {
-		b.upstream.stop()
+	if f.upstream != nil {
+		f.upstream.stop()
 	}
-	os.RemoveAll(b.dir)
+	os.RemoveAll(f.dir)
 }
 
-func (b *bench) startAll(ctx context.Context) error {
+func (f *field) startAll(ctx context.Context) error {
 	var err error
-	if b.upstream, err = b.role(ctx, "upstream"); err != nil {
+	if f.upstream, err = f.role(ctx, "upstream"); err != nil {
 		return err
 	}
-	for _, name := range b.options.Subjects {
-		p, err := b.startSubject(ctx, name)
-		if errors.Is(err, errAbsent) {
-			fmt.Fprintf(b.progress, "%s: left out: %v\n", name, err)
+	for _, name := range f.options.Subjects {
+		p, err := f.startSubject(ctx, name)
+		if errors.Is(err, install.ErrAbsent) {
+			fmt.Fprintf(f.progress, "%s: left out: %v\n", name, err)
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("start %s: %w", name, err)
 		}
-		b.subjects = append(b.subjects, p)
+		f.subjects = append(f.subjects, p)
 	}
 	return nil
 }
 
-// role starts a role of this binary.
-func (b *bench) role(ctx context.Context, name string, args ...string) (*process, error) {
-	return start(ctx, name, slices.Concat(b.options.Self, []string{name}, args)...)
-}
-
-// errAbsent says that a program is not installed.
-var errAbsent = errors.New("not installed")
-
-func (b *bench) startSubject(ctx context.Context, name string) (*process, error) {
-	switch name {
-	case Direct:
-		return &process{name: Direct, address: b.upstream.address}, nil
-	case ReverseProxy, RelayLean, RelayStd:
-		return b.role(ctx, name, b.upstream.address)
-	case Kvpilot:
-		return b.startRouter(ctx, Kvpilot)
-	case Followed, Unfollowed:
-		_, port, err := net.SplitHostPort(b.upstream.address)
-		if err != nil {
-			return nil, err
-		}
-		args := []string{"--replica", "http://" + b.upstream.address, "--replica", "http://localhost:" + port}
-		if name == Unfollowed {
-			args = append(args, "--set", "router.resume_streams=0")
-		}
-		return b.startServing(ctx, name, args...)
-	case Nginx:
-		return b.startNginx(ctx)
-	case HAProxy:
-		return b.startHAProxy(ctx)
-	}
-	return nil, fmt.Errorf("no such subject")
-}
-
 // scaled shrinks a number of streams or requests.
-func (b *bench) scaled(n int) int { return max(int(float64(n)*b.options.Scale), 4) }
+func (f *field) scaled(n int) int { return max(int(float64(n)*f.options.Scale), 4) }
 
 // cases runs those that were asked for.
 func (b *bench) cases(ctx context.Context) error {
@@ -203,12 +171,12 @@ func (b *bench) cases(ctx context.Context) error {
 }
 
 // setUpstream changes what the upstreams of all subjects do.
-func (b *bench) setUpstream(ctx context.Context, chunks int, every time.Duration, hold bool) error {
+func (f *field) setUpstream(ctx context.Context, chunks int, every time.Duration, hold bool) error {
 	held := 0
 	if hold {
 		held = 1
 	}
-	for _, u := range b.upstreams() {
+	for _, u := range f.upstreams() {
 		if _, err := get(ctx, u.address, fmt.Sprintf("/bench/set?chunks=%d&every=%d&hold=%d", chunks, every, held)); err != nil {
 			return err
 		}
@@ -217,9 +185,9 @@ func (b *bench) setUpstream(ctx context.Context, chunks int, every time.Duration
 }
 
 // upstreams are the one that subjects share, and those of their own.
-func (b *bench) upstreams() []*process {
-	all := []*process{b.upstream}
-	for _, p := range b.subjects {
+func (f *field) upstreams() []*process {
+	all := []*process{f.upstream}
+	for _, p := range f.subjects {
 		if p.upstream != nil {
 			all = append(all, p.upstream)
 		}

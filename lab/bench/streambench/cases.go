@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -108,8 +107,8 @@ func (b *bench) turns(ctx context.Context, name string, rounds int, load func(co
 
 // profile takes a CPU profile of kvpilot during one more turn; where routers are compared, of each
 // of them.
-func (b *bench) profile(ctx context.Context, name string, load func(context.Context, *process) ([]time.Duration, int, error)) error {
-	for _, p := range b.subjects {
+func (f *field) profile(ctx context.Context, name string, load func(context.Context, *process) ([]time.Duration, int, error)) error {
+	for _, p := range f.subjects {
 		file := name
 		switch p.name {
 		case Kvpilot:
@@ -120,14 +119,14 @@ func (b *bench) profile(ctx context.Context, name string, load func(context.Cont
 		default:
 			continue
 		}
-		if b.options.Profiles == "" {
+		if f.options.Profiles == "" {
 			return nil
 		}
 		profile := make(chan error, 1)
 		go func() {
 			text, err := get(ctx, p.debug, "/debug/pprof/profile?seconds=5")
 			if err == nil {
-				err = os.WriteFile(filepath.Join(b.options.Profiles, file+".pprof"), []byte(text), 0o600)
+				err = os.WriteFile(filepath.Join(f.options.Profiles, file+".pprof"), []byte(text), 0o600)
 			}
 			profile <- err
 		}()
@@ -210,8 +209,8 @@ func (b *bench) idleCase(ctx context.Context, n int) error {
 }
 
 // heapProfile saves what kvpilot holds in memory.
-func (b *bench) heapProfile(ctx context.Context, p *process) error {
-	if b.options.Profiles == "" || p.name != Kvpilot {
+func (f *field) heapProfile(ctx context.Context, p *process) error {
+	if f.options.Profiles == "" || p.name != Kvpilot {
 		return nil
 	}
 	for name, path := range map[string]string{"idle-heap.pprof": "/debug/pprof/heap", "idle-memstats.txt": "/debug/pprof/heap?debug=1"} {
@@ -219,7 +218,7 @@ func (b *bench) heapProfile(ctx context.Context, p *process) error {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(b.options.Profiles, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(f.options.Profiles, name), []byte(text), 0o600); err != nil {
 			return err
 		}
 	}
@@ -263,7 +262,7 @@ func (b *bench) abortCase(ctx context.Context, n int) error {
 		if p.debug == "" {
 			continue
 		}
-		before, err := b.settled(ctx, p, 0)
+		before, err := settled(ctx, p, 0)
 		if err != nil {
 			return err
 		}
@@ -280,7 +279,7 @@ func (b *bench) abortCase(ctx context.Context, n int) error {
 		if err != nil {
 			return err
 		}
-		after, err := b.settled(ctx, p, before)
+		after, err := settled(ctx, p, before)
 		if err != nil {
 			return err
 		}
@@ -296,7 +295,7 @@ func (b *bench) abortCase(ctx context.Context, n int) error {
 }
 
 // settled waits until the number of goroutines is at most want, or does not fall any more.
-func (b *bench) settled(ctx context.Context, p *process, want int) (int, error) {
+func settled(ctx context.Context, p *process, want int) (int, error) {
 	last := 1 << 30
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(500 * time.Millisecond) {
 		n, err := p.goroutines(ctx)
@@ -304,19 +303,5 @@ func (b *bench) settled(ctx context.Context, p *process, want int) (int, error) 
 			return n, err
 		}
 		last = n
-	}
-}
-
-// quiet waits until the upstream has no stream left, and returns the number of those that stay.
-func (b *bench) quiet(ctx context.Context) (int, error) {
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		text, err := get(ctx, b.upstream.address, "/bench/active")
-		if err != nil {
-			return 0, err
-		}
-		n, err := strconv.Atoi(text)
-		if err != nil || n == 0 || time.Now().After(deadline) {
-			return n, err
-		}
 	}
 }

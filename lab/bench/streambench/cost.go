@@ -66,13 +66,20 @@ type costSample struct {
 	void     bool
 }
 
+// costBench is one run of Cost. seed is that of the last turn's bodies, round seeds the phases of streams.
+type costBench struct {
+	*field
+	round, seed int
+}
+
 // Cost measures what a request and a chunk cost each router, and writes the results to out. Each router runs on one core,
 // the benchmark and the upstream on the others. The samples of the routers are interleaved.
 func Cost(ctx context.Context, o Options, out, progress io.Writer) error {
-	return o.with(ctx, progress, func(ctx context.Context, b *bench) error {
+	return o.with(ctx, progress, func(ctx context.Context, f *field) error {
+		b := &costBench{field: f}
 		if taskset, err := exec.LookPath("taskset"); err == nil {
 			b.pin = []string{taskset, "-c", "0"}
-			b.options.Serve = slices.Concat(b.pin, b.options.Serve)
+			b.serve = slices.Concat(b.pin, b.serve)
 		} else {
 			fmt.Fprintln(progress, "taskset is not installed: routers use all cores")
 		}
@@ -102,10 +109,12 @@ func Cost(ctx context.Context, o Options, out, progress io.Writer) error {
 }
 
 // startCost starts the upstream and every subject that this machine has; of the others it says why not.
-func (b *bench) startCost(ctx context.Context) error {
+func (b *costBench) startCost(ctx context.Context) error {
 	var err error
 	if b.options.Install {
-		b.install(ctx)
+		if err := b.install(ctx); err != nil {
+			return err
+		}
 	}
 	if b.upstream, err = b.role(ctx, "upstream"); err != nil {
 		return err
@@ -123,7 +132,7 @@ func (b *bench) startCost(ctx context.Context) error {
 }
 
 // costCase takes interleaved samples of each subject; the first round opens connections and fills caches.
-func (b *bench) costCase(ctx context.Context, c costCase) ([]CostResult, error) {
+func (b *costBench) costCase(ctx context.Context, c costCase) ([]CostResult, error) {
 	if c.streams > 0 {
 		if err := b.setUpstream(ctx, 100, 20*time.Millisecond, false); err != nil {
 			return nil, err
@@ -177,7 +186,7 @@ func summarizeCost(samples []costSample) CostResult {
 }
 
 // costTurn takes one sample.
-func (b *bench) costTurn(ctx context.Context, c costCase, p *process) (costSample, error) {
+func (b *costBench) costTurn(ctx context.Context, c costCase, p *process) (costSample, error) {
 	watch, err := b.watch(p)
 	if err != nil {
 		return costSample{}, err
@@ -208,23 +217,23 @@ func (b *bench) costTurn(ctx context.Context, c costCase, p *process) (costSampl
 }
 
 // nextSeed separates the bodies of one turn from those of all others.
-func (b *bench) nextSeed() int {
+func (b *costBench) nextSeed() int {
 	b.seed += 1 << 16
 	return b.seed
 }
 
 // costWatch is what was used before a sample.
 type costWatch struct {
-	b       *bench
-	subject *process
-	began   time.Time
-	cpu     time.Duration
-	ours    time.Duration
-	machine time.Duration
+	subject   *process
+	upstreams []*process
+	began     time.Time
+	cpu       time.Duration
+	ours      time.Duration
+	machine   time.Duration
 }
 
-func (b *bench) watch(p *process) (*costWatch, error) {
-	w := &costWatch{b: b, subject: p, began: time.Now()}
+func (b *costBench) watch(p *process) (*costWatch, error) {
+	w := &costWatch{subject: p, upstreams: b.upstreams(), began: time.Now()}
 	var err error
 	w.cpu, w.ours, w.machine, err = w.read()
 	return w, err
@@ -238,7 +247,7 @@ func (w *costWatch) read() (subject, ours, machine time.Duration, err error) {
 		}
 	}
 	ours = subject + measure.CPUTime()
-	for _, u := range w.b.upstreams() {
+	for _, u := range w.upstreams {
 		used, err := u.cpu()
 		if err != nil {
 			return 0, 0, 0, err

@@ -19,7 +19,7 @@ const memoryTime = 15 * time.Second
 
 // memoryCase measures every subject, one at a time. Nothing else may load the machine's memory, but a busy processor only
 // makes for fewer requests.
-func (b *bench) memoryCase(ctx context.Context) ([]CostResult, error) {
+func (b *costBench) memoryCase(ctx context.Context) ([]CostResult, error) {
 	if len(b.options.Cases) > 0 && !slices.Contains(b.options.Cases, memoryName) {
 		return nil, nil
 	}
@@ -38,7 +38,7 @@ func (b *bench) memoryCase(ctx context.Context) ([]CostResult, error) {
 	return results, nil
 }
 
-func (b *bench) memoryOf(ctx context.Context, name string) (CostResult, error) {
+func (b *costBench) memoryOf(ctx context.Context, name string) (CostResult, error) {
 	r := CostResult{Case: memoryName, Subject: name, Samples: 1}
 	p, err := b.startCosted(ctx, name)
 	if err != nil {

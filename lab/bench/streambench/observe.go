@@ -65,10 +65,14 @@ type Observed struct {
 // scrapeReplicas is the size of the fleet that is scraped.
 const scrapeReplicas = 256
 
+// observer is one run of Observe.
+type observer struct{ bench }
+
 // Observe measures what traces, the console and scrapes cost, and writes it to out.
 func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
 	var r Observed
-	err := o.with(ctx, progress, func(ctx context.Context, b *bench) error {
+	err := o.with(ctx, progress, func(ctx context.Context, f *field) error {
+		b := &observer{bench{field: f}}
 		for _, part := range []struct {
 			name string
 			run  func(context.Context, *Observed) error
@@ -109,7 +113,7 @@ func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
 
 // observeTraces has the five routers take turns, in changing order, and compares each turn with
 // that of the router without tracing, which runs in parallel.
-func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
+func (b *observer) observeTraces(ctx context.Context, r *Observed) error {
 	collector, err := b.role(ctx, "collector")
 	if err != nil {
 		return err
@@ -171,7 +175,7 @@ func (b *bench) observeTraces(ctx context.Context, r *Observed) error {
 }
 
 // observeConsole has a router work at a steady pace, with a viewer of its console half of the time.
-func (b *bench) observeConsole(ctx context.Context, r *Observed) error {
+func (b *observer) observeConsole(ctx context.Context, r *Observed) error {
 	if b.upstream == nil {
 		var err error
 		if b.upstream, err = b.role(ctx, "upstream"); err != nil {
@@ -256,7 +260,7 @@ func fetch(ctx context.Context, address string) error {
 }
 
 // observeScrape reads /metrics of a router before many replicas.
-func (b *bench) observeScrape(ctx context.Context, r *Observed) error {
+func (b *observer) observeScrape(ctx context.Context, r *Observed) error {
 	many, err := b.role(ctx, "upstreams", fmt.Sprint(scrapeReplicas))
 	if err != nil {
 		return err
@@ -275,7 +279,7 @@ func (b *bench) observeScrape(ctx context.Context, r *Observed) error {
 		return err
 	}
 	defer p.stop()
-	if err := b.allReady(ctx, p, scrapeReplicas); err != nil {
+	if err := allReady(ctx, p, scrapeReplicas); err != nil {
 		return err
 	}
 	if _, err := unary(ctx, p.address, 4, b.scaled(4000), 200); err != nil { // so that every series has been used
@@ -312,7 +316,7 @@ func countSeries(text string) (n int) {
 }
 
 // allReady waits until a router has found all its replicas ready.
-func (b *bench) allReady(ctx context.Context, p *process, want int) error {
+func allReady(ctx context.Context, p *process, want int) error {
 	return measure.Await(ctx, time.Minute, func() error {
 		text, err := get(ctx, p.address, "/kvpilot/v1/replicas")
 		if n := strings.Count(text, "REPLICA_STATE_READY"); err == nil && n < want {

@@ -13,8 +13,8 @@ import (
 )
 
 // startNginx starts Debian's nginx as a plain streaming proxy with one worker per CPU core of two.
-func (b *bench) startNginx(ctx context.Context) (*process, error) {
-	return b.startProxy(ctx, Nginx, "nginx.conf", func(address string) string {
+func (l *launcher) startNginx(ctx context.Context) (*process, error) {
+	return l.startProxy(ctx, Nginx, "nginx.conf", func(address string) string {
 		return fmt.Sprintf(`worker_processes 2;
 daemon off;
 pid %[1]s/nginx-%[3]s.pid;
@@ -43,13 +43,13 @@ http {
     }
   }
 }
-`, b.dir, b.upstream.address, address)
-	}, "nginx", "-c", filepath.Join(b.dir, "nginx.conf"), "-p", b.dir)
+`, l.dir, l.upstream.address, address)
+	}, "nginx", "-c", filepath.Join(l.dir, "nginx.conf"), "-p", l.dir)
 }
 
 // startHAProxy starts Debian's HAProxy with two threads.
-func (b *bench) startHAProxy(ctx context.Context) (*process, error) {
-	return b.startProxy(ctx, HAProxy, "haproxy.cfg", func(address string) string {
+func (l *launcher) startHAProxy(ctx context.Context) (*process, error) {
+	return l.startProxy(ctx, HAProxy, "haproxy.cfg", func(address string) string {
 		return fmt.Sprintf(`global
   nbthread 2
   maxconn 8000
@@ -65,13 +65,13 @@ frontend in
   default_backend replica
 backend replica
   server r1 %s maxconn 8000
-`, address, b.upstream.address)
-	}, "haproxy", "-db", "-q", "-f", filepath.Join(b.dir, "haproxy.cfg"))
+`, address, l.upstream.address)
+	}, "haproxy", "-db", "-q", "-f", filepath.Join(l.dir, "haproxy.cfg"))
 }
 
 // startProxy writes the configuration, starts the program, and waits until it answers.
-func (b *bench) startProxy(ctx context.Context, name, file string, config func(address string) string, args ...string) (*process, error) {
-	program, err := b.program(args[0])
+func (l *launcher) startProxy(ctx context.Context, name, file string, config func(address string) string, args ...string) (*process, error) {
+	program, err := l.program(args[0])
 	if err != nil {
 		return nil, err
 	}
@@ -79,10 +79,10 @@ func (b *bench) startProxy(ctx context.Context, name, file string, config func(a
 	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(b.dir, file), []byte(config(free[0])), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(l.dir, file), []byte(config(free[0])), 0o600); err != nil {
 		return nil, err
 	}
-	cmd := proc.Bound(ctx, slices.Concat(b.pin, []string{program}, args[1:])...)
+	cmd := proc.Bound(ctx, slices.Concat(l.pin, []string{program}, args[1:])...)
 	cmd.Stderr = os.Stderr
 	return serving(ctx, name, free[0], cmd, func() error {
 		_, err := get(ctx, free[0], "/health")
