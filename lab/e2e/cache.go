@@ -28,7 +28,7 @@ func words(dice *rand.Rand, n int) string {
 // checkBlocks sends many prompts that share beginnings. Each time the router's prediction must be
 // the engine's own count of cached tokens, and afterwards every full block of the prompt must be
 // found under the key that the router makes from the ids.
-func (r *run) checkBlocks(ctx context.Context) (string, error) {
+func (r *answers) checkBlocks(ctx context.Context) (string, error) {
 	dice := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
 	var stems []string
 	hits, blocks := 0, 0
@@ -57,7 +57,7 @@ func (r *run) checkBlocks(ctx context.Context) (string, error) {
 		if a.cached() > 0 {
 			hits++
 		}
-		n, err := r.holds(ctx, a.header.Get("X-Kvpilot-Replica"), ids, "", "")
+		n, err := r.router.holds(ctx, a.header.Get("X-Kvpilot-Replica"), ids, "", "")
 		if err != nil {
 			return "", fmt.Errorf("prompt %d: %w", i, err)
 		}
@@ -67,12 +67,12 @@ func (r *run) checkBlocks(ctx context.Context) (string, error) {
 }
 
 // holds waits until the index says that the replica holds every full block of ids, and counts them.
-func (r *run) holds(ctx context.Context, id string, ids []uint32, adapter, salt string) (int, error) {
+func (p *routerProcess) holds(ctx context.Context, id string, ids []uint32, adapter, salt string) (int, error) {
 	want := len(ids) / blockSize * blockSize
 	got := uint32(0)
 	ids = append(slices.Clone(ids), 0) // the block of a prompt's last token would not count: it is computed again
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		resp, err := r.router.api.Routing().ScoreOverlap(ctx, &kvpilotv1.ScoreOverlapRequest{
+		resp, err := p.api.Routing().ScoreOverlap(ctx, &kvpilotv1.ScoreOverlapRequest{
 			Model: "tiny", Adapter: adapter, CacheSalt: salt,
 			Prompt: &kvpilotv1.ScoreOverlapRequest_TokenIds{TokenIds: &kvpilotv1.TokenIds{Ids: ids}},
 		})
@@ -92,7 +92,7 @@ func (r *run) holds(ctx context.Context, id string, ids []uint32, adapter, salt 
 }
 
 // checkConversation plays a conversation: it must return to its replica, and hit more each turn.
-func (r *run) checkConversation(ctx context.Context) (string, error) {
+func (r *answers) checkConversation(ctx context.Context) (string, error) {
 	dice := rand.New(rand.NewPCG(7, uint64(time.Now().UnixNano())))
 	messages := []object{{"role": "system", "content": words(dice, 80)}}
 	home, last := "", -1
@@ -119,7 +119,7 @@ func (r *run) checkConversation(ctx context.Context) (string, error) {
 }
 
 // checkSalt: a salt separates equal prompts, in the engine and in the index.
-func (r *run) checkSalt(ctx context.Context) (string, error) {
+func (r *answers) checkSalt(ctx context.Context) (string, error) {
 	prompt := words(rand.New(rand.NewPCG(3, uint64(time.Now().UnixNano()))), 120)
 	var cached []int
 	for _, salt := range []string{"", "red", "red"} {
@@ -127,12 +127,12 @@ func (r *run) checkSalt(ctx context.Context) (string, error) {
 		if salt != "" {
 			body["cache_salt"] = salt
 		}
-		a, err := post(ctx, r.router.url()+"/v1/completions", body, "X-Kvpilot-Pin", r.fleet[0].id)
+		a, err := post(ctx, r.router.url()+"/v1/completions", body, "X-Kvpilot-Pin", r.engines[0].id)
 		if err != nil {
 			return "", err
 		}
 		cached = append(cached, a.cached())
-		if _, err := r.holds(ctx, r.fleet[0].id, a.ids("choices", 0, "prompt_token_ids"), "", salt); err != nil && r.hasRender() {
+		if _, err := r.router.holds(ctx, r.engines[0].id, a.ids("choices", 0, "prompt_token_ids"), "", salt); err != nil && r.hasRender() {
 			return "", fmt.Errorf("salt %q: %w", salt, err)
 		}
 	}
@@ -147,11 +147,11 @@ func (r *run) checkSalt(ctx context.Context) (string, error) {
 }
 
 // checkAdapter: the adapter is a model of its own, with blocks of its own.
-func (r *run) checkAdapter(ctx context.Context) (string, error) {
+func (r *answers) checkAdapter(ctx context.Context) (string, error) {
 	prompt := words(rand.New(rand.NewPCG(5, uint64(time.Now().UnixNano()))), 120)
 	texts := map[string]string{}
 	for _, model := range []string{"tiny", "adapter", "adapter"} {
-		a, err := post(ctx, r.router.url()+"/v1/completions", object{"model": model, "prompt": prompt, "max_tokens": 6, "temperature": 0, "return_token_ids": true}, "X-Kvpilot-Pin", r.fleet[0].id)
+		a, err := post(ctx, r.router.url()+"/v1/completions", object{"model": model, "prompt": prompt, "max_tokens": 6, "temperature": 0, "return_token_ids": true}, "X-Kvpilot-Pin", r.engines[0].id)
 		if err != nil {
 			return "", err
 		}
@@ -165,7 +165,7 @@ func (r *run) checkAdapter(ctx context.Context) (string, error) {
 		}
 		texts[model] = text
 		if model == "adapter" && r.atLeast(14) {
-			if _, err := r.holds(ctx, r.fleet[0].id, a.ids("choices", 0, "prompt_token_ids"), "adapter", ""); err != nil {
+			if _, err := r.router.holds(ctx, r.engines[0].id, a.ids("choices", 0, "prompt_token_ids"), "adapter", ""); err != nil {
 				return "", err
 			}
 		}
@@ -177,25 +177,25 @@ func (r *run) checkAdapter(ctx context.Context) (string, error) {
 }
 
 // checkReset: the engine forgets, and so does the index.
-func (r *run) checkReset(ctx context.Context) (string, error) {
+func (r *answers) checkReset(ctx context.Context) (string, error) {
 	prompt := words(rand.New(rand.NewPCG(9, uint64(time.Now().UnixNano()))), 120)
 	body := object{"model": "tiny", "prompt": prompt, "max_tokens": 1, "return_token_ids": true}
-	a, err := post(ctx, r.router.url()+"/v1/completions", body, "X-Kvpilot-Pin", r.fleet[0].id)
+	a, err := post(ctx, r.router.url()+"/v1/completions", body, "X-Kvpilot-Pin", r.engines[0].id)
 	if err != nil {
 		return "", err
 	}
 	ids := a.ids("choices", 0, "prompt_token_ids")
-	if _, err := r.holds(ctx, r.fleet[0].id, ids, "", ""); err != nil {
+	if _, err := r.router.holds(ctx, r.engines[0].id, ids, "", ""); err != nil {
 		return "", err
 	}
-	if code, text, err := call(ctx, "POST", r.fleet[0].url()+"/reset_prefix_cache", nil); err != nil || code != 200 {
+	if code, text, err := call(ctx, "POST", r.engines[0].url()+"/reset_prefix_cache", nil); err != nil || code != 200 {
 		return "", fmt.Errorf("reset: %d %s %w", code, text, err)
 	}
 	// The engine announces the reset with its next step.
-	if _, err := post(ctx, r.fleet[0].url()+"/v1/completions", object{"model": "tiny", "prompt": "x", "max_tokens": 1}); err != nil {
+	if _, err := post(ctx, r.engines[0].url()+"/v1/completions", object{"model": "tiny", "prompt": "x", "max_tokens": 1}); err != nil {
 		return "", err
 	}
-	if _, err := r.holds(ctx, r.fleet[0].id, nil, "", ""); err != nil {
+	if _, err := r.router.holds(ctx, r.engines[0].id, nil, "", ""); err != nil {
 		return "", err
 	}
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
@@ -205,7 +205,7 @@ func (r *run) checkReset(ctx context.Context) (string, error) {
 		}
 		left := uint32(0)
 		for _, rank := range resp.GetRanks() {
-			if rank.GetReplicaId() == r.fleet[0].id {
+			if rank.GetReplicaId() == r.engines[0].id {
 				left = rank.GetOverlap().GetGpuTokens()
 			}
 		}

@@ -18,7 +18,7 @@ const (
 
 // checkChats plays 64 multi-turn chats, 8 at a time, with pauses between turns: predictions must be right in the middle and at the tail, and
 // the replicas must share the prefill.
-func (r *run) checkChats(ctx context.Context) (string, error) {
+func (r *disturbances) checkChats(ctx context.Context) (string, error) {
 	load := loadgen.Config{
 		URL: r.router.url(), Model: "tiny", Conversations: 16, Turns: 4, Concurrency: 8, Tenants: 1, Think: time.Second,
 		SystemWords: 150, UserWords: 200, MaxTokens: 16, Seed: uint64(time.Now().UnixNano()), Timeout: 2 * time.Minute,
@@ -27,7 +27,7 @@ func (r *run) checkChats(ctx context.Context) (string, error) {
 	if err := loadgen.Run(ctx, load, s.Add); err != nil { // what the router learns from
 		return "", err
 	}
-	seen := r.watchPredictions(ctx)
+	seen := r.router.watchPredictions(ctx)
 	computed := map[string]int{}
 	load.Conversations = 64
 	load.Seed++
@@ -48,7 +48,7 @@ func (r *run) checkChats(ctx context.Context) (string, error) {
 	for _, n := range computed {
 		most, all = max(most, n), all+n
 	}
-	imbalance := float64(most*len(r.fleet)) / float64(max(1, all))
+	imbalance := float64(most*len(r.engines)) / float64(max(1, all))
 	slices.Sort(ratios)
 	at := func(q float64) float64 { return ratios[int(q*float64(len(ratios)-1))] }
 	p10, p50, p90 := at(0.1), at(0.5), at(0.9)
@@ -60,13 +60,13 @@ func (r *run) checkChats(ctx context.Context) (string, error) {
 }
 
 // watchPredictions collects predicted over actual times to the first token, of all requests that end until it is asked for them.
-func (r *run) watchPredictions(ctx context.Context) func() []float64 {
+func (p *routerProcess) watchPredictions(ctx context.Context) func() []float64 {
 	ctx, cancel := context.WithCancel(ctx)
 	var ratios []float64
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		for msg, err := range r.router.api.WatchDecisions(ctx, "") {
+		for msg, err := range p.api.WatchDecisions(ctx, "") {
 			if err != nil {
 				return
 			}

@@ -11,40 +11,50 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 )
 
+// answers are the checks of what the router says and returns for a prompt, next to the engine's own word.
+type answers struct {
+	stack
+	prompts int
+}
+
+// disturbances are the checks under load, and while clients leave and replicas pause, move and die.
+type disturbances struct{ stack }
+
 // checks runs all of them, the disturbing ones last.
 func (r *run) checks(ctx context.Context) {
 	if r.tests != "" {
 		r.checkFor(ctx, time.Hour, "vLLM's own tests", r.checkOwnTests)
 		return
 	}
-	r.check(ctx, "token ids", r.checkTokens)
-	r.check(ctx, "block keys and predicted hits", r.checkBlocks)
-	r.check(ctx, "conversation returns", r.checkConversation)
-	r.check(ctx, "predicted cached tokens", r.checkPredictions)
-	r.check(ctx, "other formats", r.checkFormats)
-	r.check(ctx, "stream bytes", r.checkStreams)
-	r.check(ctx, "ids in the body", r.checkGivenIDs)
-	r.check(ctx, "LoRA adapter", r.checkAdapter)
-	r.check(ctx, "adapters at run time", r.checkRuntimeAdapter)
-	r.check(ctx, "Cohere's format", r.checkCohere)
-	r.check(ctx, "realtime", r.checkRealtime)
-	r.check(ctx, "cache salt", r.checkSalt)
-	r.check(ctx, "traces", r.checkTraces)
-	r.check(ctx, "abort", r.checkAbort)
-	r.check(ctx, "reset of the prefix cache", r.checkReset)
-	r.check(ctx, "resumed streams", r.checkResume)
-	r.check(ctx, "paused replicas", r.checkPause)
-	r.check(ctx, "stop strings", r.checkStops)
-	r.check(ctx, "32 clients", r.checkLoad)
-	r.check(ctx, "drains that move", r.checkMoves)
-	r.check(ctx, "64 chats", r.checkChats)
-	r.check(ctx, "unstreamed load", r.checkUnstreamed)
-	r.check(ctx, "kill -9 under load", r.checkKill)
-	r.checkFor(ctx, 2*time.Hour, "a hundred streams killed", r.checkKills)
+	a, d := &answers{r.stack, r.prompts}, &disturbances{r.stack}
+	r.check(ctx, "token ids", a.checkTokens)
+	r.check(ctx, "block keys and predicted hits", a.checkBlocks)
+	r.check(ctx, "conversation returns", a.checkConversation)
+	r.check(ctx, "predicted cached tokens", a.checkPredictions)
+	r.check(ctx, "other formats", a.checkFormats)
+	r.check(ctx, "stream bytes", a.checkStreams)
+	r.check(ctx, "ids in the body", a.checkGivenIDs)
+	r.check(ctx, "LoRA adapter", a.checkAdapter)
+	r.check(ctx, "adapters at run time", a.checkRuntimeAdapter)
+	r.check(ctx, "Cohere's format", a.checkCohere)
+	r.check(ctx, "realtime", a.checkRealtime)
+	r.check(ctx, "cache salt", a.checkSalt)
+	r.check(ctx, "traces", a.checkTraces)
+	r.check(ctx, "abort", d.checkAbort)
+	r.check(ctx, "reset of the prefix cache", a.checkReset)
+	r.check(ctx, "resumed streams", d.checkResume)
+	r.check(ctx, "paused replicas", d.checkPause)
+	r.check(ctx, "stop strings", d.checkStops)
+	r.check(ctx, "32 clients", d.checkLoad)
+	r.check(ctx, "drains that move", d.checkMoves)
+	r.check(ctx, "64 chats", d.checkChats)
+	r.check(ctx, "unstreamed load", d.checkUnstreamed)
+	r.check(ctx, "kill -9 under load", d.checkKill)
+	r.checkFor(ctx, 2*time.Hour, "a hundred streams killed", d.checkKills)
 }
 
 // checkAbort: a client that leaves frees the engine and the reservation.
-func (r *run) checkAbort(ctx context.Context) (string, error) {
+func (r *disturbances) checkAbort(ctx context.Context) (string, error) {
 	inner, leave := context.WithCancel(ctx)
 	defer leave()
 	raw, err := json.Marshal(object{"model": "tiny", "prompt": "continue", "max_tokens": 3000, "ignore_eos": true, "stream": true})
@@ -64,7 +74,7 @@ func (r *run) checkAbort(ctx context.Context) (string, error) {
 	booked, running := time.Duration(0), time.Duration(0)
 	for end := began.Add(10 * time.Second); time.Now().Before(end) && (booked == 0 || running == 0); time.Sleep(5 * time.Millisecond) {
 		if booked == 0 {
-			n, err := r.inFlight(ctx)
+			n, err := r.router.inFlight(ctx)
 			if err != nil {
 				return "", err
 			}
@@ -83,8 +93,8 @@ func (r *run) checkAbort(ctx context.Context) (string, error) {
 }
 
 // inFlight counts the router's reservations.
-func (r *run) inFlight(ctx context.Context) (int, error) {
-	resp, err := r.router.api.Routing().GetLoads(ctx, &kvpilotv1.GetLoadsRequest{})
+func (p *routerProcess) inFlight(ctx context.Context) (int, error) {
+	resp, err := p.api.Routing().GetLoads(ctx, &kvpilotv1.GetLoadsRequest{})
 	if err != nil {
 		return 0, err
 	}
@@ -96,10 +106,10 @@ func (r *run) inFlight(ctx context.Context) (int, error) {
 }
 
 // released waits until no reservation is left: a client has the last byte of its answer before the router has the end of it.
-func (r *run) released(ctx context.Context) error {
+func (p *routerProcess) released(ctx context.Context) error {
 	const most = 5 * time.Second
 	for end := time.Now().Add(most); ; {
-		n, err := r.inFlight(ctx)
+		n, err := p.inFlight(ctx)
 		if err != nil || n == 0 {
 			return err
 		}
@@ -111,9 +121,9 @@ func (r *run) released(ctx context.Context) error {
 }
 
 // engineLoad sums what the engines say is running; an engine that does not answer counts as busy.
-func (r *run) engineLoad(ctx context.Context) int {
+func (f *fleet) engineLoad(ctx context.Context) int {
 	sum := 0
-	for _, e := range r.fleet {
+	for _, e := range f.engines {
 		_, text, err := call(ctx, "GET", e.url()+"/metrics", nil)
 		if err != nil {
 			return -1
@@ -132,7 +142,7 @@ func (r *run) engineLoad(ctx context.Context) int {
 }
 
 // checkTraces: one trace holds the router's spans and the engine's.
-func (r *run) checkTraces(ctx context.Context) (string, error) {
+func (r *answers) checkTraces(ctx context.Context) (string, error) {
 	if r.sim {
 		return "", fmt.Errorf("the simulator exports no spans: %w", errSkip)
 	}

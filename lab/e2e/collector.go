@@ -23,9 +23,9 @@ type collector struct {
 
 type span struct{ name, id, parent string }
 
-func (r *run) startCollector(ctx context.Context) error {
+func (f *fleet) startCollector(ctx context.Context) error {
 	address := "127.0.0.1:0"
-	if kept := r.kept(); kept.Collector != "" {
+	if kept := f.kept(); kept.Collector != "" {
 		address = kept.Collector
 	}
 	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
@@ -35,7 +35,7 @@ func (r *run) startCollector(ctx context.Context) error {
 	c := &collector{server: grpc.NewServer(), address: ln.Addr().String(), spans: map[string][]span{}}
 	collectorv1.RegisterTraceServiceServer(c.server, c)
 	go func() { _ = c.server.Serve(ln) }() // it ends with stop
-	r.spans = c
+	f.spans = c
 	return nil
 }
 

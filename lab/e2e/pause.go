@@ -14,12 +14,12 @@ import (
 
 // checkPause: a replica that is paused in the middle of an answer aborts it, and ends it as if it were whole. The client gets the rest from
 // another replica, or an error.
-func (r *run) checkPause(ctx context.Context) (string, error) {
-	if r.sim || len(r.fleet) < 2 {
+func (r *disturbances) checkPause(ctx context.Context) (string, error) {
+	if r.sim || len(r.engines) < 2 {
 		return "skipped: needs two real replicas", nil
 	}
-	addresses := make([]string, len(r.fleet))
-	for i, e := range r.fleet {
+	addresses := make([]string, len(r.engines))
+	for i, e := range r.engines {
 		addresses[i] = "127.0.0.1:" + strconv.Itoa(e.http)
 	}
 	url, stop, err := r.resuming(ctx, addresses)
@@ -92,7 +92,7 @@ func tail(text string) string { return text[max(0, len(text)-1500):] }
 
 // pausedWhile asks, pauses the replica that answers for a second once its answer is under way, and returns the answer. With silent the
 // replica is frozen for three seconds before that.
-func (r *run) pausedWhile(ctx context.Context, url string, body object, silent bool) (string, error) {
+func (r *disturbances) pausedWhile(ctx context.Context, url string, body object, silent bool) (string, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {
 		return "", err
@@ -109,9 +109,9 @@ func (r *run) pausedWhile(ctx context.Context, url string, body object, silent b
 }
 
 // pauseBusy waits until a replica computes an answer, pauses it with the mode abort, and resumes it after a second.
-func (r *run) pauseBusy(ctx context.Context, silent bool) error {
+func (r *disturbances) pauseBusy(ctx context.Context, silent bool) error {
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		for _, e := range r.fleet {
+		for _, e := range r.engines {
 			_, page, err := call(ctx, "GET", e.url()+"/metrics", nil)
 			if err != nil {
 				return err

@@ -16,7 +16,7 @@ const (
 
 // checkPredictions plays conversations of every kind: the cached tokens that the router predicts for each turn
 // must be those that the engine counts.
-func (r *run) checkPredictions(ctx context.Context) (string, error) {
+func (r *answers) checkPredictions(ctx context.Context) (string, error) {
 	dice := rand.New(rand.NewPCG(11, uint64(time.Now().UnixNano())))
 	turns, right := 0, 0
 	var wrong []string
@@ -32,7 +32,7 @@ func (r *run) checkPredictions(ctx context.Context) (string, error) {
 			if err != nil {
 				return "", fmt.Errorf("%s, turn %d: %w", kind.name, turn, err)
 			}
-			predicted, err := r.predicted(ctx, id)
+			predicted, err := r.router.predicted(ctx, id)
 			if err != nil {
 				return "", fmt.Errorf("%s, turn %d: %w", kind.name, turn, err)
 			}
@@ -58,9 +58,9 @@ func (r *run) checkPredictions(ctx context.Context) (string, error) {
 }
 
 // predicted asks what the router had expected of a request that has ended.
-func (r *run) predicted(ctx context.Context, id string) (int, error) {
+func (p *routerProcess) predicted(ctx context.Context, id string) (int, error) {
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		list, err := r.router.api.Explain(ctx, id)
+		list, err := p.api.Explain(ctx, id)
 		if err == nil && len(list) > 0 && list[len(list)-1].GetOutcome() != nil {
 			return int(list[len(list)-1].GetOutcome().GetPredictedCachedTokens()), nil
 		}
@@ -104,7 +104,7 @@ func predictKinds() []predictKind {
 
 // checkFormats sends Anthropic and Responses bodies, with tools too: the router must know the length of the prompt
 // before it is sent, and the hits of the second time.
-func (r *run) checkFormats(ctx context.Context) (string, error) {
+func (r *answers) checkFormats(ctx context.Context) (string, error) {
 	if !r.atLeast(32) {
 		return "", fmt.Errorf("this version renders chat and completions only: %w", errSkip)
 	}
@@ -135,7 +135,7 @@ func (r *run) checkFormats(ctx context.Context) (string, error) {
 			if err != nil {
 				return "", err
 			}
-			predicted, err := r.predicted(ctx, id)
+			predicted, err := r.router.predicted(ctx, id)
 			if err != nil {
 				return "", err
 			}

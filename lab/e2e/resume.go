@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -19,7 +18,7 @@ import (
 
 // checkResume: a stream is resumed on another replica wherever the connection to its own is cut, and the
 // client has the text that the engine writes undisturbed.
-func (r *run) checkResume(ctx context.Context) (string, error) {
+func (r *disturbances) checkResume(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var c cutter
@@ -27,7 +26,7 @@ func (r *run) checkResume(ctx context.Context) (string, error) {
 	front := make([]string, 2)
 	for i := range front {
 		var err error
-		if front[i], err = c.listen(ctx, strconv.Itoa(r.fleet[i%len(r.fleet)].http)); err != nil {
+		if front[i], err = c.listen(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http)); err != nil {
 			return "", err
 		}
 	}
@@ -51,13 +50,13 @@ func (r *run) checkResume(ctx context.Context) (string, error) {
 		if n == 3 {
 			body["logprobs"], body["allowed_token_ids"] = 2, letters
 		}
-		want, err := r.hear(ctx, r.fleet[0].url()+path, body)
+		want, err := hear(ctx, r.engines[0].url()+path, body)
 		if err != nil || !want.done {
 			return "", fmt.Errorf("undisturbed: %+v, %w", want, err)
 		}
 		for at := 500; at < want.size; at += 163 {
 			c.left.Store(int64(at))
-			got, err := r.hear(ctx, url+path, body)
+			got, err := hear(ctx, url+path, body)
 			if err != nil {
 				return "", err
 			}
@@ -91,7 +90,7 @@ type heard struct {
 }
 
 // hear asks for a stream and reads it whole.
-func (r *run) hear(ctx context.Context, url string, body object, header ...string) (heard, error) {
+func hear(ctx context.Context, url string, body object, header ...string) (heard, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {
 		return heard{}, err
@@ -162,7 +161,7 @@ func (r *run) hear(ctx context.Context, url string, body object, header ...strin
 }
 
 // resuming starts another router, which resumes streams, in front of two addresses.
-func (r *run) resuming(ctx context.Context, front []string) (url string, stop func(), err error) {
+func (r *disturbances) resuming(ctx context.Context, front []string) (url string, stop func(), err error) {
 	p, err := r.another(ctx, "resume", front, "router: {resume_streams: 1}\nchooser: {policy: round-robin}\nupstream: {breaker: {failures: 0, min_requests: 1000000}}\n")
 	if err != nil {
 		return "", nil, err
@@ -171,15 +170,12 @@ func (r *run) resuming(ctx context.Context, front []string) (url string, stop fu
 }
 
 // another starts one more router in front of the addresses, with more settings; name is that of its files.
-func (r *run) another(ctx context.Context, name string, front []string, settings string) (*routerProcess, error) {
-	ports, err := proc.FreePorts(ctx, 3)
+func (r *release) another(ctx context.Context, name string, front []string, settings string) (*routerProcess, error) {
+	at, err := proc.FreeAddresses(ctx, 3)
 	if err != nil {
 		return nil, err
 	}
-	p := &routerProcess{
-		http: fmt.Sprintf("127.0.0.1:%d", ports[0]), grpc: fmt.Sprintf("127.0.0.1:%d", ports[1]),
-		admin: fmt.Sprintf("127.0.0.1:%d", ports[2]),
-	}
+	p := &routerProcess{http: at[0], grpc: at[1], admin: at[2]}
 	var text strings.Builder
 	fmt.Fprintf(&text, "listen: {http: %q, grpc: %q, admin: %q}\nregistry:\n  probe: {interval: 1s, up: 1}\n  replicas:\n", p.http, p.grpc, p.admin)
 	for i, address := range front {
@@ -189,7 +185,7 @@ func (r *run) another(ctx context.Context, name string, front []string, settings
 	if err := os.WriteFile(file, []byte(text.String()+settings), 0o644); err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), r.binary, "serve", "--config", file)
+	cmd := proc.Command(ctx, r.binary, "serve", "--config", file)
 	if p.process, err = proc.StartLogged("kvpilot", filepath.Join(r.logs, name+".log"), cmd); err != nil {
 		return nil, err
 	}

@@ -23,13 +23,13 @@ type routerProcess struct {
 }
 
 // build makes the binary under test.
-func (r *run) build(ctx context.Context) error {
+func (r *release) build(ctx context.Context) error {
 	r.binary = filepath.Join(r.logs, "kvpilot")
 	return r.logged(ctx, "build.log", "go", "build", "-o", r.binary, "./cmd/kvpilot")
 }
 
 // startRouter starts kvpilot in front of the fleet.
-func (r *run) startRouter(ctx context.Context) error {
+func (r *stack) startRouter(ctx context.Context) error {
 	at, err := proc.FreeAddresses(ctx, 3)
 	if err != nil {
 		return err
@@ -47,15 +47,15 @@ func (r *run) startRouter(ctx context.Context) error {
 	if p.api, err = client.Dial(p.grpc); err != nil {
 		return err
 	}
-	return r.waitExact(ctx, len(r.fleet), time.Minute)
+	return p.waitExact(ctx, len(r.engines), time.Minute)
 }
 
 // settings is the router's configuration file.
-func (r *run) settings(p *routerProcess) string {
+func (r *stack) settings(p *routerProcess) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "listen: {http: %q, grpc: %q, admin: %q}\n", p.http, p.grpc, p.admin)
 	b.WriteString("registry:\n  probe: {interval: 1s, max_interval: 2s, models_interval: 2s}\n  replicas:\n")
-	for _, e := range r.fleet {
+	for _, e := range r.engines {
 		if r.atLeast(32) { // the engine reports where it publishes
 			fmt.Fprintf(&b, "  - {id: %s, url: %q}\n", e.id, e.url())
 			continue
@@ -64,14 +64,13 @@ func (r *run) settings(p *routerProcess) string {
 	}
 	b.WriteString("tokenizer: {handoff: all}\napi: {open_adapters: true}\n")
 	fmt.Fprintf(&b, "telemetry: {traces: {endpoint: %q, ratio: 1}}\n", r.spans.address)
-	b.WriteString(r.extra)
 	return b.String()
 }
 
 // waitExact waits until n replicas are ready and their events are followed exactly.
-func (r *run) waitExact(ctx context.Context, n int, limit time.Duration) error {
-	return r.router.process.Until(ctx, limit, 200*time.Millisecond, func(ctx context.Context) error {
-		list, err := r.router.api.ListReplicas(ctx, "")
+func (p *routerProcess) waitExact(ctx context.Context, n int, limit time.Duration) error {
+	return p.process.Until(ctx, limit, 200*time.Millisecond, func(ctx context.Context) error {
+		list, err := p.api.ListReplicas(ctx, "")
 		if err != nil {
 			return err
 		}

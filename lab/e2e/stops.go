@@ -19,7 +19,7 @@ type stopped struct {
 }
 
 // stoppable makes up a request that is answered in plain letters, with a stop string that comes as late in its answer as the model has something new to say.
-func (r *run) stoppable(ctx context.Context, n, tokens int, letters []uint32) (*stopped, error) {
+func (f *fleet) stoppable(ctx context.Context, n, tokens int, letters []uint32) (*stopped, error) {
 	s := &stopped{path: "/v1/completions", body: object{"prompt": fmt.Sprintf("Story %d about a stop", n)}}
 	if n%2 == 0 {
 		s.path, s.body = "/v1/chat/completions", object{"messages": []object{{"role": "user", "content": fmt.Sprintf("Question %d: where do you stop?", n)}}}
@@ -28,7 +28,7 @@ func (r *run) stoppable(ctx context.Context, n, tokens int, letters []uint32) (*
 		"model": "tiny", "stream": true, "temperature": 0, "max_tokens": tokens, "ignore_eos": true, "repetition_penalty": 1.3,
 		"allowed_token_ids": letters, "stream_options": object{"include_usage": true},
 	})
-	whole, err := r.hear(ctx, r.fleet[0].url()+s.path, s.body)
+	whole, err := hear(ctx, f.engines[0].url()+s.path, s.body)
 	if err != nil || !whole.done {
 		return nil, fmt.Errorf("without stop strings: %+v, %w", whole, err)
 	}
@@ -43,7 +43,7 @@ func (r *run) stoppable(ctx context.Context, n, tokens int, letters []uint32) (*
 	s.body["stop"] = []string{"never comes: ", string(text[at : at+size])}
 	s.body["include_stop_str_in_output"] = n%3 == 0
 	s.body["min_tokens"] = n % 8
-	s.want, err = r.hear(ctx, r.fleet[0].url()+s.path, s.body)
+	s.want, err = hear(ctx, f.engines[0].url()+s.path, s.body)
 	if err != nil || !s.want.done || s.want.finish != "stop" || s.want.stop != string(text[at:at+size]) {
 		return nil, fmt.Errorf("undisturbed: %+v, %w", s.want, err)
 	}
@@ -51,8 +51,8 @@ func (r *run) stoppable(ctx context.Context, n, tokens int, letters []uint32) (*
 }
 
 // letters are the ids of tokens whose text is whole characters.
-func (r *run) letters(ctx context.Context) ([]uint32, error) {
-	a, err := post(ctx, r.fleet[0].url()+"/tokenize", object{
+func (f *fleet) letters(ctx context.Context) ([]uint32, error) {
+	a, err := post(ctx, f.engines[0].url()+"/tokenize", object{
 		"model": "tiny", "add_special_tokens": false,
 		"prompt": "The router sends each request to the replica that already holds the longest prefix of it. You are a helpful assistant, and say so: 0123456789.",
 	})
@@ -69,7 +69,7 @@ func (s *stopped) same(got heard) bool {
 
 // checkStops: a stream with stop strings is resumed wherever its connection is cut, and when its replica is killed; the string
 // ends it where it would have undisturbed.
-func (r *run) checkStops(ctx context.Context) (string, error) {
+func (r *disturbances) checkStops(ctx context.Context) (string, error) {
 	letters, err := r.letters(ctx)
 	if err != nil {
 		return "", err
@@ -85,14 +85,14 @@ func (r *run) checkStops(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d cuts: each stream resumed and stopped by its string, %d with another text than undisturbed; %s", cuts, others, killed), nil
 }
 
-func (r *run) cutStops(ctx context.Context, letters []uint32) (cuts, others int, err error) {
+func (r *disturbances) cutStops(ctx context.Context, letters []uint32) (cuts, others int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var c cutter
 	c.left.Store(whole)
 	front := make([]string, 2)
 	for i := range front {
-		if front[i], err = c.listen(ctx, strconv.Itoa(r.fleet[i%len(r.fleet)].http)); err != nil {
+		if front[i], err = c.listen(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http)); err != nil {
 			return 0, 0, err
 		}
 	}
@@ -108,7 +108,7 @@ func (r *run) cutStops(ctx context.Context, letters []uint32) (cuts, others int,
 		}
 		for at := 500; at < s.want.size; at += 211 {
 			c.left.Store(int64(at))
-			got, err := r.hear(ctx, url+s.path, s.body)
+			got, err := hear(ctx, url+s.path, s.body)
 			if err != nil {
 				return 0, 0, err
 			}
@@ -130,8 +130,8 @@ func (r *run) cutStops(ctx context.Context, letters []uint32) (cuts, others int,
 }
 
 // killStops kills a replica while streams with stop strings run on it.
-func (r *run) killStops(ctx context.Context, letters []uint32) (string, error) {
-	victim := r.fleet[len(r.fleet)-1]
+func (r *disturbances) killStops(ctx context.Context, letters []uint32) (string, error) {
+	victim := r.engines[len(r.engines)-1]
 	streams := make([]*stopped, 12)
 	for n := range streams {
 		var err error
@@ -148,7 +148,7 @@ func (r *run) killStops(ctx context.Context, letters []uint32) (string, error) {
 	var wg sync.WaitGroup
 	for n, s := range streams {
 		wg.Go(func() {
-			got[n], failed[n] = r.hear(ctx, r.router.url()+s.path, s.body, "X-Kvpilot-Policy", "round-robin")
+			got[n], failed[n] = hear(ctx, r.router.url()+s.path, s.body, "X-Kvpilot-Policy", "round-robin")
 		})
 	}
 	time.Sleep(700 * time.Millisecond) // a part of the answers
@@ -180,5 +180,5 @@ func (r *run) killStops(ctx context.Context, letters []uint32) (string, error) {
 	if err := r.remember(); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("kill -9: %d streams, none lost, %v resumed, %d with another text", len(streams), after-before, others), r.waitExact(ctx, len(r.fleet), time.Minute)
+	return fmt.Sprintf("kill -9: %d streams, none lost, %v resumed, %d with another text", len(streams), after-before, others), r.router.waitExact(ctx, len(r.engines), time.Minute)
 }

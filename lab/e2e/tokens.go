@@ -31,7 +31,7 @@ func tokenCases() map[string]object {
 }
 
 // checkTokens compares the ids that the router predicts with those that the engine reports.
-func (r *run) checkTokens(ctx context.Context) (string, error) {
+func (r *answers) checkTokens(ctx context.Context) (string, error) {
 	cases := tokenCases()
 	for name, body := range cases {
 		path := "/v1/chat/completions"
@@ -39,7 +39,7 @@ func (r *run) checkTokens(ctx context.Context) (string, error) {
 			path = "/v1/completions"
 		}
 		body["model"], body["max_tokens"], body["return_token_ids"] = "tiny", 1, true
-		direct, err := post(ctx, r.fleet[0].url()+path, body)
+		direct, err := post(ctx, r.engines[0].url()+path, body)
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", name, err)
 		}
@@ -73,11 +73,11 @@ func (r *run) checkTokens(ctx context.Context) (string, error) {
 }
 
 // compareRender checks /render where the version has it.
-func (r *run) compareRender(ctx context.Context, name, path string, body object, want []uint32) error {
+func (r *answers) compareRender(ctx context.Context, name, path string, body object, want []uint32) error {
 	if !r.hasRender() {
 		return nil
 	}
-	a, err := post(ctx, r.fleet[0].url()+path+"/render", body)
+	a, err := post(ctx, r.engines[0].url()+path+"/render", body)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
@@ -92,18 +92,18 @@ func (r *run) compareRender(ctx context.Context, name, path string, body object,
 }
 
 // checkGivenIDs: ids in a chat's kv_transfer_params give the same answer.
-func (r *run) checkGivenIDs(ctx context.Context) (string, error) {
+func (r *answers) checkGivenIDs(ctx context.Context) (string, error) {
 	if !r.atLeast(28) {
 		return "", fmt.Errorf("this version does not take ids on chat: %w", errSkip)
 	}
 	body := object{"model": "tiny", "messages": []object{{"role": "user", "content": words(rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano()))), 60)}}, "max_tokens": 12, "temperature": 0, "return_token_ids": true}
-	plain, err := post(ctx, r.fleet[0].url()+"/v1/chat/completions", body)
+	plain, err := post(ctx, r.engines[0].url()+"/v1/chat/completions", body)
 	if err != nil {
 		return "", err
 	}
 	ids := plain.ids("prompt_token_ids")
 	given := object{"model": "tiny", "messages": []object{{"role": "user", "content": "x"}}, "max_tokens": 12, "temperature": 0, "return_token_ids": true, "kv_transfer_params": object{"prompt_token_ids": ids}}
-	direct, err := post(ctx, r.fleet[0].url()+"/v1/chat/completions", given)
+	direct, err := post(ctx, r.engines[0].url()+"/v1/chat/completions", given)
 	if err != nil {
 		return "", err
 	}

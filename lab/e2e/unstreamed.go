@@ -21,7 +21,7 @@ const (
 
 // checkUnstreamed asks many clients at a time for answers in one piece, of which no first token can be seen. A router that guesses the engines' speed and
 // holds requests back for that gives fewer answers than round-robin.
-func (r *run) checkUnstreamed(ctx context.Context) (string, error) {
+func (r *disturbances) checkUnstreamed(ctx context.Context) (string, error) {
 	var answers [2]int64
 	var source string
 	for i, policy := range []string{"predicted-ttft", "round-robin"} {
@@ -29,7 +29,7 @@ func (r *run) checkUnstreamed(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		answers[i], err = r.answers(ctx, router)
+		answers[i], err = unstreamedAnswers(ctx, router)
 		if err == nil && i == 0 {
 			source, err = router.speedSource(ctx)
 		}
@@ -49,15 +49,15 @@ func (r *run) checkUnstreamed(ctx context.Context) (string, error) {
 }
 
 // addresses are those of the engines.
-func (r *run) addresses() (list []string) {
-	for _, e := range r.fleet {
+func (f *fleet) addresses() (list []string) {
+	for _, e := range f.engines {
 		list = append(list, strings.TrimPrefix(e.url(), "http://"))
 	}
 	return list
 }
 
-// answers counts what a router gives to clients of which each has one request at a time, no two alike.
-func (r *run) answers(ctx context.Context, router *routerProcess) (int64, error) {
+// unstreamedAnswers counts what a router gives to clients of which each has one request at a time, no two alike.
+func unstreamedAnswers(ctx context.Context, router *routerProcess) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, unstreamedFor)
 	defer cancel()
 	var n atomic.Int64

@@ -102,3 +102,9 @@ func (c Config) Validate() error {
 	}
 	return errors.Join(append(errs, c.Core.Validate())...)
 }
+
+// dialect is how a version and a front end read requests and word answers. It has no state.
+type dialect struct {
+	cfg      Config
+	features features
+}

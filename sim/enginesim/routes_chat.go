@@ -54,15 +54,15 @@ func (l *life) chat(c *call) {
 }
 
 // chatPrompt renders the conversation, or takes the ids that came with the request.
-func (l *life) chatPrompt(req *chatRequest) (promptIDs, *apiError) {
-	if bad := l.known(&req.Model); bad != nil {
+func (d *dialect) chatPrompt(req *chatRequest) (promptIDs, *apiError) {
+	if bad := d.known(&req.Model); bad != nil {
 		return promptIDs{}, bad
 	}
 	if req.Messages == nil {
 		bad := missingField("messages")
 		return promptIDs{}, &bad
 	}
-	if kv := req.KVTransfer; kv != nil && len(kv.PromptTokenIDs) > 0 && l.features.has(chatIDs) && !l.cfg.Rust {
+	if kv := req.KVTransfer; kv != nil && len(kv.PromptTokenIDs) > 0 && d.features.has(chatIDs) && !d.cfg.Rust {
 		return promptIDs{ids: kv.PromptTokenIDs, given: true}, nil
 	}
 	if req.ChatTemplate != nil {
@@ -81,7 +81,7 @@ func (l *life) chatPrompt(req *chatRequest) (promptIDs, *apiError) {
 			kwargs[k] = v
 		}
 	}
-	out, err := l.cfg.Vocabulary.Render(vocab.Chat{
+	out, err := d.cfg.Vocabulary.Render(vocab.Chat{
 		Messages: req.Messages, Tools: req.Tools, GenerationPrompt: add, Continue: req.ContinueFinal, Kwargs: kwargs,
 	})
 	if err != nil {

@@ -55,19 +55,19 @@ func (l *life) completion(c *call) {
 }
 
 // completionPrompts checks the model and reads the prompt.
-func (l *life) completionPrompts(req *completionRequest) ([]promptIDs, *apiError) {
-	if bad := l.known(&req.Model); bad != nil {
+func (d *dialect) completionPrompts(req *completionRequest) ([]promptIDs, *apiError) {
+	if bad := d.known(&req.Model); bad != nil {
 		return nil, bad
 	}
-	return l.readPrompts(req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
+	return d.readPrompts(req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
 }
 
 // readPrompts reads a string, token ids, a list of strings or a list of token ids.
-func (l *life) readPrompts(raw jsontext.Value, special bool) ([]promptIDs, *apiError) {
+func (d *dialect) readPrompts(raw jsontext.Value, special bool) ([]promptIDs, *apiError) {
 	wrong := func() *apiError {
 		return reject("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
 	}
-	plain := func(s string) promptIDs { return promptIDs{ids: l.cfg.Vocabulary.Encode(s, special), text: s} }
+	plain := func(s string) promptIDs { return promptIDs{ids: d.cfg.Vocabulary.Encode(s, special), text: s} }
 	given := func(ids []uint32) promptIDs {
 		return promptIDs{ids: ids, text: string(vocab.Decode(nil, ids, true)), given: true}
 	}

@@ -140,7 +140,7 @@ func (l *life) metrics(c *call) {
 			x.sample("request_success_total", rank, fmt.Sprintf("finished_reason=%q,", f), float64(s.Finished[f]))
 		}
 	}
-	l.histograms(x)
+	l.meters.histograms(x, &l.features)
 	kind := "text/plain; version=0.0.4; charset=utf-8"
 	if l.cfg.Rust {
 		kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -155,14 +155,14 @@ func (l *life) metrics(c *call) {
 }
 
 // histograms are kept for the replica as a whole and labelled with engine 0.
-func (l *life) histograms(x *exposition) {
-	l.meters.mu.Lock()
-	defer l.meters.mu.Unlock()
+func (m *meters) histograms(x *exposition, f *features) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, r := range requestHistograms {
-		if r.name == "request_prefill_kv_computed_tokens" && !l.features.has(computedTokens) {
+		if r.name == "request_prefill_kv_computed_tokens" && !f.has(computedTokens) {
 			continue
 		}
-		h := l.meters.get(r.name)
+		h := m.get(r.name)
 		x.family(r.name, "histogram", "Histogram of "+strings.ReplaceAll(r.name, "_", " ")+".")
 		for i, b := range h.bounds {
 			x.sample(r.name+"_bucket", 0, fmt.Sprintf("le=\"%v\",", b), float64(h.counts[i]))

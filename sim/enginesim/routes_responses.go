@@ -155,16 +155,17 @@ func (l *life) responsesCreate(c *call) {
 	})
 }
 
-// responseTurns makes messages of the input and of the responses before it.
-func (l *life) responseTurns(req *responseRequest) ([]vocab.Message, *apiError) {
+// turns makes messages of the input and of the responses before it.
+func (s *responseStore) turns(req *responseRequest) ([]vocab.Message, *apiError) {
 	var turns []vocab.Message
 	if req.Instructions != nil {
 		turns = append(turns, vocab.Message{Role: "system", Content: quote(nil, *req.Instructions)})
 	}
 	if id := req.PreviousResponseID; id != nil {
-		before, ok := l.stored.get(*id)
+		before, ok := s.get(*id)
 		if !ok {
-			return nil, &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: "response_id", Message: "Response with id '" + *id + "' not found."}
+			bad := noResponse(*id)
+			return nil, &bad
 		}
 		turns = append(turns, before.turns...)
 		for _, item := range before.body.Output {
@@ -188,7 +189,7 @@ func (l *life) responseTurns(req *responseRequest) ([]vocab.Message, *apiError) 
 
 // responsePrompt turns the request into a chat request and renders it.
 func (l *life) responsePrompt(req *responseRequest) (chat chatRequest, p promptIDs, bad *apiError) {
-	turns, bad := l.responseTurns(req)
+	turns, bad := l.stored.turns(req)
 	if bad != nil {
 		return chat, p, bad
 	}
@@ -228,7 +229,7 @@ func (l *life) responsesBackground(c *call, a *responseAnswer, s *sampling, p pr
 func (l *life) responsesGet(c *call, id string) {
 	r, ok := l.stored.get(id)
 	if !ok {
-		l.noResponse(c, id)
+		l.fail(c, noResponse(id))
 		return
 	}
 	c.replyNulls(r.body)
@@ -238,7 +239,7 @@ func (l *life) responsesCancel(c *call, id string) {
 	r, ok := l.stored.get(id)
 	switch {
 	case !ok:
-		l.noResponse(c, id)
+		l.fail(c, noResponse(id))
 	case r.cancel == nil || r.body.Status == "completed" || r.body.Status == "incomplete":
 		l.fail(c, apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: "response_id", Message: "Cannot cancel a synchronous response."})
 	default:
@@ -248,8 +249,8 @@ func (l *life) responsesCancel(c *call, id string) {
 	}
 }
 
-func (l *life) noResponse(c *call, id string) {
-	l.fail(c, apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: "response_id", Message: "Response with id '" + id + "' not found."})
+func noResponse(id string) apiError {
+	return apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: "response_id", Message: "Response with id '" + id + "' not found."}
 }
 
 // responseAnswer writes one response.
