@@ -116,7 +116,7 @@ func (bed *fleetBed) handle(peer int, d time.Duration) (int, error) {
 	bed.decider.Up(from)
 	defer bed.decider.Down(from)
 	flight := uint64(chooseInFlight * len(bed.replicas))
-	prefix := string(from) + strconv.FormatInt(time.Now().UnixNano(), 36) + "-"
+	prefix := from + strconv.FormatInt(time.Now().UnixNano(), 36) + "-"
 	var number uint64
 	var spent time.Duration
 	for n := 0; ; {
