@@ -43,6 +43,11 @@ type services struct {
 	choose func(*kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error)
 	// chooseIn is choose with the call's context.
 	chooseIn func(context.Context, *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error)
+	list     *kvpilotv1.ListResponse
+}
+
+func (s *services) List(context.Context, *kvpilotv1.ListRequest) (*kvpilotv1.ListResponse, error) {
+	return s.list, nil
 }
 
 func (s *services) ChatCompletions(in *httpbody.HttpBody, out bodies) error {

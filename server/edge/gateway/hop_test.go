@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -99,22 +98,5 @@ func TestLargeTypedMessages(t *testing.T) {
 	text := strings.Repeat("0123456789", 1<<20)
 	if resp, got := call(t, "POST", url+"/kvpilot/v1/choose", `{"text":"`+text+`"}`); resp.StatusCode != 200 || !strings.Contains(got, text) {
 		t.Errorf("%d, %d bytes", resp.StatusCode, len(got))
-	}
-}
-
-// BenchmarkTyped is the share of the REST surface and of the connection in memory in a small typed request.
-func BenchmarkTyped(b *testing.B) {
-	b.ReportAllocs()
-	g := newHandler(b, &services{})
-	body := []byte(`{"reservation_id":"r","model":"m"}`)
-	in := &reader{}
-	r := &http.Request{
-		Method: "POST", URL: &url.URL{Path: "/kvpilot/v1/choose"}, ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(body)), RemoteAddr: "127.0.0.1:1", Host: "h",
-		Header: http.Header{"Content-Type": {"application/json"}}, Body: in,
-	}
-	w := &nowhere{header: http.Header{}}
-	for b.Loop() {
-		in.Reset(body)
-		g.ServeHTTP(w, r)
 	}
 }
