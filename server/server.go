@@ -136,7 +136,7 @@ func (s *Server) Run(ctx context.Context) error {
 	background := append(append(s.parts.background(), s.parts.peers.background()...), component{"health", func(ctx context.Context) error {
 		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
 	}})
-	background = append(background, component{"gateway", s.surfaces.gateway.Run}, component{"console", s.surfaces.console.Run}, component{"guard", s.surfaces.guard.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
+	background = append(background, component{"guard", s.surfaces.guard.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
 	if s.params.Source != nil {
 		background = append(background, component{"settings", s.followSettings})
 	}

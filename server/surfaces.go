@@ -51,6 +51,12 @@ type surfaces struct {
 	console *gateway.Gateway
 }
 
+// readiness returns why the router should get no requests now.
+type readiness func() error
+
+// Ready implements Health of the surfaces.
+func (r readiness) Ready() error { return r() }
+
 func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*surfaces, error) {
 	c, _ := s.config.WithinMemory(s.params.Memory)
 	s.params.Memory.Show(t.Meters())
@@ -88,17 +94,17 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 
 // openAdmin makes the admin surface. The console polls: its calls are neither traced nor counted among the clients', and no
 // other origin's page may make them.
-func (s *surfaces) openAdmin(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready func() error) (err error) {
+func (s *surfaces) openAdmin(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready readiness) (err error) {
 	own := c.Gateway
 	own.AllowOrigins = nil
 	s.console, err = gateway.New(own, gateway.Params{
-		Register: api.Register, Unary: api.Unary, Stream: api.Stream, Authorize: api.AuthorizeAdmin, Ready: ready, Ledger: s.ledger, Log: p.part("admin"),
+		Services: api, Senders: api.Admin(), Health: ready, Ledger: s.ledger, Log: p.part("admin"),
 	})
 	if err != nil {
 		return err
 	}
 	s.admin = httpServer(c.Listen, s.protocols.RefuseGRPC("admin address (listen.admin)", guardAdmin(s.gateway.StallTimeout, admin.Handler(c.Admin, admin.Params{
-		Ready: ready, Metrics: guard.Charged(s.ledger, metricsMemory, t.MetricsHandler()), RPCs: s.console, Allow: api.AllowAdmin,
+		Health: ready, Metrics: guard.Charged(s.ledger, metricsMemory, t.MetricsHandler()), RPCs: s.console, Senders: api.Admin(),
 	}))), p.part("admin"))
 	return nil
 }
@@ -115,9 +121,9 @@ func recordReads(to *audit.Log) func(callers.Source, error) {
 }
 
 // openREST makes the REST surface.
-func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready func() error) error {
+func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready readiness) error {
 	params := gateway.Params{
-		Register: api.Register, Unary: api.Unary, Stream: api.Stream, Authorize: api.Authorize, Ready: ready, Ledger: s.ledger,
+		Services: api, Senders: api, Health: ready, Ledger: s.ledger,
 		Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator(),
 	}
 	g, err := gateway.New(c.Gateway, params)

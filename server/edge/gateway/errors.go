@@ -1,12 +1,10 @@
 package gateway
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"strings"
 
-	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -14,22 +12,6 @@ import (
 )
 
 var errNoAnswer = errors.New("the handler ended without an answer")
-
-// onError renders an error of a typed route: its handler's, or the generated code's own.
-func (g *Gateway) onError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, _ http.ResponseWriter, _ *http.Request, err error) {
-	_ = g.onStreamError(ctx, err)
-}
-
-// onStreamError is onError for streams. The status that it returns is not sent: the request takes no more bytes.
-func (g *Gateway) onStreamError(ctx context.Context, err error) *status.Status {
-	if rq := requestFrom(ctx); rq != nil {
-		if whole := rq.handled.Load(); whole != nil {
-			err = *whole
-		}
-		rq.fail(public(err))
-	}
-	return status.New(codes.Internal, "internal error")
-}
 
 // public is the error to show. Errors of the services are public already; what is left is the
 // generated code's own complaint about a body, a path or a query, and its text shows nothing

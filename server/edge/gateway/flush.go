@@ -33,14 +33,6 @@ func (rq *request) send(p []byte) error {
 	return nil
 }
 
-// FlushError is for streams of messages.
-func (rq *request) FlushError() error {
-	rq.extend()
-	err := rq.control.Flush()
-	rq.flushed()
-	return err
-}
-
 // extend gives the client until the stall timeout to take what is written next.
 func (rq *request) extend() {
 	stall := rq.config.StallTimeout

@@ -23,8 +23,8 @@ func isHealth(r *http.Request) bool {
 
 // serveHealth answers 200 without a body while requests can be taken, and 503 with the reason.
 func (g *Gateway) serveHealth(rq *request) {
-	if g.ready != nil {
-		if err := g.ready(); err != nil {
+	if g.health != nil {
+		if err := g.health.Ready(); err != nil {
 			rq.fail(apierror.New(apierror.NoReplica, err.Error(), nil))
 			return
 		}

@@ -40,7 +40,7 @@ type holding struct {
 func (h *holding) open(g *Gateway, rq *request, r *http.Request) error {
 	conn := ledger.ConnFrom(r.Context())
 	sender := guard.Sender(rq.call.Caller, conn, rq.call.Client)
-	if g.authorize == nil {
+	if g.senders == nil {
 		sender.Open, sender.Nameless = true, false
 	}
 	g.ledger.Open(&h.account, sender)

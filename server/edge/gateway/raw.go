@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"runtime/debug"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"github.com/grpc-ecosystem/grpc-gateway/v2/utilities"
@@ -17,30 +16,20 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
-// serveRaw calls the method that a raw route stands for, as a grpc.Server would, on the request's goroutine.
-func (g *Gateway) serveRaw(rq *request, to *service, rpc string) {
+// serveRaw calls the method that a raw route stands for, on the request's goroutine.
+func (g *Gateway) serveRaw(rq *request, rpc string) {
 	defer func() { rq.alive.stop() }()
-	defer func() {
-		if v := recover(); v != nil {
-			g.log.Error("a handler panicked", "method", rpc, "panic", v, "stack", string(debug.Stack()))
-			rq.fail(apierror.New(apierror.Internal, "internal error", nil))
-		}
-	}()
 	var err error
-	switch {
-	case to.stream != nil:
-		err = g.stream(to.impl, (*answer)(rq), to.info, to.stream)
-	case to.unary != nil:
+	if g.handlers.streams(rpc) {
+		err = g.handlers.callStream(rpc, (*answer)(rq))
+	} else {
 		var out any
-		if out, err = to.unary(to.impl, rq.ctx, rq.decode, g.unary); err == nil {
+		if out, err = g.handlers.callUnary(rq.ctx, rpc, rq.decode); err == nil {
 			err = rq.reply(out)
 		}
-	default:
-		err = status.Error(codes.Unimplemented, "unknown method "+rpc)
 	}
 	if err != nil {
 		rq.fail(public(err))

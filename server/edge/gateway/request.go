@@ -6,15 +6,14 @@ import (
 	"maps"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
-// request is one HTTP request on its way. It is the ResponseWriter that the generated handlers of typed routes see; the
-// handlers of raw routes see it as an answer. One goroutine uses it at a time.
+// request is one HTTP request on its way. The handlers of raw routes see it as an answer, the generated handlers of typed routes in a
+// typed. One goroutine uses it at a time.
 type request struct {
 	g        *Gateway
 	config   *Config // as the request began with
@@ -35,29 +34,19 @@ type request struct {
 	pushed  bool    // every write goes out at once
 	opened  bool    // the first piece was written
 	failed  *apierror.Error
-	handled atomic.Pointer[error] // the error of a typed route's handler; nil without one
-	live    *liveBody             // of a stream of messages; nil otherwise
-	tunnel  *tunnel               // what the connection became; nil while it is HTTP
-	aborted bool                  // the connection must not look as if the answer were whole
+	live    *liveBody // of a stream of messages; nil otherwise
+	tunnel  *tunnel   // what the connection became; nil while it is HTTP
+	aborted bool      // the connection must not look as if the answer were whole
 	stallBy time.Time
 	alive   *keepAlive // of a stream; nil without one
 	// multiplexed: HTTP/2 ends a stream at its deadline even when nothing is being written.
 	multiplexed bool
 }
 
-var _ http.ResponseWriter = (*request)(nil)
-
 var (
 	errBegun      = errors.New("the answer has begun")
 	errSlowReader = errors.New("the client reads the answer too slowly, and its memory was needed")
 )
-
-type requestKey struct{}
-
-func requestFrom(ctx context.Context) *request {
-	rq, _ := ctx.Value(requestKey{}).(*request)
-	return rq
-}
 
 // start sends the status and the headers, with the first bytes of the body.
 func (rq *request) start(status int) {
@@ -117,40 +106,6 @@ func (rq *request) endOfEvent() []byte {
 	return []byte("\n\n")
 }
 
-// Header, WriteHeader and Write are for the generated handlers. They do nothing once an error was
-// written: grpc-gateway then writes one of its own.
-func (rq *request) Header() http.Header {
-	if rq.failed != nil {
-		return http.Header{}
-	}
-	return rq.w.Header()
-}
-
-// WriteHeader implements http.ResponseWriter.
-func (rq *request) WriteHeader(status int) {
-	if rq.status == 0 && rq.failed == nil {
-		rq.start(status)
-	}
-}
-
-// Write implements http.ResponseWriter.
-func (rq *request) Write(p []byte) (int, error) {
-	if rq.failed != nil {
-		return len(p), nil
-	}
-	if rq.status == 0 {
-		if refused := rq.holdAnswer(len(p)); refused != nil {
-			rq.fail(refused)
-			return len(p), nil
-		}
-		rq.start(http.StatusOK)
-	}
-	if err := rq.writeWhole(p); err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}
-
 // fail answers with an error. The first one counts.
 func (rq *request) fail(e *apierror.Error) {
 	rq.alive.lock()
@@ -162,9 +117,6 @@ func (rq *request) fail(e *apierror.Error) {
 func (rq *request) failLocked(e *apierror.Error) {
 	if rq.failed != nil {
 		return
-	}
-	if wrong := rq.live.mistake(); wrong != nil {
-		e = wrong // the service saw the stream end there
 	}
 	if e.Reason == apierror.Cancelled && rq.ctx.Err() != nil {
 		e = clientLeft(e)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/genproto/googleapis/api/annotations"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -25,7 +24,7 @@ type route struct {
 	rpc string
 	// pattern is the path as the contract writes it: "/v1/models/{model=**}".
 	pattern string
-	// raw routes carry an HttpBody in either direction. They call the service directly; others go over the listener in memory.
+	// raw routes carry an HttpBody in either direction. They call the method directly; others go through the generated handlers.
 	raw bool
 	// opaque routes take a body of any content type; others take JSON.
 	opaque bool
@@ -37,30 +36,6 @@ type route struct {
 	upgrade bool
 	// form routes read a form themselves, while it arrives.
 	form bool
-	service
-}
-
-// service is one method of the generated server interface. It is empty when the method is not registered.
-type service struct {
-	impl   any
-	unary  grpc.MethodHandler
-	stream grpc.StreamHandler
-	info   *grpc.StreamServerInfo
-}
-
-// services are the registered methods by their full names. It is a grpc.ServiceRegistrar.
-type services map[string]service
-
-// RegisterService implements grpc.ServiceRegistrar.
-func (s services) RegisterService(desc *grpc.ServiceDesc, impl any) {
-	for _, m := range desc.Methods {
-		s["/"+desc.ServiceName+"/"+m.MethodName] = service{impl: impl, unary: m.Handler}
-	}
-	for _, m := range desc.Streams {
-		name := "/" + desc.ServiceName + "/" + m.StreamName
-		info := &grpc.StreamServerInfo{FullMethod: name, IsClientStream: m.ClientStreams, IsServerStream: m.ServerStreams}
-		s[name] = service{impl: impl, stream: m.Handler, info: info}
-	}
 }
 
 // routes is the contract's table of routes.
@@ -77,7 +52,7 @@ const (
 )
 
 // readRoutes reads the contract's annotations.
-func readRoutes(all services) (*routes, error) {
+func readRoutes() (*routes, error) {
 	none := func(context.Context, *runtime.ServeMux, runtime.Marshaler, http.ResponseWriter, *http.Request, int) {}
 	malformed := func(context.Context, *runtime.ServeMux, runtime.Marshaler, http.ResponseWriter, *http.Request, error) {
 	}
@@ -92,7 +67,7 @@ func readRoutes(all services) (*routes, error) {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()
 			for j := range methods.Len() {
-				if err := t.add(methods.Get(j), all); err != nil {
+				if err := t.add(methods.Get(j)); err != nil {
 					return nil, err
 				}
 			}
@@ -101,7 +76,7 @@ func readRoutes(all services) (*routes, error) {
 	return t, nil
 }
 
-func (t *routes) add(rpc protoreflect.MethodDescriptor, all services) error {
+func (t *routes) add(rpc protoreflect.MethodDescriptor) error {
 	rule, _ := proto.GetExtension(rpc.Options(), annotations.E_Http).(*annotations.HttpRule)
 	if rule == nil {
 		return nil
@@ -113,7 +88,7 @@ func (t *routes) add(rpc protoreflect.MethodDescriptor, all services) error {
 			return fmt.Errorf("%s: a binding without a known method", rpc.FullName())
 		}
 		r := &route{
-			method: method, pattern: pattern, rpc: name, service: all[name],
+			method: method, pattern: pattern, rpc: name,
 			raw:     rpc.Input().FullName() == httpBodyName || rpc.Output().FullName() == httpBodyName,
 			opaque:  rpc.Input().FullName() == httpBodyName || strings.Contains(pattern, "{"),
 			small:   small(rpc.Input()),

@@ -62,7 +62,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case found == nil:
 		g.serveUnknown(rq, r)
 	case found.raw:
-		g.serveRaw(rq, &found.service, found.rpc)
+		g.serveRaw(rq, found.rpc)
 	default:
 		g.serveTyped(rq, r)
 	}
@@ -79,12 +79,12 @@ func (g *Gateway) admit(rq *request, r *http.Request, found *route) bool {
 	if err == nil {
 		err = g.checkOrigin(r, found)
 	}
-	if err == nil && g.authorize != nil {
+	if err == nil && g.senders != nil {
 		rpc := ""
 		if found != nil {
 			rpc = found.rpc
 		}
-		rq.call.Caller, err = g.authorize(r, rq.call.RequestID, rpc)
+		rq.call.Caller, err = g.senders.Authorize(r, rq.call.RequestID, rpc)
 	}
 	if err == nil {
 		err = rq.holding.open(g, rq, r)
@@ -127,22 +127,6 @@ func (g *Gateway) takeBody(rq *request, r *http.Request, found *route) bool {
 	return err == nil
 }
 
-// serveTyped hands a request to the generated handler, which decodes the message and calls the service over the hop.
-func (g *Gateway) serveTyped(rq *request, r *http.Request) {
-	// The generated code would copy headers into metadata, one by one; handlers find them in the Call.
-	inner := r.WithContext(context.WithValue(rq.ctx, requestKey{}, rq))
-	inner.Method = readMethod(r.Method)
-	inner.Header, inner.Host, inner.RemoteAddr = nil, "", ""
-	inner.Body = &rq.body
-	if rq.live != nil {
-		inner.Body = rq.live
-	}
-	g.typed.ServeHTTP(rq, inner)
-	if wrong := rq.live.mistake(); wrong != nil {
-		rq.fail(wrong)
-	}
-}
-
 // serveUnknown answers paths and methods that have no route.
 func (g *Gateway) serveUnknown(rq *request, r *http.Request) {
 	allowed := g.routes.allowed(r.URL)
@@ -153,14 +137,14 @@ func (g *Gateway) serveUnknown(rq *request, r *http.Request) {
 	case len(allowed) > 0:
 		rq.w.Header().Set("Allow", strings.Join(allowed, ", "))
 		rq.fail(apierror.New(apierror.MethodNotAllowed, "the method "+knownMethod(rq.call.Method)+" is not allowed here", nil))
-	case g.forward == nil || !strings.HasPrefix(r.URL.Path, "/"):
+	case !g.forwards || !strings.HasPrefix(r.URL.Path, "/"):
 		rq.fail(apierror.New(apierror.RouteNotFound, "there is no route "+clip(rq.call.Path)+g.routes.hint(rq.call.Path), nil))
 	default:
 		if err := httpcall.CheckPath(rq.call.Path); err != nil {
 			rq.fail(apierror.New(apierror.InvalidBody, err.Error(), nil))
 			return
 		}
-		g.serveRaw(rq, g.forward, kvpilotv1.InferenceService_Forward_FullMethodName)
+		g.serveRaw(rq, kvpilotv1.InferenceService_Forward_FullMethodName)
 	}
 }
 

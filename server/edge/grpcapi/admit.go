@@ -65,9 +65,15 @@ func (a *API) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller,
 	return a.authorize(r, by, requestID, rpc)
 }
 
-// AuthorizeAdmin is Authorize for the admin surface, where browsers send a key as the password of basic authentication.
-func (a *API) AuthorizeAdmin(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
-	return a.authorize(r, browserCredentials(r), requestID, rpc)
+// Admin identifies the senders of requests to the admin surface, where browsers send a key as the password of basic authentication.
+type Admin struct{ api *API }
+
+// Admin returns the senders of the admin surface.
+func (a *API) Admin() Admin { return Admin{a} }
+
+// Authorize is API.Authorize for the admin surface.
+func (a Admin) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
+	return a.api.authorize(r, browserCredentials(r), requestID, rpc)
 }
 
 func credentialsOf(r *http.Request) callers.Credentials {
@@ -95,18 +101,18 @@ func (a *API) authorize(r *http.Request, by callers.Credentials, requestID, rpc 
 	return who, a.unknown(err, rpc, from)
 }
 
-// AllowAdmin checks that the sender of a request to the admin surface has one of the roles.
-func (a *API) AllowAdmin(r *http.Request, roles caller.Roles) error {
+// Allow checks that the sender of a request to the admin surface has one of the roles.
+func (a Admin) Allow(r *http.Request, roles caller.Roles) error {
 	from, path := origin{httpcall.Host(r.RemoteAddr), r.Header.Get(httpcall.HeaderRequestID)}, r.URL.Path
-	who, err := a.Callers.IdentifyWaiting(r.Context(), browserCredentials(r))
+	who, err := a.api.Callers.IdentifyWaiting(r.Context(), browserCredentials(r))
 	if err != nil {
-		return a.unknown(err, path, from)
+		return a.api.unknown(err, path, from)
 	}
-	if err := a.permit(who, path, &methodInfo{roles: roles}, from); err != nil {
+	if err := a.api.permit(who, path, &methodInfo{roles: roles}, from); err != nil {
 		return err
 	}
 	if who.By != caller.Open && (strings.HasPrefix(path, "/console") || strings.HasPrefix(path, "/debug")) {
-		a.Audit.Write(audit.Event{Kind: audit.Read, Outcome: audit.OK, Address: from.address, RequestID: from.requestID, Method: path}.From(who))
+		a.api.Audit.Write(audit.Event{Kind: audit.Read, Outcome: audit.OK, Address: from.address, RequestID: from.requestID, Method: path}.From(who))
 	}
 	return nil
 }
