@@ -57,6 +57,12 @@ type readiness func() error
 // Ready implements Health of the surfaces.
 func (r readiness) Ready() error { return r() }
 
+// changeable is the settings that the RPCs change.
+type changeable struct{ server *Server }
+
+// Settings implements grpcapi.SettingsOwner.
+func (c changeable) Settings() grpcapi.Settings { return c.server.changeable() }
+
 func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*surfaces, error) {
 	c, _ := s.config.WithinMemory(s.params.Memory)
 	s.params.Memory.Show(t.Meters())
@@ -69,10 +75,10 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 		return nil, fmt.Errorf("api.%w", err)
 	}
 	api, err := grpcapi.New(c.API, grpcapi.Params{
-		Router: p.router, Lifecycle: p.chooser, Book: p.book, Registry: p.registry, Decisions: p.decisions, Tokens: p.tokens,
-		Choice: p.chooser.Config, Settings: s.changeable, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
-		Version: s.params.Version, Links: grpcapi.Links(c.Admin.Links), Ready: s.ready, Index: p.kvindex.Stats, Feeds: p.events.Statuses, Rates: p.chooser.Rates,
-		Peers: p.peers.fleet(), Waiting: p.chooser.Waiting, Breaker: p.breaker.State, History: p.history, Traces: traces,
+		Router: p.router, Lifecycle: p.chooser, Chooser: p.chooser, Decisions: p.decisions, Tokens: p.tokens, Settings: changeable{s},
+		Ranks:   grpcapi.Ranks{Registry: p.registry, Book: p.book, Engines: p.stats, Index: p.kvindex, Feeds: p.events, Breakers: p.breaker},
+		Version: s.params.Version, Links: grpcapi.Links(c.Admin.Links), Health: readiness(s.ready), Peers: p.peers.fleet(), History: p.history, Traces: traces,
+		Forward: c.Router.UnknownRoutes,
 		Tracer:  t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/edge/grpcapi", trace.WithSchemaURL(span.SchemaURL)),
 		Callers: who, Audit: record, Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
 	})

@@ -1,7 +1,6 @@
 package grpcapi
 
 import (
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"slices"
@@ -11,9 +10,6 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/edge/guard"
-	"github.com/kvpilot/kvpilot/server/edge/httpcall"
-	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 )
 
@@ -23,18 +19,7 @@ const (
 	mostListBytes = 1 << 20
 	// disorder is how many decisions more are looked at: requests are recorded almost in the order of their times.
 	disorder = 32
-	// listMemory is what the answer of a list takes while it is made, and answerMemory that of a smaller one.
-	listMemory   = 3 * mostListBytes
-	answerMemory = 1 << 20
 )
-
-// hold charges a call, before its answer is made, with the memory that this takes.
-func (a *API) hold(ctx context.Context, bytes int64) error {
-	if e := httpcall.From(ctx); e != nil {
-		return guard.Refused(e.Account.TakeSoon(ctx, ledger.Answer, bytes))
-	}
-	return guard.Reserve(ctx, bytes)
-}
 
 // page is one answer of a list.
 type page struct {

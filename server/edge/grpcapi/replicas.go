@@ -19,25 +19,32 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 )
 
-// replicas lists the fleet and lets it change.
+// replicas is ReplicaService: it lists the fleet and lets it change.
 type replicas struct {
 	kvpilotv1.UnimplementedReplicaServiceServer
-	api *API
+	ranks   *Ranks
+	pools   pools
+	senders *senders
+	others  *others
+	trail   trail
+	life    *life
+	// registration lets callers without a key register replicas.
+	registration bool
 }
 
 func (s *replicas) Register(ctx context.Context, in *kvpilotv1.RegisterRequest) (_ *kvpilotv1.RegisterResponse, err error) {
 	defer func() {
-		s.api.record(ctx, audit.Register, kvpilotv1.ReplicaService_Register_FullMethodName, in.GetReplicaId(), err)
+		s.trail.record(ctx, audit.Register, kvpilotv1.ReplicaService_Register_FullMethodName, in.GetReplicaId(), err)
 	}()
-	if err := s.api.mayRegister(); err != nil {
+	if err := s.mayRegister(); err != nil {
 		return nil, err
 	}
-	_, there := s.api.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
+	_, there := s.ranks.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
 	spec, err := specFrom(in)
 	if err != nil {
 		return nil, err
 	}
-	_, until, err := s.api.Registry.Register(ctx, spec, in.GetLease().AsDuration())
+	_, until, err := s.ranks.Registry.Register(ctx, spec, in.GetLease().AsDuration())
 	if err != nil {
 		return nil, registryError(err)
 	}
@@ -78,49 +85,45 @@ func eventsSpec(e *kvpilotv1.EventsSpec) registry.EventsSpec {
 
 func (s *replicas) Deregister(ctx context.Context, in *kvpilotv1.DeregisterRequest) (_ *kvpilotv1.DeregisterResponse, err error) {
 	defer func() {
-		s.api.record(ctx, audit.Deregister, kvpilotv1.ReplicaService_Deregister_FullMethodName, in.GetReplicaId(), err)
+		s.trail.record(ctx, audit.Deregister, kvpilotv1.ReplicaService_Deregister_FullMethodName, in.GetReplicaId(), err)
 	}()
-	if err := s.api.mayRegister(); err != nil {
+	if err := s.mayRegister(); err != nil {
 		return nil, err
 	}
-	if err := s.api.Registry.Deregister(ctx, replica.ID(in.GetReplicaId())); err != nil {
+	if err := s.ranks.Registry.Deregister(ctx, replica.ID(in.GetReplicaId())); err != nil {
 		return nil, registryError(err)
 	}
 	return &kvpilotv1.DeregisterResponse{}, nil
 }
 
-// replicasOf are the replicas that serve a model; no name means all there are.
-func (a *API) replicasOf(model string) ([]*replica.Replica, error) {
-	if model == "" {
-		return a.Registry.Snapshot().Replicas, nil
+// mayRegister rejects registration without credentials unless the operator allows it.
+func (s *replicas) mayRegister() error {
+	if !s.senders.callers.Open() || s.registration {
+		return nil
 	}
-	pool, err := a.pool(model)
-	if err != nil {
-		return nil, err
-	}
-	return pool.Replicas, nil
+	return apierror.New(apierror.PermissionDenied, "registration is off: set registry.registration.enabled, or use API keys", nil)
 }
 
 func (s *replicas) List(ctx context.Context, in *kvpilotv1.ListRequest) (*kvpilotv1.ListResponse, error) {
-	list, err := s.api.replicasOf(in.GetModel())
+	list, err := s.pools.replicasOf(in.GetModel())
 	if err != nil {
 		return nil, err
 	}
-	out, known := &kvpilotv1.ListResponse{}, s.api.caches()
+	out, known := &kvpilotv1.ListResponse{}, s.ranks.caches()
 	for _, r := range list {
-		out.Replicas = append(out.Replicas, s.api.replicaProto(r, known))
+		out.Replicas = append(out.Replicas, s.ranks.replicaProto(r, known))
 	}
-	s.api.countDraining(ctx, list, out.GetReplicas()...)
+	s.countDraining(ctx, list, out.GetReplicas()...)
 	return out, nil
 }
 
 func (s *replicas) Get(ctx context.Context, in *kvpilotv1.GetRequest) (*kvpilotv1.GetResponse, error) {
-	r, ok := s.api.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
+	r, ok := s.ranks.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
 	if !ok {
-		return nil, s.api.unknownReplica(in.GetReplicaId())
+		return nil, s.pools.unknownReplica(in.GetReplicaId())
 	}
-	out := s.api.replicaProto(r, s.api.caches())
-	s.api.countDraining(ctx, []*replica.Replica{r}, out)
+	out := s.ranks.replicaProto(r, s.ranks.caches())
+	s.countDraining(ctx, []*replica.Replica{r}, out)
 	return &kvpilotv1.GetResponse{Replica: out}, nil
 }
 
@@ -128,9 +131,9 @@ func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingSer
 	if err := out.SendHeader(httpcall.StreamOpen()); err != nil {
 		return err
 	}
-	ctx, done := s.api.lasting(out.Context())
+	ctx, done := s.life.lasting(out.Context())
 	defer done()
-	for change := range s.api.Registry.Watch(ctx) {
+	for change := range s.ranks.Registry.Watch(ctx) {
 		r := change.Replica
 		if r == nil {
 			continue
@@ -138,7 +141,7 @@ func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingSer
 		if _, serves := r.Serves(in.GetModel()); in.GetModel() != "" && !serves {
 			continue
 		}
-		if err := out.Send(&kvpilotv1.WatchResponse{Replica: s.api.replicaProto(r, s.api.caches()), Removed: change.Kind == registry.ChangeRemoved}); err != nil {
+		if err := out.Send(&kvpilotv1.WatchResponse{Replica: s.ranks.replicaProto(r, s.ranks.caches()), Removed: change.Kind == registry.ChangeRemoved}); err != nil {
 			return err
 		}
 	}
