@@ -5,7 +5,6 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -55,9 +54,4 @@ func setBody(q *router.Question, b *kvpilotv1.RequestBody) {
 	case kvpilotv1.ApiKind_API_KIND_UNSPECIFIED:
 		q.Route = openai.RouteAny
 	}
-}
-
-// invalid is the error of a header or a field. The message names it too: gRPC clients print the message alone.
-func invalid(param, message string) error {
-	return apierror.New(apierror.InvalidBody, param+": "+message, nil, apierror.WithParam(param))
 }

@@ -21,14 +21,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// choosing answers questions; *router.Router does.
-type choosing interface {
-	Choose(ctx context.Context, q *router.Question) (*router.Answer, error)
-	Encode(ctx context.Context, q *router.Question) (*router.Answer, error)
-	// Claimed reports whether a question of this name has a live booking here, or is getting one.
-	Claimed(tenant, name string) bool
-}
-
 // choices answers questions for a replica.
 type choices struct {
 	router    choosing

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"time"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -35,34 +34,4 @@ func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (_ *kv
 	out := s.ranks.replicaProto(r, s.ranks.caches())
 	s.countDraining(ctx, []*replica.Replica{r}, out)
 	return &kvpilotv1.DrainResponse{Replica: out}, nil
-}
-
-// countDraining replaces this router's count of the requests in flight on draining replicas by their deciders', which know
-// those of all routers. A decider that does not answer changes nothing.
-func (s *replicas) countDraining(ctx context.Context, list []*replica.Replica, shown ...*kvpilotv1.Replica) {
-	if s.others.of(ctx) == nil {
-		return
-	}
-	loads := &kvpilotv1.GetLoadsResponse{}
-	var draining []*replica.Replica
-	counts := map[string]*kvpilotv1.ReplicaDrain{}
-	now := time.Now()
-	for i, r := range list {
-		d := shown[i].GetDrain()
-		if d == nil {
-			continue
-		}
-		draining = append(draining, r)
-		counts[string(r.ID)], d.InFlight = d, 0
-		for rank, slot := range r.Slots {
-			loads.Ranks = append(loads.Ranks, &kvpilotv1.RankLoad{ReplicaId: string(r.ID), Rank: uint32(rank), Requests: uint32(s.ranks.Book.View(slot, now).InFlight)})
-		}
-	}
-	if len(draining) == 0 {
-		return
-	}
-	s.others.loadsWide(ctx, &kvpilotv1.GetLoadsRequest{}, draining, loads)
-	for _, l := range loads.GetRanks() {
-		counts[l.GetReplicaId()].InFlight += l.GetRequests()
-	}
 }

@@ -9,20 +9,8 @@ import (
 	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
-	"github.com/kvpilot/kvpilot/server/route/router"
 )
-
-// answering answers inference calls; *router.Router does.
-type answering interface {
-	Serve(ctx context.Context, call *router.Call, to router.Sink) error
-	Stored(ctx context.Context, call *router.Call, id string, to router.Sink) error
-	Adapter(ctx context.Context, call *router.Call, to router.Sink) error
-	Realtime(ctx context.Context, call *router.Call, model string, up router.Upgrade) error
-	Models() []byte
-	Model(id string) ([]byte, error)
-}
 
 // inference is InferenceService: it passes bodies to the router and answers back.
 type inference struct {
@@ -42,11 +30,6 @@ func newInference(r answering, c calls, adm *admission, t trail, conf *atomic.Po
 		forwarding: &forwarding{router: r, calls: c, admission: adm, enabled: forwards}, realtime: realtime{r, c}, models: models{r},
 	}
 }
-
-type (
-	body   = httpbody.HttpBody
-	bodies = grpc.ServerStreamingServer[httpbody.HttpBody]
-)
 
 // engineRoutes are the routes that send their body to one replica.
 type engineRoutes struct {
@@ -68,15 +51,6 @@ func (s *engineRoutes) serve(in *body, out bodies) error {
 	call.Body, call.ContentType = in.GetData(), contentType(out.Context(), in.GetContentType())
 	to := sinkFor(out)
 	return finish(to, s.router.Serve(out.Context(), call, to))
-}
-
-// contentType is that of a body: the message's, else that in a REST client's header; a
-// gRPC caller without one sends JSON.
-func contentType(ctx context.Context, said string) string {
-	if said == "" && httpcall.From(ctx) == nil {
-		return "application/json"
-	}
-	return said
 }
 
 func (s *engineRoutes) ChatCompletions(in *body, out bodies) error         { return s.serve(in, out) }
@@ -118,11 +92,6 @@ func (s models) GetModel(_ context.Context, in *kvpilotv1.GetModelRequest) (*htt
 		return nil, err
 	}
 	return &httpbody.HttpBody{ContentType: "application/json", Data: text}, nil
-}
-
-// errNoUpgrade is what a call of Realtime meets that brings no connection to make a WebSocket of.
-func errNoUpgrade() error {
-	return apierror.New(apierror.NotSupported, "this route is a WebSocket: open it by an upgrade of an HTTP/1.1 connection (GET /v1/realtime with Connection: Upgrade, Upgrade: websocket)", nil, apierror.WithUpgrade())
 }
 
 // realtime opens WebSockets.

@@ -3,7 +3,6 @@ package grpcapi
 import (
 	"context"
 
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
@@ -57,10 +56,6 @@ func (l *life) untilLeave(run func() error) error {
 	case <-l.ended.Done(): // run ends with its stream
 		return shuttingDown()
 	}
-}
-
-func shuttingDown() *apierror.Error {
-	return apierror.New(apierror.ShuttingDown, "the router is stopping", nil)
 }
 
 // stopped is how a lasting stream ends: its caller left, or the router does.

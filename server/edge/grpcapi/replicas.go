@@ -148,6 +148,36 @@ func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingSer
 	return stopped(out.Context())
 }
 
+// countDraining replaces this router's count of the requests in flight on draining replicas by their deciders', which know
+// those of all routers. A decider that does not answer changes nothing.
+func (s *replicas) countDraining(ctx context.Context, list []*replica.Replica, shown ...*kvpilotv1.Replica) {
+	if s.others.of(ctx) == nil {
+		return
+	}
+	loads := &kvpilotv1.GetLoadsResponse{}
+	var draining []*replica.Replica
+	counts := map[string]*kvpilotv1.ReplicaDrain{}
+	now := time.Now()
+	for i, r := range list {
+		d := shown[i].GetDrain()
+		if d == nil {
+			continue
+		}
+		draining = append(draining, r)
+		counts[string(r.ID)], d.InFlight = d, 0
+		for rank, slot := range r.Slots {
+			loads.Ranks = append(loads.Ranks, &kvpilotv1.RankLoad{ReplicaId: string(r.ID), Rank: uint32(rank), Requests: uint32(s.ranks.Book.View(slot, now).InFlight)})
+		}
+	}
+	if len(draining) == 0 {
+		return
+	}
+	s.others.loadsWide(ctx, &kvpilotv1.GetLoadsRequest{}, draining, loads)
+	for _, l := range loads.GetRanks() {
+		counts[l.GetReplicaId()].InFlight += l.GetRequests()
+	}
+}
+
 // registryError is the public form of a registry's error. Errors about the caller's own spec are shown as they are.
 func registryError(err error) error {
 	switch {

@@ -142,10 +142,6 @@ func (s *reservations) reported(ctx context.Context, key load.Key, outcome load.
 	return out, nil
 }
 
-func reservationNotFound() error {
-	return apierror.New(apierror.ReservationNotFound, "there is no such reservation", nil, apierror.WithParam("reservation_id"))
-}
-
 // link ties a span to the one in which a reservation was decided.
 func (s *reservations) link(sp trace.Span, key load.Key) {
 	if e, ok := s.decisions.Get(key.ID, int(key.Attempt)); ok && e.Decision.Tenant == key.Tenant {

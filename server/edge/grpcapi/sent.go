@@ -93,3 +93,12 @@ func passedOn(ctx context.Context) *passed {
 	p, _ := ctx.Value(passedKey{}).(*passed)
 	return p
 }
+
+// contentType is that of a body: the message's, else that in a REST client's header; a
+// gRPC caller without one sends JSON.
+func contentType(ctx context.Context, said string) string {
+	if said == "" && httpcall.From(ctx) == nil {
+		return "application/json"
+	}
+	return said
+}

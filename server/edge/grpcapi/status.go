@@ -162,5 +162,3 @@ func attributeText(v attribute.Value) string {
 	}
 	return strings.ToValidUTF8(text, "\ufffd")
 }
-
-func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
