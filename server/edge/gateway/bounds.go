@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"strings"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
@@ -25,14 +24,6 @@ func small(m protoreflect.MessageDescriptor) bool {
 		}
 	}
 	return true
-}
-
-// bodyLimit is the size that a route's body may have.
-func (g *Gateway) bodyLimit(found *route, path string) int64 {
-	if found != nil && found.small || found == nil && strings.HasPrefix(path, "/kvpilot/") {
-		return min(smallBody, g.mostBody())
-	}
-	return g.mostBody()
 }
 
 // checkValues rejects JSON of so many values that the message would take far more memory than the text.

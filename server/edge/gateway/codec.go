@@ -25,12 +25,6 @@ var (
 	_ runtime.StreamContentType = codec{}
 )
 
-const (
-	typeJSON  = "application/json"
-	typeLines = "application/x-ndjson"
-	typeForm  = "application/x-www-form-urlencoded"
-)
-
 func (codec) ContentType(v any) string {
 	if body, ok := v.(*httpbody.HttpBody); ok && body.GetContentType() != "" {
 		return body.GetContentType()

@@ -41,15 +41,6 @@ func unreadable(message string, err error) *apierror.Error {
 	return apierror.New(apierror.InvalidBody, clip(message), err, apierror.WithParam(field))
 }
 
-// clip bounds text that came from a client.
-func clip(text string) string {
-	const longest = 300
-	if len(text) > longest {
-		return text[:longest] + "…"
-	}
-	return text
-}
-
 // otherMethod stands for all methods that are not HTTP's own, as OpenTelemetry's conventions have it.
 const otherMethod = "_OTHER"
 
@@ -61,4 +52,29 @@ func knownMethod(method string) string {
 		return method
 	}
 	return otherMethod
+}
+
+// dialectOf is Anthropic's below /v1/messages, OpenAI's elsewhere, whose responses are streams of their own kind.
+func dialectOf(path string) apierror.Dialect {
+	switch {
+	case below(path, "/v1/messages"):
+		return apierror.Anthropic
+	case below(path, "/v1/responses"):
+		return apierror.OpenAIResponses
+	}
+	return apierror.OpenAI
+}
+
+// below reports whether path is root or under it.
+func below(path, root string) bool {
+	rest, ok := strings.CutPrefix(path, root)
+	return ok && (rest == "" || rest[0] == '/')
+}
+
+// readMethod treats HEAD as GET: net/http leaves the body out.
+func readMethod(method string) string {
+	if method == http.MethodHead {
+		return http.MethodGet
+	}
+	return method
 }

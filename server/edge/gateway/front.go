@@ -37,12 +37,8 @@ func serveFront(rq *request, r *http.Request) bool {
 }
 
 func (rq *request) describe(pattern string, document []byte) {
-	rq.pattern = pattern
-	h := rq.w.Header()
-	h.Set("Content-Type", typeJSON)
-	h.Set("Content-Length", itoa(int64(len(document))))
-	rq.start(http.StatusOK)
-	_ = rq.write(document) // the client may be gone
+	rq.routed.pattern = pattern
+	rq.out.whole(http.StatusOK, typeJSON, document)
 }
 
 const versionPrefix = "/v1"

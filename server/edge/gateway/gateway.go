@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"log/slog"
 	"net/http"
 	"sync/atomic"
@@ -50,21 +51,19 @@ type Params struct {
 
 // Gateway answers HTTP requests. Make one with New.
 type Gateway struct {
-	conf     atomic.Pointer[Config]
-	routes   *routes
-	handlers *handlers
-	typed    *runtime.ServeMux // the generated handlers of typed routes
-	forwards bool              // InferenceService.Forward answers paths without a route
-	senders  Senders           // may be nil
-	health   Health            // may be nil
-	cors     *cors
-	// crossOrigin keeps pages of other origins from changing anything.
-	crossOrigin *http.CrossOriginProtection
-	metrics     *metrics
-	tracer      trace.Tracer
-	propagator  propagation.TextMapPropagator
-	ledger      *ledger.Ledger
-	tunnels     tunnels
+	conf       atomic.Pointer[Config]
+	routes     *routes
+	handlers   *handlers
+	typed      *runtime.ServeMux // the generated handlers of typed routes
+	forwards   bool              // InferenceService.Forward answers paths without a route
+	senders    Senders           // may be nil
+	health     Health            // may be nil
+	origins    *origins
+	metrics    *metrics
+	tracer     trace.Tracer
+	propagator propagation.TextMapPropagator
+	ledger     *ledger.Ledger
+	tunnels    tunnels
 }
 
 // defaultPlaces bounds the requests of a Gateway with a ledger of its own.
@@ -73,7 +72,7 @@ const defaultPlaces = 1 << 30
 // New makes a Gateway with the routes of the contract.
 func New(c Config, p Params) (*Gateway, error) {
 	g := &Gateway{
-		senders: p.Senders, health: p.Health, cors: newCORS(c.AllowOrigins), forwards: p.Forward,
+		senders: p.Senders, health: p.Health, forwards: p.Forward,
 		propagator: p.Propagator, metrics: newMetrics(p.Meter),
 	}
 	g.conf.Store(&c)
@@ -91,7 +90,7 @@ func New(c Config, p Params) (*Gateway, error) {
 	}
 	g.tracer = p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/edge/gateway", trace.WithSchemaURL(span.SchemaURL))
 	var err error
-	if g.crossOrigin, err = newCrossOrigin(c.AllowOrigins); err != nil {
+	if g.origins, err = newOrigins(c.AllowOrigins); err != nil {
 		return nil, err
 	}
 	if g.routes, err = readRoutes(); err != nil {
@@ -115,3 +114,17 @@ func (g *Gateway) Update(next Config) error {
 
 // StallTimeout returns how long a client may read nothing, by the current settings.
 func (g *Gateway) StallTimeout() time.Duration { return g.conf.Load().StallTimeout }
+
+// Leave rejects new WebSockets, waits for the open ones until ctx ends, and then closes them. It returns when the
+// last handler has ended; an error means that some were closed by it. It must be called once only.
+func (g *Gateway) Leave(ctx context.Context) error {
+	none := g.tunnels.leave()
+	select {
+	case <-none:
+		return nil
+	case <-ctx.Done():
+	}
+	g.tunnels.cut()
+	<-none // their connections are closed
+	return ctx.Err()
+}

@@ -22,13 +22,13 @@ func isHealth(r *http.Request) bool {
 }
 
 // serveHealth answers 200 without a body while requests can be taken, and 503 with the reason.
-func (g *Gateway) serveHealth(rq *request) {
-	if g.health != nil {
-		if err := g.health.Ready(); err != nil {
+func serveHealth(rq *request, of Health) {
+	if of != nil {
+		if err := of.Ready(); err != nil {
 			rq.fail(apierror.New(apierror.NoReplica, err.Error(), nil))
 			return
 		}
 	}
-	rq.w.Header().Set("Content-Length", "0")
-	rq.start(http.StatusOK)
+	rq.out.w.Header().Set("Content-Length", "0")
+	rq.out.start(http.StatusOK)
 }

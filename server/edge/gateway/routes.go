@@ -26,16 +26,57 @@ type route struct {
 	pattern string
 	// raw routes carry an HttpBody in either direction. They call the method directly; others go through the generated handlers.
 	raw bool
-	// opaque routes take a body of any content type; others take JSON.
-	opaque bool
 	// small routes take messages without a prompt.
 	small bool
-	// live routes read their body while they answer.
-	live bool
-	// upgrade routes make a WebSocket of the client's connection.
-	upgrade bool
-	// form routes read a form themselves, while it arrives.
-	form bool
+	takes taking
+}
+
+// taking is the kind of body that a route takes.
+type taking uint8
+
+const (
+	takesJSON    taking = iota
+	takesAny            // of any content type
+	takesForm           // a form, which the handler reads while it arrives
+	takesLive           // messages, which the handler answers while they arrive
+	takesUpgrade        // none: the connection becomes a WebSocket
+)
+
+func takingOf(rpc protoreflect.MethodDescriptor, pattern string) taking {
+	switch {
+	case rpc.FullName() == realtimeName:
+		return takesUpgrade
+	case rpc.IsStreamingClient():
+		return takesLive
+	case openai.RouteOf(pattern).TakesForm():
+		return takesForm
+	case rpc.Input().FullName() == httpBodyName || strings.Contains(pattern, "{"):
+		return takesAny
+	}
+	return takesJSON
+}
+
+// takes returns the kind of body that a path takes; paths without a route take any.
+func (r routed) takes() taking {
+	if r.route == nil {
+		return takesAny
+	}
+	return r.route.takes
+}
+
+// rpc returns the full name of the method; empty when there is none.
+func (r routed) rpc() string {
+	if r.route == nil {
+		return ""
+	}
+	return r.route.rpc
+}
+
+// routed is where a request goes.
+type routed struct {
+	route   *route            // nil when there is none
+	params  map[string]string // the variables of the path
+	pattern string            // the route as metrics and spans name it; empty when there is none
 }
 
 // routes is the contract's table of routes.
@@ -89,12 +130,8 @@ func (t *routes) add(rpc protoreflect.MethodDescriptor) error {
 		}
 		r := &route{
 			method: method, pattern: pattern, rpc: name,
-			raw:     rpc.Input().FullName() == httpBodyName || rpc.Output().FullName() == httpBodyName,
-			opaque:  rpc.Input().FullName() == httpBodyName || strings.Contains(pattern, "{"),
-			small:   small(rpc.Input()),
-			live:    rpc.IsStreamingClient(),
-			upgrade: rpc.FullName() == realtimeName,
-			form:    openai.RouteOf(pattern).TakesForm(),
+			raw:   rpc.Input().FullName() == httpBodyName || rpc.Output().FullName() == httpBodyName,
+			small: small(rpc.Input()), takes: takingOf(rpc, pattern),
 		}
 		if !strings.Contains(pattern, "{") {
 			t.exact[pattern] = append(t.exact[pattern], r)
@@ -102,7 +139,7 @@ func (t *routes) add(rpc protoreflect.MethodDescriptor) error {
 		}
 		report := func(w http.ResponseWriter, _ *http.Request, params map[string]string) {
 			if m, ok := w.(*match); ok {
-				m.route, m.params = r, params
+				m.routed = routed{r, params, pattern}
 			}
 		}
 		if err := t.patterns.HandlePath(method, pattern, report); err != nil {
@@ -132,30 +169,29 @@ func verbOf(rule *annotations.HttpRule) (method, pattern string) {
 // report; nothing is written to it.
 type match struct {
 	http.ResponseWriter
-	route  *route
-	params map[string]string
+	routed
 }
 
-// find returns the route of a path and its variables; nil when there is none. Routes without variables have nil params.
-func (t *routes) find(method string, u *url.URL) (*route, map[string]string) {
+// find returns the route of a path. Routes without variables have nil params.
+func (t *routes) find(method string, u *url.URL) routed {
 	if list := t.exact[u.Path]; len(list) > 0 {
 		for _, r := range list {
 			if r.method == method {
-				return r, nil
+				return routed{route: r, pattern: r.pattern}
 			}
 		}
-		return nil, nil
+		return routed{}
 	}
 	var m match
 	t.patterns.ServeHTTP(&m, &http.Request{Method: method, URL: u})
-	return m.route, m.params
+	return m.routed
 }
 
 // allowed lists the methods that a path has.
 func (t *routes) allowed(u *url.URL) []string {
 	var list []string
 	for _, method := range []string{http.MethodDelete, http.MethodGet, http.MethodPatch, http.MethodPost, http.MethodPut} {
-		if found, _ := t.find(method, u); found != nil {
+		if t.find(method, u).route != nil {
 			list = append(list, method)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -17,7 +18,7 @@ import (
 )
 
 // newTypedMux mounts the generated handlers of the services with typed routes on a connection to the services.
-func newTypedMux(to inProcess) (*runtime.ServeMux, error) {
+func newTypedMux(to grpc.ClientConnInterface) (*runtime.ServeMux, error) {
 	mux := runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, codec{}),
 		runtime.WithIncomingHeaderMatcher(noHeader),
@@ -52,8 +53,6 @@ func noHeader(string) (string, bool) { return "", false }
 // an error was written, it takes no more bytes: grpc-gateway then writes an error of its own.
 type typed struct {
 	rq *request
-	// live is the body of a stream of messages; nil for other calls.
-	live *liveBody
 	// streams are the handlers that run on goroutines of their own.
 	streams sync.WaitGroup
 }
@@ -68,50 +67,50 @@ func typedFrom(ctx context.Context) *typed {
 }
 
 // serveTyped hands a request to the generated handler, which decodes the message and calls the service.
-func (g *Gateway) serveTyped(rq *request, r *http.Request) {
-	t := &typed{rq: rq, live: rq.live}
+func serveTyped(mux *runtime.ServeMux, rq *request, r *http.Request) {
+	t := &typed{rq: rq}
 	// The generated code would copy headers into metadata, one by one; handlers find them in the Call.
 	inner := r.WithContext(context.WithValue(rq.ctx, typedKey{}, t))
 	inner.Method = readMethod(r.Method)
 	inner.Header, inner.Host, inner.RemoteAddr = nil, "", ""
 	inner.Body = &rq.body
-	if t.live != nil {
-		inner.Body = t.live
+	if rq.body.live != nil {
+		inner.Body = rq.body.live
 	}
-	g.typed.ServeHTTP(t, inner)
+	mux.ServeHTTP(t, inner)
 	t.streams.Wait() // the generated handler has ended their context
-	if wrong := t.live.mistake(); wrong != nil {
+	if wrong := rq.body.live.mistake(); wrong != nil {
 		rq.fail(wrong)
 	}
 }
 
 // Header implements http.ResponseWriter.
 func (t *typed) Header() http.Header {
-	if t.rq.failed != nil {
+	if t.rq.out.failed != nil {
 		return http.Header{}
 	}
-	return t.rq.w.Header()
+	return t.rq.out.w.Header()
 }
 
 // WriteHeader implements http.ResponseWriter.
 func (t *typed) WriteHeader(status int) {
-	if t.rq.status == 0 && t.rq.failed == nil {
-		t.rq.start(status)
+	if t.rq.out.status == 0 && t.rq.out.failed == nil {
+		t.rq.out.start(status)
 	}
 }
 
 // Write implements http.ResponseWriter.
 func (t *typed) Write(p []byte) (int, error) {
 	rq := t.rq
-	if rq.failed != nil {
+	if rq.out.failed != nil {
 		return len(p), nil
 	}
-	if rq.status == 0 {
+	if rq.out.status == 0 {
 		if refused := rq.holdAnswer(len(p)); refused != nil {
 			rq.fail(refused)
 			return len(p), nil
 		}
-		rq.start(http.StatusOK)
+		rq.out.start(http.StatusOK)
 	}
 	if err := rq.writeWhole(p); err != nil {
 		return 0, err
@@ -121,16 +120,16 @@ func (t *typed) Write(p []byte) (int, error) {
 
 // FlushError is what http.ResponseController calls after each message of a stream.
 func (t *typed) FlushError() error {
-	t.rq.extend()
-	err := t.rq.control.Flush()
-	t.rq.flushed()
+	t.rq.out.extend()
+	err := t.rq.out.control.Flush()
+	t.rq.out.flushed()
 	return err
 }
 
 // fail answers with the error of the handler, or with the generated code's own. A message that cannot be read comes first: the handler
 // saw the stream end there.
 func (t *typed) fail(err error) {
-	e := t.live.mistake()
+	e := t.rq.body.live.mistake()
 	if e == nil {
 		e = public(err)
 	}
@@ -151,11 +150,11 @@ func onStreamError(ctx context.Context, err error) *status.Status {
 // send it with the first message.
 func openStream(ctx context.Context, _ http.ResponseWriter, m proto.Message) error {
 	md, ok := runtime.ServerMetadataFromContext(ctx)
-	rq := typedFrom(ctx).rq
-	if m != nil || !ok || rq.status != 0 || !httpcall.IsOpen(md.HeaderMD) {
+	out := &typedFrom(ctx).rq.out
+	if m != nil || !ok || out.status != 0 || !httpcall.IsOpen(md.HeaderMD) {
 		return nil
 	}
-	rq.w.Header().Set("Content-Type", typeLines)
-	rq.start(http.StatusOK)
-	return rq.control.Flush()
+	out.w.Header().Set("Content-Type", typeLines)
+	out.start(http.StatusOK)
+	return out.control.Flush()
 }
