@@ -69,7 +69,7 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 	p := s.parts
 	record := audit.New(c.Audit, audit.Params{Stderr: s.params.LogTo, Log: p.part("audit"), Meter: t.Meters()})
 	who, err := callers.New(c.API.Callers(), callers.Params{
-		Log: p.part("callers"), Meter: t.Meters(), OnRead: recordReads(record), NoFollow: s.params.Source != nil && c.Reload.Watch,
+		Log: p.part("callers"), Meter: t.Meters(), Reads: reads{record}, NoFollow: s.params.Source != nil && c.Reload.Watch,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("api.%w", err)
@@ -115,15 +115,16 @@ func (s *surfaces) openAdmin(c config.Config, t *telemetry.Telemetry, p *parts, 
 	return nil
 }
 
-// recordReads records that credentials were read again.
-func recordReads(to *audit.Log) func(callers.Source, error) {
-	return func(source callers.Source, err error) {
-		e := audit.Event{Kind: audit.Settings, Outcome: audit.OK, Target: string(source)}
-		if err != nil {
-			e.Outcome, e.Detail = "failed", err.Error()
-		}
-		to.Write(e)
+// reads records that credentials were read again.
+type reads struct{ to *audit.Log }
+
+// Read implements callers.Reads.
+func (r reads) Read(source callers.Source, err error) {
+	e := audit.Event{Kind: audit.Settings, Outcome: audit.OK, Target: string(source)}
+	if err != nil {
+		e.Outcome, e.Detail = "failed", err.Error()
 	}
+	r.to.Write(e)
 }
 
 // openREST makes the REST surface.

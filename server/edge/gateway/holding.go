@@ -81,9 +81,9 @@ func (h *holding) read(ctx context.Context, from io.Reader, n int64, stop func()
 		case err == nil:
 		case int64(len(data)) == n:
 			err = nil
-		case err == io.EOF && n < 0: //nolint:errorlint // the plain io.EOF is the end
+		case isEnd(err) && n < 0:
 			return data, nil
-		case err == io.EOF: //nolint:errorlint // as above
+		case isEnd(err):
 			return nil, io.ErrUnexpectedEOF
 		case h.moving.Evicted():
 			return nil, apierror.New(apierror.BodyTimeout, "the request body arrived too slowly, and its memory was needed", err)

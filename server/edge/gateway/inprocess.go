@@ -42,7 +42,7 @@ func (c inProcess) NewStream(ctx context.Context, _ *grpc.StreamDesc, method str
 
 // pipe is a stream between a generated handler of a route and the handler of its method.
 type pipe struct {
-	ctx    context.Context //nolint:containedctx // a stream carries its context by definition
+	ctx    context.Context // of the request
 	in     chan any        // to the handler; it has room for the only message of a stream of answers
 	out    chan any        // from the handler, which waits until its message is taken
 	once   sync.Once

@@ -70,7 +70,7 @@ func (d *lineDecoder) skip() error {
 	begun := false
 	for range maxWrongLine {
 		c, err := rest.ReadByte()
-		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end
+		if isEnd(err) {
 			break
 		}
 		if err != nil {

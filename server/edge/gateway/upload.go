@@ -47,7 +47,7 @@ func (u *upload) Read(p []byte) (int, error) {
 		}
 	}
 	switch {
-	case err == io.EOF: //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a body that was cut off
+	case isEnd(err):
 		u.rq.holding.rest = nil
 		_ = u.rq.out.control.SetReadDeadline(time.Time{}) // else it would end the answer
 	case err != nil:

@@ -142,3 +142,14 @@ func (a *API) Register(to grpc.ServiceRegistrar) {
 	kvpilotv1.RegisterConfigServiceServer(to, a.settings)
 	kvpilotv1.RegisterRouterServiceServer(to, a.status)
 }
+
+// routing is RoutingService: it decides without answering.
+type routing struct {
+	kvpilotv1.UnsafeRoutingServiceServer
+	*choices
+	*tokens
+	*reservations
+	*records
+	*loads
+	policies
+}

@@ -186,7 +186,7 @@ func newRig(t testing.TB, c grpcapi.Config, with ...func(*grpcapi.Params)) *rig 
 	must(err)
 	r.api = api
 	protect := guard.New(guard.Limits{Message: 4 << 20, Streams: 1000, HeaderBytes: 1 << 20, Handshake: time.Minute, Idle: time.Minute}, guard.Params{
-		Ledger: ledger.New(ledger.Config{Bytes: 1 << 30, Places: 1 << 30}, nil), Known: api.Known, Admit: api.Admit,
+		Ledger: ledger.New(ledger.Config{Bytes: 1 << 30, Places: 1 << 30}, nil), Senders: api,
 	})
 	server := grpc.NewServer(append(protect.Options(), grpc.UnaryInterceptor(api.Unary), grpc.StreamInterceptor(api.Stream))...)
 	api.Register(protect.Registrar(server))

@@ -9,7 +9,7 @@ import (
 
 // life is the time in which lasting streams run.
 type life struct {
-	ended context.Context //nolint:containedctx // it is no request's
+	ended context.Context
 	leave context.CancelFunc
 }
 

@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"slices"
@@ -10,6 +11,9 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/edge/guard"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 )
 
@@ -98,4 +102,18 @@ func (p page) cut(out *kvpilotv1.ListDecisionsResponse) {
 	if err == nil { // it is plain data
 		out.NextPageToken = base64.RawURLEncoding.EncodeToString(text)
 	}
+}
+
+const (
+	// listMemory is what the answer of a list takes while it is made, and answerMemory that of a smaller one.
+	listMemory   = 3 * mostListBytes
+	answerMemory = 1 << 20
+)
+
+// hold charges a call, before its answer is made, with the memory that this takes.
+func hold(ctx context.Context, bytes int64) error {
+	if e := httpcall.From(ctx); e != nil {
+		return guard.Refused(e.Account.TakeSoon(ctx, ledger.Answer, bytes))
+	}
+	return guard.Reserve(ctx, bytes)
 }

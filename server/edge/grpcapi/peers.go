@@ -55,7 +55,7 @@ func (r peerRegistrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 // passedStream is a stream with the sender in its context.
 type passedStream struct {
 	grpc.ServerStream
-	ctx context.Context //nolint:containedctx // a stream carries its context by definition
+	ctx context.Context
 }
 
 // Context implements grpc.ServerStream.
