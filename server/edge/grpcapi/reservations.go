@@ -157,27 +157,10 @@ func (s *reservations) link(sp trace.Span, key load.Key) {
 	}
 }
 
-func endFrom(e kvpilotv1.End) decision.End {
-	switch e {
-	case kvpilotv1.End_END_CANCELED:
-		return decision.EndCanceled
-	case kvpilotv1.End_END_REJECTED:
-		return decision.EndRejected
-	case kvpilotv1.End_END_FAILED:
-		return decision.EndFailed
-	case kvpilotv1.End_END_MOVED:
-		return decision.EndMoved
-	case kvpilotv1.End_END_EXPIRED:
-		return decision.EndExpired
-	case kvpilotv1.End_END_REMOVED:
-		return decision.EndRemoved
-	case kvpilotv1.End_END_RESUMED:
-		return decision.EndResumed
-	case kvpilotv1.End_END_UNSERVED:
-		return decision.EndUnserved
-	case kvpilotv1.End_END_HANDED_OVER:
-		return decision.EndHandedOver
-	case kvpilotv1.End_END_UNSPECIFIED, kvpilotv1.End_END_COMPLETED:
+// endFrom is the end that a caller reports; the request completed when it names none.
+func endFrom(in kvpilotv1.End) decision.End {
+	if e := endOf(in); e != endOf(kvpilotv1.End_END_UNSPECIFIED) {
+		return e
 	}
 	return decision.EndCompleted
 }
