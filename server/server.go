@@ -220,7 +220,9 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 		at      *string
 		open    func(net.Listener) endpoint
 	}{
-		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) endpoint { return httpEndpoint("http", l, s.surfaces.http, s.surfaces.upgraded) }},
+		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) endpoint {
+			return httpEndpoint("http", l, s.surfaces.http, s.surfaces.gateway.Leave)
+		}},
 		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) endpoint {
 			return grpcEndpoint("grpc", s.surfaces.protocols.Greet(l, guard.Greeting{Secure: secure != nil, REST: at.HTTP}), s.surfaces.grpc)
 		}},

@@ -42,9 +42,7 @@ type surfaces struct {
 	api       *grpcapi.API
 	callers   *callers.Callers
 	audit     *audit.Log
-	// upgraded waits for the connections that http knows nothing of any more, and cuts them off when its context ends.
-	upgraded func(context.Context) error
-	gateway  *gateway.Gateway
+	gateway   *gateway.Gateway
 	// leaving has client connections end with their next answer.
 	leaving atomic.Bool
 	// console serves the RPCs that the console reads.
@@ -138,7 +136,6 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 		return err
 	}
 	s.http = httpServer(c.Listen, s.protocols.RefuseGRPC("REST address (listen.http)", closing(&s.leaving, g)), p.part("http"))
-	s.upgraded = g.Leave
 	s.wrongHost, s.gateway = g.RefuseHost(), g
 	return nil
 }
