@@ -75,7 +75,7 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 	api, err := grpcapi.New(c.API, grpcapi.Params{
 		Router: p.router, Lifecycle: p.chooser, Chooser: p.chooser, Decisions: p.decisions, Tokens: p.tokens, Settings: changeable{s},
 		Ranks:   grpcapi.Ranks{Registry: p.registry, Book: p.book, Engines: p.stats, Index: p.kvindex, Feeds: p.events, Breakers: p.breaker},
-		Version: s.params.Version, Links: grpcapi.Links(c.Admin.Links), Health: readiness(s.ready), Peers: p.peers.fleet(), History: p.history, Traces: traces,
+		Version: s.params.Version, Links: grpcapi.Links(c.Admin.Links), Health: readiness(s.ready), Peers: p.forward(), History: p.history, Traces: traces,
 		Forward: c.Router.UnknownRoutes,
 		Tracer:  t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/edge/grpcapi", trace.WithSchemaURL(span.SchemaURL)),
 		Callers: who, Audit: record, Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
@@ -84,7 +84,7 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 		return nil, err
 	}
 	if p.peers != nil {
-		p.peers.services = api.RegisterForPeers
+		p.peers.Offer(api)
 	}
 	out := &surfaces{health: newHealthService(), api: api, callers: who, audit: record, ledger: s.ledger, protocols: guard.NewProtocols(t.Meters())}
 	if err := out.openREST(c, t, p, api, s.ready); err != nil {
