@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"net/url"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
@@ -20,7 +22,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 )
 
-// The handler of a typed route sees the HTTP request, though a real gRPC call lies between.
+// The handler of a typed route sees the HTTP request behind grpc-gateway's.
 func TestTypedRoutesSeeTheRequest(t *testing.T) {
 	who := &caller.Caller{Tenant: "team", Name: "ci"}
 	var seen *httpcall.Call
@@ -32,7 +34,7 @@ func TestTypedRoutesSeeTheRequest(t *testing.T) {
 		return &kvpilotv1.ChooseReplicaResponse{}, nil
 	}}, func(_ *gateway.Config, p *gateway.Params) {
 		p.Tracer = recorder.New(recorder.Params{Sampler: sdktrace.AlwaysSample(), Keep: func(*recorder.Trace) {}, Dropped: func(int) {}})
-		p.Authorize = func(*http.Request, string, string) (*caller.Caller, error) { return who, nil }
+		p.Senders = senders(func(*http.Request, string, string) (*caller.Caller, error) { return who, nil })
 	})
 	const id = "0af7651916cd43dd8448eb211c80319c"
 	resp, text := call(t, "POST", url+"/kvpilot/v1/choose", "{}", "X-Request-Id", "mine", "X-Custom", "a", "X-Custom", "ü", "Traceparent", "00-"+id+"-b7ad6b7169203331-01")
@@ -91,7 +93,7 @@ func TestClientGoneCancelsATypedCall(t *testing.T) {
 	}
 }
 
-// Messages far larger than gRPC's usual bound and the connection's buffer pass in both directions.
+// Messages far larger than gRPC's usual bound pass in both directions.
 func TestLargeTypedMessages(t *testing.T) {
 	url := start(t, &services{choose: func(in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
 		return &kvpilotv1.ChooseReplicaResponse{Reason: in.GetText()}, nil
@@ -102,19 +104,96 @@ func TestLargeTypedMessages(t *testing.T) {
 	}
 }
 
-// BenchmarkTyped is the share of the REST surface and of the connection in memory in a small typed request.
-func BenchmarkTyped(b *testing.B) {
-	b.ReportAllocs()
-	g := newHandler(b, &services{})
-	body := []byte(`{"reservation_id":"r","model":"m"}`)
-	in := &reader{}
-	r := &http.Request{
-		Method: "POST", URL: &url.URL{Path: "/kvpilot/v1/choose"}, ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(body)), RemoteAddr: "127.0.0.1:1", Host: "h",
-		Header: http.Header{"Content-Type": {"application/json"}}, Body: in,
+// counted counts the calls of each interceptor.
+type counted struct {
+	registered
+	unary, stream, ended atomic.Int32
+}
+
+func (c *counted) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	c.unary.Add(1)
+	return next(ctx, req)
+}
+
+func (c *counted) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	c.stream.Add(1)
+	defer c.ended.Add(1)
+	return next(srv, ss)
+}
+
+func TestInterceptorsRunOncePerTypedCall(t *testing.T) {
+	c := &counted{registered: registered{&services{}}}
+	url := start(t, &services{}, func(_ *gateway.Config, p *gateway.Params) { p.Services = c })
+	for _, one := range []struct {
+		method, path, body string
+		unary, stream      int32
+	}{
+		{"POST", "/kvpilot/v1/choose", "{}", 1, 0},
+		{"GET", "/kvpilot/v1/decisions:watch", "", 1, 1},
+		{"POST", "/kvpilot/v1/reservations:track", `{"sequence":"1"}` + "\n" + `{"sequence":"2"}`, 1, 2},
+	} {
+		call(t, one.method, url+one.path, one.body)
+		if c.unary.Load() != one.unary || c.stream.Load() != one.stream || c.ended.Load() != one.stream {
+			t.Errorf("%s: %d unary calls, %d streams, %d of them ended", one.path, c.unary.Load(), c.stream.Load(), c.ended.Load())
+		}
 	}
-	w := &nowhere{header: http.Header{}}
-	for b.Loop() {
-		in.Reset(body)
-		g.ServeHTTP(w, r)
+}
+
+// A handler that panics costs its request and no other one.
+func TestTypedPanicsAreAnswered(t *testing.T) {
+	url := start(t, &services{
+		choose: func(*kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) { panic("10.0.0.1") },
+		watch:  func(grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error { panic("10.0.0.1") },
+	})
+	for method, path := range map[string]string{"POST": "/kvpilot/v1/choose", "GET": "/kvpilot/v1/replicas:watch"} {
+		if resp, got := call(t, method, url+path, ""); resp.StatusCode != 500 || !strings.Contains(got, "internal error") || strings.Contains(got, "10.0.0.1") {
+			t.Errorf("%s: %d %s", path, resp.StatusCode, got)
+		}
+	}
+}
+
+// How a stream of messages begins and ends, as its client sees it.
+func TestTypedStreams(t *testing.T) {
+	type out = grpc.ServerStreamingServer[kvpilotv1.WatchResponse]
+	refusal := apierror.New(apierror.RateLimitExceeded, "slow down", nil)
+	one := func(to out) error { return to.Send(&kvpilotv1.WatchResponse{Removed: true}) }
+	for name, test := range map[string]struct {
+		watch  func(out) error
+		status int
+		body   string
+	}{
+		"open and empty":    {func(to out) error { return to.SendHeader(httpcall.StreamOpen()) }, 200, ""},
+		"one message":       {one, 200, `"removed":true`},
+		"a header, then it": {func(to out) error { return errors.Join(to.SetHeader(httpcall.StreamOpen()), one(to)) }, 200, `"removed":true`},
+		"rejected":          {func(out) error { return refusal }, 429, "slow down"},
+		"rejected later":    {func(to out) error { return errors.Join(one(to), refusal) }, 200, "slow down"},
+		"neither":           {func(out) error { return nil }, 500, "internal error"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := start(t, &services{watch: test.watch})
+			if resp, got := call(t, "GET", url+"/kvpilot/v1/replicas:watch", ""); resp.StatusCode != test.status || !strings.Contains(got, test.body) || test.body == "" && got != "" {
+				t.Errorf("%d %s", resp.StatusCode, got)
+			}
+		})
+	}
+}
+
+// A request ends after the handler of its stream, though the client left it.
+func TestRequestsWaitForTheHandlersOfTheirStreams(t *testing.T) {
+	began, ended := make(chan struct{}), false
+	g := newHandler(t, &services{watch: func(to grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error {
+		close(began)
+		<-to.Context().Done()
+		ended = true // the race detector sees a request that does not wait
+		return to.Send(&kvpilotv1.WatchResponse{})
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-began
+		cancel()
+	}()
+	g.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/kvpilot/v1/replicas:watch", nil))
+	if !ended {
+		t.Error("the handler still runs")
 	}
 }

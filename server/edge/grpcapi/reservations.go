@@ -19,36 +19,57 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
+	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/peers/forward"
 )
 
-func (s *routing) ReportPrefillCompleted(ctx context.Context, in *kvpilotv1.ReportPrefillCompletedRequest) (*kvpilotv1.Reservation, error) {
-	if out, passed, err := toOwner(ctx, s.api, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReportPrefillCompleted); passed {
+// Lifecycle takes the reports about a reservation; *chooser.Chooser does.
+type Lifecycle interface {
+	PrefillCompleted(key load.Key) load.Outcome
+	ReportProgress(key load.Key, outputTokens int) load.Outcome
+	Renew(key load.Key) load.Outcome
+	Finish(key load.Key, result chooser.Result) load.Outcome
+}
+
+// reservations takes the reports about what was booked.
+type reservations struct {
+	lifecycle Lifecycle
+	book      *load.Book
+	decisions *decisionlog.Log
+	senders   *senders
+	others    *others
+	rules     rules
+	life      *life
+	metrics   *metrics
+}
+
+func (s *reservations) ReportPrefillCompleted(ctx context.Context, in *kvpilotv1.ReportPrefillCompletedRequest) (*kvpilotv1.Reservation, error) {
+	if out, passed, err := toOwner(ctx, s.others, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReportPrefillCompleted); passed {
 		return s.passed(ctx, out, err)
 	}
 	key := s.key(ctx, in.GetReservationId(), in.Attempt)
-	return s.reported(ctx, key, s.api.Lifecycle.PrefillCompleted(key))
+	return s.reported(ctx, key, s.lifecycle.PrefillCompleted(key))
 }
 
-func (s *routing) ReportDecodeProgress(ctx context.Context, in *kvpilotv1.ReportDecodeProgressRequest) (*kvpilotv1.Reservation, error) {
-	if out, passed, err := toOwner(ctx, s.api, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReportDecodeProgress); passed {
+func (s *reservations) ReportDecodeProgress(ctx context.Context, in *kvpilotv1.ReportDecodeProgressRequest) (*kvpilotv1.Reservation, error) {
+	if out, passed, err := toOwner(ctx, s.others, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReportDecodeProgress); passed {
 		return s.passed(ctx, out, err)
 	}
 	key := s.key(ctx, in.GetReservationId(), in.Attempt)
-	return s.reported(ctx, key, s.api.Lifecycle.ReportProgress(key, int(in.GetOutputTokens())))
+	return s.reported(ctx, key, s.lifecycle.ReportProgress(key, int(in.GetOutputTokens())))
 }
 
-func (s *routing) RenewReservation(ctx context.Context, in *kvpilotv1.RenewReservationRequest) (*kvpilotv1.Reservation, error) {
-	if out, passed, err := toOwner(ctx, s.api, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.RenewReservation); passed {
+func (s *reservations) RenewReservation(ctx context.Context, in *kvpilotv1.RenewReservationRequest) (*kvpilotv1.Reservation, error) {
+	if out, passed, err := toOwner(ctx, s.others, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.RenewReservation); passed {
 		return s.passed(ctx, out, err)
 	}
 	key := s.key(ctx, in.GetReservationId(), in.Attempt)
-	return s.reported(ctx, key, s.api.Lifecycle.Renew(key))
+	return s.reported(ctx, key, s.lifecycle.Renew(key))
 }
 
-func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseReservationRequest) (*kvpilotv1.Reservation, error) {
-	if out, passed, err := toOwner(ctx, s.api, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReleaseReservation); passed {
+func (s *reservations) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseReservationRequest) (*kvpilotv1.Reservation, error) {
+	if out, passed, err := toOwner(ctx, s.others, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReleaseReservation); passed {
 		return s.passed(ctx, out, err)
 	}
 	key := s.key(ctx, in.GetReservationId(), in.Attempt)
@@ -60,7 +81,7 @@ func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseR
 		result.CachedTokens = int(in.GetCachedTokens())
 	}
 	s.noteServer(ctx, key, in.GetServedBy())
-	outcome := s.api.Lifecycle.Finish(key, result)
+	outcome := s.lifecycle.Finish(key, result)
 	if outcome == load.Ended {
 		outcome = load.Duplicate // what the caller wanted is already done
 	}
@@ -68,7 +89,7 @@ func (s *routing) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseR
 }
 
 // passed is the answer to a report that its owner has taken.
-func (s *routing) passed(ctx context.Context, out *kvpilotv1.Reservation, err error) (*kvpilotv1.Reservation, error) {
+func (s *reservations) passed(ctx context.Context, out *kvpilotv1.Reservation, err error) (*kvpilotv1.Reservation, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -80,33 +101,33 @@ func (s *routing) passed(ctx context.Context, out *kvpilotv1.Reservation, err er
 }
 
 // noteServer counts requests that did not go to the chosen replica.
-func (s *routing) noteServer(ctx context.Context, key load.Key, servedBy string) {
+func (s *reservations) noteServer(ctx context.Context, key load.Key, servedBy string) {
 	if servedBy == "" {
 		return
 	}
-	e, ok := s.api.Decisions.Get(key.ID, int(key.Attempt))
+	e, ok := s.decisions.Get(key.ID, int(key.Attempt))
 	if !ok || e.Decision.Tenant != key.Tenant {
 		return
 	}
 	if pick := e.Decision.Pick(); pick != nil && string(pick.Replica) != servedBy {
-		s.api.metrics.elsewhere.Add(ctx, 1)
+		s.metrics.elsewhere.Add(ctx, 1)
 	}
 }
 
 // key names a reservation of the caller's tenant, by the attempt that the call names or the latest. It never finds another
 // tenant's reservation, for any role of the caller.
-func (s *routing) key(ctx context.Context, id string, attempt *uint32) load.Key {
-	key := load.Key{Tenant: s.api.tenant(ctx), ID: id}
+func (s *reservations) key(ctx context.Context, id string, attempt *uint32) load.Key {
+	key := load.Key{Tenant: s.senders.tenant(ctx), ID: id}
 	if attempt != nil {
 		key.Attempt = *attempt
-	} else if r, ok := s.api.Book.Find(key.Tenant, id); ok {
+	} else if r, ok := s.book.Find(key.Tenant, id); ok {
 		key.Attempt = r.Attempt()
 	}
 	return key
 }
 
 // reported is the answer to a report.
-func (s *routing) reported(ctx context.Context, key load.Key, outcome load.Outcome) (*kvpilotv1.Reservation, error) {
+func (s *reservations) reported(ctx context.Context, key load.Key, outcome load.Outcome) (*kvpilotv1.Reservation, error) {
 	if sp := trace.SpanFromContext(ctx); sp.IsRecording() {
 		sp.SetAttributes(span.DecisionID.String(key.ID), span.Attempt.Int(int(key.Attempt)), span.Effect.String(outcome.String()))
 		s.link(sp, key)
@@ -129,15 +150,19 @@ func (s *routing) reported(ctx context.Context, key load.Key, outcome load.Outco
 	return out, nil
 }
 
-func reservationNotFound() error {
-	return apierror.New(apierror.ReservationNotFound, "there is no such reservation", nil, apierror.WithParam("reservation_id"))
-}
-
 // link ties a span to the one in which a reservation was decided.
-func (s *routing) link(sp trace.Span, key load.Key) {
-	if e, ok := s.api.Decisions.Get(key.ID, int(key.Attempt)); ok && e.Decision.Tenant == key.Tenant {
+func (s *reservations) link(sp trace.Span, key load.Key) {
+	if e, ok := s.decisions.Get(key.ID, int(key.Attempt)); ok && e.Decision.Tenant == key.Tenant {
 		span.Link(sp, e.Decision.TraceID, e.Decision.SpanID)
 	}
+}
+
+// endFrom is the end that a caller reports; the request completed when it names none.
+func endFrom(in kvpilotv1.End) decision.End {
+	if e := endOf(in); e != endOf(kvpilotv1.End_END_UNSPECIFIED) {
+		return e
+	}
+	return decision.EndCompleted
 }
 
 // maxLinks is how many reservations a stream's span is tied to; the SDK would keep the last ones of
@@ -145,11 +170,11 @@ func (s *routing) link(sp trace.Span, key load.Key) {
 const maxLinks = 128
 
 // linkOnce ties a stream's span to a reservation that it has not been tied to yet.
-func (s *routing) linkOnce(ctx context.Context, linked map[string]bool, r *kvpilotv1.Reservation) {
+func (s *reservations) linkOnce(ctx context.Context, linked map[string]bool, r *kvpilotv1.Reservation) {
 	sp := trace.SpanFromContext(ctx)
 	if id := r.GetReservationId(); id != "" && sp.IsRecording() && !linked[id] && len(linked) < maxLinks {
 		linked[id] = true
-		s.link(sp, load.Key{Tenant: s.api.tenant(ctx), ID: id, Attempt: r.GetAttempt()})
+		s.link(sp, load.Key{Tenant: s.senders.tenant(ctx), ID: id, Attempt: r.GetAttempt()})
 	}
 }
 
@@ -158,15 +183,15 @@ const maxBound = 65536
 
 // TrackReservation answers each report on the stream, and ends what was bound to it when its caller ends it. When the router
 // leaves, the bookings keep their leases: their requests continue, and in a fleet the caller reports to another router.
-func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
+func (s *reservations) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
 	bound, linked := map[string]uint32{}, map[string]bool{}
 	quiet := trace.ContextWithSpan(ss.Context(), noop.Span{}) // thousands of reports would fill the stream's span
 	defer func() {
-		if s.api.life.Err() == nil {
+		if s.life.ended.Err() == nil {
 			s.releaseAll(ss.Context(), bound)
 		}
 	}()
-	defer s.api.endOnLeave(ss.Context())()
+	defer s.life.endOnLeave(ss.Context())()
 	if err := ss.SendHeader(httpcall.StreamOpen()); err != nil {
 		return err
 	}
@@ -198,8 +223,8 @@ func (s *routing) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackRe
 }
 
 // report applies one report of a stream. One that breaks a rule is answered like any other.
-func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequest, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
-	if err := s.api.check(s.api.methods[kvpilotv1.RoutingService_TrackReservation_FullMethodName], in); err != nil {
+func (s *reservations) report(ctx context.Context, in *kvpilotv1.TrackReservationRequest, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
+	if err := s.rules.check(in); err != nil {
 		return nil, err
 	}
 	switch r := in.GetReport().(type) {
@@ -223,7 +248,7 @@ func (s *routing) report(ctx context.Context, in *kvpilotv1.TrackReservationRequ
 
 // bind ties a reservation to the stream. The lease still runs: a stream that is open but silent for
 // longer is treated as dead.
-func (s *routing) bind(ctx context.Context, in *kvpilotv1.BindReservation, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
+func (s *reservations) bind(ctx context.Context, in *kvpilotv1.BindReservation, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
 	id := in.GetReservationId()
 	if _, again := bound[id]; !again && len(bound) >= maxBound {
 		return nil, apierror.New(apierror.Overloaded, "too many reservations are bound to this stream", nil)
@@ -236,25 +261,25 @@ func (s *routing) bind(ctx context.Context, in *kvpilotv1.BindReservation, bound
 }
 
 // releaseAll ends what was still bound to a stream that has ended. Leases end what other routers own and does not take in time.
-func (s *routing) releaseAll(ctx context.Context, bound map[string]uint32) {
+func (s *reservations) releaseAll(ctx context.Context, bound map[string]uint32) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releasePatience)
 	defer cancel()
 	var passing errgroup.Group
 	passing.SetLimit(releasesAtOnce)
 	for id, attempt := range bound {
-		if s.api.fleet(ctx) != nil && forward.OwnerID(id) != s.api.Peers.Self().ID {
+		if s.others.of(ctx) != nil && forward.OwnerID(id) != s.others.peers.Self().ID {
 			passing.Go(func() error {
 				out, err := s.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id, Attempt: &attempt, End: kvpilotv1.End_END_CANCELED})
 				if err == nil && out.GetEffect() == kvpilotv1.Effect_EFFECT_APPLIED {
-					s.api.metrics.released.Add(ctx, 1)
+					s.metrics.released.Add(ctx, 1)
 				}
 				return nil
 			})
 			continue
 		}
 		result := chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
-		if s.api.Lifecycle.Finish(load.Key{Tenant: s.api.tenant(ctx), ID: id, Attempt: attempt}, result) == load.Applied {
-			s.api.metrics.released.Add(ctx, 1)
+		if s.lifecycle.Finish(load.Key{Tenant: s.senders.tenant(ctx), ID: id, Attempt: attempt}, result) == load.Applied {
+			s.metrics.released.Add(ctx, 1)
 		}
 	}
 	_ = passing.Wait() // no function returns an error
@@ -265,28 +290,3 @@ const (
 	releasePatience = 5 * time.Second
 	releasesAtOnce  = 16
 )
-
-func endFrom(e kvpilotv1.End) decision.End {
-	switch e {
-	case kvpilotv1.End_END_CANCELED:
-		return decision.EndCanceled
-	case kvpilotv1.End_END_REJECTED:
-		return decision.EndRejected
-	case kvpilotv1.End_END_FAILED:
-		return decision.EndFailed
-	case kvpilotv1.End_END_MOVED:
-		return decision.EndMoved
-	case kvpilotv1.End_END_EXPIRED:
-		return decision.EndExpired
-	case kvpilotv1.End_END_REMOVED:
-		return decision.EndRemoved
-	case kvpilotv1.End_END_RESUMED:
-		return decision.EndResumed
-	case kvpilotv1.End_END_UNSERVED:
-		return decision.EndUnserved
-	case kvpilotv1.End_END_HANDED_OVER:
-		return decision.EndHandedOver
-	case kvpilotv1.End_END_UNSPECIFIED, kvpilotv1.End_END_COMPLETED:
-	}
-	return decision.EndCompleted
-}
