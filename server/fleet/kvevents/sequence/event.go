@@ -60,10 +60,9 @@ type Mark struct {
 	By    Publisher
 }
 
-// equals reports whether a replayed batch of the same number is the same batch.
-func (m *Mark) equals(other *Mark) bool {
-	named := m.By != Publisher{} && other.By != Publisher{}
-	return (!named || m.By == other.By) && m.Print == other.Print
+// differsFrom reports whether the batch is of another process. It is not where either is unknown.
+func (m *Mark) differsFrom(by Publisher) bool {
+	return m.By != Publisher{} && by != Publisher{} && m.By != by
 }
 
 // Batch is a batch without its blocks.

@@ -1,7 +1,9 @@
 package sequence
 
-// live handles a batch of the event socket.
-func (t *step) live(b *Batch) {
+// liveStep is the step of a live batch.
+type liveStep struct{ step }
+
+func (t *liveStep) live(b *Batch) {
 	if t.event.Epoch != t.link.epoch {
 		return
 	}
@@ -34,12 +36,21 @@ func (t *step) live(b *Batch) {
 	case b.Seq > t.pos.next:
 		t.beyondGap(b)
 	default:
+		t.byNumber()
 		t.accept(b)
 	}
 }
 
+// byNumber handles a batch whose number alone shows that the engine is the known one. Where a replay could have shown it and
+// failed, the process may be another that has come as far: all is read again.
+func (t *liveStep) byNumber() {
+	if t.link.identity != identitySame && t.socket.at != "" && t.pos.ring != ringEmpty {
+		t.pos.exact, t.pos.partial = false, true
+	}
+}
+
 // liveAgain handles the first batch of a new engine process, unless a replay comes before it.
-func (t *step) liveAgain(b *Batch) {
+func (t *liveStep) liveAgain(b *Batch) {
 	if t.replay.running {
 		t.add(Keep)
 		return
@@ -48,7 +59,7 @@ func (t *step) liveAgain(b *Batch) {
 }
 
 // beyondGap handles a batch after missing ones: a replay is requested, or everything known is forgotten.
-func (t *step) beyondGap(b *Batch) {
+func (t *liveStep) beyondGap(b *Batch) {
 	if !t.tried(b.Seq) {
 		t.add(Gap)
 		if t.canReplay(t.now) {
@@ -63,7 +74,7 @@ func (t *step) beyondGap(b *Batch) {
 }
 
 // fill requests a replay of the batches before the live one, which waits.
-func (t *step) fill(seq uint64, why Why) {
+func (t *liveStep) fill(seq uint64, why Why) {
 	t.gap = gap{tried: true, seq: seq, next: t.pos.next}
 	t.recover(why)
 	t.add(Keep)
@@ -71,7 +82,7 @@ func (t *step) fill(seq uint64, why Why) {
 
 // accept applies the batch that is expected. One that cannot be read counts as lost; the ring of the
 // engine may hold it in a better shape.
-func (t *step) accept(b *Batch) {
+func (t *liveStep) accept(b *Batch) {
 	if t.apply(b) {
 		t.followed(b)
 		return
@@ -86,54 +97,7 @@ func (t *step) accept(b *Batch) {
 }
 
 // followed makes b the newest batch of the connection.
-func (t *step) followed(b *Batch) {
+func (t *liveStep) followed(b *Batch) {
 	t.link.live, t.link.hasLive, t.link.identity = b.Mark, true, identitySame
 	t.probeAfter(t.event.At, t.Probe)
-}
-
-// otherPublisher notes the publisher of the current batch, and begins a new life when it is another
-// process than before.
-func (t *step) otherPublisher(by Publisher) bool {
-	switch {
-	case by == Publisher{}:
-		return false
-	case t.pos.by == by:
-		t.link.identity = identitySame
-		return false
-	case t.pos.by == Publisher{}:
-		t.pos.by = by
-		return false
-	}
-	t.newLife("another process publishes: %x instead of %x", by, t.pos.by)
-	return true
-}
-
-// apply passes a batch to the sink and advances. It reports false, and leaves the position, when the batch cannot be read.
-func (t *step) apply(b *Batch) bool {
-	if b.Err != nil {
-		t.add(Unreadable)
-		t.problem("batch %d: %v", b.Seq, b.Err)
-		return false
-	}
-	t.add(Apply)
-	if b.Emptied && !t.pos.lower {
-		t.pos.exact, t.pos.partial = true, false // what is there now is known: nothing
-	}
-	t.pos.lower = t.pos.lower || b.Lower
-	t.pos.dirty = t.pos.dirty || b.Stores
-	if b.Misfits > 0 {
-		t.pos.exact = false
-		t.problem("batch %d: %d stores whose tokens do not match their hashes", b.Seq, b.Misfits)
-	}
-	t.pos.advance(&b.Mark)
-	t.pos.unproven = false
-	return true
-}
-
-// damaged steps over a batch that cannot be read. It may have held removals, so nothing that was
-// known before it can be relied on.
-func (t *step) damaged(b *Batch) {
-	t.reset(BatchUnreadable)
-	t.pos.advance(&b.Mark)
-	t.pos.unproven = false
 }

@@ -72,7 +72,14 @@ func (r *replaySocket) move(to string) {
 type comparison struct {
 	sample Mark
 	first  uint64 // the number of the batch that came
+	other  bool   // it names another process
 	look   bool   // any batch is requested, because that one did not come
+}
+
+// compare takes the answer to prove.
+func (r *recovery) compare(b *Mark) {
+	r.first, r.other = b.Seq, b.differsFrom(r.sample.By)
+	r.verified = !r.other && b.Seq == r.sample.Seq && b.Print == r.sample.Print
 }
 
 // canCompare reports whether the replay socket may hold what a live batch can be compared with.
@@ -104,7 +111,7 @@ func (t *step) prove(sample Mark) {
 }
 
 // judge judges the answer to prove.
-func (t *step) judge() {
+func (t *answerStep) judge() {
 	r := &t.replay
 	silent := !r.any && t.pos.ring != ringHolds
 	switch {
@@ -116,7 +123,7 @@ func (t *step) judge() {
 	case silent:
 		t.endProof()
 		t.barren()
-	case !r.any || r.look || r.first == r.sample.Seq:
+	case !r.any || r.look || r.other || r.first == r.sample.Seq:
 		t.differs(fmt.Sprintf("the batch %d that was published is not in its replay", r.sample.Seq))
 	default: // it begins later
 		t.link.proof.misses++
@@ -130,7 +137,7 @@ func (t *step) judge() {
 }
 
 // proven: both sockets belong to one engine.
-func (t *step) proven() {
+func (t *answerStep) proven() {
 	if t.socket.confirmed {
 		t.effects = append(t.effects, Effect{Do: Cleared, Request: Request{At: t.socket.at}})
 	}
@@ -146,7 +153,7 @@ func (t *step) proven() {
 }
 
 // endProof ends a comparison without a proof.
-func (t *step) endProof() {
+func (t *answerStep) endProof() {
 	t.replay = recovery{}
 	t.link.proof.fail(t.now, t.Probe)
 	t.nextProbe(t.Probe)
@@ -154,7 +161,7 @@ func (t *step) endProof() {
 
 // differs handles a replay that lacks the sample: the socket belongs to another engine, or this one has just restarted. Either way
 // the replays are worth nothing. A second difference on the same connection shows that it is no restart.
-func (t *step) differs(why string) {
+func (t *answerStep) differs(why string) {
 	t.endProof()
 	switch s := &t.socket; {
 	case s.foreign == "":
@@ -169,7 +176,7 @@ func (t *step) differs(why string) {
 }
 
 // dropReplays forgets what came from the replay socket of another engine. Live batches alone are followed from now on.
-func (t *step) dropReplays() {
+func (t *answerStep) dropReplays() {
 	t.problem("%s", t.socket.foreign)
 	if t.pos.unchecked {
 		t.reset(FromForeign)
@@ -180,7 +187,7 @@ func (t *step) dropReplays() {
 }
 
 // unseen notes batches that a probe found although the event socket has never delivered one.
-func (t *step) unseen() {
+func (t *answerStep) unseen() {
 	if t.link.hasLive || t.link.proof.stage != proofOpen {
 		return
 	}

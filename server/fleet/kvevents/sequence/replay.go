@@ -83,12 +83,15 @@ func (t *step) ask(after time.Duration) {
 	}})
 }
 
+// answerStep is the step of an answer to a request.
+type answerStep struct{ step }
+
 // replayed handles one batch of a replay.
-func (t *step) replayed(b *Batch) {
+func (t *answerStep) replayed(b *Batch) {
 	r := &t.replay
 	r.any = true
 	if r.why == WhyProof {
-		r.verified, r.first = b.Seq == r.sample.Seq && r.sample.equals(&b.Mark), b.Seq
+		r.compare(&b.Mark)
 		return
 	}
 	if t.link.identity == identityHidden {
@@ -121,7 +124,7 @@ func (t *step) replayed(b *Batch) {
 }
 
 // verify judges the first reply of a request that starts with our last batch.
-func (t *step) verify(b *Batch) {
+func (t *answerStep) verify(b *Batch) {
 	r := &t.replay
 	switch {
 	case b.Seq < r.from:
@@ -143,20 +146,20 @@ func (t *step) verify(b *Batch) {
 }
 
 // hole steps over batches that no replay holds.
-func (t *step) hole(b *Batch) {
+func (t *answerStep) hole(b *Batch) {
 	t.problem("batches %d to %d are in no replay", t.pos.next, b.Seq-1)
 	t.restart(b)
 }
 
 // restart makes b the first batch of what is known.
-func (t *step) restart(b *Batch) {
+func (t *answerStep) restart(b *Batch) {
 	t.doubt()
 	t.base(b.Seq)
 	t.take(b)
 }
 
 // take applies a replayed batch.
-func (t *step) take(b *Batch) {
+func (t *answerStep) take(b *Batch) {
 	t.replay.progress++
 	t.replay.failures = 0
 	t.pos.unchecked = t.pos.unchecked || t.link.proof.stage != proofDone
@@ -165,18 +168,18 @@ func (t *step) take(b *Batch) {
 	}
 }
 
-func (t *step) uselessReply() {
+func (t *answerStep) uselessReply() {
 	t.replay.useless++
 	if t.replay.useless > MaxUseless {
-		t.replayEnded(ErrUseless)
+		t.ended(ErrUseless)
 	}
 }
 
-// replayEnded: the end marker came, or the attempt failed.
-func (t *step) replayEnded(err error) {
+// ended: the end marker came, or the attempt failed.
+func (t *answerStep) ended(err error) {
 	switch {
 	case err != nil:
-		t.replayFailed(err)
+		t.failed(err)
 	case t.replay.why == WhyProof:
 		t.judge()
 	default:
@@ -184,8 +187,8 @@ func (t *step) replayEnded(err error) {
 	}
 }
 
-// replayFailed tries again or ends the recovery. Live batches continue from where they are.
-func (t *step) replayFailed(err error) {
+// failed tries again or ends the recovery. Live batches continue from where they are.
+func (t *answerStep) failed(err error) {
 	r := &t.replay
 	r.failures++
 	t.problem("replay (%s) from %d: %v", r.why, r.from, err)
@@ -203,7 +206,7 @@ func (t *step) replayFailed(err error) {
 }
 
 // recovered ends a recovery whose end marker came.
-func (t *step) recovered(r recovery) {
+func (t *answerStep) recovered(r recovery) {
 	t.replay = recovery{}
 	t.nextProbe(settle)
 	if t.link.identity == identityHidden && !r.any {

@@ -32,15 +32,20 @@ func (m *Machine) Step(s *State, e *Event, out []Effect) []Effect {
 	t := step{Machine: m, State: s, effects: out, event: e, now: e.Now}
 	switch e.Kind {
 	case Live:
-		t.live(&e.Batch)
-	case Replayed:
-		if s.Awaits(e.Job) {
-			t.replayed(&e.Batch)
+		l := liveStep{t}
+		l.live(&e.Batch)
+		return l.effects
+	case Replayed, ReplayEnded:
+		if !s.Awaits(e.Job) {
+			break
 		}
-	case ReplayEnded:
-		if s.Awaits(e.Job) {
-			t.replayEnded(e.Err)
+		a := answerStep{t}
+		if e.Kind == Replayed {
+			a.replayed(&e.Batch)
+		} else {
+			a.ended(e.Err)
 		}
+		return a.effects
 	case Connected:
 		t.connected()
 	case Disconnected:
@@ -186,6 +191,53 @@ func (t *step) doubt() {
 	}
 	t.pos.exact, t.pos.unproven = false, false
 	t.add(Doubt)
+}
+
+// otherPublisher notes the publisher of the current batch, and begins a new life when it is another
+// process than before.
+func (t *step) otherPublisher(by Publisher) bool {
+	switch {
+	case by == Publisher{}:
+		return false
+	case t.pos.by == by:
+		t.link.identity = identitySame
+		return false
+	case t.pos.by == Publisher{}:
+		t.pos.by = by
+		return false
+	}
+	t.newLife("another process publishes: %x instead of %x", by, t.pos.by)
+	return true
+}
+
+// apply passes a batch to the sink and advances. It reports false, and leaves the position, when the batch cannot be read.
+func (t *step) apply(b *Batch) bool {
+	if b.Err != nil {
+		t.add(Unreadable)
+		t.problem("batch %d: %v", b.Seq, b.Err)
+		return false
+	}
+	t.add(Apply)
+	if b.Emptied && !t.pos.lower {
+		t.pos.exact, t.pos.partial = true, false // what is there now is known: nothing
+	}
+	t.pos.lower = t.pos.lower || b.Lower
+	t.pos.dirty = t.pos.dirty || b.Stores
+	if b.Misfits > 0 {
+		t.pos.exact = false
+		t.problem("batch %d: %d stores whose tokens do not match their hashes", b.Seq, b.Misfits)
+	}
+	t.pos.advance(&b.Mark)
+	t.pos.unproven = false
+	return true
+}
+
+// damaged steps over a batch that cannot be read. It may have held removals, so nothing that was
+// known before it can be relied on.
+func (t *step) damaged(b *Batch) {
+	t.reset(BatchUnreadable)
+	t.pos.advance(&b.Mark)
+	t.pos.unproven = false
 }
 
 // nextProbe sets the time of the next look for lost events.
