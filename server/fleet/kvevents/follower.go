@@ -87,10 +87,7 @@ func (f *follower) handleBatch(d *vllm.Decoder, n numbered, payload []byte) (kee
 func (f *follower) handle() (keep bool) {
 	f.effects = f.machine.Step(&f.state, &f.event, f.effects[:0])
 	for i := range f.effects {
-		if f.effects[i].Do == sequence.Keep {
-			keep = true
-			continue
-		}
+		keep = keep || f.effects[i].Do == sequence.Keep
 		f.execute(&f.effects[i])
 	}
 	return keep
@@ -98,6 +95,7 @@ func (f *follower) handle() (keep bool) {
 
 func (f *follower) execute(effect *sequence.Effect) {
 	switch effect.Do {
+	case sequence.Keep: // handle reports it
 	case sequence.Apply:
 		f.apply()
 	case sequence.Unreadable:

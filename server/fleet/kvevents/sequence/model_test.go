@@ -196,6 +196,7 @@ func (w *world) step(m message) (keep bool) {
 			w.shown = e.State
 		case sequence.Problem:
 			w.log("  problem: %s", e.Text)
+		case sequence.Unreadable, sequence.Doubt, sequence.ReplayFailed, sequence.Gap, sequence.Restart, sequence.Foreign, sequence.Cleared:
 		}
 		if do := effects[i].Do; do != sequence.Show && do != sequence.Problem {
 			w.log("  effect %d %+v", do, effects[i].Request)

@@ -58,6 +58,7 @@ func (f *feed) step(e sequence.Event) string {
 			words = append(words, "cleared")
 		case sequence.Show:
 			words = append(words, e.State.String())
+		case sequence.Problem:
 		}
 	}
 	return strings.Join(words, " ")
