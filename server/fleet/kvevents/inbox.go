@@ -3,11 +3,34 @@ package kvevents
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents/sequence"
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
+
+// inbox holds what has happened to a feed and is not handled yet.
+type inbox struct {
+	queue        queue
+	replies      chan reply
+	restarted    atomic.Int64 // when a new engine process began, as other parts noticed; 0: none
+	tickDue      atomic.Bool
+	malformedDue atomic.Bool // a message came that is no batch
+	waiting      atomic.Bool // live batches wait for a replay
+}
+
+func newInbox() inbox { return inbox{queue: newQueue(), replies: make(chan reply, maxReplies)} }
+
+// hasWork reports whether there is something to handle now.
+func (b *inbox) hasWork() bool {
+	if b.restarted.Load() != 0 || b.tickDue.Load() || b.malformedDue.Load() || len(b.replies) > 0 {
+		return true
+	}
+	n, _ := b.queue.size()
+	return n > 0 && !b.waiting.Load()
+}
 
 type itemKind uint8
 
@@ -22,7 +45,7 @@ type item struct {
 	kind  itemKind
 	epoch uint64 // the connection
 	seq   uint64
-	by    publisher
+	by    sequence.Publisher
 	msg   *zmtp.Message
 	at    time.Time
 	err   error
