@@ -17,16 +17,13 @@ const (
 	holdersListed  = 16
 )
 
-// record copies the decision out of the scratch memory.
-func (c *Chooser) record(s *scratch, req *Request, now time.Time) *decision.Decision {
-	return c.recordIn(new(decision.Decision), s, req, now)
-}
-
-func (c *Chooser) recordIn(d *decision.Decision, s *scratch, req *Request, now time.Time) *decision.Decision {
+// recorded copies the decision out of the evaluation's memory, on its own: it is remembered long after the Choice, which leads to the request.
+func (e *evaluator) recorded(s *evaluation, req *Request, now time.Time) *decision.Decision {
+	d := new(decision.Decision)
 	*d = s.d
 	d.Candidates = nil
 	switch {
-	case req.DryRun || req.Explain:
+	case req.Booking == DryRun || req.Explain:
 		d.Candidates = slices.Clone(s.d.Candidates)
 	case len(s.d.Candidates) <= wholeUpTo:
 		s.packer.Pack(d, s.d.Candidates, s.pool.names)
@@ -34,7 +31,7 @@ func (c *Chooser) recordIn(d *decision.Decision, s *scratch, req *Request, now t
 		s.listing.list(d, &s.d)
 		s.packer.Pack(d, s.listing.kept, nil)
 	}
-	d.Took = c.clock().Sub(now)
+	d.Took = e.clock.now().Sub(now)
 	return d
 }
 

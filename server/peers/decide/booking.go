@@ -76,12 +76,15 @@ func (f *Frontend) assign(b *booking, to ID) {
 }
 
 // FirstToken implements chooser.Observer.
-func (b *booking) FirstToken() {
+func (b *booking) FirstToken(_ time.Time, output int) {
 	f := b.frontend
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	if b.prefilled = true; b.at != "" && !b.ended {
 		f.params.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_FirstToken{FirstToken: b.number}})
+	}
+	f.mu.Unlock()
+	if output > 0 {
+		b.Progress(output)
 	}
 }
 
@@ -102,7 +105,7 @@ func (b *booking) Progress(output int) {
 }
 
 // Ended implements chooser.Observer.
-func (b *booking) Ended(r chooser.Result) {
+func (b *booking) Ended(end *chooser.End) {
 	f := b.frontend
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,7 +115,7 @@ func (b *booking) Ended(r chooser.Result) {
 	b.ended = true
 	delete(f.live, b.number)
 	if b.at != "" {
-		f.params.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_End{End: endOf(b.number, r)}})
+		f.params.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_End{End: endOf(b.number, end.Result)}})
 		f.assign(b, "")
 	}
 }

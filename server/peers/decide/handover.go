@@ -84,9 +84,13 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 		return nil
 	}
 	req := &chooser.Request{
-		ID: in.GetId(), Attempt: int(in.GetAttempt()), Tenant: in.GetTenant(), Model: in.GetModel(), Session: in.GetSession(), Replicas: replicas,
-		PromptTokens: tokensOf(in.GetPromptTokens()), ExpectedOutput: tokensOf(in.GetExpectedOutput()), Unstreamed: in.GetUnstreamed(),
-		Quiet: in.GetQuiet() || in.GetLeased(), AskedBy: string(from), Again: true,
+		Name:    chooser.Name{ID: in.GetId(), Attempt: int(in.GetAttempt())},
+		Service: chooser.Service{Model: in.GetModel(), Replicas: replicas},
+		Prompt:  chooser.Prompt{PromptTokens: tokensOf(in.GetPromptTokens())},
+		Caller:  chooser.Caller{Tenant: in.GetTenant(), Session: in.GetSession()},
+		Reply:   chooser.Reply{ExpectedOutput: tokensOf(in.GetExpectedOutput()), Unstreamed: in.GetUnstreamed(), Quiet: in.GetQuiet() || in.GetLeased()},
+		Terms:   chooser.Terms{Again: true},
+		Origin:  chooser.Origin{AskedBy: string(from)},
 	}
 	var hashed []blockhash.Hash
 	if in.GetKeys() != nil {

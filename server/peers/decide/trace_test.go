@@ -35,7 +35,8 @@ func TestADecidersWorkIsInTheTraceOfTheRequest(t *testing.T) {
 			}
 			asked := false
 			asker.frontend.Submit(&chooser.Request{
-				ID: "a", Model: "m", Replicas: asker.replicas, PromptTokens: 32, TraceID: tc.trace, SpanID: spanID, Sampled: tc.sampled,
+				Name: chooser.Name{ID: "a"}, Service: chooser.Service{Model: "m", Replicas: asker.replicas}, Prompt: chooser.Prompt{PromptTokens: 32},
+				Trace: chooser.Trace{TraceID: tc.trace, SpanID: spanID, Sampled: tc.sampled},
 			}, time.Time{}, func(c *chooser.Choice, err error) {
 				if err != nil || c.Decision.DecidedBy == "" {
 					t.Errorf("decided %+v, %v; want by the peer", c, err)

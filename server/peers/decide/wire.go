@@ -23,7 +23,7 @@ func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica
 		PromptTokens: uint32(max(0, req.PromptTokens)), Estimated: req.Estimated, Longest: uint32(max(0, req.Longest)), Keyless: req.Keyless,
 		Priority: int32(req.Priority), ExpectedOutput: uint32(max(0, req.ExpectedOutput)), Unstreamed: req.Unstreamed, Bytes: uint32(max(0, req.Bytes)),
 		Quiet: req.Quiet, Exclude: texts(req.Exclude), Avoid: texts(req.Avoid), Holder: string(req.Holder), Leased: req.Lease != 0, Reports: req.Reports,
-		Unbooked: req.Unbooked, NoQueue: req.NoQueue, Unread: req.Unread, Samples: uint32(max(0, req.Samples)),
+		Unbooked: req.Booking == chooser.Unbooked, NoQueue: req.NoQueue, Unread: req.Unread, Samples: uint32(max(0, req.Samples)),
 	}
 	if req.Hashes != nil {
 		for _, size := range sizes {
@@ -53,24 +53,25 @@ func plain(o *chooser.Options) bool {
 // requestOf reads a question. replicas is its pool here.
 func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *chooser.Request {
 	req := &chooser.Request{
-		ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId(), TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(), Sampled: ask.GetSampled(),
-		Model: ask.GetModel(), Served: ask.GetServed(), Adapter: ask.GetAdapter(), Tenant: ask.GetTenant(), Session: ask.GetSession(),
-		SessionReturn: min(ask.GetSessionReturn().AsDuration(), maxSpan), Replicas: replicas,
-		PromptTokens: tokensOf(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: tokensOf(ask.GetLongest()), Keyless: ask.GetKeyless(),
-		Priority: int(ask.GetPriority()), ExpectedOutput: tokensOf(ask.GetExpectedOutput()), Bytes: int(ask.GetBytes()),
-		Exclude: ids(ask.GetExclude()), Avoid: ids(ask.GetAvoid()), Holder: replica.ID(ask.GetHolder()),
-		Unbooked: ask.GetUnbooked(), NoQueue: ask.GetNoQueue(), Unread: ask.GetUnread(), Samples: int(min(ask.GetSamples(), maxSamples)),
-		Age: max(0, min(ask.GetAge().AsDuration(), maxSpan)), AskedBy: string(from), Again: true,
+		Name:    chooser.Name{ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId()},
+		Trace:   chooser.Trace{TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(), Sampled: ask.GetSampled()},
+		Service: chooser.Service{Model: ask.GetModel(), Served: ask.GetServed(), Adapter: ask.GetAdapter(), Replicas: replicas},
+		Prompt:  promptOf(ask, replicas),
+		Caller: chooser.Caller{
+			Tenant: ask.GetTenant(), Session: ask.GetSession(), SessionReturn: min(ask.GetSessionReturn().AsDuration(), maxSpan), Priority: int(ask.GetPriority()),
+		},
 		// The frontend keeps the lease of an external caller; whether its request was sent is unknown.
-		Unstreamed: ask.GetUnstreamed() || ask.GetLeased() && !ask.GetReports(), Quiet: ask.GetQuiet() || ask.GetLeased(),
+		Reply: chooser.Reply{
+			ExpectedOutput: tokensOf(ask.GetExpectedOutput()), Samples: int(min(ask.GetSamples(), maxSamples)),
+			Unstreamed: ask.GetUnstreamed() || ask.GetLeased() && !ask.GetReports(), Quiet: ask.GetQuiet() || ask.GetLeased(),
+		},
+		Limits: chooser.Limits{Exclude: ids(ask.GetExclude()), Avoid: ids(ask.GetAvoid()), Holder: replica.ID(ask.GetHolder())},
+		Terms:  chooser.Terms{NoQueue: ask.GetNoQueue(), Again: true},
+		Origin: chooser.Origin{AskedBy: string(from), Age: max(0, min(ask.GetAge().AsDuration(), maxSpan))},
+		Bytes:  int(ask.GetBytes()),
 	}
-	if keys := hashesOf(ask.GetKeys()); keys != nil {
-		req.Hashes = keys
-	}
-	if a := ask.GetAnswer(); a != nil {
-		if slot, ok := slotOf(replicas, replica.ID(a.GetReplicaId()), int(a.GetRank())); ok {
-			req.Answer = chooser.Answer{Slot: slot, Known: int(a.GetKnown()), Held: int(a.GetHeld())}
-		}
+	if ask.GetUnbooked() {
+		req.Booking = chooser.Unbooked
 	}
 	if o := ask.GetOptions(); o != nil {
 		req.Options = chooser.Options{
@@ -80,6 +81,20 @@ func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *choose
 		}
 	}
 	return req
+}
+
+// promptOf reads what is known of the prompt of a question.
+func promptOf(ask *kvpilotv1.Ask, replicas []*replica.Replica) chooser.Prompt {
+	p := chooser.Prompt{
+		PromptTokens: tokensOf(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: tokensOf(ask.GetLongest()), Keyless: ask.GetKeyless(),
+		Unread: ask.GetUnread(), Hashes: hashesOf(ask.GetKeys()),
+	}
+	if a := ask.GetAnswer(); a != nil {
+		if slot, ok := slotOf(replicas, replica.ID(a.GetReplicaId()), int(a.GetRank())); ok {
+			p.Answer = chooser.Answer{Slot: slot, Known: int(a.GetKnown()), Held: int(a.GetHeld())}
+		}
+	}
+	return p
 }
 
 // chosenOf writes a choice as the answer to a question.
@@ -134,9 +149,8 @@ func endOf(number uint64, r chooser.Result) *kvpilotv1.RequestEnd {
 
 // resultOf reads how a request ended.
 func resultOf(in *kvpilotv1.RequestEnd) chooser.Result {
-	r := chooser.Result{
-		End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, Counted: in.GetCounted(), ServedBy: replica.ID(in.GetServedBy()),
-	}
+	r := chooser.ResultOf(decision.EndFailed)
+	r.Counted, r.ServedBy = in.GetCounted(), replica.ID(in.GetServedBy())
 	for e := decision.EndCompleted; e <= decision.EndHandedOver; e++ {
 		if e != decision.EndUnserved && endCode(e) == in.GetEnd() {
 			r.End = e
