@@ -57,7 +57,7 @@ func (b *booker) adopt(req *Request, by Decided) (*Choice, error) {
 	default:
 		return nil, notBooked(err)
 	}
-	choice := b.newChoice(d, by.Replica, req, ln, res, d.At)
+	choice := b.newChoice(d, by.Replica, req, ln, res)
 	choice.Rank, choice.answers.external = by.Rank, false
 	choice.flight.rank, choice.flight.pool = b.ranks.at(cand.Slot), req.Replicas
 	b.start(choice, req, ln, &booking, record)
@@ -80,7 +80,7 @@ func (c *Chooser) BlockSizes(replicas []*replica.Replica) []int {
 	var sizes []int
 	for _, r := range replicas {
 		for _, slot := range r.Slots {
-			if size := cmp.Or(c.index.BlockSize(slot), r.BlockSize, defaultBlock); !slices.Contains(sizes, size) {
+			if size := cmp.Or(c.evaluator.index.BlockSize(slot), r.BlockSize, defaultBlock); !slices.Contains(sizes, size) {
 				sizes = append(sizes, size)
 			}
 		}

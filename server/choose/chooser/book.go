@@ -124,12 +124,12 @@ func (b *booker) finish(s *evaluation, req *Request, ln *line, now time.Time, re
 	b.addShadow(s, req)
 	d := b.recorded(s, req, now)
 	cand := d.Pick()
-	choice := b.newChoice(d, s.owner(s.d.Chosen), req, ln, res, now)
+	choice := b.newChoice(d, s.owner(s.d.Chosen), req, ln, res)
 	if rk := b.ranks.at(cand.Slot); rk != nil && !d.TooLong {
 		whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
 		rk.route(cand.Prefill, whole-cand.Prefill, b.clock.since(now))
 		choice.flight.rank = rk
-		choice.lesson.open(&b.learning, rk, now)
+		choice.lesson.open(&b.learning, rk)
 		choice.stream.enter(req, rk.conduct, now)
 		choice.observers.add(&choice.lesson)
 		choice.observers.add(&choice.stream)
@@ -138,7 +138,7 @@ func (b *booker) finish(s *evaluation, req *Request, ln *line, now time.Time, re
 		choice.flight.pool = req.Replicas
 	}
 	if place := ln.memory.place(&s.program, cand, b.clock.since(now)); place != nil {
-		choice.program = programCall{place: place, returns: req.SessionReturn, prompt: d.PromptTokens, settings: b.settings, clock: b.clock}
+		choice.program = programCall{place: place, returns: req.SessionReturn, evaluator: b.evaluator, prompt: d.PromptTokens}
 		choice.observers.add(&choice.program)
 	}
 	b.start(choice, req, ln, booking, b.record)
@@ -148,7 +148,7 @@ func (b *booker) finish(s *evaluation, req *Request, ln *line, now time.Time, re
 }
 
 // newChoice makes the Choice of a booking; its observers are added later.
-func (b *booker) newChoice(d *decision.Decision, r *replica.Replica, req *Request, ln *line, res *load.Reservation, at time.Time) *Choice {
+func (b *booker) newChoice(d *decision.Decision, r *replica.Replica, req *Request, ln *line, res *load.Reservation) *Choice {
 	cand, how := d.Pick(), req.reporting()
 	c := &Choice{Decision: d, Replica: r, Rank: int(cand.Rank), Slot: cand.Slot, reservation: res, clock: b.clock, reporting: how}
 	f := &c.found
@@ -156,18 +156,18 @@ func (b *booker) newChoice(d *decision.Decision, r *replica.Replica, req *Reques
 	if req.Estimated {
 		f.stores = b.index.Stores(cand.Slot)
 	}
-	c.flight.ranks, c.flight.replica, c.flight.decision, c.flight.reservation, c.flight.abandoned = b.ranks, r.ID, d, res, b.metrics.withdrawn
+	c.flight.ranks, c.flight.decision, c.flight.reservation, c.flight.abandoned = b.ranks, d, res, b.metrics.withdrawn
 	c.lesson.reporting, c.lesson.decision, c.lesson.found = how, d, f
 	c.stream.reporting, c.stream.decision, c.stream.found = how, d, f
-	c.answers = answers{lengths: &ln.lengths, residence: b.residence, tenant: d.Tenant, external: how.external}
-	c.outcome = outcome{reporting: how, record: b.record, decision: d, found: f, at: at}
+	c.answers = answers{lengths: &ln.lengths, residence: b.residence, decision: d, external: how.external}
+	c.outcome = outcome{reporting: how, record: b.record, decision: d, found: f}
 	c.load = freedLoad{waiters: b.waiters, slot: cand.Slot}
 	return c
 }
 
 // start adds the observers of every booked request and has the parts follow it. record is nil when another router records the outcome.
 func (b *booker) start(c *Choice, req *Request, ln *line, booking *load.Request, record Record) {
-	d, cand, at := c.Decision, c.Decision.Pick(), c.outcome.at
+	d, cand, at := c.Decision, c.Decision.Pick(), c.Decision.At
 	if c.flight.rank != nil {
 		c.observers.add(&c.flight)
 	}
@@ -191,7 +191,7 @@ func (b *booker) start(c *Choice, req *Request, ln *line, booking *load.Request,
 		c.observers.add(req.Observer)
 	}
 	c.observers.add(&c.load)
-	c.flight.enter(req, at, booking.PrefillTime, c.reporting)
+	c.flight.enter(req, booking.PrefillTime, c.reporting)
 	if c.leased { // from here on its reports may come
 		b.leases.add(c)
 	}

@@ -18,7 +18,7 @@ type Choice struct {
 	Slot     replica.Slot
 
 	reservation *load.Reservation // nil: nothing is booked
-	clock       clock
+	clock       *clock
 	reporting
 	life      life
 	observers observers
@@ -58,29 +58,32 @@ func (r reporting) seesFirst() bool { return r.streamed || r.leased }
 
 // life is the request's progress so far.
 type life struct {
-	mu     sync.Mutex
-	first  time.Time      // of the first token; guarded by mu
-	output int            // tokens so far; guarded by mu
-	ended  bool           // guarded by mu
-	end    End            // once it has ended, then it never changes; guarded by mu
-	onEnd  []func(Result) // guarded by mu
+	mu    sync.Mutex
+	end   End            // its First and Output as they are known so far; guarded by mu until ended, then it never changes
+	ended bool           // guarded by mu
+	onEnd []func(Result) // guarded by mu
 }
 
 // grow notes the output so far, and reports whether it is more than before and whether the first token was not reported yet.
 func (l *life) grow(output int) (total int, grown, unseen bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	grown = output > l.output
-	l.output = max(l.output, output)
-	return l.output, grown, l.first.IsZero() && !l.ended
+	if l.ended {
+		return l.end.Output, false, false
+	}
+	grown = output > l.end.Output
+	l.end.Output = max(l.end.Output, output)
+	return l.end.Output, grown, l.end.First.IsZero()
 }
 
 // begin notes the first token.
 func (l *life) begin(now time.Time) (output int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.first = now
-	return l.output
+	if !l.ended {
+		l.end.First = now
+	}
+	return l.end.Output
 }
 
 // finish notes the end; false when it has ended before.
@@ -90,7 +93,7 @@ func (l *life) finish(result Result) bool {
 	if l.ended {
 		return false
 	}
-	l.ended, l.end = true, End{Result: result, First: l.first, Output: max(l.output, result.OutputTokens)}
+	l.ended, l.end.Result, l.end.Output = true, result, max(l.end.Output, result.OutputTokens)
 	return true
 }
 
@@ -98,7 +101,7 @@ func (l *life) finish(result Result) bool {
 func (l *life) open() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.first.IsZero() && !l.ended
+	return l.end.First.IsZero() && !l.ended
 }
 
 // FirstToken reports that the engine has prefilled the prompt. It releases the prefill load, and

@@ -77,8 +77,8 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 	if err := c.evaluator.evaluate(s, req, ln, now, nil); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	c.room.admission.arrive(s, req, ln, now)
-	choice, w, err := c.room.place(s, req, ln, deadline, now, deliver)
+	c.admission.arrive(s, req, ln, now)
+	choice, w, err := c.place(s, req, ln, deadline, now, deliver)
 	if err != nil {
 		ln.memory.leave(&s.program.call)
 	}

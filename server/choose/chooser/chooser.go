@@ -10,7 +10,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
-	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
@@ -19,21 +18,17 @@ import (
 // Chooser decides and books. New makes one; Run runs it. Its parts are the evaluator, which finds what is known of the ranks for a
 // request, the booker, the waiting room, the watch for ranks that stall, and the comparison of ranks with their equals.
 type Chooser struct {
+	*rankTable
+	*waitingRoom
 	*leases // the reports of callers outside this process
 
 	settings   *current
-	clock      clock
-	queue      *holdqueue.Queue
-	lines      *lines
-	ranks      *rankTable
-	index      *kvindex.Index
+	clock      *clock
 	memory     *memory
 	evaluator  *evaluator
 	booker     *booker
-	room       *waitingRoom
 	watch      *watch
 	comparison *comparison
-	alarm      *alarm
 	metrics    *metrics
 }
 
@@ -81,38 +76,32 @@ func (p *Params) fill() {
 // New returns a Chooser. cfg must be valid. It starts nothing.
 func New(cfg Config, params Params) *Chooser {
 	params.fill()
-	c := &Chooser{
-		settings: &current{}, clock: clock{now: params.Now, start: params.Now()}, ranks: newRankTable(), index: params.Index, leases: newLeases(params.Book),
-		queue: holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Shares: params.Shares}),
-	}
-	c.settings.Store(newSettings(cfg))
-	c.alarm = newAlarm(c.queue)
-	rolls := &dice{}
-	rolls.seed.Store(params.Seed)
-	c.lines = newLines(c.queue, rolls)
 	set := instruments.New(params.Meter, "server/choose/chooser")
-	c.metrics = newMetrics(set, cfg.Ring)
+	now, settings, rolls := &clock{now: params.Now, start: params.Now()}, &current{}, &dice{}
+	settings.Store(newSettings(cfg))
+	rolls.seed.Store(params.Seed)
+	c := &Chooser{settings: settings, clock: now, rankTable: newRankTable(now), leases: newLeases(params.Book), metrics: newMetrics(set, cfg.Ring)}
+	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Shares: params.Shares})
+	c.waitingRoom = &waitingRoom{lines: newLines(queue, rolls), queue: queue, clock: now, alarm: newAlarm(queue)}
 	c.memory = &memory{
-		clock: c.clock, settings: c.settings, index: params.Index, ring: cfg.Ring, tree: cfg.Tree,
+		clock: now, settings: settings, index: params.Index, ring: cfg.Ring, tree: cfg.Tree,
 		sessions: newSessions(c.metrics.turns), affinity: c.metrics.affinity,
 	}
-	c.comparison = &comparison{ranks: c.ranks, book: params.Book, clock: c.clock, alarm: c.alarm, log: params.Log, suspicions: c.metrics.suspicions}
+	c.comparison = &comparison{ranks: c.rankTable, book: params.Book, clock: now, alarm: c.alarm, log: params.Log, suspicions: c.metrics.suspicions}
 	c.evaluator = &evaluator{
-		clock: c.clock, settings: c.settings, ranks: c.ranks, index: params.Index, book: params.Book, reports: params.Reports, gate: params.Gate,
-		queue: c.queue, memory: c.memory, comparison: c.comparison, residence: &residence{}, dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
+		clock: now, settings: settings, ranks: c.rankTable, index: params.Index, book: params.Book, reports: params.Reports, gate: params.Gate,
+		queue: queue, memory: c.memory, comparison: c.comparison, residence: newResidence(), dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
 	}
-	c.evaluator.residence.set(10)
-	c.room = &waitingRoom{lines: c.lines, queue: c.queue, clock: c.clock, alarm: c.alarm}
 	c.booker = &booker{
-		evaluator: c.evaluator, lines: c.lines, leases: c.leases, record: params.Record, waiters: c.room, metrics: c.metrics,
-		learning: learning{book: params.Book, reports: params.Reports, clock: c.clock, log: params.Log, predictions: &c.metrics.decisions.predictions},
+		evaluator: c.evaluator, lines: c.lines, leases: c.leases, record: params.Record, waiters: c.waitingRoom, metrics: c.metrics,
+		learning: learning{book: params.Book, reports: params.Reports, clock: now, log: params.Log, predictions: &c.metrics.decisions.predictions},
 	}
-	c.room.holding = &holding{booker: c.booker, clock: c.clock, settings: c.settings, alarm: c.alarm, held: &c.metrics.held}
-	c.room.admission = &admission{
-		holding: c.room.holding, booker: c.booker, clock: c.clock, settings: c.settings, sessions: c.memory.sessions, alarm: c.alarm, log: params.Log, waits: &c.metrics.memoryWaits,
+	c.holding = &holding{booker: c.booker, clock: now, settings: settings, alarm: c.alarm, held: &c.metrics.held}
+	c.admission = &admission{
+		holding: c.holding, booker: c.booker, clock: now, settings: settings, sessions: c.memory.sessions, alarm: c.alarm, log: params.Log, waits: &c.metrics.memoryWaits,
 	}
 	c.watch = &watch{
-		engines: params.Engines, ranks: c.ranks, settings: c.settings, clock: c.clock, alarm: c.alarm, waiters: c.room, log: params.Log, stalls: c.metrics.stalls,
+		engines: params.Engines, ranks: c.rankTable, settings: settings, clock: now, alarm: c.alarm, waiters: c.waitingRoom, log: params.Log, stalls: c.metrics.stalls,
 	}
 	c.metrics.observe(set, c)
 	return c
@@ -136,10 +125,10 @@ func (c *Chooser) Run(ctx context.Context) error {
 			c.sweep()
 		}
 		c.Tick()
-		timer.Reset(c.room.sleep())
+		timer.Reset(c.sleep())
 		select {
 		case <-ctx.Done():
-			c.room.drain()
+			c.drain()
 			return nil
 		case <-timer.C:
 		case <-c.alarm.wake:
@@ -148,21 +137,9 @@ func (c *Chooser) Run(ctx context.Context) error {
 	}
 }
 
-// Tick visits the requests that wait and are due, and returns when to call it next; false when no request
-// waits. Run calls it; a player of traces calls it in virtual time.
-func (c *Chooser) Tick() (next time.Time, ok bool) { return c.room.tick() }
-
-// NextWake returns when Tick should be called next; false when no request waits.
-func (c *Chooser) NextWake() (next time.Time, ok bool) { return c.room.nextWake() }
-
-// AddRank notes that rank index of r exists at slot. A slot that is known keeps what was learned.
-func (c *Chooser) AddRank(slot replica.Slot, r *replica.Replica, index int) {
-	c.ranks.add(slot, r, index)
-}
-
 // RemoveRank forgets a rank: its rates, sessions and text. The load book is updated by its own RemoveRank.
 func (c *Chooser) RemoveRank(slot replica.Slot) {
-	c.ranks.remove(slot)
+	c.remove(slot)
 	c.memory.forget(slot, c.lines.all())
 	for _, ln := range c.lines.all() {
 		ln.memory.ledger.Remove(slot)
@@ -173,25 +150,3 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 // Changed notes that the fleet changed (for example, a replica became ready): waiting requests are
 // visited again.
 func (c *Chooser) Changed() { c.alarm.changed() }
-
-// Heard notes that a rank made progress, for example by its event feed.
-func (c *Chooser) Heard(slot replica.Slot) {
-	if r := c.ranks.at(slot); r != nil {
-		r.liveness.Sign()
-	}
-}
-
-// Waiting is the number of requests in the hold queue.
-func (c *Chooser) Waiting() int { return c.queue.Len() }
-
-// Rates lists what was learned about all ranks.
-func (c *Chooser) Rates() []Rate { return c.ranks.rates(c.clock.since(c.clock.now())) }
-
-// ExportModels returns the speed of the ranks that this router has learned about by its own requests.
-func (c *Chooser) ExportModels() map[replica.Rank]speed.Model { return c.ranks.exportModels() }
-
-// ImportModels takes the speed of ranks as other routers have learned it. Ranks that this router learns about itself keep
-// their own; unknown ranks are ignored.
-func (c *Chooser) ImportModels(models map[replica.Rank]speed.Model) {
-	c.ranks.importModels(models, c.clock.now())
-}

@@ -18,7 +18,7 @@ import (
 type comparison struct {
 	ranks      *rankTable
 	book       *load.Book
-	clock      clock
+	clock      *clock
 	alarm      *alarm
 	log        *slog.Logger
 	suspicions metric.Int64Counter

@@ -46,10 +46,9 @@ type flight struct {
 
 	reservation *load.Reservation
 	belief      *kvindex.Belief
-	// ranks, replica, decision and pool show whether another replica could serve the request. pool are the replicas that it could have
+	// ranks, decision and pool show whether another replica could serve the request. pool are the replicas that it could have
 	// been sent to, where the decision does not list them all.
 	ranks    *rankTable
-	replica  replica.ID
 	decision *decision.Decision
 	pool     []*replica.Replica
 
@@ -75,12 +74,12 @@ func (req *Request) longest() int {
 }
 
 // enter adds the request to those in flight on its rank.
-func (f *flight) enter(req *Request, at time.Time, prefill time.Duration, how reporting) {
+func (f *flight) enter(req *Request, prefill time.Duration, how reporting) {
 	if f.rank == nil || req.Quiet {
 		return
 	}
 	cand := f.decision.Pick()
-	f.Owner, f.At, f.Streamed, f.Movable, f.Withdrawable = f, at, how.streamed, req.Movable, req.Abandon != nil
+	f.Owner, f.At, f.Streamed, f.Movable, f.Withdrawable = f, f.decision.At, how.streamed, req.Movable, req.Abandon != nil
 	f.Prefill, f.Decode, f.FullStep = prefill.Seconds(), cand.StepTime*float64(req.longest()), cand.FullStep
 	f.abandon = req.Abandon
 	if how.leased {
@@ -181,8 +180,9 @@ func (f *flight) withdrawFromStalled(sick bool, now time.Time) {
 
 // canMove reports whether another replica could take the request.
 func (f *flight) canMove(now time.Time) bool {
+	own := f.decision.Pick().Replica
 	for _, other := range f.pool {
-		if other.ID == f.replica || other.State != replica.StateReady {
+		if other.ID == own || other.State != replica.StateReady {
 			continue
 		}
 		for _, slot := range other.Slots {
@@ -194,7 +194,7 @@ func (f *flight) canMove(now time.Time) bool {
 	list := f.decision.List()
 	for i := range list {
 		o := &list[i]
-		if o.Replica == f.replica || o.Veto != decision.VetoNone && o.Veto != decision.VetoStalled {
+		if o.Replica == own || o.Veto != decision.VetoNone && o.Veto != decision.VetoStalled {
 			continue
 		}
 		if r := f.ranks.at(o.Slot); r != nil && !r.liveness.Avoided(now) {
@@ -205,6 +205,6 @@ func (f *flight) canMove(now time.Time) bool {
 }
 
 // shouldMove reports whether the requests of the replica are to move to others, and one of them could take this one.
-func (f *flight) shouldMove(clock clock) bool {
+func (f *flight) shouldMove(clock *clock) bool {
 	return f.rank != nil && f.rank.leaving.Load() && f.canMove(clock.now())
 }

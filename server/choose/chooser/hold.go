@@ -54,7 +54,7 @@ func (s *Settings) room(d *decision.Decision) (servers int, soonest time.Duratio
 // holding has requests wait in the hold queue while no suitable rank has room. The state of the wait is in the lines.
 type holding struct {
 	booker   *booker
-	clock    clock
+	clock    *clock
 	settings *current
 	alarm    *alarm
 	visits   atomic.Uint64 // of all lines so far

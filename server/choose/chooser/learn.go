@@ -37,7 +37,7 @@ func decodes(l *load.RankLoad) speed.Decodes {
 type learning struct {
 	book        *load.Book
 	reports     Reports // nil: none
-	clock       clock
+	clock       *clock
 	log         *slog.Logger
 	predictions *predictions
 }
@@ -50,22 +50,21 @@ type lesson struct {
 	decision *decision.Decision
 	found    *found
 	entry    speed.Entry
-	at       time.Time // of the booking
 
 	mu   sync.Mutex
 	mark mark // guarded by mu
 }
 
 // open opens the entry in the account of rk.
-func (s *lesson) open(with *learning, rk *rank, at time.Time) {
-	s.learning, s.rank, s.at = with, rk, at
+func (s *lesson) open(with *learning, rk *rank) {
+	s.learning, s.rank = with, rk
 	cand := s.decision.Pick()
 	n := float64(cand.Uncached)
-	l := s.book.View(s.rank.slot, s.at)
+	l := s.book.View(s.rank.slot, s.decision.At)
 	s.rank.speed.Booked(&s.entry, speed.Work{
 		Tokens: n, Context: float64(s.decision.PromptTokens) - n,
 		Estimated: s.decision.Estimated, Unknown: s.decision.Keyless, Silent: s.silent, External: s.external,
-	}, s.at, decodes(&l))
+	}, s.decision.At, decodes(&l))
 }
 
 // FirstToken implements Observer: it closes the entry.
@@ -84,7 +83,7 @@ func (s *lesson) FirstToken(now time.Time, _ int) {
 	if !s.seesFirst() {
 		return
 	}
-	cand, actual := s.decision.Pick(), now.Sub(s.at).Seconds()
+	cand, actual := s.decision.Pick(), now.Sub(s.decision.At).Seconds()
 	if !s.decision.Keyless {
 		s.predictions.add(s.rank, cand.TTFT, actual)
 	}

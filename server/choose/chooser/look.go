@@ -16,7 +16,7 @@ import (
 
 // evaluator finds all that is known of the ranks for a request.
 type evaluator struct {
-	clock      clock
+	clock      *clock
 	settings   *current
 	ranks      *rankTable
 	index      *kvindex.Index

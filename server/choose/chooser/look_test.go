@@ -333,7 +333,7 @@ func (z *zoo) disturb() {
 	case 3:
 		z.open[z.replicas[at].ID] = r.IntN(3) == 0
 	case 4:
-		if rk := z.ranks.at(slot); rk != nil {
+		if rk := z.at(slot); rk != nil {
 			v := liveness.Vitals{}
 			if r.IntN(2) == 0 {
 				v.Asked, v.Late = z.now.Add(-time.Minute), time.Minute
@@ -427,7 +427,7 @@ func TestTheQuickLookSeesWhatAPlainOneDoes(t *testing.T) {
 			}
 			s := z.evaluator.borrow(time.Time{})
 			if s.readings.visit = 0; planned != nil {
-				s.readings.visit = z.room.holding.visits.Add(1)
+				s.readings.visit = z.holding.visits.Add(1)
 			}
 			if err := z.evaluator.evaluate(s, req, ln, z.now, planned); err != nil {
 				t.Fatal(err)

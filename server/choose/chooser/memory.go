@@ -15,7 +15,7 @@ import (
 
 // memory is what policies remember of earlier requests: sessions, rings, trees of texts, and the prompts sent to ranks without events.
 type memory struct {
-	clock    clock
+	clock    *clock
 	settings *current
 	index    *kvindex.Index
 	// ring and tree are of the settings that the chooser began with.

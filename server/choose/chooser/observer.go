@@ -32,31 +32,29 @@ func (e *End) completed() bool { return e.Result.End == decision.EndCompleted }
 
 // observers are those of one choice, in the order in which they are notified.
 type observers struct {
-	list  []Observer
-	space [10]Observer // of list, so that it is no allocation of its own
+	all   [10]Observer // as many as there are kinds
+	count int
 }
 
 func (o *observers) add(one Observer) {
-	if o.list == nil {
-		o.list = o.space[:0]
-	}
-	o.list = append(o.list, one)
+	o.all[o.count] = one
+	o.count++
 }
 
 func (o *observers) firstToken(now time.Time, output int) {
-	for _, one := range o.list {
+	for _, one := range o.all[:o.count] {
 		one.FirstToken(now, output)
 	}
 }
 
 func (o *observers) progress(output int) {
-	for _, one := range o.list {
+	for _, one := range o.all[:o.count] {
 		one.Progress(output)
 	}
 }
 
 func (o *observers) ended(end *End) {
-	for _, one := range o.list {
+	for _, one := range o.all[:o.count] {
 		one.Ended(end)
 	}
 }
@@ -85,7 +83,7 @@ type answers struct {
 	endOnly
 	lengths   *lengths
 	residence *residence
-	tenant    string
+	decision  *decision.Decision
 	external  bool
 }
 
@@ -95,7 +93,7 @@ func (a *answers) Ended(end *End) {
 		return
 	}
 	if end.Output > 0 && !a.external {
-		a.lengths.add(a.tenant, end.Output)
+		a.lengths.add(a.decision.Tenant, end.Output)
 	}
 	if !end.First.IsZero() {
 		a.residence.add(end.At.Sub(end.First))
@@ -104,6 +102,12 @@ func (a *answers) Ended(end *End) {
 
 // residence is the mean time in seconds that a request decodes.
 type residence struct{ number }
+
+func newResidence() *residence {
+	r := &residence{}
+	r.set(10)
+	return r
+}
 
 func (r *residence) add(d time.Duration) {
 	mean := r.get()
@@ -117,7 +121,6 @@ type outcome struct {
 	record   Record
 	decision *decision.Decision
 	found    *found
-	at       time.Time
 }
 
 // Ended implements Observer.
@@ -125,7 +128,7 @@ func (o *outcome) Ended(end *End) {
 	d, cand := o.decision, o.decision.Pick()
 	out := decision.Outcome{
 		ID: d.ID, Attempt: d.Attempt, Replica: cand.Replica, Rank: cand.Rank, Slot: cand.Slot, End: end.Result.End,
-		Predicted: duration(cand.TTFT), Duration: end.At.Sub(o.at),
+		Predicted: duration(cand.TTFT), Duration: end.At.Sub(d.At),
 		PromptTokens: end.PromptTokens, OutputTokens: end.OutputTokens, CachedTokens: end.CachedTokens, Counted: end.Counted,
 		PredictedCached: o.found.predictedCached(), AskedBy: d.AskedBy, External: o.leased,
 	}
@@ -133,7 +136,7 @@ func (o *outcome) Ended(end *End) {
 		out.Replica, out.Rank, out.Slot = by, 0, replica.NoSlot // which rank of it is not known
 	}
 	if !end.First.IsZero() && o.seesFirst() {
-		out.TTFT = end.First.Sub(o.at)
+		out.TTFT = end.First.Sub(d.At)
 	}
 	o.record.Outcome(out)
 }

@@ -106,7 +106,7 @@ func (p *callForMemory) resume(w *waiter) {
 type admission struct {
 	holding  *holding
 	booker   *booker
-	clock    clock
+	clock    *clock
 	settings *current
 	sessions *sessions
 	alarm    *alarm
@@ -199,16 +199,15 @@ func (s *evaluation) choose() {
 // programCall is a choice's call in the ledger of programs. It is an Observer.
 type programCall struct {
 	endOnly
-	place    *programs.Place
-	returns  time.Duration // the request's SessionReturn
-	prompt   int           // tokens
-	settings *current
-	clock    clock
+	place     *programs.Place
+	returns   time.Duration // the request's SessionReturn
+	prompt    int           // tokens
+	evaluator *evaluator
 }
 
 // Ended implements Observer.
 func (p *programCall) Ended(end *End) {
-	p.place.End(p.prompt+end.Output, p.returns < 0, p.returns > p.settings.horizon(), time.Duration(p.clock.since(end.At)))
+	p.place.End(p.prompt+end.Output, p.returns < 0, p.returns > p.evaluator.settings.horizon(), time.Duration(p.evaluator.clock.since(end.At)))
 }
 
 // waitForMemory puts a request in line at the gate. Its wait is bounded like that in the hold queue.

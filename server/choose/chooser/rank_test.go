@@ -24,7 +24,7 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 			t.Errorf("%s is %v, want %v", what, got, want)
 		}
 	}
-	rk := c.ranks.at(0)
+	rk := c.at(0)
 	rk.route(6, 0, c.clock.since(now))     // a cold prompt
 	rk.route(1, 3, c.clock.since(now))     // one who returned and was spared 3 s
 	rk.route(1, 1, c.clock.since(now))     // and another

@@ -47,7 +47,7 @@ type watch struct {
 	engines  Engines // nil: no rank counts as stalled
 	ranks    *rankTable
 	settings *current
-	clock    clock
+	clock    *clock
 	alarm    *alarm
 	waiters  waiters
 	log      *slog.Logger

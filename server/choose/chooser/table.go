@@ -4,7 +4,6 @@ import (
 	"iter"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
@@ -14,7 +13,8 @@ import (
 
 // rankTable has the ranks that exist, by slot. Readers take no lock. Make one with newRankTable.
 type rankTable struct {
-	list atomic.Pointer[[]*rank]
+	clock *clock
+	list  atomic.Pointer[[]*rank]
 	// conduct compares the ranks' answers with those of their equals.
 	conduct conduct.Fleet
 
@@ -22,8 +22,8 @@ type rankTable struct {
 	kinds speed.Kinds // guarded by mu
 }
 
-func newRankTable() *rankTable {
-	t := &rankTable{}
+func newRankTable(clock *clock) *rankTable {
+	t := &rankTable{clock: clock}
 	t.list.Store(&[]*rank{})
 	return t
 }
@@ -51,8 +51,8 @@ func (t *rankTable) at(slot replica.Slot) *rank {
 	return list[slot]
 }
 
-// add notes that rank index of r exists at slot. A slot that is known keeps what was learned.
-func (t *rankTable) add(slot replica.Slot, r *replica.Replica, index int) {
+// AddRank notes that rank index of r exists at slot. A slot that is known keeps what was learned.
+func (t *rankTable) AddRank(slot replica.Slot, r *replica.Replica, index int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.at(slot) != nil {
@@ -120,8 +120,9 @@ type Rate struct {
 	Conduct conduct.Record
 }
 
-// rates lists what was learned about all ranks by now, on the chooser's scale.
-func (t *rankTable) rates(now int64) []Rate {
+// Rates lists what was learned about all ranks.
+func (t *rankTable) Rates() []Rate {
+	now := t.clock.since(t.clock.now())
 	var rates []Rate
 	for r := range t.all() {
 		m := r.speed.Model()
@@ -133,8 +134,8 @@ func (t *rankTable) rates(now int64) []Rate {
 	return rates
 }
 
-// exportModels returns the speed of the ranks that this router has learned about by its own requests.
-func (t *rankTable) exportModels() map[replica.Rank]speed.Model {
+// ExportModels returns the speed of the ranks that this router has learned about by its own requests.
+func (t *rankTable) ExportModels() map[replica.Rank]speed.Model {
 	models := map[replica.Rank]speed.Model{}
 	for r := range t.all() {
 		if m, own := r.speed.Learned(); own {
@@ -144,12 +145,19 @@ func (t *rankTable) exportModels() map[replica.Rank]speed.Model {
 	return models
 }
 
-// importModels takes the speed of ranks as other routers have learned it. Ranks that this router learns about itself keep
+// ImportModels takes the speed of ranks as other routers have learned it. Ranks that this router learns about itself keep
 // their own; unknown ranks are ignored.
-func (t *rankTable) importModels(models map[replica.Rank]speed.Model, now time.Time) {
+func (t *rankTable) ImportModels(models map[replica.Rank]speed.Model) {
 	for r := range t.all() {
 		if m, ok := models[replica.Rank{Replica: r.replica, Index: r.index}]; ok {
-			r.speed.Import(m, now)
+			r.speed.Import(m, t.clock.now())
 		}
+	}
+}
+
+// Heard notes that a rank made progress, for example by its event feed.
+func (t *rankTable) Heard(slot replica.Slot) {
+	if r := t.at(slot); r != nil {
+		r.liveness.Sign()
 	}
 }

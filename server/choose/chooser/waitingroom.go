@@ -16,7 +16,7 @@ type waitingRoom struct {
 	admission *admission
 	lines     *lines
 	queue     *holdqueue.Queue
-	clock     clock
+	clock     *clock
 	alarm     *alarm
 }
 
@@ -123,8 +123,12 @@ func (r *waitingRoom) freed(slot replica.Slot) {
 	}
 }
 
-// tick visits the lines that are due and returns when to call it next; false when no request waits.
-func (r *waitingRoom) tick() (next time.Time, ok bool) {
+// Waiting is the number of requests that wait.
+func (r *waitingRoom) Waiting() int { return r.queue.Len() }
+
+// Tick visits the lines that are due and returns when to call it next; false when no request waits. Run calls it; a player of traces
+// calls it in virtual time.
+func (r *waitingRoom) Tick() (next time.Time, ok bool) {
 	if r.queue.Len() == 0 {
 		return time.Time{}, false
 	}
@@ -140,11 +144,11 @@ func (r *waitingRoom) tick() (next time.Time, ok bool) {
 			r.holding.offerRoom(ln)
 		}
 	}
-	return r.nextWake()
+	return r.NextWake()
 }
 
-// nextWake returns when tick should be called next; false when no request waits.
-func (r *waitingRoom) nextWake() (next time.Time, ok bool) {
+// NextWake returns when Tick should be called next; false when no request waits.
+func (r *waitingRoom) NextWake() (next time.Time, ok bool) {
 	if r.queue.Len() == 0 {
 		return time.Time{}, false
 	}
@@ -169,7 +173,7 @@ func (r *waitingRoom) sleep() time.Duration {
 	now := r.clock.now()
 	until := now.Add(sweepEvery)
 	r.alarm.sleepsUntil.Store(r.clock.since(until))
-	if at, ok := r.nextWake(); ok && at.Before(until) {
+	if at, ok := r.NextWake(); ok && at.Before(until) {
 		until = at
 		r.alarm.sleepsUntil.Store(r.clock.since(until))
 	}
