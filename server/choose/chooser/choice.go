@@ -47,8 +47,7 @@ type reporting struct {
 func (req *Request) reporting() reporting {
 	leased := req.Lease != 0
 	return reporting{
-		streamed: !req.Unstreamed, leased: leased, silent: req.Unstreamed || leased && !req.Reports,
-		external: leased || req.Quiet && req.AskedBy != "",
+		streamed: !req.Unstreamed, leased: leased, silent: req.Silent(), external: leased || req.Quiet && req.AskedBy != "",
 	}
 }
 

@@ -244,6 +244,9 @@ func (req *Request) check() error {
 	return nil
 }
 
+// Silent reports whether the first token may not be seen.
+func (req *Request) Silent() bool { return req.Unstreamed || req.Lease != 0 && !req.Reports }
+
 // book is the booking of d's pick. hashes are the prompt's in the rank's block size.
 func (req *Request) book(d *decision.Decision, hashes []blockhash.Hash) load.Request {
 	cand := d.Pick()
@@ -251,7 +254,7 @@ func (req *Request) book(d *decision.Decision, hashes []blockhash.Hash) load.Req
 		ID: req.ID, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
 		PrefillTokens: int(cand.Uncached), PrefillTime: duration(cand.Prefill * (1 + cand.Slowdown)),
 		Hashes: hashes, BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
-		Lease: req.Lease, Unstreamed: req.reporting().silent, Again: req.Again,
+		Lease: req.Lease, Unstreamed: req.Silent(), Again: req.Again,
 	}
 	if d.TooLong { // the engine refuses it at once
 		booking.PromptTokens, booking.PrefillTokens, booking.PrefillTime, booking.Hashes = 0, 0, 0, nil
