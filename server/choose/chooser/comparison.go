@@ -14,6 +14,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 )
 
+// smallSequences and smallContext are the load that the time of decodes is related to.
+const smallSequences, smallContext = 8, 16384
+
 // comparison compares the ranks' answers with those of their equals.
 type comparison struct {
 	ranks      *rankTable
@@ -76,18 +79,13 @@ func (c *comparison) judge(now time.Time) {
 		if known.MaxBatchedTokens > 0 {
 			budget = float64(known.MaxBatchedTokens)
 		}
-		small := m.Step(smallLoad.Sequences, smallLoad.Context)
+		small := m.Step(smallSequences, smallContext)
 		r.conduct.Expect(m.Step(max(1, l.InFlight-l.Prefilling), l.ContextTokens)/small, m.Token/small, budget, now)
 	}
 	for _, change := range c.ranks.conduct.Judge(now) {
 		c.changed(change)
 	}
 }
-
-// smallLoad is the load that the time of decodes is related to.
-//
-//nolint:gochecknoglobals // a constant
-var smallLoad = speed.Decodes{Sequences: 8, Context: 16384}
 
 // usualSpeed lists what the ranks of a kind take, as far as it matters for decodes: those that nothing is held against, if there are any.
 type usualSpeed struct {

@@ -1,6 +1,7 @@
 package chooser
 
 import (
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -303,7 +304,7 @@ func (a *admission) enter(s *evaluation, w *waiter, deadline, now time.Time) (*C
 		return nil, false, err
 	}
 	choice, err := a.holding.bookNow(s, w.req, w.line, now, w)
-	if err != errNoRoom { //nolint:errorlint // never wrapped
+	if !errors.Is(err, errNoRoom) {
 		return choice, false, err
 	}
 	err = a.holding.wait(s, w, deadline, now.Sub(w.ticket.Arrived()), now)

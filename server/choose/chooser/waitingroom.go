@@ -1,6 +1,7 @@
 package chooser
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -91,7 +92,7 @@ func (r *waitingRoom) place(s *evaluation, req *Request, ln *line, deadline, now
 		return nil, nil, err
 	}
 	if !waits {
-		if choice, err := r.holding.bookNow(s, req, ln, now, nil); err != errNoRoom { //nolint:errorlint // never wrapped
+		if choice, err := r.holding.bookNow(s, req, ln, now, nil); !errors.Is(err, errNoRoom) {
 			return choice, nil, err
 		}
 	}
