@@ -1,7 +1,9 @@
 package grpcapi_test
 
 import (
+	"bytes"
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +55,13 @@ func TestADecisionHasOneForm(t *testing.T) {
 	line, err := json.Marshal(grpcapi.DecisionLine(e))
 	if err != nil {
 		t.Fatal(err)
+	}
+	want, err := os.ReadFile("testdata/decision.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(bytes.TrimSpace(want), line) {
+		t.Errorf("%s\nwant %s", line, want)
 	}
 	var filed kvpilotv1.Decision
 	if err := protojson.Unmarshal(line, &filed); err != nil {
