@@ -21,18 +21,18 @@ func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok 
 	if !known {
 		return 0, false
 	}
-	found := decision.Candidate{GPU: min(cand.GPU, c.certain), CPU: cand.CPU, Disk: cand.Disk}
+	found := decision.Overlap{GPU: min(cand.GPU, c.certain), CPU: cand.CPU, Disk: cand.Disk}
 	for _, o := range overlaps {
 		// What is believed since is this very request's.
 		if gpu := min(o.GPU-o.Believed, uint32(began)) * uint32(size); o.Slot == c.Slot && !c.unread && gpu > found.GPU {
-			found = decision.Candidate{GPU: gpu}
+			found = decision.Overlap{GPU: gpu}
 			if o.Believed == 0 && began == len(hashes) {
 				found.CPU, found.Disk = o.CPU*uint32(size), o.Disk*uint32(size)
 			}
 		}
 	}
-	cutTo(&found, c.reach(promptTokens))
-	held = int(found.GPU + found.CPU + found.Disk)
+	found.Cut(c.reach(promptTokens))
+	held = int(found.Tokens())
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.began || !c.first.IsZero() || c.ended {
@@ -56,7 +56,7 @@ func (c *Choice) Held() int {
 	if cand == nil {
 		return 0
 	}
-	return int(cand.GPU + cand.CPU + cand.Disk)
+	return int(cand.Overlap.Tokens())
 }
 
 // reach is how many tokens of a prompt the chosen rank's engine can take from its cache, in whole blocks.

@@ -50,11 +50,15 @@ func (c *Chooser) look(s *scratch, req *Request, ln *line, now time.Time, planne
 	set := c.settingsOf(req)
 	t := set.of(req.Model)
 	*d = decision.Decision{
-		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter, Policy: t.policy,
-		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, ExpectedOutput: ln.lengths.expected(req),
-		DryRun: req.DryRun, AskedBy: req.AskedBy, Alone: req.Alone, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: t.params,
-		Pinned: req.Options.Pinned != "" || req.Holder != "",
-		Seed:   c.seed.Add(0x9e3779b97f4a7c15), Returning: usualReturn,
+		Request: decision.Request{
+			ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, Model: req.Model, Adapter: req.Adapter, TraceID: req.TraceID, SpanID: req.SpanID,
+		},
+		At: now, DryRun: req.DryRun,
+		Rule:     decision.Rule{Policy: t.policy, Params: t.params, Pinned: req.Options.Pinned != "" || req.Holder != "", Seed: c.seed.Add(0x9e3779b97f4a7c15)},
+		Prompt:   decision.Prompt{PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, ExpectedOutput: ln.lengths.expected(req)},
+		Deciders: decision.Deciders{AskedBy: req.AskedBy, Alone: req.Alone},
+		Ranks:    decision.Ranks{Candidates: d.Candidates[:0], Chosen: -1},
+		Fleet:    decision.Fleet{Returning: usualReturn},
 	}
 	if req.SessionReturn < 0 {
 		d.Returning = 0

@@ -51,8 +51,10 @@ func plainLook(c *Chooser, d *decision.Decision, req *Request, ln *line, now tim
 			}
 			owners = append(owners, r)
 			out.Candidates = append(out.Candidates, decision.Candidate{
-				Replica: r.ID, Slot: slot, Rank: uint16(index), Veto: veto, Feed: c.params.Index.State(slot),
-				BlockSize: uint32(c.blockSize(slot, r)), Blocks: uint32(r.Blocks),
+				RankID:   decision.RankID{Replica: r.ID, Slot: slot, Rank: uint16(index)},
+				Veto:     veto,
+				Overlap:  decision.Overlap{Feed: c.params.Index.State(slot), BlockSize: uint32(c.blockSize(slot, r))},
+				RankLoad: decision.RankLoad{Blocks: uint32(r.Blocks)},
 			})
 		}
 	}
@@ -125,9 +127,9 @@ func plainOverlap(c *Chooser, d *decision.Decision, req *Request) {
 				cand.GPU, cand.CPU, cand.Disk = 0, 0, 0
 			}
 			if !req.Estimated && req.PromptTokens > 0 {
-				cutTo(cand, c.params.Index.Reach(o.Slot, req.PromptTokens)/size*size)
+				cand.Cut(c.params.Index.Reach(o.Slot, req.PromptTokens) / size * size)
 			}
-			d.Clip(cand)
+			cand.Cut(d.PromptTokens)
 		}
 	}
 }
@@ -476,7 +478,7 @@ func checkRecord(t *testing.T, got, all *decision.Decision) {
 	for i := range list {
 		c := &list[i]
 		listed[c.Slot], vetoes[c.Veto] = true, true
-		most = max(most, c.GPU+c.CPU+c.Disk)
+		most = max(most, c.Overlap.Tokens())
 		if c.Veto == decision.VetoNone {
 			usable++
 			dearest = max(dearest, c.Cost)
@@ -493,7 +495,7 @@ func checkRecord(t *testing.T, got, all *decision.Decision) {
 		if listed[c.Slot] {
 			continue
 		}
-		some = max(some, c.GPU+c.CPU+c.Disk)
+		some = max(some, c.Overlap.Tokens())
 		switch {
 		case !vetoes[c.Veto]:
 			t.Fatalf("no candidate with the veto %q is listed", c.Veto)

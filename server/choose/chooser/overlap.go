@@ -37,19 +37,10 @@ func (c *Chooser) overlap(s *scratch, req *Request) {
 				cand.GPU, cand.CPU, cand.Disk = 0, 0, 0
 			}
 			if !req.Estimated && req.PromptTokens > 0 {
-				cutTo(cand, c.params.Index.Reach(o.Slot, req.PromptTokens)/size*size)
+				cand.Cut(c.params.Index.Reach(o.Slot, req.PromptTokens) / size * size)
 			}
-			d.Clip(cand)
+			cand.Cut(d.PromptTokens)
 		}
-	}
-}
-
-// cutTo cuts what a rank holds of the prompt to what its engine can take from there.
-func cutTo(cand *decision.Candidate, reach int) {
-	left := uint32(reach)
-	for _, held := range []*uint32{&cand.GPU, &cand.CPU, &cand.Disk} {
-		*held = min(*held, left)
-		left -= *held
 	}
 }
 

@@ -94,11 +94,16 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 	}
 	at := d.params.Now().Add(-max(0, min(in.GetAge().AsDuration(), 24*time.Hour)))
 	dec := &decision.Decision{
-		ID: req.ID, Attempt: req.Attempt, Tenant: req.Tenant, At: at, Model: req.Model, PromptTokens: req.PromptTokens, AskedBy: string(from),
-		Candidates: []decision.Candidate{{
-			Replica: replica.ID(in.GetReplicaId()), Slot: slot, Rank: uint16(in.GetRank()), Uncached: min(in.GetUncachedTokens(), maxTokens), Prefill: amount(in.GetPrefillS()),
-			BlockSize: in.GetKeys().GetBlockSize(), EngineWaiting: -1, KVUsage: -1,
-		}},
+		Request:  decision.Request{ID: req.ID, Attempt: req.Attempt, Tenant: req.Tenant, Model: req.Model},
+		At:       at,
+		Prompt:   decision.Prompt{PromptTokens: req.PromptTokens},
+		Deciders: decision.Deciders{AskedBy: string(from)},
+		Ranks: decision.Ranks{Candidates: []decision.Candidate{{
+			RankID:   decision.RankID{Replica: replica.ID(in.GetReplicaId()), Slot: slot, Rank: uint16(in.GetRank())},
+			Forecast: decision.Forecast{Uncached: min(in.GetUncachedTokens(), maxTokens), Prefill: amount(in.GetPrefillS())},
+			Overlap:  decision.Overlap{BlockSize: in.GetKeys().GetBlockSize()},
+			RankLoad: decision.RankLoad{EngineWaiting: -1, KVUsage: -1},
+		}}},
 	}
 	by := chooser.Decided{Decision: dec, Rank: int(in.GetRank()), Hashes: hashed, Recorded: true}
 	for _, r := range replicas {

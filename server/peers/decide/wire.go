@@ -108,20 +108,44 @@ func decisionOf(in *kvpilotv1.Chosen, req *chooser.Request, by ID, slot replica.
 	})
 	prompt := uint32(max(0, req.PromptTokens))
 	both.cands[0] = decision.Candidate{
-		Replica: replica.ID(in.GetReplicaId()), Rank: uint16(in.GetRank()), Slot: slot, Feed: feedOf(in.GetFeed()), BlockSize: in.GetBlockSize(),
-		GPU: min(in.GetGpuTokens(), prompt), CPU: min(in.GetCpuTokens(), prompt), Disk: min(in.GetDiskTokens(), prompt), Uncached: min(in.GetUncachedTokens(), prompt),
-		Prefill: amount(in.GetPrefillS()), Backlog: amount(in.GetBacklogS()), TTFT: amount(in.GetTtftS()), TPOT: amount(in.GetTpotS()), Cost: finite(in.GetCost()),
-		Requests: in.GetRequests(), Waiting: in.GetWaiting(), EngineWaiting: -1, KVUsage: -1,
-		FullStep: amount(in.GetFullStepS()), StepTime: amount(in.GetStepS()), Slowdown: amount(in.GetSlowdown()),
+		RankID:   decision.RankID{Replica: replica.ID(in.GetReplicaId()), Rank: uint16(in.GetRank()), Slot: slot},
+		Overlap:  overlapOf(in, prompt),
+		Forecast: forecastOf(in, prompt),
+		Cost:     finite(in.GetCost()),
+		RankLoad: decision.RankLoad{Requests: in.GetRequests(), Waiting: in.GetWaiting(), EngineWaiting: -1, KVUsage: -1},
+		Pace:     decision.Pace{FullStep: amount(in.GetFullStepS()), StepTime: amount(in.GetStepS()), Slowdown: amount(in.GetSlowdown())},
 	}
 	both.d = decision.Decision{
-		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter,
-		Policy: decision.ReadPolicy(in.GetPolicy()), Reason: decision.ReadReason(in.GetReason()), PromptTokens: req.PromptTokens, Estimated: req.Estimated,
-		Keyless: req.Hashes == nil || req.Keyless, Pinned: req.Options.Pinned != "" || req.Holder != "", TooLong: in.GetTooLong(),
-		ExpectedOutput: req.ExpectedOutput, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: both.cands[:], Others: int(in.GetOthers()), Elsewhere: in.GetOtherReplica(),
-		Margin: finite(in.GetMargin()), Load: finite(in.GetLoad()), Held: max(0, min(in.GetHeld().AsDuration(), waited)), DecidedBy: string(by),
+		Request: decision.Request{
+			ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, Model: req.Model, Adapter: req.Adapter, TraceID: req.TraceID, SpanID: req.SpanID,
+		},
+		At: now, Reason: decision.ReadReason(in.GetReason()), Margin: finite(in.GetMargin()),
+		Rule: decision.Rule{Policy: decision.ReadPolicy(in.GetPolicy()), Pinned: req.Options.Pinned != "" || req.Holder != ""},
+		Prompt: decision.Prompt{
+			PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, TooLong: in.GetTooLong(), ExpectedOutput: req.ExpectedOutput,
+		},
+		Ranks:    decision.Ranks{Candidates: both.cands[:], Others: int(in.GetOthers()), Elsewhere: in.GetOtherReplica()},
+		Fleet:    decision.Fleet{Load: finite(in.GetLoad())},
+		Timing:   decision.Timing{Held: max(0, min(in.GetHeld().AsDuration(), waited))},
+		Deciders: decision.Deciders{DecidedBy: string(by)},
 	}
 	return &both.d
+}
+
+// overlapOf reads what the chosen rank holds of a prompt.
+func overlapOf(in *kvpilotv1.Chosen, prompt uint32) decision.Overlap {
+	return decision.Overlap{
+		Feed: feedOf(in.GetFeed()), BlockSize: in.GetBlockSize(),
+		GPU: min(in.GetGpuTokens(), prompt), CPU: min(in.GetCpuTokens(), prompt), Disk: min(in.GetDiskTokens(), prompt),
+	}
+}
+
+// forecastOf reads the prediction for a prompt on the chosen rank.
+func forecastOf(in *kvpilotv1.Chosen, prompt uint32) decision.Forecast {
+	return decision.Forecast{
+		Uncached: min(in.GetUncachedTokens(), prompt), Prefill: amount(in.GetPrefillS()), Backlog: amount(in.GetBacklogS()),
+		TTFT: amount(in.GetTtftS()), TPOT: amount(in.GetTpotS()),
+	}
 }
 
 // endOf writes how a request ended.

@@ -60,7 +60,7 @@ func TestAQuestionSurvivesTheWire(t *testing.T) {
 // A choice says whether another replica could serve: further ranks of the chosen one are no way out when its breaker is open.
 func TestAChoiceSaysWhetherAnotherReplicaCouldServe(t *testing.T) {
 	rank := func(id replica.ID, rank uint16, veto decision.Veto) decision.Candidate {
-		return decision.Candidate{Replica: id, Rank: rank, Veto: veto}
+		return decision.Candidate{RankID: decision.RankID{Replica: id, Rank: rank}, Veto: veto}
 	}
 	for name, test := range map[string]struct {
 		candidates []decision.Candidate
@@ -72,7 +72,7 @@ func TestAChoiceSaysWhetherAnotherReplicaCouldServe(t *testing.T) {
 		"another one":           {[]decision.Candidate{rank("a", 0, decision.VetoNone), rank("b", 0, decision.VetoNone)}, 0, true},
 		"another one is vetoed": {[]decision.Candidate{rank("a", 0, decision.VetoNone), rank("b", 0, decision.VetoDenied)}, 0, false},
 	} {
-		here := &decision.Decision{Candidates: test.candidates, Others: test.others}
+		here := &decision.Decision{Ranks: decision.Ranks{Candidates: test.candidates, Others: test.others}}
 		text, err := proto.Marshal(chosenOf(1, &chooser.Choice{Decision: here}))
 		if err != nil {
 			t.Fatal(err)
