@@ -232,8 +232,8 @@ func (bed *chooseBed) work(worker int, d time.Duration, times *[]time.Duration) 
 		}
 		tokens := bed.prompts[(n*13+worker)%len(bed.prompts)]
 		req := chooser.Request{
-			Name:    chooser.Name{ID: string(strconv.AppendInt(append(name, prefix...), int64(n), 10))},
-			Service: chooser.Service{Model: "m", Replicas: bed.replicas},
+			Request: decision.Request{ID: string(strconv.AppendInt(append(name, prefix...), int64(n), 10)), Model: "m"},
+			Pool:    chooser.Pool{Replicas: bed.replicas},
 			Prompt:  chooser.Prompt{PromptTokens: len(tokens)},
 			Reply:   chooser.Reply{ExpectedOutput: 256, Unstreamed: true},
 		}

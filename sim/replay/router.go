@@ -93,9 +93,9 @@ func (r *router) arrive(call int) {
 	c := &r.sim.trace.Calls[call]
 	req := &r.requests[call]
 	*req = chooser.Request{
-		Name:    chooser.Name{ID: strconv.Itoa(call)},
-		Service: chooser.Service{Model: "m", Replicas: r.replicas},
-		Caller:  chooser.Caller{Session: "s" + strconv.Itoa(c.Session), Tenant: c.Tenant},
+		Request: decision.Request{ID: strconv.Itoa(call), Model: "m", Tenant: c.Tenant},
+		Pool:    chooser.Pool{Replicas: r.replicas},
+		Caller:  chooser.Caller{Session: "s" + strconv.Itoa(c.Session)},
 		Reply:   chooser.Reply{Unstreamed: r.job.options.Answers.Whole},
 	}
 	req.ExpectedOutput, req.OutputLimit = r.job.options.Answers.expected(c.Out)

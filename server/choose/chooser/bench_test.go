@@ -78,8 +78,8 @@ func (x *bed) choose(b *testing.B) time.Duration {
 	x.asked++
 	hashes := x.prompts[n%len(x.prompts)]
 	req := chooser.Request{
-		Name:    chooser.Name{ID: strconv.Itoa(n)},
-		Service: chooser.Service{Model: "m", Replicas: x.replicas},
+		Request: decision.Request{ID: strconv.Itoa(n), Model: "m"},
+		Pool:    chooser.Pool{Replicas: x.replicas},
 		Prompt:  chooser.Prompt{PromptTokens: bedPrompt, Hashes: func(int) []blockhash.Hash { return hashes }},
 		Caller:  chooser.Caller{Session: strconv.Itoa(n % 1000)},
 		Reply:   chooser.Reply{ExpectedOutput: 256},

@@ -64,18 +64,18 @@ func (f *found) match(hashes []blockhash.Hash, promptTokens int) (held int, ok b
 	if !known {
 		return 0, false
 	}
-	best := decision.Candidate{GPU: min(cand.GPU, f.certain), CPU: cand.CPU, Disk: cand.Disk}
+	best := decision.Overlap{GPU: min(cand.GPU, f.certain), CPU: cand.CPU, Disk: cand.Disk}
 	for _, o := range overlaps {
 		// What is believed since is this very request's.
 		if gpu := min(o.GPU-o.Believed, uint32(began)) * size; o.Slot == cand.Slot && !f.unread && gpu > best.GPU {
-			best = decision.Candidate{GPU: gpu}
+			best = decision.Overlap{GPU: gpu}
 			if o.Believed == 0 && began == len(hashes) {
 				best.CPU, best.Disk = o.CPU*size, o.Disk*size
 			}
 		}
 	}
-	cutTo(&best, f.reach(promptTokens))
-	return int(best.GPU + best.CPU + best.Disk), true
+	best.Cut(f.reach(promptTokens))
+	return int(best.Tokens()), true
 }
 
 // reach is how many tokens of a prompt the chosen rank's engine can take from its cache, in whole blocks.

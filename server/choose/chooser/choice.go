@@ -183,7 +183,7 @@ func (c *Choice) Held() int {
 	if cand == nil {
 		return 0
 	}
-	return int(cand.GPU + cand.CPU + cand.Disk)
+	return int(cand.Overlap.Tokens())
 }
 
 // Begin notes that the client is about to receive the first byte. It returns false when the request was withdrawn from

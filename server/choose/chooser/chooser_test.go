@@ -107,8 +107,8 @@ func (f *fleet) request(number, n int) *chooser.Request {
 	f.mu.Unlock()
 	hashes := blockhash.Chain(nil, tokens(number, n), block, blockhash.Namespace{})
 	return &chooser.Request{
-		Name:    chooser.Name{ID: id},
-		Service: chooser.Service{Model: "m", Replicas: f.replicas},
+		Request: decision.Request{ID: id, Model: "m"},
+		Pool:    chooser.Pool{Replicas: f.replicas},
 		Prompt:  chooser.Prompt{PromptTokens: n, Hashes: func(int) []blockhash.Hash { return hashes }},
 		Reply:   chooser.Reply{ExpectedOutput: 100},
 	}

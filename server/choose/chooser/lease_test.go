@@ -34,7 +34,7 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		go func() { done <- book.Run(ctx) }()
 
 		choice, err := c.Choose(ctx, &Request{
-			Name: Name{ID: "x"}, Service: Service{Model: "m", Replicas: []*replica.Replica{r}}, Prompt: Prompt{PromptTokens: 100}, Terms: Terms{Lease: 10 * time.Second},
+			Request: decision.Request{ID: "x", Model: "m"}, Pool: Pool{Replicas: []*replica.Replica{r}}, Prompt: Prompt{PromptTokens: 100}, Terms: Terms{Lease: 10 * time.Second},
 		})
 		if err != nil || choice.Replica != r {
 			t.Fatalf("Choose: %v, %v", choice, err)

@@ -25,8 +25,8 @@ const (
 type reading struct {
 	visit uint64
 	load  load.RankLoad
-	// busy, returns, saved and residual are those of decision.Candidate.
-	busy, returns, saved, residual float64
+	busy  float64 // that of decision.Pace
+	decision.Revisits
 }
 
 // readings are the loads that were read. The zero value is outside of a visit of the hold queue.
@@ -61,13 +61,13 @@ func (r *readings) reading(g *gauge, slot replica.Slot, rk *rank) *reading {
 		at.visit = r.visit
 	}
 	g.views.Read(slot, &at.load)
-	at.busy, at.returns, at.saved, at.residual = 0, 0, 0, 0
+	at.busy, at.Revisits = 0, decision.Revisits{}
 	if rk != nil {
 		l := &rk.lately
 		left := l.fade(g.now)
-		at.busy, at.residual = left*l.busy.get(), left*l.squares.get()
+		at.busy, at.Residual = left*l.busy.get(), left*l.squares.get()
 		if returns := l.returns.get(); returns > 0 {
-			at.returns, at.saved = left*returns, l.saved.get()/returns
+			at.Returns, at.Saved = left*returns, l.saved.get()/returns
 		}
 	}
 	return at
@@ -159,7 +159,7 @@ func (e *evaluator) loads(s *evaluation, req *Request, now time.Time, planned ma
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = e.crowding(cand, d)
 		if cand.Veto == decision.VetoNone {
-			cand.Busy, cand.Returns, cand.Saved, cand.Residual = at.busy, at.returns, at.saved, at.residual
+			cand.Busy, cand.Revisits = at.busy, at.Revisits
 			busy += cand.Busy
 			usable++
 		}

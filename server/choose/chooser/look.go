@@ -100,11 +100,12 @@ func (e *evaluator) evaluate(s *evaluation, req *Request, ln *line, now time.Tim
 func (s *evaluation) begin(req *Request, ln *line, now time.Time, t *rules) {
 	d := &s.d
 	*d = decision.Decision{
-		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter, Policy: t.policy,
-		PromptTokens: req.PromptTokens, Estimated: req.Estimated, Keyless: req.Hashes == nil || req.Keyless, ExpectedOutput: ln.lengths.expected(req),
-		DryRun: req.Booking == DryRun, AskedBy: req.AskedBy, Alone: req.Alone, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: d.Candidates[:0], Chosen: -1, Params: t.params,
-		Pinned:    req.pinned(),
-		Returning: usualReturn,
+		Request: req.Request, At: now, DryRun: req.Booking == DryRun,
+		Rule:     decision.Rule{Policy: t.policy, Params: t.params, Pinned: req.IsPinned()},
+		Prompt:   req.Size(ln.lengths.expected(req)),
+		Deciders: decision.Deciders{AskedBy: req.AskedBy, Alone: req.Alone},
+		Ranks:    decision.Ranks{Candidates: d.Candidates[:0], Chosen: -1},
+		Fleet:    decision.Fleet{Returning: usualReturn},
 	}
 	if req.SessionReturn < 0 {
 		d.Returning = 0

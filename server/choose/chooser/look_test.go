@@ -51,8 +51,10 @@ func plainLook(e *evaluator, d *decision.Decision, req *Request, ln *line, now t
 			}
 			owners = append(owners, r)
 			out.Candidates = append(out.Candidates, decision.Candidate{
-				Replica: r.ID, Slot: slot, Rank: uint16(index), Veto: veto, Feed: e.index.State(slot),
-				BlockSize: uint32(cmp.Or(e.index.BlockSize(slot), r.BlockSize, defaultBlock)), Blocks: uint32(r.Blocks),
+				RankID:   decision.RankID{Replica: r.ID, Slot: slot, Rank: uint16(index)},
+				Veto:     veto,
+				Overlap:  decision.Overlap{Feed: e.index.State(slot), BlockSize: uint32(cmp.Or(e.index.BlockSize(slot), r.BlockSize, defaultBlock))},
+				RankLoad: decision.RankLoad{Blocks: uint32(r.Blocks)},
 			})
 		}
 	}
@@ -125,9 +127,9 @@ func plainOverlap(e *evaluator, d *decision.Decision, req *Request) {
 				cand.GPU, cand.CPU, cand.Disk = 0, 0, 0
 			}
 			if !req.Estimated && req.PromptTokens > 0 {
-				cutTo(cand, e.index.Reach(o.Slot, req.PromptTokens)/size*size)
+				cand.Cut(e.index.Reach(o.Slot, req.PromptTokens) / size * size)
 			}
-			d.Clip(cand)
+			cand.Cut(d.PromptTokens)
 		}
 	}
 }
@@ -371,8 +373,8 @@ func (z *zoo) request() *Request {
 	z.asked++
 	number, n := r.IntN(4), 1+r.IntN(2000)
 	req := &Request{
-		Name:    Name{ID: fmt.Sprint("q", z.asked)},
-		Service: Service{Model: "m", Replicas: z.replicas},
+		Request: decision.Request{ID: fmt.Sprint("q", z.asked), Model: "m"},
+		Pool:    Pool{Replicas: z.replicas},
 		Reply:   Reply{ExpectedOutput: r.IntN(400), Unstreamed: r.IntN(4) == 0},
 		Prompt: Prompt{
 			PromptTokens: n, Estimated: r.IntN(5) == 0, Unread: r.IntN(20) == 0, Text: one(r, "", "the same words", "the same beginning", "other words"),
@@ -485,7 +487,7 @@ func checkRecord(t *testing.T, got, all *decision.Decision) {
 	for i := range list {
 		c := &list[i]
 		listed[c.Slot], vetoes[c.Veto] = true, true
-		most = max(most, c.GPU+c.CPU+c.Disk)
+		most = max(most, c.Overlap.Tokens())
 		if c.Veto == decision.VetoNone {
 			usable++
 			dearest = max(dearest, c.Cost)
@@ -502,7 +504,7 @@ func checkRecord(t *testing.T, got, all *decision.Decision) {
 		if listed[c.Slot] {
 			continue
 		}
-		some = max(some, c.GPU+c.CPU+c.Disk)
+		some = max(some, c.Overlap.Tokens())
 		switch {
 		case !vetoes[c.Veto]:
 			t.Fatalf("no candidate with the veto %q is listed", c.Veto)

@@ -16,6 +16,6 @@ func TestDecisionsOfOtherPoliciesAreCounted(t *testing.T) {
 		if m.policies[policy] == nil {
 			t.Fatalf("%q has no label", policy)
 		}
-		m.decided(&decision.Decision{Policy: policy})
+		m.decided(&decision.Decision{Rule: decision.Rule{Policy: policy}})
 	}
 }

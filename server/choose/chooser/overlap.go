@@ -1,7 +1,6 @@
 package chooser
 
 import (
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
@@ -44,18 +43,9 @@ func (e *evaluator) overlap(s *evaluation, req *Request) {
 				cand.GPU, cand.CPU, cand.Disk = 0, 0, 0
 			}
 			if !req.Estimated && req.PromptTokens > 0 {
-				cutTo(cand, e.index.Reach(o.Slot, req.PromptTokens)/size*size)
+				cand.Cut(e.index.Reach(o.Slot, req.PromptTokens) / size * size)
 			}
-			d.Clip(cand)
+			cand.Cut(d.PromptTokens)
 		}
-	}
-}
-
-// cutTo cuts what a rank holds of the prompt to what its engine can take from there.
-func cutTo(cand *decision.Candidate, reach int) {
-	left := uint32(reach)
-	for _, held := range []*uint32{&cand.GPU, &cand.CPU, &cand.Disk} {
-		*held = min(*held, left)
-		left -= *held
 	}
 }

@@ -37,9 +37,9 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 		t.Helper()
 		at := read()
 		near("busy", at.busy, left*8/60)
-		near("returns", at.returns, left*2/60)
-		near("saved", at.saved, 4.001/2)
-		near("residual", at.residual, left*(36+1+1)/2/60)
+		near("returns", at.Returns, left*2/60)
+		near("saved", at.Saved, 4.001/2)
+		near("residual", at.Residual, left*(36+1+1)/2/60)
 	}
 	check(1)
 	now = now.Add(time.Minute)

@@ -13,9 +13,10 @@ import (
 // Request is what a choice is made for. Slices and functions are only read, and only until
 // Choose returns.
 type Request struct {
-	Name
-	Trace
-	Service
+	// Request is what the record says of it. Its ID names the reservation; it must be unique among requests in flight. Policies are
+	// configured by its Model.
+	decision.Request
+	Pool
 	Prompt
 	Caller
 	Reply
@@ -30,34 +31,15 @@ type Request struct {
 	Bytes int
 	// Explain makes the decision list every rank of a large pool, as a dry run's does.
 	Explain bool
-}
-
-// Name names a request.
-type Name struct {
-	// ID names the reservation; it must be unique among requests in flight. Attempt counts its
-	// tries from zero: a retry on another replica is the same ID with the next attempt.
-	ID      string
-	Attempt int
-	// RequestID is the client's name for the request, for the record; it need not be unique.
-	RequestID string
-}
-
-// Trace is the span in which the choice is made.
-type Trace struct {
-	// TraceID and SpanID name it, for the record.
-	TraceID, SpanID string
 	// Sampled says that the trace is kept, so that another router which decides adds its span.
 	Sampled bool
 }
 
-// Service is what the request asks for, and the replicas that may have it.
-type Service struct {
-	// Model is the name the client used (policies are configured by it), Served the name the
-	// replicas know (empty: the same), Adapter the LoRA adapter's name or "".
-	Model   string
-	Served  string
-	Adapter string
-	// Replicas is the pool, in any state; a replica that may not serve is vetoed with a reason.
+// Pool is the pool of a request.
+type Pool struct {
+	// Served is the name of the model that the replicas know; empty: the one that the client used.
+	Served string
+	// Replicas are in any state; a replica that may not serve is vetoed with a reason.
 	Replicas []*replica.Replica
 }
 
@@ -90,6 +72,11 @@ type Answer struct {
 	Known, Held int
 }
 
+// Size is the prompt in the record of a decision.
+func (p *Prompt) Size(expectedOutput int) decision.Prompt {
+	return decision.Prompt{PromptTokens: p.PromptTokens, Estimated: p.Estimated, Keyless: p.Hashes == nil || p.Keyless, ExpectedOutput: expectedOutput}
+}
+
 // certain is how many of cand's overlap tokens belong to blocks with a known name.
 func (p *Prompt) certain(cand *decision.Candidate) uint32 {
 	if a := &p.Answer; a.Slot == cand.Slot && a.Held > a.Known {
@@ -106,11 +93,10 @@ func (p *Prompt) hashesFor(cand *decision.Candidate) []blockhash.Hash {
 	return p.Hashes(int(cand.BlockSize))
 }
 
-// Caller is the sender of a request.
+// Caller is what the sender of a request says of itself. Its tenant is in decision.Request.
 type Caller struct {
-	// Session and Tenant are the caller's own names; empty for none.
+	// Session is the caller's own name; empty for none.
 	Session string
-	Tenant  string
 	// SessionReturn is in how long the session's next request is expected; 0 when that is not known, NoReturn when none
 	// follows.
 	SessionReturn time.Duration
@@ -119,11 +105,11 @@ type Caller struct {
 }
 
 // sessionName is the session's name apart from those of other tenants; empty for none.
-func (c *Caller) sessionName() string {
-	if c.Session == "" || c.Tenant == "" {
-		return c.Session
+func (req *Request) sessionName() string {
+	if req.Session == "" || req.Tenant == "" {
+		return req.Session
 	}
-	return c.Tenant + "\x00" + c.Session
+	return req.Tenant + "\x00" + req.Session
 }
 
 // Reply is what is known of the answer before it comes.
@@ -156,8 +142,8 @@ type Limits struct {
 	Holder replica.ID
 }
 
-// pinned reports whether one replica alone may serve.
-func (l *Limits) pinned() bool { return l.Options.Pinned != "" || l.Holder != "" }
+// IsPinned reports whether one replica alone may serve.
+func (l *Limits) IsPinned() bool { return l.Options.Pinned != "" || l.Holder != "" }
 
 // Options are what a request may ask of the choice. The zero value asks nothing.
 type Options struct {

@@ -107,7 +107,7 @@ func TestAnswersTeachTheirLength(t *testing.T) {
 			end(c, want)
 		}
 		if got := f.chooser.ExpectedOutput(&chooser.Request{
-			Service: chooser.Service{Model: "m"}, Caller: chooser.Caller{Tenant: "short"}, Reply: chooser.Reply{OutputLimit: 8192, ExpectedOutput: 8192},
+			Request: decision.Request{Model: "m", Tenant: "short"}, Reply: chooser.Reply{OutputLimit: 8192, ExpectedOutput: 8192},
 		}); got != 12 {
 			t.Errorf("a router that asks another one says %d tokens", got)
 		}

@@ -121,8 +121,8 @@ func pair(t testing.TB, ranks int) (asker, decider *node) {
 
 func (n *node) request(id string, hashes []blockhash.Hash) *chooser.Request {
 	return &chooser.Request{
-		Name:    chooser.Name{ID: id},
-		Service: chooser.Service{Model: "m", Replicas: n.replicas},
+		Request: decision.Request{ID: id, Model: "m"},
+		Pool:    chooser.Pool{Replicas: n.replicas},
 		Prompt:  chooser.Prompt{PromptTokens: len(hashes)*block + 1, Hashes: func(int) []blockhash.Hash { return hashes }},
 		Reply:   chooser.Reply{ExpectedOutput: 100},
 	}

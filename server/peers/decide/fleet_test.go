@@ -297,8 +297,8 @@ func (r *router) submit(number, n int) *decide.Waiting {
 	r.w.ids++
 	chain := blockhash.Chain(nil, tokens(number, n), block, blockhash.Namespace{})
 	req := &chooser.Request{
-		Name:    chooser.Name{ID: fmt.Sprintf("%s%d", r.id, r.w.ids)},
-		Service: chooser.Service{Model: "m", Replicas: r.replicas},
+		Request: decision.Request{ID: fmt.Sprintf("%s%d", r.id, r.w.ids), Model: "m"},
+		Pool:    chooser.Pool{Replicas: r.replicas},
 		Prompt:  chooser.Prompt{PromptTokens: n, Hashes: func(int) []blockhash.Hash { return chain }},
 		Reply:   chooser.Reply{ExpectedOutput: 100},
 	}

@@ -53,13 +53,13 @@ func plain(o *chooser.Options) bool {
 // requestOf reads a question. replicas is its pool here.
 func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *chooser.Request {
 	req := &chooser.Request{
-		Name:    chooser.Name{ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId()},
-		Trace:   chooser.Trace{TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(), Sampled: ask.GetSampled()},
-		Service: chooser.Service{Model: ask.GetModel(), Served: ask.GetServed(), Adapter: ask.GetAdapter(), Replicas: replicas},
-		Prompt:  promptOf(ask, replicas),
-		Caller: chooser.Caller{
-			Tenant: ask.GetTenant(), Session: ask.GetSession(), SessionReturn: min(ask.GetSessionReturn().AsDuration(), maxSpan), Priority: int(ask.GetPriority()),
+		Request: decision.Request{
+			ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId(), Tenant: ask.GetTenant(), Model: ask.GetModel(), Adapter: ask.GetAdapter(),
+			TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(),
 		},
+		Pool:   chooser.Pool{Served: ask.GetServed(), Replicas: replicas},
+		Prompt: promptOf(ask, replicas),
+		Caller: chooser.Caller{Session: ask.GetSession(), SessionReturn: min(ask.GetSessionReturn().AsDuration(), maxSpan), Priority: int(ask.GetPriority())},
 		// The frontend keeps the lease of an external caller; whether its request was sent is unknown.
 		Reply: chooser.Reply{
 			ExpectedOutput: tokensOf(ask.GetExpectedOutput()), Samples: int(min(ask.GetSamples(), maxSamples)),
@@ -68,7 +68,7 @@ func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *choose
 		Limits: chooser.Limits{Exclude: ids(ask.GetExclude()), Avoid: ids(ask.GetAvoid()), Holder: replica.ID(ask.GetHolder())},
 		Terms:  chooser.Terms{NoQueue: ask.GetNoQueue(), Again: true},
 		Origin: chooser.Origin{AskedBy: string(from), Age: max(0, min(ask.GetAge().AsDuration(), maxSpan))},
-		Bytes:  int(ask.GetBytes()),
+		Bytes:  int(ask.GetBytes()), Sampled: ask.GetSampled(),
 	}
 	if ask.GetUnbooked() {
 		req.Booking = chooser.Unbooked
@@ -123,20 +123,39 @@ func decisionOf(in *kvpilotv1.Chosen, req *chooser.Request, by ID, slot replica.
 	})
 	prompt := uint32(max(0, req.PromptTokens))
 	both.cands[0] = decision.Candidate{
-		Replica: replica.ID(in.GetReplicaId()), Rank: uint16(in.GetRank()), Slot: slot, Feed: feedOf(in.GetFeed()), BlockSize: in.GetBlockSize(),
-		GPU: min(in.GetGpuTokens(), prompt), CPU: min(in.GetCpuTokens(), prompt), Disk: min(in.GetDiskTokens(), prompt), Uncached: min(in.GetUncachedTokens(), prompt),
-		Prefill: amount(in.GetPrefillS()), Backlog: amount(in.GetBacklogS()), TTFT: amount(in.GetTtftS()), TPOT: amount(in.GetTpotS()), Cost: finite(in.GetCost()),
-		Requests: in.GetRequests(), Waiting: in.GetWaiting(), EngineWaiting: -1, KVUsage: -1,
-		FullStep: amount(in.GetFullStepS()), StepTime: amount(in.GetStepS()), Slowdown: amount(in.GetSlowdown()),
+		RankID:   decision.RankID{Replica: replica.ID(in.GetReplicaId()), Rank: uint16(in.GetRank()), Slot: slot},
+		Overlap:  overlapOf(in, prompt),
+		Forecast: forecastOf(in, prompt),
+		Cost:     finite(in.GetCost()),
+		RankLoad: decision.RankLoad{Requests: in.GetRequests(), Waiting: in.GetWaiting(), EngineWaiting: -1, KVUsage: -1},
+		Pace:     decision.Pace{FullStep: amount(in.GetFullStepS()), StepTime: amount(in.GetStepS()), Slowdown: amount(in.GetSlowdown())},
 	}
 	both.d = decision.Decision{
-		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter,
-		Policy: decision.ReadPolicy(in.GetPolicy()), Reason: decision.ReadReason(in.GetReason()), PromptTokens: req.PromptTokens, Estimated: req.Estimated,
-		Keyless: req.Hashes == nil || req.Keyless, Pinned: req.Options.Pinned != "" || req.Holder != "", TooLong: in.GetTooLong(),
-		ExpectedOutput: req.ExpectedOutput, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: both.cands[:], Others: int(in.GetOthers()), Elsewhere: in.GetOtherReplica(),
-		Margin: finite(in.GetMargin()), Load: finite(in.GetLoad()), Held: max(0, min(in.GetHeld().AsDuration(), waited)), DecidedBy: string(by),
+		Request: req.Request, Prompt: req.Size(req.ExpectedOutput), At: now, Reason: decision.ReadReason(in.GetReason()), Margin: finite(in.GetMargin()),
+		Rule:     decision.Rule{Policy: decision.ReadPolicy(in.GetPolicy()), Pinned: req.IsPinned()},
+		Ranks:    decision.Ranks{Candidates: both.cands[:], Others: int(in.GetOthers()), Elsewhere: in.GetOtherReplica()},
+		Fleet:    decision.Fleet{Load: finite(in.GetLoad())},
+		Timing:   decision.Timing{Held: max(0, min(in.GetHeld().AsDuration(), waited))},
+		Deciders: decision.Deciders{DecidedBy: string(by)},
 	}
+	both.d.TooLong = in.GetTooLong()
 	return &both.d
+}
+
+// overlapOf reads what the chosen rank holds of a prompt.
+func overlapOf(in *kvpilotv1.Chosen, prompt uint32) decision.Overlap {
+	return decision.Overlap{
+		Feed: feedOf(in.GetFeed()), BlockSize: in.GetBlockSize(),
+		GPU: min(in.GetGpuTokens(), prompt), CPU: min(in.GetCpuTokens(), prompt), Disk: min(in.GetDiskTokens(), prompt),
+	}
+}
+
+// forecastOf reads the prediction for a prompt on the chosen rank.
+func forecastOf(in *kvpilotv1.Chosen, prompt uint32) decision.Forecast {
+	return decision.Forecast{
+		Uncached: min(in.GetUncachedTokens(), prompt), Prefill: amount(in.GetPrefillS()), Backlog: amount(in.GetBacklogS()),
+		TTFT: amount(in.GetTtftS()), TPOT: amount(in.GetTpotS()),
+	}
 }
 
 // endOf writes how a request ended.

@@ -22,20 +22,19 @@ import (
 func TestAQuestionSurvivesTheWire(t *testing.T) {
 	replicas := []*replica.Replica{{ID: "r0", Slots: []replica.Slot{5, 6}}}
 	req := &chooser.Request{
-		Name:    chooser.Name{ID: "a", Attempt: 2, RequestID: "x"},
-		Trace:   chooser.Trace{TraceID: "t", SpanID: "s", Sampled: true},
-		Service: chooser.Service{Model: "m", Served: "served", Adapter: "lora", Replicas: replicas},
+		Request: decision.Request{ID: "a", Attempt: 2, RequestID: "x", Tenant: "ten", Model: "m", Adapter: "lora", TraceID: "t", SpanID: "s"},
+		Pool:    chooser.Pool{Served: "served", Replicas: replicas},
 		Prompt: chooser.Prompt{
 			PromptTokens: 100, Estimated: true, Longest: 90, Keyless: true, Unread: true, Answer: chooser.Answer{Slot: 6, Known: 32, Held: 64},
 		},
-		Caller: chooser.Caller{Session: "sess", SessionReturn: chooser.NoReturn, Tenant: "ten", Priority: -3},
+		Caller: chooser.Caller{Session: "sess", SessionReturn: chooser.NoReturn, Priority: -3},
 		Reply:  chooser.Reply{ExpectedOutput: 7, Samples: 3, Unstreamed: true, Quiet: true},
 		Limits: chooser.Limits{Exclude: []replica.ID{"gone"}, Holder: "r0", Options: chooser.Options{
 			Policy: decision.LeastTokens, Weights: map[string]float64{"cpu_credit": 0.5}, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond},
 			Allowed: []replica.ID{"r0"}, Denied: []replica.ID{"r9"}, Pinned: "r0", PinnedRank: -1, MinRank: 1, MaxRank: -1, MaxRequests: 9,
 		}},
 		Terms: chooser.Terms{Booking: chooser.Unbooked, NoQueue: true},
-		Bytes: 12,
+		Bytes: 12, Sampled: true,
 	}
 	chain := []blockhash.Hash{1, 2, 1 << 63}
 	req.Hashes = func(int) []blockhash.Hash { return chain }
@@ -66,7 +65,7 @@ func TestAQuestionSurvivesTheWire(t *testing.T) {
 // A choice says whether another replica could serve: further ranks of the chosen one are no way out when its breaker is open.
 func TestAChoiceSaysWhetherAnotherReplicaCouldServe(t *testing.T) {
 	rank := func(id replica.ID, rank uint16, veto decision.Veto) decision.Candidate {
-		return decision.Candidate{Replica: id, Rank: rank, Veto: veto}
+		return decision.Candidate{RankID: decision.RankID{Replica: id, Rank: rank}, Veto: veto}
 	}
 	for name, test := range map[string]struct {
 		candidates []decision.Candidate
@@ -78,7 +77,7 @@ func TestAChoiceSaysWhetherAnotherReplicaCouldServe(t *testing.T) {
 		"another one":           {[]decision.Candidate{rank("a", 0, decision.VetoNone), rank("b", 0, decision.VetoNone)}, 0, true},
 		"another one is vetoed": {[]decision.Candidate{rank("a", 0, decision.VetoNone), rank("b", 0, decision.VetoDenied)}, 0, false},
 	} {
-		here := &decision.Decision{Candidates: test.candidates, Others: test.others}
+		here := &decision.Decision{Ranks: decision.Ranks{Candidates: test.candidates, Others: test.others}}
 		text, err := proto.Marshal(chosenOf(1, &chooser.Choice{Decision: here}))
 		if err != nil {
 			t.Fatal(err)
@@ -121,8 +120,7 @@ func TestAQuestionIsSmall(t *testing.T) {
 		hashes[i] = blockhash.Hash(mix(uint64(i + 1)))
 	}
 	req := &chooser.Request{
-		Name:    chooser.Name{ID: "0123456789abcdef01234567", RequestID: "0123456789abcdef01234567"},
-		Service: chooser.Service{Model: "meta-llama/Llama-3.1-70B-Instruct"},
+		Request: decision.Request{ID: "0123456789abcdef01234567", RequestID: "0123456789abcdef01234567", Model: "meta-llama/Llama-3.1-70B-Instruct"},
 		Prompt:  chooser.Prompt{PromptTokens: 2000, Hashes: func(int) []blockhash.Hash { return hashes }},
 		Reply:   chooser.Reply{ExpectedOutput: 200},
 	}
@@ -166,8 +164,8 @@ func TestPlacesMoveOnlyWithTheirRouter(t *testing.T) {
 
 func FuzzEvent(f *testing.F) {
 	req := &chooser.Request{
-		Name: chooser.Name{ID: "a"}, Service: chooser.Service{Model: "m"},
-		Prompt: chooser.Prompt{PromptTokens: 40, Hashes: func(int) []blockhash.Hash { return []blockhash.Hash{1, 2} }},
+		Request: decision.Request{ID: "a", Model: "m"},
+		Prompt:  chooser.Prompt{PromptTokens: 40, Hashes: func(int) []blockhash.Hash { return []blockhash.Hash{1, 2} }},
 	}
 	ask := askOf(req, []int{16}, nil)
 	ask.Number = 7

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -100,10 +101,10 @@ func (rq *request) usePool(p *registry.Pool) {
 func (r *Router) newTries(rq *request) *tries {
 	t := &tries{ask: chooser.Request{
 		Settings: rq.policies, Bytes: rq.size(),
-		Name:    chooser.Name{ID: rq.id, RequestID: rq.call.RequestID},
-		Service: chooser.Service{Model: rq.pool.Model, Served: rq.pool.Served, Adapter: rq.adapter, Replicas: rq.pool.Replicas},
+		Request: decision.Request{ID: rq.id, RequestID: rq.call.RequestID, Tenant: rq.call.Tenant, Model: rq.pool.Model, Adapter: rq.adapter},
+		Pool:    chooser.Pool{Served: rq.pool.Served, Replicas: rq.pool.Replicas},
 		Prompt:  chooser.Prompt{Unread: rq.parsed.Unread()},
-		Caller:  chooser.Caller{Session: rq.apart(rq.parsed.Session), SessionReturn: rq.sessionReturn(), Tenant: rq.call.Tenant, Priority: -rq.parsed.Priority},
+		Caller:  chooser.Caller{Session: rq.apart(rq.parsed.Session), SessionReturn: rq.sessionReturn(), Priority: -rq.parsed.Priority},
 		Reply: chooser.Reply{
 			ExpectedOutput: rq.parsed.Expected(), OutputLimit: rq.parsed.MaxTokens, Samples: rq.parsed.N,
 			Unstreamed: !rq.parsed.Stream, Uneven: len(rq.parsed.Raw("tools")) > 0,
