@@ -90,7 +90,7 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 		Caller:  chooser.Caller{Session: in.GetSession()},
 		Reply:   chooser.Reply{ExpectedOutput: tokensOf(in.GetExpectedOutput()), Unstreamed: in.GetUnstreamed(), Quiet: in.GetQuiet() || in.GetLeased()},
 		Terms:   chooser.Terms{Again: true},
-		Origin:  chooser.Origin{AskedBy: string(from)},
+		Origin:  chooser.Origin{AskedBy: from},
 	}
 	var hashed []blockhash.Hash
 	if in.GetKeys() != nil {
@@ -101,7 +101,7 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 		Request:  req.Request,
 		At:       at,
 		Prompt:   decision.Prompt{PromptTokens: req.PromptTokens},
-		Deciders: decision.Deciders{AskedBy: string(from)},
+		Deciders: decision.Deciders{AskedBy: from},
 		Ranks: decision.Ranks{Candidates: []decision.Candidate{{
 			RankID:   decision.RankID{Replica: replica.ID(in.GetReplicaId()), Slot: slot, Rank: uint16(in.GetRank())},
 			Forecast: decision.Forecast{Uncached: min(in.GetUncachedTokens(), maxTokens), Prefill: amount(in.GetPrefillS())},
@@ -117,7 +117,7 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 	}
 	choice, err := d.params.Chooser.Adopt(req, by)
 	if err != nil {
-		d.params.Log.Debug("a peer's booking cannot be booked here", "router", string(from), "reservation", in.GetId(), "error", err)
+		d.params.Log.Debug("a peer's booking cannot be booked here", "router", from, "reservation", in.GetId(), "error", err)
 		return nil
 	}
 	if in.GetPrefilled() {

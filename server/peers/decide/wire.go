@@ -67,7 +67,7 @@ func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *choose
 		},
 		Limits: chooser.Limits{Exclude: ids(ask.GetExclude()), Avoid: ids(ask.GetAvoid()), Holder: replica.ID(ask.GetHolder())},
 		Terms:  chooser.Terms{NoQueue: ask.GetNoQueue(), Again: true},
-		Origin: chooser.Origin{AskedBy: string(from), Age: max(0, min(ask.GetAge().AsDuration(), maxSpan))},
+		Origin: chooser.Origin{AskedBy: from, Age: max(0, min(ask.GetAge().AsDuration(), maxSpan))},
 		Bytes:  int(ask.GetBytes()), Sampled: ask.GetSampled(),
 	}
 	if ask.GetUnbooked() {
@@ -136,7 +136,7 @@ func decisionOf(in *kvpilotv1.Chosen, req *chooser.Request, by ID, slot replica.
 		Ranks:    decision.Ranks{Candidates: both.cands[:], Others: int(in.GetOthers()), Elsewhere: in.GetOtherReplica()},
 		Fleet:    decision.Fleet{Load: finite(in.GetLoad())},
 		Timing:   decision.Timing{Held: max(0, min(in.GetHeld().AsDuration(), waited))},
-		Deciders: decision.Deciders{DecidedBy: string(by)},
+		Deciders: decision.Deciders{DecidedBy: by},
 	}
 	both.d.TooLong = in.GetTooLong()
 	return &both.d
