@@ -213,8 +213,11 @@ func (f feeds) Continue(slot replica.Slot, position []byte, larger bool, fill fu
 	return kvindex.ContinuedNone
 }
 
-// vitals is what shows whether a rank's engine lives and works, as the chooser asks it.
-func (p *parts) vitals(slot replica.Slot, now time.Time) liveness.Vitals {
+// engines is the chooser's view of the ranks' engines.
+type engines struct{ *parts }
+
+// Vitals shows whether a rank's engine lives and works.
+func (p engines) Vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 	r, _, ok := p.registry.Snapshot().BySlot(slot)
 	if !ok {
 		return liveness.Vitals{}
@@ -232,8 +235,11 @@ func (p *parts) vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 	return v
 }
 
-// report is what a rank's engine says of itself, as the chooser asks it.
-func (p *parts) report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
+// Ask requests fresh Vitals.
+func (p engines) Ask(slot replica.Slot) { p.stats.Ask(slot) }
+
+// Report is the report of a rank's engine on itself.
+func (p engines) Report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
 	s := p.stats.Last(slot)
 	return s != nil && chooser.ReportOf(s, prefilling, now, to)
 }

@@ -116,8 +116,7 @@ func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) {
 	p.breaker.Meter(t.Meters(), p.replicaIDs)
 	p.limiter = quota.New(c.Tenants, quota.Params{Meter: t.Meters()})
 	p.chooser = chooser.New(c.Chooser, chooser.Params{
-		Index: p.kvindex, Book: p.book, Engine: p.report, Vitals: p.vitals, Ask: func(slot replica.Slot) { p.stats.Ask(slot) }, Gate: p.breaker,
-		OnDecision: p.decided, OnOutcome: p.ended, Weight: p.limiter.Weight,
+		Index: p.kvindex, Book: p.book, Reports: engines{p}, Engines: engines{p}, Gate: p.breaker, Record: record{p}, Shares: p.limiter,
 		Log: p.part("chooser"), Meter: t.Meters(),
 	})
 }
@@ -165,14 +164,15 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	return err
 }
 
-// decided and ended report the chooser's decisions and outcomes to the parts that record them.
+// record reports the chooser's decisions and outcomes to the parts that record them.
+type record struct{ *parts }
 
-func (p *parts) decided(d *decision.Decision) {
-	p.decisions.Add(d)
-	p.history.Decision(d)
+func (r record) Decision(d *decision.Decision) {
+	r.decisions.Add(d)
+	r.history.Decision(d)
 }
 
-func (p *parts) ended(o decision.Outcome) {
-	p.decisions.Finish(o)
-	p.history.Outcome(o)
+func (r record) Outcome(o decision.Outcome) {
+	r.decisions.Finish(o)
+	r.history.Outcome(o)
 }

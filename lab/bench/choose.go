@@ -232,7 +232,10 @@ func (bed *chooseBed) work(worker int, d time.Duration, times *[]time.Duration) 
 		}
 		tokens := bed.prompts[(n*13+worker)%len(bed.prompts)]
 		req := chooser.Request{
-			ID: string(strconv.AppendInt(append(name, prefix...), int64(n), 10)), Model: "m", Replicas: bed.replicas, PromptTokens: len(tokens), ExpectedOutput: 256, Unstreamed: true,
+			Request: decision.Request{ID: string(strconv.AppendInt(append(name, prefix...), int64(n), 10)), Model: "m"},
+			Pool:    chooser.Pool{Replicas: bed.replicas},
+			Prompt:  chooser.Prompt{PromptTokens: len(tokens)},
+			Reply:   chooser.Reply{ExpectedOutput: 256, Unstreamed: true},
 		}
 		hashes := blockhash.Chain(make([]blockhash.Hash, 0, len(tokens)/chooseBlock), tokens, chooseBlock, blockhash.Namespace{})
 		req.Hashes = func(int) []blockhash.Hash { return hashes }

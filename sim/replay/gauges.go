@@ -53,8 +53,8 @@ func (r *router) poll(e int) {
 
 func (r *router) inFlight(e int) int { return r.book.View(replica.Slot(e), r.now()).InFlight }
 
-// report is what the chooser is given of a rank's engine.
-func (r *router) report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
+// Report implements chooser.Reports.
+func (r *router) Report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
 	return r.gauges != nil && chooser.ReportOf(&r.gauges.ranks[slot].stats, prefilling, now, to)
 }
 

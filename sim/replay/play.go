@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
@@ -110,8 +111,8 @@ type job struct {
 	atOnce  int // sessions at once; 0: they start at their own times
 	// most is the mean time to the first token at which the run is abandoned; 0 never.
 	most float64
-	// share is a tenant's weight in the hold queue; nil: all have the same.
-	share func(tenant string) float64
+	// shares are the tenants' of the hold queue; nil: all have the same.
+	shares holdqueue.Shares
 }
 
 // oracle is the dispatcher of the pooled cache.

@@ -69,8 +69,8 @@ func newRouter(s *sim, cfg chooser.Config, j *job, number int, all *calls) (*rou
 	icfg.MaxRanks = max(icfg.MaxRanks, len(s.engines))
 	r.index = kvindex.New(icfg, kvindex.Params{})
 	r.chooser = chooser.New(cfg, chooser.Params{
-		Index: r.index, Book: r.book, Engine: r.report, Now: r.now, Seed: 1 + j.seed<<20 + uint64(number)<<40,
-		PaceBias: j.options.PaceBias, Weight: j.share, OnOutcome: r.ended,
+		Index: r.index, Book: r.book, Reports: r, Record: r, Now: r.now, Seed: 1 + j.seed<<20 + uint64(number)<<40,
+		PaceBias: j.options.PaceBias, Shares: j.shares,
 	})
 	for i, e := range s.engines {
 		rep := &replica.Replica{
@@ -93,7 +93,10 @@ func (r *router) arrive(call int) {
 	c := &r.sim.trace.Calls[call]
 	req := &r.requests[call]
 	*req = chooser.Request{
-		ID: strconv.Itoa(call), Model: "m", Replicas: r.replicas, Session: "s" + strconv.Itoa(c.Session), Tenant: c.Tenant, Unstreamed: r.job.options.Answers.Whole,
+		Request: decision.Request{ID: strconv.Itoa(call), Model: "m", Tenant: c.Tenant},
+		Pool:    chooser.Pool{Replicas: r.replicas},
+		Caller:  chooser.Caller{Session: "s" + strconv.Itoa(c.Session)},
+		Reply:   chooser.Reply{Unstreamed: r.job.options.Answers.Whole},
 	}
 	req.ExpectedOutput, req.OutputLimit = r.job.options.Answers.expected(c.Out)
 	k := r.knowledge(call)
@@ -189,8 +192,11 @@ func (r *router) finished(a *attempt) {
 	r.plan()
 }
 
-// ended notes how right the prediction was.
-func (r *router) ended(o decision.Outcome) {
+// Decision implements chooser.Record.
+func (r *router) Decision(*decision.Decision) {}
+
+// Outcome implements chooser.Record: it notes how right the prediction was.
+func (r *router) Outcome(o decision.Outcome) {
 	if o.TTFT > 0 && o.Predicted > 0 {
 		r.accuracy = append(r.accuracy, o.Predicted.Seconds()/o.TTFT.Seconds())
 	}

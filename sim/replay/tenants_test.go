@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 )
 
 // tenantTrace makes a trace of callers that each send the next request when the last one is answered, and of an
@@ -45,10 +46,15 @@ func tenantTrace(loops map[string]int, calls, in, out, idle, idleIn int, every f
 	return t
 }
 
-func playTenants(t *testing.T, trace *Trace, replicas int, share func(string) float64) *sim {
+// weights are the tenants' shares.
+type weights map[string]float64
+
+func (w weights) Weight(tenant string) float64 { return w[tenant] }
+
+func playTenants(t *testing.T, trace *Trace, replicas int, shares holdqueue.Shares) *sim {
 	t.Helper()
 	p := Profiles()[0]
-	j := &job{work: newWorkload(trace, 512), speed: 1, seed: 1, share: share}
+	j := &job{work: newWorkload(trace, 512), speed: 1, seed: 1, shares: shares}
 	j.options.Profile, j.options.Replicas, j.options.Block, j.options.PaceBias = p, replicas, 512, 1
 	s := newSim(j.work, newEngines(&p, nil, replicas, 512), 1, 1)
 	s.delays = LocalDelays()
@@ -84,9 +90,9 @@ func TestTenantsShareAFleetByWeight(t *testing.T) {
 		slices.Sort(w)
 		return w[len(w)/2], w[len(w)*99/100]
 	}
-	share := func(name string) float64 { return map[string]float64{"a": 1, "b": 3}[name] }
-	alone50, alone99 := idle(playTenants(t, tenantTrace(nil, 0, 4096, 40, 120, prompt, 2), replicas, share))
-	s := playTenants(t, tenantTrace(flood, 10, 4096, 40, 120, prompt, 2), replicas, share)
+	shares := weights{"a": 1, "b": 3}
+	alone50, alone99 := idle(playTenants(t, tenantTrace(nil, 0, 4096, 40, 120, prompt, 2), replicas, shares))
+	s := playTenants(t, tenantTrace(flood, 10, 4096, 40, 120, prompt, 2), replicas, shares)
 	p50, p99 := idle(s)
 
 	last := map[string]float64{}

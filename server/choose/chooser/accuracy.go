@@ -36,14 +36,11 @@ func (a *accuracy) add(ratio float64) {
 }
 
 // newAccuracyMetrics declares the predictions by rank, and returns what reads them. The series of a rank go with it.
-func newAccuracyMetrics(s *instruments.Set, c *Chooser) (observe func(metric.Observer)) {
+func newAccuracyMetrics(s *instruments.Set, ranks *rankTable) (observe func(metric.Observer)) {
 	predictions := s.ObservedCounter("kvpilot.chooser.predictions", "{prediction}", "Predicted first tokens of streamed requests by rank and result: close, early (it came more than three times sooner) or late (more than three times later).")
 	names := [predictedResults]string{predictedClose: "close", predictedEarly: "early", predictedLate: "late"}
 	return func(o metric.Observer) {
-		for _, r := range *c.ranks.Load() {
-			if r == nil {
-				continue
-			}
+		for r := range ranks.all() {
 			for result, name := range names {
 				o.ObserveInt64(predictions, r.accuracy[result].Load(), instruments.Labels(
 					attribute.String("replica", string(r.replica)), attribute.Int("rank", r.index), attribute.String("result", name)))

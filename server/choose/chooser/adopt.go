@@ -3,13 +3,11 @@ package chooser
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -33,62 +31,40 @@ func (c *Chooser) Adopt(req *Request, by Decided) (*Choice, error) {
 	if err := req.check(); err != nil {
 		return nil, err
 	}
-	d, cand := by.Decision, by.Decision.Pick()
-	choice := &Choice{Decision: d, Replica: by.Replica, Rank: by.Rank, Slot: cand.Slot}
-	if req.DryRun || req.Unbooked {
-		if req.Unbooked && !by.Recorded {
-			c.remember(d, req, c.lineFor(req.Model), by.Hashes, d.At)
+	return c.booker.adopt(req, by)
+}
+
+func (b *booker) adopt(req *Request, by Decided) (*Choice, error) {
+	d, cand, ln, record := by.Decision, by.Decision.Pick(), b.lines.of(req.Model), b.record
+	if by.Recorded {
+		record = nil
+	}
+	if !req.Booking.Books() {
+		if req.Booking == Unbooked && !by.Recorded {
+			b.memory.remember(d, req, ln, by.Hashes, d.At)
 		}
-		c.publishUnless(by.Recorded, d)
-		return choice, nil
+		if record != nil {
+			record.Decision(d)
+		}
+		return &Choice{Decision: d, Replica: by.Replica, Rank: by.Rank, Slot: cand.Slot}, nil
 	}
-	booking := load.Request{
-		ID: req.ID, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
-		PrefillTokens: int(cand.Uncached), PrefillTime: duration(cand.Prefill * (1 + cand.Slowdown)),
-		Hashes: by.Hashes, BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
-		Lease: req.Lease, Unstreamed: req.Unstreamed || req.Lease != 0 && !req.Reports, Again: req.Again,
-	}
-	if d.TooLong {
-		booking.PromptTokens, booking.PrefillTokens, booking.PrefillTime, booking.Hashes = 0, 0, 0, nil
-	}
-	res, err := c.params.Book.Reserve(booking)
+	booking := req.book(d, by.Hashes)
+	res, err := b.book.Reserve(booking)
 	switch {
 	case err == nil:
 	case errors.Is(err, load.ErrNoRank):
 		return nil, err
-	case errors.Is(err, load.ErrEnded), errors.Is(err, load.ErrStale):
-		return nil, fmt.Errorf("%w: %w", ErrDuplicate, err)
-	case errors.Is(err, load.ErrFull):
-		return nil, &Refused{Cause: "reservations_full"}
 	default:
-		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+		return nil, notBooked(err)
 	}
-	choice.chooser, choice.line, choice.reservation, choice.rank = c, c.lineFor(req.Model), res, c.rank(cand.Slot)
-	choice.at, choice.streamed, choice.leased = d.At, !req.Unstreamed, req.Lease != 0
-	choice.silent = req.Unstreamed || req.Lease != 0 && !req.Reports
-	choice.unread, choice.samples, choice.certain, choice.observer = req.Unread, req.Samples, req.certain(cand), req.Observer
-	choice.adopted, choice.quiet, choice.pool = true, by.Recorded, req.Replicas
-	if req.Estimated {
-		choice.stores = c.params.Index.Stores(cand.Slot)
+	choice := b.newChoice(d, by.Replica, req, ln, res)
+	choice.Rank, choice.answers.external = by.Rank, false
+	choice.flight.rank, choice.flight.pool = b.ranks.at(cand.Slot), req.Replicas
+	b.start(choice, req, ln, &booking, record)
+	if record != nil {
+		record.Decision(d)
 	}
-	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
-		choice.belief = c.params.Index.Predict(cand.Slot, booking.Hashes, d.At.Add(2*duration(cand.TTFT)+beliefSlack))
-	}
-	if !d.TooLong {
-		c.remember(d, req, choice.line, booking.Hashes, d.At)
-	}
-	if choice.leased {
-		c.booked.Store(bookedName{req.Tenant, req.ID}, choice)
-	}
-	choice.track(req, booking.PrefillTime)
-	c.publishUnless(by.Recorded, d)
 	return choice, nil
-}
-
-func (c *Chooser) publishUnless(recorded bool, d *decision.Decision) {
-	if !recorded {
-		c.publish(d)
-	}
 }
 
 // PolicyOf is the policy that decides req.
@@ -96,7 +72,7 @@ func (c *Chooser) PolicyOf(req *Request) decision.Policy {
 	if p := req.Options.Policy; p != "" {
 		return p
 	}
-	return c.settingsOf(req).of(req.Model).policy
+	return c.settings.of(req).of(req.Model).policy
 }
 
 // BlockSizes lists the distinct block sizes of the pool's ranks in tokens.
@@ -104,18 +80,10 @@ func (c *Chooser) BlockSizes(replicas []*replica.Replica) []int {
 	var sizes []int
 	for _, r := range replicas {
 		for _, slot := range r.Slots {
-			if size := c.blockSize(slot, r); !slices.Contains(sizes, size) {
+			if size := cmp.Or(c.evaluator.index.BlockSize(slot), r.BlockSize, defaultBlock); !slices.Contains(sizes, size) {
 				sizes = append(sizes, size)
 			}
 		}
 	}
 	return sizes
 }
-
-// blockSize is a rank's block size in tokens, as far as it is known.
-func (c *Chooser) blockSize(slot replica.Slot, r *replica.Replica) int {
-	return cmp.Or(c.params.Index.BlockSize(slot), r.BlockSize, defaultBlock)
-}
-
-// Booked reports whether the choice has a reservation.
-func (c *Choice) Booked() bool { return c.reservation != nil }

@@ -26,9 +26,9 @@ func (r *reports) note(s string) {
 	r.got = append(r.got, s)
 }
 
-func (r *reports) FirstToken()          { r.note("first") }
-func (r *reports) Progress(int)         { r.note("progress") }
-func (r *reports) Ended(chooser.Result) { r.note("end") }
+func (r *reports) FirstToken(time.Time, int) { r.note("first") }
+func (r *reports) Progress(int)              { r.note("progress") }
+func (r *reports) Ended(*chooser.End)        { r.note("end") }
 
 // decided is f's choice for req as another router gets it.
 func decided(c *chooser.Choice, req *chooser.Request) chooser.Decided {
@@ -117,7 +117,7 @@ func TestAdoptRejectsAnUnknownRank(t *testing.T) {
 func TestAdoptOfAnUnbookedChoiceBooksNothing(t *testing.T) {
 	f := newFleet(t, 1, nil)
 	req := f.request(1, 64)
-	req.DryRun = true
+	req.Booking = chooser.DryRun
 	c, err := f.chooser.Adopt(req, decided(f.choose(req), req))
 	if err != nil || c.Decision.Pick() == nil {
 		t.Fatal(c, err)

@@ -40,7 +40,7 @@ func newBed(b *testing.B, ranks int, policy decision.Policy) *bed {
 	reports := make([]chooser.Report, ranks)
 	x.chooser = chooser.New(cfg, chooser.Params{
 		Index: index, Book: book, Seed: 1,
-		Engine: func(slot replica.Slot, _ time.Time, _ int, to *chooser.Report) bool { *to = reports[slot]; return true },
+		Reports: engineReports(func(slot replica.Slot, _ time.Time, _ int, to *chooser.Report) bool { *to = reports[slot]; return true }),
 	})
 	for i := range ranks {
 		slot := replica.Slot(i)
@@ -78,8 +78,12 @@ func (x *bed) choose(b *testing.B) time.Duration {
 	x.asked++
 	hashes := x.prompts[n%len(x.prompts)]
 	req := chooser.Request{
-		ID: strconv.Itoa(n), Model: "m", Replicas: x.replicas, PromptTokens: bedPrompt, ExpectedOutput: 256, NoQueue: true,
-		Session: strconv.Itoa(n % 1000), Hashes: func(int) []blockhash.Hash { return hashes },
+		Request: decision.Request{ID: strconv.Itoa(n), Model: "m"},
+		Pool:    chooser.Pool{Replicas: x.replicas},
+		Prompt:  chooser.Prompt{PromptTokens: bedPrompt, Hashes: func(int) []blockhash.Hash { return hashes }},
+		Caller:  chooser.Caller{Session: strconv.Itoa(n % 1000)},
+		Reply:   chooser.Reply{ExpectedOutput: 256},
+		Terms:   chooser.Terms{NoQueue: true},
 	}
 	began := time.Now()
 	choice, err := x.chooser.Choose(b.Context(), &req)

@@ -9,6 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // beliefSlack is how long after twice the predicted first token a prompt is believed to be in
@@ -22,15 +23,36 @@ const maxRaces = 8
 // errNoRoom: other requests have taken the room since the loads were read. The request must wait like them.
 var errNoRoom = errors.New("no room")
 
+// Record receives the decisions and how they ended. It must not block.
+type Record interface {
+	// Decision has each decision that was made, dry runs included.
+	Decision(d *decision.Decision)
+	// Outcome has the end of each decision that was booked.
+	Outcome(o decision.Outcome)
+}
+
+// booker books decisions and makes their Choices.
+type booker struct {
+	*evaluator
+
+	lines   *lines
+	leases  *leases
+	record  Record // nil: none
+	waiters waiters
+	metrics *metrics
+	// learning is what the lessons work with.
+	learning learning
+}
+
 // commit books the choice in s, and makes it again when another request was booked on the same
 // rank since the loads were read. One that may wait and has not yet gets errNoRoom when no room is left then.
-func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *waiter) (*Choice, error) {
+func (b *booker) commit(s *evaluation, req *Request, ln *line, now time.Time, t *waiter) (*Choice, error) {
 	for race := 0; ; race++ {
 		d := &s.d
 		if d.Chosen < 0 {
-			c.metrics.rejected.Add(1)
-			d := c.record(s, req, now)
-			c.publish(d)
+			b.metrics.rejected.Add(1)
+			d := b.recorded(s, req, now)
+			b.publish(d)
 			return nil, &NoReplica{Decision: d, RetryAfter: time.Second}
 		}
 		d.Tries = race
@@ -40,108 +62,151 @@ func (c *Chooser) commit(s *scratch, req *Request, ln *line, now time.Time, t *w
 			d.Held = req.Age // it waited at another router
 		}
 		cand := d.Pick()
-		r := s.owner(d.Chosen)
-		if req.DryRun || req.Unbooked {
-			if req.Unbooked {
-				c.remember(d, req, ln, hashesFor(req, cand), now)
-			}
-			c.addShadow(s, req)
-			d := c.record(s, req, now)
-			c.publish(d)
-			return &Choice{Decision: d, Replica: r, Rank: int(cand.Rank), Slot: cand.Slot}, nil
+		if !req.Booking.Books() {
+			return b.unbooked(s, req, ln, now), nil
 		}
-		booking := load.Request{
-			ID: req.ID, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
-			PrefillTokens: int(cand.Uncached), PrefillTime: duration(cand.Prefill * (1 + cand.Slowdown)),
-			Hashes: hashesFor(req, cand), BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
-			Lease: req.Lease, Unstreamed: req.Unstreamed || req.Lease != 0 && !req.Reports, Again: req.Again,
-		}
-		if d.TooLong { // the engine refuses it at once
-			booking.PromptTokens, booking.PrefillTokens, booking.PrefillTime, booking.Hashes = 0, 0, 0, nil
-		}
+		booking := req.book(d, req.hashesFor(cand))
 		var res *load.Reservation
 		var err error
 		if race < maxRaces {
-			res, err = c.params.Book.ReserveIf(s.versions[d.Chosen], booking)
+			res, err = b.book.ReserveIf(s.versions[d.Chosen], booking)
 		} else {
-			res, err = c.params.Book.Reserve(booking)
+			res, err = b.book.Reserve(booking)
 		}
 		switch {
 		case err == nil:
-			s.forget(cand.Slot)
-			return c.finish(s, req, ln, now, res, booking), nil
+			s.readings.forget(cand.Slot)
+			return b.finish(s, req, ln, now, res, &booking), nil
 		case errors.Is(err, load.ErrConflict):
-			c.metrics.races.Add(1)
-			s.forget(cand.Slot)
-			c.loads(s, req, now, ln.plannedIf(t != nil && t.memory == nil))
+			b.metrics.races.Add(1)
+			s.readings.forget(cand.Slot)
+			b.loads(s, req, now, ln.plannedIf(t != nil && t.memory == nil))
 			s.choose()
-			if t == nil && s.held && d.Chosen >= 0 && !c.hasRoom(d.Pick()) {
+			if t == nil && s.held && d.Chosen >= 0 && !b.settings.Load().hasRoom(d.Pick()) {
 				return nil, errNoRoom
 			}
 		case errors.Is(err, load.ErrNoRank):
 			cand.Veto = decision.VetoState
 			s.choose()
-		case errors.Is(err, load.ErrEnded), errors.Is(err, load.ErrStale):
-			return nil, fmt.Errorf("%w: %w", ErrDuplicate, err)
-		case errors.Is(err, load.ErrFull):
-			return nil, &Refused{Cause: "reservations_full", RetryAfter: time.Second}
 		default:
-			return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+			return nil, notBooked(err)
 		}
 	}
 }
 
-// finish makes the Choice of a booking that was made, and reports it.
-func (c *Chooser) finish(s *scratch, req *Request, ln *line, now time.Time, res *load.Reservation, booking load.Request) *Choice {
-	c.addShadow(s, req)
-	d := c.recordIn(new(decision.Decision), s, req, now) // on its own: it is remembered long after the Choice, which leads to the request
+// notBooked is the error for one of the load book.
+func notBooked(err error) error {
+	switch {
+	case errors.Is(err, load.ErrEnded), errors.Is(err, load.ErrStale):
+		return fmt.Errorf("%w: %w", ErrDuplicate, err)
+	case errors.Is(err, load.ErrFull):
+		return &Refused{Cause: "reservations_full", RetryAfter: time.Second}
+	default:
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+}
+
+// unbooked makes the Choice of a decision that is not booked.
+func (b *booker) unbooked(s *evaluation, req *Request, ln *line, now time.Time) *Choice {
+	if req.Booking == Unbooked {
+		cand := s.d.Pick()
+		b.memory.remember(&s.d, req, ln, req.hashesFor(cand), now)
+	}
+	b.addShadow(s, req)
+	d := b.recorded(s, req, now)
+	b.publish(d)
 	cand := d.Pick()
-	var stores uint64
-	if req.Estimated {
-		stores = c.params.Index.Stores(cand.Slot)
-	}
-	choice := &Choice{
-		Decision: d, Replica: s.owner(s.d.Chosen), Rank: int(cand.Rank), Slot: cand.Slot,
-		chooser: c, line: ln, reservation: res, at: now, streamed: !req.Unstreamed, leased: req.Lease != 0, silent: req.Unstreamed || req.Lease != 0 && !req.Reports,
-		unread: req.Unread, samples: req.Samples, observer: req.Observer, stores: stores, certain: req.certain(cand),
-		external: req.Lease != 0 || req.Quiet && req.AskedBy != "",
-	}
-	if rk := c.rank(cand.Slot); rk != nil && !d.TooLong {
+	return &Choice{Decision: d, Replica: s.owner(s.d.Chosen), Rank: int(cand.Rank), Slot: cand.Slot}
+}
+
+// finish makes the Choice of a booking that was made, and reports it.
+func (b *booker) finish(s *evaluation, req *Request, ln *line, now time.Time, res *load.Reservation, booking *load.Request) *Choice {
+	b.addShadow(s, req)
+	d := b.recorded(s, req, now)
+	cand := d.Pick()
+	choice := b.newChoice(d, s.owner(s.d.Chosen), req, ln, res)
+	if rk := b.ranks.at(cand.Slot); rk != nil && !d.TooLong {
 		whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
-		rk.route(cand.Prefill, whole-cand.Prefill, c.since(now))
-		choice.rank = rk
-		choice.learnBooked(now)
-		choice.watch(req, now)
-	}
-	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
-		choice.belief = c.params.Index.Predict(cand.Slot, booking.Hashes, now.Add(2*duration(cand.TTFT)+beliefSlack))
-	}
-	if !d.TooLong {
-		c.remember(d, req, ln, booking.Hashes, now)
-	}
-	if choice.leased {
-		c.booked.Store(bookedName{req.Tenant, req.ID}, choice)
+		rk.route(cand.Prefill, whole-cand.Prefill, b.clock.since(now))
+		choice.flight.rank = rk
+		choice.lesson.open(&b.learning, rk)
+		choice.stream.enter(req, rk.conduct, now)
+		choice.observers.add(&choice.lesson)
+		choice.observers.add(&choice.stream)
 	}
 	if d.Others > 0 {
-		choice.pool = req.Replicas
+		choice.flight.pool = req.Replicas
 	}
-	choice.program = programCall{place: c.settle(s, ln, cand, now), returns: req.SessionReturn}
-	choice.track(req, booking.PrefillTime)
-	c.metrics.decided(d)
-	c.publish(d)
+	if place := ln.memory.place(&s.program, cand, b.clock.since(now)); place != nil {
+		choice.program = programCall{place: place, returns: req.SessionReturn, evaluator: b.evaluator, prompt: d.PromptTokens}
+		choice.observers.add(&choice.program)
+	}
+	b.start(choice, req, ln, booking, b.record)
+	b.metrics.decisions.decided(d)
+	b.publish(d)
 	return choice
 }
 
-func (c *Chooser) publish(d *decision.Decision) {
-	if c.params.OnDecision != nil {
-		c.params.OnDecision(d)
+// newChoice makes the Choice of a booking; its observers are added later.
+func (b *booker) newChoice(d *decision.Decision, r *replica.Replica, req *Request, ln *line, res *load.Reservation) *Choice {
+	cand, how := d.Pick(), req.reporting()
+	c := &Choice{Decision: d, Replica: r, Rank: int(cand.Rank), Slot: cand.Slot, reservation: res, clock: b.clock, reporting: how}
+	f := &c.found
+	f.index, f.decision, f.unread, f.samples, f.certain = b.index, d, req.Unread, req.Samples, req.certain(cand)
+	if req.Estimated {
+		f.stores = b.index.Stores(cand.Slot)
+	}
+	c.flight.ranks, c.flight.decision, c.flight.reservation, c.flight.abandoned = b.ranks, d, res, b.metrics.withdrawn
+	c.lesson.reporting, c.lesson.decision, c.lesson.found = how, d, f
+	c.stream.reporting, c.stream.decision, c.stream.found = how, d, f
+	c.answers = answers{lengths: &ln.lengths, residence: b.residence, decision: d, external: how.external}
+	c.outcome = outcome{reporting: how, record: b.record, decision: d, found: f}
+	c.load = freedLoad{waiters: b.waiters, slot: cand.Slot}
+	return c
+}
+
+// start adds the observers of every booked request and has the parts follow it. record is nil when another router records the outcome.
+func (b *booker) start(c *Choice, req *Request, ln *line, booking *load.Request, record Record) {
+	d, cand, at := c.Decision, c.Decision.Pick(), c.Decision.At
+	if c.flight.rank != nil {
+		c.observers.add(&c.flight)
+	}
+	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
+		c.belief.Belief = b.index.Predict(cand.Slot, booking.Hashes, at.Add(2*duration(cand.TTFT)+beliefSlack))
+		c.flight.belief = c.belief.Belief
+		c.observers.add(&c.belief)
+	}
+	if !d.TooLong {
+		b.memory.remember(d, req, ln, booking.Hashes, at)
+	}
+	if c.leased {
+		c.lease = lease{leases: b.leases, choice: c}
+		c.observers.add(&c.lease)
+	}
+	c.observers.add(&c.answers)
+	if record != nil {
+		c.observers.add(&c.outcome)
+	}
+	if req.Observer != nil {
+		c.observers.add(req.Observer)
+	}
+	c.observers.add(&c.load)
+	c.flight.enter(req, booking.PrefillTime, c.reporting)
+	if c.leased { // from here on its reports may come
+		b.leases.add(c)
+	}
+}
+
+func (b *booker) publish(d *decision.Decision) {
+	if b.record != nil {
+		b.record.Decision(d)
 	}
 }
 
 // addShadow runs the shadow policy on a copy of the decision and records its choice.
-func (c *Chooser) addShadow(s *scratch, req *Request) {
+func (b *booker) addShadow(s *evaluation, req *Request) {
 	d := &s.d
-	t := c.settingsOf(req).of(req.Model)
+	t := b.settings.of(req).of(req.Model)
 	if t.shadow == "" || t.shadow == d.Policy {
 		return
 	}
@@ -158,5 +223,5 @@ func (c *Chooser) addShadow(s *scratch, req *Request) {
 	d.Shadow = &decision.Shadow{
 		Policy: t.shadow, Replica: pick.Replica, Rank: pick.Rank, Agrees: pick.Slot == served.Slot, Regret: pick.TTFT - served.TTFT,
 	}
-	c.metrics.shadowed(d.Shadow)
+	b.metrics.shadow.add(d.Shadow)
 }

@@ -1,85 +1,111 @@
 package chooser
 
 import (
+	"sync"
+
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
+
+// found is what the chosen rank holds of the prompt, as far as that is known.
+type found struct {
+	index    *kvindex.Index
+	decision *decision.Decision
+	// unread and samples are the request's; certain is what the rank held of the prompt by its hashes alone, in tokens.
+	unread  bool
+	samples int
+	certain uint32
+	// stores counts what the rank had announced when the choice was made.
+	stores uint64
+
+	mu    sync.Mutex
+	whole *whole // nil: the decision knew as much; guarded by mu
+}
+
+// whole is what the rank holds of the whole prompt.
+type whole struct{ held, prompt int }
+
+// later is what was found after the decision; nil for nothing.
+func (f *found) later() *whole {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.whole
+}
 
 // Whole reports the prompt's length and what the chosen rank holds of it, now that all its ids are known. The
 // decision was made with their beginning and stays as it is; the prediction that the outcome is compared with
 // counts on what is found now. What the engine has stored of this very prompt since does not count. It returns
 // how many of the prompt's tokens the rank holds by that, and whether that is known.
 func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok bool) {
-	size := int(c.Decision.Pick().BlockSize)
-	if size <= 0 || len(hashes) == 0 {
-		return 0, false
-	}
-	cand := c.Decision.Pick()
-	overlaps := c.chooser.params.Index.Match(nil, hashes)
-	// After Match: a store that Match has seen counts as one since the choice.
-	began, known := c.chooser.params.Index.StoredSince(c.Slot, c.stores, hashes)
-	if !known {
-		return 0, false
-	}
-	found := decision.Candidate{GPU: min(cand.GPU, c.certain), CPU: cand.CPU, Disk: cand.Disk}
-	for _, o := range overlaps {
-		// What is believed since is this very request's.
-		if gpu := min(o.GPU-o.Believed, uint32(began)) * uint32(size); o.Slot == c.Slot && !c.unread && gpu > found.GPU {
-			found = decision.Candidate{GPU: gpu}
-			if o.Believed == 0 && began == len(hashes) {
-				found.CPU, found.Disk = o.CPU*uint32(size), o.Disk*uint32(size)
-			}
-		}
-	}
-	cutTo(&found, c.reach(promptTokens))
-	held = int(found.GPU + found.CPU + found.Disk)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.began || !c.first.IsZero() || c.ended {
+	held, ok = c.found.match(hashes, promptTokens)
+	if !ok || c.flight.hasBegun() || !c.life.open() {
 		return 0, false // the engine may have stored the prompt itself by now
 	}
-	c.whole = &whole{held: held, prompt: promptTokens}
+	c.found.mu.Lock()
+	defer c.found.mu.Unlock()
+	c.found.whole = &whole{held: held, prompt: promptTokens}
 	return held, true
 }
 
-// whole is what Whole found.
-type whole struct{ held, prompt int }
-
-// Held is how many of the prompt's tokens the chosen rank was believed to hold, by the best that is known.
-func (c *Choice) Held() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.whole != nil {
-		return c.whole.held
+// match is how many tokens of the prompt with these hashes the rank holds now, without what this very request has stored.
+func (f *found) match(hashes []blockhash.Hash, promptTokens int) (held int, ok bool) {
+	if f.index == nil || len(hashes) == 0 {
+		return 0, false
 	}
-	cand := c.Decision.Pick()
-	if cand == nil {
-		return 0
+	cand := f.decision.Pick()
+	size := cand.BlockSize
+	if size == 0 {
+		return 0, false
 	}
-	return int(cand.GPU + cand.CPU + cand.Disk)
+	overlaps := f.index.Match(nil, hashes)
+	// After Match: a store that Match has seen counts as one since the choice.
+	began, known := f.index.StoredSince(cand.Slot, f.stores, hashes)
+	if !known {
+		return 0, false
+	}
+	best := decision.Overlap{GPU: min(cand.GPU, f.certain), CPU: cand.CPU, Disk: cand.Disk}
+	for _, o := range overlaps {
+		// What is believed since is this very request's.
+		if gpu := min(o.GPU-o.Believed, uint32(began)) * size; o.Slot == cand.Slot && !f.unread && gpu > best.GPU {
+			best = decision.Overlap{GPU: gpu}
+			if o.Believed == 0 && began == len(hashes) {
+				best.CPU, best.Disk = o.CPU*size, o.Disk*size
+			}
+		}
+	}
+	best.Cut(f.reach(promptTokens))
+	return int(best.Tokens()), true
 }
 
 // reach is how many tokens of a prompt the chosen rank's engine can take from its cache, in whole blocks.
-func (c *Choice) reach(promptTokens int) int {
-	size := int(c.Decision.Pick().BlockSize)
-	return c.chooser.params.Index.Reach(c.Slot, promptTokens) / size * size
+func (f *found) reach(promptTokens int) int {
+	cand := f.decision.Pick()
+	size := int(cand.BlockSize)
+	return f.index.Reach(cand.Slot, promptTokens) / size * size
 }
 
 // predictedCached is the number of cached tokens that the engine is expected to count.
-func (c *Choice) predictedCached() int {
-	cand, d := c.Decision.Pick(), c.Decision
-	c.mu.Lock()
-	known := c.whole
-	c.mu.Unlock()
+func (f *found) predictedCached() int {
+	cand, d := f.decision.Pick(), f.decision
+	known := f.later()
 	n, exact := d.PromptTokens, !d.Estimated
 	if known != nil {
 		n, exact = known.prompt, true
 	}
 	switch {
-	case c.samples > 1 && exact && cand.BlockSize > 0 && !c.unread && !d.Keyless:
-		return c.reach(n) // the later samples find what the first one has stored
+	case f.samples > 1 && exact && cand.BlockSize > 0 && !f.unread && !d.Keyless:
+		return f.reach(n) // the later samples find what the first one has stored
 	case known != nil:
 		return known.held
 	}
 	return d.PromptTokens - int(cand.Uncached)
+}
+
+// claimed is how much of the prompt the rank claimed to hold, in tokens, as far as that is known exactly.
+func (f *found) claimed() int {
+	if f.later() == nil && f.decision.Estimated || f.decision.Keyless || f.unread {
+		return 0
+	}
+	return max(f.predictedCached(), int(f.decision.Pick().Claimed))
 }

@@ -16,7 +16,7 @@ import (
 func TestMustPredictedCachedTokensAreTheEnginesOwn(t *testing.T) {
 	var got []decision.Outcome
 	f := newFleet(t, 1, func(_ *chooser.Config, p *chooser.Params) {
-		p.OnOutcome = func(o decision.Outcome) { got = append(got, o) }
+		p.Record = outcomes(func(o decision.Outcome) { got = append(got, o) })
 	})
 	const all = 40 * block
 	f.holds(0, 7, all)

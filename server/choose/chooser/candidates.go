@@ -14,7 +14,7 @@ import (
 const defaultBlock = 16
 
 // candidates lists the ranks with their vetoes.
-func (c *Chooser) candidates(s *scratch, req *Request, ln *line) {
+func (e *evaluator) candidates(s *evaluation, req *Request, ln *line) {
 	o := &req.Options
 	f := selector.Filter{
 		Model: req.Served, Excluded: req.Exclude, Denied: o.Denied, Allowed: o.Allowed,
@@ -33,10 +33,10 @@ func (c *Chooser) candidates(s *scratch, req *Request, ln *line) {
 	if f.Plain() {
 		rules = p.rulesFor(&f)
 	}
-	barred := c.bar(s, &f, req, p, rules)
-	s.pool, s.sizes = p, s.sizes[:0]
+	barred := e.bar(s, &f, req, p, rules)
+	s.pool, s.matching.sizes = p, s.matching.sizes[:0]
 	s.d.Candidates, s.ranks = sized(s.d.Candidates, len(p.ranks)), sized(s.ranks, len(p.ranks))
-	table, cands := *c.ranks.Load(), s.d.Candidates
+	table, cands := e.ranks.bySlot(), s.d.Candidates
 	var veto decision.Veto
 	owner, size := int32(-1), uint32(0)
 	for i := range p.ranks {
@@ -47,7 +47,7 @@ func (c *Chooser) candidates(s *scratch, req *Request, ln *line) {
 				veto = decision.VetoExcluded
 			}
 		}
-		state, known := c.params.Index.Rank(at.slot)
+		state, known := e.index.Rank(at.slot)
 		*cand = decision.Candidate{} // cleared in place: a literal with these fields would be built elsewhere and copied
 		cand.Replica, cand.Slot, cand.Rank, cand.Feed, cand.Veto, cand.Blocks = at.replica, at.slot, at.index, state, veto, at.blocks
 		cand.BlockSize = uint32(cmp.Or(known, p.replicas[owner].BlockSize, defaultBlock))
@@ -55,8 +55,8 @@ func (c *Chooser) candidates(s *scratch, req *Request, ln *line) {
 			cand.Veto = f.Rank(int(at.index))
 		}
 		if cand.BlockSize != size {
-			if size = cand.BlockSize; !slices.Contains(s.sizes, int(size)) {
-				s.sizes = append(s.sizes, int(size))
+			if size = cand.BlockSize; !slices.Contains(s.matching.sizes, int(size)) {
+				s.matching.sizes = append(s.matching.sizes, int(size))
 			}
 		}
 		s.ranks[i] = nil
@@ -64,13 +64,13 @@ func (c *Chooser) candidates(s *scratch, req *Request, ln *line) {
 			s.ranks[i] = table[at.slot]
 		}
 	}
-	c.tooLong(s, req, f.Model)
+	e.tooLong(s, req, f.Model)
 }
 
 // tooLong allows the replicas with the longest context when no context holds the prompt: the engine's
 // error is one that the caller can act on, while "no replica" would invite a retry. A replica that
 // could hold the prompt and only cannot take it now keeps its veto: a retry may find it.
-func (c *Chooser) tooLong(s *scratch, req *Request, model string) {
+func (e *evaluator) tooLong(s *evaluation, req *Request, model string) {
 	d := &s.d
 	longest := 0
 	for i := range d.Candidates {

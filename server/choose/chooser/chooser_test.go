@@ -39,17 +39,30 @@ type fleet struct {
 	ids      int
 }
 
+// outcomes is a chooser.Record that takes the outcomes.
+type outcomes func(decision.Outcome)
+
+func (f outcomes) Decision(*decision.Decision) {}
+func (f outcomes) Outcome(o decision.Outcome)  { f(o) }
+
+// engineReports is a chooser.Reports.
+type engineReports func(replica.Slot, time.Time, int, *chooser.Report) bool
+
+func (f engineReports) Report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
+	return f(slot, now, prefilling, to)
+}
+
 func newFleet(t *testing.T, n int, change func(*chooser.Config, *chooser.Params)) *fleet {
 	t.Helper()
 	f := &fleet{t: t}
 	f.index = kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	f.book = load.New(load.DefaultConfig(), load.Params{})
 	cfg := chooser.DefaultConfig()
-	params := chooser.Params{Index: f.index, Book: f.book, Seed: 1, OnOutcome: func(o decision.Outcome) {
+	params := chooser.Params{Index: f.index, Book: f.book, Seed: 1, Record: outcomes(func(o decision.Outcome) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.outcomes = append(f.outcomes, o)
-	}}
+	})}
 	if change != nil {
 		change(&cfg, &params)
 	}
@@ -94,8 +107,10 @@ func (f *fleet) request(number, n int) *chooser.Request {
 	f.mu.Unlock()
 	hashes := blockhash.Chain(nil, tokens(number, n), block, blockhash.Namespace{})
 	return &chooser.Request{
-		ID: id, Model: "m", Replicas: f.replicas, PromptTokens: n, ExpectedOutput: 100,
-		Hashes: func(int) []blockhash.Hash { return hashes },
+		Request: decision.Request{ID: id, Model: "m"},
+		Pool:    chooser.Pool{Replicas: f.replicas},
+		Prompt:  chooser.Prompt{PromptTokens: n, Hashes: func(int) []blockhash.Hash { return hashes }},
+		Reply:   chooser.Reply{ExpectedOutput: 100},
 	}
 }
 
@@ -134,7 +149,7 @@ func (f *fleet) empty() {
 }
 
 func done(end decision.End) chooser.Result {
-	return chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+	return chooser.ResultOf(end)
 }
 
 func TestGoesWhereThePrefixIs(t *testing.T) {
@@ -277,7 +292,7 @@ func TestOptions(t *testing.T) {
 	f.holds(0, 1, 4096)
 	pin := func(o chooser.Options) *chooser.Request {
 		req := f.request(1, 4096)
-		req.Options, req.DryRun = o, true
+		req.Options, req.Booking = o, chooser.DryRun
 		return req
 	}
 	if c := f.choose(pin(chooser.Options{Pinned: "r3", PinnedRank: -1})); c.Replica.ID != "r3" || c.Decision.Reason != decision.ReasonPinned {

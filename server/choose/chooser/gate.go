@@ -36,8 +36,8 @@ func (noGate) Bar(barred, usable, avoid []replica.ID, _ int) []replica.ID {
 }
 
 // bar lists the replicas that pass the filter and get no request now, in s.
-func (c *Chooser) bar(s *scratch, f *selector.Filter, req *Request, p *pool, rules *poolRules) []replica.ID {
-	if len(req.Avoid) == 0 && !c.params.Gate.Shut() {
+func (e *evaluator) bar(s *evaluation, f *selector.Filter, req *Request, p *pool, rules *poolRules) []replica.ID {
+	if len(req.Avoid) == 0 && !e.gate.Shut() {
 		return nil
 	}
 	s.ids = s.ids[:0]
@@ -47,6 +47,6 @@ func (c *Chooser) bar(s *scratch, f *selector.Filter, req *Request, p *pool, rul
 		}
 	}
 	n := len(s.ids)
-	s.ids = c.params.Gate.Bar(s.ids, s.ids[:n:n], req.Avoid, len(req.Exclude))
+	s.ids = e.gate.Bar(s.ids, s.ids[:n:n], req.Avoid, len(req.Exclude))
 	return s.ids[n:]
 }

@@ -1,11 +1,13 @@
 package chooser
 
 import (
+	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // mark is a moment in a stream from which the time of decode steps is measured.
@@ -31,65 +33,93 @@ func decodes(l *load.RankLoad) speed.Decodes {
 	return speed.Decodes{Sequences: l.InFlight - l.Prefilling, Context: l.ContextTokens}
 }
 
-// learnBooked opens the choice's entry in the account of the rank's speed.
-func (c *Choice) learnBooked(now time.Time) {
-	cand := c.Decision.Pick()
+// learning is what each lesson works with.
+type learning struct {
+	book        *load.Book
+	reports     Reports // nil: none
+	clock       *clock
+	log         *slog.Logger
+	predictions *predictions
+}
+
+// lesson is a request's entry in the account of its rank's speed. It is an Observer.
+type lesson struct {
+	*learning
+	reporting
+	rank     *rank
+	decision *decision.Decision
+	found    *found
+	entry    speed.Entry
+
+	mu   sync.Mutex
+	mark mark // guarded by mu
+}
+
+// open opens the entry in the account of rk.
+func (s *lesson) open(with *learning, rk *rank) {
+	s.learning, s.rank = with, rk
+	cand := s.decision.Pick()
 	n := float64(cand.Uncached)
-	l := c.chooser.params.Book.View(c.Slot, now)
-	c.rank.speed.Booked(&c.entry, speed.Work{
-		Tokens: n, Context: float64(c.Decision.PromptTokens) - n,
-		Estimated: c.Decision.Estimated, Unknown: c.Decision.Keyless, Silent: c.silent, External: c.external,
-	}, now, decodes(&l))
+	l := s.book.View(s.rank.slot, s.decision.At)
+	s.rank.speed.Booked(&s.entry, speed.Work{
+		Tokens: n, Context: float64(s.decision.PromptTokens) - n,
+		Estimated: s.decision.Estimated, Unknown: s.decision.Keyless, Silent: s.silent, External: s.external,
+	}, s.decision.At, decodes(&l))
 }
 
-// learnFirst closes the entry at the first token.
-func (c *Choice) learnFirst(now time.Time, l *load.RankLoad) {
-	if c.rank == nil || c.adopted {
+// FirstToken implements Observer: it closes the entry.
+func (s *lesson) FirstToken(now time.Time, _ int) {
+	l := s.book.View(s.rank.slot, now)
+	s.mu.Lock()
+	s.mark.set(now, 0, &l)
+	s.mu.Unlock()
+	if s.foreign(now, l.Prefilling) {
+		s.rank.speed.Disturbed(now)
+	}
+	if known := s.found.later(); known != nil {
+		s.rank.speed.Correct(&s.entry, float64(max(1, known.prompt-known.held)), float64(known.held))
+	}
+	s.rank.speed.FirstToken(&s.entry, now, decodes(&l))
+	if !s.seesFirst() {
 		return
 	}
-	if c.chooser.foreign(c.Slot, now, l.Prefilling) {
-		c.rank.speed.Disturbed(now)
+	cand, actual := s.decision.Pick(), now.Sub(s.decision.At).Seconds()
+	if !s.decision.Keyless {
+		s.predictions.add(s.rank, cand.TTFT, actual)
 	}
-	c.mu.Lock()
-	known := c.whole
-	c.mu.Unlock()
-	if known != nil {
-		c.rank.speed.Correct(&c.entry, float64(max(1, known.prompt-known.held)), float64(known.held))
-	}
-	c.rank.speed.FirstToken(&c.entry, now, decodes(l))
-	if !c.sawFirst() {
+	if s.external { // that its caller is late makes no prediction wrong
 		return
 	}
-	cand, actual := c.Decision.Pick(), now.Sub(c.at).Seconds()
-	if !c.Decision.Keyless {
-		c.chooser.metrics.predicted(c.rank, cand.TTFT, actual)
-	}
-	if c.external { // that its caller is late makes no prediction wrong
-		return
-	}
-	if trusted, changed := c.rank.speed.Predicted(cand.TTFT, actual, now); changed {
-		c.chooser.log.Warn("predictions of a rank were wrong for a minute", "replica", c.rank.replica, "rank", c.rank.index,
-			"learned_speed_used", trusted, "tokens_per_second", 1/c.rank.speed.Model().Token)
+	if trusted, changed := s.rank.speed.Predicted(cand.TTFT, actual, now); changed {
+		s.log.Warn("predictions of a rank were wrong for a minute", "replica", s.rank.replica, "rank", s.rank.index,
+			"learned_speed_used", trusted, "tokens_per_second", 1/s.rank.speed.Model().Token)
 	}
 }
 
-// learnSteps measures the decode steps since the mark, when there were enough of them and no prefill
+// Progress implements Observer.
+func (s *lesson) Progress(output int) {
+	s.mu.Lock()
+	enough := !s.mark.at.IsZero() && output-s.mark.output >= leastSteps
+	s.mu.Unlock()
+	if enough {
+		s.steps(s.clock.now(), output)
+	}
+}
+
+// steps measures the decode steps since the mark, when there were enough of them and no prefill
 // disturbed them.
-func (c *Choice) learnSteps(now time.Time, output int) {
-	if c.rank == nil || c.adopted {
-		return
-	}
-	l := c.chooser.params.Book.View(c.Slot, now)
-	c.mu.Lock()
-	from := c.mark
+func (s *lesson) steps(now time.Time, output int) {
+	l := s.book.View(s.rank.slot, now)
+	s.mu.Lock()
+	from := s.mark
 	steps := output - from.output
 	if from.at.IsZero() || steps < leastSteps {
-		c.mu.Unlock()
+		s.mu.Unlock()
 		return
 	}
-	c.mark.set(now, output, &l)
-	c.mu.Unlock()
-	if from.quiet == 0 || from.quiet != l.Version || c.chooser.foreign(c.Slot, now, l.Prefilling) {
+	s.mark.set(now, output, &l)
+	s.mu.Unlock()
+	if from.quiet == 0 || from.quiet != l.Version || s.foreign(now, l.Prefilling) {
 		return // steps may have carried prefill, of this process or of other senders
 	}
 	if from.output == 0 {
@@ -97,30 +127,30 @@ func (c *Choice) learnSteps(now time.Time, output int) {
 	}
 	switch d := decodes(&l); {
 	case d.Sequences <= 0 || steps <= 0:
-	case c.external:
-		c.rank.speed.SteppedBy(&c.entry, now.Sub(from.at).Seconds()/float64(steps), float64(steps), d)
+	case s.external:
+		s.rank.speed.SteppedBy(&s.entry, now.Sub(from.at).Seconds()/float64(steps), float64(steps), d)
 	default:
-		c.rank.speed.Stepped(now.Sub(from.at).Seconds()/float64(steps), float64(steps), d, now)
+		s.rank.speed.Stepped(now.Sub(from.at).Seconds()/float64(steps), float64(steps), d, now)
 	}
 }
 
-// learnEnd closes the entry of a request without a first token.
-func (c *Choice) learnEnd(now time.Time, output int, completed bool) {
-	if c.rank == nil || c.adopted {
-		return
+// Ended implements Observer: it closes the entry of a request without a first token.
+func (s *lesson) Ended(end *End) {
+	if !end.First.IsZero() && end.completed() {
+		s.steps(end.At, end.Output)
 	}
-	if completed && !c.streamed && !c.leased && output > 0 {
-		l := c.chooser.params.Book.View(c.Slot, now)
+	if end.completed() && !s.streamed && !s.leased && end.Output > 0 {
+		l := s.book.View(s.rank.slot, end.At)
 		d := decodes(&l)
-		d.Sequences, d.Context = d.Sequences+1, d.Context+c.Decision.PromptTokens+output
-		c.rank.speed.Answered(&c.entry, now, output, d)
+		d.Sequences, d.Context = d.Sequences+1, d.Context+s.decision.PromptTokens+end.Output
+		s.rank.speed.Answered(&s.entry, end.At, end.Output, d)
 		return
 	}
-	c.rank.speed.Ended(&c.entry, now)
+	s.rank.speed.Ended(&s.entry, end.At)
 }
 
 // foreign reports whether the engine computes for others, too, so that its time is little evidence.
-func (c *Chooser) foreign(slot replica.Slot, now time.Time, prefilling int) bool {
+func (s *lesson) foreign(now time.Time, prefilling int) bool {
 	var rep Report
-	return c.params.Engine != nil && c.params.Engine(slot, now, prefilling, &rep) && rep.Foreign >= 1
+	return s.reports != nil && s.reports.Report(s.rank.slot, now, prefilling, &rep) && rep.Foreign >= 1
 }

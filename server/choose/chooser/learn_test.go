@@ -88,10 +88,10 @@ func TestStepsOfAnEngineThatOthersUseTeachNothing(t *testing.T) {
 	for _, foreign := range []float64{0, 4} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFleet(t, 1, func(_ *chooser.Config, p *chooser.Params) {
-				p.Engine = func(_ replica.Slot, _ time.Time, _ int, to *chooser.Report) bool {
+				p.Reports = engineReports(func(_ replica.Slot, _ time.Time, _ int, to *chooser.Report) bool {
 					*to = chooser.Report{Foreign: foreign}
 					return true
-				}
+				})
 			})
 			before := f.chooser.Rates()[0].StepTime
 			for i := range 20 {

@@ -12,6 +12,12 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
+// outcomeList keeps the outcomes.
+type outcomeList struct{ to *[]decision.Outcome }
+
+func (l outcomeList) Decision(*decision.Decision) {}
+func (l outcomeList) Outcome(o decision.Outcome)  { *l.to = append(*l.to, o) }
+
 // A caller that dies reports nothing: its lease ends the choice like any other end, and the
 // chooser keeps nothing of it.
 func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
@@ -19,7 +25,7 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		book := load.New(load.DefaultConfig(), load.Params{})
 		index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 		var outcomes []decision.Outcome // appended by the book's sweep, read after it waits
-		c := New(DefaultConfig(), Params{Index: index, Book: book, OnOutcome: func(o decision.Outcome) { outcomes = append(outcomes, o) }})
+		c := New(DefaultConfig(), Params{Index: index, Book: book, Record: outcomeList{&outcomes}})
 		r := &replica.Replica{ID: "a", State: replica.StateReady, Slots: []replica.Slot{0}, Models: []replica.Model{{ID: "m"}}, BlockSize: 16}
 		book.AddRank(0)
 		c.AddRank(0, r, 0)
@@ -27,7 +33,9 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- book.Run(ctx) }()
 
-		choice, err := c.Choose(ctx, &Request{ID: "x", Model: "m", Replicas: []*replica.Replica{r}, PromptTokens: 100, Lease: 10 * time.Second})
+		choice, err := c.Choose(ctx, &Request{
+			Request: decision.Request{ID: "x", Model: "m"}, Pool: Pool{Replicas: []*replica.Replica{r}}, Prompt: Prompt{PromptTokens: 100}, Terms: Terms{Lease: 10 * time.Second},
+		})
 		if err != nil || choice.Replica != r {
 			t.Fatalf("Choose: %v, %v", choice, err)
 		}
@@ -41,7 +49,7 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		if len(outcomes) != 1 || outcomes[0].End != decision.EndExpired || outcomes[0].ID != "x" {
 			t.Errorf("outcomes %+v, want one that expired", outcomes)
 		}
-		if _, left := c.booked.Load(bookedName{id: "x"}); left {
+		if _, left := c.choices.Load(leaseName{id: "x"}); left {
 			t.Error("the chooser still holds the choice")
 		}
 		if out := c.ReportProgress(load.Key{ID: "x"}, 5); out != load.Ended {

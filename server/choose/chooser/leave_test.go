@@ -27,7 +27,7 @@ func TestRequestsLeaveAReplica(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e := newEngines(tc.replicas)
 				f := newFleet(t, tc.replicas, func(c *chooser.Config, p *chooser.Params) {
-					c.HoldAbove, p.Vitals = 0, e.vitals
+					c.HoldAbove, p.Engines = 0, e
 					if name == "stalls are not found" {
 						c.Stall.After = 0
 					}

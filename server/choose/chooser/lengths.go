@@ -83,7 +83,9 @@ func (s *lengths) expected(req *Request) int {
 }
 
 // ExpectedOutput is the number of output tokens to expect of req, as far as this router knows: for a router that decides in its place.
-func (c *Chooser) ExpectedOutput(req *Request) int { return c.lineFor(req.Model).lengths.expected(req) }
+func (c *Chooser) ExpectedOutput(req *Request) int {
+	return c.lines.of(req.Model).lengths.expected(req)
+}
 
 // outputs is the number of output tokens that counts of those expected.
 func outputs(expected int) int {

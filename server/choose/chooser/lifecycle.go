@@ -1,29 +1,55 @@
 package chooser
 
 import (
+	"sync"
+
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// PrefillCompleted, ReportProgress, Renew and Finish are Choice's FirstToken, Progress and Release
-// for callers outside this process, by tenant, reservation id and attempt. They answer as the load book
-// does: only load.Applied changed something, and repeating a call never does.
+// leases has the choices with reservations of callers outside this process. Its calls are those of Choice's FirstToken, Progress and
+// Release by tenant, reservation id and attempt. They answer as the load book does: only load.Applied changed something, and repeating a
+// call never does.
+type leases struct {
+	book    *load.Book
+	choices sync.Map // leaseName to *Choice
+}
+
+// leaseName names the choice of a leased reservation.
+type leaseName struct{ tenant, id string }
+
+func (c *Choice) leaseName() leaseName { return leaseName{c.Decision.Tenant, c.Decision.ID} }
+
+func newLeases(book *load.Book) *leases {
+	l := &leases{book: book}
+	book.OnExpired(l.expired)
+	return l
+}
+
+func (l *leases) add(c *Choice) { l.choices.Store(c.leaseName(), c) }
+
+// lease is a Choice among the leases. It is an Observer.
+type lease struct {
+	endOnly
+	leases *leases
+	choice *Choice
+}
+
+// Ended implements Observer.
+func (l *lease) Ended(*End) { l.leases.choices.CompareAndDelete(l.choice.leaseName(), l.choice) }
 
 // PrefillCompleted reports the first token.
-func (c *Chooser) PrefillCompleted(key load.Key) load.Outcome {
-	choice, out := c.find(key)
+func (l *leases) PrefillCompleted(key load.Key) load.Outcome {
+	choice, out := l.find(key)
 	if choice == nil {
 		return out
 	}
-	if out = choice.firstToken(); out == load.Applied {
-		c.freed(choice.Slot)
-	}
-	return out
+	return choice.firstToken()
 }
 
 // ReportProgress reports the output tokens so far and renews the lease.
-func (c *Chooser) ReportProgress(key load.Key, outputTokens int) load.Outcome {
-	choice, out := c.find(key)
+func (l *leases) ReportProgress(key load.Key, outputTokens int) load.Outcome {
+	choice, out := l.find(key)
 	if choice == nil {
 		return out
 	}
@@ -31,16 +57,16 @@ func (c *Chooser) ReportProgress(key load.Key, outputTokens int) load.Outcome {
 }
 
 // Renew keeps the reservation for another lease.
-func (c *Chooser) Renew(key load.Key) load.Outcome { return c.params.Book.Renew(key) }
+func (l *leases) Renew(key load.Key) load.Outcome { return l.book.Renew(key) }
 
 // Finish ends the reservation.
-func (c *Chooser) Finish(key load.Key, result Result) load.Outcome {
-	choice, out := c.find(key)
+func (l *leases) Finish(key load.Key, result Result) load.Outcome {
+	choice, out := l.find(key)
 	if choice == nil {
 		return out
 	}
 	// That the rank is gone, the router has seen by itself.
-	result.Claimed = c.params.Book.Renew(key) != load.Lost
+	result.Claimed = l.book.Renew(key) != load.Lost
 	if !choice.Release(result) {
 		return load.Ended
 	}
@@ -48,8 +74,8 @@ func (c *Chooser) Finish(key load.Key, result Result) load.Outcome {
 }
 
 // find returns the choice of a key, or the outcome that is known instead.
-func (c *Chooser) find(key load.Key) (*Choice, load.Outcome) {
-	if v, ok := c.booked.Load(bookedName{key.Tenant, key.ID}); ok {
+func (l *leases) find(key load.Key) (*Choice, load.Outcome) {
+	if v, ok := l.choices.Load(leaseName{key.Tenant, key.ID}); ok {
 		switch choice := v.(*Choice); {
 		case choice.Decision.Attempt == int(key.Attempt):
 			return choice, load.Applied
@@ -58,32 +84,25 @@ func (c *Chooser) find(key load.Key) (*Choice, load.Outcome) {
 		}
 		return nil, load.Unknown
 	}
-	return nil, c.params.Book.Renew(key)
+	return nil, l.book.Renew(key)
 }
 
-// bookedName names the choice of a leased reservation.
-type bookedName struct{ tenant, id string }
-
 // expired ends the choice of a lease that ran out.
-func (c *Chooser) expired(key load.Key) {
-	if v, ok := c.booked.Load(bookedName{key.Tenant, key.ID}); ok {
+func (l *leases) expired(key load.Key) {
+	if v, ok := l.choices.Load(leaseName{key.Tenant, key.ID}); ok {
 		if choice := v.(*Choice); choice.Decision.Attempt == int(key.Attempt) {
-			choice.Release(Result{End: decision.EndExpired, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+			choice.Release(ResultOf(decision.EndExpired))
 		}
 	}
 }
 
 // sweep ends the choices with an expired lease: the load book has freed them already.
-func (c *Chooser) sweep() {
-	c.booked.Range(func(name, v any) bool {
-		if n := name.(bookedName); !c.live(n) {
-			v.(*Choice).Release(Result{End: decision.EndExpired, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+func (l *leases) sweep() {
+	l.choices.Range(func(name, v any) bool {
+		n := name.(leaseName)
+		if _, live := l.book.Find(n.tenant, n.id); !live {
+			v.(*Choice).Release(ResultOf(decision.EndExpired))
 		}
 		return true
 	})
-}
-
-func (c *Chooser) live(n bookedName) bool {
-	_, live := c.params.Book.Find(n.tenant, n.id)
-	return live
 }

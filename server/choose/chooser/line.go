@@ -1,10 +1,8 @@
 package chooser
 
 import (
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -16,7 +14,7 @@ type line struct {
 	model  string
 	cursor atomic.Uint32
 	pool   atomic.Pointer[pool] // of the last request
-	ring   atomic.Pointer[ringOf]
+	ring   atomic.Pointer[poolRing]
 	tree   atomic.Pointer[selector.Tree]
 	hold   *holdqueue.Line
 	memory *memoryGate
@@ -34,22 +32,6 @@ type line struct {
 	lengths lengths
 }
 
-// lineFor returns the line of a model, made at first use.
-func (c *Chooser) lineFor(model string) *line {
-	if ln, ok := c.lines.Load(model); ok {
-		return ln.(*line)
-	}
-	c.linesMu.Lock()
-	defer c.linesMu.Unlock()
-	if ln, ok := c.lines.Load(model); ok {
-		return ln.(*line)
-	}
-	ln := &line{model: model, hold: c.queue.NewLine(), memory: newMemoryGate(c.queue), planned: map[replica.Slot]float64{}}
-	ln.cursor.Store(rand.New(rand.NewPCG(c.seed.Load(), uint64(len(model)))).Uint32() >> 1)
-	c.lines.Store(model, ln)
-	list := append(append([]*line(nil), *c.lineList.Load()...), ln)
-	c.lineList.Store(&list)
-	return ln
+func newLine(model string, queue *holdqueue.Queue) *line {
+	return &line{model: model, hold: queue.NewLine(), memory: newMemoryGate(queue), planned: map[replica.Slot]float64{}}
 }
-
-func duration(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

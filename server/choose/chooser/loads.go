@@ -25,8 +25,20 @@ const (
 type reading struct {
 	visit uint64
 	load  load.RankLoad
-	// busy, returns, saved and residual are those of decision.Candidate.
-	busy, returns, saved, residual float64
+	busy  float64 // that of decision.Pace
+	decision.Revisits
+}
+
+// readings are the loads that were read. The zero value is outside of a visit of the hold queue.
+type readings struct {
+	// seen is what a visit read of the ranks, by slot; an entry of an earlier visit
+	// is not valid. visit is 0 outside of a visit.
+	seen  []reading
+	visit uint64
+	once  reading // the last one outside of a visit
+	near  uint64  // what approach has read, which has no meaning
+	// report is the engine's of the candidate whose load is read.
+	report Report
 }
 
 // gauge is a moment at which ranks are read.
@@ -37,25 +49,25 @@ type gauge struct {
 
 // reading reads how a rank stands, once per visit of the hold queue: what others book during the visit
 // shows when a booking is refused, and forget drops what the visit itself booked.
-func (s *scratch) reading(g *gauge, slot replica.Slot, rk *rank) *reading {
-	at := &s.once
-	if s.visit != 0 {
-		for int(slot) >= len(s.seen) {
-			s.seen = append(s.seen, reading{})
+func (r *readings) reading(g *gauge, slot replica.Slot, rk *rank) *reading {
+	at := &r.once
+	if r.visit != 0 {
+		for int(slot) >= len(r.seen) {
+			r.seen = append(r.seen, reading{})
 		}
-		if at = &s.seen[slot]; at.visit == s.visit {
+		if at = &r.seen[slot]; at.visit == r.visit {
 			return at
 		}
-		at.visit = s.visit
+		at.visit = r.visit
 	}
 	g.views.Read(slot, &at.load)
-	at.busy, at.returns, at.saved, at.residual = 0, 0, 0, 0
+	at.busy, at.Revisits = 0, decision.Revisits{}
 	if rk != nil {
 		l := &rk.lately
 		left := l.fade(g.now)
-		at.busy, at.residual = left*l.busy.get(), left*l.squares.get()
+		at.busy, at.Residual = left*l.busy.get(), left*l.squares.get()
 		if returns := l.returns.get(); returns > 0 {
-			at.returns, at.saved = left*returns, l.saved.get()/returns
+			at.Returns, at.Saved = left*returns, l.saved.get()/returns
 		}
 	}
 	return at
@@ -69,40 +81,40 @@ const (
 
 // approach reads a little of each of the next ranks from i on: their accounts lie far apart in memory, and the processor fetches several at a
 // time if nothing is computed in between.
-func (s *scratch) approach(g *gauge, i int) {
+func (s *evaluation) approach(g *gauge, i int) {
 	end := min(i+ahead, len(s.ranks))
 	for j := i; j < end; j++ {
 		g.views.Approach(s.d.Candidates[j].Slot)
 		if rk := s.ranks[j]; rk != nil {
-			s.near += uint64(rk.lately.at.Load()) + uint64(rk.liveness.InFlight())
+			s.readings.near += uint64(rk.lately.at.Load()) + uint64(rk.liveness.InFlight())
 		}
 	}
 	for j := i; j < end; j++ {
 		if rk := s.ranks[j]; rk != nil {
-			s.near += uint64(rk.model.Load().Samples)
+			s.readings.near += uint64(rk.model.Load().Samples)
 		}
 	}
 }
 
 // forget makes the next reading of the slot a fresh one.
-func (s *scratch) forget(slot replica.Slot) {
-	if int(slot) < len(s.seen) {
-		s.seen[slot].visit = 0
+func (r *readings) forget(slot replica.Slot) {
+	if int(slot) < len(r.seen) {
+		r.seen[slot].visit = 0
 	}
 }
 
 // loads reads what is booked on each rank, and how fast it is. It may be called again for the
 // same candidates when a booking lost a race.
-func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[replica.Slot]float64) {
+func (e *evaluator) loads(s *evaluation, req *Request, now time.Time, planned map[replica.Slot]float64) {
 	d := &s.d
-	set := c.settingsOf(req)
+	set := e.settings.of(req)
 	limit := set.config.MaxRequestsPerRank
 	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
 		limit = o
 	}
 	var busy float64
 	usable := 0
-	g := gauge{views: c.params.Book.ViewAll(now), now: c.since(now)}
+	g := gauge{views: e.book.ViewAll(now), now: e.clock.since(now)}
 	decodes := decodeWeight * float64(outputs(d.ExpectedOutput))
 	s.versions = sized(s.versions, len(d.Candidates))
 	for i := range d.Candidates {
@@ -110,7 +122,7 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 			s.approach(&g, i)
 		}
 		cand, rk := &d.Candidates[i], s.ranks[i]
-		at := s.reading(&g, cand.Slot, rk)
+		at := s.readings.reading(&g, cand.Slot, rk)
 		l := &at.load
 		s.versions[i] = l.Version
 		cand.Requests, cand.Waiting = uint32(l.InFlight), uint32(l.Prefilling)
@@ -127,10 +139,10 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 			continue
 		}
 		if r := s.owner(i); rk.known.Load() != r {
-			c.updateRank(rk, r)
+			e.ranks.update(rk, r)
 		}
 		m := rk.model.Load()
-		cand.TokenTime, cand.Bend, cand.Overhead = m.Token*c.params.PaceBias, m.Bend, m.Overhead
+		cand.TokenTime, cand.Bend, cand.Overhead = m.Token*e.bias, m.Bend, m.Overhead
 		cand.Spread, cand.Speed = m.Spread, m.Source
 		cand.StepTime = m.Step(l.InFlight, l.ContextTokens)
 		cand.Decode = decodes * (cand.StepTime - m.Base)
@@ -138,16 +150,16 @@ func (c *Chooser) loads(s *scratch, req *Request, now time.Time, planned map[rep
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
 		conducted(cand, rk, float64(min(outputs(d.ExpectedOutput), usualOutput)), now)
-		c.reported(s, cand, rk, l.Assumed, now)
+		e.reported(&s.readings.report, cand, rk, l.Assumed, now)
 		if s.whole {
-			cand.Backlog += c.undisturbed(d, cand, l, rk.work.get())
+			cand.Backlog += e.undisturbed(d, cand, l, rk.work.get())
 		}
 		budget := s.pool.ranks[i].budget
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
-		cand.Crowding = c.crowding(cand, d)
+		cand.Crowding = e.crowding(cand, d)
 		if cand.Veto == decision.VetoNone {
-			cand.Busy, cand.Returns, cand.Saved, cand.Residual = at.busy, at.returns, at.saved, at.residual
+			cand.Busy, cand.Revisits = at.busy, at.Revisits
 			busy += cand.Busy
 			usable++
 		}
@@ -174,9 +186,8 @@ const maxOverdue = time.Minute
 
 // reported adds what the engine reports: requests in its queue that this router has not sent are
 // work too: another router's, or unstreamed ones of which assumed count as prefilled by their predicted time alone.
-func (c *Chooser) reported(s *scratch, cand *decision.Candidate, rk *rank, assumed int, now time.Time) {
-	rep := &s.report
-	if c.params.Engine == nil || !c.params.Engine(cand.Slot, now, int(cand.Waiting)+assumed, rep) {
+func (e *evaluator) reported(rep *Report, cand *decision.Candidate, rk *rank, assumed int, now time.Time) {
+	if e.reports == nil || !e.reports.Report(cand.Slot, now, int(cand.Waiting)+assumed, rep) {
 		return
 	}
 	cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
@@ -192,7 +203,7 @@ func (c *Chooser) reported(s *scratch, cand *decision.Candidate, rk *rank, assum
 
 // crowding is the predicted wait for KV memory: blocks beyond the rank's capacity become free at
 // the rate at which requests leave.
-func (c *Chooser) crowding(cand *decision.Candidate, d *decision.Decision) float64 {
+func (e *evaluator) crowding(cand *decision.Candidate, d *decision.Decision) float64 {
 	if cand.Blocks == 0 {
 		return 0
 	}
@@ -202,5 +213,5 @@ func (c *Chooser) crowding(cand *decision.Candidate, d *decision.Decision) float
 	if excess <= 0 {
 		return 0
 	}
-	return excess / float64(cand.Blocks) * c.residence.get()
+	return excess / float64(cand.Blocks) * e.residence.get()
 }

@@ -21,7 +21,7 @@ import (
 
 // plainLook is look without what makes it quick: it asks each part about each rank, one by one, and remembers nothing. d is what
 // look made of the request; the seed, the turn and what does not depend on ranks are taken from it.
-func plainLook(c *Chooser, d *decision.Decision, req *Request, ln *line, now time.Time, planned map[replica.Slot]float64) *decision.Decision {
+func plainLook(e *evaluator, d *decision.Decision, req *Request, ln *line, now time.Time, planned map[replica.Slot]float64) *decision.Decision {
 	out := *d
 	out.Candidates, out.Load, out.Omega = nil, 0, 1
 	f := selector.Filter{
@@ -38,7 +38,7 @@ func plainLook(c *Chooser, d *decision.Decision, req *Request, ln *line, now tim
 			usable = append(usable, r.ID)
 		}
 	}
-	barred := c.params.Gate.Bar(nil, usable, req.Avoid, len(req.Exclude))
+	barred := e.gate.Bar(nil, usable, req.Avoid, len(req.Exclude))
 	var owners []*replica.Replica
 	for _, r := range req.Replicas {
 		for index, slot := range r.Slots {
@@ -51,16 +51,18 @@ func plainLook(c *Chooser, d *decision.Decision, req *Request, ln *line, now tim
 			}
 			owners = append(owners, r)
 			out.Candidates = append(out.Candidates, decision.Candidate{
-				Replica: r.ID, Slot: slot, Rank: uint16(index), Veto: veto, Feed: c.params.Index.State(slot),
-				BlockSize: uint32(c.blockSize(slot, r)), Blocks: uint32(r.Blocks),
+				RankID:   decision.RankID{Replica: r.ID, Slot: slot, Rank: uint16(index)},
+				Veto:     veto,
+				Overlap:  decision.Overlap{Feed: e.index.State(slot), BlockSize: uint32(cmp.Or(e.index.BlockSize(slot), r.BlockSize, defaultBlock))},
+				RankLoad: decision.RankLoad{Blocks: uint32(r.Blocks)},
 			})
 		}
 	}
 	plainTooLong(out.Candidates, owners, req, f.Model)
-	plainStalls(c, out.Candidates, now)
-	plainOverlap(c, &out, req)
-	plainMemory(c, &out, req, ln)
-	plainLoads(c, &out, owners, req, now, planned)
+	plainStalls(e, out.Candidates, now)
+	plainOverlap(e, &out, req)
+	plainMemory(e, &out, req, ln)
+	plainLoads(e, &out, owners, req, now, planned)
 	return &out
 }
 
@@ -87,9 +89,9 @@ func plainTooLong(cands []decision.Candidate, owners []*replica.Replica, req *Re
 	}
 }
 
-func plainStalls(c *Chooser, cands []decision.Candidate, now time.Time) {
+func plainStalls(e *evaluator, cands []decision.Candidate, now time.Time) {
 	avoided := func(cand *decision.Candidate) bool {
-		r := c.rank(cand.Slot)
+		r := e.ranks.at(cand.Slot)
 		return r != nil && r.liveness.Avoided(now)
 	}
 	left := 0
@@ -100,12 +102,12 @@ func plainStalls(c *Chooser, cands []decision.Candidate, now time.Time) {
 	}
 	for i := range cands {
 		if cand := &cands[i]; left > 0 && cand.Veto == decision.VetoNone && avoided(cand) {
-			cand.Veto, cand.Silent = decision.VetoStalled, c.rank(cand.Slot).liveness.Silent().Seconds()
+			cand.Veto, cand.Silent = decision.VetoStalled, e.ranks.at(cand.Slot).liveness.Silent().Seconds()
 		}
 	}
 }
 
-func plainOverlap(c *Chooser, d *decision.Decision, req *Request) {
+func plainOverlap(e *evaluator, d *decision.Decision, req *Request) {
 	if req.Hashes == nil {
 		return
 	}
@@ -114,7 +116,7 @@ func plainOverlap(c *Chooser, d *decision.Decision, req *Request) {
 		cand := &d.Candidates[i]
 		size := int(cand.BlockSize)
 		if found[size] == nil {
-			found[size] = append(c.params.Index.Match(nil, req.Hashes(size)), kvindex.Overlap{Slot: replica.NoSlot})
+			found[size] = append(e.index.Match(nil, req.Hashes(size)), kvindex.Overlap{Slot: replica.NoSlot})
 		}
 		for _, o := range found[size] {
 			if o.Slot != cand.Slot {
@@ -125,17 +127,17 @@ func plainOverlap(c *Chooser, d *decision.Decision, req *Request) {
 				cand.GPU, cand.CPU, cand.Disk = 0, 0, 0
 			}
 			if !req.Estimated && req.PromptTokens > 0 {
-				cutTo(cand, c.params.Index.Reach(o.Slot, req.PromptTokens)/size*size)
+				cand.Cut(e.index.Reach(o.Slot, req.PromptTokens) / size * size)
 			}
-			d.Clip(cand)
+			cand.Cut(d.PromptTokens)
 		}
 	}
 }
 
-func plainMemory(c *Chooser, d *decision.Decision, req *Request, ln *line) {
+func plainMemory(e *evaluator, d *decision.Decision, req *Request, ln *line) {
 	var places []replica.Slot
 	if d.Policy == decision.ConsistentHash {
-		places = selector.NewRing(c.ring, req.Replicas).Walk(nil, cmp.Or(req.Session, req.ID+"/0"))
+		places = selector.NewRing(e.memory.ring, req.Replicas).Walk(nil, cmp.Or(req.Session, req.ID+"/0"))
 	}
 	for i := range d.Candidates {
 		cand := &d.Candidates[i]
@@ -144,23 +146,23 @@ func plainMemory(c *Chooser, d *decision.Decision, req *Request, ln *line) {
 		case decision.ConsistentHash:
 			cand.Place = uint32(1 + slices.Index(places, cand.Slot))
 		case decision.PrefixAffinity:
-			c.treeFor(ln).Match(req.Text, func(slot replica.Slot, chars int) {
+			e.memory.treeOf(ln).Match(req.Text, func(slot replica.Slot, chars int) {
 				if slot == cand.Slot {
 					cand.Chars = uint32(chars)
 				}
 			})
 			if req.Text != "" {
-				cand.Held = uint32(c.treeFor(ln).Size(cand.Slot))
+				cand.Held = uint32(e.memory.treeOf(ln).Size(cand.Slot))
 			}
 		default:
-			last, ok := c.sessions.get(c.sessions.key(ln, req.Tenant, req.Session), c.since(d.At))
+			last, ok := e.memory.sessions.get(e.memory.sessions.key(ln, req.Tenant, req.Session), e.clock.since(d.At))
 			cand.Session = req.Session != "" && ok && last.slot == cand.Slot
 		}
 	}
 }
 
-func plainLoads(c *Chooser, d *decision.Decision, owners []*replica.Replica, req *Request, now time.Time, planned map[replica.Slot]float64) {
-	limit := c.settingsOf(req).config.MaxRequestsPerRank
+func plainLoads(e *evaluator, d *decision.Decision, owners []*replica.Replica, req *Request, now time.Time, planned map[replica.Slot]float64) {
+	limit := e.settings.of(req).config.MaxRequestsPerRank
 	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
 		limit = o
 	}
@@ -168,7 +170,7 @@ func plainLoads(c *Chooser, d *decision.Decision, owners []*replica.Replica, req
 	usable := 0
 	for i := range d.Candidates {
 		cand := &d.Candidates[i]
-		l, rk := c.params.Book.View(cand.Slot, now), c.rank(cand.Slot)
+		l, rk := e.book.View(cand.Slot, now), e.ranks.at(cand.Slot)
 		cand.Requests, cand.Waiting = uint32(l.InFlight), uint32(l.Prefilling)
 		cand.QueuedTokens, cand.DecodeBlocks = uint32(max(0, l.PrefillTokens)), l.DecodeBlocks
 		cand.EngineWaiting, cand.KVUsage = -1, -1
@@ -179,13 +181,13 @@ func plainLoads(c *Chooser, d *decision.Decision, owners []*replica.Replica, req
 			continue
 		}
 		m := rk.speed.Model()
-		cand.TokenTime, cand.Bend, cand.Overhead, cand.Spread, cand.Speed = m.Token*c.params.PaceBias, m.Bend, m.Overhead, m.Spread, m.Source
+		cand.TokenTime, cand.Bend, cand.Overhead, cand.Spread, cand.Speed = m.Token*e.bias, m.Bend, m.Overhead, m.Spread, m.Source
 		cand.StepTime = m.Step(l.InFlight, l.ContextTokens)
 		cand.Decode = decodeWeight * float64(outputs(d.ExpectedOutput)) * (cand.StepTime - m.Base)
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot]
 		var rep Report
-		if c.params.Engine(cand.Slot, now, l.Prefilling, &rep) {
+		if e.reports.Report(cand.Slot, now, l.Prefilling, &rep) {
 			cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
 			if rep.Blocks > 0 {
 				cand.Blocks = uint32(rep.Blocks)
@@ -193,18 +195,18 @@ func plainLoads(c *Chooser, d *decision.Decision, owners []*replica.Replica, req
 			cand.Backlog += float64(max(0, rep.Waiting-l.Prefilling)) * rk.work.get()
 		}
 		if req.Unstreamed && d.Policy == decision.PredictedTTFT && d.Objective == decision.ObjectiveAnswer {
-			cand.Backlog += c.undisturbed(d, cand, &l, rk.work.get())
+			cand.Backlog += e.undisturbed(d, cand, &l, rk.work.get())
 		}
 		budget := float64(cmp.Or(owners[i].MaxBatchedTokens, defaultBudget))
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
-		cand.Crowding = c.crowding(cand, d)
+		cand.Crowding = e.crowding(cand, d)
 		conducted(cand, rk, float64(min(outputs(d.ExpectedOutput), usualOutput)), now)
 		if cand.Veto != decision.VetoNone {
 			continue
 		}
 		was := &rk.lately
-		left := was.fade(c.since(now))
+		left := was.fade(e.clock.since(now))
 		cand.Busy, cand.Residual = left*was.busy.get(), left*was.squares.get()
 		if returns := was.returns.get(); returns > 0 {
 			cand.Returns, cand.Saved = left*returns, was.saved.get()/returns
@@ -247,6 +249,15 @@ func (g zooGate) Bar(barred, usable, avoid []replica.ID, tried int) []replica.ID
 	return noGate{}.Bar(barred, usable, avoid, tried)
 }
 
+// zooReports are the engines' reports.
+type zooReports map[replica.Slot]Report
+
+func (z zooReports) Report(slot replica.Slot, _ time.Time, _ int, to *Report) bool {
+	rep, ok := z[slot]
+	*to = rep
+	return ok
+}
+
 func newZoo(r *rand.Rand, ranks int) *zoo {
 	z := &zoo{r: r, now: time.Unix(1_000_000, 0), reports: map[replica.Slot]Report{}, open: map[replica.ID]bool{}}
 	icfg := kvindex.DefaultConfig()
@@ -262,12 +273,7 @@ func newZoo(r *rand.Rand, ranks int) *zoo {
 	cfg.Objective = one(r, decision.Objectives()...)
 	z.Chooser = New(cfg, Params{
 		Index: z.index, Book: z.book, Seed: 1, Now: clock,
-		Engine: func(slot replica.Slot, _ time.Time, _ int, to *Report) bool {
-			rep, ok := z.reports[slot]
-			*to = rep
-			return ok
-		},
-		Gate: zooGate{z},
+		Reports: zooReports(z.reports), Gate: zooGate{z},
 	})
 	for slot := 0; slot < ranks; {
 		rep := &replica.Replica{
@@ -329,7 +335,7 @@ func (z *zoo) disturb() {
 	case 3:
 		z.open[z.replicas[at].ID] = r.IntN(3) == 0
 	case 4:
-		if rk := z.rank(slot); rk != nil {
+		if rk := z.at(slot); rk != nil {
 			v := liveness.Vitals{}
 			if r.IntN(2) == 0 {
 				v.Asked, v.Late = z.now.Add(-time.Minute), time.Minute
@@ -352,7 +358,7 @@ func (z *zoo) disturb() {
 		z.flight = z.flight[1:]
 		choice.FirstToken()
 		choice.Progress(r.IntN(200))
-		choice.Release(Result{End: decision.EndCompleted, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		choice.Release(ResultOf(decision.EndCompleted))
 	}
 	for _, choice := range z.flight {
 		if r.IntN(8) == 0 {
@@ -367,9 +373,14 @@ func (z *zoo) request() *Request {
 	z.asked++
 	number, n := r.IntN(4), 1+r.IntN(2000)
 	req := &Request{
-		ID: fmt.Sprint("q", z.asked), Model: "m", Replicas: z.replicas, PromptTokens: n, ExpectedOutput: r.IntN(400), NoQueue: true,
-		Estimated: r.IntN(5) == 0, Unread: r.IntN(20) == 0, Unstreamed: r.IntN(4) == 0, Session: one(r, "", "", "a", "b", "c"),
-		Text: one(r, "", "the same words", "the same beginning", "other words"),
+		Request: decision.Request{ID: fmt.Sprint("q", z.asked), Model: "m"},
+		Pool:    Pool{Replicas: z.replicas},
+		Reply:   Reply{ExpectedOutput: r.IntN(400), Unstreamed: r.IntN(4) == 0},
+		Prompt: Prompt{
+			PromptTokens: n, Estimated: r.IntN(5) == 0, Unread: r.IntN(20) == 0, Text: one(r, "", "the same words", "the same beginning", "other words"),
+		},
+		Caller: Caller{Session: one(r, "", "", "a", "b", "c")},
+		Terms:  Terms{NoQueue: true},
 	}
 	req.Options.Policy = one(r, append(decision.Policies(), decision.PredictedTTFT, decision.PredictedTTFT, "")...)
 	if r.IntN(8) > 0 {
@@ -411,19 +422,19 @@ func TestTheQuickLookSeesWhatAPlainOneDoes(t *testing.T) {
 		for step := range 200 {
 			z.disturb()
 			req := z.request()
-			ln := z.lineFor(req.Model)
+			ln := z.lines.of(req.Model)
 			var planned map[replica.Slot]float64
 			if r.IntN(3) == 0 {
 				planned = map[replica.Slot]float64{replica.Slot(r.IntN(10)): r.Float64()}
 			}
-			s := z.scratch.Get().(*scratch)
-			if s.visit = 0; planned != nil {
-				s.visit = z.visits.Add(1)
+			s := z.evaluator.borrow(time.Time{})
+			if s.readings.visit = 0; planned != nil {
+				s.readings.visit = z.holding.visits.Add(1)
 			}
-			if err := z.look(s, req, ln, z.now, planned); err != nil {
+			if err := z.evaluator.evaluate(s, req, ln, z.now, planned); err != nil {
 				t.Fatal(err)
 			}
-			plain := plainLook(z.Chooser, &s.d, req, ln, z.now, planned)
+			plain := plainLook(z.evaluator, &s.d, req, ln, z.now, planned)
 			for i := range plain.Candidates {
 				if got, want := s.d.Candidates[i], plain.Candidates[i]; got != want {
 					t.Fatalf("seed %d, step %d, %s: candidate %d is\n%+v, want\n%+v", seed, step, s.d.Policy, i, got, want)
@@ -438,9 +449,9 @@ func TestTheQuickLookSeesWhatAPlainOneDoes(t *testing.T) {
 				t.Fatalf("seed %d, step %d, %s: chosen %d by %v for %q, want %d by %v for %q", seed, step, s.d.Policy,
 					s.d.Chosen, s.d.Margin, s.d.Reason, plain.Chosen, plain.Margin, plain.Reason)
 			}
-			checkRecord(t, z.recordIn(new(decision.Decision), s, req, z.now), &s.d)
-			s.visit = 0
-			z.scratch.Put(s)
+			checkRecord(t, z.evaluator.recorded(s, req, z.now), &s.d)
+			s.readings.visit = 0
+			z.evaluator.giveBack(s)
 			if choice, err := z.begunAt(req); err == nil {
 				z.flight = append(z.flight, choice)
 			}
@@ -476,7 +487,7 @@ func checkRecord(t *testing.T, got, all *decision.Decision) {
 	for i := range list {
 		c := &list[i]
 		listed[c.Slot], vetoes[c.Veto] = true, true
-		most = max(most, c.GPU+c.CPU+c.Disk)
+		most = max(most, c.Overlap.Tokens())
 		if c.Veto == decision.VetoNone {
 			usable++
 			dearest = max(dearest, c.Cost)
@@ -493,7 +504,7 @@ func checkRecord(t *testing.T, got, all *decision.Decision) {
 		if listed[c.Slot] {
 			continue
 		}
-		some = max(some, c.GPU+c.CPU+c.Disk)
+		some = max(some, c.Overlap.Tokens())
 		switch {
 		case !vetoes[c.Veto]:
 			t.Fatalf("no candidate with the veto %q is listed", c.Veto)

@@ -2,6 +2,7 @@ package chooser
 
 import (
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -9,16 +10,40 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
-// ringOf is the ring of one state of the pool.
-type ringOf struct {
+// memory is what policies remember of earlier requests: sessions, rings, trees of texts, and the prompts sent to ranks without events.
+type memory struct {
+	clock    *clock
+	settings *current
+	index    *kvindex.Index
+	// ring and tree are of the settings that the chooser began with.
+	ring     selector.RingConfig
+	tree     selector.TreeConfig
+	sessions *sessions
+	affinity *affinity
+	rings    atomic.Int64 // that were built
+}
+
+// forget forgets a rank: its sessions and texts.
+func (m *memory) forget(slot replica.Slot, lines []*line) {
+	for _, ln := range lines {
+		if t := ln.tree.Load(); t != nil {
+			t.Remove(slot)
+		}
+	}
+	m.sessions.forget(slot)
+}
+
+// poolRing is the ring of one state of the pool.
+type poolRing struct {
 	sum  uint64
 	ring *selector.Ring
 }
 
-// ringFor returns the ring of the pool as it is.
-func (c *Chooser) ringFor(ln *line, replicas []*replica.Replica) *selector.Ring {
+// ringOf returns the ring of the pool as it is.
+func (m *memory) ringOf(ln *line, replicas []*replica.Replica) *selector.Ring {
 	sum := uint64(14695981039346656037)
 	for _, r := range replicas {
 		for i := range len(r.ID) {
@@ -31,25 +56,25 @@ func (c *Chooser) ringFor(ln *line, replicas []*replica.Replica) *selector.Ring 
 	if r := ln.ring.Load(); r != nil && r.sum == sum {
 		return r.ring
 	}
-	began := c.clock()
-	r := &ringOf{sum: sum, ring: selector.NewRing(c.ring, replicas)}
+	began := m.clock.now()
+	r := &poolRing{sum: sum, ring: selector.NewRing(m.ring, replicas)}
 	ln.ring.Store(r)
-	c.metrics.rings.Add(1)
-	c.metrics.affinity.rebuilt(c.clock().Sub(began))
+	m.rings.Add(1)
+	m.affinity.rebuilt(m.clock.now().Sub(began))
 	return r.ring
 }
 
-// treeFor returns the line's text tree, made at first use.
-func (c *Chooser) treeFor(ln *line) *selector.Tree {
+// treeOf returns the line's text tree, made at first use.
+func (m *memory) treeOf(ln *line) *selector.Tree {
 	if t := ln.tree.Load(); t != nil {
 		return t
 	}
-	ln.tree.CompareAndSwap(nil, selector.NewTree(c.tree))
+	ln.tree.CompareAndSwap(nil, selector.NewTree(m.tree))
 	return ln.tree.Load()
 }
 
 // recall fills in what the policies that have a memory remember of the request.
-func (c *Chooser) recall(s *scratch, req *Request, ln *line) {
+func (m *memory) recall(s *evaluation, req *Request, ln *line) {
 	d := &s.d
 	switch d.Policy {
 	case decision.RoundRobin:
@@ -60,7 +85,7 @@ func (c *Chooser) recall(s *scratch, req *Request, ln *line) {
 		if key == "" {
 			key = req.ID + "/" + strconv.Itoa(req.Attempt)
 		}
-		s.slots = c.ringFor(ln, req.Replicas).Walk(s.slots[:0], key)
+		s.slots = m.ringOf(ln, req.Replicas).Walk(s.slots[:0], key)
 		for place, slot := range s.slots {
 			if at := s.pool.at(slot); at >= 0 {
 				d.Candidates[at].Place = uint32(place + 1)
@@ -70,7 +95,7 @@ func (c *Chooser) recall(s *scratch, req *Request, ln *line) {
 		if d.PromptChars = len(req.Text); d.PromptChars == 0 {
 			break
 		}
-		tree := c.treeFor(ln)
+		tree := m.treeOf(ln)
 		tree.Match(req.Text, func(slot replica.Slot, chars int) {
 			if at := s.pool.at(slot); at >= 0 {
 				d.Candidates[at].Chars = uint32(chars)
@@ -80,20 +105,20 @@ func (c *Chooser) recall(s *scratch, req *Request, ln *line) {
 			d.Candidates[i].Held = uint32(tree.Size(d.Candidates[i].Slot))
 		}
 	default:
-		c.recallSession(s, req, ln)
+		m.recallSession(s, req, ln)
 	}
 }
 
 // remember notes for the policies that have a memory what was sent where.
-func (c *Chooser) remember(d *decision.Decision, req *Request, ln *line, hashes []blockhash.Hash, now time.Time) {
+func (m *memory) remember(d *decision.Decision, req *Request, ln *line, hashes []blockhash.Hash, now time.Time) {
 	cand := d.Pick()
 	if cand.Feed == kvblock.FeedNone && len(hashes) > 0 {
-		c.params.Index.Routed(cand.Slot, hashes)
+		m.index.Routed(cand.Slot, hashes)
 	}
 	if d.Policy == decision.ConsistentHash {
-		c.metrics.affinity.routed(req.sessionName(), cand.Slot, int(cand.Place))
+		m.affinity.routed(req.sessionName(), cand.Slot, int(cand.Place))
 	}
-	c.rememberSession(req, ln, cand.Slot, now)
+	m.rememberSession(req, ln, cand.Slot, now)
 	if req.Text != "" {
 		if t := ln.tree.Load(); t != nil {
 			t.Insert(cand.Slot, req.Text, now)

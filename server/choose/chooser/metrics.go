@@ -9,51 +9,43 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 // metrics are the chooser's own; most are counted with atomics and read at collection.
 type metrics struct {
-	held, memoryWaits, left, rejected, races, rings, unreachable atomic.Int64
-	agreed, differed                                             atomic.Int64
-	regret                                                       number // seconds, summed
-	took                                                         metric.Float64Histogram
-	errors                                                       metric.Float64Histogram
-	decisions                                                    metric.Int64Counter
-	stalls, withdrawn, turns, suspicions                         metric.Int64Counter
-	turnFirst, turnSame, turnOther                               metric.MeasurementOption
-	policies                                                     map[decision.Policy]metric.MeasurementOption
-	affinity                                                     *affinity
+	held, memoryWaits, left, rejected, races, unreachable atomic.Int64
+
+	decisions                     decisions
+	shadow                        shadows
+	turns                         turns
+	affinity                      *affinity
+	stalls, withdrawn, suspicions metric.Int64Counter
 }
 
-func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
-	s := instruments.New(provider, "server/choose/chooser")
-	m := &metrics{
-		policies:  map[decision.Policy]metric.MeasurementOption{},
-		turnFirst: instruments.Label("rank", "first"), turnSame: instruments.Label("rank", "same"), turnOther: instruments.Label("rank", "other"),
-	}
-	var policies, evidence []metric.MeasurementOption
-	for _, p := range decision.Policies() {
-		m.policies[p] = instruments.Label("policy", string(p))
-		policies = append(policies, m.policies[p])
-	}
-	m.policies[decision.PolicyOther] = instruments.Label("policy", string(decision.PolicyOther))
+func newMetrics(s *instruments.Set, ring selector.RingConfig) *metrics {
+	var evidence, all []metric.MeasurementOption
 	for e := liveness.Probe; e <= liveness.Silence; e++ {
 		evidence = append(evidence, instruments.Label("evidence", e.String()))
 	}
-	m.took = s.Histogram("kvpilot.chooser.duration", "s", "Time to decide and book, without waiting in the hold queue.",
-		5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2)
-	m.errors = s.Histogram("kvpilot.chooser.prediction_error", "1", "Predicted over actual time to the first token of streamed requests, from the choice on. Its ranks: kvpilot_chooser_predictions_total.",
-		0.1, 0.33, 0.6, 0.8, 0.9, 1.1, 1.25, 1.6, 3, 10)
-	m.decisions = s.CounterBy("kvpilot.chooser.decisions", "{decision}", "Requests placed on a rank, by policy.", policies...)
+	for _, one := range conduct.Suspicions() {
+		all = append(all, suspicion(one))
+	}
+	m := &metrics{decisions: newDecisions(s), turns: newTurns(s), affinity: newAffinity(s, ring)}
 	m.stalls = s.CounterBy("kvpilot.chooser.stalls", "{stall}", "Times that a rank with requests in flight stalled and was avoided, by evidence.", evidence...)
 	m.withdrawn = s.CounterBy("kvpilot.chooser.forsaken", "{request}", "Requests withdrawn from a stalled rank, by whether their answer had begun.", begun(false), begun(true))
-	m.turns = s.CounterBy("kvpilot.chooser.session_turns", "{request}", "Requests with a session, by the rank that they went to: first (the session is new or was forgotten), same or other than its last one.",
-		m.turnFirst, m.turnSame, m.turnOther)
+	m.suspicions = s.CounterBy("kvpilot.chooser.suspicions", "{suspicion}", "Times that a rank was found to behave unlike its equals and was avoided: slow (its output tokens take much longer), empty (it gives empty answers) or unproven (its answers do not show as cached what it claims to hold).", all...)
+	return m
+}
+
+// observe has the parts of c read at each collection.
+func (m *metrics) observe(s *instruments.Set, c *Chooser) {
+	parts := []func(metric.Observer){
+		m.affinity.observe, m.shadow.metrics(s), newProgramMetrics(s, c.lines), newStallMetrics(s, c.rankTable), newAccuracyMetrics(s, c.rankTable), newRateMetrics(s, c),
+	}
 	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
-	observeOthers := newOtherMetrics(s, c)
-	m.affinity = newAffinity(s, c.ring)
 	counters := []struct {
 		name, help string
 		value      *atomic.Int64
@@ -65,32 +57,32 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 		{name: "unreachable", help: "Requests rejected because no replica could meet their targets: their own, or under the objective slo the model's.", value: &m.unreachable},
 		{name: "refused", help: "Requests that no replica could serve.", value: &m.rejected},
 		{name: "races", help: "Choices repeated because another request booked the rank first.", value: &m.races},
-		{name: "ring_rebuilds", help: "Consistent-hash rings built because the pool changed.", value: &m.rings},
-		{name: "shadow_agreed", help: "Decisions with which the shadow policy agreed.", value: &m.agreed},
-		{name: "shadow_differed", help: "Decisions that the shadow policy would have made differently.", value: &m.differed},
+		{name: "ring_rebuilds", help: "Consistent-hash rings built because the pool changed.", value: &c.memory.rings},
+		{name: "shadow_agreed", help: "Decisions with which the shadow policy agreed.", value: &m.shadow.agreed},
+		{name: "shadow_differed", help: "Decisions that the shadow policy would have made differently.", value: &m.shadow.differed},
 	}
 	for i := range counters {
 		counters[i].counter = s.ObservedCounter("kvpilot.chooser."+counters[i].name, "{request}", counters[i].help)
 	}
-	var all []metric.MeasurementOption
-	for _, one := range conduct.Suspicions() {
-		all = append(all, suspicion(one))
-	}
-	m.suspicions = s.CounterBy("kvpilot.chooser.suspicions", "{suspicion}", "Times that a rank was found to behave unlike its equals and was avoided: slow (its output tokens take much longer), empty (it gives empty answers) or unproven (its answers do not show as cached what it claims to hold).", all...)
-	suspect := s.ObservedGauge("kvpilot.chooser.suspect", "1", "1 while a rank is avoided because it behaves unlike its equals, by suspicion.")
-	slowness := s.ObservedFloat("kvpilot.chooser.slowness", "1", "Time of a rank's output tokens divided by that of its equals under the same load; 0 while it is not known.")
-	trust := s.ObservedFloat("kvpilot.chooser.overlap_trust", "1", "Share of what a rank claims to hold of prompts that counts.")
-	regret := s.ObservedFloat("kvpilot.chooser.shadow_regret", "s", "Sum of the additional predicted first-token time of the shadow policy's choices.")
-	rate := s.ObservedFloat("kvpilot.chooser.prefill_rate", "{token}/s", "Learned prefill rate of a rank at no context.")
-	spread := s.ObservedFloat("kvpilot.chooser.prefill_rate_uncertainty", "1", "Relative uncertainty of the prefill rate of a rank, by the source of the rate.")
 	s.Observe(func(o metric.Observer) {
-		m.affinity.observe(o)
-		observeOthers(o)
-		o.ObserveInt64(remembered, int64(c.sessions.size()))
+		for _, part := range parts {
+			part(o)
+		}
+		o.ObserveInt64(remembered, int64(c.memory.sessions.size()))
 		for _, one := range counters {
 			o.ObserveInt64(one.counter, one.value.Load())
 		}
-		o.ObserveFloat64(regret, m.regret.get())
+	})
+}
+
+// newRateMetrics declares what was learned about each rank, and returns the function that reads it.
+func newRateMetrics(s *instruments.Set, c *Chooser) (observe func(metric.Observer)) {
+	suspect := s.ObservedGauge("kvpilot.chooser.suspect", "1", "1 while a rank is avoided because it behaves unlike its equals, by suspicion.")
+	slowness := s.ObservedFloat("kvpilot.chooser.slowness", "1", "Time of a rank's output tokens divided by that of its equals under the same load; 0 while it is not known.")
+	trust := s.ObservedFloat("kvpilot.chooser.overlap_trust", "1", "Share of what a rank claims to hold of prompts that counts.")
+	rate := s.ObservedFloat("kvpilot.chooser.prefill_rate", "{token}/s", "Learned prefill rate of a rank at no context.")
+	spread := s.ObservedFloat("kvpilot.chooser.prefill_rate_uncertainty", "1", "Relative uncertainty of the prefill rate of a rank, by the source of the rate.")
+	return func(o metric.Observer) {
 		for _, r := range c.Rates() {
 			of := []attribute.KeyValue{attribute.String("replica", string(r.Replica)), attribute.Int("rank", r.Rank), attribute.String("source", r.Source.String())}
 			o.ObserveFloat64(rate, r.TokensPerSecond, metric.WithAttributes(of[:2]...))
@@ -105,63 +97,99 @@ func newMetrics(provider metric.MeterProvider, c *Chooser) *metrics {
 				o.ObserveInt64(suspect, held, metric.WithAttributes(append(of[:2:2], attribute.String("suspicion", one.String()))...))
 			}
 		}
-	})
+	}
+}
+
+// decisions measures the decisions that are booked.
+type decisions struct {
+	predictions
+	took     metric.Float64Histogram
+	made     metric.Int64Counter
+	policies map[decision.Policy]metric.MeasurementOption
+}
+
+func newDecisions(s *instruments.Set) decisions {
+	m := decisions{policies: map[decision.Policy]metric.MeasurementOption{}}
+	var policies []metric.MeasurementOption
+	for _, p := range decision.Policies() {
+		m.policies[p] = instruments.Label("policy", string(p))
+		policies = append(policies, m.policies[p])
+	}
+	m.policies[decision.PolicyOther] = instruments.Label("policy", string(decision.PolicyOther))
+	m.took = s.Histogram("kvpilot.chooser.duration", "s", "Time to decide and book, without waiting in the hold queue.",
+		5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2)
+	m.errors = s.Histogram("kvpilot.chooser.prediction_error", "1", "Predicted over actual time to the first token of streamed requests, from the choice on. Its ranks: kvpilot_chooser_predictions_total.",
+		0.1, 0.33, 0.6, 0.8, 0.9, 1.1, 1.25, 1.6, 3, 10)
+	m.made = s.CounterBy("kvpilot.chooser.decisions", "{decision}", "Requests placed on a rank, by policy.", policies...)
 	return m
 }
 
-// newOtherMetrics declares the metrics of other files, and returns what reads them.
-func newOtherMetrics(s *instruments.Set, c *Chooser) (observe func(metric.Observer)) {
-	programs, stalls, accuracy := newProgramMetrics(s, c), newStallMetrics(s, c), newAccuracyMetrics(s, c)
-	return func(o metric.Observer) {
-		programs(o)
-		stalls(o)
-		accuracy(o)
-	}
-}
-
-func suspicion(s conduct.Suspicion) metric.MeasurementOption {
-	return instruments.Label("suspicion", s.String())
-}
-
-// turned counts a request with a session. known says that the session was remembered, same that it went to its last rank.
-func (m *metrics) turned(known, same bool) {
-	turn := m.turnOther
-	switch {
-	case !known:
-		turn = m.turnFirst
-	case same:
-		turn = m.turnSame
-	}
-	m.turns.Add(context.Background(), 1, turn)
-}
-
-func begun(yes bool) metric.MeasurementOption {
-	return instruments.Labels(attribute.Bool("begun", yes))
-}
-
-func (m *metrics) stalled(e liveness.Evidence) {
-	m.stalls.Add(context.Background(), 1, instruments.Label("evidence", e.String()))
-}
-
-func (m *metrics) decided(d *decision.Decision) {
+func (m *decisions) decided(d *decision.Decision) {
 	ctx := context.Background()
 	m.took.Record(ctx, d.Took.Seconds(), m.policies[d.Policy])
-	m.decisions.Add(ctx, 1, m.policies[d.Policy])
+	m.made.Add(ctx, 1, m.policies[d.Policy])
 }
 
-// predicted counts a prediction, in seconds, and the actual time.
-func (m *metrics) predicted(r *rank, predicted, actual float64) {
+// predictions measures how right the predicted first tokens were.
+type predictions struct{ errors metric.Float64Histogram }
+
+// add counts a prediction, in seconds, and the actual time.
+func (m *predictions) add(r *rank, predicted, actual float64) {
 	if actual > 0 {
 		m.errors.Record(context.Background(), predicted/actual)
 		r.accuracy.add(predicted / actual)
 	}
 }
 
-func (m *metrics) shadowed(s *decision.Shadow) {
+// shadows counts the decisions by whether the shadow policy agreed.
+type shadows struct {
+	agreed, differed atomic.Int64
+	regret           number // seconds, summed
+}
+
+func (m *shadows) add(s *decision.Shadow) {
 	if s.Agrees {
 		m.agreed.Add(1)
 		return
 	}
 	m.differed.Add(1)
 	m.regret.add(s.Regret)
+}
+
+func (m *shadows) metrics(s *instruments.Set) (observe func(metric.Observer)) {
+	regret := s.ObservedFloat("kvpilot.chooser.shadow_regret", "s", "Sum of the additional predicted first-token time of the shadow policy's choices.")
+	return func(o metric.Observer) { o.ObserveFloat64(regret, m.regret.get()) }
+}
+
+// turns counts the requests with a session.
+type turns struct {
+	count              metric.Int64Counter
+	first, same, other metric.MeasurementOption
+}
+
+func newTurns(s *instruments.Set) turns {
+	m := turns{first: instruments.Label("rank", "first"), same: instruments.Label("rank", "same"), other: instruments.Label("rank", "other")}
+	m.count = s.CounterBy("kvpilot.chooser.session_turns", "{request}", "Requests with a session, by the rank that they went to: first (the session is new or was forgotten), same or other than its last one.",
+		m.first, m.same, m.other)
+	return m
+}
+
+// add counts a request. known says that the session was remembered, same that it went to its last rank.
+func (m *turns) add(known, same bool) {
+	turn := m.other
+	switch {
+	case !known:
+		turn = m.first
+	case same:
+		turn = m.same
+	}
+	m.count.Add(context.Background(), 1, turn)
+}
+
+func suspicion(s conduct.Suspicion) metric.MeasurementOption {
+	return instruments.Label("suspicion", s.String())
+}
+
+func begun(yes bool) metric.MeasurementOption {
+	return instruments.Labels(attribute.Bool("begun", yes))
 }

@@ -1,23 +1,29 @@
 package chooser
 
 import (
-	"github.com/kvpilot/kvpilot/server/domain/blockhash"
-	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
+// matching is the index's answer about a prompt.
+type matching struct {
+	sizes    []int // distinct block sizes of the pool
+	overlaps []kvindex.Overlap
+	known    []kvindex.Overlap // used instead of asking the index, when not nil
+}
+
 // overlap asks the index what each rank holds of the prompt.
-func (c *Chooser) overlap(s *scratch, req *Request) {
+func (e *evaluator) overlap(s *evaluation, req *Request) {
 	if req.Hashes == nil {
 		return
 	}
-	d := &s.d
-	for _, size := range s.sizes {
-		if s.known != nil && len(s.sizes) == 1 {
-			s.overlaps = append(s.overlaps[:0], s.known...)
+	d, m := &s.d, &s.matching
+	for _, size := range m.sizes {
+		if m.known != nil && len(m.sizes) == 1 {
+			m.overlaps = append(m.overlaps[:0], m.known...)
 		} else {
-			s.overlaps = c.params.Index.Match(s.overlaps[:0], req.Hashes(size))
+			m.overlaps = e.index.Match(m.overlaps[:0], req.Hashes(size))
 		}
-		for _, o := range s.overlaps {
+		for _, o := range m.overlaps {
 			at := s.pool.at(o.Slot)
 			if at < 0 {
 				continue
@@ -31,32 +37,15 @@ func (c *Chooser) overlap(s *scratch, req *Request) {
 				discount(cand, rk)
 			}
 			if a := &req.Answer; a.Slot == o.Slot && a.Held > a.Known && int(cand.GPU) >= a.Known/size*size {
-				cand.GPU = max(cand.GPU, uint32(min(a.Held, c.params.Index.Reach(o.Slot, req.PromptTokens))/size*size))
+				cand.GPU = max(cand.GPU, uint32(min(a.Held, e.index.Reach(o.Slot, req.PromptTokens))/size*size))
 			}
 			if req.Unread {
 				cand.GPU, cand.CPU, cand.Disk = 0, 0, 0
 			}
 			if !req.Estimated && req.PromptTokens > 0 {
-				cutTo(cand, c.params.Index.Reach(o.Slot, req.PromptTokens)/size*size)
+				cand.Cut(e.index.Reach(o.Slot, req.PromptTokens) / size * size)
 			}
-			d.Clip(cand)
+			cand.Cut(d.PromptTokens)
 		}
 	}
-}
-
-// cutTo cuts what a rank holds of the prompt to what its engine can take from there.
-func cutTo(cand *decision.Candidate, reach int) {
-	left := uint32(reach)
-	for _, held := range []*uint32{&cand.GPU, &cand.CPU, &cand.Disk} {
-		*held = min(*held, left)
-		left -= *held
-	}
-}
-
-// hashesFor returns the prompt's hashes in the chosen rank's block size.
-func hashesFor(req *Request, cand *decision.Candidate) []blockhash.Hash {
-	if req.Hashes == nil {
-		return nil
-	}
-	return req.Hashes(int(cand.BlockSize))
 }

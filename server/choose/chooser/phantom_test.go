@@ -15,7 +15,7 @@ import (
 func TestWaits14PhantomsLoseTheirWeight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngines(2)
-		f := newFleet(t, 2, func(_ *chooser.Config, p *chooser.Params) { p.Vitals = e.vitals })
+		f := newFleet(t, 2, func(_ *chooser.Config, p *chooser.Params) { p.Engines = e })
 		defer f.running(t.Context())()
 		time.Sleep(3 * time.Second)
 		var unsent []*chooser.Choice
@@ -67,7 +67,7 @@ func TestWaits14RequestsThatTheEngineHasKeepTheirWeight(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e := newEngines(1)
-				f := newFleet(t, 1, func(c *chooser.Config, p *chooser.Params) { c.HoldAbove, p.Vitals = 0, e.vitals })
+				f := newFleet(t, 1, func(c *chooser.Config, p *chooser.Params) { c.HoldAbove, p.Engines = 0, e })
 				defer f.running(t.Context())()
 				time.Sleep(3 * time.Second)
 				e.set(0, func(s *engineState) { *s = c.engine; s.stoppedAt = time.Now() })

@@ -1,6 +1,8 @@
 package chooser
 
 import (
+	"errors"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -78,45 +80,79 @@ func (m *memoryWait) expire() bool {
 	return !m.gone
 }
 
-// horizon is the time within which a program returns; 0 when no session is one.
-func (c *Chooser) horizon() time.Duration { return c.settings.Load().config.ProgramHorizon }
-
-// arrive notes the call of a session in the ledger, and names it in s.
-func (c *Chooser) arrive(s *scratch, req *Request, ln *line, now time.Time) {
-	s.call = programs.Call{}
-	if req.Session == "" || !s.held || c.horizon() == 0 {
-		return
+// place books the program's memory on the chosen rank; nil for a call that the ledger does not count.
+func (g *memoryGate) place(of *callForMemory, cand *decision.Candidate, now int64) *programs.Place {
+	if of.call.Name == 0 {
+		return nil
 	}
-	k := c.sessions.key(ln, req.Tenant, req.Session)
-	s.call = programs.Call{
-		Name: programs.Name(max(1, k.name)), Class: req.Tenant, Tokens: req.PromptTokens + outputs(s.d.ExpectedOutput), Retry: req.Attempt > 0,
-	}
-	s.call.Program = ln.memory.ledger.Arrive(s.call, time.Duration(c.since(now)), c.horizon())
+	return g.ledger.Place(of.call, rankOf(cand), time.Duration(now))
 }
 
-// admit reports whether the request's program has a place, or gets one now. Then s.full names the ranks without memory for it.
-func (c *Chooser) admit(s *scratch, ln *line, now time.Time, visiting bool) bool {
-	s.full = s.full[:0]
-	if !s.call.Program {
+// horizon is the time within which a program returns; 0 when no session is one.
+func (c *current) horizon() time.Duration { return c.Load().config.ProgramHorizon }
+
+// callForMemory is a request's call in the ledger of programs: ranks are those that may serve it, full those of them without memory for it.
+type callForMemory struct {
+	call  programs.Call
+	ranks []programs.Rank
+	full  []replica.Slot
+}
+
+// resume sets the call to one that has waited.
+func (p *callForMemory) resume(w *waiter) {
+	p.call, p.full = w.call, append(p.full[:0], w.full...)
+}
+
+// admission has programs without a place wait while no rank has memory for them. The state of the wait is in the lines' gates.
+type admission struct {
+	holding  *holding
+	booker   *booker
+	clock    *clock
+	settings *current
+	sessions *sessions
+	alarm    *alarm
+	log      *slog.Logger
+	waits    *atomic.Int64 // counts the requests that waited
+}
+
+// arrive notes the call of a session in the ledger, and names it in s.
+func (a *admission) arrive(s *evaluation, req *Request, ln *line, now time.Time) {
+	s.program.call = programs.Call{}
+	if req.Session == "" || !s.held || a.settings.horizon() == 0 {
+		return
+	}
+	k := a.sessions.key(ln, req.Tenant, req.Session)
+	call := programs.Call{
+		Name: programs.Name(max(1, k.name)), Class: req.Tenant, Tokens: req.PromptTokens + outputs(s.d.ExpectedOutput), Retry: req.Attempt > 0,
+	}
+	call.Program = ln.memory.ledger.Arrive(call, time.Duration(a.clock.since(now)), a.settings.horizon())
+	s.program.call = call
+}
+
+// admit reports whether the request's program has a place, or gets one now. Then s.program.full names the ranks without memory for it.
+func (a *admission) admit(s *evaluation, ln *line, now time.Time, visiting bool) bool {
+	p := &s.program
+	p.full = p.full[:0]
+	if !p.call.Program {
 		return true
 	}
-	s.memory = s.memory[:0]
+	p.ranks = p.ranks[:0]
 	for i := range s.d.Candidates {
 		if cand := &s.d.Candidates[i]; cand.Veto == decision.VetoNone {
-			s.memory = append(s.memory, rankOf(cand))
+			p.ranks = append(p.ranks, rankOf(cand))
 		}
 	}
-	if len(s.memory) == 0 {
+	if len(p.ranks) == 0 {
 		return true // no rank can serve it: it must not wait for memory
 	}
 	g := ln.memory
-	switch g.ledger.Admit(s.call, !visiting && g.hold.Len() > 0, s.memory, time.Duration(c.since(now))) {
+	switch g.ledger.Admit(p.call, !visiting && g.hold.Len() > 0, p.ranks, time.Duration(a.clock.since(now))) {
 	case programs.Waits:
 		return false
 	case programs.Fits:
-		for i := range s.memory {
-			if s.memory[i].Full {
-				s.full = append(s.full, s.memory[i].Slot)
+		for i := range p.ranks {
+			if p.ranks[i].Full {
+				p.full = append(p.full, p.ranks[i].Slot)
 			}
 		}
 	case programs.Free:
@@ -131,26 +167,26 @@ func rankOf(cand *decision.Candidate) programs.Rank {
 }
 
 // avoidFull vetoes the ranks without memory for the program, unless no other one is left.
-func (s *scratch) avoidFull() {
-	if len(s.full) == 0 {
+func (s *evaluation) avoidFull() {
+	if len(s.program.full) == 0 {
 		return
 	}
 	others := false
 	for i := range s.d.Candidates {
 		cand := &s.d.Candidates[i]
-		others = others || cand.Veto == decision.VetoNone && !slices.Contains(s.full, cand.Slot)
+		others = others || cand.Veto == decision.VetoNone && !slices.Contains(s.program.full, cand.Slot)
 	}
 	for i := range s.d.Candidates {
-		if cand := &s.d.Candidates[i]; others && cand.Veto == decision.VetoNone && slices.Contains(s.full, cand.Slot) {
+		if cand := &s.d.Candidates[i]; others && cand.Veto == decision.VetoNone && slices.Contains(s.program.full, cand.Slot) {
 			cand.Veto = decision.VetoMemory
 		}
 	}
 }
 
 // choose picks a candidate. When no other one is left, those without memory for the program serve.
-func (s *scratch) choose() {
+func (s *evaluation) choose() {
 	selector.Choose(&s.d)
-	if s.d.Chosen >= 0 || len(s.full) == 0 {
+	if s.d.Chosen >= 0 || len(s.program.full) == 0 {
 		return
 	}
 	for i := range s.d.Candidates {
@@ -161,45 +197,38 @@ func (s *scratch) choose() {
 	selector.Choose(&s.d)
 }
 
-// settle books the program's memory on the chosen rank.
-func (c *Chooser) settle(s *scratch, ln *line, cand *decision.Candidate, now time.Time) *programs.Place {
-	if s.call.Name == 0 {
-		return nil
-	}
-	return ln.memory.ledger.Place(s.call, rankOf(cand), time.Duration(c.since(now)))
-}
-
-// programCall is a choice's call in the ledger of programs; its place is nil where the ledger does not count it.
+// programCall is a choice's call in the ledger of programs. It is an Observer.
 type programCall struct {
-	place   *programs.Place
-	returns time.Duration // the request's SessionReturn
+	endOnly
+	place     *programs.Place
+	returns   time.Duration // the request's SessionReturn
+	prompt    int           // tokens
+	evaluator *evaluator
 }
 
-// end ends the call of c.
-func (p *programCall) end(c *Choice, now time.Time, output int) {
-	if p.place != nil {
-		p.place.End(c.Decision.PromptTokens+output, p.returns < 0, p.returns > c.chooser.horizon(), time.Duration(c.chooser.since(now)))
-	}
+// Ended implements Observer.
+func (p *programCall) Ended(end *End) {
+	p.place.End(p.prompt+end.Output, p.returns < 0, p.returns > p.evaluator.settings.horizon(), time.Duration(p.evaluator.clock.since(end.At)))
 }
 
 // waitForMemory puts a request in line at the gate. Its wait is bounded like that in the hold queue.
-func (c *Chooser) waitForMemory(s *scratch, w *waiter, deadline, now time.Time) error {
+func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.Time) error {
 	ln, req := w.line, w.req
-	w.memory, w.call = &memoryWait{}, s.call
+	w.memory, w.call = &memoryWait{}, s.program.call
 	w.ticket = &holdqueue.Ticket{
 		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.d), Owner: w,
 	}
-	if wait, err := ln.memory.hold.Push(w.ticket, now, len(s.memory), memoryEach); err != nil {
+	if wait, err := ln.memory.hold.Push(w.ticket, now, len(s.program.ranks), memoryEach); err != nil {
 		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
 	}
-	c.metrics.memoryWaits.Add(1)
-	c.log.Debug("a program waits: its context fits in no rank's memory", "id", req.ID, "tenant", req.Tenant, "model", req.Model, "tokens", w.call.Tokens, "before", ln.memory.hold.Len()-1)
-	c.wakeForMemory(ln, c.since(now)+int64(memoryEach))
+	a.waits.Add(1)
+	a.log.Debug("a program waits: its context fits in no rank's memory", "id", req.ID, "tenant", req.Tenant, "model", req.Model, "tokens", w.call.Tokens, "before", ln.memory.hold.Len()-1)
+	a.wakeForMemory(ln, a.clock.since(now)+int64(memoryEach))
 	return nil
 }
 
 // wakeForMemory has the gate visited at a moment of the chooser's scale, or before.
-func (c *Chooser) wakeForMemory(ln *line, at int64) {
+func (a *admission) wakeForMemory(ln *line, at int64) {
 	for {
 		old := ln.memory.wakeAt.Load()
 		if old != 0 && old <= at {
@@ -209,36 +238,34 @@ func (c *Chooser) wakeForMemory(ln *line, at int64) {
 			break
 		}
 	}
-	if at < c.sleepsUntil.Load() {
-		c.wakeRun()
-	}
+	a.alarm.ringBefore(at)
 }
 
-// freedMemory notes that a request has ended: the gate is visited now, or soon when it has just been.
-func (c *Chooser) freedMemory(ln *line) {
+// freed notes that a request has ended: the gate is visited now, or soon when it has just been.
+func (a *admission) freed(ln *line) {
 	g := ln.memory
 	if g.hold.Len() == 0 {
 		return
 	}
-	if soon := g.visited.Load() + int64(memorySoon); c.since(c.clock()) < soon {
-		c.wakeForMemory(ln, soon)
+	if soon := g.visited.Load() + int64(memorySoon); a.clock.since(a.clock.now()) < soon {
+		a.wakeForMemory(ln, soon)
 		return
 	}
-	c.visitMemory(ln)
+	a.visitMemory(ln)
 }
 
 // visitMemory admits the calls at the gate that fit, in their order: the first that does not fit ends the visit, so that no large
 // program starves.
-func (c *Chooser) visitMemory(ln *line) {
+func (a *admission) visitMemory(ln *line) {
 	g := ln.memory
 	if !g.visiting.TryLock() {
-		c.wakeForMemory(ln, c.since(c.clock())+int64(memorySoon))
+		a.wakeForMemory(ln, a.clock.since(a.clock.now())+int64(memorySoon))
 		return
 	}
 	defer g.visiting.Unlock()
-	now := c.clock()
+	now := a.clock.now()
 	g.wakeAt.Store(0)
-	g.visited.Store(c.since(now))
+	g.visited.Store(a.clock.since(now))
 	for _, t := range g.hold.Expired(now) {
 		if w := t.Owner.(*waiter); w.memory.expire() {
 			cause := holdqueue.Cause(t.Why())
@@ -249,85 +276,76 @@ func (c *Chooser) visitMemory(ln *line) {
 		}
 	}
 	var admitted []*waiter
-	s := c.scratch.Get().(*scratch)
+	s := a.booker.borrow(time.Time{})
 	g.hold.Visit(now, mostAdmitted, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		w := t.Owner.(*waiter)
-		s.since, s.call = t.Arrived(), w.call
-		if err := c.look(s, w.req, ln, now, nil); err == nil && !c.admit(s, ln, now, true) {
+		s.since, s.program.call = t.Arrived(), w.call
+		if err := a.booker.evaluate(s, w.req, ln, now, nil); err == nil && !a.admit(s, ln, now, true) {
 			return holdqueue.Stop
 		}
-		w.full = slices.Clone(s.full)
+		w.full = slices.Clone(s.program.full)
 		admitted = append(admitted, w)
 		return holdqueue.Release
 	})
-	s.since = time.Time{}
-	c.scratch.Put(s)
+	a.booker.giveBack(s)
 	for _, w := range admitted {
-		c.move(w, now)
+		a.move(w, now)
 	}
 	if g.hold.Len() > 0 {
-		c.wakeForMemory(ln, c.since(now)+int64(memoryEach))
+		a.wakeForMemory(ln, a.clock.since(now)+int64(memoryEach))
 	}
 }
 
 // enter books an admitted call, or puts it in the hold queue: then it returns true.
-func (c *Chooser) enter(s *scratch, w *waiter, deadline, now time.Time) (*Choice, bool, error) {
+func (a *admission) enter(s *evaluation, w *waiter, deadline, now time.Time) (*Choice, bool, error) {
 	s.avoidFull()
 	s.choose()
-	if err := c.unreachable(&s.d, w.req); err != nil {
+	if err := a.booker.reach(&s.d, w.req); err != nil {
 		return nil, false, err
 	}
-	choice, err := c.bookNow(s, w.req, w.line, now, w)
-	if err != errNoRoom { //nolint:errorlint // never wrapped
+	choice, err := a.holding.bookNow(s, w.req, w.line, now, w)
+	if !errors.Is(err, errNoRoom) {
 		return choice, false, err
 	}
-	err = c.wait(s, w, deadline, now.Sub(w.ticket.Arrived()), now)
+	err = a.holding.wait(s, w, deadline, now.Sub(w.ticket.Arrived()), now)
 	return nil, err == nil, err
 }
 
 // move takes an admitted call from the gate to a rank, or to the hold queue.
-func (c *Chooser) move(w *waiter, now time.Time) {
+func (a *admission) move(w *waiter, now time.Time) {
 	m := w.memory
 	m.mu.Lock()
 	if m.gone {
 		m.mu.Unlock()
 		return
 	}
-	s := c.scratch.Get().(*scratch)
-	s.since, s.call, s.full = w.ticket.Arrived(), w.call, append(s.full[:0], w.full...)
+	s := a.booker.borrow(w.ticket.Arrived())
+	s.program.resume(w)
 	var choice *Choice
 	var held bool
-	err := c.look(s, w.req, w.line, now, nil)
+	err := a.booker.evaluate(s, w.req, w.line, now, nil)
 	if err == nil {
-		choice, held, err = c.enter(s, w, w.ticket.Deadline, now)
+		choice, held, err = a.enter(s, w, w.ticket.Deadline, now)
 	}
-	s.since = time.Time{}
-	c.scratch.Put(s)
+	a.booker.giveBack(s)
 	m.moved = true
 	m.mu.Unlock()
 	if held {
-		c.offerRoom(w.line)
+		a.holding.offerRoom(w.line)
 		return
 	}
 	w.end(choice, err)
 }
 
-// forgetPrograms forgets the programs of a rank.
-func (c *Chooser) forgetPrograms(slot replica.Slot) {
-	for _, ln := range *c.lineList.Load() {
-		ln.memory.ledger.Remove(slot)
-	}
-}
-
 // newProgramMetrics makes the metrics of the ledgers and returns the function that observes them.
-func newProgramMetrics(s *instruments.Set, c *Chooser) func(metric.Observer) {
+func newProgramMetrics(s *instruments.Set, lines *lines) func(metric.Observer) {
 	sessions := s.ObservedGauge("kvpilot.chooser.programs", "{session}",
 		"Programs by state: placed (its context has a claim on a rank's memory) or waiting (for a rank with memory for it).")
 	pauses := s.ObservedCounter("kvpilot.chooser.program_pauses", "{session}", "Programs that lost their place between two calls because those of their rank had outgrown its memory.")
 	placed, waiting := instruments.Label("state", "placed"), instruments.Label("state", "waiting")
 	return func(o metric.Observer) {
 		var all programs.Stats
-		for _, ln := range *c.lineList.Load() {
+		for _, ln := range lines.all() {
 			one := ln.memory.ledger.Stats()
 			all.Placed, all.Waiting, all.Paused = all.Placed+one.Placed, all.Waiting+one.Waiting, all.Paused+one.Paused
 		}

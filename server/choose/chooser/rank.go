@@ -45,26 +45,12 @@ type rank struct {
 	_ [32]byte // allocated at the beginning of a cache line
 }
 
-// newRank makes the memory of rank index of r; ranksMu is held.
-func (c *Chooser) newRank(slot replica.Slot, r *replica.Replica, index int) *rank {
-	rk := &rank{slot: slot, replica: r.ID, index: index, speed: c.kinds.Add(r), labels: instruments.Rank(string(r.ID), index)}
+// newRank makes the memory of rank index of r, whose speed it knows; its conduct is set by the table.
+func newRank(slot replica.Slot, r *replica.Replica, index int, of *speed.Rank) *rank {
+	rk := &rank{slot: slot, replica: r.ID, index: index, speed: of, labels: instruments.Rank(string(r.ID), index)}
 	rk.known.Store(r)
-	kind, model := rk.speed.Kind()
-	rk.conduct = c.conduct.Add(kind, model)
-	rk.conduct.Mirror(&rk.avoided)
 	rk.speed.Mirror(&rk.model)
 	return rk
-}
-
-// updateRank applies what the registry has learned about the replica since the rank was added.
-func (c *Chooser) updateRank(rk *rank, r *replica.Replica) {
-	c.ranksMu.Lock()
-	defer c.ranksMu.Unlock()
-	if rk.known.Swap(r) != r && c.rank(rk.slot) == rk {
-		c.kinds.Update(rk.speed, r)
-		kind, model := rk.speed.Kind()
-		c.conduct.Move(rk.conduct, kind, model)
-	}
 }
 
 // number is a float64 that may be read and replaced at once.

@@ -24,22 +24,22 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 			t.Errorf("%s is %v, want %v", what, got, want)
 		}
 	}
-	rk := c.rank(0)
-	rk.route(6, 0, c.since(now))     // a cold prompt
-	rk.route(1, 3, c.since(now))     // one who returned and was spared 3 s
-	rk.route(1, 1, c.since(now))     // and another
-	rk.route(0, 0.001, c.since(now)) // the first block of a system prompt is no return
-	s := new(scratch)
+	rk := c.at(0)
+	rk.route(6, 0, c.clock.since(now))     // a cold prompt
+	rk.route(1, 3, c.clock.since(now))     // one who returned and was spared 3 s
+	rk.route(1, 1, c.clock.since(now))     // and another
+	rk.route(0, 0.001, c.clock.since(now)) // the first block of a system prompt is no return
+	s := new(readings)
 	read := func() *reading {
-		return s.reading(&gauge{views: book.ViewAll(now), now: c.since(now)}, 0, rk)
+		return s.reading(&gauge{views: book.ViewAll(now), now: c.clock.since(now)}, 0, rk)
 	}
 	check := func(left float64) {
 		t.Helper()
 		at := read()
 		near("busy", at.busy, left*8/60)
-		near("returns", at.returns, left*2/60)
-		near("saved", at.saved, 4.001/2)
-		near("residual", at.residual, left*(36+1+1)/2/60)
+		near("returns", at.Returns, left*2/60)
+		near("saved", at.Saved, 4.001/2)
+		near("residual", at.Residual, left*(36+1+1)/2/60)
 	}
 	check(1)
 	now = now.Add(time.Minute)
@@ -48,7 +48,7 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 	// A visit reads a rank once, until it is told to forget.
 	s.visit = 7
 	check(math.Exp(-1))
-	rk.route(6, 0, c.since(now))
+	rk.route(6, 0, c.clock.since(now))
 	check(math.Exp(-1))
 	s.forget(0)
 	if at := read(); at.busy <= 0.1 {

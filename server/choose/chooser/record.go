@@ -17,24 +17,21 @@ const (
 	holdersListed  = 16
 )
 
-// record copies the decision out of the scratch memory.
-func (c *Chooser) record(s *scratch, req *Request, now time.Time) *decision.Decision {
-	return c.recordIn(new(decision.Decision), s, req, now)
-}
-
-func (c *Chooser) recordIn(d *decision.Decision, s *scratch, req *Request, now time.Time) *decision.Decision {
+// recorded copies the decision out of the evaluation's memory, on its own: it is remembered long after the Choice, which leads to the request.
+func (e *evaluator) recorded(s *evaluation, req *Request, now time.Time) *decision.Decision {
+	d := new(decision.Decision)
 	*d = s.d
 	d.Candidates = nil
 	switch {
-	case req.DryRun || req.Explain:
+	case req.Booking == DryRun || req.Explain:
 		d.Candidates = slices.Clone(s.d.Candidates)
 	case len(s.d.Candidates) <= wholeUpTo:
-		s.packer.Pack(d, s.d.Candidates, s.pool.names)
+		s.packer.Pack(&d.Ranks, s.d.Candidates, s.pool.names)
 	default:
-		s.listing.list(d, &s.d)
-		s.packer.Pack(d, s.listing.kept, nil)
+		s.listing.list(&d.Ranks, &s.d.Ranks)
+		s.packer.Pack(&d.Ranks, s.listing.kept, nil)
 	}
-	d.Took = c.clock().Sub(now)
+	d.Took = e.clock.now().Sub(now)
 	return d
 }
 
@@ -48,7 +45,7 @@ type listing struct {
 }
 
 // list sets kept to the candidates of all that the record lists, and what d says of them and the others.
-func (l *listing) list(d, all *decision.Decision) {
+func (l *listing) list(d, all *decision.Ranks) {
 	l.keep = sized(l.keep, len(all.Candidates))
 	clear(l.keep)
 	l.cheapest.reset(cheapestListed)
@@ -58,7 +55,7 @@ func (l *listing) list(d, all *decision.Decision) {
 	pick := all.Pick()
 	for i := range all.Candidates {
 		cand := &all.Candidates[i]
-		if held := cand.GPU + cand.CPU + cand.Disk; held > 0 {
+		if held := cand.Overlap.Tokens(); held > 0 {
 			l.holders.offer(-float64(held), i)
 		}
 		if cand.Session || cand.Place > 0 {
@@ -94,7 +91,7 @@ func (l *listing) list(d, all *decision.Decision) {
 }
 
 // copy copies what is kept; vetoed of all candidates could not be chosen.
-func (l *listing) copy(d, all *decision.Decision, vetoed int) {
+func (l *listing) copy(d, all *decision.Ranks, vetoed int) {
 	l.kept = l.kept[:0]
 	for i, keep := range l.keep {
 		if !keep {

@@ -3,8 +3,16 @@ package chooser
 import (
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 )
+
+// Reports has the engines' own reports.
+type Reports interface {
+	// Report sets its last argument to the report of a rank's engine as it stands at now, while prefilling of this router's requests may
+	// wait there for their first token; false when there is none. Every choice reads every rank's.
+	Report(slot replica.Slot, now time.Time, prefilling int, to *Report) bool
+}
 
 // Report is what a rank's engine reports about itself.
 type Report struct {

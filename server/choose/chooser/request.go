@@ -1,8 +1,10 @@
 package chooser
 
 import (
+	"fmt"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -11,26 +13,38 @@ import (
 // Request is what a choice is made for. Slices and functions are only read, and only until
 // Choose returns.
 type Request struct {
-	// ID names the reservation; it must be unique among requests in flight. Attempt counts its
-	// tries from zero: a retry on another replica is the same ID with the next attempt.
-	ID      string
-	Attempt int
+	// Request is what the record says of it. Its ID names the reservation; it must be unique among requests in flight. Policies are
+	// configured by its Model.
+	decision.Request
+	Pool
+	Prompt
+	Caller
+	Reply
+	Limits
+	Terms
+	Origin
+	Withdrawing
+
 	// Settings are the settings at the request's start; nil takes the settings in force.
 	Settings *Settings
-	// RequestID is the client's name for the request, for the record; it need not be unique.
-	RequestID string
-	// TraceID and SpanID name the span in which the choice is made, for the record.
-	TraceID, SpanID string
+	// Bytes is the memory that the request holds while it waits (its body), for the queue's bound.
+	Bytes int
+	// Explain makes the decision list every rank of a large pool, as a dry run's does.
+	Explain bool
 	// Sampled says that the trace is kept, so that another router which decides adds its span.
 	Sampled bool
-	// Model is the name the client used (policies are configured by it), Served the name the
-	// replicas know (empty: the same), Adapter the LoRA adapter's name or "".
-	Model   string
-	Served  string
-	Adapter string
-	// Replicas is the pool, in any state; a replica that may not serve is vetoed with a reason.
-	Replicas []*replica.Replica
+}
 
+// Pool is the pool of a request.
+type Pool struct {
+	// Served is the name of the model that the replicas know; empty: the one that the client used.
+	Served string
+	// Replicas are in any state; a replica that may not serve is vetoed with a reason.
+	Replicas []*replica.Replica
+}
+
+// Prompt is what is known of a request's prompt.
+type Prompt struct {
 	// PromptTokens is the prompt's length in tokens; set Estimated when it is a guess.
 	PromptTokens int
 	Estimated    bool
@@ -44,84 +58,11 @@ type Request struct {
 	Keyless bool
 	// Answer is what one rank holds beyond Hashes, because it gave an answer that the prompt continues with.
 	Answer Answer
-	// Text is the prompt as text, the key of prefix-affinity; empty when there is none. ReadsText reports
+	// Text is the prompt as text, the key of prefix-affinity; empty when there is none. Settings.ReadsText reports
 	// whether it is read.
 	Text string
-	// Session and Tenant are the caller's own names; empty for none.
-	Session string
-	Tenant  string
-	// SessionReturn is in how long the session's next request is expected; 0 when that is not known, NoReturn when none
-	// follows.
-	SessionReturn time.Duration
-	// Priority orders the hold queue: higher goes first, 0 is the default.
-	Priority int
-	// ExpectedOutput is how many tokens the caller expects, or else its limit; 0 when unknown. OutputLimit is max_completion_tokens or
-	// max_tokens, 0 without one: an answer may be longer than expected.
-	ExpectedOutput, OutputLimit int
-	// Unstreamed is set when the first token cannot be seen (a plain JSON answer). The request then
-	// counts as prefilled at the predicted time.
-	Unstreamed bool
-	// Uneven is set when the pieces of the stream do not show how many tokens came, because the engine parses them (tools).
-	Uneven bool
-	// Bytes is the memory that the request holds while it waits (its body), for the queue's bound.
-	Bytes int
-
-	// Abandon, when set, makes the caller withdraw the request from a rank that makes no progress: when its answer has not
-	// begun and Movable is set, or its stream can be resumed (Choice.SetResumable), and another replica can serve it; or
-	// when its replica has been unhealthy for long. It is also called for a request whose answer has not begun when its
-	// replica's requests are to move. It is called at most once, by any goroutine, so it must only signal.
-	// The caller must then end the choice.
-	Abandon func(Withdrawal)
-	Movable bool
-	// Quiet is set when a working engine may send nothing for as long as the request lasts: then its silence is no
-	// evidence against the rank.
-	Quiet bool
-
-	// Exclude names replicas that must not be tried (again), Avoid those that the router that asks finds broken: they are used when
-	// nothing else is left.
-	Exclude []replica.ID
-	Avoid   []replica.ID
-	Options Options
-	// Holder, when set, is the one replica that can serve because it stores what the request continues;
-	// it may be draining.
-	Holder replica.ID
-	// Lease, above zero, is the time without a report after which the reservation expires;
-	// for callers outside this process. Zero ties it to the Choice alone.
-	Lease time.Duration
-	// Reports is set when the holder of the lease always reports the first token. Otherwise the
-	// prefill counts as done at the predicted time or with the report, whichever comes first.
-	Reports bool
-	// DryRun decides, books nothing and teaches nothing; it never waits. Unbooked books nothing either,
-	// but the request is going to be sent there: the policies that remember what was sent where learn.
-	DryRun   bool
-	Unbooked bool
-	// Age is the time since the request first asked another router; it counts as waited here.
-	Age time.Duration
-	// AskedBy names the peer that asks, Alone says why this router decides without its peers; both for the record.
-	AskedBy string
-	Alone   string
-	// Again makes the booking although the ID and attempt were booked before: that booking is void.
-	Again bool
-	// Observer, when set, is informed of what is reported of the choice.
-	Observer Observer
-	// Explain makes the decision list every rank of a large pool, as a dry run's does.
-	Explain bool
-	// NoQueue never waits: it takes the best rank now.
-	NoQueue bool
 	// Unread is set when the engine reads no cached block for this request (prompt_logprobs).
 	Unread bool
-	// Samples is how many answers the engine computes for the prompt; 0 is one. All but the first find
-	// the prompt in the cache, and the engine counts the last one's blocks.
-	Samples int
-}
-
-// Observer is informed of the reports of one choice, in the order of their effect on the load book. Its methods must not block and
-// may be called by several goroutines.
-type Observer interface {
-	FirstToken()
-	// Progress has the output tokens so far; it is called for each report.
-	Progress(outputTokens int)
-	Ended(Result)
 }
 
 // Answer is what a rank holds because it gave an answer with ids that are not known yet: if the rank Slot holds the
@@ -131,13 +72,78 @@ type Answer struct {
 	Known, Held int
 }
 
+// Size is the prompt in the record of a decision.
+func (p *Prompt) Size(expectedOutput int) decision.Prompt {
+	return decision.Prompt{PromptTokens: p.PromptTokens, Estimated: p.Estimated, Keyless: p.Hashes == nil || p.Keyless, ExpectedOutput: expectedOutput}
+}
+
 // certain is how many of cand's overlap tokens belong to blocks with a known name.
-func (req *Request) certain(cand *decision.Candidate) uint32 {
-	if a := &req.Answer; a.Slot == cand.Slot && a.Held > a.Known {
+func (p *Prompt) certain(cand *decision.Candidate) uint32 {
+	if a := &p.Answer; a.Slot == cand.Slot && a.Held > a.Known {
 		return min(cand.GPU, uint32(a.Known)/cand.BlockSize*cand.BlockSize)
 	}
 	return cand.GPU
 }
+
+// hashesFor returns the prompt's hashes in the rank's block size.
+func (p *Prompt) hashesFor(cand *decision.Candidate) []blockhash.Hash {
+	if p.Hashes == nil {
+		return nil
+	}
+	return p.Hashes(int(cand.BlockSize))
+}
+
+// Caller is what the sender of a request says of itself. Its tenant is in decision.Request.
+type Caller struct {
+	// Session is the caller's own name; empty for none.
+	Session string
+	// SessionReturn is in how long the session's next request is expected; 0 when that is not known, NoReturn when none
+	// follows.
+	SessionReturn time.Duration
+	// Priority orders the hold queue: higher goes first, 0 is the default.
+	Priority int
+}
+
+// sessionName is the session's name apart from those of other tenants; empty for none.
+func (req *Request) sessionName() string {
+	if req.Session == "" || req.Tenant == "" {
+		return req.Session
+	}
+	return req.Tenant + "\x00" + req.Session
+}
+
+// Reply is what is known of the answer before it comes.
+type Reply struct {
+	// ExpectedOutput is how many tokens the caller expects, or else its limit; 0 when unknown. OutputLimit is max_completion_tokens or
+	// max_tokens, 0 without one: an answer may be longer than expected.
+	ExpectedOutput, OutputLimit int
+	// Samples is how many answers the engine computes for the prompt; 0 is one. All but the first find
+	// the prompt in the cache, and the engine counts the last one's blocks.
+	Samples int
+	// Unstreamed is set when the first token cannot be seen (a plain JSON answer). The request then
+	// counts as prefilled at the predicted time.
+	Unstreamed bool
+	// Uneven is set when the pieces of the stream do not show how many tokens came, because the engine parses them (tools).
+	Uneven bool
+	// Quiet is set when a working engine may send nothing for as long as the request lasts: then its silence is no
+	// evidence against the rank.
+	Quiet bool
+}
+
+// Limits are the bounds of a choice.
+type Limits struct {
+	Options Options
+	// Exclude names replicas that must not be tried (again), Avoid those that the router that asks finds broken: they are used when
+	// nothing else is left.
+	Exclude []replica.ID
+	Avoid   []replica.ID
+	// Holder, when set, is the one replica that can serve because it stores what the request continues;
+	// it may be draining.
+	Holder replica.ID
+}
+
+// IsPinned reports whether one replica alone may serve.
+func (l *Limits) IsPinned() bool { return l.Options.Pinned != "" || l.Holder != "" }
 
 // Options are what a request may ask of the choice. The zero value asks nothing.
 type Options struct {
@@ -161,6 +167,87 @@ type Options struct {
 	MaxRequests int
 }
 
+// Booking is the effect of a choice.
+type Booking uint8
+
+// The kinds of booking.
+const (
+	// Reserve books the request on its rank.
+	Reserve Booking = iota
+	// Unbooked books nothing, but the request is going to be sent there: the policies that remember what was sent where learn.
+	Unbooked
+	// DryRun decides, books nothing and teaches nothing; it never waits.
+	DryRun
+)
+
+// Books reports whether a reservation is made.
+func (b Booking) Books() bool { return b == Reserve }
+
+// Terms are the terms of the booking.
+type Terms struct {
+	Booking Booking
+	// Lease, above zero, is the time without a report after which the reservation expires;
+	// for callers outside this process. Zero ties it to the Choice alone.
+	Lease time.Duration
+	// Reports is set when the holder of the lease always reports the first token. Otherwise the
+	// prefill counts as done at the predicted time or with the report, whichever comes first.
+	Reports bool
+	// Again makes the booking although the ID and attempt were booked before: that booking is void.
+	Again bool
+	// NoQueue never waits: it takes the best rank now.
+	NoQueue bool
+}
+
+// Origin is the way by which the request came among the routers of a fleet.
+type Origin struct {
+	// AskedBy names the peer that asks, Alone says why this router decides without its peers; both for the record.
+	AskedBy string
+	Alone   string
+	// Age is the time since the request first asked another router; it counts as waited here.
+	Age time.Duration
+	// Observer, when set, follows the request once it is booked.
+	Observer Observer
+}
+
+// Withdrawing is the way to take a request from a rank that makes no progress.
+type Withdrawing struct {
+	// Abandon, when set, makes the caller withdraw the request from a rank that makes no progress: when its answer has not
+	// begun and Movable is set, or its stream can be resumed (Choice.SetResumable), and another replica can serve it; or
+	// when its replica has been unhealthy for long. It is also called for a request whose answer has not begun when its
+	// replica's requests are to move. It is called at most once, by any goroutine, so it must only signal.
+	// The caller must then end the choice.
+	Abandon func(Withdrawal)
+	Movable bool
+}
+
+func (req *Request) check() error {
+	if req.ID == "" && req.Booking != DryRun {
+		return fmt.Errorf("%w: the id is missing", ErrInvalid)
+	}
+	if p := req.Options.Policy; p != "" && !p.Known() {
+		return fmt.Errorf("%w: unknown policy %q", ErrInvalid, p)
+	}
+	return nil
+}
+
+// Silent reports whether the first token may not be seen.
+func (req *Request) Silent() bool { return req.Unstreamed || req.Lease != 0 && !req.Reports }
+
+// book is the booking of d's pick. hashes are the prompt's in the rank's block size.
+func (req *Request) book(d *decision.Decision, hashes []blockhash.Hash) load.Request {
+	cand := d.Pick()
+	booking := load.Request{
+		ID: req.ID, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
+		PrefillTokens: int(cand.Uncached), PrefillTime: duration(cand.Prefill * (1 + cand.Slowdown)),
+		Hashes: hashes, BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
+		Lease: req.Lease, Unstreamed: req.Silent(), Again: req.Again,
+	}
+	if d.TooLong { // the engine refuses it at once
+		booking.PromptTokens, booking.PrefillTokens, booking.PrefillTime, booking.Hashes = 0, 0, 0, nil
+	}
+	return booking
+}
+
 // Result is what is known about a request when its reservation ends.
 type Result struct {
 	End decision.End
@@ -175,4 +262,9 @@ type Result struct {
 	Counted bool
 	// Claimed is set when an external caller reported the end: nothing of it was seen by a router.
 	Claimed bool
+}
+
+// ResultOf is an end without known usage.
+func ResultOf(end decision.End) Result {
+	return Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 }

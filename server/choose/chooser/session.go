@@ -12,7 +12,8 @@ import (
 // sessions remembers the rank that served each session last. It is bounded: the older half is forgotten when it is full.
 // Sessions of different tenants are different ones, whatever their names.
 type sessions struct {
-	seed maphash.Seed
+	seed  maphash.Seed
+	turns turns
 
 	mu    sync.Mutex
 	young map[sessionKey]visit // guarded by mu
@@ -42,8 +43,8 @@ const (
 	NoReturn = time.Duration(-1)
 )
 
-func newSessions() *sessions {
-	return &sessions{seed: maphash.MakeSeed(), young: map[sessionKey]visit{}}
+func newSessions(turns turns) *sessions {
+	return &sessions{seed: maphash.MakeSeed(), turns: turns, young: map[sessionKey]visit{}}
 }
 
 func (s *sessions) key(ln *line, tenant, session string) sessionKey {
@@ -102,20 +103,12 @@ func (s *sessions) size() int {
 	return len(s.young) + len(s.old)
 }
 
-// sessionName is the session's name apart from those of other tenants; empty for none.
-func (req *Request) sessionName() string {
-	if req.Session == "" || req.Tenant == "" {
-		return req.Session
-	}
-	return req.Tenant + "\x00" + req.Session
-}
-
 // recallSession marks the rank that the session was last served by.
-func (c *Chooser) recallSession(s *scratch, req *Request, ln *line) {
+func (m *memory) recallSession(s *evaluation, req *Request, ln *line) {
 	if req.Session == "" {
 		return
 	}
-	if v, ok := c.sessions.get(c.sessions.key(ln, req.Tenant, req.Session), c.since(s.d.At)); ok {
+	if v, ok := m.sessions.get(m.sessions.key(ln, req.Tenant, req.Session), m.clock.since(s.d.At)); ok {
 		if at := s.pool.at(v.slot); at >= 0 {
 			s.d.Candidates[at].Session = true
 		}
@@ -123,22 +116,22 @@ func (c *Chooser) recallSession(s *scratch, req *Request, ln *line) {
 }
 
 // rememberSession notes where the session was sent, until it should have come back.
-func (c *Chooser) rememberSession(req *Request, ln *line, slot replica.Slot, now time.Time) {
+func (m *memory) rememberSession(req *Request, ln *line, slot replica.Slot, now time.Time) {
 	if req.Session == "" {
 		return
 	}
-	k := c.sessions.key(ln, req.Tenant, req.Session)
+	k := m.sessions.key(ln, req.Tenant, req.Session)
 	if req.Attempt == 0 { // a retry is the same turn
-		v, ok := c.sessions.get(k, c.since(now))
-		c.metrics.turned(ok, v.slot == slot)
+		v, ok := m.sessions.get(k, m.clock.since(now))
+		m.sessions.turns.add(ok, v.slot == slot)
 	}
 	if req.SessionReturn < 0 {
-		c.sessions.end(k)
+		m.sessions.end(k)
 		return
 	}
 	until := int64(math.MaxInt64)
-	if ttl := c.settingsOf(req).config.SessionTTL; ttl > 0 {
-		until = c.since(now) + int64(ttl) + int64(req.SessionReturn)
+	if ttl := m.settings.of(req).config.SessionTTL; ttl > 0 {
+		until = m.clock.since(now) + int64(ttl) + int64(req.SessionReturn)
 	}
-	c.sessions.put(k, visit{slot: slot, until: until})
+	m.sessions.put(k, visit{slot: slot, until: until})
 }

@@ -134,20 +134,20 @@ func TestARequestsOwnTargetCountsAlways(t *testing.T) {
 					c.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 1})
 					time.Sleep(time.Second)
 				}
-				ask := func(target time.Duration, dry bool) (*chooser.Choice, error) {
+				ask := func(target time.Duration, booking chooser.Booking) (*chooser.Choice, error) {
 					req := f.request(100, 80000) // ten seconds and more
-					req.Options.Targets.TTFT, req.DryRun = target, dry
+					req.Options.Targets.TTFT, req.Booking = target, booking
 					return f.chooser.Choose(context.Background(), req)
 				}
 				var refused *chooser.Refused
 				began := time.Now()
-				if _, err := ask(2*time.Second, false); !errors.As(err, &refused) || refused.Cause != "target" || time.Since(began) > 0 {
+				if _, err := ask(2*time.Second, chooser.Reserve); !errors.As(err, &refused) || refused.Cause != "target" || time.Since(began) > 0 {
 					t.Errorf("80,000 tokens within 2 s: %v after %s", err, time.Since(began))
 				}
-				if c, err := ask(2*time.Second, true); err != nil || c.Decision.Pick().Late <= 0 {
+				if c, err := ask(2*time.Second, chooser.DryRun); err != nil || c.Decision.Pick().Late <= 0 {
 					t.Errorf("a dry run is answered, and says that it is late: %v", err)
 				}
-				c, err := ask(time.Minute, false)
+				c, err := ask(time.Minute, chooser.Reserve)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -2,6 +2,7 @@ package chooser
 
 import (
 	"cmp"
+	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -73,23 +74,26 @@ func (c *Chooser) Settings() *Settings { return c.settings.Load() }
 // Config is what is in force.
 func (c *Chooser) Config() Config { return c.settings.Load().config }
 
-// settingsOf are those of a request.
-func (c *Chooser) settingsOf(req *Request) *Settings {
-	if req.Settings != nil {
-		return req.Settings
-	}
-	return c.settings.Load()
-}
-
 // Update puts new settings in force, for requests that begin from now on. Ring and Tree stay as they were. When it returns
 // an error, nothing has changed.
 func (c *Chooser) Update(cfg Config) error {
-	cfg.Ring, cfg.Tree = c.ring, c.tree
+	cfg.Ring, cfg.Tree = c.memory.ring, c.memory.tree
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
 	c.queue.Update(cfg.Queue)
 	c.settings.Store(newSettings(cfg))
-	c.nudge() // requests that wait may have room now
+	c.alarm.changed() // requests that wait may have room now
 	return nil
+}
+
+// current are the settings in force.
+type current struct{ atomic.Pointer[Settings] }
+
+// of returns the settings of a request.
+func (c *current) of(req *Request) *Settings {
+	if req.Settings != nil {
+		return req.Settings
+	}
+	return c.Load()
 }

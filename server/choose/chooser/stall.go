@@ -2,6 +2,7 @@ package chooser
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -29,56 +30,95 @@ type StallConfig struct {
 	Stream time.Duration `yaml:"stream"`
 }
 
-// longestAnswer is the length in tokens of an answer that has no limit.
-const longestAnswer = 4096
-
 // longestRound bounds the time that one round counts as silence: when this process was suspended, it missed progress too. On a machine
 // that is short of processor time most rounds are late, and MUST count in full, or no silence would ever be long enough.
 const longestRound = time.Second
 
-// watchRanks judges the ranks until ctx ends.
-func (c *Chooser) watchRanks(ctx context.Context) {
-	if c.params.Vitals == nil {
+// Engines has what others know of the ranks' engines.
+type Engines interface {
+	// Vitals returns the progress of a rank's engine.
+	Vitals(slot replica.Slot, now time.Time) liveness.Vitals
+	// Ask requests fresh Vitals of a rank's engine.
+	Ask(slot replica.Slot)
+}
+
+// watch finds the ranks that make no progress, and withdraws their requests. Its state is each rank's liveness.
+type watch struct {
+	engines  Engines // nil: no rank counts as stalled
+	ranks    *rankTable
+	settings *current
+	clock    *clock
+	alarm    *alarm
+	waiters  waiters
+	log      *slog.Logger
+	stalls   metric.Int64Counter
+}
+
+// run judges the ranks until ctx ends.
+func (w *watch) run(ctx context.Context) {
+	if w.engines == nil {
 		return
 	}
 	tick := time.NewTicker(liveness.Period)
 	defer tick.Stop()
-	last := c.clock()
+	last := w.clock.now()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		stall := c.settings.Load().config.Stall
-		now := c.clock()
+		stall := w.settings.Load().config.Stall
+		now := w.clock.now()
 		passed := min(now.Sub(last), longestRound)
 		last = now
-		vitals := c.vitals(now)
-		c.moveLeaving(vitals, now)
+		vitals := w.vitals(now)
+		w.moveLeaving(vitals, now)
 		if stall.After == 0 {
 			continue
 		}
-		c.judgeRanks(vitals, liveness.Round{Now: now, Passed: passed, After: stall.After}, stall)
+		w.judgeRanks(vitals, liveness.Round{Now: now, Passed: passed, After: stall.After}, stall)
 	}
 }
 
 // vitals reads what is known of each rank's engine, by slot.
-func (c *Chooser) vitals(now time.Time) []liveness.Vitals {
-	ranks := *c.ranks.Load()
+func (w *watch) vitals(now time.Time) []liveness.Vitals {
+	ranks := w.ranks.bySlot()
 	list := make([]liveness.Vitals, len(ranks))
 	for slot, r := range ranks {
 		if r != nil {
-			list[slot] = c.params.Vitals(replica.Slot(slot), now)
+			list[slot] = w.engines.Vitals(replica.Slot(slot), now)
 		}
 	}
 	return list
 }
 
+// moveLeaving withdraws the requests whose answers have not begun from ranks of replicas that are left. Streams that have begun move by
+// themselves: see Choice.ShouldMove.
+func (w *watch) moveLeaving(vitals []liveness.Vitals, now time.Time) {
+	for slot, r := range w.ranks.bySlot()[:len(vitals)] {
+		if r == nil {
+			continue
+		}
+		leaving := vitals[slot].Leaving
+		if r.leaving.Load() != leaving {
+			r.leaving.Store(leaving)
+		}
+		if !leaving {
+			continue
+		}
+		for _, request := range r.liveness.Unbegun() {
+			if f := request.Owner.(*flight); f.canMove(now) {
+				f.withdraw(false, Leaving)
+			}
+		}
+	}
+}
+
 // judgeRanks judges every rank once.
-func (c *Chooser) judgeRanks(vitals []liveness.Vitals, round liveness.Round, stall StallConfig) {
-	ranks := (*c.ranks.Load())[:len(vitals)] // those added since then are judged the next time
-	var best, second time.Time               // the last answers to health probes, of two replicas that are not late
+func (w *watch) judgeRanks(vitals []liveness.Vitals, round liveness.Round, stall StallConfig) {
+	ranks := w.ranks.bySlot()[:len(vitals)] // those added since then are judged the next time
+	var best, second time.Time              // the last answers to health probes, of two replicas that are not late
 	var answered replica.ID
 	for slot, r := range ranks {
 		if r == nil {
@@ -102,20 +142,20 @@ func (c *Chooser) judgeRanks(vitals []liveness.Vitals, round liveness.Round, sta
 			round.Elsewhere = second
 		}
 		round.SpeedKnown = r.speed.Model().Samples > 0
-		c.judgeRank(r, &vitals[slot], round, stall)
-		c.suspendMissing(r, &vitals[slot], round.Now)
+		w.judgeRank(r, &vitals[slot], round, stall)
+		w.suspendMissing(r, &vitals[slot], round.Now)
 	}
 }
 
 // judgeRank judges a rank and withdraws the requests that must not wait there.
-func (c *Chooser) judgeRank(r *rank, v *liveness.Vitals, round liveness.Round, stall StallConfig) {
+func (w *watch) judgeRank(r *rank, v *liveness.Vitals, round liveness.Round, stall StallConfig) {
 	m := &r.liveness
 	if before, now := m.Look(v, round); now != before {
-		c.verdictChanged(r, before, now)
+		w.verdictChanged(r, before, now)
 	}
 	if stall.Stream > 0 {
 		for _, request := range m.Quiet(round.Passed, stall.Stream) {
-			c.withdrawFrom(request.Owner.(*Choice), false, round.Now)
+			request.Owner.(*flight).withdrawFromStalled(false, round.Now)
 		}
 	}
 	sick := v.Unhealthy && stall.Unhealthy > 0 && m.Sick() >= stall.Unhealthy
@@ -123,43 +163,44 @@ func (c *Chooser) judgeRank(r *rank, v *liveness.Vitals, round liveness.Round, s
 		return
 	}
 	for _, request := range m.Movable(sick) {
-		c.withdrawFrom(request.Owner.(*Choice), sick, round.Now)
-	}
-}
-
-// withdrawFrom withdraws a request from its rank if another replica can serve it. A stream of a sick replica is ended in any case.
-func (c *Chooser) withdrawFrom(choice *Choice, sick bool, now time.Time) {
-	switch begun := choice.hasBegun(); {
-	case begun && sick:
-		choice.withdraw(true, Stalled)
-	case begun && !choice.flight.Resumable(): // its silence ends with the rank's, or with its replica
-	case c.canMove(choice, now):
-		choice.withdraw(begun, Stalled)
+		request.Owner.(*flight).withdrawFromStalled(sick, round.Now)
 	}
 }
 
 // verdictChanged logs and counts a verdict.
-func (c *Chooser) verdictChanged(r *rank, before, now liveness.Evidence) {
-	defer c.nudge()
+func (w *watch) verdictChanged(r *rank, before, now liveness.Evidence) {
+	defer w.alarm.changed()
 	if now == liveness.None {
-		c.log.Info("a stalled rank works again", "replica", string(r.replica), "rank", r.index)
+		w.log.Info("a stalled rank works again", "replica", string(r.replica), "rank", r.index)
 		return
 	}
-	c.metrics.stalled(now)
+	w.stalls.Add(context.Background(), 1, instruments.Label("evidence", now.String()))
 	if before == liveness.None {
-		c.log.Warn("a rank stalled and is avoided", "replica", string(r.replica), "rank", r.index,
+		w.log.Warn("a rank stalled and is avoided", "replica", string(r.replica), "rank", r.index,
 			"evidence", now.String(), "silent", r.liveness.Silent(), "requests", r.liveness.InFlight())
 	}
 }
 
+// suspendMissing stops counting the bookings of external callers when the engine does not report their requests.
+func (w *watch) suspendMissing(r *rank, v *liveness.Vitals, now time.Time) {
+	list, ask := r.liveness.Missing(v, now)
+	if ask {
+		w.engines.Ask(r.slot)
+	}
+	freed := false
+	for _, request := range list {
+		freed = request.Owner.(*flight).suspend(w.clock.since(now)) || freed
+	}
+	if freed {
+		w.waiters.freed(r.slot)
+	}
+}
+
 // newStallMetrics declares which ranks stall, and returns what reads it.
-func newStallMetrics(s *instruments.Set, c *Chooser) (observe func(metric.Observer)) {
+func newStallMetrics(s *instruments.Set, ranks *rankTable) (observe func(metric.Observer)) {
 	stalled := s.ObservedGauge("kvpilot.chooser.stalled", "{rank}", "1 while a rank counts as stalled and is avoided, 0 otherwise, by rank.")
 	return func(o metric.Observer) {
-		for _, r := range *c.ranks.Load() {
-			if r == nil {
-				continue
-			}
+		for r := range ranks.all() {
 			now := int64(0)
 			if r.liveness.Evidence() != liveness.None {
 				now = 1
@@ -169,54 +210,8 @@ func newStallMetrics(s *instruments.Set, c *Chooser) (observe func(metric.Observ
 	}
 }
 
-// canMove reports whether another replica could take the request of a choice.
-func (c *Chooser) canMove(choice *Choice, now time.Time) bool {
-	for _, other := range choice.pool {
-		if other.ID == choice.Replica.ID || other.State != replica.StateReady {
-			continue
-		}
-		for _, slot := range other.Slots {
-			if r := c.rank(slot); r != nil && !r.liveness.Avoided(now) {
-				return true
-			}
-		}
-	}
-	list := choice.Decision.List()
-	for i := range list {
-		o := &list[i]
-		if o.Replica == choice.Replica.ID || o.Veto != decision.VetoNone && o.Veto != decision.VetoStalled {
-			continue
-		}
-		if r := c.rank(o.Slot); r != nil && !r.liveness.Avoided(now) {
-			return true
-		}
-	}
-	return false
-}
-
-// suspendMissing stops counting the bookings of external callers when the engine does not report their requests.
-func (c *Chooser) suspendMissing(r *rank, v *liveness.Vitals, now time.Time) {
-	list, ask := r.liveness.Missing(v, now)
-	if ask && c.params.Ask != nil {
-		c.params.Ask(r.slot)
-	}
-	freed := false
-	for _, request := range list {
-		choice := request.Owner.(*Choice)
-		r.liveness.Settle(request)
-		if choice.reservation.Suspend() {
-			freed = true
-			choice.belief.End()
-			r.unroute(request.Prefill, c.since(now))
-		}
-	}
-	if freed {
-		c.freed(r.slot)
-	}
-}
-
 // avoidStalled vetoes the ranks that are stalled, unless all are.
-func (s *scratch) avoidStalled(now time.Time) {
+func (s *evaluation) avoidStalled(now time.Time) {
 	stalled, left := 0, 0
 	for i := range s.d.Candidates {
 		if s.d.Candidates[i].Veto != decision.VetoNone {
@@ -237,100 +232,4 @@ func (s *scratch) avoidStalled(now time.Time) {
 			cand.Veto, cand.Silent = decision.VetoStalled, r.liveness.Silent().Seconds()
 		}
 	}
-}
-
-// Heard notes that a rank made progress, for example by its event feed.
-func (c *Chooser) Heard(slot replica.Slot) {
-	if r := c.rank(slot); r != nil {
-		r.liveness.Sign()
-	}
-}
-
-// longest is the length in tokens of the longest answer that the request may get. Of a request from another router only what it expects is
-// known.
-func (req *Request) longest() int {
-	switch {
-	case req.OutputLimit > 0:
-		return req.OutputLimit
-	case req.ExpectedOutput > 0 && req.AskedBy != "":
-		return req.ExpectedOutput
-	}
-	return max(longestAnswer, req.ExpectedOutput)
-}
-
-// track adds a booked choice to the requests in flight on its rank. Whether the request of a lease was sent is unknown until
-// its holder reports.
-func (c *Choice) track(req *Request, prefill time.Duration) {
-	if c.rank == nil || req.Quiet {
-		return
-	}
-	cand, limit := c.Decision.Pick(), req.longest()
-	f := &c.flight
-	f.Owner, f.At, f.Streamed, f.Movable, f.Withdrawable = c, c.at, c.streamed, req.Movable, req.Abandon != nil
-	f.Prefill, f.Decode, f.FullStep = prefill.Seconds(), cand.StepTime*float64(limit), cand.FullStep
-	c.abandon = req.Abandon
-	if c.leased {
-		c.rank.liveness.Lend(f)
-		return
-	}
-	c.rank.liveness.Enter(f)
-	c.tracked = true
-}
-
-// untrack removes it; answered is set when the engine gave an answer.
-func (c *Choice) untrack(answered bool) {
-	if c.rank == nil {
-		return
-	}
-	if answered {
-		c.rank.liveness.Sign()
-	}
-	if c.tracked {
-		c.rank.liveness.Leave(&c.flight)
-	}
-	if c.leased {
-		c.rank.liveness.Settle(&c.flight)
-	}
-}
-
-// Alive notes that the engine has sent something for this request.
-func (c *Choice) Alive() {
-	if c.rank != nil {
-		c.rank.liveness.Sign()
-		c.flight.Sign()
-	}
-}
-
-// SetResumable notes whether another replica could continue the stream from what the client has now. Only then is a stream that
-// has begun withdrawn from a rank that serves nothing, or not this stream, while its replica is healthy.
-func (c *Choice) SetResumable(yes bool) { c.flight.SetResumable(yes) }
-
-func (c *Choice) hasBegun() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.began
-}
-
-// Begin notes that the client is about to receive the first byte. It returns false when the request was withdrawn from
-// its rank: then nothing of this answer may be used.
-func (c *Choice) Begin() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.withdrawn {
-		c.began = true
-	}
-	return c.began
-}
-
-// withdraw signals the caller to withdraw the request from its rank, unless its answer has begun.
-func (c *Choice) withdraw(afterBegin bool, why Withdrawal) {
-	c.mu.Lock()
-	if c.ended || c.withdrawn || c.began != afterBegin {
-		c.mu.Unlock()
-		return
-	}
-	c.withdrawn = true
-	c.mu.Unlock()
-	c.chooser.metrics.withdrawn.Add(context.Background(), 1, begun(afterBegin))
-	c.abandon(why)
 }

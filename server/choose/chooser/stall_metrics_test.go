@@ -18,7 +18,7 @@ func TestAMetricNamesTheRankThatStalls(t *testing.T) {
 		e := newEngines(2)
 		f := newFleet(t, 2, func(c *chooser.Config, p *chooser.Params) {
 			c.HoldAbove = 0
-			p.Vitals, p.Meter = e.vitals, sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+			p.Engines, p.Meter = e, sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
 		})
 		defer f.running(t.Context())()
 		want := func(when string, want map[string]int64) {

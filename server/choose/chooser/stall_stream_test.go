@@ -103,21 +103,28 @@ func TestAStreamThatAloneIsSilent(t *testing.T) {
 	})
 }
 
+// slowEngines take their time in each round.
+type slowEngines struct {
+	*engines
+	last time.Time
+}
+
+func (s *slowEngines) Vitals(slot replica.Slot, now time.Time) liveness.Vitals {
+	if slot == 0 && !now.Equal(s.last) {
+		time.Sleep(700 * time.Millisecond)
+		s.last = time.Now()
+	}
+	return s.engines.Vitals(slot, now)
+}
+
 // On a machine that is short of processor time the rounds come late. Each counts in full, or a silent replica would keep its streams
 // for many times longer than the settings say.
 func TestLateRoundsCountInFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngines(2)
-		var last time.Time // of the rounds that take their time
 		f := newFleet(t, 2, func(c *chooser.Config, p *chooser.Params) {
 			c.HoldAbove = 0
-			p.Vitals = func(slot replica.Slot, now time.Time) liveness.Vitals {
-				if slot == 0 && !now.Equal(last) {
-					time.Sleep(700 * time.Millisecond)
-					last = time.Now()
-				}
-				return e.vitals(slot, now)
-			}
+			p.Engines = &slowEngines{engines: e}
 		})
 		defer f.running(t.Context())()
 		time.Sleep(3 * time.Second)

@@ -38,8 +38,8 @@ func (e *engines) set(i int, change func(*engineState)) {
 	change(&e.list[i])
 }
 
-// vitals are as of an engine whose metrics are read every second.
-func (e *engines) vitals(slot replica.Slot, now time.Time) liveness.Vitals {
+// Vitals are as of an engine whose metrics are read every second.
+func (e *engines) Vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := &e.list[slot]
@@ -64,11 +64,14 @@ func (e *engines) vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 	return v
 }
 
+// Ask does nothing: the metrics are read every second.
+func (e *engines) Ask(replica.Slot) {}
+
 // watched is a fleet whose engines e shows.
 func watched(t *testing.T, n int, e *engines) *fleet {
 	return newFleet(t, n, func(c *chooser.Config, p *chooser.Params) {
 		c.HoldAbove = 0
-		p.Vitals = e.vitals
+		p.Engines = e
 	})
 }
 
@@ -91,7 +94,7 @@ func (f *fleet) sent(number int, streamed bool) (c *chooser.Choice, taken *atomi
 func (f *fleet) whither(number int) (replica.ID, decision.Veto) {
 	f.t.Helper()
 	req := f.request(number, 100)
-	req.DryRun = true
+	req.Booking = chooser.DryRun
 	c := f.choose(req)
 	return c.Replica.ID, c.Decision.List()[0].Veto
 }
@@ -125,7 +128,7 @@ func TestWaits12CountersThatStandStill(t *testing.T) {
 			}
 		}
 		req := f.request(150, 100)
-		req.DryRun = true
+		req.Booking = chooser.DryRun
 		if silent := f.choose(req).Decision.List()[0].Silent; silent < 3 || silent > 7 {
 			t.Errorf("the decision says that r0 was silent for %.1f s", silent)
 		}
@@ -284,7 +287,7 @@ func TestWaits12MostOfAFleetAtOnce(t *testing.T) {
 		}
 		usable := func() (n int) {
 			req := f.request(1, 100)
-			req.DryRun, req.Options.PinnedRank = true, -1
+			req.Booking, req.Options.PinnedRank = chooser.DryRun, -1
 			c, err := f.chooser.Choose(t.Context(), req)
 			if err != nil {
 				return 0

@@ -9,11 +9,11 @@ import (
 // causeTarget is the Refused.Cause of a request with targets that no rank can keep.
 const causeTarget = "target"
 
-// unreachable rejects a request that even the best rank would serve too late for its targets, by more than the uncertainty of
+// reach rejects a request that even the best rank would serve too late for its targets, by more than the uncertainty of
 // its speed. Serving it would make other requests late and gain nothing. The targets are the request's own, or under the
 // objective slo the model's. Where they are the model's, and the fleet has room, a request that is late by its own
 // prefill is still served: what it leaves in the cache helps others to keep theirs.
-func (c *Chooser) unreachable(d *decision.Decision, req *Request) error {
+func (e *evaluator) reach(d *decision.Decision, req *Request) error {
 	own := req.Options.Targets.Set()
 	if !own && d.Objective != decision.ObjectiveSLO || d.DryRun || d.Pick() == nil {
 		return nil
@@ -32,7 +32,7 @@ func (c *Chooser) unreachable(d *decision.Decision, req *Request) error {
 	if !own && d.Load < roomBelow && best.Backlog+best.Planned < best.Prefill {
 		return nil
 	}
-	c.metrics.unreachable.Add(1)
+	e.unreachable.Add(1)
 	late := time.Duration(best.Late * float64(d.Targets.TTFT))
 	return &Refused{Cause: causeTarget, RetryAfter: min(max(late, time.Second), maxRetryAfter)}
 }

@@ -82,12 +82,12 @@ func TestAnUnbookedChoiceTeaches(t *testing.T) {
 		change(req)
 		return f.choose(req)
 	}
-	ask(func(r *chooser.Request) { r.DryRun = true })
-	if d := ask(func(r *chooser.Request) { r.DryRun = true }).Decision; d.Pick().Chars != 0 || d.Pick().GPU != 0 {
+	ask(func(r *chooser.Request) { r.Booking = chooser.DryRun })
+	if d := ask(func(r *chooser.Request) { r.Booking = chooser.DryRun }).Decision; d.Pick().Chars != 0 || d.Pick().GPU != 0 {
 		t.Errorf("a dry run taught: %+v", d.Pick())
 	}
-	first := ask(func(r *chooser.Request) { r.Unbooked = true })
-	again := ask(func(r *chooser.Request) { r.Unbooked = true })
+	first := ask(func(r *chooser.Request) { r.Booking = chooser.Unbooked })
+	again := ask(func(r *chooser.Request) { r.Booking = chooser.Unbooked })
 	if again.Replica.ID != first.Replica.ID || again.Decision.Pick().Chars == 0 || again.Decision.Pick().GPU != 1008 || again.Decision.DryRun {
 		t.Errorf("after a choice that was not booked: %s then %s, %+v", first.Replica.ID, again.Replica.ID, again.Decision.Pick())
 	}

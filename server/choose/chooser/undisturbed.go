@@ -22,7 +22,7 @@ func wholly(req *Request, d *decision.Decision) bool {
 // answer counts; 0: not at all. Steps with prefill are many times longer than those without. So each answer that decodes is delayed by
 // the whole prefill, while the request itself, and those that wait with it, are delayed by the time in which the others end.
 // What the request has waited counts for it.
-func (c *Chooser) undisturbed(d *decision.Decision, cand *decision.Candidate, l *load.RankLoad, usual float64) float64 {
+func (e *evaluator) undisturbed(d *decision.Decision, cand *decision.Candidate, l *load.RankLoad, usual float64) float64 {
 	decoding := float64(l.InFlight - l.Prefilling)
 	if decoding <= 0 {
 		return 0
@@ -30,7 +30,7 @@ func (c *Chooser) undisturbed(d *decision.Decision, cand *decision.Candidate, l 
 	n := max(1, float64(d.PromptTokens)-float64(cand.GPU))
 	prefill := decision.PrefillTime(cand.TokenTime, cand.Bend, float64(d.PromptTokens)-n, n)
 	left := cand.StepTime * float64(outputs(d.ExpectedOutput)) / 2
-	waiting := float64(c.queue.Len()) / float64(len(d.Candidates))
+	waiting := float64(e.queue.Len()) / float64(len(d.Candidates))
 	if wholeWeight*decoding*(prefill+usual)/2 <= left*(1+waiting)+d.Waited.Seconds() {
 		return 0
 	}

@@ -106,7 +106,9 @@ func TestAnswersTeachTheirLength(t *testing.T) {
 			}
 			end(c, want)
 		}
-		if got := f.chooser.ExpectedOutput(&chooser.Request{Model: "m", Tenant: "short", OutputLimit: 8192, ExpectedOutput: 8192}); got != 12 {
+		if got := f.chooser.ExpectedOutput(&chooser.Request{
+			Request: decision.Request{Model: "m", Tenant: "short"}, Reply: chooser.Reply{OutputLimit: 8192, ExpectedOutput: 8192},
+		}); got != 12 {
 			t.Errorf("a router that asks another one says %d tokens", got)
 		}
 		f.empty()

@@ -37,6 +37,12 @@ func (c Config) Validate() error {
 // Params is what the code passes in. Its zero value is valid.
 type Params struct {
 	Meter metric.MeterProvider
-	// Weight is a tenant's share relative to the other tenants; nil: all have the same.
-	Weight func(tenant string) float64
+	// Shares has the tenants' shares of the queue; nil: all have the same.
+	Shares Shares
+}
+
+// Shares has the tenants' shares of the queue.
+type Shares interface {
+	// Weight is a tenant's share relative to the other tenants.
+	Weight(tenant string) float64
 }

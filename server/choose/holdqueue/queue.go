@@ -33,14 +33,14 @@ const (
 type Queue struct {
 	config  atomic.Pointer[Config]
 	metrics *metrics
-	weight  func(tenant string) float64
+	shares  Shares
 	count   atomic.Int64
 	bytes   atomic.Int64
 }
 
 // New returns an empty queue. config must be valid.
 func New(config Config, params Params) *Queue {
-	q := &Queue{weight: params.Weight}
+	q := &Queue{shares: params.Shares}
 	q.config.Store(&config)
 	q.metrics = newMetrics(params.Meter, q)
 	return q

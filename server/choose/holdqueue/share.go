@@ -59,10 +59,10 @@ func (l *Line) forget(tn *tenant) {
 }
 
 func (l *Line) weightOf(name string) float64 {
-	if l.queue.weight == nil {
+	if l.queue.shares == nil {
 		return 1
 	}
-	if w := l.queue.weight(name); w > 0 {
+	if w := l.queue.shares.Weight(name); w > 0 {
 		return w
 	}
 	return 1

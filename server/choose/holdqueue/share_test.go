@@ -12,6 +12,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 )
 
+// shares are the tenants' weights.
+type shares map[string]float64
+
+func (s shares) Weight(tenant string) float64 { return s[tenant] }
+
 func weighted(t *testing.T, weights map[string]float64, change func(*holdqueue.Config)) (*holdqueue.Queue, *holdqueue.Line) {
 	t.Helper()
 	cfg := holdqueue.DefaultConfig()
@@ -19,7 +24,7 @@ func weighted(t *testing.T, weights map[string]float64, change func(*holdqueue.C
 	if change != nil {
 		change(&cfg)
 	}
-	q := holdqueue.New(cfg, holdqueue.Params{Weight: func(tenant string) float64 { return weights[tenant] }})
+	q := holdqueue.New(cfg, holdqueue.Params{Shares: shares(weights)})
 	return q, q.NewLine()
 }
 

@@ -22,8 +22,7 @@ const (
 type Book struct {
 	config Config
 	log    *slog.Logger
-	clock  func() time.Time
-	start  time.Time
+	scale
 	seed   maphash.Seed
 	counts counts
 
@@ -46,7 +45,7 @@ func New(config Config, params Params) *Book {
 	if clock == nil {
 		clock = time.Now
 	}
-	b := &Book{config: config, log: log, clock: clock, start: clock(), seed: maphash.MakeSeed()}
+	b := &Book{config: config, log: log, scale: scale{clock: clock, start: clock()}, seed: maphash.MakeSeed()}
 	for i := range b.shards {
 		b.shards[i].open(share(config.Remembered, i))
 	}
@@ -260,7 +259,7 @@ func (b *Book) claim(sh *shard, hash uint64, req *Request) (r *Reservation, fres
 		b.counts.full.Add(1)
 		return nil, false, ErrFull
 	}
-	r = &Reservation{book: b, shard: sh, tenant: req.Tenant, id: req.ID, hash: hash, lease: b.leaseFor(req.Lease)}
+	r = &Reservation{book: b, shard: sh, tenant: req.Tenant, id: req.ID, hash: hash, lease: b.config.leaseFor(req.Lease)}
 	r.mu.Lock()
 	sh.live[hash] = r
 	sh.mu.Unlock()
@@ -276,21 +275,10 @@ func (b *Book) move(r *Reservation, rk *rank, req *Request, version uint64) erro
 	if !wasLost {
 		old.rank.remove(old)
 	}
-	r.lease = b.leaseFor(req.Lease)
+	r.lease = b.config.leaseFor(req.Lease)
 	r.renew(b.now())
 	b.counts.moved.Add(1)
 	return nil
-}
-
-// leaseFor bounds what a caller asked for; zero remains zero: the stream owns the reservation.
-func (b *Book) leaseFor(asked time.Duration) time.Duration {
-	switch {
-	case asked == 0:
-		return 0
-	case asked < 0:
-		return b.config.Lease
-	}
-	return min(asked, b.config.MaxLease)
 }
 
 func (b *Book) rank(slot replica.Slot) *rank {
@@ -311,10 +299,15 @@ func (b *Book) shard(tenant, id string) (*shard, uint64) {
 	return &b.shards[hash%shardCount], hash
 }
 
-// now is the time since the book was made, from a clock that does not go back.
-func (b *Book) now() int64 { return b.since(b.clock()) }
+// scale is the time since the book was made, in nanoseconds, from a clock that does not go back.
+type scale struct {
+	clock func() time.Time
+	start time.Time
+}
 
-func (b *Book) since(t time.Time) int64 { return int64(t.Sub(b.start)) }
+func (s *scale) now() int64 { return s.since(s.clock()) }
+
+func (s *scale) since(t time.Time) int64 { return int64(t.Sub(s.start)) }
 
 func (r *Request) check() error {
 	switch {

@@ -3,35 +3,47 @@ package load
 import "time"
 
 // booking is one attempt's time on one rank. What changes after it was booked is guarded by the
-// rank's mu, except output, which the owner's lock guards.
+// rank's mu, except the output, which the owner's lock guards.
 type booking struct {
-	owner *Reservation
-	rank  *rank
+	owner  *Reservation
+	rank   *rank
+	links  [lists]link
+	booked bool // is in the list of all
 
-	prev, next   *booking // among all of the rank
-	prevQ, nextQ *booking // among those with prefill to do
-	booked       bool     // is among all
-	queued       bool     // has prefill to do
-
-	bookedAt      int64
-	promptTokens  int
-	prefillTokens int64
-	prefillNanos  int64
-	unstreamed    bool
-	assumed       bool // its prefill is over by its predicted time alone
-	confirmed     bool // its prefill is over, and so is that of each unstreamed one before it
-
-	blockSize    int64
-	expected     int64
-	output       int64 // tokens
-	promptBlocks int64 // blocks of the prompt, its partial last one included
-	private      int64 // blocks of the prompt that have no hash and so are never shared
-	exclusive    int64 // hashed blocks of the prompt that no other booking uses now
-	outputBlocks int64 // blocks begun by output
-	weight       int64 // of private, exclusive and outputBlocks; whole until output decays it
+	bookedAt     int64
+	promptTokens int
+	prefill      prefill
+	blocks       blocks
 
 	node             *node    // the end of the prompt's hashed blocks in the rank's tree; nil when there are none
 	prevEnd, nextEnd *booking // the bookings that end at the same node
+}
+
+// prefill is the uncached part of a prompt.
+type prefill struct {
+	tokens, nanos int64
+	unstreamed    bool
+	phase         phase
+}
+
+// phase is the state of a prefill.
+type phase uint8
+
+const (
+	queued    phase = iota // it is to be done
+	assumed                // over by its predicted time alone
+	confirmed              // over, and so is that of each unstreamed booking before it
+)
+
+// blocks are the KV blocks of a request.
+type blocks struct {
+	size     int64
+	expected int64
+	output   int64 // tokens
+	// prompt counts the blocks of the prompt, its partial last one included; private those that have no hash and so are never shared,
+	// exclusive the hashed ones that no other booking uses now; begun the blocks begun by output.
+	prompt, private, exclusive, begun int64
+	weight                            int64 // of private, exclusive and begun; whole until output decays it
 }
 
 // maxPrefill caps one request's predicted prefill time, so that sums cannot overflow.
@@ -40,97 +52,82 @@ const maxPrefill = 24 * time.Hour
 func (s *booking) fill(r *Reservation, rk *rank, req *Request, now int64) {
 	*s = booking{
 		owner: r, rank: rk, bookedAt: now, promptTokens: req.PromptTokens,
-		prefillTokens: int64(req.PrefillTokens),
-		prefillNanos:  int64(min(max(req.PrefillTime, 0), maxPrefill)),
-		unstreamed:    req.Unstreamed,
-		blockSize:     int64(max(req.BlockSize, 0)), expected: int64(req.ExpectedTokens), weight: whole,
+		prefill: prefill{tokens: int64(req.PrefillTokens), nanos: int64(min(max(req.PrefillTime, 0), maxPrefill)), unstreamed: req.Unstreamed},
+		blocks:  blocks{size: int64(max(req.BlockSize, 0)), expected: int64(req.ExpectedTokens), weight: whole},
 	}
-	s.promptBlocks = s.blocksAt(0)
+	s.blocks.prompt = s.blocksAt(0)
 }
 
 // blocksAt is how many blocks the request fills after so many output tokens.
 func (s *booking) blocksAt(output int64) int64 {
-	if s.blockSize == 0 {
+	size := s.blocks.size
+	if size == 0 {
 		return 0
 	}
-	return (int64(s.promptTokens) + output + s.blockSize - 1) / s.blockSize
+	return (int64(s.promptTokens) + output + size - 1) / size
 }
 
 // decay is the weight of a request that has produced output of the tokens expected of it.
-func (s *booking) decay(output int64) int64 {
+func (b *blocks) decay(output int64) int64 {
 	switch {
-	case s.expected <= 0:
+	case b.expected <= 0:
 		return whole
-	case output >= s.expected:
+	case output >= b.expected:
 		return 0
 	}
-	return whole - output*whole/s.expected
+	return whole - output*whole/b.expected
 }
 
-// own are the blocks that the booking does not share.
-func (s *booking) own() int64 { return s.private + s.exclusive + s.outputBlocks }
+// weighted are the blocks that the booking does not share, by their weight.
+func (b *blocks) weighted() int64 { return b.weight * (b.private + b.exclusive + b.begun) }
 
-// allList is a rank's list of bookings, oldest first.
-type allList struct{ first, last *booking }
+// The lists of a rank's bookings.
+const (
+	inAll   = iota // oldest first
+	inQueue        // with prefill to do, first in line first
+	lists
+)
 
-func (l *allList) push(s *booking) {
-	s.booked, s.prev, s.next = true, l.last, nil
+type link struct{ prev, next *booking }
+
+// list is one of the lists.
+type list struct {
+	first, last *booking
+	kind        int
+}
+
+func (l *list) push(s *booking) {
+	s.links[l.kind] = link{prev: l.last}
 	if l.last != nil {
-		l.last.next = s
+		l.last.links[l.kind].next = s
 	} else {
 		l.first = s
 	}
 	l.last = s
 }
 
-func (l *allList) drop(s *booking) {
-	if s.prev != nil {
-		s.prev.next = s.next
+func (l *list) drop(s *booking) {
+	at := &s.links[l.kind]
+	if at.prev != nil {
+		at.prev.links[l.kind].next = at.next
 	} else {
-		l.first = s.next
+		l.first = at.next
 	}
-	if s.next != nil {
-		s.next.prev = s.prev
+	if at.next != nil {
+		at.next.links[l.kind].prev = at.prev
 	} else {
-		l.last = s.prev
+		l.last = at.prev
 	}
-	s.booked, s.prev, s.next = false, nil, nil
+	*at = link{}
 }
 
 // collect returns the bookings booked before the moment t.
-func (l *allList) collect(t int64) []*booking {
+func (l *list) collect(t int64) []*booking {
 	var found []*booking
-	for s := l.first; s != nil; s = s.next {
+	for s := l.first; s != nil; s = s.links[l.kind].next {
 		if s.bookedAt < t {
 			found = append(found, s)
 		}
 	}
 	return found
-}
-
-// preList is a rank's prefill queue, first in line first.
-type preList struct{ first, last *booking }
-
-func (l *preList) push(s *booking) {
-	s.prevQ, s.nextQ = l.last, nil
-	if l.last != nil {
-		l.last.nextQ = s
-	} else {
-		l.first = s
-	}
-	l.last = s
-}
-
-func (l *preList) drop(s *booking) {
-	if s.prevQ != nil {
-		s.prevQ.nextQ = s.nextQ
-	} else {
-		l.first = s.nextQ
-	}
-	if s.nextQ != nil {
-		s.nextQ.prevQ = s.prevQ
-	} else {
-		l.last = s.prevQ
-	}
-	s.prevQ, s.nextQ = nil, nil
 }

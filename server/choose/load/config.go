@@ -48,6 +48,17 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// leaseFor bounds the lease that a caller asked for; zero remains zero: the stream owns the reservation.
+func (c *Config) leaseFor(asked time.Duration) time.Duration {
+	switch {
+	case asked == 0:
+		return 0
+	case asked < 0:
+		return c.Lease
+	}
+	return min(asked, c.MaxLease)
+}
+
 // Params is what the code passes in. Its zero value is valid.
 type Params struct {
 	Log   *slog.Logger

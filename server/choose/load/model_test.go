@@ -170,7 +170,7 @@ func (m *model) progress(key Key, output int, now time.Time) Outcome {
 		if !r.prefilled {
 			m.prefilled(r, now)
 		}
-		if blocks(r.req, output) > blocks(r.req, r.output) && r.req.ExpectedTokens > 0 {
+		if blocksOf(r.req, output) > blocksOf(r.req, r.output) && r.req.ExpectedTokens > 0 {
 			r.weight = min(1, max(0, 1-float64(output)/float64(r.req.ExpectedTokens)))
 		}
 		r.output = output
@@ -215,7 +215,7 @@ func (m *model) removeRank(slot replica.Slot) int {
 	return n
 }
 
-func blocks(req Request, output int) int {
+func blocksOf(req Request, output int) int {
 	return (req.PromptTokens + output + req.BlockSize - 1) / req.BlockSize
 }
 
@@ -237,7 +237,7 @@ func (m *model) view(slot replica.Slot, now time.Time) RankLoad {
 		}
 		l.OutputTokens += r.output
 		l.ContextTokens += r.req.PromptTokens + r.output
-		l.DecodeBlocks += r.weight * float64(blocks(r.req, r.output)-len(r.req.Hashes))
+		l.DecodeBlocks += r.weight * float64(blocksOf(r.req, r.output)-len(r.req.Hashes))
 		for _, h := range r.req.Hashes {
 			users[h] = append(users[h], r)
 		}

@@ -53,14 +53,14 @@ type rank struct {
 	_  [64]byte // keeps what readers touch apart from what writers touch
 	mu sync.Mutex
 
-	closed   bool    // guarded by mu
-	bookings allList // in the order of booking; guarded by mu
-	queue    preList // those with prefill to do, in the order of booking; guarded by mu
-	anchor   int64   // since when the first in queue is served; guarded by mu
-	tree     tree    // guarded by mu
-	sums     sums    // guarded by mu
+	closed   bool  // guarded by mu
+	bookings list  // in the order of booking; guarded by mu
+	queue    list  // those with prefill to do, in the order of booking; guarded by mu
+	anchor   int64 // since when the first in queue is served; guarded by mu
+	tree     tree  // guarded by mu
+	sums     sums  // guarded by mu
 
-	_ [56]byte // allocated at the beginning of a cache line
+	_ [40]byte // allocated at the beginning of a cache line
 }
 
 // sums are the totals over a rank's bookings.
@@ -73,7 +73,7 @@ type sums struct {
 }
 
 func newRank(slot replica.Slot) *rank {
-	return &rank{slot: slot, tree: newTree()}
+	return &rank{slot: slot, tree: newTree(), bookings: list{kind: inAll}, queue: list{kind: inQueue}}
 }
 
 // add books s, unless the rank is closed or was booked since version.
@@ -86,20 +86,21 @@ func (rk *rank) add(s *booking, hashes []blockhash.Hash, version uint64) error {
 	if version != anyVersion && rk.version.Load() != version {
 		return ErrConflict
 	}
+	s.booked = true
 	rk.bookings.push(s)
 	rk.sums.inFlight++
 	rk.sums.prompt += int64(s.promptTokens)
-	s.private = max(0, s.promptBlocks-int64(len(hashes)))
-	rk.tree.insert(s, hashes[:min(int64(len(hashes)), s.promptBlocks)], rk)
-	rk.sums.own += s.weight * s.own()
-	s.queued, s.assumed, s.confirmed = true, false, false
+	s.blocks.private = max(0, s.blocks.prompt-int64(len(hashes)))
+	rk.tree.insert(s, hashes[:min(int64(len(hashes)), s.blocks.prompt)], rk)
+	rk.sums.own += s.blocks.weighted()
+	s.prefill.phase = queued
 	if rk.queue.first == nil {
 		rk.anchor = s.bookedAt
 	}
 	rk.queue.push(s)
 	rk.sums.prefilling++
-	rk.sums.tokens += s.prefillTokens
-	rk.sums.nanos += s.prefillNanos
+	rk.sums.tokens += s.prefill.tokens
+	rk.sums.nanos += s.prefill.nanos
 	rk.version.Add(1)
 	rk.publish()
 	return nil
@@ -112,16 +113,18 @@ func (rk *rank) remove(s *booking) {
 	if !s.booked {
 		return
 	}
-	if s.queued {
-		rk.leaveQueue(s, s.owner.book.now())
+	now := int64(0)
+	if s.prefill.phase == queued {
+		now = s.owner.book.now()
 	}
-	rk.assume(s, false)
+	rk.confirm(s, now)
+	s.booked = false
 	rk.bookings.drop(s)
-	rk.sums.own -= s.weight * s.own()
+	rk.sums.own -= s.blocks.weighted()
 	rk.tree.remove(s, rk)
 	rk.sums.inFlight--
 	rk.sums.prompt -= int64(s.promptTokens)
-	rk.output.Add(-s.output)
+	rk.output.Add(-s.blocks.output)
 	rk.publish()
 }
 
@@ -133,8 +136,8 @@ func (rk *rank) prefilled(s *booking, now int64) {
 		return
 	}
 	changed := rk.confirm(s, now)
-	for o := s.prev; o != nil && !o.confirmed; o = o.prev {
-		if o.unstreamed {
+	for o := s.links[inAll].prev; o != nil && o.prefill.phase != confirmed; o = o.links[inAll].prev {
+		if o.prefill.unstreamed {
 			changed = rk.confirm(o, now) || changed
 		}
 	}
@@ -145,24 +148,16 @@ func (rk *rank) prefilled(s *booking, now int64) {
 
 // confirm notes that the prefill of s is over, and reports whether that changed a sum. rk.mu is held.
 func (rk *rank) confirm(s *booking, now int64) (changed bool) {
-	changed = s.queued || s.assumed
-	if s.queued {
+	switch s.prefill.phase {
+	case queued:
 		rk.leaveQueue(s, now)
-	}
-	rk.assume(s, false)
-	s.confirmed = true
-	return changed
-}
-
-// assume sets whether the prefill of s is over by its predicted time alone. rk.mu is held.
-func (rk *rank) assume(s *booking, yes bool) {
-	switch {
-	case yes && !s.assumed:
-		rk.sums.assumed++
-	case !yes && s.assumed:
+	case assumed:
 		rk.sums.assumed--
+	case confirmed:
+		return false
 	}
-	s.assumed = yes
+	s.prefill.phase = confirmed
+	return true
 }
 
 // leaveQueue takes s off the prefill queue, where it is. When it was the first, the next one is
@@ -171,11 +166,10 @@ func (rk *rank) leaveQueue(s *booking, now int64) {
 	if rk.queue.first == s {
 		rk.anchor = now
 	}
-	s.queued = false
 	rk.queue.drop(s)
 	rk.sums.prefilling--
-	rk.sums.tokens -= s.prefillTokens
-	rk.sums.nanos -= s.prefillNanos
+	rk.sums.tokens -= s.prefill.tokens
+	rk.sums.nanos -= s.prefill.nanos
 }
 
 // settle ends the prefill of unstreamed requests at the head of the queue after their predicted time.
@@ -183,9 +177,10 @@ func (rk *rank) settle(now int64) {
 	rk.mu.Lock()
 	defer rk.mu.Unlock()
 	changed := false
-	for s := rk.queue.first; s != nil && s.unstreamed && now >= rk.anchor+s.prefillNanos; s = rk.queue.first {
-		rk.leaveQueue(s, rk.anchor+s.prefillNanos)
-		rk.assume(s, true)
+	for s := rk.queue.first; s != nil && s.prefill.unstreamed && now >= rk.anchor+s.prefill.nanos; s = rk.queue.first {
+		rk.leaveQueue(s, rk.anchor+s.prefill.nanos)
+		s.prefill.phase = assumed
+		rk.sums.assumed++
 		changed = true
 	}
 	if changed {
@@ -195,19 +190,20 @@ func (rk *rank) settle(now int64) {
 
 // grow sets the output of s; the owner's lock is held, so output grows in order.
 func (rk *rank) grow(s *booking, outputTokens int) {
-	before := s.output
-	s.output = int64(outputTokens)
-	rk.output.Add(s.output - before)
-	crossed := s.blocksAt(s.output) - s.blocksAt(before)
+	b := &s.blocks
+	before := b.output
+	b.output = int64(outputTokens)
+	rk.output.Add(b.output - before)
+	crossed := s.blocksAt(b.output) - s.blocksAt(before)
 	if crossed == 0 {
 		return
 	}
 	rk.mu.Lock()
 	defer rk.mu.Unlock()
-	rk.sums.own -= s.weight * s.own()
-	s.outputBlocks += crossed
-	s.weight = s.decay(s.output)
-	rk.sums.own += s.weight * s.own()
+	rk.sums.own -= b.weighted()
+	b.begun += crossed
+	b.weight = b.decay(b.output)
+	rk.sums.own += b.weighted()
 	rk.publish()
 }
 

@@ -139,9 +139,9 @@ func (r *Reservation) progress(outputTokens int) Outcome {
 	}
 	r.renew(r.book.now())
 	switch s := r.booking; {
-	case outputTokens < int(s.output):
+	case outputTokens < int(s.blocks.output):
 		return Stale
-	case outputTokens == int(s.output):
+	case outputTokens == int(s.blocks.output):
 		return Duplicate
 	default:
 		if !r.prefilled {

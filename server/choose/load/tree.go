@@ -45,7 +45,7 @@ func (t *tree) insert(s *booking, hashes []blockhash.Hash, rk *rank) {
 		n := t.byFirst[hashes[0]]
 		if n == nil {
 			at = t.grow(at, hashes)
-			s.exclusive += int64(len(hashes))
+			s.blocks.exclusive += int64(len(hashes))
 			break
 		}
 		common := agree(n.edge, hashes)
@@ -84,7 +84,7 @@ func (t *tree) remove(s *booking, rk *rank) {
 		s.nextEnd.prevEnd = s.prevEnd
 	}
 	n := s.node
-	s.node, s.prevEnd, s.nextEnd, s.exclusive = nil, nil, nil, 0
+	s.node, s.prevEnd, s.nextEnd, s.blocks.exclusive = nil, nil, nil, 0
 	var alone *booking
 	for n != &t.root {
 		up := n.parent
@@ -105,8 +105,8 @@ func (t *tree) remove(s *booking, rk *rank) {
 
 // exclude changes the blocks that s has for itself by delta. rk.mu is held.
 func (rk *rank) exclude(s *booking, delta int64) {
-	s.exclusive += delta
-	rk.sums.own += s.weight * delta
+	s.blocks.exclusive += delta
+	rk.sums.own += s.blocks.weight * delta
 }
 
 // agree is how many leading blocks of the two are the same: since a hash names all that is before

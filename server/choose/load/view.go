@@ -36,9 +36,9 @@ func (rk *rank) publish() {
 	if head == nil {
 		head = &noBooking
 	}
-	p.headTokens.Store(head.prefillTokens)
-	p.headNanos.Store(head.prefillNanos)
-	p.headUnstreamed.Store(head.unstreamed)
+	p.headTokens.Store(head.prefill.tokens)
+	p.headNanos.Store(head.prefill.nanos)
+	p.headUnstreamed.Store(head.prefill.unstreamed)
 	p.anchor.Store(rk.anchor)
 	p.seq.Add(1)
 }

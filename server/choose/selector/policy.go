@@ -52,7 +52,7 @@ func cacheReason(d *decision.Decision) decision.Reason {
 		return decision.ReasonCost
 	}
 	for i := range d.Candidates {
-		if c := &d.Candidates[i]; c.GPU+c.CPU+c.Disk > 0 {
+		if c := &d.Candidates[i]; c.Overlap.Tokens() > 0 {
 			return decision.ReasonCost
 		}
 	}

@@ -13,7 +13,12 @@ import (
 
 // question is a decision still to be made, with all rates as a fresh router has them.
 func question(policy decision.Policy, prompt int, candidates ...decision.Candidate) *decision.Decision {
-	d := &decision.Decision{Policy: policy, PromptTokens: prompt, Params: selector.DefaultParams(), Omega: 1, Returning: 0.3, Seed: 42, Candidates: candidates}
+	d := &decision.Decision{
+		Rule:   decision.Rule{Policy: policy, Params: selector.DefaultParams(), Seed: 42},
+		Prompt: decision.Prompt{PromptTokens: prompt},
+		Fleet:  decision.Fleet{Omega: 1, Returning: 0.3},
+		Ranks:  decision.Ranks{Candidates: candidates},
+	}
 	for i := range d.Candidates {
 		c := &d.Candidates[i]
 		c.Slot, c.Replica = replica.Slot(i), replica.ID(rune('A'+i))
@@ -39,9 +44,9 @@ func chosen(d *decision.Decision) replica.ID {
 // The example of the requirements: three workers, block 16, a prompt of 10 blocks.
 func dynamoExample() *decision.Decision {
 	return question(decision.OverlapLoad, 160,
-		decision.Candidate{GPU: 96, QueuedTokens: 32, DecodeBlocks: 13},
-		decision.Candidate{DecodeBlocks: 10},
-		decision.Candidate{CPU: 64, DecodeBlocks: 10})
+		decision.Candidate{Overlap: decision.Overlap{GPU: 96}, RankLoad: decision.RankLoad{QueuedTokens: 32, DecodeBlocks: 13}},
+		decision.Candidate{RankLoad: decision.RankLoad{DecodeBlocks: 10}},
+		decision.Candidate{Overlap: decision.Overlap{CPU: 64}, RankLoad: decision.RankLoad{DecodeBlocks: 10}})
 }
 
 func TestOverlapLoadGivesDynamosCosts(t *testing.T) {
@@ -91,15 +96,15 @@ func TestTemperatureDrawsBySoftmax(t *testing.T) {
 // A higher overlap wins.
 func TestHigherOverlapWins(t *testing.T) {
 	for _, policy := range []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.WeightedScorers} {
-		d := question(policy, 4096, decision.Candidate{GPU: 1024}, decision.Candidate{GPU: 2048})
+		d := question(policy, 4096, decision.Candidate{Overlap: decision.Overlap{GPU: 1024}}, decision.Candidate{Overlap: decision.Overlap{GPU: 2048}})
 		if got := chosen(d); got != "B" {
 			t.Errorf("%s: chose %s, want the higher overlap", policy, got)
 		}
-		d = question(policy, 4096, decision.Candidate{GPU: 1024}, decision.Candidate{GPU: 1024, CPU: 512})
+		d = question(policy, 4096, decision.Candidate{Overlap: decision.Overlap{GPU: 1024}}, decision.Candidate{Overlap: decision.Overlap{GPU: 1024, CPU: 512}})
 		if got := chosen(d); got != "B" {
 			t.Errorf("%s: chose %s, want the blocks in the CPU tier to break the tie", policy, got)
 		}
-		d = question(policy, 4096, decision.Candidate{GPU: 2048}, decision.Candidate{GPU: 1024, CPU: 1024})
+		d = question(policy, 4096, decision.Candidate{Overlap: decision.Overlap{GPU: 2048}}, decision.Candidate{Overlap: decision.Overlap{GPU: 1024, CPU: 1024}})
 		if got := chosen(d); got != "A" {
 			t.Errorf("%s: chose %s, want the larger GPU hit before the CPU tier", policy, got)
 		}
@@ -109,19 +114,23 @@ func TestHigherOverlapWins(t *testing.T) {
 // Equal overlap, lower load wins, and it flips when the load does.
 func TestEqualOverlapLowerLoadWins(t *testing.T) {
 	for _, policy := range []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.LeastTokens} {
-		busy := decision.Candidate{GPU: 1024, QueuedTokens: 8 * 3000, Waiting: 8, Requests: 8, Backlog: 3}
-		if got := chosen(question(policy, 4096, busy, decision.Candidate{GPU: 1024})); got != "B" {
+		busy := decision.Candidate{
+			Overlap:  decision.Overlap{GPU: 1024},
+			RankLoad: decision.RankLoad{QueuedTokens: 8 * 3000, Waiting: 8, Requests: 8},
+			Forecast: decision.Forecast{Backlog: 3},
+		}
+		if got := chosen(question(policy, 4096, busy, decision.Candidate{Overlap: decision.Overlap{GPU: 1024}})); got != "B" {
 			t.Errorf("%s: chose %s, want the idle one", policy, got)
 		}
-		if got := chosen(question(policy, 4096, decision.Candidate{GPU: 1024}, busy)); got != "A" {
+		if got := chosen(question(policy, 4096, decision.Candidate{Overlap: decision.Overlap{GPU: 1024}}, busy)); got != "A" {
 			t.Errorf("%s: chose %s, want the idle one", policy, got)
 		}
 	}
-	d := question(decision.OverlapLoad, 4096, decision.Candidate{DecodeBlocks: 80}, decision.Candidate{DecodeBlocks: 20})
+	d := question(decision.OverlapLoad, 4096, decision.Candidate{RankLoad: decision.RankLoad{DecodeBlocks: 80}}, decision.Candidate{RankLoad: decision.RankLoad{DecodeBlocks: 20}})
 	if got := chosen(d); got != "B" {
 		t.Errorf("overlap-load: chose %s, want the lower decode load", got)
 	}
-	d = question(decision.PredictedTTFT, 4096, decision.Candidate{StepTime: 0.03, TokenTime: 1.0 / 8000, Bend: 50000}, decision.Candidate{})
+	d = question(decision.PredictedTTFT, 4096, decision.Candidate{Pace: decision.Pace{StepTime: 0.03, TokenTime: 1.0 / 8000, Bend: 50000}}, decision.Candidate{})
 	if got := chosen(d); got != "B" {
 		t.Errorf("predicted-ttft: chose %s, want the shorter decode step", got)
 	}
@@ -130,7 +139,10 @@ func TestEqualOverlapLowerLoadWins(t *testing.T) {
 // Without ids a choice is made all the same, by load.
 func TestWithoutIDsLoadDecides(t *testing.T) {
 	for _, policy := range []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.WeightedScorers, decision.PrefixAffinity} {
-		d := question(policy, 0, decision.Candidate{Requests: 3, Waiting: 3, QueuedTokens: 900, Backlog: 1}, decision.Candidate{})
+		d := question(policy, 0, decision.Candidate{
+			RankLoad: decision.RankLoad{Requests: 3, Waiting: 3, QueuedTokens: 900},
+			Forecast: decision.Forecast{Backlog: 1},
+		}, decision.Candidate{})
 		d.Keyless = true
 		if got := chosen(d); got != "B" {
 			t.Errorf("%s: chose %s, want the idle one", policy, got)
@@ -142,7 +154,7 @@ func TestWithoutIDsLoadDecides(t *testing.T) {
 }
 
 func TestPredictedTTFTSpreadsWhatCostsLessElsewhere(t *testing.T) {
-	warm := decision.Candidate{GPU: 8000, Backlog: 2.5}
+	warm := decision.Candidate{Overlap: decision.Overlap{GPU: 8000}, Forecast: decision.Forecast{Backlog: 2.5}}
 	d := question(decision.PredictedTTFT, 8192, warm, decision.Candidate{})
 	if got := chosen(d); got != "B" {
 		t.Errorf("chose %s: a queue of 2.5 s is longer than a prefill of 8192 tokens", got)
@@ -152,7 +164,7 @@ func TestPredictedTTFTSpreadsWhatCostsLessElsewhere(t *testing.T) {
 	if got := chosen(d); got != "A" {
 		t.Errorf("chose %s: at ω = 4 the extra second of prefill weighs more than the queue", got)
 	}
-	d = question(decision.PredictedTTFT, 8192, decision.Candidate{GPU: 8000, Planned: 5}, decision.Candidate{})
+	d = question(decision.PredictedTTFT, 8192, decision.Candidate{Overlap: decision.Overlap{GPU: 8000}, Forecast: decision.Forecast{Planned: 5}}, decision.Candidate{})
 	if got := chosen(d); got != "B" {
 		t.Errorf("chose %s: those who wait for the warm one count as its queue", got)
 	}
@@ -168,7 +180,7 @@ func TestPrefillTimeBendsWithContext(t *testing.T) {
 }
 
 func TestSessionIsATermNotAFence(t *testing.T) {
-	home := decision.Candidate{Session: true}
+	home := decision.Candidate{Affinity: decision.Affinity{Session: true}}
 	if got := chosen(question(decision.PredictedTTFT, 1000, decision.Candidate{}, home)); got != "B" {
 		t.Errorf("chose %s, want the session's rank among equals", got)
 	}
@@ -179,7 +191,7 @@ func TestSessionIsATermNotAFence(t *testing.T) {
 }
 
 func TestConsistentHashFollowsTheRingThenLoad(t *testing.T) {
-	d := question(decision.ConsistentHash, 10, decision.Candidate{Place: 2}, decision.Candidate{Place: 1}, decision.Candidate{})
+	d := question(decision.ConsistentHash, 10, decision.Candidate{Affinity: decision.Affinity{Place: 2}}, decision.Candidate{Affinity: decision.Affinity{Place: 1}}, decision.Candidate{})
 	if got := chosen(d); got != "B" {
 		t.Errorf("chose %s, want the owner", got)
 	}
@@ -187,7 +199,7 @@ func TestConsistentHashFollowsTheRingThenLoad(t *testing.T) {
 	if got := chosen(d); got != "A" {
 		t.Errorf("chose %s, want the first successor", got)
 	}
-	d = question(decision.ConsistentHash, 10, decision.Candidate{Requests: 5}, decision.Candidate{Requests: 1})
+	d = question(decision.ConsistentHash, 10, decision.Candidate{RankLoad: decision.RankLoad{Requests: 5}}, decision.Candidate{RankLoad: decision.RankLoad{Requests: 1}})
 	if got := chosen(d); got != "B" || d.Reason != decision.ReasonNoKey {
 		t.Errorf("chose %s for reason %q, want the least busy for want of a place", got, d.Reason)
 	}
@@ -207,7 +219,7 @@ func TestRoundRobinTakesTurns(t *testing.T) {
 
 func TestPowerOfTwoTakesTheLessBusyOfTwo(t *testing.T) {
 	for seed := range uint64(200) {
-		d := question(decision.PowerOfTwo, 1, decision.Candidate{Requests: 9}, decision.Candidate{Requests: 1}, decision.Candidate{Requests: 5})
+		d := question(decision.PowerOfTwo, 1, decision.Candidate{RankLoad: decision.RankLoad{Requests: 9}}, decision.Candidate{RankLoad: decision.RankLoad{Requests: 1}}, decision.Candidate{RankLoad: decision.RankLoad{Requests: 5}})
 		d.Seed = seed
 		if got := chosen(d); got == "A" {
 			t.Fatalf("seed %d chose the busiest of all", seed)
@@ -217,17 +229,17 @@ func TestPowerOfTwoTakesTheLessBusyOfTwo(t *testing.T) {
 
 // One candidate is taken, of two the less busy one, and of more each pair is drawn about as often as the others.
 func TestPowerOfTwoDrawsEachPairEqually(t *testing.T) {
-	only := question(decision.PowerOfTwo, 1, decision.Candidate{Requests: 9})
+	only := question(decision.PowerOfTwo, 1, decision.Candidate{RankLoad: decision.RankLoad{Requests: 9}})
 	if got := chosen(only); got != "A" {
 		t.Errorf("of one candidate, %q was chosen", got)
 	}
 	const draws = 6000
 	first, both := map[replica.ID]int{}, map[replica.ID]int{}
 	for seed := range uint64(draws) {
-		two := question(decision.PowerOfTwo, 1, decision.Candidate{Requests: 3}, decision.Candidate{Requests: 2})
+		two := question(decision.PowerOfTwo, 1, decision.Candidate{RankLoad: decision.RankLoad{Requests: 3}}, decision.Candidate{RankLoad: decision.RankLoad{Requests: 2}})
 		two.Seed = seed
 		both[chosen(two)]++
-		four := question(decision.PowerOfTwo, 1, decision.Candidate{Requests: 1}, decision.Candidate{Requests: 2}, decision.Candidate{Requests: 3}, decision.Candidate{Requests: 4})
+		four := question(decision.PowerOfTwo, 1, decision.Candidate{RankLoad: decision.RankLoad{Requests: 1}}, decision.Candidate{RankLoad: decision.RankLoad{Requests: 2}}, decision.Candidate{RankLoad: decision.RankLoad{Requests: 3}}, decision.Candidate{RankLoad: decision.RankLoad{Requests: 4}})
 		four.Seed = seed
 		first[chosen(four)]++
 	}
@@ -252,11 +264,11 @@ func TestPrefixAffinity(t *testing.T) {
 		want   replica.ID
 		reason decision.Reason
 	}{
-		{"without text, by load", 0, 0, decision.Candidate{Requests: 2, Chars: 9}, decision.Candidate{Requests: 1}, "B", decision.ReasonNoKey},
-		{"too uneven, by load", 100, 2, decision.Candidate{Requests: 10, Chars: 90}, decision.Candidate{}, "B", decision.ReasonImbalance},
-		{"a high match wins", 100, 0, decision.Candidate{Requests: 10, Chars: 90}, decision.Candidate{}, "A", decision.ReasonCost},
-		{"a low match goes to the smallest tree", 100, 0, decision.Candidate{Chars: 5, Held: 500}, decision.Candidate{Held: 20}, "B", decision.ReasonCost},
-		{"equal matches go by load", 100, 0, decision.Candidate{Chars: 50, Requests: 3}, decision.Candidate{Chars: 50, Requests: 1}, "B", decision.ReasonCost},
+		{"without text, by load", 0, 0, decision.Candidate{RankLoad: decision.RankLoad{Requests: 2}, Affinity: decision.Affinity{Chars: 9}}, decision.Candidate{RankLoad: decision.RankLoad{Requests: 1}}, "B", decision.ReasonNoKey},
+		{"too uneven, by load", 100, 2, decision.Candidate{RankLoad: decision.RankLoad{Requests: 10}, Affinity: decision.Affinity{Chars: 90}}, decision.Candidate{}, "B", decision.ReasonImbalance},
+		{"a high match wins", 100, 0, decision.Candidate{RankLoad: decision.RankLoad{Requests: 10}, Affinity: decision.Affinity{Chars: 90}}, decision.Candidate{}, "A", decision.ReasonCost},
+		{"a low match goes to the smallest tree", 100, 0, decision.Candidate{Affinity: decision.Affinity{Chars: 5, Held: 500}}, decision.Candidate{Affinity: decision.Affinity{Held: 20}}, "B", decision.ReasonCost},
+		{"equal matches go by load", 100, 0, decision.Candidate{Affinity: decision.Affinity{Chars: 50}, RankLoad: decision.RankLoad{Requests: 3}}, decision.Candidate{Affinity: decision.Affinity{Chars: 50}, RankLoad: decision.RankLoad{Requests: 1}}, "B", decision.ReasonCost},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -347,8 +359,8 @@ func TestTiesAreSharedOut(t *testing.T) {
 // Those who return to a rank for its cache are reckoned with: others, who may find it prefilling
 // this prompt, and the next turn of this conversation, which may find it prefilling others.
 func TestReturnsAreInTheCost(t *testing.T) {
-	visited := decision.Candidate{Returns: 0.5, Saved: 2}
-	lonely := decision.Candidate{Residual: 0.5}
+	visited := decision.Candidate{Revisits: decision.Revisits{Returns: 0.5, Saved: 2}}
+	lonely := decision.Candidate{Revisits: decision.Revisits{Residual: 0.5}}
 	for _, tt := range []struct {
 		name   string
 		prompt int
@@ -376,10 +388,15 @@ func TestReturnsAreInTheCost(t *testing.T) {
 
 // 40 of 40 fresh prompts went to one replica of an idle fleet: equals differ by less than is known of them.
 func TestEqualsWithinNoiseAreDrawn(t *testing.T) {
-	d := decision.Decision{Policy: decision.PredictedTTFT, PromptTokens: 4000, Omega: 1, Params: selector.DefaultParams(), Candidates: []decision.Candidate{
-		{TokenTime: 1.000e-4, Bend: 50000, Spread: 0.04}, {TokenTime: 1.010e-4, Bend: 50000, Spread: 0.04},
-		{TokenTime: 1.005e-4, Bend: 50000, Spread: 0.04}, {TokenTime: 1.200e-4, Bend: 50000, Spread: 0.04},
-	}}
+	d := decision.Decision{
+		Rule:   decision.Rule{Policy: decision.PredictedTTFT, Params: selector.DefaultParams()},
+		Prompt: decision.Prompt{PromptTokens: 4000},
+		Fleet:  decision.Fleet{Omega: 1},
+		Ranks: decision.Ranks{Candidates: []decision.Candidate{
+			{Pace: decision.Pace{TokenTime: 1.000e-4, Bend: 50000, Spread: 0.04}}, {Pace: decision.Pace{TokenTime: 1.010e-4, Bend: 50000, Spread: 0.04}},
+			{Pace: decision.Pace{TokenTime: 1.005e-4, Bend: 50000, Spread: 0.04}}, {Pace: decision.Pace{TokenTime: 1.200e-4, Bend: 50000, Spread: 0.04}},
+		}},
+	}
 	var picked [4]int
 	for seed := range uint64(1200) {
 		d.Seed = seed * 0x9e3779b97f4a7c15
@@ -409,13 +426,24 @@ func TestEqualsWithinNoiseAreDrawn(t *testing.T) {
 }
 
 func TestTargetsComeFirstUnderSLO(t *testing.T) {
-	d := decision.Decision{Policy: decision.PredictedTTFT, Objective: decision.ObjectiveSLO, PromptTokens: 4000, Omega: 3, Params: selector.DefaultParams(),
-		Targets: decision.Targets{TTFT: time.Second, TPOT: 50 * time.Millisecond},
-		Candidates: []decision.Candidate{
-			{TokenTime: 1e-4, StepTime: 0.01, FullStep: 0.2, GPU: 3900, Backlog: 1.1},             // nearly all cached, too late
-			{TokenTime: 1e-4, StepTime: 0.01, FullStep: 0.2, Backlog: 0.3},                        // in time
-			{TokenTime: 1e-4, StepTime: 0.01, FullStep: 0.2, GPU: 2000, Backlog: 0.1, Busy: 0.99}, // decodes slowly
-		}}
+	d := decision.Decision{
+		Rule:   decision.Rule{Policy: decision.PredictedTTFT, Objective: decision.ObjectiveSLO, Params: selector.DefaultParams(), Targets: decision.Targets{TTFT: time.Second, TPOT: 50 * time.Millisecond}},
+		Prompt: decision.Prompt{PromptTokens: 4000},
+		Fleet:  decision.Fleet{Omega: 3},
+		Ranks: decision.Ranks{Candidates: []decision.Candidate{
+			{
+				Pace:     decision.Pace{TokenTime: 1e-4, StepTime: 0.01, FullStep: 0.2},
+				Overlap:  decision.Overlap{GPU: 3900},
+				Forecast: decision.Forecast{Backlog: 1.1},
+			}, // nearly all cached, too late
+			{Pace: decision.Pace{TokenTime: 1e-4, StepTime: 0.01, FullStep: 0.2}, Forecast: decision.Forecast{Backlog: 0.3}}, // in time
+			{
+				Pace:     decision.Pace{TokenTime: 1e-4, StepTime: 0.01, FullStep: 0.2, Busy: 0.99},
+				Overlap:  decision.Overlap{GPU: 2000},
+				Forecast: decision.Forecast{Backlog: 0.1},
+			}, // decodes slowly
+		}},
+	}
 	selector.Choose(&d)
 	if d.Chosen != 1 {
 		t.Errorf("candidate %d: %+v", d.Chosen, d.Candidates)

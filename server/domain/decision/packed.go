@@ -27,7 +27,7 @@ type summary struct {
 
 // add counts a candidate. pick is the chosen one, or nil.
 func (s *summary) add(c, pick *Candidate) {
-	s.overlap = max(s.overlap, c.GPU+c.CPU+c.Disk)
+	s.overlap = max(s.overlap, c.Overlap.Tokens())
 	if c.Veto != VetoNone {
 		return
 	}
@@ -39,21 +39,24 @@ func (s *summary) add(c, pick *Candidate) {
 }
 
 // image is a Candidate without its Replica, as the words of its memory.
-type image [(unsafe.Sizeof(Candidate{}) - unsafe.Offsetof(Candidate{}.Slot)) / wordSize]uint64
+type image [(unsafe.Sizeof(Candidate{}) - slotAt) / wordSize]uint64
 
-const wordSize = 8
+const (
+	wordSize = 8
+	slotAt   = unsafe.Offsetof(Candidate{}.RankID) + unsafe.Offsetof(RankID{}.Slot)
+)
 
 // imageOf is c's own memory. Fields after Replica have no pointers.
 func imageOf(c *Candidate) *image {
-	return (*image)(unsafe.Add(unsafe.Pointer(c), unsafe.Offsetof(c.Slot)))
+	return (*image)(unsafe.Add(unsafe.Pointer(c), slotAt))
 }
 
 // Packer packs candidates. The zero Packer is ready; it is for one goroutine at a time.
 type Packer struct{ words []uint64 }
 
-// Pack sets the candidates of d, which has none, to a packed copy of list; d.Chosen is an index in it. names are the replicas of list's
+// Pack sets the candidates of r, which has none, to a packed copy of list; r.Chosen is an index in it. names are the replicas of list's
 // candidates where the caller has them in a slice that never changes: it is shared. Nil makes one.
-func (k *Packer) Pack(d *Decision, list []Candidate, names []replica.ID) {
+func (k *Packer) Pack(r *Ranks, list []Candidate, names []replica.ID) {
 	if len(list) == 0 {
 		return
 	}
@@ -65,8 +68,8 @@ func (k *Packer) Pack(d *Decision, list []Candidate, names []replica.ID) {
 	}
 	p := &packed{names: names}
 	var pick *Candidate
-	if d.Chosen >= 0 && d.Chosen < len(list) {
-		pick = &list[d.Chosen]
+	if r.Chosen >= 0 && r.Chosen < len(list) {
+		pick = &list[r.Chosen]
 		p.pick = *pick
 	}
 	k.words = slices.Grow(k.words[:0], len(list)*(1+len(image{})))
@@ -85,36 +88,11 @@ func (k *Packer) Pack(d *Decision, list []Candidate, names []replica.ID) {
 		words[at], before = mask, now
 	}
 	p.words = slices.Clone(words[:end])
-	d.packed = p
+	r.packed = p
 }
 
-// summary is of those listed.
-func (d *Decision) summary() summary {
-	if p := d.compact(); p != nil {
-		return p.summary
-	}
-	var s summary
-	pick := d.Pick()
-	for i := range d.Candidates {
-		s.add(&d.Candidates[i], pick)
-	}
-	return s
-}
-
-// compact are the packed candidates; nil when Candidates has them.
-func (d *Decision) compact() *packed {
-	if d.Candidates != nil {
-		return nil
-	}
-	return d.packed
-}
-
-// List returns Candidates, or a copy of them where they are packed. It must not be changed.
-func (d *Decision) List() []Candidate {
-	p := d.compact()
-	if p == nil {
-		return d.Candidates
-	}
+// list unpacks the candidates.
+func (p *packed) list() []Candidate {
 	list := make([]Candidate, len(p.names))
 	words, before := p.words, new(image)
 	for i := range list {
@@ -130,26 +108,4 @@ func (d *Decision) List() []Candidate {
 		before = now
 	}
 	return list
-}
-
-// Listed is how many candidates List has.
-func (d *Decision) Listed() int {
-	if p := d.compact(); p != nil {
-		return len(p.names)
-	}
-	return len(d.Candidates)
-}
-
-// Fastest is the lowest predicted time to the first token of those listed that could be chosen; 0 when none was predicted.
-func (d *Decision) Fastest() float64 { return d.summary().fastest }
-
-// BestOverlap is the longest overlap of those listed, in tokens.
-func (d *Decision) BestOverlap() int { return int(d.summary().overlap) }
-
-// Servers is how many of those listed could be chosen.
-func (d *Decision) Servers() int { return d.summary().servers }
-
-// HasOtherReplica reports whether a rank of another replica could have been chosen.
-func (d *Decision) HasOtherReplica() bool {
-	return d.Pick() != nil && (d.Elsewhere || d.summary().elsewhere)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -15,19 +16,23 @@ import (
 
 // some is a decision among n ranks, whose fields have values by chance; share of them differ between ranks.
 func some(dice *rand.Rand, n int, share float64) *decision.Decision {
-	d := &decision.Decision{ID: fmt.Sprint("d", n), Model: "m", At: time.Unix(1, 2), Chosen: dice.IntN(n+1) - 1, Shadow: &decision.Shadow{Rank: 3}}
+	d := &decision.Decision{
+		Request: decision.Request{ID: fmt.Sprint("d", n), Model: "m"},
+		At:      time.Unix(1, 2),
+		Ranks:   decision.Ranks{Chosen: dice.IntN(n+1) - 1},
+		Shadow:  &decision.Shadow{Rank: 3},
+	}
 	for i := range n {
 		c := decision.Candidate{}
 		if i > 0 {
 			c = d.Candidates[i-1]
 		}
 		c.Replica = replica.ID(fmt.Sprint("replica-", i/2))
-		fields := reflect.ValueOf(&c).Elem()
-		for f := range fields.NumField() {
+		for _, v := range leaves(reflect.ValueOf(&c).Elem()) {
 			if dice.Float64() >= share {
 				continue
 			}
-			switch v := fields.Field(f); {
+			switch {
 			case v.CanFloat():
 				v.SetFloat([]float64{dice.NormFloat64(), math.Inf(1), math.Copysign(0, -1), 0}[dice.IntN(4)])
 			case v.CanInt():
@@ -43,11 +48,22 @@ func some(dice *rand.Rand, n int, share float64) *decision.Decision {
 	return d
 }
 
+// leaves are the fields of a struct, those of the structs in it in their place.
+func leaves(v reflect.Value) (list []reflect.Value) {
+	if v.Kind() != reflect.Struct {
+		return []reflect.Value{v}
+	}
+	for i := range v.NumField() {
+		list = append(list, leaves(v.Field(i))...)
+	}
+	return list
+}
+
 // packed is d with its candidates packed.
 func packed(d *decision.Decision, names []replica.ID) *decision.Decision {
 	p := *d
 	p.Candidates = nil
-	new(decision.Packer).Pack(&p, d.Candidates, names)
+	new(decision.Packer).Pack(&p.Ranks, d.Candidates, names)
 	return &p
 }
 
@@ -59,7 +75,7 @@ func TestPackedCandidatesAreTheSame(t *testing.T) {
 		copied := *d
 		p := &copied
 		p.Candidates = nil
-		packer.Pack(p, d.Candidates, nil)
+		packer.Pack(&p.Ranks, d.Candidates, nil)
 		list := p.List()
 		if !slices.Equal(list, d.Candidates) || p.Listed() != len(d.Candidates) {
 			t.Fatalf("round %d: %+v\nwant %+v", round, list, d.Candidates)
@@ -83,9 +99,16 @@ func TestPackedCandidatesAreTheSame(t *testing.T) {
 
 // Of candidates that are listed as they are, those that could be chosen count.
 func TestWhatIsAskedOfAllCandidates(t *testing.T) {
-	d := &decision.Decision{Chosen: 1, Candidates: []decision.Candidate{
-		{Replica: "a", TTFT: 1, GPU: 9, CPU: 1, Veto: decision.VetoState}, {Replica: "b", TTFT: 3, GPU: 4}, {Replica: "b", TTFT: 2}, {Replica: "b"},
-	}}
+	d := &decision.Decision{
+		Ranks: decision.Ranks{Chosen: 1, Candidates: []decision.Candidate{
+			{
+				RankID:   decision.RankID{Replica: "a"},
+				Forecast: decision.Forecast{TTFT: 1},
+				Overlap:  decision.Overlap{GPU: 9, CPU: 1},
+				Veto:     decision.VetoState,
+			}, {RankID: decision.RankID{Replica: "b"}, Forecast: decision.Forecast{TTFT: 3}, Overlap: decision.Overlap{GPU: 4}}, {RankID: decision.RankID{Replica: "b"}, Forecast: decision.Forecast{TTFT: 2}}, {RankID: decision.RankID{Replica: "b"}},
+		}},
+	}
 	for name, one := range map[string]*decision.Decision{"packed": packed(d, nil), "not packed": d} {
 		if one.Fastest() != 2 || one.BestOverlap() != 10 || one.Servers() != 3 || one.HasOtherReplica() {
 			t.Errorf("%s: %v s, overlap %d, %d servers, another replica %t", name, one.Fastest(), one.BestOverlap(), one.Servers(), one.HasOtherReplica())
@@ -103,7 +126,7 @@ func TestWhatIsAskedOfAllCandidates(t *testing.T) {
 
 // A value that compares unequal to itself is kept too.
 func TestPackedCandidatesKeepNaN(t *testing.T) {
-	d := &decision.Decision{Candidates: []decision.Candidate{{TTFT: math.NaN()}, {TTFT: math.NaN(), Cost: 1}}}
+	d := &decision.Decision{Ranks: decision.Ranks{Candidates: []decision.Candidate{{Forecast: decision.Forecast{TTFT: math.NaN()}}, {Forecast: decision.Forecast{TTFT: math.NaN()}, Cost: 1}}}}
 	for _, c := range packed(d, nil).List() {
 		if !math.IsNaN(c.TTFT) {
 			t.Errorf("%+v", c)
@@ -113,8 +136,8 @@ func TestPackedCandidatesKeepNaN(t *testing.T) {
 
 // Candidates that are set count, whatever was packed before.
 func TestCandidatesReplacePackedOnes(t *testing.T) {
-	d := packed(&decision.Decision{Chosen: 1, Candidates: []decision.Candidate{{Replica: "a"}, {Replica: "b"}}}, []replica.ID{"a", "b"})
-	d.Candidates, d.Chosen = []decision.Candidate{{Replica: "c"}}, 0
+	d := packed(&decision.Decision{Ranks: decision.Ranks{Chosen: 1, Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: "a"}}, {RankID: decision.RankID{Replica: "b"}}}}}, []replica.ID{"a", "b"})
+	d.Candidates, d.Chosen = []decision.Candidate{{RankID: decision.RankID{Replica: "c"}}}, 0
 	if d.Listed() != 1 || d.List()[0].Replica != "c" || d.Pick().Replica != "c" {
 		t.Errorf("%d candidates, the pick is %+v", d.Listed(), d.Pick())
 	}
@@ -122,17 +145,20 @@ func TestCandidatesReplacePackedOnes(t *testing.T) {
 
 // Pack copies what follows Replica as words: it must have no pointers, which the garbage collector would not see, and fill words.
 func TestACandidateHasNoPointersButItsName(t *testing.T) {
-	about := reflect.TypeFor[decision.Candidate]()
-	if about.Field(0).Name != "Replica" || about.Field(1).Name != "Slot" || (about.Size()-about.Field(1).Offset)%8 != 0 || about.Field(1).Offset%8 != 0 {
-		t.Errorf("Candidate begins with %s, %s at %d and has %d bytes", about.Field(0).Name, about.Field(1).Name, about.Field(1).Offset, about.Size())
+	size, slot := unsafe.Sizeof(decision.Candidate{}), unsafe.Offsetof(decision.RankID{}.Slot)
+	if unsafe.Offsetof(decision.Candidate{}.RankID) != 0 || unsafe.Offsetof(decision.RankID{}.Replica) != 0 || slot != unsafe.Sizeof(replica.ID("")) || (size-slot)%8 != 0 || slot%8 != 0 {
+		t.Errorf("a Candidate has its slot at %d and has %d bytes", slot, size)
 	}
-	if words := (about.Size() - about.Field(1).Offset) / 8; words > 64 {
+	if words := (size - slot) / 8; words > 64 {
 		t.Errorf("a Candidate has %d words, more than a mask has bits", words)
 	}
+	if end := unsafe.Offsetof(decision.Candidate{}.Forecast) + unsafe.Offsetof(decision.Forecast{}.TTFT) + 8; end > 64 {
+		t.Errorf("the time to the first token ends at byte %d, behind the first cache line", end)
+	}
 	plain := []reflect.Kind{reflect.Bool, reflect.Int32, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Float32, reflect.Float64}
-	for i := 1; i < about.NumField(); i++ {
-		if f := about.Field(i); !slices.Contains(plain, f.Type.Kind()) {
-			t.Errorf("%s is a %s", f.Name, f.Type.Kind())
+	for i, v := range leaves(reflect.ValueOf(decision.Candidate{})) {
+		if first := i == 0; first != (v.Kind() == reflect.String) || !first && !slices.Contains(plain, v.Kind()) {
+			t.Errorf("field %d is a %s", i, v.Kind())
 		}
 	}
 }
@@ -146,6 +172,6 @@ func BenchmarkPack(b *testing.B) {
 	var packer decision.Packer
 	b.ReportAllocs()
 	for b.Loop() {
-		packer.Pack(new(decision.Decision), list, names)
+		packer.Pack(new(decision.Ranks), list, names)
 	}
 }

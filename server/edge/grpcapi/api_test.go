@@ -510,9 +510,19 @@ func TestKeys(t *testing.T) {
 }
 
 func answer(id replica.ID, ttft ...float64) *router.Answer {
-	d := &decision.Decision{ID: "d-1", Policy: decision.PredictedTTFT, Reason: decision.ReasonCost, PromptTokens: 48, Chosen: 0}
+	d := &decision.Decision{
+		Request: decision.Request{ID: "d-1"},
+		Rule:    decision.Rule{Policy: decision.PredictedTTFT},
+		Reason:  decision.ReasonCost,
+		Prompt:  decision.Prompt{PromptTokens: 48},
+		Ranks:   decision.Ranks{Chosen: 0},
+	}
 	for i, seconds := range ttft {
-		d.Candidates = append(d.Candidates, decision.Candidate{Replica: id, Rank: uint16(i), TTFT: seconds, GPU: 32, CPU: 16})
+		d.Candidates = append(d.Candidates, decision.Candidate{
+			RankID:   decision.RankID{Replica: id, Rank: uint16(i)},
+			Forecast: decision.Forecast{TTFT: seconds},
+			Overlap:  decision.Overlap{GPU: 32, CPU: 16},
+		})
 	}
 	return &router.Answer{
 		Choice: &chooser.Choice{Decision: d, Replica: &replica.Replica{ID: id, URL: "http://h:8000", Slots: make([]replica.Slot, len(ttft))}},

@@ -281,7 +281,7 @@ func (s *choices) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRe
 	for i := range list {
 		c := &list[i]
 		out.Ranks = append(out.Ranks, &kvpilotv1.RankOverlap{
-			ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Overlap: overlapProto(c),
+			ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Overlap: overlapProto(&c.Overlap),
 			Feed: feedProto(c.Feed), BlockSize: c.BlockSize,
 		})
 	}

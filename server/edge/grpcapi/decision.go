@@ -78,19 +78,14 @@ func limitProto(d time.Duration) *durationpb.Duration {
 
 func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 	out := &kvpilotv1.Candidate{
-		ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Veto: c.Veto.String(), Overlap: overlapProto(c),
+		ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Veto: c.Veto.String(), Overlap: overlapProto(&c.Overlap),
 		Feed: feedProto(c.Feed), BlockSize: c.BlockSize, Session: c.Session,
 		Requests: c.Requests, Waiting: c.Waiting, QueuedTokens: c.QueuedTokens, DecodeBlocks: c.DecodeBlocks, Blocks: c.Blocks,
 		BacklogMs: c.Backlog * milli, SilentMs: c.Silent * milli, UncachedTokens: c.Uncached, PrefillMs: c.Prefill * milli, TtftMs: c.TTFT * milli, Cost: c.Cost * scale,
 		Slowdown: c.Slowdown, PlannedMs: c.Planned * milli, FullStepMs: c.FullStep * milli, DecodeMs: c.Decode * milli, CrowdingMs: c.Crowding * milli,
 		TpotMs: c.TPOT * milli, Late: c.Late, ReturnsPerSecond: c.Returns, SavedMs: c.Saved * milli, ResidualMs: c.Residual * milli,
 		Chars: c.Chars, HeldChars: c.Held, Place: c.Place, DragMs: c.Drag * milli,
-		Speed: &kvpilotv1.RankSpeed{
-			BendTokens: c.Bend, StepMs: c.StepTime * milli, OverheadMs: c.Overhead * milli, Spread: c.Spread, Source: c.Speed.String(), Busy: c.Busy,
-		},
-	}
-	if c.TokenTime > 0 {
-		out.Speed.TokensPerSecond = 1 / c.TokenTime
+		Speed: paceProto(&c.Pace),
 	}
 	if s := conduct.Suspicion(c.Suspicions); s != 0 {
 		out.Conduct = &kvpilotv1.RankConduct{Suspicions: s.Names(), Slowness: float64(c.Slowness), OverlapTrust: float64(c.Trust)}
@@ -102,6 +97,16 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 	if c.KVUsage >= 0 {
 		share := float64(c.KVUsage)
 		out.KvUsage = &share
+	}
+	return out
+}
+
+func paceProto(p *decision.Pace) *kvpilotv1.RankSpeed {
+	out := &kvpilotv1.RankSpeed{
+		BendTokens: p.Bend, StepMs: p.StepTime * milli, OverheadMs: p.Overhead * milli, Spread: p.Spread, Source: p.Speed.String(), Busy: p.Busy,
+	}
+	if p.TokenTime > 0 {
+		out.TokensPerSecond = 1 / p.TokenTime
 	}
 	return out
 }
@@ -119,8 +124,8 @@ func rateProto(r chooser.Rate) *kvpilotv1.RankSpeed {
 	}
 }
 
-func overlapProto(c *decision.Candidate) *kvpilotv1.Overlap {
-	return &kvpilotv1.Overlap{GpuTokens: c.GPU, CpuTokens: c.CPU, DiskTokens: c.Disk}
+func overlapProto(o *decision.Overlap) *kvpilotv1.Overlap {
+	return &kvpilotv1.Overlap{GpuTokens: o.GPU, CpuTokens: o.CPU, DiskTokens: o.Disk}
 }
 
 func outcomeProto(o *decision.Outcome) *kvpilotv1.Outcome {

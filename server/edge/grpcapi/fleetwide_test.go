@@ -341,7 +341,7 @@ func TestAPassedCallIsNotPassedOn(t *testing.T) {
 	if _, err := inward.RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: idB + "0001"}); reasonOf(err) != apierror.ReservationNotFound {
 		t.Errorf("renew: %v", err)
 	}
-	record(f.nodes[idB], &decision.Decision{ID: idB + "0001", Tenant: "team", Model: "m", At: time.Now()})
+	record(f.nodes[idB], &decision.Decision{Request: decision.Request{ID: idB + "0001", Tenant: "team", Model: "m"}, At: time.Now()})
 	if _, err := inward.ExplainDecision(ctx, explain(idB+"0001")); reasonOf(err) != apierror.DecisionNotFound {
 		t.Errorf("explain: %v", err)
 	}
@@ -355,7 +355,7 @@ func TestAPassedCallIsNotPassedOn(t *testing.T) {
 
 func record(n *node, d *decision.Decision) {
 	if d.Candidates == nil {
-		d.Candidates = []decision.Candidate{{Replica: "r0"}}
+		d.Candidates = []decision.Candidate{{RankID: decision.RankID{Replica: "r0"}}}
 	}
 	n.decisions.Add(d)
 }
@@ -366,10 +366,18 @@ func explain(id string) *kvpilotv1.ExplainDecisionRequest {
 
 // decided puts a decision that A made for B on both routers' logs, and its outcome on the log of B.
 func (f *fleetRig) decided(id string, at time.Time) {
-	record(f.nodes[idB], &decision.Decision{ID: id, RequestID: "req-" + id, Tenant: "team", Model: "m", At: at, DecidedBy: idA, Others: 1, TraceID: "t"})
+	record(f.nodes[idB], &decision.Decision{
+		Request:  decision.Request{ID: id, RequestID: "req-" + id, Tenant: "team", Model: "m", TraceID: "t"},
+		At:       at,
+		Deciders: decision.Deciders{DecidedBy: idA},
+		Ranks:    decision.Ranks{Others: 1},
+	})
 	record(f.nodes[idA], &decision.Decision{
-		ID: id, RequestID: "req-" + id, Tenant: "team", Model: "m", At: at.Add(time.Hour), AskedBy: idB, Margin: 3,
-		Candidates: []decision.Candidate{{Replica: "r1"}, {Replica: "r0"}}, Chosen: 1,
+		Request:  decision.Request{ID: id, RequestID: "req-" + id, Tenant: "team", Model: "m"},
+		At:       at.Add(time.Hour),
+		Deciders: decision.Deciders{AskedBy: idB},
+		Margin:   3,
+		Ranks:    decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: "r1"}}, {RankID: decision.RankID{Replica: "r0"}}}, Chosen: 1},
 	})
 	f.nodes[idB].decisions.Finish(decision.Outcome{ID: id, End: decision.EndFailed, Replica: "r0"})
 	f.nodes[idA].decisions.Finish(decision.Outcome{ID: id, End: decision.EndMoved, Replica: "r0"})
@@ -407,10 +415,10 @@ func TestAnyRouterExplainsADecision(t *testing.T) {
 func TestAnyRouterListsAllDecisions(t *testing.T) {
 	f := newFleetRig(t, keyed)
 	began := time.Now().Add(-time.Hour)
-	record(f.nodes[idC], &decision.Decision{ID: idC + "0001", Tenant: "rivals", Model: "m", At: began})
+	record(f.nodes[idC], &decision.Decision{Request: decision.Request{ID: idC + "0001", Tenant: "rivals", Model: "m"}, At: began})
 	f.decided(idB+"0002", began.Add(time.Second))
-	record(f.nodes[idA], &decision.Decision{ID: idA + "0003", Tenant: "team", Model: "m", At: began.Add(2 * time.Second)})
-	record(f.nodes[idC], &decision.Decision{ID: idC + "0004", Tenant: "team", Model: "m", At: began.Add(3 * time.Second)})
+	record(f.nodes[idA], &decision.Decision{Request: decision.Request{ID: idA + "0003", Tenant: "team", Model: "m"}, At: began.Add(2 * time.Second)})
+	record(f.nodes[idC], &decision.Decision{Request: decision.Request{ID: idC + "0004", Tenant: "team", Model: "m"}, At: began.Add(3 * time.Second)})
 	list := func(at, who string, limit uint32) string {
 		t.Helper()
 		out, err := f.routing(at).ListDecisions(as(t, who), &kvpilotv1.ListDecisionsRequest{Limit: limit})
@@ -452,7 +460,7 @@ func TestASilentRouterIsNamed(t *testing.T) {
 	}
 	defer conn.Close()
 	f.nodes[idC].inward = conn
-	record(f.nodes[idB], &decision.Decision{ID: idB + "0001", Model: "m", At: time.Now()})
+	record(f.nodes[idB], &decision.Decision{Request: decision.Request{ID: idB + "0001", Model: "m"}, At: time.Now()})
 	began := time.Now()
 	out, err := f.routing(idA).ListDecisions(t.Context(), &kvpilotv1.ListDecisionsRequest{})
 	if took := time.Since(began); err != nil || len(out.GetDecisions()) != 1 || !slices.Equal(out.GetUnanswered(), []string{"router-c"}) || took > 2*time.Second {
@@ -494,8 +502,12 @@ func TestTheDeciderAnswersDryRuns(t *testing.T) {
 	for _, n := range f.nodes {
 		n.router.choose = func(*router.Question) (*router.Answer, error) {
 			return &router.Answer{Choice: &chooser.Choice{
-				Replica:  &replica.Replica{ID: "r0", URL: "http://h:1"},
-				Decision: &decision.Decision{ID: "x", Model: "m", PromptTokens: 1, Candidates: []decision.Candidate{{Replica: "r0"}, {Replica: "r1"}}},
+				Replica: &replica.Replica{ID: "r0", URL: "http://h:1"},
+				Decision: &decision.Decision{
+					Request: decision.Request{ID: "x", Model: "m"},
+					Prompt:  decision.Prompt{PromptTokens: 1},
+					Ranks:   decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: "r0"}}, {RankID: decision.RankID{Replica: "r1"}}}},
+				},
 			}}, nil
 		}
 	}

@@ -26,10 +26,10 @@ func TestAChoiceHandsTheTraceOn(t *testing.T) {
 		decision decision.Decision
 		want     string
 	}{
-		"below the choice":           {flags: trace.FlagsSampled, decision: decision.Decision{TraceID: id, SpanID: choice}, want: "00-" + id + "-" + choice + "-01"},
+		"below the choice":           {flags: trace.FlagsSampled, decision: decision.Decision{Request: decision.Request{TraceID: id, SpanID: choice}}, want: "00-" + id + "-" + choice + "-01"},
 		"the choice is not recorded": {want: "00-" + id + "-" + call + "-00"},
-		"the choice of another call": {flags: trace.FlagsSampled, decision: decision.Decision{TraceID: "1" + id[1:], SpanID: choice}, want: "00-" + id + "-" + call + "-01"},
-		"no trace":                   {untraced: true, decision: decision.Decision{TraceID: id, SpanID: choice}},
+		"the choice of another call": {flags: trace.FlagsSampled, decision: decision.Decision{Request: decision.Request{TraceID: "1" + id[1:], SpanID: choice}}, want: "00-" + id + "-" + call + "-01"},
+		"no trace":                   {untraced: true, decision: decision.Decision{Request: decision.Request{TraceID: id, SpanID: choice}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := context.Background()

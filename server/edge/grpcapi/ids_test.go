@@ -80,7 +80,7 @@ func (*mirror) Choose(_ context.Context, q *router.Question) (*router.Answer, er
 		}
 	}
 	return &router.Answer{
-		Choice:   &chooser.Choice{Decision: &decision.Decision{ID: "d", Chosen: -1}, Replica: &replica.Replica{ID: "r"}},
+		Choice:   &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: "d"}, Ranks: decision.Ranks{Chosen: -1}}, Replica: &replica.Replica{ID: "r"}},
 		Encoding: &tokenizer.Encoding{IDs: q.IDs},
 	}, nil
 }

@@ -44,7 +44,11 @@ func TestListsHavePages(t *testing.T) {
 	for i := range 250 {
 		id := fmt.Sprintf("%04d", i)
 		// Two have each time, so that pages end between equal ones.
-		r.decisions.Add(&decision.Decision{ID: id, Model: "m", At: began.Add(time.Duration(i/2) * time.Second), Candidates: []decision.Candidate{{Replica: "r0"}}})
+		r.decisions.Add(&decision.Decision{
+			Request: decision.Request{ID: id, Model: "m"},
+			At:      began.Add(time.Duration(i/2) * time.Second),
+			Ranks:   decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: "r0"}}}},
+		})
 		want = append(want, id)
 	}
 	slices.Reverse(want)
@@ -85,7 +89,11 @@ func TestPagesOfLargeDecisionsAreShort(t *testing.T) {
 		candidates[i].Replica = replica.ID("a-replica-with-a-long-name-" + fmt.Sprint(i))
 	}
 	for i := range 60 {
-		r.decisions.Add(&decision.Decision{ID: fmt.Sprintf("%04d", i), Model: "m", At: time.Now(), Candidates: candidates})
+		r.decisions.Add(&decision.Decision{
+			Request: decision.Request{ID: fmt.Sprintf("%04d", i), Model: "m"},
+			At:      time.Now(),
+			Ranks:   decision.Ranks{Candidates: candidates},
+		})
 	}
 	client := kvpilotv1.NewRoutingServiceClient(r.socket)
 	ids, sizes := pages(t, func(in *kvpilotv1.ListDecisionsRequest) (*kvpilotv1.ListDecisionsResponse, error) {
@@ -107,7 +115,7 @@ func TestPagesOfAFleetMissNothing(t *testing.T) {
 		}
 		var want []string
 		for i := range 260 {
-			d := &decision.Decision{Tenant: "team", Model: "m", At: began.Add(time.Duration(i) * time.Second)}
+			d := &decision.Decision{Request: decision.Request{Tenant: "team", Model: "m"}, At: began.Add(time.Duration(i) * time.Second)}
 			at := []string{idA, idB, idC}[i%3]
 			if d.ID = fmt.Sprintf("%s%04d", at, i); at == idC && i > 218 { // its pages are shorter than those of the others
 				d.Candidates = large

@@ -59,7 +59,7 @@ func BenchmarkChooseReplica(b *testing.B) {
 	for i := range ids {
 		ids[i] = uint32(i * 17)
 	}
-	made := &decided{answer: &router.Answer{Choice: &chooser.Choice{Decision: &decision.Decision{ID: "d", Chosen: -1}, Replica: &replica.Replica{ID: "r"}}}}
+	made := &decided{answer: &router.Answer{Choice: &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: "d"}, Ranks: decision.Ranks{Chosen: -1}}, Replica: &replica.Replica{ID: "r"}}}}
 	api := newRig(b, grpcapi.DefaultConfig(), func(p *grpcapi.Params) { p.Router = made }).api
 	memory := bufconn.Listen(1 << 20)
 	socket, err := new(net.ListenConfig).Listen(b.Context(), "tcp", "127.0.0.1:0")

@@ -1,7 +1,9 @@
 package grpcapi_test
 
 import (
+	"bytes"
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -26,19 +28,32 @@ import (
 // full is a decision with a value in every field that the contract has a place for.
 func full() decisionlog.Entry {
 	d := &decision.Decision{
-		ID: "d", Attempt: 2, RequestID: "q", Tenant: "team", At: time.Unix(1, 2), Model: "m", Adapter: "a", Policy: decision.PredictedTTFT, Reason: decision.ReasonTie,
-		Objective: decision.ObjectiveSLO, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond}, PromptTokens: 100, Estimated: true, Keyless: true,
-		Pinned: true, TooLong: true, PromptChars: 400, ExpectedOutput: 7, DecidedBy: "b", AskedBy: "a", Alone: "late", Others: 5, VetoedOthers: 3, DryRun: true, TraceID: "t", SpanID: "s", Chosen: 1, Margin: .3,
-		Params: decision.Params{Temperature: 1, KVWeight: .5}, Load: .5, Omega: 1.7, Seed: 1<<63 + 1, Cursor: 3, Waited: 4, Held: 5, Took: 6, Scored: 7, Tries: 8, Returning: .3,
-		Shadow: &decision.Shadow{Policy: decision.RoundRobin, Replica: "r0", Rank: 1, Agrees: true, Regret: -.5},
+		Request:  decision.Request{ID: "d", Attempt: 2, RequestID: "q", Tenant: "team", Model: "m", Adapter: "a", TraceID: "t", SpanID: "s"},
+		At:       time.Unix(1, 2),
+		Rule:     decision.Rule{Policy: decision.PredictedTTFT, Objective: decision.ObjectiveSLO, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond}, Pinned: true, Params: decision.Params{Temperature: 1, KVWeight: .5}, Seed: 1<<63 + 1, Cursor: 3},
+		Reason:   decision.ReasonTie,
+		Prompt:   decision.Prompt{PromptTokens: 100, Estimated: true, Keyless: true, TooLong: true, PromptChars: 400, ExpectedOutput: 7},
+		Deciders: decision.Deciders{DecidedBy: "b", AskedBy: "a", Alone: "late"},
+		Ranks:    decision.Ranks{Others: 5, VetoedOthers: 3, Chosen: 1},
+		DryRun:   true,
+		Margin:   .3,
+		Fleet:    decision.Fleet{Load: .5, Omega: 1.7, Returning: .3},
+		Timing:   decision.Timing{Waited: 4, Held: 5, Took: 6, Scored: 7, Tries: 8},
+		Shadow:   &decision.Shadow{Policy: decision.RoundRobin, Replica: "r0", Rank: 1, Agrees: true, Regret: -.5},
 	}
 	one := decision.Candidate{
-		Replica: "r1", Rank: 1, Feed: 2, Veto: decision.VetoCap, Session: true, BlockSize: 16, GPU: 64, CPU: 16, Disk: 8, Chars: 9, Held: 10, Place: 1, Requests: 2, Waiting: 1,
-		QueuedTokens: 11, DecodeBlocks: 1.5, Blocks: 1000, EngineWaiting: 3, KVUsage: .25, Backlog: .1, Planned: .2, Silent: .3, TokenTime: 1e-4, Bend: 4000, StepTime: .02,
-		Slowdown: .1, Overhead: .003, Spread: .04, Speed: decision.SpeedLearned, Busy: .5, Returns: 1.5, Saved: .06, Residual: .07, FullStep: .08, Decode: .09,
-		Crowding: .1, Drag: .6, Claimed: 88, Suspicions: 5, Trust: .5, Slowness: 6, Uncached: 12, Prefill: .11, TTFT: .21, TPOT: .02, Late: .3, Cost: .4,
+		RankID:   decision.RankID{Replica: "r1", Rank: 1},
+		Overlap:  decision.Overlap{Feed: 2, BlockSize: 16, GPU: 64, CPU: 16, Disk: 8},
+		Veto:     decision.VetoCap,
+		Affinity: decision.Affinity{Session: true, Chars: 9, Held: 10, Place: 1},
+		RankLoad: decision.RankLoad{Requests: 2, Waiting: 1, QueuedTokens: 11, DecodeBlocks: 1.5, Blocks: 1000, EngineWaiting: 3, KVUsage: .25, Silent: .3},
+		Forecast: decision.Forecast{Backlog: .1, Planned: .2, Decode: .09, Crowding: .1, Uncached: 12, Prefill: .11, TTFT: .21, TPOT: .02, Late: .3},
+		Pace:     decision.Pace{TokenTime: 1e-4, Bend: 4000, StepTime: .02, Slowdown: .1, Overhead: .003, Spread: .04, Speed: decision.SpeedLearned, Busy: .5, FullStep: .08},
+		Revisits: decision.Revisits{Returns: 1.5, Saved: .06, Residual: .07},
+		Conduct:  decision.Conduct{Drag: .6, Claimed: 88, Suspicions: 5, Trust: .5, Slowness: 6},
+		Cost:     .4,
 	}
-	d.Candidates = []decision.Candidate{{Replica: "r0", EngineWaiting: -1, KVUsage: -1}, one}
+	d.Candidates = []decision.Candidate{{RankID: decision.RankID{Replica: "r0"}, RankLoad: decision.RankLoad{EngineWaiting: -1, KVUsage: -1}}, one}
 	return decisionlog.Entry{Decision: d, Outcome: &decision.Outcome{
 		ID: "d", Attempt: 2, Replica: "r1", Rank: 1, End: decision.EndUnserved, TTFT: 2, Predicted: 3, Duration: 4, PromptTokens: 5, OutputTokens: 6, CachedTokens: 7, PredictedCached: 8,
 	}}
@@ -53,6 +68,13 @@ func TestADecisionHasOneForm(t *testing.T) {
 	line, err := json.Marshal(grpcapi.DecisionLine(e))
 	if err != nil {
 		t.Fatal(err)
+	}
+	want, err := os.ReadFile("testdata/decision.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(bytes.TrimSpace(want), line) {
+		t.Errorf("%s\nwant %s", line, want)
 	}
 	var filed kvpilotv1.Decision
 	if err := protojson.Unmarshal(line, &filed); err != nil {

@@ -39,8 +39,8 @@ func line(e decisionlog.Entry) json.Marshaler {
 
 func made(id string, attempt int, request string) *decision.Decision {
 	return &decision.Decision{
-		ID: id, Attempt: attempt, RequestID: request, Model: "m",
-		Candidates: []decision.Candidate{{Replica: "a", TTFT: 2}, {Replica: "b", TTFT: 1}},
+		Request: decision.Request{ID: id, Attempt: attempt, RequestID: request, Model: "m"},
+		Ranks:   decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: "a"}, Forecast: decision.Forecast{TTFT: 2}}, {RankID: decision.RankID{Replica: "b"}, Forecast: decision.Forecast{TTFT: 1}}}},
 	}
 }
 
@@ -74,7 +74,12 @@ func TestAListIsFilteredByTenantEndAndSlowness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLog(t, decisionlog.Config{Size: 20})
 		add := func(id, tenant string, dry bool) {
-			l.Add(&decision.Decision{ID: id, Tenant: tenant, At: time.Now(), DryRun: dry, Candidates: []decision.Candidate{{Replica: "a"}}})
+			l.Add(&decision.Decision{
+				Request: decision.Request{ID: id, Tenant: tenant},
+				At:      time.Now(),
+				DryRun:  dry,
+				Ranks:   decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: "a"}}}},
+			})
 		}
 		add("fast", "x", false)
 		l.Finish(decision.Outcome{ID: "fast", End: decision.EndCompleted, TTFT: time.Second, Duration: time.Minute})

@@ -134,9 +134,9 @@ func TestRequestsAttemptsAndHandOversAreApart(t *testing.T) {
 func TestHistoryCountsWaitsAndTheTimeOfTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := history.New()
-		h.Decision(&decision.Decision{Held: 40 * time.Millisecond})
-		h.Decision(&decision.Decision{Held: 250 * time.Millisecond})
-		h.Decision(&decision.Decision{Held: time.Hour, DryRun: true})
+		h.Decision(&decision.Decision{Timing: decision.Timing{Held: 40 * time.Millisecond}})
+		h.Decision(&decision.Decision{Timing: decision.Timing{Held: 250 * time.Millisecond}})
+		h.Decision(&decision.Decision{Timing: decision.Timing{Held: time.Hour}, DryRun: true})
 		h.Outcome(decision.Outcome{TTFT: 100 * time.Millisecond, Duration: 2100 * time.Millisecond, OutputTokens: 101, CachedTokens: -1})
 		h.Outcome(decision.Outcome{TTFT: 100 * time.Millisecond, Duration: time.Second, OutputTokens: 1, CachedTokens: -1})                        // has no further token
 		h.Outcome(decision.Outcome{TTFT: 100 * time.Millisecond, Duration: time.Hour, OutputTokens: 9, CachedTokens: -1, End: decision.EndFailed}) // did not end by itself

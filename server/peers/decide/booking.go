@@ -19,12 +19,7 @@ type booking struct {
 	frontend *Frontend
 	number   uint64
 	pool     string
-	model    string
-	session  string
-	expected int
-	// tokens, unstreamed, leased and quiet are the request's.
-	tokens                    int
-	unstreamed, leased, quiet bool
+	asked    asked
 
 	reported atomic.Int64 // when progress was sent last, in nanoseconds since 1970
 
@@ -37,12 +32,19 @@ type booking struct {
 	ended     bool
 }
 
+// asked is the part of a request that a decider needs to book it.
+type asked struct {
+	model, session            string
+	tokens, expected          int
+	unstreamed, leased, quiet bool
+}
+
 func newBooking(f *Frontend, w *Waiting, number uint64) *booking {
 	req := w.req
-	return &booking{
-		frontend: f, number: number, pool: w.pool, model: req.Model, session: req.Session, expected: req.ExpectedOutput, tokens: req.PromptTokens,
-		unstreamed: req.Unstreamed || req.Lease != 0 && !req.Reports, leased: req.Lease != 0, quiet: req.Quiet,
-	}
+	return &booking{frontend: f, number: number, pool: w.pool, asked: asked{
+		model: req.Model, session: req.Session, tokens: req.PromptTokens, expected: req.ExpectedOutput,
+		unstreamed: req.Silent(), leased: req.Lease != 0, quiet: req.Quiet,
+	}}
 }
 
 // enter notes a choice that was made, and says so to the router that decides for its pool; mu is held.
@@ -76,12 +78,15 @@ func (f *Frontend) assign(b *booking, to ID) {
 }
 
 // FirstToken implements chooser.Observer.
-func (b *booking) FirstToken() {
+func (b *booking) FirstToken(_ time.Time, output int) {
 	f := b.frontend
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	if b.prefilled = true; b.at != "" && !b.ended {
 		f.params.Fleet.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_FirstToken{FirstToken: b.number}})
+	}
+	f.mu.Unlock()
+	if output > 0 {
+		b.Progress(output)
 	}
 }
 
@@ -102,7 +107,7 @@ func (b *booking) Progress(output int) {
 }
 
 // Ended implements chooser.Observer.
-func (b *booking) Ended(r chooser.Result) {
+func (b *booking) Ended(end *chooser.End) {
 	f := b.frontend
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,7 +117,7 @@ func (b *booking) Ended(r chooser.Result) {
 	b.ended = true
 	delete(f.live, b.number)
 	if b.at != "" {
-		f.params.Fleet.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_End{End: endOf(b.number, r)}})
+		f.params.Fleet.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_End{End: endOf(b.number, end.Result)}})
 		f.assign(b, "")
 	}
 }
@@ -137,13 +142,13 @@ func (f *Frontend) sendBookings(to ID, all bool, list []*booking) {
 
 // proto describes the booking; the frontend's mu is held.
 func (b *booking) proto(now time.Time) *kvpilotv1.Booking {
-	d := b.choice.Decision
+	d, a := b.choice.Decision, &b.asked
 	cand := d.Pick()
 	out := &kvpilotv1.Booking{
-		Number: b.number, Id: d.ID, Attempt: uint32(d.Attempt), Tenant: d.Tenant, Model: b.model, Session: b.session,
-		ReplicaId: string(cand.Replica), Rank: uint32(cand.Rank), PromptTokens: uint32(max(0, b.tokens)), UncachedTokens: cand.Uncached,
-		PrefillS: cand.Prefill * (1 + cand.Slowdown), ExpectedOutput: uint32(max(0, b.expected)), OutputTokens: uint32(max(0, b.output)),
-		Prefilled: b.prefilled, Unstreamed: b.unstreamed, Leased: b.leased, Quiet: b.quiet, Age: durationpb.New(max(0, now.Sub(d.At))),
+		Number: b.number, Id: d.ID, Attempt: uint32(d.Attempt), Tenant: d.Tenant, Model: a.model, Session: a.session,
+		ReplicaId: string(cand.Replica), Rank: uint32(cand.Rank), PromptTokens: uint32(max(0, a.tokens)), UncachedTokens: cand.Uncached,
+		PrefillS: cand.Prefill * (1 + cand.Slowdown), ExpectedOutput: uint32(max(0, a.expected)), OutputTokens: uint32(max(0, b.output)),
+		Prefilled: b.prefilled, Unstreamed: a.unstreamed, Leased: a.leased, Quiet: a.quiet, Age: durationpb.New(max(0, now.Sub(d.At))),
 	}
 	if d.TooLong {
 		out.PromptTokens, out.UncachedTokens, out.PrefillS = 0, 0, 0

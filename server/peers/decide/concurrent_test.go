@@ -136,8 +136,10 @@ func pair(t testing.TB, ranks int) (asker, decider *node) {
 
 func (n *node) request(id string, hashes []blockhash.Hash) *chooser.Request {
 	return &chooser.Request{
-		ID: id, Model: "m", Replicas: n.replicas, PromptTokens: len(hashes)*block + 1, ExpectedOutput: 100,
-		Hashes: func(int) []blockhash.Hash { return hashes },
+		Request: decision.Request{ID: id, Model: "m"},
+		Pool:    chooser.Pool{Replicas: n.replicas},
+		Prompt:  chooser.Prompt{PromptTokens: len(hashes)*block + 1, Hashes: func(int) []blockhash.Hash { return hashes }},
+		Reply:   chooser.Reply{ExpectedOutput: 100},
 	}
 }
 

@@ -306,8 +306,10 @@ func (r *router) submit(number, n int) *decide.Waiting {
 	r.w.ids++
 	chain := blockhash.Chain(nil, tokens(number, n), block, blockhash.Namespace{})
 	req := &chooser.Request{
-		ID: fmt.Sprintf("%s%d", r.id, r.w.ids), Model: "m", Replicas: r.replicas, PromptTokens: n, ExpectedOutput: 100,
-		Hashes: func(int) []blockhash.Hash { return chain },
+		Request: decision.Request{ID: fmt.Sprintf("%s%d", r.id, r.w.ids), Model: "m"},
+		Pool:    chooser.Pool{Replicas: r.replicas},
+		Prompt:  chooser.Prompt{PromptTokens: n, Hashes: func(int) []blockhash.Hash { return chain }},
+		Reply:   chooser.Reply{ExpectedOutput: 100},
 	}
 	var wait *decide.Waiting
 	done := false
@@ -337,7 +339,7 @@ func (r *router) submit(number, n int) *decide.Waiting {
 }
 
 func result(end decision.End) chooser.Result {
-	return chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+	return chooser.ResultOf(end)
 }
 
 func (r *router) release(c *chooser.Choice) {

@@ -136,7 +136,7 @@ func (f *Frontend) Choose(ctx context.Context, req *chooser.Request) (*chooser.C
 		return nil, ctx.Err()
 	}
 	if a := <-got; a.choice != nil {
-		a.choice.Release(chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		a.choice.Release(chooser.ResultOf(decision.EndCanceled))
 	}
 	return nil, ctx.Err()
 }
@@ -171,7 +171,7 @@ const maxMoves = 4
 func (f *Frontend) Submit(req *chooser.Request, deadline time.Time, deliver func(*chooser.Choice, error)) *Waiting {
 	w := &Waiting{
 		frontend: f, deadline: deadline, deliver: deliver, began: f.params.Clock.Now().Add(-req.Age), pool: f.params.Replicas.Pool(req.Model),
-		shared: !req.DryRun && f.params.Chooser.PolicyOf(req).ReadsLoad(),
+		shared: req.Booking != chooser.DryRun && f.params.Chooser.PolicyOf(req).ReadsLoad(),
 	}
 	w.req, w.sizes = f.clone(req, w.shared)
 	f.route(w, 0, "")
@@ -340,9 +340,7 @@ func (f *Frontend) decided(w *Waiting, turn int, b *booking, c *chooser.Choice, 
 }
 
 // void is the result of a booking that is not used.
-func void() chooser.Result {
-	return chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
-}
+func void() chooser.Result { return chooser.ResultOf(decision.EndHandedOver) }
 
 // Requests counts this router's requests in flight.
 func (f *Frontend) Requests() int {

@@ -84,9 +84,13 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 		return nil
 	}
 	req := &chooser.Request{
-		ID: in.GetId(), Attempt: int(in.GetAttempt()), Tenant: in.GetTenant(), Model: in.GetModel(), Session: in.GetSession(), Replicas: replicas,
-		PromptTokens: tokensOf(in.GetPromptTokens()), ExpectedOutput: tokensOf(in.GetExpectedOutput()), Unstreamed: in.GetUnstreamed(),
-		Quiet: in.GetQuiet() || in.GetLeased(), AskedBy: string(from), Again: true,
+		Request: decision.Request{ID: in.GetId(), Attempt: int(in.GetAttempt()), Tenant: in.GetTenant(), Model: in.GetModel()},
+		Pool:    chooser.Pool{Replicas: replicas},
+		Prompt:  chooser.Prompt{PromptTokens: tokensOf(in.GetPromptTokens())},
+		Caller:  chooser.Caller{Session: in.GetSession()},
+		Reply:   chooser.Reply{ExpectedOutput: tokensOf(in.GetExpectedOutput()), Unstreamed: in.GetUnstreamed(), Quiet: in.GetQuiet() || in.GetLeased()},
+		Terms:   chooser.Terms{Again: true},
+		Origin:  chooser.Origin{AskedBy: from},
 	}
 	var hashed []blockhash.Hash
 	if in.GetKeys() != nil {
@@ -94,11 +98,16 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 	}
 	at := d.params.Clock.Now().Add(-max(0, min(in.GetAge().AsDuration(), 24*time.Hour)))
 	dec := &decision.Decision{
-		ID: req.ID, Attempt: req.Attempt, Tenant: req.Tenant, At: at, Model: req.Model, PromptTokens: req.PromptTokens, AskedBy: string(from),
-		Candidates: []decision.Candidate{{
-			Replica: replica.ID(in.GetReplicaId()), Slot: slot, Rank: uint16(in.GetRank()), Uncached: min(in.GetUncachedTokens(), maxTokens), Prefill: amount(in.GetPrefillS()),
-			BlockSize: in.GetKeys().GetBlockSize(), EngineWaiting: -1, KVUsage: -1,
-		}},
+		Request:  req.Request,
+		At:       at,
+		Prompt:   decision.Prompt{PromptTokens: req.PromptTokens},
+		Deciders: decision.Deciders{AskedBy: from},
+		Ranks: decision.Ranks{Candidates: []decision.Candidate{{
+			RankID:   decision.RankID{Replica: replica.ID(in.GetReplicaId()), Slot: slot, Rank: uint16(in.GetRank())},
+			Forecast: decision.Forecast{Uncached: min(in.GetUncachedTokens(), maxTokens), Prefill: amount(in.GetPrefillS())},
+			Overlap:  decision.Overlap{BlockSize: in.GetKeys().GetBlockSize()},
+			RankLoad: decision.RankLoad{EngineWaiting: -1, KVUsage: -1},
+		}}},
 	}
 	by := chooser.Decided{Decision: dec, Rank: int(in.GetRank()), Hashes: hashed, Recorded: true}
 	for _, r := range replicas {
@@ -108,7 +117,7 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 	}
 	choice, err := d.params.Chooser.Adopt(req, by)
 	if err != nil {
-		d.params.Log.Debug("a peer's booking cannot be booked here", "router", string(from), "reservation", in.GetId(), "error", err)
+		d.params.Log.Debug("a peer's booking cannot be booked here", "router", from, "reservation", in.GetId(), "error", err)
 		return nil
 	}
 	if in.GetPrefilled() {

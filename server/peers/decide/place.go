@@ -40,7 +40,7 @@ func place(pool string, members []member) ID {
 // the last bytes.
 func weight(pool string, id ID) uint64 {
 	h := uint64(14695981039346656037)
-	for _, s := range [...]string{pool, string(id)} {
+	for _, s := range [...]string{pool, id} {
 		for i := range len(s) {
 			h = (h ^ uint64(s[i])) * 1099511628211
 		}

@@ -28,7 +28,7 @@ func (d *Decider) trace(ask *kvpilotv1.Ask, from ID) work {
 	}
 	above := trace.NewSpanContext(trace.SpanContextConfig{TraceID: traceID, SpanID: spanID, TraceFlags: trace.FlagsSampled, Remote: true})
 	_, s := spans.Start(trace.ContextWithRemoteSpanContext(context.Background(), above), d.params.Tracer, spans.Decide, trace.SpanKindServer)
-	spans.Set(s, spans.DecisionID.String(ask.GetId()), spans.AskedBy.String(string(from)))
+	spans.Set(s, spans.DecisionID.String(ask.GetId()), spans.AskedBy.String(from))
 	return work{s}
 }
 

@@ -7,6 +7,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 )
@@ -35,7 +36,8 @@ func TestADecidersWorkIsInTheTraceOfTheRequest(t *testing.T) {
 			}
 			asked := false
 			asker.frontend.Submit(&chooser.Request{
-				ID: "a", Model: "m", Replicas: asker.replicas, PromptTokens: 32, TraceID: tc.trace, SpanID: spanID, Sampled: tc.sampled,
+				Request: decision.Request{ID: "a", Model: "m", TraceID: tc.trace, SpanID: spanID}, Pool: chooser.Pool{Replicas: asker.replicas}, Prompt: chooser.Prompt{PromptTokens: 32},
+				Sampled: tc.sampled,
 			}, time.Time{}, func(c *chooser.Choice, err error) {
 				if err != nil || c.Decision.DecidedBy == "" {
 					t.Errorf("decided %+v, %v; want by the peer", c, err)

@@ -23,7 +23,7 @@ func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica
 		PromptTokens: uint32(max(0, req.PromptTokens)), Estimated: req.Estimated, Longest: uint32(max(0, req.Longest)), Keyless: req.Keyless,
 		Priority: int32(req.Priority), ExpectedOutput: uint32(max(0, req.ExpectedOutput)), Unstreamed: req.Unstreamed, Bytes: uint32(max(0, req.Bytes)),
 		Quiet: req.Quiet, Exclude: texts(req.Exclude), Avoid: texts(req.Avoid), Holder: string(req.Holder), Leased: req.Lease != 0, Reports: req.Reports,
-		Unbooked: req.Unbooked, NoQueue: req.NoQueue, Unread: req.Unread, Samples: uint32(max(0, req.Samples)),
+		Unbooked: req.Booking == chooser.Unbooked, NoQueue: req.NoQueue, Unread: req.Unread, Samples: uint32(max(0, req.Samples)),
 	}
 	if req.Hashes != nil {
 		for _, size := range sizes {
@@ -53,24 +53,25 @@ func plain(o *chooser.Options) bool {
 // requestOf reads a question. replicas is its pool here.
 func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *chooser.Request {
 	req := &chooser.Request{
-		ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId(), TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(), Sampled: ask.GetSampled(),
-		Model: ask.GetModel(), Served: ask.GetServed(), Adapter: ask.GetAdapter(), Tenant: ask.GetTenant(), Session: ask.GetSession(),
-		SessionReturn: min(ask.GetSessionReturn().AsDuration(), maxSpan), Replicas: replicas,
-		PromptTokens: tokensOf(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: tokensOf(ask.GetLongest()), Keyless: ask.GetKeyless(),
-		Priority: int(ask.GetPriority()), ExpectedOutput: tokensOf(ask.GetExpectedOutput()), Bytes: int(ask.GetBytes()),
-		Exclude: ids(ask.GetExclude()), Avoid: ids(ask.GetAvoid()), Holder: replica.ID(ask.GetHolder()),
-		Unbooked: ask.GetUnbooked(), NoQueue: ask.GetNoQueue(), Unread: ask.GetUnread(), Samples: int(min(ask.GetSamples(), maxSamples)),
-		Age: max(0, min(ask.GetAge().AsDuration(), maxSpan)), AskedBy: string(from), Again: true,
+		Request: decision.Request{
+			ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId(), Tenant: ask.GetTenant(), Model: ask.GetModel(), Adapter: ask.GetAdapter(),
+			TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(),
+		},
+		Pool:   chooser.Pool{Served: ask.GetServed(), Replicas: replicas},
+		Prompt: promptOf(ask, replicas),
+		Caller: chooser.Caller{Session: ask.GetSession(), SessionReturn: min(ask.GetSessionReturn().AsDuration(), maxSpan), Priority: int(ask.GetPriority())},
 		// The frontend keeps the lease of an external caller; whether its request was sent is unknown.
-		Unstreamed: ask.GetUnstreamed() || ask.GetLeased() && !ask.GetReports(), Quiet: ask.GetQuiet() || ask.GetLeased(),
+		Reply: chooser.Reply{
+			ExpectedOutput: tokensOf(ask.GetExpectedOutput()), Samples: int(min(ask.GetSamples(), maxSamples)),
+			Unstreamed: ask.GetUnstreamed() || ask.GetLeased() && !ask.GetReports(), Quiet: ask.GetQuiet() || ask.GetLeased(),
+		},
+		Limits: chooser.Limits{Exclude: ids(ask.GetExclude()), Avoid: ids(ask.GetAvoid()), Holder: replica.ID(ask.GetHolder())},
+		Terms:  chooser.Terms{NoQueue: ask.GetNoQueue(), Again: true},
+		Origin: chooser.Origin{AskedBy: from, Age: max(0, min(ask.GetAge().AsDuration(), maxSpan))},
+		Bytes:  int(ask.GetBytes()), Sampled: ask.GetSampled(),
 	}
-	if keys := hashesOf(ask.GetKeys()); keys != nil {
-		req.Hashes = keys
-	}
-	if a := ask.GetAnswer(); a != nil {
-		if slot, ok := slotOf(replicas, replica.ID(a.GetReplicaId()), int(a.GetRank())); ok {
-			req.Answer = chooser.Answer{Slot: slot, Known: int(a.GetKnown()), Held: int(a.GetHeld())}
-		}
+	if ask.GetUnbooked() {
+		req.Booking = chooser.Unbooked
 	}
 	if o := ask.GetOptions(); o != nil {
 		req.Options = chooser.Options{
@@ -80,6 +81,20 @@ func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *choose
 		}
 	}
 	return req
+}
+
+// promptOf reads what is known of the prompt of a question.
+func promptOf(ask *kvpilotv1.Ask, replicas []*replica.Replica) chooser.Prompt {
+	p := chooser.Prompt{
+		PromptTokens: tokensOf(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: tokensOf(ask.GetLongest()), Keyless: ask.GetKeyless(),
+		Unread: ask.GetUnread(), Hashes: hashesOf(ask.GetKeys()),
+	}
+	if a := ask.GetAnswer(); a != nil {
+		if slot, ok := slotOf(replicas, replica.ID(a.GetReplicaId()), int(a.GetRank())); ok {
+			p.Answer = chooser.Answer{Slot: slot, Known: int(a.GetKnown()), Held: int(a.GetHeld())}
+		}
+	}
+	return p
 }
 
 // chosenOf writes a choice as the answer to a question.
@@ -108,20 +123,39 @@ func decisionOf(in *kvpilotv1.Chosen, req *chooser.Request, by ID, slot replica.
 	})
 	prompt := uint32(max(0, req.PromptTokens))
 	both.cands[0] = decision.Candidate{
-		Replica: replica.ID(in.GetReplicaId()), Rank: uint16(in.GetRank()), Slot: slot, Feed: feedOf(in.GetFeed()), BlockSize: in.GetBlockSize(),
-		GPU: min(in.GetGpuTokens(), prompt), CPU: min(in.GetCpuTokens(), prompt), Disk: min(in.GetDiskTokens(), prompt), Uncached: min(in.GetUncachedTokens(), prompt),
-		Prefill: amount(in.GetPrefillS()), Backlog: amount(in.GetBacklogS()), TTFT: amount(in.GetTtftS()), TPOT: amount(in.GetTpotS()), Cost: finite(in.GetCost()),
-		Requests: in.GetRequests(), Waiting: in.GetWaiting(), EngineWaiting: -1, KVUsage: -1,
-		FullStep: amount(in.GetFullStepS()), StepTime: amount(in.GetStepS()), Slowdown: amount(in.GetSlowdown()),
+		RankID:   decision.RankID{Replica: replica.ID(in.GetReplicaId()), Rank: uint16(in.GetRank()), Slot: slot},
+		Overlap:  overlapOf(in, prompt),
+		Forecast: forecastOf(in, prompt),
+		Cost:     finite(in.GetCost()),
+		RankLoad: decision.RankLoad{Requests: in.GetRequests(), Waiting: in.GetWaiting(), EngineWaiting: -1, KVUsage: -1},
+		Pace:     decision.Pace{FullStep: amount(in.GetFullStepS()), StepTime: amount(in.GetStepS()), Slowdown: amount(in.GetSlowdown())},
 	}
 	both.d = decision.Decision{
-		ID: req.ID, Attempt: req.Attempt, RequestID: req.RequestID, Tenant: req.Tenant, At: now, Model: req.Model, Adapter: req.Adapter,
-		Policy: decision.ReadPolicy(in.GetPolicy()), Reason: decision.ReadReason(in.GetReason()), PromptTokens: req.PromptTokens, Estimated: req.Estimated,
-		Keyless: req.Hashes == nil || req.Keyless, Pinned: req.Options.Pinned != "" || req.Holder != "", TooLong: in.GetTooLong(),
-		ExpectedOutput: req.ExpectedOutput, TraceID: req.TraceID, SpanID: req.SpanID, Candidates: both.cands[:], Others: int(in.GetOthers()), Elsewhere: in.GetOtherReplica(),
-		Margin: finite(in.GetMargin()), Load: finite(in.GetLoad()), Held: max(0, min(in.GetHeld().AsDuration(), waited)), DecidedBy: string(by),
+		Request: req.Request, Prompt: req.Size(req.ExpectedOutput), At: now, Reason: decision.ReadReason(in.GetReason()), Margin: finite(in.GetMargin()),
+		Rule:     decision.Rule{Policy: decision.ReadPolicy(in.GetPolicy()), Pinned: req.IsPinned()},
+		Ranks:    decision.Ranks{Candidates: both.cands[:], Others: int(in.GetOthers()), Elsewhere: in.GetOtherReplica()},
+		Fleet:    decision.Fleet{Load: finite(in.GetLoad())},
+		Timing:   decision.Timing{Held: max(0, min(in.GetHeld().AsDuration(), waited))},
+		Deciders: decision.Deciders{DecidedBy: by},
 	}
+	both.d.TooLong = in.GetTooLong()
 	return &both.d
+}
+
+// overlapOf reads what the chosen rank holds of a prompt.
+func overlapOf(in *kvpilotv1.Chosen, prompt uint32) decision.Overlap {
+	return decision.Overlap{
+		Feed: feedOf(in.GetFeed()), BlockSize: in.GetBlockSize(),
+		GPU: min(in.GetGpuTokens(), prompt), CPU: min(in.GetCpuTokens(), prompt), Disk: min(in.GetDiskTokens(), prompt),
+	}
+}
+
+// forecastOf reads the prediction for a prompt on the chosen rank.
+func forecastOf(in *kvpilotv1.Chosen, prompt uint32) decision.Forecast {
+	return decision.Forecast{
+		Uncached: min(in.GetUncachedTokens(), prompt), Prefill: amount(in.GetPrefillS()), Backlog: amount(in.GetBacklogS()),
+		TTFT: amount(in.GetTtftS()), TPOT: amount(in.GetTpotS()),
+	}
 }
 
 // endOf writes how a request ended.
@@ -134,9 +168,8 @@ func endOf(number uint64, r chooser.Result) *kvpilotv1.RequestEnd {
 
 // resultOf reads how a request ended.
 func resultOf(in *kvpilotv1.RequestEnd) chooser.Result {
-	r := chooser.Result{
-		End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, Counted: in.GetCounted(), ServedBy: replica.ID(in.GetServedBy()),
-	}
+	r := chooser.ResultOf(decision.EndFailed)
+	r.Counted, r.ServedBy = in.GetCounted(), replica.ID(in.GetServedBy())
 	for e := decision.EndCompleted; e <= decision.EndHandedOver; e++ {
 		if e != decision.EndUnserved && endCode(e) == in.GetEnd() {
 			r.End = e

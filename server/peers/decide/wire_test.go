@@ -22,14 +22,19 @@ import (
 func TestAQuestionSurvivesTheWire(t *testing.T) {
 	replicas := []*replica.Replica{{ID: "r0", Slots: []replica.Slot{5, 6}}}
 	req := &chooser.Request{
-		ID: "a", Attempt: 2, RequestID: "x", TraceID: "t", SpanID: "s", Sampled: true, Model: "m", Served: "served", Adapter: "lora", Replicas: replicas,
-		PromptTokens: 100, Estimated: true, Longest: 90, Keyless: true, Answer: chooser.Answer{Slot: 6, Known: 32, Held: 64},
-		Session: "sess", SessionReturn: chooser.NoReturn, Tenant: "ten", Priority: -3, ExpectedOutput: 7, Unstreamed: true, Bytes: 12, Quiet: true,
-		Exclude: []replica.ID{"gone"}, Holder: "r0", Unbooked: true, NoQueue: true, Unread: true, Samples: 3,
-		Options: chooser.Options{
+		Request: decision.Request{ID: "a", Attempt: 2, RequestID: "x", Tenant: "ten", Model: "m", Adapter: "lora", TraceID: "t", SpanID: "s"},
+		Pool:    chooser.Pool{Served: "served", Replicas: replicas},
+		Prompt: chooser.Prompt{
+			PromptTokens: 100, Estimated: true, Longest: 90, Keyless: true, Unread: true, Answer: chooser.Answer{Slot: 6, Known: 32, Held: 64},
+		},
+		Caller: chooser.Caller{Session: "sess", SessionReturn: chooser.NoReturn, Priority: -3},
+		Reply:  chooser.Reply{ExpectedOutput: 7, Samples: 3, Unstreamed: true, Quiet: true},
+		Limits: chooser.Limits{Exclude: []replica.ID{"gone"}, Holder: "r0", Options: chooser.Options{
 			Policy: decision.LeastTokens, Weights: map[string]float64{"cpu_credit": 0.5}, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond},
 			Allowed: []replica.ID{"r0"}, Denied: []replica.ID{"r9"}, Pinned: "r0", PinnedRank: -1, MinRank: 1, MaxRank: -1, MaxRequests: 9,
-		},
+		}},
+		Terms: chooser.Terms{Booking: chooser.Unbooked, NoQueue: true},
+		Bytes: 12, Sampled: true,
 	}
 	chain := []blockhash.Hash{1, 2, 1 << 63}
 	req.Hashes = func(int) []blockhash.Hash { return chain }
@@ -60,7 +65,7 @@ func TestAQuestionSurvivesTheWire(t *testing.T) {
 // A choice says whether another replica could serve: further ranks of the chosen one are no way out when its breaker is open.
 func TestAChoiceSaysWhetherAnotherReplicaCouldServe(t *testing.T) {
 	rank := func(id replica.ID, rank uint16, veto decision.Veto) decision.Candidate {
-		return decision.Candidate{Replica: id, Rank: rank, Veto: veto}
+		return decision.Candidate{RankID: decision.RankID{Replica: id, Rank: rank}, Veto: veto}
 	}
 	for name, test := range map[string]struct {
 		candidates []decision.Candidate
@@ -72,7 +77,7 @@ func TestAChoiceSaysWhetherAnotherReplicaCouldServe(t *testing.T) {
 		"another one":           {[]decision.Candidate{rank("a", 0, decision.VetoNone), rank("b", 0, decision.VetoNone)}, 0, true},
 		"another one is vetoed": {[]decision.Candidate{rank("a", 0, decision.VetoNone), rank("b", 0, decision.VetoDenied)}, 0, false},
 	} {
-		here := &decision.Decision{Candidates: test.candidates, Others: test.others}
+		here := &decision.Decision{Ranks: decision.Ranks{Candidates: test.candidates, Others: test.others}}
 		text, err := proto.Marshal(chosenOf(1, &chooser.Choice{Decision: here}))
 		if err != nil {
 			t.Fatal(err)
@@ -114,8 +119,11 @@ func TestAQuestionIsSmall(t *testing.T) {
 	for i := range hashes {
 		hashes[i] = blockhash.Hash(mix(uint64(i + 1)))
 	}
-	req := &chooser.Request{ID: "0123456789abcdef01234567", RequestID: "0123456789abcdef01234567", Model: "meta-llama/Llama-3.1-70B-Instruct", PromptTokens: 2000, ExpectedOutput: 200,
-		Hashes: func(int) []blockhash.Hash { return hashes }}
+	req := &chooser.Request{
+		Request: decision.Request{ID: "0123456789abcdef01234567", RequestID: "0123456789abcdef01234567", Model: "meta-llama/Llama-3.1-70B-Instruct"},
+		Prompt:  chooser.Prompt{PromptTokens: 2000, Hashes: func(int) []blockhash.Hash { return hashes }},
+		Reply:   chooser.Reply{ExpectedOutput: 200},
+	}
 	ask := askOf(req, []int{16}, nil)
 	ask.Number = 1 << 20
 	if n := proto.Size(ask); n > 1120 {
@@ -155,7 +163,10 @@ func TestPlacesMoveOnlyWithTheirRouter(t *testing.T) {
 }
 
 func FuzzEvent(f *testing.F) {
-	req := &chooser.Request{ID: "a", Model: "m", PromptTokens: 40, Hashes: func(int) []blockhash.Hash { return []blockhash.Hash{1, 2} }}
+	req := &chooser.Request{
+		Request: decision.Request{ID: "a", Model: "m"},
+		Prompt:  chooser.Prompt{PromptTokens: 40, Hashes: func(int) []blockhash.Hash { return []blockhash.Hash{1, 2} }},
+	}
 	ask := askOf(req, []int{16}, nil)
 	ask.Number = 7
 	seed, err := proto.Marshal(&kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ask{Ask: ask}})
@@ -210,7 +221,7 @@ func TestWordsOfPeersAreBounded(t *testing.T) {
 	d := decisionOf(&kvpilotv1.Chosen{
 		Policy: "evil-1", Reason: "evil-2", Feed: 99, GpuTokens: math.MaxUint32, UncachedTokens: math.MaxUint32, TtftS: math.NaN(), PrefillS: math.Inf(1), TpotS: -1,
 		BacklogS: 1e300, Cost: math.Inf(-1), Margin: math.NaN(), Load: math.NaN(), Held: span(time.Hour), Slowdown: math.Inf(1),
-	}, &chooser.Request{PromptTokens: 100}, "0000000a", 5, time.Time{}, time.Second)
+	}, &chooser.Request{Prompt: chooser.Prompt{PromptTokens: 100}}, "0000000a", 5, time.Time{}, time.Second)
 	c := d.Candidates[0]
 	if d.Policy != decision.PolicyOther || d.Reason != decision.ReasonOther || d.Held != time.Second || d.Margin != 0 || d.Load != 0 {
 		t.Errorf("decision %+v", d)

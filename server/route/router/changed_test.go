@@ -25,7 +25,7 @@ func TestAViewThatChangedDuringTheChoiceLosesNoRequest(t *testing.T) {
 					f.params.Registry.Learn("r0", registry.Learned{BlockSize: 32, Blocks: 77})
 					f.eventually("the view has changed", func() bool { return f.params.Registry.Snapshot() != before })
 				}
-				return nil, &chooser.NoReplica{Decision: &decision.Decision{Chosen: -1}}
+				return nil, &chooser.NoReplica{Decision: &decision.Decision{Ranks: decision.Ranks{Chosen: -1}}}
 			}
 		})
 		err := f.router.Serve(context.Background(), chat(""), &client{})

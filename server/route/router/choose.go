@@ -119,7 +119,13 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 			return nil, err
 		}
 	}
-	ask.DryRun, ask.Unbooked, ask.Explain = q.DryRun, !q.DryRun && !q.Reserve, q.Explain
+	ask.Explain = q.Explain
+	switch {
+	case q.DryRun:
+		ask.Booking = chooser.DryRun
+	case !q.Reserve:
+		ask.Booking = chooser.Unbooked
+	}
 	// The first token of an answer in one piece is not seen, unless the caller says that it will be.
 	ask.Unstreamed = q.EndOnly || !q.FirstToken && len(q.Body) > 0 && !rq.parsed.Truncated && !rq.parsed.Stream
 	ask.Reports = q.FirstToken

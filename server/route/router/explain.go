@@ -63,7 +63,7 @@ func (r *Router) explain(rq *request, a *attempt, h http.Header) {
 // overlap is how many of the prompt's tokens the chosen rank was believed to hold, in all tiers.
 func overlap(d *decision.Decision) int {
 	if pick := d.Pick(); pick != nil {
-		return int(pick.GPU + pick.CPU + pick.Disk)
+		return int(pick.Overlap.Tokens())
 	}
 	return 0
 }

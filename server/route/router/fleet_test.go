@@ -206,6 +206,16 @@ type fleet struct {
 	outcomes []decision.Outcome // guarded by mu
 }
 
+// Decision implements chooser.Record.
+func (f *fleet) Decision(*decision.Decision) {}
+
+// Outcome implements chooser.Record.
+func (f *fleet) Outcome(o decision.Outcome) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.outcomes = append(f.outcomes, o)
+}
+
 // start makes a router before n engines that all answer "ok", and waits until it sees them.
 func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *registry.Config)) *fleet {
 	t.Helper()
@@ -233,11 +243,7 @@ func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *re
 	f.index = index
 	f.book = load.New(load.DefaultConfig(), load.Params{})
 	var err error
-	p.Chooser = chooser.New(cc, chooser.Params{Index: index, Book: f.book, Seed: 1, Gate: p.Breaker, OnOutcome: func(o decision.Outcome) {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.outcomes = append(f.outcomes, o)
-	}})
+	p.Chooser = chooser.New(cc, chooser.Params{Index: index, Book: f.book, Seed: 1, Gate: p.Breaker, Record: f})
 	f.chooser = p.Chooser
 	p.Registry = registry.New(rc, wired(t, f.book, index, p.Chooser))
 	f.params = p

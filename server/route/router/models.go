@@ -129,7 +129,7 @@ func (r *Router) stored(ctx context.Context, rq *request, id string, d *delivery
 func (r *Router) direct(ctx context.Context, rq *request, rep *replica.Replica, d *delivery) *failure {
 	actx, cancel := context.WithCancel(ctx)
 	rq.noteDirect()
-	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{ID: rq.id, Chosen: -1}, Replica: rep}, chosen: time.Now(), cancel: cancel}
+	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.id}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}, chosen: time.Now(), cancel: cancel}
 	a.pass, _ = r.Breaker.Allow(rep.ID)
 	d.attempt, d.chosen = a, true
 	if f := r.send(ctx, actx, rq, d); f != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -99,12 +100,16 @@ func (rq *request) usePool(p *registry.Pool) {
 // newTries makes the question to the chooser for the first attempt.
 func (r *Router) newTries(rq *request) *tries {
 	t := &tries{ask: chooser.Request{
-		Settings: rq.policies, ID: rq.id, RequestID: rq.call.RequestID,
-		Model: rq.pool.Model, Served: rq.pool.Served, Adapter: rq.adapter, Replicas: rq.pool.Replicas,
-		Session: rq.apart(rq.parsed.Session), SessionReturn: rq.sessionReturn(), Tenant: rq.call.Tenant,
-		Priority: -rq.parsed.Priority, ExpectedOutput: rq.parsed.Expected(), OutputLimit: rq.parsed.MaxTokens,
-		Unstreamed: !rq.parsed.Stream, Uneven: len(rq.parsed.Raw("tools")) > 0, Bytes: rq.size(),
-		Options: rq.call.Options, Unread: rq.parsed.Unread(), Samples: rq.parsed.N, Holder: rq.holder,
+		Settings: rq.policies, Bytes: rq.size(),
+		Request: decision.Request{ID: rq.id, RequestID: rq.call.RequestID, Tenant: rq.call.Tenant, Model: rq.pool.Model, Adapter: rq.adapter},
+		Pool:    chooser.Pool{Served: rq.pool.Served, Replicas: rq.pool.Replicas},
+		Prompt:  chooser.Prompt{Unread: rq.parsed.Unread()},
+		Caller:  chooser.Caller{Session: rq.apart(rq.parsed.Session), SessionReturn: rq.sessionReturn(), Priority: -rq.parsed.Priority},
+		Reply: chooser.Reply{
+			ExpectedOutput: rq.parsed.Expected(), OutputLimit: rq.parsed.MaxTokens, Samples: rq.parsed.N,
+			Unstreamed: !rq.parsed.Stream, Uneven: len(rq.parsed.Raw("tools")) > 0,
+		},
+		Limits: chooser.Limits{Options: rq.call.Options, Holder: rq.holder},
 	}}
 	rq.prompt(&t.ask)
 	if rq.policies.ReadsText(rq.pool.Model, &rq.call.Options) {

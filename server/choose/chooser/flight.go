@@ -1,0 +1,210 @@
+package chooser
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/choose/liveness"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+// longestAnswer is the length in tokens of an answer that has no limit.
+const longestAnswer = 4096
+
+// Withdrawal is why a request is withdrawn from its rank.
+type Withdrawal uint8
+
+// The reasons.
+const (
+	// Stalled: the rank makes no progress, or not for this request.
+	Stalled Withdrawal = iota
+	// Leaving: the requests of its replica are to move to others.
+	Leaving
+)
+
+// watching is the way in which a request counts on its rank.
+type watching uint8
+
+const (
+	notWatched watching = iota
+	entered             // it is in flight
+	lent                // whether it was sent is unknown until its holder reports
+)
+
+// flight is a booked request on its rank: an Observer by which the rank's liveness follows it, and its withdrawal from the rank. It is
+// the Owner of its liveness.Request. The zero value is on no rank.
+type flight struct {
+	liveness.Request
+	rank     *rank // nil: it is not known
+	watching watching
+
+	reservation *load.Reservation
+	belief      *kvindex.Belief
+	// ranks, decision and pool show whether another replica could serve the request. pool are the replicas that it could have
+	// been sent to, where the decision does not list them all.
+	ranks    *rankTable
+	decision *decision.Decision
+	pool     []*replica.Replica
+
+	abandon   func(Withdrawal)
+	abandoned metric.Int64Counter
+
+	mu        sync.Mutex
+	began     bool // the client has received something; guarded by mu
+	withdrawn bool // its caller was signalled to withdraw it; guarded by mu
+	ended     bool // guarded by mu
+}
+
+// longest is the length in tokens of the longest answer that the request may get. Of a request from another router only what it expects is
+// known.
+func (req *Request) longest() int {
+	switch {
+	case req.OutputLimit > 0:
+		return req.OutputLimit
+	case req.ExpectedOutput > 0 && req.AskedBy != "":
+		return req.ExpectedOutput
+	}
+	return max(longestAnswer, req.ExpectedOutput)
+}
+
+// enter adds the request to those in flight on its rank.
+func (f *flight) enter(req *Request, prefill time.Duration, how reporting) {
+	if f.rank == nil || req.Quiet {
+		return
+	}
+	cand := f.decision.Pick()
+	f.Owner, f.At, f.Streamed, f.Movable, f.Withdrawable = f, f.decision.At, how.streamed, req.Movable, req.Abandon != nil
+	f.Prefill, f.Decode, f.FullStep = prefill.Seconds(), cand.StepTime*float64(req.longest()), cand.FullStep
+	f.abandon = req.Abandon
+	if how.leased {
+		f.watching = lent
+		f.rank.liveness.Lend(&f.Request)
+		return
+	}
+	f.watching = entered
+	f.rank.liveness.Enter(&f.Request)
+}
+
+// alive notes that the engine has sent something for the request.
+func (f *flight) alive() {
+	if f.rank != nil {
+		f.rank.liveness.Sign()
+		f.Sign()
+	}
+}
+
+// FirstToken implements Observer.
+func (f *flight) FirstToken(time.Time, int) {
+	if before := f.Prefilled(); !before && f.watching == lent {
+		f.rank.liveness.Settle(&f.Request)
+	}
+	f.alive()
+}
+
+// Progress implements Observer.
+func (f *flight) Progress(int) { f.alive() }
+
+// Ended implements Observer.
+func (f *flight) Ended(end *End) {
+	f.mu.Lock()
+	f.ended = true
+	f.mu.Unlock()
+	if end.completed() { // the engine gave an answer
+		f.rank.liveness.Sign()
+	}
+	switch f.watching {
+	case entered:
+		f.rank.liveness.Leave(&f.Request)
+	case lent:
+		f.rank.liveness.Settle(&f.Request)
+	case notWatched:
+	}
+}
+
+// suspend stops counting the booking because the engine does not report the request; false when it has reported or is not booked.
+func (f *flight) suspend(now int64) bool {
+	f.rank.liveness.Settle(&f.Request)
+	if !f.reservation.Suspend() {
+		return false
+	}
+	f.belief.End()
+	f.rank.unroute(f.Prefill, now)
+	return true
+}
+
+func (f *flight) hasBegun() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.began
+}
+
+// begin notes that the client is about to receive the first byte; false when the request was withdrawn.
+func (f *flight) begin() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.withdrawn {
+		f.began = true
+	}
+	return f.began
+}
+
+// withdraw signals the caller to withdraw the request from its rank, unless its answer has begun.
+func (f *flight) withdraw(afterBegin bool, why Withdrawal) {
+	f.mu.Lock()
+	if f.ended || f.withdrawn || f.began != afterBegin {
+		f.mu.Unlock()
+		return
+	}
+	f.withdrawn = true
+	f.mu.Unlock()
+	f.abandoned.Add(context.Background(), 1, begun(afterBegin))
+	f.abandon(why)
+}
+
+// withdrawFromStalled withdraws the request if another replica can serve it. A stream of a sick replica is ended in any case.
+func (f *flight) withdrawFromStalled(sick bool, now time.Time) {
+	switch begun := f.hasBegun(); {
+	case begun && sick:
+		f.withdraw(true, Stalled)
+	case begun && !f.Resumable(): // its silence ends with the rank's, or with its replica
+	case f.canMove(now):
+		f.withdraw(begun, Stalled)
+	}
+}
+
+// canMove reports whether another replica could take the request.
+func (f *flight) canMove(now time.Time) bool {
+	own := f.decision.Pick().Replica
+	for _, other := range f.pool {
+		if other.ID == own || other.State != replica.StateReady {
+			continue
+		}
+		for _, slot := range other.Slots {
+			if r := f.ranks.at(slot); r != nil && !r.liveness.Avoided(now) {
+				return true
+			}
+		}
+	}
+	list := f.decision.List()
+	for i := range list {
+		o := &list[i]
+		if o.Replica == own || o.Veto != decision.VetoNone && o.Veto != decision.VetoStalled {
+			continue
+		}
+		if r := f.ranks.at(o.Slot); r != nil && !r.liveness.Avoided(now) {
+			return true
+		}
+	}
+	return false
+}
+
+// shouldMove reports whether the requests of the replica are to move to others, and one of them could take this one.
+func (f *flight) shouldMove(clock *clock) bool {
+	return f.rank != nil && f.rank.leaving.Load() && f.canMove(clock.now())
+}

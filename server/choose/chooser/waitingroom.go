@@ -1,0 +1,196 @@
+package chooser
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+// waitingRoom has the requests that wait: for memory, then for room on a rank.
+type waitingRoom struct {
+	holding   *holding
+	admission *admission
+	lines     *lines
+	queue     *holdqueue.Queue
+	clock     *clock
+	alarm     *alarm
+}
+
+// waiter is a request in the hold queue.
+type waiter struct {
+	req     *Request
+	line    *line
+	ticket  *holdqueue.Ticket
+	answer  chan answer          // of Choose
+	deliver func(*Choice, error) // of Submit
+	// overlaps is the index's answer at the time matched.
+	overlaps []kvindex.Overlap
+	matched  time.Time
+	// memory is the request's wait for memory; nil: it did not wait for any.
+	memory *memoryWait
+	// yields is how it lets others pass.
+	yields yielding
+	// call is its session's in the ledger of programs, full the ranks without memory for it.
+	call programs.Call
+	full []replica.Slot
+	// stream is set while it waits in the hold queue and its first token counts.
+	stream bool
+}
+
+type answer struct {
+	choice *Choice
+	err    error
+}
+
+// left notes that it waits in the hold queue no longer.
+func (w *waiter) left() {
+	if w.stream {
+		w.stream = false
+		w.line.streams.Add(-1)
+	}
+}
+
+// leave takes the request out of line because its caller left; false when its outcome is, or is being, delivered.
+func (w *waiter) leave() bool {
+	var left bool
+	if w.memory != nil {
+		left = w.leaveMemory()
+	} else {
+		if left = w.line.hold.Remove(w.ticket); left {
+			w.left()
+		}
+	}
+	if left {
+		w.line.memory.leave(&w.call)
+	}
+	return left
+}
+
+func (w *waiter) end(choice *Choice, err error) {
+	w.left()
+	if choice == nil {
+		w.line.memory.leave(&w.call)
+	}
+	if w.deliver != nil {
+		w.deliver(choice, err)
+		return
+	}
+	w.answer <- answer{choice, err}
+}
+
+// place decides about a request that was evaluated, or puts it in line.
+func (r *waitingRoom) place(s *evaluation, req *Request, ln *line, deadline, now time.Time, deliver func(*Choice, error)) (*Choice, *waiter, error) {
+	waits := !r.admission.admit(s, ln, now, false)
+	s.avoidFull()
+	s.choose()
+	if err := r.holding.booker.reach(&s.d, req); err != nil {
+		return nil, nil, err
+	}
+	if !waits {
+		if choice, err := r.holding.bookNow(s, req, ln, now, nil); !errors.Is(err, errNoRoom) {
+			return choice, nil, err
+		}
+	}
+	w := &waiter{req: req, line: ln, deliver: deliver, call: s.program.call, full: slices.Clone(s.program.full)}
+	if deliver == nil {
+		w.answer = make(chan answer, 1)
+	}
+	if waits {
+		if err := r.admission.waitForMemory(s, w, deadline, now); err != nil {
+			return nil, nil, err
+		}
+		return nil, w, nil
+	}
+	if err := r.holding.wait(s, w, deadline, req.Age, now); err != nil {
+		return nil, nil, err
+	}
+	r.holding.offerRoom(ln)
+	return nil, w, nil
+}
+
+// freed implements waiters: the requests that wait for the rank at slot are looked at now, others soon.
+func (r *waitingRoom) freed(slot replica.Slot) {
+	if r.queue.Len() == 0 {
+		return
+	}
+	for _, ln := range r.lines.all() {
+		r.admission.freed(ln)
+		r.holding.freed(ln, slot)
+	}
+}
+
+// Waiting is the number of requests that wait.
+func (r *waitingRoom) Waiting() int { return r.queue.Len() }
+
+// Tick visits the lines that are due and returns when to call it next; false when no request waits. Run calls it; a player of traces
+// calls it in virtual time.
+func (r *waitingRoom) Tick() (next time.Time, ok bool) {
+	if r.queue.Len() == 0 {
+		return time.Time{}, false
+	}
+	now := r.clock.since(r.clock.now())
+	for _, ln := range r.lines.all() {
+		if at := ln.memory.wakeAt.Load(); ln.memory.hold.Len() > 0 && at <= now {
+			r.admission.visitMemory(ln)
+		}
+		if ln.hold.Len() == 0 {
+			continue
+		}
+		if at := ln.wakeAt.Load(); at == 0 || at <= now {
+			r.holding.offerRoom(ln)
+		}
+	}
+	return r.NextWake()
+}
+
+// NextWake returns when Tick should be called next; false when no request waits.
+func (r *waitingRoom) NextWake() (next time.Time, ok bool) {
+	if r.queue.Len() == 0 {
+		return time.Time{}, false
+	}
+	var soonest int64
+	for _, ln := range r.lines.all() {
+		if at := ln.wakeAt.Load(); ln.hold.Len() > 0 && at != 0 && (soonest == 0 || at < soonest) {
+			soonest = at
+		}
+		if at := ln.memory.wakeAt.Load(); ln.memory.hold.Len() > 0 && at != 0 && (soonest == 0 || at < soonest) {
+			soonest = at
+		}
+	}
+	if soonest == 0 {
+		return time.Time{}, false
+	}
+	return r.clock.time(soonest), true
+}
+
+// sleep is how long Run may sleep: until the next visit. A visit that is planned at the same time, for earlier,
+// either is seen here or sees until when Run sleeps.
+func (r *waitingRoom) sleep() time.Duration {
+	now := r.clock.now()
+	until := now.Add(sweepEvery)
+	r.alarm.sleepsUntil.Store(r.clock.since(until))
+	if at, ok := r.NextWake(); ok && at.Before(until) {
+		until = at
+		r.alarm.sleepsUntil.Store(r.clock.since(until))
+	}
+	return max(time.Millisecond, until.Sub(now))
+}
+
+// drain rejects every request that waits.
+func (r *waitingRoom) drain() {
+	for _, ln := range r.lines.all() {
+		for _, t := range ln.hold.Drain() {
+			t.Owner.(*waiter).end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
+		}
+		for _, t := range ln.memory.hold.Drain() {
+			if w := t.Owner.(*waiter); w.memory.expire() {
+				w.end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
+			}
+		}
+	}
+}
