@@ -14,10 +14,21 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 )
 
-// component is a part with work of its own: run blocks until ctx ends and returns nil then.
+// runner is a part with background work: Run blocks until ctx ends and returns nil then.
+type runner interface {
+	Run(ctx context.Context) error
+}
+
+// task is a function as a runner.
+type task func(ctx context.Context) error
+
+// Run implements runner.
+func (t task) Run(ctx context.Context) error { return t(ctx) }
+
+// component is a runner with its name for errors.
 type component struct {
 	name string
-	run  func(ctx context.Context) error
+	runner
 }
 
 // group runs components and reports the first one that ends before its context does.
@@ -32,7 +43,7 @@ func newGroup(size int) *group { return &group{failed: make(chan error, size)} }
 func (c *group) start(ctx context.Context, parts ...component) {
 	for _, p := range parts {
 		c.wg.Go(func() {
-			err := p.run(ctx)
+			err := p.Run(ctx)
 			switch {
 			case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)):
 			case err == nil:
@@ -47,76 +58,95 @@ func (c *group) start(ctx context.Context, parts ...component) {
 // wait returns when every component has ended.
 func (c *group) wait() { c.wg.Wait() }
 
-// endpoint is a server on its listener: serve blocks until it is stopped. stop lets requests finish until ctx ends and then
-// closes their connections.
-type endpoint struct {
-	name  string
-	serve func() error
-	stop  func(ctx context.Context) error
+// endpoint is a server on its listener.
+type endpoint interface {
+	name() string
+	// serve blocks until the server is stopped.
+	serve() error
+	// stop lets requests finish until ctx ends and then closes their connections.
+	stop(ctx context.Context) error
 }
 
 // lastWords is how long requests that the drain deadline ends may write their errors.
 const lastWords = time.Second
 
-// httpEndpoint serves HTTP on l. Requests that are not done in time end with the error SHUTTING_DOWN, a stream with an error event. upgraded ends the connections that have become something else; nil when there are none.
-func httpEndpoint(name string, l net.Listener, s *http.Server, upgraded func(context.Context) error) endpoint {
-	work, end := context.WithCancelCause(context.Background())
-	s.BaseContext = func(net.Listener) context.Context { return work }
-	return endpoint{
-		name: name,
-		serve: func() error {
-			if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				return err
-			}
-			return nil
-		},
-		stop: func(ctx context.Context) error {
-			defer end(nil)
-			others := make(chan error, 1)
-			go func() {
-				if upgraded == nil {
-					upgraded = func(context.Context) error { return nil }
-				}
-				others <- upgraded(ctx)
-			}()
-			err := s.Shutdown(ctx)
-			if err != nil {
-				err = fmt.Errorf("%s: streams were cut off: %w", name, err)
-				end(apierror.New(apierror.ShuttingDown, "the router is stopping", nil))
-				last, cancel := context.WithTimeout(context.Background(), lastWords)
-				if s.Shutdown(last) != nil {
-					err = errors.Join(err, s.Close())
-				}
-				cancel()
-			}
-			if cut := <-others; cut != nil {
-				err = errors.Join(err, fmt.Errorf("%s: WebSockets were cut off: %w", name, cut))
-			}
-			return err
-		},
-	}
+// upgraded ends the connections that have become something else than HTTP, or cuts them off when ctx ends.
+type upgraded interface {
+	Leave(ctx context.Context) error
 }
 
-// grpcEndpoint serves gRPC on l.
-func grpcEndpoint(name string, l net.Listener, s *grpc.Server) endpoint {
-	return endpoint{
-		name:  name,
-		serve: func() error { return s.Serve(l) },
-		stop: func(ctx context.Context) error {
-			done := make(chan struct{})
-			go func() {
-				s.GracefulStop()
-				close(done)
-			}()
-			select {
-			case <-done:
-				return nil
-			case <-ctx.Done():
-				s.Stop()
-				<-done
-				return fmt.Errorf("%s: streams were cut off: %w", name, ctx.Err())
-			}
-		},
+// httpEndpoint serves HTTP. Requests that are not done in time end with the error SHUTTING_DOWN, a stream with an error event.
+type httpEndpoint struct {
+	label    string
+	listener net.Listener
+	server   *http.Server
+	upgraded upgraded // nil when there are none
+	end      context.CancelCauseFunc
+}
+
+func newHTTPEndpoint(label string, l net.Listener, s *http.Server, u upgraded) *httpEndpoint {
+	work, end := context.WithCancelCause(context.Background())
+	s.BaseContext = func(net.Listener) context.Context { return work }
+	return &httpEndpoint{label, l, s, u, end}
+}
+
+func (e *httpEndpoint) name() string { return e.label }
+
+func (e *httpEndpoint) serve() error {
+	if err := e.server.Serve(e.listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func (e *httpEndpoint) stop(ctx context.Context) error {
+	defer e.end(nil)
+	others := make(chan error, 1)
+	go func() {
+		var err error
+		if e.upgraded != nil {
+			err = e.upgraded.Leave(ctx)
+		}
+		others <- err
+	}()
+	err := e.server.Shutdown(ctx)
+	if err != nil {
+		err = fmt.Errorf("%s: streams were cut off: %w", e.label, err)
+		e.end(apierror.New(apierror.ShuttingDown, "the router is stopping", nil))
+		last, cancel := context.WithTimeout(context.Background(), lastWords)
+		if e.server.Shutdown(last) != nil {
+			err = errors.Join(err, e.server.Close())
+		}
+		cancel()
+	}
+	if cut := <-others; cut != nil {
+		err = errors.Join(err, fmt.Errorf("%s: WebSockets were cut off: %w", e.label, cut))
+	}
+	return err
+}
+
+// grpcEndpoint serves gRPC.
+type grpcEndpoint struct {
+	listener net.Listener
+	server   *grpc.Server
+}
+
+func (e *grpcEndpoint) name() string { return "grpc" }
+func (e *grpcEndpoint) serve() error { return e.server.Serve(e.listener) }
+
+func (e *grpcEndpoint) stop(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() {
+		e.server.GracefulStop()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		e.server.Stop()
+		<-done
+		return fmt.Errorf("grpc: streams were cut off: %w", ctx.Err())
 	}
 }
 
@@ -129,7 +159,7 @@ func (s *Server) awaitFleet(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	if err := s.parts.registry.AwaitReports(ctx); errors.Is(err, context.DeadlineExceeded) {
+	if err := s.parts.ranks.Registry.AwaitReports(ctx); errors.Is(err, context.DeadlineExceeded) {
 		state := "ready"
 		if err := s.ready(); err != nil {
 			state = err.Error()

@@ -5,9 +5,8 @@ import (
 	"errors"
 	"io"
 
+	"github.com/kvpilot/kvpilot/server/choose/ranks"
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/domain/kvblock"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
@@ -33,9 +32,8 @@ type Observer struct {
 type ObserverParams struct {
 	// Lookup finds the variables of the environment that settings name.
 	Lookup func(name string) (value string, ok bool)
-	// OnStored is called for each event of stored blocks, before the index has them. It must not block or keep ev. Calls for
-	// different slots run in parallel.
-	OnStored func(slot replica.Slot, ev *kvblock.Stored)
+	// Watcher is informed of stored blocks; nil: none is.
+	Watcher ranks.Watcher
 }
 
 // NewObserver builds an Observer. It opens no socket and starts nothing. c must be valid.
@@ -48,11 +46,10 @@ func NewObserver(ctx context.Context, c config.Config, p ObserverParams) (*Obser
 		return nil, err
 	}
 	o := &Observer{telemetry: t}
-	if o.parts, err = newParts(c, t, p.Lookup); err != nil {
+	if o.parts, err = newParts(c, t, p.Lookup, p.Watcher); err != nil {
 		return nil, err
 	}
-	o.parts.stored = p.OnStored
-	o.Registry, o.Index, o.Events, o.Stats = o.parts.registry, o.parts.kvindex, o.parts.events, o.parts.stats
+	o.Registry, o.Index, o.Events, o.Stats = o.parts.ranks.Registry, o.parts.ranks.Index, o.parts.ranks.Events, o.parts.ranks.Stats
 	return o, nil
 }
 
@@ -60,7 +57,7 @@ func NewObserver(ctx context.Context, c config.Config, p ObserverParams) (*Obser
 // cannot be read.
 func (o *Observer) Run(ctx context.Context) error {
 	working, stop := context.WithCancel(ctx)
-	list := []component{{"registry", o.parts.registry.Run}, {"kvindex", o.parts.kvindex.Run}, {"kvevents", o.parts.events.Run}, {"enginestats", o.parts.stats.Run}}
+	list := []component{{"registry", o.Registry}, {"kvindex", o.Index}, {"kvevents", o.Events}, {"enginestats", o.Stats}}
 	running := newGroup(len(list))
 	running.start(working, list...)
 	var failure error

@@ -1,28 +1,23 @@
 package server
 
 import (
-	"errors"
+	"encoding/json"
 	"log/slog"
-	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
-	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/ranks"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/kvblock"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
-	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
-	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
-	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
-	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 	"github.com/kvpilot/kvpilot/server/peers/fleet"
+	"github.com/kvpilot/kvpilot/server/peers/forward"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -36,41 +31,31 @@ import (
 // rememberedBodies bounds what is kept of bodies that came more than once: a few kilobytes each.
 const rememberedBodies = 16 << 20
 
-// errNoReplica is why a router without replicas is not ready.
-var errNoReplica = errors.New("no replica is known")
-
 // parts are everything below the surfaces.
 type parts struct {
+	scope     scope.Scope
 	log       *slog.Logger
-	registry  *registry.Registry
-	kvindex   *kvindex.Index
-	events    *kvevents.Plane
-	stats     *enginestats.Poller
-	book      *load.Book
+	ranks     *ranks.Ranks
 	limiter   *quota.Limiter
 	chooser   *chooser.Chooser
 	tokens    *tokenizer.Pool
 	upstream  *upstream.Client
 	breaker   *breaker.Breaker
 	retries   *retry.Budget
-	lookup    func(string) (string, bool)
 	decisions *decisionlog.Log
 	pins      *pins.Pins
 	router    *router.Router
 	peers     *fleet.Fleet // nil for a router alone
 	history   *history.History
-	// changedFleet holds one token when the fleet has changed since the last look.
-	changedFleet chan struct{}
-	// stored, when set, is called with each event of stored blocks before the index has them.
-	stored func(replica.Slot, *kvblock.Stored)
 }
 
-// newParts builds the parts, lower ones first.
-func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (string, bool)) (*parts, error) {
-	p := &parts{lookup: lookup, log: t.Log(), history: history.New(), changedFleet: make(chan struct{}, 1)}
-	p.buildIndex(c, t)
-	p.buildLoad(c, t)
-	p.buildRegistry(c, t)
+// newParts builds the parts, lower ones first. watcher may be nil.
+func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (string, bool), watcher ranks.Watcher) (*parts, error) {
+	p := &parts{scope: t.Scope(), log: t.Log(), history: history.New()}
+	p.ranks = ranks.New(
+		ranks.Config{Registry: c.Registry, Index: c.KVIndex, Events: c.KVEvents, Stats: c.EngineStats, Load: c.Load},
+		ranks.Params{Lookup: lookup, Watcher: watcher, Scope: p.scope},
+	)
 	p.buildChoice(c, t)
 	p.pins = pins.New(c.Upstream.Pins, nil)
 	if err := p.buildFleet(c, t); err != nil {
@@ -79,54 +64,31 @@ func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (stri
 	if err := p.buildRouter(c, t); err != nil {
 		return nil, err
 	}
+	p.ranks.Join(p.followers())
 	return p, nil
 }
 
 // part names a part in its log lines.
 func (p *parts) part(name string) *slog.Logger { return p.log.With("part", name) }
 
-func (p *parts) buildIndex(c config.Config, t *telemetry.Telemetry) {
-	p.kvindex = kvindex.New(c.KVIndex, kvindex.Params{Log: p.part("kvindex"), Meter: t.Meters(), Feeds: feeds{p}})
-	p.events = kvevents.New(c.KVEvents, kvevents.Params{Sink: sink{p.kvindex, p}, Log: p.part("kvevents"), Meter: t.Meters()})
-}
-
-func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) {
-	p.book = load.New(c.Load, load.Params{Log: p.part("load"), Meter: t.Meters(), Rank: p.rankOf})
-	p.stats = enginestats.New(c.EngineStats, enginestats.Params{
-		Log: p.part("enginestats"), Meter: t.Meters(),
-		InFlight:  func(slot replica.Slot) int { return p.book.View(slot, time.Now()).InFlight },
-		OnLearned: p.learned,
-		OnStart:   p.began,
-		OnAnswer:  func(id replica.ID) { p.registry.Alive(id) },
-		OnRestart: func(id replica.ID, noticed time.Time) { p.registry.NoteRestart(id, noticed) },
-	})
-}
-
-func (p *parts) buildRegistry(c config.Config, t *telemetry.Telemetry) {
-	p.registry = registry.New(c.Registry, registry.Params{
-		Log: p.part("registry"), Meter: t.Meters(), Lookup: p.lookup,
-		OnRankAdded: p.rankAdded, OnRankRemoved: p.rankRemoved, OnRestarted: p.restarted, OnChanged: p.changed,
-		OnDrain: p.drained, OnRegistered: p.registered, OnDeregistered: p.deregistered,
-	})
-}
-
 func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) {
-	p.decisions = decisionlog.New(c.Decisions, decisionlog.Params{Log: p.part("decisionlog"), Meter: t.Meters(), Line: grpcapi.DecisionLine})
+	p.decisions = decisionlog.New(c.Decisions, decisionlog.Params{Lines: lines{}, Scope: p.scope.Part("decisionlog")})
 	p.breaker = breaker.New(c.Upstream.Breaker, nil)
-	p.breaker.Meter(t.Meters(), p.replicaIDs)
+	p.breaker.Meter(t.Meters(), p.ranks.IDs)
 	p.limiter = quota.New(c.Tenants, quota.Params{Meter: t.Meters()})
 	p.chooser = chooser.New(c.Chooser, chooser.Params{
-		Index: p.kvindex, Book: p.book, Reports: engines{p}, Engines: engines{p}, Gate: p.breaker, Record: record{p}, Shares: p.limiter,
+		Index: p.ranks.Index, Book: p.ranks.Book, Reports: p.ranks, Engines: p.ranks, Gate: p.breaker, Record: record{p}, Shares: p.limiter,
 		Log: p.part("chooser"), Meter: t.Meters(),
 	})
 }
 
-func (p *parts) replicaIDs() []replica.ID {
-	var ids []replica.ID
-	for _, r := range p.registry.Snapshot().Replicas {
-		ids = append(ids, r.ID)
+// followers are the parts that keep state per rank or replica.
+func (p *parts) followers() ranks.Followers {
+	f := ranks.Followers{Chooser: p.chooser, Tokens: p.tokens, Breaker: p.breaker}
+	if p.peers != nil {
+		f.Peers = p.peers.Facts()
 	}
-	return ids
+	return f
 }
 
 // buildFleet makes the parts that join this router with others, if it is to be in a fleet.
@@ -135,8 +97,8 @@ func (p *parts) buildFleet(c config.Config, t *telemetry.Telemetry) (err error) 
 		return nil
 	}
 	p.peers, err = fleet.New(c.Fleet, fleet.Params{
-		Registry: p.registry, Breaker: p.breaker, Chooser: p.chooser, Index: p.kvindex, IndexBytes: int64(c.KVIndex.MaxBytes), Feeds: p.events, Pins: p.pins, Accounts: p.limiter,
-		Log: p.log, Meter: t.Meters(), Tracer: t.Tracers(),
+		Registry: p.ranks.Registry, Breaker: p.breaker, Chooser: p.chooser, Index: p.ranks.Index, IndexBytes: int64(c.KVIndex.MaxBytes), Feeds: p.ranks.Events, Pins: p.pins, Accounts: p.limiter,
+		Scope: p.scope,
 	})
 	if err == nil {
 		p.limiter.Join(p.peers.Limits())
@@ -154,15 +116,20 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 		choose, origin, shared = p.peers.Frontend().Choose, p.peers.ID(), p.peers.Facts()
 	}
 	p.router, err = router.New(c.Router, router.Params{
-		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser, ChooseRank: choose, Origin: origin,
+		Registry: p.ranks.Registry, Tokens: p.tokens, Chooser: p.chooser, ChooseRank: choose, Origin: origin,
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: shared,
 		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),
-		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.believeText, Count: p.history,
+		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.ranks.Believe, Count: p.history,
 		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),
 	})
 	return err
 }
+
+// lines are the entries of the decision log in the contract's form.
+type lines struct{}
+
+func (lines) Line(e decisionlog.Entry) json.Marshaler { return grpcapi.DecisionLine(e) }
 
 // record reports the chooser's decisions and outcomes to the parts that record them.
 type record struct{ *parts }
@@ -175,4 +142,31 @@ func (r record) Decision(d *decision.Decision) {
 func (r record) Outcome(o decision.Outcome) {
 	r.decisions.Finish(o)
 	r.history.Outcome(o)
+}
+
+// forward passes calls on to the other routers; nil for a router alone.
+func (p *parts) forward() *forward.Fleet {
+	if p.peers == nil {
+		return nil
+	}
+	return p.peers.Forward()
+}
+
+// background lists the parts with work of their own.
+func (p *parts) background() []component {
+	list := []component{
+		{"registry", p.ranks.Registry},
+		{"kvindex", p.ranks.Index},
+		{"kvevents", p.ranks.Events},
+		{"enginestats", p.ranks.Stats},
+		{"load", p.ranks.Book},
+		{"chooser", p.chooser},
+		{"tokenizer", p.tokens},
+		{"upstream", p.upstream},
+		{"decisionlog", p.decisions},
+	}
+	if p.peers != nil {
+		list = append(list, component{"fleet", p.peers})
+	}
+	return list
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
+	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/reload"
 )
 
@@ -20,9 +22,10 @@ type section = reload.Section[config.Config]
 func (s *Server) sections() []section {
 	p, at := s.parts, s.surfaces
 	return []section{
-		s.callersSection(),
+		{Name: "callers", Paths: config.LiveBelow("api"), Part: clientKeys{at.callers, at.api}},
 		updates("quota", func(c config.Config) error { return p.limiter.Update(c.Tenants) }, "tenants"),
-		s.registrySection(),
+		// The key files of templates are named by settings that need a restart; their contents need none.
+		{Name: "registry", Paths: append(config.LiveBelow("registry"), "registry.dns", "registry.kubernetes"), Part: replicas{p.ranks.Registry}},
 		updates("chooser", func(c config.Config) error { return p.chooser.Update(c.Chooser) }, "chooser"),
 		updates("router", func(c config.Config) error { return p.router.Update(c.Router, c.Upstream.Retry.Attempts) }, "router", "upstream.retry"),
 		updates("upstream", func(c config.Config) error {
@@ -31,51 +34,55 @@ func (s *Server) sections() []section {
 			return p.upstream.Update(c.Upstream)
 		}, "upstream"),
 		updates("tokenizer", func(c config.Config) error { return p.tokens.Update(c.Tokenizer) }, "tokenizer"),
-		updates("enginestats", func(c config.Config) error { return p.stats.Update(c.EngineStats) }, "enginestats"),
+		updates("enginestats", func(c config.Config) error { return p.ranks.Stats.Update(c.EngineStats) }, "enginestats"),
 		updates("gateway", func(c config.Config) error {
 			at.guard.SetTimes(c.Gateway.BodyTimeout, c.Gateway.StallTimeout)
 			return errors.Join(at.gateway.Update(c.Gateway), at.console.Update(c.Gateway))
 		}, "gateway"),
 		updates("telemetry", func(c config.Config) error { return s.telemetry.Update(c.Telemetry) }, "telemetry"),
-		s.listenSection(),
+		{Name: "listen", Paths: config.LiveBelow("listen"), Part: listeners{}},
 	}
 }
 
-// updates makes a section of a part's Update, which changes nothing when it returns an error. Going back is an Update too.
-// The section takes what config.LivePaths has below the given settings.
-func updates(name string, update func(config.Config) error, below ...string) section {
-	return section{Name: name, Paths: config.LiveBelow(below...), Apply: func(now, next config.Config) (func() error, error) {
-		if err := update(next); err != nil {
-			return nil, err
-		}
-		return func() error { return update(now) }, nil
-	}}
+// takes is a part's Update, which changes nothing when it returns an error.
+type takes func(next config.Config) error
+
+// Apply implements reload.Part.
+func (u takes) Apply(_, next config.Config) error { return u(next) }
+
+// updates makes a section of a part's Update. It takes what config.LivePaths has below the given settings.
+func updates(name string, u takes, below ...string) section {
+	return section{Name: name, Paths: config.LiveBelow(below...), Part: u}
 }
 
 // errKeysOff keeps a file that lost its keys from letting every client in.
 var errKeysOff = errors.New("api.keys: the new settings have no API key and would admit every caller; only a restart turns keys off")
 
-// callersSection applies the accepted credentials. Going back reads the keys file and the key set as they are by then.
-func (s *Server) callersSection() section {
-	at := s.surfaces
-	update := updates("callers", func(c config.Config) error {
-		if err := at.callers.Update(c.API.Callers()); err != nil {
-			return fmt.Errorf("api.%w", err)
-		}
-		at.api.UseOverrides(c.API)
-		return nil
-	}, "api")
-	update.Check = func(_, next config.Config) error {
-		c := next.API.Callers()
-		if !at.callers.Open() && c.Open() {
-			return errKeysOff
-		}
-		if _, err := callers.New(c, callers.Params{Log: slog.New(slog.DiscardHandler)}); err != nil {
-			return fmt.Errorf("api.%w", err)
-		}
-		return nil
+// clientKeys applies the accepted credentials. Going back reads the keys file and the key set as they are by then.
+type clientKeys struct {
+	callers *callers.Callers
+	api     *grpcapi.API
+}
+
+// Apply implements reload.Part.
+func (k clientKeys) Apply(_, next config.Config) error {
+	if err := k.callers.Update(next.API.Callers()); err != nil {
+		return fmt.Errorf("api.%w", err)
 	}
-	return update
+	k.api.UseOverrides(next.API)
+	return nil
+}
+
+// Check implements reload.Checker.
+func (k clientKeys) Check(_, next config.Config) error {
+	c := next.API.Callers()
+	if !k.callers.Open() && c.Open() {
+		return errKeysOff
+	}
+	if _, err := callers.New(c, callers.Params{Log: slog.New(slog.DiscardHandler)}); err != nil {
+		return fmt.Errorf("api.%w", err)
+	}
+	return nil
 }
 
 // errNoFleet keeps a file that lost its end from taking the fleet away.
@@ -90,34 +97,35 @@ func hasSource(c config.Config) bool {
 // fleetUpdate bounds how long the registry may take to change its list.
 const fleetUpdate = 10 * time.Second
 
-func (s *Server) registrySection() section {
-	update := updates("registry", func(c config.Config) error {
-		ctx, cancel := context.WithTimeout(context.Background(), fleetUpdate)
-		defer cancel()
-		return s.parts.registry.Update(ctx, c.Registry)
-	}, "registry")
-	// The key files of templates are named by settings that need a restart; what is in them does not.
-	update.Paths = append(update.Paths, "registry.dns", "registry.kubernetes")
-	update.Check = func(now, next config.Config) error {
-		if len(now.Registry.Replicas) > 0 && !hasSource(next) {
-			return errNoFleet
-		}
-		if err := s.parts.registry.Check(next.Registry); err != nil {
-			return fmt.Errorf("registry.%w", err)
-		}
-		return nil
-	}
-	return update
+// replicas applies the list of replicas.
+type replicas struct{ *registry.Registry }
+
+// Apply implements reload.Part.
+func (r replicas) Apply(_, next config.Config) error {
+	ctx, cancel := context.WithTimeout(context.Background(), fleetUpdate)
+	defer cancel()
+	return r.Update(ctx, next.Registry)
 }
 
-// listenSection checks certificates, which are read again by themselves. The times of draining are looked at when that begins.
-func (s *Server) listenSection() section {
-	return section{
-		Name: "listen", Paths: config.LiveBelow("listen"),
-		Check: func(_, next config.Config) error {
-			_, err := serverTLS(next.Listen)
-			return err
-		},
-		Apply: func(_, _ config.Config) (func() error, error) { return func() error { return nil }, nil },
+// Check implements reload.Checker.
+func (r replicas) Check(now, next config.Config) error {
+	if len(now.Registry.Replicas) > 0 && !hasSource(next) {
+		return errNoFleet
 	}
+	if err := r.Registry.Check(next.Registry); err != nil {
+		return fmt.Errorf("registry.%w", err)
+	}
+	return nil
+}
+
+// listeners checks certificates, which are read again by themselves. The times of draining are looked at when that begins.
+type listeners struct{}
+
+// Apply implements reload.Part.
+func (listeners) Apply(_, _ config.Config) error { return nil }
+
+// Check implements reload.Checker.
+func (listeners) Check(_, next config.Config) error {
+	_, err := serverTLS(next.Listen)
+	return err
 }

@@ -48,20 +48,19 @@ func TestSectionsApplyAndGoBack(t *testing.T) {
 		if section.Name == "registry" { // it has no life here
 			continue
 		}
-		if section.Check != nil {
-			if err := section.Check(now, next); err != nil {
+		if part, ok := section.Part.(reload.Checker[config.Config]); ok {
+			if err := part.Check(now, next); err != nil {
 				t.Errorf("%s: %v", section.Name, err)
 			}
 		}
-		undo, err := section.Apply(now, next)
-		if err != nil {
+		if err := section.Part.Apply(now, next); err != nil {
 			t.Errorf("%s: %v", section.Name, err)
 			continue
 		}
 		if section.Name == "chooser" && s.parts.chooser.Config().Policy != "round-robin" {
 			t.Error("the chooser did not take its policy")
 		}
-		if err := undo(); err != nil {
+		if err := section.Part.Apply(next, now); err != nil {
 			t.Errorf("%s: %v", section.Name, err)
 		}
 	}

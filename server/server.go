@@ -51,11 +51,30 @@ type Params struct {
 	Text []byte
 	// Hangup asks for a reload.
 	Hangup <-chan os.Signal
-	// OnHangup is called before the reload that Hangup asked for, and what it returns after it, with its error.
-	OnHangup func() (ended func(error))
-	// OnServing is called with the addresses once every listener is open.
-	OnServing func(Addresses)
+	// Manager follows the process's states; nil: none does.
+	Manager Manager
 }
+
+// Manager manages the process, as systemd does.
+type Manager interface {
+	// Serving is called with the addresses once every listener is open.
+	Serving(at Addresses)
+	// Reloading is called before the reload that Params.Hangup requests, Reloaded after it, with its error.
+	Reloading()
+	Reloaded(err error)
+}
+
+// Serving is a Manager that waits for the addresses. It needs room for one.
+type Serving chan Addresses
+
+// Serving implements Manager.
+func (s Serving) Serving(at Addresses) { s <- at }
+
+// Reloading implements Manager.
+func (Serving) Reloading() {}
+
+// Reloaded implements Manager.
+func (Serving) Reloaded(error) {}
 
 // Addresses are those of the listeners; empty for one that is not open.
 type Addresses struct {
@@ -101,7 +120,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	}
 	s := &Server{config: c, params: p, telemetry: t}
 	c, lowered := c.WithinMemory(p.Memory)
-	if s.parts, err = newParts(c, t, p.lookup()); err != nil {
+	if s.parts, err = newParts(c, t, p.lookup(), nil); err != nil {
 		return nil, err
 	}
 	if len(lowered) > 0 {
@@ -121,7 +140,7 @@ func (s *Server) ready() error {
 	if s.leaving.Load() {
 		return errLeaving
 	}
-	return s.parts.ready()
+	return s.parts.ranks.Ready()
 }
 
 // Run serves until ctx ends, drains, and returns nil; or it returns the first error of any part.
@@ -130,28 +149,28 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.parts.kvindex.Restore()
+	s.parts.ranks.Index.Restore()
 	// Background work outlives ctx: streams that are being drained still need it.
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	background := append(s.parts.background(), component{"health", func(ctx context.Context) error {
-		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
-	}})
-	background = append(background, component{"guard", s.surfaces.guard.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
+	background := append(s.parts.background(), component{"health", task(func(ctx context.Context) error {
+		return s.surfaces.watchHealth(ctx, s.parts.ranks.Changes(), s.ready)
+	})})
+	background = append(background, component{"guard", s.surfaces.guard}, component{"callers", s.surfaces.callers}, component{"audit", s.surfaces.audit})
 	if s.params.Source != nil {
-		background = append(background, component{"settings", s.followSettings})
+		background = append(background, component{"settings", task(s.followSettings)})
 	}
 	running := newGroup(len(background) + len(endpoints))
 	running.start(working, background...)
 	serving, shut := context.WithCancel(working)
 	defer shut()
 	for _, d := range endpoints {
-		running.start(serving, component{d.name, func(ctx context.Context) error {
-			if d.name != "admin" {
+		running.start(serving, component{d.name(), task(func(ctx context.Context) error {
+			if d.name() != "admin" {
 				s.awaitFleet(ctx)
 			}
 			return d.serve() // when ctx has ended, it closes the listener
-		}})
+		})})
 	}
 	if !hasSource(s.config) {
 		s.parts.log.Warn("no replicas are configured: set --replica, registry.replicas or another source of docs/replicas.md", "registration", s.config.Registry.Registration.Enabled)
@@ -160,8 +179,8 @@ func (s *Server) Run(ctx context.Context) error {
 		s.parts.log.Warn("a setting is probably wrong: registry." + doubt)
 	}
 	s.parts.log.Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "memory", s.params.Memory, "version", s.params.Version)
-	if s.params.OnServing != nil {
-		s.params.OnServing(addresses)
+	if s.params.Manager != nil {
+		s.params.Manager.Serving(addresses)
 	}
 
 	var failure error
@@ -221,15 +240,10 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 		address string
 		secure  *tls.Config
 		at      *string
-		open    func(net.Listener) endpoint
 	}{
-		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) endpoint {
-			return httpEndpoint("http", l, s.surfaces.http, s.surfaces.gateway.Leave)
-		}},
-		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) endpoint {
-			return grpcEndpoint("grpc", s.surfaces.protocols.Greet(l, guard.Greeting{Secure: secure != nil, REST: at.HTTP}), s.surfaces.grpc)
-		}},
-		{"listen.admin", l.Admin, s.config.Listen.Admin, adminSecure, &at.Admin, func(l net.Listener) endpoint { return httpEndpoint("admin", l, s.surfaces.admin, nil) }},
+		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP},
+		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC},
+		{"listen.admin", l.Admin, s.config.Listen.Admin, adminSecure, &at.Admin},
 	} {
 		listener := d.given
 		if listener == nil {
@@ -249,7 +263,15 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 		if d.secure != nil {
 			listener = tls.NewListener(listener, d.secure)
 		}
-		endpoints = append(endpoints, d.open(listener))
+		switch d.setting {
+		case "listen.http":
+			endpoints = append(endpoints, newHTTPEndpoint("http", listener, s.surfaces.http, s.surfaces.gateway))
+		case "listen.grpc":
+			greeting := guard.Greeting{Secure: secure != nil, REST: at.HTTP}
+			endpoints = append(endpoints, &grpcEndpoint{s.surfaces.protocols.Greet(listener, greeting), s.surfaces.grpc})
+		case "listen.admin":
+			endpoints = append(endpoints, newHTTPEndpoint("admin", listener, s.surfaces.admin, nil))
+		}
 	}
 	if err := s.openFleet(ctx, l, &at); err != nil {
 		for _, open := range endpoints {

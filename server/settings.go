@@ -29,12 +29,18 @@ func (p Params) lookup() func(string) (string, bool) {
 // newSettings makes the keeper of the settings.
 func (s *Server) newSettings(c config.Config) *reload.Manager[config.Config] {
 	return reload.New(reload.Loaded[config.Config]{Config: c, Text: s.params.Text}, reload.Params[config.Config]{
-		Load:  func() (reload.Loaded[config.Config], error) { return config.Read(*s.params.Source) },
-		Files: config.NamedFiles, Diff: config.Diff, Merge: config.Merge, Hash: config.Hash,
-		Sections: s.sections(), Keep: c.Reload.Versions,
-		Log: s.parts.part("settings"), Meter: s.telemetry.Meters(),
+		Source: source{s.params.Source}, Sections: s.sections(), Keep: c.Reload.Versions, Scope: s.parts.scope.Part("settings"),
 	})
 }
+
+// source reads and compares settings.
+type source struct{ *config.Source }
+
+func (s source) Load() (reload.Loaded[config.Config], error) { return config.Read(*s.Source) }
+func (source) Files(c config.Config) map[string]string       { return config.NamedFiles(c) }
+func (source) Diff(now, next config.Config) []reload.Change  { return config.Diff(now, next) }
+func (source) Merge(now, next config.Config) config.Config   { return config.Merge(now, next) }
+func (source) Hash(c config.Config) string                   { return config.Hash(c) }
 
 // changeable is what the admin RPCs change; nil where there is nothing to read again.
 func (s *Server) changeable() grpcapi.Settings {
@@ -70,11 +76,12 @@ func (s *Server) followSettings(ctx context.Context) error {
 			<-watching
 			return nil
 		case <-s.params.Hangup:
-			ended := func(error) {}
-			if s.params.OnHangup != nil {
-				ended = s.params.OnHangup()
+			if s.params.Manager == nil {
+				_ = reloadFor(reload.OriginSignal)
+				continue
 			}
-			ended(reloadFor(reload.OriginSignal))
+			s.params.Manager.Reloading()
+			s.params.Manager.Reloaded(reloadFor(reload.OriginSignal))
 		}
 	}
 }

@@ -65,7 +65,7 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 	c, _ := s.config.WithinMemory(s.params.Memory)
 	s.params.Memory.Show(t.Meters())
 	p := s.parts
-	record := audit.New(c.Audit, audit.Params{Stderr: s.params.LogTo, Log: p.part("audit"), Meter: t.Meters()})
+	record := audit.New(c.Audit, audit.Params{Stderr: s.params.LogTo, Scope: p.scope.Part("audit")})
 	who, err := callers.New(c.API.Callers(), callers.Params{
 		Log: p.part("callers"), Meter: t.Meters(), Reads: reads{record}, NoFollow: s.params.Source != nil && c.Reload.Watch,
 	})
@@ -74,7 +74,7 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 	}
 	api, err := grpcapi.New(c.API, grpcapi.Params{
 		Router: p.router, Lifecycle: p.chooser, Chooser: p.chooser, Decisions: p.decisions, Tokens: p.tokens, Settings: changeable{s},
-		Ranks:   grpcapi.Ranks{Registry: p.registry, Book: p.book, Engines: p.stats, Index: p.kvindex, Feeds: p.events, Breakers: p.breaker},
+		Ranks:   grpcapi.Ranks{Registry: p.ranks.Registry, Book: p.ranks.Book, Engines: p.ranks.Stats, Index: p.ranks.Index, Feeds: p.ranks.Events, Breakers: p.breaker},
 		Version: s.params.Version, Links: grpcapi.Links(c.Admin.Links), Health: readiness(s.ready), Peers: p.forward(), History: p.history, Traces: traces,
 		Forward: c.Router.UnknownRoutes,
 		Tracer:  t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/edge/grpcapi", trace.WithSchemaURL(span.SchemaURL)),

@@ -24,7 +24,7 @@ type demoRouter struct {
 	name    string
 	server  *server.Server
 	gossip  net.Listener // nil for a router alone
-	serving chan server.Addresses
+	serving server.Serving
 	at      server.Addresses // once it serves
 }
 
@@ -53,7 +53,7 @@ func (d *demo) newRouters(ctx context.Context, specs []registry.Spec) (_ []*demo
 		if err != nil {
 			return list, err
 		}
-		r := &demoRouter{name: "router-" + strconv.Itoa(n), serving: make(chan server.Addresses, 1)}
+		r := &demoRouter{name: "router-" + strconv.Itoa(n), serving: make(server.Serving, 1)}
 		list = append(list, r)
 		if d.routers > 1 {
 			if r.gossip, err = new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"); err != nil {
@@ -67,7 +67,7 @@ func (d *demo) newRouters(ctx context.Context, specs []registry.Spec) (_ []*demo
 			return list, err
 		}
 		r.server, err = server.New(ctx, c, server.Params{
-			LogTo: d.log, Version: build.Read().Version, OnServing: func(a server.Addresses) { r.serving <- a },
+			LogTo: d.log, Version: build.Read().Version, Manager: r.serving,
 			Listeners: server.Listeners{Gossip: r.gossip},
 		})
 		if err != nil {

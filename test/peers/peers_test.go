@@ -22,6 +22,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -124,12 +125,20 @@ func proxy(transport string) func(*testing.T, *replica.Replica) error {
 	}
 }
 
+// answers holds a token for each report that an engine gave.
+type answers chan struct{}
+
+func (a answers) EngineAnswered(replica.ID)                     { a <- struct{}{} }
+func (a answers) EngineLearned(replica.ID, enginestats.Learned) {}
+func (a answers) EngineBegan(replica.ID, time.Time)             {}
+func (a answers) EngineRestarted(replica.ID, time.Time)         {}
+
 func statistics(t *testing.T, r *replica.Replica) error {
 	said := &lines{}
 	c := enginestats.DefaultConfig()
 	c.Interval = 10 * time.Millisecond
 	answered := make(chan struct{}, 100)
-	p := enginestats.New(c, enginestats.Params{Log: said.logger(), OnAnswer: func(replica.ID) { answered <- struct{}{} }})
+	p := enginestats.New(c, enginestats.Params{Scope: scope.New(said.logger(), nil, nil), Observer: answers(answered)})
 	p.Add(0, r, 0)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

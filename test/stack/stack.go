@@ -120,9 +120,9 @@ func (s *Stack) startRouter(ctx context.Context, t testing.TB, running *sync.Wai
 	t.Helper()
 	listeners := server.Listeners{HTTP: listen(t), GRPC: listen(t), Admin: listen(t)}
 	s.HTTP, s.GRPC, s.Admin = listeners.HTTP.Addr().String(), listeners.GRPC.Addr().String(), listeners.Admin.Addr().String()
-	serving := make(chan server.Addresses, 1)
+	serving := make(server.Serving, 1)
 	router, err := server.New(ctx, c, server.Params{
-		LogTo: io.Discard, Version: "test", Listeners: listeners, OnServing: func(a server.Addresses) { serving <- a },
+		LogTo: io.Discard, Version: "test", Listeners: listeners, Manager: serving,
 	})
 	if err != nil {
 		t.Fatal(err)

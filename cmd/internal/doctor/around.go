@@ -17,24 +17,27 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 )
 
+// router recognizes a kvpilot that listens at an address.
+type router interface {
+	answers(ctx context.Context, address string) bool
+}
+
 // ownAddress is an address that the router listens on.
 type ownAddress struct {
 	setting, address string
-	// held reports whether what listens there now is a kvpilot.
-	held func(ctx context.Context, address string) bool
+	router           router // nil: a kvpilot cannot be recognized there
 }
 
 // checkListen opens each of the router's own addresses for a moment.
 func checkListen(ctx context.Context, in scope) (list []Finding) {
 	l := in.conf.Listen
 	own := []ownAddress{
-		{"listen.http", l.HTTP, answersAsKvpilot(l.TLSCert != "", "/kvpilot/v1/status")},
-		{"listen.grpc", l.GRPC, speaksKvpilot(l.TLSCert != "")},
-		{"listen.admin", l.Admin, answersAsKvpilot(l.AdminTLS, "/console")},
+		{"listen.http", l.HTTP, overHTTP{l.TLSCert != "", "/kvpilot/v1/status"}},
+		{"listen.grpc", l.GRPC, overGRPC{l.TLSCert != ""}},
+		{"listen.admin", l.Admin, overHTTP{l.AdminTLS, "/console"}},
 	}
 	if in.conf.Fleet.Listen != "" {
-		none := func(context.Context, string) bool { return false }
-		own = append(own, ownAddress{"fleet.listen", in.conf.Fleet.Listen, none}, ownAddress{"fleet.rpc_listen", in.conf.Fleet.RPCAddress(), none})
+		own = append(own, ownAddress{"fleet.listen", in.conf.Fleet.Listen, nil}, ownAddress{"fleet.rpc_listen", in.conf.Fleet.RPCAddress(), nil})
 	}
 	running := false
 	for _, o := range own {
@@ -45,7 +48,7 @@ func checkListen(ctx context.Context, in scope) (list []Finding) {
 		switch {
 		case err == nil:
 			list = append(list, ok(o.setting, "%s is free", o.address))
-		case errors.Is(err, syscall.EADDRINUSE) && (o.held(ctx, dialable(o.address)) || running && strings.HasPrefix(o.setting, "fleet.")):
+		case errors.Is(err, syscall.EADDRINUSE) && (o.router != nil && o.router.answers(ctx, dialable(o.address)) || running && strings.HasPrefix(o.setting, "fleet.")):
 			running = true
 			list = append(list, ok(o.setting, "%s is held by a running kvpilot", o.address))
 		case errors.Is(err, syscall.EADDRINUSE):
@@ -85,48 +88,53 @@ func anyone() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // see above
 }
 
-func answersAsKvpilot(secure bool, path string) func(context.Context, string) bool {
-	scheme := "http://"
-	if secure {
-		scheme = "https://"
-	}
-	return func(ctx context.Context, address string) bool {
-		c := &http.Client{Timeout: dialTimeout, Transport: &http.Transport{TLSClientConfig: anyone(), DisableKeepAlives: true}}
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+address+path, nil)
-		if err != nil {
-			return false
-		}
-		resp, err := c.Do(req)
-		if err != nil {
-			return strings.Contains(err.Error(), "tls: certificate required")
-		}
-		defer resp.Body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
-		for name, values := range resp.Header {
-			if strings.HasPrefix(name, "X-Kvpilot") || strings.Contains(strings.Join(values, " "), "kvpilot") {
-				return true
-			}
-		}
-		text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-		return err == nil && (bytes.Contains(text, []byte("kvpilot")) || bytes.Contains(text, []byte(`"policy"`)) && bytes.Contains(text, []byte(`"uptime"`)))
-	}
+// overHTTP is a router that serves a path.
+type overHTTP struct {
+	secure bool
+	path   string
 }
 
-func speaksKvpilot(secure bool) func(context.Context, string) bool {
-	return func(ctx context.Context, address string) bool {
-		var options []client.Option
-		if secure {
-			options = append(options, client.WithTLS(anyone()))
-		}
-		c, err := client.Dial(address, options...)
-		if err != nil {
-			return false
-		}
-		defer c.Close() //nolint:errcheck // nothing was changed
-		bounded, cancel := context.WithTimeout(ctx, dialTimeout)
-		defer cancel()
-		_, err = c.Router().GetStatus(bounded, &kvpilotv1.GetStatusRequest{})
-		return err == nil || client.Reason(err) != kvpilotv1.ErrorReason_ERROR_REASON_UNSPECIFIED
+func (r overHTTP) answers(ctx context.Context, address string) bool {
+	scheme := "http://"
+	if r.secure {
+		scheme = "https://"
 	}
+	c := &http.Client{Timeout: dialTimeout, Transport: &http.Transport{TLSClientConfig: anyone(), DisableKeepAlives: true}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+address+r.path, nil)
+	if err != nil {
+		return false
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return strings.Contains(err.Error(), "tls: certificate required")
+	}
+	defer resp.Body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
+	for name, values := range resp.Header {
+		if strings.HasPrefix(name, "X-Kvpilot") || strings.Contains(strings.Join(values, " "), "kvpilot") {
+			return true
+		}
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	return err == nil && (bytes.Contains(text, []byte("kvpilot")) || bytes.Contains(text, []byte(`"policy"`)) && bytes.Contains(text, []byte(`"uptime"`)))
+}
+
+// overGRPC is a router that serves its status.
+type overGRPC struct{ secure bool }
+
+func (r overGRPC) answers(ctx context.Context, address string) bool {
+	var options []client.Option
+	if r.secure {
+		options = append(options, client.WithTLS(anyone()))
+	}
+	c, err := client.Dial(address, options...)
+	if err != nil {
+		return false
+	}
+	defer c.Close() //nolint:errcheck // nothing was changed
+	bounded, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	_, err = c.Router().GetStatus(bounded, &kvpilotv1.GetStatusRequest{})
+	return err == nil || client.Reason(err) != kvpilotv1.ErrorReason_ERROR_REASON_UNSPECIFIED
 }
 
 // checkPeers dials the routers that are to be joined.

@@ -301,41 +301,36 @@ func TestClocks(t *testing.T) {
 
 func TestTheMachine(t *testing.T) {
 	for name, tc := range map[string]struct {
-		machine func(*machine)
+		machine func(*fakeMachine)
 		yaml    string
 		want    want
 	}{
-		"files":  {func(m *machine) { m.files = func() (uint64, bool) { return 1024, true } }, "", want{Warn, "open files", "1024", "LimitNOFILE"}},
-		"memory": {func(*machine) {}, "memory: {max_bytes: 2147483648}\n", want{Fail, "memory.max_bytes", "control group", "max_bytes: 0"}},
-		"enough of a machine": {func(m *machine) {
-			m.memory = func(memlimit.Config) memlimit.Limit { return memlimit.Limit{Bytes: 3 << 30, From: "machine"} }
-			m.files = func() (uint64, bool) { return 100, true }
+		"files":  {func(m *fakeMachine) { m.files = 1024 }, "", want{Warn, "open files", "1024", "LimitNOFILE"}},
+		"memory": {func(*fakeMachine) {}, "memory: {max_bytes: 2147483648}\n", want{Fail, "memory.max_bytes", "control group", "max_bytes: 0"}},
+		"enough of a machine": {func(m *fakeMachine) {
+			m.memory = memlimit.Limit{Bytes: 3 << 30, From: "machine"}
+			m.files = 100
 		}, "memory: {max_bytes: 4294967296}\n", want{Warn, "open files", "100", "ulimit"}},
-		"processors": {func(m *machine) { m.procs, m.read = 64, files("/sys/fs/cgroup/cpu.max", "200000 100000") }, "", want{Warn, "GOMAXPROCS", "64", "remove GOMAXPROCS"}},
-		"ports":      {func(m *machine) { m.read = files("/proc/sys/net/ipv4/ip_local_port_range", "32768\t33768") }, "", want{Warn, "local ports", "32768 to 33768", "ip_local_port_range"}},
-		"backlog":    {func(m *machine) { m.read = files("/proc/sys/net/core/somaxconn", "128") }, "", want{Warn, "net.core.somaxconn", "128", "4096"}},
+		"processors": {func(m *fakeMachine) {
+			m.procs, m.texts = 64, map[string]string{"/sys/fs/cgroup/cpu.max": "200000 100000"}
+		}, "", want{Warn, "GOMAXPROCS", "64", "remove GOMAXPROCS"}},
+		"ports": {func(m *fakeMachine) {
+			m.texts = map[string]string{"/proc/sys/net/ipv4/ip_local_port_range": "32768\t33768"}
+		}, "", want{Warn, "local ports", "32768 to 33768", "ip_local_port_range"}},
+		"backlog": {func(m *fakeMachine) { m.texts = map[string]string{"/proc/sys/net/core/somaxconn": "128"} }, "", want{Warn, "net.core.somaxconn", "128", "4096"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := &world{yaml: tc.yaml, params: func(p *Params) { tc.machine(&p.machine) }}
+			w := &world{yaml: tc.yaml, params: func(p *Params) { tc.machine(p.machine.(*fakeMachine)) }}
 			expect(t, w.start(t), map[string]want{"limits": tc.want})
 		})
 	}
 	if q, limited := cpuQuota("max 100000"); limited {
 		t.Errorf("max is %v processors", q)
 	}
-	this := thisMachine()
-	if n, known := this.files(); known && n == 0 || this.procs < 1 || this.read("/no/such/file") != "" {
+	this := thisMachine{}
+	if n, known := this.Files(); known && n == 0 || this.Processors() < 1 || this.Read("/no/such/file") != "" {
 		t.Errorf("%+v", this)
-	}
-}
-
-func files(name, text string) func(string) string {
-	return func(asked string) string {
-		if asked == name {
-			return text
-		}
-		return ""
 	}
 }
 

@@ -21,8 +21,8 @@ type Params struct {
 
 // Local tests the set-up that settings describe, from this machine. It returns when all checks have ended.
 func Local(ctx context.Context, p Params) []Result {
-	if p.machine.read == nil {
-		p.machine = thisMachine()
+	if p.machine == nil {
+		p.machine = thisMachine{}
 	}
 	s := newSetup(p)
 	defer s.close()

@@ -62,7 +62,7 @@ func newSetup(p Params) *setup {
 
 // observe starts the router's own parts. close ends them.
 func (s *setup) observe(ctx context.Context) error {
-	o, err := server.NewObserver(ctx, s.conf, server.ObserverParams{Lookup: s.params.Source.Lookup, OnStored: s.keep})
+	o, err := server.NewObserver(ctx, s.conf, server.ObserverParams{Lookup: s.params.Source.Lookup, Watcher: s})
 	if err != nil {
 		return err
 	}
@@ -90,8 +90,8 @@ func (s *setup) close() {
 	s.client.CloseIdleConnections()
 }
 
-// keep records what a rank stores while a request is sent.
-func (s *setup) keep(slot replica.Slot, ev *kvblock.Stored) {
+// Stored records the blocks that a rank stores while a request is sent.
+func (s *setup) Stored(slot replica.Slot, ev *kvblock.Stored) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.keeping || len(s.stored[slot]) >= maxKept {

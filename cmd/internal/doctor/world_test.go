@@ -124,19 +124,30 @@ func (w *world) start(t *testing.T) Params {
 	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := Params{Source: config.Source{File: file}, Limit: time.Minute, machine: machine{
-		files: func() (uint64, bool) { return 65536, true }, procs: 2, read: func(string) string { return "" },
-		memory: func(c memlimit.Config) memlimit.Limit {
-			if c.MaxBytes > 0 {
-				return memlimit.Limit{Bytes: int64(c.MaxBytes), From: "setting"}
-			}
-			return memlimit.Limit{Bytes: 1 << 30, From: "control group"}
-		},
-	}}
+	p := Params{Source: config.Source{File: file}, Limit: time.Minute, machine: &fakeMachine{files: 65536, procs: 2, memory: memlimit.Limit{Bytes: 1 << 30, From: "control group"}}}
 	if w.params != nil {
 		w.params(&p)
 	}
 	return p
+}
+
+// fakeMachine has the limits that a test sets.
+type fakeMachine struct {
+	files  uint64
+	procs  int
+	memory memlimit.Limit
+	texts  map[string]string // of files
+}
+
+func (m *fakeMachine) Files() (uint64, bool)   { return m.files, true }
+func (m *fakeMachine) Processors() int         { return m.procs }
+func (m *fakeMachine) Read(name string) string { return m.texts[name] }
+
+func (m *fakeMachine) Memory(c memlimit.Config) memlimit.Limit {
+	if c.MaxBytes > 0 && m.memory.From == "control group" {
+		return memlimit.Limit{Bytes: int64(c.MaxBytes), From: "setting"}
+	}
+	return m.memory
 }
 
 func (w *world) serve(ctx context.Context, engines *sync.WaitGroup, i int) running {

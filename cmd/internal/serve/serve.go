@@ -80,7 +80,7 @@ func Command(env []string, out, errOut io.Writer) *cobra.Command {
 			m := manager{errOut}
 			s, err := server.New(cmd.Context(), c, server.Params{
 				LogTo: errOut, Memory: limit, Version: build.Read().Version, Env: env, Source: &source, Text: loaded.Text, Hangup: hangups,
-				OnServing: m.serving, OnHangup: m.reloading,
+				Manager: m,
 			})
 			if err != nil {
 				return err

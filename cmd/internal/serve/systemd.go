@@ -21,21 +21,21 @@ func (m manager) send(state string) {
 	}
 }
 
-// serving reports that the listeners are open.
-func (m manager) serving(at server.Addresses) {
+// Serving reports that the listeners are open.
+func (m manager) Serving(at server.Addresses) {
 	m.send(daemon.SdNotifyReady + "\nSTATUS=serving HTTP at " + at.HTTP + ", gRPC at " + at.GRPC + ", admin at " + at.Admin)
 }
 
-// reloading reports that settings are read again; what it returns reports that this has ended.
-func (m manager) reloading() func(error) {
-	m.send(daemon.SdNotifyReloading)
-	return func(err error) {
-		status := "settings reloaded"
-		if err != nil {
-			status = "the settings in force were kept: a reload was refused, see the log"
-		}
-		m.send(daemon.SdNotifyReady + "\nSTATUS=" + status)
+// Reloading reports that settings are read again.
+func (m manager) Reloading() { m.send(daemon.SdNotifyReloading) }
+
+// Reloaded reports that this has ended.
+func (m manager) Reloaded(err error) {
+	status := "settings reloaded"
+	if err != nil {
+		status = "the settings in force were kept: a reload was refused, see the log"
 	}
+	m.send(daemon.SdNotifyReady + "\nSTATUS=" + status)
 }
 
 // stopping reports the shutdown when ctx ends.

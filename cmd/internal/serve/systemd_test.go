@@ -101,7 +101,8 @@ func TestWithoutSystemdNothingIsReported(t *testing.T) {
 	t.Setenv("WATCHDOG_USEC", "")
 	var said strings.Builder
 	m := manager{&said}
-	m.reloading()(nil)
+	m.Reloading()
+	m.Reloaded(nil)
 	m.watchdog(t.Context()) // returns at once
 	if said.Len() > 0 {
 		t.Errorf("it says %q", said.String())

@@ -59,12 +59,17 @@ func (c *Config) leaseFor(asked time.Duration) time.Duration {
 	return min(asked, c.MaxLease)
 }
 
+// Ranks name the ranks of slots.
+type Ranks interface {
+	RankOf(slot replica.Slot) (rank replica.Rank, ok bool)
+}
+
 // Params is what the code passes in. Its zero value is valid.
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
-	// Rank names a slot for the metrics of each rank; nil leaves them out.
-	Rank func(replica.Slot) (replica.Rank, bool)
+	// Ranks name the slots for the metrics of each rank; nil leaves them out.
+	Ranks Ranks
 	// Now is the clock; nil takes the system's. Its readings must not go back.
 	Now func() time.Time
 }

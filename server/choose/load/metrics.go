@@ -62,12 +62,12 @@ func newMetrics(params Params, b *Book) {
 					attribute.String("call", name.String()), attribute.String("outcome", out.String())))
 			}
 		}
-		if params.Rank == nil {
+		if params.Ranks == nil {
 			return
 		}
 		now := b.now()
 		for slot, rk := range *b.ranks.Load() {
-			rank, known := params.Rank(replica.Slot(slot))
+			rank, known := params.Ranks.RankOf(replica.Slot(slot))
 			if rk == nil || !known {
 				continue
 			}

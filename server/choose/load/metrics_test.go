@@ -40,13 +40,18 @@ func gather(t *testing.T, reader *sdk.ManualReader) map[string]float64 {
 	return values
 }
 
+// two knows two ranks of one replica.
+type two struct{}
+
+func (two) RankOf(slot replica.Slot) (replica.Rank, bool) {
+	return replica.Rank{Replica: "a", Index: int(slot)}, slot < 2
+}
+
 func TestMetricsShowWhatIsBooked(t *testing.T) {
 	reader := sdk.NewManualReader()
 	b := load.New(load.DefaultConfig(), load.Params{
 		Meter: sdk.NewMeterProvider(sdk.WithReader(reader)),
-		Rank: func(slot replica.Slot) (replica.Rank, bool) {
-			return replica.Rank{Replica: "a", Index: int(slot)}, slot < 2
-		},
+		Ranks: two{},
 	})
 	for slot := range replica.Slot(3) {
 		b.AddRank(slot)

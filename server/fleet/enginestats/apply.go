@@ -16,13 +16,21 @@ func (p *Poller) ranks(t *target) map[int]replica.Slot {
 	return maps.Clone(t.slots)
 }
 
+// own counts the requests that this router has on a rank.
+func (p *Poller) own(slot replica.Slot) int {
+	if p.params.Bookings == nil {
+		return 0
+	}
+	return p.params.Bookings.InFlight(slot)
+}
+
 // noteOwn notes the requests that this router has on each rank.
 func (p *Poller) noteOwn(t *target) {
 	for _, slot := range p.ranks(t) {
 		if t.senders[slot] == nil {
 			t.senders[slot] = new(Senders)
 		}
-		t.senders[slot].Asked(p.params.InFlight(slot))
+		t.senders[slot].Asked(p.own(slot))
 	}
 }
 
@@ -42,7 +50,7 @@ func (p *Poller) apply(t *target, pg *page, now time.Time) {
 		if t.senders[slot] == nil {
 			t.senders[slot] = new(Senders)
 		}
-		s := t.senders[slot].See(e.stats(now), p.params.InFlight(slot), p.config.Load().Stale)
+		s := t.senders[slot].See(e.stats(now), p.own(slot), p.config.Load().Stale)
 		a.stats.Store(&s)
 	}
 	p.notify(t, pg, counted, now)
@@ -72,22 +80,28 @@ func count(v float64) uint64 { return uint64(min(max(v, 0), 1<<62)) }
 
 // notify reports what is new about the engine itself.
 func (p *Poller) notify(t *target, pg *page, counted uint64, now time.Time) {
-	switch {
-	case !pg.began.IsZero():
-		if !pg.began.Equal(t.began) && p.params.OnStart != nil {
-			p.params.OnStart(t.replica.Load().ID, pg.began.Add(pg.ahead))
-		}
-		t.began = pg.began
-	case counted < t.counted && p.params.OnRestart != nil:
-		p.params.OnRestart(t.replica.Load().ID, now)
-	}
+	began, fell, learned := t.began, counted < t.counted, t.learned
 	t.counted = counted
-	if pg.learned != t.learned && pg.learned != (Learned{}) {
-		t.learned = pg.learned
-		if p.params.OnLearned != nil {
-			p.params.OnLearned(t.replica.Load().ID, pg.learned)
-		}
+	if !pg.began.IsZero() {
+		t.began = pg.began
 	}
+	if pg.learned != (Learned{}) {
+		t.learned = pg.learned
+	}
+	o, id := p.params.Observer, t.replica.Load().ID
+	if o == nil {
+		return
+	}
+	switch {
+	case !t.began.Equal(began):
+		o.EngineBegan(id, pg.began.Add(pg.ahead))
+	case pg.began.IsZero() && fell:
+		o.EngineRestarted(id, now)
+	}
+	if t.learned != learned {
+		o.EngineLearned(id, pg.learned)
+	}
+	o.EngineAnswered(id)
 }
 
 // ahead is how far this machine's clock is ahead of the one that made the answer, to a second.

@@ -3,15 +3,13 @@ package enginestats
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/quantity"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
@@ -68,24 +66,34 @@ type Learned struct {
 	Blocks int
 }
 
+// Bookings counts the requests that this router has booked on a rank.
+type Bookings interface {
+	InFlight(slot replica.Slot) int
+}
+
+// Observer is informed of what the reports show about the engines.
+type Observer interface {
+	// EngineAnswered is called for each report that a replica gave.
+	EngineAnswered(id replica.ID)
+	// EngineLearned is called when a replica's cache configuration is seen or changes.
+	EngineLearned(id replica.ID, l Learned)
+	// EngineBegan is called with the moment at which a replica's engine process began, by this machine's clock:
+	// when it is first seen, and whenever it is another process.
+	EngineBegan(id replica.ID, began time.Time)
+	// EngineRestarted is called when an engine that does not report its start time turns out to be a new process,
+	// because its counters fell.
+	EngineRestarted(id replica.ID, noticed time.Time)
+}
+
 // Params is what the code passes in. Its zero value is valid.
 type Params struct {
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
 	// Client makes the requests; nil makes one that suits vLLM.
 	Client *http.Client
-	// InFlight returns how many requests this router has booked on a rank; Foreign needs it.
-	InFlight func(replica.Slot) int
-	// OnLearned is called when a replica's cache configuration is seen or changes.
-	OnLearned func(replica.ID, Learned)
-	// OnStart is called with the moment at which a replica's engine process began, by this machine's clock:
-	// when it is first seen, and whenever it is another process.
-	OnStart func(id replica.ID, began time.Time)
-	// OnAnswer is called for each report that a replica gave.
-	OnAnswer func(id replica.ID)
-	// OnRestart is called when an engine that does not report its start time turns out to be a new process,
-	// because its counters fell.
-	OnRestart func(id replica.ID, noticed time.Time)
+	// Bookings are needed for Stats.Foreign; nil: this router books nothing.
+	Bookings Bookings
+	// Observer may be nil.
+	Observer Observer
 }
 
 // newClient suits vLLM, whose keep-alive is 5 s.

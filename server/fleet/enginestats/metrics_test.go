@@ -9,12 +9,13 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 func TestMetricsShowTheEnginesReports(t *testing.T) {
 	reader := sdk.NewManualReader()
 	e := &engine{status: 200, page: load(3, 2) + "vllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n"}
-	params := enginestats.Params{Meter: sdk.NewMeterProvider(sdk.WithReader(reader))}
+	params := enginestats.Params{Scope: scope.New(nil, sdk.NewMeterProvider(sdk.WithReader(reader)), nil)}
 	virtual(t, e, params, func(t *testing.T, p *enginestats.Poller) {
 		p.Add(0, node(0), 0)
 		pass(time.Second / 2)

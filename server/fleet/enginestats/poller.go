@@ -51,23 +51,17 @@ type target struct {
 
 // New returns a poller without replicas. config must be valid.
 func New(config Config, params Params) *Poller {
-	if params.Log == nil {
-		params.Log = slog.New(slog.DiscardHandler)
-	}
 	if params.Client == nil {
 		params.Client = newClient()
 	}
-	if params.InFlight == nil {
-		params.InFlight = func(replica.Slot) int { return 0 }
-	}
 	p := &Poller{
-		params: params, log: params.Log,
+		params: params, log: params.Scope.Log(),
 		asking: make(chan struct{}, config.Concurrency), wake: make(chan struct{}, 1),
 		targets: map[replica.ID]*target{}, bySlot: map[replica.Slot]*target{},
 	}
 	p.config.Store(&config)
 	p.table.Store(&[]*account{})
-	p.metrics = newMetrics(params.Meter, p)
+	p.metrics = newMetrics(params.Scope.Meters(), p)
 	return p
 }
 
@@ -286,9 +280,6 @@ func (p *Poller) ask(ctx context.Context, t *target) error {
 		return err
 	}
 	p.apply(t, page, time.Now())
-	if p.params.OnAnswer != nil {
-		p.params.OnAnswer(t.replica.Load().ID)
-	}
 	return nil
 }
 

@@ -194,10 +194,15 @@ func TestRanksGetTheirOwnEngines(t *testing.T) {
 	})
 }
 
+// booked is the number of requests on each rank.
+type booked struct{ *atomic.Int64 }
+
+func (b booked) InFlight(replica.Slot) int { return int(b.Load()) }
+
 func TestForeignLoad(t *testing.T) {
 	var own atomic.Int64
 	e := &engine{status: 200, page: load(4, 0)}
-	params := enginestats.Params{InFlight: func(replica.Slot) int { return int(own.Load()) }}
+	params := enginestats.Params{Bookings: booked{&own}}
 	virtual(t, e, params, func(t *testing.T, p *enginestats.Poller) {
 		foreign := func() float64 {
 			s, _ := p.Stats(0)
@@ -245,26 +250,38 @@ func TestForeignLoad(t *testing.T) {
 	})
 }
 
+// news records what an Observer is informed of.
+type news struct {
+	mu   sync.Mutex
+	list []string // guarded by mu
+}
+
+func (n *news) add(format string, args ...any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.list = append(n.list, fmt.Sprintf(format, args...))
+}
+
+func (n *news) take() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	list := n.list
+	n.list = nil
+	return list
+}
+
+func (n *news) EngineAnswered(replica.ID) {}
+func (n *news) EngineLearned(id replica.ID, l enginestats.Learned) {
+	n.add("%s %+v", id, l)
+}
+func (n *news) EngineBegan(id replica.ID, began time.Time) { n.add("%s began %d", id, began.Unix()) }
+func (n *news) EngineRestarted(id replica.ID, noticed time.Time) {
+	n.add("%s restarted %d", id, noticed.Unix())
+}
+
 func TestNewsAboutTheEngine(t *testing.T) {
-	var mu sync.Mutex
-	var told []string
-	tell := func(text string) {
-		mu.Lock()
-		defer mu.Unlock()
-		told = append(told, text)
-	}
-	take := func() []string {
-		mu.Lock()
-		defer mu.Unlock()
-		news := told
-		told = nil
-		return news
-	}
-	params := enginestats.Params{
-		OnLearned: func(id replica.ID, l enginestats.Learned) { tell(fmt.Sprintf("%s %+v", id, l)) },
-		OnStart:   func(id replica.ID, began time.Time) { tell(fmt.Sprintf("%s began %d", id, began.Unix())) },
-		OnRestart: func(id replica.ID, noticed time.Time) { tell(fmt.Sprintf("%s restarted %d", id, noticed.Unix())) },
-	}
+	told := &news{}
+	params := enginestats.Params{Observer: told}
 	info := func(size int) string {
 		return load(0, 0) + fmt.Sprintf("vllm:cache_config_info{block_size=\"%d\",num_gpu_blocks=\"100\"} 1\n", size)
 	}
@@ -273,7 +290,7 @@ func TestNewsAboutTheEngine(t *testing.T) {
 		expect := func(want ...string) {
 			t.Helper()
 			pass(5 * time.Second)
-			if got := take(); fmt.Sprint(got) != fmt.Sprint(want) {
+			if got := told.take(); fmt.Sprint(got) != fmt.Sprint(want) {
 				t.Errorf("news %v, want %v", got, want)
 			}
 		}
@@ -288,7 +305,7 @@ func TestNewsAboutTheEngine(t *testing.T) {
 			e.date = time.Now().Add(-time.Hour)
 		})
 		pass(5 * time.Second)
-		if news := take(); len(news) != 1 || !strings.HasPrefix(news[0], "a began 660") {
+		if news := told.take(); len(news) != 1 || !strings.HasPrefix(news[0], "a began 660") {
 			t.Errorf("an engine with another clock: %v, want it to have begun at about 6600", news)
 		}
 		// without a start time a counter that falls tells the same
@@ -296,7 +313,7 @@ func TestNewsAboutTheEngine(t *testing.T) {
 		expect()
 		e.set(func(e *engine) { e.page = info(32) + "vllm:prompt_tokens_total{engine=\"0\"} 3\n" })
 		pass(5 * time.Second)
-		if news := take(); len(news) != 1 || !strings.HasPrefix(news[0], "a restarted 9466") {
+		if news := told.take(); len(news) != 1 || !strings.HasPrefix(news[0], "a restarted 9466") {
 			t.Errorf("after the counter fell: %v, want one restart now", news)
 		}
 	})

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Loaded is settings as they were read.
@@ -25,43 +25,55 @@ type Loaded[C any] struct {
 	Files map[string]string
 }
 
-// Section is one part that takes settings while it runs.
+// Part takes settings while it runs.
+type Part[C any] interface {
+	// Apply puts next in force; now is in force until then, and when it fails. Going back is an Apply too, with both exchanged.
+	Apply(now, next C) error
+}
+
+// Checker is a Part that checks settings before any part applies them.
+type Checker[C any] interface {
+	// Check returns what is wrong with next, and changes nothing.
+	Check(now, next C) error
+}
+
+// Section is the settings of one part.
 type Section[C any] struct {
 	// Name is for the log and for errors.
 	Name string
-	// Paths are the settings that it takes, and all below them.
+	// Paths are the settings that the part takes, and all below them.
 	Paths []string
-	// Check says what is wrong with next, and changes nothing. Nil finds nothing wrong.
-	Check func(now, next C) error
-	// Apply puts next in force and returns what puts now in force again. When it fails, now is in force.
-	Apply func(now, next C) (undo func() error, err error)
+	Part  Part[C]
 }
 
-// Params are what a Manager works with. All but Log, Meter, Now and Keep are required.
-type Params[C any] struct {
+// Source reads trees of settings and compares them.
+type Source[C any] interface {
 	// Load reads the settings again and validates them.
-	Load func() (Loaded[C], error)
+	Load() (Loaded[C], error)
 	// Files are the digests of the files that settings name, as they are now.
-	Files func(C) map[string]string
-	// Diff lists what differs, with what needs a restart.
-	Diff func(now, next C) []Change
-	// Merge puts what needs no restart of next over now.
-	Merge func(now, next C) C
+	Files(c C) map[string]string
+	// Diff lists the differences, with those that need a restart.
+	Diff(now, next C) []Change
+	// Merge puts the settings of next that need no restart over now.
+	Merge(now, next C) C
 	// Hash digests all settings but the secrets.
-	Hash func(C) string
+	Hash(c C) string
+}
+
+// Params are what a Manager works with. Source and Sections are required.
+type Params[C any] struct {
+	Source Source[C]
 	// Sections are applied in this order.
 	Sections []Section[C]
 	// Keep is how many versions are remembered; at least 1.
 	Keep  int
-	Log   *slog.Logger
-	Meter metric.MeterProvider
-	// Now is the clock; nil is time.Now.
-	Now func() time.Time
+	Scope scope.Scope
 }
 
 // Manager holds the settings in force. It is safe for concurrent use: one reload at a time.
 type Manager[C any] struct {
-	Params[C]
+	params  Params[C]
+	log     *slog.Logger
 	metrics *metrics
 
 	reloading sync.Mutex // held during a reload
@@ -87,19 +99,13 @@ var ErrNoVersion = errors.New("no such version")
 
 // New makes a Manager with the settings that the process begins with.
 func New[C any](first Loaded[C], p Params[C]) *Manager[C] {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
-	if p.Now == nil {
-		p.Now = time.Now
-	}
 	p.Keep = max(p.Keep, 1)
 	if first.Files == nil {
-		first.Files = p.Files(first.Config)
+		first.Files = p.Source.Files(first.Config)
 	}
-	m := &Manager[C]{Params: p, now: first, last: p.Now()}
-	m.versions = []version[C]{{Version{Number: 1, Time: m.last, Origin: OriginStart, Hash: p.Hash(first.Config)}, first}}
-	m.metrics = newMetrics(p.Meter, m.gauges)
+	m := &Manager[C]{params: p, log: p.Scope.Log(), now: first, last: time.Now()}
+	m.versions = []version[C]{{Version{Number: 1, Time: m.last, Origin: OriginStart, Hash: p.Source.Hash(first.Config)}, first}}
+	m.metrics = newMetrics(p.Scope.Meters(), m.gauges)
 	return m
 }
 
@@ -143,7 +149,7 @@ func (m *Manager[C]) reload(ask Request) (Result, error) {
 	if m.ended() {
 		return Result{}, ErrClosed
 	}
-	next, err := m.Load()
+	next, err := m.params.Source.Load()
 	if err == nil {
 		err = m.whole(ask.Origin, next.Text)
 	}
@@ -151,7 +157,7 @@ func (m *Manager[C]) reload(ask Request) (Result, error) {
 		return Result{}, &Refused{err}
 	}
 	if next.Files == nil {
-		next.Files = m.Files(next.Config)
+		next.Files = m.params.Source.Files(next.Config)
 	}
 	return m.apply(ask, next, 0)
 }
@@ -198,7 +204,7 @@ func (m *Manager[C]) rollback(number uint64, ask Request) (Result, error) {
 	if at < 0 {
 		return Result{}, fmt.Errorf("%w: %d; versions %d to %d are remembered", ErrNoVersion, number, first, latest)
 	}
-	old.Files = m.Files(old.Config)
+	old.Files = m.params.Source.Files(old.Config)
 	old.Text = text // of the file as it is: only a change of it is news
 	return m.apply(ask, old, number)
 }
@@ -215,14 +221,11 @@ func (m *Manager[C]) apply(ask Request, next Loaded[C], rollbackOf uint64) (Resu
 	now := m.now
 	current := m.versions[len(m.versions)-1].Version
 	m.mu.Unlock()
-	changes := append(m.Diff(now.Config, next.Config), changedFiles(now.Files, next.Files)...)
+	changes := append(m.params.Source.Diff(now.Config, next.Config), changedFiles(now.Files, next.Files)...)
 	var errs []error
-	for _, s := range m.Sections {
-		if s.Check == nil {
-			continue
-		}
-		if err := s.Check(now.Config, next.Config); err != nil {
-			errs = append(errs, err)
+	for _, s := range m.params.Sections {
+		if part, ok := s.Part.(Checker[C]); ok {
+			errs = append(errs, part.Check(now.Config, next.Config))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -234,23 +237,23 @@ func (m *Manager[C]) apply(ask Request, next Loaded[C], rollbackOf uint64) (Resu
 	}
 	if len(changes) == 0 {
 		m.mu.Lock()
-		m.now.Text, m.now.Files, m.last, m.waiting = next.Text, next.Files, m.Now(), 0
+		m.now.Text, m.now.Files, m.last, m.waiting = next.Text, next.Files, time.Now(), 0
 		m.mu.Unlock()
 		return result, nil
 	}
-	merged := m.Merge(now.Config, next.Config)
+	merged := m.params.Source.Merge(now.Config, next.Config)
 	if err := m.run(now.Config, merged, changes); err != nil {
 		return Result{}, err
 	}
 	result.Unchanged = false
 	result.Version = Version{
-		Number: current.Number + 1, Time: m.Now(), Origin: ask.Origin, Who: ask.Who,
-		Hash: m.Hash(merged), Changes: changes, RollbackOf: rollbackOf,
+		Number: current.Number + 1, Time: time.Now(), Origin: ask.Origin, Who: ask.Who,
+		Hash: m.params.Source.Hash(merged), Changes: changes, RollbackOf: rollbackOf,
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.versions = append(m.versions, version[C]{result.Version, next})
-	if extra := len(m.versions) - m.Keep; extra > 0 {
+	if extra := len(m.versions) - m.params.Keep; extra > 0 {
 		m.versions = slices.Delete(m.versions, 0, extra)
 	}
 	m.now = Loaded[C]{Config: merged, Text: next.Text, Files: next.Files}
@@ -260,24 +263,20 @@ func (m *Manager[C]) apply(ask Request, next Loaded[C], rollbackOf uint64) (Resu
 
 // run applies the sections that the changes are for; when one fails, those before it go back.
 func (m *Manager[C]) run(now, next C, changes []Change) error {
-	type step struct {
-		name string
-		undo func() error
-	}
-	var done []step
-	for _, s := range m.Sections {
+	var done []Section[C]
+	for _, s := range m.params.Sections {
 		if !s.touched(changes) {
 			continue
 		}
-		undo, err := s.Apply(now, next)
+		err := s.Part.Apply(now, next)
 		if err == nil {
-			done = append(done, step{s.Name, undo})
+			done = append(done, s)
 			continue
 		}
 		var stuck []error
 		for _, d := range slices.Backward(done) {
-			if err := d.undo(); err != nil {
-				stuck = append(stuck, fmt.Errorf("%s: %w", d.name, err))
+			if err := d.Part.Apply(next, now); err != nil {
+				stuck = append(stuck, fmt.Errorf("%s: %w", d.Name, err))
 			}
 		}
 		return &failed{Section: s.Name, Err: err, Stuck: errors.Join(stuck...)}
@@ -312,7 +311,7 @@ func changedFiles(now, next map[string]string) []Change {
 // note logs and counts what became of a reload.
 func (m *Manager[C]) note(ctx context.Context, ask Request, r Result, err error) {
 	var refused *Refused
-	log := m.Log.With("origin", ask.Origin, "who", ask.Who, "dry_run", ask.DryRun)
+	log := m.log.With("origin", ask.Origin, "who", ask.Who, "dry_run", ask.DryRun)
 	switch {
 	case errors.Is(err, ErrClosed):
 		m.metrics.count(ctx, resultClosed)

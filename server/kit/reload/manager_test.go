@@ -27,64 +27,70 @@ type bench struct {
 	load  error
 	in    map[string]string // what each part runs with
 	calls []string
-	fails map[string]bool // "a", "b", and "undo a"
+	fails map[string]bool // "a=2"
+}
+
+// part takes the setting of its name.
+type part struct {
+	*bench
+	name string
+	get  func(tree) string
+}
+
+func (p part) Check(_, next tree) error {
+	if p.get(next) == "bad" {
+		return fmt.Errorf("%s: is bad", p.name)
+	}
+	return nil
+}
+
+func (p part) Apply(_, next tree) error {
+	call := p.name + "=" + p.get(next)
+	p.calls = append(p.calls, call)
+	if p.fails[call] {
+		return fmt.Errorf("%s fails", call)
+	}
+	p.in[p.name] = p.get(next)
+	return nil
 }
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	b := &bench{in: map[string]string{"a": "1", "b": "1"}, fails: map[string]bool{}}
-	part := func(name string, get func(tree) string) Section[tree] {
-		set := func(call, value string) error {
-			b.calls = append(b.calls, call+" "+name+"="+value)
-			if b.fails[call+" "+name] {
-				return fmt.Errorf("%s of %s fails", call, name)
-			}
-			b.in[name] = value
-			return nil
-		}
-		return Section[tree]{
-			Name: name, Paths: []string{name},
-			Check: func(_, next tree) error {
-				if get(next) == "bad" {
-					return fmt.Errorf("%s: is bad", name)
-				}
-				return nil
-			},
-			Apply: func(now, next tree) (func() error, error) {
-				if err := set("apply", get(next)); err != nil {
-					return nil, err
-				}
-				return func() error { return set("undo", get(now)) }, nil
-			},
-		}
-	}
 	first := Loaded[tree]{Config: tree{"1", "1", "1"}, Text: []byte("a: 1\nb: 1\n")}
 	b.next = first
 	b.Manager = New(first, Params[tree]{
-		Load: func() (Loaded[tree], error) {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			return b.next, b.load
+		Source: b,
+		Sections: []Section[tree]{
+			{Name: "a", Paths: []string{"a"}, Part: part{b, "a", func(c tree) string { return c.A }}},
+			{Name: "b", Paths: []string{"b"}, Part: part{b, "b", func(c tree) string { return c.B }}},
 		},
-		Files: func(tree) map[string]string { return nil },
-		Diff: func(now, next tree) []Change {
-			var list []Change
-			for _, s := range []struct {
-				path, old, new string
-				restart        bool
-			}{{"a", now.A, next.A, false}, {"b", now.B, next.B, false}, {"fixed", now.Fixed, next.Fixed, true}} {
-				if s.old != s.new {
-					list = append(list, Change{s.path, s.old, s.new, s.restart})
-				}
-			}
-			return list
-		},
-		Merge:    func(now, next tree) tree { return tree{next.A, next.B, now.Fixed} },
-		Hash:     func(c tree) string { return fmt.Sprint(c) },
-		Sections: []Section[tree]{part("a", func(c tree) string { return c.A }), part("b", func(c tree) string { return c.B })},
-		Keep:     3,
+		Keep: 3,
 	})
 	return b
+}
+
+func (b *bench) Load() (Loaded[tree], error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.next, b.load
+}
+
+func (*bench) Files(tree) map[string]string { return nil }
+func (*bench) Merge(now, next tree) tree    { return tree{next.A, next.B, now.Fixed} }
+func (*bench) Hash(c tree) string           { return fmt.Sprint(c) }
+
+func (*bench) Diff(now, next tree) []Change {
+	var list []Change
+	for _, s := range []struct {
+		path, old, new string
+		restart        bool
+	}{{"a", now.A, next.A, false}, {"b", now.B, next.B, false}, {"fixed", now.Fixed, next.Fixed, true}} {
+		if s.old != s.new {
+			list = append(list, Change{s.path, s.old, s.new, s.restart})
+		}
+	}
+	return list
 }
 
 func (b *bench) want(t *testing.T, a, bb string) {
@@ -109,7 +115,7 @@ func TestAReloadAppliesWhatNeedsNoRestartAndSaysWhatDoes(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	b.want(t, "2", "1")
-	if b.Config().Fixed != "1" || !slices.Equal(b.calls, []string{"apply a=2"}) {
+	if b.Config().Fixed != "1" || !slices.Equal(b.calls, []string{"a=2"}) {
 		t.Errorf("in force %v, calls %v: what needs a restart stays, and parts without a change are left alone", b.Config(), b.calls)
 	}
 	// It still waits for the restart.
@@ -137,14 +143,14 @@ func TestWrongSettingsAreRefusedWhole(t *testing.T) {
 
 func TestWhenOnePartCannotApplyAllGoBack(t *testing.T) {
 	b := newBench(t)
-	b.fails["apply b"] = true
+	b.fails["b=2"] = true
 	_, err := b.reload(tree{"2", "2", "1"})
 	var failed *failed
 	if !errors.As(err, &failed) || failed.Section != "b" || failed.Stuck != nil {
 		t.Errorf("error %v", err)
 	}
 	b.want(t, "1", "1")
-	b.fails["undo a"] = true
+	b.fails["a=1"] = true
 	if _, err = b.reload(tree{"2", "2", "1"}); !errors.As(err, &failed) || failed.Stuck == nil || !strings.Contains(err.Error(), "restart") {
 		t.Errorf("error %v, want one that says that a could not go back", err)
 	}
@@ -210,7 +216,7 @@ func TestAFileThatChangedIsNamed(t *testing.T) {
 	b.now.Files = map[string]string{"a.keys_file": "x"}
 	b.next.Files = map[string]string{"a.keys_file": "y"}
 	r, err := b.Reload(context.Background(), Request{})
-	if err != nil || len(r.Changes) != 1 || r.Changes[0].Path != "a.keys_file" || !slices.Equal(b.calls, []string{"apply a=1"}) {
+	if err != nil || len(r.Changes) != 1 || r.Changes[0].Path != "a.keys_file" || !slices.Equal(b.calls, []string{"a=1"}) {
 		t.Errorf("%+v, %v, calls %v", r, err, b.calls)
 	}
 }

@@ -3,14 +3,12 @@ package audit
 import (
 	"context"
 	"io"
-	"log/slog"
 	"sync"
 	"time"
 	"unicode/utf8"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/journal"
 )
 
@@ -83,17 +81,13 @@ const (
 type Params struct {
 	// Stderr takes the lines where the file is "stderr".
 	Stderr io.Writer
-	Log    *slog.Logger
-	Meter  metric.MeterProvider
-	// Now is the clock.
-	Now func() time.Time
+	Scope  scope.Scope
 }
 
 // Log takes events. Make one with New. A nil Log takes none.
 type Log struct {
 	to      *journal.Writer // nil: events are counted only
 	metrics *metrics
-	now     func() time.Time
 
 	mu          sync.Mutex
 	tokens      float64             // guarded by mu: refusals that may be written at once
@@ -112,12 +106,9 @@ type reading struct {
 
 // New makes a Log. It opens nothing: Run does.
 func New(c Config, p Params) *Log {
-	if p.Now == nil {
-		p.Now = time.Now
-	}
-	m := newMetrics(p.Meter)
-	l := &Log{metrics: m, now: p.Now, tokens: refusedBurst, filled: p.Now(), read: map[reader]*reading{}}
-	to := journal.Params{Name: "audit log", Path: c.File, MaxBytes: int64(c.FileMaxBytes), Dropped: m.dropped, Log: p.Log}
+	m := newMetrics(p.Scope.Meters())
+	l := &Log{metrics: m, tokens: refusedBurst, filled: time.Now(), read: map[reader]*reading{}}
+	to := journal.Params{Name: "audit log", Path: c.File, MaxBytes: int64(c.FileMaxBytes), Losses: m, Log: p.Scope.Log()}
 	switch c.File {
 	case "":
 		return l
@@ -148,7 +139,7 @@ func (l *Log) Write(e Event) {
 	if l.to == nil {
 		return
 	}
-	e.Time = l.now().UTC()
+	e.Time = time.Now().UTC()
 	if !l.admit(&e) {
 		return
 	}

@@ -24,5 +24,7 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 
 func label(k Kind) metric.MeasurementOption { return instruments.Label("event", string(k)) }
 
-func (m *metrics) event(k Kind)    { m.events.Add(context.Background(), 1, label(k)) }
-func (m *metrics) dropped(n int64) { m.lost.Add(context.Background(), n) }
+func (m *metrics) event(k Kind) { m.events.Add(context.Background(), 1, label(k)) }
+
+// Lost implements journal.Losses.
+func (m *metrics) Lost(n int64) { m.lost.Add(context.Background(), n) }

@@ -4,15 +4,13 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"log/slog"
 	"slices"
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/journal"
 )
 
@@ -25,11 +23,21 @@ type Entry struct {
 
 // Params is what the process passes in addition to the Config.
 type Params struct {
-	Log   *slog.Logger
-	Meter metric.MeterProvider
-	// Line is what the file has of an entry, as JSON. It is required with a file, and called by Run.
-	Line func(Entry) json.Marshaler
+	Scope scope.Scope
+	// Lines are required with a file.
+	Lines Lines
 }
+
+// Lines makes the file's line of an entry, as JSON. Run calls it.
+type Lines interface {
+	Line(e Entry) json.Marshaler
+}
+
+// fileLosses counts the entries that the file has lost.
+type fileLosses struct{ *metrics }
+
+// Lost implements journal.Losses.
+func (f fileLosses) Lost(n int64) { f.dropped("file", n) }
 
 // key names one attempt.
 type key struct {
@@ -40,7 +48,7 @@ type key struct {
 // Log is the memory of decisions.
 type Log struct {
 	file    *journal.Writer
-	line    func(Entry) json.Marshaler
+	lines   Lines
 	metrics *metrics
 
 	mu    sync.RWMutex
@@ -58,15 +66,12 @@ func New(c Config, p Params) *Log {
 		at:    make(map[key]int, c.Size),
 		byReq: make(map[string][]key, c.Size),
 		subs:  map[*Subscription]struct{}{},
-		line:  p.Line,
+		lines: p.Lines,
 	}
-	l.metrics = newMetrics(p.Meter)
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
+	l.metrics = newMetrics(p.Scope.Meters())
 	if c.File != "" {
 		l.file = journal.New(journal.Params{
-			Name: "decision log", Path: c.File, MaxBytes: int64(c.FileMaxBytes), Log: p.Log, Dropped: func(n int64) { l.metrics.dropped("file", n) },
+			Name: "decision log", Path: c.File, MaxBytes: int64(c.FileMaxBytes), Log: p.Scope.Log(), Losses: fileLosses{l.metrics},
 		})
 	}
 	return l
@@ -112,7 +117,7 @@ func (l *Log) Add(d *decision.Decision) {
 // write offers an ended decision to the file.
 func (l *Log) write(e Entry) {
 	if l.file != nil {
-		l.file.Offer(l.line(e))
+		l.file.Offer(l.lines.Line(e))
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 )
 
@@ -26,10 +27,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func newLog(t *testing.T, c decisionlog.Config) *decisionlog.Log {
 	t.Helper()
-	return decisionlog.New(c, decisionlog.Params{Line: line})
+	return decisionlog.New(c, decisionlog.Params{Lines: jsonLines{}})
 }
 
-func line(e decisionlog.Entry) json.Marshaler {
+// jsonLines are the entries in JSON.
+type jsonLines struct{}
+
+func (jsonLines) Line(e decisionlog.Entry) json.Marshaler {
 	text, err := json.Marshal(e)
 	if err != nil {
 		panic(err)
@@ -263,7 +267,7 @@ func TestADiskThatIsFullLosesNothingAtOnce(t *testing.T) {
 	}
 	var said bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		l := decisionlog.New(decisionlog.Config{Size: 100, File: path}, decisionlog.Params{Line: line, Log: slog.New(slog.NewTextHandler(&said, nil))})
+		l := decisionlog.New(decisionlog.Config{Size: 100, File: path}, decisionlog.Params{Lines: jsonLines{}, Scope: scope.New(slog.New(slog.NewTextHandler(&said, nil)), nil, nil)})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- l.Run(ctx) }()
@@ -303,7 +307,7 @@ func TestADirectoryThatIsTakenAwayIsTold(t *testing.T) {
 	}
 	var said bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		l := decisionlog.New(decisionlog.Config{Size: 100, File: filepath.Join(dir, "decisions.jsonl")}, decisionlog.Params{Line: line, Log: slog.New(slog.NewTextHandler(&said, nil))})
+		l := decisionlog.New(decisionlog.Config{Size: 100, File: filepath.Join(dir, "decisions.jsonl")}, decisionlog.Params{Lines: jsonLines{}, Scope: scope.New(slog.New(slog.NewTextHandler(&said, nil)), nil, nil)})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- l.Run(ctx) }()

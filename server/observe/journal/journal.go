@@ -33,9 +33,14 @@ type Params struct {
 	MaxBytes int64
 	// To receives the lines in place of a file, when it is set.
 	To io.Writer
-	// Dropped counts lines that are lost.
-	Dropped func(n int64)
-	Log     *slog.Logger
+	// Losses counts lost lines; nil: nothing does.
+	Losses Losses
+	Log    *slog.Logger
+}
+
+// Losses counts lost lines.
+type Losses interface {
+	Lost(n int64)
 }
 
 // Writer appends values as JSON lines, from the goroutine of Run. What the disk does not take is kept for a while and tried
@@ -57,10 +62,13 @@ func New(p Params) *Writer {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
-	if p.Dropped == nil {
-		p.Dropped = func(int64) {}
-	}
 	return &Writer{Params: p, queue: make(chan any, queueLength)}
+}
+
+func (w *Writer) count(lost int) {
+	if w.Losses != nil {
+		w.Losses.Lost(int64(lost))
+	}
 }
 
 // Offer hands a value over without waiting. The value must not change any more.
@@ -68,7 +76,7 @@ func (w *Writer) Offer(v any) {
 	select {
 	case w.queue <- v:
 	default:
-		w.Dropped(1)
+		w.count(1)
 	}
 }
 
@@ -128,11 +136,11 @@ func (w *Writer) close() error {
 func (w *Writer) add(v any) {
 	if w.buffer.Len() > unwritten {
 		w.lost++
-		w.Dropped(1)
+		w.count(1)
 		return
 	}
 	if err := json.NewEncoder(&w.buffer).Encode(v); err != nil {
-		w.Dropped(1)
+		w.count(1)
 		return
 	}
 	w.lines++
@@ -183,7 +191,7 @@ func (w *Writer) flush() error {
 // drop gives up what could not be written.
 func (w *Writer) drop() {
 	if w.lines > 0 {
-		w.Dropped(int64(w.lines))
+		w.count(w.lines)
 	}
 	w.buffer.Reset()
 	w.lines = 0

@@ -20,6 +20,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 )
 
@@ -157,6 +158,9 @@ func newLogger(c Config, to io.Writer, level *slog.LevelVar) *slog.Logger {
 	}
 	return slog.New(slog.NewTextHandler(to, options))
 }
+
+// Scope is what parts report with.
+func (t *Telemetry) Scope() scope.Scope { return scope.New(t.log, t.Meters(), t.tracers) }
 
 // Log is the process's logger.
 func (t *Telemetry) Log() *slog.Logger { return t.log }

@@ -59,7 +59,7 @@ type booked struct {
 func NewDecider(cfg Config, params Params) *Decider {
 	params.fill()
 	d := &Decider{cfg: cfg, params: params, clients: map[ID]*client{}, ability: params.Fleet.Ability()}
-	d.metrics = newDeciderMetrics(params.Meter, d)
+	d.metrics = newDeciderMetrics(params.Scope.Meters(), d)
 	return d
 }
 

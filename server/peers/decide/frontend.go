@@ -2,13 +2,11 @@ package decide
 
 import (
 	"context"
-	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
@@ -17,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Params are what a Frontend and a Decider of one router work with.
@@ -29,8 +28,7 @@ type Params struct {
 	Fleet    Fleet
 	// Clock is the time; nil takes the system's.
 	Clock Clock
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
 	// Tracer records a decider's work below the spans of the routers that ask; nil records none.
 	Tracer trace.Tracer
 }
@@ -73,9 +71,6 @@ func (p *Params) fill() {
 	if p.Clock == nil {
 		p.Clock = system{}
 	}
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
 	if p.Tracer == nil {
 		p.Tracer = noop.Tracer{}
 	}
@@ -111,7 +106,7 @@ func NewFrontend(cfg Config, params Params) *Frontend {
 		cfg: cfg, params: params, peers: map[ID]*peer{}, asks: map[uint64]*Waiting{},
 		here: map[*Waiting]bool{}, live: map[uint64]*booking{}, placed: map[string]ID{}, ability: params.Fleet.Ability(),
 	}
-	f.metrics = newMetrics(params.Meter, f)
+	f.metrics = newMetrics(params.Scope.Meters(), f)
 	return f
 }
 

@@ -117,7 +117,7 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 	}
 	choice, err := d.params.Chooser.Adopt(req, by)
 	if err != nil {
-		d.params.Log.Debug("a peer's booking cannot be booked here", "router", from, "reservation", in.GetId(), "error", err)
+		d.params.Scope.Log().Debug("a peer's booking cannot be booked here", "router", from, "reservation", in.GetId(), "error", err)
 		return nil
 	}
 	if in.GetPrefilled() {

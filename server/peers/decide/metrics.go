@@ -29,7 +29,7 @@ const (
 	aloneMoved = "moved"
 )
 
-const scope = "server/peers/decide"
+const instrumented = "server/peers/decide"
 
 type metrics struct {
 	asks    metric.Int64Counter
@@ -42,7 +42,7 @@ type metrics struct {
 }
 
 func newMetrics(provider metric.MeterProvider, f *Frontend) *metrics {
-	s := instruments.New(provider, scope)
+	s := instruments.New(provider, instrumented)
 	m := &metrics{labels: map[string]metric.MeasurementOption{}}
 	by := func(key string, values ...string) (all []metric.MeasurementOption) {
 		for _, v := range values {
@@ -99,7 +99,7 @@ type deciderMetrics struct {
 }
 
 func newDeciderMetrics(provider metric.MeterProvider, d *Decider) *deciderMetrics {
-	s := instruments.New(provider, scope)
+	s := instruments.New(provider, instrumented)
 	m := &deciderMetrics{labels: map[string]metric.MeasurementOption{}}
 	var all []metric.MeasurementOption
 	for _, v := range []string{outcomeChosen, outcomeRefused} {

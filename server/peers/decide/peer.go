@@ -166,7 +166,7 @@ func (f *Frontend) heard(from ID) {
 	var moved []*Waiting
 	if p.silent {
 		p.silent = false
-		f.params.Log.Info("a silent router answers again", "router", from)
+		f.params.Scope.Log().Info("a silent router answers again", "router", from)
 		moved = f.rebalance()
 	}
 	f.mu.Unlock()
@@ -206,7 +206,7 @@ func (f *Frontend) chosen(from ID, in *kvpilotv1.Chosen) {
 	}
 	c, err := f.params.Chooser.Adopt(&req, by)
 	if err != nil {
-		f.params.Log.Debug("a choice of a peer cannot be used", "router", from, "replica", in.GetReplicaId(), "error", err)
+		f.params.Scope.Log().Debug("a choice of a peer cannot be used", "router", from, "replica", in.GetReplicaId(), "error", err)
 		f.again(w, aloneUnknown)
 		return
 	}

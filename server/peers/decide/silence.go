@@ -62,7 +62,7 @@ func (f *Frontend) ping(p *peer, now time.Time, busy bool) (fell bool) {
 	allowed := quietFactor * f.cfg.Patience
 	if p.pings != p.pongs && !p.silent && now.Sub(p.pinged) > allowed && now.Sub(p.heard) > allowed {
 		p.silent, fell = true, true
-		f.params.Log.Warn("a router is silent: its pools are decided by another one until it answers", "router", p.id, "silent", now.Sub(p.heard))
+		f.params.Scope.Log().Warn("a router is silent: its pools are decided by another one until it answers", "router", p.id, "silent", now.Sub(p.heard))
 	}
 	if every := 2 * f.cfg.Patience; busy && p.nextPing.Sub(now) > every {
 		p.nextPing = now.Add(every)

@@ -9,12 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Registry is where drains and registrations are put in force.
@@ -57,8 +57,7 @@ type Params struct {
 	Registry Registry
 	Rates    Rates
 	Pins     Pins
-	Log      *slog.Logger
-	Meter    metric.MeterProvider
+	Scope    scope.Scope
 }
 
 const (
@@ -110,11 +109,8 @@ type ref struct {
 
 // New returns a Store without facts. It starts nothing.
 func New(p Params) *Store {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
 	s := &Store{
-		params: p, log: p.Log, clock: clock{router: p.Self},
+		params: p, log: p.Scope.Log(), clock: clock{router: p.Self},
 		drains:  newTable[registry.Drain](kindDrain, keepGone, 0, maxDrains, math.MaxInt),
 		regs:    newTable[registration](kindRegistration, keepGone, 0, maxRegistrations, maxRegistrationBytes),
 		rates:   newTable[rate](kindRate, keepRates, keepRates, maxRates, math.MaxInt),
@@ -122,7 +118,7 @@ func New(p Params) *Store {
 		apply: make(chan struct{}, 1), peers: make(chan struct{}, 1),
 	}
 	s.drains.registry = p.Registry
-	s.metrics = newMetrics(p.Meter, s)
+	s.metrics = newMetrics(p.Scope.Meters(), s)
 	return s
 }
 

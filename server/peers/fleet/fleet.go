@@ -3,14 +3,12 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"log/slog"
 	"net"
 	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -21,6 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/peers/decide"
 	"github.com/kvpilot/kvpilot/server/peers/facts"
@@ -46,9 +45,7 @@ type Params struct {
 	Pins       facts.Pins
 	Accounts   grants.Accounts
 
-	Log    *slog.Logger
-	Meter  metric.MeterProvider
-	Tracer trace.TracerProvider
+	Scope scope.Scope
 }
 
 // Fleet is this router among the others. Make one with New, Open its sockets, and Run it once.
@@ -87,25 +84,25 @@ func New(c members.Config, p Params) (*Fleet, error) {
 	if err != nil {
 		return nil, err
 	}
-	part := func(name string) *slog.Logger { return p.Log.With("part", name) }
-	f.facts = facts.New(facts.Params{Self: f.id, Fleet: f, Registry: p.Registry, Rates: p.Chooser, Pins: p.Pins, Log: part("facts"), Meter: p.Meter})
-	f.warm = warm.New(warm.Params{Index: p.Index, Fleet: f, Feeds: p.Feeds, MaxBytes: p.IndexBytes, Log: part("warm"), Meter: p.Meter})
-	f.grants = grants.New(grants.Params{Self: f.id, Routers: f, Accounts: p.Accounts, Patience: c.Patience, Log: part("grants"), Meter: p.Meter})
+	part := p.Scope.Part
+	f.facts = facts.New(facts.Params{Self: f.id, Fleet: f, Registry: p.Registry, Rates: p.Chooser, Pins: p.Pins, Scope: part("facts")})
+	f.warm = warm.New(warm.Params{Index: p.Index, Fleet: f, Feeds: p.Feeds, MaxBytes: p.IndexBytes, Scope: part("warm")})
+	f.grants = grants.New(grants.Params{Self: f.id, Routers: f, Accounts: p.Accounts, Patience: c.Patience, Scope: part("grants")})
 	core := decide.Params{
-		Self: f.id, Chooser: p.Chooser, Replicas: f.replicas, Fleet: f, Log: part("decide"), Meter: p.Meter,
-		Tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/peers/decide", trace.WithSchemaURL(span.SchemaURL)),
+		Self: f.id, Chooser: p.Chooser, Replicas: f.replicas, Fleet: f, Scope: part("decide"),
+		Tracer: p.Scope.Tracers().Tracer("github.com/kvpilot/kvpilot/server/peers/decide", trace.WithSchemaURL(span.SchemaURL)),
 	}
 	bounds := decide.Config{Patience: c.Patience, Grace: c.Grace}
 	f.frontend, f.decider = decide.NewFrontend(bounds, core), decide.NewDecider(bounds, core)
-	refused := refusals.New(part("peers"), p.Meter)
+	refused := refusals.New(part("peers").Log(), p.Scope.Meters())
 	f.links, err = link.New(link.Params{
 		ID: f.id, Name: cmp.Or(c.Name, host, f.id), Identity: who, Refused: refused, Able: f, Frontend: f, Decider: f.decider,
-		Index: f.warm, Facts: f.facts, Limits: f.grants, Log: part("link"), Meter: p.Meter,
+		Index: f.warm, Facts: f.facts, Limits: f.grants, Scope: part("link"),
 	})
 	if err != nil {
 		return nil, err
 	}
-	f.members = members.New(c, members.Params{ID: f.id, GossipKey: who.GossipKey(), Host: host, Watcher: f.links, Refused: refused, Log: part("members"), Meter: p.Meter})
+	f.members = members.New(c, members.Params{ID: f.id, GossipKey: who.GossipKey(), Host: host, Watcher: f.links, Refused: refused, Scope: part("members")})
 	return f, nil
 }
 

@@ -3,15 +3,14 @@ package grants
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc"
 
 	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 const (
@@ -59,8 +58,7 @@ type Params struct {
 	Accounts Accounts
 	// Patience is how long a request waits for an owner, at most a second.
 	Patience time.Duration
-	Log      *slog.Logger
-	Meter    metric.MeterProvider
+	Scope    scope.Scope
 }
 
 // Grants shares the limits with the other routers.
@@ -81,7 +79,7 @@ func New(p Params) *Grants {
 	p.Patience = min(p.Patience, longestPatience)
 	g := &Grants{params: p, changed: make(chan struct{}, 1), senders: map[string]*sender{}}
 	g.view.Store(NewView(p.Self, []Member{{ID: p.Self}}, 1, 0))
-	g.metrics = newMetrics(p.Meter, g)
+	g.metrics = newMetrics(p.Scope.Meters(), g)
 	p.Accounts.SetView(g.View())
 	return g
 }
@@ -157,7 +155,7 @@ func (g *Grants) look(ctx context.Context, running *sync.WaitGroup) {
 	}
 	g.view.Store(view)
 	g.params.Accounts.SetView(view)
-	g.params.Log.Info("the routers that share tenants' limits have changed", "members", view.Members(), "seen", view.Seen(), "share", view.Share())
+	g.params.Scope.Log().Info("the routers that share tenants' limits have changed", "members", view.Members(), "seen", view.Seen(), "share", view.Share())
 	for _, s := range kept {
 		s.hurry("")
 	}

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/peers/identity"
 	"github.com/kvpilot/kvpilot/server/peers/link"
 	"github.com/kvpilot/kvpilot/server/peers/members"
@@ -90,7 +91,7 @@ func newNode(t testing.TB, id, key string, options ...option) *node {
 	n := &node{id: id}
 	text := slog.New(slog.NewTextHandler(&n.log, nil))
 	p := link.Params{
-		ID: id, Name: "name-" + id, Identity: who, Refused: refusals.New(text, nil), Log: text,
+		ID: id, Name: "name-" + id, Identity: who, Refused: refusals.New(text, nil), Scope: scope.New(text, nil, nil),
 		Able: n, Frontend: frontend{n}, Decider: decider{n},
 	}
 	for _, o := range options {

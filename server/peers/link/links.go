@@ -2,18 +2,17 @@ package link
 
 import (
 	"context"
-	"log/slog"
 	"net"
 	"slices"
 	"sync"
 	"time"
 
 	"buf.build/go/protovalidate"
-	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
 	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/peers/identity"
 	"github.com/kvpilot/kvpilot/server/peers/members"
 	"github.com/kvpilot/kvpilot/server/peers/refusals"
@@ -88,8 +87,7 @@ type Params struct {
 	Index  Index
 	Facts  Facts
 	Limits Limits
-	Log    *slog.Logger
-	Meter  metric.MeterProvider
+	Scope  scope.Scope
 }
 
 // Links connects this router with the others.
@@ -120,7 +118,7 @@ func New(p Params) (*Links, error) {
 		return nil, err
 	}
 	l := &Links{params: p, rules: rules, outlets: map[string]*outlet{}, inlets: map[string]*inlet{}}
-	l.metrics = newMetrics(p.Meter, l)
+	l.metrics = newMetrics(p.Scope.Meters(), l)
 	return l, nil
 }
 
@@ -204,7 +202,7 @@ func (l *Links) reconcileLocked() {
 		}
 		o, err := l.newOutlet(m)
 		if err != nil {
-			l.params.Log.Error("a router cannot be dialed", "id", id, "address", m.Address, "error", err)
+			l.params.Scope.Log().Error("a router cannot be dialed", "id", id, "address", m.Address, "error", err)
 			continue
 		}
 		l.outlets[id], o.cancel = o, l.begin(o)

@@ -63,7 +63,7 @@ func (o *outlet) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		o.links.params.Log.Debug("the link to a router is down", "id", o.member.ID, "address", o.member.Address, "error", err)
+		o.links.params.Scope.Log().Debug("the link to a router is down", "id", o.member.ID, "address", o.member.Address, "error", err)
 		if time.Since(began) > lastRetry {
 			wait = firstRetry
 		}
@@ -145,7 +145,7 @@ func (o *outlet) serve(stream grpc.BidiStreamingClient[pb.DecideRequest, pb.Deci
 		defer cancel()
 		o.write(stream, waiting)
 	}()
-	l.params.Log.Info("the link to a router is up", "id", id, "address", o.member.Address)
+	l.params.Scope.Log().Info("the link to a router is up", "id", id, "address", o.member.Address)
 	l.params.Frontend.Up(id, ability)
 	err := o.read(stream, more)
 	overrun := waiting.isOver()
@@ -156,7 +156,7 @@ func (o *outlet) serve(stream grpc.BidiStreamingClient[pb.DecideRequest, pb.Deci
 	waiting.close()
 	<-written
 	l.params.Frontend.Down(id)
-	l.params.Log.Info("the link to a router is down", "id", id, "address", o.member.Address, "error", err)
+	l.params.Scope.Log().Info("the link to a router is down", "id", id, "address", o.member.Address, "error", err)
 	if overrun {
 		return errOverrun
 	}

@@ -38,7 +38,7 @@ func (d *delegate) NotifyMsg(farewell []byte) {
 		delete(others, id)
 	})
 	if known {
-		m.params.Log.Info("a router has left the fleet", "id", id, "name", member.Name, "address", member.Address)
+		m.params.Scope.Log().Info("a router has left the fleet", "id", id, "name", member.Name, "address", member.Address)
 	}
 }
 
@@ -100,7 +100,7 @@ func (d *delegate) update(n *memberlist.Node, joined bool) {
 		m.params.Refused.Refuse(refusals.Wire, member.ID, "a router of another wire version is not used", "name", member.Name, "address", member.Address, "wire", member.WireMajor, "own", m.Self().WireMajor)
 	}
 	if joined {
-		m.params.Log.Info("a router is in the fleet", "id", member.ID, "name", member.Name, "address", member.Address, "state", member.State.String())
+		m.params.Scope.Log().Info("a router is in the fleet", "id", member.ID, "name", member.Name, "address", member.Address, "state", member.State.String())
 	}
 	taken := false
 	m.note(func(others map[string]Member) {
@@ -146,7 +146,7 @@ func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	if !known {
 		return
 	}
-	m.params.Log.Warn("a router of the fleet does not answer", "id", member.ID, "name", member.Name, "address", member.Address)
+	m.params.Scope.Log().Warn("a router of the fleet does not answer", "id", member.ID, "name", member.Name, "address", member.Address)
 	select {
 	case m.lost <- struct{}{}:
 	default:

@@ -73,7 +73,7 @@ func (m *Members) joinOne(list *memberlist.Memberlist, at netip.AddrPort) {
 			m.params.Refused.Refuse(refusals.Key, at.Addr().String(), "a router to join has another key: fleet.key must be the same on all", "address", at.String())
 			return
 		}
-		m.params.Log.Debug("a router cannot be joined yet", "address", at.String(), "error", err)
+		m.params.Scope.Log().Debug("a router cannot be joined yet", "address", at.String(), "error", err)
 		return
 	}
 	if member, _ := m.known(at); !member {
@@ -91,7 +91,7 @@ func (m *Members) targets(ctx context.Context) map[netip.AddrPort]bool {
 		}
 		ips, err := m.lookup(ctx, host)
 		if err != nil {
-			m.params.Log.Debug("a name to join is not known yet", "name", host, "error", err)
+			m.params.Scope.Log().Debug("a name to join is not known yet", "name", host, "error", err)
 		}
 		for _, ip := range ips {
 			all[netip.AddrPortFrom(ip, uint16(port))] = true //nolint:gosec // splitAddress bounds it

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -15,8 +14,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
-	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/peers/refusals"
 )
 
@@ -59,8 +58,7 @@ type Params struct {
 	// Watcher follows the members; nil: none.
 	Watcher Watcher
 	Refused *refusals.Log
-	Log     *slog.Logger
-	Meter   metric.MeterProvider
+	Scope   scope.Scope
 }
 
 // Watcher follows the other members. SetMembers is called each time that they have changed, by one goroutine; it must not keep
@@ -97,7 +95,7 @@ func New(c Config, p Params) *Members {
 	m.self = Member{
 		ID: p.ID, Name: cmp.Or(c.Name, p.Host, p.ID), WireMajor: cmp.Or(p.WireMajor, WireMajor), WireMinor: WireMinor, Started: m.started,
 	}
-	m.meter(p.Meter)
+	m.meter(p.Scope.Meters())
 	return m
 }
 
@@ -170,7 +168,7 @@ func (m *Members) Run(ctx context.Context, s Sockets) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("fleet.listen: %w", err), carrier.Shutdown())
 	}
-	m.params.Log.Info("in the fleet", "id", self.ID, "name", self.Name, "gossip", at.String(), "rpc", self.Address)
+	m.params.Scope.Log().Info("in the fleet", "id", self.ID, "name", self.Name, "gossip", at.String(), "rpc", self.Address)
 	carrier.receive()
 	var wg sync.WaitGroup
 	wg.Go(func() { m.report(ctx) })
@@ -189,13 +187,13 @@ func (m *Members) leave(list *memberlist.Memberlist) {
 		}
 		wg.Go(func() {
 			if err := list.SendReliable(n, []byte(m.params.ID)); err != nil {
-				m.params.Log.Debug("a member does not know that this router leaves", "id", n.Name, "error", err)
+				m.params.Scope.Log().Debug("a member does not know that this router leaves", "id", n.Name, "error", err)
 			}
 		})
 	}
 	wg.Wait()
 	if err := list.Leave(leaveTimeout); err != nil {
-		m.params.Log.Debug("the other members may notice late that this router has left", "error", err)
+		m.params.Scope.Log().Debug("the other members may notice late that this router has left", "error", err)
 	}
 }
 
@@ -208,7 +206,7 @@ func (m *Members) gossipConfig(t *transport, meta []byte) *memberlist.Config {
 	d := &delegate{m, meta}
 	c.Delegate, c.Alive, c.Events, c.Conflict = d, d, d, d
 	c.LogOutput = nil
-	c.Logger = log.New(newLogWriter(m.params.Log, m.params.Refused), "", 0)
+	c.Logger = log.New(newLogWriter(m.params.Scope.Log(), m.params.Refused), "", 0)
 	return c
 }
 

@@ -11,12 +11,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Peer is another router that there is a connection to.
@@ -47,8 +47,7 @@ type Params struct {
 	AgainEvery time.Duration
 	// MaxBytes is the memory that the index may take; it bounds what a peer may send.
 	MaxBytes int64
-	Log      *slog.Logger
-	Meter    metric.MeterProvider
+	Scope    scope.Scope
 }
 
 const (
@@ -82,10 +81,7 @@ type Warm struct {
 
 // New returns a Warm. It starts nothing.
 func New(p Params) *Warm {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
-	return &Warm{params: p, log: p.Log, metrics: newMetrics(p.Meter), serving: make(chan struct{}, maxServed)}
+	return &Warm{params: p, log: p.Scope.Log(), metrics: newMetrics(p.Scope.Meters()), serving: make(chan struct{}, maxServed)}
 }
 
 // Settled reports whether no more is to come from peers: an index was pulled, or there is none to pull.

@@ -23,6 +23,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents/vllmtest"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
@@ -101,7 +102,7 @@ func (r *router) start(t testing.TB) *router {
 	r.plane = kvevents.New(kvevents.DefaultConfig(), kvevents.Params{Sink: r.index})
 	r.warm = New(Params{
 		Index: r.index, MaxBytes: int64(config.MaxBytes), Fleet: r, Feeds: r.plane,
-		AgainEvery: 5 * time.Millisecond, Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		AgainEvery: 5 * time.Millisecond, Scope: scope.New(slog.New(slog.NewTextHandler(r.log, nil)), nil, nil),
 	})
 	warming := r.warm.Run
 	if r.late {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -119,7 +117,7 @@ func newNet(t *testing.T, n int, c quota.Config) *net {
 func (n *net) add(id string, c quota.Config) *node {
 	r := &node{id: id, net: n, limiter: quota.New(c, quota.Params{}), done: make(chan struct{})}
 	r.conns = map[*node]*conn{}
-	r.grants = grants.New(grants.Params{Self: id, Routers: r, Accounts: r.limiter, Patience: 50 * time.Millisecond, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	r.grants = grants.New(grants.Params{Self: id, Routers: r, Accounts: r.limiter, Patience: 50 * time.Millisecond})
 	r.limiter.Join(r.grants)
 	n.mu.Lock()
 	n.routers[id] = r
