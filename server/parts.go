@@ -134,12 +134,12 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	p.retries = retry.NewBudget(c.Upstream.Retry, nil)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Transport: c.Upstream.Transport, PlainSockets: !c.Listen.RawSockets,
 		Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
-	choose := p.chooser.Choose
+	var decider router.Decider = p.chooser
 	if p.peers != nil {
-		choose = p.peers.frontend.Choose
+		decider = p.peers.frontend
 	}
 	p.router, err = router.New(c.Router, router.Params{
-		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser, ChooseRank: choose, Origin: p.peers.origin(),
+		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser, Decider: decider, Origin: p.peers.origin(),
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: p.peers.pins(),
 		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),

@@ -190,7 +190,7 @@ func asDecider[Out any](ctx context.Context, a *API, model string, body []byte, 
 // answers: it is the one, it has booked the question already, or the other does not answer.
 func (s *routing) atHome(ctx context.Context, q *router.Question, in *kvpilotv1.ChooseReplicaRequest) (out *kvpilotv1.ChooseReplicaResponse, passed bool, err error) {
 	fleet := s.api.fleet(ctx)
-	if fleet == nil || !q.Once || !q.Reserve || s.api.Router.Claimed(q.Tenant, q.RequestID) {
+	if fleet == nil || q.Booking != router.ReserveOnce || s.api.Router.Claimed(q.Tenant, q.RequestID) {
 		return nil, false, nil
 	}
 	home := fleet.Home(q.Tenant, q.RequestID)

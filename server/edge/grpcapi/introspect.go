@@ -17,6 +17,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
+	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
 func (s *routing) ExplainDecision(ctx context.Context, in *kvpilotv1.ExplainDecisionRequest) (*kvpilotv1.ExplainDecisionResponse, error) {
@@ -106,7 +107,7 @@ func (s *routing) WatchDecisions(in *kvpilotv1.WatchDecisionsRequest, out grpc.S
 // ScoreOverlap makes a dry run and returns the overlaps it found.
 func (s *routing) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRequest) (*kvpilotv1.ScoreOverlapResponse, error) {
 	q := s.api.question(ctx)
-	q.Model, q.Adapter, q.Salt, q.DryRun, q.Explain = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), true, true
+	q.Model, q.Adapter, q.Salt, q.Booking, q.Explain = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), router.DryRun, true
 	switch p := in.GetPrompt().(type) {
 	case *kvpilotv1.ScoreOverlapRequest_TokenIds:
 		q.IDs = p.TokenIds.GetIds()

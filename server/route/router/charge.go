@@ -31,7 +31,7 @@ func (m most) bound(u quota.Usage) quota.Usage {
 }
 
 // used is what the request has cost its tenant.
-func (r *Router) used(rq *request, d *delivery, err error) quota.Usage {
+func (rq *request) used(d *delivery, err error) quota.Usage {
 	if u, ok := d.scan.Usage(); ok {
 		used := quota.Usage{Charge: quota.ChargeUsage, Prompt: u.PromptTokens, Output: u.CompletionTokens}
 		if used.Prompt < 0 {

@@ -16,19 +16,19 @@ type Counter interface {
 	Retried()
 }
 
-// countEnd counts a request that this router sent; e is its error, nil when it has none.
-func (r *Router) countEnd(d *delivery, e *apierror.Error) {
-	if r.Count != nil && d.chosen {
-		r.Count.Served(isFailure(e))
+// countEnd counts a request that this router sent; public is its error, nil when it has none.
+func (e *ends) countEnd(d *delivery, public *apierror.Error) {
+	if e.count != nil && d.chosen {
+		e.count.Served(isFailure(public))
 		return
 	}
-	r.countUnserved(d, e)
+	e.countUnserved(d, public)
 }
 
 // countUnserved counts a request that no replica was chosen for, by a fault that is not its own.
-func (r *Router) countUnserved(d *delivery, e *apierror.Error) {
-	if r.Count != nil && !d.chosen && isFailure(e) {
-		r.Count.Unserved(apierror.Name(e.Reason))
+func (e *ends) countUnserved(d *delivery, public *apierror.Error) {
+	if e.count != nil && !d.chosen && isFailure(public) {
+		e.count.Unserved(apierror.Name(public.Reason))
 	}
 }
 
@@ -41,8 +41,9 @@ func isFailure(e *apierror.Error) bool {
 	return status == http.StatusTooManyRequests || status >= http.StatusInternalServerError
 }
 
-func (r *Router) countRetry() {
-	if r.Count != nil {
-		r.Count.Retried()
+// again counts an attempt that is repeated or continued on another replica.
+func (rt *retries) again() {
+	if rt.count != nil {
+		rt.count.Retried()
 	}
 }

@@ -6,7 +6,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/poison"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
@@ -23,101 +25,109 @@ type doubts struct {
 // the failures may be those of a fleet in trouble.
 const knownPoison = 5
 
+// blame finds the party at fault for the failures of attempts, and reports it to breaker and registry.
+type blame struct {
+	registry *registry.Registry
+	breaker  *breaker.Breaker
+	poison   *poison.Memory
+	faults   *faults
+}
+
 // settle reports the outcome of an attempt to breaker and registry.
-func (r *Router) settle(rq *request, d *delivery, a *attempt, outcome retry.Verdict) {
+func (b *blame) settle(rq *request, d *delivery, a *attempt, outcome retry.Verdict) {
 	id := a.choice.Replica.ID
 	switch outcome {
 	case retry.Unreachable, retry.Reset, retry.Broken, retry.Malformed, retry.Stalled:
-		r.Registry.ReportFailure(id, errAnswer)
+		b.registry.ReportFailure(id, errAnswer)
 	case retry.OK:
-		r.Registry.Alive(id)
+		b.registry.Alive(id)
 	default: // says nothing about whether the replica is there
 	}
 	if outcome.Follows() {
 		d.doubts.cause = outcome.Cause()
-		d.doubts.Add(r.poison, r.origin(rq, d), poison.Doubt{Replica: id, Pass: a.pass, Verdict: outcome, Begun: d.begun}, r.reporter(d))
+		d.doubts.Add(b.poison, b.origin(rq, d), poison.Doubt{Replica: id, Pass: a.pass, Verdict: outcome, Begun: d.begun}, b.reporter(d))
 		return
 	}
-	f := retry.Find(outcome, retry.Origin{Tenant: r.poison.Tenant(rq.call.Tenant)})
-	r.report(d, poison.Doubt{Replica: id, Pass: a.pass}, f)
+	f := retry.Find(outcome, retry.Origin{Tenant: b.poison.Tenant(rq.call.Tenant)})
+	b.report(d, poison.Doubt{Replica: id, Pass: a.pass}, f)
 	switch {
 	case !d.doubts.Open():
 	case outcome == retry.OK:
-		r.served(rq, d, true)
+		b.served(rq, d, true)
 	case outcome == retry.ClientFault:
-		d.doubts.Refused(r.origin(rq, d), r.reporter(d))
+		d.doubts.Refused(b.origin(rq, d), b.reporter(d))
 	}
 }
 
 // served notes that a replica serves the request, up to the end of its answer when whole is set.
-func (r *Router) served(rq *request, d *delivery, whole bool) {
+func (b *blame) served(rq *request, d *delivery, whole bool) {
 	if d.doubts.Open() {
-		d.doubts.Served(r.poison, r.origin(rq, d), whole, r.reporter(d))
+		d.doubts.Served(b.poison, b.origin(rq, d), whole, b.reporter(d))
 	}
 }
 
 // conclude settles the failures that no other replica was compared for.
-func (r *Router) conclude(rq *request, d *delivery) {
+func (b *blame) conclude(rq *request, d *delivery) {
 	if d.doubts.Open() {
-		d.doubts.Conclude(r.poison, r.origin(rq, d), r.reporter(d))
+		d.doubts.Conclude(b.poison, b.origin(rq, d), b.reporter(d))
 	}
 }
 
 // report reports a finding to the breaker, and counts it.
-func (r *Router) report(d *delivery, one poison.Doubt, f retry.Finding) {
-	r.Breaker.Report(one.Replica, one.Pass, f)
+func (b *blame) report(d *delivery, one poison.Doubt, f retry.Finding) {
+	b.breaker.Report(one.Replica, one.Pass, f)
 	if f.Cause != retry.CauseNone {
 		d.doubts.cause = f.Cause
-		r.metrics.faults.add(f)
+		b.faults.add(f)
 	}
 }
 
-func (r *Router) reporter(d *delivery) poison.Report {
-	return func(one poison.Doubt, f retry.Finding) { r.report(d, one, f) }
+func (b *blame) reporter(d *delivery) poison.Report {
+	return func(one poison.Doubt, f retry.Finding) { b.report(d, one, f) }
 }
 
 // origin names the request. A body that is still coming counts as far as it has come.
-func (r *Router) origin(rq *request, d *delivery) retry.Origin {
+func (b *blame) origin(rq *request, d *delivery) retry.Origin {
 	if d.doubts.origin == (retry.Origin{}) {
 		body := rq.body
 		if rq.upload != nil {
 			body = rq.upload.head
 		}
-		d.doubts.origin = r.poison.Origin(rq.call.Tenant, body, rq.method(), rq.path(), rq.call.RawQuery)
+		d.doubts.origin = b.poison.Origin(rq.call.Tenant, body, rq.call.method(), rq.call.path(), rq.call.RawQuery)
 	}
 	return d.doubts.origin
 }
 
 // worthRetry reports whether another replica may do better, as far as the request is known. An engine's error is compared with one
 // other replica, unless the tenant is suspected, where a repetition changes nothing.
-func (r *Router) worthRetry(rq *request, t *tries, d *delivery, f *failure) bool {
+func (rt *retries) worth(rq *request, t *tries, d *delivery, f *failure) bool {
 	if !f.outcome.Follows() {
 		return true
 	}
-	from := r.origin(rq, d)
-	times := r.poison.Times(from)
+	from := rt.blame.origin(rq, d)
+	times := rt.blame.poison.Times(from)
 	if f.outcome == retry.EngineError {
-		return !d.doubts.Alike() && times == 0 && rq.call.Route != openai.RouteOther && !r.poison.Suspect(from)
+		return !d.doubts.Alike() && times == 0 && rq.call.Route != openai.RouteOther && !rt.blame.poison.Suspect(from)
 	}
 	return times < knownPoison || t.tried() == 0
 }
 
 // withdraw takes a retry from the budget. A tenant whose requests fail on several replicas leaves half of it to the others.
-func (r *Router) withdraw(rq *request, d *delivery, f *failure) bool {
-	if f.outcome.Follows() && r.poison.Suspect(r.origin(rq, d)) {
-		return r.Budget.WithdrawSpare()
+func (rt *retries) withdraw(rq *request, d *delivery, f *failure) bool {
+	if f.outcome.Follows() && rt.blame.poison.Suspect(rt.blame.origin(rq, d)) {
+		return rt.budget.WithdrawSpare()
 	}
-	return r.Budget.Withdraw()
+	return rt.budget.Withdraw()
 }
 
 // pick makes the chooser decide and book the attempt, on a replica whose breaker admits it. The breaker may have changed since the
 // chooser asked it, and another router's decider has not asked this one; then there is another choice, which avoids the replica.
-func (r *Router) pick(rq *request, t *tries, a *attempt, choose func() error) error {
+func (p *picker) pick(rq *request, t *tries, a *attempt, choose func() error) error {
 	for {
 		if err := choose(); err != nil {
 			return err
 		}
-		if r.admitted(rq, t, a) {
+		if p.admitted(rq, t, a) {
 			return nil
 		}
 		a.choice.Release(chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
@@ -126,9 +136,9 @@ func (r *Router) pick(rq *request, t *tries, a *attempt, choose func() error) er
 }
 
 // admitted takes the breaker's pass. A replica with an open breaker is used where the breaker says so: when no other one is left.
-func (r *Router) admitted(rq *request, t *tries, a *attempt) (ok bool) {
+func (p *picker) admitted(rq *request, t *tries, a *attempt) (ok bool) {
 	id := a.choice.Replica.ID
-	if a.pass, ok = r.Breaker.Allow(id); ok {
+	if a.pass, ok = p.breaker.Allow(id); ok {
 		return true
 	}
 	a.forced = !a.choice.Decision.HasOtherReplica() || slices.Contains(t.ask.Avoid, id) || rq.holder == id
@@ -139,7 +149,7 @@ func (r *Router) admitted(rq *request, t *tries, a *attempt) (ok bool) {
 				usable = append(usable, o.ID)
 			}
 		}
-		a.forced = !slices.Contains(r.Breaker.Bar(nil, usable, t.ask.Avoid, len(t.ask.Exclude)), id)
+		a.forced = !slices.Contains(p.breaker.Bar(nil, usable, t.ask.Avoid, len(t.ask.Exclude)), id)
 	}
 	return a.forced
 }

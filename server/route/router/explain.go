@@ -27,7 +27,7 @@ const (
 )
 
 // explain puts into h what the operator lets clients know about the choice.
-func (r *Router) explain(rq *request, a *attempt, h http.Header) {
+func (rq *request) explain(a *attempt, h http.Header) {
 	if rq.call.RequestID != "" {
 		h[headerRequestID] = []string{rq.call.RequestID}
 	}
@@ -42,7 +42,7 @@ func (r *Router) explain(rq *request, a *attempt, h http.Header) {
 	if show.Address {
 		h[headerAddress] = []string{c.Replica.URL}
 	}
-	overlap := r.showsOverlap(rq.call)
+	overlap := rq.set.showsOverlap(rq.call.Caller)
 	if show.Overlap && overlap {
 		h[headerOverlap] = []string{strconv.Itoa(c.Held())}
 	}
@@ -68,16 +68,23 @@ func overlap(d *decision.Decision) int {
 	return 0
 }
 
+// ends accounts for the ends of requests.
+type ends struct {
+	metrics *metrics
+	count   Counter
+	log     *slog.Logger
+}
+
 // finish is the one place where a request's end is counted, logged and put on its span.
-func (r *Router) finish(ctx context.Context, rq *request, d *delivery, err error) {
+func (e *ends) finish(ctx context.Context, rq *request, d *delivery, err error) {
 	took := time.Since(rq.received)
 	public := apierror.From(err)
 	if public == nil && d.scan.Failed() { // the client knows it from the engine
 		public = apierror.New(apierror.UpstreamError, "the replica reported an error in its stream", nil)
 	}
-	r.metrics.end(ctx, rq, d, public, took)
-	r.countEnd(d, public)
-	rq.leaveStory(d, public)
+	e.metrics.end(ctx, rq, d, public, took)
+	e.countEnd(d, public)
+	rq.story.leave(rq, d, public)
 	level := slog.LevelInfo
 	if public != nil {
 		switch public.Fault() {
@@ -88,14 +95,14 @@ func (r *Router) finish(ctx context.Context, rq *request, d *delivery, err error
 		case apierror.FaultCaller:
 		}
 	}
-	if !r.Log.Enabled(ctx, level) {
+	if !e.log.Enabled(ctx, level) {
 		return
 	}
-	r.Log.LogAttrs(ctx, level, "request", r.logLine(rq, d, public, took)...)
+	e.log.LogAttrs(ctx, level, "request", e.logLine(rq, d, public, took)...)
 }
 
 // logLine is the one line that a request leaves; nothing of its prompt or answer is in it.
-func (r *Router) logLine(rq *request, d *delivery, public *apierror.Error, took time.Duration) []slog.Attr {
+func (e *ends) logLine(rq *request, d *delivery, public *apierror.Error, took time.Duration) []slog.Attr {
 	line := append(make([]slog.Attr, 0, 16),
 		slog.String("id", rq.call.RequestID), slog.String("decision", rq.id), slog.String("route", rq.call.Route.String()))
 	if rq.parsed != nil {

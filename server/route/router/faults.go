@@ -1,8 +1,6 @@
 package router
 
 import (
-	"context"
-
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
@@ -11,33 +9,21 @@ import (
 )
 
 // faults counts failures by cause and outcome.
-type faults struct {
-	counter metric.Int64Counter
-	labels  map[[2]uint8]metric.MeasurementOption
-}
+type faults = counter[retry.Finding]
 
 func newFaults(s *instruments.Set) faults {
-	f := faults{labels: map[[2]uint8]metric.MeasurementOption{}}
-	var all []metric.MeasurementOption
+	var all []retry.Finding
 	for _, v := range retry.Verdicts() {
 		for _, c := range retry.Causes() {
-			follows := v.Follows() && (c == retry.CauseRequest || c == retry.CauseTenant)
-			if v.Cause() != c && !follows {
-				continue
+			if v.Cause() == c || v.Follows() && (c == retry.CauseRequest || c == retry.CauseTenant) {
+				all = append(all, retry.Finding{Verdict: v, Cause: c})
 			}
-			label := instruments.Labels(attribute.String("cause", c.String()), attribute.String("outcome", v.String()))
-			f.labels[[2]uint8{uint8(c), uint8(v)}] = label
-			all = append(all, label)
 		}
 	}
-	f.counter = s.CounterBy(ns+"faults", "{attempt}", "Attempts that failed, by outcome and by the party at fault (cause): request (it fails wherever it is sent, or cannot be sent), caller, tenant (its requests fail on several replicas), router, network, replica, rank. Only the last three count against a replica.", all...)
-	return f
-}
-
-func (f *faults) add(found retry.Finding) {
-	if label, ok := f.labels[[2]uint8{uint8(found.Cause), uint8(found.Verdict)}]; ok {
-		f.counter.Add(context.Background(), 1, label)
-	}
+	return newCounter(s, "faults", "{attempt}", "Attempts that failed, by outcome and by the party at fault (cause): request (it fails wherever it is sent, or cannot be sent), caller, tenant (its requests fail on several replicas), router, network, replica, rank. Only the last three count against a replica.", all,
+		func(f retry.Finding) metric.MeasurementOption {
+			return instruments.Labels(attribute.String("cause", f.Cause.String()), attribute.String("outcome", f.Verdict.String()))
+		})
 }
 
 // remembered adds the number of requests that are known to fail everywhere to the metrics.

@@ -3,12 +3,14 @@ package router
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"net/http"
 	"sync"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -64,18 +66,27 @@ func (s *idsSupport) learn(r *replica.Replica, answer idsAnswer, view *registry.
 	s.of[r.ID] = engineIDs{life: r.Life, version: r.Version, answer: answer}
 }
 
+// engines sends attempts to replicas.
+type engines struct {
+	upstream *upstream.Client
+	registry *registry.Registry
+	tokens   *tokenizer.Pool
+	ids      idsSupport
+	log      *slog.Logger
+}
+
 // exchange sends an attempt's request and reads the head of the answer. An engine that rejects a body for a member that the router
 // has added gets the body again, without it: the client MUST NOT see the difference.
-func (r *Router) exchange(ctx context.Context, rq *request, a *attempt) (*upstream.Response, error) {
+func (e *engines) exchange(ctx context.Context, rq *request, a *attempt) (*upstream.Response, error) {
 	to := upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}
-	resp, err := r.do(ctx, rq, a, to)
+	resp, err := e.do(ctx, rq, a, to)
 	if err != nil || !a.asksIDs {
 		return resp, err
 	}
-	known := r.ids.known(to.Replica)
+	known := e.ids.known(to.Replica)
 	switch status := resp.Status; {
 	case status < 300 && known != idsAccepted:
-		r.ids.learn(to.Replica, idsAccepted, r.Registry.Snapshot())
+		e.ids.learn(to.Replica, idsAccepted, e.registry.Snapshot())
 		return resp, nil
 	case status != http.StatusBadRequest && status != http.StatusUnprocessableEntity:
 		return resp, nil
@@ -90,21 +101,21 @@ func (r *Router) exchange(ctx context.Context, rq *request, a *attempt) (*upstre
 		return resp, nil
 	}
 	a.withoutIDs = true
-	if resp, err = r.do(ctx, rq, a, to); err == nil && resp.Status < 300 {
-		r.Log.Info("an engine rejects return_token_ids: its streams are not resumed elsewhere", "replica", string(to.Replica.ID), "version", to.Replica.Version)
-		r.ids.learn(to.Replica, idsRefused, r.Registry.Snapshot())
+	if resp, err = e.do(ctx, rq, a, to); err == nil && resp.Status < 300 {
+		e.log.Info("an engine rejects return_token_ids: its streams are not resumed elsewhere", "replica", string(to.Replica.ID), "version", to.Replica.Version)
+		e.ids.learn(to.Replica, idsRefused, e.registry.Snapshot())
 	}
 	return resp, err
 }
 
 // do sends an attempt's request once.
-func (r *Router) do(ctx context.Context, rq *request, a *attempt, to upstream.Target) (*upstream.Response, error) {
-	out := r.toEngine(ctx, rq, a)
+func (e *engines) do(ctx context.Context, rq *request, a *attempt, to upstream.Target) (*upstream.Response, error) {
+	out := e.toEngine(ctx, rq, a)
 	a.hop.observe(out)
-	return r.Upstream.Do(ctx, to, out)
+	return e.upstream.Do(ctx, to, out)
 }
 
 // mayAskIDs reports whether the attempt's engine can be asked for token ids.
-func (r *Router) mayAskIDs(a *attempt) bool {
-	return !a.withoutIDs && !a.choice.Replica.RustFrontend && r.ids.known(a.choice.Replica) != idsRefused
+func (e *engines) mayAskIDs(a *attempt) bool {
+	return !a.withoutIDs && !a.choice.Replica.RustFrontend && e.ids.known(a.choice.Replica) != idsRefused
 }

@@ -7,22 +7,31 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// mayRead reports whether a stored response may be read, continued or cancelled by a tenant. Engines check no owner: the id
-// suffices.
-func (r *Router) mayRead(ctx context.Context, tenant, id string) bool {
-	_, owner := r.pinned(ctx, tenant, id)
-	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && (tenant == "" || r.set.Load().UnownedResponses)
+// responses knows which replica stores a response, and which tenant owns it.
+type responses struct {
+	pins     *pins.Pins
+	fleet    FleetPins
+	upstream *upstream.Client
 }
 
-// checkResponse refuses a request that continues a response of another tenant, on any route, and one that would give
+// mayRead reports whether a stored response may be read, continued or cancelled by the caller. Engines check no owner: the id
+// suffices.
+func (s *responses) mayRead(ctx context.Context, rq *request, id string) bool {
+	tenant := rq.call.Tenant
+	_, owner := s.pinned(ctx, tenant, id)
+	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && (tenant == "" || rq.set.UnownedResponses)
+}
+
+// check refuses a request that continues a response of another tenant, on any route, and one that would give
 // its own response a name of the caller's choice: it could be another tenant's.
-func (r *Router) checkResponse(ctx context.Context, rq *request) error {
+func (s *responses) check(ctx context.Context, rq *request) error {
 	if rq.call.Tenant == "" || rq.parsed == nil {
 		return nil
 	}
-	if id := rq.parsed.PreviousResponse; id != "" && !r.mayRead(ctx, rq.call.Tenant, id) {
+	if id := rq.parsed.PreviousResponse; id != "" && !s.mayRead(ctx, rq, id) {
 		return unknownResponse(id)
 	}
 	if rq.parsed.RequestID != "" && rq.call.Route == openai.RouteResponses {

@@ -20,25 +20,25 @@ import (
 
 // place finds out whether one replica alone can serve: the one that the caller names, or the one that
 // stores the response which the request continues.
-func (r *Router) place(ctx context.Context, rq *request) error {
-	if err := r.checkResponse(ctx, rq); err != nil {
+func (in *intake) place(ctx context.Context, rq *request) error {
+	if err := in.responses.check(ctx, rq); err != nil {
 		return err
 	}
 	if rq.call.Options.Pinned != "" {
-		return r.checkPin(rq)
+		return in.checkPin(rq)
 	}
-	r.findHolder(ctx, rq)
+	in.responses.findHolder(ctx, rq)
 	return nil
 }
 
 // checkPin refuses a pin that no retry will make true.
-func (r *Router) checkPin(rq *request) error {
+func (in *intake) checkPin(rq *request) error {
 	o := &rq.call.Options
 	name := "`" + clip(string(o.Pinned), 128) + "`"
 	missing := func(message string) error {
 		return apierror.New(apierror.ReplicaNotFound, message, nil, apierror.WithParam("pin"))
 	}
-	at, known := r.Registry.Snapshot().Replica(o.Pinned)
+	at, known := in.registry.Snapshot().Replica(o.Pinned)
 	switch {
 	case !known:
 		return missing("There is no replica " + name + "; ReplicaService.List, GET /kvpilot/v1/replicas, lists the ids.")
@@ -57,9 +57,9 @@ func serves(p *registry.Pool, id replica.ID) bool {
 }
 
 // pin remembers where a response is stored.
-func (r *Router) pin(rq *request, d *delivery) {
+func (s *responses) pin(rq *request, d *delivery) {
 	if rq.call.Route == openai.RouteResponses {
-		r.keepPin(rq.call.Tenant, d.scan.ResponseID(), d.attempt.choice.Replica.ID)
+		s.keepPin(rq.call.Tenant, d.scan.ResponseID(), d.attempt.choice.Replica.ID)
 	}
 }
 
@@ -72,35 +72,35 @@ type FleetPins interface {
 }
 
 // keepPin remembers where a response is stored, here and in the fleet.
-func (r *Router) keepPin(tenant, response string, id replica.ID) {
-	r.Pins.Put(tenant, response, id)
-	if r.Fleet != nil && response != "" {
-		r.Fleet.PinMade(tenant, response, id)
+func (s *responses) keepPin(tenant, response string, id replica.ID) {
+	s.pins.Put(tenant, response, id)
+	if s.fleet != nil && response != "" {
+		s.fleet.PinMade(tenant, response, id)
 	}
 }
 
 // pinned returns where a response is stored and which tenant owns it, as Pins.Get does, from another router of the fleet when this
 // one has not seen the response made.
-func (r *Router) pinned(ctx context.Context, tenant, id string) (replica.ID, pins.Owner) {
-	at, owner := r.Pins.Get(tenant, id)
-	if owner != pins.OwnerUnknown || r.Fleet == nil || !r.Fleet.FindPin(ctx, id) {
+func (s *responses) pinned(ctx context.Context, tenant, id string) (replica.ID, pins.Owner) {
+	at, owner := s.pins.Get(tenant, id)
+	if owner != pins.OwnerUnknown || s.fleet == nil || !s.fleet.FindPin(ctx, id) {
 		return at, owner
 	}
-	return r.Pins.Get(tenant, id)
+	return s.pins.Get(tenant, id)
 }
 
 // findHolder finds the replica that stores the response which the request continues: any other one
 // would answer that there is none. Where no replica has it, any of them answers so.
-func (r *Router) findHolder(ctx context.Context, rq *request) {
+func (s *responses) findHolder(ctx context.Context, rq *request) {
 	id := rq.parsed.PreviousResponse
 	if id == "" || rq.call.Route != openai.RouteResponses || len(rq.pool.Replicas) < 2 {
 		return
 	}
-	at, owner := r.pinned(ctx, rq.call.Tenant, id)
+	at, owner := s.pinned(ctx, rq.call.Tenant, id)
 	known := owner == pins.OwnerSelf
 	if !known {
-		if at, known = r.locate(ctx, rq, id); known && rq.call.Tenant == "" {
-			r.keepPin("", id, at)
+		if at, known = s.locate(ctx, rq, id); known && rq.call.Tenant == "" {
+			s.keepPin("", id, at)
 		}
 	}
 	o := &rq.call.Options
@@ -119,7 +119,7 @@ const (
 
 // locate asks the pool's replicas which of them stores a response: another router saw it made, or this
 // one before it was restarted.
-func (r *Router) locate(ctx context.Context, rq *request, id string) (replica.ID, bool) {
+func (s *responses) locate(ctx context.Context, rq *request, id string) (replica.ID, bool) {
 	ctx, cancel := context.WithTimeout(ctx, locateTimeout)
 	defer cancel()
 	found := make(chan replica.ID, len(rq.pool.Replicas))
@@ -130,7 +130,7 @@ func (r *Router) locate(ctx context.Context, rq *request, id string) (replica.ID
 			continue
 		}
 		all.Go(func() error {
-			if r.stores(ctx, rep, id) {
+			if s.stores(ctx, rep, id) {
 				found <- rep.ID
 				cancel() // no other replica has it
 			}
@@ -147,11 +147,11 @@ func (r *Router) locate(ctx context.Context, rq *request, id string) (replica.ID
 }
 
 // stores asks one replica for a response.
-func (r *Router) stores(ctx context.Context, rep *replica.Replica, id string) bool {
+func (s *responses) stores(ctx context.Context, rep *replica.Replica, id string) bool {
 	if ctx.Err() != nil {
 		return false
 	}
-	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{Method: http.MethodGet, Path: "/v1/responses/" + url.PathEscape(id), Header: http.Header{}})
+	resp, err := s.upstream.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{Method: http.MethodGet, Path: "/v1/responses/" + url.PathEscape(id), Header: http.Header{}})
 	if err != nil {
 		return false
 	}

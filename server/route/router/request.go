@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -61,14 +62,30 @@ type changes struct {
 	dropped openai.Steering
 }
 
-func (r *Router) newRequest(ctx context.Context, call *Call) *request {
-	rq := &request{call: call, set: r.set.Load(), span: trace.SpanFromContext(ctx), id: newID(r.Origin), received: call.Received, policies: r.Chooser.Settings()}
+// intake makes a request of a call: it reads the body, holds the tenant to its limits, finds the pool and gets the prompt's token ids.
+type intake struct {
+	set       *atomic.Pointer[settings]
+	registry  *registry.Registry
+	chooser   *chooser.Chooser
+	tokens    *tokenizer.Pool
+	bodies    *openai.Memory
+	limits    *limits
+	responses *responses
+	steering  *steering
+	faults    *faults
+	// prefix begins the ids of requests.
+	prefix string
+	tracer trace.Tracer
+}
+
+func (in *intake) newRequest(ctx context.Context, call *Call) *request {
+	rq := &request{call: call, set: in.set.Load(), span: trace.SpanFromContext(ctx), id: newID(in.prefix), received: call.Received, policies: in.chooser.Settings()}
 	if rq.received.IsZero() {
 		rq.received = time.Now()
 	}
-	r.checkID(rq)
+	in.checkID(rq)
 	if rq.span.IsRecording() {
-		rq.story = r.newStory(rq)
+		rq.story = newStory(in.tracer, rq)
 	}
 	return rq
 }
@@ -97,7 +114,7 @@ func (rq *request) usePool(p *registry.Pool) {
 }
 
 // newTries makes the question to the chooser for the first attempt.
-func (r *Router) newTries(rq *request) *tries {
+func newTries(rq *request) *tries {
 	t := &tries{ask: chooser.Request{
 		Settings: rq.policies, ID: rq.id, RequestID: rq.call.RequestID,
 		Model: rq.pool.Model, Served: rq.pool.Served, Adapter: rq.adapter, Replicas: rq.pool.Replicas,
@@ -174,17 +191,17 @@ func (rq *request) tokens() int {
 func (rq *request) truncated() bool { return rq.question != nil && rq.question.Truncated }
 
 // path is where the engine serves the call.
-func (rq *request) path() string {
-	if rq.call.Path != "" {
-		return rq.call.Path
+func (c *Call) path() string {
+	if c.Path != "" {
+		return c.Path
 	}
-	return rq.call.Route.Path()
+	return c.Route.Path()
 }
 
 // method is POST unless the client said otherwise.
-func (rq *request) method() string {
-	if rq.call.Method != "" {
-		return rq.call.Method
+func (c *Call) method() string {
+	if c.Method != "" {
+		return c.Method
 	}
 	return http.MethodPost
 }

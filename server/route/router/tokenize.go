@@ -17,7 +17,7 @@ import (
 // tokenize gets the prompt's token ids. Only the client's own fault is an error: a tokenizer that
 // is down, slow or wrong, or a body without a prompt, leaves the request without ids, for a reason. So does a
 // refusal that the route which generates may not share, or may word otherwise: the engine decides.
-func (r *Router) tokenize(ctx context.Context, rq *request) error {
+func (in *intake) tokenize(ctx context.Context, rq *request) error {
 	if !rq.call.Route.Generates() {
 		return nil
 	}
@@ -26,9 +26,9 @@ func (r *Router) tokenize(ctx context.Context, rq *request) error {
 	defer cancel()
 	ask := rq.encodeRequest()
 	ask.Keep, ask.Namespace = rq.keepsIDs(), rq.namespace()
-	ask.Span = rq.plan()
+	ask.Span = rq.story.plan()
 	ask.SizeOnly = !rq.wantsIDs() && !rq.policies.ReadsCache(rq.pool.Model, &rq.call.Options)
-	enc, err := r.Tokens.Encode(tctx, ask)
+	enc, err := in.tokens.Encode(tctx, ask)
 	rq.tokenizing = time.Since(began)
 	if fault, ok := errors.AsType[*tokenizer.ClientFault](err); ok && ctx.Err() == nil {
 		rq.refused = fault
@@ -36,7 +36,7 @@ func (r *Router) tokenize(ctx context.Context, rq *request) error {
 			err = nil
 		}
 	}
-	rq.noteTokens(ask.Span, began, enc, err)
+	rq.story.tokens(ask.Span, began, rq.tokenizing, enc, err)
 	switch {
 	case err == nil:
 		rq.enc = enc
@@ -70,7 +70,9 @@ func (rq *request) refusal() *apierror.Error {
 }
 
 // wantsIDs reports whether the caller asks for ids or overlaps, whether the policy looks at them or not.
-func (rq *request) wantsIDs() bool { return rq.onlyIDs || rq.question != nil && rq.question.DryRun }
+func (rq *request) wantsIDs() bool {
+	return rq.onlyIDs || rq.question != nil && rq.question.Booking == DryRun
+}
 
 // keepsIDs is the length up to which the prompt's ids are read after they were found.
 func (rq *request) keepsIDs() int {
@@ -95,10 +97,10 @@ func (rq *request) encodeRequest() tokenizer.Request {
 
 // outgoing is the body for the chosen replica: the client's, or the one that hands the ids over. A stream that is followed
 // asks for the ids, too, but not of the Rust front end, which then writes other bytes.
-func (r *Router) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
+func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	followed := false
-	if a.follower = r.follow(rq); a.follower != nil {
-		if followed = r.mayAskIDs(a); !followed {
+	if a.follower = e.follow(rq); a.follower != nil {
+		if followed = e.mayAskIDs(a); !followed {
 			a.follower.Lose(resume.LostIDs)
 		}
 	}
@@ -106,7 +108,7 @@ func (r *Router) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	if rq.enc == nil || len(rq.enc.IDs) == 0 {
 		return rq.plain(followed)
 	}
-	h := r.Tokens.Handoff(ctx, rq.encodeRequest(), rq.enc, a.choice.Replica)
+	h := e.tokens.Handoff(ctx, rq.encodeRequest(), rq.enc, a.choice.Replica)
 	if h.Form == tokenizer.HandoffNone {
 		return rq.plain(followed)
 	}
@@ -134,7 +136,7 @@ func (rq *request) plain(followed bool) []byte {
 }
 
 // whole reports the whole prompt to a choice that was made with its beginning, when it is known in time.
-func (r *Router) whole(rq *request, c *chooser.Choice) {
+func (p *picker) whole(rq *request, c *chooser.Choice) {
 	if rq.enc == nil || !rq.enc.Partial {
 		return
 	}
@@ -145,17 +147,17 @@ func (r *Router) whole(rq *request, c *chooser.Choice) {
 		}
 		held, ok := c.Whole(full.Hashes(int(c.Decision.Pick().BlockSize), ns), full.Tokens)
 		if ok && enc.Answer.Known > 0 && enc.Answer.Slot == c.Slot {
-			r.Tokens.Repeated(pool, enc, held)
+			p.tokens.Repeated(pool, enc, held)
 		}
 	})
 }
 
 // observe lets the parity guard compare what was predicted with what the engine counted.
-func (r *Router) observe(ctx context.Context, rq *request, a *attempt, res *chooser.Result) {
+func (at *attempts) observe(ctx context.Context, rq *request, a *attempt, res *chooser.Result) {
 	if rq.enc == nil || res.PromptTokens < 0 {
 		return
 	}
-	r.Tokens.Observe(ctx, tokenizer.Observation{
+	at.tokens.Observe(ctx, tokenizer.Observation{
 		Pool: rq.pool.Served, Encoding: rq.enc, PromptTokens: res.PromptTokens, CachedTokens: res.CachedTokens,
 		PredictedOverlap: a.choice.Held(), HandedOff: a.handedOff,
 	})

@@ -37,7 +37,7 @@ type upload struct {
 }
 
 // readForm finds a form's model; what comes after it stays with the client.
-func (r *Router) readForm(rq *request) error {
+func (in *intake) readForm(rq *request) error {
 	began := time.Now()
 	contentType := rq.call.ContentType
 	if contentType == "" {
@@ -50,7 +50,7 @@ func (r *Router) readForm(rq *request) error {
 	form, err := openai.ReadForm(openai.Params{Route: rq.call.Route, Header: rq.call.Header, SessionHeaders: rq.set.sessions}, contentType, body, limit)
 	if err != nil {
 		refused := badRequest(err)
-		rq.noteRead(began, refused)
+		rq.story.read(began, refused)
 		return refused
 	}
 	u := &upload{form: form, head: form.Head, left: -1}
@@ -64,7 +64,7 @@ func (r *Router) readForm(rq *request) error {
 		}
 	}
 	rq.parsed, rq.upload = form.Request, u
-	rq.noteRead(began, nil)
+	rq.story.read(began, nil)
 	return nil
 }
 
