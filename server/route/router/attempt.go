@@ -30,30 +30,53 @@ type attempt struct {
 	chosen time.Time
 	// held and overhead are the time in the hold queue, and kvpilot's own time until the choice.
 	held, overhead time.Duration
-	// point is where a stream is resumed; nil for the whole answer.
+	admission
+	askedIDs
+	part
+	halt
+
+	resp *upstream.Response
+	kept []byte // of an answer that is forwarded as one piece
+	hop  *hop   // nil when the request is not recorded
+	// paused watches an answer of /v1/responses; nil for any other.
+	paused *pauseWatch
+	// reported counts the content events that the load book knows.
+	reported int
+	// broken is set when the answer ended early, ended when the reservation was released.
+	broken, ended bool
+}
+
+// admission is the breaker's: forced is set when the replica is used although its breaker is open.
+type admission struct {
+	pass   breaker.Pass
+	forced bool
+}
+
+// askedIDs is what the engine is asked in token ids.
+type askedIDs struct {
+	// asksIDs is set when it is asked for those of its answer, withoutIDs once it rejected the body for that.
+	asksIDs, withoutIDs bool
+	// handedOff is set when it is sent those of the prompt instead of the text.
+	handedOff bool
+}
+
+// part is the attempt's part of a stream that several replicas answer. The zero value is a whole answer.
+type part struct {
+	// point is where the stream is resumed; nil for the whole answer.
 	point *resume.Point
 	// follower follows a stream that another replica could resume; nil for most.
 	follower *resume.Follower
-	// asksIDs is set when the engine is asked for token ids, withoutIDs once it rejected the body for that.
-	asksIDs, withoutIDs bool
 	// begun is set once something of a continuation came, gave once the client got something of it.
 	begun, gave bool
-	// handedOff is set when the engine is sent the prompt's token ids instead of its text.
-	handedOff bool
-	// earlier counts the content events that other replicas sent to the client, reported those of this one that the load book knows.
-	earlier, reported int
+	// earlier counts the content events that other replicas sent to the client.
+	earlier int
+}
 
-	pass   breaker.Pass
-	resp   *upstream.Response
-	kept   []byte // of an answer that is forwarded as one piece
-	hop    *hop   // nil when the request is not recorded
+// halt stops an attempt.
+type halt struct {
 	cancel context.CancelFunc
-	// paused watches an answer of /v1/responses; nil for any other.
-	paused *pauseWatch
 	// stopped is set when the chooser stopped the attempt, moves when it did so because the replica is left.
 	stopped, moves atomic.Bool
-	// broken is set when the answer ended early, ended when the reservation was released, forced when the replica's breaker is open.
-	broken, ended, forced bool
 }
 
 // errStalled is why the answer of a stalled rank is not used.
@@ -63,14 +86,14 @@ var errStalled = errors.New("the replica has stalled")
 var errMoved = errors.New("the replica drains, and its requests move")
 
 // stop stops the attempt. Any goroutine may call it.
-func (a *attempt) stop(why chooser.Withdrawal) {
-	a.moves.Store(why == chooser.Leaving)
-	a.stopped.Store(true)
-	a.cancel()
+func (h *halt) stop(why chooser.Withdrawal) {
+	h.moves.Store(why == chooser.Leaving)
+	h.stopped.Store(true)
+	h.cancel()
 }
 
 // isStopped reports whether the attempt was stopped, by the chooser and not by the end of ctx.
-func (a *attempt) isStopped(ctx context.Context) bool { return a.stopped.Load() && ctx.Err() == nil }
+func (h *halt) isStopped(ctx context.Context) bool { return h.stopped.Load() && ctx.Err() == nil }
 
 // tries is what the attempts of a request share: the question to the chooser, and the results of the earlier attempts.
 type tries struct {
@@ -121,7 +144,7 @@ type attempts struct {
 // replica was chosen.
 func (at *attempts) open(ctx context.Context, rq *request, t *tries, d *delivery) (*attempt, *failure) {
 	actx, cancel := context.WithCancel(ctx)
-	a := &attempt{cancel: cancel, point: t.point}
+	a := &attempt{halt: halt{cancel: cancel}, part: part{point: t.point}}
 	t.ask.Abandon, t.ask.Movable = a.stop, t.mayMove(rq)
 	d.attempt = nil
 	d.attempts++

@@ -78,7 +78,7 @@ func (b *blame) report(d *delivery, one poison.Doubt, f retry.Finding) {
 	b.breaker.Report(one.Replica, one.Pass, f)
 	if f.Cause != retry.CauseNone {
 		d.doubts.cause = f.Cause
-		b.faults.add(f)
+		b.faults.found(f)
 	}
 }
 

@@ -114,8 +114,8 @@ func unsendable(err error) *apierror.Error {
 }
 
 // stoppedBefore is the failure of an attempt that was stopped before the client's first byte.
-func (a *attempt) stoppedBefore(err error) *failure {
-	if a.moves.Load() {
+func (h *halt) stoppedBefore(err error) *failure {
+	if h.moves.Load() {
 		return &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamError, "the replica drains, and no other one takes the request", err)}
 	}
 	return &failure{outcome: retry.Stalled, public: apierror.New(apierror.UpstreamError, "the replica has stalled", err)}

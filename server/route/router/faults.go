@@ -8,22 +8,30 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// faults counts failures by cause and outcome.
-type faults = counter[retry.Finding]
+// fault is a failure as the labels of metrics distinguish it.
+type fault struct {
+	verdict retry.Verdict
+	cause   retry.Cause
+}
+
+// faults counts failures.
+type faults struct{ counter[fault] }
+
+func (f *faults) found(one retry.Finding) { f.add(fault{one.Verdict, one.Cause}) }
 
 func newFaults(s *instruments.Set) faults {
-	var all []retry.Finding
+	var all []fault
 	for _, v := range retry.Verdicts() {
 		for _, c := range retry.Causes() {
 			if v.Cause() == c || v.Follows() && (c == retry.CauseRequest || c == retry.CauseTenant) {
-				all = append(all, retry.Finding{Verdict: v, Cause: c})
+				all = append(all, fault{v, c})
 			}
 		}
 	}
-	return newCounter(s, "faults", "{attempt}", "Attempts that failed, by outcome and by the party at fault (cause): request (it fails wherever it is sent, or cannot be sent), caller, tenant (its requests fail on several replicas), router, network, replica, rank. Only the last three count against a replica.", all,
-		func(f retry.Finding) metric.MeasurementOption {
-			return instruments.Labels(attribute.String("cause", f.Cause.String()), attribute.String("outcome", f.Verdict.String()))
-		})
+	return faults{newCounter(s, "faults", "{attempt}", "Attempts that failed, by outcome and by the party at fault (cause): request (it fails wherever it is sent, or cannot be sent), caller, tenant (its requests fail on several replicas), router, network, replica, rank. Only the last three count against a replica.", all,
+		func(f fault) metric.MeasurementOption {
+			return instruments.Labels(attribute.String("cause", f.cause.String()), attribute.String("outcome", f.verdict.String()))
+		})}
 }
 
 // remembered adds the number of requests that are known to fail everywhere to the metrics.

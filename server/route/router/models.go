@@ -139,7 +139,7 @@ func (st *stored) serve(ctx context.Context, rq *request, id string, d *delivery
 func (st *stored) direct(ctx context.Context, rq *request, rep *replica.Replica, d *delivery) *failure {
 	actx, cancel := context.WithCancel(ctx)
 	rq.story.direct()
-	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{ID: rq.id, Chosen: -1}, Replica: rep}, chosen: time.Now(), cancel: cancel}
+	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{ID: rq.id, Chosen: -1}, Replica: rep}, chosen: time.Now(), halt: halt{cancel: cancel}}
 	a.pass, _ = st.breaker.Allow(rep.ID)
 	d.attempt, d.chosen = a, true
 	if f := st.answers.attempts.send(ctx, actx, rq, d); f != nil {

@@ -114,7 +114,7 @@ func firstReady(s *registry.Snapshot) (*registry.Pool, bool) {
 // connect has the chosen replica and the client switch, and passes bytes between them. Every way out ends the reservation. It
 // returns nil when the WebSocket came to its end.
 func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *delivery, up Upgrade) (f *failure) {
-	a := &attempt{cancel: func() {}}
+	a := &attempt{halt: halt{cancel: func() {}}}
 	d.attempt = nil
 	d.attempts++
 	if err := rl.attempts.picker.pick(rq, t, a, func() error { return rl.attempts.picker.choose(ctx, rq, t, a) }); err != nil {

@@ -47,7 +47,12 @@ type request struct {
 	adapter string
 	// holder is the replica that stores the response which the request continues; empty for none.
 	holder replica.ID
-	// enc is what is known of the prompt's ids; nil on routes with prompts that engines do not cache.
+	tokenized
+}
+
+// tokenized is what is known of the prompt's ids.
+type tokenized struct {
+	// enc is nil on routes with prompts that engines do not cache.
 	enc        *tokenizer.Encoding
 	tokenizing time.Duration
 	// refused is a tokenizer route's refusal of the prompt, which the request is sent without ids in spite of.

@@ -331,12 +331,6 @@ func (rq *request) rest(point *resume.Point, on *replica.Replica) int {
 	return longest - len(point.IDs)
 }
 
-// least is how many tokens must follow the point.
-func (rq *request) least(point *resume.Point) int {
-	stops, _ := rq.parsed.Stops()
-	return max(0, stops.Least-point.Answer)
-}
-
 // contextOf is the length of the model's context on a replica, 0 when it is not known. An adapter has
 // that of its base model.
 func contextOf(on *replica.Replica, served string) int {
@@ -356,8 +350,9 @@ func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstre
 	if a.point != nil {
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""
 		a.asksIDs = e.mayAskIDs(a)
+		stops, _ := rq.parsed.Stops()
 		out.Body = rq.parsed.Continuation(openai.Rest{
-			Model: rq.pool.Served, IDs: a.point.IDs, Limit: rq.rest(a.point, a.choice.Replica), Least: rq.least(a.point), WithIDs: a.asksIDs,
+			Model: rq.pool.Served, IDs: a.point.IDs, Limit: rq.rest(a.point, a.choice.Replica), Least: max(0, stops.Least-a.point.Answer), WithIDs: a.asksIDs,
 		})
 		return out
 	}

@@ -190,7 +190,7 @@ func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*r
 func (in *intake) sendable(call *Call) error {
 	path, method := cmp.Or(call.Path, "/"), cmp.Or(call.Method, http.MethodPost)
 	if err := upstream.CheckLine(method, path, call.RawQuery); err != nil {
-		in.faults.add(retry.Find(retry.Unsendable, retry.Origin{}))
+		in.faults.found(retry.Find(retry.Unsendable, retry.Origin{}))
 		return unsendable(err)
 	}
 	return nil

@@ -34,24 +34,30 @@ type story struct {
 	hops     []hop
 	failed   bool // an attempt or the request, on our side: the trace is kept whatever the sampler chose
 
-	route      openai.Route
-	understood bool // the body was read
-	kind       prompt.Kind
-	streamed   bool
-	unbodied   bool // a question without the client's body: whether it streams is not known
-	maxTokens  int
-	model      string
-	session    string
-	requestID  string
-	decisionID string
-	answerID   string
-	finish     string
-	firstToken time.Time
-	usage      sse.Usage
-	counted    bool   // the engine reported its usage
-	fault      string // the kind of our own fault that ended it, and its public words
-	words      string
-	cause      string // whose fault the last failed attempt was
+	subject
+	ending
+}
+
+// subject is the request of a story.
+type subject struct {
+	route                 openai.Route
+	requestID, decisionID string
+	understood            bool // the body was read: what follows is known
+	kind                  prompt.Kind
+	streamed              bool
+	unbodied              bool // a question without the client's body: whether it streams is not known
+	maxTokens             int
+	model, session        string
+}
+
+// ending is how the request of a story ended.
+type ending struct {
+	answerID, finish string
+	firstToken       time.Time
+	usage            sse.Usage
+	counted          bool   // the engine reported its usage
+	fault, words     string // the kind of our own fault that ended it, and its public words
+	cause            string // whose fault the last failed attempt was
 }
 
 // stretch is a step's time, and why it failed.
@@ -73,9 +79,13 @@ type asking struct {
 type hop struct {
 	choice stretch
 	id     trace.SpanID // of the choice's span; the decision names it
+	choosing
+	sending
+}
 
-	// What was decided; decided is false when nothing was.
-	decided            bool
+// choosing is what was decided.
+type choosing struct {
+	decided            bool // false: nothing was
 	held, took, scored time.Duration
 	// decidedBy is the router that chose, where it is another one; alone says why this one chose without the others.
 	decidedBy, alone            string
@@ -86,8 +96,10 @@ type hop struct {
 	best, overlap, rank         int
 	margin, ttft                float64
 	replica                     string
+}
 
-	// The attempt; proxy, its span's id, is not valid when there was none.
+// sending is the attempt; proxy, its span's id, is not valid when there was none.
+type sending struct {
 	proxy      trace.SpanID
 	times      upstream.Times
 	sent       stretch

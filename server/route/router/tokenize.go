@@ -65,8 +65,8 @@ func (rq *request) surfaces(f *tokenizer.ClientFault) bool {
 }
 
 // refusal is the tokenizer route's answer as the client's.
-func (rq *request) refusal() *apierror.Error {
-	return apierror.Upstream(rq.refused.Status, rq.refused.ContentType, rq.refused.Body)
+func (t *tokenized) refusal() *apierror.Error {
+	return apierror.Upstream(t.refused.Status, t.refused.ContentType, t.refused.Body)
 }
 
 // wantsIDs reports whether the caller asks for ids or overlaps, whether the policy looks at them or not.
