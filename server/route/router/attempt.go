@@ -10,13 +10,9 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/fleet/registry"
-	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -172,69 +168,6 @@ func (t *tries) mayMove(rq *request) bool {
 		tried = t.refusals
 	}
 	return rq.upload == nil && rq.call.Options.Pinned == "" && len(t.ask.Replicas) > 1 && tried+1 < rq.set.attempts
-}
-
-// picker has the chooser decide and book, on a replica that the breaker admits.
-type picker struct {
-	registry *registry.Registry
-	decider  Decider
-	breaker  *breaker.Breaker
-	tokens   *tokenizer.Pool
-	believe  func(slot replica.Slot, hashes []blockhash.Hash)
-	keyless  *keyless
-}
-
-// choose makes the chooser decide and book the attempt.
-func (p *picker) choose(ctx context.Context, rq *request, t *tries, a *attempt) error {
-	began := time.Now()
-	id := rq.story.plan()
-	t.ask.TraceID, t.ask.SpanID = span.IDs(rq.span, id)
-	t.ask.Sampled = id.IsValid() && rq.span.SpanContext().IsSampled()
-	choice, err := p.chooseNow(ctx, rq, t)
-	a.chosen = time.Now()
-	rq.story.choice(id, began, a.chosen, choice, err)
-	if err != nil {
-		return p.undecided(ctx, rq, t, err)
-	}
-	a.choice, a.held = choice, choice.Decision.Held
-	a.overhead = a.chosen.Sub(rq.received) - rq.tokenizing - a.held - t.before
-	p.whole(rq, choice)
-	return nil
-}
-
-// maxViews bounds how many views of the fleet one choice looks at.
-const maxViews = 3
-
-// chooseNow asks for a rank of the pool as it is now. When there is none and the view of the fleet has changed since, for example because
-// a replica's ranks were replaced by new ones, it asks again.
-func (p *picker) chooseNow(ctx context.Context, rq *request, t *tries) (choice *chooser.Choice, err error) {
-	for range maxViews {
-		view := p.registry.Snapshot()
-		if pool, ok := view.Pool(rq.pool.Model); ok { // it may have changed since the last attempt
-			t.ask.Replicas = pool.Replicas
-		}
-		var none *chooser.NoReplica
-		if choice, err = p.decider.Choose(ctx, &t.ask); !errors.As(err, &none) || p.registry.Snapshot() == view {
-			break
-		}
-	}
-	return choice, err
-}
-
-// learnRouted reports where a prompt went to the parts that learn from it.
-func (p *picker) learnRouted(ctx context.Context, rq *request, t *tries, a *attempt) {
-	p.keyless.note(ctx, rq, a.choice.Decision)
-	pick := a.choice.Decision.Pick()
-	if pick == nil || rq.enc == nil || a.point != nil || a.choice.Decision.TooLong {
-		return
-	}
-	// Of other ranks it is not known what they hold, nor was it looked up for a policy that reads no cache.
-	if rq.question == nil && pick.Feed == kvblock.FeedExact && t.ask.Hashes != nil {
-		p.tokens.Routed(rq.pool.Served, rq.enc, pick.Slot, rq.adapter, overlap(a.choice.Decision))
-	}
-	if rq.enc.Known() == 0 && t.ask.Hashes != nil && p.believe != nil {
-		p.believe(pick.Slot, t.ask.Hashes(int(pick.BlockSize)))
-	}
 }
 
 // send sends the request to the chosen replica, under actx, which ends with ctx or when the attempt is stopped, and

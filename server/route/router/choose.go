@@ -252,27 +252,6 @@ func (qs *questions) question(ctx context.Context, rq *request, q *Question) err
 	return qs.intake.place(ctx, rq)
 }
 
-// findAdapter finds the pool of a question: the adapter's where one is named, which must be one of the
-// model's, if that is named too.
-func (in *intake) findAdapter(rq *request, adapter string) error {
-	if adapter == "" {
-		return in.findPool(rq)
-	}
-	snapshot := in.registry.Snapshot()
-	pool, ok := snapshot.Pool(adapter)
-	if ok && rq.parsed.Model != "" && rq.parsed.Model != adapter {
-		if err := in.findPool(rq); err != nil {
-			return err
-		}
-		ok = pool == rq.pool || pool.AdapterOf(rq.pool)
-	}
-	if !ok || pool.Adapter == "" {
-		return apierror.New(apierror.ModelNotFound, "The model has no adapter `"+clip(adapter, 128)+"`.", nil, apierror.WithParam("adapter"))
-	}
-	rq.usePool(pool)
-	return nil
-}
-
 // errCutBeforeModel rejects a cut body that lacks its model where the model is needed.
 func errCutBeforeModel() *apierror.Error {
 	return apierror.New(apierror.BodyTooLarge, "the body was cut off before its model, and the router does not serve exactly one: raise the proxy's limit for bodies", nil, apierror.WithParam("model"))

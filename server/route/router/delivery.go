@@ -308,3 +308,11 @@ func mediaType(h http.Header) string {
 	}
 	return kind
 }
+
+// try makes one attempt: choose, send, deliver, release. It returns nil when the client has the whole answer.
+func (an *answers) try(ctx context.Context, rq *request, t *tries, d *delivery) (f *failure) {
+	if _, f = an.attempts.open(ctx, rq, t, d); f != nil {
+		return f
+	}
+	return an.deliver(ctx, rq, t, d)
+}

@@ -55,24 +55,16 @@ func (rl *realtime) serve(ctx context.Context, rq *request, d *delivery, model s
 	if err := rl.intake.place(ctx, rq); err != nil {
 		return err
 	}
-	rl.retries.budget.Deposit()
 	t := newTries(rq)
 	// Only the two ends know when it computes, and it may be idle for hours.
 	t.ask.Unstreamed, t.ask.Quiet = true, true
-	for {
-		f := rl.connect(ctx, rq, t, d, up)
-		switch rl.retries.judge(ctx, rq, t, d, f) {
-		case done:
-			return nil
-		case failed:
-			return f.public
-		case elsewhere:
-			t.next(d.attempt, f)
-		}
+	if f := rl.retries.attempt(ctx, rq, t, d, func() *failure { return rl.connect(ctx, rq, t, d, up) }); f != nil {
+		return f.public
 	}
+	return nil
 }
 
-// findRealtimePool finds the replicas. The model of a session is named inside the WebSocket, so a handshake without one goes to
+// findPool finds the replicas. The model of a session is named inside the WebSocket, so a handshake without one goes to
 // the first pool that can serve.
 func (rl *realtime) findPool(rq *request) error {
 	snapshot := rl.intake.registry.Snapshot()

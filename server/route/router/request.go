@@ -1,11 +1,9 @@
 package router
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -65,34 +63,6 @@ type changes struct {
 	lowered, isolated bool
 	// dropped is what would have steered the engine's KV connector.
 	dropped openai.Steering
-}
-
-// intake makes a request of a call: it reads the body, holds the tenant to its limits, finds the pool and gets the prompt's token ids.
-type intake struct {
-	set       *atomic.Pointer[settings]
-	registry  *registry.Registry
-	chooser   *chooser.Chooser
-	tokens    *tokenizer.Pool
-	bodies    *openai.Memory
-	limits    *limits
-	responses *responses
-	steering  *steering
-	faults    *faults
-	// prefix begins the ids of requests.
-	prefix string
-	tracer trace.Tracer
-}
-
-func (in *intake) newRequest(ctx context.Context, call *Call) *request {
-	rq := &request{call: call, set: in.set.Load(), span: trace.SpanFromContext(ctx), id: newID(in.prefix), received: call.Received, policies: in.chooser.Settings()}
-	if rq.received.IsZero() {
-		rq.received = time.Now()
-	}
-	in.checkID(rq)
-	if rq.span.IsRecording() {
-		rq.story = newStory(in.tracer, rq)
-	}
-	return rq
 }
 
 // newID makes a name that no other request of any router has. It begins with origin.

@@ -15,11 +15,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // headerResume is "off" for a stream that must not be resumed on another replica.
@@ -44,21 +42,6 @@ func resumeResults() []string {
 func (rq *request) mayFollow() bool {
 	return rq.set.ResumeStreams > 0 && rq.question == nil && rq.call.Route.Generates() && rq.upload == nil && len(rq.pool.Replicas) > 1 &&
 		rq.call.Options.Pinned == "" && rq.parsed.Resumable() && !strings.EqualFold(rq.call.Header.Get(headerResume), "off")
-}
-
-// follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
-// of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
-func (e *engines) follow(rq *request) *resume.Follower {
-	if rq.enc == nil || rq.enc.Tokens >= resume.MaxTokens || !rq.mayFollow() || !rq.enc.Reserve() {
-		return nil
-	}
-	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage}
-	p.Stops, _ = rq.parsed.Stops()
-	p.Logprobs = rq.parsed.Logprobs()
-	if rq.enc.Exact && !rq.enc.Partial {
-		p.Known = rq.enc.IDs
-	}
-	return resume.New(p)
 }
 
 // resumer has streams that break resumed on other replicas.
@@ -339,26 +322,4 @@ func contextOf(on *replica.Replica, served string) int {
 	}
 	m, _ := on.Serves(served)
 	return selector.Context(on, m)
-}
-
-// toEngine is what the chosen replica is asked for: the client's request, or the rest of its answer.
-func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstream.Request {
-	out := &upstream.Request{
-		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery,
-		Header: rq.header(), Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
-	}
-	if a.point != nil {
-		out.Path, out.Query = openai.RouteCompletions.Path(), ""
-		a.asksIDs = e.mayAskIDs(a)
-		stops, _ := rq.parsed.Stops()
-		out.Body = rq.parsed.Continuation(openai.Rest{
-			Model: rq.pool.Served, IDs: a.point.IDs, Limit: rq.rest(a.point, a.choice.Replica), Least: max(0, stops.Least-a.point.Answer), WithIDs: a.asksIDs,
-		})
-		return out
-	}
-	out.Body = e.outgoing(ctx, rq, a)
-	if rq.upload != nil {
-		rq.upload.into(out)
-	}
-	return out
 }

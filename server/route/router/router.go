@@ -1,12 +1,9 @@
 package router
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"hash/maphash"
 	"log/slog"
-	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -15,7 +12,6 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -186,169 +182,17 @@ func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*r
 	return err
 }
 
-// sendable reports why no replica can be sent the call, before anything is done for it.
-func (in *intake) sendable(call *Call) error {
-	path, method := cmp.Or(call.Path, "/"), cmp.Or(call.Method, http.MethodPost)
-	if err := upstream.CheckLine(method, path, call.RawQuery); err != nil {
-		in.faults.found(retry.Find(retry.Unsendable, retry.Origin{}))
-		return unsendable(err)
-	}
-	return nil
-}
-
-// prepare learns what the choice needs: limit → read → pool → place → tokenize → book.
-func (in *intake) prepare(ctx context.Context, rq *request) error {
-	if err := in.limits.enter(rq); err != nil {
-		return err
-	}
-	read := in.read
-	if rq.call.Route.TakesForm() {
-		read = in.readForm
-	}
-	if err := read(rq); err != nil {
-		return err
-	}
-	in.limits.capPriority(rq)
-	if err := rq.set.isolation.apply(rq); err != nil {
-		return err
-	}
-	if err := in.findPool(rq); err != nil {
-		return err
-	}
-	if err := rq.set.isolation.denyOld(rq); err != nil {
-		return err
-	}
-	if err := in.place(ctx, rq); err != nil {
-		return err
-	}
-	if err := in.tokenize(ctx, rq); err != nil {
-		return err
-	}
-	return in.limits.book(rq, rq.parsed.MaxTokens, false)
-}
-
-// answer tries replicas, one after the other, until one has answered or the request must end.
+// answer tries replicas until one has answered or the request must end.
 func (r *Router) answer(ctx context.Context, rq *request, d *delivery) error {
-	r.retries.budget.Deposit()
-	for t := newTries(rq); ; {
-		f := r.answers.try(ctx, rq, t, d)
-		switch r.retries.judge(ctx, rq, t, d, f) {
-		case done:
-			return nil
-		case failed:
-			if given, err := r.answers.giveBlank(ctx, rq, t, d); given {
-				return err
-			}
-			return f.public
-		case elsewhere:
-			t.next(d.attempt, f)
-		}
-	}
-}
-
-// try makes one attempt: choose, send, deliver, release. It returns nil when the client has the whole answer.
-func (an *answers) try(ctx context.Context, rq *request, t *tries, d *delivery) (f *failure) {
-	if _, f = an.attempts.open(ctx, rq, t, d); f != nil {
-		return f
-	}
-	return an.deliver(ctx, rq, t, d)
-}
-
-// followUp is what follows an attempt.
-type followUp uint8
-
-const (
-	done      followUp = iota // the client has the whole answer
-	elsewhere                 // another replica is tried
-	failed                    // the client gets the error
-)
-
-// retries decides whether a request is tried on another replica after an attempt.
-type retries struct {
-	blame   *blame
-	budget  *retry.Budget
-	retried *counter[retry.Verdict]
-	count   Counter
-	log     *slog.Logger
-}
-
-// judge decides what follows an attempt. Another replica is tried only before the client's first byte, only after faults that
-// another replica may not have, within the attempts and the budget. The budget keeps a fleet in trouble from being asked
-// twice for everything; the first retry after a replica is gone, or was used although its breaker is open, is free.
-func (rt *retries) judge(ctx context.Context, rq *request, t *tries, d *delivery, f *failure) followUp {
-	switch {
-	case f == nil:
-		return done
-	case f.unchosen, d.begun, ctx.Err() != nil, !f.outcome.Retryable(), t.tried()+1 >= rq.set.attempts:
-		return failed
-	case rq.call.Options.Pinned != "", rq.holder != "", rq.upload != nil && rq.upload.spent: // no other replica can serve it
-		return failed
-	case !rt.worth(rq, t, d, f):
-		return failed
-	case t.tried() == 0 && (f.outcome.Gone() || d.attempt.forced):
-	case !rt.withdraw(rq, d, f):
-		return failed
-	}
-	rt.note(ctx, f)
-	rt.log.Info("retrying on another replica", "request", rq.call.RequestID, "replica", string(d.attempt.choice.Replica.ID), "outcome", f.outcome.String(), "cause", d.doubts.cause.String(), "error", f.public)
-	return elsewhere
-}
-
-// noteRetry counts a retry after f, and leaves it on the request's span.
-func (rt *retries) note(ctx context.Context, f *failure) {
-	rt.retried.add(f.outcome)
-	rt.again()
-	span.Note(ctx, span.EventRetry, span.Reason.String(f.outcome.String()))
-}
-
-// read takes from the body what routing needs.
-func (in *intake) read(rq *request) error {
-	began := time.Now()
-	params := openai.Params{
-		Route: rq.call.Route, Header: rq.call.Header, SessionHeaders: rq.set.sessions,
-		Body: rq.call.Body, Truncated: rq.truncated(), Limits: openai.Limits{Members: rq.set.MaxMembers, Items: rq.set.MaxMessages},
-	}
-	req, err := in.bodies.Read(params)
-	if err == nil && !rq.call.Steers {
-		req, err = in.unsteered(rq, req, params)
-	}
-	if err != nil {
-		refused := badRequest(err)
-		rq.story.read(began, refused)
-		return refused
-	}
-	rq.parsed, rq.body = req, req.Body
-	rq.story.read(began, nil)
-	return nil
-}
-
-// findPool finds the replicas that serve the model. A body without a model means the one that each
-// engine would take.
-func (in *intake) findPool(rq *request) error {
-	snapshot := in.registry.Snapshot()
-	name := rq.parsed.Model
-	if name == "" {
-		pool, ok := snapshot.Unnamed()
-		if !ok {
-			return apierror.New(apierror.InvalidBody, "the field \"model\" is missing, and the router does not serve exactly one model."+snapshot.KnownModels(), nil, apierror.WithParam("model"))
-		}
-		rq.usePool(pool)
+	t := newTries(rq)
+	f := r.retries.attempt(ctx, rq, t, d, func() *failure { return r.answers.try(ctx, rq, t, d) })
+	if f == nil {
 		return nil
 	}
-	pool, ok := snapshot.Pool(name)
-	if !ok {
-		return unknownModel(name, snapshot)
+	if given, err := r.answers.giveBlank(ctx, rq, t, d); given {
+		return err
 	}
-	rq.usePool(pool)
-	return nil
-}
-
-// unknownModel is a 404, unless a replica that could serve the model has not reported yet.
-func unknownModel(name string, s *registry.Snapshot) error {
-	if s.Silent() > 0 && len(s.Models()) == 0 || len(s.Replicas) == 0 {
-		return apierror.New(apierror.NoReplica, "no replica has reported its models yet", nil, apierror.WithRetryAfter(time.Second))
-	}
-	return apierror.New(apierror.ModelNotFound, s.UnknownModel(name), nil, apierror.WithParam("model"))
+	return f.public
 }
 
 // clip shortens text that a caller sent before it is shown again.
@@ -359,63 +203,10 @@ func clip(text string, limit int) string {
 	return text[:limit] + "…"
 }
 
-// undecided turns the chooser's refusal into the caller's error. After a failed attempt, an empty
-// pool means that every replica was tried: the attempt's own fault is the truer answer.
-func (p *picker) undecided(ctx context.Context, rq *request, t *tries, err error) error {
-	var none *chooser.NoReplica
-	var refused *chooser.Refused
-	switch {
-	case errors.As(err, &none):
-		if t.failed != nil {
-			return t.failed.public
-		}
-		if full(none.Decision) {
-			return apierror.New(apierror.Overloaded, "every replica that may serve the request has reached its limit of requests", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
-		}
-		return apierror.New(apierror.NoReplica, "no replica of the model `"+clip(rq.pool.Model, 128)+"` can take a request now", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
-	case errors.As(err, &refused):
-		reason, message := apierror.Overloaded, "the router's queue is full"
-		switch refused.Cause {
-		case "deadline":
-			reason, message = apierror.DeadlineUnreachable, "no replica can answer within the deadline"
-		case "target":
-			reason, message = apierror.DeadlineUnreachable, missed(t.ask.Options.Targets)
-		case "timeout":
-			message = "no replica became free in time"
-		case "memory":
-			message = "no replica had memory for the context of this session in time: the programs that began before it fill the fleet's memory"
-		case "shutdown":
-			reason, message = apierror.ShuttingDown, "the router is stopping"
-		}
-		return apierror.New(reason, message, err, apierror.WithRetryAfter(max(refused.RetryAfter, time.Second)))
-	case errors.Is(err, chooser.ErrInvalid):
-		return apierror.New(apierror.InvalidBody, err.Error(), err)
-	case errors.Is(err, chooser.ErrDuplicate):
-		return apierror.New(apierror.Conflict, "a reservation with this id exists", err)
-	}
-	return apierror.From(cause(ctx, err))
-}
-
 // cause prefers the reason why the context ended.
 func cause(ctx context.Context, err error) error {
 	if c := context.Cause(ctx); c != nil {
 		return c
 	}
 	return err
-}
-
-// badRequest is the public form of an error of openai.Read.
-func badRequest(err error) *apierror.Error {
-	var bad *openai.BadRequest
-	if !errors.As(err, &bad) {
-		return apierror.From(err)
-	}
-	reason := apierror.InvalidBody
-	switch bad.Code {
-	case openai.CodeTooLarge:
-		reason = apierror.BodyTooLarge
-	case openai.CodeMediaType:
-		reason = apierror.UnsupportedMediaType
-	}
-	return apierror.New(reason, bad.Message, nil, apierror.WithParam(bad.Param))
 }

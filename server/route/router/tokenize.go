@@ -10,7 +10,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/route/resume"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
@@ -93,63 +92,6 @@ func (rq *request) namespace() blockhash.Namespace {
 // encodeRequest is the question to the tokenizer.
 func (rq *request) encodeRequest() tokenizer.Request {
 	return tokenizer.Request{Prompt: &rq.parsed.Prompt, Pool: rq.pool.Served, Tenant: rq.call.Tenant, Replicas: rq.pool.Replicas, NeedFull: rq.onlyIDs}
-}
-
-// outgoing is the body for the chosen replica: the client's, or the one that hands the ids over. A stream that is followed
-// asks for the ids, too, but not of the Rust front end, which then writes other bytes.
-func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
-	followed := false
-	if a.follower = e.follow(rq); a.follower != nil {
-		if followed = e.mayAskIDs(a); !followed {
-			a.follower.Lose(resume.LostIDs)
-		}
-	}
-	a.asksIDs = followed
-	if rq.enc == nil || len(rq.enc.IDs) == 0 {
-		return rq.plain(followed)
-	}
-	h := e.tokens.Handoff(ctx, rq.encodeRequest(), rq.enc, a.choice.Replica)
-	if h.Form == tokenizer.HandoffNone {
-		return rq.plain(followed)
-	}
-	edit, ok := rq.parsed.PromptIDsEdit(h.IDs)
-	if !ok {
-		return rq.plain(followed)
-	}
-	a.handedOff = true
-	if followed {
-		return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit, openai.IDsEdit())
-	}
-	rq.enc.LetGo() // another attempt sends the text
-	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit)
-}
-
-// plain is the client's body; a stream that is followed asks for the ids.
-func (rq *request) plain(followed bool) []byte {
-	switch {
-	case !followed:
-		return rq.body
-	case rq.parsed.Model == "":
-		return rq.parsed.Edit(openai.IDsEdit())
-	}
-	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), openai.IDsEdit())
-}
-
-// whole reports the whole prompt to a choice that was made with its beginning, when it is known in time.
-func (p *picker) whole(rq *request, c *chooser.Choice) {
-	if rq.enc == nil || !rq.enc.Partial {
-		return
-	}
-	enc, pool, ns := rq.enc, rq.pool.Served, rq.namespace()
-	enc.OnWhole(func(full *tokenizer.Encoding) {
-		if !full.Exact {
-			return
-		}
-		held, ok := c.Whole(full.Hashes(int(c.Decision.Pick().BlockSize), ns), full.Tokens)
-		if ok && enc.Answer.Known > 0 && enc.Answer.Slot == c.Slot {
-			p.tokens.Repeated(pool, enc, held)
-		}
-	})
 }
 
 // observe lets the parity guard compare what was predicted with what the engine counted.

@@ -10,57 +10,55 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// place finds out whether one replica alone can serve: the one that the caller names, or the one that
-// stores the response which the request continues.
-func (in *intake) place(ctx context.Context, rq *request) error {
-	if err := in.responses.check(ctx, rq); err != nil {
-		return err
-	}
-	if rq.call.Options.Pinned != "" {
-		return in.checkPin(rq)
-	}
-	in.responses.findHolder(ctx, rq)
-	return nil
+// responses knows which replica stores a response, and which tenant owns it.
+type responses struct {
+	pins     *pins.Pins
+	fleet    FleetPins
+	upstream *upstream.Client
 }
 
-// checkPin refuses a pin that no retry will make true.
-func (in *intake) checkPin(rq *request) error {
-	o := &rq.call.Options
-	name := "`" + clip(string(o.Pinned), 128) + "`"
-	missing := func(message string) error {
-		return apierror.New(apierror.ReplicaNotFound, message, nil, apierror.WithParam("pin"))
+// mayRead reports whether a stored response may be read, continued or cancelled by the caller. Engines check no owner: the id
+// suffices.
+func (s *responses) mayRead(ctx context.Context, rq *request, id string) bool {
+	tenant := rq.call.Tenant
+	_, owner := s.pinned(ctx, tenant, id)
+	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && (tenant == "" || rq.set.UnownedResponses)
+}
+
+// check refuses a request that continues a response of another tenant, on any route, and one that would give
+// its own response a name of the caller's choice: it could be another tenant's.
+func (s *responses) check(ctx context.Context, rq *request) error {
+	if rq.call.Tenant == "" || rq.parsed == nil {
+		return nil
 	}
-	at, known := in.registry.Snapshot().Replica(o.Pinned)
-	switch {
-	case !known:
-		return missing("There is no replica " + name + "; ReplicaService.List, GET /kvpilot/v1/replicas, lists the ids.")
-	case len(at.Models) == 0:
-		return nil // it has not reported yet what it serves
-	case !serves(rq.pool, at.ID):
-		return missing("The replica " + name + " does not serve the model `" + clip(rq.pool.Model, 128) + "`.")
-	case o.PinnedRank >= len(at.Slots):
-		return missing("The replica " + name + " has no such rank.")
+	if id := rq.parsed.PreviousResponse; id != "" && !s.mayRead(ctx, rq, id) {
+		return unknownResponse(id)
+	}
+	if rq.parsed.RequestID != "" && rq.call.Route == openai.RouteResponses {
+		return apierror.New(apierror.InvalidBody, "must be left out where callers have keys: the engine names the response", nil, apierror.WithParam("request_id"))
 	}
 	return nil
 }
 
-func serves(p *registry.Pool, id replica.ID) bool {
-	return slices.ContainsFunc(p.Replicas, func(r *replica.Replica) bool { return r.ID == id })
-}
-
-// pin remembers where a response is stored.
-func (s *responses) pin(rq *request, d *delivery) {
-	if rq.call.Route == openai.RouteResponses {
-		s.keepPin(rq.call.Tenant, d.scan.ResponseID(), d.attempt.choice.Replica.ID)
+// unknownResponse is what an engine says of a response that it does not have. One of another tenant is answered by the same
+// bytes, and no engine is asked for either.
+func unknownResponse(id string) *apierror.Error {
+	type body struct {
+		Message string `json:"message"`
+		Type    string `json:"type"`
+		Param   string `json:"param"`
+		Code    int    `json:"code"`
 	}
+	text := mustJSON(struct {
+		Error body `json:"error"`
+	}{body{"Response with id '" + clip(id, 128) + "' not found.", "invalid_request_error", "response_id", http.StatusNotFound}})
+	return apierror.Upstream(http.StatusNotFound, "application/json", text)
 }
 
 // FleetPins are the pins that the other routers of the fleet have made or keep.
@@ -69,6 +67,13 @@ type FleetPins interface {
 	PinMade(tenant, response string, id replica.ID)
 	// FindPin enters another router's pin of a response in Pins, and reports whether there is one.
 	FindPin(ctx context.Context, response string) bool
+}
+
+// pin remembers where a response is stored.
+func (s *responses) pin(rq *request, d *delivery) {
+	if rq.call.Route == openai.RouteResponses {
+		s.keepPin(rq.call.Tenant, d.scan.ResponseID(), d.attempt.choice.Replica.ID)
+	}
 }
 
 // keepPin remembers where a response is stored, here and in the fleet.
@@ -157,9 +162,4 @@ func (s *responses) stores(ctx context.Context, rep *replica.Replica, id string)
 	}
 	defer resp.Close()
 	return resp.Status == http.StatusOK
-}
-
-// full reports whether a limit of requests is what keeps the request from being served.
-func full(d *decision.Decision) bool {
-	return slices.ContainsFunc(d.List(), func(c decision.Candidate) bool { return c.Veto == decision.VetoCap })
 }
