@@ -142,22 +142,30 @@ func (at *attempts) open(ctx context.Context, rq *request, t *tries, d *delivery
 	actx, cancel := context.WithCancel(ctx)
 	a := &attempt{halt: halt{cancel: cancel}, part: part{point: t.point}}
 	t.ask.Abandon, t.ask.Movable = a.stop, t.mayMove(rq)
-	d.attempt = nil
-	d.attempts++
-	if err := at.picker.pick(rq, t, a, func() error { return at.picker.choose(ctx, rq, t, a) }); err != nil {
+	if f := at.choose(ctx, rq, t, d, a); f != nil {
 		cancel()
-		if rq.refused != nil && rq.refused.Firm && ctx.Err() == nil { // truer than that no replica can take it now
-			err = rq.refusal()
-		}
-		return nil, &failure{unchosen: true, public: apierror.From(err)}
+		return nil, f
 	}
-	d.attempt, d.chosen = a, true
 	at.picker.learnRouted(ctx, rq, t, a)
 	if f := at.send(ctx, actx, rq, d); f != nil {
 		at.end(ctx, rq, d, f, endOf(f.outcome))
 		return a, f
 	}
 	return a, nil
+}
+
+// choose has a replica chosen, and makes a the attempt under way.
+func (at *attempts) choose(ctx context.Context, rq *request, t *tries, d *delivery, a *attempt) *failure {
+	d.attempt = nil
+	d.attempts++
+	if err := at.picker.pick(ctx, rq, t, a); err != nil {
+		if rq.refused != nil && rq.refused.Firm && ctx.Err() == nil { // truer than that no replica can take it now
+			err = rq.refusal()
+		}
+		return &failure{unchosen: true, public: apierror.From(err)}
+	}
+	d.attempt, d.chosen = a, true
+	return nil
 }
 
 // mayMove reports whether the request may be retried on another replica when its rank is stalled. The last attempt runs

@@ -131,28 +131,33 @@ func (qs *questions) Choose(ctx context.Context, q *Question) (*Answer, error) {
 	if q.Booking == ReserveOnce {
 		return qs.chooseOnce(ctx, q)
 	}
-	return qs.decide(ctx, q)
+	return qs.account(ctx, qs.newQuestion(ctx, q), qs.decide)
 }
 
-func (qs *questions) decide(ctx context.Context, q *Question) (_ *Answer, err error) {
-	rq := qs.newQuestion(ctx, q)
+// account has answer answer a question, and accounts for it, however it ends.
+func (qs *questions) account(ctx context.Context, rq *request, answer func(context.Context, *request) (*Answer, error)) (_ *Answer, err error) {
 	d := &delivery{} // stays empty: the caller sends the request
 	defer func() {
 		public := apierror.From(err)
 		qs.limits.settle(rq, d, err)
 		rq.enc.Release()
-		if q.Booking != DryRun {
+		if !rq.onlyIDs && rq.question.Booking != DryRun {
 			qs.ends.countUnserved(d, public)
 		}
 		rq.story.leave(rq, d, public)
 	}()
-	if err := qs.question(ctx, rq, q); err != nil {
+	if err := qs.question(ctx, rq, rq.question); err != nil {
 		return nil, err
 	}
 	if err := qs.intake.tokenize(ctx, rq); err != nil {
 		return nil, err
 	}
-	t := newTries(rq)
+	return answer(ctx, rq)
+}
+
+// decide chooses, and books what the question asks for.
+func (qs *questions) decide(ctx context.Context, rq *request) (*Answer, error) {
+	q, t := rq.question, newTries(rq)
 	ask := &t.ask
 	ask.ExpectedOutput = cmp.Or(q.ExpectedOutput, ask.ExpectedOutput)
 	if q.Booking != DryRun {
@@ -287,21 +292,14 @@ func (qs *questions) readQuestion(rq *request, q *Question) error {
 
 // Encode gives the token ids of a question's prompt, whole, and how they were found. It chooses
 // nothing.
-func (qs *questions) Encode(ctx context.Context, q *Question) (_ *Answer, err error) {
+func (qs *questions) Encode(ctx context.Context, q *Question) (*Answer, error) {
 	rq := qs.newQuestion(ctx, q)
 	rq.onlyIDs = true
-	d := &delivery{}
-	defer func() {
-		qs.limits.settle(rq, d, err)
-		rq.enc.Release()
-		rq.story.leave(rq, d, apierror.From(err))
-	}()
-	if err := qs.question(ctx, rq, q); err != nil {
-		return nil, err
-	}
-	if err := qs.intake.tokenize(ctx, rq); err != nil {
-		return nil, err
-	}
+	return qs.account(ctx, rq, ids)
+}
+
+// ids answers with the token ids of the prompt.
+func ids(_ context.Context, rq *request) (*Answer, error) {
 	if rq.enc.Reason == tokenizer.ReasonNoPrompt {
 		return nil, apierror.New(apierror.InvalidBody, "there is no prompt to tokenize", nil)
 	}

@@ -78,7 +78,7 @@ func (p *reply) next(context.Context) ([]byte, error) {
 	switch {
 	case p.streamed && p.d.scan.Done(): // the client has the whole answer, and may have left
 		return nil, io.EOF
-	case err == io.EOF && p.streamed && (p.d.scan.Events() > 0 || p.a.follower != nil) && !p.complete(): //nolint:errorlint // as below
+	case isEnd(err) && p.streamed && (p.d.scan.Events() > 0 || p.a.follower != nil) && !p.complete():
 		return nil, io.ErrUnexpectedEOF
 	}
 	return nil, err // the plain io.EOF is the end; a wrapped one is an answer that was cut off
@@ -168,7 +168,7 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 	keeps := a.resp.ContentLength <= maxKept && mediaType(a.resp.Header) == "application/json"
 	for {
 		piece, err := from.next(ctx)
-		if err == io.EOF { //nolint:errorlint // a wrapped one is an answer that was cut off
+		if isEnd(err) {
 			break
 		}
 		if err != nil {

@@ -187,14 +187,11 @@ func (an *answers) giveBlank(ctx context.Context, rq *request, t *tries, d *deli
 	rq.explain(&attempt{choice: b.choice}, b.header)
 	an.limits.explain(rq, b.header)
 	b.header.Set("Content-Length", strconv.Itoa(len(b.body)))
-	if err := d.to.Begin(b.status, b.header); err != nil {
-		return true, gone(err)
+	if err = d.to.Begin(b.status, b.header); err == nil && len(b.body) > 0 {
+		err = d.to.Write(b.body)
 	}
-	if len(b.body) == 0 {
-		return true, nil
+	if err != nil {
+		err = gone(err)
 	}
-	if err := d.to.Write(b.body); err != nil {
-		return true, gone(err)
-	}
-	return true, nil
+	return true, err
 }

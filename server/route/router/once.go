@@ -98,7 +98,7 @@ func (qs *questions) claim(ctx context.Context, q *Question, name claimName, c *
 		}
 		close(c.done)
 	}()
-	if a, err = qs.decide(ctx, q); err != nil {
+	if a, err = qs.account(ctx, qs.newQuestion(ctx, q), qs.decide); err != nil {
 		return nil, err
 	}
 	c.answer = a

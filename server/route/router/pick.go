@@ -31,9 +31,9 @@ type picker struct {
 
 // pick makes the chooser decide and book the attempt, on a replica whose breaker admits it. The breaker may have changed since the
 // chooser asked it, and another router's decider has not asked this one; then there is another choice, which avoids the replica.
-func (p *picker) pick(rq *request, t *tries, a *attempt, choose func() error) error {
+func (p *picker) pick(ctx context.Context, rq *request, t *tries, a *attempt) error {
 	for {
-		if err := choose(); err != nil {
+		if err := p.choose(ctx, rq, t, a); err != nil {
 			return err
 		}
 		if p.admitted(rq, t, a) {

@@ -107,12 +107,9 @@ func firstReady(s *registry.Snapshot) (*registry.Pool, bool) {
 // returns nil when the WebSocket came to its end.
 func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *delivery, up Upgrade) (f *failure) {
 	a := &attempt{halt: halt{cancel: func() {}}}
-	d.attempt = nil
-	d.attempts++
-	if err := rl.attempts.picker.pick(rq, t, a, func() error { return rl.attempts.picker.choose(ctx, rq, t, a) }); err != nil {
-		return &failure{unchosen: true, public: apierror.From(err)}
+	if f = rl.attempts.choose(ctx, rq, t, d, a); f != nil {
+		return f
 	}
-	d.attempt, d.chosen = a, true
 	a.hop = rq.story.attempt(rq, a)
 	end := decision.EndFailed
 	defer func() { rl.attempts.end(ctx, rq, d, f, end) }()
@@ -191,8 +188,8 @@ func passBytes(ctx context.Context, limit time.Duration, a *attempt, here, there
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	stop := context.AfterFunc(ctx, func() { // wakes readers and writers
-		here.Close()  //nolint:errcheck // both ends are done
-		there.Close() //nolint:errcheck // as above
+		_ = here.Close() // both ends are done
+		_ = there.Close()
 	})
 	defer stop()
 	alive := func() {}

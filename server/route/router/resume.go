@@ -88,7 +88,7 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		switch {
 		case err == nil:
 			return piece, nil
-		case err == io.EOF, !s.d.begun: //nolint:errorlint // a wrapped one is an answer that was cut off
+		case isEnd(err), !s.d.begun:
 			return nil, err
 		}
 		f := s.attempts.broke(ctx, s.d, err)

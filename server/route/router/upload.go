@@ -105,11 +105,14 @@ func (u *upload) Read(p []byte) (int, error) {
 		u.spent = true
 		u.rest.Pass()
 	}
-	if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a body that was cut off
+	if isEnd(err) {
 		u.left = 0
 	}
 	return n, err
 }
+
+// isEnd reports whether a body or an answer has come whole: a wrapped io.EOF is one that was cut off.
+func isEnd(err error) bool { return err == io.EOF } //nolint:errorlint // as above
 
 // bodyFault is the client's own end of an upload: too large, too slow, or gone.
 func bodyFault(err error) (*apierror.Error, bool) {
