@@ -72,7 +72,7 @@ func (ad *adapters) serve(ctx context.Context, rq *request, d *delivery) error {
 	return joined(d, targets, answers)
 }
 
-// adapterTargets are the replicas to ask: those of the pool that the body's model names, of the pool that has the
+// targets are the replicas to ask: those of the pool that the body's model names, of the pool that has the
 // adapter, or of the only base model; of them the one that the call is pinned to.
 func (ad *adapters) targets(rq *request, req *openai.Request) ([]*replica.Replica, error) {
 	s := ad.registry.Snapshot()
@@ -126,7 +126,7 @@ func onlyBase(s *registry.Snapshot) (*registry.Pool, bool) {
 	return base, base != nil
 }
 
-// askAdapter sends the call to one replica.
+// ask sends the call to one replica.
 func (ad *adapters) ask(ctx context.Context, rq *request, rep *replica.Replica) loaded {
 	resp, err := ad.upstream.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{
 		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery, Header: rq.call.Header, ContentType: rq.call.ContentType,

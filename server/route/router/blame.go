@@ -87,3 +87,9 @@ func (b *blame) origin(rq *request, d *delivery) retry.Origin {
 	}
 	return d.doubts.origin
 }
+
+// times is how often two replicas have failed the request before.
+func (b *blame) times(rq *request, d *delivery) int { return b.poison.Times(b.origin(rq, d)) }
+
+// suspects reports whether requests of the tenant fail on several replicas.
+func (b *blame) suspects(rq *request, d *delivery) bool { return b.poison.Suspect(b.origin(rq, d)) }

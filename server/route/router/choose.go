@@ -116,6 +116,7 @@ type questions struct {
 	picker  *picker
 	limits  *limits
 	ends    *ends
+	metrics *metrics
 	chooser *chooser.Chooser
 	// lease is the life of a reservation that names none.
 	lease  time.Duration
@@ -191,7 +192,7 @@ func (qs *questions) decide(ctx context.Context, rq *request) (*Answer, error) {
 		qs.picker.learnRouted(ctx, rq, t, chosen)
 	}
 	host, port := hostPort(choice.Replica.URL)
-	qs.ends.metrics.decided(rq, chosen)
+	qs.metrics.decided(rq, chosen)
 	a := &Answer{
 		Choice: choice, Host: host, Port: port, Served: rq.pool.Served, Encoding: rq.enc, Lease: ask.Lease,
 		Lowered: rq.lowered, Priority: rq.parsed.Priority, HideOverlap: !rq.set.showsOverlap(q.Caller),
@@ -221,7 +222,7 @@ func (qs *questions) newQuestion(ctx context.Context, q *Question) *request {
 	return rq
 }
 
-// question reads a question. Its caller must call settleLimits.
+// question reads a question. Its caller must call limits.settle.
 func (qs *questions) question(ctx context.Context, rq *request, q *Question) error {
 	if err := qs.limits.enter(rq); err != nil {
 		return err

@@ -21,7 +21,7 @@ const bytesPerToken = 4
 // limits keeps tenants to their limits. Without an owner there are none.
 type limits struct{ owner quota.Owner }
 
-// enter counts a request against its tenant's limits, or refuses it. Its caller must call settleLimits.
+// enter counts a request against its tenant's limits, or refuses it. Its caller must call settle.
 func (l *limits) enter(rq *request) error {
 	if l.owner == nil || !l.owner.Active() {
 		return nil
@@ -73,7 +73,7 @@ func (rq *request) promptSize() int {
 	return len(rq.body) / bytesPerToken
 }
 
-// settleLimits ends a request's grant: with what it took, as far as that is known. It must be called for each request, in every way
+// settle ends a request's grant: with what it took, as far as that is known. It must be called for each request, in every way
 // that the request can end.
 func (l *limits) settle(rq *request, d *delivery, err error) {
 	if rq.grant.InUse() {
@@ -127,7 +127,7 @@ func (rq *request) header() http.Header {
 	return h
 }
 
-// explainLimits adds the tenant's account to an answer's headers.
+// explain adds the tenant's account to an answer's headers.
 func (l *limits) explain(rq *request, h http.Header) {
 	if !rq.grant.InUse() {
 		return

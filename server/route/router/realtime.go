@@ -42,6 +42,8 @@ type realtime struct {
 	intake   *intake
 	retries  *retries
 	attempts *attempts
+	refusals refusals
+	blame    *blame
 	upstream *upstream.Client
 }
 
@@ -121,14 +123,14 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 	if there == nil {
 		outcome := upstream.Classify(resp, err)
 		a.hop.answered(resp, outcome)
-		f := worded(rl.attempts.refusals.refusal(ctx, a, resp, err, outcome))
-		rl.attempts.blame.settle(rq, d, a, f.outcome)
+		f := worded(rl.refusals.refusal(ctx, a, resp, err, outcome))
+		rl.blame.settle(rq, d, a, f.outcome)
 		end = endOf(f.outcome)
 		return f
 	}
 	defer there.Close() //nolint:errcheck // both ends are done
 	a.hop.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
-	rl.attempts.blame.settle(rq, d, a, retry.OK)
+	rl.blame.settle(rq, d, a, retry.OK)
 	delete(there.Header, headerRetryAfter)
 	rq.explain(a, there.Header)
 	here, err := up.Switch(there.Header)
@@ -145,7 +147,7 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 	a.endedEarly()
 	if f.outcome == retry.Broken {
 		// Its health is checked at once. The breaker does not count it: the engine may have closed the connection because of the client.
-		rl.attempts.blame.registry.ReportFailure(a.choice.Replica.ID, errAnswer)
+		rl.blame.registry.ReportFailure(a.choice.Replica.ID, errAnswer)
 		return f
 	}
 	end = decision.EndCanceled

@@ -67,17 +67,16 @@ func (rt *retries) worth(rq *request, t *tries, d *delivery, f *failure) bool {
 	if !f.outcome.Follows() {
 		return true
 	}
-	from := rt.blame.origin(rq, d)
-	times := rt.blame.poison.Times(from)
+	times := rt.blame.times(rq, d)
 	if f.outcome == retry.EngineError {
-		return !d.doubts.Alike() && times == 0 && rq.call.Route != openai.RouteOther && !rt.blame.poison.Suspect(from)
+		return !d.doubts.Alike() && times == 0 && rq.call.Route != openai.RouteOther && !rt.blame.suspects(rq, d)
 	}
 	return times < knownPoison || t.tried() == 0
 }
 
 // withdraw takes a retry from the budget. A tenant whose requests fail on several replicas leaves half of it to the others.
 func (rt *retries) withdraw(rq *request, d *delivery, f *failure) bool {
-	if f.outcome.Follows() && rt.blame.poison.Suspect(rt.blame.origin(rq, d)) {
+	if f.outcome.Follows() && rt.blame.suspects(rq, d) {
 		return rt.budget.WithdrawSpare()
 	}
 	return rt.budget.Withdraw()

@@ -113,19 +113,20 @@ func New(c Config, p Params) (*Router, error) {
 	r.blame = &blame{registry: p.Registry, breaker: p.Breaker, poison: known, faults: &m.faults}
 	r.retries = &retries{blame: r.blame, budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log}
 	r.ends = &ends{metrics: m, count: p.Count, log: p.Log}
+	refused := refusals{breaker: p.Breaker}
 	picker := &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, believe: p.Believe, keyless: &m.keyless}
 	attempts := &attempts{
 		picker: picker, engines: &engines{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log},
-		refusals: refusals{breaker: p.Breaker}, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted,
+		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted,
 	}
 	r.answers = &answers{
 		attempts: attempts, blame: r.blame, limits: r.limits, responses: responses, empties: &m.empties,
 		resumer: &resumer{attempts: attempts, retries: r.retries, tokens: p.Tokens, results: &m.resumes, log: p.Log},
 	}
-	r.stored = &stored{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, answers: r.answers}
+	r.stored = &stored{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, attempts: attempts, answers: r.answers}
 	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream}
-	r.realtime = &realtime{intake: r.intake, retries: r.retries, attempts: attempts, upstream: p.Upstream}
-	r.questions = &questions{intake: r.intake, picker: picker, limits: r.limits, ends: r.ends, chooser: p.Chooser, lease: p.Lease, claims: claims{seed: maphash.MakeSeed()}}
+	r.realtime = &realtime{intake: r.intake, retries: r.retries, attempts: attempts, refusals: refused, blame: r.blame, upstream: p.Upstream}
+	r.questions = &questions{intake: r.intake, picker: picker, limits: r.limits, ends: r.ends, metrics: m, chooser: p.Chooser, lease: p.Lease, claims: claims{seed: maphash.MakeSeed()}}
 	return r, nil
 }
 

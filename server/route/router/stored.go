@@ -22,6 +22,7 @@ type stored struct {
 	breaker   *breaker.Breaker
 	responses *responses
 	limits    *limits
+	attempts  *attempts
 	answers   *answers
 }
 
@@ -79,8 +80,8 @@ func (st *stored) direct(ctx context.Context, rq *request, rep *replica.Replica,
 	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{ID: rq.id, Chosen: -1}, Replica: rep}, chosen: time.Now(), halt: halt{cancel: cancel}}
 	a.pass, _ = st.breaker.Allow(rep.ID)
 	d.attempt, d.chosen = a, true
-	if f := st.answers.attempts.send(ctx, actx, rq, d); f != nil {
-		st.answers.attempts.end(ctx, rq, d, f, endOf(f.outcome))
+	if f := st.attempts.send(ctx, actx, rq, d); f != nil {
+		st.attempts.end(ctx, rq, d, f, endOf(f.outcome))
 		return f
 	}
 	return st.answers.deliver(ctx, rq, &tries{}, d)
