@@ -85,7 +85,7 @@ func (rq *request) mostPrompt(c *chooser.Choice) int {
 	}
 	p := &rq.parsed.Prompt
 	context := 0
-	if p.HasMedia || rq.upload != nil || rq.holder != "" || rq.truncated() {
+	if p.HasMedia || rq.upload != nil || rq.holder != "" || rq.question.truncated() {
 		context = longContext
 		if c != nil {
 			if n := contextOf(c.Replica, rq.pool.Served); n > 0 {

@@ -95,7 +95,7 @@ func (in *intake) read(rq *request) error {
 	began := time.Now()
 	params := openai.Params{
 		Route: rq.call.Route, Header: rq.call.Header, SessionHeaders: rq.set.sessions,
-		Body: rq.call.Body, Truncated: rq.truncated(), Limits: openai.Limits{Members: rq.set.MaxMembers, Items: rq.set.MaxMessages},
+		Body: rq.call.Body, Truncated: rq.question.truncated(), Limits: openai.Limits{Members: rq.set.MaxMembers, Items: rq.set.MaxMessages},
 	}
 	req, err := in.bodies.Read(params)
 	if err == nil && !rq.call.Steers {

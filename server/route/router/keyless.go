@@ -49,7 +49,7 @@ func (rq *request) lacks(policy decision.Policy) string {
 	switch {
 	case policy == decision.ConsistentHash:
 		return lacksSession
-	case rq.parsed.Prompt.Kind == prompt.KindNone && (rq.truncated() || rq.parsed.Truncated):
+	case rq.parsed.Prompt.Kind == prompt.KindNone && (rq.question.truncated() || rq.parsed.Truncated):
 		return lacksRest
 	case rq.parsed.Prompt.Kind == prompt.KindNone || rq.enc == nil:
 		return lacksPrompt

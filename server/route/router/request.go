@@ -162,8 +162,8 @@ func (rq *request) tokens() int {
 	return rq.enc.Tokens
 }
 
-// truncated reports whether the body is the beginning of a longer one.
-func (rq *request) truncated() bool { return rq.question != nil && rq.question.Truncated }
+// truncated reports whether the body is the beginning of a longer one; nil asks nothing.
+func (q *Question) truncated() bool { return q != nil && q.Truncated }
 
 // path is where the engine serves the call.
 func (c *Call) path() string {
